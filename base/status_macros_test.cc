@@ -1,0 +1,68 @@
+#include "base/status_macros.h"
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/testing/status_matchers.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::testing::StatusIs;
+using ::testing::HasSubstr;
+
+absl::Status ReturnIfError(const absl::Status& status, bool* went_on) {
+  FSDP_RETURN_IF_ERROR(status);
+  *went_on = true;
+  return absl::OkStatus();
+}
+
+TEST(ReturnIfErrorTest, ReturnsTheErrorAndGoesOnWhenOk) {
+  bool went_on = false;
+  EXPECT_THAT(ReturnIfError(absl::NotFoundError("x"), &went_on),
+              StatusIs(absl::StatusCode::kNotFound, "x"));
+  EXPECT_FALSE(went_on);
+  EXPECT_OK(ReturnIfError(absl::OkStatus(), &went_on));
+  EXPECT_TRUE(went_on);
+}
+
+TEST(ReturnIfErrorTest, EvaluatesItsArgumentOnceAndBindsToTheRightElse) {
+  int evaluations = 0;
+  auto ok = [&evaluations] {
+    ++evaluations;
+    return absl::OkStatus();
+  };
+  auto run = [&](bool condition) -> absl::Status {
+    if (condition)
+      FSDP_RETURN_IF_ERROR(ok());
+    else
+      return absl::AbortedError("else");
+    return absl::OkStatus();
+  };
+  EXPECT_OK(run(true));
+  EXPECT_EQ(evaluations, 1);
+  EXPECT_THAT(run(false), StatusIs(absl::StatusCode::kAborted, "else"));
+}
+
+absl::StatusOr<int> AssignOrReturn(
+    absl::StatusOr<std::unique_ptr<int>> source) {
+  FSDP_ASSIGN_OR_RETURN(std::unique_ptr<int> value, std::move(source));
+  FSDP_ASSIGN_OR_RETURN(*value, absl::StatusOr<int>(*value + 1));
+  return *value;
+}
+
+TEST(AssignOrReturnTest, MovesTheValueOrReturnsTheError) {
+  absl::StatusOr<int> result = AssignOrReturn(std::make_unique<int>(6));
+  ASSERT_OK(result);
+  EXPECT_EQ(*result, 7);
+  EXPECT_THAT(AssignOrReturn(absl::InternalError("no value")),
+              StatusIs(absl::StatusCode::kInternal, HasSubstr("no value")));
+}
+
+}  // namespace
+}  // namespace fsdp

@@ -1,0 +1,70 @@
+#include "base/torch_status.h"
+
+#include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/exception.h>
+
+#include <exception>
+#include <new>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/cord.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "base/status_error.h"
+
+namespace fsdp {
+namespace {
+
+absl::Status FromTorch(absl::StatusCode code, absl::string_view what,
+                       const c10::Error& error) {
+  absl::Status status(
+      code, absl::StrCat(what, ": ", error.what_without_backtrace()));
+  status.SetPayload(kTorchErrorPayload, absl::Cord(error.what()));
+  return status;
+}
+
+}  // namespace
+
+absl::Status TorchToStatus(absl::string_view what,
+                           absl::FunctionRef<void()> fn) {
+  try {
+    fn();
+    return absl::OkStatus();
+  } catch (const StatusError& e) {
+    return e.status();
+  } catch (const c10::OutOfMemoryError& e) {
+    return FromTorch(absl::StatusCode::kResourceExhausted, what, e);
+  } catch (const c10::NotImplementedError& e) {
+    return FromTorch(absl::StatusCode::kUnimplemented, what, e);
+  } catch (const c10::IndexError& e) {
+    return FromTorch(absl::StatusCode::kOutOfRange, what, e);
+  } catch (const c10::ValueError& e) {
+    return FromTorch(absl::StatusCode::kInvalidArgument, what, e);
+  } catch (const c10::TypeError& e) {
+    return FromTorch(absl::StatusCode::kInvalidArgument, what, e);
+  } catch (const c10d::TimeoutError& e) {
+    return FromTorch(absl::StatusCode::kDeadlineExceeded, what, e);
+  } catch (const c10::DistError& e) {
+    return FromTorch(absl::StatusCode::kUnavailable, what, e);
+  } catch (const c10::Error& e) {
+    return FromTorch(absl::StatusCode::kInternal, what, e);
+  } catch (const std::bad_alloc& e) {
+    return absl::ResourceExhaustedError(absl::StrCat(what, ": ", e.what()));
+  } catch (const std::exception& e) {
+    return absl::UnknownError(absl::StrCat(what, ": ", e.what()));
+  }
+}
+
+absl::Status Annotate(const absl::Status& status, absl::string_view what) {
+  if (status.ok()) return status;
+  absl::Status annotated(status.code(),
+                         absl::StrCat(what, ": ", status.message()));
+  status.ForEachPayload(
+      [&annotated](absl::string_view key, const absl::Cord& value) {
+        annotated.SetPayload(key, value);
+      });
+  return annotated;
+}
+
+}  // namespace fsdp

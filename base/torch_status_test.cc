@@ -1,0 +1,90 @@
+#include "base/torch_status.h"
+
+#include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/exception.h>
+
+#include <new>
+#include <stdexcept>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/cord.h"
+#include "base/status_error.h"
+#include "base/testing/status_matchers.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+template <typename E>
+absl::Status Thrown() {
+  return TorchToStatus("gather of blocks.3", [] {
+    throw E({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, "the text");
+  });
+}
+
+TEST(TorchToStatusTest, MapsEveryKindOfTorchError) {
+  const auto text = AllOf(HasSubstr("gather of blocks.3: "),
+                          HasSubstr("the text"), Not(HasSubstr("frame #")));
+  using Code = absl::StatusCode;
+  EXPECT_THAT(Thrown<c10::OutOfMemoryError>(),
+              StatusIs(Code::kResourceExhausted, text));
+  EXPECT_THAT(Thrown<c10::NotImplementedError>(),
+              StatusIs(Code::kUnimplemented, text));
+  EXPECT_THAT(Thrown<c10::IndexError>(), StatusIs(Code::kOutOfRange, text));
+  EXPECT_THAT(Thrown<c10::ValueError>(),
+              StatusIs(Code::kInvalidArgument, text));
+  EXPECT_THAT(Thrown<c10::TypeError>(), StatusIs(Code::kInvalidArgument, text));
+  EXPECT_THAT(Thrown<c10d::TimeoutError>(),
+              StatusIs(Code::kDeadlineExceeded, text));
+  EXPECT_THAT(Thrown<c10::DistNetworkError>(),
+              StatusIs(Code::kUnavailable, text));
+  EXPECT_THAT(Thrown<c10::DistStoreError>(),
+              StatusIs(Code::kUnavailable, text));
+  EXPECT_THAT(Thrown<c10::DistBackendError>(),
+              StatusIs(Code::kUnavailable, text));
+  EXPECT_THAT(Thrown<c10::Error>(), StatusIs(Code::kInternal, text));
+}
+
+TEST(TorchToStatusTest, KeepsTheWholeTextAsAPayload) {
+  absl::optional<absl::Cord> payload =
+      Thrown<c10::Error>().GetPayload(kTorchErrorPayload);
+  ASSERT_TRUE(payload.has_value());
+  EXPECT_THAT(std::string(*payload), HasSubstr("the text"));
+}
+
+TEST(TorchToStatusTest, MapsStandardExceptionsAndUnwrapsOurOwn) {
+  EXPECT_OK(TorchToStatus("x", [] {}));
+  EXPECT_THAT(TorchToStatus("x", [] { throw std::bad_alloc(); }),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("x: ")));
+  EXPECT_THAT(TorchToStatus("x", [] { throw std::runtime_error("bad"); }),
+              StatusIs(absl::StatusCode::kUnknown, "x: bad"));
+  EXPECT_THAT(
+      TorchToStatus("x", [] { ThrowIfError(absl::AbortedError("peer")); }),
+      StatusIs(absl::StatusCode::kAborted, "peer"));
+}
+
+TEST(AnnotateTest, PrefixesTheMessageAndKeepsCodeAndPayload) {
+  absl::Status status = absl::NotFoundError("file");
+  status.SetPayload("key", absl::Cord("value"));
+  absl::Status annotated = Annotate(status, "reading init");
+  EXPECT_THAT(annotated,
+              StatusIs(absl::StatusCode::kNotFound, "reading init: file"));
+  EXPECT_EQ(annotated.GetPayload("key"), absl::Cord("value"));
+  EXPECT_OK(Annotate(absl::OkStatus(), "anything"));
+}
+
+TEST(ValueOrThrowTest, ReturnsTheValueOrThrowsTheStatus) {
+  EXPECT_EQ(ValueOrThrow(absl::StatusOr<int>(3)), 3);
+  EXPECT_THROW(ValueOrThrow(absl::StatusOr<int>(absl::AbortedError("a"))),
+               StatusError);
+}
+
+}  // namespace
+}  // namespace fsdp
