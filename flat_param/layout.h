@@ -1,0 +1,104 @@
+// Where each parameter of a unit lies in the unit's flat parameter, and which
+// part of it each rank holds. Pure arithmetic: no tensors, no communication.
+//
+// The flat parameter is the parameters in storage order, one after the other,
+// cut into one shard of equal size per rank:
+//
+//   | weight       |pad| bias |pad| other_weight            |pad      |
+//   | shard of rank 0      | shard of rank 1      | shard of rank 2   |
+//
+// All offsets and counts are in elements, not bytes.
+#ifndef FLAT_PARAM_LAYOUT_H_
+#define FLAT_PARAM_LAYOUT_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace fsdp::flat_param {
+
+// What one parameter of a unit looks like.
+struct ParameterSpec {
+  std::string name;            // without wrappers: "blocks.0.qkv.weight"
+  std::vector<int64_t> sizes;  // () for a scalar; may contain 0
+  // Of a dense tensor without overlaps, so transposed and channels_last tensors
+  // stay so. The stride of a dimension of size 1 is arbitrary.
+  std::vector<int64_t> strides;
+};
+
+// Half-open range of elements.
+struct Slice {
+  int64_t begin = 0;
+  int64_t end = 0;
+
+  int64_t numel() const { return end - begin; }
+  bool empty() const { return begin == end; }
+
+  friend bool operator==(const Slice& a, const Slice& b) {
+    return a.begin == b.begin && a.end == b.end;
+  }
+  friend bool operator!=(const Slice& a, const Slice& b) { return !(a == b); }
+};
+
+// Immutable, hence thread-safe. Every query takes constant time; an index or
+// rank out of range stops the program.
+class FlatLayout {
+ public:
+  // Each parameter and each shard begins at a multiple of this, given a buffer
+  // that does, so that vector instructions and collectives run at full speed.
+  static constexpr int64_t kAlignmentBytes = 16;
+
+  // Lays `parameters`, which may be none, out in their order; tied parameters
+  // are the caller's to list once. `element_size` is in bytes.
+  // InvalidArgument, naming the parameter: a negative size; as many strides as
+  // sizes are not there; strides of a tensor with gaps or overlaps; a name
+  // listed twice; a layout whose bytes exceed int64_t. InvalidArgument also for
+  // an element_size or world_size below 1.
+  static absl::StatusOr<FlatLayout> Create(
+      std::vector<ParameterSpec> parameters, int64_t element_size,
+      int world_size);
+
+  int num_parameters() const { return static_cast<int>(parameters_.size()); }
+  const ParameterSpec& parameter(int i) const;
+
+  int64_t element_size() const { return element_size_; }
+  int world_size() const { return world_size_; }
+
+  // Of all parameters together, without padding.
+  int64_t numel() const { return numel_; }
+  int64_t shard_numel() const { return shard_numel_; }
+  // Always shard_numel() * world_size().
+  int64_t padded_numel() const { return shard_numel_ * world_size_; }
+
+  // Of parameter i in the flat parameter.
+  Slice InFlat(int i) const;
+  // Of the shard of `rank` in the flat parameter.
+  Slice ShardRange(int rank) const;
+
+  // The part of parameter i that `rank` holds, relative to the begin of the
+  // shard, and the same part relative to the begin of the parameter's storage.
+  // When the rank holds nothing of it, an empty slice inside the bounds.
+  Slice InShard(int i, int rank) const;
+  Slice InParameter(int i, int rank) const;
+
+  // A table for people: one line per parameter.
+  std::string ToString() const;
+
+ private:
+  FlatLayout(std::vector<ParameterSpec> parameters, std::vector<Slice> slices,
+             int64_t element_size, int world_size, int64_t numel,
+             int64_t shard_numel);
+
+  std::vector<ParameterSpec> parameters_;
+  std::vector<Slice> slices_;  // in the flat parameter, one per parameter
+  int64_t element_size_;
+  int world_size_;
+  int64_t numel_;
+  int64_t shard_numel_;
+};
+
+}  // namespace fsdp::flat_param
+
+#endif  // FLAT_PARAM_LAYOUT_H_
