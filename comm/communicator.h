@@ -1,0 +1,107 @@
+// Collectives between the ranks of one group.
+#ifndef COMM_COMMUNICATOR_H_
+#define COMM_COMMUNICATOR_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "comm/work.h"
+
+namespace fsdp::comm {
+
+enum class ReduceOp { kSum, kMin, kMax };
+absl::string_view ReduceOpName(ReduceOp op);
+
+// One rank's end of a group. All ranks make the same calls in the same order;
+// a backend that can see a mismatch fails it on every rank, others run into
+// the deadline. Every rank uses its own object from one thread at a time;
+// only Abort() may be called from any thread.
+//
+// Tensors are dense, contiguous and 1-D, on one device, of a dtype in
+// {float32, float64, float16, bfloat16, int32, int64, uint8}; all ranks pass equal
+// counts. Uneven shards are the business of flat_param::FlatLayout. Buffers
+// belong to the collective until its Work is done. `label` names what is being
+// moved ("blocks.3") in errors, traces and counts.
+//
+// The public methods check the arguments that can be checked locally and
+// return InvalidArgument before anything is sent; backends implement Do*().
+class Communicator {
+ public:
+  Communicator() = default;
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+  virtual ~Communicator() = default;
+
+  virtual int rank() const = 0;
+  virtual int world_size() const = 0;
+
+  // How long a wait may take where the caller has no deadline of its own.
+  virtual absl::Duration default_timeout() const = 0;
+
+  // "gloo, rank 1 of 4".
+  virtual std::string ToString() const = 0;
+
+  // `bytes` >= 0 of uninitialised memory (uint8, 64-byte aligned) that the
+  // group's backend can reach best; plain memory where a backend has nothing
+  // better. A collective call: same order and size on all ranks.
+  virtual absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) = 0;
+
+  // out[r * n + i] = in_r[i], n = in.numel(); out.numel() == n * world_size.
+  // `in` may be this rank's own slice of `out` and may not overlap it
+  // otherwise.
+  absl::StatusOr<std::unique_ptr<Work>> AllGather(const at::Tensor& out,
+                                                  const at::Tensor& in,
+                                                  absl::string_view label);
+
+  // out[i] = op over ranks q of in_q[rank * n + i], n = out.numel();
+  // in.numel() == n * world_size. `out` may be this rank's own slice of `in`.
+  // `in` may be overwritten. The same inputs give the same bits every time.
+  absl::StatusOr<std::unique_ptr<Work>> ReduceScatter(const at::Tensor& out,
+                                                      const at::Tensor& in,
+                                                      ReduceOp op,
+                                                      absl::string_view label);
+
+  // In place; every rank ends with the same bits.
+  absl::StatusOr<std::unique_ptr<Work>> AllReduce(const at::Tensor& tensor,
+                                                  ReduceOp op,
+                                                  absl::string_view label);
+
+  // Copies the tensor of rank `root` to all.
+  absl::StatusOr<std::unique_ptr<Work>> Broadcast(const at::Tensor& tensor,
+                                                  int root,
+                                                  absl::string_view label);
+
+  // A group of the ranks that pass the same `color` >= 0, ordered by `key`,
+  // then by rank. Collective over this group; this object stays usable.
+  virtual absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
+                                                              int key) = 0;
+
+  // Makes pending and later operations of this rank fail with Aborted and
+  // `reason`, and tells the peers as far as the backend can, so that nobody
+  // waits for this rank. Never blocks long, never fails; idempotent: the first
+  // reason stays.
+  virtual void Abort(const absl::Status& reason) = 0;
+
+ protected:
+  // As the public methods; arguments are checked.
+  virtual absl::StatusOr<std::unique_ptr<Work>> DoAllGather(
+      const at::Tensor& out, const at::Tensor& in, absl::string_view label) = 0;
+  virtual absl::StatusOr<std::unique_ptr<Work>> DoReduceScatter(
+      const at::Tensor& out, const at::Tensor& in, ReduceOp op,
+      absl::string_view label) = 0;
+  virtual absl::StatusOr<std::unique_ptr<Work>> DoAllReduce(
+      const at::Tensor& tensor, ReduceOp op, absl::string_view label) = 0;
+  virtual absl::StatusOr<std::unique_ptr<Work>> DoBroadcast(
+      const at::Tensor& tensor, int root, absl::string_view label) = 0;
+};
+
+}  // namespace fsdp::comm
+
+#endif  // COMM_COMMUNICATOR_H_

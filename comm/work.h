@@ -1,0 +1,38 @@
+// A collective that has been started and may still be running.
+#ifndef COMM_WORK_H_
+#define COMM_WORK_H_
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+
+namespace fsdp::comm {
+
+// Owned by the rank that started it; used by one thread at a time. The work
+// keeps its tensors alive until it is done. Dropping it without Wait() is
+// allowed: the operation still takes its place in the order of collectives.
+class Work {
+ public:
+  Work() = default;
+  Work(const Work&) = delete;
+  Work& operator=(const Work&) = delete;
+  virtual ~Work() = default;
+
+  // Blocks the host until the operation is done; its buffers may then be read
+  // and written. Errors, after which the communicator is aborted and the
+  // outputs hold nothing of use:
+  //   DeadlineExceeded  not done at `deadline`; the message names operation,
+  //                     label, rank and, where known, the ranks missing
+  //   Unavailable       a peer is gone
+  //   InvalidArgument   the ranks' calls did not match
+  //   Aborted           this rank or a peer called Abort(); carries its reason
+  // A second call returns what the first returned.
+  virtual absl::Status Wait(absl::Time deadline) = 0;
+
+  // Makes the current stream of the tensors' device wait, without blocking the
+  // host where the device allows it. On CPU: Wait(now + default_timeout()).
+  virtual absl::Status BlockCurrentStream() = 0;
+};
+
+}  // namespace fsdp::comm
+
+#endif  // COMM_WORK_H_
