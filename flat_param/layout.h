@@ -24,7 +24,7 @@ struct ParameterSpec {
   std::string name;            // without wrappers: "blocks.0.qkv.weight"
   std::vector<int64_t> sizes;  // () for a scalar; may contain 0
   // Of a dense tensor without overlaps, so transposed and channels_last tensors
-  // stay so. The stride of a dimension of size 1 is arbitrary.
+  // stay so. Arbitrary for dimensions of size 1 and for empty tensors.
   std::vector<int64_t> strides;
 };
 
@@ -52,8 +52,8 @@ class FlatLayout {
 
   // Lays `parameters`, which may be none, out in their order; tied parameters
   // are the caller's to list once. `element_size` is in bytes.
-  // InvalidArgument, naming the parameter: a negative size; as many strides as
-  // sizes are not there; strides of a tensor with gaps or overlaps; a name
+  // InvalidArgument, naming the parameter: a negative size; not one stride for
+  // each size; strides of a tensor with gaps or overlaps; a name
   // listed twice; a layout whose bytes exceed int64_t. InvalidArgument also for
   // an element_size or world_size below 1.
   static absl::StatusOr<FlatLayout> Create(

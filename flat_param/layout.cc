@@ -1,0 +1,256 @@
+#include "flat_param/layout.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/container/inlined_vector.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+
+namespace fsdp::flat_param {
+namespace {
+
+// The arithmetic of non-negative numbers; nullopt when the result overflows.
+std::optional<int64_t> Multiply(int64_t a, int64_t b) {
+  int64_t product;
+  if (__builtin_mul_overflow(a, b, &product)) return std::nullopt;
+  return product;
+}
+
+std::optional<int64_t> Add(int64_t a, int64_t b) {
+  int64_t sum;
+  if (__builtin_add_overflow(a, b, &sum)) return std::nullopt;
+  return sum;
+}
+
+std::optional<int64_t> RoundUp(int64_t n, int64_t multiple) {
+  const int64_t remainder = n % multiple;
+  return remainder == 0 ? n : Add(n, multiple - remainder);
+}
+
+std::string Describe(const ParameterSpec& spec) {
+  return absl::StrCat("parameter '", spec.name, "' of sizes [",
+                      absl::StrJoin(spec.sizes, ", "), "] and strides [",
+                      absl::StrJoin(spec.strides, ", "), "]");
+}
+
+absl::Status TooLarge(const ParameterSpec& spec) {
+  return absl::InvalidArgumentError(absl::StrCat(
+      "flat layout: ", Describe(spec),
+      " makes the flat parameter larger than 2^63 - 1 bytes; wrap it in "
+      "several smaller units"));
+}
+
+// The product of the sizes, which are checked.
+absl::StatusOr<int64_t> NumElements(const ParameterSpec& spec) {
+  int64_t smallest = 1;
+  for (const int64_t size : spec.sizes) smallest = std::min(smallest, size);
+  if (smallest < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("flat layout: ", Describe(spec), " has a negative size"));
+  }
+  // Decided first because the product of the other sizes may overflow.
+  if (smallest == 0) return 0;
+  int64_t numel = 1;
+  for (const int64_t size : spec.sizes) {
+    const std::optional<int64_t> product = Multiply(numel, size);
+    if (!product.has_value()) return TooLarge(spec);
+    numel = *product;
+  }
+  return numel;
+}
+
+// Whether the elements of `spec`, whose number fits int64_t and is not 0, fill
+// a range of storage without gaps or overlaps.
+bool IsDense(const ParameterSpec& spec) {
+  absl::InlinedVector<std::pair<int64_t, int64_t>, 6> stride_and_size;
+  for (size_t d = 0; d < spec.sizes.size(); ++d) {
+    if (spec.sizes[d] != 1) {
+      stride_and_size.emplace_back(spec.strides[d], spec.sizes[d]);
+    }
+  }
+  std::sort(stride_and_size.begin(), stride_and_size.end());
+  int64_t dense_stride = 1;
+  for (const auto& [stride, size] : stride_and_size) {
+    if (stride != dense_stride) return false;
+    dense_stride *= size;
+  }
+  return true;
+}
+
+// Checks everything about one parameter that does not depend on the others.
+absl::StatusOr<int64_t> CheckedNumElements(const ParameterSpec& spec) {
+  if (spec.sizes.size() != spec.strides.size()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "flat layout: ", Describe(spec), " needs one stride for each size"));
+  }
+  FSDP_ASSIGN_OR_RETURN(const int64_t numel, NumElements(spec));
+  if (numel > 0 && !IsDense(spec)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "flat layout: ", Describe(spec),
+        " is not dense and free of overlaps; clone() it before wrapping"));
+  }
+  return numel;
+}
+
+absl::Status CheckUnitArguments(int64_t num_parameters, int64_t element_size,
+                                int world_size) {
+  if (num_parameters > std::numeric_limits<int>::max()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "flat layout: ", num_parameters, " parameters are too many"));
+  }
+  if (element_size < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("flat layout: element_size must be at least 1 byte, got ",
+                     element_size));
+  }
+  if (world_size < 1) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "flat layout: world_size must be at least 1, got ", world_size));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckNamesAreUnique(const std::vector<ParameterSpec>& parameters) {
+  absl::flat_hash_set<absl::string_view> names;
+  names.reserve(parameters.size());
+  for (const ParameterSpec& spec : parameters) {
+    if (!names.insert(spec.name).second) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "flat layout: ", Describe(spec),
+          " is listed twice; give each parameter its own name and list tied "
+          "parameters once"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// The least equal shards that hold `numel` elements; nullopt when their bytes
+// together overflow.
+std::optional<int64_t> ShardNumel(int64_t numel, int64_t alignment,
+                                  int64_t element_size, int world_size) {
+  const int64_t least = numel / world_size + (numel % world_size != 0);
+  const std::optional<int64_t> shard = RoundUp(least, alignment);
+  if (!shard.has_value()) return std::nullopt;
+  const std::optional<int64_t> padded = Multiply(*shard, world_size);
+  if (!padded.has_value() || !Multiply(*padded, element_size).has_value()) {
+    return std::nullopt;
+  }
+  return shard;
+}
+
+// The part of `slice` inside `bounds`; where there is none, an empty slice at
+// the nearer end of `bounds`.
+Slice Clamp(const Slice& slice, const Slice& bounds) {
+  return {std::clamp(slice.begin, bounds.begin, bounds.end),
+          std::clamp(slice.end, bounds.begin, bounds.end)};
+}
+
+Slice Shift(const Slice& slice, int64_t by) {
+  return {slice.begin - by, slice.end - by};
+}
+
+}  // namespace
+
+absl::StatusOr<FlatLayout> FlatLayout::Create(
+    std::vector<ParameterSpec> parameters, int64_t element_size,
+    int world_size) {
+  FSDP_RETURN_IF_ERROR(
+      CheckUnitArguments(parameters.size(), element_size, world_size));
+  FSDP_RETURN_IF_ERROR(CheckNamesAreUnique(parameters));
+  const int64_t alignment =
+      kAlignmentBytes / std::gcd(kAlignmentBytes, element_size);
+  std::vector<Slice> slices;
+  slices.reserve(parameters.size());
+  int64_t numel = 0;
+  int64_t end = 0;
+  for (const ParameterSpec& spec : parameters) {
+    FSDP_ASSIGN_OR_RETURN(const int64_t size, CheckedNumElements(spec));
+    const std::optional<int64_t> begin = RoundUp(end, alignment);
+    if (!begin.has_value()) return TooLarge(spec);
+    const std::optional<int64_t> new_end = Add(*begin, size);
+    if (!new_end.has_value() ||
+        !ShardNumel(*new_end, alignment, element_size, world_size)) {
+      return TooLarge(spec);
+    }
+    slices.push_back({*begin, *new_end});
+    numel += size;
+    end = *new_end;
+  }
+  // Has a value: the loop has tried every end but 0.
+  const int64_t shard_numel =
+      *ShardNumel(end, alignment, element_size, world_size);
+  return FlatLayout(std::move(parameters), std::move(slices), element_size,
+                    world_size, numel, shard_numel);
+}
+
+FlatLayout::FlatLayout(std::vector<ParameterSpec> parameters,
+                       std::vector<Slice> slices, int64_t element_size,
+                       int world_size, int64_t numel, int64_t shard_numel)
+    : parameters_(std::move(parameters)),
+      slices_(std::move(slices)),
+      element_size_(element_size),
+      world_size_(world_size),
+      numel_(numel),
+      shard_numel_(shard_numel) {}
+
+const ParameterSpec& FlatLayout::parameter(int i) const {
+  FSDP_CHECK(0 <= i && i < num_parameters());
+  return parameters_[i];
+}
+
+Slice FlatLayout::InFlat(int i) const {
+  FSDP_CHECK(0 <= i && i < num_parameters());
+  return slices_[i];
+}
+
+Slice FlatLayout::ShardRange(int rank) const {
+  FSDP_CHECK(0 <= rank && rank < world_size_);
+  return {rank * shard_numel_, (rank + int64_t{1}) * shard_numel_};
+}
+
+Slice FlatLayout::InShard(int i, int rank) const {
+  const Slice shard = ShardRange(rank);
+  return Shift(Clamp(InFlat(i), shard), shard.begin);
+}
+
+Slice FlatLayout::InParameter(int i, int rank) const {
+  const Slice parameter = InFlat(i);
+  return Shift(Clamp(ShardRange(rank), parameter), parameter.begin);
+}
+
+std::string FlatLayout::ToString() const {
+  std::string table = absl::StrFormat(
+      "%d parameters, %d elements of %d bytes (%d with padding), %d ranks "
+      "with %d each\n%14s %14s  %-13s  parameter\n",
+      num_parameters(), numel_, element_size_, padded_numel(), world_size_,
+      shard_numel_, "begin", "end", "ranks");
+  for (int i = 0; i < num_parameters(); ++i) {
+    const Slice slice = slices_[i];
+    const std::string ranks =
+        slice.empty() ? "-"
+                      : absl::StrCat(slice.begin / shard_numel_, "..",
+                                     (slice.end - 1) / shard_numel_);
+    const ParameterSpec& spec = parameters_[i];
+    absl::StrAppendFormat(&table, "%14d %14d  %-13s  %s [%s], strides [%s]\n",
+                          slice.begin, slice.end, ranks, spec.name,
+                          absl::StrJoin(spec.sizes, ", "),
+                          absl::StrJoin(spec.strides, ", "));
+  }
+  return table;
+}
+
+}  // namespace fsdp::flat_param
