@@ -12,12 +12,13 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "comm/call.h"
 #include "comm/work.h"
 
 namespace fsdp::comm {
 
-enum class ReduceOp { kSum, kMin, kMax };
-absl::string_view ReduceOpName(ReduceOp op);
+// "float32"; "unsupported" for a dtype that no collective takes.
+absl::string_view DtypeName(at::ScalarType dtype);
 
 // One rank's end of a group. All ranks make the same calls in the same order;
 // a backend that can see a mismatch fails it on every rank, others run into
@@ -25,13 +26,14 @@ absl::string_view ReduceOpName(ReduceOp op);
 // only Abort() may be called from any thread.
 //
 // Tensors are dense, contiguous and 1-D, on one device, of a dtype in
-// {float32, float64, float16, bfloat16, int32, int64, uint8}; all ranks pass equal
-// counts. Uneven shards are the business of flat_param::FlatLayout. Buffers
-// belong to the collective until its Work is done. `label` names what is being
-// moved ("blocks.3") in errors, traces and counts.
+// {float32, float64, float16, bfloat16, int32, int64, uint8}; all ranks pass
+// equal counts. Uneven shards are the business of flat_param::FlatLayout.
+// Buffers belong to the collective until its Work is done. `label` names what
+// is being moved ("blocks.3") in errors, traces and counts.
 //
 // The public methods check the arguments that can be checked locally and
-// return InvalidArgument before anything is sent; backends implement Do*().
+// return InvalidArgument, or Unimplemented for a dtype or layout outside the
+// list, before anything is sent; backends implement Do*().
 class Communicator {
  public:
   Communicator() = default;
@@ -90,6 +92,9 @@ class Communicator {
   virtual void Abort(const absl::Status& reason) = 0;
 
  protected:
+  // AllocateSymmetric for backends that reach plain memory best.
+  static absl::StatusOr<at::Tensor> AllocatePlain(int64_t bytes);
+
   // As the public methods; arguments are checked.
   virtual absl::StatusOr<std::unique_ptr<Work>> DoAllGather(
       const at::Tensor& out, const at::Tensor& in, absl::string_view label) = 0;

@@ -1,0 +1,173 @@
+#include "comm/communicator.h"
+
+#include <ATen/ops/empty.h>
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+
+namespace fsdp::comm {
+namespace {
+
+// One call with its arguments as the checks see them.
+struct Check {
+  const Communicator& communicator;
+  Collective collective;
+  absl::string_view label;
+
+  absl::Status Error(absl::StatusCode code, absl::string_view why) const {
+    return absl::Status(code,
+                        absl::StrCat(CollectiveName(collective), " of ", label,
+                                     " on rank ", communicator.rank(), " of ",
+                                     communicator.world_size(), ": ", why));
+  }
+  absl::Status Invalid(absl::string_view why) const {
+    return Error(absl::StatusCode::kInvalidArgument, why);
+  }
+};
+
+std::string Describe(absl::string_view name, const at::Tensor& tensor) {
+  return absl::StrCat("`", name, "` (", c10::toString(tensor.scalar_type()),
+                      ", shape [", absl::StrJoin(tensor.sizes(), ", "), "], ",
+                      tensor.device().str(), ")");
+}
+
+absl::Status CheckTensor(const Check& check, absl::string_view name,
+                         const at::Tensor& tensor) {
+  if (!tensor.defined()) {
+    return check.Invalid(absl::StrCat("`", name, "` is an undefined tensor"));
+  }
+  if (tensor.layout() != at::kStrided) {
+    return check.Error(absl::StatusCode::kUnimplemented,
+                       absl::StrCat(Describe(name, tensor), " is not dense"));
+  }
+  if (DtypeName(tensor.scalar_type()) == "unsupported") {
+    return check.Error(
+        absl::StatusCode::kUnimplemented,
+        absl::StrCat(Describe(name, tensor), " has a dtype that is not one of ",
+                     "float32, float64, float16, bfloat16, int32, int64, "
+                     "uint8"));
+  }
+  if (tensor.dim() != 1 || !tensor.is_contiguous()) {
+    return check.Invalid(absl::StrCat(Describe(name, tensor),
+                                      " must be contiguous and have one "
+                                      "dimension"));
+  }
+  // Reading the address of memory that has been freed may throw.
+  const void* data = nullptr;
+  FSDP_RETURN_IF_ERROR(TorchToStatus(
+      check.Invalid(absl::StrCat(Describe(name, tensor))).message(),
+      [&] { data = tensor.const_data_ptr(); }));
+  if (data == nullptr && tensor.numel() > 0) {
+    return check.Invalid(
+        absl::StrCat(Describe(name, tensor), " has no memory behind it"));
+  }
+  return absl::OkStatus();
+}
+
+// `whole` has world_size times the elements of `part`; they are disjoint or
+// `part` is this rank's slice of `whole`.
+absl::Status CheckPair(const Check& check, absl::string_view whole_name,
+                       const at::Tensor& whole, absl::string_view part_name,
+                       const at::Tensor& part) {
+  FSDP_RETURN_IF_ERROR(CheckTensor(check, whole_name, whole));
+  FSDP_RETURN_IF_ERROR(CheckTensor(check, part_name, part));
+  const std::string both = absl::StrCat(Describe(whole_name, whole), " and ",
+                                        Describe(part_name, part));
+  if (whole.scalar_type() != part.scalar_type() ||
+      whole.device() != part.device()) {
+    return check.Invalid(absl::StrCat(both, " differ in dtype or device"));
+  }
+  const int world_size = check.communicator.world_size();
+  if (whole.numel() != part.numel() * world_size) {
+    return check.Invalid(absl::StrCat(both, ": `", whole_name, "` needs ",
+                                      world_size, " times the elements of `",
+                                      part_name, "`"));
+  }
+  const char* begin = static_cast<const char*>(whole.const_data_ptr());
+  const char* end = begin + whole.nbytes();
+  const char* slice = static_cast<const char*>(part.const_data_ptr());
+  const bool disjoint = slice + part.nbytes() <= begin || end <= slice;
+  const bool own_slice =
+      slice == begin + part.nbytes() * check.communicator.rank();
+  if (part.numel() > 0 && !disjoint && !own_slice) {
+    return check.Invalid(absl::StrCat(
+        both, " overlap; only rank ", check.communicator.rank(),
+        "'s own slice of `", whole_name, "` may be `", part_name, "`"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::string_view DtypeName(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::ScalarType::Float:
+      return "float32";
+    case at::ScalarType::Double:
+      return "float64";
+    case at::ScalarType::Half:
+      return "float16";
+    case at::ScalarType::BFloat16:
+      return "bfloat16";
+    case at::ScalarType::Int:
+      return "int32";
+    case at::ScalarType::Long:
+      return "int64";
+    case at::ScalarType::Byte:
+      return "uint8";
+    default:
+      return "unsupported";
+  }
+}
+
+absl::StatusOr<std::unique_ptr<Work>> Communicator::AllGather(
+    const at::Tensor& out, const at::Tensor& in, absl::string_view label) {
+  const Check check{*this, Collective::kAllGather, label};
+  FSDP_RETURN_IF_ERROR(CheckPair(check, "out", out, "in", in));
+  return DoAllGather(out, in, label);
+}
+
+absl::StatusOr<std::unique_ptr<Work>> Communicator::ReduceScatter(
+    const at::Tensor& out, const at::Tensor& in, ReduceOp op,
+    absl::string_view label) {
+  const Check check{*this, Collective::kReduceScatter, label};
+  FSDP_RETURN_IF_ERROR(CheckPair(check, "in", in, "out", out));
+  return DoReduceScatter(out, in, op, label);
+}
+
+absl::StatusOr<std::unique_ptr<Work>> Communicator::AllReduce(
+    const at::Tensor& tensor, ReduceOp op, absl::string_view label) {
+  const Check check{*this, Collective::kAllReduce, label};
+  FSDP_RETURN_IF_ERROR(CheckTensor(check, "tensor", tensor));
+  return DoAllReduce(tensor, op, label);
+}
+
+absl::StatusOr<std::unique_ptr<Work>> Communicator::Broadcast(
+    const at::Tensor& tensor, int root, absl::string_view label) {
+  const Check check{*this, Collective::kBroadcast, label};
+  FSDP_RETURN_IF_ERROR(CheckTensor(check, "tensor", tensor));
+  if (root < 0 || root >= world_size()) {
+    return check.Invalid(
+        absl::StrCat("there is no rank ", root, " to be the root"));
+  }
+  return DoBroadcast(tensor, root, label);
+}
+
+absl::StatusOr<at::Tensor> Communicator::AllocatePlain(int64_t bytes) {
+  if (bytes < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("cannot allocate ", bytes, " bytes"));
+  }
+  at::Tensor tensor;
+  FSDP_RETURN_IF_ERROR(
+      TorchToStatus(absl::StrCat("allocate ", bytes, " bytes"), [&] {
+        tensor = at::empty({bytes}, at::TensorOptions().dtype(at::kByte));
+      }));
+  return tensor;
+}
+
+}  // namespace fsdp::comm

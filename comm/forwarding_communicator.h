@@ -1,0 +1,66 @@
+// Base of communicators that add something to another one.
+#ifndef COMM_FORWARDING_COMMUNICATOR_H_
+#define COMM_FORWARDING_COMMUNICATOR_H_
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "base/check.h"
+#include "comm/communicator.h"
+
+namespace fsdp::comm {
+
+// Passes every call on to the communicator that it owns. Split() gives a plain
+// sub-group of that one.
+class ForwardingCommunicator : public Communicator {
+ public:
+  explicit ForwardingCommunicator(std::unique_ptr<Communicator> base)
+      : base_(std::move(base)) {
+    FSDP_CHECK(base_ != nullptr);
+  }
+
+  int rank() const override { return base_->rank(); }
+  int world_size() const override { return base_->world_size(); }
+  absl::Duration default_timeout() const override {
+    return base_->default_timeout();
+  }
+  std::string ToString() const override { return base_->ToString(); }
+  absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override {
+    return base_->AllocateSymmetric(bytes);
+  }
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
+                                                      int key) override {
+    return base_->Split(color, key);
+  }
+  void Abort(const absl::Status& reason) override { base_->Abort(reason); }
+
+ protected:
+  Communicator& base() { return *base_; }
+
+  absl::StatusOr<std::unique_ptr<Work>> DoAllGather(
+      const at::Tensor& out, const at::Tensor& in,
+      absl::string_view label) override {
+    return base_->AllGather(out, in, label);
+  }
+  absl::StatusOr<std::unique_ptr<Work>> DoReduceScatter(
+      const at::Tensor& out, const at::Tensor& in, ReduceOp op,
+      absl::string_view label) override {
+    return base_->ReduceScatter(out, in, op, label);
+  }
+  absl::StatusOr<std::unique_ptr<Work>> DoAllReduce(
+      const at::Tensor& tensor, ReduceOp op, absl::string_view label) override {
+    return base_->AllReduce(tensor, op, label);
+  }
+  absl::StatusOr<std::unique_ptr<Work>> DoBroadcast(
+      const at::Tensor& tensor, int root, absl::string_view label) override {
+    return base_->Broadcast(tensor, root, label);
+  }
+
+ private:
+  const std::unique_ptr<Communicator> base_;
+};
+
+}  // namespace fsdp::comm
+
+#endif  // COMM_FORWARDING_COMMUNICATOR_H_

@@ -1,0 +1,25 @@
+// The arithmetic of reductions, the same for every backend that does its own.
+#ifndef COMM_REDUCTION_H_
+#define COMM_REDUCTION_H_
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+
+#include "absl/types/span.h"
+#include "comm/call.h"
+
+namespace fsdp::comm {
+
+// out[i] = inputs[0][i] op inputs[1][i] op ..., left to right, i < count.
+// float16 and bfloat16 are summed in float32 and rounded once, so the result
+// depends on nothing but the inputs and their order. Integers wrap; a NaN in
+// any input gives NaN. At least one input; `dtype` is one that Communicator
+// takes. `out` may be one of the inputs and may not overlap them otherwise.
+// Pointers are aligned to the element.
+void Reduce(at::ScalarType dtype, ReduceOp op,
+            absl::Span<const void* const> inputs, int64_t count, void* out);
+
+}  // namespace fsdp::comm
+
+#endif  // COMM_REDUCTION_H_
