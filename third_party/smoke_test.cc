@@ -17,7 +17,7 @@ absl::Status ExpectAll(const at::Tensor& tensor, float value) {
 }
 
 TEST(SmokeTest, AddsTwoTensors) {
-  const at::Tensor sum = at::full({2, 3}, 1.0F) + at::full({2, 3}, 2.0F);
+  const at::Tensor sum = at::full({2, 3}, 1.0F).add(at::full({2, 3}, 2.0F));
   EXPECT_TRUE(ExpectAll(sum, 3.0F).ok());
   EXPECT_FALSE(ExpectAll(sum, 4.0F).ok());
 }

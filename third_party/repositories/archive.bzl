@@ -1,7 +1,6 @@
 """Source archives that come from upstream or, where that is out of reach, from Debian's source packages."""
 
 def _source_archive_impl(rctx):
-    # Both lists of a failed download end up in one message: what was tried, and how to do it by hand.
     wanted = dict(rctx.attr.strip_prefixes)
     archive = "archive.tar.gz"
     strip_prefix = wanted.get(rctx.attr.sha256)
@@ -25,6 +24,7 @@ def _source_archive_impl(rctx):
             timeout = 1200,
         )
         if result.return_code != 0:
+            # What was tried, and how to do it by hand.
             fail("\n".join([
                 "@{}: no source archive. Tried:".format(rctx.name),
             ] + [

@@ -1,7 +1,7 @@
 """@libtorch: the C++ headers and shared libraries of LibTorch, for the CPU."""
 
 def _libtorch_impl(rctx):
-    rctx.report_progress("LibTorch: looking for it, or downloading 540 MB")
+    rctx.report_progress("LibTorch: found, or 540 MB to download")
     result = rctx.execute(
         ["python3", rctx.path(rctx.attr._script), "--output=" + str(rctx.path("."))],
         timeout = 3600,
@@ -12,6 +12,8 @@ def _libtorch_impl(rctx):
 
 libtorch_repository = repository_rule(
     implementation = _libtorch_impl,
+    # Looks again when Bazel starts anew: somebody may have cleared the cache.
+    local = True,
     doc = "Links to the folder named by the environment variable LIBTORCH or, without it, to the pinned wheel's files.",
     environ = [
         "LIBTORCH",
