@@ -89,7 +89,7 @@ TEST(FlatLayoutTest, MayHoldNothing) {
 
   ASSERT_OK_AND_ASSIGN(
       const FlatLayout empty,
-      FlatLayout::Create({{"empty", {kHuge, 0, kHuge}, {0, 1, 1}}}, 4, 3));
+      FlatLayout::Create({{"empty", {kHuge, kHuge, 0}, {0, 1, 1}}}, 4, 3));
   EXPECT_EQ(empty.padded_numel(), 0);
   EXPECT_EQ(empty.InShard(0, 2), (Slice{0, 0}));
   EXPECT_THAT(empty.ToString(), HasSubstr("-"));
