@@ -1,0 +1,146 @@
+#include "flat_param/flat_parameter.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/DispatchKeySet.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/core/TensorOptions.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+
+namespace fsdp::flat_param {
+namespace {
+
+bool IsDense(const at::Tensor& tensor) {
+  return tensor.is_non_overlapping_and_dense();
+}
+
+// The elements of `tensor` in storage order of a parameter with its strides.
+at::Tensor StorageOrder(const at::Tensor& tensor) {
+  const at::Tensor dense = IsDense(tensor) ? tensor : tensor.contiguous();
+  return dense.as_strided({dense.numel()}, {1});
+}
+
+// A tensor over `storage`, built without running an operator: the storage may
+// be empty and armed.
+at::Tensor TensorOver(const c10::Storage& storage, int64_t offset,
+                      const ParameterSpec& spec, at::ScalarType dtype) {
+  const c10::DispatchKeySet keys(c10::computeDispatchKey(
+      dtype, c10::kStrided, storage.device()));
+  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(storage), keys, c10::scalarTypeToTypeMeta(dtype));
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(spec.sizes, spec.strides,
+                                                      offset);
+  return tensor;
+}
+
+}  // namespace
+
+absl::StatusOr<FlatLayout> LayoutOf(
+    const std::vector<NamedParameter>& parameters, int world_size) {
+  std::vector<ParameterSpec> specs;
+  specs.reserve(parameters.size());
+  int64_t element_size = 1;
+  for (const NamedParameter& parameter : parameters) {
+    const at::Tensor& tensor = parameter.tensors.front();
+    const at::Tensor dense = IsDense(tensor) ? tensor : tensor.contiguous();
+    specs.push_back({parameter.name, dense.sizes().vec(),
+                     dense.strides().vec()});
+    element_size = tensor.element_size();
+  }
+  return FlatLayout::Create(std::move(specs), element_size, world_size);
+}
+
+at::Tensor FlatParameter::Flatten(const std::vector<NamedParameter>& parameters,
+                                  const FlatLayout& layout) {
+  c10::NoGradGuard no_grad;
+  const at::Tensor& first = parameters.front().tensors.front();
+  at::Tensor flat = at::zeros({layout.padded_numel()},
+                              first.options().requires_grad(false));
+  for (int i = 0; i < layout.num_parameters(); ++i) {
+    const Slice slice = layout.InFlat(i);
+    flat.narrow(0, slice.begin, slice.numel())
+        .copy_(StorageOrder(parameters[i].tensors.front()));
+  }
+  return flat;
+}
+
+FlatParameter::FlatParameter(std::vector<NamedParameter> parameters,
+                             FlatLayout layout, const at::Tensor& flat,
+                             int rank, std::string error_if_freed)
+    : parameters_(std::move(parameters)),
+      layout_(std::move(layout)),
+      rank_(rank),
+      storage_(layout_.padded_numel() * layout_.element_size(), flat.device(),
+               std::move(error_if_freed)) {
+  FSDP_CHECK(flat.dim() == 1 && flat.numel() == layout_.padded_numel());
+  c10::NoGradGuard no_grad;
+  const Slice range = layout_.ShardRange(rank);
+  shard_ = flat.narrow(0, range.begin, range.numel()).clone();
+  for (int i = 0; i < layout_.num_parameters(); ++i) {
+    const Slice slice = layout_.InShard(i, rank);
+    at::Tensor leaf = shard_.narrow(0, slice.begin, slice.numel()).detach();
+    leaf.set_requires_grad(parameters_[i].tensors.front().requires_grad());
+    slices_.push_back(std::move(leaf));
+  }
+  Bind();
+}
+
+void FlatParameter::Bind() {
+  for (int i = 0; i < layout_.num_parameters(); ++i) {
+    const at::Tensor view =
+        TensorOver(storage_.storage(), layout_.InFlat(i).begin,
+                   layout_.parameter(i), dtype());
+    for (const at::Tensor& tensor : parameters_[i].tensors) {
+      tensor.set_data(view);
+    }
+  }
+}
+
+void FlatParameter::Fill(at::Tensor memory) {
+  FSDP_CHECK(static_cast<int64_t>(memory.nbytes()) >= unsharded_bytes());
+  memory_ = std::move(memory);
+  storage_.Fill(memory_.mutable_data_ptr());
+}
+
+void FlatParameter::Empty() {
+  storage_.Empty();
+  memory_.reset();
+}
+
+at::Tensor FlatParameter::AsFlat(const at::Tensor& memory) const {
+  FSDP_CHECK(static_cast<int64_t>(memory.nbytes()) >= unsharded_bytes());
+  return memory.narrow(0, 0, unsharded_bytes()).view(dtype());
+}
+
+bool FlatParameter::Owns(const at::Tensor& tensor) const {
+  return tensor.has_storage() &&
+         tensor.storage().unsafeGetStorageImpl() ==
+             storage_.storage().unsafeGetStorageImpl();
+}
+
+absl::Status FlatParameter::CheckBinding() const {
+  for (const NamedParameter& parameter : parameters_) {
+    for (const at::Tensor& tensor : parameter.tensors) {
+      if (Owns(tensor)) continue;
+      return absl::FailedPreconditionError(absl::StrCat(
+          "parameter ", parameter.name,
+          " no longer looks into its unit's memory: the module was moved, "
+          "converted or its data replaced after it was sharded. Do that "
+          "before sharding, and write values through the shards"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace fsdp::flat_param

@@ -1,0 +1,118 @@
+#include "flat_param/guarded_storage.h"
+
+#include <c10/core/Allocator.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "base/torch_status.h"
+
+namespace fsdp::flat_param {
+namespace {
+
+// Access to a private member by explicit instantiation, in which the language
+// ignores access rules: the friend function hands the member pointer out.
+template <typename Tag, bool c10::StorageImpl::*kMember>
+struct FlagAccess {
+  friend bool c10::StorageImpl::*FlagOf(Tag) { return kMember; }
+};
+struct ThrowOnAnyAccess {
+  friend bool c10::StorageImpl::*FlagOf(ThrowOnAnyAccess);
+};
+struct HasMutableAccessCheck {
+  friend bool c10::StorageImpl::*FlagOf(HasMutableAccessCheck);
+};
+template struct FlagAccess<ThrowOnAnyAccess,
+                           &c10::StorageImpl::throw_on_immutable_data_ptr_>;
+template struct FlagAccess<HasMutableAccessCheck,
+                           &c10::StorageImpl::has_mutable_data_ptr_check_>;
+
+void SetArmed(c10::StorageImpl& storage, bool armed) {
+  storage.*FlagOf(ThrowOnAnyAccess()) = armed;
+  storage.*FlagOf(HasMutableAccessCheck()) = armed;
+}
+
+// Ends every text, so that a guarded storage can be told from others.
+constexpr absl::string_view kMark = " [libtorch_fsdp]";
+
+absl::Status SelfCheckFailed(absl::string_view what) {
+  return absl::InternalError(absl::StrCat(
+      "this LibTorch's c10::StorageImpl is not the one this library was "
+      "written for (",
+      what, "); build against LibTorch 2.11"));
+}
+
+}  // namespace
+
+GuardedStorage::GuardedStorage(int64_t bytes, c10::Device device,
+                               std::string error)
+    : storage_(c10::make_intrusive<c10::StorageImpl>(
+          c10::StorageImpl::use_byte_size_t(), bytes,
+          c10::DataPtr(nullptr, device), /*allocator=*/nullptr,
+          /*resizable=*/false)),
+      bytes_(bytes) {
+  storage_.unsafeGetStorageImpl()
+      ->release_data_and_set_meta_custom_data_ptr_error_msg_(
+          absl::StrCat(error, kMark));
+}
+
+GuardedStorage::~GuardedStorage() { Empty(); }
+
+void GuardedStorage::Fill(void* data) {
+  c10::StorageImpl& impl = *storage_.unsafeGetStorageImpl();
+  SetArmed(impl, false);
+  impl.set_data_ptr_noswap(c10::DataPtr(data, impl.device()));
+  filled_ = true;
+}
+
+// nbytes() stays: torch would take a tensor over a smaller storage for
+// out-of-bounds, and views taken meanwhile must keep their shapes.
+void GuardedStorage::Empty() {
+  c10::StorageImpl& impl = *storage_.unsafeGetStorageImpl();
+  impl.set_data_ptr_noswap(c10::DataPtr(nullptr, impl.device()));
+  SetArmed(impl, true);
+  filled_ = false;
+}
+
+bool IsGuarded(const c10::Storage& storage) {
+  if (!storage) return false;
+  const std::optional<std::string>& error =
+      storage.unsafeGetStorageImpl()
+          ->get_extra_meta()
+          .custom_data_ptr_error_msg_;
+  return error.has_value() && absl::EndsWith(*error, kMark);
+}
+
+absl::Status CheckGuardedStorage() {
+  GuardedStorage guarded(sizeof(float), c10::Device(c10::kCPU), "self-check");
+  c10::StorageImpl& impl = *guarded.storage().unsafeGetStorageImpl();
+  const auto read = [&impl] { (void)impl.data(); };
+  const auto write = [&impl] { (void)impl.mutable_data(); };
+  if (TorchToStatus("read", read).ok()) return SelfCheckFailed("arming, read");
+  if (TorchToStatus("write", write).ok()) {
+    return SelfCheckFailed("arming, write");
+  }
+  float value = 0;
+  guarded.Fill(&value);
+  if (!TorchToStatus("read", read).ok() || impl.data() != &value) {
+    return SelfCheckFailed("disarming, read");
+  }
+  if (!TorchToStatus("write", write).ok() || impl.mutable_data() != &value) {
+    return SelfCheckFailed("disarming, write");
+  }
+  guarded.Empty();
+  if (TorchToStatus("read", read).ok() || TorchToStatus("write", write).ok() ||
+      impl.nbytes() != sizeof(float)) {
+    return SelfCheckFailed("arming again");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace fsdp::flat_param

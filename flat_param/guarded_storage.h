@@ -1,0 +1,57 @@
+// Storage whose memory comes and goes while tensors keep looking into it, and
+// which answers every access in between with an error instead of a crash.
+#ifndef FLAT_PARAM_GUARDED_STORAGE_H_
+#define FLAT_PARAM_GUARDED_STORAGE_H_
+
+#include <c10/core/Device.h>
+#include <c10/core/Storage.h>
+#include <c10/core/StorageImpl.h>
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+
+namespace fsdp::flat_param {
+
+// Owns a c10::Storage of fixed size but not the memory behind it. Filling and
+// emptying change neither the version of the tensors that look into it nor
+// their identity, so what autograd has saved stays valid, at whatever address
+// the next fill puts it. Not thread-safe.
+//
+// LibTorch can arm a storage ("throw on any data access") but offers no public
+// way to disarm it; this class clears the two private flags itself and
+// CheckGuardedStorage() verifies at start-up that they are what it thinks.
+class GuardedStorage {
+ public:
+  // Empty at first. `error` is the text of the c10::Error that an access to the
+  // empty storage raises: say whose it is and what to do.
+  GuardedStorage(int64_t bytes, c10::Device device, std::string error);
+  GuardedStorage(const GuardedStorage&) = delete;
+  GuardedStorage& operator=(const GuardedStorage&) = delete;
+  // Tensors may outlive this object: they raise `error` from then on.
+  ~GuardedStorage();
+
+  // `data`: at least bytes() that stay valid until Empty(); not owned.
+  void Fill(void* data);
+  void Empty();
+  bool filled() const { return filled_; }
+
+  int64_t bytes() const { return bytes_; }
+  const c10::Storage& storage() const { return storage_; }
+
+ private:
+  c10::Storage storage_;
+  int64_t bytes_;
+  bool filled_ = false;
+};
+
+// Whether `storage` belongs to a GuardedStorage, alive or not.
+bool IsGuarded(const c10::Storage& storage);
+
+// Internal when this LibTorch does not behave as GuardedStorage needs.
+absl::Status CheckGuardedStorage();
+
+}  // namespace fsdp::flat_param
+
+#endif  // FLAT_PARAM_GUARDED_STORAGE_H_

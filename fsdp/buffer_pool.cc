@@ -1,0 +1,62 @@
+#include "fsdp/buffer_pool.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+
+namespace fsdp {
+namespace {
+
+// A buffer is reused for a request down to this fraction of its size; below,
+// a unit that is much larger than the others would lend its memory out and
+// have to allocate again.
+constexpr int64_t kLargestWaste = 2;
+
+int64_t Bytes(const at::Tensor& buffer) {
+  return static_cast<int64_t>(buffer.nbytes());
+}
+
+}  // namespace
+
+BufferPool::BufferPool(Allocate allocate) : allocate_(std::move(allocate)) {}
+
+absl::StatusOr<at::Tensor> BufferPool::Acquire(int64_t bytes) {
+  auto best = free_.end();
+  for (auto it = free_.begin(); it != free_.end(); ++it) {
+    if (Bytes(*it) < bytes || Bytes(*it) > kLargestWaste * bytes) continue;
+    if (best == free_.end() || Bytes(*it) < Bytes(*best)) best = it;
+  }
+  at::Tensor buffer;
+  if (best != free_.end()) {
+    buffer = std::move(*best);
+    free_.erase(best);
+  } else {
+    FSDP_ASSIGN_OR_RETURN(buffer, allocate_(bytes));
+    stats_.reserved_bytes += Bytes(buffer);
+  }
+  stats_.in_use_bytes += Bytes(buffer);
+  stats_.peak_in_use_bytes =
+      std::max(stats_.peak_in_use_bytes, stats_.in_use_bytes);
+  return buffer;
+}
+
+void BufferPool::TakeBack(const at::Tensor& buffer) {
+  FSDP_CHECK(Bytes(buffer) <= stats_.in_use_bytes);
+  stats_.in_use_bytes -= Bytes(buffer);
+}
+
+void BufferPool::Release(const at::Tensor& buffer) {
+  TakeBack(buffer);
+  free_.push_back(buffer);
+}
+
+void BufferPool::Discard(const at::Tensor& buffer) {
+  TakeBack(buffer);
+  stats_.reserved_bytes -= Bytes(buffer);
+}
+
+}  // namespace fsdp

@@ -1,0 +1,54 @@
+// Unsharded memory: buffers that are handed out and taken back many times per
+// step, always of the same few sizes.
+#ifndef FSDP_BUFFER_POOL_H_
+#define FSDP_BUFFER_POOL_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace fsdp {
+
+// Keeps what it has allocated and reuses it, so that after the first step a
+// buffer costs neither a system call nor a page fault. Not thread-safe.
+class BufferPool {
+ public:
+  // Makes `bytes` of uninitialised memory as a 1-D uint8 tensor. Ranks whose
+  // schedules agree call it in the same order with the same sizes, so it may
+  // be collective (comm::Communicator::AllocateSymmetric).
+  using Allocate = std::function<absl::StatusOr<at::Tensor>(int64_t bytes)>;
+
+  struct Stats {
+    int64_t in_use_bytes = 0;       // handed out now
+    int64_t peak_in_use_bytes = 0;  // most handed out at once
+    int64_t reserved_bytes = 0;     // allocated, handed out or not
+  };
+
+  explicit BufferPool(Allocate allocate);
+
+  // A buffer of at least `bytes`; a free one where there is one that is not
+  // wastefully large.
+  absl::StatusOr<at::Tensor> Acquire(int64_t bytes);
+  // Takes back what Acquire() gave; nothing may use it any more.
+  void Release(const at::Tensor& buffer);
+  // As Release(), for a buffer that something outside may still write, after a
+  // failed collective for example: it is never handed out again.
+  void Discard(const at::Tensor& buffer);
+
+  const Stats& stats() const { return stats_; }
+
+ private:
+  void TakeBack(const at::Tensor& buffer);
+
+  Allocate allocate_;
+  std::vector<at::Tensor> free_;
+  Stats stats_;
+};
+
+}  // namespace fsdp
+
+#endif  // FSDP_BUFFER_POOL_H_

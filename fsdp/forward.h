@@ -1,0 +1,101 @@
+// fsdp::Forward(module, args...): runs any module, sharded or not.
+#ifndef FSDP_FORWARD_H_
+#define FSDP_FORWARD_H_
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <memory>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "base/status_error.h"
+#include "fsdp/tensor_tree.h"
+#include "fsdp/unit_handle.h"
+
+namespace fsdp {
+
+// One forward of a unit, or of nothing when the module is none. Gives the
+// iteration up when it is left without Finish(), by an exception.
+class ForwardScope {
+ public:
+  // Throws StatusError when the unit cannot be gathered.
+  explicit ForwardScope(const torch::nn::Module& module);
+  ForwardScope(const ForwardScope&) = delete;
+  ForwardScope& operator=(const ForwardScope&) = delete;
+  ~ForwardScope();
+
+  bool is_unit() const { return handle_ != nullptr; }
+  bool needs_entry() const;
+  void AttachEntry(const std::vector<at::Tensor*>& inputs);
+  // Throws StatusError for what ShardedModel::PostForward() refuses.
+  void Finish(const std::vector<at::Tensor*>& outputs);
+
+ private:
+  std::shared_ptr<UnitHandle> handle_;
+  bool finished_ = false;
+};
+
+namespace forward_internal {
+
+template <typename Impl, typename... Args>
+auto CallWithEntry(ForwardScope& scope, Impl& module, Args&&... args) {
+  std::tuple<std::decay_t<Args>...> inputs(std::forward<Args>(args)...);
+  scope.AttachEntry(TensorsOf(inputs));
+  return std::apply(
+      [&module](auto&... parts) { return module.forward(std::move(parts)...); },
+      inputs);
+}
+
+template <typename Impl, typename... Args>
+auto ForwardModule(Impl& module, Args&&... args) {
+  using Result = decltype(module.forward(std::forward<Args>(args)...));
+  static_assert(!std::is_reference_v<Result>,
+                "fsdp::Forward: forward has to return its output by value");
+  ForwardScope scope(module);
+  if (!scope.is_unit()) return module.forward(std::forward<Args>(args)...);
+  if constexpr (std::is_void_v<Result>) {
+    module.forward(std::forward<Args>(args)...);
+    scope.Finish({});
+  } else {
+    Result result =
+        scope.needs_entry()
+            ? CallWithEntry(scope, module, std::forward<Args>(args)...)
+            : module.forward(std::forward<Args>(args)...);
+    scope.Finish(TensorsOf(result));
+    return result;
+  }
+}
+
+template <typename T>
+struct IsSharedPointer : std::false_type {};
+template <typename T>
+struct IsSharedPointer<std::shared_ptr<T>> : std::true_type {};
+
+}  // namespace forward_internal
+
+// Runs `module`'s forward. Where the module is a unit, its parameters are
+// gathered before and freed after; where it is not, this is a plain call. A
+// parent calls the children that may become units this way. `module`: a
+// module, a shared_ptr or a module holder.
+// Throws StatusError when gathering fails or the forward misuses parameters.
+template <typename Module, typename... Args>
+auto Forward(Module&& module, Args&&... args) {
+  using Value = std::decay_t<Module>;
+  if constexpr (std::is_base_of_v<torch::nn::Module, Value>) {
+    return forward_internal::ForwardModule(module, std::forward<Args>(args)...);
+  } else if constexpr (forward_internal::IsSharedPointer<Value>::value) {
+    return forward_internal::ForwardModule(*module,
+                                           std::forward<Args>(args)...);
+  } else {
+    return forward_internal::ForwardModule(*module.ptr(),
+                                           std::forward<Args>(args)...);
+  }
+}
+
+}  // namespace fsdp
+
+#endif  // FSDP_FORWARD_H_

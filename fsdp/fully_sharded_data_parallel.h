@@ -1,0 +1,174 @@
+// Fully Sharded Data Parallel for LibTorch: the public API.
+//
+//   auto communicator = fsdp::comm::Connect(...);           // comm/bootstrap.h
+//   fsdp::Options options;
+//   options.wrap_policy = fsdp::WrapModules<BlockImpl>();   // units
+//   auto model = fsdp::FullyShard(std::make_shared<NetImpl>(), communicator,
+//                                 options);
+//   torch::optim::AdamW optimizer((*model)->Parameters());
+//   auto loss = Loss((*model)->forward(input), target);
+//   absl::Status status = (*model)->Backward(loss);
+//   optimizer.step();
+//   optimizer.zero_grad();
+//
+// Every rank runs the same program on its own part of the batch; gradients are
+// the mean over ranks. A parent calls the children that are units by
+// fsdp::Forward(child, x); children of a torch::nn::Sequential need nothing.
+//
+// Threads: a model belongs to the thread that runs its forward. Errors: calls
+// return absl::Status; forward() and autograd nodes, which cannot, throw
+// StatusError (base/status_error.h) with the same Status inside.
+#ifndef FSDP_FULLY_SHARDED_DATA_PARALLEL_H_
+#define FSDP_FULLY_SHARDED_DATA_PARALLEL_H_
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <memory>
+#include <ostream>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "base/status_macros.h"
+#include "comm/communicator.h"
+#include "fsdp/forward.h"
+#include "fsdp/options.h"
+#include "fsdp/shard_module.h"
+#include "fsdp/sharded_model.h"
+#include "fsdp/wrap_policy.h"
+
+namespace fsdp {
+
+// What every sharded module offers, whatever its forward.
+class ShardedModuleBase : public torch::nn::Module {
+ public:
+  // Leaves for an element-wise torch::optim optimizer: this rank's range of
+  // each parameter, 1-D, maybe empty, on every rank in the same order. `.grad`
+  // is set by backward, undefined where no rank has produced a gradient. The
+  // memory of gradients is reused: copy what has to outlive the next backward.
+  std::vector<at::Tensor> Parameters() const;
+  // The same with names and full shapes, for parameter groups.
+  const std::vector<NamedShard>& NamedShards() const {
+    return model_->NamedShards();
+  }
+
+  // loss.backward(); on every failure the model is ready for the next
+  // iteration afterwards, unless the communicator has been aborted.
+  absl::Status Backward(const at::Tensor& loss, bool retain_graph = false) {
+    return model_->Backward(loss, retain_graph);
+  }
+
+  // Freezes or unfreezes a parameter from the next forward on. All ranks alike.
+  absl::Status SetTrainable(absl::string_view name, bool trainable) {
+    return model_->SetTrainable(name, trainable);
+  }
+
+  // Visits each full parameter, holding one unit at a time. Collective.
+  absl::Status ForEachFullParameter(const FullParameterVisitor& visit) {
+    return model_->ForEachFullParameter(visit);
+  }
+
+  // Bytes of gathered parameters and of reduce buffers, now and at most.
+  MemoryStats memory_stats() const { return model_->memory_stats(); }
+  // A table of units: parameters, bytes, shards.
+  std::string Describe() const { return model_->ToString(); }
+  comm::Communicator& communicator() const { return model_->communicator(); }
+
+ protected:
+  ShardedModuleBase(std::string name, std::shared_ptr<ShardedModel> model)
+      : torch::nn::Module(std::move(name)), model_(std::move(model)) {}
+
+ private:
+  const std::shared_ptr<ShardedModel> model_;
+};
+
+namespace internal {
+
+// A forward with exactly M's own signature, so that the wrapper also works
+// where LibTorch looks for one: in Sequential and AnyModule.
+template <typename Self, typename M, typename Method>
+class ForwardLike;
+
+template <typename Self, typename M, typename Owner, typename Result,
+          typename... Args>
+class ForwardLike<Self, M, Result (Owner::*)(Args...)> {
+ public:
+  Result forward(Args... args) {
+    return Forward(*static_cast<Self*>(this)->module(),
+                   std::forward<Args>(args)...);
+  }
+};
+
+template <typename Self, typename M, typename Owner, typename Result,
+          typename... Args>
+class ForwardLike<Self, M, Result (Owner::*)(Args...) const>
+    : public ForwardLike<Self, M, Result (Owner::*)(Args...)> {};
+
+}  // namespace internal
+
+// The sharded `M`, a module class such as torch::nn::LinearImpl. Made by
+// FullyShard().
+template <typename M>
+class FullyShardedDataParallelImpl
+    : public ShardedModuleBase,
+      public internal::ForwardLike<FullyShardedDataParallelImpl<M>, M,
+                                   decltype(&M::forward)> {
+ public:
+  FullyShardedDataParallelImpl(std::shared_ptr<M> module,
+                               std::shared_ptr<ShardedModel> model)
+      : ShardedModuleBase("fsdp::FullyShardedDataParallel", std::move(model)),
+        module_(register_module("module", std::move(module))) {}
+
+  // The wrapped module, whose own tensors hold values during forward and
+  // backward only.
+  const std::shared_ptr<M>& module() const { return module_; }
+
+ private:
+  const std::shared_ptr<M> module_;
+};
+
+// Holder with the value semantics of torch::nn modules: copies refer to the
+// same model. `operator->` is the sharded module, so forward cannot bypass it.
+template <typename M>
+class FullyShardedDataParallel
+    : public torch::nn::ModuleHolder<FullyShardedDataParallelImpl<M>> {
+ public:
+  using torch::nn::ModuleHolder<FullyShardedDataParallelImpl<M>>::ModuleHolder;
+
+  // The wrapped module.
+  const std::shared_ptr<M>& module() const { return this->get()->module(); }
+};
+
+// Shards `module` over the ranks of `communicator`. Collective; see
+// ShardModule() for what it refuses. The module's parameters afterwards hold
+// values only while their unit computes.
+template <typename M>
+absl::StatusOr<FullyShardedDataParallel<M>> FullyShard(
+    std::shared_ptr<M> module, std::shared_ptr<comm::Communicator> communicator,
+    const Options& options = Options()) {
+  FSDP_ASSIGN_OR_RETURN(
+      std::shared_ptr<ShardedModel> model,
+      ShardModule(module, std::move(communicator), options));
+  return FullyShardedDataParallel<M>(
+      std::make_shared<FullyShardedDataParallelImpl<M>>(std::move(module),
+                                                        std::move(model)));
+}
+
+// The same for a module holder, such as torch::nn::Linear.
+template <typename M>
+absl::StatusOr<FullyShardedDataParallel<M>> FullyShard(
+    const torch::nn::ModuleHolder<M>& module,
+    std::shared_ptr<comm::Communicator> communicator,
+    const Options& options = Options()) {
+  return FullyShard(module.ptr(), std::move(communicator), options);
+}
+
+}  // namespace fsdp
+
+#endif  // FSDP_FULLY_SHARDED_DATA_PARALLEL_H_

@@ -1,0 +1,61 @@
+// The way of gradients from autograd to the optimizer: into a buffer laid out
+// for one reduce-scatter, and from the reduced part into the shard's gradient.
+#ifndef FSDP_GRADIENT_BUFFER_H_
+#define FSDP_GRADIENT_BUFFER_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "flat_param/flat_parameter.h"
+
+namespace fsdp {
+
+// Layout of the buffer, in elements: one segment per rank,
+//
+//   | gradient of the rank's shard | one flag per parameter | padding |
+//
+// A flag is 1 where this rank's backward produced a gradient for the
+// parameter. Summed with the rest, it tells every rank whether any rank did:
+// a parameter no rank used keeps an undefined gradient, so that an optimizer
+// does not decay it. Not thread-safe.
+class GradientBuffer {
+ public:
+  // `parameter` outlives this object.
+  explicit GradientBuffer(flat_param::FlatParameter* parameter);
+
+  int64_t bytes() const;
+  // 1-D views of `memory`, uint8 and at least bytes() long: all of it, and the
+  // segment of this rank.
+  at::Tensor Whole(const at::Tensor& memory) const;
+  at::Tensor OwnSegment(const at::Tensor& memory) const;
+
+  // Writes every element of the buffer. gradients[i] belongs to parameter i:
+  // undefined, or of its shape with any strides (also expanded), or sparse.
+  void Fill(const at::Tensor& memory,
+            absl::Span<const at::Tensor> gradients) const;
+
+  // `memory` after a sum over `world_size` ranks: adds the mean into the
+  // gradient of each shard slice. A slice without .grad takes the new values;
+  // one with .grad, ours or the user's, gets them added.
+  void AccumulateMean(const at::Tensor& memory);
+
+ private:
+  void FillParameter(const at::Tensor& whole, int i,
+                     const at::Tensor& gradient) const;
+  void AccumulateSlice(int i, const at::Tensor& segment, double scale);
+  bool HoldsOurs(int i) const;
+  at::Tensor GradientSlice(int i) const;
+
+  flat_param::FlatParameter* const parameter_;
+  const int64_t segment_numel_;
+  // Gaps between parameters within the buffer, as [begin, end) pairs.
+  std::vector<flat_param::Slice> gaps_;
+  at::Tensor shard_gradient_;  // 1-D, like the shard; .grad of slices are views
+};
+
+}  // namespace fsdp
+
+#endif  // FSDP_GRADIENT_BUFFER_H_

@@ -1,0 +1,35 @@
+// Reads a model's modules and parameters as plain data for PlanUnits().
+#ifndef FSDP_MODULE_TREE_H_
+#define FSDP_MODULE_TREE_H_
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "fsdp/unit_plan.h"
+#include "fsdp/wrap_policy.h"
+
+namespace fsdp {
+
+struct ModuleTree {
+  std::vector<ModuleNode> nodes;  // pre-order, the root first
+  std::vector<std::shared_ptr<torch::nn::Module>> modules;  // of the nodes
+  std::vector<ParameterUse> uses;
+  // By ParameterUse::parameter: every tensor object that is this parameter.
+  // Tensors are tied when they are one object or the same view of one storage.
+  std::vector<std::vector<at::Tensor>> parameters;
+};
+
+// Asks `policy`, which may be empty, for every module but the root.
+// InvalidArgument, naming the parameter: not a real floating-point dtype,
+// sparse or quantised, undefined, on a meta device, or overlapping another
+// parameter in part. FailedPrecondition: it belongs to a unit already.
+absl::StatusOr<ModuleTree> ReadModuleTree(
+    const std::shared_ptr<torch::nn::Module>& root, const WrapPolicy& policy);
+
+}  // namespace fsdp
+
+#endif  // FSDP_MODULE_TREE_H_

@@ -1,0 +1,145 @@
+// The control plane of FSDP: decides when each unit is gathered, freed and
+// reduced. Pure: no tensors, no threads, no clock, so that a step can be
+// tested, drawn and simulated without running a model.
+//
+// The runtime reports what happens in the model as events and carries out the
+// actions it gets back, in order. The policy is that of ZeRO stage 3
+// (Rajbhandari et al., 2020) with the prefetching of PyTorch FSDP (Zhao et al.,
+// 2023): gather a unit before it computes, free it afterwards, start the gather
+// of the unit that comes next, reduce gradients as soon as they are complete.
+#ifndef FSDP_SCHEDULE_H_
+#define FSDP_SCHEDULE_H_
+
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace fsdp {
+
+struct ScheduledUnit {
+  std::string name;  // for messages
+  int parent = -1;   // index of the surrounding unit; -1 for the root, unit 0
+  bool reshard_after_forward = true;
+};
+
+struct ScheduleOptions {
+  // Start the gather of the unit that ran next in the previous forward while
+  // this one computes.
+  bool forward_prefetch = true;
+  // The same in backward, by the reverse of this iteration's forward order.
+  bool backward_prefetch = true;
+  // Limits for prefetching and for reductions in flight: with the default, the
+  // root, two units and two reduce buffers are alive at most.
+  int max_gathered_units = 2;
+  int max_reduce_buffers = 2;
+};
+
+enum class EventKind {
+  kPreForward,     // the unit is about to compute
+  kPostForward,    // it has computed; expects_backward: its output needs grad
+  kPreBackward,    // the gradient has reached its output
+  kPostBackward,   // all its gradients are there; reduces: some are trainable
+  kEndOfBackward,  // the outermost backward is over; no unit
+  kReset,          // the iteration is given up after an error; no unit
+};
+
+struct Event {
+  EventKind kind;
+  int unit = 0;
+  bool records_graph = false;     // kPreForward: grad mode is on
+  bool expects_backward = false;  // kPostForward
+  bool reduces = false;           // kPostBackward
+};
+
+enum class ActionKind {
+  kGather,            // start the all-gather into unsharded memory
+  kWaitGather,        // finish it; the module's tensors look into that memory
+  kFree,              // give the unsharded memory back
+  kFillReduceBuffer,  // copy the gradients to where the reduction reads
+  kReduce,            // start the reduce-scatter
+  kWaitReduce,        // finish it and add into the shard's gradient
+};
+
+struct Action {
+  ActionKind kind;
+  int unit;
+
+  friend bool operator==(const Action& a, const Action& b) {
+    return a.kind == b.kind && a.unit == b.unit;
+  }
+};
+using Actions = absl::InlinedVector<Action, 8>;
+
+std::string ToString(const Event& event);
+std::string ToString(const Action& action);
+
+// State machine of one sharded model on one rank. Ranks that report the same
+// events get the same actions. Not thread-safe.
+class Schedule {
+ public:
+  // `units` in pre-order: parents before children, the root first.
+  Schedule(std::vector<ScheduledUnit> units, ScheduleOptions options);
+
+  // The actions `event` asks for. FailedPrecondition, with nothing changed:
+  // a unit inside the model runs forward with grad outside a forward of the
+  // root.
+  absl::StatusOr<Actions> Next(const Event& event);
+
+  bool in_forward() const { return !forward_stack_.empty(); }
+  bool in_backward() const { return in_backward_; }
+  // Gathered or being gathered.
+  bool IsUnsharded(int unit) const {
+    return states_[unit].gather != Gather::kSharded;
+  }
+  int num_reductions_in_flight() const {
+    return static_cast<int>(reductions_.size());
+  }
+
+ private:
+  enum class Gather { kSharded, kInFlight, kGathered };
+  struct State {
+    Gather gather = Gather::kSharded;
+    bool prefetched = false;  // gathered on a guess nobody has used yet
+    int running = 0;          // forwards and backwards under way
+  };
+
+  absl::Status CheckPreForward(const Event& event) const;
+  void PreForward(int unit, Actions& actions);
+  void PostForward(const Event& event, Actions& actions);
+  void PreBackward(int unit, Actions& actions);
+  void PostBackward(const Event& event, Actions& actions);
+  void EndOfBackward(Actions& actions);
+  void Reset(Actions& actions);
+
+  void BeginIteration(Actions& actions);
+  void EnsureGathered(int unit, Actions& actions);
+  void Prefetch(int unit, int running_unit, Actions& actions);
+  void Free(int unit, Actions& actions);
+  void FreeAll(Actions& actions);
+  void FreeWrongGuesses(int needed_unit, Actions& actions);
+  bool IsAncestor(int ancestor, int unit) const;
+  int PredictForward(int unit);
+  int PredictBackward(int unit);
+
+  const std::vector<ScheduledUnit> units_;
+  const ScheduleOptions options_;
+  std::vector<State> states_;
+  std::vector<int> forward_stack_;
+  bool in_backward_ = false;
+  std::deque<int> reductions_;  // in flight, oldest first
+
+  std::vector<int> forward_order_;           // of this forward, by kPreForward
+  std::vector<int> previous_forward_order_;  // of the last complete forward
+  size_t forward_cursor_ = 0;                // into previous_forward_order_
+  std::vector<int> post_forward_order_;      // units that expect a backward
+  size_t backward_cursor_ = 0;               // entries before it are to come
+};
+
+}  // namespace fsdp
+
+#endif  // FSDP_SCHEDULE_H_

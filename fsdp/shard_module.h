@@ -1,0 +1,34 @@
+// Turns a module's parameters into shards.
+#ifndef FSDP_SHARD_MODULE_H_
+#define FSDP_SHARD_MODULE_H_
+
+#include <torch/nn/module.h>
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "comm/communicator.h"
+#include "fsdp/options.h"
+#include "fsdp/sharded_model.h"
+
+namespace fsdp {
+
+// Collective. Unit after unit, so that a rank holds its shards and one unit
+// twice at most beyond what is not sharded yet. Each module that becomes a unit
+// gets a UnitHandle, and Sequential children are replaced by something that
+// runs them through fsdp::Forward.
+//
+// Every rank checks before anything is changed, and what one refuses all refuse
+// with the same text:
+//   InvalidArgument     no parameters; parameters that cannot be sharded (see
+//                       ReadModuleTree); two devices in one unit; models or
+//                       options that differ between ranks
+//   FailedPrecondition  parameters that belong to a unit already, or that an
+//                       optimizer seems to hold; inference mode
+absl::StatusOr<std::shared_ptr<ShardedModel>> ShardModule(
+    const std::shared_ptr<torch::nn::Module>& root,
+    std::shared_ptr<comm::Communicator> communicator, const Options& options);
+
+}  // namespace fsdp
+
+#endif  // FSDP_SHARD_MODULE_H_

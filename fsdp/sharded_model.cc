@@ -1,0 +1,377 @@
+#include "fsdp/sharded_model.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "base/check.h"
+#include "base/status_error.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+#include "comm/agreement.h"
+#include "flat_param/flat_parameter.h"
+
+namespace fsdp {
+namespace {
+
+constexpr int kRoot = 0;
+
+bool InsideBackward() {
+  return torch::autograd::get_current_graph_task_id() != -1;
+}
+
+// Whether this backward computes all gradients rather than chosen ones.
+bool BackwardComputesEverything() {
+  const auto* exec_info = torch::autograd::get_current_graph_task_exec_info();
+  return exec_info == nullptr || exec_info->empty();
+}
+
+}  // namespace
+
+ShardedModel::ShardedModel(std::unique_ptr<Runtime> runtime, Schedule schedule,
+                           Settings settings)
+    : runtime_(std::move(runtime)),
+      schedule_(std::move(schedule)),
+      settings_(settings),
+      units_(runtime_->num_units()) {
+  for (int unit = 0; unit < runtime_->num_units(); ++unit) {
+    for (const auto& flat : runtime_->flats(unit)) {
+      for (int i = 0; i < flat->num_parameters(); ++i) {
+        const flat_param::NamedParameter& parameter = flat->parameter(i);
+        const at::Tensor& first = parameter.tensors.front();
+        units_[unit].slots.push_back({parameter.name, parameter.tensors,
+                                      flat->ShardSlice(i),
+                                      MakeSentinel(first, parameter.name)});
+        named_shards_.push_back(
+            {parameter.name, first.sizes().vec(), flat->ShardSlice(i),
+             flat->layout().InParameter(i, flat->rank()).begin});
+      }
+    }
+  }
+  for (UnitState& state : units_) {
+    for (const Slot& slot : state.slots) {
+      if (!slot.shard.requires_grad()) continue;
+      for (const at::Tensor& tensor : slot.tensors) {
+        AttachSentinel(tensor, slot.sentinel);
+      }
+    }
+  }
+}
+
+ShardedModel::~ShardedModel() { runtime_->DropEverything(); }
+
+absl::Status ShardedModel::CheckThread(int unit) const {
+  if (!schedule_.in_forward() || InsideBackward() ||
+      forward_thread_ == std::this_thread::get_id()) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "forward of unit ", unit_name(unit),
+      " on another thread than its root's: collectives need one order. Run "
+      "one forward of a sharded model at a time, on one thread"));
+}
+
+absl::Status ShardedModel::PreForward(int unit) {
+  FSDP_RETURN_IF_ERROR(CheckThread(unit));
+  if (unit == kRoot && schedule_.in_forward() && !InsideBackward()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "forward of the root ", unit_name(unit), " inside its own forward"));
+  }
+  // A backward that threw has left the engine without its last callback.
+  if (schedule_.in_backward() && !InsideBackward()) {
+    GiveUpIteration(absl::OkStatus());
+  }
+  if (!schedule_.in_forward()) forward_thread_ = std::this_thread::get_id();
+  for (const auto& flat : runtime_->flats(unit)) {
+    FSDP_RETURN_IF_ERROR(flat->CheckBinding());
+  }
+  const bool records_graph = c10::GradMode::is_enabled();
+  Event event{EventKind::kPreForward, unit};
+  event.records_graph = records_graph;
+  FSDP_RETURN_IF_ERROR(TransitionOrAbort(event, {}));
+  if (records_graph) AttachNode(unit);
+  for (Slot& slot : units_[unit].slots) {
+    slot.version = slot.tensors.front()._version();
+  }
+  return absl::OkStatus();
+}
+
+// requires_grad is read again at every forward: a parameter may be frozen and
+// unfrozen between steps.
+void ShardedModel::AttachNode(int unit) {
+  UnitState& state = units_[unit];
+  ParameterSlots trainable(state.slots.size());
+  state.num_trainable = 0;
+  for (size_t k = 0; k < state.slots.size(); ++k) {
+    Slot& slot = state.slots[k];
+    for (const at::Tensor& tensor : slot.tensors) ClearEdge(tensor);
+    const bool requires_grad = slot.tensors.front().requires_grad();
+    if (slot.shard.requires_grad() != requires_grad) {
+      slot.shard.set_requires_grad(requires_grad);
+    }
+    if (!requires_grad) continue;
+    trainable[k] = slot.tensors;
+    ++state.num_trainable;
+  }
+  state.node.reset();
+  if (state.num_trainable == 0) return;
+  state.node =
+      AttachUnitNode(weak_from_this(), unit, unit_name(unit), trainable);
+  state.edges_attached = true;
+}
+
+bool ShardedModel::NeedsEntry(int unit) const {
+  return c10::GradMode::is_enabled() && units_[unit].num_trainable == 0;
+}
+
+void ShardedModel::AttachEntry(int unit,
+                               const std::vector<at::Tensor*>& inputs) {
+  AttachEntryNode(weak_from_this(), unit, unit_name(unit), inputs);
+}
+
+absl::Status ShardedModel::CheckForwardLeftParametersAlone(
+    int unit, const std::vector<at::Tensor*>& outputs) const {
+  for (const Slot& slot : units_[unit].slots) {
+    if (slot.tensors.front()._version() == slot.version) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "parameter ", slot.name, " was modified in place during the forward of "
+        "unit ", unit_name(unit),
+        ": the change would be lost when the unit is freed. Write through "
+        "NamedShards() between steps, or compute with a copy"));
+  }
+  for (const auto& flat : runtime_->flats(unit)) {
+    FSDP_RETURN_IF_ERROR(flat->CheckBinding());
+    for (const at::Tensor* output : outputs) {
+      if (!output->defined() || !flat->Owns(*output)) continue;
+      return absl::FailedPreconditionError(absl::StrCat(
+          "an output of unit ", unit_name(unit),
+          " is a parameter or a view of one, whose memory is about to be "
+          "freed: return a copy (.clone())"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ShardedModel::PostForward(
+    int unit, const std::vector<at::Tensor*>& outputs) {
+  absl::Status status = CheckForwardLeftParametersAlone(unit, outputs);
+  if (!status.ok()) {
+    GiveUpIteration(status);
+    return status;
+  }
+  UnitState& state = units_[unit];
+  Event event{EventKind::kPostForward, unit};
+  if (c10::GradMode::is_enabled()) {
+    event.expects_backward =
+        AttachExitNode(weak_from_this(), unit, unit_name(unit), state.node,
+                       outputs);
+  }
+  state.node.reset();
+  return TransitionOrAbort(event, {});
+}
+
+void ShardedModel::AbandonForward(int unit) {
+  GiveUpIteration(absl::AbortedError(
+      absl::StrCat("the forward of unit ", unit_name(unit), " on rank ",
+                   runtime_->communicator().rank(), " threw an exception")));
+}
+
+absl::Status ShardedModel::TransitionOrAbort(
+    const Event& event, const std::vector<at::Tensor>& gradients) {
+  absl::StatusOr<Actions> actions = schedule_.Next(event);
+  absl::Status status = actions.status();
+  if (status.ok()) status = runtime_->Execute(*actions, gradients);
+  // A refused event has changed nothing; only inside an iteration is there one
+  // to give up.
+  if (!actions.ok() && !schedule_.in_forward()) return status;
+  if (!status.ok()) GiveUpIteration(status);
+  return status;
+}
+
+// `reason` OK: there is nobody to tell.
+void ShardedModel::GiveUpIteration(const absl::Status& reason) {
+  if (!reason.ok() && settings_.abort_on_failure) {
+    runtime_->communicator().Abort(reason);
+  }
+  // The runtime drops everything, so the schedule's own clean-up is not needed.
+  schedule_.Next({EventKind::kReset}).IgnoreError();
+  runtime_->DropEverything();
+  pending_.clear();
+  end_of_backward_queued_ = false;
+  for (UnitState& state : units_) state.node.reset();
+  RestoreSentinels();
+}
+
+absl::Status ShardedModel::Backward(const at::Tensor& loss,
+                                    bool retain_graph) {
+  absl::Status status = TorchToStatus("backward", [&] {
+    loss.backward(/*gradient=*/{}, /*retain_graph=*/retain_graph);
+  });
+  if (!status.ok()) GiveUpIteration(status);
+  return status;
+}
+
+void ShardedModel::OnPreBackward(const PreBackwardInfo& info) {
+  QueueEndOfBackward();
+  FinishPendingFrom(info.exit_sequence);
+  ThrowIfError(TransitionOrAbort({EventKind::kPreBackward, info.unit}, {}));
+  if (info.has_unit_node) {
+    pending_.push_back({info.unit, info.unit_node_sequence});
+  }
+}
+
+void ShardedModel::OnPostBackward(int unit,
+                                  const std::vector<at::Tensor>& gradients) {
+  QueueEndOfBackward();
+  for (auto it = pending_.rbegin(); it != pending_.rend(); ++it) {
+    if (it->unit != unit) continue;
+    pending_.erase(std::next(it).base());
+    break;
+  }
+  PostBackward(unit, gradients, /*reduces=*/!gradients.empty());
+}
+
+void ShardedModel::PostBackward(int unit,
+                                const std::vector<at::Tensor>& gradients,
+                                bool reduces) {
+  Event event{EventKind::kPostBackward, unit};
+  event.reduces = reduces;
+  ThrowIfError(TransitionOrAbort(event, gradients));
+}
+
+void ShardedModel::QueueEndOfBackward() {
+  if (end_of_backward_queued_) return;
+  end_of_backward_queued_ = true;
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [weak = weak_from_this()] {
+        std::shared_ptr<BackwardListener> listener = weak.lock();
+        if (listener == nullptr) return;
+        static_cast<ShardedModel&>(*listener).OnEndOfBackward();
+      });
+}
+
+// On another rank the unit may have produced gradients: control flow that
+// depends on the data is legal. This rank then takes part with zeros, at the
+// place in the order of collectives where the other reduces.
+void ShardedModel::FinishPendingFrom(uint64_t sequence) {
+  while (!pending_.empty() && pending_.back().node_sequence >= sequence) {
+    const int unit = pending_.back().unit;
+    pending_.pop_back();
+    const std::vector<at::Tensor> none(units_[unit].slots.size());
+    PostBackward(unit, none, /*reduces=*/BackwardComputesEverything());
+  }
+}
+
+void ShardedModel::OnEndOfBackward() {
+  end_of_backward_queued_ = false;
+  FinishPendingFrom(0);
+  ThrowIfError(TransitionOrAbort({EventKind::kEndOfBackward}, {}));
+  RestoreSentinels();
+}
+
+void ShardedModel::RestoreSentinels() {
+  for (UnitState& state : units_) {
+    if (!state.edges_attached) continue;
+    state.edges_attached = false;
+    for (const Slot& slot : state.slots) {
+      if (!slot.shard.requires_grad()) continue;
+      for (const at::Tensor& tensor : slot.tensors) {
+        AttachSentinel(tensor, slot.sentinel);
+      }
+    }
+  }
+}
+
+absl::Status ShardedModel::SetTrainable(absl::string_view name,
+                                        bool trainable) {
+  for (UnitState& state : units_) {
+    for (Slot& slot : state.slots) {
+      if (slot.name != name) continue;
+      for (const at::Tensor& tensor : slot.tensors) {
+        ClearEdge(tensor);
+        tensor.set_requires_grad(trainable);
+        if (trainable) AttachSentinel(tensor, slot.sentinel);
+      }
+      slot.shard.set_requires_grad(trainable);
+      if (!trainable) slot.shard.mutable_grad().reset();
+      return absl::OkStatus();
+    }
+  }
+  return absl::NotFoundError(
+      absl::StrCat("the model has no parameter named ", name));
+}
+
+absl::Status ShardedModel::VisitUnit(int unit,
+                                     const FullParameterVisitor& visit,
+                                     absl::Status* visitor_status) {
+  const Actions gather = {{ActionKind::kGather, unit},
+                          {ActionKind::kWaitGather, unit}};
+  FSDP_RETURN_IF_ERROR(runtime_->Execute(gather));
+  for (const auto& flat : runtime_->flats(unit)) {
+    for (int i = 0; i < flat->num_parameters(); ++i) {
+      if (!visitor_status->ok()) break;
+      const flat_param::NamedParameter& parameter = flat->parameter(i);
+      *visitor_status = TorchToStatus(
+          absl::StrCat("visiting parameter ", parameter.name), [&] {
+            ThrowIfError(visit(parameter.name,
+                               parameter.tensors.front().detach()));
+          });
+    }
+  }
+  const Actions free = {{ActionKind::kFree, unit}};
+  return runtime_->Execute(free);
+}
+
+absl::Status ShardedModel::ForEachFullParameter(
+    const FullParameterVisitor& visit) {
+  if (schedule_.in_forward() || InsideBackward()) {
+    return absl::FailedPreconditionError(
+        "full parameters cannot be visited inside a forward or backward");
+  }
+  // Also frees what was kept for a backward that has not come.
+  GiveUpIteration(absl::OkStatus());
+  absl::Status visitor_status;
+  for (int unit = 0; unit < num_units(); ++unit) {
+    // A rank whose visitor has failed goes on gathering with the others.
+    absl::Status status = VisitUnit(unit, visit, &visitor_status);
+    if (!status.ok()) {
+      GiveUpIteration(status);
+      return status;
+    }
+  }
+  return comm::Agree(runtime_->communicator(), visitor_status,
+                     "visiting full parameters",
+                     absl::Now() + runtime_->timeout());
+}
+
+std::string ShardedModel::ToString() const {
+  std::string text = absl::StrFormat("%-32s %10s %14s %14s\n", "unit",
+                                     "parameters", "unsharded MiB", "shard MiB");
+  constexpr double kMiB = 1 << 20;
+  for (int unit = 0; unit < num_units(); ++unit) {
+    int parameters = 0;
+    double unsharded = 0;
+    double shard = 0;
+    for (const auto& flat : runtime_->flats(unit)) {
+      parameters += flat->num_parameters();
+      unsharded += flat->unsharded_bytes() / kMiB;
+      shard += flat->shard().nbytes() / kMiB;
+    }
+    absl::StrAppendFormat(&text, "%-32s %10d %14.2f %14.2f\n", unit_name(unit),
+                          parameters, unsharded, shard);
+  }
+  return text;
+}
+
+}  // namespace fsdp

@@ -1,0 +1,144 @@
+// One sharded model on one rank, without its C++ type: what the module wrapper,
+// fsdp::Forward and autograd talk to.
+#ifndef FSDP_SHARDED_MODEL_H_
+#define FSDP_SHARDED_MODEL_H_
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/function.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "comm/communicator.h"
+#include "fsdp/autograd.h"
+#include "fsdp/runtime.h"
+#include "fsdp/schedule.h"
+
+namespace fsdp {
+
+// This rank's part of one parameter.
+struct NamedShard {
+  std::string name;            // without wrappers: "blocks.0.qkv.weight"
+  std::vector<int64_t> sizes;  // of the full parameter
+  // Leaf for an optimizer: 1-D, a range of the parameter's storage, maybe
+  // empty. Writing it changes the parameter from the next gather on.
+  at::Tensor shard;
+  int64_t begin;  // of the range, in elements
+};
+
+// Called for each parameter in turn, with its full value, valid and read-only
+// during the call.
+using FullParameterVisitor =
+    std::function<absl::Status(const std::string& name, const at::Tensor&)>;
+
+// Used by one thread at a time: the rank's. Backward may run on the engine's
+// thread of a device, while that thread waits.
+class ShardedModel final
+    : public BackwardListener,
+      public std::enable_shared_from_this<ShardedModel> {
+ public:
+  struct Settings {
+    bool abort_on_failure = true;
+  };
+
+  // `runtime` and `schedule` know the same units.
+  ShardedModel(std::unique_ptr<Runtime> runtime, Schedule schedule, Settings settings);
+  ~ShardedModel() override;
+
+  // --- One forward of a unit, in this order -------------------------------
+  // Gathers the unit's parameters and hands them to autograd. On an error the
+  // iteration is given up.
+  absl::Status PreForward(int unit);
+  // Whether AttachEntry() is due: grad mode is on and nothing in the unit is
+  // trainable.
+  bool NeedsEntry(int unit) const;
+  void AttachEntry(int unit, const std::vector<at::Tensor*>& inputs);
+  // Replaces `outputs` by aliases that announce the backward, and frees the
+  // unit. FailedPrecondition: a parameter was modified in place, replaced, or
+  // is (a view of) an output.
+  absl::Status PostForward(int unit, const std::vector<at::Tensor*>& outputs);
+  // Instead of PostForward(), when the forward throws.
+  void AbandonForward(int unit);
+
+  // loss.backward() with errors as a Status, after which the model is ready for
+  // the next iteration and, where Settings say so, the communicator is aborted.
+  absl::Status Backward(const at::Tensor& loss, bool retain_graph);
+
+  // --- Shards -------------------------------------------------------------
+  const std::vector<NamedShard>& NamedShards() const { return named_shards_; }
+  // Freezes or unfreezes a parameter from the next forward on; all ranks alike.
+  // NotFound for an unknown name.
+  absl::Status SetTrainable(absl::string_view name, bool trainable);
+  // Gathers one unit after the other. Collective, outside forward and backward;
+  // all ranks return an error when the visitor of one does.
+  absl::Status ForEachFullParameter(const FullParameterVisitor& visit);
+
+  int num_units() const { return runtime_->num_units(); }
+  const std::string& unit_name(int unit) const { return runtime_->name(unit); }
+  // A table for people: units, parameters, bytes, shards.
+  std::string ToString() const;
+  MemoryStats memory_stats() const { return runtime_->memory_stats(); }
+  comm::Communicator& communicator() { return runtime_->communicator(); }
+
+  // --- BackwardListener ---------------------------------------------------
+  void OnPreBackward(const PreBackwardInfo& info) override;
+  void OnPostBackward(int unit,
+                      const std::vector<at::Tensor>& gradients) override;
+
+ private:
+  // One distinct parameter of a unit: slot k of the unit's node.
+  struct Slot {
+    std::string name;
+    std::vector<at::Tensor> tensors;  // of the module
+    at::Tensor shard;
+    std::shared_ptr<torch::autograd::Node> sentinel;
+    uint32_t version = 0;  // of the tensors at PreForward
+  };
+  struct UnitState {
+    std::vector<Slot> slots;
+    int num_trainable = 0;  // as of the last PreForward
+    bool edges_attached = false;
+    // Node of the forward that runs now; null without grad.
+    std::shared_ptr<torch::autograd::Node> node;
+  };
+  // A unit whose outputs the gradient has reached and whose own has not.
+  struct PendingUnit {
+    int unit;
+    uint64_t node_sequence;
+  };
+
+  absl::Status CheckThread(int unit) const;
+  absl::Status TransitionOrAbort(const Event& event,
+                                 const std::vector<at::Tensor>& gradients);
+  void GiveUpIteration(const absl::Status& reason);
+  void AttachNode(int unit);
+  absl::Status CheckForwardLeftParametersAlone(
+      int unit, const std::vector<at::Tensor*>& outputs) const;
+  void QueueEndOfBackward();
+  void OnEndOfBackward();
+  void FinishPendingFrom(uint64_t sequence);
+  void PostBackward(int unit, const std::vector<at::Tensor>& gradients,
+                    bool reduces);
+  void RestoreSentinels();
+  absl::Status VisitUnit(int unit, const FullParameterVisitor& visit,
+                         absl::Status* visitor_status);
+
+  const std::unique_ptr<Runtime> runtime_;
+  Schedule schedule_;
+  const Settings settings_;
+  std::vector<UnitState> units_;
+  std::vector<NamedShard> named_shards_;
+  std::vector<PendingUnit> pending_;
+  bool end_of_backward_queued_ = false;
+  std::thread::id forward_thread_;
+};
+
+}  // namespace fsdp
+
+#endif  // FSDP_SHARDED_MODEL_H_
