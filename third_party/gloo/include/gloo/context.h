@@ -1,0 +1,19 @@
+#ifndef THIRD_PARTY_GLOO_CONTEXT_H_
+#define THIRD_PARTY_GLOO_CONTEXT_H_
+
+#include <chrono>
+
+#include "gloo/transport/device.h"
+#include "gloo/transport/unbound_buffer.h"
+
+namespace gloo {
+
+class Context {
+ public:
+  // Exported by libtorch_cpu.so.
+  void setTimeout(std::chrono::milliseconds timeout);
+};
+
+}  // namespace gloo
+
+#endif  // THIRD_PARTY_GLOO_CONTEXT_H_
