@@ -12,6 +12,8 @@ class Context {
  public:
   // Exported by libtorch_cpu.so.
   void setTimeout(std::chrono::milliseconds timeout);
+  // Closes the connections to all peers; what is under way fails, there as well.
+  void closeConnections();
 };
 
 }  // namespace gloo
