@@ -1,0 +1,349 @@
+#include "examples/gpt/json.h"
+
+#include <charconv>
+#include <cmath>
+#include <cstddef>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/status.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+
+namespace gpt {
+namespace {
+
+constexpr int kMaxDepth = 64;
+constexpr absl::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
+
+// Bytes of the UTF-8 sequence that `text` begins with; 0 if there is none.
+size_t Utf8Length(absl::string_view text) {
+  const auto byte = [text](size_t i) -> unsigned {
+    return i < text.size() ? static_cast<unsigned char>(text[i]) : 0;
+  };
+  const auto continues = [&byte](size_t i) { return (byte(i) & 0xC0) == 0x80; };
+  const unsigned first = byte(0);
+  if (first < 0x80) return text.empty() ? 0 : 1;
+  if (first < 0xC2) return 0;  // a continuation or an overlong form
+  if (first < 0xE0) return continues(1) ? 2 : 0;
+  if (first < 0xF0) {
+    const bool overlong = first == 0xE0 && byte(1) < 0xA0;
+    const bool surrogate = first == 0xED && byte(1) >= 0xA0;
+    return continues(1) && continues(2) && !overlong && !surrogate ? 3 : 0;
+  }
+  if (first > 0xF4) return 0;
+  const bool overlong = first == 0xF0 && byte(1) < 0x90;
+  const bool too_large = first == 0xF4 && byte(1) >= 0x90;
+  return continues(1) && continues(2) && continues(3) && !overlong && !too_large
+             ? 4
+             : 0;
+}
+
+void AppendUtf8(unsigned code, std::string& out) {
+  const auto append = [&out](unsigned byte) {
+    out.push_back(static_cast<char>(byte));
+  };
+  if (code < 0x80) {
+    append(code);
+  } else if (code < 0x800) {
+    append(0xC0 | code >> 6);
+    append(0x80 | (code & 0x3F));
+  } else if (code < 0x10000) {
+    append(0xE0 | code >> 12);
+    append(0x80 | (code >> 6 & 0x3F));
+    append(0x80 | (code & 0x3F));
+  } else {
+    append(0xF0 | code >> 18);
+    append(0x80 | (code >> 12 & 0x3F));
+    append(0x80 | (code >> 6 & 0x3F));
+    append(0x80 | (code & 0x3F));
+  }
+}
+
+void AppendQuoted(absl::string_view text, std::string& out) {
+  constexpr char kHex[] = "0123456789abcdef";
+  out.push_back('"');
+  while (!text.empty()) {
+    const size_t length = Utf8Length(text);
+    const char c = text.front();
+    if (length == 0) {
+      absl::StrAppend(&out, kReplacement);
+    } else if (c == '"' || c == '\\') {
+      absl::StrAppend(&out, "\\", text.substr(0, 1));
+    } else if (c == '\n') {
+      absl::StrAppend(&out, "\\n");
+    } else if (absl::ascii_iscntrl(static_cast<unsigned char>(c))) {
+      absl::StrAppend(&out, "\\u00", std::string(1, kHex[c >> 4]),
+                      std::string(1, kHex[c & 15]));
+    } else {
+      absl::StrAppend(&out, text.substr(0, length));
+    }
+    text.remove_prefix(length == 0 ? 1 : length);
+  }
+  out.push_back('"');
+}
+
+void AppendDouble(double value, std::string& out) {
+  if (!std::isfinite(value)) {
+    absl::StrAppend(&out, "null");
+    return;
+  }
+  char buffer[32];
+  const auto end = std::to_chars(buffer, buffer + sizeof(buffer), value).ptr;
+  const absl::string_view digits(buffer, end - buffer);
+  absl::StrAppend(&out, digits);
+  // So that it is read back as the double it is.
+  if (digits.find_first_of(".e") == absl::string_view::npos) {
+    absl::StrAppend(&out, ".0");
+  }
+}
+
+// Recursive descent over `text`; one function per production.
+class Parser {
+ public:
+  explicit Parser(absl::string_view text) : text_(text) {}
+
+  absl::StatusOr<Json> Document() {
+    FSDP_ASSIGN_OR_RETURN(Json value, Value(0));
+    SkipSpace();
+    if (position_ != text_.size()) return Error("text after the value");
+    return value;
+  }
+
+ private:
+  absl::Status Error(absl::string_view what) const {
+    return absl::InvalidArgumentError(
+        absl::StrCat("JSON, byte ", position_, ": ", what));
+  }
+
+  char Peek() const {
+    return position_ < text_.size() ? text_[position_] : '\0';
+  }
+  bool Consume(absl::string_view token) {
+    if (!absl::StartsWith(text_.substr(position_), token)) return false;
+    position_ += token.size();
+    return true;
+  }
+  void SkipSpace() {
+    while (position_ < text_.size() &&
+           absl::StrContains(" \t\n\r", text_[position_])) {
+      ++position_;
+    }
+  }
+
+  absl::StatusOr<Json> Value(int depth) {
+    if (depth > kMaxDepth) return Error("nested too deep");
+    SkipSpace();
+    if (position_ == text_.size()) return Error("the text ends early");
+    switch (Peek()) {
+      case '{':
+        return ObjectValue(depth);
+      case '[':
+        return ArrayValue(depth);
+      case '"': {
+        FSDP_ASSIGN_OR_RETURN(std::string text, String());
+        return Json(std::move(text));
+      }
+      default:
+        break;
+    }
+    if (Consume("true")) return Json(true);
+    if (Consume("false")) return Json(false);
+    if (Consume("null")) return Json();
+    return Number();
+  }
+
+  absl::StatusOr<Json> ObjectValue(int depth) {
+    Consume("{");
+    Json::Object object;
+    absl::flat_hash_set<std::string> keys;
+    SkipSpace();
+    if (Consume("}")) return Json(std::move(object));
+    do {
+      SkipSpace();
+      FSDP_ASSIGN_OR_RETURN(std::string key, String());
+      if (!keys.insert(key).second) {
+        return Error(absl::StrCat("key \"", key, "\" is given twice"));
+      }
+      SkipSpace();
+      if (!Consume(":")) return Error("expected ':'");
+      FSDP_ASSIGN_OR_RETURN(Json value, Value(depth + 1));
+      object.emplace_back(std::move(key), std::move(value));
+      SkipSpace();
+    } while (Consume(","));
+    if (!Consume("}")) return Error("expected ',' or '}'");
+    return Json(std::move(object));
+  }
+
+  absl::StatusOr<Json> ArrayValue(int depth) {
+    Consume("[");
+    Json::Array array;
+    SkipSpace();
+    if (Consume("]")) return Json(std::move(array));
+    do {
+      FSDP_ASSIGN_OR_RETURN(Json value, Value(depth + 1));
+      array.push_back(std::move(value));
+      SkipSpace();
+    } while (Consume(","));
+    if (!Consume("]")) return Error("expected ',' or ']'");
+    return Json(std::move(array));
+  }
+
+  absl::StatusOr<std::string> String() {
+    if (!Consume("\"")) return Error("expected a string");
+    std::string out;
+    while (!Consume("\"")) {
+      if (Consume("\\")) {
+        FSDP_RETURN_IF_ERROR(Escape(out));
+        continue;
+      }
+      const size_t length = Utf8Length(text_.substr(position_));
+      if (length == 0) return Error("the string ends early or is not UTF-8");
+      if (static_cast<unsigned char>(Peek()) < 0x20) {
+        return Error("a control character in a string");
+      }
+      absl::StrAppend(&out, text_.substr(position_, length));
+      position_ += length;
+    }
+    return out;
+  }
+
+  absl::Status Escape(std::string& out) {
+    constexpr absl::string_view kNames = "\"\\/bfnrt";
+    constexpr absl::string_view kValues = "\"\\/\b\f\n\r\t";
+    const size_t which = kNames.find(Peek());
+    if (position_ < text_.size() && which != absl::string_view::npos) {
+      out.push_back(kValues[which]);
+      ++position_;
+      return absl::OkStatus();
+    }
+    if (!Consume("u")) return Error("unknown escape");
+    FSDP_ASSIGN_OR_RETURN(unsigned code, FourHexDigits());
+    if (code >= 0xDC00 && code < 0xE000) return Error("half a surrogate pair");
+    if (code >= 0xD800 && code < 0xDC00) {
+      if (!Consume("\\u")) return Error("half a surrogate pair");
+      FSDP_ASSIGN_OR_RETURN(unsigned low, FourHexDigits());
+      if (low < 0xDC00 || low >= 0xE000) return Error("half a surrogate pair");
+      code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00);
+    }
+    AppendUtf8(code, out);
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<unsigned> FourHexDigits() {
+    const absl::string_view digits = text_.substr(position_, 4);
+    const char* end = digits.data() + digits.size();
+    unsigned code = 0;
+    const auto result = std::from_chars(digits.data(), end, code, 16);
+    if (digits.size() != 4 || result.ec != std::errc() || result.ptr != end) {
+      return Error("expected four hexadecimal digits");
+    }
+    position_ += 4;
+    return code;
+  }
+
+  // Consumes digits; says whether there was at least one.
+  bool Digits() {
+    const size_t begin = position_;
+    while (absl::ascii_isdigit(static_cast<unsigned char>(Peek()))) {
+      ++position_;
+    }
+    return position_ > begin;
+  }
+
+  absl::StatusOr<Json> Number() {
+    const size_t begin = position_;
+    bool integral = true;
+    Consume("-");
+    if (!Consume("0") && !Digits()) return Error("expected a value");
+    if (Consume(".")) {
+      integral = false;
+      if (!Digits()) return Error("expected digits after '.'");
+    }
+    if (Consume("e") || Consume("E")) {
+      integral = false;
+      if (!Consume("+")) Consume("-");
+      if (!Digits()) return Error("expected digits of an exponent");
+    }
+    const absl::string_view digits = text_.substr(begin, position_ - begin);
+    const char* end = digits.data() + digits.size();
+    int64_t integer = 0;
+    if (integral &&
+        std::from_chars(digits.data(), end, integer).ec == std::errc()) {
+      return Json(integer);
+    }
+    double value = 0;
+    if (std::from_chars(digits.data(), end, value).ec != std::errc()) {
+      return Error("a number out of range");
+    }
+    return Json(value);
+  }
+
+  const absl::string_view text_;
+  size_t position_ = 0;
+};
+
+}  // namespace
+
+absl::StatusOr<Json> Json::Parse(absl::string_view text) {
+  return Parser(text).Document();
+}
+
+std::string Json::ToString() const {
+  std::string out;
+  AppendTo(out);
+  return out;
+}
+
+const Json* Json::Find(absl::string_view key) const {
+  const Object* object = As<Object>();
+  if (object == nullptr) return nullptr;
+  for (const auto& [name, value] : *object) {
+    if (name == key) return &value;
+  }
+  return nullptr;
+}
+
+double Json::NumberOr(double otherwise) const {
+  if (const int64_t* integer = As<int64_t>()) {
+    return static_cast<double>(*integer);
+  }
+  const double* number = As<double>();
+  return number == nullptr ? otherwise : *number;
+}
+
+void Json::AppendTo(std::string& out) const {
+  if (const bool* boolean = As<bool>()) {
+    absl::StrAppend(&out, *boolean ? "true" : "false");
+  } else if (const int64_t* integer = As<int64_t>()) {
+    absl::StrAppend(&out, *integer);
+  } else if (const double* number = As<double>()) {
+    AppendDouble(*number, out);
+  } else if (const std::string* text = As<std::string>()) {
+    AppendQuoted(*text, out);
+  } else if (const Array* array = As<Array>()) {
+    out.push_back('[');
+    for (size_t i = 0; i < array->size(); ++i) {
+      if (i > 0) absl::StrAppend(&out, ", ");
+      (*array)[i].AppendTo(out);
+    }
+    out.push_back(']');
+  } else if (const Object* object = As<Object>()) {
+    out.push_back('{');
+    for (size_t i = 0; i < object->size(); ++i) {
+      if (i > 0) absl::StrAppend(&out, ", ");
+      AppendQuoted((*object)[i].first, out);
+      absl::StrAppend(&out, ": ");
+      (*object)[i].second.AppendTo(out);
+    }
+    out.push_back('}');
+  } else {
+    absl::StrAppend(&out, "null");
+  }
+}
+
+}  // namespace gpt

@@ -1,0 +1,71 @@
+// JSON values: strict parsing (RFC 8259) and printing.
+#ifndef EXAMPLES_GPT_JSON_H_
+#define EXAMPLES_GPT_JSON_H_
+
+#include <cstdint>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace gpt {
+
+// A value type; thread-compatible.
+class Json {
+ public:
+  using Array = std::vector<Json>;
+  using Object = std::vector<std::pair<std::string, Json>>;  // keeps the order
+
+  Json() : value_(nullptr) {}
+  Json(bool value) : value_(value) {}                          // NOLINT
+  Json(double value) : value_(value) {}                        // NOLINT
+  Json(std::string value) : value_(std::move(value)) {}        // NOLINT
+  Json(absl::string_view value) : Json(std::string(value)) {}  // NOLINT
+  Json(const char* value) : Json(std::string(value)) {}        // NOLINT
+  Json(Array value) : value_(std::move(value)) {}              // NOLINT
+  Json(Object value) : value_(std::move(value)) {}             // NOLINT
+  template <typename T, std::enable_if_t<std::is_integral_v<T>, int> = 0>
+  Json(T value) : value_(static_cast<int64_t>(value)) {}  // NOLINT
+  template <typename T>
+  Json(const std::vector<T>& values)  // NOLINT
+      : value_(Array(values.begin(), values.end())) {}
+
+  // InvalidArgument, naming the byte, for anything but one JSON value: also for
+  // invalid UTF-8, keys given twice and nesting deeper than 64. A number
+  // without fraction and exponent that fits is an int64_t, any other a double.
+  static absl::StatusOr<Json> Parse(absl::string_view text);
+
+  // On one line. Doubles survive a round trip; those that are not finite, which
+  // JSON cannot say, become null. Bytes that are not UTF-8 become U+FFFD.
+  std::string ToString() const;
+
+  // The value if it is of type T (bool, int64_t, double, std::string, Array,
+  // Object), else null.
+  template <typename T>
+  const T* As() const {
+    return std::get_if<T>(&value_);
+  }
+  // The member of that name; null if there is none or this is no object.
+  const Json* Find(absl::string_view key) const;
+  // The value of a number of either kind; `otherwise` for anything else.
+  double NumberOr(double otherwise) const;
+
+  friend bool operator==(const Json& a, const Json& b) {
+    return a.value_ == b.value_;
+  }
+
+ private:
+  void AppendTo(std::string& out) const;
+
+  std::variant<std::nullptr_t, bool, int64_t, double, std::string, Array,
+               Object>
+      value_;
+};
+
+}  // namespace gpt
+
+#endif  // EXAMPLES_GPT_JSON_H_

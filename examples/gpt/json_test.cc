@@ -1,0 +1,127 @@
+#include "examples/gpt/json.h"
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/testing/status_matchers.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace gpt {
+namespace {
+
+using ::fsdp::testing::StatusIs;
+using ::testing::HasSubstr;
+
+TEST(JsonTest, PrintsEveryKindOfValue) {
+  const Json json(Json::Object{{"null", Json()},
+                               {"yes", true},
+                               {"count", int64_t{-3}},
+                               {"third", 0.1},
+                               {"whole", 2.0},
+                               {"text", "a"},
+                               {"list", std::vector<int>{1, 2}},
+                               {"empty", Json::Object{}}});
+  EXPECT_EQ(json.ToString(),
+            R"({"null": null, "yes": true, "count": -3, "third": 0.1, )"
+            R"("whole": 2.0, "text": "a", "list": [1, 2], "empty": {}})");
+}
+
+TEST(JsonTest, EscapesWhatAStringMayNotHold) {
+  const std::string hostile = absl::StrCat("\"\\\n\t", std::string(1, '\0'),
+                                           "\x7f", "\xC3\xA4", "\xFF", "end");
+  EXPECT_EQ(Json(hostile).ToString(),
+            "\"\\\"\\\\\\n\\u0009\\u0000\\u007f"
+            "\xC3\xA4\xEF\xBF\xBD"
+            "end\"");
+}
+
+TEST(JsonTest, WhatIsNotFiniteIsNull) {
+  EXPECT_EQ(Json(std::numeric_limits<double>::infinity()).ToString(), "null");
+  EXPECT_EQ(Json(std::numeric_limits<double>::quiet_NaN()).ToString(), "null");
+}
+
+TEST(JsonTest, ReadsBackWhatItPrints) {
+  const Json json(Json::Object{
+      {"a \"quoted\"\x01 name", Json::Array{1e300, -0.1, 5e-324, int64_t{7}}},
+      {"nested",
+       Json::Object{{"x", Json::Array{Json(), false, "\xF0\x9F\x98\x80"}}}},
+      {"largest", std::numeric_limits<int64_t>::max()}});
+  ASSERT_OK_AND_ASSIGN(Json read, Json::Parse(json.ToString()));
+  EXPECT_EQ(read, json);
+}
+
+TEST(JsonTest, ReadsEscapesAndNumbers) {
+  ASSERT_OK_AND_ASSIGN(Json json,
+                       Json::Parse(" [\"\\u0041\\ud83d\\ude00\\/\" , 1e2, 10, "
+                                   "-0, 9223372036854775808 ] "));
+  const Json::Array& array = *json.As<Json::Array>();
+  EXPECT_EQ(*array[0].As<std::string>(), "A\xF0\x9F\x98\x80/");
+  EXPECT_EQ(*array[1].As<double>(), 100.0);
+  EXPECT_EQ(*array[2].As<int64_t>(), 10);
+  EXPECT_EQ(array[3].NumberOr(1), 0);
+  EXPECT_EQ(array[4].NumberOr(0), 9223372036854775808.0);
+  EXPECT_EQ(array[0].NumberOr(-1), -1);
+}
+
+TEST(JsonTest, FindLooksUpMembersOfObjectsOnly) {
+  ASSERT_OK_AND_ASSIGN(Json json, Json::Parse(R"({"a": {"b": 1}})"));
+  ASSERT_NE(json.Find("a"), nullptr);
+  EXPECT_EQ(json.Find("a")->Find("b")->NumberOr(0), 1);
+  EXPECT_EQ(json.Find("b"), nullptr);
+  EXPECT_EQ(Json(1).Find("a"), nullptr);
+}
+
+TEST(JsonTest, RefusesWhatIsNotJson) {
+  for (const char* text : {"",
+                           " ",
+                           "{",
+                           "[1,]",
+                           "{\"a\":1,}",
+                           "{a:1}",
+                           "{\"a\" 1}",
+                           "nul",
+                           "01",
+                           "-",
+                           "1.",
+                           "1e",
+                           "+1",
+                           "\"",
+                           "\"\x01\"",
+                           "\"\\x\"",
+                           "\"\\u12g4\"",
+                           "\"\\u12\"",
+                           "\"\\ud800\"",
+                           "\"\\udc00\"",
+                           "\"\\ud800\\u0041\"",
+                           "\"\xC3\"",
+                           "\"\xC0\x80\"",
+                           "\"\xED\xA0\x80\"",
+                           "\"\xF5\x80\x80\x80\"",
+                           "1 2",
+                           "{}x",
+                           "1e999",
+                           "[1}",
+                           "NaN"}) {
+    EXPECT_THAT(Json::Parse(text),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("byte")))
+        << text;
+  }
+  EXPECT_THAT(Json::Parse(R"({"a": 1, "a": 2})"),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("key \"a\" is given twice")));
+}
+
+TEST(JsonTest, RefusesDeepNestingInsteadOfOverflowingTheStack) {
+  EXPECT_OK(Json::Parse(std::string(60, '[') + std::string(60, ']')));
+  EXPECT_THAT(Json::Parse(std::string(1'000'000, '[')),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("nested too deep")));
+}
+
+}  // namespace
+}  // namespace gpt

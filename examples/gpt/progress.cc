@@ -1,0 +1,75 @@
+#include "examples/gpt/progress.h"
+
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/string_view.h"
+
+namespace gpt {
+namespace {
+
+// "1:05" or "2:00:09".
+std::string Clock(absl::Duration duration) {
+  const int64_t seconds = absl::ToInt64Seconds(duration);
+  if (seconds < 3600) {
+    return absl::StrFormat("%d:%02d", seconds / 60, seconds % 60);
+  }
+  return absl::StrFormat("%d:%02d:%02d", seconds / 3600, seconds / 60 % 60,
+                         seconds % 60);
+}
+
+}  // namespace
+
+bool IsTerminal() {
+  const char* launcher = std::getenv("FSDP_LAUNCHER_TTY");
+  if (launcher != nullptr) return absl::string_view(launcher) == "1";
+  return isatty(STDOUT_FILENO) != 0;
+}
+
+Progress::Progress(Options options, std::ostream* out)
+    : options_(options), out_(out) {}
+
+void Progress::Update(int64_t step, double loss, absl::Time now) {
+  if (first_time_ == absl::InfinitePast()) {
+    first_time_ = now;
+    first_step_ = step;
+  }
+  const bool last = step == options_.num_steps;
+  if (!last && now - last_shown_ < options_.interval) return;
+  last_shown_ = now;
+  const std::string line = Line(step, loss, now);
+  if (options_.live) {
+    // Return, and erase what a longer line would leave.
+    *out_ << "\r" << line << "\x1b[K" << std::flush;
+    line_open_ = true;
+  } else {
+    *out_ << line << "\n" << std::flush;
+  }
+}
+
+void Progress::Finish() {
+  if (line_open_) *out_ << "\n" << std::flush;
+  line_open_ = false;
+}
+
+std::string Progress::Line(int64_t step, double loss, absl::Time now) const {
+  std::string line =
+      absl::StrFormat("step %d/%d  loss %.3f", step, options_.num_steps, loss);
+  const double seconds = absl::ToDoubleSeconds(now - first_time_);
+  if (step == first_step_ || seconds <= 0) return line;
+  const double steps_per_second = (step - first_step_) / seconds;
+  absl::StrAppendFormat(&line, "  %.0f tokens/s",
+                        steps_per_second * options_.tokens_per_step);
+  if (step == options_.num_steps) return line;
+  const auto left =
+      absl::Seconds((options_.num_steps - step) / steps_per_second);
+  absl::StrAppend(&line, "  ETA ", Clock(left));
+  return line;
+}
+
+}  // namespace gpt

@@ -1,0 +1,55 @@
+#include "examples/gpt/progress.h"
+
+#include <cstdlib>
+#include <sstream>
+
+#include "absl/time/time.h"
+#include "gtest/gtest.h"
+
+namespace gpt {
+namespace {
+
+Progress::Options MakeOptions(bool live) {
+  return {live, /*num_steps=*/100, /*tokens_per_step=*/50, absl::Seconds(10)};
+}
+
+absl::Time At(int seconds) {
+  return absl::UnixEpoch() + absl::Seconds(seconds);
+}
+
+TEST(ProgressTest, PrintsALineNowAndThenElsewhere) {
+  std::ostringstream out;
+  Progress progress(MakeOptions(/*live=*/false), &out);
+  progress.Update(1, 5.5, At(0));
+  progress.Update(6, 5.0, At(5));
+  progress.Update(11, 4.5, At(10));
+  progress.Update(100, 1.25, At(99));
+  progress.Finish();
+  EXPECT_EQ(out.str(),
+            "step 1/100  loss 5.500\n"
+            "step 11/100  loss 4.500  50 tokens/s  ETA 1:29\n"
+            "step 100/100  loss 1.250  50 tokens/s\n");
+}
+
+TEST(ProgressTest, RewritesOneLineOnATerminal) {
+  std::ostringstream out;
+  Progress progress(MakeOptions(/*live=*/true), &out);
+  progress.Update(1, 5.5, At(0));
+  progress.Update(3, 2, At(20000));
+  progress.Finish();
+  progress.Finish();
+  EXPECT_EQ(out.str(),
+            "\rstep 1/100  loss 5.500\x1b[K"
+            "\rstep 3/100  loss 2.000  0 tokens/s  ETA 269:26:40\x1b[K\n");
+}
+
+TEST(ProgressTest, TheLauncherSaysWhereTheOutputEnds) {
+  setenv("FSDP_LAUNCHER_TTY", "1", 1);
+  EXPECT_TRUE(IsTerminal());
+  setenv("FSDP_LAUNCHER_TTY", "0", 1);
+  EXPECT_FALSE(IsTerminal());
+  unsetenv("FSDP_LAUNCHER_TTY");
+}
+
+}  // namespace
+}  // namespace gpt
