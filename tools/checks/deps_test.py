@@ -1,0 +1,100 @@
+"""Tests of the deps check on small trees."""
+
+import importlib.machinery
+import importlib.util
+import os
+import tempfile
+import unittest
+
+_PATH = os.path.join(os.path.dirname(os.path.realpath(__file__)), "deps")
+_LOADER = importlib.machinery.SourceFileLoader("deps", _PATH)
+deps = importlib.util.module_from_spec(importlib.util.spec_from_loader("deps", _LOADER))
+_LOADER.exec_module(deps)
+
+
+def findings(files):
+    with tempfile.TemporaryDirectory() as root:
+        for path, text in files.items():
+            os.makedirs(os.path.dirname(os.path.join(root, path)), exist_ok=True)
+            with open(os.path.join(root, path), "w", encoding="utf-8") as file:
+                file.write(text)
+        return deps.Checker(root).run()
+
+
+LIBTORCH = {"third_party/libtorch/BUILD.bazel": 'alias(name = "libtorch", actual = "@libtorch//:libtorch")'}
+BASE = {
+    **LIBTORCH,
+    "base/BUILD.bazel": 'cc_library(name = "base", hdrs = ["base.h"])',
+    "base/base.h": "#include <string>\n",
+}
+
+
+class DepsTest(unittest.TestCase):
+    def test_a_tree_without_faults(self):
+        self.assertEqual(findings({
+            **BASE,
+            "fsdp/BUILD.bazel": '''
+cc_library(
+    name = "fsdp",
+    srcs = ["fsdp.cc"],
+    hdrs = glob(["*.h"]),
+    deps = ["//base", "//third_party/libtorch", "@com_google_absl//absl/strings"] + select({"//:cuda": []}),
+)
+[cc_test(
+    name = name,
+    srcs = [name + ".cc"],
+    deps = [":fsdp", "@com_google_googletest//:gtest_main"],
+) for name in ["a_test"]]
+''',
+            "fsdp/fsdp.h": "#include <torch/nn/module.h>\n#include \"base/base.h\"\n",
+            "fsdp/fsdp.cc": "#include \"fsdp/fsdp.h\"\n#include \"absl/strings/str_cat.h\"\n",
+            "fsdp/a_test.cc": "#include \"fsdp/fsdp.h\"\n#include \"gtest/gtest.h\"\n",
+        }), [])
+
+    def test_a_header_without_its_dependency(self):
+        for include, label in [("absl/status/statusor.h", "@com_google_absl//absl/status:statusor"),
+                               ("ATen/core/Tensor.h", "//third_party/libtorch:libtorch"),
+                               ("base/base.h", "//base:base")]:
+            self.assertEqual(findings({
+                **BASE,
+                "fsdp/BUILD.bazel": 'cc_library(name = "fsdp", srcs = ["fsdp.cc"])',
+                "fsdp/fsdp.cc": f"\n#include \"{include}\"\n",
+            }), [f"fsdp/fsdp.cc:2: //fsdp:fsdp includes {include} without the dep {label}"])
+
+    def test_a_dependency_that_nothing_includes(self):
+        self.assertEqual(findings({
+            **BASE,
+            "fsdp/BUILD.bazel": 'cc_library(name = "fsdp", srcs = ["fsdp.cc"], deps = ["//base"])',
+            "fsdp/fsdp.cc": "/*\n#include \"base/base.h\"\n*/\n// #include \"base/base.h\"\n",
+        }), ["//fsdp:fsdp: the dep //base is not included by any of its files"])
+
+    def test_a_dependency_that_points_upward(self):
+        self.assertEqual(findings({
+            "comm/BUILD.bazel": 'cc_library(name = "comm", hdrs = ["comm.h"])',
+            "comm/comm.h": "",
+            "offload/BUILD.bazel": 'cc_library(name = "offload", srcs = ["offload.cc"], deps = ["//comm"])',
+            "offload/offload.cc": "#include \"comm/comm.h\"\n",
+        }), ["//offload:offload may not depend on //comm: offload is not above comm"])
+
+    def test_libtorch_behind_a_pure_target(self):
+        found = findings({
+            **LIBTORCH,
+            "base/BUILD.bazel": 'cc_library(name = "base", hdrs = ["base.h"], deps = ["//third_party/libtorch"])',
+            "base/base.h": "#include <c10/util/Exception.h>\n",
+            "fsdp/BUILD.bazel": 'cc_library(name = "schedule", hdrs = ["schedule.h"], deps = ["//base"])',
+            "fsdp/schedule.h": "#include \"base/base.h\"\n",
+        })
+        self.assertEqual(found, ["//fsdp:schedule must not need LibTorch: "
+                                 "//fsdp:schedule -> //base:base -> //third_party/libtorch:libtorch"])
+
+    def test_a_file_of_no_target(self):
+        self.assertEqual(findings({**BASE, "base/lost.cc": ""}), ["base/lost.cc belongs to no target"])
+
+    def test_an_include_that_is_not_written_from_the_root(self):
+        self.assertEqual(len(findings({**BASE, "base/base.h": "#include \"other.h\"\n", "base/other.h": "",
+                                       "base/BUILD.bazel": 'cc_library(name = "base", hdrs = ["base.h"])\n'
+                                                           'cc_library(name = "other", hdrs = ["other.h"])'})), 1)
+
+
+if __name__ == "__main__":
+    unittest.main()
