@@ -18,10 +18,8 @@ namespace {
 
 absl::Status FromTorch(absl::StatusCode code, absl::string_view what,
                        const c10::Error& error) {
-  absl::Status status(
-      code, absl::StrCat(what, ": ", error.what_without_backtrace()));
-  status.SetPayload(kTorchErrorPayload, absl::Cord(error.what()));
-  return status;
+  return absl::Status(code,
+                      absl::StrCat(what, ": ", error.what_without_backtrace()));
 }
 
 }  // namespace

@@ -22,14 +22,10 @@ namespace fsdp {
 //   any other c10::Error (a bug of ours, since arguments are checked before
 //   torch is called), c10::AcceleratorError    -> Internal
 //   any other std::exception                   -> Unknown
-// The text of a c10::Error comes without its C++ backtrace; the whole text is
-// the payload kTorchErrorPayload. A StatusError keeps its message unchanged.
-// Thread-safe.
+// The text of a c10::Error comes without its C++ backtrace. A StatusError keeps
+// its message unchanged. Thread-safe.
 absl::Status TorchToStatus(absl::string_view what,
                            absl::FunctionRef<void()> fn);
-
-// Key of the payload with the whole text of a c10::Error.
-inline constexpr absl::string_view kTorchErrorPayload = "libtorch_fsdp/c10";
 
 // `status` with "`what`: " in front of its message; code and payloads stay.
 absl::Status Annotate(const absl::Status& status, absl::string_view what);

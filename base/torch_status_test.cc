@@ -52,13 +52,6 @@ TEST(TorchToStatusTest, MapsEveryKindOfTorchError) {
   EXPECT_THAT(Thrown<c10::Error>(), StatusIs(Code::kInternal, text));
 }
 
-TEST(TorchToStatusTest, KeepsTheWholeTextAsAPayload) {
-  absl::optional<absl::Cord> payload =
-      Thrown<c10::Error>().GetPayload(kTorchErrorPayload);
-  ASSERT_TRUE(payload.has_value());
-  EXPECT_THAT(std::string(*payload), HasSubstr("the text"));
-}
-
 TEST(TorchToStatusTest, MapsStandardExceptionsAndUnwrapsOurOwn) {
   EXPECT_OK(TorchToStatus("x", [] {}));
   EXPECT_THAT(TorchToStatus("x", [] { throw std::bad_alloc(); }),

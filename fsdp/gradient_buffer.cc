@@ -168,7 +168,9 @@ void GradientBuffer::AccumulateMean(const at::Tensor& memory) {
   for (int i = 0; i < count; ++i) {
     at::Tensor slice = parameter_->ShardSlice(i);
     if (produced[i] == 0 || slice.grad().defined()) continue;
-    slice.mutable_grad() = GradientSlice(i);
+    // Detached, because torch::optim's zero_grad() detaches it in place, which
+    // a view that autograd knows of refuses.
+    slice.mutable_grad() = GradientSlice(i).detach();
   }
 }
 

@@ -70,6 +70,7 @@ std::string ToString(const Action& action) {
 Schedule::Schedule(std::vector<ScheduledUnit> units, ScheduleOptions options)
     : units_(std::move(units)), options_(options), states_(units_.size()) {
   FSDP_CHECK(!units_.empty());
+  FSDP_CHECK(options_.max_reduce_buffers >= 1);
   for (size_t i = 0; i < units_.size(); ++i) {
     FSDP_CHECK(units_[i].parent < static_cast<int>(i));
     FSDP_CHECK((units_[i].parent == kNone) == (i == kRoot));
@@ -86,6 +87,7 @@ absl::StatusOr<Actions> Schedule::Next(const Event& event) {
       PreForward(event.unit, actions);
       break;
     case EventKind::kPostForward:
+      FSDP_RETURN_IF_ERROR(CheckPostForward(event));
       PostForward(event, actions);
       break;
     case EventKind::kPreBackward:
@@ -118,6 +120,16 @@ absl::Status Schedule::CheckPreForward(const Event& event) const {
   return absl::OkStatus();
 }
 
+absl::Status Schedule::CheckPostForward(const Event& event) const {
+  if (in_forward() && forward_stack_.back() == event.unit) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the forward of unit ", units_[event.unit].name,
+      " ends, but its iteration was given up after an error inside it: let "
+      "exceptions reach the caller of the root's forward"));
+}
+
 void Schedule::PreForward(int unit, Actions& actions) {
   // A forward during backward recomputes activations: the order of the real
   // forward stays, and backward has already prefetched what comes next.
@@ -147,7 +159,6 @@ void Schedule::BeginIteration(Actions& actions) {
 }
 
 void Schedule::PostForward(const Event& event, Actions& actions) {
-  FSDP_CHECK(!forward_stack_.empty() && forward_stack_.back() == event.unit);
   forward_stack_.pop_back();
   --states_[event.unit].running;
   if (in_backward_) return;
@@ -158,12 +169,17 @@ void Schedule::PostForward(const Event& event, Actions& actions) {
   if (!in_forward()) {
     FreeWrongGuesses(kNone, actions);
     previous_forward_order_ = forward_order_;
-    backward_cursor_ = post_forward_order_.size();
   }
 }
 
-void Schedule::PreBackward(int unit, Actions& actions) {
+void Schedule::EnterBackward() {
+  if (in_backward_) return;
   in_backward_ = true;
+  backward_cursor_ = post_forward_order_.size();
+}
+
+void Schedule::PreBackward(int unit, Actions& actions) {
+  EnterBackward();
   ++states_[unit].running;
   FreeWrongGuesses(unit, actions);
   EnsureGathered(unit, actions);
@@ -174,7 +190,7 @@ void Schedule::PreBackward(int unit, Actions& actions) {
 void Schedule::PostBackward(const Event& event, Actions& actions) {
   State& state = states_[event.unit];
   // A unit whose output carries no gradient gets here without PreBackward.
-  in_backward_ = true;
+  EnterBackward();
   state.running = std::max(0, state.running - 1);
   if (event.reduces) {
     if (num_reductions_in_flight() >= options_.max_reduce_buffers) {
@@ -191,16 +207,19 @@ void Schedule::PostBackward(const Event& event, Actions& actions) {
 }
 
 // Units that were gathered but never reached, for example because their output
-// was not used in the loss, are freed here.
+// was not used in the loss, are freed here. A backward inside a forward leaves
+// the units of that forward alone.
 void Schedule::EndOfBackward(Actions& actions) {
-  FreeAll(actions);
+  for (State& state : states_) state.running = 0;
+  for (int unit : forward_stack_) ++states_[unit].running;
+  for (int i = 0; i < static_cast<int>(units_.size()); ++i) {
+    if (states_[i].running == 0) Free(i, actions);
+  }
   for (int unit : reductions_) {
     actions.push_back({ActionKind::kWaitReduce, unit});
   }
   reductions_.clear();
-  for (State& state : states_) state.running = 0;
   in_backward_ = false;
-  backward_cursor_ = post_forward_order_.size();
 }
 
 void Schedule::Reset(Actions& actions) {
@@ -211,7 +230,6 @@ void Schedule::Reset(Actions& actions) {
   in_backward_ = false;
   forward_order_.clear();
   post_forward_order_.clear();
-  backward_cursor_ = 0;
 }
 
 void Schedule::EnsureGathered(int unit, Actions& actions) {
@@ -227,13 +245,16 @@ void Schedule::EnsureGathered(int unit, Actions& actions) {
   state.prefetched = false;
 }
 
-// The units around the running one are gathered for as long as it runs; they
-// are not what the limit is about.
+// The units around the running one are gathered for as long as it runs, and
+// those that do not reshard until their backward: they are not what the limit
+// is about.
 void Schedule::Prefetch(int unit, int running_unit, Actions& actions) {
   if (unit == kNone || states_[unit].gather != Gather::kSharded) return;
   int gathered = 0;
   for (int i = 0; i < static_cast<int>(units_.size()); ++i) {
-    gathered += IsUnsharded(i) && !IsAncestor(i, running_unit);
+    const bool kept = !units_[i].reshard_after_forward &&
+                      states_[i].running == 0 && !states_[i].prefetched;
+    gathered += IsUnsharded(i) && !kept && !IsAncestor(i, running_unit);
   }
   // The root as the running unit is not counted either.
   if (running_unit == kRoot) --gathered;

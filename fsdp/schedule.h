@@ -36,7 +36,7 @@ struct ScheduleOptions {
   // Limits for prefetching and for reductions in flight: with the default, the
   // root, two units and two reduce buffers are alive at most.
   int max_gathered_units = 2;
-  int max_reduce_buffers = 2;
+  int max_reduce_buffers = 2;  // at least 1
 };
 
 enum class EventKind {
@@ -87,7 +87,7 @@ class Schedule {
 
   // The actions `event` asks for. FailedPrecondition, with nothing changed:
   // a unit inside the model runs forward with grad outside a forward of the
-  // root.
+  // root; a forward ends that is not the innermost one under way.
   absl::StatusOr<Actions> Next(const Event& event);
 
   bool in_forward() const { return !forward_stack_.empty(); }
@@ -109,6 +109,7 @@ class Schedule {
   };
 
   absl::Status CheckPreForward(const Event& event) const;
+  absl::Status CheckPostForward(const Event& event) const;
   void PreForward(int unit, Actions& actions);
   void PostForward(const Event& event, Actions& actions);
   void PreBackward(int unit, Actions& actions);
@@ -117,6 +118,7 @@ class Schedule {
   void Reset(Actions& actions);
 
   void BeginIteration(Actions& actions);
+  void EnterBackward();
   void EnsureGathered(int unit, Actions& actions);
   void Prefetch(int unit, int running_unit, Actions& actions);
   void Free(int unit, Actions& actions);

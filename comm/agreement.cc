@@ -1,0 +1,124 @@
+#include "comm/agreement.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "base/status_macros.h"
+#include "comm/communicator.h"
+
+namespace fsdp::comm {
+namespace {
+
+// Tells texts apart; not meant against an adversary. FNV-1a.
+int64_t Hash(absl::string_view text) {
+  uint64_t hash = 14695981039346656037u;
+  for (const unsigned char c : text) hash = (hash ^ c) * 1099511628211u;
+  int64_t result;
+  std::memcpy(&result, &hash, sizeof(result));
+  return result;
+}
+
+absl::StatusOr<std::vector<int64_t>> GatherNumbers(Communicator& communicator,
+                                                   int64_t mine,
+                                                   absl::string_view what,
+                                                   absl::Time deadline) {
+  const at::Tensor in = at::full({1}, mine, at::kLong);
+  const at::Tensor out = at::empty({communicator.world_size()}, at::kLong);
+  FSDP_ASSIGN_OR_RETURN(auto work, communicator.AllGather(out, in, what));
+  FSDP_RETURN_IF_ERROR(work->Wait(deadline));
+  const int64_t* numbers = out.const_data_ptr<int64_t>();
+  return std::vector<int64_t>(numbers, numbers + out.numel());
+}
+
+std::string FirstDifference(absl::string_view a, absl::string_view b) {
+  const std::vector<absl::string_view> a_lines = absl::StrSplit(a, '\n');
+  const std::vector<absl::string_view> b_lines = absl::StrSplit(b, '\n');
+  const size_t common = std::min(a_lines.size(), b_lines.size());
+  size_t i = 0;
+  while (i < common && a_lines[i] == b_lines[i]) ++i;
+  const auto line = [i](const std::vector<absl::string_view>& lines) {
+    return i < lines.size() ? absl::StrCat("\"", lines[i], "\"")
+                            : std::string("nothing");
+  };
+  return absl::StrCat("line ", i + 1, " is ", line(a_lines), " on rank 0 and ",
+                      line(b_lines));
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> BroadcastString(Communicator& communicator,
+                                            const std::string& text, int root,
+                                            absl::string_view what,
+                                            absl::Time deadline) {
+  FSDP_ASSIGN_OR_RETURN(
+      const std::vector<int64_t> sizes,
+      GatherNumbers(communicator, static_cast<int64_t>(text.size()), what,
+                    deadline));
+  const at::Tensor bytes = at::zeros({sizes[root]}, at::kByte);
+  if (sizes[root] == 0) return std::string();
+  char* data = reinterpret_cast<char*>(bytes.mutable_data_ptr<uint8_t>());
+  if (communicator.rank() == root) std::memcpy(data, text.data(), text.size());
+  FSDP_ASSIGN_OR_RETURN(auto work, communicator.Broadcast(bytes, root, what));
+  FSDP_RETURN_IF_ERROR(work->Wait(deadline));
+  return std::string(data, sizes[root]);
+}
+
+absl::Status Agree(Communicator& communicator, const absl::Status& mine,
+                   absl::string_view what, absl::Time deadline) {
+  FSDP_ASSIGN_OR_RETURN(
+      const std::vector<int64_t> codes,
+      GatherNumbers(communicator, mine.raw_code(), what, deadline));
+  const auto failed = std::find_if(codes.begin(), codes.end(),
+                                   [](int64_t code) { return code != 0; });
+  if (failed == codes.end()) return absl::OkStatus();
+  const int rank = static_cast<int>(failed - codes.begin());
+  FSDP_ASSIGN_OR_RETURN(
+      const std::string message,
+      BroadcastString(communicator, std::string(mine.message()), rank, what,
+                      deadline));
+  return absl::Status(static_cast<absl::StatusCode>(*failed),
+                      absl::StrCat("rank ", rank, ": ", message));
+}
+
+absl::Status CheckSame(Communicator& communicator, const std::string& text,
+                       absl::string_view what, absl::Time deadline) {
+  FSDP_ASSIGN_OR_RETURN(
+      const std::vector<int64_t> hashes,
+      GatherNumbers(communicator, Hash(text), what, deadline));
+  std::vector<int> different;
+  for (size_t rank = 0; rank < hashes.size(); ++rank) {
+    if (hashes[rank] != hashes[0]) different.push_back(static_cast<int>(rank));
+  }
+  if (different.empty()) return absl::OkStatus();
+  FSDP_ASSIGN_OR_RETURN(
+      const std::string expected,
+      BroadcastString(communicator, text, /*root=*/0, what, deadline));
+  FSDP_ASSIGN_OR_RETURN(const std::string actual,
+                        BroadcastString(communicator, text, different.front(),
+                                        what, deadline));
+  return absl::InvalidArgumentError(
+      absl::StrCat(what, " differ between ranks: rank ",
+                   absl::StrJoin(different, ", rank "), " from rank 0; ",
+                   FirstDifference(expected, actual), " on rank ",
+                   different.front()));
+}
+
+absl::Status Barrier(Communicator& communicator, absl::string_view what,
+                     absl::Time deadline) {
+  return GatherNumbers(communicator, 0, what, deadline).status();
+}
+
+}  // namespace fsdp::comm

@@ -1,0 +1,41 @@
+// Ways for the ranks of a group to come to the same decision.
+#ifndef COMM_AGREEMENT_H_
+#define COMM_AGREEMENT_H_
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "comm/communicator.h"
+
+namespace fsdp::comm {
+
+// All of these are collective: every rank calls them in the same order. `what`
+// is the label of their collectives. On a failure of the communicator they
+// return its error.
+
+// OK on all ranks when `mine` is OK on all. Otherwise every rank returns the
+// code and message of the lowest rank that failed, "rank 2: " in front.
+absl::Status Agree(Communicator& communicator, const absl::Status& mine,
+                   absl::string_view what, absl::Time deadline);
+
+// OK when all ranks pass the same `text`. Otherwise InvalidArgument on every
+// rank: "`what` differ", the ranks that differ from rank 0, and the first line
+// in which the lowest of them does.
+absl::Status CheckSame(Communicator& communicator, const std::string& text,
+                       absl::string_view what, absl::Time deadline);
+
+// Returns when all ranks have called it.
+absl::Status Barrier(Communicator& communicator, absl::string_view what,
+                     absl::Time deadline);
+
+// Rank `root`'s text on all ranks.
+absl::StatusOr<std::string> BroadcastString(Communicator& communicator,
+                                            const std::string& text, int root,
+                                            absl::string_view what,
+                                            absl::Time deadline);
+
+}  // namespace fsdp::comm
+
+#endif  // COMM_AGREEMENT_H_

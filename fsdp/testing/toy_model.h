@@ -1,0 +1,61 @@
+// A small model and its data, equal on all ranks and without random numbers,
+// which rank-threads would share.
+#ifndef FSDP_TESTING_TOY_MODEL_H_
+#define FSDP_TESTING_TOY_MODEL_H_
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/linear.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "fsdp/options.h"
+
+namespace fsdp::testing {
+
+// x + out(tanh(fc(x))).
+class BlockImpl : public torch::nn::Module {
+ public:
+  explicit BlockImpl(int64_t dim);
+  at::Tensor forward(const at::Tensor& x);
+
+  torch::nn::Linear fc;
+  torch::nn::Linear out;
+};
+
+// head(blocks(embed(x))), calling its blocks by fsdp::Forward.
+class NetImpl : public torch::nn::Module {
+ public:
+  NetImpl(int64_t dim, int num_blocks);
+  at::Tensor forward(const at::Tensor& x);
+
+  torch::nn::Linear embed;
+  torch::nn::ModuleList blocks;
+  torch::nn::Linear head;
+};
+
+// Overwrites the parameters of `module` with values that depend on their order
+// and on `seed` only.
+void FillParameters(torch::nn::Module& module, int seed);
+
+std::shared_ptr<NetImpl> MakeNet(int64_t dim, int num_blocks, int seed = 0);
+
+// Rows [begin, begin + rows) of an endless fixed data set of `dim` columns.
+at::Tensor Rows(int64_t begin, int64_t rows, int64_t dim);
+
+// Mean squared distance of the net's output from tanh of its input.
+at::Tensor Loss(const at::Tensor& output, const at::Tensor& input);
+
+// Every BlockImpl a unit.
+Options BlockUnits();
+
+// A pointer to what the caller owns, for a communicator given by reference.
+std::shared_ptr<comm::Communicator> Unowned(comm::Communicator& communicator);
+
+}  // namespace fsdp::testing
+
+#endif  // FSDP_TESTING_TOY_MODEL_H_

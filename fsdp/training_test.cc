@@ -1,0 +1,305 @@
+// Training with sharded models against training one plain model.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "comm/communicator.h"
+#include "comm/local_communicator.h"
+#include "comm/recording_communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/testing/toy_model.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::AllOk;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::Loss;
+using ::fsdp::testing::MakeNet;
+using ::fsdp::testing::NetImpl;
+using ::fsdp::testing::Rows;
+using ::fsdp::testing::Unowned;
+
+constexpr int64_t kDim = 7;
+constexpr int kBlocks = 3;
+constexpr int64_t kRowsPerRank = 4;
+
+using Tensors = std::map<std::string, at::Tensor>;
+
+struct Trained {
+  std::vector<double> losses;
+  Tensors parameters;
+};
+
+// `world_size` times as many rows per step, in one process.
+Trained TrainPlain(int world_size, int steps) {
+  Trained result;
+  std::shared_ptr<NetImpl> net = MakeNet(kDim, kBlocks);
+  torch::optim::AdamW optimizer(net->parameters(), 1e-2);
+  for (int step = 0; step < steps; ++step) {
+    const at::Tensor x = Rows(step * world_size * kRowsPerRank,
+                              world_size * kRowsPerRank, kDim);
+    at::Tensor loss = Loss(net->forward(x), x);
+    optimizer.zero_grad();
+    loss.backward();
+    optimizer.step();
+    result.losses.push_back(loss.item<double>());
+  }
+  for (const auto& item : net->named_parameters()) {
+    result.parameters[item.key()] = item.value().detach().clone();
+  }
+  return result;
+}
+
+absl::Status FullParameters(FullyShardedDataParallel<NetImpl>& model,
+                            Tensors& result) {
+  return model->ForEachFullParameter(
+      [&result](const std::string& name, const at::Tensor& value) {
+        result[name] = value.clone();
+        return absl::OkStatus();
+      });
+}
+
+// `losses` are the mean over ranks.
+absl::Status TrainSharded(Communicator& communicator, const Options& options,
+                          int steps, Trained& result) {
+  FSDP_ASSIGN_OR_RETURN(
+      FullyShardedDataParallel<NetImpl> model,
+      FullyShard(MakeNet(kDim, kBlocks), Unowned(communicator), options));
+  torch::optim::AdamW optimizer(model->Parameters(), 1e-2);
+  const int world_size = communicator.world_size();
+  for (int step = 0; step < steps; ++step) {
+    const at::Tensor x =
+        Rows((step * world_size + communicator.rank()) * kRowsPerRank,
+             kRowsPerRank, kDim);
+    at::Tensor loss = Loss(model->forward(x), x);
+    optimizer.zero_grad();
+    FSDP_RETURN_IF_ERROR(model->Backward(loss));
+    optimizer.step();
+    at::Tensor mean = loss.detach().view({1}) / world_size;
+    FSDP_ASSIGN_OR_RETURN(
+        auto work,
+        communicator.AllReduce(mean, comm::ReduceOp::kSum, "loss"));
+    FSDP_RETURN_IF_ERROR(work->Wait(absl::Now() + absl::Seconds(30)));
+    result.losses.push_back(mean.item<double>());
+  }
+  return FullParameters(model, result.parameters);
+}
+
+absl::Status CheckClose(const Trained& actual, const Trained& expected) {
+  for (size_t i = 0; i < expected.losses.size(); ++i) {
+    const double error = std::abs(actual.losses[i] - expected.losses[i]);
+    if (error > 1e-5 * std::abs(expected.losses[i])) {
+      return absl::InternalError(absl::StrCat("loss of step ", i, ": ",
+                                              actual.losses[i], " not ",
+                                              expected.losses[i]));
+    }
+  }
+  for (const auto& [name, value] : expected.parameters) {
+    const auto found = actual.parameters.find(name);
+    if (found == actual.parameters.end() ||
+        !at::allclose(found->second, value, 1e-4, 1e-5)) {
+      return absl::InternalError(absl::StrCat("parameter ", name, " differs"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+struct OptionsCase {
+  const char* name;
+  bool reshard;
+  bool prefetch;
+  bool units;
+};
+
+class EqualsPlainTraining
+    : public ::testing::TestWithParam<std::tuple<int, OptionsCase>> {};
+
+TEST_P(EqualsPlainTraining, LossesAndParametersAfterTenSteps) {
+  const auto& [world_size, c] = GetParam();
+  Options options = c.units ? BlockUnits() : Options();
+  options.reshard_after_forward = c.reshard;
+  options.forward_prefetch = c.prefetch;
+  options.backward_prefetch = c.prefetch;
+  const Trained expected = TrainPlain(world_size, 10);
+  EXPECT_OK(RunAllRanks(
+      world_size, [&, &options = options](Communicator& communicator) {
+        Trained actual;
+        FSDP_RETURN_IF_ERROR(TrainSharded(communicator, options, 10, actual));
+        return CheckClose(actual, expected);
+      }));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, EqualsPlainTraining,
+    ::testing::Combine(
+        ::testing::Values(1, 2, 3, 5, 8),
+        ::testing::Values(OptionsCase{"FullShard", true, true, true},
+                          OptionsCase{"NoPrefetch", true, false, true},
+                          OptionsCase{"KeptAfterForward", false, true, true},
+                          OptionsCase{"RootOnly", true, true, false})),
+    [](const auto& info) {
+      return absl::StrCat(std::get<1>(info.param).name, "World",
+                          std::get<0>(info.param));
+    });
+
+TEST(TrainingTest, IsBitEqualToPlainTrainingAtOneRank) {
+  const Trained expected = TrainPlain(1, 10);
+  Trained actual;
+  ASSERT_OK(RunAllRanks(1, [&actual](Communicator& communicator) {
+    return TrainSharded(communicator, BlockUnits(), 10, actual);
+  }));
+  EXPECT_EQ(actual.losses, expected.losses);
+  ASSERT_EQ(actual.parameters.size(), expected.parameters.size());
+  for (const auto& [name, value] : expected.parameters) {
+    EXPECT_TRUE(at::equal(actual.parameters[name], value)) << name;
+  }
+}
+
+TEST(TrainingTest, IsBitEqualFromRunToRunAndBetweenRanks) {
+  std::vector<Trained> runs(6);
+  for (int run = 0; run < 2; ++run) {
+    ASSERT_OK(RunAllRanks(3, [&](Communicator& communicator) {
+      return TrainSharded(communicator, BlockUnits(), 5,
+                          runs[3 * run + communicator.rank()]);
+    }));
+  }
+  for (const Trained& other : runs) {
+    EXPECT_EQ(other.losses, runs.front().losses);
+    for (const auto& [name, value] : runs.front().parameters) {
+      EXPECT_TRUE(at::equal(other.parameters.at(name), value)) << name;
+    }
+  }
+}
+
+// --- Collectives and memory of a step ----------------------------------------
+
+absl::Status Step(FullyShardedDataParallel<NetImpl>& model) {
+  const at::Tensor x = Rows(model->communicator().rank(), kRowsPerRank, kDim);
+  at::Tensor loss = Loss(model->forward(x), x);
+  FSDP_RETURN_IF_ERROR(model->Backward(loss));
+  for (at::Tensor& shard : model->Parameters()) shard.mutable_grad().reset();
+  return absl::OkStatus();
+}
+
+absl::Status CheckCounts(const comm::CollectiveLog& log, int64_t gathers,
+                         int64_t reductions) {
+  const int64_t actual_gathers =
+      log.TotalsOf(comm::Collective::kAllGather).count;
+  const int64_t actual_reductions =
+      log.TotalsOf(comm::Collective::kReduceScatter).count;
+  if (actual_gathers == gathers && actual_reductions == reductions) {
+    return absl::OkStatus();
+  }
+  return absl::InternalError(absl::StrCat(actual_gathers, " all-gathers, ",
+                                          actual_reductions,
+                                          " reduce-scatters"));
+}
+
+TEST(TrainingTest, AStepTakes2nMinus1AllGathersAndNReduceScatters) {
+  ASSERT_OK_AND_ASSIGN(auto group, comm::CreateLocalGroup(2));
+  std::vector<comm::CollectiveLog> logs(group.size());
+  for (size_t rank = 0; rank < group.size(); ++rank) {
+    group[rank] = comm::Record(std::move(group[rank]), &logs[rank]);
+  }
+  const auto run = [&logs](Communicator& communicator) -> absl::Status {
+    comm::CollectiveLog& log = logs[communicator.rank()];
+    FSDP_ASSIGN_OR_RETURN(
+        FullyShardedDataParallel<NetImpl> model,
+        FullyShard(MakeNet(kDim, kBlocks), Unowned(communicator),
+                   BlockUnits()));
+    constexpr int64_t kUnits = kBlocks + 1;
+    for (int step = 0; step < 3; ++step) {
+      log.Clear();
+      FSDP_RETURN_IF_ERROR(Step(model));
+      FSDP_RETURN_IF_ERROR(CheckCounts(log, 2 * kUnits - 1, kUnits));
+    }
+    log.Clear();
+    c10::NoGradGuard no_grad;
+    model->forward(Rows(0, 1, kDim));
+    if (model->memory_stats().parameters.in_use_bytes != 0) {
+      return absl::InternalError("parameters left after evaluation");
+    }
+    return CheckCounts(log, kUnits, 0);
+  };
+  EXPECT_OK(AllOk(comm::testing::RunRanks(group, run)));
+}
+
+TEST(TrainingTest, HoldsTheRootAndTwoUnitsAtMostAndOnlyShardsAfterAStep) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(
+        FullyShardedDataParallel<NetImpl> model,
+        FullyShard(MakeNet(kDim, 6), Unowned(communicator), BlockUnits()));
+    int64_t root = 0;
+    int64_t block = 0;
+    FSDP_RETURN_IF_ERROR(model->ForEachFullParameter(
+        [&](const std::string& name, const at::Tensor& value) {
+          // Rounded up to the alignment of parameters, and of the shards.
+          const int64_t bytes = (value.nbytes() + 15) / 16 * 16;
+          if (name.find("blocks.0.") == 0) block += bytes;
+          if (name.find("blocks.") != 0) root += bytes;
+          return absl::OkStatus();
+        }));
+    root = (root + 31) / 32 * 32;
+    block = (block + 31) / 32 * 32;
+    for (int step = 0; step < 3; ++step) {
+      FSDP_RETURN_IF_ERROR(Step(model));
+      const MemoryStats stats = model->memory_stats();
+      if (stats.parameters.peak_in_use_bytes > root + 2 * block ||
+          stats.parameters.in_use_bytes != 0 ||
+          stats.gradients.in_use_bytes != 0) {
+        return absl::InternalError(absl::StrCat(
+            "peak ", stats.parameters.peak_in_use_bytes, " over ",
+            root + 2 * block, ", left ", stats.parameters.in_use_bytes, " and ",
+            stats.gradients.in_use_bytes));
+      }
+    }
+    return absl::OkStatus();
+  }));
+}
+
+TEST(TrainingTest, BackwardsWithoutZeroGradAddUp) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(
+        FullyShardedDataParallel<NetImpl> model,
+        FullyShard(MakeNet(kDim, kBlocks), Unowned(communicator),
+                   BlockUnits()));
+    const at::Tensor x = Rows(communicator.rank(), kRowsPerRank, kDim);
+    FSDP_RETURN_IF_ERROR(model->Backward(Loss(model->forward(x), x)));
+    std::vector<at::Tensor> once;
+    for (const at::Tensor& shard : model->Parameters()) {
+      once.push_back(shard.grad().clone());
+    }
+    FSDP_RETURN_IF_ERROR(model->Backward(Loss(model->forward(x), x)));
+    size_t i = 0;
+    for (const at::Tensor& shard : model->Parameters()) {
+      if (!at::equal(shard.grad(), 2 * once[i++])) {
+        return absl::InternalError("the second backward was not added");
+      }
+    }
+    return absl::OkStatus();
+  }));
+}
+
+}  // namespace
+}  // namespace fsdp
