@@ -78,8 +78,7 @@ Schedule::Schedule(std::vector<ScheduledUnit> units, ScheduleOptions options)
 }
 
 absl::StatusOr<Actions> Schedule::Next(const Event& event) {
-  FSDP_CHECK(event.unit >= 0 &&
-             event.unit < static_cast<int>(units_.size()));
+  FSDP_CHECK(event.unit >= 0 && event.unit < static_cast<int>(units_.size()));
   Actions actions;
   switch (event.kind) {
     case EventKind::kPreForward:
@@ -162,8 +161,8 @@ void Schedule::PostForward(const Event& event, Actions& actions) {
   forward_stack_.pop_back();
   --states_[event.unit].running;
   if (in_backward_) return;
-  const bool keep = event.expects_backward &&
-                    !units_[event.unit].reshard_after_forward;
+  const bool keep =
+      event.expects_backward && !units_[event.unit].reshard_after_forward;
   if (event.expects_backward) post_forward_order_.push_back(event.unit);
   if (!keep && states_[event.unit].running == 0) Free(event.unit, actions);
   if (!in_forward()) {

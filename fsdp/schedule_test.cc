@@ -1,134 +1,38 @@
 #include "fsdp/schedule.h"
 
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/testing/status_matchers.h"
+#include "fsdp/testing/schedule_trace.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace fsdp {
 namespace {
 
+using ::fsdp::testing::ActionsOf;
+using ::fsdp::testing::AllSharded;
+using ::fsdp::testing::Backward;
+using ::fsdp::testing::EndOfBackward;
+using ::fsdp::testing::Events;
+using ::fsdp::testing::Forward;
+using ::fsdp::testing::Layers;
+using ::fsdp::testing::NoPrefetch;
+using ::fsdp::testing::PostBackward;
+using ::fsdp::testing::PostBackwardFrozen;
+using ::fsdp::testing::PostForward;
+using ::fsdp::testing::PostForwardNoGrad;
+using ::fsdp::testing::PreBackward;
+using ::fsdp::testing::PreForward;
+using ::fsdp::testing::PreForwardNoGrad;
 using ::fsdp::testing::StatusIs;
+using ::fsdp::testing::Trace;
+using ::fsdp::testing::UnitsWithParents;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-Event PreForward(int unit) {
-  Event event{EventKind::kPreForward, unit};
-  event.records_graph = true;
-  return event;
-}
-Event PreForwardNoGrad(int unit) { return {EventKind::kPreForward, unit}; }
-Event PostForward(int unit) {
-  Event event{EventKind::kPostForward, unit};
-  event.expects_backward = true;
-  return event;
-}
-Event PostForwardNoGrad(int unit) { return {EventKind::kPostForward, unit}; }
-Event PreBackward(int unit) { return {EventKind::kPreBackward, unit}; }
-Event PostBackward(int unit) {
-  Event event{EventKind::kPostBackward, unit};
-  event.reduces = true;
-  return event;
-}
-Event PostBackwardFrozen(int unit) { return {EventKind::kPostBackward, unit}; }
-Event EndOfBackward() { return {EventKind::kEndOfBackward}; }
-Event Reset() { return {EventKind::kReset}; }
-
-using Events = std::vector<Event>;
-
-// A root that is kept after forward, as by default, and units inside it.
-// parents[i] is the parent of unit i + 1.
-std::vector<ScheduledUnit> UnitsWithParents(const std::vector<int>& parents) {
-  std::vector<ScheduledUnit> units = {
-      {"root", /*parent=*/-1, /*reshard_after_forward=*/false}};
-  for (size_t i = 0; i < parents.size(); ++i) {
-    units.push_back({absl::StrCat("unit", i + 1), parents[i]});
-  }
-  return units;
-}
-
-// A root and `layers` units in it.
-std::vector<ScheduledUnit> Layers(int layers) {
-  return UnitsWithParents(std::vector<int>(layers, 0));
-}
-
-ScheduleOptions NoPrefetch() {
-  ScheduleOptions options;
-  options.forward_prefetch = false;
-  options.backward_prefetch = false;
-  return options;
-}
-
-// What `schedule` answers to `events`, one line each.
-std::string Trace(Schedule& schedule, const Events& events) {
-  std::string text = "\n";
-  for (const Event& event : events) {
-    absl::StrAppend(&text, ToString(event), ":");
-    const absl::StatusOr<Actions> actions = schedule.Next(event);
-    if (!actions.ok()) return absl::StrCat(text, actions.status().ToString());
-    for (const Action& action : *actions) {
-      absl::StrAppend(&text, " ", ToString(action));
-    }
-    absl::StrAppend(&text, "\n");
-  }
-  return text;
-}
-
-// The actions alone, in one line.
-std::string ActionsOf(Schedule& schedule, const Events& events) {
-  std::string text;
-  for (const Event& event : events) {
-    const absl::StatusOr<Actions> actions = schedule.Next(event);
-    if (!actions.ok()) return actions.status().ToString();
-    for (const Action& action : *actions) {
-      absl::StrAppend(&text, text.empty() ? "" : " ", ToString(action));
-    }
-  }
-  return text;
-}
-
-Events Forward(int layers) {
-  Events events = {PreForward(0)};
-  for (int unit = 1; unit <= layers; ++unit) {
-    events.push_back(PreForward(unit));
-    events.push_back(PostForward(unit));
-  }
-  events.push_back(PostForward(0));
-  return events;
-}
-
-Events Backward(int layers) {
-  Events events = {PreBackward(0)};
-  for (int unit = layers; unit > 0; --unit) {
-    events.push_back(PreBackward(unit));
-    events.push_back(PostBackward(unit));
-  }
-  events.push_back(PostBackward(0));
-  events.push_back(EndOfBackward());
-  return events;
-}
-
-int Count(const std::string& text, const std::string& word) {
-  int count = 0;
-  for (size_t at = text.find(word); at != std::string::npos;
-       at = text.find(word, at + 1)) {
-    ++count;
-  }
-  return count;
-}
-
-bool AllSharded(const Schedule& schedule, int num_units) {
-  for (int unit = 0; unit < num_units; ++unit) {
-    if (schedule.IsUnsharded(unit)) return false;
-  }
-  return true;
-}
 
 TEST(ScheduleTest, FirstForwardGathersOnDemand) {
   Schedule schedule(Layers(3), {});
@@ -214,11 +118,10 @@ TEST(ScheduleTest, ForwardWithoutGradLeavesNothingGathered) {
   std::vector<ScheduledUnit> units = Layers(2);
   units[2].reshard_after_forward = false;
   Schedule schedule(units, {});
-  EXPECT_EQ(
-      Trace(schedule, {PreForwardNoGrad(0), PreForwardNoGrad(1),
-                       PostForwardNoGrad(1), PreForwardNoGrad(2),
-                       PostForwardNoGrad(2), PostForwardNoGrad(0)}),
-      R"(
+  EXPECT_EQ(Trace(schedule, {PreForwardNoGrad(0), PreForwardNoGrad(1),
+                             PostForwardNoGrad(1), PreForwardNoGrad(2),
+                             PostForwardNoGrad(2), PostForwardNoGrad(0)}),
+            R"(
 PreForward(0): Gather(0) WaitGather(0)
 PreForward(1): Gather(1) WaitGather(1)
 PostForward(1): Free(1)
@@ -242,9 +145,9 @@ TEST(ScheduleTest, RootThatReshardsIsGatheredAgainForBackward) {
 // An encoder (1) with layers (2, 3) in it, then a head (4).
 TEST(ScheduleTest, NestedUnitsStayGatheredAroundTheirChildren) {
   Schedule schedule(UnitsWithParents({0, 1, 1, 0}), {});
-  const Events forward = {PreForward(0),  PreForward(1),  PreForward(2),
-                          PostForward(2), PreForward(3),  PostForward(3),
-                          PostForward(1), PreForward(4),  PostForward(4),
+  const Events forward = {PreForward(0),  PreForward(1), PreForward(2),
+                          PostForward(2), PreForward(3), PostForward(3),
+                          PostForward(1), PreForward(4), PostForward(4),
                           PostForward(0)};
   const Events backward = {PreBackward(0),  PreBackward(4),  PostBackward(4),
                            PreBackward(1),  PreBackward(3),  PostBackward(3),
@@ -283,10 +186,9 @@ TEST(ScheduleTest, UnitUsedTwiceIsGatheredAndReducedOncePerUse) {
   const Events forward = {PreForward(0),  PreForward(1),  PostForward(1),
                           PreForward(2),  PostForward(2), PreForward(1),
                           PostForward(1), PostForward(0)};
-  const Events backward = {
-      PreBackward(0),  PreBackward(1),  PostBackward(1), PreBackward(2),
-      PostBackward(2), PreBackward(1),  PostBackward(1), PostBackward(0),
-      EndOfBackward()};
+  const Events backward = {PreBackward(0),  PreBackward(1),  PostBackward(1),
+                           PreBackward(2),  PostBackward(2), PreBackward(1),
+                           PostBackward(1), PostBackward(0), EndOfBackward()};
   Trace(schedule, forward);
   EXPECT_EQ(Trace(schedule, backward), R"(
 PreBackward(0): Gather(1)
@@ -315,16 +217,25 @@ TEST(ScheduleTest, UnitThatCallsItselfIsFreedByTheOuterCall) {
 TEST(ScheduleTest, FrozenUnitIsFreedWithoutReduction) {
   Schedule schedule(Layers(1), {});
   Trace(schedule, Forward(1));
-  EXPECT_EQ(Trace(schedule, {PreBackward(0), PreBackward(1),
-                             PostBackwardFrozen(1), PostBackward(0),
-                             EndOfBackward()}),
-            R"(
+  EXPECT_EQ(
+      Trace(schedule, {PreBackward(0), PreBackward(1), PostBackwardFrozen(1),
+                       PostBackward(0), EndOfBackward()}),
+      R"(
 PreBackward(0): Gather(1)
 PreBackward(1): WaitGather(1)
 PostBackward(1): Free(1)
 PostBackward(0): FillReduceBuffer(0) Free(0) Reduce(0)
 EndOfBackward: WaitReduce(0)
 )");
+}
+
+int Count(const std::string& text, const std::string& word) {
+  int count = 0;
+  for (size_t at = text.find(word); at != std::string::npos;
+       at = text.find(word, at + 1)) {
+    ++count;
+  }
+  return count;
 }
 
 class StepCountTest : public ::testing::TestWithParam<int> {};
@@ -335,9 +246,9 @@ TEST_P(StepCountTest, StepHasTwoGathersPerUnitLessTheRootsAndOneReduction) {
     Schedule schedule(Layers(units - 1), options);
     for (int step = 0; step < 3; ++step) {
       SCOPED_TRACE(step);
-      const std::string actions =
-          absl::StrCat(" ", ActionsOf(schedule, Forward(units - 1)), " ",
-                       ActionsOf(schedule, Backward(units - 1)));
+      const std::string forward = ActionsOf(schedule, Forward(units - 1));
+      const std::string backward = ActionsOf(schedule, Backward(units - 1));
+      const std::string actions = absl::StrCat(" ", forward, " ", backward);
       EXPECT_EQ(Count(actions, " Gather("), 2 * units - 1);
       EXPECT_EQ(Count(actions, " WaitGather("), 2 * units - 1);
       EXPECT_EQ(Count(actions, " Free("), 2 * units - 1);
@@ -348,8 +259,7 @@ TEST_P(StepCountTest, StepHasTwoGathersPerUnitLessTheRootsAndOneReduction) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Units, StepCountTest,
-                         ::testing::Values(1, 2, 5, 33));
+INSTANTIATE_TEST_SUITE_P(Units, StepCountTest, ::testing::Values(1, 2, 5, 33));
 
 TEST(ScheduleRefusalTest, InnerUnitWithGradOutsideTheRootsForward) {
   Schedule schedule(Layers(2), {});
@@ -375,9 +285,9 @@ TEST(ScheduleRefusalTest, ForwardThatEndsWithoutBeingUnderWay) {
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        AllOf(HasSubstr("root"), HasSubstr("given up"))));
   Trace(schedule, {PreForward(0), PreForward(1)});
-  EXPECT_THAT(schedule.Next(PostForward(0)),
-              StatusIs(absl::StatusCode::kFailedPrecondition,
-                       HasSubstr("given up")));
+  EXPECT_THAT(
+      schedule.Next(PostForward(0)),
+      StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("given up")));
   EXPECT_EQ(ActionsOf(schedule, {PostForward(1)}), "Free(1)");
 }
 
