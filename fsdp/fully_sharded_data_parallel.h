@@ -23,6 +23,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
+#include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/pimpl.h>
 
 #include <memory>
@@ -110,6 +111,16 @@ template <typename Self, typename M, typename Owner, typename Result,
 class ForwardLike<Self, M, Result (Owner::*)(Args...) const>
     : public ForwardLike<Self, M, Result (Owner::*)(Args...)> {};
 
+template <typename M>
+struct ForwardOf {
+  using Type = decltype(&M::forward);
+};
+// Sequential's own forward is a template.
+template <>
+struct ForwardOf<torch::nn::SequentialImpl> {
+  using Type = at::Tensor (torch::nn::SequentialImpl::*)(at::Tensor);
+};
+
 }  // namespace internal
 
 // The sharded `M`, a module class such as torch::nn::LinearImpl. Made by
@@ -118,7 +129,7 @@ template <typename M>
 class FullyShardedDataParallelImpl
     : public ShardedModuleBase,
       public internal::ForwardLike<FullyShardedDataParallelImpl<M>, M,
-                                   decltype(&M::forward)> {
+                                   typename internal::ForwardOf<M>::Type> {
  public:
   FullyShardedDataParallelImpl(std::shared_ptr<M> module,
                                std::shared_ptr<ShardedModel> model)
