@@ -86,7 +86,7 @@ def apt_source(package, suite, folder):
     if done.returncode == 0:
         return ""
     # Where packages come from is the machine's affair: no addresses in messages.
-    said = [re.sub(r"\w+://\S+", "the package source", line) for line in done.stdout.splitlines()]
+    said = [re.sub(r"\w+://\S+|'[^' ]+\.[^' ]+'", "the package source", line) for line in done.stdout.splitlines()]
     return "; ".join(said[-3:]) or f"apt-get exited with {done.returncode}"
 
 

@@ -63,7 +63,8 @@ def download(folder, downloads):
         if "No module named pip" in done.stdout:
             raise Failure("python3 has no pip. On Debian:  apt-get install python3-pip\n" + by_hand(downloads))
         # Where packages come from is the machine's affair: no addresses in messages.
-        said = [re.sub(r"\w+://\S+|host='[^']*'", "the registry", line) for line in done.stdout.splitlines()]
+        said = [re.sub(r"\w+://\S+|host='[^']*'", "the registry", line) for line in done.stdout.splitlines()
+                if line.startswith("ERROR:")]
         raise Failure(f"downloading {', '.join(WHEELS)} with pip failed:\n  " + "\n  ".join(said[-4:]) + "\n" +
                       by_hand(downloads))
     return glob.glob(os.path.join(folder, "*.whl"))
