@@ -1,0 +1,506 @@
+// Runs this program as launcher and as ranks. What a rank does is its "role",
+// named by an environment variable.
+
+#include "comm/launcher.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <pty.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "absl/types/optional.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "comm/bootstrap_fd.h"
+#include "comm/bootstrap_socket.h"
+#include "comm/environment.h"
+#include "comm/launcher_stop_request.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::comm {
+namespace {
+
+using ::fsdp::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr char kRole[] = "LAUNCHER_TEST_ROLE";
+constexpr char kFifo[] = "LAUNCHER_TEST_FIFO";
+constexpr char kNestedRole[] = "LAUNCHER_TEST_NESTED_ROLE";
+constexpr int kBlock = 1000;  // bytes of a line of "print_much"
+
+// No test waits longer than this for something that is due at once.
+constexpr absl::Duration kLimit = absl::Seconds(20);
+
+// ---- What ranks do. Each returns the exit code.
+
+int Rank() { return std::atoi(std::getenv("RANK")); }
+
+int Print() {
+  const absl::StatusOr<Environment> environment = ReadEnvironment(std::getenv);
+  if (!environment.ok()) return 100;
+  std::printf("rank %d of %d\n", environment->rank, environment->world_size);
+  std::fprintf(stderr, "local rank %d from %s\n", environment->local_rank,
+               environment->source.c_str());
+  return 0;
+}
+
+int Wait() {
+  for (;;) pause();
+}
+
+int Rank1ExitsWith3() { return Rank() == 1 ? 3 : Wait(); }
+
+// Rank 0 goes on once rank 1 has come here as well.
+UniqueFd MeetRank1() {
+  return UniqueFd(open(std::getenv(kFifo), Rank() == 1 ? O_WRONLY : O_RDONLY));
+}
+
+int Rank0ExitsRank1IsStopped() {
+  const UniqueFd fifo = MeetRank1();
+  if (Rank() == 0) return 4;
+  raise(SIGSTOP);
+  return Wait();
+}
+
+int Rank0ExitsRank1IgnoresSigterm() {
+  if (Rank() == 1) signal(SIGTERM, SIG_IGN);
+  const UniqueFd fifo = MeetRank1();
+  return Rank() == 0 ? 5 : Wait();
+}
+
+// Rank 0 notices that rank 1 has gone, says so and ends by itself.
+int Rank1IsKilledRank0Reports() {
+  const UniqueFd fifo = MeetRank1();
+  if (Rank() == 1) raise(SIGKILL);
+  char byte;
+  if (read(fifo.get(), &byte, 1) == 0) std::printf("rank 1 is gone\n");
+  return 1;
+}
+
+int PrintWithoutNewline() {
+  std::printf("no newline");
+  return 0;
+}
+
+int PrintMuch() {
+  const std::string line(kBlock - 1, static_cast<char>('a' + Rank()));
+  for (int i = 0; i < 1000; ++i) std::printf("%s\n", line.c_str());
+  return 0;
+}
+
+// Leaves a process behind that holds the output and a FIFO.
+int LeaveGrandchild() {
+  const UniqueFd fifo(open(std::getenv(kFifo), O_WRONLY));
+  return fork() == 0 ? Wait() : 0;
+}
+
+int HoldFifo() {
+  const UniqueFd fifo(open(std::getenv(kFifo), O_WRONLY));
+  std::printf("ready\n");
+  std::fflush(stdout);
+  return Wait();
+}
+
+// A training loop of 1 ms steps that stops when told to.
+int Train() {
+  const StopRequest stop;
+  std::printf("ready\n");
+  std::fflush(stdout);
+  while (!stop.requested()) poll(nullptr, 0, 1);
+  std::printf("stopped by %d\n", stop.signal());
+  return 0;
+}
+
+int RefuseToStop() {
+  signal(SIGINT, [](int) {
+    const ssize_t written = write(STDOUT_FILENO, "no\n", 3);
+    static_cast<void>(written);
+  });
+  std::printf("ready\n");
+  std::fflush(stdout);
+  return Wait();
+}
+
+int PrintTerminal() {
+  const absl::optional<int> columns = TerminalColumns();
+  std::printf("%d columns\n", columns.value_or(0));
+  return 0;
+}
+
+// The port is this rank's and open before rank 0 has done anything.
+int UseThePort() {
+  const absl::StatusOr<Environment> environment = ReadEnvironment(std::getenv);
+  if (!environment.ok()) return 100;
+  const int port = environment->master_port;
+  if (environment->rank == 0) {
+    return AdoptListener(environment->listen_fd, port).ok() ? 0 : 101;
+  }
+  // Rank 0 may have closed it again.
+  return environment->listen_fd == -1 && port > 0 ? 0 : 102;
+}
+
+int LaunchTwo() {
+  LaunchOptions options;
+  options.ranks = 2;
+  options.argv = {"launcher_test"};
+  options.environment = {{kRole, std::getenv(kNestedRole)}};
+  options.grace_period = absl::Seconds(60);
+  const absl::StatusOr<LaunchReport> report = LaunchRanks(options);
+  return report.ok() ? report->exit_code() : 103;
+}
+
+const std::map<std::string, std::function<int()>>& Roles() {
+  static const auto& roles = *new std::map<std::string, std::function<int()>>{
+      {"print", Print},
+      {"rank_1_exits_with_3", Rank1ExitsWith3},
+      {"rank_1_is_stopped", Rank0ExitsRank1IsStopped},
+      {"rank_1_ignores_sigterm", Rank0ExitsRank1IgnoresSigterm},
+      {"rank_1_is_killed", Rank1IsKilledRank0Reports},
+      {"print_without_newline", PrintWithoutNewline},
+      {"print_much", PrintMuch},
+      {"leave_grandchild", LeaveGrandchild},
+      {"hold_fifo", HoldFifo},
+      {"train", Train},
+      {"refuse_to_stop", RefuseToStop},
+      {"print_terminal", PrintTerminal},
+      {"use_the_port", UseThePort},
+      {"launch_two", LaunchTwo},
+  };
+  return roles;
+}
+
+// ---- What tests use.
+
+class Fifo {
+ public:
+  Fifo() : path_(absl::StrCat(::testing::TempDir(), "/fifo.", getpid())) {
+    unlink(path_.c_str());
+    FSDP_CHECK(mkfifo(path_.c_str(), 0600) == 0);
+    fd_.Reset(open(path_.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  }
+  ~Fifo() { unlink(path_.c_str()); }
+
+  const std::string& path() const { return path_; }
+
+  // Whether all who had opened it for writing are gone, soon.
+  bool WriterIsGone() const {
+    pollfd state = {fd_.get(), 0, 0};
+    return poll(&state, 1, absl::ToInt64Milliseconds(kLimit)) == 1 &&
+           (state.revents & POLLHUP) != 0;
+  }
+
+ private:
+  std::string path_;
+  UniqueFd fd_;
+};
+
+std::string ReadAll(int fd) {
+  std::string text;
+  char buffer[4096];
+  lseek(fd, 0, SEEK_SET);
+  for (ssize_t count; (count = read(fd, buffer, sizeof(buffer))) > 0;) {
+    text.append(buffer, static_cast<size_t>(count));
+  }
+  return text;
+}
+
+// The lines that came, sorted: ranks print at the same time.
+std::vector<std::string> Lines(const std::string& text) {
+  std::vector<std::string> lines =
+      absl::StrSplit(text, '\n', absl::SkipEmpty());
+  std::sort(lines.begin(), lines.end());
+  return lines;
+}
+
+struct Launched {
+  LaunchReport report;
+  std::string out;
+  std::string err;
+};
+
+LaunchOptions Options(const std::string& role, int ranks) {
+  LaunchOptions options;
+  options.ranks = ranks;
+  options.argv = {"launcher_test"};
+  options.environment = {{kRole, role}};
+  options.grace_period = absl::Milliseconds(100);
+  options.terminate_period = absl::Milliseconds(100);
+  return options;
+}
+
+absl::StatusOr<Launched> Launch(LaunchOptions options) {
+  const UniqueFd out(memfd_create("out", MFD_CLOEXEC));
+  const UniqueFd err(memfd_create("err", MFD_CLOEXEC));
+  options.stdout_fd = out.get();
+  options.stderr_fd = err.get();
+  FSDP_ASSIGN_OR_RETURN(LaunchReport report, LaunchRanks(options));
+  // Nothing is left: no zombie, no child.
+  FSDP_CHECK(waitpid(-1, nullptr, WNOHANG) < 0 && errno == ECHILD);
+  return Launched{std::move(report), ReadAll(out.get()), ReadAll(err.get())};
+}
+
+absl::StatusOr<Launched> Launch(const std::string& role, int ranks) {
+  return Launch(Options(role, ranks));
+}
+
+absl::StatusOr<Launched> LaunchWith(const Fifo& fifo, LaunchOptions options) {
+  options.environment.emplace_back(kFifo, fifo.path());
+  return Launch(std::move(options));
+}
+
+// This program as a launcher of two ranks in a process of its own.
+class LauncherProcess {
+ public:
+  LauncherProcess(const std::string& role, const std::string& fifo = "") {
+    ChildProcess::Options options;
+    options.program = "/proc/self/exe";
+    options.argv = {"launcher_test"};
+    options.environment = {absl::StrCat(kRole, "=launch_two"),
+                           absl::StrCat(kNestedRole, "=", role),
+                           absl::StrCat(kFifo, "=", fifo)};
+    process_.emplace(*ChildProcess::Start(options));
+  }
+
+  ChildProcess& process() { return *process_; }
+
+  // Reads output until `count` lines contain `text`; false where none come.
+  bool WaitForLines(absl::string_view text, int count) {
+    const absl::Time deadline = absl::Now() + kLimit;
+    while (absl::Now() < deadline) {
+      const std::vector<std::string> lines = absl::StrSplit(output_, text);
+      if (static_cast<int>(lines.size()) > count) return true;
+      if (!ReadMore(deadline)) return false;
+    }
+    return false;
+  }
+
+  // How the launcher ends; reads its output up to then.
+  absl::optional<ProcessEnd> WaitForEnd() {
+    const absl::Time deadline = absl::Now() + kLimit;
+    while (ReadMore(deadline)) {
+    }
+    // The pipe closes just before the process can be reaped.
+    while (absl::Now() < deadline) {
+      if (auto end = process_->TryReap(); end.has_value()) return end;
+    }
+    return absl::nullopt;
+  }
+
+  const std::string& output() const { return output_; }
+
+ private:
+  bool ReadMore(absl::Time deadline) {
+    pollfd ready = {process_->stdout_fd(), POLLIN, 0};
+    const int64_t left = absl::ToInt64Milliseconds(deadline - absl::Now());
+    if (left <= 0 || poll(&ready, 1, static_cast<int>(left)) <= 0) return false;
+    char buffer[4096];
+    const ssize_t count = read(ready.fd, buffer, sizeof(buffer));
+    if (count <= 0) return false;
+    output_.append(buffer, static_cast<size_t>(count));
+    return true;
+  }
+
+  absl::optional<ChildProcess> process_;
+  std::string output_;
+};
+
+// ---- Tests.
+
+TEST(LauncherTest, RanksKnowWhoTheyAreAndTheirLinesHavePrefixes) {
+  ASSERT_OK_AND_ASSIGN(const Launched launched, Launch("print", 3));
+  EXPECT_EQ(launched.report.exit_code(), 0);
+  EXPECT_EQ(launched.report.first_failed_rank, -1);
+  EXPECT_EQ(launched.report.ToString(), "ranks 0, 1, 2 exited with code 0");
+  EXPECT_THAT(
+      Lines(launched.out),
+      ElementsAre("[0] rank 0 of 3", "[1] rank 1 of 3", "[2] rank 2 of 3"));
+  EXPECT_THAT(Lines(launched.err),
+              ElementsAre("[0] local rank 0 from --ranks",
+                          "[1] local rank 1 from --ranks",
+                          "[2] local rank 2 from --ranks"));
+}
+
+TEST(LauncherTest, OneRankIsLaunchedAsWell) {
+  ASSERT_OK_AND_ASSIGN(const Launched launched, Launch("print", 1));
+  EXPECT_EQ(launched.out, "[0] rank 0 of 1\n");
+  EXPECT_EQ(launched.report.ToString(), "rank 0 exited with code 0");
+}
+
+TEST(LauncherTest, RankZeroInheritsTheListeningPort) {
+  ASSERT_OK_AND_ASSIGN(const Launched launched, Launch("use_the_port", 2));
+  EXPECT_EQ(launched.report.exit_code(), 0) << launched.report.ToString();
+}
+
+TEST(LauncherTest, AFailingRankEndsTheOthers) {
+  ASSERT_OK_AND_ASSIGN(const Launched launched,
+                       Launch("rank_1_exits_with_3", 3));
+  EXPECT_EQ(launched.report.exit_code(), 3);
+  EXPECT_EQ(launched.report.first_failed_rank, 1);
+  EXPECT_EQ(launched.report.ToString(),
+            "rank 1 exited with code 3; then ranks 0, 2 were ended by the "
+            "launcher with signal 15 (SIGTERM)");
+}
+
+TEST(LauncherTest, SurvivorsMaySayWhatTheyMiss) {
+  const Fifo fifo;
+  LaunchOptions options = Options("rank_1_is_killed", 2);
+  options.grace_period = absl::Seconds(60);
+  ASSERT_OK_AND_ASSIGN(const Launched launched, LaunchWith(fifo, options));
+  EXPECT_EQ(launched.report.exit_code(), 128 + SIGKILL);
+  EXPECT_EQ(launched.out, "[0] rank 1 is gone\n");
+  EXPECT_EQ(launched.report.ToString(),
+            "rank 1 was killed by signal 9 (SIGKILL); then rank 0 exited with "
+            "code 1");
+}
+
+TEST(LauncherTest, StoppedRanksEnd) {
+  const Fifo fifo;
+  ASSERT_OK_AND_ASSIGN(const Launched launched,
+                       LaunchWith(fifo, Options("rank_1_is_stopped", 2)));
+  EXPECT_EQ(launched.report.exit_code(), 4);
+  EXPECT_TRUE(launched.report.ranks[1].forced);
+}
+
+TEST(LauncherTest, RanksThatIgnoreSigtermEnd) {
+  const Fifo fifo;
+  ASSERT_OK_AND_ASSIGN(const Launched launched,
+                       LaunchWith(fifo, Options("rank_1_ignores_sigterm", 2)));
+  EXPECT_EQ(launched.report.exit_code(), 5);
+  EXPECT_EQ(launched.report.ranks[1].end.signal, SIGKILL);
+}
+
+TEST(LauncherTest, TheLastLineNeedsNoEnd) {
+  ASSERT_OK_AND_ASSIGN(const Launched launched,
+                       Launch("print_without_newline", 2));
+  EXPECT_THAT(Lines(launched.out),
+              ElementsAre("[0] no newline", "[1] no newline"));
+}
+
+TEST(LauncherTest, MuchOutputComesOutWhole) {
+  ASSERT_OK_AND_ASSIGN(const Launched launched, Launch("print_much", 2));
+  EXPECT_EQ(launched.out.size(), 2 * 1000 * (kBlock + 4));
+  const std::vector<std::string> lines = Lines(launched.out);
+  ASSERT_EQ(lines.size(), 2000);
+  EXPECT_EQ(lines.front(), absl::StrCat("[0] ", std::string(999, 'a')));
+  EXPECT_EQ(lines.front(), lines[999]);
+  EXPECT_EQ(lines[1000], absl::StrCat("[1] ", std::string(999, 'b')));
+  EXPECT_EQ(lines[1000], lines.back());
+}
+
+TEST(LauncherTest, WhatRanksLeaveBehindEnds) {
+  const Fifo fifo;
+  ASSERT_OK_AND_ASSIGN(const Launched launched,
+                       LaunchWith(fifo, Options("leave_grandchild", 1)));
+  EXPECT_EQ(launched.report.exit_code(), 0);
+  EXPECT_TRUE(fifo.WriterIsGone());
+}
+
+TEST(LauncherTest, RanksDieWithTheLauncher) {
+  const Fifo fifo;
+  LauncherProcess launcher("hold_fifo", fifo.path());
+  ASSERT_TRUE(launcher.WaitForLines("ready", 2)) << launcher.output();
+  // Only the launcher itself: its ranks lead groups of their own.
+  launcher.process().Signal(SIGKILL);
+  EXPECT_TRUE(fifo.WriterIsGone());
+}
+
+TEST(LauncherTest, PassesInterruptsOn) {
+  for (const int signal : {SIGINT, SIGTERM}) {
+    LauncherProcess launcher("train");
+    ASSERT_TRUE(launcher.WaitForLines("ready", 2)) << launcher.output();
+    launcher.process().Signal(signal);
+    const absl::optional<ProcessEnd> end = launcher.WaitForEnd();
+    ASSERT_TRUE(end.has_value());
+    EXPECT_EQ(end->exit_code, 128 + signal);
+    const std::string line = absl::StrCat("stopped by ", signal);
+    EXPECT_THAT(launcher.output(), HasSubstr(absl::StrCat("[0] ", line)));
+    EXPECT_THAT(launcher.output(), HasSubstr(absl::StrCat("[1] ", line)));
+  }
+}
+
+TEST(LauncherTest, ASecondInterruptKills) {
+  LauncherProcess launcher("refuse_to_stop");
+  ASSERT_TRUE(launcher.WaitForLines("ready", 2)) << launcher.output();
+  launcher.process().Signal(SIGINT);
+  ASSERT_TRUE(launcher.WaitForLines("] no", 2)) << launcher.output();
+  launcher.process().Signal(SIGINT);
+  const absl::optional<ProcessEnd> end = launcher.WaitForEnd();
+  ASSERT_TRUE(end.has_value());
+  EXPECT_EQ(end->exit_code, 128 + SIGINT);
+}
+
+TEST(LauncherTest, RanksLearnOfTheTerminal) {
+  int master = -1;
+  int terminal = -1;
+  const winsize size = {24, 100, 0, 0};
+  ASSERT_EQ(openpty(&master, &terminal, nullptr, nullptr, &size), 0);
+  const UniqueFd close_master(master);
+  UniqueFd close_terminal(terminal);
+  LaunchOptions options = Options("print_terminal", 1);
+  options.stdout_fd = terminal;
+  ASSERT_OK_AND_ASSIGN(const LaunchReport report, LaunchRanks(options));
+  EXPECT_EQ(report.exit_code(), 0);
+  close_terminal.Reset();
+  EXPECT_EQ(ReadAll(master), "[0] 96 columns\r\n");
+}
+
+TEST(LauncherTest, WithoutTerminalThereAreNoColumns) {
+  ASSERT_OK_AND_ASSIGN(const Launched launched, Launch("print_terminal", 1));
+  EXPECT_EQ(launched.out, "[0] 0 columns\n");
+}
+
+TEST(LauncherTest, RefusesBadOptions) {
+  EXPECT_THAT(Launch("print", 0), StatusIs(absl::StatusCode::kInvalidArgument,
+                                           HasSubstr("at least 1")));
+  LaunchOptions options = Options("print", 1);
+  options.argv.clear();
+  EXPECT_THAT(Launch(options), StatusIs(absl::StatusCode::kInvalidArgument,
+                                        HasSubstr("argv is empty")));
+  options = Options("print", 2);
+  options.program = "/no/such/program";
+  EXPECT_THAT(Launch(options), StatusIs(absl::StatusCode::kFailedPrecondition,
+                                        AllOf(HasSubstr("rank 0 of 2"),
+                                              HasSubstr("/no/such/program"),
+                                              HasSubstr("No such file"))));
+}
+
+}  // namespace
+
+// What the process does: a role, or nothing where it is the test itself.
+absl::optional<int> RunRole() {
+  const char* role = std::getenv(kRole);
+  if (role == nullptr) return absl::nullopt;
+  return Roles().at(role)();
+}
+
+}  // namespace fsdp::comm
+
+int main(int argc, char** argv) {
+  if (const auto code = fsdp::comm::RunRole(); code.has_value()) return *code;
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
