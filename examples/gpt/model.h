@@ -14,15 +14,9 @@
 
 #include <cstdint>
 
-namespace gpt {
+#include "examples/gpt/options.h"
 
-struct GptConfig {
-  int64_t vocab = 256;
-  int64_t dim = 256;  // a multiple of heads
-  int64_t layers = 4;
-  int64_t heads = 4;
-  int64_t seq = 128;  // the longest input
-};
+namespace gpt {
 
 class BlockImpl : public torch::nn::Module {
  public:

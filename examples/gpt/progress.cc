@@ -1,14 +1,10 @@
 #include "examples/gpt/progress.h"
 
-#include <unistd.h>
-
-#include <cmath>
-#include <cstdlib>
+#include <algorithm>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/string_view.h"
 
 namespace gpt {
 namespace {
@@ -25,12 +21,6 @@ std::string Clock(absl::Duration duration) {
 
 }  // namespace
 
-bool IsTerminal() {
-  const char* launcher = std::getenv("FSDP_LAUNCHER_TTY");
-  if (launcher != nullptr) return absl::string_view(launcher) == "1";
-  return isatty(STDOUT_FILENO) != 0;
-}
-
 Progress::Progress(Options options, std::ostream* out)
     : options_(options), out_(out) {}
 
@@ -42,19 +32,22 @@ void Progress::Update(int64_t step, double loss, absl::Time now) {
   const bool last = step == options_.num_steps;
   if (!last && now - last_shown_ < options_.interval) return;
   last_shown_ = now;
-  const std::string line = Line(step, loss, now);
-  if (options_.live) {
-    // Return, and erase what a longer line would leave.
-    *out_ << "\r" << line << "\x1b[K" << std::flush;
-    line_open_ = true;
+  std::string line = Line(step, loss, now);
+  if (options_.columns.has_value()) {
+    // A line that wraps could not be rewritten.
+    line = line.substr(0, std::max(1, *options_.columns - 1));
+    // Blanks over what a longer line would leave.
+    const size_t blanks = std::max(line.size(), open_width_) - line.size();
+    *out_ << "\r" << line << std::string(blanks, ' ') << std::flush;
+    open_width_ = line.size();
   } else {
     *out_ << line << "\n" << std::flush;
   }
 }
 
 void Progress::Finish() {
-  if (line_open_) *out_ << "\n" << std::flush;
-  line_open_ = false;
+  if (open_width_ > 0) *out_ << "\n" << std::flush;
+  open_width_ = 0;
 }
 
 std::string Progress::Line(int64_t step, double loss, absl::Time now) const {

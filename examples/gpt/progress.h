@@ -3,23 +3,22 @@
 #ifndef EXAMPLES_GPT_PROGRESS_H_
 #define EXAMPLES_GPT_PROGRESS_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <ostream>
 #include <string>
 
 #include "absl/time/time.h"
+#include "absl/types/optional.h"
 
 namespace gpt {
-
-// Whether what this process prints ends up on a terminal: directly, or by way
-// of the launcher, which says so in FSDP_LAUNCHER_TTY.
-bool IsTerminal();
 
 // Thread-compatible.
 class Progress {
  public:
   struct Options {
-    bool live = false;  // '\r' and one line that is rewritten
+    // Of the terminal that `out` is: one line is rewritten after a '\r'.
+    absl::optional<int> columns;
     int64_t num_steps = 0;
     int64_t tokens_per_step = 0;  // of all ranks
     // Between two lines, or two states of the live line.
@@ -43,7 +42,7 @@ class Progress {
   absl::Time first_time_ = absl::InfinitePast();
   int64_t first_step_ = 0;
   absl::Time last_shown_ = absl::InfinitePast();
-  bool line_open_ = false;
+  size_t open_width_ = 0;  // of the live line; 0: there is none
 };
 
 }  // namespace gpt

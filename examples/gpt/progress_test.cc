@@ -1,16 +1,17 @@
 #include "examples/gpt/progress.h"
 
-#include <cstdlib>
 #include <sstream>
 
 #include "absl/time/time.h"
+#include "absl/types/optional.h"
 #include "gtest/gtest.h"
 
 namespace gpt {
 namespace {
 
-Progress::Options MakeOptions(bool live) {
-  return {live, /*num_steps=*/100, /*tokens_per_step=*/50, absl::Seconds(10)};
+Progress::Options MakeOptions(absl::optional<int> columns) {
+  return {columns, /*num_steps=*/100, /*tokens_per_step=*/50,
+          absl::Seconds(10)};
 }
 
 absl::Time At(int seconds) {
@@ -19,7 +20,7 @@ absl::Time At(int seconds) {
 
 TEST(ProgressTest, PrintsALineNowAndThenElsewhere) {
   std::ostringstream out;
-  Progress progress(MakeOptions(/*live=*/false), &out);
+  Progress progress(MakeOptions(absl::nullopt), &out);
   progress.Update(1, 5.5, At(0));
   progress.Update(6, 5.0, At(5));
   progress.Update(11, 4.5, At(10));
@@ -33,22 +34,23 @@ TEST(ProgressTest, PrintsALineNowAndThenElsewhere) {
 
 TEST(ProgressTest, RewritesOneLineOnATerminal) {
   std::ostringstream out;
-  Progress progress(MakeOptions(/*live=*/true), &out);
+  Progress progress(MakeOptions(/*columns=*/80), &out);
   progress.Update(1, 5.5, At(0));
   progress.Update(3, 2, At(20000));
+  progress.Update(100, 1, At(20010));
   progress.Finish();
   progress.Finish();
   EXPECT_EQ(out.str(),
-            "\rstep 1/100  loss 5.500\x1b[K"
-            "\rstep 3/100  loss 2.000  0 tokens/s  ETA 269:26:40\x1b[K\n");
+            "\rstep 1/100  loss 5.500"
+            "\rstep 3/100  loss 2.000  0 tokens/s  ETA 269:26:40"
+            "\rstep 100/100  loss 1.000  0 tokens/s             \n");
 }
 
-TEST(ProgressTest, TheLauncherSaysWhereTheOutputEnds) {
-  setenv("FSDP_LAUNCHER_TTY", "1", 1);
-  EXPECT_TRUE(IsTerminal());
-  setenv("FSDP_LAUNCHER_TTY", "0", 1);
-  EXPECT_FALSE(IsTerminal());
-  unsetenv("FSDP_LAUNCHER_TTY");
+TEST(ProgressTest, NeverWraps) {
+  std::ostringstream out;
+  Progress progress(MakeOptions(/*columns=*/10), &out);
+  progress.Update(1, 5.5, At(0));
+  EXPECT_EQ(out.str(), "\rstep 1/10");
 }
 
 }  // namespace

@@ -1,0 +1,169 @@
+#include "examples/gpt/flags.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage_config.h"
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "base/status_macros.h"
+
+namespace gpt {
+// The flags' type Backend needs these two next to it.
+bool AbslParseFlag(absl::string_view text, Backend* backend,
+                   std::string* error) {
+  if (text == "auto") {
+    *backend = Backend::kAuto;
+  } else if (text == "local") {
+    *backend = Backend::kLocal;
+  } else if (text == "gloo") {
+    *backend = Backend::kGloo;
+  } else {
+    *error = "expected auto, local or gloo";
+    return false;
+  }
+  return true;
+}
+
+std::string AbslUnparseFlag(Backend backend) {
+  switch (backend) {
+    case Backend::kAuto:
+      return "auto";
+    case Backend::kLocal:
+      return "local";
+    case Backend::kGloo:
+      return "gloo";
+  }
+  return "?";
+}
+
+bool AbslParseFlag(absl::string_view text, Sharding* sharding,
+                   std::string* error) {
+  if (text != "full" && text != "none") {
+    *error = "expected full or none";
+    return false;
+  }
+  *sharding = text == "full" ? Sharding::kFull : Sharding::kNone;
+  return true;
+}
+
+std::string AbslUnparseFlag(Sharding sharding) {
+  return sharding == Sharding::kFull ? "full" : "none";
+}
+
+}  // namespace gpt
+
+ABSL_FLAG(int, ranks, gpt::TrainOptions().ranks,
+          "Ranks to start on this host. Under torchrun, Slurm and mpirun these "
+          "decide instead.");
+ABSL_FLAG(gpt::Backend, backend, gpt::TrainOptions().backend,
+          "How ranks talk: local (threads of one process), gloo (processes, "
+          "TCP), auto (gloo where there are several).");
+ABSL_FLAG(gpt::Sharding, sharding, gpt::TrainOptions().sharding,
+          "full: parameters, gradients and optimizer state are split over the "
+          "ranks. none: every rank trains a whole model on its own data and "
+          "exchanges no gradients, for comparison.");
+ABSL_FLAG(int64_t, layers, gpt::GptConfig().layers, "Transformer blocks.");
+ABSL_FLAG(int64_t, dim, gpt::GptConfig().dim, "Width of the model.");
+ABSL_FLAG(int64_t, heads, gpt::GptConfig().heads,
+          "Attention heads; they divide --dim.");
+ABSL_FLAG(int64_t, seq, gpt::GptConfig().seq, "Tokens per row.");
+ABSL_FLAG(int64_t, vocab, gpt::GptConfig().vocab,
+          "Different tokens; 256 for any bytes.");
+ABSL_FLAG(int64_t, batch, gpt::TrainOptions().batch, "Rows per rank and step.");
+ABSL_FLAG(int64_t, steps, gpt::TrainOptions().steps,
+          "Training steps that are timed.");
+ABSL_FLAG(int64_t, warmup, gpt::TrainOptions().warmup,
+          "Training steps before those, not timed.");
+ABSL_FLAG(uint64_t, seed, gpt::TrainOptions().seed,
+          "Seed of the initial parameters and of the order of the text.");
+ABSL_FLAG(double, lr, gpt::TrainOptions().lr, "Learning rate of AdamW.");
+ABSL_FLAG(int, threads, gpt::TrainOptions().threads,
+          "Compute threads per rank; 0: the cores divided among the ranks.");
+ABSL_FLAG(std::string, data, gpt::TrainOptions().data,
+          "A text file, a directory of them, or \"count\" for synthetic rows. "
+          "Default: the C++ headers of LibTorch.");
+ABSL_FLAG(std::string, json, gpt::TrainOptions().json,
+          "Write the report to this file as JSON. Counts of collectives are "
+          "those of the timed steps.");
+ABSL_FLAG(std::string, save_init, gpt::TrainOptions().save_init,
+          "Write the initial parameters to this safetensors file.");
+ABSL_FLAG(std::string, init, gpt::TrainOptions().init,
+          "Read the initial parameters from this safetensors file.");
+ABSL_FLAG(int64_t, sample, gpt::TrainOptions().sample,
+          "Bytes of text to sample at the end.");
+
+namespace gpt {
+namespace {
+
+// "--save-init=x" as "--save_init=x": dashes in the name, not in the value.
+std::string WithUnderscores(std::string argument) {
+  if (!absl::StartsWith(argument, "--")) return argument;
+  const auto end = std::find(argument.begin(), argument.end(), '=');
+  std::replace(argument.begin() + 2, end, '-', '_');
+  return argument;
+}
+
+std::string ResolvePath(const std::string& path) {
+  const char* directory = std::getenv("BUILD_WORKING_DIRECTORY");
+  if (path.empty() || directory == nullptr) return path;
+  return std::filesystem::path(directory) / path;
+}
+
+TrainOptions ReadFlags() {
+  TrainOptions options;
+  options.model = {absl::GetFlag(FLAGS_vocab), absl::GetFlag(FLAGS_dim),
+                   absl::GetFlag(FLAGS_layers), absl::GetFlag(FLAGS_heads),
+                   absl::GetFlag(FLAGS_seq)};
+  options.ranks = absl::GetFlag(FLAGS_ranks);
+  options.backend = absl::GetFlag(FLAGS_backend);
+  options.sharding = absl::GetFlag(FLAGS_sharding);
+  options.batch = absl::GetFlag(FLAGS_batch);
+  options.steps = absl::GetFlag(FLAGS_steps);
+  options.warmup = absl::GetFlag(FLAGS_warmup);
+  options.seed = absl::GetFlag(FLAGS_seed);
+  options.lr = absl::GetFlag(FLAGS_lr);
+  options.threads = absl::GetFlag(FLAGS_threads);
+  options.data = absl::GetFlag(FLAGS_data);
+  if (options.data != kCountDataName) options.data = ResolvePath(options.data);
+  options.json = ResolvePath(absl::GetFlag(FLAGS_json));
+  options.save_init = ResolvePath(absl::GetFlag(FLAGS_save_init));
+  options.init = ResolvePath(absl::GetFlag(FLAGS_init));
+  options.sample = absl::GetFlag(FLAGS_sample);
+  return options;
+}
+
+}  // namespace
+
+absl::StatusOr<TrainOptions> ParseFlags(int argc, char** argv) {
+  std::vector<std::string> arguments(argv, argv + argc);
+  std::vector<char*> pointers;
+  for (std::string& argument : arguments) {
+    argument = WithUnderscores(std::move(argument));
+    pointers.push_back(&argument[0]);
+  }
+  absl::FlagsUsageConfig config;
+  config.contains_help_flags = [](absl::string_view file) {
+    return absl::EndsWith(file, "examples/gpt/flags.cc");
+  };
+  absl::SetFlagsUsageConfig(config);
+  const std::vector<char*> left = absl::ParseCommandLine(
+      static_cast<int>(pointers.size()), pointers.data());
+  if (left.size() > 1) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "unexpected argument \"", left[1], "\": see --help for the flags"));
+  }
+  TrainOptions options = ReadFlags();
+  FSDP_RETURN_IF_ERROR(CheckOptions(options));
+  return options;
+}
+
+}  // namespace gpt

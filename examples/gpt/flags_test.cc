@@ -1,0 +1,89 @@
+#include "examples/gpt/flags.h"
+
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "absl/flags/reflection.h"
+#include "absl/status/status.h"
+#include "base/testing/status_matchers.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace gpt {
+namespace {
+
+using ::fsdp::testing::StatusIs;
+using ::testing::HasSubstr;
+
+absl::StatusOr<TrainOptions> Parse(std::vector<std::string> arguments) {
+  absl::FlagSaver restore;
+  arguments.insert(arguments.begin(), "train");
+  std::vector<char*> argv;
+  for (std::string& argument : arguments) argv.push_back(&argument[0]);
+  return ParseFlags(static_cast<int>(argv.size()), argv.data());
+}
+
+// The only test that calls ParseFlags() without BUILD_WORKING_DIRECTORY.
+TEST(FlagsTest, ReadsEveryFlag) {
+  unsetenv("BUILD_WORKING_DIRECTORY");
+  ASSERT_OK_AND_ASSIGN(
+      TrainOptions options,
+      Parse({"--ranks=3",  "--backend=local", "--sharding=none",
+             "--layers=5", "--dim=12",        "--heads=6",
+             "--seq=7",    "--batch=8",       "--vocab=9",
+             "--steps=10", "--warmup=11",     "--seed=12",
+             "--lr=0.5",   "--threads=13",    "--data=a-b",
+             "--json=c",   "--save-init=d-e", "--init",
+             "f",          "--sample=14"}));
+  EXPECT_EQ(options.ranks, 3);
+  EXPECT_EQ(options.backend, Backend::kLocal);
+  EXPECT_EQ(options.sharding, Sharding::kNone);
+  EXPECT_EQ(options.model.layers, 5);
+  EXPECT_EQ(options.model.dim, 12);
+  EXPECT_EQ(options.model.heads, 6);
+  EXPECT_EQ(options.model.seq, 7);
+  EXPECT_EQ(options.batch, 8);
+  EXPECT_EQ(options.model.vocab, 9);
+  EXPECT_EQ(options.steps, 10);
+  EXPECT_EQ(options.warmup, 11);
+  EXPECT_EQ(options.seed, 12);
+  EXPECT_EQ(options.lr, 0.5);
+  EXPECT_EQ(options.threads, 13);
+  EXPECT_EQ(options.data, "a-b");
+  EXPECT_EQ(options.json, "c");
+  EXPECT_EQ(options.save_init, "d-e");
+  EXPECT_EQ(options.init, "f");
+  EXPECT_EQ(options.sample, 14);
+}
+
+TEST(FlagsTest, RelativePathsAreTheUsers) {
+  setenv("BUILD_WORKING_DIRECTORY", "/home/user", 1);
+  ASSERT_OK_AND_ASSIGN(
+      TrainOptions options,
+      Parse({"--data=text", "--json=/abs/report", "--init=sub/init"}));
+  EXPECT_EQ(options.data, "/home/user/text");
+  EXPECT_EQ(options.json, "/abs/report");
+  EXPECT_EQ(options.init, "/home/user/sub/init");
+  EXPECT_EQ(options.save_init, "");
+  ASSERT_OK_AND_ASSIGN(options, Parse({"--data=count"}));
+  EXPECT_EQ(options.data, "count");
+}
+
+TEST(FlagsTest, RefusesWhatIsWrong) {
+  EXPECT_THAT(Parse({"--heads=3", "--dim=10"}),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("does not divide")));
+  EXPECT_THAT(Parse({"stray"}), StatusIs(absl::StatusCode::kInvalidArgument,
+                                         HasSubstr("\"stray\"")));
+}
+
+TEST(FlagsDeathTest, AbslRefusesWhatItCannotParse) {
+  EXPECT_EXIT(Parse({"--backend=mpi"}).IgnoreError(),
+              ::testing::ExitedWithCode(1), "expected auto, local or gloo");
+  EXPECT_EXIT(Parse({"--layer=3"}).IgnoreError(), ::testing::ExitedWithCode(1),
+              "layer");
+}
+
+}  // namespace
+}  // namespace gpt

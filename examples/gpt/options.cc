@@ -1,0 +1,53 @@
+#include "examples/gpt/options.h"
+
+#include <cmath>
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+
+namespace gpt {
+namespace {
+
+absl::Status CheckRange(absl::string_view flag, int64_t value, int64_t least,
+                        int64_t most) {
+  if (value >= least && value <= most) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--", flag, "=", value, ": expected ", least, " to ", most));
+}
+
+absl::Status CheckModel(const GptConfig& model) {
+  // Far more than any machine can train, little enough for 64-bit products.
+  constexpr int64_t kMost = 1 << 20;
+  FSDP_RETURN_IF_ERROR(CheckRange("layers", model.layers, 1, kMost));
+  FSDP_RETURN_IF_ERROR(CheckRange("dim", model.dim, 1, kMost));
+  FSDP_RETURN_IF_ERROR(CheckRange("heads", model.heads, 1, kMost));
+  FSDP_RETURN_IF_ERROR(CheckRange("seq", model.seq, 1, kMost));
+  FSDP_RETURN_IF_ERROR(CheckRange("vocab", model.vocab, 1, kMost));
+  if (model.dim % model.heads != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--heads=", model.heads, " does not divide --dim=", model.dim,
+        ": each head gets an equal part of it"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckOptions(const TrainOptions& options) {
+  FSDP_RETURN_IF_ERROR(CheckModel(options.model));
+  FSDP_RETURN_IF_ERROR(CheckRange("ranks", options.ranks, 1, 1024));
+  FSDP_RETURN_IF_ERROR(CheckRange("batch", options.batch, 1, 1 << 20));
+  FSDP_RETURN_IF_ERROR(CheckRange("steps", options.steps, 1, 1 << 30));
+  FSDP_RETURN_IF_ERROR(CheckRange("warmup", options.warmup, 0, 1 << 30));
+  FSDP_RETURN_IF_ERROR(CheckRange("threads", options.threads, 0, 1024));
+  FSDP_RETURN_IF_ERROR(CheckRange("sample", options.sample, 0, 1 << 20));
+  if (!std::isfinite(options.lr) || options.lr < 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--lr=", options.lr, ": expected a finite number of 0 or more"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace gpt

@@ -1,0 +1,51 @@
+// What a training run is asked to do.
+#ifndef EXAMPLES_GPT_OPTIONS_H_
+#define EXAMPLES_GPT_OPTIONS_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+
+namespace gpt {
+
+// Shape of the model.
+struct GptConfig {
+  int64_t vocab = 256;
+  int64_t dim = 256;  // a multiple of heads
+  int64_t layers = 4;
+  int64_t heads = 4;
+  int64_t seq = 128;  // the longest input
+};
+
+enum class Backend { kAuto, kLocal, kGloo };
+enum class Sharding { kFull, kNone };
+
+// The value of --data that asks for synthetic data.
+inline constexpr absl::string_view kCountDataName = "count";
+
+struct TrainOptions {
+  GptConfig model;
+  int ranks = 2;
+  Backend backend = Backend::kAuto;
+  Sharding sharding = Sharding::kFull;
+  int64_t batch = 8;  // rows per rank and step
+  int64_t steps = 600;
+  int64_t warmup = 2;
+  uint64_t seed = 0;
+  double lr = 3e-4;
+  int threads = 0;   // per rank; 0: the host's cores divided among its ranks
+  std::string data;  // a path or kCountDataName; empty: LibTorch's headers
+  std::string json;  // a path; empty: none
+  std::string save_init;  // likewise
+  std::string init;       // likewise
+  int64_t sample = 300;   // bytes
+};
+
+// InvalidArgument, naming the flag, its value and what is expected.
+absl::Status CheckOptions(const TrainOptions& options);
+
+}  // namespace gpt
+
+#endif  // EXAMPLES_GPT_OPTIONS_H_

@@ -1,0 +1,65 @@
+#include "examples/gpt/options.h"
+
+#include <limits>
+
+#include "absl/status/status.h"
+#include "base/testing/status_matchers.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace gpt {
+namespace {
+
+using ::fsdp::testing::StatusIs;
+using ::testing::HasSubstr;
+
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+
+TEST(OptionsTest, TheDefaultsAreSound) { EXPECT_OK(CheckOptions({})); }
+
+TEST(OptionsTest, HeadsDivideTheWidth) {
+  TrainOptions options;
+  options.model.dim = 10;
+  options.model.heads = 3;
+  EXPECT_THAT(CheckOptions(options),
+              StatusIs(kInvalid, HasSubstr("--heads=3 does not divide "
+                                           "--dim=10")));
+}
+
+TEST(OptionsTest, SizesArePositive) {
+  for (int64_t GptConfig::*size :
+       {&GptConfig::layers, &GptConfig::dim, &GptConfig::heads, &GptConfig::seq,
+        &GptConfig::vocab}) {
+    for (int64_t value : {int64_t{0}, int64_t{-1}, int64_t{1} << 40}) {
+      TrainOptions options;
+      options.model.*size = value;
+      EXPECT_THAT(CheckOptions(options),
+                  StatusIs(kInvalid, HasSubstr("expected 1 to 1048576")));
+    }
+  }
+  TrainOptions options;
+  options.batch = 0;
+  EXPECT_THAT(CheckOptions(options),
+              StatusIs(kInvalid, HasSubstr("--batch=0")));
+}
+
+TEST(OptionsTest, NamesTheFlagThatIsOutOfRange) {
+  TrainOptions options;
+  options.ranks = 0;
+  EXPECT_THAT(CheckOptions(options),
+              StatusIs(kInvalid, HasSubstr("--ranks=0")));
+  options = {};
+  options.steps = 0;
+  EXPECT_THAT(CheckOptions(options),
+              StatusIs(kInvalid, HasSubstr("--steps=0")));
+  options = {};
+  options.warmup = -1;
+  EXPECT_THAT(CheckOptions(options),
+              StatusIs(kInvalid, HasSubstr("--warmup=-1: expected 0")));
+  options = {};
+  options.lr = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_THAT(CheckOptions(options), StatusIs(kInvalid, HasSubstr("--lr=nan")));
+}
+
+}  // namespace
+}  // namespace gpt

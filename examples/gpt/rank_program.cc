@@ -1,0 +1,273 @@
+#include "examples/gpt/rank_program.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+#include "comm/agreement.h"
+#include "comm/work.h"
+#include "examples/gpt/checkpoint.h"
+#include "examples/gpt/count_data.h"
+#include "examples/gpt/model.h"
+#include "examples/gpt/progress.h"
+#include "examples/gpt/report.h"
+#include "examples/gpt/sampler.h"
+#include "examples/gpt/text_batches.h"
+#include "examples/gpt/trainable_model.h"
+#include "examples/gpt/trainer.h"
+
+namespace gpt {
+namespace {
+
+using ::fsdp::comm::Collective;
+using ::fsdp::comm::CollectiveLog;
+using ::fsdp::comm::Communicator;
+
+constexpr int64_t kValidationTokens = 1 << 15;
+constexpr int64_t kPromptBytes = 64;
+
+// One rank's run; the steps of RunRank as methods on what they share.
+class RankRun {
+ public:
+  RankRun(const TrainOptions& options, const RankContext& context)
+      : options_(options),
+        context_(context),
+        communicator_(*context.communicator) {}
+
+  absl::Status Run() {
+    FSDP_RETURN_IF_ERROR(Agree(ReadCorpus(), "reading data"));
+    FSDP_RETURN_IF_ERROR(MakeModel());
+    FSDP_RETURN_IF_ERROR(TrainModel());
+    FSDP_RETURN_IF_ERROR(GatherPeakMemory());
+    if (!result_.stopped) FSDP_RETURN_IF_ERROR(ValidateModel());
+    FSDP_RETURN_IF_ERROR(Agree(PublishReport(), "writing the report"));
+    if (result_.stopped) {
+      return absl::CancelledError(
+          absl::StrCat("stopped after step ", result_.mean_losses.size()));
+    }
+    return SampleText();
+  }
+
+ private:
+  bool IsFirst() const { return communicator_.rank() == 0; }
+  BatchShape Shape() const { return {options_.batch, options_.model.seq}; }
+  std::ostream& Out() const { return *context_.out; }
+
+  absl::Status Agree(const absl::Status& mine, absl::string_view what) {
+    return fsdp::comm::Agree(communicator_, mine, what,
+                             absl::Now() + communicator_.default_timeout());
+  }
+
+  absl::Status ReadCorpus() {
+    FSDP_ASSIGN_OR_RETURN(corpus_, context_.corpus);
+    if (corpus_ == nullptr) return absl::OkStatus();
+    if (corpus_->largest_byte >= options_.model.vocab) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("--vocab=%d is too small: the text has the byte %d",
+                          options_.model.vocab, corpus_->largest_byte));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status MakeModel() {
+    Gpt model(nullptr);
+    const absl::Status made = fsdp::TorchToStatus("making the model", [&] {
+      model = Gpt(options_.model);
+      InitializeParameters(*model, options_.seed);
+    });
+    FSDP_RETURN_IF_ERROR(Agree(made, "making the model"));
+    if (!options_.init.empty()) {
+      FSDP_RETURN_IF_ERROR(Agree(LoadParameters(options_.init, *model),
+                                 "reading the initial parameters"));
+    }
+    const std::vector<TensorSpec> specs = ParameterSpecs(*model);
+    for (const at::Tensor& parameter : model->parameters()) {
+      report_.num_parameters += parameter.numel();
+    }
+    if (options_.sharding == Sharding::kNone) {
+      model_ = MakeUnsharded(std::move(model));
+    } else {
+      FSDP_ASSIGN_OR_RETURN(
+          model_, MakeSharded(std::move(model), context_.communicator));
+    }
+    if (options_.save_init.empty()) return absl::OkStatus();
+    return SaveParameters(options_.save_init, specs, *model_, communicator_);
+  }
+
+  std::unique_ptr<BatchSource> MakeBatches() const {
+    const int rank = communicator_.rank();
+    if (corpus_ == nullptr) {
+      return std::make_unique<CountData>(options_.model.vocab, Shape(), rank);
+    }
+    // Streams of different seeds must not share those of some ranks.
+    const uint64_t seed = (options_.seed << 16) + kDataSeed + rank;
+    return std::make_unique<RandomWindows>(corpus_->train, Shape(), seed);
+  }
+
+  absl::Status TrainModel() {
+    PrintIntroduction();
+    Progress::Options shown;
+    shown.columns = context_.columns;
+    shown.num_steps = options_.warmup + options_.steps;
+    shown.tokens_per_step =
+        communicator_.world_size() * options_.batch * options_.model.seq;
+    if (shown.columns.has_value()) shown.interval = absl::Milliseconds(200);
+    Progress progress(shown, context_.out);
+    TrainerOptions trainer;
+    trainer.warmup = options_.warmup;
+    trainer.steps = options_.steps;
+    trainer.lr = options_.lr;
+    trainer.stop_requested = context_.stop_requested;
+    CollectiveCounts before_timed;
+    trainer.on_timed_begin = [&] { before_timed = Counts(); };
+    if (IsFirst()) {
+      trainer.on_step = [&progress](int64_t step, double loss) {
+        progress.Update(step, loss, absl::Now());
+      };
+    }
+    const std::unique_ptr<BatchSource> batches = MakeBatches();
+    FSDP_ASSIGN_OR_RETURN(result_,
+                          Train(trainer, *model_, *batches, communicator_));
+    progress.Finish();
+    const CollectiveCounts after = Counts();
+    report_.collectives = {after.all_gathers - before_timed.all_gathers,
+                           after.reduce_scatters - before_timed.reduce_scatters,
+                           after.bytes_gathered - before_timed.bytes_gathered,
+                           after.bytes_reduced - before_timed.bytes_reduced};
+    return absl::OkStatus();
+  }
+
+  void PrintIntroduction() const {
+    if (!IsFirst()) return;
+    Out() << absl::StrFormat(
+        "%.1f million parameters, %s, %s\n", report_.num_parameters / 1e6,
+        options_.sharding == Sharding::kFull ? "sharded" : "not sharded",
+        communicator_.ToString());
+    if (corpus_ != nullptr) {
+      Out() << absl::StrFormat(
+          "text: %d files, %.1f MB to train on, %.1f MB held out\n",
+          corpus_->num_files, corpus_->train.size() / 1e6,
+          corpus_->validation.size() / 1e6);
+    }
+    Out() << std::flush;
+  }
+
+  CollectiveCounts Counts() const {
+    const auto gathers = context_.log->TotalsOf(Collective::kAllGather);
+    const auto reduces = context_.log->TotalsOf(Collective::kReduceScatter);
+    return {gathers.count, reduces.count, gathers.bytes, reduces.bytes};
+  }
+
+  absl::Status GatherPeakMemory() {
+    rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    const at::Tensor mine = at::full({1}, usage.ru_maxrss / 1024, at::kLong);
+    const at::Tensor all = at::empty({communicator_.world_size()}, at::kLong);
+    FSDP_ASSIGN_OR_RETURN(std::unique_ptr<fsdp::comm::Work> work,
+                          communicator_.AllGather(all, mine, "peak memory"));
+    FSDP_RETURN_IF_ERROR(
+        work->Wait(absl::Now() + communicator_.default_timeout()));
+    const int64_t* data = all.const_data_ptr<int64_t>();
+    report_.peak_rss_mb.assign(data, data + all.numel());
+    return absl::OkStatus();
+  }
+
+  absl::Status ValidateModel() {
+    if (corpus_ == nullptr) return absl::OkStatus();
+    const int64_t rows_at_once = communicator_.world_size() * options_.batch;
+    const int64_t windows =
+        std::max<int64_t>(
+            1, kValidationTokens / options_.model.seq / rows_at_once) *
+        rows_at_once;
+    const std::vector<Batch> batches =
+        EvenWindows(corpus_->validation, Shape(), windows, communicator_.rank(),
+                    communicator_.world_size());
+    FSDP_ASSIGN_OR_RETURN(report_.validation_loss,
+                          ValidationLoss(*model_, batches, communicator_));
+    return absl::OkStatus();
+  }
+
+  absl::Status PublishReport() {
+    if (!IsFirst() || result_.step_seconds.empty()) return absl::OkStatus();
+    report_.options = options_;
+    report_.world = communicator_.world_size();
+    report_.losses = result_.mean_losses;
+    report_.loss_rank0 = result_.own_losses;
+    report_.step_seconds = result_.step_seconds;
+    Out() << ToTable(report_) << std::flush;
+    if (options_.json.empty()) return absl::OkStatus();
+    std::ofstream file(options_.json);
+    file << ToJson(report_).ToString() << "\n";
+    file.close();
+    return file.good() ? absl::OkStatus()
+                       : absl::ErrnoToStatus(
+                             errno, absl::StrCat("writing ", options_.json));
+  }
+
+  // Every rank samples the same, to gather together.
+  absl::Status SampleText() {
+    if (corpus_ == nullptr || options_.sample == 0) return absl::OkStatus();
+    const std::string prompt = corpus_->validation.substr(0, kPromptBytes);
+    SamplerOptions sampler;
+    sampler.num_bytes = options_.sample;
+    sampler.seq = options_.model.seq;
+    sampler.seed = options_.seed;
+    std::string sample;
+    FSDP_RETURN_IF_ERROR(fsdp::TorchToStatus("sampling", [&] {
+      sample = Sample(
+          [this](const at::Tensor& tokens) { return model_->Forward(tokens); },
+          prompt, sampler);
+    }));
+    if (IsFirst()) {
+      Out() << "--- held-out text ---\n"
+            << Printable(prompt) << "\n--- as the model continues it ---\n"
+            << Printable(sample) << "\n"
+            << std::flush;
+    }
+    return absl::OkStatus();
+  }
+
+  const TrainOptions& options_;
+  const RankContext& context_;
+  Communicator& communicator_;
+  std::shared_ptr<const TextCorpus> corpus_;
+  std::unique_ptr<TrainableModel> model_;
+  TrainingResult result_;
+  Report report_;
+};
+
+int NumThreads(const TrainOptions& options, int ranks_on_host) {
+  if (options.threads > 0) return options.threads;
+  const int cores = std::thread::hardware_concurrency();
+  return std::max(1, cores / ranks_on_host);
+}
+
+}  // namespace
+
+absl::Status RunRank(const TrainOptions& options, const RankContext& context) {
+  at::set_num_threads(NumThreads(options, context.ranks_on_host));
+  const absl::Status status = RankRun(options, context).Run();
+  // All ranks stop alike when they are asked to; nobody waits.
+  if (!status.ok() && !absl::IsCancelled(status)) {
+    context.communicator->Abort(status);
+  }
+  return status;
+}
+
+}  // namespace gpt

@@ -1,0 +1,40 @@
+// What one rank does, from its data to the report.
+#ifndef EXAMPLES_GPT_RANK_PROGRAM_H_
+#define EXAMPLES_GPT_RANK_PROGRAM_H_
+
+#include <functional>
+#include <memory>
+#include <ostream>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/optional.h"
+#include "comm/communicator.h"
+#include "comm/recording_communicator.h"
+#include "examples/gpt/options.h"
+#include "examples/gpt/text_corpus.h"
+
+namespace gpt {
+
+// Where a rank runs.
+struct RankContext {
+  std::shared_ptr<fsdp::comm::Communicator> communicator;
+  // Into which `communicator` records.
+  const fsdp::comm::CollectiveLog* log = nullptr;
+  int ranks_on_host = 1;
+  // Null for synthetic data. An error becomes that of all ranks.
+  absl::StatusOr<std::shared_ptr<const TextCorpus>> corpus;
+  // What rank 0 prints: a terminal of that width, or no terminal.
+  std::ostream* out = nullptr;
+  absl::optional<int> columns;
+  std::function<bool()> stop_requested;
+};
+
+// Trains, validates, samples, and reports. Collective. Cancelled when the ranks
+// were asked to stop. On an error the communicator is aborted, so that no rank
+// waits for this one.
+absl::Status RunRank(const TrainOptions& options, const RankContext& context);
+
+}  // namespace gpt
+
+#endif  // EXAMPLES_GPT_RANK_PROGRAM_H_

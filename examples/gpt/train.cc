@@ -1,0 +1,158 @@
+// Trains a byte-level GPT with fsdp and shows what it has learnt.
+//   bazel run //examples/gpt:train -- --help
+#include <cstdlib>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/flags/usage.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/status_macros.h"
+#include "comm/bootstrap.h"
+#include "comm/communicator.h"
+#include "comm/environment.h"
+#include "comm/launcher.h"
+#include "comm/launcher_stop_request.h"
+#include "comm/local_communicator.h"
+#include "comm/recording_communicator.h"
+#include "examples/gpt/default_data.h"
+#include "examples/gpt/flags.h"
+#include "examples/gpt/options.h"
+#include "examples/gpt/rank_program.h"
+#include "examples/gpt/text_corpus.h"
+
+namespace gpt {
+namespace {
+
+using ::fsdp::comm::CollectiveLog;
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::Environment;
+using ::fsdp::comm::StopRequest;
+
+absl::StatusOr<std::shared_ptr<const TextCorpus>> ReadCorpus(
+    const TrainOptions& options, const std::string& argv0) {
+  if (options.data == kCountDataName) return nullptr;
+  std::string path = options.data;
+  if (path.empty()) {
+    FSDP_ASSIGN_OR_RETURN(path, DefaultDataPath(argv0));
+  }
+  FSDP_ASSIGN_OR_RETURN(TextCorpus corpus,
+                        ReadTextCorpus(path, options.model.seq + 1));
+  return std::make_shared<const TextCorpus>(std::move(corpus));
+}
+
+// How this process takes part.
+struct Place {
+  int ranks_on_host = 1;
+  const StopRequest& stop;
+  absl::StatusOr<std::shared_ptr<const TextCorpus>> corpus;
+};
+
+// Runs one rank in this thread.
+absl::Status RunOne(const TrainOptions& options, const Place& place,
+                    std::unique_ptr<Communicator> communicator) {
+  CollectiveLog log(/*max_trace=*/0);
+  RankContext context;
+  context.communicator = fsdp::comm::Record(std::move(communicator), &log);
+  context.log = &log;
+  context.ranks_on_host = place.ranks_on_host;
+  context.corpus = place.corpus;
+  context.out = &std::cout;
+  context.columns = fsdp::comm::TerminalColumns();
+  context.stop_requested = [&place] { return place.stop.requested(); };
+  return RunRank(options, context);
+}
+
+// Ranks as threads of this process.
+absl::Status RunThreads(const TrainOptions& options, const StopRequest& stop,
+                        const std::string& argv0) {
+  FSDP_ASSIGN_OR_RETURN(std::vector<std::unique_ptr<Communicator>> group,
+                        fsdp::comm::CreateLocalGroup(options.ranks));
+  const Place place{options.ranks, stop, ReadCorpus(options, argv0)};
+  std::vector<absl::Status> results(group.size());
+  std::vector<std::thread> threads;
+  for (size_t rank = 0; rank < group.size(); ++rank) {
+    threads.emplace_back([&, rank] {
+      results[rank] = RunOne(options, place, std::move(group[rank]));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  // Of several failures one that is not the echo of another.
+  absl::Status first = absl::OkStatus();
+  for (const absl::Status& result : results) {
+    if (first.ok() || absl::IsAborted(first)) first = result;
+  }
+  return first;
+}
+
+// This process as one rank of those that somebody has started.
+absl::Status RunProcess(const TrainOptions& options,
+                        const Environment& environment, const StopRequest& stop,
+                        const std::string& argv0) {
+  fsdp::comm::ConnectOptions connect;
+  connect.backend = options.backend == Backend::kLocal
+                        ? fsdp::comm::Backend::kLocal
+                        : fsdp::comm::Backend::kGloo;
+  FSDP_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> communicator,
+                        fsdp::comm::Connect(environment, connect));
+  const Place place{environment.local_world_size, stop,
+                    ReadCorpus(options, argv0)};
+  return RunOne(options, place, std::move(communicator));
+}
+
+int ExitCode(const absl::Status& status, const StopRequest& stop) {
+  if (status.ok()) return EXIT_SUCCESS;
+  std::cerr << status << std::endl;
+  return absl::IsCancelled(status) && stop.requested() ? 128 + stop.signal()
+                                                       : EXIT_FAILURE;
+}
+
+// Starts this program once more for every rank.
+int Launch(const TrainOptions& options, int argc, char** argv) {
+  fsdp::comm::LaunchOptions launch;
+  launch.ranks = options.ranks;
+  launch.argv.assign(argv, argv + argc);
+  const absl::StatusOr<fsdp::comm::LaunchReport> report =
+      fsdp::comm::LaunchRanks(launch);
+  if (!report.ok()) {
+    std::cerr << report.status() << std::endl;
+    return EXIT_FAILURE;
+  }
+  if (report->exit_code() != 0) std::cerr << report->ToString() << std::endl;
+  return report->exit_code();
+}
+
+int Main(int argc, char** argv) {
+  const absl::StatusOr<TrainOptions> options = ParseFlags(argc, argv);
+  const absl::StatusOr<Environment> environment =
+      fsdp::comm::ReadEnvironment(std::getenv);
+  for (const absl::Status& status : {options.status(), environment.status()}) {
+    if (status.ok()) continue;
+    std::cerr << status << std::endl;
+    return EXIT_FAILURE;
+  }
+  const bool started_as_rank = environment->source != Environment().source;
+  const bool threads =
+      options->backend == Backend::kLocal ||
+      (options->backend == Backend::kAuto && options->ranks == 1);
+  if (!started_as_rank && !threads) return Launch(*options, argc, argv);
+  const StopRequest stop;
+  return ExitCode(started_as_rank
+                      ? RunProcess(*options, *environment, stop, argv[0])
+                      : RunThreads(*options, stop, argv[0]),
+                  stop);
+}
+
+}  // namespace
+}  // namespace gpt
+
+int main(int argc, char** argv) {
+  absl::SetProgramUsageMessage(
+      "Trains a byte-level GPT with Fully Sharded Data Parallel.\n\n"
+      "  bazel run //examples/gpt:train -- --data=my_text.txt --ranks=4");
+  return gpt::Main(argc, argv);
+}

@@ -1,0 +1,80 @@
+#include "examples/gpt/trainable_model.h"
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/options.h"
+#include "fsdp/wrap_policy.h"
+
+namespace gpt {
+namespace {
+
+class UnshardedModel final : public TrainableModel {
+ public:
+  explicit UnshardedModel(Gpt model) : model_(std::move(model)) {}
+
+  at::Tensor Forward(const at::Tensor& tokens) override {
+    return model_->forward(tokens);
+  }
+  absl::Status Backward(const at::Tensor& loss) override {
+    return fsdp::TorchToStatus("backward", [&loss] { loss.backward(); });
+  }
+  std::vector<at::Tensor> OptimizerParameters() override {
+    return model_->parameters();
+  }
+  absl::Status ForEachFullParameter(
+      const fsdp::FullParameterVisitor& visit) override {
+    for (const auto& parameter : model_->named_parameters()) {
+      FSDP_RETURN_IF_ERROR(visit(parameter.key(), parameter.value()));
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  Gpt model_;
+};
+
+class ShardedGpt final : public TrainableModel {
+ public:
+  explicit ShardedGpt(fsdp::FullyShardedDataParallel<GptImpl> model)
+      : model_(std::move(model)) {}
+
+  at::Tensor Forward(const at::Tensor& tokens) override {
+    return model_->forward(tokens);
+  }
+  absl::Status Backward(const at::Tensor& loss) override {
+    return model_->Backward(loss);
+  }
+  std::vector<at::Tensor> OptimizerParameters() override {
+    return model_->Parameters();
+  }
+  absl::Status ForEachFullParameter(
+      const fsdp::FullParameterVisitor& visit) override {
+    return model_->ForEachFullParameter(visit);
+  }
+
+ private:
+  fsdp::FullyShardedDataParallel<GptImpl> model_;
+};
+
+}  // namespace
+
+std::unique_ptr<TrainableModel> MakeUnsharded(Gpt model) {
+  return std::make_unique<UnshardedModel>(std::move(model));
+}
+
+absl::StatusOr<std::unique_ptr<TrainableModel>> MakeSharded(
+    Gpt model, std::shared_ptr<fsdp::comm::Communicator> communicator) {
+  fsdp::Options options;
+  options.wrap_policy = fsdp::WrapModules<BlockImpl>();
+  FSDP_ASSIGN_OR_RETURN(
+      fsdp::FullyShardedDataParallel<GptImpl> sharded,
+      fsdp::FullyShard(model, std::move(communicator), options));
+  return std::make_unique<ShardedGpt>(std::move(sharded));
+}
+
+}  // namespace gpt

@@ -1,0 +1,43 @@
+// The model as the training loop sees it: whole on one rank, or sharded.
+#ifndef EXAMPLES_GPT_TRAINABLE_MODEL_H_
+#define EXAMPLES_GPT_TRAINABLE_MODEL_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "comm/communicator.h"
+#include "examples/gpt/model.h"
+#include "fsdp/sharded_model.h"
+
+namespace gpt {
+
+// Thread-compatible. With several ranks every call is collective.
+class TrainableModel {
+ public:
+  virtual ~TrainableModel() = default;
+
+  // Tokens -> logits. Throws, as forwards do.
+  virtual at::Tensor Forward(const at::Tensor& tokens) = 0;
+  virtual absl::Status Backward(const at::Tensor& loss) = 0;
+  // Leaves for an element-wise optimizer.
+  virtual std::vector<at::Tensor> OptimizerParameters() = 0;
+  // Visits every whole parameter, on every rank, in the same order.
+  virtual absl::Status ForEachFullParameter(
+      const fsdp::FullParameterVisitor& visit) = 0;
+};
+
+// Every rank has all of it.
+std::unique_ptr<TrainableModel> MakeUnsharded(Gpt model);
+
+// Every block is a unit; the embeddings and the head are the root's.
+// Collective.
+absl::StatusOr<std::unique_ptr<TrainableModel>> MakeSharded(
+    Gpt model, std::shared_ptr<fsdp::comm::Communicator> communicator);
+
+}  // namespace gpt
+
+#endif  // EXAMPLES_GPT_TRAINABLE_MODEL_H_

@@ -1,0 +1,52 @@
+// The training loop.
+#ifndef EXAMPLES_GPT_TRAINER_H_
+#define EXAMPLES_GPT_TRAINER_H_
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "comm/communicator.h"
+#include "examples/gpt/batch.h"
+#include "examples/gpt/trainable_model.h"
+
+namespace gpt {
+
+struct TrainerOptions {
+  int64_t warmup = 0;  // steps before those that are timed
+  int64_t steps = 1;
+  double lr = 3e-4;
+  // Asked after every step; when it says yes on any rank, all stop there.
+  std::function<bool()> stop_requested;
+  // `step`, counted from 1, is done; its loss is the mean over the ranks.
+  std::function<void(int64_t step, double loss)> on_step;
+  // Called before the first timed step.
+  std::function<void()> on_timed_begin;
+};
+
+// Warm-up included, except where it says otherwise.
+struct TrainingResult {
+  std::vector<double> mean_losses;   // over the ranks, by step
+  std::vector<double> own_losses;    // of this rank
+  std::vector<double> step_seconds;  // of the timed steps
+  bool stopped = false;              // before all steps were done
+};
+
+// Trains by AdamW with torch's defaults and a constant learning rate. A step is
+// timed from its batch to the moment when all ranks have finished it. All ranks
+// return alike, except that errors name what failed on each.
+absl::StatusOr<TrainingResult> Train(const TrainerOptions& options,
+                                     TrainableModel& model, BatchSource& data,
+                                     fsdp::comm::Communicator& communicator);
+
+// Mean loss over the batches of all ranks, which have equal numbers of them, at
+// least one.
+absl::StatusOr<double> ValidationLoss(TrainableModel& model,
+                                      absl::Span<const Batch> batches,
+                                      fsdp::comm::Communicator& communicator);
+
+}  // namespace gpt
+
+#endif  // EXAMPLES_GPT_TRAINER_H_
