@@ -8,13 +8,13 @@
 
 #include "absl/base/optimization.h"
 
-#define FSDP_CHECK(condition)                                               \
-  do {                                                                      \
-    if (ABSL_PREDICT_FALSE(!(condition))) {                                 \
-      std::fprintf(stderr, "%s:%d: broken invariant: %s\n", __FILE__,       \
-                   __LINE__, #condition);                                   \
-      std::abort();                                                         \
-    }                                                                       \
+#define FSDP_CHECK(condition)                                         \
+  do {                                                                \
+    if (ABSL_PREDICT_FALSE(!(condition))) {                           \
+      std::fprintf(stderr, "%s:%d: broken invariant: %s\n", __FILE__, \
+                   __LINE__, #condition);                             \
+      std::abort();                                                   \
+    }                                                                 \
   } while (false)
 
 #endif  // BASE_CHECK_H_

@@ -9,12 +9,12 @@
 #include "absl/status/statusor.h"
 
 // Returns from the enclosing function when `expr`, a Status, is not OK.
-#define FSDP_RETURN_IF_ERROR(expr)                               \
-  do {                                                           \
-    if (absl::Status fsdp_status_macro_result = (expr);          \
-        ABSL_PREDICT_FALSE(!fsdp_status_macro_result.ok())) {    \
-      return fsdp_status_macro_result;                           \
-    }                                                            \
+#define FSDP_RETURN_IF_ERROR(expr)                            \
+  do {                                                        \
+    if (absl::Status fsdp_status_macro_result = (expr);       \
+        ABSL_PREDICT_FALSE(!fsdp_status_macro_result.ok())) { \
+      return fsdp_status_macro_result;                        \
+    }                                                         \
   } while (false)
 
 // Assigns the value of `expr`, a StatusOr<T>, to `lhs`, which may declare a

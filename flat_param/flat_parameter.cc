@@ -35,8 +35,8 @@ at::Tensor StorageOrder(const at::Tensor& tensor) {
 // be empty and armed.
 at::Tensor TensorOver(const c10::Storage& storage, int64_t offset,
                       const ParameterSpec& spec, at::ScalarType dtype) {
-  const c10::DispatchKeySet keys(c10::computeDispatchKey(
-      dtype, c10::kStrided, storage.device()));
+  const c10::DispatchKeySet keys(
+      c10::computeDispatchKey(dtype, c10::kStrided, storage.device()));
   at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
       c10::Storage(storage), keys, c10::scalarTypeToTypeMeta(dtype));
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(spec.sizes, spec.strides,
@@ -54,8 +54,8 @@ absl::StatusOr<FlatLayout> LayoutOf(
   for (const NamedParameter& parameter : parameters) {
     const at::Tensor& tensor = parameter.tensors.front();
     const at::Tensor dense = IsDense(tensor) ? tensor : tensor.contiguous();
-    specs.push_back({parameter.name, dense.sizes().vec(),
-                     dense.strides().vec()});
+    specs.push_back(
+        {parameter.name, dense.sizes().vec(), dense.strides().vec()});
     element_size = tensor.element_size();
   }
   return FlatLayout::Create(std::move(specs), element_size, world_size);
@@ -65,8 +65,8 @@ at::Tensor FlatParameter::Flatten(const std::vector<NamedParameter>& parameters,
                                   const FlatLayout& layout) {
   c10::NoGradGuard no_grad;
   const at::Tensor& first = parameters.front().tensors.front();
-  at::Tensor flat = at::zeros({layout.padded_numel()},
-                              first.options().requires_grad(false));
+  at::Tensor flat =
+      at::zeros({layout.padded_numel()}, first.options().requires_grad(false));
   for (int i = 0; i < layout.num_parameters(); ++i) {
     const Slice slice = layout.InFlat(i);
     flat.narrow(0, slice.begin, slice.numel())
@@ -124,9 +124,8 @@ at::Tensor FlatParameter::AsFlat(const at::Tensor& memory) const {
 }
 
 bool FlatParameter::Owns(const at::Tensor& tensor) const {
-  return tensor.has_storage() &&
-         tensor.storage().unsafeGetStorageImpl() ==
-             storage_.storage().unsafeGetStorageImpl();
+  return tensor.has_storage() && tensor.storage().unsafeGetStorageImpl() ==
+                                     storage_.storage().unsafeGetStorageImpl();
 }
 
 absl::Status FlatParameter::CheckBinding() const {

@@ -83,10 +83,9 @@ void GuardedStorage::Empty() {
 
 bool IsGuarded(const c10::Storage& storage) {
   if (!storage) return false;
-  const std::optional<std::string>& error =
-      storage.unsafeGetStorageImpl()
-          ->get_extra_meta()
-          .custom_data_ptr_error_msg_;
+  const std::optional<std::string>& error = storage.unsafeGetStorageImpl()
+                                                ->get_extra_meta()
+                                                .custom_data_ptr_error_msg_;
   return error.has_value() && absl::EndsWith(*error, kMark);
 }
 

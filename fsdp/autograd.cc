@@ -71,8 +71,8 @@ class ListeningNode : public FsdpNode {
 class UnitNode final : public ListeningNode {
  public:
   UnitNode(WeakListener listener, int unit, std::string unit_name)
-      : ListeningNode("Unit", std::move(listener), unit,
-                      std::move(unit_name)) {}
+      : ListeningNode("Unit", std::move(listener), unit, std::move(unit_name)) {
+  }
 
   variable_list apply(variable_list&& gradients) override {
     Listener()->OnPostBackward(unit(), gradients);
@@ -187,9 +187,9 @@ std::shared_ptr<Node> AttachUnitNode(const WeakListener& listener, int unit,
 bool AttachExitNode(const WeakListener& listener, int unit, std::string name,
                     const std::shared_ptr<Node>& unit_node,
                     const std::vector<at::Tensor*>& outputs) {
-  return PassThrough(std::make_shared<ExitNode>(listener, unit,
-                                                std::move(name), unit_node),
-                     outputs);
+  return PassThrough(
+      std::make_shared<ExitNode>(listener, unit, std::move(name), unit_node),
+      outputs);
 }
 
 bool AttachEntryNode(const WeakListener& listener, int unit, std::string name,

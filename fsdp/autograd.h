@@ -76,8 +76,8 @@ bool AttachEntryNode(const WeakListener& listener, int unit, std::string name,
 // A node that refuses gradients with an error naming the parameter `name`. A
 // trainable parameter points to it between steps: it is then no leaf, so that
 // torch::optim refuses it.
-std::shared_ptr<torch::autograd::Node> MakeSentinel(
-    const at::Tensor& parameter, const std::string& name);
+std::shared_ptr<torch::autograd::Node> MakeSentinel(const at::Tensor& parameter,
+                                                    const std::string& name);
 // Points `parameter` to the only slot of `sentinel`.
 void AttachSentinel(const at::Tensor& parameter,
                     const std::shared_ptr<torch::autograd::Node>& sentinel);

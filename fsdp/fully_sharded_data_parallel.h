@@ -163,9 +163,8 @@ template <typename M>
 absl::StatusOr<FullyShardedDataParallel<M>> FullyShard(
     std::shared_ptr<M> module, std::shared_ptr<comm::Communicator> communicator,
     const Options& options = Options()) {
-  FSDP_ASSIGN_OR_RETURN(
-      std::shared_ptr<ShardedModel> model,
-      ShardModule(module, std::move(communicator), options));
+  FSDP_ASSIGN_OR_RETURN(std::shared_ptr<ShardedModel> model,
+                        ShardModule(module, std::move(communicator), options));
   return FullyShardedDataParallel<M>(
       std::make_shared<FullyShardedDataParallelImpl<M>>(std::move(module),
                                                         std::move(model)));

@@ -22,11 +22,10 @@ using ::fsdp::flat_param::ParameterSpec;
 using ::fsdp::flat_param::Slice;
 
 int64_t SegmentNumel(const FlatLayout& layout) {
-  const int64_t alignment = std::max<int64_t>(
-      1, FlatLayout::kAlignmentBytes / layout.element_size());
+  const int64_t alignment =
+      std::max<int64_t>(1, FlatLayout::kAlignmentBytes / layout.element_size());
   const int64_t flags = layout.num_parameters();
-  return layout.shard_numel() +
-         (flags + alignment - 1) / alignment * alignment;
+  return layout.shard_numel() + (flags + alignment - 1) / alignment * alignment;
 }
 
 // What no parameter covers: alignment, padding, and room after the flags.

@@ -38,11 +38,11 @@ absl::Status CheckParameter(const std::string& name, const at::Tensor& tensor) {
   }
   if (tensor.layout() != c10::kStrided || tensor.is_quantized() ||
       tensor.is_meta() || !tensor.has_storage()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "parameter ", name, " has no dense memory of its own (",
-        c10::toString(tensor.scalar_type()),
-        tensor.is_meta() ? ", on the meta device" : "",
-        "): only dense tensors can be sharded"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("parameter ", name, " has no dense memory of its own (",
+                     c10::toString(tensor.scalar_type()),
+                     tensor.is_meta() ? ", on the meta device" : "",
+                     "): only dense tensors can be sharded"));
   }
   if (!c10::isFloatingType(tensor.scalar_type())) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -166,20 +166,18 @@ absl::Status Reader::CheckOverlaps() const {
                        tensor.storage_offset(), last + 1,
                        static_cast<int>(id)});
   }
-  std::sort(extents.begin(), extents.end(),
-            [](const Extent& a, const Extent& b) {
-              return std::tie(a.storage, a.begin) <
-                     std::tie(b.storage, b.begin);
-            });
+  std::sort(
+      extents.begin(), extents.end(), [](const Extent& a, const Extent& b) {
+        return std::tie(a.storage, a.begin) < std::tie(b.storage, b.begin);
+      });
   for (size_t i = 1; i < extents.size(); ++i) {
     const Extent& a = extents[i - 1];
     const Extent& b = extents[i];
     if (a.storage != b.storage || a.end <= b.begin) continue;
     const auto name = [this](int id) {
-      return std::find_if(tree_.uses.begin(), tree_.uses.end(),
-                          [id](const ParameterUse& use) {
-                            return use.parameter == id;
-                          })
+      return std::find_if(
+                 tree_.uses.begin(), tree_.uses.end(),
+                 [id](const ParameterUse& use) { return use.parameter == id; })
           ->name;
     };
     return absl::InvalidArgumentError(absl::StrCat(

@@ -76,13 +76,12 @@ absl::Status Runtime::ExecuteOne(const Action& action,
 absl::Status Runtime::Gather(int unit) {
   for (Flat& flat : flats_[unit]) {
     FSDP_CHECK(!flat.memory.defined());
+    FSDP_ASSIGN_OR_RETURN(flat.memory, parameter_memory_.Acquire(
+                                           flat.parameter->unsharded_bytes()));
     FSDP_ASSIGN_OR_RETURN(
-        flat.memory,
-        parameter_memory_.Acquire(flat.parameter->unsharded_bytes()));
-    FSDP_ASSIGN_OR_RETURN(
-        flat.gather, communicator_->AllGather(
-                         flat.parameter->AsFlat(flat.memory),
-                         flat.parameter->shard(), flat.label));
+        flat.gather,
+        communicator_->AllGather(flat.parameter->AsFlat(flat.memory),
+                                 flat.parameter->shard(), flat.label));
   }
   return absl::OkStatus();
 }
@@ -104,14 +103,13 @@ void Runtime::Free(int unit) {
   }
 }
 
-absl::Status Runtime::FillReduceBuffer(
-    int unit, absl::Span<const at::Tensor> gradients) {
+absl::Status Runtime::FillReduceBuffer(int unit,
+                                       absl::Span<const at::Tensor> gradients) {
   Reduction reduction{unit, {}, {}};
   size_t first = 0;
   for (Flat& flat : flats_[unit]) {
-    FSDP_ASSIGN_OR_RETURN(
-        at::Tensor memory,
-        gradient_memory_.Acquire(flat.gradient_buffer.bytes()));
+    FSDP_ASSIGN_OR_RETURN(at::Tensor memory, gradient_memory_.Acquire(
+                                                 flat.gradient_buffer.bytes()));
     const size_t count = flat.parameter->num_parameters();
     FSDP_RETURN_IF_ERROR(TorchToStatus(
         absl::StrCat("copying the gradients of unit ", flat.label), [&] {

@@ -135,13 +135,13 @@ void Schedule::PreForward(int unit, Actions& actions) {
   if (in_backward_) {
     EnsureGathered(unit, actions);
     forward_stack_.push_back(unit);
-    ++states_[unit].running;
+    ++states_[unit].forwards;
     return;
   }
   if (!in_forward()) BeginIteration(actions);
   forward_order_.push_back(unit);
   forward_stack_.push_back(unit);
-  ++states_[unit].running;
+  ++states_[unit].forwards;
   FreeWrongGuesses(unit, actions);
   EnsureGathered(unit, actions);
   const int next = PredictForward(unit);
@@ -159,12 +159,12 @@ void Schedule::BeginIteration(Actions& actions) {
 
 void Schedule::PostForward(const Event& event, Actions& actions) {
   forward_stack_.pop_back();
-  --states_[event.unit].running;
+  --states_[event.unit].forwards;
   if (in_backward_) return;
   const bool keep =
       event.expects_backward && !units_[event.unit].reshard_after_forward;
   if (event.expects_backward) post_forward_order_.push_back(event.unit);
-  if (!keep && states_[event.unit].running == 0) Free(event.unit, actions);
+  if (!keep && !states_[event.unit].running()) Free(event.unit, actions);
   if (!in_forward()) {
     FreeWrongGuesses(kNone, actions);
     previous_forward_order_ = forward_order_;
@@ -179,7 +179,7 @@ void Schedule::EnterBackward() {
 
 void Schedule::PreBackward(int unit, Actions& actions) {
   EnterBackward();
-  ++states_[unit].running;
+  ++states_[unit].backwards;
   FreeWrongGuesses(unit, actions);
   EnsureGathered(unit, actions);
   const int next = PredictBackward(unit);
@@ -190,7 +190,7 @@ void Schedule::PostBackward(const Event& event, Actions& actions) {
   State& state = states_[event.unit];
   // A unit whose output carries no gradient gets here without PreBackward.
   EnterBackward();
-  state.running = std::max(0, state.running - 1);
+  state.backwards = std::max(0, state.backwards - 1);
   if (event.reduces) {
     if (num_reductions_in_flight() >= options_.max_reduce_buffers) {
       actions.push_back({ActionKind::kWaitReduce, reductions_.front()});
@@ -198,7 +198,7 @@ void Schedule::PostBackward(const Event& event, Actions& actions) {
     }
     actions.push_back({ActionKind::kFillReduceBuffer, event.unit});
   }
-  if (state.running == 0) Free(event.unit, actions);
+  if (!state.running()) Free(event.unit, actions);
   if (event.reduces) {
     actions.push_back({ActionKind::kReduce, event.unit});
     reductions_.push_back(event.unit);
@@ -209,10 +209,9 @@ void Schedule::PostBackward(const Event& event, Actions& actions) {
 // was not used in the loss, are freed here. A backward inside a forward leaves
 // the units of that forward alone.
 void Schedule::EndOfBackward(Actions& actions) {
-  for (State& state : states_) state.running = 0;
-  for (int unit : forward_stack_) ++states_[unit].running;
   for (int i = 0; i < static_cast<int>(units_.size()); ++i) {
-    if (states_[i].running == 0) Free(i, actions);
+    states_[i].backwards = 0;
+    if (!states_[i].running()) Free(i, actions);
   }
   for (int unit : reductions_) {
     actions.push_back({ActionKind::kWaitReduce, unit});
@@ -225,7 +224,7 @@ void Schedule::Reset(Actions& actions) {
   FreeAll(actions);
   reductions_.clear();
   forward_stack_.clear();
-  for (State& state : states_) state.running = 0;
+  for (State& state : states_) state.forwards = state.backwards = 0;
   in_backward_ = false;
   forward_order_.clear();
   post_forward_order_.clear();
@@ -252,7 +251,7 @@ void Schedule::Prefetch(int unit, int running_unit, Actions& actions) {
   int gathered = 0;
   for (int i = 0; i < static_cast<int>(units_.size()); ++i) {
     const bool kept = !units_[i].reshard_after_forward &&
-                      states_[i].running == 0 && !states_[i].prefetched;
+                      !states_[i].running() && !states_[i].prefetched;
     gathered += IsUnsharded(i) && !kept && !IsAncestor(i, running_unit);
   }
   // The root as the running unit is not counted either.

@@ -105,7 +105,10 @@ class Schedule {
   struct State {
     Gather gather = Gather::kSharded;
     bool prefetched = false;  // gathered on a guess nobody has used yet
-    int running = 0;          // forwards and backwards under way
+    int forwards = 0;         // under way
+    int backwards = 0;        // under way
+
+    bool running() const { return forwards + backwards > 0; }
   };
 
   absl::Status CheckPreForward(const Event& event) const;

@@ -69,7 +69,8 @@ absl::Status CheckOutsideReferences(const ModuleTree& tree) {
   if (!any) return absl::OkStatus();
   return absl::FailedPreconditionError(
       "something besides the module refers to every trainable parameter. If it "
-      "is an optimizer, it would go on without training anything: make it after "
+      "is an optimizer, it would go on without training anything: make it "
+      "after "
       "sharding, from Parameters(). If it is a list of yours, drop it first or "
       "set Options::allow_outside_references");
 }
@@ -190,10 +191,9 @@ class Sharder {
         flat_param::FlatLayout layout,
         flat_param::LayoutOf(parameters, communicator_.world_size()));
     at::Tensor flat;
-    FSDP_RETURN_IF_ERROR(
-        TorchToStatus(absl::StrCat("flattening unit ", unit_name), [&] {
-          flat = FlatParameter::Flatten(parameters, layout);
-        }));
+    FSDP_RETURN_IF_ERROR(TorchToStatus(
+        absl::StrCat("flattening unit ", unit_name),
+        [&] { flat = FlatParameter::Flatten(parameters, layout); }));
     if (options_.broadcast_parameters) {
       FSDP_ASSIGN_OR_RETURN(
           std::unique_ptr<comm::Work> work,
@@ -255,10 +255,9 @@ absl::StatusOr<std::shared_ptr<ShardedModel>> ShardModule(
   FSDP_RETURN_IF_ERROR(comm::Agree(*communicator, plan.status(),
                                    "sharding the model",
                                    absl::Now() + timeout));
-  FSDP_RETURN_IF_ERROR(comm::CheckSame(*communicator,
-                                       Fingerprint(*plan, options),
-                                       "the models to shard",
-                                       absl::Now() + timeout));
+  FSDP_RETURN_IF_ERROR(
+      comm::CheckSame(*communicator, Fingerprint(*plan, options),
+                      "the models to shard", absl::Now() + timeout));
   Sharder sharder(*std::move(plan), *communicator, options, timeout);
   std::vector<RuntimeUnit> units;
   for (const Unit& unit : sharder.plan().units) {

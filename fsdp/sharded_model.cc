@@ -15,7 +15,6 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
-#include "base/check.h"
 #include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
@@ -145,8 +144,10 @@ absl::Status ShardedModel::CheckForwardLeftParametersAlone(
   for (const Slot& slot : units_[unit].slots) {
     if (slot.tensors.front()._version() == slot.version) continue;
     return absl::FailedPreconditionError(absl::StrCat(
-        "parameter ", slot.name, " was modified in place during the forward of "
-        "unit ", unit_name(unit),
+        "parameter ", slot.name,
+        " was modified in place during the forward of "
+        "unit ",
+        unit_name(unit),
         ": the change would be lost when the unit is freed. Write through "
         "NamedShards() between steps, or compute with a copy"));
   }
@@ -173,9 +174,8 @@ absl::Status ShardedModel::PostForward(
   UnitState& state = units_[unit];
   Event event{EventKind::kPostForward, unit};
   if (c10::GradMode::is_enabled()) {
-    event.expects_backward =
-        AttachExitNode(weak_from_this(), unit, unit_name(unit), state.node,
-                       outputs);
+    event.expects_backward = AttachExitNode(
+        weak_from_this(), unit, unit_name(unit), state.node, outputs);
   }
   state.node.reset();
   return TransitionOrAbort(event, {});
@@ -213,8 +213,7 @@ void ShardedModel::GiveUpIteration(const absl::Status& reason) {
   RestoreSentinels();
 }
 
-absl::Status ShardedModel::Backward(const at::Tensor& loss,
-                                    bool retain_graph) {
+absl::Status ShardedModel::Backward(const at::Tensor& loss, bool retain_graph) {
   absl::Status status = TorchToStatus("backward", [&] {
     loss.backward(/*gradient=*/{}, /*retain_graph=*/retain_graph);
   });
@@ -324,8 +323,8 @@ absl::Status ShardedModel::VisitUnit(int unit,
       const flat_param::NamedParameter& parameter = flat->parameter(i);
       *visitor_status = TorchToStatus(
           absl::StrCat("visiting parameter ", parameter.name), [&] {
-            ThrowIfError(visit(parameter.name,
-                               parameter.tensors.front().detach()));
+            ThrowIfError(
+                visit(parameter.name, parameter.tensors.front().detach()));
           });
     }
   }
@@ -356,8 +355,9 @@ absl::Status ShardedModel::ForEachFullParameter(
 }
 
 std::string ShardedModel::ToString() const {
-  std::string text = absl::StrFormat("%-32s %10s %14s %14s\n", "unit",
-                                     "parameters", "unsharded MiB", "shard MiB");
+  std::string text =
+      absl::StrFormat("%-32s %10s %14s %14s\n", "unit", "parameters",
+                      "unsharded MiB", "shard MiB");
   constexpr double kMiB = 1 << 20;
   for (int unit = 0; unit < num_units(); ++unit) {
     int parameters = 0;

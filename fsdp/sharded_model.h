@@ -39,16 +39,16 @@ using FullParameterVisitor =
 
 // Used by one thread at a time: the rank's. Backward may run on the engine's
 // thread of a device, while that thread waits.
-class ShardedModel final
-    : public BackwardListener,
-      public std::enable_shared_from_this<ShardedModel> {
+class ShardedModel final : public BackwardListener,
+                           public std::enable_shared_from_this<ShardedModel> {
  public:
   struct Settings {
     bool abort_on_failure = true;
   };
 
   // `runtime` and `schedule` know the same units.
-  ShardedModel(std::unique_ptr<Runtime> runtime, Schedule schedule, Settings settings);
+  ShardedModel(std::unique_ptr<Runtime> runtime, Schedule schedule,
+               Settings settings);
   ~ShardedModel() override;
 
   // --- One forward of a unit, in this order -------------------------------

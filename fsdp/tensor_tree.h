@@ -44,8 +44,7 @@ struct IsOptional<std::optional<T>> : std::true_type {};
 template <typename T>
 struct IsSequence : std::false_type {};
 template <typename T, typename A>
-struct IsSequence<std::vector<T, A>>
-    : std::negation<std::is_same<T, bool>> {};
+struct IsSequence<std::vector<T, A>> : std::negation<std::is_same<T, bool>> {};
 template <typename T, size_t kSize>
 struct IsSequence<std::array<T, kSize>> : std::true_type {};
 

@@ -34,14 +34,14 @@ MATCHER(IsOk, negation ? "is not OK" : "is OK") {
 
 // Matches the code and, by a string matcher, the message.
 MATCHER_P2(StatusIs, code, message_matcher,
-           "has code " + absl::StatusCodeToString(code) + " and a message that " +
+           "has code " + absl::StatusCodeToString(code) +
+               " and a message that " +
                ::testing::DescribeMatcher<std::string>(message_matcher)) {
   const absl::Status& status = GetStatus(arg);
   *result_listener << status;
   return status.code() == code &&
-         ::testing::ExplainMatchResult(message_matcher,
-                                       std::string(status.message()),
-                                       result_listener);
+         ::testing::ExplainMatchResult(
+             message_matcher, std::string(status.message()), result_listener);
 }
 
 }  // namespace fsdp::testing
@@ -52,9 +52,9 @@ MATCHER_P2(StatusIs, code, message_matcher,
 #define ASSERT_OK_AND_ASSIGN(lhs, expr) \
   ASSERT_OK_AND_ASSIGN_IMPL_(           \
       FSDP_STATUS_MACROS_CONCAT_(assert_ok_result_, __LINE__), lhs, expr)
-#define ASSERT_OK_AND_ASSIGN_IMPL_(result, lhs, expr)                    \
-  auto result = (expr);                                                  \
-  ASSERT_THAT(result, ::fsdp::testing::IsOk());                          \
+#define ASSERT_OK_AND_ASSIGN_IMPL_(result, lhs, expr) \
+  auto result = (expr);                               \
+  ASSERT_THAT(result, ::fsdp::testing::IsOk());       \
   lhs = *std::move(result)
 
 #endif  // BASE_TESTING_STATUS_MATCHERS_H_

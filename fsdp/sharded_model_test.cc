@@ -1,11 +1,12 @@
-// What the library refuses: each misuse is a clear error on every rank, without
-// a hang or a crash, and where something is left to use it still works.
+#include "fsdp/sharded_model.h"
+
+// What a step refuses, and what the user's own exceptions leave behind: a clear
+// error on every rank, no hang, and a model that still works.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
-#include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/linear.h>
@@ -82,156 +83,12 @@ absl::Status CheckStepIsExact(FullyShardedDataParallel<NetImpl>& model,
   return absl::OkStatus();
 }
 
-// --- Refused when sharding ---------------------------------------------------
-
-// Every rank gets the same refusal.
-template <typename Net>
-void ExpectRefused(const std::function<std::shared_ptr<Net>()>& make_net,
-                   Code code, const std::string& text,
-                   const Options& options = Options()) {
-  const std::vector<absl::Status> statuses =
-      RunRanks(kRanks, [&](Communicator& communicator) {
-        return FullyShard(make_net(), Unowned(communicator), options).status();
-      });
-  EXPECT_THAT(statuses, Each(StatusIs(code, HasSubstr(text))));
-}
-
-class Empty : public torch::nn::Module {
- public:
-  at::Tensor forward(const at::Tensor& x) { return x; }
-};
-
-TEST(ShardingRefusesTest, AModelWithoutParameters) {
-  ExpectRefused<Empty>(std::make_shared<Empty>, Code::kInvalidArgument,
-                       "no parameters");
-}
-
-class OneParameter : public torch::nn::Module {
- public:
-  explicit OneParameter(const at::Tensor& value)
-      : p(register_parameter("p", value, value.is_floating_point())) {}
-  at::Tensor forward(const at::Tensor& x) { return x * p; }
-  at::Tensor p;
-};
-
-TEST(ShardingRefusesTest, AnIntegerParameter) {
-  ExpectRefused<OneParameter>(
-      [] {
-        return std::make_shared<OneParameter>(at::ones({3}, at::kLong));
-      },
-      Code::kInvalidArgument, "parameter p has dtype Long");
-}
-
-TEST(ShardingRefusesTest, AParameterWithoutDenseMemory) {
-  ExpectRefused<OneParameter>(
-      [] {
-        return std::make_shared<OneParameter>(at::ones({3}).to_sparse());
-      },
-      Code::kInvalidArgument, "parameter p has no dense memory");
-  ExpectRefused<OneParameter>(
-      [] {
-        return std::make_shared<OneParameter>(
-            at::ones({3}, at::TensorOptions(at::kMeta)));
-      },
-      Code::kInvalidArgument, "on the meta device");
-}
-
-class Overlapping : public torch::nn::Module {
- public:
-  Overlapping() {
-    const at::Tensor base = at::ones({6});
-    register_parameter("left", base.narrow(0, 0, 4));
-    register_parameter("right", base.narrow(0, 2, 4));
-  }
-  at::Tensor forward(const at::Tensor& x) { return x; }
-};
-
-TEST(ShardingRefusesTest, ParametersThatOverlapInPart) {
-  ExpectRefused<Overlapping>(std::make_shared<Overlapping>,
-                             Code::kInvalidArgument,
-                             "parameters left and right");
-}
-
-TEST(ShardingRefusesTest, AParameterThatBelongsToAUnitAlready) {
-  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& communicator) {
-    FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(communicator));
-    absl::Status again =
-        FullyShard(model.module(), Unowned(communicator)).status();
-    absl::Status wrapper =
-        FullyShard(model.ptr(), Unowned(communicator)).status();
-    const auto refusal = StatusIs(Code::kFailedPrecondition,
-                                  HasSubstr("already belongs to a unit"));
-    if (!::testing::Value(again, refusal)) return again;
-    if (!::testing::Value(wrapper, refusal)) return wrapper;
-    return CheckStepIsExact(model, communicator);
-  }));
-}
-
-TEST(ShardingRefusesTest, ParametersThatAnOptimizerHolds) {
-  const std::vector<absl::Status> statuses =
-      RunRanks(kRanks, [](Communicator& communicator) -> absl::Status {
-        auto net = MakeNet(kDim, 2);
-        torch::optim::SGD optimizer(net->parameters(), 0.1);
-        return FullyShard(net, Unowned(communicator)).status();
-      });
-  EXPECT_THAT(statuses, Each(StatusIs(Code::kFailedPrecondition,
-                                      HasSubstr("make it after sharding"))));
-}
-
-TEST(ShardingRefusesTest, NoOutsideReferencesWhenToldSo) {
-  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& communicator) {
-    auto net = MakeNet(kDim, 2);
-    const std::vector<at::Tensor> held = net->parameters();
-    Options options = BlockUnits();
-    options.allow_outside_references = true;
-    return FullyShard(net, Unowned(communicator), options).status();
-  }));
-}
-
-TEST(ShardingRefusesTest, InferenceMode) {
-  const std::vector<absl::Status> statuses =
-      RunRanks(kRanks, [](Communicator& communicator) {
-        c10::InferenceMode inference;
-        return ShardNet(communicator).status();
-      });
-  EXPECT_THAT(statuses, Each(StatusIs(Code::kFailedPrecondition,
-                                      HasSubstr("inference mode"))));
-}
-
-TEST(ShardingRefusesTest, ModelsThatDifferBetweenRanks) {
-  const std::vector<absl::Status> statuses =
-      RunRanks(3, [](Communicator& communicator) {
-        return FullyShard(MakeNet(kDim + communicator.rank() / 2, 2),
-                          Unowned(communicator))
-            .status();
-      });
-  EXPECT_THAT(statuses,
-              Each(StatusIs(Code::kInvalidArgument,
-                            AllOf(HasSubstr("rank 2"), HasSubstr("[4, 4]"),
-                                  HasSubstr("[5, 5]")))));
-}
-
-TEST(ShardingRefusesTest, OnAllRanksWhatOneRankRefuses) {
-  const std::vector<absl::Status> statuses =
-      RunRanks(3, [](Communicator& communicator) {
-        auto net = std::make_shared<OneParameter>(
-            at::ones({3}, communicator.rank() == 1 ? at::kInt : at::kFloat));
-        return FullyShard(net, Unowned(communicator)).status();
-      });
-  EXPECT_THAT(statuses,
-              Each(StatusIs(Code::kInvalidArgument,
-                            HasSubstr("rank 1: parameter p has dtype Int"))));
-}
-
-// --- Refused in a step -------------------------------------------------------
-
-TEST(StepRefusesTest, AnInnerUnitWithGradOutsideItsRoot) {
+TEST(ShardedModelTest, RefusesAnInnerUnitWithGradOutsideItsRoot) {
   EXPECT_OK(RunAllRanks(kRanks, [](Communicator& communicator) {
     FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(communicator));
     auto block = model.module()->blocks->ptr(0);
-    absl::Status status = TorchToStatus("forward", [&] {
-      Forward(*block->as<BlockImpl>(), Rows(0, 2, kDim));
-    });
+    absl::Status status = TorchToStatus(
+        "forward", [&] { Forward(*block->as<BlockImpl>(), Rows(0, 2, kDim)); });
     if (!::testing::Value(
             status, StatusIs(Code::kFailedPrecondition,
                              HasSubstr("forward with grad of unit blocks.0 "
@@ -258,21 +115,22 @@ class CallsDirectly : public torch::nn::Module {
   torch::nn::Linear own;
 };
 
-TEST(StepRefusesTest, AUnitThatItsParentCallsDirectly) {
+TEST(ShardedModelTest, RefusesAUnitThatItsParentCallsDirectly) {
   const std::vector<absl::Status> statuses =
       RunRanks(kRanks, [](Communicator& communicator) -> absl::Status {
-        FSDP_ASSIGN_OR_RETURN(
-            auto model, FullyShard(std::make_shared<CallsDirectly>(),
-                                   Unowned(communicator), BlockUnits()));
+        FSDP_ASSIGN_OR_RETURN(auto model,
+                              FullyShard(std::make_shared<CallsDirectly>(),
+                                         Unowned(communicator), BlockUnits()));
         return TorchToStatus("forward",
                              [&] { model->forward(Rows(0, 2, kDim)); });
       });
-  EXPECT_THAT(statuses, Each(StatusIs(Code::kInternal,
-                                      AllOf(HasSubstr("unit block"),
-                                            HasSubstr("fsdp::Forward(child")))));
+  EXPECT_THAT(
+      statuses,
+      Each(StatusIs(Code::kInternal, AllOf(HasSubstr("unit block"),
+                                           HasSubstr("fsdp::Forward(child")))));
 }
 
-TEST(StepRefusesTest, AnOptimizerOverTheModulesOwnParameters) {
+TEST(ShardedModelTest, RefusesAnOptimizerOverTheModulesOwnParameters) {
   EXPECT_OK(RunAllRanks(kRanks, [](Communicator& communicator) {
     FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(communicator));
     for (int step = 0; step < 2; ++step) {
@@ -317,7 +175,7 @@ void ExpectForwardRefused(const Misbehaving::Act& act,
               Each(StatusIs(Code::kFailedPrecondition, HasSubstr(text))));
 }
 
-TEST(StepRefusesTest, AParameterModifiedInPlace) {
+TEST(ShardedModelTest, RefusesAParameterModifiedInPlace) {
   ExpectForwardRefused(
       [](const at::Tensor& x, at::Tensor& p) {
         c10::NoGradGuard no_grad;
@@ -327,7 +185,7 @@ TEST(StepRefusesTest, AParameterModifiedInPlace) {
       "parameter p was modified in place");
 }
 
-TEST(StepRefusesTest, AParameterConvertedOrReplaced) {
+TEST(ShardedModelTest, RefusesAParameterConvertedOrReplaced) {
   ExpectForwardRefused(
       [](const at::Tensor& x, at::Tensor& p) {
         p.set_data(at::zeros({kDim, kDim}));
@@ -336,7 +194,7 @@ TEST(StepRefusesTest, AParameterConvertedOrReplaced) {
       "parameter p no longer looks into its unit's memory");
 }
 
-TEST(StepRefusesTest, AnOutputThatIsAParameterOrAViewOfOne) {
+TEST(ShardedModelTest, RefusesAnOutputThatIsAParameterOrAViewOfOne) {
   ExpectForwardRefused([](const at::Tensor&, at::Tensor& p) { return p; },
                        "is a parameter or a view of one");
   ExpectForwardRefused(
@@ -344,7 +202,7 @@ TEST(StepRefusesTest, AnOutputThatIsAParameterOrAViewOfOne) {
       "is a parameter or a view of one");
 }
 
-TEST(StepRefusesTest, CreateGraph) {
+TEST(ShardedModelTest, RefusesCreateGraph) {
   EXPECT_OK(RunAllRanks(kRanks, [](Communicator& communicator) {
     Options options = BlockUnits();
     options.abort_on_failure = false;
@@ -362,7 +220,7 @@ TEST(StepRefusesTest, CreateGraph) {
   }));
 }
 
-TEST(StepRefusesTest, AutogradGradWithRespectToAParameter) {
+TEST(ShardedModelTest, RefusesAutogradGradWithRespectToAParameter) {
   EXPECT_OK(RunAllRanks(kRanks, [](Communicator& communicator) {
     Options options = BlockUnits();
     options.abort_on_failure = false;
@@ -389,13 +247,13 @@ TEST(StepRefusesTest, AutogradGradWithRespectToAParameter) {
   }));
 }
 
-TEST(StepRefusesTest, AUsedParameterOutsideItsForward) {
+TEST(ShardedModelTest, RefusesAParameterUsedOutsideItsForward) {
   EXPECT_OK(RunAllRanks(kRanks, [](Communicator& communicator) {
     FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(communicator));
     absl::Status status = TorchToStatus(
         "penalty", [&] { model.module()->head->weight.square().sum(); });
-    if (!::testing::Value(status, StatusIs(Code::kInternal,
-                                           HasSubstr("unit root")))) {
+    if (!::testing::Value(status,
+                          StatusIs(Code::kInternal, HasSubstr("unit root")))) {
       return absl::InternalError(status.ToString());
     }
     return CheckStepIsExact(model, communicator);
@@ -409,9 +267,8 @@ class CallsFromAnotherThread : public torch::nn::Module {
         own(register_module("own", torch::nn::Linear(kDim, kDim))) {}
   at::Tensor forward(const at::Tensor& x) {
     absl::Status status;
-    std::thread other([&] {
-      status = TorchToStatus("forward", [&] { Forward(block, x); });
-    });
+    std::thread other(
+        [&] { status = TorchToStatus("forward", [&] { Forward(block, x); }); });
     other.join();
     ThrowIfError(status);
     return own->forward(x);
@@ -420,7 +277,7 @@ class CallsFromAnotherThread : public torch::nn::Module {
   torch::nn::Linear own;
 };
 
-TEST(StepRefusesTest, UnitsOnSeveralThreads) {
+TEST(ShardedModelTest, RefusesUnitsOnSeveralThreads) {
   const std::vector<absl::Status> statuses =
       RunRanks(kRanks, [](Communicator& communicator) -> absl::Status {
         FSDP_ASSIGN_OR_RETURN(
@@ -432,8 +289,6 @@ TEST(StepRefusesTest, UnitsOnSeveralThreads) {
   EXPECT_THAT(statuses, Each(StatusIs(Code::kFailedPrecondition,
                                       HasSubstr("on another thread"))));
 }
-
-// --- Exceptions of the user's own code ---------------------------------------
 
 class UsersError : public std::runtime_error {
  public:
@@ -457,7 +312,7 @@ Options NetAndBlockUnits() {
   return options;
 }
 
-TEST(ExceptionTest, KeepsItsTypeAndTheNextIterationIsExact) {
+TEST(ShardedModelTest, AnExceptionKeepsItsTypeAndTheNextIterationIsExact) {
   EXPECT_OK(RunAllRanks(kRanks, [](Communicator& communicator) -> absl::Status {
     Options options = NetAndBlockUnits();
     options.abort_on_failure = false;
@@ -488,13 +343,12 @@ TEST(ExceptionTest, KeepsItsTypeAndTheNextIterationIsExact) {
   }));
 }
 
-TEST(ExceptionTest, OfOneRankEndsItsPeersToo) {
+TEST(ShardedModelTest, AnExceptionOfOneRankEndsItsPeersToo) {
   const std::vector<absl::Status> statuses =
       RunRanks(3, [](Communicator& communicator) -> absl::Status {
         FSDP_ASSIGN_OR_RETURN(
-            auto model,
-            FullyShard(std::make_shared<ThrowsOnDemand>(),
-                       Unowned(communicator), NetAndBlockUnits()));
+            auto model, FullyShard(std::make_shared<ThrowsOnDemand>(),
+                                   Unowned(communicator), NetAndBlockUnits()));
         return TorchToStatus("step", [&] {
           for (int step = 0; step < 3; ++step) {
             const at::Tensor x = Rows(step, 2, kDim);
@@ -511,7 +365,7 @@ TEST(ExceptionTest, OfOneRankEndsItsPeersToo) {
   }
 }
 
-TEST(ExceptionTest, InBackwardLeavesTheNextIterationExact) {
+TEST(ShardedModelTest, AnExceptionInBackwardLeavesTheNextIterationExact) {
   EXPECT_OK(RunAllRanks(kRanks, [](Communicator& communicator) -> absl::Status {
     Options options = BlockUnits();
     options.abort_on_failure = false;
@@ -535,7 +389,7 @@ TEST(ExceptionTest, InBackwardLeavesTheNextIterationExact) {
   }));
 }
 
-TEST(ExceptionTest, ABackwardAfterTheModelIsGoneIsAnError) {
+TEST(ShardedModelTest, ABackwardAfterTheModelIsGoneIsAnError) {
   EXPECT_OK(RunAllRanks(1, [](Communicator& communicator) -> absl::Status {
     const at::Tensor x = Rows(0, 2, kDim);
     at::Tensor loss;
@@ -544,16 +398,15 @@ TEST(ExceptionTest, ABackwardAfterTheModelIsGoneIsAnError) {
       loss = Loss(model->forward(x), x);
     }
     absl::Status status = TorchToStatus("b", [&] { loss.backward(); });
-    if (!::testing::Value(status,
-                          StatusIs(Code::kFailedPrecondition,
-                                   HasSubstr("model was destroyed")))) {
+    if (!::testing::Value(status, StatusIs(Code::kFailedPrecondition,
+                                           HasSubstr("model was destroyed")))) {
       return absl::InternalError(status.ToString());
     }
     return absl::OkStatus();
   }));
 }
 
-TEST(ExceptionTest, AVisitorThatFailsOnOneRankFailsOnAll) {
+TEST(ShardedModelTest, AVisitorThatFailsOnOneRankFailsOnAll) {
   const std::vector<absl::Status> statuses =
       RunRanks(3, [](Communicator& communicator) -> absl::Status {
         FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(communicator));

@@ -1,3 +1,5 @@
+#include "fsdp/fully_sharded_data_parallel.h"
+
 // Training with sharded models against training one plain model.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/allclose.h>
@@ -23,7 +25,6 @@
 #include "comm/local_communicator.h"
 #include "comm/recording_communicator.h"
 #include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/testing/toy_model.h"
 #include "gtest/gtest.h"
 
@@ -57,8 +58,8 @@ Trained TrainPlain(int world_size, int steps) {
   std::shared_ptr<NetImpl> net = MakeNet(kDim, kBlocks);
   torch::optim::AdamW optimizer(net->parameters(), 1e-2);
   for (int step = 0; step < steps; ++step) {
-    const at::Tensor x = Rows(step * world_size * kRowsPerRank,
-                              world_size * kRowsPerRank, kDim);
+    const at::Tensor x =
+        Rows(step * world_size * kRowsPerRank, world_size * kRowsPerRank, kDim);
     at::Tensor loss = Loss(net->forward(x), x);
     optimizer.zero_grad();
     loss.backward();
@@ -98,8 +99,7 @@ absl::Status TrainSharded(Communicator& communicator, const Options& options,
     optimizer.step();
     at::Tensor mean = loss.detach().view({1}) / world_size;
     FSDP_ASSIGN_OR_RETURN(
-        auto work,
-        communicator.AllReduce(mean, comm::ReduceOp::kSum, "loss"));
+        auto work, communicator.AllReduce(mean, comm::ReduceOp::kSum, "loss"));
     FSDP_RETURN_IF_ERROR(work->Wait(absl::Now() + absl::Seconds(30)));
     result.losses.push_back(mean.item<double>());
   }
@@ -211,9 +211,8 @@ absl::Status CheckCounts(const comm::CollectiveLog& log, int64_t gathers,
   if (actual_gathers == gathers && actual_reductions == reductions) {
     return absl::OkStatus();
   }
-  return absl::InternalError(absl::StrCat(actual_gathers, " all-gathers, ",
-                                          actual_reductions,
-                                          " reduce-scatters"));
+  return absl::InternalError(absl::StrCat(
+      actual_gathers, " all-gathers, ", actual_reductions, " reduce-scatters"));
 }
 
 TEST(TrainingTest, AStepTakes2nMinus1AllGathersAndNReduceScatters) {
@@ -224,10 +223,9 @@ TEST(TrainingTest, AStepTakes2nMinus1AllGathersAndNReduceScatters) {
   }
   const auto run = [&logs](Communicator& communicator) -> absl::Status {
     comm::CollectiveLog& log = logs[communicator.rank()];
-    FSDP_ASSIGN_OR_RETURN(
-        FullyShardedDataParallel<NetImpl> model,
-        FullyShard(MakeNet(kDim, kBlocks), Unowned(communicator),
-                   BlockUnits()));
+    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<NetImpl> model,
+                          FullyShard(MakeNet(kDim, kBlocks),
+                                     Unowned(communicator), BlockUnits()));
     constexpr int64_t kUnits = kBlocks + 1;
     for (int step = 0; step < 3; ++step) {
       log.Clear();
@@ -280,10 +278,9 @@ TEST(TrainingTest, HoldsTheRootAndTwoUnitsAtMostAndOnlyShardsAfterAStep) {
 
 TEST(TrainingTest, BackwardsWithoutZeroGradAddUp) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(
-        FullyShardedDataParallel<NetImpl> model,
-        FullyShard(MakeNet(kDim, kBlocks), Unowned(communicator),
-                   BlockUnits()));
+    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<NetImpl> model,
+                          FullyShard(MakeNet(kDim, kBlocks),
+                                     Unowned(communicator), BlockUnits()));
     const at::Tensor x = Rows(communicator.rank(), kRowsPerRank, kDim);
     FSDP_RETURN_IF_ERROR(model->Backward(Loss(model->forward(x), x)));
     std::vector<at::Tensor> once;

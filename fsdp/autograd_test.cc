@@ -1,3 +1,5 @@
+#include "fsdp/autograd.h"
+
 // How sharded units behave in autograd graphs of every shape, each against the
 // same module without sharding.
 #include <ATen/core/Tensor.h>
@@ -13,20 +15,18 @@
 #include <torch/nn/modules/linear.h>
 
 #include <functional>
-#include <map>
 #include <memory>
-#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/testing/gradient_check.h"
 #include "fsdp/testing/toy_model.h"
 #include "gtest/gtest.h"
 
@@ -35,123 +35,19 @@ namespace {
 
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::testing::ExpectSameGradients;
+using ::fsdp::testing::Filled;
 using ::fsdp::testing::FillParameters;
+using ::fsdp::testing::kDim;
 using ::fsdp::testing::Rows;
+using ::fsdp::testing::SquareLoss;
+using ::fsdp::testing::UnitImpl;
+using ::fsdp::testing::UnitsOf;
 using ::fsdp::testing::Unowned;
+using ::fsdp::testing::UsedTwice;
 using ::torch::nn::Linear;
 
-constexpr int64_t kDim = 5;
-using Gradients = std::map<std::string, at::Tensor>;
-
-// Gradients by parameter name, this rank's range in place and zero elsewhere;
-// undefined ones are left out.
-Gradients ShardGradients(const ShardedModuleBase& model) {
-  Gradients result;
-  for (const NamedShard& named : model.NamedShards()) {
-    if (!named.shard.grad().defined()) continue;
-    int64_t numel = 1;
-    for (int64_t size : named.sizes) numel *= size;
-    at::Tensor full = at::zeros({numel});
-    full.narrow(0, named.begin, named.shard.numel()).copy_(named.shard.grad());
-    result[named.name] = full;
-  }
-  return result;
-}
-
-// `net` makes a module, `loss` runs it. Gradients on two ranks, which see the
-// same data, equal those of a plain module, and the same names have one.
-template <typename Net>
-absl::Status CheckGradients(
-    Communicator& communicator, const Options& options,
-    const std::function<std::shared_ptr<Net>()>& make_net,
-    const std::function<at::Tensor(std::function<at::Tensor(at::Tensor)>)>&
-        loss) {
-  std::shared_ptr<Net> plain = make_net();
-  loss([&](at::Tensor x) -> at::Tensor { return plain->forward(x); })
-      .backward();
-  FSDP_ASSIGN_OR_RETURN(
-      FullyShardedDataParallel<Net> model,
-      FullyShard(make_net(), Unowned(communicator), options));
-  FSDP_RETURN_IF_ERROR(
-      model->Backward(loss([&](at::Tensor x) { return model->forward(x); })));
-  Gradients actual = ShardGradients(*model);
-  for (const auto& item : plain->named_parameters()) {
-    const at::Tensor expected = item.value().grad();
-    const auto found = actual.find(item.key());
-    if (expected.defined() != (found != actual.end())) {
-      return absl::InternalError(absl::StrCat(
-          item.key(), expected.defined() ? " has no" : " has a", " gradient"));
-    }
-    if (!expected.defined()) continue;
-    at::Tensor sum = found->second;
-    FSDP_ASSIGN_OR_RETURN(auto work, communicator.AllReduce(
-                                         sum, comm::ReduceOp::kSum, "test"));
-    FSDP_RETURN_IF_ERROR(work->Wait(absl::InfiniteFuture()));
-    // The storage order of all parameters compared here is row-major unless
-    // they are transposed, as ranges of a shard are in storage order.
-    const at::Tensor dense = item.value().is_contiguous()
-                                 ? expected.reshape({-1})
-                                 : expected.t().reshape({-1});
-    if (!at::allclose(sum, dense, 1e-4, 1e-6)) {
-      return absl::InternalError(absl::StrCat("gradient of ", item.key()));
-    }
-  }
-  if (model->memory_stats().parameters.in_use_bytes != 0) {
-    return absl::InternalError("unsharded memory is left");
-  }
-  return absl::OkStatus();
-}
-
-template <typename Net>
-void ExpectSameGradients(
-    const std::function<std::shared_ptr<Net>()>& make_net,
-    const std::function<at::Tensor(std::function<at::Tensor(at::Tensor)>)>&
-        loss,
-    const Options& options) {
-  EXPECT_OK(RunAllRanks(2, [&](Communicator& communicator) {
-    return CheckGradients<Net>(communicator, options, make_net, loss);
-  }));
-}
-
-template <typename Net>
-std::shared_ptr<Net> Filled() {
-  auto net = std::make_shared<Net>();
-  FillParameters(*net, 1);
-  return net;
-}
-
-at::Tensor SquareLoss(const std::function<at::Tensor(at::Tensor)>& forward) {
-  return forward(Rows(0, 3, kDim)).square().mean();
-}
-
-// A linear layer as a unit of its own.
-class UnitImpl : public torch::nn::Module {
- public:
-  UnitImpl() : linear(register_module("linear", Linear(kDim, kDim))) {}
-  at::Tensor forward(const at::Tensor& x) { return linear->forward(x); }
-  Linear linear;
-};
-
-template <typename... Units>
-Options UnitsOf() {
-  Options options;
-  options.wrap_policy = WrapModules<Units...>();
-  return options;
-}
-
-class UsedTwice : public torch::nn::Module {
- public:
-  UsedTwice()
-      : unit(register_module("unit", std::make_shared<UnitImpl>())),
-        head(register_module("head", Linear(kDim, kDim))) {}
-  at::Tensor forward(const at::Tensor& x) {
-    return head->forward(Forward(unit, Forward(unit, x).tanh()));
-  }
-  std::shared_ptr<UnitImpl> unit;
-  Linear head;
-};
-
-TEST(AutogradSeamTest, AUnitUsedTwiceInOneForward) {
+TEST(AutogradTest, AUnitUsedTwiceInOneForward) {
   ExpectSameGradients<UsedTwice>(Filled<UsedTwice>, SquareLoss,
                                  UnitsOf<UnitImpl>());
 }
@@ -166,7 +62,7 @@ class UsedOnBothSides : public UsedTwice {
   }
 };
 
-TEST(AutogradSeamTest, AUnitUsedOnTwoBranches) {
+TEST(AutogradTest, AUnitUsedOnTwoBranches) {
   ExpectSameGradients<UsedOnBothSides>(Filled<UsedOnBothSides>, SquareLoss,
                                        UnitsOf<UnitImpl>());
 }
@@ -190,7 +86,7 @@ class Outer : public torch::nn::Module {
   std::shared_ptr<NestedImpl> nested;
 };
 
-TEST(AutogradSeamTest, UnitsInsideUnitsAndARootThatOwnsNothing) {
+TEST(AutogradTest, UnitsInsideUnitsAndARootThatOwnsNothing) {
   ExpectSameGradients<Outer>(Filled<Outer>, SquareLoss,
                              UnitsOf<UnitImpl, NestedImpl>());
 }
@@ -205,7 +101,7 @@ class InPlaceOnOutput : public UsedTwice {
   }
 };
 
-TEST(AutogradSeamTest, OutputsAndTheirViewsModifiedInPlace) {
+TEST(AutogradTest, OutputsAndTheirViewsModifiedInPlace) {
   ExpectSameGradients<InPlaceOnOutput>(Filled<InPlaceOnOutput>, SquareLoss,
                                        UnitsOf<UnitImpl>());
 }
@@ -230,7 +126,7 @@ class TakesTuple : public torch::nn::Module {
   std::shared_ptr<TupleUnit> unit;
 };
 
-TEST(AutogradSeamTest, OutputsInTuplesAndVectorsAndInputsHandedThrough) {
+TEST(AutogradTest, OutputsInTuplesAndVectorsAndInputsHandedThrough) {
   ExpectSameGradients<TakesTuple>(Filled<TakesTuple>, SquareLoss,
                                   UnitsOf<TupleUnit>());
 }
@@ -252,7 +148,7 @@ class PartlyUsed : public torch::nn::Module {
   Linear idle;
 };
 
-TEST(AutogradSeamTest, UnusedOutputsUnitsAndParametersHaveNoGradient) {
+TEST(AutogradTest, UnusedOutputsUnitsAndParametersHaveNoGradient) {
   ExpectSameGradients<PartlyUsed>(Filled<PartlyUsed>, SquareLoss,
                                   UnitsOf<UnitImpl>());
 }
@@ -270,7 +166,7 @@ class SparseEmbedding : public torch::nn::Module {
   at::Tensor weight;
 };
 
-TEST(AutogradSeamTest, SparseGradients) {
+TEST(AutogradTest, SparseGradients) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
     auto plain = Filled<SparseEmbedding>();
     SquareLoss([&](at::Tensor x) { return plain->forward(x); }).backward();
@@ -301,7 +197,7 @@ class TransposedWeight : public torch::nn::Module {
   at::Tensor weight, scale;
 };
 
-TEST(AutogradSeamTest, TransposedAndScalarParameters) {
+TEST(AutogradTest, TransposedAndScalarParameters) {
   ExpectSameGradients<TransposedWeight>(
       [] {
         auto net = std::make_shared<TransposedWeight>();
@@ -313,79 +209,6 @@ TEST(AutogradSeamTest, TransposedAndScalarParameters) {
       SquareLoss, Options());
 }
 
-// LoRA: a frozen trunk below and above what is trained.
-class FrozenEnds : public torch::nn::Module {
- public:
-  FrozenEnds()
-      : first(register_module("first", std::make_shared<UnitImpl>())),
-        middle(register_module("middle", std::make_shared<UnitImpl>())),
-        last(register_module("last", std::make_shared<UnitImpl>())) {
-    for (const auto& unit : {first, last}) {
-      for (at::Tensor& p : unit->parameters()) p.set_requires_grad(false);
-    }
-    middle->linear->bias.set_requires_grad(false);
-  }
-  at::Tensor forward(const at::Tensor& x) {
-    return Forward(last, Forward(middle, Forward(first, x).tanh()).tanh());
-  }
-  std::shared_ptr<UnitImpl> first, middle, last;
-};
-
-TEST(AutogradSeamTest, FrozenUnitsAndFrozenParametersInATrainableUnit) {
-  ExpectSameGradients<FrozenEnds>(Filled<FrozenEnds>, SquareLoss,
-                                  UnitsOf<UnitImpl>());
-}
-
-TEST(AutogradSeamTest, GradientsReachTheInputThroughFrozenUnits) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(
-        FullyShardedDataParallel<FrozenEnds> model,
-        FullyShard(Filled<FrozenEnds>(), Unowned(communicator),
-                   UnitsOf<UnitImpl>()));
-    auto plain = Filled<FrozenEnds>();
-    const at::Tensor x = Rows(0, 2, kDim).requires_grad_();
-    const at::Tensor y = Rows(0, 2, kDim).requires_grad_();
-    plain->forward(y).square().mean().backward();
-    FSDP_RETURN_IF_ERROR(model->Backward(model->forward(x).square().mean()));
-    if (!at::equal(x.grad(), y.grad())) return absl::InternalError("x.grad");
-    if (model->memory_stats().parameters.in_use_bytes != 0) {
-      return absl::InternalError("a frozen unit was not freed");
-    }
-    return absl::OkStatus();
-  }));
-}
-
-TEST(AutogradSeamTest, FreezingAndUnfreezingBetweenSteps) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<UsedTwice> model,
-                          FullyShard(Filled<UsedTwice>(), Unowned(communicator),
-                                     UnitsOf<UnitImpl>()));
-    const auto gradients_of_unit = [&]() -> absl::StatusOr<int> {
-      FSDP_RETURN_IF_ERROR(model->Backward(
-          SquareLoss([&](at::Tensor x) { return model->forward(x); })));
-      int count = 0;
-      for (const NamedShard& named : model->NamedShards()) {
-        count += named.name.find("unit.") == 0 && named.shard.grad().defined();
-        at::Tensor shard = named.shard;
-        shard.mutable_grad().reset();
-      }
-      return count;
-    };
-    for (const auto& [trainable, expected] :
-         std::vector<std::pair<bool, int>>{{true, 2}, {false, 1}, {true, 2}}) {
-      FSDP_RETURN_IF_ERROR(
-          model->SetTrainable("unit.linear.weight", trainable));
-      FSDP_ASSIGN_OR_RETURN(const int count, gradients_of_unit());
-      if (count != expected) return absl::InternalError(absl::StrCat(count));
-    }
-    // The flag of the module's own parameter is read at every forward, too.
-    model->module()->unit->linear->bias.set_requires_grad(false);
-    FSDP_ASSIGN_OR_RETURN(const int count, gradients_of_unit());
-    if (count != 1) return absl::InternalError("bias was trained");
-    return absl::OkStatus();
-  }));
-}
-
 std::shared_ptr<torch::nn::SequentialImpl> MakeSequential() {
   auto net = std::make_shared<torch::nn::SequentialImpl>(
       Linear(kDim, 4), Linear(4, 4), Linear(4, kDim));
@@ -393,12 +216,12 @@ std::shared_ptr<torch::nn::SequentialImpl> MakeSequential() {
   return net;
 }
 
-TEST(AutogradSeamTest, SequentialChildrenAreUnitsWithoutAnyChangeToTheModel) {
+TEST(AutogradTest, SequentialChildrenAreUnitsWithoutAnyChangeToTheModel) {
   ExpectSameGradients<torch::nn::SequentialImpl>(
       MakeSequential, SquareLoss, UnitsOf<torch::nn::LinearImpl>());
 }
 
-TEST(AutogradSeamTest, RetainGraphAllowsASecondBackward) {
+TEST(AutogradTest, RetainGraphAllowsASecondBackward) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<UsedTwice> model,
                           FullyShard(Filled<UsedTwice>(), Unowned(communicator),
@@ -415,7 +238,7 @@ TEST(AutogradSeamTest, RetainGraphAllowsASecondBackward) {
   }));
 }
 
-TEST(AutogradSeamTest, TwoForwardsThenTheirTwoBackwards) {
+TEST(AutogradTest, TwoForwardsThenTheirTwoBackwards) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
     auto plain = Filled<UsedTwice>();
     FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<UsedTwice> model,
@@ -464,7 +287,7 @@ class RankDependent : public torch::nn::Module {
 };
 
 // The other rank takes part in the reduction with zeros.
-TEST(AutogradSeamTest, AUnitWhoseParametersOnlyOneRankUses) {
+TEST(AutogradTest, AUnitWhoseParametersOnlyOneRankUses) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(
         FullyShardedDataParallel<RankDependent> model,

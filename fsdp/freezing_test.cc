@@ -1,0 +1,111 @@
+// Frozen parameters and units, and changes of what is trained between steps.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/equal.h>
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "comm/communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/testing/gradient_check.h"
+#include "fsdp/testing/toy_model.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::testing::ExpectSameGradients;
+using ::fsdp::testing::Filled;
+using ::fsdp::testing::kDim;
+using ::fsdp::testing::Rows;
+using ::fsdp::testing::SquareLoss;
+using ::fsdp::testing::UnitImpl;
+using ::fsdp::testing::UnitsOf;
+using ::fsdp::testing::Unowned;
+using ::fsdp::testing::UsedTwice;
+
+// LoRA: a frozen trunk below and above what is trained.
+class FrozenEnds : public torch::nn::Module {
+ public:
+  FrozenEnds()
+      : first(register_module("first", std::make_shared<UnitImpl>())),
+        middle(register_module("middle", std::make_shared<UnitImpl>())),
+        last(register_module("last", std::make_shared<UnitImpl>())) {
+    for (const auto& unit : {first, last}) {
+      for (at::Tensor& p : unit->parameters()) p.set_requires_grad(false);
+    }
+    middle->linear->bias.set_requires_grad(false);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return Forward(last, Forward(middle, Forward(first, x).tanh()).tanh());
+  }
+  std::shared_ptr<UnitImpl> first, middle, last;
+};
+
+TEST(FreezingTest, FrozenUnitsAndFrozenParametersInATrainableUnit) {
+  ExpectSameGradients<FrozenEnds>(Filled<FrozenEnds>, SquareLoss,
+                                  UnitsOf<UnitImpl>());
+}
+
+TEST(FreezingTest, GradientsReachTheInputThroughFrozenUnits) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(
+        FullyShardedDataParallel<FrozenEnds> model,
+        FullyShard(Filled<FrozenEnds>(), Unowned(communicator),
+                   UnitsOf<UnitImpl>()));
+    auto plain = Filled<FrozenEnds>();
+    const at::Tensor x = Rows(0, 2, kDim).requires_grad_();
+    const at::Tensor y = Rows(0, 2, kDim).requires_grad_();
+    plain->forward(y).square().mean().backward();
+    FSDP_RETURN_IF_ERROR(model->Backward(model->forward(x).square().mean()));
+    if (!at::equal(x.grad(), y.grad())) return absl::InternalError("x.grad");
+    if (model->memory_stats().parameters.in_use_bytes != 0) {
+      return absl::InternalError("a frozen unit was not freed");
+    }
+    return absl::OkStatus();
+  }));
+}
+
+TEST(FreezingTest, FreezingAndUnfreezingBetweenSteps) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<UsedTwice> model,
+                          FullyShard(Filled<UsedTwice>(), Unowned(communicator),
+                                     UnitsOf<UnitImpl>()));
+    const auto gradients_of_unit = [&]() -> absl::StatusOr<int> {
+      FSDP_RETURN_IF_ERROR(model->Backward(
+          SquareLoss([&](at::Tensor x) { return model->forward(x); })));
+      int count = 0;
+      for (const NamedShard& named : model->NamedShards()) {
+        count += named.name.find("unit.") == 0 && named.shard.grad().defined();
+        at::Tensor shard = named.shard;
+        shard.mutable_grad().reset();
+      }
+      return count;
+    };
+    for (const auto& [trainable, expected] :
+         std::vector<std::pair<bool, int>>{{true, 2}, {false, 1}, {true, 2}}) {
+      FSDP_RETURN_IF_ERROR(
+          model->SetTrainable("unit.linear.weight", trainable));
+      FSDP_ASSIGN_OR_RETURN(const int count, gradients_of_unit());
+      if (count != expected) return absl::InternalError(absl::StrCat(count));
+    }
+    // The flag of the module's own parameter is read at every forward, too.
+    model->module()->unit->linear->bias.set_requires_grad(false);
+    FSDP_ASSIGN_OR_RETURN(const int count, gradients_of_unit());
+    if (count != 1) return absl::InternalError("bias was trained");
+    return absl::OkStatus();
+  }));
+}
+
+}  // namespace
+}  // namespace fsdp

@@ -1,0 +1,187 @@
+#include "fsdp/shard_module.h"
+
+// What sharding refuses: a clear error, the same on every rank, and nothing
+// changed.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/ones.h>
+#include <c10/core/InferenceMode.h>
+#include <torch/nn/module.h>
+#include <torch/optim/sgd.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "comm/communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/testing/toy_model.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::MakeNet;
+using ::fsdp::testing::NetImpl;
+using ::fsdp::testing::StatusIs;
+using ::fsdp::testing::Unowned;
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using Code = absl::StatusCode;
+
+constexpr int64_t kDim = 4;
+constexpr int kRanks = 2;
+
+absl::StatusOr<FullyShardedDataParallel<NetImpl>> ShardNet(
+    Communicator& communicator, Options options = BlockUnits()) {
+  return FullyShard(MakeNet(kDim, 2), Unowned(communicator), options);
+}
+
+// Every rank gets the same refusal.
+template <typename Net>
+void ExpectRefused(const std::function<std::shared_ptr<Net>()>& make_net,
+                   Code code, const std::string& text,
+                   const Options& options = Options()) {
+  const std::vector<absl::Status> statuses =
+      RunRanks(kRanks, [&](Communicator& communicator) {
+        return FullyShard(make_net(), Unowned(communicator), options).status();
+      });
+  EXPECT_THAT(statuses, Each(StatusIs(code, HasSubstr(text))));
+}
+
+class Empty : public torch::nn::Module {
+ public:
+  at::Tensor forward(const at::Tensor& x) { return x; }
+};
+
+TEST(ShardModuleTest, RefusesAModelWithoutParameters) {
+  ExpectRefused<Empty>(std::make_shared<Empty>, Code::kInvalidArgument,
+                       "no parameters");
+}
+
+class OneParameter : public torch::nn::Module {
+ public:
+  explicit OneParameter(const at::Tensor& value)
+      : p(register_parameter("p", value, value.is_floating_point())) {}
+  at::Tensor forward(const at::Tensor& x) { return x * p; }
+  at::Tensor p;
+};
+
+TEST(ShardModuleTest, RefusesAnIntegerParameter) {
+  ExpectRefused<OneParameter>(
+      [] { return std::make_shared<OneParameter>(at::ones({3}, at::kLong)); },
+      Code::kInvalidArgument, "parameter p has dtype Long");
+}
+
+TEST(ShardModuleTest, RefusesAParameterWithoutDenseMemory) {
+  ExpectRefused<OneParameter>(
+      [] { return std::make_shared<OneParameter>(at::ones({3}).to_sparse()); },
+      Code::kInvalidArgument, "parameter p has no dense memory");
+  ExpectRefused<OneParameter>(
+      [] {
+        return std::make_shared<OneParameter>(
+            at::ones({3}, at::TensorOptions(at::kMeta)));
+      },
+      Code::kInvalidArgument, "on the meta device");
+}
+
+class Overlapping : public torch::nn::Module {
+ public:
+  Overlapping() {
+    const at::Tensor base = at::ones({6});
+    register_parameter("left", base.narrow(0, 0, 4));
+    register_parameter("right", base.narrow(0, 2, 4));
+  }
+  at::Tensor forward(const at::Tensor& x) { return x; }
+};
+
+TEST(ShardModuleTest, RefusesParametersThatOverlapInPart) {
+  ExpectRefused<Overlapping>(std::make_shared<Overlapping>,
+                             Code::kInvalidArgument,
+                             "parameters left and right");
+}
+
+TEST(ShardModuleTest, RefusesAParameterThatBelongsToAUnitAlready) {
+  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& communicator) {
+    FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(communicator));
+    absl::Status again =
+        FullyShard(model.module(), Unowned(communicator)).status();
+    absl::Status wrapper =
+        FullyShard(model.ptr(), Unowned(communicator)).status();
+    const auto refusal = StatusIs(Code::kFailedPrecondition,
+                                  HasSubstr("already belongs to a unit"));
+    if (!::testing::Value(again, refusal)) return again;
+    if (!::testing::Value(wrapper, refusal)) return wrapper;
+    return absl::OkStatus();
+  }));
+}
+
+TEST(ShardModuleTest, RefusesParametersThatAnOptimizerHolds) {
+  const std::vector<absl::Status> statuses =
+      RunRanks(kRanks, [](Communicator& communicator) -> absl::Status {
+        auto net = MakeNet(kDim, 2);
+        torch::optim::SGD optimizer(net->parameters(), 0.1);
+        return FullyShard(net, Unowned(communicator)).status();
+      });
+  EXPECT_THAT(statuses, Each(StatusIs(Code::kFailedPrecondition,
+                                      HasSubstr("make it after sharding"))));
+}
+
+TEST(ShardModuleTest, AcceptsOutsideReferencesWhenToldSo) {
+  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& communicator) {
+    auto net = MakeNet(kDim, 2);
+    const std::vector<at::Tensor> held = net->parameters();
+    Options options = BlockUnits();
+    options.allow_outside_references = true;
+    return FullyShard(net, Unowned(communicator), options).status();
+  }));
+}
+
+TEST(ShardModuleTest, RefusesInferenceMode) {
+  const std::vector<absl::Status> statuses =
+      RunRanks(kRanks, [](Communicator& communicator) {
+        c10::InferenceMode inference;
+        return ShardNet(communicator).status();
+      });
+  EXPECT_THAT(statuses, Each(StatusIs(Code::kFailedPrecondition,
+                                      HasSubstr("inference mode"))));
+}
+
+TEST(ShardModuleTest, RefusesModelsThatDifferBetweenRanks) {
+  const std::vector<absl::Status> statuses =
+      RunRanks(3, [](Communicator& communicator) {
+        return FullyShard(MakeNet(kDim + communicator.rank() / 2, 2),
+                          Unowned(communicator))
+            .status();
+      });
+  EXPECT_THAT(statuses,
+              Each(StatusIs(Code::kInvalidArgument,
+                            AllOf(HasSubstr("rank 2"), HasSubstr("[4, 4]"),
+                                  HasSubstr("[5, 5]")))));
+}
+
+TEST(ShardModuleTest, RefusesOnAllRanksWhatOneRankRefuses) {
+  const std::vector<absl::Status> statuses =
+      RunRanks(3, [](Communicator& communicator) {
+        auto net = std::make_shared<OneParameter>(
+            at::ones({3}, communicator.rank() == 1 ? at::kInt : at::kFloat));
+        return FullyShard(net, Unowned(communicator)).status();
+      });
+  EXPECT_THAT(statuses,
+              Each(StatusIs(Code::kInvalidArgument,
+                            HasSubstr("rank 1: parameter p has dtype Int"))));
+}
+
+}  // namespace
+}  // namespace fsdp
