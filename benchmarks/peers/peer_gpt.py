@@ -1,0 +1,171 @@
+"""Trains the GPT of examples/gpt with a Python data parallelism on N CPU ranks over Gloo.
+
+usage: torchrun --nproc-per-node 2 benchmarks/peers/peer_gpt.py --impl fsdp1|fsdp2|ddp|none [--layers 8 --dim 512 ...]
+
+The data are the rows of `--data=count`. Rank 0 prints one JSON line: tokens/s of all ranks, median and least
+milliseconds per step, peak memory of a rank, first and last loss; with --losses rank 0's loss of every step.
+"""
+import argparse
+import json
+import os
+import resource
+import statistics
+import struct
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+
+
+class Block(nn.Module):
+
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.ln1 = nn.LayerNorm(dim)
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.proj = nn.Linear(dim, dim)
+        self.ln2 = nn.LayerNorm(dim)
+        self.fc = nn.Linear(dim, 4 * dim)
+        self.out = nn.Linear(4 * dim, dim)
+        self.heads = heads
+
+    def forward(self, x):
+        batch, tokens, dim = x.shape
+        qkv = self.qkv(self.ln1(x)).view(batch, tokens, 3, self.heads, dim // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(batch, tokens, dim)
+        x = x + self.proj(y)
+        return x + self.out(F.gelu(self.fc(self.ln2(x)), approximate="tanh"))
+
+
+class GPT(nn.Module):
+
+    def __init__(self, vocab, dim, layers, heads, seq):
+        super().__init__()
+        self.wte = nn.Embedding(vocab, dim)
+        self.wpe = nn.Embedding(seq, dim)
+        self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(layers))
+        self.ln = nn.LayerNorm(dim)
+        self.head = nn.Linear(dim, vocab, bias=False)
+
+    def forward(self, tokens):
+        x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.ln(x))
+
+
+def load_safetensors(path):
+    """The float32 tensors of a file that `train --save-init` has written."""
+    with open(path, "rb") as file:
+        header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
+        data = bytearray(file.read())
+    tensors = {}
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        assert entry["dtype"] == "F32", f"{name} is {entry['dtype']}"
+        begin, end = entry["data_offsets"]
+        tensors[name] = torch.frombuffer(data[begin:end], dtype=torch.float32).view(entry["shape"])
+    return tensors
+
+
+def wrap(model, args, world):
+    """`model` as --impl asks for."""
+    if args.impl == "none":
+        return model
+    if args.impl == "ddp":
+        return nn.parallel.DistributedDataParallel(model)
+    if args.impl == "fsdp1":
+        from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
+        from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+        precision = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if args.bf16 else None
+        return FullyShardedDataParallel(model, auto_wrap_policy=ModuleWrapPolicy({Block}),
+                                        device_id=torch.device("cpu"), mixed_precision=precision,
+                                        use_orig_params=False)
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    mesh = dist.init_device_mesh("cpu", (world,))
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if args.bf16 \
+        else MixedPrecisionPolicy()
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    return fully_shard(model, mesh=mesh, mp_policy=policy)
+
+
+def barrier():
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def train(model, args, rank):
+    """Seconds and loss of every step, warm-up included."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, fused=True)
+    generator = torch.Generator().manual_seed(1234 + rank)
+    seconds, losses = [], []
+    for _ in range(args.warmup + args.steps):
+        rows = torch.randint(0, args.vocab, (args.batch, args.seq + 1), generator=generator)
+        rows[:, 1:] = (rows[:, :1] + torch.arange(1, args.seq + 1)) % args.vocab
+        barrier()
+        begin = time.perf_counter()
+        logits = model(rows[:, :-1])
+        loss = F.cross_entropy(logits.float().view(-1, args.vocab), rows[:, 1:].reshape(-1))
+        loss.backward()
+        if not args.no_optim:
+            optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        barrier()
+        seconds.append(time.perf_counter() - begin)
+        losses.append(loss.item())
+    return seconds, losses
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--impl", default="fsdp2", choices=["fsdp1", "fsdp2", "ddp", "none"])
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--dim", type=int, default=512)
+    parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument("--seq", type=int, default=256)
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--warmup", type=int, default=2)
+    parser.add_argument("--vocab", type=int, default=256)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--lr", type=float, default=3e-4)
+    parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--no-optim", action="store_true")
+    parser.add_argument("--init", help="a safetensors file with the initial parameters")
+    parser.add_argument("--losses", action="store_true", help="print the loss of every step, too")
+    args = parser.parse_args()
+
+    torch.set_num_threads(args.threads)
+    rank = int(os.environ.get("RANK", 0))
+    world = int(os.environ.get("WORLD_SIZE", 1))
+    if args.impl != "none":
+        dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = GPT(args.vocab, args.dim, args.layers, args.heads, args.seq)
+    if args.init:
+        model.load_state_dict(load_safetensors(args.init))
+    num_parameters = sum(p.numel() for p in model.parameters())
+    seconds, losses = train(wrap(model, args, world), args, rank)
+
+    timed = seconds[args.warmup:]
+    median = statistics.median(timed)
+    if rank == 0:
+        report = dict(impl=args.impl, world=world, params=num_parameters, bf16=args.bf16, batch=args.batch,
+                      seq=args.seq, step_ms=round(median * 1e3, 1), min_ms=round(min(timed) * 1e3, 1),
+                      tok_s=round(world * args.batch * args.seq / median, 1),
+                      peak_rss_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+                      loss0=round(losses[0], 4), loss=round(losses[-1], 4))
+        if args.losses:
+            report["loss_rank0"] = losses
+        print(json.dumps(report), flush=True)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

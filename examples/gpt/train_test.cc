@@ -1,0 +1,187 @@
+// The program as a user runs it. It is this test's runfile examples/gpt/train,
+// below the directory that the test starts in.
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "base/testing/status_matchers.h"
+#include "examples/gpt/batch.h"
+#include "examples/gpt/json.h"
+#include "examples/gpt/options.h"
+#include "examples/gpt/testing/child_process.h"
+#include "examples/gpt/testing/plain_training.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace gpt {
+namespace {
+
+using ::testing::AllOf;
+using testing::ChildProcess;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using testing::Optimizer;
+using testing::PlainLosses;
+using ::testing::SizeIs;
+
+constexpr char kProgram[] = "examples/gpt/train";
+constexpr int kSteps = 10;
+
+class TrainTest : public ::testing::Test {
+ protected:
+  TrainTest() { std::filesystem::create_directory(directory_); }
+  ~TrainTest() override { std::filesystem::remove_all(directory_); }
+
+  std::string Path(absl::string_view name) const {
+    return absl::StrCat(directory_, "/", name);
+  }
+
+  // A command line for a model that takes no time.
+  static std::vector<std::string> Command(std::vector<std::string> flags) {
+    std::vector<std::string> command = {
+        kProgram,   "--layers=2",  "--dim=16",    "--heads=2",
+        "--seq=12", "--vocab=256", "--batch=2",   "--threads=1",
+        "--seed=3", "--steps=10",  "--sample=20", "--warmup=0"};
+    command.insert(command.end(), flags.begin(), flags.end());
+    return command;
+  }
+
+  // Runs the program to its end, which has to be a good one, and returns its
+  // --json.
+  Json Run(std::vector<std::string> flags) {
+    flags.push_back(absl::StrCat("--json=", Path("report.json")));
+    ChildProcess train(Command(std::move(flags)));
+    const int exit_code = train.Wait();
+    EXPECT_EQ(exit_code, 0) << train.output();
+    std::stringstream text;
+    text << std::ifstream(Path("report.json")).rdbuf();
+    absl::StatusOr<Json> json = Json::Parse(text.str());
+    EXPECT_OK(json);
+    return json.value_or(Json());
+  }
+
+  const std::string directory_ =
+      absl::StrCat(::testing::TempDir(), "/train_test.", getpid());
+};
+
+std::vector<double> Numbers(const Json& report, absl::string_view key) {
+  std::vector<double> numbers;
+  const Json* list = report.Find(key);
+  if (list == nullptr || list->As<Json::Array>() == nullptr) return numbers;
+  for (const Json& number : *list->As<Json::Array>()) {
+    numbers.push_back(number.NumberOr(-1));
+  }
+  return numbers;
+}
+
+std::vector<double> Plain(int ranks, Optimizer optimizer) {
+  testing::PlainTraining training{};
+  training.model = {/*vocab=*/256, /*dim=*/16, /*layers=*/2, /*heads=*/2,
+                    /*seq=*/12};
+  training.shape = {/*batch=*/2, /*seq=*/12};
+  training.ranks = ranks;
+  training.steps = kSteps;
+  training.seed = 3;
+  training.lr = 3e-4;
+  training.optimizer = optimizer;
+  return PlainLosses(training);
+}
+
+class TrainOracleTest
+    : public TrainTest,
+      public ::testing::WithParamInterface<std::tuple<const char*, int>> {};
+
+TEST_P(TrainOracleTest, LossesAreThoseOfPlainTrainingOnAllBatches) {
+  const auto [backend, ranks] = GetParam();
+  const Json report = Run({"--data=count", absl::StrCat("--backend=", backend),
+                           absl::StrCat("--ranks=", ranks)});
+  const std::vector<double> losses = Numbers(report, "losses");
+  const std::vector<double> plain = Plain(ranks, Optimizer::kTorch);
+  ASSERT_THAT(losses, SizeIs(kSteps));
+  for (int step = 0; step < kSteps; ++step) {
+    EXPECT_NEAR(losses[step], plain[step], 1e-5 * plain[step]) << step;
+  }
+  if (ranks == 1) {
+    EXPECT_EQ(losses, Plain(1, Optimizer::kFused)) << "not the same bits";
+  }
+  // Two blocks and the root: n = 3 units, per step 2n - 1 and n.
+  EXPECT_EQ(report.Find("all_gathers")->NumberOr(0), 5 * kSteps);
+  EXPECT_EQ(report.Find("reduce_scatters")->NumberOr(0), 3 * kSteps);
+  EXPECT_THAT(Numbers(report, "peak_rss_mb"), SizeIs(ranks));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, TrainOracleTest,
+                         ::testing::Combine(::testing::Values("local", "gloo"),
+                                            ::testing::Values(1, 2, 3, 4)));
+
+TEST_F(TrainTest, GoesOnFromTheInitialParametersOfAnotherRun) {
+  const std::string init = Path("init.safetensors");
+  const Json first = Run({"--data=count", "--save-init", init});
+  // Another seed makes other parameters, were it not for the file.
+  const Json second = Run({"--data=count", "--init", init, "--seed=4",
+                           "--ranks=3", "--backend=local"});
+  const Json third = Run({"--data=count", "--seed=4"});
+  const auto loss0 = [](const Json& report) {
+    return report.Find("loss0")->NumberOr(0);
+  };
+  EXPECT_EQ(loss0(first), loss0(second));
+  EXPECT_NE(loss0(first), loss0(third));
+}
+
+TEST_F(TrainTest, DefaultTextIsThereAndTheModelContinuesIt) {
+  ChildProcess train(Command({"--steps=2"}));
+  EXPECT_EQ(train.Wait(), 0) << train.output();
+  EXPECT_THAT(train.output(),
+              AllOf(HasSubstr("step 2/2"), HasSubstr("validation loss"),
+                    HasSubstr("as the model continues it")));
+}
+
+TEST_F(TrainTest, WithoutShardingNothingIsGathered) {
+  const Json report = Run({"--data=count", "--sharding=none", "--ranks=1"});
+  EXPECT_EQ(report.Find("impl")->ToString(), "\"none\"");
+  EXPECT_EQ(report.Find("all_gathers")->NumberOr(-1), 0);
+  EXPECT_EQ(Numbers(report, "losses"), Plain(1, Optimizer::kFused));
+}
+
+TEST_F(TrainTest, EndsOnEveryRankWithTheReason) {
+  for (const char* backend : {"--backend=local", "--backend=gloo"}) {
+    ChildProcess missing(Command({backend, "--data=/no/such/text"}));
+    EXPECT_EQ(missing.Wait(), 1);
+    EXPECT_THAT(missing.output(), HasSubstr("/no/such/text"));
+    std::ofstream(Path("empty")).flush();
+    ChildProcess empty(Command({backend, "--data", Path("empty")}));
+    EXPECT_EQ(empty.Wait(), 1);
+    EXPECT_THAT(empty.output(), HasSubstr("0 bytes are too few"));
+    ChildProcess small(Command({backend, "--vocab=100"}));
+    EXPECT_EQ(small.Wait(), 1);
+    EXPECT_THAT(small.output(), HasSubstr("--vocab=100 is too small"));
+    ChildProcess unwritable(
+        Command({backend, "--data=count", "--json=/no/such/report"}));
+    EXPECT_EQ(unwritable.Wait(), 1);
+    EXPECT_THAT(unwritable.output(), HasSubstr("writing /no/such/report"));
+  }
+}
+
+TEST_F(TrainTest, InterruptEndsAllRanksBetweenTwoSteps) {
+  for (const char* backend : {"--backend=local", "--backend=gloo"}) {
+    ChildProcess train(Command({backend, "--data=count", "--steps=1000000"}));
+    ASSERT_TRUE(train.ReadUntil("step 1/")) << train.output();
+    train.Signal(SIGINT);
+    EXPECT_EQ(train.Wait(), 128 + SIGINT) << train.output();
+    EXPECT_THAT(train.output(), AllOf(HasSubstr("stopped after step"),
+                                      HasSubstr("training loss")));
+  }
+}
+
+}  // namespace
+}  // namespace gpt
