@@ -15,7 +15,7 @@ def _clang_tidy_aspect_impl(target, ctx):
     flags += ["-I" + path for path in context.includes.to_list()]
     for path in context.quote_includes.to_list():
         # Only our own headers are judged.
-        flags += ["-iquote" if not path.startswith("external") else "-isystem", path]
+        flags += ["-isystem" if "external/" in path else "-iquote", path]
     for path in context.system_includes.to_list():
         flags += ["-isystem", path]
     results = []
