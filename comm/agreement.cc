@@ -3,7 +3,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cstring>
@@ -21,6 +20,15 @@
 
 namespace fsdp::comm {
 namespace {
+
+// Longer texts are cut, so that a message stays one that can be read.
+constexpr size_t kMaxMessage = 4096;
+constexpr size_t kMaxLine = 200;
+
+std::string Cut(absl::string_view text, size_t max_size) {
+  if (text.size() <= max_size) return std::string(text);
+  return absl::StrCat(text.substr(0, max_size), "...");
+}
 
 // Tells texts apart; not meant against an adversary. FNV-1a.
 int64_t Hash(absl::string_view text) {
@@ -50,7 +58,7 @@ std::string FirstDifference(absl::string_view a, absl::string_view b) {
   size_t i = 0;
   while (i < common && a_lines[i] == b_lines[i]) ++i;
   const auto line = [i](const std::vector<absl::string_view>& lines) {
-    return i < lines.size() ? absl::StrCat("\"", lines[i], "\"")
+    return i < lines.size() ? absl::StrCat("\"", Cut(lines[i], kMaxLine), "\"")
                             : std::string("nothing");
   };
   return absl::StrCat("line ", i + 1, " is ", line(a_lines), " on rank 0 and ",
@@ -63,34 +71,35 @@ absl::StatusOr<std::string> BroadcastString(Communicator& communicator,
                                             const std::string& text, int root,
                                             absl::string_view what,
                                             absl::Time deadline) {
-  FSDP_ASSIGN_OR_RETURN(
-      const std::vector<int64_t> sizes,
-      GatherNumbers(communicator, static_cast<int64_t>(text.size()), what,
-                    deadline));
-  const at::Tensor bytes = at::zeros({sizes[root]}, at::kByte);
-  if (sizes[root] == 0) return std::string();
+  const at::Tensor size =
+      at::full({1}, static_cast<int64_t>(text.size()), at::kLong);
+  FSDP_ASSIGN_OR_RETURN(auto work, communicator.Broadcast(size, root, what));
+  FSDP_RETURN_IF_ERROR(work->Wait(deadline));
+  const int64_t count = *size.const_data_ptr<int64_t>();
+  if (count == 0) return std::string();
+  const at::Tensor bytes = at::empty({count}, at::kByte);
   char* data = reinterpret_cast<char*>(bytes.mutable_data_ptr<uint8_t>());
   if (communicator.rank() == root) std::memcpy(data, text.data(), text.size());
-  FSDP_ASSIGN_OR_RETURN(auto work, communicator.Broadcast(bytes, root, what));
+  FSDP_ASSIGN_OR_RETURN(work, communicator.Broadcast(bytes, root, what));
   FSDP_RETURN_IF_ERROR(work->Wait(deadline));
-  return std::string(data, sizes[root]);
+  return std::string(data, static_cast<size_t>(count));
 }
 
 absl::Status Agree(Communicator& communicator, const absl::Status& mine,
                    absl::string_view what, absl::Time deadline) {
-  FSDP_ASSIGN_OR_RETURN(
-      const std::vector<int64_t> codes,
-      GatherNumbers(communicator, mine.raw_code(), what, deadline));
-  const auto failed = std::find_if(codes.begin(), codes.end(),
+  const absl::StatusOr<std::vector<int64_t>> codes =
+      GatherNumbers(communicator, mine.raw_code(), what, deadline);
+  // What went wrong here says more than that the peers could not be told.
+  if (!codes.ok()) return mine.ok() ? codes.status() : mine;
+  const auto failed = std::find_if(codes->begin(), codes->end(),
                                    [](int64_t code) { return code != 0; });
-  if (failed == codes.end()) return absl::OkStatus();
-  const int rank = static_cast<int>(failed - codes.begin());
-  FSDP_ASSIGN_OR_RETURN(
-      const std::string message,
-      BroadcastString(communicator, std::string(mine.message()), rank, what,
-                      deadline));
+  if (failed == codes->end()) return absl::OkStatus();
+  const int rank = static_cast<int>(failed - codes->begin());
+  const absl::StatusOr<std::string> message = BroadcastString(
+      communicator, Cut(mine.message(), kMaxMessage), rank, what, deadline);
+  if (!message.ok()) return mine.ok() ? message.status() : mine;
   return absl::Status(static_cast<absl::StatusCode>(*failed),
-                      absl::StrCat("rank ", rank, ": ", message));
+                      absl::StrCat("rank ", rank, ": ", *message));
 }
 
 absl::Status CheckSame(Communicator& communicator, const std::string& text,
@@ -106,14 +115,14 @@ absl::Status CheckSame(Communicator& communicator, const std::string& text,
   FSDP_ASSIGN_OR_RETURN(
       const std::string expected,
       BroadcastString(communicator, text, /*root=*/0, what, deadline));
-  FSDP_ASSIGN_OR_RETURN(const std::string actual,
-                        BroadcastString(communicator, text, different.front(),
-                                        what, deadline));
-  return absl::InvalidArgumentError(
-      absl::StrCat(what, " differ between ranks: rank ",
-                   absl::StrJoin(different, ", rank "), " from rank 0; ",
-                   FirstDifference(expected, actual), " on rank ",
-                   different.front()));
+  FSDP_ASSIGN_OR_RETURN(
+      const std::string actual,
+      BroadcastString(communicator, text, different.front(), what, deadline));
+  return absl::InvalidArgumentError(absl::StrCat(
+      what,
+      " differ between ranks: ", different.size() == 1 ? "rank " : "ranks ",
+      absl::StrJoin(different, ", "), " from rank 0; ",
+      FirstDifference(expected, actual), " on rank ", different.front()));
 }
 
 absl::Status Barrier(Communicator& communicator, absl::string_view what,

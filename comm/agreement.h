@@ -5,18 +5,21 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "comm/communicator.h"
 
 namespace fsdp::comm {
 
-// All of these are collective: every rank calls them in the same order. `what`
-// is the label of their collectives. On a failure of the communicator they
-// return its error.
+// All of these are collective: every rank calls them in the same order, with
+// the same `what`, the label of their collectives. Where the communicator fails
+// they return its error.
 
 // OK on all ranks when `mine` is OK on all. Otherwise every rank returns the
-// code and message of the lowest rank that failed, "rank 2: " in front.
+// code and message of the lowest rank that failed, "rank 2: " in front. Long
+// messages are cut. A rank that failed and cannot tell the others returns
+// `mine`.
 absl::Status Agree(Communicator& communicator, const absl::Status& mine,
                    absl::string_view what, absl::Time deadline);
 

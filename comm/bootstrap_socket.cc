@@ -13,6 +13,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -115,16 +116,18 @@ absl::StatusOr<UniqueFd> BindTo(const std::string& address, int port) {
   return fd;
 }
 
-std::string NumericLocalAddress(int fd) {
+std::string Numeric(const sockaddr* address, socklen_t length) {
+  char host[NI_MAXHOST] = "";
+  getnameinfo(address, length, host, sizeof(host), nullptr, 0, NI_NUMERICHOST);
+  return host;
+}
+
+std::string LocalAddress(int fd) {
   sockaddr_storage local = {};
   socklen_t length = sizeof(local);
-  char host[NI_MAXHOST] = "";
   auto* address = reinterpret_cast<sockaddr*>(&local);
-  if (getsockname(fd, address, &length) == 0) {
-    getnameinfo(address, length, host, sizeof(host), nullptr, 0,
-                NI_NUMERICHOST);
-  }
-  return host;
+  if (getsockname(fd, address, &length) != 0) return "";
+  return Numeric(address, length);
 }
 
 int PollMilliseconds(absl::Time deadline) {
@@ -133,9 +136,8 @@ int PollMilliseconds(absl::Time deadline) {
   return static_cast<int>(std::clamp<int64_t>(left, 0, 1 << 30));
 }
 
-// Connects and hangs up at once; returns the local address of the connection.
-absl::StatusOr<std::string> TryConnect(const addrinfo& to,
-                                       absl::Time deadline) {
+// Connects and hangs up at once.
+absl::StatusOr<Route> TryConnect(const addrinfo& to, absl::Time deadline) {
   const UniqueFd fd(
       socket(to.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd.is_open()) return absl::UnavailableError(std::strerror(errno));
@@ -152,17 +154,17 @@ absl::StatusOr<std::string> TryConnect(const addrinfo& to,
     getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length);
     if (error != 0) return absl::UnavailableError(std::strerror(error));
   }
-  return NumericLocalAddress(fd.get());
+  return Route{LocalAddress(fd.get()), Numeric(to.ai_addr, to.ai_addrlen)};
 }
 
-absl::StatusOr<std::string> TryAll(const std::string& address, int port,
-                                   absl::Time deadline) {
+absl::StatusOr<Route> TryAll(const std::string& address, int port,
+                             absl::Time deadline) {
   FSDP_ASSIGN_OR_RETURN(const Addresses addresses, Resolve(address, port));
   absl::Status last;
   for (const addrinfo* to = addresses.get(); to != nullptr; to = to->ai_next) {
-    absl::StatusOr<std::string> local = TryConnect(*to, deadline);
-    if (local.ok()) return local;
-    last = local.status();
+    absl::StatusOr<Route> route = TryConnect(*to, deadline);
+    if (route.ok()) return route;
+    last = route.status();
   }
   return last;
 }
@@ -194,15 +196,15 @@ absl::StatusOr<Listener> AdoptListener(int fd, int port) {
   return Listener{UniqueFd(fd), port};
 }
 
-absl::StatusOr<std::string> WaitUntilReachable(const std::string& address,
-                                               int port, absl::Time deadline) {
+absl::StatusOr<Route> WaitUntilReachable(const std::string& address, int port,
+                                         absl::Time deadline) {
   for (;;) {
-    absl::StatusOr<std::string> local = TryAll(address, port, deadline);
-    if (local.ok()) return local;
+    absl::StatusOr<Route> route = TryAll(address, port, deadline);
+    if (route.ok()) return route;
     if (absl::Now() + kRetryDelay >= deadline) {
       return absl::DeadlineExceededError(
           absl::StrCat("nobody answers at ", address, ":", port, ": ",
-                       local.status().message()));
+                       route.status().message()));
     }
     absl::SleepFor(kRetryDelay);
   }

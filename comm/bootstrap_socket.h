@@ -25,11 +25,16 @@ absl::StatusOr<Listener> Listen(const std::string& address, int port);
 // no socket that listens on `port` (any more).
 absl::StatusOr<Listener> AdoptListener(int fd, int port);
 
-// Waits until somebody listens on `address`:`port`. Returns the numeric address
-// of this host on the way there. DeadlineExceeded says what the last attempt
-// met with.
-absl::StatusOr<std::string> WaitUntilReachable(const std::string& address,
-                                               int port, absl::Time deadline);
+// The ends of a connection as numeric addresses.
+struct Route {
+  std::string local;
+  std::string remote;
+};
+
+// Waits until somebody listens on `address`:`port`. DeadlineExceeded says what
+// the last attempt met with.
+absl::StatusOr<Route> WaitUntilReachable(const std::string& address, int port,
+                                         absl::Time deadline);
 
 // Whether `address` is a name or a number of this host's loopback interface.
 bool IsLoopback(const std::string& address);

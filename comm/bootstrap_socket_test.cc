@@ -29,9 +29,10 @@ TEST(ListenTest, TakesAFreePortThatAnswersAtOnce) {
     EXPECT_GT(listener.port, 0);
     EXPECT_NE(fcntl(listener.fd.get(), F_GETFD) & FD_CLOEXEC, 0);
     const char* here = IsLoopback(address) ? address : "127.0.0.1";
-    ASSERT_OK_AND_ASSIGN(const std::string local,
+    ASSERT_OK_AND_ASSIGN(const Route route,
                          WaitUntilReachable(here, listener.port, Soon()));
-    EXPECT_TRUE(IsLoopback(local)) << local;
+    EXPECT_TRUE(IsLoopback(route.local)) << route.local;
+    EXPECT_TRUE(IsLoopback(route.remote)) << route.remote;
   }
 }
 

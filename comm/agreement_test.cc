@@ -1,0 +1,192 @@
+#include "comm/agreement.h"
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "comm/communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::comm {
+namespace {
+
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::testing::IsOk;
+using ::fsdp::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+absl::Time Soon() { return absl::Now() + absl::Seconds(20); }
+
+TEST(AgreeTest, OkWhenAllAre) {
+  for (const int world_size : {1, 2, 3, 5}) {
+    EXPECT_OK(RunAllRanks(world_size, [](Communicator& communicator) {
+      return Agree(communicator, absl::OkStatus(), "loading", Soon());
+    }));
+  }
+}
+
+TEST(AgreeTest, AllReturnTheErrorOfTheLowestRank) {
+  for (const int world_size : {3, 5}) {
+    EXPECT_THAT(
+        RunRanks(world_size,
+                 [](Communicator& communicator) {
+                   const int rank = communicator.rank();
+                   const absl::Status mine =
+                       rank == 0 ? absl::OkStatus()
+                                 : absl::NotFoundError(
+                                       absl::StrCat("no file ", rank));
+                   return Agree(communicator, mine, "loading", Soon());
+                 }),
+        Each(StatusIs(absl::StatusCode::kNotFound, "rank 1: no file 1")));
+  }
+}
+
+TEST(AgreeTest, MessagesMayBeEmptyOrLong) {
+  EXPECT_THAT(RunRanks(2,
+                       [](Communicator& communicator) {
+                         return Agree(communicator, absl::CancelledError(),
+                                      "loading", Soon());
+                       }),
+              Each(StatusIs(absl::StatusCode::kCancelled, "rank 0: ")));
+  const std::string text(1 << 20, 'x');
+  for (const absl::Status& status :
+       RunRanks(2, [&text](Communicator& communicator) {
+         return Agree(communicator, absl::UnknownError(text), "loading",
+                      Soon());
+       })) {
+    EXPECT_THAT(std::string(status.message()), HasSubstr("xxx..."));
+    EXPECT_LT(status.message().size(), 5000);
+  }
+}
+
+TEST(AgreeTest, TheGroupGoesOnAfterAnError) {
+  EXPECT_OK(RunAllRanks(3, [](Communicator& communicator) -> absl::Status {
+    const absl::Status mine = communicator.rank() == 1
+                                  ? absl::InternalError("broken")
+                                  : absl::OkStatus();
+    if (Agree(communicator, mine, "first", Soon()).ok()) {
+      return absl::InternalError("there was no error");
+    }
+    return Agree(communicator, absl::OkStatus(), "second", Soon());
+  }));
+}
+
+TEST(AgreeTest, AnErrorThatCannotBeToldIsKept) {
+  const std::vector<absl::Status> results =
+      RunRanks(2, [](Communicator& communicator) -> absl::Status {
+        if (communicator.rank() == 1) {
+          return Agree(communicator, absl::DataLossError("mine"), "loading",
+                       absl::Now() + absl::Milliseconds(100));
+        }
+        // Does not come, but waits for the group to be aborted.
+        return Barrier(communicator, "other", Soon());
+      });
+  EXPECT_THAT(results[1], StatusIs(absl::StatusCode::kDataLoss, "mine"));
+  EXPECT_THAT(results[0], Not(IsOk()));
+}
+
+TEST(CheckSameTest, OkWhenTextsAreEqual) {
+  for (const char* text : {"", "one line", "two\nlines\n"}) {
+    EXPECT_OK(RunAllRanks(3, [text](Communicator& communicator) {
+      return CheckSame(communicator, text, "options", Soon());
+    }));
+  }
+}
+
+TEST(CheckSameTest, NamesTheRanksAndTheFirstDifference) {
+  EXPECT_THAT(
+      RunRanks(
+          4,
+          [](Communicator& communicator) {
+            const char* texts[] = {"a\nb\nc", "a\nb\nc", "a\nB\nC", "a\nb"};
+            return CheckSame(communicator, texts[communicator.rank()],
+                             "options", Soon());
+          }),
+      Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                    "options differ between ranks: ranks 2, 3 from rank 0; "
+                    "line 2 is \"b\" on rank 0 and \"B\" on rank 2")));
+}
+
+TEST(CheckSameTest, OneTextMayBeTheBeginningOfTheOther) {
+  EXPECT_THAT(
+      RunRanks(2,
+               [](Communicator& communicator) {
+                 const std::string text =
+                     communicator.rank() == 0 ? "a\nb" : "a";
+                 return CheckSame(communicator, text, "options", Soon());
+               }),
+      Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                    AllOf(HasSubstr("rank 1 from rank 0"),
+                          HasSubstr("line 2 is \"b\" on rank 0 and nothing on "
+                                    "rank 1")))));
+}
+
+TEST(CheckSameTest, LongLinesAreCut) {
+  for (const absl::Status& status : RunRanks(2, [](Communicator& communicator) {
+         const std::string text(1 << 20, communicator.rank() == 0 ? 'a' : 'b');
+         return CheckSame(communicator, text, "options", Soon());
+       })) {
+    EXPECT_THAT(status,
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         AllOf(HasSubstr("aaa..."), HasSubstr("bbb..."))));
+    EXPECT_LT(status.message().size(), 1000);
+  }
+}
+
+TEST(BroadcastStringTest, AllReceiveTheTextOfTheRoot) {
+  for (const int root : {0, 2}) {
+    for (const std::string& text :
+         {std::string(), std::string("a\0b", 3), std::string(100003, 'x')}) {
+      EXPECT_OK(RunAllRanks(3, [&](Communicator& communicator) -> absl::Status {
+        const std::string mine = communicator.rank() == root ? text : "other";
+        FSDP_ASSIGN_OR_RETURN(
+            const std::string received,
+            BroadcastString(communicator, mine, root, "text", Soon()));
+        return received == text ? absl::OkStatus()
+                                : absl::InternalError("another text came");
+      }));
+    }
+  }
+}
+
+TEST(BroadcastStringTest, RefusesARootThatDoesNotExist) {
+  EXPECT_THAT(
+      RunRanks(2,
+               [](Communicator& communicator) {
+                 return BroadcastString(communicator, "", 2, "text", Soon())
+                     .status();
+               }),
+      Each(StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("text"))));
+}
+
+TEST(BarrierTest, ReturnsWhenAllHaveCome) {
+  EXPECT_OK(RunAllRanks(5, [](Communicator& communicator) {
+    return Barrier(communicator, "start", Soon());
+  }));
+}
+
+TEST(BarrierTest, ARankThatDoesNotComeIsNamed) {
+  EXPECT_THAT(
+      RunRanks(2,
+               [](Communicator& communicator) {
+                 if (communicator.rank() == 1) return absl::OkStatus();
+                 return Barrier(communicator, "start",
+                                absl::Now() + absl::Milliseconds(100));
+               })[0],
+      StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("start")));
+}
+
+}  // namespace
+}  // namespace fsdp::comm

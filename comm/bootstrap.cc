@@ -1,0 +1,155 @@
+#include "comm/bootstrap.h"
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/types/optional.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+#include "comm/bootstrap_store.h"
+#include "comm/c10d_communicator.h"
+#include "comm/local_communicator.h"
+
+namespace fsdp::comm {
+namespace {
+
+using CommunicatorPtr = std::unique_ptr<Communicator>;
+using Connector = std::function<absl::StatusOr<CommunicatorPtr>()>;
+
+// What a step with a deadline of its own may take longer than that.
+constexpr absl::Duration kSlack = absl::Seconds(2);
+
+// Runs `connect` in a thread, since c10d's store may not answer at all: then
+// the thread, and what it holds, is left behind.
+absl::StatusOr<CommunicatorPtr> ConnectBefore(absl::Time deadline,
+                                              Connector connect) {
+  struct Shared {
+    absl::Mutex mutex;
+    absl::optional<absl::StatusOr<CommunicatorPtr>> result
+        ABSL_GUARDED_BY(mutex);
+  };
+  const auto shared = std::make_shared<Shared>();
+  std::thread thread([shared, connect = std::move(connect)] {
+    absl::StatusOr<CommunicatorPtr> result = connect();
+    absl::MutexLock lock(&shared->mutex);
+    shared->result = std::move(result);
+  });
+  const auto is_done = [&shared]() { return shared->result.has_value(); };
+  {
+    absl::MutexLock lock(&shared->mutex);
+    if (!shared->mutex.AwaitWithDeadline(absl::Condition(&is_done), deadline)) {
+      thread.detach();
+      return absl::DeadlineExceededError(
+          "a rank, or the store where the ranks meet, accepts connections but "
+          "does not answer; is its process stopped?");
+    }
+  }
+  thread.join();
+  absl::MutexLock lock(&shared->mutex);
+  return *std::move(shared->result);
+}
+
+absl::StatusOr<CommunicatorPtr> ConnectLocal(const ConnectOptions& options) {
+  LocalGroupOptions local;
+  local.timeout = options.timeout;
+  FSDP_ASSIGN_OR_RETURN(std::vector<CommunicatorPtr> group,
+                        CreateLocalGroup(/*world_size=*/1, local));
+  return std::move(group[0]);
+}
+
+absl::StatusOr<CommunicatorPtr> ConnectGloo(const Environment& environment,
+                                            const ConnectOptions& options,
+                                            absl::Time deadline) {
+  MeetingPlace place;
+  if (environment.master_addr.empty()) {
+    place.store = c10::make_intrusive<c10d::HashStore>();
+    place.local_address = "127.0.0.1";
+  } else {
+    FSDP_ASSIGN_OR_RETURN(place, Meet(environment, deadline));
+  }
+  GlooOptions gloo;
+  gloo.timeout = options.timeout;
+  gloo.interface =
+      options.interface.empty() ? environment.interface : options.interface;
+  if (gloo.interface.empty()) gloo.hostname = place.local_address;
+  return CreateGlooCommunicator(place.store, environment.rank,
+                                environment.world_size, gloo);
+}
+
+absl::Status CheckEnvironment(const Environment& environment) {
+  if (environment.world_size < 1 || environment.rank < 0 ||
+      environment.rank >= environment.world_size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", environment.rank, " of ", environment.world_size,
+                     ": expected 0 <= rank < world size"));
+  }
+  const bool has_place =
+      !environment.master_addr.empty() && environment.master_port > 0;
+  if (environment.world_size > 1 && !has_place) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(environment.world_size,
+                     " ranks need an address and a port at which to meet"));
+  }
+  return absl::OkStatus();
+}
+
+// "connecting rank 1 of 4 at host:29500".
+std::string What(const Environment& environment) {
+  std::string what = absl::StrCat("connecting rank ", environment.rank, " of ",
+                                  environment.world_size);
+  if (!environment.master_addr.empty()) {
+    absl::StrAppend(&what, " at ", environment.master_addr, ":",
+                    environment.master_port);
+  }
+  return what;
+}
+
+absl::StatusOr<CommunicatorPtr> Dispatch(const Environment& environment,
+                                         const ConnectOptions& options) {
+  FSDP_RETURN_IF_ERROR(CheckEnvironment(environment));
+  const bool is_alone = environment.world_size == 1;
+  const bool is_local = options.backend == Backend::kLocal ||
+                        (options.backend == Backend::kAuto && is_alone);
+  if (is_local && is_alone) return ConnectLocal(options);
+  if (is_local) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the ranks of the local backend are threads of one process, and ",
+        environment.source, " started ", environment.world_size,
+        " processes; use gloo"));
+  }
+  const absl::Time deadline = absl::Now() + options.connect_timeout;
+  return ConnectBefore(deadline + kSlack, [=] {
+    return ConnectGloo(environment, options, deadline);
+  });
+}
+
+}  // namespace
+
+absl::StatusOr<Backend> ParseBackend(absl::string_view name) {
+  if (name == "auto") return Backend::kAuto;
+  if (name == "local") return Backend::kLocal;
+  if (name == "gloo") return Backend::kGloo;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "the backend is \"", name, "\": expected auto, local or gloo"));
+}
+
+absl::StatusOr<CommunicatorPtr> Connect(const Environment& environment,
+                                        const ConnectOptions& options) {
+  absl::StatusOr<CommunicatorPtr> communicator = Dispatch(environment, options);
+  if (communicator.ok()) return communicator;
+  return Annotate(communicator.status(), What(environment));
+}
+
+}  // namespace fsdp::comm

@@ -1,0 +1,57 @@
+// From what the environment says to a group of ranks.
+#ifndef COMM_BOOTSTRAP_H_
+#define COMM_BOOTSTRAP_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "comm/communicator.h"
+#include "comm/environment.h"
+
+namespace fsdp::comm {
+
+enum class Backend {
+  kAuto,   // kGloo; kLocal for a single rank
+  kLocal,  // this process alone
+  kGloo,   // processes on any number of hosts, over TCP
+};
+
+// "auto", "local" or "gloo".
+absl::StatusOr<Backend> ParseBackend(absl::string_view name);
+
+struct ConnectOptions {
+  Backend backend = Backend::kAuto;
+
+  // Until when all ranks have to have come and connected.
+  absl::Duration connect_timeout = absl::Minutes(5);
+
+  // Communicator::default_timeout() of the group.
+  absl::Duration timeout = absl::Minutes(5);
+
+  // The network interface that peers connect to ("eth0"); empty:
+  // environment.interface, or else the one that leads to rank 0.
+  std::string interface;
+};
+
+// Joins the group of all ranks. Every process calls it once; on several hosts
+// that is the first thing that they do together. The errors name this rank and
+// the place where the ranks meet:
+//   DeadlineExceeded    ranks are missing, by number, or rank 0 cannot be
+//                       reached
+//   FailedPrecondition  rank 0's port is in use
+//   InvalidArgument     the ranks disagree on the world size; kLocal with more
+//                       than one process
+//   AlreadyExists       two processes claim the same rank
+//
+// Returns within connect_timeout and a few seconds, even if a peer is stopped
+// meanwhile. Rank 0 serves the others as long as its communicator exists; its
+// destructor then waits a few seconds for those of the others.
+absl::StatusOr<std::unique_ptr<Communicator>> Connect(
+    const Environment& environment, const ConnectOptions& options = {});
+
+}  // namespace fsdp::comm
+
+#endif  // COMM_BOOTSTRAP_H_

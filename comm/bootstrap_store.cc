@@ -1,0 +1,264 @@
+#include "comm/bootstrap_store.h"
+
+#include <algorithm>
+#include <string>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+#include "comm/bootstrap_socket.h"
+
+namespace fsdp::comm {
+namespace {
+
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+constexpr char kWorldSizeKey[] = "world_size";
+constexpr char kArrivalsKey[] = "arrivals";
+constexpr char kVerdictKey[] = "verdict";
+constexpr char kMasterAddressKey[] = "master_address";
+
+// How long rank 0 stays for the others' goodbyes.
+constexpr absl::Duration kGoodbyeTimeout = absl::Seconds(3);
+
+// Messages list so many ranks.
+constexpr size_t kMaxListedRanks = 16;
+
+std::string ClaimKey(int rank) { return absl::StrCat("claim/", rank); }
+std::string GoodbyeKey(int rank) { return absl::StrCat("goodbye/", rank); }
+
+// Looks for `keys` until all are there, ever more rarely: a wait in the store
+// would print warnings when its time is over. Whether they came in time.
+bool AwaitKeys(c10d::Store& store, const std::vector<std::string>& keys,
+               absl::Time deadline) {
+  const absl::Time begin = absl::Now();
+  while (!store.check(keys)) {
+    const absl::Time now = absl::Now();
+    if (now >= deadline) return false;
+    const absl::Duration delay = std::clamp(
+        (now - begin) / 10, absl::Milliseconds(1), absl::Milliseconds(200));
+    absl::SleepFor(std::min(delay, deadline - now));
+  }
+  return true;
+}
+
+// The ranks that have come, or those that have not.
+std::vector<int> RanksThat(bool have_come, c10d::Store& store, int world_size) {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < world_size; ++rank) {
+    if (store.check({ClaimKey(rank)}) == have_come) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+// Says goodbye where it ends.
+class PoliteStore final : public c10d::PrefixStore {
+ public:
+  // `hosts`: the store itself ends with this object.
+  PoliteStore(std::string prefix, StorePtr store, int rank, int world_size,
+              bool hosts)
+      : PrefixStore(std::move(prefix), std::move(store)),
+        rank_(rank),
+        world_size_(world_size),
+        hosts_(hosts) {}
+
+  ~PoliteStore() override {
+    // A peer that is gone cannot be waited for, nor told: an error here has no
+    // consequence.
+    TorchToStatus("goodbye", [this] {
+      set(GoodbyeKey(rank_), std::vector<uint8_t>{1});
+      if (hosts_) AwaitGoodbyes();
+    }).IgnoreError();
+  }
+
+ private:
+  void AwaitGoodbyes() {
+    std::vector<std::string> goodbyes;
+    for (const int rank : RanksThat(/*have_come=*/true, *this, world_size_)) {
+      goodbyes.push_back(GoodbyeKey(rank));
+    }
+    if (goodbyes.empty()) return;
+    AwaitKeys(*this, goodbyes, absl::Now() + kGoodbyeTimeout);
+  }
+
+  const int rank_;
+  const int world_size_;
+  const bool hosts_;
+};
+
+std::string RankList(const std::vector<int>& ranks) {
+  const size_t listed = std::min(ranks.size(), kMaxListedRanks);
+  const std::vector<int> first(ranks.begin(), ranks.begin() + listed);
+  return absl::StrCat(
+      ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(first, ", "),
+      listed < ranks.size()
+          ? absl::StrCat(" and ", ranks.size() - listed, " more")
+          : "");
+}
+
+absl::Status MissingError(c10d::Store& store, const Environment& environment) {
+  const std::vector<int> missing =
+      RanksThat(/*have_come=*/false, store, environment.world_size);
+  return absl::DeadlineExceededError(absl::StrCat(
+      environment.world_size - missing.size(), " of ", environment.world_size,
+      " ranks met at ", environment.master_addr, ":", environment.master_port,
+      "; missing: ", RankList(missing), " (started by ", environment.source,
+      environment.source == "Slurm" ? "; ranks are those that srun starts" : "",
+      ")"));
+}
+
+// The first verdict counts and is everybody's: "code text".
+void Decide(c10d::Store& store, const absl::Status& verdict) {
+  store.compareSet(
+      kVerdictKey, std::string(),
+      absl::StrCat(static_cast<int>(verdict.code()), " ", verdict.message()));
+}
+
+absl::Status ReadVerdict(c10d::Store& store) {
+  const std::string text = store.get_to_str(kVerdictKey);
+  const std::vector<std::string> parts =
+      absl::StrSplit(text, absl::MaxSplits(' ', 1));
+  int code = 0;
+  if (parts.size() != 2 || !absl::SimpleAtoi(parts[0], &code)) {
+    return absl::InternalError(
+        absl::StrCat("the verdict \"", text, "\" cannot be read"));
+  }
+  return absl::Status(static_cast<absl::StatusCode>(code), parts[1]);
+}
+
+// Registers this rank; an error where it does not fit to the others.
+absl::Status Arrive(c10d::Store& store, const Environment& environment) {
+  const std::string world_size = absl::StrCat(environment.world_size);
+  const std::string first =
+      store.compareSet(kWorldSizeKey, std::string(), world_size);
+  if (first != world_size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", environment.rank, " was started as one of ",
+                     world_size, " ranks, another one as one of ", first,
+                     "; all need the same world size"));
+  }
+  if (store.add(ClaimKey(environment.rank), 1) != 1) {
+    return absl::AlreadyExistsError(
+        absl::StrCat("two processes came as rank ", environment.rank, " of ",
+                     world_size, ", or one of them came twice"));
+  }
+  if (store.add(kArrivalsKey, 1) == environment.world_size) {
+    Decide(store, absl::OkStatus());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AwaitAll(c10d::Store& store, const Environment& environment,
+                      absl::Time deadline) {
+  absl::Status result;
+  FSDP_RETURN_IF_ERROR(TorchToStatus("the store broke off", [&] {
+    const absl::Status own = Arrive(store, environment);
+    if (!own.ok()) {
+      Decide(store, own);
+    } else if (!AwaitKeys(store, {kVerdictKey}, deadline)) {
+      Decide(store, MissingError(store, environment));
+    }
+    result = ReadVerdict(store);
+    // Whoever comes too many finds that the others have met.
+    if (result.ok()) result = own;
+  }));
+  return result;
+}
+
+// A host may know itself by a loopback address only, where others reach it by
+// another: ranks beside rank 0 take the address that ranks elsewhere see.
+absl::StatusOr<std::string> OwnAddress(c10d::Store& store, const Route& route) {
+  std::string address = route.local;
+  FSDP_RETURN_IF_ERROR(TorchToStatus("the store broke off", [&] {
+    if (IsLoopback(address) && store.check({kMasterAddressKey})) {
+      address = store.get_to_str(kMasterAddressKey);
+    }
+  }));
+  return address;
+}
+
+absl::StatusOr<Listener> OpenListener(const Environment& environment) {
+  if (environment.listen_fd >= 0) {
+    absl::StatusOr<Listener> inherited =
+        AdoptListener(environment.listen_fd, environment.master_port);
+    // An earlier group of this process has used it up: the port is free again.
+    if (inherited.ok()) return inherited;
+  }
+  return Listen(environment.master_addr, environment.master_port);
+}
+
+absl::StatusOr<StorePtr> OpenStore(const Environment& environment, bool hosts,
+                                   absl::Time deadline) {
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(environment.master_port);
+  options.isServer = hosts;
+  options.waitWorkers = false;
+  options.timeout = absl::ToChronoMilliseconds(
+      std::max(absl::Seconds(1), deadline - absl::Now()));
+  Listener listener;
+  std::string address = environment.master_addr;
+  if (hosts) {
+    FSDP_ASSIGN_OR_RETURN(listener, OpenListener(environment));
+    options.masterListenFd = listener.fd.get();
+    // Hosts need not be able to reach themselves by the name others use.
+    if (!IsLoopback(address)) address = "127.0.0.1";
+  }
+  StorePtr store;
+  FSDP_RETURN_IF_ERROR(TorchToStatus("open the store", [&] {
+    store = c10::make_intrusive<c10d::TCPStore>(address, options);
+  }));
+  listener.fd.Release();  // to the store
+  return store;
+}
+
+absl::StatusOr<Route> FindRoute(const Environment& environment,
+                                absl::Time deadline) {
+  absl::StatusOr<Route> route = WaitUntilReachable(
+      environment.master_addr, environment.master_port, deadline);
+  if (route.ok()) return route;
+  return absl::Status(
+      route.status().code(),
+      absl::StrCat(route.status().message(),
+                   "; does rank 0 run there, and does no firewall keep this "
+                   "host from it?"));
+}
+
+}  // namespace
+
+absl::StatusOr<MeetingPlace> Meet(const Environment& environment,
+                                  absl::Time deadline) {
+  const bool hosts = environment.rank == 0 && !environment.agent_store;
+  Route route;
+  StorePtr store;
+  if (hosts) {
+    FSDP_ASSIGN_OR_RETURN(store, OpenStore(environment, hosts, deadline));
+    route.local = "127.0.0.1";
+  } else {
+    FSDP_ASSIGN_OR_RETURN(route, FindRoute(environment, deadline));
+    FSDP_ASSIGN_OR_RETURN(store, OpenStore(environment, hosts, deadline));
+  }
+  store = c10::make_intrusive<PoliteStore>(
+      absl::StrCat(environment.agent_store_prefix, "/fsdp"), std::move(store),
+      environment.rank, environment.world_size, hosts);
+  if (!IsLoopback(route.local)) {
+    FSDP_RETURN_IF_ERROR(TorchToStatus("the store broke off", [&] {
+      store->set(kMasterAddressKey, route.remote);
+    }));
+  }
+  FSDP_RETURN_IF_ERROR(AwaitAll(*store, environment, deadline));
+  FSDP_ASSIGN_OR_RETURN(std::string address, OwnAddress(*store, route));
+  return MeetingPlace{std::move(store), std::move(address)};
+}
+
+}  // namespace fsdp::comm

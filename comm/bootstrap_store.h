@@ -1,0 +1,43 @@
+// Where the ranks of a job find each other: a key-value store that rank 0
+// serves.
+#ifndef COMM_BOOTSTRAP_STORE_H_
+#define COMM_BOOTSTRAP_STORE_H_
+
+#include <string>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "comm/environment.h"
+
+namespace fsdp::comm {
+
+struct MeetingPlace {
+  // All ranks can reach it as long as rank 0 holds it. Whoever drops the last
+  // reference says goodbye; rank 0 then waits a few seconds for the goodbyes of
+  // the others, so that nobody's store goes away under it. Clones say nothing.
+  c10::intrusive_ptr<c10d::Store> store;
+
+  // An address of this host by which the other ranks can reach it: the one on
+  // the way to rank 0.
+  std::string local_address;
+};
+
+// Returns once all ranks of environment.world_size have called it with the same
+// size. environment has a master address. Errors, the same on all ranks that
+// have come:
+//   DeadlineExceeded    names the ranks that had not come at `deadline`
+//   InvalidArgument     the ranks were started with different world sizes
+//   AlreadyExists       two processes claim one rank
+// and on one rank:
+//   FailedPrecondition  rank 0's port is in use
+//   DeadlineExceeded    nobody answers at the master address
+//   Unavailable         the store broke off
+// May hang past the deadline where the process that serves the store has been
+// stopped: c10d's store has no deadline for an answer.
+absl::StatusOr<MeetingPlace> Meet(const Environment& environment,
+                                  absl::Time deadline);
+
+}  // namespace fsdp::comm
+
+#endif  // COMM_BOOTSTRAP_STORE_H_

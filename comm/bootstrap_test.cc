@@ -1,0 +1,285 @@
+// Ranks are threads here; bootstrap_launcher_test.cc has processes.
+
+#include "comm/bootstrap.h"
+
+#include <ATen/ops/full.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "comm/bootstrap_socket.h"
+#include "comm/bootstrap_store.h"
+#include "comm/communicator.h"
+#include "comm/environment.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::comm {
+namespace {
+
+using ::fsdp::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+
+constexpr absl::Duration kLimit = absl::Seconds(30);
+constexpr absl::Duration kShort = absl::Milliseconds(300);
+
+int FreePort() { return Listen("127.0.0.1", 0)->port; }
+
+// The environments of `world_size` ranks on this host.
+std::vector<Environment> Ranks(int world_size) {
+  Environment environment;
+  environment.world_size = environment.local_world_size = world_size;
+  environment.master_addr = "127.0.0.1";
+  environment.master_port = FreePort();
+  environment.source = "a test";
+  std::vector<Environment> ranks(world_size, environment);
+  for (int rank = 0; rank < world_size; ++rank) {
+    ranks[rank].rank = ranks[rank].local_rank = rank;
+  }
+  return ranks;
+}
+
+ConnectOptions Options(absl::Duration connect_timeout = kLimit) {
+  ConnectOptions options;
+  options.connect_timeout = connect_timeout;
+  options.timeout = kLimit;
+  return options;
+}
+
+absl::Status RunInThreads(int num_threads,
+                          const std::function<absl::Status(int)>& fn,
+                          std::vector<absl::Status>* results) {
+  results->resize(num_threads);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < num_threads; ++i) {
+    threads.emplace_back([&, i] { (*results)[i] = fn(i); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const absl::Status& result : *results) FSDP_RETURN_IF_ERROR(result);
+  return absl::OkStatus();
+}
+
+absl::Status SumRanks(Communicator& communicator) {
+  const int n = communicator.world_size();
+  const at::Tensor sum = at::full({1}, communicator.rank(), at::kLong);
+  FSDP_ASSIGN_OR_RETURN(auto work,
+                        communicator.AllReduce(sum, ReduceOp::kSum, "ranks"));
+  FSDP_RETURN_IF_ERROR(work->Wait(absl::Now() + kLimit));
+  if (sum.item<int64_t>() == n * (n - 1) / 2) return absl::OkStatus();
+  return absl::InternalError("the sum of the ranks is wrong");
+}
+
+// Connects all and adds their ranks up.
+std::vector<absl::Status> ConnectAll(const std::vector<Environment>& ranks,
+                                     const ConnectOptions& options) {
+  std::vector<absl::Status> results;
+  RunInThreads(
+      static_cast<int>(ranks.size()),
+      [&](int i) -> absl::Status {
+        FSDP_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> communicator,
+                              Connect(ranks[i], options));
+        if (communicator->default_timeout() != options.timeout) {
+          return absl::InternalError("the timeout is wrong");
+        }
+        return SumRanks(*communicator);
+      },
+      &results)
+      .IgnoreError();
+  return results;
+}
+
+TEST(ConnectTest, OneRankNeedsNoNetwork) {
+  ASSERT_OK_AND_ASSIGN(const auto communicator, Connect(Environment()));
+  EXPECT_THAT(communicator->ToString(), HasSubstr("local"));
+  EXPECT_OK(SumRanks(*communicator));
+}
+
+TEST(ConnectTest, OneRankMayUseGloo) {
+  ConnectOptions options = Options();
+  options.backend = Backend::kGloo;
+  ASSERT_OK_AND_ASSIGN(const auto communicator,
+                       Connect(Environment(), options));
+  EXPECT_THAT(communicator->ToString(), HasSubstr("gloo"));
+  EXPECT_OK(SumRanks(*communicator));
+}
+
+TEST(ConnectTest, RanksMeet) {
+  for (const int world_size : {2, 3}) {
+    EXPECT_THAT(ConnectAll(Ranks(world_size), Options()),
+                Each(::fsdp::testing::IsOk()));
+  }
+}
+
+TEST(ConnectTest, TheSamePlaceServesOneGroupAfterTheOther) {
+  const std::vector<Environment> ranks = Ranks(2);
+  EXPECT_THAT(ConnectAll(ranks, Options()), Each(::fsdp::testing::IsOk()));
+  EXPECT_THAT(ConnectAll(ranks, Options()), Each(::fsdp::testing::IsOk()));
+}
+
+TEST(ConnectTest, AnInheritedSocketIsUsedOnce) {
+  ASSERT_OK_AND_ASSIGN(Listener listener, Listen("127.0.0.1", 0));
+  std::vector<Environment> ranks = Ranks(2);
+  for (Environment& rank : ranks) rank.master_port = listener.port;
+  ranks[0].listen_fd = listener.fd.Release();
+  EXPECT_THAT(ConnectAll(ranks, Options()), Each(::fsdp::testing::IsOk()));
+  EXPECT_THAT(ConnectAll(ranks, Options()), Each(::fsdp::testing::IsOk()));
+}
+
+TEST(ConnectTest, RanksMeetInTheStoreOfTorchrunsAgent) {
+  std::vector<Environment> ranks = Ranks(2);
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(ranks[0].master_port);
+  options.isServer = true;
+  options.waitWorkers = false;
+  const auto agent = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+  for (Environment& rank : ranks) {
+    rank.agent_store = true;
+    rank.agent_store_prefix = "/worker/attempt_0";
+  }
+  EXPECT_THAT(ConnectAll(ranks, Options()), Each(::fsdp::testing::IsOk()));
+}
+
+TEST(ConnectTest, AMissingRankIsNamed) {
+  std::vector<Environment> ranks = Ranks(4);
+  const int port = ranks[0].master_port;
+  ranks.erase(ranks.begin() + 3);
+  ranks.erase(ranks.begin() + 1);
+  const std::vector<absl::Status> results = ConnectAll(ranks, Options(kShort));
+  for (size_t i = 0; i < results.size(); ++i) {
+    EXPECT_THAT(
+        results[i],
+        StatusIs(absl::StatusCode::kDeadlineExceeded,
+                 AllOf(HasSubstr(absl::StrCat("rank ", ranks[i].rank, " of 4")),
+                       HasSubstr(absl::StrCat("127.0.0.1:", port)),
+                       HasSubstr("2 of 4 ranks"),
+                       HasSubstr("missing: ranks 1, 3 (started by a test"))));
+  }
+}
+
+TEST(ConnectTest, WorldSizesMustAgree) {
+  std::vector<Environment> ranks = Ranks(3);
+  ranks[1].world_size = 4;
+  EXPECT_THAT(ConnectAll(ranks, Options()),
+              Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                            AllOf(HasSubstr("one of 3"), HasSubstr("one of 4"),
+                                  HasSubstr("same world size")))));
+}
+
+TEST(ConnectTest, TwoProcessesCannotBeTheSameRank) {
+  std::vector<Environment> ranks = Ranks(3);
+  ranks[2].rank = 1;
+  EXPECT_THAT(ConnectAll(ranks, Options()),
+              Each(StatusIs(absl::StatusCode::kAlreadyExists,
+                            HasSubstr("two processes came as rank 1 of 3"))));
+}
+
+TEST(ConnectTest, APortInUseIsNamed) {
+  const Environment rank0 = Ranks(2)[0];
+  ASSERT_OK_AND_ASSIGN(const Listener other,
+                       Listen("127.0.0.1", rank0.master_port));
+  EXPECT_THAT(Connect(rank0, Options()),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr("rank 0 of 2"),
+                             HasSubstr(absl::StrCat("port ", rank0.master_port,
+                                                    " is already in use")),
+                             HasSubstr("choose another MASTER_PORT"))));
+}
+
+TEST(ConnectTest, AnAbsentRank0IsNamed) {
+  const Environment rank1 = Ranks(2)[1];
+  EXPECT_THAT(
+      Connect(rank1, Options(kShort)),
+      StatusIs(absl::StatusCode::kDeadlineExceeded,
+               AllOf(HasSubstr("rank 1 of 2"), HasSubstr("nobody answers"),
+                     HasSubstr("does rank 0 run there"))));
+}
+
+TEST(ConnectTest, ASilentRank0IsNamed) {
+  const Environment rank1 = Ranks(2)[1];
+  // Connections wait in the backlog for ever, as with a stopped process.
+  ASSERT_OK_AND_ASSIGN(const Listener silent,
+                       Listen("127.0.0.1", rank1.master_port));
+  EXPECT_THAT(Connect(rank1, Options(kShort)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       HasSubstr("does not answer")));
+}
+
+TEST(ConnectTest, RefusesWhatCannotWork) {
+  ConnectOptions local = Options();
+  local.backend = Backend::kLocal;
+  EXPECT_THAT(Connect(Ranks(2)[0], local),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("threads of one process"),
+                             HasSubstr("a test started 2 processes"))));
+  Environment environment = Ranks(2)[0];
+  environment.rank = 2;
+  EXPECT_THAT(Connect(environment), StatusIs(absl::StatusCode::kInvalidArgument,
+                                             HasSubstr("rank 2 of 2")));
+  environment = Ranks(2)[0];
+  environment.master_addr.clear();
+  EXPECT_THAT(Connect(environment), StatusIs(absl::StatusCode::kInvalidArgument,
+                                             HasSubstr("an address")));
+  ConnectOptions interface = Options();
+  interface.interface = "no_such_interface";
+  EXPECT_THAT(ConnectAll(Ranks(2), interface)[0].message(),
+              HasSubstr("no_such_interface"));
+}
+
+TEST(ParseBackendTest, KnowsItsNames) {
+  EXPECT_EQ(*ParseBackend("auto"), Backend::kAuto);
+  EXPECT_EQ(*ParseBackend("local"), Backend::kLocal);
+  EXPECT_EQ(*ParseBackend("gloo"), Backend::kGloo);
+  EXPECT_THAT(ParseBackend("mpi"),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("\"mpi\": expected auto, local or gloo")));
+}
+
+std::vector<MeetingPlace> MeetAll(const std::vector<Environment>& ranks) {
+  std::vector<MeetingPlace> places(ranks.size());
+  std::vector<absl::Status> results;
+  const absl::Status met = RunInThreads(
+      static_cast<int>(ranks.size()),
+      [&](int i) -> absl::Status {
+        FSDP_ASSIGN_OR_RETURN(places[i], Meet(ranks[i], absl::Now() + kLimit));
+        return absl::OkStatus();
+      },
+      &results);
+  FSDP_CHECK(met.ok());
+  return places;
+}
+
+TEST(MeetTest, Rank0StaysUntilTheOthersHaveLeft) {
+  std::vector<MeetingPlace> places = MeetAll(Ranks(2));
+  std::thread leave([&places] { places[0].store.reset(); });
+  // Rank 0 says goodbye first and then waits.
+  places[1].store->wait({"goodbye/0"}, absl::ToChronoMilliseconds(kLimit));
+  places[1].store->set("still", "there");
+  EXPECT_EQ(places[1].store->get_to_str("still"), "there");
+  places[1].store.reset();
+  leave.join();
+}
+
+TEST(MeetTest, Rank0DoesNotWaitForEver) {
+  std::vector<MeetingPlace> places = MeetAll(Ranks(2));
+  const absl::Time begin = absl::Now();
+  places[0].store.reset();
+  EXPECT_LT(absl::Now() - begin, kLimit);
+}
+
+}  // namespace
+}  // namespace fsdp::comm
