@@ -18,7 +18,7 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 // What it takes to make further groups.
 struct Recipe {
   std::string name;
-  C10dBackendFactory factory;
+  TransportFactory factory;
   C10dOptions options;
 };
 
@@ -239,7 +239,7 @@ absl::Status Meet(const StorePtr& store, int rank, int world_size,
 
 absl::StatusOr<std::unique_ptr<Communicator>> CreateC10dCommunicator(
     const StorePtr& store, int rank, int world_size, std::string name,
-    C10dBackendFactory factory, const C10dOptions& options) {
+    TransportFactory factory, const C10dOptions& options) {
   const std::string what = absl::StrCat("create the ", name, " group on rank ",
                                         rank, " of ", world_size);
   if (store == nullptr || world_size < 1 || rank < 0 || rank >= world_size) {
@@ -251,11 +251,11 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateC10dCommunicator(
       what, [&] { group_store = StoreOfNextGroup(store, rank); }));
   const absl::Status met = Meet(group_store, rank, world_size, options.timeout);
   if (!met.ok()) return Annotate(met, what);
-  C10dBackend backend;
-  FSDP_RETURN_IF_ERROR(TorchToStatus(
-      what, [&] { backend = factory(group_store, rank, world_size); }));
-  auto group = C10dGroup::Create(group_store, rank, world_size,
-                                 std::move(backend), options.diagnosis_timeout);
+  auto transport = factory(group_store, rank, world_size);
+  if (!transport.ok()) return Annotate(transport.status(), what);
+  auto group =
+      C10dGroup::Create(group_store, rank, world_size, *std::move(transport),
+                        options.diagnosis_timeout);
   if (!group.ok()) return Annotate(group.status(), what);
   return std::make_unique<C10dCommunicator>(
       *std::move(group), group_store,

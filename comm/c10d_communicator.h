@@ -2,15 +2,20 @@
 #ifndef COMM_C10D_COMMUNICATOR_H_
 #define COMM_C10D_COMMUNICATOR_H_
 
+#include <c10/util/intrusive_ptr.h>
+
 #include <functional>
 #include <memory>
 #include <string>
-#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "comm/communicator.h"
-#include "comm/peer_messages.h"
+#include "comm/message_transport.h"
+
+namespace c10d {
+class Store;
+}
 
 namespace fsdp::comm {
 
@@ -22,14 +27,16 @@ struct C10dOptions {
   absl::Duration diagnosis_timeout = absl::Seconds(2);
 };
 
-// Makes this rank's end of a backend of `world_size` ranks that meet in
-// `store`, which no other group uses. May throw as c10d does.
-using C10dBackendFactory = std::function<C10dBackend(
-    const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size)>;
+// Connects `world_size` ranks that meet in `store`, which no other group uses.
+// Blocks as long as that takes. c10d_transport.h has one for any c10d backend.
+using TransportFactory =
+    std::function<absl::StatusOr<std::unique_ptr<MessageTransport>>(
+        const c10::intrusive_ptr<c10d::Store>& store, int rank,
+        int world_size)>;
 
-// One rank of a group named `name` ("gloo") over any backend with send() and
-// recv() for CPU tensors. All ranks create their groups on a store in the same
-// order. Blocks until all ranks have come; DeadlineExceeded names who has not.
+// One rank of a group named `name` ("gloo"). All ranks create their groups on a
+// store in the same order. Blocks until all ranks have come; DeadlineExceeded
+// names who has not.
 //
 // Collectives run in order on a thread of this group. Every dtype and
 // reduction of the contract works, with the bits of a local group. Calls that
@@ -40,7 +47,7 @@ using C10dBackendFactory = std::function<C10dBackend(
 // when the communicator is destroyed.
 absl::StatusOr<std::unique_ptr<Communicator>> CreateC10dCommunicator(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
-    std::string name, C10dBackendFactory factory,
+    std::string name, TransportFactory factory,
     const C10dOptions& options = {});
 
 struct GlooOptions : C10dOptions {

@@ -30,20 +30,22 @@ class C10dGroup::Operation {
   bool succeeded = false;
 };
 
-C10dGroup::C10dGroup(int rank, int world_size, C10dBackend backend,
+C10dGroup::C10dGroup(int rank, int world_size,
+                     std::unique_ptr<MessageTransport> transport,
                      absl::Duration diagnosis_timeout)
     : rank_(rank),
       world_size_(world_size),
       diagnosis_timeout_(diagnosis_timeout),
-      messages_(std::make_unique<PeerMessages>(std::move(backend))),
+      messages_(std::make_unique<PeerMessages>(std::move(transport))),
       calls_(std::make_unique<CallExchange>(rank, world_size, messages_.get())),
       collectives_(rank, world_size, messages_.get()) {}
 
 absl::StatusOr<std::shared_ptr<C10dGroup>> C10dGroup::Create(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
-    C10dBackend backend, absl::Duration diagnosis_timeout) {
+    std::unique_ptr<MessageTransport> transport,
+    absl::Duration diagnosis_timeout) {
   std::shared_ptr<C10dGroup> group(
-      new C10dGroup(rank, world_size, std::move(backend), diagnosis_timeout));
+      new C10dGroup(rank, world_size, std::move(transport), diagnosis_timeout));
   FSDP_ASSIGN_OR_RETURN(group->monitor_,
                         GroupMonitor::Create(store, rank, world_size));
   FSDP_RETURN_IF_ERROR(group->calls_->Start());

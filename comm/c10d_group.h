@@ -3,13 +3,14 @@
 #ifndef COMM_C10D_GROUP_H_
 #define COMM_C10D_GROUP_H_
 
+#include <c10/util/intrusive_ptr.h>
+
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
 #include <string>
 #include <thread>
-#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -20,8 +21,13 @@
 #include "comm/call.h"
 #include "comm/call_exchange.h"
 #include "comm/group_monitor.h"
+#include "comm/message_transport.h"
 #include "comm/peer_collectives.h"
 #include "comm/peer_messages.h"
+
+namespace c10d {
+class Store;
+}
 
 namespace fsdp::comm {
 
@@ -34,10 +40,11 @@ class C10dGroup {
       std::function<absl::Status(PeerCollectives&, PeerCollectives::Agree)>;
   class Operation;
 
-  // `backend` connects the ranks that meet in `store`.
+  // `transport` connects the ranks that meet in `store`.
   static absl::StatusOr<std::shared_ptr<C10dGroup>> Create(
       const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
-      C10dBackend backend, absl::Duration diagnosis_timeout);
+      std::unique_ptr<MessageTransport> transport,
+      absl::Duration diagnosis_timeout);
 
   // Stops; see Stop().
   ~C10dGroup();
@@ -59,7 +66,8 @@ class C10dGroup {
   void Stop();
 
  private:
-  C10dGroup(int rank, int world_size, C10dBackend backend,
+  C10dGroup(int rank, int world_size,
+            std::unique_ptr<MessageTransport> transport,
             absl::Duration diagnosis_timeout);
 
   void RunOperations();

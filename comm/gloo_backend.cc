@@ -5,6 +5,7 @@
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/c10d_communicator.h"
+#include "comm/c10d_transport.h"
 
 namespace fsdp::comm {
 namespace {
@@ -46,16 +47,20 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateGlooCommunicator(
           "open a Gloo device on rank ", rank, " for ",
           options.hostname.empty() ? options.interface : options.hostname),
       [&] { device = CreateDevice(options); }));
-  const auto factory = [device, timeout = options.timeout](
-                           const c10::intrusive_ptr<c10d::Store>& group_store,
-                           int group_rank, int group_size) -> C10dBackend {
-    auto gloo_options = c10d::ProcessGroupGloo::Options::create(
-        absl::ToChronoMilliseconds(timeout));
-    gloo_options->devices = {device};
-    gloo_options->threads = 1;  // sends and receives need none
-    auto gloo = c10::make_intrusive<ClosableGloo>(group_store, group_rank,
-                                                  group_size, gloo_options);
-    return {gloo, [raw = gloo.get()] { raw->CloseConnections(); }};
+  const auto factory =
+      [device, timeout = options.timeout](
+          const c10::intrusive_ptr<c10d::Store>& group_store, int group_rank,
+          int group_size) -> absl::StatusOr<std::unique_ptr<MessageTransport>> {
+    c10::intrusive_ptr<ClosableGloo> gloo;
+    FSDP_RETURN_IF_ERROR(TorchToStatus("connect to the other ranks", [&] {
+      auto gloo_options = c10d::ProcessGroupGloo::Options::create(
+          absl::ToChronoMilliseconds(timeout));
+      gloo_options->devices = {device};
+      gloo_options->threads = 1;  // sends and receives need none
+      gloo = c10::make_intrusive<ClosableGloo>(group_store, group_rank,
+                                               group_size, gloo_options);
+    }));
+    return C10dTransport(gloo, [raw = gloo.get()] { raw->CloseConnections(); });
   };
   return CreateC10dCommunicator(store, rank, world_size, "gloo", factory,
                                 options);

@@ -2,6 +2,7 @@
 
 #include <string>
 #include <thread>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"

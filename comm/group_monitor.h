@@ -3,15 +3,20 @@
 #ifndef COMM_GROUP_MONITOR_H_
 #define COMM_GROUP_MONITOR_H_
 
+#include <c10/util/intrusive_ptr.h>
+
 #include <functional>
 #include <memory>
-#include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/optional.h"
 #include "comm/failure_report.h"
+
+namespace c10d {
+class Store;
+}
 
 namespace fsdp::comm {
 

@@ -1,39 +1,28 @@
-// Messages between two ranks over a c10d backend.
+// Groups of messages that fail together.
 #ifndef COMM_PEER_MESSAGES_H_
 #define COMM_PEER_MESSAGES_H_
 
 #include <cstdint>
-#include <functional>
-#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <memory>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
+#include "comm/message_transport.h"
 
 namespace fsdp::comm {
 
-// A backend and how to break its connections, so that peers notice at once and
-// nothing is transferred any more. `close` may be empty where the backend's
-// abort() does that.
-struct C10dBackend {
-  c10::intrusive_ptr<c10d::Backend> group;
-  std::function<void()> close;
-};
-
-// Messages with the same peer and tag arrive in the order of posting. A receive
-// must be as long as the send that it meets. Any failure breaks the group:
-// Abort() is called, everything posted and posted later fails. One thread at a
-// time, except for Abort().
+// Any failure breaks the group: Abort() is called, everything posted and posted
+// later fails. One thread at a time, except for Abort().
 class PeerMessages {
  public:
-  explicit PeerMessages(C10dBackend backend);
+  explicit PeerMessages(std::unique_ptr<MessageTransport> transport);
   PeerMessages(const PeerMessages&) = delete;
   PeerMessages& operator=(const PeerMessages&) = delete;
 
   // Messages that were posted and are waited for together. What is left of it
-  // is given up by the destructor: nothing is transferred from or to its memory
-  // afterwards. Must not outlive the PeerMessages.
+  // is given up by the destructor. Must not outlive the PeerMessages.
   class Batch {
    public:
     explicit Batch(PeerMessages* messages) : messages_(messages) {}
@@ -43,43 +32,34 @@ class PeerMessages {
 
    private:
     friend class PeerMessages;
-    struct Posted {
-      int peer;
-      c10::intrusive_ptr<c10d::Work> work;
-    };
     PeerMessages* const messages_;
-    std::vector<Posted> posted_;
+    std::vector<std::shared_ptr<Message>> posted_;
   };
 
-  // Start to transfer `bytes` >= 0 bytes; nothing is sent for 0.
+  // As MessageTransport; nothing happens for 0 bytes.
   absl::Status Send(int peer, int tag, const void* data, int64_t bytes,
                     Batch* batch);
   absl::Status Receive(int peer, int tag, void* data, int64_t bytes,
                        Batch* batch);
 
-  // Blocks until all of `batch` is done (a send: handed to the system) or
-  // fails, and empties it. Unavailable with the peer, or Cancelled after
-  // Abort(). Blocks without limit: Abort() ends it.
+  // Blocks until all of `batch` is done or one message fails, and empties it.
+  // Unavailable, or Cancelled after Abort(), which ends this.
   absl::Status Await(Batch* batch);
 
   // Fails everything, on the peers' side too. Idempotent, any thread.
   void Abort();
 
  private:
-  enum class Direction { kSend, kReceive };
-  absl::Status Post(Direction direction, int peer, int tag, char* data,
-                    int64_t bytes, Batch* batch);
-  absl::Status PostOne(Direction direction, int peer, int tag, char* data,
-                       int64_t bytes, Batch* batch);
+  absl::Status CheckNotAborted();
+  absl::Status Add(absl::StatusOr<std::shared_ptr<Message>> message,
+                   Batch* batch);
   void GiveUp(Batch* batch);
-  void ForgetLocked(const c10::intrusive_ptr<c10d::Work>& work)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AbortLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  const C10dBackend backend_;
+  const std::unique_ptr<MessageTransport> transport_;
   absl::Mutex mutex_;
   bool aborted_ ABSL_GUARDED_BY(mutex_) = false;
-  std::vector<c10::intrusive_ptr<c10d::Work>> in_flight_
-      ABSL_GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<Message>> in_flight_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace fsdp::comm
