@@ -191,6 +191,24 @@ PreBackward(0): Gather(2)
 )");
 }
 
+// The loss inside the forward uses the root's own parameters too.
+TEST(IrregularScheduleTest, GradientOfAUnitThatStillRunsDoesNotFreeIt) {
+  Schedule schedule(Layers(1), {});
+  EXPECT_EQ(Trace(schedule, {PreForward(0), PreForward(1), PostForward(1),
+                             PreBackward(1), PostBackward(1), PostBackward(0),
+                             EndOfBackward(), PostForwardNoGrad(0)}),
+            R"(
+PreForward(0): Gather(0) WaitGather(0)
+PreForward(1): Gather(1) WaitGather(1)
+PostForward(1): Free(1)
+PreBackward(1): Gather(1) WaitGather(1)
+PostBackward(1): FillReduceBuffer(1) Free(1) Reduce(1)
+PostBackward(0): FillReduceBuffer(0) Reduce(0)
+EndOfBackward: WaitReduce(1) WaitReduce(0)
+PostForward(0): Free(0)
+)");
+}
+
 TEST(IrregularScheduleTest, OneGatheredUnitAtMostMeansNoPrefetchBesideIt) {
   ScheduleOptions options;
   options.max_gathered_units = 1;

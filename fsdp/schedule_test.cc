@@ -109,9 +109,18 @@ TEST(ScheduleTest, KeptUnitsAreGatheredOnceAndDoNotHinderPrefetch) {
             "WaitReduce(3) FillReduceBuffer(1) Free(1) Reduce(1) "
             "WaitReduce(2) FillReduceBuffer(0) Free(0) Reduce(0) "
             "WaitReduce(1) WaitReduce(0)");
-  EXPECT_EQ(ActionsOf(schedule, Forward(4)),
-            "Gather(0) WaitGather(0) Gather(1) WaitGather(1) Gather(2) "
-            "WaitGather(2) Gather(3) WaitGather(3) Gather(4) WaitGather(4)");
+  EXPECT_EQ(Trace(schedule, Forward(4)), R"(
+PreForward(0): Gather(0) WaitGather(0) Gather(1)
+PreForward(1): WaitGather(1) Gather(2)
+PostForward(1):
+PreForward(2): WaitGather(2) Gather(3)
+PostForward(2):
+PreForward(3): WaitGather(3) Gather(4)
+PostForward(3):
+PreForward(4): WaitGather(4)
+PostForward(4):
+PostForward(0):
+)");
 }
 
 TEST(ScheduleTest, ForwardWithoutGradLeavesNothingGathered) {
