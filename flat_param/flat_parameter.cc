@@ -129,14 +129,18 @@ bool FlatParameter::Owns(const at::Tensor& tensor) const {
 }
 
 absl::Status FlatParameter::CheckBinding() const {
-  for (const NamedParameter& parameter : parameters_) {
+  for (int i = 0; i < num_parameters(); ++i) {
+    const NamedParameter& parameter = parameters_[i];
+    const c10::IntArrayRef sizes = layout_.parameter(i).sizes;
     for (const at::Tensor& tensor : parameter.tensors) {
-      if (Owns(tensor)) continue;
+      // A resize_() of empty storage fails, but only after changing the sizes.
+      if (Owns(tensor) && tensor.sizes() == sizes) continue;
       return absl::FailedPreconditionError(absl::StrCat(
           "parameter ", parameter.name,
           " no longer looks into its unit's memory: the module was moved, "
-          "converted or its data replaced after it was sharded. Do that "
-          "before sharding, and write values through the shards"));
+          "converted or resized, or its data was replaced, after it was "
+          "sharded. Do that before sharding, and write values through the "
+          "shards"));
     }
   }
   return absl::OkStatus();

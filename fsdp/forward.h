@@ -41,13 +41,29 @@ class ForwardScope {
 
 namespace forward_internal {
 
+// Copies an argument whose tensors are about to be replaced, so that the
+// caller's own stay as they are; anything else is passed on by reference.
+template <typename Arg>
+using HeldArgument =
+    std::conditional_t<HasVisibleTensors<std::decay_t<Arg>>::value,
+                       std::decay_t<Arg>, Arg&&>;
+
 template <typename Impl, typename... Args>
 auto CallWithEntry(ForwardScope& scope, Impl& module, Args&&... args) {
-  std::tuple<std::decay_t<Args>...> inputs(std::forward<Args>(args)...);
-  scope.AttachEntry(TensorsOf(inputs));
+  std::tuple<HeldArgument<Args>...> held(std::forward<Args>(args)...);
+  std::vector<at::Tensor*> inputs;
+  const auto collect = [&inputs](auto& part) {
+    if constexpr (HasVisibleTensors<std::decay_t<decltype(part)>>::value) {
+      for (at::Tensor* tensor : TensorsOf(part)) inputs.push_back(tensor);
+    }
+  };
+  std::apply([&collect](auto&... parts) { (collect(parts), ...); }, held);
+  scope.AttachEntry(inputs);
   return std::apply(
-      [&module](auto&... parts) { return module.forward(std::move(parts)...); },
-      inputs);
+      [&module](auto&... parts) {
+        return module.forward(static_cast<Args&&>(parts)...);
+      },
+      held);
 }
 
 template <typename Impl, typename... Args>

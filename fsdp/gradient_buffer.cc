@@ -145,14 +145,17 @@ void GradientBuffer::AccumulateMean(const at::Tensor& memory) {
   const double scale = 1.0 / layout.world_size();
   const at::Tensor segment = OwnSegment(memory);
   const at::Tensor reduced = segment.narrow(0, 0, layout.shard_numel());
-  if (!shard_gradient_.defined()) {
-    shard_gradient_ = at::empty_like(parameter_->shard());
-  }
   bool all_undefined = true;
   bool all_ours = true;
   for (int i = 0; i < count; ++i) {
     all_undefined &= !parameter_->ShardSlice(i).grad().defined();
     all_ours &= HoldsOurs(i);
+  }
+  // Memory that a gradient of the user's own keeping still refers to is left to
+  // it, as a new gradient from LibTorch would.
+  if (!shard_gradient_.defined() ||
+      (all_undefined && shard_gradient_.storage().use_count() > 1)) {
+    shard_gradient_ = at::empty_like(parameter_->shard());
   }
   if (all_undefined) {
     at::mul_out(shard_gradient_, reduced, at::Scalar(scale));

@@ -62,28 +62,57 @@ struct HoldsNoTensor
                          std::is_same_v<T, std::nullopt_t> ||
                          std::is_same_v<T, std::vector<bool>>> {};
 
-template <typename T, typename Visit, typename = void>
+struct AnyVisit {
+  template <typename T>
+  void operator()(T&) const {}
+};
+template <typename T, typename = void>
 struct HasVisitTensors : std::false_type {};
-template <typename T, typename Visit>
-struct HasVisitTensors<T, Visit,
-                       std::void_t<decltype(VisitTensors(
-                           std::declval<T&>(), std::declval<Visit&>()))>>
+template <typename T>
+struct HasVisitTensors<
+    T, std::void_t<decltype(VisitTensors(std::declval<T&>(), AnyVisit()))>>
     : std::true_type {};
 
-template <typename T>
-inline constexpr bool kUnknown = false;
-
 }  // namespace tensor_tree_internal
+
+// Whether ForEachTensor() understands T.
+template <typename T>
+struct HasVisibleTensors
+    : std::bool_constant<std::is_base_of_v<at::Tensor, T> ||
+                         tensor_tree_internal::HoldsNoTensor<T>::value ||
+                         tensor_tree_internal::HasVisitTensors<T>::value> {};
+template <typename T>
+struct HasVisibleTensors<const T> : HasVisibleTensors<T> {};
+template <typename... Ts>
+struct HasVisibleTensors<std::tuple<Ts...>>
+    : std::conjunction<HasVisibleTensors<Ts>...> {};
+template <typename A, typename B>
+struct HasVisibleTensors<std::pair<A, B>>
+    : std::conjunction<HasVisibleTensors<A>, HasVisibleTensors<B>> {};
+template <typename T>
+struct HasVisibleTensors<std::optional<T>> : HasVisibleTensors<T> {};
+template <typename T, typename A>
+struct HasVisibleTensors<std::vector<T, A>> : HasVisibleTensors<T> {};
+template <typename T, size_t kSize>
+struct HasVisibleTensors<std::array<T, kSize>> : HasVisibleTensors<T> {};
+template <typename K, typename T, typename... Rest>
+struct HasVisibleTensors<std::map<K, T, Rest...>> : HasVisibleTensors<T> {};
+template <typename K, typename T, typename... Rest>
+struct HasVisibleTensors<std::unordered_map<K, T, Rest...>>
+    : HasVisibleTensors<T> {};
 
 template <typename T, typename Visit>
 void ForEachTensor(T& value, Visit& visit) {
   namespace internal = tensor_tree_internal;
   using Value = std::remove_const_t<T>;
+  static_assert(HasVisibleTensors<Value>::value,
+                "fsdp cannot see the tensors in this type: define "
+                "VisitTensors(T&, visit) in its namespace");
   if constexpr (std::is_base_of_v<at::Tensor, Value>) {
     visit(value);
   } else if constexpr (internal::HoldsNoTensor<Value>::value) {
     return;
-  } else if constexpr (internal::HasVisitTensors<T, Visit>::value) {
+  } else if constexpr (internal::HasVisitTensors<T>::value) {
     auto recurse = [&visit](auto& part) { ForEachTensor(part, visit); };
     VisitTensors(value, recurse);
   } else if constexpr (internal::IsTuple<Value>::value) {
@@ -95,10 +124,6 @@ void ForEachTensor(T& value, Visit& visit) {
     for (auto& part : value) ForEachTensor(part, visit);
   } else if constexpr (internal::IsMap<Value>::value) {
     for (auto& [key, part] : value) ForEachTensor(part, visit);
-  } else {
-    static_assert(internal::kUnknown<T>,
-                  "fsdp cannot see the tensors in this type: define "
-                  "VisitTensors(T&, visit) in its namespace");
   }
 }
 

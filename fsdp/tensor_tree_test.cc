@@ -181,8 +181,8 @@ using CollectVisitor = void (*)(at::Tensor&);
 TEST(TensorTreeTest, TellsTypesItCannotSeeInto) {
   using tensor_tree_internal::HasVisitTensors;
   using tensor_tree_internal::HoldsNoTensor;
-  EXPECT_TRUE((HasVisitTensors<user::Output, CollectVisitor>::value));
-  EXPECT_FALSE((HasVisitTensors<user::Opaque, CollectVisitor>::value));
+  EXPECT_TRUE((HasVisitTensors<user::Output>::value));
+  EXPECT_FALSE((HasVisitTensors<user::Opaque>::value));
   EXPECT_FALSE(HoldsNoTensor<user::Opaque>::value);
   EXPECT_FALSE(HoldsNoTensor<at::Tensor*>::value);
 }

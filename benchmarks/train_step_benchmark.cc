@@ -1,0 +1,212 @@
+// One training step of a residual MLP: sharded over two ranks that are threads,
+// against the floor of two independent plain models (each rank doing all of the
+// optimizer's work and no communication).
+//   ./bazelw run -c opt //benchmarks:train_step_benchmark
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/linear.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <utility>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status_error.h"
+#include "benchmark/benchmark.h"
+#include "comm/c10d_communicator.h"
+#include "comm/communicator.h"
+#include "comm/local_communicator.h"
+#include "comm/recording_communicator.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+
+namespace fsdp {
+namespace {
+
+constexpr int kRanks = 2;
+constexpr int64_t kDim = 512;
+constexpr int kBlocks = 8;  // 2.1 M parameters each
+
+class BlockImpl : public torch::nn::Module {
+ public:
+  BlockImpl()
+      : fc(register_module("fc", torch::nn::Linear(kDim, 4 * kDim))),
+        out(register_module("out", torch::nn::Linear(4 * kDim, kDim))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    return x + out->forward(at::gelu(fc->forward(x)));
+  }
+  torch::nn::Linear fc, out;
+};
+
+class NetImpl : public torch::nn::Module {
+ public:
+  NetImpl()
+      : blocks(register_module("blocks", torch::nn::ModuleList())),
+        head(register_module("head", torch::nn::Linear(kDim, kDim))) {
+    for (int i = 0; i < kBlocks; ++i) {
+      blocks->push_back(std::make_shared<BlockImpl>());
+    }
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    at::Tensor y = x;
+    for (const auto& block : *blocks) y = Forward(*block->as<BlockImpl>(), y);
+    return head->forward(y);
+  }
+  torch::nn::ModuleList blocks;
+  torch::nn::Linear head;
+};
+
+// Fused AdamW, the same for both sides.
+class AdamW {
+ public:
+  explicit AdamW(std::vector<at::Tensor> parameters)
+      : parameters_(std::move(parameters)) {
+    for (const at::Tensor& p : parameters_) {
+      means_.push_back(at::zeros_like(p.detach()));
+      squares_.push_back(at::zeros_like(p.detach()));
+      steps_.push_back(at::zeros({}));
+    }
+  }
+  void Step() {
+    c10::NoGradGuard no_grad;
+    std::vector<at::Tensor> gradients;
+    for (size_t i = 0; i < parameters_.size(); ++i) {
+      gradients.push_back(parameters_[i].grad());
+      steps_[i].add_(1);
+    }
+    at::_fused_adamw_(parameters_, gradients, means_, squares_, {}, steps_,
+                      /*lr=*/3e-4, 0.9, 0.999, /*weight_decay=*/0.01, 1e-8,
+                      /*amsgrad=*/false, /*maximize=*/false);
+    for (at::Tensor& p : parameters_) p.mutable_grad().reset();
+  }
+
+ private:
+  std::vector<at::Tensor> parameters_, means_, squares_, steps_;
+};
+
+using RankStep = std::function<void()>;
+
+RankStep PlainStep(int64_t rows) {
+  auto net = std::make_shared<NetImpl>();
+  auto optimizer = std::make_shared<AdamW>(net->parameters());
+  const at::Tensor x = at::randn({rows, kDim});
+  return [net, optimizer, x] {
+    (net->forward(x) - x).square().mean().backward();
+    optimizer->Step();
+  };
+}
+
+RankStep ShardedStep(std::shared_ptr<comm::Communicator> communicator,
+                     int64_t rows) {
+  Options options;
+  options.wrap_policy = WrapModules<BlockImpl>();
+  auto model = ValueOrThrow(FullyShard(std::make_shared<NetImpl>(),
+                                       std::move(communicator), options));
+  auto optimizer = std::make_shared<AdamW>(model->Parameters());
+  const at::Tensor x = at::randn({rows, kDim});
+  return [model, optimizer, x]() mutable {
+    ThrowIfError(model->Backward((model->forward(x) - x).square().mean()));
+    optimizer->Step();
+  };
+}
+
+void OnAllRanks(const std::function<void(int)>& fn) {
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    threads.emplace_back([&fn, rank] {
+      at::set_num_threads(1);
+      fn(rank);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+using Group = std::vector<std::shared_ptr<comm::Communicator>>;
+
+Group MakeGroup(const std::string& backend, comm::CollectiveLog* log) {
+  Group group(kRanks);
+  auto local = ValueOrThrow(comm::CreateLocalGroup(kRanks));
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  OnAllRanks([&](int rank) {
+    std::unique_ptr<comm::Communicator> communicator =
+        backend == "local"
+            ? std::move(local[rank])
+            : ValueOrThrow(comm::CreateGlooCommunicator(store, rank, kRanks));
+    group[rank] = comm::Record(std::move(communicator), log);
+  });
+  return group;
+}
+
+double Seconds(const std::function<void()>& fn) {
+  const absl::Time start = absl::Now();
+  fn();
+  return absl::ToDoubleSeconds(absl::Now() - start);
+}
+
+double SecondsPerStep(const std::vector<RankStep>& steps) {
+  return Seconds([&steps] { OnAllRanks([&](int rank) { steps[rank](); }); });
+}
+
+// Alternates the floor with the sharded step, so that both see the same noise.
+void BM_Step(benchmark::State& state, const std::string& backend) {
+  const int64_t rows = state.range(0);
+  comm::CollectiveLog log;
+  Group group = MakeGroup(backend, &log);
+  std::vector<RankStep> sharded(kRanks);
+  std::vector<RankStep> plain(kRanks);
+  OnAllRanks([&](int rank) { sharded[rank] = ShardedStep(group[rank], rows); });
+  for (RankStep& step : plain) step = PlainStep(rows);
+  SecondsPerStep(sharded);
+  SecondsPerStep(plain);
+  log.Clear();
+  double sharded_seconds = 0;
+  double plain_seconds = 0;
+  int64_t steps = 0;
+  for (auto _ : state) {
+    const double seconds = SecondsPerStep(sharded);
+    state.SetIterationTime(seconds);
+    sharded_seconds += seconds;
+    plain_seconds += SecondsPerStep(plain);
+    ++steps;
+  }
+  const auto per_rank_step = [&](comm::Collective collective) {
+    return log.TotalsOf(collective).bytes / static_cast<double>(steps * kRanks);
+  };
+  state.counters["ms"] = 1e3 * sharded_seconds / steps;
+  state.counters["floor_ms"] = 1e3 * plain_seconds / steps;
+  state.counters["ratio_to_floor"] = sharded_seconds / plain_seconds;
+  state.counters["gathered_MB"] =
+      per_rank_step(comm::Collective::kAllGather) / 1e6;
+  state.counters["reduced_MB"] =
+      per_rank_step(comm::Collective::kReduceScatter) / 1e6;
+  state.counters["rows_per_s"] = benchmark::Counter(
+      static_cast<double>(rows * kRanks * steps), benchmark::Counter::kIsRate);
+}
+
+BENCHMARK_CAPTURE(BM_Step, local, std::string("local"))
+    ->Arg(16)
+    ->Arg(256)
+    ->UseManualTime()
+    ->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(BM_Step, gloo, std::string("gloo"))
+    ->Arg(16)
+    ->Arg(256)
+    ->UseManualTime()
+    ->Unit(benchmark::kMillisecond);
+
+}  // namespace
+}  // namespace fsdp

@@ -1,0 +1,166 @@
+#include "fsdp/runtime.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full_like.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "comm/communicator.h"
+#include "comm/local_communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "flat_param/flat_parameter.h"
+#include "fsdp/schedule.h"
+#include "fsdp/testing/toy_model.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::flat_param::FlatParameter;
+using ::fsdp::flat_param::NamedParameter;
+using ::fsdp::testing::StatusIs;
+using ::fsdp::testing::Unowned;
+using ::testing::HasSubstr;
+
+constexpr absl::Duration kTimeout = absl::Seconds(20);
+
+at::Tensor Values(int unit, at::ScalarType dtype) {
+  return at::arange(11, dtype).view({11}) + 100 * unit;
+}
+
+// Two units; the second has a parameter of another dtype as well.
+struct Fixture {
+  explicit Fixture(Communicator& communicator) {
+    std::vector<RuntimeUnit> units;
+    units.push_back({"first", {}});
+    units.push_back({"second", {}});
+    Add(units[0], 0, at::kFloat, communicator);
+    Add(units[1], 1, at::kFloat, communicator);
+    Add(units[1], 1, at::kDouble, communicator);
+    runtime = std::make_unique<Runtime>(Unowned(communicator), std::move(units),
+                                        kTimeout);
+  }
+
+  void Add(RuntimeUnit& unit, int index, at::ScalarType dtype,
+           Communicator& communicator) {
+    tensors.push_back(Values(index, dtype).set_requires_grad(true));
+    std::vector<NamedParameter> parameters = {{"p", {tensors.back()}}};
+    auto layout = *flat_param::LayoutOf(parameters, communicator.world_size());
+    const at::Tensor flat = FlatParameter::Flatten(parameters, layout);
+    unit.flats.push_back(std::make_unique<FlatParameter>(
+        std::move(parameters), std::move(layout), flat, communicator.rank(),
+        "freed"));
+  }
+
+  std::unique_ptr<Runtime> runtime;
+  std::vector<at::Tensor> tensors;
+};
+
+TEST(RuntimeTest, GathersEveryDtypeAndFrees) {
+  EXPECT_OK(RunAllRanks(3, [](Communicator& communicator) -> absl::Status {
+    Fixture f(communicator);
+    const Actions gather = {{ActionKind::kGather, 1},
+                            {ActionKind::kGather, 0},
+                            {ActionKind::kWaitGather, 1}};
+    FSDP_RETURN_IF_ERROR(f.runtime->Execute(gather));
+    if (!at::equal(f.tensors[1], Values(1, at::kFloat)) ||
+        !at::equal(f.tensors[2], Values(1, at::kDouble)) ||
+        f.runtime->flats(0)[0]->filled()) {
+      return absl::InternalError("gathered values");
+    }
+    const Actions free = {{ActionKind::kFree, 1},
+                          {ActionKind::kWaitGather, 0},
+                          {ActionKind::kFree, 0}};
+    FSDP_RETURN_IF_ERROR(f.runtime->Execute(free));
+    if (f.runtime->memory_stats().parameters.in_use_bytes != 0 ||
+        f.runtime->flats(1)[0]->filled()) {
+      return absl::InternalError("not freed");
+    }
+    return absl::OkStatus();
+  }));
+}
+
+TEST(RuntimeTest, ReducesToTheMeanWithSeveralReductionsInFlight) {
+  EXPECT_OK(RunAllRanks(3, [](Communicator& communicator) -> absl::Status {
+    Fixture f(communicator);
+    const double mine = communicator.rank() + 1;
+    for (int unit : {1, 0}) {
+      std::vector<at::Tensor> gradients;
+      for (size_t i = unit; i < (unit == 0 ? 1u : 3u); ++i) {
+        gradients.push_back(at::full_like(f.tensors[i].detach(), mine,
+                                          f.tensors[i].scalar_type()));
+      }
+      const Actions reduce = {{ActionKind::kFillReduceBuffer, unit},
+                              {ActionKind::kReduce, unit}};
+      FSDP_RETURN_IF_ERROR(f.runtime->Execute(reduce, gradients));
+    }
+    const Actions wait = {{ActionKind::kWaitReduce, 1},
+                          {ActionKind::kWaitReduce, 0}};
+    FSDP_RETURN_IF_ERROR(f.runtime->Execute(wait));
+    for (int unit : {0, 1}) {
+      for (const auto& flat : f.runtime->flats(unit)) {
+        const at::Tensor gradient = flat->ShardSlice(0).grad();
+        if (!at::equal(gradient, at::full_like(gradient, 2))) {
+          return absl::InternalError("mean of 1, 2, 3");
+        }
+      }
+    }
+    if (f.runtime->memory_stats().gradients.in_use_bytes != 0) {
+      return absl::InternalError("reduce buffers are left");
+    }
+    return absl::OkStatus();
+  }));
+}
+
+TEST(RuntimeTest, ReusesMemoryFromStepToStep) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+    Fixture f(communicator);
+    int64_t reserved = 0;
+    for (int step = 0; step < 3; ++step) {
+      const Actions actions = {{ActionKind::kGather, 0},
+                               {ActionKind::kWaitGather, 0},
+                               {ActionKind::kFree, 0}};
+      FSDP_RETURN_IF_ERROR(f.runtime->Execute(actions));
+      const int64_t now = f.runtime->memory_stats().parameters.reserved_bytes;
+      if (step > 0 && now != reserved) return absl::InternalError("grew");
+      reserved = now;
+    }
+    return absl::OkStatus();
+  }));
+}
+
+// One rank never comes: the wait ends at its deadline, naming unit and rank,
+// and everything can be dropped.
+TEST(RuntimeTest, AMissingRankIsADeadlineErrorThatNamesTheUnit) {
+  comm::LocalGroupOptions options;
+  options.timeout = absl::Milliseconds(50);
+  ASSERT_OK_AND_ASSIGN(auto group, comm::CreateLocalGroup(2, options));
+  std::unique_ptr<Fixture> f = std::make_unique<Fixture>(*group[0]);
+  std::vector<RuntimeUnit> units;
+  units.push_back({"blocks.7", {}});
+  f->Add(units[0], 0, at::kFloat, *group[0]);
+  Runtime runtime(Unowned(*group[0]), std::move(units), options.timeout);
+  const Actions gather = {{ActionKind::kGather, 0},
+                          {ActionKind::kWaitGather, 0}};
+  EXPECT_THAT(
+      runtime.Execute(gather),
+      StatusIs(absl::StatusCode::kDeadlineExceeded,
+               ::testing::AllOf(HasSubstr("blocks.7"), HasSubstr("all-gather"),
+                                HasSubstr("rank 1"))));
+  runtime.DropEverything();
+  EXPECT_EQ(runtime.memory_stats().parameters.in_use_bytes, 0);
+}
+
+}  // namespace
+}  // namespace fsdp
