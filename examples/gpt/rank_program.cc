@@ -6,8 +6,9 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdint>
-#include <fstream>
+#include <cstdio>
 #include <memory>
 #include <string>
 #include <thread>
@@ -41,6 +42,25 @@ using ::fsdp::comm::Communicator;
 
 constexpr int64_t kValidationTokens = 1 << 15;
 constexpr int64_t kPromptBytes = 64;
+
+absl::Status WriteFile(const std::string& path, const std::string& text) {
+  std::FILE* file = std::fopen(path.c_str(), "we");
+  const bool written =
+      file != nullptr &&
+      std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  const int error = errno;
+  const bool closed = file != nullptr && std::fclose(file) == 0;
+  if (written && closed) return absl::OkStatus();
+  return absl::ErrnoToStatus(written ? errno : error,
+                             absl::StrCat("writing ", path));
+}
+
+// Up to kPromptBytes from the beginning of a line, where there is one.
+std::string Prompt(absl::string_view text) {
+  const size_t newline = text.substr(0, text.size() / 2).find('\n');
+  if (newline != absl::string_view::npos) text.remove_prefix(newline + 1);
+  return std::string(text.substr(0, kPromptBytes));
+}
 
 // One rank's run; the steps of RunRank as methods on what they share.
 class RankRun {
@@ -212,18 +232,13 @@ class RankRun {
     report_.step_seconds = result_.step_seconds;
     Out() << ToTable(report_) << std::flush;
     if (options_.json.empty()) return absl::OkStatus();
-    std::ofstream file(options_.json);
-    file << ToJson(report_).ToString() << "\n";
-    file.close();
-    return file.good() ? absl::OkStatus()
-                       : absl::ErrnoToStatus(
-                             errno, absl::StrCat("writing ", options_.json));
+    return WriteFile(options_.json, ToJson(report_).ToString() + "\n");
   }
 
   // Every rank samples the same, to gather together.
   absl::Status SampleText() {
     if (corpus_ == nullptr || options_.sample == 0) return absl::OkStatus();
-    const std::string prompt = corpus_->validation.substr(0, kPromptBytes);
+    const std::string prompt = Prompt(corpus_->validation);
     SamplerOptions sampler;
     sampler.num_bytes = options_.sample;
     sampler.seq = options_.model.seq;
