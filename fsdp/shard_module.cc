@@ -70,9 +70,8 @@ absl::Status CheckOutsideReferences(const ModuleTree& tree) {
   return absl::FailedPreconditionError(
       "something besides the module refers to every trainable parameter. If it "
       "is an optimizer, it would go on without training anything: make it "
-      "after "
-      "sharding, from Parameters(). If it is a list of yours, drop it first or "
-      "set Options::allow_outside_references");
+      "after sharding, from Parameters(). If it is a list or a loss of yours, "
+      "drop it first or set Options::allow_outside_references");
 }
 
 absl::Status CheckOneDevicePerUnit(const Plan& plan) {
