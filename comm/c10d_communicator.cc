@@ -223,9 +223,9 @@ absl::Status Meet(const StorePtr& store, int rank, int world_size,
     }
   }));
   if (!other_sizes.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the ranks disagree on the size of the group: ",
-                     absl::StrJoin(other_sizes, ", ")));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the ranks disagree on the size of the group: ", world_size, " here, ",
+        absl::StrJoin(other_sizes, ", ")));
   }
   if (!missing.empty()) {
     return absl::DeadlineExceededError(

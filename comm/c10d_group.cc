@@ -174,7 +174,8 @@ void C10dGroup::Fail(Cause cause, std::string text) {
     absl::MutexLock lock(&mutex_);
     verdict_ = absl::UnavailableError(report.text);
   } else {
-    monitor_->Report(report, diagnosis_timeout_);
+    // Leaves time for whoever waits to hear of a search that found nobody.
+    monitor_->Report(report, diagnosis_timeout_ / 2);
   }
   messages_->Abort();
 }

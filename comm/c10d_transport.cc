@@ -27,11 +27,16 @@ constexpr int64_t kLongBytes = 64 * 1024;
 // would break the connections without saying why.
 constexpr auto kNoLimit = std::chrono::hours(24 * 20);
 
+// Without what only c10d's authors can use: "[/path/to/pair.cc:547] " and the
+// C++ stack that follows the first line.
 absl::Status ConnectionError(const absl::Status& status) {
-  // The first line of c10d's text; the rest is a C++ stack.
   const std::vector<absl::string_view> lines =
       absl::StrSplit(status.message(), absl::MaxSplits('\n', 1));
-  return absl::UnavailableError(lines[0]);
+  std::string text(lines[0]);
+  const size_t begin = text.find("[/");
+  const size_t end = text.find("] ", begin);
+  if (end != std::string::npos) text.erase(begin, end + 2 - begin);
+  return absl::UnavailableError(text);
 }
 
 class C10dMessage final : public Message {

@@ -1,0 +1,331 @@
+#include "comm/testing/communicator_contract.h"
+
+#include <ATen/ops/empty.h>
+
+#include <cstring>
+#include <random>
+
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "comm/testing/run_ranks.h"
+#include "gmock/gmock.h"
+
+namespace fsdp::comm::testing {
+
+std::ostream& operator<<(std::ostream& out, const ContractBackend& backend) {
+  return out << backend.name;
+}
+
+std::string BackendName(const ::testing::TestParamInfo<ContractBackend>& info) {
+  return info.param.name;
+}
+
+Group CommunicatorContract::Create(int world_size, absl::Duration timeout) {
+  absl::StatusOr<Group> group = GetParam().create(world_size, timeout);
+  if (!group.ok()) std::cerr << group.status() << std::endl;
+  return std::move(group).value();
+}
+
+absl::Status Finish(absl::StatusOr<std::unique_ptr<Work>> work) {
+  FSDP_RETURN_IF_ERROR(work.status());
+  return (*work)->Wait(absl::Now() + absl::Seconds(30));
+}
+
+namespace {
+
+constexpr int kWorldSizes[] = {1, 2, 3, 5, 8};
+constexpr int64_t kSizes[] = {0, 1, 7, 1021};
+constexpr at::ScalarType kDtypes[] = {at::kFloat,    at::kDouble, at::kHalf,
+                                      at::kBFloat16, at::kInt,    at::kLong,
+                                      at::kByte};
+constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kMin, ReduceOp::kMax};
+
+// What rank `rank` has at index `i`: exact in every dtype, as are sums of
+// eight.
+double Value(int rank, int64_t i) {
+  return static_cast<double>((rank * 7 + i * 3) % 9);
+}
+
+double Reduced(ReduceOp op, int world_size, int64_t i) {
+  double result = Value(0, i);
+  for (int rank = 1; rank < world_size; ++rank) {
+    const double value = Value(rank, i);
+    if (op == ReduceOp::kSum) result += value;
+    if (op == ReduceOp::kMin) result = std::min(result, value);
+    if (op == ReduceOp::kMax) result = std::max(result, value);
+  }
+  return result;
+}
+
+// A tensor with value(i) at index i.
+template <typename Fn>
+at::Tensor MakeTensor(at::ScalarType dtype, int64_t size, Fn value) {
+  at::Tensor tensor = at::empty({size}, at::TensorOptions().dtype(at::kDouble));
+  auto* data = static_cast<double*>(tensor.mutable_data_ptr());
+  for (int64_t i = 0; i < size; ++i) data[i] = value(i);
+  return tensor.to(dtype);
+}
+
+template <typename Fn>
+absl::Status CheckTensor(const at::Tensor& tensor, Fn expected) {
+  const at::Tensor copy = tensor.to(at::kDouble);
+  const auto* data = static_cast<const double*>(copy.const_data_ptr());
+  for (int64_t i = 0; i < copy.numel(); ++i) {
+    if (data[i] == expected(i)) continue;
+    return absl::InternalError(absl::StrCat(
+        DtypeName(tensor.scalar_type()), " x ", tensor.numel(), ": element ", i,
+        " is ", data[i], " and should be ", expected(i)));
+  }
+  return absl::OkStatus();
+}
+
+bool SameBits(const at::Tensor& a, const at::Tensor& b) {
+  return a.nbytes() == b.nbytes() &&
+         std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
+}
+
+absl::Status GatherOnce(Communicator& comm, at::ScalarType dtype, int64_t n,
+                        bool in_place) {
+  const int rank = comm.rank();
+  at::Tensor out =
+      MakeTensor(dtype, n * comm.world_size(), [](int64_t) { return 100.0; });
+  at::Tensor in =
+      MakeTensor(dtype, n, [rank](int64_t i) { return Value(rank, i); });
+  if (in_place) {
+    at::Tensor slice = out.narrow(0, rank * n, n);
+    slice.copy_(in);
+    in = slice;
+  }
+  FSDP_RETURN_IF_ERROR(Finish(comm.AllGather(out, in, "gather")));
+  return CheckTensor(
+      out, [n](int64_t i) { return Value(static_cast<int>(i / n), i % n); });
+}
+
+absl::Status ReduceScatterOnce(Communicator& comm, at::ScalarType dtype,
+                               ReduceOp op, int64_t n, bool in_place) {
+  const int rank = comm.rank();
+  at::Tensor in = MakeTensor(dtype, n * comm.world_size(),
+                             [rank](int64_t i) { return Value(rank, i); });
+  at::Tensor out = in_place ? in.narrow(0, rank * n, n)
+                            : MakeTensor(dtype, n, [](int64_t) { return 100; });
+  FSDP_RETURN_IF_ERROR(Finish(comm.ReduceScatter(out, in, op, "reduce")));
+  return CheckTensor(out, [&](int64_t i) {
+    return Reduced(op, comm.world_size(), rank * n + i);
+  });
+}
+
+absl::Status AllReduceOnce(Communicator& comm, at::ScalarType dtype,
+                           ReduceOp op, int64_t n) {
+  const at::Tensor tensor =
+      MakeTensor(dtype, n, [&](int64_t i) { return Value(comm.rank(), i); });
+  FSDP_RETURN_IF_ERROR(Finish(comm.AllReduce(tensor, op, "sum")));
+  return CheckTensor(
+      tensor, [&](int64_t i) { return Reduced(op, comm.world_size(), i); });
+}
+
+absl::Status BroadcastOnce(Communicator& comm, at::ScalarType dtype, int root,
+                           int64_t n) {
+  const at::Tensor tensor =
+      MakeTensor(dtype, n, [&](int64_t i) { return Value(comm.rank(), i); });
+  FSDP_RETURN_IF_ERROR(Finish(comm.Broadcast(tensor, root, "weights")));
+  return CheckTensor(tensor, [root](int64_t i) { return Value(root, i); });
+}
+
+TEST_P(CommunicatorContract, KnowsItsPlace) {
+  const Group group = Create(3);
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_EQ(group[rank]->rank(), rank);
+    EXPECT_EQ(group[rank]->world_size(), 3);
+    EXPECT_EQ(group[rank]->default_timeout(), absl::Seconds(30));
+    EXPECT_THAT(group[rank]->ToString(),
+                ::testing::EndsWith(absl::StrCat("rank ", rank, " of 3")));
+  }
+}
+
+TEST_P(CommunicatorContract, AllGatherConcatenates) {
+  for (int world_size : kWorldSizes) {
+    const auto run = [](Communicator& comm) -> absl::Status {
+      for (at::ScalarType dtype : kDtypes) {
+        for (int64_t n : kSizes) {
+          FSDP_RETURN_IF_ERROR(GatherOnce(comm, dtype, n, false));
+          FSDP_RETURN_IF_ERROR(GatherOnce(comm, dtype, n, true));
+        }
+      }
+      return absl::OkStatus();
+    };
+    EXPECT_OK(AllOk(RunRanks(Create(world_size), run))) << world_size;
+  }
+}
+
+TEST_P(CommunicatorContract, ReduceScatterReducesEveryDtype) {
+  for (int world_size : kWorldSizes) {
+    const auto run = [](Communicator& comm) -> absl::Status {
+      for (at::ScalarType dtype : kDtypes) {
+        for (ReduceOp op : kOps) {
+          for (int64_t n : kSizes) {
+            const bool in_place = op != ReduceOp::kMax;
+            FSDP_RETURN_IF_ERROR(
+                ReduceScatterOnce(comm, dtype, op, n, in_place));
+          }
+        }
+        FSDP_RETURN_IF_ERROR(
+            ReduceScatterOnce(comm, dtype, ReduceOp::kSum, 5, false));
+      }
+      return absl::OkStatus();
+    };
+    EXPECT_OK(AllOk(RunRanks(Create(world_size), run))) << world_size;
+  }
+}
+
+TEST_P(CommunicatorContract, AllReduceReducesEveryDtype) {
+  for (int world_size : kWorldSizes) {
+    const auto run = [](Communicator& comm) -> absl::Status {
+      for (at::ScalarType dtype : kDtypes) {
+        for (ReduceOp op : kOps) {
+          for (int64_t n : kSizes) {
+            FSDP_RETURN_IF_ERROR(AllReduceOnce(comm, dtype, op, n));
+          }
+        }
+      }
+      return absl::OkStatus();
+    };
+    EXPECT_OK(AllOk(RunRanks(Create(world_size), run))) << world_size;
+  }
+}
+
+TEST_P(CommunicatorContract, BroadcastCopiesFromEveryRoot) {
+  for (int world_size : kWorldSizes) {
+    const auto run = [](Communicator& comm) -> absl::Status {
+      for (int root = 0; root < comm.world_size(); ++root) {
+        for (int64_t n : kSizes) {
+          FSDP_RETURN_IF_ERROR(BroadcastOnce(comm, kDtypes[root % 7], root, n));
+        }
+      }
+      return absl::OkStatus();
+    };
+    EXPECT_OK(AllOk(RunRanks(Create(world_size), run))) << world_size;
+  }
+}
+
+TEST_P(CommunicatorContract, LargeBuffers) {
+  constexpr int64_t kLarge = 1'000'003;  // 4 MB of float32, prime
+  for (int world_size : {2, 3}) {
+    const auto run = [](Communicator& comm) -> absl::Status {
+      FSDP_RETURN_IF_ERROR(GatherOnce(comm, at::kFloat, kLarge, true));
+      FSDP_RETURN_IF_ERROR(
+          ReduceScatterOnce(comm, at::kFloat, ReduceOp::kSum, kLarge, true));
+      FSDP_RETURN_IF_ERROR(
+          AllReduceOnce(comm, at::kBFloat16, ReduceOp::kSum, kLarge));
+      return BroadcastOnce(comm, at::kFloat, 1, kLarge);
+    };
+    EXPECT_OK(AllOk(RunRanks(Create(world_size), run))) << world_size;
+  }
+}
+
+TEST_P(CommunicatorContract, SeveralInFlightAndWaitedForInAnyOrder) {
+  const auto run = [](Communicator& comm) -> absl::Status {
+    std::vector<at::Tensor> tensors;
+    std::vector<std::unique_ptr<Work>> works;
+    for (int k = 0; k < 6; ++k) {
+      tensors.push_back(MakeTensor(at::kFloat, 1000 * k + 1, [&](int64_t i) {
+        return Value(comm.rank(), i + k);
+      }));
+      FSDP_ASSIGN_OR_RETURN(
+          auto work, comm.AllReduce(tensors.back(), ReduceOp::kSum, "many"));
+      works.push_back(std::move(work));
+    }
+    works[2].reset();  // done all the same, in its place
+    for (int k : {5, 0, 4, 1, 3}) {
+      FSDP_RETURN_IF_ERROR(works[k]->Wait(absl::Now() + absl::Seconds(30)));
+    }
+    for (int k = 0; k < 6; ++k) {
+      FSDP_RETURN_IF_ERROR(CheckTensor(tensors[k], [&](int64_t i) {
+        return Reduced(ReduceOp::kSum, comm.world_size(), i + k);
+      }));
+    }
+    return works[0]->BlockCurrentStream();
+  };
+  EXPECT_OK(AllOk(RunRanks(Create(3), run)));
+}
+
+// Random numbers, whose sum depends on the order.
+at::Tensor RandomTensor(int seed, at::ScalarType dtype, int64_t size) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  return MakeTensor(dtype, size, [&](int64_t) { return normal(random); });
+}
+
+TEST_P(CommunicatorContract, SumsAreTheSameBitsOnAllRanksAndEveryTime) {
+  constexpr int kRanks = 5;
+  constexpr int64_t kSize = 10'007;
+  for (at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    std::vector<at::Tensor> results(kRanks);
+    const auto run = [&](Communicator& comm) -> absl::Status {
+      at::Tensor& first = results[comm.rank()];
+      for (int repeat = 0; repeat < 3; ++repeat) {
+        const at::Tensor sum = RandomTensor(comm.rank(), dtype, kSize);
+        FSDP_RETURN_IF_ERROR(
+            Finish(comm.AllReduce(sum, ReduceOp::kSum, "sum")));
+        if (repeat == 0) first = sum;
+        if (!SameBits(first, sum)) return absl::InternalError("other bits");
+      }
+      return absl::OkStatus();
+    };
+    ASSERT_OK(AllOk(RunRanks(Create(kRanks), run)));
+    for (const at::Tensor& result : results) {
+      EXPECT_TRUE(SameBits(result, results[0]));
+    }
+    if (!GetParam().sums_in_rank_order) continue;
+    at::Tensor expected = RandomTensor(0, dtype, kSize).to(at::kFloat);
+    for (int rank = 1; rank < kRanks; ++rank) {
+      expected.add_(RandomTensor(rank, dtype, kSize).to(at::kFloat));
+    }
+    EXPECT_TRUE(SameBits(results[0], expected.to(dtype)));
+  }
+}
+
+TEST_P(CommunicatorContract, SplitMakesSubGroupsInTheOrderOfTheKeys) {
+  const auto run = [](Communicator& comm) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(auto part,
+                          comm.Split(comm.rank() % 2, /*key=*/-comm.rank()));
+    // Ranks 0, 2, 4 become 2, 1, 0, and 1, 3 become 1, 0.
+    const int size = comm.rank() % 2 == 0 ? 3 : 2;
+    if (part->world_size() != size ||
+        part->rank() != size - 1 - comm.rank() / 2) {
+      return absl::InternalError(part->ToString());
+    }
+    const at::Tensor in = MakeTensor(
+        at::kInt, 1, [&](int64_t) { return static_cast<double>(comm.rank()); });
+    const at::Tensor out =
+        MakeTensor(at::kInt, size, [](int64_t) { return 0.0; });
+    FSDP_RETURN_IF_ERROR(Finish(part->AllGather(out, in, "part")));
+    FSDP_RETURN_IF_ERROR(CheckTensor(out, [&](int64_t i) {
+      return static_cast<double>(2 * (size - 1 - i) + comm.rank() % 2);
+    }));
+    FSDP_RETURN_IF_ERROR(GatherOnce(comm, at::kFloat, 3, false));
+    return Finish(part->AllGather(out, in, "part"));
+  };
+  EXPECT_OK(AllOk(RunRanks(Create(5), run)));
+}
+
+TEST_P(CommunicatorContract, AllocatesAlignedMemory) {
+  const auto run = [](Communicator& comm) -> absl::Status {
+    for (int64_t bytes : {0, 1, 1000}) {
+      FSDP_ASSIGN_OR_RETURN(at::Tensor memory, comm.AllocateSymmetric(bytes));
+      const auto address =
+          reinterpret_cast<uintptr_t>(memory.mutable_data_ptr());
+      if (memory.numel() != bytes || memory.scalar_type() != at::kByte ||
+          address % 64 != 0) {
+        return absl::InternalError("not what was asked for");
+      }
+    }
+    if (comm.AllocateSymmetric(-1).ok()) return absl::InternalError("-1 bytes");
+    return absl::OkStatus();
+  };
+  EXPECT_OK(AllOk(RunRanks(Create(2), run)));
+}
+
+}  // namespace
+}  // namespace fsdp::comm::testing

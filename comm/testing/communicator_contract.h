@@ -1,0 +1,53 @@
+// The tests that every Communicator passes.
+#ifndef COMM_TESTING_COMMUNICATOR_CONTRACT_H_
+#define COMM_TESTING_COMMUNICATOR_CONTRACT_H_
+
+#include <functional>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "comm/communicator.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::comm::testing {
+
+using Group = std::vector<std::unique_ptr<Communicator>>;  // by rank
+
+// A backend under test: its test names one per way of making a group,
+//   INSTANTIATE_TEST_SUITE_P(Local, CommunicatorContract,
+//                            ::testing::Values(ContractBackend{...}),
+//                            BackendName);
+// and links :communicator_contract.
+struct ContractBackend {
+  std::string name;
+  // A new group of `world_size` ranks of this process whose default timeout is
+  // `timeout`.
+  std::function<absl::StatusOr<Group>(int world_size, absl::Duration timeout)>
+      create;
+  // Sums have the bits of adding rank after rank, in float32 for halves.
+  bool sums_in_rank_order = true;
+  // A deadline's error names the ranks that are missing.
+  bool names_missing_ranks = true;
+};
+
+std::ostream& operator<<(std::ostream& out, const ContractBackend& backend);
+std::string BackendName(const ::testing::TestParamInfo<ContractBackend>& info);
+
+class CommunicatorContract : public ::testing::TestWithParam<ContractBackend> {
+ protected:
+  // The group of a test; stops the test program when it cannot be made.
+  static Group Create(int world_size,
+                      absl::Duration timeout = absl::Seconds(30));
+};
+
+// The result of starting and waiting, within a time that no working group
+// needs.
+absl::Status Finish(absl::StatusOr<std::unique_ptr<Work>> work);
+
+}  // namespace fsdp::comm::testing
+
+#endif  // COMM_TESTING_COMMUNICATOR_CONTRACT_H_

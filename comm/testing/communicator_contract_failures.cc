@@ -1,0 +1,217 @@
+// What a Communicator does when something is wrong.
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "comm/testing/communicator_contract.h"
+#include "gmock/gmock.h"
+
+namespace fsdp::comm::testing {
+namespace {
+
+using ::fsdp::testing::IsOk;
+using ::fsdp::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+at::Tensor Zeros(int64_t size, at::ScalarType dtype = at::kFloat) {
+  return at::zeros({size}, at::TensorOptions().dtype(dtype));
+}
+
+absl::StatusOr<std::unique_ptr<Work>> StartSum(
+    Communicator& comm, absl::string_view label = "grads") {
+  return comm.AllReduce(Zeros(4), ReduceOp::kSum, label);
+}
+
+TEST_P(CommunicatorContract, RefusesWrongArguments) {
+  const Group group = Create(2);
+  Communicator& comm = *group[1];
+  const auto invalid = [](absl::string_view text) {
+    return StatusIs(
+        absl::StatusCode::kInvalidArgument,
+        AllOf(HasSubstr("of w on rank 1 of 2"), HasSubstr(std::string(text))));
+  };
+  const at::Tensor whole = Zeros(8);
+  EXPECT_THAT(comm.AllGather(whole, Zeros(3), "w"),
+              invalid("needs 2 times the elements"));
+  EXPECT_THAT(comm.ReduceScatter(Zeros(3), whole, ReduceOp::kSum, "w"),
+              invalid("shape [3]"));
+  EXPECT_THAT(comm.AllGather(whole, Zeros(4, at::kDouble), "w"),
+              invalid("differ in dtype"));
+  EXPECT_THAT(comm.AllGather(whole, at::Tensor(), "w"), invalid("undefined"));
+  EXPECT_THAT(comm.AllGather(whole.view({2, 4}), Zeros(4), "w"),
+              invalid("one dimension"));
+  EXPECT_THAT(comm.AllReduce(whole.slice(0, 0, 8, 2), ReduceOp::kSum, "w"),
+              invalid("contiguous"));
+  EXPECT_THAT(comm.Broadcast(whole, 2, "w"), invalid("no rank 2"));
+  EXPECT_THAT(comm.Broadcast(whole, -1, "w"), invalid("no rank -1"));
+}
+
+TEST_P(CommunicatorContract, RefusesOverlapsOtherThanTheOwnSlice) {
+  const Group group = Create(2);
+  Communicator& comm = *group[1];
+  const at::Tensor whole = Zeros(8);
+  for (int64_t begin : {0, 3}) {
+    const at::Tensor part = whole.narrow(0, begin, 4);
+    EXPECT_THAT(comm.AllGather(whole, part, "w"),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         HasSubstr("only rank 1's own slice")));
+    EXPECT_THAT(comm.ReduceScatter(part, whole, ReduceOp::kSum, "w"),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         HasSubstr("only rank 1's own slice")));
+  }
+}
+
+TEST_P(CommunicatorContract, RefusesOtherDtypes) {
+  const Group group = Create(1);
+  for (at::ScalarType dtype :
+       {at::kBool, at::kShort, at::kChar, at::kComplexFloat}) {
+    EXPECT_THAT(group[0]->AllReduce(Zeros(4, dtype), ReduceOp::kSum, "w"),
+                StatusIs(absl::StatusCode::kUnimplemented,
+                         HasSubstr("not one of float32")));
+  }
+}
+
+TEST_P(CommunicatorContract, WrongArgumentsDoNotTakeAPlaceInTheOrder) {
+  const Group group = Create(2);
+  EXPECT_FALSE(group[0]->Broadcast(Zeros(1), 7, "w").ok());
+  auto a = StartSum(*group[0]);
+  auto b = StartSum(*group[1]);
+  EXPECT_OK(Finish(std::move(a)));
+  EXPECT_OK(Finish(std::move(b)));
+}
+
+TEST_P(CommunicatorContract, MissedDeadlineEndsTheGroup) {
+  const Group group = Create(3);
+  auto work = StartSum(*group[0], "blocks.2");
+  auto other = StartSum(*group[1], "blocks.2");
+  ASSERT_OK(work);
+  const absl::Status missed =
+      (*work)->Wait(absl::Now() + absl::Milliseconds(50));
+  EXPECT_THAT(missed, StatusIs(absl::StatusCode::kDeadlineExceeded,
+                               AllOf(HasSubstr("all-reduce"),
+                                     HasSubstr("blocks.2 on rank 0 of 3"))));
+  if (GetParam().names_missing_ranks) {
+    EXPECT_THAT(std::string(missed.message()), HasSubstr("rank 2"));
+  }
+  EXPECT_EQ((*work)->Wait(absl::Now()), missed);
+  EXPECT_FALSE(StartSum(*group[0]).ok());
+  // The peers end too, and know why.
+  EXPECT_THAT(Finish(std::move(other)),
+              StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 0")));
+  EXPECT_THAT(Finish(StartSum(*group[2])),
+              StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 0")));
+}
+
+TEST_P(CommunicatorContract, AbortFromAnotherThreadEndsEveryWait) {
+  const Group group = Create(3);
+  auto own = StartSum(*group[1]);
+  auto peers = StartSum(*group[0]);
+  std::thread aborting([&] {
+    group[1]->Abort(absl::ResourceExhaustedError("disk full"));
+    group[1]->Abort(absl::InternalError("a second reason"));
+  });
+  const auto disk_full = StatusIs(
+      absl::StatusCode::kAborted,
+      AllOf(HasSubstr("rank 1 aborted: disk full"), HasSubstr("grads on")));
+  EXPECT_THAT(Finish(std::move(peers)), disk_full);
+  EXPECT_THAT(Finish(std::move(own)), disk_full);
+  EXPECT_THAT(Finish(StartSum(*group[1])), disk_full);
+  // Rank 2 was in no operation.
+  EXPECT_THAT(Finish(StartSum(*group[2])), disk_full);
+  aborting.join();
+}
+
+TEST_P(CommunicatorContract, AbortBeforeAnyCall) {
+  const Group group = Create(2);
+  group[0]->Abort(absl::InternalError("never mind"));
+  EXPECT_THAT(Finish(StartSum(*group[0])),
+              StatusIs(absl::StatusCode::kAborted, HasSubstr("never mind")));
+  EXPECT_THAT(Finish(StartSum(*group[1])),
+              StatusIs(absl::StatusCode::kAborted, HasSubstr("never mind")));
+}
+
+// Calls of ranks 0 and 1 that do not fit together.
+struct Mismatch {
+  std::string name;
+  std::function<absl::StatusOr<std::unique_ptr<Work>>(Communicator&)> calls[2];
+};
+
+std::vector<Mismatch> Mismatches() {
+  const auto sum = [](int64_t size, at::ScalarType dtype, ReduceOp op,
+                      std::string label) {
+    return [=](Communicator& comm) {
+      return comm.AllReduce(Zeros(size, dtype), op, label);
+    };
+  };
+  const auto broadcast = [](int root) {
+    return
+        [=](Communicator& comm) { return comm.Broadcast(Zeros(6), root, "w"); };
+  };
+  const auto gather = [](Communicator& comm) {
+    return comm.AllGather(Zeros(12), Zeros(6), "w");
+  };
+  const auto plain = sum(6, at::kFloat, ReduceOp::kSum, "w");
+  return {
+      {"collective", {plain, gather}},
+      {"label", {plain, sum(6, at::kFloat, ReduceOp::kSum, "v")}},
+      {"count", {plain, sum(600'000, at::kFloat, ReduceOp::kSum, "w")}},
+      {"dtype", {plain, sum(6, at::kInt, ReduceOp::kSum, "w")}},
+      {"reduction", {plain, sum(6, at::kFloat, ReduceOp::kMax, "w")}},
+      {"root", {broadcast(0), broadcast(1)}},
+  };
+}
+
+TEST_P(CommunicatorContract, CallsThatDifferFailOnEveryRank) {
+  for (const Mismatch& mismatch : Mismatches()) {
+    const Group group = Create(2);
+    auto first = mismatch.calls[0](*group[0]);
+    auto second = mismatch.calls[1](*group[1]);
+    for (auto* work : {&first, &second}) {
+      EXPECT_THAT(
+          Finish(std::move(*work)),
+          StatusIs(absl::StatusCode::kInvalidArgument,
+                   AllOf(HasSubstr("calls #0 differ"),
+                         HasSubstr("rank 0 called"), HasSubstr("rank 1"))))
+          << mismatch.name;
+    }
+  }
+}
+
+TEST_P(CommunicatorContract, ADestroyedCommunicatorFailsItsPeers) {
+  Group group = Create(3);
+  std::vector<absl::StatusOr<std::unique_ptr<Work>>> works;
+  for (int rank : {0, 1}) works.push_back(StartSum(*group[rank], "blocks.1"));
+  group[2].reset();
+  for (int rank : {0, 1}) {
+    EXPECT_THAT(
+        Finish(std::move(works[rank])),
+        StatusIs(absl::StatusCode::kUnavailable,
+                 AllOf(HasSubstr(absl::StrCat("blocks.1 on rank ", rank)),
+                       HasSubstr("rank 2"))));
+  }
+}
+
+TEST_P(CommunicatorContract, WhatIsDoneStaysDoneWhenAPeerLeaves) {
+  Group group = Create(2);
+  auto a = StartSum(*group[0]);
+  auto b = StartSum(*group[1]);
+  ASSERT_OK(a);
+  EXPECT_OK((*a)->Wait(absl::Now() + absl::Seconds(30)));
+  group[0].reset();
+  EXPECT_OK(Finish(std::move(b)));
+  EXPECT_OK((*a)->Wait(absl::InfinitePast()));
+}
+
+TEST_P(CommunicatorContract, SplitRefusesANegativeColor) {
+  const Group group = Create(1);
+  EXPECT_THAT(group[0]->Split(-1, 0),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("-1")));
+}
+
+}  // namespace
+}  // namespace fsdp::comm::testing

@@ -1,0 +1,95 @@
+#include "comm/testing/failing_communicator.h"
+
+#include <utility>
+
+#include "absl/functional/function_ref.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+#include "comm/forwarding_communicator.h"
+
+namespace fsdp::comm::testing {
+namespace {
+
+class FailingWork final : public Work {
+ public:
+  FailingWork(std::unique_ptr<Work> base, Communicator* communicator,
+              absl::Status error)
+      : base_(std::move(base)),
+        communicator_(communicator),
+        error_(std::move(error)) {}
+
+  // Waits for the real result first: the peers have entered, and nobody writes
+  // into the buffers afterwards.
+  absl::Status Wait(absl::Time deadline) override {
+    (void)base_->Wait(deadline);
+    communicator_->Abort(error_);
+    return error_;
+  }
+  absl::Status BlockCurrentStream() override {
+    return Wait(absl::Now() + communicator_->default_timeout());
+  }
+
+ private:
+  const std::unique_ptr<Work> base_;
+  Communicator* const communicator_;
+  const absl::Status error_;
+};
+
+class FailingCommunicator final : public ForwardingCommunicator {
+ public:
+  FailingCommunicator(std::unique_ptr<Communicator> base, FailurePlan plan)
+      : ForwardingCommunicator(std::move(base)), plan_(std::move(plan)) {
+    FSDP_CHECK(plan_.nth || plan_.label);
+  }
+
+ private:
+  using StartedWork = absl::StatusOr<std::unique_ptr<Work>>;
+
+  StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
+                          absl::string_view label) override {
+    return Start(label, [&] { return base().AllGather(out, in, label); });
+  }
+  StartedWork DoReduceScatter(const at::Tensor& out, const at::Tensor& in,
+                              ReduceOp op, absl::string_view label) override {
+    return Start(label,
+                 [&] { return base().ReduceScatter(out, in, op, label); });
+  }
+  StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
+                          absl::string_view label) override {
+    return Start(label, [&] { return base().AllReduce(tensor, op, label); });
+  }
+  StartedWork DoBroadcast(const at::Tensor& tensor, int root,
+                          absl::string_view label) override {
+    return Start(label, [&] { return base().Broadcast(tensor, root, label); });
+  }
+
+  StartedWork Start(absl::string_view label,
+                    absl::FunctionRef<StartedWork()> start) {
+    if (!Fits(label)) return start();
+    if (plan_.moment == FailurePlan::Moment::kStart) {
+      base().Abort(plan_.error);
+      return plan_.error;
+    }
+    FSDP_ASSIGN_OR_RETURN(auto work, start());
+    return std::make_unique<FailingWork>(std::move(work), &base(), plan_.error);
+  }
+
+  bool Fits(absl::string_view label) {
+    if (plan_.label && *plan_.label != label) return false;
+    const int64_t call = num_candidates_++;
+    return !plan_.nth || *plan_.nth == call;
+  }
+
+  const FailurePlan plan_;
+  int64_t num_candidates_ = 0;  // calls that fit but for their number
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> FailOnPlan(std::unique_ptr<Communicator> base,
+                                         FailurePlan plan) {
+  return std::make_unique<FailingCommunicator>(std::move(base),
+                                               std::move(plan));
+}
+
+}  // namespace fsdp::comm::testing

@@ -1,0 +1,206 @@
+// RunRanks and the communicators that delay and fail, in one program: torch
+// takes longer to load than they take to test.
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+
+#include <thread>
+
+#include "base/status_error.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "comm/local_communicator.h"
+#include "comm/testing/communicator_contract.h"
+#include "comm/testing/delaying_communicator.h"
+#include "comm/testing/failing_communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::comm::testing {
+namespace {
+
+using ::fsdp::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+absl::Time Soon() { return absl::Now() + absl::Seconds(30); }
+
+// Wrappers that do nothing are the communicator that they wrap.
+using Wrap = std::unique_ptr<Communicator> (*)(std::unique_ptr<Communicator>);
+
+std::unique_ptr<Communicator> DelayNothing(std::unique_ptr<Communicator> base) {
+  static Gate* const open = new Gate;
+  return Delay(std::move(base), open);
+}
+
+std::unique_ptr<Communicator> FailNothing(std::unique_ptr<Communicator> base) {
+  FailurePlan plan;
+  plan.label = "nobody has this label";
+  return FailOnPlan(std::move(base), plan);
+}
+
+ContractBackend Wrapped(std::string name, Wrap wrap) {
+  return {
+      std::move(name),
+      [wrap](int world_size, absl::Duration timeout) -> absl::StatusOr<Group> {
+        FSDP_ASSIGN_OR_RETURN(Group group,
+                              CreateLocalGroup(world_size, {timeout}));
+        for (auto& comm : group) comm = wrap(std::move(comm));
+        return group;
+      }};
+}
+
+INSTANTIATE_TEST_SUITE_P(Wrapped, CommunicatorContract,
+                         ::testing::Values(Wrapped("delaying", DelayNothing),
+                                           Wrapped("failing", FailNothing)),
+                         BackendName);
+
+absl::Status SumOnce(Communicator& comm, absl::string_view label = "grads") {
+  return Finish(comm.AllReduce(at::zeros({4}), ReduceOp::kSum, label));
+}
+
+TEST(RunRanksTest, GivesEveryRankItsCommunicatorAndReturnsWhatItReturned) {
+  const std::vector<absl::Status> statuses =
+      RunRanks(3, [](Communicator& comm) -> absl::Status {
+        FSDP_RETURN_IF_ERROR(SumOnce(comm));
+        if (comm.rank() == 1) return absl::NotFoundError("nothing there");
+        return absl::OkStatus();
+      });
+  ASSERT_EQ(statuses.size(), 3u);
+  EXPECT_OK(statuses[0]);
+  EXPECT_OK(statuses[2]);
+  EXPECT_THAT(AllOk(statuses),
+              StatusIs(absl::StatusCode::kNotFound, "rank 1: nothing there"));
+  EXPECT_OK(RunAllRanks(2, [](Communicator& comm) { return SumOnce(comm); }));
+}
+
+TEST(RunRanksTest, ARankThatFailsOrThrowsReleasesItsPeers) {
+  const auto run = [](Communicator& comm) -> absl::Status {
+    if (comm.rank() == 2) throw StatusError(absl::DataLossError("torn page"));
+    return SumOnce(comm);
+  };
+  const std::vector<absl::Status> statuses = RunRanks(3, run);
+  EXPECT_THAT(statuses[0], StatusIs(absl::StatusCode::kAborted,
+                                    HasSubstr("rank 2 aborted: torn page")));
+  EXPECT_THAT(AllOk(statuses),
+              StatusIs(absl::StatusCode::kDataLoss, "rank 2: torn page"));
+}
+
+TEST(RunRanksTest, EndsRanksThatWaitTooLong) {
+  const auto run = [](Communicator& comm) {
+    return comm.rank() == 0 ? SumOnce(comm) : absl::OkStatus();
+  };
+  EXPECT_THAT(RunRanks(2, run, absl::Milliseconds(50))[0],
+              StatusIs(absl::StatusCode::kAborted,
+                       HasSubstr("did not end within 50ms")));
+}
+
+// Rank 0 of two is behind a gate.
+class DelayingCommunicatorTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_OK_AND_ASSIGN(Group group, CreateLocalGroup(2));
+    delayed_ = Delay(std::move(group[0]), &gate_);
+    peer_ = std::move(group[1]);
+  }
+
+  Gate gate_;
+  std::unique_ptr<Communicator> delayed_;
+  std::unique_ptr<Communicator> peer_;
+  const at::Tensor held_ = at::full({1}, 1.0);
+  const at::Tensor later_ = at::full({1}, 2.0);
+};
+
+TEST_F(DelayingCommunicatorTest, NothingMovesBeforeTheRelease) {
+  gate_.Hold("a");
+  ASSERT_OK_AND_ASSIGN(auto first, delayed_->Broadcast(held_, 1, "a"));
+  ASSERT_OK_AND_ASSIGN(auto second, delayed_->Broadcast(later_, 1, "b"));
+  EXPECT_OK(gate_.AwaitHeld("a", Soon()));
+  for (absl::string_view label : {"a", "b"}) {
+    ASSERT_OK(peer_->Broadcast(at::full({1}, 9.0), 1, label));
+  }
+  EXPECT_EQ(held_.item<float>(), 1.0f);
+  EXPECT_EQ(later_.item<float>(), 2.0f);
+  gate_.Release("a");
+  EXPECT_OK(second->Wait(Soon()));
+  EXPECT_OK(first->Wait(Soon()));
+  EXPECT_EQ(held_.item<float>(), 9.0f);
+  EXPECT_EQ(later_.item<float>(), 9.0f);
+}
+
+TEST_F(DelayingCommunicatorTest, AThreadThatWaitsIsReleased) {
+  gate_.Hold("a");
+  std::thread waiting([&] {
+    auto work = delayed_->Broadcast(held_, 1, "a");
+    (void)Finish(std::move(work));
+  });
+  EXPECT_OK(gate_.AwaitHeld("a", Soon()));
+  gate_.ReleaseAll();
+  EXPECT_OK(Finish(peer_->Broadcast(at::full({1}, 9.0), 1, "a")));
+  waiting.join();
+  EXPECT_EQ(held_.item<float>(), 9.0f);
+}
+
+TEST_F(DelayingCommunicatorTest, ADeadlineAtTheGateAbortsTheRank) {
+  gate_.Hold("a");
+  ASSERT_OK_AND_ASSIGN(auto work, delayed_->Broadcast(held_, 1, "a"));
+  EXPECT_THAT(work->Wait(absl::InfinitePast()),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, "a is held"));
+  EXPECT_THAT(SumOnce(*peer_), StatusIs(absl::StatusCode::kAborted,
+                                        HasSubstr("rank 0 aborted")));
+  EXPECT_THAT(gate_.AwaitHeld("b", absl::InfinitePast()),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("b")));
+}
+
+// Runs three sums labelled a, b, a on two ranks, rank 1 with `plan`.
+std::vector<absl::Status> RunWith(const FailurePlan& plan,
+                                  std::vector<int>* finished) {
+  Group group = CreateLocalGroup(2).value();
+  group[1] = FailOnPlan(std::move(group[1]), plan);
+  finished->assign(2, 0);
+  return RunRanks(group, [finished](Communicator& comm) -> absl::Status {
+    for (absl::string_view label : {"a", "b", "a"}) {
+      FSDP_RETURN_IF_ERROR(SumOnce(comm, label));
+      ++(*finished)[comm.rank()];
+    }
+    return absl::OkStatus();
+  });
+}
+
+TEST(FailingCommunicatorTest, FailsTheCallThatFits) {
+  struct Case {
+    absl::optional<int64_t> nth;
+    absl::optional<std::string> label;
+    int finished;
+  };
+  for (const Case& test : {Case{2, absl::nullopt, 2}, Case{0, "b", 1},
+                           Case{1, "a", 2}, Case{absl::nullopt, "a", 0}}) {
+    FailurePlan plan;
+    plan.nth = test.nth;
+    plan.label = test.label;
+    std::vector<int> finished;
+    const auto statuses = RunWith(plan, &finished);
+    EXPECT_EQ(statuses[1], plan.error);
+    EXPECT_EQ(finished[1], test.finished);
+    EXPECT_THAT(statuses[0],
+                StatusIs(absl::StatusCode::kAborted,
+                         HasSubstr("rank 1 aborted: injected failure")));
+  }
+}
+
+TEST(FailingCommunicatorTest, MayFailAfterTheOthersHaveEntered) {
+  FailurePlan plan;
+  plan.label = "b";
+  plan.moment = FailurePlan::Moment::kWait;
+  plan.error = absl::DataLossError("bit flip");
+  std::vector<int> finished;
+  const auto statuses = RunWith(plan, &finished);
+  EXPECT_EQ(statuses[1], plan.error);
+  // Rank 0's own second sum was done; it may hear of the failure before that.
+  EXPECT_GE(finished[0], 1);
+  EXPECT_THAT(statuses[0],
+              StatusIs(absl::StatusCode::kAborted, HasSubstr("bit flip")));
+}
+
+}  // namespace
+}  // namespace fsdp::comm::testing
