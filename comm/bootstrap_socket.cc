@@ -130,12 +130,6 @@ std::string LocalAddress(int fd) {
   return Numeric(address, length);
 }
 
-int PollMilliseconds(absl::Time deadline) {
-  const int64_t left = absl::ToInt64Milliseconds(
-      absl::Ceil(deadline - absl::Now(), absl::Milliseconds(1)));
-  return static_cast<int>(std::clamp<int64_t>(left, 0, 1 << 30));
-}
-
 // Connects and hangs up at once.
 absl::StatusOr<Route> TryConnect(const addrinfo& to, absl::Time deadline) {
   const UniqueFd fd(
@@ -208,6 +202,13 @@ absl::StatusOr<Route> WaitUntilReachable(const std::string& address, int port,
     }
     absl::SleepFor(kRetryDelay);
   }
+}
+
+int PollMilliseconds(absl::Time deadline) {
+  if (deadline == absl::InfiniteFuture()) return -1;
+  const int64_t left = absl::ToInt64Milliseconds(
+      absl::Ceil(deadline - absl::Now(), absl::Milliseconds(1)));
+  return static_cast<int>(std::clamp<int64_t>(left, 0, 1 << 30));
 }
 
 bool IsLoopback(const std::string& address) {

@@ -36,6 +36,9 @@ struct Route {
 absl::StatusOr<Route> WaitUntilReachable(const std::string& address, int port,
                                          absl::Time deadline);
 
+// What poll() takes as its timeout to return by `deadline`.
+int PollMilliseconds(absl::Time deadline);
+
 // Whether `address` is a name or a number of this host's loopback interface.
 bool IsLoopback(const std::string& address);
 

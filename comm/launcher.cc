@@ -40,6 +40,10 @@ constexpr size_t kMaxQueuedBytes = size_t{4} << 20;
 // of Linux).
 constexpr size_t kMaxWrite = 4096;
 
+// A killed process loses its connections before its end can be seen: a peer
+// that misses it may be seen to end first, but not by more than this.
+constexpr absl::Duration kSimultaneous = absl::Milliseconds(500);
+
 // Puts signals in the way of a descriptor instead of a handler; the destructor
 // restores what was.
 class SignalQueue {
@@ -193,7 +197,7 @@ class Supervisor {
   LaunchReport Run() {
     while (alive() > 0) {
       Poll();
-      for (int signal; (signal = signals_->Next()) != 0;) OnSignal(signal);
+      HandleSignals();
       Reap();
       if (absl::Now() >= deadline_) Escalate();
     }
@@ -206,7 +210,7 @@ class Supervisor {
     }
     while (!output_.empty() && !output_is_lost_) {
       Poll();
-      for (int signal; (signal = signals_->Next()) != 0;) OnSignal(signal);
+      HandleSignals();
     }
     return report_;
   }
@@ -233,18 +237,11 @@ class Supervisor {
     for (const Source& source : sources_) {
       fds.push_back({reads ? source.fd : -1, POLLIN, 0});
     }
-    if (poll(fds.data(), fds.size(), PollMilliseconds()) <= 0) return;
+    if (poll(fds.data(), fds.size(), PollMilliseconds(deadline_)) <= 0) return;
     if (writes && fds[1].revents != 0) Write();
     for (size_t i = 0; i < sources_.size(); ++i) {
       if (fds[first_source + i].revents != 0) Read(&sources_[i]);
     }
-  }
-
-  int PollMilliseconds() const {
-    if (deadline_ == absl::InfiniteFuture()) return -1;
-    const int64_t left = absl::ToInt64Milliseconds(
-        absl::Ceil(deadline_ - absl::Now(), absl::Milliseconds(1)));
-    return static_cast<int>(std::clamp<int64_t>(left, 0, 1 << 30));
   }
 
   int SinkFd() const {
@@ -291,6 +288,10 @@ class Supervisor {
     for (const ChildProcess& child : children_) child.Signal(signal);
   }
 
+  void HandleSignals() {
+    for (int signal; (signal = signals_->Next()) != 0;) OnSignal(signal);
+  }
+
   void OnSignal(int signal) {
     if (signal == SIGCHLD) return;
     if (signal == SIGTSTP) {
@@ -329,26 +330,36 @@ class Supervisor {
   }
 
   void Reap() {
-    int failed = -1;
     for (size_t rank = 0; rank < children_.size(); ++rank) {
       const absl::optional<ProcessEnd> end = children_[rank].TryReap();
       if (!end.has_value()) continue;
       ++reaped_;
-      RankEnd& result = report_.ranks[rank];
-      result.end = *end;
-      result.forced = end->signal != 0 && end->signal == sent_signal_;
-      const bool is_failure = end->signal != 0 || end->exit_code != 0;
-      // Of several that ended since the last look, one that was killed is the
-      // likelier cause: its peers exit by themselves when they miss it.
-      const bool is_likelier =
-          failed < 0 ||
-          (end->signal != 0 && report_.ranks[failed].end.signal == 0);
-      if (is_failure && is_likelier) failed = static_cast<int>(rank);
+      report_.ranks[rank] = {*end,
+                             end->signal != 0 && end->signal == sent_signal_};
+      if (end->signal != 0 || end->exit_code != 0) {
+        OnFailure(static_cast<int>(rank));
+      }
     }
-    if (failed < 0 || phase_ != Phase::kRunning) return;
-    report_.first_failed_rank = failed;
-    phase_ = Phase::kGrace;
-    deadline_ = absl::Now() + options_.grace_period;
+  }
+
+  void OnFailure(int rank) {
+    if (phase_ == Phase::kRunning) {
+      report_.first_failed_rank = rank;
+      phase_ = Phase::kGrace;
+      first_failure_ = absl::Now();
+      deadline_ = first_failure_ + options_.grace_period;
+      return;
+    }
+    const bool is_cause = phase_ == Phase::kGrace && IsVictim(rank) &&
+                          !IsVictim(report_.first_failed_rank) &&
+                          absl::Now() - first_failure_ < kSimultaneous;
+    if (is_cause) report_.first_failed_rank = rank;
+  }
+
+  // Whether the rank did not end by its own decision.
+  bool IsVictim(int rank) const {
+    const int signal = report_.ranks[rank].end.signal;
+    return signal != 0 && signal != SIGABRT;
   }
 
   const LaunchOptions& options_;
@@ -362,6 +373,7 @@ class Supervisor {
   Phase phase_ = Phase::kRunning;
   int sent_signal_ = 0;  // the last one that was to end the ranks
   absl::Time deadline_ = absl::InfiniteFuture();  // of the phase
+  absl::Time first_failure_ = absl::InfinitePast();
 };
 
 }  // namespace

@@ -43,7 +43,8 @@ struct LaunchReport {
   std::vector<RankEnd> ranks;  // by rank
 
   // The rank that, before the launcher ended any, was the first to end other
-  // than by exiting with 0; -1: none.
+  // than by exiting with 0; of several at about the same time, one that was
+  // killed. -1: none.
   int first_failed_rank = -1;
 
   // The signal that told the launcher to end; 0: none.

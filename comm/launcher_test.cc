@@ -74,7 +74,7 @@ int Wait() {
 
 int Rank1ExitsWith3() { return Rank() == 1 ? 3 : Wait(); }
 
-// Rank 0 goes on once rank 1 has come here as well.
+// Both go on once both have come: opening a FIFO waits for its other end.
 UniqueFd MeetRank1() {
   return UniqueFd(open(std::getenv(kFifo), Rank() == 1 ? O_WRONLY : O_RDONLY));
 }
@@ -200,13 +200,17 @@ class Fifo {
   Fifo() : path_(absl::StrCat(::testing::TempDir(), "/fifo.", getpid())) {
     unlink(path_.c_str());
     FSDP_CHECK(mkfifo(path_.c_str(), 0600) == 0);
-    fd_.Reset(open(path_.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
   }
   ~Fifo() { unlink(path_.c_str()); }
 
   const std::string& path() const { return path_; }
 
-  // Whether all who had opened it for writing are gone, soon.
+  // Opens it for reading, so that writers need not wait for another reader.
+  void Watch() {
+    fd_.Reset(open(path_.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  }
+
+  // Whether all who opened it for writing since Watch() are gone, soon.
   bool WriterIsGone() const {
     pollfd state = {fd_.get(), 0, 0};
     return poll(&state, 1, absl::ToInt64Milliseconds(kLimit)) == 1 &&
@@ -412,7 +416,8 @@ TEST(LauncherTest, MuchOutputComesOutWhole) {
 }
 
 TEST(LauncherTest, WhatRanksLeaveBehindEnds) {
-  const Fifo fifo;
+  Fifo fifo;
+  fifo.Watch();
   ASSERT_OK_AND_ASSIGN(const Launched launched,
                        LaunchWith(fifo, Options("leave_grandchild", 1)));
   EXPECT_EQ(launched.report.exit_code(), 0);
@@ -420,7 +425,8 @@ TEST(LauncherTest, WhatRanksLeaveBehindEnds) {
 }
 
 TEST(LauncherTest, RanksDieWithTheLauncher) {
-  const Fifo fifo;
+  Fifo fifo;
+  fifo.Watch();
   LauncherProcess launcher("hold_fifo", fifo.path());
   ASSERT_TRUE(launcher.WaitForLines("ready", 2)) << launcher.output();
   // Only the launcher itself: its ranks lead groups of their own.
@@ -440,6 +446,30 @@ TEST(LauncherTest, PassesInterruptsOn) {
     EXPECT_THAT(launcher.output(), HasSubstr(absl::StrCat("[0] ", line)));
     EXPECT_THAT(launcher.output(), HasSubstr(absl::StrCat("[1] ", line)));
   }
+}
+
+// Whether a child of this process stops soon.
+bool AChildStops() {
+  const absl::Time deadline = absl::Now() + kLimit;
+  siginfo_t info = {};
+  while (info.si_pid == 0 && absl::Now() < deadline) {
+    waitid(P_ALL, 0, &info, WSTOPPED | WNOHANG);
+    poll(nullptr, 0, 1);
+  }
+  return info.si_pid != 0;
+}
+
+TEST(LauncherTest, StopsAndGoesOnWithItsRanks) {
+  LauncherProcess launcher("train");
+  ASSERT_TRUE(launcher.WaitForLines("ready", 2)) << launcher.output();
+  launcher.process().Signal(SIGTSTP);
+  ASSERT_TRUE(AChildStops());
+  launcher.process().Signal(SIGCONT);
+  launcher.process().Signal(SIGINT);
+  const absl::optional<ProcessEnd> end = launcher.WaitForEnd();
+  ASSERT_TRUE(end.has_value());
+  EXPECT_EQ(end->exit_code, 128 + SIGINT);
+  EXPECT_THAT(launcher.output(), HasSubstr("[1] stopped by 2"));
 }
 
 TEST(LauncherTest, ASecondInterruptKills) {
