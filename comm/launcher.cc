@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -280,7 +281,7 @@ class Supervisor {
   }
 
   void End(int signal) {
-    sent_signal_ = signal;
+    sent_signals_.insert(signal);
     Signal(signal);
   }
 
@@ -334,8 +335,7 @@ class Supervisor {
       const absl::optional<ProcessEnd> end = children_[rank].TryReap();
       if (!end.has_value()) continue;
       ++reaped_;
-      report_.ranks[rank] = {*end,
-                             end->signal != 0 && end->signal == sent_signal_};
+      report_.ranks[rank] = {*end, sent_signals_.count(end->signal) > 0};
       if (end->signal != 0 || end->exit_code != 0) {
         OnFailure(static_cast<int>(rank));
       }
@@ -371,7 +371,7 @@ class Supervisor {
   bool output_is_lost_ = false;
   LaunchReport report_;
   Phase phase_ = Phase::kRunning;
-  int sent_signal_ = 0;  // the last one that was to end the ranks
+  std::set<int> sent_signals_;                    // to end the ranks
   absl::Time deadline_ = absl::InfiniteFuture();  // of the phase
   absl::Time first_failure_ = absl::InfinitePast();
 };

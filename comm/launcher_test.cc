@@ -252,6 +252,12 @@ LaunchOptions Options(const std::string& role, int ranks) {
   options.argv = {"launcher_test"};
   options.environment = {{kRole, role}};
   options.grace_period = absl::Milliseconds(100);
+  options.terminate_period = kLimit;
+  return options;
+}
+
+LaunchOptions ImpatientOptions(const std::string& role) {
+  LaunchOptions options = Options(role, 2);
   options.terminate_period = absl::Milliseconds(100);
   return options;
 }
@@ -384,15 +390,16 @@ TEST(LauncherTest, SurvivorsMaySayWhatTheyMiss) {
 TEST(LauncherTest, StoppedRanksEnd) {
   const Fifo fifo;
   ASSERT_OK_AND_ASSIGN(const Launched launched,
-                       LaunchWith(fifo, Options("rank_1_is_stopped", 2)));
+                       LaunchWith(fifo, ImpatientOptions("rank_1_is_stopped")));
   EXPECT_EQ(launched.report.exit_code(), 4);
   EXPECT_TRUE(launched.report.ranks[1].forced);
 }
 
 TEST(LauncherTest, RanksThatIgnoreSigtermEnd) {
   const Fifo fifo;
-  ASSERT_OK_AND_ASSIGN(const Launched launched,
-                       LaunchWith(fifo, Options("rank_1_ignores_sigterm", 2)));
+  ASSERT_OK_AND_ASSIGN(
+      const Launched launched,
+      LaunchWith(fifo, ImpatientOptions("rank_1_ignores_sigterm")));
   EXPECT_EQ(launched.report.exit_code(), 5);
   EXPECT_EQ(launched.report.ranks[1].end.signal, SIGKILL);
 }
