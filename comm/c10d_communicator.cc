@@ -4,11 +4,15 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/c10d_group.h"
+#include "comm/call.h"
+#include "comm/peer_collectives.h"
+#include "comm/work.h"
 
 namespace fsdp::comm {
 namespace {

@@ -3,6 +3,10 @@
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "comm/testing/communicator_contract.h"
 #include "gmock/gmock.h"

@@ -13,14 +13,17 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "absl/time/time.h"
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/c10d_communicator.h"
+#include "comm/communicator.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -2,12 +2,19 @@
 #ifndef COMM_FORWARDING_COMMUNICATOR_H_
 #define COMM_FORWARDING_COMMUNICATOR_H_
 
+#include <ATen/core/Tensor.h>
+
 #include <memory>
 #include <string>
 #include <utility>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "base/check.h"
 #include "comm/communicator.h"
+#include "comm/work.h"
 
 namespace fsdp::comm {
 

@@ -1,5 +1,7 @@
 #include "comm/local_communicator.h"
 
+#include <ATen/core/Tensor.h>
+
 #include <algorithm>
 #include <any>
 #include <cstring>
@@ -7,11 +9,14 @@
 #include <string>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
+#include "comm/call.h"
 #include "comm/reduction.h"
 #include "comm/rendezvous.h"
+#include "comm/work.h"
 
 namespace fsdp::comm {
 namespace {

@@ -1,5 +1,7 @@
 #include "comm/local_communicator.h"
 
+#include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "base/testing/status_matchers.h"
 #include "comm/testing/communicator_contract.h"
 #include "gtest/gtest.h"

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/status/statusor.h"
 #include "base/status_macros.h"
 
 namespace fsdp::comm {

@@ -1,7 +1,13 @@
 #include "comm/recording_communicator.h"
 
+#include <ATen/core/Tensor.h>
+
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "comm/call.h"
+#include "comm/communicator.h"
+#include "comm/work.h"
 
 namespace fsdp::comm {
 namespace {

@@ -2,6 +2,10 @@
 
 #include <ATen/ops/zeros.h>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "comm/local_communicator.h"
 #include "comm/testing/communicator_contract.h"

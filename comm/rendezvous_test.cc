@@ -3,7 +3,10 @@
 #include <numeric>
 #include <thread>
 
+#include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "base/testing/status_matchers.h"
+#include "comm/call.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

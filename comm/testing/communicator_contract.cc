@@ -3,13 +3,15 @@
 #include <ATen/ops/empty.h>
 
 #include <cstring>
+#include <iostream>
 #include <random>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/types/span.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "comm/testing/run_ranks.h"
+#include "comm/work.h"
 #include "gmock/gmock.h"
 
 namespace fsdp::comm::testing {

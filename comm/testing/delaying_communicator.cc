@@ -1,13 +1,17 @@
 #include "comm/testing/delaying_communicator.h"
 
+#include <ATen/core/Tensor.h>
+
 #include <deque>
 #include <functional>
 #include <utility>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/optional.h"
 #include "base/status_macros.h"
 #include "comm/forwarding_communicator.h"
+#include "comm/work.h"
 
 namespace fsdp::comm::testing {
 

@@ -1,11 +1,17 @@
 #include "comm/testing/failing_communicator.h"
 
+#include <ATen/core/Tensor.h>
+
 #include <utility>
 
 #include "absl/functional/function_ref.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "comm/forwarding_communicator.h"
+#include "comm/work.h"
 
 namespace fsdp::comm::testing {
 namespace {

@@ -5,9 +5,15 @@
 
 #include <thread>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "absl/types/optional.h"
 #include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
+#include "comm/communicator.h"
 #include "comm/local_communicator.h"
 #include "comm/testing/communicator_contract.h"
 #include "comm/testing/delaying_communicator.h"

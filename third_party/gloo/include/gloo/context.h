@@ -12,7 +12,7 @@ class Context {
  public:
   // Exported by libtorch_cpu.so.
   void setTimeout(std::chrono::milliseconds timeout);
-  // Closes the connections to all peers; what is under way fails, there as well.
+  // Closes the connections to all peers; what is under way fails, there too.
   void closeConnections();
 };
 
