@@ -37,7 +37,8 @@ def train_program(args):
 
 def peer_losses(args, init):
     """Rank 0's losses from the line that the peer prints."""
-    output = run([sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={args.ranks}", "--master-port=0",
+    output = run([sys.executable, "-m", "torch.distributed.run", "--standalone",
+                  f"--nproc-per-node={args.ranks}",
                   REPOSITORY / "benchmarks/peers/peer_gpt.py", f"--impl={args.impl}", f"--steps={args.steps}",
                   f"--init={init}", "--losses", *MODEL], env={**os.environ, "OMP_NUM_THREADS": "1"})
     lines = [line for line in output.splitlines() if line.startswith("{")]
