@@ -26,6 +26,7 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 constexpr char kWorldSizeKey[] = "world_size";
 constexpr char kArrivalsKey[] = "arrivals";
+constexpr char kVisitorsKey[] = "visitors";
 constexpr char kVerdictKey[] = "verdict";
 constexpr char kMasterAddressKey[] = "master_address";
 
@@ -36,7 +37,9 @@ constexpr absl::Duration kGoodbyeTimeout = absl::Seconds(3);
 constexpr size_t kMaxListedRanks = 16;
 
 std::string ClaimKey(int rank) { return absl::StrCat("claim/", rank); }
-std::string GoodbyeKey(int rank) { return absl::StrCat("goodbye/", rank); }
+std::string GoodbyeKey(int64_t number) {
+  return absl::StrCat("goodbye/", number);
+}
 
 // Looks for `keys` until all are there, ever more rarely: a wait in the store
 // would print warnings when its time is over. Whether they came in time.
@@ -53,48 +56,39 @@ bool AwaitKeys(c10d::Store& store, const std::vector<std::string>& keys,
   return true;
 }
 
-// The ranks that have come, or those that have not.
-std::vector<int> RanksThat(bool have_come, c10d::Store& store, int world_size) {
-  std::vector<int> ranks;
-  for (int rank = 0; rank < world_size; ++rank) {
-    if (store.check({ClaimKey(rank)}) == have_come) ranks.push_back(rank);
-  }
-  return ranks;
-}
-
 // Says goodbye where it ends.
 class PoliteStore final : public c10d::PrefixStore {
  public:
   // `hosts`: the store itself ends with this object.
-  PoliteStore(std::string prefix, StorePtr store, int rank, int world_size,
-              bool hosts)
-      : PrefixStore(std::move(prefix), std::move(store)),
-        rank_(rank),
-        world_size_(world_size),
-        hosts_(hosts) {}
+  PoliteStore(std::string prefix, StorePtr store, bool hosts)
+      : PrefixStore(std::move(prefix), std::move(store)), hosts_(hosts) {}
 
   ~PoliteStore() override {
     // A peer that is gone cannot be waited for, nor told: an error here has no
     // consequence.
     TorchToStatus("goodbye", [this] {
-      set(GoodbyeKey(rank_), std::vector<uint8_t>{1});
+      if (number_ > 0) set(GoodbyeKey(number_), std::vector<uint8_t>{1});
       if (hosts_) AwaitGoodbyes();
     }).IgnoreError();
   }
 
+  // Makes this process one whose goodbye is waited for. Processes have numbers
+  // of their own, since two may claim the same rank.
+  void Enter() { number_ = add(kVisitorsKey, 1); }
+
  private:
   void AwaitGoodbyes() {
+    const int64_t visitors = add(kVisitorsKey, 0);
     std::vector<std::string> goodbyes;
-    for (const int rank : RanksThat(/*have_come=*/true, *this, world_size_)) {
-      goodbyes.push_back(GoodbyeKey(rank));
+    for (int64_t number = 1; number <= visitors; ++number) {
+      goodbyes.push_back(GoodbyeKey(number));
     }
     if (goodbyes.empty()) return;
     AwaitKeys(*this, goodbyes, absl::Now() + kGoodbyeTimeout);
   }
 
-  const int rank_;
-  const int world_size_;
   const bool hosts_;
+  int64_t number_ = 0;  // 0: has not entered
 };
 
 std::string RankList(const std::vector<int>& ranks) {
@@ -108,8 +102,10 @@ std::string RankList(const std::vector<int>& ranks) {
 }
 
 absl::Status MissingError(c10d::Store& store, const Environment& environment) {
-  const std::vector<int> missing =
-      RanksThat(/*have_come=*/false, store, environment.world_size);
+  std::vector<int> missing;
+  for (int rank = 0; rank < environment.world_size; ++rank) {
+    if (!store.check({ClaimKey(rank)})) missing.push_back(rank);
+  }
   return absl::DeadlineExceededError(absl::StrCat(
       environment.world_size - missing.size(), " of ", environment.world_size,
       " ranks met at ", environment.master_addr, ":", environment.master_port,
@@ -248,14 +244,16 @@ absl::StatusOr<MeetingPlace> Meet(const Environment& environment,
     FSDP_ASSIGN_OR_RETURN(route, FindRoute(environment, deadline));
     FSDP_ASSIGN_OR_RETURN(store, OpenStore(environment, hosts, deadline));
   }
-  store = c10::make_intrusive<PoliteStore>(
+  auto polite = c10::make_intrusive<PoliteStore>(
       absl::StrCat(environment.agent_store_prefix, "/fsdp"), std::move(store),
-      environment.rank, environment.world_size, hosts);
-  if (!IsLoopback(route.local)) {
-    FSDP_RETURN_IF_ERROR(TorchToStatus("the store broke off", [&] {
-      store->set(kMasterAddressKey, route.remote);
-    }));
-  }
+      hosts);
+  FSDP_RETURN_IF_ERROR(TorchToStatus("the store broke off", [&] {
+    polite->Enter();
+    if (!IsLoopback(route.local)) {
+      polite->c10d::Store::set(kMasterAddressKey, route.remote);
+    }
+  }));
+  store = std::move(polite);
   FSDP_RETURN_IF_ERROR(AwaitAll(*store, environment, deadline));
   FSDP_ASSIGN_OR_RETURN(std::string address, OwnAddress(*store, route));
   return MeetingPlace{std::move(store), std::move(address)};

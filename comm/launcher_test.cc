@@ -1,5 +1,4 @@
-// Runs this program as launcher and as ranks. What a rank does is its "role",
-// named by an environment variable.
+// Runs this program as launcher and as ranks.
 
 #include "comm/launcher.h"
 
@@ -14,10 +13,7 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <cstdlib>
-#include <functional>
-#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,9 +29,7 @@
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "comm/bootstrap_fd.h"
-#include "comm/bootstrap_socket.h"
-#include "comm/environment.h"
-#include "comm/launcher_stop_request.h"
+#include "comm/launcher_test_roles.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -47,153 +41,8 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-constexpr char kRole[] = "LAUNCHER_TEST_ROLE";
-constexpr char kFifo[] = "LAUNCHER_TEST_FIFO";
-constexpr char kNestedRole[] = "LAUNCHER_TEST_NESTED_ROLE";
-constexpr int kBlock = 1000;  // bytes of a line of "print_much"
-
 // No test waits longer than this for something that is due at once.
 constexpr absl::Duration kLimit = absl::Seconds(20);
-
-// ---- What ranks do. Each returns the exit code.
-
-int Rank() { return std::atoi(std::getenv("RANK")); }
-
-int Print() {
-  const absl::StatusOr<Environment> environment = ReadEnvironment(std::getenv);
-  if (!environment.ok()) return 100;
-  std::printf("rank %d of %d\n", environment->rank, environment->world_size);
-  std::fprintf(stderr, "local rank %d from %s\n", environment->local_rank,
-               environment->source.c_str());
-  return 0;
-}
-
-int Wait() {
-  for (;;) pause();
-}
-
-int Rank1ExitsWith3() { return Rank() == 1 ? 3 : Wait(); }
-
-// Both go on once both have come: opening a FIFO waits for its other end.
-UniqueFd MeetRank1() {
-  return UniqueFd(open(std::getenv(kFifo), Rank() == 1 ? O_WRONLY : O_RDONLY));
-}
-
-int Rank0ExitsRank1IsStopped() {
-  const UniqueFd fifo = MeetRank1();
-  if (Rank() == 0) return 4;
-  raise(SIGSTOP);
-  return Wait();
-}
-
-int Rank0ExitsRank1IgnoresSigterm() {
-  if (Rank() == 1) signal(SIGTERM, SIG_IGN);
-  const UniqueFd fifo = MeetRank1();
-  return Rank() == 0 ? 5 : Wait();
-}
-
-// Rank 0 notices that rank 1 has gone, says so and ends by itself.
-int Rank1IsKilledRank0Reports() {
-  const UniqueFd fifo = MeetRank1();
-  if (Rank() == 1) raise(SIGKILL);
-  char byte;
-  if (read(fifo.get(), &byte, 1) == 0) std::printf("rank 1 is gone\n");
-  return 1;
-}
-
-int PrintWithoutNewline() {
-  std::printf("no newline");
-  return 0;
-}
-
-int PrintMuch() {
-  const std::string line(kBlock - 1, static_cast<char>('a' + Rank()));
-  for (int i = 0; i < 1000; ++i) std::printf("%s\n", line.c_str());
-  return 0;
-}
-
-// Leaves a process behind that holds the output and a FIFO.
-int LeaveGrandchild() {
-  const UniqueFd fifo(open(std::getenv(kFifo), O_WRONLY));
-  return fork() == 0 ? Wait() : 0;
-}
-
-int HoldFifo() {
-  const UniqueFd fifo(open(std::getenv(kFifo), O_WRONLY));
-  std::printf("ready\n");
-  std::fflush(stdout);
-  return Wait();
-}
-
-// A training loop of 1 ms steps that stops when told to.
-int Train() {
-  const StopRequest stop;
-  std::printf("ready\n");
-  std::fflush(stdout);
-  while (!stop.requested()) poll(nullptr, 0, 1);
-  std::printf("stopped by %d\n", stop.signal());
-  return 0;
-}
-
-int RefuseToStop() {
-  signal(SIGINT, [](int) {
-    const ssize_t written = write(STDOUT_FILENO, "no\n", 3);
-    static_cast<void>(written);
-  });
-  std::printf("ready\n");
-  std::fflush(stdout);
-  return Wait();
-}
-
-int PrintTerminal() {
-  const absl::optional<int> columns = TerminalColumns();
-  std::printf("%d columns\n", columns.value_or(0));
-  return 0;
-}
-
-// The port is this rank's and open before rank 0 has done anything.
-int UseThePort() {
-  const absl::StatusOr<Environment> environment = ReadEnvironment(std::getenv);
-  if (!environment.ok()) return 100;
-  const int port = environment->master_port;
-  if (environment->rank == 0) {
-    return AdoptListener(environment->listen_fd, port).ok() ? 0 : 101;
-  }
-  // Rank 0 may have closed it again.
-  return environment->listen_fd == -1 && port > 0 ? 0 : 102;
-}
-
-int LaunchTwo() {
-  LaunchOptions options;
-  options.ranks = 2;
-  options.argv = {"launcher_test"};
-  options.environment = {{kRole, std::getenv(kNestedRole)}};
-  options.grace_period = absl::Seconds(60);
-  const absl::StatusOr<LaunchReport> report = LaunchRanks(options);
-  return report.ok() ? report->exit_code() : 103;
-}
-
-const std::map<std::string, std::function<int()>>& Roles() {
-  static const auto& roles = *new std::map<std::string, std::function<int()>>{
-      {"print", Print},
-      {"rank_1_exits_with_3", Rank1ExitsWith3},
-      {"rank_1_is_stopped", Rank0ExitsRank1IsStopped},
-      {"rank_1_ignores_sigterm", Rank0ExitsRank1IgnoresSigterm},
-      {"rank_1_is_killed", Rank1IsKilledRank0Reports},
-      {"print_without_newline", PrintWithoutNewline},
-      {"print_much", PrintMuch},
-      {"leave_grandchild", LeaveGrandchild},
-      {"hold_fifo", HoldFifo},
-      {"train", Train},
-      {"refuse_to_stop", RefuseToStop},
-      {"print_terminal", PrintTerminal},
-      {"use_the_port", UseThePort},
-      {"launch_two", LaunchTwo},
-  };
-  return roles;
-}
-
-// ---- What tests use.
 
 class Fifo {
  public:
@@ -338,8 +187,6 @@ class LauncherProcess {
   std::string output_;
 };
 
-// ---- Tests.
-
 TEST(LauncherTest, RanksKnowWhoTheyAreAndTheirLinesHavePrefixes) {
   ASSERT_OK_AND_ASSIGN(const Launched launched, Launch("print", 3));
   EXPECT_EQ(launched.report.exit_code(), 0);
@@ -413,7 +260,7 @@ TEST(LauncherTest, TheLastLineNeedsNoEnd) {
 
 TEST(LauncherTest, MuchOutputComesOutWhole) {
   ASSERT_OK_AND_ASSIGN(const Launched launched, Launch("print_much", 2));
-  EXPECT_EQ(launched.out.size(), 2 * 1000 * (kBlock + 4));
+  EXPECT_EQ(launched.out.size(), 2 * kLines * (kLineBytes + 4));
   const std::vector<std::string> lines = Lines(launched.out);
   ASSERT_EQ(lines.size(), 2000);
   EXPECT_EQ(lines.front(), absl::StrCat("[0] ", std::string(999, 'a')));
@@ -526,18 +373,10 @@ TEST(LauncherTest, RefusesBadOptions) {
 }
 
 }  // namespace
-
-// What the process does: a role, or nothing where it is the test itself.
-absl::optional<int> RunRole() {
-  const char* role = std::getenv(kRole);
-  if (role == nullptr) return absl::nullopt;
-  return Roles().at(role)();
-}
-
 }  // namespace fsdp::comm
 
 int main(int argc, char** argv) {
-  if (const auto code = fsdp::comm::RunRole(); code.has_value()) return *code;
+  if (const auto code = fsdp::comm::PlayRole(); code.has_value()) return *code;
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }
