@@ -12,6 +12,7 @@
 #include "comm/c10d_group.h"
 #include "comm/call.h"
 #include "comm/peer_collectives.h"
+#include "comm/sigpipe_block.h"
 #include "comm/work.h"
 
 namespace fsdp::comm {
@@ -250,6 +251,8 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateC10dCommunicator(
     return absl::InvalidArgumentError(absl::StrCat(
         what, ": there must be a store and 0 <= rank < world size"));
   }
+  // For the threads that start below as well.
+  const SigpipeBlock no_sigpipe;
   StorePtr group_store;
   FSDP_RETURN_IF_ERROR(TorchToStatus(
       what, [&] { group_store = StoreOfNextGroup(store, rank); }));

@@ -1,10 +1,18 @@
 #include "comm/c10d_communicator.h"
 
+#include <signal.h>
+
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
@@ -91,6 +99,43 @@ TEST(GlooCommunicatorTest, RefusesRanksThatDisagreeOnTheSize) {
                HasSubstr("2 here, rank 0 says 1")));
   other.join();
   EXPECT_OK(first);
+}
+
+// The threads of this process.
+std::set<std::string> Threads() {
+  std::set<std::string> threads;
+  for (const auto& entry :
+       std::filesystem::directory_iterator("/proc/self/task")) {
+    threads.insert(entry.path());
+  }
+  return threads;
+}
+
+// The line of /proc about the signals that a thread blocks, as a number.
+uint64_t BlockedSignals(const std::string& thread) {
+  std::ifstream status(thread + "/status");
+  for (std::string line; std::getline(status, line);) {
+    absl::string_view hex = line;
+    if (!absl::ConsumePrefix(&hex, "SigBlk:")) continue;
+    return std::stoull(std::string(hex), nullptr, 16);
+  }
+  return 0;
+}
+
+// Gloo raises SIGPIPE when a peer is gone, one time in a few hundred, and that
+// would end the program; see sigpipe_block.h.
+TEST(GlooCommunicatorTest, NoThreadThatWritesTakesSigpipe) {
+  const std::set<std::string> before = Threads();
+  ASSERT_OK_AND_ASSIGN(const Group group,
+                       CreateGlooGroup(2, absl::Seconds(30)));
+  int num_new = 0;
+  for (const std::string& thread : Threads()) {
+    if (before.count(thread) > 0) continue;
+    ++num_new;
+    EXPECT_NE(BlockedSignals(thread) & (uint64_t{1} << (SIGPIPE - 1)), 0u)
+        << thread;
+  }
+  EXPECT_GE(num_new, 4);  // per rank: Gloo's and the group's own
 }
 
 }  // namespace

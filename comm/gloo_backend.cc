@@ -6,6 +6,7 @@
 #include "base/torch_status.h"
 #include "comm/c10d_communicator.h"
 #include "comm/c10d_transport.h"
+#include "comm/sigpipe_block.h"
 
 namespace fsdp::comm {
 namespace {
@@ -41,6 +42,8 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateGlooCommunicator(
         "gloo on rank ", rank, ": both a hostname (", options.hostname,
         ") and an interface (", options.interface, ") are given"));
   }
+  // The device starts a thread.
+  const SigpipeBlock no_sigpipe;
   std::shared_ptr<gloo::transport::Device> device;
   FSDP_RETURN_IF_ERROR(TorchToStatus(
       absl::StrCat(
