@@ -16,7 +16,7 @@ struct GptConfig {
   int64_t dim = 256;  // a multiple of heads
   int64_t layers = 4;
   int64_t heads = 4;
-  int64_t seq = 128;  // the longest input
+  int64_t seq = 64;  // the longest input
 };
 
 enum class Backend { kAuto, kLocal, kGloo };
@@ -30,8 +30,8 @@ struct TrainOptions {
   int ranks = 2;
   Backend backend = Backend::kAuto;
   Sharding sharding = Sharding::kFull;
-  int64_t batch = 8;  // rows per rank and step
-  int64_t steps = 600;
+  int64_t batch = 4;  // rows per rank and step
+  int64_t steps = 900;
   int64_t warmup = 2;
   uint64_t seed = 0;
   double lr = 3e-4;
