@@ -66,7 +66,7 @@ absl::StatusOr<std::shared_ptr<C10dGroup::Operation>> C10dGroup::Post(Call call,
     absl::MutexLock lock(&mutex_);
     operation = std::make_shared<Operation>(std::move(call), next_sequence_++,
                                             std::move(run));
-    if (!failed_at_) {
+    if (!failure_) {
       queue_.push_back(operation);
       return operation;
     }
@@ -96,18 +96,15 @@ void C10dGroup::Abort(const absl::Status& reason) {
 }
 
 void C10dGroup::Stop() {
+  RankReport farewell;
+  farewell.cause = Cause::kLeft;
   bool unfinished = false;
   {
     absl::MutexLock lock(&mutex_);
     if (stopping_) return;
     stopping_ = true;
-    unfinished = current_ != nullptr || !queue_.empty();
-  }
-  RankReport farewell;
-  farewell.cause = Cause::kLeft;
-  {
-    absl::MutexLock lock(&mutex_);
     farewell.position = PositionLocked();
+    unfinished = current_ != nullptr || !queue_.empty();
   }
   // Before the connections close, so that whoever notices can read it.
   if (monitor_ != nullptr) monitor_->Leave(farewell);
@@ -134,7 +131,7 @@ void C10dGroup::RunOperations() {
       operation = std::move(queue_.front());
       queue_.pop_front();
       current_ = operation;
-      failed = failed_at_.has_value();
+      failed = failure_.has_value();
     }
     const bool succeeded = !failed && Execute(*operation).ok();
     // Before anyone is told: who waits may count on the buffers being its own.
@@ -166,18 +163,14 @@ void C10dGroup::Fail(Cause cause, std::string text) {
   report.text = std::move(text);
   {
     absl::MutexLock lock(&mutex_);
-    if (failed_at_) return;
-    failed_at_ = absl::Now();
+    if (failure_) return;
     report.position = PositionLocked();
+    failure_ = report;
+    failed_at_ = absl::Now();
   }
-  // A rank that leaves has said so already.
-  if (cause == Cause::kLeft) {
-    absl::MutexLock lock(&mutex_);
-    verdict_ = absl::UnavailableError(report.text);
-  } else {
-    // Leaves time for whoever waits to hear of a search that found nobody.
-    monitor_->Report(report, diagnosis_timeout_ / 2);
-  }
+  // Leaves time for whoever waits to hear of a search that found nobody. Does
+  // nothing for a rank that leaves: it has said so already.
+  monitor_->Report(report, diagnosis_timeout_ / 2);
   messages_->Abort();
 }
 
@@ -194,11 +187,12 @@ absl::Status C10dGroup::FindVerdict() {
   {
     absl::MutexLock lock(&mutex_);
     if (verdict_) return *verdict_;
-    until = *failed_at_ + diagnosis_timeout_;
+    until = failed_at_ + diagnosis_timeout_;
   }
-  const GroupMonitor::Findings findings = monitor_->Await(until);
+  GroupMonitor::Findings findings = monitor_->Await(until);
   absl::MutexLock lock(&mutex_);
   if (!verdict_) {
+    findings.reports[rank_] = failure_;
     verdict_ = Verdict(rank_, findings.reports, findings.store_answers);
   }
   return *verdict_;

@@ -20,6 +20,7 @@
 #include "absl/types/optional.h"
 #include "comm/call.h"
 #include "comm/call_exchange.h"
+#include "comm/failure_report.h"
 #include "comm/group_monitor.h"
 #include "comm/message_transport.h"
 #include "comm/peer_collectives.h"
@@ -92,7 +93,8 @@ class C10dGroup {
   std::shared_ptr<Operation> current_ ABSL_GUARDED_BY(mutex_);
   std::string last_finished_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  absl::optional<absl::Time> failed_at_ ABSL_GUARDED_BY(mutex_);
+  absl::optional<RankReport> failure_ ABSL_GUARDED_BY(mutex_);  // the first
+  absl::Time failed_at_ ABSL_GUARDED_BY(mutex_);
   absl::optional<absl::Status> verdict_ ABSL_GUARDED_BY(mutex_);
   std::thread worker_;
 };

@@ -202,7 +202,9 @@ void GroupMonitor::Report(const RankReport& report,
 GroupMonitor::Findings GroupMonitor::Await(absl::Time deadline) {
   const auto known = [this]() {
     state_->mutex.AssertHeld();
-    return state_->collect_ended || Explains(state_->reports);
+    // Report() may be on its way in another thread.
+    return state_->reports[state_->rank].has_value() &&
+           (state_->collect_ended || Explains(state_->reports));
   };
   absl::MutexLock lock(&state_->mutex);
   const bool in_time =

@@ -55,7 +55,8 @@ class GroupMonitor {
   void Report(const RankReport& report, absl::Duration collect_for);
 
   // What is known once it explains the failure, all ranks have answered, the
-  // time for collecting is over, or `deadline` has passed. After Report().
+  // time for collecting is over, or `deadline` has passed. Waits for Report(),
+  // too.
   Findings Await(absl::Time deadline);
 
  private:
