@@ -1,13 +1,13 @@
 // Fully Sharded Data Parallel for LibTorch: the public API.
 //
-//   auto communicator = fsdp::comm::Connect(...);           // comm/bootstrap.h
+//   std::shared_ptr<fsdp::comm::Communicator> ranks = ...;  // comm/bootstrap.h
 //   fsdp::Options options;
 //   options.wrap_policy = fsdp::WrapModules<BlockImpl>();   // units
-//   auto model = fsdp::FullyShard(std::make_shared<NetImpl>(), communicator,
-//                                 options);
-//   torch::optim::AdamW optimizer((*model)->Parameters());
-//   auto loss = Loss((*model)->forward(input), target);
-//   absl::Status status = (*model)->Backward(loss);
+//   auto model = fsdp::ValueOrThrow(
+//       fsdp::FullyShard(std::make_shared<NetImpl>(), ranks, options));
+//   torch::optim::AdamW optimizer(model->Parameters());
+//   auto loss = Loss(model->forward(input), target);
+//   absl::Status status = model->Backward(loss);
 //   optimizer.step();
 //   optimizer.zero_grad();
 //
@@ -49,7 +49,8 @@ namespace fsdp {
 // What every sharded module offers, whatever its forward.
 class ShardedModuleBase : public torch::nn::Module {
  public:
-  // Leaves for an element-wise torch::optim optimizer: this rank's range of
+  // Leaves for an element-wise torch::optim optimizer (not LBFGS, and not
+  // clip_grad_norm_, which need all elements): this rank's range of
   // each parameter, 1-D, maybe empty, on every rank in the same order. `.grad`
   // is set by backward, undefined where no rank has produced a gradient. The
   // memory of gradients is reused: copy what has to outlive the next backward.
@@ -59,8 +60,10 @@ class ShardedModuleBase : public torch::nn::Module {
     return model_->NamedShards();
   }
 
-  // loss.backward(); on every failure the model is ready for the next
-  // iteration afterwards, unless the communicator has been aborted.
+  // loss.backward(), with errors as a Status: the model is ready for the next
+  // iteration afterwards, and the communicator aborted so that the peers end,
+  // too (Options::abort_on_failure). A plain loss.backward() works as well, but
+  // tells the peers nothing when it throws.
   absl::Status Backward(const at::Tensor& loss, bool retain_graph = false) {
     return model_->Backward(loss, retain_graph);
   }

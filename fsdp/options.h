@@ -27,7 +27,7 @@ struct Options {
   // kept, which is right only where all ranks have the same.
   bool broadcast_parameters = true;
 
-  // Abort the communicator when a forward or Backward() fails on this rank, so
+  // Abort the communicator when a forward or Backward() fails half-way, so
   // that the peers end at once instead of waiting. False where all ranks fail
   // alike and go on, with an input that all refuse for example.
   bool abort_on_failure = true;

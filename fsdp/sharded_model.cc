@@ -214,6 +214,12 @@ void ShardedModel::GiveUpIteration(const absl::Status& reason) {
 }
 
 absl::Status ShardedModel::Backward(const at::Tensor& loss, bool retain_graph) {
+  if (!loss.defined() || loss.numel() != 1 || !loss.requires_grad()) {
+    return absl::InvalidArgumentError(
+        "Backward() takes a loss of one element that a forward with grad has "
+        "produced; this one is undefined, has another size, or does not "
+        "require grad");
+  }
   absl::Status status = TorchToStatus("backward", [&] {
     loss.backward(/*gradient=*/{}, /*retain_graph=*/retain_graph);
   });
@@ -260,8 +266,8 @@ void ShardedModel::QueueEndOfBackward() {
       });
 }
 
-// On another rank the unit may have produced gradients: control flow that
-// depends on the data is legal. This rank then takes part with zeros, at the
+// On another rank the unit's parameters may have been used: control flow inside
+// a unit may depend on the data. This rank then takes part with zeros, at the
 // place in the order of collectives where the other reduces.
 void ShardedModel::FinishPendingFrom(uint64_t sequence) {
   while (!pending_.empty() && pending_.back().node_sequence >= sequence) {

@@ -68,6 +68,7 @@ class ShardedModel final : public BackwardListener,
 
   // loss.backward() with errors as a Status, after which the model is ready for
   // the next iteration and, where Settings say so, the communicator is aborted.
+  // InvalidArgument, and nothing is aborted: not a scalar that requires grad.
   absl::Status Backward(const at::Tensor& loss, bool retain_graph);
 
   // --- Shards -------------------------------------------------------------

@@ -389,6 +389,23 @@ TEST(ShardedModelTest, AnExceptionInBackwardLeavesTheNextIterationExact) {
   }));
 }
 
+TEST(ShardedModelTest, RefusesALossThatIsNoneAndGoesOn) {
+  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& communicator) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(communicator));
+    const at::Tensor x = Rows(0, 2, kDim);
+    for (const at::Tensor& loss :
+         {at::Tensor(), model->forward(x), at::ones({})}) {
+      const absl::Status status = model->Backward(loss);
+      if (!::testing::Value(status,
+                            StatusIs(Code::kInvalidArgument,
+                                     HasSubstr("loss of one element")))) {
+        return absl::InternalError(status.ToString());
+      }
+    }
+    return CheckStepIsExact(model, communicator);
+  }));
+}
+
 TEST(ShardedModelTest, ABackwardAfterTheModelIsGoneIsAnError) {
   EXPECT_OK(RunAllRanks(1, [](Communicator& communicator) -> absl::Status {
     const at::Tensor x = Rows(0, 2, kDim);
