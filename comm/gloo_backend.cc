@@ -1,3 +1,5 @@
+#include <net/if.h>
+
 #include <chrono>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
@@ -41,6 +43,13 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateGlooCommunicator(
     return absl::InvalidArgumentError(absl::StrCat(
         "gloo on rank ", rank, ": both a hostname (", options.hostname,
         ") and an interface (", options.interface, ") are given"));
+  }
+  // Gloo forgets some memory when it does not find the interface.
+  if (!options.interface.empty() &&
+      if_nametoindex(options.interface.c_str()) == 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "gloo on rank ", rank, ": this host has no network interface named ",
+        options.interface));
   }
   // The device starts a thread.
   const SigpipeBlock no_sigpipe;
