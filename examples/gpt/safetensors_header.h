@@ -1,7 +1,6 @@
 // The header of a safetensors file: which tensor lies where. Pure data: no
 // torch, no files. The format: 8 bytes with the length of the JSON header
 // (little endian), the header, then the tensors' bytes without gaps.
-// https://huggingface.co/docs/safetensors
 #ifndef EXAMPLES_GPT_SAFETENSORS_HEADER_H_
 #define EXAMPLES_GPT_SAFETENSORS_HEADER_H_
 
