@@ -67,6 +67,19 @@ c10::intrusive_ptr<c10d::Store> OpenStore(const RankArgs& args) {
   return store;
 }
 
+void Report(const absl::Status& status) {
+  std::printf("status %s\n", status.ToString().c_str());
+  std::fflush(stdout);
+}
+
+// The test holds the other end of the pipe that is the standard input.
+absl::Status StayUntilTheTestEnds() {
+  char unused = 0;
+  return read(STDIN_FILENO, &unused, 1) == 0
+             ? absl::OkStatus()
+             : absl::InternalError("unexpected input");
+}
+
 absl::Status RunRank(const RankArgs& args) {
   c10::intrusive_ptr<c10d::Store> store;
   FSDP_RETURN_IF_ERROR(
@@ -82,13 +95,11 @@ absl::Status RunRank(const RankArgs& args) {
   std::fflush(stdout);
   if (args.rank == args.victim && !args.joins) {
     if (args.exits) _exit(3);
-    char unused = 0;
-    // Until the test ends: it holds the other end of this pipe.
-    return read(STDIN_FILENO, &unused, 1) == 0
-               ? absl::OkStatus()
-               : absl::InternalError("unexpected input");
+    return StayUntilTheTestEnds();
   }
-  return Gather(*comm, args.joins ? kLargeElements : 8, "blocks.2");
+  Report(Gather(*comm, args.joins ? kLargeElements : 8, "blocks.2"));
+  // With the store, which the others may still be asking what has happened.
+  return StayUntilTheTestEnds();
 }
 
 // A rank's process, killed by the destructor at the latest.
@@ -278,9 +289,7 @@ RankArgs ParseRankArgs(absl::string_view text) {
 int main(int argc, char** argv) {
   absl::string_view arg = argc > 1 ? argv[1] : "";
   if (absl::ConsumePrefix(&arg, "--rank=")) {
-    const absl::Status status =
-        fsdp::comm::RunRank(fsdp::comm::ParseRankArgs(arg));
-    std::printf("status %s\n", status.ToString().c_str());
+    fsdp::comm::Report(fsdp::comm::RunRank(fsdp::comm::ParseRankArgs(arg)));
     return 0;
   }
   ::testing::InitGoogleTest(&argc, argv);
