@@ -30,6 +30,8 @@ struct NamedShard {
   // empty. Writing it changes the parameter from the next gather on.
   at::Tensor shard;
   int64_t begin;  // of the range, in elements
+  // Ranks that hold this same range: 1 unless the unit is replicated.
+  int replicas = 1;
 };
 
 // Called for each parameter in turn, with its full value, valid and read-only
