@@ -1,0 +1,285 @@
+#include "comm/mesh.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "comm/call.h"
+#include "comm/communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::comm {
+namespace {
+
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+
+// For a communicator that outlives the result.
+std::shared_ptr<Communicator> Unowned(Communicator& communicator) {
+  return {std::shared_ptr<void>(), &communicator};
+}
+
+// The world ranks of `group`, by their rank in it; also sums them up, so that
+// both kinds of collective are tried.
+absl::StatusOr<std::vector<int64_t>> Members(Communicator& group,
+                                             int world_rank) {
+  const absl::Time deadline = absl::Now() + absl::Seconds(20);
+  const at::Tensor mine = at::full({1}, world_rank, at::kLong);
+  const at::Tensor all = at::empty({group.world_size()}, at::kLong);
+  FSDP_ASSIGN_OR_RETURN(auto work, group.AllGather(all, mine, "members"));
+  FSDP_RETURN_IF_ERROR(work->Wait(deadline));
+  FSDP_ASSIGN_OR_RETURN(work, group.AllReduce(mine, ReduceOp::kSum, "sum"));
+  FSDP_RETURN_IF_ERROR(work->Wait(deadline));
+  if (mine.item<int64_t>() != all.sum().item<int64_t>()) {
+    return absl::InternalError("the sum is not that of the members");
+  }
+  const int64_t* data = all.const_data_ptr<int64_t>();
+  return std::vector<int64_t>(data, data + all.numel());
+}
+
+absl::Status CheckMembers(Communicator& group, int world_rank,
+                          const std::vector<int64_t>& expected) {
+  FSDP_ASSIGN_OR_RETURN(const std::vector<int64_t> members,
+                        Members(group, world_rank));
+  if (members == expected) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat("members ",
+                                          absl::StrJoin(members, " "), " not ",
+                                          absl::StrJoin(expected, " ")));
+}
+
+absl::Status Expect(bool condition, const char* what) {
+  return condition ? absl::OkStatus() : absl::InternalError(what);
+}
+
+TEST(MeshTest, OneDimensionIsTheWorldItself) {
+  for (const int world_size : {1, 2, 4, 6}) {
+    for (const int size : {world_size, -1}) {
+      EXPECT_OK(RunAllRanks(world_size, [&](Communicator& c) -> absl::Status {
+        FSDP_ASSIGN_OR_RETURN(const Mesh mesh,
+                              Mesh::Create(Unowned(c), {{"shard", size}}));
+        FSDP_RETURN_IF_ERROR(Expect(
+            mesh.num_dimensions() == 1 && mesh.world().get() == &c &&
+                mesh.group(0).get() == &c && mesh.coordinate(0) == c.rank() &&
+                mesh.dimension(0).name == "shard" &&
+                mesh.dimension(0).size == world_size,
+            "another mesh"));
+        return Members(*mesh.group(0), c.rank()).status();
+      }));
+    }
+  }
+}
+
+struct Shape {
+  int rows;
+  int columns;
+};
+
+std::vector<Shape> Shapes() {
+  return {{1, 1}, {1, 2}, {2, 1}, {2, 2}, {1, 4}, {4, 1},
+          {2, 3}, {3, 2}, {6, 1}, {2, 4}, {4, 2}};
+}
+
+TEST(MeshTest, TheLastDimensionVariesFastest) {
+  for (const Shape shape : Shapes()) {
+    const int world_size = shape.rows * shape.columns;
+    EXPECT_OK(RunAllRanks(
+        world_size,
+        [&](Communicator& c) -> absl::Status {
+          FSDP_ASSIGN_OR_RETURN(
+              const Mesh mesh,
+              Mesh::Create(Unowned(c), {{"row", shape.rows}, {"column", -1}}));
+          const int row = c.rank() / shape.columns;
+          const int column = c.rank() % shape.columns;
+          FSDP_RETURN_IF_ERROR(
+              Expect(mesh.num_dimensions() == 2 && mesh.coordinate(0) == row &&
+                         mesh.coordinate(1) == column &&
+                         mesh.dimension(0).name == "row" &&
+                         mesh.dimension(1).size == shape.columns,
+                     "another place"));
+          std::vector<int64_t> same_column;
+          for (int i = 0; i < shape.rows; ++i) {
+            same_column.push_back(i * shape.columns + column);
+          }
+          std::vector<int64_t> same_row;
+          for (int i = 0; i < shape.columns; ++i) {
+            same_row.push_back(row * shape.columns + i);
+          }
+          FSDP_RETURN_IF_ERROR(
+              CheckMembers(*mesh.group(0), c.rank(), same_column));
+          return CheckMembers(*mesh.group(1), c.rank(), same_row);
+        }))
+        << shape.rows << " x " << shape.columns;
+  }
+}
+
+TEST(MeshTest, CopiesShareTheGroupsAndAMoveKeepsThem) {
+  EXPECT_OK(RunAllRanks(4, [](Communicator& c) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(
+        Mesh mesh, Mesh::Create(Unowned(c), {{"replicate", -1}, {"shard", 2}}));
+    const Mesh copy = mesh;
+    FSDP_RETURN_IF_ERROR(
+        Expect(copy.group(0) == mesh.group(0) && copy.group(1) == mesh.group(1),
+               "a copy has other groups"));
+    const Mesh moved = std::move(mesh);
+    FSDP_RETURN_IF_ERROR(
+        Expect(moved.group(1) == copy.group(1), "a move loses its groups"));
+    return Members(*moved.group(1), c.rank()).status();
+  }));
+}
+
+TEST(MeshTest, AbortReachesThePeersInEveryGroup) {
+  // Rank 0 comes to none of these; the others wait in one group each.
+  const std::vector<absl::Status> results =
+      RunRanks(4, [](Communicator& c) -> absl::Status {
+        FSDP_ASSIGN_OR_RETURN(const Mesh mesh,
+                              Mesh::Create(Unowned(c), {{"a", 2}, {"b", 2}}));
+        Communicator* const groups[] = {nullptr, mesh.group(1).get(),
+                                        mesh.group(0).get(), &c};
+        if (c.rank() == 0) {
+          mesh.Abort(absl::DataLossError("rank 0 is done for"));
+          return absl::OkStatus();
+        }
+        return Members(*groups[c.rank()], c.rank()).status();
+      });
+  for (int rank = 1; rank < 4; ++rank) {
+    EXPECT_THAT(results[rank],
+                StatusIs(absl::StatusCode::kAborted, HasSubstr("done for")))
+        << rank;
+  }
+}
+
+TEST(MeshTest, AllRanksRefuseWhatIsNoMesh) {
+  struct Case {
+    std::vector<MeshDimension> dimensions;
+    const char* message;
+  };
+  const std::vector<Case> cases = {
+      {{}, "there are 0 dimensions"},
+      {{{"a", 2}, {"b", 3}, {"c", 1}}, "there are 3 dimensions"},
+      {{{"", 6}}, "a name is empty"},
+      {{{"a", 2}, {"", 3}}, "a name is empty"},
+      {{{"a", 2}, {"a", 3}}, "the names are equal"},
+      {{{"a", 5}}, "5 is not the number of ranks, 6"},
+      {{{"a", 2}, {"b", 2}}, "4 is not the number of ranks, 6"},
+      {{{"a", 4}, {"b", -1}}, "4 does not divide the number of ranks, 6"},
+      {{{"a", -1}, {"b", 12}}, "12 does not divide the number of ranks, 6"},
+      {{{"a", -1}, {"b", -1}}, "one of them may be -1"},
+      {{{"a", 0}, {"b", 6}}, "sizes are positive"},
+      {{{"a", -2}, {"b", -3}}, "sizes are positive"},
+      {{{"a", 1 << 30}, {"b", 1 << 30}}, "is not the number of ranks, 6"},
+  };
+  for (const Case& test : cases) {
+    EXPECT_THAT(
+        RunRanks(6,
+                 [&](Communicator& c) {
+                   return Mesh::Create(Unowned(c), test.dimensions).status();
+                 }),
+        Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                      AllOf(HasSubstr("mesh of "), HasSubstr(test.message)))));
+  }
+}
+
+TEST(MeshTest, AllRanksRefuseDimensionsThatDiffer) {
+  EXPECT_THAT(
+      RunRanks(
+          4,
+          [](Communicator& c) {
+            const int rows = c.rank() == 2 ? 4 : 2;
+            return Mesh::Create(Unowned(c), {{"a", rows}, {"b", -1}}).status();
+          }),
+      Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                    AllOf(HasSubstr("mesh dimensions differ between ranks"),
+                          HasSubstr("\"a 2 x b -1\" on rank 0"),
+                          HasSubstr("\"a 4 x b -1\" on rank 2")))));
+}
+
+TEST(MeshTest, ToStringShowsWhichRanksShareAGroup) {
+  EXPECT_OK(RunAllRanks(6, [](Communicator& c) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(
+        const Mesh mesh,
+        Mesh::Create(Unowned(c), {{"replicate", 2}, {"shard", 3}}));
+    return Expect(
+        mesh.ToString() ==
+            absl::StrCat("replicate 2 x shard 3 ranks, this is rank ", c.rank(),
+                         "\n  replicate: {0 3} {1 4} {2 5}"
+                         "\n  shard: {0 1 2} {3 4 5}"),
+        mesh.ToString().c_str());
+  }));
+}
+
+TEST(MeshTest, ToStringAbbreviatesManyRanks) {
+  EXPECT_OK(RunAllRanks(10, [](Communicator& c) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(
+        const Mesh mesh,
+        Mesh::Create(Unowned(c), {{"replicate", 5}, {"shard", 2}}));
+    return Expect(
+        mesh.ToString() ==
+            absl::StrCat("replicate 5 x shard 2 ranks, this is rank ", c.rank(),
+                         "\n  replicate: {0 2 ... 8} {1 3 ... 9}"
+                         "\n  shard: {0 1} {2 3} {4 5} {6 7} ... (5 groups)"),
+        mesh.ToString().c_str());
+  }));
+}
+
+TEST(SplitConsecutiveTest, NeighboursShareAGroup) {
+  for (const Shape shape : Shapes()) {
+    const int size = shape.columns;
+    EXPECT_OK(
+        RunAllRanks(shape.rows * size, [&](Communicator& c) -> absl::Status {
+          const std::shared_ptr<Communicator> world = Unowned(c);
+          FSDP_ASSIGN_OR_RETURN(const std::shared_ptr<Communicator> part,
+                                SplitConsecutive(world, size));
+          FSDP_RETURN_IF_ERROR(
+              Expect((part == world) == (size == c.world_size()),
+                     "all ranks are the group itself, and only they"));
+          std::vector<int64_t> expected;
+          for (int i = 0; i < size; ++i) {
+            expected.push_back(c.rank() / size * size + i);
+          }
+          return CheckMembers(*part, c.rank(), expected);
+        }));
+  }
+}
+
+TEST(SplitConsecutiveTest, AllRanksRefuseASizeThatDoesNotFit) {
+  for (const int size : {-1, 0, 4, 5, 12}) {
+    EXPECT_THAT(
+        RunRanks(6,
+                 [size](Communicator& c) {
+                   return SplitConsecutive(Unowned(c), size).status();
+                 }),
+        Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                      HasSubstr("does not divide the number of ranks, 6"))));
+  }
+  EXPECT_THAT(
+      RunRanks(
+          6,
+          [](Communicator& c) {
+            return SplitConsecutive(Unowned(c), c.rank() == 1 ? 3 : 2).status();
+          }),
+      Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                    HasSubstr("group sizes differ between ranks"))));
+}
+
+}  // namespace
+}  // namespace fsdp::comm
