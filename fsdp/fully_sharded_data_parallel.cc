@@ -4,6 +4,9 @@
 
 #include <vector>
 
+#include "absl/status/statusor.h"
+#include "fsdp/grad_clip.h"
+
 namespace fsdp {
 
 std::vector<at::Tensor> ShardedModuleBase::Parameters() const {
@@ -13,6 +16,14 @@ std::vector<at::Tensor> ShardedModuleBase::Parameters() const {
     parameters.push_back(named.shard);
   }
   return parameters;
+}
+
+absl::StatusOr<at::Tensor> ShardedModuleBase::ClipGradNorm(double max_norm,
+                                                           double norm_type) {
+  ClipGradNormOptions options;
+  options.max_norm = max_norm;
+  options.norm_type = norm_type;
+  return fsdp::ClipGradNorm(communicator(), NamedShards(), options);
 }
 
 }  // namespace fsdp

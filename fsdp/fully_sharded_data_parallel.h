@@ -49,11 +49,12 @@ namespace fsdp {
 // What every sharded module offers, whatever its forward.
 class ShardedModuleBase : public torch::nn::Module {
  public:
-  // Leaves for an element-wise torch::optim optimizer (not LBFGS, and not
-  // clip_grad_norm_, which need all elements): this rank's range of
-  // each parameter, 1-D, maybe empty, on every rank in the same order. `.grad`
-  // is set by backward, undefined where no rank has produced a gradient. The
-  // memory of gradients is reused: copy what has to outlive the next backward.
+  // Leaves for an element-wise torch::optim optimizer (not LBFGS, which needs
+  // all elements, as does clip_grad_norm_: see ClipGradNorm()): this rank's
+  // range of each parameter, 1-D, maybe empty, on every rank in the same order.
+  // `.grad` is set by backward, undefined where no rank has produced a
+  // gradient. The memory of gradients is reused: copy what has to outlive the
+  // next backward.
   std::vector<at::Tensor> Parameters() const;
   // The same with names and full shapes, for parameter groups.
   const std::vector<NamedShard>& NamedShards() const {
@@ -67,6 +68,12 @@ class ShardedModuleBase : public torch::nn::Module {
   absl::Status Backward(const at::Tensor& loss, bool retain_graph = false) {
     return model_->Backward(loss, retain_graph);
   }
+
+  // Between Backward() and the optimizer's step: scales all gradients so that
+  // their norm over all ranks is at most `max_norm`, and returns what it was.
+  // Collective. More choices: fsdp/grad_clip.h.
+  absl::StatusOr<at::Tensor> ClipGradNorm(double max_norm,
+                                          double norm_type = 2.0);
 
   // Freezes or unfreezes a parameter from the next forward on. All ranks alike.
   absl::Status SetTrainable(absl::string_view name, bool trainable) {

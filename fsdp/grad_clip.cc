@@ -1,0 +1,184 @@
+#include "fsdp/grad_clip.h"
+
+#include <ATen/OpMathType.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/_foreach_norm.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/Device.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "base/status_error.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+#include "comm/call.h"
+#include "comm/communicator.h"
+#include "fsdp/sharded_model.h"
+
+namespace fsdp {
+namespace {
+
+// Gradients that one fused operation can take.
+struct GradientGroup {
+  at::Device device;
+  at::ScalarType dtype;
+  int replicas;
+  std::vector<at::Tensor> gradients;
+
+  at::ScalarType math_dtype() const { return at::toOpMathType(dtype); }
+};
+
+std::vector<GradientGroup> GroupGradients(absl::Span<const NamedShard> shards) {
+  std::vector<GradientGroup> groups;
+  for (const NamedShard& named : shards) {
+    const at::Tensor& gradient = named.shard.grad();
+    if (!gradient.defined() || gradient.numel() == 0) continue;
+    auto group = std::find_if(groups.begin(), groups.end(),
+                              [&](const GradientGroup& group) {
+                                return group.device == gradient.device() &&
+                                       group.dtype == gradient.scalar_type() &&
+                                       group.replicas == named.replicas;
+                              });
+    if (group == groups.end()) {
+      group = groups.insert(
+          group,
+          {gradient.device(), gradient.scalar_type(), named.replicas, {}});
+    }
+    group->gradients.push_back(gradient);
+  }
+  return groups;
+}
+
+// This rank's part of the sum of |g|^p, or of the maximum, in float64: it holds
+// sums of powers that float32 does not.
+at::Tensor LocalTotal(const std::vector<GradientGroup>& groups, double p,
+                      at::Device device) {
+  at::Tensor total =
+      at::zeros({1}, at::TensorOptions(at::kDouble).device(device));
+  for (const GradientGroup& group : groups) {
+    const at::Tensor norms =
+        at::stack(at::_foreach_norm(group.gradients, p, group.math_dtype()))
+            .to(device, at::kDouble);
+    if (std::isinf(p)) {
+      total = at::maximum(total, norms.max());
+    } else {
+      total += norms.pow(p).sum() / group.replicas;
+    }
+  }
+  return total;
+}
+
+absl::Status Reduce(comm::Communicator& world, const at::Tensor& total,
+                    const ClipGradNormOptions& options,
+                    const std::string& what) {
+  FSDP_ASSIGN_OR_RETURN(auto work, world.AllReduce(total,
+                                                   std::isinf(options.norm_type)
+                                                       ? comm::ReduceOp::kMax
+                                                       : comm::ReduceOp::kSum,
+                                                   what));
+  if (!total.is_cpu()) return work->BlockCurrentStream();
+  const absl::Duration timeout = options.timeout > absl::ZeroDuration()
+                                     ? options.timeout
+                                     : world.default_timeout();
+  return work->Wait(absl::Now() + timeout);
+}
+
+std::string CulpritsOf(absl::Span<const NamedShard> shards) {
+  for (const NamedShard& named : shards) {
+    const at::Tensor& gradient = named.shard.grad();
+    if (!gradient.defined() || at::isfinite(gradient).all().item<bool>()) {
+      continue;
+    }
+    return absl::StrCat(named.name, " is the first parameter with one here");
+  }
+  return "those of this rank are finite";
+}
+
+absl::Status CheckFinite(const at::Tensor& norm,
+                         absl::Span<const NamedShard> shards,
+                         const std::string& what) {
+  const double value = norm.item<double>();
+  if (std::isfinite(value)) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat(what, ": the norm is ", value,
+                   ", so some gradient elements are not finite or too large; ",
+                   CulpritsOf(shards),
+                   ". No gradient was changed: skip this step, or clip "
+                   "without error_if_nonfinite"));
+}
+
+void Scale(const std::vector<GradientGroup>& groups, const at::Tensor& norm,
+           double max_norm) {
+  const at::Tensor coefficient =
+      (max_norm / (norm + 1e-6)).clamp_max(1.0).reshape({});
+  for (const GradientGroup& group : groups) {
+    at::_foreach_mul_(group.gradients,
+                      coefficient.to(group.device, group.math_dtype()));
+  }
+}
+
+at::ScalarType ResultDtype(absl::Span<const NamedShard> shards) {
+  const bool any_double =
+      std::any_of(shards.begin(), shards.end(), [](const NamedShard& named) {
+        return named.shard.scalar_type() == at::kDouble;
+      });
+  return any_double ? at::kDouble : at::kFloat;
+}
+
+at::Tensor ClipOrThrow(comm::Communicator& world,
+                       absl::Span<const NamedShard> shards,
+                       const ClipGradNormOptions& options,
+                       const std::string& what) {
+  c10::NoGradGuard no_grad;
+  const double p = options.norm_type;
+  const std::vector<GradientGroup> groups = GroupGradients(shards);
+  // The list of shards is the same on all ranks, and so is the device.
+  const at::Device device =
+      shards.empty() ? at::Device(at::kCPU) : shards.front().shard.device();
+  at::Tensor norm = LocalTotal(groups, p, device);
+  ThrowIfError(Reduce(world, norm, options, what));
+  if (!std::isinf(p)) norm = norm.pow(1.0 / p);
+  if (options.error_if_nonfinite) {
+    ThrowIfError(CheckFinite(norm, shards, what));
+  }
+  if (!std::isinf(options.max_norm)) Scale(groups, norm, options.max_norm);
+  return norm.to(ResultDtype(shards)).reshape({});
+}
+
+}  // namespace
+
+absl::StatusOr<at::Tensor> ClipGradNorm(comm::Communicator& world,
+                                        absl::Span<const NamedShard> shards,
+                                        const ClipGradNormOptions& options) {
+  // The label of the all-reduce: ranks whose options differ are found out where
+  // the backend compares calls.
+  const std::string what =
+      absl::StrCat("clipping gradients to a ", options.norm_type, "-norm of ",
+                   options.max_norm);
+  // Written so that NaN is refused.
+  if (!(options.max_norm > 0 && options.norm_type > 0)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(what, ": both numbers must be positive"));
+  }
+  at::Tensor norm;
+  FSDP_RETURN_IF_ERROR(TorchToStatus(
+      what, [&] { norm = ClipOrThrow(world, shards, options, what); }));
+  return norm;
+}
+
+}  // namespace fsdp

@@ -1,0 +1,140 @@
+// Clipping the gradients of a model against clipping those of a plain one.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/equal.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/utils/clip_grad.h>
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "comm/communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/testing/toy_model.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::FillParameters;
+using ::fsdp::testing::Loss;
+using ::fsdp::testing::MakeNet;
+using ::fsdp::testing::NetImpl;
+using ::fsdp::testing::Rows;
+using ::fsdp::testing::Unowned;
+
+constexpr int64_t kDim = 7;
+constexpr int64_t kRowsPerRank = 3;
+
+// Layers that are not trained and not used beside those that are.
+class PartlyTrainedImpl : public torch::nn::Module {
+ public:
+  PartlyTrainedImpl()
+      : frozen(register_module("frozen", torch::nn::Linear(kDim, kDim))),
+        unused(register_module("unused", torch::nn::Linear(kDim, 1))),
+        net(register_module("net", MakeNet(kDim, 2))) {
+    FillParameters(*this, 1);
+    frozen->weight.set_requires_grad(false);
+    frozen->bias.set_requires_grad(false);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return Forward(net, frozen->forward(x));
+  }
+
+  torch::nn::Linear frozen;
+  torch::nn::Linear unused;
+  std::shared_ptr<NetImpl> net;
+};
+
+struct Clipped {
+  double norm;
+  std::map<std::string, at::Tensor> gradients;  // flat; of what was trained
+};
+
+Clipped ClipPlain(int world_size, double max_norm, double p) {
+  PartlyTrainedImpl model;
+  const at::Tensor x = Rows(0, world_size * kRowsPerRank, kDim);
+  Loss(model.forward(x), x).backward();
+  Clipped result;
+  result.norm =
+      torch::nn::utils::clip_grad_norm_(model.parameters(), max_norm, p);
+  for (const auto& item : model.named_parameters()) {
+    if (!item.value().grad().defined()) continue;
+    result.gradients[item.key()] = item.value().grad().view(-1);
+  }
+  return result;
+}
+
+absl::Status CheckNorm(const at::Tensor& actual, double expected) {
+  const double error = std::abs(actual.item<double>() - expected);
+  if (error <= 1e-5 * expected) return absl::OkStatus();
+  return absl::InternalError(
+      absl::StrCat("norm ", actual.item<double>(), " not ", expected));
+}
+
+absl::Status CheckGradients(const ShardedModuleBase& model,
+                            const Clipped& expected) {
+  for (const NamedShard& named : model.NamedShards()) {
+    const at::Tensor& gradient = named.shard.grad();
+    const auto whole = expected.gradients.find(named.name);
+    if (gradient.defined() != (whole != expected.gradients.end())) {
+      return absl::InternalError(absl::StrCat("gradient of ", named.name));
+    }
+    if (gradient.defined() &&
+        !at::allclose(gradient,
+                      whole->second.narrow(0, named.begin, gradient.numel()),
+                      1e-4, 1e-7)) {
+      return absl::InternalError(absl::StrCat(named.name, " differs"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+TEST(ClipGradNormOfModelTest, EqualsTorchOnTheWholeBatch) {
+  for (const int world_size : {1, 2, 3, 5}) {
+    for (const double p :
+         {1.0, 2.0, 3.5, std::numeric_limits<double>::infinity()}) {
+      for (const double max_norm : {0.01, 100.0}) {
+        const Clipped expected = ClipPlain(world_size, max_norm, p);
+        std::vector<at::Tensor> norms(world_size);
+        EXPECT_OK(RunAllRanks(
+            world_size,
+            [&](Communicator& communicator) -> absl::Status {
+              const int rank = communicator.rank();
+              FSDP_ASSIGN_OR_RETURN(
+                  FullyShardedDataParallel<PartlyTrainedImpl> model,
+                  FullyShard(std::make_shared<PartlyTrainedImpl>(),
+                             Unowned(communicator), BlockUnits()));
+              const at::Tensor x =
+                  Rows(rank * kRowsPerRank, kRowsPerRank, kDim);
+              FSDP_RETURN_IF_ERROR(model->Backward(Loss(model->forward(x), x)));
+              FSDP_ASSIGN_OR_RETURN(norms[rank],
+                                    model->ClipGradNorm(max_norm, p));
+              FSDP_RETURN_IF_ERROR(CheckNorm(norms[rank], expected.norm));
+              return CheckGradients(*model, expected);
+            }))
+            << world_size << " ranks, p " << p << ", at most " << max_norm;
+        for (const at::Tensor& norm : norms) {
+          EXPECT_TRUE(at::equal(norm, norms[0]));
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fsdp
