@@ -75,7 +75,7 @@ class UnitNode final : public ListeningNode {
   }
 
   variable_list apply(variable_list&& gradients) override {
-    Listener()->OnPostBackward(unit(), gradients);
+    Listener()->OnPostBackward({unit(), sequence_nr()}, gradients);
     return {};
   }
 };
@@ -130,7 +130,7 @@ class EntryNode final : public ListeningNode {
                       std::move(unit_name)) {}
 
   variable_list apply(variable_list&& gradients) override {
-    Listener()->OnPostBackward(unit(), {});
+    Listener()->OnPostBackward({unit(), sequence_nr()}, {});
     return std::move(gradients);
   }
 };

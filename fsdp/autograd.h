@@ -30,6 +30,11 @@ struct PreBackwardInfo {
   uint64_t unit_node_sequence;
 };
 
+struct PostBackwardInfo {
+  int unit;
+  uint64_t node_sequence;  // of the Unit or Entry node
+};
+
 // Receives the events of one sharded model. Called inside backward, on the
 // thread that runs it; reports errors by throwing StatusError.
 class BackwardListener {
@@ -38,7 +43,7 @@ class BackwardListener {
   virtual void OnPreBackward(const PreBackwardInfo& info) = 0;
   // gradients[k] belongs to the k-th slot of the unit's node: undefined, of any
   // strides, or sparse. Empty for a unit with nothing trainable.
-  virtual void OnPostBackward(int unit,
+  virtual void OnPostBackward(const PostBackwardInfo& info,
                               const std::vector<at::Tensor>& gradients) = 0;
 };
 

@@ -312,5 +312,53 @@ TEST(AutogradTest, AUnitWhoseParametersOnlyOneRankUses) {
   }));
 }
 
+// The surrounding unit computes its own gradients last on both ranks.
+class MaybeUsedInside : public torch::nn::Module {
+ public:
+  MaybeUsedInside()
+      : maybe(register_module("maybe", std::make_shared<MaybeUsed>())),
+        own(register_module("own", Linear(kDim, kDim))) {}
+  at::Tensor forward(const at::Tensor& x, bool use) {
+    return Forward(maybe, own->forward(x), use);
+  }
+  std::shared_ptr<MaybeUsed> maybe;
+  Linear own;
+};
+
+class RankDependentInside : public torch::nn::Module {
+ public:
+  RankDependentInside()
+      : around(register_module("around", std::make_shared<MaybeUsedInside>())) {
+  }
+  at::Tensor forward(const at::Tensor& x, bool use) {
+    return Forward(around, x, use);
+  }
+  std::shared_ptr<MaybeUsedInside> around;
+};
+
+TEST(AutogradTest, AUnitInsideAnotherWhoseParametersOnlyOneRankUses) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(
+        FullyShardedDataParallel<RankDependentInside> model,
+        FullyShard(Filled<RankDependentInside>(), Unowned(communicator),
+                   UnitsOf<MaybeUsedInside, MaybeUsed>()));
+    auto plain = Filled<RankDependentInside>();
+    const at::Tensor x = Rows(0, 2, kDim);
+    (plain->forward(x, true).sum() + plain->forward(x, false).sum()).backward();
+    FSDP_RETURN_IF_ERROR(
+        model->Backward(model->forward(x, communicator.rank() == 0).sum()));
+    const auto parameters = plain->named_parameters();
+    for (const NamedShard& named : model->NamedShards()) {
+      const at::Tensor expected =
+          parameters[named.name].grad().reshape({-1}) / 2;
+      if (!at::allclose(named.shard.grad(),
+                        expected.narrow(0, named.begin, named.shard.numel()))) {
+        return absl::InternalError(named.name);
+      }
+    }
+    return absl::OkStatus();
+  }));
+}
+
 }  // namespace
 }  // namespace fsdp

@@ -83,7 +83,7 @@ absl::StatusOr<Actions> Schedule::Next(const Event& event) {
   switch (event.kind) {
     case EventKind::kPreForward:
       FSDP_RETURN_IF_ERROR(CheckPreForward(event));
-      PreForward(event.unit, actions);
+      PreForward(event, actions);
       break;
     case EventKind::kPostForward:
       FSDP_RETURN_IF_ERROR(CheckPostForward(event));
@@ -107,7 +107,7 @@ absl::StatusOr<Actions> Schedule::Next(const Event& event) {
 
 absl::Status Schedule::CheckPreForward(const Event& event) const {
   const bool inner_first =
-      event.unit != kRoot && !in_forward() && !in_backward_;
+      event.unit != kRoot && !in_forward() && !event.recomputes;
   if (inner_first && event.records_graph) {
     return absl::FailedPreconditionError(absl::StrCat(
         "forward with grad of unit ", units_[event.unit].name,
@@ -129,10 +129,12 @@ absl::Status Schedule::CheckPostForward(const Event& event) const {
       "exceptions reach the caller of the root's forward"));
 }
 
-void Schedule::PreForward(int unit, Actions& actions) {
-  // A forward during backward recomputes activations: the order of the real
-  // forward stays, and backward has already prefetched what comes next.
-  if (in_backward_) {
+void Schedule::PreForward(const Event& event, Actions& actions) {
+  const int unit = event.unit;
+  // The order of the real forward stays, and backward has already prefetched
+  // what comes next.
+  if (event.recomputes) {
+    EnterBackward();
     EnsureGathered(unit, actions);
     forward_stack_.push_back(unit);
     ++states_[unit].forwards;
@@ -160,11 +162,13 @@ void Schedule::BeginIteration(Actions& actions) {
 void Schedule::PostForward(const Event& event, Actions& actions) {
   forward_stack_.pop_back();
   --states_[event.unit].forwards;
-  if (in_backward_) return;
+  // What is recomputed is needed again at once, by its backward.
   const bool keep =
-      event.expects_backward && !units_[event.unit].reshard_after_forward;
-  if (event.expects_backward) post_forward_order_.push_back(event.unit);
+      event.expects_backward &&
+      (event.recomputes || !units_[event.unit].reshard_after_forward);
   if (!keep && !states_[event.unit].running()) Free(event.unit, actions);
+  if (event.recomputes) return;
+  if (event.expects_backward) post_forward_order_.push_back(event.unit);
   if (!in_forward()) {
     FreeWrongGuesses(kNone, actions);
     previous_forward_order_ = forward_order_;

@@ -52,6 +52,7 @@ struct Event {
   EventKind kind;
   int unit = 0;
   bool records_graph = false;     // kPreForward: grad mode is on
+  bool recomputes = false;        // kPreForward, kPostForward: inside backward
   bool expects_backward = false;  // kPostForward
   bool reduces = false;           // kPostBackward
 };
@@ -113,7 +114,7 @@ class Schedule {
 
   absl::Status CheckPreForward(const Event& event) const;
   absl::Status CheckPostForward(const Event& event) const;
-  void PreForward(int unit, Actions& actions);
+  void PreForward(const Event& event, Actions& actions);
   void PostForward(const Event& event, Actions& actions);
   void PreBackward(int unit, Actions& actions);
   void PostBackward(const Event& event, Actions& actions);

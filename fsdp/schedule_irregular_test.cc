@@ -25,6 +25,7 @@ using ::fsdp::testing::PostForwardNoGrad;
 using ::fsdp::testing::PreBackward;
 using ::fsdp::testing::PreForward;
 using ::fsdp::testing::PreForwardNoGrad;
+using ::fsdp::testing::Recomputes;
 using ::fsdp::testing::Reset;
 using ::fsdp::testing::Trace;
 
@@ -133,11 +134,13 @@ TEST(IrregularScheduleTest, EvaluationBetweenForwardAndBackwardIsHarmless) {
 TEST(IrregularScheduleTest, RecomputedUnitIsGatheredOnceInBackward) {
   Schedule schedule(Layers(2), {});
   Trace(schedule, Forward(2));
-  EXPECT_EQ(Trace(schedule, {PreBackward(0), PreForward(2), PostForward(2),
-                             PreBackward(2), PostBackward(2), PreForward(1),
-                             PostForward(1), PreBackward(1), PostBackward(1),
-                             PostBackward(0), EndOfBackward()}),
-            R"(
+  EXPECT_EQ(
+      Trace(schedule, {PreBackward(0), Recomputes(PreForward(2)),
+                       Recomputes(PostForward(2)), PreBackward(2),
+                       PostBackward(2), Recomputes(PreForward(1)),
+                       Recomputes(PostForward(1)), PreBackward(1),
+                       PostBackward(1), PostBackward(0), EndOfBackward()}),
+      R"(
 PreBackward(0): Gather(2)
 PreForward(2): WaitGather(2)
 PostForward(2):
@@ -159,13 +162,55 @@ TEST(IrregularScheduleTest, UnitInsideOneThatIsRecomputedStaysUntilBackward) {
   Schedule schedule(Layers(2), {});
   Trace(schedule, Forward(2));
   // Both recomputed in one region, then both backwards.
+  EXPECT_EQ(ActionsOf(schedule,
+                      {PreBackward(0), Recomputes(PreForward(1)),
+                       Recomputes(PostForward(1)), Recomputes(PreForward(2)),
+                       Recomputes(PostForward(2)), PreBackward(2),
+                       PostBackward(2), PreBackward(1), PostBackward(1)}),
+            "Gather(2) Gather(1) WaitGather(1) WaitGather(2) "
+            "FillReduceBuffer(2) Free(2) Reduce(2) FillReduceBuffer(1) Free(1) "
+            "Reduce(1)");
+}
+
+// The whole model is one region: no gradient has reached a unit before.
+TEST(IrregularScheduleTest, RecomputationMayBeTheFirstEventOfABackward) {
+  Schedule schedule(Layers(1), {});
+  Trace(schedule, {PreForwardNoGrad(0), PreForwardNoGrad(1), PostForward(1),
+                   PostForward(0)});
   EXPECT_EQ(
-      ActionsOf(schedule, {PreBackward(0), PreForward(1), PostForward(1),
-                           PreForward(2), PostForward(2), PreBackward(2),
-                           PostBackward(2), PreBackward(1), PostBackward(1)}),
-      "Gather(2) Gather(1) WaitGather(1) WaitGather(2) "
-      "FillReduceBuffer(2) Free(2) Reduce(2) FillReduceBuffer(1) Free(1) "
-      "Reduce(1)");
+      Trace(schedule, {Recomputes(PreForward(0)), Recomputes(PreForward(1)),
+                       Recomputes(PostForward(1)), Recomputes(PostForward(0)),
+                       PreBackward(0), PreBackward(1), PostBackward(1),
+                       PostBackward(0), EndOfBackward()}),
+      R"(
+PreForward(0):
+PreForward(1): Gather(1) WaitGather(1)
+PostForward(1):
+PostForward(0):
+PreBackward(0):
+PreBackward(1):
+PostBackward(1): FillReduceBuffer(1) Free(1) Reduce(1)
+PostBackward(0): FillReduceBuffer(0) Free(0) Reduce(0)
+EndOfBackward: WaitReduce(1) WaitReduce(0)
+)");
+}
+
+TEST(IrregularScheduleTest, RecomputedUnitThatNeedsNoGradientIsFreedAtOnce) {
+  Schedule schedule(Layers(2), {});
+  Trace(schedule, Forward(2));
+  EXPECT_EQ(ActionsOf(schedule, {PreBackward(0), Recomputes(PreForward(1)),
+                                 Recomputes(PostForwardNoGrad(1))}),
+            "Gather(2) Gather(1) WaitGather(1) Free(1)");
+}
+
+// After a backward that has thrown there is no EndOfBackward.
+TEST(IrregularScheduleTest, AForwardOutsideBackwardIsNeverARecomputation) {
+  Schedule schedule(Layers(2), {});
+  Trace(schedule, Forward(2));
+  Trace(schedule, {PreBackward(0), PreBackward(2)});
+  EXPECT_EQ(ActionsOf(schedule, {PreForward(0)}),
+            "Free(0) WaitGather(1) Free(1) Free(2) Gather(0) WaitGather(0) "
+            "Gather(1)");
 }
 
 // Forces as the gradient of an energy, for example.

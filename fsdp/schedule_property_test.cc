@@ -104,6 +104,7 @@ class RandomModel {
   void AppendForward(const Call& call, Mode mode, Events& events) {
     Event pre{EventKind::kPreForward, call.unit};
     pre.records_graph = mode != Mode::kNoGrad;
+    pre.recomputes = mode == Mode::kRecompute;
     events.push_back(pre);
     for (const Call& inner : call.calls) {
       AppendForward(inner, mode, events);
@@ -111,11 +112,12 @@ class RandomModel {
         AppendBackwardOf(inner, events);
         // A parameter of the surrounding unit may be part of that graph.
         if (Chance(50)) AppendPostBackward(call.unit, events);
-        AppendEndOfBackward(events);
+        events.push_back(EndOfBackward());
       }
     }
     Event post{EventKind::kPostForward, call.unit};
     post.expects_backward = mode != Mode::kNoGrad && call.needs_grad;
+    post.recomputes = mode == Mode::kRecompute;
     events.push_back(post);
   }
 
@@ -123,20 +125,13 @@ class RandomModel {
     Event event{EventKind::kPostBackward, unit};
     event.reduces = !frozen_[unit];
     events.push_back(event);
-    in_backward_ = true;
   }
 
   // Last in, first out: as autograd orders what the forward has built.
   void AppendBackwardOf(const Call& call, Events& events) {
     const bool runs = call.needs_grad && call.reached;
-    // What is recomputed first has been reached by a gradient from outside.
-    if (runs && call.recomputed && in_backward_) {
-      AppendForward(call, Mode::kRecompute, events);
-    }
-    if (runs) {
-      events.push_back(PreBackward(call.unit));
-      in_backward_ = true;
-    }
+    if (runs && call.recomputed) AppendForward(call, Mode::kRecompute, events);
+    if (runs) events.push_back(PreBackward(call.unit));
     for (auto inner = call.calls.rbegin(); inner != call.calls.rend();
          ++inner) {
       if (inner->backward_at_once) continue;
@@ -149,19 +144,13 @@ class RandomModel {
 
   void AppendBackward(const Call& root, Events& events) {
     AppendBackwardOf(root, events);
-    AppendEndOfBackward(events);
-  }
-
-  void AppendEndOfBackward(Events& events) {
     events.push_back(EndOfBackward());
-    in_backward_ = false;
   }
 
   std::mt19937 random_;
   std::vector<ScheduledUnit> units_;
   std::vector<bool> frozen_;
   ScheduleOptions options_;
-  bool in_backward_ = false;  // by the events appended so far
 };
 
 // What a runtime and a model that carry the actions out would hold.
@@ -211,15 +200,15 @@ class Checker {
     Unit& unit = units_[event.unit];
     switch (event.kind) {
       case EventKind::kPreForward:
-        if (in_backward_) {
-          unit.may_stay = true;
+        if (event.recomputes) {
+          in_backward_ = true;
         } else if (depth_ == 0) {
           for (Unit& each : units_) each.may_stay = false;
         }
         break;
       case EventKind::kPostForward:
         if (event.expects_backward &&
-            !specs_[event.unit].reshard_after_forward) {
+            (event.recomputes || !specs_[event.unit].reshard_after_forward)) {
           unit.may_stay = true;
         }
         --unit.forwards;

@@ -26,9 +26,9 @@ namespace {
 
 constexpr int kRoot = 0;
 
-bool InsideBackward() {
-  return torch::autograd::get_current_graph_task_id() != -1;
-}
+int GraphTask() { return torch::autograd::get_current_graph_task_id(); }
+
+bool InsideBackward() { return GraphTask() != -1; }
 
 // Whether this backward computes all gradients rather than chosen ones.
 bool BackwardComputesEverything() {
@@ -87,8 +87,11 @@ absl::Status ShardedModel::PreForward(int unit) {
     return absl::FailedPreconditionError(absl::StrCat(
         "forward of the root ", unit_name(unit), " inside its own forward"));
   }
-  // A backward that threw has left the engine without its last callback.
-  if (schedule_.in_backward() && !InsideBackward()) {
+  const bool recomputes = InsideBackward();
+  if (recomputes) {
+    EnterBackward();
+  } else if (schedule_.in_backward()) {
+    // A backward that threw has left the engine without its last callback.
     GiveUpIteration(absl::OkStatus());
   }
   if (!schedule_.in_forward()) forward_thread_ = std::this_thread::get_id();
@@ -98,6 +101,7 @@ absl::Status ShardedModel::PreForward(int unit) {
   const bool records_graph = c10::GradMode::is_enabled();
   Event event{EventKind::kPreForward, unit};
   event.records_graph = records_graph;
+  event.recomputes = recomputes;
   FSDP_RETURN_IF_ERROR(TransitionOrAbort(event, {}));
   if (records_graph) AttachNode(unit);
   for (Slot& slot : units_[unit].slots) {
@@ -173,6 +177,7 @@ absl::Status ShardedModel::PostForward(
   }
   UnitState& state = units_[unit];
   Event event{EventKind::kPostForward, unit};
+  event.recomputes = InsideBackward();
   if (c10::GradMode::is_enabled()) {
     event.expects_backward = AttachExitNode(
         weak_from_this(), unit, unit_name(unit), state.node, outputs);
@@ -208,7 +213,7 @@ void ShardedModel::GiveUpIteration(const absl::Status& reason) {
   schedule_.Next({EventKind::kReset}).IgnoreError();
   runtime_->DropEverything();
   pending_.clear();
-  end_of_backward_queued_ = false;
+  backward_.reset();
   for (UnitState& state : units_) state.node.reset();
   RestoreSentinels();
 }
@@ -228,23 +233,23 @@ absl::Status ShardedModel::Backward(const at::Tensor& loss, bool retain_graph) {
 }
 
 void ShardedModel::OnPreBackward(const PreBackwardInfo& info) {
-  QueueEndOfBackward();
+  EnterBackward();
   FinishPendingFrom(info.exit_sequence);
   ThrowIfError(TransitionOrAbort({EventKind::kPreBackward, info.unit}, {}));
   if (info.has_unit_node) {
-    pending_.push_back({info.unit, info.unit_node_sequence});
+    pending_.push_back({info.unit, GraphTask(), info.unit_node_sequence});
   }
 }
 
-void ShardedModel::OnPostBackward(int unit,
+void ShardedModel::OnPostBackward(const PostBackwardInfo& info,
                                   const std::vector<at::Tensor>& gradients) {
-  QueueEndOfBackward();
-  for (auto it = pending_.rbegin(); it != pending_.rend(); ++it) {
-    if (it->unit != unit) continue;
-    pending_.erase(std::next(it).base());
-    break;
+  EnterBackward();
+  FinishPendingFrom(info.node_sequence + 1);
+  if (!pending_.empty() && pending_.back().graph_task == GraphTask() &&
+      pending_.back().node_sequence == info.node_sequence) {
+    pending_.pop_back();
   }
-  PostBackward(unit, gradients, /*reduces=*/!gradients.empty());
+  PostBackward(info.unit, gradients, /*reduces=*/!gradients.empty());
 }
 
 void ShardedModel::PostBackward(int unit,
@@ -255,11 +260,17 @@ void ShardedModel::PostBackward(int unit,
   ThrowIfError(TransitionOrAbort(event, gradients));
 }
 
-void ShardedModel::QueueEndOfBackward() {
-  if (end_of_backward_queued_) return;
-  end_of_backward_queued_ = true;
+// Called at every event inside backward. The first one comes from the outermost
+// backward: what is nested in a node of ours is announced by it, and a callback
+// that is queued in a nested backward runs at the end of that one.
+void ShardedModel::EnterBackward() {
+  if (!backward_.expired()) return;
+  // A backward that threw has left the engine without its last callback.
+  if (schedule_.in_backward()) GiveUpIteration(absl::OkStatus());
+  auto alive = std::make_shared<char>();
+  backward_ = alive;
   torch::autograd::Engine::get_default_engine().queue_callback(
-      [weak = weak_from_this()] {
+      [alive = std::move(alive), weak = weak_from_this()] {
         std::shared_ptr<BackwardListener> listener = weak.lock();
         if (listener == nullptr) return;
         static_cast<ShardedModel&>(*listener).OnEndOfBackward();
@@ -268,9 +279,13 @@ void ShardedModel::QueueEndOfBackward() {
 
 // On another rank the unit's parameters may have been used: control flow inside
 // a unit may depend on the data. This rank then takes part with zeros, at the
-// place in the order of collectives where the other reduces.
+// place in the order of collectives where the other reduces. `sequence` is of
+// the backward that runs now; one nested in it that has a pending unit is over.
 void ShardedModel::FinishPendingFrom(uint64_t sequence) {
-  while (!pending_.empty() && pending_.back().node_sequence >= sequence) {
+  const int graph_task = GraphTask();
+  while (!pending_.empty() && (pending_.back().graph_task > graph_task ||
+                               (pending_.back().graph_task == graph_task &&
+                                pending_.back().node_sequence >= sequence))) {
     const int unit = pending_.back().unit;
     pending_.pop_back();
     const std::vector<at::Tensor> none(units_[unit].slots.size());
@@ -279,7 +294,7 @@ void ShardedModel::FinishPendingFrom(uint64_t sequence) {
 }
 
 void ShardedModel::OnEndOfBackward() {
-  end_of_backward_queued_ = false;
+  backward_.reset();
   FinishPendingFrom(0);
   ThrowIfError(TransitionOrAbort({EventKind::kEndOfBackward}, {}));
   RestoreSentinels();

@@ -91,7 +91,7 @@ class ShardedModel final : public BackwardListener,
 
   // --- BackwardListener ---------------------------------------------------
   void OnPreBackward(const PreBackwardInfo& info) override;
-  void OnPostBackward(int unit,
+  void OnPostBackward(const PostBackwardInfo& info,
                       const std::vector<at::Tensor>& gradients) override;
 
  private:
@@ -113,6 +113,7 @@ class ShardedModel final : public BackwardListener,
   // A unit whose outputs the gradient has reached and whose own has not.
   struct PendingUnit {
     int unit;
+    int graph_task;  // of a nested backward higher than of the one around it
     uint64_t node_sequence;
   };
 
@@ -123,7 +124,7 @@ class ShardedModel final : public BackwardListener,
   void AttachNode(int unit);
   absl::Status CheckForwardLeftParametersAlone(
       int unit, const std::vector<at::Tensor*>& outputs) const;
-  void QueueEndOfBackward();
+  void EnterBackward();
   void OnEndOfBackward();
   void FinishPendingFrom(uint64_t sequence);
   void PostBackward(int unit, const std::vector<at::Tensor>& gradients,
@@ -138,7 +139,8 @@ class ShardedModel final : public BackwardListener,
   std::vector<UnitState> units_;
   std::vector<NamedShard> named_shards_;
   std::vector<PendingUnit> pending_;
-  bool end_of_backward_queued_ = false;
+  // Lives as long as the outermost backward under way, however that ends.
+  std::weak_ptr<void> backward_;
   std::thread::id forward_thread_;
 };
 

@@ -389,6 +389,35 @@ TEST(ShardedModelTest, AnExceptionInBackwardLeavesTheNextIterationExact) {
   }));
 }
 
+TEST(ShardedModelTest, AnExceptionInBackwardLeavesAnotherBackwardExact) {
+  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& communicator) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(communicator));
+    FSDP_ASSIGN_OR_RETURN(auto fresh, ShardNet(communicator));
+    const at::Tensor x = Rows(0, 2, kDim).requires_grad_();
+    const at::Tensor y = Rows(7, 2, kDim);
+    x.register_hook(
+        [](const at::Tensor&) -> at::Tensor { throw UsersError("in a hook"); });
+    const at::Tensor fails = Loss(model->forward(x), x);
+    const at::Tensor loss = Loss(model->forward(y), y);
+    if (TorchToStatus("b", [&] { fails.backward(); }).ok()) {
+      return absl::InternalError("the hook did not throw");
+    }
+    for (at::Tensor& shard : model->Parameters()) shard.mutable_grad().reset();
+    FSDP_RETURN_IF_ERROR(TorchToStatus("b", [&] { loss.backward(); }));
+    FSDP_RETURN_IF_ERROR(fresh->Backward(Loss(fresh->forward(y), y)));
+    for (size_t i = 0; i < fresh->Parameters().size(); ++i) {
+      if (!at::equal(model->Parameters()[i].grad(),
+                     fresh->Parameters()[i].grad())) {
+        return absl::InternalError(absl::StrCat("gradient ", i, " differs"));
+      }
+    }
+    if (model->memory_stats().parameters.in_use_bytes != 0) {
+      return absl::InternalError("unsharded memory is left");
+    }
+    return CheckStepIsExact(model, communicator);
+  }));
+}
+
 TEST(ShardedModelTest, RefusesALossThatIsNoneAndGoesOn) {
   EXPECT_OK(RunAllRanks(kRanks, [](Communicator& communicator) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(communicator));

@@ -25,6 +25,11 @@ Event PostForward(int unit) {
 
 Event PostForwardNoGrad(int unit) { return {EventKind::kPostForward, unit}; }
 
+Event Recomputes(Event event) {
+  event.recomputes = true;
+  return event;
+}
+
 Event PreBackward(int unit) { return {EventKind::kPreBackward, unit}; }
 
 Event PostBackward(int unit) {

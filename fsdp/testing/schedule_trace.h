@@ -16,6 +16,8 @@ Event PreForward(int unit);
 Event PreForwardNoGrad(int unit);
 Event PostForward(int unit);
 Event PostForwardNoGrad(int unit);
+// `event` of a forward, inside backward.
+Event Recomputes(Event event);
 Event PreBackward(int unit);
 Event PostBackward(int unit);
 Event PostBackwardFrozen(int unit);
