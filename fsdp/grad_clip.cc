@@ -1,6 +1,5 @@
 #include "fsdp/grad_clip.h"
 
-#include <ATen/OpMathType.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_foreach_mul.h>
@@ -20,49 +19,17 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/call.h"
 #include "comm/communicator.h"
+#include "fsdp/shard_gradients.h"
 #include "fsdp/sharded_model.h"
 
 namespace fsdp {
 namespace {
-
-// Gradients that one fused operation can take.
-struct GradientGroup {
-  at::Device device;
-  at::ScalarType dtype;
-  int replicas;
-  std::vector<at::Tensor> gradients;
-
-  at::ScalarType math_dtype() const { return at::toOpMathType(dtype); }
-};
-
-std::vector<GradientGroup> GroupGradients(absl::Span<const NamedShard> shards) {
-  std::vector<GradientGroup> groups;
-  for (const NamedShard& named : shards) {
-    const at::Tensor& gradient = named.shard.grad();
-    if (!gradient.defined() || gradient.numel() == 0) continue;
-    auto group = std::find_if(groups.begin(), groups.end(),
-                              [&](const GradientGroup& group) {
-                                return group.device == gradient.device() &&
-                                       group.dtype == gradient.scalar_type() &&
-                                       group.replicas == named.replicas;
-                              });
-    if (group == groups.end()) {
-      group = groups.insert(
-          group,
-          {gradient.device(), gradient.scalar_type(), named.replicas, {}});
-    }
-    group->gradients.push_back(gradient);
-  }
-  return groups;
-}
 
 // This rank's part of the sum of |g|^p, or of the maximum, in float64: it holds
 // sums of powers that float32 does not.
@@ -81,21 +48,6 @@ at::Tensor LocalTotal(const std::vector<GradientGroup>& groups, double p,
     }
   }
   return total;
-}
-
-absl::Status Reduce(comm::Communicator& world, const at::Tensor& total,
-                    const ClipGradNormOptions& options,
-                    const std::string& what) {
-  FSDP_ASSIGN_OR_RETURN(auto work, world.AllReduce(total,
-                                                   std::isinf(options.norm_type)
-                                                       ? comm::ReduceOp::kMax
-                                                       : comm::ReduceOp::kSum,
-                                                   what));
-  if (!total.is_cpu()) return work->BlockCurrentStream();
-  const absl::Duration timeout = options.timeout > absl::ZeroDuration()
-                                     ? options.timeout
-                                     : world.default_timeout();
-  return work->Wait(absl::Now() + timeout);
 }
 
 std::string CulpritsOf(absl::Span<const NamedShard> shards) {
@@ -147,11 +99,10 @@ at::Tensor ClipOrThrow(comm::Communicator& world,
   c10::NoGradGuard no_grad;
   const double p = options.norm_type;
   const std::vector<GradientGroup> groups = GroupGradients(shards);
-  // The list of shards is the same on all ranks, and so is the device.
-  const at::Device device =
-      shards.empty() ? at::Device(at::kCPU) : shards.front().shard.device();
-  at::Tensor norm = LocalTotal(groups, p, device);
-  ThrowIfError(Reduce(world, norm, options, what));
+  at::Tensor norm = LocalTotal(groups, p, DeviceOf(shards));
+  ThrowIfError(ReduceNumber(
+      world, norm, std::isinf(p) ? comm::ReduceOp::kMax : comm::ReduceOp::kSum,
+      what, options.timeout));
   if (!std::isinf(p)) norm = norm.pow(1.0 / p);
   if (options.error_if_nonfinite) {
     ThrowIfError(CheckFinite(norm, shards, what));

@@ -1,0 +1,55 @@
+#include "fsdp/shard_gradients.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "base/status_macros.h"
+#include "comm/call.h"
+#include "comm/communicator.h"
+#include "fsdp/sharded_model.h"
+
+namespace fsdp {
+
+std::vector<GradientGroup> GroupGradients(absl::Span<const NamedShard> shards) {
+  std::vector<GradientGroup> groups;
+  for (const NamedShard& named : shards) {
+    const at::Tensor& gradient = named.shard.grad();
+    if (!gradient.defined() || gradient.numel() == 0) continue;
+    auto group = std::find_if(groups.begin(), groups.end(),
+                              [&](const GradientGroup& group) {
+                                return group.device == gradient.device() &&
+                                       group.dtype == gradient.scalar_type() &&
+                                       group.replicas == named.replicas;
+                              });
+    if (group == groups.end()) {
+      group = groups.insert(
+          group,
+          {gradient.device(), gradient.scalar_type(), named.replicas, {}});
+    }
+    group->gradients.push_back(gradient);
+  }
+  return groups;
+}
+
+at::Device DeviceOf(absl::Span<const NamedShard> shards) {
+  return shards.empty() ? at::Device(at::kCPU) : shards.front().shard.device();
+}
+
+absl::Status ReduceNumber(comm::Communicator& world, const at::Tensor& number,
+                          comm::ReduceOp op, const std::string& label,
+                          absl::Duration timeout) {
+  FSDP_ASSIGN_OR_RETURN(auto work, world.AllReduce(number, op, label));
+  if (!number.is_cpu()) return work->BlockCurrentStream();
+  if (timeout == absl::ZeroDuration()) timeout = world.default_timeout();
+  return work->Wait(absl::Now() + timeout);
+}
+
+}  // namespace fsdp

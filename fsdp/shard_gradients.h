@@ -1,0 +1,49 @@
+// What clipping and scaling share: the gradients of a rank's shards, and
+// numbers about those of all ranks.
+#ifndef FSDP_SHARD_GRADIENTS_H_
+#define FSDP_SHARD_GRADIENTS_H_
+
+#include <ATen/OpMathType.h>
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "comm/call.h"
+#include "comm/communicator.h"
+#include "fsdp/sharded_model.h"
+
+namespace fsdp {
+
+// Gradients that one fused operation can take.
+struct GradientGroup {
+  at::Device device;
+  at::ScalarType dtype;
+  int replicas;  // of NamedShard
+  std::vector<at::Tensor> gradients;
+
+  // In which to compute: float32 for halves.
+  at::ScalarType math_dtype() const { return at::toOpMathType(dtype); }
+};
+
+// Without undefined and empty ones.
+std::vector<GradientGroup> GroupGradients(absl::Span<const NamedShard> shards);
+
+// Where numbers about all gradients are computed. A matter of the shards, which
+// all ranks have, not of the gradients, which some may lack.
+at::Device DeviceOf(absl::Span<const NamedShard> shards);
+
+// All-reduces `number` of one element. The host waits at most `timeout`, the
+// communicator's default where that is zero, and only where the number is on
+// the CPU; another device's stream waits otherwise.
+absl::Status ReduceNumber(comm::Communicator& world, const at::Tensor& number,
+                          comm::ReduceOp op, const std::string& label,
+                          absl::Duration timeout);
+
+}  // namespace fsdp
+
+#endif  // FSDP_SHARD_GRADIENTS_H_
