@@ -126,7 +126,7 @@ absl::StatusOr<CommunicatorPtr> Dispatch(const Environment& environment,
   if (is_local) {
     return absl::InvalidArgumentError(absl::StrCat(
         "the ranks of the local backend are threads of one process, and ",
-        environment.source, " started ", environment.world_size,
+        Name(environment.started_by), " started ", environment.world_size,
         " processes; use gloo"));
   }
   const absl::Time deadline = absl::Now() + options.connect_timeout;

@@ -109,8 +109,11 @@ absl::Status MissingError(c10d::Store& store, const Environment& environment) {
   return absl::DeadlineExceededError(absl::StrCat(
       environment.world_size - missing.size(), " of ", environment.world_size,
       " ranks met at ", environment.master_addr, ":", environment.master_port,
-      "; missing: ", RankList(missing), " (started by ", environment.source,
-      environment.source == "Slurm" ? "; ranks are those that srun starts" : "",
+      "; missing: ", RankList(missing), " (started by ",
+      Name(environment.started_by),
+      environment.started_by == StartedBy::kSlurm
+          ? "; ranks are those that srun starts"
+          : "",
       ")"));
 }
 

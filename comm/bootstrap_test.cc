@@ -46,7 +46,7 @@ std::vector<Environment> Ranks(int world_size) {
   environment.world_size = environment.local_world_size = world_size;
   environment.master_addr = "127.0.0.1";
   environment.master_port = FreePort();
-  environment.source = "a test";
+  environment.started_by = StartedBy::kSlurm;
   std::vector<Environment> ranks(world_size, environment);
   for (int rank = 0; rank < world_size; ++rank) {
     ranks[rank].rank = ranks[rank].local_rank = rank;
@@ -167,7 +167,8 @@ TEST(ConnectTest, AMissingRankIsNamed) {
                  AllOf(HasSubstr(absl::StrCat("rank ", ranks[i].rank, " of 4")),
                        HasSubstr(absl::StrCat("127.0.0.1:", port)),
                        HasSubstr("2 of 4 ranks"),
-                       HasSubstr("missing: ranks 1, 3 (started by a test"))));
+                       HasSubstr("missing: ranks 1, 3 (started by Slurm; ranks "
+                                 "are those that srun starts)"))));
   }
 }
 
@@ -225,7 +226,7 @@ TEST(ConnectTest, RefusesWhatCannotWork) {
   EXPECT_THAT(Connect(Ranks(2)[0], local),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        AllOf(HasSubstr("threads of one process"),
-                             HasSubstr("a test started 2 processes"))));
+                             HasSubstr("Slurm started 2 processes"))));
   Environment environment = Ranks(2)[0];
   environment.rank = 2;
   EXPECT_THAT(Connect(environment), StatusIs(absl::StatusCode::kInvalidArgument,

@@ -92,7 +92,7 @@ absl::Status ReadRank(const Variables& variables, const char* rank_name,
 // Reads MASTER_ADDR and MASTER_PORT over what the caller has filled in; only a
 // job of one rank may do without both.
 absl::Status ReadMaster(const Variables& variables, Environment* environment) {
-  const std::string& source = environment->source;
+  const absl::string_view source = Name(environment->started_by);
   if (variables.Has("MASTER_ADDR")) {
     environment->master_addr = variables.Value("MASTER_ADDR");
   }
@@ -127,8 +127,9 @@ absl::Status CheckLocalSize(const Environment& environment,
 absl::Status ReadTorchrun(const Variables& variables,
                           Environment* environment) {
   const bool launched = variables.Has("FSDP_LAUNCHER");
-  environment->source = launched ? "--ranks" : "torchrun";
-  const std::string& source = environment->source;
+  environment->started_by =
+      launched ? StartedBy::kRanksFlag : StartedBy::kTorchrun;
+  const absl::string_view source = Name(environment->started_by);
   FSDP_RETURN_IF_ERROR(ReadRank(variables, "RANK", "WORLD_SIZE", source,
                                 &environment->rank, &environment->world_size));
   if (variables.Has("LOCAL_RANK") || variables.Has("LOCAL_WORLD_SIZE")) {
@@ -164,8 +165,8 @@ int PortFromName(absl::string_view name) {
 }
 
 absl::Status ReadOpenMpi(const Variables& variables, Environment* environment) {
-  environment->source = "Open MPI";
-  const std::string& source = environment->source;
+  environment->started_by = StartedBy::kOpenMpi;
+  const absl::string_view source = Name(environment->started_by);
   FSDP_RETURN_IF_ERROR(ReadRank(variables, "OMPI_COMM_WORLD_RANK",
                                 "OMPI_COMM_WORLD_SIZE", source,
                                 &environment->rank, &environment->world_size));
@@ -208,7 +209,7 @@ absl::optional<int> TasksOnNode(absl::string_view list, int node) {
 
 absl::Status ReadSlurmLocalSize(const Variables& variables,
                                 Environment* environment) {
-  const absl::string_view source = environment->source;
+  const absl::string_view source = Name(environment->started_by);
   const char* list_name =
       variables.FirstSet({"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"});
   if (variables.Has(list_name)) {
@@ -267,8 +268,8 @@ absl::Status ReadSlurmMaster(const Variables& variables,
 }
 
 absl::Status ReadSlurm(const Variables& variables, Environment* environment) {
-  environment->source = "Slurm";
-  const std::string& source = environment->source;
+  environment->started_by = StartedBy::kSlurm;
+  const absl::string_view source = Name(environment->started_by);
   // In an interactive step SLURM_NTASKS is the allocation's: the step's own
   // number comes first.
   const char* size_name =
@@ -324,6 +325,22 @@ absl::Status CheckNothingSet(const Variables& variables) {
 }
 
 }  // namespace
+
+absl::string_view Name(StartedBy started_by) {
+  switch (started_by) {
+    case StartedBy::kNobody:
+      return "a single process";
+    case StartedBy::kTorchrun:
+      return "torchrun";
+    case StartedBy::kRanksFlag:
+      return "--ranks";
+    case StartedBy::kOpenMpi:
+      return "Open MPI";
+    case StartedBy::kSlurm:
+      return "Slurm";
+  }
+  return "an unknown launcher";
+}
 
 absl::StatusOr<std::string> FirstSlurmHost(const std::string& node_list) {
   std::string host;

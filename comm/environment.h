@@ -7,8 +7,20 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 
 namespace fsdp::comm {
+
+enum class StartedBy {
+  kNobody,
+  kTorchrun,
+  kRanksFlag,  // comm/launcher.h
+  kOpenMpi,
+  kSlurm,
+};
+
+// For messages: "a single process", "torchrun", "--ranks", "Open MPI", "Slurm".
+absl::string_view Name(StartedBy started_by);
 
 struct Environment {
   int rank = 0;              // 0 <= rank < world_size
@@ -21,9 +33,8 @@ struct Environment {
   std::string master_addr;
   int master_port = 0;
 
-  // Who set the variables, for messages: "torchrun", "Slurm", "Open MPI",
-  // "--ranks", or "a single process" where nobody did.
-  std::string source = "a single process";
+  // Who set the variables.
+  StartedBy started_by = StartedBy::kNobody;
 
   // The place is served by the launcher's own store (torchrun's agent), so
   // that rank 0 is a client as well; keys begin with this prefix.

@@ -81,7 +81,7 @@ TEST(EnvironmentTest, NothingSetIsOneRank) {
   ExpectRanks(environment, 0, 1, 0, 1);
   EXPECT_EQ(environment.master_addr, "");
   EXPECT_EQ(environment.master_port, 0);
-  EXPECT_EQ(environment.source, "a single process");
+  EXPECT_EQ(environment.started_by, StartedBy::kNobody);
 }
 
 TEST(EnvironmentTest, AllocationsAndAddressesAloneStartNoRanks) {
@@ -98,7 +98,7 @@ TEST(EnvironmentTest, ReadsTorchrun) {
   ExpectRanks(environment, 5, 8, 1, 4);
   EXPECT_EQ(environment.master_addr, "host");
   EXPECT_EQ(environment.master_port, 29500);
-  EXPECT_EQ(environment.source, "torchrun");
+  EXPECT_EQ(environment.started_by, StartedBy::kTorchrun);
   EXPECT_FALSE(environment.agent_store);
   EXPECT_EQ(environment.listen_fd, -1);
 }
@@ -120,7 +120,7 @@ TEST(EnvironmentTest, ReadsTheLauncher) {
       Read(With(Torchrun(), {{"FSDP_LAUNCHER", "1"},
                              {"FSDP_LAUNCHER_LISTEN_FD", "7"},
                              {"TORCHELASTIC_USE_AGENT_STORE", "True"}})));
-  EXPECT_EQ(environment.source, "--ranks");
+  EXPECT_EQ(environment.started_by, StartedBy::kRanksFlag);
   EXPECT_EQ(environment.listen_fd, 7);
   EXPECT_FALSE(environment.agent_store);
 }
@@ -139,9 +139,9 @@ TEST(EnvironmentTest, OneRankNeedsNoAddress) {
 TEST(EnvironmentTest, TheInnermostLauncherCounts) {
   ASSERT_OK_AND_ASSIGN(Environment environment,
                        Read(With(With(Slurm(), OpenMpi()), Torchrun())));
-  EXPECT_EQ(environment.source, "torchrun");
+  EXPECT_EQ(environment.started_by, StartedBy::kTorchrun);
   ASSERT_OK_AND_ASSIGN(environment, Read(With(Slurm(), OpenMpi())));
-  EXPECT_EQ(environment.source, "Open MPI");
+  EXPECT_EQ(environment.started_by, StartedBy::kOpenMpi);
 }
 
 TEST(EnvironmentTest, ReadsSlurm) {
@@ -149,7 +149,7 @@ TEST(EnvironmentTest, ReadsSlurm) {
   ExpectRanks(environment, 4, 7, 0, 2);
   EXPECT_EQ(environment.master_addr, "node003");
   EXPECT_EQ(environment.master_port, 15000 + 4567);
-  EXPECT_EQ(environment.source, "Slurm");
+  EXPECT_EQ(environment.started_by, StartedBy::kSlurm);
 
   ASSERT_OK_AND_ASSIGN(
       environment,
@@ -194,7 +194,7 @@ TEST(EnvironmentTest, ReadsOpenMpi) {
       Read(With(OpenMpi(), {{"MASTER_ADDR", "host"}, {"MASTER_PORT", "1"}})));
   ExpectRanks(environment, 1, 2, 1, 2);
   EXPECT_EQ(environment.master_addr, "host");
-  EXPECT_EQ(environment.source, "Open MPI");
+  EXPECT_EQ(environment.started_by, StartedBy::kOpenMpi);
 }
 
 TEST(EnvironmentTest, OpenMpiOnOneHostNeedsNoAddress) {

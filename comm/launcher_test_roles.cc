@@ -31,7 +31,7 @@ int Print() {
   if (!environment.ok()) return 100;
   std::printf("rank %d of %d\n", environment->rank, environment->world_size);
   std::fprintf(stderr, "local rank %d from %s\n", environment->local_rank,
-               environment->source.c_str());
+               std::string(Name(environment->started_by)).c_str());
   return 0;
 }
 

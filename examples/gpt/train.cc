@@ -135,7 +135,8 @@ int Main(int argc, char** argv) {
     std::cerr << status << std::endl;
     return EXIT_FAILURE;
   }
-  const bool started_as_rank = environment->source != Environment().source;
+  const bool started_as_rank =
+      environment->started_by != fsdp::comm::StartedBy::kNobody;
   const bool threads =
       options->backend == Backend::kLocal ||
       (options->backend == Backend::kAuto && options->ranks == 1);
