@@ -47,18 +47,18 @@ at::Tensor TensorOver(const c10::Storage& storage, int64_t offset,
 }  // namespace
 
 absl::StatusOr<FlatLayout> LayoutOf(
-    const std::vector<NamedParameter>& parameters, int world_size) {
+    const std::vector<NamedParameter>& parameters, at::ScalarType narrowest,
+    int world_size) {
   std::vector<ParameterSpec> specs;
   specs.reserve(parameters.size());
-  int64_t element_size = 1;
   for (const NamedParameter& parameter : parameters) {
     const at::Tensor& tensor = parameter.tensors.front();
     const at::Tensor dense = IsDense(tensor) ? tensor : tensor.contiguous();
     specs.push_back(
         {parameter.name, dense.sizes().vec(), dense.strides().vec()});
-    element_size = tensor.element_size();
   }
-  return FlatLayout::Create(std::move(specs), element_size, world_size);
+  return FlatLayout::Create(std::move(specs), c10::elementSize(narrowest),
+                            world_size);
 }
 
 at::Tensor FlatParameter::Flatten(const std::vector<NamedParameter>& parameters,
@@ -77,12 +77,21 @@ at::Tensor FlatParameter::Flatten(const std::vector<NamedParameter>& parameters,
 
 FlatParameter::FlatParameter(std::vector<NamedParameter> parameters,
                              FlatLayout layout, const at::Tensor& flat,
-                             int rank, std::string error_if_freed)
+                             int rank, at::ScalarType compute_dtype,
+                             const std::string& error_if_freed)
     : parameters_(std::move(parameters)),
       layout_(std::move(layout)),
       rank_(rank),
-      storage_(layout_.padded_numel() * layout_.element_size(), flat.device(),
-               std::move(error_if_freed)) {
+      compute_dtype_(compute_dtype) {
+  const auto storage_of = [&](at::ScalarType dtype) {
+    return std::make_unique<GuardedStorage>(
+        layout_.padded_numel() * static_cast<int64_t>(c10::elementSize(dtype)),
+        flat.device(), error_if_freed);
+  };
+  compute_ = storage_of(compute_dtype_);
+  if (flat.scalar_type() != compute_dtype_) {
+    full_ = storage_of(flat.scalar_type());
+  }
   FSDP_CHECK(flat.dim() == 1 && flat.numel() == layout_.padded_numel());
   c10::NoGradGuard no_grad;
   const Slice range = layout_.ShardRange(rank);
@@ -99,33 +108,40 @@ FlatParameter::FlatParameter(std::vector<NamedParameter> parameters,
 void FlatParameter::Bind() {
   for (int i = 0; i < layout_.num_parameters(); ++i) {
     const at::Tensor view =
-        TensorOver(storage_.storage(), layout_.InFlat(i).begin,
-                   layout_.parameter(i), dtype());
+        TensorOver(storage().storage(), layout_.InFlat(i).begin,
+                   layout_.parameter(i), unsharded_dtype());
     for (const at::Tensor& tensor : parameters_[i].tensors) {
       tensor.set_data(view);
     }
   }
 }
 
+void FlatParameter::SetPrecision(Precision precision) {
+  if (precision == precision_) return;
+  FSDP_CHECK(!filled());
+  precision_ = precision;
+  if (full_ != nullptr) Bind();
+}
+
 void FlatParameter::Fill(at::Tensor memory) {
   FSDP_CHECK(static_cast<int64_t>(memory.nbytes()) >= unsharded_bytes());
   memory_ = std::move(memory);
-  storage_.Fill(memory_.mutable_data_ptr());
+  storage().Fill(memory_.mutable_data_ptr());
 }
 
 void FlatParameter::Empty() {
-  storage_.Empty();
+  storage().Empty();
   memory_.reset();
 }
 
 at::Tensor FlatParameter::AsFlat(const at::Tensor& memory) const {
   FSDP_CHECK(static_cast<int64_t>(memory.nbytes()) >= unsharded_bytes());
-  return memory.narrow(0, 0, unsharded_bytes()).view(dtype());
+  return memory.narrow(0, 0, unsharded_bytes()).view(unsharded_dtype());
 }
 
 bool FlatParameter::Owns(const at::Tensor& tensor) const {
   return tensor.has_storage() && tensor.storage().unsafeGetStorageImpl() ==
-                                     storage_.storage().unsafeGetStorageImpl();
+                                     storage().storage().unsafeGetStorageImpl();
 }
 
 absl::Status FlatParameter::CheckBinding() const {

@@ -26,9 +26,17 @@ struct NamedParameter {
 };
 
 // How parameters lie in a flat parameter: sizes and strides as they are where
-// dense, else made contiguous.
+// dense, else made contiguous. Aligned for `narrowest`, the smaller of the
+// dtypes the flat parameter will have.
 absl::StatusOr<FlatLayout> LayoutOf(
-    const std::vector<NamedParameter>& parameters, int world_size);
+    const std::vector<NamedParameter>& parameters, at::ScalarType narrowest,
+    int world_size);
+
+// Which dtype the unsharded parameters have.
+enum class Precision {
+  kCompute,  // the one the unit computes in
+  kFull,     // that of the shard
+};
 
 // Knows no communication: the caller gathers into memory of its own and hands
 // that in. Not thread-safe.
@@ -41,14 +49,17 @@ class FlatParameter {
 
   // Takes this rank's part of `flat` (from Flatten(), maybe broadcast) as the
   // shard and makes the tensors of `parameters` look into the unsharded
-  // storage, which is empty: they keep identity, sizes and strides, and any
-  // access to them raises `error_if_freed`. `flat` may be dropped afterwards.
+  // storage, which is empty: they keep identity, sizes and strides, get
+  // `compute_dtype`, and any access to them raises `error_if_freed`. `flat` may
+  // be dropped afterwards.
   FlatParameter(std::vector<NamedParameter> parameters, FlatLayout layout,
-                const at::Tensor& flat, int rank, std::string error_if_freed);
+                const at::Tensor& flat, int rank, at::ScalarType compute_dtype,
+                const std::string& error_if_freed);
 
   const FlatLayout& layout() const { return layout_; }
   int rank() const { return rank_; }
   at::ScalarType dtype() const { return shard_.scalar_type(); }
+  at::ScalarType compute_dtype() const { return compute_dtype_; }
   at::Device device() const { return shard_.device(); }
   int num_parameters() const { return layout_.num_parameters(); }
   const NamedParameter& parameter(int i) const { return parameters_[i]; }
@@ -59,13 +70,22 @@ class FlatParameter {
   // optimizer updates. The same object every time.
   const at::Tensor& ShardSlice(int i) const { return slices_[i]; }
 
-  int64_t unsharded_bytes() const { return storage_.bytes(); }
-  bool filled() const { return storage_.filled(); }
+  // The dtype of unsharded parameters, kCompute at first. Only while empty.
+  // Tensors keep their identity.
+  void SetPrecision(Precision precision);
+  Precision precision() const { return precision_; }
+  at::ScalarType unsharded_dtype() const {
+    return precision_ == Precision::kFull ? dtype() : compute_dtype_;
+  }
+
+  // Of the present precision, as are all below.
+  int64_t unsharded_bytes() const { return storage().bytes(); }
+  bool filled() const { return storage().filled(); }
   // `memory`: uint8, at least unsharded_bytes(), holding the gathered flat
   // parameter; kept until Empty().
   void Fill(at::Tensor memory);
   void Empty();
-  // `memory` seen as the flat parameter: 1-D, padded_numel(), of dtype().
+  // `memory` as the flat parameter: 1-D, padded_numel(), unsharded_dtype().
   at::Tensor AsFlat(const at::Tensor& memory) const;
 
   // Whether `tensor` looks into this flat parameter's unsharded storage.
@@ -76,12 +96,19 @@ class FlatParameter {
 
  private:
   void Bind();
+  GuardedStorage& storage() const {
+    return precision_ == Precision::kFull && full_ != nullptr ? *full_
+                                                              : *compute_;
+  }
 
   const std::vector<NamedParameter> parameters_;
   const FlatLayout layout_;
   const int rank_;
-  GuardedStorage storage_;
-  at::Tensor memory_;  // behind storage_ while that is filled
+  const at::ScalarType compute_dtype_;
+  Precision precision_ = Precision::kCompute;
+  std::unique_ptr<GuardedStorage> compute_;
+  std::unique_ptr<GuardedStorage> full_;  // null: the dtypes are the same
+  at::Tensor memory_;  // behind storage() while that is filled
   at::Tensor shard_;
   std::vector<at::Tensor> slices_;
 };

@@ -61,7 +61,8 @@ struct Rank {
 
 FlatLayout LayoutFor(const std::vector<NamedParameter>& parameters,
                      int world_size) {
-  absl::StatusOr<FlatLayout> layout = LayoutOf(parameters, world_size);
+  absl::StatusOr<FlatLayout> layout = LayoutOf(
+      parameters, parameters.front().tensors.front().scalar_type(), world_size);
   EXPECT_OK(layout.status());
   return *std::move(layout);
 }
@@ -75,7 +76,7 @@ Rank MakeRank(std::vector<NamedParameter> parameters, int world_size = 1,
   FlatLayout layout = LayoutFor(parameters, world_size);
   const at::Tensor flat = FlatParameter::Flatten(parameters, layout);
   return {FlatParameter(std::move(parameters), std::move(layout), flat, rank,
-                        kFreed),
+                        flat.scalar_type(), kFreed),
           AsMemory(flat)};
 }
 
@@ -89,7 +90,8 @@ TEST_P(WorldSizeTest, ShardsAreTheEqualSlicesOfTheFlatTensor) {
     const std::vector<NamedParameter> parameters = Named(EveryKind());
     const FlatLayout layout = LayoutFor(parameters, world_size);
     flat = FlatParameter::Flatten(parameters, layout);
-    const FlatParameter parameter(parameters, layout, flat, rank, kFreed);
+    const FlatParameter parameter(parameters, layout, flat, rank,
+                                  flat.scalar_type(), kFreed);
     EXPECT_EQ(parameter.rank(), rank);
     EXPECT_EQ(parameter.shard().numel(), layout.shard_numel());
     shards.push_back(parameter.shard());
@@ -167,7 +169,7 @@ TEST(FlattenTest, KeepsTheDtype) {
 }
 
 TEST(LayoutOfTest, NoParametersMakeAnEmptyLayout) {
-  ASSERT_OK_AND_ASSIGN(const FlatLayout layout, LayoutOf({}, 2));
+  ASSERT_OK_AND_ASSIGN(const FlatLayout layout, LayoutOf({}, at::kFloat, 2));
   EXPECT_EQ(layout.padded_numel(), 0);
 }
 
@@ -175,7 +177,8 @@ TEST(FlatParameterTest, ShardDoesNotHoldTheFlatTensor) {
   const std::vector<NamedParameter> parameters = Named({Range({8, 8})});
   const FlatLayout layout = LayoutFor(parameters, 2);
   const at::Tensor flat = FlatParameter::Flatten(parameters, layout);
-  const FlatParameter parameter(parameters, layout, flat, 1, kFreed);
+  const FlatParameter parameter(parameters, layout, flat, 1, flat.scalar_type(),
+                                kFreed);
   EXPECT_FALSE(parameter.shard().is_alias_of(flat));
   EXPECT_EQ(parameter.shard().storage().nbytes(), flat.nbytes() / 2);
 }

@@ -21,12 +21,17 @@ ForwardScope::~ForwardScope() {
   handle_->model()->AbandonForward(handle_->unit());
 }
 
-bool ForwardScope::needs_entry() const {
-  return handle_->model()->NeedsEntry(handle_->unit());
+bool ForwardScope::needs_inputs() const {
+  const ShardedModel& model = *handle_->model();
+  return model.CastsInputs(handle_->unit()) ||
+         model.NeedsEntry(handle_->unit());
 }
 
-void ForwardScope::AttachEntry(const std::vector<at::Tensor*>& inputs) {
-  handle_->model()->AttachEntry(handle_->unit(), inputs);
+void ForwardScope::PrepareInputs(const std::vector<at::Tensor*>& inputs) {
+  ShardedModel& model = *handle_->model();
+  const int unit = handle_->unit();
+  if (model.CastsInputs(unit)) model.CastInputs(unit, inputs);
+  if (model.NeedsEntry(unit)) model.AttachEntry(unit, inputs);
 }
 
 void ForwardScope::Finish(const std::vector<at::Tensor*>& outputs) {

@@ -29,8 +29,10 @@ class ForwardScope {
   ~ForwardScope();
 
   bool is_unit() const { return handle_ != nullptr; }
-  bool needs_entry() const;
-  void AttachEntry(const std::vector<at::Tensor*>& inputs);
+  // Whether PrepareInputs() is due.
+  bool needs_inputs() const;
+  // Casts the inputs and announces them to autograd, as the unit wants it.
+  void PrepareInputs(const std::vector<at::Tensor*>& inputs);
   // Throws StatusError for what ShardedModel::PostForward() refuses.
   void Finish(const std::vector<at::Tensor*>& outputs);
 
@@ -49,7 +51,7 @@ using HeldArgument =
                        std::decay_t<Arg>, Arg&&>;
 
 template <typename Impl, typename... Args>
-auto CallWithEntry(ForwardScope& scope, Impl& module, Args&&... args) {
+auto CallWithInputs(ForwardScope& scope, Impl& module, Args&&... args) {
   std::tuple<HeldArgument<Args>...> held(std::forward<Args>(args)...);
   std::vector<at::Tensor*> inputs;
   const auto collect = [&inputs](auto& part) {
@@ -58,7 +60,7 @@ auto CallWithEntry(ForwardScope& scope, Impl& module, Args&&... args) {
     }
   };
   std::apply([&collect](auto&... parts) { (collect(parts), ...); }, held);
-  scope.AttachEntry(inputs);
+  scope.PrepareInputs(inputs);
   return std::apply(
       [&module](auto&... parts) {
         return module.forward(static_cast<Args&&>(parts)...);
@@ -78,8 +80,8 @@ auto ForwardModule(Impl& module, Args&&... args) {
     scope.Finish({});
   } else {
     Result result =
-        scope.needs_entry()
-            ? CallWithEntry(scope, module, std::forward<Args>(args)...)
+        scope.needs_inputs()
+            ? CallWithInputs(scope, module, std::forward<Args>(args)...)
             : module.forward(std::forward<Args>(args)...);
     scope.Finish(TensorsOf(result));
     return result;

@@ -38,6 +38,7 @@
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
 #include "comm/communicator.h"
+#include "comm/mesh.h"
 #include "fsdp/forward.h"
 #include "fsdp/options.h"
 #include "fsdp/shard_module.h"
@@ -166,27 +167,38 @@ class FullyShardedDataParallel
   const std::shared_ptr<M>& module() const { return this->get()->module(); }
 };
 
-// Shards `module` over the ranks of `communicator`. Collective; see
+// Shards `module` over the ranks of `mesh`. Collective; see
 // ShardModule() for what it refuses. The module's parameters afterwards hold
 // values only while their unit computes.
 template <typename M>
 absl::StatusOr<FullyShardedDataParallel<M>> FullyShard(
-    std::shared_ptr<M> module, std::shared_ptr<comm::Communicator> communicator,
+    std::shared_ptr<M> module, const comm::Mesh& mesh,
     const Options& options = Options()) {
   FSDP_ASSIGN_OR_RETURN(std::shared_ptr<ShardedModel> model,
-                        ShardModule(module, std::move(communicator), options));
+                        ShardModule(module, mesh, options));
   return FullyShardedDataParallel<M>(
       std::make_shared<FullyShardedDataParallelImpl<M>>(std::move(module),
                                                         std::move(model)));
 }
 
-// The same for a module holder, such as torch::nn::Linear.
+// The same over the ranks of a group, a mesh of one dimension.
 template <typename M>
 absl::StatusOr<FullyShardedDataParallel<M>> FullyShard(
-    const torch::nn::ModuleHolder<M>& module,
-    std::shared_ptr<comm::Communicator> communicator,
+    std::shared_ptr<M> module, std::shared_ptr<comm::Communicator> communicator,
     const Options& options = Options()) {
-  return FullyShard(module.ptr(), std::move(communicator), options);
+  FSDP_ASSIGN_OR_RETURN(
+      comm::Mesh mesh,
+      comm::Mesh::Create(std::move(communicator), {{"shard", -1}}));
+  return FullyShard(std::move(module), mesh, options);
+}
+
+// The same for a module holder, such as torch::nn::Linear. `ranks`: a mesh or
+// a communicator.
+template <typename M, typename Ranks>
+absl::StatusOr<FullyShardedDataParallel<M>> FullyShard(
+    const torch::nn::ModuleHolder<M>& module, Ranks&& ranks,
+    const Options& options = Options()) {
+  return FullyShard(module.ptr(), std::forward<Ranks>(ranks), options);
 }
 
 }  // namespace fsdp

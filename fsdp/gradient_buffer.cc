@@ -21,9 +21,9 @@ using ::fsdp::flat_param::FlatLayout;
 using ::fsdp::flat_param::ParameterSpec;
 using ::fsdp::flat_param::Slice;
 
-int64_t SegmentNumel(const FlatLayout& layout) {
+int64_t SegmentNumel(const FlatLayout& layout, int64_t element_size) {
   const int64_t alignment =
-      std::max<int64_t>(1, FlatLayout::kAlignmentBytes / layout.element_size());
+      std::max<int64_t>(1, FlatLayout::kAlignmentBytes / element_size);
   const int64_t flags = layout.num_parameters();
   return layout.shard_numel() + (flags + alignment - 1) / alignment * alignment;
 }
@@ -68,18 +68,32 @@ at::Tensor StorageOrder(const at::Tensor& gradient, const ParameterSpec& spec) {
 
 }  // namespace
 
-GradientBuffer::GradientBuffer(flat_param::FlatParameter* parameter)
+GradientScaling MeanOver(int ranks, at::ScalarType reduce_dtype) {
+  if (reduce_dtype != at::kHalf) return {1, 1.0 / ranks};
+  double before = 1;
+  while (ranks % static_cast<int>(before) == 0 && ranks / before > before) {
+    before *= 2;
+  }
+  return {1 / before, before / ranks};
+}
+
+GradientBuffer::GradientBuffer(flat_param::FlatParameter* parameter,
+                               GradientBufferOptions options)
     : parameter_(parameter),
-      segment_numel_(SegmentNumel(parameter->layout())),
+      options_(options),
+      segment_numel_(SegmentNumel(
+          parameter->layout(),
+          static_cast<int64_t>(c10::elementSize(options.reduce_dtype)))),
       gaps_(Gaps(parameter->layout(), segment_numel_)) {}
 
 int64_t GradientBuffer::bytes() const {
   const FlatLayout& layout = parameter_->layout();
-  return segment_numel_ * layout.world_size() * layout.element_size();
+  return segment_numel_ * layout.world_size() *
+         static_cast<int64_t>(c10::elementSize(options_.reduce_dtype));
 }
 
 at::Tensor GradientBuffer::Whole(const at::Tensor& memory) const {
-  return memory.narrow(0, 0, bytes()).view(parameter_->dtype());
+  return memory.narrow(0, 0, bytes()).view(options_.reduce_dtype);
 }
 
 at::Tensor GradientBuffer::OwnSegment(const at::Tensor& memory) const {
@@ -101,6 +115,33 @@ void GradientBuffer::Fill(const at::Tensor& memory,
   }
 }
 
+void GradientBuffer::Add(const at::Tensor& memory,
+                         absl::Span<const at::Tensor> gradients) const {
+  c10::NoGradGuard no_grad;
+  const at::Tensor whole = Whole(memory);
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    if (!gradients[i].defined()) continue;
+    AddParameter(whole, static_cast<int>(i), gradients[i]);
+  }
+}
+
+void GradientBuffer::AddParameter(const at::Tensor& whole, int i,
+                                  const at::Tensor& gradient) const {
+  const FlatLayout& layout = parameter_->layout();
+  const at::Tensor source = StorageOrder(gradient, layout.parameter(i));
+  for (int rank = 0; rank < layout.world_size(); ++rank) {
+    const int64_t base = rank * segment_numel_;
+    const Slice slice = layout.InShard(i, rank);
+    if (!slice.empty()) {
+      const Slice part = layout.InParameter(i, rank);
+      whole.narrow(0, base + slice.begin, slice.numel())
+          .add_(source.narrow(0, part.begin, part.numel()),
+                options_.scaling.before);
+    }
+    whole.narrow(0, base + layout.shard_numel() + i, 1).fill_(1);
+  }
+}
+
 void GradientBuffer::FillParameter(const at::Tensor& whole, int i,
                                    const at::Tensor& gradient) const {
   const FlatLayout& layout = parameter_->layout();
@@ -115,7 +156,12 @@ void GradientBuffer::FillParameter(const at::Tensor& whole, int i,
       at::Tensor target = whole.narrow(0, base + slice.begin, slice.numel());
       if (gradient.defined()) {
         const Slice part = layout.InParameter(i, rank);
-        target.copy_(source.narrow(0, part.begin, part.numel()));
+        const at::Tensor values = source.narrow(0, part.begin, part.numel());
+        if (options_.scaling.before == 1) {
+          target.copy_(values);
+        } else {
+          at::mul_out(target, values, at::Scalar(options_.scaling.before));
+        }
       } else {
         target.zero_();
       }
@@ -142,7 +188,7 @@ void GradientBuffer::AccumulateMean(const at::Tensor& memory) {
   c10::NoGradGuard no_grad;
   const FlatLayout& layout = parameter_->layout();
   const int count = layout.num_parameters();
-  const double scale = 1.0 / layout.world_size();
+  const double scale = options_.scaling.after;
   const at::Tensor segment = OwnSegment(memory);
   const at::Tensor reduced = segment.narrow(0, 0, layout.shard_numel());
   bool all_undefined = true;
@@ -155,7 +201,9 @@ void GradientBuffer::AccumulateMean(const at::Tensor& memory) {
   // it, as a new gradient from LibTorch would.
   if (!shard_gradient_.defined() ||
       (all_undefined && shard_gradient_.storage().use_count() > 1)) {
-    shard_gradient_ = at::empty_like(parameter_->shard());
+    shard_gradient_ =
+        at::empty_like(parameter_->shard(),
+                       at::TensorOptions().dtype(options_.gradient_dtype));
   }
   if (all_undefined) {
     at::mul_out(shard_gradient_, reduced, at::Scalar(scale));
@@ -174,6 +222,13 @@ void GradientBuffer::AccumulateMean(const at::Tensor& memory) {
     // a view that autograd knows of refuses.
     slice.mutable_grad() = GradientSlice(i).detach();
   }
+}
+
+void GradientBuffer::DropUnusedGradient() {
+  for (int i = 0; i < parameter_->num_parameters(); ++i) {
+    if (parameter_->ShardSlice(i).grad().defined()) return;
+  }
+  shard_gradient_.reset();
 }
 
 void GradientBuffer::AccumulateSlice(int i, const at::Tensor& reduced,

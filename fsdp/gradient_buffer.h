@@ -13,6 +13,24 @@
 
 namespace fsdp {
 
+// How gradients become their mean. The gradients are multiplied by `before`
+// the reduction and by `after` it.
+struct GradientScaling {
+  double before = 1;
+  double after = 1;
+};
+
+// The scaling for a mean over `ranks`: all of it afterwards, or for fp16, where
+// a sum may overflow and a small gradient vanish, about half of it (in powers
+// of two) before: the factors of fairscale and PyTorch FSDP.
+GradientScaling MeanOver(int ranks, at::ScalarType reduce_dtype);
+
+struct GradientBufferOptions {
+  at::ScalarType reduce_dtype;    // of the buffer
+  at::ScalarType gradient_dtype;  // of the shard's gradient
+  GradientScaling scaling;
+};
+
 // Layout of the buffer, in elements: one segment per rank,
 //
 //   | gradient of the rank's shard | one flag per parameter | padding |
@@ -24,7 +42,11 @@ namespace fsdp {
 class GradientBuffer {
  public:
   // `parameter` outlives this object.
-  explicit GradientBuffer(flat_param::FlatParameter* parameter);
+  GradientBuffer(flat_param::FlatParameter* parameter,
+                 GradientBufferOptions options);
+
+  const GradientBufferOptions& options() const { return options_; }
+  void SetScaling(GradientScaling scaling) { options_.scaling = scaling; }
 
   int64_t bytes() const;
   // 1-D views of `memory`, uint8 and at least bytes() long: all of it, and the
@@ -36,20 +58,29 @@ class GradientBuffer {
   // undefined, or of its shape with any strides (also expanded), or sparse.
   void Fill(const at::Tensor& memory,
             absl::Span<const at::Tensor> gradients) const;
+  // As Fill(), adding to what an earlier Fill() has left in the buffer.
+  void Add(const at::Tensor& memory,
+           absl::Span<const at::Tensor> gradients) const;
 
-  // `memory` after a sum over `world_size` ranks: adds the mean into the
-  // gradient of each shard slice. A slice without .grad takes the new values;
-  // one with .grad, ours or the user's, gets them added.
+  // `memory` after a sum over all ranks: adds the mean into the gradient of
+  // each shard slice. A slice without .grad takes the new values; one with
+  // .grad, ours or the user's, gets them added.
   void AccumulateMean(const at::Tensor& memory);
+
+  // Gives the memory of the shard's gradient back where no slice has one.
+  void DropUnusedGradient();
 
  private:
   void FillParameter(const at::Tensor& whole, int i,
                      const at::Tensor& gradient) const;
+  void AddParameter(const at::Tensor& whole, int i,
+                    const at::Tensor& gradient) const;
   void AccumulateSlice(int i, const at::Tensor& segment, double scale);
   bool HoldsOurs(int i) const;
   at::Tensor GradientSlice(int i) const;
 
   flat_param::FlatParameter* const parameter_;
+  GradientBufferOptions options_;
   const int64_t segment_numel_;
   // Gaps between parameters within the buffer, as [begin, end) pairs.
   std::vector<flat_param::Slice> gaps_;

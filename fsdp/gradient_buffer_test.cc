@@ -88,7 +88,13 @@ Tensors Gradients(const Tensors& parameters, int first_kind) {
 // One rank of a sharded unit.
 struct Rank {
   Rank(const Tensors& tensors, int world_size, int rank)
-      : flat(Make(tensors, world_size, rank)), buffer(flat.get()) {}
+      : flat(Make(tensors, world_size, rank)),
+        buffer(flat.get(), OptionsFor(*flat)) {}
+
+  static GradientBufferOptions OptionsFor(const FlatParameter& flat) {
+    return {flat.dtype(), flat.dtype(),
+            MeanOver(flat.layout().world_size(), flat.dtype())};
+  }
 
   static std::unique_ptr<FlatParameter> Make(const Tensors& tensors,
                                              int world_size, int rank) {
@@ -96,12 +102,13 @@ struct Rank {
     for (size_t i = 0; i < tensors.size(); ++i) {
       parameters.push_back({absl::StrCat("p", i), {tensors[i].clone()}});
     }
-    absl::StatusOr<FlatLayout> layout = LayoutOf(parameters, world_size);
+    absl::StatusOr<FlatLayout> layout =
+        LayoutOf(parameters, tensors.front().scalar_type(), world_size);
     EXPECT_OK(layout.status());
     const at::Tensor values = FlatParameter::Flatten(parameters, *layout);
-    return std::make_unique<FlatParameter>(std::move(parameters),
-                                           *std::move(layout), values, rank,
-                                           "not gathered");
+    return std::make_unique<FlatParameter>(
+        std::move(parameters), *std::move(layout), values, rank,
+        values.scalar_type(), "not gathered");
   }
 
   // A buffer that held NaN, filled with `gradients`.

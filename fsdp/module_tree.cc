@@ -62,7 +62,7 @@ absl::Status CheckParameter(const std::string& name, const at::Tensor& tensor) {
 
 class Reader {
  public:
-  explicit Reader(const WrapPolicy& policy) : policy_(policy) {}
+  explicit Reader(const TreePolicies& policies) : policies_(policies) {}
 
   // Returns the elements below `module` that no unit below it owns.
   absl::StatusOr<int64_t> Read(const std::shared_ptr<Module>& module,
@@ -73,9 +73,13 @@ class Reader {
     FSDP_ASSIGN_OR_RETURN(int64_t unowned,
                           ReadOwnParameters(*module, path, index));
     for (const auto& child : module->named_children()) {
-      FSDP_ASSIGN_OR_RETURN(
-          const int64_t below,
-          Read(child.value(), Join(path, child.key()), index));
+      const std::string child_path = Join(path, child.key());
+      if (policies_.ignore_module &&
+          policies_.ignore_module(child_path, *child.value())) {
+        continue;
+      }
+      FSDP_ASSIGN_OR_RETURN(const int64_t below,
+                            Read(child.value(), child_path, index));
       unowned += below;
     }
     if (parent == -1 || !IsWanted(*module, path, unowned)) return unowned;
@@ -90,12 +94,13 @@ class Reader {
   // A module registered twice is asked about once: its places have to agree.
   bool IsWanted(const Module& module, const std::string& path,
                 int64_t unowned) {
-    if (!policy_ || module.as<torch::nn::ModuleListImpl>() != nullptr ||
+    if (!policies_.wrap || module.as<torch::nn::ModuleListImpl>() != nullptr ||
         module.as<torch::nn::ModuleDictImpl>() != nullptr) {
       return false;
     }
     const auto [it, is_new] = wanted_.try_emplace(&module, false);
-    if (is_new) it->second = policy_(WrapCandidate{path, module, unowned});
+    if (is_new)
+      it->second = policies_.wrap(WrapCandidate{path, module, unowned});
     return it->second;
   }
 
@@ -109,6 +114,10 @@ class Reader {
     int64_t numel = 0;
     for (const auto& item : module.named_parameters(/*recurse=*/false)) {
       const std::string name = Join(path, item.key());
+      if (policies_.ignore_parameter &&
+          policies_.ignore_parameter(name, item.value())) {
+        continue;
+      }
       FSDP_RETURN_IF_ERROR(CheckParameter(name, item.value()));
       tree_.uses.push_back({index, name, ParameterId(item.value())});
       numel += item.value().numel();
@@ -137,7 +146,7 @@ class Reader {
   using View = std::tuple<const void*, int64_t, std::vector<int64_t>,
                           std::vector<int64_t>>;
 
-  const WrapPolicy& policy_;
+  const TreePolicies& policies_;
   ModuleTree tree_;
   std::map<const Module*, int> identities_;
   std::map<const Module*, bool> wanted_;
@@ -191,8 +200,8 @@ absl::Status Reader::CheckOverlaps() const {
 }  // namespace
 
 absl::StatusOr<ModuleTree> ReadModuleTree(const std::shared_ptr<Module>& root,
-                                          const WrapPolicy& policy) {
-  Reader reader(policy);
+                                          const TreePolicies& policies) {
+  Reader reader(policies);
   FSDP_RETURN_IF_ERROR(reader.Read(root, "", -1).status());
   FSDP_RETURN_IF_ERROR(reader.CheckOverlaps());
   return reader.Take();

@@ -5,7 +5,9 @@
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
+#include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -23,12 +25,22 @@ struct ModuleTree {
   std::vector<std::vector<at::Tensor>> parameters;
 };
 
-// Asks `policy`, which may be empty, for every module but the root.
+// What the reader asks; each may be empty.
+struct TreePolicies {
+  WrapPolicy wrap;  // for every module but the root
+  // What is left as it is: modules with everything below them, parameters.
+  std::function<bool(const std::string& path, const torch::nn::Module&)>
+      ignore_module;
+  std::function<bool(const std::string& name, const at::Tensor&)>
+      ignore_parameter;
+};
+
 // InvalidArgument, naming the parameter: not a real floating-point dtype,
 // sparse or quantised, undefined, on a meta device, or overlapping another
 // parameter in part. FailedPrecondition: it belongs to a unit already.
 absl::StatusOr<ModuleTree> ReadModuleTree(
-    const std::shared_ptr<torch::nn::Module>& root, const WrapPolicy& policy);
+    const std::shared_ptr<torch::nn::Module>& root,
+    const TreePolicies& policies);
 
 }  // namespace fsdp
 

@@ -56,7 +56,7 @@ class Holder : public torch::nn::Module {
 
 TEST(ReadModuleTreeTest, NamesModulesAndParametersInPreOrder) {
   ASSERT_OK_AND_ASSIGN(const ModuleTree tree,
-                       ReadModuleTree(std::make_shared<Holder>(), nullptr));
+                       ReadModuleTree(std::make_shared<Holder>(), {}));
   EXPECT_THAT(Paths(tree, false),
               ElementsAre("", "inner", "inner.0", "inner.1", "list", "list.0"));
   EXPECT_THAT(Paths(tree, true), ElementsAre(""));
@@ -73,8 +73,9 @@ TEST(ReadModuleTreeTest, AsksThePolicyBottomUpButNeverForListsAndTheRoot) {
     unowned.push_back(candidate.unowned_numel);
     return candidate.path == "inner.1";
   };
-  ASSERT_OK_AND_ASSIGN(const ModuleTree tree,
-                       ReadModuleTree(std::make_shared<Holder>(), policy));
+  ASSERT_OK_AND_ASSIGN(
+      const ModuleTree tree,
+      ReadModuleTree(std::make_shared<Holder>(), {policy, {}, {}}));
   EXPECT_THAT(asked, ElementsAre("inner.0", "inner.1", "inner", "list.0"));
   EXPECT_THAT(unowned, ElementsAre(9, 12, 9, 6));
   EXPECT_THAT(Paths(tree, true), ElementsAre("", "inner.1"));
@@ -82,7 +83,8 @@ TEST(ReadModuleTreeTest, AsksThePolicyBottomUpButNeverForListsAndTheRoot) {
 
 TEST(WrapPolicyTest, ByTypeBySizeAndEither) {
   const auto units = [](const WrapPolicy& policy) {
-    return Paths(*ReadModuleTree(std::make_shared<Holder>(), policy), true);
+    return Paths(*ReadModuleTree(std::make_shared<Holder>(), {policy, {}, {}}),
+                 true);
   };
   EXPECT_THAT(units(WrapModules<LinearImpl>()),
               ElementsAre("", "inner.0", "inner.1", "list.0"));
@@ -110,7 +112,7 @@ class Tied : public torch::nn::Module {
 
 TEST(ReadModuleTreeTest, FindsTiesByObjectAndByMemory) {
   ASSERT_OK_AND_ASSIGN(const ModuleTree tree,
-                       ReadModuleTree(std::make_shared<Tied>(), nullptr));
+                       ReadModuleTree(std::make_shared<Tied>(), {}));
   std::vector<int> parameters;
   for (const ParameterUse& use : tree.uses) parameters.push_back(use.parameter);
   EXPECT_THAT(parameters, ElementsAre(0, 0, 0, 1, 2, 3));
@@ -130,7 +132,7 @@ class SharedModule : public torch::nn::Module {
 TEST(ReadModuleTreeTest, ASharedModuleAppearsAtEveryPlaceWithOneIdentity) {
   ASSERT_OK_AND_ASSIGN(const ModuleTree tree,
                        ReadModuleTree(std::make_shared<SharedModule>(),
-                                      WrapModules<LinearImpl>()));
+                                      {WrapModules<LinearImpl>(), {}, {}}));
   ASSERT_THAT(Paths(tree, true), ElementsAre("", "a", "b"));
   EXPECT_EQ(tree.nodes[1].identity, tree.nodes[2].identity);
   EXPECT_EQ(tree.parameters.size(), 2);

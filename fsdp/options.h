@@ -2,10 +2,44 @@
 #ifndef FSDP_OPTIONS_H_
 #define FSDP_OPTIONS_H_
 
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <functional>
+#include <optional>
+#include <string>
+
 #include "absl/time/time.h"
+#include "fsdp/mixed_precision.h"
 #include "fsdp/wrap_policy.h"
 
 namespace fsdp {
+
+// What is sharded, and for how long parameters are whole. k: backwards per
+// optimizer step, all but the last under NoSync; n: units.
+enum class ShardingStrategy {
+  kFullShard,       // ZeRO-3: whole while the unit computes; k(2n-1) gathers
+  kShardGradOp,     // ZeRO-2: whole from forward to backward; kn gathers
+  kShardOptimizer,  // ZeRO-1: whole until the backward that synchronises, and
+                    // under NoSync gradients, too; n gathers
+  kNoShard,         // DDP: always whole; an all-reduce of gradients
+  // Sharded in a row of the mesh and replicated across rows: reductions are a
+  // reduce-scatter in the row and an all-reduce across.
+  kHybridShard,        // as kFullShard in the row
+  kHybridShardGradOp,  // as kShardGradOp in the row
+};
+
+const char* ToString(ShardingStrategy strategy);
+
+// Choices that units may make each for themselves.
+struct UnitOptions {
+  ShardingStrategy strategy = ShardingStrategy::kFullShard;
+  // With a strategy that frees after forward: keep, between forward and
+  // backward, as much as a group of this many consecutive ranks of the row
+  // needs to gather among themselves. Divides the row. 0: keep the shard only.
+  int backward_group_size = 0;
+  MixedPrecision precision;
+};
 
 // The same on all ranks. The defaults are ZeRO stage 3.
 struct Options {
@@ -13,19 +47,38 @@ struct Options {
   // policy the whole model is one unit, and nothing is saved while it computes.
   WrapPolicy wrap_policy;
 
-  // Free a unit's full parameters between its forward and its backward. False
-  // saves an all-gather per step and costs the unit's memory.
-  bool reshard_after_forward = true;
-  // The same for the root, which backward needs first.
+  // Of all units, and for the root and each module that `wrap_policy` has
+  // chosen a last word about its own.
+  UnitOptions unit;
+  std::function<void(const std::string& path, const torch::nn::Module& module,
+                     UnitOptions& unit)>
+      configure_unit;
+
+  // Modules with everything below them, and parameters by name, that stay as
+  // they are: neither sharded nor broadcast nor reduced.
+  std::function<bool(const std::string& path, const torch::nn::Module& module)>
+      ignore_module;
+  std::function<bool(const std::string& name, const at::Tensor& parameter)>
+      ignore_parameter;
+
+  // Free the root after forward, too, where its strategy says so of units.
+  // Backward needs it first.
   bool reshard_root_after_forward = false;
 
   // Start the next unit's all-gather while this one computes.
   bool forward_prefetch = true;
   bool backward_prefetch = true;
 
-  // Start from rank 0's parameters. Without it, every rank's own values are
-  // kept, which is right only where all ranks have the same.
+  // Start from rank 0's parameters and buffers. Without it, every rank's own
+  // values are kept, which is right only where all ranks have the same.
   bool broadcast_parameters = true;
+
+  // Gradients are divided by the number of ranks. With `predivide_factor` f
+  // they are divided by f before the reduction and by the rest after it; unset:
+  // all of it after, or about half each for fp16. `gradient_divide_factor`
+  // replaces the number of ranks; 1 makes gradients sums.
+  std::optional<double> gradient_divide_factor;
+  std::optional<double> gradient_predivide_factor;
 
   // Abort the communicator when a forward or Backward() fails half-way, so
   // that the peers end at once instead of waiting. False where all ranks fail
@@ -35,6 +88,10 @@ struct Options {
   // Sharding a model whose every parameter something else refers to is refused:
   // that is usually an optimizer, which would go on without training anything.
   bool allow_outside_references = false;
+
+  // Compare the order of collectives between ranks in the first iteration and
+  // whenever it changes.
+  bool check_order = true;
 
   // Longest wait for a collective; zero is the communicator's own default.
   absl::Duration timeout = absl::ZeroDuration();

@@ -1,8 +1,11 @@
 #include "fsdp/runtime.h"
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -17,6 +20,7 @@
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/communicator.h"
+#include "comm/work.h"
 #include "flat_param/flat_parameter.h"
 
 namespace fsdp {
@@ -33,15 +37,44 @@ Runtime::Runtime(std::shared_ptr<comm::Communicator> communicator,
         return c->AllocateSymmetric(bytes);
       }) {
   for (const RuntimeUnit& unit : units_) {
+    FSDP_CHECK(unit.flats.size() == unit.gradients.size());
     std::vector<Flat>& flats = flats_.emplace_back();
-    for (const auto& parameter : unit.flats) {
+    for (size_t i = 0; i < unit.flats.size(); ++i) {
+      flat_param::FlatParameter* parameter = unit.flats[i].get();
       std::string label = unit.name;
       if (unit.flats.size() > 1) {
         absl::StrAppend(&label, "/", c10::toString(parameter->dtype()));
+        if (parameter->compute_dtype() != parameter->dtype()) {
+          absl::StrAppend(&label, " in ",
+                          c10::toString(parameter->compute_dtype()));
+        }
       }
-      flats.push_back({std::move(label), parameter.get(),
-                       GradientBuffer(parameter.get()), at::Tensor(), nullptr});
+      flats.push_back({std::move(label), parameter,
+                       GradientBuffer(parameter, unit.gradients[i]),
+                       at::Tensor(), false, nullptr, at::Tensor(),
+                       at::Tensor()});
     }
+  }
+}
+
+void Runtime::SetGradientScaling(GradientScaling scaling) {
+  for (std::vector<Flat>& flats : flats_) {
+    for (Flat& flat : flats) flat.gradient_buffer.SetScaling(scaling);
+  }
+}
+
+void Runtime::SetPrecision(int unit, flat_param::Precision precision) {
+  for (Flat& flat : flats_[unit]) flat.parameter->SetPrecision(precision);
+}
+
+void Runtime::Abort(const absl::Status& reason) {
+  communicator_->Abort(reason);
+  for (const RuntimeUnit& unit : units_) {
+    unit.placement.shard->Abort(reason);
+    if (unit.placement.replicate != nullptr) {
+      unit.placement.replicate->Abort(reason);
+    }
+    if (unit.placement.part != nullptr) unit.placement.part->Abort(reason);
   }
 }
 
@@ -55,20 +88,32 @@ absl::Status Runtime::Execute(absl::Span<const Action> actions,
 
 absl::Status Runtime::ExecuteOne(const Action& action,
                                  absl::Span<const at::Tensor> gradients) {
+  const int unit = action.unit;
   switch (action.kind) {
     case ActionKind::kGather:
-      return Gather(action.unit);
+      return Gather(unit);
     case ActionKind::kWaitGather:
-      return WaitGather(action.unit);
+      return WaitGather(unit);
     case ActionKind::kFree:
-      Free(action.unit);
+      Free(unit);
       return absl::OkStatus();
+    case ActionKind::kShrink:
+      return Shrink(unit);
+    case ActionKind::kDropPart:
+      for (Flat& flat : flats_[unit]) flat.part.reset();
+      return absl::OkStatus();
+    case ActionKind::kAccumulate:
+      return Accumulate(unit, gradients);
     case ActionKind::kFillReduceBuffer:
-      return FillReduceBuffer(action.unit, gradients);
+      return FillReduceBuffer(unit, gradients);
     case ActionKind::kReduce:
-      return Reduce(action.unit);
+      return Reduce(unit);
+    case ActionKind::kReplicate:
+      return Replicate(unit);
     case ActionKind::kWaitReduce:
-      return WaitReduce(action.unit);
+      return WaitReduce(unit);
+    case ActionKind::kStep:
+      return Step(unit);
   }
   return absl::InternalError("unknown action");
 }
@@ -76,20 +121,49 @@ absl::Status Runtime::ExecuteOne(const Action& action,
 absl::Status Runtime::Gather(int unit) {
   for (Flat& flat : flats_[unit]) {
     FSDP_CHECK(!flat.memory.defined());
-    FSDP_ASSIGN_OR_RETURN(flat.memory, parameter_memory_.Acquire(
-                                           flat.parameter->unsharded_bytes()));
-    FSDP_ASSIGN_OR_RETURN(
-        flat.gather,
-        communicator_->AllGather(flat.parameter->AsFlat(flat.memory),
-                                 flat.parameter->shard(), flat.label));
+    FSDP_RETURN_IF_ERROR(GatherFlat(unit, flat));
   }
+  return absl::OkStatus();
+}
+
+absl::Status Runtime::GatherFlat(int unit, Flat& flat) {
+  c10::NoGradGuard no_grad;
+  const flat_param::FlatParameter& parameter = *flat.parameter;
+  const Placement& placement = units_[unit].placement;
+  const bool casts = parameter.unsharded_dtype() != parameter.dtype();
+  flat.memory_is_shard = placement.shard->world_size() == 1 && !casts;
+  if (flat.memory_is_shard) {
+    flat.memory = parameter.shard().view(at::kByte);
+    return absl::OkStatus();
+  }
+  FSDP_ASSIGN_OR_RETURN(flat.memory,
+                        parameter_memory_.Acquire(parameter.unsharded_bytes()));
+  const at::Tensor whole = parameter.AsFlat(flat.memory);
+  if (flat.part.defined()) {
+    FSDP_ASSIGN_OR_RETURN(
+        flat.gather, placement.part->AllGather(whole, flat.part, flat.label));
+    return absl::OkStatus();
+  }
+  at::Tensor own = parameter.shard();
+  if (casts) {
+    const flat_param::Slice range =
+        parameter.layout().ShardRange(parameter.rank());
+    own = whole.narrow(0, range.begin, range.numel());
+    own.copy_(parameter.shard());
+  }
+  if (placement.shard->world_size() == 1) return absl::OkStatus();
+  FSDP_ASSIGN_OR_RETURN(flat.gather,
+                        placement.shard->AllGather(whole, own, flat.label));
+  order_.push_back({ActionKind::kGather, unit});
   return absl::OkStatus();
 }
 
 absl::Status Runtime::WaitGather(int unit) {
   for (Flat& flat : flats_[unit]) {
-    FSDP_RETURN_IF_ERROR(flat.gather->Wait(Deadline()));
-    flat.gather.reset();
+    if (flat.gather != nullptr) {
+      FSDP_RETURN_IF_ERROR(flat.gather->Wait(Deadline()));
+      flat.gather.reset();
+    }
     flat.parameter->Fill(flat.memory);
   }
   return absl::OkStatus();
@@ -98,27 +172,83 @@ absl::Status Runtime::WaitGather(int unit) {
 void Runtime::Free(int unit) {
   for (Flat& flat : flats_[unit]) {
     flat.parameter->Empty();
-    parameter_memory_.Release(flat.memory);
-    flat.memory.reset();
+    ReleaseMemory(flat);
   }
+}
+
+void Runtime::ReleaseMemory(Flat& flat) {
+  if (!flat.memory_is_shard) parameter_memory_.Release(flat.memory);
+  flat.memory.reset();
+}
+
+absl::Status Runtime::Shrink(int unit) {
+  const comm::Communicator& group = *units_[unit].placement.part;
+  for (Flat& flat : flats_[unit]) {
+    FSDP_RETURN_IF_ERROR(
+        TorchToStatus(absl::StrCat("keeping a part of unit ", flat.label), [&] {
+          const at::Tensor whole = flat.parameter->AsFlat(flat.memory);
+          const int64_t numel = whole.numel() / group.world_size();
+          flat.part = whole.narrow(0, group.rank() * numel, numel).clone();
+        }));
+  }
+  Free(unit);
+  return absl::OkStatus();
+}
+
+absl::Status Runtime::Accumulate(int unit,
+                                 absl::Span<const at::Tensor> gradients) {
+  size_t first = 0;
+  for (Flat& flat : flats_[unit]) {
+    const size_t count = flat.parameter->num_parameters();
+    const absl::Span<const at::Tensor> own = gradients.subspan(first, count);
+    first += count;
+    const bool is_first = !flat.whole_gradients.defined();
+    if (is_first) {
+      FSDP_ASSIGN_OR_RETURN(
+          flat.whole_gradients,
+          gradient_memory_.Acquire(flat.gradient_buffer.bytes()));
+    }
+    FSDP_RETURN_IF_ERROR(TorchToStatus(
+        absl::StrCat("accumulating the gradients of unit ", flat.label), [&] {
+          if (is_first) {
+            flat.gradient_buffer.Fill(flat.whole_gradients, own);
+          } else {
+            flat.gradient_buffer.Add(flat.whole_gradients, own);
+          }
+        }));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Runtime::FillReduceBuffer(int unit,
                                        absl::Span<const at::Tensor> gradients) {
-  Reduction reduction{unit, {}, {}};
+  Reduction& reduction = reductions_.emplace_back();
+  reduction.unit = unit;
   size_t first = 0;
   for (Flat& flat : flats_[unit]) {
-    FSDP_ASSIGN_OR_RETURN(at::Tensor memory, gradient_memory_.Acquire(
-                                                 flat.gradient_buffer.bytes()));
+    const bool kept = flat.whole_gradients.defined();
+    FSDP_CHECK(kept || !gradients.empty());
+    at::Tensor& memory = reduction.memory.emplace_back();
+    if (kept) {
+      memory = std::move(flat.whole_gradients);
+      flat.whole_gradients.reset();
+    } else {
+      FSDP_ASSIGN_OR_RETURN(
+          memory, gradient_memory_.Acquire(flat.gradient_buffer.bytes()));
+    }
+    if (gradients.empty()) continue;
     const size_t count = flat.parameter->num_parameters();
+    const absl::Span<const at::Tensor> own = gradients.subspan(first, count);
+    first += count;
     FSDP_RETURN_IF_ERROR(TorchToStatus(
         absl::StrCat("copying the gradients of unit ", flat.label), [&] {
-          flat.gradient_buffer.Fill(memory, gradients.subspan(first, count));
+          if (kept) {
+            flat.gradient_buffer.Add(memory, own);
+          } else {
+            flat.gradient_buffer.Fill(memory, own);
+          }
         }));
-    first += count;
-    reduction.memory.push_back(std::move(memory));
   }
-  reductions_.push_back(std::move(reduction));
   return absl::OkStatus();
 }
 
@@ -126,13 +256,47 @@ absl::Status Runtime::Reduce(int unit) {
   Reduction& reduction = reductions_.back();
   FSDP_CHECK(reduction.unit == unit && reduction.works.empty());
   for (size_t i = 0; i < flats_[unit].size(); ++i) {
-    const Flat& flat = flats_[unit][i];
-    const at::Tensor& memory = reduction.memory[i];
     FSDP_ASSIGN_OR_RETURN(
         reduction.works.emplace_back(),
-        communicator_->ReduceScatter(flat.gradient_buffer.OwnSegment(memory),
-                                     flat.gradient_buffer.Whole(memory),
-                                     comm::ReduceOp::kSum, flat.label));
+        ReduceFlat(unit, flats_[unit][i], reduction.memory[i]));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<comm::Work>> Runtime::ReduceFlat(
+    int unit, const Flat& flat, const at::Tensor& memory) {
+  comm::Communicator& group = *units_[unit].placement.shard;
+  if (group.world_size() == 1) return nullptr;
+  order_.push_back({ActionKind::kReduce, unit});
+  const at::Tensor own = flat.gradient_buffer.OwnSegment(memory);
+  const at::Tensor whole = flat.gradient_buffer.Whole(memory);
+  if (hooks_.reduce_scatter) {
+    return hooks_.reduce_scatter({flat.label, group, whole, own});
+  }
+  return group.ReduceScatter(own, whole, comm::ReduceOp::kSum, flat.label);
+}
+
+absl::Status Runtime::Replicate(int unit) {
+  const auto reduction = std::find_if(
+      reductions_.begin(), reductions_.end(), [unit](const Reduction& other) {
+        return other.unit == unit && !other.replicating;
+      });
+  FSDP_CHECK(reduction != reductions_.end());
+  reduction->replicating = true;
+  comm::Communicator& group = *units_[unit].placement.replicate;
+  for (size_t i = 0; i < flats_[unit].size(); ++i) {
+    const Flat& flat = flats_[unit][i];
+    std::unique_ptr<comm::Work>& work = reduction->works[i];
+    if (work != nullptr) FSDP_RETURN_IF_ERROR(work->Wait(Deadline()));
+    order_.push_back({ActionKind::kReplicate, unit});
+    const at::Tensor own =
+        flat.gradient_buffer.OwnSegment(reduction->memory[i]);
+    if (hooks_.all_reduce) {
+      FSDP_ASSIGN_OR_RETURN(work, hooks_.all_reduce({flat.label, group, own}));
+    } else {
+      FSDP_ASSIGN_OR_RETURN(
+          work, group.AllReduce(own, comm::ReduceOp::kSum, flat.label));
+    }
   }
   return absl::OkStatus();
 }
@@ -142,7 +306,9 @@ absl::Status Runtime::WaitReduce(int unit) {
   Reduction& reduction = reductions_.front();
   for (size_t i = 0; i < flats_[unit].size(); ++i) {
     Flat& flat = flats_[unit][i];
-    FSDP_RETURN_IF_ERROR(reduction.works[i]->Wait(Deadline()));
+    if (reduction.works[i] != nullptr) {
+      FSDP_RETURN_IF_ERROR(reduction.works[i]->Wait(Deadline()));
+    }
     FSDP_RETURN_IF_ERROR(TorchToStatus(
         absl::StrCat("accumulating the gradients of unit ", flat.label),
         [&] { flat.gradient_buffer.AccumulateMean(reduction.memory[i]); }));
@@ -153,20 +319,31 @@ absl::Status Runtime::WaitReduce(int unit) {
   return absl::OkStatus();
 }
 
+absl::Status Runtime::Step(int unit) {
+  FSDP_RETURN_IF_ERROR(hooks_.step(unit));
+  for (Flat& flat : flats_[unit]) flat.gradient_buffer.DropUnusedGradient();
+  return absl::OkStatus();
+}
+
 // Memory of collectives in flight is discarded, not reused: a peer may still
 // write it.
 void Runtime::DropEverything() {
   for (std::vector<Flat>& flats : flats_) {
     for (Flat& flat : flats) {
       flat.parameter->Empty();
+      flat.part.reset();
+      if (flat.whole_gradients.defined()) {
+        gradient_memory_.Release(flat.whole_gradients);
+        flat.whole_gradients.reset();
+      }
       if (!flat.memory.defined()) continue;
       if (flat.gather != nullptr) {
         parameter_memory_.Discard(flat.memory);
+        flat.memory.reset();
         flat.gather.reset();
       } else {
-        parameter_memory_.Release(flat.memory);
+        ReleaseMemory(flat);
       }
-      flat.memory.reset();
     }
   }
   for (Reduction& reduction : reductions_) {
@@ -175,6 +352,43 @@ void Runtime::DropEverything() {
     }
   }
   reductions_.clear();
+  order_.clear();
+}
+
+// FNV-1a. Bytes and dtypes follow from unit and kind.
+uint64_t Runtime::OrderHash() const {
+  uint64_t hash = 0xcbf29ce484222325;
+  const auto mix = [&hash](uint64_t value) {
+    hash = (hash ^ value) * 0x100000001b3;
+  };
+  for (const Action& action : order_) {
+    mix(static_cast<uint64_t>(action.kind));
+    mix(static_cast<uint64_t>(action.unit));
+  }
+  return hash;
+}
+
+std::string Runtime::OrderText() const {
+  std::string text;
+  for (const Action& action : order_) {
+    const bool gathers = action.kind == ActionKind::kGather;
+    absl::StrAppend(&text,
+                    gathers                              ? "all-gather "
+                    : action.kind == ActionKind::kReduce ? "reduce-scatter "
+                                                         : "all-reduce ",
+                    units_[action.unit].name);
+    for (const Flat& flat : flats_[action.unit]) {
+      absl::StrAppend(
+          &text, ", ",
+          gathers ? flat.parameter->unsharded_bytes()
+                  : flat.gradient_buffer.bytes(),
+          " bytes ",
+          c10::toString(gathers ? flat.parameter->unsharded_dtype()
+                                : flat.gradient_buffer.options().reduce_dtype));
+    }
+    absl::StrAppend(&text, "\n");
+  }
+  return text;
 }
 
 }  // namespace fsdp

@@ -7,11 +7,14 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
@@ -24,10 +27,52 @@
 
 namespace fsdp {
 
-// A unit's flat parameters, one per dtype; none for a root that owns nothing.
+// The groups of ranks a unit lies on.
+struct Placement {
+  // All-gathers and reduce-scatters; of one rank: the unit is not sharded.
+  std::shared_ptr<comm::Communicator> shard;
+  // All-reduces what has been reduce-scattered; null: nothing is replicated.
+  std::shared_ptr<comm::Communicator> replicate;
+  // Consecutive ranks of `shard` that gather after kShrink; null: none do.
+  std::shared_ptr<comm::Communicator> part;
+};
+
+// A unit's flat parameters, one per pair of dtypes; none for a root that owns
+// nothing. `gradients` has one entry for each.
 struct RuntimeUnit {
   std::string name;
+  Placement placement;
   std::vector<std::unique_ptr<flat_param::FlatParameter>> flats;
+  std::vector<GradientBufferOptions> gradients;
+};
+
+// A reduce-scatter by the user's own means: with compression, for example.
+// `whole` is 1-D, one segment per rank of `group`; afterwards `own`, this
+// rank's segment of it, holds the sum. The last elements of each segment are
+// counts that no compression may turn from or to zero.
+struct ReduceScatterCall {
+  const std::string& unit;
+  comm::Communicator& group;
+  at::Tensor whole;
+  at::Tensor own;
+};
+using ReduceScatterHook =
+    std::function<absl::StatusOr<std::unique_ptr<comm::Work>>(
+        const ReduceScatterCall&)>;
+// The same for the all-reduce over replicas, in place in `own`.
+struct AllReduceCall {
+  const std::string& unit;
+  comm::Communicator& group;
+  at::Tensor own;
+};
+using AllReduceHook = std::function<absl::StatusOr<std::unique_ptr<comm::Work>>(
+    const AllReduceCall&)>;
+
+struct RuntimeHooks {
+  ReduceScatterHook reduce_scatter;  // unset: the communicator's
+  AllReduceHook all_reduce;          // unset: the communicator's
+  // At kStep, when all gradients of the unit's shards are there.
+  std::function<absl::Status(int unit)> step;
 };
 
 // Of one rank. `parameters` is memory of gathered parameters, `gradients` of
@@ -40,7 +85,8 @@ struct MemoryStats {
 // Decides nothing. Not thread-safe.
 class Runtime {
  public:
-  // `timeout`: for each wait.
+  // Memory is allocated by `communicator`, the group of all ranks. `timeout`:
+  // for each wait.
   Runtime(std::shared_ptr<comm::Communicator> communicator,
           std::vector<RuntimeUnit> units, absl::Duration timeout);
 
@@ -50,17 +96,38 @@ class Runtime {
       int unit) const {
     return units_[unit].flats;
   }
+  const Placement& placement(int unit) const { return units_[unit].placement; }
   comm::Communicator& communicator() { return *communicator_; }
   absl::Duration timeout() const { return timeout_; }
 
+  void SetHooks(RuntimeHooks hooks) { hooks_ = std::move(hooks); }
+  const RuntimeHooks& hooks() const { return hooks_; }
+  // Between steps.
+  void SetGradientScaling(GradientScaling scaling);
+  // The dtype of unsharded parameters from the next gather on; while the unit
+  // is empty.
+  void SetPrecision(int unit, flat_param::Precision precision);
+
+  // Ends the operations of this rank's groups and tells their ranks.
+  void Abort(const absl::Status& reason);
+
   // Carries out `actions` in order up to the first that fails. `gradients`:
-  // for kFillReduceBuffer, of the unit's parameters, flat after flat.
+  // for kFillReduceBuffer and kAccumulate, of the unit's parameters, flat after
+  // flat; none: what is kept whole is all there is.
   absl::Status Execute(absl::Span<const Action> actions,
                        absl::Span<const at::Tensor> gradients = {});
 
-  // After an error: gives all unsharded memory back and forgets what is in
-  // flight, waiting for none of it. The parameters are empty afterwards.
+  // After an error: gives all unsharded memory and the gradients kept whole
+  // back and forgets what is in flight, waiting for none of it. The parameters
+  // are empty afterwards.
   void DropEverything();
+
+  // The collectives since ClearOrder(): a hash, and a line for each with unit,
+  // bytes and dtype. What gathers within the smaller group is left out, since
+  // ranks make them together with theirs.
+  uint64_t OrderHash() const;
+  std::string OrderText() const;
+  void ClearOrder() { order_.clear(); }
 
   MemoryStats memory_stats() const {
     return {parameter_memory_.stats(), gradient_memory_.stats()};
@@ -72,23 +139,35 @@ class Runtime {
     flat_param::FlatParameter* parameter;
     GradientBuffer gradient_buffer;
     at::Tensor memory;                   // of a gather, in flight or done
+    bool memory_is_shard;                // nothing to gather: not the pool's
     std::unique_ptr<comm::Work> gather;  // in flight
+    at::Tensor part;                     // after kShrink
+    at::Tensor whole_gradients;          // after kAccumulate
   };
   struct Reduction {
     int unit;
     std::vector<at::Tensor> memory;  // per flat
     std::vector<std::unique_ptr<comm::Work>> works;
+    bool replicating = false;
   };
 
   absl::Status ExecuteOne(const Action& action,
                           absl::Span<const at::Tensor> gradients);
   absl::Status Gather(int unit);
+  absl::Status GatherFlat(int unit, Flat& flat);
   absl::Status WaitGather(int unit);
   void Free(int unit);
+  void ReleaseMemory(Flat& flat);
+  absl::Status Shrink(int unit);
+  absl::Status Accumulate(int unit, absl::Span<const at::Tensor> gradients);
   absl::Status FillReduceBuffer(int unit,
                                 absl::Span<const at::Tensor> gradients);
   absl::Status Reduce(int unit);
+  absl::StatusOr<std::unique_ptr<comm::Work>> ReduceFlat(
+      int unit, const Flat& flat, const at::Tensor& memory);
+  absl::Status Replicate(int unit);
   absl::Status WaitReduce(int unit);
+  absl::Status Step(int unit);
   absl::Time Deadline() const { return absl::Now() + timeout_; }
 
   const std::shared_ptr<comm::Communicator> communicator_;
@@ -96,6 +175,8 @@ class Runtime {
   const absl::Duration timeout_;
   std::vector<std::vector<Flat>> flats_;  // per unit
   std::deque<Reduction> reductions_;      // filled or in flight, oldest first
+  RuntimeHooks hooks_;
+  std::vector<Action> order_;
   BufferPool parameter_memory_;
   BufferPool gradient_memory_;
 };

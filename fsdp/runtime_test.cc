@@ -43,8 +43,8 @@ at::Tensor Values(int unit, at::ScalarType dtype) {
 struct Fixture {
   explicit Fixture(Communicator& communicator) {
     std::vector<RuntimeUnit> units;
-    units.push_back({"first", {}});
-    units.push_back({"second", {}});
+    units.push_back(UnitOf("first", communicator));
+    units.push_back(UnitOf("second", communicator));
     Add(units[0], 0, at::kFloat, communicator);
     Add(units[1], 1, at::kFloat, communicator);
     Add(units[1], 1, at::kDouble, communicator);
@@ -52,15 +52,26 @@ struct Fixture {
                                         kTimeout);
   }
 
+  static RuntimeUnit UnitOf(const std::string& name,
+                            Communicator& communicator) {
+    RuntimeUnit unit;
+    unit.name = name;
+    unit.placement.shard = Unowned(communicator);
+    return unit;
+  }
+
   void Add(RuntimeUnit& unit, int index, at::ScalarType dtype,
            Communicator& communicator) {
     tensors.push_back(Values(index, dtype).set_requires_grad(true));
     std::vector<NamedParameter> parameters = {{"p", {tensors.back()}}};
-    auto layout = *flat_param::LayoutOf(parameters, communicator.world_size());
+    auto layout =
+        *flat_param::LayoutOf(parameters, dtype, communicator.world_size());
     const at::Tensor flat = FlatParameter::Flatten(parameters, layout);
     unit.flats.push_back(std::make_unique<FlatParameter>(
         std::move(parameters), std::move(layout), flat, communicator.rank(),
-        "freed"));
+        dtype, "freed"));
+    unit.gradients.push_back(
+        {dtype, dtype, MeanOver(communicator.world_size(), dtype)});
   }
 
   std::unique_ptr<Runtime> runtime;
@@ -148,7 +159,7 @@ TEST(RuntimeTest, AMissingRankIsADeadlineErrorThatNamesTheUnit) {
   ASSERT_OK_AND_ASSIGN(auto group, comm::CreateLocalGroup(2, options));
   std::unique_ptr<Fixture> f = std::make_unique<Fixture>(*group[0]);
   std::vector<RuntimeUnit> units;
-  units.push_back({"blocks.7", {}});
+  units.push_back(Fixture::UnitOf("blocks.7", *group[0]));
   f->Add(units[0], 0, at::kFloat, *group[0]);
   Runtime runtime(Unowned(*group[0]), std::move(units), options.timeout);
   const Actions gather = {{ActionKind::kGather, 0},

@@ -31,6 +31,14 @@ const char* Name(EventKind kind) {
       return "EndOfBackward";
     case EventKind::kReset:
       return "Reset";
+    case EventKind::kUnshard:
+      return "Unshard";
+    case EventKind::kWaitUnshard:
+      return "WaitUnshard";
+    case EventKind::kReshard:
+      return "Reshard";
+    case EventKind::kRelease:
+      return "Release";
   }
   return "?";
 }
@@ -43,12 +51,22 @@ const char* Name(ActionKind kind) {
       return "WaitGather";
     case ActionKind::kFree:
       return "Free";
+    case ActionKind::kShrink:
+      return "Shrink";
+    case ActionKind::kDropPart:
+      return "DropPart";
+    case ActionKind::kAccumulate:
+      return "Accumulate";
     case ActionKind::kFillReduceBuffer:
       return "FillReduceBuffer";
     case ActionKind::kReduce:
       return "Reduce";
+    case ActionKind::kReplicate:
+      return "Replicate";
     case ActionKind::kWaitReduce:
       return "WaitReduce";
+    case ActionKind::kStep:
+      return "Step";
   }
   return "?";
 }
@@ -57,7 +75,7 @@ const char* Name(ActionKind kind) {
 
 std::string ToString(const Event& event) {
   if (event.kind == EventKind::kEndOfBackward ||
-      event.kind == EventKind::kReset) {
+      event.kind == EventKind::kReset || event.kind == EventKind::kRelease) {
     return Name(event.kind);
   }
   return absl::StrCat(Name(event.kind), "(", event.unit, ")");
@@ -79,14 +97,13 @@ Schedule::Schedule(std::vector<ScheduledUnit> units, ScheduleOptions options)
 
 absl::StatusOr<Actions> Schedule::Next(const Event& event) {
   FSDP_CHECK(event.unit >= 0 && event.unit < static_cast<int>(units_.size()));
+  FSDP_RETURN_IF_ERROR(Check(event));
   Actions actions;
   switch (event.kind) {
     case EventKind::kPreForward:
-      FSDP_RETURN_IF_ERROR(CheckPreForward(event));
       PreForward(event, actions);
       break;
     case EventKind::kPostForward:
-      FSDP_RETURN_IF_ERROR(CheckPostForward(event));
       PostForward(event, actions);
       break;
     case EventKind::kPreBackward:
@@ -96,13 +113,59 @@ absl::StatusOr<Actions> Schedule::Next(const Event& event) {
       PostBackward(event, actions);
       break;
     case EventKind::kEndOfBackward:
-      EndOfBackward(actions);
+      EndOfBackward(event, actions);
       break;
     case EventKind::kReset:
       Reset(actions);
       break;
+    case EventKind::kUnshard:
+      if (!IsUnsharded(event.unit)) StartGather(event.unit, actions);
+      if (guess_ == event.unit) guess_ = kNone;
+      states_[event.unit].requested = true;
+      break;
+    case EventKind::kWaitUnshard: {
+      const bool requested = states_[event.unit].requested;
+      EnsureGathered(event.unit, actions);
+      states_[event.unit].requested = requested;
+      break;
+    }
+    case EventKind::kReshard:
+      Free(event.unit, actions);
+      break;
+    case EventKind::kRelease:
+      FreeUnless([](const State&) { return false; }, actions);
+      DropParts(actions);
+      break;
   }
   return actions;
+}
+
+absl::Status Schedule::Check(const Event& event) const {
+  const State& state = states_[event.unit];
+  switch (event.kind) {
+    case EventKind::kPreForward:
+      return CheckPreForward(event);
+    case EventKind::kPostForward:
+      return CheckPostForward(event);
+    case EventKind::kPreBackward:
+      if (!state.stepped) return absl::OkStatus();
+      return absl::FailedPreconditionError(absl::StrCat(
+          "a second backward through unit ", units_[event.unit].name,
+          ", whose parameters were stepped in the first: with the optimizer in "
+          "backward every forward has one backward"));
+    case EventKind::kReshard:
+      if (!state.running()) return absl::OkStatus();
+      return absl::FailedPreconditionError(
+          absl::StrCat("unit ", units_[event.unit].name,
+                       " cannot be resharded while it computes"));
+    case EventKind::kRelease:
+      if (!in_forward() && !in_backward_) return absl::OkStatus();
+      return absl::FailedPreconditionError(absl::StrCat(
+          "the parameters of ", units_[kRoot].name,
+          " cannot be taken as a whole inside its forward or backward"));
+    default:
+      return absl::OkStatus();
+  }
 }
 
 absl::Status Schedule::CheckPreForward(const Event& event) const {
@@ -131,29 +194,36 @@ absl::Status Schedule::CheckPostForward(const Event& event) const {
 
 void Schedule::PreForward(const Event& event, Actions& actions) {
   const int unit = event.unit;
+  State& state = states_[unit];
   // The order of the real forward stays, and backward has already prefetched
   // what comes next.
   if (event.recomputes) {
     EnterBackward();
     EnsureGathered(unit, actions);
     forward_stack_.push_back(unit);
-    ++states_[unit].forwards;
+    ++state.forwards;
     return;
   }
   if (!in_forward()) BeginIteration(actions);
   forward_order_.push_back(unit);
   forward_stack_.push_back(unit);
-  ++states_[unit].forwards;
-  FreeWrongGuesses(unit, actions);
+  ++state.forwards;
+  state.stepped = false;
+  FreeWrongGuess(unit, actions);
   EnsureGathered(unit, actions);
   const int next = PredictForward(unit);
   if (options_.forward_prefetch) Prefetch(next, unit, actions);
 }
 
 // Shards may have been written since a unit was kept after its forward, by the
-// optimizer or by the user: nothing gathered survives into a new iteration.
+// optimizer or by the user: nothing gathered survives into a new iteration but
+// what the user has asked for, and what is kept between backwards that
+// accumulate, where no optimizer steps.
 void Schedule::BeginIteration(Actions& actions) {
-  FreeAll(actions);
+  FreeUnless([](const State& state) { return state.requested || state.kept; },
+             actions);
+  DropParts(actions);
+  for (int unit : post_forward_order_) states_[unit].backwards_to_come = 0;
   forward_order_.clear();
   post_forward_order_.clear();
   forward_cursor_ = 0;
@@ -162,17 +232,35 @@ void Schedule::BeginIteration(Actions& actions) {
 void Schedule::PostForward(const Event& event, Actions& actions) {
   forward_stack_.pop_back();
   --states_[event.unit].forwards;
-  // What is recomputed is needed again at once, by its backward.
-  const bool keep =
-      event.expects_backward &&
-      (event.recomputes || !units_[event.unit].reshard_after_forward);
-  if (!keep && !states_[event.unit].running()) Free(event.unit, actions);
-  if (event.recomputes) return;
-  if (event.expects_backward) post_forward_order_.push_back(event.unit);
+  if (event.recomputes) {
+    // What is recomputed is needed again at once, by its backward.
+    if (!event.expects_backward && !states_[event.unit].running()) {
+      Free(event.unit, actions);
+    }
+    return;
+  }
+  if (event.expects_backward) {
+    post_forward_order_.push_back(event.unit);
+    ++states_[event.unit].backwards_to_come;
+  }
+  LeaveForward(event.unit, event.expects_backward, actions);
   if (!in_forward()) {
-    FreeWrongGuesses(kNone, actions);
+    FreeWrongGuess(kNone, actions);
     previous_forward_order_ = forward_order_;
   }
+}
+
+void Schedule::LeaveForward(int unit, bool expects_backward, Actions& actions) {
+  State& state = states_[unit];
+  const bool keep = expects_backward && !units_[unit].reshard_after_forward;
+  if (keep || state.running()) return;
+  if (!expects_backward || !units_[unit].keeps_part || state.has_part) {
+    Free(unit, actions);
+    return;
+  }
+  Free(unit, actions, ActionKind::kShrink);
+  state.has_part = true;
+  ++num_parts_;
 }
 
 void Schedule::EnterBackward() {
@@ -184,107 +272,179 @@ void Schedule::EnterBackward() {
 void Schedule::PreBackward(int unit, Actions& actions) {
   EnterBackward();
   ++states_[unit].backwards;
-  FreeWrongGuesses(unit, actions);
+  FreeWrongGuess(unit, actions);
   EnsureGathered(unit, actions);
   const int next = PredictBackward(unit);
   if (options_.backward_prefetch) Prefetch(next, unit, actions);
 }
 
 void Schedule::PostBackward(const Event& event, Actions& actions) {
-  State& state = states_[event.unit];
+  const int unit = event.unit;
+  State& state = states_[unit];
   // A unit whose output carries no gradient gets here without PreBackward.
   EnterBackward();
   state.backwards = std::max(0, state.backwards - 1);
-  if (event.reduces) {
-    if (num_reductions_in_flight() >= options_.max_reduce_buffers) {
-      actions.push_back({ActionKind::kWaitReduce, reductions_.front()});
-      reductions_.pop_front();
-    }
-    actions.push_back({ActionKind::kFillReduceBuffer, event.unit});
+  state.backwards_to_come = std::max(0, state.backwards_to_come - 1);
+  const bool reduces = event.reduces && event.synchronizes;
+  if (reduces) {
+    MakeRoomForReduction(actions);
+    actions.push_back({ActionKind::kFillReduceBuffer, unit});
+    state.has_whole_gradients = false;
+  } else if (event.reduces) {
+    actions.push_back({ActionKind::kAccumulate, unit});
+    state.has_whole_gradients = true;
   }
-  if (!state.running()) Free(event.unit, actions);
-  if (event.reduces) {
-    actions.push_back({ActionKind::kReduce, event.unit});
-    reductions_.push_back(event.unit);
+  if (!event.synchronizes && units_[unit].keep_until_sync) {
+    state.kept = state.gather == Gather::kGathered;
+  } else if (!state.running()) {
+    Free(unit, actions);
   }
+  if (reduces) StartReduction(unit, actions);
+}
+
+// The all-reduce of the reduction before starts here: its reduce-scatter had
+// this unit's backward to finish.
+void Schedule::MakeRoomForReduction(Actions& actions) {
+  if (!reductions_.empty() && !reductions_.back().replicating) {
+    actions.push_back({ActionKind::kReplicate, reductions_.back().unit});
+    reductions_.back().replicating = true;
+  }
+  if (num_reductions_in_flight() >= options_.max_reduce_buffers) {
+    FinishReduction(actions);
+  }
+}
+
+void Schedule::StartReduction(int unit, Actions& actions) {
+  actions.push_back({ActionKind::kReduce, unit});
+  reductions_.push_back({unit, !units_[unit].replicated});
+}
+
+void Schedule::FinishReduction(Actions& actions) {
+  const Reduction reduction = reductions_.front();
+  reductions_.pop_front();
+  if (!reduction.replicating) {
+    actions.push_back({ActionKind::kReplicate, reduction.unit});
+  }
+  actions.push_back({ActionKind::kWaitReduce, reduction.unit});
+  if (!options_.step_in_backward) return;
+  State& state = states_[reduction.unit];
+  state.step_due = true;
+  const bool in_flight = std::any_of(
+      reductions_.begin(), reductions_.end(),
+      [&](const Reduction& other) { return other.unit == reduction.unit; });
+  if (in_flight || state.backwards_to_come > 0) return;
+  actions.push_back({ActionKind::kStep, reduction.unit});
+  state.step_due = false;
+  state.stepped = true;
 }
 
 // Units that were gathered but never reached, for example because their output
 // was not used in the loss, are freed here. A backward inside a forward leaves
-// the units of that forward alone.
-void Schedule::EndOfBackward(Actions& actions) {
+// the units of that forward alone. Gradients kept whole by earlier backwards
+// are reduced although this one has not reached their unit.
+void Schedule::EndOfBackward(const Event& event, Actions& actions) {
+  for (State& state : states_) state.backwards = 0;
+  FreeUnless([](const State& state) { return state.running() || state.kept; },
+             actions);
+  DropParts(actions);
+  for (int i = 0; event.synchronizes && i < static_cast<int>(units_.size());
+       ++i) {
+    if (!states_[i].has_whole_gradients) continue;
+    MakeRoomForReduction(actions);
+    actions.push_back({ActionKind::kFillReduceBuffer, i});
+    states_[i].has_whole_gradients = false;
+    StartReduction(i, actions);
+  }
+  while (!reductions_.empty()) FinishReduction(actions);
   for (int i = 0; i < static_cast<int>(units_.size()); ++i) {
-    states_[i].backwards = 0;
-    if (!states_[i].running()) Free(i, actions);
+    if (!states_[i].step_due) continue;
+    actions.push_back({ActionKind::kStep, i});
+    states_[i].step_due = false;
+    states_[i].stepped = true;
   }
-  for (int unit : reductions_) {
-    actions.push_back({ActionKind::kWaitReduce, unit});
-  }
-  reductions_.clear();
   in_backward_ = false;
 }
 
 void Schedule::Reset(Actions& actions) {
-  FreeAll(actions);
+  FreeUnless([](const State&) { return false; }, actions);
+  DropParts(actions);
   reductions_.clear();
   forward_stack_.clear();
-  for (State& state : states_) state.forwards = state.backwards = 0;
+  for (State& state : states_) state = State();
   in_backward_ = false;
   forward_order_.clear();
   post_forward_order_.clear();
 }
 
+void Schedule::StartGather(int unit, Actions& actions) {
+  actions.push_back({ActionKind::kGather, unit});
+  states_[unit].gather = Gather::kInFlight;
+  unsharded_.insert(
+      std::lower_bound(unsharded_.begin(), unsharded_.end(), unit), unit);
+}
+
 void Schedule::EnsureGathered(int unit, Actions& actions) {
   State& state = states_[unit];
-  if (state.gather == Gather::kSharded) {
-    actions.push_back({ActionKind::kGather, unit});
-    state.gather = Gather::kInFlight;
-  }
+  if (state.gather == Gather::kSharded) StartGather(unit, actions);
   if (state.gather == Gather::kInFlight) {
     actions.push_back({ActionKind::kWaitGather, unit});
     state.gather = Gather::kGathered;
   }
-  state.prefetched = false;
+  state.requested = false;
+  if (guess_ == unit) guess_ = kNone;
 }
 
 // The units around the running one are gathered for as long as it runs, and
 // those that do not reshard until their backward: they are not what the limit
 // is about.
 void Schedule::Prefetch(int unit, int running_unit, Actions& actions) {
-  if (unit == kNone || states_[unit].gather != Gather::kSharded) return;
+  if (unit == kNone || IsUnsharded(unit)) return;
   int gathered = 0;
-  for (int i = 0; i < static_cast<int>(units_.size()); ++i) {
+  for (int i : unsharded_) {
     const bool kept = !units_[i].reshard_after_forward &&
-                      !states_[i].running() && !states_[i].prefetched;
-    gathered += IsUnsharded(i) && !kept && !IsAncestor(i, running_unit);
+                      !states_[i].running() && i != guess_;
+    gathered += !kept && !IsAncestor(i, running_unit);
   }
   // The root as the running unit is not counted either.
   if (running_unit == kRoot) --gathered;
   if (gathered >= options_.max_gathered_units) return;
-  actions.push_back({ActionKind::kGather, unit});
-  states_[unit].gather = Gather::kInFlight;
-  states_[unit].prefetched = true;
+  StartGather(unit, actions);
+  guess_ = unit;
 }
 
-void Schedule::Free(int unit, Actions& actions) {
+void Schedule::Free(int unit, Actions& actions, ActionKind how) {
   State& state = states_[unit];
   if (state.gather == Gather::kSharded) return;
   // Memory a collective still writes cannot be given back.
   if (state.gather == Gather::kInFlight) {
     actions.push_back({ActionKind::kWaitGather, unit});
   }
-  actions.push_back({ActionKind::kFree, unit});
+  actions.push_back({how, unit});
   state.gather = Gather::kSharded;
-  state.prefetched = false;
+  state.requested = false;
+  state.kept = false;
+  if (guess_ == unit) guess_ = kNone;
+  unsharded_.erase(
+      std::lower_bound(unsharded_.begin(), unsharded_.end(), unit));
 }
 
-void Schedule::FreeAll(Actions& actions) {
-  for (int i = 0; i < static_cast<int>(units_.size()); ++i) Free(i, actions);
+void Schedule::FreeUnless(bool (*keep)(const State&), Actions& actions) {
+  const std::vector<int> unsharded = unsharded_;
+  for (int unit : unsharded) {
+    if (!keep(states_[unit])) Free(unit, actions);
+  }
 }
 
-void Schedule::FreeWrongGuesses(int needed_unit, Actions& actions) {
-  for (int i = 0; i < static_cast<int>(units_.size()); ++i) {
-    if (i != needed_unit && states_[i].prefetched) Free(i, actions);
+void Schedule::FreeWrongGuess(int needed_unit, Actions& actions) {
+  if (guess_ != kNone && guess_ != needed_unit) Free(guess_, actions);
+}
+
+void Schedule::DropParts(Actions& actions) {
+  for (int i = 0; num_parts_ > 0; ++i) {
+    if (!states_[i].has_part) continue;
+    actions.push_back({ActionKind::kDropPart, i});
+    states_[i].has_part = false;
+    --num_parts_;
   }
 }
 

@@ -25,6 +25,15 @@ struct ScheduledUnit {
   std::string name;  // for messages
   int parent = -1;   // index of the surrounding unit; -1 for the root, unit 0
   bool reshard_after_forward = true;
+  // With reshard_after_forward: between forward and backward the rank keeps a
+  // larger part than its shard, from which a smaller group gathers for backward
+  // (hpZ in ZeRO++, Wang et al., 2023).
+  bool keeps_part = false;
+  // Stay unsharded over backwards that do not synchronise.
+  bool keep_until_sync = false;
+  // What is reduced within the group of shards is reduced over replicas, too
+  // (hybrid sharding).
+  bool replicated = false;
 };
 
 struct ScheduleOptions {
@@ -37,6 +46,8 @@ struct ScheduleOptions {
   // root, two units and two reduce buffers are alive at most.
   int max_gathered_units = 2;
   int max_reduce_buffers = 2;  // at least 1
+  // Ask for kStep as soon as a unit's gradients are complete.
+  bool step_in_backward = false;
 };
 
 enum class EventKind {
@@ -46,6 +57,10 @@ enum class EventKind {
   kPostBackward,   // all its gradients are there; reduces: some are trainable
   kEndOfBackward,  // the outermost backward is over; no unit
   kReset,          // the iteration is given up after an error; no unit
+  kUnshard,        // the user wants the unit gathered ahead of its use
+  kWaitUnshard,    // ... and now to be there
+  kReshard,        // the user wants the unit freed
+  kRelease,        // shards are about to be read or written whole; no unit
 };
 
 struct Event {
@@ -55,15 +70,24 @@ struct Event {
   bool recomputes = false;        // kPreForward, kPostForward: inside backward
   bool expects_backward = false;  // kPostForward
   bool reduces = false;           // kPostBackward
+  // kPostBackward, kEndOfBackward: gradients are reduced in this backward, not
+  // kept whole for a later one.
+  bool synchronizes = true;
 };
 
 enum class ActionKind {
   kGather,            // start the all-gather into unsharded memory
   kWaitGather,        // finish it; the module's tensors look into that memory
   kFree,              // give the unsharded memory back
-  kFillReduceBuffer,  // copy the gradients to where the reduction reads
+  kShrink,            // the same, keeping the part for the smaller group
+  kDropPart,          // give that part back; gathers are from shards again
+  kAccumulate,        // add the gradients to those kept whole
+  kFillReduceBuffer,  // copy the gradients to where the reduction reads, or add
+                      // them to those kept whole, which are there already
   kReduce,            // start the reduce-scatter
-  kWaitReduce,        // finish it and add into the shard's gradient
+  kReplicate,         // finish it and start the all-reduce over replicas
+  kWaitReduce,        // finish the reduction; add into the shard's gradient
+  kStep,              // the shard's gradient is complete: step the optimizer
 };
 
 struct Action {
@@ -88,7 +112,9 @@ class Schedule {
 
   // The actions `event` asks for. FailedPrecondition, with nothing changed:
   // a unit inside the model runs forward with grad outside a forward of the
-  // root; a forward ends that is not the innermost one under way.
+  // root; a forward ends that is not the innermost one under way; a backward
+  // enters a unit that has stepped since its forward; kReshard of a unit that
+  // computes; kRelease inside a forward or backward.
   absl::StatusOr<Actions> Next(const Event& event);
 
   bool in_forward() const { return !forward_stack_.empty(); }
@@ -105,29 +131,46 @@ class Schedule {
   enum class Gather { kSharded, kInFlight, kGathered };
   struct State {
     Gather gather = Gather::kSharded;
-    bool prefetched = false;  // gathered on a guess nobody has used yet
-    int forwards = 0;         // under way
-    int backwards = 0;        // under way
+    bool requested = false;     // by kUnshard, and not used yet
+    bool kept = false;          // from a backward that did not synchronise
+    bool has_part = false;      // after kShrink
+    int forwards = 0;           // under way
+    int backwards = 0;          // under way
+    int backwards_to_come = 0;  // of the forwards of this iteration
+    bool has_whole_gradients = false;  // kept by kAccumulate
+    bool step_due = false;             // reduced, kStep still to come
+    bool stepped = false;              // since its last forward
 
     bool running() const { return forwards + backwards > 0; }
   };
+  struct Reduction {
+    int unit;
+    bool replicating;  // kReplicate is done, or not needed
+  };
 
+  absl::Status Check(const Event& event) const;
   absl::Status CheckPreForward(const Event& event) const;
   absl::Status CheckPostForward(const Event& event) const;
   void PreForward(const Event& event, Actions& actions);
   void PostForward(const Event& event, Actions& actions);
   void PreBackward(int unit, Actions& actions);
   void PostBackward(const Event& event, Actions& actions);
-  void EndOfBackward(Actions& actions);
+  void EndOfBackward(const Event& event, Actions& actions);
   void Reset(Actions& actions);
 
   void BeginIteration(Actions& actions);
   void EnterBackward();
+  void StartGather(int unit, Actions& actions);
   void EnsureGathered(int unit, Actions& actions);
   void Prefetch(int unit, int running_unit, Actions& actions);
-  void Free(int unit, Actions& actions);
-  void FreeAll(Actions& actions);
-  void FreeWrongGuesses(int needed_unit, Actions& actions);
+  void LeaveForward(int unit, bool expects_backward, Actions& actions);
+  void Free(int unit, Actions& actions, ActionKind how = ActionKind::kFree);
+  void FreeUnless(bool (*keep)(const State&), Actions& actions);
+  void FreeWrongGuess(int needed_unit, Actions& actions);
+  void DropParts(Actions& actions);
+  void MakeRoomForReduction(Actions& actions);
+  void StartReduction(int unit, Actions& actions);
+  void FinishReduction(Actions& actions);
   bool IsAncestor(int ancestor, int unit) const;
   int PredictForward(int unit);
   int PredictBackward(int unit);
@@ -137,7 +180,10 @@ class Schedule {
   std::vector<State> states_;
   std::vector<int> forward_stack_;
   bool in_backward_ = false;
-  std::deque<int> reductions_;  // in flight, oldest first
+  std::deque<Reduction> reductions_;  // in flight, oldest first
+  std::vector<int> unsharded_;        // gathered or in flight, ascending
+  int guess_ = -1;     // the unit gathered on a guess nobody has used yet
+  int num_parts_ = 0;  // units with has_part
 
   std::vector<int> forward_order_;           // of this forward, by kPreForward
   std::vector<int> previous_forward_order_;  // of the last complete forward

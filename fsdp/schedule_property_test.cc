@@ -231,6 +231,8 @@ class Checker {
         in_backward_ = false;
         for (Unit& each : units_) each.backwards = each.may_stay = 0;
         break;
+      default:
+        break;
     }
   }
 
@@ -284,8 +286,9 @@ class Checker {
         }
         reductions_.pop_front();
         return "";
+      default:
+        return "unexpected action";
     }
-    return "unknown action";
   }
 
   // A gather that no event has asked for.

@@ -22,7 +22,7 @@ class UnitCaller final : public torch::nn::Module {
 
   at::Tensor forward(at::Tensor input) {
     ForwardScope scope(*child_.ptr());
-    if (scope.needs_entry()) scope.AttachEntry({&input});
+    if (scope.needs_inputs()) scope.PrepareInputs({&input});
     at::Tensor output = child_.forward(std::move(input));
     scope.Finish({&output});
     return output;

@@ -1,7 +1,7 @@
 #include "fsdp/shard_module.h"
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/InferenceMode.h>
+#include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 #include <torch/nn/modules/container/sequential.h>
 
@@ -14,19 +14,21 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/agreement.h"
 #include "comm/communicator.h"
+#include "comm/mesh.h"
 #include "flat_param/flat_parameter.h"
-#include "flat_param/guarded_storage.h"
-#include "fsdp/module_tree.h"
+#include "fsdp/buffer_precision.h"
+#include "fsdp/gradient_buffer.h"
+#include "fsdp/placements.h"
 #include "fsdp/runtime.h"
 #include "fsdp/schedule.h"
 #include "fsdp/sequential_adapter.h"
+#include "fsdp/shard_plan.h"
 #include "fsdp/unit_handle.h"
 #include "fsdp/unit_plan.h"
 
@@ -35,115 +37,6 @@ namespace {
 
 using ::fsdp::flat_param::FlatParameter;
 using ::fsdp::flat_param::NamedParameter;
-
-// A module holds a parameter in its dictionary and in a member.
-constexpr int kReferencesPerUse = 2;
-
-struct Plan {
-  ModuleTree tree;
-  std::vector<Unit> units;  // those that own something, and the root
-};
-
-// Only as long as nothing but modules refers to a parameter is its count what
-// its registrations explain. An optimizer refers to every trainable one.
-absl::Status CheckOutsideReferences(const ModuleTree& tree) {
-  std::map<const void*, int> uses;
-  for (const ParameterUse& use : tree.uses) {
-    for (const at::Tensor& tensor : tree.parameters[use.parameter]) {
-      ++uses[tensor.unsafeGetTensorImpl()];
-    }
-  }
-  bool any = false;
-  for (const std::vector<at::Tensor>& tensors : tree.parameters) {
-    for (const at::Tensor& tensor : tensors) {
-      if (!tensor.requires_grad()) continue;
-      any = true;
-      // One reference is the tree's own.
-      const int explained =
-          1 + kReferencesPerUse * uses[tensor.unsafeGetTensorImpl()];
-      if (static_cast<int>(tensor.use_count()) <= explained) {
-        return absl::OkStatus();
-      }
-    }
-  }
-  if (!any) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      "something besides the module refers to every trainable parameter. If it "
-      "is an optimizer, it would go on without training anything: make it "
-      "after sharding, from Parameters(). If it is a list or a loss of yours, "
-      "drop it first or set Options::allow_outside_references");
-}
-
-absl::Status CheckOneDevicePerUnit(const Plan& plan) {
-  for (const Unit& unit : plan.units) {
-    const at::Tensor* first = nullptr;
-    for (const OwnedParameter& owned : unit.parameters) {
-      const at::Tensor& tensor = plan.tree.parameters[owned.parameter].front();
-      if (first == nullptr) first = &tensor;
-      if (tensor.device() == first->device()) continue;
-      return absl::InvalidArgumentError(absl::StrCat(
-          "parameter ", owned.names.front(), " of unit ", DisplayName(unit),
-          " is on ", tensor.device().str(), ", another is on ",
-          first->device().str(), ": a unit lives on one device"));
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<Plan> MakePlan(const std::shared_ptr<torch::nn::Module>& root,
-                              const Options& options) {
-  if (c10::InferenceMode::is_enabled()) {
-    return absl::FailedPreconditionError(
-        "a model cannot be sharded in inference mode, whose tensors have no "
-        "versions: leave it first. Sharded models run in it");
-  }
-  FSDP_RETURN_IF_ERROR(flat_param::CheckGuardedStorage());
-  Plan plan;
-  FSDP_ASSIGN_OR_RETURN(plan.tree, ReadModuleTree(root, options.wrap_policy));
-  FSDP_ASSIGN_OR_RETURN(UnitPlan units,
-                        PlanUnits(plan.tree.nodes, plan.tree.uses));
-  // Units that own nothing have nothing to gather; those inside them belong to
-  // the next one outside.
-  std::vector<int> kept(units.units.size(), -1);
-  for (size_t i = 0; i < units.units.size(); ++i) {
-    Unit& unit = units.units[i];
-    const int parent = unit.parent == -1 ? -1 : kept[unit.parent];
-    if (i > 0 && unit.parameters.empty()) {
-      kept[i] = parent;
-      continue;
-    }
-    unit.parent = parent;
-    kept[i] = static_cast<int>(plan.units.size());
-    plan.units.push_back(std::move(unit));
-  }
-  if (!options.allow_outside_references) {
-    FSDP_RETURN_IF_ERROR(CheckOutsideReferences(plan.tree));
-  }
-  FSDP_RETURN_IF_ERROR(CheckOneDevicePerUnit(plan));
-  return plan;
-}
-
-// Everything ranks have to agree on, one line each, for comparison by text.
-std::string Fingerprint(const Plan& plan, const Options& options) {
-  std::string text = absl::StrCat(
-      "options: reshard ", options.reshard_after_forward, ", root ",
-      options.reshard_root_after_forward, ", prefetch forward ",
-      options.forward_prefetch, ", backward ", options.backward_prefetch,
-      ", broadcast ", options.broadcast_parameters, "\n");
-  for (const Unit& unit : plan.units) {
-    absl::StrAppend(&text, "unit ", DisplayName(unit), "\n");
-    for (const OwnedParameter& owned : unit.parameters) {
-      const at::Tensor& tensor = plan.tree.parameters[owned.parameter].front();
-      absl::StrAppend(&text, "  ", absl::StrJoin(owned.names, " = "), " ",
-                      c10::toString(tensor.scalar_type()), " [",
-                      absl::StrJoin(tensor.sizes(), ", "), "] strides [",
-                      absl::StrJoin(tensor.strides(), ", "), "] ",
-                      tensor.device().is_cpu() ? "cpu" : "accelerator",
-                      tensor.requires_grad() ? "" : " frozen", "\n");
-    }
-  }
-  return text;
-}
 
 std::string FreedText(const Unit& unit) {
   return absl::StrCat(
@@ -155,72 +48,144 @@ std::string FreedText(const Unit& unit) {
       "ForEachFullParameter()");
 }
 
+GradientScaling ScalingOf(const Options& options, int ranks,
+                          c10::ScalarType reduce_dtype) {
+  if (!options.gradient_divide_factor.has_value() &&
+      !options.gradient_predivide_factor.has_value()) {
+    return MeanOver(ranks, reduce_dtype);
+  }
+  const double factor = options.gradient_divide_factor.value_or(ranks);
+  const double before = options.gradient_predivide_factor.value_or(1);
+  return {1 / before, before / factor};
+}
+
 class Sharder {
  public:
-  Sharder(Plan plan, comm::Communicator& communicator, const Options& options,
+  Sharder(ShardPlan plan, const comm::Mesh& mesh, const Options& options,
           absl::Duration timeout)
       : plan_(std::move(plan)),
-        communicator_(communicator),
+        world_(*mesh.world()),
+        placements_(mesh),
         options_(options),
         timeout_(timeout) {}
 
-  absl::StatusOr<RuntimeUnit> Shard(const Unit& unit) {
-    RuntimeUnit result{DisplayName(unit), {}};
-    std::map<at::ScalarType, std::vector<NamedParameter>> by_dtype;
-    for (const OwnedParameter& owned : unit.parameters) {
+  absl::StatusOr<RuntimeUnit> Shard(const PlannedUnit& planned) {
+    RuntimeUnit result;
+    result.name = DisplayName(planned.unit);
+    FSDP_ASSIGN_OR_RETURN(result.placement, placements_.Of(planned.options));
+    // Stored and computed in.
+    using Dtypes = std::pair<c10::ScalarType, c10::ScalarType>;
+    std::map<Dtypes, std::vector<NamedParameter>> by_dtypes;
+    for (size_t i = 0; i < planned.unit.parameters.size(); ++i) {
+      const OwnedParameter& owned = planned.unit.parameters[i];
       std::vector<at::Tensor>& tensors = plan_.tree.parameters[owned.parameter];
-      by_dtype[tensors.front().scalar_type()].push_back(
-          {owned.names.front(), std::move(tensors)});
+      by_dtypes[{tensors.front().scalar_type(), planned.compute_dtypes[i]}]
+          .push_back({owned.names.front(), std::move(tensors)});
     }
-    for (auto& [dtype, parameters] : by_dtype) {
+    for (auto& [dtypes, parameters] : by_dtypes) {
       FSDP_ASSIGN_OR_RETURN(
           result.flats.emplace_back(),
-          MakeFlat(result.name, FreedText(unit), std::move(parameters)));
+          MakeFlat(planned, result, dtypes.second, std::move(parameters)));
+      result.gradients.push_back(
+          GradientsOf(planned.options.precision, dtypes.first, dtypes.second));
     }
     return result;
   }
 
-  const Plan& plan() const { return plan_; }
+  // Rank 0's values everywhere.
+  absl::Status BroadcastBuffers() {
+    c10::NoGradGuard no_grad;
+    for (const BufferPrecision::Buffer& buffer : plan_.buffers) {
+      if (buffer.tensor.numel() == 0) continue;
+      at::Tensor values = buffer.tensor.contiguous();
+      FSDP_RETURN_IF_ERROR(
+          Broadcast(values.reshape({-1}).view(at::kByte), buffer.name));
+      if (!values.is_same(buffer.tensor)) buffer.tensor.copy_(values);
+    }
+    return absl::OkStatus();
+  }
+
+  const ShardPlan& plan() const { return plan_; }
 
  private:
+  // What keeps its dtype is reduced in it, too.
+  GradientBufferOptions GradientsOf(const MixedPrecision& precision,
+                                    c10::ScalarType stored,
+                                    c10::ScalarType computed) {
+    const bool kept = computed != precision.ParamDtype(stored);
+    const c10::ScalarType reduce = kept && !precision.reduce_dtype.has_value()
+                                       ? stored
+                                       : precision.ReduceDtype(stored);
+    return {reduce, precision.keep_low_precision_grads ? reduce : stored,
+            ScalingOf(options_, world_.world_size(), reduce)};
+  }
+
+  absl::Status Broadcast(const at::Tensor& tensor, const std::string& what) {
+    FSDP_ASSIGN_OR_RETURN(std::unique_ptr<comm::Work> work,
+                          world_.Broadcast(tensor, /*root=*/0, what));
+    return work->Wait(absl::Now() + timeout_);
+  }
+
   absl::StatusOr<std::unique_ptr<FlatParameter>> MakeFlat(
-      const std::string& unit_name, std::string freed_text,
-      std::vector<NamedParameter> parameters) {
+      const PlannedUnit& planned, const RuntimeUnit& unit,
+      c10::ScalarType compute_dtype, std::vector<NamedParameter> parameters) {
+    const comm::Communicator& group = *unit.placement.shard;
+    const c10::ScalarType stored =
+        parameters.front().tensors.front().scalar_type();
+    const bool narrows =
+        c10::elementSize(compute_dtype) < c10::elementSize(stored);
     FSDP_ASSIGN_OR_RETURN(
         flat_param::FlatLayout layout,
-        flat_param::LayoutOf(parameters, communicator_.world_size()));
+        flat_param::LayoutOf(parameters, narrows ? compute_dtype : stored,
+                             group.world_size()));
     at::Tensor flat;
     FSDP_RETURN_IF_ERROR(TorchToStatus(
-        absl::StrCat("flattening unit ", unit_name),
+        absl::StrCat("flattening unit ", unit.name),
         [&] { flat = FlatParameter::Flatten(parameters, layout); }));
     if (options_.broadcast_parameters) {
-      FSDP_ASSIGN_OR_RETURN(
-          std::unique_ptr<comm::Work> work,
-          communicator_.Broadcast(flat, /*root=*/0, unit_name));
-      FSDP_RETURN_IF_ERROR(work->Wait(absl::Now() + timeout_));
+      FSDP_RETURN_IF_ERROR(Broadcast(flat, unit.name));
     }
     std::unique_ptr<FlatParameter> result;
     FSDP_RETURN_IF_ERROR(
-        TorchToStatus(absl::StrCat("sharding unit ", unit_name), [&] {
+        TorchToStatus(absl::StrCat("sharding unit ", unit.name), [&] {
           result = std::make_unique<FlatParameter>(
-              std::move(parameters), std::move(layout), flat,
-              communicator_.rank(), std::move(freed_text));
+              std::move(parameters), std::move(layout), flat, group.rank(),
+              compute_dtype, FreedText(planned.unit));
         }));
     return result;
   }
 
-  Plan plan_;
-  comm::Communicator& communicator_;
+  ShardPlan plan_;
+  comm::Communicator& world_;
+  Placements placements_;
   const Options& options_;
   const absl::Duration timeout_;
 };
 
-Schedule MakeSchedule(const std::vector<Unit>& units, const Options& options) {
+bool IsKeptAfterForward(ShardingStrategy strategy) {
+  return strategy == ShardingStrategy::kShardGradOp ||
+         strategy == ShardingStrategy::kShardOptimizer ||
+         strategy == ShardingStrategy::kNoShard ||
+         strategy == ShardingStrategy::kHybridShardGradOp;
+}
+
+Schedule MakeSchedule(const std::vector<PlannedUnit>& units,
+                      const std::vector<RuntimeUnit>& placed,
+                      const Options& options) {
   std::vector<ScheduledUnit> scheduled;
   for (size_t i = 0; i < units.size(); ++i) {
-    scheduled.push_back({DisplayName(units[i]), units[i].parent,
-                         i == 0 ? options.reshard_root_after_forward
-                                : options.reshard_after_forward});
+    const UnitOptions& unit = units[i].options;
+    ScheduledUnit& result = scheduled.emplace_back();
+    result.name = placed[i].name;
+    result.parent = units[i].unit.parent;
+    result.reshard_after_forward =
+        !IsKeptAfterForward(unit.strategy) &&
+        (i > 0 || options.reshard_root_after_forward);
+    result.keeps_part = placed[i].placement.part != nullptr;
+    result.keep_until_sync =
+        unit.strategy == ShardingStrategy::kShardOptimizer ||
+        unit.strategy == ShardingStrategy::kNoShard;
+    result.replicated = placed[i].placement.replicate != nullptr;
   }
   ScheduleOptions schedule_options;
   schedule_options.forward_prefetch = options.forward_prefetch;
@@ -228,10 +193,10 @@ Schedule MakeSchedule(const std::vector<Unit>& units, const Options& options) {
   return Schedule(std::move(scheduled), schedule_options);
 }
 
-void AttachHandles(const Plan& plan,
+void AttachHandles(const ShardPlan& plan,
                    const std::shared_ptr<ShardedModel>& model) {
   for (size_t i = 0; i < plan.units.size(); ++i) {
-    plan.tree.modules[plan.units[i].module]->register_module(
+    plan.tree.modules[plan.units[i].unit.module]->register_module(
         kUnitHandleName,
         std::make_shared<UnitHandle>(model, static_cast<int>(i)));
   }
@@ -242,36 +207,58 @@ void AttachHandles(const Plan& plan,
   }
 }
 
+ShardedModel::Settings SettingsOf(
+    const ShardPlan& plan, const std::shared_ptr<torch::nn::Module>& root,
+    const Options& options) {
+  ShardedModel::Settings settings;
+  settings.abort_on_failure = options.abort_on_failure;
+  settings.check_order = options.check_order;
+  for (const PlannedUnit& planned : plan.units) {
+    settings.precisions.push_back(planned.options.precision);
+  }
+  settings.is_training = [weak = std::weak_ptr<torch::nn::Module>(root)] {
+    const std::shared_ptr<torch::nn::Module> module = weak.lock();
+    return module == nullptr || module->is_training();
+  };
+  settings.buffers = BufferPrecision(plan.buffers);
+  return settings;
+}
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<ShardedModel>> ShardModule(
-    const std::shared_ptr<torch::nn::Module>& root,
-    std::shared_ptr<comm::Communicator> communicator, const Options& options) {
+    const std::shared_ptr<torch::nn::Module>& root, const comm::Mesh& mesh,
+    const Options& options) {
+  comm::Communicator& world = *mesh.world();
   const absl::Duration timeout = options.timeout == absl::ZeroDuration()
-                                     ? communicator->default_timeout()
+                                     ? world.default_timeout()
                                      : options.timeout;
-  absl::StatusOr<Plan> plan = MakePlan(root, options);
-  FSDP_RETURN_IF_ERROR(comm::Agree(*communicator, plan.status(),
-                                   "sharding the model",
+  absl::StatusOr<ShardPlan> plan = PlanSharding(root, mesh, options);
+  FSDP_RETURN_IF_ERROR(comm::Agree(world, plan.status(), "sharding the model",
                                    absl::Now() + timeout));
-  FSDP_RETURN_IF_ERROR(
-      comm::CheckSame(*communicator, Fingerprint(*plan, options),
-                      "the models to shard", absl::Now() + timeout));
-  Sharder sharder(*std::move(plan), *communicator, options, timeout);
+  FSDP_RETURN_IF_ERROR(comm::CheckSame(world, Fingerprint(*plan, options),
+                                       "the models to shard",
+                                       absl::Now() + timeout));
+  Sharder sharder(*std::move(plan), mesh, options, timeout);
+  absl::Status status;
+  if (options.broadcast_parameters) status = sharder.BroadcastBuffers();
   std::vector<RuntimeUnit> units;
-  for (const Unit& unit : sharder.plan().units) {
-    absl::StatusOr<RuntimeUnit> sharded = sharder.Shard(unit);
-    if (!sharded.ok()) {
-      communicator->Abort(sharded.status());
-      return sharded.status();
-    }
-    units.push_back(*std::move(sharded));
+  for (const PlannedUnit& planned : sharder.plan().units) {
+    if (!status.ok()) break;
+    absl::StatusOr<RuntimeUnit> sharded = sharder.Shard(planned);
+    status = sharded.status();
+    if (status.ok()) units.push_back(*std::move(sharded));
   }
-  auto model = std::make_shared<ShardedModel>(
-      std::make_unique<Runtime>(std::move(communicator), std::move(units),
-                                timeout),
-      MakeSchedule(sharder.plan().units, options),
-      ShardedModel::Settings{options.abort_on_failure});
+  if (!status.ok()) {
+    mesh.Abort(status);
+    return status;
+  }
+  Schedule schedule = MakeSchedule(sharder.plan().units, units, options);
+  auto runtime =
+      std::make_unique<Runtime>(mesh.world(), std::move(units), timeout);
+  auto model =
+      std::make_shared<ShardedModel>(std::move(runtime), std::move(schedule),
+                                     SettingsOf(sharder.plan(), root, options));
   AttachHandles(sharder.plan(), model);
   return model;
 }

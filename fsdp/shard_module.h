@@ -7,27 +7,30 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "comm/communicator.h"
+#include "comm/mesh.h"
 #include "fsdp/options.h"
 #include "fsdp/sharded_model.h"
 
 namespace fsdp {
 
-// Collective. Unit after unit, so that a rank holds its shards and one unit
-// twice at most beyond what is not sharded yet. Each module that becomes a unit
-// gets a UnitHandle, and Sequential children are replaced by something that
-// runs them through fsdp::Forward.
+// Collective over the ranks of `mesh`. With two dimensions the first replicates
+// and the second shards, for units whose strategy is hybrid. Unit after unit,
+// so that a rank holds its shards and one unit twice at most beyond what is not
+// sharded yet. Each module that becomes a unit gets a UnitHandle, and
+// Sequential children are replaced by something that runs them through
+// fsdp::Forward.
 //
 // Every rank checks before anything is changed, and what one refuses all refuse
 // with the same text:
 //   InvalidArgument     no parameters; parameters that cannot be sharded (see
-//                       ReadModuleTree); two devices in one unit; models or
+//                       ReadModuleTree); two devices in one unit; options that
+//                       make no sense, alone or with this mesh; models or
 //                       options that differ between ranks
 //   FailedPrecondition  parameters that belong to a unit already, or that an
 //                       optimizer seems to hold; inference mode
 absl::StatusOr<std::shared_ptr<ShardedModel>> ShardModule(
-    const std::shared_ptr<torch::nn::Module>& root,
-    std::shared_ptr<comm::Communicator> communicator, const Options& options);
+    const std::shared_ptr<torch::nn::Module>& root, const comm::Mesh& mesh,
+    const Options& options);
 
 }  // namespace fsdp
 

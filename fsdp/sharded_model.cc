@@ -42,9 +42,11 @@ ShardedModel::ShardedModel(std::unique_ptr<Runtime> runtime, Schedule schedule,
                            Settings settings)
     : runtime_(std::move(runtime)),
       schedule_(std::move(schedule)),
-      settings_(settings),
+      settings_(std::move(settings)),
       units_(runtime_->num_units()) {
   for (int unit = 0; unit < runtime_->num_units(); ++unit) {
+    const auto& replicate = runtime_->placement(unit).replicate;
+    const int replicas = replicate == nullptr ? 1 : replicate->world_size();
     for (const auto& flat : runtime_->flats(unit)) {
       for (int i = 0; i < flat->num_parameters(); ++i) {
         const flat_param::NamedParameter& parameter = flat->parameter(i);
@@ -54,7 +56,7 @@ ShardedModel::ShardedModel(std::unique_ptr<Runtime> runtime, Schedule schedule,
                                       MakeSentinel(first, parameter.name)});
         named_shards_.push_back(
             {parameter.name, first.sizes().vec(), flat->ShardSlice(i),
-             flat->layout().InParameter(i, flat->rank()).begin});
+             flat->layout().InParameter(i, flat->rank()).begin, replicas});
       }
     }
   }
@@ -94,7 +96,10 @@ absl::Status ShardedModel::PreForward(int unit) {
     // A backward that threw has left the engine without its last callback.
     GiveUpIteration(absl::OkStatus());
   }
-  if (!schedule_.in_forward()) forward_thread_ = std::this_thread::get_id();
+  if (!schedule_.in_forward()) {
+    forward_thread_ = std::this_thread::get_id();
+    if (!recomputes) FSDP_RETURN_IF_ERROR(ChoosePrecision());
+  }
   for (const auto& flat : runtime_->flats(unit)) {
     FSDP_RETURN_IF_ERROR(flat->CheckBinding());
   }
@@ -108,6 +113,65 @@ absl::Status ShardedModel::PreForward(int unit) {
     slot.version = slot.tensors.front()._version();
   }
   return absl::OkStatus();
+}
+
+// Eval mode may mean full precision. It changes between forwards only, when
+// what is still gathered is not of use any more.
+absl::Status ShardedModel::ChoosePrecision() {
+  const bool full = settings_.is_training && !settings_.is_training();
+  if (full == full_precision_) return absl::OkStatus();
+  bool any = false;
+  for (int unit = 0; unit < num_units(); ++unit) {
+    if (!settings_.precisions[unit].full_precision_in_eval) continue;
+    if (!any) FSDP_RETURN_IF_ERROR(ReleaseUnsharded());
+    any = true;
+    runtime_->SetPrecision(unit, full ? flat_param::Precision::kFull
+                                      : flat_param::Precision::kCompute);
+  }
+  full_precision_ = full;
+  if (!any) return absl::OkStatus();
+  if (full) {
+    settings_.buffers.Restore();
+  } else {
+    settings_.buffers.Cast();
+  }
+  return absl::OkStatus();
+}
+
+bool ShardedModel::InFullPrecision(int unit) const {
+  return full_precision_ && settings_.precisions[unit].full_precision_in_eval;
+}
+
+bool ShardedModel::CastsInputs(int unit) const {
+  if (InFullPrecision(unit)) return false;
+  const MixedPrecision& precision = settings_.precisions[unit];
+  if (precision.force_input_to_fp32) return true;
+  if (!precision.param_dtype.has_value()) return false;
+  return precision.cast_inputs == fsdp::CastInputs::kEveryUnit ||
+         (precision.cast_inputs == fsdp::CastInputs::kRoot && unit == kRoot);
+}
+
+void ShardedModel::CastInputs(int unit,
+                              const std::vector<at::Tensor*>& inputs) const {
+  const MixedPrecision& precision = settings_.precisions[unit];
+  for (at::Tensor* input : inputs) {
+    if (!input->defined() || !input->is_floating_point()) continue;
+    if (!precision.force_input_to_fp32) {
+      *input = input->to(*precision.param_dtype);
+    } else if (c10::isReducedFloatingType(input->scalar_type())) {
+      *input = input->to(at::kFloat);
+    }
+  }
+}
+
+void ShardedModel::CastOutputs(int unit,
+                               const std::vector<at::Tensor*>& outputs) const {
+  const auto dtype = settings_.precisions[unit].output_dtype;
+  if (unit != kRoot || !dtype.has_value() || InFullPrecision(unit)) return;
+  for (at::Tensor* output : outputs) {
+    if (!output->defined() || !output->is_floating_point()) continue;
+    *output = output->to(*dtype);
+  }
 }
 
 // requires_grad is read again at every forward: a parameter may be frozen and
@@ -175,6 +239,7 @@ absl::Status ShardedModel::PostForward(
     GiveUpIteration(status);
     return status;
   }
+  CastOutputs(unit, outputs);
   UnitState& state = units_[unit];
   Event event{EventKind::kPostForward, unit};
   event.recomputes = InsideBackward();
@@ -207,7 +272,7 @@ absl::Status ShardedModel::TransitionOrAbort(
 // `reason` OK: there is nobody to tell.
 void ShardedModel::GiveUpIteration(const absl::Status& reason) {
   if (!reason.ok() && settings_.abort_on_failure) {
-    runtime_->communicator().Abort(reason);
+    runtime_->Abort(reason);
   }
   // The runtime drops everything, so the schedule's own clean-up is not needed.
   schedule_.Next({EventKind::kReset}).IgnoreError();
@@ -216,6 +281,10 @@ void ShardedModel::GiveUpIteration(const absl::Status& reason) {
   backward_.reset();
   for (UnitState& state : units_) state.node.reset();
   RestoreSentinels();
+}
+
+absl::Status ShardedModel::ReleaseUnsharded() {
+  return TransitionOrAbort({EventKind::kRelease}, {});
 }
 
 absl::Status ShardedModel::Backward(const at::Tensor& loss, bool retain_graph) {
@@ -257,6 +326,7 @@ void ShardedModel::PostBackward(int unit,
                                 bool reduces) {
   Event event{EventKind::kPostBackward, unit};
   event.reduces = reduces;
+  event.synchronizes = synchronizes_;
   ThrowIfError(TransitionOrAbort(event, gradients));
 }
 
@@ -296,8 +366,28 @@ void ShardedModel::FinishPendingFrom(uint64_t sequence) {
 void ShardedModel::OnEndOfBackward() {
   backward_.reset();
   FinishPendingFrom(0);
-  ThrowIfError(TransitionOrAbort({EventKind::kEndOfBackward}, {}));
+  Event event{EventKind::kEndOfBackward};
+  event.synchronizes = synchronizes_;
+  ThrowIfError(TransitionOrAbort(event, {}));
   RestoreSentinels();
+  absl::Status status = CheckOrder();
+  if (!status.ok()) GiveUpIteration(status);
+  ThrowIfError(status);
+}
+
+// Where a backend cannot see that ranks' collectives do not match, this can,
+// an iteration later. Orders that have been compared before cost a hash.
+absl::Status ShardedModel::CheckOrder() {
+  const uint64_t hash = runtime_->OrderHash();
+  absl::Status status;
+  if (settings_.check_order && agreed_orders_.count(hash) == 0) {
+    status = comm::CheckSame(runtime_->communicator(), runtime_->OrderText(),
+                             "the collectives of an iteration",
+                             absl::Now() + runtime_->timeout());
+    if (status.ok()) agreed_orders_.insert(hash);
+  }
+  runtime_->ClearOrder();
+  return status;
 }
 
 void ShardedModel::RestoreSentinels() {
@@ -360,7 +450,7 @@ absl::Status ShardedModel::ForEachFullParameter(
         "full parameters cannot be visited inside a forward or backward");
   }
   // Also frees what was kept for a backward that has not come.
-  GiveUpIteration(absl::OkStatus());
+  FSDP_RETURN_IF_ERROR(ReleaseUnsharded());
   absl::Status visitor_status;
   for (int unit = 0; unit < num_units(); ++unit) {
     // A rank whose visitor has failed goes on gathering with the others.

@@ -13,10 +13,13 @@
 #include <thread>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "comm/communicator.h"
 #include "fsdp/autograd.h"
+#include "fsdp/buffer_precision.h"
+#include "fsdp/mixed_precision.h"
 #include "fsdp/runtime.h"
 #include "fsdp/schedule.h"
 
@@ -46,6 +49,10 @@ class ShardedModel final : public BackwardListener,
  public:
   struct Settings {
     bool abort_on_failure = true;
+    bool check_order = true;
+    std::vector<MixedPrecision> precisions;  // of the units
+    std::function<bool()> is_training;       // the mode of the root module
+    BufferPrecision buffers;
   };
 
   // `runtime` and `schedule` know the same units.
@@ -61,9 +68,12 @@ class ShardedModel final : public BackwardListener,
   // trainable.
   bool NeedsEntry(int unit) const;
   void AttachEntry(int unit, const std::vector<at::Tensor*>& inputs);
-  // Replaces `outputs` by aliases that announce the backward, and frees the
-  // unit. FailedPrecondition: a parameter was modified in place, replaced, or
-  // is (a view of) an output.
+  // Whether CastInputs() is due, before AttachEntry().
+  bool CastsInputs(int unit) const;
+  void CastInputs(int unit, const std::vector<at::Tensor*>& inputs) const;
+  // Casts `outputs`, replaces them by aliases that announce the backward, and
+  // frees the unit. FailedPrecondition: a parameter was modified in place,
+  // replaced, or is (a view of) an output.
   absl::Status PostForward(int unit, const std::vector<at::Tensor*>& outputs);
   // Instead of PostForward(), when the forward throws.
   void AbandonForward(int unit);
@@ -72,6 +82,11 @@ class ShardedModel final : public BackwardListener,
   // the next iteration and, where Settings say so, the communicator is aborted.
   // InvalidArgument, and nothing is aborted: not a scalar that requires grad.
   absl::Status Backward(const at::Tensor& loss, bool retain_graph);
+
+  // Whether backwards from now on reduce gradients; otherwise they are kept
+  // whole and added to the next backward's that does. All ranks alike.
+  void SetSynchronizes(bool synchronizes) { synchronizes_ = synchronizes; }
+  bool synchronizes() const { return synchronizes_; }
 
   // --- Shards -------------------------------------------------------------
   const std::vector<NamedShard>& NamedShards() const { return named_shards_; }
@@ -118,9 +133,15 @@ class ShardedModel final : public BackwardListener,
   };
 
   absl::Status CheckThread(int unit) const;
+  absl::Status ChoosePrecision();
+  bool InFullPrecision(int unit) const;
+  void CastOutputs(int unit, const std::vector<at::Tensor*>& outputs) const;
+  absl::Status CheckOrder();
   absl::Status TransitionOrAbort(const Event& event,
                                  const std::vector<at::Tensor>& gradients);
   void GiveUpIteration(const absl::Status& reason);
+  // Frees all units, outside forward and backward.
+  absl::Status ReleaseUnsharded();
   void AttachNode(int unit);
   absl::Status CheckForwardLeftParametersAlone(
       int unit, const std::vector<at::Tensor*>& outputs) const;
@@ -135,12 +156,15 @@ class ShardedModel final : public BackwardListener,
 
   const std::unique_ptr<Runtime> runtime_;
   Schedule schedule_;
-  const Settings settings_;
+  Settings settings_;
   std::vector<UnitState> units_;
   std::vector<NamedShard> named_shards_;
   std::vector<PendingUnit> pending_;
   // Lives as long as the outermost backward under way, however that ends.
   std::weak_ptr<void> backward_;
+  bool synchronizes_ = true;
+  bool full_precision_ = false;  // where a unit's policy says so of eval mode
+  absl::flat_hash_set<uint64_t> agreed_orders_;
   std::thread::id forward_thread_;
 };
 

@@ -1,0 +1,276 @@
+#include "fsdp/shard_plan.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/ScalarType.h>
+#include <torch/nn/module.h>
+
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status_macros.h"
+#include "comm/mesh.h"
+#include "flat_param/guarded_storage.h"
+
+namespace fsdp {
+namespace {
+
+// A module holds a parameter in its dictionary and in a member.
+constexpr int kReferencesPerUse = 2;
+
+// Only as long as nothing but modules refers to a parameter is its count what
+// its registrations explain. An optimizer refers to every trainable one.
+absl::Status CheckOutsideReferences(const ModuleTree& tree) {
+  std::map<const void*, int> uses;
+  for (const ParameterUse& use : tree.uses) {
+    for (const at::Tensor& tensor : tree.parameters[use.parameter]) {
+      ++uses[tensor.unsafeGetTensorImpl()];
+    }
+  }
+  bool any = false;
+  for (const std::vector<at::Tensor>& tensors : tree.parameters) {
+    for (const at::Tensor& tensor : tensors) {
+      if (!tensor.requires_grad()) continue;
+      any = true;
+      // One reference is the tree's own.
+      const int explained =
+          1 + kReferencesPerUse * uses[tensor.unsafeGetTensorImpl()];
+      if (static_cast<int>(tensor.use_count()) <= explained) {
+        return absl::OkStatus();
+      }
+    }
+  }
+  if (!any) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "something besides the module refers to every trainable parameter. If it "
+      "is an optimizer, it would go on without training anything: make it "
+      "after sharding, from Parameters(). If it is a list or a loss of yours, "
+      "drop it first or set Options::allow_outside_references");
+}
+
+absl::Status CheckOneDevicePerUnit(const ShardPlan& plan) {
+  for (const PlannedUnit& planned : plan.units) {
+    const at::Tensor* first = nullptr;
+    for (const OwnedParameter& owned : planned.unit.parameters) {
+      const at::Tensor& tensor = plan.tree.parameters[owned.parameter].front();
+      if (first == nullptr) first = &tensor;
+      if (tensor.device() == first->device()) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat("parameter ", owned.names.front(), " of unit ",
+                       DisplayName(planned.unit), " is on ",
+                       tensor.device().str(), ", another is on ",
+                       first->device().str(), ": a unit lives on one device"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+bool IsHybrid(ShardingStrategy strategy) {
+  return strategy == ShardingStrategy::kHybridShard ||
+         strategy == ShardingStrategy::kHybridShardGradOp;
+}
+
+bool FreesAfterForward(ShardingStrategy strategy) {
+  return strategy == ShardingStrategy::kFullShard ||
+         strategy == ShardingStrategy::kHybridShard;
+}
+
+absl::Status CheckUnitOptions(const std::string& name,
+                              const UnitOptions& options,
+                              const comm::Mesh& mesh) {
+  absl::Status status = options.precision.Validate();
+  if (!status.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("unit ", name, ": ", status.message()));
+  }
+  const bool hybrid = IsHybrid(options.strategy);
+  if (hybrid && mesh.num_dimensions() != 2) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "unit ", name, " has the strategy ", ToString(options.strategy),
+        ", which needs a mesh of two dimensions, the first to replicate and "
+        "the second to shard; this one has ",
+        mesh.num_dimensions()));
+  }
+  const int group = options.backward_group_size;
+  if (group == 0) return absl::OkStatus();
+  if (!FreesAfterForward(options.strategy)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "unit ", name, " has a backward_group_size, but its strategy, ",
+        ToString(options.strategy),
+        ", has no gather for backward to make smaller"));
+  }
+  const int row = hybrid ? mesh.dimension(1).size : mesh.world()->world_size();
+  if (group >= 1 && row % group == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("unit ", name, ": backward_group_size is ", group,
+                   ", which does not divide the ", row,
+                   " ranks it is sharded "
+                   "over"));
+}
+
+absl::Status CheckOptions(const Options& options) {
+  const auto positive = [](const std::optional<double>& factor) {
+    return !factor.has_value() || *factor > 0;
+  };
+  if (positive(options.gradient_divide_factor) &&
+      positive(options.gradient_predivide_factor)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      "the factors that gradients are divided by have to be positive");
+}
+
+// A tied parameter keeps its dtype when one of the modules that use it does.
+std::set<int> KeptParameters(const ModuleTree& tree,
+                             const MixedPrecision& precision) {
+  std::set<int> kept;
+  for (const ParameterUse& use : tree.uses) {
+    if (precision.Keeps(*tree.modules[use.module])) kept.insert(use.parameter);
+  }
+  return kept;
+}
+
+PlannedUnit PlanUnit(const ModuleTree& tree, Unit unit,
+                     const Options& options) {
+  PlannedUnit planned{std::move(unit), options.unit, {}};
+  const std::string& path = tree.nodes[planned.unit.module].path;
+  if (options.configure_unit) {
+    options.configure_unit(path, *tree.modules[planned.unit.module],
+                           planned.options);
+  }
+  const MixedPrecision& precision = planned.options.precision;
+  std::set<int> kept;
+  if (precision.param_dtype.has_value()) kept = KeptParameters(tree, precision);
+  for (const OwnedParameter& owned : planned.unit.parameters) {
+    const c10::ScalarType stored =
+        tree.parameters[owned.parameter].front().scalar_type();
+    planned.compute_dtypes.push_back(kept.count(owned.parameter) > 0
+                                         ? stored
+                                         : precision.ParamDtype(stored));
+  }
+  return planned;
+}
+
+// Units that own nothing have nothing to gather; those inside them belong to
+// the next one outside.
+void PlanUnitsOf(UnitPlan units, const Options& options, ShardPlan& plan) {
+  std::vector<int> kept(units.units.size(), -1);
+  for (size_t i = 0; i < units.units.size(); ++i) {
+    Unit& unit = units.units[i];
+    const int parent = unit.parent == -1 ? -1 : kept[unit.parent];
+    if (i > 0 && unit.parameters.empty()) {
+      kept[i] = parent;
+      continue;
+    }
+    unit.parent = parent;
+    kept[i] = static_cast<int>(plan.units.size());
+    plan.units.push_back(PlanUnit(plan.tree, std::move(unit), options));
+  }
+}
+
+// A buffer belongs to the innermost unit around its module.
+void PlanBuffers(ShardPlan& plan) {
+  std::vector<const PlannedUnit*> unit_of(plan.tree.nodes.size());
+  for (const PlannedUnit& planned : plan.units) {
+    unit_of[planned.unit.module] = &planned;
+  }
+  std::set<const void*> seen;
+  for (size_t node = 0; node < plan.tree.nodes.size(); ++node) {
+    if (unit_of[node] == nullptr) {
+      unit_of[node] = unit_of[plan.tree.nodes[node].parent];
+    }
+    const torch::nn::Module& module = *plan.tree.modules[node];
+    const MixedPrecision& precision = unit_of[node]->options.precision;
+    for (const auto& item : module.named_buffers(/*recurse=*/false)) {
+      const at::Tensor& buffer = item.value();
+      if (!buffer.defined() ||
+          !seen.insert(buffer.unsafeGetTensorImpl()).second) {
+        continue;
+      }
+      const c10::ScalarType stored = buffer.scalar_type();
+      const bool casts =
+          c10::isFloatingType(stored) && !precision.Keeps(module);
+      const std::string& path = plan.tree.nodes[node].path;
+      plan.buffers.push_back(
+          {path.empty() ? item.key() : absl::StrCat(path, ".", item.key()),
+           buffer, stored,
+           casts ? precision.buffer_dtype.value_or(stored) : stored});
+    }
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<ShardPlan> PlanSharding(
+    const std::shared_ptr<torch::nn::Module>& root, const comm::Mesh& mesh,
+    const Options& options) {
+  if (c10::InferenceMode::is_enabled()) {
+    return absl::FailedPreconditionError(
+        "a model cannot be sharded in inference mode, whose tensors have no "
+        "versions: leave it first. Sharded models run in it");
+  }
+  FSDP_RETURN_IF_ERROR(flat_param::CheckGuardedStorage());
+  FSDP_RETURN_IF_ERROR(CheckOptions(options));
+  ShardPlan plan;
+  FSDP_ASSIGN_OR_RETURN(
+      plan.tree,
+      ReadModuleTree(root, {options.wrap_policy, options.ignore_module,
+                            options.ignore_parameter}));
+  FSDP_ASSIGN_OR_RETURN(UnitPlan units,
+                        PlanUnits(plan.tree.nodes, plan.tree.uses));
+  PlanUnitsOf(std::move(units), options, plan);
+  for (const PlannedUnit& planned : plan.units) {
+    FSDP_RETURN_IF_ERROR(
+        CheckUnitOptions(DisplayName(planned.unit), planned.options, mesh));
+  }
+  PlanBuffers(plan);
+  if (!options.allow_outside_references) {
+    FSDP_RETURN_IF_ERROR(CheckOutsideReferences(plan.tree));
+  }
+  FSDP_RETURN_IF_ERROR(CheckOneDevicePerUnit(plan));
+  return plan;
+}
+
+std::string Fingerprint(const ShardPlan& plan, const Options& options) {
+  std::string text = absl::StrCat(
+      "options: reshard root ", options.reshard_root_after_forward,
+      ", prefetch forward ", options.forward_prefetch, ", backward ",
+      options.backward_prefetch, ", broadcast ", options.broadcast_parameters,
+      ", divide by ", options.gradient_divide_factor.value_or(0), " and ",
+      options.gradient_predivide_factor.value_or(0), ", check order ",
+      options.check_order, "\n");
+  for (const PlannedUnit& planned : plan.units) {
+    absl::StrAppend(&text, "unit ", DisplayName(planned.unit), ": ",
+                    ToString(planned.options.strategy), ", backward group ",
+                    planned.options.backward_group_size, ", ",
+                    planned.options.precision.ToString(), "\n");
+    for (size_t i = 0; i < planned.unit.parameters.size(); ++i) {
+      const OwnedParameter& owned = planned.unit.parameters[i];
+      const at::Tensor& tensor = plan.tree.parameters[owned.parameter].front();
+      absl::StrAppend(&text, "  ", absl::StrJoin(owned.names, " = "), " ",
+                      c10::toString(tensor.scalar_type()), " in ",
+                      c10::toString(planned.compute_dtypes[i]), " [",
+                      absl::StrJoin(tensor.sizes(), ", "), "] strides [",
+                      absl::StrJoin(tensor.strides(), ", "), "] ",
+                      tensor.device().is_cpu() ? "cpu" : "accelerator",
+                      tensor.requires_grad() ? "" : " frozen", "\n");
+    }
+  }
+  for (const BufferPrecision::Buffer& buffer : plan.buffers) {
+    absl::StrAppend(&text, "buffer ", buffer.name, " ",
+                    c10::toString(buffer.original), " in ",
+                    c10::toString(buffer.wanted), " [",
+                    absl::StrJoin(buffer.tensor.sizes(), ", "), "]\n");
+  }
+  return text;
+}
+
+}  // namespace fsdp
