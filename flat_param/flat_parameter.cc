@@ -139,6 +139,23 @@ at::Tensor FlatParameter::AsFlat(const at::Tensor& memory) const {
   return memory.narrow(0, 0, unsharded_bytes()).view(unsharded_dtype());
 }
 
+void FlatParameter::BindTo(const at::Tensor& flat) {
+  FSDP_CHECK(!filled() && flat.scalar_type() == dtype());
+  for (int i = 0; i < num_parameters(); ++i) {
+    const at::Tensor view = ViewOf(flat, i);
+    for (const at::Tensor& tensor : parameters_[i].tensors) {
+      tensor.set_data(view);
+    }
+  }
+}
+
+at::Tensor FlatParameter::ViewOf(const at::Tensor& flat, int i) const {
+  FSDP_CHECK(flat.numel() == layout_.padded_numel());
+  const ParameterSpec& spec = layout_.parameter(i);
+  return flat.as_strided(spec.sizes, spec.strides,
+                         flat.storage_offset() + layout_.InFlat(i).begin);
+}
+
 bool FlatParameter::Owns(const at::Tensor& tensor) const {
   return tensor.has_storage() && tensor.storage().unsafeGetStorageImpl() ==
                                      storage().storage().unsafeGetStorageImpl();

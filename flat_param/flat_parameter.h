@@ -88,6 +88,17 @@ class FlatParameter {
   // `memory` as the flat parameter: 1-D, padded_numel(), unsharded_dtype().
   at::Tensor AsFlat(const at::Tensor& memory) const;
 
+  // AsFlat() of what Fill() has given; only while filled.
+  at::Tensor Unsharded() const { return AsFlat(memory_); }
+
+  // Makes the tensors look into `flat` instead, which may be on another device:
+  // 1-D, padded_numel(), of dtype(). Only while empty; until BindToStorage().
+  void BindTo(const at::Tensor& flat);
+  void BindToStorage() { Bind(); }
+
+  // Parameter i as it lies in `flat`, a tensor of padded_numel() elements.
+  at::Tensor ViewOf(const at::Tensor& flat, int i) const;
+
   // Whether `tensor` looks into this flat parameter's unsharded storage.
   bool Owns(const at::Tensor& tensor) const;
   // FailedPrecondition when a parameter no longer looks into the storage,

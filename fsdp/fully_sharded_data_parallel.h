@@ -40,12 +40,29 @@
 #include "comm/communicator.h"
 #include "comm/mesh.h"
 #include "fsdp/forward.h"
+#include "fsdp/full_params.h"
 #include "fsdp/options.h"
 #include "fsdp/shard_module.h"
 #include "fsdp/sharded_model.h"
 #include "fsdp/wrap_policy.h"
 
 namespace fsdp {
+
+// See ShardedModuleBase::NoSync(). Scopes may be nested.
+class NoSyncScope {
+ public:
+  explicit NoSyncScope(std::shared_ptr<ShardedModel> model)
+      : model_(std::move(model)), before_(model_->synchronizes()) {
+    model_->SetSynchronizes(false);
+  }
+  NoSyncScope(const NoSyncScope&) = delete;
+  NoSyncScope& operator=(const NoSyncScope&) = delete;
+  ~NoSyncScope() { model_->SetSynchronizes(before_); }
+
+ private:
+  const std::shared_ptr<ShardedModel> model_;
+  const bool before_;
+};
 
 // What every sharded module offers, whatever its forward.
 class ShardedModuleBase : public torch::nn::Module {
@@ -81,9 +98,24 @@ class ShardedModuleBase : public torch::nn::Module {
     return model_->SetTrainable(name, trainable);
   }
 
+  // Backwards inside the scope keep their gradients whole on this rank instead
+  // of reducing them; the first one after it reduces the sum. All ranks alike.
+  [[nodiscard]] NoSyncScope NoSync() { return NoSyncScope(model_); }
+
   // Visits each full parameter, holding one unit at a time. Collective.
-  absl::Status ForEachFullParameter(const FullParameterVisitor& visit) {
-    return model_->ForEachFullParameter(visit);
+  absl::Status ForEachFullParameter(
+      const FullParameterVisitor& visit,
+      const VisitOptions& options = VisitOptions()) {
+    return fsdp::ForEachFullParameter(*model_, visit, options);
+  }
+  // All full parameters at once, for as long as the scope lives. Collective.
+  absl::StatusOr<FullParamsScope> SummonFullParams(
+      const SummonOptions& options = SummonOptions()) {
+    return fsdp::SummonFullParams(*children().front(), options);
+  }
+  // Gathers all units ahead of use; see full_params.h.
+  absl::StatusOr<std::vector<RebuiltParameter>> RebuildFullParams() {
+    return fsdp::RebuildFullParams(*model_);
   }
 
   // Bytes of gathered parameters and of reduce buffers, now and at most.

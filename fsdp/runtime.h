@@ -97,7 +97,7 @@ class Runtime {
     return units_[unit].flats;
   }
   const Placement& placement(int unit) const { return units_[unit].placement; }
-  comm::Communicator& communicator() { return *communicator_; }
+  comm::Communicator& communicator() const { return *communicator_; }
   absl::Duration timeout() const { return timeout_; }
 
   void SetHooks(RuntimeHooks hooks) { hooks_ = std::move(hooks); }

@@ -60,9 +60,24 @@ ShardedModel::ShardedModel(std::unique_ptr<Runtime> runtime, Schedule schedule,
       }
     }
   }
-  for (UnitState& state : units_) {
+  AttachSentinels();
+}
+
+void ShardedModel::ClearEdges() {
+  for (const UnitState& state : units_) {
     for (const Slot& slot : state.slots) {
-      if (!slot.shard.requires_grad()) continue;
+      for (const at::Tensor& tensor : slot.tensors) ClearEdge(tensor);
+    }
+  }
+}
+
+// Takes requires_grad from the module's tensors, which have no edges.
+void ShardedModel::AttachSentinels() {
+  for (UnitState& state : units_) {
+    for (Slot& slot : state.slots) {
+      const bool trainable = slot.tensors.front().requires_grad();
+      slot.shard.set_requires_grad(trainable);
+      if (!trainable) continue;
       for (const at::Tensor& tensor : slot.tensors) {
         AttachSentinel(tensor, slot.sentinel);
       }
@@ -84,6 +99,7 @@ absl::Status ShardedModel::CheckThread(int unit) const {
 }
 
 absl::Status ShardedModel::PreForward(int unit) {
+  FSDP_RETURN_IF_ERROR(CheckNoWholeAccess());
   FSDP_RETURN_IF_ERROR(CheckThread(unit));
   if (unit == kRoot && schedule_.in_forward() && !InsideBackward()) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -294,6 +310,7 @@ absl::Status ShardedModel::Backward(const at::Tensor& loss, bool retain_graph) {
         "produced; this one is undefined, has another size, or does not "
         "require grad");
   }
+  FSDP_RETURN_IF_ERROR(CheckNoWholeAccess());
   absl::Status status = TorchToStatus("backward", [&] {
     loss.backward(/*gradient=*/{}, /*retain_graph=*/retain_graph);
   });
@@ -302,6 +319,7 @@ absl::Status ShardedModel::Backward(const at::Tensor& loss, bool retain_graph) {
 }
 
 void ShardedModel::OnPreBackward(const PreBackwardInfo& info) {
+  ThrowIfError(CheckNoWholeAccess());
   EnterBackward();
   FinishPendingFrom(info.exit_sequence);
   ThrowIfError(TransitionOrAbort({EventKind::kPreBackward, info.unit}, {}));
@@ -422,47 +440,53 @@ absl::Status ShardedModel::SetTrainable(absl::string_view name,
       absl::StrCat("the model has no parameter named ", name));
 }
 
-absl::Status ShardedModel::VisitUnit(int unit,
-                                     const FullParameterVisitor& visit,
-                                     absl::Status* visitor_status) {
-  const Actions gather = {{ActionKind::kGather, unit},
-                          {ActionKind::kWaitGather, unit}};
-  FSDP_RETURN_IF_ERROR(runtime_->Execute(gather));
-  for (const auto& flat : runtime_->flats(unit)) {
-    for (int i = 0; i < flat->num_parameters(); ++i) {
-      if (!visitor_status->ok()) break;
-      const flat_param::NamedParameter& parameter = flat->parameter(i);
-      *visitor_status = TorchToStatus(
-          absl::StrCat("visiting parameter ", parameter.name), [&] {
-            ThrowIfError(
-                visit(parameter.name, parameter.tensors.front().detach()));
-          });
-    }
-  }
-  const Actions free = {{ActionKind::kFree, unit}};
-  return runtime_->Execute(free);
+absl::Status ShardedModel::CheckNoWholeAccess() const {
+  if (whole_access_.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("the model's parameters are whole for ", whole_access_,
+                   ": end that before anything else is done with the model"));
 }
 
-absl::Status ShardedModel::ForEachFullParameter(
-    const FullParameterVisitor& visit) {
+absl::Status ShardedModel::BeginWholeAccess(absl::string_view what) {
+  FSDP_RETURN_IF_ERROR(CheckNoWholeAccess());
   if (schedule_.in_forward() || InsideBackward()) {
-    return absl::FailedPreconditionError(
-        "full parameters cannot be visited inside a forward or backward");
+    return absl::FailedPreconditionError(absl::StrCat(
+        what,
+        " inside a forward or backward: parameters can be taken as a "
+        "whole between steps only"));
   }
-  // Also frees what was kept for a backward that has not come.
-  FSDP_RETURN_IF_ERROR(ReleaseUnsharded());
-  absl::Status visitor_status;
   for (int unit = 0; unit < num_units(); ++unit) {
-    // A rank whose visitor has failed goes on gathering with the others.
-    absl::Status status = VisitUnit(unit, visit, &visitor_status);
-    if (!status.ok()) {
-      GiveUpIteration(status);
-      return status;
+    for (const auto& flat : runtime_->flats(unit)) {
+      FSDP_RETURN_IF_ERROR(flat->CheckBinding());
     }
   }
-  return comm::Agree(runtime_->communicator(), visitor_status,
-                     "visiting full parameters",
-                     absl::Now() + runtime_->timeout());
+  // A backward that threw has left the engine without its last callback.
+  if (schedule_.in_backward()) GiveUpIteration(absl::OkStatus());
+  // Also frees what was kept for a backward that has not come.
+  FSDP_RETURN_IF_ERROR(ReleaseUnsharded());
+  whole_access_ = std::string(what);
+  ClearEdges();
+  return absl::OkStatus();
+}
+
+void ShardedModel::EndWholeAccess() {
+  whole_access_.clear();
+  AttachSentinels();
+}
+
+absl::Status ShardedModel::Unshard(int unit) {
+  FSDP_RETURN_IF_ERROR(CheckNoWholeAccess());
+  return TransitionOrAbort({EventKind::kUnshard, unit}, {});
+}
+
+absl::Status ShardedModel::WaitUnshard(int unit) {
+  FSDP_RETURN_IF_ERROR(CheckNoWholeAccess());
+  return TransitionOrAbort({EventKind::kWaitUnshard, unit}, {});
+}
+
+absl::Status ShardedModel::Reshard(int unit) {
+  FSDP_RETURN_IF_ERROR(CheckNoWholeAccess());
+  return TransitionOrAbort({EventKind::kReshard, unit}, {});
 }
 
 std::string ShardedModel::ToString() const {

@@ -37,11 +37,6 @@ struct NamedShard {
   int replicas = 1;
 };
 
-// Called for each parameter in turn, with its full value, valid and read-only
-// during the call.
-using FullParameterVisitor =
-    std::function<absl::Status(const std::string& name, const at::Tensor&)>;
-
 // Used by one thread at a time: the rank's. Backward may run on the engine's
 // thread of a device, while that thread waits.
 class ShardedModel final : public BackwardListener,
@@ -93,16 +88,27 @@ class ShardedModel final : public BackwardListener,
   // Freezes or unfreezes a parameter from the next forward on; all ranks alike.
   // NotFound for an unknown name.
   absl::Status SetTrainable(absl::string_view name, bool trainable);
-  // Gathers one unit after the other. Collective, outside forward and backward;
-  // all ranks return an error when the visitor of one does.
-  absl::Status ForEachFullParameter(const FullParameterVisitor& visit);
+  // Between these, forward and backward are refused with a text that names
+  // `what`, nothing is gathered, and the module's tensors have no edges of
+  // ours: they are free for a scope that makes them whole. FailedPrecondition
+  // inside a forward, a backward or another such scope.
+  absl::Status BeginWholeAccess(absl::string_view what);
+  void EndWholeAccess();
+
+  // Gathers ahead of use, waits for that, and frees. See Schedule.
+  absl::Status Unshard(int unit);
+  absl::Status WaitUnshard(int unit);
+  absl::Status Reshard(int unit);
+
+  Runtime& runtime() const { return *runtime_; }
+  const BufferPrecision& buffers() const { return settings_.buffers; }
 
   int num_units() const { return runtime_->num_units(); }
   const std::string& unit_name(int unit) const { return runtime_->name(unit); }
   // A table for people: units, parameters, bytes, shards.
   std::string ToString() const;
   MemoryStats memory_stats() const { return runtime_->memory_stats(); }
-  comm::Communicator& communicator() { return runtime_->communicator(); }
+  comm::Communicator& communicator() const { return runtime_->communicator(); }
 
   // --- BackwardListener ---------------------------------------------------
   void OnPreBackward(const PreBackwardInfo& info) override;
@@ -151,8 +157,9 @@ class ShardedModel final : public BackwardListener,
   void PostBackward(int unit, const std::vector<at::Tensor>& gradients,
                     bool reduces);
   void RestoreSentinels();
-  absl::Status VisitUnit(int unit, const FullParameterVisitor& visit,
-                         absl::Status* visitor_status);
+  void ClearEdges();
+  void AttachSentinels();
+  absl::Status CheckNoWholeAccess() const;
 
   const std::unique_ptr<Runtime> runtime_;
   Schedule schedule_;
@@ -162,6 +169,7 @@ class ShardedModel final : public BackwardListener,
   std::vector<PendingUnit> pending_;
   // Lives as long as the outermost backward under way, however that ends.
   std::weak_ptr<void> backward_;
+  std::string whole_access_;  // what has the parameters whole; empty: nothing
   bool synchronizes_ = true;
   bool full_precision_ = false;  // where a unit's policy says so of eval mode
   absl::flat_hash_set<uint64_t> agreed_orders_;

@@ -1,0 +1,352 @@
+#include "fsdp/full_params.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+#include <torch/nn/module.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status_error.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+#include "comm/agreement.h"
+#include "flat_param/flat_parameter.h"
+#include "fsdp/runtime.h"
+#include "fsdp/shard_gather.h"
+#include "fsdp/unit_handle.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::flat_param::FlatParameter;
+using ::fsdp::flat_param::Slice;
+
+constexpr int kWriter = 0;  // the rank that rank0_only means
+
+absl::Time DeadlineOf(const ShardedModel& model) {
+  return absl::Now() + model.runtime().timeout();
+}
+
+// Takes this rank's shard out of `whole`, which all ranks take from the writer
+// where only that has it. Replicas take it from the first of them, so that they
+// stay equal whatever each has written.
+absl::Status WriteShard(ShardedModel& model, int unit,
+                        const FlatParameter& flat, at::Tensor whole,
+                        bool rank0_only, const at::Tensor& shard) {
+  c10::NoGradGuard no_grad;
+  const Placement& placement = model.runtime().placement(unit);
+  const std::string& label = model.unit_name(unit);
+  if (rank0_only) {
+    if (!whole.defined()) {
+      whole = at::empty({flat.layout().padded_numel()},
+                        shard.options().requires_grad(false));
+    }
+    FSDP_RETURN_IF_ERROR(BroadcastFrom(model.communicator(), kWriter, whole,
+                                       label, DeadlineOf(model)));
+  }
+  const Slice range = flat.layout().ShardRange(flat.rank());
+  shard.copy_(whole.narrow(0, range.begin, range.numel()));
+  if (placement.replicate == nullptr || rank0_only) return absl::OkStatus();
+  return BroadcastFrom(*placement.replicate, /*root=*/0, shard, label,
+                       DeadlineOf(model));
+}
+
+}  // namespace
+
+class FullParamsScope::Impl {
+ public:
+  explicit Impl(const SummonOptions& options) : options_(options) {}
+
+  // Takes the units of one model.
+  absl::Status Open(const std::shared_ptr<ShardedModel>& model,
+                    const std::vector<int>& units);
+  absl::Status Close();
+
+ private:
+  struct Whole {
+    ShardedModel* model;
+    int unit;
+    FlatParameter* flat;
+    at::Tensor values;  // undefined on ranks that get none
+    at::Tensor gradients;
+  };
+
+  absl::Status Take(ShardedModel& model, int unit, FlatParameter& flat);
+  void Expose(const Whole& whole) const;
+  void Hide(const Whole& whole) const;
+  absl::Status WriteBack(const Whole& whole) const;
+  absl::Status WriteGradientsBack(const Whole& whole) const;
+  bool HasValues(const ShardedModel& model) const {
+    return !options_.rank0_only || model.communicator().rank() == kWriter;
+  }
+
+  const SummonOptions options_;
+  std::vector<std::shared_ptr<ShardedModel>> models_;
+  std::vector<Whole> wholes_;
+};
+
+absl::Status FullParamsScope::Impl::Open(
+    const std::shared_ptr<ShardedModel>& model, const std::vector<int>& units) {
+  comm::Communicator& world = model->communicator();
+  FSDP_RETURN_IF_ERROR(
+      comm::Agree(world, model->BeginWholeAccess("SummonFullParams()"),
+                  "summoning full parameters", DeadlineOf(*model)));
+  models_.push_back(model);
+  FSDP_RETURN_IF_ERROR(comm::CheckSame(
+      world,
+      absl::StrCat("recurse ", options_.recurse, ", writeback ",
+                   options_.writeback, ", rank0_only ", options_.rank0_only,
+                   ", offload_to_cpu ", options_.offload_to_cpu,
+                   ", with_grads ", options_.with_grads),
+      "the options of SummonFullParams()", DeadlineOf(*model)));
+  for (int unit : units) {
+    for (const auto& flat : model->runtime().flats(unit)) {
+      FSDP_RETURN_IF_ERROR(Take(*model, unit, *flat));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FullParamsScope::Impl::Take(ShardedModel& model, int unit,
+                                         FlatParameter& flat) {
+  comm::Communicator& group = *model.runtime().placement(unit).shard;
+  const auto gather = [&](const at::Tensor& shard) {
+    return GatherShards(group, shard, model.unit_name(unit), DeadlineOf(model));
+  };
+  Whole whole{&model, unit, &flat, {}, {}};
+  FSDP_ASSIGN_OR_RETURN(whole.values, gather(flat.shard()));
+  if (options_.with_grads) {
+    FSDP_ASSIGN_OR_RETURN(whole.gradients, gather(ShardOfGradients(flat)));
+  }
+  if (!HasValues(model)) {
+    whole.values.reset();
+    whole.gradients.reset();
+  }
+  if (options_.offload_to_cpu && whole.values.defined()) {
+    whole.values = whole.values.cpu();
+    if (whole.gradients.defined()) whole.gradients = whole.gradients.cpu();
+  }
+  wholes_.push_back(std::move(whole));
+  Expose(wholes_.back());
+  return absl::OkStatus();
+}
+
+void FullParamsScope::Impl::Expose(const Whole& whole) const {
+  if (!whole.values.defined()) return;
+  whole.flat->BindTo(whole.values);
+  if (!whole.gradients.defined()) return;
+  for (int i = 0; i < whole.flat->num_parameters(); ++i) {
+    if (!whole.flat->ShardSlice(i).grad().defined()) continue;
+    for (const at::Tensor& tensor : whole.flat->parameter(i).tensors) {
+      tensor.mutable_grad() = whole.flat->ViewOf(whole.gradients, i);
+    }
+  }
+}
+
+void FullParamsScope::Impl::Hide(const Whole& whole) const {
+  if (!whole.values.defined()) return;
+  for (int i = 0; i < whole.flat->num_parameters(); ++i) {
+    for (const at::Tensor& tensor : whole.flat->parameter(i).tensors) {
+      tensor.mutable_grad().reset();
+    }
+  }
+  whole.flat->BindToStorage();
+}
+
+absl::Status FullParamsScope::Impl::WriteBack(const Whole& whole) const {
+  const bool sharded =
+      whole.model->runtime().placement(whole.unit).shard->world_size() > 1;
+  if (!options_.writeback && sharded) return absl::OkStatus();
+  return WriteShard(*whole.model, whole.unit, *whole.flat, whole.values,
+                    options_.rank0_only, whole.flat->shard());
+}
+
+absl::Status FullParamsScope::Impl::WriteGradientsBack(
+    const Whole& whole) const {
+  if (!options_.writeback || !options_.with_grads) return absl::OkStatus();
+  at::Tensor shard = ShardOfGradients(*whole.flat);
+  FSDP_RETURN_IF_ERROR(WriteShard(*whole.model, whole.unit, *whole.flat,
+                                  whole.gradients, options_.rank0_only, shard));
+  c10::NoGradGuard no_grad;
+  for (int i = 0; i < whole.flat->num_parameters(); ++i) {
+    at::Tensor gradient = whole.flat->ShardSlice(i).grad();
+    if (!gradient.defined()) continue;
+    const Slice slice = whole.flat->layout().InShard(i, whole.flat->rank());
+    gradient.copy_(shard.narrow(0, slice.begin, slice.numel()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FullParamsScope::Impl::Close() {
+  absl::Status status;
+  for (const Whole& whole : wholes_) Hide(whole);
+  for (const Whole& whole : wholes_) {
+    if (status.ok()) status = WriteBack(whole);
+    if (status.ok()) status = WriteGradientsBack(whole);
+  }
+  wholes_.clear();
+  for (const std::shared_ptr<ShardedModel>& model : models_) {
+    if (!status.ok()) model->runtime().Abort(status);
+    model->EndWholeAccess();
+  }
+  models_.clear();
+  return status;
+}
+
+FullParamsScope::FullParamsScope(std::unique_ptr<Impl> impl)
+    : impl_(std::move(impl)) {}
+FullParamsScope::FullParamsScope(FullParamsScope&&) noexcept = default;
+
+FullParamsScope& FullParamsScope::operator=(FullParamsScope&& other) noexcept {
+  std::swap(impl_, other.impl_);
+  return *this;
+}
+
+FullParamsScope::~FullParamsScope() {
+  const absl::Status status = Close();
+  if (!status.ok()) {
+    TORCH_WARN("fsdp: at the end of a scope of full parameters: ",
+               status.ToString());
+  }
+}
+
+absl::Status FullParamsScope::Close() {
+  if (impl_ == nullptr) return absl::OkStatus();
+  const std::unique_ptr<Impl> impl = std::move(impl_);
+  return TorchToStatus("writing full parameters back",
+                       [&] { ThrowIfError(impl->Close()); });
+}
+
+absl::StatusOr<FullParamsScope> SummonFullParams(torch::nn::Module& module,
+                                                 const SummonOptions& options) {
+  std::vector<std::shared_ptr<ShardedModel>> models;
+  std::map<ShardedModel*, std::vector<int>> units;
+  const auto add = [&](const UnitHandle& handle) {
+    std::vector<int>& of_model = units[handle.model().get()];
+    if (of_model.empty()) models.push_back(handle.model());
+    of_model.push_back(handle.unit());
+  };
+  if (!options.recurse) {
+    const std::shared_ptr<UnitHandle> handle = FindUnit(module);
+    if (handle != nullptr) add(*handle);
+  } else {
+    module.apply([&](torch::nn::Module& inner) {
+      if (const auto* handle = dynamic_cast<UnitHandle*>(&inner)) add(*handle);
+    });
+  }
+  auto impl = std::make_unique<FullParamsScope::Impl>(options);
+  FullParamsScope scope(std::move(impl));
+  for (const std::shared_ptr<ShardedModel>& model : models) {
+    absl::Status status = TorchToStatus("summoning full parameters", [&] {
+      ThrowIfError(scope.impl_->Open(model, units[model.get()]));
+    });
+    if (status.ok()) continue;
+    scope.impl_->Close().IgnoreError();
+    return status;
+  }
+  return scope;
+}
+
+namespace {
+
+absl::Status VisitFlat(ShardedModel& model, int unit, const FlatParameter& flat,
+                       const FullParameterVisitor& visit,
+                       const VisitOptions& options, absl::Status* visited) {
+  FSDP_ASSIGN_OR_RETURN(
+      at::Tensor whole,
+      GatherShards(*model.runtime().placement(unit).shard, flat.shard(),
+                   model.unit_name(unit), DeadlineOf(model)));
+  const bool visits =
+      !options.rank0_only || model.communicator().rank() == kWriter;
+  for (int i = 0; visits && i < flat.num_parameters(); ++i) {
+    if (!visited->ok()) break;
+    const std::string& name = flat.parameter(i).name;
+    *visited = TorchToStatus(absl::StrCat("visiting parameter ", name), [&] {
+      ThrowIfError(visit(name, flat.ViewOf(whole, i)));
+    });
+  }
+  if (!options.writeback) return absl::OkStatus();
+  // Nobody writes back what somebody could not edit.
+  *visited = comm::Agree(model.communicator(), *visited,
+                         "visiting full parameters", DeadlineOf(model));
+  if (!visited->ok()) return absl::OkStatus();
+  return WriteShard(model, unit, flat, whole, options.rank0_only, flat.shard());
+}
+
+absl::Status VisitAll(ShardedModel& model, const FullParameterVisitor& visit,
+                      const VisitOptions& options) {
+  absl::Status visited;
+  for (int unit = 0; unit < model.num_units(); ++unit) {
+    for (const auto& flat : model.runtime().flats(unit)) {
+      // A rank whose visitor has failed goes on gathering with the others.
+      FSDP_RETURN_IF_ERROR(
+          VisitFlat(model, unit, *flat, visit, options, &visited));
+    }
+  }
+  return comm::Agree(model.communicator(), visited, "visiting full parameters",
+                     DeadlineOf(model));
+}
+
+absl::StatusOr<std::shared_ptr<UnitHandle>> UnitOf(torch::nn::Module& module) {
+  std::shared_ptr<UnitHandle> handle = FindUnit(module);
+  if (handle != nullptr) return handle;
+  return absl::FailedPreconditionError(absl::StrCat(
+      "module ", module.name(),
+      " is no unit of a sharded model, so it has nothing to gather or free. "
+      "Units are the root and what Options::wrap_policy has chosen"));
+}
+
+}  // namespace
+
+absl::Status ForEachFullParameter(ShardedModel& model,
+                                  const FullParameterVisitor& visit,
+                                  const VisitOptions& options) {
+  FSDP_RETURN_IF_ERROR(comm::Agree(
+      model.communicator(), model.BeginWholeAccess("ForEachFullParameter()"),
+      "visiting full parameters", DeadlineOf(model)));
+  absl::Status status = VisitAll(model, visit, options);
+  model.EndWholeAccess();
+  return status;
+}
+
+absl::StatusOr<UnshardHandle> Unshard(torch::nn::Module& module) {
+  FSDP_ASSIGN_OR_RETURN(std::shared_ptr<UnitHandle> handle, UnitOf(module));
+  FSDP_RETURN_IF_ERROR(handle->model()->Unshard(handle->unit()));
+  return UnshardHandle(handle->model(), handle->unit());
+}
+
+absl::Status Reshard(torch::nn::Module& module) {
+  FSDP_ASSIGN_OR_RETURN(std::shared_ptr<UnitHandle> handle, UnitOf(module));
+  return handle->model()->Reshard(handle->unit());
+}
+
+absl::StatusOr<std::vector<RebuiltParameter>> RebuildFullParams(
+    ShardedModel& model) {
+  for (int unit = 0; unit < model.num_units(); ++unit) {
+    FSDP_RETURN_IF_ERROR(model.Unshard(unit));
+  }
+  std::vector<RebuiltParameter> rebuilt;
+  for (int unit = 0; unit < model.num_units(); ++unit) {
+    FSDP_RETURN_IF_ERROR(model.WaitUnshard(unit));
+    const bool sharded =
+        model.runtime().placement(unit).shard->world_size() > 1;
+    for (const auto& flat : model.runtime().flats(unit)) {
+      rebuilt.push_back({model.unit_name(unit), flat->Unsharded(),
+                         sharded || flat->compute_dtype() != flat->dtype()});
+    }
+  }
+  return rebuilt;
+}
+
+}  // namespace fsdp

@@ -1,0 +1,53 @@
+#include "fsdp/shard_gather.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
+
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "comm/work.h"
+#include "flat_param/layout.h"
+
+namespace fsdp {
+
+absl::StatusOr<at::Tensor> GatherShards(comm::Communicator& group,
+                                        const at::Tensor& shard,
+                                        absl::string_view label,
+                                        absl::Time deadline) {
+  c10::NoGradGuard no_grad;
+  if (group.world_size() == 1) return shard.detach().clone();
+  at::Tensor whole = at::empty({shard.numel() * group.world_size()},
+                               shard.options().requires_grad(false));
+  FSDP_ASSIGN_OR_RETURN(std::unique_ptr<comm::Work> work,
+                        group.AllGather(whole, shard.detach(), label));
+  FSDP_RETURN_IF_ERROR(work->Wait(deadline));
+  return whole;
+}
+
+at::Tensor ShardOfGradients(const flat_param::FlatParameter& flat) {
+  c10::NoGradGuard no_grad;
+  at::Tensor gradients = at::zeros_like(flat.shard());
+  for (int i = 0; i < flat.num_parameters(); ++i) {
+    const at::Tensor& gradient = flat.ShardSlice(i).grad();
+    if (!gradient.defined()) continue;
+    const flat_param::Slice slice = flat.layout().InShard(i, flat.rank());
+    gradients.narrow(0, slice.begin, slice.numel()).copy_(gradient);
+  }
+  return gradients;
+}
+
+absl::Status BroadcastFrom(comm::Communicator& group, int root,
+                           const at::Tensor& tensor, absl::string_view label,
+                           absl::Time deadline) {
+  FSDP_ASSIGN_OR_RETURN(std::unique_ptr<comm::Work> work,
+                        group.Broadcast(tensor, root, label));
+  return work->Wait(deadline);
+}
+
+}  // namespace fsdp
