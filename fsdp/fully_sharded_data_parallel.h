@@ -93,6 +93,24 @@ class ShardedModuleBase : public torch::nn::Module {
   absl::StatusOr<at::Tensor> ClipGradNorm(double max_norm,
                                           double norm_type = 2.0);
 
+  // Steps the optimizer inside backward, unit by unit; see ShardedModel. With a
+  // torch::optim optimizer over Parameters(), which skips what has no gradient:
+  //   [&](auto) { optimizer.step(); optimizer.zero_grad();
+  //               return absl::OkStatus(); }
+  absl::Status StepInBackward(ShardedModel::UnitStep step) {
+    return model_->StepInBackward(std::move(step));
+  }
+  // Reductions by other means, such as those of comm_hooks.h; unset: the
+  // communicator's.
+  absl::Status SetReductionHooks(ReduceScatterHook reduce_scatter,
+                                 AllReduceHook all_reduce = nullptr) {
+    return model_->SetReductionHooks(std::move(reduce_scatter),
+                                     std::move(all_reduce));
+  }
+  absl::Status SetGradientDivideFactors(double before, double after) {
+    return model_->SetGradientDivideFactors(before, after);
+  }
+
   // Freezes or unfreezes a parameter from the next forward on. All ranks alike.
   absl::Status SetTrainable(absl::string_view name, bool trainable) {
     return model_->SetTrainable(name, trainable);

@@ -117,6 +117,9 @@ class Schedule {
   // computes; kRelease inside a forward or backward.
   absl::StatusOr<Actions> Next(const Event& event);
 
+  // Between iterations.
+  void set_step_in_backward(bool step) { options_.step_in_backward = step; }
+
   bool in_forward() const { return !forward_stack_.empty(); }
   bool in_backward() const { return in_backward_; }
   // Gathered or being gathered.
@@ -176,7 +179,7 @@ class Schedule {
   int PredictBackward(int unit);
 
   const std::vector<ScheduledUnit> units_;
-  const ScheduleOptions options_;
+  ScheduleOptions options_;
   std::vector<State> states_;
   std::vector<int> forward_stack_;
   bool in_backward_ = false;

@@ -45,6 +45,7 @@ ShardedModel::ShardedModel(std::unique_ptr<Runtime> runtime, Schedule schedule,
       settings_(std::move(settings)),
       units_(runtime_->num_units()) {
   for (int unit = 0; unit < runtime_->num_units(); ++unit) {
+    units_[unit].first_shard = named_shards_.size();
     const auto& replicate = runtime_->placement(unit).replicate;
     const int replicas = replicate == nullptr ? 1 : replicate->world_size();
     for (const auto& flat : runtime_->flats(unit)) {
@@ -447,14 +448,54 @@ absl::Status ShardedModel::CheckNoWholeAccess() const {
                    ": end that before anything else is done with the model"));
 }
 
-absl::Status ShardedModel::BeginWholeAccess(absl::string_view what) {
+absl::Status ShardedModel::CheckIdle(absl::string_view what) const {
   FSDP_RETURN_IF_ERROR(CheckNoWholeAccess());
-  if (schedule_.in_forward() || InsideBackward()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        what,
-        " inside a forward or backward: parameters can be taken as a "
-        "whole between steps only"));
+  if (!schedule_.in_forward() && !InsideBackward()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      what, " inside a forward or backward: call it between steps"));
+}
+
+absl::Status ShardedModel::StepInBackward(UnitStep step) {
+  FSDP_RETURN_IF_ERROR(CheckIdle("StepInBackward()"));
+  RuntimeHooks hooks = runtime_->hooks();
+  hooks.step = [this, step = std::move(step)](int unit) {
+    const UnitState& state = units_[unit];
+    return step(absl::MakeConstSpan(named_shards_)
+                    .subspan(state.first_shard, state.slots.size()));
+  };
+  runtime_->SetHooks(std::move(hooks));
+  schedule_.set_step_in_backward(true);
+  return absl::OkStatus();
+}
+
+absl::Status ShardedModel::SetReductionHooks(ReduceScatterHook reduce_scatter,
+                                             AllReduceHook all_reduce) {
+  FSDP_RETURN_IF_ERROR(CheckIdle("SetReductionHooks()"));
+  RuntimeHooks hooks = runtime_->hooks();
+  if (hooks.reduce_scatter || hooks.all_reduce) {
+    return absl::FailedPreconditionError(
+        "this model has reduction hooks already: combine them into one");
   }
+  hooks.reduce_scatter = std::move(reduce_scatter);
+  hooks.all_reduce = std::move(all_reduce);
+  runtime_->SetHooks(std::move(hooks));
+  return absl::OkStatus();
+}
+
+absl::Status ShardedModel::SetGradientDivideFactors(double before,
+                                                    double after) {
+  FSDP_RETURN_IF_ERROR(CheckIdle("SetGradientDivideFactors()"));
+  if (!(before > 0) || !(after > 0)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("gradients cannot be divided by ", before, " and ", after,
+                     ": both factors have to be positive"));
+  }
+  runtime_->SetGradientScaling({1 / before, 1 / after});
+  return absl::OkStatus();
+}
+
+absl::Status ShardedModel::BeginWholeAccess(absl::string_view what) {
+  FSDP_RETURN_IF_ERROR(CheckIdle(what));
   for (int unit = 0; unit < num_units(); ++unit) {
     for (const auto& flat : runtime_->flats(unit)) {
       FSDP_RETURN_IF_ERROR(flat->CheckBinding());

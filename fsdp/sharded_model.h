@@ -16,6 +16,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "comm/communicator.h"
 #include "fsdp/autograd.h"
 #include "fsdp/buffer_precision.h"
@@ -83,6 +84,21 @@ class ShardedModel final : public BackwardListener,
   void SetSynchronizes(bool synchronizes) { synchronizes_ = synchronizes; }
   bool synchronizes() const { return synchronizes_; }
 
+  // Called in backward with the shards of each unit as soon as their gradients
+  // are complete. It steps them and drops the gradients, whose memory is then
+  // given back: gradients of a unit or two are alive at a time.
+  // FailedPrecondition inside a forward or backward.
+  using UnitStep = std::function<absl::Status(absl::Span<const NamedShard>)>;
+  absl::Status StepInBackward(UnitStep step);
+  // Reductions from now on. FailedPrecondition inside a forward or backward, or
+  // when there are hooks already.
+  absl::Status SetReductionHooks(ReduceScatterHook reduce_scatter,
+                                 AllReduceHook all_reduce);
+  // Gradients are divided by `before` reductions and by `after` them.
+  // InvalidArgument: not positive. FailedPrecondition inside a forward or
+  // backward.
+  absl::Status SetGradientDivideFactors(double before, double after);
+
   // --- Shards -------------------------------------------------------------
   const std::vector<NamedShard>& NamedShards() const { return named_shards_; }
   // Freezes or unfreezes a parameter from the next forward on; all ranks alike.
@@ -128,6 +144,7 @@ class ShardedModel final : public BackwardListener,
     std::vector<Slot> slots;
     int num_trainable = 0;  // as of the last PreForward
     bool edges_attached = false;
+    size_t first_shard = 0;  // in named_shards_
     // Node of the forward that runs now; null without grad.
     std::shared_ptr<torch::autograd::Node> node;
   };
@@ -160,6 +177,7 @@ class ShardedModel final : public BackwardListener,
   void ClearEdges();
   void AttachSentinels();
   absl::Status CheckNoWholeAccess() const;
+  absl::Status CheckIdle(absl::string_view what) const;
 
   const std::unique_ptr<Runtime> runtime_;
   Schedule schedule_;
