@@ -39,6 +39,7 @@
 #include "base/status_macros.h"
 #include "comm/communicator.h"
 #include "comm/mesh.h"
+#include "fsdp/describe.h"
 #include "fsdp/forward.h"
 #include "fsdp/full_params.h"
 #include "fsdp/options.h"
@@ -138,8 +139,13 @@ class ShardedModuleBase : public torch::nn::Module {
 
   // Bytes of gathered parameters and of reduce buffers, now and at most.
   MemoryStats memory_stats() const { return model_->memory_stats(); }
-  // A table of units: parameters, bytes, shards.
-  std::string Describe() const { return model_->ToString(); }
+  // The memory this rank will need, by kind.
+  MemoryPlan PlanMemory(
+      const MemoryPlanOptions& options = MemoryPlanOptions()) const {
+    return fsdp::PlanMemory(*model_, options);
+  }
+  // The tree of units with strategies, sizes and dtypes, and the memory plan.
+  std::string Describe() const { return fsdp::Describe(*model_); }
   comm::Communicator& communicator() const { return model_->communicator(); }
 
  protected:

@@ -57,6 +57,12 @@ Runtime::Runtime(std::shared_ptr<comm::Communicator> communicator,
   }
 }
 
+int64_t Runtime::reduce_buffer_bytes(int unit) const {
+  int64_t bytes = 0;
+  for (const Flat& flat : flats_[unit]) bytes += flat.gradient_buffer.bytes();
+  return bytes;
+}
+
 void Runtime::SetGradientScaling(GradientScaling scaling) {
   for (std::vector<Flat>& flats : flats_) {
     for (Flat& flat : flats) flat.gradient_buffer.SetScaling(scaling);

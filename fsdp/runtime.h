@@ -96,6 +96,14 @@ class Runtime {
       int unit) const {
     return units_[unit].flats;
   }
+  int num_flats(int unit) const {
+    return static_cast<int>(units_[unit].flats.size());
+  }
+  // Of the flat parameters.
+  absl::Span<const GradientBufferOptions> gradients(int unit) const {
+    return units_[unit].gradients;
+  }
+  int64_t reduce_buffer_bytes(int unit) const;
   const Placement& placement(int unit) const { return units_[unit].placement; }
   comm::Communicator& communicator() const { return *communicator_; }
   absl::Duration timeout() const { return timeout_; }

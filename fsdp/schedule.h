@@ -117,6 +117,8 @@ class Schedule {
   // computes; kRelease inside a forward or backward.
   absl::StatusOr<Actions> Next(const Event& event);
 
+  const std::vector<ScheduledUnit>& units() const { return units_; }
+  const ScheduleOptions& options() const { return options_; }
   // Between iterations.
   void set_step_in_backward(bool step) { options_.step_in_backward = step; }
 

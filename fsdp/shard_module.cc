@@ -214,7 +214,7 @@ ShardedModel::Settings SettingsOf(
   settings.abort_on_failure = options.abort_on_failure;
   settings.check_order = options.check_order;
   for (const PlannedUnit& planned : plan.units) {
-    settings.precisions.push_back(planned.options.precision);
+    settings.units.push_back(planned.options);
   }
   settings.is_training = [weak = std::weak_ptr<torch::nn::Module>(root)] {
     const std::shared_ptr<torch::nn::Module> module = weak.lock();

@@ -12,7 +12,6 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "base/status_error.h"
@@ -139,7 +138,7 @@ absl::Status ShardedModel::ChoosePrecision() {
   if (full == full_precision_) return absl::OkStatus();
   bool any = false;
   for (int unit = 0; unit < num_units(); ++unit) {
-    if (!settings_.precisions[unit].full_precision_in_eval) continue;
+    if (!settings_.units[unit].precision.full_precision_in_eval) continue;
     if (!any) FSDP_RETURN_IF_ERROR(ReleaseUnsharded());
     any = true;
     runtime_->SetPrecision(unit, full ? flat_param::Precision::kFull
@@ -156,12 +155,13 @@ absl::Status ShardedModel::ChoosePrecision() {
 }
 
 bool ShardedModel::InFullPrecision(int unit) const {
-  return full_precision_ && settings_.precisions[unit].full_precision_in_eval;
+  return full_precision_ &&
+         settings_.units[unit].precision.full_precision_in_eval;
 }
 
 bool ShardedModel::CastsInputs(int unit) const {
   if (InFullPrecision(unit)) return false;
-  const MixedPrecision& precision = settings_.precisions[unit];
+  const MixedPrecision& precision = settings_.units[unit].precision;
   if (precision.force_input_to_fp32) return true;
   if (!precision.param_dtype.has_value()) return false;
   return precision.cast_inputs == fsdp::CastInputs::kEveryUnit ||
@@ -170,7 +170,7 @@ bool ShardedModel::CastsInputs(int unit) const {
 
 void ShardedModel::CastInputs(int unit,
                               const std::vector<at::Tensor*>& inputs) const {
-  const MixedPrecision& precision = settings_.precisions[unit];
+  const MixedPrecision& precision = settings_.units[unit].precision;
   for (at::Tensor* input : inputs) {
     if (!input->defined() || !input->is_floating_point()) continue;
     if (!precision.force_input_to_fp32) {
@@ -183,7 +183,7 @@ void ShardedModel::CastInputs(int unit,
 
 void ShardedModel::CastOutputs(int unit,
                                const std::vector<at::Tensor*>& outputs) const {
-  const auto dtype = settings_.precisions[unit].output_dtype;
+  const auto dtype = settings_.units[unit].precision.output_dtype;
   if (unit != kRoot || !dtype.has_value() || InFullPrecision(unit)) return;
   for (at::Tensor* output : outputs) {
     if (!output->defined() || !output->is_floating_point()) continue;
@@ -528,26 +528,6 @@ absl::Status ShardedModel::WaitUnshard(int unit) {
 absl::Status ShardedModel::Reshard(int unit) {
   FSDP_RETURN_IF_ERROR(CheckNoWholeAccess());
   return TransitionOrAbort({EventKind::kReshard, unit}, {});
-}
-
-std::string ShardedModel::ToString() const {
-  std::string text =
-      absl::StrFormat("%-32s %10s %14s %14s\n", "unit", "parameters",
-                      "unsharded MiB", "shard MiB");
-  constexpr double kMiB = 1 << 20;
-  for (int unit = 0; unit < num_units(); ++unit) {
-    int parameters = 0;
-    double unsharded = 0;
-    double shard = 0;
-    for (const auto& flat : runtime_->flats(unit)) {
-      parameters += flat->num_parameters();
-      unsharded += flat->unsharded_bytes() / kMiB;
-      shard += flat->shard().nbytes() / kMiB;
-    }
-    absl::StrAppendFormat(&text, "%-32s %10d %14.2f %14.2f\n", unit_name(unit),
-                          parameters, unsharded, shard);
-  }
-  return text;
 }
 
 }  // namespace fsdp

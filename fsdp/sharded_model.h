@@ -20,7 +20,7 @@
 #include "comm/communicator.h"
 #include "fsdp/autograd.h"
 #include "fsdp/buffer_precision.h"
-#include "fsdp/mixed_precision.h"
+#include "fsdp/options.h"
 #include "fsdp/runtime.h"
 #include "fsdp/schedule.h"
 
@@ -46,8 +46,8 @@ class ShardedModel final : public BackwardListener,
   struct Settings {
     bool abort_on_failure = true;
     bool check_order = true;
-    std::vector<MixedPrecision> precisions;  // of the units
-    std::function<bool()> is_training;       // the mode of the root module
+    std::vector<UnitOptions> units;
+    std::function<bool()> is_training;  // the mode of the root module
     BufferPrecision buffers;
   };
 
@@ -121,8 +121,10 @@ class ShardedModel final : public BackwardListener,
 
   int num_units() const { return runtime_->num_units(); }
   const std::string& unit_name(int unit) const { return runtime_->name(unit); }
-  // A table for people: units, parameters, bytes, shards.
-  std::string ToString() const;
+  const UnitOptions& unit_options(int unit) const {
+    return settings_.units[unit];
+  }
+  const Schedule& schedule() const { return schedule_; }
   MemoryStats memory_stats() const { return runtime_->memory_stats(); }
   comm::Communicator& communicator() const { return runtime_->communicator(); }
 

@@ -1,0 +1,123 @@
+#include "fsdp/describe.h"
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "flat_param/flat_parameter.h"
+#include "fsdp/memory_plan.h"
+#include "fsdp/runtime.h"
+#include "fsdp/schedule.h"
+
+namespace fsdp {
+namespace {
+
+constexpr double kMiB = 1 << 20;
+
+const char* Short(c10::ScalarType dtype) {
+  switch (dtype) {
+    case c10::kFloat:
+      return "fp32";
+    case c10::kDouble:
+      return "fp64";
+    case c10::kHalf:
+      return "fp16";
+    case c10::kBFloat16:
+      return "bf16";
+    default:
+      return c10::toString(dtype);
+  }
+}
+
+bool IsTrainable(const flat_param::FlatParameter& flat) {
+  for (int i = 0; i < flat.num_parameters(); ++i) {
+    if (flat.ShardSlice(i).requires_grad()) return true;
+  }
+  return false;
+}
+
+UnitBytes BytesOf(const Runtime& runtime, int unit) {
+  UnitBytes bytes;
+  bytes.trainable = false;
+  const Placement& placement = runtime.placement(unit);
+  for (int i = 0; i < runtime.num_flats(unit); ++i) {
+    const flat_param::FlatParameter& flat = *runtime.flats(unit)[i];
+    const int64_t shard = flat.shard().nbytes();
+    bytes.shard += shard;
+    const bool is_shard = placement.shard->world_size() == 1 &&
+                          flat.compute_dtype() == flat.dtype();
+    if (!is_shard) bytes.unsharded += flat.unsharded_bytes();
+    if (placement.part != nullptr) {
+      bytes.part += flat.unsharded_bytes() / placement.part->world_size();
+    }
+    if (!IsTrainable(flat)) continue;
+    bytes.trainable = true;
+    bytes.gradient +=
+        flat.shard().numel() * static_cast<int64_t>(c10::elementSize(
+                                   runtime.gradients(unit)[i].gradient_dtype));
+  }
+  // One frozen flat parameter does not spare the unit its reduction.
+  bytes.reduce_buffer = runtime.reduce_buffer_bytes(unit);
+  return bytes;
+}
+
+int DepthOf(const std::vector<ScheduledUnit>& units, int unit) {
+  int depth = 0;
+  while ((unit = units[unit].parent) >= 0) ++depth;
+  return depth;
+}
+
+// One line for each pair of dtypes, the first with the unit's name.
+std::string DescribeUnit(const ShardedModel& model, int unit) {
+  const Runtime& runtime = model.runtime();
+  const std::vector<ScheduledUnit>& units = model.schedule().units();
+  std::string name = absl::StrCat(std::string(2 * DepthOf(units, unit), ' '),
+                                  model.unit_name(unit));
+  std::string strategy = ToString(model.unit_options(unit).strategy);
+  std::string text;
+  for (int i = 0; i < runtime.num_flats(unit); ++i) {
+    const flat_param::FlatParameter& flat = *runtime.flats(unit)[i];
+    absl::StrAppendFormat(&text, "%-32s %-29s %10d %12.2f %12.2f  %s/%s/%s%s\n",
+                          name, strategy, flat.num_parameters(),
+                          flat.unsharded_bytes() / kMiB,
+                          flat.shard().nbytes() / kMiB, Short(flat.dtype()),
+                          Short(flat.compute_dtype()),
+                          Short(runtime.gradients(unit)[i].reduce_dtype),
+                          IsTrainable(flat) ? "" : " frozen");
+    name.clear();
+    strategy.clear();
+  }
+  if (text.empty()) {
+    absl::StrAppendFormat(&text, "%-32s %-29s %10d\n", name, strategy, 0);
+  }
+  return text;
+}
+
+}  // namespace
+
+MemoryPlan PlanMemory(const ShardedModel& model,
+                      const MemoryPlanOptions& options) {
+  std::vector<UnitBytes> bytes;
+  for (int unit = 0; unit < model.num_units(); ++unit) {
+    bytes.push_back(BytesOf(model.runtime(), unit));
+  }
+  return PlanMemory(model.schedule().units(), bytes, model.schedule().options(),
+                    options);
+}
+
+std::string Describe(const ShardedModel& model) {
+  std::string text = absl::StrFormat("%-32s %-29s %10s %12s %12s  %s\n", "unit",
+                                     "strategy", "parameters", "whole MiB",
+                                     "shard MiB", "stored/computed/reduced in");
+  for (int unit = 0; unit < model.num_units(); ++unit) {
+    absl::StrAppend(&text, DescribeUnit(model, unit));
+  }
+  absl::StrAppend(&text, PlanMemory(model).ToString());
+  return text;
+}
+
+}  // namespace fsdp

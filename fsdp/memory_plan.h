@@ -1,0 +1,59 @@
+// Predicts the memory of a rank before the first step, by running the schedule
+// without a model. Pure: no tensors.
+#ifndef FSDP_MEMORY_PLAN_H_
+#define FSDP_MEMORY_PLAN_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "fsdp/schedule.h"
+
+namespace fsdp {
+
+// Of one unit on this rank, in bytes.
+struct UnitBytes {
+  int64_t shard = 0;          // parameters, resting
+  int64_t gradient = 0;       // of the shard
+  int64_t unsharded = 0;      // gathered; 0 where the shard is all there is
+  int64_t part = 0;           // kept between forward and backward
+  int64_t reduce_buffer = 0;  // all gradients of the unit, to be reduced
+  bool trainable = true;
+};
+
+// Bytes of one rank, at most, by kind. Activations, and the gradients autograd
+// holds of the one or two units whose backward is under way, are the model's.
+struct MemoryPlan {
+  int64_t shards = 0;
+  int64_t gradients = 0;
+  int64_t optimizer = 0;
+  int64_t gathered = 0;
+  int64_t parts = 0;
+  int64_t in_flight = 0;  // reduce buffers
+
+  int64_t total() const {
+    return shards + gradients + optimizer + gathered + parts + in_flight;
+  }
+  // A line for each kind.
+  std::string ToString() const;
+};
+
+struct MemoryPlanOptions {
+  // Bytes of optimizer state per byte of trainable shard: 2 for Adam.
+  double optimizer_state = 2;
+  // Backwards of which only the last reduces.
+  int backwards_per_step = 1;
+};
+
+// `units` as for Schedule, `bytes` of each. Assumes that every unit runs once,
+// in the order of the list, inside its parent, and that gradients keep their
+// memory from the first backward on, or with step_in_backward one unit at a
+// time.
+MemoryPlan PlanMemory(const std::vector<ScheduledUnit>& units,
+                      const std::vector<UnitBytes>& bytes,
+                      const ScheduleOptions& schedule_options,
+                      const MemoryPlanOptions& options = MemoryPlanOptions());
+
+}  // namespace fsdp
+
+#endif  // FSDP_MEMORY_PLAN_H_
