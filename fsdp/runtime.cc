@@ -1,6 +1,7 @@
 #include "fsdp/runtime.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 
@@ -95,6 +96,8 @@ absl::Status Runtime::Execute(absl::Span<const Action> actions,
 absl::Status Runtime::ExecuteOne(const Action& action,
                                  absl::Span<const at::Tensor> gradients) {
   const int unit = action.unit;
+  RECORD_USER_SCOPE(
+      absl::StrCat("fsdp::", Name(action.kind), "(", name(unit), ")"));
   switch (action.kind) {
     case ActionKind::kGather:
       return Gather(unit);

@@ -17,6 +17,8 @@ namespace {
 constexpr int kRoot = 0;
 constexpr int kNone = -1;
 
+}  // namespace
+
 const char* Name(EventKind kind) {
   switch (kind) {
     case EventKind::kPreForward:
@@ -70,8 +72,6 @@ const char* Name(ActionKind kind) {
   }
   return "?";
 }
-
-}  // namespace
 
 std::string ToString(const Event& event) {
   if (event.kind == EventKind::kEndOfBackward ||

@@ -100,6 +100,8 @@ struct Action {
 };
 using Actions = absl::InlinedVector<Action, 8>;
 
+const char* Name(EventKind kind);
+const char* Name(ActionKind kind);
 std::string ToString(const Event& event);
 std::string ToString(const Action& action);
 

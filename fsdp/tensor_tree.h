@@ -3,6 +3,8 @@
 #define FSDP_TENSOR_TREE_H_
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/core/Scalar.h>
 
 #include <array>
 #include <map>
@@ -57,10 +59,12 @@ struct IsMap<std::unordered_map<Ts...>> : std::true_type {};
 
 template <typename T>
 struct HoldsNoTensor
-    : std::bool_constant<std::is_arithmetic_v<T> || std::is_enum_v<T> ||
-                         std::is_same_v<T, std::string> ||
-                         std::is_same_v<T, std::nullopt_t> ||
-                         std::is_same_v<T, std::vector<bool>>> {};
+    : std::bool_constant<
+          std::is_arithmetic_v<T> || std::is_enum_v<T> ||
+          std::is_same_v<T, std::string> || std::is_same_v<T, const char*> ||
+          std::is_same_v<T, c10::Scalar> || std::is_same_v<T, c10::Device> ||
+          std::is_same_v<T, std::nullopt_t> ||
+          std::is_same_v<T, std::vector<bool>>> {};
 
 struct AnyVisit {
   template <typename T>
