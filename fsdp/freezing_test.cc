@@ -1,6 +1,7 @@
 // Frozen parameters and units, and changes of what is trained between steps.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/ones.h>
 #include <torch/nn/module.h>
 
 #include <memory>
@@ -104,6 +105,40 @@ TEST(FreezingTest, FreezingAndUnfreezingBetweenSteps) {
     FSDP_ASSIGN_OR_RETURN(const int count, gradients_of_unit());
     if (count != 1) return absl::InternalError("bias was trained");
     return absl::OkStatus();
+  }));
+}
+
+class TiedPair : public torch::nn::Module {
+ public:
+  TiedPair()
+      : weight(register_parameter("weight", at::ones({kDim, kDim}))),
+        inner(register_module("inner", std::make_shared<Inner>(weight))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    return Forward(inner, x.matmul(weight));
+  }
+
+ private:
+  class Inner : public torch::nn::Module {
+   public:
+    explicit Inner(const at::Tensor& tied)
+        : same(register_parameter("same", tied)) {}
+    at::Tensor forward(const at::Tensor& x) { return x.matmul(same).tanh(); }
+    at::Tensor same;
+  };
+
+  at::Tensor weight;
+  std::shared_ptr<Inner> inner;
+};
+
+TEST(FreezingTest, ATiedParameterIsFrozenByAnyOfItsNames) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(
+        FullyShardedDataParallel<TiedPair> model,
+        FullyShard(std::make_shared<TiedPair>(), Unowned(communicator)));
+    FSDP_RETURN_IF_ERROR(model->SetTrainable("inner.same", false));
+    return model->Parameters().front().requires_grad()
+               ? absl::InternalError("still trainable")
+               : absl::OkStatus();
   }));
 }
 

@@ -93,6 +93,9 @@ struct Options {
   // whenever it changes.
   bool check_order = true;
 
+  // Rank 0 writes the tree of units and the memory plan to stderr.
+  bool verbose = false;
+
   // Longest wait for a collective; zero is the communicator's own default.
   absl::Duration timeout = absl::ZeroDuration();
 };

@@ -5,6 +5,7 @@
 #include <c10/core/ScalarType.h>
 #include <torch/nn/modules/container/sequential.h>
 
+#include <iostream>
 #include <map>
 #include <memory>
 #include <string>
@@ -23,6 +24,7 @@
 #include "comm/mesh.h"
 #include "flat_param/flat_parameter.h"
 #include "fsdp/buffer_precision.h"
+#include "fsdp/describe.h"
 #include "fsdp/gradient_buffer.h"
 #include "fsdp/placements.h"
 #include "fsdp/runtime.h"
@@ -215,6 +217,13 @@ ShardedModel::Settings SettingsOf(
   settings.check_order = options.check_order;
   for (const PlannedUnit& planned : plan.units) {
     settings.units.push_back(planned.options);
+    for (const OwnedParameter& owned : planned.unit.parameters) {
+      for (const std::string& name : owned.names) {
+        if (name != owned.names.front()) {
+          settings.aliases[name] = owned.names.front();
+        }
+      }
+    }
   }
   settings.is_training = [weak = std::weak_ptr<torch::nn::Module>(root)] {
     const std::shared_ptr<torch::nn::Module> module = weak.lock();
@@ -260,6 +269,7 @@ absl::StatusOr<std::shared_ptr<ShardedModel>> ShardModule(
       std::make_shared<ShardedModel>(std::move(runtime), std::move(schedule),
                                      SettingsOf(sharder.plan(), root, options));
   AttachHandles(sharder.plan(), model);
+  if (options.verbose && world.rank() == 0) std::cerr << Describe(*model);
   return model;
 }
 

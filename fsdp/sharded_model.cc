@@ -424,6 +424,8 @@ void ShardedModel::RestoreSentinels() {
 
 absl::Status ShardedModel::SetTrainable(absl::string_view name,
                                         bool trainable) {
+  const auto alias = settings_.aliases.find(name);
+  if (alias != settings_.aliases.end()) name = alias->second;
   for (UnitState& state : units_) {
     for (Slot& slot : state.slots) {
       if (slot.name != name) continue;

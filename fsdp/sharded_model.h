@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -49,6 +50,8 @@ class ShardedModel final : public BackwardListener,
     std::vector<UnitOptions> units;
     std::function<bool()> is_training;  // the mode of the root module
     BufferPrecision buffers;
+    // Further names of tied parameters, and the one that NamedShards() has.
+    std::map<std::string, std::string, std::less<>> aliases;
   };
 
   // `runtime` and `schedule` know the same units.
@@ -101,7 +104,8 @@ class ShardedModel final : public BackwardListener,
 
   // --- Shards -------------------------------------------------------------
   const std::vector<NamedShard>& NamedShards() const { return named_shards_; }
-  // Freezes or unfreezes a parameter from the next forward on; all ranks alike.
+  // Freezes or unfreezes a parameter from the next forward on, by any of its
+  // names; all ranks alike.
   // NotFound for an unknown name.
   absl::Status SetTrainable(absl::string_view name, bool trainable);
   // Between these, forward and backward are refused with a text that names
