@@ -45,18 +45,47 @@ std::string AbslUnparseFlag(Backend backend) {
   return "?";
 }
 
+std::string AbslUnparseFlag(Sharding sharding) {
+  switch (sharding) {
+    case Sharding::kFull:
+      return "full";
+    case Sharding::kGradients:
+      return "gradients";
+    case Sharding::kOptimizer:
+      return "optimizer";
+    case Sharding::kReplicated:
+      return "replicated";
+    case Sharding::kNone:
+      return "none";
+  }
+  return "?";
+}
+
 bool AbslParseFlag(absl::string_view text, Sharding* sharding,
                    std::string* error) {
-  if (text != "full" && text != "none") {
-    *error = "expected full or none";
+  for (const Sharding each :
+       {Sharding::kFull, Sharding::kGradients, Sharding::kOptimizer,
+        Sharding::kReplicated, Sharding::kNone}) {
+    if (text != AbslUnparseFlag(each)) continue;
+    *sharding = each;
+    return true;
+  }
+  *error = "expected full, gradients, optimizer, replicated or none";
+  return false;
+}
+
+bool AbslParseFlag(absl::string_view text, ComputeDtype* dtype,
+                   std::string* error) {
+  if (text != "fp32" && text != "bf16") {
+    *error = "expected fp32 or bf16";
     return false;
   }
-  *sharding = text == "full" ? Sharding::kFull : Sharding::kNone;
+  *dtype = text == "fp32" ? ComputeDtype::kFloat : ComputeDtype::kBFloat16;
   return true;
 }
 
-std::string AbslUnparseFlag(Sharding sharding) {
-  return sharding == Sharding::kFull ? "full" : "none";
+std::string AbslUnparseFlag(ComputeDtype dtype) {
+  return dtype == ComputeDtype::kFloat ? "fp32" : "bf16";
 }
 
 }  // namespace gpt
@@ -69,8 +98,14 @@ ABSL_FLAG(gpt::Backend, backend, gpt::TrainOptions().backend,
           "TCP), auto (gloo where there are several).");
 ABSL_FLAG(gpt::Sharding, sharding, gpt::TrainOptions().sharding,
           "full: parameters, gradients and optimizer state are split over the "
-          "ranks. none: every rank trains a whole model on its own data and "
-          "exchanges no gradients, for comparison.");
+          "ranks. gradients: the same, with parameters whole from forward to "
+          "backward. optimizer: whole until backward reduces. replicated: "
+          "everything whole, gradients are averaged. none: every rank trains a "
+          "whole model on its own data and exchanges no gradients, for "
+          "comparison.");
+ABSL_FLAG(gpt::ComputeDtype, precision, gpt::TrainOptions().precision,
+          "fp32, or bf16: gather and compute in bf16, reduce and keep "
+          "parameters and optimizer state in fp32. Not with --sharding=none.");
 ABSL_FLAG(int64_t, layers, gpt::GptConfig().layers, "Transformer blocks.");
 ABSL_FLAG(int64_t, dim, gpt::GptConfig().dim, "Width of the model.");
 ABSL_FLAG(int64_t, heads, gpt::GptConfig().heads,
@@ -126,6 +161,7 @@ TrainOptions ReadFlags() {
   options.ranks = absl::GetFlag(FLAGS_ranks);
   options.backend = absl::GetFlag(FLAGS_backend);
   options.sharding = absl::GetFlag(FLAGS_sharding);
+  options.precision = absl::GetFlag(FLAGS_precision);
   options.batch = absl::GetFlag(FLAGS_batch);
   options.steps = absl::GetFlag(FLAGS_steps);
   options.warmup = absl::GetFlag(FLAGS_warmup);

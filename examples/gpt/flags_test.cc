@@ -35,10 +35,11 @@ TEST(FlagsTest, ReadsEveryFlag) {
              "--steps=10", "--warmup=11",     "--seed=12",
              "--lr=0.5",   "--threads=13",    "--data=a-b",
              "--json=c",   "--save-init=d-e", "--init",
-             "f",          "--sample=14"}));
+             "f",          "--sample=14",     "--precision=bf16"}));
   EXPECT_EQ(options.ranks, 3);
   EXPECT_EQ(options.backend, Backend::kLocal);
   EXPECT_EQ(options.sharding, Sharding::kNone);
+  EXPECT_EQ(options.precision, ComputeDtype::kBFloat16);
   EXPECT_EQ(options.model.layers, 5);
   EXPECT_EQ(options.model.dim, 12);
   EXPECT_EQ(options.model.heads, 6);

@@ -43,6 +43,13 @@ absl::Status CheckOptions(const TrainOptions& options) {
   FSDP_RETURN_IF_ERROR(CheckRange("warmup", options.warmup, 0, 1 << 30));
   FSDP_RETURN_IF_ERROR(CheckRange("threads", options.threads, 0, 1024));
   FSDP_RETURN_IF_ERROR(CheckRange("sample", options.sample, 0, 1 << 20));
+  if (options.sharding == Sharding::kNone &&
+      options.precision != ComputeDtype::kFloat) {
+    return absl::InvalidArgumentError(
+        "--precision=bf16 with --sharding=none: only sharded models compute in "
+        "another dtype than that of their parameters. --ranks=1 "
+        "--sharding=full shards over one rank");
+  }
   if (!std::isfinite(options.lr) || options.lr < 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--lr=", options.lr, ": expected a finite number of 0 or more"));

@@ -20,7 +20,9 @@ struct GptConfig {
 };
 
 enum class Backend { kAuto, kLocal, kGloo };
-enum class Sharding { kFull, kNone };
+// kNone: every rank on its own; the others as fsdp::ShardingStrategy.
+enum class Sharding { kFull, kGradients, kOptimizer, kReplicated, kNone };
+enum class ComputeDtype { kFloat, kBFloat16 };
 
 // The value of --data that asks for synthetic data.
 inline constexpr absl::string_view kCountDataName = "count";
@@ -30,6 +32,7 @@ struct TrainOptions {
   int ranks = 2;
   Backend backend = Backend::kAuto;
   Sharding sharding = Sharding::kFull;
+  ComputeDtype precision = ComputeDtype::kFloat;
   int64_t batch = 4;  // rows per rank and step
   int64_t steps = 900;
   int64_t warmup = 2;

@@ -123,8 +123,9 @@ class RankRun {
     if (options_.sharding == Sharding::kNone) {
       model_ = MakeUnsharded(std::move(model));
     } else {
-      FSDP_ASSIGN_OR_RETURN(
-          model_, MakeSharded(std::move(model), context_.communicator));
+      FSDP_ASSIGN_OR_RETURN(model_,
+                            MakeSharded(std::move(model), context_.communicator,
+                                        options_.sharding, options_.precision));
     }
     if (options_.save_init.empty()) return absl::OkStatus();
     return SaveParameters(options_.save_init, specs, *model_, communicator_);
@@ -177,7 +178,7 @@ class RankRun {
     if (!IsFirst()) return;
     Out() << absl::StrFormat(
         "%.1f million parameters, %s, %s\n", report_.num_parameters / 1e6,
-        options_.sharding == Sharding::kFull ? "sharded" : "not sharded",
+        options_.sharding == Sharding::kNone ? "not sharded" : "sharded",
         communicator_.ToString());
     if (corpus_ != nullptr) {
       Out() << absl::StrFormat(

@@ -37,12 +37,12 @@ Json ToJson(const Report& report) {
   const double min_ms = *std::min_element(report.step_seconds.begin(),
                                           report.step_seconds.end()) *
                         1e3;
-  const bool sharded = report.options.sharding == Sharding::kFull;
+  const bool sharded = report.options.sharding != Sharding::kNone;
   Json::Object json = {
       {"impl", sharded ? "libtorch_fsdp" : "none"},
       {"world", report.world},
       {"params", report.num_parameters},
-      {"bf16", false},
+      {"bf16", report.options.precision == ComputeDtype::kBFloat16},
       {"batch", report.options.batch},
       {"seq", report.options.model.seq},
       {"step_ms", step_ms},

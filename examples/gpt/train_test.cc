@@ -156,6 +156,25 @@ TEST_F(TrainTest, WithoutShardingNothingIsGathered) {
   EXPECT_EQ(Numbers(report, "losses"), Plain(1, Optimizer::kFused));
 }
 
+TEST_F(TrainTest, EveryStrategyTrainsAlike) {
+  const std::vector<double> full = Numbers(Run({"--data=count"}), "losses");
+  for (const char* sharding : {"gradients", "optimizer", "replicated"}) {
+    const Json report =
+        Run({"--data=count", absl::StrCat("--sharding=", sharding)});
+    EXPECT_EQ(Numbers(report, "losses"), full) << sharding;
+  }
+}
+
+TEST_F(TrainTest, Bf16LearnsAsWell) {
+  const std::vector<double> losses =
+      Numbers(Run({"--data=count", "--precision=bf16"}), "losses");
+  const std::vector<double> full = Numbers(Run({"--data=count"}), "losses");
+  ASSERT_EQ(losses.size(), full.size());
+  for (size_t i = 0; i < full.size(); ++i) {
+    EXPECT_NEAR(losses[i], full[i], 0.05) << "step " << i;
+  }
+}
+
 TEST_F(TrainTest, EndsOnEveryRankWithTheReason) {
   for (const char* backend : {"--backend=local", "--backend=gloo"}) {
     ChildProcess missing(Command({backend, "--data=/no/such/text"}));

@@ -7,6 +7,7 @@
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/mixed_precision.h"
 #include "fsdp/options.h"
 #include "fsdp/wrap_policy.h"
 
@@ -61,6 +62,19 @@ class ShardedGpt final : public TrainableModel {
   fsdp::FullyShardedDataParallel<GptImpl> model_;
 };
 
+fsdp::ShardingStrategy StrategyOf(Sharding sharding) {
+  switch (sharding) {
+    case Sharding::kGradients:
+      return fsdp::ShardingStrategy::kShardGradOp;
+    case Sharding::kOptimizer:
+      return fsdp::ShardingStrategy::kShardOptimizer;
+    case Sharding::kReplicated:
+      return fsdp::ShardingStrategy::kNoShard;
+    default:
+      return fsdp::ShardingStrategy::kFullShard;
+  }
+}
+
 }  // namespace
 
 std::unique_ptr<TrainableModel> MakeUnsharded(Gpt model) {
@@ -68,8 +82,14 @@ std::unique_ptr<TrainableModel> MakeUnsharded(Gpt model) {
 }
 
 absl::StatusOr<std::unique_ptr<TrainableModel>> MakeSharded(
-    Gpt model, std::shared_ptr<fsdp::comm::Communicator> communicator) {
+    Gpt model, std::shared_ptr<fsdp::comm::Communicator> communicator,
+    Sharding sharding, ComputeDtype precision) {
   fsdp::Options options;
+  options.unit.strategy = StrategyOf(sharding);
+  if (precision == ComputeDtype::kBFloat16) {
+    options.unit.precision = fsdp::ComputeIn(at::kBFloat16);
+    options.unit.precision.output_dtype = at::kFloat;  // for the loss
+  }
   options.wrap_policy = fsdp::WrapModules<BlockImpl>();
   FSDP_ASSIGN_OR_RETURN(
       fsdp::FullyShardedDataParallel<GptImpl> sharded,

@@ -11,7 +11,8 @@
 #include "absl/status/statusor.h"
 #include "comm/communicator.h"
 #include "examples/gpt/model.h"
-#include "fsdp/sharded_model.h"
+#include "examples/gpt/options.h"
+#include "fsdp/full_params.h"
 
 namespace gpt {
 
@@ -33,10 +34,12 @@ class TrainableModel {
 // Every rank has all of it.
 std::unique_ptr<TrainableModel> MakeUnsharded(Gpt model);
 
-// Every block is a unit; the embeddings and the head are the root's.
-// Collective.
+// Every block is a unit; the embeddings and the head are the root's. `sharding`
+// is not kNone. Collective.
 absl::StatusOr<std::unique_ptr<TrainableModel>> MakeSharded(
-    Gpt model, std::shared_ptr<fsdp::comm::Communicator> communicator);
+    Gpt model, std::shared_ptr<fsdp::comm::Communicator> communicator,
+    Sharding sharding = Sharding::kFull,
+    ComputeDtype precision = ComputeDtype::kFloat);
 
 }  // namespace gpt
 
