@@ -1,6 +1,7 @@
 #include "fsdp/sharded_model.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/tensor.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -18,6 +19,7 @@
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/agreement.h"
+#include "comm/work.h"
 #include "flat_param/flat_parameter.h"
 
 namespace fsdp {
@@ -400,13 +402,26 @@ absl::Status ShardedModel::CheckOrder() {
   const uint64_t hash = runtime_->OrderHash();
   absl::Status status;
   if (settings_.check_order && agreed_orders_.count(hash) == 0) {
-    status = comm::CheckSame(runtime_->communicator(), runtime_->OrderText(),
-                             "the collectives of an iteration",
-                             absl::Now() + runtime_->timeout());
+    status = CompareOrder(hash);
     if (status.ok()) agreed_orders_.insert(hash);
   }
   runtime_->ClearOrder();
   return status;
+}
+
+absl::Status ShardedModel::CompareOrder(uint64_t hash) {
+  constexpr char kWhat[] = "the collectives of an iteration";
+  comm::Communicator& world = runtime_->communicator();
+  const absl::Time deadline = absl::Now() + runtime_->timeout();
+  // The greatest hash and, of complements, the least one.
+  const int64_t bits = static_cast<int64_t>(hash);
+  const at::Tensor extremes = at::tensor({bits, ~bits}, at::kLong);
+  FSDP_ASSIGN_OR_RETURN(std::unique_ptr<comm::Work> work,
+                        world.AllReduce(extremes, comm::ReduceOp::kMax, kWhat));
+  FSDP_RETURN_IF_ERROR(work->Wait(deadline));
+  const int64_t* extreme = extremes.const_data_ptr<int64_t>();
+  if (extreme[0] == ~extreme[1]) return absl::OkStatus();
+  return comm::CheckSame(world, runtime_->OrderText(), kWhat, deadline);
 }
 
 void ShardedModel::RestoreSentinels() {

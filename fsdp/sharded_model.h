@@ -166,6 +166,7 @@ class ShardedModel final : public BackwardListener,
   bool InFullPrecision(int unit) const;
   void CastOutputs(int unit, const std::vector<at::Tensor*>& outputs) const;
   absl::Status CheckOrder();
+  absl::Status CompareOrder(uint64_t hash);
   absl::Status TransitionOrAbort(const Event& event,
                                  const std::vector<at::Tensor>& gradients);
   void GiveUpIteration(const absl::Status& reason);

@@ -29,7 +29,7 @@ TEST(FlagsTest, ReadsEveryFlag) {
   unsetenv("BUILD_WORKING_DIRECTORY");
   ASSERT_OK_AND_ASSIGN(
       TrainOptions options,
-      Parse({"--ranks=3",  "--backend=local", "--sharding=none",
+      Parse({"--ranks=3",  "--backend=local", "--sharding=optimizer",
              "--layers=5", "--dim=12",        "--heads=6",
              "--seq=7",    "--batch=8",       "--vocab=9",
              "--steps=10", "--warmup=11",     "--seed=12",
@@ -38,7 +38,7 @@ TEST(FlagsTest, ReadsEveryFlag) {
              "f",          "--sample=14",     "--precision=bf16"}));
   EXPECT_EQ(options.ranks, 3);
   EXPECT_EQ(options.backend, Backend::kLocal);
-  EXPECT_EQ(options.sharding, Sharding::kNone);
+  EXPECT_EQ(options.sharding, Sharding::kOptimizer);
   EXPECT_EQ(options.precision, ComputeDtype::kBFloat16);
   EXPECT_EQ(options.model.layers, 5);
   EXPECT_EQ(options.model.dim, 12);
