@@ -156,6 +156,11 @@ at::Tensor FlatParameter::ViewOf(const at::Tensor& flat, int i) const {
                          flat.storage_offset() + layout_.InFlat(i).begin);
 }
 
+void FlatParameter::SetTag(const void* tag) {
+  compute_->SetTag(tag);
+  if (full_ != nullptr) full_->SetTag(tag);
+}
+
 bool FlatParameter::Owns(const at::Tensor& tensor) const {
   return tensor.has_storage() && tensor.storage().unsafeGetStorageImpl() ==
                                      storage().storage().unsafeGetStorageImpl();

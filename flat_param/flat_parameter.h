@@ -99,6 +99,10 @@ class FlatParameter {
   // Parameter i as it lies in `flat`, a tensor of padded_numel() elements.
   at::Tensor ViewOf(const at::Tensor& flat, int i) const;
 
+  // What TagOf() tells of tensors that look into the unsharded storage, of
+  // either precision.
+  void SetTag(const void* tag);
+
   // Whether `tensor` looks into this flat parameter's unsharded storage.
   bool Owns(const at::Tensor& tensor) const;
   // FailedPrecondition when a parameter no longer looks into the storage,

@@ -42,6 +42,13 @@ void SetArmed(c10::StorageImpl& storage, bool armed) {
 // Ends every text, so that a guarded storage can be told from others.
 constexpr absl::string_view kMark = " [libtorch_fsdp]";
 
+// Frees nothing, and shows that the context of a DataPtr is a tag.
+void KeepTag(void*) {}
+
+c10::DataPtr TaggedPointer(void* data, const void* tag, c10::Device device) {
+  return c10::DataPtr(data, const_cast<void*>(tag), &KeepTag, device);
+}
+
 absl::Status SelfCheckFailed(absl::string_view what) {
   return absl::InternalError(absl::StrCat(
       "this LibTorch's c10::StorageImpl is not the one this library was "
@@ -63,12 +70,15 @@ GuardedStorage::GuardedStorage(int64_t bytes, c10::Device device,
           absl::StrCat(error, kMark));
 }
 
-GuardedStorage::~GuardedStorage() { Empty(); }
+GuardedStorage::~GuardedStorage() {
+  tag_ = nullptr;
+  Empty();
+}
 
 void GuardedStorage::Fill(void* data) {
   c10::StorageImpl& impl = *storage_.unsafeGetStorageImpl();
   SetArmed(impl, false);
-  impl.set_data_ptr_noswap(c10::DataPtr(data, impl.device()));
+  impl.set_data_ptr_noswap(TaggedPointer(data, tag_, impl.device()));
   filled_ = true;
 }
 
@@ -76,9 +86,24 @@ void GuardedStorage::Fill(void* data) {
 // out-of-bounds, and views taken meanwhile must keep their shapes.
 void GuardedStorage::Empty() {
   c10::StorageImpl& impl = *storage_.unsafeGetStorageImpl();
-  impl.set_data_ptr_noswap(c10::DataPtr(nullptr, impl.device()));
+  impl.set_data_ptr_noswap(TaggedPointer(nullptr, tag_, impl.device()));
   SetArmed(impl, true);
   filled_ = false;
+}
+
+void GuardedStorage::SetTag(const void* tag) {
+  tag_ = tag;
+  c10::StorageImpl& impl = *storage_.unsafeGetStorageImpl();
+  // The accessor that checks nothing: the storage may be armed, and stays so.
+  void* const data = impl._mutable_data_ptr_no_checks().get();
+  impl.set_data_ptr_noswap(TaggedPointer(data, tag_, impl.device()));
+}
+
+const void* TagOf(const c10::Storage& storage) {
+  if (!storage) return nullptr;
+  const c10::DataPtr& data =
+      storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
+  return data.get_deleter() == &KeepTag ? data.get_context() : nullptr;
 }
 
 bool IsGuarded(const c10::Storage& storage) {

@@ -307,5 +307,41 @@ TEST(GuardedStorageTest, ThisLibTorchPassesTheSelfCheck) {
   EXPECT_OK(CheckGuardedStorage());
 }
 
+TEST(GuardedStorageTest, ATagIsFoundFromViewsFilledOrNot) {
+  const int tag = 0;
+  float data[kNumel] = {};
+  at::Tensor view;
+  {
+    Guarded guarded;
+    view = guarded.parameter.t();
+    EXPECT_EQ(TagOf(view.storage()), nullptr);
+    guarded.storage.SetTag(&tag);
+    EXPECT_EQ(TagOf(view.storage()), &tag);
+    EXPECT_THAT(ErrorOf([&] { view.sum(); }), HasSubstr(kText));
+    guarded.storage.Fill(data);
+    EXPECT_EQ(TagOf(view.storage()), &tag);
+    EXPECT_EQ(view.sum().item<float>(), 0);
+    guarded.storage.SetTag(nullptr);
+    EXPECT_EQ(TagOf(view.storage()), nullptr);
+    EXPECT_EQ(view.sum().item<float>(), 0);
+    guarded.storage.SetTag(&tag);
+    guarded.storage.Empty();
+    EXPECT_EQ(TagOf(view.storage()), &tag);
+    EXPECT_THAT(ErrorOf([&] { view.sum(); }), HasSubstr(kText));
+  }
+  // The tag's owner may be gone with the storage's.
+  EXPECT_EQ(TagOf(view.storage()), nullptr);
+  EXPECT_THAT(ErrorOf([&] { view.sum(); }), HasSubstr(kText));
+}
+
+TEST(GuardedStorageTest, OtherStoragesHaveNoTag) {
+  EXPECT_EQ(TagOf(at::ones({2}).storage()), nullptr);
+  EXPECT_EQ(TagOf(c10::Storage()), nullptr);
+  float data[2] = {};
+  const at::Tensor blob = at::from_blob(
+      data, {2}, /*deleter=*/[](void*) {}, at::kFloat);
+  EXPECT_EQ(TagOf(blob.storage()), nullptr);
+}
+
 }  // namespace
 }  // namespace fsdp::flat_param
