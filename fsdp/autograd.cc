@@ -90,34 +90,14 @@ class ExitNode final : public ListeningNode {
         unit_node_sequence_(has_unit_node_ ? unit_node->sequence_nr() : 0) {}
 
   variable_list apply(variable_list&& gradients) override {
-    ThrowIfError(CheckPlainBackward());
+    ThrowIfError(CheckRecordsNoGraph(unit_name()));
+    ThrowIfError(CheckComputesNoGradientOf(unit_node_.lock(), unit_name()));
     Listener()->OnPreBackward(
         {unit(), sequence_nr(), has_unit_node_, unit_node_sequence_});
     return std::move(gradients);
   }
 
  private:
-  absl::Status CheckPlainBackward() const {
-    if (at::GradMode::is_enabled()) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          "backward with create_graph=true through unit ", unit_name(),
-          ": a sharded parameter has no gradient of a gradient. Take double "
-          "derivatives of an unsharded model"));
-    }
-    const auto* exec_info = torch::autograd::get_current_graph_task_exec_info();
-    const std::shared_ptr<Node> unit_node = unit_node_.lock();
-    if (exec_info == nullptr || unit_node == nullptr) return absl::OkStatus();
-    const auto found = exec_info->find(unit_node.get());
-    if (found == exec_info->end() || found->second.captures_ == nullptr) {
-      return absl::OkStatus();
-    }
-    return absl::FailedPreconditionError(absl::StrCat(
-        "torch::autograd::grad with respect to a parameter of unit ",
-        unit_name(),
-        ": the result would be this rank's gradient alone. Call backward and "
-        "read .grad of Parameters()"));
-  }
-
   const std::weak_ptr<Node> unit_node_;
   const bool has_unit_node_;
   const uint64_t unit_node_sequence_;
@@ -212,6 +192,28 @@ void AttachSentinel(const at::Tensor& parameter,
 
 void ClearEdge(const at::Tensor& parameter) {
   torch::autograd::impl::set_gradient_edge(parameter, Edge());
+}
+
+absl::Status CheckRecordsNoGraph(const std::string& unit_name) {
+  if (!at::GradMode::is_enabled()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "backward with create_graph=true through unit ", unit_name,
+      ": a sharded parameter has no gradient of a gradient. Take double "
+      "derivatives of an unsharded model"));
+}
+
+absl::Status CheckComputesNoGradientOf(const std::shared_ptr<Node>& unit_node,
+                                       const std::string& unit_name) {
+  const auto* exec_info = torch::autograd::get_current_graph_task_exec_info();
+  if (exec_info == nullptr || unit_node == nullptr) return absl::OkStatus();
+  const auto found = exec_info->find(unit_node.get());
+  if (found == exec_info->end() || found->second.captures_ == nullptr) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "torch::autograd::grad with respect to a parameter of unit ", unit_name,
+      ": the result would be this rank's gradient alone. Call backward and "
+      "read .grad of Parameters()"));
 }
 
 bool HasOurEdge(const at::Tensor& parameter) {

@@ -18,6 +18,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+
 namespace fsdp {
 
 struct PreBackwardInfo {
@@ -90,6 +92,14 @@ void AttachSentinel(const at::Tensor& parameter,
 // Makes `parameter` a leaf again, so that requires_grad() tells what the user
 // has set. An edge on a frozen parameter would train it.
 void ClearEdge(const at::Tensor& parameter);
+
+// FailedPrecondition, inside a node of a backward with create_graph.
+absl::Status CheckRecordsNoGraph(const std::string& unit_name);
+// FailedPrecondition, inside backward, when the gradients that it is to return
+// are among those of `unit_node`, which may be null.
+absl::Status CheckComputesNoGradientOf(
+    const std::shared_ptr<torch::autograd::Node>& unit_node,
+    const std::string& unit_name);
 
 // Whether `parameter` points to one of our nodes.
 bool HasOurEdge(const at::Tensor& parameter);

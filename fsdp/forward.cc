@@ -34,6 +34,10 @@ void ForwardScope::PrepareInputs(const std::vector<at::Tensor*>& inputs) {
   if (model.NeedsEntry(unit)) model.AttachEntry(unit, inputs);
 }
 
+void ForwardScope::ThrowFailure() const {
+  ThrowIfError(handle_->model()->TakeFailure());
+}
+
 void ForwardScope::Finish(const std::vector<at::Tensor*>& outputs) {
   finished_ = true;
   ThrowIfError(handle_->model()->PostForward(handle_->unit(), outputs));

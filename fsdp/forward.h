@@ -33,10 +33,23 @@ class ForwardScope {
   bool needs_inputs() const;
   // Casts the inputs and announces them to autograd, as the unit wants it.
   void PrepareInputs(const std::vector<at::Tensor*>& inputs);
+  // Runs the module's forward. Of an exception that only follows from an error
+  // of ours, that error is thrown instead.
+  template <typename Call>
+  auto Run(Call&& call) const {
+    try {
+      return call();
+    } catch (...) {
+      ThrowFailure();
+      throw;
+    }
+  }
   // Throws StatusError for what ShardedModel::PostForward() refuses.
   void Finish(const std::vector<at::Tensor*>& outputs);
 
  private:
+  void ThrowFailure() const;
+
   std::shared_ptr<UnitHandle> handle_;
   bool finished_ = false;
 };
@@ -75,14 +88,20 @@ auto ForwardModule(Impl& module, Args&&... args) {
                 "fsdp::Forward: forward has to return its output by value");
   ForwardScope scope(module);
   if (!scope.is_unit()) return module.forward(std::forward<Args>(args)...);
+  const auto call = [&]() -> Result {
+    if constexpr (std::is_void_v<Result>) {
+      module.forward(std::forward<Args>(args)...);
+    } else if (scope.needs_inputs()) {
+      return CallWithInputs(scope, module, std::forward<Args>(args)...);
+    } else {
+      return module.forward(std::forward<Args>(args)...);
+    }
+  };
   if constexpr (std::is_void_v<Result>) {
-    module.forward(std::forward<Args>(args)...);
+    scope.Run(call);
     scope.Finish({});
   } else {
-    Result result =
-        scope.needs_inputs()
-            ? CallWithInputs(scope, module, std::forward<Args>(args)...)
-            : module.forward(std::forward<Args>(args)...);
+    Result result = scope.Run(call);
     scope.Finish(TensorsOf(result));
     return result;
   }

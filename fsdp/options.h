@@ -69,6 +69,11 @@ struct Options {
   bool forward_prefetch = true;
   bool backward_prefetch = true;
 
+  // Find out from the operators that run when a unit's forward and backward
+  // begin and end, so that parents may call their children directly. Costs
+  // every operator about a microsecond; see transparent.h.
+  bool transparent = false;
+
   // Start from rank 0's parameters and buffers. Without it, every rank's own
   // values are kept, which is right only where all ranks have the same.
   bool broadcast_parameters = true;

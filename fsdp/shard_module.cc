@@ -31,6 +31,7 @@
 #include "fsdp/schedule.h"
 #include "fsdp/sequential_adapter.h"
 #include "fsdp/shard_plan.h"
+#include "fsdp/transparent.h"
 #include "fsdp/unit_handle.h"
 #include "fsdp/unit_plan.h"
 
@@ -45,8 +46,9 @@ std::string FreedText(const Unit& unit) {
       "the parameters of unit ", DisplayName(unit),
       " are sharded, and this rank holds only a part of them outside the "
       "unit's forward and backward. If this is a forward, let the parent call "
-      "its child by fsdp::Forward(child, ...) instead of child->forward(...). "
-      "To read or write values use Parameters(), NamedShards() or "
+      "its child by fsdp::Forward(child, ...) instead of child->forward(...), "
+      "or set Options::transparent. To read or write values use Parameters(), "
+      "NamedShards() or "
       "ForEachFullParameter()");
 }
 
@@ -196,12 +198,15 @@ Schedule MakeSchedule(const std::vector<PlannedUnit>& units,
 }
 
 void AttachHandles(const ShardPlan& plan,
-                   const std::shared_ptr<ShardedModel>& model) {
+                   const std::shared_ptr<ShardedModel>& model,
+                   bool transparent) {
   for (size_t i = 0; i < plan.units.size(); ++i) {
     plan.tree.modules[plan.units[i].unit.module]->register_module(
         kUnitHandleName,
         std::make_shared<UnitHandle>(model, static_cast<int>(i)));
   }
+  // A transparent unit needs no caller, which would know one signature only.
+  if (transparent) return;
   for (const std::shared_ptr<torch::nn::Module>& module : plan.tree.modules) {
     if (auto* sequential = module->as<torch::nn::SequentialImpl>()) {
       AdaptSequential(*sequential);
@@ -268,7 +273,15 @@ absl::StatusOr<std::shared_ptr<ShardedModel>> ShardModule(
   auto model =
       std::make_shared<ShardedModel>(std::move(runtime), std::move(schedule),
                                      SettingsOf(sharder.plan(), root, options));
-  AttachHandles(sharder.plan(), model);
+  AttachHandles(sharder.plan(), model, options.transparent);
+  if (options.transparent) {
+    std::vector<int> parents;
+    for (const PlannedUnit& planned : sharder.plan().units) {
+      parents.push_back(planned.unit.parent);
+    }
+    model->SetObserver(
+        std::make_unique<TransparentUnits>(model.get(), std::move(parents)));
+  }
   if (options.verbose && world.rank() == 0) std::cerr << Describe(*model);
   return model;
 }

@@ -246,7 +246,7 @@ std::string Fingerprint(const ShardPlan& plan, const Options& options) {
       options.backward_prefetch, ", broadcast ", options.broadcast_parameters,
       ", divide by ", options.gradient_divide_factor.value_or(0), " and ",
       options.gradient_predivide_factor.value_or(0), ", check order ",
-      options.check_order, "\n");
+      options.check_order, ", transparent ", options.transparent, "\n");
   for (const PlannedUnit& planned : plan.units) {
     absl::StrAppend(&text, "unit ", DisplayName(planned.unit), ": ",
                     ToString(planned.options.strategy), ", backward group ",

@@ -89,6 +89,14 @@ void ShardedModel::AttachSentinels() {
 
 ShardedModel::~ShardedModel() { runtime_->DropEverything(); }
 
+void ShardedModel::SetObserver(std::unique_ptr<UnitObserver> observer) {
+  observer_ = std::move(observer);
+}
+
+absl::Status ShardedModel::TakeFailure() {
+  return observer_ == nullptr ? absl::OkStatus() : observer_->TakeFailure();
+}
+
 absl::Status ShardedModel::CheckThread(int unit) const {
   if (!schedule_.in_forward() || InsideBackward() ||
       forward_thread_ == std::this_thread::get_id()) {
@@ -114,6 +122,9 @@ absl::Status ShardedModel::PreForward(int unit) {
     // A backward that threw has left the engine without its last callback.
     GiveUpIteration(absl::OkStatus());
   }
+  if (observer_ != nullptr) {
+    FSDP_RETURN_IF_ERROR(observer_->BeforePreForward(unit));
+  }
   if (!schedule_.in_forward()) {
     forward_thread_ = std::this_thread::get_id();
     if (!recomputes) FSDP_RETURN_IF_ERROR(ChoosePrecision());
@@ -130,6 +141,7 @@ absl::Status ShardedModel::PreForward(int unit) {
   for (Slot& slot : units_[unit].slots) {
     slot.version = slot.tensors.front()._version();
   }
+  if (observer_ != nullptr) observer_->AfterPreForward(unit);
   return absl::OkStatus();
 }
 
@@ -253,21 +265,40 @@ absl::Status ShardedModel::CheckForwardLeftParametersAlone(
 
 absl::Status ShardedModel::PostForward(
     int unit, const std::vector<at::Tensor*>& outputs) {
-  absl::Status status = CheckForwardLeftParametersAlone(unit, outputs);
-  if (!status.ok()) {
-    GiveUpIteration(status);
-    return status;
-  }
+  FSDP_RETURN_IF_ERROR(BeforePostForward(unit, outputs));
   CastOutputs(unit, outputs);
-  UnitState& state = units_[unit];
+  bool expects_backward = false;
+  if (c10::GradMode::is_enabled()) {
+    expects_backward = AttachExitNode(weak_from_this(), unit, unit_name(unit),
+                                      units_[unit].node, outputs);
+  }
+  return EndForward(unit, expects_backward, outputs);
+}
+
+absl::Status ShardedModel::PostForwardOfUnseen(int unit,
+                                               bool expects_backward) {
+  FSDP_RETURN_IF_ERROR(BeforePostForward(unit, {}));
+  return EndForward(unit, expects_backward, {});
+}
+
+absl::Status ShardedModel::BeforePostForward(
+    int unit, const std::vector<at::Tensor*>& outputs) {
+  absl::Status status;
+  if (observer_ != nullptr) status = observer_->BeforePostForward(unit);
+  if (status.ok()) status = CheckForwardLeftParametersAlone(unit, outputs);
+  if (!status.ok()) GiveUpIteration(status);
+  return status;
+}
+
+absl::Status ShardedModel::EndForward(int unit, bool expects_backward,
+                                      const std::vector<at::Tensor*>& outputs) {
+  units_[unit].node.reset();
   Event event{EventKind::kPostForward, unit};
   event.recomputes = InsideBackward();
-  if (c10::GradMode::is_enabled()) {
-    event.expects_backward = AttachExitNode(
-        weak_from_this(), unit, unit_name(unit), state.node, outputs);
-  }
-  state.node.reset();
-  return TransitionOrAbort(event, {});
+  event.expects_backward = expects_backward;
+  FSDP_RETURN_IF_ERROR(TransitionOrAbort(event, {}));
+  if (observer_ != nullptr) observer_->AfterPostForward(unit, outputs);
+  return absl::OkStatus();
 }
 
 void ShardedModel::AbandonForward(int unit) {
@@ -300,6 +331,7 @@ void ShardedModel::GiveUpIteration(const absl::Status& reason) {
   backward_.reset();
   for (UnitState& state : units_) state.node.reset();
   RestoreSentinels();
+  if (observer_ != nullptr) observer_->OnGivenUp();
 }
 
 absl::Status ShardedModel::ReleaseUnsharded() {
@@ -317,6 +349,9 @@ absl::Status ShardedModel::Backward(const at::Tensor& loss, bool retain_graph) {
   absl::Status status = TorchToStatus("backward", [&] {
     loss.backward(/*gradient=*/{}, /*retain_graph=*/retain_graph);
   });
+  // What comes first is the cause of what backward has thrown.
+  absl::Status failure = TakeFailure();
+  if (!failure.ok()) status = std::move(failure);
   if (!status.ok()) GiveUpIteration(status);
   return status;
 }
@@ -324,6 +359,9 @@ absl::Status ShardedModel::Backward(const at::Tensor& loss, bool retain_graph) {
 void ShardedModel::OnPreBackward(const PreBackwardInfo& info) {
   ThrowIfError(CheckNoWholeAccess());
   EnterBackward();
+  if (observer_ != nullptr) {
+    ThrowIfError(observer_->BeforePreBackward(info.unit));
+  }
   FinishPendingFrom(info.exit_sequence);
   ThrowIfError(TransitionOrAbort({EventKind::kPreBackward, info.unit}, {}));
   if (info.has_unit_node) {
@@ -345,6 +383,7 @@ void ShardedModel::OnPostBackward(const PostBackwardInfo& info,
 void ShardedModel::PostBackward(int unit,
                                 const std::vector<at::Tensor>& gradients,
                                 bool reduces) {
+  if (observer_ != nullptr) ThrowIfError(observer_->BeforePostBackward(unit));
   Event event{EventKind::kPostBackward, unit};
   event.reduces = reduces;
   event.synchronizes = synchronizes_;
@@ -387,6 +426,7 @@ void ShardedModel::FinishPendingFrom(uint64_t sequence) {
 void ShardedModel::OnEndOfBackward() {
   backward_.reset();
   FinishPendingFrom(0);
+  if (observer_ != nullptr) ThrowIfError(observer_->BeforeEndOfBackward());
   Event event{EventKind::kEndOfBackward};
   event.synchronizes = synchronizes_;
   ThrowIfError(TransitionOrAbort(event, {}));

@@ -24,6 +24,7 @@
 #include "fsdp/options.h"
 #include "fsdp/runtime.h"
 #include "fsdp/schedule.h"
+#include "fsdp/unit_observer.h"
 
 namespace fsdp {
 
@@ -74,6 +75,9 @@ class ShardedModel final : public BackwardListener,
   // frees the unit. FailedPrecondition: a parameter was modified in place,
   // replaced, or is (a view of) an output.
   absl::Status PostForward(int unit, const std::vector<at::Tensor*>& outputs);
+  // The same for a use whose outputs are not known; the caller tells whether a
+  // backward is to come.
+  absl::Status PostForwardOfUnseen(int unit, bool expects_backward);
   // Instead of PostForward(), when the forward throws.
   void AbandonForward(int unit);
 
@@ -101,6 +105,17 @@ class ShardedModel final : public BackwardListener,
   // InvalidArgument: not positive. FailedPrecondition inside a forward or
   // backward.
   absl::Status SetGradientDivideFactors(double before, double after);
+
+  // --- Observing (unit_observer.h) ----------------------------------------
+  // At most once, before the first forward.
+  void SetObserver(std::unique_ptr<UnitObserver> observer);
+  // See UnitObserver; OK without one.
+  absl::Status TakeFailure();
+  // The node of the unit's forward under way; null without grad, or where
+  // nothing is trainable.
+  const std::shared_ptr<torch::autograd::Node>& forward_node(int unit) const {
+    return units_[unit].node;
+  }
 
   // --- Shards -------------------------------------------------------------
   const std::vector<NamedShard>& NamedShards() const { return named_shards_; }
@@ -173,6 +188,10 @@ class ShardedModel final : public BackwardListener,
   // Frees all units, outside forward and backward.
   absl::Status ReleaseUnsharded();
   void AttachNode(int unit);
+  absl::Status BeforePostForward(int unit,
+                                 const std::vector<at::Tensor*>& outputs);
+  absl::Status EndForward(int unit, bool expects_backward,
+                          const std::vector<at::Tensor*>& outputs);
   absl::Status CheckForwardLeftParametersAlone(
       int unit, const std::vector<at::Tensor*>& outputs) const;
   void EnterBackward();
@@ -199,6 +218,7 @@ class ShardedModel final : public BackwardListener,
   bool full_precision_ = false;  // where a unit's policy says so of eval mode
   absl::flat_hash_set<uint64_t> agreed_orders_;
   std::thread::id forward_thread_;
+  std::unique_ptr<UnitObserver> observer_;  // may be null
 };
 
 }  // namespace fsdp
