@@ -56,12 +56,14 @@ class NoSyncScope {
       : model_(std::move(model)), before_(model_->synchronizes()) {
     model_->SetSynchronizes(false);
   }
-  NoSyncScope(const NoSyncScope&) = delete;
-  NoSyncScope& operator=(const NoSyncScope&) = delete;
-  ~NoSyncScope() { model_->SetSynchronizes(before_); }
+  NoSyncScope(NoSyncScope&&) noexcept = default;
+  NoSyncScope& operator=(NoSyncScope&&) = delete;
+  ~NoSyncScope() {
+    if (model_ != nullptr) model_->SetSynchronizes(before_);
+  }
 
  private:
-  const std::shared_ptr<ShardedModel> model_;
+  std::shared_ptr<ShardedModel> model_;
   const bool before_;
 };
 

@@ -1,0 +1,59 @@
+// Training the toy net sharded, and the same in one process on all rows.
+#ifndef FSDP_TESTING_PLAIN_ORACLE_H_
+#define FSDP_TESTING_PLAIN_ORACLE_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "comm/mesh.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/testing/toy_model.h"
+
+namespace fsdp::testing {
+
+struct TrainingPlan {
+  int64_t dim = 7;
+  int blocks = 3;
+  int64_t rows = 4;  // per rank and backward
+  int steps = 5;
+  // Of each step; all but the last under NoSync where `no_sync` says so.
+  int backwards = 1;
+  bool no_sync = false;
+  bool adam = true;  // else SGD with momentum
+  bool step_in_backward = false;
+  // Called after sharding.
+  std::function<absl::Status(ShardedModuleBase&)> prepare;
+};
+
+// Losses are means over the step's rows.
+struct TrainingRecord {
+  std::vector<double> losses;
+  std::map<std::string, at::Tensor> parameters;  // afterwards
+};
+
+// One process on the rows of all ranks.
+TrainingRecord TrainPlain(const TrainingPlan& plan, int world_size);
+
+// `losses` of all ranks. Ends with an error if something gathered is left.
+absl::Status TrainSharded(const TrainingPlan& plan, const comm::Mesh& mesh,
+                          const Options& options, TrainingRecord* record);
+
+// Internal, naming the first difference. Relative and absolute bounds.
+absl::Status CheckSameTraining(const TrainingRecord& actual,
+                               const TrainingRecord& expected,
+                               double relative = 1e-4, double absolute = 1e-5);
+
+// TrainSharded on `communicator`'s ranks against TrainPlain.
+absl::Status CheckAgainstPlain(const TrainingPlan& plan, const comm::Mesh& mesh,
+                               const Options& options, double relative = 1e-4,
+                               double absolute = 1e-5);
+
+}  // namespace fsdp::testing
+
+#endif  // FSDP_TESTING_PLAIN_ORACLE_H_
