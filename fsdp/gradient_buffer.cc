@@ -66,6 +66,19 @@ at::Tensor StorageOrder(const at::Tensor& gradient, const ParameterSpec& spec) {
   return dense.as_strided({dense.numel()}, {1});
 }
 
+// Multiplies in the wider of the two dtypes.
+void CopyScaled(at::Tensor target, const at::Tensor& source, double scale) {
+  if (scale == 1) {
+    target.copy_(source);
+  } else if (target.scalar_type() == source.scalar_type()) {
+    at::mul_out(target, source, at::Scalar(scale));
+  } else if (target.element_size() > source.element_size()) {
+    target.copy_(source).mul_(scale);
+  } else {
+    target.copy_(source.mul(scale));
+  }
+}
+
 }  // namespace
 
 GradientScaling MeanOver(int ranks, at::ScalarType reduce_dtype) {
@@ -157,11 +170,7 @@ void GradientBuffer::FillParameter(const at::Tensor& whole, int i,
       if (gradient.defined()) {
         const Slice part = layout.InParameter(i, rank);
         const at::Tensor values = source.narrow(0, part.begin, part.numel());
-        if (options_.scaling.before == 1) {
-          target.copy_(values);
-        } else {
-          at::mul_out(target, values, at::Scalar(options_.scaling.before));
-        }
+        CopyScaled(target, values, options_.scaling.before);
       } else {
         target.zero_();
       }
@@ -206,7 +215,7 @@ void GradientBuffer::AccumulateMean(const at::Tensor& memory) {
                        at::TensorOptions().dtype(options_.gradient_dtype));
   }
   if (all_undefined) {
-    at::mul_out(shard_gradient_, reduced, at::Scalar(scale));
+    CopyScaled(shard_gradient_, reduced, scale);
   } else if (all_ours) {
     shard_gradient_.add_(reduced, scale);
   } else {
@@ -239,8 +248,7 @@ void GradientBuffer::AccumulateSlice(int i, const at::Tensor& reduced,
   if (gradient.defined()) {
     gradient.add_(source, scale);
   } else {
-    at::Tensor target = GradientSlice(i);
-    at::mul_out(target, source, at::Scalar(scale));
+    CopyScaled(GradientSlice(i), source, scale);
   }
 }
 

@@ -63,6 +63,7 @@ ShardedModel::ShardedModel(std::unique_ptr<Runtime> runtime, Schedule schedule,
     }
   }
   AttachSentinels();
+  settings_.buffers.Cast();
 }
 
 void ShardedModel::ClearEdges() {
