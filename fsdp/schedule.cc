@@ -148,7 +148,11 @@ absl::Status Schedule::Check(const Event& event) const {
     case EventKind::kPostForward:
       return CheckPostForward(event);
     case EventKind::kPreBackward:
-      if (!state.stepped) return absl::OkStatus();
+    case EventKind::kPostBackward:
+      if (!state.stepped ||
+          (event.kind == EventKind::kPostBackward && !event.reduces)) {
+        return absl::OkStatus();
+      }
       return absl::FailedPreconditionError(absl::StrCat(
           "a second backward through unit ", units_[event.unit].name,
           ", whose parameters were stepped in the first: with the optimizer in "
@@ -223,7 +227,7 @@ void Schedule::BeginIteration(Actions& actions) {
   FreeUnless([](const State& state) { return state.requested || state.kept; },
              actions);
   DropParts(actions);
-  for (int unit : post_forward_order_) states_[unit].backwards_to_come = 0;
+  for (State& state : states_) state.backwards_to_come = 0;
   forward_order_.clear();
   post_forward_order_.clear();
   forward_cursor_ = 0;
@@ -232,6 +236,7 @@ void Schedule::BeginIteration(Actions& actions) {
 void Schedule::PostForward(const Event& event, Actions& actions) {
   forward_stack_.pop_back();
   --states_[event.unit].forwards;
+  if (event.expects_backward) ++states_[event.unit].backwards_to_come;
   if (event.recomputes) {
     // What is recomputed is needed again at once, by its backward.
     if (!event.expects_backward && !states_[event.unit].running()) {
@@ -239,10 +244,7 @@ void Schedule::PostForward(const Event& event, Actions& actions) {
     }
     return;
   }
-  if (event.expects_backward) {
-    post_forward_order_.push_back(event.unit);
-    ++states_[event.unit].backwards_to_come;
-  }
+  if (event.expects_backward) post_forward_order_.push_back(event.unit);
   LeaveForward(event.unit, event.expects_backward, actions);
   if (!in_forward()) {
     FreeWrongGuess(kNone, actions);
@@ -284,7 +286,6 @@ void Schedule::PostBackward(const Event& event, Actions& actions) {
   // A unit whose output carries no gradient gets here without PreBackward.
   EnterBackward();
   state.backwards = std::max(0, state.backwards - 1);
-  state.backwards_to_come = std::max(0, state.backwards_to_come - 1);
   const bool reduces = event.reduces && event.synchronizes;
   if (reduces) {
     MakeRoomForReduction(actions);
@@ -300,6 +301,9 @@ void Schedule::PostBackward(const Event& event, Actions& actions) {
     Free(unit, actions);
   }
   if (reduces) StartReduction(unit, actions);
+  // Only now: an earlier reduction of this unit that had to make room is not
+  // its last one.
+  state.backwards_to_come = std::max(0, state.backwards_to_come - 1);
 }
 
 // The all-reduce of the reduction before starts here: its reduce-scatter had
@@ -343,7 +347,10 @@ void Schedule::FinishReduction(Actions& actions) {
 // the units of that forward alone. Gradients kept whole by earlier backwards
 // are reduced although this one has not reached their unit.
 void Schedule::EndOfBackward(const Event& event, Actions& actions) {
-  for (State& state : states_) state.backwards = 0;
+  for (State& state : states_) {
+    state.backwards = 0;
+    state.kept = state.kept && !event.synchronizes;
+  }
   FreeUnless([](const State& state) { return state.running() || state.kept; },
              actions);
   DropParts(actions);

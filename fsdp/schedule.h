@@ -115,8 +115,8 @@ class Schedule {
   // The actions `event` asks for. FailedPrecondition, with nothing changed:
   // a unit inside the model runs forward with grad outside a forward of the
   // root; a forward ends that is not the innermost one under way; a backward
-  // enters a unit that has stepped since its forward; kReshard of a unit that
-  // computes; kRelease inside a forward or backward.
+  // enters a unit that has stepped since its forward, or has gradients of it;
+  // kReshard of a unit that computes; kRelease inside a forward or backward.
   absl::StatusOr<Actions> Next(const Event& event);
 
   const std::vector<ScheduledUnit>& units() const { return units_; }

@@ -44,6 +44,19 @@ Event EndOfBackward() { return {EventKind::kEndOfBackward}; }
 
 Event Reset() { return {EventKind::kReset}; }
 
+Event Unshard(int unit) { return {EventKind::kUnshard, unit}; }
+
+Event WaitUnshard(int unit) { return {EventKind::kWaitUnshard, unit}; }
+
+Event Reshard(int unit) { return {EventKind::kReshard, unit}; }
+
+Event Release() { return {EventKind::kRelease}; }
+
+Event Unsynchronized(Event event) {
+  event.synchronizes = false;
+  return event;
+}
+
 std::vector<ScheduledUnit> UnitsWithParents(const std::vector<int>& parents) {
   std::vector<ScheduledUnit> units = {
       {"root", /*parent=*/-1, /*reshard_after_forward=*/false}};
@@ -75,6 +88,12 @@ Events Backward(int layers) {
   }
   events.push_back(PostBackward(0));
   events.push_back(EndOfBackward());
+  return events;
+}
+
+Events UnsynchronizedBackward(int layers) {
+  Events events = Backward(layers);
+  for (Event& event : events) event = Unsynchronized(event);
   return events;
 }
 

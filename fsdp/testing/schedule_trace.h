@@ -23,6 +23,12 @@ Event PostBackward(int unit);
 Event PostBackwardFrozen(int unit);
 Event EndOfBackward();
 Event Reset();
+Event Unshard(int unit);
+Event WaitUnshard(int unit);
+Event Reshard(int unit);
+Event Release();
+// `event` of a backward that keeps gradients whole.
+Event Unsynchronized(Event event);
 
 // A root that is kept after forward, as by default, and units inside it.
 // parents[i] is the parent of unit i + 1.
@@ -32,6 +38,7 @@ std::vector<ScheduledUnit> Layers(int layers);
 // Their forward and backward, one after the other.
 Events Forward(int layers);
 Events Backward(int layers);
+Events UnsynchronizedBackward(int layers);
 
 ScheduleOptions NoPrefetch();
 
