@@ -1,11 +1,16 @@
 #include "fsdp/memory_plan.h"
 
+#include <algorithm>
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "base/testing/status_matchers.h"
 #include "fsdp/schedule.h"
+#include "fsdp/testing/choices.h"
 #include "fsdp/testing/schedule_trace.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -13,8 +18,16 @@
 namespace fsdp {
 namespace {
 
+using ::fsdp::testing::EndOfBackward;
+using ::fsdp::testing::Events;
 using ::fsdp::testing::Layers;
 using ::fsdp::testing::NoPrefetch;
+using ::fsdp::testing::PostBackward;
+using ::fsdp::testing::PostBackwardFrozen;
+using ::fsdp::testing::PostForward;
+using ::fsdp::testing::PreBackward;
+using ::fsdp::testing::PreForward;
+using ::fsdp::testing::SeededChoices;
 using ::testing::HasSubstr;
 
 // A root of 100 bytes and layers of 1000, over 4 ranks.
@@ -88,6 +101,150 @@ TEST(MemoryPlanTest, NestedUnitsAreGatheredTogether) {
   const std::vector<ScheduledUnit> units =
       fsdp::testing::UnitsWithParents({0, 1, 2, 3});
   EXPECT_EQ(PlanMemory(units, BytesOf(4), {}).gathered, 100 + 4 * 1000);
+}
+
+// Units with strategies of all kinds, nested at random, each of its own size.
+class RandomUnits {
+ public:
+  explicit RandomUnits(uint32_t seed) : choices_(seed) {
+    for (int i = choices_.Between(1, 9); i > 0; --i) Add();
+    options_.forward_prefetch = choices_.Chance(70);
+    options_.backward_prefetch = choices_.Chance(70);
+    options_.max_gathered_units = choices_.Between(0, 3);
+    options_.max_reduce_buffers = choices_.Between(1, 3);
+  }
+
+  const std::vector<ScheduledUnit>& units() const { return units_; }
+  const std::vector<UnitBytes>& bytes() const { return bytes_; }
+  const ScheduleOptions& options() const { return options_; }
+
+  Events Step(bool synchronizes) const {
+    Events events;
+    Forward(0, events);
+    Backward(0, events);
+    events.push_back(EndOfBackward());
+    for (Event& event : events) event.synchronizes = synchronizes;
+    return events;
+  }
+
+ private:
+  void Add() {
+    const int index = static_cast<int>(units_.size());
+    ScheduledUnit unit{absl::StrCat("unit", index),
+                       index == 0 ? -1 : choices_.Between(0, index - 1)};
+    unit.reshard_after_forward = index > 0 && choices_.Chance(60);
+    unit.keep_until_sync = !unit.reshard_after_forward && choices_.Chance(50);
+    unit.keeps_part = unit.reshard_after_forward && choices_.Chance(40);
+    unit.replicated = choices_.Chance(30);
+    units_.push_back(unit);
+    UnitBytes& bytes = bytes_.emplace_back();
+    bytes.unsharded = 100 * choices_.Between(1, 50);
+    bytes.part = bytes.unsharded / 4;
+    bytes.reduce_buffer = bytes.unsharded + 16;
+    bytes.trainable = choices_.Chance(80);
+  }
+
+  void Forward(int unit, Events& events) const {
+    events.push_back(PreForward(unit));
+    for (size_t i = 0; i < units_.size(); ++i) {
+      if (units_[i].parent == unit) Forward(static_cast<int>(i), events);
+    }
+    events.push_back(PostForward(unit));
+  }
+
+  void Backward(int unit, Events& events) const {
+    events.push_back(PreBackward(unit));
+    for (int i = static_cast<int>(units_.size()) - 1; i > 0; --i) {
+      if (units_[i].parent == unit) Backward(i, events);
+    }
+    events.push_back(bytes_[unit].trainable ? PostBackward(unit)
+                                            : PostBackwardFrozen(unit));
+  }
+
+  SeededChoices choices_;
+  std::vector<ScheduledUnit> units_;
+  std::vector<UnitBytes> bytes_;
+  ScheduleOptions options_;
+};
+
+// What carries the actions out has in memory.
+class Memory {
+ public:
+  explicit Memory(const std::vector<UnitBytes>& bytes) : bytes_(bytes) {}
+
+  void Apply(const Action& action) {
+    const UnitBytes& bytes = bytes_[action.unit];
+    switch (action.kind) {
+      case ActionKind::kGather:
+        gathered_ += bytes.unsharded;
+        break;
+      case ActionKind::kShrink:
+        parts_ += bytes.part;
+        gathered_ -= bytes.unsharded;
+        break;
+      case ActionKind::kFree:
+        gathered_ -= bytes.unsharded;
+        break;
+      case ActionKind::kDropPart:
+        parts_ -= bytes.part;
+        break;
+      case ActionKind::kAccumulate:
+        if (whole_.insert(action.unit).second) buffers_ += bytes.reduce_buffer;
+        break;
+      case ActionKind::kFillReduceBuffer:
+        if (whole_.erase(action.unit) == 0) buffers_ += bytes.reduce_buffer;
+        break;
+      case ActionKind::kWaitReduce:
+        buffers_ -= bytes.reduce_buffer;
+        break;
+      default:
+        break;
+    }
+    most_gathered_ = std::max(most_gathered_, gathered_);
+    most_parts_ = std::max(most_parts_, parts_);
+    most_buffers_ = std::max(most_buffers_, buffers_);
+  }
+
+  bool IsEmpty() const { return gathered_ + parts_ + buffers_ == 0; }
+  int64_t most_gathered() const { return most_gathered_; }
+  int64_t most_parts() const { return most_parts_; }
+  int64_t most_buffers() const { return most_buffers_; }
+
+ private:
+  const std::vector<UnitBytes>& bytes_;
+  std::set<int> whole_;
+  int64_t gathered_ = 0;
+  int64_t parts_ = 0;
+  int64_t buffers_ = 0;
+  int64_t most_gathered_ = 0;
+  int64_t most_parts_ = 0;
+  int64_t most_buffers_ = 0;
+};
+
+TEST(MemoryPlanTest, OfRandomModelsIsWhatTheirStepsNeed) {
+  constexpr int kSteps = 4;
+  for (uint32_t seed = 0; seed < 300; ++seed) {
+    SCOPED_TRACE(seed);
+    const RandomUnits model(seed);
+    MemoryPlanOptions options;
+    options.backwards_per_step = 1 + static_cast<int>(seed % 3);
+    const MemoryPlan plan =
+        PlanMemory(model.units(), model.bytes(), model.options(), options);
+    Schedule schedule(model.units(), model.options());
+    Memory memory(model.bytes());
+    for (int i = 1; i <= kSteps * options.backwards_per_step; ++i) {
+      const bool synchronizes = i % options.backwards_per_step == 0;
+      for (const Event& event : model.Step(synchronizes)) {
+        const absl::StatusOr<Actions> actions = schedule.Next(event);
+        ASSERT_OK(actions);
+        for (const Action& action : *actions) memory.Apply(action);
+      }
+      ASSERT_TRUE(memory.IsEmpty() || !synchronizes);
+    }
+    EXPECT_EQ(memory.most_gathered(), plan.gathered);
+    EXPECT_EQ(memory.most_parts(), plan.parts);
+    EXPECT_EQ(memory.most_buffers(), plan.in_flight);
+  }
 }
 
 TEST(MemoryPlanTest, PrintsALineForEachKind) {

@@ -149,14 +149,7 @@ absl::Status Schedule::Check(const Event& event) const {
       return CheckPostForward(event);
     case EventKind::kPreBackward:
     case EventKind::kPostBackward:
-      if (!state.stepped ||
-          (event.kind == EventKind::kPostBackward && !event.reduces)) {
-        return absl::OkStatus();
-      }
-      return absl::FailedPreconditionError(absl::StrCat(
-          "a second backward through unit ", units_[event.unit].name,
-          ", whose parameters were stepped in the first: with the optimizer in "
-          "backward every forward has one backward"));
+      return CheckBackward(event);
     case EventKind::kReshard:
       if (!state.running()) return absl::OkStatus();
       return absl::FailedPreconditionError(
@@ -173,8 +166,8 @@ absl::Status Schedule::Check(const Event& event) const {
 }
 
 absl::Status Schedule::CheckPreForward(const Event& event) const {
-  const bool inner_first =
-      event.unit != kRoot && !in_forward() && !event.recomputes;
+  if (event.recomputes) return CheckBackward(event);
+  const bool inner_first = event.unit != kRoot && !in_forward();
   if (inner_first && event.records_graph) {
     return absl::FailedPreconditionError(absl::StrCat(
         "forward with grad of unit ", units_[event.unit].name,
@@ -194,6 +187,26 @@ absl::Status Schedule::CheckPostForward(const Event& event) const {
       "the forward of unit ", units_[event.unit].name,
       " ends, but its iteration was given up after an error inside it: let "
       "exceptions reach the caller of the root's forward"));
+}
+
+absl::Status Schedule::CheckBackward(const Event& event) const {
+  const bool post = event.kind == EventKind::kPostBackward;
+  const std::string& name = units_[event.unit].name;
+  if (states_[event.unit].stepped && (!post || event.reduces)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "a second backward through unit ", name,
+        ", whose parameters were stepped in the first: with the optimizer in "
+        "backward every forward has one backward"));
+  }
+  if (options_.step_in_backward && in_forward() && post && event.reduces &&
+      event.synchronizes) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "a backward inside a forward has gradients of unit ", name,
+        ", and the optimizer in backward would step what the forward still "
+        "computes with: run that backward after the forward, or the optimizer "
+        "after backward"));
+  }
+  return absl::OkStatus();
 }
 
 void Schedule::PreForward(const Event& event, Actions& actions) {
@@ -236,7 +249,6 @@ void Schedule::BeginIteration(Actions& actions) {
 void Schedule::PostForward(const Event& event, Actions& actions) {
   forward_stack_.pop_back();
   --states_[event.unit].forwards;
-  if (event.expects_backward) ++states_[event.unit].backwards_to_come;
   if (event.recomputes) {
     // What is recomputed is needed again at once, by its backward.
     if (!event.expects_backward && !states_[event.unit].running()) {
@@ -244,6 +256,8 @@ void Schedule::PostForward(const Event& event, Actions& actions) {
     }
     return;
   }
+  // Without grad it may still be recomputed, and have a backward then.
+  ++states_[event.unit].backwards_to_come;
   if (event.expects_backward) post_forward_order_.push_back(event.unit);
   LeaveForward(event.unit, event.expects_backward, actions);
   if (!in_forward()) {
@@ -286,6 +300,8 @@ void Schedule::PostBackward(const Event& event, Actions& actions) {
   // A unit whose output carries no gradient gets here without PreBackward.
   EnterBackward();
   state.backwards = std::max(0, state.backwards - 1);
+  // An earlier reduction of this unit that has to make room is not its last.
+  state.backwards_to_come = std::max(1, state.backwards_to_come);
   const bool reduces = event.reduces && event.synchronizes;
   if (reduces) {
     MakeRoomForReduction(actions);
@@ -301,9 +317,7 @@ void Schedule::PostBackward(const Event& event, Actions& actions) {
     Free(unit, actions);
   }
   if (reduces) StartReduction(unit, actions);
-  // Only now: an earlier reduction of this unit that had to make room is not
-  // its last one.
-  state.backwards_to_come = std::max(0, state.backwards_to_come - 1);
+  --state.backwards_to_come;
 }
 
 // The all-reduce of the reduction before starts here: its reduce-scatter had
@@ -345,8 +359,11 @@ void Schedule::FinishReduction(Actions& actions) {
 // Units that were gathered but never reached, for example because their output
 // was not used in the loss, are freed here. A backward inside a forward leaves
 // the units of that forward alone. Gradients kept whole by earlier backwards
-// are reduced although this one has not reached their unit.
+// are reduced although this one has not reached their unit, but not where they
+// would be stepped inside a forward.
 void Schedule::EndOfBackward(const Event& event, Actions& actions) {
+  const bool reduces =
+      event.synchronizes && !(options_.step_in_backward && in_forward());
   for (State& state : states_) {
     state.backwards = 0;
     state.kept = state.kept && !event.synchronizes;
@@ -354,8 +371,7 @@ void Schedule::EndOfBackward(const Event& event, Actions& actions) {
   FreeUnless([](const State& state) { return state.running() || state.kept; },
              actions);
   DropParts(actions);
-  for (int i = 0; event.synchronizes && i < static_cast<int>(units_.size());
-       ++i) {
+  for (int i = 0; reduces && i < static_cast<int>(units_.size()); ++i) {
     if (!states_[i].has_whole_gradients) continue;
     MakeRoomForReduction(actions);
     actions.push_back({ActionKind::kFillReduceBuffer, i});

@@ -115,8 +115,9 @@ class Schedule {
   // The actions `event` asks for. FailedPrecondition, with nothing changed:
   // a unit inside the model runs forward with grad outside a forward of the
   // root; a forward ends that is not the innermost one under way; a backward
-  // enters a unit that has stepped since its forward, or has gradients of it;
-  // kReshard of a unit that computes; kRelease inside a forward or backward.
+  // enters a unit that has stepped since its forward, or has gradients of it,
+  // or recomputes it; one inside a forward has gradients to step; kReshard of a
+  // unit that computes; kRelease inside a forward or backward.
   absl::StatusOr<Actions> Next(const Event& event);
 
   const std::vector<ScheduledUnit>& units() const { return units_; }
@@ -143,7 +144,7 @@ class Schedule {
     bool has_part = false;      // after kShrink
     int forwards = 0;           // under way
     int backwards = 0;          // under way
-    int backwards_to_come = 0;  // of the forwards of this iteration
+    int backwards_to_come = 0;  // at most, of this iteration's forwards
     bool has_whole_gradients = false;  // kept by kAccumulate
     bool step_due = false;             // reduced, kStep still to come
     bool stepped = false;              // since its last forward
@@ -158,6 +159,7 @@ class Schedule {
   absl::Status Check(const Event& event) const;
   absl::Status CheckPreForward(const Event& event) const;
   absl::Status CheckPostForward(const Event& event) const;
+  absl::Status CheckBackward(const Event& event) const;
   void PreForward(const Event& event, Actions& actions);
   void PostForward(const Event& event, Actions& actions);
   void PreBackward(int unit, Actions& actions);

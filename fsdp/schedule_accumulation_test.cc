@@ -28,6 +28,7 @@ using ::fsdp::testing::Release;
 using ::fsdp::testing::Reset;
 using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::Trace;
+using ::fsdp::testing::Unsynchronized;
 using ::fsdp::testing::UnsynchronizedBackward;
 using ::testing::HasSubstr;
 
@@ -236,7 +237,8 @@ TEST(StepInBackwardTest, RefusesASecondBackwardOfTheSameForward) {
   Schedule schedule(Layers(1), StepInBackward());
   Trace(schedule, Forward(1));
   Trace(schedule, Backward(1));
-  for (const Event& event : {PreBackward(1), PostBackward(1)}) {
+  for (const Event& event :
+       {PreBackward(1), PostBackward(1), Recomputes(PreForward(1))}) {
     EXPECT_THAT(schedule.Next(event),
                 StatusIs(absl::StatusCode::kFailedPrecondition,
                          HasSubstr("second backward through unit unit1")));
@@ -245,6 +247,22 @@ TEST(StepInBackwardTest, RefusesASecondBackwardOfTheSameForward) {
   Trace(schedule, {EndOfBackward()});
   Trace(schedule, Forward(1));
   EXPECT_THAT(schedule.Next(PreBackward(1)), IsOk());
+}
+
+TEST(StepInBackwardTest, RefusesGradientsOfABackwardInsideAForward) {
+  Schedule schedule(Layers(1), StepInBackward());
+  Trace(schedule, {PreForward(0), PreForward(1), PostForward(1)});
+  EXPECT_THAT(schedule.Next(PreBackward(1)), IsOk());
+  EXPECT_THAT(schedule.Next(PostBackward(1)),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("a backward inside a forward has gradients "
+                                 "of unit unit1")));
+  EXPECT_THAT(schedule.Next(Unsynchronized(PostBackward(1))), IsOk());
+  EXPECT_THAT(schedule.Next(EndOfBackward()), IsOk());
+  EXPECT_EQ(ActionsOf(schedule, {PostForward(0), PreBackward(0),
+                                 PostBackward(0), EndOfBackward()}),
+            "FillReduceBuffer(0) Free(0) Reduce(0) FillReduceBuffer(1) "
+            "Reduce(1) WaitReduce(0) Step(0) WaitReduce(1) Step(1)");
 }
 
 }  // namespace

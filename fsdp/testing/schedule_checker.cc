@@ -1,0 +1,393 @@
+#include "fsdp/testing/schedule_checker.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+namespace fsdp::testing {
+
+ScheduleChecker::ScheduleChecker(std::vector<ScheduledUnit> units,
+                                 ScheduleOptions options)
+    : specs_(std::move(units)), options_(options), units_(specs_.size()) {}
+
+std::string ScheduleChecker::Check(const Event& event,
+                                   const absl::StatusOr<Actions>& actions) {
+  const bool refused = !actions.ok();
+  if (refused != MustBeRefused(event)) {
+    return absl::StrCat(ToString(event), refused ? ": refused: " : ": accepted",
+                        refused ? actions.status().ToString() : "");
+  }
+  if (refused) return "";
+  BeforeActions(event);
+  for (const Action& action : *actions) {
+    const std::string error = Apply(event, action);
+    if (!error.empty()) {
+      return absl::StrCat(ToString(action), " of ", ToString(event), ": ",
+                          error);
+    }
+  }
+  std::string error = CheckCounts(event, *actions);
+  if (error.empty()) error = AfterActions(event);
+  if (error.empty()) error = CheckState(event);
+  if (error.empty()) error = CheckEnds(event);
+  return error.empty() ? "" : absl::StrCat(ToString(event), ": ", error);
+}
+
+bool ScheduleChecker::MustBeRefused(const Event& event) const {
+  const Unit& unit = units_[event.unit];
+  switch (event.kind) {
+    case EventKind::kPreForward:
+      return event.recomputes
+                 ? unit.stepped
+                 : event.unit != 0 && forwards_.empty() && event.records_graph;
+    case EventKind::kPostForward:
+      return forwards_.empty() || forwards_.back() != event.unit;
+    case EventKind::kPreBackward:
+      return unit.stepped;
+    case EventKind::kPostBackward:
+      return event.reduces &&
+             (unit.stepped || (options_.step_in_backward &&
+                               event.synchronizes && !forwards_.empty()));
+    case EventKind::kReshard:
+      return unit.in_use();
+    case EventKind::kRelease:
+      return !forwards_.empty() || in_backward_;
+    default:
+      return false;
+  }
+}
+
+bool ScheduleChecker::BeginsIteration(const Event& event) const {
+  return event.kind == EventKind::kPreForward && !event.recomputes &&
+         forwards_.empty();
+}
+
+// What has ended before the actions are carried out.
+void ScheduleChecker::BeforeActions(const Event& event) {
+  Unit& unit = units_[event.unit];
+  begins_iteration_ = BeginsIteration(event);
+  switch (event.kind) {
+    case EventKind::kPreForward:
+      in_backward_ |= event.recomputes;
+      for (Unit& each : units_) {
+        if (!begins_iteration_) break;
+        each.may_stay = false;
+        each.uses_to_come = 0;
+      }
+      if (!event.recomputes) unit.stepped = false;
+      break;
+    case EventKind::kPostForward:
+      unit.may_stay |=
+          event.expects_backward &&
+          (event.recomputes || !specs_[event.unit].reshard_after_forward);
+      unit.uses_to_come += !event.recomputes;
+      --unit.forwards;
+      forwards_.pop_back();
+      break;
+    case EventKind::kPreBackward:
+      in_backward_ = true;
+      break;
+    case EventKind::kPostBackward:
+      in_backward_ = true;
+      unit.backwards = std::max(0, unit.backwards - 1);
+      unit.may_stay = false;
+      unit.kept = !event.synchronizes && specs_[event.unit].keep_until_sync &&
+                  unit.memory == Memory::kGathered;
+      break;
+    case EventKind::kEndOfBackward:
+      in_backward_ = false;
+      for (Unit& each : units_) {
+        each.backwards = 0;
+        each.may_stay = each.requested = false;
+        each.kept &= !event.synchronizes;
+      }
+      break;
+    case EventKind::kReset:
+      in_backward_ = false;
+      forwards_.clear();
+      reductions_.clear();
+      for (Unit& each : units_) {
+        const Unit before = each;
+        each = Unit();
+        each.memory = before.memory;
+        each.has_part = before.has_part;
+        each.shard = before.shard;
+      }
+      break;
+    default:
+      break;
+  }
+}
+
+// What begins once they have been.
+std::string ScheduleChecker::AfterActions(const Event& event) {
+  Unit& unit = units_[event.unit];
+  switch (event.kind) {
+    case EventKind::kPreForward:
+      forwards_.push_back(event.unit);
+      return BeginToUse(unit, unit.forwards);
+    case EventKind::kPreBackward:
+      return BeginToUse(unit, unit.backwards);
+    case EventKind::kPostBackward:
+      unit.uses_to_come = std::max(0, unit.uses_to_come - 1);
+      return "";
+    case EventKind::kUnshard:
+      unit.requested = true;
+      unit.guessed = false;
+      return "";
+    case EventKind::kWaitUnshard:
+      if (unit.memory != Memory::kGathered) return "not waited for";
+      unit.guessed = false;
+      unit.may_stay = true;
+      return "";
+    case EventKind::kReshard:
+      return unit.memory == Memory::kSharded ? "" : "not freed";
+    case EventKind::kEndOfBackward:
+      if (!event.synchronizes || !forwards_.empty()) return "";
+      [[fallthrough]];
+    case EventKind::kRelease:
+      // The optimizer steps, or the user writes.
+      for (Unit& each : units_) ++each.shard;
+      return "";
+    default:
+      return "";
+  }
+}
+
+// A unit inside itself goes on with what it has.
+std::string ScheduleChecker::BeginToUse(Unit& unit, int& uses) {
+  unit.guessed = unit.requested = false;
+  const bool is_current = unit.in_use() || unit.gathered == unit.shard;
+  ++uses;
+  return is_current ? "" : "computes with old values";
+}
+
+std::string ScheduleChecker::Apply(const Event& event, const Action& action) {
+  Unit& unit = units_[action.unit];
+  switch (action.kind) {
+    case ActionKind::kGather:
+      return ApplyGather(event, action.unit);
+    case ActionKind::kWaitGather:
+      if (unit.memory != Memory::kInFlight) return "no gather in flight";
+      unit.memory = Memory::kGathered;
+      return "";
+    case ActionKind::kFree:
+    case ActionKind::kShrink:
+      return ApplyFree(event, action);
+    case ActionKind::kDropPart:
+      if (!unit.has_part) return "has no part";
+      unit.has_part = false;
+      return EndsParts(event) ? "" : "a part dropped too early";
+    case ActionKind::kAccumulate:
+      if (event.kind != EventKind::kPostBackward || event.synchronizes ||
+          action.unit != event.unit) {
+        return "out of place";
+      }
+      unit.has_whole_gradients = true;
+      return "";
+    case ActionKind::kStep:
+      return ApplyStep(event, action.unit);
+    default:
+      return ApplyReduction(event, action);
+  }
+}
+
+std::string ScheduleChecker::ApplyGather(const Event& event, int index) {
+  Unit& unit = units_[index];
+  if (unit.memory != Memory::kSharded) return "gathered already";
+  unit.memory = Memory::kInFlight;
+  unit.gathered = unit.has_part ? unit.part : unit.shard;
+  unit.guessed = index != event.unit;
+  if (unit.guessed) return CheckGuess(event);
+  const bool asks = event.kind == EventKind::kPreForward ||
+                    event.kind == EventKind::kPreBackward ||
+                    event.kind == EventKind::kUnshard ||
+                    event.kind == EventKind::kWaitUnshard;
+  return asks ? "" : "nothing asks for it";
+}
+
+std::string ScheduleChecker::ApplyFree(const Event& event,
+                                       const Action& action) {
+  Unit& unit = units_[action.unit];
+  if (unit.memory != Memory::kGathered) return "not gathered";
+  if (unit.in_use()) return "still in use";
+  const bool for_another =
+      action.unit != event.unit || event.kind == EventKind::kPreForward;
+  if (unit.requested && for_another && event.kind != EventKind::kRelease) {
+    return "the user has asked for it";
+  }
+  unit.memory = Memory::kSharded;
+  unit.guessed = unit.requested = unit.kept = unit.may_stay = false;
+  if (action.kind == ActionKind::kFree) return "";
+  if (event.kind != EventKind::kPostForward || event.recomputes ||
+      !event.expects_backward || action.unit != event.unit ||
+      !specs_[action.unit].keeps_part || unit.has_part) {
+    return "no place to take a part";
+  }
+  unit.has_part = true;
+  unit.part = unit.gathered;
+  return "";
+}
+
+std::string ScheduleChecker::ApplyReduction(const Event& event,
+                                            const Action& action) {
+  switch (action.kind) {
+    case ActionKind::kFillReduceBuffer:
+      return ApplyFill(event, action.unit);
+    case ActionKind::kReduce:
+      if (filled_ != action.unit) return "nothing to reduce";
+      filled_ = -1;
+      reductions_.push_back({action.unit, !specs_[action.unit].replicated});
+      return "";
+    case ActionKind::kReplicate: {
+      const auto next =
+          std::find_if(reductions_.begin(), reductions_.end(),
+                       [](const Reduction& each) { return !each.replicated; });
+      if (next == reductions_.end() || next->unit != action.unit) {
+        return "not the oldest reduction to replicate";
+      }
+      next->replicated = true;
+      return "";
+    }
+    case ActionKind::kWaitReduce:
+      if (reductions_.empty() || reductions_.front().unit != action.unit) {
+        return "not the oldest reduction";
+      }
+      if (!reductions_.front().replicated) return "not replicated";
+      reductions_.pop_front();
+      units_[action.unit].step_due = options_.step_in_backward;
+      return "";
+    default:
+      return "unexpected action";
+  }
+}
+
+std::string ScheduleChecker::ApplyFill(const Event& event, int index) {
+  Unit& unit = units_[index];
+  if (filled_ != -1) return "another one is filled and not reduced";
+  if (!event.synchronizes) return "in a backward that does not synchronise";
+  const bool due =
+      event.kind == EventKind::kPostBackward
+          ? index == event.unit && event.reduces
+          : unit.has_whole_gradients && event.kind == EventKind::kEndOfBackward;
+  if (!due) return "no gradients to reduce";
+  unit.has_whole_gradients = false;
+  filled_ = index;
+  return static_cast<int>(reductions_.size()) < options_.max_reduce_buffers
+             ? ""
+             : "too many reduce buffers";
+}
+
+std::string ScheduleChecker::ApplyStep(const Event& event, int index) {
+  Unit& unit = units_[index];
+  if (!unit.step_due) return "nothing has been reduced";
+  if (!forwards_.empty()) return "inside a forward";
+  if (unit.stepped) return "the second one";
+  for (const Reduction& reduction : reductions_) {
+    if (reduction.unit == index) return "a reduction is in flight";
+  }
+  if (event.kind != EventKind::kEndOfBackward && unit.uses_to_come > 0) {
+    return "a backward of the unit is to come";
+  }
+  unit.step_due = false;
+  unit.stepped = true;
+  ++unit.shard;
+  return "";
+}
+
+// A gather that no event has asked for.
+std::string ScheduleChecker::CheckGuess(const Event& event) const {
+  const bool forward = event.kind == EventKind::kPreForward;
+  if ((!forward && event.kind != EventKind::kPreBackward) || event.recomputes) {
+    return "prefetch while nothing starts to run";
+  }
+  if (!(forward ? options_.forward_prefetch : options_.backward_prefetch)) {
+    return "prefetch that is turned off";
+  }
+  std::vector<bool> around(units_.size(), false);
+  around[0] = true;
+  for (int i = specs_[event.unit].parent; i >= 0; i = specs_[i].parent) {
+    around[i] = true;
+  }
+  int gathered = 0;
+  for (size_t i = 0; i < units_.size(); ++i) {
+    const Unit& unit = units_[i];
+    if (unit.memory == Memory::kSharded || around[i]) continue;
+    const bool runs = unit.in_use() || static_cast<int>(i) == event.unit;
+    const bool kept = !specs_[i].reshard_after_forward && !runs;
+    gathered += unit.guessed || !kept;
+  }
+  return gathered > options_.max_gathered_units ? "too many units gathered"
+                                                : "";
+}
+
+std::string ScheduleChecker::CheckCounts(const Event& event,
+                                         const Actions& actions) const {
+  if (filled_ != -1) return "a buffer is filled and not reduced";
+  if (event.kind != EventKind::kPostBackward) return "";
+  const auto count = [&actions](ActionKind kind) {
+    return std::count_if(
+        actions.begin(), actions.end(),
+        [kind](const Action& action) { return action.kind == kind; });
+  };
+  const bool reduces = event.reduces && event.synchronizes;
+  const bool keeps = event.reduces && !event.synchronizes;
+  return count(ActionKind::kReduce) == reduces &&
+                 count(ActionKind::kAccumulate) == keeps
+             ? ""
+             : "wrong number of reductions";
+}
+
+std::string ScheduleChecker::CheckState(const Event& event) const {
+  int guesses = 0;
+  for (size_t i = 0; i < units_.size(); ++i) {
+    const Unit& unit = units_[i];
+    if (unit.in_use() && unit.memory != Memory::kGathered) {
+      return absl::StrCat(i, " computes but is not gathered");
+    }
+    if (unit.memory == Memory::kSharded || unit.in_use()) continue;
+    guesses += unit.guessed;
+    if (!unit.guessed && !unit.may_stay && !unit.requested && !unit.kept) {
+      return absl::StrCat(i, " stays gathered for nothing");
+    }
+  }
+  if (guesses > 1) return "more than one guess in flight";
+  const bool left_forward = event.kind == EventKind::kPostForward &&
+                            forwards_.empty() && !in_backward_;
+  return left_forward && guesses > 0 ? "a guess is left" : "";
+}
+
+bool ScheduleChecker::EndsParts(const Event& event) const {
+  return begins_iteration_ || event.kind == EventKind::kEndOfBackward ||
+         event.kind == EventKind::kReset || event.kind == EventKind::kRelease;
+}
+
+// What has to be over after some events.
+std::string ScheduleChecker::CheckEnds(const Event& event) const {
+  const bool ends_backward = event.kind == EventKind::kEndOfBackward;
+  const bool ends = ends_backward || event.kind == EventKind::kReset;
+  if (ends && !reductions_.empty()) return "a reduction is left";
+  for (size_t i = 0; i < units_.size(); ++i) {
+    const Unit& unit = units_[i];
+    if (EndsParts(event) && unit.has_part) {
+      return absl::StrCat("the part of ", i, " is left");
+    }
+    if (ends && unit.step_due) return absl::StrCat(i, " has not stepped");
+    if (ends && unit.guessed) return "a guess is left";
+    if (ends_backward && event.synchronizes && forwards_.empty() &&
+        unit.has_whole_gradients) {
+      return absl::StrCat("the gradients of ", i, " are left");
+    }
+    if ((event.kind == EventKind::kReset ||
+         event.kind == EventKind::kRelease) &&
+        unit.memory != Memory::kSharded) {
+      return absl::StrCat(i, " is left gathered");
+    }
+  }
+  return "";
+}
+
+}  // namespace fsdp::testing
