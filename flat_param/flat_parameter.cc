@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/DispatchKeySet.h>
@@ -59,6 +60,17 @@ absl::StatusOr<FlatLayout> LayoutOf(
   }
   return FlatLayout::Create(std::move(specs), c10::elementSize(narrowest),
                             world_size);
+}
+
+at::Tensor StorageOrderOf(const at::Tensor& value, const ParameterSpec& spec) {
+  at::Tensor dense = value.is_sparse() ? value.to_dense() : value;
+  if (dense.strides() != c10::IntArrayRef(spec.strides)) {
+    at::Tensor copy =
+        at::empty_strided(spec.sizes, spec.strides, dense.options());
+    copy.copy_(dense);
+    dense = std::move(copy);
+  }
+  return dense.as_strided({dense.numel()}, {1}, dense.storage_offset());
 }
 
 at::Tensor FlatParameter::Flatten(const std::vector<NamedParameter>& parameters,

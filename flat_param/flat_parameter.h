@@ -32,6 +32,10 @@ absl::StatusOr<FlatLayout> LayoutOf(
     const std::vector<NamedParameter>& parameters, at::ScalarType narrowest,
     int world_size);
 
+// `value`, of the parameter's sizes and any strides or sparse, as 1-D in the
+// parameter's storage order. Copies only where the strides differ.
+at::Tensor StorageOrderOf(const at::Tensor& value, const ParameterSpec& spec);
+
 // Which dtype the unsharded parameters have.
 enum class Precision {
   kCompute,  // the one the unit computes in

@@ -15,8 +15,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
@@ -25,6 +23,7 @@
 #include "fsdp/runtime.h"
 #include "fsdp/shard_gather.h"
 #include "fsdp/unit_handle.h"
+#include "fsdp/whole_access.h"
 
 namespace fsdp {
 namespace {
@@ -33,10 +32,6 @@ using ::fsdp::flat_param::FlatParameter;
 using ::fsdp::flat_param::Slice;
 
 constexpr int kWriter = 0;  // the rank that rank0_only means
-
-absl::Time DeadlineOf(const ShardedModel& model) {
-  return absl::Now() + model.runtime().timeout();
-}
 
 // Takes this rank's shard out of `whole`, which all ranks take from the writer
 // where only that has it. Replicas take it from the first of them, so that they
@@ -312,12 +307,9 @@ absl::StatusOr<std::shared_ptr<UnitHandle>> UnitOf(torch::nn::Module& module) {
 absl::Status ForEachFullParameter(ShardedModel& model,
                                   const FullParameterVisitor& visit,
                                   const VisitOptions& options) {
-  FSDP_RETURN_IF_ERROR(comm::Agree(
-      model.communicator(), model.BeginWholeAccess("ForEachFullParameter()"),
-      "visiting full parameters", DeadlineOf(model)));
-  absl::Status status = VisitAll(model, visit, options);
-  model.EndWholeAccess();
-  return status;
+  FSDP_ASSIGN_OR_RETURN(const WholeAccess access,
+                        WholeAccess::Begin(model, "ForEachFullParameter()"));
+  return VisitAll(model, visit, options);
 }
 
 absl::StatusOr<UnshardHandle> Unshard(torch::nn::Module& module) {

@@ -4,8 +4,11 @@
 
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/status_error.h"
 #include "fsdp/grad_clip.h"
+#include "fsdp/module_archive.h"
 
 namespace fsdp {
 
@@ -24,6 +27,36 @@ absl::StatusOr<at::Tensor> ShardedModuleBase::ClipGradNorm(double max_norm,
   options.max_norm = max_norm;
   options.norm_type = norm_type;
   return fsdp::ClipGradNorm(communicator(), NamedShards(), options);
+}
+
+absl::StatusOr<StateDict> ShardedModuleBase::StateDict(
+    const StateDictOptions& options) const {
+  return FullStateDict(*model_, wrapped(), options);
+}
+
+absl::Status ShardedModuleBase::LoadStateDict(const fsdp::StateDict& dict,
+                                              const LoadOptions& options) {
+  return LoadFullStateDict(*model_, wrapped(), dict, options);
+}
+
+absl::StatusOr<OptimizerStateDict> ShardedModuleBase::OptimizerState(
+    torch::optim::Optimizer& optimizer, const StateDictOptions& options) {
+  return FullOptimizerState(*model_, optimizer, options);
+}
+
+absl::Status ShardedModuleBase::LoadOptimizerState(
+    torch::optim::Optimizer& optimizer, const OptimizerStateDict& dict) {
+  return LoadFullOptimizerState(*model_, optimizer, dict);
+}
+
+void ShardedModuleBase::save(torch::serialize::OutputArchive& archive) const {
+  WriteArchive(wrapped(), ValueOrThrow(StateDict()), /*prefix=*/"", archive);
+}
+
+void ShardedModuleBase::load(torch::serialize::InputArchive& archive) {
+  fsdp::StateDict dict;
+  ReadArchive(wrapped(), /*prefix=*/"", archive, dict);
+  ThrowIfError(LoadStateDict(dict));
 }
 
 }  // namespace fsdp

@@ -42,9 +42,11 @@
 #include "fsdp/describe.h"
 #include "fsdp/forward.h"
 #include "fsdp/full_params.h"
+#include "fsdp/optimizer_state.h"
 #include "fsdp/options.h"
 #include "fsdp/shard_module.h"
 #include "fsdp/sharded_model.h"
+#include "fsdp/state_dict.h"
 #include "fsdp/wrap_policy.h"
 
 namespace fsdp {
@@ -132,8 +134,27 @@ class ShardedModuleBase : public torch::nn::Module {
   // All full parameters at once, for as long as the scope lives. Collective.
   absl::StatusOr<FullParamsScope> SummonFullParams(
       const SummonOptions& options = SummonOptions()) {
-    return fsdp::SummonFullParams(*children().front(), options);
+    return fsdp::SummonFullParams(wrapped(), options);
   }
+  // State dicts, in memory; see state_dict.h and optimizer_state.h, which have
+  // more kinds. Collective.
+  absl::StatusOr<fsdp::StateDict> StateDict(
+      const StateDictOptions& options = StateDictOptions()) const;
+  absl::Status LoadStateDict(const fsdp::StateDict& dict,
+                             const LoadOptions& options = LoadOptions());
+  absl::StatusOr<OptimizerStateDict> OptimizerState(
+      torch::optim::Optimizer& optimizer,
+      const StateDictOptions& options = StateDictOptions());
+  absl::Status LoadOptimizerState(torch::optim::Optimizer& optimizer,
+                                  const OptimizerStateDict& dict);
+
+  // torch::save(model, path) writes a file that torch::load() reads into the
+  // unwrapped module, and the other way round. Collective: all ranks call it,
+  // each with a path of its own or, on all but one, with a stream to drop.
+  // Throws StatusError.
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
+
   // Gathers all units ahead of use; see full_params.h.
   absl::StatusOr<std::vector<RebuiltParameter>> RebuildFullParams() {
     return fsdp::RebuildFullParams(*model_);
@@ -149,6 +170,11 @@ class ShardedModuleBase : public torch::nn::Module {
   // The tree of units with strategies, sizes and dtypes, and the memory plan.
   std::string Describe() const { return fsdp::Describe(*model_); }
   comm::Communicator& communicator() const { return model_->communicator(); }
+
+  // The model underneath and the wrapped module without its type, for functions
+  // in other headers that take them.
+  ShardedModel& sharded_model() const { return *model_; }
+  torch::nn::Module& wrapped() const { return *children().front(); }
 
  protected:
   ShardedModuleBase(std::string name, std::shared_ptr<ShardedModel> model)

@@ -2,7 +2,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/mul.h>
 #include <c10/core/GradMode.h>
 
@@ -18,7 +17,6 @@ namespace fsdp {
 namespace {
 
 using ::fsdp::flat_param::FlatLayout;
-using ::fsdp::flat_param::ParameterSpec;
 using ::fsdp::flat_param::Slice;
 
 int64_t SegmentNumel(const FlatLayout& layout, int64_t element_size) {
@@ -50,20 +48,6 @@ std::vector<Slice> Gaps(const FlatLayout& layout, int64_t segment_numel) {
     }
   }
   return gaps;
-}
-
-// `gradient` as 1-D in the storage order of its parameter; copies only where
-// the strides differ.
-at::Tensor StorageOrder(const at::Tensor& gradient, const ParameterSpec& spec) {
-  at::Tensor dense = gradient;
-  if (gradient.is_sparse()) dense = gradient.to_dense();
-  if (dense.strides() != c10::IntArrayRef(spec.strides)) {
-    at::Tensor copy =
-        at::empty_strided(spec.sizes, spec.strides, dense.options());
-    copy.copy_(dense);
-    dense = std::move(copy);
-  }
-  return dense.as_strided({dense.numel()}, {1});
 }
 
 // Multiplies in the wider of the two dtypes.
@@ -141,7 +125,8 @@ void GradientBuffer::Add(const at::Tensor& memory,
 void GradientBuffer::AddParameter(const at::Tensor& whole, int i,
                                   const at::Tensor& gradient) const {
   const FlatLayout& layout = parameter_->layout();
-  const at::Tensor source = StorageOrder(gradient, layout.parameter(i));
+  const at::Tensor source =
+      flat_param::StorageOrderOf(gradient, layout.parameter(i));
   for (int rank = 0; rank < layout.world_size(); ++rank) {
     const int64_t base = rank * segment_numel_;
     const Slice slice = layout.InShard(i, rank);
@@ -160,7 +145,7 @@ void GradientBuffer::FillParameter(const at::Tensor& whole, int i,
   const FlatLayout& layout = parameter_->layout();
   at::Tensor source;
   if (gradient.defined()) {
-    source = StorageOrder(gradient, layout.parameter(i));
+    source = flat_param::StorageOrderOf(gradient, layout.parameter(i));
   }
   for (int rank = 0; rank < layout.world_size(); ++rank) {
     const int64_t base = rank * segment_numel_;
