@@ -14,6 +14,8 @@ ForwardScope::ForwardScope(const torch::nn::Module& module)
   // The destructor does not run when this throws, and PreForward() has cleaned
   // up then.
   ThrowIfError(handle_->model()->PreForward(handle_->unit()));
+  const auto& running = handle_->model()->running_unit(handle_->unit());
+  if (running != nullptr) scope_.emplace(running);
 }
 
 ForwardScope::~ForwardScope() {

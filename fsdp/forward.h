@@ -7,12 +7,14 @@
 #include <torch/nn/pimpl.h>
 
 #include <memory>
+#include <optional>
 #include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "base/status_error.h"
+#include "fsdp/checkpoint_scope.h"
 #include "fsdp/tensor_tree.h"
 #include "fsdp/unit_handle.h"
 
@@ -51,6 +53,7 @@ class ForwardScope {
   void ThrowFailure() const;
 
   std::shared_ptr<UnitHandle> handle_;
+  std::optional<UnitScope> scope_;
   bool finished_ = false;
 };
 

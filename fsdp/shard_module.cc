@@ -220,6 +220,8 @@ ShardedModel::Settings SettingsOf(
   ShardedModel::Settings settings;
   settings.abort_on_failure = options.abort_on_failure;
   settings.check_order = options.check_order;
+  settings.ignores_parameters =
+      options.ignore_module != nullptr || options.ignore_parameter != nullptr;
   for (const PlannedUnit& planned : plan.units) {
     settings.units.push_back(planned.options);
     for (const OwnedParameter& owned : planned.unit.parameters) {

@@ -4,8 +4,10 @@
 #include <ATen/ops/tensor.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
@@ -119,6 +121,9 @@ absl::Status ShardedModel::PreForward(int unit) {
   const bool recomputes = InsideBackward();
   if (recomputes) {
     EnterBackward();
+    const auto node = torch::autograd::get_current_node();
+    FSDP_RETURN_IF_ERROR(
+        FinishPendingFrom(node == nullptr ? 0 : node->sequence_nr() + 1));
   } else if (schedule_.in_backward()) {
     // A backward that threw has left the engine without its last callback.
     GiveUpIteration(absl::OkStatus());
@@ -139,6 +144,8 @@ absl::Status ShardedModel::PreForward(int unit) {
   event.recomputes = recomputes;
   FSDP_RETURN_IF_ERROR(TransitionOrAbort(event, {}));
   if (records_graph) AttachNode(unit);
+  RegionScope* const region = RegionScope::Current();
+  if (region != nullptr && HasTrainable(unit)) region->NoteTrainable();
   for (Slot& slot : units_[unit].slots) {
     slot.version = slot.tensors.front()._version();
   }
@@ -210,7 +217,11 @@ void ShardedModel::CastOutputs(int unit,
 // unfrozen between steps.
 void ShardedModel::AttachNode(int unit) {
   UnitState& state = units_[unit];
-  ParameterSlots trainable(state.slots.size());
+  auto running = std::make_shared<RunningUnit>();
+  running->name = unit_name(unit);
+  running->may_use_other_parameters = settings_.ignores_parameters;
+  ParameterSlots& trainable = running->trainable;
+  trainable.resize(state.slots.size());
   state.num_trainable = 0;
   for (size_t k = 0; k < state.slots.size(); ++k) {
     Slot& slot = state.slots[k];
@@ -223,11 +234,19 @@ void ShardedModel::AttachNode(int unit) {
     trainable[k] = slot.tensors;
     ++state.num_trainable;
   }
+  state.running = running;
   state.node.reset();
   if (state.num_trainable == 0) return;
   state.node =
       AttachUnitNode(weak_from_this(), unit, unit_name(unit), trainable);
   state.edges_attached = true;
+}
+
+bool ShardedModel::HasTrainable(int unit) const {
+  const std::vector<Slot>& slots = units_[unit].slots;
+  return std::any_of(slots.begin(), slots.end(), [](const Slot& slot) {
+    return slot.tensors.front().requires_grad();
+  });
 }
 
 bool ShardedModel::NeedsEntry(int unit) const {
@@ -272,6 +291,9 @@ absl::Status ShardedModel::PostForward(
   if (c10::GradMode::is_enabled()) {
     expects_backward = AttachExitNode(weak_from_this(), unit, unit_name(unit),
                                       units_[unit].node, outputs);
+  } else if (const RegionScope* region = RegionScope::Current()) {
+    // The forward that the backward belongs to is still to come.
+    expects_backward = region->passes_grad();
   }
   return EndForward(unit, expects_backward, outputs);
 }
@@ -294,6 +316,7 @@ absl::Status ShardedModel::BeforePostForward(
 absl::Status ShardedModel::EndForward(int unit, bool expects_backward,
                                       const std::vector<at::Tensor*>& outputs) {
   units_[unit].node.reset();
+  units_[unit].running.reset();
   Event event{EventKind::kPostForward, unit};
   event.recomputes = InsideBackward();
   event.expects_backward = expects_backward;
@@ -330,7 +353,10 @@ void ShardedModel::GiveUpIteration(const absl::Status& reason) {
   runtime_->DropEverything();
   pending_.clear();
   backward_.reset();
-  for (UnitState& state : units_) state.node.reset();
+  for (UnitState& state : units_) {
+    state.node.reset();
+    state.running.reset();
+  }
   RestoreSentinels();
   if (observer_ != nullptr) observer_->OnGivenUp();
 }
@@ -363,7 +389,7 @@ void ShardedModel::OnPreBackward(const PreBackwardInfo& info) {
   if (observer_ != nullptr) {
     ThrowIfError(observer_->BeforePreBackward(info.unit));
   }
-  FinishPendingFrom(info.exit_sequence);
+  ThrowIfError(FinishPendingFrom(info.exit_sequence));
   ThrowIfError(TransitionOrAbort({EventKind::kPreBackward, info.unit}, {}));
   if (info.has_unit_node) {
     pending_.push_back({info.unit, GraphTask(), info.unit_node_sequence});
@@ -373,22 +399,24 @@ void ShardedModel::OnPreBackward(const PreBackwardInfo& info) {
 void ShardedModel::OnPostBackward(const PostBackwardInfo& info,
                                   const std::vector<at::Tensor>& gradients) {
   EnterBackward();
-  FinishPendingFrom(info.node_sequence + 1);
-  if (!pending_.empty() && pending_.back().graph_task == GraphTask() &&
+  ThrowIfError(FinishPendingFrom(info.node_sequence + 1));
+  if (!pending_.empty() && pending_.back().unit == info.unit &&
       pending_.back().node_sequence == info.node_sequence) {
     pending_.pop_back();
   }
-  PostBackward(info.unit, gradients, /*reduces=*/!gradients.empty());
+  ThrowIfError(
+      PostBackward(info.unit, gradients, /*reduces=*/!gradients.empty()));
 }
 
-void ShardedModel::PostBackward(int unit,
-                                const std::vector<at::Tensor>& gradients,
-                                bool reduces) {
-  if (observer_ != nullptr) ThrowIfError(observer_->BeforePostBackward(unit));
+absl::Status ShardedModel::PostBackward(
+    int unit, const std::vector<at::Tensor>& gradients, bool reduces) {
+  if (observer_ != nullptr) {
+    FSDP_RETURN_IF_ERROR(observer_->BeforePostBackward(unit));
+  }
   Event event{EventKind::kPostBackward, unit};
   event.reduces = reduces;
   event.synchronizes = synchronizes_;
-  ThrowIfError(TransitionOrAbort(event, gradients));
+  return TransitionOrAbort(event, gradients);
 }
 
 // Called at every event inside backward. The first one comes from the outermost
@@ -412,7 +440,7 @@ void ShardedModel::EnterBackward() {
 // a unit may depend on the data. This rank then takes part with zeros, at the
 // place in the order of collectives where the other reduces. `sequence` is of
 // the backward that runs now; one nested in it that has a pending unit is over.
-void ShardedModel::FinishPendingFrom(uint64_t sequence) {
+absl::Status ShardedModel::FinishPendingFrom(uint64_t sequence) {
   const int graph_task = GraphTask();
   while (!pending_.empty() && (pending_.back().graph_task > graph_task ||
                                (pending_.back().graph_task == graph_task &&
@@ -420,13 +448,15 @@ void ShardedModel::FinishPendingFrom(uint64_t sequence) {
     const int unit = pending_.back().unit;
     pending_.pop_back();
     const std::vector<at::Tensor> none(units_[unit].slots.size());
-    PostBackward(unit, none, /*reduces=*/BackwardComputesEverything());
+    FSDP_RETURN_IF_ERROR(
+        PostBackward(unit, none, /*reduces=*/BackwardComputesEverything()));
   }
+  return absl::OkStatus();
 }
 
 void ShardedModel::OnEndOfBackward() {
   backward_.reset();
-  FinishPendingFrom(0);
+  ThrowIfError(FinishPendingFrom(0));
   if (observer_ != nullptr) ThrowIfError(observer_->BeforeEndOfBackward());
   Event event{EventKind::kEndOfBackward};
   event.synchronizes = synchronizes_;

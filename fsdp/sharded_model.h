@@ -21,6 +21,7 @@
 #include "comm/communicator.h"
 #include "fsdp/autograd.h"
 #include "fsdp/buffer_precision.h"
+#include "fsdp/checkpoint_scope.h"
 #include "fsdp/options.h"
 #include "fsdp/runtime.h"
 #include "fsdp/schedule.h"
@@ -48,6 +49,7 @@ class ShardedModel final : public BackwardListener,
   struct Settings {
     bool abort_on_failure = true;
     bool check_order = true;
+    bool ignores_parameters = false;  // some of the modules' are in no unit
     std::vector<UnitOptions> units;
     std::function<bool()> is_training;  // the mode of the root module
     BufferPrecision buffers;
@@ -64,6 +66,11 @@ class ShardedModel final : public BackwardListener,
   // Gathers the unit's parameters and hands them to autograd. On an error the
   // iteration is given up.
   absl::Status PreForward(int unit);
+  // After PreForward() with grad: what a checkpointed region in the unit's
+  // forward may use.
+  const std::shared_ptr<const RunningUnit>& running_unit(int unit) const {
+    return units_[unit].running;
+  }
   // Whether AttachEntry() is due: grad mode is on and nothing in the unit is
   // trainable.
   bool NeedsEntry(int unit) const;
@@ -166,8 +173,9 @@ class ShardedModel final : public BackwardListener,
     int num_trainable = 0;  // as of the last PreForward
     bool edges_attached = false;
     size_t first_shard = 0;  // in named_shards_
-    // Node of the forward that runs now; null without grad.
+    // Of the forward that runs now; null without grad.
     std::shared_ptr<torch::autograd::Node> node;
+    std::shared_ptr<const RunningUnit> running;
   };
   // A unit whose outputs the gradient has reached and whose own has not.
   struct PendingUnit {
@@ -192,13 +200,14 @@ class ShardedModel final : public BackwardListener,
                                  const std::vector<at::Tensor*>& outputs);
   absl::Status EndForward(int unit, bool expects_backward,
                           const std::vector<at::Tensor*>& outputs);
+  bool HasTrainable(int unit) const;
   absl::Status CheckForwardLeftParametersAlone(
       int unit, const std::vector<at::Tensor*>& outputs) const;
   void EnterBackward();
   void OnEndOfBackward();
-  void FinishPendingFrom(uint64_t sequence);
-  void PostBackward(int unit, const std::vector<at::Tensor>& gradients,
-                    bool reduces);
+  absl::Status FinishPendingFrom(uint64_t sequence);
+  absl::Status PostBackward(int unit, const std::vector<at::Tensor>& gradients,
+                            bool reduces);
   void RestoreSentinels();
   void ClearEdges();
   void AttachSentinels();

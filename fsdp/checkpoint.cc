@@ -1,0 +1,320 @@
+#include "fsdp/checkpoint.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/edge.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status_error.h"
+
+namespace fsdp::checkpoint_internal {
+namespace {
+
+using ::torch::autograd::Edge;
+using ::torch::autograd::Node;
+using ::torch::autograd::variable_list;
+
+std::string RegionName(const RunningUnits& units) {
+  if (units.empty()) return "a checkpointed region";
+  return absl::StrCat("a checkpointed region in unit ", units.back()->name);
+}
+
+uint32_t VersionOf(const at::Tensor& tensor) {
+  return !tensor.defined() || tensor.is_inference() ? 0 : tensor._version();
+}
+
+bool RequiresGrad(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.requires_grad();
+}
+
+// Whether code that runs in `units` may use parameters that require grad.
+// Without a unit around, nobody knows.
+bool MayUseTrainable(const RunningUnits& units) {
+  for (const auto& unit : units) {
+    if (unit->may_use_other_parameters) return true;
+    for (const std::vector<at::Tensor>& slot : unit->trainable) {
+      if (!slot.empty()) return true;
+    }
+  }
+  return units.empty();
+}
+
+bool AnyRequiresGrad(const std::vector<at::Tensor*>& tensors) {
+  return std::any_of(tensors.begin(), tensors.end(),
+                     [](const at::Tensor* t) { return RequiresGrad(*t); });
+}
+
+std::vector<c10::Device> Accelerators(
+    const std::vector<at::Tensor*>& arguments) {
+  std::vector<c10::Device> devices;
+  for (const at::Tensor* tensor : arguments) {
+    if (!tensor->defined() || tensor->is_cpu()) continue;
+    if (std::find(devices.begin(), devices.end(), tensor->device()) ==
+        devices.end()) {
+      devices.push_back(tensor->device());
+    }
+  }
+  return devices;
+}
+
+// What a recomputation is compared by.
+std::string Describe(const at::Tensor& tensor) {
+  if (!tensor.defined()) return "an undefined tensor";
+  return absl::StrCat(c10::toString(tensor.scalar_type()), " [",
+                      absl::StrJoin(tensor.sizes(), ", "), "] on ",
+                      tensor.device().str());
+}
+
+// The end of a recomputed graph: keeps the gradients of what the region took.
+class SinkNode final : public Node {
+ public:
+  std::string name() const override { return "fsdp::RegionInputs"; }
+
+  variable_list apply(variable_list&& gradients) override {
+    gradients_ = std::move(gradients);
+    return {};
+  }
+
+  variable_list TakeGradients() {
+    gradients_.resize(num_inputs());
+    return std::move(gradients_);
+  }
+
+ private:
+  variable_list gradients_;
+};
+
+// Points parameters to `sink` instead of to their units' nodes, which belong to
+// the graph around, for as long as it lives.
+class RedirectedParameters {
+ public:
+  RedirectedParameters(const RunningUnits& units,
+                       const std::shared_ptr<SinkNode>& sink)
+      : sink_(sink) {
+    for (const auto& unit : units) {
+      for (const std::vector<at::Tensor>& slot : unit->trainable) {
+        if (slot.empty()) continue;
+        const uint32_t k = sink_->add_input_metadata(slot.front());
+        for (const at::Tensor& tensor : slot) {
+          before_.push_back(
+              {tensor, Edge(tensor.grad_fn(), tensor.output_nr())});
+          torch::autograd::impl::set_gradient_edge(tensor, Edge(sink_, k));
+        }
+      }
+    }
+  }
+  RedirectedParameters(const RedirectedParameters&) = delete;
+  RedirectedParameters& operator=(const RedirectedParameters&) = delete;
+
+  // An edge that somebody else has set meanwhile stays: after an error the
+  // model has put its own in order.
+  ~RedirectedParameters() {
+    for (const auto& [tensor, edge] : before_) {
+      if (tensor.grad_fn() != sink_) continue;
+      torch::autograd::impl::set_gradient_edge(tensor, edge);
+    }
+  }
+
+ private:
+  const std::shared_ptr<SinkNode> sink_;
+  std::vector<std::pair<at::Tensor, Edge>> before_;
+};
+
+// Backward of a region. Takes arguments and the parameters of the units around
+// as its inputs, as if the region were one operator.
+class RegionNode final : public Node {
+ public:
+  RegionNode(std::unique_ptr<RepeatableCall> call, RunningUnits units,
+             AmbientState ambient)
+      : call_(std::move(call)),
+        units_(std::move(units)),
+        ambient_(std::move(ambient)),
+        region_name_(RegionName(units_)) {
+    for (at::Tensor* argument : call_->Arguments()) {
+      takes_gradient_.push_back(RequiresGrad(*argument));
+      if (RequiresGrad(*argument)) {
+        add_next_edge(torch::autograd::impl::gradient_edge(*argument));
+      }
+      // The graph before is kept by the edge alone.
+      if (argument->defined()) *argument = argument->detach();
+      arguments_.push_back(*argument);
+      versions_.push_back(VersionOf(*argument));
+    }
+    for (const auto& unit : units_) {
+      for (const std::vector<at::Tensor>& slot : unit->trainable) {
+        if (slot.empty()) continue;
+        add_next_edge(torch::autograd::impl::gradient_edge(slot.front()));
+      }
+    }
+  }
+
+  std::string name() const override { return "fsdp::Checkpoint"; }
+
+  // Replaces those of the region's `outputs` that can have a gradient.
+  void Wrap(const std::vector<at::Tensor*>& outputs) {
+    for (at::Tensor* output : outputs) {
+      descriptions_.push_back(Describe(*output));
+      differentiable_.push_back(
+          output->defined() &&
+          torch::autograd::isDifferentiableType(output->scalar_type()));
+      if (!differentiable_.back()) continue;
+      at::Tensor alias = output->detach();
+      const uint32_t k = add_input_metadata(alias);
+      torch::autograd::impl::set_gradient_edge(alias,
+                                               Edge(shared_from_this(), k));
+      *output = std::move(alias);
+    }
+  }
+
+  variable_list apply(variable_list&& gradients) override {
+    ThrowIfError(CheckBackward());
+    auto sink = std::make_shared<SinkNode>();
+    std::vector<at::Tensor> roots;
+    variable_list root_gradients;
+    {
+      const std::vector<at::Tensor> outputs = Recompute(sink);
+      ThrowIfError(CheckOutputs(outputs));
+      size_t k = 0;
+      for (size_t i = 0; i < outputs.size(); ++i) {
+        if (!differentiable_[i]) continue;
+        at::Tensor& gradient = gradients[k++];
+        if (!gradient.defined() || !outputs[i].requires_grad()) continue;
+        roots.push_back(outputs[i]);
+        root_gradients.push_back(std::move(gradient));
+      }
+    }
+    gradients.clear();
+    if (!roots.empty()) torch::autograd::backward(roots, root_gradients);
+    return sink->TakeGradients();
+  }
+
+  void release_variables() override {
+    call_.reset();
+    arguments_.clear();
+  }
+
+ private:
+  std::vector<at::Tensor> Recompute(const std::shared_ptr<SinkNode>& sink) {
+    const std::vector<at::Tensor*> arguments = call_->Arguments();
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      if (!arguments_[i].defined()) continue;
+      *arguments[i] = arguments_[i].detach();
+      if (!takes_gradient_[i]) continue;
+      torch::autograd::impl::set_gradient_edge(
+          *arguments[i], Edge(sink, sink->add_input_metadata(*arguments[i])));
+    }
+    const RedirectedParameters parameters(units_, sink);
+    const RecomputeScope scope(units_);
+    const AmbientStateGuard ambient(ambient_);
+    const c10::AutoGradMode grad(true);
+    return call_->Repeat();
+  }
+
+  absl::Status CheckBackward() const {
+    if (call_ == nullptr) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "a second backward through ", region_name_,
+          ", which the first has released: pass retain_graph to the first"));
+    }
+    if (at::GradMode::is_enabled()) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "backward with create_graph=true through ", region_name_,
+          ": a recomputed region has no second derivative. Call the function "
+          "without fsdp::Checkpoint for double derivatives"));
+    }
+    if (!torch::autograd::Engine::get_default_engine().is_checkpoint_valid()) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "torch::autograd::grad, or a backward with `inputs`, through ",
+          region_name_,
+          ": what it recomputes has gradients of its own. Call backward() "
+          "without `inputs`, or the function without fsdp::Checkpoint"));
+    }
+    for (size_t i = 0; i < arguments_.size(); ++i) {
+      if (VersionOf(arguments_[i]) == versions_[i]) continue;
+      return absl::FailedPreconditionError(absl::StrCat(
+          "tensor ", i, " in the arguments of ", region_name_,
+          " was modified in place between its forward and its backward, which "
+          "computes with it again: modify a copy"));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckOutputs(const std::vector<at::Tensor>& outputs) const {
+    if (outputs.size() != descriptions_.size()) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "recomputing ", region_name_, " gave ", outputs.size(),
+          " tensors instead of ", descriptions_.size(), kDoTheSame));
+    }
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      const std::string description = Describe(outputs[i]);
+      if (description == descriptions_[i]) continue;
+      return absl::FailedPreconditionError(absl::StrCat(
+          "recomputing ", region_name_, " gave ", description, " as tensor ", i,
+          " of its result instead of ", descriptions_[i], kDoTheSame));
+    }
+    return absl::OkStatus();
+  }
+
+  static constexpr char kDoTheSame[] =
+      ": the function has to do the same in forward and in backward, so make "
+      "what it depends on an argument";
+
+  std::unique_ptr<RepeatableCall> call_;  // null once released
+  const RunningUnits units_;              // around the region
+  const AmbientState ambient_;
+  const std::string region_name_;
+  std::vector<at::Tensor> arguments_;  // detached, as the forward got them
+  std::vector<uint32_t> versions_;
+  std::vector<bool> takes_gradient_;
+  std::vector<std::string> descriptions_;  // of the outputs
+  std::vector<bool> differentiable_;
+};
+
+}  // namespace
+
+RegionForward::RegionForward(const CheckpointOptions& options,
+                             const std::vector<at::Tensor*>& arguments)
+    : units_(UnitsUnderWay()),
+      // Without a unit around, `fn` may have parameters that nobody knows of.
+      scope_(
+          units_.empty() || HasTrainable(units_) || AnyRequiresGrad(arguments),
+          AnyRequiresGrad(arguments)),
+      ambient_(AmbientState::Capture(Accelerators(arguments),
+                                     options.preserve_rng_state)) {
+  for (const at::Tensor* tensor : arguments) {
+    versions_.push_back(VersionOf(*tensor));
+  }
+}
+
+void RegionForward::Finish(std::unique_ptr<RepeatableCall> call,
+                           const std::vector<at::Tensor*>& outputs) {
+  const std::vector<at::Tensor*> arguments = call->Arguments();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (VersionOf(*arguments[i]) == versions_[i]) continue;
+    throw StatusError(absl::FailedPreconditionError(absl::StrCat(
+        "the function of ", RegionName(units_), " modified tensor ", i,
+        " in its arguments in place: backward could not compute with it again. "
+        "Modify a copy")));
+  }
+  if (!scope_.requires_grad()) return;
+  std::shared_ptr<RegionNode> node(
+      new RegionNode(std::move(call), units_, std::move(ambient_)),
+      torch::autograd::deleteNode);
+  node->Wrap(outputs);
+}
+
+}  // namespace fsdp::checkpoint_internal
