@@ -25,9 +25,7 @@ thread_local int operators_under_way = 0;
 struct NotAnOperator : at::ObserverContext {};
 
 void CollectFrom(const at::Tensor& tensor, Tags& tags) {
-  if (!tensor.defined()) return;
-  const auto* tag = static_cast<const StorageTag*>(
-      flat_param::TagOf(tensor.unsafeGetTensorImpl()->unsafe_storage()));
+  const StorageTag* tag = TagOf(tensor);
   if (tag == nullptr) return;
   if (std::find(tags.begin(), tags.end(), tag) == tags.end()) {
     tags.push_back(tag);
@@ -92,6 +90,13 @@ std::vector<at::CallbackHandle> OwnCallbacks() {
 }
 
 }  // namespace
+
+const StorageTag* TagOf(const at::Tensor& tensor) {
+  if (!tensor.defined()) return nullptr;
+  // A sparse tensor has no storage, which is no error here.
+  return static_cast<const StorageTag*>(
+      flat_param::TagOf(tensor.unsafeGetTensorImpl()->unsafe_storage()));
+}
 
 OpObserver::OpObserver() : thread_(std::this_thread::get_id()) {
   ++observers_of_thread;

@@ -7,6 +7,8 @@
 #ifndef FSDP_OP_OBSERVER_H_
 #define FSDP_OP_OBSERVER_H_
 
+#include <ATen/core/Tensor.h>
+
 #include <thread>
 
 #include "absl/types/span.h"
@@ -28,6 +30,9 @@ struct StorageTag {
   OpListener* listener;
   int unit;
 };
+
+// The tag of the storage `tensor` looks into; null where there is none.
+const StorageTag* TagOf(const at::Tensor& tensor);
 
 // While one is alive, the listeners of tagged storages are told of operators of
 // the thread that has made it, and of threads that take over its LibTorch state

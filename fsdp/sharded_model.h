@@ -118,6 +118,8 @@ class ShardedModel final : public BackwardListener,
   void SetObserver(std::unique_ptr<UnitObserver> observer);
   // See UnitObserver; OK without one.
   absl::Status TakeFailure();
+  // Whether a backward under way has announced itself.
+  bool in_backward() const { return !backward_.expired(); }
   // The node of the unit's forward under way; null without grad, or where
   // nothing is trainable.
   const std::shared_ptr<torch::autograd::Node>& forward_node(int unit) const {

@@ -127,9 +127,11 @@ void TransparentUnits::AfterPreForward(int unit) {
   ++units_[unit].forwards;
 }
 
-absl::Status TransparentUnits::BeforePostForward(int unit) {
+absl::Status TransparentUnits::BeforePostForward(
+    int unit, const std::vector<at::Tensor*>& outputs) {
   if (!acting_) {
     FSDP_RETURN_IF_ERROR(Failure());
+    FSDP_RETURN_IF_ERROR(CheckNoneIsAParameter(outputs));
     while (!stack_.empty() && stack_.back().is_transparent) {
       FSDP_RETURN_IF_ERROR(CloseInnermost());
     }
@@ -137,6 +139,20 @@ absl::Status TransparentUnits::BeforePostForward(int unit) {
   if (!stack_.empty() && stack_.back().unit == unit) {
     stack_.pop_back();
     --units_[unit].forwards;
+  }
+  return absl::OkStatus();
+}
+
+// Of any unit: those inside end with this one at the latest.
+absl::Status TransparentUnits::CheckNoneIsAParameter(
+    const std::vector<at::Tensor*>& outputs) const {
+  for (const at::Tensor* output : outputs) {
+    const StorageTag* tag = TagOf(*output);
+    if (tag == nullptr || tag->listener != this) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "an output is a parameter of unit ", model_->unit_name(tag->unit),
+        " or a view of one, whose memory is about to be freed: return a copy "
+        "(.clone())"));
   }
   return absl::OkStatus();
 }
@@ -239,6 +255,8 @@ absl::Status TransparentUnits::CloseUnlessAround(absl::Span<const int> units) {
 
 absl::Status TransparentUnits::OnBackwardOperator(absl::Span<const int> units,
                                                   bool nested) {
+  // One that threw has not told of its end.
+  if (!model_->in_backward()) ForgetBackward();
   absl::InlinedVector<int, 4> missing;
   for (int unit : units) {
     const UnitState& state = units_[unit];
@@ -263,10 +281,16 @@ absl::Status TransparentUnits::BeginBackward(int unit) {
     info.has_unit_node = true;
     info.unit_node_sequence = node->sequence_nr();
   }
-  if (state.is_frozen && !info.has_unit_node) frozen_.push_back(unit);
-  return TorchToStatus(
+  FSDP_RETURN_IF_ERROR(TorchToStatus(
       absl::StrCat("the backward of unit ", model_->unit_name(unit)),
-      [&] { model_->OnPreBackward(info); });
+      [&] { model_->OnPreBackward(info); }));
+  if (state.is_frozen && !info.has_unit_node) frozen_.push_back(unit);
+  return absl::OkStatus();
+}
+
+void TransparentUnits::ForgetBackward() {
+  for (UnitState& state : units_) state.in_backward = false;
+  frozen_.clear();
 }
 
 absl::Status TransparentUnits::EndFrozenUnlessRelatedTo(
@@ -327,12 +351,11 @@ absl::Status TransparentUnits::BeforePostBackward(int unit) {
 }
 
 absl::Status TransparentUnits::BeforeEndOfBackward() {
+  ForgetBackward();
   for (UnitState& state : units_) {
-    state.in_backward = false;
     if (state.used) state.was_read_by_backward = state.read_by_backward;
     state.used = state.read_by_backward = false;
   }
-  frozen_.clear();
   ObserveAsLongAsNeeded();
   return Failure();
 }
@@ -340,12 +363,12 @@ absl::Status TransparentUnits::BeforeEndOfBackward() {
 // --- Failures ---------------------------------------------------------------
 
 void TransparentUnits::OnGivenUp() {
+  ForgetBackward();
   for (UnitState& state : units_) {
     state.forwards = 0;
-    state.in_backward = state.used = state.read_by_backward = false;
+    state.used = state.read_by_backward = false;
   }
   stack_.clear();
-  frozen_.clear();
   ObserveAsLongAsNeeded();
 }
 

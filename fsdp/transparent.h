@@ -47,7 +47,8 @@ class TransparentUnits final : public UnitObserver, private OpListener {
 
   absl::Status BeforePreForward(int unit) override;
   void AfterPreForward(int unit) override;
-  absl::Status BeforePostForward(int unit) override;
+  absl::Status BeforePostForward(
+      int unit, const std::vector<at::Tensor*>& outputs) override;
   void AfterPostForward(int unit,
                         const std::vector<at::Tensor*>& outputs) override;
   absl::Status BeforePreBackward(int unit) override;
@@ -87,11 +88,14 @@ class TransparentUnits final : public UnitObserver, private OpListener {
   bool IsAncestor(int ancestor, int unit) const;
   bool IsAround(int unit, absl::Span<const int> inner_units) const;
 
+  absl::Status CheckNoneIsAParameter(
+      const std::vector<at::Tensor*>& outputs) const;
   absl::Status OpenUnit(int unit);
   absl::Status CloseInnermost();
   absl::Status CloseUnlessAround(absl::Span<const int> units);
 
   absl::Status BeginBackward(int unit);
+  void ForgetBackward();
   absl::Status EndFrozenUnlessRelatedTo(absl::Span<const int> units);
   absl::Status CheckNotCaptured() const;
 

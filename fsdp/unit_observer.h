@@ -20,7 +20,8 @@ class UnitObserver {
   virtual absl::Status BeforePreForward(int unit) = 0;
   // Only when it has succeeded.
   virtual void AfterPreForward(int unit) = 0;
-  virtual absl::Status BeforePostForward(int unit) = 0;
+  virtual absl::Status BeforePostForward(
+      int unit, const std::vector<at::Tensor*>& outputs) = 0;
   // `outputs` as the caller gets them.
   virtual void AfterPostForward(int unit,
                                 const std::vector<at::Tensor*>& outputs) = 0;
