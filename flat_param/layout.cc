@@ -107,7 +107,7 @@ absl::StatusOr<int64_t> CheckedNumElements(const ParameterSpec& spec) {
 }
 
 absl::Status CheckUnitArguments(int64_t num_parameters, int64_t element_size,
-                                int world_size) {
+                                int world_size, int64_t alignment_bytes) {
   if (num_parameters > std::numeric_limits<int>::max()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "flat layout: ", num_parameters, " parameters are too many"));
@@ -120,6 +120,11 @@ absl::Status CheckUnitArguments(int64_t num_parameters, int64_t element_size,
   if (world_size < 1) {
     return absl::InvalidArgumentError(absl::StrCat(
         "flat layout: world_size must be at least 1, got ", world_size));
+  }
+  if (alignment_bytes < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("flat layout: alignment_bytes must be at least 1, got ",
+                     alignment_bytes));
   }
   return absl::OkStatus();
 }
@@ -166,13 +171,13 @@ Slice Shift(const Slice& slice, int64_t by) {
 }  // namespace
 
 absl::StatusOr<FlatLayout> FlatLayout::Create(
-    std::vector<ParameterSpec> parameters, int64_t element_size,
-    int world_size) {
-  FSDP_RETURN_IF_ERROR(
-      CheckUnitArguments(parameters.size(), element_size, world_size));
+    std::vector<ParameterSpec> parameters, int64_t element_size, int world_size,
+    int64_t alignment_bytes) {
+  FSDP_RETURN_IF_ERROR(CheckUnitArguments(parameters.size(), element_size,
+                                          world_size, alignment_bytes));
   FSDP_RETURN_IF_ERROR(CheckNamesAreUnique(parameters));
   const int64_t alignment =
-      kAlignmentBytes / std::gcd(kAlignmentBytes, element_size);
+      alignment_bytes / std::gcd(alignment_bytes, element_size);
   std::vector<Slice> slices;
   slices.reserve(parameters.size());
   int64_t numel = 0;

@@ -46,8 +46,9 @@ struct Slice {
 // rank out of range stops the program.
 class FlatLayout {
  public:
-  // Each parameter and each shard begins at a multiple of this, given a buffer
-  // that does, so that vector instructions and collectives run at full speed.
+  // By default each parameter and each shard begins at a multiple of this,
+  // given a buffer that does, so that vector instructions and collectives run
+  // at full speed.
   static constexpr int64_t kAlignmentBytes = 16;
 
   // Lays `parameters`, which may be none, out in their order; tied parameters
@@ -55,10 +56,11 @@ class FlatLayout {
   // InvalidArgument, naming the parameter: a negative size; not one stride for
   // each size; strides of a tensor with gaps or overlaps; a name
   // listed twice; a layout whose bytes exceed int64_t. InvalidArgument also for
-  // an element_size or world_size below 1.
+  // an element_size, world_size or alignment_bytes below 1. An alignment of 1
+  // leaves no padding between parameters.
   static absl::StatusOr<FlatLayout> Create(
       std::vector<ParameterSpec> parameters, int64_t element_size,
-      int world_size);
+      int world_size, int64_t alignment_bytes = kAlignmentBytes);
 
   int num_parameters() const { return static_cast<int>(parameters_.size()); }
   const ParameterSpec& parameter(int i) const;

@@ -185,6 +185,19 @@ TEST(FlatLayoutTest, RefusesBadUnitArguments) {
   EXPECT_THAT(
       FlatLayout::Create({}, 4, 0),
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("world_size")));
+  EXPECT_THAT(FlatLayout::Create({}, 4, 1, /*alignment_bytes=*/0),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("alignment_bytes")));
+}
+
+TEST(FlatLayoutTest, AnAlignmentOfOneLeavesNoPaddingBetweenParameters) {
+  ASSERT_OK_AND_ASSIGN(
+      const FlatLayout layout,
+      FlatLayout::Create({Contiguous("a", {3}), Contiguous("b", {2})},
+                         /*element_size=*/4, /*world_size=*/1,
+                         /*alignment_bytes=*/1));
+  EXPECT_EQ(layout.InFlat(1), (Slice{3, 5}));
+  EXPECT_EQ(layout.padded_numel(), 5);
 }
 
 TEST(FlatLayoutTest, PrintsATable) {

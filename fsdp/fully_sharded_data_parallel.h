@@ -36,6 +36,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "base/forward_like.h"
 #include "base/status_macros.h"
 #include "comm/communicator.h"
 #include "comm/mesh.h"
@@ -186,34 +187,11 @@ class ShardedModuleBase : public torch::nn::Module {
 
 namespace internal {
 
-// A forward with exactly M's own signature, so that the wrapper also works
-// where LibTorch looks for one: in Sequential and AnyModule.
-template <typename Self, typename M, typename Method>
-class ForwardLike;
-
-template <typename Self, typename M, typename Owner, typename Result,
-          typename... Args>
-class ForwardLike<Self, M, Result (Owner::*)(Args...)> {
- public:
-  Result forward(Args... args) {
-    return Forward(*static_cast<Self*>(this)->module(),
-                   std::forward<Args>(args)...);
+struct CallSharded {
+  template <typename Wrapper, typename... Args>
+  static auto Call(Wrapper& wrapper, Args&&... args) {
+    return Forward(*wrapper.module(), std::forward<Args>(args)...);
   }
-};
-
-template <typename Self, typename M, typename Owner, typename Result,
-          typename... Args>
-class ForwardLike<Self, M, Result (Owner::*)(Args...) const>
-    : public ForwardLike<Self, M, Result (Owner::*)(Args...)> {};
-
-template <typename M>
-struct ForwardOf {
-  using Type = decltype(&M::forward);
-};
-// Sequential's own forward is a template.
-template <>
-struct ForwardOf<torch::nn::SequentialImpl> {
-  using Type = at::Tensor (torch::nn::SequentialImpl::*)(at::Tensor);
 };
 
 }  // namespace internal
@@ -223,8 +201,8 @@ struct ForwardOf<torch::nn::SequentialImpl> {
 template <typename M>
 class FullyShardedDataParallelImpl
     : public ShardedModuleBase,
-      public internal::ForwardLike<FullyShardedDataParallelImpl<M>, M,
-                                   typename internal::ForwardOf<M>::Type> {
+      public ForwardLike<FullyShardedDataParallelImpl<M>, M,
+                         internal::CallSharded> {
  public:
   FullyShardedDataParallelImpl(std::shared_ptr<M> module,
                                std::shared_ptr<ShardedModel> model)

@@ -1,0 +1,242 @@
+// A module whose parameters are one flat parameter: FlattenParamsWrapper of
+// fairscale and PyTorch for LibTorch modules. For optimizers and all-reduces
+// that prefer one large tensor to many small ones; needs no communicator.
+//
+//   auto net = fsdp::ValueOrThrow(fsdp::flat_param::FlattenParams(
+//       torch::nn::Sequential(torch::nn::Linear(8, 16), torch::nn::ReLU(),
+//                             torch::nn::Linear(16, 1))));
+//   torch::optim::SGD optimizer(net->parameters(), 0.1);  // one tensor
+//   net->forward(x).sum().backward();                     // one gradient
+//   optimizer.step();
+//   torch::save(net, "net.pt");  // as the Sequential's own
+//
+// Wrappers nest: each owns what no wrapper inside it does. Names, in archives
+// and maps, are those that the unwrapped modules give.
+//
+// What C++ makes different from Python. `net->` is the wrapper and does not
+// reach members of the wrapped module: those are at net.module()->. The tensors
+// in such members are the parameters all the time, not attributes replaced in
+// forward, so children may be called directly, too. Parameters are taken out of
+// the wrapped modules' dictionaries by way of a protected member, as LibTorch
+// cannot unregister them. A clone of a parent is made by the parent's reset(),
+// which therefore has to create the wrapper itself, or hold it in a Sequential
+// or ModuleList.
+//
+// Not thread-safe. Calls return absl::Status where they can; what overrides or
+// resembles a function of torch::nn::Module throws, StatusError for errors of
+// its own.
+#ifndef FLAT_PARAM_FLATTEN_PARAMS_WRAPPER_H_
+#define FLAT_PARAM_FLATTEN_PARAMS_WRAPPER_H_
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+#include <torch/serialize/archive.h>
+
+#include <memory>
+#include <optional>
+#include <ostream>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/forward_like.h"
+#include "base/status_error.h"
+#include "base/status_macros.h"
+#include "flat_param/flattened_module.h"
+#include "flat_param/layout.h"
+#include "flat_param/module_walk.h"
+
+namespace fsdp::flat_param {
+
+class FlattenParamsWrapperBase;
+
+// While it lives, a wrapper's parameters are parameters of the wrapped module
+// again, and the flat one is hidden. Made by UnflattenAsParams().
+class UnflattenedParams {
+ public:
+  UnflattenedParams(const UnflattenedParams&) = delete;
+  UnflattenedParams& operator=(const UnflattenedParams&) = delete;
+  // Close(), its error dropped.
+  ~UnflattenedParams();
+
+  // Ends the scope. InvalidArgument, naming parameters: one was given data of
+  // other sizes, which is dropped; they were frozen in part, which is undone.
+  absl::Status Close();
+
+ private:
+  friend class FlattenParamsWrapperBase;
+  UnflattenedParams(std::shared_ptr<FlattenParamsWrapperBase> wrapper,
+                    const at::Tensor& flat_data);
+
+  std::shared_ptr<FlattenParamsWrapperBase> wrapper_;  // null: nothing to do
+};
+
+// What a wrapper offers, whatever the wrapped module's type.
+class FlattenParamsWrapperBase : public WrapperModule {
+ public:
+  // The one trainable 1-D tensor, as in named_parameters(). Undefined without
+  // parameters and while unflattened. Freeze it by set_requires_grad(false).
+  at::Tensor flat_param() const;
+  // Whether there are parameters, flattened at the moment or not.
+  bool has_params() const { return num_params_managed() > 0; }
+  // Tied parameters count once.
+  int num_params_managed() const { return layout().num_parameters(); }
+  // Names, sizes, strides and places of the parameters in the flat one, which
+  // has no padding.
+  const FlatLayout& layout() const { return flattened_->layout(); }
+
+  // Makes the wrapped module's parameters leaves that look into the flat
+  // parameter, registered under their own names, until the result dies, by an
+  // exception, too. What is written into them, or given to them by set_data(),
+  // lands in the flat parameter, and so do their gradients. No effect where
+  // there are no parameters or they are unflattened already.
+  // With `flat_data`, like flat_param() in all but values, they look into that
+  // instead, and the flat parameter stays as it is. Throws StatusError
+  // (InvalidArgument) when it is not like flat_param().
+  [[nodiscard]] UnflattenedParams UnflattenAsParams(
+      const at::Tensor& flat_data = at::Tensor());
+  // Copies `flat_data` into the flat parameter. InvalidArgument: it is not 1-D
+  // or has another number of elements.
+  absl::Status SetFlatData(const at::Tensor& flat_data);
+
+  // Module: under the wrapped module's own names, so that archives do not tell
+  // whether there is a wrapper.
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
+  void to(torch::Device device, torch::Dtype dtype,
+          bool non_blocking = false) override;
+  void to(torch::Dtype dtype, bool non_blocking = false) override;
+  void to(torch::Device device, bool non_blocking = false) override;
+  void pretty_print(std::ostream& stream) const override;
+  std::shared_ptr<torch::nn::Module> wrapped_module() const override;
+
+ protected:
+  FlattenParamsWrapperBase(std::shared_ptr<torch::nn::Module> module,
+                           std::unique_ptr<FlattenedModule> flattened);
+
+  // For a deep copy: of the wrapped module, and its flattening.
+  std::shared_ptr<torch::nn::Module> CloneWrapped(
+      const std::optional<torch::Device>& device) const;
+  std::unique_ptr<FlattenedModule> CloneFlattened(
+      const std::shared_ptr<torch::nn::Module>& copy,
+      const std::optional<torch::Device>& device) const;
+  // Takes over what `other`, which is left empty, is made of.
+  void MoveFrom(FlattenParamsWrapperBase& other);
+  void PreForward() { ThrowIfError(flattened_->PreForward()); }
+
+ private:
+  friend class UnflattenedParams;
+
+  template <typename... Args>
+  void Convert(Args... args);
+  void ShowFlatParam();
+  void HideFlatParam();
+
+  std::shared_ptr<torch::nn::Module> wrapped_;
+  std::unique_ptr<FlattenedModule> flattened_;
+};
+
+namespace internal {
+
+struct CallFlattened {
+  template <typename Wrapper, typename... Args>
+  static decltype(auto) Call(Wrapper& wrapper, Args&&... args) {
+    return wrapper.CallWrapped(std::forward<Args>(args)...);
+  }
+};
+
+}  // namespace internal
+
+// The flattened `M`, a module class such as torch::nn::LinearImpl. forward()
+// has the signature of M's, which is one function, not a template.
+template <typename M>
+class FlattenParamsWrapperImpl
+    : public FlattenParamsWrapperBase,
+      public ForwardLike<FlattenParamsWrapperImpl<M>, M,
+                         internal::CallFlattened> {
+ public:
+  FlattenParamsWrapperImpl(std::shared_ptr<M> module,
+                           std::unique_ptr<FlattenedModule> flattened)
+      : FlattenParamsWrapperBase(module, std::move(flattened)),
+        module_(std::move(module)) {}
+
+  const std::shared_ptr<M>& module() const { return module_; }
+
+  // Of a container.
+  template <typename Index>
+  decltype(auto) operator[](Index&& index) {
+    return (*module_)[std::forward<Index>(index)];
+  }
+
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<torch::Device>& device =
+          std::nullopt) const override {
+    return Clone(device);
+  }
+
+ private:
+  friend internal::CallFlattened;
+
+  template <typename... Args>
+  decltype(auto) CallWrapped(Args&&... args) {
+    PreForward();
+    return module_->forward(std::forward<Args>(args)...);
+  }
+
+  std::shared_ptr<FlattenParamsWrapperImpl> Clone(
+      const std::optional<torch::Device>& device) const {
+    auto copy = std::dynamic_pointer_cast<M>(CloneWrapped(device));
+    return std::make_shared<FlattenParamsWrapperImpl>(
+        copy, CloneFlattened(copy, device));
+  }
+
+  // How a Cloneable parent copies its children.
+  void clone_(torch::nn::Module& other,
+              const std::optional<torch::Device>& device) override {
+    auto copy = dynamic_cast<FlattenParamsWrapperImpl&>(other).Clone(device);
+    MoveFrom(*copy);
+    module_ = std::move(copy->module_);
+  }
+
+  std::shared_ptr<M> module_;
+};
+
+// Holder with the value semantics of torch::nn modules: copies refer to the
+// same module.
+template <typename M>
+class FlattenParamsWrapper
+    : public torch::nn::ModuleHolder<FlattenParamsWrapperImpl<M>> {
+ public:
+  using torch::nn::ModuleHolder<FlattenParamsWrapperImpl<M>>::ModuleHolder;
+
+  // The wrapped module.
+  const std::shared_ptr<M>& module() const { return this->get()->module(); }
+};
+
+// Flattens the parameters of `module`, which is changed and can no longer be
+// cloned or saved by itself as long as the wrapper lives; afterwards it has its
+// parameters back. Several groups of parameters are several wrappers around one
+// another. For what is refused see FlattenedModule::Create().
+template <typename M>
+absl::StatusOr<FlattenParamsWrapper<M>> FlattenParams(
+    std::shared_ptr<M> module,
+    const FlattenOptions& options = FlattenOptions()) {
+  FSDP_ASSIGN_OR_RETURN(std::unique_ptr<FlattenedModule> flattened,
+                        FlattenedModule::Create(module, options));
+  return FlattenParamsWrapper<M>(std::make_shared<FlattenParamsWrapperImpl<M>>(
+      std::move(module), std::move(flattened)));
+}
+
+// The same for a module holder, such as torch::nn::Linear.
+template <typename M>
+absl::StatusOr<FlattenParamsWrapper<M>> FlattenParams(
+    const torch::nn::ModuleHolder<M>& module,
+    const FlattenOptions& options = FlattenOptions()) {
+  return FlattenParams(module.ptr(), options);
+}
+
+}  // namespace fsdp::flat_param
+
+#endif  // FLAT_PARAM_FLATTEN_PARAMS_WRAPPER_H_

@@ -1,0 +1,403 @@
+#include "flat_param/flatten_params_wrapper.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/sgd.h>
+
+#include <memory>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "base/status_error.h"
+#include "base/testing/status_matchers.h"
+#include "flat_param/testing/flat_net.h"
+#include "flat_param/testing/tied_net.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::flat_param {
+namespace {
+
+using ::fsdp::flat_param::testing::DistinctParameters;
+using ::fsdp::flat_param::testing::ErrorOf;
+using ::fsdp::flat_param::testing::FlatGradient;
+using ::fsdp::flat_param::testing::FlatNet;
+using ::fsdp::flat_param::testing::FlatValues;
+using ::fsdp::flat_param::testing::Input;
+using ::fsdp::flat_param::testing::kDim;
+using ::fsdp::flat_param::testing::kNumElements;
+using ::fsdp::flat_param::testing::kNumParameters;
+using ::fsdp::flat_param::testing::MakeTiedNet;
+using ::fsdp::flat_param::testing::Names;
+using ::fsdp::flat_param::testing::Only;
+using ::fsdp::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+// --- What fairscale's test_flatten_params_wrapper tests ---------------------
+
+TEST(FlattenParamsTest, FlatParamHoldsEveryElementOfTiedParametersOnce) {
+  const auto net = FlatNet();
+  EXPECT_EQ(net->flat_param().numel(), kNumElements);
+  EXPECT_EQ(net->flat_param().dim(), 1);
+  EXPECT_TRUE(net->flat_param().is_leaf());
+  EXPECT_TRUE(net->flat_param().requires_grad());
+  EXPECT_TRUE(net->flat_param().equal(FlatValues(*MakeTiedNet())));
+  EXPECT_EQ(net->num_params_managed(), kNumParameters);
+  EXPECT_EQ(net->layout().numel(), kNumElements);
+  EXPECT_EQ(net->layout().parameter(0).name, "fc.weight");
+  EXPECT_EQ(net->layout().parameter(0).sizes,
+            (std::vector<int64_t>{kDim, kDim}));
+}
+
+TEST(FlattenParamsTest, OutputsAndBuffersEqualTheUnwrappedModules) {
+  const auto plain = MakeTiedNet();
+  auto net = FlatNet();
+  for (const bool train : {true, false}) {
+    plain->train(train);
+    net->train(train);
+    EXPECT_EQ(net.module()->is_training(), train);
+    EXPECT_TRUE(net->forward(Input()).equal(plain->forward(Input())));
+  }
+  EXPECT_TRUE(
+      net.module()->norm->running_mean.equal(plain->norm->running_mean));
+}
+
+template <typename Optimizer, typename OptimizerOptions>
+void ExpectSameTraining(const OptimizerOptions& options) {
+  const auto plain = MakeTiedNet();
+  auto net = FlatNet();
+  Optimizer plain_optimizer(DistinctParameters(*plain), options);
+  Optimizer flat_optimizer(net->parameters(), options);
+  for (int step = 0; step < 4; ++step) {
+    plain->forward(Input()).square().sum().backward();
+    net->forward(Input()).square().sum().backward();
+    EXPECT_TRUE(net->flat_param().grad().equal(FlatGradient(*plain)));
+    plain_optimizer.step();
+    flat_optimizer.step();
+    EXPECT_TRUE(net->flat_param().equal(FlatValues(*plain))) << step;
+    if (step == 1) continue;  // accumulates once
+    plain_optimizer.zero_grad();
+    flat_optimizer.zero_grad();
+    EXPECT_FALSE(net->flat_param().grad().defined());
+  }
+}
+
+TEST(FlattenParamsTest, TrainingStepsEqualTheUnwrappedModules) {
+  ExpectSameTraining<torch::optim::SGD>(
+      torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.01));
+  ExpectSameTraining<torch::optim::Adam>(torch::optim::AdamOptions(0.01));
+}
+
+TEST(FlattenParamsTest, APartOfTheParametersIsFlattenedAndTheRestIsLeft) {
+  const auto module = MakeTiedNet();
+  ASSERT_OK_AND_ASSIGN(auto net, FlattenParams(module, Only("blocks.")));
+  EXPECT_EQ(net->flat_param().numel(), 60);
+  EXPECT_THAT(module->blocks->parameters(), IsEmpty());
+  EXPECT_EQ(module->fc->parameters().size(), 2);
+  EXPECT_THAT(Names(*net),
+              ElementsAre("flat_param", "module.fc.weight", "module.fc.bias",
+                          "module.norm.weight", "module.norm.bias",
+                          "module.head.weight", "module.head.bias"));
+  const auto plain = MakeTiedNet();
+  plain->forward(Input()).sum().backward();
+  net->forward(Input()).sum().backward();
+  EXPECT_TRUE(module->fc->weight.grad().equal(plain->fc->weight.grad()));
+  EXPECT_TRUE(net->flat_param().grad().narrow(0, 0, 25).equal(
+      plain->blocks->parameters()[0].grad().reshape({-1})));
+
+  net->to(at::kDouble);
+  EXPECT_EQ(net->flat_param().scalar_type(), at::kDouble);
+  EXPECT_EQ(module->fc->weight.scalar_type(), at::kDouble);
+  EXPECT_EQ(net->forward(Input().to(at::kDouble)).scalar_type(), at::kDouble);
+}
+
+TEST(FlattenParamsTest, TiedParametersAreFlattenedAtAllPlacesIfAtOne) {
+  const auto module = MakeTiedNet();
+  ASSERT_OK_AND_ASSIGN(auto net, FlattenParams(module, Only("head.weight")));
+  EXPECT_EQ(net->num_params_managed(), 1);
+  EXPECT_THAT(Names(*module->fc), ElementsAre("bias"));
+  EXPECT_THAT(Names(*module->head), ElementsAre("bias"));
+}
+
+TEST(FlattenParamsTest, TwoGroupsAreTwoWrappersAroundOneAnother) {
+  const auto plain = MakeTiedNet();
+  ASSERT_OK_AND_ASSIGN(auto inner,
+                       FlattenParams(MakeTiedNet(), Only("blocks.")));
+  ASSERT_OK_AND_ASSIGN(auto outer, FlattenParams(inner));
+  EXPECT_THAT(Names(*outer), ElementsAre("flat_param", "module.flat_param"));
+  EXPECT_EQ(outer->layout().parameter(0).name, "fc.weight");
+  EXPECT_EQ(outer->flat_param().numel() + inner->flat_param().numel(),
+            kNumElements);
+  EXPECT_TRUE(outer->forward(Input()).equal(plain->forward(Input())));
+  plain->forward(Input()).sum().backward();
+  outer->forward(Input()).sum().backward();
+  EXPECT_TRUE(outer->flat_param().grad().narrow(0, 0, 25).equal(
+      plain->fc->weight.grad().reshape({-1})));
+  EXPECT_TRUE(inner->flat_param().grad().narrow(0, 0, 25).equal(
+      plain->blocks->parameters()[0].grad().reshape({-1})));
+}
+
+TEST(FlattenParamsTest, NothingSelectedLeavesTheModuleAsItIs) {
+  const auto plain = MakeTiedNet();
+  const auto module = MakeTiedNet();
+  ASSERT_OK_AND_ASSIGN(auto net, FlattenParams(module, Only("none")));
+  EXPECT_FALSE(net->has_params());
+  EXPECT_FALSE(net->flat_param().defined());
+  EXPECT_EQ(Names(*module), Names(*plain));
+  EXPECT_TRUE(net->forward(Input()).equal(plain->forward(Input())));
+  const auto scope = net->UnflattenAsParams();
+  EXPECT_EQ(Names(*module), Names(*plain));
+}
+
+TEST(FlattenParamsTest, AModuleWithoutParametersIsOnlyCalled) {
+  ASSERT_OK_AND_ASSIGN(
+      auto net, FlattenParams(torch::nn::Sequential(torch::nn::Identity())));
+  EXPECT_THAT(net->parameters(), IsEmpty());
+  EXPECT_FALSE(net->flat_param().defined());
+  EXPECT_EQ(net->num_params_managed(), 0);
+  EXPECT_EQ(net->layout().numel(), 0);
+  EXPECT_TRUE(net->forward(Input()).equal(Input()));
+  EXPECT_OK(net->SetFlatData(at::empty({0})));
+}
+
+// --- Where parameters are ---------------------------------------------------
+
+TEST(FlattenParamsTest, OnlyTheFlatParameterIsRegistered) {
+  const auto module = MakeTiedNet();
+  ASSERT_OK_AND_ASSIGN(auto net, FlattenParams(module));
+  EXPECT_THAT(Names(*net), ElementsAre("flat_param"));
+  EXPECT_TRUE(net->parameters()[0].is_same(net->flat_param()));
+  EXPECT_THAT(module->parameters(), IsEmpty());
+  EXPECT_EQ(net.module(), module);
+  EXPECT_EQ(net->module(), module);
+  EXPECT_EQ(net->named_buffers().size(), module->named_buffers().size());
+}
+
+TEST(FlattenParamsTest, MembersOfTheModuleLookIntoTheFlatParameter) {
+  const auto module = MakeTiedNet();
+  const auto* weight = module->fc->weight.unsafeGetTensorImpl();
+  ASSERT_OK_AND_ASSIGN(auto net, FlattenParams(module));
+  EXPECT_EQ(module->fc->weight.unsafeGetTensorImpl(), weight);
+  EXPECT_TRUE(module->fc->weight.is_alias_of(net->flat_param()));
+  EXPECT_FALSE(module->fc->weight.is_leaf());
+  c10::NoGradGuard no_grad;
+  net->flat_param().fill_(7);
+  EXPECT_TRUE(module->fc->weight.equal(at::full({kDim, kDim}, 7.f)));
+}
+
+TEST(FlattenParamsTest, IndexingReachesTheWrappedContainer) {
+  ASSERT_OK_AND_ASSIGN(
+      auto net, FlattenParams(torch::nn::Sequential(torch::nn::Linear(2, 3),
+                                                    torch::nn::Linear(3, 2))));
+  EXPECT_EQ(net[1], net.module()->ptr(1));
+  EXPECT_EQ((*net)[0], net.module()->ptr(0));
+}
+
+TEST(FlattenParamsTest, TransposedAndChannelsLastParametersKeepTheirStrides) {
+  class Strided : public torch::nn::Module {
+   public:
+    Strided()
+        : a(register_parameter("a", at::arange(6.f).view({2, 3}).t())),
+          b(register_parameter(
+              "b", at::arange(24.f)
+                       .view({2, 3, 2, 2})
+                       .contiguous(at::MemoryFormat::ChannelsLast))),
+          c(register_parameter("c", at::tensor(5.f))) {}
+    at::Tensor forward() { return (a * a).sum() + (b * b).sum() + c; }
+    at::Tensor a, b, c;
+  };
+  const Strided plain;
+  auto module = std::make_shared<Strided>();
+  ASSERT_OK_AND_ASSIGN(auto net, FlattenParams(module));
+  EXPECT_EQ(module->a.strides(), plain.a.strides());
+  EXPECT_EQ(module->b.strides(), plain.b.strides());
+  EXPECT_TRUE(module->a.equal(plain.a));
+  EXPECT_TRUE(module->b.equal(plain.b));
+  net->forward().backward();
+  EXPECT_TRUE(net->flat_param().grad().narrow(0, 0, 30).equal(
+      2 * net->flat_param().detach().narrow(0, 0, 30)));
+}
+
+TEST(FlattenParamsTest, AWrapperWorksInsideSequential) {
+  auto inner = ValueOrThrow(FlattenParams(torch::nn::Linear(kDim, kDim)));
+  torch::nn::Sequential outer(inner, torch::nn::Linear(kDim, kDim));
+  EXPECT_EQ(Names(*outer),
+            (std::vector<std::string>{"0.flat_param", "1.weight", "1.bias"}));
+  outer->forward(Input()).sum().backward();
+  EXPECT_TRUE(inner->flat_param().grad().defined());
+  EXPECT_EQ(outer->forward(Input()).sizes(), Input().sizes());
+}
+
+TEST(FlattenParamsTest, PrintingSaysHowMuchIsFlattened) {
+  std::ostringstream stream;
+  stream << FlatNet();
+  EXPECT_THAT(stream.str(), HasSubstr("9 parameters, 105 elements"));
+}
+
+// --- Autograd ---------------------------------------------------------------
+
+TEST(FlattenParamsTest, ChildrenMayBeCalledDirectly) {
+  const auto plain = MakeTiedNet();
+  auto net = FlatNet();
+  plain->fc->forward(Input()).sum().backward();
+  net.module()->fc->forward(Input()).sum().backward();
+  const at::Tensor gradient = net->flat_param().grad();
+  EXPECT_TRUE(
+      gradient.narrow(0, 0, 25).equal(plain->fc->weight.grad().reshape({-1})));
+  EXPECT_EQ(gradient.narrow(0, 30, kNumElements - 30).abs().sum().item<float>(),
+            0)
+      << "of unused parameters";
+}
+
+TEST(FlattenParamsTest, ForwardsMayPrecedeTheirBackwards) {
+  const auto plain = MakeTiedNet();
+  auto net = FlatNet();
+  const auto run = [](auto& module) {
+    const at::Tensor first = module->forward(Input(2)).sum();
+    const at::Tensor second = module->forward(Input(3)).square().sum();
+    first.backward();
+    second.backward();
+  };
+  run(plain);
+  run(net);
+  EXPECT_TRUE(at::allclose(net->flat_param().grad(), FlatGradient(*plain)));
+}
+
+TEST(FlattenParamsTest, GradientsOfGradientsEqualTheUnwrappedModules) {
+  const auto plain = MakeTiedNet();
+  auto net = FlatNet();
+  const auto penalty = [](const at::Tensor& output,
+                          const std::vector<at::Tensor>& parameters) {
+    at::Tensor sum = at::zeros({});
+    for (const at::Tensor& gradient : torch::autograd::grad(
+             {output.square().sum()}, parameters, {}, true, true)) {
+      sum = sum + gradient.square().sum();
+    }
+    return sum;
+  };
+  const at::Tensor expected =
+      penalty(plain->forward(Input()), DistinctParameters(*plain));
+  const at::Tensor actual = penalty(net->forward(Input()), {net->flat_param()});
+  EXPECT_TRUE(at::allclose(actual, expected));
+  expected.backward();
+  actual.backward();
+  EXPECT_TRUE(
+      at::allclose(net->flat_param().grad(), FlatGradient(*plain), 1e-4, 1e-6));
+}
+
+TEST(FlattenParamsTest, SparseGradientsAreFlattened) {
+  torch::nn::Embedding embedding(
+      torch::nn::EmbeddingOptions(4, 2).sparse(true));
+  ASSERT_OK_AND_ASSIGN(auto net, FlattenParams(embedding));
+  net->forward(at::tensor({1, 3, 1}, at::kLong)).sum().backward();
+  EXPECT_TRUE(net->flat_param().grad().equal(
+      at::tensor({0.f, 0.f, 2.f, 2.f, 0.f, 0.f, 1.f, 1.f})));
+}
+
+TEST(FlattenParamsTest, WritingTheFlatParameterBeforeBackwardIsNoticed) {
+  auto net = FlatNet();
+  const at::Tensor loss = net->forward(Input()).sum();
+  {
+    c10::NoGradGuard no_grad;
+    net->flat_param().mul_(2);
+  }
+  EXPECT_THROW(loss.backward(), c10::Error);
+}
+
+TEST(FlattenParamsTest, AFrozenFlatParameterGetsNoGradient) {
+  auto net = FlatNet();
+  net->flat_param().set_requires_grad(false);
+  EXPECT_FALSE(net->forward(Input()).requires_grad());
+  net->flat_param().set_requires_grad(true);
+  net->forward(Input()).sum().backward();
+  EXPECT_TRUE(net->flat_param().grad().defined());
+}
+
+TEST(FlattenParamsTest, AFrozenModuleMakesAFrozenFlatParameter) {
+  const auto module = MakeTiedNet();
+  for (const at::Tensor& parameter : module->parameters()) {
+    parameter.set_requires_grad(false);
+  }
+  ASSERT_OK_AND_ASSIGN(auto net, FlattenParams(module));
+  EXPECT_FALSE(net->flat_param().requires_grad());
+  const at::Tensor x = Input().requires_grad_();
+  net->forward(x).sum().backward();
+  EXPECT_TRUE(x.grad().defined());
+  EXPECT_FALSE(net->flat_param().grad().defined());
+}
+
+TEST(FlattenParamsTest, RunsWithoutGradAndInInferenceMode) {
+  auto net = FlatNet();
+  net->eval();
+  const at::Tensor expected = net->forward(Input()).detach();
+  {
+    c10::NoGradGuard no_grad;
+    EXPECT_TRUE(net->forward(Input()).equal(expected));
+  }
+  {
+    const c10::InferenceMode inference;
+    EXPECT_TRUE(net->forward(Input()).equal(expected));
+  }
+  net->forward(Input()).sum().backward();
+  EXPECT_TRUE(net->flat_param().grad().defined());
+}
+
+TEST(FlattenParamsTest, GradientsFromBeforeAreKept) {
+  const auto plain = MakeTiedNet();
+  plain->forward(Input()).sum().backward();
+  const at::Tensor expected = FlatGradient(*plain);
+  ASSERT_OK_AND_ASSIGN(auto net, FlattenParams(plain));
+  EXPECT_TRUE(net->flat_param().grad().equal(expected));
+}
+
+// --- Moving -----------------------------------------------------------------
+
+TEST(FlattenParamsTest, FollowsAFlatParameterThatWasMoved) {
+  const auto plain = MakeTiedNet(1);
+  auto net = FlatNet();
+  net->flat_param().set_data(FlatValues(*plain));
+  EXPECT_TRUE(net->forward(Input()).equal(plain->forward(Input())));
+  net->forward(Input()).sum().backward();
+  EXPECT_TRUE(net->flat_param().grad().defined());
+  EXPECT_TRUE(net.module()->fc->weight.is_alias_of(net->flat_param()));
+}
+
+TEST(FlattenParamsTest, AParentConvertsTheWrappersInside) {
+  torch::nn::Sequential outer(ValueOrThrow(FlattenParams(MakeTiedNet())));
+  outer->to(at::kDouble);
+  EXPECT_EQ(outer->parameters()[0].scalar_type(), at::kDouble);
+  outer->forward(Input().to(at::kDouble)).sum().backward();
+  EXPECT_EQ(outer->parameters()[0].grad().scalar_type(), at::kDouble);
+  outer->to(at::kCPU, at::kFloat);
+  EXPECT_EQ(outer->forward(Input()).scalar_type(), at::kFloat);
+}
+
+TEST(FlattenParamsTest, RefusesAFlatParameterThatNoLongerFits) {
+  auto net = FlatNet();
+  net->flat_param().set_data(at::zeros({kNumElements - 1}));
+  EXPECT_THAT(ErrorOf([&] { net->forward(Input()); }),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr("[104]"), HasSubstr("105 elements"))));
+}
+
+TEST(FlattenParamsTest, RefusesAParameterWhoseDataWasReplaced) {
+  auto net = FlatNet();
+  net.module()->fc->weight.set_data(at::zeros({kDim, kDim}));
+  EXPECT_THAT(ErrorOf([&] { net->forward(Input()); }),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr("fc.weight"), HasSubstr("replaced"))));
+}
+
+}  // namespace
+}  // namespace fsdp::flat_param
