@@ -5,6 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <type_traits>
 #include <utility>
 
 namespace torch::nn {
@@ -17,28 +18,74 @@ namespace fsdp {
 template <typename M>
 struct ForwardOf {
   using Type = decltype(&M::forward);
+  static constexpr bool kIsTemplate = false;
 };
 // Sequential's own forward is a template.
 template <>
 struct ForwardOf<torch::nn::SequentialImpl> {
   using Type = at::Tensor (torch::nn::SequentialImpl::*)(at::Tensor);
+  static constexpr bool kIsTemplate = true;
 };
 
+namespace forward_like_internal {
+
+template <typename... Ts>
+struct Types {};
+
+template <typename M, typename Arguments, typename = void>
+struct IsCallable : std::false_type {};
+template <typename M, typename... Args>
+struct IsCallable<
+    M, Types<Args...>,
+    std::void_t<decltype(std::declval<M&>().forward(std::declval<Args>()...))>>
+    : std::true_type {};
+
+// Whether M's forward can do without the last of its arguments.
+template <typename M, typename Front, typename... Rest>
+struct HasDefault : std::false_type {};
+template <typename M, typename... Front, typename Last>
+struct HasDefault<M, Types<Front...>, Last> : IsCallable<M, Types<Front...>> {};
+template <typename M, typename... Front, typename Next, typename After,
+          typename... Rest>
+struct HasDefault<M, Types<Front...>, Next, After, Rest...>
+    : HasDefault<M, Types<Front..., Next>, After, Rest...> {};
+
+template <typename Self, typename Caller, typename Result, typename... Args>
+class Exactly {
+ public:
+  Result forward(Args... args) {
+    return Caller::Call(*static_cast<Self*>(this), std::forward<Args>(args)...);
+  }
+};
+
+template <typename Self, typename Caller>
+class WithDefaults {
+ public:
+  template <typename... Args>
+  auto forward(Args&&... args) {
+    return Caller::Call(*static_cast<Self*>(this), std::forward<Args>(args)...);
+  }
+};
+
+}  // namespace forward_like_internal
+
 // Base of `Self`, whose forward(arguments...) it implements as
-// Caller::Call(self, arguments...). A variadic forward would not do where
-// LibTorch looks at the signature: in Sequential and AnyModule.
+// Caller::Call(self, arguments...). The signature is exactly M's, which
+// LibTorch looks at in Sequential and AnyModule; where M's forward has default
+// arguments, which a signature does not have, it takes what that takes instead.
 template <typename Self, typename M, typename Caller,
           typename Method = typename ForwardOf<M>::Type>
 class ForwardLike;
 
 template <typename Self, typename M, typename Caller, typename Owner,
           typename Result, typename... Args>
-class ForwardLike<Self, M, Caller, Result (Owner::*)(Args...)> {
- public:
-  Result forward(Args... args) {
-    return Caller::Call(*static_cast<Self*>(this), std::forward<Args>(args)...);
-  }
-};
+class ForwardLike<Self, M, Caller, Result (Owner::*)(Args...)>
+    : public std::conditional_t<
+          !ForwardOf<M>::kIsTemplate &&
+              forward_like_internal::HasDefault<
+                  M, forward_like_internal::Types<>, Args...>::value,
+          forward_like_internal::WithDefaults<Self, Caller>,
+          forward_like_internal::Exactly<Self, Caller, Result, Args...>> {};
 
 template <typename Self, typename M, typename Caller, typename Owner,
           typename Result, typename... Args>
