@@ -1,0 +1,101 @@
+#include "fsdp/testing/training_task.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/full.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
+#include <cmath>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "base/status_macros.h"
+#include "comm/communicator.h"
+
+namespace fsdp::testing {
+namespace {
+
+absl::Status CheckNumbers(absl::string_view what,
+                          const std::vector<double>& actual,
+                          const std::vector<double>& expected,
+                          double relative) {
+  if (actual.size() != expected.size()) {
+    return absl::InternalError(
+        absl::StrCat(actual.size(), " of ", what, ", not ", expected.size()));
+  }
+  for (size_t step = 0; step < expected.size(); ++step) {
+    const double error = std::abs(actual[step] - expected[step]);
+    // Not NaN either.
+    if (error <= relative * std::abs(expected[step])) continue;
+    return absl::InternalError(absl::StrCat(
+        what, " of step ", step, ": ", actual[step], ", not ", expected[step]));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+OptimizerFactory Sgd(double learning_rate) {
+  return [learning_rate](std::vector<at::Tensor> parameters) {
+    return std::make_unique<torch::optim::SGD>(
+        parameters, torch::optim::SGDOptions(learning_rate).momentum(0.9));
+  };
+}
+
+OptimizerFactory AdamW(double learning_rate) {
+  return [learning_rate](std::vector<at::Tensor> parameters) {
+    return std::make_unique<torch::optim::AdamW>(
+        parameters, torch::optim::AdamWOptions(learning_rate));
+  };
+}
+
+std::vector<at::Tensor> Distinct(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> result;
+  std::set<const void*> seen;
+  for (const at::Tensor& tensor : tensors) {
+    if (seen.insert(tensor.unsafeGetTensorImpl()).second) {
+      result.push_back(tensor);
+    }
+  }
+  return result;
+}
+
+absl::StatusOr<double> SumOverRanks(comm::Communicator& world, double value) {
+  const at::Tensor sum = at::full({1}, value, at::kDouble);
+  FSDP_ASSIGN_OR_RETURN(auto work,
+                        world.AllReduce(sum, comm::ReduceOp::kSum, "test"));
+  FSDP_RETURN_IF_ERROR(work->Wait(absl::Now() + world.default_timeout()));
+  return sum.item<double>();
+}
+
+absl::Status CheckSameRecord(const TaskRecord& actual,
+                             const TaskRecord& expected, double relative) {
+  FSDP_RETURN_IF_ERROR(
+      CheckNumbers("loss", actual.losses, expected.losses, relative));
+  FSDP_RETURN_IF_ERROR(
+      CheckNumbers("norm", actual.norms, expected.norms, relative));
+  if (actual.parameters.empty()) {
+    return absl::InternalError("the model has no parameters");
+  }
+  for (const auto& [name, value] : actual.parameters) {
+    const auto found = expected.parameters.find(name);
+    if (found == expected.parameters.end()) {
+      return absl::InternalError(absl::StrCat("unexpected parameter ", name));
+    }
+    if (at::allclose(value, found->second, relative, 1e-6)) continue;
+    return absl::InternalError(absl::StrCat(
+        "parameter ", name, " is ",
+        (value - found->second).abs().max().item<double>(), " off"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace fsdp::testing

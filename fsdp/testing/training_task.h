@@ -1,0 +1,166 @@
+// Trains any model sharded, and the same in one process on the data of all
+// ranks.
+#ifndef FSDP_TESTING_TRAINING_TASK_H_
+#define FSDP_TESTING_TRAINING_TASK_H_
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/optim/optimizer.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/status_macros.h"
+#include "comm/communicator.h"
+#include "comm/mesh.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+
+namespace fsdp::testing {
+
+// A model's forward.
+using TensorFunction = std::function<at::Tensor(const at::Tensor&)>;
+using OptimizerFactory = std::function<std::unique_ptr<torch::optim::Optimizer>(
+    std::vector<at::Tensor>)>;
+
+OptimizerFactory Sgd(double learning_rate = 0.1);  // with momentum
+OptimizerFactory AdamW(double learning_rate = 1e-2);
+
+struct ClipBy {
+  double max_norm;
+  double norm_type;
+};
+
+// What is done with any model.
+struct TrainingTask {
+  // Mean loss over the data with the number `part`; every rank has a part of
+  // its own for each backward.
+  std::function<at::Tensor(const TensorFunction& forward, int64_t part)> loss;
+  OptimizerFactory optimizer = Sgd();
+  int steps = 5;
+  int backwards = 1;  // per step, all but the last one under NoSync()
+  std::optional<ClipBy> clip;
+};
+
+struct TaskRecord {
+  std::vector<double> losses;  // of each step, over all parts
+  std::vector<double> norms;   // before clipping
+  // Afterwards; a tied parameter under one name only if sharded.
+  std::map<std::string, at::Tensor> parameters;
+};
+
+// The distinct ones of `tensors`, in order.
+std::vector<at::Tensor> Distinct(const std::vector<at::Tensor>& tensors);
+
+// The sum over ranks.
+absl::StatusOr<double> SumOverRanks(comm::Communicator& world, double value);
+
+// Internal, naming the first number that is farther off than `relative` times
+// what is expected (parameters: and 1e-6).
+absl::Status CheckSameRecord(const TaskRecord& actual,
+                             const TaskRecord& expected, double relative);
+
+// One process on the parts of `world_size` ranks.
+template <typename Net>
+TaskRecord RunPlain(const TrainingTask& task, const std::shared_ptr<Net>& net,
+                    int world_size) {
+  TaskRecord record;
+  const TensorFunction forward = [&net](const at::Tensor& x) {
+    return net->forward(x);
+  };
+  const std::vector<at::Tensor> parameters = Distinct(net->parameters());
+  const auto optimizer = task.optimizer(parameters);
+  const int parts = task.backwards * world_size;
+  for (int step = 0; step < task.steps; ++step) {
+    optimizer->zero_grad();
+    double sum = 0;
+    for (int part = 0; part < parts; ++part) {
+      const at::Tensor loss = task.loss(forward, step * parts + part) / parts;
+      loss.backward();
+      sum += loss.template item<double>();
+    }
+    record.losses.push_back(sum);
+    if (task.clip) {
+      record.norms.push_back(torch::nn::utils::clip_grad_norm_(
+          parameters, task.clip->max_norm, task.clip->norm_type));
+    }
+    optimizer->step();
+  }
+  for (const auto& item : net->named_parameters()) {
+    record.parameters[item.key()] = item.value().detach().clone();
+  }
+  return record;
+}
+
+// `model` on this rank's parts. Ends with an error if something gathered is
+// left.
+template <typename Net>
+absl::StatusOr<TaskRecord> RunSharded(const TrainingTask& task,
+                                      FullyShardedDataParallel<Net>& model) {
+  TaskRecord record;
+  comm::Communicator& world = model->communicator();
+  const TensorFunction forward = [&model](const at::Tensor& x) {
+    return model->forward(x);
+  };
+  const auto optimizer = task.optimizer(model->Parameters());
+  for (int step = 0; step < task.steps; ++step) {
+    optimizer->zero_grad();
+    double sum = 0;
+    for (int i = 0; i < task.backwards; ++i) {
+      std::optional<NoSyncScope> no_sync;
+      if (i + 1 < task.backwards) no_sync.emplace(model->NoSync());
+      const int64_t part =
+          (step * task.backwards + i) * world.world_size() + world.rank();
+      const at::Tensor loss = task.loss(forward, part) / task.backwards;
+      FSDP_RETURN_IF_ERROR(model->Backward(loss));
+      sum += loss.template item<double>() / world.world_size();
+    }
+    FSDP_ASSIGN_OR_RETURN(const double mean, SumOverRanks(world, sum));
+    record.losses.push_back(mean);
+    if (task.clip) {
+      FSDP_ASSIGN_OR_RETURN(
+          const at::Tensor norm,
+          model->ClipGradNorm(task.clip->max_norm, task.clip->norm_type));
+      record.norms.push_back(norm.template item<double>());
+    }
+    optimizer->step();
+    if (model->memory_stats().gradients.in_use_bytes != 0) {
+      return absl::InternalError("a reduce buffer is left after a step");
+    }
+  }
+  FSDP_RETURN_IF_ERROR(model->ForEachFullParameter(
+      [&record](const std::string& name, const at::Tensor& value) {
+        record.parameters[name] = value.clone();
+        return absl::OkStatus();
+      }));
+  if (model->memory_stats().parameters.in_use_bytes != 0) {
+    return absl::InternalError("unsharded parameters are left");
+  }
+  return record;
+}
+
+// Shards what `make` makes over `mesh`, trains it, and compares with a plain
+// one.
+template <typename Net>
+absl::Status CheckTask(const TrainingTask& task,
+                       const std::function<std::shared_ptr<Net>()>& make,
+                       const comm::Mesh& mesh, const Options& options,
+                       double relative = 1e-5) {
+  FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<Net> model,
+                        FullyShard(make(), mesh, options));
+  FSDP_ASSIGN_OR_RETURN(const TaskRecord actual, RunSharded(task, model));
+  const TaskRecord expected =
+      RunPlain(task, make(), mesh.world()->world_size());
+  return CheckSameRecord(actual, expected, relative);
+}
+
+}  // namespace fsdp::testing
+
+#endif  // FSDP_TESTING_TRAINING_TASK_H_
