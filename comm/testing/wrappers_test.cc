@@ -1,8 +1,9 @@
-// RunRanks and the communicators that delay and fail, in one program: torch
-// takes longer to load than they take to test.
+// RunRanks and the communicators that delay, fail and come late, in one
+// program: torch takes longer to load than they take to test.
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
+#include <set>
 #include <thread>
 
 #include "absl/status/status.h"
@@ -15,9 +16,11 @@
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/local_communicator.h"
+#include "comm/recording_communicator.h"
 #include "comm/testing/communicator_contract.h"
 #include "comm/testing/delaying_communicator.h"
 #include "comm/testing/failing_communicator.h"
+#include "comm/testing/late_communicator.h"
 #include "comm/testing/run_ranks.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -45,6 +48,11 @@ std::unique_ptr<Communicator> FailNothing(std::unique_ptr<Communicator> base) {
   return FailOnPlan(std::move(base), plan);
 }
 
+std::unique_ptr<Communicator> NeverLate(std::unique_ptr<Communicator> base) {
+  static Progress* const progress = new Progress(/*ranks=*/8);
+  return StartLast(std::move(base), progress, {});
+}
+
 ContractBackend Wrapped(std::string name, Wrap wrap) {
   return {
       std::move(name),
@@ -58,7 +66,8 @@ ContractBackend Wrapped(std::string name, Wrap wrap) {
 
 INSTANTIATE_TEST_SUITE_P(Wrapped, CommunicatorContract,
                          ::testing::Values(Wrapped("delaying", DelayNothing),
-                                           Wrapped("failing", FailNothing)),
+                                           Wrapped("failing", FailNothing),
+                                           Wrapped("late", NeverLate)),
                          BackendName);
 
 absl::Status SumOnce(Communicator& comm, absl::string_view label = "grads") {
@@ -206,6 +215,39 @@ TEST(FailingCommunicatorTest, MayFailAfterTheOthersHaveEntered) {
   EXPECT_GE(finished[0], 1);
   EXPECT_THAT(statuses[0],
               StatusIs(absl::StatusCode::kAborted, HasSubstr("bit flip")));
+}
+
+TEST(LateCommunicatorTest, StartsWhatItIsToldToAfterAllPeers) {
+  ASSERT_OK_AND_ASSIGN(Group group, CreateLocalGroup(3));
+  CollectiveLog log;  // of rank 1, in the order of the base
+  Progress progress(3);
+  for (size_t rank = 0; rank < group.size(); ++rank) {
+    std::set<Collective> late;
+    if (rank == 1) {
+      late = {Collective::kAllReduce};
+      group[rank] = Record(std::move(group[rank]), &log);
+    }
+    group[rank] = StartLast(std::move(group[rank]), &progress, late);
+  }
+  const auto run = [&log](Communicator& comm) -> absl::Status {
+    for (int64_t i = 0; i < 20; ++i) {
+      if (comm.rank() != 1 && log.TotalsOf(Collective::kAllReduce).count > i) {
+        return absl::InternalError("rank 1 was not late");
+      }
+      FSDP_RETURN_IF_ERROR(SumOnce(comm));
+    }
+    return absl::OkStatus();
+  };
+  EXPECT_OK(AllOk(RunRanks(group, run)));
+}
+
+TEST(LateCommunicatorTest, SaysThatPeersDoNotCome) {
+  Progress progress(2);
+  EXPECT_THAT(progress.AwaitPeers(1, absl::Now()),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       HasSubstr("rank 1 waits in vain")));
+  progress.Start(0);
+  EXPECT_OK(progress.AwaitPeers(1, absl::Now()));
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -27,8 +28,10 @@ namespace fsdp::testing {
 
 // A model's forward.
 using TensorFunction = std::function<at::Tensor(const at::Tensor&)>;
+// What an optimizer trains, by the names that parameters have in the model.
+using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 using OptimizerFactory = std::function<std::unique_ptr<torch::optim::Optimizer>(
-    std::vector<at::Tensor>)>;
+    const NamedTensors&)>;
 
 OptimizerFactory Sgd(double learning_rate = 0.1);  // with momentum
 OptimizerFactory AdamW(double learning_rate = 1e-2);
@@ -47,6 +50,8 @@ struct TrainingTask {
   int steps = 5;
   int backwards = 1;  // per step, all but the last one under NoSync()
   std::optional<ClipBy> clip;
+  // Between the last backward of a step and the optimizer's step, where set.
+  std::function<void(const NamedTensors&)> before_step;
 };
 
 struct TaskRecord {
@@ -56,8 +61,10 @@ struct TaskRecord {
   std::map<std::string, at::Tensor> parameters;
 };
 
-// The distinct ones of `tensors`, in order.
-std::vector<at::Tensor> Distinct(const std::vector<at::Tensor>& tensors);
+// The distinct ones, with their first names.
+NamedTensors DistinctParameters(const torch::nn::Module& module);
+NamedTensors Shards(const ShardedModuleBase& model);
+std::vector<at::Tensor> TensorsOf(const NamedTensors& named);
 
 // The sum over ranks.
 absl::StatusOr<double> SumOverRanks(comm::Communicator& world, double value);
@@ -75,7 +82,7 @@ TaskRecord RunPlain(const TrainingTask& task, const std::shared_ptr<Net>& net,
   const TensorFunction forward = [&net](const at::Tensor& x) {
     return net->forward(x);
   };
-  const std::vector<at::Tensor> parameters = Distinct(net->parameters());
+  const NamedTensors parameters = DistinctParameters(*net);
   const auto optimizer = task.optimizer(parameters);
   const int parts = task.backwards * world_size;
   for (int step = 0; step < task.steps; ++step) {
@@ -89,8 +96,9 @@ TaskRecord RunPlain(const TrainingTask& task, const std::shared_ptr<Net>& net,
     record.losses.push_back(sum);
     if (task.clip) {
       record.norms.push_back(torch::nn::utils::clip_grad_norm_(
-          parameters, task.clip->max_norm, task.clip->norm_type));
+          TensorsOf(parameters), task.clip->max_norm, task.clip->norm_type));
     }
+    if (task.before_step) task.before_step(parameters);
     optimizer->step();
   }
   for (const auto& item : net->named_parameters()) {
@@ -109,7 +117,8 @@ absl::StatusOr<TaskRecord> RunSharded(const TrainingTask& task,
   const TensorFunction forward = [&model](const at::Tensor& x) {
     return model->forward(x);
   };
-  const auto optimizer = task.optimizer(model->Parameters());
+  const NamedTensors shards = Shards(*model);
+  const auto optimizer = task.optimizer(shards);
   for (int step = 0; step < task.steps; ++step) {
     optimizer->zero_grad();
     double sum = 0;
@@ -130,6 +139,7 @@ absl::StatusOr<TaskRecord> RunSharded(const TrainingTask& task,
           model->ClipGradNorm(task.clip->max_norm, task.clip->norm_type));
       record.norms.push_back(norm.template item<double>());
     }
+    if (task.before_step) task.before_step(shards);
     optimizer->step();
     if (model->memory_stats().gradients.in_use_bytes != 0) {
       return absl::InternalError("a reduce buffer is left after a step");

@@ -1,0 +1,43 @@
+// A rank that is always the last.
+#ifndef COMM_TESTING_LATE_COMMUNICATOR_H_
+#define COMM_TESTING_LATE_COMMUNICATOR_H_
+
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "comm/communicator.h"
+
+namespace fsdp::comm::testing {
+
+// How many collectives each rank of a group has started. Thread-safe.
+class Progress {
+ public:
+  explicit Progress(int ranks) : started_(ranks) {}
+
+  void Start(int rank);
+
+  // Blocks until all other ranks have started more than `rank` has: it comes to
+  // where it is after they have come to their next collective.
+  absl::Status AwaitPeers(int rank, absl::Time deadline);
+
+ private:
+  absl::Mutex mutex_;
+  std::vector<int64_t> started_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Counts what is started in `progress`, which outlives the result. Collectives
+// of `late` are started only after all peers, which count in the same
+// `progress`, have started theirs.
+std::unique_ptr<Communicator> StartLast(std::unique_ptr<Communicator> base,
+                                        Progress* progress,
+                                        std::set<Collective> late);
+
+}  // namespace fsdp::comm::testing
+
+#endif  // COMM_TESTING_LATE_COMMUNICATOR_H_

@@ -1,0 +1,223 @@
+#include "fsdp/optimizer_check.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/lbfgs.h>
+#include <torch/optim/sgd.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "comm/communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/options.h"
+#include "fsdp/testing/toy_model.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::Loss;
+using ::fsdp::testing::MakeNet;
+using ::fsdp::testing::NetImpl;
+using ::fsdp::testing::Rows;
+using ::fsdp::testing::StatusIs;
+using ::fsdp::testing::Unowned;
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using Code = absl::StatusCode;
+using Missing = OptimizerCheckOptions::Missing;
+using Model = FullyShardedDataParallel<NetImpl>;
+using torch::optim::SGD;
+
+constexpr int64_t kDim = 3;
+constexpr int kRanks = 3;  // of which some have no part of a bias
+
+absl::StatusOr<Model> ShardNet(Communicator& world,
+                               const Options& options = BlockUnits()) {
+  return FullyShard(MakeNet(kDim, 1), Unowned(world), options);
+}
+
+TEST(MakeOptimizerTest, TrainsAllShards) {
+  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model, ShardNet(world));
+    auto optimizer = MakeOptimizer<torch::optim::AdamW>(
+        *model, torch::optim::AdamWOptions(1e-2));
+    FSDP_RETURN_IF_ERROR(CheckOptimizer(*model, optimizer));
+    const at::Tensor x = Rows(0, 4, kDim);
+    std::vector<double> losses;
+    for (int step = 0; step < 5; ++step) {
+      const at::Tensor loss = Loss(model->forward(x), x);
+      losses.push_back(loss.item<double>());
+      optimizer.zero_grad();
+      FSDP_RETURN_IF_ERROR(model->Backward(loss));
+      optimizer.step();
+    }
+    return losses.back() < losses.front() / 2
+               ? absl::OkStatus()
+               : absl::InternalError(absl::StrCat("loss ", losses.back()));
+  }));
+}
+
+// `check` makes an optimizer for a sharded net and returns what CheckOptimizer
+// says.
+template <typename Check>
+void ExpectRefused(Check check, Code code, const std::string& text) {
+  const std::vector<absl::Status> statuses =
+      RunRanks(kRanks, [&](Communicator& world) -> absl::Status {
+        FSDP_ASSIGN_OR_RETURN(Model model, ShardNet(world));
+        return check(model);
+      });
+  EXPECT_THAT(statuses, Each(StatusIs(code, HasSubstr(text))));
+  EXPECT_THAT(statuses, Each(statuses.front()));
+}
+
+TEST(CheckOptimizerTest, RefusesLbfgs) {
+  ExpectRefused(
+      [](Model& model) {
+        torch::optim::LBFGS optimizer(model->Parameters());
+        return CheckOptimizer(*model, optimizer);
+      },
+      Code::kInvalidArgument, "the optimizer is LBFGS");
+}
+
+TEST(CheckOptimizerTest, RefusesAnOptimizerThatWasMadeBeforeSharding) {
+  const std::vector<absl::Status> statuses =
+      RunRanks(kRanks, [](Communicator& world) -> absl::Status {
+        auto net = MakeNet(kDim, 1);
+        SGD optimizer(net->parameters(), 0.1);
+        Options options = BlockUnits();
+        options.allow_outside_references = true;
+        FSDP_ASSIGN_OR_RETURN(Model model,
+                              FullyShard(net, Unowned(world), options));
+        return CheckOptimizer(*model, optimizer);
+      });
+  EXPECT_THAT(statuses,
+              Each(StatusIs(Code::kFailedPrecondition,
+                            AllOf(HasSubstr("parameter 0 of group 0"),
+                                  HasSubstr("the module's own embed.weight"),
+                                  HasSubstr("after sharding")))));
+}
+
+// torch::optim refuses trainable ones by itself.
+TEST(CheckOptimizerTest, RefusesTheModulesOwnFrozenParameters) {
+  const std::vector<absl::Status> statuses =
+      RunRanks(kRanks, [](Communicator& world) -> absl::Status {
+        auto net = MakeNet(kDim, 1);
+        net->embed->weight.requires_grad_(false);
+        FSDP_ASSIGN_OR_RETURN(Model model,
+                              FullyShard(net, Unowned(world), BlockUnits()));
+        SGD optimizer({net->embed->weight}, 0.1);
+        return CheckOptimizer(*model, optimizer);
+      });
+  EXPECT_THAT(statuses, Each(StatusIs(Code::kFailedPrecondition,
+                                      HasSubstr("embed.weight"))));
+}
+
+TEST(CheckOptimizerTest, RefusesAShardThatIsThereTwice) {
+  ExpectRefused(
+      [](Model& model) {
+        SGD optimizer(model->Parameters(), 0.1);
+        optimizer.add_param_group(
+            torch::optim::OptimizerParamGroup({model->Parameters()[1]}));
+        return CheckOptimizer(*model, optimizer);
+      },
+      Code::kInvalidArgument,
+      "as parameter 1 of group 0 and as parameter 0 of group 1");
+}
+
+TEST(CheckOptimizerTest, RefusesCopiesUnlessOthersAreAllowed) {
+  ExpectRefused(
+      [](Model& model) {
+        std::vector<at::Tensor> tensors = model->Parameters();
+        tensors.push_back(at::Tensor(tensors[0].detach().clone()));
+        SGD optimizer(tensors, 0.1);
+        OptimizerCheckOptions options;
+        options.allow_others = true;
+        FSDP_RETURN_IF_ERROR(CheckOptimizer(*model, optimizer, options));
+        return CheckOptimizer(*model, optimizer);
+      },
+      Code::kInvalidArgument, "is no shard of this model");
+}
+
+TEST(CheckOptimizerTest, AcceptsWhatShardingHasIgnored) {
+  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
+    Options options = BlockUnits();
+    options.ignore_parameter = [](const std::string& name, const at::Tensor&) {
+      return name == "head.bias";
+    };
+    FSDP_ASSIGN_OR_RETURN(Model model, ShardNet(world, options));
+    std::vector<at::Tensor> tensors = model->Parameters();
+    tensors.push_back(model.module()->head->bias);
+    SGD optimizer(tensors, 0.1);
+    return CheckOptimizer(*model, optimizer);
+  }));
+}
+
+TEST(CheckOptimizerTest, RefusesToLeaveTrainableShardsOut) {
+  ExpectRefused(
+      [](Model& model) {
+        SGD optimizer({model->Parameters()[0]}, 0.1);
+        return CheckOptimizer(*model, optimizer);
+      },
+      Code::kInvalidArgument, "7 trainable parameters are in no group");
+}
+
+TEST(CheckOptimizerTest, FrozenShardsMayBeLeftOut) {
+  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model, ShardNet(world));
+    FSDP_RETURN_IF_ERROR(model->SetTrainable("head.bias", false));
+    std::vector<at::Tensor> tensors;
+    for (const NamedShard& named : model->NamedShards()) {
+      if (named.name != "head.bias") tensors.push_back(named.shard);
+    }
+    SGD optimizer(tensors, 0.1);
+    return CheckOptimizer(*model, optimizer);
+  }));
+}
+
+// Collects warnings of this thread.
+class Warnings : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning& warning) override { text_ += warning.msg(); }
+  const std::string& text() const { return text_; }
+
+ private:
+  std::string text_;
+};
+
+TEST(CheckOptimizerTest, WarnsOfTrainableShardsOrAcceptsThem) {
+  EXPECT_OK(RunAllRanks(1, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model, ShardNet(world));
+    SGD optimizer({model->Parameters()[0]}, 0.1);
+    Warnings warnings;
+    c10::WarningUtils::WarningHandlerGuard guard(&warnings);
+    OptimizerCheckOptions options;
+    options.missing = Missing::kAccept;
+    FSDP_RETURN_IF_ERROR(CheckOptimizer(*model, optimizer, options));
+    if (!warnings.text().empty()) return absl::InternalError(warnings.text());
+    options.missing = Missing::kWarn;
+    FSDP_RETURN_IF_ERROR(CheckOptimizer(*model, optimizer, options));
+    const bool warned =
+        warnings.text().find("7 trainable parameters") != std::string::npos;
+    return warned ? absl::OkStatus() : absl::InternalError(warnings.text());
+  }));
+}
+
+}  // namespace
+}  // namespace fsdp
