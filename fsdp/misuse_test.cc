@@ -36,7 +36,6 @@
 #include "fsdp/options.h"
 #include "fsdp/testing/toy_model.h"
 #include "fsdp/testing/training_task.h"
-#include "fsdp/wrap_policy.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
