@@ -289,10 +289,8 @@ class RegionNode final : public Node {
 RegionForward::RegionForward(const CheckpointOptions& options,
                              const std::vector<at::Tensor*>& arguments)
     : units_(UnitsUnderWay()),
-      // Without a unit around, `fn` may have parameters that nobody knows of.
-      scope_(
-          units_.empty() || HasTrainable(units_) || AnyRequiresGrad(arguments),
-          AnyRequiresGrad(arguments)),
+      scope_(MayUseTrainable(units_) || AnyRequiresGrad(arguments),
+             AnyRequiresGrad(arguments)),
       ambient_(AmbientState::Capture(Accelerators(arguments),
                                      options.preserve_rng_state)) {
   for (const at::Tensor* tensor : arguments) {

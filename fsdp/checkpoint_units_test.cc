@@ -252,8 +252,9 @@ absl::StatusOr<FullyShardedDataParallel<Net>> ShardNet(
   options.transparent = scenario.transparent;
   if (!scenario.ignored.empty()) {
     options.ignore_parameter = [ignored = scenario.ignored](
-                                   const std::string& name,
-                                   const at::Tensor&) { return name == ignored; };
+                                   const std::string& name, const at::Tensor&) {
+      return name == ignored;
+    };
   }
   options.abort_on_failure = false;
   return FullyShard(MakeNet(scenario), Unowned(communicator), options);

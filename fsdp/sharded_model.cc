@@ -307,7 +307,8 @@ absl::Status ShardedModel::PostForwardOfUnseen(int unit,
 absl::Status ShardedModel::BeforePostForward(
     int unit, const std::vector<at::Tensor*>& outputs) {
   absl::Status status;
-  if (observer_ != nullptr) status = observer_->BeforePostForward(unit, outputs);
+  if (observer_ != nullptr)
+    status = observer_->BeforePostForward(unit, outputs);
   if (status.ok()) status = CheckForwardLeftParametersAlone(unit, outputs);
   if (!status.ok()) GiveUpIteration(status);
   return status;
