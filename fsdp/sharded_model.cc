@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/tensor.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -15,6 +16,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "base/status_error.h"
@@ -455,6 +457,26 @@ absl::Status ShardedModel::FinishPendingFrom(uint64_t sequence) {
   return absl::OkStatus();
 }
 
+// Once. A parameter that was meant to be tied and is not, for example.
+void ShardedModel::WarnOfMissingGradients() {
+  const bool warns = !warned_of_missing_gradients_ &&
+                     runtime_->communicator().rank() == 0 &&
+                     runtime_->hooks().step == nullptr;
+  warned_of_missing_gradients_ = true;
+  if (!warns) return;
+  std::vector<absl::string_view> names;
+  for (const NamedShard& named : named_shards_) {
+    if (named.shard.requires_grad() && !named.shard.grad().defined()) {
+      names.push_back(named.name);
+    }
+  }
+  if (names.empty()) return;
+  TORCH_WARN(
+      "fsdp: no rank has used these parameters in the first step, so ",
+      "they have no gradient and are not trained: ", absl::StrJoin(names, ", "),
+      ". Freeze them if that is meant; tie parameters by fsdp::Tie()");
+}
+
 void ShardedModel::OnEndOfBackward() {
   backward_.reset();
   ThrowIfError(FinishPendingFrom(0));
@@ -463,6 +485,7 @@ void ShardedModel::OnEndOfBackward() {
   event.synchronizes = synchronizes_;
   ThrowIfError(TransitionOrAbort(event, {}));
   RestoreSentinels();
+  if (synchronizes_) WarnOfMissingGradients();
   absl::Status status = CheckOrder();
   if (!status.ok()) GiveUpIteration(status);
   ThrowIfError(status);

@@ -7,6 +7,7 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/linear.h>
@@ -465,6 +466,45 @@ TEST(ShardedModelTest, AVisitorThatFailsOnOneRankFailsOnAll) {
       });
   EXPECT_THAT(statuses,
               Each(StatusIs(Code::kDataLoss, HasSubstr("disk full"))));
+}
+
+class Warnings : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning& warning) override {
+    text += warning.msg();
+    ++count;
+  }
+  std::string text;
+  int count = 0;
+};
+
+class LeavesOneOut : public torch::nn::Module {
+ public:
+  LeavesOneOut()
+      : used(register_module("used", torch::nn::Linear(2, 2))),
+        left(register_module("left", torch::nn::Linear(2, 2))) {}
+  at::Tensor forward(const at::Tensor& x) { return used->forward(x); }
+  torch::nn::Linear used, left;
+};
+
+TEST(ShardedModelTest, NamesParametersWithoutGradientInTheFirstStepOnce) {
+  Warnings warnings;
+  EXPECT_OK(RunAllRanks(2, [&](Communicator& communicator) -> absl::Status {
+    Warnings others;
+    const c10::WarningUtils::WarningHandlerGuard guard(
+        communicator.rank() == 0 ? &warnings : &others);
+    FSDP_ASSIGN_OR_RETURN(auto model,
+                          FullyShard(std::make_shared<LeavesOneOut>(),
+                                     fsdp::testing::Unowned(communicator)));
+    for (int step = 0; step < 2; ++step) {
+      FSDP_RETURN_IF_ERROR(
+          model->Backward(model->forward(at::ones({1, 2})).sum()));
+    }
+    return others.count == 0 ? absl::OkStatus()
+                             : absl::InternalError(others.text);
+  }));
+  EXPECT_EQ(warnings.count, 1);
+  EXPECT_THAT(warnings.text, HasSubstr("left.weight, left.bias"));
 }
 
 }  // namespace
