@@ -137,9 +137,11 @@ const Misuse kBetweenSteps[] = {
     {"ToDtypeOfTheModule",
      Throws([](Model& model) { model.module()->to(at::kHalf); }),
      Code::kInternal, "unit root"},
-    {"Save", Throws([](Model& model) {
+    {"ToDevice", Throws([](Model& model) { model->to(at::kMeta); }),
+     Code::kInternal, "incompatible tensor type"},
+    {"SaveTheModule", Throws([](Model& model) {
        std::ostringstream stream;
-       torch::save(model.ptr(), stream);
+       torch::save(model.module(), stream);
      }),
      Code::kInternal, "unit root"},
     {"ResetParameters",
@@ -220,8 +222,7 @@ TEST(ReplacedDataTest, IsRefusedByTheNextForwardUntilItIsPutBack) {
          return at::zeros({2 * kDim, 3});
        },
        [](const at::Tensor& p) { return p.view({kDim * kDim}); },
-       [](const at::Tensor& p) { return at::zeros(p.sizes(), at::kDouble); },
-       [](const at::Tensor& p) { return p.to(at::kMeta); }};
+       [](const at::Tensor& p) { return at::zeros(p.sizes(), at::kDouble); }};
   for (const auto& replacement : replacements) {
     EXPECT_OK(RunAllRanks(kRanks, [&](Communicator& world) -> absl::Status {
       FSDP_ASSIGN_OR_RETURN(
@@ -383,12 +384,12 @@ const Difference kDifferences[] = {
      [](Options& options, NetImpl&) {
        options.unit.precision = ComputeIn(at::kBFloat16);
      },
-     "bfloat16"},
+     "BFloat16"},
     {"BackwardGroup",
      [](Options& options, NetImpl&) { options.unit.backward_group_size = 1; },
      "backward group"},
     {"Units", [](Options& options, NetImpl&) { options.wrap_policy = nullptr; },
-     "unit "},
+     "blocks.0.fc.weight"},
     {"Prefetch",
      [](Options& options, NetImpl&) { options.forward_prefetch = false; },
      "prefetch forward"},

@@ -41,6 +41,21 @@ bool BackwardComputesEverything() {
   return exec_info == nullptr || exec_info->empty();
 }
 
+// A parameter that was meant to be tied and is not, for example.
+void WarnOfMissingGradients(const std::vector<NamedShard>& shards) {
+  std::vector<absl::string_view> names;
+  for (const NamedShard& named : shards) {
+    if (named.shard.requires_grad() && !named.shard.grad().defined()) {
+      names.push_back(named.name);
+    }
+  }
+  if (names.empty()) return;
+  TORCH_WARN(
+      "fsdp: no rank has used these parameters in the first step, so ",
+      "they have no gradient and are not trained: ", absl::StrJoin(names, ", "),
+      ". Freeze them if that is meant; tie parameters by fsdp::Tie()");
+}
+
 }  // namespace
 
 ShardedModel::ShardedModel(std::unique_ptr<Runtime> runtime, Schedule schedule,
@@ -457,26 +472,6 @@ absl::Status ShardedModel::FinishPendingFrom(uint64_t sequence) {
   return absl::OkStatus();
 }
 
-// Once. A parameter that was meant to be tied and is not, for example.
-void ShardedModel::WarnOfMissingGradients() {
-  const bool warns = !warned_of_missing_gradients_ &&
-                     runtime_->communicator().rank() == 0 &&
-                     runtime_->hooks().step == nullptr;
-  warned_of_missing_gradients_ = true;
-  if (!warns) return;
-  std::vector<absl::string_view> names;
-  for (const NamedShard& named : named_shards_) {
-    if (named.shard.requires_grad() && !named.shard.grad().defined()) {
-      names.push_back(named.name);
-    }
-  }
-  if (names.empty()) return;
-  TORCH_WARN(
-      "fsdp: no rank has used these parameters in the first step, so ",
-      "they have no gradient and are not trained: ", absl::StrJoin(names, ", "),
-      ". Freeze them if that is meant; tie parameters by fsdp::Tie()");
-}
-
 void ShardedModel::OnEndOfBackward() {
   backward_.reset();
   ThrowIfError(FinishPendingFrom(0));
@@ -485,21 +480,27 @@ void ShardedModel::OnEndOfBackward() {
   event.synchronizes = synchronizes_;
   ThrowIfError(TransitionOrAbort(event, {}));
   RestoreSentinels();
-  if (synchronizes_) WarnOfMissingGradients();
+  const bool first_step = synchronizes_ && agreed_orders_.empty();
+  if (first_step && runtime_->communicator().rank() == 0 &&
+      runtime_->hooks().step == nullptr) {
+    WarnOfMissingGradients(named_shards_);
+  }
   absl::Status status = CheckOrder();
   if (!status.ok()) GiveUpIteration(status);
   ThrowIfError(status);
 }
 
-// Where a backend cannot see that ranks' collectives do not match, this can,
-// an iteration later. Orders that have been compared before cost a hash.
+// Where a backend cannot see that ranks' collectives do not match, this can.
+// Every reducing backward compares, since a rank whose order is as before does
+// not know that another's has changed: sixteen bytes.
 absl::Status ShardedModel::CheckOrder() {
-  const uint64_t hash = runtime_->OrderHash();
   absl::Status status;
-  if (settings_.check_order && agreed_orders_.count(hash) == 0) {
+  if (!synchronizes_) return status;
+  const uint64_t hash = runtime_->OrderHash();
+  if (settings_.check_order && runtime_->communicator().world_size() > 1) {
     status = CompareOrder(hash);
-    if (status.ok()) agreed_orders_.insert(hash);
   }
+  if (status.ok()) agreed_orders_.insert(hash);
   runtime_->ClearOrder();
   return status;
 }

@@ -207,7 +207,6 @@ class ShardedModel final : public BackwardListener,
       int unit, const std::vector<at::Tensor*>& outputs) const;
   void EnterBackward();
   void OnEndOfBackward();
-  void WarnOfMissingGradients();
   absl::Status FinishPendingFrom(uint64_t sequence);
   absl::Status PostBackward(int unit, const std::vector<at::Tensor>& gradients,
                             bool reduces);
@@ -227,7 +226,6 @@ class ShardedModel final : public BackwardListener,
   std::weak_ptr<void> backward_;
   std::string whole_access_;  // what has the parameters whole; empty: nothing
   bool synchronizes_ = true;
-  bool warned_of_missing_gradients_ = false;
   bool full_precision_ = false;  // where a unit's policy says so of eval mode
   absl::flat_hash_set<uint64_t> agreed_orders_;
   std::thread::id forward_thread_;
