@@ -16,11 +16,18 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
+
+namespace c10 {
+struct IValue;
+}  // namespace c10
+
 namespace fsdp {
 
 // Calls visit(at::Tensor&) for each tensor in `value`, in a fixed order.
 // Understands tensors, numbers, enums, strings, and optionals, pairs, tuples,
-// arrays, vectors and maps of what it understands. For a struct of yours
+// arrays, vectors and maps of what it understands, and TorchScript's values, in
+// which it sees tensors, tuples, lists and dictionaries. For a struct of yours
 // define, in its namespace,
 //   template <typename Visit>
 //   void VisitTensors(MyOutput& output, Visit visit) {
@@ -30,6 +37,10 @@ template <typename T, typename Visit>
 void ForEachTensor(T& value, Visit& visit);
 
 namespace tensor_tree_internal {
+
+// Copies the containers in `value` first: others may hold the same ones.
+void VisitScriptValue(c10::IValue& value,
+                      absl::FunctionRef<void(at::Tensor&)> visit);
 
 template <typename T>
 struct IsTuple : std::false_type {};
@@ -83,6 +94,7 @@ struct HasVisitTensors<
 template <typename T>
 struct HasVisibleTensors
     : std::bool_constant<std::is_base_of_v<at::Tensor, T> ||
+                         std::is_same_v<T, c10::IValue> ||
                          tensor_tree_internal::HoldsNoTensor<T>::value ||
                          tensor_tree_internal::HasVisitTensors<T>::value> {};
 template <typename T>
@@ -114,6 +126,8 @@ void ForEachTensor(T& value, Visit& visit) {
                 "VisitTensors(T&, visit) in its namespace");
   if constexpr (std::is_base_of_v<at::Tensor, Value>) {
     visit(value);
+  } else if constexpr (std::is_same_v<Value, c10::IValue>) {
+    internal::VisitScriptValue(value, visit);
   } else if constexpr (internal::HoldsNoTensor<Value>::value) {
     return;
   } else if constexpr (internal::HasVisitTensors<T>::value) {

@@ -2,7 +2,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/record_function.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -18,7 +17,6 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
-#include "base/torch_status.h"
 #include "flat_param/flat_parameter.h"
 #include "fsdp/autograd.h"
 #include "fsdp/sharded_model.h"
@@ -26,20 +24,8 @@
 namespace fsdp {
 namespace {
 
-constexpr int kRoot = 0;
-
 bool InsideBackward() {
   return torch::autograd::get_current_graph_task_id() != -1;
-}
-
-// Of the node that backward runs now. Any node with a higher one has run by now
-// or never will; those of leaves have the highest, and tell nothing.
-uint64_t CurrentSequence() {
-  const std::shared_ptr<torch::autograd::Node> node =
-      torch::autograd::get_current_node();
-  constexpr uint64_t kNoneHigher = UINT64_MAX - 1;
-  return node == nullptr ? kNoneHigher
-                         : std::min<uint64_t>(node->sequence_nr(), kNoneHigher);
 }
 
 template <typename T>
@@ -51,21 +37,6 @@ void DropExpired(std::vector<std::weak_ptr<T>>& pointers) {
 }
 
 }  // namespace
-
-// While one lives, events are ours and operators are the library's own.
-class TransparentUnits::Acting {
- public:
-  explicit Acting(TransparentUnits* owner)
-      : owner_(owner), before_(std::exchange(owner->acting_, true)) {}
-  Acting(const Acting&) = delete;
-  Acting& operator=(const Acting&) = delete;
-  ~Acting() { owner_->acting_ = before_; }
-
- private:
-  TransparentUnits* const owner_;
-  const bool before_;
-  const at::DisableRecordFunctionGuard unobserved_;
-};
 
 TransparentUnits::TransparentUnits(ShardedModel* model,
                                    std::vector<int> parents)
@@ -80,8 +51,9 @@ TransparentUnits::TransparentUnits(ShardedModel* model,
 
 TransparentUnits::~TransparentUnits() {
   for (int unit = 0; unit < static_cast<int>(units_.size()); ++unit) {
-    for (const auto& flat : model_->runtime().flats(unit))
+    for (const auto& flat : model_->runtime().flats(unit)) {
       flat->SetTag(nullptr);
+    }
   }
 }
 
@@ -125,6 +97,7 @@ absl::Status TransparentUnits::Begin() {
 void TransparentUnits::AfterPreForward(int unit) {
   stack_.push_back({unit, acting_, /*expects_backward=*/false});
   ++units_[unit].forwards;
+  in_forward_ = true;
 }
 
 absl::Status TransparentUnits::BeforePostForward(
@@ -139,6 +112,7 @@ absl::Status TransparentUnits::BeforePostForward(
   if (!stack_.empty() && stack_.back().unit == unit) {
     stack_.pop_back();
     --units_[unit].forwards;
+    in_forward_ = !stack_.empty();
   }
   return absl::OkStatus();
 }
@@ -178,24 +152,28 @@ void TransparentUnits::ObserveAsLongAsNeeded() {
 // --- Operators --------------------------------------------------------------
 
 void TransparentUnits::OnOperator(absl::Span<const int> units, bool nested) {
-  if (acting_) return;
-  absl::Status status = InsideBackward() ? OnBackwardOperator(units, nested)
-                                         : OnForwardOperator(units, nested);
+  absl::Status status;
+  if (InsideBackward()) {
+    if (!acting_) status = OnBackwardOperator(units, nested);
+  } else if (in_forward_) {
+    status = CheckThread(units.front());
+    if (status.ok() && !acting_) status = OnForwardOperator(units, nested);
+  }
+  // Between steps there is nothing to do: the storage raises its own error.
   if (!status.ok()) Fail(status);
+}
+
+absl::Status TransparentUnits::CheckThread(int unit) const {
+  if (thread_ == std::this_thread::get_id()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "an operator takes a parameter of unit ", model_->unit_name(unit),
+      " on another thread than that of the forward: the unit may be freed "
+      "while it runs, and collectives need one order. Run the forward of a "
+      "sharded model on one thread"));
 }
 
 absl::Status TransparentUnits::OnForwardOperator(absl::Span<const int> units,
                                                  bool nested) {
-  // Between steps there is nothing to do: the storage raises its own error.
-  if (stack_.empty()) return absl::OkStatus();
-  if (thread_ != std::this_thread::get_id()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "an operator takes a parameter of unit ",
-        model_->unit_name(units.front()),
-        " on another thread than that of the forward: the unit may be freed "
-        "while it runs, and collectives need one order. Run the forward of a "
-        "sharded model on one thread"));
-  }
   absl::InlinedVector<int, 4> missing;
   for (int unit : units) {
     if (units_[unit].forwards == 0) missing.push_back(unit);
@@ -251,115 +229,6 @@ absl::Status TransparentUnits::CloseUnlessAround(absl::Span<const int> units) {
   return absl::OkStatus();
 }
 
-// --- Backward ---------------------------------------------------------------
-
-absl::Status TransparentUnits::OnBackwardOperator(absl::Span<const int> units,
-                                                  bool nested) {
-  // One that threw has not told of its end.
-  if (!model_->in_backward()) ForgetBackward();
-  absl::InlinedVector<int, 4> missing;
-  for (int unit : units) {
-    const UnitState& state = units_[unit];
-    if (!state.in_backward && state.forwards == 0) missing.push_back(unit);
-  }
-  if (missing.empty()) return absl::OkStatus();
-  std::sort(missing.begin(), missing.end());
-  const Acting acting(this);
-  if (!nested) FSDP_RETURN_IF_ERROR(EndFrozenUnlessRelatedTo(units));
-  for (int unit : missing) FSDP_RETURN_IF_ERROR(BeginBackward(unit));
-  return absl::OkStatus();
-}
-
-absl::Status TransparentUnits::BeginBackward(int unit) {
-  UnitState& state = units_[unit];
-  state.read_by_backward = true;
-  PreBackwardInfo info{unit, CurrentSequence(), false, 0};
-  // The use this operator belongs to is the last one that began before it.
-  for (const std::weak_ptr<Node>& weak : state.nodes) {
-    const std::shared_ptr<Node> node = weak.lock();
-    if (node == nullptr || node->sequence_nr() > info.exit_sequence) continue;
-    info.has_unit_node = true;
-    info.unit_node_sequence = node->sequence_nr();
-  }
-  FSDP_RETURN_IF_ERROR(TorchToStatus(
-      absl::StrCat("the backward of unit ", model_->unit_name(unit)),
-      [&] { model_->OnPreBackward(info); }));
-  if (state.is_frozen && !info.has_unit_node) frozen_.push_back(unit);
-  return absl::OkStatus();
-}
-
-void TransparentUnits::ForgetBackward() {
-  for (UnitState& state : units_) state.in_backward = false;
-  frozen_.clear();
-}
-
-absl::Status TransparentUnits::EndFrozenUnlessRelatedTo(
-    absl::Span<const int> units) {
-  const std::vector<int> frozen = frozen_;
-  const uint64_t sequence = CurrentSequence();
-  for (int unit : frozen) {
-    const bool is_inside =
-        std::any_of(units.begin(), units.end(),
-                    [&](int other) { return IsAncestor(other, unit); });
-    if (is_inside || IsAround(unit, units)) continue;
-    FSDP_RETURN_IF_ERROR(TorchToStatus(
-        absl::StrCat("the backward of unit ", model_->unit_name(unit)), [&] {
-          model_->OnPostBackward({unit, sequence}, {});
-        }));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status TransparentUnits::BeforePreBackward(int unit) {
-  FSDP_RETURN_IF_ERROR(Failure());
-  FSDP_RETURN_IF_ERROR(CheckNotCaptured());
-  if (!acting_) {
-    const Acting acting(this);
-    FSDP_RETURN_IF_ERROR(EndFrozenUnlessRelatedTo({unit}));
-    if (!torch::autograd::get_current_graph_task_keep_graph()) {
-      const std::shared_ptr<Node> exit = torch::autograd::get_current_node();
-      graphs_.erase(
-          std::remove_if(graphs_.begin(), graphs_.end(),
-                         [&](const auto& p) { return p.lock() == exit; }),
-          graphs_.end());
-    }
-  }
-  units_[unit].in_backward = true;
-  return absl::OkStatus();
-}
-
-// As the Exit node of a unit does for the one unit it knows.
-absl::Status TransparentUnits::CheckNotCaptured() const {
-  for (int unit = 0; unit < static_cast<int>(units_.size()); ++unit) {
-    for (const std::weak_ptr<Node>& weak : units_[unit].nodes) {
-      FSDP_RETURN_IF_ERROR(
-          CheckComputesNoGradientOf(weak.lock(), model_->unit_name(unit)));
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status TransparentUnits::BeforePostBackward(int unit) {
-  FSDP_RETURN_IF_ERROR(Failure());
-  if (!acting_) {
-    FSDP_RETURN_IF_ERROR(CheckRecordsNoGraph(model_->unit_name(unit)));
-  }
-  units_[unit].in_backward = false;
-  frozen_.erase(std::remove(frozen_.begin(), frozen_.end(), unit),
-                frozen_.end());
-  return absl::OkStatus();
-}
-
-absl::Status TransparentUnits::BeforeEndOfBackward() {
-  ForgetBackward();
-  for (UnitState& state : units_) {
-    if (state.used) state.was_read_by_backward = state.read_by_backward;
-    state.used = state.read_by_backward = false;
-  }
-  ObserveAsLongAsNeeded();
-  return Failure();
-}
-
 // --- Failures ---------------------------------------------------------------
 
 void TransparentUnits::OnGivenUp() {
@@ -369,6 +238,7 @@ void TransparentUnits::OnGivenUp() {
     state.used = state.read_by_backward = false;
   }
   stack_.clear();
+  in_forward_ = false;
   ObserveAsLongAsNeeded();
 }
 

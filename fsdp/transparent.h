@@ -16,12 +16,14 @@
 #define FSDP_TRANSPARENT_H_
 
 #include <ATen/core/Tensor.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/function.h>
 
-#include <cstdint>
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -77,9 +79,23 @@ class TransparentUnits final : public UnitObserver, private OpListener {
     bool read_by_backward = false;
     bool was_read_by_backward = true;
   };
-  class Acting;
+  // While one lives, events are ours and operators are the library's own.
+  class Acting {
+   public:
+    explicit Acting(TransparentUnits* owner)
+        : owner_(owner), before_(std::exchange(owner->acting_, true)) {}
+    Acting(const Acting&) = delete;
+    Acting& operator=(const Acting&) = delete;
+    ~Acting() { owner_->acting_ = before_; }
+
+   private:
+    TransparentUnits* const owner_;
+    const bool before_;
+    const at::DisableRecordFunctionGuard unobserved_;
+  };
 
   void OnOperator(absl::Span<const int> units, bool nested) override;
+  absl::Status CheckThread(int unit) const;
   absl::Status OnForwardOperator(absl::Span<const int> units, bool nested);
   absl::Status OnBackwardOperator(absl::Span<const int> units, bool nested);
 
@@ -110,9 +126,10 @@ class TransparentUnits final : public UnitObserver, private OpListener {
   // Exit nodes of root forwards that a backward may still come for.
   std::vector<std::weak_ptr<Node>> graphs_;
   std::optional<OpObserver> observer_;
-  bool acting_ = false;         // the present event is one of ours
-  bool records_graph_ = false;  // of the outermost forward
-  std::thread::id thread_;      // of the outermost forward
+  bool acting_ = false;                  // the present event is one of ours
+  bool records_graph_ = false;           // of the outermost forward
+  std::thread::id thread_;               // of the outermost forward
+  std::atomic<bool> in_forward_{false};  // stack_ is not empty
   mutable absl::Mutex mutex_;
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
 };

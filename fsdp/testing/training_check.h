@@ -13,6 +13,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -25,7 +26,8 @@
 
 namespace fsdp::testing {
 
-// What both models do. Net::forward takes and returns one tensor.
+// What both models do. Net::forward takes and returns one tensor, as itself or
+// as a TorchScript value.
 template <typename Net>
 struct Training {
   std::function<std::shared_ptr<Net>()> make_net;
@@ -51,6 +53,15 @@ inline at::Tensor LossOn(const at::Tensor& output) {
 inline at::Tensor RowsOf(int step, int rank, int world_size, int64_t dim) {
   constexpr int64_t kRows = 3;
   return Rows((step * world_size + rank) * kRows, kRows, dim);
+}
+
+template <typename Model>
+at::Tensor Output(Model& model, const at::Tensor& x) {
+  if constexpr (std::is_same_v<decltype(model.forward({x})), at::Tensor>) {
+    return model.forward(x);
+  } else {
+    return model.forward({x}).toTensor();
+  }
 }
 
 // Tied parameters once, unlike parameters().
@@ -84,7 +95,7 @@ absl::Status CheckTraining(comm::Communicator& communicator,
     for (int rank = 0; rank < world_size; ++rank) {
       training.before_forward(*plain, step, rank);
       const at::Tensor loss =
-          LossOn(plain->forward(RowsOf(step, rank, world_size, training.dim)));
+          LossOn(Output(*plain, RowsOf(step, rank, world_size, training.dim)));
       (loss / world_size).backward();
       if (rank == communicator.rank()) expected = loss.item<double>();
     }
@@ -92,8 +103,8 @@ absl::Status CheckTraining(comm::Communicator& communicator,
 
     optimizer.zero_grad();
     training.before_forward(*model->module(), step, communicator.rank());
-    const at::Tensor loss = LossOn(model->forward(
-        RowsOf(step, communicator.rank(), world_size, training.dim)));
+    const at::Tensor loss = LossOn(Output(
+        *model, RowsOf(step, communicator.rank(), world_size, training.dim)));
     FSDP_RETURN_IF_ERROR(model->Backward(loss));
     const MemoryStats stats = model->memory_stats();
     if (stats.parameters.in_use_bytes != 0 ||

@@ -1,0 +1,127 @@
+// What it costs that every operator is seen (fsdp/transparent.h): small
+// operators with and without, in the same forward of one rank, in turns.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/ones.h>
+#include <ATen/record_function.h>
+#include <c10/core/GradMode.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/linear.h>
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "base/status_error.h"
+#include "benchmark/benchmark.h"
+#include "comm/communicator.h"
+#include "comm/local_communicator.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+
+namespace fsdp {
+namespace {
+
+constexpr int64_t kDim = 16;
+
+// Two units and a forward that runs what it is told.
+class Net : public torch::nn::Module {
+ public:
+  using Run = std::function<void(Net&, const at::Tensor& x)>;
+  Net()
+      : first(register_module("first", torch::nn::Linear(kDim, kDim))),
+        second(register_module("second", torch::nn::Linear(kDim, kDim))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    run(*this, x);
+    return x;
+  }
+  torch::nn::Linear first, second;
+  Run run;
+};
+
+using Model = FullyShardedDataParallel<Net>;
+
+Model ShardNet() {
+  Options options;
+  options.transparent = true;
+  options.wrap_policy = WrapModules<torch::nn::LinearImpl>();
+  std::shared_ptr<comm::Communicator> rank =
+      std::move(ValueOrThrow(comm::CreateLocalGroup(1)).front());
+  return ValueOrThrow(
+      FullyShard(std::make_shared<Net>(), std::move(rank), options));
+}
+
+double Nanoseconds(const std::function<void()>& run) {
+  const auto begin = std::chrono::steady_clock::now();
+  run();
+  const std::chrono::duration<double, std::nano> passed =
+      std::chrono::steady_clock::now() - begin;
+  return passed.count();
+}
+
+// `batch` runs `kOperators` operators a user would call.
+constexpr int kOperators = 2000;
+
+void Compare(benchmark::State& state, bool with_grad, const Net::Run& batch) {
+  Model model = ShardNet();
+  const c10::AutoGradMode grad(with_grad);
+  const at::Tensor x = at::ones({1, kDim});
+  double seen = 0;
+  double unseen = 0;
+  model->module()->run = [&](Net& net, const at::Tensor& input) {
+    // The unit is gathered by the first, and both find warm caches.
+    batch(net, input);
+    seen += Nanoseconds([&] { batch(net, input); });
+    const at::DisableRecordFunctionGuard guard;
+    unseen += Nanoseconds([&] { batch(net, input); });
+  };
+  for (auto _ : state) model->forward(x);
+  const double operators = static_cast<double>(state.iterations()) * kOperators;
+  state.counters["ns_unseen"] = unseen / operators;
+  state.counters["ns_seen"] = seen / operators;
+  state.counters["ns_more"] = (seen - unseen) / operators;
+  state.counters["ratio"] = seen / unseen;
+}
+
+void BM_AddOfOtherTensors(benchmark::State& state) {
+  Compare(state, /*with_grad=*/false, [](Net&, const at::Tensor& x) {
+    for (int i = 0; i < kOperators; ++i) benchmark::DoNotOptimize(x.add(x));
+  });
+}
+BENCHMARK(BM_AddOfOtherTensors)->Unit(benchmark::kMillisecond);
+
+// Its parameters are looked up, and it runs two operators inside.
+void LinearOfAUnit(benchmark::State& state, bool with_grad) {
+  Compare(state, with_grad, [](Net& net, const at::Tensor& x) {
+    for (int i = 0; i < kOperators; ++i) {
+      benchmark::DoNotOptimize(net.first->forward(x));
+    }
+  });
+}
+BENCHMARK_CAPTURE(LinearOfAUnit, NoGrad, false)->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(LinearOfAUnit, Grad, true)->Unit(benchmark::kMillisecond);
+
+// A unit's forward begins with every operator: all that one rank does to
+// gather, hand over and free.
+void BM_UnitsInTurns(benchmark::State& state) {
+  Model model = ShardNet();
+  const c10::NoGradGuard no_grad;
+  constexpr int kUses = 200;
+  model->module()->run = [](Net& net, const at::Tensor& x) {
+    for (int i = 0; i < kUses / 2; ++i) {
+      benchmark::DoNotOptimize(net.first->forward(x));
+      benchmark::DoNotOptimize(net.second->forward(x));
+    }
+  };
+  const at::Tensor x = at::ones({1, kDim});
+  for (auto _ : state) model->forward(x);
+  state.counters["uses"] = benchmark::Counter(
+      static_cast<double>(state.iterations()) * kUses,
+      benchmark::Counter::kIsRate | benchmark::Counter::kInvert);
+}
+BENCHMARK(BM_UnitsInTurns)->Unit(benchmark::kMillisecond);
+
+}  // namespace
+}  // namespace fsdp

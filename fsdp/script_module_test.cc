@@ -1,0 +1,309 @@
+#include "fsdp/script_module.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/jit/api/module.h>
+#include <torch/csrc/jit/serialization/import.h>
+#include <torch/optim/sgd.h>
+
+#include <memory>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "base/torch_status.h"
+#include "comm/communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/training_check.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::testing::CheckTraining;
+using ::fsdp::testing::FillParameters;
+using ::fsdp::testing::Rows;
+using ::fsdp::testing::StatusIs;
+using ::fsdp::testing::Training;
+using ::fsdp::testing::Unowned;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::torch::jit::Module;
+using Code = absl::StatusCode;
+
+constexpr int64_t kDim = 5;
+
+// Types of one program, as the submodules of a module loaded from a file are.
+class Program {
+ public:
+  Module New(const std::string& type) {
+    Module module(c10::QualifiedName("__torch__." + type), unit_);
+    module.register_attribute("training", c10::BoolType::get(), true);
+    return module;
+  }
+
+ private:
+  std::shared_ptr<torch::jit::CompilationUnit> unit_ =
+      std::make_shared<torch::jit::CompilationUnit>();
+};
+
+void AddParameter(Module& module, const std::string& name,
+                  std::vector<int64_t> sizes, bool trainable = true) {
+  module.register_parameter(name, at::zeros(sizes).set_requires_grad(trainable),
+                            false);
+}
+
+// A frozen scale, a loop, and a branch that depends on the mode.
+Module MakeBlock(Program& program) {
+  Module block = program.New("Block");
+  AddParameter(block, "up", {2 * kDim, kDim});
+  AddParameter(block, "bias", {2 * kDim});
+  AddParameter(block, "down", {kDim, 2 * kDim});
+  AddParameter(block, "scale", {kDim}, /*trainable=*/false);
+  block.register_buffer("offset", at::ones({kDim}));
+  block.define(R"(
+def forward(self, x):
+    y = torch.tanh(torch.linear(x, self.up, self.bias))
+    for i in range(2):
+        y = y * 0.5 + torch.sigmoid(y)
+    if self.training:
+        y = y + 0.25
+    return x + torch.linear(y, self.down) * self.scale + self.offset
+)");
+  return block;
+}
+
+// Two blocks, the second used twice and from two places, and parameters of its
+// own; one of them in a unit that returns before it uses all it has.
+Module MakeNet() {
+  Program program;
+  Module net = program.New("Net");
+  AddParameter(net, "embed", {kDim, kDim});
+  AddParameter(net, "head", {kDim, kDim});
+  const Module second = MakeBlock(program);
+  net.register_module("first", MakeBlock(program));
+  net.register_module("second", second);
+  net.register_module("again", second);
+  net.define(R"(
+def forward(self, x):
+    y = self.first.forward(torch.linear(x, self.embed))
+    y = self.again.forward(self.second.forward(y))
+    return torch.linear(y, self.head)
+)");
+  return net;
+}
+
+Module SavedAndLoaded(const Module& module) {
+  std::stringstream file;
+  module.save(file);
+  return torch::jit::load(file);
+}
+
+std::shared_ptr<ScriptModuleImpl> Filled(const Module& script) {
+  auto module = std::make_shared<ScriptModuleImpl>(script);
+  FillParameters(*module, 1);
+  return module;
+}
+
+Training<ScriptModuleImpl> TrainingOf(bool loaded) {
+  Training<ScriptModuleImpl> training;
+  training.dim = kDim;
+  training.steps = 4;  // TorchScript optimises after two
+  training.options.transparent = true;
+  training.options.wrap_policy = WrapScriptModules({"Block"});
+  training.make_net = [loaded] {
+    return Filled(loaded ? SavedAndLoaded(MakeNet()) : MakeNet());
+  };
+  return training;
+}
+
+TEST(ScriptModuleTest, CompiledFromSourceTrainsAsPlain) {
+  for (int world_size : {1, 2, 3}) {
+    EXPECT_OK(RunAllRanks(world_size, [](Communicator& communicator) {
+      return CheckTraining(communicator, TrainingOf(/*loaded=*/false));
+    }));
+  }
+}
+
+TEST(ScriptModuleTest, LoadedFromAFileTrainsAsPlain) {
+  for (int world_size : {1, 2, 3}) {
+    EXPECT_OK(RunAllRanks(world_size, [](Communicator& communicator) {
+      return CheckTraining(communicator, TrainingOf(/*loaded=*/true));
+    }));
+  }
+}
+
+TEST(ScriptModuleTest, BlocksAreUnitsWhatever) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+    Options options;
+    options.wrap_policy = WrapScriptModules({"Block", "Unheard"});
+    FSDP_ASSIGN_OR_RETURN(
+        auto model, FullyShard(MakeNet(), Unowned(communicator), options));
+    std::vector<std::string> names;
+    for (const NamedShard& shard : model->NamedShards()) {
+      names.push_back(shard.name);
+    }
+    const std::vector<std::string> expected = {
+        "embed",       "head",         "first.up",  "first.bias",
+        "first.down",  "first.scale",  "second.up", "second.bias",
+        "second.down", "second.scale",
+    };
+    if (names != expected) return absl::InternalError(model->Describe());
+    if (model->Describe().find("second") == std::string::npos) {
+      return absl::InternalError("second is no unit");
+    }
+    return absl::OkStatus();
+  }));
+}
+
+// What TorchScript has seen of parameters in earlier forwards must not stay.
+TEST(ScriptModuleTest, EvaluationSeesWhatTheOptimizerHasWritten) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+    auto plain = Filled(MakeNet());
+    Options options;
+    options.wrap_policy = WrapScriptModules({"Block"});
+    FSDP_ASSIGN_OR_RETURN(auto model,
+                          FullyShard(Filled(MakeNet())->script(),
+                                     Unowned(communicator), options));
+    c10::NoGradGuard no_grad;
+    const at::Tensor x = Rows(0, 3, kDim);
+    for (int round = 0; round < 5; ++round) {
+      const bool training = round % 2 == 0;
+      plain->train(training);
+      model->module()->train(training);
+      if (!at::allclose(model->forward({x}).toTensor(),
+                        plain->forward({x}).toTensor())) {
+        return absl::InternalError("output");
+      }
+      if (model->memory_stats().parameters.in_use_bytes != 0) {
+        return absl::InternalError("memory is left");
+      }
+      for (at::Tensor& p : plain->parameters()) p.mul_(1.125);
+      for (at::Tensor& shard : model->Parameters()) shard.mul_(1.125);
+      // A module in two places is one, but parameters() lists it twice.
+      auto again = plain->named_children()["again"]->parameters();
+      for (at::Tensor& p : again) p.div_(1.125);
+    }
+    return absl::OkStatus();
+  }));
+}
+
+TEST(ScriptModuleTest, OutputsInContainersAnnounceTheBackward) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+    Program program;
+    Module net = program.New("Containers");
+    AddParameter(net, "w", {kDim, kDim});
+    net.define(R"(
+def forward(self, xs: List[Tensor], d: Dict[str, Tensor]):
+    y = torch.linear(xs[0] + d["x"], self.w)
+    return {"y": y}, [y * 2, y.detach()], (y * 3, 4), None
+)");
+    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(communicator)));
+    const at::Tensor x = Rows(0, 3, kDim);
+    c10::Dict<std::string, at::Tensor> d;
+    d.insert("x", x);
+    const c10::IValue output =
+        model->forward({c10::List<at::Tensor>({x}), c10::IValue(d)});
+    const auto& parts = output.toTupleRef().elements();
+    at::Tensor loss = parts[0].toGenericDict().at("y").toTensor().sum();
+    loss = loss + parts[1].toTensorVector()[0].sum();
+    loss = loss + parts[2].toTupleRef().elements()[0].toTensor().sum();
+    if (parts[2].toTupleRef().elements()[1].toInt() != 4 ||
+        !parts[3].isNone()) {
+      return absl::InternalError("values");
+    }
+    FSDP_RETURN_IF_ERROR(model->Backward(loss));
+    const NamedShard& shard = model->NamedShards()[0];
+    const at::Tensor expected =
+        (12 * x.sum(0)).expand({kDim, kDim}).reshape({-1});
+    if (!at::allclose(shard.shard.grad(),
+                      expected.narrow(0, shard.begin, shard.shard.numel()))) {
+      return absl::InternalError("gradient");
+    }
+    return absl::OkStatus();
+  }));
+}
+
+TEST(ScriptModuleTest, RefusesForksAndNamesTheUnit) {
+  const std::vector<absl::Status> statuses =
+      RunRanks(2, [](Communicator& communicator) -> absl::Status {
+        Program program;
+        Module net = program.New("Forks");
+        net.register_module("block", MakeBlock(program));
+        net.define(R"(
+def forward(self, x):
+    y = fork(self.block.forward, x)
+    return wait(y)
+)");
+        Options options;
+        options.wrap_policy = WrapScriptModules({"Block"});
+        FSDP_ASSIGN_OR_RETURN(auto model,
+                              FullyShard(net, Unowned(communicator), options));
+        return TorchToStatus("forward",
+                             [&] { model->forward({Rows(0, 3, kDim)}); });
+      });
+  EXPECT_THAT(statuses, Each(StatusIs(Code::kFailedPrecondition,
+                                      HasSubstr("unit block on another"))));
+}
+
+TEST(ScriptModuleTest, TheScriptItselfRunsInTheModelsForwardOnly) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+    Module net = MakeNet();
+    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(communicator)));
+    const absl::Status status =
+        TorchToStatus("script", [&] { net.forward({Rows(0, 3, kDim)}); });
+    if (!::testing::Value(
+            status, StatusIs(Code::kUnknown, HasSubstr("are sharded, and")))) {
+      return absl::InternalError(status.ToString());
+    }
+    return model->Backward(model->forward({Rows(0, 3, kDim)}).toTensor().sum());
+  }));
+}
+
+TEST(ScriptModuleTest, RefusesAnOptimizerMadeBefore) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+    Module net = MakeNet();
+    std::vector<at::Tensor> parameters;
+    for (const at::Tensor& p : net.parameters()) parameters.push_back(p);
+    const torch::optim::SGD optimizer(std::move(parameters), 0.1);
+    const absl::Status status = FullyShard(net, Unowned(communicator)).status();
+    if (!::testing::Value(status, StatusIs(Code::kFailedPrecondition,
+                                           HasSubstr("an optimizer")))) {
+      return absl::InternalError(status.ToString());
+    }
+    return absl::OkStatus();
+  }));
+}
+
+TEST(ScriptModuleTest, RefusesAFrozenScript) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+    Module net = MakeNet();
+    net.eval();
+    const absl::Status status =
+        FullyShard(torch::jit::freeze(net), Unowned(communicator)).status();
+    if (!::testing::Value(status, StatusIs(Code::kInvalidArgument,
+                                           HasSubstr("has no parameters")))) {
+      return absl::InternalError(status.ToString());
+    }
+    return absl::OkStatus();
+  }));
+}
+
+}  // namespace
+}  // namespace fsdp
