@@ -74,8 +74,10 @@ class NoSyncScope {
 class ShardedModuleBase : public torch::nn::Module {
  public:
   // Leaves for an element-wise torch::optim optimizer (not LBFGS, which needs
-  // all elements, as does clip_grad_norm_: see ClipGradNorm()): this rank's
-  // range of each parameter, 1-D, maybe empty, on every rank in the same order.
+  // all elements, as does clip_grad_norm_: see ClipGradNorm();
+  // optimizer_check.h makes optimizers and tells what is wrong with one): this
+  // rank's range of each parameter, 1-D, maybe empty, on every rank in the same
+  // order.
   // `.grad` is set by backward, undefined where no rank has produced a
   // gradient. The memory of gradients is reused: copy what has to outlive the
   // next backward.

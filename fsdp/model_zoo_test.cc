@@ -1,6 +1,7 @@
 // Models of the kinds that people train, sharded, against one process that has
 // the data of all ranks. After the parity tests of fairscale and PyTorch.
 #include <ATen/Parallel.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/ones.h>
@@ -34,6 +35,7 @@
 #include "comm/testing/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/grad_clip.h"
+#include "fsdp/mixed_precision.h"
 #include "fsdp/options.h"
 #include "fsdp/testing/toy_model.h"
 #include "fsdp/testing/toy_transformer.h"
@@ -378,6 +380,75 @@ TEST(ModelPropertiesTest, EditsBeforeTheFirstForwardAreUsed) {
           actual, RunPlain(RowsTask(), edited, world.world_size()), 1e-5);
     }));
   }
+}
+
+TEST(ModelPropertiesTest, AScopeOfFullParametersLeavesBuffersInTheirDtype) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    Options options = LayerUnits();
+    options.unit.precision = ComputeIn(at::kBFloat16);
+    options.unit.precision.buffer_dtype = at::kBFloat16;
+    options.unit.precision.keep_full_precision = [](const torch::nn::Module&) {
+      return false;
+    };
+    FSDP_ASSIGN_OR_RETURN(auto model,
+                          FullyShard(MakeTransformer({1, /*batch_norm=*/true}),
+                                     Unowned(world), options));
+    FSDP_ASSIGN_OR_RETURN(const FullParamsScope full,
+                          model->SummonFullParams());
+    for (const auto& item : model.module()->named_buffers()) {
+      const bool counts = item.value().scalar_type() == at::kLong;
+      if (!counts && item.value().scalar_type() != at::kBFloat16) {
+        return absl::InternalError(absl::StrCat("buffer ", item.key()));
+      }
+    }
+    for (const auto& item : model.module()->named_parameters()) {
+      if (item.value().scalar_type() != at::kFloat) {
+        return absl::InternalError(absl::StrCat("parameter ", item.key()));
+      }
+    }
+    return absl::OkStatus();
+  }));
+}
+
+// --- Autocast ----------------------------------------------------------------
+
+// While it lives, this thread computes in bf16 what autocast knows of.
+class Autocast {
+ public:
+  Autocast() {
+    at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+    at::autocast::increment_nesting();
+  }
+  ~Autocast() {
+    if (at::autocast::decrement_nesting() > 0) return;
+    at::autocast::clear_cache();
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+  }
+  Autocast(const Autocast&) = delete;
+  Autocast& operator=(const Autocast&) = delete;
+};
+
+// A region over many steps sees what the optimizer has written: parameters are
+// no leaves in forward, so that autocast keeps no copies of them.
+TEST(AutocastTest, OneRegionOverAllStepsTrainsAsARegionForEachForward) {
+  TrainingTask task = RowsTask();
+  task.loss = [](const TensorFunction& forward, int64_t part) {
+    const at::Tensor x = Rows(part * 3, 3, kDim);
+    const Autocast on;
+    const at::Tensor y = forward(x);
+    EXPECT_EQ(y.scalar_type(), at::kBFloat16);
+    return Loss(y.to(at::kFloat), x);
+  };
+  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(
+        auto model, FullyShard(MakeNet(kDim, 2), Unowned(world), BlockUnits()));
+    auto region = std::make_unique<Autocast>();
+    FSDP_ASSIGN_OR_RETURN(const TaskRecord actual, RunSharded(task, model));
+    region.reset();
+    return CheckSameRecord(
+        actual, RunPlain(task, MakeNet(kDim, 2), world.world_size()), 1e-2);
+  }));
 }
 
 // --- Parameter groups --------------------------------------------------------
