@@ -128,6 +128,13 @@ class ShardedModuleBase : public torch::nn::Module {
   // of reducing them; the first one after it reduces the sum. All ranks alike.
   [[nodiscard]] NoSyncScope NoSync() { return NoSyncScope(model_); }
 
+  // Gradients start anew, as by an optimizer's zero_grad(), also those that a
+  // NoSync() scope has left whole, which no optimizer knows of.
+  void zero_grad(bool set_to_none = true) override {
+    torch::nn::Module::zero_grad(set_to_none);  // of what is ignored
+    model_->ZeroGrad(set_to_none);
+  }
+
   // Visits each full parameter, holding one unit at a time. Collective.
   absl::Status ForEachFullParameter(
       const FullParameterVisitor& visit,

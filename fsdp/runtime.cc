@@ -334,17 +334,24 @@ absl::Status Runtime::Step(int unit) {
   return absl::OkStatus();
 }
 
+void Runtime::DropWholeGradients() {
+  for (std::vector<Flat>& flats : flats_) {
+    for (Flat& flat : flats) {
+      if (!flat.whole_gradients.defined()) continue;
+      gradient_memory_.Release(flat.whole_gradients);
+      flat.whole_gradients.reset();
+    }
+  }
+}
+
 // Memory of collectives in flight is discarded, not reused: a peer may still
 // write it.
 void Runtime::DropEverything() {
+  DropWholeGradients();
   for (std::vector<Flat>& flats : flats_) {
     for (Flat& flat : flats) {
       flat.parameter->Empty();
       flat.part.reset();
-      if (flat.whole_gradients.defined()) {
-        gradient_memory_.Release(flat.whole_gradients);
-        flat.whole_gradients.reset();
-      }
       if (!flat.memory.defined()) continue;
       if (flat.gather != nullptr) {
         parameter_memory_.Discard(flat.memory);

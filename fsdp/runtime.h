@@ -125,6 +125,9 @@ class Runtime {
   absl::Status Execute(absl::Span<const Action> actions,
                        absl::Span<const at::Tensor> gradients = {});
 
+  // Gives the gradients kept whole back.
+  void DropWholeGradients();
+
   // After an error: gives all unsharded memory and the gradients kept whole
   // back and forgets what is in flight, waiting for none of it. The parameters
   // are empty afterwards.

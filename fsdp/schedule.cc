@@ -399,6 +399,10 @@ void Schedule::Reset(Actions& actions) {
   post_forward_order_.clear();
 }
 
+void Schedule::ForgetWholeGradients() {
+  for (State& state : states_) state.has_whole_gradients = false;
+}
+
 void Schedule::StartGather(int unit, Actions& actions) {
   actions.push_back({ActionKind::kGather, unit});
   states_[unit].gather = Gather::kInFlight;

@@ -122,6 +122,8 @@ class Schedule {
 
   const std::vector<ScheduledUnit>& units() const { return units_; }
   const ScheduleOptions& options() const { return options_; }
+  // Gradients kept whole are not reduced any more.
+  void ForgetWholeGradients();
   // Between iterations.
   void set_step_in_backward(bool step) { options_.step_in_backward = step; }
 

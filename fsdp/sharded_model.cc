@@ -401,6 +401,20 @@ absl::Status ShardedModel::Backward(const at::Tensor& loss, bool retain_graph) {
   return status;
 }
 
+void ShardedModel::ZeroGrad(bool set_to_none) {
+  for (const NamedShard& named : named_shards_) {
+    at::Tensor gradient = named.shard.grad();
+    if (!gradient.defined()) continue;
+    if (set_to_none) {
+      named.shard.mutable_grad().reset();
+    } else {
+      gradient.zero_();
+    }
+  }
+  schedule_.ForgetWholeGradients();
+  runtime_->DropWholeGradients();
+}
+
 void ShardedModel::OnPreBackward(const PreBackwardInfo& info) {
   ThrowIfError(CheckNoWholeAccess());
   EnterBackward();

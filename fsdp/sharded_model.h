@@ -98,6 +98,10 @@ class ShardedModel final : public BackwardListener,
   void SetSynchronizes(bool synchronizes) { synchronizes_ = synchronizes; }
   bool synchronizes() const { return synchronizes_; }
 
+  // Drops the shards' gradients, or makes them zero, and drops gradients kept
+  // whole.
+  void ZeroGrad(bool set_to_none);
+
   // Called in backward with the shards of each unit as soon as their gradients
   // are complete. It steps them and drops the gradients, whose memory is then
   // given back: gradients of a unit or two are alive at a time.
