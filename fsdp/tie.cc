@@ -29,9 +29,9 @@ absl::Status Tie(const at::Tensor& parameter, const at::Tensor& tied) {
   if (parameter.sizes() != tied.sizes() ||
       parameter.scalar_type() != tied.scalar_type() ||
       parameter.device() != tied.device()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("parameters that differ cannot be tied: ",
-                     Describe(parameter), " and ", Describe(tied)));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "parameters that differ cannot be tied: ", Describe(parameter), " and ",
+        Describe(tied)));
   }
   for (const at::Tensor* each : {&parameter, &tied}) {
     if (flat_param::IsGuarded(each->storage())) {

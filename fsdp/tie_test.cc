@@ -71,9 +71,9 @@ TEST(TieTest, TiedParametersOfTwoUnitsTrainAsOne) {
   }
   for (const int world_size : {1, 2, 3}) {
     EXPECT_OK(RunAllRanks(world_size, [&](Communicator& world) -> absl::Status {
-      FSDP_ASSIGN_OR_RETURN(auto model,
-                            FullyShard(std::make_shared<TiedNet>(),
-                                       Unowned(world), UnitsOf<UnitImpl>()));
+      FSDP_ASSIGN_OR_RETURN(
+          auto model, FullyShard(std::make_shared<TiedNet>(), Unowned(world),
+                                 UnitsOf<UnitImpl>()));
       if (model->Parameters().size() != 3) {
         return absl::InternalError("they are not one parameter");
       }
@@ -104,9 +104,9 @@ TEST(TieTest, RefusesWhatDiffersOrIsInUse) {
   EXPECT_THAT(Tie(a->weight, b->weight),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("Float [3, 2] on cpu and Float [2, 3]")));
-  EXPECT_THAT(Tie(a->weight, at::Tensor()),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("undefined")));
+  EXPECT_THAT(
+      Tie(a->weight, at::Tensor()),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("undefined")));
   c->weight.mutable_grad() = at::ones({3, 2});
   EXPECT_THAT(Tie(a->weight, c->weight),
               StatusIs(absl::StatusCode::kFailedPrecondition,
