@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/cord.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/status_error.h"
@@ -20,6 +21,12 @@ absl::Status FromTorch(absl::StatusCode code, absl::string_view what,
                        const c10::Error& error) {
   return absl::Status(code,
                       absl::StrCat(what, ": ", error.what_without_backtrace()));
+}
+
+absl::StatusCode CodeOf(const c10::Error& error) {
+  return absl::StrContains(error.what_without_backtrace(), kMisuseMark)
+             ? absl::StatusCode::kFailedPrecondition
+             : absl::StatusCode::kInternal;
 }
 
 }  // namespace
@@ -46,7 +53,7 @@ absl::Status TorchToStatus(absl::string_view what,
   } catch (const c10::DistError& e) {
     return FromTorch(absl::StatusCode::kUnavailable, what, e);
   } catch (const c10::Error& e) {
-    return FromTorch(absl::StatusCode::kInternal, what, e);
+    return FromTorch(CodeOf(e), what, e);
   } catch (const std::bad_alloc& e) {
     return absl::ResourceExhaustedError(absl::StrCat(what, ": ", e.what()));
   } catch (const std::exception& e) {

@@ -9,6 +9,9 @@
 
 namespace fsdp {
 
+// In the text of errors that this library has LibTorch raise on misuse.
+inline constexpr absl::string_view kMisuseMark = " [libtorch_fsdp]";
+
 // Runs `fn` and turns what it throws into a Status whose message begins with
 // `what` ("all-gather of blocks.3"). Codes:
 //   StatusError                                -> the Status it carries
@@ -19,6 +22,7 @@ namespace fsdp {
 //   c10d::TimeoutError                         -> DeadlineExceeded
 //   c10d::DistNetworkError, DistStoreError,
 //   c10d::DistBackendError                     -> Unavailable
+//   a c10::Error whose text has kMisuseMark      -> FailedPrecondition
 //   any other c10::Error (a bug of ours, since arguments are checked before
 //   torch is called), c10::AcceleratorError    -> Internal
 //   any other std::exception                   -> Unknown

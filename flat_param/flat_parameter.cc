@@ -5,19 +5,18 @@
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/DispatchKeySet.h>
 #include <c10/core/GradMode.h>
-#include <c10/core/TensorImpl.h>
-#include <c10/core/TensorOptions.h>
 
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "flat_param/armed_storage.h"
 
 namespace fsdp::flat_param {
 namespace {
@@ -30,19 +29,6 @@ bool IsDense(const at::Tensor& tensor) {
 at::Tensor StorageOrder(const at::Tensor& tensor) {
   const at::Tensor dense = IsDense(tensor) ? tensor : tensor.contiguous();
   return dense.as_strided({dense.numel()}, {1});
-}
-
-// A tensor over `storage`, built without running an operator: the storage may
-// be empty and armed.
-at::Tensor TensorOver(const c10::Storage& storage, int64_t offset,
-                      const ParameterSpec& spec, at::ScalarType dtype) {
-  const c10::DispatchKeySet keys(
-      c10::computeDispatchKey(dtype, c10::kStrided, storage.device()));
-  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(storage), keys, c10::scalarTypeToTypeMeta(dtype));
-  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(spec.sizes, spec.strides,
-                                                      offset);
-  return tensor;
 }
 
 }  // namespace
@@ -73,8 +59,9 @@ at::Tensor StorageOrderOf(const at::Tensor& value, const ParameterSpec& spec) {
   return dense.as_strided({dense.numel()}, {1}, dense.storage_offset());
 }
 
-at::Tensor FlatParameter::Flatten(const std::vector<NamedParameter>& parameters,
-                                  const FlatLayout& layout) {
+at::Tensor FlatParameter::Flatten(
+    const std::vector<NamedParameter>& parameters, const FlatLayout& layout,
+    absl::FunctionRef<at::Tensor(const at::Tensor&)> value_of) {
   c10::NoGradGuard no_grad;
   const at::Tensor& first = parameters.front().tensors.front();
   at::Tensor flat =
@@ -82,7 +69,7 @@ at::Tensor FlatParameter::Flatten(const std::vector<NamedParameter>& parameters,
   for (int i = 0; i < layout.num_parameters(); ++i) {
     const Slice slice = layout.InFlat(i);
     flat.narrow(0, slice.begin, slice.numel())
-        .copy_(StorageOrder(parameters[i].tensors.front()));
+        .copy_(StorageOrder(value_of(parameters[i].tensors.front())));
   }
   return flat;
 }
@@ -119,9 +106,10 @@ FlatParameter::FlatParameter(std::vector<NamedParameter> parameters,
 
 void FlatParameter::Bind() {
   for (int i = 0; i < layout_.num_parameters(); ++i) {
+    const ParameterSpec& spec = layout_.parameter(i);
     const at::Tensor view =
-        TensorOver(storage().storage(), layout_.InFlat(i).begin,
-                   layout_.parameter(i), unsharded_dtype());
+        TensorOver(storage().storage(), layout_.InFlat(i).begin, spec.sizes,
+                   spec.strides, unsharded_dtype());
     for (const at::Tensor& tensor : parameters_[i].tensors) {
       tensor.set_data(view);
     }

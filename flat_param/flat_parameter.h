@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "flat_param/guarded_storage.h"
@@ -48,8 +49,14 @@ class FlatParameter {
  public:
   // Copies `parameters` (one floating-point dtype, one device) into a new
   // unsharded tensor of layout.padded_numel() elements, padding zero.
+  // `value_of`: the values of a tensor, itself for example, dropped after use.
+  static at::Tensor Flatten(
+      const std::vector<NamedParameter>& parameters, const FlatLayout& layout,
+      absl::FunctionRef<at::Tensor(const at::Tensor&)> value_of);
   static at::Tensor Flatten(const std::vector<NamedParameter>& parameters,
-                            const FlatLayout& layout);
+                            const FlatLayout& layout) {
+    return Flatten(parameters, layout, [](const at::Tensor& t) { return t; });
+  }
 
   // Takes this rank's part of `flat` (from Flatten(), maybe broadcast) as the
   // shard and makes the tensors of `parameters` look into the unsharded

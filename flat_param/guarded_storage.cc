@@ -2,45 +2,17 @@
 
 #include <c10/core/Allocator.h>
 #include <c10/core/StorageImpl.h>
-#include <c10/util/intrusive_ptr.h>
 
-#include <optional>
 #include <string>
-#include <utility>
 
 #include "absl/status/status.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/torch_status.h"
+#include "flat_param/armed_storage.h"
 
 namespace fsdp::flat_param {
 namespace {
-
-// Access to a private member by explicit instantiation, in which the language
-// ignores access rules: the friend function hands the member pointer out.
-template <typename Tag, bool c10::StorageImpl::*kMember>
-struct FlagAccess {
-  friend bool c10::StorageImpl::*FlagOf(Tag) { return kMember; }
-};
-struct ThrowOnAnyAccess {
-  friend bool c10::StorageImpl::*FlagOf(ThrowOnAnyAccess);
-};
-struct HasMutableAccessCheck {
-  friend bool c10::StorageImpl::*FlagOf(HasMutableAccessCheck);
-};
-template struct FlagAccess<ThrowOnAnyAccess,
-                           &c10::StorageImpl::throw_on_immutable_data_ptr_>;
-template struct FlagAccess<HasMutableAccessCheck,
-                           &c10::StorageImpl::has_mutable_data_ptr_check_>;
-
-void SetArmed(c10::StorageImpl& storage, bool armed) {
-  storage.*FlagOf(ThrowOnAnyAccess()) = armed;
-  storage.*FlagOf(HasMutableAccessCheck()) = armed;
-}
-
-// Ends every text, so that a guarded storage can be told from others.
-constexpr absl::string_view kMark = " [libtorch_fsdp]";
 
 // Frees nothing, and shows that the context of a DataPtr is a tag.
 void KeepTag(void*) {}
@@ -59,15 +31,10 @@ absl::Status SelfCheckFailed(absl::string_view what) {
 }  // namespace
 
 GuardedStorage::GuardedStorage(int64_t bytes, c10::Device device,
-                               std::string error)
-    : storage_(c10::make_intrusive<c10::StorageImpl>(
-          c10::StorageImpl::use_byte_size_t(), bytes,
-          c10::DataPtr(nullptr, device), /*allocator=*/nullptr,
-          /*resizable=*/false)),
-      bytes_(bytes) {
-  storage_.unsafeGetStorageImpl()
-      ->release_data_and_set_meta_custom_data_ptr_error_msg_(
-          absl::StrCat(error, kMark));
+                               const std::string& error)
+    : storage_(MakeArmedStorage(bytes, device, error)), bytes_(bytes) {
+  storage_.unsafeGetStorageImpl()->set_data_ptr_noswap(
+      TaggedPointer(nullptr, nullptr, device));
 }
 
 GuardedStorage::~GuardedStorage() {
@@ -100,18 +67,16 @@ void GuardedStorage::SetTag(const void* tag) {
 }
 
 const void* TagOf(const c10::Storage& storage) {
-  if (!storage) return nullptr;
-  const c10::DataPtr& data =
-      storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
-  return data.get_deleter() == &KeepTag ? data.get_context() : nullptr;
+  return IsGuarded(storage) ? storage.unsafeGetStorageImpl()
+                                  ->_mutable_data_ptr_no_checks()
+                                  .get_context()
+                            : nullptr;
 }
 
 bool IsGuarded(const c10::Storage& storage) {
-  if (!storage) return false;
-  const std::optional<std::string>& error = storage.unsafeGetStorageImpl()
-                                                ->get_extra_meta()
-                                                .custom_data_ptr_error_msg_;
-  return error.has_value() && absl::EndsWith(*error, kMark);
+  return storage && storage.unsafeGetStorageImpl()
+                            ->_mutable_data_ptr_no_checks()
+                            .get_deleter() == &KeepTag;
 }
 
 absl::Status CheckGuardedStorage() {

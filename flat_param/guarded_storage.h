@@ -18,15 +18,11 @@ namespace fsdp::flat_param {
 // emptying change neither the version of the tensors that look into it nor
 // their identity, so what autograd has saved stays valid, at whatever address
 // the next fill puts it. Not thread-safe.
-//
-// LibTorch can arm a storage ("throw on any data access") but offers no public
-// way to disarm it; this class clears the two private flags itself and
-// CheckGuardedStorage() verifies at start-up that they are what it thinks.
 class GuardedStorage {
  public:
   // Empty at first. `error` is the text of the c10::Error that an access to the
   // empty storage raises: say whose it is and what to do.
-  GuardedStorage(int64_t bytes, c10::Device device, std::string error);
+  GuardedStorage(int64_t bytes, c10::Device device, const std::string& error);
   GuardedStorage(const GuardedStorage&) = delete;
   GuardedStorage& operator=(const GuardedStorage&) = delete;
   // Tensors may outlive this object: they raise `error` from then on.

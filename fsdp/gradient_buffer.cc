@@ -22,8 +22,9 @@ using ::fsdp::flat_param::Slice;
 int64_t SegmentNumel(const FlatLayout& layout, int64_t element_size) {
   const int64_t alignment =
       std::max<int64_t>(1, FlatLayout::kAlignmentBytes / element_size);
-  const int64_t flags = layout.num_parameters();
-  return layout.shard_numel() + (flags + alignment - 1) / alignment * alignment;
+  // The shard is aligned for the parameters' dtypes, which may be wider.
+  const int64_t used = layout.shard_numel() + layout.num_parameters();
+  return (used + alignment - 1) / alignment * alignment;
 }
 
 // What no parameter covers: alignment, padding, and room after the flags.

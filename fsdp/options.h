@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
@@ -78,6 +79,15 @@ struct Options {
   // values are kept, which is right only where all ranks have the same.
   bool broadcast_parameters = true;
 
+  // Called for each module whose own parameters or buffers are deferred (see
+  // deferred_init.h), when its unit is sharded: to give them other values than
+  // the constructor has, from a file for example. They have memory then, those
+  // of modules inside may not. The default generator is seeded by `init_seed`
+  // and the path. With broadcast_parameters on rank 0 only.
+  std::function<void(const std::string& path, torch::nn::Module& module)>
+      init_module;
+  uint64_t init_seed = 0;
+
   // Gradients are divided by the number of ranks. With `predivide_factor` f
   // they are divided by f before the reduction and by the rest after it; unset:
   // all of it after, or about half each for fp16. `gradient_divide_factor`
@@ -94,8 +104,8 @@ struct Options {
   // that is usually an optimizer, which would go on without training anything.
   bool allow_outside_references = false;
 
-  // Compare the order of collectives between ranks in the first iteration and
-  // whenever it changes.
+  // Compare the order of collectives between ranks at the end of every backward
+  // that reduces: an all-reduce of 16 bytes.
   bool check_order = true;
 
   // Rank 0 writes the tree of units and the memory plan to stderr.

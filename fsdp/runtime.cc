@@ -325,11 +325,35 @@ absl::Status Runtime::WaitReduce(int unit) {
     reduction.memory[i].reset();
   }
   reductions_.pop_front();
+  if (hooks_.step) awaiting_step_.insert(unit);
   return absl::OkStatus();
 }
 
+// An optimizer over all shards would also step a unit used several times, of
+// whose gradient only a part has arrived yet.
+Runtime::HiddenGradients Runtime::HideIncompleteGradients() {
+  HiddenGradients hidden;
+  for (int unit : awaiting_step_) {
+    for (const auto& parameter : units_[unit].flats) {
+      for (int i = 0; i < parameter->num_parameters(); ++i) {
+        const at::Tensor& slice = parameter->ShardSlice(i);
+        if (!slice.grad().defined()) continue;
+        hidden.emplace_back(slice, slice.grad());
+        slice.mutable_grad().reset();
+      }
+    }
+  }
+  return hidden;
+}
+
 absl::Status Runtime::Step(int unit) {
-  FSDP_RETURN_IF_ERROR(hooks_.step(unit));
+  awaiting_step_.erase(unit);
+  const HiddenGradients hidden = HideIncompleteGradients();
+  absl::Status status;
+  status.Update(TorchToStatus(absl::StrCat("the step of unit ", name(unit)),
+                              [&] { status = hooks_.step(unit); }));
+  for (const auto& [slice, gradient] : hidden) slice.mutable_grad() = gradient;
+  FSDP_RETURN_IF_ERROR(status);
   for (Flat& flat : flats_[unit]) flat.gradient_buffer.DropUnusedGradient();
   return absl::OkStatus();
 }
@@ -348,6 +372,7 @@ void Runtime::DropWholeGradients() {
 // write it.
 void Runtime::DropEverything() {
   DropWholeGradients();
+  awaiting_step_.clear();
   for (std::vector<Flat>& flats : flats_) {
     for (Flat& flat : flats) {
       flat.parameter->Empty();

@@ -9,6 +9,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -178,6 +179,9 @@ class Runtime {
       int unit, const Flat& flat, const at::Tensor& memory);
   absl::Status Replicate(int unit);
   absl::Status WaitReduce(int unit);
+  // Pairs of a slice and its gradient.
+  using HiddenGradients = std::vector<std::pair<at::Tensor, at::Tensor>>;
+  HiddenGradients HideIncompleteGradients();
   absl::Status Step(int unit);
   absl::Time Deadline() const { return absl::Now() + timeout_; }
 
@@ -187,6 +191,7 @@ class Runtime {
   std::vector<std::vector<Flat>> flats_;  // per unit
   std::deque<Reduction> reductions_;      // filled or in flight, oldest first
   RuntimeHooks hooks_;
+  std::set<int> awaiting_step_;  // units with gradients to be stepped
   std::vector<Action> order_;
   BufferPool parameter_memory_;
   BufferPool gradient_memory_;

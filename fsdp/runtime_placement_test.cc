@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -79,12 +80,13 @@ class OneUnit {
   const FlatParameter& flat() const { return *runtime_->flats(kUnit)[0]; }
   at::Tensor gradient() const { return flat().ShardSlice(0).grad(); }
 
-  // `value` for the gradient where the actions want one; 0: none.
-  absl::Status Do(const std::vector<ActionKind>& kinds, double value = 0) {
+  // `value` for the gradient where the actions want one.
+  absl::Status Do(const std::vector<ActionKind>& kinds,
+                  std::optional<double> value = std::nullopt) {
     Actions actions;
     for (const ActionKind kind : kinds) actions.push_back({kind, kUnit});
     std::vector<at::Tensor> gradients;
-    if (value != 0) gradients.push_back(at::full({kNumel}, value));
+    if (value.has_value()) gradients.push_back(at::full({kNumel}, *value));
     return runtime_->Execute(actions, gradients);
   }
 

@@ -8,6 +8,8 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/jit/api/module.h>
+#include <torch/csrc/jit/frontend/resolver.h>
+#include <torch/csrc/jit/frontend/sugared_value.h>
 #include <torch/csrc/jit/serialization/import.h>
 #include <torch/optim/sgd.h>
 
@@ -96,8 +98,9 @@ Module MakeNet() {
   Module net = program.New("Net");
   AddParameter(net, "embed", {kDim, kDim});
   AddParameter(net, "head", {kDim, kDim});
-  const Module second = MakeBlock(program);
-  net.register_module("first", MakeBlock(program));
+  const Module first = MakeBlock(program);
+  const Module second = first.deepcopy();
+  net.register_module("first", first);
   net.register_module("second", second);
   net.register_module("again", second);
   net.define(R"(
@@ -240,6 +243,19 @@ def forward(self, xs: List[Tensor], d: Dict[str, Tensor]):
   }));
 }
 
+// Python's frontend is where `fork` usually comes from.
+class ForkResolver : public torch::jit::NativeResolver {
+ public:
+  std::shared_ptr<torch::jit::SugaredValue> resolveValue(
+      const std::string& name, torch::jit::GraphFunction& function,
+      const torch::jit::SourceRange& range) override {
+    if (name == "fork") {
+      return torch::jit::SpecialFormValue::create(torch::jit::prim::fork);
+    }
+    return NativeResolver::resolveValue(name, function, range);
+  }
+};
+
 TEST(ScriptModuleTest, RefusesForksAndNamesTheUnit) {
   const std::vector<absl::Status> statuses =
       RunRanks(2, [](Communicator& communicator) -> absl::Status {
@@ -249,8 +265,9 @@ TEST(ScriptModuleTest, RefusesForksAndNamesTheUnit) {
         net.define(R"(
 def forward(self, x):
     y = fork(self.block.forward, x)
-    return wait(y)
-)");
+    return torch.wait(y)
+)",
+                   std::make_shared<ForkResolver>());
         Options options;
         options.wrap_policy = WrapScriptModules({"Block"});
         FSDP_ASSIGN_OR_RETURN(auto model,

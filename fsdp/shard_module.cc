@@ -1,6 +1,7 @@
 #include "fsdp/shard_module.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -24,6 +25,9 @@
 #include "comm/mesh.h"
 #include "flat_param/flat_parameter.h"
 #include "fsdp/buffer_precision.h"
+#include "fsdp/deferred_init.h"
+#include "fsdp/deferred_modules.h"
+#include "fsdp/deferred_tensor.h"
 #include "fsdp/describe.h"
 #include "fsdp/gradient_buffer.h"
 #include "fsdp/placements.h"
@@ -71,11 +75,15 @@ class Sharder {
         world_(*mesh.world()),
         placements_(mesh),
         options_(options),
-        timeout_(timeout) {}
+        timeout_(timeout),
+        initializer_(plan_.tree, options.init_module, options.init_seed) {}
 
   absl::StatusOr<RuntimeUnit> Shard(const PlannedUnit& planned) {
     RuntimeUnit result;
     result.name = DisplayName(planned.unit);
+    if (has_values()) {
+      FSDP_RETURN_IF_ERROR(initializer_.InitUsersOf(planned.unit));
+    }
     FSDP_ASSIGN_OR_RETURN(result.placement, placements_.Of(planned.options));
     // Stored and computed in.
     using Dtypes = std::pair<c10::ScalarType, c10::ScalarType>;
@@ -96,7 +104,23 @@ class Sharder {
     return result;
   }
 
-  // Rank 0's values everywhere.
+  // What is in no unit. Rank 0's buffers everywhere; each rank's own values of
+  // what is ignored.
+  absl::Status FinishRest(torch::nn::Module& root) {
+    if (has_values()) FSDP_RETURN_IF_ERROR(initializer_.InitTheRest());
+    FSDP_RETURN_IF_ERROR(Materialize(root));
+    return options_.broadcast_parameters ? BroadcastBuffers()
+                                         : absl::OkStatus();
+  }
+
+  const ShardPlan& plan() const { return plan_; }
+
+ private:
+  // Whether this rank's values are the ones that count.
+  bool has_values() const {
+    return !options_.broadcast_parameters || world_.rank() == 0;
+  }
+
   absl::Status BroadcastBuffers() {
     c10::NoGradGuard no_grad;
     for (const BufferPrecision::Buffer& buffer : plan_.buffers) {
@@ -109,9 +133,6 @@ class Sharder {
     return absl::OkStatus();
   }
 
-  const ShardPlan& plan() const { return plan_; }
-
- private:
   // What keeps its dtype is reduced in it, too.
   GradientBufferOptions GradientsOf(const MixedPrecision& precision,
                                     c10::ScalarType stored,
@@ -130,6 +151,17 @@ class Sharder {
     return work->Wait(absl::Now() + timeout_);
   }
 
+  // Only rank 0's values are looked at where they are broadcast.
+  at::Tensor Flatten(const std::vector<NamedParameter>& parameters,
+                     const flat_param::FlatLayout& layout) const {
+    if (has_values()) {
+      return FlatParameter::Flatten(parameters, layout, ValueOf);
+    }
+    return at::zeros(
+        {layout.padded_numel()},
+        parameters.front().tensors.front().options().requires_grad(false));
+  }
+
   absl::StatusOr<std::unique_ptr<FlatParameter>> MakeFlat(
       const PlannedUnit& planned, const RuntimeUnit& unit,
       c10::ScalarType compute_dtype, std::vector<NamedParameter> parameters) {
@@ -143,9 +175,9 @@ class Sharder {
         flat_param::LayoutOf(parameters, narrows ? compute_dtype : stored,
                              group.world_size()));
     at::Tensor flat;
-    FSDP_RETURN_IF_ERROR(TorchToStatus(
-        absl::StrCat("flattening unit ", unit.name),
-        [&] { flat = FlatParameter::Flatten(parameters, layout); }));
+    FSDP_RETURN_IF_ERROR(
+        TorchToStatus(absl::StrCat("flattening unit ", unit.name),
+                      [&] { flat = Flatten(parameters, layout); }));
     if (options_.broadcast_parameters) {
       FSDP_RETURN_IF_ERROR(Broadcast(flat, unit.name));
     }
@@ -164,6 +196,7 @@ class Sharder {
   Placements placements_;
   const Options& options_;
   const absl::Duration timeout_;
+  ModuleInitializer initializer_;
 };
 
 bool IsKeptAfterForward(ShardingStrategy strategy) {
@@ -257,7 +290,6 @@ absl::StatusOr<std::shared_ptr<ShardedModel>> ShardModule(
                                        absl::Now() + timeout));
   Sharder sharder(*std::move(plan), mesh, options, timeout);
   absl::Status status;
-  if (options.broadcast_parameters) status = sharder.BroadcastBuffers();
   std::vector<RuntimeUnit> units;
   for (const PlannedUnit& planned : sharder.plan().units) {
     if (!status.ok()) break;
@@ -265,6 +297,7 @@ absl::StatusOr<std::shared_ptr<ShardedModel>> ShardModule(
     status = sharded.status();
     if (status.ok()) units.push_back(*std::move(sharded));
   }
+  if (status.ok()) status = sharder.FinishRest(*root);
   if (!status.ok()) {
     mesh.Abort(status);
     return status;

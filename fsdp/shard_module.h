@@ -27,7 +27,8 @@ namespace fsdp {
 //                       make no sense, alone or with this mesh; models or
 //                       options that differ between ranks
 //   FailedPrecondition  parameters that belong to a unit already, or that an
-//                       optimizer seems to hold; inference mode
+//                       optimizer seems to hold; inference mode; inside a
+//                       DeferredInit scope
 absl::StatusOr<std::shared_ptr<ShardedModel>> ShardModule(
     const std::shared_ptr<torch::nn::Module>& root, const comm::Mesh& mesh,
     const Options& options);

@@ -19,6 +19,7 @@
 #include "base/status_macros.h"
 #include "comm/mesh.h"
 #include "flat_param/guarded_storage.h"
+#include "fsdp/deferred_init.h"
 
 namespace fsdp {
 namespace {
@@ -217,6 +218,11 @@ absl::StatusOr<ShardPlan> PlanSharding(
         "a model cannot be sharded in inference mode, whose tensors have no "
         "versions: leave it first. Sharded models run in it");
   }
+  if (DeferredInit::IsActive()) {
+    return absl::FailedPreconditionError(
+        "a model cannot be sharded inside a DeferredInit scope, in which no "
+        "tensor gets memory: end the scope first");
+  }
   FSDP_RETURN_IF_ERROR(flat_param::CheckGuardedStorage());
   FSDP_RETURN_IF_ERROR(CheckOptions(options));
   ShardPlan plan;
@@ -246,7 +252,9 @@ std::string Fingerprint(const ShardPlan& plan, const Options& options) {
       options.backward_prefetch, ", broadcast ", options.broadcast_parameters,
       ", divide by ", options.gradient_divide_factor.value_or(0), " and ",
       options.gradient_predivide_factor.value_or(0), ", check order ",
-      options.check_order, ", transparent ", options.transparent, "\n");
+      options.check_order, ", transparent ", options.transparent,
+      ", init_module ", options.init_module != nullptr, " seed ",
+      options.init_seed, "\n");
   for (const PlannedUnit& planned : plan.units) {
     absl::StrAppend(&text, "unit ", DisplayName(planned.unit), ": ",
                     ToString(planned.options.strategy), ", backward group ",
