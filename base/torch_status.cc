@@ -23,10 +23,10 @@ absl::Status FromTorch(absl::StatusCode code, absl::string_view what,
                       absl::StrCat(what, ": ", error.what_without_backtrace()));
 }
 
-absl::StatusCode CodeOf(const c10::Error& error) {
-  return absl::StrContains(error.what_without_backtrace(), kMisuseMark)
+absl::StatusCode CodeOf(absl::string_view text, absl::StatusCode otherwise) {
+  return absl::StrContains(text, kMisuseMark)
              ? absl::StatusCode::kFailedPrecondition
-             : absl::StatusCode::kInternal;
+             : otherwise;
 }
 
 }  // namespace
@@ -53,11 +53,15 @@ absl::Status TorchToStatus(absl::string_view what,
   } catch (const c10::DistError& e) {
     return FromTorch(absl::StatusCode::kUnavailable, what, e);
   } catch (const c10::Error& e) {
-    return FromTorch(CodeOf(e), what, e);
+    return FromTorch(
+        CodeOf(e.what_without_backtrace(), absl::StatusCode::kInternal), what,
+        e);
   } catch (const std::bad_alloc& e) {
     return absl::ResourceExhaustedError(absl::StrCat(what, ": ", e.what()));
   } catch (const std::exception& e) {
-    return absl::UnknownError(absl::StrCat(what, ": ", e.what()));
+    // TorchScript wraps what its operators throw.
+    return absl::Status(CodeOf(e.what(), absl::StatusCode::kUnknown),
+                        absl::StrCat(what, ": ", e.what()));
   }
 }
 

@@ -22,7 +22,7 @@ inline constexpr absl::string_view kMisuseMark = " [libtorch_fsdp]";
 //   c10d::TimeoutError                         -> DeadlineExceeded
 //   c10d::DistNetworkError, DistStoreError,
 //   c10d::DistBackendError                     -> Unavailable
-//   a c10::Error whose text has kMisuseMark      -> FailedPrecondition
+//   what has kMisuseMark in its text           -> FailedPrecondition
 //   any other c10::Error (a bug of ours, since arguments are checked before
 //   torch is called), c10::AcceleratorError    -> Internal
 //   any other std::exception                   -> Unknown

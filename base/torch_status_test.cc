@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/cord.h"
+#include "absl/strings/str_cat.h"
 #include "base/status_error.h"
 #include "base/testing/status_matchers.h"
 #include "gmock/gmock.h"
@@ -50,6 +51,16 @@ TEST(TorchToStatusTest, MapsEveryKindOfTorchError) {
   EXPECT_THAT(Thrown<c10::DistBackendError>(),
               StatusIs(Code::kUnavailable, text));
   EXPECT_THAT(Thrown<c10::Error>(), StatusIs(Code::kInternal, text));
+}
+
+TEST(TorchToStatusTest, TheMarkOfMisuseMakesItAFailedPrecondition) {
+  const std::string text = absl::StrCat("sharded", kMisuseMark);
+  EXPECT_THAT(
+      TorchToStatus("x", [&] { TORCH_CHECK(false, text); }),
+      StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("x: sharded")));
+  EXPECT_THAT(
+      TorchToStatus("x", [&] { throw std::runtime_error(text); }),
+      StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("x: sharded")));
 }
 
 TEST(TorchToStatusTest, MapsStandardExceptionsAndUnwrapsOurOwn) {

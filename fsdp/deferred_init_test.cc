@@ -198,7 +198,6 @@ TEST(RandomTest, EveryOperatorHasASeedFromTheDefaultGenerator) {
       [] { return torch::empty({5}).normal_(2, 3); },
       [] { return torch::empty({5}).bernoulli_(0.5); },
       [] { return torch::rand_like(torch::ones({4})); },
-      [] { return torch::multinomial(torch::ones({6}), 3); },
   };
   torch::manual_seed(7);
   Tensors actual;

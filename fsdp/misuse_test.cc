@@ -133,25 +133,25 @@ at::Tensor LossOf(Model& model) {
 
 const Misuse kBetweenSteps[] = {
     {"ToDtype", Throws([](Model& model) { model->to(at::kDouble); }),
-     Code::kInternal, "unit root"},
+     Code::kFailedPrecondition, "unit root"},
     {"ToDtypeOfTheModule",
      Throws([](Model& model) { model.module()->to(at::kHalf); }),
-     Code::kInternal, "unit root"},
+     Code::kFailedPrecondition, "unit root"},
     {"ToDevice", Throws([](Model& model) { model->to(at::kMeta); }),
      Code::kInternal, "incompatible tensor type"},
     {"SaveTheModule", Throws([](Model& model) {
        std::ostringstream stream;
        torch::save(model.module(), stream);
      }),
-     Code::kInternal, "unit root"},
+     Code::kFailedPrecondition, "unit root"},
     {"ResetParameters",
      Throws([](Model& model) { model.module()->head->reset_parameters(); }),
-     Code::kInternal, "unit root"},
+     Code::kFailedPrecondition, "unit root"},
     {"WriteAParameter", Throws([](Model& model) {
        c10::NoGradGuard no_grad;
        HeadWeight(model).fill_(1);
      }),
-     Code::kInternal, "NamedShards()"},
+     Code::kFailedPrecondition, "NamedShards()"},
     {"FreezeAParameter",
      Throws([](Model& model) { HeadWeight(model).requires_grad_(false); }),
      Code::kInternal, "leaf"},

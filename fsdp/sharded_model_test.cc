@@ -125,10 +125,10 @@ TEST(ShardedModelTest, RefusesAUnitThatItsParentCallsDirectly) {
         return TorchToStatus("forward",
                              [&] { model->forward(Rows(0, 2, kDim)); });
       });
-  EXPECT_THAT(
-      statuses,
-      Each(StatusIs(Code::kInternal, AllOf(HasSubstr("unit block"),
-                                           HasSubstr("fsdp::Forward(child")))));
+  EXPECT_THAT(statuses,
+              Each(StatusIs(Code::kFailedPrecondition,
+                            AllOf(HasSubstr("unit block"),
+                                  HasSubstr("fsdp::Forward(child")))));
 }
 
 TEST(ShardedModelTest, RefusesAnOptimizerOverTheModulesOwnParameters) {
@@ -253,8 +253,8 @@ TEST(ShardedModelTest, RefusesAParameterUsedOutsideItsForward) {
     FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(communicator));
     absl::Status status = TorchToStatus(
         "penalty", [&] { model.module()->head->weight.square().sum(); });
-    if (!::testing::Value(status,
-                          StatusIs(Code::kInternal, HasSubstr("unit root")))) {
+    if (!::testing::Value(status, StatusIs(Code::kFailedPrecondition,
+                                           HasSubstr("unit root")))) {
       return absl::InternalError(status.ToString());
     }
     return CheckStepIsExact(model, communicator);

@@ -146,7 +146,7 @@ TEST(TransparentErrorsTest, AccessOutsideForwardRaisesTheStoragesText) {
     const auto check = [&] {
       return Expect(
           TorchToStatus("sum", [&] { model.module()->second->weight.sum(); }),
-          Code::kInternal, "the parameters of unit second are");
+          Code::kFailedPrecondition, "the parameters of unit second are");
     };
     FSDP_RETURN_IF_ERROR(check());
     const at::Tensor loss = model->forward(Rows(0, 3, kDim)).sum();
@@ -166,7 +166,7 @@ TEST(TransparentErrorsTest, AChildsForwardOutsideTheRoots) {
                                c10::NoGradGuard no_grad;
                                model.module()->first->forward(Rows(0, 3, kDim));
                              }),
-               Code::kInternal, "the parameters of unit first are"));
+               Code::kFailedPrecondition, "the parameters of unit first are"));
     return CheckStepIsExact(model, communicator);
   }));
 }
