@@ -33,6 +33,7 @@ namespace {
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::Mesh;
 using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::comm::testing::RunRanks;
 using ::fsdp::testing::FillParameters;
 using ::fsdp::testing::Rows;
 using ::fsdp::testing::Unowned;
@@ -386,6 +387,39 @@ TEST(ReductionHookTest, RunsOncePerReductionAlsoForGradientsKeptWhole) {
     }
     return calls.size() == 3 ? absl::OkStatus()
                              : absl::InternalError("not every unit");
+  }));
+}
+
+TEST(ReductionHookTest, WhatItThrowsEndsTheBackwardWithItsText) {
+  EXPECT_THAT(
+      RunRanks(2,
+               [](Communicator& world) -> absl::Status {
+                 FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+                 FSDP_RETURN_IF_ERROR(model->SetReductionHooks(
+                     [](const ReduceScatterCall&)
+                         -> absl::StatusOr<std::unique_ptr<comm::Work>> {
+                       throw std::runtime_error("my compressor");
+                     }));
+                 return RunBackwards(model, "S");
+               }),
+      ::testing::Each(::testing::Not(testing::IsOk())));
+}
+
+// A gradient that was kept whole belongs to nobody once its parameter is
+// frozen: an optimizer must not step it.
+TEST(NoSyncTest, AParameterFrozenBeforeTheReductionHasNoGradient) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+    FSDP_RETURN_IF_ERROR(RunBackwards(model, "N"));
+    const std::string name = model->NamedShards().front().name;
+    FSDP_RETURN_IF_ERROR(model->SetTrainable(name, false));
+    FSDP_RETURN_IF_ERROR(RunBackwards(model, "S"));
+    for (const NamedShard& named : model->NamedShards()) {
+      if (named.shard.grad().defined() != (named.name != name)) {
+        return absl::InternalError(named.name);
+      }
+    }
+    return absl::OkStatus();
   }));
 }
 

@@ -147,6 +147,10 @@ bool PassThrough(const std::shared_ptr<Node>& node,
 
 }  // namespace
 
+bool InsideBackward() {
+  return torch::autograd::get_current_graph_task_id() != -1;
+}
+
 std::shared_ptr<Node> AttachUnitNode(const WeakListener& listener, int unit,
                                      std::string name,
                                      const ParameterSlots& slots) {

@@ -22,6 +22,9 @@
 
 namespace fsdp {
 
+// Whether this thread runs a backward.
+bool InsideBackward();
+
 struct PreBackwardInfo {
   int unit;
   // Sequence number of the Exit node: any node with a higher one has run by now

@@ -253,19 +253,23 @@ TEST_P(WorldTest, AFunctionInitialisesEachDeferredModuleOnce) {
         return absl::InternalError(absl::StrCat(paths.size(), " calls"));
       }
       FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->StateDict());
-      // The seeds depend on the paths alone.
+      // The seeds depend on the paths alone: the same for all worlds.
       static absl::Mutex mutex;
       static Values first ABSL_GUARDED_BY(mutex);
-      const absl::MutexLock lock(&mutex);
-      if (first.empty()) first = AsValues(dict);
-      if (at::equal(first.at("blocks.0.linear.weight"),
-                    first.at("blocks.1.linear.weight")) ||
-          at::equal(first.at("blocks.0.linear.weight"),
+      Values expected;
+      {
+        const absl::MutexLock lock(&mutex);
+        if (first.empty()) first = AsValues(dict);
+        expected = first;
+      }
+      if (at::equal(expected.at("blocks.0.linear.weight"),
+                    expected.at("blocks.1.linear.weight")) ||
+          at::equal(expected.at("blocks.0.linear.weight"),
                     constructed.at("blocks.0.linear.weight")) ||
-          first.at("blocks.1.scale").sum().item<float>() != 2 * kDim) {
+          expected.at("blocks.1.scale").sum().item<float>() != 2 * kDim) {
         return absl::InternalError("values");
       }
-      return CheckValues(model, first);
+      return CheckValues(model, expected);
     }));
   }
 }

@@ -2,7 +2,9 @@
 
 #include <vector>
 
+#include "absl/status/status.h"
 #include "base/status_error.h"
+#include "base/torch_status.h"
 #include "fsdp/sharded_model.h"
 #include "fsdp/unit_handle.h"
 
@@ -20,7 +22,7 @@ ForwardScope::ForwardScope(const torch::nn::Module& module)
 
 ForwardScope::~ForwardScope() {
   if (handle_ == nullptr || finished_) return;
-  handle_->model()->AbandonForward(handle_->unit());
+  handle_->model()->AbandonForward(handle_->unit(), thrown_);
 }
 
 bool ForwardScope::needs_inputs() const {
@@ -40,9 +42,16 @@ void ForwardScope::ThrowFailure() const {
   ThrowIfError(handle_->model()->TakeFailure());
 }
 
+void ForwardScope::NoteException() {
+  if (handle_ != nullptr) thrown_ = TorchToStatus("forward", [] { throw; });
+}
+
 void ForwardScope::Finish(const std::vector<at::Tensor*>& outputs) {
+  const absl::Status status =
+      handle_->model()->PostForward(handle_->unit(), outputs);
+  // What PostForward() refuses it has cleaned up; what it throws it has not.
   finished_ = true;
-  ThrowIfError(handle_->model()->PostForward(handle_->unit(), outputs));
+  ThrowIfError(status);
 }
 
 }  // namespace fsdp

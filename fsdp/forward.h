@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "base/status_error.h"
 #include "fsdp/checkpoint_scope.h"
 #include "fsdp/tensor_tree.h"
@@ -38,11 +39,12 @@ class ForwardScope {
   // Runs the module's forward. Of an exception that only follows from an error
   // of ours, that error is thrown instead.
   template <typename Call>
-  auto Run(Call&& call) const {
+  auto Run(Call&& call) {
     try {
       return call();
     } catch (...) {
       ThrowFailure();
+      NoteException();
       throw;
     }
   }
@@ -51,27 +53,34 @@ class ForwardScope {
 
  private:
   void ThrowFailure() const;
+  // The text of the present exception, for the other ranks.
+  void NoteException();
 
   std::shared_ptr<UnitHandle> handle_;
   std::optional<UnitScope> scope_;
+  absl::Status thrown_;
   bool finished_ = false;
 };
 
 namespace forward_internal {
 
+template <typename T>
+inline constexpr bool kMayHoldTensors =
+    HasVisibleTensors<T>::value &&
+    !tensor_tree_internal::HoldsNoTensor<T>::value;
+
 // Copies an argument whose tensors are about to be replaced, so that the
 // caller's own stay as they are; anything else is passed on by reference.
 template <typename Arg>
-using HeldArgument =
-    std::conditional_t<HasVisibleTensors<std::decay_t<Arg>>::value,
-                       std::decay_t<Arg>, Arg&&>;
+using HeldArgument = std::conditional_t<kMayHoldTensors<std::decay_t<Arg>>,
+                                        std::decay_t<Arg>, Arg&&>;
 
 template <typename Impl, typename... Args>
 auto CallWithInputs(ForwardScope& scope, Impl& module, Args&&... args) {
   std::tuple<HeldArgument<Args>...> held(std::forward<Args>(args)...);
   std::vector<at::Tensor*> inputs;
   const auto collect = [&inputs](auto& part) {
-    if constexpr (HasVisibleTensors<std::decay_t<decltype(part)>>::value) {
+    if constexpr (kMayHoldTensors<std::decay_t<decltype(part)>>) {
       for (at::Tensor* tensor : TensorsOf(part)) inputs.push_back(tensor);
     }
   };
@@ -120,7 +129,8 @@ struct IsSharedPointer<std::shared_ptr<T>> : std::true_type {};
 // Runs `module`'s forward. Where the module is a unit, its parameters are
 // gathered before and freed after; where it is not, this is a plain call. A
 // parent calls the children that may become units this way. `module`: a
-// module, a shared_ptr or a module holder.
+// module, a shared_ptr or a module holder. A container of tensors that forward
+// takes by non-const reference may be a copy: return what it is to hand back.
 // Throws StatusError when gathering fails or the forward misuses parameters.
 template <typename Module, typename... Args>
 auto Forward(Module&& module, Args&&... args) {

@@ -115,5 +115,30 @@ TEST(UnitHandleTest, TellsWhichModulesAreUnitsAndKeepsTheModelAlive) {
   }));
 }
 
+// By reference what holds no tensor; literals, too.
+class TakesReferences : public torch::nn::Module {
+ public:
+  TakesReferences()
+      : block(register_module("block", std::make_shared<BlockImpl>(kDim))) {}
+  at::Tensor forward(const at::Tensor& x, const std::string& name, int& calls) {
+    ++calls;
+    return name == "twice" ? x * 2 : x;
+  }
+  std::shared_ptr<BlockImpl> block;
+};
+
+TEST(ForwardTest, ReferencesAndLiteralsReachAUnitThatTakesItsInputsOver) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+    auto net = std::make_shared<TakesReferences>();
+    for (at::Tensor& p : net->parameters()) p.set_requires_grad(false);
+    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(communicator)));
+    const at::Tensor x = Rows(0, 2, kDim).requires_grad_();
+    int calls = 0;
+    const at::Tensor y = Forward(net, x, "twice", calls);
+    return calls == 1 && at::equal(y, x * 2) ? absl::OkStatus()
+                                             : absl::InternalError("value");
+  }));
+}
+
 }  // namespace
 }  // namespace fsdp

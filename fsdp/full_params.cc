@@ -6,6 +6,7 @@
 #include <c10/util/Exception.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <string>
@@ -86,31 +87,39 @@ class FullParamsScope::Impl {
     return !options_.rank0_only || model.communicator().rank() == kWriter;
   }
 
+  struct Accessed {
+    std::shared_ptr<ShardedModel> model;
+    WholeAccess access;  // ends before the model
+  };
+
   const SummonOptions options_;
-  std::vector<std::shared_ptr<ShardedModel>> models_;
+  std::vector<Accessed> models_;
   std::vector<Whole> wholes_;
 };
 
 absl::Status FullParamsScope::Impl::Open(
     const std::shared_ptr<ShardedModel>& model, const std::vector<int>& units) {
-  comm::Communicator& world = model->communicator();
-  FSDP_RETURN_IF_ERROR(
-      comm::Agree(world, model->BeginWholeAccess("SummonFullParams()"),
-                  "summoning full parameters", DeadlineOf(*model)));
-  models_.push_back(model);
+  FSDP_ASSIGN_OR_RETURN(WholeAccess access,
+                        WholeAccess::Begin(*model, "SummonFullParams()"));
+  models_.push_back({model, std::move(access)});
   FSDP_RETURN_IF_ERROR(comm::CheckSame(
-      world,
+      model->communicator(),
       absl::StrCat("recurse ", options_.recurse, ", writeback ",
                    options_.writeback, ", rank0_only ", options_.rank0_only,
                    ", offload_to_cpu ", options_.offload_to_cpu,
                    ", with_grads ", options_.with_grads),
       "the options of SummonFullParams()", DeadlineOf(*model)));
-  for (int unit : units) {
-    for (const auto& flat : model->runtime().flats(unit)) {
-      FSDP_RETURN_IF_ERROR(Take(*model, unit, *flat));
+  absl::Status status;
+  status.Update(TorchToStatus("summoning full parameters", [&] {
+    for (int unit : units) {
+      for (const auto& flat : model->runtime().flats(unit)) {
+        ThrowIfError(Take(*model, unit, *flat));
+      }
     }
-  }
-  return absl::OkStatus();
+  }));
+  // The other ranks do not know of it and gather.
+  if (!status.ok()) model->runtime().Abort(status);
+  return status;
 }
 
 absl::Status FullParamsScope::Impl::Take(ShardedModel& model, int unit,
@@ -184,16 +193,17 @@ absl::Status FullParamsScope::Impl::WriteGradientsBack(
 }
 
 absl::Status FullParamsScope::Impl::Close() {
-  absl::Status status;
   for (const Whole& whole : wholes_) Hide(whole);
-  for (const Whole& whole : wholes_) {
-    if (status.ok()) status = WriteBack(whole);
-    if (status.ok()) status = WriteGradientsBack(whole);
-  }
+  const absl::Status status =
+      TorchToStatus("writing full parameters back", [this] {
+        for (const Whole& whole : wholes_) {
+          ThrowIfError(WriteBack(whole));
+          ThrowIfError(WriteGradientsBack(whole));
+        }
+      });
   wholes_.clear();
-  for (const std::shared_ptr<ShardedModel>& model : models_) {
-    if (!status.ok()) model->runtime().Abort(status);
-    model->EndWholeAccess();
+  for (const Accessed& accessed : models_) {
+    if (!status.ok()) accessed.model->runtime().Abort(status);
   }
   models_.clear();
   return status;
@@ -219,8 +229,7 @@ FullParamsScope::~FullParamsScope() {
 absl::Status FullParamsScope::Close() {
   if (impl_ == nullptr) return absl::OkStatus();
   const std::unique_ptr<Impl> impl = std::move(impl_);
-  return TorchToStatus("writing full parameters back",
-                       [&] { ThrowIfError(impl->Close()); });
+  return impl->Close();
 }
 
 absl::StatusOr<FullParamsScope> SummonFullParams(torch::nn::Module& module,
@@ -230,7 +239,11 @@ absl::StatusOr<FullParamsScope> SummonFullParams(torch::nn::Module& module,
   const auto add = [&](const UnitHandle& handle) {
     std::vector<int>& of_model = units[handle.model().get()];
     if (of_model.empty()) models.push_back(handle.model());
-    of_model.push_back(handle.unit());
+    // A module in two places is met twice.
+    if (std::find(of_model.begin(), of_model.end(), handle.unit()) ==
+        of_model.end()) {
+      of_model.push_back(handle.unit());
+    }
   };
   if (!options.recurse) {
     const std::shared_ptr<UnitHandle> handle = FindUnit(module);
@@ -243,9 +256,7 @@ absl::StatusOr<FullParamsScope> SummonFullParams(torch::nn::Module& module,
   auto impl = std::make_unique<FullParamsScope::Impl>(options);
   FullParamsScope scope(std::move(impl));
   for (const std::shared_ptr<ShardedModel>& model : models) {
-    absl::Status status = TorchToStatus("summoning full parameters", [&] {
-      ThrowIfError(scope.impl_->Open(model, units[model.get()]));
-    });
+    const absl::Status status = scope.impl_->Open(model, units[model.get()]);
     if (status.ok()) continue;
     scope.impl_->Close().IgnoreError();
     return status;
@@ -307,9 +318,14 @@ absl::StatusOr<std::shared_ptr<UnitHandle>> UnitOf(torch::nn::Module& module) {
 absl::Status ForEachFullParameter(ShardedModel& model,
                                   const FullParameterVisitor& visit,
                                   const VisitOptions& options) {
-  FSDP_ASSIGN_OR_RETURN(const WholeAccess access,
-                        WholeAccess::Begin(model, "ForEachFullParameter()"));
-  return VisitAll(model, visit, options);
+  return InWholeAccess(model, "ForEachFullParameter()", [&]() -> absl::Status {
+    FSDP_RETURN_IF_ERROR(comm::CheckSame(
+        model.communicator(),
+        absl::StrCat("writeback ", options.writeback, ", rank0_only ",
+                     options.rank0_only),
+        "the options of ForEachFullParameter()", DeadlineOf(model)));
+    return VisitAll(model, visit, options);
+  });
 }
 
 absl::StatusOr<UnshardHandle> Unshard(torch::nn::Module& module) {

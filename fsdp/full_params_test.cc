@@ -509,6 +509,20 @@ TEST(SummonFullParamsTest, OptionsThatDifferBetweenRanksAreRefusedByAll) {
                             HasSubstr("the options of SummonFullParams()"))));
 }
 
+// Whole access that this rank alone has taken.
+class WholeInUse {
+ public:
+  explicit WholeInUse(ShardedModel& model) : model_(model) {
+    ThrowIfError(model_.BeginWholeAccess("a test"));
+  }
+  WholeInUse(const WholeInUse&) = delete;
+  WholeInUse& operator=(const WholeInUse&) = delete;
+  ~WholeInUse() { model_.EndWholeAccess(); }
+
+ private:
+  ShardedModel& model_;
+};
+
 // --- One unit at a time ------------------------------------------------------
 
 TEST(ForEachFullParameterTest, EditsAreKeptWithWritebackOnly) {
@@ -581,6 +595,56 @@ TEST(UnshardTest, TheNextForwardFindsTheUnitAndFreesIt) {
     return Check(model->memory_stats().parameters.in_use_bytes == 0, "left");
   };
   EXPECT_OK(AllOk(RunRanks(group, run)));
+}
+
+TEST(ForEachFullParameterTest, OptionsThatDifferBetweenRanksAreRefusedByAll) {
+  const auto run = [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+    VisitOptions options;
+    options.rank0_only = world.rank() == 0;
+    const absl::Status refused = model->ForEachFullParameter(
+        [](auto&, auto&) { return absl::OkStatus(); }, options);
+    FSDP_RETURN_IF_ERROR(Backward(model));
+    return refused;
+  };
+  EXPECT_THAT(
+      RunRanks(3, run),
+      Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                    HasSubstr("the options of ForEachFullParameter()"))));
+}
+
+// One rank is already inside: the others are told, and are not left inside.
+TEST(SummonFullParamsTest, WhatOneRankCannotEnterAllLeave) {
+  const auto run = [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+    absl::Status refused;
+    {
+      std::optional<WholeInUse> in_use;
+      if (world.rank() == 1) in_use.emplace(model->sharded_model());
+      refused = model->SummonFullParams().status();
+    }
+    FSDP_RETURN_IF_ERROR(Backward(model));
+    return refused;
+  };
+  EXPECT_THAT(RunRanks(3, run),
+              Each(StatusIs(absl::StatusCode::kFailedPrecondition,
+                            HasSubstr("a test"))));
+}
+
+TEST(UnshardTest, AChildTakenFromASequentialIsItsUnit) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    torch::nn::Sequential net(torch::nn::Linear(kDim, kDim),
+                              torch::nn::Linear(kDim, kDim));
+    Options options;
+    options.wrap_policy = WrapModules<torch::nn::LinearImpl>();
+    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(world), options));
+    FSDP_RETURN_IF_ERROR(Unshard(*net->ptr(0)).status());
+    FSDP_RETURN_IF_ERROR(Reshard(*net->ptr(0)));
+    FSDP_ASSIGN_OR_RETURN(const FullParamsScope full,
+                          SummonFullParams(*net->ptr(0)));
+    const at::Tensor weight = net->ptr(0)->parameters().front();
+    return Check(weight.numel() == kDim * kDim && !IsFreed(weight), "freed");
+  }));
 }
 
 TEST(UnshardTest, IsForUnits) {

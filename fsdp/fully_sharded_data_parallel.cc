@@ -26,6 +26,7 @@ absl::StatusOr<at::Tensor> ShardedModuleBase::ClipGradNorm(double max_norm,
   ClipGradNormOptions options;
   options.max_norm = max_norm;
   options.norm_type = norm_type;
+  options.timeout = model_->runtime().timeout();
   return fsdp::ClipGradNorm(communicator(), NamedShards(), options);
 }
 

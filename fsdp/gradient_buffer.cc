@@ -2,7 +2,9 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/maximum.h>
 #include <ATen/ops/mul.h>
+#include <ATen/ops/tensor.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
@@ -27,7 +29,7 @@ int64_t SegmentNumel(const FlatLayout& layout, int64_t element_size) {
   return (used + alignment - 1) / alignment * alignment;
 }
 
-// What no parameter covers: alignment, padding, and room after the flags.
+// What no parameter covers before the flags: alignment and padding.
 std::vector<Slice> Gaps(const FlatLayout& layout, int64_t segment_numel) {
   std::vector<Slice> gaps;
   for (int rank = 0; rank < layout.world_size(); ++rank) {
@@ -43,10 +45,6 @@ std::vector<Slice> Gaps(const FlatLayout& layout, int64_t segment_numel) {
     }
     const int64_t flags = base + layout.shard_numel();
     if (flags > covered) gaps.push_back({covered, flags});
-    const int64_t end_of_flags = flags + layout.num_parameters();
-    if (base + segment_numel > end_of_flags) {
-      gaps.push_back({end_of_flags, base + segment_numel});
-    }
   }
   return gaps;
 }
@@ -111,6 +109,24 @@ void GradientBuffer::Fill(const at::Tensor& memory,
   for (int i = 0; i < layout.num_parameters(); ++i) {
     FillParameter(whole, i, gradients[i]);
   }
+  Flags(whole).copy_(FlagsOf(gradients));
+}
+
+at::Tensor GradientBuffer::Flags(const at::Tensor& whole) const {
+  const FlatLayout& layout = parameter_->layout();
+  return whole.view({layout.world_size(), segment_numel_})
+      .narrow(1, layout.shard_numel(), segment_numel_ - layout.shard_numel());
+}
+
+// A row for all ranks' segments, in their dtype and on their device.
+at::Tensor GradientBuffer::FlagsOf(
+    absl::Span<const at::Tensor> gradients) const {
+  const FlatLayout& layout = parameter_->layout();
+  std::vector<float> flags(segment_numel_ - layout.shard_numel());
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    flags[i] = gradients[i].defined() ? 1 : 0;
+  }
+  return at::tensor(flags).to(parameter_->device(), options_.reduce_dtype);
 }
 
 void GradientBuffer::Add(const at::Tensor& memory,
@@ -121,6 +137,8 @@ void GradientBuffer::Add(const at::Tensor& memory,
     if (!gradients[i].defined()) continue;
     AddParameter(whole, static_cast<int>(i), gradients[i]);
   }
+  at::Tensor flags = Flags(whole);
+  at::maximum_out(flags, flags, FlagsOf(gradients));
 }
 
 void GradientBuffer::AddParameter(const at::Tensor& whole, int i,
@@ -137,7 +155,6 @@ void GradientBuffer::AddParameter(const at::Tensor& whole, int i,
           .add_(source.narrow(0, part.begin, part.numel()),
                 options_.scaling.before);
     }
-    whole.narrow(0, base + layout.shard_numel() + i, 1).fill_(1);
   }
 }
 
@@ -161,8 +178,6 @@ void GradientBuffer::FillParameter(const at::Tensor& whole, int i,
         target.zero_();
       }
     }
-    whole.narrow(0, base + layout.shard_numel() + i, 1)
-        .fill_(gradient.defined() ? 1 : 0);
   }
 }
 
@@ -212,6 +227,8 @@ void GradientBuffer::AccumulateMean(const at::Tensor& memory) {
   const float* produced = flags.const_data_ptr<float>();
   for (int i = 0; i < count; ++i) {
     at::Tensor slice = parameter_->ShardSlice(i);
+    // Frozen since a backward whose gradients were kept whole.
+    if (!slice.requires_grad()) continue;
     if (produced[i] == 0 || slice.grad().defined()) continue;
     // Detached, because torch::optim's zero_grad() detaches it in place, which
     // a view that autograd knows of refuses.

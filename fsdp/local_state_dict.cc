@@ -68,46 +68,49 @@ absl::Status CheckLocal(const ShardedModel& model, const LocalStateDict& dict) {
 
 absl::StatusOr<LocalStateDict> MakeLocalStateDict(
     ShardedModel& model, const torch::nn::Module& module) {
-  FSDP_ASSIGN_OR_RETURN(const WholeAccess access,
-                        WholeAccess::Begin(model, "MakeLocalStateDict()"));
-  const comm::Communicator& world = model.communicator();
-  LocalStateDict dict;
-  dict.rank = world.rank();
-  dict.world_size = world.world_size();
-  for (int unit = 0; unit < model.num_units(); ++unit) {
-    for (const auto& flat : model.runtime().flats(unit)) {
-      dict.flats.push_back({model.unit_name(unit), flat->layout(), flat->rank(),
-                            flat->shard().detach().clone()});
-    }
-  }
-  AddOthers(ReadNamedValues(model, module), /*to_cpu=*/false, dict.others);
-  return dict;
+  return InWholeAccess(
+      model, "MakeLocalStateDict()", [&]() -> absl::StatusOr<LocalStateDict> {
+        const comm::Communicator& world = model.communicator();
+        LocalStateDict dict;
+        dict.rank = world.rank();
+        dict.world_size = world.world_size();
+        for (int unit = 0; unit < model.num_units(); ++unit) {
+          for (const auto& flat : model.runtime().flats(unit)) {
+            dict.flats.push_back({model.unit_name(unit), flat->layout(),
+                                  flat->rank(),
+                                  flat->shard().detach().clone()});
+          }
+        }
+        AddOthers(ReadNamedValues(model, module), /*to_cpu=*/false,
+                  dict.others);
+        return dict;
+      });
 }
 
 absl::Status LoadLocalStateDict(ShardedModel& model,
                                 const torch::nn::Module& module,
                                 const LocalStateDict& dict) {
-  FSDP_ASSIGN_OR_RETURN(const WholeAccess access,
-                        WholeAccess::Begin(model, "LoadLocalStateDict()"));
-  NamedValues others = ReadNamedValues(model, module);
-  others.parameters.clear();
-  absl::Status status = CheckLocal(model, dict);
-  absl::StatusOr<LoadPlan> plan =
-      PlanLoad(others, dict.others, /*strict=*/true);
-  if (status.ok()) status = plan.status();
-  FSDP_RETURN_IF_ERROR(comm::Agree(model.communicator(), status,
-                                   "loading a local state dict",
-                                   DeadlineOf(model)));
-  c10::NoGradGuard no_grad;
-  size_t next = 0;
-  for (int unit = 0; unit < model.num_units(); ++unit) {
-    for (const auto& flat : model.runtime().flats(unit)) {
-      at::Tensor shard = flat->shard().detach();
-      shard.copy_(dict.flats[next++].shard);
+  return InWholeAccess(model, "LoadLocalStateDict()", [&]() -> absl::Status {
+    NamedValues others = ReadNamedValues(model, module);
+    others.parameters.clear();
+    absl::Status status = CheckLocal(model, dict);
+    absl::StatusOr<LoadPlan> plan =
+        PlanLoad(others, dict.others, /*strict=*/true);
+    if (status.ok()) status = plan.status();
+    FSDP_RETURN_IF_ERROR(comm::Agree(model.communicator(), status,
+                                     "loading a local state dict",
+                                     DeadlineOf(model)));
+    c10::NoGradGuard no_grad;
+    size_t next = 0;
+    for (int unit = 0; unit < model.num_units(); ++unit) {
+      for (const auto& flat : model.runtime().flats(unit)) {
+        at::Tensor shard = flat->shard().detach();
+        shard.copy_(dict.flats[next++].shard);
+      }
     }
-  }
-  Apply(*plan);
-  return absl::OkStatus();
+    Apply(*plan);
+    return absl::OkStatus();
+  });
 }
 
 absl::StatusOr<StateDict> ConsolidateLocalStateDicts(

@@ -152,7 +152,6 @@ MemoryPlan PlanMemory(const std::vector<ScheduledUnit>& units,
                       const ScheduleOptions& schedule_options,
                       const MemoryPlanOptions& options) {
   FSDP_CHECK(units.size() == bytes.size());
-  FSDP_CHECK(options.backwards_per_step >= 1);
   MemoryPlan plan;
   int64_t largest_gradient = 0;
   for (const UnitBytes& unit : bytes) {
@@ -167,7 +166,7 @@ MemoryPlan PlanMemory(const std::vector<ScheduledUnit>& units,
   Simulation simulation(units, bytes, schedule_options);
   // The first step records the order that later ones prefetch by.
   for (int step = 0; step < 2; ++step) {
-    simulation.Run(options.backwards_per_step);
+    simulation.Run(std::max(1, options.backwards_per_step));
   }
   plan.gathered = simulation.gathered();
   plan.parts = simulation.parts();

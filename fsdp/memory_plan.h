@@ -42,7 +42,7 @@ struct MemoryPlanOptions {
   // Bytes of optimizer state per byte of trainable shard: 2 for Adam.
   double optimizer_state = 2;
   // Backwards of which only the last reduces.
-  int backwards_per_step = 1;
+  int backwards_per_step = 1;  // at least 1
 };
 
 // `units` as for Schedule, `bytes` of each. Assumes that every unit runs once,

@@ -43,6 +43,7 @@ namespace {
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::AllOk;
 using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::comm::testing::RunRanks;
 using ::fsdp::testing::FillParameters;
 using ::fsdp::testing::Rows;
 using ::fsdp::testing::StatusIs;
@@ -461,6 +462,24 @@ TEST(MixedPrecisionTest, ReadsAsASentence) {
   EXPECT_EQ(MixedPrecision().ToString(), "as stored");
   EXPECT_EQ(ComputeIn(at::kBFloat16).ToString(),
             "param BFloat16, reduce Float, inputs cast at the root");
+}
+
+TEST(MixedPrecisionTest, AnEvalForwardBeforeTheBackwardIsNamed) {
+  const auto run = [](Communicator& world) -> absl::Status {
+    MixedPrecision precision = ComputeIn(at::kBFloat16);
+    precision.full_precision_in_eval = true;
+    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<ProbedNet> model,
+                          FullyShard(std::make_shared<ProbedNet>(),
+                                     Unowned(world), Probed(precision)));
+    const at::Tensor x = Rows(0, 2, kDim);
+    const at::Tensor loss = model->forward(x).sum();
+    model->eval();
+    model->forward(x);
+    return model->Backward(loss);
+  };
+  EXPECT_THAT(RunRanks(2, run),
+              Each(StatusIs(absl::StatusCode::kFailedPrecondition,
+                            HasSubstr("after a forward in another mode"))));
 }
 
 }  // namespace

@@ -6,10 +6,12 @@
 #include <c10/core/GradMode.h>
 #include <torch/optim/optimizer.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <set>
 #include <string>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -194,20 +196,25 @@ absl::Status PlanGroups(const std::vector<OptimizerGroup>& ours,
                        ", which the state has not: make its groups as they "
                        "were when the state was taken"));
     }
+    if (found->options == nullptr ||
+        typeid(*found->options) != typeid(*group.options)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "the state of the group of ", Sorted(group.names),
+          " is of another class of optimizer: load it into one of the class "
+          "it was taken from"));
+    }
     replacement->options.push_back(found->options->clone());
   }
   return absl::OkStatus();
 }
 
-// Splits "blocks.0.weight.exp_avg" behind the longest name of a parameter.
-absl::Status SplitKey(const std::string& key,
-                      const std::map<std::string, OptimizerSlots>& known,
-                      std::string* parameter, std::string* slot) {
+// "blocks.0.weight.exp_avg" as parameter and slot.
+absl::StatusOr<std::pair<std::string, std::string>> SplitKey(
+    const std::string& key,
+    const std::map<std::string, OptimizerSlots>& known) {
   const size_t dot = key.rfind('.');
   if (dot != std::string::npos && known.count(key.substr(0, dot)) > 0) {
-    *parameter = key.substr(0, dot);
-    *slot = key.substr(dot + 1);
-    return absl::OkStatus();
+    return std::make_pair(key.substr(0, dot), key.substr(dot + 1));
   }
   return absl::InvalidArgumentError(absl::StrCat(
       "the state has ", key, ", but the optimizer has no such parameter"));
@@ -260,6 +267,35 @@ std::map<std::string, OptimizerSlots> Known(const View& view) {
   return known;
 }
 
+using SpecByName = std::map<std::string, const ParameterSpec*>;
+
+SpecByName SpecsOf(const ShardedModel& model) {
+  SpecByName specs;
+  for (int unit = 0; unit < model.num_units(); ++unit) {
+    for (const auto& flat : model.runtime().flats(unit)) {
+      for (int i = 0; i < flat->num_parameters(); ++i) {
+        specs[flat->parameter(i).name] = &flat->layout().parameter(i);
+      }
+    }
+  }
+  return specs;
+}
+
+// Pieces lie in the storage order of the parameter they were taken from.
+absl::Status CheckShape(const std::string& key, const ParameterPiece& piece,
+                        const ParameterSpec& spec) {
+  if (piece.sizes != spec.sizes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(key, ": shape [", absl::StrJoin(piece.sizes, ", "),
+                     "] instead of [", absl::StrJoin(spec.sizes, ", "), "]"));
+  }
+  if (piece.strides == spec.strides) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(key, ": strides [", absl::StrJoin(piece.strides, ", "),
+                   "] instead of [", absl::StrJoin(spec.strides, ", "),
+                   "]: give the parameter the memory format it had"));
+}
+
 absl::StatusOr<Replacement> PlanLoad(
     const ShardedModel& model, const Optimizer& optimizer,
     absl::Span<const ParameterPiece> pieces,
@@ -267,8 +303,7 @@ absl::StatusOr<Replacement> PlanLoad(
     const std::vector<OptimizerGroup>& groups) {
   FSDP_ASSIGN_OR_RETURN(const View view, ReadOptimizer(model, optimizer));
   std::map<std::string, OptimizerSlots> values = Known(view);
-  std::string name;
-  std::string slot;
+  const SpecByName specs = SpecsOf(model);
   std::map<std::string, std::vector<const ParameterPiece*>> by_key;
   for (const ParameterPiece& piece : pieces) {
     by_key[piece.name].push_back(&piece);
@@ -278,15 +313,12 @@ absl::StatusOr<Replacement> PlanLoad(
     shards[named.name] = &named;
   }
   for (const auto& [key, of_key] : by_key) {
-    FSDP_RETURN_IF_ERROR(SplitKey(key, values, &name, &slot));
-    const NamedShard& named = *shards[name];
+    FSDP_ASSIGN_OR_RETURN(const auto names, SplitKey(key, values));
+    const NamedShard& named = *shards[names.first];
     for (const ParameterPiece* piece : of_key) {
-      if (piece->sizes == named.sizes) continue;
-      return absl::InvalidArgumentError(absl::StrCat(
-          key, ": shape [", absl::StrJoin(piece->sizes, ", "), "] instead of [",
-          absl::StrJoin(named.sizes, ", "), "]"));
+      FSDP_RETURN_IF_ERROR(CheckShape(key, *piece, *specs.at(names.first)));
     }
-    at::Tensor& own = values[name].tensors[slot];
+    at::Tensor& own = values[names.first].tensors[names.second];
     own = at::empty_like(named.shard.detach(),
                          of_key.front()->values.scalar_type());
     const absl::Status copied = CopyFromPieces(of_key, named.begin, own);
@@ -296,8 +328,8 @@ absl::StatusOr<Replacement> PlanLoad(
     }
   }
   for (const auto& [key, number] : numbers) {
-    FSDP_RETURN_IF_ERROR(SplitKey(key, values, &name, &slot));
-    values[name].numbers[slot] = number;
+    FSDP_ASSIGN_OR_RETURN(const auto names, SplitKey(key, values));
+    values[names.first].numbers[names.second] = number;
   }
   return PlanReplacement(model, optimizer, view, values, groups);
 }
@@ -307,47 +339,50 @@ absl::StatusOr<Replacement> PlanLoad(
 absl::StatusOr<OptimizerStateDict> FullOptimizerState(
     ShardedModel& model, Optimizer& optimizer,
     const StateDictOptions& options) {
-  FSDP_ASSIGN_OR_RETURN(const WholeAccess access,
-                        WholeAccess::Begin(model, "FullOptimizerState()"));
-  FSDP_ASSIGN_OR_RETURN(const View view, AgreedView(model, optimizer));
-  OptimizerStateDict dict;
-  for (int unit = 0; unit < model.num_units(); ++unit) {
-    for (const auto& flat : model.runtime().flats(unit)) {
-      for (const auto& [key, dtype] : SlotsOf(*flat, view)) {
-        FSDP_RETURN_IF_ERROR(
-            GatherSlot(model, unit, *flat, view, key, dtype, options, &dict));
-      }
-    }
-  }
-  if (options.rank0_only && model.communicator().rank() != 0) return dict;
-  dict.numbers = NumbersOf(view);
-  dict.groups = view.groups;
-  return dict;
+  return InWholeAccess(
+      model, "FullOptimizerState()",
+      [&]() -> absl::StatusOr<OptimizerStateDict> {
+        FSDP_ASSIGN_OR_RETURN(const View view, AgreedView(model, optimizer));
+        OptimizerStateDict dict;
+        for (int unit = 0; unit < model.num_units(); ++unit) {
+          for (const auto& flat : model.runtime().flats(unit)) {
+            for (const auto& [key, dtype] : SlotsOf(*flat, view)) {
+              FSDP_RETURN_IF_ERROR(GatherSlot(model, unit, *flat, view, key,
+                                              dtype, options, &dict));
+            }
+          }
+        }
+        if (options.rank0_only && model.communicator().rank() != 0) return dict;
+        dict.numbers = NumbersOf(view);
+        dict.groups = view.groups;
+        return dict;
+      });
 }
 
 absl::StatusOr<ShardedOptimizerState> MakeShardedOptimizerState(
     ShardedModel& model, Optimizer& optimizer) {
-  FSDP_ASSIGN_OR_RETURN(
-      const WholeAccess access,
-      WholeAccess::Begin(model, "MakeShardedOptimizerState()"));
-  FSDP_ASSIGN_OR_RETURN(const View view, AgreedView(model, optimizer));
-  ShardedOptimizerState result{{}, NumbersOf(view), view.groups};
-  for (int unit = 0; unit < model.num_units(); ++unit) {
-    for (const auto& flat : model.runtime().flats(unit)) {
-      for (int i = 0; i < flat->num_parameters(); ++i) {
-        const ParameterSpec& spec = flat->layout().parameter(i);
-        const auto slots = view.slots.find(spec.name);
-        if (slots == view.slots.end()) continue;
-        for (const auto& [key, tensor] : slots->second.tensors) {
-          result.tensors.push_back(
-              {KeyOf(spec.name, key), spec.sizes, spec.strides,
-               flat->layout().InParameter(i, flat->rank()).begin,
-               tensor.detach().clone()});
+  return InWholeAccess(
+      model, "MakeShardedOptimizerState()",
+      [&]() -> absl::StatusOr<ShardedOptimizerState> {
+        FSDP_ASSIGN_OR_RETURN(const View view, AgreedView(model, optimizer));
+        ShardedOptimizerState result{{}, NumbersOf(view), view.groups};
+        for (int unit = 0; unit < model.num_units(); ++unit) {
+          for (const auto& flat : model.runtime().flats(unit)) {
+            for (int i = 0; i < flat->num_parameters(); ++i) {
+              const ParameterSpec& spec = flat->layout().parameter(i);
+              const auto slots = view.slots.find(spec.name);
+              if (slots == view.slots.end()) continue;
+              for (const auto& [key, tensor] : slots->second.tensors) {
+                result.tensors.push_back(
+                    {KeyOf(spec.name, key), spec.sizes, spec.strides,
+                     flat->layout().InParameter(i, flat->rank()).begin,
+                     tensor.detach().clone()});
+              }
+            }
+          }
         }
-      }
-    }
-  }
-  return result;
+        return result;
+      });
 }
 
 absl::Status LoadShardedOptimizerState(
@@ -355,29 +390,22 @@ absl::Status LoadShardedOptimizerState(
     absl::Span<const ParameterPiece> tensors,
     const std::map<std::string, int64_t>& numbers,
     const std::vector<OptimizerGroup>& groups) {
-  FSDP_ASSIGN_OR_RETURN(
-      const WholeAccess access,
-      WholeAccess::Begin(model, "LoadShardedOptimizerState()"));
-  absl::StatusOr<Replacement> replacement =
-      PlanLoad(model, optimizer, tensors, numbers, groups);
-  FSDP_RETURN_IF_ERROR(comm::Agree(model.communicator(), replacement.status(),
-                                   "loading an optimizer's state",
-                                   DeadlineOf(model)));
-  Apply(*std::move(replacement), optimizer);
-  return absl::OkStatus();
+  return InWholeAccess(
+      model, "LoadShardedOptimizerState()", [&]() -> absl::Status {
+        absl::StatusOr<Replacement> replacement =
+            PlanLoad(model, optimizer, tensors, numbers, groups);
+        FSDP_RETURN_IF_ERROR(
+            comm::Agree(model.communicator(), replacement.status(),
+                        "loading an optimizer's state", DeadlineOf(model)));
+        Apply(*std::move(replacement), optimizer);
+        return absl::OkStatus();
+      });
 }
 
 absl::Status LoadFullOptimizerState(ShardedModel& model, Optimizer& optimizer,
                                     const OptimizerStateDict& dict) {
   // A whole tensor is one piece, in the storage order of its parameter.
-  std::map<std::string, const ParameterSpec*> specs;
-  for (int unit = 0; unit < model.num_units(); ++unit) {
-    for (const auto& flat : model.runtime().flats(unit)) {
-      for (int i = 0; i < flat->num_parameters(); ++i) {
-        specs[flat->parameter(i).name] = &flat->layout().parameter(i);
-      }
-    }
-  }
+  const SpecByName specs = SpecsOf(model);
   std::vector<ParameterPiece> pieces;
   for (const auto& item : dict.tensors) {
     const std::string& key = item.key();
@@ -385,7 +413,8 @@ absl::Status LoadFullOptimizerState(ShardedModel& model, Optimizer& optimizer,
     const auto spec = specs.find(key.substr(0, key.rfind('.')));
     const bool fits =
         spec != specs.end() && value.sizes() == spec->second->sizes;
-    pieces.push_back({key, value.sizes().vec(), value.strides().vec(), 0,
+    pieces.push_back({key, value.sizes().vec(),
+                      fits ? spec->second->strides : value.strides().vec(), 0,
                       fits ? flat_param::StorageOrderOf(value, *spec->second)
                            : value.reshape({-1})});
   }

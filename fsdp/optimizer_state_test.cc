@@ -322,6 +322,34 @@ TEST(OptimizerStateTest, WhatDoesNotFitIsRefusedOnAllRanks) {
          return model->LoadOptimizerState(*adamw, wrong);
        },
        "head.bias.exp_avg: shape [4] instead of [3]"},
+      // Both are without slots then.
+      {[&](Model& model) {
+         const auto adamw = Kinds()[0].make(NamedLeaves(model));
+         const auto sgd = Kinds()[2].make(NamedLeaves(model));
+         OptimizerStateDict other = ValueOrThrow(model->OptimizerState(*sgd));
+         return model->LoadOptimizerState(*adamw, other);
+       },
+       "of another class of optimizer"},
+      {[&](Model& model) {
+         const auto adamw = Kinds()[0].make(NamedLeaves(model));
+         OptimizerStateDict wrong = snapshot.optimizer;
+         for (OptimizerGroup& group : wrong.groups) group.options = nullptr;
+         return model->LoadOptimizerState(*adamw, wrong);
+       },
+       "of another class of optimizer"},
+      {[&](Model& model) {
+         const auto adamw = Kinds()[0].make(NamedLeaves(model));
+         const std::vector<ParameterPiece> transposed = {
+             {"head.weight.exp_avg",
+              {kDim, kDim},
+              {1, kDim},
+              0,
+              at::zeros({kDim * kDim})}};
+         return LoadShardedOptimizerState(
+             model->sharded_model(), *adamw, transposed, {},
+             ValueOrThrow(model->OptimizerState(*adamw)).groups);
+       },
+       "strides [1, 3] instead of [3, 1]"},
   };
   for (const auto& [misuse, text] : misuses) {
     const auto run = [&,

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -25,6 +26,21 @@
 #include "flat_param/flat_parameter.h"
 
 namespace fsdp {
+namespace {
+
+// A user's hook, which may throw.
+absl::StatusOr<std::unique_ptr<comm::Work>> CallHook(
+    const std::string& label,
+    absl::FunctionRef<absl::StatusOr<std::unique_ptr<comm::Work>>()> hook) {
+  absl::StatusOr<std::unique_ptr<comm::Work>> work = nullptr;
+  const absl::Status thrown =
+      TorchToStatus(absl::StrCat("the reduction hook for unit ", label),
+                    [&] { work = hook(); });
+  if (!thrown.ok()) return thrown;
+  return work;
+}
+
+}  // namespace
 
 Runtime::Runtime(std::shared_ptr<comm::Communicator> communicator,
                  std::vector<RuntimeUnit> units, absl::Duration timeout)
@@ -163,7 +179,8 @@ absl::Status Runtime::GatherFlat(int unit, Flat& flat) {
   if (placement.shard->world_size() == 1) return absl::OkStatus();
   FSDP_ASSIGN_OR_RETURN(flat.gather,
                         placement.shard->AllGather(whole, own, flat.label));
-  order_.push_back({ActionKind::kGather, unit});
+  order_.Add(ActionKind::kGather, unit, flat.label, parameter.unsharded_bytes(),
+             parameter.unsharded_dtype());
   return absl::OkStatus();
 }
 
@@ -276,11 +293,15 @@ absl::StatusOr<std::unique_ptr<comm::Work>> Runtime::ReduceFlat(
     int unit, const Flat& flat, const at::Tensor& memory) {
   comm::Communicator& group = *units_[unit].placement.shard;
   if (group.world_size() == 1) return nullptr;
-  order_.push_back({ActionKind::kReduce, unit});
+  order_.Add(ActionKind::kReduce, unit, flat.label,
+             flat.gradient_buffer.bytes(),
+             flat.gradient_buffer.options().reduce_dtype);
   const at::Tensor own = flat.gradient_buffer.OwnSegment(memory);
   const at::Tensor whole = flat.gradient_buffer.Whole(memory);
   if (hooks_.reduce_scatter) {
-    return hooks_.reduce_scatter({flat.label, group, whole, own});
+    return CallHook(flat.label, [&] {
+      return hooks_.reduce_scatter({flat.label, group, whole, own});
+    });
   }
   return group.ReduceScatter(own, whole, comm::ReduceOp::kSum, flat.label);
 }
@@ -297,11 +318,16 @@ absl::Status Runtime::Replicate(int unit) {
     const Flat& flat = flats_[unit][i];
     std::unique_ptr<comm::Work>& work = reduction->works[i];
     if (work != nullptr) FSDP_RETURN_IF_ERROR(work->Wait(Deadline()));
-    order_.push_back({ActionKind::kReplicate, unit});
+    order_.Add(ActionKind::kReplicate, unit, flat.label,
+               flat.gradient_buffer.bytes(),
+               flat.gradient_buffer.options().reduce_dtype);
     const at::Tensor own =
         flat.gradient_buffer.OwnSegment(reduction->memory[i]);
     if (hooks_.all_reduce) {
-      FSDP_ASSIGN_OR_RETURN(work, hooks_.all_reduce({flat.label, group, own}));
+      FSDP_ASSIGN_OR_RETURN(
+          work, CallHook(flat.label, [&] {
+            return hooks_.all_reduce({flat.label, group, own});
+          }));
     } else {
       FSDP_ASSIGN_OR_RETURN(
           work, group.AllReduce(own, comm::ReduceOp::kSum, flat.label));
@@ -393,43 +419,7 @@ void Runtime::DropEverything() {
     }
   }
   reductions_.clear();
-  order_.clear();
-}
-
-// FNV-1a. Bytes and dtypes follow from unit and kind.
-uint64_t Runtime::OrderHash() const {
-  uint64_t hash = 0xcbf29ce484222325;
-  const auto mix = [&hash](uint64_t value) {
-    hash = (hash ^ value) * 0x100000001b3;
-  };
-  for (const Action& action : order_) {
-    mix(static_cast<uint64_t>(action.kind));
-    mix(static_cast<uint64_t>(action.unit));
-  }
-  return hash;
-}
-
-std::string Runtime::OrderText() const {
-  std::string text;
-  for (const Action& action : order_) {
-    const bool gathers = action.kind == ActionKind::kGather;
-    absl::StrAppend(&text,
-                    gathers                              ? "all-gather "
-                    : action.kind == ActionKind::kReduce ? "reduce-scatter "
-                                                         : "all-reduce ",
-                    units_[action.unit].name);
-    for (const Flat& flat : flats_[action.unit]) {
-      absl::StrAppend(
-          &text, ", ",
-          gathers ? flat.parameter->unsharded_bytes()
-                  : flat.gradient_buffer.bytes(),
-          " bytes ",
-          c10::toString(gathers ? flat.parameter->unsharded_dtype()
-                                : flat.gradient_buffer.options().reduce_dtype));
-    }
-    absl::StrAppend(&text, "\n");
-  }
-  return text;
+  order_.Clear();
 }
 
 }  // namespace fsdp

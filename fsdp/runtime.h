@@ -24,6 +24,7 @@
 #include "flat_param/flat_parameter.h"
 #include "fsdp/buffer_pool.h"
 #include "fsdp/gradient_buffer.h"
+#include "fsdp/order_log.h"
 #include "fsdp/schedule.h"
 
 namespace fsdp {
@@ -134,12 +135,9 @@ class Runtime {
   // are empty afterwards.
   void DropEverything();
 
-  // The collectives since ClearOrder(): a hash, and a line for each with unit,
-  // bytes and dtype. What gathers within the smaller group is left out, since
-  // ranks make them together with theirs.
-  uint64_t OrderHash() const;
-  std::string OrderText() const;
-  void ClearOrder() { order_.clear(); }
+  // The collectives since it was cleared. What gathers within the smaller
+  // group is left out, since ranks make them together with theirs.
+  OrderLog& order() { return order_; }
 
   MemoryStats memory_stats() const {
     return {parameter_memory_.stats(), gradient_memory_.stats()};
@@ -192,7 +190,7 @@ class Runtime {
   std::deque<Reduction> reductions_;      // filled or in flight, oldest first
   RuntimeHooks hooks_;
   std::set<int> awaiting_step_;  // units with gradients to be stepped
-  std::vector<Action> order_;
+  OrderLog order_;
   BufferPool parameter_memory_;
   BufferPool gradient_memory_;
 };

@@ -305,22 +305,23 @@ TEST(OrderTest, TellsOrdersApartByTextAndHashUntilItIsCleared) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     OneUnit unit(world, Sharded(world));
     Runtime& runtime = unit.runtime();
-    const uint64_t none = runtime.OrderHash();
-    FSDP_RETURN_IF_ERROR(Check(runtime.OrderText().empty(), "not empty"));
+    const uint64_t none = runtime.order().hash();
+    FSDP_RETURN_IF_ERROR(
+        Check(runtime.order().ToString().empty(), "not empty"));
     FSDP_RETURN_IF_ERROR(unit.Do({kGather, kWaitGather, kFree}));
     FSDP_RETURN_IF_ERROR(unit.Do({kFill, kReduce, kWaitReduce}, 1));
-    const uint64_t gather_first = runtime.OrderHash();
+    const uint64_t gather_first = runtime.order().hash();
     FSDP_RETURN_IF_ERROR(Check(
-        runtime.OrderText() ==
+        runtime.order().ToString() ==
             absl::StrCat("all-gather unit, ", unit.flat().unsharded_bytes(),
                          " bytes Float\nreduce-scatter unit, ",
                          runtime.reduce_buffer_bytes(kUnit), " bytes Float\n"),
-        runtime.OrderText()));
-    runtime.ClearOrder();
-    FSDP_RETURN_IF_ERROR(Check(runtime.OrderHash() == none, "not cleared"));
+        runtime.order().ToString()));
+    runtime.order().Clear();
+    FSDP_RETURN_IF_ERROR(Check(runtime.order().hash() == none, "not cleared"));
     FSDP_RETURN_IF_ERROR(unit.Do({kFill, kReduce, kWaitReduce}, 1));
     FSDP_RETURN_IF_ERROR(unit.Do({kGather, kWaitGather, kFree}));
-    return Check(runtime.OrderHash() != gather_first, "equal hashes");
+    return Check(runtime.order().hash() != gather_first, "equal hashes");
   }));
 }
 

@@ -91,6 +91,17 @@ def forward(self, x):
   return block;
 }
 
+// Of the same type, with parameters of its own.
+Module AnotherLike(const Module& module) {
+  const c10::NoGradGuard no_grad;
+  Module other = module.deepcopy();
+  for (const auto& item : module.named_parameters()) {
+    other.attr(item.name).toTensor().set_requires_grad(
+        item.value.requires_grad());
+  }
+  return other;
+}
+
 // Two blocks, the second used twice and from two places, and parameters of its
 // own; one of them in a unit that returns before it uses all it has.
 Module MakeNet() {
@@ -99,7 +110,7 @@ Module MakeNet() {
   AddParameter(net, "embed", {kDim, kDim});
   AddParameter(net, "head", {kDim, kDim});
   const Module first = MakeBlock(program);
-  const Module second = first.deepcopy();
+  const Module second = AnotherLike(first);
   net.register_module("first", first);
   net.register_module("second", second);
   net.register_module("again", second);

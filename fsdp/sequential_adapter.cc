@@ -18,7 +18,12 @@ namespace {
 class UnitCaller final : public torch::nn::Module {
  public:
   explicit UnitCaller(torch::nn::AnyModule child)
-      : torch::nn::Module("fsdp::UnitCaller"), child_(std::move(child)) {}
+      : torch::nn::Module("fsdp::UnitCaller"), child_(std::move(child)) {
+    // So that who takes it from the list finds the unit, and those inside. The
+    // Sequential's own children are the modules themselves.
+    register_module("child", child_.ptr());
+    register_module(kUnitHandleName, FindUnit(*child_.ptr()));
+  }
 
   at::Tensor forward(at::Tensor input) {
     ForwardScope scope(*child_.ptr());

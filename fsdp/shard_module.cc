@@ -58,12 +58,9 @@ std::string FreedText(const Unit& unit) {
 
 GradientScaling ScalingOf(const Options& options, int ranks,
                           c10::ScalarType reduce_dtype) {
-  if (!options.gradient_divide_factor.has_value() &&
-      !options.gradient_predivide_factor.has_value()) {
-    return MeanOver(ranks, reduce_dtype);
-  }
   const double factor = options.gradient_divide_factor.value_or(ranks);
-  const double before = options.gradient_predivide_factor.value_or(1);
+  const double before = options.gradient_predivide_factor.value_or(
+      1 / MeanOver(ranks, reduce_dtype).before);
   return {1 / before, before / factor};
 }
 

@@ -14,7 +14,6 @@
 #include <thread>
 #include <vector>
 
-#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
@@ -63,8 +62,8 @@ class ShardedModel final : public BackwardListener,
   ~ShardedModel() override;
 
   // --- One forward of a unit, in this order -------------------------------
-  // Gathers the unit's parameters and hands them to autograd. On an error the
-  // iteration is given up.
+  // Gathers the unit's parameters and hands them to autograd. When that fails
+  // the iteration is given up; when it is refused nothing has changed.
   absl::Status PreForward(int unit);
   // After PreForward() with grad: what a checkpointed region in the unit's
   // forward may use.
@@ -85,8 +84,9 @@ class ShardedModel final : public BackwardListener,
   // The same for a use whose outputs are not known; the caller tells whether a
   // backward is to come.
   absl::Status PostForwardOfUnseen(int unit, bool expects_backward);
-  // Instead of PostForward(), when the forward throws.
-  void AbandonForward(int unit);
+  // Instead of PostForward(), when the forward throws; `thrown` where that is
+  // known.
+  void AbandonForward(int unit, const absl::Status& thrown);
 
   // loss.backward() with errors as a Status, after which the model is ready for
   // the next iteration and, where Settings say so, the communicator is aborted.
@@ -104,7 +104,8 @@ class ShardedModel final : public BackwardListener,
 
   // Called in backward with the shards of each unit as soon as their gradients
   // are complete. It steps them and drops the gradients, whose memory is then
-  // given back: gradients of a unit or two are alive at a time.
+  // given back: gradients of a unit or two are alive at a time. While it runs,
+  // no other shard has a gradient. Replaces what was set before; null ends it.
   // FailedPrecondition inside a forward or backward.
   using UnitStep = std::function<absl::Status(absl::Span<const NamedShard>)>;
   absl::Status StepInBackward(UnitStep step);
@@ -134,7 +135,8 @@ class ShardedModel final : public BackwardListener,
   const std::vector<NamedShard>& NamedShards() const { return named_shards_; }
   // Freezes or unfreezes a parameter from the next forward on, by any of its
   // names; all ranks alike.
-  // NotFound for an unknown name.
+  // NotFound for an unknown name. FailedPrecondition inside a forward, a
+  // backward or a scope of full parameters.
   absl::Status SetTrainable(absl::string_view name, bool trainable);
   // Between these, forward and backward are refused with a text that names
   // `what`, nothing is gathered, and the module's tensors have no edges of
@@ -178,11 +180,14 @@ class ShardedModel final : public BackwardListener,
     std::vector<Slot> slots;
     int num_trainable = 0;  // as of the last PreForward
     bool edges_attached = false;
-    size_t first_shard = 0;  // in named_shards_
+    bool graph_precision = false;  // full_precision_ at the last with a graph
+    size_t first_shard = 0;        // in named_shards_
     // Of the forward that runs now; null without grad.
     std::shared_ptr<torch::autograd::Node> node;
     std::shared_ptr<const RunningUnit> running;
   };
+  static constexpr int kRoot = 0;
+
   // A unit whose outputs the gradient has reached and whose own has not.
   struct PendingUnit {
     int unit;
@@ -190,33 +195,42 @@ class ShardedModel final : public BackwardListener,
     uint64_t node_sequence;
   };
 
-  absl::Status CheckThread(int unit) const;
-  absl::Status ChoosePrecision();
-  bool InFullPrecision(int unit) const;
-  void CastOutputs(int unit, const std::vector<at::Tensor*>& outputs) const;
-  absl::Status CheckOrder();
-  absl::Status CompareOrder(uint64_t hash);
   absl::Status TransitionOrAbort(const Event& event,
                                  const std::vector<at::Tensor>& gradients);
   void GiveUpIteration(const absl::Status& reason);
   // Frees all units, outside forward and backward.
   absl::Status ReleaseUnsharded();
+  void AttachSentinels();
+  void RestoreSentinels();
+  void ClearEdges();
+
+  // sharded_model.cc: forward
+  absl::Status CheckThread(int unit) const;
   void AttachNode(int unit);
+  bool HasTrainable(int unit) const;
+  absl::Status CheckForwardLeftParametersAlone(
+      int unit, const std::vector<at::Tensor*>& outputs) const;
   absl::Status BeforePostForward(int unit,
                                  const std::vector<at::Tensor*>& outputs);
   absl::Status EndForward(int unit, bool expects_backward,
                           const std::vector<at::Tensor*>& outputs);
-  bool HasTrainable(int unit) const;
-  absl::Status CheckForwardLeftParametersAlone(
-      int unit, const std::vector<at::Tensor*>& outputs) const;
+
+  // sharded_model_precision.cc
+  absl::Status ChoosePrecision();
+  bool InFullPrecision(int unit) const;
+  void CastOutputs(int unit, const std::vector<at::Tensor*>& outputs) const;
+  absl::Status CheckGraphPrecision(int unit) const;
+
+  // sharded_model_backward.cc
   void EnterBackward();
   void OnEndOfBackward();
   absl::Status FinishPendingFrom(uint64_t sequence);
   absl::Status PostBackward(int unit, const std::vector<at::Tensor>& gradients,
                             bool reduces);
-  void RestoreSentinels();
-  void ClearEdges();
-  void AttachSentinels();
+  absl::Status CheckOrder();
+  absl::Status CompareOrder();
+
+  // sharded_model_between_steps.cc
   absl::Status CheckNoWholeAccess() const;
   absl::Status CheckIdle(absl::string_view what) const;
 
@@ -231,7 +245,7 @@ class ShardedModel final : public BackwardListener,
   std::string whole_access_;  // what has the parameters whole; empty: nothing
   bool synchronizes_ = true;
   bool full_precision_ = false;  // where a unit's policy says so of eval mode
-  absl::flat_hash_set<uint64_t> agreed_orders_;
+  bool has_reduced_ = false;     // a backward has, at least once
   std::thread::id forward_thread_;
   std::unique_ptr<UnitObserver> observer_;  // may be null
 };

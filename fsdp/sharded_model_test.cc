@@ -3,6 +3,7 @@
 // What a step refuses, and what the user's own exceptions leave behind: a clear
 // error on every rank, no hang, and a model that still works.
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
@@ -505,6 +506,46 @@ TEST(ShardedModelTest, NamesParametersWithoutGradientInTheFirstStepOnce) {
   }));
   EXPECT_EQ(warnings.count, 1);
   EXPECT_THAT(warnings.text, HasSubstr("left.weight, left.bias"));
+}
+
+// Backward inside forward, as for a penalty on gradients, and parameters of the
+// unit around it that are used afterwards.
+class InnerBackward : public torch::nn::Module {
+ public:
+  InnerBackward()
+      : block(register_module("block", std::make_shared<BlockImpl>(kDim))),
+        own(register_module("own", torch::nn::Linear(kDim, kDim))) {
+    testing::FillParameters(*this, 1);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    Forward(block, own->forward(x)).sum().backward();
+    return own->forward(Forward(block, x));
+  }
+  std::shared_ptr<BlockImpl> block;
+  torch::nn::Linear own;
+};
+
+TEST(ShardedModelTest, ABackwardInsideAForwardLeavesTheUnitsAroundItAlone) {
+  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& communicator) -> absl::Status {
+    const auto plain = std::make_shared<InnerBackward>();
+    FSDP_ASSIGN_OR_RETURN(auto model,
+                          FullyShard(std::make_shared<InnerBackward>(),
+                                     Unowned(communicator), BlockUnits()));
+    for (int step = 0; step < 2; ++step) {
+      const at::Tensor x = Rows(step, 2, kDim);
+      plain->forward(x).square().sum().backward();
+      FSDP_RETURN_IF_ERROR(model->Backward(model->forward(x).square().sum()));
+    }
+    const auto expected = plain->named_parameters();
+    for (const NamedShard& named : model->NamedShards()) {
+      const at::Tensor whole = expected[named.name].grad().reshape({-1});
+      if (!at::allclose(named.shard.grad(),
+                        whole.narrow(0, named.begin, named.shard.numel()))) {
+        return absl::InternalError(named.name);
+      }
+    }
+    return absl::OkStatus();
+  }));
 }
 
 }  // namespace

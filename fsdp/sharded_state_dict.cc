@@ -69,52 +69,56 @@ absl::StatusOr<std::vector<at::Tensor>> ShardsFromPieces(
 
 absl::StatusOr<ShardedStateDict> MakeShardedStateDict(
     ShardedModel& model, const torch::nn::Module& module) {
-  FSDP_ASSIGN_OR_RETURN(const WholeAccess access,
-                        WholeAccess::Begin(model, "MakeShardedStateDict()"));
-  ShardedStateDict dict;
-  for (int unit = 0; unit < model.num_units(); ++unit) {
-    for (const auto& flat : model.runtime().flats(unit)) {
-      for (int i = 0; i < flat->num_parameters(); ++i) {
-        const flat_param::ParameterSpec& spec = flat->layout().parameter(i);
-        dict.parameters.push_back(
-            {spec.name, spec.sizes, spec.strides,
-             flat->layout().InParameter(i, flat->rank()).begin,
-             flat->ShardSlice(i).detach().clone()});
-      }
-    }
-  }
-  AddOthers(ReadNamedValues(model, module), /*to_cpu=*/false, dict.others);
-  return dict;
+  return InWholeAccess(
+      model, "MakeShardedStateDict()",
+      [&]() -> absl::StatusOr<ShardedStateDict> {
+        ShardedStateDict dict;
+        for (int unit = 0; unit < model.num_units(); ++unit) {
+          for (const auto& flat : model.runtime().flats(unit)) {
+            for (int i = 0; i < flat->num_parameters(); ++i) {
+              const flat_param::ParameterSpec& spec =
+                  flat->layout().parameter(i);
+              dict.parameters.push_back(
+                  {spec.name, spec.sizes, spec.strides,
+                   flat->layout().InParameter(i, flat->rank()).begin,
+                   flat->ShardSlice(i).detach().clone()});
+            }
+          }
+        }
+        AddOthers(ReadNamedValues(model, module), /*to_cpu=*/false,
+                  dict.others);
+        return dict;
+      });
 }
 
 absl::Status LoadShardedStateDict(ShardedModel& model,
                                   const torch::nn::Module& module,
                                   absl::Span<const ParameterPiece> pieces,
                                   const StateDict& others) {
-  FSDP_ASSIGN_OR_RETURN(const WholeAccess access,
-                        WholeAccess::Begin(model, "LoadShardedStateDict()"));
-  PiecesByName by_name;
-  for (const ParameterPiece& piece : pieces) {
-    by_name[piece.name].push_back(&piece);
-  }
-  absl::StatusOr<std::vector<at::Tensor>> shards =
-      ShardsFromPieces(model, by_name);
-  NamedValues values = ReadNamedValues(model, module);
-  values.parameters.clear();
-  absl::StatusOr<LoadPlan> plan = PlanLoad(values, others, /*strict=*/true);
-  FSDP_RETURN_IF_ERROR(comm::Agree(
-      model.communicator(), shards.ok() ? plan.status() : shards.status(),
-      "loading a sharded state dict", DeadlineOf(model)));
-  c10::NoGradGuard no_grad;
-  size_t next = 0;
-  for (int unit = 0; unit < model.num_units(); ++unit) {
-    for (const auto& flat : model.runtime().flats(unit)) {
-      at::Tensor shard = flat->shard().detach();
-      shard.copy_((*shards)[next++]);
+  return InWholeAccess(model, "LoadShardedStateDict()", [&]() -> absl::Status {
+    PiecesByName by_name;
+    for (const ParameterPiece& piece : pieces) {
+      by_name[piece.name].push_back(&piece);
     }
-  }
-  Apply(*plan);
-  return absl::OkStatus();
+    absl::StatusOr<std::vector<at::Tensor>> shards =
+        ShardsFromPieces(model, by_name);
+    NamedValues values = ReadNamedValues(model, module);
+    values.parameters.clear();
+    absl::StatusOr<LoadPlan> plan = PlanLoad(values, others, /*strict=*/true);
+    FSDP_RETURN_IF_ERROR(comm::Agree(
+        model.communicator(), shards.ok() ? plan.status() : shards.status(),
+        "loading a sharded state dict", DeadlineOf(model)));
+    c10::NoGradGuard no_grad;
+    size_t next = 0;
+    for (int unit = 0; unit < model.num_units(); ++unit) {
+      for (const auto& flat : model.runtime().flats(unit)) {
+        at::Tensor shard = flat->shard().detach();
+        shard.copy_((*shards)[next++]);
+      }
+    }
+    Apply(*plan);
+    return absl::OkStatus();
+  });
 }
 
 }  // namespace fsdp

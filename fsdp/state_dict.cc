@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
@@ -90,13 +91,9 @@ absl::Status LoadFromWriter(ShardedModel& model, const NamedValues& values,
   return absl::OkStatus();
 }
 
-}  // namespace
-
-absl::StatusOr<StateDict> FullStateDict(ShardedModel& model,
-                                        const torch::nn::Module& module,
-                                        const StateDictOptions& options) {
-  FSDP_ASSIGN_OR_RETURN(const WholeAccess access,
-                        WholeAccess::Begin(model, "FullStateDict()"));
+absl::StatusOr<StateDict> GatherFull(ShardedModel& model,
+                                     const torch::nn::Module& module,
+                                     const StateDictOptions& options) {
   const bool keeps =
       !options.rank0_only || model.communicator().rank() == kWriter;
   std::map<Place, at::Tensor> gathered;
@@ -123,12 +120,11 @@ absl::StatusOr<StateDict> FullStateDict(ShardedModel& model,
   return dict;
 }
 
-absl::Status LoadFullStateDict(ShardedModel& model,
-                               const torch::nn::Module& module,
-                               const StateDict& dict,
-                               const LoadOptions& options) {
-  FSDP_ASSIGN_OR_RETURN(const WholeAccess access,
-                        WholeAccess::Begin(model, "LoadFullStateDict()"));
+absl::Status LoadFull(ShardedModel& model, const torch::nn::Module& module,
+                      const StateDict& dict, const LoadOptions& options) {
+  FSDP_RETURN_IF_ERROR(comm::CheckSame(
+      model.communicator(), absl::StrCat("rank0_only ", options.rank0_only),
+      "the options of LoadFullStateDict()", DeadlineOf(model)));
   const NamedValues values = ReadNamedValues(model, module);
   const bool has_dict =
       !options.rank0_only || model.communicator().rank() == kWriter;
@@ -139,6 +135,23 @@ absl::Status LoadFullStateDict(ShardedModel& model,
   if (options.rank0_only) return LoadFromWriter(model, values, dict);
   Apply(*plan);
   return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<StateDict> FullStateDict(ShardedModel& model,
+                                        const torch::nn::Module& module,
+                                        const StateDictOptions& options) {
+  return InWholeAccess(model, "FullStateDict()",
+                       [&] { return GatherFull(model, module, options); });
+}
+
+absl::Status LoadFullStateDict(ShardedModel& model,
+                               const torch::nn::Module& module,
+                               const StateDict& dict,
+                               const LoadOptions& options) {
+  return InWholeAccess(model, "LoadFullStateDict()",
+                       [&] { return LoadFull(model, module, dict, options); });
 }
 
 }  // namespace fsdp

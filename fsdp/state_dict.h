@@ -69,7 +69,7 @@ struct LocalStateDict {
   StateDict others;  // buffers and what is not sharded
 };
 
-// Copies; no communication.
+// Copies. Collective, but no values travel.
 absl::StatusOr<LocalStateDict> MakeLocalStateDict(
     ShardedModel& model, const torch::nn::Module& module);
 
@@ -91,7 +91,7 @@ struct ShardedStateDict {
   StateDict others;                        // buffers and what is not sharded
 };
 
-// Copies; no communication.
+// Copies. Collective, but no values travel.
 absl::StatusOr<ShardedStateDict> MakeShardedStateDict(
     ShardedModel& model, const torch::nn::Module& module);
 

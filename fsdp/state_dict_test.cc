@@ -303,6 +303,19 @@ TEST(StateDictTest, IsRefusedInsideAScopeOfFullParameters) {
                             HasSubstr("SummonFullParams()"))));
 }
 
+TEST(StateDictTest, OptionsThatDifferBetweenRanksAreRefusedByAll) {
+  const auto run = [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+    FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->StateDict());
+    LoadOptions options;
+    options.rank0_only = world.rank() == 0;
+    return model->LoadStateDict(dict, options);
+  };
+  EXPECT_THAT(RunRanks(3, run),
+              Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                            HasSubstr("the options of LoadFullStateDict()"))));
+}
+
 // --- Flat shards -------------------------------------------------------------
 
 TEST_P(WorldTest, LocalDictsGoBackAndConsolidateToTheWholeOne) {

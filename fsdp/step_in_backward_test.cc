@@ -272,5 +272,30 @@ TEST(StepInBackwardTest, IsSetBetweenStepsOnly) {
   }));
 }
 
+TEST(StepInBackwardTest, EndsWithNullAndIsReplacedByAnother) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model,
+                          MakeModel(world, ShardingStrategy::kFullShard));
+    int first = 0;
+    int second = 0;
+    const auto count = [](int* steps) {
+      return [steps](absl::Span<const NamedShard> unit) {
+        ++*steps;
+        for (const NamedShard& named : unit) named.shard.mutable_grad().reset();
+        return absl::OkStatus();
+      };
+    };
+    FSDP_RETURN_IF_ERROR(model->StepInBackward(count(&first)));
+    FSDP_RETURN_IF_ERROR(model->StepInBackward(count(&second)));
+    FSDP_RETURN_IF_ERROR(Backward(model, 0));
+    FSDP_RETURN_IF_ERROR(model->StepInBackward(nullptr));
+    FSDP_RETURN_IF_ERROR(Backward(model, 1));
+    const bool has_gradient = model->Parameters().front().grad().defined();
+    return first == 0 && second == 4 && has_gradient
+               ? absl::OkStatus()
+               : absl::InternalError(absl::StrCat(first, ", ", second));
+  }));
+}
+
 }  // namespace
 }  // namespace fsdp

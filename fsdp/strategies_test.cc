@@ -329,6 +329,27 @@ TEST(DivideFactorsTest, AnySplitGivesTheMeanAndOneGivesTheSum) {
   }));
 }
 
+// A sum over ranks of 40,000 each is no fp16 number.
+TEST(DivideFactorsTest, InFp16APartComesBeforeTheReductionWhateverTheFactor) {
+  for (const std::optional<double> factor : {std::optional<double>(), {2.0}}) {
+    EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+      Options options;
+      options.unit.precision.reduce_dtype = at::kHalf;
+      options.gradient_divide_factor = factor;
+      torch::nn::Linear linear(torch::nn::LinearOptions(1, 1).bias(false));
+      FSDP_ASSIGN_OR_RETURN(auto model,
+                            FullyShard(linear, Unowned(world), options));
+      FSDP_RETURN_IF_ERROR(
+          model->Backward(model->forward(at::full({1, 1}, 4e4)).sum()));
+      const at::Tensor shard = model->NamedShards().front().shard;
+      return shard.numel() == 0 || shard.grad().item<double>() == 4e4
+                 ? absl::OkStatus()
+                 : absl::InternalError(
+                       absl::StrCat(shard.grad().item<double>()));
+    }));
+  }
+}
+
 TEST(DivideFactorsTest, HaveToBePositive) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     Options options;

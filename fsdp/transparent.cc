@@ -3,7 +3,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <memory>
@@ -23,10 +22,6 @@
 
 namespace fsdp {
 namespace {
-
-bool InsideBackward() {
-  return torch::autograd::get_current_graph_task_id() != -1;
-}
 
 template <typename T>
 void DropExpired(std::vector<std::weak_ptr<T>>& pointers) {

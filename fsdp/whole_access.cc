@@ -1,10 +1,7 @@
 #include "fsdp/whole_access.h"
 
-#include "absl/status/status.h"
 #include "absl/time/clock.h"
-#include "base/status_macros.h"
 #include "comm/agreement.h"
-#include "fsdp/runtime.h"
 
 namespace fsdp {
 

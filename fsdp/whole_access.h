@@ -3,9 +3,13 @@
 #ifndef FSDP_WHOLE_ACCESS_H_
 #define FSDP_WHOLE_ACCESS_H_
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+#include "fsdp/runtime.h"
 #include "fsdp/sharded_model.h"
 
 namespace fsdp {
@@ -26,6 +30,21 @@ class WholeAccess {
 
   ShardedModel* model_;
 };
+
+// Runs `body`, which returns a Status or a StatusOr, in such a time. What it
+// throws becomes the result, and the ranks that may be waiting are ended: they
+// do not know of it.
+template <typename Body>
+auto InWholeAccess(ShardedModel& model, absl::string_view what,
+                   const Body& body) -> decltype(body()) {
+  FSDP_ASSIGN_OR_RETURN(const WholeAccess access,
+                        WholeAccess::Begin(model, what));
+  decltype(body()) result = absl::UnknownError(what);
+  absl::Status thrown = TorchToStatus(what, [&] { result = body(); });
+  if (thrown.ok()) return result;
+  model.runtime().Abort(thrown);
+  return thrown;
+}
 
 // For a wait that begins now.
 absl::Time DeadlineOf(const ShardedModel& model);

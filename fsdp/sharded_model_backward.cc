@@ -1,0 +1,191 @@
+// What ShardedModel does in backward.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/tensor.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "base/status_error.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+#include "comm/agreement.h"
+#include "comm/work.h"
+#include "fsdp/sharded_model.h"
+
+namespace fsdp {
+namespace {
+
+int GraphTask() { return torch::autograd::get_current_graph_task_id(); }
+
+// Whether this backward computes all gradients rather than chosen ones.
+bool BackwardComputesEverything() {
+  const auto* exec_info = torch::autograd::get_current_graph_task_exec_info();
+  return exec_info == nullptr || exec_info->empty();
+}
+
+// A parameter that was meant to be tied and is not, for example.
+void WarnOfMissingGradients(const std::vector<NamedShard>& shards) {
+  std::vector<absl::string_view> names;
+  for (const NamedShard& named : shards) {
+    if (named.shard.requires_grad() && !named.shard.grad().defined()) {
+      names.push_back(named.name);
+    }
+  }
+  if (names.empty()) return;
+  TORCH_WARN(
+      "fsdp: no rank has used these parameters in the first step, so ",
+      "they have no gradient and are not trained: ", absl::StrJoin(names, ", "),
+      ". Freeze them if that is meant; tie parameters by fsdp::Tie()");
+}
+
+}  // namespace
+
+absl::Status ShardedModel::Backward(const at::Tensor& loss, bool retain_graph) {
+  if (!loss.defined() || loss.numel() != 1 || !loss.requires_grad()) {
+    return absl::InvalidArgumentError(
+        "Backward() takes a loss of one element that a forward with grad has "
+        "produced; this one is undefined, has another size, or does not "
+        "require grad");
+  }
+  FSDP_RETURN_IF_ERROR(CheckNoWholeAccess());
+  absl::Status status = TorchToStatus("backward", [&] {
+    loss.backward(/*gradient=*/{}, /*retain_graph=*/retain_graph);
+  });
+  // What comes first is the cause of what backward has thrown.
+  absl::Status failure = TakeFailure();
+  if (!failure.ok()) status = std::move(failure);
+  if (!status.ok()) GiveUpIteration(status);
+  return status;
+}
+
+void ShardedModel::OnPreBackward(const PreBackwardInfo& info) {
+  ThrowIfError(CheckNoWholeAccess());
+  EnterBackward();
+  if (observer_ != nullptr) {
+    ThrowIfError(observer_->BeforePreBackward(info.unit));
+  }
+  ThrowIfError(CheckGraphPrecision(info.unit));
+  ThrowIfError(FinishPendingFrom(info.exit_sequence));
+  ThrowIfError(TransitionOrAbort({EventKind::kPreBackward, info.unit}, {}));
+  if (info.has_unit_node) {
+    pending_.push_back({info.unit, GraphTask(), info.unit_node_sequence});
+  }
+}
+
+void ShardedModel::OnPostBackward(const PostBackwardInfo& info,
+                                  const std::vector<at::Tensor>& gradients) {
+  EnterBackward();
+  ThrowIfError(FinishPendingFrom(info.node_sequence + 1));
+  if (!pending_.empty() && pending_.back().unit == info.unit &&
+      pending_.back().node_sequence == info.node_sequence) {
+    pending_.pop_back();
+  }
+  ThrowIfError(
+      PostBackward(info.unit, gradients, /*reduces=*/!gradients.empty()));
+}
+
+absl::Status ShardedModel::PostBackward(
+    int unit, const std::vector<at::Tensor>& gradients, bool reduces) {
+  if (observer_ != nullptr) {
+    FSDP_RETURN_IF_ERROR(observer_->BeforePostBackward(unit));
+  }
+  Event event{EventKind::kPostBackward, unit};
+  event.reduces = reduces;
+  event.synchronizes = synchronizes_;
+  return TransitionOrAbort(event, gradients);
+}
+
+// Called at every event inside backward. The first one comes from the outermost
+// backward: what is nested in a node of ours is announced by it, and a callback
+// that is queued in a nested backward runs at the end of that one.
+void ShardedModel::EnterBackward() {
+  if (!backward_.expired()) return;
+  // A backward that threw has left the engine without its last callback.
+  if (schedule_.in_backward()) GiveUpIteration(absl::OkStatus());
+  auto alive = std::make_shared<char>();
+  backward_ = alive;
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [alive = std::move(alive), weak = weak_from_this()] {
+        std::shared_ptr<BackwardListener> listener = weak.lock();
+        if (listener == nullptr) return;
+        static_cast<ShardedModel&>(*listener).OnEndOfBackward();
+      });
+}
+
+// On another rank the unit's parameters may have been used: control flow inside
+// a unit may depend on the data. This rank then takes part with zeros, at the
+// place in the order of collectives where the other reduces. `sequence` is of
+// the backward that runs now; one nested in it that has a pending unit is over.
+absl::Status ShardedModel::FinishPendingFrom(uint64_t sequence) {
+  const int graph_task = GraphTask();
+  while (!pending_.empty() && (pending_.back().graph_task > graph_task ||
+                               (pending_.back().graph_task == graph_task &&
+                                pending_.back().node_sequence >= sequence))) {
+    const int unit = pending_.back().unit;
+    pending_.pop_back();
+    const std::vector<at::Tensor> none(units_[unit].slots.size());
+    FSDP_RETURN_IF_ERROR(
+        PostBackward(unit, none, /*reduces=*/BackwardComputesEverything()));
+  }
+  return absl::OkStatus();
+}
+
+void ShardedModel::OnEndOfBackward() {
+  backward_.reset();
+  ThrowIfError(FinishPendingFrom(0));
+  if (observer_ != nullptr) ThrowIfError(observer_->BeforeEndOfBackward());
+  Event event{EventKind::kEndOfBackward};
+  event.synchronizes = synchronizes_;
+  ThrowIfError(TransitionOrAbort(event, {}));
+  RestoreSentinels();
+  if (synchronizes_ && !std::exchange(has_reduced_, true) &&
+      runtime_->communicator().rank() == 0 &&
+      runtime_->hooks().step == nullptr) {
+    WarnOfMissingGradients(named_shards_);
+  }
+  absl::Status status = CheckOrder();
+  if (!status.ok()) GiveUpIteration(status);
+  ThrowIfError(status);
+}
+
+// Where a backend cannot see that ranks' collectives do not match, this can.
+// Every reducing backward compares, since a rank whose order is as before does
+// not know that another's has changed: sixteen bytes.
+absl::Status ShardedModel::CheckOrder() {
+  absl::Status status;
+  if (!synchronizes_) return status;
+  if (settings_.check_order && runtime_->communicator().world_size() > 1) {
+    status = CompareOrder();
+  }
+  runtime_->order().Clear();
+  return status;
+}
+
+absl::Status ShardedModel::CompareOrder() {
+  constexpr char kWhat[] = "the collectives of an iteration";
+  comm::Communicator& world = runtime_->communicator();
+  const absl::Time deadline = absl::Now() + runtime_->timeout();
+  // The greatest hash and, of complements, the least one.
+  const int64_t bits = static_cast<int64_t>(runtime_->order().hash());
+  const at::Tensor extremes = at::tensor({bits, ~bits}, at::kLong)
+                                  .to(named_shards_.front().shard.device());
+  FSDP_ASSIGN_OR_RETURN(std::unique_ptr<comm::Work> work,
+                        world.AllReduce(extremes, comm::ReduceOp::kMax, kWhat));
+  FSDP_RETURN_IF_ERROR(work->Wait(deadline));
+  const at::Tensor on_host = extremes.cpu();
+  const int64_t* extreme = on_host.const_data_ptr<int64_t>();
+  if (extreme[0] == ~extreme[1]) return absl::OkStatus();
+  return comm::CheckSame(world, runtime_->order().ToString(), kWhat, deadline);
+}
+
+}  // namespace fsdp
