@@ -1,5 +1,6 @@
 // The seam between LibTorch, which throws, and this library, which returns
-// absl::Status. No other file of the library catches.
+// absl::Status. No other file of the library makes
+// one of what is thrown.
 #ifndef BASE_TORCH_STATUS_H_
 #define BASE_TORCH_STATUS_H_
 

@@ -415,7 +415,8 @@ TEST(NoSyncTest, AParameterFrozenBeforeTheReductionHasNoGradient) {
     FSDP_RETURN_IF_ERROR(model->SetTrainable(name, false));
     FSDP_RETURN_IF_ERROR(RunBackwards(model, "S"));
     for (const NamedShard& named : model->NamedShards()) {
-      if (named.shard.grad().defined() != (named.name != name)) {
+      const bool has_gradient = named.shard.grad().defined();
+      if (has_gradient != named.shard.requires_grad()) {
         return absl::InternalError(named.name);
       }
     }

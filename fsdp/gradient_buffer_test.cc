@@ -261,7 +261,8 @@ class AccumulateTest : public ::testing::Test {
     for (int i = 0; i < 3; ++i) MutableGrad(i).reset();
   }
 
-  Rank rank_{{at::zeros({4}), at::zeros({4}), at::zeros({4})}, 1, 0};
+  static at::Tensor Parameter() { return at::zeros({4}).requires_grad_(); }
+  Rank rank_{{Parameter(), Parameter(), Parameter()}, 1, 0};
 };
 
 using ::testing::ElementsAre;

@@ -56,7 +56,8 @@ class Group {
   Group(int world_size, at::ScalarType stored, GradientBufferOptions options) {
     for (int rank = 0; rank < world_size; ++rank) {
       std::vector<NamedParameter> parameters = {
-          {"a", {at::zeros({2, 5}, stored)}}, {"b", {at::zeros({3}, stored)}}};
+          {"a", {at::zeros({2, 5}, stored).requires_grad_()}},
+          {"b", {at::zeros({3}, stored).requires_grad_()}}};
       absl::StatusOr<FlatLayout> layout =
           LayoutOf(parameters, stored, world_size);
       EXPECT_OK(layout.status());

@@ -43,8 +43,7 @@ struct OptimizerCheckOptions {
 // all ranks that have made the same groups; nothing is sent.
 //   InvalidArgument     LBFGS; a shard that is in the optimizer twice; shards
 //                       or others that `options` do not allow
-//   FailedPrecondition  the module's own parameters, which an optimizer has
-//   that
+//   FailedPrecondition  the module's own parameters, as in an optimizer that
 //                       was made before sharding
 absl::Status CheckOptimizer(
     const ShardedModuleBase& model, const torch::optim::Optimizer& optimizer,

@@ -58,7 +58,7 @@ TEST(MakeOptimizerTest, TrainsAllShards) {
   EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(Model model, ShardNet(world));
     auto optimizer = MakeOptimizer<torch::optim::AdamW>(
-        *model, torch::optim::AdamWOptions(0.05));
+        *model, torch::optim::AdamWOptions(1e-2));
     FSDP_RETURN_IF_ERROR(CheckOptimizer(*model, optimizer));
     const at::Tensor x = Rows(0, 4, kDim);
     const auto plain = MakeNet(kDim, 1);

@@ -314,7 +314,7 @@ TEST(OptimizerStateTest, WhatDoesNotFitIsRefusedOnAllRanks) {
          const auto sgd = Kinds()[2].make(NamedLeaves(model));
          return model->LoadOptimizerState(*sgd, snapshot.optimizer);
        },
-       "no state named"},
+       "of another class of optimizer"},
       {[&](Model& model) {
          const auto adamw = Kinds()[0].make(NamedLeaves(model));
          OptimizerStateDict wrong = snapshot.optimizer;
@@ -322,7 +322,7 @@ TEST(OptimizerStateTest, WhatDoesNotFitIsRefusedOnAllRanks) {
          return model->LoadOptimizerState(*adamw, wrong);
        },
        "head.bias.exp_avg: shape [4] instead of [3]"},
-      // Both are without slots then.
+      // Nothing has a slot yet that could tell.
       {[&](Model& model) {
          const auto adamw = Kinds()[0].make(NamedLeaves(model));
          const auto sgd = Kinds()[2].make(NamedLeaves(model));

@@ -31,7 +31,13 @@ constexpr int kReferencesPerUse = 2;
 // its registrations explain. An optimizer refers to every trainable one.
 absl::Status CheckOutsideReferences(const ModuleTree& tree) {
   std::map<const void*, int> uses;
+  // A module in two places holds its parameters once.
+  std::set<std::pair<int, std::string>> counted;
   for (const ParameterUse& use : tree.uses) {
+    const std::string key = use.name.substr(use.name.rfind('.') + 1);
+    if (!counted.insert({tree.nodes[use.module].identity, key}).second) {
+      continue;
+    }
     for (const at::Tensor& tensor : tree.parameters[use.parameter]) {
       ++uses[tensor.unsafeGetTensorImpl()];
     }

@@ -131,7 +131,6 @@ absl::Status ShardedModel::PreForward(int unit) {
     FSDP_RETURN_IF_ERROR(flat->CheckBinding());
   }
   const bool records_graph = c10::GradMode::is_enabled();
-  if (records_graph) units_[unit].graph_precision = full_precision_;
   Event event{EventKind::kPreForward, unit};
   event.records_graph = records_graph;
   event.recomputes = recomputes;

@@ -12,6 +12,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -180,7 +181,6 @@ class ShardedModel final : public BackwardListener,
     std::vector<Slot> slots;
     int num_trainable = 0;  // as of the last PreForward
     bool edges_attached = false;
-    bool graph_precision = false;  // full_precision_ at the last with a graph
     size_t first_shard = 0;        // in named_shards_
     // Of the forward that runs now; null without grad.
     std::shared_ptr<torch::autograd::Node> node;
@@ -219,7 +219,7 @@ class ShardedModel final : public BackwardListener,
   absl::Status ChoosePrecision();
   bool InFullPrecision(int unit) const;
   void CastOutputs(int unit, const std::vector<at::Tensor*>& outputs) const;
-  absl::Status CheckGraphPrecision(int unit) const;
+  absl::Status CheckPrecisionOf(const PreBackwardInfo& info) const;
 
   // sharded_model_backward.cc
   void EnterBackward();
@@ -245,6 +245,8 @@ class ShardedModel final : public BackwardListener,
   std::string whole_access_;  // what has the parameters whole; empty: nothing
   bool synchronizes_ = true;
   bool full_precision_ = false;  // where a unit's policy says so of eval mode
+  // Its changes, each with the sequence number that autograd was at.
+  std::vector<std::pair<uint64_t, bool>> precisions_;
   bool has_reduced_ = false;     // a backward has, at least once
   std::thread::id forward_thread_;
   std::unique_ptr<UnitObserver> observer_;  // may be null

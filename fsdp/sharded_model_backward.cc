@@ -74,7 +74,7 @@ void ShardedModel::OnPreBackward(const PreBackwardInfo& info) {
   if (observer_ != nullptr) {
     ThrowIfError(observer_->BeforePreBackward(info.unit));
   }
-  ThrowIfError(CheckGraphPrecision(info.unit));
+  ThrowIfError(CheckPrecisionOf(info));
   ThrowIfError(FinishPendingFrom(info.exit_sequence));
   ThrowIfError(TransitionOrAbort({EventKind::kPreBackward, info.unit}, {}));
   if (info.has_unit_node) {

@@ -1,7 +1,9 @@
 // Which dtypes a ShardedModel's forward computes in.
+#include <ATen/SequenceNumber.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -27,6 +29,7 @@ absl::Status ShardedModel::ChoosePrecision() {
   }
   full_precision_ = full;
   if (!any) return absl::OkStatus();
+  precisions_.emplace_back(at::sequence_number::peek(), full);
   if (full) {
     settings_.buffers.Restore();
   } else {
@@ -72,14 +75,19 @@ void ShardedModel::CastOutputs(int unit,
   }
 }
 
-// Tensors that the graph has saved look into the storage of its precision.
-absl::Status ShardedModel::CheckGraphPrecision(int unit) const {
-  if (!settings_.units[unit].precision.full_precision_in_eval ||
-      units_[unit].graph_precision == full_precision_) {
+// Tensors that a graph has saved look into the storage of its precision.
+absl::Status ShardedModel::CheckPrecisionOf(const PreBackwardInfo& info) const {
+  if (!settings_.units[info.unit].precision.full_precision_in_eval) {
     return absl::OkStatus();
   }
+  const auto since =
+      std::find_if(precisions_.rbegin(), precisions_.rend(), [&](auto& entry) {
+        return entry.first <= info.exit_sequence;
+      });
+  const bool was_full = since != precisions_.rend() && since->second;
+  if (was_full == full_precision_) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
-      "backward through unit ", unit_name(unit),
+      "backward through unit ", unit_name(info.unit),
       " after a forward in another mode, which with full_precision_in_eval "
       "computes in another precision: run the backward of a training forward "
       "before the next forward in eval mode"));
