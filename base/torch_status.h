@@ -1,6 +1,5 @@
 // The seam between LibTorch, which throws, and this library, which returns
-// absl::Status. No other file of the library makes
-// one of what is thrown.
+// absl::Status. No other file of the library turns what is thrown into one.
 #ifndef BASE_TORCH_STATUS_H_
 #define BASE_TORCH_STATUS_H_
 

@@ -150,7 +150,8 @@ struct CallFlattened {
 }  // namespace internal
 
 // The flattened `M`, a module class such as torch::nn::LinearImpl. forward()
-// has the signature of M's, which is one function, not a template.
+// has the signature and the default arguments of M's, which is one function,
+// not a template.
 template <typename M>
 class FlattenParamsWrapperImpl
     : public FlattenParamsWrapperBase,

@@ -112,7 +112,8 @@ struct RebuiltParameter {
 
 // Gathers all units in the dtypes they compute in, and returns what they have.
 // What is gathered already stays as it is. Valid until the units are freed: by
-// Reshard(), or by the next forward. fairscale's _rebuild_full_params.
+// Reshard(), or by the next forward. Collective. fairscale's
+// _rebuild_full_params.
 absl::StatusOr<std::vector<RebuiltParameter>> RebuildFullParams(
     ShardedModel& model);
 

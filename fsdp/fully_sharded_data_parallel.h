@@ -101,15 +101,16 @@ class ShardedModuleBase : public torch::nn::Module {
   absl::StatusOr<at::Tensor> ClipGradNorm(double max_norm,
                                           double norm_type = 2.0);
 
-  // Steps the optimizer inside backward, unit by unit; see ShardedModel. With a
-  // torch::optim optimizer over Parameters(), which skips what has no gradient:
+  // Steps the optimizer inside backward, unit by unit, until it is called with
+  // null; see ShardedModel. With a torch::optim optimizer over Parameters(),
+  // which skips what has no gradient:
   //   [&](auto) { optimizer.step(); optimizer.zero_grad();
   //               return absl::OkStatus(); }
   absl::Status StepInBackward(ShardedModel::UnitStep step) {
     return model_->StepInBackward(std::move(step));
   }
   // Reductions by other means, such as those of comm_hooks.h; unset: the
-  // communicator's.
+  // communicator's. Once per model.
   absl::Status SetReductionHooks(ReduceScatterHook reduce_scatter,
                                  AllReduceHook all_reduce = nullptr) {
     return model_->SetReductionHooks(std::move(reduce_scatter),

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
 #include "comm/agreement.h"
@@ -62,6 +63,13 @@ absl::Status CheckLocal(const ShardedModel& model, const LocalStateDict& dict) {
   }
   compare("flat parameters:", dict.flats.size(), flats);
   return Differ("the local state dict", differences);
+}
+
+absl::Status NotOneModel(const std::vector<std::string>& differences) {
+  if (differences.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "the local state dicts are not those of all ranks of one model:\n  ",
+      absl::StrJoin(differences, "\n  ")));
 }
 
 }  // namespace
@@ -129,7 +137,7 @@ absl::StatusOr<StateDict> ConsolidateLocalStateDicts(
     }
   }
   if (dicts.empty()) differences.push_back("no dicts");
-  FSDP_RETURN_IF_ERROR(Differ("the set of local state dicts", differences));
+  FSDP_RETURN_IF_ERROR(NotOneModel(differences));
   StateDict result;
   for (size_t k = 0; k < dicts.front().flats.size(); ++k) {
     const flat_param::FlatLayout& layout = dicts.front().flats[k].layout;
@@ -148,7 +156,7 @@ absl::StatusOr<StateDict> ConsolidateLocalStateDicts(
                                          ": ", shards.size(), " shards of ",
                                          layout.world_size()));
     }
-    FSDP_RETURN_IF_ERROR(Differ("the set of local state dicts", differences));
+    FSDP_RETURN_IF_ERROR(NotOneModel(differences));
     std::vector<at::Tensor> parts;
     for (const auto& [rank, shard] : shards) parts.push_back(shard);
     const at::Tensor whole = at::cat(parts);

@@ -37,8 +37,8 @@ const StorageTag* TagOf(const at::Tensor& tensor);
 // While one is alive, the listeners of tagged storages are told of operators of
 // the thread that has made it, and of threads that take over its LibTorch state
 // meanwhile: those of backward and of torch::jit::fork. Costs every operator of
-// the thread about a microsecond (//benchmarks:transparent). Destroy it in its
-// own thread, or that thread goes on paying.
+// the thread up to a microsecond (//benchmarks:transparent_benchmark). Destroy
+// it in its own thread, or that thread goes on paying.
 class OpObserver {
  public:
   OpObserver();

@@ -72,7 +72,7 @@ struct Options {
 
   // Find out from the operators that run when a unit's forward and backward
   // begin and end, so that parents may call their children directly. Costs
-  // every operator about a microsecond; see transparent.h.
+  // every operator up to a microsecond; see transparent.h.
   bool transparent = false;
 
   // Start from rank 0's parameters and buffers. Without it, every rank's own

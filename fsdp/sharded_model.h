@@ -181,7 +181,7 @@ class ShardedModel final : public BackwardListener,
     std::vector<Slot> slots;
     int num_trainable = 0;  // as of the last PreForward
     bool edges_attached = false;
-    size_t first_shard = 0;        // in named_shards_
+    size_t first_shard = 0;  // in named_shards_
     // Of the forward that runs now; null without grad.
     std::shared_ptr<torch::autograd::Node> node;
     std::shared_ptr<const RunningUnit> running;
@@ -247,7 +247,7 @@ class ShardedModel final : public BackwardListener,
   bool full_precision_ = false;  // where a unit's policy says so of eval mode
   // Its changes, each with the sequence number that autograd was at.
   std::vector<std::pair<uint64_t, bool>> precisions_;
-  bool has_reduced_ = false;     // a backward has, at least once
+  bool has_reduced_ = false;  // a backward has, at least once
   std::thread::id forward_thread_;
   std::unique_ptr<UnitObserver> observer_;  // may be null
 };

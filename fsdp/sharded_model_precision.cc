@@ -80,10 +80,9 @@ absl::Status ShardedModel::CheckPrecisionOf(const PreBackwardInfo& info) const {
   if (!settings_.units[info.unit].precision.full_precision_in_eval) {
     return absl::OkStatus();
   }
-  const auto since =
-      std::find_if(precisions_.rbegin(), precisions_.rend(), [&](auto& entry) {
-        return entry.first <= info.exit_sequence;
-      });
+  const auto since = std::find_if(
+      precisions_.rbegin(), precisions_.rend(),
+      [&](auto& entry) { return entry.first <= info.exit_sequence; });
   const bool was_full = since != precisions_.rend() && since->second;
   if (was_full == full_precision_) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(

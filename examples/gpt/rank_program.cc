@@ -32,6 +32,7 @@
 #include "examples/gpt/text_batches.h"
 #include "examples/gpt/trainable_model.h"
 #include "examples/gpt/trainer.h"
+#include "fsdp/deferred_init.h"
 
 namespace gpt {
 namespace {
@@ -108,10 +109,16 @@ class RankRun {
   absl::Status MakeModel() {
     Gpt model(nullptr);
     const absl::Status made = fsdp::TorchToStatus("making the model", [&] {
+      // Sharding gives it values: no rank ever holds all of it.
+      const fsdp::DeferredInit deferred;
       model = Gpt(options_.model);
       InitializeParameters(*model, options_.seed);
     });
     FSDP_RETURN_IF_ERROR(Agree(made, "making the model"));
+    if (options_.sharding == Sharding::kNone || !options_.init.empty()) {
+      FSDP_RETURN_IF_ERROR(
+          Agree(fsdp::Materialize(*model), "making the model"));
+    }
     if (!options_.init.empty()) {
       FSDP_RETURN_IF_ERROR(Agree(LoadParameters(options_.init, *model),
                                  "reading the initial parameters"));
