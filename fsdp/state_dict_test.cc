@@ -346,7 +346,7 @@ TEST_P(WorldTest, LocalDictsGoBackAndConsolidateToTheWholeOne) {
   dicts.pop_back();
   EXPECT_THAT(ConsolidateLocalStateDicts(dicts).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("the set of local state dicts")));
+                       HasSubstr("not those of all ranks of one model")));
 }
 
 TEST(LocalStateDictTest, OfAnotherWorldIsRefusedWithAllDifferences) {
