@@ -192,9 +192,9 @@ TEST(ScriptModuleTest, EvaluationSeesWhatTheOptimizerHasWritten) {
     auto plain = Filled(MakeNet());
     Options options;
     options.wrap_policy = WrapScriptModules({"Block"});
+    const Module script = Filled(MakeNet())->script();
     FSDP_ASSIGN_OR_RETURN(auto model,
-                          FullyShard(Filled(MakeNet())->script(),
-                                     Unowned(communicator), options));
+                          FullyShard(script, Unowned(communicator), options));
     c10::NoGradGuard no_grad;
     const at::Tensor x = Rows(0, 3, kDim);
     for (int round = 0; round < 5; ++round) {
