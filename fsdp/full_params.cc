@@ -86,18 +86,22 @@ class FullParamsScope::Impl {
     return !options_.rank0_only || model.communicator().rank() == kWriter;
   }
 
+  struct OpenModel {
+    std::shared_ptr<ShardedModel> model;
+    WholeAccess access;
+  };
+
   const SummonOptions options_;
-  std::vector<std::shared_ptr<ShardedModel>> models_;
+  std::vector<OpenModel> models_;
   std::vector<Whole> wholes_;
 };
 
 absl::Status FullParamsScope::Impl::Open(
     const std::shared_ptr<ShardedModel>& model, const std::vector<int>& units) {
   comm::Communicator& world = model->communicator();
-  FSDP_RETURN_IF_ERROR(
-      comm::Agree(world, model->BeginWholeAccess("SummonFullParams()"),
-                  "summoning full parameters", DeadlineOf(*model)));
-  models_.push_back(model);
+  FSDP_ASSIGN_OR_RETURN(WholeAccess access,
+                        WholeAccess::Begin(*model, "SummonFullParams()"));
+  models_.push_back({model, std::move(access)});
   FSDP_RETURN_IF_ERROR(comm::CheckSame(
       world,
       absl::StrCat("recurse ", options_.recurse, ", writeback ",
@@ -191,9 +195,8 @@ absl::Status FullParamsScope::Impl::Close() {
     if (status.ok()) status = WriteGradientsBack(whole);
   }
   wholes_.clear();
-  for (const std::shared_ptr<ShardedModel>& model : models_) {
-    if (!status.ok()) model->runtime().Abort(status);
-    model->EndWholeAccess();
+  for (const OpenModel& open : models_) {
+    if (!status.ok()) open.model->runtime().Abort(status);
   }
   models_.clear();
   return status;
