@@ -67,6 +67,8 @@ class FullParamsScope::Impl {
   absl::Status Open(const std::shared_ptr<ShardedModel>& model,
                     const std::vector<int>& units);
   absl::Status Close();
+  // Instead of Close(), when not all could be opened: writes nothing back.
+  void GiveUp();
 
  private:
   struct Whole {
@@ -111,7 +113,11 @@ absl::Status FullParamsScope::Impl::Open(
       "the options of SummonFullParams()", DeadlineOf(*model)));
   for (int unit : units) {
     for (const auto& flat : model->runtime().flats(unit)) {
-      FSDP_RETURN_IF_ERROR(Take(*model, unit, *flat));
+      const absl::Status taken = Take(*model, unit, *flat);
+      if (taken.ok()) continue;
+      // A group of some ranks has failed: the others wait in groups of theirs.
+      model->runtime().Abort(taken);
+      return taken;
     }
   }
   return absl::OkStatus();
@@ -202,6 +208,12 @@ absl::Status FullParamsScope::Impl::Close() {
   return status;
 }
 
+void FullParamsScope::Impl::GiveUp() {
+  for (const Whole& whole : wholes_) Hide(whole);
+  wholes_.clear();
+  models_.clear();
+}
+
 FullParamsScope::FullParamsScope(std::unique_ptr<Impl> impl)
     : impl_(std::move(impl)) {}
 FullParamsScope::FullParamsScope(FullParamsScope&&) noexcept = default;
@@ -250,7 +262,7 @@ absl::StatusOr<FullParamsScope> SummonFullParams(torch::nn::Module& module,
       ThrowIfError(scope.impl_->Open(model, units[model.get()]));
     });
     if (status.ok()) continue;
-    scope.impl_->Close().IgnoreError();
+    scope.impl_->GiveUp();
     return status;
   }
   return scope;
@@ -288,8 +300,12 @@ absl::Status VisitAll(ShardedModel& model, const FullParameterVisitor& visit,
   for (int unit = 0; unit < model.num_units(); ++unit) {
     for (const auto& flat : model.runtime().flats(unit)) {
       // A rank whose visitor has failed goes on gathering with the others.
-      FSDP_RETURN_IF_ERROR(
-          VisitFlat(model, unit, *flat, visit, options, &visited));
+      const absl::Status status =
+          VisitFlat(model, unit, *flat, visit, options, &visited);
+      if (status.ok()) continue;
+      // A group of some ranks has failed: the others wait in groups of theirs.
+      model.runtime().Abort(status);
+      return visited.ok() ? status : visited;
     }
   }
   return comm::Agree(model.communicator(), visited, "visiting full parameters",
