@@ -88,7 +88,13 @@ void Runtime::Abort(const absl::Status& reason) {
 absl::Status Runtime::Execute(absl::Span<const Action> actions,
                               absl::Span<const at::Tensor> gradients) {
   for (const Action& action : actions) {
-    FSDP_RETURN_IF_ERROR(ExecuteOne(action, gradients));
+    // LibTorch throws when memory runs out, and so may a user's hook.
+    absl::Status status;
+    const absl::Status thrown = TorchToStatus(
+        absl::StrCat(Name(action.kind), " of unit ", name(action.unit)),
+        [&] { status = ExecuteOne(action, gradients); });
+    FSDP_RETURN_IF_ERROR(thrown);
+    FSDP_RETURN_IF_ERROR(status);
   }
   return absl::OkStatus();
 }
