@@ -518,9 +518,10 @@ absl::StatusOr<bool> CheckOneFault(const Case& c, Trainer& trainer,
     FSDP_RETURN_IF_ERROR(CheckSame(trainer, reference));
     return false;
   }
-  const bool keeps_type =
-      c.iterate == &TrainByPlainBackward ||
-      (!injector.failed_in_backward() && c.iterate != &EditEach);
+  const bool in_user_code =
+      c.iterate == &TrainByPlainBackward || !injector.failed_in_backward();
+  const bool keeps_type = in_user_code && c.iterate != &EditEach &&
+                          injector.failed_at() != FaultInjector::kAllocation;
   FSDP_RETURN_IF_ERROR(CheckReported(outcome, injector, type, keeps_type));
   if (c.frees_at_failure) FSDP_RETURN_IF_ERROR(CheckNothingGathered(trainer));
   FSDP_RETURN_IF_ERROR(

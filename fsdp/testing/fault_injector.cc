@@ -77,7 +77,8 @@ class FaultyCommunicator final : public comm::ForwardingCommunicator {
         aborts_(aborts) {}
 
   absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override {
-    FSDP_RETURN_IF_ERROR(PassPoint("an allocation"));
+    // LibTorch's allocators throw.
+    FSDP_RETURN_IF_ERROR(injector_->PassOrReturn(FaultInjector::kAllocation));
     return base().AllocateSymmetric(bytes);
   }
   absl::StatusOr<std::unique_ptr<comm::Communicator>> Split(int color,

@@ -33,6 +33,8 @@ class UsersError : public std::runtime_error {
 // Of one rank, and used by its thread.
 class FaultInjector {
  public:
+  static constexpr char kAllocation[] = "an allocation";
+
   // The point number `point` of those with `part` in their name, counted from
   // here, fails.
   void Arm(int64_t point, FaultType type, absl::string_view part = "");
