@@ -55,7 +55,8 @@ absl::Status CheckParameter(const std::string& name, const at::Tensor& tensor) {
         absl::StrCat("parameter ", name,
                      " already belongs to a unit of a sharded model: shard "
                      "the outermost module, once, and choose the units inside "
-                     "it by Options::wrap_policy"));
+                     "it by Options::wrap_policy. If sharding it has failed "
+                     "half-way, make a new one"));
   }
   return absl::OkStatus();
 }

@@ -12,7 +12,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -26,21 +25,6 @@
 #include "flat_param/flat_parameter.h"
 
 namespace fsdp {
-namespace {
-
-// A user's hook, which may throw.
-absl::StatusOr<std::unique_ptr<comm::Work>> CallHook(
-    const std::string& label,
-    absl::FunctionRef<absl::StatusOr<std::unique_ptr<comm::Work>>()> hook) {
-  absl::StatusOr<std::unique_ptr<comm::Work>> work = nullptr;
-  const absl::Status thrown =
-      TorchToStatus(absl::StrCat("the reduction hook for unit ", label),
-                    [&] { work = hook(); });
-  if (!thrown.ok()) return thrown;
-  return work;
-}
-
-}  // namespace
 
 Runtime::Runtime(std::shared_ptr<comm::Communicator> communicator,
                  std::vector<RuntimeUnit> units, absl::Duration timeout)
@@ -104,7 +88,13 @@ void Runtime::Abort(const absl::Status& reason) {
 absl::Status Runtime::Execute(absl::Span<const Action> actions,
                               absl::Span<const at::Tensor> gradients) {
   for (const Action& action : actions) {
-    FSDP_RETURN_IF_ERROR(ExecuteOne(action, gradients));
+    // LibTorch throws when memory runs out, and so may a user's hook.
+    absl::Status status;
+    const absl::Status thrown = TorchToStatus(
+        absl::StrCat(Name(action.kind), " of unit ", name(action.unit)),
+        [&] { status = ExecuteOne(action, gradients); });
+    FSDP_RETURN_IF_ERROR(thrown);
+    FSDP_RETURN_IF_ERROR(status);
   }
   return absl::OkStatus();
 }
@@ -299,9 +289,7 @@ absl::StatusOr<std::unique_ptr<comm::Work>> Runtime::ReduceFlat(
   const at::Tensor own = flat.gradient_buffer.OwnSegment(memory);
   const at::Tensor whole = flat.gradient_buffer.Whole(memory);
   if (hooks_.reduce_scatter) {
-    return CallHook(flat.label, [&] {
-      return hooks_.reduce_scatter({flat.label, group, whole, own});
-    });
+    return hooks_.reduce_scatter({flat.label, group, whole, own});
   }
   return group.ReduceScatter(own, whole, comm::ReduceOp::kSum, flat.label);
 }
@@ -324,10 +312,7 @@ absl::Status Runtime::Replicate(int unit) {
     const at::Tensor own =
         flat.gradient_buffer.OwnSegment(reduction->memory[i]);
     if (hooks_.all_reduce) {
-      FSDP_ASSIGN_OR_RETURN(
-          work, CallHook(flat.label, [&] {
-            return hooks_.all_reduce({flat.label, group, own});
-          }));
+      FSDP_ASSIGN_OR_RETURN(work, hooks_.all_reduce({flat.label, group, own}));
     } else {
       FSDP_ASSIGN_OR_RETURN(
           work, group.AllReduce(own, comm::ReduceOp::kSum, flat.label));

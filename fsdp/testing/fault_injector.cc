@@ -1,0 +1,213 @@
+#include "fsdp/testing/fault_injector.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <utility>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status_error.h"
+#include "base/status_macros.h"
+#include "comm/communicator.h"
+#include "comm/forwarding_communicator.h"
+#include "comm/work.h"
+
+namespace fsdp::testing {
+namespace {
+
+class PassInBackward : public torch::autograd::Function<PassInBackward> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext* context,
+                            const at::Tensor& x, FaultInjector* injector,
+                            const std::string& point) {
+    context->saved_data["injector"] = reinterpret_cast<int64_t>(injector);
+    context->saved_data["point"] = point;
+    return x.clone();
+  }
+  static torch::autograd::variable_list backward(
+      torch::autograd::AutogradContext* context,
+      const torch::autograd::variable_list& gradients) {
+    reinterpret_cast<FaultInjector*>(context->saved_data["injector"].toInt())
+        ->Pass(context->saved_data["point"].toStringRef());
+    return {gradients[0], at::Tensor(), at::Tensor()};
+  }
+};
+
+class FaultyWork final : public comm::Work {
+ public:
+  FaultyWork(std::unique_ptr<comm::Work> base, absl::Duration timeout,
+             std::function<absl::Status()> pass)
+      : base_(std::move(base)), timeout_(timeout), pass_(std::move(pass)) {}
+
+  // The real result first: nobody writes into the buffers afterwards.
+  absl::Status Wait(absl::Time deadline) override {
+    FSDP_RETURN_IF_ERROR(base_->Wait(deadline));
+    return pass_();
+  }
+  absl::Status BlockCurrentStream() override {
+    return Wait(absl::Now() + timeout_);
+  }
+
+ private:
+  const std::unique_ptr<comm::Work> base_;
+  const absl::Duration timeout_;
+  const std::function<absl::Status()> pass_;
+};
+
+class FaultyCommunicator final : public comm::ForwardingCommunicator {
+ public:
+  FaultyCommunicator(std::unique_ptr<comm::Communicator> base,
+                     FaultInjector* injector, bool aborts)
+      : ForwardingCommunicator(std::move(base)),
+        injector_(injector),
+        aborts_(aborts) {}
+
+  absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override {
+    // LibTorch's allocators throw.
+    FSDP_RETURN_IF_ERROR(injector_->PassOrReturn(FaultInjector::kAllocation));
+    return base().AllocateSymmetric(bytes);
+  }
+  absl::StatusOr<std::unique_ptr<comm::Communicator>> Split(int color,
+                                                            int key) override {
+    FSDP_RETURN_IF_ERROR(PassPoint("a split"));
+    FSDP_ASSIGN_OR_RETURN(auto group, base().Split(color, key));
+    return InjectFaults(std::move(group), injector_, aborts_);
+  }
+
+ private:
+  using StartedWork = absl::StatusOr<std::unique_ptr<comm::Work>>;
+
+  StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
+                          absl::string_view label) override {
+    return Start(absl::StrCat("the all-gather of ", label),
+                 [&] { return base().AllGather(out, in, label); });
+  }
+  StartedWork DoReduceScatter(const at::Tensor& out, const at::Tensor& in,
+                              comm::ReduceOp op,
+                              absl::string_view label) override {
+    return Start(absl::StrCat("the reduce-scatter of ", label),
+                 [&] { return base().ReduceScatter(out, in, op, label); });
+  }
+  StartedWork DoAllReduce(const at::Tensor& tensor, comm::ReduceOp op,
+                          absl::string_view label) override {
+    return Start(absl::StrCat("the all-reduce of ", label),
+                 [&] { return base().AllReduce(tensor, op, label); });
+  }
+  StartedWork DoBroadcast(const at::Tensor& tensor, int root,
+                          absl::string_view label) override {
+    return Start(absl::StrCat("the broadcast of ", label),
+                 [&] { return base().Broadcast(tensor, root, label); });
+  }
+
+  StartedWork Start(const std::string& point,
+                    absl::FunctionRef<StartedWork()> start) {
+    FSDP_RETURN_IF_ERROR(PassPoint(point));
+    FSDP_ASSIGN_OR_RETURN(auto work, start());
+    return std::make_unique<FaultyWork>(
+        std::move(work), default_timeout(), [this, point] {
+          return PassPoint(absl::StrCat("the wait for ", point));
+        });
+  }
+
+  absl::Status PassPoint(const std::string& point) {
+    absl::Status status = injector_->PassNoThrow(point);
+    if (!status.ok() && aborts_) base().Abort(status);
+    return status;
+  }
+
+  FaultInjector* const injector_;
+  const bool aborts_;
+};
+
+}  // namespace
+
+std::ostream& operator<<(std::ostream& out, FaultType type) {
+  switch (type) {
+    case FaultType::kStatus:
+      return out << "a Status";
+    case FaultType::kUsers:
+      return out << "a user's exception";
+    case FaultType::kTorch:
+      return out << "a c10::Error";
+  }
+  return out << "an unknown fault";
+}
+
+void FaultInjector::Arm(int64_t point, FaultType type, absl::string_view part) {
+  armed_ = true;
+  countdown_ = point;
+  part_ = std::string(part);
+  type_ = type;
+  failed_at_.clear();
+  failed_in_backward_ = false;
+}
+
+std::string FaultInjector::text() const {
+  return absl::StrCat("injected at ", failed_at_);
+}
+
+bool FaultInjector::Fails(absl::string_view point) {
+  if (!armed_ || !absl::StrContains(point, part_)) return false;
+  if (countdown_-- != 0) return false;
+  armed_ = false;
+  failed_at_ = std::string(point);
+  failed_in_backward_ = torch::autograd::get_current_graph_task_id() != -1;
+  return true;
+}
+
+void FaultInjector::Pass(absl::string_view point) {
+  if (!Fails(point)) return;
+  switch (type_) {
+    case FaultType::kStatus:
+      throw StatusError(absl::DataLossError(text()));
+    case FaultType::kUsers:
+      throw UsersError(text());
+    case FaultType::kTorch:
+      TORCH_CHECK(false, text());
+  }
+}
+
+absl::Status FaultInjector::PassOrReturn(absl::string_view point) {
+  if (type_ == FaultType::kStatus) return PassNoThrow(point);
+  Pass(point);
+  return absl::OkStatus();
+}
+
+absl::Status FaultInjector::PassNoThrow(absl::string_view point) {
+  if (type_ != FaultType::kStatus || !Fails(point)) return absl::OkStatus();
+  return absl::DataLossError(text());
+}
+
+at::Tensor FaultInjector::Pass(absl::string_view point, const at::Tensor& x) {
+  Pass(point);
+  const at::Tensor y =
+      PassInBackward::apply(x, this, absl::StrCat("the backward of ", point));
+  if (y.requires_grad()) {
+    y.register_hook([this, name = absl::StrCat("a hook of ", point)](
+                        const at::Tensor&) { Pass(name); });
+  }
+  return y;
+}
+
+std::unique_ptr<comm::Communicator> InjectFaults(
+    std::unique_ptr<comm::Communicator> base, FaultInjector* injector,
+    bool aborts) {
+  return std::make_unique<FaultyCommunicator>(std::move(base), injector,
+                                              aborts);
+}
+
+}  // namespace fsdp::testing
