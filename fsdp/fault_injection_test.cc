@@ -484,6 +484,10 @@ absl::Status CheckNothingGathered(const Trainer& trainer) {
       return Wrong(
           absl::StrCat("reading a freed parameter: ", read.ToString()));
     }
+    if (parameter.requires_grad() &&
+        !absl::StartsWith(parameter.grad_fn()->name(), "fsdp::Sharded")) {
+      return Wrong("a parameter still belongs to a graph");
+    }
   }
   return absl::OkStatus();
 }
@@ -526,11 +530,15 @@ absl::StatusOr<bool> CheckOneFault(const Case& c, Trainer& trainer,
   if (c.frees_at_failure) FSDP_RETURN_IF_ERROR(CheckNothingGathered(trainer));
   FSDP_RETURN_IF_ERROR(
       CheckNotTorn(trainer, {before, c.edits ? ShardsOf(reference) : before}));
+  // Nothing is left of the values that the iteration has worked with.
+  for (const at::Tensor& values : before) values.mul_(0.75);
   SetShards(trainer, before);
+  SetShards(reference, before);
   trainer.model->zero_grad();
   const absl::Status next = Iterate(c, trainer, point).status;
   if (c.outside_iteration && IsNamedAbort(next, injector)) return true;
   FSDP_RETURN_IF_ERROR(next);
+  FSDP_RETURN_IF_ERROR(Iterate(c, reference, point).status);
   FSDP_RETURN_IF_ERROR(CheckSame(trainer, reference));
   FSDP_RETURN_IF_ERROR(CheckNothingGathered(trainer));
   return true;
