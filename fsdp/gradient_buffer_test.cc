@@ -100,7 +100,8 @@ struct Rank {
                                              int world_size, int rank) {
     std::vector<NamedParameter> parameters;
     for (size_t i = 0; i < tensors.size(); ++i) {
-      parameters.push_back({absl::StrCat("p", i), {tensors[i].clone()}});
+      parameters.push_back({absl::StrCat("p", i),
+                            {tensors[i].detach().clone().requires_grad_()}});
     }
     absl::StatusOr<FlatLayout> layout =
         LayoutOf(parameters, tensors.front().scalar_type(), world_size);
@@ -261,8 +262,7 @@ class AccumulateTest : public ::testing::Test {
     for (int i = 0; i < 3; ++i) MutableGrad(i).reset();
   }
 
-  static at::Tensor Parameter() { return at::zeros({4}).requires_grad_(); }
-  Rank rank_{{Parameter(), Parameter(), Parameter()}, 1, 0};
+  Rank rank_{{at::zeros({4}), at::zeros({4}), at::zeros({4})}, 1, 0};
 };
 
 using ::testing::ElementsAre;
