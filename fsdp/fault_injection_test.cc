@@ -248,6 +248,10 @@ void ClipAndSave(Trainer& trainer, int64_t part) {
   ThrowIfError(trainer.model->LoadStateDict(dict));
 }
 
+void Save(Trainer& trainer, int64_t) {
+  ThrowIfError(trainer.model->StateDict().status());
+}
+
 struct Case {
   std::string name;
   int world = 2;
@@ -326,6 +330,7 @@ std::vector<Case> Cases() {
   for (const auto& [name, edit] :
        {std::pair<const char*, Iteration>("Scope", &EditInScope),
         {"ScopeOnOneRank", &EditOnOneRank},
+        {"Save", &Save},
         {"Visitor", &EditEach}}) {
     Case& c = add(name, 4, S::kHybridShard);
     c.replicas = 2;
