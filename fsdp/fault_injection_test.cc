@@ -730,9 +730,10 @@ void ExpectAllRanksEnd(const Case& c, FaultType type, absl::string_view part) {
   }
 }
 
-TEST_P(FaultInjectionTest, ARankThatFailsAloneEndsItsPeersWithItsName) {
-  Case c = GetParam();
-  if (!c.tells_peers) return;
+class OneRankFaultTest : public FaultInjectionTest {};
+
+TEST_P(OneRankFaultTest, ARankThatFailsAloneEndsItsPeersWithItsName) {
+  const Case& c = GetParam();
   for (const FaultType type : {FaultType::kStatus, FaultType::kUsers}) {
     SCOPED_TRACE(type);
     if (!c.outside_iteration) {
@@ -820,6 +821,18 @@ TEST_P(FaultInShardingTest, ARankThatFailsAloneEndsItsPeers) {
     EXPECT_NE(statuses[faulty].ok(), goes_on);
   }
 }
+
+std::vector<Case> CasesThatTellPeers() {
+  std::vector<Case> cases = Cases();
+  cases.erase(std::remove_if(cases.begin(), cases.end(),
+                             [](const Case& c) { return !c.tells_peers; }),
+              cases.end());
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, OneRankFaultTest,
+                         ::testing::ValuesIn(CasesThatTellPeers()),
+                         [](const auto& info) { return info.param.name; });
 
 std::vector<Case> ShardingCases() {
   std::vector<Case> cases;
