@@ -248,6 +248,10 @@ void ClipAndSave(Trainer& trainer, int64_t part) {
   ThrowIfError(trainer.model->LoadStateDict(dict));
 }
 
+void Save(Trainer& trainer, int64_t) {
+  ThrowIfError(trainer.model->StateDict().status());
+}
+
 struct Case {
   std::string name;
   int world = 2;
@@ -326,6 +330,7 @@ std::vector<Case> Cases() {
   for (const auto& [name, edit] :
        {std::pair<const char*, Iteration>("Scope", &EditInScope),
         {"ScopeOnOneRank", &EditOnOneRank},
+        {"Save", &Save},
         {"Visitor", &EditEach}}) {
     Case& c = add(name, 4, S::kHybridShard);
     c.replicas = 2;
@@ -725,9 +730,10 @@ void ExpectAllRanksEnd(const Case& c, FaultType type, absl::string_view part) {
   }
 }
 
-TEST_P(FaultInjectionTest, ARankThatFailsAloneEndsItsPeersWithItsName) {
-  Case c = GetParam();
-  if (!c.tells_peers) return;
+class OneRankFaultTest : public FaultInjectionTest {};
+
+TEST_P(OneRankFaultTest, ARankThatFailsAloneEndsItsPeersWithItsName) {
+  const Case& c = GetParam();
   for (const FaultType type : {FaultType::kStatus, FaultType::kUsers}) {
     SCOPED_TRACE(type);
     if (!c.outside_iteration) {
@@ -815,6 +821,18 @@ TEST_P(FaultInShardingTest, ARankThatFailsAloneEndsItsPeers) {
     EXPECT_NE(statuses[faulty].ok(), goes_on);
   }
 }
+
+std::vector<Case> CasesThatTellPeers() {
+  std::vector<Case> cases = Cases();
+  cases.erase(std::remove_if(cases.begin(), cases.end(),
+                             [](const Case& c) { return !c.tells_peers; }),
+              cases.end());
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, OneRankFaultTest,
+                         ::testing::ValuesIn(CasesThatTellPeers()),
+                         [](const auto& info) { return info.param.name; });
 
 std::vector<Case> ShardingCases() {
   std::vector<Case> cases;

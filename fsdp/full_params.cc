@@ -126,9 +126,8 @@ absl::Status FullParamsScope::Impl::Open(
 
 absl::Status FullParamsScope::Impl::Take(ShardedModel& model, int unit,
                                          FlatParameter& flat) {
-  comm::Communicator& group = *model.runtime().placement(unit).shard;
   const auto gather = [&](const at::Tensor& shard) {
-    return GatherShards(group, shard, model.unit_name(unit), DeadlineOf(model));
+    return GatherShards(model, unit, shard, model.unit_name(unit));
   };
   Whole whole{&model, unit, &flat, {}, {}};
   FSDP_ASSIGN_OR_RETURN(whole.values, gather(flat.shard()));
@@ -279,8 +278,7 @@ absl::Status VisitFlat(ShardedModel& model, int unit, const FlatParameter& flat,
                        const VisitOptions& options, absl::Status* visited) {
   FSDP_ASSIGN_OR_RETURN(
       at::Tensor whole,
-      GatherShards(*model.runtime().placement(unit).shard, flat.shard(),
-                   model.unit_name(unit), DeadlineOf(model)));
+      GatherShards(model, unit, flat.shard(), model.unit_name(unit)));
   const bool visits =
       !options.rank0_only || model.communicator().rank() == kWriter;
   for (int i = 0; visits && i < flat.num_parameters(); ++i) {

@@ -155,9 +155,8 @@ absl::Status GatherSlot(ShardedModel& model, int unit,
   }
   FSDP_ASSIGN_OR_RETURN(
       const at::Tensor whole,
-      GatherShards(*model.runtime().placement(unit).shard, shard,
-                   absl::StrCat(model.unit_name(unit), "/", key),
-                   DeadlineOf(model)));
+      GatherShards(model, unit, shard,
+                   absl::StrCat(model.unit_name(unit), "/", key)));
   if (options.rank0_only && model.communicator().rank() != 0) {
     return absl::OkStatus();
   }

@@ -13,13 +13,17 @@
 #include "base/status_macros.h"
 #include "comm/work.h"
 #include "flat_param/layout.h"
+#include "fsdp/runtime.h"
+#include "fsdp/whole_access.h"
 
 namespace fsdp {
 
-absl::StatusOr<at::Tensor> GatherShards(comm::Communicator& group,
-                                        const at::Tensor& shard,
-                                        absl::string_view label,
-                                        absl::Time deadline) {
+namespace {
+
+absl::StatusOr<at::Tensor> Gather(comm::Communicator& group,
+                                  const at::Tensor& shard,
+                                  absl::string_view label,
+                                  absl::Time deadline) {
   c10::NoGradGuard no_grad;
   if (group.world_size() == 1) return shard.detach().clone();
   at::Tensor whole = at::empty({shard.numel() * group.world_size()},
@@ -27,6 +31,17 @@ absl::StatusOr<at::Tensor> GatherShards(comm::Communicator& group,
   FSDP_ASSIGN_OR_RETURN(std::unique_ptr<comm::Work> work,
                         group.AllGather(whole, shard.detach(), label));
   FSDP_RETURN_IF_ERROR(work->Wait(deadline));
+  return whole;
+}
+
+}  // namespace
+
+absl::StatusOr<at::Tensor> GatherShards(const ShardedModel& model, int unit,
+                                        const at::Tensor& shard,
+                                        absl::string_view label) {
+  absl::StatusOr<at::Tensor> whole = Gather(
+      *model.runtime().placement(unit).shard, shard, label, DeadlineOf(model));
+  if (!whole.ok()) model.runtime().Abort(whole.status());
   return whole;
 }
 

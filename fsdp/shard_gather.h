@@ -10,16 +10,17 @@
 #include "absl/time/time.h"
 #include "comm/communicator.h"
 #include "flat_param/flat_parameter.h"
+#include "fsdp/sharded_model.h"
 
 namespace fsdp {
 
-// All ranks' shards of one flat parameter, or of anything laid out like it, in
-// memory of its own: 1-D, layout.padded_numel(), of the shard's dtype.
-// `group`: the unit's Placement::shard. Collective over it.
-absl::StatusOr<at::Tensor> GatherShards(comm::Communicator& group,
+// All ranks' shards of one flat parameter of a unit, or of anything laid out
+// like it, in memory of its own: 1-D, layout.padded_numel(), of the shard's
+// dtype. Collective over the ranks that the unit is sharded on. When it fails
+// the model's groups are aborted: other ranks wait in groups of theirs.
+absl::StatusOr<at::Tensor> GatherShards(const ShardedModel& model, int unit,
                                         const at::Tensor& shard,
-                                        absl::string_view label,
-                                        absl::Time deadline);
+                                        absl::string_view label);
 
 // This rank's shard of the gradients of `flat`, zero where there is none.
 at::Tensor ShardOfGradients(const flat_param::FlatParameter& flat);

@@ -101,8 +101,7 @@ absl::StatusOr<StateDict> GatherFull(ShardedModel& model,
     for (const auto& flat : model.runtime().flats(unit)) {
       FSDP_ASSIGN_OR_RETURN(
           const at::Tensor whole,
-          GatherShards(*model.runtime().placement(unit).shard, flat->shard(),
-                       model.unit_name(unit), DeadlineOf(model)));
+          GatherShards(model, unit, flat->shard(), model.unit_name(unit)));
       for (int i = 0; keeps && i < flat->num_parameters(); ++i) {
         gathered[{flat.get(), i}] = CopyOf(
             flat->ViewOf(whole, i), flat->dtype(), options.offload_to_cpu);
