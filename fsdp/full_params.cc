@@ -111,14 +111,13 @@ absl::Status FullParamsScope::Impl::Open(
                    ", offload_to_cpu ", options_.offload_to_cpu,
                    ", with_grads ", options_.with_grads),
       "the options of SummonFullParams()", DeadlineOf(*model)));
-  absl::Status status;
-  status.Update(TorchToStatus("summoning full parameters", [&] {
+  const absl::Status status = TorchToStatus("summoning full parameters", [&] {
     for (int unit : units) {
       for (const auto& flat : model->runtime().flats(unit)) {
         ThrowIfError(Take(*model, unit, *flat));
       }
     }
-  }));
+  });
   // The other ranks do not know of it and gather.
   if (!status.ok()) model->runtime().Abort(status);
   return status;
