@@ -207,7 +207,7 @@ TEST(FlattenParamsTest, TheModuleHasItsParametersBackWhenTheWrapperIsGone) {
   plain->forward(Input()).sum().backward();
   EXPECT_EQ(Names(*module), Names(*plain));
   for (const auto& item : module->named_parameters()) {
-    const at::Tensor& expected = plain->named_parameters()[item.key()];
+    const at::Tensor expected = plain->named_parameters()[item.key()];
     EXPECT_TRUE(item.value().is_leaf());
     EXPECT_TRUE(item.value().equal(expected)) << item.key();
     EXPECT_TRUE(item.value().grad().equal(expected.grad())) << item.key();
