@@ -52,7 +52,7 @@ TEST(UnflattenAsParamsTest, ParametersAreRegisteredLeavesOverTheFlatOne) {
     EXPECT_TRUE(net->has_params());
     EXPECT_EQ(Names(*net.module()), Names(*plain)) << "and their order";
     for (const auto& item : net.module()->named_parameters()) {
-      const at::Tensor& expected = plain->named_parameters()[item.key()];
+      const at::Tensor expected = plain->named_parameters()[item.key()];
       EXPECT_TRUE(item.value().equal(expected)) << item.key();
       EXPECT_TRUE(item.value().is_leaf() && item.value().requires_grad());
       EXPECT_TRUE(item.value().is_alias_of(flat));
