@@ -115,11 +115,10 @@ RecordedOp::~RecordedOp() {
   }
 }
 
-uint64_t RecordedOp::AddOutput(const at::Tensor& like) {
+void RecordedOp::AddOutput(const at::Tensor& like) {
   RecordedInput& output = outputs_.emplace_back();
   output.storage = NextNumber();
   output.geometry = Geometry::Of(like);
-  return output.storage;
 }
 
 namespace {

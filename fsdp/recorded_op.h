@@ -66,9 +66,8 @@ class RecordedOp {
   RecordedOp& operator=(const RecordedOp&) = delete;
   ~RecordedOp();
 
-  // Declares output number outputs().size() to be a new storage; returns its
-  // number.
-  uint64_t AddOutput(const at::Tensor& like);
+  // Declares output number outputs().size() to be a new storage.
+  void AddOutput(const at::Tensor& like);
 
   uint64_t sequence() const { return sequence_; }
   const std::vector<RecordedInput>& inputs() const { return inputs_; }

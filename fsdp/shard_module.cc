@@ -34,6 +34,7 @@
 #include "fsdp/runtime.h"
 #include "fsdp/schedule.h"
 #include "fsdp/sequential_adapter.h"
+#include "fsdp/shard_gather.h"
 #include "fsdp/shard_plan.h"
 #include "fsdp/transparent.h"
 #include "fsdp/unit_handle.h"
@@ -143,9 +144,8 @@ class Sharder {
   }
 
   absl::Status Broadcast(const at::Tensor& tensor, const std::string& what) {
-    FSDP_ASSIGN_OR_RETURN(std::unique_ptr<comm::Work> work,
-                          world_.Broadcast(tensor, /*root=*/0, what));
-    return work->Wait(absl::Now() + timeout_);
+    return BroadcastFrom(world_, /*root=*/0, tensor, what,
+                         absl::Now() + timeout_);
   }
 
   // Only rank 0's values are looked at where they are broadcast.
