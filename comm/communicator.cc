@@ -1,11 +1,15 @@
 #include "comm/communicator.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
 
+#include <memory>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/time.h"
+#include "absl/types/optional.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 
@@ -33,6 +37,20 @@ std::string Describe(absl::string_view name, const at::Tensor& tensor) {
   return absl::StrCat("`", name, "` (", c10::toString(tensor.scalar_type()),
                       ", shape [", absl::StrJoin(tensor.sizes(), ", "), "], ",
                       tensor.device().str(), ")");
+}
+
+struct Range {
+  const char* begin;
+  const char* end;
+};
+
+Range RangeOf(const at::Tensor& tensor) {
+  const char* begin = static_cast<const char*>(tensor.const_data_ptr());
+  return {begin, begin + tensor.nbytes()};
+}
+
+bool Disjoint(const Range& a, const Range& b) {
+  return a.end <= b.begin || b.end <= a.begin;
 }
 
 absl::Status CheckTensor(const Check& check, absl::string_view name,
@@ -68,17 +86,15 @@ absl::Status CheckTensor(const Check& check, absl::string_view name,
   return absl::OkStatus();
 }
 
-// `whole` has world_size times the elements of `part`; they are disjoint or
-// `part` is this rank's slice of `whole`.
-absl::Status CheckPair(const Check& check, absl::string_view whole_name,
-                       const at::Tensor& whole, absl::string_view part_name,
-                       const at::Tensor& part) {
+// `whole` has world_size times the elements of `part`, on the same device.
+absl::Status CheckSizes(const Check& check, absl::string_view whole_name,
+                        const at::Tensor& whole, absl::string_view part_name,
+                        const at::Tensor& part) {
   FSDP_RETURN_IF_ERROR(CheckTensor(check, whole_name, whole));
   FSDP_RETURN_IF_ERROR(CheckTensor(check, part_name, part));
   const std::string both = absl::StrCat(Describe(whole_name, whole), " and ",
                                         Describe(part_name, part));
-  if (whole.scalar_type() != part.scalar_type() ||
-      whole.device() != part.device()) {
+  if (whole.device() != part.device()) {
     return check.Invalid(absl::StrCat(both, " differ in dtype or device"));
   }
   const int world_size = check.communicator.world_size();
@@ -87,19 +103,86 @@ absl::Status CheckPair(const Check& check, absl::string_view whole_name,
                                       world_size, " times the elements of `",
                                       part_name, "`"));
   }
-  const char* begin = static_cast<const char*>(whole.const_data_ptr());
-  const char* end = begin + whole.nbytes();
-  const char* slice = static_cast<const char*>(part.const_data_ptr());
-  const bool disjoint = slice + part.nbytes() <= begin || end <= slice;
+  return absl::OkStatus();
+}
+
+// CheckSizes(), and they are disjoint or `part` is this rank's slice of
+// `whole`.
+absl::Status CheckPair(const Check& check, absl::string_view whole_name,
+                       const at::Tensor& whole, absl::string_view part_name,
+                       const at::Tensor& part) {
+  FSDP_RETURN_IF_ERROR(CheckSizes(check, whole_name, whole, part_name, part));
+  const std::string both = absl::StrCat(Describe(whole_name, whole), " and ",
+                                        Describe(part_name, part));
+  if (whole.scalar_type() != part.scalar_type()) {
+    return check.Invalid(absl::StrCat(both, " differ in dtype or device"));
+  }
+  const Range range = RangeOf(whole);
+  const Range slice = RangeOf(part);
   const bool own_slice =
-      slice == begin + part.nbytes() * check.communicator.rank();
-  if (part.numel() > 0 && !disjoint && !own_slice) {
+      slice.begin == range.begin + part.nbytes() * check.communicator.rank();
+  if (part.numel() > 0 && !Disjoint(range, slice) && !own_slice) {
     return check.Invalid(absl::StrCat(
         both, " overlap; only rank ", check.communicator.rank(),
         "'s own slice of `", whole_name, "` may be `", part_name, "`"));
   }
   return absl::OkStatus();
 }
+
+absl::Status CheckScaled(const Check& check, const at::Tensor& whole,
+                         const at::Tensor& part) {
+  FSDP_RETURN_IF_ERROR(CheckSizes(check, "in", whole, "out", part));
+  for (const at::Tensor* tensor : {&whole, &part}) {
+    if (tensor->is_floating_point()) continue;
+    return check.Invalid(absl::StrCat(Describe("tensor", *tensor),
+                                      " cannot hold a scaled sum; it takes "
+                                      "floating-point dtypes"));
+  }
+  if (part.numel() > 0 && !Disjoint(RangeOf(whole), RangeOf(part))) {
+    return check.Invalid(absl::StrCat(Describe("in", whole), " and ",
+                                      Describe("out", part), " overlap"));
+  }
+  return absl::OkStatus();
+}
+
+// The sum is in `sum` when `base` is done.
+class ScaledWork final : public Work {
+ public:
+  ScaledWork(std::unique_ptr<Work> base, at::Tensor out, at::Tensor sum,
+             ScaledSum scaled, absl::Duration timeout)
+      : base_(std::move(base)),
+        out_(std::move(out)),
+        sum_(std::move(sum)),
+        scaled_(scaled),
+        timeout_(timeout) {}
+
+  absl::Status Wait(absl::Time deadline) override {
+    if (result_) return *result_;
+    result_ = base_->Wait(deadline);
+    if (result_->ok()) result_ = TorchToStatus("scale a sum", [&] { Scale(); });
+    return *result_;
+  }
+  absl::Status BlockCurrentStream() override {
+    return Wait(absl::Now() + timeout_);
+  }
+
+ private:
+  void Scale() {
+    c10::NoGradGuard no_grad;
+    if (scaled_.accumulate) {
+      out_.add_(sum_, scaled_.scale);
+    } else {
+      out_.copy_(sum_).mul_(scaled_.scale);
+    }
+  }
+
+  const std::unique_ptr<Work> base_;
+  at::Tensor out_;
+  const at::Tensor sum_;
+  const ScaledSum scaled_;
+  const absl::Duration timeout_;
+  absl::optional<absl::Status> result_;
+};
 
 }  // namespace
 
@@ -139,6 +222,14 @@ absl::StatusOr<std::unique_ptr<Work>> Communicator::ReduceScatter(
   return DoReduceScatter(out, in, op, label);
 }
 
+absl::StatusOr<std::unique_ptr<Work>> Communicator::ReduceScatterScaled(
+    const at::Tensor& out, const at::Tensor& in, ScaledSum sum,
+    absl::string_view label) {
+  const Check check{*this, Collective::kReduceScatter, label};
+  FSDP_RETURN_IF_ERROR(CheckScaled(check, in, out));
+  return DoReduceScatterScaled(out, in, sum, label);
+}
+
 absl::StatusOr<std::unique_ptr<Work>> Communicator::AllReduce(
     const at::Tensor& tensor, ReduceOp op, absl::string_view label) {
   const Check check{*this, Collective::kAllReduce, label};
@@ -155,6 +246,21 @@ absl::StatusOr<std::unique_ptr<Work>> Communicator::Broadcast(
         absl::StrCat("there is no rank ", root, " to be the root"));
   }
   return DoBroadcast(tensor, root, label);
+}
+
+absl::StatusOr<CommonMemory> Communicator::AllocateCommon(int64_t /*bytes*/) {
+  return absl::UnimplementedError(
+      absl::StrCat(ToString(), ": the ranks have no memory in common"));
+}
+
+absl::StatusOr<std::unique_ptr<Work>> Communicator::DoReduceScatterScaled(
+    const at::Tensor& out, const at::Tensor& in, ScaledSum sum,
+    absl::string_view label) {
+  const at::Tensor own = in.narrow(0, rank() * out.numel(), out.numel());
+  FSDP_ASSIGN_OR_RETURN(auto work,
+                        DoReduceScatter(own, in, ReduceOp::kSum, label));
+  return std::make_unique<ScaledWork>(std::move(work), out, own, sum,
+                                      default_timeout());
 }
 
 absl::StatusOr<at::Tensor> Communicator::AllocatePlain(int64_t bytes) {

@@ -13,12 +13,28 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "comm/call.h"
+#include "comm/fence.h"
 #include "comm/work.h"
 
 namespace fsdp::comm {
 
 // "float32"; "unsupported" for a dtype that no collective takes.
 absl::string_view DtypeName(at::ScalarType dtype);
+
+// Memory that is the same on all ranks of a group, not one's own on each. What
+// a rank writes, others see once both have passed `fence` or a collective that
+// came after the write. A rank that overwrites what others may be reading has
+// to see to it, by `fence`, that they have finished.
+struct CommonMemory {
+  at::Tensor memory;  // uint8, aligned to a page, zero at first
+  std::unique_ptr<Fence> fence;
+};
+
+// What a sum becomes on its way to the output.
+struct ScaledSum {
+  double scale = 1;
+  bool accumulate = false;  // added to what the output holds
+};
 
 // One rank's end of a group. All ranks make the same calls in the same order;
 // a backend that can see a mismatch fails it on every rank, others run into
@@ -55,9 +71,15 @@ class Communicator {
   // better. A collective call: same order and size on all ranks.
   virtual absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) = 0;
 
+  // `bytes` >= 0 that all ranks have in common. Unimplemented, on all ranks
+  // alike and at once, where they have no memory in common. A collective call
+  // that blocks up to default_timeout().
+  virtual absl::StatusOr<CommonMemory> AllocateCommon(int64_t bytes);
+
   // out[r * n + i] = in_r[i], n = in.numel(); out.numel() == n * world_size.
   // `in` may be this rank's own slice of `out` and may not overlap it
-  // otherwise.
+  // otherwise. `out` may be common memory, at the same place on all ranks, and
+  // `in` this rank's slice of it: then nothing needs to move.
   absl::StatusOr<std::unique_ptr<Work>> AllGather(const at::Tensor& out,
                                                   const at::Tensor& in,
                                                   absl::string_view label);
@@ -69,6 +91,13 @@ class Communicator {
                                                       const at::Tensor& in,
                                                       ReduceOp op,
                                                       absl::string_view label);
+
+  // out[i] = scale * (sum over ranks q of in_q[rank * n + i]), or added to
+  // out[i]. `out` is of any floating-point dtype and does not overlap `in`; the
+  // sum is rounded to the dtype of `in` first.
+  absl::StatusOr<std::unique_ptr<Work>> ReduceScatterScaled(
+      const at::Tensor& out, const at::Tensor& in, ScaledSum sum,
+      absl::string_view label);
 
   // In place; every rank ends with the same bits.
   absl::StatusOr<std::unique_ptr<Work>> AllReduce(const at::Tensor& tensor,
@@ -101,6 +130,10 @@ class Communicator {
   virtual absl::StatusOr<std::unique_ptr<Work>> DoReduceScatter(
       const at::Tensor& out, const at::Tensor& in, ReduceOp op,
       absl::string_view label) = 0;
+  // Sums in place by DoReduceScatter() and scales in Wait(), unless overridden.
+  virtual absl::StatusOr<std::unique_ptr<Work>> DoReduceScatterScaled(
+      const at::Tensor& out, const at::Tensor& in, ScaledSum sum,
+      absl::string_view label);
   virtual absl::StatusOr<std::unique_ptr<Work>> DoAllReduce(
       const at::Tensor& tensor, ReduceOp op, absl::string_view label) = 0;
   virtual absl::StatusOr<std::unique_ptr<Work>> DoBroadcast(

@@ -18,7 +18,8 @@
 
 namespace fsdp::comm {
 
-// Passes every call on to the communicator that it owns. Split() gives a plain
+// Passes every call on to the communicator that it owns, ReduceScatterScaled()
+// by way of DoReduceScatter(), which a subclass sees. Split() gives a plain
 // sub-group of that one.
 class ForwardingCommunicator : public Communicator {
  public:
@@ -35,6 +36,9 @@ class ForwardingCommunicator : public Communicator {
   std::string ToString() const override { return base_->ToString(); }
   absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override {
     return base_->AllocateSymmetric(bytes);
+  }
+  absl::StatusOr<CommonMemory> AllocateCommon(int64_t bytes) override {
+    return base_->AllocateCommon(bytes);
   }
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
                                                       int key) override {

@@ -36,6 +36,12 @@ class RecordingCommunicator final : public ForwardingCommunicator {
     return Started(base().ReduceScatter(out, in, op, label),
                    Collective::kReduceScatter, label, in);
   }
+  StartedWork DoReduceScatterScaled(const at::Tensor& out, const at::Tensor& in,
+                                    ScaledSum sum,
+                                    absl::string_view label) override {
+    return Started(base().ReduceScatterScaled(out, in, sum, label),
+                   Collective::kReduceScatter, label, in);
+  }
   StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
                           absl::string_view label) override {
     return Started(base().AllReduce(tensor, op, label), Collective::kAllReduce,

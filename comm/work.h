@@ -28,6 +28,13 @@ class Work {
   // A second call returns what the first returned.
   virtual absl::Status Wait(absl::Time deadline) = 0;
 
+  // As Wait(), but the inputs may not be written yet, since peers may still
+  // read them: not before Wait() has returned, too. Earlier than Wait() where
+  // ranks read each other's memory.
+  virtual absl::Status WaitForResult(absl::Time deadline) {
+    return Wait(deadline);
+  }
+
   // Makes the current stream of the tensors' device wait, without blocking the
   // host where the device allows it. On CPU: Wait(now + default_timeout()).
   virtual absl::Status BlockCurrentStream() = 0;

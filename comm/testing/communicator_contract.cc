@@ -118,6 +118,21 @@ absl::Status ReduceScatterOnce(Communicator& comm, at::ScalarType dtype,
   });
 }
 
+absl::Status ScaledOnce(Communicator& comm, at::ScalarType from,
+                        at::ScalarType to, int64_t n, bool accumulate) {
+  const int rank = comm.rank();
+  const at::Tensor in =
+      MakeTensor(from, n * comm.world_size(),
+                 [rank](int64_t i) { return Value(rank, i); });
+  const at::Tensor out = MakeTensor(to, n, [](int64_t) { return 100.0; });
+  FSDP_RETURN_IF_ERROR(
+      Finish(comm.ReduceScatterScaled(out, in, {0.25, accumulate}, "scaled")));
+  return CheckTensor(out, [&](int64_t i) {
+    return (accumulate ? 100 : 0) +
+           Reduced(ReduceOp::kSum, comm.world_size(), rank * n + i) / 4;
+  });
+}
+
 absl::Status AllReduceOnce(Communicator& comm, at::ScalarType dtype,
                            ReduceOp op, int64_t n) {
   const at::Tensor tensor =
@@ -174,6 +189,23 @@ TEST_P(CommunicatorContract, ReduceScatterReducesEveryDtype) {
         }
         FSDP_RETURN_IF_ERROR(
             ReduceScatterOnce(comm, dtype, ReduceOp::kSum, 5, false));
+      }
+      return absl::OkStatus();
+    };
+    EXPECT_OK(AllOk(RunRanks(Create(world_size), run))) << world_size;
+  }
+}
+
+TEST_P(CommunicatorContract, ScaledSumsGoIntoAnyFloatingDtype) {
+  for (int world_size : kWorldSizes) {
+    const auto run = [](Communicator& comm) -> absl::Status {
+      for (at::ScalarType from : {at::kFloat, at::kHalf, at::kBFloat16}) {
+        for (int64_t n : kSizes) {
+          FSDP_RETURN_IF_ERROR(ScaledOnce(comm, from, at::kFloat, n, false));
+          FSDP_RETURN_IF_ERROR(ScaledOnce(comm, from, at::kFloat, n, true));
+        }
+        FSDP_RETURN_IF_ERROR(ScaledOnce(comm, from, at::kDouble, 5, true));
+        FSDP_RETURN_IF_ERROR(ScaledOnce(comm, from, at::kHalf, 5, false));
       }
       return absl::OkStatus();
     };

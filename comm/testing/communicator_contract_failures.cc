@@ -66,6 +66,21 @@ TEST_P(CommunicatorContract, RefusesOverlapsOtherThanTheOwnSlice) {
   }
 }
 
+TEST_P(CommunicatorContract, RefusesScaledSumsThatCannotBe) {
+  const Group group = Create(2);
+  Communicator& comm = *group[1];
+  const at::Tensor whole = Zeros(8);
+  EXPECT_THAT(
+      comm.ReduceScatterScaled(whole.narrow(0, 4, 4), whole, {}, "w"),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("overlap")));
+  EXPECT_THAT(comm.ReduceScatterScaled(Zeros(4, at::kInt), whole, {}, "w"),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("floating-point")));
+  EXPECT_THAT(comm.ReduceScatterScaled(Zeros(3), whole, {}, "w"),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("needs 2 times the elements")));
+}
+
 TEST_P(CommunicatorContract, RefusesOtherDtypes) {
   const Group group = Create(1);
   for (at::ScalarType dtype :
