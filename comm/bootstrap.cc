@@ -6,6 +6,7 @@
 #include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
 #include <vector>
 
@@ -21,6 +22,7 @@
 #include "comm/bootstrap_store.h"
 #include "comm/c10d_communicator.h"
 #include "comm/local_communicator.h"
+#include "comm/shared_memory_communicator.h"
 
 namespace fsdp::comm {
 namespace {
@@ -69,16 +71,20 @@ absl::StatusOr<CommunicatorPtr> ConnectLocal(const ConnectOptions& options) {
   return std::move(group[0]);
 }
 
+absl::StatusOr<CommunicatorPtr> ConnectSharedMemory(
+    const Environment& environment, const ConnectOptions& options,
+    const MeetingPlace& place) {
+  SharedMemoryOptions shared_memory;
+  shared_memory.timeout = options.timeout;
+  shared_memory.host = options.host;
+  return CreateSharedMemoryCommunicator(
+      c10::make_intrusive<c10d::PrefixStore>("shared_memory", place.store),
+      environment.rank, environment.world_size, shared_memory);
+}
+
 absl::StatusOr<CommunicatorPtr> ConnectGloo(const Environment& environment,
                                             const ConnectOptions& options,
-                                            absl::Time deadline) {
-  MeetingPlace place;
-  if (environment.master_addr.empty()) {
-    place.store = c10::make_intrusive<c10d::HashStore>();
-    place.local_address = "127.0.0.1";
-  } else {
-    FSDP_ASSIGN_OR_RETURN(place, Meet(environment, deadline));
-  }
+                                            const MeetingPlace& place) {
   GlooOptions gloo;
   gloo.timeout = options.timeout;
   gloo.interface =
@@ -86,6 +92,28 @@ absl::StatusOr<CommunicatorPtr> ConnectGloo(const Environment& environment,
   if (gloo.interface.empty()) gloo.hostname = place.local_address;
   return CreateGlooCommunicator(place.store, environment.rank,
                                 environment.world_size, gloo);
+}
+
+absl::StatusOr<CommunicatorPtr> ConnectProcesses(const Environment& environment,
+                                                 const ConnectOptions& options,
+                                                 absl::Time deadline) {
+  MeetingPlace place;
+  if (environment.master_addr.empty()) {
+    place.store = c10::make_intrusive<c10d::HashStore>();
+    place.local_address = "127.0.0.1";
+  } else {
+    FSDP_ASSIGN_OR_RETURN(place, Meet(environment, deadline));
+  }
+  if (options.backend == Backend::kGloo) {
+    return ConnectGloo(environment, options, place);
+  }
+  absl::StatusOr<CommunicatorPtr> sharing =
+      ConnectSharedMemory(environment, options, place);
+  const bool is_several_hosts = absl::IsFailedPrecondition(sharing.status());
+  if (options.backend == Backend::kAuto && is_several_hosts) {
+    return ConnectGloo(environment, options, place);
+  }
+  return sharing;
 }
 
 absl::Status CheckEnvironment(const Environment& environment) {
@@ -127,11 +155,11 @@ absl::StatusOr<CommunicatorPtr> Dispatch(const Environment& environment,
     return absl::InvalidArgumentError(absl::StrCat(
         "the ranks of the local backend are threads of one process, and ",
         Name(environment.started_by), " started ", environment.world_size,
-        " processes; use gloo"));
+        " processes; use auto"));
   }
   const absl::Time deadline = absl::Now() + options.connect_timeout;
   return ConnectBefore(deadline + kSlack, [=] {
-    return ConnectGloo(environment, options, deadline);
+    return ConnectProcesses(environment, options, deadline);
   });
 }
 
@@ -140,9 +168,11 @@ absl::StatusOr<CommunicatorPtr> Dispatch(const Environment& environment,
 absl::StatusOr<Backend> ParseBackend(absl::string_view name) {
   if (name == "auto") return Backend::kAuto;
   if (name == "local") return Backend::kLocal;
+  if (name == "shared_memory") return Backend::kSharedMemory;
   if (name == "gloo") return Backend::kGloo;
-  return absl::InvalidArgumentError(absl::StrCat(
-      "the backend is \"", name, "\": expected auto, local or gloo"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("the backend is \"", name,
+                   "\": expected auto, local, shared_memory or gloo"));
 }
 
 absl::StatusOr<CommunicatorPtr> Connect(const Environment& environment,

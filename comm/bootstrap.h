@@ -14,12 +14,14 @@
 namespace fsdp::comm {
 
 enum class Backend {
-  kAuto,   // kGloo; kLocal for a single rank
+  kAuto,   // kLocal for a single rank, else kSharedMemory where all ranks
+           // are on one host, else kGloo
   kLocal,  // this process alone
-  kGloo,   // processes on any number of hosts, over TCP
+  kSharedMemory,  // processes of one host
+  kGloo,          // processes on any number of hosts, over TCP
 };
 
-// "auto", "local" or "gloo".
+// "auto", "local", "shared_memory" or "gloo".
 absl::StatusOr<Backend> ParseBackend(absl::string_view name);
 
 struct ConnectOptions {
@@ -34,6 +36,10 @@ struct ConnectOptions {
   // The network interface that peers connect to ("eth0"); empty:
   // environment.interface, or else the one that leads to rank 0.
   std::string interface;
+
+  // Ranks with different names are never taken to be on one host, whatever the
+  // kernel says.
+  std::string host;
 };
 
 // Joins the group of all ranks. Every process calls it once; on several hosts
@@ -41,7 +47,8 @@ struct ConnectOptions {
 // the place where the ranks meet:
 //   DeadlineExceeded    ranks are missing, by number, or rank 0 cannot be
 //                       reached
-//   FailedPrecondition  rank 0's port is in use
+//   FailedPrecondition  rank 0's port is in use; kSharedMemory with ranks on
+//                       several hosts
 //   InvalidArgument     the ranks disagree on the world size; kLocal with more
 //                       than one process
 //   AlreadyExists       two processes claim the same rank

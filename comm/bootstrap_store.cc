@@ -18,6 +18,7 @@
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/bootstrap_socket.h"
+#include "comm/store_exchange.h"
 
 namespace fsdp::comm {
 namespace {
@@ -39,21 +40,6 @@ constexpr size_t kMaxListedRanks = 16;
 std::string ClaimKey(int rank) { return absl::StrCat("claim/", rank); }
 std::string GoodbyeKey(int64_t number) {
   return absl::StrCat("goodbye/", number);
-}
-
-// Looks for `keys` until all are there, ever more rarely: a wait in the store
-// would print warnings when its time is over. Whether they came in time.
-bool AwaitKeys(c10d::Store& store, const std::vector<std::string>& keys,
-               absl::Time deadline) {
-  const absl::Time begin = absl::Now();
-  while (!store.check(keys)) {
-    const absl::Time now = absl::Now();
-    if (now >= deadline) return false;
-    const absl::Duration delay = std::clamp(
-        (now - begin) / 10, absl::Milliseconds(1), absl::Milliseconds(200));
-    absl::SleepFor(std::min(delay, deadline - now));
-  }
-  return true;
 }
 
 // Says goodbye where it ends.

@@ -1,6 +1,7 @@
 #include "comm/communicator.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/mul.h>
 #include <c10/core/GradMode.h>
 
 #include <memory>
@@ -171,6 +172,8 @@ class ScaledWork final : public Work {
     c10::NoGradGuard no_grad;
     if (scaled_.accumulate) {
       out_.add_(sum_, scaled_.scale);
+    } else if (out_.scalar_type() == sum_.scalar_type()) {
+      at::mul_out(out_, sum_, at::Scalar(scaled_.scale));
     } else {
       out_.copy_(sum_).mul_(scaled_.scale);
     }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <type_traits>
+#include <vector>
 
 #include "base/check.h"
 
@@ -75,6 +76,58 @@ void ReduceBlocks(absl::Span<const void* const> inputs, int64_t count,
   }
 }
 
+// Scales the sums of a block into `out`.
+template <typename T, typename Out>
+void ScaleBlock(const T* sums, int64_t size, double scale, bool accumulate,
+                Out* out) {
+  constexpr bool kWide =
+      std::is_same_v<T, double> || std::is_same_v<Out, double>;
+  using A = std::conditional_t<kWide, double, float>;
+  const A factor = static_cast<A>(scale);
+  if (accumulate) {
+    for (int64_t i = 0; i < size; ++i) {
+      out[i] = static_cast<Out>(static_cast<A>(out[i]) +
+                                factor * static_cast<A>(sums[i]));
+    }
+  } else {
+    for (int64_t i = 0; i < size; ++i) {
+      out[i] = static_cast<Out>(factor * static_cast<A>(sums[i]));
+    }
+  }
+}
+
+template <typename T, typename Out>
+void SumScaledTyped(absl::Span<const void* const> inputs, int64_t count,
+                    double scale, bool accumulate, Out* out) {
+  T sums[kBlockElements];
+  std::vector<const void*> block(inputs.size());
+  for (int64_t begin = 0; begin < count; begin += kBlockElements) {
+    const int64_t size = std::min(kBlockElements, count - begin);
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      block[i] = static_cast<const T*>(inputs[i]) + begin;
+    }
+    ReduceBlocks<T, Sum>(block, size, sums);
+    ScaleBlock(sums, size, scale, accumulate, out + begin);
+  }
+}
+
+// Calls fn(T()) with the C++ type of a floating-point dtype.
+template <typename Fn>
+void DispatchFloating(at::ScalarType dtype, Fn fn) {
+  switch (dtype) {
+    case at::ScalarType::Float:
+      return fn(float());
+    case at::ScalarType::Double:
+      return fn(double());
+    case at::ScalarType::Half:
+      return fn(c10::Half());
+    case at::ScalarType::BFloat16:
+      return fn(c10::BFloat16());
+    default:
+      FSDP_CHECK(!"Communicator refuses every other dtype");
+  }
+}
+
 template <typename T>
 void ReduceTyped(ReduceOp op, absl::Span<const void* const> inputs,
                  int64_t count, void* out) {
@@ -111,6 +164,19 @@ void Reduce(at::ScalarType dtype, ReduceOp op,
     default:
       FSDP_CHECK(!"Communicator refuses every other dtype");
   }
+}
+
+void SumScaled(at::ScalarType dtype, absl::Span<const void* const> inputs,
+               int64_t count, double scale, bool accumulate,
+               at::ScalarType out_dtype, void* out) {
+  FSDP_CHECK(!inputs.empty());
+  DispatchFloating(dtype, [&](auto in_value) {
+    DispatchFloating(out_dtype, [&](auto out_value) {
+      using Out = decltype(out_value);
+      SumScaledTyped<decltype(in_value)>(inputs, count, scale, accumulate,
+                                         static_cast<Out*>(out));
+    });
+  });
 }
 
 }  // namespace fsdp::comm

@@ -20,6 +20,14 @@ namespace fsdp::comm {
 void Reduce(at::ScalarType dtype, ReduceOp op,
             absl::Span<const void* const> inputs, int64_t count, void* out);
 
+// out[i] = scale * sum, or out[i] += scale * sum, where sum is what Reduce()
+// makes of the inputs with kSum, rounded to `dtype`. Both dtypes are
+// floating-point; computed in float64 where one of them is that, else in
+// float32. `out` does not overlap the inputs.
+void SumScaled(at::ScalarType dtype, absl::Span<const void* const> inputs,
+               int64_t count, double scale, bool accumulate,
+               at::ScalarType out_dtype, void* out);
+
 }  // namespace fsdp::comm
 
 #endif  // COMM_REDUCTION_H_

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <utility>
 
 #include "absl/status/statusor.h"
 #include "base/check.h"
 #include "base/status_macros.h"
+#include "comm/work.h"
 
 namespace fsdp {
 namespace {
@@ -27,12 +29,16 @@ BufferPool::BufferPool(Allocate allocate) : allocate_(std::move(allocate)) {}
 absl::StatusOr<at::Tensor> BufferPool::Acquire(int64_t bytes) {
   auto best = free_.end();
   for (auto it = free_.begin(); it != free_.end(); ++it) {
-    if (Bytes(*it) < bytes || Bytes(*it) > kLargestWaste * bytes) continue;
-    if (best == free_.end() || Bytes(*it) < Bytes(*best)) best = it;
+    const int64_t size = Bytes(it->buffer);
+    if (size < bytes || size > kLargestWaste * bytes) continue;
+    if (best == free_.end() || size < Bytes(best->buffer)) best = it;
   }
   at::Tensor buffer;
   if (best != free_.end()) {
-    buffer = std::move(*best);
+    if (best->reader != nullptr) {
+      FSDP_RETURN_IF_ERROR(best->reader->BlockCurrentStream());
+    }
+    buffer = std::move(best->buffer);
     free_.erase(best);
   } else {
     FSDP_ASSIGN_OR_RETURN(buffer, allocate_(bytes));
@@ -49,9 +55,10 @@ void BufferPool::TakeBack(const at::Tensor& buffer) {
   stats_.in_use_bytes -= Bytes(buffer);
 }
 
-void BufferPool::Release(const at::Tensor& buffer) {
+void BufferPool::Release(const at::Tensor& buffer,
+                         std::unique_ptr<comm::Work> reader) {
   TakeBack(buffer);
-  free_.push_back(buffer);
+  free_.push_back({buffer, std::move(reader)});
 }
 
 void BufferPool::Discard(const at::Tensor& buffer) {

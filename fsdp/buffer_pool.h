@@ -7,9 +7,11 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "comm/work.h"
 
 namespace fsdp {
 
@@ -33,8 +35,10 @@ class BufferPool {
   // A buffer of at least `bytes`; a free one where there is one that is not
   // wastefully large.
   absl::StatusOr<at::Tensor> Acquire(int64_t bytes);
-  // Takes back what Acquire() gave; nothing may use it any more.
-  void Release(const at::Tensor& buffer);
+  // Takes back what Acquire() gave; nothing may use it any more but `reader`,
+  // which Acquire() waits for before it hands the buffer out again.
+  void Release(const at::Tensor& buffer,
+               std::unique_ptr<comm::Work> reader = nullptr);
   // As Release(), for a buffer that something outside may still write, after a
   // failed collective for example: it is never handed out again.
   void Discard(const at::Tensor& buffer);
@@ -44,8 +48,13 @@ class BufferPool {
  private:
   void TakeBack(const at::Tensor& buffer);
 
+  struct FreeBuffer {
+    at::Tensor buffer;
+    std::unique_ptr<comm::Work> reader;  // null: nobody reads it
+  };
+
   Allocate allocate_;
-  std::vector<at::Tensor> free_;
+  std::vector<FreeBuffer> free_;  // first the one released first
   Stats stats_;
 };
 

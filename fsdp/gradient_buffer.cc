@@ -1,7 +1,7 @@
 #include "fsdp/gradient_buffer.h"
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty_like.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/tensor.h>
@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/types/optional.h"
 #include "absl/types/span.h"
 #include "base/check.h"
 #include "flat_param/layout.h"
@@ -201,31 +202,73 @@ void GradientBuffer::AccumulateMean(const at::Tensor& memory) {
   const double scale = options_.scaling.after;
   const at::Tensor segment = OwnSegment(memory);
   const at::Tensor reduced = segment.narrow(0, 0, layout.shard_numel());
-  bool all_undefined = true;
+  const Present present = PresentGradients();
+  RenewMemory(present);
+  at::Tensor gradient = shard_gradient_.narrow(0, 0, layout.shard_numel());
+  switch (present) {
+    case Present::kNone:
+      CopyScaled(gradient, reduced, scale);
+      break;
+    case Present::kOurs:
+      gradient.add_(reduced, scale);
+      break;
+    case Present::kMixed:
+      for (int i = 0; i < count; ++i) AccumulateSlice(i, reduced, scale);
+      break;
+  }
+  Attach(segment.narrow(0, layout.shard_numel(), count));
+}
+
+GradientBuffer::Present GradientBuffer::PresentGradients() const {
+  bool any = false;
   bool all_ours = true;
-  for (int i = 0; i < count; ++i) {
-    all_undefined &= !parameter_->ShardSlice(i).grad().defined();
+  for (int i = 0; i < parameter_->num_parameters(); ++i) {
+    any |= parameter_->ShardSlice(i).grad().defined();
     all_ours &= HoldsOurs(i);
   }
-  // Memory that a gradient of the user's own keeping still refers to is left to
-  // it, as a new gradient from LibTorch would.
-  if (!shard_gradient_.defined() ||
-      (all_undefined && shard_gradient_.storage().use_count() > 1)) {
-    shard_gradient_ =
-        at::empty_like(parameter_->shard(),
-                       at::TensorOptions().dtype(options_.gradient_dtype));
+  if (!any) return Present::kNone;
+  return all_ours ? Present::kOurs : Present::kMixed;
+}
+
+// Memory that a gradient of the user's own keeping still refers to is left to
+// it, as a new gradient from LibTorch would.
+void GradientBuffer::RenewMemory(Present present) {
+  if (shard_gradient_.defined() &&
+      (present != Present::kNone ||
+       shard_gradient_.storage().use_count() == 1)) {
+    return;
   }
-  if (all_undefined) {
-    CopyScaled(shard_gradient_, reduced, scale);
-  } else if (all_ours) {
-    shard_gradient_.add_(reduced, scale);
-  } else {
-    for (int i = 0; i < count; ++i) AccumulateSlice(i, reduced, scale);
+  shard_gradient_ = at::empty(
+      {segment_numel_},
+      parameter_->shard().options().dtype(options_.gradient_dtype));
+}
+
+absl::optional<GradientBuffer::DirectTarget> GradientBuffer::StartDirect() {
+  Present present = PresentGradients();
+  if (num_direct_ > 0) {
+    // The slices that those under way will attach.
+    if (present == Present::kMixed) return absl::nullopt;
+    present = Present::kOurs;
   }
-  const at::Tensor flags =
-      segment.narrow(0, layout.shard_numel(), count).to(at::kCPU, at::kFloat);
-  const float* produced = flags.const_data_ptr<float>();
-  for (int i = 0; i < count; ++i) {
+  if (present == Present::kMixed) return absl::nullopt;
+  RenewMemory(present);
+  ++num_direct_;
+  return DirectTarget{shard_gradient_,
+                      {options_.scaling.after, present == Present::kOurs}};
+}
+
+void GradientBuffer::FinishDirect() {
+  FSDP_CHECK(num_direct_ > 0);
+  --num_direct_;
+  c10::NoGradGuard no_grad;
+  Attach(shard_gradient_.narrow(0, parameter_->layout().shard_numel(),
+                                parameter_->num_parameters()));
+}
+
+void GradientBuffer::Attach(const at::Tensor& flags) {
+  const at::Tensor on_host = flags.to(at::kCPU, at::kFloat);
+  const float* produced = on_host.const_data_ptr<float>();
+  for (int i = 0; i < parameter_->num_parameters(); ++i) {
     at::Tensor slice = parameter_->ShardSlice(i);
     // Frozen since a backward whose gradients were kept whole.
     if (!slice.requires_grad()) continue;

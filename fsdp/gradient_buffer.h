@@ -8,7 +8,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/types/optional.h"
 #include "absl/types/span.h"
+#include "comm/communicator.h"
 #include "flat_param/flat_parameter.h"
 
 namespace fsdp {
@@ -67,6 +69,21 @@ class GradientBuffer {
   // .grad, ours or the user's, gets them added.
   void AccumulateMean(const at::Tensor& memory);
 
+  // The same in one go with the reduction, where the gradients of the slices
+  // allow it: a reduce-scatter puts its scaled sum, a segment, into `out`, and
+  // when it is done FinishDirect() attaches the gradients. Several may be under
+  // way, which finish in order.
+  struct DirectTarget {
+    at::Tensor out;
+    comm::ScaledSum sum;
+  };
+  absl::optional<DirectTarget> StartDirect();
+  void FinishDirect();
+
+  // After a failure: no direct reduction is under way any more, and whatever
+  // they may have written counts no more than the rest of the iteration.
+  void ForgetDirect() { num_direct_ = 0; }
+
   // Gives the memory of the shard's gradient back where no slice has one.
   void DropUnusedGradient();
 
@@ -80,6 +97,11 @@ class GradientBuffer {
                     const at::Tensor& gradient) const;
   void AccumulateSlice(int i, const at::Tensor& segment, double scale);
   bool HoldsOurs(int i) const;
+  // What the slices have for gradients.
+  enum class Present { kNone, kOurs, kMixed };
+  Present PresentGradients() const;
+  void RenewMemory(Present present);
+  void Attach(const at::Tensor& flags);
   at::Tensor GradientSlice(int i) const;
 
   flat_param::FlatParameter* const parameter_;
@@ -87,7 +109,9 @@ class GradientBuffer {
   const int64_t segment_numel_;
   // Gaps between parameters within the buffer, as [begin, end) pairs.
   std::vector<flat_param::Slice> gaps_;
-  at::Tensor shard_gradient_;  // 1-D, like the shard; .grad of slices are views
+  // One segment; .grad of slices are views of it.
+  at::Tensor shard_gradient_;
+  int num_direct_ = 0;  // under way
 };
 
 }  // namespace fsdp

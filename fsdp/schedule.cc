@@ -69,6 +69,10 @@ const char* Name(ActionKind kind) {
       return "WaitReduce";
     case ActionKind::kStep:
       return "Step";
+    case ActionKind::kOpenShards:
+      return "OpenShards";
+    case ActionKind::kCloseShards:
+      return "CloseShards";
   }
   return "?";
 }
@@ -86,7 +90,12 @@ std::string ToString(const Action& action) {
 }
 
 Schedule::Schedule(std::vector<ScheduledUnit> units, ScheduleOptions options)
-    : units_(std::move(units)), options_(options), states_(units_.size()) {
+    : units_(std::move(units)),
+      options_(options),
+      states_(units_.size()),
+      shares_memory_(std::any_of(
+          units_.begin(), units_.end(),
+          [](const ScheduledUnit& unit) { return unit.shares_memory; })) {
   FSDP_CHECK(!units_.empty());
   FSDP_CHECK(options_.max_reduce_buffers >= 1);
   for (size_t i = 0; i < units_.size(); ++i) {
@@ -131,10 +140,14 @@ absl::StatusOr<Actions> Schedule::Next(const Event& event) {
     }
     case EventKind::kReshard:
       Free(event.unit, actions);
+      if (!in_forward() && !in_backward_ && unsharded_.empty()) {
+        CloseShards(actions);
+      }
       break;
     case EventKind::kRelease:
       FreeUnless([](const State&) { return false; }, actions);
       DropParts(actions);
+      CloseShards(actions);
       break;
   }
   return actions;
@@ -263,6 +276,8 @@ void Schedule::PostForward(const Event& event, Actions& actions) {
   if (!in_forward()) {
     FreeWrongGuess(kNone, actions);
     previous_forward_order_ = forward_order_;
+    // Whether a backward is to come nobody knows.
+    if (!in_backward_) CloseShards(actions);
   }
 }
 
@@ -386,6 +401,10 @@ void Schedule::EndOfBackward(const Event& event, Actions& actions) {
     states_[i].stepped = true;
   }
   in_backward_ = false;
+  if (!in_forward()) {
+    shards_open_ = shares_memory_;
+    CloseShards(actions);
+  }
 }
 
 void Schedule::Reset(Actions& actions) {
@@ -395,6 +414,7 @@ void Schedule::Reset(Actions& actions) {
   forward_stack_.clear();
   for (State& state : states_) state = State();
   in_backward_ = false;
+  shards_open_ = false;
   forward_order_.clear();
   post_forward_order_.clear();
 }
@@ -403,11 +423,23 @@ void Schedule::ForgetWholeGradients() {
   for (State& state : states_) state.has_whole_gradients = false;
 }
 
+// In backward the shards are what they were in forward: who writes a shard in
+// between has no use for that graph.
 void Schedule::StartGather(int unit, Actions& actions) {
+  if (units_[unit].shares_memory && !shards_open_ && !in_backward_) {
+    actions.push_back({ActionKind::kOpenShards, kRoot});
+    shards_open_ = true;
+  }
   actions.push_back({ActionKind::kGather, unit});
   states_[unit].gather = Gather::kInFlight;
   unsharded_.insert(
       std::lower_bound(unsharded_.begin(), unsharded_.end(), unit), unit);
+}
+
+void Schedule::CloseShards(Actions& actions) {
+  if (!shards_open_) return;
+  actions.push_back({ActionKind::kCloseShards, kRoot});
+  shards_open_ = false;
 }
 
 void Schedule::EnsureGathered(int unit, Actions& actions) {

@@ -34,6 +34,9 @@ struct ScheduledUnit {
   // What is reduced within the group of shards is reduced over replicas, too
   // (hybrid sharding).
   bool replicated = false;
+  // Ranks compute with parameters that lie in each other's memory: shards may
+  // be written only while no rank reads them.
+  bool shares_memory = false;
 };
 
 struct ScheduleOptions {
@@ -88,6 +91,8 @@ enum class ActionKind {
   kReplicate,         // finish it and start the all-reduce over replicas
   kWaitReduce,        // finish the reduction; add into the shard's gradient
   kStep,              // the shard's gradient is complete: step the optimizer
+  kOpenShards,        // no rank writes shards any more: all may read them
+  kCloseShards,       // no rank reads shards any more: all may write theirs
 };
 
 struct Action {
@@ -172,6 +177,7 @@ class Schedule {
   void BeginIteration(Actions& actions);
   void EnterBackward();
   void StartGather(int unit, Actions& actions);
+  void CloseShards(Actions& actions);
   void EnsureGathered(int unit, Actions& actions);
   void Prefetch(int unit, int running_unit, Actions& actions);
   void LeaveForward(int unit, bool expects_backward, Actions& actions);
@@ -195,6 +201,8 @@ class Schedule {
   std::vector<int> unsharded_;        // gathered or in flight, ascending
   int guess_ = -1;     // the unit gathered on a guess nobody has used yet
   int num_parts_ = 0;  // units with has_part
+  const bool shares_memory_;  // some unit does
+  bool shards_open_ = false;
 
   std::vector<int> forward_order_;           // of this forward, by kPreForward
   std::vector<int> previous_forward_order_;  // of the last complete forward

@@ -9,11 +9,13 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <memory>
 #include <string>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -24,6 +26,7 @@
 #include "base/torch_status.h"
 #include "comm/c10d_communicator.h"
 #include "comm/communicator.h"
+#include "comm/shared_memory_communicator.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -40,6 +43,7 @@ constexpr absl::Duration kDeadline = absl::Seconds(2);
 constexpr int64_t kLargeElements = 16 << 20;
 
 struct RankArgs {
+  bool shares_memory = false;  // instead of Gloo
   int rank = 0;
   int port = 0;        // of the store; 0: this rank serves it
   int victim = 0;      // the rank that takes no part in the second call
@@ -67,6 +71,20 @@ c10::intrusive_ptr<c10d::Store> OpenStore(const RankArgs& args) {
   return store;
 }
 
+absl::StatusOr<std::unique_ptr<Communicator>> Connect(
+    const RankArgs& args, const c10::intrusive_ptr<c10d::Store>& store) {
+  if (args.shares_memory) {
+    SharedMemoryOptions options;
+    options.timeout = absl::Seconds(30);
+    return CreateSharedMemoryCommunicator(store, args.rank, kRanks, options);
+  }
+  GlooOptions options;
+  options.hostname = "127.0.0.1";
+  options.timeout = absl::Seconds(30);
+  options.diagnosis_timeout = absl::Seconds(1);
+  return CreateGlooCommunicator(store, args.rank, kRanks, options);
+}
+
 void Report(const absl::Status& status) {
   std::printf("status %s\n", status.ToString().c_str());
   std::fflush(stdout);
@@ -84,12 +102,7 @@ absl::Status RunRank(const RankArgs& args) {
   c10::intrusive_ptr<c10d::Store> store;
   FSDP_RETURN_IF_ERROR(
       TorchToStatus("open the store", [&] { store = OpenStore(args); }));
-  GlooOptions options;
-  options.hostname = "127.0.0.1";
-  options.timeout = absl::Seconds(30);
-  options.diagnosis_timeout = absl::Seconds(1);
-  FSDP_ASSIGN_OR_RETURN(
-      auto comm, CreateGlooCommunicator(store, args.rank, kRanks, options));
+  FSDP_ASSIGN_OR_RETURN(auto comm, Connect(args, store));
   FSDP_RETURN_IF_ERROR(Gather(*comm, 8, "blocks.1"));
   std::printf("ready\n");
   std::fflush(stdout);
@@ -113,9 +126,9 @@ class RankProcess {
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_adddup2(&actions, input[0], STDIN_FILENO);
     posix_spawn_file_actions_adddup2(&actions, output[1], STDOUT_FILENO);
-    std::string spec =
-        absl::StrCat("--rank=", args.rank, ",", args.port, ",", args.victim,
-                     ",", int{args.exits}, ",", int{args.joins});
+    std::string spec = absl::StrCat(
+        "--rank=", args.rank, ",", args.port, ",", args.victim, ",",
+        int{args.exits}, ",", int{args.joins}, ",", int{args.shares_memory});
     std::string program = "rank";
     char* argv[] = {program.data(), spec.data(), nullptr};
     FSDP_CHECK(posix_spawn(&pid_, "/proc/self/exe", &actions, nullptr, argv,
@@ -271,15 +284,67 @@ TEST(GlooProcessTest, SurvivorsEndWithoutTheStore) {
   }
 }
 
+RankArgs SharedMemoryArgs(int victim) {
+  RankArgs args;
+  args.shares_memory = true;
+  args.victim = victim;
+  return args;
+}
+
+TEST(SharedMemoryProcessTest, AKilledRankIsNamedByTheOthers) {
+  for (int victim : {0, 2}) {
+    RankProcesses ranks(SharedMemoryArgs(victim));
+    ranks[victim].Signal(SIGKILL);
+    for (int rank = 0; rank < kRanks; ++rank) {
+      if (rank == victim) continue;
+      EXPECT_THAT(
+          ranks[rank].Await("status "),
+          AllOf(HasSubstr("UNAVAILABLE"),
+                HasSubstr(absl::StrCat("all-gather #1 of blocks.2 on rank ",
+                                       rank, " of 3")),
+                ContainsRegex(absl::StrCat(
+                    "rank ", victim,
+                    " .last seen in all-gather #0 of "
+                    "blocks.1; process [0-9]+ has ended. is gone"))));
+    }
+  }
+}
+
+TEST(SharedMemoryProcessTest, ARankThatExitsIsNamedByTheOthers) {
+  RankArgs args = SharedMemoryArgs(1);
+  args.exits = true;
+  RankProcesses ranks(args);
+  for (int rank : {0, 2}) {
+    EXPECT_THAT(ranks[rank].Await("status "),
+                AllOf(HasSubstr("UNAVAILABLE"), HasSubstr("rank 1"),
+                      HasSubstr("is gone")));
+  }
+}
+
+TEST(SharedMemoryProcessTest, StoppedAndLateRanksAreToldApart) {
+  for (bool is_stopped : {false, true}) {
+    RankProcesses ranks(SharedMemoryArgs(2));
+    if (is_stopped) ranks[2].Signal(SIGSTOP);
+    for (int rank : {0, 1}) {
+      EXPECT_THAT(
+          ranks[rank].Await("status "),
+          AllOf(ContainsRegex("DEADLINE_EXCEEDED|ABORTED"),
+                HasSubstr("not done at the deadline; still missing: rank 2"),
+                HasSubstr(is_stopped ? " is stopped" : " runs")));
+    }
+  }
+}
+
 RankArgs ParseRankArgs(absl::string_view text) {
   const std::vector<std::string> fields = absl::StrSplit(text, ',');
-  FSDP_CHECK(fields.size() == 5);
+  FSDP_CHECK(fields.size() == 6);
   RankArgs args;
   FSDP_CHECK(absl::SimpleAtoi(fields[0], &args.rank) &&
              absl::SimpleAtoi(fields[1], &args.port) &&
              absl::SimpleAtoi(fields[2], &args.victim));
   args.exits = fields[3] == "1";
   args.joins = fields[4] == "1";
+  args.shares_memory = fields[5] == "1";
   return args;
 }
 

@@ -1,0 +1,559 @@
+#include "comm/shared_group.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+#include "comm/peer_process.h"
+
+namespace fsdp::comm {
+namespace {
+
+// How soon a death is noticed by those who wait.
+constexpr absl::Duration kProcessCheckInterval = absl::Milliseconds(50);
+
+constexpr auto kAcquire = std::memory_order_acquire;
+constexpr auto kRelease = std::memory_order_release;
+
+// The arrivals of one rank, on a cache line of their own.
+struct alignas(64) FenceCounter {
+  std::atomic<uint64_t> arrivals;
+};
+
+}  // namespace
+
+// Guarded by the host's mutex.
+class SharedGroup::Operation {
+ public:
+  Operation(Call call, SharedOperation work)
+      : call(std::move(call)), work(std::move(work)) {}
+
+  uint64_t end_chunk() const { return first_chunk + work.num_chunks(); }
+  std::string name() const {
+    return Name(call, static_cast<int64_t>(sequence));
+  }
+
+  const Call call;
+  const SharedOperation work;
+  uint64_t sequence = 0;
+  uint64_t first_chunk = 0;
+  SharedPlace in;  // where peers read; nowhere: staged
+
+  bool matched = false;
+  bool in_common = false;         // nothing moves: all ranks look at one memory
+  int64_t num_staged = 0;         // chunks, by this rank
+  int64_t num_taken = 0;          // chunks, by this rank
+  bool own_part_reduced = false;  // of the chunk that comes next
+  std::vector<SharedHeap::Mapping> sources;  // by rank; null: staged
+  bool done = false;
+};
+
+absl::StatusOr<std::unique_ptr<SharedSegment>> SharedGroup::CreateBlock() {
+  return SharedSegment::Create(sizeof(SharedRankBlock));
+}
+
+absl::StatusOr<std::shared_ptr<SharedGroup>> SharedGroup::Create(
+    std::shared_ptr<SharedHost> host, std::unique_ptr<SharedSegment> block,
+    const std::vector<SharedMember>& members, int rank) {
+  std::shared_ptr<SharedSegment> own = std::move(block);
+  std::vector<Peer> peers;
+  for (size_t i = 0; i < members.size(); ++i) {
+    std::shared_ptr<SharedSegment> segment = own;
+    if (static_cast<int>(i) != rank) {
+      FSDP_ASSIGN_OR_RETURN(segment, SharedSegment::Open(members[i].block));
+      segment->Seal();
+    }
+    auto* shown = reinterpret_cast<SharedRankBlock*>(segment->data());
+    peers.push_back({members[i].world_rank, std::move(segment), shown});
+  }
+  const std::shared_ptr<SharedGroup> group(
+      new SharedGroup(host, std::move(peers), rank));
+  absl::MutexLock lock(&host->mutex());
+  host->Add(group);
+  return group;
+}
+
+SharedGroup::SharedGroup(std::shared_ptr<SharedHost> host,
+                         std::vector<Peer> peers, int rank)
+    : host_(std::move(host)), peers_(std::move(peers)), rank_(rank) {
+  FSDP_CHECK(rank >= 0 && rank < world_size());
+}
+
+absl::StatusOr<std::shared_ptr<SharedGroup::Operation>> SharedGroup::Start(
+    Call call, SharedBuffers buffers, absl::Time deadline) {
+  const auto operation = std::make_shared<Operation>(
+      std::move(call), SharedOperation(std::move(buffers), rank_, world_size(),
+                                       SharedRankBlock::kSlotBytes));
+  uint64_t oldest = 0;  // call that must be finished by all
+  {
+    absl::MutexLock lock(&host_->mutex());
+    operation->sequence = num_calls_;
+    if (failure_ || EchoFailure()) return Error(operation->name());
+    if (num_calls_ >= SharedRankBlock::kCalls) {
+      oldest = num_calls_ - SharedRankBlock::kCalls + 1;
+    }
+  }
+  const auto is_behind = [&](int peer) {
+    return peers_[peer].block->finished.load(kAcquire) < oldest;
+  };
+  const auto has_room = [&] {
+    for (int peer = 0; peer < world_size(); ++peer) {
+      if (is_behind(peer)) return false;
+    }
+    return true;
+  };
+  if (!has_room()) {
+    FSDP_RETURN_IF_ERROR(
+        Await({operation->name(), has_room, is_behind}, deadline));
+  }
+  absl::MutexLock lock(&host_->mutex());
+  if (failure_) return Error(operation->name());
+  Post(*operation);
+  queue_.push_back(operation);
+  Progress();
+  return operation;
+}
+
+void SharedGroup::Post(Operation& operation) {
+  operation.sequence = num_calls_++;
+  operation.first_chunk = num_chunks_;
+  num_chunks_ += operation.work.num_chunks();
+  const SharedBuffers& buffers = operation.work.buffers();
+  PostedCall& posted =
+      own().calls[operation.sequence % SharedRankBlock::kCalls];
+  posted.call = ImageOf(operation.call);
+  posted.in = SharedPlace();
+  posted.out = SharedPlace();
+  if (operation.work.input_may_be_read_in_place()) {
+    posted.in =
+        host_->heap()->Find(buffers.in.const_data_ptr(), buffers.in.nbytes());
+  }
+  if (buffers.collective == Collective::kAllGather && posted.in.exists()) {
+    posted.out =
+        host_->heap()->Find(buffers.out.const_data_ptr(), buffers.out.nbytes());
+  }
+  operation.in = posted.in;
+  own().arrived.store(num_calls_, kRelease);
+}
+
+// In the order of the calls, since chunks are numbered so.
+void SharedGroup::StageWhatFits() {
+  for (const std::shared_ptr<Operation>& operation : queue_) {
+    const SharedOperation& work = operation->work;
+    const bool nothing_to_stage =
+        operation->in.exists() || world_size() == 1 ||
+        (work.only_root_has_input() && work.buffers().root != rank_);
+    if (nothing_to_stage) operation->num_staged = work.num_chunks();
+    while (operation->num_staged < work.num_chunks()) {
+      const uint64_t chunk = operation->first_chunk + operation->num_staged;
+      for (const Peer& peer : peers_) {
+        const uint64_t read = peer.block->read.load(kAcquire);
+        if (read + SharedRankBlock::kSlots <= chunk) return;
+      }
+      work.Stage(operation->num_staged,
+                 own().slots[chunk % SharedRankBlock::kSlots]);
+      ++operation->num_staged;
+      own().staged.store(chunk + 1, kRelease);
+      RingPeers();
+    }
+    if (own().staged.load(kAcquire) < operation->end_chunk()) {
+      own().staged.store(operation->end_chunk(), kRelease);
+      RingPeers();
+    }
+  }
+}
+
+void SharedGroup::Progress() {
+  host_->mutex().AssertHeld();
+  if (failure_) return;
+  StageWhatFits();
+  while (!queue_.empty()) {
+    const std::shared_ptr<Operation> operation = queue_.front();
+    if (!Advance(*operation) || EchoFailure()) return;
+    operation->done = true;
+    operation->sources.clear();
+    queue_.pop_front();
+    own().finished.store(operation->sequence + 1, kRelease);
+    RingPeers();
+  }
+}
+
+// Whether the operation is done; false also when it has failed.
+bool SharedGroup::Advance(Operation& operation) {
+  if (!operation.matched && !Match(operation)) return false;
+  while (operation.num_taken < operation.work.num_chunks()) {
+    const bool taken = operation.work.reduces_by_parts()
+                           ? TakeNextByParts(operation)
+                           : TakeNext(operation);
+    if (!taken) return false;
+    operation.own_part_reduced = false;
+    own().read.store(operation.first_chunk + operation.num_taken, kRelease);
+    RingPeers();
+    StageWhatFits();
+  }
+  return operation.num_staged == operation.work.num_chunks();
+}
+
+// Compares the calls once all ranks have made theirs.
+bool SharedGroup::Match(Operation& operation) {
+  for (const Peer& peer : peers_) {
+    if (peer.block->arrived.load(kAcquire) <= operation.sequence) return false;
+  }
+  const size_t index = operation.sequence % SharedRankBlock::kCalls;
+  const CallImage& own_call = own().calls[index].call;
+  for (const Peer& other : peers_) {
+    if (other.block->calls[index].call == own_call) continue;
+    std::vector<std::string> calls;
+    for (int peer = 0; peer < world_size(); ++peer) {
+      calls.push_back(absl::StrCat(
+          "rank ", peer, " called ",
+          comm::ToString(CallOf(peers_[peer].block->calls[index].call))));
+    }
+    const std::string text =
+        absl::StrCat("the ranks' calls #", operation.sequence,
+                     " differ: ", absl::StrJoin(calls, "; "));
+    Fail({absl::InvalidArgumentError(text), text,
+          absl::StatusCode::kInvalidArgument});
+    return false;
+  }
+  operation.matched = true;
+  return FindSources(operation);
+}
+
+// Maps what the peers have not staged.
+bool SharedGroup::FindSources(Operation& operation) {
+  const size_t index = operation.sequence % SharedRankBlock::kCalls;
+  const SharedPlace& own_out = own().calls[index].out;
+  operation.in_common = own_out.exists();
+  for (const Peer& peer : peers_) {
+    const PostedCall& posted = peer.block->calls[index];
+    operation.in_common = operation.in_common && posted.out == own_out;
+  }
+  operation.sources.resize(peers_.size());
+  if (operation.in_common) return true;
+  for (int peer = 0; peer < world_size(); ++peer) {
+    const PostedCall& posted = peers_[peer].block->calls[index];
+    if (peer == rank_ || !posted.in.exists()) continue;
+    absl::StatusOr<SharedHeap::Mapping> mapping =
+        host_->heap()->Resolve(peers_[peer].world_rank, posted.in);
+    if (!mapping.ok()) {
+      const std::string text =
+          absl::StrCat("rank ", rank_, " cannot read the memory of rank ", peer,
+                       ": ", mapping.status().message());
+      Fail(
+          {absl::UnavailableError(text), text, absl::StatusCode::kUnavailable});
+      return false;
+    }
+    operation.sources[peer] = *std::move(mapping);
+  }
+  return true;
+}
+
+std::vector<SharedSource> SharedGroup::SourcesOf(const Operation& operation,
+                                                 int64_t chunk) const {
+  const uint64_t slot =
+      (operation.first_chunk + chunk) % SharedRankBlock::kSlots;
+  std::vector<SharedSource> sources(peers_.size());
+  for (int peer = 0; peer < world_size(); ++peer) {
+    const char* mapped = operation.sources[peer].data;
+    if (peer == rank_) {
+      const at::Tensor& input = operation.work.input();
+      sources[peer] = {static_cast<const char*>(input.const_data_ptr()), false};
+    } else if (mapped != nullptr) {
+      sources[peer] = {mapped, false};
+    } else {
+      sources[peer] = {peers_[peer].block->slots[slot], true};
+    }
+  }
+  return sources;
+}
+
+// Takes as many chunks at once as are there and lie in one piece.
+bool SharedGroup::TakeNext(Operation& operation) {
+  uint64_t staged = operation.end_chunk();
+  bool any_slots = false;
+  for (int peer = 0; peer < world_size(); ++peer) {
+    // This rank's, too: what it takes may replace what it has to stage.
+    staged = std::min(staged, peers_[peer].block->staged.load(kAcquire));
+    if (peer == rank_) continue;
+    any_slots = any_slots || operation.sources[peer].data == nullptr;
+  }
+  const int64_t begin = operation.num_taken;
+  if (staged <= operation.first_chunk + begin) return false;
+  auto end = static_cast<int64_t>(staged - operation.first_chunk);
+  if (!operation.in_common) {
+    if (any_slots) end = begin + 1;
+    operation.work.Take(begin, end, SourcesOf(operation, begin));
+  }
+  operation.num_taken = end;
+  return true;
+}
+
+bool SharedGroup::TakeNextByParts(Operation& operation) {
+  const uint64_t chunk = operation.first_chunk + operation.num_taken;
+  const auto all_passed = [&](auto counter) {
+    for (const Peer& peer : peers_) {
+      if ((peer.block->*counter).load(kAcquire) <= chunk) return false;
+    }
+    return true;
+  };
+  if (!operation.own_part_reduced) {
+    if (!all_passed(&SharedRankBlock::staged)) return false;
+    operation.work.ReducePart(operation.num_taken,
+                              SourcesOf(operation, operation.num_taken),
+                              own().slots[chunk % SharedRankBlock::kSlots]);
+    operation.own_part_reduced = true;
+    own().reduced.store(chunk + 1, kRelease);
+    RingPeers();
+  }
+  if (!all_passed(&SharedRankBlock::reduced)) return false;
+  std::vector<SharedSource> slots(peers_.size());
+  for (int peer = 0; peer < world_size(); ++peer) {
+    const SharedRankBlock& block = *peers_[peer].block;
+    slots[peer] = {block.slots[chunk % SharedRankBlock::kSlots], true};
+  }
+  operation.work.TakeParts(operation.num_taken, slots);
+  ++operation.num_taken;
+  return true;
+}
+
+absl::Status SharedGroup::Wait(Operation& operation, bool inputs_free,
+                               absl::Time deadline) {
+  bool done = false;
+  {
+    absl::MutexLock lock(&host_->mutex());
+    done = operation.done;
+  }
+  // Peers read a staged copy, or what nobody may write anyhow.
+  const bool peers_read_input = operation.in.exists();
+  const auto is_missing = [&](int peer) {
+    return IsMissing(operation, inputs_free, peer);
+  };
+  const auto is_done = [&] {
+    host_->mutex().AssertHeld();
+    if (!operation.done) return false;
+    if (!inputs_free || !peers_read_input || operation.in_common) return true;
+    for (const Peer& peer : peers_) {
+      if (peer.block->read.load(kAcquire) < operation.end_chunk()) return false;
+    }
+    return true;
+  };
+  if (done && !inputs_free) return absl::OkStatus();
+  return Await({operation.name(), is_done, is_missing}, deadline);
+}
+
+// Behind those who are the furthest.
+bool SharedGroup::IsMissing(const Operation& operation, bool inputs_free,
+                            int peer) const {
+  const SharedRankBlock& block = *peers_[peer].block;
+  bool all_arrived = true;
+  for (const Peer& other : peers_) {
+    all_arrived =
+        all_arrived && other.block->arrived.load(kAcquire) > operation.sequence;
+  }
+  if (!all_arrived) return block.arrived.load(kAcquire) <= operation.sequence;
+  if (block.staged.load(kAcquire) < operation.end_chunk()) return true;
+  return (inputs_free || operation.work.reduces_by_parts()) &&
+         block.read.load(kAcquire) < operation.end_chunk();
+}
+
+absl::Status SharedGroup::Await(const Awaited& awaited, absl::Time deadline) {
+  while (true) {
+    const uint32_t rings = host_->NumRings();
+    {
+      absl::MutexLock lock(&host_->mutex());
+      host_->ProgressAll();
+      if (PassOrFail(awaited, deadline)) {
+        return failure_ && !awaited.is_done() ? Error(awaited.name)
+                                              : absl::OkStatus();
+      }
+    }
+    host_->AwaitRing(rings,
+                     std::min(deadline, absl::Now() + kProcessCheckInterval));
+  }
+}
+
+// Whether the wait is over, well or not.
+bool SharedGroup::PassOrFail(const Awaited& awaited, absl::Time deadline) {
+  if (awaited.is_done() || failure_ || EchoFailure()) return true;
+  if (FailsWithPeers(awaited)) return true;
+  if (absl::Now() < deadline) return false;
+  std::vector<std::string> missing;
+  for (int peer = 0; peer < world_size(); ++peer) {
+    if (peer != rank_ && awaited.is_missing(peer)) {
+      missing.push_back(LastSeen(peer));
+    }
+  }
+  const std::string text =
+      absl::StrCat("not done at the deadline; still missing: ",
+                   missing.empty() ? "nobody any more"
+                                   : absl::StrJoin(missing, ", "));
+  Fail({absl::DeadlineExceededError(text),
+        absl::StrCat("rank ", rank_, " gave up waiting for ", awaited.name,
+                     ": ", text),
+        absl::StatusCode::kAborted});
+  return true;
+}
+
+// A peer that this rank waits for has left or died.
+bool SharedGroup::FailsWithPeers(const Awaited& awaited) {
+  const absl::Time now = absl::Now();
+  const bool check_processes = now >= next_check_of_processes_;
+  if (check_processes) next_check_of_processes_ = now + kProcessCheckInterval;
+  for (int peer = 0; peer < world_size(); ++peer) {
+    if (peer == rank_ || !awaited.is_missing(peer)) continue;
+    const bool left =
+        peers_[peer].block->status.load(kAcquire) == SharedRankBlock::kLeft;
+    const bool ended =
+        check_processes && host_->process(peers_[peer].world_rank).HasEnded();
+    if (!left && !ended) continue;
+    // What it did before it went counts.
+    host_->ProgressAll();
+    if (awaited.is_done() || !awaited.is_missing(peer)) return false;
+    const std::string text = absl::StrCat(LastSeen(peer), " is gone");
+    Fail({absl::UnavailableError(text), text, absl::StatusCode::kUnavailable});
+    return true;
+  }
+  return false;
+}
+
+// Takes over the failure of a peer.
+bool SharedGroup::EchoFailure() {
+  if (failure_) return true;
+  for (int peer = 0; peer < world_size(); ++peer) {
+    const SharedRankBlock& block = *peers_[peer].block;
+    if (block.status.load(kAcquire) != SharedRankBlock::kFailed) continue;
+    const auto code = static_cast<absl::StatusCode>(block.failure_code);
+    const std::string text = block.failure.ToString();
+    Fail({absl::Status(code, text), text, code});
+    return true;
+  }
+  return false;
+}
+
+void SharedGroup::Fail(Failure failure) {
+  if (failure_) return;
+  own().failure_code = static_cast<int32_t>(failure.code_of_others);
+  own().failure.Set(failure.text);
+  own().status.store(SharedRankBlock::kFailed, kRelease);
+  failure_ = std::move(failure);
+  queue_.clear();
+  RingPeers();
+  host_->Ring(peers_[rank_].world_rank);  // for other threads of this rank
+}
+
+absl::Status SharedGroup::Error(absl::string_view name) const {
+  return absl::Status(
+      failure_->status.code(),
+      absl::StrCat(name, " on rank ", rank_, " of ", world_size(), ": ",
+                   failure_->status.message()));
+}
+
+std::string SharedGroup::LastSeen(int peer) const {
+  const SharedRankBlock& block = *peers_[peer].block;
+  const uint64_t arrived = block.arrived.load(kAcquire);
+  std::string text = absl::StrCat("rank ", peer);
+  if (arrived == 0) {
+    absl::StrAppend(&text, " (no call so far");
+  } else {
+    const uint64_t last = arrived - 1;
+    const PostedCall& posted = block.calls[last % SharedRankBlock::kCalls];
+    absl::StrAppend(&text, " (last seen in ",
+                    Name(CallOf(posted.call), static_cast<int64_t>(last)));
+  }
+  const PeerProcess& process = host_->process(peers_[peer].world_rank);
+  const PeerProcess& own_process = host_->process(peers_[rank_].world_rank);
+  if (process.pid() != own_process.pid()) {
+    absl::StrAppend(&text, "; ", process.Describe());
+  }
+  return absl::StrCat(text, ")");
+}
+
+void SharedGroup::RingPeers() {
+  for (int peer = 0; peer < world_size(); ++peer) {
+    if (peer != rank_) host_->Ring(peers_[peer].world_rank);
+  }
+}
+
+void SharedGroup::Abort(const absl::Status& reason) {
+  const std::string text =
+      absl::StrCat("rank ", rank_, " aborted: ", reason.message());
+  absl::MutexLock lock(&host_->mutex());
+  Fail({absl::AbortedError(text), text, absl::StatusCode::kAborted});
+}
+
+void SharedGroup::Leave() {
+  absl::MutexLock lock(&host_->mutex());
+  if (!failure_) {
+    const std::string text =
+        absl::StrCat("rank ", rank_, " has destroyed its communicator");
+    failure_ =
+        Failure{absl::AbortedError(text), text, absl::StatusCode::kUnavailable};
+    own().status.store(SharedRankBlock::kLeft, kRelease);
+  }
+  queue_.clear();
+  RingPeers();
+}
+
+void SharedGroup::Seal() { peers_[rank_].segment->Seal(); }
+
+class SharedGroup::SharedFence final : public Fence {
+ public:
+  SharedFence(std::shared_ptr<SharedGroup> group,
+              std::shared_ptr<SharedSegment> segment)
+      : group_(std::move(group)), segment_(std::move(segment)) {}
+
+  void Arrive() override {
+    counter(group_->rank()).arrivals.store(++arrivals_, kRelease);
+    group_->RingPeers();
+  }
+
+  absl::Status Wait(absl::Time deadline) override {
+    const auto is_missing = [this](int peer) {
+      return counter(peer).arrivals.load(kAcquire) < arrivals_;
+    };
+    const auto is_done = [&] {
+      for (int peer = 0; peer < group_->world_size(); ++peer) {
+        if (is_missing(peer)) return false;
+      }
+      return true;
+    };
+    if (is_done()) return absl::OkStatus();
+    return group_->Await(
+        {absl::StrCat("fence #", arrivals_), is_done, is_missing}, deadline);
+  }
+
+ private:
+  FenceCounter& counter(int rank) const {
+    return reinterpret_cast<FenceCounter*>(segment_->data())[rank];
+  }
+
+  const std::shared_ptr<SharedGroup> group_;
+  const std::shared_ptr<SharedSegment> segment_;
+  uint64_t arrivals_ = 0;
+};
+
+int64_t SharedGroup::FenceBytes(int world_size) {
+  return static_cast<int64_t>(sizeof(FenceCounter)) * world_size;
+}
+
+std::unique_ptr<Fence> SharedGroup::MakeFence(
+    std::shared_ptr<SharedSegment> segment) {
+  return std::make_unique<SharedFence>(shared_from_this(), std::move(segment));
+}
+
+}  // namespace fsdp::comm
