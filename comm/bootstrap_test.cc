@@ -118,6 +118,46 @@ TEST(ConnectTest, OneRankMayUseGloo) {
   EXPECT_OK(SumRanks(*communicator));
 }
 
+TEST(ConnectTest, RanksOfOneHostShareMemoryUnlessTheirHostsHaveOtherNames) {
+  for (const bool one_host : {true, false}) {
+    std::vector<absl::Status> results;
+    const std::vector<Environment> ranks = Ranks(2);
+    RunInThreads(
+        2,
+        [&](int i) -> absl::Status {
+          ConnectOptions options = Options();
+          if (!one_host) options.host = absl::StrCat("host ", i);
+          FSDP_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> communicator,
+                                Connect(ranks[i], options));
+          FSDP_RETURN_IF_ERROR(SumRanks(*communicator));
+          return absl::CancelledError(communicator->ToString());
+        },
+        &results)
+        .IgnoreError();
+    for (const absl::Status& result : results) {
+      EXPECT_THAT(std::string(result.message()),
+                  HasSubstr(one_host ? "shared memory, rank" : "gloo, rank"));
+    }
+  }
+}
+
+TEST(ConnectTest, SeveralHostsCannotShareMemory) {
+  std::vector<absl::Status> results;
+  const std::vector<Environment> ranks = Ranks(2);
+  RunInThreads(
+      2,
+      [&](int i) {
+        ConnectOptions options = Options();
+        options.backend = Backend::kSharedMemory;
+        options.host = absl::StrCat("host ", i);
+        return Connect(ranks[i], options).status();
+      },
+      &results)
+      .IgnoreError();
+  EXPECT_THAT(results, Each(StatusIs(absl::StatusCode::kFailedPrecondition,
+                                     HasSubstr("not on one host"))));
+}
+
 TEST(ConnectTest, RanksMeet) {
   for (const int world_size : {2, 3}) {
     EXPECT_THAT(ConnectAll(Ranks(world_size), Options()),
@@ -236,6 +276,7 @@ TEST(ConnectTest, RefusesWhatCannotWork) {
   EXPECT_THAT(Connect(environment), StatusIs(absl::StatusCode::kInvalidArgument,
                                              HasSubstr("an address")));
   ConnectOptions interface = Options();
+  interface.backend = Backend::kGloo;
   interface.interface = "no_such_interface";
   EXPECT_THAT(ConnectAll(Ranks(2), interface)[0].message(),
               HasSubstr("no_such_interface"));
@@ -244,10 +285,12 @@ TEST(ConnectTest, RefusesWhatCannotWork) {
 TEST(ParseBackendTest, KnowsItsNames) {
   EXPECT_EQ(*ParseBackend("auto"), Backend::kAuto);
   EXPECT_EQ(*ParseBackend("local"), Backend::kLocal);
+  EXPECT_EQ(*ParseBackend("shared_memory"), Backend::kSharedMemory);
   EXPECT_EQ(*ParseBackend("gloo"), Backend::kGloo);
-  EXPECT_THAT(ParseBackend("mpi"),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("\"mpi\": expected auto, local or gloo")));
+  EXPECT_THAT(
+      ParseBackend("mpi"),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("\"mpi\": expected auto, local, shared_memory")));
 }
 
 std::vector<MeetingPlace> MeetAll(const std::vector<Environment>& ranks) {

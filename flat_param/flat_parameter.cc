@@ -77,7 +77,8 @@ at::Tensor FlatParameter::Flatten(
 FlatParameter::FlatParameter(std::vector<NamedParameter> parameters,
                              FlatLayout layout, const at::Tensor& flat,
                              int rank, at::ScalarType compute_dtype,
-                             const std::string& error_if_freed)
+                             const std::string& error_if_freed,
+                             const at::Tensor& rest)
     : parameters_(std::move(parameters)),
       layout_(std::move(layout)),
       rank_(rank),
@@ -94,7 +95,15 @@ FlatParameter::FlatParameter(std::vector<NamedParameter> parameters,
   FSDP_CHECK(flat.dim() == 1 && flat.numel() == layout_.padded_numel());
   c10::NoGradGuard no_grad;
   const Slice range = layout_.ShardRange(rank);
-  shard_ = flat.narrow(0, range.begin, range.numel()).clone();
+  const at::Tensor own = flat.narrow(0, range.begin, range.numel());
+  if (rest.defined()) {
+    FSDP_CHECK(rest.sizes() == flat.sizes() &&
+               rest.scalar_type() == flat.scalar_type());
+    shard_ = rest.narrow(0, range.begin, range.numel());
+    shard_.copy_(own);
+  } else {
+    shard_ = own.clone();
+  }
   for (int i = 0; i < layout_.num_parameters(); ++i) {
     const Slice slice = layout_.InShard(i, rank);
     at::Tensor leaf = shard_.narrow(0, slice.begin, slice.numel()).detach();

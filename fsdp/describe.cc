@@ -50,7 +50,14 @@ UnitBytes BytesOf(const Runtime& runtime, int unit) {
     bytes.shard += shard;
     const bool is_shard = placement.shard->world_size() == 1 &&
                           flat.compute_dtype() == flat.dtype();
-    if (!is_shard) bytes.unsharded += flat.unsharded_bytes();
+    const SharedFlat& shared = runtime.shared(unit, i);
+    if (shared.memory.defined()) {
+      if (!shared.holds_shards) {
+        bytes.copy += flat.unsharded_bytes() / placement.shard->world_size();
+      }
+    } else if (!is_shard) {
+      bytes.unsharded += flat.unsharded_bytes();
+    }
     if (placement.part != nullptr) {
       bytes.part += flat.unsharded_bytes() / placement.part->world_size();
     }

@@ -238,9 +238,9 @@ void GradientBuffer::RenewMemory(Present present) {
        shard_gradient_.storage().use_count() == 1)) {
     return;
   }
-  shard_gradient_ = at::empty(
-      {segment_numel_},
-      parameter_->shard().options().dtype(options_.gradient_dtype));
+  shard_gradient_ =
+      at::empty({segment_numel_},
+                parameter_->shard().options().dtype(options_.gradient_dtype));
 }
 
 absl::optional<GradientBuffer::DirectTarget> GradientBuffer::StartDirect() {

@@ -141,6 +141,7 @@ std::string MemoryPlan::ToString() const {
   add("gradients of shards", gradients);
   add("optimizer state", optimizer);
   add("gathered units, at most", gathered);
+  if (copies > 0) add("shared copies to compute with", copies);
   if (parts > 0) add("parts for smaller groups, at most", parts);
   add("reduce buffers, at most", in_flight);
   add("total", total());
@@ -156,6 +157,7 @@ MemoryPlan PlanMemory(const std::vector<ScheduledUnit>& units,
   int64_t largest_gradient = 0;
   for (const UnitBytes& unit : bytes) {
     plan.shards += unit.shard;
+    plan.copies += unit.copy;
     if (!unit.trainable) continue;
     plan.gradients += unit.gradient;
     largest_gradient = std::max(largest_gradient, unit.gradient);

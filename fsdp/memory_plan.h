@@ -15,7 +15,8 @@ namespace fsdp {
 struct UnitBytes {
   int64_t shard = 0;          // parameters, resting
   int64_t gradient = 0;       // of the shard
-  int64_t unsharded = 0;      // gathered; 0 where the shard is all there is
+  int64_t unsharded = 0;      // gathered; 0 where nothing is copied for that
+  int64_t copy = 0;           // its part of a copy that all ranks compute with
   int64_t part = 0;           // kept between forward and backward
   int64_t reduce_buffer = 0;  // all gradients of the unit, to be reduced
   bool trainable = true;
@@ -27,12 +28,14 @@ struct MemoryPlan {
   int64_t shards = 0;
   int64_t gradients = 0;
   int64_t optimizer = 0;
+  int64_t copies = 0;
   int64_t gathered = 0;
   int64_t parts = 0;
   int64_t in_flight = 0;  // reduce buffers
 
   int64_t total() const {
-    return shards + gradients + optimizer + gathered + parts + in_flight;
+    return shards + gradients + optimizer + copies + gathered + parts +
+           in_flight;
   }
   // A line for each kind.
   std::string ToString() const;

@@ -111,6 +111,13 @@ struct Options {
   // Rank 0 writes the tree of units and the memory plan to stderr.
   bool verbose = false;
 
+  // Where the ranks of a group share a host's memory, let all compute with one
+  // copy of the parameters: those that are computed in the dtype they are
+  // stored in rest side by side and are never copied; of others there is one
+  // copy in the compute dtype, of which each rank writes its part once a step.
+  // Shards must then be written only between steps, as optimizers do.
+  bool share_memory = true;
+
   // Longest wait for a collective; zero is the communicator's own default.
   absl::Duration timeout = absl::ZeroDuration();
 };

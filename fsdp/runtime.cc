@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <utility>
@@ -16,21 +17,25 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "absl/types/optional.h"
 #include "absl/types/span.h"
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/communicator.h"
+#include "comm/fence.h"
 #include "comm/work.h"
 #include "flat_param/flat_parameter.h"
 
 namespace fsdp {
 
 Runtime::Runtime(std::shared_ptr<comm::Communicator> communicator,
-                 std::vector<RuntimeUnit> units, absl::Duration timeout)
+                 std::vector<RuntimeUnit> units, absl::Duration timeout,
+                 std::vector<std::unique_ptr<comm::Fence>> fences)
     : communicator_(std::move(communicator)),
       units_(std::move(units)),
       timeout_(timeout),
+      fences_(std::move(fences)),
       parameter_memory_([c = communicator_.get()](int64_t bytes) {
         return c->AllocateSymmetric(bytes);
       }),
@@ -39,6 +44,7 @@ Runtime::Runtime(std::shared_ptr<comm::Communicator> communicator,
       }) {
   for (const RuntimeUnit& unit : units_) {
     FSDP_CHECK(unit.flats.size() == unit.gradients.size());
+    FSDP_CHECK(unit.shared.empty() || unit.shared.size() == unit.flats.size());
     std::vector<Flat>& flats = flats_.emplace_back();
     for (size_t i = 0; i < unit.flats.size(); ++i) {
       flat_param::FlatParameter* parameter = unit.flats[i].get();
@@ -52,7 +58,8 @@ Runtime::Runtime(std::shared_ptr<comm::Communicator> communicator,
       }
       flats.push_back({std::move(label), parameter,
                        GradientBuffer(parameter, unit.gradients[i]),
-                       at::Tensor(), false, nullptr, at::Tensor(),
+                       unit.shared.empty() ? SharedFlat() : unit.shared[i],
+                       false, at::Tensor(), false, nullptr, at::Tensor(),
                        at::Tensor()});
     }
   }
@@ -129,6 +136,10 @@ absl::Status Runtime::ExecuteOne(const Action& action,
       return WaitReduce(unit);
     case ActionKind::kStep:
       return Step(unit);
+    case ActionKind::kOpenShards:
+      return OpenShards();
+    case ActionKind::kCloseShards:
+      return PassFences("waiting until no rank reads other ranks' shards");
   }
   return absl::InternalError("unknown action");
 }
@@ -146,13 +157,16 @@ absl::Status Runtime::GatherFlat(int unit, Flat& flat) {
   const flat_param::FlatParameter& parameter = *flat.parameter;
   const Placement& placement = units_[unit].placement;
   const bool casts = parameter.unsharded_dtype() != parameter.dtype();
-  flat.memory_is_shard = placement.shard->world_size() == 1 && !casts;
-  if (flat.memory_is_shard) {
+  flat.memory_is_pooled = false;
+  if (placement.shard->world_size() == 1 && !casts) {
     flat.memory = parameter.shard().view(at::kByte);
     return absl::OkStatus();
   }
+  const bool fits = parameter.unsharded_dtype() == parameter.compute_dtype();
+  if (flat.shared.memory.defined() && fits) return GatherShared(unit, flat);
   FSDP_ASSIGN_OR_RETURN(flat.memory,
                         parameter_memory_.Acquire(parameter.unsharded_bytes()));
+  flat.memory_is_pooled = true;
   const at::Tensor whole = parameter.AsFlat(flat.memory);
   if (flat.part.defined()) {
     FSDP_ASSIGN_OR_RETURN(
@@ -171,6 +185,44 @@ absl::Status Runtime::GatherFlat(int unit, Flat& flat) {
                         placement.shard->AllGather(whole, own, flat.label));
   order_.Add(ActionKind::kGather, unit, flat.label, parameter.unsharded_bytes(),
              parameter.unsharded_dtype());
+  return absl::OkStatus();
+}
+
+// Where the shards rest nothing is left to do. Else each rank casts its own
+// part, once as long as the shards stay as they are.
+absl::Status Runtime::GatherShared(int unit, Flat& flat) {
+  const flat_param::FlatParameter& parameter = *flat.parameter;
+  flat.memory = flat.shared.memory;
+  if (flat.shared.holds_shards || flat.shared_is_current) {
+    return absl::OkStatus();
+  }
+  const at::Tensor whole = parameter.AsFlat(flat.memory);
+  const flat_param::Slice range =
+      parameter.layout().ShardRange(parameter.rank());
+  const at::Tensor own = whole.narrow(0, range.begin, range.numel());
+  own.copy_(parameter.shard());
+  flat.shared_is_current = true;
+  comm::Communicator& group = *units_[unit].placement.shard;
+  if (group.world_size() == 1) return absl::OkStatus();
+  FSDP_ASSIGN_OR_RETURN(flat.gather, group.AllGather(whole, own, flat.label));
+  order_.Add(ActionKind::kGather, unit, flat.label, parameter.unsharded_bytes(),
+             parameter.unsharded_dtype());
+  return absl::OkStatus();
+}
+
+absl::Status Runtime::OpenShards() {
+  for (std::vector<Flat>& flats : flats_) {
+    for (Flat& flat : flats) flat.shared_is_current = false;
+  }
+  return PassFences("waiting until every rank has written its shards");
+}
+
+absl::Status Runtime::PassFences(absl::string_view what) {
+  for (const auto& fence : fences_) fence->Arrive();
+  for (const auto& fence : fences_) {
+    const absl::Status status = fence->Wait(Deadline());
+    if (!status.ok()) return Annotate(status, what);
+  }
   return absl::OkStatus();
 }
 
@@ -193,7 +245,7 @@ void Runtime::Free(int unit) {
 }
 
 void Runtime::ReleaseMemory(Flat& flat) {
-  if (!flat.memory_is_shard) parameter_memory_.Release(flat.memory);
+  if (flat.memory_is_pooled) parameter_memory_.Release(flat.memory);
   flat.memory.reset();
 }
 
@@ -272,26 +324,53 @@ absl::Status Runtime::Reduce(int unit) {
   Reduction& reduction = reductions_.back();
   FSDP_CHECK(reduction.unit == unit && reduction.works.empty());
   for (size_t i = 0; i < flats_[unit].size(); ++i) {
-    FSDP_ASSIGN_OR_RETURN(
-        reduction.works.emplace_back(),
-        ReduceFlat(unit, flats_[unit][i], reduction.memory[i]));
+    FSDP_RETURN_IF_ERROR(ReduceFlat(unit, i, reduction));
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<comm::Work>> Runtime::ReduceFlat(
-    int unit, const Flat& flat, const at::Tensor& memory) {
+// Not where something else happens to the sum on its way, or will have happened
+// to the gradient when an earlier reduction of the unit is done.
+bool Runtime::ReducesDirectly(int unit, size_t i) const {
+  const Placement& placement = units_[unit].placement;
+  if (hooks_.reduce_scatter || placement.replicate != nullptr ||
+      placement.shard->world_size() == 1) {
+    return false;
+  }
+  return std::all_of(reductions_.begin(), std::prev(reductions_.end()),
+                     [&](const Reduction& earlier) {
+                       return earlier.unit != unit || earlier.direct[i];
+                     });
+}
+
+absl::Status Runtime::ReduceFlat(int unit, size_t i, Reduction& reduction) {
+  Flat& flat = flats_[unit][i];
+  const at::Tensor& memory = reduction.memory[i];
+  std::unique_ptr<comm::Work>& work = reduction.works.emplace_back();
+  reduction.direct.push_back(false);
   comm::Communicator& group = *units_[unit].placement.shard;
-  if (group.world_size() == 1) return nullptr;
+  if (group.world_size() == 1) return absl::OkStatus();
   order_.Add(ActionKind::kReduce, unit, flat.label,
              flat.gradient_buffer.bytes(),
              flat.gradient_buffer.options().reduce_dtype);
   const at::Tensor own = flat.gradient_buffer.OwnSegment(memory);
   const at::Tensor whole = flat.gradient_buffer.Whole(memory);
-  if (hooks_.reduce_scatter) {
-    return hooks_.reduce_scatter({flat.label, group, whole, own});
+  absl::optional<GradientBuffer::DirectTarget> target;
+  if (ReducesDirectly(unit, i)) target = flat.gradient_buffer.StartDirect();
+  if (target) {
+    reduction.direct[i] = true;
+    FSDP_ASSIGN_OR_RETURN(
+        work,
+        group.ReduceScatterScaled(target->out, whole, target->sum, flat.label));
+  } else if (hooks_.reduce_scatter) {
+    FSDP_ASSIGN_OR_RETURN(
+        work, hooks_.reduce_scatter({flat.label, group, whole, own}));
+  } else {
+    FSDP_ASSIGN_OR_RETURN(
+        work,
+        group.ReduceScatter(own, whole, comm::ReduceOp::kSum, flat.label));
   }
-  return group.ReduceScatter(own, whole, comm::ReduceOp::kSum, flat.label);
+  return absl::OkStatus();
 }
 
 absl::Status Runtime::Replicate(int unit) {
@@ -327,12 +406,18 @@ absl::Status Runtime::WaitReduce(int unit) {
   for (size_t i = 0; i < flats_[unit].size(); ++i) {
     Flat& flat = flats_[unit][i];
     if (reduction.works[i] != nullptr) {
-      FSDP_RETURN_IF_ERROR(reduction.works[i]->Wait(Deadline()));
+      FSDP_RETURN_IF_ERROR(reduction.works[i]->WaitForResult(Deadline()));
     }
     FSDP_RETURN_IF_ERROR(TorchToStatus(
-        absl::StrCat("accumulating the gradients of unit ", flat.label),
-        [&] { flat.gradient_buffer.AccumulateMean(reduction.memory[i]); }));
-    gradient_memory_.Release(reduction.memory[i]);
+        absl::StrCat("accumulating the gradients of unit ", flat.label), [&] {
+          if (reduction.direct[i]) {
+            flat.gradient_buffer.FinishDirect();
+          } else {
+            flat.gradient_buffer.AccumulateMean(reduction.memory[i]);
+          }
+        }));
+    gradient_memory_.Release(reduction.memory[i],
+                             std::move(reduction.works[i]));
     reduction.memory[i].reset();
   }
   reductions_.pop_front();
@@ -387,10 +472,12 @@ void Runtime::DropEverything() {
   for (std::vector<Flat>& flats : flats_) {
     for (Flat& flat : flats) {
       flat.parameter->Empty();
+      flat.gradient_buffer.ForgetDirect();
+      flat.shared_is_current = false;
       flat.part.reset();
       if (!flat.memory.defined()) continue;
       if (flat.gather != nullptr) {
-        parameter_memory_.Discard(flat.memory);
+        if (flat.memory_is_pooled) parameter_memory_.Discard(flat.memory);
         flat.memory.reset();
         flat.gather.reset();
       } else {

@@ -20,6 +20,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "comm/communicator.h"
+#include "comm/fence.h"
 #include "comm/work.h"
 #include "flat_param/flat_parameter.h"
 #include "fsdp/buffer_pool.h"
@@ -39,11 +40,20 @@ struct Placement {
   std::shared_ptr<comm::Communicator> part;
 };
 
+// Memory that the ranks of a unit's group have in common, for a flat parameter
+// of the compute dtype: every rank computes with the same copy of it.
+struct SharedFlat {
+  at::Tensor memory;          // undefined: there is none
+  bool holds_shards = false;  // the ranks' shards rest in it, side by side
+};
+
 // A unit's flat parameters, one per pair of dtypes; none for a root that owns
 // nothing. `gradients` has one entry for each.
 struct RuntimeUnit {
   std::string name;
   Placement placement;
+  // One for each flat parameter; none: no memory is shared.
+  std::vector<SharedFlat> shared;
   std::vector<std::unique_ptr<flat_param::FlatParameter>> flats;
   std::vector<GradientBufferOptions> gradients;
 };
@@ -88,9 +98,10 @@ struct MemoryStats {
 class Runtime {
  public:
   // Memory is allocated by `communicator`, the group of all ranks. `timeout`:
-  // for each wait.
+  // for each wait. `fences`: one for each group whose units share memory.
   Runtime(std::shared_ptr<comm::Communicator> communicator,
-          std::vector<RuntimeUnit> units, absl::Duration timeout);
+          std::vector<RuntimeUnit> units, absl::Duration timeout,
+          std::vector<std::unique_ptr<comm::Fence>> fences = {});
 
   int num_units() const { return static_cast<int>(units_.size()); }
   const std::string& name(int unit) const { return units_[unit].name; }
@@ -106,6 +117,10 @@ class Runtime {
     return units_[unit].gradients;
   }
   int64_t reduce_buffer_bytes(int unit) const;
+  // Of flat parameter `i`; without memory where it is not shared.
+  const SharedFlat& shared(int unit, int i) const {
+    return flats_[unit][i].shared;
+  }
   const Placement& placement(int unit) const { return units_[unit].placement; }
   comm::Communicator& communicator() const { return *communicator_; }
   absl::Duration timeout() const { return timeout_; }
@@ -148,8 +163,10 @@ class Runtime {
     std::string label;  // in collectives: the unit, and the dtype where needed
     flat_param::FlatParameter* parameter;
     GradientBuffer gradient_buffer;
-    at::Tensor memory;                   // of a gather, in flight or done
-    bool memory_is_shard;                // nothing to gather: not the pool's
+    SharedFlat shared;
+    bool shared_is_current;  // this rank's part, since shards opened
+    at::Tensor memory;       // of a gather, in flight or done
+    bool memory_is_pooled;   // else shared, or the shard itself
     std::unique_ptr<comm::Work> gather;  // in flight
     at::Tensor part;                     // after kShrink
     at::Tensor whole_gradients;          // after kAccumulate
@@ -158,6 +175,7 @@ class Runtime {
     int unit;
     std::vector<at::Tensor> memory;  // per flat
     std::vector<std::unique_ptr<comm::Work>> works;
+    std::vector<bool> direct;  // into the shard's gradient
     bool replicating = false;
   };
 
@@ -165,6 +183,7 @@ class Runtime {
                           absl::Span<const at::Tensor> gradients);
   absl::Status Gather(int unit);
   absl::Status GatherFlat(int unit, Flat& flat);
+  absl::Status GatherShared(int unit, Flat& flat);
   absl::Status WaitGather(int unit);
   void Free(int unit);
   void ReleaseMemory(Flat& flat);
@@ -173,19 +192,22 @@ class Runtime {
   absl::Status FillReduceBuffer(int unit,
                                 absl::Span<const at::Tensor> gradients);
   absl::Status Reduce(int unit);
-  absl::StatusOr<std::unique_ptr<comm::Work>> ReduceFlat(
-      int unit, const Flat& flat, const at::Tensor& memory);
+  absl::Status ReduceFlat(int unit, size_t i, Reduction& reduction);
+  bool ReducesDirectly(int unit, size_t i) const;
   absl::Status Replicate(int unit);
   absl::Status WaitReduce(int unit);
   // Pairs of a slice and its gradient.
   using HiddenGradients = std::vector<std::pair<at::Tensor, at::Tensor>>;
   HiddenGradients HideIncompleteGradients();
   absl::Status Step(int unit);
+  absl::Status OpenShards();
+  absl::Status PassFences(absl::string_view what);
   absl::Time Deadline() const { return absl::Now() + timeout_; }
 
   const std::shared_ptr<comm::Communicator> communicator_;
   const std::vector<RuntimeUnit> units_;
   const absl::Duration timeout_;
+  const std::vector<std::unique_ptr<comm::Fence>> fences_;
   std::vector<std::vector<Flat>> flats_;  // per unit
   std::deque<Reduction> reductions_;      // filled or in flight, oldest first
   RuntimeHooks hooks_;

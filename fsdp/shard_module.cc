@@ -6,6 +6,7 @@
 #include <c10/core/ScalarType.h>
 #include <torch/nn/modules/container/sequential.h>
 
+#include <algorithm>
 #include <iostream>
 #include <map>
 #include <memory>
@@ -22,9 +23,11 @@
 #include "base/torch_status.h"
 #include "comm/agreement.h"
 #include "comm/communicator.h"
+#include "comm/fence.h"
 #include "comm/mesh.h"
 #include "flat_param/flat_parameter.h"
 #include "fsdp/buffer_precision.h"
+#include "fsdp/common_flats.h"
 #include "fsdp/deferred_init.h"
 #include "fsdp/deferred_modules.h"
 #include "fsdp/deferred_tensor.h"
@@ -83,16 +86,13 @@ class Sharder {
       FSDP_RETURN_IF_ERROR(initializer_.InitUsersOf(planned.unit));
     }
     FSDP_ASSIGN_OR_RETURN(result.placement, placements_.Of(planned.options));
-    // Stored and computed in.
-    using Dtypes = std::pair<c10::ScalarType, c10::ScalarType>;
-    std::map<Dtypes, std::vector<NamedParameter>> by_dtypes;
-    for (size_t i = 0; i < planned.unit.parameters.size(); ++i) {
-      const OwnedParameter& owned = planned.unit.parameters[i];
-      std::vector<at::Tensor>& tensors = plan_.tree.parameters[owned.parameter];
-      by_dtypes[{tensors.front().scalar_type(), planned.compute_dtypes[i]}]
-          .push_back({owned.names.front(), std::move(tensors)});
+    std::map<Dtypes, std::vector<NamedParameter>> by_dtypes = ByDtypes(planned);
+    for (const OwnedParameter& owned : planned.unit.parameters) {
+      plan_.tree.parameters[owned.parameter].clear();
     }
     for (auto& [dtypes, parameters] : by_dtypes) {
+      result.shared.push_back(
+          {common_.Piece(next_piece_++), dtypes.first == dtypes.second});
       FSDP_ASSIGN_OR_RETURN(
           result.flats.emplace_back(),
           MakeFlat(planned, result, dtypes.second, std::move(parameters)));
@@ -100,6 +100,26 @@ class Sharder {
           GradientsOf(planned.options.precision, dtypes.first, dtypes.second));
     }
     return result;
+  }
+
+  // Before the first unit is sharded: finds memory that ranks have in common.
+  absl::Status AllocateCommon() {
+    for (const PlannedUnit& planned : plan_.units) {
+      FSDP_ASSIGN_OR_RETURN(const Placement placement,
+                            placements_.Of(planned.options));
+      for (const auto& [dtypes, parameters] : ByDtypes(planned)) {
+        FSDP_ASSIGN_OR_RETURN(const flat_param::FlatLayout layout,
+                              LayoutFor(parameters, dtypes, *placement.shard));
+        common_.Add(placement.shard,
+                    layout.padded_numel() *
+                        static_cast<int64_t>(c10::elementSize(dtypes.second)));
+      }
+    }
+    return options_.share_memory ? common_.Allocate() : absl::OkStatus();
+  }
+
+  std::vector<std::unique_ptr<comm::Fence>> TakeFences() {
+    return common_.TakeFences();
   }
 
   // What is in no unit. Rank 0's buffers everywhere; each rank's own values of
@@ -114,6 +134,32 @@ class Sharder {
   const ShardPlan& plan() const { return plan_; }
 
  private:
+  // Stored and computed in.
+  using Dtypes = std::pair<c10::ScalarType, c10::ScalarType>;
+
+  // A unit's parameters, by what becomes one flat parameter.
+  std::map<Dtypes, std::vector<NamedParameter>> ByDtypes(
+      const PlannedUnit& planned) const {
+    std::map<Dtypes, std::vector<NamedParameter>> by_dtypes;
+    for (size_t i = 0; i < planned.unit.parameters.size(); ++i) {
+      const OwnedParameter& owned = planned.unit.parameters[i];
+      const std::vector<at::Tensor>& tensors =
+          plan_.tree.parameters[owned.parameter];
+      by_dtypes[{tensors.front().scalar_type(), planned.compute_dtypes[i]}]
+          .push_back({owned.names.front(), tensors});
+    }
+    return by_dtypes;
+  }
+
+  static absl::StatusOr<flat_param::FlatLayout> LayoutFor(
+      const std::vector<NamedParameter>& parameters, const Dtypes& dtypes,
+      const comm::Communicator& group) {
+    const auto [stored, computed] = dtypes;
+    const bool narrows = c10::elementSize(computed) < c10::elementSize(stored);
+    return flat_param::LayoutOf(parameters, narrows ? computed : stored,
+                                group.world_size());
+  }
+
   // Whether this rank's values are the ones that count.
   bool has_values() const {
     return !options_.broadcast_parameters || world_.rank() == 0;
@@ -165,12 +211,14 @@ class Sharder {
     const comm::Communicator& group = *unit.placement.shard;
     const c10::ScalarType stored =
         parameters.front().tensors.front().scalar_type();
-    const bool narrows =
-        c10::elementSize(compute_dtype) < c10::elementSize(stored);
     FSDP_ASSIGN_OR_RETURN(
         flat_param::FlatLayout layout,
-        flat_param::LayoutOf(parameters, narrows ? compute_dtype : stored,
-                             group.world_size()));
+        LayoutFor(parameters, {stored, compute_dtype}, group));
+    const SharedFlat& shared = unit.shared.back();
+    at::Tensor rest;
+    if (shared.holds_shards && shared.memory.defined()) {
+      rest = shared.memory.view(stored);
+    }
     at::Tensor flat;
     FSDP_RETURN_IF_ERROR(
         TorchToStatus(absl::StrCat("flattening unit ", unit.name),
@@ -183,7 +231,7 @@ class Sharder {
         TorchToStatus(absl::StrCat("sharding unit ", unit.name), [&] {
           result = std::make_unique<FlatParameter>(
               std::move(parameters), std::move(layout), flat, group.rank(),
-              compute_dtype, FreedText(planned.unit));
+              compute_dtype, FreedText(planned.unit), rest);
         }));
     return result;
   }
@@ -194,6 +242,8 @@ class Sharder {
   const Options& options_;
   const absl::Duration timeout_;
   ModuleInitializer initializer_;
+  CommonFlats common_;
+  int next_piece_ = 0;  // of common_
 };
 
 bool IsKeptAfterForward(ShardingStrategy strategy) {
@@ -201,6 +251,12 @@ bool IsKeptAfterForward(ShardingStrategy strategy) {
          strategy == ShardingStrategy::kShardOptimizer ||
          strategy == ShardingStrategy::kNoShard ||
          strategy == ShardingStrategy::kHybridShardGradOp;
+}
+
+bool SharesMemory(const RuntimeUnit& unit) {
+  return std::any_of(
+      unit.shared.begin(), unit.shared.end(),
+      [](const SharedFlat& shared) { return shared.memory.defined(); });
 }
 
 Schedule MakeSchedule(const std::vector<PlannedUnit>& units,
@@ -215,7 +271,10 @@ Schedule MakeSchedule(const std::vector<PlannedUnit>& units,
     result.reshard_after_forward =
         !IsKeptAfterForward(unit.strategy) &&
         (i > 0 || options.reshard_root_after_forward);
-    result.keeps_part = placed[i].placement.part != nullptr;
+    result.shares_memory = SharesMemory(placed[i]);
+    // With one copy for all ranks there is nothing to gather by parts.
+    result.keeps_part =
+        placed[i].placement.part != nullptr && !result.shares_memory;
     result.keep_until_sync =
         unit.strategy == ShardingStrategy::kShardOptimizer ||
         unit.strategy == ShardingStrategy::kNoShard;
@@ -286,7 +345,7 @@ absl::StatusOr<std::shared_ptr<ShardedModel>> ShardModule(
                                        "the models to shard",
                                        absl::Now() + timeout));
   Sharder sharder(*std::move(plan), mesh, options, timeout);
-  absl::Status status;
+  absl::Status status = sharder.AllocateCommon();
   std::vector<RuntimeUnit> units;
   for (const PlannedUnit& planned : sharder.plan().units) {
     if (!status.ok()) break;
@@ -300,8 +359,8 @@ absl::StatusOr<std::shared_ptr<ShardedModel>> ShardModule(
     return status;
   }
   Schedule schedule = MakeSchedule(sharder.plan().units, units, options);
-  auto runtime =
-      std::make_unique<Runtime>(mesh.world(), std::move(units), timeout);
+  auto runtime = std::make_unique<Runtime>(mesh.world(), std::move(units),
+                                           timeout, sharder.TakeFences());
   auto model =
       std::make_shared<ShardedModel>(std::move(runtime), std::move(schedule),
                                      SettingsOf(sharder.plan(), root, options));

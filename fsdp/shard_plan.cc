@@ -259,8 +259,8 @@ std::string Fingerprint(const ShardPlan& plan, const Options& options) {
       ", divide by ", options.gradient_divide_factor.value_or(0), " and ",
       options.gradient_predivide_factor.value_or(0), ", check order ",
       options.check_order, ", transparent ", options.transparent,
-      ", init_module ", options.init_module != nullptr, " seed ",
-      options.init_seed, "\n");
+      ", share memory ", options.share_memory, ", init_module ",
+      options.init_module != nullptr, " seed ", options.init_seed, "\n");
   for (const PlannedUnit& planned : plan.units) {
     absl::StrAppend(&text, "unit ", DisplayName(planned.unit), ": ",
                     ToString(planned.options.strategy), ", backward group ",

@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "base/torch_status.h"
 #include "comm/local_communicator.h"
+#include "comm/testing/shared_memory_group.h"
 
 namespace fsdp::comm::testing {
 namespace {
@@ -81,7 +82,9 @@ std::vector<absl::Status> RunRanks(
 
 std::vector<absl::Status> RunRanks(int world_size, const RankFunction& fn,
                                    absl::Duration limit) {
-  auto communicators = CreateLocalGroup(world_size);
+  auto communicators = std::getenv("RUN_RANKS_SHARING_MEMORY") == nullptr
+                           ? CreateLocalGroup(world_size)
+                           : CreateSharedMemoryGroup(world_size);
   FSDP_CHECK(communicators.ok());
   return RunRanks(*communicators, fn, limit);
 }

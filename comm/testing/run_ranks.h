@@ -25,7 +25,8 @@ std::vector<absl::Status> RunRanks(
     absl::Span<const std::unique_ptr<Communicator>> communicators,
     const RankFunction& fn, absl::Duration limit = absl::Seconds(60));
 
-// The same with a new local group.
+// The same with a new local group, or one that shares memory where the
+// environment has RUN_RANKS_SHARING_MEMORY: for a test's second run.
 std::vector<absl::Status> RunRanks(int world_size, const RankFunction& fn,
                                    absl::Duration limit = absl::Seconds(60));
 

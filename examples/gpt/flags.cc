@@ -24,10 +24,12 @@ bool AbslParseFlag(absl::string_view text, Backend* backend,
     *backend = Backend::kAuto;
   } else if (text == "local") {
     *backend = Backend::kLocal;
+  } else if (text == "shared_memory") {
+    *backend = Backend::kSharedMemory;
   } else if (text == "gloo") {
     *backend = Backend::kGloo;
   } else {
-    *error = "expected auto, local or gloo";
+    *error = "expected auto, local, shared_memory or gloo";
     return false;
   }
   return true;
@@ -39,6 +41,8 @@ std::string AbslUnparseFlag(Backend backend) {
       return "auto";
     case Backend::kLocal:
       return "local";
+    case Backend::kSharedMemory:
+      return "shared_memory";
     case Backend::kGloo:
       return "gloo";
   }
@@ -94,8 +98,9 @@ ABSL_FLAG(int, ranks, gpt::TrainOptions().ranks,
           "Ranks to start on this host. Under torchrun, Slurm and mpirun these "
           "decide instead.");
 ABSL_FLAG(gpt::Backend, backend, gpt::TrainOptions().backend,
-          "How ranks talk: local (threads of one process), gloo (processes, "
-          "TCP), auto (gloo where there are several).");
+          "How ranks talk: local (threads of one process), shared_memory "
+          "(processes of one host), gloo (processes, TCP), auto (what is "
+          "fastest where the ranks are).");
 ABSL_FLAG(gpt::Sharding, sharding, gpt::TrainOptions().sharding,
           "full: parameters, gradients and optimizer state are split over the "
           "ranks. gradients: the same, with parameters whole from forward to "

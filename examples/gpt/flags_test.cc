@@ -81,7 +81,7 @@ TEST(FlagsTest, RefusesWhatIsWrong) {
 
 TEST(FlagsDeathTest, AbslRefusesWhatItCannotParse) {
   EXPECT_EXIT(Parse({"--backend=mpi"}).IgnoreError(),
-              ::testing::ExitedWithCode(1), "expected auto, local or gloo");
+              ::testing::ExitedWithCode(1), "expected auto, local, shared_memory or gloo");
   EXPECT_EXIT(Parse({"--layer=3"}).IgnoreError(), ::testing::ExitedWithCode(1),
               "layer");
 }

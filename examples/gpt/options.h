@@ -19,7 +19,7 @@ struct GptConfig {
   int64_t seq = 64;  // the longest input
 };
 
-enum class Backend { kAuto, kLocal, kGloo };
+enum class Backend { kAuto, kLocal, kSharedMemory, kGloo };
 // kNone: every rank on its own; the others as fsdp::ShardingStrategy.
 enum class Sharding { kFull, kGradients, kOptimizer, kReplicated, kNone };
 enum class ComputeDtype { kFloat, kBFloat16 };

@@ -89,14 +89,26 @@ absl::Status RunThreads(const TrainOptions& options, const StopRequest& stop,
   return first;
 }
 
+fsdp::comm::Backend BackendOf(const TrainOptions& options) {
+  switch (options.backend) {
+    case Backend::kAuto:
+      return fsdp::comm::Backend::kAuto;
+    case Backend::kLocal:
+      return fsdp::comm::Backend::kLocal;
+    case Backend::kSharedMemory:
+      return fsdp::comm::Backend::kSharedMemory;
+    case Backend::kGloo:
+      return fsdp::comm::Backend::kGloo;
+  }
+  return fsdp::comm::Backend::kAuto;
+}
+
 // This process as one rank of those that somebody has started.
 absl::Status RunProcess(const TrainOptions& options,
                         const Environment& environment, const StopRequest& stop,
                         const std::string& argv0) {
   fsdp::comm::ConnectOptions connect;
-  connect.backend = options.backend == Backend::kLocal
-                        ? fsdp::comm::Backend::kLocal
-                        : fsdp::comm::Backend::kGloo;
+  connect.backend = BackendOf(options);
   FSDP_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> communicator,
                         fsdp::comm::Connect(environment, connect));
   const Place place{environment.local_world_size, stop,
