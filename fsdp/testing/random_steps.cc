@@ -25,6 +25,12 @@ RandomModel::RandomModel(Choices* choices) : choices_(*choices) {
   options_.max_reduce_buffers = choices_.Between(1, 3);
   options_.step_in_backward = choices_.Chance(25);
   percent_synchronized_ = 100 - choices_.Between(0, 2) * 30;
+  if (choices_.Chance(30)) {
+    for (ScheduledUnit& unit : units_) {
+      unit.shares_memory = choices_.Chance(80);
+      unit.keeps_part = unit.keeps_part && !unit.shares_memory;
+    }
+  }
 }
 
 void RandomModel::AddUnit(int parent) {

@@ -107,6 +107,7 @@ void ScheduleChecker::BeforeActions(const Event& event) {
       break;
     case EventKind::kReset:
       in_backward_ = false;
+      shards_open_ = false;
       forwards_.clear();
       reductions_.clear();
       for (Unit& each : units_) {
@@ -190,13 +191,37 @@ std::string ScheduleChecker::Apply(const Event& event, const Action& action) {
       return "";
     case ActionKind::kStep:
       return ApplyStep(event, action.unit);
+    case ActionKind::kOpenShards:
+      return ApplyOpen();
+    case ActionKind::kCloseShards:
+      return ApplyClose(event);
     default:
       return ApplyReduction(event, action);
   }
 }
 
+std::string ScheduleChecker::ApplyOpen() {
+  if (shards_open_) return "open already";
+  if (in_backward_) return "in backward, which reads what forward has read";
+  shards_open_ = true;
+  return "";
+}
+
+// A backward whose forward has closed them closes them once more.
+std::string ScheduleChecker::ApplyClose(const Event& event) {
+  if (!forwards_.empty()) return "inside a forward";
+  if (!shards_open_ && event.kind != EventKind::kEndOfBackward) {
+    return "closed already";
+  }
+  shards_open_ = false;
+  return "";
+}
+
 std::string ScheduleChecker::ApplyGather(const Event& event, int index) {
   Unit& unit = units_[index];
+  if (specs_[index].shares_memory && !shards_open_ && !in_backward_) {
+    return "ranks may still write their shards";
+  }
   if (unit.memory != Memory::kSharded) return "gathered already";
   unit.memory = Memory::kInFlight;
   unit.gathered = unit.has_part ? unit.part : unit.shard;
@@ -368,6 +393,12 @@ bool ScheduleChecker::EndsParts(const Event& event) const {
 // What has to be over after some events.
 std::string ScheduleChecker::CheckEnds(const Event& event) const {
   const bool ends_backward = event.kind == EventKind::kEndOfBackward;
+  const bool ends_forward =
+      event.kind == EventKind::kPostForward && !in_backward_;
+  if (shards_open_ && forwards_.empty() &&
+      (ends_forward || ends_backward || event.kind == EventKind::kRelease)) {
+    return "shards are left open";
+  }
   const bool ends = ends_backward || event.kind == EventKind::kReset;
   if (ends && !reductions_.empty()) return "a reduction is left";
   for (size_t i = 0; i < units_.size(); ++i) {

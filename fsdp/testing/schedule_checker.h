@@ -61,6 +61,8 @@ class ScheduleChecker {
   std::string ApplyReduction(const Event& event, const Action& action);
   std::string ApplyFill(const Event& event, int index);
   std::string ApplyStep(const Event& event, int index);
+  std::string ApplyOpen();
+  std::string ApplyClose(const Event& event);
   std::string CheckGuess(const Event& event) const;
   std::string CheckCounts(const Event& event, const Actions& actions) const;
   std::string CheckState(const Event& event) const;
@@ -71,6 +73,7 @@ class ScheduleChecker {
   std::vector<Unit> units_;
   std::vector<int> forwards_;  // under way
   bool in_backward_ = false;
+  bool shards_open_ = false;
   bool begins_iteration_ = false;  // the event that is checked
   int filled_ = -1;
   std::deque<Reduction> reductions_;
