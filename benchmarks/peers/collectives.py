@@ -77,11 +77,13 @@ def parse_benchmark(text):
 def parse_peer(text):
     """{Key: Timing} of the lines that peer_collectives.py prints."""
     found = {}
-    for line in text.splitlines():
-        if line.startswith("{"):
-            entry = json.loads(line)
+    try:
+        for entry in [json.loads(line) for line in text.splitlines() if line.startswith("{")]:
             key = Key(entry["op"].replace("_", "-"), PYTHON_GLOO, entry["bytes"])
             found[key] = Timing(entry["ms"] / 1e3, None)
+    except (KeyError, TypeError, ValueError) as error:
+        raise processes.RunError(f"peer_collectives.py printed something else than its lines of JSON: {text[-200:]!r} "
+                                 f"({type(error).__name__}: {error})") from error
     return found
 
 

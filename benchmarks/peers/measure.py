@@ -51,7 +51,7 @@ class Measured:
     contenders: typing.List[contenders.Contender]
     shapes: typing.List[contenders.Shape]
     steps: typing.Dict[typing.Tuple[str, str], typing.List[float]] = dataclasses.field(default_factory=dict)  # ms
-    memory: typing.Dict[typing.Tuple[str, str], memory.Peak] = dataclasses.field(default_factory=dict)
+    peaks: typing.Dict[typing.Tuple[str, str], memory.Peak] = dataclasses.field(default_factory=dict)
     losses: typing.Dict[typing.Tuple[str, str], typing.List[float]] = dataclasses.field(default_factory=dict)
     params: int = 0
 
@@ -117,7 +117,7 @@ class TrainSteps:
         if not peak.samples:
             raise processes.RunError(f"{contender.title}: could not read the memory of its processes; "
                                      "/proc/PID/smaps_rollup needs Linux 4.14. --no-memory leaves this out.")
-        self._measured.memory[contender.key, shape.key] = peak
+        self._measured.peaks[contender.key, shape.key] = peak
         return f"{peak.pss / 1e6:,.0f} MB"
 
     def _check(self, contender, shape, result):

@@ -229,7 +229,7 @@ def run_collectives(args, python, folder, described):
     if not any(rounds):
         raise processes.RunError("collectives_benchmark reported no collective that this program knows by name")
     rows = collectives.table(rounds)
-    head = f"{machine.sentence(described)}. Medians of {args.rounds} rounds. \"Times faster\": than " \
+    head = f"{machine.sentence(described)}. {results.of_rounds(args.rounds, 'in brackets')}. \"Times faster\": than " \
         f"{collectives.gloo_of(rounds) or 'Gloo'} in the same round."
     print(f"{head}\n\n{tables.markdown(rows, aligned=True)}", flush=True)
     if args.json:

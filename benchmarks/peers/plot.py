@@ -85,8 +85,11 @@ class _Panel:
                         f'fill="{bar.color}"/>')
         if spread and spread[1] > spread[0]:
             low, high = map(self.x, spread)
-            self.out += [_line(low, middle, high, middle, INK, 1.4), _line(low, middle - 4, low, middle + 4, INK, 1.4),
-                         _line(high, middle - 4, high, middle + 4, INK, 1.4)]
+            # White below, to be seen on dark bars.
+            for color, width in (("#ffffff", 3.6), (INK, 1.4)):
+                self.out += [_line(low, middle, high, middle, color, width),
+                             _line(low, middle - 4, low, middle + 4, color, width),
+                             _line(high, middle - 4, high, middle + 4, color, width)]
             end = max(end, high)
         self.out.append(f'<rect x="{end + 4:.1f}" y="{middle - 8:.1f}" width="{7 * len(_number(value)) + 4}" '
                         'height="16" fill="#ffffff" fill-opacity="0.85"/>')
@@ -110,7 +113,7 @@ def _draw_row(row, top):
             panel.out.append(_line(x, top - 4, x, panel.bottom, FAINT, 1.2, "4 3"))
         out += panel.out
     if memory:
-        panel = _Panel(MEMORY_PANEL, top, height, "Memory of a rank", "MB", max(memory))
+        panel = _Panel(MEMORY_PANEL, top, height, "Memory of a rank (PSS)", "MB", max(memory))
         for index, bar in enumerate(row.bars):
             if bar.memory:
                 panel.add(index, bar, bar.memory)
@@ -125,7 +128,7 @@ def draw(title, subtitles, rows):
     for row in rows:
         out += _draw_row(row, top)
         top += len(row.bars) * PITCH + TITLE_HEIGHT + GAP
-    height = top - 10
+    height = top - GAP
     head = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
         'font-family="DejaVu Sans, Verdana, sans-serif">',

@@ -1,4 +1,5 @@
 """Groups of processes that run at the same time, until a deadline, and of which none is left."""
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -72,6 +73,21 @@ def _how_it_ended(code):
     return text + ", often a sign of too little memory" if code == -signal.SIGKILL else text
 
 
+@contextlib.contextmanager
+def uninterrupted():
+    """What SIGINT and SIGTERM do, which may be an exception, they do behind the block. For the main thread."""
+    arrived = []
+    usual = {number: signal.signal(number, lambda number, _: arrived.append(number))
+             for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in usual.items():
+            signal.signal(number, handler)
+        for number in arrived:
+            signal.raise_signal(number)
+
+
 class Group:
     """Runs commands while it is entered. Their output goes to files in `folder`."""
 
@@ -90,8 +106,10 @@ class Group:
 
     def __enter__(self):
         try:
-            for index, command in enumerate(self._commands):
-                self._processes.append(self._start(index, command))
+            # A process must not be started without being known.
+            with uninterrupted():
+                for index, command in enumerate(self._commands):
+                    self._processes.append(self._start(index, command))
         except OSError as error:
             self._stop()
             raise RunError(f"{command.name}: cannot start {command.argv[0]}: {error.strerror}") from error
@@ -150,6 +168,10 @@ class Group:
 
     def _stop(self):
         """Ends all processes, and what they have started."""
+        with uninterrupted():
+            self._end_all()
+
+    def _end_all(self):
         alive = [process for process in self._processes if
                  os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None]
         family = with_descendants([process.pid for process in alive])

@@ -12,6 +12,10 @@ COLORS = {"ours": "#2563a8", "ours_gloo": "#8db8e0", "floor": "#aab4bf"}
 PEER_COLOR = "#e0a05a"
 
 
+def of_rounds(rounds, where):
+    return "One round" if rounds == 1 else f"Medians of {rounds} rounds, {where} the least and the largest"
+
+
 def step_summary(measured, contender, shape):
     return summary.summarize(measured.steps.get((contender, shape), ()))
 
@@ -21,7 +25,7 @@ def ratio_summary(measured, ratio, shape):
     sides = []
     for key in (ratio.numerator, ratio.denominator):
         if ratio.of_memory:
-            peak = measured.memory.get((key, shape))
+            peak = measured.peaks.get((key, shape))
             sides.append([peak.pss] if peak else None)
         else:
             sides.append(measured.steps.get((key, shape)))
@@ -36,9 +40,9 @@ def contender_rows(measured):
     for contender in measured.contenders:
         row = [f"**{contender.title}**" if contender.key == "ours" else contender.title]
         for shape in measured.shapes:
-            step = tables.with_spread(step_summary(measured, contender.key, shape.key), tables.milliseconds)
-            peak = measured.memory.get((contender.key, shape.key))
-            row += [step and f"{step} ms", peak and f"{peak.pss / 1e6:,.0f} MB" or "",
+            step = tables.with_spread(step_summary(measured, contender.key, shape.key), tables.milliseconds, "ms")
+            peak = measured.peaks.get((contender.key, shape.key))
+            row += [step, peak and f"{peak.pss / 1e6:,.0f} MB" or "",
                     peak and f"{peak.rss / 1e6:,.0f} MB" or ""]
         rows.append(row)
     return rows
@@ -64,7 +68,7 @@ def ratio_rows(measured):
 
 def train_text(measured, described, rounds, aligned=False):
     """Both tables, with what they are of."""
-    first = f"{machine.sentence(described)}. Medians of {rounds} rounds, in brackets the least and the largest."
+    first = f"{machine.sentence(described)}. {of_rounds(rounds, 'in brackets')}."
     parts = [first, tables.markdown(contender_rows(measured), aligned)]
     ratios = ratio_rows(measured)
     if len(ratios) > 1:
@@ -80,7 +84,7 @@ def plot_text(measured, described, rounds):
             if contender.key == "ours_twice":  # its step is twice the work
                 continue
             step = step_summary(measured, contender.key, shape.key)
-            peak = measured.memory.get((contender.key, shape.key))
+            peak = measured.peaks.get((contender.key, shape.key))
             bars.append(plot.Bar(contender.title.split(":")[0], COLORS.get(contender.key, PEER_COLOR),
                                  contender.key == "ours", step and (step.median, step.least, step.largest),
                                  peak and peak.pss / 1e6))
@@ -88,8 +92,8 @@ def plot_text(measured, described, rounds):
         rows.append(plot.Row(shape.title, bars, floor and floor.median))
     return plot.draw(
         f"One step of a GPT of {measured.params / 1e6:.1f} million parameters, {measured.contenders[0].ranks} ranks",
-        [machine.sentence(described), f"Medians of {rounds} rounds, thin lines from the least to the largest. Dashed: "
-         "the floor, models that are not sharded and do not communicate."], rows)
+        [machine.sentence(described), f"{of_rounds(rounds, 'black lines:')}. Dashed: the floor, models that are not "
+         "sharded and do not communicate."], rows)
 
 
 def as_json(measured, described, rounds):
@@ -97,7 +101,7 @@ def as_json(measured, described, rounds):
     for contender in measured.contenders:
         for shape in measured.shapes:
             key = (contender.key, shape.key)
-            peak = measured.memory.get(key)
+            peak = measured.peaks.get(key)
             entries.append({
                 "contender": contender.key, "batch": shape.batch, "seq": shape.seq, "ranks": contender.ranks,
                 "steps": shape.steps, "warmup": shape.warmup, "step_ms": measured.steps.get(key, []),
@@ -126,7 +130,7 @@ def as_csv(measured):
             first = [contender.key, shape.batch, shape.seq, contender.ranks]
             for number, value in enumerate(measured.steps.get((contender.key, shape.key), []), start=1):
                 writer.writerow([*first, number, round(value, 3), "", ""])
-            peak = measured.memory.get((contender.key, shape.key))
+            peak = measured.peaks.get((contender.key, shape.key))
             if peak:
                 writer.writerow([*first, "", "", round(peak.pss), peak.rss])
     return out.getvalue()

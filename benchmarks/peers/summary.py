@@ -1,6 +1,5 @@
 """What many runs say together: medians, spread, ratios of the same round, and whether losses agree."""
 import dataclasses
-import math
 import statistics
 import typing
 
@@ -78,7 +77,7 @@ RATIOS = (
 def loss_difference(ours, theirs, count):
     """What differs among the first `count` losses; None where they agree."""
     for step, (a, b) in enumerate(zip(ours[:count], theirs[:count]), start=1):
-        # Also true where one is not a number.
-        if not abs(a - b) <= LOSS_TOLERANCE * max(abs(a), abs(b)) or not math.isfinite(a):
+        # Also true where one is infinite or not a number.
+        if not abs(a - b) <= LOSS_TOLERANCE * abs(a):
             return f"the loss of step {step} is {b:.7g} instead of {a:.7g}; a relative {LOSS_TOLERANCE:g} is allowed"
     return None

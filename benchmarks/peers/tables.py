@@ -5,11 +5,11 @@ def milliseconds(value):
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def with_spread(summary, form):
-    """"134 (131-140)"; "" for None."""
+def with_spread(summary, form, unit=""):
+    """"134 ms (131-140)"; "" for None."""
     if summary is None:
         return ""
-    text = form(summary.median)
+    text = f"{form(summary.median)} {unit}".rstrip()
     if len(summary.values) > 1:
         text += f" ({form(summary.least)}-{form(summary.largest)})"
     return text
