@@ -53,7 +53,7 @@ class Measured:
     steps: typing.Dict[typing.Tuple[str, str], typing.List[float]] = dataclasses.field(default_factory=dict)  # ms
     peaks: typing.Dict[typing.Tuple[str, str], memory.Peak] = dataclasses.field(default_factory=dict)
     losses: typing.Dict[typing.Tuple[str, str], typing.List[float]] = dataclasses.field(default_factory=dict)
-    params: int = 0
+    params: typing.Dict[str, int] = dataclasses.field(default_factory=dict)  # by shape: there is one for every position
 
 
 class TrainSteps:
@@ -126,10 +126,10 @@ class TrainSteps:
         reference = next((other for other in measured.contenders if (other.key, shape.key) in measured.losses),
                          contender)
         ours = measured.losses.setdefault((reference.key, shape.key), result.losses)
-        measured.params = measured.params or result.params
-        if result.params != measured.params:
+        params = measured.params.setdefault(shape.key, result.params)
+        if result.params != params:
             raise processes.RunError(f"{contender.title} trains {result.params:,} parameters, {reference.title} "
-                                     f"{measured.params:,}: this is not the same model")
+                                     f"{params:,}: this is not the same model")
         count = min(contender.equal_losses, reference.equal_losses)
         difference = summary.loss_difference(ours, result.losses, count)
         if difference:

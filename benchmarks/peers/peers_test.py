@@ -28,11 +28,12 @@ for flag in "$@"; do
     --save-init=*) init=yes; echo parameters > "${flag#--save-init=}"; exit ;;
     --sharding=none) ms=80 losses=${FLOOR_LOSSES:-5.5, 5.26, 5.1, 4.8} ;;
     --ranks=4) ms=220 ;;
+    --seq=*) params=$((25000000 + ${flag#--seq=})) ;;
   esac
 done
 eval "$TRAIN_HOOK"
 [ -n "$init" ] || sleep 0.3
-echo '{"step_ms": '$ms', "params": 25500000, "loss_rank0": ['"$losses"']}' > "$json"
+echo '{"step_ms": '$ms', "params": '$params', "loss_rank0": ['"$losses"']}' > "$json"
 """
 # A Python with torch, for peer_gpt.py and peer_collectives.py; rank 1 says nothing.
 PYTHON = """#!/bin/sh
@@ -40,9 +41,10 @@ case "$1" in
   -c) echo 2.11.0+cpu; exit ;;
   */peer_collectives.py) [ "$RANK" = 1 ] || echo '{"op": "all_gather", "bytes": 16777216, "ranks": 2, "ms": 16}'; exit ;;
 esac
+for flag in "$@"; do case "$flag" in --seq=*) params=$((25000000 + ${flag#--seq=})) ;; esac; done
 eval "$PYTHON_HOOK"
 case "$*" in *--init=*) ;; *) sleep 0.3 ;; esac
-[ "$RANK" = 1 ] || echo '{"step_ms": 300, "params": 25500000, "loss_rank0": ['"${LOSSES:-5.5, 5.25, 5.0, 4.75}"']}'
+[ "$RANK" = 1 ] || echo '{"step_ms": 300, "params": '$params', "loss_rank0": ['"${LOSSES:-5.5, 5.25, 5.0, 4.75}"']}'
 """
 COLLECTIVES = """#!/bin/sh
 echo '{"benchmarks": [{"name": "AllGather/local/16777216", "real_time": 2, "time_unit": "ms", "of_memcpy": 0.5}]}'
@@ -133,6 +135,11 @@ class PeersTest(unittest.TestCase):
                       "instead of 5", done.stderr)
         self.assertEqual(done.stdout, "")
         self.assertIn("\nold\n<!-- peers:end", self.document.read_text())
+
+    def test_other_models_end_the_run(self):
+        done = self.run_peers("--quick", PYTHON_HOOK="params=7")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("PyTorch DDP trains 7 parameters, libtorch_fsdp 25,000,064", done.stderr)
 
     def test_of_the_floor_the_first_loss_counts(self):
         done = self.run_peers("--quick", "--no-memory", "--no-peers", FLOOR_LOSSES="5.6, 5.25, 5.0, 4.75")

@@ -3,6 +3,7 @@ import csv
 import io
 import json
 
+import contenders
 import machine
 import plot
 import summary
@@ -33,19 +34,19 @@ def ratio_summary(measured, ratio, shape):
 
 
 def contender_rows(measured):
-    head = [f"{measured.contenders[0].ranks} ranks, 1 thread each"]
+    head = [f"{contenders.RANKS} ranks, 1 thread each"]
     for shape in measured.shapes:
         head += [f"step, {shape.title}", "memory (PSS)", "RSS"]
     rows = [head]
     for contender in measured.contenders:
         row = [f"**{contender.title}**" if contender.key == "ours" else contender.title]
         for shape in measured.shapes:
-            step = tables.with_spread(step_summary(measured, contender.key, shape.key), tables.milliseconds, "ms")
             peak = measured.peaks.get((contender.key, shape.key))
-            row += [step, peak and f"{peak.pss / 1e6:,.0f} MB" or "",
-                    peak and f"{peak.rss / 1e6:,.0f} MB" or ""]
+            row.append(tables.with_spread(step_summary(measured, contender.key, shape.key), tables.milliseconds, "ms"))
+            row += [f"{value / 1e6:,.0f} MB" for value in (peak.pss, peak.rss)] if peak else ["", ""]
         rows.append(row)
-    return rows
+    kept = [column for column in range(len(head)) if any(row[column] for row in rows[1:])]
+    return [[row[column] for column in kept] for row in rows]
 
 
 def ratio_rows(measured):
@@ -91,7 +92,7 @@ def plot_text(measured, described, rounds):
         floor = step_summary(measured, "floor", shape.key)
         rows.append(plot.Row(shape.title, bars, floor and floor.median))
     return plot.draw(
-        f"One step of a GPT of {measured.params / 1e6:.1f} million parameters, {measured.contenders[0].ranks} ranks",
+        f"One step of a GPT of {min(measured.params.values()) / 1e6:.1f} million parameters, {contenders.RANKS} ranks",
         [machine.sentence(described), f"{of_rounds(rounds, 'black lines:')}. Dashed: the floor, models that are not "
          "sharded and do not communicate."], rows)
 
@@ -104,7 +105,7 @@ def as_json(measured, described, rounds):
             peak = measured.peaks.get(key)
             entries.append({
                 "contender": contender.key, "batch": shape.batch, "seq": shape.seq, "ranks": contender.ranks,
-                "steps": shape.steps, "warmup": shape.warmup, "step_ms": measured.steps.get(key, []),
+                "params": measured.params.get(shape.key), "steps": shape.steps, "warmup": shape.warmup, "step_ms": measured.steps.get(key, []),
                 "pss_bytes": peak and round(peak.pss), "rss_bytes": peak and peak.rss,
                 "losses": measured.losses.get(key, []),
             })
@@ -116,7 +117,7 @@ def as_json(measured, described, rounds):
                 ratios.append({"ratio": ratio.title, "batch": shape.batch, "seq": shape.seq, "median": value.median,
                                "least": value.least, "largest": value.largest, "rounds": list(value.values),
                                "target": target and str(target), "holds": target and target.holds(value.median)})
-    return json.dumps({"machine": described, "rounds": rounds, "params": measured.params, "contenders": entries,
+    return json.dumps({"machine": described, "rounds": rounds, "contenders": entries,
                        "ratios": ratios}, indent=1) + "\n"
 
 
