@@ -89,7 +89,8 @@ def parse_peer(text):
 
 def _median(timings):
     shares = [timing.of_memcpy for timing in timings if timing.of_memcpy is not None]
-    return Timing(statistics.median(timing.seconds for timing in timings), statistics.median(shares) if shares else None)
+    seconds = statistics.median(timing.seconds for timing in timings)
+    return Timing(seconds, statistics.median(shares) if shares else None)
 
 
 def benchmark_command(program, quick):
@@ -164,7 +165,8 @@ def as_json(rounds):
 
 def as_csv(rounds):
     out = io.StringIO()
-    writer = csv.DictWriter(out, ["round", "operation", "backend", "bytes", "seconds", "of_memcpy"], lineterminator="\n")
+    columns = ["round", "operation", "backend", "bytes", "seconds", "of_memcpy"]
+    writer = csv.DictWriter(out, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(_entries(rounds))
     return out.getvalue()

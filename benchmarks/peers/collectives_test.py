@@ -23,10 +23,12 @@ class CollectivesTest(unittest.TestCase):
     def test_names(self):
         for name, operation, backend, size, ranks in [
                 ("BM_Collective/local_all_gather/bytes:65536/ranks:2/real_time", "all-gather", "local", 65536, 2),
-                ("BM_Collective/gloo_reduce_scatter/bytes:1048576/ranks:4/real_time", "reduce-scatter", "gloo", 1 << 20, 4),
+                ("BM_Collective/gloo_reduce_scatter/bytes:1048576/ranks:4/real_time", "reduce-scatter", "gloo",
+                 1 << 20, 4),
                 ("AllGather/shared_memory/16777216", "all-gather", "shared memory", MIDDLE, None),
                 ("AllReduce/SharedMemory/16777216/2", "all-reduce", "shared memory", MIDDLE, 2),
-                ("BM_Collective/shared_memory_all_gather_cast/bytes:5/ranks:2", "all-gather, cast", "shared memory", 5, 2),
+                ("BM_Collective/shared_memory_all_gather_cast/bytes:5/ranks:2", "all-gather, cast",
+                 "shared memory", 5, 2),
         ]:
             self.assertEqual(collectives.parse_name(name), (collectives.Key(operation, backend, size), ranks), name)
 
@@ -80,8 +82,8 @@ class CollectivesTest(unittest.TestCase):
                    collectives.Key("all-reduce", "gloo", SMALL): collectives.Timing(2e-5, None)}]
         self.assertEqual([row[:3] for row in collectives.table(rounds)[1:]],
                          [["all-reduce: local", "10", "2.0"], ["all-reduce: gloo", "20", ""]])
-        self.assertEqual(collectives.table([{collectives.Key("all-reduce", "local", LARGE): collectives.Timing(1, None)}])[1],
-                         ["all-reduce: local", "", "", "", "", "", "0.13", "", ""])
+        alone = {collectives.Key("all-reduce", "local", LARGE): collectives.Timing(1, None)}
+        self.assertEqual(collectives.table([alone])[1], ["all-reduce: local", "", "", "", "", "", "0.13", "", ""])
 
     def test_csv(self):
         rounds = [{collectives.Key("all-reduce", "local", SMALL): collectives.Timing(0.5, None)}]

@@ -22,9 +22,7 @@ class Progress:
         self._seconds = {}
 
     def remaining_seconds(self):
-        """None as long as nothing is known."""
-        if not self._seconds:
-            return None
+        """To be asked once something has run."""
         usual = statistics.mean(map(statistics.mean, self._seconds.values()))
         return sum(statistics.mean(self._seconds[name]) if name in self._seconds else usual for name in self._left)
 
@@ -101,7 +99,7 @@ class TrainSteps:
         with processes.Group(commands, folder) as group:
             group.wait(self._deadline)
             result = contenders.read_result(contender, group, folder)
-        self._check(contender, shape, result)
+        self.check(contender, shape, result)
         self._measured.steps.setdefault((contender.key, shape.key), []).append(result.step_ms)
         return f"{result.step_ms:.1f} ms"
 
@@ -120,20 +118,21 @@ class TrainSteps:
         self._measured.peaks[contender.key, shape.key] = peak
         return f"{peak.pss / 1e6:,.0f} MB"
 
-    def _check(self, contender, shape, result):
+    def check(self, contender, shape, result):
         """A benchmark of something else than the same training is worthless."""
         measured = self._measured
-        reference = next((other for other in measured.contenders if (other.key, shape.key) in measured.losses),
-                         contender)
-        ours = measured.losses.setdefault((reference.key, shape.key), result.losses)
         params = measured.params.setdefault(shape.key, result.params)
+        known = [other for other in measured.contenders if (other.key, shape.key) in measured.losses]
+        # The one that vouches for most losses; of several the first.
+        reference = max(known, key=lambda other: other.equal_losses, default=contender)
         if result.params != params:
             raise processes.RunError(f"{contender.title} trains {result.params:,} parameters, {reference.title} "
                                      f"{params:,}: this is not the same model")
-        count = min(contender.equal_losses, reference.equal_losses)
-        difference = summary.loss_difference(ours, result.losses, count)
-        if difference:
-            raise processes.RunError(
-                f"{contender.title} ({shape.title}) does not train as {reference.title} does: {difference}. Steps of "
-                "different trainings are not compared. tools/compare_with_pytorch.py shows more of the losses.")
-        measured.losses.setdefault((contender.key, shape.key), result.losses)
+        for other in {reference.key: reference, contender.key: contender}.values():
+            expected = measured.losses.setdefault((other.key, shape.key), result.losses)
+            count = contender.equal_losses if other == contender else min(contender.equal_losses, other.equal_losses)
+            difference = summary.loss_difference(expected, result.losses, count)
+            if difference:
+                raise processes.RunError(
+                    f"{contender.title} ({shape.title}) does not train as {other.title} does: {difference}. Steps of "
+                    "different trainings are not compared. tools/compare_with_pytorch.py shows more of the losses.")

@@ -1,8 +1,8 @@
 """The memory of ranks while they run, from /proc.
 
 Pages that processes share (libraries, a segment of shared memory) count in PSS by their share: the sum over all ranks
-counts each page once. A rank's figure is the largest such sum over time, divided by the ranks. The largest PSS of single
-ranks would be misleading: while one starts later or ends earlier, the others' shares grow.
+counts each page once. A rank's figure is the largest such sum over time, divided by the ranks. The largest PSS of a
+single rank would be misleading: while one starts later or ends earlier, the others' shares grow.
 """
 import threading
 import typing

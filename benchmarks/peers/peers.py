@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Our training step and PyTorch's in turns on one machine: medians, ratios, memory, and the tables of docs/performance.md.
+"""Our training step and PyTorch's in turns on one machine: medians, ratios, memory; the tables of docs/performance.md.
 
 usage: ./bazelw run -c opt //benchmarks:peers [-- FLAGS]
 
@@ -240,6 +240,9 @@ def run_collectives(args, python, folder, described):
 
 
 def main(argv):
+    if sys.version_info < (3, 9):
+        log(f"peers: needs Python 3.9 or later, {sys.executable} is {sys.version.split()[0]}")
+        return 1
     args = parse_flags(argv)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with contextlib.ExitStack() as stack:

@@ -100,8 +100,8 @@ class ProcessesTest(unittest.TestCase):
 
     def test_descendants(self):
         proc = self.folder / "proc"
-        for pid, parent, name, state in [(1, 0, "init", "S"), (7, 1, "a) b (c", "R"), (8, 7, "x", "S"), (9, 8, "y", "S"),
-                                         (10, 8, "ended", "Z"), (11, 1, "other", "S")]:
+        for pid, parent, name, state in [(1, 0, "init", "S"), (7, 1, "a) b (c", "R"), (8, 7, "x", "S"),
+                                         (9, 8, "y", "S"), (10, 8, "ended", "Z"), (11, 1, "other", "S")]:
             (proc / str(pid)).mkdir(parents=True)
             rest = " ".join(["0"] * 17)
             (proc / str(pid) / "stat").write_text(f"{pid} ({name}) {state} {parent} {rest} {pid}00 0\n")

@@ -105,7 +105,8 @@ def as_json(measured, described, rounds):
             peak = measured.peaks.get(key)
             entries.append({
                 "contender": contender.key, "batch": shape.batch, "seq": shape.seq, "ranks": contender.ranks,
-                "params": measured.params.get(shape.key), "steps": shape.steps, "warmup": shape.warmup, "step_ms": measured.steps.get(key, []),
+                "params": measured.params.get(shape.key), "steps": shape.steps, "warmup": shape.warmup,
+                "step_ms": measured.steps.get(key, []),
                 "pss_bytes": peak and round(peak.pss), "rss_bytes": peak and peak.rss,
                 "losses": measured.losses.get(key, []),
             })
