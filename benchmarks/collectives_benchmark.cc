@@ -1,13 +1,20 @@
-// Collectives between ranks that are threads of this process, in shared memory
-// and over Gloo's TCP. Counters: `GB/s` of the whole tensor, and `of_memcpy`,
-// the time of one thread's memcpy of the whole tensor, measured right before,
-// over the time of the collective.
-#include <ATen/ops/zeros.h>
+// Collectives between ranks that are threads of this process: of a local group,
+// in shared memory as processes have it, and over Gloo's TCP. Counters: `GB/s`
+// of the whole tensor, and `of_memcpy`, the time of one thread's memcpy of the
+// whole tensor, measured right before, over the time of the collective.
+//
+// `in_place` is what gathering costs where all ranks compute with the same
+// memory: they agree that it is written and read it for the first time. `cast`
+// is the same after each rank has cast its part from float32 to bfloat16.
+#include <ATen/ops/ones.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
+#include <memory>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -19,6 +26,7 @@
 #include "comm/c10d_communicator.h"
 #include "comm/communicator.h"
 #include "comm/local_communicator.h"
+#include "comm/shared_memory_communicator.h"
 #include "comm/work.h"
 
 namespace fsdp::comm {
@@ -34,16 +42,15 @@ Group CreateLocal(int world_size) {
   return *std::move(group);
 }
 
-Group CreateGloo(int world_size) {
+// Every rank calls `create` with a store in a thread of its own.
+template <typename Create>
+Group CreateInThreads(int world_size, Create create) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   Group group(world_size);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < world_size; ++rank) {
     threads.emplace_back([&, rank] {
-      GlooOptions options;
-      options.hostname = "127.0.0.1";
-      options.timeout = kTimeout;
-      auto comm = CreateGlooCommunicator(store, rank, world_size, options);
+      auto comm = create(store, rank);
       FSDP_CHECK(comm.ok());
       group[rank] = *std::move(comm);
     });
@@ -52,21 +59,49 @@ Group CreateGloo(int world_size) {
   return group;
 }
 
-// One rank's buffers and how it uses them, in place as the library does.
-class Rank {
+Group CreateGloo(int world_size) {
+  return CreateInThreads(world_size, [&](const auto& store, int rank) {
+    GlooOptions options;
+    options.hostname = "127.0.0.1";
+    options.timeout = kTimeout;
+    return CreateGlooCommunicator(store, rank, world_size, options);
+  });
+}
+
+Group CreateSharedMemory(int world_size) {
+  return CreateInThreads(world_size, [&](const auto& store, int rank) {
+    SharedMemoryOptions options;
+    options.timeout = kTimeout;
+    return CreateSharedMemoryCommunicator(store, rank, world_size, options);
+  });
+}
+
+// What one rank does, with buffers of its own.
+class Exchange {
  public:
-  Rank(Communicator* comm, Collective collective, int64_t bytes)
+  virtual ~Exchange() = default;
+  virtual absl::Status Run() = 0;
+};
+
+absl::Status Finish(absl::StatusOr<std::unique_ptr<Work>> work) {
+  if (!work.ok()) return work.status();
+  return (*work)->Wait(absl::Now() + kTimeout);
+}
+
+// In memory that the backend reaches best, and in place, as the library does.
+class PlainExchange final : public Exchange {
+ public:
+  PlainExchange(Communicator* comm, Collective collective, int64_t bytes)
       : comm_(comm),
         collective_(collective),
-        whole_(
-            at::zeros({bytes / 4 / comm->world_size() * comm->world_size()})),
+        whole_(comm->AllocateSymmetric(bytes / 4 / comm->world_size() *
+                                       comm->world_size() * 4)
+                   .value()
+                   .zero_()
+                   .view(at::kFloat)),
         shard_(whole_.narrow(0, comm->rank() * ShardSize(), ShardSize())) {}
 
-  absl::Status Run() {
-    auto work = Start();
-    if (!work.ok()) return work.status();
-    return (*work)->Wait(absl::Now() + kTimeout);
-  }
+  absl::Status Run() override { return Finish(Start()); }
 
  private:
   int64_t ShardSize() const { return whole_.numel() / comm_->world_size(); }
@@ -88,6 +123,61 @@ class Rank {
   const at::Tensor shard_;
 };
 
+// All ranks read one memory. `bytes` of float32, or as much in bfloat16 after
+// a cast.
+class CommonExchange final : public Exchange {
+ public:
+  CommonExchange(Communicator* comm, bool casts, int64_t bytes)
+      : comm_(comm),
+        casts_(casts),
+        common_(comm->AllocateCommon(bytes).value()),
+        whole_(common_.memory.view(casts ? at::kBFloat16 : at::kFloat)),
+        shard_(whole_.narrow(0, comm->rank() * ShardSize(), ShardSize())),
+        source_(at::ones({casts ? ShardSize() : 0})) {}
+
+  absl::Status Run() override {
+    common_.fence->Arrive();
+    const absl::Status read = common_.fence->Wait(absl::Now() + kTimeout);
+    if (!read.ok()) return read;
+    if (casts_) shard_.copy_(source_);
+    const absl::Status written =
+        Finish(comm_->AllGather(whole_, shard_, "bench"));
+    if (written.ok()) ReadAll();
+    return written;
+  }
+
+ private:
+  int64_t ShardSize() const { return whole_.numel() / comm_->world_size(); }
+
+  void ReadAll() const {
+    const auto* words = static_cast<const uint64_t*>(whole_.const_data_ptr());
+    uint64_t sum[4] = {};
+    for (size_t i = 0; i + 4 <= whole_.nbytes() / 8; i += 4) {
+      for (int lane = 0; lane < 4; ++lane) sum[lane] += words[i + lane];
+    }
+    benchmark::DoNotOptimize(sum);
+  }
+
+  Communicator* const comm_;
+  const bool casts_;
+  const CommonMemory common_;
+  const at::Tensor whole_;
+  const at::Tensor shard_;
+  const at::Tensor source_;
+};
+
+using MakeExchange = std::unique_ptr<Exchange> (*)(Communicator*, int64_t);
+
+template <Collective collective>
+std::unique_ptr<Exchange> Plain(Communicator* comm, int64_t bytes) {
+  return std::make_unique<PlainExchange>(comm, collective, bytes);
+}
+
+template <bool casts>
+std::unique_ptr<Exchange> Common(Communicator* comm, int64_t bytes) {
+  return std::make_unique<CommonExchange>(comm, casts, bytes);
+}
+
 // The best of a few, in seconds.
 double MemcpySeconds(int64_t bytes) {
   const std::vector<char> from(bytes, 1);
@@ -104,21 +194,21 @@ double MemcpySeconds(int64_t bytes) {
 
 // Peers repeat the collective, which keeps them in step, until rank 0 stops.
 void BM_Collective(benchmark::State& state, Group (*create)(int),
-                   Collective collective) {
+                   MakeExchange make) {
   const int64_t bytes = state.range(0);
   const Group group = create(static_cast<int>(state.range(1)));
   const double memcpy_seconds = MemcpySeconds(bytes);
   std::vector<std::thread> peers;
   for (size_t rank = 1; rank < group.size(); ++rank) {
     peers.emplace_back([&, rank] {
-      Rank peer(group[rank].get(), collective, bytes);
-      while (peer.Run().ok()) {
+      const auto peer = make(group[rank].get(), bytes);
+      while (peer->Run().ok()) {
       }
     });
   }
-  Rank rank(group[0].get(), collective, bytes);
-  FSDP_CHECK(rank.Run().ok());
-  for (auto _ : state) FSDP_CHECK(rank.Run().ok());
+  const auto rank = make(group[0].get(), bytes);
+  FSDP_CHECK(rank->Run().ok());
+  for (auto _ : state) FSDP_CHECK(rank->Run().ok());
   group[0]->Abort(absl::CancelledError("measured"));
   for (std::thread& peer : peers) peer.join();
   const auto total = static_cast<double>(bytes * state.iterations());
@@ -140,22 +230,37 @@ void Sizes(benchmark::internal::Benchmark* benchmark) {
 }
 
 BENCHMARK_CAPTURE(BM_Collective, local_all_gather, CreateLocal,
-                  Collective::kAllGather)
+                  Plain<Collective::kAllGather>)
     ->Apply(Sizes);
 BENCHMARK_CAPTURE(BM_Collective, local_reduce_scatter, CreateLocal,
-                  Collective::kReduceScatter)
+                  Plain<Collective::kReduceScatter>)
     ->Apply(Sizes);
 BENCHMARK_CAPTURE(BM_Collective, local_all_reduce, CreateLocal,
-                  Collective::kAllReduce)
+                  Plain<Collective::kAllReduce>)
+    ->Apply(Sizes);
+BENCHMARK_CAPTURE(BM_Collective, shared_memory_all_gather, CreateSharedMemory,
+                  Plain<Collective::kAllGather>)
+    ->Apply(Sizes);
+BENCHMARK_CAPTURE(BM_Collective, shared_memory_reduce_scatter,
+                  CreateSharedMemory, Plain<Collective::kReduceScatter>)
+    ->Apply(Sizes);
+BENCHMARK_CAPTURE(BM_Collective, shared_memory_all_reduce, CreateSharedMemory,
+                  Plain<Collective::kAllReduce>)
+    ->Apply(Sizes);
+BENCHMARK_CAPTURE(BM_Collective, shared_memory_all_gather_in_place,
+                  CreateSharedMemory, Common<false>)
+    ->Apply(Sizes);
+BENCHMARK_CAPTURE(BM_Collective, shared_memory_all_gather_cast,
+                  CreateSharedMemory, Common<true>)
     ->Apply(Sizes);
 BENCHMARK_CAPTURE(BM_Collective, gloo_all_gather, CreateGloo,
-                  Collective::kAllGather)
+                  Plain<Collective::kAllGather>)
     ->Apply(Sizes);
 BENCHMARK_CAPTURE(BM_Collective, gloo_reduce_scatter, CreateGloo,
-                  Collective::kReduceScatter)
+                  Plain<Collective::kReduceScatter>)
     ->Apply(Sizes);
 BENCHMARK_CAPTURE(BM_Collective, gloo_all_reduce, CreateGloo,
-                  Collective::kAllReduce)
+                  Plain<Collective::kAllReduce>)
     ->Apply(Sizes);
 
 }  // namespace
