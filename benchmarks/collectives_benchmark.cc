@@ -151,11 +151,9 @@ class CommonExchange final : public Exchange {
 
   void ReadAll() const {
     const auto* words = static_cast<const uint64_t*>(whole_.const_data_ptr());
-    uint64_t sum[4] = {};
-    for (size_t i = 0; i + 4 <= whole_.nbytes() / 8; i += 4) {
-      for (int lane = 0; lane < 4; ++lane) sum[lane] += words[i + lane];
-    }
-    benchmark::DoNotOptimize(sum);
+    uint64_t any = 0;
+    for (size_t i = 0; i < whole_.nbytes() / 8; ++i) any |= words[i];
+    benchmark::DoNotOptimize(any);
   }
 
   Communicator* const comm_;

@@ -7,7 +7,9 @@
 #include <type_traits>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "base/check.h"
+#include "comm/float_sum.h"
 
 namespace fsdp::comm {
 namespace {
@@ -128,6 +130,15 @@ void DispatchFloating(at::ScalarType dtype, Fn fn) {
   }
 }
 
+absl::InlinedVector<const float*, 16> AsFloats(
+    absl::Span<const void* const> inputs) {
+  absl::InlinedVector<const float*, 16> floats;
+  for (const void* input : inputs) {
+    floats.push_back(static_cast<const float*>(input));
+  }
+  return floats;
+}
+
 template <typename T>
 void ReduceTyped(ReduceOp op, absl::Span<const void* const> inputs,
                  int64_t count, void* out) {
@@ -146,6 +157,10 @@ void ReduceTyped(ReduceOp op, absl::Span<const void* const> inputs,
 void Reduce(at::ScalarType dtype, ReduceOp op,
             absl::Span<const void* const> inputs, int64_t count, void* out) {
   FSDP_CHECK(!inputs.empty());
+  if (dtype == at::ScalarType::Float && op == ReduceOp::kSum) {
+    return SumFloats(AsFloats(inputs), count, 1, false,
+                     static_cast<float*>(out));
+  }
   switch (dtype) {
     case at::ScalarType::Float:
       return ReduceTyped<float>(op, inputs, count, out);
@@ -170,6 +185,10 @@ void SumScaled(at::ScalarType dtype, absl::Span<const void* const> inputs,
                int64_t count, double scale, bool accumulate,
                at::ScalarType out_dtype, void* out) {
   FSDP_CHECK(!inputs.empty());
+  if (dtype == at::ScalarType::Float && out_dtype == at::ScalarType::Float) {
+    return SumFloats(AsFloats(inputs), count, static_cast<float>(scale),
+                     accumulate, static_cast<float*>(out));
+  }
   DispatchFloating(dtype, [&](auto in_value) {
     DispatchFloating(out_dtype, [&](auto out_value) {
       using Out = decltype(out_value);
