@@ -37,11 +37,11 @@ flat_param::ParameterSpec Parameter(std::string name,
 
 // The model of examples/gpt, one unit per block and the root.
 struct GptShape {
-  int64_t layers = 8;
-  int64_t dim = 512;
-  int64_t vocab = 256;
-  int64_t seq = 256;
-  int64_t batch = 4;  // rows per rank and backward
+  int64_t layers = 32;
+  int64_t dim = 4096;
+  int64_t vocab = 32000;
+  int64_t seq = 2048;
+  int64_t batch = 1;  // rows per rank and backward
   // Blocks keep only their inputs and are computed again in backward.
   bool recompute = false;
 };
