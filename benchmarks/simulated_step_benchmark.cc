@@ -1,0 +1,239 @@
+// The simulator's predictions beside measured steps of a residual MLP. What a
+// step needs to know of this machine (compute of one unsharded rank, memory
+// and the communicator's collectives) is measured in turns with the steps that
+// are predicted from it. Times are the best of the iterations. Counters:
+// `predicted_ms`, `measured_ms`, and `predicted/measured`.
+//   ./bazelw run -c opt //benchmarks:simulated_step_benchmark
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/randn.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <string>
+#include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status_error.h"
+#include "benchmark/benchmark.h"
+#include "benchmarks/residual_mlp.h"
+#include "benchmarks/step_calibration.h"
+#include "comm/c10d_communicator.h"
+#include "comm/communicator.h"
+#include "comm/local_communicator.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "tools/simulator/cost_model.h"
+#include "tools/simulator/model_shape.h"
+#include "tools/simulator/scenario.h"
+#include "tools/simulator/step_simulator.h"
+
+namespace fsdp {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+Group MakeGroup(const std::string& backend, int ranks) {
+  Group group(ranks);
+  auto local = ValueOrThrow(comm::CreateLocalGroup(ranks));
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  OnAllRanks(ranks, [&](int rank) {
+    group[rank] =
+        backend == "local"
+            ? std::move(local[rank])
+            : ValueOrThrow(comm::CreateGlooCommunicator(store, rank, ranks));
+  });
+  return group;
+}
+
+// Sharded models of all ranks.
+class ShardedModels {
+ public:
+  ShardedModels(const Group& group, int64_t rows) : ranks_(group.size()) {
+    OnAllRanks(static_cast<int>(group.size()), [&](int rank) {
+      Options options;
+      options.wrap_policy = WrapModules<ResidualBlockImpl>();
+      Rank& own = ranks_[rank];
+      own.model = ValueOrThrow(FullyShard(std::make_shared<ResidualMlpImpl>(),
+                                          group[rank], options));
+      own.optimizer = std::make_unique<FusedAdamW>(own.model->Parameters());
+      own.x = at::randn({rows, ResidualMlpImpl::kDim});
+    });
+  }
+
+  // Of the second of two steps, on the rank that takes longest.
+  double Measure() {
+    std::vector<double> seconds(ranks_.size());
+    OnAllRanks(static_cast<int>(ranks_.size()), [&](int rank) {
+      Step(ranks_[rank]);
+      const absl::Time start = absl::Now();
+      Step(ranks_[rank]);
+      seconds[rank] = absl::ToDoubleSeconds(absl::Now() - start);
+    });
+    return *std::max_element(seconds.begin(), seconds.end());
+  }
+
+ private:
+  struct Rank {
+    FullyShardedDataParallel<ResidualMlpImpl> model{nullptr};
+    std::unique_ptr<FusedAdamW> optimizer;
+    at::Tensor x;
+  };
+
+  static void Step(Rank& rank) {
+    ThrowIfError(rank.model->Backward(
+        ReconstructionLoss(rank.model->forward(rank.x), rank.x)));
+    rank.optimizer->Step();
+  }
+
+  std::vector<Rank> ranks_;
+};
+
+void AddUnit(std::string name, int parent, const torch::nn::Module& module,
+             simulator::ModelShape& model) {
+  simulator::UnitShape& unit = model.units.emplace_back();
+  unit.name = std::move(name);
+  unit.parent = parent;
+  for (const auto& item : module.named_parameters()) {
+    unit.parameters.push_back(
+        simulator::Parameter(item.key(), item.value().sizes().vec()));
+  }
+}
+
+simulator::ModelShape Shape() {
+  ResidualMlpImpl net;
+  simulator::ModelShape model;
+  AddUnit("root", /*parent=*/-1, *net.head, model);
+  for (size_t i = 0; i < net.blocks->size(); ++i) {
+    AddUnit(absl::StrCat("blocks.", i), 0, *net.blocks[i], model);
+  }
+  return model;
+}
+
+// What a step on `ranks` ranks is predicted from; everything is the least of
+// what was measured.
+class Prediction {
+ public:
+  Prediction(const Group& group, bool overlap, int64_t rows)
+      : group_(group),
+        cores_(
+            std::max(1, static_cast<int>(std::thread::hardware_concurrency()))),
+        alone_(1, rows),
+        together_(cores_, rows) {
+    scenario_.model = Shape();
+    scenario_.sharding.ranks = ranks();
+    scenario_.costs.flops_per_second = kInfinity;
+    scenario_.costs.overlap = overlap;
+    for (simulator::UnitShape& unit : scenario_.model.units) {
+      unit.forward.seconds = unit.backward.seconds = kInfinity;
+    }
+  }
+
+  void Measure() {
+    const PlainSeconds alone = alone_.Measure();
+    for (size_t i = 0; i < alone.forward.size(); ++i) {
+      simulator::UnitShape& unit = scenario_.model.units[i];
+      unit.forward.seconds = std::min(unit.forward.seconds, alone.forward[i]);
+      unit.backward.seconds =
+          std::min(unit.backward.seconds, alone.backward[i]);
+    }
+    optimizer_alone_ = std::min(optimizer_alone_, alone.optimizer);
+    alone_seconds_ = std::min(alone_seconds_, alone.compute());
+    together_seconds_ =
+        std::min(together_seconds_, together_.Measure().compute());
+    copy_alone_ = std::max(copy_alone_, CopyBandwidth(1));
+    copy_together_ = std::max(copy_together_, CopyBandwidth(cores_));
+    if (ranks() == 1) return;
+    const CollectiveSeconds collectives =
+        MeasureCollectives(group_, kUnitBytes);
+    latency_ = std::min(latency_, collectives.latency);
+    gather_ = std::min(gather_, collectives.all_gather);
+    reduce_ = std::min(reduce_, collectives.reduce_scatter);
+  }
+
+  double Seconds() {
+    simulator::CostOptions& costs = scenario_.costs;
+    // Cores that slow each other down count for less than one.
+    costs.cores = cores_ * std::min(1.0, alone_seconds_ / together_seconds_);
+    costs.memory_bandwidth = copy_alone_;
+    costs.host_memory_bandwidth = cores_ * copy_together_;
+    costs.optimizer_bandwidth =
+        7.0 * sizeof(float) * scenario_.model.num_elements() / optimizer_alone_;
+    costs.levels = {Level()};
+    return ValueOrThrow(simulator::Simulate(scenario_)).seconds;
+  }
+
+ private:
+  static constexpr int64_t kUnitBytes =
+      8 * ResidualMlpImpl::kDim * ResidualMlpImpl::kDim * sizeof(float);
+
+  int ranks() const { return static_cast<int>(group_.size()); }
+
+  // That of the ring which takes as long as what was measured.
+  simulator::NetworkLevel Level() const {
+    simulator::NetworkLevel level;
+    level.bandwidth = kInfinity;
+    if (ranks() == 1) return level;
+    const double bytes = kUnitBytes / ranks() * (ranks() - 1);
+    level.latency = latency_ / (ranks() - 1);
+    level.bandwidth = bytes / std::max(1e-9, gather_ - latency_);
+    level.reduce_bandwidth = bytes / std::max(1e-9, reduce_ - latency_);
+    return level;
+  }
+
+  const Group& group_;
+  const int cores_;
+  PlainModels alone_, together_;
+  simulator::Scenario scenario_;
+  double optimizer_alone_ = kInfinity;
+  double alone_seconds_ = kInfinity;
+  double together_seconds_ = kInfinity;
+  double copy_alone_ = 0;
+  double copy_together_ = 0;
+  double latency_ = kInfinity;
+  double gather_ = kInfinity;
+  double reduce_ = kInfinity;
+};
+
+void BM_Step(benchmark::State& state, const std::string& backend) {
+  const int ranks = static_cast<int>(state.range(0));
+  const int64_t rows = state.range(1);
+  const Group group = MakeGroup(backend, ranks);
+  ShardedModels sharded(group, rows);
+  // Local ranks move data in the thread that calls; threads of a backend run
+  // beside compute where there are cores for them.
+  const bool overlap =
+      backend != "local" &&
+      2 * ranks <= static_cast<int>(std::thread::hardware_concurrency());
+  Prediction prediction(group, overlap, rows);
+  double measured = kInfinity;
+  for (auto _ : state) {
+    prediction.Measure();
+    const double seconds = sharded.Measure();
+    state.SetIterationTime(seconds);
+    measured = std::min(measured, seconds);
+  }
+  const double predicted = prediction.Seconds();
+  state.counters["predicted_ms"] = 1e3 * predicted;
+  state.counters["measured_ms"] = 1e3 * measured;
+  state.counters["predicted/measured"] = predicted / measured;
+}
+
+void Sizes(benchmark::internal::Benchmark* benchmark) {
+  benchmark->UseManualTime()->Unit(benchmark::kMillisecond);
+  benchmark->ArgNames({"ranks", "rows"});
+  for (int64_t rows : {16, 256}) {
+    for (int64_t ranks : {1, 2, 3, 4}) benchmark->Args({ranks, rows});
+  }
+}
+
+BENCHMARK_CAPTURE(BM_Step, local, std::string("local"))->Apply(Sizes);
+BENCHMARK_CAPTURE(BM_Step, gloo, std::string("gloo"))->Apply(Sizes);
+
+}  // namespace
+}  // namespace fsdp
