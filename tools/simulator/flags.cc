@@ -33,9 +33,9 @@ ABSL_FLAG(std::string, units, "",
           "needed, and the first unit is the root.");
 ABSL_FLAG(int64_t, layers, fsdp::simulator::GptShape().layers,
           "Blocks of the GPT, a unit each.");
-ABSL_FLAG(int64_t, dim, fsdp::simulator::GptShape().dim, "Its width.");
+ABSL_FLAG(int64_t, dim, fsdp::simulator::GptShape().dim, "Width of the GPT.");
 ABSL_FLAG(int64_t, vocab, fsdp::simulator::GptShape().vocab,
-          "Its different tokens.");
+          "Different tokens of the GPT.");
 ABSL_FLAG(int64_t, seq, fsdp::simulator::GptShape().seq, "Tokens per row.");
 ABSL_FLAG(int64_t, batch, fsdp::simulator::GptShape().batch,
           "Rows per rank and backward.");
@@ -50,13 +50,14 @@ ABSL_FLAG(int, shard_ranks, 0,
           "Ranks that hold one copy of the model together; the others hold "
           "copies of it (hybrid sharding). 0: all ranks.");
 ABSL_FLAG(bool, reshard_root, false,
-          "Free the root between forward and backward, too.");
+          "Free the root between forward and backward, as other units are.");
 ABSL_FLAG(int, backward_group, 0,
           "Keep, between forward and backward, what so many consecutive ranks "
           "need to gather among themselves. 0: the shard only.");
 ABSL_FLAG(bool, forward_prefetch, true,
           "Gather the next unit while one computes forward.");
-ABSL_FLAG(bool, backward_prefetch, true, "The same in backward.");
+ABSL_FLAG(bool, backward_prefetch, true,
+          "Gather the next unit while one computes backward.");
 ABSL_FLAG(int, max_gathered_units, 2,
           "Units gathered at a time besides the root, at most.");
 ABSL_FLAG(int, max_reduce_buffers, 2, "Reductions in flight, at most.");
@@ -67,18 +68,21 @@ ABSL_FLAG(int, backwards, 1,
 ABSL_FLAG(double, optimizer_state, 2,
           "Bytes of optimizer state per byte of parameters: 2 for Adam.");
 ABSL_FLAG(std::string, stored, "fp32",
-          "Parameters at rest: fp64, fp32, bf16, fp16 or fp8.");
-ABSL_FLAG(std::string, computed, "bf16", "Parameters while gathered.");
-ABSL_FLAG(std::string, reduced, "fp32", "Gradients while reduced.");
+          "Dtype of parameters at rest: fp64, fp32, bf16, fp16 or fp8.");
+ABSL_FLAG(std::string, computed, "bf16", "Dtype of parameters while gathered.");
+ABSL_FLAG(std::string, reduced, "fp32", "Dtype of gradients while reduced.");
 
 ABSL_FLAG(double, tflops, 400,
           "10^12 floating-point operations per second that a rank reaches.");
 ABSL_FLAG(double, memory_gbps, 2500,
           "10^9 bytes per second that a rank reads and writes, together.");
-ABSL_FLAG(double, host_memory_gbps, 0,
-          "The same of a host, whose ranks share it; 0: no limit.");
+ABSL_FLAG(
+    double, host_memory_gbps, 0,
+    "10^9 bytes per second that all ranks of a host read and write; 0: no "
+    "limit.");
 ABSL_FLAG(double, optimizer_gbps, 0,
-          "The same of a rank in its optimizer; 0: --memory_gbps.");
+          "10^9 bytes per second that a rank's optimizer reads and writes; 0: "
+          "--memory_gbps.");
 ABSL_FLAG(double, cores, 0,
           "Cores of a host, which its ranks share; 0: a device per rank.");
 ABSL_FLAG(double, threads, 1, "Cores that a rank computes on.");

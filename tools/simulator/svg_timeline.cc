@@ -36,7 +36,7 @@ const Style kStyles[] = {
     {SpanKind::kForward, 0, "#4e79a7", "#fff"},
     {SpanKind::kBackward, 0, "#254e77", "#fff"},
     {SpanKind::kWait, 0, "url(#wait)", "#8c1414"},
-    {SpanKind::kCopy, 1, "#b9b3ae", "#222"},
+    {SpanKind::kCopy, 1, "#8f8881", "#fff"},
     {SpanKind::kOptimizer, 1, "#8464a8", "#fff"},
     {SpanKind::kGather, 2, "#59a14f", "#fff"},
     {SpanKind::kReduce, 3, "#f0923a", "#222"},
