@@ -1,8 +1,8 @@
 // The simulator's predictions beside measured steps of a residual MLP. What a
 // step needs to know of this machine (compute of one unsharded rank, memory
 // and the communicator's collectives) is measured in turns with the steps that
-// are predicted from it. Times are the best of the iterations. Counters:
-// `predicted_ms`, `measured_ms`, and `predicted/measured`.
+// are predicted from it, so that both see the same noise. Counters, medians of
+// the iterations: `predicted_ms`, `measured_ms`, and `predicted/measured`.
 //   ./bazelw run -c opt //benchmarks:simulated_step_benchmark
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/randn.h>
@@ -115,8 +115,7 @@ simulator::ModelShape Shape() {
   return model;
 }
 
-// What a step on `ranks` ranks is predicted from; everything is the least of
-// what was measured.
+// Predicts steps on the ranks of a group.
 class Prediction {
  public:
   Prediction(const Group& group, bool overlap, int64_t rows)
@@ -129,42 +128,25 @@ class Prediction {
     scenario_.sharding.ranks = ranks();
     scenario_.costs.flops_per_second = kInfinity;
     scenario_.costs.overlap = overlap;
-    for (simulator::UnitShape& unit : scenario_.model.units) {
-      unit.forward.seconds = unit.backward.seconds = kInfinity;
-    }
   }
 
-  void Measure() {
+  // Measures what the costs are now. Returns the seconds of a step.
+  double Measure() {
     const PlainSeconds alone = alone_.Measure();
     for (size_t i = 0; i < alone.forward.size(); ++i) {
-      simulator::UnitShape& unit = scenario_.model.units[i];
-      unit.forward.seconds = std::min(unit.forward.seconds, alone.forward[i]);
-      unit.backward.seconds =
-          std::min(unit.backward.seconds, alone.backward[i]);
+      scenario_.model.units[i].forward.seconds = alone.forward[i];
+      scenario_.model.units[i].backward.seconds = alone.backward[i];
     }
-    optimizer_alone_ = std::min(optimizer_alone_, alone.optimizer);
-    alone_seconds_ = std::min(alone_seconds_, alone.compute());
-    together_seconds_ =
-        std::min(together_seconds_, together_.Measure().compute());
-    copy_alone_ = std::max(copy_alone_, CopyBandwidth(1));
-    copy_together_ = std::max(copy_together_, CopyBandwidth(cores_));
-    if (ranks() == 1) return;
-    const CollectiveSeconds collectives =
-        MeasureCollectives(group_, kUnitBytes);
-    latency_ = std::min(latency_, collectives.latency);
-    gather_ = std::min(gather_, collectives.all_gather);
-    reduce_ = std::min(reduce_, collectives.reduce_scatter);
-  }
-
-  double Seconds() {
     simulator::CostOptions& costs = scenario_.costs;
     // Cores that slow each other down count for less than one.
-    costs.cores = cores_ * std::min(1.0, alone_seconds_ / together_seconds_);
-    costs.memory_bandwidth = copy_alone_;
-    costs.host_memory_bandwidth = cores_ * copy_together_;
+    costs.cores =
+        cores_ * std::min(1.0, alone.compute() / together_.Measure().compute());
+    costs.memory_bandwidth = CopyBandwidth(1);
+    costs.host_memory_bandwidth = cores_ * CopyBandwidth(cores_);
+    // AdamW reads four numbers and writes three.
     costs.optimizer_bandwidth =
-        7.0 * sizeof(float) * scenario_.model.num_elements() / optimizer_alone_;
-    costs.levels = {Level()};
+        7.0 * sizeof(float) * scenario_.model.num_elements() / alone.optimizer;
+    costs.levels = {MeasureNetwork()};
     return ValueOrThrow(simulator::Simulate(scenario_)).seconds;
   }
 
@@ -174,15 +156,19 @@ class Prediction {
 
   int ranks() const { return static_cast<int>(group_.size()); }
 
-  // That of the ring which takes as long as what was measured.
-  simulator::NetworkLevel Level() const {
+  // The ring that takes as long as the collectives do.
+  simulator::NetworkLevel MeasureNetwork() const {
     simulator::NetworkLevel level;
     level.bandwidth = kInfinity;
     if (ranks() == 1) return level;
+    const CollectiveSeconds seconds = MeasureCollectives(group_, kUnitBytes);
     const double bytes = kUnitBytes / ranks() * (ranks() - 1);
-    level.latency = latency_ / (ranks() - 1);
-    level.bandwidth = bytes / std::max(1e-9, gather_ - latency_);
-    level.reduce_bandwidth = bytes / std::max(1e-9, reduce_ - latency_);
+    const auto bandwidth = [&](double of_unit) {
+      return bytes / std::max(1e-9, of_unit - seconds.latency);
+    };
+    level.latency = seconds.latency / (ranks() - 1);
+    level.bandwidth = bandwidth(seconds.all_gather);
+    level.reduce_bandwidth = bandwidth(seconds.reduce_scatter);
     return level;
   }
 
@@ -190,15 +176,13 @@ class Prediction {
   const int cores_;
   PlainModels alone_, together_;
   simulator::Scenario scenario_;
-  double optimizer_alone_ = kInfinity;
-  double alone_seconds_ = kInfinity;
-  double together_seconds_ = kInfinity;
-  double copy_alone_ = 0;
-  double copy_together_ = 0;
-  double latency_ = kInfinity;
-  double gather_ = kInfinity;
-  double reduce_ = kInfinity;
 };
+
+double Median(std::vector<double> numbers) {
+  const auto middle = numbers.begin() + numbers.size() / 2;
+  std::nth_element(numbers.begin(), middle, numbers.end());
+  return *middle;
+}
 
 void BM_Step(benchmark::State& state, const std::string& backend) {
   const int ranks = static_cast<int>(state.range(0));
@@ -211,17 +195,16 @@ void BM_Step(benchmark::State& state, const std::string& backend) {
       backend != "local" &&
       2 * ranks <= static_cast<int>(std::thread::hardware_concurrency());
   Prediction prediction(group, overlap, rows);
-  double measured = kInfinity;
+  std::vector<double> predicted, measured, ratios;
   for (auto _ : state) {
-    prediction.Measure();
-    const double seconds = sharded.Measure();
-    state.SetIterationTime(seconds);
-    measured = std::min(measured, seconds);
+    predicted.push_back(prediction.Measure());
+    measured.push_back(sharded.Measure());
+    ratios.push_back(predicted.back() / measured.back());
+    state.SetIterationTime(measured.back());
   }
-  const double predicted = prediction.Seconds();
-  state.counters["predicted_ms"] = 1e3 * predicted;
-  state.counters["measured_ms"] = 1e3 * measured;
-  state.counters["predicted/measured"] = predicted / measured;
+  state.counters["predicted_ms"] = 1e3 * Median(predicted);
+  state.counters["measured_ms"] = 1e3 * Median(measured);
+  state.counters["predicted/measured"] = Median(ratios);
 }
 
 void Sizes(benchmark::internal::Benchmark* benchmark) {
