@@ -4,17 +4,8 @@
 //   ./bazelw run -c opt //benchmarks:train_step_benchmark
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/_fused_adamw.h>
-#include <ATen/ops/gelu.h>
 #include <ATen/ops/randn.h>
-#include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
-#include <c10/core/GradMode.h>
-#include <torch/nn/module.h>
-#include <torch/nn/modules/container/modulelist.h>
-#include <torch/nn/modules/linear.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -28,6 +19,7 @@
 #include "absl/time/time.h"
 #include "base/status_error.h"
 #include "benchmark/benchmark.h"
+#include "benchmarks/residual_mlp.h"
 #include "comm/c10d_communicator.h"
 #include "comm/communicator.h"
 #include "comm/local_communicator.h"
@@ -38,74 +30,14 @@ namespace fsdp {
 namespace {
 
 constexpr int kRanks = 2;
-constexpr int64_t kDim = 512;
-constexpr int kBlocks = 8;  // 2.1 M parameters each
-
-class BlockImpl : public torch::nn::Module {
- public:
-  BlockImpl()
-      : fc(register_module("fc", torch::nn::Linear(kDim, 4 * kDim))),
-        out(register_module("out", torch::nn::Linear(4 * kDim, kDim))) {}
-  at::Tensor forward(const at::Tensor& x) {
-    return x + out->forward(at::gelu(fc->forward(x)));
-  }
-  torch::nn::Linear fc, out;
-};
-
-class NetImpl : public torch::nn::Module {
- public:
-  NetImpl()
-      : blocks(register_module("blocks", torch::nn::ModuleList())),
-        head(register_module("head", torch::nn::Linear(kDim, kDim))) {
-    for (int i = 0; i < kBlocks; ++i) {
-      blocks->push_back(std::make_shared<BlockImpl>());
-    }
-  }
-  at::Tensor forward(const at::Tensor& x) {
-    at::Tensor y = x;
-    for (const auto& block : *blocks) y = Forward(*block->as<BlockImpl>(), y);
-    return head->forward(y);
-  }
-  torch::nn::ModuleList blocks;
-  torch::nn::Linear head;
-};
-
-// Fused AdamW, the same for both sides.
-class AdamW {
- public:
-  explicit AdamW(std::vector<at::Tensor> parameters)
-      : parameters_(std::move(parameters)) {
-    for (const at::Tensor& p : parameters_) {
-      means_.push_back(at::zeros_like(p.detach()));
-      squares_.push_back(at::zeros_like(p.detach()));
-      steps_.push_back(at::zeros({}));
-    }
-  }
-  void Step() {
-    c10::NoGradGuard no_grad;
-    std::vector<at::Tensor> gradients;
-    for (size_t i = 0; i < parameters_.size(); ++i) {
-      gradients.push_back(parameters_[i].grad());
-      steps_[i].add_(1);
-    }
-    at::_fused_adamw_(parameters_, gradients, means_, squares_, {}, steps_,
-                      /*lr=*/3e-4, 0.9, 0.999, /*weight_decay=*/0.01, 1e-8,
-                      /*amsgrad=*/false, /*maximize=*/false);
-    for (at::Tensor& p : parameters_) p.mutable_grad().reset();
-  }
-
- private:
-  std::vector<at::Tensor> parameters_, means_, squares_, steps_;
-};
-
 using RankStep = std::function<void()>;
 
 RankStep PlainStep(int64_t rows) {
-  auto net = std::make_shared<NetImpl>();
-  auto optimizer = std::make_shared<AdamW>(net->parameters());
-  const at::Tensor x = at::randn({rows, kDim});
+  auto net = std::make_shared<ResidualMlpImpl>();
+  auto optimizer = std::make_shared<FusedAdamW>(net->parameters());
+  const at::Tensor x = at::randn({rows, ResidualMlpImpl::kDim});
   return [net, optimizer, x] {
-    (net->forward(x) - x).square().mean().backward();
+    ReconstructionLoss(net->forward(x), x).backward();
     optimizer->Step();
   };
 }
@@ -113,13 +45,13 @@ RankStep PlainStep(int64_t rows) {
 RankStep ShardedStep(std::shared_ptr<comm::Communicator> communicator,
                      int64_t rows) {
   Options options;
-  options.wrap_policy = WrapModules<BlockImpl>();
-  auto model = ValueOrThrow(FullyShard(std::make_shared<NetImpl>(),
+  options.wrap_policy = WrapModules<ResidualBlockImpl>();
+  auto model = ValueOrThrow(FullyShard(std::make_shared<ResidualMlpImpl>(),
                                        std::move(communicator), options));
-  auto optimizer = std::make_shared<AdamW>(model->Parameters());
-  const at::Tensor x = at::randn({rows, kDim});
+  auto optimizer = std::make_shared<FusedAdamW>(model->Parameters());
+  const at::Tensor x = at::randn({rows, ResidualMlpImpl::kDim});
   return [model, optimizer, x]() mutable {
-    ThrowIfError(model->Backward((model->forward(x) - x).square().mean()));
+    ThrowIfError(model->Backward(ReconstructionLoss(model->forward(x), x)));
     optimizer->Step();
   };
 }

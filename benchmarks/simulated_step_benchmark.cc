@@ -1,0 +1,222 @@
+// The simulator's predictions beside measured steps of a residual MLP. What a
+// step needs to know of this machine (compute of one unsharded rank, memory
+// and the communicator's collectives) is measured in turns with the steps that
+// are predicted from it, so that both see the same noise. Counters, medians of
+// the iterations: `predicted_ms`, `measured_ms`, and `predicted/measured`.
+//   ./bazelw run -c opt //benchmarks:simulated_step_benchmark
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/randn.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <string>
+#include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status_error.h"
+#include "benchmark/benchmark.h"
+#include "benchmarks/residual_mlp.h"
+#include "benchmarks/step_calibration.h"
+#include "comm/c10d_communicator.h"
+#include "comm/communicator.h"
+#include "comm/local_communicator.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "tools/simulator/cost_model.h"
+#include "tools/simulator/model_shape.h"
+#include "tools/simulator/scenario.h"
+#include "tools/simulator/step_simulator.h"
+
+namespace fsdp {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+Group MakeGroup(const std::string& backend, int ranks) {
+  Group group(ranks);
+  auto local = ValueOrThrow(comm::CreateLocalGroup(ranks));
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  OnAllRanks(ranks, [&](int rank) {
+    group[rank] =
+        backend == "local"
+            ? std::move(local[rank])
+            : ValueOrThrow(comm::CreateGlooCommunicator(store, rank, ranks));
+  });
+  return group;
+}
+
+// Sharded models of all ranks.
+class ShardedModels {
+ public:
+  ShardedModels(const Group& group, int64_t rows) : ranks_(group.size()) {
+    OnAllRanks(static_cast<int>(group.size()), [&](int rank) {
+      Options options;
+      options.wrap_policy = WrapModules<ResidualBlockImpl>();
+      Rank& own = ranks_[rank];
+      own.model = ValueOrThrow(FullyShard(std::make_shared<ResidualMlpImpl>(),
+                                          group[rank], options));
+      own.optimizer = std::make_unique<FusedAdamW>(own.model->Parameters());
+      own.x = at::randn({rows, ResidualMlpImpl::kDim});
+    });
+  }
+
+  // Of the second of two steps, on the rank that takes longest.
+  double Measure() {
+    std::vector<double> seconds(ranks_.size());
+    OnAllRanks(static_cast<int>(ranks_.size()), [&](int rank) {
+      Step(ranks_[rank]);
+      const absl::Time start = absl::Now();
+      Step(ranks_[rank]);
+      seconds[rank] = absl::ToDoubleSeconds(absl::Now() - start);
+    });
+    return *std::max_element(seconds.begin(), seconds.end());
+  }
+
+ private:
+  struct Rank {
+    FullyShardedDataParallel<ResidualMlpImpl> model{nullptr};
+    std::unique_ptr<FusedAdamW> optimizer;
+    at::Tensor x;
+  };
+
+  static void Step(Rank& rank) {
+    ThrowIfError(rank.model->Backward(
+        ReconstructionLoss(rank.model->forward(rank.x), rank.x)));
+    rank.optimizer->Step();
+  }
+
+  std::vector<Rank> ranks_;
+};
+
+void AddUnit(std::string name, int parent, const torch::nn::Module& module,
+             simulator::ModelShape& model) {
+  simulator::UnitShape& unit = model.units.emplace_back();
+  unit.name = std::move(name);
+  unit.parent = parent;
+  for (const auto& item : module.named_parameters()) {
+    unit.parameters.push_back(
+        simulator::Parameter(item.key(), item.value().sizes().vec()));
+  }
+}
+
+simulator::ModelShape Shape() {
+  ResidualMlpImpl net;
+  simulator::ModelShape model;
+  AddUnit("root", /*parent=*/-1, *net.head, model);
+  for (size_t i = 0; i < net.blocks->size(); ++i) {
+    AddUnit(absl::StrCat("blocks.", i), 0, *net.blocks[i], model);
+  }
+  return model;
+}
+
+// Predicts steps on the ranks of a group.
+class Prediction {
+ public:
+  Prediction(const Group& group, bool overlap, int64_t rows)
+      : group_(group),
+        cores_(
+            std::max(1, static_cast<int>(std::thread::hardware_concurrency()))),
+        alone_(1, rows),
+        together_(cores_, rows) {
+    scenario_.model = Shape();
+    scenario_.sharding.ranks = ranks();
+    scenario_.costs.flops_per_second = kInfinity;
+    scenario_.costs.overlap = overlap;
+  }
+
+  // Measures what the costs are now. Returns the seconds of a step.
+  double Measure() {
+    const PlainSeconds alone = alone_.Measure();
+    for (size_t i = 0; i < alone.forward.size(); ++i) {
+      scenario_.model.units[i].forward.seconds = alone.forward[i];
+      scenario_.model.units[i].backward.seconds = alone.backward[i];
+    }
+    simulator::CostOptions& costs = scenario_.costs;
+    // Cores that slow each other down count for less than one.
+    costs.cores =
+        cores_ * std::min(1.0, alone.compute() / together_.Measure().compute());
+    costs.memory_bandwidth = CopyBandwidth(1);
+    costs.host_memory_bandwidth = cores_ * CopyBandwidth(cores_);
+    // AdamW reads four numbers and writes three.
+    costs.optimizer_bandwidth =
+        7.0 * sizeof(float) * scenario_.model.num_elements() / alone.optimizer;
+    costs.levels = {MeasureNetwork()};
+    return ValueOrThrow(simulator::Simulate(scenario_)).seconds;
+  }
+
+ private:
+  static constexpr int64_t kUnitBytes =
+      8 * ResidualMlpImpl::kDim * ResidualMlpImpl::kDim * sizeof(float);
+
+  int ranks() const { return static_cast<int>(group_.size()); }
+
+  // The ring that takes as long as the collectives do.
+  simulator::NetworkLevel MeasureNetwork() const {
+    simulator::NetworkLevel level;
+    level.bandwidth = kInfinity;
+    if (ranks() == 1) return level;
+    const CollectiveSeconds seconds = MeasureCollectives(group_, kUnitBytes);
+    const double bytes = kUnitBytes / ranks() * (ranks() - 1);
+    const auto bandwidth = [&](double of_unit) {
+      return bytes / std::max(1e-9, of_unit - seconds.latency);
+    };
+    level.latency = seconds.latency / (ranks() - 1);
+    level.bandwidth = bandwidth(seconds.all_gather);
+    level.reduce_bandwidth = bandwidth(seconds.reduce_scatter);
+    return level;
+  }
+
+  const Group& group_;
+  const int cores_;
+  PlainModels alone_, together_;
+  simulator::Scenario scenario_;
+};
+
+double Median(std::vector<double> numbers) {
+  const auto middle = numbers.begin() + numbers.size() / 2;
+  std::nth_element(numbers.begin(), middle, numbers.end());
+  return *middle;
+}
+
+void BM_Step(benchmark::State& state, const std::string& backend) {
+  const int ranks = static_cast<int>(state.range(0));
+  const int64_t rows = state.range(1);
+  const Group group = MakeGroup(backend, ranks);
+  ShardedModels sharded(group, rows);
+  // Local ranks move data in the thread that calls; threads of a backend run
+  // beside compute where there are cores for them.
+  const bool overlap =
+      backend != "local" &&
+      2 * ranks <= static_cast<int>(std::thread::hardware_concurrency());
+  Prediction prediction(group, overlap, rows);
+  std::vector<double> predicted, measured, ratios;
+  for (auto _ : state) {
+    predicted.push_back(prediction.Measure());
+    measured.push_back(sharded.Measure());
+    ratios.push_back(predicted.back() / measured.back());
+    state.SetIterationTime(measured.back());
+  }
+  state.counters["predicted_ms"] = 1e3 * Median(predicted);
+  state.counters["measured_ms"] = 1e3 * Median(measured);
+  state.counters["predicted/measured"] = Median(ratios);
+}
+
+void Sizes(benchmark::internal::Benchmark* benchmark) {
+  benchmark->UseManualTime()->Unit(benchmark::kMillisecond);
+  benchmark->ArgNames({"ranks", "rows"});
+  for (int64_t rows : {16, 256}) {
+    for (int64_t ranks : {1, 2, 3, 4}) benchmark->Args({ranks, rows});
+  }
+}
+
+BENCHMARK_CAPTURE(BM_Step, local, std::string("local"))->Apply(Sizes);
+BENCHMARK_CAPTURE(BM_Step, gloo, std::string("gloo"))->Apply(Sizes);
+
+}  // namespace
+}  // namespace fsdp

@@ -1,0 +1,66 @@
+// Measures what a simulated step needs to know of this machine.
+#ifndef BENCHMARKS_STEP_CALIBRATION_H_
+#define BENCHMARKS_STEP_CALIBRATION_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "benchmarks/residual_mlp.h"
+#include "comm/communicator.h"
+
+namespace fsdp {
+
+using Group = std::vector<std::shared_ptr<comm::Communicator>>;
+
+// Runs `fn` for ranks 0 to `ranks` - 1, each in a thread that computes alone.
+void OnAllRanks(int ranks, const std::function<void(int)>& fn);
+
+// Seconds on one rank; units: the root, of head and loss, then the blocks.
+struct PlainSeconds {
+  std::vector<double> forward;
+  std::vector<double> backward;
+  double optimizer = 0;
+
+  double compute() const;
+};
+
+// Steps of unsharded models with nothing in common, one per thread, all at the
+// same time.
+class PlainModels {
+ public:
+  PlainModels(int threads, int64_t rows);
+
+  // Of the second of two steps, the mean over the threads.
+  PlainSeconds Measure();
+
+ private:
+  struct Model {
+    std::shared_ptr<ResidualMlpImpl> net;
+    std::shared_ptr<FusedAdamW> optimizer;
+    at::Tensor x;
+  };
+  static PlainSeconds Step(const Model& model);
+
+  std::vector<Model> models_;
+};
+
+// Bytes that a thread reads and writes per second while `threads` copy buffers
+// of the size of the model's units.
+double CopyBandwidth(int threads);
+
+struct CollectiveSeconds {
+  double latency = 0;  // of a few bytes
+  double all_gather = 0;
+  double reduce_scatter = 0;
+};
+
+// Of one of several collectives on buffers of `bytes` in all, in place.
+CollectiveSeconds MeasureCollectives(const Group& group, int64_t bytes);
+
+}  // namespace fsdp
+
+#endif  // BENCHMARKS_STEP_CALIBRATION_H_

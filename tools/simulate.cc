@@ -1,0 +1,116 @@
+// Predicts training steps without running them:
+//   ./bazelw run //tools:simulate -- --help
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/flags/usage.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+#include "tools/simulator/flags.h"
+#include "tools/simulator/model_shape.h"
+#include "tools/simulator/report.h"
+#include "tools/simulator/scenario.h"
+#include "tools/simulator/step_simulator.h"
+#include "tools/simulator/svg_timeline.h"
+
+namespace fsdp::simulator {
+namespace {
+
+constexpr char kUsage[] =
+    "predicts what a training step costs on each of several numbers of ranks: "
+    "its time, how much of it is spent waiting for communication, the bytes "
+    "every rank sends and the memory it needs.\n"
+    "The library's own schedule runs against a clock; what compute, memory and "
+    "network cost is said by flags. The defaults are a GPT with 6.7 billion "
+    "parameters on hosts of 8 accelerators.\n\n"
+    "  simulate --ranks=8,1024 --shard_ranks=8 --svg=step.svg\n"
+    "  simulate --units=measured.csv --ranks=4 --network=any:50us:1.2 "
+    "--computed=fp32 --cores=2";
+
+absl::StatusOr<ModelShape> LoadModel(const Settings& settings) {
+  if (settings.units.empty()) return MakeGpt(settings.gpt);
+  std::ifstream file(settings.units);
+  const std::string text((std::istreambuf_iterator<char>(file)),
+                         std::istreambuf_iterator<char>());
+  if (!file.is_open() || file.bad()) {
+    return absl::NotFoundError(
+        absl::StrCat("--units=", settings.units,
+                     ": the file cannot be read; is the path right?"));
+  }
+  return ParseUnits(text, settings.units);
+}
+
+absl::Status WriteFile(const std::string& path, const std::string& text) {
+  std::ofstream file(path);
+  file << text << std::flush;
+  if (file) return absl::OkStatus();
+  return absl::UnavailableError(
+      absl::StrCat("writing ", path,
+                   " failed: is there such a folder, with "
+                   "room and leave to write?"));
+}
+
+absl::StatusOr<ReportRow> SimulateRanks(Scenario scenario, int ranks) {
+  scenario.sharding.ranks = ranks;
+  absl::StatusOr<StepResult> step = Simulate(scenario);
+  if (!step.ok()) {
+    return absl::Status(
+        step.status().code(),
+        absl::StrCat("a step on ", ranks, " ranks: ", step.status().message()));
+  }
+  ReportRow row;
+  row.ranks = ranks;
+  const ShardingOptions& sharding = scenario.sharding;
+  if (sharding.strategy == Strategy::kReplicated) {
+    row.copies = ranks;
+  } else if (sharding.shard_ranks > 0) {
+    row.copies = ranks / sharding.shard_ranks;
+  }
+  row.step = *std::move(step);
+  return row;
+}
+
+absl::Status Run(int argc, char** argv) {
+  FSDP_ASSIGN_OR_RETURN(Settings settings, ParseFlags(argc, argv));
+  Scenario& scenario = settings.scenario;
+  FSDP_ASSIGN_OR_RETURN(scenario.model, LoadModel(settings));
+  std::vector<ReportRow> rows;
+  for (const int ranks : settings.ranks) {
+    FSDP_ASSIGN_OR_RETURN(rows.emplace_back(), SimulateRanks(scenario, ranks));
+  }
+  absl::PrintF("%d units, %.2f million parameters\n\n%s",
+               scenario.model.units.size(), scenario.model.num_elements() / 1e6,
+               StepTable(rows));
+  const ReportRow& last = rows.back();
+  if (settings.per_unit) {
+    absl::PrintF("\non %d ranks\n%s", last.ranks,
+                 UnitTable(scenario.model, last.step));
+  }
+  if (!settings.csv.empty()) {
+    FSDP_RETURN_IF_ERROR(WriteFile(settings.csv, StepCsv(rows)));
+  }
+  if (settings.svg.empty()) return absl::OkStatus();
+  const std::string title =
+      absl::StrCat("One step of ", scenario.model.units.size(), " units on ",
+                   last.ranks, last.ranks == 1 ? " rank" : " ranks");
+  return WriteFile(settings.svg,
+                   DrawTimeline(scenario.model, last.step, title));
+}
+
+}  // namespace
+}  // namespace fsdp::simulator
+
+int main(int argc, char** argv) {
+  absl::SetProgramUsageMessage(fsdp::simulator::kUsage);
+  const absl::Status status = fsdp::simulator::Run(argc, argv);
+  if (status.ok()) return 0;
+  absl::FPrintF(stderr, "simulate: %s\n", status.message());
+  return 1;
+}
