@@ -1,9 +1,11 @@
 #include "fsdp/fused_optimizer.h"
 
+#include <ATen/OpMathType.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/_fused_sgd.h>
+#include <c10/core/Device.h>
 #include <c10/core/GradMode.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
@@ -40,6 +42,10 @@ class AdamRule final : public FusedRule {
  public:
   explicit AdamRule(const FusedOptions& fused) : fused_(fused) {}
 
+  at::ScalarType KernelDtype(at::ScalarType dtype,
+                             at::Device /*device*/) const override {
+    return dtype;
+  }
   int NumSlots(const OptimizerOptions& options) const override {
     return static_cast<const Options&>(options).amsgrad() ? 3 : 2;
   }
@@ -80,6 +86,11 @@ class SgdRule final : public FusedRule {
  public:
   explicit SgdRule(const FusedOptions& fused) : fused_(fused) {}
 
+  // Torch's kernel leaves the whole vectors of halves on the CPU as they are.
+  at::ScalarType KernelDtype(at::ScalarType dtype,
+                             at::Device device) const override {
+    return device.is_cpu() ? at::toOpMathType(dtype) : dtype;
+  }
   int NumSlots(const OptimizerOptions& options) const override {
     return static_cast<const SGDOptions&>(options).momentum() == 0 ? 0 : 1;
   }

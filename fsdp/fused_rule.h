@@ -3,6 +3,7 @@
 #define FSDP_FUSED_RULE_H_
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 #include <c10/util/flat_hash_map.h>
 #include <torch/optim/optimizer.h>
 
@@ -30,6 +31,10 @@ class FusedRule {
 
   virtual ~FusedRule() = default;
 
+  // The dtype that the kernel has to be given for parameters of `dtype`: the
+  // same unless it cannot take that.
+  virtual at::ScalarType KernelDtype(at::ScalarType dtype,
+                                     at::Device device) const = 0;
   // How many tensors of a state the kernel takes. Without any, no states.
   virtual int NumSlots(const torch::optim::OptimizerOptions& options) const = 0;
   virtual std::unique_ptr<torch::optim::OptimizerParamState> NewState()

@@ -8,7 +8,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <utility>
 #include <vector>
 
 #include "absl/types/span.h"
@@ -44,17 +43,20 @@ bool FollowsInMemory(const at::Tensor& before, const at::Tensor& tensor) {
 
 bool FusedRuns::Part::operator==(const Part& other) const {
   return parameter == other.parameter && active == other.active &&
-         joins == other.joins && converted == other.converted &&
+         joins == other.joins && mixed == other.mixed &&
          step_class == other.step_class;
 }
 
-void FusedRuns::Begin(absl::Span<const FusedSlice> slices, int num_slots) {
+void FusedRuns::Begin(absl::Span<const FusedSlice> slices, int num_slots,
+                      bool convert_all) {
   // Views are for the kernels alone: autograd need not know of them.
   const at::AutoDispatchBelowADInplaceOrView untracked;
   slices_ = slices;
-  const bool same_slots = std::exchange(num_slots_, num_slots) == num_slots;
+  const bool same = num_slots == num_slots_ && convert_all == convert_all_;
+  num_slots_ = num_slots;
+  convert_all_ = convert_all;
   ReadParts();
-  if (!same_slots || new_parts_ != parts_) {
+  if (!same || new_parts_ != parts_) {
     parts_ = new_parts_;
     Rebuild();
   }
@@ -74,8 +76,7 @@ void FusedRuns::ReadParts() {
     if (!slice.gradient.defined() || slice.parameter.numel() == 0) continue;
     part.parameter = slice.parameter.const_data_ptr();
     part.active = true;
-    part.converted =
-        slice.gradient.scalar_type() != slice.parameter.scalar_type();
+    part.mixed = slice.gradient.scalar_type() != slice.parameter.scalar_type();
     part.step_class = StepClass(slice.step);
     part.joins = before != nullptr && Joins(*before, slice);
     before = &slice;
@@ -136,7 +137,8 @@ void FusedRuns::AddRun(size_t first, size_t last) {
   const int64_t vector = VectorNumel(parameter);
   const int64_t tail = parameter.is_cpu() ? numel % vector : 0;
   const int64_t whole = numel - tail;
-  const int64_t most = parts_[first].converted ? kConvertedNumel : whole;
+  const bool converted = convert_all_ || parts_[first].mixed;
+  const int64_t most = converted ? kConvertedNumel : whole;
   for (int64_t begin = 0; begin < whole; begin += most) {
     AddPiece(first, begin, std::min(most, whole - begin));
   }
@@ -198,7 +200,7 @@ void FusedRuns::CopyIn() {
     const int64_t row = staging_.size(1);
     std::memcpy(Bytes(staging_, tail.staged),
                 Bytes(slice.parameter, tail.begin), bytes);
-    if (parts_[tail.slice].converted) {
+    if (parts_[tail.slice].mixed) {
       Flat(staging_, row + tail.staged, tail.numel)
           .copy_(Flat(slice.gradient, tail.begin, tail.numel));
     } else {

@@ -47,13 +47,15 @@ struct FusedRun {
 // are collected in memory of their own and updated as whole vectors, too.
 class FusedRuns {
  public:
-  // Slices of another dtype than their parameter's are cut into runs of at most
-  // this many elements, so that their conversion needs little memory.
+  // Runs that have to be converted are at most this long, so that conversion
+  // needs little memory. They are those whose gradients have another dtype than
+  // their parameters, or all.
   static constexpr int64_t kConvertedNumel = int64_t{1} << 20;
 
   // `slices` are of one device and dtype, in the order of their addresses, the
   // same ones in every call, and stay until End().
-  void Begin(absl::Span<const FusedSlice> slices, int num_slots);
+  void Begin(absl::Span<const FusedSlice> slices, int num_slots,
+             bool convert_all);
   const std::vector<FusedRun>& runs() const { return runs_; }
   // After the kernels.
   void End();
@@ -62,10 +64,10 @@ class FusedRuns {
   // How a slice takes part. While these stay, so do runs.
   struct Part {
     const void* parameter = nullptr;
-    bool active = false;     // has elements and a gradient
-    bool joins = false;      // the run of the active slice before it
-    bool converted = false;  // the gradient's dtype is another
-    int step_class = 0;      // the same for equal steps
+    bool active = false;  // has elements and a gradient
+    bool joins = false;   // the run of the active slice before it
+    bool mixed = false;   // the gradient's dtype is another
+    int step_class = 0;   // the same for equal steps
     bool operator==(const Part& other) const;
   };
   // The end of a run, in elements of the slice it ends in.
@@ -87,6 +89,7 @@ class FusedRuns {
 
   absl::Span<const FusedSlice> slices_;  // between Begin() and End()
   int num_slots_ = 0;
+  bool convert_all_ = false;
   std::vector<Part> parts_;
   std::vector<Part> new_parts_;
   std::vector<int64_t> classes_;  // steps

@@ -29,10 +29,9 @@ namespace {
 using torch::optim::OptimizerOptions;
 using torch::optim::OptimizerParamGroup;
 
-void Append(const FusedRun& run, const at::Tensor& gradient,
-            const at::Tensor& step, FusedLists& lists) {
+void Append(const FusedRun& run, const at::Tensor& step, FusedLists& lists) {
   lists.parameters.push_back(run.parameter);
-  lists.gradients.push_back(gradient);
+  lists.gradients.push_back(run.gradient);
   for (int k = 0; k < kMaxFusedSlots; ++k) {
     if (run.slots[k].defined()) lists.slots[k].push_back(run.slots[k]);
   }
@@ -125,7 +124,7 @@ absl::Status FusedStepper::ArrangeGroup(size_t index,
     const at::Tensor& parameter = group.params()[i];
     FSDP_RETURN_IF_ERROR(
         Annotate(CheckFusedParameter(parameter),
-                 absl::StrCat("parameter ", i, " of group ", index)));
+                 absl::StrCat("stepping parameter ", i, " of group ", index)));
     const auto [entry, is_new] = storage_of.emplace(
         parameter.storage().unsafeGetStorageImpl(), storages.size());
     if (is_new) storages.push_back({BatchOf(index, parameter), {}});
@@ -176,15 +175,15 @@ void FusedStepper::StepBatch(Batch& batch, const OptimizerOptions& options,
                              OptimizerStates& states) {
   batch.steps_in_use = 0;
   const int num_slots = rule_->NumSlots(options);
+  const at::ScalarType dtype = rule_->KernelDtype(batch.dtype, batch.device);
   for (FusedStretch* stretch : batch.due) {
     stretch->Begin(*rule_, num_slots, states);
     for (const FusedRun& run : stretch->runs()) {
       const int64_t step = stretch->StepOf(run);
-      if (run.gradient.scalar_type() != batch.dtype) {
+      if (batch.dtype != dtype || run.gradient.scalar_type() != dtype) {
         CallConverted(batch, run, step, options);
       } else {
-        Append(run, run.gradient, StepNumber(batch, step),
-               lists_[step == 1 ? 1 : 0]);
+        Append(run, StepNumber(batch, step), lists_[step == 1 ? 1 : 0]);
       }
     }
   }
@@ -213,15 +212,37 @@ const at::Tensor& FusedStepper::StepNumber(Batch& batch, int64_t step) {
 void FusedStepper::CallConverted(Batch& batch, const FusedRun& run,
                                  int64_t step,
                                  const OptimizerOptions& options) {
-  const int64_t numel = run.gradient.numel();
-  if (!batch.converted.defined() || batch.converted.numel() < numel) {
-    batch.converted = at::empty({numel}, run.parameter.options());
+  const at::ScalarType dtype = rule_->KernelDtype(batch.dtype, batch.device);
+  const int64_t numel = run.parameter.numel();
+  const int64_t bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
+  const int64_t rows = batch.dtype == dtype ? 1 : 2 + rule_->NumSlots(options);
+  if (!batch.converted.defined() || batch.converted.size(0) < rows ||
+      batch.converted.size(1) < bytes) {
+    batch.converted = at::empty(
+        {rows, bytes}, at::TensorOptions(at::kByte).device(batch.device));
   }
-  const at::Tensor gradient = batch.converted.narrow(0, 0, numel);
-  gradient.copy_(run.gradient);
-  Append(run, gradient, StepNumber(batch, step), single_);
+  int64_t used = 0;
+  const auto convert = [&](const at::Tensor& tensor) {
+    if (!tensor.defined() || tensor.scalar_type() == dtype) return tensor;
+    return batch.converted.select(0, used++)
+        .narrow(0, 0, bytes)
+        .view(dtype)
+        .copy_(tensor);
+  };
+  FusedRun converted = run;
+  converted.parameter = convert(run.parameter);
+  converted.gradient = convert(run.gradient);
+  for (int k = 0; k < kMaxFusedSlots; ++k) {
+    converted.slots[k] = convert(run.slots[k]);
+  }
+  Append(converted, StepNumber(batch, step), single_);
   rule_->Call(single_, options, step == 1);
   Clear(single_);
+  if (dtype == batch.dtype) return;
+  run.parameter.copy_(converted.parameter);
+  for (int k = 0; k < kMaxFusedSlots; ++k) {
+    if (run.slots[k].defined()) run.slots[k].copy_(converted.slots[k]);
+  }
 }
 
 }  // namespace fsdp

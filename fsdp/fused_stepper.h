@@ -56,7 +56,7 @@ class FusedStepper {
     // Numbers of steps as tensors, those in use first.
     std::vector<std::pair<int64_t, at::Tensor>> steps;
     size_t steps_in_use = 0;
-    at::Tensor converted;  // memory for gradients of another dtype
+    at::Tensor converted;  // memory for a run in the kernel's dtype
   };
   // Where a parameter is.
   struct Place {

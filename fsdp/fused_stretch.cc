@@ -132,8 +132,9 @@ absl::Status FusedStretch::Check(const FusedRule& rule, int num_slots,
     if (!slices_[i].parameter.grad().defined()) continue;
     const absl::Status status = CheckMember(i, rule, num_slots, states);
     if (!status.ok()) {
-      return Annotate(status, absl::StrCat("parameter ", members_[i].place,
-                                           " of group ", group_));
+      return Annotate(status,
+                      absl::StrCat("stepping parameter ", members_[i].place,
+                                   " of group ", group_));
     }
   }
   return absl::OkStatus();
@@ -177,7 +178,10 @@ void FusedStretch::Begin(const FusedRule& rule, int num_slots,
     const FusedRule::Slots slots = rule.SlotsOf(*state);
     for (int k = 0; k < num_slots; ++k) TakeSlot(i, k, *slots[k]);
   }
-  runs_.Begin(slices_, num_slots);
+  const at::Tensor& any = slices_.front().parameter;
+  const at::ScalarType dtype = any.scalar_type();
+  runs_.Begin(slices_, num_slots,
+              rule.KernelDtype(dtype, any.device()) != dtype);
 }
 
 // Makes `held`, a state's tensor, the one of this memory.
