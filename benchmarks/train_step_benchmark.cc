@@ -4,12 +4,8 @@
 //   ./bazelw run -c opt //benchmarks:train_step_benchmark
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/randn.h>
-#include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
-#include <c10/core/GradMode.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/linear.h>
@@ -33,6 +29,7 @@
 #include "comm/local_communicator.h"
 #include "comm/recording_communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/fused_optimizer.h"
 
 namespace fsdp {
 namespace {
@@ -70,43 +67,16 @@ class NetImpl : public torch::nn::Module {
   torch::nn::Linear head;
 };
 
-// Fused AdamW, the same for both sides.
-class AdamW {
- public:
-  explicit AdamW(std::vector<at::Tensor> parameters)
-      : parameters_(std::move(parameters)) {
-    for (const at::Tensor& p : parameters_) {
-      means_.push_back(at::zeros_like(p.detach()));
-      squares_.push_back(at::zeros_like(p.detach()));
-      steps_.push_back(at::zeros({}));
-    }
-  }
-  void Step() {
-    c10::NoGradGuard no_grad;
-    std::vector<at::Tensor> gradients;
-    for (size_t i = 0; i < parameters_.size(); ++i) {
-      gradients.push_back(parameters_[i].grad());
-      steps_[i].add_(1);
-    }
-    at::_fused_adamw_(parameters_, gradients, means_, squares_, {}, steps_,
-                      /*lr=*/3e-4, 0.9, 0.999, /*weight_decay=*/0.01, 1e-8,
-                      /*amsgrad=*/false, /*maximize=*/false);
-    for (at::Tensor& p : parameters_) p.mutable_grad().reset();
-  }
-
- private:
-  std::vector<at::Tensor> parameters_, means_, squares_, steps_;
-};
-
 using RankStep = std::function<void()>;
 
 RankStep PlainStep(int64_t rows) {
   auto net = std::make_shared<NetImpl>();
-  auto optimizer = std::make_shared<AdamW>(net->parameters());
+  auto optimizer = std::make_shared<FusedAdamW>(net->parameters());
   const at::Tensor x = at::randn({rows, kDim});
   return [net, optimizer, x] {
     (net->forward(x) - x).square().mean().backward();
-    optimizer->Step();
+    optimizer->step();
+    optimizer->zero_grad();
   };
 }
 
@@ -116,11 +86,12 @@ RankStep ShardedStep(std::shared_ptr<comm::Communicator> communicator,
   options.wrap_policy = WrapModules<BlockImpl>();
   auto model = ValueOrThrow(FullyShard(std::make_shared<NetImpl>(),
                                        std::move(communicator), options));
-  auto optimizer = std::make_shared<AdamW>(model->Parameters());
+  auto optimizer = std::make_shared<FusedAdamW>(model->Parameters());
   const at::Tensor x = at::randn({rows, kDim});
   return [model, optimizer, x]() mutable {
     ThrowIfError(model->Backward((model->forward(x) - x).square().mean()));
-    optimizer->Step();
+    optimizer->step();
+    optimizer->zero_grad();
   };
 }
 
