@@ -52,13 +52,15 @@ void FusedRuns::Begin(absl::Span<const FusedSlice> slices, int num_slots,
   // Views are for the kernels alone: autograd need not know of them.
   const at::AutoDispatchBelowADInplaceOrView untracked;
   slices_ = slices;
-  const bool same = num_slots == num_slots_ && convert_all == convert_all_;
+  built_ = built_ && num_slots == num_slots_ && convert_all == convert_all_;
   num_slots_ = num_slots;
   convert_all_ = convert_all;
   ReadParts();
-  if (!same || new_parts_ != parts_) {
+  if (!built_ || new_parts_ != parts_) {
+    built_ = false;  // should there be no memory
     parts_ = new_parts_;
     Rebuild();
+    built_ = true;
   }
   for (size_t i = 0; i < whole_; ++i) {
     runs_[i].gradient = Flat(slices_[runs_[i].slice].gradient, offsets_[i],

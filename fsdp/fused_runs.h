@@ -90,6 +90,7 @@ class FusedRuns {
   absl::Span<const FusedSlice> slices_;  // between Begin() and End()
   int num_slots_ = 0;
   bool convert_all_ = false;
+  bool built_ = false;  // what is below is of parts_
   std::vector<Part> parts_;
   std::vector<Part> new_parts_;
   std::vector<int64_t> classes_;  // steps

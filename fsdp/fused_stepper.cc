@@ -173,6 +173,8 @@ absl::Status FusedStepper::StepDue(const Groups& groups,
 
 void FusedStepper::StepBatch(Batch& batch, const OptimizerOptions& options,
                              OptimizerStates& states) {
+  // Where an earlier step has thrown, for want of memory, something is left.
+  for (FusedLists* lists : {&lists_[0], &lists_[1], &single_}) Clear(*lists);
   batch.steps_in_use = 0;
   const int num_slots = rule_->NumSlots(options);
   const at::ScalarType dtype = rule_->KernelDtype(batch.dtype, batch.device);

@@ -161,11 +161,15 @@ absl::Status FusedStretch::CheckMember(size_t i, const FusedRule& rule,
 
 void FusedStretch::Begin(const FusedRule& rule, int num_slots,
                          OptimizerStates& states) {
-  for (FusedSlice& slice : slices_) {
+  num_slots_ = num_slots;
+  for (size_t i = 0; i < slices_.size(); ++i) {
+    // Everything anew: an earlier step may have run out of memory.
+    FusedSlice& slice = slices_[i];
     const at::Tensor& gradient = slice.parameter.grad();
-    if (!gradient.defined()) continue;
-    slice.gradient = InOrderOf(slice.parameter, gradient);
+    slice.gradient = gradient.defined() ? InOrderOf(slice.parameter, gradient)
+                                        : at::Tensor();
     slice.step = 1;
+    members_[i].state = nullptr;
   }
   for (size_t i = 0; i < slices_.size() && num_slots > 0; ++i) {
     FusedSlice& slice = slices_[i];
@@ -184,18 +188,18 @@ void FusedStretch::Begin(const FusedRule& rule, int num_slots,
               rule.KernelDtype(dtype, any.device()) != dtype);
 }
 
-// Makes `held`, a state's tensor, the one of this memory.
-void FusedStretch::TakeSlot(size_t i, int k, at::Tensor& held) {
+// Takes the values of `held`, a state's tensor, which becomes the slot in
+// End(): until then an undefined one tells that the first step is still to
+// come.
+void FusedStretch::TakeSlot(size_t i, int k, const at::Tensor& held) {
   at::Tensor& own = slices_[i].slots[k];
   bool& used = members_[i].used[k];
   if (!own.defined()) AllocateSlot(k);
-  if (!held.is_same(own)) {
-    if (held.defined()) {
-      own.copy_(held);
-    } else if (used) {
-      own.zero_();
-    }
-    held = own;
+  if (held.is_same(own)) return;
+  if (held.defined()) {
+    own.copy_(held);
+  } else if (used) {
+    own.zero_();
   }
   used = true;
 }
@@ -221,9 +225,15 @@ void FusedStretch::End(const FusedRule& rule) {
   runs_.End();
   for (size_t i = 0; i < slices_.size(); ++i) {
     slices_[i].gradient.reset();
-    OptimizerParamState*& state = members_[i].state;
-    if (state != nullptr) rule.SetStep(*state, slices_[i].step);
-    state = nullptr;
+    OptimizerParamState* const state = members_[i].state;
+    if (state == nullptr) continue;
+    rule.SetStep(*state, slices_[i].step);
+    const FusedRule::Slots slots = rule.SlotsOf(*state);
+    for (int k = 0; k < num_slots_; ++k) {
+      if (!slots[k]->is_same(slices_[i].slots[k])) {
+        *slots[k] = slices_[i].slots[k];
+      }
+    }
   }
 }
 

@@ -54,12 +54,13 @@ class FusedStretch {
 
   absl::Status CheckMember(size_t i, const FusedRule& rule, int num_slots,
                            const OptimizerStates& states) const;
-  void TakeSlot(size_t i, int k, at::Tensor& held);
+  void TakeSlot(size_t i, int k, const at::Tensor& held);
   void AllocateSlot(int k);
 
   size_t group_;
   std::vector<FusedSlice> slices_;  // in the order of their addresses
   std::vector<Member> members_;
+  int num_slots_ = 0;  // of the last Begin()
   FusedRuns runs_;
 };
 
