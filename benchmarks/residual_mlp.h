@@ -1,4 +1,4 @@
-// The model of the benchmarks of training steps, and its optimizer.
+// The model of the benchmarks of training steps.
 #ifndef BENCHMARKS_RESIDUAL_MLP_H_
 #define BENCHMARKS_RESIDUAL_MLP_H_
 
@@ -8,7 +8,6 @@
 #include <torch/nn/modules/linear.h>
 
 #include <cstdint>
-#include <vector>
 
 namespace fsdp {
 
@@ -36,16 +35,6 @@ class ResidualMlpImpl : public torch::nn::Module {
 };
 
 at::Tensor ReconstructionLoss(const at::Tensor& output, const at::Tensor& x);
-
-// Fused AdamW over the tensors given; Step() drops their gradients.
-class FusedAdamW {
- public:
-  explicit FusedAdamW(std::vector<at::Tensor> parameters);
-  void Step();
-
- private:
-  std::vector<at::Tensor> parameters_, means_, squares_, steps_;
-};
 
 }  // namespace fsdp
 

@@ -28,6 +28,7 @@
 #include "comm/communicator.h"
 #include "comm/local_communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/fused_optimizer.h"
 #include "tools/simulator/cost_model.h"
 #include "tools/simulator/model_shape.h"
 #include "tools/simulator/scenario.h"
@@ -88,7 +89,8 @@ class ShardedModels {
   static void Step(Rank& rank) {
     ThrowIfError(rank.model->Backward(
         ReconstructionLoss(rank.model->forward(rank.x), rank.x)));
-    rank.optimizer->Step();
+    rank.optimizer->step();
+    rank.optimizer->zero_grad();
   }
 
   std::vector<Rank> ranks_;

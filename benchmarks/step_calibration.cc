@@ -107,7 +107,10 @@ PlainSeconds PlainModels::Step(const Model& model) {
     inputs.pop_back();
     outputs.pop_back();
   }
-  seconds.optimizer = Seconds([&] { model.optimizer->Step(); });
+  seconds.optimizer = Seconds([&] {
+    model.optimizer->step();
+    model.optimizer->zero_grad();
+  });
   return seconds;
 }
 

@@ -11,6 +11,7 @@
 
 #include "benchmarks/residual_mlp.h"
 #include "comm/communicator.h"
+#include "fsdp/fused_optimizer.h"
 
 namespace fsdp {
 

@@ -25,6 +25,7 @@
 #include "comm/local_communicator.h"
 #include "comm/recording_communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/fused_optimizer.h"
 
 namespace fsdp {
 namespace {
@@ -38,7 +39,8 @@ RankStep PlainStep(int64_t rows) {
   const at::Tensor x = at::randn({rows, ResidualMlpImpl::kDim});
   return [net, optimizer, x] {
     ReconstructionLoss(net->forward(x), x).backward();
-    optimizer->Step();
+    optimizer->step();
+    optimizer->zero_grad();
   };
 }
 
@@ -52,7 +54,8 @@ RankStep ShardedStep(std::shared_ptr<comm::Communicator> communicator,
   const at::Tensor x = at::randn({rows, ResidualMlpImpl::kDim});
   return [model, optimizer, x]() mutable {
     ThrowIfError(model->Backward(ReconstructionLoss(model->forward(x), x)));
-    optimizer->Step();
+    optimizer->step();
+    optimizer->zero_grad();
   };
 }
 

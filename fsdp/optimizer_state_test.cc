@@ -27,6 +27,7 @@
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/fused_optimizer.h"
 #include "fsdp/parameter_pieces.h"
 #include "fsdp/testing/toy_model.h"
 #include "gmock/gmock.h"
@@ -100,6 +101,10 @@ std::vector<Kind> Kinds() {
       KindOf<RMSprop>("RMSprop",
                       RMSpropOptions(0.01).momentum(0.9).centered(true),
                       RMSpropOptions(0.02)),
+      KindOf<FusedAdamW>("FusedAdamW", AdamWOptions(0.01).amsgrad(true),
+                         AdamWOptions(0.02).weight_decay(0)),
+      KindOf<FusedSGD>("FusedSGD", SGDOptions(0.1).momentum(0.9),
+                       SGDOptions(0.05).momentum(0.5)),
   };
 }
 

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/tensor.h>
 #include <c10/core/GradMode.h>
+#include <torch/optim/adamw.h>
 
 #include <memory>
 #include <utility>
@@ -14,8 +15,8 @@
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/work.h"
-#include "examples/gpt/fused_adamw.h"
 #include "examples/gpt/model.h"
+#include "fsdp/fused_optimizer.h"
 
 namespace gpt {
 namespace {
@@ -39,15 +40,15 @@ absl::StatusOr<std::vector<double>> SumOverRanks(
 
 // Forward, backward, and the optimizer's step; returns this rank's loss.
 absl::StatusOr<double> TrainStep(const Batch& batch, TrainableModel& model,
-                                 FusedAdamW& optimizer) {
+                                 fsdp::FusedAdamW& optimizer) {
   at::Tensor loss;
   FSDP_RETURN_IF_ERROR(fsdp::TorchToStatus("forward", [&] {
     loss = NextTokenLoss(model.Forward(batch.inputs), batch.targets);
   }));
   FSDP_RETURN_IF_ERROR(model.Backward(loss));
   FSDP_RETURN_IF_ERROR(fsdp::TorchToStatus("optimizer", [&] {
-    optimizer.Step();
-    optimizer.ZeroGrad();
+    optimizer.step();
+    optimizer.zero_grad();
   }));
   return loss.item<double>();
 }
@@ -57,9 +58,8 @@ absl::StatusOr<double> TrainStep(const Batch& batch, TrainableModel& model,
 absl::StatusOr<TrainingResult> Train(const TrainerOptions& options,
                                      TrainableModel& model, BatchSource& data,
                                      Communicator& communicator) {
-  AdamWOptions adamw;
-  adamw.lr = options.lr;
-  FusedAdamW optimizer(model.OptimizerParameters(), adamw);
+  fsdp::FusedAdamW optimizer(model.OptimizerParameters(),
+                             torch::optim::AdamWOptions(options.lr));
   TrainingResult result;
   const int64_t last_step = options.warmup + options.steps;
   for (int64_t step = 1; step <= last_step && !result.stopped; ++step) {

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "examples/gpt/count_data.h"
-#include "examples/gpt/fused_adamw.h"
 #include "examples/gpt/model.h"
+#include "fsdp/fused_optimizer.h"
 
 namespace gpt::testing {
 namespace {
@@ -28,9 +28,8 @@ Batch NextOfAll(std::vector<CountData>& streams) {
 std::vector<double> PlainLosses(const PlainTraining& training) {
   Gpt model(training.model);
   InitializeParameters(*model, training.seed);
-  AdamWOptions fused_options;
-  fused_options.lr = training.lr;
-  FusedAdamW fused(model->parameters(), fused_options);
+  fsdp::FusedAdamW fused(model->parameters(),
+                         torch::optim::AdamWOptions(training.lr));
   torch::optim::AdamW reference(model->parameters(),
                                 torch::optim::AdamWOptions(training.lr));
   std::vector<CountData> streams;
@@ -44,7 +43,7 @@ std::vector<double> PlainLosses(const PlainTraining& training) {
         NextTokenLoss(model->forward(batch.inputs), batch.targets);
     loss.backward();
     if (training.optimizer == Optimizer::kFused) {
-      fused.Step();
+      fused.step();
     } else {
       reference.step();
     }

@@ -1,0 +1,164 @@
+// One step of AdamW over shards: 25 M parameters, cut into slices of one
+// tensor, with their gradients in another.
+//   ./bazelw run -c opt //benchmarks:optimizer_benchmark
+//
+// Arguments: slices, threads. Counters: GB/s with 28 bytes per element
+// (parameter and both averages are read and written, the gradient is read), and
+// its ratio to the GB/s of a[i] += b[i] over arrays of this size, which
+// alternates with the steps so that both see the same noise.
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
+#include <torch/optim/adamw.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "benchmark/benchmark.h"
+#include "fsdp/fused_optimizer.h"
+
+namespace fsdp {
+namespace {
+
+constexpr int64_t kNumel = 25'000'000;
+constexpr int64_t kBytesPerElement = 28;
+constexpr int64_t kBytesPerElementOfSum = 12;
+
+// Where slices begin: next to each other, or at multiples of four elements as
+// in a flat shard of parameters of odd sizes.
+enum Layout { kNeighbours, kGaps };
+
+struct Slices {
+  Slices(int64_t count, Layout layout) {
+    const at::Tensor values = at::randn({kNumel});
+    const at::Tensor gradients = at::randn({kNumel});
+    const int64_t pitch = kNumel / count / 4 * 4;
+    const int64_t size = layout == kGaps ? pitch - 1 : pitch;
+    for (int64_t i = 0; i < count; ++i) {
+      leaves.push_back(
+          values.narrow(0, i * pitch, size).detach().requires_grad_());
+      leaves.back().mutable_grad() =
+          gradients.narrow(0, i * pitch, size).detach();
+      numel += size;
+    }
+  }
+
+  std::vector<at::Tensor> leaves;
+  int64_t numel = 0;
+};
+
+using Step = std::function<void()>;
+
+Step Fused(const Slices& slices) {
+  auto optimizer = std::make_shared<FusedAdamW>(slices.leaves);
+  return [optimizer] { optimizer->step(); };
+}
+
+Step Torch(const Slices& slices) {
+  auto optimizer = std::make_shared<torch::optim::AdamW>(slices.leaves);
+  return [optimizer] { optimizer->step(); };
+}
+
+// The kernel, given every slice by itself.
+Step KernelPerSlice(const Slices& slices) {
+  std::vector<at::Tensor> gradients, means, squares, steps;
+  for (const at::Tensor& leaf : slices.leaves) {
+    gradients.push_back(leaf.grad());
+    means.push_back(at::zeros_like(leaf.detach()));
+    squares.push_back(at::zeros_like(leaf.detach()));
+    steps.push_back(at::zeros({}));
+  }
+  return [=, leaves = slices.leaves]() mutable {
+    const c10::NoGradGuard no_grad;
+    for (at::Tensor& step : steps) step.add_(1);
+    at::_fused_adamw_(leaves, gradients, means, squares, {}, steps, 1e-3, 0.9,
+                      0.999, 1e-2, 1e-8, false, false);
+  };
+}
+
+double Seconds(const Step& step) {
+  const absl::Time begin = absl::Now();
+  step();
+  return absl::ToDoubleSeconds(absl::Now() - begin);
+}
+
+double Median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + values.size() / 2,
+                   values.end());
+  return values[values.size() / 2];
+}
+
+void BM_AdamW(benchmark::State& state, Step (*make)(const Slices&),
+              Layout layout) {
+  const int threads = at::get_num_threads();
+  at::set_num_threads(static_cast<int>(state.range(1)));
+  const Slices slices(state.range(0), layout);
+  const Step step = make(slices);
+  const at::Tensor sum = at::zeros({slices.numel});
+  const at::Tensor addend = at::zeros({slices.numel});
+  step();
+  sum.add_(addend);
+  std::vector<double> step_seconds, sum_seconds;
+  for (auto _ : state) {
+    step_seconds.push_back(Seconds(step));
+    state.SetIterationTime(step_seconds.back());
+    sum_seconds.push_back(Seconds([&] { sum.add_(addend); }));
+  }
+  const double speed =
+      slices.numel * kBytesPerElement / 1e9 / Median(step_seconds);
+  const double bound =
+      slices.numel * kBytesPerElementOfSum / 1e9 / Median(sum_seconds);
+  state.counters["GB/s"] = speed;
+  state.counters["of_memory"] = speed / bound;
+  at::set_num_threads(threads);
+}
+
+#define ADAMW(name, make, layout)                    \
+  BENCHMARK_CAPTURE(BM_AdamW, name, &(make), layout) \
+      ->ArgsProduct({{100, 2000}, {1, 2}})           \
+      ->UseManualTime()                              \
+      ->Unit(benchmark::kMillisecond)
+
+ADAMW(fused, Fused, kNeighbours);
+ADAMW(fused_with_gaps, Fused, kGaps);
+ADAMW(kernel_per_slice, KernelPerSlice, kNeighbours);
+ADAMW(kernel_per_slice_with_gaps, KernelPerSlice, kGaps);
+ADAMW(torch, Torch, kNeighbours);
+
+// What a step costs on the host besides the kernel: slices of 16 elements.
+void BM_HostCost(benchmark::State& state) {
+  const int threads = at::get_num_threads();
+  at::set_num_threads(1);
+  const int64_t count = state.range(0);
+  const at::Tensor values = at::randn({16 * count});
+  const at::Tensor gradients = at::randn({16 * count});
+  std::vector<at::Tensor> leaves;
+  for (int64_t i = 0; i < count; ++i) {
+    leaves.push_back(values.narrow(0, 16 * i, 16).detach().requires_grad_());
+    leaves.back().mutable_grad() = gradients.narrow(0, 16 * i, 16).detach();
+  }
+  FusedAdamW optimizer(leaves);
+  for (auto _ : state) optimizer.step();
+  at::set_num_threads(threads);
+  state.counters["per_slice"] = benchmark::Counter(
+      static_cast<double>(state.iterations() * count),
+      benchmark::Counter::kIsRate | benchmark::Counter::kInvert);
+}
+BENCHMARK(BM_HostCost)
+    ->Arg(1)
+    ->Arg(100)
+    ->Arg(1000)
+    ->Unit(benchmark::kMicrosecond);
+
+}  // namespace
+}  // namespace fsdp

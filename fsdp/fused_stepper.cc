@@ -1,0 +1,250 @@
+#include "fsdp/fused_stepper.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <torch/optim/optimizer.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+#include "fsdp/fused_rule.h"
+#include "fsdp/fused_runs.h"
+#include "fsdp/fused_stretch.h"
+#include "fsdp/sharded_model.h"
+
+namespace fsdp {
+namespace {
+
+using torch::optim::OptimizerOptions;
+using torch::optim::OptimizerParamGroup;
+
+void Append(const FusedRun& run, const at::Tensor& step, FusedLists& lists) {
+  lists.parameters.push_back(run.parameter);
+  lists.gradients.push_back(run.gradient);
+  for (int k = 0; k < kMaxFusedSlots; ++k) {
+    if (run.slots[k].defined()) lists.slots[k].push_back(run.slots[k]);
+  }
+  lists.steps.push_back(step);
+}
+
+// Keeps the vectors' memory, not the tensors.
+void Clear(FusedLists& lists) {
+  lists.parameters.clear();
+  lists.gradients.clear();
+  for (std::vector<at::Tensor>& tensors : lists.slots) tensors.clear();
+  lists.steps.clear();
+}
+
+}  // namespace
+
+absl::Status FusedStepper::Step(const Groups& groups, OptimizerStates& states) {
+  FSDP_RETURN_IF_ERROR(Arrange(groups));
+  for (Batch& batch : batches_) {
+    batch.due.clear();
+    for (FusedStretch& stretch : batch.stretches) {
+      if (stretch.HasGradient()) batch.due.push_back(&stretch);
+    }
+  }
+  return StepDue(groups, states);
+}
+
+absl::Status FusedStepper::StepShards(absl::Span<const NamedShard> shards,
+                                      const Groups& groups,
+                                      OptimizerStates& states) {
+  FSDP_RETURN_IF_ERROR(Arrange(groups));
+  for (Batch& batch : batches_) batch.due.clear();
+  for (const NamedShard& named : shards) {
+    const auto place = places_.find(named.shard.unsafeGetTensorImpl());
+    if (place == places_.end() || !named.shard.grad().defined()) continue;
+    Batch& batch = batches_[place->second.batch];
+    FusedStretch* stretch = &batch.stretches[place->second.stretch];
+    // Shards of one stretch come one after the other.
+    if (std::find(batch.due.rbegin(), batch.due.rend(), stretch) ==
+        batch.due.rend()) {
+      batch.due.push_back(stretch);
+    }
+  }
+  FSDP_RETURN_IF_ERROR(StepDue(groups, states));
+  for (const NamedShard& named : shards) {
+    const bool ours = places_.count(named.shard.unsafeGetTensorImpl()) > 0;
+    if (ours) named.shard.mutable_grad().reset();
+  }
+  return absl::OkStatus();
+}
+
+bool FusedStepper::IsArranged(const Groups& groups) const {
+  size_t next = 0;
+  for (const OptimizerParamGroup& group : groups) {
+    if (arranged_.size() - next < group.params().size() + 1) return false;
+    for (const at::Tensor& parameter : group.params()) {
+      if (arranged_[next++] != parameter.unsafeGetTensorImpl()) return false;
+    }
+    if (arranged_[next++] != nullptr) return false;
+  }
+  return next == arranged_.size();
+}
+
+absl::Status FusedStepper::Arrange(const Groups& groups) {
+  if (IsArranged(groups)) return absl::OkStatus();
+  arranged_.clear();
+  batches_.clear();
+  places_.clear();
+  for (size_t i = 0; i < groups.size(); ++i) {
+    FSDP_RETURN_IF_ERROR(ArrangeGroup(i, groups[i]));
+  }
+  for (const OptimizerParamGroup& group : groups) {
+    for (const at::Tensor& parameter : group.params()) {
+      arranged_.push_back(parameter.unsafeGetTensorImpl());
+    }
+    arranged_.push_back(nullptr);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FusedStepper::ArrangeGroup(size_t index,
+                                        const OptimizerParamGroup& group) {
+  struct Storage {
+    size_t batch;
+    std::vector<std::pair<size_t, at::Tensor>> parameters;
+  };
+  std::vector<Storage> storages;
+  std::unordered_map<const void*, size_t> storage_of;
+  for (size_t i = 0; i < group.params().size(); ++i) {
+    const at::Tensor& parameter = group.params()[i];
+    FSDP_RETURN_IF_ERROR(
+        Annotate(CheckFusedParameter(parameter),
+                 absl::StrCat("stepping parameter ", i, " of group ", index)));
+    const auto [entry, is_new] = storage_of.emplace(
+        parameter.storage().unsafeGetStorageImpl(), storages.size());
+    if (is_new) storages.push_back({BatchOf(index, parameter), {}});
+    storages[entry->second].parameters.emplace_back(i, parameter);
+  }
+  for (Storage& storage : storages) {
+    std::vector<FusedStretch>& stretches = batches_[storage.batch].stretches;
+    for (const auto& [i, parameter] : storage.parameters) {
+      places_[parameter.unsafeGetTensorImpl()] = {storage.batch,
+                                                  stretches.size()};
+    }
+    stretches.emplace_back(index, std::move(storage.parameters));
+  }
+  return absl::OkStatus();
+}
+
+size_t FusedStepper::BatchOf(size_t group, const at::Tensor& parameter) {
+  const at::Device device = parameter.device();
+  const at::ScalarType dtype = parameter.scalar_type();
+  for (size_t i = 0; i < batches_.size(); ++i) {
+    const Batch& batch = batches_[i];
+    if (batch.group == group && batch.device == device &&
+        batch.dtype == dtype) {
+      return i;
+    }
+  }
+  batches_.push_back(Batch{group, device, dtype, {}, {}, {}, 0, {}});
+  return batches_.size() - 1;
+}
+
+absl::Status FusedStepper::StepDue(const Groups& groups,
+                                   OptimizerStates& states) {
+  const c10::NoGradGuard no_grad;
+  for (const Batch& batch : batches_) {
+    for (const FusedStretch* stretch : batch.due) {
+      FSDP_RETURN_IF_ERROR(stretch->Check(
+          *rule_, rule_->NumSlots(groups[batch.group].options()), states));
+    }
+  }
+  for (Batch& batch : batches_) {
+    if (batch.due.empty()) continue;
+    StepBatch(batch, groups[batch.group].options(), states);
+  }
+  return absl::OkStatus();
+}
+
+void FusedStepper::StepBatch(Batch& batch, const OptimizerOptions& options,
+                             OptimizerStates& states) {
+  // Where an earlier step has thrown, for want of memory, something is left.
+  for (FusedLists* lists : {&lists_[0], &lists_[1], &single_}) Clear(*lists);
+  batch.steps_in_use = 0;
+  const int num_slots = rule_->NumSlots(options);
+  const at::ScalarType dtype = rule_->KernelDtype(batch.dtype, batch.device);
+  for (FusedStretch* stretch : batch.due) {
+    stretch->Begin(*rule_, num_slots, states);
+    for (const FusedRun& run : stretch->runs()) {
+      const int64_t step = stretch->StepOf(run);
+      if (batch.dtype != dtype || run.gradient.scalar_type() != dtype) {
+        CallConverted(batch, run, step, options);
+      } else {
+        Append(run, StepNumber(batch, step), lists_[step == 1 ? 1 : 0]);
+      }
+    }
+  }
+  for (int first : {0, 1}) {
+    if (lists_[first].parameters.empty()) continue;
+    rule_->Call(lists_[first], options, first == 1);
+    Clear(lists_[first]);
+  }
+  for (FusedStretch* stretch : batch.due) stretch->End(*rule_);
+}
+
+const at::Tensor& FusedStepper::StepNumber(Batch& batch, int64_t step) {
+  for (size_t i = 0; i < batch.steps_in_use; ++i) {
+    if (batch.steps[i].first == step) return batch.steps[i].second;
+  }
+  if (batch.steps_in_use == batch.steps.size()) {
+    batch.steps.emplace_back(
+        0, at::zeros({}, at::TensorOptions(at::kFloat).device(batch.device)));
+  }
+  auto& [number, tensor] = batch.steps[batch.steps_in_use++];
+  number = step;
+  tensor.fill_(step);
+  return tensor;
+}
+
+void FusedStepper::CallConverted(Batch& batch, const FusedRun& run,
+                                 int64_t step,
+                                 const OptimizerOptions& options) {
+  const at::ScalarType dtype = rule_->KernelDtype(batch.dtype, batch.device);
+  const int64_t numel = run.parameter.numel();
+  const int64_t bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
+  const int64_t rows = batch.dtype == dtype ? 1 : 2 + rule_->NumSlots(options);
+  if (!batch.converted.defined() || batch.converted.size(0) < rows ||
+      batch.converted.size(1) < bytes) {
+    batch.converted = at::empty(
+        {rows, bytes}, at::TensorOptions(at::kByte).device(batch.device));
+  }
+  int64_t used = 0;
+  const auto convert = [&](const at::Tensor& tensor) {
+    if (!tensor.defined() || tensor.scalar_type() == dtype) return tensor;
+    return batch.converted.select(0, used++)
+        .narrow(0, 0, bytes)
+        .view(dtype)
+        .copy_(tensor);
+  };
+  FusedRun converted = run;
+  converted.parameter = convert(run.parameter);
+  converted.gradient = convert(run.gradient);
+  for (int k = 0; k < kMaxFusedSlots; ++k) {
+    converted.slots[k] = convert(run.slots[k]);
+  }
+  Append(converted, StepNumber(batch, step), single_);
+  rule_->Call(single_, options, step == 1);
+  Clear(single_);
+  if (dtype == batch.dtype) return;
+  run.parameter.copy_(converted.parameter);
+  for (int k = 0; k < kMaxFusedSlots; ++k) {
+    if (run.slots[k].defined()) run.slots[k].copy_(converted.slots[k]);
+  }
+}
+
+}  // namespace fsdp

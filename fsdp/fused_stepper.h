@@ -1,0 +1,93 @@
+// Steps all parameters of an optimizer in as few calls of torch's fused kernels
+// as there can be: one for each parameter group, dtype and device.
+#ifndef FSDP_FUSED_STEPPER_H_
+#define FSDP_FUSED_STEPPER_H_
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <torch/optim/optimizer.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "fsdp/fused_rule.h"
+#include "fsdp/fused_runs.h"
+#include "fsdp/fused_stretch.h"
+#include "fsdp/sharded_model.h"
+
+namespace fsdp {
+
+// Parameters are known by their tensor objects; groups may change between
+// steps. After the first step no tensors are allocated, but for gradients whose
+// elements are in another order in memory than their parameters'. Not
+// thread-safe.
+class FusedStepper {
+ public:
+  using Groups = std::vector<torch::optim::OptimizerParamGroup>;
+
+  explicit FusedStepper(std::unique_ptr<const FusedRule> rule)
+      : rule_(std::move(rule)) {}
+
+  const FusedRule& rule() const { return *rule_; }
+
+  // Steps every parameter of `groups` that has a gradient. InvalidArgument,
+  // with nothing changed, names one that the kernels cannot step.
+  absl::Status Step(const Groups& groups, OptimizerStates& states);
+  // The same for `shards`, those of whole units, at their cost alone. Drops
+  // their gradients.
+  absl::Status StepShards(absl::Span<const NamedShard> shards,
+                          const Groups& groups, OptimizerStates& states);
+
+ private:
+  // What goes into one call.
+  struct Batch {
+    size_t group;
+    at::Device device;
+    at::ScalarType dtype;
+    std::vector<FusedStretch> stretches;
+    std::vector<FusedStretch*> due;
+    // Numbers of steps as tensors, those in use first.
+    std::vector<std::pair<int64_t, at::Tensor>> steps;
+    size_t steps_in_use = 0;
+    at::Tensor converted;  // memory for a run in the kernel's dtype
+  };
+  // Where a parameter is.
+  struct Place {
+    size_t batch;
+    size_t stretch;
+  };
+
+  // Makes the batches unless they are those of `groups`.
+  absl::Status Arrange(const Groups& groups);
+  bool IsArranged(const Groups& groups) const;
+  absl::Status ArrangeGroup(size_t index,
+                            const torch::optim::OptimizerParamGroup& group);
+  size_t BatchOf(size_t group, const at::Tensor& parameter);
+
+  absl::Status StepDue(const Groups& groups, OptimizerStates& states);
+  void StepBatch(Batch& batch, const torch::optim::OptimizerOptions& options,
+                 OptimizerStates& states);
+  const at::Tensor& StepNumber(Batch& batch, int64_t step);
+  void CallConverted(Batch& batch, const FusedRun& run, int64_t step,
+                     const torch::optim::OptimizerOptions& options);
+
+  const std::unique_ptr<const FusedRule> rule_;
+  std::vector<const void*> arranged_;  // parameters, null after each group
+  std::vector<Batch> batches_;
+  std::unordered_map<const void*, Place> places_;
+  // Empty between steps, with memory: runs after their first step, those in it,
+  // and one that is stepped by itself.
+  std::array<FusedLists, 2> lists_;
+  FusedLists single_;
+};
+
+}  // namespace fsdp
+
+#endif  // FSDP_FUSED_STEPPER_H_

@@ -1,0 +1,240 @@
+#include "fsdp/fused_stretch.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
+#include <torch/optim/optimizer.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+#include "fsdp/fused_rule.h"
+#include "fsdp/fused_runs.h"
+
+namespace fsdp {
+namespace {
+
+using torch::optim::OptimizerParamState;
+
+// Of slots that do not follow each other.
+constexpr int64_t kSlotAlignmentBytes = 64;
+
+absl::Status CheckGradient(const at::Tensor& parameter,
+                           const at::Tensor& gradient) {
+  if (gradient.layout() != at::kStrided) {
+    return absl::InvalidArgumentError(
+        "its gradient is sparse: make it dense, or use an optimizer of "
+        "torch::optim that takes sparse ones");
+  }
+  if (gradient.sizes() == parameter.sizes() &&
+      gradient.device() == parameter.device() &&
+      at::isFloatingType(gradient.scalar_type())) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "its gradient has sizes [", absl::StrJoin(gradient.sizes(), ", "),
+      "], dtype ", c10::toString(gradient.scalar_type()), ", on ",
+      gradient.device().str(), ", and it has sizes [",
+      absl::StrJoin(parameter.sizes(), ", "), "], on ",
+      parameter.device().str(),
+      ": they must be equal, and the dtype a floating-point one"));
+}
+
+// `gradient` with its elements in memory as those of `parameter`.
+at::Tensor InOrderOf(const at::Tensor& parameter, const at::Tensor& gradient) {
+  if (gradient.strides() == parameter.strides() ||
+      (gradient.is_contiguous() && parameter.is_contiguous())) {
+    return gradient;
+  }
+  return at::empty_like(parameter).copy_(gradient);
+}
+
+// Zeros for each of `parameters`, of its sizes and strides, in one tensor,
+// where those that follow each other do so, too.
+std::vector<at::Tensor> ZerosLike(const std::vector<at::Tensor>& parameters) {
+  const at::TensorOptions options = parameters.front().options();
+  const int64_t alignment =
+      kSlotAlignmentBytes / static_cast<int64_t>(options.dtype().itemsize());
+  std::vector<int64_t> begins;
+  int64_t used = 0;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (i > 0 && !FollowsInMemory(parameters[i - 1], parameters[i])) {
+      used = (used + alignment - 1) / alignment * alignment;
+    }
+    begins.push_back(used);
+    used += parameters[i].numel();
+  }
+  // Not views to autograd, so that they may be detached or replaced.
+  const at::AutoDispatchBelowADInplaceOrView untracked;
+  const at::Tensor all = at::zeros({used}, options);
+  std::vector<at::Tensor> zeros;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    zeros.push_back(all.as_strided(parameters[i].sizes(),
+                                   parameters[i].strides(), begins[i]));
+  }
+  return zeros;
+}
+
+}  // namespace
+
+absl::Status CheckFusedParameter(const at::Tensor& parameter) {
+  if (parameter.layout() != at::kStrided || !parameter.has_storage() ||
+      !parameter.is_non_overlapping_and_dense()) {
+    return absl::InvalidArgumentError(
+        "it is sparse, or its elements have gaps in memory or share it: use "
+        "torch::optim for it, or make it contiguous");
+  }
+  const at::ScalarType dtype = parameter.scalar_type();
+  if (dtype == at::kFloat || dtype == at::kDouble || dtype == at::kHalf ||
+      dtype == at::kBFloat16) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "it has dtype ", c10::toString(dtype),
+      ", and torch's fused kernels know float, double, half and bfloat16: use "
+      "torch::optim for it"));
+}
+
+FusedStretch::FusedStretch(
+    size_t group, std::vector<std::pair<size_t, at::Tensor>> parameters)
+    : group_(group) {
+  // Empty ones before what begins at the same place.
+  const auto is_before = [](const auto& a, const auto& b) {
+    return std::make_pair(a.second.storage_offset(), a.second.numel()) <
+           std::make_pair(b.second.storage_offset(), b.second.numel());
+  };
+  std::stable_sort(parameters.begin(), parameters.end(), is_before);
+  for (auto& [place, parameter] : parameters) {
+    slices_.emplace_back().parameter = std::move(parameter);
+    members_.emplace_back().place = place;
+  }
+}
+
+bool FusedStretch::HasGradient() const {
+  return std::any_of(
+      slices_.begin(), slices_.end(),
+      [](const FusedSlice& slice) { return slice.parameter.grad().defined(); });
+}
+
+absl::Status FusedStretch::Check(const FusedRule& rule, int num_slots,
+                                 const OptimizerStates& states) const {
+  for (size_t i = 0; i < slices_.size(); ++i) {
+    if (!slices_[i].parameter.grad().defined()) continue;
+    const absl::Status status = CheckMember(i, rule, num_slots, states);
+    if (!status.ok()) {
+      return Annotate(status,
+                      absl::StrCat("stepping parameter ", members_[i].place,
+                                   " of group ", group_));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FusedStretch::CheckMember(size_t i, const FusedRule& rule,
+                                       int num_slots,
+                                       const OptimizerStates& states) const {
+  const at::Tensor& parameter = slices_[i].parameter;
+  FSDP_RETURN_IF_ERROR(CheckGradient(parameter, parameter.grad()));
+  const auto found = states.find(parameter.unsafeGetTensorImpl());
+  if (found == states.end()) return absl::OkStatus();
+  const FusedRule::Slots slots = rule.SlotsOf(*found->second);
+  for (int k = 0; k < num_slots; ++k) {
+    const at::Tensor& held = *slots[k];
+    if (!held.defined() || held.sizes() == parameter.sizes()) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("its state has sizes [", absl::StrJoin(held.sizes(), ", "),
+                     "], and it has [", absl::StrJoin(parameter.sizes(), ", "),
+                     "]: load a state of this model on as many ranks"));
+  }
+  return absl::OkStatus();
+}
+
+void FusedStretch::Begin(const FusedRule& rule, int num_slots,
+                         OptimizerStates& states) {
+  num_slots_ = num_slots;
+  for (size_t i = 0; i < slices_.size(); ++i) {
+    // Everything anew: an earlier step may have run out of memory.
+    FusedSlice& slice = slices_[i];
+    const at::Tensor& gradient = slice.parameter.grad();
+    slice.gradient = gradient.defined() ? InOrderOf(slice.parameter, gradient)
+                                        : at::Tensor();
+    slice.step = 1;
+    members_[i].state = nullptr;
+  }
+  for (size_t i = 0; i < slices_.size() && num_slots > 0; ++i) {
+    FusedSlice& slice = slices_[i];
+    if (!slice.gradient.defined()) continue;
+    std::unique_ptr<OptimizerParamState>& state =
+        states[slice.parameter.unsafeGetTensorImpl()];
+    if (state == nullptr) state = rule.NewState();
+    slice.step = rule.NextStep(*state);
+    members_[i].state = state.get();
+    const FusedRule::Slots slots = rule.SlotsOf(*state);
+    for (int k = 0; k < num_slots; ++k) TakeSlot(i, k, *slots[k]);
+  }
+  const at::Tensor& any = slices_.front().parameter;
+  const at::ScalarType dtype = any.scalar_type();
+  runs_.Begin(slices_, num_slots,
+              rule.KernelDtype(dtype, any.device()) != dtype);
+}
+
+// Takes the values of `held`, a state's tensor, which becomes the slot in
+// End(): until then an undefined one tells that the first step is still to
+// come.
+void FusedStretch::TakeSlot(size_t i, int k, const at::Tensor& held) {
+  at::Tensor& own = slices_[i].slots[k];
+  bool& used = members_[i].used[k];
+  if (!own.defined()) AllocateSlot(k);
+  if (held.is_same(own)) return;
+  if (held.defined()) {
+    own.copy_(held);
+  } else if (used) {
+    own.zero_();
+  }
+  used = true;
+}
+
+// For parameters that may get a gradient later, too.
+void FusedStretch::AllocateSlot(int k) {
+  std::vector<size_t> members;
+  std::vector<at::Tensor> parameters;
+  for (size_t i = 0; i < slices_.size(); ++i) {
+    const FusedSlice& slice = slices_[i];
+    if (slice.slots[k].defined()) continue;
+    if (!slice.gradient.defined() && !slice.parameter.requires_grad()) continue;
+    members.push_back(i);
+    parameters.push_back(slice.parameter);
+  }
+  std::vector<at::Tensor> zeros = ZerosLike(parameters);
+  for (size_t j = 0; j < members.size(); ++j) {
+    slices_[members[j]].slots[k] = std::move(zeros[j]);
+  }
+}
+
+void FusedStretch::End(const FusedRule& rule) {
+  runs_.End();
+  for (size_t i = 0; i < slices_.size(); ++i) {
+    slices_[i].gradient.reset();
+    OptimizerParamState* const state = members_[i].state;
+    if (state == nullptr) continue;
+    rule.SetStep(*state, slices_[i].step);
+    const FusedRule::Slots slots = rule.SlotsOf(*state);
+    for (int k = 0; k < num_slots_; ++k) {
+      if (!slots[k]->is_same(slices_[i].slots[k])) {
+        *slots[k] = slices_[i].slots[k];
+      }
+    }
+  }
+}
+
+}  // namespace fsdp

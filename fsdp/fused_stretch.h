@@ -1,0 +1,69 @@
+// The parameters of one group that lie in one storage, such as a flat shard,
+// and their states.
+#ifndef FSDP_FUSED_STRETCH_H_
+#define FSDP_FUSED_STRETCH_H_
+
+#include <ATen/core/Tensor.h>
+#include <torch/optim/optimizer.h>
+
+#include <array>
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "fsdp/fused_rule.h"
+#include "fsdp/fused_runs.h"
+
+namespace fsdp {
+
+// OK, or why torch's fused kernels cannot step it: InvalidArgument, to be read
+// after the parameter's name.
+absl::Status CheckFusedParameter(const at::Tensor& parameter);
+
+// States lie in memory of their own that is laid out as the parameters are.
+class FusedStretch {
+ public:
+  // Parameters that pass CheckFusedParameter(), with their places in `group`.
+  FusedStretch(size_t group,
+               std::vector<std::pair<size_t, at::Tensor>> parameters);
+
+  bool HasGradient() const;
+  // InvalidArgument names the parameter whose gradient or state has another
+  // shape, or cannot be used.
+  absl::Status Check(const FusedRule& rule, int num_slots,
+                     const OptimizerStates& states) const;
+
+  // Takes up the gradients and gives the parameters that have one a state in
+  // this memory, copying what they have elsewhere.
+  void Begin(const FusedRule& rule, int num_slots, OptimizerStates& states);
+  // From Begin() to End().
+  const std::vector<FusedRun>& runs() const { return runs_.runs(); }
+  int64_t StepOf(const FusedRun& run) const { return slices_[run.slice].step; }
+  // After the kernels: counts the step.
+  void End(const FusedRule& rule);
+
+ private:
+  // What goes with a slice.
+  struct Member {
+    size_t place;
+    // Whether a slot may hold something else than zeros.
+    std::array<bool, kMaxFusedSlots> used = {};
+    torch::optim::OptimizerParamState* state = nullptr;  // during a step
+  };
+
+  absl::Status CheckMember(size_t i, const FusedRule& rule, int num_slots,
+                           const OptimizerStates& states) const;
+  void TakeSlot(size_t i, int k, const at::Tensor& held);
+  void AllocateSlot(int k);
+
+  size_t group_;
+  std::vector<FusedSlice> slices_;  // in the order of their addresses
+  std::vector<Member> members_;
+  int num_slots_ = 0;  // of the last Begin()
+  FusedRuns runs_;
+};
+
+}  // namespace fsdp
+
+#endif  // FSDP_FUSED_STRETCH_H_
