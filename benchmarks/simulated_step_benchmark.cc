@@ -207,16 +207,23 @@ void BM_Step(benchmark::State& state, const std::string& backend) {
   state.counters["predicted/measured"] = Median(ratios);
 }
 
-void Sizes(benchmark::internal::Benchmark* benchmark) {
+void Ranks(benchmark::internal::Benchmark* benchmark, int64_t rows) {
   benchmark->UseManualTime()->Unit(benchmark::kMillisecond);
   benchmark->ArgNames({"ranks", "rows"});
-  for (int64_t rows : {16, 256}) {
-    for (int64_t ranks : {1, 2, 3, 4}) benchmark->Args({ranks, rows});
-  }
+  for (int64_t ranks : {1, 2, 3, 4}) benchmark->Args({ranks, rows});
+}
+void MostlyCommunication(benchmark::internal::Benchmark* benchmark) {
+  Ranks(benchmark, /*rows=*/16);
+}
+void MostlyCompute(benchmark::internal::Benchmark* benchmark) {
+  Ranks(benchmark, /*rows=*/256);
 }
 
-BENCHMARK_CAPTURE(BM_Step, local, std::string("local"))->Apply(Sizes);
-BENCHMARK_CAPTURE(BM_Step, gloo, std::string("gloo"))->Apply(Sizes);
+BENCHMARK_CAPTURE(BM_Step, local, std::string("local"))
+    ->Apply(MostlyCommunication);
+BENCHMARK_CAPTURE(BM_Step, local, std::string("local"))->Apply(MostlyCompute);
+BENCHMARK_CAPTURE(BM_Step, gloo, std::string("gloo"))
+    ->Apply(MostlyCommunication);
 
 }  // namespace
 }  // namespace fsdp
