@@ -138,9 +138,10 @@ class Prediction {
       scenario_.model.units[i].backward.seconds = alone.backward[i];
     }
     simulator::CostOptions& costs = scenario_.costs;
-    // Cores that slow each other down count for less than one.
+    // Cores that slow each other down count for less than one each.
     costs.cores =
-        cores_ * std::min(1.0, alone.compute() / together_.Measure().compute());
+        cores_ * std::clamp(alone.compute() / together_.Measure().compute(),
+                            1.0 / cores_, 1.0);
     costs.memory_bandwidth = CopyBandwidth(1);
     costs.host_memory_bandwidth = cores_ * CopyBandwidth(cores_);
     // AdamW reads four numbers and writes three.
