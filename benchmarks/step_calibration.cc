@@ -2,9 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/ones.h>
-#include <ATen/ops/ones_like.h>
 #include <ATen/ops/randn.h>
-#include <ATen/ops/zeros.h>
 
 #include <functional>
 #include <memory>
@@ -119,8 +117,9 @@ double CopyBandwidth(int threads) {
   OnAllRanks(threads, [&](int i) {
     std::vector<at::Tensor> from, to;
     for (int k = 0; k < kBuffers; ++k) {
-      from.push_back(at::zeros({kBlockElements}));
-      to.push_back(at::ones_like(from.back()));
+      // Written, as pages of zeros need not exist yet.
+      from.push_back(at::ones({kBlockElements}));
+      to.push_back(at::ones({kBlockElements}));
     }
     seconds[i] = Seconds([&] {
       for (int k = 0; k < kBuffers; ++k) to[k].copy_(from[k]);
