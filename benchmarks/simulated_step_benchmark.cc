@@ -27,6 +27,7 @@
 #include "comm/c10d_communicator.h"
 #include "comm/communicator.h"
 #include "comm/local_communicator.h"
+#include "comm/shared_memory_communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/fused_optimizer.h"
 #include "tools/simulator/cost_model.h"
@@ -44,10 +45,15 @@ Group MakeGroup(const std::string& backend, int ranks) {
   auto local = ValueOrThrow(comm::CreateLocalGroup(ranks));
   const auto store = c10::make_intrusive<c10d::HashStore>();
   OnAllRanks(ranks, [&](int rank) {
-    group[rank] =
-        backend == "local"
-            ? std::move(local[rank])
-            : ValueOrThrow(comm::CreateGlooCommunicator(store, rank, ranks));
+    if (backend == "local") {
+      group[rank] = std::move(local[rank]);
+    } else if (backend == "shared_memory") {
+      group[rank] = ValueOrThrow(
+          comm::CreateSharedMemoryCommunicator(store, rank, ranks));
+    } else {
+      group[rank] =
+          ValueOrThrow(comm::CreateGlooCommunicator(store, rank, ranks));
+    }
   });
   return group;
 }
@@ -120,7 +126,7 @@ simulator::ModelShape Shape() {
 // Predicts steps on the ranks of a group.
 class Prediction {
  public:
-  Prediction(const Group& group, bool overlap, int64_t rows)
+  Prediction(const Group& group, const std::string& backend, int64_t rows)
       : group_(group),
         cores_(
             std::max(1, static_cast<int>(std::thread::hardware_concurrency()))),
@@ -129,7 +135,10 @@ class Prediction {
     scenario_.model = Shape();
     scenario_.sharding.ranks = ranks();
     scenario_.costs.flops_per_second = kInfinity;
-    scenario_.costs.overlap = overlap;
+    scenario_.costs.shared_memory = backend == "shared_memory" && ranks() > 1;
+    // Only Gloo has threads of its own, which run beside compute where there
+    // are cores for them.
+    scenario_.costs.overlap = backend == "gloo" && 2 * ranks() <= cores_;
   }
 
   // Measures what the costs are now. Returns the seconds of a step.
@@ -160,7 +169,7 @@ class Prediction {
   int ranks() const { return static_cast<int>(group_.size()); }
 
   // The ring that takes as long as the collectives do.
-  simulator::NetworkLevel MeasureNetwork() const {
+  simulator::NetworkLevel MeasureNetwork() {
     simulator::NetworkLevel level;
     level.bandwidth = kInfinity;
     if (ranks() == 1) return level;
@@ -170,6 +179,11 @@ class Prediction {
       return bytes / std::max(1e-9, of_unit - seconds.latency);
     };
     level.latency = seconds.latency / (ranks() - 1);
+    if (scenario_.costs.shared_memory) {
+      scenario_.costs.fence_seconds = seconds.latency;
+      level.members = ranks();
+      return level;
+    }
     level.bandwidth = bandwidth(seconds.all_gather);
     level.reduce_bandwidth = bandwidth(seconds.reduce_scatter);
     return level;
@@ -192,12 +206,7 @@ void BM_Step(benchmark::State& state, const std::string& backend) {
   const int64_t rows = state.range(1);
   const Group group = MakeGroup(backend, ranks);
   ShardedModels sharded(group, rows);
-  // Local ranks move data in the thread that calls; threads of a backend run
-  // beside compute where there are cores for them.
-  const bool overlap =
-      backend != "local" &&
-      2 * ranks <= static_cast<int>(std::thread::hardware_concurrency());
-  Prediction prediction(group, overlap, rows);
+  Prediction prediction(group, backend, rows);
   std::vector<double> predicted, measured, ratios;
   for (auto _ : state) {
     predicted.push_back(prediction.Measure());
@@ -225,6 +234,10 @@ void MostlyCompute(benchmark::internal::Benchmark* benchmark) {
 BENCHMARK_CAPTURE(BM_Step, local, std::string("local"))
     ->Apply(MostlyCommunication);
 BENCHMARK_CAPTURE(BM_Step, local, std::string("local"))->Apply(MostlyCompute);
+BENCHMARK_CAPTURE(BM_Step, shared_memory, std::string("shared_memory"))
+    ->Apply(MostlyCommunication);
+BENCHMARK_CAPTURE(BM_Step, shared_memory, std::string("shared_memory"))
+    ->Apply(MostlyCompute);
 BENCHMARK_CAPTURE(BM_Step, gloo, std::string("gloo"))
     ->Apply(MostlyCommunication);
 
