@@ -17,6 +17,23 @@
 #include "base/status_macros.h"
 
 namespace gpt {
+
+// A number, or "auto" for 0.
+struct Threads {
+  int count = TrainOptions().threads;
+};
+
+bool AbslParseFlag(absl::string_view text, Threads* threads,
+                   std::string* error) {
+  threads->count = 0;
+  if (text == "auto") return true;
+  return absl::ParseFlag(text, &threads->count, error);
+}
+
+std::string AbslUnparseFlag(const Threads& threads) {
+  return threads.count == 0 ? "auto" : absl::UnparseFlag(threads.count);
+}
+
 // The flags' type Backend needs these two next to it.
 bool AbslParseFlag(absl::string_view text, Backend* backend,
                    std::string* error) {
@@ -126,8 +143,9 @@ ABSL_FLAG(int64_t, warmup, gpt::TrainOptions().warmup,
 ABSL_FLAG(uint64_t, seed, gpt::TrainOptions().seed,
           "Seed of the initial parameters and of the order of the text.");
 ABSL_FLAG(double, lr, gpt::TrainOptions().lr, "Learning rate of AdamW.");
-ABSL_FLAG(int, threads, gpt::TrainOptions().threads,
-          "Compute threads per rank; 0: the cores divided among the ranks.");
+ABSL_FLAG(gpt::Threads, threads, gpt::Threads(),
+          "Compute threads per rank; auto: the host's cores divided among its "
+          "ranks.");
 ABSL_FLAG(std::string, data, gpt::TrainOptions().data,
           "A text file, a directory of them, or \"count\" for synthetic rows. "
           "Default: the C++ headers of LibTorch.");
@@ -172,7 +190,7 @@ TrainOptions ReadFlags() {
   options.warmup = absl::GetFlag(FLAGS_warmup);
   options.seed = absl::GetFlag(FLAGS_seed);
   options.lr = absl::GetFlag(FLAGS_lr);
-  options.threads = absl::GetFlag(FLAGS_threads);
+  options.threads = absl::GetFlag(FLAGS_threads).count;
   options.data = absl::GetFlag(FLAGS_data);
   if (options.data != kCountDataName) options.data = ResolvePath(options.data);
   options.json = ResolvePath(absl::GetFlag(FLAGS_json));

@@ -58,6 +58,13 @@ TEST(FlagsTest, ReadsEveryFlag) {
   EXPECT_EQ(options.sample, 14);
 }
 
+TEST(FlagsTest, ThreadsMayBeLeftToTheProgram) {
+  ASSERT_OK_AND_ASSIGN(const TrainOptions options, Parse({"--threads=auto"}));
+  EXPECT_EQ(options.threads, 0);
+  EXPECT_EXIT((void)Parse({"--threads=many"}), ::testing::ExitedWithCode(1),
+              "--threads|threads");
+}
+
 TEST(FlagsTest, RelativePathsAreTheUsers) {
   setenv("BUILD_WORKING_DIRECTORY", "/home/user", 1);
   ASSERT_OK_AND_ASSIGN(
@@ -81,7 +88,8 @@ TEST(FlagsTest, RefusesWhatIsWrong) {
 
 TEST(FlagsDeathTest, AbslRefusesWhatItCannotParse) {
   EXPECT_EXIT(Parse({"--backend=mpi"}).IgnoreError(),
-              ::testing::ExitedWithCode(1), "expected auto, local, shared_memory or gloo");
+              ::testing::ExitedWithCode(1),
+              "expected auto, local, shared_memory or gloo");
   EXPECT_EXIT(Parse({"--layer=3"}).IgnoreError(), ::testing::ExitedWithCode(1),
               "layer");
 }
