@@ -15,9 +15,9 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "base/json.h"
 #include "base/testing/status_matchers.h"
 #include "examples/gpt/batch.h"
-#include "examples/gpt/json.h"
 #include "examples/gpt/options.h"
 #include "examples/gpt/testing/child_process.h"
 #include "examples/gpt/testing/plain_training.h"
@@ -27,6 +27,7 @@
 namespace gpt {
 namespace {
 
+using ::fsdp::Json;
 using ::testing::AllOf;
 using testing::ChildProcess;
 using ::testing::Each;
