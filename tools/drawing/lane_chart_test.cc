@@ -134,16 +134,16 @@ TEST(LaneChartTest, TheAxisHasRoundTimes) {
   }
 }
 
-// A thousand bars of a microsecond in a chart of ten seconds.
+// A thousand bars of two microseconds in a chart of ten seconds.
 TEST(LaneChartTest, BarsTooNarrowToSeeBecomeOne) {
   LaneChart chart = SmallChart();
   for (int i = 0; i < 1000; ++i) {
-    const double begin = 1 + i * 1e-6;
-    chart.bars.push_back(MakeBar(0, i % 3 == 0 ? 0 : 1, begin, begin + 1e-6));
+    const double begin = 1 + i * 2e-6;
+    chart.bars.push_back(MakeBar(0, i % 3 == 0 ? 0 : 1, begin, begin + 2e-6));
   }
   const std::string svg = ToSvg(chart);
   EXPECT_EQ(Count(svg, "<title>"), 1);
-  EXPECT_THAT(svg, HasSubstr("<title>forward blocks.7 and 999 more: 1 ms, from "
+  EXPECT_THAT(svg, HasSubstr("<title>forward blocks.7 and 999 more: 2 ms, from "
                              "1 s</title>"));
   EXPECT_THAT(svg, HasSubstr("height=\"30.00\" fill=\"url(#hatch1)\""));
 }

@@ -147,8 +147,13 @@ class Report {
       absl::StrAppend(&parts, parts.empty() ? "" : ", ", Name(category), " ",
                       Ms(seconds));
     }
-    absl::StrAppend(&text_, parts.empty() ? "" : absl::StrCat(": ", parts),
-                    "\n");
+    absl::StrAppend(&text_, parts.empty() ? "" : absl::StrCat(": ", parts));
+    const double starts = MeanOf(all_, Name(TraceCategory::kStart));
+    if (starts > 0) {
+      absl::StrAppend(&text_, "; to start collectives takes ", Ms(starts),
+                      " more");
+    }
+    text_ += "\n";
   }
 
   void RankTable() {

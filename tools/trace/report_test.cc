@@ -93,6 +93,15 @@ Exposed communication: 0.00 ms a step, 0.0 % of it
 )");
 }
 
+TEST(ReportTest, ToStartCollectivesIsNoWait) {
+  std::vector<RankTrace> traces = Traces(1, 1);
+  traces[0].spans.push_back({C::kStart, "Gather b", "b", 0.112, 0.1125});
+  EXPECT_THAT(Text(traces),
+              HasSubstr("communication: 3.00 ms a step, 15.0 % of it: gather "
+                        "wait 2.00, reduce wait 1.00; to start collectives "
+                        "takes 0.50 more\n"));
+}
+
 TEST(ReportTest, SaysWhatWasDropped) {
   std::vector<RankTrace> traces = Traces(2, 1);
   traces[1].num_dropped = 17;
