@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/json.h"
@@ -197,6 +198,8 @@ TEST_F(TrainTest, TracesItsLastStepsOnAllRanks) {
                                    "1 step 8", "1 step 9", "1 step 10"));
     EXPECT_THAT(text.str(), AllOf(HasSubstr("\"optimizer\""),
                                   HasSubstr("\"backward blocks.1\"")));
+    EXPECT_EQ(absl::StrContains(text.str(), "\"OpenShards root\""),
+              absl::string_view(backend) == "shared_memory");
   }
 }
 
