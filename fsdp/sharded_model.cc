@@ -1,10 +1,14 @@
 #include "fsdp/sharded_model.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
+#include <array>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -18,6 +22,19 @@
 #include "fsdp/autograd.h"
 
 namespace fsdp {
+namespace {
+
+// What gathering the unit takes, and what reducing its gradients: for
+// fsdp/trace.
+std::array<c10::IValue, 2> BytesOf(const Runtime& runtime, int unit) {
+  int64_t unsharded = 0;
+  for (const auto& flat : runtime.flats(unit)) {
+    unsharded += flat->unsharded_bytes();
+  }
+  return {unsharded, runtime.reduce_buffer_bytes(unit)};
+}
+
+}  // namespace
 
 ShardedModel::ShardedModel(std::unique_ptr<Runtime> runtime, Schedule schedule,
                            Settings settings)
@@ -267,6 +284,9 @@ void ShardedModel::AbandonForward(int unit, const absl::Status& thrown) {
 
 absl::Status ShardedModel::TransitionOrAbort(
     const Event& event, const std::vector<at::Tensor>& gradients) {
+  RECORD_USER_SCOPE_WITH_INPUTS(
+      absl::StrCat("fsdp::", Name(event.kind), "(", unit_name(event.unit), ")"),
+      BytesOf(*runtime_, event.unit));
   absl::StatusOr<Actions> actions = schedule_.Next(event);
   absl::Status status = actions.status();
   if (status.ok()) status = runtime_->Execute(*actions, gradients);
@@ -279,6 +299,8 @@ absl::Status ShardedModel::TransitionOrAbort(
 
 // `reason` OK: there is nobody to tell.
 void ShardedModel::GiveUpIteration(const absl::Status& reason) {
+  RECORD_USER_SCOPE(absl::StrCat("fsdp::", Name(EventKind::kReset), "(",
+                                 unit_name(kRoot), ")"));
   if (!reason.ok() && settings_.abort_on_failure) {
     runtime_->Abort(reason);
   }

@@ -1,6 +1,7 @@
 // What ShardedModel does in backward.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/record_function.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -172,6 +173,7 @@ absl::Status ShardedModel::CheckOrder() {
 }
 
 absl::Status ShardedModel::CompareOrder() {
+  RECORD_USER_SCOPE(absl::StrCat("fsdp::CheckOrder(", unit_name(kRoot), ")"));
   constexpr char kWhat[] = "the collectives of an iteration";
   comm::Communicator& world = runtime_->communicator();
   const absl::Time deadline = absl::Now() + runtime_->timeout();

@@ -156,6 +156,11 @@ ABSL_FLAG(std::string, save_init, gpt::TrainOptions().save_init,
           "Write the initial parameters to this safetensors file.");
 ABSL_FLAG(std::string, init, gpt::TrainOptions().init,
           "Read the initial parameters from this safetensors file.");
+ABSL_FLAG(std::string, trace, gpt::TrainOptions().trace,
+          "Write what all ranks gather, wait for and compute to this file, for "
+          "ui.perfetto.dev and //tools:trace_report.");
+ABSL_FLAG(int64_t, trace_steps, gpt::TrainOptions().trace_steps,
+          "With --trace: the last so many steps.");
 ABSL_FLAG(int64_t, sample, gpt::TrainOptions().sample,
           "Bytes of text to sample at the end.");
 
@@ -196,6 +201,8 @@ TrainOptions ReadFlags() {
   options.json = ResolvePath(absl::GetFlag(FLAGS_json));
   options.save_init = ResolvePath(absl::GetFlag(FLAGS_save_init));
   options.init = ResolvePath(absl::GetFlag(FLAGS_init));
+  options.trace = ResolvePath(absl::GetFlag(FLAGS_trace));
+  options.trace_steps = absl::GetFlag(FLAGS_trace_steps);
   options.sample = absl::GetFlag(FLAGS_sample);
   return options;
 }

@@ -35,7 +35,8 @@ TEST(FlagsTest, ReadsEveryFlag) {
              "--steps=10", "--warmup=11",     "--seed=12",
              "--lr=0.5",   "--threads=13",    "--data=a-b",
              "--json=c",   "--save-init=d-e", "--init",
-             "f",          "--sample=14",     "--precision=bf16"}));
+             "f",          "--sample=14",     "--precision=bf16",
+             "--trace=t",  "--trace-steps=15"}));
   EXPECT_EQ(options.ranks, 3);
   EXPECT_EQ(options.backend, Backend::kLocal);
   EXPECT_EQ(options.sharding, Sharding::kOptimizer);
@@ -56,6 +57,8 @@ TEST(FlagsTest, ReadsEveryFlag) {
   EXPECT_EQ(options.save_init, "d-e");
   EXPECT_EQ(options.init, "f");
   EXPECT_EQ(options.sample, 14);
+  EXPECT_EQ(options.trace, "t");
+  EXPECT_EQ(options.trace_steps, 15);
 }
 
 TEST(FlagsTest, ThreadsMayBeLeftToTheProgram) {
@@ -67,12 +70,13 @@ TEST(FlagsTest, ThreadsMayBeLeftToTheProgram) {
 
 TEST(FlagsTest, RelativePathsAreTheUsers) {
   setenv("BUILD_WORKING_DIRECTORY", "/home/user", 1);
-  ASSERT_OK_AND_ASSIGN(
-      TrainOptions options,
-      Parse({"--data=text", "--json=/abs/report", "--init=sub/init"}));
+  ASSERT_OK_AND_ASSIGN(TrainOptions options,
+                       Parse({"--data=text", "--json=/abs/report",
+                              "--init=sub/init", "--trace=t.json"}));
   EXPECT_EQ(options.data, "/home/user/text");
   EXPECT_EQ(options.json, "/abs/report");
   EXPECT_EQ(options.init, "/home/user/sub/init");
+  EXPECT_EQ(options.trace, "/home/user/t.json");
   EXPECT_EQ(options.save_init, "");
   ASSERT_OK_AND_ASSIGN(options, Parse({"--data=count"}));
   EXPECT_EQ(options.data, "count");

@@ -43,6 +43,8 @@ absl::Status CheckOptions(const TrainOptions& options) {
   FSDP_RETURN_IF_ERROR(CheckRange("warmup", options.warmup, 0, 1 << 30));
   FSDP_RETURN_IF_ERROR(CheckRange("threads", options.threads, 0, 1024));
   FSDP_RETURN_IF_ERROR(CheckRange("sample", options.sample, 0, 1 << 20));
+  FSDP_RETURN_IF_ERROR(
+      CheckRange("trace-steps", options.trace_steps, 1, 1 << 30));
   if (options.sharding == Sharding::kNone &&
       options.precision != ComputeDtype::kFloat) {
     return absl::InvalidArgumentError(

@@ -41,9 +41,11 @@ struct TrainOptions {
   int threads = 0;   // per rank; 0: the host's cores divided among its ranks
   std::string data;  // a path or kCountDataName; empty: LibTorch's headers
   std::string json;  // a path; empty: none
-  std::string save_init;  // likewise
-  std::string init;       // likewise
-  int64_t sample = 300;   // bytes
+  std::string save_init;    // likewise
+  std::string init;         // likewise
+  std::string trace;        // likewise
+  int64_t trace_steps = 5;  // the last ones
+  int64_t sample = 300;     // bytes
 };
 
 // InvalidArgument, naming the flag, its value and what is expected.

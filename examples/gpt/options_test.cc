@@ -57,6 +57,10 @@ TEST(OptionsTest, NamesTheFlagThatIsOutOfRange) {
   EXPECT_THAT(CheckOptions(options),
               StatusIs(kInvalid, HasSubstr("--warmup=-1: expected 0")));
   options = {};
+  options.trace_steps = 0;
+  EXPECT_THAT(CheckOptions(options),
+              StatusIs(kInvalid, HasSubstr("--trace-steps=0")));
+  options = {};
   options.lr = std::numeric_limits<double>::quiet_NaN();
   EXPECT_THAT(CheckOptions(options), StatusIs(kInvalid, HasSubstr("--lr=nan")));
 }

@@ -33,6 +33,7 @@
 #include "examples/gpt/trainable_model.h"
 #include "examples/gpt/trainer.h"
 #include "fsdp/deferred_init.h"
+#include "fsdp/trace.h"
 
 namespace gpt {
 namespace {
@@ -170,9 +171,18 @@ class RankRun {
       };
     }
     const std::unique_ptr<BatchSource> batches = MakeBatches();
+    std::unique_ptr<fsdp::Trace> trace;
+    if (!options_.trace.empty()) {
+      FSDP_ASSIGN_OR_RETURN(trace, fsdp::Trace::Start({communicator_.rank()}));
+    }
     FSDP_ASSIGN_OR_RETURN(result_,
                           Train(trainer, *model_, *batches, communicator_));
     progress.Finish();
+    if (trace != nullptr) {
+      trace->Stop();
+      FSDP_RETURN_IF_ERROR(fsdp::WriteTrace(
+          *trace, communicator_, options_.trace, options_.trace_steps));
+    }
     const CollectiveCounts after = Counts();
     report_.collectives = {after.all_gathers - before_timed.all_gathers,
                            after.reduce_scatters - before_timed.reduce_scatters,

@@ -12,6 +12,8 @@
 namespace gpt {
 namespace {
 
+using ::fsdp::Json;
+
 double Median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   const size_t half = values.size() / 2;

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/types/optional.h"
-#include "examples/gpt/json.h"
+#include "base/json.h"
 #include "examples/gpt/options.h"
 
 namespace gpt {
@@ -32,7 +32,7 @@ struct Report {
 };
 
 // One object with the keys of benchmarks/peers/peer_gpt.py and more.
-Json ToJson(const Report& report);
+fsdp::Json ToJson(const Report& report);
 
 // A small table for people.
 std::string ToTable(const Report& report);

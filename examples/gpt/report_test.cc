@@ -10,6 +10,7 @@
 namespace gpt {
 namespace {
 
+using ::fsdp::Json;
 using ::testing::HasSubstr;
 using ::testing::IsSupersetOf;
 using ::testing::Not;

@@ -11,11 +11,13 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/json.h"
 #include "base/status_macros.h"
-#include "examples/gpt/json.h"
 
 namespace gpt {
 namespace {
+
+using ::fsdp::Json;
 
 constexpr absl::string_view kMetadata = "__metadata__";
 // The limit of the format's own implementation.

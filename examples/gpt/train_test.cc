@@ -13,11 +13,12 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "base/json.h"
 #include "base/testing/status_matchers.h"
 #include "examples/gpt/batch.h"
-#include "examples/gpt/json.h"
 #include "examples/gpt/options.h"
 #include "examples/gpt/testing/child_process.h"
 #include "examples/gpt/testing/plain_training.h"
@@ -27,9 +28,11 @@
 namespace gpt {
 namespace {
 
+using ::fsdp::Json;
 using ::testing::AllOf;
 using testing::ChildProcess;
 using ::testing::Each;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using testing::Optimizer;
 using testing::PlainLosses;
@@ -174,6 +177,29 @@ TEST_F(TrainTest, Bf16LearnsAsWell) {
   ASSERT_EQ(losses.size(), full.size());
   for (size_t i = 0; i < full.size(); ++i) {
     EXPECT_NEAR(losses[i], full[i], 0.05) << "step " << i;
+  }
+}
+
+TEST_F(TrainTest, TracesItsLastStepsOnAllRanks) {
+  for (const char* backend : {"local", "shared_memory"}) {
+    const std::string path = Path("trace.json");
+    Run({"--data=count", absl::StrCat("--backend=", backend),
+         absl::StrCat("--trace=", path), "--trace-steps=3"});
+    std::stringstream text;
+    text << std::ifstream(path).rdbuf();
+    ASSERT_OK_AND_ASSIGN(const Json trace, Json::Parse(text.str()));
+    std::vector<std::string> steps;
+    for (const Json& event : *trace.Find("traceEvents")->As<Json::Array>()) {
+      const std::string name = *event.Find("name")->As<std::string>();
+      if (name.rfind("step ", 0) != 0) continue;
+      steps.push_back(absl::StrCat(event.Find("pid")->ToString(), " ", name));
+    }
+    EXPECT_THAT(steps, ElementsAre("0 step 8", "0 step 9", "0 step 10",
+                                   "1 step 8", "1 step 9", "1 step 10"));
+    EXPECT_THAT(text.str(), AllOf(HasSubstr("\"optimizer\""),
+                                  HasSubstr("\"backward blocks.1\"")));
+    EXPECT_EQ(absl::StrContains(text.str(), "\"OpenShards root\""),
+              absl::string_view(backend) == "shared_memory");
   }
 }
 

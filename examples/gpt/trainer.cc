@@ -17,6 +17,7 @@
 #include "comm/work.h"
 #include "examples/gpt/model.h"
 #include "fsdp/fused_optimizer.h"
+#include "fsdp/trace.h"
 
 namespace gpt {
 namespace {
@@ -29,6 +30,7 @@ using ::fsdp::comm::Work;
 absl::StatusOr<std::vector<double>> SumOverRanks(
     const std::vector<double>& values, absl::string_view label,
     Communicator& communicator) {
+  const fsdp::TraceSpan span("sum over ranks");
   const at::Tensor sums = at::tensor(values, at::kDouble);
   FSDP_ASSIGN_OR_RETURN(std::unique_ptr<Work> work,
                         communicator.AllReduce(sums, ReduceOp::kSum, label));
@@ -36,6 +38,11 @@ absl::StatusOr<std::vector<double>> SumOverRanks(
       work->Wait(absl::Now() + communicator.default_timeout()));
   const double* data = sums.const_data_ptr<double>();
   return std::vector<double>(data, data + sums.numel());
+}
+
+Batch NextBatch(BatchSource& data) {
+  const fsdp::TraceSpan span("data");
+  return data.Next();
 }
 
 // Forward, backward, and the optimizer's step; returns this rank's loss.
@@ -47,6 +54,7 @@ absl::StatusOr<double> TrainStep(const Batch& batch, TrainableModel& model,
   }));
   FSDP_RETURN_IF_ERROR(model.Backward(loss));
   FSDP_RETURN_IF_ERROR(fsdp::TorchToStatus("optimizer", [&] {
+    const fsdp::TraceSpan span("optimizer");
     optimizer.step();
     optimizer.zero_grad();
   }));
@@ -66,7 +74,8 @@ absl::StatusOr<TrainingResult> Train(const TrainerOptions& options,
     if (step == options.warmup + 1 && options.on_timed_begin) {
       options.on_timed_begin();
     }
-    const Batch batch = data.Next();
+    const fsdp::TraceStep traced(step);
+    const Batch batch = NextBatch(data);
     const absl::Time begin = absl::Now();
     absl::StatusOr<double> loss = TrainStep(batch, model, optimizer);
     if (!loss.ok()) {

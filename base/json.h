@@ -1,6 +1,6 @@
 // JSON values: strict parsing (RFC 8259) and printing.
-#ifndef EXAMPLES_GPT_JSON_H_
-#define EXAMPLES_GPT_JSON_H_
+#ifndef BASE_JSON_H_
+#define BASE_JSON_H_
 
 #include <cstdint>
 #include <string>
@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
-namespace gpt {
+namespace fsdp {
 
 // A value type; thread-compatible.
 class Json {
@@ -66,6 +66,6 @@ class Json {
       value_;
 };
 
-}  // namespace gpt
+}  // namespace fsdp
 
-#endif  // EXAMPLES_GPT_JSON_H_
+#endif  // BASE_JSON_H_

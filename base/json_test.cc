@@ -1,4 +1,4 @@
-#include "examples/gpt/json.h"
+#include "base/json.h"
 
 #include <cstdint>
 #include <limits>
@@ -11,7 +11,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace gpt {
+namespace fsdp {
 namespace {
 
 using ::fsdp::testing::StatusIs;
@@ -124,4 +124,4 @@ TEST(JsonTest, RefusesDeepNestingInsteadOfOverflowingTheStack) {
 }
 
 }  // namespace
-}  // namespace gpt
+}  // namespace fsdp

@@ -1,4 +1,4 @@
-#include "examples/gpt/json.h"
+#include "base/json.h"
 
 #include <charconv>
 #include <cmath>
@@ -14,7 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 
-namespace gpt {
+namespace fsdp {
 namespace {
 
 constexpr int kMaxDepth = 64;
@@ -346,4 +346,4 @@ void Json::AppendTo(std::string& out) const {
   }
 }
 
-}  // namespace gpt
+}  // namespace fsdp

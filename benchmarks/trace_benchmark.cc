@@ -1,0 +1,50 @@
+// What recording a trace costs (fsdp/trace.h), and what it costs when nobody
+// records.
+#include <ATen/record_function.h>
+
+#include <memory>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_error.h"
+#include "benchmark/benchmark.h"
+#include "fsdp/trace.h"
+
+namespace fsdp {
+namespace {
+
+// An argument other than zero: while a trace is recorded.
+std::unique_ptr<Trace> TraceIf(bool records) {
+  if (!records) return nullptr;
+  return ValueOrThrow(Trace::Start({/*rank=*/0, /*capacity=*/1 << 12}));
+}
+
+void BM_Span(benchmark::State& state) {
+  const std::unique_ptr<Trace> trace = TraceIf(state.range(0) != 0);
+  for (auto _ : state) const TraceSpan span("data");
+}
+BENCHMARK(BM_Span)->Arg(0)->Arg(1);
+
+// As the runtime announces its actions.
+void BM_ScopeOfAnAction(benchmark::State& state) {
+  const std::unique_ptr<Trace> trace = TraceIf(state.range(0) != 0);
+  const std::string unit = "blocks.11";
+  for (auto _ : state) {
+    RECORD_USER_SCOPE(absl::StrCat("fsdp::WaitGather(", unit, ")"));
+  }
+}
+BENCHMARK(BM_ScopeOfAnAction)->Arg(0)->Arg(1);
+
+// Of a full buffer; per span.
+void BM_Events(benchmark::State& state) {
+  const std::unique_ptr<Trace> trace = TraceIf(true);
+  for (int i = 0; i < 1 << 12; ++i) const TraceSpan span("data");
+  for (auto _ : state) {
+    benchmark::DoNotOptimize(trace->Events(0, /*last_steps=*/0));
+  }
+  state.SetItemsProcessed(state.iterations() * (1 << 12));
+}
+BENCHMARK(BM_Events)->Unit(benchmark::kMillisecond);
+
+}  // namespace
+}  // namespace fsdp

@@ -1,0 +1,289 @@
+#include "tools/trace/report.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
+#include "fsdp/trace_category.h"
+
+namespace fsdp::trace_report {
+namespace {
+
+std::string Ms(double seconds) {
+  return absl::StrFormat("%.2f", seconds * 1e3);
+}
+
+// Columns as wide as what is in them: the first to the left, numbers to the
+// right.
+class Table {
+ public:
+  void AddRow(std::vector<std::string> cells) {
+    widths_.resize(std::max(widths_.size(), cells.size()));
+    for (size_t i = 0; i < cells.size(); ++i) {
+      widths_[i] = std::max(widths_[i], cells[i].size());
+    }
+    rows_.push_back(std::move(cells));
+  }
+
+  std::string ToString() const {
+    std::string text;
+    for (const std::vector<std::string>& row : rows_) {
+      for (size_t i = 0; i < row.size(); ++i) {
+        const std::string space(widths_[i] - row[i].size(), ' ');
+        absl::StrAppend(&text, i == 0 ? "" : "  ", i == 0 ? "" : space, row[i],
+                        i == 0 && row.size() > 1 ? space : "");
+      }
+      text += "\n";
+    }
+    return text;
+  }
+
+ private:
+  std::vector<std::vector<std::string>> rows_;
+  std::vector<size_t> widths_;
+};
+
+using Steps = std::vector<const StepTimes*>;
+
+double Mean(const Steps& steps, double (*value)(const StepTimes&)) {
+  double sum = 0;
+  for (const StepTimes* step : steps) sum += value(*step);
+  return sum / static_cast<double>(steps.size());
+}
+
+double MeanOf(const Steps& steps, const std::string& kind) {
+  double sum = 0;
+  for (const StepTimes* step : steps) sum += step->Of(kind);
+  return sum / static_cast<double>(steps.size());
+}
+
+double Seconds(const StepTimes& step) { return step.seconds(); }
+double Exposed(const StepTimes& step) { return step.exposed(); }
+double Compute(const StepTimes& step) { return step.compute(); }
+
+class Report {
+ public:
+  Report(absl::Span<const RankTrace> traces, absl::Span<const StepTimes> steps)
+      : traces_(traces), kinds_(KindsOf(steps)) {
+    std::map<std::pair<int, int64_t>, int> times_seen;
+    for (const StepTimes& step : steps) {
+      all_.push_back(&step);
+      by_rank_[step.rank].push_back(&step);
+      const int nth = times_seen[{step.rank, step.step}]++;
+      by_step_[{nth, step.step}].push_back(&step);
+    }
+  }
+
+  std::string ToString() {
+    Introduction();
+    StepTable();
+    Exposure();
+    if (by_rank_.size() > 1) RankTable();
+    UnitTable();
+    return std::move(text_);
+  }
+
+ private:
+  void Introduction() {
+    absl::StrAppendFormat(&text_, "%d step%s of %d rank%s\n", by_step_.size(),
+                          by_step_.size() == 1 ? "" : "s", by_rank_.size(),
+                          by_rank_.size() == 1 ? "" : "s");
+    for (const RankTrace& trace : traces_) {
+      if (trace.num_dropped == 0) continue;
+      absl::StrAppendFormat(
+          &text_,
+          "rank %d dropped its %d oldest spans: its first step may be "
+          "incomplete (TraceOptions::capacity)\n",
+          trace.rank, trace.num_dropped);
+    }
+  }
+
+  std::vector<std::string> Header(const std::string& first) const {
+    std::vector<std::string> cells = {first, "time"};
+    cells.insert(cells.end(), kinds_.begin(), kinds_.end());
+    return cells;
+  }
+
+  std::vector<std::string> Row(std::string first, const Steps& steps) const {
+    std::vector<std::string> cells = {std::move(first),
+                                      Ms(Mean(steps, &Seconds))};
+    for (const std::string& kind : kinds_) {
+      cells.push_back(Ms(MeanOf(steps, kind)));
+    }
+    return cells;
+  }
+
+  void StepTable() {
+    text_ += "\nSteps, in ms, mean of the ranks\n";
+    Table table;
+    table.AddRow(Header("step"));
+    for (const auto& [key, steps] : by_step_) {
+      table.AddRow(Row(absl::StrCat(key.second), steps));
+    }
+    if (by_step_.size() > 1) table.AddRow(Row("mean", all_));
+    text_ += table.ToString();
+  }
+
+  void Exposure() {
+    const double step = Mean(all_, &Seconds);
+    const double exposed = Mean(all_, &Exposed);
+    absl::StrAppendFormat(&text_,
+                          "\nExposed communication: %s ms a step, %.1f %% of "
+                          "it",
+                          Ms(exposed), step > 0 ? 100 * exposed / step : 0);
+    std::string parts;
+    for (const TraceCategory category :
+         {TraceCategory::kGatherWait, TraceCategory::kReduceWait,
+          TraceCategory::kFence, TraceCategory::kAgreement}) {
+      const double seconds = MeanOf(all_, Name(category));
+      if (seconds == 0) continue;
+      absl::StrAppend(&parts, parts.empty() ? "" : ", ", Name(category), " ",
+                      Ms(seconds));
+    }
+    absl::StrAppend(&text_, parts.empty() ? "" : absl::StrCat(": ", parts));
+    const double starts = MeanOf(all_, Name(TraceCategory::kStart));
+    if (starts > 0) {
+      absl::StrAppend(&text_, "; to start collectives takes ", Ms(starts),
+                      " more");
+    }
+    text_ += "\n";
+  }
+
+  void RankTable() {
+    text_ += "\nRanks, in ms a step\n";
+    Table table;
+    table.AddRow(Header("rank"));
+    double slowest = -1;
+    int slowest_rank = 0;
+    for (const auto& [rank, steps] : by_rank_) {
+      table.AddRow(Row(absl::StrCat(rank), steps));
+      const double compute = Mean(steps, &Compute);
+      if (compute <= slowest) continue;
+      slowest = compute;
+      slowest_rank = rank;
+    }
+    const double mean = Mean(all_, &Compute);
+    absl::StrAppendFormat(
+        &text_,
+        "%srank %d computes longest, %.1f %% above the mean; ranks begin a "
+        "step up to %s ms apart\n",
+        table.ToString(), slowest_rank,
+        mean > 0 ? 100 * (slowest / mean - 1) : 0, Ms(LargestSkew()));
+  }
+
+  double LargestSkew() const {
+    double largest = 0;
+    for (const auto& [key, steps] : by_step_) {
+      double first = steps.front()->begin;
+      double last = first;
+      for (const StepTimes* step : steps) {
+        first = std::min(first, step->begin);
+        last = std::max(last, step->begin);
+      }
+      largest = std::max(largest, last - first);
+    }
+    return largest;
+  }
+
+  void UnitTable() {
+    std::set<std::string> kinds_of_units;
+    std::vector<std::string> units;  // in the order of the first step
+    for (const StepTimes* step : all_) {
+      for (const auto& [unit, times] : step->units) {
+        if (std::find(units.begin(), units.end(), unit) == units.end()) {
+          units.push_back(unit);
+        }
+        for (const auto& [kind, seconds] : times) kinds_of_units.insert(kind);
+      }
+    }
+    if (units.empty()) return;
+    text_ += "\nUnits, in ms a step, mean of the ranks\n";
+    Table table;
+    std::vector<std::string> header = {"unit"};
+    for (const std::string& kind : kinds_) {
+      if (kinds_of_units.count(kind) > 0) header.push_back(kind);
+    }
+    header.push_back("gathered MB");
+    table.AddRow(header);
+    for (const std::string& unit : units) {
+      std::vector<std::string> cells = {unit};
+      for (size_t i = 1; i + 1 < header.size(); ++i) {
+        cells.push_back(Ms(MeanOfUnit(unit, header[i])));
+      }
+      cells.push_back(absl::StrFormat("%.2f", MeanGathered(unit) / 1e6));
+      table.AddRow(std::move(cells));
+    }
+    text_ += table.ToString();
+  }
+
+  double MeanOfUnit(const std::string& unit, const std::string& kind) const {
+    double sum = 0;
+    for (const StepTimes* step : all_) {
+      const auto times = step->units.find(unit);
+      if (times == step->units.end()) continue;
+      const auto seconds = times->second.find(kind);
+      if (seconds != times->second.end()) sum += seconds->second;
+    }
+    return sum / static_cast<double>(all_.size());
+  }
+
+  double MeanGathered(const std::string& unit) const {
+    double sum = 0;
+    for (const StepTimes* step : all_) {
+      const auto bytes = step->bytes_gathered.find(unit);
+      if (bytes != step->bytes_gathered.end()) {
+        sum += static_cast<double>(bytes->second);
+      }
+    }
+    return sum / static_cast<double>(all_.size());
+  }
+
+  const absl::Span<const RankTrace> traces_;
+  const std::vector<std::string> kinds_;
+  Steps all_;
+  std::map<int, Steps> by_rank_;
+  // By how often the number was there before, and the number.
+  std::map<std::pair<int, int64_t>, Steps> by_step_;
+  std::string text_;
+};
+
+std::string CsvField(absl::string_view text) {
+  if (!absl::StrContains(text, ',') && !absl::StrContains(text, '"') &&
+      !absl::StrContains(text, '\n')) {
+    return std::string(text);
+  }
+  return absl::StrCat("\"", absl::StrReplaceAll(text, {{"\"", "\"\""}}), "\"");
+}
+
+}  // namespace
+
+std::string ToText(absl::Span<const RankTrace> traces,
+                   absl::Span<const StepTimes> steps) {
+  return Report(traces, steps).ToString();
+}
+
+std::string ToCsv(absl::Span<const StepTimes> steps) {
+  std::string text = "step,rank,unit,kind,ms\n";
+  for (const StepTimes& step : steps) {
+    const auto line = [&](absl::string_view unit, absl::string_view kind,
+                          double seconds) {
+      absl::StrAppendFormat(&text, "%d,%d,%s,%s,%.6f\n", step.step, step.rank,
+                            CsvField(unit), CsvField(kind), seconds * 1e3);
+    };
+    line("", "step", step.seconds());
+    for (const auto& [kind, seconds] : step.times) line("", kind, seconds);
+    for (const auto& [unit, times] : step.units) {
+      for (const auto& [kind, seconds] : times) line(unit, kind, seconds);
+    }
+  }
+  return text;
+}
+
+}  // namespace fsdp::trace_report

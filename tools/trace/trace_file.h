@@ -1,0 +1,48 @@
+// Reads the files that fsdp/trace.h writes.
+#ifndef TOOLS_TRACE_TRACE_FILE_H_
+#define TOOLS_TRACE_TRACE_FILE_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "fsdp/trace_category.h"
+
+namespace fsdp::trace_report {
+
+struct Span {
+  TraceCategory category;
+  std::string name;
+  std::string unit;  // empty: of none
+  double begin;      // seconds, by one clock for all ranks of a file
+  double end;
+  int64_t bytes = 0;
+  int64_t step = 0;  // its number, for kStep
+};
+
+struct RankTrace {
+  int rank = 0;
+  int64_t num_dropped = 0;  // spans that are not there, the oldest
+  std::vector<Span> spans;  // by begin, outer ones first
+};
+
+struct TraceText {
+  std::string path;  // for messages
+  std::string text;
+};
+
+// The ranks of all files, in ascending order, with times since the first file's
+// base. InvalidArgument, naming the file and the event: not a trace of ours,
+// damaged, a rank twice, no steps.
+absl::StatusOr<std::vector<RankTrace>> ParseTraces(
+    absl::Span<const TraceText> files);
+
+// The same for files. An error that reading has, with the path.
+absl::StatusOr<std::vector<RankTrace>> ReadTraces(
+    absl::Span<const std::string> paths);
+
+}  // namespace fsdp::trace_report
+
+#endif  // TOOLS_TRACE_TRACE_FILE_H_
