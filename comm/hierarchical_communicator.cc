@@ -186,14 +186,14 @@ absl::StatusOr<std::unique_ptr<Communicator>> SplitParts(
     case SplitPlan::Kind::kBetweenHosts:
       return group.rail().Split(color, key);
     case SplitPlan::Kind::kNetwork:
-      return group.network().Split(color, key);
+      return group.SplitNetwork(color, key);
     case SplitPlan::Kind::kHierarchical:
       break;
   }
   HierarchicalParts parts;
   FSDP_ASSIGN_OR_RETURN(parts.host, group.host().Split(color, plan.place));
   FSDP_ASSIGN_OR_RETURN(parts.rail, group.rail().Split(color, plan.host));
-  FSDP_ASSIGN_OR_RETURN(parts.network, group.network().Split(color, key));
+  FSDP_ASSIGN_OR_RETURN(parts.network, group.SplitNetwork(color, key));
   return CreateHierarchicalCommunicator(std::move(parts));
 }
 

@@ -17,7 +17,8 @@ namespace fsdp::comm {
 //
 //   host     the ranks of this host, by place
 //   rail     the ranks that have this rank's place on all hosts, by host
-//   network  all ranks; used by Split() only
+//   network  all ranks; moves no tensors, but tells all of a failure, and is
+//            what Split() falls back on
 //
 // Every rank calls this with such parts; it does not communicate.
 // InvalidArgument where they do not fit together.
@@ -31,10 +32,9 @@ namespace fsdp::comm {
 // between two steps each rank keeps as much as the largest all-gather or
 // reduce-scatter so far has moved in all, divided by L.
 //
-// Calls that differ, a missed deadline, Abort() or a rank that is gone end all
-// parts of the ranks that share one with the rank that noticed. Those tell
-// theirs, and so all ranks end: a rank that is in no operation passes it on
-// with its next one. A message that numbers ranks inside a part says how.
+// Calls that differ, a missed deadline, Abort() or a rank that is gone in one
+// part end all parts on all ranks. A message that numbers ranks inside a part
+// says how.
 //
 // AllocateSymmetric() gives memory of the host group. Split() gives a part's
 // sub-group where no group leaves its host or every group has one place only, a

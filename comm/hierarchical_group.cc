@@ -6,9 +6,11 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/status_macros.h"
 #include "base/torch_status.h"
 
 namespace fsdp::comm {
@@ -26,6 +28,10 @@ std::string Encode(const absl::Status& failure) {
   return absl::StrCat(kToldToAll, static_cast<int>(failure.code()), " ",
                       failure.message());
 }
+
+// What the others need not mind unless they miss the rank: one that has left
+// with nothing unfinished.
+constexpr absl::string_view kHasLeft = " has left the group";
 
 absl::optional<absl::Status> Decode(absl::string_view text) {
   const size_t mark = text.find(kToldToAll);
@@ -77,6 +83,10 @@ HierarchicalGroup::HierarchicalGroup(HierarchicalParts parts)
       layout_(LayoutOf(parts_)),
       rank_(parts_.network->rank()),
       world_size_(parts_.network->world_size()) {
+  watch_ = std::make_unique<FailureWatch>(
+      parts_.network.get(),
+      [this](const absl::Status& status) { FailAsNetwork(status); });
+  watch_->Begin();
   worker_ = std::thread([this] { RunOperations(); });
 }
 
@@ -164,10 +174,13 @@ void HierarchicalGroup::Stop() {
   }
   if (unfinished) {
     Fail({absl::UnavailableError("this rank has left the group"),
-          absl::UnavailableError(absl::StrCat(
-              "rank ", rank_, " has left the group in ", CurrentName()))});
+          absl::UnavailableError(
+              absl::StrCat("rank ", rank_, kHasLeft, " in ", CurrentName()))});
   }
   worker_.join();
+  parts_.network->Abort(
+      absl::AbortedError(absl::StrCat("rank ", rank_, kHasLeft)));
+  watch_.reset();
   parts_ = HierarchicalParts();
 }
 
@@ -238,6 +251,14 @@ absl::Status HierarchicalGroup::FinishOne(Started started) {
   return status;
 }
 
+absl::StatusOr<std::unique_ptr<Communicator>> HierarchicalGroup::SplitNetwork(
+    int color, int key) {
+  FSDP_RETURN_IF_ERROR(watch_->End());
+  FSDP_ASSIGN_OR_RETURN(auto part, parts_.network->Split(color, key));
+  watch_->Begin();
+  return part;
+}
+
 void HierarchicalGroup::Fail(Failure failure) {
   const absl::Status reason =
       absl::AbortedError(Encode(failure.status_of_others));
@@ -249,6 +270,13 @@ void HierarchicalGroup::Fail(Failure failure) {
   for (auto* part : {&parts_.host, &parts_.rail, &parts_.network}) {
     (*part)->Abort(reason);
   }
+}
+
+// The watch has heard of something.
+void HierarchicalGroup::FailAsNetwork(const absl::Status& status) {
+  const bool is_failure = Decode(status.message()).has_value() ||
+                          !absl::StrContains(status.message(), kHasLeft);
+  if (is_failure) FailWith(*parts_.network, status);
 }
 
 // A call to `part` has failed.

@@ -19,6 +19,7 @@
 #include "absl/types/optional.h"
 #include "comm/call.h"
 #include "comm/communicator.h"
+#include "comm/failure_watch.h"
 #include "comm/host_layout.h"
 #include "comm/work.h"
 
@@ -34,8 +35,8 @@ struct HierarchicalParts {
 
 // Runs operations one after the other on a thread of its own, so that all ranks
 // make their calls to the parts in one order and nobody blocks on start. The
-// first failure, of whichever part, ends all of them, here and on the peers.
-// Thread-safe.
+// first failure, of whichever part, ends all of them, here and on the peers,
+// who are told by the network. Thread-safe.
 class HierarchicalGroup {
  public:
   using Run = std::function<absl::Status(HierarchicalGroup&)>;
@@ -69,7 +70,8 @@ class HierarchicalGroup {
   // For operations that run.
   Communicator& host() { return *parts_.host; }
   Communicator& rail() { return *parts_.rail; }
-  Communicator& network() { return *parts_.network; }
+  absl::StatusOr<std::unique_ptr<Communicator>> SplitNetwork(int color,
+                                                             int key);
 
   // A call that an operation has made to `part`.
   struct Started {
@@ -99,6 +101,7 @@ class HierarchicalGroup {
   absl::Status FinishOne(Started started);
   void GiveUp(Operation& operation);
   void Fail(Failure failure);
+  void FailAsNetwork(const absl::Status& status);
   void FailWith(const Communicator& part, const absl::Status& status);
   std::string WhereIs(const Communicator& part) const;
   std::string CurrentName();
@@ -109,6 +112,7 @@ class HierarchicalGroup {
   const HostLayout layout_;
   const int rank_;
   const int world_size_;
+  std::unique_ptr<FailureWatch> watch_;  // of the network; used by worker_ only
 
   absl::Mutex mutex_;
   int64_t next_sequence_ ABSL_GUARDED_BY(mutex_) = 0;
