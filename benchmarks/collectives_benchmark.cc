@@ -1,13 +1,13 @@
-// Collectives between ranks that are threads of this process, in shared memory
-// and over Gloo's TCP. Counters: `GB/s` of the whole tensor, and `of_memcpy`,
-// the time of one thread's memcpy of the whole tensor, measured right before,
-// over the time of the collective.
+// Collectives between ranks that are threads of this process, in shared memory,
+// over Gloo's TCP, and hierarchical: shared memory inside two hosts of half the
+// ranks each, Gloo between them. Counters: `GB/s` of the whole tensor, and
+// `of_memcpy`, the time of one thread's memcpy of the whole tensor, measured
+// right before, over the time of the collective.
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cstring>
 #include <thread>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -16,9 +16,12 @@
 #include "absl/time/time.h"
 #include "base/check.h"
 #include "benchmark/benchmark.h"
-#include "comm/c10d_communicator.h"
 #include "comm/communicator.h"
+#include "comm/host_layout.h"
 #include "comm/local_communicator.h"
+#include "comm/testing/gloo_group.h"
+#include "comm/testing/hierarchical_group.h"
+#include "comm/testing/shared_memory_group.h"
 #include "comm/work.h"
 
 namespace fsdp::comm {
@@ -35,21 +38,21 @@ Group CreateLocal(int world_size) {
 }
 
 Group CreateGloo(int world_size) {
-  const auto store = c10::make_intrusive<c10d::HashStore>();
-  Group group(world_size);
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < world_size; ++rank) {
-    threads.emplace_back([&, rank] {
-      GlooOptions options;
-      options.hostname = "127.0.0.1";
-      options.timeout = kTimeout;
-      auto comm = CreateGlooCommunicator(store, rank, world_size, options);
-      FSDP_CHECK(comm.ok());
-      group[rank] = *std::move(comm);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  return group;
+  auto group = testing::CreateGlooGroup(world_size, kTimeout);
+  FSDP_CHECK(group.ok());
+  return *std::move(group);
+}
+
+// Two hosts, by name only: what is between them is this machine's loopback.
+Group CreateHierarchical(int world_size) {
+  HostLayout layout;
+  layout.num_hosts = 2;
+  layout.ranks_per_host = world_size / 2;
+  auto group =
+      testing::CreateHierarchicalGroup(layout, testing::CreateSharedMemoryGroup,
+                                       testing::CreateGlooGroup, kTimeout);
+  FSDP_CHECK(group.ok());
+  return *std::move(group);
 }
 
 // One rank's buffers and how it uses them, in place as the library does.
@@ -157,6 +160,25 @@ BENCHMARK_CAPTURE(BM_Collective, gloo_reduce_scatter, CreateGloo,
 BENCHMARK_CAPTURE(BM_Collective, gloo_all_reduce, CreateGloo,
                   Collective::kAllReduce)
     ->Apply(Sizes);
+
+// What two ranks per host save of the bytes between hosts, beside gloo_* with
+// as many ranks.
+void HierarchicalSizes(benchmark::internal::Benchmark* benchmark) {
+  benchmark->UseRealTime()->ArgNames({"bytes", "ranks"});
+  for (int64_t bytes : {64 << 10, 1 << 20, 16 << 20, 128 << 20}) {
+    benchmark->Args({bytes, 4});
+  }
+}
+
+BENCHMARK_CAPTURE(BM_Collective, hierarchical_all_gather, CreateHierarchical,
+                  Collective::kAllGather)
+    ->Apply(HierarchicalSizes);
+BENCHMARK_CAPTURE(BM_Collective, hierarchical_reduce_scatter,
+                  CreateHierarchical, Collective::kReduceScatter)
+    ->Apply(HierarchicalSizes);
+BENCHMARK_CAPTURE(BM_Collective, hierarchical_all_reduce, CreateHierarchical,
+                  Collective::kAllReduce)
+    ->Apply(HierarchicalSizes);
 
 }  // namespace
 }  // namespace fsdp::comm
