@@ -4,8 +4,8 @@
 # usage: two_hosts.sh RANKS_PER_HOST PROGRAM [ARGUMENT...]
 #
 # Every rank finds what torchrun would set, and the name of its host in TWO_HOSTS_NAME: the kernel is one, so that the
-# ranks could share memory after all. Exits with 0 if all ranks do; with 77, and a line that says why, where this machine
-# does not allow it. TWO_HOSTS_LOOPBACK=PORT: without namespaces, over the loopback address, where PORT is free.
+# ranks could share memory after all. Exits with 0 if all ranks do; with 77, and a line that says why, where this
+# machine does not allow it. TWO_HOSTS_LOOPBACK=PORT: without namespaces, over the loopback address, where PORT is free.
 set -uo pipefail
 
 ranks_per_host=$1
