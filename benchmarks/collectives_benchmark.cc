@@ -1,7 +1,9 @@
 // Collectives between ranks that are threads of this process: of a local group,
-// in shared memory as processes have it, and over Gloo's TCP. Counters: `GB/s`
-// of the whole tensor, and `of_memcpy`, the time of one thread's memcpy of the
-// whole tensor, measured right before, over the time of the collective.
+// in shared memory as processes have it, over Gloo's TCP, and hierarchical:
+// shared memory inside two hosts of half the ranks each, Gloo between them.
+// Counters: `GB/s` of the whole tensor, and `of_memcpy`, the time of one
+// thread's memcpy of the whole tensor, measured right before, over the time of
+// the collective.
 //
 // `in_place` is what gathering costs where all ranks compute with the same
 // memory: they agree that it is written and read it for the first time. `cast`
@@ -13,8 +15,6 @@
 #include <cstring>
 #include <memory>
 #include <thread>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -23,10 +23,12 @@
 #include "absl/time/time.h"
 #include "base/check.h"
 #include "benchmark/benchmark.h"
-#include "comm/c10d_communicator.h"
 #include "comm/communicator.h"
+#include "comm/host_layout.h"
 #include "comm/local_communicator.h"
-#include "comm/shared_memory_communicator.h"
+#include "comm/testing/gloo_group.h"
+#include "comm/testing/hierarchical_group.h"
+#include "comm/testing/shared_memory_group.h"
 #include "comm/work.h"
 
 namespace fsdp::comm {
@@ -42,38 +44,28 @@ Group CreateLocal(int world_size) {
   return *std::move(group);
 }
 
-// Every rank calls `create` with a store in a thread of its own.
-template <typename Create>
-Group CreateInThreads(int world_size, Create create) {
-  const auto store = c10::make_intrusive<c10d::HashStore>();
-  Group group(world_size);
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < world_size; ++rank) {
-    threads.emplace_back([&, rank] {
-      auto comm = create(store, rank);
-      FSDP_CHECK(comm.ok());
-      group[rank] = *std::move(comm);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  return group;
-}
-
 Group CreateGloo(int world_size) {
-  return CreateInThreads(world_size, [&](const auto& store, int rank) {
-    GlooOptions options;
-    options.hostname = "127.0.0.1";
-    options.timeout = kTimeout;
-    return CreateGlooCommunicator(store, rank, world_size, options);
-  });
+  auto group = testing::CreateGlooGroup(world_size, kTimeout);
+  FSDP_CHECK(group.ok());
+  return *std::move(group);
 }
 
 Group CreateSharedMemory(int world_size) {
-  return CreateInThreads(world_size, [&](const auto& store, int rank) {
-    SharedMemoryOptions options;
-    options.timeout = kTimeout;
-    return CreateSharedMemoryCommunicator(store, rank, world_size, options);
-  });
+  auto group = testing::CreateSharedMemoryGroup(world_size, kTimeout);
+  FSDP_CHECK(group.ok());
+  return *std::move(group);
+}
+
+// Two hosts, by name only: what is between them is this machine's loopback.
+Group CreateHierarchical(int world_size) {
+  HostLayout layout;
+  layout.num_hosts = 2;
+  layout.ranks_per_host = world_size / 2;
+  auto group =
+      testing::CreateHierarchicalGroup(layout, testing::CreateSharedMemoryGroup,
+                                       testing::CreateGlooGroup, kTimeout);
+  FSDP_CHECK(group.ok());
+  return *std::move(group);
 }
 
 // What one rank does, with buffers of its own.
@@ -260,6 +252,25 @@ BENCHMARK_CAPTURE(BM_Collective, gloo_reduce_scatter, CreateGloo,
 BENCHMARK_CAPTURE(BM_Collective, gloo_all_reduce, CreateGloo,
                   Plain<Collective::kAllReduce>)
     ->Apply(Sizes);
+
+// What two ranks per host save of the bytes between hosts, beside gloo_* with
+// as many ranks.
+void HierarchicalSizes(benchmark::internal::Benchmark* benchmark) {
+  benchmark->UseRealTime()->ArgNames({"bytes", "ranks"});
+  for (int64_t bytes : {64 << 10, 1 << 20, 16 << 20, 128 << 20}) {
+    benchmark->Args({bytes, 4});
+  }
+}
+
+BENCHMARK_CAPTURE(BM_Collective, hierarchical_all_gather, CreateHierarchical,
+                  Plain<Collective::kAllGather>)
+    ->Apply(HierarchicalSizes);
+BENCHMARK_CAPTURE(BM_Collective, hierarchical_reduce_scatter,
+                  CreateHierarchical, Plain<Collective::kReduceScatter>)
+    ->Apply(HierarchicalSizes);
+BENCHMARK_CAPTURE(BM_Collective, hierarchical_all_reduce, CreateHierarchical,
+                  Plain<Collective::kAllReduce>)
+    ->Apply(HierarchicalSizes);
 
 }  // namespace
 }  // namespace fsdp::comm

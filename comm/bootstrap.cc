@@ -21,8 +21,14 @@
 #include "base/torch_status.h"
 #include "comm/bootstrap_store.h"
 #include "comm/c10d_communicator.h"
+#include "comm/forwarding_communicator.h"
+#include "comm/hierarchical_communicator.h"
+#include "comm/hierarchical_group.h"
+#include "comm/host_layout.h"
 #include "comm/local_communicator.h"
 #include "comm/shared_memory_communicator.h"
+#include "comm/shared_segment.h"
+#include "comm/store_exchange.h"
 
 namespace fsdp::comm {
 namespace {
@@ -71,27 +77,119 @@ absl::StatusOr<CommunicatorPtr> ConnectLocal(const ConnectOptions& options) {
   return std::move(group[0]);
 }
 
+c10::intrusive_ptr<c10d::Store> StoreOf(const MeetingPlace& place,
+                                        const std::string& group) {
+  return c10::make_intrusive<c10d::PrefixStore>(group, place.store);
+}
+
+// What processes that may share memory have in common.
+std::string HostName(const ConnectOptions& options) {
+  return absl::StrCat(options.host, "/", HostIdentity());
+}
+
 absl::StatusOr<CommunicatorPtr> ConnectSharedMemory(
-    const Environment& environment, const ConnectOptions& options,
-    const MeetingPlace& place) {
+    const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
+    const ConnectOptions& options) {
   SharedMemoryOptions shared_memory;
   shared_memory.timeout = options.timeout;
   shared_memory.host = options.host;
-  return CreateSharedMemoryCommunicator(
-      c10::make_intrusive<c10d::PrefixStore>("shared_memory", place.store),
-      environment.rank, environment.world_size, shared_memory);
+  return CreateSharedMemoryCommunicator(store, rank, world_size, shared_memory);
 }
 
-absl::StatusOr<CommunicatorPtr> ConnectGloo(const Environment& environment,
-                                            const ConnectOptions& options,
-                                            const MeetingPlace& place) {
+absl::StatusOr<CommunicatorPtr> ConnectGloo(
+    const Environment& environment, const ConnectOptions& options,
+    const MeetingPlace& place, const c10::intrusive_ptr<c10d::Store>& store,
+    int rank, int world_size) {
   GlooOptions gloo;
   gloo.timeout = options.timeout;
   gloo.interface =
       options.interface.empty() ? environment.interface : options.interface;
   if (gloo.interface.empty()) gloo.hostname = place.local_address;
-  return CreateGlooCommunicator(place.store, environment.rank,
-                                environment.world_size, gloo);
+  return CreateGlooCommunicator(store, rank, world_size, gloo);
+}
+
+absl::StatusOr<CommunicatorPtr> ConnectGloo(const Environment& environment,
+                                            const ConnectOptions& options,
+                                            const MeetingPlace& place) {
+  return ConnectGloo(environment, options, place, place.store, environment.rank,
+                     environment.world_size);
+}
+
+// FailedPrecondition on all ranks alike where those of a host cannot share
+// memory.
+absl::StatusOr<CommunicatorPtr> ConnectHierarchical(
+    const Environment& environment, const ConnectOptions& options,
+    const MeetingPlace& place, const HostLayout& layout, absl::Time deadline) {
+  const int rank = environment.rank;
+  const int host = layout.host(rank);
+  auto inside =
+      ConnectSharedMemory(StoreOf(place, absl::StrCat("host", host)),
+                          layout.place(rank), layout.ranks_per_host, options);
+  FSDP_ASSIGN_OR_RETURN(
+      const std::vector<std::string> outcomes,
+      ExchangeByStore(StoreOf(place, "hosts"), "outcomes", rank,
+                      environment.world_size,
+                      inside.ok() ? "" : inside.status().ToString(), deadline));
+  for (size_t peer = 0; peer < outcomes.size(); ++peer) {
+    if (outcomes[peer].empty()) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("rank ", peer,
+                     " cannot share memory inside its host: ", outcomes[peer]));
+  }
+  HierarchicalParts parts;
+  parts.host = *std::move(inside);
+  FSDP_ASSIGN_OR_RETURN(
+      parts.rail,
+      ConnectGloo(environment, options, place,
+                  StoreOf(place, absl::StrCat("rail", layout.place(rank))),
+                  host, layout.num_hosts));
+  FSDP_ASSIGN_OR_RETURN(parts.network,
+                        ConnectGloo(environment, options, place));
+  return CreateHierarchicalCommunicator(std::move(parts));
+}
+
+// Says why it is not a faster one.
+class ExplainedCommunicator final : public ForwardingCommunicator {
+ public:
+  ExplainedCommunicator(CommunicatorPtr base, absl::string_view why)
+      : ForwardingCommunicator(std::move(base)),
+        text_(ForwardingCommunicator::ToString()) {
+    text_.insert(text_.rfind(", rank "),
+                 absl::StrCat(" without shared memory (", why, ")"));
+  }
+
+  std::string ToString() const override { return text_; }
+
+ private:
+  std::string text_;
+};
+
+// What is fastest where the ranks are.
+absl::StatusOr<CommunicatorPtr> ConnectAuto(const Environment& environment,
+                                            const ConnectOptions& options,
+                                            const MeetingPlace& place,
+                                            absl::Time deadline) {
+  FSDP_ASSIGN_OR_RETURN(
+      const std::vector<std::string> hosts,
+      ExchangeByStore(StoreOf(place, "hosts"), "names", environment.rank,
+                      environment.world_size, HostName(options), deadline));
+  const absl::StatusOr<HostLayout> layout = ArrangeHosts(hosts);
+  absl::StatusOr<CommunicatorPtr> sharing =
+      absl::FailedPreconditionError("every host has one rank");
+  if (!layout.ok()) {
+    sharing = layout.status();
+  } else if (layout->num_hosts == 1) {
+    sharing =
+        ConnectSharedMemory(StoreOf(place, "shared_memory"), environment.rank,
+                            environment.world_size, options);
+  } else if (layout->ranks_per_host > 1) {
+    sharing =
+        ConnectHierarchical(environment, options, place, *layout, deadline);
+  }
+  if (!absl::IsFailedPrecondition(sharing.status())) return sharing;
+  FSDP_ASSIGN_OR_RETURN(auto gloo, ConnectGloo(environment, options, place));
+  return std::make_unique<ExplainedCommunicator>(std::move(gloo),
+                                                 sharing.status().message());
 }
 
 absl::StatusOr<CommunicatorPtr> ConnectProcesses(const Environment& environment,
@@ -104,16 +202,18 @@ absl::StatusOr<CommunicatorPtr> ConnectProcesses(const Environment& environment,
   } else {
     FSDP_ASSIGN_OR_RETURN(place, Meet(environment, deadline));
   }
-  if (options.backend == Backend::kGloo) {
-    return ConnectGloo(environment, options, place);
+  switch (options.backend) {
+    case Backend::kGloo:
+      return ConnectGloo(environment, options, place);
+    case Backend::kSharedMemory:
+      return ConnectSharedMemory(StoreOf(place, "shared_memory"),
+                                 environment.rank, environment.world_size,
+                                 options);
+    case Backend::kAuto:
+    case Backend::kLocal:
+      break;
   }
-  absl::StatusOr<CommunicatorPtr> sharing =
-      ConnectSharedMemory(environment, options, place);
-  const bool is_several_hosts = absl::IsFailedPrecondition(sharing.status());
-  if (options.backend == Backend::kAuto && is_several_hosts) {
-    return ConnectGloo(environment, options, place);
-  }
-  return sharing;
+  return ConnectAuto(environment, options, place, deadline);
 }
 
 absl::Status CheckEnvironment(const Environment& environment) {

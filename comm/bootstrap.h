@@ -14,8 +14,10 @@
 namespace fsdp::comm {
 
 enum class Backend {
-  kAuto,   // kLocal for a single rank, else kSharedMemory where all ranks
-           // are on one host, else kGloo
+  kAuto,   // kLocal for a single rank; kSharedMemory where all ranks are on
+           // one host; a hierarchical group (comm/hierarchical_communicator.h)
+           // of both below where hosts have equally many ranks, two at least,
+           // that follow each other; else kGloo, whose ToString() says why
   kLocal,  // this process alone
   kSharedMemory,  // processes of one host
   kGloo,          // processes on any number of hosts, over TCP

@@ -118,27 +118,47 @@ TEST(ConnectTest, OneRankMayUseGloo) {
   EXPECT_OK(SumRanks(*communicator));
 }
 
-TEST(ConnectTest, RanksOfOneHostShareMemoryUnlessTheirHostsHaveOtherNames) {
-  for (const bool one_host : {true, false}) {
-    std::vector<absl::Status> results;
-    const std::vector<Environment> ranks = Ranks(2);
-    RunInThreads(
-        2,
-        [&](int i) -> absl::Status {
-          ConnectOptions options = Options();
-          if (!one_host) options.host = absl::StrCat("host ", i);
-          FSDP_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> communicator,
-                                Connect(ranks[i], options));
-          FSDP_RETURN_IF_ERROR(SumRanks(*communicator));
-          return absl::CancelledError(communicator->ToString());
-        },
-        &results)
-        .IgnoreError();
-    for (const absl::Status& result : results) {
-      EXPECT_THAT(std::string(result.message()),
-                  HasSubstr(one_host ? "shared memory, rank" : "gloo, rank"));
-    }
-  }
+// What the ranks' communicators are, which all work; `hosts` are the names of
+// the ranks' hosts.
+std::vector<std::string> ConnectedBy(const std::vector<std::string>& hosts) {
+  const auto world_size = static_cast<int>(hosts.size());
+  const std::vector<Environment> ranks = Ranks(world_size);
+  std::vector<std::string> names(world_size);
+  std::vector<absl::Status> results;
+  EXPECT_OK(RunInThreads(
+      world_size,
+      [&](int i) -> absl::Status {
+        ConnectOptions options = Options();
+        options.host = hosts[i];
+        FSDP_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> communicator,
+                              Connect(ranks[i], options));
+        names[i] = communicator->ToString();
+        return SumRanks(*communicator);
+      },
+      &results));
+  return names;
+}
+
+TEST(ConnectTest, RanksOfOneHostShareMemory) {
+  EXPECT_THAT(ConnectedBy({"a", "a", "a"}),
+              Each(HasSubstr("shared memory, rank")));
+}
+
+TEST(ConnectTest, HostsWithSeveralRanksEachAreHierarchical) {
+  const std::vector<std::string> names = ConnectedBy({"a", "a", "b", "b"});
+  EXPECT_THAT(names, Each(HasSubstr("hierarchical (shared memory inside 2 "
+                                    "hosts, gloo between them)")));
+  EXPECT_THAT(names[3], HasSubstr("rank 3 of 4"));
+}
+
+TEST(ConnectTest, OtherHostsUseGlooAndSayWhy) {
+  EXPECT_THAT(ConnectedBy({"a", "b"}),
+              Each(HasSubstr("gloo without shared memory (every host has one "
+                             "rank), rank")));
+  EXPECT_THAT(ConnectedBy({"a", "b", "a", "b"}),
+              Each(HasSubstr("(the ranks of a host do not follow each other")));
+  EXPECT_THAT(ConnectedBy({"a", "a", "b"}),
+              Each(HasSubstr("(the hosts do not have as many ranks each")));
 }
 
 TEST(ConnectTest, SeveralHostsCannotShareMemory) {

@@ -1,0 +1,21 @@
+// A Gloo group whose ranks are threads of one process: everything but the
+// processes is real.
+#ifndef COMM_TESTING_GLOO_GROUP_H_
+#define COMM_TESTING_GLOO_GROUP_H_
+
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "comm/communicator.h"
+
+namespace fsdp::comm::testing {
+
+// By rank.
+absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> CreateGlooGroup(
+    int world_size, absl::Duration timeout = absl::Seconds(30));
+
+}  // namespace fsdp::comm::testing
+
+#endif  // COMM_TESTING_GLOO_GROUP_H_

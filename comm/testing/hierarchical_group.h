@@ -1,0 +1,30 @@
+// A hierarchical group whose hosts are parts of one process and whose ranks are
+// threads.
+#ifndef COMM_TESTING_HIERARCHICAL_GROUP_H_
+#define COMM_TESTING_HIERARCHICAL_GROUP_H_
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "comm/communicator.h"
+#include "comm/host_layout.h"
+
+namespace fsdp::comm::testing {
+
+// Makes a group of so many ranks, by rank.
+using GroupFactory =
+    std::function<absl::StatusOr<std::vector<std::unique_ptr<Communicator>>>(
+        int world_size, absl::Duration timeout)>;
+
+// By rank; `inside` makes the groups of the hosts, `between` the others.
+absl::StatusOr<std::vector<std::unique_ptr<Communicator>>>
+CreateHierarchicalGroup(const HostLayout& layout, const GroupFactory& inside,
+                        const GroupFactory& between,
+                        absl::Duration timeout = absl::Seconds(30));
+
+}  // namespace fsdp::comm::testing
+
+#endif  // COMM_TESTING_HIERARCHICAL_GROUP_H_
