@@ -398,10 +398,9 @@ bool SharedGroup::PassOrFail(const Awaited& awaited, absl::Time deadline) {
       missing.push_back(LastSeen(peer));
     }
   }
-  const std::string text =
-      absl::StrCat("not done at the deadline; still missing: ",
-                   missing.empty() ? "nobody any more"
-                                   : absl::StrJoin(missing, ", "));
+  const std::string text = absl::StrCat(
+      "not done at the deadline; still missing: ",
+      missing.empty() ? "nobody any more" : absl::StrJoin(missing, ", "));
   Fail({absl::DeadlineExceededError(text),
         absl::StrCat("rank ", rank_, " gave up waiting for ", awaited.name,
                      ": ", text),
