@@ -43,6 +43,11 @@ class SharedGroup::Operation {
       : call(std::move(call)), work(std::move(work)) {}
 
   uint64_t end_chunk() const { return first_chunk + work.num_chunks(); }
+  bool reads_in_place() const {
+    return std::any_of(sources.begin(), sources.end(), [](const auto& source) {
+      return source.data != nullptr;
+    });
+  }
   std::string name() const {
     return Name(call, static_cast<int64_t>(sequence));
   }
@@ -183,13 +188,30 @@ void SharedGroup::Progress() {
   StageWhatFits();
   while (!queue_.empty()) {
     const std::shared_ptr<Operation> operation = queue_.front();
-    if (!Advance(*operation) || EchoFailure()) return;
-    operation->done = true;
-    operation->sources.clear();
+    if (!Advance(*operation)) return;
+    // A rank that has failed may write again what was read where it is.
+    if (operation->reads_in_place() && EchoFailure()) return;
     queue_.pop_front();
-    own().finished.store(operation->sequence + 1, kRelease);
-    RingPeers();
+    Finish(*operation);
   }
+  while (!lent_.empty() && AllHaveRead(lent_.front().first)) lent_.pop_front();
+}
+
+void SharedGroup::Finish(Operation& operation) {
+  operation.done = true;
+  operation.sources.clear();
+  if (operation.in.exists()) {
+    lent_.emplace_back(operation.end_chunk(), operation.work.input());
+  }
+  own().finished.store(operation.sequence + 1, kRelease);
+  RingPeers();
+}
+
+bool SharedGroup::AllHaveRead(uint64_t chunks) const {
+  for (const Peer& peer : peers_) {
+    if (peer.block->read.load(kAcquire) < chunks) return false;
+  }
+  return true;
 }
 
 // Whether the operation is done; false also when it has failed.
@@ -346,11 +368,8 @@ absl::Status SharedGroup::Wait(Operation& operation, bool inputs_free,
   const auto is_done = [&] {
     host_->mutex().AssertHeld();
     if (!operation.done) return false;
-    if (!inputs_free || !peers_read_input || operation.in_common) return true;
-    for (const Peer& peer : peers_) {
-      if (peer.block->read.load(kAcquire) < operation.end_chunk()) return false;
-    }
-    return true;
+    return !inputs_free || !peers_read_input || operation.in_common ||
+           AllHaveRead(operation.end_chunk());
   };
   if (done && !inputs_free) return absl::OkStatus();
   return Await({operation.name(), is_done, is_missing}, deadline);
@@ -451,6 +470,7 @@ void SharedGroup::Fail(Failure failure) {
   own().status.store(SharedRankBlock::kFailed, kRelease);
   failure_ = std::move(failure);
   queue_.clear();
+  lent_.clear();
   RingPeers();
   host_->Ring(peers_[rank_].world_rank);  // for other threads of this rank
 }
@@ -505,6 +525,7 @@ void SharedGroup::Leave() {
     own().status.store(SharedRankBlock::kLeft, kRelease);
   }
   queue_.clear();
+  lent_.clear();
   RingPeers();
 }
 

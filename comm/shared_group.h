@@ -3,10 +3,13 @@
 #ifndef COMM_SHARED_GROUP_H_
 #define COMM_SHARED_GROUP_H_
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <deque>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -105,6 +108,8 @@ class SharedGroup final : public ProgressSource,
 
   void Post(Operation& operation) ABSL_EXCLUSIVE_LOCKS_REQUIRED(host_->mutex());
   void StageWhatFits() ABSL_EXCLUSIVE_LOCKS_REQUIRED(host_->mutex());
+  void Finish(Operation& operation)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(host_->mutex());
   bool Advance(Operation& operation)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(host_->mutex());
   bool Match(Operation& operation)
@@ -118,6 +123,7 @@ class SharedGroup final : public ProgressSource,
   std::vector<SharedSource> SourcesOf(const Operation& operation,
                                       int64_t chunk) const;
 
+  bool AllHaveRead(uint64_t chunks) const;
   bool IsMissing(const Operation& operation, bool inputs_free, int peer) const;
   bool FailsWithPeers(const Awaited& awaited)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(host_->mutex());
@@ -139,6 +145,10 @@ class SharedGroup final : public ProgressSource,
   uint64_t num_chunks_ ABSL_GUARDED_BY(host_->mutex()) = 0;
   // Not finished here, in order.
   std::deque<std::shared_ptr<Operation>> queue_ ABSL_GUARDED_BY(host_->mutex());
+  // Inputs that peers may still read where they are, with the number of chunks
+  // that they will have read then.
+  std::deque<std::pair<uint64_t, at::Tensor>> lent_
+      ABSL_GUARDED_BY(host_->mutex());
   absl::optional<Failure> failure_ ABSL_GUARDED_BY(host_->mutex());
   absl::Time next_check_of_processes_ ABSL_GUARDED_BY(host_->mutex());
 };

@@ -5,6 +5,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/remainder.h>
 #include <ATen/ops/zeros.h>
 #include <dirent.h>
@@ -149,6 +150,36 @@ TEST(SharedMemoryTest, MemoryThatIsFreedIsForgottenByThePeers) {
     return absl::OkStatus();
   };
   EXPECT_OK(AllOk(RunRanks(Create(2), run)));
+}
+
+TEST(SharedMemoryTest, MemoryThatIsDroppedStaysUntilThePeersHaveReadIt) {
+  const Group group = Create(2);
+  std::vector<std::unique_ptr<Work>> works;
+  std::vector<at::Tensor> outs;
+  for (int rank : {1, 0}) {
+    at::Tensor in = Symmetric(*group[rank], 8).value();
+    in.fill_(rank + 1);
+    outs.push_back(at::zeros({4}));
+    works.push_back(
+        group[rank]
+            ->ReduceScatter(outs.back(), in, ReduceOp::kSum, "early")
+            .value());
+    // Rank 0 is done at once, and its memory is nobody's here afterwards.
+    if (rank == 0) EXPECT_OK(works.back()->WaitForResult(Soon()));
+  }
+  works.pop_back();
+  EXPECT_OK(works[0]->Wait(Soon()));
+  EXPECT_TRUE(at::equal(outs[0], at::full({4}, 3.0f)));
+}
+
+TEST(SharedMemoryTest, WhatAllHaveStartedIsDoneAlthoughAPeerThenAborts) {
+  const Group group = Create(2);
+  const at::Tensor sum = at::ones({4});
+  auto own = group[0]->AllReduce(sum, ReduceOp::kSum, "sum");
+  EXPECT_OK(Finish(group[1]->AllReduce(at::ones({4}), ReduceOp::kSum, "sum")));
+  group[1]->Abort(absl::InternalError("later"));
+  EXPECT_OK(Finish(std::move(own)));
+  EXPECT_TRUE(at::equal(sum, at::full({4}, 2.0f)));
 }
 
 TEST(SharedMemoryTest, WaitingInOneGroupMovesTheDataOfOthers) {
