@@ -165,7 +165,9 @@ TEST(SharedMemoryTest, MemoryThatIsDroppedStaysUntilThePeersHaveReadIt) {
             ->ReduceScatter(outs.back(), in, ReduceOp::kSum, "early")
             .value());
     // Rank 0 is done at once, and its memory is nobody's here afterwards.
-    if (rank == 0) EXPECT_OK(works.back()->WaitForResult(Soon()));
+    if (rank == 0) {
+      EXPECT_OK(works.back()->WaitForResult(Soon()));
+    }
   }
   works.pop_back();
   EXPECT_OK(works[0]->Wait(Soon()));
