@@ -130,7 +130,7 @@ TEST(SvgTimelineTest, IsWellFormed) {
   for (const char* part :
        {"<svg xmlns=", "compute", "memory", "gathers", "reductions",
         "all-gather of blocks.3", "reduce-scatter of root",
-        "all-reduce of blocks.0", "exposed wait", "url(#wait)", " ms</text>"}) {
+        "all-reduce of blocks.0", "exposed wait", "url(#hatch", " ms</text>"}) {
     EXPECT_THAT(svg, HasSubstr(part));
   }
 }

@@ -33,9 +33,9 @@ struct KnownStyle {
 const std::vector<KnownStyle>& KnownStyles() {
   using C = TraceCategory;
   static const auto* const kStyles = new std::vector<KnownStyle>{
-      {C::kForward, kComputeLane, {"forward", "#5b8fc7", "#fff"}},
+      {C::kForward, kComputeLane, {"forward", "#4e79a7", "#fff"}},
       {C::kRecompute, kComputeLane, {"recompute", "#7fb6b9", "#fff"}},
-      {C::kBackward, kComputeLane, {"backward", "#2c5585", "#fff"}},
+      {C::kBackward, kComputeLane, {"backward", "#254e77", "#fff"}},
       {C::kGatherWait, kComputeLane, {"wait for gather", "#2f9e44", "", true}},
       {C::kReduceWait,
        kComputeLane,
