@@ -3,7 +3,7 @@
 // ranks each, Gloo between them. Counters: `GB/s` of the whole tensor, and
 // `of_memcpy`, the time of one thread's memcpy of the whole tensor, measured
 // right before, over the time of the collective.
-#include <ATen/ops/zeros.h>
+#include <ATen/core/Tensor.h>
 
 #include <algorithm>
 #include <cstring>
@@ -55,14 +55,14 @@ Group CreateHierarchical(int world_size) {
   return *std::move(group);
 }
 
-// One rank's buffers and how it uses them, in place as the library does.
+// One rank's buffers and how it uses them: in place and in the memory that its
+// group reaches best, as the library does.
 class Rank {
  public:
   Rank(Communicator* comm, Collective collective, int64_t bytes)
       : comm_(comm),
         collective_(collective),
-        whole_(
-            at::zeros({bytes / 4 / comm->world_size() * comm->world_size()})),
+        whole_(Zeros(comm, bytes / 4 / comm->world_size())),
         shard_(whole_.narrow(0, comm->rank() * ShardSize(), ShardSize())) {}
 
   absl::Status Run() {
@@ -72,6 +72,11 @@ class Rank {
   }
 
  private:
+  static at::Tensor Zeros(Communicator* comm, int64_t shard_size) {
+    auto memory = comm->AllocateSymmetric(shard_size * comm->world_size() * 4);
+    FSDP_CHECK(memory.ok());
+    return memory->view(at::kFloat).zero_();
+  }
   int64_t ShardSize() const { return whole_.numel() / comm_->world_size(); }
 
   absl::StatusOr<std::unique_ptr<Work>> Start() {
