@@ -121,12 +121,24 @@ absl::Status HierarchicalCollectives::AllReduce(HierarchicalGroup& group,
                                                 const at::Tensor& tensor,
                                                 ReduceOp op,
                                                 const std::string& label) {
-  const at::Tensor slice =
-      Slice(tensor, group.layout(), group.layout().place(group.rank()));
-  FSDP_RETURN_IF_ERROR(group.Finish(
-      One(group.host(), group.host().AllReduce(tensor, op, label))));
-  FSDP_RETURN_IF_ERROR(group.Finish(
-      One(group.rail(), group.rail().AllReduce(slice, op, label))));
+  const int places = group.layout().ranks_per_host;
+  const int place = group.layout().place(group.rank());
+  Communicator& host = group.host();
+  const auto reduce_between_hosts = [&](const at::Tensor& part) {
+    return group.Finish(
+        One(group.rail(), group.rail().AllReduce(part, op, label)));
+  };
+  if (!IsSmall(tensor) && tensor.numel() % places == 0) {
+    const at::Tensor part = PartOf(tensor, place, places);
+    FSDP_RETURN_IF_ERROR(
+        group.Finish(One(host, host.ReduceScatter(part, tensor, op, label))));
+    FSDP_RETURN_IF_ERROR(reduce_between_hosts(part));
+    return group.Finish(One(host, host.AllGather(tensor, part, label)));
+  }
+  FSDP_RETURN_IF_ERROR(
+      group.Finish(One(host, host.AllReduce(tensor, op, label))));
+  FSDP_RETURN_IF_ERROR(
+      reduce_between_hosts(Slice(tensor, group.layout(), place)));
   return group.Finish(ExchangeSlices(group, tensor, label));
 }
 

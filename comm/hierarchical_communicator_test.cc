@@ -120,10 +120,16 @@ TEST(HierarchicalTest, LargeTensorsGoInSlices) {
         FSDP_RETURN_IF_ERROR(Finish(comm.Broadcast(tensor, root, "b")));
         FSDP_RETURN_IF_ERROR(ExpectEqual(tensor, Numbers(kLarge) + root));
       }
-      const at::Tensor tensor = Numbers(kLarge) + comm.rank();
-      FSDP_RETURN_IF_ERROR(Finish(comm.AllReduce(tensor, ReduceOp::kSum, "r")));
-      return ExpectEqual(tensor, Numbers(kLarge) * world_size +
-                                     world_size * (world_size - 1) / 2);
+      // A multiple of the ranks of a host, and not.
+      for (int64_t size : {int64_t{6} * 20'011, kLarge}) {
+        const at::Tensor tensor = Numbers(size) + comm.rank();
+        FSDP_RETURN_IF_ERROR(
+            Finish(comm.AllReduce(tensor, ReduceOp::kSum, "r")));
+        FSDP_RETURN_IF_ERROR(ExpectEqual(
+            tensor,
+            Numbers(size) * world_size + world_size * (world_size - 1) / 2));
+      }
+      return absl::OkStatus();
     };
     const auto group =
         CreateHierarchicalGroup(layout, CreateLocal, CreateLocal);

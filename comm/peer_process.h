@@ -28,7 +28,7 @@ class PeerProcess {
  private:
   const pid_t pid_;
   const bool is_self_;
-  const int descriptor_;  // -1: this process, or the kernel has no pidfd_open(2)
+  const int descriptor_;       // -1: this process, or there is no pidfd_open(2)
   const std::string started_;  // when, as the kernel says
 };
 
