@@ -62,9 +62,12 @@ class PoliteStore final : public c10d::PrefixStore {
   // of their own, since two may claim the same rank.
   void Enter() { number_ = add(kVisitorsKey, 1); }
 
+  // Waits for the goodbyes of so many, also of those who have not come yet.
+  void Expect(int64_t visitors) { expected_ = visitors; }
+
  private:
   void AwaitGoodbyes() {
-    const int64_t visitors = add(kVisitorsKey, 0);
+    const int64_t visitors = std::max(expected_, add(kVisitorsKey, 0));
     std::vector<std::string> goodbyes;
     for (int64_t number = 1; number <= visitors; ++number) {
       goodbyes.push_back(GoodbyeKey(number));
@@ -75,6 +78,7 @@ class PoliteStore final : public c10d::PrefixStore {
 
   const bool hosts_;
   int64_t number_ = 0;  // 0: has not entered
+  int64_t expected_ = 0;
 };
 
 std::string RankList(const std::vector<int>& ranks) {
@@ -242,8 +246,13 @@ absl::StatusOr<MeetingPlace> Meet(const Environment& environment,
       polite->c10d::Store::set(kMasterAddressKey, route.remote);
     }
   }));
+  const absl::Status met = AwaitAll(*polite, environment, deadline);
+  if (!met.ok()) {
+    // Whoever is still on the way learns the reason, too.
+    if (!absl::IsDeadlineExceeded(met)) polite->Expect(environment.world_size);
+    return met;
+  }
   store = std::move(polite);
-  FSDP_RETURN_IF_ERROR(AwaitAll(*store, environment, deadline));
   FSDP_ASSIGN_OR_RETURN(std::string address, OwnAddress(*store, route));
   return MeetingPlace{std::move(store), std::move(address)};
 }
