@@ -143,8 +143,9 @@ class CommonExchange final : public Exchange {
 
   void ReadAll() const {
     const auto* words = static_cast<const uint64_t*>(whole_.const_data_ptr());
+    const size_t count = whole_.nbytes() / sizeof(uint64_t);
     uint64_t any = 0;
-    for (size_t i = 0; i < whole_.nbytes() / 8; ++i) any |= words[i];
+    for (size_t i = 0; i < count; ++i) any |= words[i];
     benchmark::DoNotOptimize(any);
   }
 
