@@ -11,6 +11,7 @@
 #include "base/torch_status.h"
 #include "comm/c10d_group.h"
 #include "comm/call.h"
+#include "comm/group_work.h"
 #include "comm/peer_collectives.h"
 #include "comm/sigpipe_block.h"
 #include "comm/work.h"
@@ -31,28 +32,7 @@ char* Data(const at::Tensor& tensor) {
   return static_cast<char*>(tensor.mutable_data_ptr());
 }
 
-class C10dWork final : public Work {
- public:
-  C10dWork(std::shared_ptr<C10dGroup> group,
-           std::shared_ptr<C10dGroup::Operation> operation,
-           absl::Duration timeout)
-      : group_(std::move(group)),
-        operation_(std::move(operation)),
-        timeout_(timeout) {}
-
-  absl::Status Wait(absl::Time deadline) override {
-    return group_->Wait(*operation_, deadline);
-  }
-
-  absl::Status BlockCurrentStream() override {
-    return Wait(absl::Now() + timeout_);
-  }
-
- private:
-  const std::shared_ptr<C10dGroup> group_;
-  const std::shared_ptr<C10dGroup::Operation> operation_;
-  const absl::Duration timeout_;
-};
+using C10dWork = GroupWork<C10dGroup>;
 
 class C10dCommunicator final : public Communicator {
  public:

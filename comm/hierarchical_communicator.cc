@@ -14,6 +14,7 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "comm/call.h"
+#include "comm/group_work.h"
 #include "comm/hierarchical_collectives.h"
 #include "comm/hierarchical_split.h"
 #include "comm/host_layout.h"
@@ -22,27 +23,7 @@
 namespace fsdp::comm {
 namespace {
 
-class HierarchicalWork final : public Work {
- public:
-  HierarchicalWork(std::shared_ptr<HierarchicalGroup> group,
-                   std::shared_ptr<HierarchicalGroup::Operation> operation,
-                   absl::Duration timeout)
-      : group_(std::move(group)),
-        operation_(std::move(operation)),
-        timeout_(timeout) {}
-
-  absl::Status Wait(absl::Time deadline) override {
-    return group_->Wait(*operation_, deadline);
-  }
-  absl::Status BlockCurrentStream() override {
-    return Wait(absl::Now() + timeout_);
-  }
-
- private:
-  const std::shared_ptr<HierarchicalGroup> group_;
-  const std::shared_ptr<HierarchicalGroup::Operation> operation_;
-  const absl::Duration timeout_;
-};
+using HierarchicalWork = GroupWork<HierarchicalGroup>;
 
 // "gloo" for "gloo, rank 1 of 4".
 std::string WithoutRank(const Communicator& part) {

@@ -74,31 +74,29 @@ struct SplitRequest {
   SegmentAddress block;
 };
 
-// Where rank 0 has allocated, or why it has not.
-struct AllocationOffer {
+// Where a rank has allocated or opened memory, or why it has not.
+struct AllocationOutcome {
   int32_t error_code = 0;
   char error[256] = "";
   SegmentAddress segment;
 };
 
-struct AllocationOutcome {
-  int32_t error_code = 0;
-  char error[256] = "";
-};
-
-template <typename T>
-void SetError(const absl::Status& status, T& message) {
-  message.error_code = static_cast<int32_t>(status.code());
-  const absl::string_view text = status.message();
-  const size_t size = std::min(text.size(), sizeof(message.error) - 1);
-  std::memcpy(message.error, text.data(), size);
-  message.error[size] = '\0';
+AllocationOutcome OutcomeOf(
+    const absl::StatusOr<std::unique_ptr<SharedSegment>>& segment) {
+  AllocationOutcome outcome;
+  if (segment.ok()) {
+    outcome.segment = (*segment)->address();
+    return outcome;
+  }
+  outcome.error_code = static_cast<int32_t>(segment.status().code());
+  const absl::string_view text = segment.status().message();
+  text.copy(outcome.error, sizeof(outcome.error) - 1);
+  return outcome;
 }
 
-template <typename T>
-absl::Status StatusOf(const T& message) {
-  return absl::Status(static_cast<absl::StatusCode>(message.error_code),
-                      message.error);
+absl::Status StatusOf(const AllocationOutcome& outcome) {
+  return absl::Status(static_cast<absl::StatusCode>(outcome.error_code),
+                      outcome.error);
 }
 
 class SharedMemoryCommunicator final : public Communicator {
@@ -207,39 +205,31 @@ absl::StatusOr<CommonMemory> SharedMemoryCommunicator::AllocateCommon(
   const std::string label = absl::StrCat(bytes, " bytes of common memory");
   const int64_t header =
       (SharedGroup::FenceBytes(world_size()) + kPage - 1) / kPage * kPage;
-  std::shared_ptr<SharedSegment> segment;
-  AllocationOffer offer;
+  using Segment = absl::StatusOr<std::unique_ptr<SharedSegment>>;
+  Segment segment = nullptr;
+  AllocationOutcome own;
   if (rank() == 0) {
-    auto created = bytes < 0 ? absl::InvalidArgumentError(absl::StrCat(
-                                   "cannot allocate ", bytes, " bytes"))
-                             : SharedSegment::Create(header + bytes);
-    if (created.ok()) {
-      segment = *std::move(created);
-      offer.segment = segment->address();
-    } else {
-      SetError(created.status(), offer);
-    }
+    segment = bytes < 0 ? Segment(absl::InvalidArgumentError(absl::StrCat(
+                              "cannot allocate ", bytes, " bytes")))
+                        : SharedSegment::Create(header + bytes);
+    own = OutcomeOf(segment);
   }
-  FSDP_ASSIGN_OR_RETURN(std::vector<AllocationOffer> offers,
-                        Exchange(offer, label));
-  FSDP_RETURN_IF_ERROR(StatusOf(offers[0]));
-  AllocationOutcome outcome;
+  FSDP_ASSIGN_OR_RETURN(std::vector<AllocationOutcome> allocated,
+                        Exchange(own, label));
+  FSDP_RETURN_IF_ERROR(StatusOf(allocated[0]));
   if (rank() != 0) {
-    auto opened = SharedSegment::Open(offers[0].segment);
-    if (opened.ok()) {
-      segment = *std::move(opened);
-    } else {
-      SetError(opened.status(), outcome);
-    }
+    segment = SharedSegment::Open(allocated[0].segment);
+    own = OutcomeOf(segment);
   }
   FSDP_ASSIGN_OR_RETURN(std::vector<AllocationOutcome> outcomes,
-                        Exchange(outcome, label));
-  for (const AllocationOutcome& of_rank : outcomes) {
-    FSDP_RETURN_IF_ERROR(StatusOf(of_rank));
+                        Exchange(own, label));
+  for (const AllocationOutcome& outcome : outcomes) {
+    FSDP_RETURN_IF_ERROR(StatusOf(outcome));
   }
+  const std::shared_ptr<SharedSegment> shared = *std::move(segment);
   CommonMemory common;
-  common.fence = group_->MakeFence(segment);
-  common.memory = host_->heap()->MakeTensor(std::move(segment), header, bytes);
+  common.fence = group_->MakeFence(shared);
+  common.memory = host_->heap()->MakeTensor(shared, header, bytes);
   return common;
 }
 
