@@ -33,35 +33,40 @@ absl::StatusCode CodeOf(absl::string_view text, absl::StatusCode otherwise) {
 
 absl::Status TorchToStatus(absl::string_view what,
                            absl::FunctionRef<void()> fn) {
+  return TorchToStatus([what] { return std::string(what); }, fn);
+}
+
+absl::Status TorchToStatus(absl::FunctionRef<std::string()> what,
+                           absl::FunctionRef<void()> fn) {
   try {
     fn();
     return absl::OkStatus();
   } catch (const StatusError& e) {
     return e.status();
   } catch (const c10::OutOfMemoryError& e) {
-    return FromTorch(absl::StatusCode::kResourceExhausted, what, e);
+    return FromTorch(absl::StatusCode::kResourceExhausted, what(), e);
   } catch (const c10::NotImplementedError& e) {
-    return FromTorch(absl::StatusCode::kUnimplemented, what, e);
+    return FromTorch(absl::StatusCode::kUnimplemented, what(), e);
   } catch (const c10::IndexError& e) {
-    return FromTorch(absl::StatusCode::kOutOfRange, what, e);
+    return FromTorch(absl::StatusCode::kOutOfRange, what(), e);
   } catch (const c10::ValueError& e) {
-    return FromTorch(absl::StatusCode::kInvalidArgument, what, e);
+    return FromTorch(absl::StatusCode::kInvalidArgument, what(), e);
   } catch (const c10::TypeError& e) {
-    return FromTorch(absl::StatusCode::kInvalidArgument, what, e);
+    return FromTorch(absl::StatusCode::kInvalidArgument, what(), e);
   } catch (const c10d::TimeoutError& e) {
-    return FromTorch(absl::StatusCode::kDeadlineExceeded, what, e);
+    return FromTorch(absl::StatusCode::kDeadlineExceeded, what(), e);
   } catch (const c10::DistError& e) {
-    return FromTorch(absl::StatusCode::kUnavailable, what, e);
+    return FromTorch(absl::StatusCode::kUnavailable, what(), e);
   } catch (const c10::Error& e) {
     return FromTorch(
-        CodeOf(e.what_without_backtrace(), absl::StatusCode::kInternal), what,
+        CodeOf(e.what_without_backtrace(), absl::StatusCode::kInternal), what(),
         e);
   } catch (const std::bad_alloc& e) {
-    return absl::ResourceExhaustedError(absl::StrCat(what, ": ", e.what()));
+    return absl::ResourceExhaustedError(absl::StrCat(what(), ": ", e.what()));
   } catch (const std::exception& e) {
     // TorchScript wraps what its operators throw.
     return absl::Status(CodeOf(e.what(), absl::StatusCode::kUnknown),
-                        absl::StrCat(what, ": ", e.what()));
+                        absl::StrCat(what(), ": ", e.what()));
   }
 }
 

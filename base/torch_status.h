@@ -3,6 +3,8 @@
 #ifndef BASE_TORCH_STATUS_H_
 #define BASE_TORCH_STATUS_H_
 
+#include <string>
+
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -29,6 +31,9 @@ inline constexpr absl::string_view kMisuseMark = " [libtorch_fsdp]";
 // The text of a c10::Error comes without its C++ backtrace. A StatusError keeps
 // its message unchanged. Thread-safe.
 absl::Status TorchToStatus(absl::string_view what,
+                           absl::FunctionRef<void()> fn);
+// Asks for the text only when `fn` throws.
+absl::Status TorchToStatus(absl::FunctionRef<std::string()> what,
                            absl::FunctionRef<void()> fn);
 
 // `status` with "`what`: " in front of its message; code and payloads stay.

@@ -74,6 +74,20 @@ TEST(TorchToStatusTest, MapsStandardExceptionsAndUnwrapsOurOwn) {
       StatusIs(absl::StatusCode::kAborted, "peer"));
 }
 
+TEST(TorchToStatusTest, MakesATextOnlyWhenItIsNeeded) {
+  int asked = 0;
+  const auto text = [&] {
+    ++asked;
+    return std::string("gather of blocks.3");
+  };
+  EXPECT_OK(TorchToStatus(text, [] {}));
+  EXPECT_EQ(asked, 0);
+  EXPECT_THAT(
+      TorchToStatus(text, [] { throw std::runtime_error("the text"); }),
+      StatusIs(absl::StatusCode::kUnknown, "gather of blocks.3: the text"));
+  EXPECT_EQ(asked, 1);
+}
+
 TEST(AnnotateTest, PrefixesTheMessageAndKeepsCodeAndPayload) {
   absl::Status status = absl::NotFoundError("file");
   status.SetPayload("key", absl::Cord("value"));

@@ -1,9 +1,10 @@
 // Collectives between ranks that are threads of this process: of a local group,
 // in shared memory as processes have it, over Gloo's TCP, and hierarchical:
 // shared memory inside two hosts of half the ranks each, Gloo between them.
-// Counters: `GB/s` of the whole tensor, and `of_memcpy`, the time of one
-// thread's memcpy of the whole tensor, measured right before, over the time of
-// the collective.
+// Counters: `GB/s` of the whole tensor; `of_memcpy`, the time of one thread's
+// memcpy of the whole tensor, measured right before, over the time of the
+// collective; and `of_bandwidth`, the same for the bytes that all ranks have to
+// read and write, at the speed at which as many threads copy side by side.
 //
 // `in_place` is what gathering costs where all ranks compute with the same
 // memory: they agree that it is written and read it for the first time. `cast`
@@ -73,6 +74,8 @@ class Exchange {
  public:
   virtual ~Exchange() = default;
   virtual absl::Status Run() = 0;
+  // Bytes that this rank reads and writes, at least.
+  virtual int64_t Traffic() const = 0;
 };
 
 absl::Status Finish(absl::StatusOr<std::unique_ptr<Work>> work) {
@@ -94,6 +97,21 @@ class PlainExchange final : public Exchange {
         shard_(whole_.narrow(0, comm->rank() * ShardSize(), ShardSize())) {}
 
   absl::Status Run() override { return Finish(Start()); }
+
+  int64_t Traffic() const override {
+    const auto whole = static_cast<int64_t>(whole_.nbytes());
+    const auto shard = static_cast<int64_t>(shard_.nbytes());
+    const int64_t gather = 2 * (whole - shard);
+    const int64_t reduce = whole + shard;
+    switch (collective_) {
+      case Collective::kAllGather:
+        return gather;
+      case Collective::kReduceScatter:
+        return reduce;
+      default:
+        return gather + reduce;
+    }
+  }
 
  private:
   int64_t ShardSize() const { return whole_.numel() / comm_->world_size(); }
@@ -136,6 +154,11 @@ class CommonExchange final : public Exchange {
         Finish(comm_->AllGather(whole_, shard_, "bench"));
     if (written.ok()) ReadAll();
     return written;
+  }
+
+  int64_t Traffic() const override {
+    const size_t cast = casts_ ? source_.nbytes() + shard_.nbytes() : 0;
+    return static_cast<int64_t>(whole_.nbytes() + cast);
   }
 
  private:
@@ -183,12 +206,44 @@ double MemcpySeconds(int64_t bytes) {
   return best;
 }
 
+// Read and written per second by `threads` that copy at the same time, between
+// them as much as `bytes`. The best of a few.
+double BytesPerSecond(int threads, int64_t bytes) {
+  constexpr int64_t kLeastBytes = 64 << 20;  // to hide the start of threads
+  const int64_t part = bytes / threads;
+  const int64_t repeats = std::max<int64_t>(1, kLeastBytes / bytes);
+  std::vector<std::vector<char>> from(threads, std::vector<char>(part, 1));
+  std::vector<std::vector<char>> to(threads, std::vector<char>(part));
+  const auto copy = [&](int thread) {
+    for (int64_t i = 0; i < repeats; ++i) {
+      std::memcpy(to[thread].data(), from[thread].data(), part);
+      benchmark::DoNotOptimize(to[thread].data());
+    }
+  };
+  double best = 0;
+  for (int i = 0; i < 5; ++i) {
+    const absl::Time start = absl::Now();
+    std::vector<std::thread> others;
+    for (int thread = 1; thread < threads; ++thread) {
+      others.emplace_back(copy, thread);
+    }
+    copy(0);
+    for (std::thread& other : others) other.join();
+    const double seconds = absl::ToDoubleSeconds(absl::Now() - start);
+    const auto moved = static_cast<double>(2 * part * threads * repeats);
+    best = std::max(best, moved / seconds);
+  }
+  return best;
+}
+
 // Peers repeat the collective, which keeps them in step, until rank 0 stops.
 void BM_Collective(benchmark::State& state, Group (*create)(int),
                    MakeExchange make) {
   const int64_t bytes = state.range(0);
   const Group group = create(static_cast<int>(state.range(1)));
   const double memcpy_seconds = MemcpySeconds(bytes);
+  const double bytes_per_second =
+      BytesPerSecond(static_cast<int>(group.size()), bytes);
   std::vector<std::thread> peers;
   for (size_t rank = 1; rank < group.size(); ++rank) {
     peers.emplace_back([&, rank] {
@@ -207,6 +262,10 @@ void BM_Collective(benchmark::State& state, Group (*create)(int),
       benchmark::Counter(total / 1e9, benchmark::Counter::kIsRate);
   state.counters["of_memcpy"] = benchmark::Counter(
       memcpy_seconds * static_cast<double>(state.iterations()),
+      benchmark::Counter::kIsRate);
+  const auto traffic = static_cast<double>(rank->Traffic() * state.range(1));
+  state.counters["of_bandwidth"] = benchmark::Counter(
+      traffic / bytes_per_second * static_cast<double>(state.iterations()),
       benchmark::Counter::kIsRate);
   state.SetBytesProcessed(bytes * state.iterations());
 }

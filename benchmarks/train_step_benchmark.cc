@@ -1,6 +1,8 @@
 // One training step of a residual MLP: sharded over two ranks that are threads,
 // against the floor of two independent plain models (each rank doing all of the
-// optimizer's work and no communication).
+// optimizer's work and no communication). `of_plan`: the most memory of
+// gathered parameters and reduce buffers in use on a rank, over what the plan
+// says; none where no such memory is used.
 //   ./bazelw run -c opt //benchmarks:train_step_benchmark
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -24,6 +26,7 @@
 #include "comm/communicator.h"
 #include "comm/local_communicator.h"
 #include "comm/recording_communicator.h"
+#include "comm/shared_memory_communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/fused_optimizer.h"
 
@@ -32,6 +35,7 @@ namespace {
 
 constexpr int kRanks = 2;
 using RankStep = std::function<void()>;
+using Model = FullyShardedDataParallel<ResidualMlpImpl>;
 
 RankStep PlainStep(int64_t rows) {
   auto net = std::make_shared<ResidualMlpImpl>();
@@ -44,12 +48,14 @@ RankStep PlainStep(int64_t rows) {
   };
 }
 
-RankStep ShardedStep(std::shared_ptr<comm::Communicator> communicator,
-                     int64_t rows) {
+Model Sharded(std::shared_ptr<comm::Communicator> communicator) {
   Options options;
   options.wrap_policy = WrapModules<ResidualBlockImpl>();
-  auto model = ValueOrThrow(FullyShard(std::make_shared<ResidualMlpImpl>(),
-                                       std::move(communicator), options));
+  return ValueOrThrow(FullyShard(std::make_shared<ResidualMlpImpl>(),
+                                 std::move(communicator), options));
+}
+
+RankStep ShardedStep(Model model, int64_t rows) {
   auto optimizer = std::make_shared<FusedAdamW>(model->Parameters());
   const at::Tensor x = at::randn({rows, ResidualMlpImpl::kDim});
   return [model, optimizer, x]() mutable {
@@ -72,15 +78,23 @@ void OnAllRanks(const std::function<void(int)>& fn) {
 
 using Group = std::vector<std::shared_ptr<comm::Communicator>>;
 
+std::unique_ptr<comm::Communicator> Connect(
+    const std::string& backend, const c10::intrusive_ptr<c10d::Store>& store,
+    int rank) {
+  return ValueOrThrow(
+      backend == "gloo"
+          ? comm::CreateGlooCommunicator(store, rank, kRanks)
+          : comm::CreateSharedMemoryCommunicator(store, rank, kRanks));
+}
+
 Group MakeGroup(const std::string& backend, comm::CollectiveLog* log) {
   Group group(kRanks);
   auto local = ValueOrThrow(comm::CreateLocalGroup(kRanks));
   const auto store = c10::make_intrusive<c10d::HashStore>();
   OnAllRanks([&](int rank) {
     std::unique_ptr<comm::Communicator> communicator =
-        backend == "local"
-            ? std::move(local[rank])
-            : ValueOrThrow(comm::CreateGlooCommunicator(store, rank, kRanks));
+        backend == "local" ? std::move(local[rank])
+                           : Connect(backend, store, rank);
     group[rank] = comm::Record(std::move(communicator), log);
   });
   return group;
@@ -96,6 +110,14 @@ double SecondsPerStep(const std::vector<RankStep>& steps) {
   return Seconds([&steps] { OnAllRanks([&](int rank) { steps[rank](); }); });
 }
 
+double OfPlan(const Model& model) {
+  const MemoryStats stats = model->memory_stats();
+  const MemoryPlan plan = model->PlanMemory();
+  return static_cast<double>(stats.parameters.peak_in_use_bytes +
+                             stats.gradients.peak_in_use_bytes) /
+         static_cast<double>(plan.gathered + plan.in_flight);
+}
+
 // Alternates the floor with the sharded step, so that both see the same noise.
 void BM_Step(benchmark::State& state, const std::string& backend) {
   const int64_t rows = state.range(0);
@@ -103,7 +125,11 @@ void BM_Step(benchmark::State& state, const std::string& backend) {
   Group group = MakeGroup(backend, &log);
   std::vector<RankStep> sharded(kRanks);
   std::vector<RankStep> plain(kRanks);
-  OnAllRanks([&](int rank) { sharded[rank] = ShardedStep(group[rank], rows); });
+  std::vector<Model> models(kRanks, nullptr);
+  OnAllRanks([&](int rank) {
+    models[rank] = Sharded(group[rank]);
+    sharded[rank] = ShardedStep(models[rank], rows);
+  });
   for (RankStep& step : plain) step = PlainStep(rows);
   SecondsPerStep(sharded);
   SecondsPerStep(plain);
@@ -128,11 +154,17 @@ void BM_Step(benchmark::State& state, const std::string& backend) {
       per_rank_step(comm::Collective::kAllGather) / 1e6;
   state.counters["reduced_MB"] =
       per_rank_step(comm::Collective::kReduceScatter) / 1e6;
+  state.counters["of_plan"] = OfPlan(models[0]);
   state.counters["rows_per_s"] = benchmark::Counter(
       static_cast<double>(rows * kRanks * steps), benchmark::Counter::kIsRate);
 }
 
 BENCHMARK_CAPTURE(BM_Step, local, std::string("local"))
+    ->Arg(16)
+    ->Arg(256)
+    ->UseManualTime()
+    ->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(BM_Step, shared_memory, std::string("shared_memory"))
     ->Arg(16)
     ->Arg(256)
     ->UseManualTime()

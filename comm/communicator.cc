@@ -78,7 +78,9 @@ absl::Status CheckTensor(const Check& check, absl::string_view name,
   // Reading the address of memory that has been freed may throw.
   const void* data = nullptr;
   FSDP_RETURN_IF_ERROR(TorchToStatus(
-      check.Invalid(absl::StrCat(Describe(name, tensor))).message(),
+      [&] {
+        return std::string(check.Invalid(Describe(name, tensor)).message());
+      },
       [&] { data = tensor.const_data_ptr(); }));
   if (data == nullptr && tensor.numel() > 0) {
     return check.Invalid(
@@ -93,16 +95,17 @@ absl::Status CheckSizes(const Check& check, absl::string_view whole_name,
                         const at::Tensor& part) {
   FSDP_RETURN_IF_ERROR(CheckTensor(check, whole_name, whole));
   FSDP_RETURN_IF_ERROR(CheckTensor(check, part_name, part));
-  const std::string both = absl::StrCat(Describe(whole_name, whole), " and ",
-                                        Describe(part_name, part));
   if (whole.device() != part.device()) {
-    return check.Invalid(absl::StrCat(both, " differ in dtype or device"));
+    return check.Invalid(absl::StrCat(Describe(whole_name, whole), " and ",
+                                      Describe(part_name, part),
+                                      " differ in dtype or device"));
   }
   const int world_size = check.communicator.world_size();
   if (whole.numel() != part.numel() * world_size) {
-    return check.Invalid(absl::StrCat(both, ": `", whole_name, "` needs ",
-                                      world_size, " times the elements of `",
-                                      part_name, "`"));
+    return check.Invalid(
+        absl::StrCat(Describe(whole_name, whole), " and ",
+                     Describe(part_name, part), ": `", whole_name, "` needs ",
+                     world_size, " times the elements of `", part_name, "`"));
   }
   return absl::OkStatus();
 }
@@ -113,10 +116,10 @@ absl::Status CheckPair(const Check& check, absl::string_view whole_name,
                        const at::Tensor& whole, absl::string_view part_name,
                        const at::Tensor& part) {
   FSDP_RETURN_IF_ERROR(CheckSizes(check, whole_name, whole, part_name, part));
-  const std::string both = absl::StrCat(Describe(whole_name, whole), " and ",
-                                        Describe(part_name, part));
   if (whole.scalar_type() != part.scalar_type()) {
-    return check.Invalid(absl::StrCat(both, " differ in dtype or device"));
+    return check.Invalid(absl::StrCat(Describe(whole_name, whole), " and ",
+                                      Describe(part_name, part),
+                                      " differ in dtype or device"));
   }
   const Range range = RangeOf(whole);
   const Range slice = RangeOf(part);
@@ -124,8 +127,9 @@ absl::Status CheckPair(const Check& check, absl::string_view whole_name,
       slice.begin == range.begin + part.nbytes() * check.communicator.rank();
   if (part.numel() > 0 && !Disjoint(range, slice) && !own_slice) {
     return check.Invalid(absl::StrCat(
-        both, " overlap; only rank ", check.communicator.rank(),
-        "'s own slice of `", whole_name, "` may be `", part_name, "`"));
+        Describe(whole_name, whole), " and ", Describe(part_name, part),
+        " overlap; only rank ", check.communicator.rank(), "'s own slice of `",
+        whole_name, "` may be `", part_name, "`"));
   }
   return absl::OkStatus();
 }

@@ -94,7 +94,7 @@ class SharedGroup final : public ProgressSource,
   };
   // What this rank waits for.
   struct Awaited {
-    std::string name;
+    absl::FunctionRef<std::string()> name;
     absl::FunctionRef<bool()> is_done;
     absl::FunctionRef<bool(int peer)> is_missing;
   };

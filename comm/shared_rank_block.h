@@ -3,8 +3,10 @@
 #ifndef COMM_SHARED_RANK_BLOCK_H_
 #define COMM_SHARED_RANK_BLOCK_H_
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <cstring>
 #include <string>
 
 #include "absl/strings/string_view.h"
@@ -89,19 +91,12 @@ struct SharedRankBlock {
 template <int kSize>
 void BoundedText<kSize>::Set(absl::string_view text) {
   constexpr size_t kCapacity = kSize;
-  size_ =
-      static_cast<int32_t>(text.size() < kCapacity ? text.size() : kCapacity);
+  const size_t size = std::min(text.size(), kCapacity);
   const size_t tail = text.size() > kCapacity ? kCapacity / 2 : 0;
-  const size_t head = size_ - tail;
-  for (size_t i = 0; i < kCapacity; ++i) {
-    if (i < head) {
-      text_[i] = text[i];
-    } else if (i < head + tail) {
-      text_[i] = text[text.size() - tail + (i - head)];
-    } else {
-      text_[i] = 0;
-    }
-  }
+  text.copy(text_, size - tail);
+  if (tail > 0) text.copy(text_ + size - tail, tail, text.size() - tail);
+  std::memset(text_ + size, 0, kCapacity - size);
+  size_ = static_cast<int32_t>(size);
 }
 
 }  // namespace fsdp::comm

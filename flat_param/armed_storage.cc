@@ -1,11 +1,7 @@
 #include "flat_param/armed_storage.h"
 
-#include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
-#include <c10/core/DispatchKeySet.h>
 #include <c10/core/StorageImpl.h>
-#include <c10/core/TensorImpl.h>
-#include <c10/core/TensorOptions.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <string>
@@ -49,17 +45,6 @@ c10::Storage MakeArmedStorage(int64_t bytes, c10::Device device,
 void SetArmed(c10::StorageImpl& storage, bool armed) {
   storage.*FlagOf(ThrowOnAnyAccess()) = armed;
   storage.*FlagOf(HasMutableAccessCheck()) = armed;
-}
-
-at::Tensor TensorOver(const c10::Storage& storage, int64_t offset,
-                      c10::IntArrayRef sizes, c10::IntArrayRef strides,
-                      c10::ScalarType dtype) {
-  const c10::DispatchKeySet keys(
-      c10::computeDispatchKey(dtype, c10::kStrided, storage.device()));
-  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(storage), keys, c10::scalarTypeToTypeMeta(dtype));
-  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
-  return tensor;
 }
 
 }  // namespace fsdp::flat_param

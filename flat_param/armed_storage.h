@@ -2,12 +2,9 @@
 #ifndef FLAT_PARAM_ARMED_STORAGE_H_
 #define FLAT_PARAM_ARMED_STORAGE_H_
 
-#include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
-#include <c10/core/ScalarType.h>
 #include <c10/core/Storage.h>
 #include <c10/core/StorageImpl.h>
-#include <c10/util/ArrayRef.h>
 
 #include <cstdint>
 #include <string>
@@ -23,12 +20,6 @@ c10::Storage MakeArmedStorage(int64_t bytes, c10::Device device,
 // way to disarm it, so this sets its two private flags; CheckGuardedStorage()
 // verifies at start-up that they are what it thinks. The text stays.
 void SetArmed(c10::StorageImpl& storage, bool armed);
-
-// A tensor over `storage`, made without running an operator, which could read
-// it: it may be armed.
-at::Tensor TensorOver(const c10::Storage& storage, int64_t offset,
-                      c10::IntArrayRef sizes, c10::IntArrayRef strides,
-                      c10::ScalarType dtype);
 
 }  // namespace fsdp::flat_param
 

@@ -16,7 +16,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
-#include "flat_param/armed_storage.h"
+#include "base/tensor_over.h"
 
 namespace fsdp::flat_param {
 namespace {
@@ -50,7 +50,9 @@ absl::StatusOr<FlatLayout> LayoutOf(
 
 at::Tensor StorageOrderOf(const at::Tensor& value, const ParameterSpec& spec) {
   at::Tensor dense = value.is_sparse() ? value.to_dense() : value;
-  if (dense.strides() != c10::IntArrayRef(spec.strides)) {
+  // A lazy negation or zero has other values in memory, or none.
+  if (dense.strides() != c10::IntArrayRef(spec.strides) || dense.is_neg() ||
+      dense._is_zerotensor()) {
     at::Tensor copy =
         at::empty_strided(spec.sizes, spec.strides, dense.options());
     copy.copy_(dense);
@@ -145,7 +147,7 @@ void FlatParameter::Empty() {
 
 at::Tensor FlatParameter::AsFlat(const at::Tensor& memory) const {
   FSDP_CHECK(static_cast<int64_t>(memory.nbytes()) >= unsharded_bytes());
-  return memory.narrow(0, 0, unsharded_bytes()).view(unsharded_dtype());
+  return RangeOf(memory, unsharded_dtype(), 0, layout_.padded_numel());
 }
 
 void FlatParameter::BindTo(const at::Tensor& flat) {

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/tensor_over.h"
 #include "flat_param/armed_storage.h"
 #include "fsdp/recorded_op.h"
 
@@ -27,7 +28,6 @@ using deferred_internal::RecordedInput;
 using deferred_internal::RecordedOp;
 using flat_param::MakeArmedStorage;
 using flat_param::SetArmed;
-using flat_param::TensorOver;
 
 namespace {
 

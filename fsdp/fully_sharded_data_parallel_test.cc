@@ -277,6 +277,43 @@ TEST(TrainingTest, HoldsTheRootAndTwoUnitsAtMostAndOnlyShardsAfterAStep) {
   }));
 }
 
+// The peak of what is pooled over the plan's is in [0.98, 1.02].
+absl::Status CheckPeaks(const MemoryStats& stats, const MemoryPlan& plan) {
+  const int64_t measured =
+      stats.parameters.peak_in_use_bytes + stats.gradients.peak_in_use_bytes;
+  const int64_t planned = plan.gathered + plan.in_flight;
+  if (100 * measured >= 98 * planned && 100 * measured <= 102 * planned) {
+    return absl::OkStatus();
+  }
+  return absl::InternalError(absl::StrCat(
+      "measured ", measured, " bytes in use at most\n", plan.ToString()));
+}
+
+TEST(TrainingTest, ThePeakOfManagedMemoryIsThatOfThePlan) {
+  std::vector<Options> all(5, BlockUnits());
+  all[1].forward_prefetch = false;
+  all[1].backward_prefetch = false;
+  all[2].unit.precision.param_dtype = at::kBFloat16;
+  all[3].unit.precision.param_dtype = at::kBFloat16;
+  all[3].unit.precision.reduce_dtype = at::kFloat;
+  all[4].unit.strategy = ShardingStrategy::kShardGradOp;
+  for (int ranks : {1, 2, 3}) {
+    for (size_t i = 0; i < all.size(); ++i) {
+      SCOPED_TRACE(absl::StrCat(ranks, " ranks, options ", i));
+      EXPECT_OK(RunAllRanks(ranks, [&](Communicator& c) -> absl::Status {
+        FSDP_ASSIGN_OR_RETURN(
+            FullyShardedDataParallel<NetImpl> model,
+            FullyShard(MakeNet(/*dim=*/64, 6), Unowned(c), all[i]));
+        for (int step = 0; step < 3; ++step) {
+          const at::Tensor x = Rows(c.rank(), kRowsPerRank, 64);
+          FSDP_RETURN_IF_ERROR(model->Backward(Loss(model->forward(x), x)));
+        }
+        return CheckPeaks(model->memory_stats(), model->PlanMemory());
+      }));
+    }
+  }
+}
+
 TEST(TrainingTest, BackwardsWithoutZeroGradAddUp) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<NetImpl> model,

@@ -1,5 +1,7 @@
 #include "fsdp/gradient_buffer.h"
 
+#include <ATen/Dispatch.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/maximum.h>
@@ -8,12 +10,14 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 #include <vector>
 
 #include "absl/types/optional.h"
 #include "absl/types/span.h"
 #include "base/check.h"
+#include "base/tensor_over.h"
 #include "flat_param/layout.h"
 
 namespace fsdp {
@@ -48,6 +52,41 @@ std::vector<Slice> Gaps(const FlatLayout& layout, int64_t segment_numel) {
     if (flags > covered) gaps.push_back({covered, flags});
   }
   return gaps;
+}
+
+// The ways around operators below are for buffers on the host, where calling
+// one costs more than what it does to a few bytes.
+void SetToZero(const at::Tensor& whole, const Slice& range) {
+  if (!whole.is_cpu()) {
+    RangeOf(whole, range.begin, range.numel()).zero_();
+    return;
+  }
+  const auto size = static_cast<int64_t>(whole.element_size());
+  char* const data = static_cast<char*>(whole.mutable_data_ptr());
+  std::memset(data + range.begin * size, 0, range.numel() * size);
+}
+
+void WriteFlags(absl::Span<const float> flags, const at::Tensor& target) {
+  if (!target.is_cpu()) {
+    target.copy_(at::tensor(flags));
+    return;
+  }
+  AT_DISPATCH_FLOATING_TYPES_AND2(
+      at::kHalf, at::kBFloat16, target.scalar_type(), "WriteFlags", [&] {
+        std::copy(flags.begin(), flags.end(),
+                  target.mutable_data_ptr<scalar_t>());
+      });
+}
+
+std::vector<bool> ReadFlags(const at::Tensor& source) {
+  const at::Tensor on_host = source.cpu();
+  std::vector<bool> flags(on_host.numel());
+  AT_DISPATCH_FLOATING_TYPES_AND2(
+      at::kHalf, at::kBFloat16, on_host.scalar_type(), "ReadFlags", [&] {
+        const scalar_t* const data = on_host.const_data_ptr<scalar_t>();
+        for (size_t i = 0; i < flags.size(); ++i) flags[i] = data[i] != 0;
+      });
+  return flags;
 }
 
 // Multiplies in the wider of the two dtypes.
@@ -90,12 +129,13 @@ int64_t GradientBuffer::bytes() const {
 }
 
 at::Tensor GradientBuffer::Whole(const at::Tensor& memory) const {
-  return memory.narrow(0, 0, bytes()).view(options_.reduce_dtype);
+  return RangeOf(memory, options_.reduce_dtype, 0,
+                 segment_numel_ * parameter_->layout().world_size());
 }
 
 at::Tensor GradientBuffer::OwnSegment(const at::Tensor& memory) const {
-  return Whole(memory).narrow(0, parameter_->rank() * segment_numel_,
-                              segment_numel_);
+  return RangeOf(memory, options_.reduce_dtype,
+                 parameter_->rank() * segment_numel_, segment_numel_);
 }
 
 void GradientBuffer::Fill(const at::Tensor& memory,
@@ -104,30 +144,28 @@ void GradientBuffer::Fill(const at::Tensor& memory,
   FSDP_CHECK(static_cast<int>(gradients.size()) == layout.num_parameters());
   c10::NoGradGuard no_grad;
   const at::Tensor whole = Whole(memory);
-  for (const Slice& gap : gaps_) {
-    whole.narrow(0, gap.begin, gap.numel()).zero_();
-  }
+  for (const Slice& gap : gaps_) SetToZero(whole, gap);
   for (int i = 0; i < layout.num_parameters(); ++i) {
     FillParameter(whole, i, gradients[i]);
   }
-  Flags(whole).copy_(FlagsOf(gradients));
+  const std::vector<float> flags = FlagsOf(gradients);
+  for (int rank = 0; rank < layout.world_size(); ++rank) {
+    WriteFlags(flags, Flags(whole, rank));
+  }
 }
 
-at::Tensor GradientBuffer::Flags(const at::Tensor& whole) const {
-  const FlatLayout& layout = parameter_->layout();
-  return whole.view({layout.world_size(), segment_numel_})
-      .narrow(1, layout.shard_numel(), segment_numel_ - layout.shard_numel());
+at::Tensor GradientBuffer::Flags(const at::Tensor& whole, int rank) const {
+  const int64_t begin = parameter_->layout().shard_numel();
+  return RangeOf(whole, rank * segment_numel_ + begin, segment_numel_ - begin);
 }
 
-// A row for all ranks' segments, in their dtype and on their device.
-at::Tensor GradientBuffer::FlagsOf(
+std::vector<float> GradientBuffer::FlagsOf(
     absl::Span<const at::Tensor> gradients) const {
-  const FlatLayout& layout = parameter_->layout();
-  std::vector<float> flags(segment_numel_ - layout.shard_numel());
+  std::vector<float> flags(segment_numel_ - parameter_->layout().shard_numel());
   for (size_t i = 0; i < gradients.size(); ++i) {
     flags[i] = gradients[i].defined() ? 1 : 0;
   }
-  return at::tensor(flags).to(parameter_->device(), options_.reduce_dtype);
+  return flags;
 }
 
 void GradientBuffer::Add(const at::Tensor& memory,
@@ -138,8 +176,12 @@ void GradientBuffer::Add(const at::Tensor& memory,
     if (!gradients[i].defined()) continue;
     AddParameter(whole, static_cast<int>(i), gradients[i]);
   }
-  at::Tensor flags = Flags(whole);
-  at::maximum_out(flags, flags, FlagsOf(gradients));
+  // One segment's flags are as those of the others.
+  at::Tensor flags = Flags(whole, 0).to(at::kFloat);
+  at::maximum_out(flags, flags, at::tensor(FlagsOf(gradients)).to(flags));
+  for (int rank = 0; rank < parameter_->layout().world_size(); ++rank) {
+    Flags(whole, rank).copy_(flags);
+  }
 }
 
 void GradientBuffer::AddParameter(const at::Tensor& whole, int i,
@@ -152,8 +194,8 @@ void GradientBuffer::AddParameter(const at::Tensor& whole, int i,
     const Slice slice = layout.InShard(i, rank);
     if (!slice.empty()) {
       const Slice part = layout.InParameter(i, rank);
-      whole.narrow(0, base + slice.begin, slice.numel())
-          .add_(source.narrow(0, part.begin, part.numel()),
+      RangeOf(whole, base + slice.begin, slice.numel())
+          .add_(RangeOf(source, part.begin, part.numel()),
                 options_.scaling.before);
     }
   }
@@ -166,25 +208,27 @@ void GradientBuffer::FillParameter(const at::Tensor& whole, int i,
   if (gradient.defined()) {
     source = flat_param::StorageOrderOf(gradient, layout.parameter(i));
   }
+  // Nobody has saved the buffer for a backward, so no version has to count.
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
   for (int rank = 0; rank < layout.world_size(); ++rank) {
     const int64_t base = rank * segment_numel_;
     const Slice slice = layout.InShard(i, rank);
-    if (!slice.empty()) {
-      at::Tensor target = whole.narrow(0, base + slice.begin, slice.numel());
-      if (gradient.defined()) {
-        const Slice part = layout.InParameter(i, rank);
-        const at::Tensor values = source.narrow(0, part.begin, part.numel());
-        CopyScaled(target, values, options_.scaling.before);
-      } else {
-        target.zero_();
-      }
+    if (slice.empty()) continue;
+    const Slice target = {base + slice.begin, base + slice.end};
+    if (gradient.defined()) {
+      const Slice part = layout.InParameter(i, rank);
+      CopyScaled(RangeOf(whole, target.begin, target.numel()),
+                 RangeOf(source, part.begin, part.numel()),
+                 options_.scaling.before);
+    } else {
+      SetToZero(whole, target);
     }
   }
 }
 
 at::Tensor GradientBuffer::GradientSlice(int i) const {
   const Slice slice = parameter_->layout().InShard(i, parameter_->rank());
-  return shard_gradient_.narrow(0, slice.begin, slice.numel());
+  return RangeOf(shard_gradient_, slice.begin, slice.numel());
 }
 
 bool GradientBuffer::HoldsOurs(int i) const {
@@ -201,10 +245,10 @@ void GradientBuffer::AccumulateMean(const at::Tensor& memory) {
   const int count = layout.num_parameters();
   const double scale = options_.scaling.after;
   const at::Tensor segment = OwnSegment(memory);
-  const at::Tensor reduced = segment.narrow(0, 0, layout.shard_numel());
+  const at::Tensor reduced = RangeOf(segment, 0, layout.shard_numel());
   const Present present = PresentGradients();
   RenewMemory(present);
-  at::Tensor gradient = shard_gradient_.narrow(0, 0, layout.shard_numel());
+  at::Tensor gradient = RangeOf(shard_gradient_, 0, layout.shard_numel());
   switch (present) {
     case Present::kNone:
       CopyScaled(gradient, reduced, scale);
@@ -216,7 +260,7 @@ void GradientBuffer::AccumulateMean(const at::Tensor& memory) {
       for (int i = 0; i < count; ++i) AccumulateSlice(i, reduced, scale);
       break;
   }
-  Attach(segment.narrow(0, layout.shard_numel(), count));
+  Attach(RangeOf(segment, layout.shard_numel(), count));
 }
 
 GradientBuffer::Present GradientBuffer::PresentGradients() const {
@@ -261,21 +305,18 @@ void GradientBuffer::FinishDirect() {
   FSDP_CHECK(num_direct_ > 0);
   --num_direct_;
   c10::NoGradGuard no_grad;
-  Attach(shard_gradient_.narrow(0, parameter_->layout().shard_numel(),
-                                parameter_->num_parameters()));
+  Attach(RangeOf(shard_gradient_, parameter_->layout().shard_numel(),
+                 parameter_->num_parameters()));
 }
 
 void GradientBuffer::Attach(const at::Tensor& flags) {
-  const at::Tensor on_host = flags.to(at::kCPU, at::kFloat);
-  const float* produced = on_host.const_data_ptr<float>();
+  const std::vector<bool> produced = ReadFlags(flags);
   for (int i = 0; i < parameter_->num_parameters(); ++i) {
     at::Tensor slice = parameter_->ShardSlice(i);
     // Frozen since a backward whose gradients were kept whole.
     if (!slice.requires_grad()) continue;
-    if (produced[i] == 0 || slice.grad().defined()) continue;
-    // Detached, because torch::optim's zero_grad() detaches it in place, which
-    // a view that autograd knows of refuses.
-    slice.mutable_grad() = GradientSlice(i).detach();
+    if (!produced[i] || slice.grad().defined()) continue;
+    slice.mutable_grad() = GradientSlice(i);
   }
 }
 
@@ -289,7 +330,7 @@ void GradientBuffer::DropUnusedGradient() {
 void GradientBuffer::AccumulateSlice(int i, const at::Tensor& reduced,
                                      double scale) {
   const Slice slice = parameter_->layout().InShard(i, parameter_->rank());
-  const at::Tensor source = reduced.narrow(0, slice.begin, slice.numel());
+  const at::Tensor source = RangeOf(reduced, slice.begin, slice.numel());
   at::Tensor gradient = parameter_->ShardSlice(i).grad();
   if (gradient.defined()) {
     gradient.add_(source, scale);

@@ -88,9 +88,9 @@ class GradientBuffer {
   void DropUnusedGradient();
 
  private:
-  // The flags and what follows them, [ranks, numel].
-  at::Tensor Flags(const at::Tensor& whole) const;
-  at::Tensor FlagsOf(absl::Span<const at::Tensor> gradients) const;
+  // The flags in the segment of `rank` and what follows them.
+  at::Tensor Flags(const at::Tensor& whole, int rank) const;
+  std::vector<float> FlagsOf(absl::Span<const at::Tensor> gradients) const;
   void FillParameter(const at::Tensor& whole, int i,
                      const at::Tensor& gradient) const;
   void AddParameter(const at::Tensor& whole, int i,

@@ -21,6 +21,7 @@
 #include "absl/types/span.h"
 #include "base/check.h"
 #include "base/status_macros.h"
+#include "base/tensor_over.h"
 #include "base/torch_status.h"
 #include "comm/communicator.h"
 #include "comm/fence.h"
@@ -98,7 +99,10 @@ absl::Status Runtime::Execute(absl::Span<const Action> actions,
     // LibTorch throws when memory runs out, and so may a user's hook.
     absl::Status status;
     const absl::Status thrown = TorchToStatus(
-        absl::StrCat(Name(action.kind), " of unit ", name(action.unit)),
+        [&] {
+          return absl::StrCat(Name(action.kind), " of unit ",
+                              name(action.unit));
+        },
         [&] { status = ExecuteOne(action, gradients); });
     FSDP_RETURN_IF_ERROR(thrown);
     FSDP_RETURN_IF_ERROR(status);
@@ -159,7 +163,9 @@ absl::Status Runtime::GatherFlat(int unit, Flat& flat) {
   const bool casts = parameter.unsharded_dtype() != parameter.dtype();
   flat.memory_is_pooled = false;
   if (placement.shard->world_size() == 1 && !casts) {
-    flat.memory = parameter.shard().view(at::kByte);
+    const at::Tensor& shard = parameter.shard();
+    flat.memory =
+        RangeOf(shard, at::kByte, 0, static_cast<int64_t>(shard.nbytes()));
     return absl::OkStatus();
   }
   const bool fits = parameter.unsharded_dtype() == parameter.compute_dtype();
@@ -177,7 +183,7 @@ absl::Status Runtime::GatherFlat(int unit, Flat& flat) {
   if (casts) {
     const flat_param::Slice range =
         parameter.layout().ShardRange(parameter.rank());
-    own = whole.narrow(0, range.begin, range.numel());
+    own = RangeOf(whole, range.begin, range.numel());
     own.copy_(parameter.shard());
   }
   if (placement.shard->world_size() == 1) return absl::OkStatus();
@@ -199,7 +205,7 @@ absl::Status Runtime::GatherShared(int unit, Flat& flat) {
   const at::Tensor whole = parameter.AsFlat(flat.memory);
   const flat_param::Slice range =
       parameter.layout().ShardRange(parameter.rank());
-  const at::Tensor own = whole.narrow(0, range.begin, range.numel());
+  const at::Tensor own = RangeOf(whole, range.begin, range.numel());
   own.copy_(parameter.shard());
   flat.shared_is_current = true;
   comm::Communicator& group = *units_[unit].placement.shard;
@@ -252,12 +258,9 @@ void Runtime::ReleaseMemory(Flat& flat) {
 absl::Status Runtime::Shrink(int unit) {
   const comm::Communicator& group = *units_[unit].placement.part;
   for (Flat& flat : flats_[unit]) {
-    FSDP_RETURN_IF_ERROR(
-        TorchToStatus(absl::StrCat("keeping a part of unit ", flat.label), [&] {
-          const at::Tensor whole = flat.parameter->AsFlat(flat.memory);
-          const int64_t numel = whole.numel() / group.world_size();
-          flat.part = whole.narrow(0, group.rank() * numel, numel).clone();
-        }));
+    const at::Tensor whole = flat.parameter->AsFlat(flat.memory);
+    const int64_t numel = whole.numel() / group.world_size();
+    flat.part = RangeOf(whole, group.rank() * numel, numel).clone();
   }
   Free(unit);
   return absl::OkStatus();
@@ -276,14 +279,11 @@ absl::Status Runtime::Accumulate(int unit,
           flat.whole_gradients,
           gradient_memory_.Acquire(flat.gradient_buffer.bytes()));
     }
-    FSDP_RETURN_IF_ERROR(TorchToStatus(
-        absl::StrCat("accumulating the gradients of unit ", flat.label), [&] {
-          if (is_first) {
-            flat.gradient_buffer.Fill(flat.whole_gradients, own);
-          } else {
-            flat.gradient_buffer.Add(flat.whole_gradients, own);
-          }
-        }));
+    if (is_first) {
+      flat.gradient_buffer.Fill(flat.whole_gradients, own);
+    } else {
+      flat.gradient_buffer.Add(flat.whole_gradients, own);
+    }
   }
   return absl::OkStatus();
 }
@@ -308,14 +308,11 @@ absl::Status Runtime::FillReduceBuffer(int unit,
     const size_t count = flat.parameter->num_parameters();
     const absl::Span<const at::Tensor> own = gradients.subspan(first, count);
     first += count;
-    FSDP_RETURN_IF_ERROR(TorchToStatus(
-        absl::StrCat("copying the gradients of unit ", flat.label), [&] {
-          if (kept) {
-            flat.gradient_buffer.Add(memory, own);
-          } else {
-            flat.gradient_buffer.Fill(memory, own);
-          }
-        }));
+    if (kept) {
+      flat.gradient_buffer.Add(memory, own);
+    } else {
+      flat.gradient_buffer.Fill(memory, own);
+    }
   }
   return absl::OkStatus();
 }
@@ -408,14 +405,11 @@ absl::Status Runtime::WaitReduce(int unit) {
     if (reduction.works[i] != nullptr) {
       FSDP_RETURN_IF_ERROR(reduction.works[i]->WaitForResult(Deadline()));
     }
-    FSDP_RETURN_IF_ERROR(TorchToStatus(
-        absl::StrCat("accumulating the gradients of unit ", flat.label), [&] {
-          if (reduction.direct[i]) {
-            flat.gradient_buffer.FinishDirect();
-          } else {
-            flat.gradient_buffer.AccumulateMean(reduction.memory[i]);
-          }
-        }));
+    if (reduction.direct[i]) {
+      flat.gradient_buffer.FinishDirect();
+    } else {
+      flat.gradient_buffer.AccumulateMean(reduction.memory[i]);
+    }
     gradient_memory_.Release(reduction.memory[i],
                              std::move(reduction.works[i]));
     reduction.memory[i].reset();
