@@ -58,7 +58,8 @@ at::Tensor StorageOrderOf(const at::Tensor& value, const ParameterSpec& spec) {
     copy.copy_(dense);
     dense = std::move(copy);
   }
-  return dense.as_strided({dense.numel()}, {1}, dense.storage_offset());
+  return TensorOver(dense.storage(), dense.storage_offset(), {dense.numel()},
+                    {1}, dense.scalar_type());
 }
 
 at::Tensor FlatParameter::Flatten(

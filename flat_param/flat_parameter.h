@@ -34,7 +34,8 @@ absl::StatusOr<FlatLayout> LayoutOf(
     int world_size);
 
 // `value`, of the parameter's sizes and any strides or sparse, as 1-D in the
-// parameter's storage order. Copies only where the strides differ.
+// parameter's storage order, unknown to autograd. Copies only where the strides
+// differ.
 at::Tensor StorageOrderOf(const at::Tensor& value, const ParameterSpec& spec);
 
 // Which dtype the unsharded parameters have.

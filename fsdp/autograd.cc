@@ -136,7 +136,8 @@ bool PassThrough(const std::shared_ptr<Node>& node,
   for (at::Tensor* tensor : tensors) {
     if (!tensor->defined() || !tensor->requires_grad()) continue;
     node->add_next_edge(torch::autograd::impl::gradient_edge(*tensor));
-    at::Tensor alias = tensor->detach();
+    // As detach(), which is an operator; both have one version.
+    at::Tensor alias = tensor->tensor_data();
     const uint32_t slot = node->add_input_metadata(alias);
     torch::autograd::impl::set_gradient_edge(alias, Edge(node, slot));
     *tensor = std::move(alias);

@@ -54,8 +54,20 @@ std::vector<Slice> Gaps(const FlatLayout& layout, int64_t segment_numel) {
   return gaps;
 }
 
-// The ways around operators below are for buffers on the host, where calling
-// one costs more than what it does to a few bytes.
+// The ways around operators below are for tensors on the host, where calling one
+// costs more than what it does to a few bytes.
+constexpr size_t kFewBytes = 16 << 10;
+
+void Copy(const at::Tensor& target, const at::Tensor& source) {
+  if (target.is_cpu() && source.is_cpu() && target.nbytes() <= kFewBytes &&
+      target.scalar_type() == source.scalar_type()) {
+    std::memcpy(target.mutable_data_ptr(), source.const_data_ptr(),
+                target.nbytes());
+  } else {
+    target.copy_(source);
+  }
+}
+
 void SetToZero(const at::Tensor& whole, const Slice& range) {
   if (!whole.is_cpu()) {
     RangeOf(whole, range.begin, range.numel()).zero_();
@@ -89,10 +101,10 @@ std::vector<bool> ReadFlags(const at::Tensor& source) {
   return flags;
 }
 
-// Multiplies in the wider of the two dtypes.
+// Of contiguous tensors of one size. Multiplies in the wider of the two dtypes.
 void CopyScaled(at::Tensor target, const at::Tensor& source, double scale) {
   if (scale == 1) {
-    target.copy_(source);
+    Copy(target, source);
   } else if (target.scalar_type() == source.scalar_type()) {
     at::mul_out(target, source, at::Scalar(scale));
   } else if (target.element_size() > source.element_size()) {
