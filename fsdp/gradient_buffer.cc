@@ -54,8 +54,8 @@ std::vector<Slice> Gaps(const FlatLayout& layout, int64_t segment_numel) {
   return gaps;
 }
 
-// The ways around operators below are for tensors on the host, where calling one
-// costs more than what it does to a few bytes.
+// The ways around operators below are for tensors on the host, where calling
+// one costs more than what it does to a few bytes.
 constexpr size_t kFewBytes = 16 << 10;
 
 void Copy(const at::Tensor& target, const at::Tensor& source) {
