@@ -168,11 +168,10 @@ namespace gpt {
 namespace {
 
 // "--save-init=x" as "--save_init=x": dashes in the name, not in the value.
-std::string WithUnderscores(std::string argument) {
-  if (!absl::StartsWith(argument, "--")) return argument;
+void UseUnderscores(std::string& argument) {
+  if (!absl::StartsWith(argument, "--")) return;
   const auto end = std::find(argument.begin(), argument.end(), '=');
   std::replace(argument.begin() + 2, end, '-', '_');
-  return argument;
 }
 
 std::string ResolvePath(const std::string& path) {
@@ -213,7 +212,7 @@ absl::StatusOr<TrainOptions> ParseFlags(int argc, char** argv) {
   std::vector<std::string> arguments(argv, argv + argc);
   std::vector<char*> pointers;
   for (std::string& argument : arguments) {
-    argument = WithUnderscores(std::move(argument));
+    UseUnderscores(argument);
     pointers.push_back(&argument[0]);
   }
   absl::FlagsUsageConfig config;
