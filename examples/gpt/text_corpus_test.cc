@@ -45,8 +45,8 @@ TEST_F(TextCorpusTest, ReadsADirectoryInTheOrderOfPathsWithoutBinaries) {
   Write(".hidden", "no");
   Write(".git/x", "no");
   Write("binary", std::string("n\0o", 3));
-  symlink("/nowhere", Path("dangling").c_str());
-  symlink(directory_.c_str(), Path("loop").c_str());
+  ASSERT_EQ(symlink("/nowhere", Path("dangling").c_str()), 0);
+  ASSERT_EQ(symlink(directory_.c_str(), Path("loop").c_str()), 0);
   ASSERT_OK_AND_ASSIGN(TextCorpus corpus, ReadTextCorpus(directory_, 0));
   EXPECT_EQ(corpus.train, "123");
   EXPECT_EQ(corpus.num_files, 3);
@@ -80,7 +80,7 @@ TEST_F(TextCorpusTest, SaysWhyThereIsNoText) {
 
 TEST_F(TextCorpusTest, NamesTheFileThatCannotBeRead) {
   // A regular file that opens and has no first byte, not even for root.
-  symlink("/proc/self/mem", Path("a").c_str());
+  ASSERT_EQ(symlink("/proc/self/mem", Path("a").c_str()), 0);
   EXPECT_THAT(
       ReadTextCorpus(directory_, 0).status(),
       StatusIs(absl::StatusCode::kUnknown,
