@@ -33,9 +33,35 @@ _SOURCES = {
     ),
 }
 
+# No Bazel module: extensions.bzl declares these for MODULE.bazel.
+_SOURCES_WITHOUT_MODULE = {
+    "com_github_axboe_liburing": dict(
+        build_file = Label("//third_party/liburing:liburing.BUILD"),
+        debian_package = "liburing",
+        sha256 = "2eac26f880125d83f75ba8641fde5d88226dd352d3cee95d45a9128758a8f1be",
+        strip_prefixes = {
+            "2eac26f880125d83f75ba8641fde5d88226dd352d3cee95d45a9128758a8f1be": "liburing-2.3",
+        },
+        urls = ["https://brick.kernel.dk/snaps/liburing-2.3.tar.gz"],
+    ),
+    "com_github_facebook_rocksdb": dict(
+        build_file = Label("//third_party/crc32c:rocksdb.BUILD"),
+        debian_package = "rocksdb",
+        sha256 = "b85408a374770897332bf15e51620a5f35720dd416a4749e3899057f9cfaf84d",
+        strip_prefixes = {
+            "b85408a374770897332bf15e51620a5f35720dd416a4749e3899057f9cfaf84d": "rocksdb-7.8.3",
+        },
+        urls = ["https://github.com/facebook/rocksdb/archive/v7.8.3.tar.gz"],
+    ),
+}
+
+def sources_without_module():
+    for name, source in _SOURCES_WITHOUT_MODULE.items():
+        source_archive(name = name, **source)
+
 def deps():
     """Declares what the workspace has not declared before: a repository of the same name that is there already wins."""
-    for name, source in _SOURCES.items():
+    for name, source in _SOURCES.items() + _SOURCES_WITHOUT_MODULE.items():
         if not native.existing_rule(name):
             source_archive(name = name, **source)
     if not native.existing_rule("libtorch"):

@@ -36,11 +36,14 @@ def _source_archive_impl(rctx):
         strip_prefix = wanted[result.stdout.strip()]
     rctx.extract(archive, stripPrefix = strip_prefix)
     rctx.delete(archive)
+    if rctx.attr.build_file:
+        rctx.symlink(rctx.attr.build_file, "BUILD.bazel")
 
 source_archive = repository_rule(
     implementation = _source_archive_impl,
     doc = "An archive known by several sha256: upstream's, and the one of Debian's package of the same release.",
     attrs = {
+        "build_file": attr.label(doc = "for sources that bring none"),
         "debian_package": attr.string(mandatory = True),
         "debian_suite": attr.string(default = "bookworm"),
         "sha256": attr.string(mandatory = True, doc = "of the file behind `urls`"),
