@@ -1,0 +1,77 @@
+#include "offload/extents.h"
+
+#include <algorithm>
+#include <iterator>
+
+#include "base/check.h"
+
+namespace fsdp::offload {
+
+Extents::Extents(int64_t capacity) : capacity_(capacity) {
+  FSDP_CHECK(capacity >= 0);
+  if (capacity > 0) free_[0] = capacity;
+}
+
+absl::optional<int64_t> Extents::Take(int64_t bytes) {
+  FSDP_CHECK(bytes >= 0);
+  if (bytes == 0) return 0;
+  for (auto piece = free_.begin(); piece != free_.end(); ++piece) {
+    const int64_t start = piece->first;
+    if (piece->second - start < bytes) continue;
+    Cut(piece, start, bytes);
+    return start;
+  }
+  return absl::nullopt;
+}
+
+bool Extents::TakeAt(int64_t offset, int64_t bytes) {
+  if (bytes == 0) return true;
+  auto piece = free_.upper_bound(offset);
+  if (piece == free_.begin()) return false;
+  --piece;
+  if (bytes < 0 || piece->second - offset < bytes) return false;
+  Cut(piece, offset, bytes);
+  return true;
+}
+
+void Extents::Cut(Free::iterator piece, int64_t offset, int64_t bytes) {
+  const auto [start, end] = *piece;
+  free_.erase(piece);
+  if (start < offset) free_[start] = offset;
+  if (offset + bytes < end) free_[offset + bytes] = end;
+  used_ += bytes;
+  peak_used_ = std::max(peak_used_, used_);
+}
+
+void Extents::Give(int64_t offset, int64_t bytes) {
+  if (bytes == 0) return;
+  int64_t start = offset;
+  int64_t end = offset + bytes;
+  FSDP_CHECK(bytes > 0 && start >= 0 && end <= capacity_);
+  auto next = free_.lower_bound(start);
+  FSDP_CHECK(next == free_.end() || next->first >= end);
+  if (next != free_.end() && next->first == end) {
+    end = next->second;
+    next = free_.erase(next);
+  }
+  if (next != free_.begin()) {
+    const auto before = std::prev(next);
+    FSDP_CHECK(before->second <= start);
+    if (before->second == start) {
+      start = before->first;
+      free_.erase(before);
+    }
+  }
+  free_[start] = end;
+  used_ -= bytes;
+}
+
+int64_t Extents::LargestFree() const {
+  int64_t largest = 0;
+  for (const auto& [start, end] : free_) {
+    largest = std::max(largest, end - start);
+  }
+  return largest;
+}
+
+}  // namespace fsdp::offload

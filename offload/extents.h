@@ -1,0 +1,44 @@
+// Which parts of a store are taken.
+#ifndef OFFLOAD_EXTENTS_H_
+#define OFFLOAD_EXTENTS_H_
+
+#include <cstdint>
+#include <map>
+
+#include "absl/types/optional.h"
+
+namespace fsdp::offload {
+
+// Gives out pieces of [0, capacity), the first that is large enough. A value
+// type; thread-compatible.
+class Extents {
+ public:
+  explicit Extents(int64_t capacity);
+
+  // Where the piece starts; nothing when no free piece is large enough. A piece
+  // of 0 bytes takes no space.
+  absl::optional<int64_t> Take(int64_t bytes);
+  // As Take(), of a piece that has to start at `offset`.
+  bool TakeAt(int64_t offset, int64_t bytes);
+  // A piece that was taken.
+  void Give(int64_t offset, int64_t bytes);
+
+  int64_t capacity() const { return capacity_; }
+  int64_t used() const { return used_; }
+  int64_t peak_used() const { return peak_used_; }
+  int64_t LargestFree() const;
+
+ private:
+  using Free = std::map<int64_t, int64_t>;  // start -> end
+
+  void Cut(Free::iterator piece, int64_t offset, int64_t bytes);
+
+  const int64_t capacity_;
+  int64_t used_ = 0;
+  int64_t peak_used_ = 0;
+  Free free_;  // no two touch
+};
+
+}  // namespace fsdp::offload
+
+#endif  // OFFLOAD_EXTENTS_H_

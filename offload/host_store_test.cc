@@ -1,0 +1,103 @@
+#include "offload/host_store.h"
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/testing/status_matchers.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "offload/page_memory.h"
+#include "offload/param_store.h"
+#include "offload/testing/param_store_contract.h"
+
+namespace fsdp::offload::testing {
+namespace {
+
+using ::fsdp::testing::StatusIs;
+using ::testing::HasSubstr;
+
+INSTANTIATE_TEST_SUITE_P(
+    Host, ParamStoreContract,
+    ::testing::Values(StoreUnderTest{
+        "host", [](int64_t capacity) { return HostStore::Make(capacity); }}),
+    StoreName);
+
+// Counts what is out, and gives no more than `limit`.
+class CountingAllocator : public PageAllocator {
+ public:
+  explicit CountingAllocator(int64_t limit) : limit_(limit) {}
+
+  absl::StatusOr<char*> Allocate(int64_t bytes) override {
+    if (bytes > limit_) return absl::ResourceExhaustedError("no more");
+    ++calls;
+    out += bytes;
+    return System().Allocate(bytes);
+  }
+  void Free(char* memory, int64_t bytes) override {
+    out -= bytes;
+    System().Free(memory, bytes);
+  }
+
+  int64_t calls = 0;
+  int64_t out = 0;
+
+ private:
+  const int64_t limit_;
+};
+
+TEST(HostStoreTest, AllocatesOnceAndGivesAllBack) {
+  CountingAllocator allocator(1 << 20);
+  {
+    ASSERT_OK_AND_ASSIGN(const auto store,
+                         HostStore::Make((1 << 20) - 7, allocator));
+    for (int round = 0; round < 10; ++round) {
+      ASSERT_OK(store->Create("first", 300007));
+      ASSERT_OK(store->Create("second", 700001));
+      ASSERT_OK(WriteNow(*store, "second", 1, Pattern(round, 700000)));
+      ASSERT_OK(store->Erase("first"));
+      ASSERT_OK(store->Erase("second"));
+    }
+    EXPECT_EQ(allocator.calls, 1);
+    EXPECT_EQ(allocator.out, 1 << 20);
+  }
+  EXPECT_EQ(allocator.out, 0);
+}
+
+TEST(HostStoreTest, SaysWhatItsAllocatorSays) {
+  CountingAllocator allocator(4096);
+  EXPECT_THAT(
+      HostStore::Make(4097, allocator),
+      StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("no more")));
+  EXPECT_THAT(HostStore::Make(-1, allocator),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("-1")));
+  EXPECT_EQ(allocator.out, 0);
+}
+
+TEST(HostStoreTest, WithoutCapacityThereIsRoomForNothingOnly) {
+  CountingAllocator allocator(4096);
+  ASSERT_OK_AND_ASSIGN(const auto store, HostStore::Make(0, allocator));
+  EXPECT_OK(store->Create("empty", 0));
+  EXPECT_THAT(store->Create("byte", 1),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("0")));
+  EXPECT_EQ(allocator.calls, 0);
+}
+
+TEST(HostStoreTest, LendsTheMemoryOfARegion) {
+  ASSERT_OK_AND_ASSIGN(const auto store, HostStore::Make(1 << 20));
+  ASSERT_OK(store->Create("before", 5));
+  ASSERT_OK(store->Create("region", 10007));
+  ASSERT_OK(WriteNow(*store, "region", 0, Pattern(1, 10007)));
+  ASSERT_OK_AND_ASSIGN(const absl::Span<char> memory, store->Memory("region"));
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(memory.data()) % kPageBytes, 0);
+  EXPECT_EQ(std::string(memory.data(), memory.size()), Pattern(1, 10007));
+  memory[10006] = '!';
+  EXPECT_EQ(*ReadNow(*store, "region", 10006, 1), "!");
+  EXPECT_THAT(store->Memory("other"),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("'other'")));
+}
+
+}  // namespace
+}  // namespace fsdp::offload::testing

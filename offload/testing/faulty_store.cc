@@ -1,0 +1,159 @@
+#include "offload/testing/faulty_store.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
+#include "absl/memory/memory.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/types/span.h"
+#include "base/status_macros.h"
+#include "offload/transfer.h"
+
+namespace fsdp::offload::testing {
+namespace {
+
+using Started = absl::StatusOr<std::unique_ptr<Transfer>>;
+
+// Ends with `error` once `base` is over.
+class FailedTransfer : public Transfer {
+ public:
+  FailedTransfer(std::unique_ptr<Transfer> base, absl::Status error)
+      : base_(std::move(base)), error_(std::move(error)) {}
+
+  absl::Status Wait(absl::Time deadline) override {
+    const absl::Status result = base_->Wait(deadline);
+    return absl::IsDeadlineExceeded(result) ? result : error_;
+  }
+
+ private:
+  const std::unique_ptr<Transfer> base_;
+  const absl::Status error_;
+};
+
+class DelayedTransfer : public Transfer {
+ public:
+  DelayedTransfer(std::unique_ptr<Transfer> base, absl::string_view region,
+                  absl::Time not_before)
+      : base_(std::move(base)), region_(region), not_before_(not_before) {}
+
+  absl::Status Wait(absl::Time deadline) override {
+    const absl::Time now = absl::Now();
+    absl::SleepFor(std::min(not_before_, deadline) - now);
+    if (deadline < not_before_ && now < not_before_) {
+      return absl::DeadlineExceededError(absl::StrCat(
+          "a transfer of region '", region_, "' is delayed by a test"));
+    }
+    return base_->Wait(deadline);
+  }
+
+ private:
+  const std::unique_ptr<Transfer> base_;
+  const std::string region_;
+  const absl::Time not_before_;
+};
+
+class FaultyStore : public ParamStore {
+ public:
+  FaultyStore(std::unique_ptr<ParamStore> base, std::vector<Fault> faults)
+      : base_(std::move(base)), faults_(std::move(faults)) {
+    seen_.resize(faults_.size());
+  }
+
+  absl::Status Create(absl::string_view region, int64_t bytes) override {
+    return base_->Create(region, bytes);
+  }
+  absl::Status Erase(absl::string_view region) override {
+    return base_->Erase(region);
+  }
+  absl::StatusOr<int64_t> Size(absl::string_view region) const override {
+    return base_->Size(region);
+  }
+  StoreStats Stats() const override { return base_->Stats(); }
+  std::string Describe() const override { return base_->Describe(); }
+
+  Started Read(absl::string_view region, int64_t offset,
+               absl::Span<char> out) override {
+    return Start(
+        Fault::Operation::kRead, region,
+        [&] { return base_->Read(region, offset, out); },
+        [&] { return base_->Read(region, offset, Half(out)); });
+  }
+
+  Started Write(absl::string_view region, int64_t offset,
+                absl::Span<const char> in) override {
+    return Start(
+        Fault::Operation::kWrite, region,
+        [&] { return base_->Write(region, offset, in); },
+        [&] { return base_->Write(region, offset, Half(in)); });
+  }
+
+  Started Flush() override {
+    const auto flush = [&] { return base_->Flush(); };
+    return Start(Fault::Operation::kFlush, "", flush, flush);
+  }
+
+ private:
+  template <typename T>
+  static absl::Span<T> Half(absl::Span<T> all) {
+    return all.subspan(0, all.size() / 2);
+  }
+
+  // The fault of the operation that starts now; null for none.
+  const Fault* Next(Fault::Operation operation, absl::string_view region) {
+    absl::MutexLock lock(&mutex_);
+    const Fault* result = nullptr;
+    for (size_t i = 0; i < faults_.size(); ++i) {
+      const Fault& fault = faults_[i];
+      if (fault.operation != Fault::Operation::kAny &&
+          fault.operation != operation) {
+        continue;
+      }
+      if (fault.region.has_value() && *fault.region != region) continue;
+      const int64_t index = seen_[i]++;
+      if (result == nullptr && index >= fault.nth &&
+          index - fault.nth < fault.count) {
+        result = &fault;
+      }
+    }
+    return result;
+  }
+
+  Started Start(Fault::Operation operation, absl::string_view region,
+                absl::FunctionRef<Started()> all,
+                absl::FunctionRef<Started()> half) {
+    const Fault* fault = Next(operation, region);
+    if (fault == nullptr) return all();
+    if (fault->effect == Fault::Effect::kRefuse) return fault->error;
+    if (fault->effect == Fault::Effect::kFail) {
+      return absl::make_unique<FinishedTransfer>(fault->error);
+    }
+    const absl::Time start = absl::Now();
+    if (fault->effect == Fault::Effect::kShorten) {
+      FSDP_ASSIGN_OR_RETURN(std::unique_ptr<Transfer> base, half());
+      return absl::make_unique<FailedTransfer>(std::move(base), fault->error);
+    }
+    FSDP_ASSIGN_OR_RETURN(std::unique_ptr<Transfer> base, all());
+    return absl::make_unique<DelayedTransfer>(std::move(base), region,
+                                              start + fault->delay);
+  }
+
+  const std::unique_ptr<ParamStore> base_;
+  const std::vector<Fault> faults_;
+  absl::Mutex mutex_;
+  std::vector<int64_t> seen_ ABSL_GUARDED_BY(mutex_);  // that fit, by fault
+};
+
+}  // namespace
+
+std::unique_ptr<ParamStore> WithFaults(std::unique_ptr<ParamStore> base,
+                                       std::vector<Fault> faults) {
+  return absl::make_unique<FaultyStore>(std::move(base), std::move(faults));
+}
+
+}  // namespace fsdp::offload::testing

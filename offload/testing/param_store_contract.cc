@@ -1,0 +1,316 @@
+#include "offload/testing/param_store_contract.h"
+
+#include <iostream>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "gmock/gmock.h"
+#include "offload/page_memory.h"
+
+namespace fsdp::offload::testing {
+
+std::ostream& operator<<(std::ostream& out, const StoreUnderTest& store) {
+  return out << store.name;
+}
+
+std::string StoreName(const ::testing::TestParamInfo<StoreUnderTest>& info) {
+  return info.param.name;
+}
+
+std::unique_ptr<ParamStore> ParamStoreContract::Make(int64_t capacity) {
+  absl::StatusOr<std::unique_ptr<ParamStore>> store = GetParam().make(capacity);
+  if (!store.ok()) std::cerr << store.status() << std::endl;
+  return std::move(store).value();
+}
+
+std::string Pattern(int64_t seed, int64_t size) {
+  std::string bytes(size, '\0');
+  uint64_t state = static_cast<uint64_t>(seed) * 0x9e3779b97f4a7c15u + 1;
+  for (char& byte : bytes) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    byte = static_cast<char>(state >> 56);
+  }
+  return bytes;
+}
+
+absl::Status Finish(absl::StatusOr<std::unique_ptr<Transfer>> transfer) {
+  FSDP_RETURN_IF_ERROR(transfer.status());
+  return (*transfer)->Wait(absl::Now() + absl::Seconds(60));
+}
+
+absl::Status WriteNow(ParamStore& store, absl::string_view region,
+                      int64_t offset, absl::string_view bytes) {
+  return Finish(store.Write(region, offset, bytes));
+}
+
+absl::StatusOr<std::string> ReadNow(ParamStore& store, absl::string_view region,
+                                    int64_t offset, int64_t size) {
+  std::string bytes(size, '?');
+  FSDP_RETURN_IF_ERROR(
+      Finish(store.Read(region, offset, absl::MakeSpan(bytes))));
+  return bytes;
+}
+
+namespace {
+
+using ::fsdp::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr int64_t kMiB = int64_t{1} << 20;
+constexpr int64_t kSizes[] = {0,     1,     4095,     4096,         4097,
+                              10007, 65536, kMiB + 7, 5 * kMiB + 13};
+
+// Compares without printing megabytes.
+absl::Status Same(absl::StatusOr<std::string> found, absl::string_view wanted) {
+  FSDP_RETURN_IF_ERROR(found.status());
+  if (found->size() != wanted.size()) {
+    return absl::InternalError(
+        absl::StrCat(found->size(), " bytes instead of ", wanted.size()));
+  }
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    if ((*found)[i] == wanted[i]) continue;
+    return absl::InternalError(
+        absl::StrCat("byte ", i, " of ", wanted.size(), " is ",
+                     static_cast<uint8_t>((*found)[i]), " instead of ",
+                     static_cast<uint8_t>(wanted[i])));
+  }
+  return absl::OkStatus();
+}
+
+TEST_P(ParamStoreContract, ReadsBackWhatWasWritten) {
+  const auto store = Make(16 * kMiB);
+  for (const int64_t size : kSizes) {
+    const std::string name = absl::StrCat("region of ", size);
+    ASSERT_OK(store->Create(name, size));
+    EXPECT_EQ(*store->Size(name), size);
+    ASSERT_OK(WriteNow(*store, name, 0, Pattern(size, size)));
+  }
+  for (const int64_t size : kSizes) {
+    const std::string name = absl::StrCat("region of ", size);
+    EXPECT_OK(Same(ReadNow(*store, name, 0, size), Pattern(size, size)));
+  }
+}
+
+TEST_P(ParamStoreContract, ReadsZerosUntilWritten) {
+  const auto store = Make(kMiB);
+  ASSERT_OK(store->Create("old", kMiB));
+  ASSERT_OK(WriteNow(*store, "old", 0, Pattern(1, kMiB)));
+  ASSERT_OK(store->Erase("old"));
+  ASSERT_OK(store->Create("new", kMiB));
+  EXPECT_OK(Same(ReadNow(*store, "new", 0, kMiB), std::string(kMiB, '\0')));
+  ASSERT_OK(WriteNow(*store, "new", 4099, "some"));
+  std::string wanted(10007, '\0');
+  wanted.replace(4099, 4, "some");
+  EXPECT_OK(Same(ReadNow(*store, "new", 0, 10007), wanted));
+}
+
+TEST_P(ParamStoreContract, MovesRangesOfAnyOffsetAndLength) {
+  constexpr int64_t kSize = 3 * kMiB + 17;
+  const auto store = Make(StoredBytes(kSize));
+  ASSERT_OK(store->Create("region", kSize));
+  std::string model(kSize, '\0');
+  std::mt19937 random(1);
+  for (int round = 0; round < 60; ++round) {
+    const int64_t offset = random() % kSize;
+    const int64_t size = std::min<int64_t>(
+        kSize - offset, random() % (round % 2 == 0 ? 9000 : 2 * kMiB));
+    const std::string bytes = Pattern(round, size);
+    ASSERT_OK(WriteNow(*store, "region", offset, bytes));
+    model.replace(offset, size, bytes);
+    const int64_t from = random() % kSize;
+    const int64_t wanted = std::min<int64_t>(kSize - from, random() % kMiB);
+    ASSERT_OK(Same(ReadNow(*store, "region", from, wanted),
+                   model.substr(from, wanted)));
+  }
+  EXPECT_OK(Same(ReadNow(*store, "region", 0, kSize), model));
+}
+
+// The fast path, and what is next to it.
+TEST_P(ParamStoreContract, MovesPagesOfMemory) {
+  constexpr int64_t kSize = 2 * kMiB + 4096;
+  const auto store = Make(2 * kSize);
+  ASSERT_OK_AND_ASSIGN(
+      const PageMemory memory,
+      PageMemory::Allocate(PageAllocator::System(), kSize + 1));
+  for (const int64_t shift : {0, 1}) {
+    const std::string name = absl::StrCat("at ", shift);
+    ASSERT_OK(store->Create(name, kSize));
+    const auto span = absl::MakeSpan(memory.data() + shift, kSize);
+    Pattern(shift, kSize).copy(span.data(), kSize);
+    ASSERT_OK(Finish(store->Write(name, 0, span)));
+    std::fill(span.begin(), span.end(), '?');
+    ASSERT_OK(Finish(store->Read(name, 0, span)));
+    EXPECT_OK(Same(std::string(span.data(), kSize), Pattern(shift, kSize)));
+    ASSERT_OK(Finish(store->Read(name, 8192, span.subspan(0, 4096))));
+    EXPECT_OK(Same(std::string(span.data(), 4096),
+                   Pattern(shift, kSize).substr(8192, 4096)));
+  }
+}
+
+TEST_P(ParamStoreContract, TransfersOfTheSameBytesTakeEffectInOrder) {
+  constexpr int64_t kSize = 2 * kMiB + 11;
+  const auto store = Make(StoredBytes(kSize));
+  ASSERT_OK(store->Create("region", kSize));
+  struct Started {
+    std::string bytes;   // written, or read into
+    std::string wanted;  // of a read
+    std::unique_ptr<Transfer> transfer;
+  };
+  std::string model(kSize, '\0');
+  std::vector<Started> started(150);
+  std::mt19937 random(2);
+  for (size_t i = 0; i < started.size(); ++i) {
+    const int64_t offset = random() % kSize;
+    const int64_t size =
+        std::min<int64_t>(kSize - offset, random() % (kMiB / 2));
+    Started& it = started[i];
+    if (random() % 2 == 0) {
+      it.bytes = Pattern(i, size);
+      model.replace(offset, size, it.bytes);
+      ASSERT_OK_AND_ASSIGN(it.transfer,
+                           store->Write("region", offset, it.bytes));
+    } else {
+      it.bytes.assign(size, '?');
+      it.wanted = model.substr(offset, size);
+      ASSERT_OK_AND_ASSIGN(
+          it.transfer, store->Read("region", offset, absl::MakeSpan(it.bytes)));
+    }
+  }
+  for (Started& it : started) {
+    ASSERT_OK(it.transfer->Wait(absl::Now() + absl::Seconds(60)));
+    if (!it.wanted.empty()) {
+      ASSERT_OK(Same(it.bytes, it.wanted));
+    }
+  }
+  EXPECT_OK(Same(ReadNow(*store, "region", 0, kSize), model));
+}
+
+TEST_P(ParamStoreContract, ReadsTheSameBytesManyTimesAtOnce) {
+  constexpr int64_t kSize = kMiB + 1021;
+  const auto store = Make(StoredBytes(kSize));
+  ASSERT_OK(store->Create("region", kSize));
+  ASSERT_OK(WriteNow(*store, "region", 0, Pattern(3, kSize)));
+  std::vector<std::string> found(20, std::string(kSize, '?'));
+  std::vector<std::unique_ptr<Transfer>> transfers;
+  for (std::string& bytes : found) {
+    ASSERT_OK_AND_ASSIGN(transfers.emplace_back(),
+                         store->Read("region", 0, absl::MakeSpan(bytes)));
+  }
+  for (size_t i = 0; i < found.size(); ++i) {
+    ASSERT_OK(transfers[i]->Wait(absl::Now() + absl::Seconds(60)));
+    EXPECT_OK(Same(found[i], Pattern(3, kSize)));
+  }
+}
+
+TEST_P(ParamStoreContract, KeepsManyTransfersInFlight) {
+  constexpr int kRegions = 17;
+  constexpr int kPieces = 19;
+  constexpr int64_t kPiece = 20011;
+  const auto store = Make(kRegions * StoredBytes(kPieces * kPiece));
+  std::vector<std::string> wanted;
+  std::vector<std::unique_ptr<Transfer>> writes;
+  for (int i = 0; i < kRegions; ++i) {
+    wanted.push_back(Pattern(i, kPieces * kPiece));
+    ASSERT_OK(store->Create(absl::StrCat(i), kPieces * kPiece));
+    for (int piece = 0; piece < kPieces; ++piece) {
+      ASSERT_OK_AND_ASSIGN(writes.emplace_back(),
+                           store->Write(absl::StrCat(i), piece * kPiece,
+                                        absl::MakeConstSpan(wanted[i]).subspan(
+                                            piece * kPiece, kPiece)));
+    }
+  }
+  while (!writes.empty()) {  // the last one first
+    ASSERT_OK(writes.back()->Wait(absl::Now() + absl::Seconds(60)));
+    writes.pop_back();
+  }
+  for (int i = 0; i < kRegions; ++i) {
+    EXPECT_OK(
+        Same(ReadNow(*store, absl::StrCat(i), 0, kPieces * kPiece), wanted[i]));
+  }
+}
+
+TEST_P(ParamStoreContract, ATransferThatIsDroppedHasBeenDone) {
+  const auto store = Make(kMiB);
+  ASSERT_OK(store->Create("region", kMiB));
+  {
+    const std::string bytes = Pattern(5, kMiB);
+    ASSERT_OK(store->Write("region", 0, bytes).status());
+  }
+  std::string found(kMiB, '?');
+  ASSERT_OK(store->Read("region", 0, absl::MakeSpan(found)).status());
+  EXPECT_OK(Same(found, Pattern(5, kMiB)));
+}
+
+TEST_P(ParamStoreContract, TransfersOutliveTheStore) {
+  auto store = Make(4 * kMiB);
+  const std::string bytes = Pattern(6, 3 * kMiB);
+  std::string found(bytes.size(), '?');
+  ASSERT_OK(store->Create("region", bytes.size()));
+  ASSERT_OK_AND_ASSIGN(const auto write, store->Write("region", 0, bytes));
+  ASSERT_OK_AND_ASSIGN(const auto read,
+                       store->Read("region", 0, absl::MakeSpan(found)));
+  ASSERT_OK_AND_ASSIGN(const auto flush, store->Flush());
+  store.reset();
+  const absl::Time deadline = absl::Now() + absl::Seconds(60);
+  EXPECT_OK(write->Wait(deadline));
+  EXPECT_OK(read->Wait(deadline));
+  EXPECT_OK(flush->Wait(deadline));
+  EXPECT_OK(Same(found, bytes));
+}
+
+TEST_P(ParamStoreContract, ADeadlineThatPassesIsNotTheEndOfTheTransfer) {
+  const auto store = Make(8 * kMiB);
+  const std::string bytes = Pattern(7, 8 * kMiB);
+  ASSERT_OK(store->Create("region", bytes.size()));
+  ASSERT_OK_AND_ASSIGN(const auto write, store->Write("region", 0, bytes));
+  const absl::Status early = write->Wait(absl::InfinitePast());
+  if (!early.ok()) {
+    EXPECT_THAT(early, StatusIs(absl::StatusCode::kDeadlineExceeded,
+                                HasSubstr("region")));
+  }
+  EXPECT_OK(write->Wait(absl::Now() + absl::Seconds(60)));
+  EXPECT_OK(write->Wait(absl::InfinitePast())) << "a result is final";
+  EXPECT_OK(Same(ReadNow(*store, "region", 0, bytes.size()), bytes));
+}
+
+TEST_P(ParamStoreContract, MovesNothing) {
+  const auto store = Make(4096);
+  ASSERT_OK(store->Create("empty", 0));
+  ASSERT_OK(store->Create("region", 5));
+  EXPECT_OK(WriteNow(*store, "empty", 0, ""));
+  EXPECT_OK(ReadNow(*store, "empty", 0, 0));
+  for (const int64_t offset : {0, 3, 5}) {
+    EXPECT_OK(WriteNow(*store, "region", offset, ""));
+    EXPECT_OK(ReadNow(*store, "region", offset, 0));
+  }
+  EXPECT_OK(Same(ReadNow(*store, "region", 0, 5), std::string(5, '\0')));
+}
+
+TEST_P(ParamStoreContract, FlushComesAfterTheWritesBeforeIt) {
+  const auto store = Make(4 * kMiB);
+  ASSERT_OK(Finish(store->Flush()));
+  ASSERT_OK(store->Create("region", 4 * kMiB));
+  const std::string first = Pattern(8, 4 * kMiB);
+  const std::string second = Pattern(9, kMiB);
+  ASSERT_OK_AND_ASSIGN(const auto write, store->Write("region", 0, first));
+  ASSERT_OK_AND_ASSIGN(const auto flush, store->Flush());
+  ASSERT_OK_AND_ASSIGN(const auto later, store->Write("region", 77, second));
+  ASSERT_OK_AND_ASSIGN(const auto again, store->Flush());
+  ASSERT_OK(flush->Wait(absl::Now() + absl::Seconds(60)));
+  EXPECT_OK(write->Wait(absl::InfinitePast()));
+  ASSERT_OK(again->Wait(absl::Now() + absl::Seconds(60)));
+  EXPECT_OK(later->Wait(absl::InfinitePast()));
+  std::string wanted = first;
+  wanted.replace(77, second.size(), second);
+  EXPECT_OK(Same(ReadNow(*store, "region", 0, wanted.size()), wanted));
+}
+
+}  // namespace
+}  // namespace fsdp::offload::testing

@@ -1,0 +1,55 @@
+// The tests that every ParamStore passes.
+#ifndef OFFLOAD_TESTING_PARAM_STORE_CONTRACT_H_
+#define OFFLOAD_TESTING_PARAM_STORE_CONTRACT_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <ostream>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "gtest/gtest.h"
+#include "offload/param_store.h"
+#include "offload/transfer.h"
+
+namespace fsdp::offload::testing {
+
+// A store under test: its test names one per way of making it,
+//   INSTANTIATE_TEST_SUITE_P(Host, ParamStoreContract,
+//                            ::testing::Values(StoreUnderTest{...}),
+//                            StoreName);
+// and links :param_store_contract.
+struct StoreUnderTest {
+  std::string name;
+  std::function<absl::StatusOr<std::unique_ptr<ParamStore>>(int64_t capacity)>
+      make;
+};
+
+std::ostream& operator<<(std::ostream& out, const StoreUnderTest& store);
+std::string StoreName(const ::testing::TestParamInfo<StoreUnderTest>& info);
+
+class ParamStoreContract : public ::testing::TestWithParam<StoreUnderTest> {
+ protected:
+  // The store of a test; stops the test program when it cannot be made.
+  static std::unique_ptr<ParamStore> Make(int64_t capacity);
+};
+
+// `size` bytes that depend on `seed` in every place.
+std::string Pattern(int64_t seed, int64_t size);
+
+// The result of starting and waiting, within a time that no working store
+// needs.
+absl::Status Finish(absl::StatusOr<std::unique_ptr<Transfer>> transfer);
+
+absl::Status WriteNow(ParamStore& store, absl::string_view region,
+                      int64_t offset, absl::string_view bytes);
+absl::StatusOr<std::string> ReadNow(ParamStore& store, absl::string_view region,
+                                    int64_t offset, int64_t size);
+
+}  // namespace fsdp::offload::testing
+
+#endif  // OFFLOAD_TESTING_PARAM_STORE_CONTRACT_H_

@@ -1,0 +1,39 @@
+// Counts transfers and the time in which there are any.
+#ifndef OFFLOAD_TRANSFER_METER_H_
+#define OFFLOAD_TRANSFER_METER_H_
+
+#include <cstdint>
+
+#include "absl/time/time.h"
+#include "offload/param_store.h"
+
+namespace fsdp::offload {
+
+// Thread-compatible.
+class TransferMeter {
+ public:
+  void Start(absl::Time now) {
+    if (running_++ == 0) since_ = now;
+  }
+
+  void Finish(absl::Time now, bool well, int64_t bytes) {
+    if (--running_ == 0) {
+      stats_.busy_seconds += absl::ToDoubleSeconds(now - since_);
+    }
+    if (!well) return;
+    ++stats_.operations;
+    stats_.bytes += bytes;
+  }
+
+  // Of transfers that are over.
+  const TransferStats& stats() const { return stats_; }
+
+ private:
+  int64_t running_ = 0;
+  absl::Time since_;
+  TransferStats stats_;
+};
+
+}  // namespace fsdp::offload
+
+#endif  // OFFLOAD_TRANSFER_METER_H_
