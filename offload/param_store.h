@@ -62,7 +62,8 @@ class ParamStore {
   // what there is, when no free piece of the capacity is large enough.
   virtual absl::Status Create(absl::string_view region, int64_t bytes) = 0;
 
-  // Its space is free for new regions. NotFound; FailedPrecondition while
+  // Its space is free for new regions, in a store that can be reopened once a
+  // Flush() started later has ended well. NotFound; FailedPrecondition while
   // transfers of it are under way.
   virtual absl::Status Erase(absl::string_view region) = 0;
 

@@ -1,0 +1,203 @@
+#include "offload/commit_record.h"
+
+#include <cstring>
+#include <type_traits>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+#include "offload/checksum.h"
+#include "offload/param_store.h"
+
+namespace fsdp::offload {
+namespace {
+
+constexpr uint64_t kHeaderMagic = 0x6665727061706401;  // the last byte: version
+constexpr uint64_t kRecordMagic = 0x6665727072656301;
+// Magic, checksum of the payload, its length.
+constexpr int64_t kFrameBytes = 8 + 4 + 8;
+
+template <typename T>
+void Append(std::string& out, T value) {
+  static_assert(std::is_integral_v<T>);
+  out.append(reinterpret_cast<const char*>(&value), sizeof(value));
+}
+
+void AppendString(std::string& out, absl::string_view value) {
+  Append<int64_t>(out, value.size());
+  out.append(value.data(), value.size());
+}
+
+// Takes values off the front of bytes; a value past the end is 0, and `ok`
+// false from then on.
+class Reader {
+ public:
+  explicit Reader(absl::string_view bytes) : bytes_(bytes) {}
+
+  template <typename T>
+  T Take() {
+    T value = 0;
+    const absl::string_view bytes = TakeBytes(sizeof(T));
+    if (ok_) std::memcpy(&value, bytes.data(), sizeof(T));
+    return value;
+  }
+
+  absl::string_view TakeBytes(int64_t size) {
+    ok_ = ok_ && size >= 0 && size <= static_cast<int64_t>(bytes_.size());
+    if (!ok_) return {};
+    const absl::string_view front = bytes_.substr(0, size);
+    bytes_.remove_prefix(size);
+    return front;
+  }
+
+  std::string TakeString() { return std::string(TakeBytes(Take<int64_t>())); }
+
+  bool ok() const { return ok_; }
+  int64_t left() const { return bytes_.size(); }
+
+ private:
+  absl::string_view bytes_;
+  bool ok_ = true;
+};
+
+std::string Framed(uint64_t magic, absl::string_view payload) {
+  std::string bytes;
+  Append(bytes, magic);
+  Append(bytes, Crc32c(payload));
+  AppendString(bytes, payload);
+  return bytes;
+}
+
+absl::StatusOr<absl::string_view> Unframed(uint64_t magic,
+                                           absl::string_view bytes) {
+  Reader reader(bytes);
+  if (reader.Take<uint64_t>() != magic) {
+    return absl::DataLossError("does not start as one does");
+  }
+  const auto checksum = reader.Take<uint32_t>();
+  const absl::string_view payload = reader.TakeBytes(reader.Take<int64_t>());
+  if (!reader.ok()) return absl::DataLossError("is cut off");
+  if (Crc32c(payload) != checksum) {
+    return absl::DataLossError("does not fit its checksum");
+  }
+  return payload;
+}
+
+bool Plausible(const FileHeader& header) {
+  return header.block_bytes > 0 && header.block_bytes % kPageBytes == 0 &&
+         header.capacity >= 0 && header.capacity % kPageBytes == 0 &&
+         header.max_regions >= 0;
+}
+
+void AppendRegion(std::string& out, const CommitRecord::Region& region) {
+  AppendString(out, region.name);
+  Append(out, region.bytes);
+  Append(out, region.offset);
+  Append<int64_t>(out, region.blocks.size());
+  for (const CommitRecord::Block& block : region.blocks) {
+    Append(out, block.generation);
+    Append(out, block.checksum);
+    Append(out, block.place);
+  }
+}
+
+constexpr int64_t kBlockBytes = 4 + 4 + 1;
+
+absl::StatusOr<CommitRecord::Region> TakeRegion(Reader& reader,
+                                                const FileHeader& header) {
+  CommitRecord::Region region;
+  region.name = reader.TakeString();
+  region.bytes = reader.Take<int64_t>();
+  region.offset = reader.Take<int64_t>();
+  const auto blocks = reader.Take<int64_t>();
+  const bool fits =
+      reader.ok() && region.bytes >= 0 && region.offset >= 0 &&
+      region.bytes <= header.capacity &&
+      region.offset <= header.capacity - StoredBytes(region.bytes) &&
+      blocks == (region.bytes + header.block_bytes - 1) / header.block_bytes &&
+      blocks <= reader.left() / kBlockBytes;
+  if (!fits) return absl::DataLossError("has a region that cannot be");
+  for (int64_t i = 0; i < blocks; ++i) {
+    CommitRecord::Block block;
+    block.generation = reader.Take<uint32_t>();
+    block.checksum = reader.Take<uint32_t>();
+    block.place = reader.Take<uint8_t>();
+    if (block.place > 1) return absl::DataLossError("has a block nowhere");
+    region.blocks.push_back(block);
+  }
+  return region;
+}
+
+}  // namespace
+
+std::string FileHeader::Encode() const {
+  FSDP_CHECK(static_cast<int64_t>(owner.size()) <= kMaxOwnerBytes);
+  std::string payload;
+  Append(payload, file_id);
+  Append(payload, capacity);
+  Append(payload, block_bytes);
+  Append(payload, max_regions);
+  Append<uint8_t>(payload, checksums ? 1 : 0);
+  AppendString(payload, owner);
+  std::string bytes = Framed(kHeaderMagic, payload);
+  bytes.resize(kHeaderBytes);
+  return bytes;
+}
+
+absl::StatusOr<FileHeader> FileHeader::Decode(absl::string_view bytes) {
+  FSDP_ASSIGN_OR_RETURN(const absl::string_view payload,
+                        Unframed(kHeaderMagic, bytes));
+  Reader reader(payload);
+  FileHeader header;
+  header.file_id = reader.Take<uint64_t>();
+  header.capacity = reader.Take<int64_t>();
+  header.block_bytes = reader.Take<int64_t>();
+  header.max_regions = reader.Take<int64_t>();
+  header.checksums = reader.Take<uint8_t>() != 0;
+  header.owner = reader.TakeString();
+  if (!reader.ok() || !Plausible(header)) {
+    return absl::DataLossError("has values that cannot be");
+  }
+  return header;
+}
+
+std::string CommitRecord::Encode() const {
+  std::string payload;
+  Append(payload, file_id);
+  Append(payload, commit);
+  Append<int64_t>(payload, regions.size());
+  for (const Region& region : regions) AppendRegion(payload, region);
+  return Framed(kRecordMagic, payload);
+}
+
+absl::StatusOr<CommitRecord> CommitRecord::Decode(absl::string_view bytes,
+                                                  const FileHeader& header) {
+  FSDP_ASSIGN_OR_RETURN(const absl::string_view payload,
+                        Unframed(kRecordMagic, bytes));
+  Reader reader(payload);
+  CommitRecord record;
+  record.file_id = reader.Take<uint64_t>();
+  record.commit = reader.Take<int64_t>();
+  if (record.file_id != header.file_id) {
+    return absl::DataLossError("is of another file");
+  }
+  const auto regions = reader.Take<int64_t>();
+  for (int64_t i = 0; i < regions; ++i) {
+    FSDP_ASSIGN_OR_RETURN(record.regions.emplace_back(),
+                          TakeRegion(reader, header));
+  }
+  if (!reader.ok()) return absl::DataLossError("is cut off");
+  return record;
+}
+
+int64_t CommitRecord::MaxBytes(const FileHeader& header) {
+  constexpr int64_t kRegionBytes = 8 + kMaxNameBytes + 8 + 8 + 8;
+  // Each region can have one block that is not full.
+  const int64_t blocks =
+      header.capacity / header.block_bytes + header.max_regions;
+  return kFrameBytes + 8 + 8 + 8 + header.max_regions * kRegionBytes +
+         blocks * kBlockBytes;
+}
+
+}  // namespace fsdp::offload

@@ -1,0 +1,60 @@
+// What a file store that is kept writes about itself: one header when it is
+// made, a record at each commit. Plain bytes that carry their own checksums.
+#ifndef OFFLOAD_COMMIT_RECORD_H_
+#define OFFLOAD_COMMIT_RECORD_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace fsdp::offload {
+
+struct FileHeader {
+  uint64_t file_id = 0;  // another one for each file
+  int64_t capacity = 0;
+  int64_t block_bytes = 0;
+  int64_t max_regions = 0;
+  bool checksums = true;
+  std::string owner;
+
+  std::string Encode() const;  // kHeaderBytes
+  // DataLoss for anything that Encode() does not give.
+  static absl::StatusOr<FileHeader> Decode(absl::string_view bytes);
+};
+
+inline constexpr int64_t kHeaderBytes = 4096;
+inline constexpr int64_t kMaxOwnerBytes = 1024;
+
+struct CommitRecord {
+  struct Block {
+    uint32_t generation = 0;
+    uint32_t checksum = 0;
+    uint8_t place = 0;
+  };
+  struct Region {
+    std::string name;
+    int64_t bytes = 0;
+    int64_t offset = 0;
+    std::vector<Block> blocks;
+  };
+
+  uint64_t file_id = 0;
+  int64_t commit = 0;
+  std::vector<Region> regions;
+
+  std::string Encode() const;
+  // DataLoss for anything that is not the whole of a record of this file, torn
+  // ones among it. Bytes after it do not matter.
+  static absl::StatusOr<CommitRecord> Decode(absl::string_view bytes,
+                                             const FileHeader& header);
+
+  // No record of a file of `header` is larger.
+  static int64_t MaxBytes(const FileHeader& header);
+};
+
+}  // namespace fsdp::offload
+
+#endif  // OFFLOAD_COMMIT_RECORD_H_

@@ -1,0 +1,128 @@
+#include "offload/commit_record.h"
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "base/testing/status_matchers.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "offload/param_store.h"
+
+namespace fsdp::offload {
+namespace {
+
+using ::fsdp::testing::StatusIs;
+using ::testing::_;
+using ::testing::HasSubstr;
+
+FileHeader Header() {
+  FileHeader header;
+  header.file_id = 0x1234567890abcdef;
+  header.capacity = 1 << 20;
+  header.block_bytes = 8192;
+  header.max_regions = 7;
+  header.checksums = false;
+  header.owner = "rank 3 of 5";
+  return header;
+}
+
+CommitRecord Record() {
+  CommitRecord record;
+  record.file_id = Header().file_id;
+  record.commit = 41;
+  record.regions.push_back(
+      {"blocks.3, exp_avg", 8193, 4096, {{1, 2, 0}, {3, 4, 1}}});
+  record.regions.push_back({std::string("\0", 1), 0, 0, {}});
+  return record;
+}
+
+TEST(CommitRecordTest, HeadersComeBack) {
+  const std::string bytes = Header().Encode();
+  EXPECT_EQ(bytes.size(), kHeaderBytes);
+  ASSERT_OK_AND_ASSIGN(const FileHeader header, FileHeader::Decode(bytes));
+  EXPECT_EQ(header.Encode(), bytes);
+  EXPECT_EQ(header.owner, "rank 3 of 5");
+  EXPECT_FALSE(header.checksums);
+}
+
+TEST(CommitRecordTest, RecordsComeBackWhateverFollowsThem) {
+  const std::string bytes = Record().Encode();
+  ASSERT_OK_AND_ASSIGN(const CommitRecord record,
+                       CommitRecord::Decode(bytes + "rest", Header()));
+  EXPECT_EQ(record.Encode(), bytes);
+  EXPECT_EQ(record.commit, 41);
+  ASSERT_EQ(record.regions.size(), 2);
+  EXPECT_EQ(record.regions[0].blocks[1].checksum, 4);
+}
+
+TEST(CommitRecordTest, NoTornRecordIsTaken) {
+  const std::string bytes = Record().Encode();
+  const std::string old = std::string(bytes.size(), '\x5a');
+  for (size_t written = 0; written < bytes.size(); ++written) {
+    EXPECT_THAT(CommitRecord::Decode(
+                    bytes.substr(0, written) + old.substr(written), Header()),
+                StatusIs(absl::StatusCode::kDataLoss, _))
+        << written;
+    EXPECT_THAT(CommitRecord::Decode(bytes.substr(0, written), Header()),
+                StatusIs(absl::StatusCode::kDataLoss, _));
+  }
+}
+
+TEST(CommitRecordTest, EveryFlippedBitIsFound) {
+  for (std::string bytes : {Record().Encode(), Header().Encode()}) {
+    const bool is_header = bytes.size() == kHeaderBytes;
+    // The rest of a header is padding.
+    const size_t used = is_header ? 8 + 4 + 8 + 33 + 8 + 11 : bytes.size();
+    for (size_t bit = 0; bit < used * 8; ++bit) {
+      bytes[bit / 8] ^= static_cast<char>(1 << (bit % 8));
+      const absl::Status status =
+          is_header ? FileHeader::Decode(bytes).status()
+                    : CommitRecord::Decode(bytes, Header()).status();
+      EXPECT_THAT(status, StatusIs(absl::StatusCode::kDataLoss, _)) << bit;
+      bytes[bit / 8] ^= static_cast<char>(1 << (bit % 8));
+    }
+  }
+}
+
+TEST(CommitRecordTest, RecordsOfAnotherFileAreNotTaken) {
+  FileHeader other = Header();
+  ++other.file_id;
+  EXPECT_THAT(CommitRecord::Decode(Record().Encode(), other),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("another file")));
+}
+
+TEST(CommitRecordTest, RegionsThatCannotBeAreNotTaken) {
+  for (const auto& [bytes, offset] : {std::pair<int64_t, int64_t>{-1, 0},
+                                      {8193, -4096},
+                                      {8193, 1 << 20},
+                                      {1 << 21, 0},
+                                      {8192, 0}}) {
+    CommitRecord record = Record();
+    record.regions[0].bytes = bytes;
+    record.regions[0].offset = offset;
+    EXPECT_THAT(CommitRecord::Decode(record.Encode(), Header()),
+                StatusIs(absl::StatusCode::kDataLoss, HasSubstr("cannot be")));
+  }
+}
+
+TEST(CommitRecordTest, TheLargestRecordHasRoom) {
+  const FileHeader header = Header();
+  CommitRecord record = Record();
+  record.regions.clear();
+  // All but the last region one byte, the last one the rest.
+  int64_t left = header.capacity;
+  for (int64_t i = 0; i < header.max_regions; ++i) {
+    const bool last = i + 1 == header.max_regions;
+    const int64_t bytes = last ? left : 1;
+    left -= StoredBytes(bytes);
+    record.regions.push_back(
+        {std::string(kMaxNameBytes, static_cast<char>('a' + i)), bytes, 0,
+         std::vector<CommitRecord::Block>((bytes + header.block_bytes - 1) /
+                                          header.block_bytes)});
+  }
+  EXPECT_LE(record.Encode().size(), CommitRecord::MaxBytes(header));
+  EXPECT_OK(CommitRecord::Decode(record.Encode(), header));
+}
+
+}  // namespace
+}  // namespace fsdp::offload

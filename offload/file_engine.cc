@@ -1,0 +1,231 @@
+#include "offload/file_engine.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+#include "offload/commit_record.h"
+#include "offload/stored_region.h"
+
+namespace fsdp::offload {
+namespace {
+
+CommitRecord RecordOf(const FileOperation& flush, const FileHeader& header,
+                      int64_t commit) {
+  CommitRecord record;
+  record.file_id = header.file_id;
+  record.commit = commit;
+  for (const auto& region : flush.regions) {
+    CommitRecord::Region& written = record.regions.emplace_back();
+    written.name = region->name;
+    written.bytes = region->bytes;
+    written.offset = region->offset;
+    for (const Block& block : region->blocks) {
+      written.blocks.push_back(
+          {block.current.generation, block.current.checksum, block.place});
+    }
+  }
+  return record;
+}
+
+absl::Status CheckNothingIsDamaged(const FileOperation& flush) {
+  for (const auto& region : flush.regions) {
+    for (size_t i = 0; i < region->blocks.size(); ++i) {
+      if (!region->blocks[i].damaged) continue;
+      return absl::DataLossError(
+          absl::StrCat("flush: a write of region '", region->name, "', block ",
+                       i, " has failed; write it again before the flush"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+FileEngine::FileEngine(FileEngineParts parts)
+    : parts_(std::move(parts)),
+      runner_(*parts_.layout, *parts_.queue, parts_.bounce),
+      thread_([this] { Run(); }) {}
+
+FileEngine::~FileEngine() {
+  {
+    absl::MutexLock lock(&mutex_);
+    stopping_ = true;
+  }
+  parts_.queue->Wake();
+  thread_.join();
+}
+
+void FileEngine::Start(std::shared_ptr<FileOperation> operation) {
+  {
+    absl::MutexLock lock(&mutex_);
+    new_.push_back(std::move(operation));
+    // The first one has woken the thread.
+    if (new_.size() > 1) return;
+  }
+  parts_.queue->Wake();
+}
+
+void FileEngine::Run() {
+  std::vector<IoRequest*> over;
+  while (TakeNew()) {
+    do {
+      StartPieces();
+    } while (RunAlone());
+    if (runner_.in_flight() == 0 && !TakeNew()) return;
+    parts_.queue->Wait(over);
+    for (IoRequest* request : over) {
+      Piece& piece = *static_cast<Piece*>(request);
+      const absl::optional<absl::Status> result = runner_.Continue(piece);
+      if (result.has_value()) PieceIsOver(piece, *result);
+    }
+  }
+}
+
+bool FileEngine::TakeNew() {
+  std::vector<std::shared_ptr<FileOperation>> taken;
+  bool stopping = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    std::swap(taken, new_);
+    stopping = stopping_;
+  }
+  for (auto& operation : taken) Admit(std::move(operation));
+  return !stopping || running_ > 0 || alone_ != nullptr;
+}
+
+void FileEngine::Admit(std::shared_ptr<FileOperation> operation) {
+  if (alone_ != nullptr) {
+    held_.push_back(std::move(operation));
+    return;
+  }
+  using Kind = FileOperation::Kind;
+  const bool overwrites_a_commit =
+      operation->kind == Kind::kWrite && parts_.commit_before.has_value();
+  if (operation->kind == Kind::kFlush || overwrites_a_commit) {
+    alone_ = std::move(operation);
+    return;
+  }
+  Split(operation);
+}
+
+void FileEngine::Split(const std::shared_ptr<FileOperation>& operation) {
+  FileOperation& op = *operation;
+  op.self = operation;
+  ++running_;
+  const int64_t block_bytes = op.region->block_bytes;
+  const int64_t end = op.offset + op.bytes;
+  op.pieces.reserve(op.bytes / block_bytes + 2);
+  for (int64_t at = op.offset; at < end;) {
+    Piece& piece = op.pieces.emplace_back();
+    piece.operation = &op;
+    piece.index = at / block_bytes;
+    piece.block = &op.region->blocks[piece.index];
+    const int64_t start = piece.index * block_bytes;
+    piece.begin = at - start;
+    piece.end = std::min(block_bytes, end - start);
+    piece.user = op.data + (at - op.offset);
+    piece.writes = op.kind == FileOperation::Kind::kWrite;
+    at = start + piece.end;
+  }
+  op.pieces_left = op.pieces.size();
+  if (op.pieces.empty()) {
+    --running_;
+    Finish(op);
+    return;
+  }
+  for (Piece& piece : op.pieces) {
+    if (order_.Enter(piece.block, &piece)) ready_.push_back(&piece);
+  }
+}
+
+void FileEngine::StartPieces() {
+  while (!ready_.empty() && runner_.HasRoom()) {
+    Piece& piece = *ready_.front();
+    ready_.pop_front();
+    const absl::optional<absl::Status> result = runner_.Begin(piece);
+    if (result.has_value()) PieceIsOver(piece, *result);
+  }
+}
+
+void FileEngine::PieceIsOver(Piece& piece, const absl::Status& result) {
+  std::vector<Piece*> next;
+  order_.Leave(piece.block, piece, next);
+  ready_.insert(ready_.end(), next.begin(), next.end());
+  FileOperation& operation = *piece.operation;
+  operation.first_error.Update(result);
+  if (--operation.pieces_left > 0) return;
+  --running_;
+  Finish(operation);
+}
+
+void FileEngine::Finish(FileOperation& operation) {
+  const std::shared_ptr<FileOperation> self = std::move(operation.self);
+  operation.Finish(operation.first_error);
+}
+
+bool FileEngine::RunAlone() {
+  if (alone_ == nullptr || running_ > 0) return false;
+  const std::shared_ptr<FileOperation> operation = std::move(alone_);
+  if (operation->kind == FileOperation::Kind::kFlush) {
+    operation->Finish(Flush(*operation));
+  } else if (const absl::Status dropped = DropCommitBefore(); dropped.ok()) {
+    Split(operation);
+  } else {
+    Damage(*operation);
+    operation->Finish(dropped);
+  }
+  while (alone_ == nullptr && !held_.empty()) {
+    std::shared_ptr<FileOperation> next = std::move(held_.front());
+    held_.pop_front();
+    Admit(std::move(next));
+  }
+  return true;
+}
+
+absl::Status FileEngine::DropCommitBefore() {
+  FSDP_RETURN_IF_ERROR(parts_.log->Drop(*parts_.queue, *parts_.commit_before));
+  parts_.commit_before.reset();
+  return absl::OkStatus();
+}
+
+void FileEngine::Damage(const FileOperation& write) {
+  StoredRegion& region = *write.region;
+  const int64_t end = write.offset + write.bytes;
+  for (int64_t block = write.offset / region.block_bytes;
+       block * region.block_bytes < end; ++block) {
+    region.blocks[block].damaged = true;
+  }
+}
+
+absl::Status FileEngine::Flush(const FileOperation& flush) {
+  FSDP_RETURN_IF_ERROR(CheckNothingIsDamaged(flush));
+  return parts_.layout->keep ? Commit(flush) : absl::OkStatus();
+}
+
+absl::Status FileEngine::Commit(const FileOperation& flush) {
+  FSDP_RETURN_IF_ERROR(broken_);
+  const int64_t next = parts_.commit + 1;
+  const std::string what = absl::StrCat("commit ", next);
+  IoQueue& queue = *parts_.queue;
+  broken_ = parts_.log->Sync(queue, what);
+  FSDP_RETURN_IF_ERROR(broken_);
+  // Its record is where this one goes.
+  parts_.commit_before.reset();
+  FSDP_RETURN_IF_ERROR(
+      parts_.log->Write(queue, RecordOf(flush, parts_.layout->header, next)));
+  broken_ = parts_.log->Sync(queue, what);
+  FSDP_RETURN_IF_ERROR(broken_);
+  parts_.commit_before = parts_.commit;
+  parts_.commit = next;
+  for (const auto& region : flush.regions) {
+    for (Block& block : region->blocks) {
+      block.committed = block.current.generation > 0;
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace fsdp::offload

@@ -1,0 +1,86 @@
+// The thread that does the work of a file store.
+#ifndef OFFLOAD_FILE_ENGINE_H_
+#define OFFLOAD_FILE_ENGINE_H_
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/types/optional.h"
+#include "offload/block_order.h"
+#include "offload/commit_log.h"
+#include "offload/file_layout.h"
+#include "offload/file_operation.h"
+#include "offload/io_queue.h"
+#include "offload/page_memory.h"
+#include "offload/piece_runner.h"
+
+namespace fsdp::offload {
+
+// What the thread works with.
+struct FileEngineParts {
+  std::unique_ptr<const FileLayout> layout;
+  std::unique_ptr<IoQueue> queue;
+  PageMemory bounce;  // PieceRunner::BounceBytes()
+  // Of a file that is kept: the last commit, and the one before it if that can
+  // still be reopened.
+  absl::optional<CommitLog> log;
+  int64_t commit = 0;
+  absl::optional<int64_t> commit_before;
+};
+
+// Blocks, their order and their tables belong to the thread alone. A flush
+// waits for what came before it and holds back what comes after it.
+class FileEngine {
+ public:
+  explicit FileEngine(FileEngineParts parts);
+  // After all operations.
+  ~FileEngine();
+
+  // Thread-safe.
+  void Start(std::shared_ptr<FileOperation> operation);
+
+  const FileLayout& layout() const { return *parts_.layout; }
+
+ private:
+  void Run();
+  // Takes in what was started since; false when there is nothing left to do.
+  bool TakeNew();
+  void Admit(std::shared_ptr<FileOperation> operation);
+  void Split(const std::shared_ptr<FileOperation>& operation);
+  void StartPieces();
+  void PieceIsOver(Piece& piece, const absl::Status& result);
+  static void Finish(FileOperation& operation);
+  // Does what has to be alone, if something waits for that and may go.
+  bool RunAlone();
+  // Before its blocks are written over.
+  absl::Status DropCommitBefore();
+  static void Damage(const FileOperation& write);
+  absl::Status Flush(const FileOperation& flush);
+  absl::Status Commit(const FileOperation& flush);
+
+  FileEngineParts parts_;
+  PieceRunner runner_;
+  BlockOrder<Piece> order_;
+  std::deque<Piece*> ready_;
+  int64_t running_ = 0;  // operations, but for alone_
+  // A flush, or a write that is the first since a commit: it has to wait until
+  // nothing runs, and `held_` waits for it.
+  std::shared_ptr<FileOperation> alone_;
+  std::deque<std::shared_ptr<FileOperation>> held_;
+  absl::Status broken_;  // why no flush can be trusted any more
+
+  absl::Mutex mutex_;
+  std::vector<std::shared_ptr<FileOperation>> new_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_;
+};
+
+}  // namespace fsdp::offload
+
+#endif  // OFFLOAD_FILE_ENGINE_H_

@@ -1,0 +1,409 @@
+#include "offload/file_store.h"
+
+#include <algorithm>
+#include <random>
+#include <utility>
+
+#include "absl/memory/memory.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "base/status_macros.h"
+#include "offload/commit_log.h"
+#include "offload/file_layout.h"
+#include "offload/io_queue.h"
+#include "offload/piece_runner.h"
+
+namespace fsdp::offload {
+namespace {
+
+constexpr int64_t kMaxBlockBytes = int64_t{1} << 30;
+constexpr int kMaxQueueDepth = 1024;
+
+std::string PathOf(const FileStoreOptions& options) {
+  return absl::StrCat(options.directory, "/", options.name);
+}
+
+absl::Status CheckOptions(const FileStoreOptions& options) {
+  std::string wrong;
+  if (options.capacity < 0) {
+    wrong = absl::StrCat("a capacity of ", options.capacity, " bytes");
+  } else if (options.block_bytes <= 0 || options.block_bytes > kMaxBlockBytes ||
+             options.block_bytes % kPageBytes != 0) {
+    wrong = absl::StrCat("blocks of ", options.block_bytes,
+                         " bytes; take a multiple of ", kPageBytes, ", up to ",
+                         kMaxBlockBytes);
+  } else if (options.queue_depth < 1 || options.queue_depth > kMaxQueueDepth) {
+    wrong = absl::StrCat("a queue depth of ", options.queue_depth,
+                         "; take 1 to ", kMaxQueueDepth);
+  } else if (options.keep &&
+             (options.name.empty() || absl::StrContains(options.name, '/'))) {
+    wrong =
+        absl::StrCat("the name '", options.name, "'; take one without slashes");
+  } else if (static_cast<int64_t>(options.owner.size()) > kMaxOwnerBytes) {
+    wrong = absl::StrCat("an owner of ", options.owner.size(),
+                         " bytes; take up to ", kMaxOwnerBytes);
+  } else if (options.keep && options.max_regions < 1) {
+    wrong = absl::StrCat(options.max_regions, " regions at most");
+  }
+  if (wrong.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "make a file store in ", options.directory, ": there is no ", wrong));
+}
+
+FileHeader NewHeader(const FileStoreOptions& options) {
+  std::random_device random;
+  FileHeader header;
+  header.file_id = (uint64_t{random()} << 32) | random();
+  header.capacity = StoredBytes(options.capacity);
+  header.block_bytes = options.block_bytes;
+  header.max_regions = options.keep ? options.max_regions : 0;
+  header.checksums = options.checksums;
+  header.owner = options.owner;
+  return header;
+}
+
+absl::StatusOr<std::unique_ptr<IoQueue>> MakeQueue(
+    const FileStoreOptions& options, int descriptor, std::string& notes) {
+  using Queue = FileStoreOptions::Queue;
+  SystemCalls& system = *options.system;
+  if (options.queue == Queue::kThreads) {
+    return system.MakeQueue(QueueKind::kThreads, descriptor,
+                            options.queue_depth);
+  }
+  absl::StatusOr<std::unique_ptr<IoQueue>> queue =
+      system.MakeQueue(QueueKind::kIoUring, descriptor, options.queue_depth);
+  if (queue.ok() || options.queue == Queue::kIoUring) return queue;
+  notes = absl::StrCat(" (", queue.status().message(), ")");
+  return system.MakeQueue(QueueKind::kThreads, descriptor, options.queue_depth);
+}
+
+std::string Description(const FileLayout& layout, const BackingFile& file,
+                        const IoQueue& queue, absl::string_view queue_notes) {
+  return absl::StrCat(layout.path, ": ", layout.header.capacity, " bytes",
+                      layout.keep ? " in two places, kept" : "", ", blocks of ",
+                      layout.header.block_bytes, ", ", queue.Describe(),
+                      queue_notes,
+                      layout.header.checksums ? ", CRC32C" : ", no checksums",
+                      file.notes().empty() ? "" : ", ", file.notes());
+}
+
+absl::StatusOr<FileEngineParts> MakeParts(
+    const FileStoreOptions& options, std::unique_ptr<IoQueue> queue,
+    std::unique_ptr<const FileLayout> layout) {
+  FileEngineParts parts;
+  parts.queue = std::move(queue);
+  parts.layout = std::move(layout);
+  FSDP_ASSIGN_OR_RETURN(
+      parts.bounce,
+      PageMemory::Allocate(
+          *options.allocator,
+          PieceRunner::BounceBytes(*parts.layout, parts.queue->depth())));
+  if (parts.layout->keep) {
+    FSDP_ASSIGN_OR_RETURN(parts.log,
+                          CommitLog::Make(*parts.layout, *options.allocator));
+  }
+  return parts;
+}
+
+// The header and commit 0, of nothing; then the file has its name.
+absl::Status WriteFirstCommit(FileEngineParts& parts, BackingFile& file) {
+  CommitRecord nothing;
+  nothing.file_id = parts.layout->header.file_id;
+  FSDP_RETURN_IF_ERROR(parts.log->WriteHeader(*parts.queue));
+  FSDP_RETURN_IF_ERROR(parts.log->Write(*parts.queue, nothing));
+  FSDP_RETURN_IF_ERROR(parts.log->Sync(*parts.queue, "make the store"));
+  return file.Publish();
+}
+
+absl::StatusOr<FileHeader> FindHeader(const FileStoreOptions& options,
+                                      IoQueue& queue, const BackingFile& file) {
+  FSDP_ASSIGN_OR_RETURN(const PageMemory memory,
+                        PageMemory::Allocate(*options.allocator, kHeaderBytes));
+  FSDP_ASSIGN_OR_RETURN(FileHeader header,
+                        ReadHeader(queue, memory.data(), file.path()));
+  if (header.owner == options.owner) return header;
+  return absl::FailedPreconditionError(absl::StrCat(
+      "reopen ", file.path(), ": it belongs to '", header.owner, "', not to '",
+      options.owner, "'; give each rank and each run files of its own"));
+}
+
+absl::Status CheckFileBytes(const BackingFile& file, const FileLayout& layout) {
+  FSDP_ASSIGN_OR_RETURN(const int64_t bytes, file.Bytes());
+  if (bytes >= layout.FileBytes()) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat("reopen ", layout.path, ": it has ",
+                                          bytes, " of ", layout.FileBytes(),
+                                          " bytes; somebody has cut it off"));
+}
+
+// The commit to go on from; those after it are dropped.
+absl::StatusOr<CommitRecord> ChooseCommit(FileEngineParts& parts,
+                                          absl::optional<int64_t> wanted) {
+  FSDP_ASSIGN_OR_RETURN(std::vector<CommitRecord> records,
+                        parts.log->ReadAll(*parts.queue));
+  const std::string& path = parts.layout->path;
+  if (records.empty()) {
+    return absl::DataLossError(
+        absl::StrCat("reopen ", path,
+                     ": none of its commits is whole; go back to a "
+                     "checkpoint"));
+  }
+  const std::string known = absl::StrJoin(
+      records, " and ", [](std::string* out, const CommitRecord& record) {
+        absl::StrAppend(out, record.commit);
+      });
+  while (!records.empty() && wanted.has_value() &&
+         records.back().commit > *wanted) {
+    FSDP_RETURN_IF_ERROR(parts.log->Drop(*parts.queue, records.back().commit));
+    FSDP_RETURN_IF_ERROR(parts.log->Sync(*parts.queue, "reopen"));
+    records.pop_back();
+  }
+  if (records.empty() ||
+      records.back().commit != wanted.value_or(records.back().commit)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "reopen ", path, " at commit ", *wanted, ": it has ", known));
+  }
+  parts.commit = records.back().commit;
+  if (records.size() > 1) parts.commit_before = records.front().commit;
+  return std::move(records.back());
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<FileStore>> FileStore::Make(
+    const FileStoreOptions& options) {
+  FSDP_RETURN_IF_ERROR(CheckOptions(options));
+  FSDP_ASSIGN_OR_RETURN(
+      BackingFile file,
+      options.keep
+          ? BackingFile::New(*options.system, PathOf(options), options.patience)
+          : BackingFile::Scratch(*options.system, options.directory));
+  auto layout = absl::make_unique<const FileLayout>(
+      file.path(), NewHeader(options), options.keep);
+  FSDP_RETURN_IF_ERROR(file.Reserve(layout->FileBytes()));
+  if (options.direct) file.BypassCache();
+  std::string notes;
+  FSDP_ASSIGN_OR_RETURN(std::unique_ptr<IoQueue> queue,
+                        MakeQueue(options, file.descriptor(), notes));
+  std::string description = Description(*layout, file, *queue, notes);
+  FSDP_ASSIGN_OR_RETURN(
+      FileEngineParts parts,
+      MakeParts(options, std::move(queue), std::move(layout)));
+  if (options.keep) FSDP_RETURN_IF_ERROR(WriteFirstCommit(parts, file));
+  return absl::WrapUnique(
+      new FileStore(std::move(file), std::move(description), std::move(parts)));
+}
+
+absl::StatusOr<std::unique_ptr<FileStore>> FileStore::Reopen(
+    const FileStoreOptions& options, absl::optional<int64_t> commit) {
+  FSDP_RETURN_IF_ERROR(CheckOptions(options));
+  FSDP_ASSIGN_OR_RETURN(BackingFile file,
+                        BackingFile::Existing(*options.system, PathOf(options),
+                                              options.patience));
+  if (options.direct) file.BypassCache();
+  std::string notes;
+  FSDP_ASSIGN_OR_RETURN(std::unique_ptr<IoQueue> queue,
+                        MakeQueue(options, file.descriptor(), notes));
+  FSDP_ASSIGN_OR_RETURN(FileHeader header, FindHeader(options, *queue, file));
+  auto layout = absl::make_unique<const FileLayout>(
+      file.path(), std::move(header), /*keep=*/true);
+  FSDP_RETURN_IF_ERROR(CheckFileBytes(file, *layout));
+  std::string description = Description(*layout, file, *queue, notes);
+  FSDP_ASSIGN_OR_RETURN(
+      FileEngineParts parts,
+      MakeParts(options, std::move(queue), std::move(layout)));
+  FSDP_ASSIGN_OR_RETURN(const CommitRecord record, ChooseCommit(parts, commit));
+  auto store = absl::WrapUnique(
+      new FileStore(std::move(file), std::move(description), std::move(parts)));
+  FSDP_RETURN_IF_ERROR(store->Restore(record));
+  return store;
+}
+
+FileStore::FileStore(BackingFile file, std::string description,
+                     FileEngineParts parts)
+    : file_(std::move(file)),
+      description_(std::move(description)),
+      layout_(*parts.layout),
+      extents_(layout_.header.capacity),
+      commit_(parts.commit),
+      engine_(absl::make_unique<FileEngine>(std::move(parts))) {}
+
+FileStore::~FileStore() { engine_.reset(); }
+
+absl::Status FileStore::Restore(const CommitRecord& record) {
+  absl::MutexLock lock(&mutex_);
+  for (const CommitRecord::Region& found : record.regions) {
+    if (!extents_.TakeAt(found.offset, StoredBytes(found.bytes)) ||
+        entries_.contains(found.name)) {
+      return absl::DataLossError(absl::StrCat(
+          "reopen ", layout_.path, ": two regions lie in the same place"));
+    }
+    Entry& entry = entries_[found.name];
+    entry.in_commit = true;
+    entry.region = std::make_shared<StoredRegion>(
+        found.name, found.bytes, found.offset, layout_.header.block_bytes);
+    for (size_t i = 0; i < found.blocks.size(); ++i) {
+      Block& block = entry.region->blocks[i];
+      block.current = {found.blocks[i].generation, found.blocks[i].checksum};
+      block.place = found.blocks[i].place;
+      block.committed = block.current.generation > 0;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FileStore::Create(absl::string_view region, int64_t bytes) {
+  FSDP_RETURN_IF_ERROR(CheckNewRegion(region, bytes));
+  absl::MutexLock lock(&mutex_);
+  if (entries_.contains(region)) return RegionExists(region);
+  if (layout_.keep &&
+      static_cast<int64_t>(entries_.size()) >= layout_.header.max_regions) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "create region '", region, "': ", layout_.path, " has ",
+        entries_.size(), ", the most that it can have; make it with more"));
+  }
+  const absl::optional<int64_t> offset = extents_.Take(StoredBytes(bytes));
+  if (!offset.has_value()) {
+    return NoSpaceFor(region, bytes, extents_.capacity() - extents_.used(),
+                      extents_.LargestFree());
+  }
+  entries_[region].region = std::make_shared<StoredRegion>(
+      std::string(region), bytes, *offset, layout_.header.block_bytes);
+  return absl::OkStatus();
+}
+
+absl::Status FileStore::Erase(absl::string_view region) {
+  absl::MutexLock lock(&mutex_);
+  const auto found = entries_.find(region);
+  if (found == entries_.end()) return NoSuchRegion("erase", region);
+  const Entry& entry = found->second;
+  if (entry.transfers > 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("erase region '", region, "': ", entry.transfers,
+                     " transfers of it are under way; wait for them first"));
+  }
+  const Space space = {entry.region->offset, StoredBytes(entry.region->bytes)};
+  if (entry.in_commit) {
+    erased_.push_back(space);
+  } else {
+    extents_.Give(space.offset, space.bytes);
+  }
+  entries_.erase(found);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int64_t> FileStore::Size(absl::string_view region) const {
+  absl::MutexLock lock(&mutex_);
+  const auto found = entries_.find(region);
+  if (found == entries_.end()) {
+    return NoSuchRegion("ask for the size of", region);
+  }
+  return found->second.region->bytes;
+}
+
+absl::StatusOr<std::unique_ptr<Transfer>> FileStore::Read(
+    absl::string_view region, int64_t offset, absl::Span<char> out) {
+  return Start(FileOperation::Kind::kRead, region, offset, out.data(),
+               out.size());
+}
+
+absl::StatusOr<std::unique_ptr<Transfer>> FileStore::Write(
+    absl::string_view region, int64_t offset, absl::Span<const char> in) {
+  // Nobody writes to the memory of a write.
+  return Start(FileOperation::Kind::kWrite, region, offset,
+               const_cast<char*>(in.data()), in.size());
+}
+
+absl::StatusOr<std::unique_ptr<Transfer>> FileStore::Start(
+    FileOperation::Kind kind, absl::string_view region, int64_t offset,
+    char* data, int64_t bytes) {
+  const bool reads = kind == FileOperation::Kind::kRead;
+  auto operation = std::make_shared<FileOperation>();
+  operation->kind = kind;
+  operation->offset = offset;
+  operation->data = data;
+  operation->bytes = bytes;
+  operation->when_over = [this, op = operation.get()](const absl::Status& s) {
+    TransferIsOver(*op, s);
+  };
+  {
+    absl::MutexLock lock(&mutex_);
+    const absl::string_view what = reads ? "read" : "write";
+    const auto found = entries_.find(region);
+    if (found == entries_.end()) return NoSuchRegion(what, region);
+    Entry& entry = found->second;
+    FSDP_RETURN_IF_ERROR(
+        CheckRange(what, region, entry.region->bytes, offset, bytes));
+    operation->region = entry.region;
+    ++entry.transfers;
+    (reads ? reads_ : writes_).Start(absl::Now());
+  }
+  engine_->Start(operation);
+  return absl::make_unique<FileTransfer>(std::move(operation));
+}
+
+void FileStore::TransferIsOver(const FileOperation& operation,
+                               const absl::Status& result) {
+  absl::MutexLock lock(&mutex_);
+  --entries_.find(operation.region->name)->second.transfers;
+  const bool reads = operation.kind == FileOperation::Kind::kRead;
+  (reads ? reads_ : writes_).Finish(absl::Now(), result.ok(), operation.bytes);
+}
+
+absl::StatusOr<std::unique_ptr<Transfer>> FileStore::Flush() {
+  auto operation = std::make_shared<FileOperation>();
+  operation->kind = FileOperation::Kind::kFlush;
+  {
+    absl::MutexLock lock(&mutex_);
+    for (auto& [name, entry] : entries_) {
+      operation->regions.push_back(entry.region);
+      entry.in_commit = layout_.keep;
+    }
+    operation->when_over = [this, erased = std::exchange(erased_, {})](
+                               const absl::Status& result) {
+      FlushIsOver(erased, result);
+    };
+  }
+  engine_->Start(operation);
+  return absl::make_unique<FileTransfer>(std::move(operation));
+}
+
+void FileStore::FlushIsOver(const std::vector<Space>& erased,
+                            const absl::Status& result) {
+  absl::MutexLock lock(&mutex_);
+  if (!result.ok()) {
+    erased_.insert(erased_.end(), erased.begin(), erased.end());
+    return;
+  }
+  for (const Space& space : erased) extents_.Give(space.offset, space.bytes);
+  if (layout_.keep) ++commit_;
+}
+
+StoreStats FileStore::Stats() const {
+  absl::MutexLock lock(&mutex_);
+  StoreStats stats;
+  stats.reads = reads_.stats();
+  stats.writes = writes_.stats();
+  stats.capacity_bytes = extents_.capacity();
+  stats.used_bytes = extents_.used();
+  stats.peak_used_bytes = extents_.peak_used();
+  return stats;
+}
+
+std::string FileStore::Describe() const { return description_; }
+
+int64_t FileStore::commit() const {
+  absl::MutexLock lock(&mutex_);
+  return commit_;
+}
+
+std::vector<std::string> FileStore::Regions() const {
+  absl::MutexLock lock(&mutex_);
+  std::vector<std::string> names;
+  for (const auto& [name, entry] : entries_) names.push_back(name);
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+}  // namespace fsdp::offload

@@ -1,0 +1,238 @@
+#include "offload/file_store.h"
+
+#include <fcntl.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/testing/status_matchers.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "offload/io_queue.h"
+#include "offload/system_calls.h"
+#include "offload/testing/param_store_contract.h"
+
+namespace fsdp::offload::testing {
+namespace {
+
+using ::fsdp::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+using Queue = FileStoreOptions::Queue;
+
+FileStoreOptions Options() {
+  FileStoreOptions options;
+  options.directory = ::testing::TempDir();
+  options.capacity = 1 << 20;
+  return options;
+}
+
+StoreUnderTest With(std::string name,
+                    std::function<void(FileStoreOptions&)> change) {
+  return {std::move(name), [change = std::move(change)](int64_t capacity) {
+            static int files = 0;
+            FileStoreOptions options = Options();
+            options.name = absl::StrCat("contract_", files++);
+            options.capacity = capacity;
+            change(options);
+            return FileStore::Make(options);
+          }};
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    File, ParamStoreContract,
+    ::testing::Values(
+        With("uring",
+             [](FileStoreOptions& options) {
+               options.queue = Queue::kIoUring;
+             }),
+        With("threads",
+             [](FileStoreOptions& options) {
+               options.queue = Queue::kThreads;
+             }),
+        With("without_checksums",
+             [](FileStoreOptions& options) { options.checksums = false; }),
+        With("page_cache",
+             [](FileStoreOptions& options) { options.direct = false; }),
+        With("small_blocks",
+             [](FileStoreOptions& options) {
+               options.block_bytes = 4096;
+               options.queue_depth = 64;
+             }),
+        With("one_at_a_time",
+             [](FileStoreOptions& options) {
+               options.block_bytes = 12288;
+               options.queue_depth = 1;
+             }),
+        With("large_blocks",
+             [](FileStoreOptions& options) {
+               options.block_bytes = 16 << 20;
+               options.queue_depth = 2;
+             }),
+        With("kept", [](FileStoreOptions& options) { options.keep = true; }),
+        With("kept_by_threads",
+             [](FileStoreOptions& options) {
+               options.keep = true;
+               options.queue = Queue::kThreads;
+               options.block_bytes = 65536;
+             }),
+        With("kept_without_checksums",
+             [](FileStoreOptions& options) {
+               options.keep = true;
+               options.checksums = false;
+             })),
+    StoreName);
+
+TEST(FileStoreTest, RefusesOptionsThatCannotBe) {
+  const std::vector<
+      std::pair<std::string, std::function<void(FileStoreOptions&)>>>
+      cases = {
+          {"capacity of -1", [](auto& options) { options.capacity = -1; }},
+          {"blocks of 0", [](auto& options) { options.block_bytes = 0; }},
+          {"blocks of 5000", [](auto& options) { options.block_bytes = 5000; }},
+          {"depth of 0", [](auto& options) { options.queue_depth = 0; }},
+          {"depth of 1025", [](auto& options) { options.queue_depth = 1025; }},
+          {"'a/b'",
+           [](auto& options) {
+             options.keep = true;
+             options.name = "a/b";
+           }},
+          {"1025 bytes",
+           [](auto& options) { options.owner = std::string(1025, 'x'); }},
+          {"0 regions",
+           [](auto& options) {
+             options.keep = true;
+             options.max_regions = 0;
+           }},
+      };
+  for (const auto& [text, change] : cases) {
+    FileStoreOptions options = Options();
+    change(options);
+    EXPECT_THAT(FileStore::Make(options),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         AllOf(HasSubstr(text), HasSubstr(options.directory))));
+  }
+}
+
+TEST(FileStoreTest, SaysWhereThereIsNoDirectory) {
+  FileStoreOptions options = Options();
+  options.directory += "/nowhere";
+  for (const bool keep : {false, true}) {
+    options.keep = keep;
+    EXPECT_THAT(FileStore::Make(options),
+                StatusIs(absl::StatusCode::kNotFound,
+                         AllOf(HasSubstr(options.directory),
+                               HasSubstr("make the directory"))));
+  }
+}
+
+TEST(FileStoreTest, RefusesWhatTheDiskHasNoRoomFor) {
+  FileStoreOptions options = Options();
+  options.capacity = int64_t{1} << 50;
+  EXPECT_THAT(FileStore::Make(options),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       AllOf(HasSubstr(absl::StrCat(options.capacity)),
+                             HasSubstr("are available"),
+                             HasSubstr(options.directory))));
+}
+
+TEST(FileStoreTest, ScratchHasNoNameAndItsSpaceIsReserved) {
+  const std::string directory =
+      absl::StrCat(::testing::TempDir(), "/scratch_only");
+  std::filesystem::create_directory(directory);
+  FileStoreOptions options = Options();
+  options.directory = directory;
+  ASSERT_OK_AND_ASSIGN(const auto store, FileStore::Make(options));
+  ASSERT_OK(store->Create("region", 1 << 20));
+  ASSERT_OK(WriteNow(*store, "region", 0, Pattern(1, 1 << 20)));
+  EXPECT_TRUE(std::filesystem::is_empty(directory));
+}
+
+TEST(FileStoreTest, DescribesWhatItDoes) {
+  FileStoreOptions options = Options();
+  options.queue = Queue::kThreads;
+  options.checksums = false;
+  EXPECT_THAT((*FileStore::Make(options))->Describe(),
+              AllOf(HasSubstr(options.directory), HasSubstr("1048576 bytes"),
+                    HasSubstr("8 threads"), HasSubstr("no checksums")));
+  options.queue = Queue::kAutomatic;
+  options.checksums = true;
+  EXPECT_THAT((*FileStore::Make(options))->Describe(),
+              AllOf(HasSubstr("io_uring, 8 in flight"), HasSubstr("CRC32C")));
+}
+
+// A system that has nothing but what POSIX promises.
+class PlainSystem : public SystemCalls {
+ public:
+  int Open(const std::string& path, int flags) override {
+    if ((flags & O_TMPFILE) == O_TMPFILE) return -EOPNOTSUPP;
+    return SystemCalls::Open(path, flags);
+  }
+  int Allocate(int, int64_t) override { return EOPNOTSUPP; }
+  int BypassCache(int) override { return EINVAL; }
+  absl::StatusOr<std::unique_ptr<IoQueue>> MakeQueue(QueueKind kind,
+                                                     int descriptor,
+                                                     int depth) override {
+    if (kind == QueueKind::kIoUring) {
+      return absl::UnavailableError("io_uring refused: for a test");
+    }
+    return SystemCalls::MakeQueue(kind, descriptor, depth);
+  }
+};
+
+TEST(FileStoreTest, DoesWithoutWhatASystemDoesNotHaveAndSaysSo) {
+  PlainSystem plain;
+  const std::string directory = absl::StrCat(::testing::TempDir(), "/plain");
+  std::filesystem::create_directory(directory);
+  FileStoreOptions options = Options();
+  options.directory = directory;
+  options.system = &plain;
+  ASSERT_OK_AND_ASSIGN(const auto store, FileStore::Make(options));
+  EXPECT_TRUE(std::filesystem::is_empty(directory));
+  EXPECT_THAT(store->Describe(),
+              AllOf(HasSubstr("8 threads (io_uring refused: for a test)"),
+                    HasSubstr("through the page cache: the file system refuses "
+                              "O_DIRECT"),
+                    HasSubstr("space not reserved")));
+  ASSERT_OK(store->Create("region", 100003));
+  ASSERT_OK(WriteNow(*store, "region", 0, Pattern(1, 100003)));
+  EXPECT_EQ(*ReadNow(*store, "region", 0, 100003), Pattern(1, 100003));
+
+  options.queue = Queue::kIoUring;
+  EXPECT_THAT(FileStore::Make(options),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("refused")));
+}
+
+class FullSystem : public SystemCalls {
+ public:
+  int Allocate(int, int64_t) override { return ENOSPC; }
+};
+
+TEST(FileStoreTest, BelievesTheSystemThatThereIsNoRoom) {
+  FullSystem full;
+  FileStoreOptions options = Options();
+  options.system = &full;
+  for (const bool keep : {false, true}) {
+    options.keep = keep;
+    options.name = "does_not_fit";
+    EXPECT_THAT(FileStore::Make(options),
+                StatusIs(absl::StatusCode::kResourceExhausted,
+                         AllOf(HasSubstr("it needs"), HasSubstr("available"))));
+  }
+  EXPECT_FALSE(std::filesystem::exists(options.directory + "/does_not_fit"));
+  EXPECT_FALSE(
+      std::filesystem::exists(options.directory + "/does_not_fit.new"));
+}
+
+}  // namespace
+}  // namespace fsdp::offload::testing

@@ -1,0 +1,49 @@
+// Reads and writes of one file, many in flight.
+#ifndef OFFLOAD_IO_QUEUE_H_
+#define OFFLOAD_IO_QUEUE_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace fsdp::offload {
+
+struct IoRequest {
+  enum class Kind { kRead, kWrite, kSync };
+
+  Kind kind = Kind::kRead;
+  char* data = nullptr;
+  int64_t bytes = 0;
+  int64_t offset = 0;  // in the file
+  // Once it is over: how many bytes were moved, or -errno.
+  int64_t result = 0;
+};
+
+// Used by one thread, but for Wake(). Requests are over in any order; none may
+// be in flight when the queue is destroyed.
+class IoQueue {
+ public:
+  IoQueue() = default;
+  IoQueue(const IoQueue&) = delete;
+  IoQueue& operator=(const IoQueue&) = delete;
+  virtual ~IoQueue() = default;
+
+  // As many as depth() at a time. `request` has to live until it is over.
+  virtual void Start(IoRequest* request) = 0;
+
+  // Blocks until a request is over or somebody has called Wake() since the last
+  // time; `over` becomes the requests that are over.
+  virtual void Wait(std::vector<IoRequest*>& over) = 0;
+
+  // Thread-safe.
+  virtual void Wake() = 0;
+
+  virtual int depth() const = 0;
+
+  // "io_uring, 8 in flight".
+  virtual std::string Describe() const = 0;
+};
+
+}  // namespace fsdp::offload
+
+#endif  // OFFLOAD_IO_QUEUE_H_

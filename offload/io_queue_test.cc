@@ -1,0 +1,137 @@
+#include "offload/io_queue.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "offload/thread_queue.h"
+#include "offload/uring_queue.h"
+
+namespace fsdp::offload {
+namespace {
+
+using Make = std::function<std::unique_ptr<IoQueue>(int descriptor, int depth)>;
+
+class IoQueueTest : public ::testing::TestWithParam<Make> {
+ protected:
+  IoQueueTest() {
+    std::string path = ::testing::TempDir() + "/io_queue_XXXXXX";
+    descriptor_ = mkstemp(path.data());
+    unlink(path.c_str());
+  }
+  ~IoQueueTest() override { close(descriptor_); }
+
+  int descriptor_ = -1;
+};
+
+INSTANTIATE_TEST_SUITE_P(
+    Queues, IoQueueTest,
+    ::testing::Values(Make([](int descriptor, int depth) {
+                        return MakeUringQueue(descriptor, depth).value();
+                      }),
+                      Make(&MakeThreadQueue)),
+    [](const ::testing::TestParamInfo<Make>& info) {
+      return info.index == 0 ? "uring" : "threads";
+    });
+
+// Until as many are over as were started.
+std::vector<IoRequest*> WaitForAll(IoQueue& queue, size_t started) {
+  std::vector<IoRequest*> all;
+  std::vector<IoRequest*> over;
+  while (all.size() < started) {
+    queue.Wait(over);
+    all.insert(all.end(), over.begin(), over.end());
+  }
+  return all;
+}
+
+TEST_P(IoQueueTest, MovesAsManyAtATimeAsItsDepth) {
+  const auto queue = GetParam()(descriptor_, 5);
+  EXPECT_EQ(queue->depth(), 5);
+  EXPECT_THAT(queue->Describe(), ::testing::HasSubstr("5"));
+  for (int round = 0; round < 20; ++round) {
+    std::vector<std::string> bytes;
+    std::vector<IoRequest> requests(5);
+    for (int i = 0; i < 5; ++i) {
+      bytes.push_back(std::string(1021, static_cast<char>('a' + i + round)));
+    }
+    for (const auto kind : {IoRequest::Kind::kWrite, IoRequest::Kind::kSync,
+                            IoRequest::Kind::kRead}) {
+      const bool moves = kind != IoRequest::Kind::kSync;
+      for (int i = 0; i < 5; ++i) {
+        requests[i] = {kind, bytes[i].data(), moves ? 1021 : 0, i * 1021, -1};
+        queue->Start(&requests[i]);
+      }
+      EXPECT_EQ(WaitForAll(*queue, 5).size(), 5);
+      for (int i = 0; i < 5; ++i) {
+        EXPECT_EQ(requests[i].result, moves ? 1021 : 0);
+        EXPECT_EQ(bytes[i],
+                  std::string(1021, static_cast<char>('a' + i + round)));
+        if (kind == IoRequest::Kind::kSync) bytes[i].assign(1021, '?');
+      }
+    }
+  }
+}
+
+TEST_P(IoQueueTest, ReturnsWhatTheSystemSays) {
+  const auto queue = GetParam()(descriptor_, 2);
+  std::string bytes = "0123456789";
+  ASSERT_EQ(pwrite(descriptor_, "abc", 3, 0), 3);
+  IoRequest end{IoRequest::Kind::kRead, bytes.data(), 10, 1, -1};
+  IoRequest negative{IoRequest::Kind::kWrite, bytes.data(), 10, -4096, -1};
+  queue->Start(&end);
+  queue->Start(&negative);
+  WaitForAll(*queue, 2);
+  EXPECT_EQ(end.result, 2);
+  EXPECT_EQ(bytes, "bc23456789");
+  EXPECT_EQ(negative.result, -EINVAL) << std::strerror(-negative.result);
+}
+
+TEST_P(IoQueueTest, WakesBeforeAndDuringAWait) {
+  const auto queue = GetParam()(descriptor_, 1);
+  std::vector<IoRequest*> over;
+  queue->Wake();
+  queue->Wait(over);
+  EXPECT_TRUE(over.empty());
+  for (int round = 0; round < 50; ++round) {
+    std::thread other([&] { queue->Wake(); });
+    queue->Wait(over);
+    EXPECT_TRUE(over.empty());
+    other.join();
+  }
+}
+
+TEST_P(IoQueueTest, AWakeLosesNoRequest) {
+  const auto queue = GetParam()(descriptor_, 3);
+  std::string bytes(4096, 'x');
+  for (int round = 0; round < 100; ++round) {
+    IoRequest requests[3];
+    for (int i = 0; i < 3; ++i) {
+      requests[i] = {IoRequest::Kind::kWrite, bytes.data(), 4096, i * 4096, -1};
+      queue->Start(&requests[i]);
+      queue->Wake();
+    }
+    EXPECT_EQ(WaitForAll(*queue, 3).size(), 3);
+    for (const IoRequest& request : requests) EXPECT_EQ(request.result, 4096);
+  }
+}
+
+TEST(UringQueueTest, SaysWhyTheKernelRefuses) {
+  const auto queue = MakeUringQueue(0, 1 << 20);
+  ASSERT_FALSE(queue.ok());
+  EXPECT_EQ(queue.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(queue.status().message()),
+              ::testing::HasSubstr("io_uring refused: "));
+}
+
+}  // namespace
+}  // namespace fsdp::offload
