@@ -102,9 +102,9 @@ void FileEngine::Admit(std::shared_ptr<FileOperation> operation) {
     return;
   }
   using Kind = FileOperation::Kind;
-  const bool overwrites_a_commit =
-      operation->kind == Kind::kWrite && parts_.commit_before.has_value();
-  if (operation->kind == Kind::kFlush || overwrites_a_commit) {
+  const bool overwrites =
+      operation->kind == Kind::kWrite && parts_.other_record.has_value();
+  if (operation->kind == Kind::kFlush || overwrites) {
     alone_ = std::move(operation);
     return;
   }
@@ -171,7 +171,7 @@ bool FileEngine::RunAlone() {
   const std::shared_ptr<FileOperation> operation = std::move(alone_);
   if (operation->kind == FileOperation::Kind::kFlush) {
     operation->Finish(Flush(*operation));
-  } else if (const absl::Status dropped = DropCommitBefore(); dropped.ok()) {
+  } else if (const absl::Status dropped = DropOtherRecord(); dropped.ok()) {
     Split(operation);
   } else {
     Damage(*operation);
@@ -185,9 +185,9 @@ bool FileEngine::RunAlone() {
   return true;
 }
 
-absl::Status FileEngine::DropCommitBefore() {
-  FSDP_RETURN_IF_ERROR(parts_.log->Drop(*parts_.queue, *parts_.commit_before));
-  parts_.commit_before.reset();
+absl::Status FileEngine::DropOtherRecord() {
+  FSDP_RETURN_IF_ERROR(parts_.log->Drop(*parts_.queue, *parts_.other_record));
+  parts_.other_record.reset();
   return absl::OkStatus();
 }
 
@@ -212,13 +212,13 @@ absl::Status FileEngine::Commit(const FileOperation& flush) {
   IoQueue& queue = *parts_.queue;
   broken_ = parts_.log->Sync(queue, what);
   FSDP_RETURN_IF_ERROR(broken_);
-  // Its record is where this one goes.
-  parts_.commit_before.reset();
+  // From here on there can be such a record, whatever is said of the write.
+  parts_.other_record = next;
   FSDP_RETURN_IF_ERROR(
       parts_.log->Write(queue, RecordOf(flush, parts_.layout->header, next)));
   broken_ = parts_.log->Sync(queue, what);
   FSDP_RETURN_IF_ERROR(broken_);
-  parts_.commit_before = parts_.commit;
+  parts_.other_record = parts_.commit;
   parts_.commit = next;
   for (const auto& region : flush.regions) {
     for (Block& block : region->blocks) {

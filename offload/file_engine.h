@@ -27,11 +27,11 @@ struct FileEngineParts {
   std::unique_ptr<const FileLayout> layout;
   std::unique_ptr<IoQueue> queue;
   PageMemory bounce;  // PieceRunner::BounceBytes()
-  // Of a file that is kept: the last commit, and the one before it if that can
-  // still be reopened.
+  // Of a file that is kept: the last commit, and which other record may be
+  // whole: of the commit before it, or of one that was not finished.
   absl::optional<CommitLog> log;
   int64_t commit = 0;
-  absl::optional<int64_t> commit_before;
+  absl::optional<int64_t> other_record;
 };
 
 // Blocks, their order and their tables belong to the thread alone. A flush
@@ -58,8 +58,8 @@ class FileEngine {
   static void Finish(FileOperation& operation);
   // Does what has to be alone, if something waits for that and may go.
   bool RunAlone();
-  // Before its blocks are written over.
-  absl::Status DropCommitBefore();
+  // Before blocks are written over that it names.
+  absl::Status DropOtherRecord();
   static void Damage(const FileOperation& write);
   absl::Status Flush(const FileOperation& flush);
   absl::Status Commit(const FileOperation& flush);
@@ -69,7 +69,7 @@ class FileEngine {
   BlockOrder<Piece> order_;
   std::deque<Piece*> ready_;
   int64_t running_ = 0;  // operations, but for alone_
-  // A flush, or a write that is the first since a commit: it has to wait until
+  // A flush, or a write that is the first since one: it has to wait until
   // nothing runs, and `held_` waits for it.
   std::shared_ptr<FileOperation> alone_;
   std::deque<std::shared_ptr<FileOperation>> held_;

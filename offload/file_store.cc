@@ -1,6 +1,7 @@
 #include "offload/file_store.h"
 
 #include <algorithm>
+#include <iterator>
 #include <random>
 #include <utility>
 
@@ -153,20 +154,21 @@ absl::StatusOr<CommitRecord> ChooseCommit(FileEngineParts& parts,
       records, " and ", [](std::string* out, const CommitRecord& record) {
         absl::StrAppend(out, record.commit);
       });
-  while (!records.empty() && wanted.has_value() &&
-         records.back().commit > *wanted) {
-    FSDP_RETURN_IF_ERROR(parts.log->Drop(*parts.queue, records.back().commit));
-    FSDP_RETURN_IF_ERROR(parts.log->Sync(*parts.queue, "reopen"));
-    records.pop_back();
-  }
-  if (records.empty() ||
-      records.back().commit != wanted.value_or(records.back().commit)) {
+  const auto chosen =
+      std::find_if(records.begin(), records.end(), [&](const auto& record) {
+        return record.commit == wanted.value_or(records.back().commit);
+      });
+  if (chosen == records.end()) {
     return absl::FailedPreconditionError(absl::StrCat(
         "reopen ", path, " at commit ", *wanted, ": it has ", known));
   }
-  parts.commit = records.back().commit;
-  if (records.size() > 1) parts.commit_before = records.front().commit;
-  return std::move(records.back());
+  for (auto later = std::next(chosen); later != records.end(); ++later) {
+    FSDP_RETURN_IF_ERROR(parts.log->Drop(*parts.queue, later->commit));
+    FSDP_RETURN_IF_ERROR(parts.log->Sync(*parts.queue, "reopen"));
+  }
+  parts.commit = chosen->commit;
+  if (chosen != records.begin()) parts.other_record = records.front().commit;
+  return std::move(*chosen);
 }
 
 }  // namespace

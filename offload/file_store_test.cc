@@ -19,6 +19,7 @@
 #include "offload/io_queue.h"
 #include "offload/system_calls.h"
 #include "offload/testing/param_store_contract.h"
+#include "offload/testing/store_calls.h"
 
 namespace fsdp::offload::testing {
 namespace {

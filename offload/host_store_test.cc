@@ -12,6 +12,7 @@
 #include "offload/page_memory.h"
 #include "offload/param_store.h"
 #include "offload/testing/param_store_contract.h"
+#include "offload/testing/store_calls.h"
 
 namespace fsdp::offload::testing {
 namespace {

@@ -8,13 +8,9 @@
 #include <ostream>
 #include <string>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
-#include "absl/types/span.h"
 #include "gtest/gtest.h"
 #include "offload/param_store.h"
-#include "offload/transfer.h"
 
 namespace fsdp::offload::testing {
 
@@ -37,18 +33,6 @@ class ParamStoreContract : public ::testing::TestWithParam<StoreUnderTest> {
   // The store of a test; stops the test program when it cannot be made.
   static std::unique_ptr<ParamStore> Make(int64_t capacity);
 };
-
-// `size` bytes that depend on `seed` in every place.
-std::string Pattern(int64_t seed, int64_t size);
-
-// The result of starting and waiting, within a time that no working store
-// needs.
-absl::Status Finish(absl::StatusOr<std::unique_ptr<Transfer>> transfer);
-
-absl::Status WriteNow(ParamStore& store, absl::string_view region,
-                      int64_t offset, absl::string_view bytes);
-absl::StatusOr<std::string> ReadNow(ParamStore& store, absl::string_view region,
-                                    int64_t offset, int64_t size);
 
 }  // namespace fsdp::offload::testing
 

@@ -13,6 +13,7 @@
 #include "gtest/gtest.h"
 #include "offload/param_store.h"
 #include "offload/testing/param_store_contract.h"
+#include "offload/testing/store_calls.h"
 
 namespace fsdp::offload::testing {
 namespace {

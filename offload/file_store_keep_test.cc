@@ -1,0 +1,473 @@
+// A file store that is kept: commits, reopening, and what disks do to them.
+#include <cerrno>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "offload/file_store.h"
+#include "offload/io_queue.h"
+#include "offload/testing/faulty_system.h"
+#include "offload/testing/store_calls.h"
+
+namespace fsdp::offload::testing {
+namespace {
+
+using ::fsdp::testing::StatusIs;
+using ::testing::_;
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+using Effect = DiskFault::Effect;
+using Kind = IoRequest::Kind;
+using Queue = FileStoreOptions::Queue;
+
+constexpr int64_t kBlock = 8192;
+constexpr int64_t kSize = 5 * kBlock + 1021;
+
+class FileStoreKeepTest : public ::testing::TestWithParam<Queue> {
+ protected:
+  FileStoreKeepTest() {
+    options_.directory = ::testing::TempDir();
+    options_.name = "keep_test";
+    options_.capacity = 1 << 18;
+    options_.block_bytes = kBlock;
+    options_.queue = GetParam();
+    options_.keep = true;
+    options_.owner = "run 7, rank 1";
+    options_.max_regions = 8;
+    options_.patience = absl::ZeroDuration();
+    std::filesystem::remove(Path());
+  }
+
+  std::string Path() const {
+    return absl::StrCat(options_.directory, "/", options_.name);
+  }
+  std::unique_ptr<FileStore> Make() {
+    return FileStore::Make(options_).value();
+  }
+  std::unique_ptr<FileStore> Reopen() {
+    return FileStore::Reopen(options_).value();
+  }
+
+  // Writes over bytes of the file behind the store's back.
+  void Overwrite(int64_t offset, const std::string& bytes) {
+    std::fstream file(Path(), std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(offset);
+    file << bytes;
+  }
+  std::string Contents() {
+    std::ifstream file(Path(), std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  }
+
+  FileStoreOptions options_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Queues, FileStoreKeepTest,
+                         ::testing::Values(Queue::kIoUring, Queue::kThreads),
+                         [](const ::testing::TestParamInfo<Queue>& info) {
+                           return info.param == Queue::kIoUring ? "uring"
+                                                                : "threads";
+                         });
+
+TEST_P(FileStoreKeepTest, ReopensAtTheLastCommit) {
+  {
+    const auto store = Make();
+    EXPECT_EQ(store->commit(), 0);
+    ASSERT_OK(store->Create("region", kSize));
+    ASSERT_OK(store->Create("unwritten", 10007));
+    ASSERT_OK(WriteNow(*store, "region", 0, Pattern(1, kSize)));
+    ASSERT_OK(Finish(store->Flush()));
+    EXPECT_EQ(store->commit(), 1);
+    ASSERT_OK(WriteNow(*store, "region", 0, Pattern(2, kSize)));
+    ASSERT_OK(WriteNow(*store, "region", 0, Pattern(3, kBlock)));
+    ASSERT_OK(store->Create("later", 1));
+    ASSERT_OK(store->Erase("unwritten"));
+    EXPECT_EQ(*ReadNow(*store, "region", 0, kBlock), Pattern(3, kBlock));
+  }
+  const auto store = Reopen();
+  EXPECT_EQ(store->commit(), 1);
+  EXPECT_THAT(store->Regions(), ElementsAre("region", "unwritten"));
+  EXPECT_EQ(store->Stats().used_bytes, StoredBytes(kSize) + StoredBytes(10007));
+  EXPECT_EQ(*ReadNow(*store, "region", 0, kSize), Pattern(1, kSize));
+  EXPECT_EQ(*ReadNow(*store, "unwritten", 0, 10007), std::string(10007, '\0'));
+}
+
+TEST_P(FileStoreKeepTest, PartsOfBlocksThatAreCommittedAreCopied) {
+  std::string wanted = Pattern(1, kSize);
+  {
+    const auto store = Make();
+    ASSERT_OK(store->Create("region", kSize));
+    ASSERT_OK(WriteNow(*store, "region", 0, wanted));
+    for (int step = 0; step < 5; ++step) {
+      ASSERT_OK(Finish(store->Flush()));
+      ASSERT_OK(WriteNow(*store, "region", kBlock - 3, "across"));
+      ASSERT_OK(WriteNow(*store, "region", kBlock + 7 * step, "more"));
+      wanted.replace(kBlock - 3, 6, "across");
+      wanted.replace(kBlock + 7 * step, 4, "more");
+      EXPECT_EQ(*ReadNow(*store, "region", 0, kSize), wanted);
+    }
+    ASSERT_OK(Finish(store->Flush()));
+  }
+  EXPECT_EQ(*ReadNow(*Reopen(), "region", 0, kSize), wanted);
+}
+
+TEST_P(FileStoreKeepTest, TheCommitBeforeLastsUntilTheNextWrite) {
+  {
+    const auto store = Make();
+    ASSERT_OK(store->Create("region", kSize));
+    for (int64_t step = 1; step <= 3; ++step) {
+      ASSERT_OK(WriteNow(*store, "region", 0, Pattern(step, kSize)));
+      ASSERT_OK(Finish(store->Flush()));
+    }
+  }
+  {
+    ASSERT_OK_AND_ASSIGN(const auto store, FileStore::Reopen(options_, 2));
+    EXPECT_EQ(store->commit(), 2);
+    EXPECT_EQ(*ReadNow(*store, "region", 0, kSize), Pattern(2, kSize));
+  }
+  // Commit 3 is gone with that.
+  EXPECT_THAT(FileStore::Reopen(options_, 3),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr("commit 3"), HasSubstr("it has 2"))));
+  {
+    const auto store = Reopen();
+    EXPECT_EQ(store->commit(), 2);
+    ASSERT_OK(WriteNow(*store, "region", 0, Pattern(4, kSize)));
+    ASSERT_OK(Finish(store->Flush()));
+    EXPECT_EQ(store->commit(), 3);
+    ASSERT_OK(WriteNow(*store, "region", 0, "begins the next step"));
+  }
+  EXPECT_THAT(FileStore::Reopen(options_, 2),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr("commit 2"), HasSubstr("it has 3"))));
+  EXPECT_EQ(*ReadNow(*Reopen(), "region", 0, kSize), Pattern(4, kSize));
+}
+
+TEST_P(FileStoreKeepTest, SpaceOfACommitIsFreeAfterTheNext) {
+  const auto store = Make();
+  ASSERT_OK(store->Create("old", 1 << 18));
+  ASSERT_OK(WriteNow(*store, "old", 0, Pattern(1, 1 << 18)));
+  ASSERT_OK(Finish(store->Flush()));
+  ASSERT_OK(store->Erase("old"));
+  EXPECT_THAT(store->Create("new", 1),
+              StatusIs(absl::StatusCode::kResourceExhausted, _));
+  ASSERT_OK(Finish(store->Flush()));
+  ASSERT_OK(store->Create("new", 1 << 18));
+  EXPECT_EQ(*ReadNow(*store, "new", 0, 9), std::string(9, '\0'));
+}
+
+TEST_P(FileStoreKeepTest, RefusesMoreRegionsThanItsRecordsHold) {
+  const auto store = Make();
+  for (int i = 0; i < 8; ++i) ASSERT_OK(store->Create(absl::StrCat(i), 1));
+  EXPECT_THAT(store->Create("8", 1),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       AllOf(HasSubstr("'8'"), HasSubstr("has 8"))));
+  EXPECT_OK(Finish(store->Flush()));
+}
+
+TEST_P(FileStoreKeepTest, HasOneProcessAtATimeAndIsMadeOnce) {
+  EXPECT_THAT(FileStore::Reopen(options_),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr(Path())));
+  {
+    const auto store = Make();
+    EXPECT_THAT(FileStore::Reopen(options_),
+                StatusIs(absl::StatusCode::kUnavailable,
+                         AllOf(HasSubstr(Path()), HasSubstr("another"))));
+  }
+  EXPECT_THAT(FileStore::Make(options_),
+              StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr(Path())));
+  EXPECT_FALSE(std::filesystem::exists(Path() + ".new"));
+  EXPECT_OK(FileStore::Reopen(options_));
+}
+
+TEST_P(FileStoreKeepTest, RefusesTheFileOfAnother) {
+  Make();
+  options_.owner = "run 7, rank 2";
+  EXPECT_THAT(FileStore::Reopen(options_),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr("'run 7, rank 1'"),
+                             HasSubstr("'run 7, rank 2'"))));
+}
+
+TEST_P(FileStoreKeepTest, RefusesWhatIsNoStore) {
+  std::ofstream(Path()) << std::string(10000, 'x');
+  EXPECT_THAT(FileStore::Reopen(options_),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("header")));
+  std::ofstream(Path()) << "short";
+  EXPECT_THAT(FileStore::Reopen(options_),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("ends after 5")));
+}
+
+TEST_P(FileStoreKeepTest, RefusesAFileThatWasCutOff) {
+  const auto store = Make();
+  ASSERT_OK(store->Create("region", 1 << 18));
+  ASSERT_OK(WriteNow(*store, "region", 0, Pattern(1, 1 << 18)));
+  const int64_t bytes = std::filesystem::file_size(Path());
+  std::filesystem::resize_file(Path(), bytes - (1 << 18) - kBlock);
+  EXPECT_THAT(ReadNow(*store, "region", 0, 1 << 18),
+              StatusIs(absl::StatusCode::kDataLoss,
+                       AllOf(HasSubstr("'region', block 31"),
+                             HasSubstr("cut it off"))));
+}
+
+TEST_P(FileStoreKeepTest, DoesNotReopenAFileThatWasCutOff) {
+  Make();
+  const int64_t bytes = std::filesystem::file_size(Path());
+  std::filesystem::resize_file(Path(), bytes - 1);
+  EXPECT_THAT(
+      FileStore::Reopen(options_),
+      StatusIs(absl::StatusCode::kDataLoss,
+               AllOf(HasSubstr(absl::StrCat(bytes)), HasSubstr("cut it off"))));
+}
+
+TEST_P(FileStoreKeepTest, FindsEveryFlippedBit) {
+  const std::string bytes = Pattern(1, kSize);
+  {
+    const auto store = Make();
+    ASSERT_OK(store->Create("region", kSize));
+    ASSERT_OK(WriteNow(*store, "region", 0, bytes));
+    ASSERT_OK(Finish(store->Flush()));
+  }
+  const int64_t start = Contents().find(bytes);
+  for (const int64_t at :
+       {int64_t{0}, kBlock - 1, 3 * kBlock + 17, kSize - 1}) {
+    const char flipped = static_cast<char>(bytes[at] ^ 16);
+    Overwrite(start + at, std::string(1, flipped));
+    const auto store = Reopen();
+    const int64_t block = at / kBlock;
+    EXPECT_THAT(ReadNow(*store, "region", 0, kSize),
+                StatusIs(absl::StatusCode::kDataLoss,
+                         AllOf(HasSubstr(absl::StrCat("block ", block)),
+                               HasSubstr("torn or changed"),
+                               HasSubstr("last commit"))));
+    EXPECT_THAT(ReadNow(*store, "region", block * kBlock, 1),
+                StatusIs(absl::StatusCode::kDataLoss, _));
+    EXPECT_OK(ReadNow(*store, "region", (block + 1) % 6 * kBlock, 1));
+    Overwrite(start + at, bytes.substr(at, 1));
+  }
+  EXPECT_EQ(*ReadNow(*Reopen(), "region", 0, kSize), bytes);
+}
+
+TEST_P(FileStoreKeepTest, ATornCommitLeavesTheOneBefore) {
+  {
+    const auto store = Make();
+    ASSERT_OK(store->Create("region", kSize));
+    for (int64_t step = 1; step <= 2; ++step) {
+      ASSERT_OK(WriteNow(*store, "region", 0, Pattern(step, kSize)));
+      ASSERT_OK(Finish(store->Flush()));
+    }
+  }
+  // Record 2 lies right behind the header.
+  Overwrite(4096 + 100, "torn");
+  {
+    const auto store = Reopen();
+    EXPECT_EQ(store->commit(), 1);
+    EXPECT_EQ(*ReadNow(*store, "region", 0, kSize), Pattern(1, kSize));
+  }
+  const int64_t record = Contents().find("region");
+  ASSERT_NE(record, std::string::npos);
+  for (size_t at = Contents().find("region"); at != std::string::npos;
+       at = Contents().find("region")) {
+    Overwrite(at, "REGION");
+  }
+  EXPECT_THAT(FileStore::Reopen(options_),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("commits")));
+}
+
+// Two steps, each a commit, up to the first error.
+absl::Status RunTwoSteps(FileStore& store) {
+  for (const int64_t step : {1, 2}) {
+    FSDP_RETURN_IF_ERROR(WriteNow(store, "region", 0, Pattern(step, kSize)));
+    FSDP_RETURN_IF_ERROR(WriteNow(store, "step", 0, absl::StrCat(step)));
+    FSDP_RETURN_IF_ERROR(Finish(store.Flush()));
+  }
+  return absl::OkStatus();
+}
+
+// That the store is at one of those steps in all its bytes.
+void ExpectOneStep(FileStore& store) {
+  const int64_t step = store.commit();
+  if (step == 0) {
+    EXPECT_TRUE(store.Regions().empty());
+    return;
+  }
+  EXPECT_EQ(*ReadNow(store, "step", 0, 1), absl::StrCat(step));
+  EXPECT_EQ(*ReadNow(store, "region", 0, kSize), Pattern(step, kSize));
+}
+
+class FailingDiskTest : public FileStoreKeepTest {
+ protected:
+  FailingDiskTest() { options_.system = &system_; }
+
+  // A store for RunTwoSteps(), in which `fault` will happen.
+  std::unique_ptr<FileStore> MakeFaulty(DiskFault fault) {
+    std::filesystem::remove(Path());
+    system_.Release();
+    std::unique_ptr<FileStore> store = Make();
+    EXPECT_OK(store->Create("region", kSize));
+    EXPECT_OK(store->Create("step", 1));
+    system_.Inject(fault);
+    return store;
+  }
+
+  // How many requests of the kind two steps have.
+  int64_t Requests(Kind kind) {
+    const auto store =
+        MakeFaulty({kind, std::numeric_limits<int64_t>::max(), 0});
+    EXPECT_OK(RunTwoSteps(*store));
+    return system_.seen();
+  }
+
+  FaultySystem system_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Queues, FailingDiskTest,
+                         ::testing::Values(Queue::kIoUring, Queue::kThreads),
+                         [](const ::testing::TestParamInfo<Queue>& info) {
+                           return info.param == Queue::kIoUring ? "uring"
+                                                                : "threads";
+                         });
+
+TEST_P(FailingDiskTest, EachWriteFailingInTurnLosesNothingThatWasFinished) {
+  const int64_t requests = Requests(Kind::kWrite);
+  // 7 blocks and a record in each step, and a commit that is dropped.
+  EXPECT_EQ(requests, 17);
+  for (const auto& [effect, error] :
+       std::vector<std::pair<Effect, int>>{{Effect::kError, ENOSPC},
+                                           {Effect::kError, EIO},
+                                           {Effect::kShort, 0}}) {
+    for (int64_t nth = 0; nth < requests; ++nth) {
+      int64_t finished = 0;
+      {
+        const auto store = MakeFaulty({Kind::kWrite, nth, 1, effect, error});
+        const absl::Status status = RunTwoSteps(*store);
+        EXPECT_FALSE(status.ok());
+        EXPECT_THAT(std::string(status.message()), HasSubstr(Path()));
+        finished = store->commit();
+      }
+      {
+        // A record can be whole although its write was called short.
+        const auto store = Reopen();
+        EXPECT_THAT(store->commit() - finished, AnyOf(0, 1)) << nth;
+        ExpectOneStep(*store);
+      }
+      {
+        const auto store = MakeFaulty({Kind::kWrite, nth, 1, effect, error});
+        EXPECT_FALSE(RunTwoSteps(*store).ok());
+        ASSERT_OK(WriteNow(*store, "region", 0, Pattern(3, kSize)));
+      }
+      {
+        const auto store = Reopen();
+        EXPECT_EQ(store->commit(), finished) << nth;
+        ExpectOneStep(*store);
+      }
+      // The same without the restart: what has failed is made good.
+      const auto store = MakeFaulty({Kind::kWrite, nth, 1, effect, error});
+      EXPECT_FALSE(RunTwoSteps(*store).ok());
+      ASSERT_OK(RunTwoSteps(*store)) << nth;
+      EXPECT_EQ(*ReadNow(*store, "region", 0, kSize), Pattern(2, kSize));
+    }
+  }
+}
+
+TEST_P(FailingDiskTest, NoFlushIsTrustedAfterASyncThatFailed) {
+  const int64_t requests = Requests(Kind::kSync);
+  EXPECT_EQ(requests, 4);
+  for (int64_t nth = 0; nth < requests; ++nth) {
+    const int64_t finished = nth / 2;
+    {
+      const auto store = MakeFaulty({Kind::kSync, nth, 1, Effect::kError, EIO});
+      const auto failure =
+          StatusIs(absl::StatusCode::kUnavailable,
+                   AllOf(HasSubstr(absl::StrCat("commit ", finished + 1)),
+                         HasSubstr("sync of"), HasSubstr(Path())));
+      EXPECT_THAT(RunTwoSteps(*store), failure);
+      EXPECT_THAT(Finish(store->Flush()), failure);
+      EXPECT_EQ(store->commit(), finished);
+      EXPECT_EQ(*ReadNow(*store, "region", 0, kSize),
+                Pattern(finished + 1, kSize));
+    }
+    {
+      // Where only the last sync has failed, all is there in this case.
+      const auto store = Reopen();
+      EXPECT_EQ(store->commit(), finished + nth % 2);
+      ExpectOneStep(*store);
+    }
+    {
+      const auto store = MakeFaulty({Kind::kSync, nth, 1, Effect::kError, EIO});
+      EXPECT_FALSE(RunTwoSteps(*store).ok());
+      ASSERT_OK(WriteNow(*store, "region", 0, Pattern(3, kSize)));
+    }
+    const auto store = Reopen();
+    EXPECT_EQ(store->commit(), finished);
+    ExpectOneStep(*store);
+  }
+}
+
+TEST_P(FailingDiskTest, AFileThatCannotBeMadeLeavesNothing) {
+  for (int64_t nth = 0; nth < 2; ++nth) {
+    system_.Inject({Kind::kWrite, nth, 1, Effect::kError, ENOSPC});
+    EXPECT_THAT(
+        FileStore::Make(options_),
+        StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr(Path())));
+    EXPECT_FALSE(std::filesystem::exists(Path()));
+    EXPECT_FALSE(std::filesystem::exists(Path() + ".new"));
+  }
+}
+
+// Random work and restarts, against a model of what the last commit holds.
+TEST_P(FileStoreKeepTest, RestartsAtAnyTimeFindTheLastCommit) {
+  using Model = std::map<std::string, std::string>;
+  std::mt19937 random(1);
+  Model now;
+  Model committed;
+  auto store = Make();
+  for (int action = 0; action < 400; ++action) {
+    const std::string name = absl::StrCat("region ", random() % 6);
+    const uint32_t what = random() % 100;
+    if (now.count(name) == 0) {
+      const int64_t size = random() % (3 * kBlock);
+      if (store->Create(name, size).ok()) now[name] = std::string(size, '\0');
+    } else if (what < 70) {
+      const int64_t size = now[name].size();
+      const int64_t offset = random() % (size + 1);
+      const std::string bytes = Pattern(action, random() % (size - offset + 1));
+      ASSERT_OK(WriteNow(*store, name, offset, bytes));
+      now[name].replace(offset, bytes.size(), bytes);
+    } else if (what < 78) {
+      ASSERT_OK(store->Erase(name));
+      now.erase(name);
+    } else if (what < 92) {
+      ASSERT_OK(Finish(store->Flush()));
+      committed = now;
+    } else {
+      store.reset();
+      store = Reopen();
+      now = committed;
+      ASSERT_EQ(store->Regions().size(), now.size());
+    }
+    for (const auto& [region, bytes] : now) {
+      ASSERT_EQ(*ReadNow(*store, region, 0, bytes.size()), bytes) << action;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fsdp::offload::testing

@@ -1,0 +1,38 @@
+#include "offload/testing/store_calls.h"
+
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "base/status_macros.h"
+
+namespace fsdp::offload::testing {
+
+std::string Pattern(int64_t seed, int64_t size) {
+  std::string bytes(size, '\0');
+  uint64_t state = static_cast<uint64_t>(seed) * 0x9e3779b97f4a7c15u + 1;
+  for (char& byte : bytes) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    byte = static_cast<char>(state >> 56);
+  }
+  return bytes;
+}
+
+absl::Status Finish(absl::StatusOr<std::unique_ptr<Transfer>> transfer) {
+  FSDP_RETURN_IF_ERROR(transfer.status());
+  return (*transfer)->Wait(absl::Now() + absl::Seconds(60));
+}
+
+absl::Status WriteNow(ParamStore& store, absl::string_view region,
+                      int64_t offset, absl::string_view bytes) {
+  return Finish(store.Write(region, offset, bytes));
+}
+
+absl::StatusOr<std::string> ReadNow(ParamStore& store, absl::string_view region,
+                                    int64_t offset, int64_t size) {
+  std::string bytes(size, '?');
+  FSDP_RETURN_IF_ERROR(
+      Finish(store.Read(region, offset, absl::MakeSpan(bytes))));
+  return bytes;
+}
+
+}  // namespace fsdp::offload::testing

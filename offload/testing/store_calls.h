@@ -1,0 +1,31 @@
+// Calls of stores that wait for their end, for tests.
+#ifndef OFFLOAD_TESTING_STORE_CALLS_H_
+#define OFFLOAD_TESTING_STORE_CALLS_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "offload/param_store.h"
+#include "offload/transfer.h"
+
+namespace fsdp::offload::testing {
+
+// `size` bytes that depend on `seed` in every place.
+std::string Pattern(int64_t seed, int64_t size);
+
+// The result of starting and waiting, within a time that no working store
+// needs.
+absl::Status Finish(absl::StatusOr<std::unique_ptr<Transfer>> transfer);
+
+absl::Status WriteNow(ParamStore& store, absl::string_view region,
+                      int64_t offset, absl::string_view bytes);
+absl::StatusOr<std::string> ReadNow(ParamStore& store, absl::string_view region,
+                                    int64_t offset, int64_t size);
+
+}  // namespace fsdp::offload::testing
+
+#endif  // OFFLOAD_TESTING_STORE_CALLS_H_
