@@ -1,5 +1,8 @@
 #include "offload/testing/faulty_system.h"
 
+#include <signal.h>
+#include <unistd.h>
+
 #include <string>
 #include <utility>
 #include <vector>
@@ -44,6 +47,9 @@ class FaultySystem::Queue : public IoQueue {
         break;
       case DiskFault::Effect::kHeld:
         held_.push_back(request);
+        break;
+      case DiskFault::Effect::kKill:
+        kill(getpid(), SIGKILL);
         break;
     }
   }

@@ -20,6 +20,7 @@ struct DiskFault {
     kTorn,   // the first half is moved, and success returned
     kLost,   // nothing is moved, and success returned
     kHeld,   // it starts at Release()
+    kKill,   // SIGKILL for this process
   };
 
   IoRequest::Kind kind = IoRequest::Kind::kWrite;

@@ -1,0 +1,245 @@
+// What is left of a file store whose process was killed.
+#include <poll.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <random>
+#include <string>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "gtest/gtest.h"
+#include "offload/file_store.h"
+#include "offload/io_queue.h"
+#include "offload/system_calls.h"
+#include "offload/testing/faulty_system.h"
+#include "offload/testing/store_calls.h"
+
+namespace fsdp::offload::testing {
+namespace {
+
+using Queue = FileStoreOptions::Queue;
+
+constexpr int64_t kBlock = 8192;
+constexpr int64_t kSize = 9 * kBlock + 1021;
+
+// A process made by fork() that writes an int64_t for each thing it has done.
+class Child {
+ public:
+  // `work` gets the descriptor to write to.
+  explicit Child(absl::FunctionRef<void(int)> work) {
+    int ends[2];
+    FSDP_CHECK(pipe(ends) == 0);
+    process_ = fork();
+    FSDP_CHECK(process_ >= 0);
+    if (process_ == 0) {
+      close(ends[0]);
+      work(ends[1]);
+      _exit(0);
+    }
+    close(ends[1]);
+    report_ = ends[0];
+  }
+  ~Child() { close(report_); }
+
+  // The next report within `patience`; -1 for none, as after the process' end.
+  int64_t Next(absl::Duration patience) {
+    pollfd waiting = {report_, POLLIN, 0};
+    if (poll(&waiting, 1, absl::ToInt64Milliseconds(patience)) != 1) return -1;
+    int64_t value = 0;
+    const ssize_t bytes = read(report_, &value, sizeof(value));
+    return bytes == sizeof(value) ? value : -1;
+  }
+
+  void Kill() { kill(process_, SIGKILL); }
+
+  // How it ended; what it has reported before can still be read.
+  int Wait() {
+    int status = 0;
+    FSDP_CHECK(waitpid(process_, &status, 0) == process_);
+    return status;
+  }
+
+ private:
+  pid_t process_ = -1;
+  int report_ = -1;
+};
+
+void Report(int descriptor, int64_t value) {
+  FSDP_CHECK(write(descriptor, &value, sizeof(value)) == sizeof(value));
+}
+
+class FileStoreKillTest : public ::testing::TestWithParam<Queue> {
+ protected:
+  FileStoreKillTest() {
+    options_.directory = absl::StrCat(::testing::TempDir(), "/kill_test");
+    std::filesystem::remove_all(options_.directory);
+    std::filesystem::create_directory(options_.directory);
+    options_.capacity = 1 << 18;
+    options_.block_bytes = kBlock;
+    options_.queue_depth = 4;
+    options_.queue = GetParam();
+    options_.keep = true;
+    options_.max_regions = 4;
+  }
+
+  std::string Path() const {
+    return absl::StrCat(options_.directory, "/", options_.name);
+  }
+
+  // The file, new or as the process before has left it.
+  absl::StatusOr<std::unique_ptr<FileStore>> Open() {
+    if (std::filesystem::exists(Path())) return FileStore::Reopen(options_);
+    return FileStore::Make(options_);
+  }
+
+  // Step after step: step n writes n, in pieces and in a part of a block, and
+  // ends with commit n+1, the first one being what makes the regions.
+  absl::Status Train(int report, int64_t steps) {
+    FSDP_ASSIGN_OR_RETURN(const std::unique_ptr<FileStore> store, Open());
+    if (store->commit() == 0) {
+      FSDP_RETURN_IF_ERROR(store->Create("region", kSize));
+      FSDP_RETURN_IF_ERROR(store->Create("step", 8));
+      FSDP_RETURN_IF_ERROR(Finish(store->Flush()));
+      Report(report, store->commit());
+    }
+    for (int64_t i = 0; i < steps; ++i) {
+      const int64_t step = store->commit();
+      const std::string bytes = Pattern(step, kSize);
+      const absl::string_view all = bytes;
+      FSDP_ASSIGN_OR_RETURN(const auto rest,
+                            store->Write("region", 5003, all.substr(5003)));
+      FSDP_ASSIGN_OR_RETURN(const auto start,
+                            store->Write("region", 0, all.substr(0, 5003)));
+      FSDP_RETURN_IF_ERROR(WriteNow(*store, "step", 0, all.substr(0, 8)));
+      FSDP_RETURN_IF_ERROR(Finish(store->Flush()));
+      Report(report, store->commit());
+    }
+    return absl::OkStatus();
+  }
+
+  // That the file holds a commit that was finished, in all its bytes: commit
+  // `reported` or, if the process had no time to say so, the one after it.
+  void ExpectLastCommit(int64_t reported) {
+    ASSERT_OK_AND_ASSIGN(const auto store, FileStore::Reopen(options_));
+    const int64_t commit = store->commit();
+    ASSERT_GE(commit, reported);
+    ASSERT_LE(commit, reported + 1);
+    if (commit == 0) {
+      EXPECT_TRUE(store->Regions().empty());
+      return;
+    }
+    const std::string bytes =
+        commit == 1 ? std::string(kSize, '\0') : Pattern(commit - 1, kSize);
+    ASSERT_OK_AND_ASSIGN(const std::string region,
+                         ReadNow(*store, "region", 0, kSize));
+    ASSERT_OK_AND_ASSIGN(const std::string step, ReadNow(*store, "step", 0, 8));
+    EXPECT_TRUE(region == bytes) << "commit " << commit << " is a mixture";
+    EXPECT_EQ(step, bytes.substr(0, 8));
+  }
+
+  FileStoreOptions options_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Queues, FileStoreKillTest,
+                         ::testing::Values(Queue::kIoUring, Queue::kThreads),
+                         [](const ::testing::TestParamInfo<Queue>& info) {
+                           return info.param == Queue::kIoUring ? "uring"
+                                                                : "threads";
+                         });
+
+TEST_P(FileStoreKillTest, AtAnyTimeTheLastCommitIsThere) {
+  std::mt19937 random(1);
+  int64_t last = 0;
+  for (int round = 0; round < 40; ++round) {
+    Child child([&](int report) {
+      const absl::Status status = Train(report, 1 << 20);
+      FSDP_CHECK(status.ok());
+    });
+    // A few commits, then some time into the next one.
+    const int64_t commits = 1 + random() % 4;
+    for (int64_t i = 0; i < commits; ++i) {
+      const int64_t reported = child.Next(absl::Seconds(60));
+      ASSERT_GT(reported, last);
+      last = reported;
+    }
+    const absl::Time kill_at =
+        absl::Now() + absl::Microseconds(random() % 3000);
+    while (absl::Now() < kill_at) {
+    }
+    child.Kill();
+    EXPECT_TRUE(WIFSIGNALED(child.Wait()));
+    for (int64_t reported; (reported = child.Next(absl::ZeroDuration())) > 0;) {
+      last = reported;
+    }
+    ExpectLastCommit(last);
+  }
+}
+
+TEST_P(FileStoreKillTest, AtEachRequestTheLastCommitIsThere) {
+  for (const auto kind : {IoRequest::Kind::kWrite, IoRequest::Kind::kSync}) {
+    bool killed = true;
+    for (int64_t nth = 0; killed; ++nth) {
+      ASSERT_LT(nth, 200);
+      std::filesystem::remove(Path());
+      FaultySystem system;
+      options_.system = &system;
+      DiskFault fault;
+      fault.kind = kind;
+      fault.nth = nth;
+      fault.effect = DiskFault::Effect::kKill;
+      Child child([&](int report) {
+        system.Inject(fault);
+        const absl::Status status = Train(report, 3);
+        FSDP_CHECK(status.ok());
+      });
+      killed = WIFSIGNALED(child.Wait());
+      options_.system = &SystemCalls::Real();
+      int64_t last = 0;
+      for (int64_t reported;
+           (reported = child.Next(absl::ZeroDuration())) > 0;) {
+        last = reported;
+      }
+      // Killed while it was made, there is no such file, and one can be made.
+      if (!std::filesystem::exists(Path())) {
+        EXPECT_EQ(last, 0);
+        EXPECT_OK(FileStore::Make(options_));
+        continue;
+      }
+      ExpectLastCommit(last);
+      EXPECT_EQ(killed, last < 4);
+    }
+  }
+}
+
+TEST_P(FileStoreKillTest, ScratchLeavesNothingBehind) {
+  options_.keep = false;
+  Child child([&](int report) {
+    const auto store = FileStore::Make(options_);
+    FSDP_CHECK(store.ok() && (*store)->Create("region", kSize).ok());
+    FSDP_CHECK(WriteNow(**store, "region", 0, Pattern(1, kSize)).ok());
+    Report(report, 1);
+    while (WriteNow(**store, "region", 0, Pattern(2, kSize)).ok()) {
+    }
+  });
+  EXPECT_EQ(child.Next(absl::Seconds(60)), 1);
+  EXPECT_TRUE(std::filesystem::is_empty(options_.directory));
+  child.Kill();
+  EXPECT_TRUE(WIFSIGNALED(child.Wait()));
+  EXPECT_TRUE(std::filesystem::is_empty(options_.directory));
+}
+
+}  // namespace
+}  // namespace fsdp::offload::testing
