@@ -1,0 +1,168 @@
+// Sequential reads and writes of a file store, in the directory that the
+// environment variable OFFLOAD_DIRECTORY names (default /var/tmp).
+// Counters: `GB/s` of the store; `of_plain`, the time in which threads that do
+// nothing but pread(2) or pwrite(2), as many as the store has requests in
+// flight, move as many blocks of the same size with O_DIRECT, over the store's.
+// The two take turns; the counter is the median of all turns.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "base/check.h"
+#include "benchmark/benchmark.h"
+#include "offload/file_store.h"
+#include "offload/page_memory.h"
+#include "offload/transfer.h"
+
+namespace fsdp::offload {
+namespace {
+
+constexpr int64_t kBytes = int64_t{128} << 20;
+constexpr int64_t kTransferBytes = int64_t{16} << 20;
+
+std::string Directory() {
+  const char* const directory = std::getenv("OFFLOAD_DIRECTORY");
+  return directory != nullptr ? directory : "/var/tmp";
+}
+
+// What a program without a store would do.
+class PlainFile {
+ public:
+  PlainFile() {
+    std::string name = absl::StrCat(Directory(), "/offload_benchmark_XXXXXX");
+    descriptor_ = mkostemp(name.data(), O_CLOEXEC);
+    FSDP_CHECK(descriptor_ >= 0);
+    unlink(name.c_str());
+    FSDP_CHECK(fallocate(descriptor_, 0, 0, kBytes) == 0);
+    // Where it is refused, both go through the page cache.
+    fcntl(descriptor_, F_SETFL, fcntl(descriptor_, F_GETFL) | O_DIRECT);
+  }
+  ~PlainFile() { close(descriptor_); }
+
+  void Move(bool write, char* memory, int64_t block_bytes, int threads) {
+    std::atomic<int64_t> next{0};
+    const auto work = [&] {
+      for (;;) {
+        const int64_t at = next.fetch_add(block_bytes);
+        if (at >= kBytes) return;
+        const ssize_t moved =
+            write ? pwrite(descriptor_, memory + at, block_bytes, at)
+                  : pread(descriptor_, memory + at, block_bytes, at);
+        FSDP_CHECK(moved == block_bytes);
+      }
+    };
+    std::vector<std::thread> all;
+    for (int i = 0; i < threads; ++i) all.emplace_back(work);
+    for (std::thread& thread : all) thread.join();
+  }
+
+ private:
+  int descriptor_ = -1;
+};
+
+void Move(FileStore& store, bool write, char* memory) {
+  std::vector<std::unique_ptr<Transfer>> transfers;
+  for (int64_t at = 0; at < kBytes; at += kTransferBytes) {
+    const absl::Span<char> part(memory + at, kTransferBytes);
+    auto transfer = write ? store.Write("region", at, part)
+                          : store.Read("region", at, part);
+    FSDP_CHECK(transfer.ok());
+    transfers.push_back(*std::move(transfer));
+  }
+  for (const auto& transfer : transfers) {
+    FSDP_CHECK(transfer->Wait(absl::InfiniteFuture()).ok());
+  }
+}
+
+template <typename Work>
+double Seconds(Work work) {
+  const absl::Time start = absl::Now();
+  work();
+  return absl::ToDoubleSeconds(absl::Now() - start);
+}
+
+void BM_Store(benchmark::State& state, bool write, bool checksums,
+              FileStoreOptions::Queue queue) {
+  FileStoreOptions options;
+  options.directory = Directory();
+  options.capacity = kBytes;
+  options.block_bytes = state.range(0) << 10;
+  options.queue_depth = static_cast<int>(state.range(1));
+  options.checksums = checksums;
+  options.queue = queue;
+  auto store = FileStore::Make(options);
+  FSDP_CHECK(store.ok() && (*store)->Create("region", kBytes).ok());
+  auto memory = PageMemory::Allocate(PageAllocator::System(), kBytes);
+  FSDP_CHECK(memory.ok());
+  std::memset(memory->data(), 1, kBytes);
+  PlainFile plain;
+  // Space is reserved without being written: the first write is another one.
+  Move(**store, true, memory->data());
+  plain.Move(true, memory->data(), options.block_bytes, options.queue_depth);
+
+  std::vector<double> ratios;
+  for (auto _ : state) {
+    const double plain_seconds = Seconds([&] {
+      plain.Move(write, memory->data(), options.block_bytes,
+                 options.queue_depth);
+    });
+    const double seconds =
+        Seconds([&] { Move(**store, write, memory->data()); });
+    state.SetIterationTime(seconds);
+    ratios.push_back(plain_seconds / seconds);
+  }
+  std::nth_element(ratios.begin(), ratios.begin() + ratios.size() / 2,
+                   ratios.end());
+  state.counters["of_plain"] = ratios[ratios.size() / 2];
+  state.counters["GB/s"] =
+      benchmark::Counter(static_cast<double>(kBytes) * 1e-9,
+                         benchmark::Counter::kIsIterationInvariantRate);
+}
+
+// {KiB of a block, blocks in flight}
+void Shapes(benchmark::internal::Benchmark* benchmark) {
+  benchmark->ArgNames({"KiB", "depth"});
+  for (const auto& [block, depth] :
+       {std::pair{1024, 1}, {1024, 8}, {1024, 32}, {256, 32}, {4096, 8}}) {
+    benchmark->Args({block, depth});
+  }
+  benchmark->UseManualTime()->Unit(benchmark::kMillisecond);
+}
+
+using Queue = FileStoreOptions::Queue;
+
+BENCHMARK_CAPTURE(BM_Store, read_crc32c, false, true, Queue::kAutomatic)
+    ->Apply(Shapes);
+BENCHMARK_CAPTURE(BM_Store, read_unchecked, false, false, Queue::kAutomatic)
+    ->Apply(Shapes);
+BENCHMARK_CAPTURE(BM_Store, read_threads, false, true, Queue::kThreads)
+    ->Args({1024, 8})
+    ->ArgNames({"KiB", "depth"})
+    ->UseManualTime()
+    ->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(BM_Store, write_crc32c, true, true, Queue::kAutomatic)
+    ->Apply(Shapes);
+BENCHMARK_CAPTURE(BM_Store, write_unchecked, true, false, Queue::kAutomatic)
+    ->Apply(Shapes);
+BENCHMARK_CAPTURE(BM_Store, write_threads, true, true, Queue::kThreads)
+    ->Args({1024, 8})
+    ->ArgNames({"KiB", "depth"})
+    ->UseManualTime()
+    ->Unit(benchmark::kMillisecond);
+
+}  // namespace
+}  // namespace fsdp::offload
