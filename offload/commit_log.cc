@@ -40,12 +40,14 @@ absl::StatusOr<FileHeader> ReadHeader(IoQueue& queue, char* memory,
       "; this is no file of an offload store, or it has been changed"));
 }
 
+int64_t CommitLog::MemoryBytes(const FileLayout& layout) {
+  return std::max(layout.record_bytes, kHeaderBytes);
+}
+
 absl::StatusOr<CommitLog> CommitLog::Make(const FileLayout& layout,
                                           PageAllocator& allocator) {
-  FSDP_ASSIGN_OR_RETURN(
-      PageMemory memory,
-      PageMemory::Allocate(
-          allocator, std::max<int64_t>(layout.record_bytes, kHeaderBytes)));
+  FSDP_ASSIGN_OR_RETURN(PageMemory memory,
+                        PageMemory::Allocate(allocator, MemoryBytes(layout)));
   return CommitLog(layout, std::move(memory));
 }
 

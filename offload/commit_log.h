@@ -23,6 +23,9 @@ namespace fsdp::offload {
 // queue is left woken.
 class CommitLog {
  public:
+  // What one takes of `allocator`.
+  static int64_t MemoryBytes(const FileLayout& layout);
+
   static absl::StatusOr<CommitLog> Make(const FileLayout& layout,
                                         PageAllocator& allocator);
 

@@ -78,6 +78,10 @@ struct FileStoreOptions {
 // Erase() has ended well.
 class FileStore : public ParamStore {
  public:
+  // What a store will take of the disk, and of `allocator`, for valid options.
+  static int64_t DiskBytes(const FileStoreOptions& options);
+  static int64_t MemoryBytes(const FileStoreOptions& options);
+
   // A new file. InvalidArgument for options that cannot be; ResourceExhausted
   // with the bytes that are needed and those there are; AlreadyExists for one
   // to keep; NotFound, PermissionDenied, Unavailable.

@@ -8,6 +8,8 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -17,6 +19,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "offload/io_queue.h"
+#include "offload/page_memory.h"
 #include "offload/system_calls.h"
 #include "offload/testing/param_store_contract.h"
 #include "offload/testing/store_calls.h"
@@ -94,6 +97,19 @@ INSTANTIATE_TEST_SUITE_P(
              })),
     StoreName);
 
+class CountingAllocator : public PageAllocator {
+ public:
+  absl::StatusOr<char*> Allocate(int64_t size) override {
+    bytes += size;
+    return System().Allocate(size);
+  }
+  void Free(char* memory, int64_t size) override {
+    System().Free(memory, size);
+  }
+
+  int64_t bytes = 0;
+};
+
 TEST(FileStoreTest, RefusesOptionsThatCannotBe) {
   const std::vector<
       std::pair<std::string, std::function<void(FileStoreOptions&)>>>
@@ -157,6 +173,34 @@ TEST(FileStoreTest, ScratchHasNoNameAndItsSpaceIsReserved) {
   ASSERT_OK(store->Create("region", 1 << 20));
   ASSERT_OK(WriteNow(*store, "region", 0, Pattern(1, 1 << 20)));
   EXPECT_TRUE(std::filesystem::is_empty(directory));
+}
+
+TEST(FileStoreTest, SaysBeforeHowMuchItWillTake) {
+  FileStoreOptions options = Options();
+  options.capacity = 100001;
+  options.queue_depth = 3;
+  options.block_bytes = 12288;
+  EXPECT_EQ(FileStore::DiskBytes(options), 102400);
+  EXPECT_EQ(FileStore::MemoryBytes(options), 3 * 12288);
+  options.keep = true;
+  options.name = "how_much";
+  CountingAllocator allocator;
+  options.allocator = &allocator;
+  ASSERT_OK_AND_ASSIGN(const auto store, FileStore::Make(options));
+  EXPECT_EQ(allocator.bytes, FileStore::MemoryBytes(options));
+  EXPECT_EQ(std::filesystem::file_size(options.directory + "/how_much"),
+            FileStore::DiskBytes(options));
+}
+
+// io_uring cancels what a thread has started when the thread ends.
+TEST(FileStoreTest, OutlivesTheThreadThatMadeIt) {
+  std::unique_ptr<FileStore> store;
+  std::thread([&] { store = *FileStore::Make(Options()); }).join();
+  ASSERT_OK(store->Create("region", 100003));
+  std::thread([&] {
+    ASSERT_OK(WriteNow(*store, "region", 0, Pattern(1, 100003)));
+  }).join();
+  EXPECT_EQ(*ReadNow(*store, "region", 0, 100003), Pattern(1, 100003));
 }
 
 TEST(FileStoreTest, DescribesWhatItDoes) {

@@ -14,9 +14,10 @@
 
 namespace fsdp::offload {
 
-// Memory that starts at a multiple of this, and offsets and lengths that are
-// multiples of it, are what every store moves without a copy of its own. A
-// length that is none is moved as fast where it ends its region.
+// What stores move fastest: from and to memory that starts at a multiple of
+// this, whole regions or multiples of a store's blocks, in regions whose sizes
+// are multiples of it too. All else costs a copy, and less than a block to
+// write, a read.
 inline constexpr int64_t kPageBytes = 4096;
 
 // What a region of `bytes` takes of a store's capacity.
