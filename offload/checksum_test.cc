@@ -31,6 +31,10 @@ std::string Bytes(int64_t size) {
   return bytes;
 }
 
+void Flip(std::string& bytes, size_t bit) {
+  bytes[bit / 8] = static_cast<char>(bytes[bit / 8] ^ (1 << (bit % 8)));
+}
+
 TEST(ChecksumTest, KnownValues) {
   EXPECT_EQ(Crc32c("123456789"), 0xe3069283u);
   EXPECT_EQ(Crc32c(std::string(32, '\0')), 0x8a9136aau);
@@ -57,9 +61,9 @@ TEST(ChecksumTest, TellsEverySingleFlippedBit) {
   std::string bytes = Bytes(521);
   const uint32_t good = Crc32c(bytes);
   for (size_t bit = 0; bit < bytes.size() * 8; ++bit) {
-    bytes[bit / 8] ^= static_cast<char>(1 << (bit % 8));
+    Flip(bytes, bit);
     EXPECT_NE(Crc32c(bytes), good) << bit;
-    bytes[bit / 8] ^= static_cast<char>(1 << (bit % 8));
+    Flip(bytes, bit);
   }
 }
 

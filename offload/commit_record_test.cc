@@ -36,6 +36,10 @@ CommitRecord Record() {
   return record;
 }
 
+void Flip(std::string& bytes, size_t bit) {
+  bytes[bit / 8] = static_cast<char>(bytes[bit / 8] ^ (1 << (bit % 8)));
+}
+
 TEST(CommitRecordTest, HeadersComeBack) {
   const std::string bytes = Header().Encode();
   EXPECT_EQ(bytes.size(), kHeaderBytes);
@@ -74,12 +78,12 @@ TEST(CommitRecordTest, EveryFlippedBitIsFound) {
     // The rest of a header is padding.
     const size_t used = is_header ? 8 + 4 + 8 + 33 + 8 + 11 : bytes.size();
     for (size_t bit = 0; bit < used * 8; ++bit) {
-      bytes[bit / 8] ^= static_cast<char>(1 << (bit % 8));
+      Flip(bytes, bit);
       const absl::Status status =
           is_header ? FileHeader::Decode(bytes).status()
                     : CommitRecord::Decode(bytes, Header()).status();
       EXPECT_THAT(status, StatusIs(absl::StatusCode::kDataLoss, _)) << bit;
-      bytes[bit / 8] ^= static_cast<char>(1 << (bit % 8));
+      Flip(bytes, bit);
     }
   }
 }
