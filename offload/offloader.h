@@ -1,0 +1,118 @@
+// Keeps in memory what is needed of a store: read ahead of use, written behind
+// it.
+#ifndef OFFLOAD_OFFLOADER_H_
+#define OFFLOAD_OFFLOADER_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/optional.h"
+#include "absl/types/span.h"
+#include "offload/extents.h"
+#include "offload/page_memory.h"
+#include "offload/param_store.h"
+#include "offload/transfer.h"
+
+namespace fsdp::offload {
+
+struct OffloaderOptions {
+  // Of entries in memory, each counted by StoredBytes(). Allocated once.
+  int64_t memory_bytes = 0;
+  // Of each wait for the store.
+  absl::Duration timeout = absl::Minutes(5);
+  // Has to outlive the offloader.
+  PageAllocator* allocator = &PageAllocator::System();
+};
+
+struct OffloaderStats {
+  int64_t found = 0;       // in memory, when they were acquired
+  int64_t prefetched = 0;  // on their way, or there for that
+  int64_t missed = 0;
+  double waited_seconds = 0;  // for reads and writes
+  int64_t peak_memory_bytes = 0;
+};
+
+// An entry is a region of the store, in memory from Acquire() to Release() and
+// for as long afterwards as nothing else needs the room: the least recently
+// used go first. What was changed is written as soon as it is released.
+//
+// When a write fails, its bytes stay in memory and are not lost: the failure is
+// returned once, by whatever call waits for that write, and Flush() tries
+// again. Used by one thread at a time.
+class Offloader {
+ public:
+  // ResourceExhausted without memory.
+  static absl::StatusOr<std::unique_ptr<Offloader>> Make(
+      std::unique_ptr<ParamStore> store, const OffloaderOptions& options);
+  // Waits for what is under way.
+  ~Offloader();
+
+  // A new entry of `bytes` zeros, by number. Errors as ParamStore::Create().
+  absl::StatusOr<int> Add(const std::string& name, int64_t bytes);
+
+  // Starts to read the entry if it is not in memory and there is room that
+  // nothing needs. A hint: Acquire() reports what fails.
+  void Prefetch(int entry);
+
+  enum class Use {
+    kRead,
+    kUpdate,     // reads and changes
+    kOverwrite,  // the bytes are of any value at first, and all are written
+  };
+  // The bytes of the entry, starting at a page, until Release(). Errors of the
+  // store; ResourceExhausted when entries in use leave no room. An entry is in
+  // use once at a time.
+  absl::StatusOr<absl::Span<char>> Acquire(int entry, Use use);
+  void Release(int entry);
+
+  // Waits until all that was released is written, and for the store's Flush().
+  absl::Status Flush();
+
+  const ParamStore& store() const { return *store_; }
+  OffloaderStats stats() const;
+
+ private:
+  struct Entry {
+    std::string name;
+    int64_t bytes = 0;
+    absl::optional<int64_t> place;  // in memory_
+    // Under way; read ahead, or written behind.
+    std::unique_ptr<Transfer> transfer;
+    bool writes = false;
+    bool unwritten = false;  // the store has other bytes than the memory
+    absl::optional<Use> use;
+    int64_t last_use = 0;
+  };
+
+  Offloader(std::unique_ptr<ParamStore> store, const OffloaderOptions& options,
+            PageMemory memory);
+
+  absl::Span<char> BytesOf(const Entry& entry) const;
+  absl::Status StartRead(Entry& entry);
+  absl::Status StartWrite(Entry& entry);
+  absl::Status Settle(Entry& entry);
+  absl::Status BringIn(Entry& entry);
+  // Room for `entry` in memory: of what is clean, and with `may_wait` of
+  // whatever is not in use.
+  absl::Status MakeRoom(Entry& entry, bool may_wait);
+  Entry* NextToGo();
+  void Drop(Entry& entry);
+  absl::Status NoRoomFor(const Entry& entry) const;
+
+  const std::unique_ptr<ParamStore> store_;
+  const OffloaderOptions options_;
+  const PageMemory memory_;
+  Extents extents_;  // of memory_
+  std::vector<Entry> entries_;
+  int64_t uses_ = 0;
+  OffloaderStats stats_;
+};
+
+}  // namespace fsdp::offload
+
+#endif  // OFFLOAD_OFFLOADER_H_
