@@ -17,6 +17,7 @@
 #include "offload/file_store.h"
 #include "offload/io_queue.h"
 #include "offload/testing/faulty_system.h"
+#include "offload/testing/kept_file.h"
 #include "offload/testing/store_calls.h"
 
 namespace fsdp::offload::testing {
@@ -55,28 +56,12 @@ void ExpectOneStep(FileStore& store) {
   EXPECT_EQ(*ReadNow(store, "region", 0, kSize), Pattern(step, kSize));
 }
 
-class FailingDiskTest : public ::testing::TestWithParam<Queue> {
+class FailingDiskTest : public ::testing::TestWithParam<Queue>,
+                        protected KeptFile {
  protected:
-  FailingDiskTest() {
-    options_.directory = ::testing::TempDir();
-    options_.name = "failing_disk_test";
-    options_.capacity = 1 << 17;
-    options_.block_bytes = kBlock;
-    options_.queue = GetParam();
-    options_.keep = true;
-    options_.max_regions = 8;
+  FailingDiskTest()
+      : KeptFile("failing_disk_test", 1 << 17, kBlock, GetParam()) {
     options_.system = &system_;
-    std::filesystem::remove(Path());
-  }
-
-  std::string Path() const {
-    return absl::StrCat(options_.directory, "/", options_.name);
-  }
-  std::unique_ptr<FileStore> Make() {
-    return FileStore::Make(options_).value();
-  }
-  std::unique_ptr<FileStore> Reopen() {
-    return FileStore::Reopen(options_).value();
   }
 
   // A store for RunTwoSteps(), in which `fault` will happen.
@@ -98,7 +83,6 @@ class FailingDiskTest : public ::testing::TestWithParam<Queue> {
     return system_.seen();
   }
 
-  FileStoreOptions options_;
   FaultySystem system_;
 };
 

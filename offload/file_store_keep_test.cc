@@ -14,6 +14,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "offload/file_store.h"
+#include "offload/testing/kept_file.h"
 #include "offload/testing/store_calls.h"
 
 namespace fsdp::offload::testing {
@@ -30,29 +31,12 @@ using Queue = FileStoreOptions::Queue;
 constexpr int64_t kBlock = 8192;
 constexpr int64_t kSize = 5 * kBlock + 1021;
 
-class FileStoreKeepTest : public ::testing::TestWithParam<Queue> {
+class FileStoreKeepTest : public ::testing::TestWithParam<Queue>,
+                          protected KeptFile {
  protected:
-  FileStoreKeepTest() {
-    options_.directory = ::testing::TempDir();
-    options_.name = "keep_test";
-    options_.capacity = 1 << 18;
-    options_.block_bytes = kBlock;
-    options_.queue = GetParam();
-    options_.keep = true;
+  FileStoreKeepTest() : KeptFile("keep_test", 1 << 18, kBlock, GetParam()) {
     options_.owner = "run 7, rank 1";
-    options_.max_regions = 8;
     options_.patience = absl::ZeroDuration();
-    std::filesystem::remove(Path());
-  }
-
-  std::string Path() const {
-    return absl::StrCat(options_.directory, "/", options_.name);
-  }
-  std::unique_ptr<FileStore> Make() {
-    return FileStore::Make(options_).value();
-  }
-  std::unique_ptr<FileStore> Reopen() {
-    return FileStore::Reopen(options_).value();
   }
 
   // Writes over bytes of the file behind the store's back.
@@ -65,8 +49,6 @@ class FileStoreKeepTest : public ::testing::TestWithParam<Queue> {
     std::ifstream file(Path(), std::ios::binary);
     return std::string(std::istreambuf_iterator<char>(file), {});
   }
-
-  FileStoreOptions options_;
 };
 
 INSTANTIATE_TEST_SUITE_P(Queues, FileStoreKeepTest,

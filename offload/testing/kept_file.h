@@ -1,0 +1,47 @@
+// A file store that is kept, and reopened, in a test's directory.
+#ifndef OFFLOAD_TESTING_KEPT_FILE_H_
+#define OFFLOAD_TESTING_KEPT_FILE_H_
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "offload/file_store.h"
+
+namespace fsdp::offload::testing {
+
+// Base of fixtures. What an earlier test has left under `name` is removed.
+class KeptFile {
+ protected:
+  KeptFile(std::string name, int64_t capacity, int64_t block_bytes,
+           FileStoreOptions::Queue queue) {
+    options_.directory = ::testing::TempDir();
+    options_.name = std::move(name);
+    options_.capacity = capacity;
+    options_.block_bytes = block_bytes;
+    options_.queue = queue;
+    options_.keep = true;
+    options_.max_regions = 8;
+    std::filesystem::remove(Path());
+  }
+
+  std::string Path() const {
+    return absl::StrCat(options_.directory, "/", options_.name);
+  }
+  std::unique_ptr<FileStore> Make() const {
+    return FileStore::Make(options_).value();
+  }
+  std::unique_ptr<FileStore> Reopen() const {
+    return FileStore::Reopen(options_).value();
+  }
+
+  FileStoreOptions options_;
+};
+
+}  // namespace fsdp::offload::testing
+
+#endif  // OFFLOAD_TESTING_KEPT_FILE_H_
