@@ -38,11 +38,13 @@ _SOURCES_WITHOUT_MODULE = {
     "com_github_axboe_liburing": dict(
         build_file = Label("//third_party/liburing:liburing.BUILD"),
         debian_package = "liburing",
-        sha256 = "2eac26f880125d83f75ba8641fde5d88226dd352d3cee95d45a9128758a8f1be",
+        sha256 = "60b367dbdc6f2b0418a6e0cd203ee0049d9d629a36706fcf91dfb9428bae23c8",
         strip_prefixes = {
+            "60b367dbdc6f2b0418a6e0cd203ee0049d9d629a36706fcf91dfb9428bae23c8": "liburing-liburing-2.3",
+            # Debian took the maintainer's own archive.
             "2eac26f880125d83f75ba8641fde5d88226dd352d3cee95d45a9128758a8f1be": "liburing-2.3",
         },
-        urls = ["https://brick.kernel.dk/snaps/liburing-2.3.tar.gz"],
+        urls = ["https://github.com/axboe/liburing/archive/refs/tags/liburing-2.3.tar.gz"],
     ),
     "com_github_facebook_rocksdb": dict(
         build_file = Label("//third_party/crc32c:rocksdb.BUILD"),
