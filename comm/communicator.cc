@@ -40,6 +40,12 @@ std::string Describe(absl::string_view name, const at::Tensor& tensor) {
                       tensor.device().str(), ")");
 }
 
+std::string DescribeBoth(absl::string_view whole_name, const at::Tensor& whole,
+                         absl::string_view part_name, const at::Tensor& part) {
+  return absl::StrCat(Describe(whole_name, whole), " and ",
+                      Describe(part_name, part));
+}
+
 struct Range {
   const char* begin;
   const char* end;
@@ -96,16 +102,15 @@ absl::Status CheckSizes(const Check& check, absl::string_view whole_name,
   FSDP_RETURN_IF_ERROR(CheckTensor(check, whole_name, whole));
   FSDP_RETURN_IF_ERROR(CheckTensor(check, part_name, part));
   if (whole.device() != part.device()) {
-    return check.Invalid(absl::StrCat(Describe(whole_name, whole), " and ",
-                                      Describe(part_name, part),
-                                      " differ in dtype or device"));
+    return check.Invalid(
+        absl::StrCat(DescribeBoth(whole_name, whole, part_name, part),
+                     " differ in dtype or device"));
   }
   const int world_size = check.communicator.world_size();
   if (whole.numel() != part.numel() * world_size) {
-    return check.Invalid(
-        absl::StrCat(Describe(whole_name, whole), " and ",
-                     Describe(part_name, part), ": `", whole_name, "` needs ",
-                     world_size, " times the elements of `", part_name, "`"));
+    return check.Invalid(absl::StrCat(
+        DescribeBoth(whole_name, whole, part_name, part), ": `", whole_name,
+        "` needs ", world_size, " times the elements of `", part_name, "`"));
   }
   return absl::OkStatus();
 }
@@ -117,9 +122,9 @@ absl::Status CheckPair(const Check& check, absl::string_view whole_name,
                        const at::Tensor& part) {
   FSDP_RETURN_IF_ERROR(CheckSizes(check, whole_name, whole, part_name, part));
   if (whole.scalar_type() != part.scalar_type()) {
-    return check.Invalid(absl::StrCat(Describe(whole_name, whole), " and ",
-                                      Describe(part_name, part),
-                                      " differ in dtype or device"));
+    return check.Invalid(
+        absl::StrCat(DescribeBoth(whole_name, whole, part_name, part),
+                     " differ in dtype or device"));
   }
   const Range range = RangeOf(whole);
   const Range slice = RangeOf(part);
@@ -127,7 +132,7 @@ absl::Status CheckPair(const Check& check, absl::string_view whole_name,
       slice.begin == range.begin + part.nbytes() * check.communicator.rank();
   if (part.numel() > 0 && !Disjoint(range, slice) && !own_slice) {
     return check.Invalid(absl::StrCat(
-        Describe(whole_name, whole), " and ", Describe(part_name, part),
+        DescribeBoth(whole_name, whole, part_name, part),
         " overlap; only rank ", check.communicator.rank(), "'s own slice of `",
         whole_name, "` may be `", part_name, "`"));
   }

@@ -59,6 +59,7 @@ std::vector<Slice> Gaps(const FlatLayout& layout, int64_t segment_numel) {
 constexpr size_t kFewBytes = 16 << 10;
 
 void Copy(const at::Tensor& target, const at::Tensor& source) {
+  if (target.numel() == 0) return;
   if (target.is_cpu() && source.is_cpu() && target.nbytes() <= kFewBytes &&
       target.scalar_type() == source.scalar_type()) {
     std::memcpy(target.mutable_data_ptr(), source.const_data_ptr(),
