@@ -100,9 +100,9 @@ FlatParameter::FlatParameter(std::vector<NamedParameter> parameters,
   const Slice range = layout_.ShardRange(rank);
   const at::Tensor own = flat.narrow(0, range.begin, range.numel());
   if (rest.defined()) {
-    FSDP_CHECK(rest.sizes() == flat.sizes() &&
+    FSDP_CHECK(rest.sizes() == own.sizes() &&
                rest.scalar_type() == flat.scalar_type());
-    shard_ = rest.narrow(0, range.begin, range.numel());
+    shard_ = rest;
     shard_.copy_(own);
   } else {
     shard_ = own.clone();

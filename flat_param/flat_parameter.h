@@ -63,9 +63,8 @@ class FlatParameter {
   // shard and makes the tensors of `parameters` look into the unsharded
   // storage, which is empty: they keep identity, sizes and strides, get
   // `compute_dtype`, and any access to them raises `error_if_freed`. `flat` may
-  // be dropped afterwards. `rest`, where defined, is memory for the shards of
-  // all ranks side by side, of the size and dtype of `flat`: this rank's shard
-  // rests at its place in it.
+  // be dropped afterwards. `rest`, where defined, is memory
+  // for this rank's shard, 1-D, layout.shard_numel(), of the dtype of `flat`.
   FlatParameter(std::vector<NamedParameter> parameters, FlatLayout layout,
                 const at::Tensor& flat, int rank, at::ScalarType compute_dtype,
                 const std::string& error_if_freed,

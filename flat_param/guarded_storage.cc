@@ -14,11 +14,13 @@
 namespace fsdp::flat_param {
 namespace {
 
-// Frees nothing, and shows that the context of a DataPtr is a tag.
-void KeepTag(void*) {}
+// They free nothing; that one of them is the deleter of a DataPtr shows that
+// its context is a tag, and of which kind.
+void KeepTagOfUnsharded(void* /*tag*/) {}
+void KeepTagOfResting(void* /*tag*/) {}
 
-c10::DataPtr TaggedPointer(void* data, const void* tag, c10::Device device) {
-  return c10::DataPtr(data, const_cast<void*>(tag), &KeepTag, device);
+c10::DeleterFnPtr KeepTag(Guarded kind) {
+  return kind == Guarded::kUnsharded ? &KeepTagOfUnsharded : &KeepTagOfResting;
 }
 
 absl::Status SelfCheckFailed(absl::string_view what) {
@@ -31,10 +33,16 @@ absl::Status SelfCheckFailed(absl::string_view what) {
 }  // namespace
 
 GuardedStorage::GuardedStorage(int64_t bytes, c10::Device device,
-                               const std::string& error)
-    : storage_(MakeArmedStorage(bytes, device, error)), bytes_(bytes) {
-  storage_.unsafeGetStorageImpl()->set_data_ptr_noswap(
-      TaggedPointer(nullptr, nullptr, device));
+                               const std::string& error, Guarded kind)
+    : storage_(MakeArmedStorage(bytes, device, error)),
+      bytes_(bytes),
+      kind_(kind) {
+  storage_.unsafeGetStorageImpl()->set_data_ptr_noswap(Pointer(nullptr));
+}
+
+c10::DataPtr GuardedStorage::Pointer(void* data) const {
+  return c10::DataPtr(data, const_cast<void*>(tag_), KeepTag(kind_),
+                      storage_.device());
 }
 
 GuardedStorage::~GuardedStorage() {
@@ -45,7 +53,7 @@ GuardedStorage::~GuardedStorage() {
 void GuardedStorage::Fill(void* data) {
   c10::StorageImpl& impl = *storage_.unsafeGetStorageImpl();
   SetArmed(impl, false);
-  impl.set_data_ptr_noswap(TaggedPointer(data, tag_, impl.device()));
+  impl.set_data_ptr_noswap(Pointer(data));
   filled_ = true;
 }
 
@@ -53,7 +61,7 @@ void GuardedStorage::Fill(void* data) {
 // out-of-bounds, and views taken meanwhile must keep their shapes.
 void GuardedStorage::Empty() {
   c10::StorageImpl& impl = *storage_.unsafeGetStorageImpl();
-  impl.set_data_ptr_noswap(TaggedPointer(nullptr, tag_, impl.device()));
+  impl.set_data_ptr_noswap(Pointer(nullptr));
   SetArmed(impl, true);
   filled_ = false;
 }
@@ -63,20 +71,20 @@ void GuardedStorage::SetTag(const void* tag) {
   c10::StorageImpl& impl = *storage_.unsafeGetStorageImpl();
   // The accessor that checks nothing: the storage may be armed, and stays so.
   void* const data = impl._mutable_data_ptr_no_checks().get();
-  impl.set_data_ptr_noswap(TaggedPointer(data, tag_, impl.device()));
+  impl.set_data_ptr_noswap(Pointer(data));
 }
 
-const void* TagOf(const c10::Storage& storage) {
-  return IsGuarded(storage) ? storage.unsafeGetStorageImpl()
-                                  ->_mutable_data_ptr_no_checks()
-                                  .get_context()
-                            : nullptr;
+const void* TagOf(const c10::Storage& storage, Guarded kind) {
+  return IsGuarded(storage, kind) ? storage.unsafeGetStorageImpl()
+                                        ->_mutable_data_ptr_no_checks()
+                                        .get_context()
+                                  : nullptr;
 }
 
-bool IsGuarded(const c10::Storage& storage) {
+bool IsGuarded(const c10::Storage& storage, Guarded kind) {
   return storage && storage.unsafeGetStorageImpl()
                             ->_mutable_data_ptr_no_checks()
-                            .get_deleter() == &KeepTag;
+                            .get_deleter() == KeepTag(kind);
 }
 
 absl::Status CheckGuardedStorage() {

@@ -14,9 +14,12 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/optional.h"
 #include "absl/types/span.h"
 #include "base/check.h"
+#include "base/status_macros.h"
 #include "base/tensor_over.h"
 #include "flat_param/layout.h"
 
@@ -116,6 +119,15 @@ void CopyScaled(at::Tensor target, const at::Tensor& source, double scale) {
 }
 
 }  // namespace
+
+int64_t ShardGradientBytes(const FlatLayout& layout,
+                           const GradientBufferOptions& options) {
+  const auto reduced =
+      static_cast<int64_t>(c10::elementSize(options.reduce_dtype));
+  const auto stored =
+      static_cast<int64_t>(c10::elementSize(options.gradient_dtype));
+  return SegmentNumel(layout, reduced) * stored;
+}
 
 GradientScaling MeanOver(int ranks, at::ScalarType reduce_dtype) {
   if (reduce_dtype != at::kHalf) return {1, 1.0 / ranks};
@@ -252,7 +264,7 @@ bool GradientBuffer::HoldsOurs(int i) const {
              shard_gradient_.storage().unsafeGetStorageImpl();
 }
 
-void GradientBuffer::AccumulateMean(const at::Tensor& memory) {
+absl::Status GradientBuffer::AccumulateMean(const at::Tensor& memory) {
   c10::NoGradGuard no_grad;
   const FlatLayout& layout = parameter_->layout();
   const int count = layout.num_parameters();
@@ -261,6 +273,8 @@ void GradientBuffer::AccumulateMean(const at::Tensor& memory) {
   const at::Tensor reduced = RangeOf(segment, 0, layout.shard_numel());
   const Present present = PresentGradients();
   RenewMemory(present);
+  FSDP_ASSIGN_OR_RETURN(const Resident resident,
+                        Resident::Of(shard_gradient_, UseFor(present)));
   at::Tensor gradient = RangeOf(shard_gradient_, 0, layout.shard_numel());
   switch (present) {
     case Present::kNone:
@@ -274,6 +288,12 @@ void GradientBuffer::AccumulateMean(const at::Tensor& memory) {
       break;
   }
   Attach(RangeOf(segment, layout.shard_numel(), count));
+  return absl::OkStatus();
+}
+
+// Where a slice has a gradient of the user's own, ours next to it stays.
+Use GradientBuffer::UseFor(Present present) {
+  return present == Present::kNone ? Use::kOverwrite : Use::kUpdate;
 }
 
 GradientBuffer::Present GradientBuffer::PresentGradients() const {
@@ -290,6 +310,10 @@ GradientBuffer::Present GradientBuffer::PresentGradients() const {
 // Memory that a gradient of the user's own keeping still refers to is left to
 // it, as a new gradient from LibTorch would.
 void GradientBuffer::RenewMemory(Present present) {
+  if (options_.memory != nullptr) {
+    shard_gradient_ = options_.memory->AsTensor(options_.gradient_dtype);
+    return;
+  }
   if (shard_gradient_.defined() &&
       (present != Present::kNone ||
        shard_gradient_.storage().use_count() == 1)) {
@@ -300,26 +324,37 @@ void GradientBuffer::RenewMemory(Present present) {
                 parameter_->shard().options().dtype(options_.gradient_dtype));
 }
 
-absl::optional<GradientBuffer::DirectTarget> GradientBuffer::StartDirect() {
+absl::StatusOr<absl::optional<GradientBuffer::DirectTarget>>
+GradientBuffer::StartDirect() {
+  absl::optional<DirectTarget> target;
   Present present = PresentGradients();
-  if (num_direct_ > 0) {
-    // The slices that those under way will attach.
-    if (present == Present::kMixed) return absl::nullopt;
-    present = Present::kOurs;
-  }
-  if (present == Present::kMixed) return absl::nullopt;
+  if (present == Present::kMixed) return target;
+  // The slices that those under way will attach.
+  if (!direct_.empty()) present = Present::kOurs;
   RenewMemory(present);
-  ++num_direct_;
-  return DirectTarget{shard_gradient_,
-                      {options_.scaling.after, present == Present::kOurs}};
+  FSDP_ASSIGN_OR_RETURN(Resident resident,
+                        Resident::Of(shard_gradient_, UseFor(present)));
+  direct_.push_back(std::move(resident));
+  target = DirectTarget{shard_gradient_,
+                        {options_.scaling.after, present == Present::kOurs}};
+  return target;
 }
 
 void GradientBuffer::FinishDirect() {
-  FSDP_CHECK(num_direct_ > 0);
-  --num_direct_;
+  FSDP_CHECK(!direct_.empty());
   c10::NoGradGuard no_grad;
   Attach(RangeOf(shard_gradient_, parameter_->layout().shard_numel(),
                  parameter_->num_parameters()));
+  direct_.pop_front();
+}
+
+void GradientBuffer::ForgetDirect() {
+  for (Resident& resident : direct_) abandoned_.push_back(std::move(resident));
+  direct_.clear();
+}
+
+void GradientBuffer::Prefetch() {
+  if (PresentGradients() == Present::kOurs) PrefetchTensor(shard_gradient_);
 }
 
 void GradientBuffer::Attach(const at::Tensor& flags) {

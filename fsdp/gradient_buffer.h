@@ -6,12 +6,18 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <deque>
+#include <memory>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/optional.h"
 #include "absl/types/span.h"
 #include "comm/communicator.h"
 #include "flat_param/flat_parameter.h"
+#include "flat_param/layout.h"
+#include "fsdp/resting_memory.h"
 
 namespace fsdp {
 
@@ -31,7 +37,14 @@ struct GradientBufferOptions {
   at::ScalarType reduce_dtype;    // of the buffer
   at::ScalarType gradient_dtype;  // of the shard's gradient
   GradientScaling scaling;
+  // Of the shard's gradient, ShardGradientBytes() long; null: allocated when it
+  // is needed.
+  std::shared_ptr<RestingMemory> memory = nullptr;
 };
+
+// What the gradient of a shard takes, with all that comes with it.
+int64_t ShardGradientBytes(const flat_param::FlatLayout& layout,
+                           const GradientBufferOptions& options);
 
 // Layout of the buffer, in elements: one segment per rank,
 //
@@ -66,8 +79,8 @@ class GradientBuffer {
 
   // `memory` after a sum over all ranks: adds the mean into the gradient of
   // each shard slice. A slice without .grad takes the new values; one with
-  // .grad, ours or the user's, gets them added.
-  void AccumulateMean(const at::Tensor& memory);
+  // .grad, ours or the user's, gets them added. Errors as RestingMemory's.
+  absl::Status AccumulateMean(const at::Tensor& memory);
 
   // The same in one go with the reduction, where the gradients of the slices
   // allow it: a reduce-scatter puts its scaled sum, a segment, into `out`, and
@@ -77,12 +90,15 @@ class GradientBuffer {
     at::Tensor out;
     comm::ScaledSum sum;
   };
-  absl::optional<DirectTarget> StartDirect();
+  absl::StatusOr<absl::optional<DirectTarget>> StartDirect();
   void FinishDirect();
 
   // After a failure: no direct reduction is under way any more, and whatever
-  // they may have written counts no more than the rest of the iteration.
-  void ForgetDirect() { num_direct_ = 0; }
+  // they may have written counts no more than the rest of the iteration. The
+  // memory that they may still write is given to nothing else.
+  void ForgetDirect();
+  // The gradient is about to be added to.
+  void Prefetch();
 
   // Gives the memory of the shard's gradient back where no slice has one.
   void DropUnusedGradient();
@@ -100,6 +116,7 @@ class GradientBuffer {
   // What the slices have for gradients.
   enum class Present { kNone, kOurs, kMixed };
   Present PresentGradients() const;
+  static Use UseFor(Present present);
   void RenewMemory(Present present);
   void Attach(const at::Tensor& flags);
   at::Tensor GradientSlice(int i) const;
@@ -111,7 +128,8 @@ class GradientBuffer {
   std::vector<flat_param::Slice> gaps_;
   // One segment; .grad of slices are views of it.
   at::Tensor shard_gradient_;
-  int num_direct_ = 0;  // under way
+  std::deque<Resident> direct_;      // one for each under way
+  std::vector<Resident> abandoned_;  // of those that were forgotten
 };
 
 }  // namespace fsdp

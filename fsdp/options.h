@@ -12,6 +12,7 @@
 
 #include "absl/time/time.h"
 #include "fsdp/mixed_precision.h"
+#include "fsdp/offload_options.h"
 #include "fsdp/wrap_policy.h"
 
 namespace fsdp {
@@ -117,6 +118,9 @@ struct Options {
   // copy in the compute dtype, of which each rank writes its part once a step.
   // Shards must then be written only between steps, as optimizers do.
   bool share_memory = true;
+
+  // Where shards, gradients and optimizer states rest between uses.
+  OffloadOptions offload;
 
   // Longest wait for a collective; zero is the communicator's own default.
   absl::Duration timeout = absl::ZeroDuration();

@@ -27,6 +27,7 @@
 #include "comm/fence.h"
 #include "comm/work.h"
 #include "flat_param/flat_parameter.h"
+#include "fsdp/resting_memory.h"
 
 namespace fsdp {
 
@@ -116,6 +117,9 @@ absl::Status Runtime::ExecuteOne(const Action& action,
   RECORD_USER_SCOPE(
       absl::StrCat("fsdp::", Name(action.kind), "(", name(unit), ")"));
   switch (action.kind) {
+    case ActionKind::kLoad:
+      for (Flat& flat : flats_[unit]) PrefetchTensor(flat.parameter->shard());
+      return absl::OkStatus();
     case ActionKind::kGather:
       return Gather(unit);
     case ActionKind::kWaitGather:
@@ -161,8 +165,9 @@ absl::Status Runtime::GatherFlat(int unit, Flat& flat) {
   const flat_param::FlatParameter& parameter = *flat.parameter;
   const Placement& placement = units_[unit].placement;
   const bool casts = parameter.unsharded_dtype() != parameter.dtype();
+  const bool is_away = RestsElsewhere(parameter.shard());
   flat.memory_is_pooled = false;
-  if (placement.shard->world_size() == 1 && !casts) {
+  if (placement.shard->world_size() == 1 && !casts && !is_away) {
     const at::Tensor& shard = parameter.shard();
     flat.memory =
         RangeOf(shard, at::kByte, 0, static_cast<int64_t>(shard.nbytes()));
@@ -180,10 +185,12 @@ absl::Status Runtime::GatherFlat(int unit, Flat& flat) {
     return absl::OkStatus();
   }
   at::Tensor own = parameter.shard();
-  if (casts) {
+  if (casts || is_away) {
     const flat_param::Slice range =
         parameter.layout().ShardRange(parameter.rank());
     own = RangeOf(whole, range.begin, range.numel());
+    FSDP_ASSIGN_OR_RETURN(const Resident resident,
+                          Resident::Of(parameter.shard(), Use::kRead));
     own.copy_(parameter.shard());
   }
   if (placement.shard->world_size() == 1) return absl::OkStatus();
@@ -304,6 +311,7 @@ absl::Status Runtime::FillReduceBuffer(int unit,
       FSDP_ASSIGN_OR_RETURN(
           memory, gradient_memory_.Acquire(flat.gradient_buffer.bytes()));
     }
+    flat.gradient_buffer.Prefetch();
     if (gradients.empty()) continue;
     const size_t count = flat.parameter->num_parameters();
     const absl::Span<const at::Tensor> own = gradients.subspan(first, count);
@@ -353,7 +361,9 @@ absl::Status Runtime::ReduceFlat(int unit, size_t i, Reduction& reduction) {
   const at::Tensor own = flat.gradient_buffer.OwnSegment(memory);
   const at::Tensor whole = flat.gradient_buffer.Whole(memory);
   absl::optional<GradientBuffer::DirectTarget> target;
-  if (ReducesDirectly(unit, i)) target = flat.gradient_buffer.StartDirect();
+  if (ReducesDirectly(unit, i)) {
+    FSDP_ASSIGN_OR_RETURN(target, flat.gradient_buffer.StartDirect());
+  }
   if (target) {
     reduction.direct[i] = true;
     FSDP_ASSIGN_OR_RETURN(
@@ -408,7 +418,8 @@ absl::Status Runtime::WaitReduce(int unit) {
     if (reduction.direct[i]) {
       flat.gradient_buffer.FinishDirect();
     } else {
-      flat.gradient_buffer.AccumulateMean(reduction.memory[i]);
+      FSDP_RETURN_IF_ERROR(
+          flat.gradient_buffer.AccumulateMean(reduction.memory[i]));
     }
     gradient_memory_.Release(reduction.memory[i],
                              std::move(reduction.works[i]));

@@ -26,6 +26,7 @@
 #include "fsdp/buffer_pool.h"
 #include "fsdp/gradient_buffer.h"
 #include "fsdp/order_log.h"
+#include "fsdp/resting_memory.h"
 #include "fsdp/schedule.h"
 
 namespace fsdp {
@@ -54,6 +55,8 @@ struct RuntimeUnit {
   Placement placement;
   // One for each flat parameter; none: no memory is shared.
   std::vector<SharedFlat> shared;
+  // What their shards lie in; null for memory of their own. None: all of it is.
+  std::vector<std::shared_ptr<RestingMemory>> resting;
   std::vector<std::unique_ptr<flat_param::FlatParameter>> flats;
   std::vector<GradientBufferOptions> gradients;
 };

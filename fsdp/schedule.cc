@@ -47,6 +47,8 @@ const char* Name(EventKind kind) {
 
 const char* Name(ActionKind kind) {
   switch (kind) {
+    case ActionKind::kLoad:
+      return "Load";
     case ActionKind::kGather:
       return "Gather";
     case ActionKind::kWaitGather:
@@ -95,9 +97,13 @@ Schedule::Schedule(std::vector<ScheduledUnit> units, ScheduleOptions options)
       states_(units_.size()),
       shares_memory_(std::any_of(
           units_.begin(), units_.end(),
-          [](const ScheduledUnit& unit) { return unit.shares_memory; })) {
+          [](const ScheduledUnit& unit) { return unit.shares_memory; })),
+      rests_elsewhere_(std::any_of(
+          units_.begin(), units_.end(),
+          [](const ScheduledUnit& unit) { return unit.rests_elsewhere; })) {
   FSDP_CHECK(!units_.empty());
   FSDP_CHECK(options_.max_reduce_buffers >= 1);
+  FSDP_CHECK(options_.load_distance >= 0);
   for (size_t i = 0; i < units_.size(); ++i) {
     FSDP_CHECK(units_[i].parent < static_cast<int>(i));
     FSDP_CHECK((units_[i].parent == kNone) == (i == kRoot));
@@ -243,6 +249,7 @@ void Schedule::PreForward(const Event& event, Actions& actions) {
   EnsureGathered(unit, actions);
   const int next = PredictForward(unit);
   if (options_.forward_prefetch) Prefetch(next, unit, actions);
+  LoadAhead(/*forward=*/true, actions);
 }
 
 // Shards may have been written since a unit was kept after its forward, by the
@@ -254,6 +261,7 @@ void Schedule::BeginIteration(Actions& actions) {
              actions);
   DropParts(actions);
   for (State& state : states_) state.backwards_to_come = 0;
+  StopLoading();
   forward_order_.clear();
   post_forward_order_.clear();
   forward_cursor_ = 0;
@@ -298,6 +306,7 @@ void Schedule::EnterBackward() {
   if (in_backward_) return;
   in_backward_ = true;
   backward_cursor_ = post_forward_order_.size();
+  StopLoading();
 }
 
 void Schedule::PreBackward(int unit, Actions& actions) {
@@ -307,6 +316,7 @@ void Schedule::PreBackward(int unit, Actions& actions) {
   EnsureGathered(unit, actions);
   const int next = PredictBackward(unit);
   if (options_.backward_prefetch) Prefetch(next, unit, actions);
+  LoadAhead(/*forward=*/false, actions);
 }
 
 void Schedule::PostBackward(const Event& event, Actions& actions) {
@@ -432,6 +442,7 @@ void Schedule::StartGather(int unit, Actions& actions) {
   }
   actions.push_back({ActionKind::kGather, unit});
   states_[unit].gather = Gather::kInFlight;
+  states_[unit].loading = false;
   unsharded_.insert(
       std::lower_bound(unsharded_.begin(), unsharded_.end(), unit), unit);
 }
@@ -469,6 +480,33 @@ void Schedule::Prefetch(int unit, int running_unit, Actions& actions) {
   if (gathered >= options_.max_gathered_units) return;
   StartGather(unit, actions);
   guess_ = unit;
+}
+
+// Reading takes longer than gathering, so it starts further ahead, by the same
+// prediction.
+void Schedule::LoadAhead(bool forward, Actions& actions) {
+  if (!rests_elsewhere_) return;
+  const std::vector<int>& order =
+      forward ? previous_forward_order_ : post_forward_order_;
+  for (int i = 0; i < options_.load_distance; ++i) {
+    // Of the units to come, forward_cursor_ is the first, backward_cursor_ one
+    // past the last.
+    const size_t place =
+        forward ? forward_cursor_ + i : backward_cursor_ - 1 - i;
+    if (place >= order.size()) return;
+    const int unit = order[place];
+    State& state = states_[unit];
+    if (!units_[unit].rests_elsewhere || state.loading || state.has_part ||
+        state.gather != Gather::kSharded) {
+      continue;
+    }
+    actions.push_back({ActionKind::kLoad, unit});
+    state.loading = true;
+  }
+}
+
+void Schedule::StopLoading() {
+  for (State& state : states_) state.loading = false;
 }
 
 void Schedule::Free(int unit, Actions& actions, ActionKind how) {

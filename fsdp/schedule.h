@@ -37,6 +37,8 @@ struct ScheduledUnit {
   // Ranks compute with parameters that lie in each other's memory: shards may
   // be written only while no rank reads them.
   bool shares_memory = false;
+  // Its shards have to be read before they can be gathered (offload).
+  bool rests_elsewhere = false;
 };
 
 struct ScheduleOptions {
@@ -49,6 +51,9 @@ struct ScheduleOptions {
   // root, two units and two reduce buffers are alive at most.
   int max_gathered_units = 2;
   int max_reduce_buffers = 2;  // at least 1
+  // How many of the units that come next are read ahead, where they rest
+  // elsewhere.
+  int load_distance = 2;
   // Ask for kStep as soon as a unit's gradients are complete.
   bool step_in_backward = false;
 };
@@ -79,6 +84,7 @@ struct Event {
 };
 
 enum class ActionKind {
+  kLoad,              // a hint: start to read the shard, to gather it soon
   kGather,            // start the all-gather into unsharded memory
   kWaitGather,        // finish it; the module's tensors look into that memory
   kFree,              // give the unsharded memory back
@@ -147,6 +153,7 @@ class Schedule {
   struct State {
     Gather gather = Gather::kSharded;
     bool requested = false;     // by kUnshard, and not used yet
+    bool loading = false;       // kLoad is done, kGather still to come
     bool kept = false;          // from a backward that did not synchronise
     bool has_part = false;      // after kShrink
     int forwards = 0;           // under way
@@ -180,6 +187,8 @@ class Schedule {
   void CloseShards(Actions& actions);
   void EnsureGathered(int unit, Actions& actions);
   void Prefetch(int unit, int running_unit, Actions& actions);
+  void LoadAhead(bool forward, Actions& actions);
+  void StopLoading();
   void LeaveForward(int unit, bool expects_backward, Actions& actions);
   void Free(int unit, Actions& actions, ActionKind how = ActionKind::kFree);
   void FreeUnless(bool (*keep)(const State&), Actions& actions);
@@ -201,7 +210,8 @@ class Schedule {
   std::vector<int> unsharded_;        // gathered or in flight, ascending
   int guess_ = -1;     // the unit gathered on a guess nobody has used yet
   int num_parts_ = 0;  // units with has_part
-  const bool shares_memory_;  // some unit does
+  const bool shares_memory_;    // some unit does
+  const bool rests_elsewhere_;  // some unit does
   bool shards_open_ = false;
 
   std::vector<int> forward_order_;           // of this forward, by kPreForward

@@ -20,6 +20,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "base/tensor_over.h"
 #include "base/torch_status.h"
 #include "comm/agreement.h"
 #include "comm/communicator.h"
@@ -33,7 +34,10 @@
 #include "fsdp/deferred_tensor.h"
 #include "fsdp/describe.h"
 #include "fsdp/gradient_buffer.h"
+#include "fsdp/offload_plan.h"
+#include "fsdp/offload_space.h"
 #include "fsdp/placements.h"
+#include "fsdp/resting_memory.h"
 #include "fsdp/runtime.h"
 #include "fsdp/schedule.h"
 #include "fsdp/sequential_adapter.h"
@@ -91,16 +95,33 @@ class Sharder {
       plan_.tree.parameters[owned.parameter].clear();
     }
     for (auto& [dtypes, parameters] : by_dtypes) {
-      result.shared.push_back(
-          {common_.Piece(next_piece_++), dtypes.first == dtypes.second});
+      const int flat = next_flat_++;
+      SharedFlat& shared = result.shared.emplace_back();
+      if (pieces_[flat] >= 0) {
+        shared = {common_.Piece(pieces_[flat]), dtypes.first == dtypes.second};
+      }
       FSDP_ASSIGN_OR_RETURN(
           result.flats.emplace_back(),
-          MakeFlat(planned, result, dtypes.second, std::move(parameters)));
-      result.gradients.push_back(
-          GradientsOf(planned.options.precision, dtypes.first, dtypes.second));
+          MakeFlat(planned, flat, result, dtypes, std::move(parameters)));
+      result.gradients.push_back(GradientsOf(planned, dtypes));
+      FSDP_RETURN_IF_ERROR(PlaceGradients(flat, result));
     }
     return result;
   }
+
+  // Before memory in common: decides what rests where, and makes room there.
+  absl::Status MakeOffloadSpace(
+      const std::shared_ptr<comm::Communicator>& world) {
+    if (!options_.offload.any()) return absl::OkStatus();
+    FSDP_ASSIGN_OR_RETURN(std::vector<RestingFlat> flats, RestingFlats());
+    FSDP_ASSIGN_OR_RETURN(OffloadPlan plan,
+                          PlanOffload(flats, options_.offload, IsOnCpu()));
+    FSDP_ASSIGN_OR_RETURN(
+        space_, OffloadSpace::Make(std::move(flats), std::move(plan),
+                                   options_.offload, world, timeout_));
+    return absl::OkStatus();
+  }
+  const std::shared_ptr<OffloadSpace>& offload() const { return space_; }
 
   // Before the first unit is sharded: finds memory that ranks have in common.
   absl::Status AllocateCommon() {
@@ -108,11 +129,19 @@ class Sharder {
       FSDP_ASSIGN_OR_RETURN(const Placement placement,
                             placements_.Of(planned.options));
       for (const auto& [dtypes, parameters] : ByDtypes(planned)) {
+        const int flat = static_cast<int>(pieces_.size());
+        if (space_ != nullptr &&
+            space_->plan().tier(flat, RestingKind::kParameters) !=
+                Tier::kDevice) {
+          pieces_.push_back(kNoPiece);
+          continue;
+        }
         FSDP_ASSIGN_OR_RETURN(const flat_param::FlatLayout layout,
                               LayoutFor(parameters, dtypes, *placement.shard));
-        common_.Add(placement.shard,
-                    layout.padded_numel() *
-                        static_cast<int64_t>(c10::elementSize(dtypes.second)));
+        pieces_.push_back(common_.Add(
+            placement.shard,
+            layout.padded_numel() *
+                static_cast<int64_t>(c10::elementSize(dtypes.second))));
       }
     }
     return options_.share_memory ? common_.Allocate() : absl::OkStatus();
@@ -178,9 +207,10 @@ class Sharder {
   }
 
   // What keeps its dtype is reduced in it, too.
-  GradientBufferOptions GradientsOf(const MixedPrecision& precision,
-                                    c10::ScalarType stored,
-                                    c10::ScalarType computed) {
+  GradientBufferOptions GradientsOf(const PlannedUnit& planned,
+                                    const Dtypes& dtypes) const {
+    const MixedPrecision& precision = planned.options.precision;
+    const auto [stored, computed] = dtypes;
     const bool kept = computed != precision.ParamDtype(stored);
     const c10::ScalarType reduce = kept && !precision.reduce_dtype.has_value()
                                        ? stored
@@ -205,20 +235,88 @@ class Sharder {
         parameters.front().tensors.front().options().requires_grad(false));
   }
 
-  absl::StatusOr<std::unique_ptr<FlatParameter>> MakeFlat(
-      const PlannedUnit& planned, const RuntimeUnit& unit,
-      c10::ScalarType compute_dtype, std::vector<NamedParameter> parameters) {
-    const comm::Communicator& group = *unit.placement.shard;
-    const c10::ScalarType stored =
-        parameters.front().tensors.front().scalar_type();
+  bool IsOnCpu() const {
+    for (const auto& tensors : plan_.tree.parameters) {
+      if (!tensors.empty()) return tensors.front().device().is_cpu();
+    }
+    return true;
+  }
+
+  // In the order in which units are sharded.
+  absl::StatusOr<std::vector<RestingFlat>> RestingFlats() {
+    std::vector<RestingFlat> flats;
+    for (const PlannedUnit& planned : plan_.units) {
+      FSDP_ASSIGN_OR_RETURN(const Placement placement,
+                            placements_.Of(planned.options));
+      for (const auto& [dtypes, parameters] : ByDtypes(planned)) {
+        FSDP_ASSIGN_OR_RETURN(const flat_param::FlatLayout layout,
+                              LayoutFor(parameters, dtypes, *placement.shard));
+        RestingFlat& flat = flats.emplace_back();
+        flat.name = DisplayName(planned.unit);
+        flat.parameters = layout.shard_numel() *
+                          static_cast<int64_t>(c10::elementSize(dtypes.first));
+        if (!AnyTrainable(parameters)) continue;
+        flat.gradients =
+            ShardGradientBytes(layout, GradientsOf(planned, dtypes));
+        flat.optimizer = static_cast<int64_t>(options_.offload.optimizer_state *
+                                              flat.parameters);
+      }
+    }
+    return flats;
+  }
+
+  static bool AnyTrainable(const std::vector<NamedParameter>& parameters) {
+    return std::any_of(parameters.begin(), parameters.end(),
+                       [](const NamedParameter& parameter) {
+                         return parameter.tensors.front().requires_grad();
+                       });
+  }
+
+  absl::Status PlaceGradients(int flat, RuntimeUnit& unit) {
+    if (space_ == nullptr) return absl::OkStatus();
+    const FlatParameter& parameter = *unit.flats.back();
     FSDP_ASSIGN_OR_RETURN(
-        flat_param::FlatLayout layout,
-        LayoutFor(parameters, {stored, compute_dtype}, group));
+        unit.gradients.back().memory,
+        space_->PlaceGradients(
+            flat, ShardGradientBytes(parameter.layout(), unit.gradients.back()),
+            parameter.device()));
+    return absl::OkStatus();
+  }
+
+  // Where this rank's shard rests; undefined: in memory of its own.
+  absl::StatusOr<at::Tensor> PlaceShard(int flat, RuntimeUnit& unit,
+                                        const flat_param::FlatLayout& layout,
+                                        c10::ScalarType stored,
+                                        c10::Device device) {
     const SharedFlat& shared = unit.shared.back();
     at::Tensor rest;
     if (shared.holds_shards && shared.memory.defined()) {
-      rest = shared.memory.view(stored);
+      const flat_param::Slice range =
+          layout.ShardRange(unit.placement.shard->rank());
+      rest = RangeOf(shared.memory, stored, range.begin, range.numel());
     }
+    unit.resting.emplace_back();
+    if (space_ == nullptr) return rest;
+    FSDP_ASSIGN_OR_RETURN(
+        unit.resting.back(),
+        space_->PlaceParameters(
+            flat,
+            layout.shard_numel() *
+                static_cast<int64_t>(c10::elementSize(stored)),
+            device, rest));
+    return unit.resting.back()->AsTensor(stored);
+  }
+
+  absl::StatusOr<std::unique_ptr<FlatParameter>> MakeFlat(
+      const PlannedUnit& planned, int flat_index, RuntimeUnit& unit,
+      const Dtypes& dtypes, std::vector<NamedParameter> parameters) {
+    const comm::Communicator& group = *unit.placement.shard;
+    FSDP_ASSIGN_OR_RETURN(flat_param::FlatLayout layout,
+                          LayoutFor(parameters, dtypes, group));
+    FSDP_ASSIGN_OR_RETURN(
+        const at::Tensor rest,
+        PlaceShard(flat_index, unit, layout, dtypes.first,
+                   parameters.front().tensors.front().device()));
     at::Tensor flat;
     FSDP_RETURN_IF_ERROR(
         TorchToStatus(absl::StrCat("flattening unit ", unit.name),
@@ -226,12 +324,14 @@ class Sharder {
     if (options_.broadcast_parameters) {
       FSDP_RETURN_IF_ERROR(Broadcast(flat, unit.name));
     }
+    FSDP_ASSIGN_OR_RETURN(const Resident resident,
+                          Resident::Of(rest, Use::kOverwrite));
     std::unique_ptr<FlatParameter> result;
     FSDP_RETURN_IF_ERROR(
         TorchToStatus(absl::StrCat("sharding unit ", unit.name), [&] {
           result = std::make_unique<FlatParameter>(
               std::move(parameters), std::move(layout), flat, group.rank(),
-              compute_dtype, FreedText(planned.unit), rest);
+              dtypes.second, FreedText(planned.unit), rest);
         }));
     return result;
   }
@@ -242,8 +342,11 @@ class Sharder {
   const Options& options_;
   const absl::Duration timeout_;
   ModuleInitializer initializer_;
+  std::shared_ptr<OffloadSpace> space_;  // null: nothing is offloaded
   CommonFlats common_;
-  int next_piece_ = 0;  // of common_
+  static constexpr int kNoPiece = -1;
+  std::vector<int> pieces_;  // of common_, for each flat parameter
+  int next_flat_ = 0;
 };
 
 bool IsKeptAfterForward(ShardingStrategy strategy) {
@@ -272,6 +375,9 @@ Schedule MakeSchedule(const std::vector<PlannedUnit>& units,
         !IsKeptAfterForward(unit.strategy) &&
         (i > 0 || options.reshard_root_after_forward);
     result.shares_memory = SharesMemory(placed[i]);
+    result.rests_elsewhere = std::any_of(
+        placed[i].flats.begin(), placed[i].flats.end(),
+        [](const auto& flat) { return RestsElsewhere(flat->shard()); });
     // With one copy for all ranks there is nothing to gather by parts.
     result.keeps_part =
         placed[i].placement.part != nullptr && !result.shares_memory;
@@ -283,6 +389,7 @@ Schedule MakeSchedule(const std::vector<PlannedUnit>& units,
   ScheduleOptions schedule_options;
   schedule_options.forward_prefetch = options.forward_prefetch;
   schedule_options.backward_prefetch = options.backward_prefetch;
+  schedule_options.load_distance = options.offload.prefetch_distance;
   return Schedule(std::move(scheduled), schedule_options);
 }
 
@@ -305,8 +412,9 @@ void AttachHandles(const ShardPlan& plan,
 
 ShardedModel::Settings SettingsOf(
     const ShardPlan& plan, const std::shared_ptr<torch::nn::Module>& root,
-    const Options& options) {
+    const Options& options, std::shared_ptr<OffloadSpace> offload) {
   ShardedModel::Settings settings;
+  settings.offload = std::move(offload);
   settings.abort_on_failure = options.abort_on_failure;
   settings.check_order = options.check_order;
   settings.ignores_parameters =
@@ -345,6 +453,9 @@ absl::StatusOr<std::shared_ptr<ShardedModel>> ShardModule(
                                        "the models to shard",
                                        absl::Now() + timeout));
   Sharder sharder(*std::move(plan), mesh, options, timeout);
+  FSDP_RETURN_IF_ERROR(
+      comm::Agree(world, sharder.MakeOffloadSpace(mesh.world()),
+                  "making room for what is offloaded", absl::Now() + timeout));
   absl::Status status = sharder.AllocateCommon();
   std::vector<RuntimeUnit> units;
   for (const PlannedUnit& planned : sharder.plan().units) {
@@ -361,9 +472,9 @@ absl::StatusOr<std::shared_ptr<ShardedModel>> ShardModule(
   Schedule schedule = MakeSchedule(sharder.plan().units, units, options);
   auto runtime = std::make_unique<Runtime>(mesh.world(), std::move(units),
                                            timeout, sharder.TakeFences());
-  auto model =
-      std::make_shared<ShardedModel>(std::move(runtime), std::move(schedule),
-                                     SettingsOf(sharder.plan(), root, options));
+  auto model = std::make_shared<ShardedModel>(
+      std::move(runtime), std::move(schedule),
+      SettingsOf(sharder.plan(), root, options, sharder.offload()));
   AttachHandles(sharder.plan(), model, options.transparent);
   if (options.transparent) {
     std::vector<int> parents;

@@ -251,6 +251,18 @@ absl::StatusOr<ShardPlan> PlanSharding(
   return plan;
 }
 
+// Directories may differ, if disks do.
+std::string Fingerprint(const OffloadOptions& offload) {
+  if (!offload.any()) return "";
+  return absl::StrCat(
+      "offload: parameters ", ToString(offload.parameters), ", gradients ",
+      ToString(offload.gradients), ", optimizer ", ToString(offload.optimizer),
+      ", memory budget ", offload.memory_budget, ", buffers ",
+      offload.buffer_bytes, ", prefetch distance ", offload.prefetch_distance,
+      ", optimizer state ", offload.optimizer_state, ", rollback ",
+      offload.rollback, "\n");
+}
+
 std::string Fingerprint(const ShardPlan& plan, const Options& options) {
   std::string text = absl::StrCat(
       "options: reshard root ", options.reshard_root_after_forward,
@@ -260,7 +272,8 @@ std::string Fingerprint(const ShardPlan& plan, const Options& options) {
       options.gradient_predivide_factor.value_or(0), ", check order ",
       options.check_order, ", transparent ", options.transparent,
       ", share memory ", options.share_memory, ", init_module ",
-      options.init_module != nullptr, " seed ", options.init_seed, "\n");
+      options.init_module != nullptr, " seed ", options.init_seed, "\n",
+      Fingerprint(options.offload));
   for (const PlannedUnit& planned : plan.units) {
     absl::StrAppend(&text, "unit ", DisplayName(planned.unit), ": ",
                     ToString(planned.options.strategy), ", backward group ",

@@ -22,6 +22,7 @@
 #include "fsdp/autograd.h"
 #include "fsdp/buffer_precision.h"
 #include "fsdp/checkpoint_scope.h"
+#include "fsdp/offload_space.h"
 #include "fsdp/options.h"
 #include "fsdp/runtime.h"
 #include "fsdp/schedule.h"
@@ -53,6 +54,7 @@ class ShardedModel final : public BackwardListener,
     std::vector<UnitOptions> units;
     std::function<bool()> is_training;  // the mode of the root module
     BufferPrecision buffers;
+    std::shared_ptr<OffloadSpace> offload;  // null: all rests on the device
     // Further names of tied parameters, and the one that NamedShards() has.
     std::map<std::string, std::string, std::less<>> aliases;
   };
@@ -160,6 +162,8 @@ class ShardedModel final : public BackwardListener,
     return settings_.units[unit];
   }
   const Schedule& schedule() const { return schedule_; }
+  // Null without offload.
+  OffloadSpace* offload() const { return settings_.offload.get(); }
   MemoryStats memory_stats() const { return runtime_->memory_stats(); }
   comm::Communicator& communicator() const { return runtime_->communicator(); }
 

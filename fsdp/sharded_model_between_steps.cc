@@ -12,6 +12,7 @@
 #include "base/status_macros.h"
 #include "flat_param/flat_parameter.h"
 #include "fsdp/autograd.h"
+#include "fsdp/resting_memory.h"
 #include "fsdp/sharded_model.h"
 
 namespace fsdp {
@@ -23,6 +24,8 @@ void ShardedModel::ZeroGrad(bool set_to_none) {
     if (set_to_none) {
       named.shard.mutable_grad().reset();
     } else {
+      const Resident resident =
+          ValueOrThrow(Resident::Of(gradient, Use::kUpdate));
       gradient.zero_();
     }
   }

@@ -20,6 +20,7 @@ using Span = TraceTimeline::Span;
 
 TraceCategory CategoryOf(ActionKind kind) {
   switch (kind) {
+    case ActionKind::kLoad:
     case ActionKind::kGather:
     case ActionKind::kReduce:
       return TraceCategory::kStart;

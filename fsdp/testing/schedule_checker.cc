@@ -169,6 +169,10 @@ std::string ScheduleChecker::BeginToUse(Unit& unit, int& uses) {
 std::string ScheduleChecker::Apply(const Event& event, const Action& action) {
   Unit& unit = units_[action.unit];
   switch (action.kind) {
+    case ActionKind::kLoad:
+      if (!specs_[action.unit].rests_elsewhere) return "rests here";
+      if (unit.memory != Memory::kSharded) return "is on its way already";
+      return "";
     case ActionKind::kGather:
       return ApplyGather(event, action.unit);
     case ActionKind::kWaitGather:

@@ -140,6 +140,8 @@ class Rank {
     const int unit = action.unit;
     const UnitBytes& bytes = sharded_.bytes[unit];
     switch (action.kind) {
+      case ActionKind::kLoad:  // shards rest in memory here
+        return;
       case ActionKind::kGather:
         return Gather(unit);
       case ActionKind::kWaitGather:

@@ -1,0 +1,407 @@
+#include "fsdp/offload_space.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/memory/memory.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+#include "comm/agreement.h"
+#include "comm/communicator.h"
+#include "fsdp/offload_options.h"
+#include "fsdp/offload_plan.h"
+#include "fsdp/resting_memory.h"
+#include "offload/file_store.h"
+#include "offload/host_store.h"
+#include "offload/offloader.h"
+#include "offload/param_store.h"
+
+namespace fsdp {
+namespace {
+
+using offload::Offloader;
+using offload::StoredBytes;
+
+constexpr std::array<RestingKind, kNumRestingKinds> kKinds = {
+    RestingKind::kParameters, RestingKind::kGradients, RestingKind::kOptimizer};
+// What a rollback takes back. Gradients are only read by a step.
+constexpr std::array<RestingKind, 2> kStepped = {RestingKind::kParameters,
+                                                 RestingKind::kOptimizer};
+
+// An optimizer's slots, by groups, may be so many regions of a flat parameter.
+constexpr int64_t kMaxPieces = 16;
+constexpr size_t kMaxName = 200;
+
+Offloader::Use ToOffloaderUse(Use use) {
+  switch (use) {
+    case Use::kRead:
+      return Offloader::Use::kRead;
+    case Use::kUpdate:
+      return Offloader::Use::kUpdate;
+    case Use::kOverwrite:
+      return Offloader::Use::kOverwrite;
+  }
+  return Offloader::Use::kUpdate;
+}
+
+class PlaceInStore final : public RestingPlace {
+ public:
+  // `space` keeps `offloader`.
+  PlaceInStore(Offloader* offloader, int entry,
+               std::shared_ptr<const OffloadSpace> space)
+      : offloader_(offloader), entry_(entry), space_(std::move(space)) {}
+  ~PlaceInStore() override { offloader_->Remove(entry_).IgnoreError(); }
+
+  void Prefetch() override { offloader_->Prefetch(entry_); }
+  absl::StatusOr<char*> Acquire(Use use) override {
+    FSDP_ASSIGN_OR_RETURN(const absl::Span<char> bytes,
+                          offloader_->Acquire(entry_, ToOffloaderUse(use)));
+    return bytes.data();
+  }
+  void MarkChanged() override { offloader_->MarkChanged(entry_); }
+  void Release() override { offloader_->Release(entry_); }
+
+ private:
+  Offloader* const offloader_;
+  const int entry_;
+  const std::shared_ptr<const OffloadSpace> space_;
+};
+
+class PlaceOnHost final : public RestingPlace {
+ public:
+  PlaceOnHost(offload::HostStore* store, std::string region, char* memory,
+              std::shared_ptr<const OffloadSpace> space)
+      : store_(store),
+        region_(std::move(region)),
+        memory_(memory),
+        space_(std::move(space)) {}
+  ~PlaceOnHost() override { store_->Erase(region_).IgnoreError(); }
+
+  void Prefetch() override {}
+  absl::StatusOr<char*> Acquire(Use /*use*/) override { return memory_; }
+  void MarkChanged() override {}
+  void Release() override {}
+
+ private:
+  offload::HostStore* const store_;
+  const std::string region_;
+  char* const memory_;
+  const std::shared_ptr<const OffloadSpace> space_;
+};
+
+// The end of a long name tells more than its beginning.
+std::string RegionName(int flat, absl::string_view name) {
+  if (name.size() > kMaxName) name.remove_prefix(name.size() - kMaxName);
+  return absl::StrCat(name, " #", flat);
+}
+
+std::string AwayText(RestingKind kind, Tier tier, const std::string& name) {
+  return absl::StrCat(
+      "the ", ToString(kind), " of unit ", name, " rest on tier ",
+      ToString(tier),
+      " of Options::offload, and this tensor has values only "
+      "while something of this library uses it: take fsdp::Resident::Of(tensor,"
+      " fsdp::Use::kRead) before reading it, and step it by fsdp::FusedAdamW, "
+      "FusedAdam or FusedSGD");
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<OffloadSpace>> OffloadSpace::Make(
+    std::vector<RestingFlat> flats, OffloadPlan plan,
+    const OffloadOptions& options, std::shared_ptr<comm::Communicator> world,
+    absl::Duration timeout) {
+  auto space = std::shared_ptr<OffloadSpace>(new OffloadSpace(
+      std::move(flats), std::move(plan), options, std::move(world), timeout));
+  FSDP_RETURN_IF_ERROR(space->MakeStores());
+  return space;
+}
+
+OffloadSpace::OffloadSpace(std::vector<RestingFlat> flats, OffloadPlan plan,
+                           const OffloadOptions& options,
+                           std::shared_ptr<comm::Communicator> world,
+                           absl::Duration timeout)
+    : flats_(std::move(flats)),
+      plan_(std::move(plan)),
+      options_(options),
+      world_(std::move(world)),
+      timeout_(options.timeout == absl::ZeroDuration() ? timeout
+                                                       : options.timeout),
+      shards_(flats_.size(), nullptr),
+      undo_entries_(flats_.size(), -1) {
+  stores_.fill(-1);
+}
+
+int64_t OffloadSpace::CapacityOf(RestingKind kind, Tier tier) const {
+  int64_t capacity = 0;
+  for (size_t i = 0; i < flats_.size(); ++i) {
+    const RestingFlat& flat = flats_[i];
+    if (plan_.tier(static_cast<int>(i), kind) != tier) continue;
+    switch (kind) {
+      case RestingKind::kParameters:
+        capacity += StoredBytes(flat.parameters);
+        break;
+      case RestingKind::kGradients:
+        capacity += StoredBytes(flat.gradients);
+        break;
+      case RestingKind::kOptimizer:
+        capacity +=
+            StoredBytes(flat.optimizer) + kMaxPieces * offload::kPageBytes;
+        if (IsSavedBeforeStep(plan_.flats[i], options_)) {
+          capacity += StoredBytes(flat.parameters);
+        }
+        break;
+    }
+  }
+  return capacity;
+}
+
+absl::Status OffloadSpace::MakeStores() {
+  int64_t on_host = 0;
+  for (RestingKind kind : kKinds) on_host += CapacityOf(kind, Tier::kCpu);
+  if (on_host > 0) {
+    FSDP_ASSIGN_OR_RETURN(host_, offload::HostStore::Make(on_host));
+  }
+  if (plan_.buffer_bytes == 0) return absl::OkStatus();
+  offload::OffloaderOptions memory;
+  memory.memory_bytes = StoredBytes(plan_.buffer_bytes);
+  memory.timeout = timeout_;
+  FSDP_ASSIGN_OR_RETURN(offloader_, Offloader::Make(memory));
+  for (RestingKind kind : kKinds) {
+    const int64_t capacity = CapacityOf(kind, Tier::kSsd);
+    if (capacity == 0) continue;
+    absl::StatusOr<std::unique_ptr<offload::ParamStore>> store =
+        MakeStore(kind, capacity);
+    if (!store.ok()) {
+      return Annotate(store.status(),
+                      absl::StrCat("making the store of ", ToString(kind)));
+    }
+    stores_[static_cast<int>(kind)] = offloader_->AddStore(*std::move(store));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<offload::ParamStore>> OffloadSpace::MakeStore(
+    RestingKind kind, int64_t capacity) const {
+  if (options_.make_store) return options_.make_store(kind, capacity);
+  offload::FileStoreOptions file;
+  file.directory = options_.directory;
+  file.capacity = capacity;
+  file.block_bytes = options_.block_bytes;
+  file.queue_depth = options_.queue_depth;
+  file.checksums = options_.checksums;
+  file.rollback = options_.rollback && kind != RestingKind::kGradients;
+  return offload::FileStore::Make(file);
+}
+
+absl::StatusOr<std::shared_ptr<RestingMemory>> OffloadSpace::Place(
+    RestingKind kind, Tier tier, const std::string& name, int64_t bytes,
+    c10::Device device) {
+  std::unique_ptr<RestingPlace> place;
+  if (tier == Tier::kSsd) {
+    FSDP_ASSIGN_OR_RETURN(
+        const int entry,
+        offloader_->Add(stores_[static_cast<int>(kind)], name, bytes));
+    place = std::make_unique<PlaceInStore>(offloader_.get(), entry,
+                                           shared_from_this());
+  } else {
+    const std::string region = absl::StrCat(ToString(kind), " of ", name);
+    FSDP_RETURN_IF_ERROR(host_->Create(region, bytes));
+    FSDP_ASSIGN_OR_RETURN(const absl::Span<char> memory, host_->Memory(region));
+    place = std::make_unique<PlaceOnHost>(host_.get(), region, memory.data(),
+                                          shared_from_this());
+  }
+  return std::make_shared<RestingMemory>(bytes, device,
+                                         AwayText(kind, tier, name),
+                                         std::move(place), shared_from_this());
+}
+
+absl::StatusOr<std::shared_ptr<RestingMemory>> OffloadSpace::PlaceParameters(
+    int flat, int64_t bytes, c10::Device device, at::Tensor resident) {
+  const Tier tier = plan_.tier(flat, RestingKind::kParameters);
+  std::shared_ptr<RestingMemory> memory;
+  if (tier == Tier::kDevice) {
+    if (!resident.defined()) {
+      FSDP_RETURN_IF_ERROR(TorchToStatus("allocating a shard", [&] {
+        resident =
+            at::empty({bytes}, at::TensorOptions(at::kByte).device(device));
+      }));
+    }
+    memory = std::make_shared<RestingMemory>(std::move(resident),
+                                             shared_from_this());
+  } else {
+    FSDP_ASSIGN_OR_RETURN(
+        memory, Place(RestingKind::kParameters, tier,
+                      RegionName(flat, flats_[flat].name), bytes, device));
+  }
+  shards_[flat] = memory.get();
+  return memory;
+}
+
+absl::StatusOr<std::shared_ptr<RestingMemory>> OffloadSpace::PlaceGradients(
+    int flat, int64_t bytes, c10::Device device) {
+  const Tier tier = plan_.tier(flat, RestingKind::kGradients);
+  if (tier == Tier::kDevice) return std::shared_ptr<RestingMemory>();
+  return Place(RestingKind::kGradients, tier,
+               RegionName(flat, flats_[flat].name), bytes, device);
+}
+
+absl::StatusOr<std::shared_ptr<RestingMemory>>
+OffloadSpace::PlaceOptimizerState(const RestingMemory& shard, int64_t bytes) {
+  const auto found = std::find(shards_.begin(), shards_.end(), &shard);
+  FSDP_CHECK(found != shards_.end());
+  const int flat = static_cast<int>(found - shards_.begin());
+  const Tier tier = plan_.tier(flat, RestingKind::kOptimizer);
+  if (tier == Tier::kDevice || bytes == 0) {
+    return std::shared_ptr<RestingMemory>();
+  }
+  const std::string name = absl::StrCat(RegionName(flat, flats_[flat].name),
+                                        ", state ", ++num_states_);
+  absl::StatusOr<std::shared_ptr<RestingMemory>> memory =
+      Place(RestingKind::kOptimizer, tier, name, bytes,
+            shard.AsTensor(at::kByte).device());
+  if (!absl::IsResourceExhausted(memory.status())) return memory;
+  return Annotate(memory.status(),
+                  absl::StrCat("OffloadOptions::optimizer_state says ",
+                               options_.optimizer_state,
+                               " bytes of optimizer state per byte of shard, "
+                               "and this optimizer has more"));
+}
+
+absl::Status OffloadSpace::BeginStep() {
+  saved_.clear();
+  begun_ = false;
+  if (offloader_ != nullptr && options_.rollback) {
+    for (RestingKind kind : kStepped) {
+      const int store = stores_[static_cast<int>(kind)];
+      if (store >= 0) FSDP_RETURN_IF_ERROR(offloader_->Flush(store));
+    }
+  }
+  begun_ = true;
+  return absl::OkStatus();
+}
+
+absl::Status OffloadSpace::SaveBeforeStep(RestingMemory& shard) {
+  const auto found = std::find(shards_.begin(), shards_.end(), &shard);
+  FSDP_CHECK(found != shards_.end());
+  const int flat = static_cast<int>(found - shards_.begin());
+  if (!IsSavedBeforeStep(plan_.flats[flat], options_)) return absl::OkStatus();
+  int& entry = undo_entries_[flat];
+  if (entry < 0) {
+    FSDP_ASSIGN_OR_RETURN(
+        entry, offloader_->Add(
+                   stores_[static_cast<int>(RestingKind::kOptimizer)],
+                   absl::StrCat(RegionName(flat, flats_[flat].name), ", undo"),
+                   shard.bytes()));
+  }
+  FSDP_ASSIGN_OR_RETURN(const absl::Span<char> bytes,
+                        offloader_->Acquire(entry, Offloader::Use::kOverwrite));
+  const at::Tensor copy = at::from_blob(bytes.data(), {shard.bytes()},
+                                        at::TensorOptions(at::kByte));
+  const absl::Status copied =
+      TorchToStatus("saving a shard before its step",
+                    [&] { copy.copy_(shard.AsTensor(at::kByte)); });
+  offloader_->Release(entry);
+  FSDP_RETURN_IF_ERROR(copied);
+  saved_.push_back({shard.weak_from_this(), entry});
+  return absl::OkStatus();
+}
+
+absl::Status OffloadSpace::EndStep(const absl::Status& mine) {
+  const auto deadline = [&] { return absl::Now() + timeout_; };
+  const absl::Status agreed =
+      comm::Agree(*world_, mine, "a step of the optimizer", deadline());
+  if (agreed.ok()) {
+    saved_.clear();
+    return agreed;
+  }
+  if (!options_.rollback) {
+    return Annotate(agreed,
+                    "a step of the optimizer failed half-way, and without "
+                    "OffloadOptions::rollback what was stepped stays so");
+  }
+  const absl::Status undone = comm::Agree(
+      *world_, Rollback(), "undoing a step of the optimizer", deadline());
+  if (undone.ok()) {
+    return Annotate(agreed,
+                    "a step of the optimizer failed; parameters and optimizer "
+                    "states are as before it");
+  }
+  return Annotate(agreed, absl::StrCat("a step of the optimizer failed and "
+                                       "could not be undone (",
+                                       undone.message(), ")"));
+}
+
+absl::Status OffloadSpace::Rollback() {
+  // Where the step has not begun nothing has changed.
+  if (!std::exchange(begun_, false) || offloader_ == nullptr) {
+    return absl::OkStatus();
+  }
+  // First what lies beside states that are about to be rolled back.
+  absl::Status status = RestoreSaved();
+  for (RestingKind kind : kStepped) {
+    const int store = stores_[static_cast<int>(kind)];
+    if (store >= 0) status.Update(offloader_->Rollback(store));
+  }
+  return status;
+}
+
+absl::Status OffloadSpace::RestoreSaved() {
+  absl::Status status;
+  for (const Saved& saved : saved_) {
+    const std::shared_ptr<RestingMemory> shard = saved.shard.lock();
+    if (shard == nullptr) continue;
+    const absl::StatusOr<absl::Span<char>> bytes =
+        offloader_->Acquire(saved.entry, Offloader::Use::kRead);
+    status.Update(bytes.status());
+    if (!bytes.ok()) continue;
+    status.Update(TorchToStatus("restoring a shard", [&] {
+      shard->AsTensor(at::kByte).copy_(at::from_blob(
+          bytes->data(), {shard->bytes()}, at::TensorOptions(at::kByte)));
+    }));
+    offloader_->Release(saved.entry);
+  }
+  saved_.clear();
+  return status;
+}
+
+OffloadSpace::Stats OffloadSpace::stats() const {
+  Stats stats;
+  if (offloader_ == nullptr) return stats;
+  for (int kind = 0; kind < kNumRestingKinds; ++kind) {
+    if (stores_[kind] < 0) continue;
+    stats.stores[kind] = offloader_->store(stores_[kind]).Stats();
+  }
+  stats.memory = offloader_->stats();
+  return stats;
+}
+
+std::string OffloadSpace::Describe() const {
+  std::string text = plan_.ToString();
+  for (RestingKind kind : kKinds) {
+    const int store = stores_[static_cast<int>(kind)];
+    if (store < 0) continue;
+    absl::StrAppend(&text, "  ", ToString(kind), " in ",
+                    offloader_->store(store).Describe(), "\n");
+  }
+  if (host_ != nullptr)
+    absl::StrAppend(&text, "  cpu: ", host_->Describe(), "\n");
+  return text;
+}
+
+}  // namespace fsdp

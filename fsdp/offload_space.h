@@ -1,0 +1,112 @@
+// All that a rank keeps of one model outside its device: stores, memory for
+// transfers, and what makes a step of the optimizer all or nothing.
+#ifndef FSDP_OFFLOAD_SPACE_H_
+#define FSDP_OFFLOAD_SPACE_H_
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "comm/communicator.h"
+#include "fsdp/offload_options.h"
+#include "fsdp/offload_plan.h"
+#include "fsdp/resting_memory.h"
+#include "offload/host_store.h"
+#include "offload/offloader.h"
+
+namespace fsdp {
+
+// Not thread-safe. Lives as long as any memory of it.
+class OffloadSpace : public std::enable_shared_from_this<OffloadSpace> {
+ public:
+  // Of this rank alone: nothing is sent. Errors as the stores': no space, for
+  // example.
+  static absl::StatusOr<std::shared_ptr<OffloadSpace>> Make(
+      std::vector<RestingFlat> flats, OffloadPlan plan,
+      const OffloadOptions& options, std::shared_ptr<comm::Communicator> world,
+      absl::Duration timeout);
+
+  const OffloadPlan& plan() const { return plan_; }
+  absl::Duration timeout() const { return timeout_; }
+
+  // Memory for the shard of flat parameter `flat`, in the plan's order. One
+  // that stays on the device lies in `resident`, where that is defined.
+  absl::StatusOr<std::shared_ptr<RestingMemory>> PlaceParameters(
+      int flat, int64_t bytes, c10::Device device, at::Tensor resident);
+  // For its gradients; null where they stay on the device.
+  absl::StatusOr<std::shared_ptr<RestingMemory>> PlaceGradients(
+      int flat, int64_t bytes, c10::Device device);
+  // For optimizer states of parameters in `shard`, which is of this space: full
+  // of zeros. Null where they stay on the device.
+  absl::StatusOr<std::shared_ptr<RestingMemory>> PlaceOptimizerState(
+      const RestingMemory& shard, int64_t bytes);
+
+  // --- A step of the optimizer ---------------------------------------------
+  // What rests is then as a rollback would leave it. Of this rank alone.
+  absl::Status BeginStep();
+  // Before `shard`, which stays in memory, is changed by a step that may fail.
+  absl::Status SaveBeforeStep(RestingMemory& shard);
+  // Collective: OK when `mine` is OK on all ranks. Otherwise, with
+  // OffloadOptions::rollback, shards and states are as at BeginStep(); the
+  // status says so, or why not.
+  absl::Status EndStep(const absl::Status& mine);
+
+  // Of the stores, by kind; without any, nothing.
+  struct Stats {
+    std::array<offload::StoreStats, kNumRestingKinds> stores;
+    offload::OffloaderStats memory;
+  };
+  Stats stats() const;
+  // A line for each store.
+  std::string Describe() const;
+
+ private:
+  struct Saved {
+    std::weak_ptr<RestingMemory> shard;
+    int entry;
+  };
+
+  OffloadSpace(std::vector<RestingFlat> flats, OffloadPlan plan,
+               const OffloadOptions& options,
+               std::shared_ptr<comm::Communicator> world,
+               absl::Duration timeout);
+
+  absl::Status MakeStores();
+  int64_t CapacityOf(RestingKind kind, Tier tier) const;
+  absl::StatusOr<std::unique_ptr<offload::ParamStore>> MakeStore(
+      RestingKind kind, int64_t capacity) const;
+  absl::StatusOr<std::shared_ptr<RestingMemory>> Place(RestingKind kind,
+                                                       Tier tier,
+                                                       const std::string& name,
+                                                       int64_t bytes,
+                                                       c10::Device device);
+  absl::Status Rollback();
+  absl::Status RestoreSaved();
+
+  const std::vector<RestingFlat> flats_;
+  const OffloadPlan plan_;
+  const OffloadOptions options_;
+  const std::shared_ptr<comm::Communicator> world_;
+  const absl::Duration timeout_;
+  std::unique_ptr<offload::HostStore> host_;       // of kCpu
+  std::unique_ptr<offload::Offloader> offloader_;  // of kSsd; null without
+  std::array<int, kNumRestingKinds> stores_;       // of offloader_; -1: none
+  std::vector<const RestingMemory*> shards_;       // of flats, known by address
+  bool begun_ = false;                             // a step, and not ended
+  std::vector<Saved> saved_;                       // in the step under way
+  std::vector<int> undo_entries_;                  // of flats; -1: none yet
+  int num_states_ = 0;                             // placed, for their names
+};
+
+}  // namespace fsdp
+
+#endif  // FSDP_OFFLOAD_SPACE_H_

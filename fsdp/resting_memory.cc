@@ -1,0 +1,157 @@
+#include "fsdp/resting_memory.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/Device.h>
+#include <c10/core/GradMode.h>
+
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+#include "base/tensor_over.h"
+#include "base/torch_status.h"
+#include "flat_param/guarded_storage.h"
+
+namespace fsdp {
+namespace {
+
+using flat_param::Guarded;
+
+constexpr char kNoLongerThere[] =
+    "the model that this shard belongs to is no longer there";
+
+at::Tensor HostBytes(char* data, int64_t bytes) {
+  return at::from_blob(data, {bytes}, at::TensorOptions(at::kByte));
+}
+
+}  // namespace
+
+RestingMemory::RestingMemory(int64_t bytes, c10::Device device,
+                             const std::string& error,
+                             std::unique_ptr<RestingPlace> place,
+                             std::shared_ptr<OffloadSpace> space)
+    : storage_(bytes, device, error, Guarded::kResting),
+      place_(std::move(place)),
+      space_(std::move(space)) {
+  storage_.SetTag(this);
+}
+
+RestingMemory::RestingMemory(at::Tensor memory,
+                             std::shared_ptr<OffloadSpace> space)
+    : storage_(static_cast<int64_t>(memory.nbytes()), memory.device(),
+               kNoLongerThere, Guarded::kResting),
+      memory_(std::move(memory)),
+      space_(std::move(space)) {
+  storage_.SetTag(this);
+  storage_.Fill(memory_.mutable_data_ptr());
+}
+
+RestingMemory::~RestingMemory() { FSDP_CHECK(uses_ == 0 || stays()); }
+
+RestingMemory* RestingMemory::Of(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.has_storage()) return nullptr;
+  const void* tag = flat_param::TagOf(
+      tensor.unsafeGetTensorImpl()->unsafe_storage(), Guarded::kResting);
+  return const_cast<RestingMemory*>(static_cast<const RestingMemory*>(tag));
+}
+
+at::Tensor RestingMemory::AsTensor(c10::ScalarType dtype) const {
+  const auto size = static_cast<int64_t>(c10::elementSize(dtype));
+  return TensorOver(storage_.storage(), 0, {bytes() / size}, {1}, dtype);
+}
+
+void RestingMemory::Prefetch() {
+  if (!stays() && uses_ == 0) place_->Prefetch();
+}
+
+absl::Status RestingMemory::Acquire(Use use) {
+  if (!stays()) {
+    if (uses_ == 0) FSDP_RETURN_IF_ERROR(BringIn(use));
+    if (use != Use::kRead && !changed_) {
+      place_->MarkChanged();
+      changed_ = true;
+    }
+  }
+  ++uses_;
+  return absl::OkStatus();
+}
+
+absl::Status RestingMemory::BringIn(Use use) {
+  FSDP_ASSIGN_OR_RETURN(on_host_, place_->Acquire(use));
+  changed_ = use != Use::kRead;
+  if (storage_.storage().device().is_cpu()) {
+    storage_.Fill(on_host_);
+    return absl::OkStatus();
+  }
+  const absl::Status copied =
+      TorchToStatus("bringing a shard to its device", [&] {
+        const c10::NoGradGuard no_grad;
+        memory_ = at::empty({bytes()}, at::TensorOptions(at::kByte).device(
+                                           storage_.storage().device()));
+        if (use != Use::kOverwrite) memory_.copy_(HostBytes(on_host_, bytes()));
+      });
+  if (!copied.ok()) {
+    place_->Release();
+    return copied;
+  }
+  storage_.Fill(memory_.mutable_data_ptr());
+  return absl::OkStatus();
+}
+
+void RestingMemory::Release() {
+  FSDP_CHECK(uses_ > 0);
+  if (--uses_ > 0 || stays()) return;
+  storage_.Empty();
+  if (memory_.defined()) {
+    const c10::NoGradGuard no_grad;
+    if (changed_) HostBytes(on_host_, bytes()).copy_(memory_);
+    memory_.reset();
+  }
+  changed_ = false;
+  place_->Release();
+}
+
+absl::StatusOr<Resident> Resident::Of(absl::Span<const at::Tensor> tensors,
+                                      Use use) {
+  Resident resident;
+  for (const at::Tensor& tensor : tensors) {
+    FSDP_RETURN_IF_ERROR(resident.Add(tensor, use));
+  }
+  return resident;
+}
+
+absl::Status Resident::Add(const at::Tensor& tensor, Use use) {
+  RestingMemory* const memory = RestingMemory::Of(tensor);
+  if (memory == nullptr) return absl::OkStatus();
+  FSDP_RETURN_IF_ERROR(memory->Acquire(use));
+  memories_.push_back(memory->shared_from_this());
+  return absl::OkStatus();
+}
+
+Resident& Resident::operator=(Resident&& other) noexcept {
+  std::swap(memories_, other.memories_);
+  return *this;
+}
+
+Resident::~Resident() {
+  for (const auto& memory : memories_) memory->Release();
+}
+
+bool RestsElsewhere(const at::Tensor& tensor) {
+  const RestingMemory* const memory = RestingMemory::Of(tensor);
+  return memory != nullptr && !memory->stays();
+}
+
+void PrefetchTensor(const at::Tensor& tensor) {
+  if (RestingMemory* const memory = RestingMemory::Of(tensor)) {
+    memory->Prefetch();
+  }
+}
+
+}  // namespace fsdp

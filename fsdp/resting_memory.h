@@ -1,0 +1,112 @@
+// Memory in which a shard, its gradient or an optimizer's state rests. What it
+// holds may lie in a store between uses.
+#ifndef FSDP_RESTING_MEMORY_H_
+#define FSDP_RESTING_MEMORY_H_
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "flat_param/guarded_storage.h"
+
+namespace fsdp {
+
+class OffloadSpace;
+
+enum class Use {
+  kRead,
+  kUpdate,     // reads and changes
+  kOverwrite,  // the bytes are of any value at first, and all are written
+};
+
+// Where bytes are while nothing uses them. Not thread-safe.
+class RestingPlace {
+ public:
+  virtual ~RestingPlace() = default;
+  // A hint that they are used soon.
+  virtual void Prefetch() = 0;
+  // Their memory on the host, until Release(); in use once at a time.
+  virtual absl::StatusOr<char*> Acquire(Use use) = 0;
+  // In use for kRead, they are changed after all.
+  virtual void MarkChanged() = 0;
+  virtual void Release() = 0;
+};
+
+// Tensors over it keep their identity, but only while it is acquired they have
+// values: any other access raises `error`, a FailedPrecondition. Not
+// thread-safe.
+class RestingMemory : public std::enable_shared_from_this<RestingMemory> {
+ public:
+  // `space`: whose memory this is, as space() says; may be null.
+  RestingMemory(int64_t bytes, c10::Device device, const std::string& error,
+                std::unique_ptr<RestingPlace> place,
+                std::shared_ptr<OffloadSpace> space);
+  // Over `memory`, which stays: acquiring costs nothing.
+  RestingMemory(at::Tensor memory, std::shared_ptr<OffloadSpace> space);
+  // Tensors may outlive it: they raise the error from then on.
+  ~RestingMemory();
+
+  // The one that `tensor` lies in; null for other tensors.
+  static RestingMemory* Of(const at::Tensor& tensor);
+
+  // All of it, 1-D.
+  at::Tensor AsTensor(c10::ScalarType dtype) const;
+  int64_t bytes() const { return storage_.bytes(); }
+  // Whether it is always in memory.
+  bool stays() const { return place_ == nullptr; }
+  const std::shared_ptr<OffloadSpace>& space() const { return space_; }
+
+  void Prefetch();
+  // Pairs may be nested, each for its own use.
+  absl::Status Acquire(Use use);
+  void Release();
+
+ private:
+  absl::Status BringIn(Use use);
+
+  flat_param::GuardedStorage storage_;
+  const std::unique_ptr<RestingPlace> place_;
+  at::Tensor memory_;  // on the device, where the place's is not there
+  char* on_host_ = nullptr;
+  int uses_ = 0;
+  bool changed_ = false;
+  const std::shared_ptr<OffloadSpace> space_;
+};
+
+// Acquires what some tensors lie in, for as long as it lives. Tensors that are
+// undefined, or lie in ordinary memory, need nothing.
+class Resident {
+ public:
+  Resident() = default;
+  static absl::StatusOr<Resident> Of(absl::Span<const at::Tensor> tensors,
+                                     Use use);
+  static absl::StatusOr<Resident> Of(const at::Tensor& tensor, Use use) {
+    return Of(absl::MakeConstSpan(&tensor, 1), use);
+  }
+  Resident(Resident&& other) noexcept = default;
+  Resident& operator=(Resident&& other) noexcept;
+  ~Resident();
+
+  // One more.
+  absl::Status Add(const at::Tensor& tensor, Use use);
+
+ private:
+  std::vector<std::shared_ptr<RestingMemory>> memories_;
+};
+
+// Whether `tensor` may lack its values because they are in a store.
+bool RestsElsewhere(const at::Tensor& tensor);
+// A hint that `tensor` is used soon.
+void PrefetchTensor(const at::Tensor& tensor);
+
+}  // namespace fsdp
+
+#endif  // FSDP_RESTING_MEMORY_H_
