@@ -202,10 +202,14 @@ void FileEngine::Damage(const FileOperation& write) {
 
 absl::Status FileEngine::Flush(const FileOperation& flush) {
   FSDP_RETURN_IF_ERROR(CheckNothingIsDamaged(flush));
-  return parts_.layout->keep ? Commit(flush) : absl::OkStatus();
+  if (parts_.layout->keep) FSDP_RETURN_IF_ERROR(WriteCommit(flush));
+  for (const auto& region : flush.regions) {
+    for (Block& block : region->blocks) block.Commit();
+  }
+  return absl::OkStatus();
 }
 
-absl::Status FileEngine::Commit(const FileOperation& flush) {
+absl::Status FileEngine::WriteCommit(const FileOperation& flush) {
   FSDP_RETURN_IF_ERROR(broken_);
   const int64_t next = parts_.commit + 1;
   const std::string what = absl::StrCat("commit ", next);
@@ -220,11 +224,6 @@ absl::Status FileEngine::Commit(const FileOperation& flush) {
   FSDP_RETURN_IF_ERROR(broken_);
   parts_.other_record = parts_.commit;
   parts_.commit = next;
-  for (const auto& region : flush.regions) {
-    for (Block& block : region->blocks) {
-      block.committed = block.current.generation > 0;
-    }
-  }
   return absl::OkStatus();
 }
 

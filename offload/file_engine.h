@@ -34,7 +34,8 @@ struct FileEngineParts {
   absl::optional<int64_t> other_record;
 };
 
-// Blocks, their order and their tables belong to the thread alone. A flush
+// Blocks, their order and their tables belong to the thread alone, unless
+// nothing was started that is not over. A flush
 // waits for what came before it and holds back what comes after it.
 class FileEngine {
  public:
@@ -62,7 +63,7 @@ class FileEngine {
   absl::Status DropOtherRecord();
   static void Damage(const FileOperation& write);
   absl::Status Flush(const FileOperation& flush);
-  absl::Status Commit(const FileOperation& flush);
+  absl::Status WriteCommit(const FileOperation& flush);
 
   FileEngineParts parts_;
   PieceRunner runner_;

@@ -11,14 +11,16 @@
 
 namespace fsdp::offload {
 
-// A scratch file is its regions. One that is kept is a header, two records that
-// commits write in turn, and two places for each region (stored_region.h).
+// A scratch file is its regions, once, or in two places when it can be rolled
+// back (stored_region.h). One that is kept is a header, two records that
+// commits write in turn, and two places.
 class FileLayout {
  public:
-  FileLayout(std::string path, FileHeader header, bool keep)
+  FileLayout(std::string path, FileHeader header, bool keep, bool rollback)
       : path(std::move(path)),
         header(std::move(header)),
         keep(keep),
+        places(keep || rollback ? 2 : 1),
         record_bytes(keep ? StoredBytes(CommitRecord::MaxBytes(this->header))
                           : 0),
         data_start(keep ? RoundUp(kHeaderBytes + 2 * record_bytes) : 0) {}
@@ -31,13 +33,12 @@ class FileLayout {
     return data_start + place * header.capacity + region.offset +
            block * header.block_bytes;
   }
-  int64_t FileBytes() const {
-    return data_start + (keep ? 2 : 1) * header.capacity;
-  }
+  int64_t FileBytes() const { return data_start + places * header.capacity; }
 
   const std::string path;  // as errors name it
   const FileHeader header;
   const bool keep;
+  const int places;
   const int64_t record_bytes;
   const int64_t data_start;
 

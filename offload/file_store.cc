@@ -38,7 +38,7 @@ absl::Status FileStore::Restore(const CommitRecord& record) {
       Block& block = entry.region->blocks[i];
       block.current = {found.blocks[i].generation, found.blocks[i].checksum};
       block.place = found.blocks[i].place;
-      block.committed = block.current.generation > 0;
+      block.Commit();
     }
   }
   return absl::OkStatus();
@@ -147,6 +147,7 @@ absl::StatusOr<std::unique_ptr<Transfer>> FileStore::Flush() {
   operation->kind = FileOperation::Kind::kFlush;
   {
     absl::MutexLock lock(&mutex_);
+    ++flushes_;
     for (auto& [name, entry] : entries_) {
       operation->regions.push_back(entry.region);
       entry.in_commit = layout_.keep;
@@ -163,12 +164,32 @@ absl::StatusOr<std::unique_ptr<Transfer>> FileStore::Flush() {
 void FileStore::FlushIsOver(const std::vector<Space>& erased,
                             const absl::Status& result) {
   absl::MutexLock lock(&mutex_);
+  --flushes_;
   if (!result.ok()) {
     erased_.insert(erased_.end(), erased.begin(), erased.end());
     return;
   }
   for (const Space& space : erased) extents_.Give(space.offset, space.bytes);
   if (layout_.keep) ++commit_;
+}
+
+// Of what is over, the engine's thread uses nothing any more.
+absl::Status FileStore::Rollback() {
+  if (layout_.places < 2) {
+    return CannotRollBack(Describe(), "make the store with `rollback`");
+  }
+  absl::MutexLock lock(&mutex_);
+  int64_t under_way = flushes_;
+  for (const auto& [name, entry] : entries_) under_way += entry.transfers;
+  if (under_way > 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("roll back ", layout_.path, ": ", under_way,
+                     " transfers are under way; wait for them first"));
+  }
+  for (auto& [name, entry] : entries_) {
+    for (Block& block : entry.region->blocks) block.RollBack();
+  }
+  return absl::OkStatus();
 }
 
 StoreStats FileStore::Stats() const {

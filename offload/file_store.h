@@ -35,7 +35,8 @@ struct FileStoreOptions {
   std::string directory;
   // For regions of so many bytes in all, each counted by StoredBytes(). The
   // file is as large, and all of it is reserved when the store is made; one
-  // that is kept is twice as large, and a little more.
+  // that can be rolled back is twice as large, and one that is kept is a little
+  // larger still.
   int64_t capacity = 0;
 
   // What is read, written and checked as one; a multiple of kPageBytes. Less
@@ -59,6 +60,8 @@ struct FileStoreOptions {
   // Whose it is ("run 7, rank 3 of 8, exp_avg"): Reopen() refuses a file of
   // another owner. At most kMaxOwnerBytes.
   std::string owner;
+  // Rollback() of scratch. A kept file can always be rolled back.
+  bool rollback = false;
   // How many regions a kept file can have at a time.
   int64_t max_regions = 4096;
   // How long to wait for a process that still holds a kept file.
@@ -70,7 +73,9 @@ struct FileStoreOptions {
 };
 
 // A kept file is never written where its last commit lies: blocks have two
-// places, and the first write after a commit goes to the other one. Killed at
+// places, and the first write after a commit goes to the other one. So has
+// scratch that can be rolled back, and each Flush() that has ended well is a
+// commit of it, but nothing is written for that. A kept file that is killed at
 // any instant, it holds the last commit, or the one that was being made, whole.
 // The commit before the last one lasts until the first write after the last,
 // so that several ranks can agree on one that all of them have finished. Space
@@ -108,6 +113,7 @@ class FileStore : public ParamStore {
       absl::string_view region, int64_t offset,
       absl::Span<const char> in) override;
   absl::StatusOr<std::unique_ptr<Transfer>> Flush() override;
+  absl::Status Rollback() override;
   StoreStats Stats() const override;
   std::string Describe() const override;
 
@@ -151,6 +157,7 @@ class FileStore : public ParamStore {
   TransferMeter reads_ ABSL_GUARDED_BY(mutex_);
   TransferMeter writes_ ABSL_GUARDED_BY(mutex_);
   int64_t commit_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t flushes_ ABSL_GUARDED_BY(mutex_) = 0;  // under way
 
   std::unique_ptr<FileEngine> engine_;  // ends before what it reports to
 };

@@ -81,12 +81,12 @@ absl::StatusOr<std::unique_ptr<IoQueue>> MakeQueue(
 
 std::string Description(const FileLayout& layout, const BackingFile& file,
                         const IoQueue& queue, absl::string_view queue_notes) {
-  return absl::StrCat(layout.path, ": ", layout.header.capacity, " bytes",
-                      layout.keep ? " in two places, kept" : "", ", blocks of ",
-                      layout.header.block_bytes, ", ", queue.Describe(),
-                      queue_notes,
-                      layout.header.checksums ? ", CRC32C" : ", no checksums",
-                      file.notes().empty() ? "" : ", ", file.notes());
+  return absl::StrCat(
+      layout.path, ": ", layout.header.capacity, " bytes",
+      layout.places == 2 ? " in two places" : "", layout.keep ? ", kept" : "",
+      ", blocks of ", layout.header.block_bytes, ", ", queue.Describe(),
+      queue_notes, layout.header.checksums ? ", CRC32C" : ", no checksums",
+      file.notes().empty() ? "" : ", ", file.notes());
 }
 
 absl::StatusOr<FileEngineParts> MakeParts(
@@ -181,7 +181,7 @@ absl::StatusOr<std::unique_ptr<FileStore>> FileStore::Make(
           ? BackingFile::New(*options.system, PathOf(options), options.patience)
           : BackingFile::Scratch(*options.system, options.directory));
   auto layout = absl::make_unique<const FileLayout>(
-      file.path(), NewHeader(options), options.keep);
+      file.path(), NewHeader(options), options.keep, options.rollback);
   FSDP_RETURN_IF_ERROR(file.Reserve(layout->FileBytes()));
   if (options.direct) file.BypassCache();
   std::string notes;
@@ -208,7 +208,7 @@ absl::StatusOr<std::unique_ptr<FileStore>> FileStore::Reopen(
                         MakeQueue(options, file.descriptor(), notes));
   FSDP_ASSIGN_OR_RETURN(FileHeader header, FindHeader(options, *queue, file));
   auto layout = absl::make_unique<const FileLayout>(
-      file.path(), std::move(header), /*keep=*/true);
+      file.path(), std::move(header), /*keep=*/true, /*rollback=*/true);
   FSDP_RETURN_IF_ERROR(CheckFileBytes(file, *layout));
   std::string description = Description(*layout, file, *queue, notes);
   FSDP_ASSIGN_OR_RETURN(
@@ -222,11 +222,13 @@ absl::StatusOr<std::unique_ptr<FileStore>> FileStore::Reopen(
 }
 
 int64_t FileStore::DiskBytes(const FileStoreOptions& options) {
-  return FileLayout("", NewHeader(options), options.keep).FileBytes();
+  return FileLayout("", NewHeader(options), options.keep, options.rollback)
+      .FileBytes();
 }
 
 int64_t FileStore::MemoryBytes(const FileStoreOptions& options) {
-  const FileLayout layout("", NewHeader(options), options.keep);
+  const FileLayout layout("", NewHeader(options), options.keep,
+                          options.rollback);
   return PieceRunner::BounceBytes(layout, options.queue_depth) +
          (options.keep ? CommitLog::MemoryBytes(layout) : 0);
 }

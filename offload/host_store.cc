@@ -121,6 +121,10 @@ absl::StatusOr<std::unique_ptr<Transfer>> HostStore::Flush() {
   return absl::make_unique<FinishedTransfer>();
 }
 
+absl::Status HostStore::Rollback() {
+  return CannotRollBack(Describe(), "take a file store that does");
+}
+
 absl::Status HostStore::Measure(TransferMeter HostStore::*meter, int64_t bytes,
                                 absl::FunctionRef<absl::Status()> copy) {
   {

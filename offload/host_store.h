@@ -42,6 +42,7 @@ class HostStore : public ParamStore {
       absl::string_view region, int64_t offset,
       absl::Span<const char> in) override;
   absl::StatusOr<std::unique_ptr<Transfer>> Flush() override;
+  absl::Status Rollback() override;  // it cannot
   StoreStats Stats() const override;
   std::string Describe() const override;
 

@@ -1,5 +1,6 @@
 #include "offload/offloader.h"
 
+#include <algorithm>
 #include <tuple>
 #include <utility>
 
@@ -12,30 +13,80 @@
 namespace fsdp::offload {
 
 absl::StatusOr<std::unique_ptr<Offloader>> Offloader::Make(
-    std::unique_ptr<ParamStore> store, const OffloaderOptions& options) {
+    const OffloaderOptions& options) {
   FSDP_ASSIGN_OR_RETURN(
       PageMemory memory,
       PageMemory::Allocate(*options.allocator, options.memory_bytes));
-  return absl::WrapUnique(
-      new Offloader(std::move(store), options, std::move(memory)));
+  return absl::WrapUnique(new Offloader(options, std::move(memory)));
 }
 
-Offloader::Offloader(std::unique_ptr<ParamStore> store,
-                     const OffloaderOptions& options, PageMemory memory)
-    : store_(std::move(store)),
-      options_(options),
+Offloader::Offloader(const OffloaderOptions& options, PageMemory memory)
+    : options_(options),
       memory_(std::move(memory)),
       extents_(options.memory_bytes) {}
 
-// Transfers wait for their end, before the memory goes.
-Offloader::~Offloader() { entries_.clear(); }
+Offloader::~Offloader() = default;
 
-absl::StatusOr<int> Offloader::Add(const std::string& name, int64_t bytes) {
-  FSDP_RETURN_IF_ERROR(store_->Create(name, bytes));
-  Entry& entry = entries_.emplace_back();
-  entry.name = name;
-  entry.bytes = bytes;
-  return static_cast<int>(entries_.size()) - 1;
+int Offloader::AddStore(std::unique_ptr<ParamStore> store) {
+  stores_.push_back(std::move(store));
+  return num_stores() - 1;
+}
+
+absl::StatusOr<int> Offloader::Add(int store, const std::string& name,
+                                   int64_t bytes) {
+  FSDP_RETURN_IF_ERROR(stores_[store]->Create(name, bytes));
+  return NewEntry(store, name, bytes);
+}
+
+absl::StatusOr<int> Offloader::Attach(int store, const std::string& name,
+                                      int64_t bytes) {
+  FSDP_ASSIGN_OR_RETURN(const int64_t found, stores_[store]->Size(name));
+  if (found != bytes) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "attach region '", name, "' of ", stores_[store]->Describe(),
+        ": it has ", found, " bytes, not ", bytes,
+        "; it was written for another model or another number of ranks"));
+  }
+  for (const Entry& entry : entries_) {
+    if (entry.store != store || entry.name != name) continue;
+    return absl::AlreadyExistsError(
+        absl::StrCat("attach region '", name, "' of ",
+                     stores_[store]->Describe(), ": it has an entry"));
+  }
+  return NewEntry(store, name, bytes);
+}
+
+int Offloader::NewEntry(int store, const std::string& name, int64_t bytes) {
+  auto entry = std::find_if(entries_.begin(), entries_.end(),
+                            [](const Entry& e) { return e.store < 0; });
+  if (entry == entries_.end()) entry = entries_.emplace(entries_.end());
+  entry->store = store;
+  entry->name = name;
+  entry->bytes = bytes;
+  return static_cast<int>(entry - entries_.begin());
+}
+
+absl::Status Offloader::Remove(int index) {
+  Entry& entry = At(index);
+  FSDP_CHECK(!entry.use);
+  // What could not be moved is not needed any more.
+  const absl::Status settled =
+      entry.transfer != nullptr ? Settle(entry) : absl::OkStatus();
+  if (entry.transfer != nullptr) {
+    orphans_.push_back(
+        {std::move(entry.transfer), *entry.place, StoredBytes(entry.bytes)});
+    entry = Entry();
+    return settled;
+  }
+  if (entry.place) Drop(entry);
+  const Entry removed = std::exchange(entry, Entry());
+  return StoreOf(removed).Erase(removed.name);
+}
+
+Offloader::Entry& Offloader::At(int index) {
+  Entry& entry = entries_[index];
+  FSDP_CHECK(entry.store >= 0);  // it was removed
+  return entry;
 }
 
 absl::Span<char> Offloader::BytesOf(const Entry& entry) const {
@@ -43,13 +94,13 @@ absl::Span<char> Offloader::BytesOf(const Entry& entry) const {
 }
 
 void Offloader::Prefetch(int index) {
-  Entry& entry = entries_[index];
+  Entry& entry = At(index);
   if (entry.place || !MakeRoom(entry, /*may_wait=*/false).ok()) return;
   if (!StartRead(entry).ok()) Drop(entry);
 }
 
 absl::StatusOr<absl::Span<char>> Offloader::Acquire(int index, Use use) {
-  Entry& entry = entries_[index];
+  Entry& entry = At(index);
   FSDP_CHECK(!entry.use);
   const bool prefetched = entry.transfer != nullptr && !entry.writes;
   ++(prefetched    ? stats_.prefetched
@@ -77,41 +128,88 @@ absl::Status Offloader::BringIn(Entry& entry) {
   return started;
 }
 
+void Offloader::MarkChanged(int index) {
+  Entry& entry = At(index);
+  FSDP_CHECK(entry.use.has_value());
+  if (entry.use != Use::kRead) return;
+  entry.use = Use::kUpdate;
+  // One that has failed is made good by Release().
+  if (entry.transfer != nullptr) Settle(entry).IgnoreError();
+}
+
 void Offloader::Release(int index) {
-  Entry& entry = entries_[index];
+  Entry& entry = At(index);
   FSDP_CHECK(entry.use.has_value());
   const bool changed = entry.use != Use::kRead;
   entry.use.reset();
-  // Refused: Flush() tries again, and reports it.
-  if (changed && !StartWrite(entry).ok()) entry.unwritten = true;
+  if (!changed) return;
+  // Refused, or there is still one that MarkChanged() could not wait for:
+  // Flush() tries again, and reports it.
+  if (entry.transfer != nullptr || !StartWrite(entry).ok()) {
+    entry.unwritten = true;
+  }
 }
 
-absl::Status Offloader::Flush() {
+absl::Status Offloader::Flush(int store) {
   absl::Status first;
   for (Entry& entry : entries_) {
-    if (entry.writes && entry.transfer != nullptr) first.Update(Settle(entry));
+    if (entry.store != store || entry.transfer == nullptr) continue;
+    if (entry.writes) first.Update(Settle(entry));
   }
   for (Entry& entry : entries_) {
-    if (!entry.unwritten) continue;
-    absl::Status again = StartWrite(entry);
-    if (again.ok()) again = Settle(entry);
-    first.Update(again);
+    if (entry.store == store && entry.unwritten) {
+      first.Update(WriteAgain(entry));
+    }
   }
   FSDP_RETURN_IF_ERROR(first);
-  FSDP_ASSIGN_OR_RETURN(auto flush, store_->Flush());
+  FSDP_ASSIGN_OR_RETURN(auto flush, stores_[store]->Flush());
   return flush->Wait(absl::Now() + options_.timeout);
+}
+
+absl::Status Offloader::WriteAgain(Entry& entry) {
+  if (entry.use && entry.use != Use::kRead) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "flush '", entry.name,
+        "': it could not be written, and is in use to be changed; release it "
+        "first"));
+  }
+  // Still running: Settle() has said so.
+  if (entry.transfer != nullptr) return absl::OkStatus();
+  FSDP_RETURN_IF_ERROR(StartWrite(entry));
+  return Settle(entry);
+}
+
+absl::Status Offloader::Rollback(int store) {
+  for (Entry& entry : entries_) {
+    if (entry.store != store) continue;
+    if (entry.use) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "roll back '", entry.name, "': it is in use; release it first"));
+    }
+    if (entry.transfer == nullptr) continue;
+    // What has failed is undone, or read again.
+    const absl::Status settled = Settle(entry);
+    if (absl::IsDeadlineExceeded(settled)) return settled;
+  }
+  FSDP_RETURN_IF_ERROR(stores_[store]->Rollback());
+  for (Entry& entry : entries_) {
+    if (entry.store != store || !entry.place) continue;
+    entry.unwritten = false;
+    Drop(entry);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Offloader::StartRead(Entry& entry) {
   FSDP_ASSIGN_OR_RETURN(entry.transfer,
-                        store_->Read(entry.name, 0, BytesOf(entry)));
+                        StoreOf(entry).Read(entry.name, 0, BytesOf(entry)));
   entry.writes = false;
   return absl::OkStatus();
 }
 
 absl::Status Offloader::StartWrite(Entry& entry) {
   FSDP_ASSIGN_OR_RETURN(entry.transfer,
-                        store_->Write(entry.name, 0, BytesOf(entry)));
+                        StoreOf(entry).Write(entry.name, 0, BytesOf(entry)));
   entry.writes = true;
   entry.unwritten = false;
   return absl::OkStatus();
@@ -137,6 +235,7 @@ absl::Status Offloader::Settle(Entry& entry) {
 absl::Status Offloader::MakeRoom(Entry& entry, bool may_wait) {
   const int64_t bytes = StoredBytes(entry.bytes);
   while (!(entry.place = extents_.Take(bytes))) {
+    if (Poll()) continue;
     Entry* const victim = NextToGo();
     if (victim == nullptr) return NoRoomFor(entry);
     if (victim->transfer == nullptr) {
@@ -154,6 +253,25 @@ absl::Status Offloader::MakeRoom(Entry& entry, bool may_wait) {
   entry.last_use = ++uses_;
   stats_.peak_memory_bytes = extents_.peak_used();
   return absl::OkStatus();
+}
+
+bool Offloader::Poll() {
+  // Failures are for those who wait.
+  for (Entry& entry : entries_) {
+    if (entry.transfer == nullptr || !entry.writes) continue;
+    if (entry.transfer->Wait(absl::InfinitePast()).ok()) entry.transfer.reset();
+  }
+  const auto is_over = [this](const Orphan& orphan) {
+    if (absl::IsDeadlineExceeded(orphan.transfer->Wait(absl::InfinitePast()))) {
+      return false;
+    }
+    extents_.Give(orphan.place, orphan.bytes);
+    return true;
+  };
+  const auto over = std::remove_if(orphans_.begin(), orphans_.end(), is_over);
+  const bool freed = over != orphans_.end();
+  orphans_.erase(over, orphans_.end());
+  return freed;
 }
 
 // First what the store has as well, then what it is about to have, the least

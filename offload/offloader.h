@@ -1,4 +1,4 @@
-// Keeps in memory what is needed of a store: read ahead of use, written behind
+// Keeps in memory what is needed of stores: read ahead of use, written behind
 // it.
 #ifndef OFFLOAD_OFFLOADER_H_
 #define OFFLOAD_OFFLOADER_H_
@@ -37,9 +37,10 @@ struct OffloaderStats {
   int64_t peak_memory_bytes = 0;
 };
 
-// An entry is a region of the store, in memory from Acquire() to Release() and
-// for as long afterwards as nothing else needs the room: the least recently
-// used go first. What was changed is written as soon as it is released.
+// An entry is a region of one of the stores, in memory from Acquire() to
+// Release() and for as long afterwards as nothing else needs the room: the
+// least recently used go first. What was changed is written as soon as it is
+// released.
 //
 // When a write fails, its bytes stay in memory and are not lost: the failure is
 // returned once, by whatever call waits for that write, and Flush() tries
@@ -48,12 +49,22 @@ class Offloader {
  public:
   // ResourceExhausted without memory.
   static absl::StatusOr<std::unique_ptr<Offloader>> Make(
-      std::unique_ptr<ParamStore> store, const OffloaderOptions& options);
+      const OffloaderOptions& options);
   // Waits for what is under way.
   ~Offloader();
 
+  // By number. Entries of all stores share the memory.
+  int AddStore(std::unique_ptr<ParamStore> store);
+
   // A new entry of `bytes` zeros, by number. Errors as ParamStore::Create().
-  absl::StatusOr<int> Add(const std::string& name, int64_t bytes);
+  absl::StatusOr<int> Add(int store, const std::string& name, int64_t bytes);
+  // An entry for a region that the store has, because it was reopened for
+  // example. NotFound; FailedPrecondition where its size is another one;
+  // AlreadyExists where it has an entry.
+  absl::StatusOr<int> Attach(int store, const std::string& name, int64_t bytes);
+  // Erases the region of an entry that is not in use. Its number is free for a
+  // new one, also after an error.
+  absl::Status Remove(int entry);
 
   // Starts to read the entry if it is not in memory and there is room that
   // nothing needs. A hint: Acquire() reports what fails.
@@ -68,16 +79,27 @@ class Offloader {
   // store; ResourceExhausted when entries in use leave no room. An entry is in
   // use once at a time.
   absl::StatusOr<absl::Span<char>> Acquire(int entry, Use use);
+  // An entry in use for kRead is changed after all. To be called before that:
+  // it waits for a write of the entry that is still under way.
+  void MarkChanged(int entry);
   void Release(int entry);
 
-  // Waits until all that was released is written, and for the store's Flush().
-  absl::Status Flush();
+  // Waits until all that was released of a store is written, and for its
+  // Flush(). FailedPrecondition when what could not be written is in use to be
+  // changed.
+  absl::Status Flush(int store);
+  // Every entry of the store becomes what it was at the last Flush() of the
+  // store that ended well, as ParamStore::Rollback() does. FailedPrecondition
+  // when one is in use. After an error, nothing has changed.
+  absl::Status Rollback(int store);
 
-  const ParamStore& store() const { return *store_; }
+  const ParamStore& store(int store) const { return *stores_[store]; }
+  int num_stores() const { return static_cast<int>(stores_.size()); }
   OffloaderStats stats() const;
 
  private:
   struct Entry {
+    int store = -1;  // none: the number is free
     std::string name;
     int64_t bytes = 0;
     absl::optional<int64_t> place;  // in memory_
@@ -88,27 +110,41 @@ class Offloader {
     absl::optional<Use> use;
     int64_t last_use = 0;
   };
+  // Of an entry that was removed: it still has its memory.
+  struct Orphan {
+    std::unique_ptr<Transfer> transfer;
+    int64_t place = 0;
+    int64_t bytes = 0;
+  };
 
-  Offloader(std::unique_ptr<ParamStore> store, const OffloaderOptions& options,
-            PageMemory memory);
+  Offloader(const OffloaderOptions& options, PageMemory memory);
 
+  Entry& At(int entry);
+  int NewEntry(int store, const std::string& name, int64_t bytes);
+  ParamStore& StoreOf(const Entry& entry) { return *stores_[entry.store]; }
   absl::Span<char> BytesOf(const Entry& entry) const;
   absl::Status StartRead(Entry& entry);
   absl::Status StartWrite(Entry& entry);
   absl::Status Settle(Entry& entry);
   absl::Status BringIn(Entry& entry);
+  absl::Status WriteAgain(Entry& entry);
   // Room for `entry` in memory: of what is clean, and with `may_wait` of
   // whatever is not in use.
   absl::Status MakeRoom(Entry& entry, bool may_wait);
+  // Takes notice, without waiting, of writes that have ended well, and of
+  // orphans that are over: true if one has left its memory.
+  bool Poll();
   Entry* NextToGo();
   void Drop(Entry& entry);
   absl::Status NoRoomFor(const Entry& entry) const;
 
-  const std::unique_ptr<ParamStore> store_;
   const OffloaderOptions options_;
+  std::vector<std::unique_ptr<ParamStore>> stores_;
   const PageMemory memory_;
   Extents extents_;  // of memory_
+  // Their transfers wait for their end, before the memory goes.
   std::vector<Entry> entries_;
+  std::vector<Orphan> orphans_;
   int64_t uses_ = 0;
   OffloaderStats stats_;
 };

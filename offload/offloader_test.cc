@@ -1,21 +1,16 @@
 #include "offload/offloader.h"
 
-#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <random>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -23,6 +18,7 @@
 #include "offload/host_store.h"
 #include "offload/param_store.h"
 #include "offload/testing/faulty_store.h"
+#include "offload/testing/offloader_calls.h"
 #include "offload/testing/store_calls.h"
 
 namespace fsdp::offload::testing {
@@ -44,41 +40,6 @@ std::unique_ptr<ParamStore> File() {
   options.capacity = kCapacity;
   options.block_bytes = 8192;
   return FileStore::Make(options).value();
-}
-
-std::unique_ptr<Offloader> Over(std::unique_ptr<ParamStore> store,
-                                int64_t memory_bytes,
-                                absl::Duration timeout = absl::Minutes(1)) {
-  OffloaderOptions options;
-  options.memory_bytes = memory_bytes;
-  options.timeout = timeout;
-  return Offloader::Make(std::move(store), options).value();
-}
-
-// With `count` entries of `bytes`.
-std::unique_ptr<Offloader> WithEntries(std::unique_ptr<Offloader> offloader,
-                                       int count, int64_t bytes) {
-  for (int i = 0; i < count; ++i) {
-    EXPECT_EQ(offloader->Add(absl::StrCat("entry ", i), bytes).value(), i);
-  }
-  return offloader;
-}
-
-absl::Status Put(Offloader& offloader, int entry, absl::string_view bytes) {
-  FSDP_ASSIGN_OR_RETURN(absl::Span<char> memory,
-                        offloader.Acquire(entry, Use::kOverwrite));
-  EXPECT_EQ(memory.size(), bytes.size());
-  std::copy(bytes.begin(), bytes.end(), memory.begin());
-  offloader.Release(entry);
-  return absl::OkStatus();
-}
-
-absl::StatusOr<std::string> Get(Offloader& offloader, int entry) {
-  FSDP_ASSIGN_OR_RETURN(absl::Span<char> memory,
-                        offloader.Acquire(entry, Use::kRead));
-  std::string bytes(memory.begin(), memory.end());
-  offloader.Release(entry);
-  return bytes;
 }
 
 Fault Delayed() {
@@ -107,7 +68,7 @@ TEST_P(OffloaderTest, EntriesHaveWhatWasWrittenLast) {
   const auto offloader = Over(GetParam().make(), 128 << 10);
   std::vector<std::string> expected;
   for (size_t i = 0; i < sizes.size(); ++i) {
-    ASSERT_OK(offloader->Add(absl::StrCat("entry ", i), sizes[i]));
+    ASSERT_OK(offloader->Add(0, absl::StrCat("entry ", i), sizes[i]));
     expected.emplace_back(sizes[i], '\0');
   }
   for (int turn = 0; turn < 400; ++turn) {
@@ -131,7 +92,7 @@ TEST_P(OffloaderTest, EntriesHaveWhatWasWrittenLast) {
         break;
       case 3:
         if (below(10) == 0) {
-          ASSERT_OK(offloader->Flush());
+          ASSERT_OK(offloader->Flush(0));
         }
         break;
       default:
@@ -139,7 +100,7 @@ TEST_P(OffloaderTest, EntriesHaveWhatWasWrittenLast) {
         ASSERT_EQ(got, bytes) << "entry " << entry << ", turn " << turn;
     }
   }
-  ASSERT_OK(offloader->Flush());
+  ASSERT_OK(offloader->Flush(0));
   EXPECT_LE(offloader->stats().peak_memory_bytes, 128 << 10);
   EXPECT_GT(offloader->stats().prefetched, 0);
 }
@@ -159,7 +120,7 @@ TEST(OffloaderTest, WhatIsInMemoryIsNotReadAgain) {
       ASSERT_OK(Get(*offloader, entry).status());
     }
   }
-  EXPECT_EQ(offloader->store().Stats().reads.operations, 3);
+  EXPECT_EQ(offloader->store(0).Stats().reads.operations, 3);
   EXPECT_EQ(offloader->stats().missed, 3);
   EXPECT_EQ(offloader->stats().found, 3);
 }
@@ -216,14 +177,14 @@ TEST(OffloaderTest, AFailedWriteIsReportedAndTriedAgainByFlush) {
     const auto offloader =
         WithEntries(Over(WithFaults(Host(), {fault}), 2 * kPageBytes), 2, 4096);
     ASSERT_OK(Put(*offloader, 0, Pattern(1, 4096)));
-    EXPECT_THAT(offloader->Flush(), StatusIs(absl::StatusCode::kUnavailable,
-                                             HasSubstr("injected failure")));
+    EXPECT_THAT(offloader->Flush(0), StatusIs(absl::StatusCode::kUnavailable,
+                                              HasSubstr("injected failure")));
     EXPECT_EQ(Get(*offloader, 0).value(), Pattern(1, 4096));
-    absl::Status flushed = offloader->Flush();
-    if (!flushed.ok()) flushed = offloader->Flush();
+    absl::Status flushed = offloader->Flush(0);
+    if (!flushed.ok()) flushed = offloader->Flush(0);
     EXPECT_OK(flushed);
     // Out of memory, and back from the store.
-    ASSERT_OK(offloader->Add("large", 2 * kPageBytes).status());
+    ASSERT_OK(offloader->Add(0, "large", 2 * kPageBytes).status());
     ASSERT_OK(Get(*offloader, 2).status());
     EXPECT_EQ(Get(*offloader, 0).value(), Pattern(1, 4096));
   }
@@ -243,7 +204,7 @@ TEST(OffloaderTest, BytesThatCouldNotBeWrittenStayInMemory) {
       Get(*offloader, 1).status(),
       StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("entry")));
   EXPECT_EQ(Get(*offloader, 0).value(), Pattern(1, 4096));
-  ASSERT_OK(offloader->Flush());
+  ASSERT_OK(offloader->Flush(0));
   ASSERT_OK(Get(*offloader, 1).status());
   EXPECT_EQ(Get(*offloader, 0).value(), Pattern(1, 4096));
 }
@@ -290,10 +251,10 @@ TEST(OffloaderTest, AStoreThatIsTooSlowIsAnErrorAtTheDeadline) {
 TEST(OffloaderTest, AnEntryThatTheStoreHasNoRoomForIsRefused) {
   const auto offloader = Over(Host(), kPageBytes);
   EXPECT_THAT(
-      offloader->Add("large", 2 * kCapacity).status(),
+      offloader->Add(0, "large", 2 * kCapacity).status(),
       StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("large")));
-  ASSERT_OK(offloader->Add("small", 1).status());
-  EXPECT_THAT(offloader->Add("small", 1).status(),
+  ASSERT_OK(offloader->Add(0, "small", 1).status());
+  EXPECT_THAT(offloader->Add(0, "small", 1).status(),
               StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("small")));
 }
 

@@ -85,6 +85,12 @@ class ParamStore {
   // one of them has failed, and was not made good since, it fails as well.
   virtual absl::StatusOr<std::unique_ptr<Transfer>> Flush() = 0;
 
+  // Undoes all writes, also those that have failed, since the last Flush() that
+  // ended well, or since the store was made or reopened. Regions created since
+  // then stay, and read as zeros; those erased stay erased. FailedPrecondition
+  // while a transfer is under way; Unimplemented in a store that cannot.
+  virtual absl::Status Rollback() = 0;
+
   virtual StoreStats Stats() const = 0;
 
   // For logs: "host memory, 1 GiB", "/scratch, 8 GiB, io_uring, ...".
@@ -101,6 +107,7 @@ absl::Status CheckRange(absl::string_view what, absl::string_view region,
 absl::Status RegionExists(absl::string_view region);
 absl::Status NoSpaceFor(absl::string_view region, int64_t bytes, int64_t free,
                         int64_t largest_free);
+absl::Status CannotRollBack(absl::string_view store, absl::string_view advice);
 absl::Status NoSuchRegion(absl::string_view what, absl::string_view region);
 
 }  // namespace fsdp::offload

@@ -206,7 +206,7 @@ absl::Status PieceRunner::Moved(const Piece& piece) const {
 }
 
 bool PieceRunner::ChangesPlace(const Piece& piece) const {
-  return layout_.keep && piece.block->committed;
+  return layout_.places == 2 && piece.block->committed;
 }
 
 bool PieceRunner::GoesStraight(const Piece& piece) const {

@@ -17,9 +17,9 @@ struct Version {
   uint32_t checksum = 0;
 };
 
-// A file that is kept has two places for each block, one otherwise. What the
-// last commit consists of is never written over: the first write after a commit
-// goes to the other place.
+// A file that is kept, or can be rolled back, has two places for each block,
+// one otherwise. What the last commit (a flush that ended well) consists of is
+// never written over: the first write after a commit goes to the other place.
 struct Block {
   Version current;   // what a read has to find, in `place`
   Version replaced;  // what `place` held before: found again, it is stale
@@ -27,6 +27,18 @@ struct Block {
   uint8_t place = 0;
   bool committed = false;  // `current` is part of the last commit
   bool damaged = false;    // a write has failed, and none since has not
+
+  void Commit() { committed = current.generation > 0; }
+  // To the last commit; to zeros where that has none of it.
+  void RollBack() {
+    damaged = false;
+    if (committed) return;
+    if (other.generation > 0) place = static_cast<uint8_t>(1 - place);
+    // Without a commit, the other place has never been written.
+    current = std::exchange(other, Version());
+    replaced = Version();
+    Commit();
+  }
 };
 
 struct StoredRegion {

@@ -74,6 +74,7 @@ class FaultyStore : public ParamStore {
   absl::StatusOr<int64_t> Size(absl::string_view region) const override {
     return base_->Size(region);
   }
+  absl::Status Rollback() override { return base_->Rollback(); }
   StoreStats Stats() const override { return base_->Stats(); }
   std::string Describe() const override { return base_->Describe(); }
 

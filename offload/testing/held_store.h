@@ -1,0 +1,37 @@
+// A store whose writes end when a test says so.
+#ifndef OFFLOAD_TESTING_HELD_STORE_H_
+#define OFFLOAD_TESTING_HELD_STORE_H_
+
+#include <memory>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "offload/param_store.h"
+
+namespace fsdp::offload::testing {
+
+// Open at first. Thread-safe.
+class Gate {
+ public:
+  void Close();
+  // All that was held ends with `result`.
+  void Open(absl::Status result = absl::OkStatus());
+  // DeadlineExceeded while it is closed, or the result.
+  absl::Status Wait(absl::Time deadline);
+
+ private:
+  absl::Mutex mutex_;
+  bool open_ ABSL_GUARDED_BY(mutex_) = true;
+  absl::Status result_ ABSL_GUARDED_BY(mutex_);
+};
+
+// `base`, but for its writes: they have been done when they are started, and
+// end when the gate is open.
+std::unique_ptr<ParamStore> WithHeldWrites(std::unique_ptr<ParamStore> base,
+                                           std::shared_ptr<Gate> gate);
+
+}  // namespace fsdp::offload::testing
+
+#endif  // OFFLOAD_TESTING_HELD_STORE_H_
