@@ -10,6 +10,8 @@
 #include "absl/strings/str_format.h"
 #include "flat_param/flat_parameter.h"
 #include "fsdp/memory_plan.h"
+#include "fsdp/offload_space.h"
+#include "fsdp/resting_memory.h"
 #include "fsdp/runtime.h"
 #include "fsdp/schedule.h"
 
@@ -40,6 +42,11 @@ bool IsTrainable(const flat_param::FlatParameter& flat) {
   return false;
 }
 
+bool OptimizerRestsElsewhere(const flat_param::FlatParameter& flat) {
+  const RestingMemory* const memory = RestingMemory::Of(flat.shard());
+  return memory != nullptr && memory->space()->OptimizerRestsElsewhere(*memory);
+}
+
 UnitBytes BytesOf(const Runtime& runtime, int unit) {
   UnitBytes bytes;
   bytes.trainable = false;
@@ -47,8 +54,10 @@ UnitBytes BytesOf(const Runtime& runtime, int unit) {
   for (int i = 0; i < runtime.num_flats(unit); ++i) {
     const flat_param::FlatParameter& flat = *runtime.flats(unit)[i];
     const int64_t shard = flat.shard().nbytes();
-    bytes.shard += shard;
-    const bool is_shard = placement.shard->world_size() == 1 &&
+    const bool away = RestsElsewhere(flat.shard());
+    (away ? bytes.away : bytes.shard) += shard;
+    if (OptimizerRestsElsewhere(flat)) bytes.states_away += shard;
+    const bool is_shard = placement.shard->world_size() == 1 && !away &&
                           flat.compute_dtype() == flat.dtype();
     const SharedFlat& shared = runtime.shared(unit, i);
     if (shared.memory.defined()) {
@@ -63,6 +72,7 @@ UnitBytes BytesOf(const Runtime& runtime, int unit) {
     }
     if (!IsTrainable(flat)) continue;
     bytes.trainable = true;
+    if (runtime.gradients(unit)[i].memory != nullptr) continue;
     bytes.gradient +=
         flat.shard().numel() * static_cast<int64_t>(c10::elementSize(
                                    runtime.gradients(unit)[i].gradient_dtype));
@@ -112,8 +122,12 @@ MemoryPlan PlanMemory(const ShardedModel& model,
   for (int unit = 0; unit < model.num_units(); ++unit) {
     bytes.push_back(BytesOf(model.runtime(), unit));
   }
-  return PlanMemory(model.schedule().units(), bytes, model.schedule().options(),
-                    options);
+  MemoryPlan plan = PlanMemory(model.schedule().units(), bytes,
+                               model.schedule().options(), options);
+  if (model.offload() != nullptr) {
+    plan.transfers = model.offload()->plan().buffer_bytes;
+  }
+  return plan;
 }
 
 std::string Describe(const ShardedModel& model) {
@@ -124,6 +138,9 @@ std::string Describe(const ShardedModel& model) {
     absl::StrAppend(&text, DescribeUnit(model, unit));
   }
   absl::StrAppend(&text, PlanMemory(model).ToString());
+  if (model.offload() != nullptr) {
+    absl::StrAppend(&text, model.offload()->Describe());
+  }
   return text;
 }
 

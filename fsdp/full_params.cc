@@ -21,6 +21,7 @@
 #include "base/torch_status.h"
 #include "comm/agreement.h"
 #include "flat_param/flat_parameter.h"
+#include "fsdp/resting_memory.h"
 #include "fsdp/runtime.h"
 #include "fsdp/shard_gather.h"
 #include "fsdp/unit_handle.h"
@@ -52,6 +53,8 @@ absl::Status WriteShard(ShardedModel& model, int unit,
                                        label, DeadlineOf(model)));
   }
   const Slice range = flat.layout().ShardRange(flat.rank());
+  FSDP_ASSIGN_OR_RETURN(const Resident resident,
+                        Resident::Of(shard, Use::kOverwrite));
   shard.copy_(whole.narrow(0, range.begin, range.numel()));
   if (placement.replicate == nullptr || rank0_only) return absl::OkStatus();
   return BroadcastFrom(*placement.replicate, /*root=*/0, shard, label,
@@ -187,6 +190,8 @@ absl::Status FullParamsScope::Impl::WriteGradientsBack(
     at::Tensor gradient = whole.flat->ShardSlice(i).grad();
     if (!gradient.defined()) continue;
     const Slice slice = whole.flat->layout().InShard(i, whole.flat->rank());
+    FSDP_ASSIGN_OR_RETURN(const Resident resident,
+                          Resident::Of(gradient, Use::kUpdate));
     gradient.copy_(shard.narrow(0, slice.begin, slice.numel()));
   }
   return absl::OkStatus();

@@ -24,6 +24,7 @@
 #include "base/torch_status.h"
 #include "fsdp/fused_rule.h"
 #include "fsdp/fused_stepper.h"
+#include "fsdp/resting_memory.h"
 #include "fsdp/sharded_model.h"
 
 namespace fsdp {
@@ -180,7 +181,9 @@ void FusedOptimizer<Base, Options>::save(
   for (const auto& [parameter, state] : this->state()) {
     std::unique_ptr<OptimizerParamState> copy = state->clone();
     for (at::Tensor* slot : stepper_->rule().SlotsOf(*copy)) {
-      if (slot != nullptr && slot->defined()) *slot = slot->clone();
+      if (slot == nullptr || !slot->defined()) continue;
+      const Resident resident = ValueOrThrow(Resident::Of(*slot, Use::kRead));
+      *slot = slot->clone();
     }
     plain.state()[parameter] = std::move(copy);
   }

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -16,11 +17,14 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "fsdp/fused_rule.h"
 #include "fsdp/fused_runs.h"
 #include "fsdp/fused_stretch.h"
+#include "fsdp/offload_space.h"
+#include "fsdp/resting_memory.h"
 #include "fsdp/sharded_model.h"
 
 namespace fsdp {
@@ -56,7 +60,7 @@ absl::Status FusedStepper::Step(const Groups& groups, OptimizerStates& states) {
       if (stretch.HasGradient()) batch.due.push_back(&stretch);
     }
   }
-  return StepDue(groups, states);
+  return StepDue(groups, states, /*all_or_nothing=*/true);
 }
 
 absl::Status FusedStepper::StepShards(absl::Span<const NamedShard> shards,
@@ -75,7 +79,7 @@ absl::Status FusedStepper::StepShards(absl::Span<const NamedShard> shards,
       batch.due.push_back(stretch);
     }
   }
-  FSDP_RETURN_IF_ERROR(StepDue(groups, states));
+  FSDP_RETURN_IF_ERROR(StepDue(groups, states, /*all_or_nothing=*/false));
   for (const NamedShard& named : shards) {
     const bool ours = places_.count(named.shard.unsafeGetTensorImpl()) > 0;
     if (ours) named.shard.mutable_grad().reset();
@@ -100,6 +104,7 @@ absl::Status FusedStepper::Arrange(const Groups& groups) {
   arranged_.clear();
   batches_.clear();
   places_.clear();
+  spaces_.clear();
   for (size_t i = 0; i < groups.size(); ++i) {
     FSDP_RETURN_IF_ERROR(ArrangeGroup(i, groups[i]));
   }
@@ -137,6 +142,11 @@ absl::Status FusedStepper::ArrangeGroup(size_t index,
                                                   stretches.size()};
     }
     stretches.emplace_back(index, std::move(storage.parameters));
+    const RestingMemory* const shard = stretches.back().shard();
+    if (shard != nullptr && std::find(spaces_.begin(), spaces_.end(),
+                                      shard->space()) == spaces_.end()) {
+      spaces_.push_back(shard->space());
+    }
   }
   return absl::OkStatus();
 }
@@ -155,31 +165,121 @@ size_t FusedStepper::BatchOf(size_t group, const at::Tensor& parameter) {
   return batches_.size() - 1;
 }
 
-absl::Status FusedStepper::StepDue(const Groups& groups,
-                                   OptimizerStates& states) {
-  const c10::NoGradGuard no_grad;
+absl::Status FusedStepper::CheckDue(const Groups& groups,
+                                    const OptimizerStates& states) const {
   for (const Batch& batch : batches_) {
+    const int num_slots = rule_->NumSlots(groups[batch.group].options());
     for (const FusedStretch* stretch : batch.due) {
-      FSDP_RETURN_IF_ERROR(stretch->Check(
-          *rule_, rule_->NumSlots(groups[batch.group].options()), states));
+      FSDP_RETURN_IF_ERROR(stretch->Check(*rule_, num_slots, states));
     }
-  }
-  for (Batch& batch : batches_) {
-    if (batch.due.empty()) continue;
-    StepBatch(batch, groups[batch.group].options(), states);
   }
   return absl::OkStatus();
 }
 
-void FusedStepper::StepBatch(Batch& batch, const OptimizerOptions& options,
-                             OptimizerStates& states) {
+// What may fail half-way, because it needs a store, comes first; the rest
+// cannot.
+absl::Status FusedStepper::StepDue(const Groups& groups,
+                                   OptimizerStates& states,
+                                   bool all_or_nothing) {
+  const c10::NoGradGuard no_grad;
+  absl::Status status = CheckDue(groups, states);
+  std::vector<Streamed> streamed;
+  if (status.ok()) streamed = TakeStreamed();
+  if (all_or_nothing && !spaces_.empty()) {
+    if (status.ok()) status = BeginSteps();
+    if (status.ok()) status = Stream(streamed, groups, states, /*save=*/true);
+    status = EndSteps(status);
+  } else if (status.ok()) {
+    status = Stream(streamed, groups, states, /*save=*/false);
+  }
+  FSDP_RETURN_IF_ERROR(status);
+  for (const Streamed& each : streamed) each.stretch->Count(*rule_);
+  for (Batch& batch : batches_) {
+    if (batch.due.empty()) continue;
+    FSDP_RETURN_IF_ERROR(
+        StepTogether(batch, batch.due, groups[batch.group].options(), states));
+    for (FusedStretch* stretch : batch.due) stretch->Count(*rule_);
+  }
+  return absl::OkStatus();
+}
+
+std::vector<FusedStepper::Streamed> FusedStepper::TakeStreamed() {
+  std::vector<Streamed> streamed;
+  for (Batch& batch : batches_) {
+    const auto is_here = [](const FusedStretch* stretch) {
+      return !stretch->RestsElsewhere();
+    };
+    const auto first =
+        std::stable_partition(batch.due.begin(), batch.due.end(), is_here);
+    for (auto i = first; i != batch.due.end(); ++i) {
+      streamed.push_back({&batch, *i});
+    }
+    batch.due.erase(first, batch.due.end());
+  }
+  return streamed;
+}
+
+absl::Status FusedStepper::BeginSteps() {
+  for (const auto& space : spaces_) FSDP_RETURN_IF_ERROR(space->BeginStep());
+  return absl::OkStatus();
+}
+
+absl::Status FusedStepper::EndSteps(const absl::Status& mine) {
+  absl::Status status = mine;
+  for (const auto& space : spaces_) {
+    const absl::Status ended = space->EndStep(mine);
+    if (status.ok() || !ended.ok()) status = ended;
+  }
+  return status;
+}
+
+absl::Status FusedStepper::Stream(absl::Span<const Streamed> streamed,
+                                  const Groups& groups, OptimizerStates& states,
+                                  bool save) {
+  constexpr size_t kAhead = 2;
+  return TorchToStatus("optimizer step", [&] {
+    for (size_t i = 0; i < streamed.size(); ++i) {
+      const auto [batch, stretch] = streamed[i];
+      if (i == 0) stretch->Prefetch();
+      for (size_t j = i + 1; j <= i + kAhead && j < streamed.size(); ++j) {
+        streamed[j].stretch->Prefetch();
+      }
+      RestingMemory& shard = *stretch->shard();
+      if (save) ThrowIfError(shard.space()->SaveBeforeStep(shard));
+      ThrowIfError(StepTogether(*batch, {stretch},
+                                groups[batch->group].options(), states));
+    }
+  });
+}
+
+absl::Status FusedStepper::StepTogether(
+    Batch& batch, absl::Span<FusedStretch* const> stretches,
+    const OptimizerOptions& options, OptimizerStates& states) {
   // Where an earlier step has thrown, for want of memory, something is left.
   for (FusedLists* lists : {&lists_[0], &lists_[1], &single_}) Clear(*lists);
   batch.steps_in_use = 0;
+  absl::Status status;
+  const absl::Status thrown = TorchToStatus("optimizer step", [&] {
+    status = CallKernels(batch, stretches, options, states);
+  });
+  status.Update(thrown);
+  for (FusedStretch* stretch : stretches) {
+    if (status.ok()) {
+      stretch->Finish();
+    } else {
+      stretch->Abandon();
+    }
+  }
+  return status;
+}
+
+absl::Status FusedStepper::CallKernels(
+    Batch& batch, absl::Span<FusedStretch* const> stretches,
+    const OptimizerOptions& options, OptimizerStates& states) {
   const int num_slots = rule_->NumSlots(options);
   const at::ScalarType dtype = rule_->KernelDtype(batch.dtype, batch.device);
-  for (FusedStretch* stretch : batch.due) {
-    stretch->Begin(*rule_, num_slots, states);
+  for (FusedStretch* stretch : stretches) {
+    FSDP_RETURN_IF_ERROR(stretch->Begin(*rule_, num_slots, states));
     for (const FusedRun& run : stretch->runs()) {
       const int64_t step = stretch->StepOf(run);
       if (batch.dtype != dtype || run.gradient.scalar_type() != dtype) {
@@ -194,7 +294,7 @@ void FusedStepper::StepBatch(Batch& batch, const OptimizerOptions& options,
     rule_->Call(lists_[first], options, first == 1);
     Clear(lists_[first]);
   }
-  for (FusedStretch* stretch : batch.due) stretch->End(*rule_);
+  return absl::OkStatus();
 }
 
 const at::Tensor& FusedStepper::StepNumber(Batch& batch, int64_t step) {

@@ -20,6 +20,7 @@
 #include "fsdp/fused_rule.h"
 #include "fsdp/fused_runs.h"
 #include "fsdp/fused_stretch.h"
+#include "fsdp/offload_space.h"
 #include "fsdp/sharded_model.h"
 
 namespace fsdp {
@@ -28,6 +29,10 @@ namespace fsdp {
 // steps. After the first step no tensors are allocated, but for gradients whose
 // elements are in another order in memory than their parameters'. Not
 // thread-safe.
+//
+// What rests elsewhere (fsdp/offload_space.h) is brought in, stepped and taken
+// back one stretch at a time, the next ones being read and the last ones
+// written meanwhile, as ZeRO-Infinity does (Rajbhandari et al., 2021).
 class FusedStepper {
  public:
   using Groups = std::vector<torch::optim::OptimizerParamGroup>;
@@ -38,10 +43,13 @@ class FusedStepper {
   const FusedRule& rule() const { return *rule_; }
 
   // Steps every parameter of `groups` that has a gradient. InvalidArgument,
-  // with nothing changed, names one that the kernels cannot step.
+  // with nothing changed, names one that the kernels cannot step. With
+  // parameters of an OffloadSpace it is collective, and its EndStep() tells of
+  // errors of stores.
   absl::Status Step(const Groups& groups, OptimizerStates& states);
-  // The same for `shards`, those of whole units, at their cost alone. Drops
-  // their gradients.
+  // The same for `shards`, those of whole units, at their cost alone, and never
+  // collective: what was stepped before an error stays so. Drops their
+  // gradients.
   absl::Status StepShards(absl::Span<const NamedShard> shards,
                           const Groups& groups, OptimizerStates& states);
 
@@ -71,9 +79,29 @@ class FusedStepper {
                             const torch::optim::OptimizerParamGroup& group);
   size_t BatchOf(size_t group, const at::Tensor& parameter);
 
-  absl::Status StepDue(const Groups& groups, OptimizerStates& states);
-  void StepBatch(Batch& batch, const torch::optim::OptimizerOptions& options,
-                 OptimizerStates& states);
+  // What is due and rests elsewhere.
+  struct Streamed {
+    Batch* batch;
+    FusedStretch* stretch;
+  };
+
+  absl::Status CheckDue(const Groups& groups,
+                        const OptimizerStates& states) const;
+  absl::Status StepDue(const Groups& groups, OptimizerStates& states,
+                       bool all_or_nothing);
+  std::vector<Streamed> TakeStreamed();
+  absl::Status BeginSteps();
+  absl::Status EndSteps(const absl::Status& mine);
+  absl::Status Stream(absl::Span<const Streamed> streamed, const Groups& groups,
+                      OptimizerStates& states, bool save);
+  absl::Status StepTogether(Batch& batch,
+                            absl::Span<FusedStretch* const> stretches,
+                            const torch::optim::OptimizerOptions& options,
+                            OptimizerStates& states);
+  absl::Status CallKernels(Batch& batch,
+                           absl::Span<FusedStretch* const> stretches,
+                           const torch::optim::OptimizerOptions& options,
+                           OptimizerStates& states);
   const at::Tensor& StepNumber(Batch& batch, int64_t step);
   void CallConverted(Batch& batch, const FusedRun& run, int64_t step,
                      const torch::optim::OptimizerOptions& options);
@@ -82,6 +110,8 @@ class FusedStepper {
   std::vector<const void*> arranged_;  // parameters, null after each group
   std::vector<Batch> batches_;
   std::unordered_map<const void*, Place> places_;
+  // Of the parameters, each once, in their order.
+  std::vector<std::shared_ptr<OffloadSpace>> spaces_;
   // Empty between steps, with memory: runs after their first step, those in it,
   // and one that is stepped by itself.
   std::array<FusedLists, 2> lists_;

@@ -14,12 +14,15 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "fsdp/fused_rule.h"
 #include "fsdp/fused_runs.h"
+#include "fsdp/offload_space.h"
+#include "fsdp/resting_memory.h"
 
 namespace fsdp {
 namespace {
@@ -59,12 +62,12 @@ at::Tensor InOrderOf(const at::Tensor& parameter, const at::Tensor& gradient) {
   return at::empty_like(parameter).copy_(gradient);
 }
 
-// Zeros for each of `parameters`, of its sizes and strides, in one tensor,
-// where those that follow each other do so, too.
-std::vector<at::Tensor> ZerosLike(const std::vector<at::Tensor>& parameters) {
-  const at::TensorOptions options = parameters.front().options();
+// Where each of `parameters` begins in one tensor for all of them, in which
+// those that follow each other do so, too; last, the size of that.
+std::vector<int64_t> PlacesFor(const std::vector<at::Tensor>& parameters) {
   const int64_t alignment =
-      kSlotAlignmentBytes / static_cast<int64_t>(options.dtype().itemsize());
+      kSlotAlignmentBytes /
+      static_cast<int64_t>(parameters.front().element_size());
   std::vector<int64_t> begins;
   int64_t used = 0;
   for (size_t i = 0; i < parameters.size(); ++i) {
@@ -74,15 +77,8 @@ std::vector<at::Tensor> ZerosLike(const std::vector<at::Tensor>& parameters) {
     begins.push_back(used);
     used += parameters[i].numel();
   }
-  // Not views to autograd, so that they may be detached or replaced.
-  const at::AutoDispatchBelowADInplaceOrView untracked;
-  const at::Tensor all = at::zeros({used}, options);
-  std::vector<at::Tensor> zeros;
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    zeros.push_back(all.as_strided(parameters[i].sizes(),
-                                   parameters[i].strides(), begins[i]));
-  }
-  return zeros;
+  begins.push_back(used);
+  return begins;
 }
 
 }  // namespace
@@ -118,6 +114,41 @@ FusedStretch::FusedStretch(
     slices_.emplace_back().parameter = std::move(parameter);
     members_.emplace_back().place = place;
   }
+  RestingMemory* const memory = RestingMemory::Of(slices_.front().parameter);
+  if (memory != nullptr && memory->space() != nullptr) {
+    shard_ = memory->shared_from_this();
+  }
+}
+
+bool FusedStretch::RestsElsewhere() const {
+  if (shard_ == nullptr) return false;
+  return !shard_->stays() ||
+         shard_->space()->OptimizerRestsElsewhere(*shard_) ||
+         std::any_of(slices_.begin(), slices_.end(),
+                     [](const FusedSlice& slice) {
+                       return fsdp::RestsElsewhere(slice.parameter.grad());
+                     });
+}
+
+void FusedStretch::Prefetch() const {
+  if (shard_ == nullptr) return;
+  shard_->Prefetch();
+  for (const auto& memory : slot_memory_) memory->Prefetch();
+  for (const FusedSlice& slice : slices_) {
+    PrefetchTensor(slice.parameter.grad());
+  }
+}
+
+absl::Status FusedStretch::BringIn() {
+  if (shard_ == nullptr) return absl::OkStatus();
+  FSDP_RETURN_IF_ERROR(resident_.Add(slices_.front().parameter, Use::kUpdate));
+  for (const FusedSlice& slice : slices_) {
+    FSDP_RETURN_IF_ERROR(resident_.Add(slice.parameter.grad(), Use::kRead));
+    for (const at::Tensor& slot : slice.slots) {
+      FSDP_RETURN_IF_ERROR(resident_.Add(slot, Use::kUpdate));
+    }
+  }
+  return absl::OkStatus();
 }
 
 bool FusedStretch::HasGradient() const {
@@ -159,9 +190,10 @@ absl::Status FusedStretch::CheckMember(size_t i, const FusedRule& rule,
   return absl::OkStatus();
 }
 
-void FusedStretch::Begin(const FusedRule& rule, int num_slots,
-                         OptimizerStates& states) {
+absl::Status FusedStretch::Begin(const FusedRule& rule, int num_slots,
+                                 OptimizerStates& states) {
   num_slots_ = num_slots;
+  FSDP_RETURN_IF_ERROR(BringIn());
   for (size_t i = 0; i < slices_.size(); ++i) {
     // Everything anew: an earlier step may have run out of memory.
     FusedSlice& slice = slices_[i];
@@ -180,32 +212,36 @@ void FusedStretch::Begin(const FusedRule& rule, int num_slots,
     slice.step = rule.NextStep(*state);
     members_[i].state = state.get();
     const FusedRule::Slots slots = rule.SlotsOf(*state);
-    for (int k = 0; k < num_slots; ++k) TakeSlot(i, k, *slots[k]);
+    for (int k = 0; k < num_slots; ++k) {
+      FSDP_RETURN_IF_ERROR(TakeSlot(i, k, *slots[k]));
+    }
   }
   const at::Tensor& any = slices_.front().parameter;
   const at::ScalarType dtype = any.scalar_type();
   runs_.Begin(slices_, num_slots,
               rule.KernelDtype(dtype, any.device()) != dtype);
+  return absl::OkStatus();
 }
 
 // Takes the values of `held`, a state's tensor, which becomes the slot in
-// End(): until then an undefined one tells that the first step is still to
+// Count(): until then an undefined one tells that the first step is still to
 // come.
-void FusedStretch::TakeSlot(size_t i, int k, const at::Tensor& held) {
+absl::Status FusedStretch::TakeSlot(size_t i, int k, const at::Tensor& held) {
   at::Tensor& own = slices_[i].slots[k];
   bool& used = members_[i].used[k];
-  if (!own.defined()) AllocateSlot(k);
-  if (held.is_same(own)) return;
+  if (!own.defined()) FSDP_RETURN_IF_ERROR(AllocateSlot(k));
+  if (held.is_same(own)) return absl::OkStatus();
   if (held.defined()) {
     own.copy_(held);
   } else if (used) {
     own.zero_();
   }
   used = true;
+  return absl::OkStatus();
 }
 
 // For parameters that may get a gradient later, too.
-void FusedStretch::AllocateSlot(int k) {
+absl::Status FusedStretch::AllocateSlot(int k) {
   std::vector<size_t> members;
   std::vector<at::Tensor> parameters;
   for (size_t i = 0; i < slices_.size(); ++i) {
@@ -215,16 +251,48 @@ void FusedStretch::AllocateSlot(int k) {
     members.push_back(i);
     parameters.push_back(slice.parameter);
   }
-  std::vector<at::Tensor> zeros = ZerosLike(parameters);
+  const std::vector<int64_t> begins = PlacesFor(parameters);
+  // Not views to autograd, so that they may be detached or replaced.
+  const at::AutoDispatchBelowADInplaceOrView untracked;
+  FSDP_ASSIGN_OR_RETURN(const at::Tensor all, Zeros(begins.back()));
   for (size_t j = 0; j < members.size(); ++j) {
-    slices_[members[j]].slots[k] = std::move(zeros[j]);
+    slices_[members[j]].slots[k] = all.as_strided(
+        parameters[j].sizes(), parameters[j].strides(), begins[j]);
   }
+  return absl::OkStatus();
 }
 
-void FusedStretch::End(const FusedRule& rule) {
+absl::StatusOr<at::Tensor> FusedStretch::Zeros(int64_t numel) {
+  const at::TensorOptions options = slices_.front().parameter.options();
+  if (shard_ != nullptr) {
+    FSDP_ASSIGN_OR_RETURN(
+        std::shared_ptr<RestingMemory> memory,
+        shard_->space()->PlaceOptimizerState(
+            *shard_, numel * static_cast<int64_t>(options.dtype().itemsize())));
+    if (memory != nullptr) {
+      slot_memory_.push_back(memory);
+      const at::Tensor all =
+          memory->AsTensor(c10::typeMetaToScalarType(options.dtype()));
+      FSDP_RETURN_IF_ERROR(resident_.Add(all, Use::kUpdate));
+      return all;
+    }
+  }
+  return at::zeros({numel}, options);
+}
+
+void FusedStretch::Finish() {
   runs_.End();
+  for (FusedSlice& slice : slices_) slice.gradient.reset();
+  resident_ = Resident();
+}
+
+void FusedStretch::Abandon() {
+  for (FusedSlice& slice : slices_) slice.gradient.reset();
+  resident_ = Resident();
+}
+
+void FusedStretch::Count(const FusedRule& rule) {
   for (size_t i = 0; i < slices_.size(); ++i) {
-    slices_[i].gradient.reset();
     OptimizerParamState* const state = members_[i].state;
     if (state == nullptr) continue;
     rule.SetStep(*state, slices_[i].step);

@@ -8,12 +8,16 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "fsdp/fused_rule.h"
 #include "fsdp/fused_runs.h"
+#include "fsdp/resting_memory.h"
 
 namespace fsdp {
 
@@ -21,7 +25,8 @@ namespace fsdp {
 // after the parameter's name.
 absl::Status CheckFusedParameter(const at::Tensor& parameter);
 
-// States lie in memory of their own that is laid out as the parameters are.
+// States lie in memory of their own that is laid out as the parameters are, and
+// rests where the OffloadSpace of the parameters says.
 class FusedStretch {
  public:
   // Parameters that pass CheckFusedParameter(), with their places in `group`.
@@ -34,14 +39,27 @@ class FusedStretch {
   absl::Status Check(const FusedRule& rule, int num_slots,
                      const OptimizerStates& states) const;
 
+  // What the parameters lie in; null for ordinary memory.
+  RestingMemory* shard() const { return shard_.get(); }
+  // Whether parameters, gradients or states may have to be brought in.
+  bool RestsElsewhere() const;
+  // A hint that Begin() is to come.
+  void Prefetch() const;
+
   // Takes up the gradients and gives the parameters that have one a state in
-  // this memory, copying what they have elsewhere.
-  void Begin(const FusedRule& rule, int num_slots, OptimizerStates& states);
-  // From Begin() to End().
+  // this memory, copying what they have elsewhere. All of it is in memory until
+  // Finish() or Abandon(). Errors as the stores'.
+  absl::Status Begin(const FusedRule& rule, int num_slots,
+                     OptimizerStates& states);
+  // From Begin() to Finish().
   const std::vector<FusedRun>& runs() const { return runs_.runs(); }
   int64_t StepOf(const FusedRun& run) const { return slices_[run.slice].step; }
-  // After the kernels: counts the step.
-  void End(const FusedRule& rule);
+  // After the kernels.
+  void Finish();
+  // After Finish(), when the step counts: before, states are as they were.
+  void Count(const FusedRule& rule);
+  // Instead of Finish(), after an error.
+  void Abandon();
 
  private:
   // What goes with a slice.
@@ -54,13 +72,18 @@ class FusedStretch {
 
   absl::Status CheckMember(size_t i, const FusedRule& rule, int num_slots,
                            const OptimizerStates& states) const;
-  void TakeSlot(size_t i, int k, const at::Tensor& held);
-  void AllocateSlot(int k);
+  absl::Status BringIn();
+  absl::Status TakeSlot(size_t i, int k, const at::Tensor& held);
+  absl::Status AllocateSlot(int k);
+  absl::StatusOr<at::Tensor> Zeros(int64_t numel);
 
   size_t group_;
   std::vector<FusedSlice> slices_;  // in the order of their addresses
   std::vector<Member> members_;
   int num_slots_ = 0;  // of the last Begin()
+  std::shared_ptr<RestingMemory> shard_;
+  std::vector<std::shared_ptr<RestingMemory>> slot_memory_;
+  Resident resident_;  // from Begin() on
   FusedRuns runs_;
 };
 

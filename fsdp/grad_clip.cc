@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -25,6 +26,7 @@
 #include "base/torch_status.h"
 #include "comm/call.h"
 #include "comm/communicator.h"
+#include "fsdp/resting_memory.h"
 #include "fsdp/shard_gradients.h"
 #include "fsdp/sharded_model.h"
 
@@ -38,9 +40,15 @@ at::Tensor LocalTotal(const std::vector<GradientGroup>& groups, double p,
   at::Tensor total =
       at::zeros({1}, at::TensorOptions(at::kDouble).device(device));
   for (const GradientGroup& group : groups) {
-    const at::Tensor norms =
-        at::stack(at::_foreach_norm(group.gradients, p, group.math_dtype()))
-            .to(device, at::kDouble);
+    std::vector<at::Tensor> each;
+    ThrowIfError(ForEachInMemory(
+        group, Use::kRead, [&](const std::vector<at::Tensor>& gradients) {
+          for (at::Tensor& norm :
+               at::_foreach_norm(gradients, p, group.math_dtype())) {
+            each.push_back(std::move(norm));
+          }
+        }));
+    const at::Tensor norms = at::stack(each).to(device, at::kDouble);
     if (std::isinf(p)) {
       total = at::maximum(total, norms.max());
     } else {
@@ -53,9 +61,9 @@ at::Tensor LocalTotal(const std::vector<GradientGroup>& groups, double p,
 std::string CulpritsOf(absl::Span<const NamedShard> shards) {
   for (const NamedShard& named : shards) {
     const at::Tensor& gradient = named.shard.grad();
-    if (!gradient.defined() || at::isfinite(gradient).all().item<bool>()) {
-      continue;
-    }
+    if (!gradient.defined()) continue;
+    const Resident resident = ValueOrThrow(Resident::Of(gradient, Use::kRead));
+    if (at::isfinite(gradient).all().item<bool>()) continue;
     return absl::StrCat(named.name, " is the first parameter with one here");
   }
   return "those of this rank are finite";
@@ -79,8 +87,11 @@ void Scale(const std::vector<GradientGroup>& groups, const at::Tensor& norm,
   const at::Tensor coefficient =
       (max_norm / (norm + 1e-6)).clamp_max(1.0).reshape({});
   for (const GradientGroup& group : groups) {
-    at::_foreach_mul_(group.gradients,
-                      coefficient.to(group.device, group.math_dtype()));
+    const at::Tensor factor = coefficient.to(group.device, group.math_dtype());
+    ThrowIfError(ForEachInMemory(group, Use::kUpdate,
+                                 [&](const std::vector<at::Tensor>& gradients) {
+                                   at::_foreach_mul_(gradients, factor);
+                                 }));
   }
 }
 
@@ -99,7 +110,9 @@ at::Tensor ClipOrThrow(comm::Communicator& world,
   c10::NoGradGuard no_grad;
   const double p = options.norm_type;
   const std::vector<GradientGroup> groups = GroupGradients(shards);
-  at::Tensor norm = LocalTotal(groups, p, DeviceOf(shards));
+  at::Tensor norm;
+  ThrowIfError(OrAbort(
+      world, what, [&] { norm = LocalTotal(groups, p, DeviceOf(shards)); }));
   ThrowIfError(ReduceNumber(
       world, norm, std::isinf(p) ? comm::ReduceOp::kMax : comm::ReduceOp::kSum,
       what, options.timeout));
@@ -107,7 +120,10 @@ at::Tensor ClipOrThrow(comm::Communicator& world,
   if (options.error_if_nonfinite) {
     ThrowIfError(CheckFinite(norm, shards, what));
   }
-  if (!std::isinf(options.max_norm)) Scale(groups, norm, options.max_norm);
+  if (!std::isinf(options.max_norm)) {
+    ThrowIfError(
+        OrAbort(world, what, [&] { Scale(groups, norm, options.max_norm); }));
+  }
   return norm.to(ResultDtype(shards)).reshape({});
 }
 

@@ -14,16 +14,19 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/call.h"
 #include "comm/communicator.h"
+#include "fsdp/resting_memory.h"
 #include "fsdp/shard_gradients.h"
 #include "fsdp/sharded_model.h"
 
@@ -42,9 +45,12 @@ at::Tensor UnscaleLocally(absl::Span<const NamedShard> shards, float scale) {
   at::Tensor found_inf = at::zeros({1}, options(device));
   for (GradientGroup& group : GroupGradients(shards)) {
     at::Tensor found = at::zeros({1}, options(group.device));
-    at::_amp_foreach_non_finite_check_and_unscale_(
-        group.gradients, found,
-        at::full({1}, 1 / scale, options(group.device)));
+    const at::Tensor inverse = at::full({1}, 1 / scale, options(group.device));
+    ThrowIfError(ForEachInMemory(
+        group, Use::kUpdate, [&](const std::vector<at::Tensor>& gradients) {
+          at::_amp_foreach_non_finite_check_and_unscale_(gradients, found,
+                                                         inverse);
+        }));
     found_inf = at::maximum(found_inf, found.to(device));
   }
   return found_inf;
@@ -88,8 +94,9 @@ absl::StatusOr<bool> ShardedGradScaler::Unscale(
   stage_ = Stage::kUnscaled;
   found_inf_ = true;
   at::Tensor found_inf;
-  FSDP_RETURN_IF_ERROR(TorchToStatus(
-      what, [&] { found_inf = UnscaleLocally(shards, state_.scale); }));
+  FSDP_RETURN_IF_ERROR(OrAbort(*world_, what, [&] {
+    found_inf = UnscaleLocally(shards, state_.scale);
+  }));
   FSDP_RETURN_IF_ERROR(ReduceNumber(*world_, found_inf, comm::ReduceOp::kMax,
                                     what, options_.timeout));
   FSDP_RETURN_IF_ERROR(

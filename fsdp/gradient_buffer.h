@@ -60,6 +60,9 @@ class GradientBuffer {
   GradientBuffer(flat_param::FlatParameter* parameter,
                  GradientBufferOptions options);
 
+  GradientBuffer(GradientBuffer&&) = default;
+  GradientBuffer(const GradientBuffer&) = delete;
+
   const GradientBufferOptions& options() const { return options_; }
   void SetScaling(GradientScaling scaling) { options_.scaling = scaling; }
 

@@ -217,7 +217,7 @@ TEST_P(GradientBufferWorldTest, MeanOverRanksArrivesInTheSlices) {
   const at::Tensor memory = sum.view(at::kByte);
   for (int i = 0; i < world_size; ++i) {
     const FlatLayout& layout = ranks[i]->flat->layout();
-    ranks[i]->buffer.AccumulateMean(memory);
+    ASSERT_OK(ranks[i]->buffer.AccumulateMean(memory));
     for (size_t k = 0; k < parameters.size(); ++k) {
       SCOPED_TRACE(absl::StrCat("rank ", i, " parameter ", k));
       const at::Tensor& gradient = ranks[i]->flat->ShardSlice(k).grad();
@@ -242,7 +242,7 @@ class AccumulateTest : public ::testing::Test {
     for (float value : {a, b, c}) {
       gradients.push_back(value == 0 ? at::Tensor() : at::full({4}, value));
     }
-    rank_.buffer.AccumulateMean(rank_.Filled(gradients));
+    ASSERT_OK(rank_.buffer.AccumulateMean(rank_.Filled(gradients)));
   }
   // As Accumulate() takes them.
   std::vector<float> Values() const {
@@ -332,13 +332,13 @@ TEST_F(AccumulateTest, TakesAFlagForProducedWhateverTheSumOverRanks) {
   at::Tensor memory = rank_.Filled({at::ones({4}), {}, {}});
   at::Tensor segment = rank_.buffer.OwnSegment(memory);
   segment.narrow(0, rank_.flat->layout().shard_numel(), 1).fill_(1000);
-  rank_.buffer.AccumulateMean(memory);
+  ASSERT_OK(rank_.buffer.AccumulateMean(memory));
   EXPECT_THAT(Values(), ElementsAre(1, 0, 0));
 }
 
 TEST(GradientBufferTest, UnitWithoutElementsStillCarriesFlags) {
   Rank rank({at::zeros({0, 3})}, 2, 1);
-  rank.buffer.AccumulateMean(rank.Filled({at::zeros({0, 3})}));
+  ASSERT_OK(rank.buffer.AccumulateMean(rank.Filled({at::zeros({0, 3})})));
   EXPECT_TRUE(rank.flat->ShardSlice(0).grad().defined());
 }
 

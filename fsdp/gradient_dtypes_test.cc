@@ -92,7 +92,7 @@ class Group {
     }
     Tensors parts;
     for (size_t rank = 0; rank < buffers_.size(); ++rank) {
-      buffers_[rank].AccumulateMean(sum.view(at::kByte));
+      EXPECT_OK(buffers_[rank].AccumulateMean(sum.view(at::kByte)));
       const at::Tensor& gradient = flats_[rank]->ShardSlice(0).grad();
       parts.push_back(gradient);
     }
@@ -238,7 +238,7 @@ TEST(AccumulationDtypeTest, AFlagOfAnEarlierGradientStays) {
   Group group(1, at::kFloat, Reduced(at::kFloat, at::kFloat, {}));
   group.Fill(0, {at::ones({2, 5}), at::Tensor()});
   group.Add(0, {at::Tensor(), at::Tensor()});
-  group.buffer(0).AccumulateMean(group.memory(0));
+  EXPECT_OK(group.buffer(0).AccumulateMean(group.memory(0)));
   EXPECT_TRUE(group.flat(0).ShardSlice(0).grad().defined());
   EXPECT_FALSE(group.flat(0).ShardSlice(1).grad().defined());
 }
@@ -246,7 +246,7 @@ TEST(AccumulationDtypeTest, AFlagOfAnEarlierGradientStays) {
 TEST(DropUnusedGradientTest, GivesMemoryBackOnceNoSliceUsesIt) {
   Group group(1, at::kFloat, Reduced(at::kFloat, at::kFloat, {}));
   group.Fill(0, Filled(1, at::kFloat));
-  group.buffer(0).AccumulateMean(group.memory(0));
+  EXPECT_OK(group.buffer(0).AccumulateMean(group.memory(0)));
   const c10::weak_intrusive_ptr<c10::StorageImpl> storage(
       group.flat(0).ShardSlice(0).grad().storage().getWeakStorageImpl());
   group.buffer(0).DropUnusedGradient();
@@ -259,7 +259,7 @@ TEST(DropUnusedGradientTest, GivesMemoryBackOnceNoSliceUsesIt) {
   EXPECT_FALSE(storage.expired());
   group.buffer(0).DropUnusedGradient();
   EXPECT_TRUE(storage.expired());
-  group.buffer(0).AccumulateMean(group.memory(0));
+  EXPECT_OK(group.buffer(0).AccumulateMean(group.memory(0)));
   EXPECT_EQ(group.flat(0).ShardSlice(1).grad()[0].item<float>(), 1);
 }
 

@@ -12,11 +12,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/types/span.h"
+#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "comm/agreement.h"
 #include "comm/communicator.h"
 #include "flat_param/layout.h"
 #include "fsdp/named_values.h"
+#include "fsdp/resting_memory.h"
 #include "fsdp/runtime.h"
 #include "fsdp/state_dict.h"
 #include "fsdp/state_dict_load.h"
@@ -84,6 +86,8 @@ absl::StatusOr<LocalStateDict> MakeLocalStateDict(
         dict.world_size = world.world_size();
         for (int unit = 0; unit < model.num_units(); ++unit) {
           for (const auto& flat : model.runtime().flats(unit)) {
+            const Resident resident =
+                ValueOrThrow(Resident::Of(flat->shard(), Use::kRead));
             dict.flats.push_back({model.unit_name(unit), flat->layout(),
                                   flat->rank(),
                                   flat->shard().detach().clone()});
@@ -112,6 +116,8 @@ absl::Status LoadLocalStateDict(ShardedModel& model,
     size_t next = 0;
     for (int unit = 0; unit < model.num_units(); ++unit) {
       for (const auto& flat : model.runtime().flats(unit)) {
+        const Resident resident =
+            ValueOrThrow(Resident::Of(flat->shard(), Use::kOverwrite));
         at::Tensor shard = flat->shard().detach();
         shard.copy_(dict.flats[next++].shard);
       }

@@ -144,6 +144,7 @@ std::string MemoryPlan::ToString() const {
   if (copies > 0) add("shared copies to compute with", copies);
   if (parts > 0) add("parts for smaller groups, at most", parts);
   add("reduce buffers, at most", in_flight);
+  if (transfers > 0) add("buffers for offload", transfers);
   add("total", total());
   return text;
 }
@@ -161,8 +162,8 @@ MemoryPlan PlanMemory(const std::vector<ScheduledUnit>& units,
     if (!unit.trainable) continue;
     plan.gradients += unit.gradient;
     largest_gradient = std::max(largest_gradient, unit.gradient);
-    plan.optimizer +=
-        static_cast<int64_t>(options.optimizer_state * unit.shard);
+    plan.optimizer += static_cast<int64_t>(
+        options.optimizer_state * (unit.shard + unit.away - unit.states_away));
   }
   if (schedule_options.step_in_backward) plan.gradients = largest_gradient;
   Simulation simulation(units, bytes, schedule_options);

@@ -13,7 +13,10 @@ namespace fsdp {
 
 // Of one unit on this rank, in bytes.
 struct UnitBytes {
-  int64_t shard = 0;          // parameters, resting
+  int64_t shard = 0;          // parameters, resting in memory
+  int64_t away = 0;           // parameters, resting elsewhere
+  // Of both together, parameters whose optimizer states rest elsewhere.
+  int64_t states_away = 0;
   int64_t gradient = 0;       // of the shard
   int64_t unsharded = 0;      // gathered; 0 where nothing is copied for that
   int64_t copy = 0;           // its part of a copy that all ranks compute with
@@ -32,10 +35,11 @@ struct MemoryPlan {
   int64_t gathered = 0;
   int64_t parts = 0;
   int64_t in_flight = 0;  // reduce buffers
+  int64_t transfers = 0;  // buffers between memory and stores
 
   int64_t total() const {
     return shards + gradients + optimizer + copies + gathered + parts +
-           in_flight;
+           in_flight + transfers;
   }
   // A line for each kind.
   std::string ToString() const;

@@ -261,11 +261,19 @@ absl::StatusOr<std::shared_ptr<RestingMemory>> OffloadSpace::PlaceGradients(
                RegionName(flat, flats_[flat].name), bytes, device);
 }
 
-absl::StatusOr<std::shared_ptr<RestingMemory>>
-OffloadSpace::PlaceOptimizerState(const RestingMemory& shard, int64_t bytes) {
+int OffloadSpace::FlatOf(const RestingMemory& shard) const {
   const auto found = std::find(shards_.begin(), shards_.end(), &shard);
   FSDP_CHECK(found != shards_.end());
-  const int flat = static_cast<int>(found - shards_.begin());
+  return static_cast<int>(found - shards_.begin());
+}
+
+bool OffloadSpace::OptimizerRestsElsewhere(const RestingMemory& shard) const {
+  return plan_.tier(FlatOf(shard), RestingKind::kOptimizer) != Tier::kDevice;
+}
+
+absl::StatusOr<std::shared_ptr<RestingMemory>>
+OffloadSpace::PlaceOptimizerState(const RestingMemory& shard, int64_t bytes) {
+  const int flat = FlatOf(shard);
   const Tier tier = plan_.tier(flat, RestingKind::kOptimizer);
   if (tier == Tier::kDevice || bytes == 0) {
     return std::shared_ptr<RestingMemory>();
@@ -297,9 +305,7 @@ absl::Status OffloadSpace::BeginStep() {
 }
 
 absl::Status OffloadSpace::SaveBeforeStep(RestingMemory& shard) {
-  const auto found = std::find(shards_.begin(), shards_.end(), &shard);
-  FSDP_CHECK(found != shards_.end());
-  const int flat = static_cast<int>(found - shards_.begin());
+  const int flat = FlatOf(shard);
   if (!IsSavedBeforeStep(plan_.flats[flat], options_)) return absl::OkStatus();
   int& entry = undo_entries_[flat];
   if (entry < 0) {
@@ -327,6 +333,7 @@ absl::Status OffloadSpace::EndStep(const absl::Status& mine) {
   const absl::Status agreed =
       comm::Agree(*world_, mine, "a step of the optimizer", deadline());
   if (agreed.ok()) {
+    begun_ = false;
     saved_.clear();
     return agreed;
   }

@@ -50,6 +50,8 @@ class OffloadSpace : public std::enable_shared_from_this<OffloadSpace> {
   absl::StatusOr<std::shared_ptr<RestingMemory>> PlaceOptimizerState(
       const RestingMemory& shard, int64_t bytes);
 
+  bool OptimizerRestsElsewhere(const RestingMemory& shard) const;
+
   // --- A step of the optimizer ---------------------------------------------
   // What rests is then as a rollback would leave it. Of this rank alone.
   absl::Status BeginStep();
@@ -81,6 +83,7 @@ class OffloadSpace : public std::enable_shared_from_this<OffloadSpace> {
                absl::Duration timeout);
 
   absl::Status MakeStores();
+  int FlatOf(const RestingMemory& shard) const;
   int64_t CapacityOf(RestingKind kind, Tier tier) const;
   absl::StatusOr<std::unique_ptr<offload::ParamStore>> MakeStore(
       RestingKind kind, int64_t capacity) const;

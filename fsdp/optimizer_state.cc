@@ -19,11 +19,13 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "comm/agreement.h"
 #include "flat_param/flat_parameter.h"
 #include "flat_param/layout.h"
 #include "fsdp/optimizer_slots.h"
+#include "fsdp/resting_memory.h"
 #include "fsdp/runtime.h"
 #include "fsdp/shard_gather.h"
 #include "fsdp/whole_access.h"
@@ -151,6 +153,7 @@ absl::Status GatherSlot(ShardedModel& model, int unit,
     const at::Tensor* slot = FindSlot(view, flat.parameter(i).name, key);
     if (slot == nullptr) continue;
     const Slice slice = flat.layout().InShard(i, flat.rank());
+    const Resident resident = ValueOrThrow(Resident::Of(*slot, Use::kRead));
     shard.narrow(0, slice.begin, slice.numel()).copy_(*slot);
   }
   FSDP_ASSIGN_OR_RETURN(
@@ -372,6 +375,8 @@ absl::StatusOr<ShardedOptimizerState> MakeShardedOptimizerState(
               const auto slots = view.slots.find(spec.name);
               if (slots == view.slots.end()) continue;
               for (const auto& [key, tensor] : slots->second.tensors) {
+                const Resident resident =
+                    ValueOrThrow(Resident::Of(tensor, Use::kRead));
                 result.tensors.push_back(
                     {KeyOf(spec.name, key), spec.sizes, spec.strides,
                      flat->layout().InParameter(i, flat->rank()).begin,

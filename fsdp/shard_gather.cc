@@ -10,9 +10,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "comm/work.h"
 #include "flat_param/layout.h"
+#include "fsdp/resting_memory.h"
 #include "fsdp/runtime.h"
 #include "fsdp/whole_access.h"
 
@@ -25,6 +27,8 @@ absl::StatusOr<at::Tensor> Gather(comm::Communicator& group,
                                   absl::string_view label,
                                   absl::Time deadline) {
   c10::NoGradGuard no_grad;
+  FSDP_ASSIGN_OR_RETURN(const Resident resident,
+                        Resident::Of(shard, Use::kRead));
   if (group.world_size() == 1) return shard.detach().clone();
   at::Tensor whole = at::empty({shard.numel() * group.world_size()},
                                shard.options().requires_grad(false));
@@ -51,6 +55,7 @@ at::Tensor ShardOfGradients(const flat_param::FlatParameter& flat) {
   for (int i = 0; i < flat.num_parameters(); ++i) {
     const at::Tensor& gradient = flat.ShardSlice(i).grad();
     if (!gradient.defined()) continue;
+    const Resident resident = ValueOrThrow(Resident::Of(gradient, Use::kRead));
     const flat_param::Slice slice = flat.layout().InShard(i, flat.rank());
     gradients.narrow(0, slice.begin, slice.numel()).copy_(gradient);
   }

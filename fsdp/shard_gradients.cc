@@ -7,13 +7,16 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
+#include "base/torch_status.h"
 #include "comm/call.h"
 #include "comm/communicator.h"
+#include "fsdp/resting_memory.h"
 #include "fsdp/sharded_model.h"
 
 namespace fsdp {
@@ -37,6 +40,37 @@ std::vector<GradientGroup> GroupGradients(absl::Span<const NamedShard> shards) {
     group->gradients.push_back(gradient);
   }
   return groups;
+}
+
+absl::Status ForEachInMemory(
+    const GradientGroup& group, Use use,
+    absl::FunctionRef<void(const std::vector<at::Tensor>&)> visit) {
+  if (!std::any_of(group.gradients.begin(), group.gradients.end(),
+                   RestsElsewhere)) {
+    visit(group.gradients);
+    return absl::OkStatus();
+  }
+  const auto end = group.gradients.end();
+  const auto next_memory = [&](auto from) {
+    return std::find_if(from, end, [&](const at::Tensor& gradient) {
+      return RestingMemory::Of(gradient) != RestingMemory::Of(*from);
+    });
+  };
+  for (auto begin = group.gradients.begin(); begin != end;) {
+    const auto next = next_memory(begin);
+    if (next != end) PrefetchTensor(*next);
+    FSDP_ASSIGN_OR_RETURN(const Resident resident, Resident::Of(*begin, use));
+    visit(std::vector<at::Tensor>(begin, next));
+    begin = next;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status OrAbort(comm::Communicator& world, const std::string& what,
+                     absl::FunctionRef<void()> fn) {
+  absl::Status status = TorchToStatus(what, fn);
+  if (!status.ok()) world.Abort(status);
+  return status;
 }
 
 at::Device DeviceOf(absl::Span<const NamedShard> shards) {

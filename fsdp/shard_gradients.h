@@ -10,11 +10,13 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "comm/call.h"
 #include "comm/communicator.h"
+#include "fsdp/resting_memory.h"
 #include "fsdp/sharded_model.h"
 
 namespace fsdp {
@@ -32,6 +34,17 @@ struct GradientGroup {
 
 // Without undefined and empty ones.
 std::vector<GradientGroup> GroupGradients(absl::Span<const NamedShard> shards);
+
+// Calls `visit` with all of `group` in one go, or, where gradients rest
+// elsewhere, with those of one shard after the other, in their order and in
+// memory meanwhile. Errors as RestingMemory's.
+absl::Status ForEachInMemory(
+    const GradientGroup& group, Use use,
+    absl::FunctionRef<void(const std::vector<at::Tensor>&)> visit);
+
+// Runs `fn`, whose failures the other ranks do not know of: they are told.
+absl::Status OrAbort(comm::Communicator& world, const std::string& what,
+                     absl::FunctionRef<void()> fn);
 
 // Where numbers about all gradients are computed. A matter of the shards, which
 // all ranks have, not of the gradients, which some may lack.

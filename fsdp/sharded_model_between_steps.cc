@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "flat_param/flat_parameter.h"
 #include "fsdp/autograd.h"

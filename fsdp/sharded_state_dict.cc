@@ -10,11 +10,13 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "comm/agreement.h"
 #include "flat_param/layout.h"
 #include "fsdp/named_values.h"
 #include "fsdp/parameter_pieces.h"
+#include "fsdp/resting_memory.h"
 #include "fsdp/runtime.h"
 #include "fsdp/state_dict.h"
 #include "fsdp/state_dict_load.h"
@@ -34,6 +36,8 @@ absl::StatusOr<std::vector<at::Tensor>> ShardsFromPieces(
   std::vector<at::Tensor> shards;
   for (int unit = 0; unit < model.num_units(); ++unit) {
     for (const auto& flat : model.runtime().flats(unit)) {
+      FSDP_ASSIGN_OR_RETURN(const Resident resident,
+                            Resident::Of(flat->shard(), Use::kRead));
       at::Tensor& shard = shards.emplace_back(flat->shard().detach().clone());
       for (int i = 0; i < flat->num_parameters(); ++i) {
         const flat_param::ParameterSpec& spec = flat->layout().parameter(i);
@@ -75,6 +79,8 @@ absl::StatusOr<ShardedStateDict> MakeShardedStateDict(
         ShardedStateDict dict;
         for (int unit = 0; unit < model.num_units(); ++unit) {
           for (const auto& flat : model.runtime().flats(unit)) {
+            const Resident resident =
+                ValueOrThrow(Resident::Of(flat->shard(), Use::kRead));
             for (int i = 0; i < flat->num_parameters(); ++i) {
               const flat_param::ParameterSpec& spec =
                   flat->layout().parameter(i);
@@ -112,6 +118,8 @@ absl::Status LoadShardedStateDict(ShardedModel& model,
     size_t next = 0;
     for (int unit = 0; unit < model.num_units(); ++unit) {
       for (const auto& flat : model.runtime().flats(unit)) {
+        const Resident resident =
+            ValueOrThrow(Resident::Of(flat->shard(), Use::kOverwrite));
         at::Tensor shard = flat->shard().detach();
         shard.copy_((*shards)[next++]);
       }

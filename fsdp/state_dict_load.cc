@@ -14,9 +14,11 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "flat_param/flat_parameter.h"
 #include "flat_param/layout.h"
+#include "fsdp/resting_memory.h"
 
 namespace fsdp {
 namespace {
@@ -112,6 +114,8 @@ void TakeOwnRange(const FlatParameter& flat, int i, const at::Tensor& value) {
   const Slice in_shard = layout.InShard(i, flat.rank());
   if (in_shard.empty()) return;
   const Slice range = layout.InParameter(i, flat.rank());
+  const Resident resident =
+      ValueOrThrow(Resident::Of(flat.shard(), Use::kUpdate));
   flat.shard()
       .narrow(0, in_shard.begin, in_shard.numel())
       .copy_(flat_param::StorageOrderOf(value, layout.parameter(i))

@@ -1,0 +1,64 @@
+// Trains the toy net with whatever resting where, and tells all that came of
+// it, to the bit.
+#ifndef FSDP_TESTING_OFFLOAD_RUN_H_
+#define FSDP_TESTING_OFFLOAD_RUN_H_
+
+#include <ATen/core/Tensor.h>
+#include <torch/optim/optimizer.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "comm/mesh.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/testing/toy_model.h"
+
+namespace fsdp::testing {
+
+using ToyModel = FullyShardedDataParallel<NetImpl>;
+
+// What happens besides where things rest.
+struct OffloadScenario {
+  std::string name;
+  int world_size = 2;
+  int replicas = 1;  // rows of the mesh
+  int steps = 20;
+  int backwards = 1;  // per step
+  bool no_sync = false;
+  bool step_in_backward = false;
+  bool sgd = false;     // else AdamW
+  double max_norm = 0;  // 0: gradients are not clipped
+  bool scaler = false;  // gradients are scaled
+  bool zero_to_none = true;
+  std::function<void(Options&)> configure = [](Options&) {};
+  // Before each step.
+  std::function<absl::Status(ToyModel&, torch::optim::Optimizer&, int step)>
+      before_step = [](ToyModel&, torch::optim::Optimizer&, int) {
+        return absl::OkStatus();
+      };
+};
+
+struct OffloadRecord {
+  std::vector<double> losses;  // of this rank
+  std::vector<double> norms;
+  std::map<std::string, at::Tensor> tensors;  // parameters and states, whole
+};
+
+// On this rank, all of which do the same.
+absl::StatusOr<OffloadRecord> Train(const OffloadScenario& scenario,
+                                    const comm::Mesh& mesh,
+                                    const OffloadOptions& offload);
+
+// Internal, naming the first difference in any bit.
+absl::Status CheckSameBits(const OffloadRecord& actual,
+                           const OffloadRecord& expected);
+
+}  // namespace fsdp::testing
+
+#endif  // FSDP_TESTING_OFFLOAD_RUN_H_
