@@ -176,7 +176,7 @@ void FileStore::FlushIsOver(const std::vector<Space>& erased,
 // Of what is over, the engine's thread uses nothing any more.
 absl::Status FileStore::Rollback() {
   if (layout_.places < 2) {
-    return CannotRollBack(Describe(), "make the store with `rollback`");
+    return CannotRollBack(Describe());
   }
   absl::MutexLock lock(&mutex_);
   int64_t under_way = flushes_;

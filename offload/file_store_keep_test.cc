@@ -263,9 +263,14 @@ TEST_P(FileStoreKeepTest, ATornCommitLeavesTheOneBefore) {
               StatusIs(absl::StatusCode::kDataLoss, HasSubstr("commits")));
 }
 
-// Random work and restarts, against a model of what the last commit holds.
+// Random work, restarts and rollbacks, against a model of what the last commit
+// holds.
 TEST_P(FileStoreKeepTest, RestartsAtAnyTimeFindTheLastCommit) {
-  using Model = std::map<std::string, std::string>;
+  struct Region {
+    int created = 0;  // by which action
+    std::string bytes;
+  };
+  using Model = std::map<std::string, Region>;
   std::mt19937 random(1);
   Model now;
   Model committed;
@@ -275,27 +280,39 @@ TEST_P(FileStoreKeepTest, RestartsAtAnyTimeFindTheLastCommit) {
     const uint32_t what = random() % 100;
     if (now.count(name) == 0) {
       const int64_t size = random() % (3 * kBlock);
-      if (store->Create(name, size).ok()) now[name] = std::string(size, '\0');
-    } else if (what < 70) {
-      const int64_t size = now[name].size();
+      if (store->Create(name, size).ok()) {
+        now[name] = {action, std::string(size, '\0')};
+      }
+    } else if (what < 65) {
+      const int64_t size = now[name].bytes.size();
       const int64_t offset = random() % (size + 1);
       const std::string bytes = Pattern(action, random() % (size - offset + 1));
       ASSERT_OK(WriteNow(*store, name, offset, bytes));
-      now[name].replace(offset, bytes.size(), bytes);
-    } else if (what < 78) {
+      now[name].bytes.replace(offset, bytes.size(), bytes);
+    } else if (what < 73) {
       ASSERT_OK(store->Erase(name));
       now.erase(name);
-    } else if (what < 92) {
+    } else if (what < 85) {
       ASSERT_OK(Finish(store->Flush()));
       committed = now;
+    } else if (what < 93) {
+      ASSERT_OK(store->Rollback());
+      for (auto& [same, region] : now) {
+        const auto before = committed.find(same);
+        const bool existed = before != committed.end() &&
+                             before->second.created == region.created;
+        region.bytes = existed ? before->second.bytes
+                               : std::string(region.bytes.size(), '\0');
+      }
     } else {
       store.reset();
       store = Reopen();
       now = committed;
       ASSERT_EQ(store->Regions().size(), now.size());
     }
-    for (const auto& [region, bytes] : now) {
-      ASSERT_EQ(*ReadNow(*store, region, 0, bytes.size()), bytes) << action;
+    for (const auto& [other, region] : now) {
+      ASSERT_EQ(*ReadNow(*store, other, 0, region.bytes.size()), region.bytes)
+          << action;
     }
   }
 }

@@ -43,14 +43,18 @@ FileStoreOptions Options() {
 
 StoreUnderTest With(std::string name,
                     std::function<void(FileStoreOptions&)> change) {
-  return {std::move(name), [change = std::move(change)](int64_t capacity) {
+  FileStoreOptions changed;
+  change(changed);
+  return {std::move(name),
+          [change = std::move(change)](int64_t capacity) {
             static int files = 0;
             FileStoreOptions options = Options();
             options.name = absl::StrCat("contract_", files++);
             options.capacity = capacity;
             change(options);
             return FileStore::Make(options);
-          }};
+          },
+          /*can_roll_back=*/changed.keep || changed.rollback};
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -82,6 +86,22 @@ INSTANTIATE_TEST_SUITE_P(
              [](FileStoreOptions& options) {
                options.block_bytes = 16 << 20;
                options.queue_depth = 2;
+             }),
+        With("with_rollback",
+             [](FileStoreOptions& options) {
+               options.rollback = true;
+               options.block_bytes = 8192;
+             }),
+        With("with_rollback_by_threads",
+             [](FileStoreOptions& options) {
+               options.rollback = true;
+               options.queue = Queue::kThreads;
+             }),
+        With("with_rollback_without_checksums",
+             [](FileStoreOptions& options) {
+               options.rollback = true;
+               options.checksums = false;
+               options.block_bytes = 8192;
              }),
         With("kept", [](FileStoreOptions& options) { options.keep = true; }),
         With("kept_by_threads",
@@ -182,6 +202,9 @@ TEST(FileStoreTest, SaysBeforeHowMuchItWillTake) {
   options.block_bytes = 12288;
   EXPECT_EQ(FileStore::DiskBytes(options), 102400);
   EXPECT_EQ(FileStore::MemoryBytes(options), 3 * 12288);
+  options.rollback = true;
+  EXPECT_EQ(FileStore::DiskBytes(options), 2 * 102400);
+  EXPECT_EQ(FileStore::MemoryBytes(options), 3 * 12288);
   options.keep = true;
   options.name = "how_much";
   CountingAllocator allocator;
@@ -214,6 +237,9 @@ TEST(FileStoreTest, DescribesWhatItDoes) {
   options.checksums = true;
   EXPECT_THAT((*FileStore::Make(options))->Describe(),
               AllOf(HasSubstr("io_uring, 8 in flight"), HasSubstr("CRC32C")));
+  options.rollback = true;
+  EXPECT_THAT((*FileStore::Make(options))->Describe(),
+              HasSubstr("1048576 bytes in two places, blocks"));
 }
 
 // A system that has nothing but what POSIX promises.

@@ -12,31 +12,43 @@
 namespace fsdp::offload {
 
 struct HostStore::Region {
-  Region(char* data, int64_t offset, int64_t bytes)
-      : data(data), offset(offset), bytes(bytes) {}
+  Region(char* data, char* flushed, int64_t offset, int64_t bytes)
+      : data(data), flushed(flushed), offset(offset), bytes(bytes) {}
+
+  // Before a write.
+  void Keep() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    if (flushed == nullptr || std::exchange(written, true)) return;
+    std::memcpy(flushed, data, bytes);
+  }
 
   char* const data;
+  char* const flushed;   // the bytes at the last flush; null without rollback
   const int64_t offset;  // in the pool
   const int64_t bytes;
   // Held while bytes are copied, and to erase.
   absl::Mutex mutex;
   bool erased ABSL_GUARDED_BY(mutex) = false;
+  bool written ABSL_GUARDED_BY(mutex) = false;  // since the last flush
 };
 
 absl::StatusOr<std::unique_ptr<HostStore>> HostStore::Make(
-    int64_t capacity, PageAllocator& allocator) {
+    int64_t capacity, PageAllocator& allocator, bool rollback) {
   if (capacity < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("make a host store: ", capacity, " bytes is no capacity"));
   }
   capacity = StoredBytes(capacity);
-  FSDP_ASSIGN_OR_RETURN(PageMemory memory,
-                        PageMemory::Allocate(allocator, capacity));
-  return absl::WrapUnique(new HostStore(capacity, std::move(memory)));
+  FSDP_ASSIGN_OR_RETURN(
+      PageMemory memory,
+      PageMemory::Allocate(allocator, rollback ? 2 * capacity : capacity));
+  return absl::WrapUnique(new HostStore(capacity, std::move(memory), rollback));
 }
 
-HostStore::HostStore(int64_t capacity, PageMemory memory)
-    : memory_(std::move(memory)), extents_(capacity) {}
+HostStore::HostStore(int64_t capacity, PageMemory memory, bool rollback)
+    : capacity_(capacity),
+      memory_(std::move(memory)),
+      rollback_(rollback),
+      extents_(capacity) {}
 
 absl::Status HostStore::Create(absl::string_view region, int64_t bytes) {
   FSDP_RETURN_IF_ERROR(CheckNewRegion(region, bytes));
@@ -49,7 +61,9 @@ absl::Status HostStore::Create(absl::string_view region, int64_t bytes) {
   }
   char* const data = memory_.data() + *offset;
   if (bytes > 0) std::memset(data, 0, bytes);
-  regions_.emplace(region, std::make_shared<Region>(data, *offset, bytes));
+  char* const flushed = rollback_ && bytes > 0 ? data + capacity_ : nullptr;
+  regions_.emplace(region,
+                   std::make_shared<Region>(data, flushed, *offset, bytes));
   return absl::OkStatus();
 }
 
@@ -111,18 +125,34 @@ absl::StatusOr<std::unique_ptr<Transfer>> HostStore::Write(
   FSDP_RETURN_IF_ERROR(Measure(&HostStore::writes_, bytes, [&] {
     absl::MutexLock lock(&to->mutex);
     if (to->erased) return NoSuchRegion("write", region);
-    if (bytes > 0) std::memcpy(to->data + offset, in.data(), bytes);
+    if (bytes == 0) return absl::OkStatus();
+    to->Keep();
+    std::memcpy(to->data + offset, in.data(), bytes);
     return absl::OkStatus();
   }));
   return absl::make_unique<FinishedTransfer>();
 }
 
 absl::StatusOr<std::unique_ptr<Transfer>> HostStore::Flush() {
+  absl::MutexLock lock(&mutex_);
+  for (const auto& [name, region] : regions_) {
+    absl::MutexLock copies(&region->mutex);
+    region->written = false;
+  }
   return absl::make_unique<FinishedTransfer>();
 }
 
 absl::Status HostStore::Rollback() {
-  return CannotRollBack(Describe(), "take a file store that does");
+  if (!rollback_) {
+    return CannotRollBack(Describe());
+  }
+  absl::MutexLock lock(&mutex_);
+  for (const auto& [name, region] : regions_) {
+    absl::MutexLock copies(&region->mutex);
+    if (!std::exchange(region->written, false)) continue;
+    std::memcpy(region->data, region->flushed, region->bytes);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status HostStore::Measure(TransferMeter HostStore::*meter, int64_t bytes,
@@ -149,7 +179,8 @@ StoreStats HostStore::Stats() const {
 }
 
 std::string HostStore::Describe() const {
-  return absl::StrCat("host memory, ", memory_.bytes(), " bytes");
+  return absl::StrCat("host memory, ", capacity_, " bytes",
+                      rollback_ ? " in two places" : "");
 }
 
 }  // namespace fsdp::offload

@@ -28,9 +28,11 @@ namespace fsdp::offload {
 class HostStore : public ParamStore {
  public:
   // For regions of `capacity` bytes in all, each counted by StoredBytes().
-  // `allocator` has to outlive the store.
+  // `allocator` has to outlive the store. One that can be rolled back takes
+  // twice the memory: the first write of a region after a Flush() copies it.
   static absl::StatusOr<std::unique_ptr<HostStore>> Make(
-      int64_t capacity, PageAllocator& allocator = PageAllocator::System());
+      int64_t capacity, PageAllocator& allocator = PageAllocator::System(),
+      bool rollback = false);
 
   absl::Status Create(absl::string_view region, int64_t bytes) override;
   absl::Status Erase(absl::string_view region) override;
@@ -42,18 +44,19 @@ class HostStore : public ParamStore {
       absl::string_view region, int64_t offset,
       absl::Span<const char> in) override;
   absl::StatusOr<std::unique_ptr<Transfer>> Flush() override;
-  absl::Status Rollback() override;  // it cannot
+  absl::Status Rollback() override;
   StoreStats Stats() const override;
   std::string Describe() const override;
 
   // The region itself, for those who copy on their own (a device's stream):
-  // starts at a page, valid until Erase(). NotFound.
+  // starts at a page, valid until Erase(). What they write is not undone by
+  // Rollback(). NotFound.
   absl::StatusOr<absl::Span<char>> Memory(absl::string_view region);
 
  private:
   struct Region;
 
-  HostStore(int64_t capacity, PageMemory memory);
+  HostStore(int64_t capacity, PageMemory memory, bool rollback);
 
   absl::StatusOr<std::shared_ptr<Region>> Find(absl::string_view what,
                                                absl::string_view region) const;
@@ -61,7 +64,9 @@ class HostStore : public ParamStore {
   absl::Status Measure(TransferMeter HostStore::*meter, int64_t bytes,
                        absl::FunctionRef<absl::Status()> copy);
 
+  const int64_t capacity_;
   const PageMemory memory_;
+  const bool rollback_;
   mutable absl::Mutex mutex_;
   Extents extents_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<std::string, std::shared_ptr<Region>> regions_

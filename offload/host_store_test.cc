@@ -22,8 +22,17 @@ using ::testing::HasSubstr;
 
 INSTANTIATE_TEST_SUITE_P(
     Host, ParamStoreContract,
-    ::testing::Values(StoreUnderTest{
-        "host", [](int64_t capacity) { return HostStore::Make(capacity); }}),
+    ::testing::Values(StoreUnderTest{"host",
+                                     [](int64_t capacity) {
+                                       return HostStore::Make(capacity);
+                                     }},
+                      StoreUnderTest{"with_rollback",
+                                     [](int64_t capacity) {
+                                       return HostStore::Make(
+                                           capacity, PageAllocator::System(),
+                                           true);
+                                     },
+                                     /*can_roll_back=*/true}),
     StoreName);
 
 // Counts what is out, and gives no more than `limit`.
@@ -65,6 +74,15 @@ TEST(HostStoreTest, AllocatesOnceAndGivesAllBack) {
     EXPECT_EQ(allocator.out, 1 << 20);
   }
   EXPECT_EQ(allocator.out, 0);
+}
+
+TEST(HostStoreTest, TakesTwiceTheMemoryToRollBack) {
+  CountingAllocator allocator(1 << 20);
+  ASSERT_OK_AND_ASSIGN(const auto store,
+                       HostStore::Make(100001, allocator, true));
+  EXPECT_EQ(allocator.out, 2 * 102400);
+  EXPECT_EQ(store->Stats().capacity_bytes, 102400);
+  EXPECT_THAT(store->Describe(), HasSubstr("102400 bytes in two places"));
 }
 
 TEST(HostStoreTest, SaysWhatItsAllocatorSays) {

@@ -40,10 +40,10 @@ absl::Status NoSpaceFor(absl::string_view region, int64_t bytes, int64_t free,
       " of them in one piece; make the store larger or erase regions"));
 }
 
-absl::Status CannotRollBack(absl::string_view store, absl::string_view advice) {
-  return absl::UnimplementedError(
-      absl::StrCat("roll back ", store,
-                   ": it does not keep what is written over; ", advice));
+absl::Status CannotRollBack(absl::string_view store) {
+  return absl::UnimplementedError(absl::StrCat(
+      "roll back ", store,
+      ": it does not keep what is written over; make it with `rollback`"));
 }
 
 absl::Status NoSuchRegion(absl::string_view what, absl::string_view region) {

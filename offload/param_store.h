@@ -107,7 +107,7 @@ absl::Status CheckRange(absl::string_view what, absl::string_view region,
 absl::Status RegionExists(absl::string_view region);
 absl::Status NoSpaceFor(absl::string_view region, int64_t bytes, int64_t free,
                         int64_t largest_free);
-absl::Status CannotRollBack(absl::string_view store, absl::string_view advice);
+absl::Status CannotRollBack(absl::string_view store);
 absl::Status NoSuchRegion(absl::string_view what, absl::string_view region);
 
 }  // namespace fsdp::offload

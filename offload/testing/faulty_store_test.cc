@@ -13,6 +13,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "offload/host_store.h"
+#include "offload/page_memory.h"
 #include "offload/testing/param_store_contract.h"
 #include "offload/testing/store_calls.h"
 
@@ -46,6 +47,16 @@ INSTANTIATE_TEST_SUITE_P(
                                                HostStore::Make(capacity));
                          return WithFaults(std::move(base), {});
                        }},
+        StoreUnderTest{"with_rollback",
+                       [](int64_t capacity)
+                           -> absl::StatusOr<std::unique_ptr<ParamStore>> {
+                         FSDP_ASSIGN_OR_RETURN(
+                             auto base,
+                             HostStore::Make(capacity, PageAllocator::System(),
+                                             true));
+                         return WithFaults(std::move(base), {});
+                       },
+                       /*can_roll_back=*/true},
         StoreUnderTest{"with_delays",
                        [](int64_t capacity)
                            -> absl::StatusOr<std::unique_ptr<ParamStore>> {

@@ -23,6 +23,7 @@ struct StoreUnderTest {
   std::string name;
   std::function<absl::StatusOr<std::unique_ptr<ParamStore>>(int64_t capacity)>
       make;
+  bool can_roll_back = false;
 };
 
 std::ostream& operator<<(std::ostream& out, const StoreUnderTest& store);
