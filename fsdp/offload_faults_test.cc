@@ -1,0 +1,342 @@
+// A store that fails at any moment: an error on all ranks, none of them left
+// waiting, and after a failed step of the optimizer a model as it was before.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/equal.h>
+#include <torch/optim/adamw.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "base/torch_status.h"
+#include "comm/communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/fused_optimizer.h"
+#include "fsdp/offload_options.h"
+#include "fsdp/offload_space.h"
+#include "fsdp/testing/toy_model.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "offload/host_store.h"
+#include "offload/page_memory.h"
+#include "offload/param_store.h"
+#include "offload/testing/faulty_store.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::offload::testing::Fault;
+using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::Loss;
+using ::fsdp::testing::MakeNet;
+using ::fsdp::testing::NetImpl;
+using ::fsdp::testing::Rows;
+using ::fsdp::testing::Unowned;
+using ::testing::HasSubstr;
+using Model = FullyShardedDataParallel<NetImpl>;
+using Values = std::map<std::string, at::Tensor>;
+
+constexpr int kRanks = 2;
+constexpr int64_t kDim = 5;
+constexpr int kSteps = 4;
+constexpr char kInjected[] = "injected failure";
+
+// Of one rank's store of one kind.
+struct Plan {
+  int rank = 0;
+  RestingKind kind = RestingKind::kOptimizer;
+  std::vector<Fault> faults;
+};
+
+OffloadOptions Offloading(int rank, const Plan& plan) {
+  OffloadOptions offload;
+  offload.parameters = offload.gradients = offload.optimizer = Tier::kSsd;
+  // So little that every use is a transfer.
+  offload.buffer_bytes = 10 * offload::kPageBytes;
+  offload.make_store = [rank, plan](RestingKind kind, int64_t capacity)
+      -> absl::StatusOr<std::unique_ptr<offload::ParamStore>> {
+    FSDP_ASSIGN_OR_RETURN(
+        std::unique_ptr<offload::ParamStore> store,
+        offload::HostStore::Make(capacity, offload::PageAllocator::System(),
+                                 /*rollback=*/true));
+    if (rank != plan.rank || kind != plan.kind) return store;
+    return offload::testing::WithFaults(std::move(store), plan.faults);
+  };
+  return offload;
+}
+
+absl::StatusOr<Model> MakeModel(Communicator& world,
+                                const OffloadOptions& offload) {
+  Options options = BlockUnits();
+  options.offload = offload;
+  return FullyShard(MakeNet(kDim, /*num_blocks=*/2), Unowned(world), options);
+}
+
+absl::Status Backward(Model& model, int step) {
+  const int rank = model->communicator().rank();
+  const at::Tensor x = Rows((step * kRanks + rank) * 3, 3, kDim);
+  absl::Status status;
+  status.Update(TorchToStatus("forward", [&] {
+    status = model->Backward(Loss(model->forward(x), x));
+  }));
+  return status;
+}
+
+absl::Status Step(FusedAdamW& optimizer) {
+  return TorchToStatus("step", [&] { optimizer.step(); });
+}
+
+// Parameters and states.
+absl::StatusOr<Values> ValuesOf(Model& model, FusedAdamW& optimizer) {
+  Values values;
+  FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->StateDict());
+  for (const auto& item : dict) values[item.key()] = item.value();
+  FSDP_ASSIGN_OR_RETURN(const OptimizerStateDict states,
+                        model->OptimizerState(optimizer));
+  for (const auto& item : states.tensors) values[item.key()] = item.value();
+  return values;
+}
+
+absl::Status CheckEqual(const Values& actual, const Values& expected) {
+  if (actual.size() != expected.size()) {
+    return absl::InternalError("other values");
+  }
+  for (const auto& [name, value] : expected) {
+    if (at::equal(actual.at(name), value)) continue;
+    return absl::InternalError(absl::StrCat(name, " differs"));
+  }
+  return absl::OkStatus();
+}
+
+// What an undisturbed run ends with.
+absl::StatusOr<Values> Undisturbed(Communicator& world) {
+  FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world, OffloadOptions()));
+  FusedAdamW optimizer(model->Parameters(), torch::optim::AdamWOptions(1e-2));
+  for (int step = 0; step < kSteps; ++step) {
+    optimizer.zero_grad();
+    FSDP_RETURN_IF_ERROR(Backward(model, step));
+    FSDP_RETURN_IF_ERROR(Step(optimizer));
+  }
+  return ValuesOf(model, optimizer);
+}
+
+// What came of a disturbed one on a rank.
+struct Outcome {
+  int failed_steps = 0;
+  absl::Status ended;  // where something else failed, which ends the run
+};
+
+// A failed step is tried again: it has changed nothing.
+absl::StatusOr<Outcome> Disturbed(Communicator& world, const Plan& plan,
+                                  const Values& expected) {
+  Outcome outcome;
+  absl::StatusOr<Model> made = MakeModel(world, Offloading(world.rank(), plan));
+  outcome.ended = made.status();
+  if (!made.ok()) return outcome;
+  Model model = *std::move(made);
+  FusedAdamW optimizer(model->Parameters(), torch::optim::AdamWOptions(1e-2));
+  for (int step = 0; step < kSteps; ++step) {
+    optimizer.zero_grad();
+    outcome.ended = Backward(model, step);
+    if (!outcome.ended.ok()) return outcome;
+    absl::StatusOr<Values> before = Values();
+    if (step == kSteps - 1) before = ValuesOf(model, optimizer);
+    outcome.ended = before.status();
+    if (!before.ok()) return outcome;
+    absl::Status stepped = Step(optimizer);
+    if (!stepped.ok()) {
+      ++outcome.failed_steps;
+      if (!absl::StrContains(stepped.message(), kInjected) ||
+          !absl::StrContains(stepped.message(), "as before it")) {
+        return Annotate(stepped, "an unclear error");
+      }
+      if (!before->empty()) {
+        FSDP_ASSIGN_OR_RETURN(const Values after, ValuesOf(model, optimizer));
+        FSDP_RETURN_IF_ERROR(CheckEqual(after, *before));
+      }
+      stepped = Step(optimizer);
+    }
+    FSDP_RETURN_IF_ERROR(stepped);
+  }
+  const absl::StatusOr<Values> values = ValuesOf(model, optimizer);
+  outcome.ended = values.status();
+  if (values.ok()) FSDP_RETURN_IF_ERROR(CheckEqual(*values, expected));
+  return outcome;
+}
+
+// Every transfer of a run fails once, in a run of its own; `check` sees what
+// came of it on each rank. Until a run that has no such transfer any more.
+template <typename Check>
+void FailEach(Fault fault, RestingKind kind, const Check& check) {
+  std::vector<Values> expected(kRanks);
+  ASSERT_OK(RunAllRanks(kRanks, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(expected[world.rank()], Undisturbed(world));
+    return absl::OkStatus();
+  }));
+  constexpr int kMost = 400;
+  for (int64_t nth = 0; nth < kMost; nth += 1 + nth / 8) {
+    fault.nth = nth;
+    const Plan plan{static_cast<int>(nth % kRanks), kind, {fault}};
+    std::vector<Outcome> outcomes(kRanks);
+    const std::vector<absl::Status> results =
+        RunRanks(kRanks, [&](Communicator& world) -> absl::Status {
+          FSDP_ASSIGN_OR_RETURN(outcomes[world.rank()],
+                                Disturbed(world, plan, expected[world.rank()]));
+          return outcomes[world.rank()].ended;
+        });
+    if (!check(nth, outcomes, results)) return;
+  }
+  FAIL() << "a run has more transfers than are tried";
+}
+
+// At the end of the run nothing is left that could fail.
+bool NothingFailed(const std::vector<Outcome>& outcomes,
+                   const std::vector<absl::Status>& results) {
+  for (const absl::Status& result : results) {
+    if (!result.ok()) return false;
+  }
+  for (const Outcome& outcome : outcomes) {
+    if (outcome.failed_steps > 0) return false;
+  }
+  return true;
+}
+
+// Only where all ranks had the same.
+void ExpectOneStory(int64_t nth, const std::vector<Outcome>& outcomes,
+                    const std::vector<absl::Status>& results) {
+  for (int rank = 0; rank < kRanks; ++rank) {
+    EXPECT_EQ(results[rank].ok(), results[0].ok())
+        << nth << ": " << results[rank] << " and " << results[0];
+    EXPECT_EQ(outcomes[rank].failed_steps, outcomes[0].failed_steps) << nth;
+    if (results[rank].ok()) continue;
+    // A failed forward or backward, of which all ranks know.
+    EXPECT_FALSE(outcomes[rank].ended.ok()) << nth << ": " << results[rank];
+    EXPECT_THAT(std::string(results[rank].message()), HasSubstr(kInjected))
+        << nth;
+  }
+}
+
+TEST(OffloadFaultsTest, AStateThatCannotBeReadUndoesTheStepOnAllRanks) {
+  Fault fault;
+  fault.operation = Fault::Operation::kRead;
+  int failures = 0;
+  FailEach(fault, RestingKind::kOptimizer,
+           [&](int64_t nth, const auto& outcomes, const auto& results) {
+             if (NothingFailed(outcomes, results)) return false;
+             // States are read by steps alone, and by state dicts.
+             ExpectOneStory(nth, outcomes, results);
+             ++failures;
+             return true;
+           });
+  EXPECT_GT(failures, 5);
+}
+
+TEST(OffloadFaultsTest, AStateThatCannotBeWrittenIsNotLost) {
+  for (const auto effect : {Fault::Effect::kFail, Fault::Effect::kShorten,
+                            Fault::Effect::kRefuse}) {
+    Fault fault;
+    fault.operation = Fault::Operation::kWrite;
+    fault.effect = effect;
+    fault.error = absl::ResourceExhaustedError(
+        absl::StrCat(kInjected, ": no space left on device"));
+    FailEach(fault, RestingKind::kOptimizer,
+             [&](int64_t nth, const auto& outcomes, const auto& results) {
+               ExpectOneStory(nth, outcomes, results);
+               return nth < 60;
+             });
+  }
+}
+
+TEST(OffloadFaultsTest, AShardThatCannotBeMovedEndsTheRunOrTheStepOfAllRanks) {
+  Fault fault;
+  fault.operation = Fault::Operation::kAny;
+  FailEach(fault, RestingKind::kParameters,
+           [&](int64_t nth, const auto& outcomes, const auto& results) {
+             ExpectOneStory(nth, outcomes, results);
+             return nth < 80;
+           });
+}
+
+TEST(OffloadFaultsTest, AGradientThatCannotBeMovedEndsTheRunOfAllRanks) {
+  Fault fault;
+  fault.operation = Fault::Operation::kAny;
+  FailEach(fault, RestingKind::kGradients,
+           [&](int64_t nth, const auto& outcomes, const auto& results) {
+             ExpectOneStory(nth, outcomes, results);
+             return nth < 60;
+           });
+}
+
+TEST(OffloadFaultsTest, AStoreThatCannotBeMadeIsRefusedOnAllRanks) {
+  const std::vector<absl::Status> results =
+      RunRanks(kRanks, [](Communicator& world) {
+        OffloadOptions offload = Offloading(world.rank(), Plan());
+        if (world.rank() == 1) {
+          offload.make_store = [](RestingKind, int64_t)
+              -> absl::StatusOr<std::unique_ptr<offload::ParamStore>> {
+            return absl::ResourceExhaustedError("the disk is full");
+          };
+        }
+        return MakeModel(world, offload).status();
+      });
+  for (const absl::Status& result : results) {
+    EXPECT_TRUE(absl::IsResourceExhausted(result)) << result;
+    EXPECT_THAT(std::string(result.message()),
+                HasSubstr("rank 1: making the store of parameters: the disk is "
+                          "full"));
+  }
+}
+
+TEST(OffloadFaultsTest, AnOptimizerWithMoreStateThanPlannedIsToldWhatToSet) {
+  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
+    OffloadOptions offload = Offloading(world.rank(), Plan());
+    offload.optimizer_state = 0.001;
+    offload.buffer_bytes = 4 << 20;
+    Options options = BlockUnits();
+    options.offload = offload;
+    FSDP_ASSIGN_OR_RETURN(Model model, FullyShard(MakeNet(/*dim=*/160, 2),
+                                                  Unowned(world), options));
+    FusedAdamW optimizer(model->Parameters(), torch::optim::AdamWOptions(1e-2));
+    const at::Tensor x = Rows(0, 3, 160);
+    FSDP_RETURN_IF_ERROR(model->Backward(Loss(model->forward(x), x)));
+    const absl::Status status = Step(optimizer);
+    if (absl::IsResourceExhausted(status) &&
+        absl::StrContains(status.message(), "optimizer_state")) {
+      return absl::OkStatus();
+    }
+    return absl::InternalError(status.ToString());
+  }));
+}
+
+TEST(OffloadFaultsTest, AnotherOptimizerIsToldWhichOnesCan) {
+  EXPECT_OK(RunAllRanks(1, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model,
+                          MakeModel(world, Offloading(world.rank(), Plan())));
+    torch::optim::AdamW optimizer(model->Parameters());
+    const at::Tensor x = Rows(0, 3, kDim);
+    FSDP_RETURN_IF_ERROR(model->Backward(Loss(model->forward(x), x)));
+    const absl::Status status =
+        TorchToStatus("step", [&] { optimizer.step(); });
+    if (absl::IsFailedPrecondition(status) &&
+        absl::StrContains(status.message(), "FusedAdamW")) {
+      return absl::OkStatus();
+    }
+    return absl::InternalError(status.ToString());
+  }));
+}
+
+}  // namespace
+}  // namespace fsdp
