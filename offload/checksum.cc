@@ -1,11 +1,34 @@
 #include "offload/checksum.h"
 
+#include <algorithm>
+
 #include "util/crc32c.h"
 
 namespace fsdp::offload {
+namespace {
+
+// The loop over three streams is faster than memory gives what it asks for in
+// that order: we ask earlier, and from front to back.
+constexpr size_t kChunk = 2048;
+constexpr size_t kAhead = 4096;
+constexpr size_t kLine = 64;
+
+void Prefetch(absl::string_view bytes) {
+  for (size_t at = 0; at < bytes.size(); at += kLine) {
+    __builtin_prefetch(bytes.data() + at);
+  }
+}
+
+}  // namespace
 
 uint32_t Crc32c(absl::string_view bytes, uint32_t before) {
-  return ROCKSDB_NAMESPACE::crc32c::Extend(before, bytes.data(), bytes.size());
+  while (!bytes.empty()) {
+    const size_t size = std::min(kChunk, bytes.size());
+    if (bytes.size() > kAhead) Prefetch(bytes.substr(kAhead, kChunk));
+    before = ROCKSDB_NAMESPACE::crc32c::Extend(before, bytes.data(), size);
+    bytes.remove_prefix(size);
+  }
+  return before;
 }
 
 }  // namespace fsdp::offload
