@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -148,6 +149,42 @@ absl::Status FusedStretch::BringIn() {
       FSDP_RETURN_IF_ERROR(resident_.Add(slot, Use::kUpdate));
     }
   }
+  return resident_.Add(kept_steps_, Use::kUpdate);
+}
+
+// Takes up what an earlier run has kept, but not in place of states that were
+// loaded since.
+absl::Status FusedStretch::Restore(const FusedRule& rule, int num_slots,
+                                   OptimizerStates& states) {
+  const auto size = static_cast<int64_t>(slices_.size());
+  FSDP_ASSIGN_OR_RETURN(std::shared_ptr<RestingMemory> memory,
+                        shard_->space()->PlaceOptimizerState(
+                            *shard_, absl::StrCat("steps of group ", group_),
+                            size * static_cast<int64_t>(sizeof(int64_t))));
+  if (memory == nullptr) return absl::OkStatus();
+  slot_memory_.push_back(memory);
+  const at::Tensor steps = memory->AsTensor(at::kLong);
+  FSDP_RETURN_IF_ERROR(resident_.Add(steps, Use::kUpdate));
+  kept_steps_ = steps;
+  if (shard_->space()->step() == 0) {
+    kept_steps_.zero_();
+    return absl::OkStatus();
+  }
+  const int64_t* const kept = steps.const_data_ptr<int64_t>();
+  for (size_t i = 0; i < slices_.size(); ++i) {
+    std::unique_ptr<OptimizerParamState>& state =
+        states[slices_[i].parameter.unsafeGetTensorImpl()];
+    if (kept[i] == 0 || state != nullptr) continue;
+    state = rule.NewState();
+    rule.SetStep(*state, kept[i]);
+    const FusedRule::Slots slots = rule.SlotsOf(*state);
+    for (int k = 0; k < num_slots; ++k) {
+      at::Tensor& own = slices_[i].slots[k];
+      if (!own.defined()) FSDP_RETURN_IF_ERROR(AllocateSlot(k));
+      members_[i].used[k] = true;
+      *slots[k] = own;
+    }
+  }
   return absl::OkStatus();
 }
 
@@ -194,6 +231,10 @@ absl::Status FusedStretch::Begin(const FusedRule& rule, int num_slots,
                                  OptimizerStates& states) {
   num_slots_ = num_slots;
   FSDP_RETURN_IF_ERROR(BringIn());
+  if (shard_ != nullptr && shard_->space()->keeps() && num_slots > 0 &&
+      !kept_steps_.defined()) {
+    FSDP_RETURN_IF_ERROR(Restore(rule, num_slots, states));
+  }
   for (size_t i = 0; i < slices_.size(); ++i) {
     // Everything anew: an earlier step may have run out of memory.
     FusedSlice& slice = slices_[i];
@@ -254,7 +295,11 @@ absl::Status FusedStretch::AllocateSlot(int k) {
   const std::vector<int64_t> begins = PlacesFor(parameters);
   // Not views to autograd, so that they may be detached or replaced.
   const at::AutoDispatchBelowADInplaceOrView untracked;
-  FSDP_ASSIGN_OR_RETURN(const at::Tensor all, Zeros(begins.back()));
+  FSDP_ASSIGN_OR_RETURN(
+      const at::Tensor all,
+      Zeros(begins.back(),
+            absl::StrCat("slot ", k, " of group ", group_, " from parameter ",
+                         members_[members.front()].place)));
   for (size_t j = 0; j < members.size(); ++j) {
     slices_[members[j]].slots[k] = all.as_strided(
         parameters[j].sizes(), parameters[j].strides(), begins[j]);
@@ -262,13 +307,15 @@ absl::Status FusedStretch::AllocateSlot(int k) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<at::Tensor> FusedStretch::Zeros(int64_t numel) {
+absl::StatusOr<at::Tensor> FusedStretch::Zeros(int64_t numel,
+                                               const std::string& what) {
   const at::TensorOptions options = slices_.front().parameter.options();
   if (shard_ != nullptr) {
     FSDP_ASSIGN_OR_RETURN(
         std::shared_ptr<RestingMemory> memory,
         shard_->space()->PlaceOptimizerState(
-            *shard_, numel * static_cast<int64_t>(options.dtype().itemsize())));
+            *shard_, what,
+            numel * static_cast<int64_t>(options.dtype().itemsize())));
     if (memory != nullptr) {
       slot_memory_.push_back(memory);
       const at::Tensor all =
@@ -282,6 +329,12 @@ absl::StatusOr<at::Tensor> FusedStretch::Zeros(int64_t numel) {
 
 void FusedStretch::Finish() {
   runs_.End();
+  if (kept_steps_.defined()) {
+    int64_t* const steps = kept_steps_.mutable_data_ptr<int64_t>();
+    for (size_t i = 0; i < slices_.size(); ++i) {
+      if (members_[i].state != nullptr) steps[i] = slices_[i].step;
+    }
+  }
   for (FusedSlice& slice : slices_) slice.gradient.reset();
   resident_ = Resident();
 }

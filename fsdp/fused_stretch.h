@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -75,7 +76,9 @@ class FusedStretch {
   absl::Status BringIn();
   absl::Status TakeSlot(size_t i, int k, const at::Tensor& held);
   absl::Status AllocateSlot(int k);
-  absl::StatusOr<at::Tensor> Zeros(int64_t numel);
+  absl::StatusOr<at::Tensor> Zeros(int64_t numel, const std::string& what);
+  absl::Status Restore(const FusedRule& rule, int num_slots,
+                       OptimizerStates& states);
 
   size_t group_;
   std::vector<FusedSlice> slices_;  // in the order of their addresses
@@ -83,6 +86,8 @@ class FusedStretch {
   int num_slots_ = 0;  // of the last Begin()
   std::shared_ptr<RestingMemory> shard_;
   std::vector<std::shared_ptr<RestingMemory>> slot_memory_;
+  // Numbers of steps, where the space keeps states; undefined otherwise.
+  at::Tensor kept_steps_;
   Resident resident_;  // from Begin() on
   FusedRuns runs_;
 };

@@ -62,8 +62,16 @@ struct OffloadOptions {
   int queue_depth = 8;
   bool checksums = true;
 
+  // Files of parameters and optimizer states that outlive the run: every step
+  // of the optimizer commits them, and a run of the same model and `name` on as
+  // many ranks goes on from the last step that all ranks have finished,
+  // whenever they were killed; see OffloadSpace::step(). For these two kinds on
+  // kSsd, without a budget.
+  bool keep = false;
+  std::string name = "offload";
+
   // Stores other than files for kSsd, each for regions of `capacity` bytes. One
-  // that cannot roll back needs `rollback` false.
+  // that cannot roll back needs `rollback` false. Not with `keep`.
   std::function<absl::StatusOr<std::unique_ptr<offload::ParamStore>>(
       RestingKind kind, int64_t capacity)>
       make_store;

@@ -53,6 +53,14 @@ absl::Status CheckOptions(const OffloadOptions& options) {
         "offload to the SSD needs OffloadOptions::directory, where its files "
         "may lie");
   }
+  if (options.keep &&
+      (options.parameters != Tier::kSsd || options.optimizer != Tier::kSsd ||
+       options.memory_budget > 0 || options.make_store != nullptr)) {
+    return absl::InvalidArgumentError(
+        "offload: files are kept of runs whose parameters and optimizer states "
+        "all rest in them: put both on the ssd tier, without memory_budget and "
+        "make_store");
+  }
   return absl::OkStatus();
 }
 

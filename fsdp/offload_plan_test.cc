@@ -154,6 +154,21 @@ TEST(OffloadPlanTest, RefusesOptionsThatCannotBe) {
   }
 }
 
+TEST(OffloadPlanTest, OnlyWhatIsWhollyInFilesIsKept) {
+  OffloadOptions options = ToSsd();
+  options.keep = true;
+  EXPECT_OK(PlanOffload(Flats(), options, true).status());
+  for (const auto& spoil :
+       {+[](OffloadOptions& o) { o.parameters = Tier::kDevice; },
+        +[](OffloadOptions& o) { o.optimizer = Tier::kCpu; },
+        +[](OffloadOptions& o) { o.memory_budget = 1 << 30; }}) {
+    OffloadOptions spoiled = options;
+    spoil(spoiled);
+    EXPECT_TRUE(
+        absl::IsInvalidArgument(PlanOffload(Flats(), spoiled, true).status()));
+  }
+}
+
 TEST(OffloadPlanTest, IsPrinted) {
   OffloadOptions options = ToSsd();
   options.buffer_bytes = kMiB;

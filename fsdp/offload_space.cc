@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
@@ -23,6 +24,7 @@
 #include "base/torch_status.h"
 #include "comm/agreement.h"
 #include "comm/communicator.h"
+#include "fsdp/kept_files.h"
 #include "fsdp/offload_options.h"
 #include "fsdp/offload_plan.h"
 #include "fsdp/resting_memory.h"
@@ -62,23 +64,35 @@ Offloader::Use ToOffloaderUse(Use use) {
 class PlaceInStore final : public RestingPlace {
  public:
   // `space` keeps `offloader`.
-  PlaceInStore(Offloader* offloader, int entry,
+  PlaceInStore(Offloader* offloader, int entry, bool keep, bool* changed,
                std::shared_ptr<const OffloadSpace> space)
-      : offloader_(offloader), entry_(entry), space_(std::move(space)) {}
-  ~PlaceInStore() override { offloader_->Remove(entry_).IgnoreError(); }
+      : offloader_(offloader),
+        entry_(entry),
+        keep_(keep),
+        changed_(changed),
+        space_(std::move(space)) {}
+  ~PlaceInStore() override {
+    if (!keep_) offloader_->Remove(entry_).IgnoreError();
+  }
 
   void Prefetch() override { offloader_->Prefetch(entry_); }
   absl::StatusOr<char*> Acquire(Use use) override {
+    if (use != Use::kRead) *changed_ = true;
     FSDP_ASSIGN_OR_RETURN(const absl::Span<char> bytes,
                           offloader_->Acquire(entry_, ToOffloaderUse(use)));
     return bytes.data();
   }
-  void MarkChanged() override { offloader_->MarkChanged(entry_); }
+  void MarkChanged() override {
+    *changed_ = true;
+    offloader_->MarkChanged(entry_);
+  }
   void Release() override { offloader_->Release(entry_); }
 
  private:
   Offloader* const offloader_;
   const int entry_;
+  const bool keep_;
+  bool* const changed_;  // of the space
   const std::shared_ptr<const OffloadSpace> space_;
 };
 
@@ -128,7 +142,10 @@ absl::StatusOr<std::shared_ptr<OffloadSpace>> OffloadSpace::Make(
     absl::Duration timeout) {
   auto space = std::shared_ptr<OffloadSpace>(new OffloadSpace(
       std::move(flats), std::move(plan), options, std::move(world), timeout));
-  FSDP_RETURN_IF_ERROR(space->MakeStores());
+  FSDP_RETURN_IF_ERROR(comm::Agree(*space->world_, space->MakeStores(),
+                                   "making room for what is offloaded",
+                                   absl::Now() + space->timeout_));
+  if (options.keep) FSDP_RETURN_IF_ERROR(space->OpenKept());
   return space;
 }
 
@@ -184,7 +201,8 @@ absl::Status OffloadSpace::MakeStores() {
   FSDP_ASSIGN_OR_RETURN(offloader_, Offloader::Make(memory));
   for (RestingKind kind : kKinds) {
     const int64_t capacity = CapacityOf(kind, Tier::kSsd);
-    if (capacity == 0) continue;
+    const bool kept = options_.keep && kind != RestingKind::kGradients;
+    if (capacity == 0 || kept) continue;
     absl::StatusOr<std::unique_ptr<offload::ParamStore>> store =
         MakeStore(kind, capacity);
     if (!store.ok()) {
@@ -199,14 +217,57 @@ absl::Status OffloadSpace::MakeStores() {
 absl::StatusOr<std::unique_ptr<offload::ParamStore>> OffloadSpace::MakeStore(
     RestingKind kind, int64_t capacity) const {
   if (options_.make_store) return options_.make_store(kind, capacity);
+  return offload::FileStore::Make(FileOf(kind));
+}
+
+offload::FileStoreOptions OffloadSpace::FileOf(RestingKind kind) const {
+  const bool stepped = kind != RestingKind::kGradients;
   offload::FileStoreOptions file;
   file.directory = options_.directory;
-  file.capacity = capacity;
+  file.capacity = CapacityOf(kind, Tier::kSsd);
   file.block_bytes = options_.block_bytes;
   file.queue_depth = options_.queue_depth;
   file.checksums = options_.checksums;
-  file.rollback = options_.rollback && kind != RestingKind::kGradients;
-  return offload::FileStore::Make(file);
+  file.keep = options_.keep && stepped;
+  file.rollback = options_.rollback && stepped && !file.keep;
+  if (!file.keep) return file;
+  file.capacity += offload::kPageBytes;  // the step
+  file.name = absl::StrCat(options_.name, ".", ToString(kind), ".",
+                           world_->rank(), "-of-", world_->world_size());
+  file.owner = absl::StrCat("run ", options_.name, ", rank ", world_->rank(),
+                            " of ", world_->world_size(), ", ", ToString(kind));
+  return file;
+}
+
+absl::Status OffloadSpace::OpenKept() {
+  std::vector<RestingKind> kinds;
+  std::vector<offload::FileStoreOptions> files;
+  for (RestingKind kind : kStepped) {
+    if (CapacityOf(kind, Tier::kSsd) == 0) continue;
+    kinds.push_back(kind);
+    files.push_back(FileOf(kind));
+  }
+  if (files.empty()) return absl::OkStatus();
+  FSDP_ASSIGN_OR_RETURN(KeptFiles kept,
+                        OpenKeptFiles(files, *world_, timeout_));
+  step_ = kept.step;
+  for (size_t i = 0; i < kinds.size(); ++i) {
+    const int store = offloader_->AddStore(std::move(kept.stores[i]));
+    stores_[static_cast<int>(kinds[i])] = store;
+    FSDP_ASSIGN_OR_RETURN(step_entries_.emplace_back(),
+                          Take(store, kStepRegion, sizeof(step_)));
+  }
+  return absl::OkStatus();
+}
+
+// A kept file may have the region already.
+absl::StatusOr<int> OffloadSpace::Take(int store, const std::string& region,
+                                       int64_t bytes) {
+  if (options_.keep) {
+    absl::StatusOr<int> entry = offloader_->Attach(store, region, bytes);
+    if (!absl::IsNotFound(entry.status())) return entry;
+  }
+  return offloader_->Add(store, region, bytes);
 }
 
 absl::StatusOr<std::shared_ptr<RestingMemory>> OffloadSpace::Place(
@@ -214,11 +275,12 @@ absl::StatusOr<std::shared_ptr<RestingMemory>> OffloadSpace::Place(
     c10::Device device) {
   std::unique_ptr<RestingPlace> place;
   if (tier == Tier::kSsd) {
-    FSDP_ASSIGN_OR_RETURN(
-        const int entry,
-        offloader_->Add(stores_[static_cast<int>(kind)], name, bytes));
-    place = std::make_unique<PlaceInStore>(offloader_.get(), entry,
-                                           shared_from_this());
+    const int store = static_cast<int>(kind);
+    FSDP_ASSIGN_OR_RETURN(const int entry, Take(stores_[store], name, bytes));
+    place = std::make_unique<PlaceInStore>(
+        offloader_.get(), entry,
+        options_.keep && kind != RestingKind::kGradients, &changed_[store],
+        shared_from_this());
   } else {
     const std::string region = absl::StrCat(ToString(kind), " of ", name);
     FSDP_RETURN_IF_ERROR(host_->Create(region, bytes));
@@ -272,14 +334,15 @@ bool OffloadSpace::OptimizerRestsElsewhere(const RestingMemory& shard) const {
 }
 
 absl::StatusOr<std::shared_ptr<RestingMemory>>
-OffloadSpace::PlaceOptimizerState(const RestingMemory& shard, int64_t bytes) {
+OffloadSpace::PlaceOptimizerState(const RestingMemory& shard,
+                                  const std::string& what, int64_t bytes) {
   const int flat = FlatOf(shard);
   const Tier tier = plan_.tier(flat, RestingKind::kOptimizer);
   if (tier == Tier::kDevice || bytes == 0) {
     return std::shared_ptr<RestingMemory>();
   }
-  const std::string name = absl::StrCat(RegionName(flat, flats_[flat].name),
-                                        ", state ", ++num_states_);
+  const std::string name =
+      absl::StrCat(RegionName(flat, flats_[flat].name), ", ", what);
   absl::StatusOr<std::shared_ptr<RestingMemory>> memory =
       Place(RestingKind::kOptimizer, tier, name, bytes,
             shard.AsTensor(at::kByte).device());
@@ -294,14 +357,41 @@ OffloadSpace::PlaceOptimizerState(const RestingMemory& shard, int64_t bytes) {
 absl::Status OffloadSpace::BeginStep() {
   saved_.clear();
   begun_ = false;
-  if (offloader_ != nullptr && options_.rollback) {
-    for (RestingKind kind : kStepped) {
-      const int store = stores_[static_cast<int>(kind)];
-      if (store >= 0) FSDP_RETURN_IF_ERROR(offloader_->Flush(store));
-    }
+  absl::Status status;
+  if (options_.rollback || options_.keep) status = FlushStepped();
+  // The first write takes away what other ranks may have to go back to.
+  if (options_.keep) {
+    status = comm::Agree(*world_, status, "beginning a step of the optimizer",
+                         absl::Now() + timeout_);
   }
-  begun_ = true;
+  begun_ = status.ok();
+  return status;
+}
+
+absl::Status OffloadSpace::FlushStepped() {
+  for (RestingKind kind : kStepped) {
+    const int store = stores_[static_cast<int>(kind)];
+    bool& changed = changed_[static_cast<int>(kind)];
+    if (store < 0 || !changed) continue;
+    FSDP_RETURN_IF_ERROR(offloader_->Flush(store));
+    changed = false;
+  }
   return absl::OkStatus();
+}
+
+// The last thing of a step: with its number, parameters and states become what
+// a later run finds.
+absl::Status OffloadSpace::Commit() {
+  ++step_;
+  for (int entry : step_entries_) {
+    FSDP_ASSIGN_OR_RETURN(
+        const absl::Span<char> bytes,
+        offloader_->Acquire(entry, Offloader::Use::kOverwrite));
+    std::memcpy(bytes.data(), &step_, sizeof(step_));
+    offloader_->Release(entry);
+  }
+  for (RestingKind kind : kStepped) changed_[static_cast<int>(kind)] = true;
+  return FlushStepped();
 }
 
 absl::Status OffloadSpace::SaveBeforeStep(RestingMemory& shard) {
@@ -335,6 +425,7 @@ absl::Status OffloadSpace::EndStep(const absl::Status& mine) {
   if (agreed.ok()) {
     begun_ = false;
     saved_.clear();
+    if (options_.keep) Commit().IgnoreError();
     return agreed;
   }
   if (!options_.rollback) {
@@ -363,7 +454,9 @@ absl::Status OffloadSpace::Rollback() {
   absl::Status status = RestoreSaved();
   for (RestingKind kind : kStepped) {
     const int store = stores_[static_cast<int>(kind)];
-    if (store >= 0) status.Update(offloader_->Rollback(store));
+    if (store < 0) continue;
+    status.Update(offloader_->Rollback(store));
+    changed_[static_cast<int>(kind)] = false;
   }
   return status;
 }

@@ -20,6 +20,7 @@
 #include "fsdp/offload_options.h"
 #include "fsdp/offload_plan.h"
 #include "fsdp/resting_memory.h"
+#include "offload/file_store.h"
 #include "offload/host_store.h"
 #include "offload/offloader.h"
 
@@ -28,14 +29,17 @@ namespace fsdp {
 // Not thread-safe. Lives as long as any memory of it.
 class OffloadSpace : public std::enable_shared_from_this<OffloadSpace> {
  public:
-  // Of this rank alone: nothing is sent. Errors as the stores': no space, for
-  // example.
+  // Collective. Errors of any rank on all, such as no space.
   static absl::StatusOr<std::shared_ptr<OffloadSpace>> Make(
       std::vector<RestingFlat> flats, OffloadPlan plan,
       const OffloadOptions& options, std::shared_ptr<comm::Communicator> world,
       absl::Duration timeout);
 
   const OffloadPlan& plan() const { return plan_; }
+  // With OffloadOptions::keep, how many steps of the optimizer the files are
+  // of: when the model is made, those of earlier runs, whose parameters it has.
+  int64_t step() const { return step_; }
+  bool keeps() const { return options_.keep; }
   absl::Duration timeout() const { return timeout_; }
 
   // Memory for the shard of flat parameter `flat`, in the plan's order. One
@@ -45,21 +49,24 @@ class OffloadSpace : public std::enable_shared_from_this<OffloadSpace> {
   // For its gradients; null where they stay on the device.
   absl::StatusOr<std::shared_ptr<RestingMemory>> PlaceGradients(
       int flat, int64_t bytes, c10::Device device);
-  // For optimizer states of parameters in `shard`, which is of this space: full
-  // of zeros. Null where they stay on the device.
+  // For optimizer states of parameters in `shard`, which is of this space:
+  // zeros, or what an earlier run has kept under the name `what`. Null where
+  // they stay on the device.
   absl::StatusOr<std::shared_ptr<RestingMemory>> PlaceOptimizerState(
-      const RestingMemory& shard, int64_t bytes);
+      const RestingMemory& shard, const std::string& what, int64_t bytes);
 
   bool OptimizerRestsElsewhere(const RestingMemory& shard) const;
 
   // --- A step of the optimizer ---------------------------------------------
-  // What rests is then as a rollback would leave it. Of this rank alone.
+  // What rests is then as a rollback would leave it. With OffloadOptions::keep
+  // collective.
   absl::Status BeginStep();
   // Before `shard`, which stays in memory, is changed by a step that may fail.
   absl::Status SaveBeforeStep(RestingMemory& shard);
   // Collective: OK when `mine` is OK on all ranks. Otherwise, with
   // OffloadOptions::rollback, shards and states are as at BeginStep(); the
-  // status says so, or why not.
+  // status says so, or why not. What cannot be committed to kept files then is
+  // by the next BeginStep(), or that fails.
   absl::Status EndStep(const absl::Status& mine);
 
   // Of the stores, by kind; without any, nothing.
@@ -83,6 +90,11 @@ class OffloadSpace : public std::enable_shared_from_this<OffloadSpace> {
                absl::Duration timeout);
 
   absl::Status MakeStores();
+  absl::Status OpenKept();
+  offload::FileStoreOptions FileOf(RestingKind kind) const;
+  absl::StatusOr<int> Take(int store, const std::string& region, int64_t bytes);
+  absl::Status FlushStepped();
+  absl::Status Commit();
   int FlatOf(const RestingMemory& shard) const;
   int64_t CapacityOf(RestingKind kind, Tier tier) const;
   absl::StatusOr<std::unique_ptr<offload::ParamStore>> MakeStore(
@@ -103,11 +115,14 @@ class OffloadSpace : public std::enable_shared_from_this<OffloadSpace> {
   std::unique_ptr<offload::HostStore> host_;       // of kCpu
   std::unique_ptr<offload::Offloader> offloader_;  // of kSsd; null without
   std::array<int, kNumRestingKinds> stores_;       // of offloader_; -1: none
-  std::vector<const RestingMemory*> shards_;       // of flats, known by address
-  bool begun_ = false;                             // a step, and not ended
-  std::vector<Saved> saved_;                       // in the step under way
-  std::vector<int> undo_entries_;                  // of flats; -1: none yet
-  int num_states_ = 0;                             // placed, for their names
+  // Since the last Flush() that ended well.
+  std::array<bool, kNumRestingKinds> changed_ = {};
+  std::vector<int> step_entries_;  // of kept files
+  int64_t step_ = 0;
+  std::vector<const RestingMemory*> shards_;  // of flats, known by address
+  bool begun_ = false;                        // a step, and not ended
+  std::vector<Saved> saved_;                  // in the step under way
+  std::vector<int> undo_entries_;             // of flats; -1: none yet
 };
 
 }  // namespace fsdp

@@ -109,10 +109,12 @@ class Sharder {
     return result;
   }
 
-  // Before memory in common: decides what rests where, and makes room there.
+  // Collective, before memory in common: decides what rests where, and makes
+  // room there.
   absl::Status MakeOffloadSpace(
       const std::shared_ptr<comm::Communicator>& world) {
     if (!options_.offload.any()) return absl::OkStatus();
+    // What ranks have to agree on they have: they decide alike.
     FSDP_ASSIGN_OR_RETURN(std::vector<RestingFlat> flats, RestingFlats());
     FSDP_ASSIGN_OR_RETURN(OffloadPlan plan,
                           PlanOffload(flats, options_.offload, IsOnCpu()));
@@ -324,14 +326,19 @@ class Sharder {
     if (options_.broadcast_parameters) {
       FSDP_RETURN_IF_ERROR(Broadcast(flat, unit.name));
     }
-    FSDP_ASSIGN_OR_RETURN(const Resident resident,
-                          Resident::Of(rest, Use::kOverwrite));
+    // What an earlier run has kept counts more than what the module has.
+    const bool kept = space_ != nullptr && space_->step() > 0;
+    FSDP_ASSIGN_OR_RETURN(
+        const Resident resident,
+        Resident::Of(rest, kept ? Use::kUpdate : Use::kOverwrite));
+    const at::Tensor values = kept ? rest.clone() : at::Tensor();
     std::unique_ptr<FlatParameter> result;
     FSDP_RETURN_IF_ERROR(
         TorchToStatus(absl::StrCat("sharding unit ", unit.name), [&] {
           result = std::make_unique<FlatParameter>(
               std::move(parameters), std::move(layout), flat, group.rank(),
               dtypes.second, FreedText(planned.unit), rest);
+          if (kept) rest.copy_(values);
         }));
     return result;
   }
@@ -453,9 +460,7 @@ absl::StatusOr<std::shared_ptr<ShardedModel>> ShardModule(
                                        "the models to shard",
                                        absl::Now() + timeout));
   Sharder sharder(*std::move(plan), mesh, options, timeout);
-  FSDP_RETURN_IF_ERROR(
-      comm::Agree(world, sharder.MakeOffloadSpace(mesh.world()),
-                  "making room for what is offloaded", absl::Now() + timeout));
+  FSDP_RETURN_IF_ERROR(sharder.MakeOffloadSpace(mesh.world()));
   absl::Status status = sharder.AllocateCommon();
   std::vector<RuntimeUnit> units;
   for (const PlannedUnit& planned : sharder.plan().units) {

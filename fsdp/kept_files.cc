@@ -1,0 +1,110 @@
+#include "fsdp/kept_files.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/full.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "base/status_macros.h"
+#include "comm/agreement.h"
+#include "comm/communicator.h"
+#include "comm/work.h"
+#include "offload/file_store.h"
+#include "offload/transfer.h"
+
+namespace fsdp {
+namespace {
+
+using offload::FileStore;
+using offload::FileStoreOptions;
+
+absl::StatusOr<int64_t> StepOf(FileStore& store, absl::Time deadline) {
+  char bytes[sizeof(int64_t)];
+  absl::StatusOr<std::unique_ptr<offload::Transfer>> read =
+      store.Read(kStepRegion, 0, absl::MakeSpan(bytes));
+  if (absl::IsNotFound(read.status())) return 0;
+  FSDP_RETURN_IF_ERROR(read.status());
+  FSDP_RETURN_IF_ERROR((*read)->Wait(deadline));
+  int64_t step;
+  std::memcpy(&step, bytes, sizeof(step));
+  return step;
+}
+
+// The last commit of each.
+absl::StatusOr<KeptFiles> OpenLast(const std::vector<FileStoreOptions>& files,
+                                   absl::Duration timeout) {
+  KeptFiles kept;
+  kept.step = std::numeric_limits<int64_t>::max();
+  for (const FileStoreOptions& file : files) {
+    absl::StatusOr<std::unique_ptr<FileStore>> store = FileStore::Reopen(file);
+    if (absl::IsNotFound(store.status())) store = FileStore::Make(file);
+    FSDP_RETURN_IF_ERROR(store.status());
+    FSDP_ASSIGN_OR_RETURN(const int64_t step,
+                          StepOf(**store, absl::Now() + timeout));
+    kept.step = std::min(kept.step, step);
+    kept.stores.push_back(*std::move(store));
+  }
+  return kept;
+}
+
+// Reopens what is ahead of `kept.step`.
+absl::Status GoBack(const std::vector<FileStoreOptions>& files,
+                    absl::Duration timeout, KeptFiles& kept) {
+  for (size_t i = 0; i < files.size(); ++i) {
+    std::unique_ptr<FileStore>& store = kept.stores[i];
+    const absl::Time deadline = absl::Now() + timeout;
+    FSDP_ASSIGN_OR_RETURN(const int64_t last, StepOf(*store, deadline));
+    if (last == kept.step) continue;
+    const int64_t commit = store->commit();
+    store.reset();  // a file is open once
+    FSDP_ASSIGN_OR_RETURN(store, FileStore::Reopen(files[i], commit - 1));
+    FSDP_ASSIGN_OR_RETURN(const int64_t step, StepOf(*store, deadline));
+    if (step == kept.step) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the kept file ", files[i].directory, "/", files[i].name,
+        " is of steps ", last, " and ", step, ", and another one of step ",
+        kept.step,
+        ": they are not of one run, or some were replaced; remove the run's "
+        "files to begin anew"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int64_t> LeastOverRanks(comm::Communicator& world, int64_t mine,
+                                       absl::Time deadline) {
+  const at::Tensor number = at::full({1}, -mine, at::kLong);
+  FSDP_ASSIGN_OR_RETURN(auto work,
+                        world.AllReduce(number, comm::ReduceOp::kMax,
+                                        "the step that kept files are of"));
+  FSDP_RETURN_IF_ERROR(work->Wait(deadline));
+  return -number.item<int64_t>();
+}
+
+}  // namespace
+
+absl::StatusOr<KeptFiles> OpenKeptFiles(
+    const std::vector<FileStoreOptions>& files, comm::Communicator& world,
+    absl::Duration timeout) {
+  constexpr char kWhat[] = "opening kept files";
+  absl::StatusOr<KeptFiles> kept = OpenLast(files, timeout);
+  FSDP_RETURN_IF_ERROR(
+      comm::Agree(world, kept.status(), kWhat, absl::Now() + timeout));
+  FSDP_ASSIGN_OR_RETURN(
+      kept->step, LeastOverRanks(world, kept->step, absl::Now() + timeout));
+  FSDP_RETURN_IF_ERROR(comm::Agree(world, GoBack(files, timeout, *kept), kWhat,
+                                   absl::Now() + timeout));
+  return kept;
+}
+
+}  // namespace fsdp

@@ -1,0 +1,36 @@
+// The files of a run that outlive it, opened on all ranks at one step.
+#ifndef FSDP_KEPT_FILES_H_
+#define FSDP_KEPT_FILES_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "comm/communicator.h"
+#include "offload/file_store.h"
+
+namespace fsdp {
+
+// The number of the last finished step is 8 bytes of this region of each file;
+// without it, 0.
+inline constexpr char kStepRegion[] = "finished step";
+
+struct KeptFiles {
+  std::vector<std::unique_ptr<offload::FileStore>> stores;  // as `files`
+  int64_t step = 0;  // what they hold; 0: nothing of use
+};
+
+// Opens `files`, or makes those that are not there. Collective. A rank may have
+// been killed between the commits of others: all go back to the last step that
+// every file has, which is at most one commit. FailedPrecondition on all ranks
+// where there is none; errors as FileStore's.
+absl::StatusOr<KeptFiles> OpenKeptFiles(
+    const std::vector<offload::FileStoreOptions>& files,
+    comm::Communicator& world, absl::Duration timeout);
+
+}  // namespace fsdp
+
+#endif  // FSDP_KEPT_FILES_H_

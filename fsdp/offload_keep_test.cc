@@ -1,0 +1,292 @@
+// A run whose files are kept ends at any moment, and another one goes on from
+// its last finished step, to the bit.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/equal.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "base/torch_status.h"
+#include "comm/communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/fused_optimizer.h"
+#include "fsdp/offload_options.h"
+#include "fsdp/offload_space.h"
+#include "fsdp/testing/toy_model.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::Loss;
+using ::fsdp::testing::MakeNet;
+using ::fsdp::testing::NetImpl;
+using ::fsdp::testing::Rows;
+using ::fsdp::testing::Unowned;
+using ::testing::HasSubstr;
+using Model = FullyShardedDataParallel<NetImpl>;
+using Values = std::map<std::string, at::Tensor>;
+namespace fs = std::filesystem;
+
+constexpr int64_t kDim = 6;
+
+// Ends a run at a moment.
+enum class End {
+  kAfterStep,      // as programs end
+  kAfterBackward,  // gradients were on their way
+  kAfterLoading,   // parameters had been replaced
+};
+
+class OffloadKeepTest : public ::testing::TestWithParam<bool> {
+ protected:
+  OffloadKeepTest()
+      : directory_(
+            fs::path(std::getenv("TEST_TMPDIR")) /
+            ::testing::UnitTest::GetInstance()->current_test_info()->name()) {
+    fs::remove_all(directory_);
+    fs::create_directories(directory_);
+  }
+
+  Options Kept() const {
+    Options options = BlockUnits();
+    options.offload.parameters = Tier::kSsd;
+    options.offload.gradients = Tier::kSsd;
+    options.offload.optimizer = Tier::kSsd;
+    options.offload.directory = directory_;
+    options.offload.block_bytes = 4096;
+    options.offload.keep = true;
+    options.offload.name = "run";
+    return options;
+  }
+
+  static bool sgd() { return GetParam(); }
+
+  static std::unique_ptr<torch::optim::Optimizer> MakeOptimizer(Model& model) {
+    if (sgd()) {
+      return std::make_unique<FusedSGD>(
+          model->Parameters(),
+          torch::optim::SGDOptions(0.05).momentum(0.9).dampening(0.2));
+    }
+    return std::make_unique<FusedAdamW>(model->Parameters(),
+                                        torch::optim::AdamWOptions(1e-2));
+  }
+
+  static absl::Status Backward(Model& model, int64_t step) {
+    const Communicator& world = model->communicator();
+    const at::Tensor x =
+        Rows((step * world.world_size() + world.rank()) * 3, 3, kDim);
+    return model->Backward(Loss(model->forward(x), x));
+  }
+
+  static absl::StatusOr<Values> ValuesOf(Model& model,
+                                         torch::optim::Optimizer& optimizer) {
+    Values values;
+    FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->StateDict());
+    for (const auto& item : dict) values[item.key()] = item.value();
+    FSDP_ASSIGN_OR_RETURN(const OptimizerStateDict states,
+                          model->OptimizerState(optimizer));
+    for (const auto& item : states.tensors) values[item.key()] = item.value();
+    return values;
+  }
+
+  // One run up to `last` steps in all; `seed` of what the module has at first.
+  static absl::StatusOr<Values> Run(Communicator& world, const Options& options,
+                                    int64_t last, int seed = 0,
+                                    End end = End::kAfterStep) {
+    FSDP_ASSIGN_OR_RETURN(Model model,
+                          FullyShard(MakeNet(kDim, /*num_blocks=*/2, seed),
+                                     Unowned(world), options));
+    const auto optimizer = MakeOptimizer(model);
+    const OffloadSpace* const space = model->sharded_model().offload();
+    int64_t step = space == nullptr ? 0 : space->step();
+    for (; step < last; ++step) {
+      optimizer->zero_grad();
+      FSDP_RETURN_IF_ERROR(Backward(model, step));
+      optimizer->step();
+    }
+    FSDP_ASSIGN_OR_RETURN(Values values, ValuesOf(model, *optimizer));
+    if (end == End::kAfterBackward) {
+      FSDP_RETURN_IF_ERROR(Backward(model, last));
+    }
+    if (end == End::kAfterLoading) {
+      FSDP_RETURN_IF_ERROR(model->ForEachFullParameter(
+          [](const std::string&, at::Tensor value) {
+            value.zero_();
+            return absl::OkStatus();
+          },
+          VisitOptions{/*writeback=*/true}));
+    }
+    return values;
+  }
+
+  static absl::Status CheckEqual(const Values& actual, const Values& expected) {
+    if (actual.size() != expected.size()) {
+      return absl::InternalError(
+          absl::StrCat(actual.size(), " values instead of ", expected.size()));
+    }
+    for (const auto& [name, value] : expected) {
+      if (at::equal(actual.at(name), value)) continue;
+      return absl::InternalError(absl::StrCat(name, " differs"));
+    }
+    return absl::OkStatus();
+  }
+
+  const fs::path directory_;
+};
+
+TEST_P(OffloadKeepTest, GoesOnAsIfItHadNotEnded) {
+  for (const int world_size : {1, 2, 3}) {
+    const fs::path directory = directory_ / std::to_string(world_size);
+    fs::create_directories(directory);
+    EXPECT_OK(RunAllRanks(world_size, [&](Communicator& world) -> absl::Status {
+      Options kept = Kept();
+      kept.offload.directory = directory;
+      FSDP_ASSIGN_OR_RETURN(const Values expected,
+                            Run(world, BlockUnits(), /*last=*/7));
+      FSDP_RETURN_IF_ERROR(Run(world, kept, /*last=*/3).status());
+      // What the module had at first counts no more.
+      FSDP_RETURN_IF_ERROR(Run(world, kept, /*last=*/4, /*seed=*/5).status());
+      FSDP_ASSIGN_OR_RETURN(const Values actual,
+                            Run(world, kept, /*last=*/7, /*seed=*/6));
+      return CheckEqual(actual, expected);
+    })) << world_size;
+  }
+}
+
+TEST_P(OffloadKeepTest, WhatWasNotFinishedIsForgotten) {
+  for (const End end : {End::kAfterBackward, End::kAfterLoading}) {
+    const fs::path directory =
+        directory_ / std::to_string(static_cast<int>(end));
+    fs::create_directories(directory);
+    EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+      Options kept = Kept();
+      kept.offload.directory = directory;
+      FSDP_ASSIGN_OR_RETURN(const Values expected,
+                            Run(world, BlockUnits(), /*last=*/5));
+      FSDP_RETURN_IF_ERROR(
+          Run(world, kept, /*last=*/2, /*seed=*/0, end).status());
+      FSDP_ASSIGN_OR_RETURN(const Values actual, Run(world, kept, /*last=*/5));
+      return CheckEqual(actual, expected);
+    })) << static_cast<int>(end);
+  }
+}
+
+TEST_P(OffloadKeepTest, ARunThatHasFinishedNoStepBeginsAnew) {
+  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+    FSDP_RETURN_IF_ERROR(
+        Run(world, Kept(), /*last=*/0, /*seed=*/4, End::kAfterBackward)
+            .status());
+    FSDP_ASSIGN_OR_RETURN(const Values expected,
+                          Run(world, BlockUnits(), /*last=*/2));
+    FSDP_ASSIGN_OR_RETURN(const Values actual, Run(world, Kept(), /*last=*/2));
+    return CheckEqual(actual, expected);
+  }));
+}
+
+// A rank that was killed between the commits of others: its files are those of
+// the step before.
+TEST_P(OffloadKeepTest, RanksGoBackToTheLastStepThatAllHaveFinished) {
+  const fs::path older = directory_ / "older";
+  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+    FSDP_RETURN_IF_ERROR(Run(world, Kept(), /*last=*/3).status());
+    if (world.rank() == 1) {
+      fs::create_directories(older);
+      fs::copy_file(directory_ / "run.optimizer.1-of-2",
+                    older / "run.optimizer.1-of-2");
+    }
+    FSDP_RETURN_IF_ERROR(Run(world, Kept(), /*last=*/4).status());
+    if (world.rank() == 1) {
+      fs::copy_file(older / "run.optimizer.1-of-2",
+                    directory_ / "run.optimizer.1-of-2",
+                    fs::copy_options::overwrite_existing);
+    }
+    FSDP_ASSIGN_OR_RETURN(const Values three,
+                          Run(world, BlockUnits(), /*last=*/3));
+    FSDP_ASSIGN_OR_RETURN(const Values six,
+                          Run(world, BlockUnits(), /*last=*/6));
+    FSDP_ASSIGN_OR_RETURN(Model model, FullyShard(MakeNet(kDim, 2, /*seed=*/9),
+                                                  Unowned(world), Kept()));
+    if (model->sharded_model().offload()->step() != 3) {
+      return absl::InternalError("another step");
+    }
+    FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->StateDict());
+    for (const auto& item : dict) {
+      if (!at::equal(item.value(), three.at(item.key()))) {
+        return absl::InternalError(absl::StrCat(item.key(), " differs"));
+      }
+    }
+    const auto optimizer = MakeOptimizer(model);
+    for (int64_t step = 3; step < 6; ++step) {
+      optimizer->zero_grad();
+      FSDP_RETURN_IF_ERROR(Backward(model, step));
+      optimizer->step();
+    }
+    FSDP_ASSIGN_OR_RETURN(const Values actual, ValuesOf(model, *optimizer));
+    return CheckEqual(actual, six);
+  }));
+}
+
+TEST_P(OffloadKeepTest, FilesOfAnotherRunAreRefusedOnAllRanks) {
+  const auto run = [&](int64_t dim) {
+    return RunRanks(2, [&](Communicator& world) -> absl::Status {
+      return FullyShard(MakeNet(dim, 2), Unowned(world), Kept()).status();
+    });
+  };
+  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+    return Run(world, Kept(), /*last=*/2).status();
+  }));
+  for (const absl::Status& status : run(/*dim=*/kDim + 1)) {
+    EXPECT_FALSE(status.ok());
+  }
+  // One rank's file that is another rank's.
+  fs::copy_file(directory_ / "run.optimizer.0-of-2",
+                directory_ / "run.optimizer.1-of-2",
+                fs::copy_options::overwrite_existing);
+  for (const absl::Status& status : run(kDim)) {
+    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("rank 1: "));
+  }
+}
+
+TEST_P(OffloadKeepTest, ALostFileIsNotedBeforeAnythingIsWritten) {
+  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+    return Run(world, Kept(), /*last=*/4).status();
+  }));
+  fs::remove(directory_ / "run.parameters.0-of-2");
+  for (const absl::Status& status :
+       RunRanks(2, [&](Communicator& world) -> absl::Status {
+         return Run(world, Kept(), /*last=*/5).status();
+       })) {
+    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("remove the run's files"));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, OffloadKeepTest, ::testing::Bool(),
+                         [](const auto& info) {
+                           return info.param ? "Sgd" : "AdamW";
+                         });
+
+}  // namespace
+}  // namespace fsdp
