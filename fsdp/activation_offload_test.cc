@@ -135,6 +135,8 @@ TEST(ActivationOffloadTest, WhatIsSmallOrNotPlainNumbersStays) {
   options.min_bytes = kBytes;
   const auto offload = Make(Host(), options);
   flat_param::GuardedStorage guarded(kBytes, c10::Device(c10::kCPU), "freed");
+  float memory[kElements] = {};
+  guarded.Fill(memory);
   const std::vector<at::Tensor> staying = {
       at::Tensor(),
       Numbers(1, kElements - 1),

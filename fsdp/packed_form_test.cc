@@ -178,13 +178,15 @@ TEST(FormlessTest, TensorsWhoseElementsOverlapHaveNoForm) {
 
 TEST(FormlessTest, MemoryOfShardedParametersHasNoForm) {
   flat_param::GuardedStorage guarded(24, c10::Device(c10::kCPU), "freed");
-  const at::Tensor tensor = at::empty({0}).set_(guarded.storage(), 0, {6}, {1});
-  EXPECT_FALSE(PackedForm::Of(tensor).has_value());
   float memory[6] = {};
   guarded.Fill(memory);
+  const at::Tensor tensor = at::empty({0}).set_(guarded.storage(), 0, {6}, {1});
+  const at::Tensor view = tensor.view({2, 3}).t();
   EXPECT_FALSE(PackedForm::Of(tensor).has_value());
-  EXPECT_FALSE(PackedForm::Of(tensor.view({2, 3}).t()).has_value());
+  EXPECT_FALSE(PackedForm::Of(view).has_value());
   guarded.Empty();
+  EXPECT_FALSE(PackedForm::Of(tensor).has_value());
+  EXPECT_FALSE(PackedForm::Of(view).has_value());
 }
 
 TEST(ToStringTest, NamesDtypeSizesAndDevice) {
