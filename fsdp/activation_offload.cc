@@ -31,8 +31,8 @@ class ABSL_SCOPED_LOCKABLE ActivationOffload::Turn {
   explicit Turn(ActivationOffload& offload)
       ABSL_EXCLUSIVE_LOCK_FUNCTION(offload.mutex_)
       : offload_(offload) {
-    offload_.mutex_.Lock();
-    offload_.transfers_.Poll();
+    offload.mutex_.Lock();
+    offload.transfers_.Poll();
   }
   Turn(const Turn&) = delete;
   Turn& operator=(const Turn&) = delete;
@@ -242,7 +242,7 @@ void ActivationOffload::Erase(const MovedArguments& moved) {
 ActivationOffloadStats ActivationOffload::stats() {
   const Turn turn(*this);
   const offload::StoreStats store = store_.Stats();
-  stats_.transfers = transfers_.stats();
+  static_cast<TensorTransferStats&>(stats_) = transfers_.stats();
   stats_.stored_bytes = store.used_bytes;
   stats_.peak_stored_bytes = store.peak_used_bytes;
   return stats_;

@@ -45,8 +45,7 @@ struct ActivationOffloadOptions {
   absl::Duration timeout = absl::Minutes(5);
 };
 
-struct ActivationOffloadStats {
-  TensorTransferStats transfers;
+struct ActivationOffloadStats : TensorTransferStats {
   // Tensors when backward needed them: still in memory; read ahead, or about to
   // be; neither.
   int64_t found = 0;

@@ -184,8 +184,8 @@ TEST_P(StoreTest, LossAndGradientsHaveTheBitsOfRegionsInMemory) {
   for (int step = 0; step < 3; ++step) {
     EXPECT_TRUE(Same(Step(chain, With(offload)), Step(chain, {})));
   }
-  EXPECT_EQ(offload->stats().transfers.failed, 0);
-  EXPECT_EQ(offload->stats().transfers.full, 0);
+  EXPECT_EQ(offload->stats().failed, 0);
+  EXPECT_EQ(offload->stats().full, 0);
   EXPECT_EQ(offload->stats().missed + offload->stats().prefetched +
                 offload->stats().found,
             15);
@@ -309,7 +309,7 @@ TEST_P(ArgumentTest, IsTheSameWhenTheFunctionRunsAgain) {
   EXPECT_TRUE(at::equal(gradient, run({}, nullptr)));
   ASSERT_EQ(seen.size(), 2u);
   EXPECT_TRUE(seen[0] == seen[1]);
-  EXPECT_EQ(offload->stats().transfers.tensors_out, GetParam().moves ? 1 : 0);
+  EXPECT_EQ(offload->stats().tensors_out, GetParam().moves ? 1 : 0);
   EXPECT_EQ(offload->stats().stored_bytes, 0);
 }
 
@@ -360,7 +360,7 @@ TEST(ArgumentsTest, MayBeTheSameTensorAndInContainers) {
   };
   const auto offload = Offload(Host());
   EXPECT_TRUE(at::equal(run(With(offload)), run({})));
-  EXPECT_EQ(offload->stats().transfers.tensors_out, 1);
+  EXPECT_EQ(offload->stats().tensors_out, 1);
 }
 
 TEST(ArgumentsTest, OfManyRegionsAreWrittenOnce) {
@@ -381,7 +381,7 @@ TEST(ArgumentsTest, OfManyRegionsAreWrittenOnce) {
   };
   const auto offload = Offload(Host());
   EXPECT_TRUE(at::equal(run(With(offload)), run({})));
-  EXPECT_EQ(offload->stats().transfers.tensors_out, 5);
+  EXPECT_EQ(offload->stats().tensors_out, 5);
   EXPECT_EQ(offload->stats().stored_bytes, 0);
 }
 
@@ -416,8 +416,8 @@ TEST(ArgumentsTest, ModifiedBeforeBackwardAreRefusedWhereverTheyAre) {
                                    "checkpointed region was modified in place "
                                    "between")));
   }
-  EXPECT_EQ(offload->stats().transfers.tensors_out, 2);
-  EXPECT_EQ(offload->stats().transfers.bytes_in, 0);
+  EXPECT_EQ(offload->stats().tensors_out, 2);
+  EXPECT_EQ(offload->stats().bytes_in, 0);
 }
 
 TEST(RegionTest, KeepsNoArgumentAfterItsBackwardWhereTheGraphIsRetained) {
@@ -468,7 +468,7 @@ TEST(RegionTest, RegionsMayBeNested) {
     const auto offload = Offload(store.make());
     EXPECT_TRUE(at::equal(run(With(offload)), run({})));
     EXPECT_TRUE(StoreComesTo(*offload, 0));
-    EXPECT_GT(offload->stats().transfers.tensors_out, 4);
+    EXPECT_GT(offload->stats().tensors_out, 4);
   }
 }
 
@@ -537,8 +537,8 @@ TEST_P(FaultTest, AnyWriteThatFailsChangesNothingButMemory) {
     const auto offload = Offload(WithFaults(
         Host(), {MakeFault(Fault::Operation::kWrite, GetParam(), nth)}));
     EXPECT_TRUE(Same(Step(chain, With(offload)), expected)) << nth;
-    EXPECT_EQ(offload->stats().transfers.failed, 1);
-    EXPECT_EQ(offload->stats().transfers.tensors_out, 3);
+    EXPECT_EQ(offload->stats().failed, 1);
+    EXPECT_EQ(offload->stats().tensors_out, 3);
     EXPECT_TRUE(Same(Step(chain, With(offload)), expected)) << nth;
     EXPECT_EQ(offload->stats().stored_bytes, 0);
   }
@@ -611,9 +611,9 @@ TEST(FullStoreTest, WhatHasNoRoomStaysInMemoryAndTheRunGoesOn) {
   for (int64_t regions : {0, 1, 3}) {
     const auto offload = Offload(Host(regions));
     EXPECT_TRUE(Same(Step(chain, With(offload)), expected)) << regions;
-    EXPECT_EQ(offload->stats().transfers.tensors_out, regions);
-    EXPECT_EQ(offload->stats().transfers.full, 6 - regions);
-    EXPECT_EQ(offload->stats().transfers.failed, 0);
+    EXPECT_EQ(offload->stats().tensors_out, regions);
+    EXPECT_EQ(offload->stats().full, 6 - regions);
+    EXPECT_EQ(offload->stats().failed, 0);
   }
 }
 
