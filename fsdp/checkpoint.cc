@@ -16,10 +16,13 @@
 #include <utility>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_error.h"
+#include "fsdp/activation_offload.h"
+#include "fsdp/checkpoint_arguments.h"
 
 namespace fsdp::checkpoint_internal {
 namespace {
@@ -139,21 +142,21 @@ class RedirectedParameters {
 class RegionNode final : public Node {
  public:
   RegionNode(std::unique_ptr<RepeatableCall> call, RunningUnits units,
-             AmbientState ambient)
+             AmbientState ambient, ActivationOffload* offload)
       : call_(std::move(call)),
         units_(std::move(units)),
         ambient_(std::move(ambient)),
         region_name_(RegionName(units_)) {
-    for (at::Tensor* argument : call_->Arguments()) {
+    const std::vector<at::Tensor*> arguments = call_->Arguments();
+    for (const at::Tensor* argument : arguments) {
       takes_gradient_.push_back(RequiresGrad(*argument));
       if (RequiresGrad(*argument)) {
         add_next_edge(torch::autograd::impl::gradient_edge(*argument));
       }
-      // The graph before is kept by the edge alone.
-      if (argument->defined()) *argument = argument->detach();
-      arguments_.push_back(*argument);
-      versions_.push_back(VersionOf(*argument));
     }
+    // The graph before is kept by the edges alone.
+    arguments_ =
+        std::make_unique<RegionArguments>(arguments, offload, region_name_);
     for (const auto& unit : units_) {
       for (const std::vector<at::Tensor>& slot : unit->trainable) {
         if (slot.empty()) continue;
@@ -204,18 +207,25 @@ class RegionNode final : public Node {
 
   void release_variables() override {
     call_.reset();
-    arguments_.clear();
+    arguments_.reset();
   }
 
  private:
   std::vector<at::Tensor> Recompute(const std::shared_ptr<SinkNode>& sink) {
     const std::vector<at::Tensor*> arguments = call_->Arguments();
-    for (size_t i = 0; i < arguments.size(); ++i) {
-      if (!arguments_[i].defined()) continue;
-      *arguments[i] = arguments_[i].detach();
-      if (!takes_gradient_[i]) continue;
-      torch::autograd::impl::set_gradient_edge(
-          *arguments[i], Edge(sink, sink->add_input_metadata(*arguments[i])));
+    // What the graph needs of them it keeps itself.
+    const auto release = absl::MakeCleanup([&arguments] {
+      for (at::Tensor* argument : arguments) argument->reset();
+    });
+    {
+      const std::vector<at::Tensor> values = ValueOrThrow(arguments_->Get());
+      for (size_t i = 0; i < arguments.size(); ++i) {
+        if (!values[i].defined()) continue;
+        *arguments[i] = values[i].detach();
+        if (!takes_gradient_[i]) continue;
+        torch::autograd::impl::set_gradient_edge(
+            *arguments[i], Edge(sink, sink->add_input_metadata(*arguments[i])));
+      }
     }
     const RedirectedParameters parameters(units_, sink);
     const RecomputeScope scope(units_);
@@ -243,14 +253,7 @@ class RegionNode final : public Node {
           ": what it recomputes has gradients of its own. Call backward() "
           "without `inputs`, or the function without fsdp::Checkpoint"));
     }
-    for (size_t i = 0; i < arguments_.size(); ++i) {
-      if (VersionOf(arguments_[i]) == versions_[i]) continue;
-      return absl::FailedPreconditionError(absl::StrCat(
-          "tensor ", i, " in the arguments of ", region_name_,
-          " was modified in place between its forward and its backward, which "
-          "computes with it again: modify a copy"));
-    }
-    return absl::OkStatus();
+    return arguments_->CheckUnmodified();
   }
 
   absl::Status CheckOutputs(const std::vector<at::Tensor>& outputs) const {
@@ -277,8 +280,8 @@ class RegionNode final : public Node {
   const RunningUnits units_;              // around the region
   const AmbientState ambient_;
   const std::string region_name_;
-  std::vector<at::Tensor> arguments_;  // detached, as the forward got them
-  std::vector<uint32_t> versions_;
+  // The tensors of `call_`, which has none but while it is made again.
+  std::unique_ptr<RegionArguments> arguments_;  // null once released
   std::vector<bool> takes_gradient_;
   std::vector<std::string> descriptions_;  // of the outputs
   std::vector<bool> differentiable_;
@@ -292,7 +295,8 @@ RegionForward::RegionForward(const CheckpointOptions& options,
       scope_(MayUseTrainable(units_) || AnyRequiresGrad(arguments),
              AnyRequiresGrad(arguments)),
       ambient_(AmbientState::Capture(Accelerators(arguments),
-                                     options.preserve_rng_state)) {
+                                     options.preserve_rng_state)),
+      offload_(options.offload) {
   for (const at::Tensor* tensor : arguments) {
     versions_.push_back(VersionOf(*tensor));
   }
@@ -310,7 +314,8 @@ void RegionForward::Finish(std::unique_ptr<RepeatableCall> call,
   }
   if (!scope_.requires_grad()) return;
   std::shared_ptr<RegionNode> node(
-      new RegionNode(std::move(call), units_, std::move(ambient_)),
+      new RegionNode(std::move(call), units_, std::move(ambient_),
+                     offload_.get()),
       torch::autograd::deleteNode);
   node->Wrap(outputs);
 }

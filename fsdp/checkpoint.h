@@ -29,11 +29,18 @@
 
 namespace fsdp {
 
+class ActivationOffload;
+
 struct CheckpointOptions {
   // Compute with the same random numbers the second time: those of the default
   // generators of the CPU and of the devices of tensor arguments. Costs a copy
   // of the generators' states per region.
   bool preserve_rng_state = true;
+
+  // Where arguments are between forward and backward (see
+  // activation_offload.h); null: they stay in memory. One for all regions of a
+  // rank. A graph keeps it alive.
+  std::shared_ptr<ActivationOffload> offload;
 };
 
 namespace checkpoint_internal {
@@ -100,6 +107,7 @@ class RegionForward {
   RegionScope scope_;
   std::vector<uint32_t> versions_;  // of the arguments
   AmbientState ambient_;
+  const std::shared_ptr<ActivationOffload> offload_;
   c10::NoGradGuard no_grad_;
 };
 
@@ -116,6 +124,8 @@ class RegionForward {
 // modified an argument in place; an argument was modified between forward and
 // backward; the recomputation gave results of other shapes or dtypes; a
 // backward with create_graph, or with `inputs` as torch::autograd::grad has.
+// Backward throws what the store of `offload` says when an argument cannot be
+// read.
 template <typename Fn, typename... Args>
 auto CheckpointWith(const CheckpointOptions& options, Fn&& fn, Args&&... args) {
   using Call = checkpoint_internal::RepeatableCallOf<std::decay_t<Fn>,
