@@ -13,8 +13,8 @@ namespace fsdp {
 
 // Of one unit on this rank, in bytes.
 struct UnitBytes {
-  int64_t shard = 0;          // parameters, resting in memory
-  int64_t away = 0;           // parameters, resting elsewhere
+  int64_t shard = 0;  // parameters, resting in memory
+  int64_t away = 0;   // parameters, resting elsewhere
   // Of both together, parameters whose optimizer states rest elsewhere.
   int64_t states_away = 0;
   int64_t gradient = 0;       // of the shard

@@ -173,6 +173,27 @@ absl::Status FreezeAndUnfreeze(ToyModel& model, torch::optim::Optimizer&,
   return absl::OkStatus();
 }
 
+// What comes of it is left in the parameters.
+absl::Status EvaluateNowAndThen(ToyModel& model, torch::optim::Optimizer&,
+                                int step) {
+  if (step % 5 != 3) return absl::OkStatus();
+  double mean = 0;
+  model->eval();
+  {
+    const torch::NoGradGuard no_grad;
+    mean = model->forward(fsdp::testing::Rows(0, 3, 7)).mean().item<double>();
+  }
+  model->train();
+  VisitOptions options;
+  options.writeback = true;
+  return model->ForEachFullParameter(
+      [mean](const std::string&, at::Tensor value) {
+        value.add_(mean / 16);
+        return absl::OkStatus();
+      },
+      options);
+}
+
 OffloadScenario Named(std::string name) {
   OffloadScenario scenario;
   scenario.name = std::move(name);
@@ -216,6 +237,12 @@ std::vector<OffloadScenario> Scenarios() {
   low.configure = [](Options& options) {
     options.unit.precision.param_dtype = at::kBFloat16;
     options.unit.precision.keep_low_precision_grads = true;
+  };
+  OffloadScenario& in_eval = add(Named("FullPrecisionInEval"));
+  in_eval.before_step = EvaluateNowAndThen;
+  in_eval.configure = [](Options& options) {
+    options.unit.precision.param_dtype = at::kBFloat16;
+    options.unit.precision.full_precision_in_eval = true;
   };
   add(Named("Frozen")).before_step = FreezeAndUnfreeze;
   add(Named("Disturbed")).before_step = Disturb;
