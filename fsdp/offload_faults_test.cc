@@ -24,6 +24,7 @@
 #include "fsdp/fused_optimizer.h"
 #include "fsdp/offload_options.h"
 #include "fsdp/offload_space.h"
+#include "fsdp/optimizer_check.h"
 #include "fsdp/testing/toy_model.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -326,6 +327,11 @@ TEST(OffloadFaultsTest, AnotherOptimizerIsToldWhichOnesCan) {
     FSDP_ASSIGN_OR_RETURN(Model model,
                           MakeModel(world, Offloading(world.rank(), Plan())));
     torch::optim::AdamW optimizer(model->Parameters());
+    if (!absl::IsFailedPrecondition(CheckOptimizer(*model, optimizer))) {
+      return absl::InternalError("CheckOptimizer() has nothing to say");
+    }
+    FSDP_RETURN_IF_ERROR(
+        CheckOptimizer(*model, FusedAdamW(model->Parameters())));
     const at::Tensor x = Rows(0, 3, kDim);
     FSDP_RETURN_IF_ERROR(model->Backward(Loss(model->forward(x), x)));
     const absl::Status status =

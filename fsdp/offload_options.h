@@ -43,7 +43,7 @@ struct OffloadOptions {
   // Of memory for transfers; what is read ahead and written behind is in it. 0:
   // what the plan says.
   int64_t buffer_bytes = 0;
-  // How many units ahead of their gather shards are read, at most.
+  // How many of the units that come next are read, or gathered, meanwhile.
   int prefetch_distance = 2;
   // Of each wait for a store; zero is the communicator's default.
   absl::Duration timeout = absl::ZeroDuration();

@@ -202,6 +202,12 @@ int64_t OffloadPlan::ssd_bytes() const {
   return total;
 }
 
+bool OffloadPlan::leaves_device() const {
+  return std::any_of(bytes.begin(), bytes.end(), [](const Bytes& kind) {
+    return kind.cpu > 0 || kind.ssd > 0;
+  });
+}
+
 std::string OffloadPlan::ToString() const {
   constexpr double kMiB = 1 << 20;
   std::string text = absl::StrFormat("%-34s %12s %12s %12s\n", "rests, in MiB",

@@ -44,6 +44,8 @@ struct OffloadPlan {
   }
   int64_t device_bytes() const;
   int64_t ssd_bytes() const;
+  // Whether anything rests elsewhere.
+  bool leaves_device() const;
   // A line for each kind, and one for the buffers.
   std::string ToString() const;
 };

@@ -109,6 +109,7 @@ TEST(OffloadPlanTest, WhatFitsWhollyNeedsNoBuffers) {
                        PlanOffload(Flats(), options, /*on_cpu=*/true));
   EXPECT_EQ(plan.ssd_bytes(), 0);
   EXPECT_EQ(plan.buffer_bytes, 0);
+  EXPECT_FALSE(plan.leaves_device());
 }
 
 TEST(OffloadPlanTest, RefusesABudgetThatCannotBeKeptWithWhatItNeeds) {

@@ -15,6 +15,8 @@
 #include "absl/strings/strip.h"
 #include "base/status_macros.h"
 #include "flat_param/guarded_storage.h"
+#include "fsdp/fused_optimizer.h"
+#include "fsdp/offload_space.h"
 #include "fsdp/sharded_model.h"
 
 namespace fsdp {
@@ -90,6 +92,27 @@ absl::Status CheckMissing(const ShardedModuleBase& model, const Names& seen,
       "OptimizerCheckOptions::missing"));
 }
 
+template <typename Optimizer>
+bool Is(const torch::optim::Optimizer& optimizer) {
+  return dynamic_cast<const Optimizer*>(&optimizer) != nullptr;
+}
+
+// Other optimizers do not bring in what rests elsewhere, and keep their states
+// in memory.
+absl::Status CheckOffload(const ShardedModuleBase& model,
+                          const torch::optim::Optimizer& optimizer) {
+  const OffloadSpace* const space = model.sharded_model().offload();
+  const bool fused = Is<FusedAdamW>(optimizer) || Is<FusedAdam>(optimizer) ||
+                     Is<FusedSGD>(optimizer);
+  if (fused || space == nullptr || !space->plan().leaves_device()) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(
+      "Options::offload lets parameters, gradients or optimizer states rest "
+      "elsewhere, which this optimizer knows nothing of: use FusedAdamW, "
+      "FusedAdam or FusedSGD");
+}
+
 }  // namespace
 
 absl::Status CheckOptimizer(const ShardedModuleBase& model,
@@ -100,6 +123,7 @@ absl::Status CheckOptimizer(const ShardedModuleBase& model,
         "the optimizer is LBFGS, which computes over all elements of all "
         "parameters, and a rank has a part of them: use an element-wise one");
   }
+  FSDP_RETURN_IF_ERROR(CheckOffload(model, optimizer));
   const Names shards = NamesOfShards(model);
   const Names own = NamesOfModulesOwn(model);
   Names seen;  // places of shards

@@ -44,7 +44,8 @@ struct OptimizerCheckOptions {
 //   InvalidArgument     LBFGS; a shard that is in the optimizer twice; shards
 //                       or others that `options` do not allow
 //   FailedPrecondition  the module's own parameters, as in an optimizer that
-//                       was made before sharding
+//                       was made before sharding; one that cannot step what is
+//                       offloaded
 absl::Status CheckOptimizer(
     const ShardedModuleBase& model, const torch::optim::Optimizer& optimizer,
     const OptimizerCheckOptions& options = OptimizerCheckOptions());
