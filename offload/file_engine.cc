@@ -75,13 +75,31 @@ void FileEngine::Run() {
       StartPieces();
     } while (RunAlone());
     if (runner_.in_flight() == 0 && !TakeNew()) return;
+    PreparePieces();
     parts_.queue->Wait(over);
-    for (IoRequest* request : over) {
-      Piece& piece = *static_cast<Piece*>(request);
-      const absl::optional<absl::Status> result = runner_.Continue(piece);
-      if (result.has_value()) PieceIsOver(piece, *result);
+    Land(over);
+  }
+}
+
+// The device gets its next requests before anybody looks at what it has read:
+// checksums take time in which it would have less to do.
+void FileEngine::Land(const std::vector<IoRequest*>& over) {
+  for (IoRequest* request : over) {
+    Piece& piece = *static_cast<Piece*>(request);
+    if (runner_.Land(piece)) {
+      landed_.push_back(&piece);
+    } else {
+      Continue(piece);
     }
   }
+  StartPieces();
+  for (Piece* piece : landed_) Continue(*piece);
+  landed_.clear();
+}
+
+void FileEngine::Continue(Piece& piece) {
+  const absl::optional<absl::Status> result = runner_.Continue(piece);
+  if (result.has_value()) PieceIsOver(piece, *result);
 }
 
 bool FileEngine::TakeNew() {
@@ -148,6 +166,11 @@ void FileEngine::StartPieces() {
     const absl::optional<absl::Status> result = runner_.Begin(piece);
     if (result.has_value()) PieceIsOver(piece, *result);
   }
+}
+
+void FileEngine::PreparePieces() {
+  const int64_t next = std::min<int64_t>(ready_.size(), parts_.queue->depth());
+  for (int64_t i = 0; i < next; ++i) runner_.Prepare(*ready_[i]);
 }
 
 void FileEngine::PieceIsOver(Piece& piece, const absl::Status& result) {

@@ -55,6 +55,11 @@ class FileEngine {
   void Admit(std::shared_ptr<FileOperation> operation);
   void Split(const std::shared_ptr<FileOperation>& operation);
   void StartPieces();
+  // What is ready and will be started next.
+  void PreparePieces();
+  void Continue(Piece& piece);
+  // Requests that are over.
+  void Land(const std::vector<IoRequest*>& over);
   void PieceIsOver(Piece& piece, const absl::Status& result);
   static void Finish(FileOperation& operation);
   // Does what has to be alone, if something waits for that and may go.
@@ -69,6 +74,7 @@ class FileEngine {
   PieceRunner runner_;
   BlockOrder<Piece> order_;
   std::deque<Piece*> ready_;
+  std::vector<Piece*> landed_;
   int64_t running_ = 0;  // operations, but for alone_
   // A flush, or a write that is the first since one: it has to wait until
   // nothing runs, and `held_` waits for it.

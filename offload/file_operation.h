@@ -33,7 +33,8 @@ struct Piece : IoRequest {
   char* bounce = nullptr;  // a block of the engine's memory, or null
   Phase phase = Phase::kReading;
   bool writes = false;
-  Version next;  // of a write
+  bool prepared = false;  // `next` has its checksum
+  Version next;           // of a write
 };
 
 struct FileOperation {

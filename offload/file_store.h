@@ -72,15 +72,17 @@ struct FileStoreOptions {
   SystemCalls* system = &SystemCalls::Real();
 };
 
-// A kept file is never written where its last commit lies: blocks have two
-// places, and the first write after a commit goes to the other one. So has
-// scratch that can be rolled back, and each Flush() that has ended well is a
-// commit of it, but nothing is written for that. A kept file that is killed at
-// any instant, it holds the last commit, or the one that was being made, whole.
-// The commit before the last one lasts until the first write after the last,
-// so that several ranks can agree on one that all of them have finished. Space
-// of regions that are in a commit is free once a Flush() that was started after
-// Erase() has ended well.
+// What can be rolled back is never written where its last commit lies: blocks
+// have two places, and the first write after a commit goes to the other one.
+// Each Flush() that has ended well is a commit; scratch only remembers it, a
+// kept file writes it down.
+//
+// A process that is killed at any instant leaves a kept file that holds the
+// last commit, or the one that was being made, whole. The commit before the
+// last one lasts until the first write after the last, so that several ranks
+// can agree on one that all of them have finished. Space of regions that are in
+// a commit is free once a Flush() that was started after Erase() has ended
+// well.
 class FileStore : public ParamStore {
  public:
   // What a store will take of the disk, and of `allocator`, for valid options.

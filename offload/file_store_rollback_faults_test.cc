@@ -116,7 +116,6 @@ TEST_P(RollbackFaultsTest, EachRequestFailingInTurnIsUndone) {
     int error;
   };
   for (const Failure& failure : {Failure{Kind::kWrite, Effect::kError, ENOSPC},
-                                 Failure{Kind::kWrite, Effect::kError, EIO},
                                  Failure{Kind::kWrite, Effect::kShort, 0},
                                  Failure{Kind::kRead, Effect::kError, EIO},
                                  Failure{Kind::kRead, Effect::kShort, 0}}) {

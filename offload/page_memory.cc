@@ -22,6 +22,8 @@ class SystemAllocator : public PageAllocator {
       return absl::ResourceExhaustedError(absl::StrCat(
           "allocate ", bytes, " bytes of memory: ", std::strerror(errno)));
     }
+    // Disks move memory of few pages twice as fast as of many. A mere wish.
+    madvise(memory, bytes, MADV_HUGEPAGE);
     return static_cast<char*>(memory);
   }
 

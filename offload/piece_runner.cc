@@ -44,8 +44,20 @@ absl::optional<absl::Status> PieceRunner::Begin(Piece& piece) {
   return piece.writes ? BeginWrite(piece) : BeginRead(piece);
 }
 
-absl::optional<absl::Status> PieceRunner::Continue(Piece& piece) {
+void PieceRunner::Prepare(Piece& piece) const {
+  if (!piece.writes || piece.prepared || !layout_.header.checksums) return;
+  if (!IsWhole(piece)) return;
+  piece.next.checksum =
+      Crc32c(absl::string_view(piece.user, piece.end - piece.begin));
+  piece.prepared = true;
+}
+
+bool PieceRunner::Land(Piece& piece) {
   --in_flight_;
+  return piece.phase != Piece::Phase::kMerging;
+}
+
+absl::optional<absl::Status> PieceRunner::Continue(Piece& piece) {
   absl::Status result;
   if (piece.phase == Piece::Phase::kReading) {
     result = FinishRead(piece);
@@ -77,7 +89,7 @@ absl::optional<absl::Status> PieceRunner::BeginRead(Piece& piece) {
     return absl::OkStatus();
   }
   piece.phase = Piece::Phase::kReading;
-  const bool whole = piece.begin == 0 && piece.end == BlockBytes(piece);
+  const bool whole = IsWhole(piece);
   if (GoesStraight(piece) && (whole || !layout_.header.checksums)) {
     StartRead(piece, piece.user, piece.begin, piece.end);
     return absl::nullopt;
@@ -102,7 +114,7 @@ absl::Status PieceRunner::FinishRead(Piece& piece) {
 
 absl::optional<absl::Status> PieceRunner::BeginWrite(Piece& piece) {
   const Block& block = *piece.block;
-  const bool whole = piece.begin == 0 && piece.end == BlockBytes(piece);
+  const bool whole = IsWhole(piece);
   // Where nobody checks and nothing moves, the rest of the block can stay.
   const bool alone = !layout_.header.checksums &&
                      block.current.generation > 0 && !ChangesPlace(piece);
@@ -145,7 +157,7 @@ void PieceRunner::StartWrite(Piece& piece, char* data, int64_t begin,
   const Block& block = *piece.block;
   piece.phase = Piece::Phase::kWriting;
   piece.next.generation = block.current.generation + 1;
-  if (layout_.header.checksums) {
+  if (layout_.header.checksums && !piece.prepared) {
     piece.next.checksum = Crc32c(absl::string_view(data, end - begin));
   }
   const int place = ChangesPlace(piece) ? 1 - block.place : block.place;
@@ -211,6 +223,10 @@ bool PieceRunner::ChangesPlace(const Piece& piece) const {
 
 bool PieceRunner::GoesStraight(const Piece& piece) const {
   return IsPages(piece.user, piece.begin, piece.end);
+}
+
+bool PieceRunner::IsWhole(const Piece& piece) const {
+  return piece.begin == 0 && piece.end == BlockBytes(piece);
 }
 
 int64_t PieceRunner::BlockBytes(const Piece& piece) const {

@@ -32,14 +32,20 @@ class PieceRunner {
   PieceRunner(const FileLayout& layout, IoQueue& queue,
               const PageMemory& bounce);
 
-  bool HasRoom() const { return in_flight_ < queue_.depth(); }
+  bool HasRoom() const {
+    return in_flight_ < queue_.depth() && !bounces_.empty();
+  }
   int in_flight() const { return in_flight_; }
 
+  // What can be done of a piece before there is room for it.
+  void Prepare(Piece& piece) const;
   // Starts a piece; HasRoom(). Its result if it is over at once, nothing while
   // a request of it is in flight.
   absl::optional<absl::Status> Begin(Piece& piece);
-  // The request of a piece is over: again, its result, or nothing while there
-  // is another one in flight.
+  // The request of a piece is over. False if Continue() starts another one and
+  // has to come before the next Begin(); otherwise it can wait.
+  bool Land(Piece& piece);
+  // Again, its result, or nothing while there is another request in flight.
   absl::optional<absl::Status> Continue(Piece& piece);
 
  private:
@@ -56,6 +62,7 @@ class PieceRunner {
   // Whether the next write of the block goes to its other place.
   bool ChangesPlace(const Piece& piece) const;
   bool GoesStraight(const Piece& piece) const;
+  bool IsWhole(const Piece& piece) const;
   int64_t BlockBytes(const Piece& piece) const;
   void TakeBounce(Piece& piece);
   void GiveBounce(Piece& piece);
