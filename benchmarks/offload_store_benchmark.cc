@@ -5,10 +5,6 @@
 // io_uring and O_DIRECT, in a file whose space is reserved, as fio(1) does. The
 // two take turns, and which one begins alternates; the counter is the median of
 // all turns.
-#include <fcntl.h>
-#include <liburing.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -18,12 +14,12 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/check.h"
 #include "benchmark/benchmark.h"
+#include "benchmarks/plain_file.h"
 #include "offload/file_store.h"
 #include "offload/page_memory.h"
 #include "offload/transfer.h"
@@ -38,57 +34,6 @@ std::string Directory() {
   const char* const directory = std::getenv("OFFLOAD_DIRECTORY");
   return directory != nullptr ? directory : "/var/tmp";
 }
-
-// What a program without a store would do.
-class PlainFile {
- public:
-  explicit PlainFile(int depth) : depth_(depth) {
-    std::string name = absl::StrCat(Directory(), "/offload_benchmark_XXXXXX");
-    descriptor_ = mkostemp(name.data(), O_CLOEXEC);
-    FSDP_CHECK(descriptor_ >= 0);
-    unlink(name.c_str());
-    FSDP_CHECK(fallocate(descriptor_, 0, 0, kBytes) == 0);
-    // Where it is refused, both go through the page cache.
-    fcntl(descriptor_, F_SETFL, fcntl(descriptor_, F_GETFL) | O_DIRECT);
-    FSDP_CHECK(io_uring_queue_init(depth, &ring_, 0) == 0);
-  }
-  ~PlainFile() {
-    io_uring_queue_exit(&ring_);
-    close(descriptor_);
-  }
-
-  void Move(bool write, char* memory, int64_t block_bytes) {
-    int64_t next = 0;
-    for (int in_flight = 0; next < kBytes || in_flight > 0;) {
-      if (next < kBytes && in_flight < depth_) {
-        Start(write, memory + next, block_bytes, next);
-        next += block_bytes;
-        ++in_flight;
-        continue;
-      }
-      io_uring_cqe* entry = nullptr;
-      FSDP_CHECK(io_uring_wait_cqe(&ring_, &entry) == 0);
-      FSDP_CHECK(entry->res == block_bytes);
-      io_uring_cqe_seen(&ring_, entry);
-      --in_flight;
-    }
-  }
-
- private:
-  void Start(bool write, char* memory, int64_t bytes, int64_t offset) {
-    io_uring_sqe* const entry = io_uring_get_sqe(&ring_);
-    if (write) {
-      io_uring_prep_write(entry, descriptor_, memory, bytes, offset);
-    } else {
-      io_uring_prep_read(entry, descriptor_, memory, bytes, offset);
-    }
-    FSDP_CHECK(io_uring_submit(&ring_) == 1);
-  }
-
-  const int depth_;
-  int descriptor_ = -1;
-  io_uring ring_ = {};
-};
 
 void Move(FileStore& store, bool write, char* memory) {
   std::vector<std::unique_ptr<Transfer>> transfers;
@@ -125,17 +70,17 @@ void BM_Store(benchmark::State& state, bool write, bool checksums,
   auto memory = PageMemory::Allocate(PageAllocator::System(), kBytes);
   FSDP_CHECK(memory.ok());
   std::memset(memory->data(), 1, kBytes);
-  PlainFile plain(options.queue_depth);
+  PlainFile plain(Directory(), kBytes, options.block_bytes,
+                  options.queue_depth);
   // Space is reserved without being written: the first write is another one.
   Move(**store, true, memory->data());
-  plain.Move(true, memory->data(), options.block_bytes);
+  plain.Move(0, kBytes, memory->data());
 
   const auto store_seconds = [&] {
     return Seconds([&] { Move(**store, write, memory->data()); });
   };
   const auto plain_seconds = [&] {
-    return Seconds(
-        [&] { plain.Move(write, memory->data(), options.block_bytes); });
+    return plain.Move(write ? 0 : kBytes, write ? kBytes : 0, memory->data());
   };
   std::vector<double> ratios;
   bool plain_first = false;
