@@ -60,11 +60,13 @@ struct Plan {
   int rank = 0;
   RestingKind kind = RestingKind::kOptimizer;
   std::vector<Fault> faults;
+  bool states_only = false;  // the rest stays in memory
 };
 
 OffloadOptions Offloading(int rank, const Plan& plan) {
   OffloadOptions offload;
   offload.parameters = offload.gradients = offload.optimizer = Tier::kSsd;
+  if (plan.states_only) offload.parameters = offload.gradients = Tier::kDevice;
   // So little that every use is a transfer.
   offload.buffer_bytes = 10 * offload::kPageBytes;
   offload.make_store = [rank, plan](RestingKind kind, int64_t capacity)
@@ -181,7 +183,8 @@ absl::StatusOr<Outcome> Disturbed(Communicator& world, const Plan& plan,
 // Every transfer of a run fails once, in a run of its own; `check` sees what
 // came of it on each rank. Until a run that has no such transfer any more.
 template <typename Check>
-void FailEach(Fault fault, RestingKind kind, const Check& check) {
+void FailEach(Fault fault, RestingKind kind, const Check& check,
+              bool states_only = false) {
   std::vector<Values> expected(kRanks);
   ASSERT_OK(RunAllRanks(kRanks, [&](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(expected[world.rank()], Undisturbed(world));
@@ -190,7 +193,7 @@ void FailEach(Fault fault, RestingKind kind, const Check& check) {
   constexpr int kMost = 400;
   for (int64_t nth = 0; nth < kMost; nth += 1 + nth / 8) {
     fault.nth = nth;
-    const Plan plan{static_cast<int>(nth % kRanks), kind, {fault}};
+    const Plan plan{static_cast<int>(nth % kRanks), kind, {fault}, states_only};
     std::vector<Outcome> outcomes(kRanks);
     const std::vector<absl::Status> results =
         RunRanks(kRanks, [&](Communicator& world) -> absl::Status {
@@ -242,6 +245,22 @@ TEST(OffloadFaultsTest, AStateThatCannotBeReadUndoesTheStepOnAllRanks) {
              ++failures;
              return true;
            });
+  EXPECT_GT(failures, 5);
+}
+
+TEST(OffloadFaultsTest, ParametersInMemoryAreUndoneWithTheirStates) {
+  Fault fault;
+  fault.operation = Fault::Operation::kRead;
+  int failures = 0;
+  FailEach(
+      fault, RestingKind::kOptimizer,
+      [&](int64_t nth, const auto& outcomes, const auto& results) {
+        if (NothingFailed(outcomes, results)) return false;
+        ExpectOneStory(nth, outcomes, results);
+        ++failures;
+        return true;
+      },
+      /*states_only=*/true);
   EXPECT_GT(failures, 5);
 }
 

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <string>
@@ -265,6 +266,47 @@ TEST_P(OffloadKeepTest, FilesOfAnotherRunAreRefusedOnAllRanks) {
   for (const absl::Status& status : run(kDim)) {
     EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr("rank 1: "));
+  }
+}
+
+// Of one rank, somewhere in what it has committed.
+TEST_P(OffloadKeepTest, AChangedByteIsFoundBeforeItIsUsed) {
+  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+    return Run(world, Kept(), /*last=*/3).status();
+  }));
+  const fs::path file = directory_ / "run.optimizer.1-of-2";
+  // Every block is changed, whichever of its places counts; not the records.
+  std::fstream bytes(file, std::ios::in | std::ios::out | std::ios::binary);
+  const auto size = static_cast<int64_t>(fs::file_size(file));
+  for (int64_t offset = size / 2; offset < size; offset += 512) {
+    bytes.seekg(offset);
+    const int byte = bytes.get();
+    bytes.seekp(offset);
+    bytes.put(static_cast<char>(byte ^ 1));
+  }
+  bytes.close();
+  for (const absl::Status& status :
+       RunRanks(2, [&](Communicator& world) -> absl::Status {
+         return Run(world, Kept(), /*last=*/5).status();
+       })) {
+    EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("rank 1: "));
+  }
+}
+
+TEST_P(OffloadKeepTest, AFileThatWasCutOffIsRefusedOnAllRanks) {
+  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+    return Run(world, Kept(), /*last=*/3).status();
+  }));
+  const fs::path file = directory_ / "run.parameters.0-of-2";
+  fs::resize_file(file, fs::file_size(file) / 2);
+  for (const absl::Status& status :
+       RunRanks(2, [&](Communicator& world) -> absl::Status {
+         return Run(world, Kept(), /*last=*/5).status();
+       })) {
+    EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("run.parameters.0-of-2"));
   }
 }
 
