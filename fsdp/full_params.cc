@@ -365,7 +365,8 @@ absl::StatusOr<std::vector<RebuiltParameter>> RebuildFullParams(
         model.runtime().placement(unit).shard->world_size() > 1;
     for (const auto& flat : model.runtime().flats(unit)) {
       rebuilt.push_back({model.unit_name(unit), flat->Unsharded(),
-                         sharded || flat->compute_dtype() != flat->dtype()});
+                         sharded || RestsElsewhere(flat->shard()) ||
+                             flat->compute_dtype() != flat->dtype()});
     }
   }
   return rebuilt;

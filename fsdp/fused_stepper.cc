@@ -53,7 +53,7 @@ void Clear(FusedLists& lists) {
 }  // namespace
 
 absl::Status FusedStepper::Step(const Groups& groups, OptimizerStates& states) {
-  FSDP_RETURN_IF_ERROR(Arrange(groups));
+  FSDP_RETURN_IF_ERROR(Arrange(groups, states));
   for (Batch& batch : batches_) {
     batch.due.clear();
     for (FusedStretch& stretch : batch.stretches) {
@@ -66,7 +66,7 @@ absl::Status FusedStepper::Step(const Groups& groups, OptimizerStates& states) {
 absl::Status FusedStepper::StepShards(absl::Span<const NamedShard> shards,
                                       const Groups& groups,
                                       OptimizerStates& states) {
-  FSDP_RETURN_IF_ERROR(Arrange(groups));
+  FSDP_RETURN_IF_ERROR(Arrange(groups, states));
   for (Batch& batch : batches_) batch.due.clear();
   for (const NamedShard& named : shards) {
     const auto place = places_.find(named.shard.unsafeGetTensorImpl());
@@ -99,8 +99,15 @@ bool FusedStepper::IsArranged(const Groups& groups) const {
   return next == arranged_.size();
 }
 
-absl::Status FusedStepper::Arrange(const Groups& groups) {
+absl::Status FusedStepper::Arrange(const Groups& groups,
+                                   OptimizerStates& states) {
   if (IsArranged(groups)) return absl::OkStatus();
+  const c10::NoGradGuard no_grad;
+  for (Batch& batch : batches_) {
+    for (FusedStretch& stretch : batch.stretches) {
+      FSDP_RETURN_IF_ERROR(stretch.Evacuate(*rule_, states));
+    }
+  }
   arranged_.clear();
   batches_.clear();
   places_.clear();
@@ -186,14 +193,21 @@ absl::Status FusedStepper::StepDue(const Groups& groups,
   std::vector<Streamed> streamed;
   if (status.ok()) streamed = TakeStreamed();
   if (all_or_nothing && !spaces_.empty()) {
-    if (status.ok()) status = BeginSteps();
+    if (status.ok()) status = ReserveDue(groups);
+    // Also on a rank that has nothing to begin: the others do.
+    status.Update(BeginSteps());
     if (status.ok()) status = Stream(streamed, groups, states, /*save=*/true);
     status = EndSteps(status);
   } else if (status.ok()) {
     status = Stream(streamed, groups, states, /*save=*/false);
   }
-  FSDP_RETURN_IF_ERROR(status);
-  for (const Streamed& each : streamed) each.stretch->Count(*rule_);
+  if (!status.ok()) {
+    for (const Streamed& each : streamed) each.stretch->Undo(states);
+    return status;
+  }
+  if (all_or_nothing) {
+    for (const Streamed& each : streamed) each.stretch->Count(*rule_);
+  }
   for (Batch& batch : batches_) {
     if (batch.due.empty()) continue;
     FSDP_RETURN_IF_ERROR(
@@ -219,9 +233,24 @@ std::vector<FusedStepper::Streamed> FusedStepper::TakeStreamed() {
   return streamed;
 }
 
+// So that nothing is left to fail when the rest has been stepped.
+absl::Status FusedStepper::ReserveDue(const Groups& groups) {
+  absl::Status status;
+  status.Update(TorchToStatus("allocating optimizer states", [&] {
+    for (const Batch& batch : batches_) {
+      const int num_slots = rule_->NumSlots(groups[batch.group].options());
+      for (FusedStretch* stretch : batch.due) {
+        ThrowIfError(stretch->Reserve(num_slots));
+      }
+    }
+  }));
+  return status;
+}
+
 absl::Status FusedStepper::BeginSteps() {
-  for (const auto& space : spaces_) FSDP_RETURN_IF_ERROR(space->BeginStep());
-  return absl::OkStatus();
+  absl::Status first;
+  for (const auto& space : spaces_) first.Update(space->BeginStep());
+  return first;
 }
 
 absl::Status FusedStepper::EndSteps(const absl::Status& mine) {
@@ -237,7 +266,7 @@ absl::Status FusedStepper::Stream(absl::Span<const Streamed> streamed,
                                   const Groups& groups, OptimizerStates& states,
                                   bool save) {
   constexpr size_t kAhead = 2;
-  return TorchToStatus("optimizer step", [&] {
+  const absl::Status status = TorchToStatus("optimizer step", [&] {
     for (size_t i = 0; i < streamed.size(); ++i) {
       const auto [batch, stretch] = streamed[i];
       if (i == 0) stretch->Prefetch();
@@ -248,8 +277,14 @@ absl::Status FusedStepper::Stream(absl::Span<const Streamed> streamed,
       if (save) ThrowIfError(shard.space()->SaveBeforeStep(shard));
       ThrowIfError(StepTogether(*batch, {stretch},
                                 groups[batch->group].options(), states));
+      if (!save) stretch->Count(*rule_);
     }
   });
+  // Where it has thrown, something is still in memory.
+  if (!status.ok()) {
+    for (const Streamed& each : streamed) each.stretch->Abandon();
+  }
+  return status;
 }
 
 absl::Status FusedStepper::StepTogether(
@@ -258,11 +293,7 @@ absl::Status FusedStepper::StepTogether(
   // Where an earlier step has thrown, for want of memory, something is left.
   for (FusedLists* lists : {&lists_[0], &lists_[1], &single_}) Clear(*lists);
   batch.steps_in_use = 0;
-  absl::Status status;
-  const absl::Status thrown = TorchToStatus("optimizer step", [&] {
-    status = CallKernels(batch, stretches, options, states);
-  });
-  status.Update(thrown);
+  const absl::Status status = CallKernels(batch, stretches, options, states);
   for (FusedStretch* stretch : stretches) {
     if (status.ok()) {
       stretch->Finish();

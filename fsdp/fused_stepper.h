@@ -73,7 +73,7 @@ class FusedStepper {
   };
 
   // Makes the batches unless they are those of `groups`.
-  absl::Status Arrange(const Groups& groups);
+  absl::Status Arrange(const Groups& groups, OptimizerStates& states);
   bool IsArranged(const Groups& groups) const;
   absl::Status ArrangeGroup(size_t index,
                             const torch::optim::OptimizerParamGroup& group);
@@ -90,6 +90,7 @@ class FusedStepper {
   absl::Status StepDue(const Groups& groups, OptimizerStates& states,
                        bool all_or_nothing);
   std::vector<Streamed> TakeStreamed();
+  absl::Status ReserveDue(const Groups& groups);
   absl::Status BeginSteps();
   absl::Status EndSteps(const absl::Status& mine);
   absl::Status Stream(absl::Span<const Streamed> streamed, const Groups& groups,

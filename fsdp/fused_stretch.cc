@@ -134,7 +134,7 @@ bool FusedStretch::RestsElsewhere() const {
 void FusedStretch::Prefetch() const {
   if (shard_ == nullptr) return;
   shard_->Prefetch();
-  for (const auto& memory : slot_memory_) memory->Prefetch();
+  for (const auto& [what, memory] : memory_) memory->Prefetch();
   for (const FusedSlice& slice : slices_) {
     PrefetchTensor(slice.parameter.grad());
   }
@@ -157,35 +157,51 @@ absl::Status FusedStretch::BringIn() {
 absl::Status FusedStretch::Restore(const FusedRule& rule, int num_slots,
                                    OptimizerStates& states) {
   const auto size = static_cast<int64_t>(slices_.size());
-  FSDP_ASSIGN_OR_RETURN(std::shared_ptr<RestingMemory> memory,
-                        shard_->space()->PlaceOptimizerState(
-                            *shard_, absl::StrCat("steps of group ", group_),
-                            size * static_cast<int64_t>(sizeof(int64_t))));
+  FSDP_ASSIGN_OR_RETURN(
+      const std::shared_ptr<RestingMemory> memory,
+      Place("steps", size * static_cast<int64_t>(sizeof(int64_t))));
   if (memory == nullptr) return absl::OkStatus();
-  slot_memory_.push_back(memory);
   const at::Tensor steps = memory->AsTensor(at::kLong);
   FSDP_RETURN_IF_ERROR(resident_.Add(steps, Use::kUpdate));
-  kept_steps_ = steps;
-  if (shard_->space()->step() == 0) {
-    kept_steps_.zero_();
-    return absl::OkStatus();
+  for (int k = 0; k < num_slots; ++k) {
+    if (slices_.front().slots[k].defined()) continue;
+    FSDP_RETURN_IF_ERROR(AllocateSlot(k));
   }
+  kept_steps_ = steps;
+  if (shard_->space()->step() == 0) kept_steps_.zero_();
   const int64_t* const kept = steps.const_data_ptr<int64_t>();
   for (size_t i = 0; i < slices_.size(); ++i) {
-    std::unique_ptr<OptimizerParamState>& state =
-        states[slices_[i].parameter.unsafeGetTensorImpl()];
-    if (kept[i] == 0 || state != nullptr) continue;
-    state = rule.NewState();
+    const void* const parameter = slices_[i].parameter.unsafeGetTensorImpl();
+    if (kept[i] == 0 || states.count(const_cast<void*>(parameter)) > 0) {
+      continue;
+    }
+    std::unique_ptr<OptimizerParamState> state = rule.NewState();
     rule.SetStep(*state, kept[i]);
     const FusedRule::Slots slots = rule.SlotsOf(*state);
     for (int k = 0; k < num_slots; ++k) {
-      at::Tensor& own = slices_[i].slots[k];
-      if (!own.defined()) FSDP_RETURN_IF_ERROR(AllocateSlot(k));
       members_[i].used[k] = true;
-      *slots[k] = own;
+      *slots[k] = slices_[i].slots[k];
     }
+    states[const_cast<void*>(parameter)] = std::move(state);
   }
   return absl::OkStatus();
+}
+
+bool FusedStretch::keeps() const {
+  return shard_ != nullptr && shard_->space()->keeps();
+}
+
+// What an attempt that has failed has placed is found again.
+absl::StatusOr<std::shared_ptr<RestingMemory>> FusedStretch::Place(
+    const std::string& what, int64_t bytes) {
+  const auto found = memory_.find(what);
+  if (found != memory_.end()) return found->second;
+  FSDP_ASSIGN_OR_RETURN(
+      std::shared_ptr<RestingMemory> memory,
+      shard_->space()->PlaceOptimizerState(
+          *shard_, absl::StrCat(what, " of group ", group_), bytes));
+  if (memory != nullptr) memory_[what] = memory;
+  return memory;
 }
 
 bool FusedStretch::HasGradient() const {
@@ -231,8 +247,7 @@ absl::Status FusedStretch::Begin(const FusedRule& rule, int num_slots,
                                  OptimizerStates& states) {
   num_slots_ = num_slots;
   FSDP_RETURN_IF_ERROR(BringIn());
-  if (shard_ != nullptr && shard_->space()->keeps() && num_slots > 0 &&
-      !kept_steps_.defined()) {
+  if (keeps() && num_slots > 0 && !kept_steps_.defined()) {
     FSDP_RETURN_IF_ERROR(Restore(rule, num_slots, states));
   }
   for (size_t i = 0; i < slices_.size(); ++i) {
@@ -243,13 +258,17 @@ absl::Status FusedStretch::Begin(const FusedRule& rule, int num_slots,
                                         : at::Tensor();
     slice.step = 1;
     members_[i].state = nullptr;
+    members_[i].state_is_new = false;
   }
   for (size_t i = 0; i < slices_.size() && num_slots > 0; ++i) {
     FusedSlice& slice = slices_[i];
     if (!slice.gradient.defined()) continue;
     std::unique_ptr<OptimizerParamState>& state =
         states[slice.parameter.unsafeGetTensorImpl()];
-    if (state == nullptr) state = rule.NewState();
+    if (state == nullptr) {
+      state = rule.NewState();
+      members_[i].state_is_new = true;
+    }
     slice.step = rule.NextStep(*state);
     members_[i].state = state.get();
     const FusedRule::Slots slots = rule.SlotsOf(*state);
@@ -288,7 +307,11 @@ absl::Status FusedStretch::AllocateSlot(int k) {
   for (size_t i = 0; i < slices_.size(); ++i) {
     const FusedSlice& slice = slices_[i];
     if (slice.slots[k].defined()) continue;
-    if (!slice.gradient.defined() && !slice.parameter.requires_grad()) continue;
+    // In kept files everything has the same place whatever is trainable.
+    if (!keeps() && !slice.parameter.grad().defined() &&
+        !slice.parameter.requires_grad()) {
+      continue;
+    }
     members.push_back(i);
     parameters.push_back(slice.parameter);
   }
@@ -297,9 +320,8 @@ absl::Status FusedStretch::AllocateSlot(int k) {
   const at::AutoDispatchBelowADInplaceOrView untracked;
   FSDP_ASSIGN_OR_RETURN(
       const at::Tensor all,
-      Zeros(begins.back(),
-            absl::StrCat("slot ", k, " of group ", group_, " from parameter ",
-                         members_[members.front()].place)));
+      Zeros(begins.back(), absl::StrCat("slot ", k, " from parameter ",
+                                        members_[members.front()].place)));
   for (size_t j = 0; j < members.size(); ++j) {
     slices_[members[j]].slots[k] = all.as_strided(
         parameters[j].sizes(), parameters[j].strides(), begins[j]);
@@ -312,12 +334,9 @@ absl::StatusOr<at::Tensor> FusedStretch::Zeros(int64_t numel,
   const at::TensorOptions options = slices_.front().parameter.options();
   if (shard_ != nullptr) {
     FSDP_ASSIGN_OR_RETURN(
-        std::shared_ptr<RestingMemory> memory,
-        shard_->space()->PlaceOptimizerState(
-            *shard_, what,
-            numel * static_cast<int64_t>(options.dtype().itemsize())));
+        const std::shared_ptr<RestingMemory> memory,
+        Place(what, numel * static_cast<int64_t>(options.dtype().itemsize())));
     if (memory != nullptr) {
-      slot_memory_.push_back(memory);
       const at::Tensor all =
           memory->AsTensor(c10::typeMetaToScalarType(options.dtype()));
       FSDP_RETURN_IF_ERROR(resident_.Add(all, Use::kUpdate));
@@ -339,6 +358,44 @@ void FusedStretch::Finish() {
   resident_ = Resident();
 }
 
+absl::Status FusedStretch::Reserve(int num_slots) {
+  for (int k = 0; k < num_slots; ++k) {
+    const bool missing =
+        std::any_of(slices_.begin(), slices_.end(), [k](const FusedSlice& s) {
+          return s.parameter.grad().defined() && !s.slots[k].defined();
+        });
+    if (missing) FSDP_RETURN_IF_ERROR(AllocateSlot(k));
+  }
+  return absl::OkStatus();
+}
+
+void FusedStretch::Undo(OptimizerStates& states) {
+  for (size_t i = 0; i < slices_.size(); ++i) {
+    Member& member = members_[i];
+    if (member.state_is_new) {
+      states.erase(slices_[i].parameter.unsafeGetTensorImpl());
+    }
+    member.state_is_new = false;
+    member.state = nullptr;
+  }
+}
+
+absl::Status FusedStretch::Evacuate(const FusedRule& rule,
+                                    OptimizerStates& states) {
+  if (memory_.empty()) return absl::OkStatus();
+  for (const FusedSlice& slice : slices_) {
+    const auto found = states.find(slice.parameter.unsafeGetTensorImpl());
+    if (found == states.end()) continue;
+    for (at::Tensor* slot : rule.SlotsOf(*found->second)) {
+      if (slot == nullptr || !fsdp::RestsElsewhere(*slot)) continue;
+      FSDP_ASSIGN_OR_RETURN(const Resident resident,
+                            Resident::Of(*slot, Use::kRead));
+      *slot = slot->clone();
+    }
+  }
+  return absl::OkStatus();
+}
+
 void FusedStretch::Abandon() {
   for (FusedSlice& slice : slices_) slice.gradient.reset();
   resident_ = Resident();
@@ -347,6 +404,8 @@ void FusedStretch::Abandon() {
 void FusedStretch::Count(const FusedRule& rule) {
   for (size_t i = 0; i < slices_.size(); ++i) {
     OptimizerParamState* const state = members_[i].state;
+    members_[i].state_is_new = false;
+    members_[i].state = nullptr;
     if (state == nullptr) continue;
     rule.SetStep(*state, slices_[i].step);
     const FusedRule::Slots slots = rule.SlotsOf(*state);

@@ -9,6 +9,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -52,6 +53,8 @@ class FusedStretch {
   // Finish() or Abandon(). Errors as the stores'.
   absl::Status Begin(const FusedRule& rule, int num_slots,
                      OptimizerStates& states);
+  // Of a stretch in memory, before Begin(): allocates what that would.
+  absl::Status Reserve(int num_slots);
   // From Begin() to Finish().
   const std::vector<FusedRun>& runs() const { return runs_.runs(); }
   int64_t StepOf(const FusedRun& run) const { return slices_[run.slice].step; }
@@ -61,6 +64,10 @@ class FusedStretch {
   void Count(const FusedRule& rule);
   // Instead of Finish(), after an error.
   void Abandon();
+  // Instead of Count(): states that the step has made are gone.
+  void Undo(OptimizerStates& states);
+  // Before the stretch goes and its states stay: they get memory of their own.
+  absl::Status Evacuate(const FusedRule& rule, OptimizerStates& states);
 
  private:
   // What goes with a slice.
@@ -69,6 +76,7 @@ class FusedStretch {
     // Whether a slot may hold something else than zeros.
     std::array<bool, kMaxFusedSlots> used = {};
     torch::optim::OptimizerParamState* state = nullptr;  // during a step
+    bool state_is_new = false;                           // made by it
   };
 
   absl::Status CheckMember(size_t i, const FusedRule& rule, int num_slots,
@@ -76,7 +84,10 @@ class FusedStretch {
   absl::Status BringIn();
   absl::Status TakeSlot(size_t i, int k, const at::Tensor& held);
   absl::Status AllocateSlot(int k);
+  bool keeps() const;
   absl::StatusOr<at::Tensor> Zeros(int64_t numel, const std::string& what);
+  absl::StatusOr<std::shared_ptr<RestingMemory>> Place(const std::string& what,
+                                                       int64_t bytes);
   absl::Status Restore(const FusedRule& rule, int num_slots,
                        OptimizerStates& states);
 
@@ -85,7 +96,7 @@ class FusedStretch {
   std::vector<Member> members_;
   int num_slots_ = 0;  // of the last Begin()
   std::shared_ptr<RestingMemory> shard_;
-  std::vector<std::shared_ptr<RestingMemory>> slot_memory_;
+  std::map<std::string, std::shared_ptr<RestingMemory>> memory_;  // by what
   // Numbers of steps, where the space keeps states; undefined otherwise.
   at::Tensor kept_steps_;
   Resident resident_;  // from Begin() on

@@ -1,7 +1,7 @@
 #include "fsdp/kept_files.h"
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/full.h>
+#include <ATen/ops/tensor.h>
 
 #include <algorithm>
 #include <cstring>
@@ -41,18 +41,25 @@ absl::StatusOr<int64_t> StepOf(FileStore& store, absl::Time deadline) {
   return step;
 }
 
+// The least step of all files of all ranks, and the greatest.
+struct Steps {
+  int64_t least;
+  int64_t greatest;
+};
+
 // The last commit of each.
 absl::StatusOr<KeptFiles> OpenLast(const std::vector<FileStoreOptions>& files,
-                                   absl::Duration timeout) {
+                                   absl::Duration timeout, Steps& steps) {
   KeptFiles kept;
-  kept.step = std::numeric_limits<int64_t>::max();
+  steps = {std::numeric_limits<int64_t>::max(), 0};
   for (const FileStoreOptions& file : files) {
     absl::StatusOr<std::unique_ptr<FileStore>> store = FileStore::Reopen(file);
     if (absl::IsNotFound(store.status())) store = FileStore::Make(file);
     FSDP_RETURN_IF_ERROR(store.status());
     FSDP_ASSIGN_OR_RETURN(const int64_t step,
                           StepOf(**store, absl::Now() + timeout));
-    kept.step = std::min(kept.step, step);
+    steps.least = std::min(steps.least, step);
+    steps.greatest = std::max(steps.greatest, step);
     kept.stores.push_back(*std::move(store));
   }
   return kept;
@@ -81,14 +88,25 @@ absl::Status GoBack(const std::vector<FileStoreOptions>& files,
   return absl::OkStatus();
 }
 
-absl::StatusOr<int64_t> LeastOverRanks(comm::Communicator& world, int64_t mine,
-                                       absl::Time deadline) {
-  const at::Tensor number = at::full({1}, -mine, at::kLong);
+absl::StatusOr<Steps> StepsOverRanks(comm::Communicator& world, Steps mine,
+                                     absl::Time deadline) {
+  const at::Tensor numbers =
+      at::tensor({-mine.least, mine.greatest}, at::kLong);
   FSDP_ASSIGN_OR_RETURN(auto work,
-                        world.AllReduce(number, comm::ReduceOp::kMax,
+                        world.AllReduce(numbers, comm::ReduceOp::kMax,
                                         "the step that kept files are of"));
   FSDP_RETURN_IF_ERROR(work->Wait(deadline));
-  return -number.item<int64_t>();
+  const int64_t* const data = numbers.const_data_ptr<int64_t>();
+  return Steps{-data[0], data[1]};
+}
+
+// Before anything is given up.
+absl::Status CheckOneRun(const Steps& steps) {
+  if (steps.greatest - steps.least <= 1) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the kept files are of steps from ", steps.least, " to ", steps.greatest,
+      ": they are not of one run, or some were lost or replaced (0: a new "
+      "file); find them, or remove the run's files to begin anew"));
 }
 
 }  // namespace
@@ -97,13 +115,17 @@ absl::StatusOr<KeptFiles> OpenKeptFiles(
     const std::vector<FileStoreOptions>& files, comm::Communicator& world,
     absl::Duration timeout) {
   constexpr char kWhat[] = "opening kept files";
-  absl::StatusOr<KeptFiles> kept = OpenLast(files, timeout);
+  Steps steps;
+  absl::StatusOr<KeptFiles> kept = OpenLast(files, timeout, steps);
   FSDP_RETURN_IF_ERROR(
       comm::Agree(world, kept.status(), kWhat, absl::Now() + timeout));
-  FSDP_ASSIGN_OR_RETURN(
-      kept->step, LeastOverRanks(world, kept->step, absl::Now() + timeout));
-  FSDP_RETURN_IF_ERROR(comm::Agree(world, GoBack(files, timeout, *kept), kWhat,
-                                   absl::Now() + timeout));
+  FSDP_ASSIGN_OR_RETURN(steps,
+                        StepsOverRanks(world, steps, absl::Now() + timeout));
+  FSDP_RETURN_IF_ERROR(CheckOneRun(steps));
+  kept->step = steps.least;
+  const absl::Status gone_back = GoBack(files, timeout, *kept);
+  FSDP_RETURN_IF_ERROR(
+      comm::Agree(world, gone_back, kWhat, absl::Now() + timeout));
   return kept;
 }
 

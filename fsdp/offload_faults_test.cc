@@ -60,13 +60,23 @@ struct Plan {
   int rank = 0;
   RestingKind kind = RestingKind::kOptimizer;
   std::vector<Fault> faults;
-  bool states_only = false;  // the rest stays in memory
+  // What rests in stores; the rest stays in memory.
+  enum class Away { kAll, kStates, kParameters, kGradients };
+  Away away = Away::kAll;
+  bool two_groups = false;
 };
+
+using Away = Plan::Away;
 
 OffloadOptions Offloading(int rank, const Plan& plan) {
   OffloadOptions offload;
   offload.parameters = offload.gradients = offload.optimizer = Tier::kSsd;
-  if (plan.states_only) offload.parameters = offload.gradients = Tier::kDevice;
+  const auto here = [&](Away kind) {
+    return plan.away != Away::kAll && plan.away != kind;
+  };
+  if (here(Away::kParameters)) offload.parameters = Tier::kDevice;
+  if (here(Away::kGradients)) offload.gradients = Tier::kDevice;
+  if (here(Away::kStates)) offload.optimizer = Tier::kDevice;
   // So little that every use is a transfer.
   offload.buffer_bytes = 10 * offload::kPageBytes;
   offload.make_store = [rank, plan](RestingKind kind, int64_t capacity)
@@ -86,6 +96,23 @@ absl::StatusOr<Model> MakeModel(Communicator& world,
   Options options = BlockUnits();
   options.offload = offload;
   return FullyShard(MakeNet(kDim, /*num_blocks=*/2), Unowned(world), options);
+}
+
+// With two groups, those of every unit are mixed.
+FusedAdamW MakeAdamW(Model& model, bool two_groups) {
+  const torch::optim::AdamWOptions options(1e-2);
+  std::vector<at::Tensor> groups[2];
+  int next = 0;
+  for (const at::Tensor& shard : model->Parameters()) {
+    groups[two_groups ? next++ % 2 : 0].push_back(shard);
+  }
+  FusedAdamW optimizer(groups[0], options);
+  if (two_groups) {
+    optimizer.add_param_group(
+        {groups[1], std::make_unique<torch::optim::AdamWOptions>(
+                        torch::optim::AdamWOptions(1e-3).weight_decay(0))});
+  }
+  return optimizer;
 }
 
 absl::Status Backward(Model& model, int step) {
@@ -125,9 +152,9 @@ absl::Status CheckEqual(const Values& actual, const Values& expected) {
 }
 
 // What an undisturbed run ends with.
-absl::StatusOr<Values> Undisturbed(Communicator& world) {
+absl::StatusOr<Values> Undisturbed(Communicator& world, bool two_groups) {
   FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world, OffloadOptions()));
-  FusedAdamW optimizer(model->Parameters(), torch::optim::AdamWOptions(1e-2));
+  FusedAdamW optimizer = MakeAdamW(model, two_groups);
   for (int step = 0; step < kSteps; ++step) {
     optimizer.zero_grad();
     FSDP_RETURN_IF_ERROR(Backward(model, step));
@@ -150,7 +177,7 @@ absl::StatusOr<Outcome> Disturbed(Communicator& world, const Plan& plan,
   outcome.ended = made.status();
   if (!made.ok()) return outcome;
   Model model = *std::move(made);
-  FusedAdamW optimizer(model->Parameters(), torch::optim::AdamWOptions(1e-2));
+  FusedAdamW optimizer = MakeAdamW(model, plan.two_groups);
   for (int step = 0; step < kSteps; ++step) {
     optimizer.zero_grad();
     outcome.ended = Backward(model, step);
@@ -183,17 +210,18 @@ absl::StatusOr<Outcome> Disturbed(Communicator& world, const Plan& plan,
 // Every transfer of a run fails once, in a run of its own; `check` sees what
 // came of it on each rank. Until a run that has no such transfer any more.
 template <typename Check>
-void FailEach(Fault fault, RestingKind kind, const Check& check,
-              bool states_only = false) {
+void FailEach(Fault fault, Plan plan, const Check& check) {
   std::vector<Values> expected(kRanks);
   ASSERT_OK(RunAllRanks(kRanks, [&](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(expected[world.rank()], Undisturbed(world));
+    FSDP_ASSIGN_OR_RETURN(expected[world.rank()],
+                          Undisturbed(world, plan.two_groups));
     return absl::OkStatus();
   }));
   constexpr int kMost = 400;
   for (int64_t nth = 0; nth < kMost; nth += 1 + nth / 8) {
     fault.nth = nth;
-    const Plan plan{static_cast<int>(nth % kRanks), kind, {fault}, states_only};
+    plan.rank = static_cast<int>(nth % kRanks);
+    plan.faults = {fault};
     std::vector<Outcome> outcomes(kRanks);
     const std::vector<absl::Status> results =
         RunRanks(kRanks, [&](Communicator& world) -> absl::Status {
@@ -237,7 +265,7 @@ TEST(OffloadFaultsTest, AStateThatCannotBeReadUndoesTheStepOnAllRanks) {
   Fault fault;
   fault.operation = Fault::Operation::kRead;
   int failures = 0;
-  FailEach(fault, RestingKind::kOptimizer,
+  FailEach(fault, Plan(),
            [&](int64_t nth, const auto& outcomes, const auto& results) {
              if (NothingFailed(outcomes, results)) return false;
              // States are read by steps alone, and by state dicts.
@@ -252,16 +280,20 @@ TEST(OffloadFaultsTest, ParametersInMemoryAreUndoneWithTheirStates) {
   Fault fault;
   fault.operation = Fault::Operation::kRead;
   int failures = 0;
-  FailEach(
-      fault, RestingKind::kOptimizer,
-      [&](int64_t nth, const auto& outcomes, const auto& results) {
-        if (NothingFailed(outcomes, results)) return false;
-        ExpectOneStory(nth, outcomes, results);
-        ++failures;
-        return true;
-      },
-      /*states_only=*/true);
-  EXPECT_GT(failures, 5);
+  for (const bool two_groups : {false, true}) {
+    Plan plan;
+    plan.away = Away::kStates;
+    plan.two_groups = two_groups;
+    FailEach(fault, plan,
+             [&](int64_t nth, const auto& outcomes, const auto& results) {
+               if (NothingFailed(outcomes, results)) return false;
+               ExpectOneStory(nth, outcomes, results);
+               ++failures;
+               return true;
+             });
+    EXPECT_GT(failures, 5);
+    failures = 0;
+  }
 }
 
 TEST(OffloadFaultsTest, AStateThatCannotBeWrittenIsNotLost) {
@@ -272,7 +304,7 @@ TEST(OffloadFaultsTest, AStateThatCannotBeWrittenIsNotLost) {
     fault.effect = effect;
     fault.error = absl::ResourceExhaustedError(
         absl::StrCat(kInjected, ": no space left on device"));
-    FailEach(fault, RestingKind::kOptimizer,
+    FailEach(fault, Plan(),
              [&](int64_t nth, const auto& outcomes, const auto& results) {
                ExpectOneStory(nth, outcomes, results);
                return nth < 60;
@@ -283,21 +315,61 @@ TEST(OffloadFaultsTest, AStateThatCannotBeWrittenIsNotLost) {
 TEST(OffloadFaultsTest, AShardThatCannotBeMovedEndsTheRunOrTheStepOfAllRanks) {
   Fault fault;
   fault.operation = Fault::Operation::kAny;
-  FailEach(fault, RestingKind::kParameters,
+  int failures = 0;
+  Plan plan;
+  plan.kind = RestingKind::kParameters;
+  FailEach(fault, plan,
            [&](int64_t nth, const auto& outcomes, const auto& results) {
              ExpectOneStory(nth, outcomes, results);
+             failures += !NothingFailed(outcomes, results);
              return nth < 80;
            });
+  EXPECT_GT(failures, 5);
 }
 
 TEST(OffloadFaultsTest, AGradientThatCannotBeMovedEndsTheRunOfAllRanks) {
   Fault fault;
   fault.operation = Fault::Operation::kAny;
-  FailEach(fault, RestingKind::kGradients,
+  int failures = 0;
+  Plan plan;
+  plan.kind = RestingKind::kGradients;
+  FailEach(fault, plan,
            [&](int64_t nth, const auto& outcomes, const auto& results) {
              ExpectOneStory(nth, outcomes, results);
+             failures += !NothingFailed(outcomes, results);
              return nth < 60;
            });
+  EXPECT_GT(failures, 5);
+}
+
+// States in memory cannot be undone, and nothing says that they were.
+TEST(OffloadFaultsTest, WithoutStatesInStoresAFailedStepStaysAsItIs) {
+  for (const auto& [away, kind] :
+       {std::pair{Away::kParameters, RestingKind::kParameters},
+        {Away::kGradients, RestingKind::kGradients}}) {
+    bool told = false;
+    for (int64_t nth = 0; nth < 40 && !told; ++nth) {
+      Plan plan;
+      plan.away = away;
+      plan.kind = kind;
+      plan.faults.emplace_back().operation = Fault::Operation::kRead;
+      plan.faults.back().nth = nth;
+      std::vector<absl::Status> steps(kRanks);
+      RunRanks(kRanks, [&](Communicator& world) -> absl::Status {
+        FSDP_ASSIGN_OR_RETURN(Model model,
+                              MakeModel(world, Offloading(world.rank(), plan)));
+        FusedAdamW optimizer = MakeAdamW(model, /*two_groups=*/false);
+        FSDP_RETURN_IF_ERROR(Backward(model, 0));
+        steps[world.rank()] = Step(optimizer);
+        return absl::OkStatus();
+      });
+      for (const absl::Status& step : steps) {
+        EXPECT_FALSE(absl::StrContains(step.message(), "as before it")) << step;
+        told |= absl::StrContains(step.message(), "stays so");
+      }
+    }
+    EXPECT_TRUE(told);
+  }
 }
 
 TEST(OffloadFaultsTest, AStoreThatCannotBeMadeIsRefusedOnAllRanks) {

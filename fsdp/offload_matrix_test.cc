@@ -173,6 +173,18 @@ absl::Status FreezeAndUnfreeze(ToyModel& model, torch::optim::Optimizer&,
   return absl::OkStatus();
 }
 
+// A parameter gets a group of its own, with another learning rate.
+absl::Status Regroup(ToyModel&, torch::optim::Optimizer& optimizer, int step) {
+  if (step != 6 && step != 13) return absl::OkStatus();
+  std::vector<at::Tensor>& params = optimizer.param_groups()[0].params();
+  const at::Tensor moved = params.back();
+  params.pop_back();
+  auto options = optimizer.param_groups()[0].options().clone();
+  options->set_lr(1e-3);
+  optimizer.add_param_group({{moved}, std::move(options)});
+  return absl::OkStatus();
+}
+
 // What comes of it is left in the parameters.
 absl::Status EvaluateNowAndThen(ToyModel& model, torch::optim::Optimizer&,
                                 int step) {
@@ -246,6 +258,7 @@ std::vector<OffloadScenario> Scenarios() {
   };
   add(Named("Frozen")).before_step = FreezeAndUnfreeze;
   add(Named("Disturbed")).before_step = Disturb;
+  add(Named("Regrouped")).before_step = Regroup;
   OffloadScenario& in_backward = add(Named("StepInBackward"));
   in_backward.step_in_backward = true;
   add(OfStrategy("ShardGradOp", ShardingStrategy::kShardGradOp));

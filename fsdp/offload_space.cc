@@ -28,6 +28,8 @@
 #include "fsdp/offload_options.h"
 #include "fsdp/offload_plan.h"
 #include "fsdp/resting_memory.h"
+#include "fsdp/resting_places.h"
+#include "fsdp/stepped_kinds.h"
 #include "offload/file_store.h"
 #include "offload/host_store.h"
 #include "offload/offloader.h"
@@ -41,87 +43,27 @@ using offload::StoredBytes;
 
 constexpr std::array<RestingKind, kNumRestingKinds> kKinds = {
     RestingKind::kParameters, RestingKind::kGradients, RestingKind::kOptimizer};
-// What a rollback takes back. Gradients are only read by a step.
-constexpr std::array<RestingKind, 2> kStepped = {RestingKind::kParameters,
-                                                 RestingKind::kOptimizer};
-
 // An optimizer's slots, by groups, may be so many regions of a flat parameter.
 constexpr int64_t kMaxPieces = 16;
-constexpr size_t kMaxName = 200;
 
-Offloader::Use ToOffloaderUse(Use use) {
-  switch (use) {
-    case Use::kRead:
-      return Offloader::Use::kRead;
-    case Use::kUpdate:
-      return Offloader::Use::kUpdate;
-    case Use::kOverwrite:
-      return Offloader::Use::kOverwrite;
-  }
-  return Offloader::Use::kUpdate;
-}
-
-class PlaceInStore final : public RestingPlace {
- public:
-  // `space` keeps `offloader`.
-  PlaceInStore(Offloader* offloader, int entry, bool keep, bool* changed,
-               std::shared_ptr<const OffloadSpace> space)
-      : offloader_(offloader),
-        entry_(entry),
-        keep_(keep),
-        changed_(changed),
-        space_(std::move(space)) {}
-  ~PlaceInStore() override {
-    if (!keep_) offloader_->Remove(entry_).IgnoreError();
-  }
-
-  void Prefetch() override { offloader_->Prefetch(entry_); }
-  absl::StatusOr<char*> Acquire(Use use) override {
-    if (use != Use::kRead) *changed_ = true;
-    FSDP_ASSIGN_OR_RETURN(const absl::Span<char> bytes,
-                          offloader_->Acquire(entry_, ToOffloaderUse(use)));
-    return bytes.data();
-  }
-  void MarkChanged() override {
-    *changed_ = true;
-    offloader_->MarkChanged(entry_);
-  }
-  void Release() override { offloader_->Release(entry_); }
-
- private:
-  Offloader* const offloader_;
-  const int entry_;
-  const bool keep_;
-  bool* const changed_;  // of the space
-  const std::shared_ptr<const OffloadSpace> space_;
-};
-
-class PlaceOnHost final : public RestingPlace {
- public:
-  PlaceOnHost(offload::HostStore* store, std::string region, char* memory,
-              std::shared_ptr<const OffloadSpace> space)
-      : store_(store),
-        region_(std::move(region)),
-        memory_(memory),
-        space_(std::move(space)) {}
-  ~PlaceOnHost() override { store_->Erase(region_).IgnoreError(); }
-
-  void Prefetch() override {}
-  absl::StatusOr<char*> Acquire(Use /*use*/) override { return memory_; }
-  void MarkChanged() override {}
-  void Release() override {}
-
- private:
-  offload::HostStore* const store_;
-  const std::string region_;
-  char* const memory_;
-  const std::shared_ptr<const OffloadSpace> space_;
-};
-
-// The end of a long name tells more than its beginning.
-std::string RegionName(int flat, absl::string_view name) {
-  if (name.size() > kMaxName) name.remove_prefix(name.size() - kMaxName);
-  return absl::StrCat(name, " #", flat);
+// What is stepped while something of it is read from a store can be undone
+// where its states are in the store, too. Files that are kept can always go
+// back.
+OffloadOptions WithPossibleRollback(OffloadOptions options,
+                                    const OffloadPlan& plan) {
+  const auto can_be_undone = [](const OffloadPlan::Tiers& tiers) {
+    const auto is_away = [&](RestingKind kind) {
+      return tiers[static_cast<int>(kind)] == Tier::kSsd;
+    };
+    return is_away(RestingKind::kOptimizer) ||
+           !(is_away(RestingKind::kParameters) ||
+             is_away(RestingKind::kGradients));
+  };
+  options.rollback =
+      options.keep ||
+      (options.rollback &&
+       std::all_of(plan.flats.begin(), plan.flats.end(), can_be_undone));
+  return options;
 }
 
 std::string AwayText(RestingKind kind, Tier tier, const std::string& name) {
@@ -142,9 +84,8 @@ absl::StatusOr<std::shared_ptr<OffloadSpace>> OffloadSpace::Make(
     absl::Duration timeout) {
   auto space = std::shared_ptr<OffloadSpace>(new OffloadSpace(
       std::move(flats), std::move(plan), options, std::move(world), timeout));
-  FSDP_RETURN_IF_ERROR(comm::Agree(*space->world_, space->MakeStores(),
-                                   "making room for what is offloaded",
-                                   absl::Now() + space->timeout_));
+  FSDP_RETURN_IF_ERROR(AgreeInTime(*space->world_, space->MakeStores(),
+                                   "making room for what is offloaded"));
   if (options.keep) FSDP_RETURN_IF_ERROR(space->OpenKept());
   return space;
 }
@@ -155,7 +96,7 @@ OffloadSpace::OffloadSpace(std::vector<RestingFlat> flats, OffloadPlan plan,
                            absl::Duration timeout)
     : flats_(std::move(flats)),
       plan_(std::move(plan)),
-      options_(options),
+      options_(WithPossibleRollback(options, plan_)),
       world_(std::move(world)),
       timeout_(options.timeout == absl::ZeroDuration() ? timeout
                                                        : options.timeout),
@@ -232,6 +173,8 @@ offload::FileStoreOptions OffloadSpace::FileOf(RestingKind kind) const {
   file.rollback = options_.rollback && stepped && !file.keep;
   if (!file.keep) return file;
   file.capacity += offload::kPageBytes;  // the step
+  file.max_regions = std::max<int64_t>(
+      file.max_regions, (kMaxPieces / 2) * static_cast<int64_t>(flats_.size()));
   file.name = absl::StrCat(options_.name, ".", ToString(kind), ".",
                            world_->rank(), "-of-", world_->world_size());
   file.owner = absl::StrCat("run ", options_.name, ", rank ", world_->rank(),
@@ -242,7 +185,7 @@ offload::FileStoreOptions OffloadSpace::FileOf(RestingKind kind) const {
 absl::Status OffloadSpace::OpenKept() {
   std::vector<RestingKind> kinds;
   std::vector<offload::FileStoreOptions> files;
-  for (RestingKind kind : kStepped) {
+  for (RestingKind kind : kSteppedKinds) {
     if (CapacityOf(kind, Tier::kSsd) == 0) continue;
     kinds.push_back(kind);
     files.push_back(FileOf(kind));
@@ -251,13 +194,15 @@ absl::Status OffloadSpace::OpenKept() {
   FSDP_ASSIGN_OR_RETURN(KeptFiles kept,
                         OpenKeptFiles(files, *world_, timeout_));
   step_ = kept.step;
+  absl::Status status;
   for (size_t i = 0; i < kinds.size(); ++i) {
     const int store = offloader_->AddStore(std::move(kept.stores[i]));
     stores_[static_cast<int>(kinds[i])] = store;
-    FSDP_ASSIGN_OR_RETURN(step_entries_.emplace_back(),
-                          Take(store, kStepRegion, sizeof(step_)));
+    const absl::StatusOr<int> entry = Take(store, kStepRegion, sizeof(step_));
+    status.Update(entry.status());
+    step_entries_.push_back(entry.value_or(-1));
   }
-  return absl::OkStatus();
+  return AgreeInTime(*world_, status, "opening kept files");
 }
 
 // A kept file may have the region already.
@@ -277,16 +222,13 @@ absl::StatusOr<std::shared_ptr<RestingMemory>> OffloadSpace::Place(
   if (tier == Tier::kSsd) {
     const int store = static_cast<int>(kind);
     FSDP_ASSIGN_OR_RETURN(const int entry, Take(stores_[store], name, bytes));
-    place = std::make_unique<PlaceInStore>(
-        offloader_.get(), entry,
-        options_.keep && kind != RestingKind::kGradients, &changed_[store],
-        shared_from_this());
+    place = PlaceInStore(offloader_.get(), entry, &changed_[store],
+                         shared_from_this());
   } else {
     const std::string region = absl::StrCat(ToString(kind), " of ", name);
     FSDP_RETURN_IF_ERROR(host_->Create(region, bytes));
     FSDP_ASSIGN_OR_RETURN(const absl::Span<char> memory, host_->Memory(region));
-    place = std::make_unique<PlaceOnHost>(host_.get(), region, memory.data(),
-                                          shared_from_this());
+    place = PlaceOnHost(host_.get(), region, memory.data(), shared_from_this());
   }
   return std::make_shared<RestingMemory>(bytes, device,
                                          AwayText(kind, tier, name),
@@ -352,132 +294,6 @@ OffloadSpace::PlaceOptimizerState(const RestingMemory& shard,
                                options_.optimizer_state,
                                " bytes of optimizer state per byte of shard, "
                                "and this optimizer has more"));
-}
-
-absl::Status OffloadSpace::BeginStep() {
-  saved_.clear();
-  begun_ = false;
-  absl::Status status;
-  if (options_.rollback || options_.keep) status = FlushStepped();
-  // The first write takes away what other ranks may have to go back to.
-  if (options_.keep) {
-    status = comm::Agree(*world_, status, "beginning a step of the optimizer",
-                         absl::Now() + timeout_);
-  }
-  begun_ = status.ok();
-  return status;
-}
-
-absl::Status OffloadSpace::FlushStepped() {
-  for (RestingKind kind : kStepped) {
-    const int store = stores_[static_cast<int>(kind)];
-    bool& changed = changed_[static_cast<int>(kind)];
-    if (store < 0 || !changed) continue;
-    FSDP_RETURN_IF_ERROR(offloader_->Flush(store));
-    changed = false;
-  }
-  return absl::OkStatus();
-}
-
-// The last thing of a step: with its number, parameters and states become what
-// a later run finds.
-absl::Status OffloadSpace::Commit() {
-  ++step_;
-  for (int entry : step_entries_) {
-    FSDP_ASSIGN_OR_RETURN(
-        const absl::Span<char> bytes,
-        offloader_->Acquire(entry, Offloader::Use::kOverwrite));
-    std::memcpy(bytes.data(), &step_, sizeof(step_));
-    offloader_->Release(entry);
-  }
-  for (RestingKind kind : kStepped) changed_[static_cast<int>(kind)] = true;
-  return FlushStepped();
-}
-
-absl::Status OffloadSpace::SaveBeforeStep(RestingMemory& shard) {
-  const int flat = FlatOf(shard);
-  if (!IsSavedBeforeStep(plan_.flats[flat], options_)) return absl::OkStatus();
-  int& entry = undo_entries_[flat];
-  if (entry < 0) {
-    FSDP_ASSIGN_OR_RETURN(
-        entry, offloader_->Add(
-                   stores_[static_cast<int>(RestingKind::kOptimizer)],
-                   absl::StrCat(RegionName(flat, flats_[flat].name), ", undo"),
-                   shard.bytes()));
-  }
-  FSDP_ASSIGN_OR_RETURN(const absl::Span<char> bytes,
-                        offloader_->Acquire(entry, Offloader::Use::kOverwrite));
-  const at::Tensor copy = at::from_blob(bytes.data(), {shard.bytes()},
-                                        at::TensorOptions(at::kByte));
-  const absl::Status copied =
-      TorchToStatus("saving a shard before its step",
-                    [&] { copy.copy_(shard.AsTensor(at::kByte)); });
-  offloader_->Release(entry);
-  FSDP_RETURN_IF_ERROR(copied);
-  saved_.push_back({shard.weak_from_this(), entry});
-  return absl::OkStatus();
-}
-
-absl::Status OffloadSpace::EndStep(const absl::Status& mine) {
-  const auto deadline = [&] { return absl::Now() + timeout_; };
-  const absl::Status agreed =
-      comm::Agree(*world_, mine, "a step of the optimizer", deadline());
-  if (agreed.ok()) {
-    begun_ = false;
-    saved_.clear();
-    if (options_.keep) Commit().IgnoreError();
-    return agreed;
-  }
-  if (!options_.rollback) {
-    return Annotate(agreed,
-                    "a step of the optimizer failed half-way, and without "
-                    "OffloadOptions::rollback what was stepped stays so");
-  }
-  const absl::Status undone = comm::Agree(
-      *world_, Rollback(), "undoing a step of the optimizer", deadline());
-  if (undone.ok()) {
-    return Annotate(agreed,
-                    "a step of the optimizer failed; parameters and optimizer "
-                    "states are as before it");
-  }
-  return Annotate(agreed, absl::StrCat("a step of the optimizer failed and "
-                                       "could not be undone (",
-                                       undone.message(), ")"));
-}
-
-absl::Status OffloadSpace::Rollback() {
-  // Where the step has not begun nothing has changed.
-  if (!std::exchange(begun_, false) || offloader_ == nullptr) {
-    return absl::OkStatus();
-  }
-  // First what lies beside states that are about to be rolled back.
-  absl::Status status = RestoreSaved();
-  for (RestingKind kind : kStepped) {
-    const int store = stores_[static_cast<int>(kind)];
-    if (store < 0) continue;
-    status.Update(offloader_->Rollback(store));
-    changed_[static_cast<int>(kind)] = false;
-  }
-  return status;
-}
-
-absl::Status OffloadSpace::RestoreSaved() {
-  absl::Status status;
-  for (const Saved& saved : saved_) {
-    const std::shared_ptr<RestingMemory> shard = saved.shard.lock();
-    if (shard == nullptr) continue;
-    const absl::StatusOr<absl::Span<char>> bytes =
-        offloader_->Acquire(saved.entry, Offloader::Use::kRead);
-    status.Update(bytes.status());
-    if (!bytes.ok()) continue;
-    status.Update(TorchToStatus("restoring a shard", [&] {
-      shard->AsTensor(at::kByte).copy_(at::from_blob(
-          bytes->data(), {shard->bytes()}, at::TensorOptions(at::kByte)));
-    }));
-    offloader_->Release(saved.entry);
-  }
-  saved_.clear();
-  return status;
 }
 
 OffloadSpace::Stats OffloadSpace::stats() const {

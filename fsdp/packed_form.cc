@@ -69,7 +69,8 @@ at::Tensor AllocateAligned(int64_t elements, at::ScalarType dtype,
 
 std::optional<PackedForm> PackedForm::Of(const at::Tensor& tensor) {
   if (!tensor.defined() || IsMoreThanItsBytes(tensor) || tensor.numel() == 0 ||
-      flat_param::IsGuarded(tensor.storage())) {
+      flat_param::IsGuarded(tensor.storage()) ||
+      flat_param::IsGuarded(tensor.storage(), flat_param::Guarded::kResting)) {
     return std::nullopt;
   }
   PackedForm form;

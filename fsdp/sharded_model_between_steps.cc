@@ -72,6 +72,11 @@ absl::Status ShardedModel::CheckIdle(absl::string_view what) const {
 
 absl::Status ShardedModel::StepInBackward(UnitStep step) {
   FSDP_RETURN_IF_ERROR(CheckIdle("StepInBackward()"));
+  if (step != nullptr && offload() != nullptr && offload()->keeps()) {
+    return absl::FailedPreconditionError(
+        "StepInBackward() with OffloadOptions::keep: files are committed by "
+        "whole steps, and in backward units are stepped one by one");
+  }
   RuntimeHooks hooks = runtime_->hooks();
   hooks.step = nullptr;
   schedule_.set_step_in_backward(step != nullptr);

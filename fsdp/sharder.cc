@@ -5,6 +5,10 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 #include <algorithm>
 #include <map>
 #include <memory>
@@ -20,6 +24,7 @@
 #include "base/status_macros.h"
 #include "base/tensor_over.h"
 #include "base/torch_status.h"
+#include "comm/agreement.h"
 #include "comm/communicator.h"
 #include "comm/mesh.h"
 #include "flat_param/flat_parameter.h"
@@ -60,6 +65,14 @@ GradientScaling ScalingOf(const Options& options, int ranks,
   const double before = options.gradient_predivide_factor.value_or(
       1 / MeanOver(ranks, reduce_dtype).before);
   return {1 / before, before / factor};
+}
+
+// What whole parameters leave in the heap are holes between shards, which the
+// next unit's do not fit into: together, as much as the model.
+void GiveBackFreedMemory() {
+#ifdef __GLIBC__
+  malloc_trim(0);
+#endif
 }
 
 bool AnyTrainable(const std::vector<NamedParameter>& parameters) {
@@ -103,18 +116,20 @@ absl::StatusOr<RuntimeUnit> Sharder::Shard(const PlannedUnit& planned) {
     result.gradients.push_back(GradientsOf(planned, dtypes));
     FSDP_RETURN_IF_ERROR(PlaceGradients(flat, result));
   }
+  GiveBackFreedMemory();
   return result;
 }
 
 absl::Status Sharder::MakeOffloadSpace(
     const std::shared_ptr<comm::Communicator>& world) {
   if (!options_.offload.any()) return absl::OkStatus();
-  // What ranks have to agree on they have: they decide alike.
   FSDP_ASSIGN_OR_RETURN(std::vector<RestingFlat> flats, RestingFlats());
-  FSDP_ASSIGN_OR_RETURN(OffloadPlan plan,
-                        PlanOffload(flats, options_.offload, IsOnCpu()));
+  absl::StatusOr<OffloadPlan> plan =
+      PlanOffload(flats, options_.offload, IsOnCpu());
+  FSDP_RETURN_IF_ERROR(comm::Agree(world_, plan.status(), "planning offload",
+                                   absl::Now() + timeout_));
   FSDP_ASSIGN_OR_RETURN(space_,
-                        OffloadSpace::Make(std::move(flats), std::move(plan),
+                        OffloadSpace::Make(std::move(flats), *std::move(plan),
                                            options_.offload, world, timeout_));
   return absl::OkStatus();
 }

@@ -1,0 +1,181 @@
+// How OffloadSpace makes a step of the optimizer all or nothing.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/from_blob.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "base/status_error.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+#include "fsdp/offload_options.h"
+#include "fsdp/offload_plan.h"
+#include "fsdp/offload_space.h"
+#include "fsdp/resting_memory.h"
+#include "fsdp/resting_places.h"
+#include "fsdp/stepped_kinds.h"
+#include "offload/offloader.h"
+
+namespace fsdp {
+namespace {
+
+using offload::Offloader;
+
+absl::Status WriteNumber(Offloader& offloader, int entry, int64_t number) {
+  FSDP_ASSIGN_OR_RETURN(const absl::Span<char> bytes,
+                        offloader.Acquire(entry, Offloader::Use::kOverwrite));
+  std::memcpy(bytes.data(), &number, sizeof(number));
+  offloader.Release(entry);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status OffloadSpace::BeginStep() {
+  saved_.clear();
+  begun_ = false;
+  absl::Status status;
+  if (options_.rollback || options_.keep) status = FlushStepped();
+  // What a commit could not write it has to have by now.
+  if (options_.keep) {
+    status = AgreeInTime(*world_, status, "beginning a step of the optimizer");
+  }
+  begun_ = status.ok();
+  return status;
+}
+
+absl::Status OffloadSpace::FlushStepped() {
+  size_t next = 0;  // of step_entries_, which are in the order of kSteppedKinds
+  for (RestingKind kind : kSteppedKinds) {
+    const int store = stores_[static_cast<int>(kind)];
+    if (store < 0) continue;
+    bool& changed = changed_[static_cast<int>(kind)];
+    const size_t entry = next++;
+    if (!changed) continue;
+    // What is committed never has the number of another step.
+    if (options_.keep) {
+      FSDP_RETURN_IF_ERROR(
+          WriteNumber(*offloader_, step_entries_[entry], step_));
+    }
+    FSDP_RETURN_IF_ERROR(offloader_->Flush(store));
+    changed = false;
+  }
+  return absl::OkStatus();
+}
+
+// The last thing of a step: with its number, parameters and states become what
+// a later run finds.
+absl::Status OffloadSpace::Commit() {
+  ++step_;
+  for (RestingKind kind : kSteppedKinds)
+    changed_[static_cast<int>(kind)] = true;
+  return FlushStepped();
+}
+
+absl::Status OffloadSpace::SaveBeforeStep(RestingMemory& shard) {
+  const int flat = FlatOf(shard);
+  const bool is_saved = std::any_of(
+      saved_.begin(), saved_.end(),
+      [&](const Saved& saved) { return saved.entry == undo_entries_[flat]; });
+  if (is_saved || !IsSavedBeforeStep(plan_.flats[flat], options_)) {
+    return absl::OkStatus();
+  }
+  const at::Tensor values = shard.AsTensor(at::kByte);
+  FSDP_ASSIGN_OR_RETURN(const Resident resident,
+                        Resident::Of(values, Use::kRead));
+  int& entry = undo_entries_[flat];
+  if (entry < 0) {
+    FSDP_ASSIGN_OR_RETURN(
+        entry, offloader_->Add(
+                   stores_[static_cast<int>(RestingKind::kOptimizer)],
+                   absl::StrCat(RegionName(flat, flats_[flat].name), ", undo"),
+                   shard.bytes()));
+  }
+  FSDP_ASSIGN_OR_RETURN(const absl::Span<char> bytes,
+                        offloader_->Acquire(entry, Offloader::Use::kOverwrite));
+  const at::Tensor copy = at::from_blob(bytes.data(), {shard.bytes()},
+                                        at::TensorOptions(at::kByte));
+  const absl::Status copied = TorchToStatus("saving a shard before its step",
+                                            [&] { copy.copy_(values); });
+  offloader_->Release(entry);
+  FSDP_RETURN_IF_ERROR(copied);
+  saved_.push_back({shard.weak_from_this(), entry});
+  return absl::OkStatus();
+}
+
+absl::Status OffloadSpace::EndStep(const absl::Status& mine) {
+  const absl::Status agreed =
+      AgreeInTime(*world_, mine, "a step of the optimizer");
+  if (agreed.ok()) {
+    begun_ = false;
+    saved_.clear();
+    // No rank writes anything before all have committed, or else one that is
+    // killed now would be of a step that the others cannot go back to.
+    if (options_.keep) {
+      AgreeInTime(*world_, Commit(), "committing a step").IgnoreError();
+    }
+    return agreed;
+  }
+  if (!options_.rollback) {
+    return Annotate(agreed,
+                    "a step of the optimizer failed half-way, and without "
+                    "OffloadOptions::rollback what was stepped stays so");
+  }
+  const absl::Status undone =
+      AgreeInTime(*world_, Rollback(), "undoing a step of the optimizer");
+  if (undone.ok()) {
+    return Annotate(agreed,
+                    "a step of the optimizer failed; parameters and optimizer "
+                    "states are as before it");
+  }
+  return Annotate(agreed, absl::StrCat("a step of the optimizer failed and "
+                                       "could not be undone (",
+                                       undone.message(), ")"));
+}
+
+absl::Status OffloadSpace::Rollback() {
+  // Where the step has not begun nothing has changed.
+  if (!std::exchange(begun_, false) || offloader_ == nullptr) {
+    return absl::OkStatus();
+  }
+  // First what lies beside states that are about to be rolled back.
+  absl::Status status = RestoreSaved();
+  for (RestingKind kind : kSteppedKinds) {
+    const int store = stores_[static_cast<int>(kind)];
+    if (store < 0) continue;
+    status.Update(offloader_->Rollback(store));
+    changed_[static_cast<int>(kind)] = false;
+  }
+  return status;
+}
+
+absl::Status OffloadSpace::RestoreSaved() {
+  absl::Status status;
+  for (const Saved& saved : saved_) {
+    const std::shared_ptr<RestingMemory> shard = saved.shard.lock();
+    if (shard == nullptr) continue;
+    const absl::StatusOr<absl::Span<char>> bytes =
+        offloader_->Acquire(saved.entry, Offloader::Use::kRead);
+    status.Update(bytes.status());
+    if (!bytes.ok()) continue;
+    status.Update(TorchToStatus("restoring a shard", [&] {
+      const at::Tensor values = shard->AsTensor(at::kByte);
+      const Resident resident =
+          ValueOrThrow(Resident::Of(values, Use::kOverwrite));
+      values.copy_(at::from_blob(bytes->data(), {shard->bytes()},
+                                 at::TensorOptions(at::kByte)));
+    }));
+    offloader_->Release(saved.entry);
+  }
+  saved_.clear();
+  return status;
+}
+
+}  // namespace fsdp
