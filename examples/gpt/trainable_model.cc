@@ -57,6 +57,9 @@ class ShardedGpt final : public TrainableModel {
       const fsdp::FullParameterVisitor& visit) override {
     return model_->ForEachFullParameter(visit);
   }
+  const fsdp::OffloadSpace* offload() const override {
+    return model_->sharded_model().offload();
+  }
 
  private:
   fsdp::FullyShardedDataParallel<GptImpl> model_;
@@ -83,13 +86,15 @@ std::unique_ptr<TrainableModel> MakeUnsharded(Gpt model) {
 
 absl::StatusOr<std::unique_ptr<TrainableModel>> MakeSharded(
     Gpt model, std::shared_ptr<fsdp::comm::Communicator> communicator,
-    Sharding sharding, ComputeDtype precision) {
+    Sharding sharding, ComputeDtype precision,
+    const fsdp::OffloadOptions& offload) {
   fsdp::Options options;
   options.unit.strategy = StrategyOf(sharding);
   if (precision == ComputeDtype::kBFloat16) {
     options.unit.precision = fsdp::ComputeIn(at::kBFloat16);
     options.unit.precision.output_dtype = at::kFloat;  // for the loss
   }
+  options.offload = offload;
   options.wrap_policy = fsdp::WrapModules<BlockImpl>();
   FSDP_ASSIGN_OR_RETURN(
       fsdp::FullyShardedDataParallel<GptImpl> sharded,
