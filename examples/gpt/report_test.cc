@@ -83,10 +83,10 @@ TEST(OffloadReportTest, JsonHasThePlanAndWhatMovedInAStep) {
             R"("gradients": {"device": 0, "cpu": 0, "ssd": 0}, )"
             R"("optimizer": {"device": 0, "cpu": 500, "ssd": 0}, )"
             R"("buffers": 70, "memory_budget": 1200, )"
-            R"("read_per_step": {"parameters": 3000000.0, "gradients": 0.0, )"
-            R"("optimizer": 1000000.0}, )"
-            R"("written_per_step": {"parameters": 200000.0, )"
-            R"("gradients": 100000.0, "optimizer": 0.3333333333333333}, )"
+            R"("read_per_step": {"parameters": 3e+06, "gradients": 0.0, )"
+            R"("optimizer": 1e+06}, )"
+            R"("written_per_step": {"parameters": 2e+05, )"
+            R"("gradients": 1e+05, "optimizer": 0.3333333333333333}, )"
             R"("waited_seconds_per_step": [0.09999999999999999, 0.15]})");
   EXPECT_EQ(ToJson(MakeReport()).Find("offload"), nullptr);
 }
