@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "base/json.h"
 #include "base/testing/status_matchers.h"
@@ -177,6 +178,57 @@ TEST_F(TrainTest, Bf16LearnsAsWell) {
   ASSERT_EQ(losses.size(), full.size());
   for (size_t i = 0; i < full.size(); ++i) {
     EXPECT_NEAR(losses[i], full[i], 0.05) << "step " << i;
+  }
+}
+
+TEST_F(TrainTest, WhatRestsOnTheDiskMakesNoDifference) {
+  const std::vector<double> losses = Numbers(Run({"--data=count"}), "losses");
+  const std::string directory = absl::StrCat("--offload-dir=", directory_);
+  for (const std::vector<std::string>& flags :
+       {std::vector<std::string>{"--offload=ssd", "--backend=local"},
+        {"--offload=ssd", "--memory-budget=64KiB"},
+        {"--offload=ssd", "--offload-kinds=optimizer"},
+        {"--offload=ssd", "--sharding=gradients"},
+        {"--offload=cpu"}}) {
+    std::vector<std::string> all = {"--data=count", directory};
+    all.insert(all.end(), flags.begin(), flags.end());
+    const Json report = Run(all);
+    EXPECT_EQ(Numbers(report, "losses"), losses) << absl::StrJoin(flags, " ");
+    const Json* offload = report.Find("offload");
+    ASSERT_NE(offload, nullptr);
+    const bool on_disk = flags.front() == "--offload=ssd";
+    EXPECT_EQ(offload->Find("optimizer")->Find("ssd")->NumberOr(0) > 0,
+              on_disk);
+    EXPECT_EQ(
+        offload->Find("written_per_step")->Find("optimizer")->NumberOr(0) > 0,
+        on_disk);
+    EXPECT_THAT(Numbers(*offload, "waited_seconds_per_step"), SizeIs(2));
+  }
+}
+
+TEST_F(TrainTest, ThePlanIsPrintedBeforeTheFirstStep) {
+  ChildProcess train(Command({"--data=count", "--offload=ssd",
+                              absl::StrCat("--offload-dir=", directory_)}));
+  EXPECT_EQ(train.Wait(), 0);
+  const std::string& output = train.output();
+  EXPECT_THAT(output, AllOf(HasSubstr("buffers for transfers"),
+                            HasSubstr("optimizer in scratch file"),
+                            HasSubstr("read, per step   parameters")));
+  EXPECT_LT(output.find("buffers for transfers"), output.find("step 1/10"));
+}
+
+TEST_F(TrainTest, WhatCannotRestWhereItShouldEndsAllRanks) {
+  for (const char* backend : {"--backend=local", "--backend=gloo"}) {
+    ChildProcess missing(Command({backend, "--data=count", "--offload=ssd",
+                                  "--offload-dir=/no/such/disk"}));
+    EXPECT_EQ(missing.Wait(), 1);
+    EXPECT_THAT(missing.output(), AllOf(HasSubstr("making the store of"),
+                                        HasSubstr("/no/such/disk")));
+    ChildProcess small(Command(
+        {backend, "--data=count", "--offload=ssd", "--memory-budget=1KiB"}));
+    EXPECT_EQ(small.Wait(), 1);
+    EXPECT_THAT(small.output(),
+                HasSubstr("a memory budget of 1024 bytes is too small"));
   }
 }
 

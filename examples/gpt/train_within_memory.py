@@ -222,9 +222,11 @@ def run_within(command, limit, group=None, stdout=None):
         try:
             poll = select.poll()
             poll.register(end, select.POLLIN)
-            while not exceeded and not poll.poll(INTERVAL_SECONDS * 1000):
+            while True:
                 peak = max(peak, sum(memory_of(pid) for pid in descendants(os.getpid())))
                 exceeded = group is None and limit is not None and peak > limit
+                if exceeded or poll.poll(INTERVAL_SECONDS * 1000):
+                    break
         finally:
             os.close(end)
     finally:
