@@ -3,8 +3,8 @@
 
 usage: train_within_memory.py --limit=600MiB [options] -- FLAGS...       (FLAGS: those of the program, see its --help)
 
-    ./bazelw run //examples/gpt:train_within_memory -- --limit=300MiB --over-baseline -- \\
-        --layers=48 --offload=ssd --memory-budget=40MiB
+    ./bazelw run //examples/gpt:train_within_memory -- --limit=250MiB --over-baseline -- \\
+        --layers=48 --seq=16 --batch=1 --steps=10 --data=count --offload=ssd --memory-budget=40MiB
 
 How the limit is kept:
   cgroup  The run gets a control group (cgroup v2) with that memory.max and no swap, and the kernel ends the run when it
