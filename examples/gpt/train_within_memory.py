@@ -3,7 +3,7 @@
 
 usage: train_within_memory.py --limit=600MiB [options] -- FLAGS...       (FLAGS: those of the program, see its --help)
 
-    ./bazelw run //examples/gpt:train_within_memory -- --limit=250MiB --over-baseline -- \\
+    ./bazelw run //examples/gpt:train_within_memory -- --limit=300MiB --over-baseline -- \\
         --layers=48 --seq=16 --batch=1 --steps=10 --data=count --offload=ssd --memory-budget=40MiB
 
 How the limit is kept:
