@@ -15,6 +15,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
+#include "examples/gpt/offload_flags.h"
+#include "fsdp/offload_options.h"
 
 namespace gpt {
 
@@ -128,6 +130,20 @@ ABSL_FLAG(gpt::Sharding, sharding, gpt::TrainOptions().sharding,
 ABSL_FLAG(gpt::ComputeDtype, precision, gpt::TrainOptions().precision,
           "fp32, or bf16: gather and compute in bf16, reduce and keep "
           "parameters and optimizer state in fp32. Not with --sharding=none.");
+ABSL_FLAG(gpt::OffloadTier, offload, gpt::OffloadTier(),
+          "Where parameters, gradients and optimizer state rest while nothing "
+          "computes with them: none: where the model is; cpu: host memory, "
+          "where this model is anyway; ssd: files. Losses are the same. Not "
+          "with --sharding=none.");
+ABSL_FLAG(gpt::OffloadKinds, offload_kinds, gpt::OffloadKinds(),
+          "What goes there; a list.");
+ABSL_FLAG(std::string, offload_dir, "",
+          "With --offload=ssd: a directory for files, which vanish with the "
+          "run; an SSD's. Default: $TMPDIR, or /tmp.");
+ABSL_FLAG(gpt::ByteCount, memory_budget, gpt::ByteCount(),
+          "With --offload: bytes of memory that a rank may use for what rests "
+          "and for its transfers, such as 8GiB, 512MiB or 4096. What fits "
+          "stays in memory. 0: nothing stays there.");
 ABSL_FLAG(int64_t, layers, gpt::GptConfig().layers, "Transformer blocks.");
 ABSL_FLAG(int64_t, dim, gpt::GptConfig().dim, "Width of the model.");
 ABSL_FLAG(int64_t, heads, gpt::GptConfig().heads,
@@ -180,7 +196,16 @@ std::string ResolvePath(const std::string& path) {
   return std::filesystem::path(directory) / path;
 }
 
-TrainOptions ReadFlags() {
+absl::StatusOr<fsdp::OffloadOptions> ReadOffloadFlags() {
+  OffloadFlags flags;
+  flags.tier = absl::GetFlag(FLAGS_offload);
+  flags.kinds = absl::GetFlag(FLAGS_offload_kinds);
+  flags.directory = ResolvePath(absl::GetFlag(FLAGS_offload_dir));
+  flags.memory_budget = absl::GetFlag(FLAGS_memory_budget);
+  return ToOffloadOptions(flags);
+}
+
+absl::StatusOr<TrainOptions> ReadFlags() {
   TrainOptions options;
   options.model = {absl::GetFlag(FLAGS_vocab), absl::GetFlag(FLAGS_dim),
                    absl::GetFlag(FLAGS_layers), absl::GetFlag(FLAGS_heads),
@@ -189,6 +214,7 @@ TrainOptions ReadFlags() {
   options.backend = absl::GetFlag(FLAGS_backend);
   options.sharding = absl::GetFlag(FLAGS_sharding);
   options.precision = absl::GetFlag(FLAGS_precision);
+  FSDP_ASSIGN_OR_RETURN(options.offload, ReadOffloadFlags());
   options.batch = absl::GetFlag(FLAGS_batch);
   options.steps = absl::GetFlag(FLAGS_steps);
   options.warmup = absl::GetFlag(FLAGS_warmup);
@@ -226,7 +252,7 @@ absl::StatusOr<TrainOptions> ParseFlags(int argc, char** argv) {
     return absl::InvalidArgumentError(absl::StrCat(
         "unexpected argument \"", left[1], "\": see --help for the flags"));
   }
-  TrainOptions options = ReadFlags();
+  FSDP_ASSIGN_OR_RETURN(TrainOptions options, ReadFlags());
   FSDP_RETURN_IF_ERROR(CheckOptions(options));
   return options;
 }

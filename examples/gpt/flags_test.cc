@@ -7,6 +7,7 @@
 #include "absl/flags/reflection.h"
 #include "absl/status/status.h"
 #include "base/testing/status_matchers.h"
+#include "fsdp/offload_options.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -27,16 +28,34 @@ absl::StatusOr<TrainOptions> Parse(std::vector<std::string> arguments) {
 // The only test that calls ParseFlags() without BUILD_WORKING_DIRECTORY.
 TEST(FlagsTest, ReadsEveryFlag) {
   unsetenv("BUILD_WORKING_DIRECTORY");
-  ASSERT_OK_AND_ASSIGN(
-      TrainOptions options,
-      Parse({"--ranks=3",  "--backend=local", "--sharding=optimizer",
-             "--layers=5", "--dim=12",        "--heads=6",
-             "--seq=7",    "--batch=8",       "--vocab=9",
-             "--steps=10", "--warmup=11",     "--seed=12",
-             "--lr=0.5",   "--threads=13",    "--data=a-b",
-             "--json=c",   "--save-init=d-e", "--init",
-             "f",          "--sample=14",     "--precision=bf16",
-             "--trace=t",  "--trace-steps=15"}));
+  ASSERT_OK_AND_ASSIGN(TrainOptions options,
+                       Parse({"--ranks=3",
+                              "--backend=local",
+                              "--sharding=optimizer",
+                              "--layers=5",
+                              "--dim=12",
+                              "--heads=6",
+                              "--seq=7",
+                              "--batch=8",
+                              "--vocab=9",
+                              "--steps=10",
+                              "--warmup=11",
+                              "--seed=12",
+                              "--lr=0.5",
+                              "--threads=13",
+                              "--data=a-b",
+                              "--json=c",
+                              "--save-init=d-e",
+                              "--init",
+                              "f",
+                              "--sample=14",
+                              "--precision=bf16",
+                              "--trace=t",
+                              "--trace-steps=15",
+                              "--offload=ssd",
+                              "--offload-kinds=gradients,optimizer",
+                              "--offload-dir=o",
+                              "--memory-budget=16MiB"}));
   EXPECT_EQ(options.ranks, 3);
   EXPECT_EQ(options.backend, Backend::kLocal);
   EXPECT_EQ(options.sharding, Sharding::kOptimizer);
@@ -59,6 +78,11 @@ TEST(FlagsTest, ReadsEveryFlag) {
   EXPECT_EQ(options.sample, 14);
   EXPECT_EQ(options.trace, "t");
   EXPECT_EQ(options.trace_steps, 15);
+  EXPECT_EQ(options.offload.parameters, fsdp::Tier::kDevice);
+  EXPECT_EQ(options.offload.gradients, fsdp::Tier::kSsd);
+  EXPECT_EQ(options.offload.optimizer, fsdp::Tier::kSsd);
+  EXPECT_EQ(options.offload.directory, "o");
+  EXPECT_EQ(options.offload.memory_budget, 16 << 20);
 }
 
 TEST(FlagsTest, ThreadsMayBeLeftToTheProgram) {
@@ -70,13 +94,15 @@ TEST(FlagsTest, ThreadsMayBeLeftToTheProgram) {
 
 TEST(FlagsTest, RelativePathsAreTheUsers) {
   setenv("BUILD_WORKING_DIRECTORY", "/home/user", 1);
-  ASSERT_OK_AND_ASSIGN(TrainOptions options,
-                       Parse({"--data=text", "--json=/abs/report",
-                              "--init=sub/init", "--trace=t.json"}));
+  ASSERT_OK_AND_ASSIGN(
+      TrainOptions options,
+      Parse({"--data=text", "--json=/abs/report", "--init=sub/init",
+             "--trace=t.json", "--offload=ssd", "--offload-dir=scratch"}));
   EXPECT_EQ(options.data, "/home/user/text");
   EXPECT_EQ(options.json, "/abs/report");
   EXPECT_EQ(options.init, "/home/user/sub/init");
   EXPECT_EQ(options.trace, "/home/user/t.json");
+  EXPECT_EQ(options.offload.directory, "/home/user/scratch");
   EXPECT_EQ(options.save_init, "");
   ASSERT_OK_AND_ASSIGN(options, Parse({"--data=count"}));
   EXPECT_EQ(options.data, "count");
@@ -86,6 +112,12 @@ TEST(FlagsTest, RefusesWhatIsWrong) {
   EXPECT_THAT(Parse({"--heads=3", "--dim=10"}),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("does not divide")));
+  EXPECT_THAT(Parse({"--offload=ssd", "--sharding=none"}),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("--offload with --sharding=none")));
+  EXPECT_THAT(Parse({"--memory-budget=1GiB"}),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("--memory-budget=1GiB without --offload")));
   EXPECT_THAT(Parse({"stray"}), StatusIs(absl::StatusCode::kInvalidArgument,
                                          HasSubstr("\"stray\"")));
 }
@@ -94,6 +126,8 @@ TEST(FlagsDeathTest, AbslRefusesWhatItCannotParse) {
   EXPECT_EXIT(Parse({"--backend=mpi"}).IgnoreError(),
               ::testing::ExitedWithCode(1),
               "expected auto, local, shared_memory or gloo");
+  EXPECT_EXIT(Parse({"--offload-kinds=states"}).IgnoreError(),
+              ::testing::ExitedWithCode(1), "\"states\" is none of");
   EXPECT_EXIT(Parse({"--layer=3"}).IgnoreError(), ::testing::ExitedWithCode(1),
               "layer");
 }

@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "fsdp/offload_options.h"
 
 namespace gpt {
 
@@ -33,7 +34,8 @@ struct TrainOptions {
   Backend backend = Backend::kAuto;
   Sharding sharding = Sharding::kFull;
   ComputeDtype precision = ComputeDtype::kFloat;
-  int64_t batch = 4;  // rows per rank and step
+  fsdp::OffloadOptions offload;  // not with kNone
+  int64_t batch = 4;             // rows per rank and step
   int64_t steps = 900;
   int64_t warmup = 2;
   uint64_t seed = 0;

@@ -4,6 +4,7 @@
 
 #include "absl/status/status.h"
 #include "base/testing/status_matchers.h"
+#include "fsdp/offload_options.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -41,6 +42,15 @@ TEST(OptionsTest, SizesArePositive) {
   options.batch = 0;
   EXPECT_THAT(CheckOptions(options),
               StatusIs(kInvalid, HasSubstr("--batch=0")));
+}
+
+TEST(OptionsTest, OnlyShardedModelsAreOffloaded) {
+  TrainOptions options;
+  options.offload.optimizer = fsdp::Tier::kSsd;
+  EXPECT_OK(CheckOptions(options));
+  options.sharding = Sharding::kNone;
+  EXPECT_THAT(CheckOptions(options),
+              StatusIs(kInvalid, HasSubstr("--offload with --sharding=none")));
 }
 
 TEST(OptionsTest, NamesTheFlagThatIsOutOfRange) {

@@ -1,8 +1,6 @@
 #include "examples/gpt/rank_program.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -22,17 +20,19 @@
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/agreement.h"
-#include "comm/work.h"
 #include "examples/gpt/checkpoint.h"
 #include "examples/gpt/count_data.h"
 #include "examples/gpt/model.h"
+#include "examples/gpt/offload_traffic.h"
 #include "examples/gpt/progress.h"
+#include "examples/gpt/rank_numbers.h"
 #include "examples/gpt/report.h"
 #include "examples/gpt/sampler.h"
 #include "examples/gpt/text_batches.h"
 #include "examples/gpt/trainable_model.h"
 #include "examples/gpt/trainer.h"
 #include "fsdp/deferred_init.h"
+#include "fsdp/offload_space.h"
 #include "fsdp/trace.h"
 
 namespace gpt {
@@ -131,9 +131,10 @@ class RankRun {
     if (options_.sharding == Sharding::kNone) {
       model_ = MakeUnsharded(std::move(model));
     } else {
-      FSDP_ASSIGN_OR_RETURN(model_,
-                            MakeSharded(std::move(model), context_.communicator,
-                                        options_.sharding, options_.precision));
+      FSDP_ASSIGN_OR_RETURN(
+          model_,
+          MakeSharded(std::move(model), context_.communicator,
+                      options_.sharding, options_.precision, options_.offload));
     }
     if (options_.save_init.empty()) return absl::OkStatus();
     return SaveParameters(options_.save_init, specs, *model_, communicator_);
@@ -163,8 +164,8 @@ class RankRun {
     trainer.steps = options_.steps;
     trainer.lr = options_.lr;
     trainer.stop_requested = context_.stop_requested;
-    CollectiveCounts before_timed;
-    trainer.on_timed_begin = [&] { before_timed = Counts(); };
+    Traffic before_timed;
+    trainer.on_timed_begin = [&] { before_timed = TrafficSoFar(); };
     if (IsFirst()) {
       trainer.on_step = [&progress](int64_t step, double loss) {
         progress.Update(step, loss, absl::Now());
@@ -183,12 +184,7 @@ class RankRun {
       FSDP_RETURN_IF_ERROR(fsdp::WriteTrace(
           *trace, communicator_, options_.trace, options_.trace_steps));
     }
-    const CollectiveCounts after = Counts();
-    report_.collectives = {after.all_gathers - before_timed.all_gathers,
-                           after.reduce_scatters - before_timed.reduce_scatters,
-                           after.bytes_gathered - before_timed.bytes_gathered,
-                           after.bytes_reduced - before_timed.bytes_reduced};
-    return absl::OkStatus();
+    return ReportTraffic(before_timed);
   }
 
   void PrintIntroduction() const {
@@ -203,26 +199,51 @@ class RankRun {
           corpus_->num_files, corpus_->train.size() / 1e6,
           corpus_->validation.size() / 1e6);
     }
+    if (model_->offload() != nullptr) Out() << model_->offload()->Describe();
     Out() << std::flush;
   }
 
-  CollectiveCounts Counts() const {
+  // Since the start.
+  struct Traffic {
+    CollectiveCounts collectives;
+    fsdp::OffloadSpace::Stats offload;
+  };
+
+  Traffic TrafficSoFar() const {
     const auto gathers = context_.log->TotalsOf(Collective::kAllGather);
     const auto reduces = context_.log->TotalsOf(Collective::kReduceScatter);
-    return {gathers.count, reduces.count, gathers.bytes, reduces.bytes};
+    Traffic traffic;
+    traffic.collectives = {gathers.count, reduces.count, gathers.bytes,
+                           reduces.bytes};
+    if (model_->offload() != nullptr) {
+      traffic.offload = model_->offload()->stats();
+    }
+    return traffic;
+  }
+
+  absl::Status ReportTraffic(const Traffic& before) {
+    const CollectiveCounts& from = before.collectives;
+    const CollectiveCounts to = TrafficSoFar().collectives;
+    report_.collectives = {to.all_gathers - from.all_gathers,
+                           to.reduce_scatters - from.reduce_scatters,
+                           to.bytes_gathered - from.bytes_gathered,
+                           to.bytes_reduced - from.bytes_reduced};
+    if (model_->offload() == nullptr) return absl::OkStatus();
+    FSDP_ASSIGN_OR_RETURN(
+        report_.offload,
+        ReportOffload(*model_->offload(), before.offload, communicator_));
+    return absl::OkStatus();
   }
 
   absl::Status GatherPeakMemory() {
     rusage usage;
     getrusage(RUSAGE_SELF, &usage);
-    const at::Tensor mine = at::full({1}, usage.ru_maxrss / 1024, at::kLong);
-    const at::Tensor all = at::empty({communicator_.world_size()}, at::kLong);
-    FSDP_ASSIGN_OR_RETURN(std::unique_ptr<fsdp::comm::Work> work,
-                          communicator_.AllGather(all, mine, "peak memory"));
-    FSDP_RETURN_IF_ERROR(
-        work->Wait(absl::Now() + communicator_.default_timeout()));
-    const int64_t* data = all.const_data_ptr<int64_t>();
-    report_.peak_rss_mb.assign(data, data + all.numel());
+    FSDP_ASSIGN_OR_RETURN(
+        const std::vector<std::vector<int64_t>> by_rank,
+        GatherNumbers({usage.ru_maxrss / 1024}, "peak memory", communicator_));
+    for (const std::vector<int64_t>& rank : by_rank) {
+      report_.peak_rss_mb.push_back(rank.front());
+    }
     return absl::OkStatus();
   }
 

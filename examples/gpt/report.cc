@@ -1,6 +1,8 @@
 #include "examples/gpt/report.h"
 
 #include <algorithm>
+#include <array>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -8,11 +10,16 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
+#include "fsdp/offload_options.h"
+#include "fsdp/offload_plan.h"
 
 namespace gpt {
 namespace {
 
 using ::fsdp::Json;
+using ::fsdp::RestingKind;
+// By fsdp::RestingKind.
+using BytesByKind = std::array<int64_t, fsdp::kNumRestingKinds>;
 
 double Median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
@@ -30,6 +37,73 @@ double TokensPerSecond(const Report& report) {
 void AppendRow(absl::string_view name, absl::string_view value,
                std::string& table) {
   absl::StrAppendFormat(&table, "  %-16s %s\n", name, value);
+}
+
+double PerStep(double total, const Report& report) {
+  return total / static_cast<double>(report.step_seconds.size());
+}
+
+Json PerStepByKind(const BytesByKind& bytes, const Report& report) {
+  Json::Object json;
+  for (int kind = 0; kind < fsdp::kNumRestingKinds; ++kind) {
+    json.emplace_back(fsdp::ToString(static_cast<RestingKind>(kind)),
+                      PerStep(bytes[kind], report));
+  }
+  return json;
+}
+
+std::vector<double> WaitsPerStep(const Report& report) {
+  std::vector<double> waits;
+  for (const double seconds : report.offload->waited_seconds) {
+    waits.push_back(PerStep(seconds, report));
+  }
+  return waits;
+}
+
+Json OffloadToJson(const Report& report) {
+  const OffloadReport& offload = *report.offload;
+  Json::Object json;
+  for (int i = 0; i < fsdp::kNumRestingKinds; ++i) {
+    const auto kind = static_cast<RestingKind>(i);
+    const fsdp::OffloadPlan::Bytes& bytes = offload.plan.of(kind);
+    json.emplace_back(
+        fsdp::ToString(kind),
+        Json::Object{
+            {"device", bytes.device}, {"cpu", bytes.cpu}, {"ssd", bytes.ssd}});
+  }
+  json.emplace_back("buffers", offload.plan.buffer_bytes);
+  json.emplace_back("memory_budget", offload.plan.budget);
+  json.emplace_back("read_per_step", PerStepByKind(offload.bytes_read, report));
+  json.emplace_back("written_per_step",
+                    PerStepByKind(offload.bytes_written, report));
+  json.emplace_back("waited_seconds_per_step", WaitsPerStep(report));
+  return json;
+}
+
+// "parameters 12.0 MB, gradients 6.0 MB, optimizer 12.0 MB".
+std::string MegabytesPerStep(const BytesByKind& bytes, const Report& report) {
+  std::vector<std::string> parts;
+  for (int kind = 0; kind < fsdp::kNumRestingKinds; ++kind) {
+    parts.push_back(absl::StrFormat(
+        "%s %.1f MB", fsdp::ToString(static_cast<RestingKind>(kind)),
+        PerStep(bytes[kind], report) / 1e6));
+  }
+  return absl::StrJoin(parts, ", ");
+}
+
+void AppendOffload(const Report& report, std::string& table) {
+  AppendRow("read, per step",
+            MegabytesPerStep(report.offload->bytes_read, report), table);
+  AppendRow("written", MegabytesPerStep(report.offload->bytes_written, report),
+            table);
+  const auto milliseconds = [](std::string* out, double seconds) {
+    absl::StrAppendFormat(out, "%.1f", seconds * 1e3);
+  };
+  AppendRow(
+      "waited for disks",
+      absl::StrCat(absl::StrJoin(WaitsPerStep(report), ", ", milliseconds),
+                   " ms, by rank"),
+      table);
 }
 
 }  // namespace
@@ -60,6 +134,9 @@ Json ToJson(const Report& report) {
       {"bytes_gathered", report.collectives.bytes_gathered},
       {"bytes_reduced", report.collectives.bytes_reduced},
   };
+  if (report.offload.has_value()) {
+    json.emplace_back("offload", OffloadToJson(report));
+  }
   if (report.validation_loss.has_value()) {
     json.emplace_back("validation_loss", *report.validation_loss);
   }
@@ -87,16 +164,18 @@ std::string ToTable(const Report& report) {
       "peak memory",
       absl::StrCat(absl::StrJoin(report.peak_rss_mb, ", "), " MB, by rank"),
       table);
-  const double steps = report.step_seconds.size();
   const CollectiveCounts& counts = report.collectives;
   AppendRow("per step",
             absl::StrFormat("%g all-gathers (%.1f MB), %g reduce-scatters "
                             "(%.1f MB)",
-                            counts.all_gathers / steps,
-                            counts.bytes_gathered / steps / 1e6,
-                            counts.reduce_scatters / steps,
-                            counts.bytes_reduced / steps / 1e6),
+                            PerStep(counts.all_gathers, report),
+                            PerStep(counts.bytes_gathered, report) / 1e6,
+                            PerStep(counts.reduce_scatters, report),
+                            PerStep(counts.bytes_reduced, report) / 1e6),
             table);
+  if (report.offload.has_value() && report.offload->plan.ssd_bytes() > 0) {
+    AppendOffload(report, table);
+  }
   return table;
 }
 

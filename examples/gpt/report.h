@@ -2,6 +2,7 @@
 #ifndef EXAMPLES_GPT_REPORT_H_
 #define EXAMPLES_GPT_REPORT_H_
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -9,6 +10,8 @@
 #include "absl/types/optional.h"
 #include "base/json.h"
 #include "examples/gpt/options.h"
+#include "fsdp/offload_options.h"
+#include "fsdp/offload_plan.h"
 
 namespace gpt {
 
@@ -19,6 +22,15 @@ struct CollectiveCounts {
   int64_t bytes_reduced = 0;
 };
 
+// What rests where, and what moved between memory and disk in the timed steps.
+struct OffloadReport {
+  fsdp::OffloadPlan plan;  // of one rank
+  // By fsdp::RestingKind, on all ranks.
+  std::array<int64_t, fsdp::kNumRestingKinds> bytes_read = {};
+  std::array<int64_t, fsdp::kNumRestingKinds> bytes_written = {};
+  std::vector<double> waited_seconds;  // for the disk, by rank
+};
+
 struct Report {
   TrainOptions options;
   int world = 1;
@@ -26,8 +38,10 @@ struct Report {
   std::vector<double> losses;        // mean over the ranks, every step
   std::vector<double> loss_rank0;    // every step
   std::vector<double> step_seconds;  // of the timed steps, at least one
-  std::vector<int64_t> peak_rss_mb;  // by rank
-  CollectiveCounts collectives;      // in the timed steps
+  // By rank. Each counts all pages that it shares with others.
+  std::vector<int64_t> peak_rss_mb;
+  CollectiveCounts collectives;           // in the timed steps
+  absl::optional<OffloadReport> offload;  // none where nothing may rest apart
   absl::optional<double> validation_loss;
 };
 

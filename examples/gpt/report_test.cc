@@ -63,5 +63,49 @@ TEST(ReportTest, TableIsForPeople) {
             "(0.5 MB)\n");
 }
 
+Report MakeOffloadedReport() {
+  Report report = MakeReport();
+  OffloadReport& offload = report.offload.emplace();
+  offload.plan.bytes[0] = {/*device=*/1000, /*cpu=*/0, /*ssd=*/3000};
+  offload.plan.bytes[2] = {/*device=*/0, /*cpu=*/500, /*ssd=*/0};
+  offload.plan.buffer_bytes = 70;
+  offload.plan.budget = 1200;
+  offload.bytes_read = {9'000'000, 0, 3'000'000};
+  offload.bytes_written = {600'000, 300'000, 1};
+  offload.waited_seconds = {0.3, 0.45};
+  return report;
+}
+
+TEST(OffloadReportTest, JsonHasThePlanAndWhatMovedInAStep) {
+  const Json json = ToJson(MakeOffloadedReport());
+  EXPECT_EQ(json.Find("offload")->ToString(),
+            R"({"parameters": {"device": 1000, "cpu": 0, "ssd": 3000}, )"
+            R"("gradients": {"device": 0, "cpu": 0, "ssd": 0}, )"
+            R"("optimizer": {"device": 0, "cpu": 500, "ssd": 0}, )"
+            R"("buffers": 70, "memory_budget": 1200, )"
+            R"("read_per_step": {"parameters": 3e+06, "gradients": 0.0, )"
+            R"("optimizer": 1e+06}, )"
+            R"("written_per_step": {"parameters": 2e+05, )"
+            R"("gradients": 1e+05, "optimizer": 0.3333333333333333}, )"
+            R"("waited_seconds_per_step": [0.09999999999999999, 0.15]})");
+  EXPECT_EQ(ToJson(MakeReport()).Find("offload"), nullptr);
+}
+
+TEST(OffloadReportTest, TableSaysWhatMovedInAStep) {
+  EXPECT_THAT(
+      ToTable(MakeOffloadedReport()),
+      HasSubstr("  read, per step   parameters 3.0 MB, gradients 0.0 MB, "
+                "optimizer 1.0 MB\n"
+                "  written          parameters 0.2 MB, gradients 0.1 MB, "
+                "optimizer 0.0 MB\n"
+                "  waited for disks 100.0, 150.0 ms, by rank\n"));
+}
+
+TEST(OffloadReportTest, NothingMovesWhereAllOfItFits) {
+  Report report = MakeReport();
+  report.offload.emplace().waited_seconds = {0, 0};
+  EXPECT_THAT(ToTable(report), Not(HasSubstr("disk")));
+}
+
 }  // namespace
 }  // namespace gpt

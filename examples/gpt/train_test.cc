@@ -10,11 +10,13 @@
 #include <sstream>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "base/json.h"
 #include "base/testing/status_matchers.h"
@@ -33,8 +35,10 @@ using ::testing::AllOf;
 using testing::ChildProcess;
 using ::testing::Each;
 using ::testing::ElementsAre;
+using ::testing::Gt;
 using ::testing::HasSubstr;
 using testing::Optimizer;
+using ::testing::Pair;
 using testing::PlainLosses;
 using ::testing::SizeIs;
 
@@ -177,6 +181,54 @@ TEST_F(TrainTest, Bf16LearnsAsWell) {
   ASSERT_EQ(losses.size(), full.size());
   for (size_t i = 0; i < full.size(); ++i) {
     EXPECT_NEAR(losses[i], full[i], 0.05) << "step " << i;
+  }
+}
+
+TEST_F(TrainTest, WhatRestsOnTheDiskMakesNoDifference) {
+  const std::vector<double> losses = Numbers(Run({"--data=count"}), "losses");
+  const auto run = [&](std::vector<std::string> flags) {
+    flags.insert(flags.end(), {"--data=count", "--offload-dir", directory_});
+    const Json report = Run(flags);
+    EXPECT_EQ(Numbers(report, "losses"), losses) << absl::StrJoin(flags, " ");
+    const Json offload = *report.Find("offload");
+    EXPECT_THAT(Numbers(offload, "waited_seconds_per_step"), SizeIs(2));
+    return std::make_pair(
+        offload.Find("optimizer")->Find("ssd")->NumberOr(-1),
+        offload.Find("written_per_step")->Find("optimizer")->NumberOr(-1));
+  };
+  for (const char* flag :
+       {"--backend=local", "--backend=gloo", "--offload-kinds=optimizer",
+        "--sharding=gradients"}) {
+    EXPECT_THAT(run({"--offload=ssd", flag}), Pair(Gt(0), Gt(0))) << flag;
+  }
+  EXPECT_THAT(run({"--offload=ssd", "--memory-budget=1MiB"}), Pair(0, 0))
+      << "all of it fits";
+  EXPECT_THAT(run({"--offload=cpu"}), Pair(0, 0));
+}
+
+TEST_F(TrainTest, ThePlanIsPrintedBeforeTheFirstStep) {
+  ChildProcess train(Command({"--data=count", "--offload=ssd",
+                              absl::StrCat("--offload-dir=", directory_)}));
+  EXPECT_EQ(train.Wait(), 0);
+  const std::string& output = train.output();
+  EXPECT_THAT(output, AllOf(HasSubstr("buffers for transfers"),
+                            HasSubstr("optimizer in scratch file"),
+                            HasSubstr("read, per step   parameters")));
+  EXPECT_LT(output.find("buffers for transfers"), output.find("step 1/10"));
+}
+
+TEST_F(TrainTest, WhatCannotRestWhereItShouldEndsAllRanks) {
+  for (const char* backend : {"--backend=local", "--backend=gloo"}) {
+    ChildProcess missing(Command({backend, "--data=count", "--offload=ssd",
+                                  "--offload-dir=/no/such/disk"}));
+    EXPECT_EQ(missing.Wait(), 1);
+    EXPECT_THAT(missing.output(), AllOf(HasSubstr("making the store of"),
+                                        HasSubstr("/no/such/disk")));
+    ChildProcess small(Command(
+        {backend, "--data=count", "--offload=ssd", "--memory-budget=1KiB"}));
+    EXPECT_EQ(small.Wait(), 1);
+    EXPECT_THAT(small.output(),
+                HasSubstr("a memory budget of 1024 bytes is too small"));
   }
 }
 

@@ -1,5 +1,7 @@
 #include "examples/gpt/trainable_model.h"
 
+#include <malloc.h>
+
 #include <memory>
 #include <utility>
 #include <vector>
@@ -57,9 +59,27 @@ class ShardedGpt final : public TrainableModel {
       const fsdp::FullParameterVisitor& visit) override {
     return model_->ForEachFullParameter(visit);
   }
+  const fsdp::OffloadSpace* offload() const override {
+    return model_->sharded_model().offload();
+  }
 
  private:
   fsdp::FullyShardedDataParallel<GptImpl> model_;
+};
+
+// While it lives, memory that is freed goes back to the system. In glibc's heap
+// the units that sharding makes one after the other would leave holes, which
+// small blocks between them keep apart: as large, together, as the whole model.
+class HeapWithoutHoles {
+ public:
+  HeapWithoutHoles() { mallopt(M_MMAP_THRESHOLD, 64 << 10); }
+  // To what glibc arrives at by itself in a program that frees large blocks.
+  ~HeapWithoutHoles() {
+    mallopt(M_MMAP_THRESHOLD, 32 << 20);
+    mallopt(M_TRIM_THRESHOLD, 64 << 20);
+  }
+  HeapWithoutHoles(const HeapWithoutHoles&) = delete;
+  HeapWithoutHoles& operator=(const HeapWithoutHoles&) = delete;
 };
 
 fsdp::ShardingStrategy StrategyOf(Sharding sharding) {
@@ -83,14 +103,17 @@ std::unique_ptr<TrainableModel> MakeUnsharded(Gpt model) {
 
 absl::StatusOr<std::unique_ptr<TrainableModel>> MakeSharded(
     Gpt model, std::shared_ptr<fsdp::comm::Communicator> communicator,
-    Sharding sharding, ComputeDtype precision) {
+    Sharding sharding, ComputeDtype precision,
+    const fsdp::OffloadOptions& offload) {
   fsdp::Options options;
   options.unit.strategy = StrategyOf(sharding);
   if (precision == ComputeDtype::kBFloat16) {
     options.unit.precision = fsdp::ComputeIn(at::kBFloat16);
     options.unit.precision.output_dtype = at::kFloat;  // for the loss
   }
+  options.offload = offload;
   options.wrap_policy = fsdp::WrapModules<BlockImpl>();
+  const HeapWithoutHoles heap;
   FSDP_ASSIGN_OR_RETURN(
       fsdp::FullyShardedDataParallel<GptImpl> sharded,
       fsdp::FullyShard(model, std::move(communicator), options));

@@ -13,6 +13,8 @@
 #include "examples/gpt/model.h"
 #include "examples/gpt/options.h"
 #include "fsdp/full_params.h"
+#include "fsdp/offload_options.h"
+#include "fsdp/offload_space.h"
 
 namespace gpt {
 
@@ -29,6 +31,8 @@ class TrainableModel {
   // Visits every whole parameter, on every rank, in the same order.
   virtual absl::Status ForEachFullParameter(
       const fsdp::FullParameterVisitor& visit) = 0;
+  // What rests outside of memory; null: nothing may.
+  virtual const fsdp::OffloadSpace* offload() const { return nullptr; }
 };
 
 // Every rank has all of it.
@@ -39,7 +43,8 @@ std::unique_ptr<TrainableModel> MakeUnsharded(Gpt model);
 absl::StatusOr<std::unique_ptr<TrainableModel>> MakeSharded(
     Gpt model, std::shared_ptr<fsdp::comm::Communicator> communicator,
     Sharding sharding = Sharding::kFull,
-    ComputeDtype precision = ComputeDtype::kFloat);
+    ComputeDtype precision = ComputeDtype::kFloat,
+    const fsdp::OffloadOptions& offload = fsdp::OffloadOptions());
 
 }  // namespace gpt
 
