@@ -144,6 +144,10 @@ ABSL_FLAG(gpt::ByteCount, memory_budget, gpt::ByteCount(),
           "With --offload: bytes of memory that a rank may use for what rests "
           "and for its transfers, such as 8GiB, 512MiB or 4096. What fits "
           "stays in memory. 0: nothing stays there.");
+ABSL_FLAG(std::string, keep, gpt::OffloadFlags().keep,
+          "With --offload=ssd: the name of files in --offload-dir that outlive "
+          "the run. A run that finds them, whenever the one before ended or "
+          "was killed, goes on from its last finished step.");
 ABSL_FLAG(int64_t, layers, gpt::GptConfig().layers, "Transformer blocks.");
 ABSL_FLAG(int64_t, dim, gpt::GptConfig().dim, "Width of the model.");
 ABSL_FLAG(int64_t, heads, gpt::GptConfig().heads,
@@ -202,6 +206,7 @@ absl::StatusOr<fsdp::OffloadOptions> ReadOffloadFlags() {
   flags.kinds = absl::GetFlag(FLAGS_offload_kinds);
   flags.directory = ResolvePath(absl::GetFlag(FLAGS_offload_dir));
   flags.memory_budget = absl::GetFlag(FLAGS_memory_budget);
+  flags.keep = absl::GetFlag(FLAGS_keep);
   return ToOffloadOptions(flags);
 }
 

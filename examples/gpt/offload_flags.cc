@@ -123,6 +123,8 @@ absl::StatusOr<fsdp::OffloadOptions> ToOffloadOptions(
       useless = absl::StrCat("--offload-kinds=", AbslUnparseFlag(flags.kinds));
     } else if (!flags.directory.empty()) {
       useless = absl::StrCat("--offload-dir=", flags.directory);
+    } else if (!flags.keep.empty()) {
+      useless = absl::StrCat("--keep=", flags.keep);
     }
     if (useless.empty()) return options;
     return absl::InvalidArgumentError(absl::StrCat(
@@ -136,6 +138,8 @@ absl::StatusOr<fsdp::OffloadOptions> ToOffloadOptions(
   options.gradients = tier_of(RestingKind::kGradients);
   options.optimizer = tier_of(RestingKind::kOptimizer);
   options.memory_budget = flags.memory_budget.bytes;
+  options.keep = !flags.keep.empty();
+  options.name = flags.keep;
   options.directory =
       flags.directory.empty() ? TemporaryDirectory() : flags.directory;
   return options;

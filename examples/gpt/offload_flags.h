@@ -42,6 +42,7 @@ struct OffloadFlags {
   OffloadKinds kinds;
   std::string directory;  // empty: that for temporary files
   ByteCount memory_budget;
+  std::string keep;  // empty: files vanish with the run
 };
 
 // InvalidArgument for flags that have no effect without --offload.

@@ -160,6 +160,7 @@ class RankRun {
     if (shown.columns.has_value()) shown.interval = absl::Milliseconds(200);
     Progress progress(shown, context_.out);
     TrainerOptions trainer;
+    if (model_->offload() != nullptr) trainer.done = model_->offload()->step();
     trainer.warmup = options_.warmup;
     trainer.steps = options_.steps;
     trainer.lr = options_.lr;
@@ -199,7 +200,11 @@ class RankRun {
           corpus_->num_files, corpus_->train.size() / 1e6,
           corpus_->validation.size() / 1e6);
     }
-    if (model_->offload() != nullptr) Out() << model_->offload()->Describe();
+    const fsdp::OffloadSpace* const offload = model_->offload();
+    if (offload != nullptr) Out() << offload->Describe();
+    if (offload != nullptr && offload->step() > 0) {
+      Out() << "goes on after step " << offload->step() << "\n";
+    }
     Out() << std::flush;
   }
 

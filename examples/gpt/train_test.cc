@@ -184,6 +184,29 @@ TEST_F(TrainTest, Bf16LearnsAsWell) {
   }
 }
 
+TEST_F(TrainTest, AKilledRunGoesOnFromItsLastFinishedStep) {
+  const std::vector<double> unbroken =
+      Numbers(Run({"--data=count", "--steps=40"}), "losses");
+  const std::vector<std::string> flags = {
+      "--data=count",    "--steps=40",
+      "--backend=local", "--offload=ssd",
+      "--keep=run",      absl::StrCat("--offload-dir=", directory_)};
+  for (int kill = 0; kill < 3; ++kill) {
+    ChildProcess train(Command(flags));
+    ASSERT_TRUE(train.ReadUntil("step ")) << train.output();
+    train.Signal(SIGKILL);
+    train.Wait();
+  }
+  // What is left of it, unless the last one was too quick.
+  const std::vector<double> rest = Numbers(Run(flags), "losses");
+  ASSERT_LE(rest.size(), unbroken.size());
+  EXPECT_TRUE(std::equal(rest.rbegin(), rest.rend(), unbroken.rbegin()));
+  // Another start of a run that is done takes no step.
+  ChildProcess again(Command(flags));
+  EXPECT_EQ(again.Wait(), 0) << again.output();
+  EXPECT_THAT(again.output(), HasSubstr("goes on after step 40"));
+}
+
 TEST_F(TrainTest, WhatRestsOnTheDiskMakesNoDifference) {
   const std::vector<double> losses = Numbers(Run({"--data=count"}), "losses");
   const auto run = [&](std::vector<std::string> flags) {

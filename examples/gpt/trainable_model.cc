@@ -1,7 +1,5 @@
 #include "examples/gpt/trainable_model.h"
 
-#include <malloc.h>
-
 #include <memory>
 #include <utility>
 #include <vector>
@@ -67,21 +65,6 @@ class ShardedGpt final : public TrainableModel {
   fsdp::FullyShardedDataParallel<GptImpl> model_;
 };
 
-// While it lives, memory that is freed goes back to the system. In glibc's heap
-// the units that sharding makes one after the other would leave holes, which
-// small blocks between them keep apart: as large, together, as the whole model.
-class HeapWithoutHoles {
- public:
-  HeapWithoutHoles() { mallopt(M_MMAP_THRESHOLD, 64 << 10); }
-  // To what glibc arrives at by itself in a program that frees large blocks.
-  ~HeapWithoutHoles() {
-    mallopt(M_MMAP_THRESHOLD, 32 << 20);
-    mallopt(M_TRIM_THRESHOLD, 64 << 20);
-  }
-  HeapWithoutHoles(const HeapWithoutHoles&) = delete;
-  HeapWithoutHoles& operator=(const HeapWithoutHoles&) = delete;
-};
-
 fsdp::ShardingStrategy StrategyOf(Sharding sharding) {
   switch (sharding) {
     case Sharding::kGradients:
@@ -113,7 +96,6 @@ absl::StatusOr<std::unique_ptr<TrainableModel>> MakeSharded(
   }
   options.offload = offload;
   options.wrap_policy = fsdp::WrapModules<BlockImpl>();
-  const HeapWithoutHoles heap;
   FSDP_ASSIGN_OR_RETURN(
       fsdp::FullyShardedDataParallel<GptImpl> sharded,
       fsdp::FullyShard(model, std::move(communicator), options));

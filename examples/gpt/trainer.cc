@@ -4,6 +4,7 @@
 #include <c10/core/GradMode.h>
 #include <torch/optim/adamw.h>
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -70,10 +71,11 @@ absl::StatusOr<TrainingResult> Train(const TrainerOptions& options,
                              torch::optim::AdamWOptions(options.lr));
   TrainingResult result;
   const int64_t last_step = options.warmup + options.steps;
-  for (int64_t step = 1; step <= last_step && !result.stopped; ++step) {
-    if (step == options.warmup + 1 && options.on_timed_begin) {
-      options.on_timed_begin();
-    }
+  const int64_t first_timed = std::max(options.warmup, options.done) + 1;
+  for (int64_t step = 1; step <= options.done; ++step) data.Next();
+  for (int64_t step = options.done + 1; step <= last_step && !result.stopped;
+       ++step) {
+    if (step == first_timed && options.on_timed_begin) options.on_timed_begin();
     const fsdp::TraceStep traced(step);
     const Batch batch = NextBatch(data);
     const absl::Time begin = absl::Now();

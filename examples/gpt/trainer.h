@@ -15,6 +15,7 @@
 namespace gpt {
 
 struct TrainerOptions {
+  int64_t done = 0;    // steps that an earlier run has taken, of all
   int64_t warmup = 0;  // steps before those that are timed
   int64_t steps = 1;
   double lr = 3e-4;
@@ -26,7 +27,8 @@ struct TrainerOptions {
   std::function<void()> on_timed_begin;
 };
 
-// Warm-up included, except where it says otherwise.
+// Of the steps that were left, warm-up included, except where it says
+// otherwise.
 struct TrainingResult {
   std::vector<double> mean_losses;   // over the ranks, by step
   std::vector<double> own_losses;    // of this rank
