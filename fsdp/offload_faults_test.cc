@@ -64,6 +64,8 @@ struct Plan {
   enum class Away { kAll, kStates, kParameters, kGradients };
   Away away = Away::kAll;
   bool two_groups = false;
+  // So few that every use is a transfer.
+  int64_t buffer_pages = 10;
 };
 
 using Away = Plan::Away;
@@ -77,8 +79,7 @@ OffloadOptions Offloading(int rank, const Plan& plan) {
   if (here(Away::kParameters)) offload.parameters = Tier::kDevice;
   if (here(Away::kGradients)) offload.gradients = Tier::kDevice;
   if (here(Away::kStates)) offload.optimizer = Tier::kDevice;
-  // So little that every use is a transfer.
-  offload.buffer_bytes = 10 * offload::kPageBytes;
+  offload.buffer_bytes = plan.buffer_pages * offload::kPageBytes;
   offload.make_store = [rank, plan](RestingKind kind, int64_t capacity)
       -> absl::StatusOr<std::unique_ptr<offload::ParamStore>> {
     FSDP_ASSIGN_OR_RETURN(
@@ -352,6 +353,8 @@ TEST(OffloadFaultsTest, WithoutStatesInStoresAFailedStepStaysAsItIs) {
       Plan plan;
       plan.away = away;
       plan.kind = kind;
+      // Two gradients may be under way.
+      plan.buffer_pages = away == Away::kGradients ? 2 : 1;
       plan.faults.emplace_back().operation = Fault::Operation::kRead;
       plan.faults.back().nth = nth;
       std::vector<absl::Status> steps(kRanks);

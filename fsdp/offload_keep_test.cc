@@ -210,12 +210,19 @@ TEST_P(OffloadKeepTest, RanksGoBackToTheLastStepThatAllHaveFinished) {
   const fs::path older = directory_ / "older";
   EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
     FSDP_RETURN_IF_ERROR(Run(world, Kept(), /*last=*/3).status());
-    if (world.rank() == 1) {
-      fs::create_directories(older);
-      fs::copy_file(directory_ / "run.optimizer.1-of-2",
-                    older / "run.optimizer.1-of-2");
+    {
+      FSDP_ASSIGN_OR_RETURN(
+          Model model, FullyShard(MakeNet(kDim, 2), Unowned(world), Kept()));
+      OffloadSpace* const space = model->sharded_model().offload();
+      FSDP_RETURN_IF_ERROR(space->BeginStep());
+      if (world.rank() == 1) {
+        fs::create_directories(older);
+        fs::copy_file(directory_ / "run.optimizer.1-of-2",
+                      older / "run.optimizer.1-of-2");
+      }
+      FSDP_RETURN_IF_ERROR(space->EndStep(absl::OkStatus()));
+      if (space->step() != 4) return absl::InternalError("no step was counted");
     }
-    FSDP_RETURN_IF_ERROR(Run(world, Kept(), /*last=*/4).status());
     if (world.rank() == 1) {
       fs::copy_file(older / "run.optimizer.1-of-2",
                     directory_ / "run.optimizer.1-of-2",

@@ -193,12 +193,12 @@ absl::Status OffloadSpace::OpenKept() {
   if (files.empty()) return absl::OkStatus();
   FSDP_ASSIGN_OR_RETURN(KeptFiles kept,
                         OpenKeptFiles(files, *world_, timeout_));
-  step_ = kept.step;
+  step_ = StepOfStage(kept.stage);
   absl::Status status;
   for (size_t i = 0; i < kinds.size(); ++i) {
     const int store = offloader_->AddStore(std::move(kept.stores[i]));
     stores_[static_cast<int>(kinds[i])] = store;
-    const absl::StatusOr<int> entry = Take(store, kStepRegion, sizeof(step_));
+    const absl::StatusOr<int> entry = Take(store, kStageRegion, sizeof(step_));
     status.Update(entry.status());
     step_entries_.push_back(entry.value_or(-1));
   }

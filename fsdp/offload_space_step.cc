@@ -15,6 +15,7 @@
 #include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
+#include "fsdp/kept_files.h"
 #include "fsdp/offload_options.h"
 #include "fsdp/offload_plan.h"
 #include "fsdp/offload_space.h"
@@ -42,8 +43,9 @@ absl::Status OffloadSpace::BeginStep() {
   saved_.clear();
   begun_ = false;
   absl::Status status;
-  if (options_.rollback || options_.keep) status = FlushStepped();
-  // What a commit could not write it has to have by now.
+  // What was changed between steps is a stage of its own, of all ranks alike.
+  if (options_.keep) changed_.fill(true);
+  if (options_.rollback) status = FlushStepped();
   if (options_.keep) {
     status = AgreeInTime(*world_, status, "beginning a step of the optimizer");
   }
@@ -59,10 +61,10 @@ absl::Status OffloadSpace::FlushStepped() {
     bool& changed = changed_[static_cast<int>(kind)];
     const size_t entry = next++;
     if (!changed) continue;
-    // What is committed never has the number of another step.
+    // What is committed never has the number of another stage.
     if (options_.keep) {
-      FSDP_RETURN_IF_ERROR(
-          WriteNumber(*offloader_, step_entries_[entry], step_));
+      FSDP_RETURN_IF_ERROR(WriteNumber(*offloader_, step_entries_[entry],
+                                       StageOf(step_, !begun_)));
     }
     FSDP_RETURN_IF_ERROR(offloader_->Flush(store));
     changed = false;
@@ -114,13 +116,13 @@ absl::Status OffloadSpace::EndStep(const absl::Status& mine) {
   const absl::Status agreed =
       AgreeInTime(*world_, mine, "a step of the optimizer");
   if (agreed.ok()) {
-    begun_ = false;
-    saved_.clear();
     // No rank writes anything before all have committed, or else one that is
-    // killed now would be of a step that the others cannot go back to.
+    // killed now would be of a stage that the others cannot go back to.
     if (options_.keep) {
       AgreeInTime(*world_, Commit(), "committing a step").IgnoreError();
     }
+    begun_ = false;
+    saved_.clear();
     return agreed;
   }
   if (!options_.rollback) {
