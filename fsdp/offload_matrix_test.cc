@@ -181,7 +181,9 @@ absl::Status Regroup(ToyModel&, torch::optim::Optimizer& optimizer, int step) {
   params.pop_back();
   auto options = optimizer.param_groups()[0].options().clone();
   options->set_lr(1e-3);
-  optimizer.add_param_group({{moved}, std::move(options)});
+  // Not add_param_group(), which wants parameters without states.
+  optimizer.param_groups().emplace_back(std::vector<at::Tensor>{moved},
+                                        std::move(options));
   return absl::OkStatus();
 }
 
