@@ -21,6 +21,8 @@
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/fused_optimizer.h"
 #include "fsdp/grad_scaler.h"
+#include "fsdp/offload_options.h"
+#include "fsdp/offload_space.h"
 #include "fsdp/testing/toy_model.h"
 
 namespace fsdp::testing {
@@ -122,6 +124,20 @@ class Run {
     }
     for (const auto& [name, number] : states.numbers) {
       record_.norms.push_back(static_cast<double>(number));
+    }
+    return CheckTraffic();
+  }
+
+  // Nothing was compared if nothing has left memory.
+  absl::Status CheckTraffic() const {
+    const OffloadSpace* const space = model_->sharded_model().offload();
+    if (space == nullptr) return absl::OkStatus();
+    for (int kind = 0; kind < kNumRestingKinds; ++kind) {
+      const bool moves = space->plan().bytes[kind].ssd > 0;
+      if (moves != (space->stats().stores[kind].writes.bytes > 0)) {
+        return absl::InternalError(
+            absl::StrCat("another traffic than planned of kind ", kind));
+      }
     }
     return absl::OkStatus();
   }
