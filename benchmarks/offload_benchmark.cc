@@ -40,7 +40,7 @@ namespace fsdp {
 namespace {
 
 constexpr int64_t kDim = 2048;
-constexpr int kLayers = 8;  // of 16 MiB each, two to a unit
+constexpr int kUnits = 4;
 constexpr int64_t kBlockBytes = int64_t{1} << 20;
 constexpr int kDepth = 16;
 
@@ -60,7 +60,7 @@ class PairImpl : public torch::nn::Module {
 class PairsImpl : public torch::nn::Module {
  public:
   PairsImpl() : pairs(register_module("pairs", torch::nn::ModuleList())) {
-    for (int i = 0; i < kLayers; ++i) {
+    for (int i = 0; i < kUnits; ++i) {
       pairs->push_back(std::make_shared<PairImpl>());
     }
   }
@@ -141,13 +141,14 @@ void BM_Step(benchmark::State& state, OffloadOptions offload) {
   offload.queue_depth = kDepth;
   Training resident{OffloadOptions()};
   Training training(offload);
-  constexpr int64_t kPlainBytes = int64_t{4} << 30;
-  PlainFile plain(Directory(), kPlainBytes / 2, kBlockBytes, kDepth);
+  // As much as a step moves, at most.
+  constexpr int64_t kPlainBytes = int64_t{1} << 30;
+  PlainFile plain(Directory(), kPlainBytes, kBlockBytes, kDepth);
   auto memory = offload::PageMemory::Allocate(offload::PageAllocator::System(),
-                                              kPlainBytes / 2);
+                                              kPlainBytes);
   FSDP_CHECK(memory.ok());
-  std::memset(memory->data(), 1, kPlainBytes / 2);
-  plain.Move(0, kPlainBytes / 2, memory->data());
+  std::memset(memory->data(), 1, kPlainBytes);
+  plain.Move(0, kPlainBytes, memory->data());
   for (int i = 0; i < 2; ++i) {
     resident.StepSeconds();
     training.StepSeconds();
