@@ -235,16 +235,14 @@ std::vector<FusedStepper::Streamed> FusedStepper::TakeStreamed() {
 
 // So that nothing is left to fail when the rest has been stepped.
 absl::Status FusedStepper::ReserveDue(const Groups& groups) {
-  absl::Status status;
-  status.Update(TorchToStatus("allocating optimizer states", [&] {
+  return TorchToStatus("allocating optimizer states", [&] {
     for (const Batch& batch : batches_) {
       const int num_slots = rule_->NumSlots(groups[batch.group].options());
       for (FusedStretch* stretch : batch.due) {
         ThrowIfError(stretch->Reserve(num_slots));
       }
     }
-  }));
-  return status;
+  });
 }
 
 absl::Status FusedStepper::BeginSteps() {
@@ -254,12 +252,9 @@ absl::Status FusedStepper::BeginSteps() {
 }
 
 absl::Status FusedStepper::EndSteps(const absl::Status& mine) {
-  absl::Status status = mine;
-  for (const auto& space : spaces_) {
-    const absl::Status ended = space->EndStep(mine);
-    if (status.ok() || !ended.ok()) status = ended;
-  }
-  return status;
+  absl::Status first;
+  for (const auto& space : spaces_) first.Update(space->EndStep(mine));
+  return first;
 }
 
 absl::Status FusedStepper::Stream(absl::Span<const Streamed> streamed,
@@ -282,7 +277,7 @@ absl::Status FusedStepper::Stream(absl::Span<const Streamed> streamed,
   });
   // Where it has thrown, something is still in memory.
   if (!status.ok()) {
-    for (const Streamed& each : streamed) each.stretch->Abandon();
+    for (const Streamed& each : streamed) each.stretch->LetGo();
   }
   return status;
 }
@@ -298,7 +293,7 @@ absl::Status FusedStepper::StepTogether(
     if (status.ok()) {
       stretch->Finish();
     } else {
-      stretch->Abandon();
+      stretch->LetGo();
     }
   }
   return status;

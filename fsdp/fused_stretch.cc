@@ -171,10 +171,8 @@ absl::Status FusedStretch::Restore(const FusedRule& rule, int num_slots,
   if (shard_->space()->step() == 0) kept_steps_.zero_();
   const int64_t* const kept = steps.const_data_ptr<int64_t>();
   for (size_t i = 0; i < slices_.size(); ++i) {
-    const void* const parameter = slices_[i].parameter.unsafeGetTensorImpl();
-    if (kept[i] == 0 || states.count(const_cast<void*>(parameter)) > 0) {
-      continue;
-    }
+    void* const parameter = slices_[i].parameter.unsafeGetTensorImpl();
+    if (kept[i] == 0 || states.count(parameter) > 0) continue;
     std::unique_ptr<OptimizerParamState> state = rule.NewState();
     rule.SetStep(*state, kept[i]);
     const FusedRule::Slots slots = rule.SlotsOf(*state);
@@ -182,7 +180,7 @@ absl::Status FusedStretch::Restore(const FusedRule& rule, int num_slots,
       members_[i].used[k] = true;
       *slots[k] = slices_[i].slots[k];
     }
-    states[const_cast<void*>(parameter)] = std::move(state);
+    states[parameter] = std::move(state);
   }
   return absl::OkStatus();
 }
@@ -354,8 +352,7 @@ void FusedStretch::Finish() {
       if (members_[i].state != nullptr) steps[i] = slices_[i].step;
     }
   }
-  for (FusedSlice& slice : slices_) slice.gradient.reset();
-  resident_ = Resident();
+  LetGo();
 }
 
 absl::Status FusedStretch::Reserve(int num_slots) {
@@ -396,7 +393,7 @@ absl::Status FusedStretch::Evacuate(const FusedRule& rule,
   return absl::OkStatus();
 }
 
-void FusedStretch::Abandon() {
+void FusedStretch::LetGo() {
   for (FusedSlice& slice : slices_) slice.gradient.reset();
   resident_ = Resident();
 }

@@ -50,7 +50,7 @@ class FusedStretch {
 
   // Takes up the gradients and gives the parameters that have one a state in
   // this memory, copying what they have elsewhere. All of it is in memory until
-  // Finish() or Abandon(). Errors as the stores'.
+  // Finish() or LetGo(). Errors as the stores'.
   absl::Status Begin(const FusedRule& rule, int num_slots,
                      OptimizerStates& states);
   // Of a stretch in memory, before Begin(): allocates what that would.
@@ -62,8 +62,8 @@ class FusedStretch {
   void Finish();
   // After Finish(), when the step counts: before, states are as they were.
   void Count(const FusedRule& rule);
-  // Instead of Finish(), after an error.
-  void Abandon();
+  // Instead of Finish(), after an error; its last act, too.
+  void LetGo();
   // Instead of Count(): states that the step has made are gone.
   void Undo(OptimizerStates& states);
   // Before the stretch goes and its states stay: they get memory of their own.

@@ -262,38 +262,45 @@ void ExpectOneStory(int64_t nth, const std::vector<Outcome>& outcomes,
   }
 }
 
-TEST(OffloadFaultsTest, AStateThatCannotBeReadUndoesTheStepOnAllRanks) {
+// Each read of states, which only steps and state dicts make; how many failed.
+int FailEachRead(const Plan& plan) {
   Fault fault;
   fault.operation = Fault::Operation::kRead;
   int failures = 0;
-  FailEach(fault, Plan(),
+  FailEach(fault, plan,
            [&](int64_t nth, const auto& outcomes, const auto& results) {
              if (NothingFailed(outcomes, results)) return false;
-             // States are read by steps alone, and by state dicts.
              ExpectOneStory(nth, outcomes, results);
              ++failures;
              return true;
            });
-  EXPECT_GT(failures, 5);
+  return failures;
+}
+
+// The first transfers of `kind`, up to `most`; how many runs that disturbed.
+int FailFirst(RestingKind kind, int64_t most) {
+  Plan plan;
+  plan.kind = kind;
+  int failures = 0;
+  FailEach(Fault(), plan,
+           [&](int64_t nth, const auto& outcomes, const auto& results) {
+             ExpectOneStory(nth, outcomes, results);
+             failures += !NothingFailed(outcomes, results);
+             return nth < most;
+           });
+  return failures;
+}
+
+TEST(OffloadFaultsTest, AStateThatCannotBeReadUndoesTheStepOnAllRanks) {
+  EXPECT_GT(FailEachRead(Plan()), 5);
 }
 
 TEST(OffloadFaultsTest, ParametersInMemoryAreUndoneWithTheirStates) {
-  Fault fault;
-  fault.operation = Fault::Operation::kRead;
-  int failures = 0;
   for (const bool two_groups : {false, true}) {
     Plan plan;
     plan.away = Away::kStates;
     plan.two_groups = two_groups;
-    FailEach(fault, plan,
-             [&](int64_t nth, const auto& outcomes, const auto& results) {
-               if (NothingFailed(outcomes, results)) return false;
-               ExpectOneStory(nth, outcomes, results);
-               ++failures;
-               return true;
-             });
-    EXPECT_GT(failures, 5);
-    failures = 0;
+    EXPECT_GT(FailEachRead(plan), 5);
   }
 }
 
@@ -314,33 +321,11 @@ TEST(OffloadFaultsTest, AStateThatCannotBeWrittenIsNotLost) {
 }
 
 TEST(OffloadFaultsTest, AShardThatCannotBeMovedEndsTheRunOrTheStepOfAllRanks) {
-  Fault fault;
-  fault.operation = Fault::Operation::kAny;
-  int failures = 0;
-  Plan plan;
-  plan.kind = RestingKind::kParameters;
-  FailEach(fault, plan,
-           [&](int64_t nth, const auto& outcomes, const auto& results) {
-             ExpectOneStory(nth, outcomes, results);
-             failures += !NothingFailed(outcomes, results);
-             return nth < 80;
-           });
-  EXPECT_GT(failures, 5);
+  EXPECT_GT(FailFirst(RestingKind::kParameters, 80), 5);
 }
 
 TEST(OffloadFaultsTest, AGradientThatCannotBeMovedEndsTheRunOfAllRanks) {
-  Fault fault;
-  fault.operation = Fault::Operation::kAny;
-  int failures = 0;
-  Plan plan;
-  plan.kind = RestingKind::kGradients;
-  FailEach(fault, plan,
-           [&](int64_t nth, const auto& outcomes, const auto& results) {
-             ExpectOneStory(nth, outcomes, results);
-             failures += !NothingFailed(outcomes, results);
-             return nth < 60;
-           });
-  EXPECT_GT(failures, 5);
+  EXPECT_GT(FailFirst(RestingKind::kGradients, 60), 5);
 }
 
 // States in memory cannot be undone, and nothing says that they were.

@@ -2,27 +2,21 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/memory/memory.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "comm/agreement.h"
 #include "comm/communicator.h"
 #include "fsdp/kept_files.h"
 #include "fsdp/offload_options.h"
@@ -315,8 +309,9 @@ std::string OffloadSpace::Describe() const {
     absl::StrAppend(&text, "  ", ToString(kind), " in ",
                     offloader_->store(store).Describe(), "\n");
   }
-  if (host_ != nullptr)
+  if (host_ != nullptr) {
     absl::StrAppend(&text, "  cpu: ", host_->Describe(), "\n");
+  }
   return text;
 }
 

@@ -76,8 +76,7 @@ absl::Status OffloadSpace::FlushStepped() {
 // a later run finds.
 absl::Status OffloadSpace::Commit() {
   ++step_;
-  for (RestingKind kind : kSteppedKinds)
-    changed_[static_cast<int>(kind)] = true;
+  changed_.fill(true);
   return FlushStepped();
 }
 
