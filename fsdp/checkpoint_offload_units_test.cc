@@ -6,8 +6,6 @@
 #include <ATen/ops/tanh.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/util/intrusive_ptr.h>
-#include <torch/nn/module.h>
-#include <torch/nn/modules/linear.h>
 
 #include <cstdint>
 #include <functional>
@@ -32,6 +30,7 @@
 #include "fsdp/autograd.h"
 #include "fsdp/checkpoint.h"
 #include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/testing/layered_net.h"
 #include "fsdp/testing/toy_model.h"
 #include "gtest/gtest.h"
 #include "offload/file_store.h"
@@ -47,14 +46,16 @@ using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::offload::ParamStore;
 using ::fsdp::offload::testing::Fault;
 using ::fsdp::testing::FillParameters;
+using ::fsdp::testing::Layer;
+using ::fsdp::testing::LayerBody;
+using ::fsdp::testing::Net;
+using ::fsdp::testing::NetBody;
 using ::fsdp::testing::Rows;
 using ::fsdp::testing::Unowned;
-using ::torch::nn::Linear;
+using ::fsdp::testing::WholeLayer;
 using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
-constexpr int64_t kDim = 5;
 constexpr int64_t kRows = 3;
-constexpr int kLayers = 3;
 
 // Of this rank: where regions offload to, and the memory they were called with
 // outside of backward.
@@ -71,52 +72,6 @@ at::Tensor Region(Fn fn, const at::Tensor& x, const More&... more) {
   return CheckpointWith(options, std::move(fn), x, more...);
 }
 
-class Layer;
-using LayerBody = std::function<at::Tensor(Layer&, const at::Tensor&)>;
-
-class Layer : public torch::nn::Module {
- public:
-  explicit Layer(LayerBody body)
-      : fc(register_module("fc", Linear(kDim, 2 * kDim))),
-        out(register_module("out", Linear(2 * kDim, kDim))),
-        body_(std::move(body)) {}
-  at::Tensor forward(const at::Tensor& x) { return body_(*this, x); }
-
-  Linear fc, out;
-
- private:
-  const LayerBody body_;
-};
-
-class Net;
-using NetBody = std::function<at::Tensor(Net&, const at::Tensor&)>;
-
-class Net : public torch::nn::Module {
- public:
-  Net(LayerBody layer_body, NetBody body)
-      : embed(register_module("embed", Linear(kDim, kDim))),
-        head(register_module("head", Linear(kDim, kDim))),
-        body_(std::move(body)) {
-    for (int i = 0; i < kLayers; ++i) {
-      layers.push_back(register_module(absl::StrCat("layer", i),
-                                       std::make_shared<Layer>(layer_body)));
-    }
-  }
-  at::Tensor forward(const at::Tensor& x) {
-    return head->forward(body_(*this, embed->forward(x)));
-  }
-
-  Linear embed, head;
-  std::vector<std::shared_ptr<Layer>> layers;
-
- private:
-  const NetBody body_;
-};
-
-at::Tensor Whole(Layer& layer, const at::Tensor& x) {
-  return x + layer.out->forward(at::tanh(layer.fc->forward(x)));
-}
-
 at::Tensor InThreeRegions(Layer& layer, const at::Tensor& x) {
   at::Tensor y =
       Region([&](const at::Tensor& x) { return layer.fc->forward(x); }, x);
@@ -130,10 +85,10 @@ at::Tensor WithItsWeightAsArgument(Layer& layer, const at::Tensor& x) {
   const at::Tensor y = Region(
       [](const at::Tensor& x, const at::Tensor& weight,
          const at::Tensor& part) {
-        return at::linear(x, weight).narrow(1, 0, kDim) + part;
+        return at::linear(x, weight).narrow(1, 0, Layer::kDim) + part;
       },
-      x, layer.fc->weight, layer.fc->bias.narrow(0, 1, kDim));
-  return Whole(layer, y);
+      x, layer.fc->weight, layer.fc->bias.narrow(0, 1, Layer::kDim));
+  return WholeLayer(layer, y);
 }
 
 at::Tensor EachLayer(Net& net, const at::Tensor& x) {
@@ -195,13 +150,13 @@ std::ostream& operator<<(std::ostream& out, const Scenario& scenario) {
 
 std::vector<Scenario> Scenarios() {
   return {
-      {"Around", Whole, EachLayerInARegion, 3},
+      {"Around", WholeLayer, EachLayerInARegion, 3},
       {"Inside", InThreeRegions, EachLayer, 9},
-      {"Nested", Whole, NestedRegions, 3},
+      {"Nested", WholeLayer, NestedRegions, 3},
       {"AroundAndInside", InThreeRegions, EachLayerInARegion, 3 + 9},
       {"NestedAndInside", InThreeRegions, NestedRegions, 3 + 9},
       {"WeightAsArgument", WithItsWeightAsArgument, EachLayer, 3},
-      {"SharedArgument", Whole, RegionsWithASharedArgument, 4},
+      {"SharedArgument", WholeLayer, RegionsWithASharedArgument, 4},
   };
 }
 
@@ -210,7 +165,10 @@ absl::StatusOr<FullyShardedDataParallel<Net>> ShardNet(
   Options options;
   options.wrap_policy = WrapModules<Layer>();
   options.abort_on_failure = false;
-  auto net = std::make_shared<Net>(scenario.layer, scenario.body);
+  const auto body = [body = scenario.body](Net& net, const at::Tensor& x) {
+    return body(net, net.embed->forward(x));
+  };
+  auto net = std::make_shared<Net>(scenario.layer, body);
   FillParameters(*net, 1);
   return FullyShard(std::move(net), Unowned(communicator), options);
 }
@@ -235,7 +193,9 @@ std::shared_ptr<ActivationOffload> Offload(std::unique_ptr<ParamStore> store) {
 }
 
 at::Tensor Loss(FullyShardedDataParallel<Net>& model, int batch, int rank) {
-  return model->forward(Rows(10 * batch + rank, kRows, kDim)).square().mean();
+  return model->forward(Rows(10 * batch + rank, kRows, Layer::kDim))
+      .square()
+      .mean();
 }
 
 // The losses of a step over two batches, of which only the second is reduced.

@@ -6,8 +6,6 @@
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/tanh.h>
-#include <torch/nn/module.h>
-#include <torch/nn/modules/linear.h>
 
 #include <functional>
 #include <map>
@@ -30,6 +28,7 @@
 #include "comm/testing/run_ranks.h"
 #include "fsdp/checkpoint.h"
 #include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/testing/layered_net.h"
 #include "fsdp/testing/toy_model.h"
 #include "gtest/gtest.h"
 
@@ -42,15 +41,16 @@ using ::fsdp::comm::testing::AllOk;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRanks;
 using ::fsdp::testing::FillParameters;
+using ::fsdp::testing::Layer;
+using ::fsdp::testing::LayerBody;
+using ::fsdp::testing::Net;
+using ::fsdp::testing::NetBody;
 using ::fsdp::testing::Rows;
 using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::Unowned;
+using ::fsdp::testing::WholeLayer;
 using ::testing::HasSubstr;
-using ::torch::nn::Linear;
 using Code = absl::StatusCode;
-
-constexpr int64_t kDim = 5;
-constexpr int kLayers = 3;
 
 // Of this rank, so that the same model runs with its regions and without.
 thread_local bool regions_are_on = true;
@@ -58,54 +58,6 @@ thread_local bool regions_are_on = true;
 template <typename Fn>
 at::Tensor Region(Fn fn, const at::Tensor& x) {
   return regions_are_on ? Checkpoint(std::move(fn), x) : fn(x);
-}
-
-class Layer;
-using LayerBody = std::function<at::Tensor(Layer&, const at::Tensor&)>;
-
-// A unit that computes what the test says.
-class Layer : public torch::nn::Module {
- public:
-  explicit Layer(LayerBody body)
-      : fc(register_module("fc", Linear(kDim, 2 * kDim))),
-        out(register_module("out", Linear(2 * kDim, kDim))),
-        body_(std::move(body)) {}
-  at::Tensor forward(const at::Tensor& x) { return body_(*this, x); }
-
-  Linear fc, out;
-
- private:
-  const LayerBody body_;
-};
-
-class Net;
-using NetBody = std::function<at::Tensor(Net&, const at::Tensor&)>;
-
-// A root that owns two layers and, in between, runs its units as the test says.
-class Net : public torch::nn::Module {
- public:
-  Net(LayerBody layer_body, NetBody body)
-      : embed(register_module("embed", Linear(kDim, kDim))),
-        head(register_module("head", Linear(kDim, kDim))),
-        body_(std::move(body)) {
-    for (int i = 0; i < kLayers; ++i) {
-      layers.push_back(register_module(absl::StrCat("layer", i),
-                                       std::make_shared<Layer>(layer_body)));
-    }
-  }
-  at::Tensor forward(const at::Tensor& x) {
-    return head->forward(body_(*this, x));
-  }
-
-  Linear embed, head;
-  std::vector<std::shared_ptr<Layer>> layers;
-
- private:
-  const NetBody body_;
-};
-
-at::Tensor WholeLayer(Layer& layer, const at::Tensor& x) {
-  return x + layer.out->forward(at::tanh(layer.fc->forward(x)));
 }
 
 at::Tensor LayerInOneRegion(Layer& layer, const at::Tensor& x) {
@@ -263,12 +215,12 @@ absl::StatusOr<FullyShardedDataParallel<Net>> ShardNet(
 template <typename Model>
 at::Tensor LossOf(Model& model, int step) {
   at::manual_seed(step);
-  return model.forward(Rows(step, 2, kDim)).square().mean();
+  return model.forward(Rows(step, 2, Layer::kDim)).square().mean();
 }
 
 absl::Status CheckCounts(const comm::CollectiveLog& log,
                          const Scenario& scenario) {
-  for (int i = -1; i < kLayers; ++i) {
+  for (int i = -1; i < Net::kLayers; ++i) {
     const std::string unit = i == -1 ? "root" : absl::StrCat("layer", i);
     const Counts expected = i == -1 ? scenario.root : scenario.layers[i];
     const Counts actual = {
@@ -583,7 +535,7 @@ TEST(CheckpointedStepTest, ARegionAroundTheWholeModel) {
       log.Clear();
       const at::Tensor output =
           Checkpoint([&](const at::Tensor& x) { return model->forward(x); },
-                     Rows(step, 2, kDim));
+                     Rows(step, 2, Layer::kDim));
       FSDP_RETURN_IF_ERROR(model->Backward(output.square().mean()));
       if (communicator.world_size() > 1) {
         FSDP_RETURN_IF_ERROR(CheckCounts(log, scenario));
