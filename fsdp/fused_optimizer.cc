@@ -171,6 +171,13 @@ absl::Status FusedOptimizer<Base, Options>::StepUnit(
   });
 }
 
+template <typename Base, typename Options>
+absl::Status FusedOptimizer<Base, Options>::TakeUpStates() {
+  return TorchToStatus("taking up optimizer states", [&] {
+    ThrowIfError(stepper_->TakeUpStates(this->param_groups_, this->state_));
+  });
+}
+
 // Of tensors by themselves: an archive would write the storage that they share
 // for each of them.
 template <typename Base, typename Options>

@@ -24,6 +24,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "fsdp/fused_stepper.h"
+#include "fsdp/resting_states.h"
 #include "fsdp/sharded_model.h"
 
 namespace fsdp {
@@ -41,7 +42,7 @@ struct FusedOptions {
 // parameter without gradient is left alone. Gradients of another floating-point
 // dtype than their parameter's are converted.
 template <typename Base, typename Options>
-class FusedOptimizer final : public Base {
+class FusedOptimizer final : public Base, public RestingStates {
  public:
   using typename Base::LossClosure;
 
@@ -62,6 +63,9 @@ class FusedOptimizer final : public Base {
   // nothing for other units: for StepInBackward(). Errors are as step() throws
   // them.
   absl::Status StepUnit(absl::Span<const NamedShard> unit);
+
+  // See resting_states.h; optimizer state dicts call it.
+  absl::Status TakeUpStates() override;
 
   void save(torch::serialize::OutputArchive& archive) const override;
 

@@ -87,6 +87,19 @@ absl::Status FusedStepper::StepShards(absl::Span<const NamedShard> shards,
   return absl::OkStatus();
 }
 
+absl::Status FusedStepper::TakeUpStates(const Groups& groups,
+                                        OptimizerStates& states) {
+  const c10::NoGradGuard no_grad;
+  FSDP_RETURN_IF_ERROR(Arrange(groups, states));
+  for (Batch& batch : batches_) {
+    const int num_slots = rule_->NumSlots(groups[batch.group].options());
+    for (FusedStretch& stretch : batch.stretches) {
+      FSDP_RETURN_IF_ERROR(stretch.TakeUp(*rule_, num_slots, states));
+    }
+  }
+  return absl::OkStatus();
+}
+
 bool FusedStepper::IsArranged(const Groups& groups) const {
   size_t next = 0;
   for (const OptimizerParamGroup& group : groups) {
@@ -195,7 +208,7 @@ absl::Status FusedStepper::StepDue(const Groups& groups,
   if (all_or_nothing && !spaces_.empty()) {
     if (status.ok()) status = ReserveDue(groups);
     // Also on a rank that has nothing to begin: the others do.
-    status.Update(BeginSteps());
+    status = BeginSteps(status);
     if (status.ok()) status = Stream(streamed, groups, states, /*save=*/true);
     status = EndSteps(status);
   } else if (status.ok()) {
@@ -245,9 +258,9 @@ absl::Status FusedStepper::ReserveDue(const Groups& groups) {
   });
 }
 
-absl::Status FusedStepper::BeginSteps() {
-  absl::Status first;
-  for (const auto& space : spaces_) first.Update(space->BeginStep());
+absl::Status FusedStepper::BeginSteps(const absl::Status& mine) {
+  absl::Status first = mine;
+  for (const auto& space : spaces_) first.Update(space->BeginStep(mine));
   return first;
 }
 

@@ -20,10 +20,11 @@
 #include "fsdp/fused_rule.h"
 #include "fsdp/fused_runs.h"
 #include "fsdp/fused_stretch.h"
-#include "fsdp/offload_space.h"
 #include "fsdp/sharded_model.h"
 
 namespace fsdp {
+
+class OffloadSpace;
 
 // Parameters are known by their tensor objects; groups may change between
 // steps. After the first step no tensors are allocated, but for gradients whose
@@ -52,6 +53,9 @@ class FusedStepper {
   // gradients.
   absl::Status StepShards(absl::Span<const NamedShard> shards,
                           const Groups& groups, OptimizerStates& states);
+  // Moves states that lie in memory to where they rest, and adds those that an
+  // earlier run has kept (OffloadOptions::keep).
+  absl::Status TakeUpStates(const Groups& groups, OptimizerStates& states);
 
  private:
   // What goes into one call.
@@ -91,7 +95,7 @@ class FusedStepper {
                        bool all_or_nothing);
   std::vector<Streamed> TakeStreamed();
   absl::Status ReserveDue(const Groups& groups);
-  absl::Status BeginSteps();
+  absl::Status BeginSteps(const absl::Status& mine);
   absl::Status EndSteps(const absl::Status& mine);
   absl::Status Stream(absl::Span<const Streamed> streamed, const Groups& groups,
                       OptimizerStates& states, bool save);

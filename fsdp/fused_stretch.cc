@@ -1,9 +1,7 @@
 #include "fsdp/fused_stretch.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/zeros.h>
 #include <torch/optim/optimizer.h>
 
 #include <algorithm>
@@ -29,9 +27,6 @@ namespace fsdp {
 namespace {
 
 using torch::optim::OptimizerParamState;
-
-// Of slots that do not follow each other.
-constexpr int64_t kSlotAlignmentBytes = 64;
 
 absl::Status CheckGradient(const at::Tensor& parameter,
                            const at::Tensor& gradient) {
@@ -61,25 +56,6 @@ at::Tensor InOrderOf(const at::Tensor& parameter, const at::Tensor& gradient) {
     return gradient;
   }
   return at::empty_like(parameter).copy_(gradient);
-}
-
-// Where each of `parameters` begins in one tensor for all of them, in which
-// those that follow each other do so, too; last, the size of that.
-std::vector<int64_t> PlacesFor(const std::vector<at::Tensor>& parameters) {
-  const int64_t alignment =
-      kSlotAlignmentBytes /
-      static_cast<int64_t>(parameters.front().element_size());
-  std::vector<int64_t> begins;
-  int64_t used = 0;
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    if (i > 0 && !FollowsInMemory(parameters[i - 1], parameters[i])) {
-      used = (used + alignment - 1) / alignment * alignment;
-    }
-    begins.push_back(used);
-    used += parameters[i].numel();
-  }
-  begins.push_back(used);
-  return begins;
 }
 
 }  // namespace
@@ -145,61 +121,8 @@ absl::Status FusedStretch::BringIn() {
   FSDP_RETURN_IF_ERROR(resident_.Add(slices_.front().parameter, Use::kUpdate));
   for (const FusedSlice& slice : slices_) {
     FSDP_RETURN_IF_ERROR(resident_.Add(slice.parameter.grad(), Use::kRead));
-    for (const at::Tensor& slot : slice.slots) {
-      FSDP_RETURN_IF_ERROR(resident_.Add(slot, Use::kUpdate));
-    }
   }
-  return resident_.Add(kept_steps_, Use::kUpdate);
-}
-
-// Takes up what an earlier run has kept, but not in place of states that were
-// loaded since.
-absl::Status FusedStretch::Restore(const FusedRule& rule, int num_slots,
-                                   OptimizerStates& states) {
-  const auto size = static_cast<int64_t>(slices_.size());
-  FSDP_ASSIGN_OR_RETURN(
-      const std::shared_ptr<RestingMemory> memory,
-      Place("steps", size * static_cast<int64_t>(sizeof(int64_t))));
-  if (memory == nullptr) return absl::OkStatus();
-  const at::Tensor steps = memory->AsTensor(at::kLong);
-  FSDP_RETURN_IF_ERROR(resident_.Add(steps, Use::kUpdate));
-  for (int k = 0; k < num_slots; ++k) {
-    if (slices_.front().slots[k].defined()) continue;
-    FSDP_RETURN_IF_ERROR(AllocateSlot(k));
-  }
-  kept_steps_ = steps;
-  if (shard_->space()->step() == 0) kept_steps_.zero_();
-  const int64_t* const kept = steps.const_data_ptr<int64_t>();
-  for (size_t i = 0; i < slices_.size(); ++i) {
-    void* const parameter = slices_[i].parameter.unsafeGetTensorImpl();
-    if (kept[i] == 0 || states.count(parameter) > 0) continue;
-    std::unique_ptr<OptimizerParamState> state = rule.NewState();
-    rule.SetStep(*state, kept[i]);
-    const FusedRule::Slots slots = rule.SlotsOf(*state);
-    for (int k = 0; k < num_slots; ++k) {
-      members_[i].used[k] = true;
-      *slots[k] = slices_[i].slots[k];
-    }
-    states[parameter] = std::move(state);
-  }
-  return absl::OkStatus();
-}
-
-bool FusedStretch::keeps() const {
-  return shard_ != nullptr && shard_->space()->keeps();
-}
-
-// What an attempt that has failed has placed is found again.
-absl::StatusOr<std::shared_ptr<RestingMemory>> FusedStretch::Place(
-    const std::string& what, int64_t bytes) {
-  const auto found = memory_.find(what);
-  if (found != memory_.end()) return found->second;
-  FSDP_ASSIGN_OR_RETURN(
-      std::shared_ptr<RestingMemory> memory,
-      shard_->space()->PlaceOptimizerState(
-          *shard_, absl::StrCat(what, " of group ", group_), bytes));
-  if (memory != nullptr) memory_[what] = memory;
-  return memory;
+  return BringInStates();
 }
 
 bool FusedStretch::HasGradient() const {
@@ -210,6 +133,7 @@ bool FusedStretch::HasGradient() const {
 
 absl::Status FusedStretch::Check(const FusedRule& rule, int num_slots,
                                  const OptimizerStates& states) const {
+  FSDP_RETURN_IF_ERROR(CheckNotInUse());
   for (size_t i = 0; i < slices_.size(); ++i) {
     if (!slices_[i].parameter.grad().defined()) continue;
     const absl::Status status = CheckMember(i, rule, num_slots, states);
@@ -222,11 +146,34 @@ absl::Status FusedStretch::Check(const FusedRule& rule, int num_slots,
   return absl::OkStatus();
 }
 
+// What a step writes would not reach its place as long as something else has
+// it in memory.
+absl::Status FusedStretch::CheckNotInUse() const {
+  const auto in_use = [](const auto& memory) {
+    return memory.second->in_use();
+  };
+  if ((shard_ == nullptr || !shard_->in_use()) &&
+      std::none_of(memory_.begin(), memory_.end(), in_use)) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "stepping parameter ", members_.front().place, " of group ", group_,
+      ": it or its state is offloaded, and an fsdp::Resident has it in memory: "
+      "let that go before step()"));
+}
+
 absl::Status FusedStretch::CheckMember(size_t i, const FusedRule& rule,
                                        int num_slots,
                                        const OptimizerStates& states) const {
   const at::Tensor& parameter = slices_[i].parameter;
   FSDP_RETURN_IF_ERROR(CheckGradient(parameter, parameter.grad()));
+  return CheckState(i, rule, num_slots, states);
+}
+
+absl::Status FusedStretch::CheckState(size_t i, const FusedRule& rule,
+                                      int num_slots,
+                                      const OptimizerStates& states) const {
+  const at::Tensor& parameter = slices_[i].parameter;
   const auto found = states.find(parameter.unsafeGetTensorImpl());
   if (found == states.end()) return absl::OkStatus();
   const FusedRule::Slots slots = rule.SlotsOf(*found->second);
@@ -281,69 +228,6 @@ absl::Status FusedStretch::Begin(const FusedRule& rule, int num_slots,
   return absl::OkStatus();
 }
 
-// Takes the values of `held`, a state's tensor, which becomes the slot in
-// Count(): until then an undefined one tells that the first step is still to
-// come.
-absl::Status FusedStretch::TakeSlot(size_t i, int k, const at::Tensor& held) {
-  at::Tensor& own = slices_[i].slots[k];
-  bool& used = members_[i].used[k];
-  if (!own.defined()) FSDP_RETURN_IF_ERROR(AllocateSlot(k));
-  if (held.is_same(own)) return absl::OkStatus();
-  if (held.defined()) {
-    own.copy_(held);
-  } else if (used) {
-    own.zero_();
-  }
-  used = true;
-  return absl::OkStatus();
-}
-
-// For parameters that may get a gradient later, too.
-absl::Status FusedStretch::AllocateSlot(int k) {
-  std::vector<size_t> members;
-  std::vector<at::Tensor> parameters;
-  for (size_t i = 0; i < slices_.size(); ++i) {
-    const FusedSlice& slice = slices_[i];
-    if (slice.slots[k].defined()) continue;
-    // In kept files everything has the same place whatever is trainable.
-    if (!keeps() && !slice.parameter.grad().defined() &&
-        !slice.parameter.requires_grad()) {
-      continue;
-    }
-    members.push_back(i);
-    parameters.push_back(slice.parameter);
-  }
-  const std::vector<int64_t> begins = PlacesFor(parameters);
-  // Not views to autograd, so that they may be detached or replaced.
-  const at::AutoDispatchBelowADInplaceOrView untracked;
-  FSDP_ASSIGN_OR_RETURN(
-      const at::Tensor all,
-      Zeros(begins.back(), absl::StrCat("slot ", k, " from parameter ",
-                                        members_[members.front()].place)));
-  for (size_t j = 0; j < members.size(); ++j) {
-    slices_[members[j]].slots[k] = all.as_strided(
-        parameters[j].sizes(), parameters[j].strides(), begins[j]);
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<at::Tensor> FusedStretch::Zeros(int64_t numel,
-                                               const std::string& what) {
-  const at::TensorOptions options = slices_.front().parameter.options();
-  if (shard_ != nullptr) {
-    FSDP_ASSIGN_OR_RETURN(
-        const std::shared_ptr<RestingMemory> memory,
-        Place(what, numel * static_cast<int64_t>(options.dtype().itemsize())));
-    if (memory != nullptr) {
-      const at::Tensor all =
-          memory->AsTensor(c10::typeMetaToScalarType(options.dtype()));
-      FSDP_RETURN_IF_ERROR(resident_.Add(all, Use::kUpdate));
-      return all;
-    }
-  }
-  return at::zeros({numel}, options);
-}
-
 void FusedStretch::Finish() {
   runs_.End();
   if (kept_steps_.defined()) {
@@ -355,17 +239,6 @@ void FusedStretch::Finish() {
   LetGo();
 }
 
-absl::Status FusedStretch::Reserve(int num_slots) {
-  for (int k = 0; k < num_slots; ++k) {
-    const bool missing =
-        std::any_of(slices_.begin(), slices_.end(), [k](const FusedSlice& s) {
-          return s.parameter.grad().defined() && !s.slots[k].defined();
-        });
-    if (missing) FSDP_RETURN_IF_ERROR(AllocateSlot(k));
-  }
-  return absl::OkStatus();
-}
-
 void FusedStretch::Undo(OptimizerStates& states) {
   for (size_t i = 0; i < slices_.size(); ++i) {
     Member& member = members_[i];
@@ -375,22 +248,6 @@ void FusedStretch::Undo(OptimizerStates& states) {
     member.state_is_new = false;
     member.state = nullptr;
   }
-}
-
-absl::Status FusedStretch::Evacuate(const FusedRule& rule,
-                                    OptimizerStates& states) {
-  if (memory_.empty()) return absl::OkStatus();
-  for (const FusedSlice& slice : slices_) {
-    const auto found = states.find(slice.parameter.unsafeGetTensorImpl());
-    if (found == states.end()) continue;
-    for (at::Tensor* slot : rule.SlotsOf(*found->second)) {
-      if (slot == nullptr || !fsdp::RestsElsewhere(*slot)) continue;
-      FSDP_ASSIGN_OR_RETURN(const Resident resident,
-                            Resident::Of(*slot, Use::kRead));
-      *slot = slot->clone();
-    }
-  }
-  return absl::OkStatus();
 }
 
 void FusedStretch::LetGo() {

@@ -37,7 +37,7 @@ class FusedStretch {
 
   bool HasGradient() const;
   // InvalidArgument names the parameter whose gradient or state has another
-  // shape, or cannot be used.
+  // shape, or cannot be used. FailedPrecondition: a Resident has it in memory.
   absl::Status Check(const FusedRule& rule, int num_slots,
                      const OptimizerStates& states) const;
 
@@ -66,6 +66,11 @@ class FusedStretch {
   void LetGo();
   // Instead of Count(): states that the step has made are gone.
   void Undo(OptimizerStates& states);
+  // Moves states of `states` into memory that rests elsewhere, where that is
+  // their place, and adds those that an earlier run has kept. After an error
+  // some have been moved.
+  absl::Status TakeUp(const FusedRule& rule, int num_slots,
+                      OptimizerStates& states);
   // Before the stretch goes and its states stay: they get memory of their own.
   absl::Status Evacuate(const FusedRule& rule, OptimizerStates& states);
 
@@ -81,7 +86,14 @@ class FusedStretch {
 
   absl::Status CheckMember(size_t i, const FusedRule& rule, int num_slots,
                            const OptimizerStates& states) const;
+  absl::Status CheckNotInUse() const;
+  absl::Status CheckState(size_t i, const FusedRule& rule, int num_slots,
+                          const OptimizerStates& states) const;
   absl::Status BringIn();
+  absl::Status BringInStates();
+  absl::Status TakeUpMembers(const FusedRule& rule, int num_slots,
+                             OptimizerStates& states);
+  bool HasSlots(size_t i) const;
   absl::Status TakeSlot(size_t i, int k, const at::Tensor& held);
   absl::Status AllocateSlot(int k);
   bool keeps() const;

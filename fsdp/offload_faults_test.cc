@@ -360,6 +360,89 @@ TEST(OffloadFaultsTest, WithoutStatesInStoresAFailedStepStaysAsItIs) {
   }
 }
 
+// The copies of parameters that undo a step lie among the states, which cannot
+// be read any more.
+TEST(OffloadFaultsTest, AfterAStepThatCouldNotBeUndoneNoOtherBegins) {
+  bool told = false;
+  for (int64_t nth = 0; nth < 40 && !told; ++nth) {
+    Plan plan;
+    plan.away = Away::kStates;
+    plan.buffer_pages = 3;  // the copies are written, not only kept
+    plan.faults.emplace_back().operation = Fault::Operation::kRead;
+    plan.faults.back().nth = nth;
+    plan.faults.back().count = 1000;
+    std::vector<absl::Status> steps(kRanks), next(kRanks);
+    RunRanks(kRanks, [&](Communicator& world) -> absl::Status {
+      FSDP_ASSIGN_OR_RETURN(Model model,
+                            MakeModel(world, Offloading(world.rank(), plan)));
+      FusedAdamW optimizer = MakeAdamW(model, /*two_groups=*/false);
+      absl::Status& step = steps[world.rank()];
+      for (int i = 0; i < kSteps && step.ok(); ++i) {
+        FSDP_RETURN_IF_ERROR(Backward(model, i));
+        step = Step(optimizer);
+      }
+      next[world.rank()] = Step(optimizer);
+      return absl::OkStatus();
+    });
+    for (int rank = 0; rank < kRanks; ++rank) {
+      if (!absl::StrContains(steps[rank].message(), "could not be undone")) {
+        continue;
+      }
+      told = true;
+      EXPECT_TRUE(absl::IsFailedPrecondition(next[rank])) << next[rank];
+      EXPECT_THAT(std::string(next[rank].message()),
+                  HasSubstr("make the model anew"));
+    }
+  }
+  EXPECT_TRUE(told);
+}
+
+TEST(OffloadFaultsTest, WhatIsHeldAcrossAStepIsRefusedOnAllRanks) {
+  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(const Values expected,
+                          Undisturbed(world, /*two_groups=*/false));
+    FSDP_ASSIGN_OR_RETURN(Model model,
+                          MakeModel(world, Offloading(world.rank(), Plan())));
+    FusedAdamW optimizer = MakeAdamW(model, /*two_groups=*/false);
+    for (int step = 0; step < kSteps; ++step) {
+      optimizer.zero_grad();
+      FSDP_RETURN_IF_ERROR(Backward(model, step));
+      {
+        Resident held;
+        if (world.rank() == 1) {
+          FSDP_ASSIGN_OR_RETURN(
+              held, Resident::Of(model->Parameters().back(), Use::kRead));
+        }
+        const absl::Status refused = Step(optimizer);
+        if (!absl::IsFailedPrecondition(refused) ||
+            !absl::StrContains(refused.message(), "fsdp::Resident")) {
+          return absl::InternalError(refused.ToString());
+        }
+      }
+      FSDP_RETURN_IF_ERROR(Step(optimizer));
+    }
+    FSDP_ASSIGN_OR_RETURN(const Values actual, ValuesOf(model, optimizer));
+    return CheckEqual(actual, expected);
+  }));
+}
+
+TEST(OffloadFaultsTest, ASecondOptimizerIsToldOfTheFirst) {
+  EXPECT_OK(RunAllRanks(1, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model,
+                          MakeModel(world, Offloading(world.rank(), Plan())));
+    FusedAdamW first = MakeAdamW(model, /*two_groups=*/false);
+    FusedAdamW second = MakeAdamW(model, /*two_groups=*/false);
+    FSDP_RETURN_IF_ERROR(Backward(model, 0));
+    FSDP_RETURN_IF_ERROR(Step(first));
+    const absl::Status refused = Step(second);
+    if (absl::IsAlreadyExists(refused) &&
+        absl::StrContains(refused.message(), "another optimizer")) {
+      return absl::OkStatus();
+    }
+    return absl::InternalError(refused.ToString());
+  }));
+}
+
 TEST(OffloadFaultsTest, AStoreThatCannotBeMadeIsRefusedOnAllRanks) {
   const std::vector<absl::Status> results =
       RunRanks(kRanks, [](Communicator& world) {

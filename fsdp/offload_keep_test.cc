@@ -192,6 +192,52 @@ TEST_P(OffloadKeepTest, WhatWasNotFinishedIsForgotten) {
   }
 }
 
+TEST_P(OffloadKeepTest, StatesAreThereBeforeTheFirstStep) {
+  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(const Values expected,
+                          Run(world, Kept(), /*last=*/3));
+    FSDP_ASSIGN_OR_RETURN(const Values actual, Run(world, Kept(), /*last=*/3));
+    return CheckEqual(actual, expected);
+  }));
+}
+
+// The run ends when the next step has begun, which commits what was loaded.
+TEST_P(OffloadKeepTest, WhatWasLoadedIsKeptWholeOrNotAtAll) {
+  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+    StateDict parameters;
+    OptimizerStateDict states;
+    Values expected;
+    {
+      FSDP_ASSIGN_OR_RETURN(
+          Model other, FullyShard(MakeNet(kDim, 2, /*seed=*/8), Unowned(world),
+                                  BlockUnits()));
+      const auto optimizer = MakeOptimizer(other);
+      FSDP_RETURN_IF_ERROR(Backward(other, /*step=*/0));
+      optimizer->step();
+      FSDP_ASSIGN_OR_RETURN(parameters, other->StateDict());
+      FSDP_ASSIGN_OR_RETURN(states, other->OptimizerState(*optimizer));
+      FSDP_ASSIGN_OR_RETURN(expected, ValuesOf(other, *optimizer));
+    }
+    FSDP_ASSIGN_OR_RETURN(const Values three, Run(world, Kept(), /*last=*/3));
+    for (const bool begins : {false, true}) {
+      {
+        FSDP_ASSIGN_OR_RETURN(
+            Model model, FullyShard(MakeNet(kDim, 2), Unowned(world), Kept()));
+        const auto optimizer = MakeOptimizer(model);
+        FSDP_RETURN_IF_ERROR(model->LoadStateDict(parameters));
+        FSDP_RETURN_IF_ERROR(model->LoadOptimizerState(*optimizer, states));
+        FSDP_ASSIGN_OR_RETURN(const Values loaded, ValuesOf(model, *optimizer));
+        FSDP_RETURN_IF_ERROR(CheckEqual(loaded, expected));
+        OffloadSpace* const space = model->sharded_model().offload();
+        if (begins) FSDP_RETURN_IF_ERROR(space->BeginStep());
+      }
+      FSDP_ASSIGN_OR_RETURN(const Values found, Run(world, Kept(), /*last=*/3));
+      FSDP_RETURN_IF_ERROR(CheckEqual(found, begins ? expected : three));
+    }
+    return absl::OkStatus();
+  }));
+}
+
 TEST_P(OffloadKeepTest, ARunThatHasFinishedNoStepBeginsAnew) {
   EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
     FSDP_RETURN_IF_ERROR(

@@ -15,7 +15,7 @@ namespace fsdp {
 
 enum class Tier {
   kDevice,  // where the model is
-  kCpu,     // page-locked memory of the host; of a model on the CPU, kDevice
+  kCpu,     // memory of the host; of a model on the CPU, kDevice
   kSsd,     // files
 };
 
@@ -52,7 +52,8 @@ struct OffloadOptions {
   // amsgrad, 1 for SGD with momentum.
   double optimizer_state = 2;
 
-  // A step of the optimizer that fails half-way on any rank is undone on all.
+  // A step of the optimizer that fails half-way on any rank is undone on all,
+  // where optimizer states rest in files whenever parameters or gradients do.
   // Doubles the files of parameters and optimizer states.
   bool rollback = true;
 
@@ -66,7 +67,8 @@ struct OffloadOptions {
   // of the optimizer commits them, and a run of the same model and `name` on as
   // many ranks goes on from the last step that all ranks have finished,
   // whenever they were killed; see OffloadSpace::step(). For these two kinds on
-  // kSsd, without a budget.
+  // kSsd, without a budget, and one fused optimizer that is not stepped in
+  // backward.
   bool keep = false;
   std::string name = "offload";
 

@@ -282,6 +282,11 @@ OffloadSpace::PlaceOptimizerState(const RestingMemory& shard,
   absl::StatusOr<std::shared_ptr<RestingMemory>> memory =
       Place(RestingKind::kOptimizer, tier, name, bytes,
             shard.AsTensor(at::kByte).device());
+  if (absl::IsAlreadyExists(memory.status())) {
+    return Annotate(memory.status(),
+                    "another optimizer has states of these parameters: let it "
+                    "go before this one's first step");
+  }
   if (!absl::IsResourceExhausted(memory.status())) return memory;
   return Annotate(memory.status(),
                   absl::StrCat("OffloadOptions::optimizer_state says ",

@@ -58,9 +58,11 @@ class OffloadSpace : public std::enable_shared_from_this<OffloadSpace> {
   bool OptimizerRestsElsewhere(const RestingMemory& shard) const;
 
   // --- A step of the optimizer ---------------------------------------------
-  // What rests is then as a rollback would leave it. With OffloadOptions::keep
-  // collective.
-  absl::Status BeginStep();
+  // What rests is then as a rollback would leave it. Where `mine` is an error,
+  // which is the result, this rank begins nothing. With OffloadOptions::keep
+  // collective, and then no rank does. FailedPrecondition after a step that
+  // could not be undone.
+  absl::Status BeginStep(const absl::Status& mine = absl::OkStatus());
   // Before `shard`, which stays in memory, is changed by a step that may fail.
   absl::Status SaveBeforeStep(RestingMemory& shard);
   // Collective: OK when `mine` is OK on all ranks. Otherwise, with
@@ -121,6 +123,7 @@ class OffloadSpace : public std::enable_shared_from_this<OffloadSpace> {
   int64_t step_ = 0;
   std::vector<const RestingMemory*> shards_;  // of flats, known by address
   bool begun_ = false;                        // a step, and not ended
+  absl::Status broken_;                       // a step was not undone
   std::vector<Saved> saved_;                  // in the step under way
   std::vector<int> undo_entries_;             // of flats; -1: none yet
 };

@@ -39,13 +39,14 @@ absl::Status WriteNumber(Offloader& offloader, int entry, int64_t number) {
 
 }  // namespace
 
-absl::Status OffloadSpace::BeginStep() {
+absl::Status OffloadSpace::BeginStep(const absl::Status& mine) {
   saved_.clear();
   begun_ = false;
-  absl::Status status;
+  absl::Status status = mine;
+  status.Update(broken_);
   // What was changed between steps is a stage of its own, of all ranks alike.
   if (options_.keep) changed_.fill(true);
-  if (options_.rollback) status = FlushStepped();
+  if (options_.rollback && status.ok()) status = FlushStepped();
   if (options_.keep) {
     status = AgreeInTime(*world_, status, "beginning a step of the optimizer");
   }
@@ -124,6 +125,7 @@ absl::Status OffloadSpace::EndStep(const absl::Status& mine) {
     saved_.clear();
     return agreed;
   }
+  if (!broken_.ok()) return agreed;
   if (!options_.rollback) {
     return Annotate(agreed,
                     "a step of the optimizer failed half-way, and without "
@@ -136,6 +138,10 @@ absl::Status OffloadSpace::EndStep(const absl::Status& mine) {
                     "a step of the optimizer failed; parameters and optimizer "
                     "states are as before it");
   }
+  broken_ = absl::FailedPreconditionError(
+      "an earlier step of the optimizer could not be undone, and parameters "
+      "and optimizer states are of different steps: make the model anew and "
+      "load a checkpoint");
   return Annotate(agreed, absl::StrCat("a step of the optimizer failed and "
                                        "could not be undone (",
                                        undone.message(), ")"));

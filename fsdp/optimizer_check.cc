@@ -15,8 +15,8 @@
 #include "absl/strings/strip.h"
 #include "base/status_macros.h"
 #include "flat_param/guarded_storage.h"
-#include "fsdp/fused_optimizer.h"
 #include "fsdp/offload_space.h"
+#include "fsdp/resting_states.h"
 #include "fsdp/sharded_model.h"
 
 namespace fsdp {
@@ -92,19 +92,13 @@ absl::Status CheckMissing(const ShardedModuleBase& model, const Names& seen,
       "OptimizerCheckOptions::missing"));
 }
 
-template <typename Optimizer>
-bool Is(const torch::optim::Optimizer& optimizer) {
-  return dynamic_cast<const Optimizer*>(&optimizer) != nullptr;
-}
-
 // Other optimizers do not bring in what rests elsewhere, and keep their states
 // in memory.
 absl::Status CheckOffload(const ShardedModuleBase& model,
                           const torch::optim::Optimizer& optimizer) {
   const OffloadSpace* const space = model.sharded_model().offload();
-  const bool fused = Is<FusedAdamW>(optimizer) || Is<FusedAdam>(optimizer) ||
-                     Is<FusedSGD>(optimizer);
-  if (fused || space == nullptr || !space->plan().leaves_device()) {
+  const bool knows = dynamic_cast<const RestingStates*>(&optimizer) != nullptr;
+  if (knows || space == nullptr || !space->plan().leaves_device()) {
     return absl::OkStatus();
   }
   return absl::FailedPreconditionError(

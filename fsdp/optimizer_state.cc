@@ -26,6 +26,7 @@
 #include "flat_param/layout.h"
 #include "fsdp/optimizer_slots.h"
 #include "fsdp/resting_memory.h"
+#include "fsdp/resting_states.h"
 #include "fsdp/runtime.h"
 #include "fsdp/shard_gather.h"
 #include "fsdp/whole_access.h"
@@ -97,9 +98,18 @@ std::string Fingerprint(const View& view) {
   return text;
 }
 
-absl::StatusOr<View> AgreedView(ShardedModel& model,
-                                const Optimizer& optimizer) {
-  absl::StatusOr<View> view = ReadOptimizer(model, optimizer);
+absl::Status TakeUpStates(Optimizer& optimizer) {
+  auto* const resting = dynamic_cast<RestingStates*>(&optimizer);
+  return resting == nullptr ? absl::OkStatus() : resting->TakeUpStates();
+}
+
+absl::StatusOr<View> TakeView(const ShardedModel& model, Optimizer& optimizer) {
+  FSDP_RETURN_IF_ERROR(TakeUpStates(optimizer));
+  return ReadOptimizer(model, optimizer);
+}
+
+absl::StatusOr<View> AgreedView(ShardedModel& model, Optimizer& optimizer) {
+  absl::StatusOr<View> view = TakeView(model, optimizer);
   FSDP_RETURN_IF_ERROR(comm::Agree(model.communicator(), view.status(),
                                    "reading an optimizer's state",
                                    DeadlineOf(model)));
@@ -299,11 +309,11 @@ absl::Status CheckShape(const std::string& key, const ParameterPiece& piece,
 }
 
 absl::StatusOr<Replacement> PlanLoad(
-    const ShardedModel& model, const Optimizer& optimizer,
+    const ShardedModel& model, Optimizer& optimizer,
     absl::Span<const ParameterPiece> pieces,
     const std::map<std::string, int64_t>& numbers,
     const std::vector<OptimizerGroup>& groups) {
-  FSDP_ASSIGN_OR_RETURN(const View view, ReadOptimizer(model, optimizer));
+  FSDP_ASSIGN_OR_RETURN(const View view, TakeView(model, optimizer));
   std::map<std::string, OptimizerSlots> values = Known(view);
   const SpecByName specs = SpecsOf(model);
   std::map<std::string, std::vector<const ParameterPiece*>> by_key;
@@ -402,7 +412,9 @@ absl::Status LoadShardedOptimizerState(
             comm::Agree(model.communicator(), replacement.status(),
                         "loading an optimizer's state", DeadlineOf(model)));
         Apply(*std::move(replacement), optimizer);
-        return absl::OkStatus();
+        return comm::Agree(model.communicator(), TakeUpStates(optimizer),
+                           "storing a loaded optimizer's state",
+                           DeadlineOf(model));
       });
 }
 

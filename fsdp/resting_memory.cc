@@ -82,21 +82,28 @@ absl::Status RestingMemory::Acquire(Use use) {
   return absl::OkStatus();
 }
 
+// The place is asked last for what may be written: it takes that for written.
 absl::Status RestingMemory::BringIn(Use use) {
-  FSDP_ASSIGN_OR_RETURN(on_host_, place_->Acquire(use));
+  FSDP_RETURN_IF_ERROR(lost_);
+  FSDP_RETURN_IF_ERROR(Allocate());
+  const absl::StatusOr<char*> on_host = place_->Acquire(use);
+  if (!on_host.ok()) {
+    memory_.reset();
+    return on_host.status();
+  }
+  on_host_ = *on_host;
   changed_ = use != Use::kRead;
-  if (storage_.storage().device().is_cpu()) {
+  if (!memory_.defined()) {
     storage_.Fill(on_host_);
     return absl::OkStatus();
   }
   const absl::Status copied =
       TorchToStatus("bringing a shard to its device", [&] {
         const c10::NoGradGuard no_grad;
-        memory_ = at::empty({bytes()}, at::TensorOptions(at::kByte).device(
-                                           storage_.storage().device()));
         if (use != Use::kOverwrite) memory_.copy_(HostBytes(on_host_, bytes()));
       });
   if (!copied.ok()) {
+    memory_.reset();
     place_->Release();
     return copied;
   }
@@ -104,13 +111,25 @@ absl::Status RestingMemory::BringIn(Use use) {
   return absl::OkStatus();
 }
 
+absl::Status RestingMemory::Allocate() {
+  const c10::Device device = storage_.storage().device();
+  if (device.is_cpu()) return absl::OkStatus();
+  return TorchToStatus("making room for a shard on its device", [&] {
+    memory_ = at::empty({bytes()}, at::TensorOptions(at::kByte).device(device));
+  });
+}
+
 void RestingMemory::Release() {
   FSDP_CHECK(uses_ > 0);
   if (--uses_ > 0 || stays()) return;
   storage_.Empty();
   if (memory_.defined()) {
-    const c10::NoGradGuard no_grad;
-    if (changed_) HostBytes(on_host_, bytes()).copy_(memory_);
+    if (changed_) {
+      lost_ = TorchToStatus("taking a shard from its device", [&] {
+        const c10::NoGradGuard no_grad;
+        HostBytes(on_host_, bytes()).copy_(memory_);
+      });
+    }
     memory_.reset();
   }
   changed_ = false;

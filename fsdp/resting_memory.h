@@ -62,15 +62,19 @@ class RestingMemory : public std::enable_shared_from_this<RestingMemory> {
   int64_t bytes() const { return storage_.bytes(); }
   // Whether it is always in memory.
   bool stays() const { return place_ == nullptr; }
+  // Whether it is acquired, where that is needed.
+  bool in_use() const { return uses_ > 0 && !stays(); }
   const std::shared_ptr<OffloadSpace>& space() const { return space_; }
 
   void Prefetch();
   // Pairs may be nested, each for its own use.
   absl::Status Acquire(Use use);
+  // What a device could not give back is the error of the next Acquire().
   void Release();
 
  private:
   absl::Status BringIn(Use use);
+  absl::Status Allocate();
 
   flat_param::GuardedStorage storage_;
   const std::unique_ptr<RestingPlace> place_;
@@ -78,6 +82,7 @@ class RestingMemory : public std::enable_shared_from_this<RestingMemory> {
   char* on_host_ = nullptr;
   int uses_ = 0;
   bool changed_ = false;
+  absl::Status lost_;  // what was changed did not reach its place
   const std::shared_ptr<OffloadSpace> space_;
 };
 

@@ -22,13 +22,14 @@
 #include "fsdp/autograd.h"
 #include "fsdp/buffer_precision.h"
 #include "fsdp/checkpoint_scope.h"
-#include "fsdp/offload_space.h"
 #include "fsdp/options.h"
 #include "fsdp/runtime.h"
 #include "fsdp/schedule.h"
 #include "fsdp/unit_observer.h"
 
 namespace fsdp {
+
+class OffloadSpace;
 
 // This rank's part of one parameter.
 struct NamedShard {
@@ -109,7 +110,8 @@ class ShardedModel final : public BackwardListener,
   // are complete. It steps them and drops the gradients, whose memory is then
   // given back: gradients of a unit or two are alive at a time. While it runs,
   // no other shard has a gradient. Replaces what was set before; null ends it.
-  // FailedPrecondition inside a forward or backward.
+  // FailedPrecondition inside a forward or backward, or with
+  // OffloadOptions::keep.
   using UnitStep = std::function<absl::Status(absl::Span<const NamedShard>)>;
   absl::Status StepInBackward(UnitStep step);
   // Reductions from now on. FailedPrecondition inside a forward or backward, or

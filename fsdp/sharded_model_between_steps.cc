@@ -13,6 +13,7 @@
 #include "base/status_macros.h"
 #include "flat_param/flat_parameter.h"
 #include "fsdp/autograd.h"
+#include "fsdp/offload_space.h"
 #include "fsdp/resting_memory.h"
 #include "fsdp/sharded_model.h"
 
