@@ -1,85 +1,78 @@
 #include "base/device_streams.h"
 
-#include <c10/core/Device.h>
-#include <c10/core/Event.h>
-#include <c10/core/Stream.h>
+#include <c10/core/DeviceType.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include <algorithm>
-#include <memory>
+#include <thread>
 
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
-#include "absl/time/time.h"
 
 namespace fsdp {
 namespace {
 
-c10::Stream CurrentStream(c10::Device device) {
-  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-}
+// Polls this often before it gives the processor away for some time.
+constexpr int kEagerPolls = 1000;
+constexpr absl::Duration kPause = absl::Microseconds(20);
 
 }  // namespace
 
-bool HasStreams(c10::Device device) {
-  return !device.is_cpu() && !device.is_meta();
-}
-
 void DeviceEvent::Record(c10::Device device) {
-  if (!HasStreams(device)) return;
-  if (event_ == nullptr || event_->device_type() != device.type()) {
-    event_ = std::make_unique<c10::Event>(device.type());
+  if (device.is_cpu()) {
+    if (event_.device_type() != c10::kCPU) event_ = c10::Event(c10::kCPU);
+    return;
   }
-  event_->record(CurrentStream(device));
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  const c10::Stream stream = guard.getStream(device);
+  // An event stays on the device of its first record.
+  if (event_.device() != stream.device()) event_ = c10::Event(device.type());
+  event_.record(stream);
 }
 
 void DeviceEvent::BlockCurrentStream() const {
-  if (event_ != nullptr) event_->block(CurrentStream(event_->device()));
+  if (event_.device_type() == c10::kCPU) return;
+  const c10::impl::VirtualGuardImpl guard(event_.device_type());
+  event_.block(guard.getStream(event_.device()));
 }
 
-bool DeviceEvent::IsReached() const {
-  return event_ == nullptr || event_->query();
+bool DeviceEvent::Done() const {
+  return event_.device_type() == c10::kCPU || event_.query();
 }
 
-// Asks instead of waiting in the device's own call, which knows no deadline.
-absl::Status DeviceEvent::Wait(absl::Time deadline,
-                               absl::string_view what) const {
-  constexpr absl::Duration kLongestPause = absl::Milliseconds(1);
-  absl::Duration pause = absl::Microseconds(10);
-  while (!IsReached()) {
-    if (absl::Now() >= deadline) {
-      return absl::DeadlineExceededError(
-          absl::StrCat(what, ": the device has not come to it in time"));
+bool DeviceEvent::Wait(absl::Time deadline) const {
+  for (int polls = 0; !Done(); ++polls) {
+    if (absl::Now() >= deadline) return false;
+    if (polls < kEagerPolls) {
+      std::this_thread::yield();
+    } else {
+      absl::SleepFor(kPause);
     }
-    absl::SleepFor(pause);
-    pause = std::min(2 * pause, kLongestPause);
   }
-  return absl::OkStatus();
+  return true;
 }
 
 SideStream::SideStream(c10::Device device, Priority priority)
     : device_(device) {
-  if (!HasStreams(device)) return;
-  stream_ = c10::impl::VirtualGuardImpl(device.type())
-                .getStreamFromGlobalPool(device, priority == Priority::kHigh);
+  if (device.is_cpu()) return;
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  stream_ = guard.getStreamFromGlobalPool(device, priority == Priority::kHigh);
 }
 
-SideStream::Scope::Scope(SideStream& stream) {
-  if (!stream.stream_) return;
-  stream.entered_.Record(stream.device_);
-  guard_.reset_stream(*stream.stream_);
-  stream.entered_.BlockCurrentStream();
+SideStream::Scope::Scope(const SideStream& stream) {
+  if (stream.stream_) guard_.reset_stream(*stream.stream_);
+}
+
+void SideStream::FollowCurrentStream() {
+  followed_.Record(device_);
+  const Scope scope(*this);
+  followed_.BlockCurrentStream();
 }
 
 void SideStream::BlockCurrentStream() {
-  if (!stream_) return;
   {
-    const c10::OptionalStreamGuard guard(*stream_);
-    left_.Record(device_);
+    const Scope scope(*this);
+    last_.Record(device_);
   }
-  left_.BlockCurrentStream();
+  last_.BlockCurrentStream();
 }
 
 }  // namespace fsdp

@@ -87,7 +87,7 @@ Runtime::Runtime(std::shared_ptr<comm::Communicator> communicator,
 Runtime::~Runtime() {
   for (SideStream* stream : {&gather_stream_, &reduce_stream_}) {
     stream->BlockCurrentStream();
-    const SideStream::Scope behind_the_current(*stream);
+    stream->FollowCurrentStream();
   }
 }
 
@@ -183,6 +183,7 @@ absl::Status Runtime::Await(comm::Work& work) const {
 }
 
 absl::Status Runtime::Gather(int unit) {
+  gather_stream_.FollowCurrentStream();
   const SideStream::Scope beside(gather_stream_);
   for (Flat& flat : flats_[unit]) {
     FSDP_CHECK(!flat.memory.defined());
@@ -367,6 +368,7 @@ absl::Status Runtime::FillReduceBuffer(int unit,
 }
 
 absl::Status Runtime::Reduce(int unit) {
+  reduce_stream_.FollowCurrentStream();
   const SideStream::Scope beside(reduce_stream_);
   Reduction& reduction = reductions_.back();
   FSDP_CHECK(reduction.unit == unit && reduction.works.empty());
@@ -429,6 +431,7 @@ absl::Status Runtime::Replicate(int unit) {
       });
   FSDP_CHECK(reduction != reductions_.end());
   reduction->replicating = true;
+  reduce_stream_.FollowCurrentStream();
   const SideStream::Scope beside(reduce_stream_);
   comm::Communicator& group = *units_[unit].placement.replicate;
   for (size_t i = 0; i < flats_[unit].size(); ++i) {
@@ -453,6 +456,7 @@ absl::Status Runtime::Replicate(int unit) {
 absl::Status Runtime::WaitReduce(int unit) {
   FSDP_CHECK(!reductions_.empty() && reductions_.front().unit == unit);
   Reduction& reduction = reductions_.front();
+  reduce_stream_.FollowCurrentStream();
   const SideStream::Scope beside(reduce_stream_);
   for (size_t i = 0; i < flats_[unit].size(); ++i) {
     Flat& flat = flats_[unit][i];
@@ -499,6 +503,7 @@ Runtime::HiddenGradients Runtime::HideIncompleteGradients() {
 
 absl::Status Runtime::Step(int unit) {
   awaiting_step_.erase(unit);
+  reduce_stream_.FollowCurrentStream();
   const SideStream::Scope beside(reduce_stream_);
   const HiddenGradients hidden = HideIncompleteGradients();
   absl::Status status;
