@@ -1,0 +1,63 @@
+#include "base/device_streams.h"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <thread>
+
+#include "absl/time/clock.h"
+
+namespace fsdp {
+namespace {
+
+// Polls this often before it gives the processor away for some time.
+constexpr int kEagerPolls = 1000;
+constexpr absl::Duration kPause = absl::Microseconds(20);
+
+}  // namespace
+
+void DeviceEvent::Record(c10::Device device) {
+  if (device.is_cpu()) {
+    event_.reset();
+    return;
+  }
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  const c10::Stream stream = guard.getStream(device);
+  // An event stays on the device of its first record.
+  if (!event_ || event_->device() != stream.device()) {
+    event_.emplace(device.type());
+  }
+  event_->record(stream);
+}
+
+void DeviceEvent::BlockCurrentStream() const {
+  if (!event_) return;
+  const c10::impl::VirtualGuardImpl guard(event_->device_type());
+  event_->block(guard.getStream(event_->device()));
+}
+
+bool DeviceEvent::Done() const { return !event_ || event_->query(); }
+
+bool DeviceEvent::Wait(absl::Time deadline) const {
+  for (int polls = 0; !Done(); ++polls) {
+    if (absl::Now() >= deadline) return false;
+    if (polls < kEagerPolls) {
+      std::this_thread::yield();
+    } else {
+      absl::SleepFor(kPause);
+    }
+  }
+  return true;
+}
+
+SideStream::SideStream(c10::Device device, Priority priority)
+    : device_(device) {
+  if (device.is_cpu()) return;
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  stream_ = guard.getStreamFromGlobalPool(device, priority == Priority::kHigh);
+}
+
+SideStream::Scope::Scope(const SideStream& stream) {
+  if (stream.stream_) guard_.reset_stream(*stream.stream_);
+}
+
+}  // namespace fsdp
