@@ -1,5 +1,6 @@
 #include "base/device_streams.h"
 
+#include <c10/core/DeviceType.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <thread>
@@ -17,25 +18,25 @@ constexpr absl::Duration kPause = absl::Microseconds(20);
 
 void DeviceEvent::Record(c10::Device device) {
   if (device.is_cpu()) {
-    event_.reset();
+    if (event_.device_type() != c10::kCPU) event_ = c10::Event(c10::kCPU);
     return;
   }
   const c10::impl::VirtualGuardImpl guard(device.type());
   const c10::Stream stream = guard.getStream(device);
   // An event stays on the device of its first record.
-  if (!event_ || event_->device() != stream.device()) {
-    event_.emplace(device.type());
-  }
-  event_->record(stream);
+  if (event_.device() != stream.device()) event_ = c10::Event(device.type());
+  event_.record(stream);
 }
 
 void DeviceEvent::BlockCurrentStream() const {
-  if (!event_) return;
-  const c10::impl::VirtualGuardImpl guard(event_->device_type());
-  event_->block(guard.getStream(event_->device()));
+  if (event_.device_type() == c10::kCPU) return;
+  const c10::impl::VirtualGuardImpl guard(event_.device_type());
+  event_.block(guard.getStream(event_.device()));
 }
 
-bool DeviceEvent::Done() const { return !event_ || event_->query(); }
+bool DeviceEvent::Done() const {
+  return event_.device_type() == c10::kCPU || event_.query();
+}
 
 bool DeviceEvent::Wait(absl::Time deadline) const {
   for (int polls = 0; !Done(); ++polls) {

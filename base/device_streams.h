@@ -4,6 +4,7 @@
 #define BASE_DEVICE_STREAMS_H_
 
 #include <c10/core/Device.h>
+#include <c10/core/DeviceType.h>
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
 #include <c10/core/StreamGuard.h>
@@ -34,7 +35,7 @@ class DeviceEvent {
   bool Wait(absl::Time deadline) const;
 
  private:
-  absl::optional<c10::Event> event_;  // none on the CPU
+  c10::Event event_{c10::kCPU};  // which has none
 };
 
 // A stream beside the one that computes. Streams of a device's pool may be
