@@ -254,9 +254,12 @@ TEST_F(FakeDeviceRaces, TheHostOverwritesWhatIsStillBeingCopied) {
 
 TEST_F(FakeDeviceRaces, TouchIsAnAccessOfTheCurrentStream) {
   const at::Tensor x = Ones(7);
+  Order(main_, side_);
   FakeDevice::Touch(x, /*writes=*/false, "send");
   On(side_, [&] { FakeDevice::Touch(x, /*writes=*/true, "receive"); });
-  EXPECT_THAT(FakeDevice::Races(), Not(IsEmpty()));
+  EXPECT_THAT(FakeDevice::Races(),
+              ElementsAre(AllOf(HasSubstr("receive on stream"),
+                                HasSubstr("send on stream 0 reads"))));
 }
 
 TEST_F(FakeDeviceHostWaits, AreListedByTheOperatorThatMakesThem) {
