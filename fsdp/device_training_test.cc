@@ -23,7 +23,6 @@
 #include "base/torch_status.h"
 #include "comm/communicator.h"
 #include "comm/loopback_communicator.h"
-#include "fsdp/grad_clip.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/fused_optimizer.h"
 #include "fsdp/testing/toy_model.h"
@@ -146,7 +145,7 @@ absl::StatusOr<Values> Train(const Program& program, c10::Device device,
     FSDP_RETURN_IF_ERROR(
         program.step(model, [&] { return Loss(model->forward(x), x); }));
     if (program.clips) {
-      FSDP_RETURN_IF_ERROR(ClipGradNorm(*model, /*max_norm=*/0.1).status());
+      FSDP_RETURN_IF_ERROR(model->ClipGradNorm(/*max_norm=*/0.1).status());
     }
     if (!program.steps_in_backward) optimizer.step();
     optimizer.zero_grad();
