@@ -74,6 +74,33 @@ TEST_F(DeviceStreams, AnEventOrdersTwoStreams) {
   }
 }
 
+TEST_F(DeviceStreams, EitherStreamFollowsTheOther) {
+  for (const bool follows : {false, true}) {
+    for (const bool blocks : {false, true}) {
+      FakeDevice::Reset();
+      SideStream side(FakeDevice::device());
+      const at::Tensor x = at::ones({7}, FakeDevice::device());
+      if (follows) side.FollowCurrentStream();
+      {
+        const SideStream::Scope scope(side);
+        x.mul_(2);
+      }
+      if (blocks) side.BlockCurrentStream();
+      x.add_(1);
+      EXPECT_EQ(FakeDevice::Races().empty(), follows && blocks);
+      EXPECT_THAT(FakeDevice::HostWaits(), IsEmpty());
+    }
+  }
+}
+
+TEST_F(DeviceStreams, OnTheCpuThereIsNothingToFollow) {
+  EXPECT_FALSE(HasStreams(c10::kCPU));
+  EXPECT_TRUE(HasStreams(FakeDevice::device()));
+  SideStream side(c10::kCPU);
+  side.FollowCurrentStream();
+  side.BlockCurrentStream();
+}
+
 TEST_F(DeviceStreams, AnEventStandsForItsLastRecord) {
   const SideStream side(FakeDevice::device());
   DeviceEvent event;
