@@ -28,9 +28,8 @@ NcclWatchdog::Failure MissedDeadline() {
 }  // namespace
 
 std::string NcclWatchdog::Operation::Describe(int rank, int world_size) const {
-  return absl::StrCat(Name(call_, sequence_), " on rank ", rank, " of ",
-                      world_size, " (", call_.dtype, " x ", call_.count, ", ",
-                      bytes_, " bytes)");
+  return absl::StrCat(name(), " on rank ", rank, " of ", world_size, " (",
+                      call_.dtype, " x ", call_.count, ", ", bytes_, " bytes)");
 }
 
 NcclWatchdog::NcclWatchdog(Hooks hooks) : hooks_(std::move(hooks)) {}
@@ -104,12 +103,16 @@ void NcclWatchdog::Fail(Failure failure) {
     failed = FailLocked(std::move(failure), released);
   }
   if (failed) StopDevice();
-  absl::MutexLock lock(&mutex_);
-  mutex_.Await(absl::Condition(&stopped_));
 }
 
 void NcclWatchdog::Fail(const absl::Status& status) {
   Fail(OwnFailure(status));
+}
+
+NcclWatchdog::Failure NcclWatchdog::AwaitStopped() const {
+  absl::MutexLock lock(&mutex_);
+  mutex_.Await(absl::Condition(&stopped_));
+  return *failure_;
 }
 
 absl::optional<NcclWatchdog::Failure> NcclWatchdog::failure() const {
@@ -145,7 +148,7 @@ absl::Status NcclWatchdog::TakeOffDoneLocked(Released& released) {
     if (!*is_done) break;
     oldest.state_ = State::kDone;
     released.push_back(std::move(oldest.kept_));
-    last_done_ = Name(oldest.call_, oldest.sequence_);
+    last_done_ = oldest.name();
     running_.pop_front();
   }
   return absl::OkStatus();
@@ -168,7 +171,7 @@ bool NcclWatchdog::FailLocked(Failure failure, Released& released) {
 std::string NcclWatchdog::PositionLocked() const {
   if (!running_.empty()) {
     const Operation& oldest = *running_.front();
-    return absl::StrCat("is in ", Name(oldest.call_, oldest.sequence_));
+    return absl::StrCat("is in ", oldest.name());
   }
   if (last_done_.empty()) return "has finished nothing yet";
   return absl::StrCat("has finished ", last_done_, " and called nothing since");

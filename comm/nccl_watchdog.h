@@ -76,11 +76,14 @@ class NcclWatchdog {
   // operation's deadline is before `now`.
   void Poll(absl::Time now);
 
-  // Fails the group unless it has failed; returns when the `stop` hook is over.
+  // Fails the group unless it has failed.
   void Fail(Failure failure);
   // On behalf of this rank alone: an Unavailable `status` means that a peer is
   // lost, every other one is told to the peers as an abort.
   void Fail(const absl::Status& status);
+
+  // Why the group, which has failed, did; returns when the `stop` hook is over.
+  Failure AwaitStopped() const;
 
   absl::optional<Failure> failure() const;
 
@@ -124,6 +127,9 @@ class NcclWatchdog::Operation {
         sequence_(sequence),
         bytes_(bytes),
         deadline_(deadline) {}
+
+  // "all-gather #17 of blocks.2".
+  std::string name() const { return Name(call_, sequence_); }
 
   // "all-gather #17 of blocks.2 on rank 1 of 4 (bfloat16 x 1024, 2048 bytes)".
   std::string Describe(int rank, int world_size) const;

@@ -181,6 +181,7 @@ TEST(NcclWatchdogThreadTest, ItsThreadFindsAMissedDeadline) {
   EXPECT_TRUE(stopped.WaitForNotificationWithTimeout(absl::Seconds(30)));
   watchdog.Stop();
   EXPECT_EQ(watchdog.StateOf(*operation), State::kFailed);
+  EXPECT_EQ(watchdog.AwaitStopped().report.cause, Cause::kDeadline);
 }
 
 }  // namespace
