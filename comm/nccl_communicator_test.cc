@@ -108,7 +108,9 @@ at::TensorOptions OnGpu(at::ScalarType dtype = at::kFloat) {
 // (rank * 7 + i * 3) % 9 at index i of `n`: exact in every dtype, as are sums
 // of eight.
 at::Tensor Values(int rank, int64_t n, at::ScalarType dtype) {
-  return (at::arange(n, OnGpu(at::kLong)) * 3 + rank * 7)
+  return at::arange(n, OnGpu(at::kLong))
+      .mul(3)
+      .add(rank * 7)
       .remainder(9)
       .to(dtype);
 }
@@ -116,7 +118,7 @@ at::Tensor Values(int rank, int64_t n, at::ScalarType dtype) {
 at::Tensor SumOfRanks(int world_size, int64_t n, at::ScalarType dtype) {
   at::Tensor sum = Values(0, n, at::kDouble);
   for (int rank = 1; rank < world_size; ++rank) {
-    sum += Values(rank, n, at::kDouble);
+    sum.add_(Values(rank, n, at::kDouble));
   }
   return sum.to(dtype);
 }
@@ -195,9 +197,9 @@ absl::Status ScaleOnce(Communicator& comm, at::ScalarType from,
   const at::Tensor out = at::full({n}, 100, OnGpu(to));
   FSDP_RETURN_IF_ERROR(Finish(comm.ReduceScatterScaled(out, in, sum, "mean")));
   at::Tensor expected = SumOfRanks(comm.world_size(), whole, at::kDouble)
-                            .narrow(0, comm.rank() * n, n) *
-                        sum.scale;
-  if (sum.accumulate) expected = expected + 100;
+                            .narrow(0, comm.rank() * n, n)
+                            .mul(sum.scale);
+  if (sum.accumulate) expected.add_(100);
   return ExpectEqual(out, expected.to(to), "scaled sum");
 }
 

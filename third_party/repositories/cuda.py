@@ -1,19 +1,18 @@
 #!/usr/bin/env python3
 """Fills a folder with links to the CUDA toolkit, or to NCCL: installed ones, or the pinned wheels.
 
-toolkit: CUDA_HOME, else /usr/local/cuda, else wheels      -> bin, include, nvvm, lib/libcudart.so.N
+toolkit: CUDA_HOME, else /usr/local/cuda, else wheels      -> bin, include, nvvm
 nccl:    NCCL_HOME, else the toolkit's folder, else /usr, else a wheel      -> include/nccl.h, lib/libnccl.so.2
 """
 
 import argparse
-import glob
 import os
 import sys
 
 from wheels import Failure, PinnedTree, link_all, run
 
 USUAL_TOOLKIT = "/usr/local/cuda"
-TOOLKIT_LAYOUT = "DIR/bin/nvcc, DIR/include, DIR/lib64"
+TOOLKIT_LAYOUT = "DIR/bin/nvcc, DIR/include, DIR/nvvm"
 NCCL_LAYOUT = "DIR/include/nccl.h, DIR/lib/libnccl.so.2"
 LIBRARY_FOLDERS = ["lib64", "lib", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu"]
 
@@ -28,31 +27,28 @@ TOOLKIT = {
 NCCL = {"nvidia-nccl-cu13==2.28.9": "e4553a30f34195f3fa1da02a6da3d6337d28f2003943aa0a3d247bbc25fefc42"}
 
 
-def library(folder, pattern):
-    """The path of a library in one of the usual places below `folder`, by the name that programs load."""
-    for place in LIBRARY_FOLDERS:
-        found = sorted(glob.glob(os.path.join(folder, place, pattern)), key=len)
-        if found:
-            return found[0]
-    return None
-
-
-def lacking(folder, files, libraries):
-    """What of `files` and `libraries` is not below `folder`."""
-    missing = [os.path.join(folder, name) for name in files if not os.path.exists(os.path.join(folder, name))]
-    return missing + [os.path.join(folder, "lib64", name) for name in libraries if not library(folder, name)]
+def lacking(folder, files):
+    """What of `files` is not below `folder`."""
+    return [os.path.join(folder, name) for name in files if not os.path.exists(os.path.join(folder, name))]
 
 
 def toolkit_lacks(folder):
-    return lacking(folder, ["bin/nvcc", "nvvm", "include/cuda_runtime_api.h"], ["libcudart.so.[0-9]*"])
+    return lacking(folder, ["bin/nvcc", "nvvm", "include/cuda_runtime_api.h"])
+
+
+def nccl_library(folder):
+    """The path of libnccl.so.2 in one of the usual places below `folder`."""
+    paths = [os.path.join(folder, place, "libnccl.so.2") for place in LIBRARY_FOLDERS]
+    return next((path for path in paths if os.path.exists(path)), None)
 
 
 def nccl_lacks(folder):
-    return lacking(folder, ["include/nccl.h"], ["libnccl.so.2"])
+    missing = [] if nccl_library(folder) else [os.path.join(folder, "lib", "libnccl.so.2")]
+    return lacking(folder, ["include/nccl.h"]) + missing
 
 
 def in_toolkit(name):
-    for start in ("nvidia/cu13/bin/", "nvidia/cu13/nvvm/", "nvidia/cu13/include/", "nvidia/cu13/lib/libcudart.so."):
+    for start in ("nvidia/cu13/bin/", "nvidia/cu13/nvvm/", "nvidia/cu13/include/"):
         if name.startswith(start):
             return name[len("nvidia/cu13/"):]
     return None
@@ -83,11 +79,9 @@ def toolkit_folder(usual):
 
 def fill_with_toolkit(output, usual):
     folder = toolkit_folder(usual) or PinnedTree(
-        "cuda", TOOLKIT, in_toolkit, ["bin/nvcc", "nvvm/bin/cicc", "include/cuda_runtime_api.h", "include/crt",
-                                      "lib/libcudart.so.13"], "", "CUDA_HOME", TOOLKIT_LAYOUT).path()
-    runtime = library(folder, "libcudart.so.[0-9]*")
-    links = {name: os.path.join(folder, name) for name in ("bin", "include", "nvvm")}
-    link_all(output, {**links, f"lib/{os.path.basename(runtime)}": os.path.realpath(runtime)})
+        "cuda", TOOLKIT, in_toolkit, ["bin/nvcc", "nvvm/bin/cicc", "include/cuda_runtime_api.h", "include/crt"], "",
+        "CUDA_HOME", TOOLKIT_LAYOUT).path()
+    link_all(output, {name: os.path.join(folder, name) for name in ("bin", "include", "nvvm")})
 
 
 def fill_with_nccl(output, usual):
@@ -95,7 +89,7 @@ def fill_with_nccl(output, usual):
     folder = installed("NCCL_HOME", [toolkit, "/usr"], nccl_lacks, NCCL_LAYOUT) or PinnedTree(
         "nccl", NCCL, in_nccl, ["include/nccl.h", "lib/libnccl.so.2"], "", "NCCL_HOME", NCCL_LAYOUT).path()
     link_all(output, {"include/nccl.h": os.path.join(folder, "include/nccl.h"),
-                      "lib/libnccl.so.2": os.path.realpath(library(folder, "libnccl.so.2"))})
+                      "lib/libnccl.so.2": os.path.realpath(nccl_library(folder))})
 
 
 def main():

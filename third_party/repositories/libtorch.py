@@ -82,6 +82,9 @@ def fill_for_cuda(output, installed):
     if missing and installed:
         raise Failure(f"LIBTORCH={installed} is a LibTorch without CUDA: no {', '.join(missing)}. "
                       "Build without --config=cuda, or name a LibTorch built for CUDA")
+    if installed and not installed_libraries(tree, ["libcudart*.so*"]):
+        raise Failure(f"LIBTORCH={installed}: no libcudart.so in {os.path.join(tree, 'lib')}, nor in a folder nvidia "
+                      "beside it. Put a link to the one that it was built with there")
     link_all(output, {f"lib/{name}": path for name, path in libraries.items()})
 
 
