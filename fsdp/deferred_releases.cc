@@ -1,7 +1,5 @@
 #include "fsdp/deferred_releases.h"
 
-#include <c10/core/Device.h>
-
 #include <algorithm>
 #include <deque>
 #include <utility>
@@ -11,7 +9,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/types/span.h"
-#include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "offload/offloader.h"
 
@@ -39,16 +36,15 @@ absl::StatusOr<absl::Span<char>> DeferredReleases::Acquire(int entry,
 }
 
 void DeferredReleases::Release(int entry, absl::Span<char> bytes,
-                               c10::Device user) {
-  if (!HasStreams(user)) return offloader_->Release(entry);
-  pending_.push_back({entry, bytes, DeviceEvent()});
-  pending_.back().used.Record(user);
+                               const SharedEvent& used) {
+  if (used == nullptr) return offloader_->Release(entry);
+  pending_.push_back({entry, bytes, used});
 }
 
 void DeferredReleases::Poll() {
   const auto done = std::stable_partition(
       pending_.begin(), pending_.end(),
-      [](const Pending& pending) { return pending.used.Done(); });
+      [](const Pending& pending) { return pending.used->Done(); });
   for (auto i = pending_.begin(); i != done; ++i) offloader_->Release(i->entry);
   pending_.erase(pending_.begin(), done);
 }
@@ -71,7 +67,7 @@ std::deque<DeferredReleases::Pending>::iterator DeferredReleases::Find(
 }
 
 absl::Status DeferredReleases::Finish(std::deque<Pending>::iterator pending) {
-  if (!pending->used.Wait(absl::Now() + timeout_)) {
+  if (!pending->used->Wait(absl::Now() + timeout_)) {
     return absl::DeadlineExceededError(absl::StrCat(
         "the device has not come to the end of a copy within ",
         absl::FormatDuration(timeout_), ": it hangs, or has more to do"));

@@ -3,15 +3,13 @@
 #ifndef FSDP_DEFERRED_RELEASES_H_
 #define FSDP_DEFERRED_RELEASES_H_
 
-#include <c10/core/Device.h>
-
 #include <deque>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "base/device_streams.h"
+#include "fsdp/device_copies.h"
 #include "offload/offloader.h"
 
 namespace fsdp {
@@ -27,9 +25,10 @@ class DeferredReleases {
   // Waits for devices where their entries leave no room.
   absl::StatusOr<absl::Span<char>> Acquire(int entry,
                                            offload::Offloader::Use use);
-  // Releases `bytes` of `entry` once what the current stream of `user` has been
-  // given until now is done; on the CPU at once.
-  void Release(int entry, absl::Span<char> bytes, c10::Device user);
+  // Releases `bytes` of `entry` when `used` is reached; at once where it is
+  // null.
+  void Release(int entry, absl::Span<char> bytes, const SharedEvent& used);
+  bool Has(int entry) { return Find(entry) != pending_.end(); }
   // Makes those good whose devices have come so far.
   void Poll();
   // Makes all good. DeadlineExceeded.
@@ -41,7 +40,7 @@ class DeferredReleases {
   struct Pending {
     int entry;
     absl::Span<char> bytes;
-    DeviceEvent used;
+    SharedEvent used;
   };
 
   std::deque<Pending>::iterator Find(int entry);

@@ -7,30 +7,38 @@
 #include <c10/core/Device.h>
 
 #include <cstdint>
+#include <memory>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/device_streams.h"
 #include "fsdp/buffer_pool.h"
 
 namespace fsdp {
 
-// Memory of the device is reused: there is as much as was in use at once. Host
-// memory has to be page-locked, or else the host waits. Not thread-safe.
+// A copy to the host that is under way, or one from there.
+using SharedEvent = std::shared_ptr<const DeviceEvent>;
+
+// Memory of the device is used again: there is as much as was in use at once.
+// The host's has to be page-locked, or else it waits. Not thread-safe.
 class DeviceCopies {
  public:
   explicit DeviceCopies(c10::Device device);
   ~DeviceCopies();
 
-  // Memory of the device with the bytes of `host`, once `arrived` is reached,
-  // which may not be written before. Begins when `host_ready` is reached.
-  // Without `copies` the memory is of any content.
-  absl::StatusOr<at::Tensor> Upload(const at::Tensor& host, bool copies,
-                                    const DeviceEvent& host_ready,
-                                    DeviceEvent& arrived);
-  // Takes back what Upload() gave, after what the current stream has been given
-  // until now; with `copies`, its bytes go to `host`, once `arrived` is reached.
-  void Release(const at::Tensor& memory, const at::Tensor& host, bool copies,
-               DeviceEvent& arrived);
+  // Memory of the device, at least `bytes` of any content, for Upload().
+  absl::StatusOr<at::Tensor> Acquire(int64_t bytes);
+  // Copies `host` into `memory` after `host_ready`, which may be null. Without
+  // `copies` only the event is of use: what the memory was used for before is
+  // over then. An error is the device's end.
+  absl::StatusOr<SharedEvent> Upload(const at::Tensor& memory,
+                                     const at::Tensor& host, bool copies,
+                                     const SharedEvent& host_ready);
+  // Takes back what Acquire() gave, after what the current stream has been
+  // given until now; with `copies`, its bytes go to `host`, which is free when
+  // the event is reached.
+  absl::StatusOr<SharedEvent> Release(const at::Tensor& memory,
+                                      const at::Tensor& host, bool copies);
 
   BufferPool::Stats stats() const { return memory_.stats(); }
 

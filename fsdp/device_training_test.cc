@@ -25,9 +25,14 @@
 #include "comm/loopback_communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/fused_optimizer.h"
+#include "fsdp/offload_options.h"
+#include "fsdp/resting_memory.h"
 #include "fsdp/testing/toy_model.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "offload/host_store.h"
+#include "offload/page_memory.h"
+#include "offload/param_store.h"
 
 namespace fsdp {
 namespace {
@@ -89,6 +94,22 @@ std::vector<Program> Programs() {
   }));
   programs.push_back(With("WithoutPrefetch", [](Options& options) {
     options.forward_prefetch = options.backward_prefetch = false;
+  }));
+  programs.push_back(With("AllOnTheCpu", [](Options& options) {
+    OffloadOptions& offload = options.offload;
+    offload.parameters = offload.gradients = offload.optimizer = Tier::kCpu;
+  }));
+  programs.push_back(With("StatesOnTheCpu", [](Options& options) {
+    options.offload.optimizer = Tier::kCpu;
+  }));
+  programs.push_back(With("AllInStores", [](Options& options) {
+    OffloadOptions& offload = options.offload;
+    offload.parameters = offload.gradients = offload.optimizer = Tier::kSsd;
+    offload.make_store = [](RestingKind /*kind*/, int64_t capacity)
+        -> absl::StatusOr<std::unique_ptr<offload::ParamStore>> {
+      return offload::HostStore::Make(
+          capacity, offload::PageAllocator::System(), /*rollback=*/true);
+    };
   }));
   programs.emplace_back();
   programs.back().name = "Clipped";
@@ -153,6 +174,8 @@ absl::StatusOr<Values> Train(const Program& program, c10::Device device,
   if (!device.is_cpu()) waits = FakeDevice::HostWaits();
   Values values;
   for (const NamedShard& named : model->NamedShards()) {
+    FSDP_ASSIGN_OR_RETURN(const Resident resident,
+                          Resident::Of(named.shard, Use::kRead));
     values[named.name] = named.shard.detach().cpu().clone();
   }
   return values;

@@ -61,7 +61,7 @@ RestingMemory::RestingMemory(at::Tensor memory,
 RestingMemory::~RestingMemory() {
   constexpr absl::Duration kLongest = absl::Minutes(1);
   FSDP_CHECK(uses_ == 0 || stays());
-  used_.Wait(absl::Now() + kLongest);
+  if (used_ != nullptr) used_->Wait(absl::Now() + kLongest);
 }
 
 RestingMemory* RestingMemory::Of(const at::Tensor& tensor) {
@@ -82,8 +82,11 @@ void RestingMemory::Prefetch() {
 
 absl::Status RestingMemory::Acquire(Use use) {
   if (!stays()) {
-    if (uses_ == 0) FSDP_RETURN_IF_ERROR(BringIn(use));
-    arrived_.BlockCurrentStream();
+    if (uses_ == 0) {
+      FSDP_RETURN_IF_ERROR(copies_ == nullptr ? BringIn(use)
+                                              : BringToDevice(use));
+    }
+    if (arrived_ != nullptr) arrived_->BlockCurrentStream();
     if (use != Use::kRead && !changed_) {
       place_->MarkChanged();
       changed_ = true;
@@ -94,25 +97,32 @@ absl::Status RestingMemory::Acquire(Use use) {
 }
 
 absl::Status RestingMemory::BringIn(Use use) {
+  FSDP_ASSIGN_OR_RETURN(char* const data, place_->Acquire(use));
+  changed_ = use != Use::kRead;
+  storage_.Fill(data);
+  return absl::OkStatus();
+}
+
+// The place is asked last for what may be written: it takes that for written.
+absl::Status RestingMemory::BringToDevice(Use use) {
   FSDP_RETURN_IF_ERROR(lost_);
-  // Until it is there, so that memory that cannot be had is not taken for
-  // written.
-  FSDP_ASSIGN_OR_RETURN(
-      char* const data,
-      place_->Acquire(copies_ == nullptr ? use : Use::kRead));
-  on_host_ = HostBytes(data, bytes());
-  changed_ = copies_ == nullptr && use != Use::kRead;
-  if (copies_ == nullptr) {
-    storage_.Fill(data);
-    return absl::OkStatus();
+  FSDP_ASSIGN_OR_RETURN(const at::Tensor memory, copies_->Acquire(bytes()));
+  const absl::StatusOr<char*> data = place_->Acquire(use);
+  if (!data.ok()) {
+    copies_->Release(memory, at::Tensor(), /*copies=*/false).IgnoreError();
+    return data.status();
   }
-  absl::StatusOr<at::Tensor> memory = copies_->Upload(
-      on_host_, /*copies=*/use != Use::kOverwrite, used_, arrived_);
-  if (!memory.ok()) {
-    place_->Release(storage_.storage().device());
-    return memory.status();
+  on_host_ = HostBytes(*data, bytes());
+  absl::StatusOr<SharedEvent> arrived = copies_->Upload(
+      memory, on_host_, /*copies=*/use != Use::kOverwrite, used_);
+  if (!arrived.ok()) {
+    lost_ = arrived.status();
+    place_->Release(used_);
+    return lost_;
   }
-  memory_ = *std::move(memory);
+  arrived_ = *std::move(arrived);
+  memory_ = memory;
+  changed_ = use != Use::kRead;
   storage_.Fill(memory_.mutable_data_ptr());
   return absl::OkStatus();
 }
@@ -121,14 +131,15 @@ void RestingMemory::Release() {
   FSDP_CHECK(uses_ > 0);
   if (--uses_ > 0 || stays()) return;
   storage_.Empty();
-  const c10::Device device = storage_.storage().device();
-  if (copies_ == nullptr) return place_->Release(device);
-  lost_ = TorchToStatus("taking a shard from its device", [&] {
-    copies_->Release(memory_, on_host_, changed_, used_);
-  });
-  memory_.reset();
+  if (copies_ != nullptr) {
+    absl::StatusOr<SharedEvent> used =
+        copies_->Release(memory_, on_host_, changed_);
+    lost_ = used.status();
+    if (used.ok()) used_ = *std::move(used);
+    memory_.reset();
+  }
   changed_ = false;
-  place_->Release(device);
+  place_->Release(used_);
 }
 
 absl::StatusOr<Resident> Resident::Of(absl::Span<const at::Tensor> tensors,

@@ -15,12 +15,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "base/device_streams.h"
 #include "flat_param/guarded_storage.h"
+#include "fsdp/device_copies.h"
 
 namespace fsdp {
 
-class DeviceCopies;
 class OffloadSpace;
 
 enum class Use {
@@ -39,9 +38,9 @@ class RestingPlace {
   virtual absl::StatusOr<char*> Acquire(Use use) = 0;
   // In use for kRead, they are changed after all.
   virtual void MarkChanged() = 0;
-  // What the current stream of `user` has been given until now may still use
-  // them. Acquire() does not wait for that.
-  virtual void Release(c10::Device user) = 0;
+  // A device may use them until it has reached `used`, which may be null;
+  // Acquire() does not wait for that.
+  virtual void Release(const SharedEvent& used) = 0;
 };
 
 // Tensors over it keep their identity, but only while it is acquired they have
@@ -82,14 +81,15 @@ class RestingMemory : public std::enable_shared_from_this<RestingMemory> {
 
  private:
   absl::Status BringIn(Use use);
+  absl::Status BringToDevice(Use use);
 
   flat_param::GuardedStorage storage_;
   const std::unique_ptr<RestingPlace> place_;
   const std::shared_ptr<DeviceCopies> copies_;
-  at::Tensor memory_;   // on the device, where the place's is not there
-  at::Tensor on_host_;  // the place's, while acquired
-  DeviceEvent arrived_;  // on the device
-  DeviceEvent used_;     // on the host, by the device
+  at::Tensor memory_;    // on the device, where the place's is not there
+  at::Tensor on_host_;   // the place's, while acquired
+  SharedEvent arrived_;  // on the device
+  SharedEvent used_;     // on the host, by the device
   int uses_ = 0;
   bool changed_ = false;
   absl::Status lost_;  // what was changed did not reach its place
