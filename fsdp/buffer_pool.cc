@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/check.h"
+#include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "comm/work.h"
 
@@ -38,6 +39,7 @@ absl::StatusOr<at::Tensor> BufferPool::Acquire(int64_t bytes) {
     if (best->reader != nullptr) {
       FSDP_RETURN_IF_ERROR(best->reader->BlockCurrentStream());
     }
+    best->used.BlockCurrentStream();
     buffer = std::move(best->buffer);
     free_.erase(best);
   } else {
@@ -56,9 +58,9 @@ void BufferPool::TakeBack(const at::Tensor& buffer) {
 }
 
 void BufferPool::Release(const at::Tensor& buffer,
-                         std::unique_ptr<comm::Work> reader) {
+                         std::unique_ptr<comm::Work> reader, DeviceEvent used) {
   TakeBack(buffer);
-  free_.push_back({buffer, std::move(reader)});
+  free_.push_back({buffer, std::move(reader), std::move(used)});
 }
 
 void BufferPool::Discard(const at::Tensor& buffer) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/device_streams.h"
 #include "comm/work.h"
 
 namespace fsdp {
@@ -35,10 +36,13 @@ class BufferPool {
   // A buffer of at least `bytes`; a free one where there is one that is not
   // wastefully large.
   absl::StatusOr<at::Tensor> Acquire(int64_t bytes);
-  // Takes back what Acquire() gave; nothing may use it any more but `reader`,
-  // which Acquire() waits for before it hands the buffer out again.
+  // Takes back what Acquire() gave; nothing may use it any more but `reader`
+  // and what a device has been given before `used`, which Acquire() waits for,
+  // or lets the stream wait for that is current then, before it hands the
+  // buffer out again.
   void Release(const at::Tensor& buffer,
-               std::unique_ptr<comm::Work> reader = nullptr);
+               std::unique_ptr<comm::Work> reader = nullptr,
+               DeviceEvent used = DeviceEvent());
   // As Release(), for a buffer that something outside may still write, after a
   // failed collective for example: it is never handed out again.
   void Discard(const at::Tensor& buffer);
@@ -51,6 +55,7 @@ class BufferPool {
   struct FreeBuffer {
     at::Tensor buffer;
     std::unique_ptr<comm::Work> reader;  // null: nobody reads it
+    DeviceEvent used;
   };
 
   Allocate allocate_;

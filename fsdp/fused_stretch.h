@@ -99,7 +99,8 @@ class FusedStretch {
   bool keeps() const;
   absl::StatusOr<at::Tensor> Zeros(int64_t numel, const std::string& what);
   absl::StatusOr<std::shared_ptr<RestingMemory>> Place(const std::string& what,
-                                                       int64_t bytes);
+                                                       int64_t bytes,
+                                                       c10::Device device);
   absl::Status Restore(const FusedRule& rule, int num_slots,
                        OptimizerStates& states);
 

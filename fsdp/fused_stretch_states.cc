@@ -74,13 +74,13 @@ absl::Status FusedStretch::BringInStates() {
 
 // What an attempt that has failed has placed is found again.
 absl::StatusOr<std::shared_ptr<RestingMemory>> FusedStretch::Place(
-    const std::string& what, int64_t bytes) {
+    const std::string& what, int64_t bytes, c10::Device device) {
   const auto found = memory_.find(what);
   if (found != memory_.end()) return found->second;
   FSDP_ASSIGN_OR_RETURN(
       std::shared_ptr<RestingMemory> memory,
       shard_->space()->PlaceOptimizerState(
-          *shard_, absl::StrCat(what, " of group ", group_), bytes));
+          *shard_, absl::StrCat(what, " of group ", group_), bytes, device));
   if (memory != nullptr) memory_[what] = memory;
   return memory;
 }
@@ -91,7 +91,8 @@ absl::StatusOr<at::Tensor> FusedStretch::Zeros(int64_t numel,
   if (shard_ != nullptr) {
     FSDP_ASSIGN_OR_RETURN(
         const std::shared_ptr<RestingMemory> memory,
-        Place(what, numel * static_cast<int64_t>(options.dtype().itemsize())));
+        Place(what, numel * static_cast<int64_t>(options.dtype().itemsize()),
+              options.device()));
     if (memory != nullptr) {
       const at::Tensor all =
           memory->AsTensor(c10::typeMetaToScalarType(options.dtype()));
@@ -162,7 +163,7 @@ absl::Status FusedStretch::Restore(const FusedRule& rule, int num_slots,
   const auto size = static_cast<int64_t>(slices_.size());
   FSDP_ASSIGN_OR_RETURN(
       const std::shared_ptr<RestingMemory> memory,
-      Place("steps", size * static_cast<int64_t>(sizeof(int64_t))));
+      Place("steps", size * static_cast<int64_t>(sizeof(int64_t)), at::kCPU));
   if (memory == nullptr) return absl::OkStatus();
   const at::Tensor steps = memory->AsTensor(at::kLong);
   FSDP_RETURN_IF_ERROR(resident_.Add(steps, Use::kUpdate));

@@ -4,9 +4,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/maximum.h>
 #include <ATen/ops/mul.h>
-#include <ATen/ops/tensor.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
@@ -82,21 +80,9 @@ void SetToZero(const at::Tensor& whole, const Slice& range) {
   std::memset(data + range.begin * size, 0, range.numel() * size);
 }
 
-void WriteFlags(absl::Span<const float> flags, const at::Tensor& target) {
-  if (!target.is_cpu()) {
-    target.copy_(at::tensor(flags));
-    return;
-  }
-  AT_DISPATCH_FLOATING_TYPES_AND2(
-      at::kHalf, at::kBFloat16, target.scalar_type(), "WriteFlags", [&] {
-        std::copy(flags.begin(), flags.end(),
-                  target.mutable_data_ptr<scalar_t>());
-      });
-}
-
-std::vector<bool> ReadFlags(const at::Tensor& source) {
+Produced ReadFlags(const at::Tensor& source) {
   const at::Tensor on_host = source.cpu();
-  std::vector<bool> flags(on_host.numel());
+  Produced flags(on_host.numel());
   AT_DISPATCH_FLOATING_TYPES_AND2(
       at::kHalf, at::kBFloat16, on_host.scalar_type(), "ReadFlags", [&] {
         const scalar_t* const data = on_host.const_data_ptr<scalar_t>();
@@ -119,6 +105,13 @@ void CopyScaled(at::Tensor target, const at::Tensor& source, double scale) {
 }
 
 }  // namespace
+
+void MarkProduced(absl::Span<const at::Tensor> gradients, Produced& produced) {
+  produced.resize(gradients.size());
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    if (gradients[i].defined()) produced[i] = true;
+  }
+}
 
 int64_t ShardGradientBytes(const FlatLayout& layout,
                            const GradientBufferOptions& options) {
@@ -173,24 +166,51 @@ void GradientBuffer::Fill(const at::Tensor& memory,
   for (int i = 0; i < layout.num_parameters(); ++i) {
     FillParameter(whole, i, gradients[i]);
   }
-  const std::vector<float> flags = FlagsOf(gradients);
-  for (int rank = 0; rank < layout.world_size(); ++rank) {
-    WriteFlags(flags, Flags(whole, rank));
-  }
+  WriteFlags(whole, gradients);
 }
 
-at::Tensor GradientBuffer::Flags(const at::Tensor& whole, int rank) const {
-  const int64_t begin = parameter_->layout().shard_numel();
-  return RangeOf(whole, rank * segment_numel_ + begin, segment_numel_ - begin);
+// On the host element by element, on a device as few operators for all ranks.
+void GradientBuffer::WriteFlags(const at::Tensor& whole,
+                                absl::Span<const at::Tensor> gradients) const {
+  const FlatLayout& layout = parameter_->layout();
+  const int64_t begin = layout.shard_numel();
+  if (!whole.is_cpu()) {
+    whole
+        .as_strided({layout.world_size(), segment_numel_ - begin},
+                    {segment_numel_, 1}, whole.storage_offset() + begin)
+        .zero_();
+    RaiseFlags(whole, gradients);
+    return;
+  }
+  AT_DISPATCH_FLOATING_TYPES_AND2(
+      at::kHalf, at::kBFloat16, whole.scalar_type(), "WriteFlags", [&] {
+        scalar_t* const data = whole.mutable_data_ptr<scalar_t>();
+        for (int rank = 0; rank < layout.world_size(); ++rank) {
+          scalar_t* const flags = data + rank * segment_numel_ + begin;
+          std::fill(flags, flags + segment_numel_ - begin, scalar_t(0));
+          for (size_t i = 0; i < gradients.size(); ++i) {
+            if (gradients[i].defined()) flags[i] = scalar_t(1);
+          }
+        }
+      });
 }
 
-std::vector<float> GradientBuffer::FlagsOf(
-    absl::Span<const at::Tensor> gradients) const {
-  std::vector<float> flags(segment_numel_ - parameter_->layout().shard_numel());
-  for (size_t i = 0; i < gradients.size(); ++i) {
-    flags[i] = gradients[i].defined() ? 1 : 0;
+void GradientBuffer::RaiseFlags(const at::Tensor& whole,
+                                absl::Span<const at::Tensor> gradients) const {
+  const FlatLayout& layout = parameter_->layout();
+  const auto is_defined = [](const at::Tensor& gradient) {
+    return gradient.defined();
+  };
+  auto begin = std::find_if(gradients.begin(), gradients.end(), is_defined);
+  while (begin != gradients.end()) {
+    const auto end = std::find_if_not(begin, gradients.end(), is_defined);
+    whole
+        .as_strided({layout.world_size(), end - begin}, {segment_numel_, 1},
+                    whole.storage_offset() + layout.shard_numel() +
+                        (begin - gradients.begin()))
+        .fill_(1);
+    begin = std::find_if(end, gradients.end(), is_defined);
   }
-  return flags;
 }
 
 void GradientBuffer::Add(const at::Tensor& memory,
@@ -201,12 +221,7 @@ void GradientBuffer::Add(const at::Tensor& memory,
     if (!gradients[i].defined()) continue;
     AddParameter(whole, static_cast<int>(i), gradients[i]);
   }
-  // One segment's flags are as those of the others.
-  at::Tensor flags = Flags(whole, 0).to(at::kFloat);
-  at::maximum_out(flags, flags, at::tensor(FlagsOf(gradients)).to(flags));
-  for (int rank = 0; rank < parameter_->layout().world_size(); ++rank) {
-    Flags(whole, rank).copy_(flags);
-  }
+  RaiseFlags(whole, gradients);
 }
 
 void GradientBuffer::AddParameter(const at::Tensor& whole, int i,
@@ -264,7 +279,8 @@ bool GradientBuffer::HoldsOurs(int i) const {
              shard_gradient_.storage().unsafeGetStorageImpl();
 }
 
-absl::Status GradientBuffer::AccumulateMean(const at::Tensor& memory) {
+absl::Status GradientBuffer::AccumulateMean(const at::Tensor& memory,
+                                            const Produced& produced) {
   c10::NoGradGuard no_grad;
   const FlatLayout& layout = parameter_->layout();
   const int count = layout.num_parameters();
@@ -287,7 +303,7 @@ absl::Status GradientBuffer::AccumulateMean(const at::Tensor& memory) {
       for (int i = 0; i < count; ++i) AccumulateSlice(i, reduced, scale);
       break;
   }
-  Attach(RangeOf(segment, layout.shard_numel(), count));
+  Attach(RangeOf(segment, layout.shard_numel(), count), produced);
   return absl::OkStatus();
 }
 
@@ -340,11 +356,12 @@ GradientBuffer::StartDirect() {
   return target;
 }
 
-void GradientBuffer::FinishDirect() {
+void GradientBuffer::FinishDirect(const Produced& produced) {
   FSDP_CHECK(!direct_.empty());
   c10::NoGradGuard no_grad;
   Attach(RangeOf(shard_gradient_, parameter_->layout().shard_numel(),
-                 parameter_->num_parameters()));
+                 parameter_->num_parameters()),
+         produced);
   direct_.pop_front();
 }
 
@@ -357,14 +374,18 @@ void GradientBuffer::Prefetch() {
   if (PresentGradients() == Present::kOurs) PrefetchTensor(shard_gradient_);
 }
 
-void GradientBuffer::Attach(const at::Tensor& flags) {
-  const std::vector<bool> produced = ReadFlags(flags);
+void GradientBuffer::Attach(const at::Tensor& flags, const Produced& produced) {
+  Produced anywhere = produced;
+  bool are_read = false;
   for (int i = 0; i < parameter_->num_parameters(); ++i) {
     at::Tensor slice = parameter_->ShardSlice(i);
     // Frozen since a backward whose gradients were kept whole.
-    if (!slice.requires_grad()) continue;
-    if (!produced[i] || slice.grad().defined()) continue;
-    slice.mutable_grad() = GradientSlice(i);
+    if (!slice.requires_grad() || slice.grad().defined()) continue;
+    if (!are_read && (anywhere.empty() || !anywhere[i])) {
+      anywhere = ReadFlags(flags);
+      are_read = true;
+    }
+    if (anywhere[i]) slice.mutable_grad() = GradientSlice(i);
   }
 }
 

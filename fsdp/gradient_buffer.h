@@ -42,6 +42,12 @@ struct GradientBufferOptions {
   std::shared_ptr<RestingMemory> memory = nullptr;
 };
 
+// Which parameters this rank's backward has produced a gradient for; empty: not
+// known.
+using Produced = std::vector<bool>;
+// Adds those of `gradients`.
+void MarkProduced(absl::Span<const at::Tensor> gradients, Produced& produced);
+
 // What the gradient of a shard takes, with all that comes with it.
 int64_t ShardGradientBytes(const flat_param::FlatLayout& layout,
                            const GradientBufferOptions& options);
@@ -53,7 +59,8 @@ int64_t ShardGradientBytes(const flat_param::FlatLayout& layout,
 // A flag is 1 where this rank's backward produced a gradient for the
 // parameter. Summed with the rest, it tells every rank whether any rank did:
 // a parameter no rank used keeps an undefined gradient, so that an optimizer
-// does not decay it. Not thread-safe.
+// does not decay it. Of a device the flags are read, which makes the host wait,
+// only where this rank lacks a gradient. Not thread-safe.
 class GradientBuffer {
  public:
   // `parameter` outlives this object.
@@ -83,7 +90,8 @@ class GradientBuffer {
   // `memory` after a sum over all ranks: adds the mean into the gradient of
   // each shard slice. A slice without .grad takes the new values; one with
   // .grad, ours or the user's, gets them added. Errors as RestingMemory's.
-  absl::Status AccumulateMean(const at::Tensor& memory);
+  absl::Status AccumulateMean(const at::Tensor& memory,
+                              const Produced& produced = {});
 
   // The same in one go with the reduction, where the gradients of the slices
   // allow it: a reduce-scatter puts its scaled sum, a segment, into `out`, and
@@ -94,7 +102,7 @@ class GradientBuffer {
     comm::ScaledSum sum;
   };
   absl::StatusOr<absl::optional<DirectTarget>> StartDirect();
-  void FinishDirect();
+  void FinishDirect(const Produced& produced = {});
 
   // After a failure: no direct reduction is under way any more, and whatever
   // they may have written counts no more than the rest of the iteration. The
@@ -107,9 +115,10 @@ class GradientBuffer {
   void DropUnusedGradient();
 
  private:
-  // The flags in the segment of `rank` and what follows them.
-  at::Tensor Flags(const at::Tensor& whole, int rank) const;
-  std::vector<float> FlagsOf(absl::Span<const at::Tensor> gradients) const;
+  void WriteFlags(const at::Tensor& whole,
+                  absl::Span<const at::Tensor> gradients) const;
+  void RaiseFlags(const at::Tensor& whole,
+                  absl::Span<const at::Tensor> gradients) const;
   void FillParameter(const at::Tensor& whole, int i,
                      const at::Tensor& gradient) const;
   void AddParameter(const at::Tensor& whole, int i,
@@ -121,7 +130,7 @@ class GradientBuffer {
   Present PresentGradients() const;
   static Use UseFor(Present present);
   void RenewMemory(Present present);
-  void Attach(const at::Tensor& flags);
+  void Attach(const at::Tensor& flags, const Produced& produced);
   at::Tensor GradientSlice(int i) const;
 
   flat_param::FlatParameter* const parameter_;

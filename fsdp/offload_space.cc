@@ -15,9 +15,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/check.h"
+#include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/communicator.h"
+#include "fsdp/deferred_releases.h"
+#include "fsdp/device_copies.h"
 #include "fsdp/kept_files.h"
 #include "fsdp/offload_options.h"
 #include "fsdp/offload_plan.h"
@@ -134,6 +137,7 @@ absl::Status OffloadSpace::MakeStores() {
   memory.memory_bytes = StoredBytes(plan_.buffer_bytes);
   memory.timeout = timeout_;
   FSDP_ASSIGN_OR_RETURN(offloader_, Offloader::Make(memory));
+  releases_ = std::make_unique<DeferredReleases>(offloader_.get(), timeout_);
   for (RestingKind kind : kKinds) {
     const int64_t capacity = CapacityOf(kind, Tier::kSsd);
     const bool kept = options_.keep && kind != RestingKind::kGradients;
@@ -216,17 +220,24 @@ absl::StatusOr<std::shared_ptr<RestingMemory>> OffloadSpace::Place(
   if (tier == Tier::kSsd) {
     const int store = static_cast<int>(kind);
     FSDP_ASSIGN_OR_RETURN(const int entry, Take(stores_[store], name, bytes));
-    place = PlaceInStore(offloader_.get(), entry, &changed_[store],
-                         shared_from_this());
+    place = PlaceInStore(offloader_.get(), releases_.get(), entry,
+                         &changed_[store], shared_from_this());
   } else {
     const std::string region = absl::StrCat(ToString(kind), " of ", name);
     FSDP_RETURN_IF_ERROR(host_->Create(region, bytes));
     FSDP_ASSIGN_OR_RETURN(const absl::Span<char> memory, host_->Memory(region));
     place = PlaceOnHost(host_.get(), region, memory.data(), shared_from_this());
   }
-  return std::make_shared<RestingMemory>(bytes, device,
-                                         AwayText(kind, tier, name),
-                                         std::move(place), shared_from_this());
+  return std::make_shared<RestingMemory>(
+      bytes, device, AwayText(kind, tier, name), std::move(place),
+      CopiesFor(device), shared_from_this());
+}
+
+// A model is on one device.
+std::shared_ptr<DeviceCopies> OffloadSpace::CopiesFor(c10::Device device) {
+  if (!HasStreams(device)) return nullptr;
+  if (copies_ == nullptr) copies_ = std::make_shared<DeviceCopies>(device);
+  return copies_;
 }
 
 absl::StatusOr<std::shared_ptr<RestingMemory>> OffloadSpace::PlaceParameters(
@@ -271,7 +282,8 @@ bool OffloadSpace::OptimizerRestsElsewhere(const RestingMemory& shard) const {
 
 absl::StatusOr<std::shared_ptr<RestingMemory>>
 OffloadSpace::PlaceOptimizerState(const RestingMemory& shard,
-                                  const std::string& what, int64_t bytes) {
+                                  const std::string& what, int64_t bytes,
+                                  c10::Device device) {
   const int flat = FlatOf(shard);
   const Tier tier = plan_.tier(flat, RestingKind::kOptimizer);
   if (tier == Tier::kDevice || bytes == 0) {
@@ -280,8 +292,7 @@ OffloadSpace::PlaceOptimizerState(const RestingMemory& shard,
   const std::string name =
       absl::StrCat(RegionName(flat, flats_[flat].name), ", ", what);
   absl::StatusOr<std::shared_ptr<RestingMemory>> memory =
-      Place(RestingKind::kOptimizer, tier, name, bytes,
-            shard.AsTensor(at::kByte).device());
+      Place(RestingKind::kOptimizer, tier, name, bytes, device);
   if (absl::IsAlreadyExists(memory.status())) {
     return Annotate(memory.status(),
                     "another optimizer has states of these parameters: let it "

@@ -17,6 +17,8 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "comm/communicator.h"
+#include "fsdp/deferred_releases.h"
+#include "fsdp/device_copies.h"
 #include "fsdp/offload_options.h"
 #include "fsdp/offload_plan.h"
 #include "fsdp/resting_memory.h"
@@ -50,10 +52,11 @@ class OffloadSpace : public std::enable_shared_from_this<OffloadSpace> {
   absl::StatusOr<std::shared_ptr<RestingMemory>> PlaceGradients(
       int flat, int64_t bytes, c10::Device device);
   // For optimizer states of parameters in `shard`, which is of this space:
-  // zeros, or what an earlier run has kept under the name `what`. Null where
-  // they stay on the device.
+  // zeros, or what an earlier run has kept under the name `what`; for use on
+  // `device`. Null where they stay on the shard's.
   absl::StatusOr<std::shared_ptr<RestingMemory>> PlaceOptimizerState(
-      const RestingMemory& shard, const std::string& what, int64_t bytes);
+      const RestingMemory& shard, const std::string& what, int64_t bytes,
+      c10::Device device);
 
   bool OptimizerRestsElsewhere(const RestingMemory& shard) const;
 
@@ -106,6 +109,7 @@ class OffloadSpace : public std::enable_shared_from_this<OffloadSpace> {
                                                        const std::string& name,
                                                        int64_t bytes,
                                                        c10::Device device);
+  std::shared_ptr<DeviceCopies> CopiesFor(c10::Device device);
   absl::Status Rollback();
   absl::Status RestoreSaved();
 
@@ -116,7 +120,9 @@ class OffloadSpace : public std::enable_shared_from_this<OffloadSpace> {
   const absl::Duration timeout_;
   std::unique_ptr<offload::HostStore> host_;       // of kCpu
   std::unique_ptr<offload::Offloader> offloader_;  // of kSsd; null without
-  std::array<int, kNumRestingKinds> stores_;       // of offloader_; -1: none
+  std::unique_ptr<DeferredReleases> releases_;     // of offloader_
+  std::shared_ptr<DeviceCopies> copies_;      // of the device that asks first
+  std::array<int, kNumRestingKinds> stores_;  // of offloader_; -1: none
   // Since the last Flush() that ended well.
   std::array<bool, kNumRestingKinds> changed_ = {};
   std::vector<int> step_entries_;  // of kept files

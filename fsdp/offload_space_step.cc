@@ -55,6 +55,7 @@ absl::Status OffloadSpace::BeginStep(const absl::Status& mine) {
 }
 
 absl::Status OffloadSpace::FlushStepped() {
+  if (releases_ != nullptr) FSDP_RETURN_IF_ERROR(releases_->Settle());
   size_t next = 0;  // of step_entries_, which are in the order of kSteppedKinds
   for (RestingKind kind : kSteppedKinds) {
     const int store = stores_[static_cast<int>(kind)];
@@ -101,7 +102,7 @@ absl::Status OffloadSpace::SaveBeforeStep(RestingMemory& shard) {
                    shard.bytes()));
   }
   FSDP_ASSIGN_OR_RETURN(const absl::Span<char> bytes,
-                        offloader_->Acquire(entry, Offloader::Use::kOverwrite));
+                        releases_->Acquire(entry, Offloader::Use::kOverwrite));
   const at::Tensor copy = at::from_blob(bytes.data(), {shard.bytes()},
                                         at::TensorOptions(at::kByte));
   const absl::Status copied = TorchToStatus("saving a shard before its step",
@@ -152,6 +153,7 @@ absl::Status OffloadSpace::Rollback() {
   if (!std::exchange(begun_, false) || offloader_ == nullptr) {
     return absl::OkStatus();
   }
+  FSDP_RETURN_IF_ERROR(releases_->Settle());
   // First what lies beside states that are about to be rolled back.
   absl::Status status = RestoreSaved();
   for (RestingKind kind : kSteppedKinds) {
@@ -169,7 +171,7 @@ absl::Status OffloadSpace::RestoreSaved() {
     const std::shared_ptr<RestingMemory> shard = saved.shard.lock();
     if (shard == nullptr) continue;
     const absl::StatusOr<absl::Span<char>> bytes =
-        offloader_->Acquire(saved.entry, Offloader::Use::kRead);
+        releases_->Acquire(saved.entry, Offloader::Use::kRead);
     status.Update(bytes.status());
     if (!bytes.ok()) continue;
     status.Update(TorchToStatus("restoring a shard", [&] {
@@ -182,6 +184,8 @@ absl::Status OffloadSpace::RestoreSaved() {
     offloader_->Release(saved.entry);
   }
   saved_.clear();
+  // Of what was written on a device.
+  status.Update(releases_->Settle());
   return status;
 }
 

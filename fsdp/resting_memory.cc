@@ -1,22 +1,23 @@
 #include "fsdp/resting_memory.h"
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/Device.h>
-#include <c10/core/GradMode.h>
 
 #include <string>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "base/tensor_over.h"
 #include "base/torch_status.h"
 #include "flat_param/guarded_storage.h"
+#include "fsdp/device_copies.h"
 
 namespace fsdp {
 namespace {
@@ -35,10 +36,13 @@ at::Tensor HostBytes(char* data, int64_t bytes) {
 RestingMemory::RestingMemory(int64_t bytes, c10::Device device,
                              const std::string& error,
                              std::unique_ptr<RestingPlace> place,
+                             std::shared_ptr<DeviceCopies> copies,
                              std::shared_ptr<OffloadSpace> space)
     : storage_(bytes, device, error, Guarded::kResting),
       place_(std::move(place)),
+      copies_(std::move(copies)),
       space_(std::move(space)) {
+  FSDP_CHECK(device.is_cpu() || copies_ != nullptr);
   storage_.SetTag(this);
 }
 
@@ -52,7 +56,13 @@ RestingMemory::RestingMemory(at::Tensor memory,
   storage_.Fill(memory_.mutable_data_ptr());
 }
 
-RestingMemory::~RestingMemory() { FSDP_CHECK(uses_ == 0 || stays()); }
+// The place's memory may go to something else. A device that takes longer has
+// failed.
+RestingMemory::~RestingMemory() {
+  constexpr absl::Duration kLongest = absl::Minutes(1);
+  FSDP_CHECK(uses_ == 0 || stays());
+  if (used_ != nullptr) used_->Wait(absl::Now() + kLongest);
+}
 
 RestingMemory* RestingMemory::Of(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.has_storage()) return nullptr;
@@ -72,7 +82,11 @@ void RestingMemory::Prefetch() {
 
 absl::Status RestingMemory::Acquire(Use use) {
   if (!stays()) {
-    if (uses_ == 0) FSDP_RETURN_IF_ERROR(BringIn(use));
+    if (uses_ == 0) {
+      FSDP_RETURN_IF_ERROR(copies_ == nullptr ? BringIn(use)
+                                              : BringToDevice(use));
+    }
+    if (arrived_ != nullptr) arrived_->BlockCurrentStream();
     if (use != Use::kRead && !changed_) {
       place_->MarkChanged();
       changed_ = true;
@@ -82,58 +96,50 @@ absl::Status RestingMemory::Acquire(Use use) {
   return absl::OkStatus();
 }
 
-// The place is asked last for what may be written: it takes that for written.
 absl::Status RestingMemory::BringIn(Use use) {
-  FSDP_RETURN_IF_ERROR(lost_);
-  FSDP_RETURN_IF_ERROR(Allocate());
-  const absl::StatusOr<char*> on_host = place_->Acquire(use);
-  if (!on_host.ok()) {
-    memory_.reset();
-    return on_host.status();
-  }
-  on_host_ = *on_host;
+  FSDP_ASSIGN_OR_RETURN(char* const data, place_->Acquire(use));
   changed_ = use != Use::kRead;
-  if (!memory_.defined()) {
-    storage_.Fill(on_host_);
-    return absl::OkStatus();
-  }
-  const absl::Status copied =
-      TorchToStatus("bringing a shard to its device", [&] {
-        const c10::NoGradGuard no_grad;
-        if (use != Use::kOverwrite) memory_.copy_(HostBytes(on_host_, bytes()));
-      });
-  if (!copied.ok()) {
-    memory_.reset();
-    place_->Release();
-    return copied;
-  }
-  storage_.Fill(memory_.mutable_data_ptr());
+  storage_.Fill(data);
   return absl::OkStatus();
 }
 
-absl::Status RestingMemory::Allocate() {
-  const c10::Device device = storage_.storage().device();
-  if (device.is_cpu()) return absl::OkStatus();
-  return TorchToStatus("making room for a shard on its device", [&] {
-    memory_ = at::empty({bytes()}, at::TensorOptions(at::kByte).device(device));
-  });
+// The place is asked last for what may be written: it takes that for written.
+absl::Status RestingMemory::BringToDevice(Use use) {
+  FSDP_RETURN_IF_ERROR(lost_);
+  FSDP_ASSIGN_OR_RETURN(const at::Tensor memory, copies_->Acquire(bytes()));
+  const absl::StatusOr<char*> data = place_->Acquire(use);
+  if (!data.ok()) {
+    copies_->Release(memory, at::Tensor(), /*copies=*/false).IgnoreError();
+    return data.status();
+  }
+  on_host_ = HostBytes(*data, bytes());
+  absl::StatusOr<SharedEvent> arrived = copies_->Upload(
+      memory, on_host_, /*copies=*/use != Use::kOverwrite, used_);
+  if (!arrived.ok()) {
+    lost_ = arrived.status();
+    place_->Release(used_);
+    return lost_;
+  }
+  arrived_ = *std::move(arrived);
+  memory_ = memory;
+  changed_ = use != Use::kRead;
+  storage_.Fill(memory_.mutable_data_ptr());
+  return absl::OkStatus();
 }
 
 void RestingMemory::Release() {
   FSDP_CHECK(uses_ > 0);
   if (--uses_ > 0 || stays()) return;
   storage_.Empty();
-  if (memory_.defined()) {
-    if (changed_) {
-      lost_ = TorchToStatus("taking a shard from its device", [&] {
-        const c10::NoGradGuard no_grad;
-        HostBytes(on_host_, bytes()).copy_(memory_);
-      });
-    }
+  if (copies_ != nullptr) {
+    absl::StatusOr<SharedEvent> used =
+        copies_->Release(memory_, on_host_, changed_);
+    lost_ = used.status();
+    if (used.ok()) used_ = *std::move(used);
     memory_.reset();
   }
   changed_ = false;
-  place_->Release();
+  place_->Release(used_);
 }
 
 absl::StatusOr<Resident> Resident::Of(absl::Span<const at::Tensor> tensors,

@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "flat_param/guarded_storage.h"
+#include "fsdp/device_copies.h"
 
 namespace fsdp {
 
@@ -37,17 +38,23 @@ class RestingPlace {
   virtual absl::StatusOr<char*> Acquire(Use use) = 0;
   // In use for kRead, they are changed after all.
   virtual void MarkChanged() = 0;
-  virtual void Release() = 0;
+  // A device may use them until it has reached `used`, which may be null;
+  // Acquire() does not wait for that.
+  virtual void Release(const SharedEvent& used) = 0;
 };
 
 // Tensors over it keep their identity, but only while it is acquired they have
-// values: any other access raises `error`, a FailedPrecondition. Not
-// thread-safe.
+// values: any other access raises `error`, a FailedPrecondition. On a device
+// the stream that is current at Acquire() waits for them, and what the one that
+// is current at the last Release() has been given may still use them; the host
+// waits for neither. Not thread-safe.
 class RestingMemory : public std::enable_shared_from_this<RestingMemory> {
  public:
-  // `space`: whose memory this is, as space() says; may be null.
+  // `copies`: to and from the device; null on the CPU. `space`: whose memory
+  // this is, as space() says; may be null.
   RestingMemory(int64_t bytes, c10::Device device, const std::string& error,
                 std::unique_ptr<RestingPlace> place,
+                std::shared_ptr<DeviceCopies> copies,
                 std::shared_ptr<OffloadSpace> space);
   // Over `memory`, which stays: acquiring costs nothing.
   RestingMemory(at::Tensor memory, std::shared_ptr<OffloadSpace> space);
@@ -74,12 +81,15 @@ class RestingMemory : public std::enable_shared_from_this<RestingMemory> {
 
  private:
   absl::Status BringIn(Use use);
-  absl::Status Allocate();
+  absl::Status BringToDevice(Use use);
 
   flat_param::GuardedStorage storage_;
   const std::unique_ptr<RestingPlace> place_;
-  at::Tensor memory_;  // on the device, where the place's is not there
-  char* on_host_ = nullptr;
+  const std::shared_ptr<DeviceCopies> copies_;
+  at::Tensor memory_;    // on the device, where the place's is not there
+  at::Tensor on_host_;   // the place's, while acquired
+  SharedEvent arrived_;  // on the device
+  SharedEvent used_;     // on the host, by the device
   int uses_ = 0;
   bool changed_ = false;
   absl::Status lost_;  // what was changed did not reach its place

@@ -52,7 +52,7 @@ class FakePlace : public RestingPlace {
     return reinterpret_cast<char*>(elsewhere_->memory.get());
   }
   void MarkChanged() override { changed_ = true; }
-  void Release() override {
+  void Release(const SharedEvent& /*used*/) override {
     elsewhere_->calls.push_back(changed_ ? "write" : "drop");
     if (changed_) {
       std::copy_n(elsewhere_->memory.get(), kNumel, elsewhere_->bytes.begin());
@@ -70,7 +70,7 @@ class RestingMemoryTest : public ::testing::Test {
   static std::shared_ptr<RestingMemory> Make(Elsewhere* elsewhere) {
     return std::make_shared<RestingMemory>(
         kNumel * sizeof(float), at::Device(at::kCPU), "it is away",
-        std::make_unique<FakePlace>(elsewhere), nullptr);
+        std::make_unique<FakePlace>(elsewhere), nullptr, nullptr);
   }
 
   Elsewhere elsewhere_;

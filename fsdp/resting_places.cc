@@ -9,6 +9,8 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
+#include "fsdp/deferred_releases.h"
+#include "fsdp/device_copies.h"
 #include "fsdp/resting_memory.h"
 #include "offload/host_store.h"
 #include "offload/offloader.h"
@@ -32,33 +34,42 @@ Offloader::Use ToOffloaderUse(Use use) {
 
 class StorePlace final : public RestingPlace {
  public:
-  StorePlace(Offloader* offloader, int entry, bool* changed,
-             std::shared_ptr<const void> owner)
+  StorePlace(Offloader* offloader, DeferredReleases* releases, int entry,
+             bool* changed, std::shared_ptr<const void> owner)
       : offloader_(offloader),
+        releases_(releases),
         entry_(entry),
         changed_(changed),
         owner_(std::move(owner)) {}
   ~StorePlace() override {
     *changed_ = true;
+    releases_->Settle(entry_).IgnoreError();
     offloader_->Remove(entry_).IgnoreError();
   }
 
-  void Prefetch() override { offloader_->Prefetch(entry_); }
+  void Prefetch() override {
+    releases_->Poll();
+    if (!releases_->Has(entry_)) offloader_->Prefetch(entry_);
+  }
   absl::StatusOr<char*> Acquire(Use use) override {
     if (use != Use::kRead) *changed_ = true;
-    FSDP_ASSIGN_OR_RETURN(const absl::Span<char> bytes,
-                          offloader_->Acquire(entry_, ToOffloaderUse(use)));
-    return bytes.data();
+    FSDP_ASSIGN_OR_RETURN(bytes_,
+                          releases_->Acquire(entry_, ToOffloaderUse(use)));
+    return bytes_.data();
   }
   void MarkChanged() override {
     *changed_ = true;
     offloader_->MarkChanged(entry_);
   }
-  void Release() override { offloader_->Release(entry_); }
+  void Release(const SharedEvent& used) override {
+    releases_->Release(entry_, bytes_, used);
+  }
 
  private:
   Offloader* const offloader_;
+  DeferredReleases* const releases_;
   const int entry_;
+  absl::Span<char> bytes_;  // while acquired
   bool* const changed_;
   const std::shared_ptr<const void> owner_;
 };
@@ -76,7 +87,7 @@ class HostPlace final : public RestingPlace {
   void Prefetch() override {}
   absl::StatusOr<char*> Acquire(Use /*use*/) override { return memory_; }
   void MarkChanged() override {}
-  void Release() override {}
+  void Release(const SharedEvent& /*used*/) override {}
 
  private:
   offload::HostStore* const store_;
@@ -94,10 +105,11 @@ std::string RegionName(int flat, absl::string_view unit) {
   return absl::StrCat(unit, " #", flat);
 }
 
-std::unique_ptr<RestingPlace> PlaceInStore(Offloader* offloader, int entry,
-                                           bool* changed,
+std::unique_ptr<RestingPlace> PlaceInStore(Offloader* offloader,
+                                           DeferredReleases* releases,
+                                           int entry, bool* changed,
                                            std::shared_ptr<const void> owner) {
-  return std::make_unique<StorePlace>(offloader, entry, changed,
+  return std::make_unique<StorePlace>(offloader, releases, entry, changed,
                                       std::move(owner));
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/strings/string_view.h"
+#include "fsdp/deferred_releases.h"
 #include "fsdp/resting_memory.h"
 #include "offload/host_store.h"
 #include "offload/offloader.h"
@@ -16,10 +17,11 @@ namespace fsdp {
 // its number.
 std::string RegionName(int flat, absl::string_view unit);
 
-// `owner` keeps what is pointed to. `changed` becomes true with every change.
-// The entry is removed with the place; a kept file has it back unless
-// something is committed afterwards.
+// `owner` keeps what is pointed to; `releases` are those of `offloader`.
+// `changed` becomes true with every change. The entry is removed with the
+// place; a kept file has it back unless something is committed afterwards.
 std::unique_ptr<RestingPlace> PlaceInStore(offload::Offloader* offloader,
+                                           DeferredReleases* releases,
                                            int entry, bool* changed,
                                            std::shared_ptr<const void> owner);
 

@@ -20,6 +20,7 @@
 #include "absl/types/optional.h"
 #include "absl/types/span.h"
 #include "base/check.h"
+#include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "base/tensor_over.h"
 #include "base/torch_status.h"
@@ -30,6 +31,17 @@
 #include "fsdp/resting_memory.h"
 
 namespace fsdp {
+namespace {
+
+// That of all units.
+c10::Device DeviceOf(absl::Span<const RuntimeUnit> units) {
+  for (const RuntimeUnit& unit : units) {
+    if (!unit.flats.empty()) return unit.flats.front()->shard().device();
+  }
+  return at::kCPU;
+}
+
+}  // namespace
 
 Runtime::Runtime(std::shared_ptr<comm::Communicator> communicator,
                  std::vector<RuntimeUnit> units, absl::Duration timeout,
@@ -38,6 +50,9 @@ Runtime::Runtime(std::shared_ptr<comm::Communicator> communicator,
       units_(std::move(units)),
       timeout_(timeout),
       fences_(std::move(fences)),
+      device_(DeviceOf(units_)),
+      gather_stream_(device_, SideStream::Priority::kHigh),
+      reduce_stream_(device_, SideStream::Priority::kHigh),
       parameter_memory_([c = communicator_.get()](int64_t bytes) {
         return c->AllocateSymmetric(bytes);
       }),
@@ -61,9 +76,18 @@ Runtime::Runtime(std::shared_ptr<comm::Communicator> communicator,
       flats.push_back({std::move(label), parameter,
                        GradientBuffer(parameter, unit.gradients[i]),
                        unit.shared.empty() ? SharedFlat() : unit.shared[i],
-                       false, at::Tensor(), false, nullptr, at::Tensor(),
-                       at::Tensor()});
+                       false, at::Tensor(), false, nullptr, DeviceEvent(),
+                       at::Tensor(), at::Tensor(), Produced()});
     }
+  }
+}
+
+// Memory goes back to the stream that it was allocated on, behind what the
+// others have been given.
+Runtime::~Runtime() {
+  for (SideStream* stream : {&gather_stream_, &reduce_stream_}) {
+    stream->BlockCurrentStream();
+    stream->FollowCurrentStream();
   }
 }
 
@@ -152,7 +176,15 @@ absl::Status Runtime::ExecuteOne(const Action& action,
   return absl::InternalError("unknown action");
 }
 
+// The host waits where a device cannot.
+absl::Status Runtime::Await(comm::Work& work) const {
+  return HasStreams(device_) ? work.BlockCurrentStream()
+                             : work.Wait(Deadline());
+}
+
 absl::Status Runtime::Gather(int unit) {
+  gather_stream_.FollowCurrentStream();
+  const SideStream::Scope beside(gather_stream_);
   for (Flat& flat : flats_[unit]) {
     FSDP_CHECK(!flat.memory.defined());
     FSDP_RETURN_IF_ERROR(GatherFlat(unit, flat));
@@ -193,7 +225,10 @@ absl::Status Runtime::GatherFlat(int unit, Flat& flat) {
                           Resident::Of(parameter.shard(), Use::kRead));
     own.copy_(parameter.shard());
   }
-  if (placement.shard->world_size() == 1) return absl::OkStatus();
+  if (placement.shard->world_size() == 1) {
+    flat.filled.Record(device_);
+    return absl::OkStatus();
+  }
   FSDP_ASSIGN_OR_RETURN(flat.gather,
                         placement.shard->AllGather(whole, own, flat.label));
   order_.Add(ActionKind::kGather, unit, flat.label, parameter.unsharded_bytes(),
@@ -242,8 +277,10 @@ absl::Status Runtime::PassFences(absl::string_view what) {
 absl::Status Runtime::WaitGather(int unit) {
   for (Flat& flat : flats_[unit]) {
     if (flat.gather != nullptr) {
-      FSDP_RETURN_IF_ERROR(flat.gather->Wait(Deadline()));
+      FSDP_RETURN_IF_ERROR(Await(*flat.gather));
       flat.gather.reset();
+    } else {
+      flat.filled.BlockCurrentStream();
     }
     flat.parameter->Fill(flat.memory);
   }
@@ -287,10 +324,12 @@ absl::Status Runtime::Accumulate(int unit,
           gradient_memory_.Acquire(flat.gradient_buffer.bytes()));
     }
     if (is_first) {
+      flat.whole_produced.clear();
       flat.gradient_buffer.Fill(flat.whole_gradients, own);
     } else {
       flat.gradient_buffer.Add(flat.whole_gradients, own);
     }
+    MarkProduced(own, flat.whole_produced);
   }
   return absl::OkStatus();
 }
@@ -304,9 +343,11 @@ absl::Status Runtime::FillReduceBuffer(int unit,
     const bool kept = flat.whole_gradients.defined();
     FSDP_CHECK(kept || !gradients.empty());
     at::Tensor& memory = reduction.memory.emplace_back();
+    Produced& produced = reduction.produced.emplace_back();
     if (kept) {
       memory = std::move(flat.whole_gradients);
       flat.whole_gradients.reset();
+      produced = std::move(flat.whole_produced);
     } else {
       FSDP_ASSIGN_OR_RETURN(
           memory, gradient_memory_.Acquire(flat.gradient_buffer.bytes()));
@@ -321,11 +362,14 @@ absl::Status Runtime::FillReduceBuffer(int unit,
     } else {
       flat.gradient_buffer.Fill(memory, own);
     }
+    MarkProduced(own, produced);
   }
   return absl::OkStatus();
 }
 
 absl::Status Runtime::Reduce(int unit) {
+  reduce_stream_.FollowCurrentStream();
+  const SideStream::Scope beside(reduce_stream_);
   Reduction& reduction = reductions_.back();
   FSDP_CHECK(reduction.unit == unit && reduction.works.empty());
   for (size_t i = 0; i < flats_[unit].size(); ++i) {
@@ -387,11 +431,13 @@ absl::Status Runtime::Replicate(int unit) {
       });
   FSDP_CHECK(reduction != reductions_.end());
   reduction->replicating = true;
+  reduce_stream_.FollowCurrentStream();
+  const SideStream::Scope beside(reduce_stream_);
   comm::Communicator& group = *units_[unit].placement.replicate;
   for (size_t i = 0; i < flats_[unit].size(); ++i) {
     const Flat& flat = flats_[unit][i];
     std::unique_ptr<comm::Work>& work = reduction->works[i];
-    if (work != nullptr) FSDP_RETURN_IF_ERROR(work->Wait(Deadline()));
+    if (work != nullptr) FSDP_RETURN_IF_ERROR(Await(*work));
     order_.Add(ActionKind::kReplicate, unit, flat.label,
                flat.gradient_buffer.bytes(),
                flat.gradient_buffer.options().reduce_dtype);
@@ -410,19 +456,27 @@ absl::Status Runtime::Replicate(int unit) {
 absl::Status Runtime::WaitReduce(int unit) {
   FSDP_CHECK(!reductions_.empty() && reductions_.front().unit == unit);
   Reduction& reduction = reductions_.front();
+  reduce_stream_.FollowCurrentStream();
+  const SideStream::Scope beside(reduce_stream_);
   for (size_t i = 0; i < flats_[unit].size(); ++i) {
     Flat& flat = flats_[unit][i];
-    if (reduction.works[i] != nullptr) {
-      FSDP_RETURN_IF_ERROR(reduction.works[i]->WaitForResult(Deadline()));
+    std::unique_ptr<comm::Work>& work = reduction.works[i];
+    if (work != nullptr && HasStreams(device_)) {
+      FSDP_RETURN_IF_ERROR(work->BlockCurrentStream());
+      work.reset();
+    } else if (work != nullptr) {
+      FSDP_RETURN_IF_ERROR(work->WaitForResult(Deadline()));
     }
     if (reduction.direct[i]) {
-      flat.gradient_buffer.FinishDirect();
+      flat.gradient_buffer.FinishDirect(reduction.produced[i]);
     } else {
-      FSDP_RETURN_IF_ERROR(
-          flat.gradient_buffer.AccumulateMean(reduction.memory[i]));
+      FSDP_RETURN_IF_ERROR(flat.gradient_buffer.AccumulateMean(
+          reduction.memory[i], reduction.produced[i]));
     }
-    gradient_memory_.Release(reduction.memory[i],
-                             std::move(reduction.works[i]));
+    DeviceEvent read;
+    read.Record(device_);
+    gradient_memory_.Release(reduction.memory[i], std::move(work),
+                             std::move(read));
     reduction.memory[i].reset();
   }
   reductions_.pop_front();
@@ -449,6 +503,8 @@ Runtime::HiddenGradients Runtime::HideIncompleteGradients() {
 
 absl::Status Runtime::Step(int unit) {
   awaiting_step_.erase(unit);
+  reduce_stream_.FollowCurrentStream();
+  const SideStream::Scope beside(reduce_stream_);
   const HiddenGradients hidden = HideIncompleteGradients();
   absl::Status status;
   status.Update(TorchToStatus(absl::StrCat("the step of unit ", name(unit)),

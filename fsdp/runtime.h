@@ -19,6 +19,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "base/device_streams.h"
 #include "comm/communicator.h"
 #include "comm/fence.h"
 #include "comm/work.h"
@@ -98,6 +99,14 @@ struct MemoryStats {
 };
 
 // Decides nothing. Not thread-safe.
+//
+// On a device with streams nothing here makes the host wait. The stream that is
+// current in forward and backward computes; gathers and what comes before them
+// go to a second one, reductions and what comes after them to a third one,
+// where the unit is also stepped. Either begins behind what has been given to
+// the computing stream when an action starts, so that memory may go from one
+// stream to the other without further order, and computing waits for what
+// kWaitGather names and, in EndOfBackward(), for all reductions.
 class Runtime {
  public:
   // Memory is allocated by `communicator`, the group of all ranks. `timeout`:
@@ -105,6 +114,7 @@ class Runtime {
   Runtime(std::shared_ptr<comm::Communicator> communicator,
           std::vector<RuntimeUnit> units, absl::Duration timeout,
           std::vector<std::unique_ptr<comm::Fence>> fences = {});
+  ~Runtime();
 
   int num_units() const { return static_cast<int>(units_.size()); }
   const std::string& name(int unit) const { return units_[unit].name; }
@@ -127,6 +137,8 @@ class Runtime {
   const Placement& placement(int unit) const { return units_[unit].placement; }
   comm::Communicator& communicator() const { return *communicator_; }
   absl::Duration timeout() const { return timeout_; }
+  // Of shards and all that is gathered.
+  c10::Device device() const { return device_; }
 
   void SetHooks(RuntimeHooks hooks) { hooks_ = std::move(hooks); }
   const RuntimeHooks& hooks() const { return hooks_; }
@@ -144,6 +156,10 @@ class Runtime {
   // flat; none: what is kept whole is all there is.
   absl::Status Execute(absl::Span<const Action> actions,
                        absl::Span<const at::Tensor> gradients = {});
+
+  // The gradients of this backward are complete to what is computed from now
+  // on. After the last action of a backward.
+  void EndOfBackward() { reduce_stream_.BlockCurrentStream(); }
 
   // Gives the gradients kept whole back.
   void DropWholeGradients();
@@ -171,12 +187,15 @@ class Runtime {
     at::Tensor memory;       // of a gather, in flight or done
     bool memory_is_pooled;   // else shared, or the shard itself
     std::unique_ptr<comm::Work> gather;  // in flight
+    DeviceEvent filled;                  // where nothing is in flight
     at::Tensor part;                     // after kShrink
     at::Tensor whole_gradients;          // after kAccumulate
+    Produced whole_produced;             // of those
   };
   struct Reduction {
     int unit;
     std::vector<at::Tensor> memory;  // per flat
+    std::vector<Produced> produced;  // per flat
     std::vector<std::unique_ptr<comm::Work>> works;
     std::vector<bool> direct;  // into the shard's gradient
     bool replicating = false;
@@ -205,12 +224,16 @@ class Runtime {
   absl::Status Step(int unit);
   absl::Status OpenShards();
   absl::Status PassFences(absl::string_view what);
+  absl::Status Await(comm::Work& work) const;
   absl::Time Deadline() const { return absl::Now() + timeout_; }
 
   const std::shared_ptr<comm::Communicator> communicator_;
   const std::vector<RuntimeUnit> units_;
   const absl::Duration timeout_;
   const std::vector<std::unique_ptr<comm::Fence>> fences_;
+  const c10::Device device_;
+  SideStream gather_stream_;
+  SideStream reduce_stream_;
   std::vector<std::vector<Flat>> flats_;  // per unit
   std::deque<Reduction> reductions_;      // filled or in flight, oldest first
   RuntimeHooks hooks_;

@@ -307,6 +307,7 @@ void ShardedModel::GiveUpIteration(const absl::Status& reason) {
   // The runtime drops everything, so the schedule's own clean-up is not needed.
   schedule_.Next({EventKind::kReset}).IgnoreError();
   runtime_->DropEverything();
+  order_check_.reset();
   pending_.clear();
   backward_.reset();
   for (UnitState& state : units_) {

@@ -16,13 +16,16 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "comm/communicator.h"
+#include "comm/work.h"
 #include "fsdp/autograd.h"
 #include "fsdp/buffer_precision.h"
 #include "fsdp/checkpoint_scope.h"
 #include "fsdp/options.h"
+#include "fsdp/order_log.h"
 #include "fsdp/runtime.h"
 #include "fsdp/schedule.h"
 #include "fsdp/unit_observer.h"
@@ -201,6 +204,13 @@ class ShardedModel final : public BackwardListener,
     uint64_t node_sequence;
   };
 
+  // Of one backward's collectives, under way among the ranks.
+  struct OrderCheck {
+    OrderLog order;
+    at::Tensor extremes;
+    std::unique_ptr<comm::Work> work;
+  };
+
   absl::Status TransitionOrAbort(const Event& event,
                                  const std::vector<at::Tensor>& gradients);
   void GiveUpIteration(const absl::Status& reason);
@@ -234,7 +244,8 @@ class ShardedModel final : public BackwardListener,
   absl::Status PostBackward(int unit, const std::vector<at::Tensor>& gradients,
                             bool reduces);
   absl::Status CheckOrder();
-  absl::Status CompareOrder();
+  absl::StatusOr<std::unique_ptr<OrderCheck>> StartOrderCheck();
+  absl::Status FinishOrderCheck(OrderCheck& check);
 
   // sharded_model_between_steps.cc
   absl::Status CheckNoWholeAccess() const;
@@ -253,7 +264,8 @@ class ShardedModel final : public BackwardListener,
   bool full_precision_ = false;  // where a unit's policy says so of eval mode
   // Its changes, each with the sequence number that autograd was at.
   std::vector<std::pair<uint64_t, bool>> precisions_;
-  bool has_reduced_ = false;  // a backward has, at least once
+  bool has_reduced_ = false;                 // a backward has, at least once
+  std::unique_ptr<OrderCheck> order_check_;  // of the last backward, or null
   std::thread::id forward_thread_;
   std::unique_ptr<UnitObserver> observer_;  // may be null
 };

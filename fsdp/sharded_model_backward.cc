@@ -12,10 +12,12 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
+#include "base/device_streams.h"
 #include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
@@ -25,6 +27,8 @@
 
 namespace fsdp {
 namespace {
+
+constexpr char kOrderLabel[] = "the collectives of an iteration";
 
 int GraphTask() { return torch::autograd::get_current_graph_task_id(); }
 
@@ -148,6 +152,7 @@ void ShardedModel::OnEndOfBackward() {
   Event event{EventKind::kEndOfBackward};
   event.synchronizes = synchronizes_;
   ThrowIfError(TransitionOrAbort(event, {}));
+  runtime_->EndOfBackward();
   RestoreSentinels();
   if (synchronizes_ && !std::exchange(has_reduced_, true) &&
       runtime_->communicator().rank() == 0 &&
@@ -161,33 +166,42 @@ void ShardedModel::OnEndOfBackward() {
 
 // Where a backend cannot see that ranks' collectives do not match, this can.
 // Every reducing backward compares, since a rank whose order is as before does
-// not know that another's has changed: sixteen bytes.
+// not know that another's has changed: sixteen bytes. A host that only queues
+// what a device does waits for no other host either: it hears of a difference
+// one backward later.
 absl::Status ShardedModel::CheckOrder() {
   absl::Status status;
   if (!synchronizes_) return status;
   if (settings_.check_order && runtime_->communicator().world_size() > 1) {
-    status = CompareOrder();
+    RECORD_USER_SCOPE(absl::StrCat("fsdp::CheckOrder(", unit_name(kRoot), ")"));
+    FSDP_ASSIGN_OR_RETURN(std::unique_ptr<OrderCheck> check, StartOrderCheck());
+    if (HasStreams(runtime_->device())) std::swap(check, order_check_);
+    if (check != nullptr) status = FinishOrderCheck(*check);
   }
   runtime_->order().Clear();
   return status;
 }
 
-absl::Status ShardedModel::CompareOrder() {
-  RECORD_USER_SCOPE(absl::StrCat("fsdp::CheckOrder(", unit_name(kRoot), ")"));
-  constexpr char kWhat[] = "the collectives of an iteration";
-  comm::Communicator& world = runtime_->communicator();
-  const absl::Time deadline = absl::Now() + runtime_->timeout();
+absl::StatusOr<std::unique_ptr<ShardedModel::OrderCheck>>
+ShardedModel::StartOrderCheck() {
+  auto check = std::make_unique<OrderCheck>();
+  check->order = std::exchange(runtime_->order(), OrderLog());
   // The greatest hash and, of complements, the least one.
-  const int64_t bits = static_cast<int64_t>(runtime_->order().hash());
-  const at::Tensor extremes = at::tensor({bits, ~bits}, at::kLong)
-                                  .to(named_shards_.front().shard.device());
-  FSDP_ASSIGN_OR_RETURN(std::unique_ptr<comm::Work> work,
-                        world.AllReduce(extremes, comm::ReduceOp::kMax, kWhat));
-  FSDP_RETURN_IF_ERROR(work->Wait(deadline));
-  const at::Tensor on_host = extremes.cpu();
-  const int64_t* extreme = on_host.const_data_ptr<int64_t>();
+  const int64_t bits = static_cast<int64_t>(check->order.hash());
+  check->extremes = at::tensor({bits, ~bits}, at::kLong);
+  FSDP_ASSIGN_OR_RETURN(
+      check->work, runtime_->communicator().AllReduce(
+                       check->extremes, comm::ReduceOp::kMax, kOrderLabel));
+  return check;
+}
+
+absl::Status ShardedModel::FinishOrderCheck(OrderCheck& check) {
+  const absl::Time deadline = absl::Now() + runtime_->timeout();
+  FSDP_RETURN_IF_ERROR(check.work->Wait(deadline));
+  const int64_t* extreme = check.extremes.const_data_ptr<int64_t>();
   if (extreme[0] == ~extreme[1]) return absl::OkStatus();
-  return comm::CheckSame(world, runtime_->order().ToString(), kWhat, deadline);
+  return comm::CheckSame(runtime_->communicator(), check.order.ToString(),
+                         kOrderLabel, deadline);
 }
 
 }  // namespace fsdp

@@ -1,6 +1,7 @@
 """Everything that the WORKSPACE of this repository, or one that uses it as @libtorch_fsdp, has to declare."""
 
 load("//third_party/repositories:archive.bzl", "source_archive")
+load("//third_party/repositories:cuda.bzl", "cuda_repository")
 load("//third_party/repositories:libtorch.bzl", "libtorch_repository")
 
 # Names of repositories are those of Bazel's own examples; MODULE.bazel gives the modules the same names.
@@ -57,6 +58,27 @@ _SOURCES_WITHOUT_MODULE = {
     ),
 }
 
+# What is found on the machine or taken from pinned wheels, each when something that is built needs it.
+_INSTALLED = {
+    "libtorch": (libtorch_repository, {}),
+    "libtorch_cuda": (libtorch_repository, dict(
+        build_file = Label("//third_party/libtorch:libtorch_cuda.BUILD"),
+        cuda = True,
+    )),
+    "local_cuda": (cuda_repository, dict(
+        build_file = Label("//third_party/cuda:local_cuda.BUILD"),
+        what = "toolkit",
+    )),
+    "local_nccl": (cuda_repository, dict(
+        build_file = Label("//third_party/nccl:local_nccl.BUILD"),
+        what = "nccl",
+    )),
+}
+
+def installed():
+    for name, (repository, attributes) in _INSTALLED.items():
+        repository(name = name, **attributes)
+
 def sources_without_module():
     for name, source in _SOURCES_WITHOUT_MODULE.items():
         source_archive(name = name, **source)
@@ -66,5 +88,6 @@ def deps():
     for name, source in _SOURCES.items() + _SOURCES_WITHOUT_MODULE.items():
         if not native.existing_rule(name):
             source_archive(name = name, **source)
-    if not native.existing_rule("libtorch"):
-        libtorch_repository(name = "libtorch")
+    for name, (repository, attributes) in _INSTALLED.items():
+        if not native.existing_rule(name):
+            repository(name = name, **attributes)

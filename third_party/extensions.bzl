@@ -1,10 +1,9 @@
 """What is no Bazel module, for MODULE.bazel."""
 
-load("//third_party:deps.bzl", "sources_without_module")
-load("//third_party/repositories:libtorch.bzl", "libtorch_repository")
+load("//third_party:deps.bzl", "installed", "sources_without_module")
 
 def _libtorch_impl(_ctx):
-    libtorch_repository(name = "libtorch")
+    installed()
 
 libtorch = module_extension(implementation = _libtorch_impl)
 

@@ -1,14 +1,10 @@
-"""@libtorch: the C++ headers and shared libraries of LibTorch, for the CPU."""
+"""@libtorch: the C++ headers and shared libraries of LibTorch, for the CPU; @libtorch_cuda: those for CUDA besides."""
+
+load("//third_party/repositories:linked.bzl", "fill")
 
 def _libtorch_impl(rctx):
     rctx.report_progress("LibTorch: found, or 540 MB to download")
-    result = rctx.execute(
-        ["python3", rctx.path(rctx.attr._script), "--output=" + str(rctx.path("."))],
-        timeout = 3600,
-    )
-    if result.return_code != 0:
-        fail("@{}: {}".format(rctx.name, result.stderr.strip() or "python3 could not be started"))
-    rctx.symlink(rctx.attr._build, "BUILD.bazel")
+    fill(rctx, ["--cuda"] if rctx.attr.cuda else [])
 
 libtorch_repository = repository_rule(
     implementation = _libtorch_impl,
@@ -20,7 +16,9 @@ libtorch_repository = repository_rule(
         "XDG_CACHE_HOME",
     ],
     attrs = {
-        "_build": attr.label(default = Label("//third_party/libtorch:libtorch.BUILD")),
+        "build_file": attr.label(default = Label("//third_party/libtorch:libtorch.BUILD")),
+        "cuda": attr.bool(doc = "what LibTorch has for CUDA, instead of the rest"),
         "_script": attr.label(default = Label("//third_party/repositories:libtorch.py")),
+        "_wheels": attr.label(default = Label("//third_party/repositories:wheels.py")),
     },
 )

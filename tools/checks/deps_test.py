@@ -68,6 +68,21 @@ cc_library(
             "fsdp/fsdp.cc": "/*\n#include \"base/base.h\"\n*/\n// #include \"base/base.h\"\n",
         }), ["//fsdp:fsdp: the dep //base is not included by any of its files"])
 
+    def test_headers_of_cuda_have_targets_of_their_own(self):
+        for include, label in [("c10/cuda/CUDAStream.h", "//third_party/libtorch:cuda"),
+                               ("cuda_runtime_api.h", "//third_party/cuda:cuda"), ("nccl.h", "//third_party/nccl:nccl")]:
+            self.assertEqual(findings({
+                **BASE,
+                "comm/BUILD.bazel": 'cc_library(name = "comm", srcs = ["comm.cc"], deps = ["//third_party/libtorch"])',
+                "comm/comm.cc": f"#include <ATen/core/Tensor.h>\n#include <{include}>\n",
+            }), [f"comm/comm.cc:2: //comm:comm includes {include} without the dep {label}"])
+
+    def test_a_target_without_files_gathers_others(self):
+        self.assertEqual(findings({
+            **BASE,
+            "fsdp/BUILD.bazel": 'cc_library(name = "fsdp", deps = ["//base"])',
+        }), [])
+
     def test_a_dependency_that_points_upward(self):
         self.assertEqual(findings({
             "comm/BUILD.bazel": 'cc_library(name = "comm", hdrs = ["comm.h"])',

@@ -1,0 +1,78 @@
+#include "base/device_streams.h"
+
+#include <c10/core/DeviceType.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <thread>
+
+#include "absl/time/clock.h"
+
+namespace fsdp {
+namespace {
+
+// Polls this often before it gives the processor away for some time.
+constexpr int kEagerPolls = 1000;
+constexpr absl::Duration kPause = absl::Microseconds(20);
+
+}  // namespace
+
+void DeviceEvent::Record(c10::Device device) {
+  if (device.is_cpu()) {
+    if (event_.device_type() != c10::kCPU) event_ = c10::Event(c10::kCPU);
+    return;
+  }
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  const c10::Stream stream = guard.getStream(device);
+  // An event stays on the device of its first record.
+  if (event_.device() != stream.device()) event_ = c10::Event(device.type());
+  event_.record(stream);
+}
+
+void DeviceEvent::BlockCurrentStream() const {
+  if (event_.device_type() == c10::kCPU) return;
+  const c10::impl::VirtualGuardImpl guard(event_.device_type());
+  event_.block(guard.getStream(event_.device()));
+}
+
+bool DeviceEvent::Done() const {
+  return event_.device_type() == c10::kCPU || event_.query();
+}
+
+bool DeviceEvent::Wait(absl::Time deadline) const {
+  for (int polls = 0; !Done(); ++polls) {
+    if (absl::Now() >= deadline) return false;
+    if (polls < kEagerPolls) {
+      std::this_thread::yield();
+    } else {
+      absl::SleepFor(kPause);
+    }
+  }
+  return true;
+}
+
+SideStream::SideStream(c10::Device device, Priority priority)
+    : device_(device) {
+  if (device.is_cpu()) return;
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  stream_ = guard.getStreamFromGlobalPool(device, priority == Priority::kHigh);
+}
+
+SideStream::Scope::Scope(const SideStream& stream) {
+  if (stream.stream_) guard_.reset_stream(*stream.stream_);
+}
+
+void SideStream::FollowCurrentStream() {
+  followed_.Record(device_);
+  const Scope scope(*this);
+  followed_.BlockCurrentStream();
+}
+
+void SideStream::BlockCurrentStream() {
+  {
+    const Scope scope(*this);
+    last_.Record(device_);
+  }
+  last_.BlockCurrentStream();
+}
+
+}  // namespace fsdp

@@ -1,0 +1,84 @@
+// Streams and events of whatever device, by LibTorch's device-generic
+// interfaces. On the CPU, which executes at once, all of it does nothing.
+#ifndef BASE_DEVICE_STREAMS_H_
+#define BASE_DEVICE_STREAMS_H_
+
+#include <c10/core/Device.h>
+#include <c10/core/DeviceType.h>
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+#include <c10/core/StreamGuard.h>
+
+#include "absl/time/time.h"
+#include "absl/types/optional.h"
+
+namespace fsdp {
+
+// Whether the host only queues what `device` computes.
+inline bool HasStreams(c10::Device device) { return !device.is_cpu(); }
+
+// A point in the work of a stream. Used by one thread at a time.
+class DeviceEvent {
+ public:
+  // Not recorded: done.
+  DeviceEvent() = default;
+
+  // The point that the current stream of `device` has reached; forgets the
+  // former one. Cheap where the event is used again.
+  void Record(c10::Device device);
+
+  // The current stream of the device does what comes from now on after that
+  // point. The host does not wait.
+  void BlockCurrentStream() const;
+
+  bool Done() const;
+
+  // Blocks the host by polling; false when the point is not reached at
+  // `deadline`.
+  bool Wait(absl::Time deadline) const;
+
+ private:
+  c10::Event event_{c10::kCPU};  // which has none
+};
+
+// A stream beside the one that computes. Streams of a device's pool may be
+// shared: what runs on them is ordered by more than was asked for. Used by one
+// thread at a time.
+class SideStream {
+ public:
+  enum class Priority { kNormal, kHigh };
+
+  explicit SideStream(c10::Device device,
+                      Priority priority = Priority::kNormal);
+
+  c10::Device device() const { return device_; }
+
+  // While it exists, the stream is the current one of its device in this
+  // thread, and so is the device.
+  class Scope {
+   public:
+    explicit Scope(const SideStream& stream);
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    c10::OptionalStreamGuard guard_;
+  };
+
+  // This stream does what comes from now on after what the current one has been
+  // given.
+  void FollowCurrentStream();
+  // The current stream does what comes from now on after what this one has been
+  // given.
+  void BlockCurrentStream();
+
+ private:
+  c10::Device device_;
+  absl::optional<c10::Stream> stream_;  // none on the CPU
+  DeviceEvent followed_;
+  DeviceEvent last_;
+};
+
+}  // namespace fsdp
+
+#endif  // BASE_DEVICE_STREAMS_H_

@@ -1,0 +1,172 @@
+#include "base/device_streams.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/testing/fake_device.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using testing::FakeDevice;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+const c10::Device kCpu(c10::DeviceType::CPU);
+
+c10::Stream Current() {
+  return c10::impl::VirtualGuardImpl(c10::DeviceType::PrivateUse1)
+      .getStream(FakeDevice::device());
+}
+
+class DeviceStreams : public ::testing::Test {
+ protected:
+  DeviceStreams() {
+    FakeDevice::Register();
+    FakeDevice::Reset();
+  }
+};
+
+TEST_F(DeviceStreams, AScopeMakesTheStreamCurrent) {
+  const c10::Stream main = Current();
+  const SideStream one(FakeDevice::device());
+  const SideStream high(FakeDevice::device(), SideStream::Priority::kHigh);
+  {
+    const SideStream::Scope outer(one);
+    const c10::Stream in_one = Current();
+    EXPECT_NE(in_one, main);
+    {
+      const SideStream::Scope inner(high);
+      EXPECT_NE(Current(), in_one);
+      EXPECT_NE(Current(), main);
+    }
+    EXPECT_EQ(Current(), in_one);
+  }
+  EXPECT_EQ(Current(), main);
+}
+
+TEST_F(DeviceStreams, AnEventOrdersTwoStreams) {
+  for (const bool ordered : {false, true}) {
+    FakeDevice::Reset();
+    const SideStream side(FakeDevice::device());
+    const at::Tensor x = at::ones({7}, FakeDevice::device());
+    DeviceEvent allocated;
+    allocated.Record(FakeDevice::device());
+    DeviceEvent written;
+    {
+      const SideStream::Scope scope(side);
+      allocated.BlockCurrentStream();
+      x.mul_(2);
+      written.Record(FakeDevice::device());
+    }
+    if (ordered) written.BlockCurrentStream();
+    x.add_(1);
+    EXPECT_EQ(FakeDevice::Races().empty(), ordered);
+    EXPECT_THAT(FakeDevice::HostWaits(), IsEmpty());
+  }
+}
+
+TEST_F(DeviceStreams, EitherStreamFollowsTheOther) {
+  for (const bool follows : {false, true}) {
+    for (const bool blocks : {false, true}) {
+      FakeDevice::Reset();
+      SideStream side(FakeDevice::device());
+      const at::Tensor x = at::ones({7}, FakeDevice::device());
+      if (follows) side.FollowCurrentStream();
+      {
+        const SideStream::Scope scope(side);
+        x.mul_(2);
+      }
+      if (blocks) side.BlockCurrentStream();
+      x.add_(1);
+      EXPECT_EQ(FakeDevice::Races().empty(), follows && blocks);
+      EXPECT_THAT(FakeDevice::HostWaits(), IsEmpty());
+    }
+  }
+}
+
+TEST_F(DeviceStreams, OnTheCpuThereIsNothingToFollow) {
+  EXPECT_FALSE(HasStreams(c10::kCPU));
+  EXPECT_TRUE(HasStreams(FakeDevice::device()));
+  SideStream side(c10::kCPU);
+  side.FollowCurrentStream();
+  side.BlockCurrentStream();
+}
+
+TEST_F(DeviceStreams, AnEventStandsForItsLastRecord) {
+  const SideStream side(FakeDevice::device());
+  DeviceEvent event;
+  event.Record(FakeDevice::device());
+  const at::Tensor x = at::ones({7}, FakeDevice::device());
+  DeviceEvent moved = std::move(event);
+  {
+    const SideStream::Scope scope(side);
+    moved.BlockCurrentStream();
+    x.sum();
+  }
+  EXPECT_THAT(FakeDevice::Races(), Not(IsEmpty()));
+  FakeDevice::Reset();
+  x.mul_(2);
+  moved.Record(FakeDevice::device());
+  {
+    const SideStream::Scope scope(side);
+    moved.BlockCurrentStream();
+    x.sum();
+  }
+  EXPECT_THAT(FakeDevice::Races(), IsEmpty());
+}
+
+TEST_F(DeviceStreams, TheHostWaitsForAnEventUntilADeadline) {
+  DeviceEvent event;
+  event.Record(FakeDevice::device());
+  {
+    const FakeDevice::Stall stall;
+    EXPECT_FALSE(event.Done());
+    EXPECT_FALSE(event.Wait(absl::Now() + absl::Milliseconds(3)));
+  }
+  EXPECT_TRUE(event.Done());
+  // What is done needs no time.
+  EXPECT_TRUE(event.Wait(absl::InfinitePast()));
+  EXPECT_THAT(FakeDevice::HostWaits(), IsEmpty());
+}
+
+TEST_F(DeviceStreams, WaitingOrdersTheHost) {
+  const at::Tensor x = at::ones({7}, FakeDevice::device());
+  const at::Tensor host = at::empty({7});
+  host.copy_(x, /*non_blocking=*/true);
+  DeviceEvent event;
+  event.Record(FakeDevice::device());
+  ASSERT_TRUE(event.Wait(absl::Now() + absl::Seconds(10)));
+  FakeDevice::HostRead(host, "read");
+  EXPECT_THAT(FakeDevice::Races(), IsEmpty());
+}
+
+TEST_F(DeviceStreams, DoNothingOnTheCpu) {
+  const c10::Stream main = Current();
+  const SideStream side(kCpu, SideStream::Priority::kHigh);
+  EXPECT_EQ(side.device(), kCpu);
+  const SideStream::Scope scope(side);
+  EXPECT_EQ(Current(), main);
+  DeviceEvent event;
+  EXPECT_TRUE(event.Done());
+  event.Record(kCpu);
+  event.BlockCurrentStream();
+  EXPECT_TRUE(event.Wait(absl::InfinitePast()));
+  // Not even after another device.
+  const FakeDevice::Stall stall;
+  event.Record(FakeDevice::device());
+  EXPECT_FALSE(event.Done());
+  event.Record(kCpu);
+  EXPECT_TRUE(event.Done());
+}
+
+}  // namespace
+}  // namespace fsdp

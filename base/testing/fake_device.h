@@ -1,0 +1,89 @@
+// A device in host memory, for tests of stream code where there is no GPU.
+#ifndef BASE_TESTING_FAKE_DEVICE_H_
+#define BASE_TESTING_FAKE_DEVICE_H_
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+
+namespace fsdp::testing {
+
+// LibTorch's PrivateUse1 device, "privateuseone:0": every operator that the CPU
+// has, with the CPU's bits; streams, events and stream pools by LibTorch's
+// device-generic interfaces; a thread of autograd's engine of its own. All
+// executes at once, so values never tell of a missing wait. What does:
+//
+//   Races. Each operator's reads and writes are accesses of its stream, and
+//   two that overlap, one a write, need an event or a host wait between them
+//   (HappensBefore). Allocating and freeing count as writes on the stream that
+//   was current at the allocation: a caching allocator hands freed memory to
+//   that stream's next allocation at once. Freed memory waits for the streams
+//   that recordDataPtrOnStream() named.
+//   Host waits. What makes the host wait on a real device is listed: values
+//   read by the host, sizes that depend on values, copies that are not
+//   non_blocking, synchronisations. Polling an event orders but is not listed.
+//   Copies between host and device that are non_blocking read and write host
+//   memory on their stream, pinned or not. The host's own accesses to it are
+//   seen only by HostRead() and HostWrite().
+//
+// Threads share one host: what orders them is not this detector's business.
+// Thread-safe.
+class FakeDevice {
+ public:
+  // Before the first backward of the process; more calls do nothing.
+  static void Register();
+  static c10::Device device();
+
+  // Brings tensors here that others hold too, parameters of a module above all:
+  // LibTorch's set_data(), and so Module::to(), knows no way from another
+  // device to PrivateUse1.
+  static void Move(const std::vector<at::Tensor>& tensors);
+
+  // Forgets races, host waits and accesses; the peak becomes what is in use.
+  static void Reset();
+
+  // One line for each pair of operations: both, their streams, their labels.
+  static std::vector<std::string> Races();
+  // One line for each time the host waited.
+  static std::vector<std::string> HostWaits();
+  static int64_t bytes_in_use();
+  static int64_t peak_bytes();
+
+  // An access on the current stream, for fakes of what torch does not see.
+  static void Touch(const at::Tensor& tensor, bool writes,
+                    absl::string_view what);
+  // The host's access to memory, its own or the device's.
+  static void HostRead(const at::Tensor& tensor, absl::string_view what);
+  static void HostWrite(const at::Tensor& tensor, absl::string_view what);
+
+  // While it exists, queries find no event and no stream done. Waits of the
+  // host that cannot be polled end all the same.
+  class Stall {
+   public:
+    Stall();
+    ~Stall();
+    Stall(const Stall&) = delete;
+    Stall& operator=(const Stall&) = delete;
+  };
+
+  // While it exists, reports name what its thread does with "[text]".
+  class Label {
+   public:
+    explicit Label(absl::string_view text);
+    ~Label();
+    Label(const Label&) = delete;
+    Label& operator=(const Label&) = delete;
+
+   private:
+    const std::string outer_;
+  };
+};
+
+}  // namespace fsdp::testing
+
+#endif  // BASE_TESTING_FAKE_DEVICE_H_

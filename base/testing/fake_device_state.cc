@@ -1,0 +1,277 @@
+#include "base/testing/fake_device_state.h"
+
+#include <c10/core/CPUAllocator.h>
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace fsdp::testing::fake_device {
+namespace {
+
+// As CUDA: streams from the pool come back in turn.
+constexpr int64_t kPoolSize = 32;
+
+// Beyond that a strided tensor counts as one range.
+constexpr size_t kMaxRanges = 4096;
+
+thread_local int64_t current_stream = 0;
+
+std::string& ThreadLabel() {
+  thread_local std::string label;
+  return label;
+}
+
+uintptr_t Address(const void* data) {
+  return reinterpret_cast<uintptr_t>(data);
+}
+
+// Its address, without the check that armed storages make.
+uintptr_t AddressOf(const c10::Storage& storage) {
+  return Address(
+      storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get());
+}
+
+}  // namespace
+
+std::vector<Range> RangesOf(const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.numel() == 0) return {};
+  const auto size = static_cast<int64_t>(tensor.element_size());
+  std::vector<std::pair<int64_t, int64_t>> dims;  // stride and size, ascending
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
+    if (tensor.size(dim) > 1 && tensor.stride(dim) != 0) {
+      dims.emplace_back(tensor.stride(dim), tensor.size(dim));
+    }
+  }
+  std::sort(dims.begin(), dims.end());
+  int64_t run = 1;  // elements without a gap
+  size_t dim = 0;
+  for (; dim < dims.size() && dims[dim].first == run; ++dim) {
+    run *= dims[dim].second;
+  }
+  const uintptr_t base =
+      AddressOf(tensor.storage()) + tensor.storage_offset() * size;
+  std::vector<Range> ranges = {{base, base + run * size}};
+  for (; dim < dims.size(); ++dim) {
+    const auto [stride, count] = dims[dim];
+    if (ranges.size() * count > kMaxRanges) {
+      ranges = {{ranges.front().begin,
+                 ranges.back().end + (count - 1) * stride * size}};
+      continue;
+    }
+    const size_t inner = ranges.size();
+    for (int64_t i = 1; i < count; ++i) {
+      for (size_t j = 0; j < inner; ++j) {
+        ranges.push_back({ranges[j].begin + i * stride * size,
+                          ranges[j].end + i * stride * size});
+      }
+    }
+  }
+  return ranges;
+}
+
+State& State::Get() {
+  static State* const state = new State;
+  return *state;
+}
+
+std::string State::Named(absl::string_view name) {
+  return label().empty() ? std::string(name)
+                         : absl::StrCat(name, " [", label(), "]");
+}
+void State::SetLabel(std::string label) { ThreadLabel() = std::move(label); }
+const std::string& State::label() { return ThreadLabel(); }
+
+int64_t State::CurrentStream() { return current_stream; }
+int64_t State::ExchangeStream(int64_t stream) {
+  return std::exchange(current_stream, stream);
+}
+
+c10::DataPtr State::Adopt(c10::DataPtr memory, size_t bytes) {
+  void* const data = memory.get();
+  auto* const allocation = new Allocation;
+  allocation->memory = std::move(memory);
+  allocation->range = {Address(data), Address(data) + bytes};
+  allocation->actor = CurrentActor();
+  if (bytes > 0) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    order_.Forget(allocation->range);
+    order_.Access(allocation->actor, {allocation->range}, /*writes=*/true,
+                  Named("allocate"));
+    allocations_[allocation->range.begin] = allocation;
+    in_use_ += static_cast<int64_t>(bytes);
+    peak_ = std::max(peak_, in_use_);
+  }
+  return c10::DataPtr(data, allocation, &Free, TheDevice());
+}
+
+void State::Free(void* pointer) {
+  const auto* const allocation = static_cast<Allocation*>(pointer);
+  const Range range = allocation->range;
+  if (range.end > range.begin) {
+    State& state = Get();
+    const std::lock_guard<std::mutex> lock(state.mutex_);
+    state.order_.Free(allocation->actor, range, allocation->spared,
+                      Named("free"));
+    state.allocations_.erase(range.begin);
+    state.in_use_ -= static_cast<int64_t>(range.end - range.begin);
+  }
+  delete allocation;
+}
+
+void State::RecordOnStream(const void* data, int64_t stream) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  auto next = allocations_.upper_bound(Address(data));
+  if (next == allocations_.begin()) return;
+  Allocation& allocation = *std::prev(next)->second;
+  if (Address(data) < allocation.range.end) {
+    allocation.spared.push_back(HappensBefore::ActorOf(stream));
+  }
+}
+
+void State::Access(int actor, const at::Tensor& tensor, bool writes,
+                   absl::string_view what) {
+  const std::vector<Range> ranges = RangesOf(tensor);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  order_.Access(actor, ranges, writes, Named(what));
+}
+
+void State::ForgetHostMemoryThatWent() {
+  const auto went = [&](const HostMemory& memory) {
+    if (!memory.storage.expired()) return false;
+    order_.Forget(memory.range);
+    return true;
+  };
+  host_memory_.erase(
+      std::remove_if(host_memory_.begin(), host_memory_.end(), went),
+      host_memory_.end());
+}
+
+void State::AccessHost(int actor, const at::Tensor& tensor, bool writes,
+                       absl::string_view what) {
+  const std::vector<Range> ranges = RangesOf(tensor);
+  const c10::Storage& storage = tensor.storage();
+  const uintptr_t begin = AddressOf(storage);
+  const bool owned =
+      storage.unsafeGetStorageImpl()
+          ->_mutable_data_ptr_no_checks()
+          .get_deleter() == c10::GetCPUAllocator()->raw_deleter();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ForgetHostMemoryThatWent();
+  if (owned) {
+    host_memory_.push_back(
+        {storage.getWeakStorageImpl(), {begin, begin + storage.nbytes()}});
+  }
+  order_.Access(actor, ranges, writes, Named(what));
+}
+
+c10::DataPtr State::AllocatePinned(size_t bytes) {
+  c10::DataPtr memory = c10::GetCPUAllocator()->allocate(bytes);
+  void* const data = memory.get();
+  auto* const pinned = new Allocation;
+  pinned->memory = std::move(memory);
+  pinned->range = {Address(data), Address(data) + bytes};
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (bytes > 0) pinned_[pinned->range.begin] = pinned->range;
+  return c10::DataPtr(data, pinned, &FreePinned,
+                      c10::Device(c10::DeviceType::CPU));
+}
+
+void State::FreePinned(void* pointer) {
+  const auto* const pinned = static_cast<Allocation*>(pointer);
+  if (pinned->range.end > pinned->range.begin) {
+    State& state = Get();
+    const std::lock_guard<std::mutex> lock(state.mutex_);
+    state.order_.Forget(pinned->range);
+    state.pinned_.erase(pinned->range.begin);
+  }
+  delete pinned;
+}
+
+bool State::IsPinned(const void* data) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  auto next = pinned_.upper_bound(Address(data));
+  return next != pinned_.begin() && Address(data) < std::prev(next)->second.end;
+}
+
+HappensBefore::Clock State::Record(int64_t stream) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return order_.Record(HappensBefore::ActorOf(stream));
+}
+
+void State::Block(int64_t stream, const HappensBefore::Clock& event) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  order_.Wait(HappensBefore::ActorOf(stream), event);
+}
+
+void State::Learn(const HappensBefore::Clock& event) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  order_.Wait(HappensBefore::kHost, event);
+}
+
+void State::HostWait(const HappensBefore::Clock& event,
+                     absl::string_view what) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  order_.Wait(HappensBefore::kHost, event);
+  host_waits_.push_back(Named(what));
+}
+
+void State::HostWaitForStream(int64_t stream, absl::string_view what) {
+  HostWait(Record(stream), what);
+}
+
+void State::HostWaitForAll(absl::string_view what) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  order_.WaitForAll();
+  host_waits_.push_back(Named(what));
+}
+
+bool State::Stalled() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return stalls_ > 0;
+}
+
+void State::Stall(int by) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  stalls_ += by;
+}
+
+// Stream 0 is the default; then come both pools, then those made anew.
+int64_t State::NewStream(bool from_pool, bool high_priority) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!from_pool) return 1 + 2 * kPoolSize + streams_++;
+  const int64_t place = pooled_[high_priority ? 1 : 0]++ % kPoolSize;
+  return 1 + place + (high_priority ? kPoolSize : 0);
+}
+
+void State::Reset() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  order_.Reset();
+  host_memory_.clear();
+  host_waits_.clear();
+  peak_ = in_use_;
+}
+
+std::vector<std::string> State::Races() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return order_.races();
+}
+
+std::vector<std::string> State::HostWaits() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return host_waits_;
+}
+
+int64_t State::bytes_in_use() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return in_use_;
+}
+
+int64_t State::peak_bytes() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return peak_;
+}
+
+}  // namespace fsdp::testing::fake_device

@@ -1,0 +1,119 @@
+// What the parts of the fake device share. For fake_device*.cc only.
+#ifndef BASE_TESTING_FAKE_DEVICE_STATE_H_
+#define BASE_TESTING_FAKE_DEVICE_STATE_H_
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/Device.h>
+#include <c10/core/Storage.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/core/Stream.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "base/testing/happens_before.h"
+
+namespace fsdp::testing::fake_device {
+
+using Range = HappensBefore::Range;
+
+inline c10::Device TheDevice() {
+  return c10::Device(c10::DeviceType::PrivateUse1, 0);
+}
+
+// Memory of the device. Owned by its DataPtr.
+struct Allocation {
+  c10::DataPtr memory;  // host memory
+  Range range;
+  int actor = 0;            // the stream that it belongs to
+  std::vector<int> spared;  // the streams whose use its end waits for
+};
+
+// Lives as long as the process: memory may be freed at its very end.
+class State {
+ public:
+  static State& Get();
+
+  // `name` with the label of this thread.
+  static std::string Named(absl::string_view name);
+  static void SetLabel(std::string label);
+  static const std::string& label();
+
+  // The stream that is current in this thread.
+  static int64_t CurrentStream();
+  static int64_t ExchangeStream(int64_t stream);
+  static int CurrentActor() { return HappensBefore::ActorOf(CurrentStream()); }
+
+  // Memory of the device, of `bytes`, out of host memory.
+  c10::DataPtr Adopt(c10::DataPtr memory, size_t bytes);
+  // Host memory whose end waits for the copies to and from it.
+  c10::DataPtr AllocatePinned(size_t bytes);
+  bool IsPinned(const void* data);
+  void RecordOnStream(const void* data, int64_t stream);
+
+  void Access(int actor, const at::Tensor& tensor, bool writes,
+              absl::string_view what);
+  // A copy's access to the host memory of `tensor`. It is forgotten with
+  // memory of the CPU's allocator, which tells nobody when it goes and comes.
+  void AccessHost(int actor, const at::Tensor& tensor, bool writes,
+                  absl::string_view what);
+
+  HappensBefore::Clock Record(int64_t stream);
+  void Block(int64_t stream, const HappensBefore::Clock& event);
+  // The host learns that what `event` stands for is done.
+  void Learn(const HappensBefore::Clock& event);
+  // The host waits for that, or for all streams.
+  void HostWait(const HappensBefore::Clock& event, absl::string_view what);
+  void HostWaitForStream(int64_t stream, absl::string_view what);
+  void HostWaitForAll(absl::string_view what);
+
+  bool Stalled();
+  void Stall(int by);
+  int64_t NewStream(bool from_pool, bool high_priority);
+
+  void Reset();
+  std::vector<std::string> Races();
+  std::vector<std::string> HostWaits();
+  int64_t bytes_in_use();
+  int64_t peak_bytes();
+
+ private:
+  struct HostMemory {
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+    Range range;
+  };
+
+  static void Free(void* allocation);
+  static void FreePinned(void* allocation);
+  void ForgetHostMemoryThatWent();
+
+  std::mutex mutex_;
+  HappensBefore order_;
+  std::map<uintptr_t, Allocation*> allocations_;  // by first byte
+  std::map<uintptr_t, Range> pinned_;
+  std::vector<HostMemory> host_memory_;
+  std::vector<std::string> host_waits_;
+  int64_t in_use_ = 0;
+  int64_t peak_ = 0;
+  int stalls_ = 0;
+  int64_t streams_ = 0;
+  int64_t pooled_[2] = {0, 0};  // by high priority
+};
+
+// The bytes that the elements of a tensor occupy, in ascending ranges.
+std::vector<Range> RangesOf(const at::Tensor& tensor);
+
+c10::Allocator* DeviceAllocator();
+
+void RegisterRuntime();    // streams, events, allocators, hooks
+void RegisterOperators();  // kernels
+
+}  // namespace fsdp::testing::fake_device
+
+#endif  // BASE_TESTING_FAKE_DEVICE_STATE_H_

@@ -1,0 +1,56 @@
+// Ranks that are processes or threads with a GPU each, over NCCL.
+#ifndef COMM_NCCL_COMMUNICATOR_H_
+#define COMM_NCCL_COMMUNICATOR_H_
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "comm/communicator.h"
+
+namespace c10d {
+class Store;
+}
+
+namespace fsdp::comm {
+
+struct NcclOptions {
+  // Communicator::default_timeout; also for all ranks to appear.
+  absl::Duration timeout = absl::Minutes(5);
+  // How long a failed rank asks the others what they know.
+  absl::Duration diagnosis_timeout = absl::Seconds(2);
+  // Index of this rank's GPU; -1: the current one of the calling thread.
+  int device = -1;
+  // AllocateSymmetric() registers symmetric windows where NCCL has them.
+  bool symmetric_windows = true;
+};
+
+// One rank of a group of `world_size` that meet in `store`, which no other
+// group uses. Blocks until all have come; errors:
+//   FailedPrecondition  there is no GPU or driver
+//   DeadlineExceeded    a rank has not come
+//   InvalidArgument     two ranks use one GPU
+//
+// Takes tensors on its GPU. An operation runs on the group's own stream of high
+// priority, behind what the stream that was current when it was called had been
+// given; Work::BlockCurrentStream() makes the then current stream wait for it,
+// and Work::Wait() the host. A Work that has been neither waited for nor made a
+// stream wait hands its tensors to the group when it is dropped; after
+// BlockCurrentStream() they are the caller's, to be freed or used in the order
+// of that stream. Sums are in NCCL's order: the same bits every time on the
+// same ranks, not those of other backends.
+//
+// NCCL cannot see that ranks' calls differ: those run into the deadline. A
+// thread looks for that and for NCCL's own errors; the first failure aborts the
+// group, reaches the peers through the store, and is what all later calls
+// return. Destroying a communicator whose operations are done waits until the
+// peers have left, too, up to a few seconds; otherwise it aborts them.
+absl::StatusOr<std::unique_ptr<Communicator>> CreateNcclCommunicator(
+    const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
+    const NcclOptions& options = {});
+
+}  // namespace fsdp::comm
+
+#endif  // COMM_NCCL_COMMUNICATOR_H_

@@ -1,0 +1,40 @@
+// A point in a CUDA stream.
+#ifndef COMM_NCCL_EVENT_H_
+#define COMM_NCCL_EVENT_H_
+
+#include <cuda_runtime_api.h>
+
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace fsdp::comm {
+
+// Belongs to the CUDA device that is current where it is made. What only asks
+// may be called by any thread, with any device.
+class NcclEvent {
+ public:
+  static absl::StatusOr<std::unique_ptr<NcclEvent>> Create();
+  ~NcclEvent();
+  NcclEvent(const NcclEvent&) = delete;
+  NcclEvent& operator=(const NcclEvent&) = delete;
+
+  // Stands for what `stream` has been given so far.
+  absl::Status Record(cudaStream_t stream);
+
+  // Whether that is done; does not block.
+  absl::StatusOr<bool> IsDone() const;
+
+  // What `stream` is given from now on waits for it; does not block the host.
+  absl::Status Block(cudaStream_t stream) const;
+
+ private:
+  explicit NcclEvent(cudaEvent_t event) : event_(event) {}
+
+  const cudaEvent_t event_;
+};
+
+}  // namespace fsdp::comm
+
+#endif  // COMM_NCCL_EVENT_H_

@@ -1,0 +1,108 @@
+#include "comm/nccl_memory.h"
+
+#include <ATen/ops/from_blob.h>
+#include <c10/core/DeviceGuard.h>
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+#include <nccl.h>
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+#include "comm/nccl_status.h"
+
+namespace fsdp::comm {
+namespace {
+
+constexpr int kFirstVersionWithWindows = NCCL_VERSION(2, 27, 0);
+
+using RegisterFunction = decltype(&ncclCommWindowRegister);
+using DeregisterFunction = decltype(&ncclCommWindowDeregister);
+
+// Looked up by name: a program has to start with an older library, too.
+template <typename Function>
+Function Find(const char* name) {
+  return reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));
+}
+
+}  // namespace
+
+bool HasNcclWindows() {
+  int version = 0;
+  return ncclGetVersion(&version) == ncclSuccess &&
+         version >= kFirstVersionWithWindows &&
+         Find<RegisterFunction>("ncclCommWindowRegister") != nullptr &&
+         Find<DeregisterFunction>("ncclCommWindowDeregister") != nullptr;
+}
+
+NcclMemory::NcclMemory(std::shared_ptr<NcclGroup> group, void* data,
+                       int64_t bytes)
+    : group_(std::move(group)),
+      data_(data),
+      bytes_(bytes),
+      window_(std::make_shared<ncclWindow_t>(nullptr)) {}
+
+absl::StatusOr<std::shared_ptr<NcclMemory>> NcclMemory::Allocate(
+    std::shared_ptr<NcclGroup> group, int64_t bytes) {
+  void* data = nullptr;
+  absl::Status status;
+  FSDP_RETURN_IF_ERROR(TorchToStatus("allocate for NCCL", [&] {
+    const c10::DeviceGuard guard(group->device());
+    status = NcclToStatus(ncclMemAlloc(&data, static_cast<size_t>(bytes)),
+                          absl::StrCat("allocate ", bytes, " bytes for NCCL"));
+  }));
+  if (!status.ok()) {
+    static_cast<void>(cudaGetLastError());  // not for the next one who asks
+    return absl::ResourceExhaustedError(status.message());
+  }
+  return std::shared_ptr<NcclMemory>(
+      new NcclMemory(std::move(group), data, bytes));
+}
+
+// What fails here fails because the group or the device has, of which other
+// calls tell.
+NcclMemory::~NcclMemory() {
+  TorchToStatus("free memory of NCCL", [this] {
+    const c10::DeviceGuard guard(group_->device());
+    static_cast<void>(cudaDeviceSynchronize());  // kernels may be reading it
+    if (*window_ != nullptr) {
+      const auto deregister =
+          Find<DeregisterFunction>("ncclCommWindowDeregister");
+      group_->handle()
+          .Call("deregister a window", absl::Now() + group_->timeout(),
+                [&](ncclComm_t comm) { return deregister(comm, *window_); })
+          .IgnoreError();
+    }
+    static_cast<void>(ncclMemFree(data_));
+  }).IgnoreError();
+}
+
+absl::Status NcclMemory::Register() {
+  const auto register_window = Find<RegisterFunction>("ncclCommWindowRegister");
+  absl::Status status;
+  FSDP_RETURN_IF_ERROR(TorchToStatus("register a window", [&] {
+    const c10::DeviceGuard guard(group_->device());
+    status = group_->handle().Call(
+        absl::StrCat("register ", bytes_, " bytes as a symmetric window"),
+        absl::Now() + group_->timeout(), [&](ncclComm_t comm) {
+          return register_window(comm, data_, static_cast<size_t>(bytes_),
+                                 window_.get(), NCCL_WIN_COLL_SYMMETRIC);
+        });
+  }));
+  return status;
+}
+
+at::Tensor NcclMemory::AsTensor(const std::shared_ptr<NcclMemory>& memory) {
+  return at::for_blob(memory->data_, {memory->bytes_})
+      .deleter([memory](void* /*data*/) {})
+      .options(
+          at::TensorOptions().dtype(at::kByte).device(memory->group_->device()))
+      .target_device(memory->group_->device())
+      .make_tensor();
+}
+
+}  // namespace fsdp::comm

@@ -1,0 +1,196 @@
+#include "comm/nccl_watchdog.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+
+namespace fsdp::comm {
+namespace {
+
+NcclWatchdog::Failure OwnFailure(const absl::Status& status) {
+  NcclWatchdog::Failure failure;
+  failure.report.text = std::string(status.message());
+  if (absl::IsUnavailable(status)) {
+    failure.report.cause = Cause::kLost;
+  } else {
+    failure.report.cause = Cause::kAbort;
+    failure.status = status;
+  }
+  return failure;
+}
+
+NcclWatchdog::Failure MissedDeadline() {
+  NcclWatchdog::Failure failure;
+  failure.report.cause = Cause::kDeadline;
+  failure.report.text = "not done at the deadline";
+  return failure;
+}
+
+}  // namespace
+
+std::string NcclWatchdog::Operation::Describe(int rank, int world_size) const {
+  return absl::StrCat(name(), " on rank ", rank, " of ", world_size, " (",
+                      call_.dtype, " x ", call_.count, ", ", bytes_, " bytes)");
+}
+
+NcclWatchdog::NcclWatchdog(Hooks hooks) : hooks_(std::move(hooks)) {}
+
+NcclWatchdog::~NcclWatchdog() { Stop(); }
+
+void NcclWatchdog::Start(absl::Duration interval) {
+  thread_ = std::thread([this, interval] { Run(interval); });
+}
+
+void NcclWatchdog::Stop() {
+  {
+    absl::MutexLock lock(&mutex_);
+    ending_ = true;
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+std::shared_ptr<NcclWatchdog::Operation> NcclWatchdog::Begin(
+    Call call, int64_t bytes, absl::Time deadline) {
+  absl::MutexLock lock(&mutex_);
+  auto operation = std::make_shared<Operation>(
+      std::move(call), next_sequence_++, bytes, deadline);
+  if (failure_) {
+    operation->state_ = State::kFailed;
+  } else {
+    running_.push_back(operation);
+  }
+  return operation;
+}
+
+void NcclWatchdog::Launched(Operation& operation, Query is_done) {
+  absl::MutexLock lock(&mutex_);
+  operation.is_done_ = std::move(is_done);
+}
+
+void NcclWatchdog::Keep(Operation& operation, std::shared_ptr<void> what) {
+  absl::MutexLock lock(&mutex_);
+  if (operation.state_ == State::kRunning) operation.kept_ = std::move(what);
+}
+
+NcclWatchdog::State NcclWatchdog::StateOf(const Operation& operation) {
+  Released released;
+  bool failed = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    const absl::Status status = TakeOffDoneLocked(released);
+    failed = !status.ok() && FailLocked(OwnFailure(status), released);
+    if (!failed) return operation.state_;
+  }
+  StopDevice();
+  absl::MutexLock lock(&mutex_);
+  return operation.state_;
+}
+
+void NcclWatchdog::Poll(absl::Time now) {
+  Released released;
+  bool failed = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    failed = CheckLocked(now, released);
+  }
+  if (failed) StopDevice();
+}
+
+void NcclWatchdog::Fail(Failure failure) {
+  Released released;
+  bool failed = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    failed = FailLocked(std::move(failure), released);
+  }
+  if (failed) StopDevice();
+}
+
+void NcclWatchdog::Fail(const absl::Status& status) {
+  Fail(OwnFailure(status));
+}
+
+NcclWatchdog::Failure NcclWatchdog::AwaitStopped() const {
+  absl::MutexLock lock(&mutex_);
+  mutex_.Await(absl::Condition(&stopped_));
+  return *failure_;
+}
+
+absl::optional<NcclWatchdog::Failure> NcclWatchdog::failure() const {
+  absl::MutexLock lock(&mutex_);
+  return failure_;
+}
+
+bool NcclWatchdog::idle() const {
+  absl::MutexLock lock(&mutex_);
+  return running_.empty();
+}
+
+std::string NcclWatchdog::Position() const {
+  absl::MutexLock lock(&mutex_);
+  return PositionLocked();
+}
+
+bool NcclWatchdog::CheckLocked(absl::Time now, Released& released) {
+  if (failure_) return false;
+  absl::Status status = TakeOffDoneLocked(released);
+  if (status.ok()) status = hooks_.health();
+  if (!status.ok()) return FailLocked(OwnFailure(status), released);
+  if (running_.empty() || running_.front()->deadline_ >= now) return false;
+  return FailLocked(MissedDeadline(), released);
+}
+
+absl::Status NcclWatchdog::TakeOffDoneLocked(Released& released) {
+  while (!running_.empty()) {
+    Operation& oldest = *running_.front();
+    if (!oldest.is_done_) break;
+    const absl::StatusOr<bool> is_done = oldest.is_done_();
+    if (!is_done.ok()) return is_done.status();
+    if (!*is_done) break;
+    oldest.state_ = State::kDone;
+    released.push_back(std::move(oldest.kept_));
+    last_done_ = oldest.name();
+    running_.pop_front();
+  }
+  return absl::OkStatus();
+}
+
+bool NcclWatchdog::FailLocked(Failure failure, Released& released) {
+  if (failure_) return false;
+  // Ends here where asking fails, as everything does.
+  TakeOffDoneLocked(released).IgnoreError();
+  failure.report.position = PositionLocked();
+  failure_ = std::move(failure);
+  for (const std::shared_ptr<Operation>& operation : running_) {
+    operation->state_ = State::kFailed;
+    released.push_back(std::move(operation->kept_));
+  }
+  running_.clear();
+  return true;
+}
+
+std::string NcclWatchdog::PositionLocked() const {
+  if (!running_.empty()) {
+    const Operation& oldest = *running_.front();
+    return absl::StrCat("is in ", oldest.name());
+  }
+  if (last_done_.empty()) return "has finished nothing yet";
+  return absl::StrCat("has finished ", last_done_, " and called nothing since");
+}
+
+void NcclWatchdog::StopDevice() {
+  hooks_.stop(*failure());
+  absl::MutexLock lock(&mutex_);
+  stopped_ = true;
+}
+
+void NcclWatchdog::Run(absl::Duration interval) {
+  while (true) {
+    {
+      absl::MutexLock lock(&mutex_);
+      if (mutex_.AwaitWithTimeout(absl::Condition(&ending_), interval)) return;
+    }
+    Poll(absl::Now());
+  }
+}
+
+}  // namespace fsdp::comm
