@@ -10,6 +10,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
@@ -23,8 +26,9 @@ at::Tensor FirstOf(const at::Tensor& memory, const at::Tensor& host) {
 
 }  // namespace
 
-DeviceCopies::DeviceCopies(c10::Device device)
+DeviceCopies::DeviceCopies(c10::Device device, absl::Duration timeout)
     : device_(device),
+      timeout_(timeout),
       up_(device),
       down_(device),
       memory_([device](int64_t bytes) -> absl::StatusOr<at::Tensor> {
@@ -78,6 +82,15 @@ absl::StatusOr<SharedEvent> DeviceCopies::Release(const at::Tensor& memory,
   });
   FSDP_RETURN_IF_ERROR(copied);
   return done;
+}
+
+absl::Status DeviceCopies::Await(const SharedEvent& event) const {
+  if (event == nullptr || event->Wait(absl::Now() + timeout_)) {
+    return absl::OkStatus();
+  }
+  return absl::DeadlineExceededError(absl::StrCat(
+      "the device has not come to the end of a copy within ",
+      absl::FormatDuration(timeout_), ": it hangs, or has more to do"));
 }
 
 }  // namespace fsdp

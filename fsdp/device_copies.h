@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "base/device_streams.h"
 #include "fsdp/buffer_pool.h"
 
@@ -23,7 +24,8 @@ using SharedEvent = std::shared_ptr<const DeviceEvent>;
 // The host's has to be page-locked, or else it waits. Not thread-safe.
 class DeviceCopies {
  public:
-  explicit DeviceCopies(c10::Device device);
+  // `timeout`: of the host's waits.
+  DeviceCopies(c10::Device device, absl::Duration timeout);
   ~DeviceCopies();
 
   // Memory of the device, at least `bytes` of any content, for Upload().
@@ -40,10 +42,14 @@ class DeviceCopies {
   absl::StatusOr<SharedEvent> Release(const at::Tensor& memory,
                                       const at::Tensor& host, bool copies);
 
+  // Lets the host wait. DeadlineExceeded.
+  absl::Status Await(const SharedEvent& event) const;
+
   BufferPool::Stats stats() const { return memory_.stats(); }
 
  private:
   const c10::Device device_;
+  const absl::Duration timeout_;
   SideStream up_;
   SideStream down_;
   BufferPool memory_;

@@ -74,6 +74,16 @@ Program With(std::string name, std::function<void(Options&)> configure) {
   return program;
 }
 
+void AllInStores(Options& options) {
+  OffloadOptions& offload = options.offload;
+  offload.parameters = offload.gradients = offload.optimizer = Tier::kSsd;
+  offload.make_store = [](RestingKind /*kind*/, int64_t capacity)
+      -> absl::StatusOr<std::unique_ptr<offload::ParamStore>> {
+    return offload::HostStore::Make(capacity, offload::PageAllocator::System(),
+                                    /*rollback=*/true);
+  };
+}
+
 std::vector<Program> Programs() {
   std::vector<Program> programs;
   programs.push_back(With("FullShard", [](Options&) {}));
@@ -99,18 +109,23 @@ std::vector<Program> Programs() {
     OffloadOptions& offload = options.offload;
     offload.parameters = offload.gradients = offload.optimizer = Tier::kCpu;
   }));
+  programs.push_back(With("AllOnTheCpuSteppedThere", [](Options& options) {
+    OffloadOptions& offload = options.offload;
+    offload.parameters = offload.gradients = offload.optimizer = Tier::kCpu;
+    offload.step_on = StepOn::kHost;
+  }));
+  programs.push_back(With("AllInStoresSteppedOnTheCpu", [](Options& options) {
+    AllInStores(options);
+    options.offload.step_on = StepOn::kHost;
+  }));
+  programs.push_back(With("GradientsOnTheDevice", [](Options& options) {
+    OffloadOptions& offload = options.offload;
+    offload.parameters = offload.optimizer = Tier::kCpu;
+  }));
   programs.push_back(With("StatesOnTheCpu", [](Options& options) {
     options.offload.optimizer = Tier::kCpu;
   }));
-  programs.push_back(With("AllInStores", [](Options& options) {
-    OffloadOptions& offload = options.offload;
-    offload.parameters = offload.gradients = offload.optimizer = Tier::kSsd;
-    offload.make_store = [](RestingKind /*kind*/, int64_t capacity)
-        -> absl::StatusOr<std::unique_ptr<offload::ParamStore>> {
-      return offload::HostStore::Make(
-          capacity, offload::PageAllocator::System(), /*rollback=*/true);
-    };
-  }));
+  programs.push_back(With("AllInStores", AllInStores));
   programs.emplace_back();
   programs.back().name = "Clipped";
   programs.back().clips = true;

@@ -172,7 +172,7 @@ absl::Status FusedStepper::ArrangeGroup(size_t index,
 }
 
 size_t FusedStepper::BatchOf(size_t group, const at::Tensor& parameter) {
-  const at::Device device = parameter.device();
+  const at::Device device = SteppingDevice(parameter);
   const at::ScalarType dtype = parameter.scalar_type();
   for (size_t i = 0; i < batches_.size(); ++i) {
     const Batch& batch = batches_[i];

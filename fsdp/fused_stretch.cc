@@ -49,6 +49,11 @@ absl::Status CheckGradient(const at::Tensor& parameter,
       ": they must be equal, and the dtype a floating-point one"));
 }
 
+// The host waits for one that stays on its device.
+at::Tensor GradientOnHost(const at::Tensor& gradient) {
+  return fsdp::RestsElsewhere(gradient) ? OnHost(gradient) : gradient.cpu();
+}
+
 // `gradient` with its elements in memory as those of `parameter`.
 at::Tensor InOrderOf(const at::Tensor& parameter, const at::Tensor& gradient) {
   if (gradient.strides() == parameter.strides() ||
@@ -78,6 +83,13 @@ absl::Status CheckFusedParameter(const at::Tensor& parameter) {
       "torch::optim for it"));
 }
 
+c10::Device SteppingDevice(const at::Tensor& parameter) {
+  const RestingMemory* const memory = RestingMemory::Of(parameter);
+  const bool on_host = memory != nullptr && memory->space() != nullptr &&
+                       memory->space()->StepsOnHost(*memory);
+  return on_host ? c10::Device(at::kCPU) : parameter.device();
+}
+
 FusedStretch::FusedStretch(
     size_t group, std::vector<std::pair<size_t, at::Tensor>> parameters)
     : group_(group) {
@@ -88,12 +100,17 @@ FusedStretch::FusedStretch(
   };
   std::stable_sort(parameters.begin(), parameters.end(), is_before);
   for (auto& [place, parameter] : parameters) {
-    slices_.emplace_back().parameter = std::move(parameter);
-    members_.emplace_back().place = place;
+    members_.push_back({place, std::move(parameter)});
   }
-  RestingMemory* const memory = RestingMemory::Of(slices_.front().parameter);
+  const at::Tensor& first = members_.front().parameter;
+  RestingMemory* const memory = RestingMemory::Of(first);
   if (memory != nullptr && memory->space() != nullptr) {
     shard_ = memory->shared_from_this();
+  }
+  on_host_ = SteppingDevice(first) != first.device();
+  for (const Member& member : members_) {
+    slices_.emplace_back().parameter =
+        on_host_ ? OnHost(member.parameter) : member.parameter;
   }
 }
 
@@ -101,9 +118,9 @@ bool FusedStretch::RestsElsewhere() const {
   if (shard_ == nullptr) return false;
   return !shard_->stays() ||
          shard_->space()->OptimizerRestsElsewhere(*shard_) ||
-         std::any_of(slices_.begin(), slices_.end(),
-                     [](const FusedSlice& slice) {
-                       return fsdp::RestsElsewhere(slice.parameter.grad());
+         std::any_of(members_.begin(), members_.end(),
+                     [](const Member& member) {
+                       return fsdp::RestsElsewhere(member.parameter.grad());
                      });
 }
 
@@ -111,31 +128,31 @@ void FusedStretch::Prefetch() const {
   if (shard_ == nullptr) return;
   shard_->Prefetch();
   for (const auto& [what, memory] : memory_) memory->Prefetch();
-  for (const FusedSlice& slice : slices_) {
-    PrefetchTensor(slice.parameter.grad());
-  }
+  for (const Member& member : members_) PrefetchTensor(member.parameter.grad());
 }
 
 absl::Status FusedStretch::BringIn() {
   if (shard_ == nullptr) return absl::OkStatus();
-  FSDP_RETURN_IF_ERROR(resident_.Add(slices_.front().parameter, Use::kUpdate));
-  for (const FusedSlice& slice : slices_) {
-    FSDP_RETURN_IF_ERROR(resident_.Add(slice.parameter.grad(), Use::kRead));
+  FSDP_RETURN_IF_ERROR(
+      resident_.Add(members_.front().parameter, Use::kUpdate, where()));
+  for (const Member& member : members_) {
+    FSDP_RETURN_IF_ERROR(
+        resident_.Add(member.parameter.grad(), Use::kRead, where()));
   }
   return BringInStates();
 }
 
 bool FusedStretch::HasGradient() const {
   return std::any_of(
-      slices_.begin(), slices_.end(),
-      [](const FusedSlice& slice) { return slice.parameter.grad().defined(); });
+      members_.begin(), members_.end(),
+      [](const Member& member) { return member.parameter.grad().defined(); });
 }
 
 absl::Status FusedStretch::Check(const FusedRule& rule, int num_slots,
                                  const OptimizerStates& states) const {
   FSDP_RETURN_IF_ERROR(CheckNotInUse());
   for (size_t i = 0; i < slices_.size(); ++i) {
-    if (!slices_[i].parameter.grad().defined()) continue;
+    if (!members_[i].parameter.grad().defined()) continue;
     const absl::Status status = CheckMember(i, rule, num_slots, states);
     if (!status.ok()) {
       return Annotate(status,
@@ -165,7 +182,7 @@ absl::Status FusedStretch::CheckNotInUse() const {
 absl::Status FusedStretch::CheckMember(size_t i, const FusedRule& rule,
                                        int num_slots,
                                        const OptimizerStates& states) const {
-  const at::Tensor& parameter = slices_[i].parameter;
+  const at::Tensor& parameter = members_[i].parameter;
   FSDP_RETURN_IF_ERROR(CheckGradient(parameter, parameter.grad()));
   return CheckState(i, rule, num_slots, states);
 }
@@ -173,7 +190,7 @@ absl::Status FusedStretch::CheckMember(size_t i, const FusedRule& rule,
 absl::Status FusedStretch::CheckState(size_t i, const FusedRule& rule,
                                       int num_slots,
                                       const OptimizerStates& states) const {
-  const at::Tensor& parameter = slices_[i].parameter;
+  const at::Tensor& parameter = members_[i].parameter;
   const auto found = states.find(parameter.unsafeGetTensorImpl());
   if (found == states.end()) return absl::OkStatus();
   const FusedRule::Slots slots = rule.SlotsOf(*found->second);
@@ -198,9 +215,12 @@ absl::Status FusedStretch::Begin(const FusedRule& rule, int num_slots,
   for (size_t i = 0; i < slices_.size(); ++i) {
     // Everything anew: an earlier step may have run out of memory.
     FusedSlice& slice = slices_[i];
-    const at::Tensor& gradient = slice.parameter.grad();
-    slice.gradient = gradient.defined() ? InOrderOf(slice.parameter, gradient)
-                                        : at::Tensor();
+    const at::Tensor& gradient = members_[i].parameter.grad();
+    slice.gradient = at::Tensor();
+    if (gradient.defined()) {
+      slice.gradient = InOrderOf(
+          slice.parameter, on_host_ ? GradientOnHost(gradient) : gradient);
+    }
     slice.step = 1;
     members_[i].state = nullptr;
     members_[i].state_is_new = false;
@@ -209,7 +229,7 @@ absl::Status FusedStretch::Begin(const FusedRule& rule, int num_slots,
     FusedSlice& slice = slices_[i];
     if (!slice.gradient.defined()) continue;
     std::unique_ptr<OptimizerParamState>& state =
-        states[slice.parameter.unsafeGetTensorImpl()];
+        states[members_[i].parameter.unsafeGetTensorImpl()];
     if (state == nullptr) {
       state = rule.NewState();
       members_[i].state_is_new = true;
@@ -243,7 +263,7 @@ void FusedStretch::Undo(OptimizerStates& states) {
   for (size_t i = 0; i < slices_.size(); ++i) {
     Member& member = members_[i];
     if (member.state_is_new) {
-      states.erase(slices_[i].parameter.unsafeGetTensorImpl());
+      states.erase(member.parameter.unsafeGetTensorImpl());
     }
     member.state_is_new = false;
     member.state = nullptr;

@@ -4,6 +4,7 @@
 #define FSDP_FUSED_STRETCH_H_
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 #include <torch/optim/optimizer.h>
 
 #include <array>
@@ -26,6 +27,9 @@ namespace fsdp {
 // OK, or why torch's fused kernels cannot step it: InvalidArgument, to be read
 // after the parameter's name.
 absl::Status CheckFusedParameter(const at::Tensor& parameter);
+
+// Where it is stepped: on its device, or on the host (OffloadOptions::step_on).
+c10::Device SteppingDevice(const at::Tensor& parameter);
 
 // States lie in memory of their own that is laid out as the parameters are, and
 // rests where the OffloadSpace of the parameters says.
@@ -75,9 +79,11 @@ class FusedStretch {
   absl::Status Evacuate(const FusedRule& rule, OptimizerStates& states);
 
  private:
-  // What goes with a slice.
+  // What goes with a slice, whose parameter is this one, or its bytes on the
+  // host where it is stepped there.
   struct Member {
     size_t place;
+    at::Tensor parameter;
     // Whether a slot may hold something else than zeros.
     std::array<bool, kMaxFusedSlots> used = {};
     torch::optim::OptimizerParamState* state = nullptr;  // during a step
@@ -104,7 +110,10 @@ class FusedStretch {
   absl::Status Restore(const FusedRule& rule, int num_slots,
                        OptimizerStates& states);
 
+  Where where() const { return on_host_ ? Where::kHost : Where::kDevice; }
+
   size_t group_;
+  bool on_host_ = false;
   std::vector<FusedSlice> slices_;  // in the order of their addresses
   std::vector<Member> members_;
   int num_slots_ = 0;  // of the last Begin()

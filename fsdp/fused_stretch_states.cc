@@ -55,7 +55,7 @@ std::vector<int64_t> PlacesFor(const std::vector<at::Tensor>& parameters) {
 
 // In kept files everything has the same place whatever is trainable.
 bool FusedStretch::HasSlots(size_t i) const {
-  const at::Tensor& parameter = slices_[i].parameter;
+  const at::Tensor& parameter = members_[i].parameter;
   return keeps() || parameter.grad().defined() || parameter.requires_grad();
 }
 
@@ -130,10 +130,11 @@ absl::Status FusedStretch::AllocateSlot(int k) {
 
 absl::Status FusedStretch::Reserve(int num_slots) {
   for (int k = 0; k < num_slots; ++k) {
-    const bool missing =
-        std::any_of(slices_.begin(), slices_.end(), [k](const FusedSlice& s) {
-          return s.parameter.grad().defined() && !s.slots[k].defined();
-        });
+    bool missing = false;
+    for (size_t i = 0; i < slices_.size(); ++i) {
+      missing |= members_[i].parameter.grad().defined() &&
+                 !slices_[i].slots[k].defined();
+    }
     if (missing) FSDP_RETURN_IF_ERROR(AllocateSlot(k));
   }
   return absl::OkStatus();
@@ -175,7 +176,7 @@ absl::Status FusedStretch::Restore(const FusedRule& rule, int num_slots,
   if (shard_->space()->step() == 0) kept_steps_.zero_();
   const int64_t* const kept = steps.const_data_ptr<int64_t>();
   for (size_t i = 0; i < slices_.size(); ++i) {
-    void* const parameter = slices_[i].parameter.unsafeGetTensorImpl();
+    void* const parameter = members_[i].parameter.unsafeGetTensorImpl();
     if (kept[i] == 0 || states.count(parameter) > 0) continue;
     std::unique_ptr<OptimizerParamState> state = rule.NewState();
     rule.SetStep(*state, kept[i]);
@@ -210,7 +211,7 @@ absl::Status FusedStretch::TakeUpMembers(const FusedRule& rule, int num_slots,
   }
   for (size_t i = 0; i < slices_.size(); ++i) {
     FusedSlice& slice = slices_[i];
-    const auto found = states.find(slice.parameter.unsafeGetTensorImpl());
+    const auto found = states.find(members_[i].parameter.unsafeGetTensorImpl());
     const bool is_ours = found != states.end() && HasSlots(i);
     if (is_ours) {
       FSDP_RETURN_IF_ERROR(CheckState(i, rule, num_slots, states));
@@ -232,8 +233,8 @@ absl::Status FusedStretch::TakeUpMembers(const FusedRule& rule, int num_slots,
 absl::Status FusedStretch::Evacuate(const FusedRule& rule,
                                     OptimizerStates& states) {
   if (memory_.empty()) return absl::OkStatus();
-  for (const FusedSlice& slice : slices_) {
-    const auto found = states.find(slice.parameter.unsafeGetTensorImpl());
+  for (const Member& member : members_) {
+    const auto found = states.find(member.parameter.unsafeGetTensorImpl());
     if (found == states.end()) continue;
     for (at::Tensor* slot : rule.SlotsOf(*found->second)) {
       if (slot == nullptr || !fsdp::RestsElsewhere(*slot)) continue;

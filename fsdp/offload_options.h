@@ -27,6 +27,11 @@ inline constexpr int kNumRestingKinds = 3;
 
 const char* ToString(RestingKind kind);
 
+// As ZeRO-Infinity and as ZeRO-Offload do: by the device, which takes and gives
+// back parameters and states, or by the host, to which gradients come. The
+// results differ in the last bits.
+enum class StepOn { kDevice, kHost };
+
 // The same on all ranks.
 struct OffloadOptions {
   // Of shards, of their gradients, and of the states of this library's fused
@@ -47,6 +52,10 @@ struct OffloadOptions {
   int prefetch_distance = 2;
   // Of each wait for a store; zero is the communicator's default.
   absl::Duration timeout = absl::ZeroDuration();
+
+  // Where the optimizer of a model on a device steps parameters that rest
+  // elsewhere with their states.
+  StepOn step_on = StepOn::kDevice;
 
   // Bytes of optimizer state per byte of trainable shard: 2 for Adam, 3 with
   // amsgrad, 1 for SGD with momentum.

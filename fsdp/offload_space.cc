@@ -236,7 +236,8 @@ absl::StatusOr<std::shared_ptr<RestingMemory>> OffloadSpace::Place(
 // A model is on one device.
 std::shared_ptr<DeviceCopies> OffloadSpace::CopiesFor(c10::Device device) {
   if (!HasStreams(device)) return nullptr;
-  if (copies_ == nullptr) copies_ = std::make_shared<DeviceCopies>(device);
+  if (copies_ == nullptr)
+    copies_ = std::make_shared<DeviceCopies>(device, timeout_);
   return copies_;
 }
 
@@ -278,6 +279,11 @@ int OffloadSpace::FlatOf(const RestingMemory& shard) const {
 
 bool OffloadSpace::OptimizerRestsElsewhere(const RestingMemory& shard) const {
   return plan_.tier(FlatOf(shard), RestingKind::kOptimizer) != Tier::kDevice;
+}
+
+bool OffloadSpace::StepsOnHost(const RestingMemory& shard) const {
+  return options_.step_on == StepOn::kHost && !shard.stays() &&
+         OptimizerRestsElsewhere(shard);
 }
 
 absl::StatusOr<std::shared_ptr<RestingMemory>>

@@ -59,6 +59,8 @@ class OffloadSpace : public std::enable_shared_from_this<OffloadSpace> {
       c10::Device device);
 
   bool OptimizerRestsElsewhere(const RestingMemory& shard) const;
+  // Whether the host steps `shard`; see OffloadOptions::step_on.
+  bool StepsOnHost(const RestingMemory& shard) const;
 
   // --- A step of the optimizer ---------------------------------------------
   // What rests is then as a rollback would leave it. Where `mine` is an error,

@@ -41,6 +41,7 @@ RestingMemory::RestingMemory(int64_t bytes, c10::Device device,
     : storage_(bytes, device, error, Guarded::kResting),
       place_(std::move(place)),
       copies_(std::move(copies)),
+      error_(error),
       space_(std::move(space)) {
   FSDP_CHECK(device.is_cpu() || copies_ != nullptr);
   storage_.SetTag(this);
@@ -60,7 +61,7 @@ RestingMemory::RestingMemory(at::Tensor memory,
 // failed.
 RestingMemory::~RestingMemory() {
   constexpr absl::Duration kLongest = absl::Minutes(1);
-  FSDP_CHECK(uses_ == 0 || stays());
+  FSDP_CHECK((uses_ == 0 && host_uses_ == 0) || stays());
   if (used_ != nullptr) used_->Wait(absl::Now() + kLongest);
 }
 
@@ -80,19 +81,56 @@ void RestingMemory::Prefetch() {
   if (!stays() && uses_ == 0) place_->Prefetch();
 }
 
-absl::Status RestingMemory::Acquire(Use use) {
-  if (!stays()) {
-    if (uses_ == 0) {
-      FSDP_RETURN_IF_ERROR(copies_ == nullptr ? BringIn(use)
-                                              : BringToDevice(use));
-    }
-    if (arrived_ != nullptr) arrived_->BlockCurrentStream();
-    if (use != Use::kRead && !changed_) {
-      place_->MarkChanged();
-      changed_ = true;
-    }
+bool RestingMemory::IsOnHost(Where where) const {
+  return where == Where::kHost && copies_ != nullptr;
+}
+
+flat_param::GuardedStorage& RestingMemory::HostStorage() {
+  if (host_storage_ == nullptr) {
+    host_storage_ = std::make_unique<flat_param::GuardedStorage>(
+        bytes(), at::kCPU, error_, Guarded::kResting);
   }
-  ++uses_;
+  return *host_storage_;
+}
+
+at::Tensor RestingMemory::OnHost(const at::Tensor& tensor) {
+  if (!IsOnHost(Where::kHost)) return tensor;
+  return TensorOver(HostStorage().storage(), tensor.storage_offset(),
+                    tensor.sizes(), tensor.strides(), tensor.scalar_type());
+}
+
+absl::Status RestingMemory::Acquire(Use use, Where where) {
+  if (stays()) {
+    ++uses_;
+    return absl::OkStatus();
+  }
+  const bool on_host = IsOnHost(where);
+  int& uses = on_host ? host_uses_ : uses_;
+  if ((on_host ? uses_ : host_uses_) > 0) {
+    return absl::FailedPreconditionError(
+        "what rests elsewhere is wanted on the host and on its device at once: "
+        "let one fsdp::Resident go first");
+  }
+  if (uses == 0) {
+    FSDP_RETURN_IF_ERROR(copies_ == nullptr ? BringIn(use)
+                         : on_host          ? BringToHost(use)
+                                            : BringToDevice(use));
+  }
+  if (!on_host && arrived_ != nullptr) arrived_->BlockCurrentStream();
+  if (use != Use::kRead && !changed_) {
+    place_->MarkChanged();
+    changed_ = true;
+  }
+  ++uses;
+  return absl::OkStatus();
+}
+
+absl::Status RestingMemory::BringToHost(Use use) {
+  FSDP_RETURN_IF_ERROR(lost_);
+  FSDP_RETURN_IF_ERROR(copies_->Await(used_));
+  FSDP_ASSIGN_OR_RETURN(char* const data, place_->Acquire(use));
+  changed_ = use != Use::kRead;
+  HostStorage().Fill(data);
   return absl::OkStatus();
 }
 
@@ -127,45 +165,56 @@ absl::Status RestingMemory::BringToDevice(Use use) {
   return absl::OkStatus();
 }
 
-void RestingMemory::Release() {
-  FSDP_CHECK(uses_ > 0);
-  if (--uses_ > 0 || stays()) return;
+void RestingMemory::Release(Where where) {
+  const bool on_host = IsOnHost(where);
+  int& uses = on_host ? host_uses_ : uses_;
+  FSDP_CHECK(uses > 0);
+  if (--uses > 0 || stays()) return;
+  const bool changed = std::exchange(changed_, false);
+  if (on_host) {
+    host_storage_->Empty();
+    return place_->Release(nullptr);
+  }
   storage_.Empty();
   if (copies_ != nullptr) {
     absl::StatusOr<SharedEvent> used =
-        copies_->Release(memory_, on_host_, changed_);
+        copies_->Release(memory_, on_host_, changed);
     lost_ = used.status();
     if (used.ok()) used_ = *std::move(used);
     memory_.reset();
   }
-  changed_ = false;
   place_->Release(used_);
 }
 
 absl::StatusOr<Resident> Resident::Of(absl::Span<const at::Tensor> tensors,
-                                      Use use) {
+                                      Use use, Where where) {
   Resident resident;
   for (const at::Tensor& tensor : tensors) {
-    FSDP_RETURN_IF_ERROR(resident.Add(tensor, use));
+    FSDP_RETURN_IF_ERROR(resident.Add(tensor, use, where));
   }
   return resident;
 }
 
-absl::Status Resident::Add(const at::Tensor& tensor, Use use) {
+absl::Status Resident::Add(const at::Tensor& tensor, Use use, Where where) {
   RestingMemory* const memory = RestingMemory::Of(tensor);
   if (memory == nullptr) return absl::OkStatus();
-  FSDP_RETURN_IF_ERROR(memory->Acquire(use));
-  memories_.push_back(memory->shared_from_this());
+  FSDP_RETURN_IF_ERROR(memory->Acquire(use, where));
+  held_.push_back({memory->shared_from_this(), where});
   return absl::OkStatus();
 }
 
 Resident& Resident::operator=(Resident&& other) noexcept {
-  std::swap(memories_, other.memories_);
+  std::swap(held_, other.held_);
   return *this;
 }
 
 Resident::~Resident() {
-  for (const auto& memory : memories_) memory->Release();
+  for (const Held& held : held_) held.memory->Release(held.where);
+}
+
+at::Tensor OnHost(const at::Tensor& tensor) {
+  RestingMemory* const memory = RestingMemory::Of(tensor);
+  return memory == nullptr ? tensor : memory->OnHost(tensor);
 }
 
 bool RestsElsewhere(const at::Tensor& tensor) {

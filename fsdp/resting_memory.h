@@ -43,6 +43,9 @@ class RestingPlace {
   virtual void Release(const SharedEvent& used) = 0;
 };
 
+// Where values are wanted of memory that a device uses.
+enum class Where { kDevice, kHost };
+
 // Tensors over it keep their identity, but only while it is acquired they have
 // values: any other access raises `error`, a FailedPrecondition. On a device
 // the stream that is current at Acquire() waits for them, and what the one that
@@ -66,22 +69,30 @@ class RestingMemory : public std::enable_shared_from_this<RestingMemory> {
 
   // All of it, 1-D.
   at::Tensor AsTensor(c10::ScalarType dtype) const;
+  // `tensor`, which lies in it, on the host: the same bytes, which have values
+  // while they are acquired there. On the CPU and in memory that stays on its
+  // device, `tensor` itself.
+  at::Tensor OnHost(const at::Tensor& tensor);
   int64_t bytes() const { return storage_.bytes(); }
   // Whether it is always in memory.
   bool stays() const { return place_ == nullptr; }
   // Whether it is acquired, where that is needed.
-  bool in_use() const { return uses_ > 0 && !stays(); }
+  bool in_use() const { return (uses_ > 0 || host_uses_ > 0) && !stays(); }
   const std::shared_ptr<OffloadSpace>& space() const { return space_; }
 
   void Prefetch();
-  // Pairs may be nested, each for its own use.
-  absl::Status Acquire(Use use);
+  // Pairs may be nested, each for its own use. On the host it waits for what
+  // the device has been given; FailedPrecondition: in use on the other side.
+  absl::Status Acquire(Use use, Where where = Where::kDevice);
   // What a device could not give back is the error of the next Acquire().
-  void Release();
+  void Release(Where where = Where::kDevice);
 
  private:
   absl::Status BringIn(Use use);
   absl::Status BringToDevice(Use use);
+  absl::Status BringToHost(Use use);
+  bool IsOnHost(Where where) const;
+  flat_param::GuardedStorage& HostStorage();
 
   flat_param::GuardedStorage storage_;
   const std::unique_ptr<RestingPlace> place_;
@@ -91,6 +102,11 @@ class RestingMemory : public std::enable_shared_from_this<RestingMemory> {
   SharedEvent arrived_;  // on the device
   SharedEvent used_;     // on the host, by the device
   int uses_ = 0;
+  // Tensors on the host, where it is another memory; null until one is asked
+  // for.
+  std::unique_ptr<flat_param::GuardedStorage> host_storage_;
+  int host_uses_ = 0;
+  const std::string error_;
   bool changed_ = false;
   absl::Status lost_;  // what was changed did not reach its place
   const std::shared_ptr<OffloadSpace> space_;
@@ -102,20 +118,29 @@ class Resident {
  public:
   Resident() = default;
   static absl::StatusOr<Resident> Of(absl::Span<const at::Tensor> tensors,
-                                     Use use);
-  static absl::StatusOr<Resident> Of(const at::Tensor& tensor, Use use) {
-    return Of(absl::MakeConstSpan(&tensor, 1), use);
+                                     Use use, Where where = Where::kDevice);
+  static absl::StatusOr<Resident> Of(const at::Tensor& tensor, Use use,
+                                     Where where = Where::kDevice) {
+    return Of(absl::MakeConstSpan(&tensor, 1), use, where);
   }
   Resident(Resident&& other) noexcept = default;
   Resident& operator=(Resident&& other) noexcept;
   ~Resident();
 
   // One more.
-  absl::Status Add(const at::Tensor& tensor, Use use);
+  absl::Status Add(const at::Tensor& tensor, Use use,
+                   Where where = Where::kDevice);
 
  private:
-  std::vector<std::shared_ptr<RestingMemory>> memories_;
+  struct Held {
+    std::shared_ptr<RestingMemory> memory;
+    Where where;
+  };
+  std::vector<Held> held_;
 };
+
+// RestingMemory::OnHost(), or `tensor` itself where it lies in none.
+at::Tensor OnHost(const at::Tensor& tensor);
 
 // Whether `tensor` may lack its values because they are in a store.
 bool RestsElsewhere(const at::Tensor& tensor);
