@@ -2,7 +2,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
-#include <c10/core/Event.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/Stream.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -17,6 +16,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/optional.h"
+#include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/call.h"
@@ -27,38 +27,44 @@
 namespace fsdp::comm {
 namespace {
 
-c10::Stream CurrentStream(const c10::Device& device) {
-  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-}
+// What a collective sends and receives; one tensor may be a part of the other.
+struct Messages {
+  at::Tensor sent;
+  at::Tensor received;
+};
 
 // What is left to do with the messages once they are here.
-using Finish = std::function<void(const at::Tensor& messages)>;
+using Finish = std::function<void(const at::Tensor& received)>;
 
 class QuantizedWork final : public Work {
  public:
-  QuantizedWork(std::unique_ptr<Work> base, std::string name,
-                at::Tensor messages, Finish finish)
+  QuantizedWork(std::unique_ptr<Work> base, std::string name, Messages messages,
+                Finish finish)
       : base_(std::move(base)),
         name_(std::move(name)),
         messages_(std::move(messages)),
-        device_(messages_.device()),
         finish_(std::move(finish)) {}
 
   // Peers read messages at most, which the base keeps for them.
   absl::Status Wait(absl::Time deadline) override {
     if (!result_) result_ = Finished(base_->WaitForResult(deadline));
-    if (!result_->ok() || !finished_on_) return *result_;
-    return TorchToStatus([&] { return name_; },
-                         [&] { finished_on_->synchronize(); });
+    if (!result_->ok()) return *result_;
+    bool is_done = false;
+    FSDP_RETURN_IF_ERROR(
+        TorchToStatus(name_, [&] { is_done = is_finished_.Wait(deadline); }));
+    if (is_done) return absl::OkStatus();
+    result_ = absl::DeadlineExceededError(
+        absl::StrCat(name_,
+                     ": what makes numbers of the messages is not done at the "
+                     "deadline"));
+    return *result_;
   }
 
   absl::Status BlockCurrentStream() override {
     if (!result_) {
       result_ = Finished(base_->BlockCurrentStream());
-    } else if (result_->ok() && finished_on_) {
-      return TorchToStatus(
-          [&] { return name_; },
-          [&] { is_finished_->block(CurrentStream(device_)); });
+    } else if (result_->ok()) {
+      return TorchToStatus(name_, [&] { is_finished_.BlockCurrentStream(); });
     }
     return *result_;
   }
@@ -66,34 +72,32 @@ class QuantizedWork final : public Work {
  private:
   // `status` of the messages, and of what is done with them then.
   absl::Status Finished(absl::Status status) {
-    if (status.ok()) {
-      status = TorchToStatus([&] { return name_; }, [&] { RunFinish(); });
-    }
+    if (status.ok()) status = TorchToStatus(name_, [&] { RunFinish(); });
     finish_ = nullptr;
-    messages_.reset();
+    messages_ = Messages();
     return status;
   }
 
   void RunFinish() {
     const c10::NoGradGuard no_grad;
-    finish_(messages_);
-    if (device_.is_cpu()) return;
-    finished_on_ = CurrentStream(device_);
-    is_finished_.emplace(device_.type());
-    is_finished_->record(*finished_on_);
-    // It belongs to the stream of the call, which others may allocate from.
-    messages_.record_stream(*finished_on_);
+    const c10::Device device = messages_.received.device();
+    finish_(messages_.received);
+    is_finished_.Record(device);
+    if (!HasStreams(device)) return;
+    // They belong to the stream of the call, to which their memory returns and
+    // which knows nothing of the base's and of this one.
+    const c10::Stream stream =
+        c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+    messages_.sent.record_stream(stream);
+    messages_.received.record_stream(stream);
   }
 
   const std::unique_ptr<Work> base_;
   const std::string name_;
-  at::Tensor messages_;
-  const c10::Device device_;
+  Messages messages_;
   Finish finish_;
   absl::optional<absl::Status> result_;
-  // On a device, once it is enqueued.
-  absl::optional<c10::Stream> finished_on_;
-  absl::optional<c10::Event> is_finished_;
+  DeviceEvent is_finished_;
 };
 
 class QuantizedCommunicator final : public ForwardingCommunicator {
@@ -127,15 +131,15 @@ class QuantizedCommunicator final : public ForwardingCommunicator {
     if (!options_.gather || !Applies(layout, out)) {
       return base().AllGather(out, in, label);
     }
-    at::Tensor messages;
-    at::Tensor own;
+    Messages messages;
     FSDP_RETURN_IF_ERROR(Prepare(Collective::kAllGather, label, [&] {
-      messages = NewMessages(layout, in);
-      own = messages.narrow(0, rank() * layout.bytes(), layout.bytes());
-      WriteMessages(layout, in, own);
-      Measure(Collective::kAllGather, label, layout, in, own);
+      messages.received = NewMessages(layout, in);
+      messages.sent =
+          messages.received.narrow(0, rank() * layout.bytes(), layout.bytes());
+      WriteMessages(layout, in, messages.sent);
+      Measure(Collective::kAllGather, label, layout, in, messages.sent);
     }));
-    return Started(base().AllGather(messages, own, label),
+    return Started(base().AllGather(messages.received, messages.sent, label),
                    Collective::kAllGather, label, messages,
                    [layout, out](const at::Tensor& received) {
                      ReadMessages(layout, received, out);
@@ -176,18 +180,17 @@ class QuantizedCommunicator final : public ForwardingCommunicator {
   StartedWork Sum(const MessageLayout& layout, const at::Tensor& out,
                   const at::Tensor& in, ScaledSum sum,
                   absl::string_view label) {
-    at::Tensor sent;
-    at::Tensor received;
+    Messages messages;
     FSDP_RETURN_IF_ERROR(Prepare(Collective::kReduceScatter, label, [&] {
-      sent = NewMessages(layout, in);
-      received = NewMessages(layout, in);
-      WriteMessages(layout, in, sent);
-      Measure(Collective::kReduceScatter, label, layout, in, sent);
+      messages = {NewMessages(layout, in), NewMessages(layout, in)};
+      WriteMessages(layout, in, messages.sent);
+      Measure(Collective::kReduceScatter, label, layout, in, messages.sent);
     }));
     return Started(
-        base().AllToAll(received, sent, label), Collective::kReduceScatter,
-        label, received, [layout, out, sum](const at::Tensor& messages) {
-          SumMessages(layout, messages, {sum.scale, sum.accumulate}, out);
+        base().AllToAll(messages.received, messages.sent, label),
+        Collective::kReduceScatter, label, messages,
+        [layout, out, sum](const at::Tensor& received) {
+          SumMessages(layout, received, {sum.scale, sum.accumulate}, out);
         });
   }
 
@@ -218,7 +221,7 @@ class QuantizedCommunicator final : public ForwardingCommunicator {
   }
 
   StartedWork Started(StartedWork work, Collective collective,
-                      absl::string_view label, at::Tensor messages,
+                      absl::string_view label, Messages messages,
                       Finish finish) {
     FSDP_RETURN_IF_ERROR(work.status());
     return std::make_unique<QuantizedWork>(

@@ -18,10 +18,13 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "base/device_streams.h"
 #include "base/status_macros.h"
+#include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
 #include "comm/call.h"
 #include "comm/local_communicator.h"
+#include "comm/loopback_communicator.h"
 #include "comm/quantized_message.h"
 #include "comm/recording_communicator.h"
 #include "comm/testing/communicator_contract.h"
@@ -32,8 +35,10 @@
 namespace fsdp::comm::testing {
 namespace {
 
+using ::fsdp::testing::FakeDevice;
 using ::fsdp::testing::StatusIs;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::StartsWith;
 
 constexpr int kWorldSizes[] = {1, 2, 3, 5};
@@ -399,6 +404,77 @@ TEST(QuantizationLogTest, HoldsWhatWasLost) {
   EXPECT_LT(sums.error.relative_l2(), 1e-6);
   log.Clear();
   EXPECT_EQ(log.TotalsOf(Collective::kAllGather).count, 0);
+}
+
+// One rank of three that all pass the same.
+std::unique_ptr<Communicator> QuantizedLoopback(c10::Device device) {
+  LoopbackOptions options;
+  options.place = {1, 3};
+  options.device = device;
+  return CreateQuantizedCommunicator(CreateLoopback(options).value(), {})
+      .value();
+}
+
+struct Results {
+  at::Tensor gathered;
+  at::Tensor summed;
+};
+
+// Calls on the current stream, what comes of them on `side`; what is between is
+// freed and its memory used again while that stream may still be reading it.
+Results OnTwoStreams(c10::Device device, const at::Tensor& numbers) {
+  const std::unique_ptr<Communicator> comm = QuantizedLoopback(device);
+  const at::Tensor in = numbers.to(device);
+  const Results results = {
+      at::zeros({3 * in.numel()}, in.options()),
+      at::zeros({in.numel() / 3}, in.options().dtype(at::kFloat))};
+  SideStream side(device);
+  side.FollowCurrentStream();
+  for (int repeat = 0; repeat < 3; ++repeat) {
+    auto gather = comm->AllGather(results.gathered, in, "gather").value();
+    auto sum = comm->ReduceScatterScaled(results.summed, in,
+                                         {0.5, /*accumulate=*/true}, "sum")
+                   .value();
+    const SideStream::Scope scope(side);
+    EXPECT_OK(gather->BlockCurrentStream());
+    EXPECT_OK(sum->BlockCurrentStream());
+  }
+  side.BlockCurrentStream();
+  return results;
+}
+
+TEST(QuantizedCommunicatorTest, StreamsWaitForWhatTheyNeedAndTheHostDoesNot) {
+  FakeDevice::Register();
+  const at::Tensor numbers = RandomNumbers(1, at::kBFloat16, 3 * 1021);
+  const Results expected = OnTwoStreams(at::kCPU, numbers);
+  FakeDevice::Reset();
+  const Results actual = OnTwoStreams(FakeDevice::device(), numbers);
+  EXPECT_THAT(FakeDevice::Races(), IsEmpty());
+  // The copy of `numbers` to the device.
+  EXPECT_EQ(FakeDevice::HostWaits().size(), 1u);
+  EXPECT_TRUE(SameBits(actual.gathered.cpu(), expected.gathered));
+  EXPECT_TRUE(SameBits(actual.summed.cpu(), expected.summed));
+}
+
+TEST(QuantizedCommunicatorTest, TheHostWaitsUntilTheDeviceIsDone) {
+  FakeDevice::Register();
+  FakeDevice::Reset();
+  const std::unique_ptr<Communicator> comm =
+      QuantizedLoopback(FakeDevice::device());
+  const at::Tensor in = at::zeros({64}).to(FakeDevice::device());
+  const at::Tensor out = at::zeros({192}, in.options());
+  auto work = comm->AllGather(out, in, "w").value();
+  EXPECT_OK(work->BlockCurrentStream());
+  {
+    const FakeDevice::Stall stall;
+    EXPECT_THAT(work->Wait(absl::Now()),
+                StatusIs(absl::StatusCode::kDeadlineExceeded,
+                         HasSubstr("all-gather of w on rank 1 of 3")));
+  }
+  auto next = comm->AllGather(out, in, "w").value();
+  EXPECT_OK(next->Wait(absl::Now() + absl::Seconds(30)));
+  FakeDevice::HostRead(out, "the output");
+  EXPECT_THAT(FakeDevice::Races(), IsEmpty());
 }
 
 TEST(QuantizedCommunicatorTest, SubGroupsAreQuantised) {

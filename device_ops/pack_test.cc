@@ -8,12 +8,14 @@
 #include <string>
 #include <vector>
 
+#include "base/testing/fake_device.h"
 #include "device_ops/testing/operator_cases.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::device_ops {
 namespace {
 
+using ::fsdp::testing::FakeDevice;
 using testing::Difference;
 using testing::kDtypes;
 using testing::kScales;
@@ -88,6 +90,33 @@ TEST(PackTest, AddsPiecesAndWritesRanges) {
       PackAdd(out, test.sources, test.packing, 1.0 / 3);
       EXPECT_EQ(Difference(out, Reference(test, before, 1.0 / 3, true)), "")
           << dtype << " " << size;
+    }
+  }
+}
+
+// By operators of LibTorch, as on any device without kernels for it.
+TEST(PackTest, HasTheSameBitsOnOtherDevices) {
+  FakeDevice::Register();
+  for (int64_t size : {0, 1, 257, 1021}) {
+    const PackCase test = MakePackCase(size, 11);
+    std::vector<at::Tensor> sources;
+    for (const at::Tensor& source : test.sources) {
+      sources.push_back(source.to(FakeDevice::device()));
+    }
+    for (at::ScalarType dtype : kDtypes) {
+      for (double scale : kScales) {
+        const at::Tensor expected = Marked(dtype, test.out_size);
+        const at::Tensor out = expected.to(FakeDevice::device());
+        Pack(expected, test.sources, test.packing, scale);
+        Pack(out, sources, test.packing, scale);
+        EXPECT_EQ(Difference(out.cpu(), expected), "")
+            << dtype << " " << size << " " << scale;
+      }
+      const at::Tensor expected = Marked(dtype, test.out_size);
+      const at::Tensor out = expected.to(FakeDevice::device());
+      PackAdd(expected, test.sources, test.packing, 2);
+      PackAdd(out, sources, test.packing, 2);
+      EXPECT_EQ(Difference(out.cpu(), expected), "") << dtype << " " << size;
     }
   }
 }
