@@ -99,16 +99,17 @@ inline To Narrow(Computed value) {
 
 #if defined(__x86_64__)
 template <typename Loop>
-__attribute__((target("avx2"))) void RunByAvx2(const Loop& loop) {
+__attribute__((target("avx2"))) void RunByAvx2(Loop loop) {
   loop();
 }
 #endif
 
 // Runs `loop`, a lambda with FSDP_VECTOR_LOOP behind its (), compiled for the
 // widest vectors that this processor has. Without fused operations, so that the
-// bits are the same everywhere.
+// bits are the same everywhere. What it captures is copied: no store of the
+// loop could be one to it.
 template <typename Loop>
-void RunVectorised(const Loop& loop) {
+void RunVectorised(Loop loop) {
 #if defined(__x86_64__)
   static const bool has_avx2 = __builtin_cpu_supports("avx2");
   if (has_avx2) return RunByAvx2(loop);
