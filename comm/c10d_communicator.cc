@@ -84,6 +84,18 @@ class C10dCommunicator final : public Communicator {
         });
   }
 
+  absl::StatusOr<std::unique_ptr<Work>> DoAllToAll(
+      const at::Tensor& out, const at::Tensor& in,
+      absl::string_view label) override {
+    return Start(Collective::kAllToAll, label, "", in,
+                 [out, in](PeerCollectives& peers, const auto& agree) {
+                   return peers.AllToAll(
+                       Data(out), Data(in),
+                       static_cast<int64_t>(in.nbytes()) / peers.world_size(),
+                       agree);
+                 });
+  }
+
   absl::StatusOr<std::unique_ptr<Work>> DoAllReduce(
       const at::Tensor& tensor, ReduceOp op, absl::string_view label) override {
     return Start(Collective::kAllReduce, label, std::string(ReduceOpName(op)),

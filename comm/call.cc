@@ -20,6 +20,8 @@ absl::string_view CollectiveName(Collective collective) {
       return "all-gather";
     case Collective::kReduceScatter:
       return "reduce-scatter";
+    case Collective::kAllToAll:
+      return "all-to-all";
     case Collective::kAllReduce:
       return "all-reduce";
     case Collective::kBroadcast:

@@ -12,6 +12,7 @@ namespace fsdp::comm {
 enum class Collective {
   kAllGather,
   kReduceScatter,
+  kAllToAll,
   kAllReduce,
   kBroadcast,
   kSplit,

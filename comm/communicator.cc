@@ -155,6 +155,27 @@ absl::Status CheckScaled(const Check& check, const at::Tensor& whole,
   return absl::OkStatus();
 }
 
+// Of one dtype, device and size, disjoint, and as many elements for each rank.
+absl::Status CheckAllToAll(const Check& check, const at::Tensor& out,
+                           const at::Tensor& in) {
+  FSDP_RETURN_IF_ERROR(CheckTensor(check, "out", out));
+  FSDP_RETURN_IF_ERROR(CheckTensor(check, "in", in));
+  const auto both = [&] { return DescribeBoth("out", out, "in", in); };
+  if (out.device() != in.device() || out.scalar_type() != in.scalar_type()) {
+    return check.Invalid(absl::StrCat(both(), " differ in dtype or device"));
+  }
+  const int world_size = check.communicator.world_size();
+  if (out.numel() != in.numel() || in.numel() % world_size != 0) {
+    return check.Invalid(
+        absl::StrCat(both(), ": both need the same number of elements, ",
+                     world_size, " times what goes to each rank"));
+  }
+  if (in.numel() > 0 && !Disjoint(RangeOf(out), RangeOf(in))) {
+    return check.Invalid(absl::StrCat(both(), " overlap"));
+  }
+  return absl::OkStatus();
+}
+
 // The sum is in `sum` when `base` is done.
 class ScaledWork final : public Work {
  public:
@@ -242,6 +263,13 @@ absl::StatusOr<std::unique_ptr<Work>> Communicator::ReduceScatterScaled(
   return DoReduceScatterScaled(out, in, sum, label);
 }
 
+absl::StatusOr<std::unique_ptr<Work>> Communicator::AllToAll(
+    const at::Tensor& out, const at::Tensor& in, absl::string_view label) {
+  const Check check{*this, Collective::kAllToAll, label};
+  FSDP_RETURN_IF_ERROR(CheckAllToAll(check, out, in));
+  return DoAllToAll(out, in, label);
+}
+
 absl::StatusOr<std::unique_ptr<Work>> Communicator::AllReduce(
     const at::Tensor& tensor, ReduceOp op, absl::string_view label) {
   const Check check{*this, Collective::kAllReduce, label};
@@ -273,6 +301,13 @@ absl::StatusOr<std::unique_ptr<Work>> Communicator::DoReduceScatterScaled(
                         DoReduceScatter(own, in, ReduceOp::kSum, label));
   return std::make_unique<ScaledWork>(std::move(work), out, own, sum,
                                       default_timeout());
+}
+
+absl::StatusOr<std::unique_ptr<Work>> Communicator::DoAllToAll(
+    const at::Tensor& /*out*/, const at::Tensor& /*in*/,
+    absl::string_view label) {
+  return absl::UnimplementedError(
+      absl::StrCat("all-to-all of ", label, ": ", ToString(), " has none"));
 }
 
 absl::StatusOr<at::Tensor> Communicator::AllocatePlain(int64_t bytes) {

@@ -99,6 +99,13 @@ class Communicator {
       const at::Tensor& out, const at::Tensor& in, ScaledSum sum,
       absl::string_view label);
 
+  // out[r * n + i] = in_r[rank * n + i], n = in.numel() / world_size, which has
+  // no remainder; both are of one size and do not overlap. Unimplemented where
+  // a backend has none.
+  absl::StatusOr<std::unique_ptr<Work>> AllToAll(const at::Tensor& out,
+                                                 const at::Tensor& in,
+                                                 absl::string_view label);
+
   // In place; every rank ends with the same bits.
   absl::StatusOr<std::unique_ptr<Work>> AllReduce(const at::Tensor& tensor,
                                                   ReduceOp op,
@@ -134,6 +141,9 @@ class Communicator {
   virtual absl::StatusOr<std::unique_ptr<Work>> DoReduceScatterScaled(
       const at::Tensor& out, const at::Tensor& in, ScaledSum sum,
       absl::string_view label);
+  // Unimplemented, unless overridden.
+  virtual absl::StatusOr<std::unique_ptr<Work>> DoAllToAll(
+      const at::Tensor& out, const at::Tensor& in, absl::string_view label);
   virtual absl::StatusOr<std::unique_ptr<Work>> DoAllReduce(
       const at::Tensor& tensor, ReduceOp op, absl::string_view label) = 0;
   virtual absl::StatusOr<std::unique_ptr<Work>> DoBroadcast(

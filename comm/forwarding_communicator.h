@@ -59,6 +59,11 @@ class ForwardingCommunicator : public Communicator {
       absl::string_view label) override {
     return base_->ReduceScatter(out, in, op, label);
   }
+  absl::StatusOr<std::unique_ptr<Work>> DoAllToAll(
+      const at::Tensor& out, const at::Tensor& in,
+      absl::string_view label) override {
+    return base_->AllToAll(out, in, label);
+  }
   absl::StatusOr<std::unique_ptr<Work>> DoAllReduce(
       const at::Tensor& tensor, ReduceOp op, absl::string_view label) override {
     return base_->AllReduce(tensor, op, label);

@@ -117,6 +117,25 @@ absl::Status HierarchicalCollectives::ReduceScatter(HierarchicalGroup& group,
       One(group.rail(), group.rail().ReduceScatter(out, sums, op, label)));
 }
 
+// Inside the host first: each place gets what its rail takes to the other
+// hosts, in the order in which they put it into `out`.
+absl::Status HierarchicalCollectives::AllToAll(HierarchicalGroup& group,
+                                               const at::Tensor& out,
+                                               const at::Tensor& in,
+                                               const std::string& label) {
+  const int hosts = group.layout().num_hosts;
+  FSDP_ASSIGN_OR_RETURN(const at::Tensor sent, Scratch(group, in, in.numel()));
+  std::vector<Started> works;
+  for (int host = 0; host < hosts; ++host) {
+    works.push_back(
+        {&group.host(), group.host().AllToAll(PartOf(sent, host, hosts),
+                                              PartOf(in, host, hosts), label)});
+  }
+  FSDP_RETURN_IF_ERROR(group.Finish(std::move(works)));
+  return group.Finish(
+      One(group.rail(), group.rail().AllToAll(out, sent, label)));
+}
+
 absl::Status HierarchicalCollectives::AllReduce(HierarchicalGroup& group,
                                                 const at::Tensor& tensor,
                                                 ReduceOp op,

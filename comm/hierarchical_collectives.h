@@ -27,6 +27,8 @@ class HierarchicalCollectives {
   absl::Status ReduceScatter(HierarchicalGroup& group, const at::Tensor& out,
                              const at::Tensor& in, ReduceOp op,
                              const std::string& label);
+  absl::Status AllToAll(HierarchicalGroup& group, const at::Tensor& out,
+                        const at::Tensor& in, const std::string& label);
   absl::Status AllReduce(HierarchicalGroup& group, const at::Tensor& tensor,
                          ReduceOp op, const std::string& label);
   absl::Status Broadcast(HierarchicalGroup& group, const at::Tensor& tensor,

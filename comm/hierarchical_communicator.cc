@@ -76,6 +76,14 @@ class HierarchicalCommunicator final : public Communicator {
           return collectives.ReduceScatter(group, out, in, op, label);
         });
   }
+  absl::StatusOr<std::unique_ptr<Work>> DoAllToAll(
+      const at::Tensor& out, const at::Tensor& in,
+      absl::string_view label) override {
+    return Start(Collective::kAllToAll, label, in,
+                 [out, in](auto& collectives, auto& group, const auto& label) {
+                   return collectives.AllToAll(group, out, in, label);
+                 });
+  }
   absl::StatusOr<std::unique_ptr<Work>> DoAllReduce(
       const at::Tensor& tensor, ReduceOp op, absl::string_view label) override {
     return Start(

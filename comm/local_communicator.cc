@@ -63,6 +63,17 @@ void MoveReduceScatter(Payloads payloads, ReduceOp op) {
   }
 }
 
+void MoveAllToAll(Payloads payloads) {
+  for (size_t rank = 0; rank < payloads.size(); ++rank) {
+    const at::Tensor& out = BuffersOf(payloads[rank]).out;
+    const size_t bytes = out.nbytes() / payloads.size();
+    for (size_t peer = 0; peer < payloads.size(); ++peer) {
+      Copy(Data(out) + peer * bytes,
+           Data(BuffersOf(payloads[peer]).in) + rank * bytes, bytes);
+    }
+  }
+}
+
 void MoveAllReduce(Payloads payloads, ReduceOp op) {
   std::vector<const void*> inputs;
   for (const std::any& payload : payloads) {
@@ -192,6 +203,12 @@ class LocalCommunicator final : public Communicator {
     return Start(Collective::kReduceScatter, label,
                  std::string(ReduceOpName(op)), out, {out, in},
                  [op](Payloads payloads) { MoveReduceScatter(payloads, op); });
+  }
+
+  absl::StatusOr<std::unique_ptr<Work>> DoAllToAll(
+      const at::Tensor& out, const at::Tensor& in,
+      absl::string_view label) override {
+    return Start(Collective::kAllToAll, label, "", in, {out, in}, MoveAllToAll);
   }
 
   absl::StatusOr<std::unique_ptr<Work>> DoAllReduce(

@@ -250,6 +250,14 @@ class LoopbackCommunicator final : public Communicator {
     });
   }
 
+  StartedWork DoAllToAll(const at::Tensor& out, const at::Tensor& in,
+                         absl::string_view label) override {
+    return Start(Collective::kAllToAll, label, {out, in}, [&] {
+      CopyToAll(out, OwnSlice(in, in.numel() / world_size()), rank(),
+                world_size());
+    });
+  }
+
   StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
                           absl::string_view label) override {
     return Start(Collective::kAllReduce, label, {tensor},

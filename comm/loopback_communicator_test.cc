@@ -209,6 +209,17 @@ TEST_P(LoopbackCommunicator, ScalesSumsAsRanksThatPassTheSame) {
   }
 }
 
+TEST_P(LoopbackCommunicator, ExchangesAsRanksThatPassTheSame) {
+  ForAll(
+      [](Both& both, int world_size, int, int64_t size, at::ScalarType dtype) {
+        const at::Tensor out = at::zeros({size * world_size}, dtype);
+        both.Compare({out, Values(size * world_size, dtype)},
+                     [](Communicator& group, const auto& t) {
+                       return group.AllToAll(t[0], t[1], "w");
+                     });
+      });
+}
+
 TEST_P(LoopbackCommunicator, AllReducesAndBroadcastsAsRanksThatPassTheSame) {
   ForAll(
       [](Both& both, int world_size, int, int64_t size, at::ScalarType dtype) {

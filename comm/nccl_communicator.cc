@@ -111,6 +111,29 @@ ncclResult_t ReduceScatterPremultiplied(const void* in, void* out, size_t count,
   return result == ncclSuccess ? destroyed : result;
 }
 
+bool HasFailed(ncclResult_t result) {
+  return result != ncclSuccess && result != ncclInProgress;
+}
+
+// The group is closed also where a call in it has failed.
+ncclResult_t AllToAllBySends(const at::Tensor& in, const at::Tensor& out,
+                             int ranks, ncclComm_t comm, cudaStream_t stream) {
+  const ncclDataType_t dtype = NcclDtype(in.scalar_type());
+  const size_t count = Count(in) / ranks;
+  const size_t bytes = in.nbytes() / ranks;
+  const char* from = static_cast<const char*>(in.const_data_ptr());
+  char* to = static_cast<char*>(out.mutable_data_ptr());
+  ncclResult_t result = ncclGroupStart();
+  if (HasFailed(result)) return result;
+  for (int peer = 0; peer < ranks && !HasFailed(result); ++peer) {
+    result = ncclSend(from + peer * bytes, count, dtype, peer, comm, stream);
+    if (HasFailed(result)) break;
+    result = ncclRecv(to + peer * bytes, count, dtype, peer, comm, stream);
+  }
+  const ncclResult_t ended = ncclGroupEnd();
+  return HasFailed(result) ? result : ended;
+}
+
 class NcclCommunicator final : public Communicator {
  public:
   NcclCommunicator(std::shared_ptr<NcclGroup> group, StorePtr store,
@@ -161,6 +184,18 @@ class NcclCommunicator final : public Communicator {
   absl::StatusOr<std::unique_ptr<Work>> DoReduceScatterScaled(
       const at::Tensor& out, const at::Tensor& in, ScaledSum sum,
       absl::string_view label) override;
+
+  absl::StatusOr<std::unique_ptr<Work>> DoAllToAll(
+      const at::Tensor& out, const at::Tensor& in,
+      absl::string_view label) override {
+    const int ranks = world_size();
+    return Start(
+        Collective::kAllToAll, label, in, {out, in},
+        [&](ncclComm_t comm, cudaStream_t stream) {
+          return AllToAllBySends(in, out, ranks, comm, stream);
+        },
+        Nothing);
+  }
 
   absl::StatusOr<std::unique_ptr<Work>> DoAllReduce(
       const at::Tensor& tensor, ReduceOp op, absl::string_view label) override {

@@ -166,6 +166,20 @@ absl::Status ReduceOnce(Communicator& comm, at::ScalarType dtype, int64_t n,
   return ExpectEqual(out, sum.narrow(0, comm.rank() * n, n), "reduce");
 }
 
+absl::Status ExchangeOnce(Communicator& comm, at::ScalarType dtype, int64_t n) {
+  const int ranks = comm.world_size();
+  const at::Tensor in = Values(comm.rank(), n * ranks, dtype);
+  const at::Tensor out = at::zeros({n * ranks}, OnGpu(dtype));
+  FSDP_RETURN_IF_ERROR(Finish(comm.AllToAll(out, in, "exchange")));
+  for (int rank = 0; rank < ranks; ++rank) {
+    FSDP_RETURN_IF_ERROR(ExpectEqual(
+        out.narrow(0, rank * n, n),
+        Values(rank, n * ranks, dtype).narrow(0, comm.rank() * n, n),
+        "exchange"));
+  }
+  return absl::OkStatus();
+}
+
 TEST_P(NcclCommunicatorTest, MovesEveryDtype) {
   EXPECT_OK(RunOnGpus(GetParam(), [](Communicator& comm) -> absl::Status {
     for (at::ScalarType dtype : kDtypes) {
@@ -174,6 +188,7 @@ TEST_P(NcclCommunicatorTest, MovesEveryDtype) {
           FSDP_RETURN_IF_ERROR(GatherOnce(comm, dtype, n, in_place));
           FSDP_RETURN_IF_ERROR(ReduceOnce(comm, dtype, n, in_place));
         }
+        FSDP_RETURN_IF_ERROR(ExchangeOnce(comm, dtype, n));
         const at::Tensor sum = Values(comm.rank(), n, dtype);
         FSDP_RETURN_IF_ERROR(
             Finish(comm.AllReduce(sum, ReduceOp::kSum, "sum")));

@@ -106,6 +106,11 @@ class PairedCommunicator final : public Communicator {
       absl::string_view label) override {
     return Started(BackendOf(out).ReduceScatterScaled(out, in, sum, label));
   }
+  absl::StatusOr<std::unique_ptr<Work>> DoAllToAll(
+      const at::Tensor& out, const at::Tensor& in,
+      absl::string_view label) override {
+    return Started(BackendOf(in).AllToAll(out, in, label));
+  }
   absl::StatusOr<std::unique_ptr<Work>> DoAllReduce(
       const at::Tensor& tensor, ReduceOp op, absl::string_view label) override {
     return Started(BackendOf(tensor).AllReduce(tensor, op, label));

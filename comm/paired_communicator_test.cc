@@ -83,10 +83,11 @@ TEST(PairedCommunicatorTest, EachCollectiveGoesWhereThePredicateSays) {
     EXPECT_OK(Finish(pair->AllGather(a, b, "w")));
     EXPECT_OK(Finish(pair->ReduceScatter(a, b, ReduceOp::kSum, "w")));
     EXPECT_OK(Finish(pair->ReduceScatterScaled(a, b, {0.5, true}, "w")));
+    EXPECT_OK(Finish(pair->AllToAll(a, b, "w")));
     EXPECT_OK(Finish(pair->AllReduce(a, ReduceOp::kMax, "w")));
     EXPECT_OK(Finish(pair->Broadcast(a, 0, "w")));
-    EXPECT_EQ(logs[size % 2].Trace().size(), 5);
-    EXPECT_EQ(logs[1 - size % 2].Trace().size(), size == 4 ? 0 : 5);
+    EXPECT_EQ(logs[size % 2].Trace().size(), 6);
+    EXPECT_EQ(logs[1 - size % 2].Trace().size(), size == 4 ? 0 : 6);
   }
 }
 

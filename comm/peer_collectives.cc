@@ -67,6 +67,24 @@ absl::Status PeerCollectives::AllGather(char* out, const char* in,
   return messages_->Await(&sends);
 }
 
+absl::Status PeerCollectives::AllToAll(char* out, const char* in, int64_t bytes,
+                                       const Agree& agree) {
+  Batch receives(messages_);
+  Batch sends(messages_);
+  for (int peer : Peers()) {
+    FSDP_RETURN_IF_ERROR(messages_->Receive(peer, kDataTag, out + peer * bytes,
+                                            bytes, &receives));
+  }
+  FSDP_RETURN_IF_ERROR(agree());
+  for (int peer : Peers()) {
+    FSDP_RETURN_IF_ERROR(
+        messages_->Send(peer, kDataTag, in + peer * bytes, bytes, &sends));
+  }
+  if (bytes > 0) std::memcpy(out + rank_ * bytes, in + rank_ * bytes, bytes);
+  FSDP_RETURN_IF_ERROR(messages_->Await(&receives));
+  return messages_->Await(&sends);
+}
+
 absl::Status PeerCollectives::ReduceScatter(char* out, const char* in,
                                             at::ScalarType dtype, int64_t count,
                                             ReduceOp op, const Agree& agree) {

@@ -29,9 +29,13 @@ class PeerCollectives {
 
   PeerCollectives(int rank, int world_size, PeerMessages* messages);
 
+  int world_size() const { return world_size_; }
+
   // Buffers as in Communicator; `bytes` and `count` are of one rank's shard...
   absl::Status AllGather(char* out, const char* in, int64_t bytes,
                          const Agree& agree);
+  absl::Status AllToAll(char* out, const char* in, int64_t bytes,
+                        const Agree& agree);
   absl::Status ReduceScatter(char* out, const char* in, at::ScalarType dtype,
                              int64_t count, ReduceOp op, const Agree& agree);
   // ... and here of the whole buffer.

@@ -42,6 +42,11 @@ class RecordingCommunicator final : public ForwardingCommunicator {
     return Started(base().ReduceScatterScaled(out, in, sum, label),
                    Collective::kReduceScatter, label, in);
   }
+  StartedWork DoAllToAll(const at::Tensor& out, const at::Tensor& in,
+                         absl::string_view label) override {
+    return Started(base().AllToAll(out, in, label), Collective::kAllToAll,
+                   label, in);
+  }
   StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
                           absl::string_view label) override {
     return Started(base().AllReduce(tensor, op, label), Collective::kAllReduce,

@@ -50,7 +50,7 @@ class RecordingCommunicatorTest : public ::testing::Test {
     return lines;
   }
 
-  CollectiveLog log_{/*max_trace=*/4};
+  CollectiveLog log_{/*max_trace=*/5};
   std::unique_ptr<Communicator> comm_;
   const at::Tensor tensor_ = at::zeros({6});
 };
@@ -59,11 +59,13 @@ TEST_F(RecordingCommunicatorTest, TracesWholeTensorsInOrder) {
   EXPECT_OK(comm_->AllGather(tensor_, tensor_, "a"));
   EXPECT_OK(comm_->ReduceScatter(tensor_, tensor_, ReduceOp::kSum, "b"));
   EXPECT_OK(comm_->AllReduce(tensor_.narrow(0, 0, 1), ReduceOp::kMax, "c"));
+  EXPECT_OK(comm_->AllToAll(at::zeros({6}), tensor_, "c"));
   EXPECT_OK(comm_->Broadcast(tensor_, 0, "a"));
   EXPECT_THAT(
       Trace(),
       ElementsAre("all-gather of a, 24 bytes", "reduce-scatter of b, 24 bytes",
-                  "all-reduce of c, 4 bytes", "broadcast of a, 24 bytes"));
+                  "all-reduce of c, 4 bytes", "all-to-all of c, 24 bytes",
+                  "broadcast of a, 24 bytes"));
   log_.Clear();
   EXPECT_THAT(Trace(), ElementsAre());
 }
@@ -76,7 +78,7 @@ TEST_F(RecordingCommunicatorTest, CountsByCollectiveAndLabelPastTheTrace) {
   EXPECT_EQ(log_.TotalsOf(Collective::kAllGather).bytes, 240);
   EXPECT_EQ(log_.TotalsOf(Collective::kAllGather, "a").count, 3);
   EXPECT_EQ(log_.TotalsOf(Collective::kAllReduce).count, 0);
-  EXPECT_EQ(log_.Trace().size(), 4u);
+  EXPECT_EQ(log_.Trace().size(), 5u);
 }
 
 TEST_F(RecordingCommunicatorTest, WhatIsRefusedIsNotCounted) {

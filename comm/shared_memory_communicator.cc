@@ -141,6 +141,11 @@ class SharedMemoryCommunicator final : public Communicator {
     return Start(std::string(ReduceOpName(ReduceOp::kSum)), in, label,
                  {Collective::kReduceScatter, out, in, ReduceOp::kSum, 0, sum});
   }
+  absl::StatusOr<std::unique_ptr<Work>> DoAllToAll(
+      const at::Tensor& out, const at::Tensor& in,
+      absl::string_view label) override {
+    return Start("", in, label, {Collective::kAllToAll, out, in});
+  }
   absl::StatusOr<std::unique_ptr<Work>> DoAllReduce(
       const at::Tensor& tensor, ReduceOp op, absl::string_view label) override {
     return Start(std::string(ReduceOpName(op)), tensor, label,

@@ -55,7 +55,7 @@ void ReduceInParallel(at::ScalarType dtype, ReduceOp op, const Pointers& inputs,
                    });
 }
 
-int64_t PartBytes(const SharedBuffers& buffers) {
+int64_t PartBytes(const SharedBuffers& buffers, int world_size) {
   switch (buffers.collective) {
     case Collective::kReduceScatter:
       return buffers.out.numel() *
@@ -63,6 +63,8 @@ int64_t PartBytes(const SharedBuffers& buffers) {
     case Collective::kAllGather:
     case Collective::kSplit:
       return static_cast<int64_t>(buffers.in.nbytes());
+    case Collective::kAllToAll:
+      return static_cast<int64_t>(buffers.in.nbytes()) / world_size;
     case Collective::kAllReduce:
     case Collective::kBroadcast:
       break;
@@ -75,6 +77,7 @@ int64_t PartBytes(const SharedBuffers& buffers) {
 int64_t ChunkBytes(Collective collective, int world_size, int64_t slot_bytes) {
   switch (collective) {
     case Collective::kReduceScatter:
+    case Collective::kAllToAll:
       return slot_bytes / world_size / kAlignment * kAlignment;
     case Collective::kAllReduce:
       return slot_bytes / 2;
@@ -94,7 +97,7 @@ SharedOperation::SharedOperation(SharedBuffers buffers, int rank,
       rank_(rank),
       world_size_(world_size),
       element_size_(static_cast<int64_t>(input().element_size())),
-      part_bytes_(PartBytes(buffers_)),
+      part_bytes_(PartBytes(buffers_, world_size)),
       slot_bytes_(slot_bytes),
       chunk_bytes_(ChunkBytes(buffers_.collective, world_size, slot_bytes)),
       num_chunks_(std::max<int64_t>(
@@ -125,7 +128,7 @@ SharedOperation::Range SharedOperation::PartOf(const Range& chunk,
 void SharedOperation::Stage(int64_t chunk, char* slot) const {
   const Range range = RangeOf(chunk, chunk + 1);
   const char* from = Data(input()) + range.begin;
-  if (buffers_.collective != Collective::kReduceScatter) {
+  if (!is_divided()) {
     Copy(slot, from, range.bytes);
     return;
   }
@@ -142,6 +145,8 @@ void SharedOperation::Take(int64_t begin, int64_t end,
     case Collective::kAllGather:
     case Collective::kSplit:
       return TakeGathered(range, sources);
+    case Collective::kAllToAll:
+      return TakeExchanged(range, sources);
     case Collective::kReduceScatter:
     case Collective::kAllReduce:
       return TakeReduced(range, sources);
@@ -161,17 +166,26 @@ void SharedOperation::TakeGathered(
   }
 }
 
+void SharedOperation::TakeExchanged(
+    const Range& range, absl::Span<const SharedSource> sources) const {
+  for (int peer = 0; peer < world_size_; ++peer) {
+    Copy(Data(buffers_.out) + peer * part_bytes_ + range.begin,
+         ForThisRank(sources[peer], range), range.bytes);
+  }
+}
+
+const char* SharedOperation::ForThisRank(const SharedSource& source,
+                                         const Range& range) const {
+  const int place = is_divided() ? rank_ : 0;
+  return source.staged ? source.data + place * chunk_bytes_
+                       : source.data + place * part_bytes_ + range.begin;
+}
+
 void SharedOperation::TakeReduced(
     const Range& range, absl::Span<const SharedSource> sources) const {
-  const bool divided = buffers_.collective == Collective::kReduceScatter;
   Pointers inputs;
   for (const SharedSource& source : sources) {
-    if (source.staged) {
-      inputs.push_back(source.data + (divided ? rank_ * chunk_bytes_ : 0));
-    } else {
-      inputs.push_back(source.data + range.begin +
-                       (divided ? rank_ * part_bytes_ : 0));
-    }
+    inputs.push_back(ForThisRank(source, range));
   }
   const int64_t begin = range.begin / element_size_;
   const int64_t count = range.bytes / element_size_;

@@ -73,12 +73,22 @@ class SharedOperation {
     int64_t begin;
     int64_t bytes;
   };
+  // The input has a part for each rank.
+  bool is_divided() const {
+    return buffers_.collective == Collective::kReduceScatter ||
+           buffers_.collective == Collective::kAllToAll;
+  }
+  // Where `source` has what this rank needs of a range.
+  const char* ForThisRank(const SharedSource& source, const Range& range) const;
+
   Range RangeOf(int64_t begin_chunk, int64_t end_chunk) const;
   // The part of a chunk of an all-reduce that `rank` reduces.
   Range PartOf(const Range& chunk, int rank) const;
 
   void TakeGathered(const Range& range,
                     absl::Span<const SharedSource> sources) const;
+  void TakeExchanged(const Range& range,
+                     absl::Span<const SharedSource> sources) const;
   void TakeReduced(const Range& range,
                    absl::Span<const SharedSource> sources) const;
 

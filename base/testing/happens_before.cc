@@ -88,9 +88,9 @@ void HappensBefore::Check(const Segment& segment, uintptr_t begin,
   const auto bytes = static_cast<int64_t>(segment.end - begin);
   const auto races = [&](const Visit& earlier) {
     return earlier.time > 0 && earlier.actor != visit.actor &&
-           std::find(spared.begin(), spared.end(), earlier.actor) ==
-               spared.end() &&
-           !Knows(visit.actor, earlier);
+           !Knows(visit.actor, earlier) &&
+           std::none_of(spared.begin(), spared.end(),
+                        [&](int actor) { return Knows(actor, earlier); });
   };
   if (races(segment.write)) Report(segment.write, true, visit, writes, bytes);
   if (!writes) return;

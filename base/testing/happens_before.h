@@ -40,8 +40,8 @@ class HappensBefore {
   // `what` names the operation in reports.
   void Access(int actor, const std::vector<Range>& ranges, bool writes,
               const std::string& what);
-  // As a write, except that it does not mind the accesses of `spared` actors;
-  // then forgets the range, as Forget().
+  // As a write, except that it does not mind the accesses of `spared` actors,
+  // nor those that they have waited for; then forgets the range, as Forget().
   void Free(int actor, Range range, const std::vector<int>& spared,
             const std::string& what);
   // The memory gets a new owner who has nothing to do with the former one.

@@ -89,6 +89,17 @@ TEST(HappensBefore, AHostThatWaitedPassesItsKnowledgeToAllStreams) {
   EXPECT_THAT(order.races(), IsEmpty());
 }
 
+TEST(HappensBefore, FreeingSparesWhatThoseItWaitsForHaveWaitedFor) {
+  for (const bool waits : {false, true}) {
+    HappensBefore order;
+    order.Access(kC, {{0, 10}}, /*writes=*/true, "reduce");
+    if (waits) order.Wait(kB, order.Record(kC));
+    order.Access(kB, {{20, 30}}, /*writes=*/true, "sum");
+    order.Free(kA, {0, 10}, {kB}, "free");
+    EXPECT_THAT(order.races(), SizeIs(waits ? 0 : 1));
+  }
+}
+
 TEST(HappensBefore, FreeingIsAWriteThatSparesWhomItWaitsFor) {
   for (const bool spared : {false, true}) {
     HappensBefore order;

@@ -133,6 +133,20 @@ absl::Status ScaledOnce(Communicator& comm, at::ScalarType from,
   });
 }
 
+absl::Status AllToAllOnce(Communicator& comm, at::ScalarType dtype, int64_t n) {
+  const int rank = comm.rank();
+  const int64_t size = n * comm.world_size();
+  const at::Tensor in =
+      MakeTensor(dtype, size, [&](int64_t i) { return Value(rank, i); });
+  const at::Tensor out = MakeTensor(dtype, size, [](int64_t) { return 100.0; });
+  FSDP_RETURN_IF_ERROR(Finish(comm.AllToAll(out, in, "exchange")));
+  FSDP_RETURN_IF_ERROR(
+      CheckTensor(in, [&](int64_t i) { return Value(rank, i); }));
+  return CheckTensor(out, [&](int64_t i) {
+    return Value(static_cast<int>(i / n), rank * n + i % n);
+  });
+}
+
 absl::Status AllReduceOnce(Communicator& comm, at::ScalarType dtype,
                            ReduceOp op, int64_t n) {
   const at::Tensor tensor =
@@ -213,6 +227,20 @@ TEST_P(CommunicatorContract, ScaledSumsGoIntoAnyFloatingDtype) {
   }
 }
 
+TEST_P(CommunicatorContract, AllToAllGivesEveryRankItsPartOfEachInput) {
+  for (int world_size : kWorldSizes) {
+    const auto run = [](Communicator& comm) -> absl::Status {
+      for (at::ScalarType dtype : kDtypes) {
+        for (int64_t n : kSizes) {
+          FSDP_RETURN_IF_ERROR(AllToAllOnce(comm, dtype, n));
+        }
+      }
+      return absl::OkStatus();
+    };
+    EXPECT_OK(AllOk(RunRanks(Create(world_size), run))) << world_size;
+  }
+}
+
 TEST_P(CommunicatorContract, AllReduceReducesEveryDtype) {
   for (int world_size : kWorldSizes) {
     const auto run = [](Communicator& comm) -> absl::Status {
@@ -250,6 +278,7 @@ TEST_P(CommunicatorContract, LargeBuffers) {
       FSDP_RETURN_IF_ERROR(GatherOnce(comm, at::kFloat, kLarge, true));
       FSDP_RETURN_IF_ERROR(
           ReduceScatterOnce(comm, at::kFloat, ReduceOp::kSum, kLarge, true));
+      FSDP_RETURN_IF_ERROR(AllToAllOnce(comm, at::kFloat, kLarge));
       FSDP_RETURN_IF_ERROR(
           AllReduceOnce(comm, at::kBFloat16, ReduceOp::kSum, kLarge));
       return BroadcastOnce(comm, at::kFloat, 1, kLarge);

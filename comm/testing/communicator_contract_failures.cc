@@ -45,6 +45,12 @@ TEST_P(CommunicatorContract, RefusesWrongArguments) {
   EXPECT_THAT(comm.AllGather(whole, at::Tensor(), "w"), invalid("undefined"));
   EXPECT_THAT(comm.AllGather(whole.view({2, 4}), Zeros(4), "w"),
               invalid("one dimension"));
+  EXPECT_THAT(comm.AllToAll(whole, Zeros(6), "w"),
+              invalid("the same number of elements"));
+  EXPECT_THAT(comm.AllToAll(Zeros(7), Zeros(7), "w"),
+              invalid("2 times what goes to each rank"));
+  EXPECT_THAT(comm.AllToAll(whole, Zeros(8, at::kInt), "w"),
+              invalid("differ in dtype"));
   EXPECT_THAT(comm.AllReduce(whole.slice(0, 0, 8, 2), ReduceOp::kSum, "w"),
               invalid("contiguous"));
   EXPECT_THAT(comm.Broadcast(whole, 2, "w"), invalid("no rank 2"));
@@ -64,6 +70,9 @@ TEST_P(CommunicatorContract, RefusesOverlapsOtherThanTheOwnSlice) {
                 StatusIs(absl::StatusCode::kInvalidArgument,
                          HasSubstr("only rank 1's own slice")));
   }
+  EXPECT_THAT(
+      comm.AllToAll(whole.narrow(0, 0, 6), whole.narrow(0, 2, 6), "w"),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("overlap")));
 }
 
 TEST_P(CommunicatorContract, RefusesScaledSumsThatCannotBe) {

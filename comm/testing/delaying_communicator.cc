@@ -114,6 +114,12 @@ class DelayingCommunicator final : public ForwardingCommunicator {
       return base().ReduceScatter(out, in, op, name);
     });
   }
+  StartedWork DoAllToAll(const at::Tensor& out, const at::Tensor& in,
+                         absl::string_view label) override {
+    return Post(label, [this, out, in, name = std::string(label)] {
+      return base().AllToAll(out, in, name);
+    });
+  }
   StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
                           absl::string_view label) override {
     return Post(label, [this, tensor, op, name = std::string(label)] {

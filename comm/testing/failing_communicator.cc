@@ -60,6 +60,10 @@ class FailingCommunicator final : public ForwardingCommunicator {
     return Start(label,
                  [&] { return base().ReduceScatter(out, in, op, label); });
   }
+  StartedWork DoAllToAll(const at::Tensor& out, const at::Tensor& in,
+                         absl::string_view label) override {
+    return Start(label, [&] { return base().AllToAll(out, in, label); });
+  }
   StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
                           absl::string_view label) override {
     return Start(label, [&] { return base().AllReduce(tensor, op, label); });

@@ -36,6 +36,11 @@ class LateCommunicator final : public ForwardingCommunicator {
     FSDP_RETURN_IF_ERROR(BeLate(Collective::kReduceScatter));
     return Count(base().ReduceScatter(out, in, op, label));
   }
+  StartedWork DoAllToAll(const at::Tensor& out, const at::Tensor& in,
+                         absl::string_view label) override {
+    FSDP_RETURN_IF_ERROR(BeLate(Collective::kAllToAll));
+    return Count(base().AllToAll(out, in, label));
+  }
   StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
                           absl::string_view label) override {
     FSDP_RETURN_IF_ERROR(BeLate(Collective::kAllReduce));

@@ -102,6 +102,11 @@ class FaultyCommunicator final : public comm::ForwardingCommunicator {
     return Start(absl::StrCat("the reduce-scatter of ", label),
                  [&] { return base().ReduceScatter(out, in, op, label); });
   }
+  StartedWork DoAllToAll(const at::Tensor& out, const at::Tensor& in,
+                         absl::string_view label) override {
+    return Start(absl::StrCat("the all-to-all of ", label),
+                 [&] { return base().AllToAll(out, in, label); });
+  }
   StartedWork DoAllReduce(const at::Tensor& tensor, comm::ReduceOp op,
                           absl::string_view label) override {
     return Start(absl::StrCat("the all-reduce of ", label),

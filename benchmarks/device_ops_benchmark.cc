@@ -1,0 +1,261 @@
+// The operators of //device_ops beside memcpy and what LibTorch's operators
+// take for the same, in bytes read and written per second. On the CPU, and on
+// CUDA in a build with --config=cuda where there is a GPU.
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/ones.h>
+#include <c10/core/Device.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "benchmark/benchmark.h"
+#include "device_ops/block_quantization.h"
+#include "device_ops/pack.h"
+
+namespace fsdp::device_ops {
+namespace {
+
+constexpr int64_t kWidth = 768;
+constexpr int64_t kRanks = 4;
+constexpr int64_t kBlock = 256;
+// Calls before the host waits for a device.
+constexpr int kCalls = 10;
+
+at::TensorOptions On(c10::Device device, at::ScalarType dtype) {
+  return at::TensorOptions().device(device).dtype(dtype);
+}
+
+void Measure(benchmark::State& state, c10::Device device, int64_t bytes,
+             const std::function<void()>& call) {
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  const int calls = device.is_cpu() ? 1 : kCalls;
+  const auto run = [&] {
+    for (int i = 0; i < calls; ++i) call();
+    if (!device.is_cpu()) guard.getStream(device).synchronize();
+  };
+  run();  // pages, kernels and caches are there
+  for (auto _ : state) run();
+  state.SetBytesProcessed(state.iterations() * calls * bytes);
+}
+
+// The gradients of a block of a GPT, split over ranks.
+struct Gradients {
+  Gradients(c10::Device device, at::ScalarType from, at::ScalarType to) {
+    int64_t size = 0;
+    for (int64_t numel :
+         {kWidth, kWidth, 3 * kWidth * kWidth, 3 * kWidth, kWidth * kWidth,
+          kWidth, kWidth, kWidth, 4 * kWidth * kWidth, 4 * kWidth,
+          4 * kWidth * kWidth, kWidth}) {
+      sources.push_back(at::ones({numel}, On(device, from)));
+      size += numel;
+    }
+    const int64_t shard = size / kRanks;
+    const int64_t flags = static_cast<int64_t>(sources.size());
+    const int64_t segment = (shard + flags + 7) / 8 * 8;
+    int64_t position = 0;
+    for (size_t i = 0; i < sources.size(); ++i) {
+      for (int64_t done = 0; done < sources[i].numel();) {
+        const int64_t rank = position / shard;
+        const int64_t numel =
+            std::min(sources[i].numel() - done, (rank + 1) * shard - position);
+        packing.AddPiece(static_cast<int64_t>(i), done,
+                         rank * segment + position % shard, numel);
+        done += numel;
+        position += numel;
+      }
+    }
+    for (int64_t rank = 0; rank < kRanks; ++rank) {
+      const int64_t end = rank * segment + shard;
+      packing.AddOnes(end, end + flags);
+      packing.AddZeros(end + flags, (rank + 1) * segment);
+    }
+    out = at::empty({kRanks * segment}, On(device, to));
+    bytes = size * static_cast<int64_t>(c10::elementSize(from)) +
+            static_cast<int64_t>(out.nbytes());
+  }
+
+  std::vector<at::Tensor> sources;
+  Packing packing;
+  at::Tensor out;
+  int64_t bytes = 0;
+};
+
+void PackInOne(benchmark::State& state, c10::Device device, at::ScalarType from,
+               at::ScalarType to, double scale) {
+  const Gradients gradients(device, from, to);
+  Measure(state, device, gradients.bytes, [&] {
+    Pack(gradients.out, gradients.sources, gradients.packing, scale);
+  });
+}
+
+void PackByOperators(benchmark::State& state, c10::Device device,
+                     at::ScalarType from, at::ScalarType to, double scale) {
+  const Gradients gradients(device, from, to);
+  const c10::IntArrayRef pieces = gradients.packing.pieces();
+  const c10::IntArrayRef zeros = gradients.packing.zeros();
+  const c10::IntArrayRef ones = gradients.packing.ones();
+  const auto copy = [&](const at::Tensor& in, at::Tensor out) {
+    if (scale == 1) {
+      out.copy_(in);
+    } else if (from == to) {
+      at::mul_out(out, in, scale);
+    } else if (out.element_size() > in.element_size()) {
+      out.copy_(in).mul_(scale);
+    } else {
+      out.copy_(in.mul(scale));
+    }
+  };
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  Measure(state, device, gradients.bytes, [&] {
+    for (size_t i = 0; i < pieces.size(); i += 4) {
+      copy(gradients.sources[pieces[i]].narrow(0, pieces[i + 1], pieces[i + 3]),
+           gradients.out.narrow(0, pieces[i + 2], pieces[i + 3]));
+    }
+    for (size_t i = 0; i < zeros.size(); i += 2) {
+      gradients.out.slice(0, zeros[i], zeros[i + 1]).zero_();
+      gradients.out.slice(0, ones[i], ones[i + 1]).fill_(1);
+    }
+  });
+}
+
+void Copy(benchmark::State& state, c10::Device device, int64_t size) {
+  const at::Tensor in = at::ones({size}, On(device, at::kByte));
+  const at::Tensor out = at::empty({size}, On(device, at::kByte));
+  Measure(state, device, 2 * size, [&] { out.copy_(in); });
+}
+
+// `rows` of `size` numbers each.
+struct Blocks {
+  Blocks(c10::Device device, at::ScalarType dtype, int64_t rows, int64_t size)
+      : numbers(at::ones({rows, size}, On(device, dtype))),
+        values(at::empty({rows, size}, On(device, at::kChar))),
+        scales(at::empty({rows, NumBlocks(size, kBlock)},
+                         On(device, at::kFloat))) {
+    Quantize(numbers, kBlock, values, scales);
+  }
+
+  int64_t bytes() const {
+    return static_cast<int64_t>(numbers.nbytes() + values.nbytes() +
+                                scales.nbytes());
+  }
+
+  const at::Tensor numbers;
+  const at::Tensor values;
+  const at::Tensor scales;
+};
+
+void QuantizeAll(benchmark::State& state, c10::Device device,
+                 at::ScalarType dtype, int64_t size) {
+  const Blocks blocks(device, dtype, 1, size);
+  Measure(state, device, blocks.bytes(), [&] {
+    Quantize(blocks.numbers, kBlock, blocks.values, blocks.scales);
+  });
+}
+
+void DequantizeAll(benchmark::State& state, c10::Device device,
+                   at::ScalarType dtype, int64_t size) {
+  const Blocks blocks(device, dtype, 1, size);
+  Measure(state, device, blocks.bytes(), [&] {
+    Dequantize(blocks.numbers, blocks.values, blocks.scales, kBlock);
+  });
+}
+
+void DequantizeSumOfRanks(benchmark::State& state, c10::Device device,
+                          at::ScalarType dtype, int64_t size) {
+  const Blocks blocks(device, dtype, kRanks, size / kRanks);
+  const at::Tensor out = at::empty({size / kRanks}, On(device, dtype));
+  const auto bytes = static_cast<int64_t>(
+      blocks.values.nbytes() + blocks.scales.nbytes() + out.nbytes());
+  Measure(state, device, bytes, [&] {
+    DequantizeSum(out, blocks.values, blocks.scales, kBlock,
+                  {1.0 / kRanks, false});
+  });
+}
+
+// The same with operators of LibTorch alone, as a yardstick.
+void QuantizeByOperators(benchmark::State& state, c10::Device device,
+                         at::ScalarType dtype, int64_t size) {
+  const Blocks blocks(device, dtype, 1, size / kBlock * kBlock);
+  const at::Tensor rows = blocks.numbers.view({-1, kBlock});
+  Measure(state, device, blocks.bytes(), [&] {
+    const at::Tensor scales =
+        rows.abs().amax({1}, /*keepdim=*/true).to(at::kFloat).div_(127);
+    blocks.scales.copy_(scales.view({1, -1}));
+    blocks.values.view({-1, kBlock})
+        .copy_(rows.to(at::kFloat).div(scales).round_());
+  });
+}
+
+void RegisterAll(c10::Device device) {
+  struct Types {
+    const char* name;
+    at::ScalarType from;
+    at::ScalarType to;
+  };
+  const std::string where = device.is_cpu() ? "cpu/" : "cuda/";
+  const auto add = [&](const std::string& name, auto run) {
+    benchmark::RegisterBenchmark((where + name).c_str(), run)->UseRealTime();
+  };
+  constexpr int64_t kSize = 12 * kWidth * kWidth;
+  add("copy", [=](benchmark::State& state) { Copy(state, device, 4 * kSize); });
+  for (const Types& types :
+       {Types{"float_to_float", at::kFloat, at::kFloat},
+        Types{"float_to_bf16", at::kFloat, at::kBFloat16},
+        Types{"bf16_to_float", at::kBFloat16, at::kFloat},
+        Types{"bf16_to_bf16", at::kBFloat16, at::kBFloat16},
+        Types{"float_to_half", at::kFloat, at::kHalf}}) {
+    for (double scale : {1.0, 0.3}) {
+      const std::string name =
+          std::string(types.name) + (scale == 1 ? "" : "/scaled");
+      add("pack/" + name, [=](benchmark::State& state) {
+        PackInOne(state, device, types.from, types.to, scale);
+      });
+      add("pack_by_operators/" + name, [=](benchmark::State& state) {
+        PackByOperators(state, device, types.from, types.to, scale);
+      });
+    }
+  }
+  for (const Types& types : {Types{"float", at::kFloat, at::kFloat},
+                             Types{"bf16", at::kBFloat16, at::kBFloat16}}) {
+    const std::string name = types.name;
+    const at::ScalarType dtype = types.from;
+    add("quantize/" + name, [=](benchmark::State& state) {
+      QuantizeAll(state, device, dtype, kSize);
+    });
+    add("quantize_by_operators/" + name, [=](benchmark::State& state) {
+      QuantizeByOperators(state, device, dtype, kSize);
+    });
+    add("dequantize/" + name, [=](benchmark::State& state) {
+      DequantizeAll(state, device, dtype, kSize);
+    });
+    add("dequantize_sum/" + name, [=](benchmark::State& state) {
+      DequantizeSumOfRanks(state, device, dtype, kSize);
+    });
+  }
+}
+
+bool HasGpu() {
+  if (!c10::impl::hasDeviceGuardImpl(c10::kCUDA)) return false;
+  return c10::impl::VirtualGuardImpl(c10::kCUDA).deviceCount() > 0;
+}
+
+}  // namespace
+}  // namespace fsdp::device_ops
+
+int main(int argc, char** argv) {
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
+  fsdp::device_ops::RegisterAll(c10::Device(c10::kCPU));
+  if (fsdp::device_ops::HasGpu()) {
+    fsdp::device_ops::RegisterAll(c10::Device(c10::kCUDA, 0));
+  }
+  benchmark::RunSpecifiedBenchmarks();
+  return 0;
+}

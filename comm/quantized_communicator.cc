@@ -1,0 +1,249 @@
+#include "comm/quantized_communicator.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/Stream.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <functional>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "absl/types/optional.h"
+#include "base/device_streams.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+#include "comm/call.h"
+#include "comm/forwarding_communicator.h"
+#include "comm/quantized_message.h"
+#include "comm/work.h"
+
+namespace fsdp::comm {
+namespace {
+
+// What a collective sends and receives; one tensor may be a part of the other.
+struct Messages {
+  at::Tensor sent;
+  at::Tensor received;
+};
+
+// What is left to do with the messages once they are here.
+using Finish = std::function<void(const at::Tensor& received)>;
+
+class QuantizedWork final : public Work {
+ public:
+  QuantizedWork(std::unique_ptr<Work> base, std::string name, Messages messages,
+                Finish finish)
+      : base_(std::move(base)),
+        name_(std::move(name)),
+        messages_(std::move(messages)),
+        finish_(std::move(finish)) {}
+
+  // Peers read messages at most, which the base keeps for them.
+  absl::Status Wait(absl::Time deadline) override {
+    if (!result_) result_ = Finished(base_->WaitForResult(deadline));
+    if (!result_->ok()) return *result_;
+    bool is_done = false;
+    FSDP_RETURN_IF_ERROR(
+        TorchToStatus(name_, [&] { is_done = is_finished_.Wait(deadline); }));
+    if (is_done) return absl::OkStatus();
+    result_ = absl::DeadlineExceededError(
+        absl::StrCat(name_,
+                     ": what makes numbers of the messages is not done at the "
+                     "deadline"));
+    return *result_;
+  }
+
+  absl::Status BlockCurrentStream() override {
+    if (!result_) {
+      result_ = Finished(base_->BlockCurrentStream());
+    } else if (result_->ok()) {
+      return TorchToStatus(name_, [&] { is_finished_.BlockCurrentStream(); });
+    }
+    return *result_;
+  }
+
+ private:
+  // `status` of the messages, and of what is done with them then.
+  absl::Status Finished(absl::Status status) {
+    if (status.ok()) status = TorchToStatus(name_, [&] { RunFinish(); });
+    finish_ = nullptr;
+    messages_ = Messages();
+    return status;
+  }
+
+  void RunFinish() {
+    const c10::NoGradGuard no_grad;
+    const c10::Device device = messages_.received.device();
+    finish_(messages_.received);
+    is_finished_.Record(device);
+    if (!HasStreams(device)) return;
+    // They belong to the stream of the call, to which their memory returns and
+    // which knows nothing of the base's and of this one.
+    const c10::Stream stream =
+        c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+    messages_.sent.record_stream(stream);
+    messages_.received.record_stream(stream);
+  }
+
+  const std::unique_ptr<Work> base_;
+  const std::string name_;
+  Messages messages_;
+  Finish finish_;
+  absl::optional<absl::Status> result_;
+  DeviceEvent is_finished_;
+};
+
+class QuantizedCommunicator final : public ForwardingCommunicator {
+ public:
+  QuantizedCommunicator(std::unique_ptr<Communicator> base,
+                        const QuantizationOptions& options)
+      : ForwardingCommunicator(std::move(base)), options_(options) {}
+
+  std::string ToString() const override {
+    return absl::StrCat("quantised ", ForwardingCommunicator::ToString());
+  }
+
+  absl::StatusOr<CommonMemory> AllocateCommon(int64_t bytes) override {
+    if (!options_.gather) return base().AllocateCommon(bytes);
+    return absl::UnimplementedError(absl::StrCat(
+        ToString(), ": what the ranks have in common would not be quantised"));
+  }
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
+                                                      int key) override {
+    FSDP_ASSIGN_OR_RETURN(auto group, base().Split(color, key));
+    return CreateQuantizedCommunicator(std::move(group), options_);
+  }
+
+ protected:
+  using StartedWork = absl::StatusOr<std::unique_ptr<Work>>;
+
+  StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
+                          absl::string_view label) override {
+    const MessageLayout layout(in.numel(), /*exact=*/0, options_.block,
+                               in.scalar_type());
+    if (!options_.gather || !Applies(layout, out)) {
+      return base().AllGather(out, in, label);
+    }
+    Messages messages;
+    FSDP_RETURN_IF_ERROR(Prepare(Collective::kAllGather, label, [&] {
+      messages.received = NewMessages(layout, in);
+      messages.sent =
+          messages.received.narrow(0, rank() * layout.bytes(), layout.bytes());
+      WriteMessages(layout, in, messages.sent);
+      Measure(Collective::kAllGather, label, layout, in, messages.sent);
+    }));
+    return Started(base().AllGather(messages.received, messages.sent, label),
+                   Collective::kAllGather, label, messages,
+                   [layout, out](const at::Tensor& received) {
+                     ReadMessages(layout, received, out);
+                   });
+  }
+
+  StartedWork DoReduceScatter(const at::Tensor& out, const at::Tensor& in,
+                              ReduceOp op, absl::string_view label) override {
+    const MessageLayout layout = LayoutOfSum(out, in);
+    if (op != ReduceOp::kSum || !options_.reduce || !Applies(layout, in)) {
+      return base().ReduceScatter(out, in, op, label);
+    }
+    return Sum(layout, out, in, {}, label);
+  }
+
+  StartedWork DoReduceScatterScaled(const at::Tensor& out, const at::Tensor& in,
+                                    ScaledSum sum,
+                                    absl::string_view label) override {
+    const MessageLayout layout = LayoutOfSum(out, in);
+    if (!options_.reduce || !Applies(layout, in)) {
+      return base().ReduceScatterScaled(out, in, sum, label);
+    }
+    return Sum(layout, out, in, sum, label);
+  }
+
+ private:
+  MessageLayout LayoutOfSum(const at::Tensor& out, const at::Tensor& in) const {
+    return MessageLayout(out.numel(), options_.exact_tail, options_.block,
+                         in.scalar_type());
+  }
+
+  bool Applies(const MessageLayout& layout, const at::Tensor& whole) const {
+    return world_size() > 1 && whole.is_floating_point() &&
+           layout.quantized() > 0 &&
+           static_cast<int64_t>(whole.nbytes()) >= options_.min_bytes;
+  }
+
+  StartedWork Sum(const MessageLayout& layout, const at::Tensor& out,
+                  const at::Tensor& in, ScaledSum sum,
+                  absl::string_view label) {
+    Messages messages;
+    FSDP_RETURN_IF_ERROR(Prepare(Collective::kReduceScatter, label, [&] {
+      messages = {NewMessages(layout, in), NewMessages(layout, in)};
+      WriteMessages(layout, in, messages.sent);
+      Measure(Collective::kReduceScatter, label, layout, in, messages.sent);
+    }));
+    return Started(
+        base().AllToAll(messages.received, messages.sent, label),
+        Collective::kReduceScatter, label, messages,
+        [layout, out, sum](const at::Tensor& received) {
+          SumMessages(layout, received, {sum.scale, sum.accumulate}, out);
+        });
+  }
+
+  // For each rank one.
+  at::Tensor NewMessages(const MessageLayout& layout,
+                         const at::Tensor& like) const {
+    return at::empty({layout.bytes() * world_size()},
+                     like.options().dtype(at::kByte));
+  }
+
+  void Measure(Collective collective, absl::string_view label,
+               const MessageLayout& layout, const at::Tensor& numbers,
+               const at::Tensor& messages) {
+    if (options_.log == nullptr) return;
+    options_.log->Add(collective, label,
+                      MeasureMessages(layout, numbers, messages));
+  }
+
+  std::string NameOf(Collective collective, absl::string_view label) const {
+    return absl::StrCat("quantised ", CollectiveName(collective), " of ", label,
+                        " on rank ", rank(), " of ", world_size());
+  }
+
+  template <typename Fn>
+  absl::Status Prepare(Collective collective, absl::string_view label, Fn fn) {
+    const c10::NoGradGuard no_grad;
+    return TorchToStatus([&] { return NameOf(collective, label); }, fn);
+  }
+
+  StartedWork Started(StartedWork work, Collective collective,
+                      absl::string_view label, Messages messages,
+                      Finish finish) {
+    FSDP_RETURN_IF_ERROR(work.status());
+    return std::make_unique<QuantizedWork>(
+        *std::move(work), NameOf(collective, label), std::move(messages),
+        std::move(finish));
+  }
+
+  const QuantizationOptions options_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Communicator>> CreateQuantizedCommunicator(
+    std::unique_ptr<Communicator> base, const QuantizationOptions& options) {
+  if (options.block < 1 || options.min_bytes < 0 || options.exact_tail < 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "quantise ", base->ToString(), " in blocks of ", options.block,
+        " numbers, from ", options.min_bytes, " bytes on, the last ",
+        options.exact_tail,
+        " exactly: blocks have at least one number, and nothing is negative"));
+  }
+  return std::make_unique<QuantizedCommunicator>(std::move(base), options);
+}
+
+}  // namespace fsdp::comm

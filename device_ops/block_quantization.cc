@@ -1,0 +1,127 @@
+#include "device_ops/block_quantization.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <cmath>
+
+#include "base/check.h"
+
+namespace fsdp::device_ops {
+namespace {
+
+at::Tensor AsRows(const at::Tensor& tensor) {
+  FSDP_CHECK(tensor.dim() == 1 || tensor.dim() == 2);
+  return tensor.dim() == 1 ? tensor.unsqueeze(0) : tensor;
+}
+
+// Neighbours in a row are neighbours in memory.
+void CheckRows(const at::Tensor& tensor, const at::Tensor& other) {
+  FSDP_CHECK(tensor.size(-1) <= 1 || tensor.stride(-1) == 1);
+  FSDP_CHECK(tensor.device() == other.device());
+}
+
+void CheckAll(const at::Tensor& numbers, const at::Tensor& values,
+              const at::Tensor& scales, int64_t block) {
+  FSDP_CHECK(block > 0);
+  for (const at::Tensor* tensor : {&numbers, &values, &scales}) {
+    CheckRows(*tensor, numbers);
+  }
+  FSDP_CHECK(values.scalar_type() == at::kChar);
+  FSDP_CHECK(scales.scalar_type() == at::kFloat);
+  FSDP_CHECK(values.size(-1) == numbers.size(-1));
+  FSDP_CHECK(scales.size(-1) == NumBlocks(numbers.size(-1), block));
+  FSDP_CHECK(scales.size(0) == values.size(0));
+}
+
+// out: [rows, numel], values and scales: [rows, terms, ...].
+void CallDequantize(const at::Tensor& out, const at::Tensor& values,
+                    const at::Tensor& scales, int64_t block, SumUse use) {
+  static const auto op =
+      c10::Dispatcher::singleton()
+          .findSchemaOrThrow("libtorch_fsdp::dequantize_blocks_", "")
+          .typed<void(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                      int64_t, double, bool)>();
+  op.call(out, values, scales, block, use.factor, use.accumulate);
+}
+
+TORCH_LIBRARY_FRAGMENT(libtorch_fsdp, m) {
+  m.def(
+      "quantize_blocks_(Tensor input, int block, Tensor(a!) values, "
+      "Tensor(b!) scales) -> ()");
+  m.def(
+      "dequantize_blocks_(Tensor(a!) out, Tensor values, Tensor scales, "
+      "int block, float factor, bool accumulate) -> ()");
+}
+
+}  // namespace
+
+int64_t NumBlocks(int64_t numel, int64_t block) {
+  return (numel + block - 1) / block;
+}
+
+void Quantize(const at::Tensor& in, int64_t block, const at::Tensor& values,
+              const at::Tensor& scales) {
+  static const auto op =
+      c10::Dispatcher::singleton()
+          .findSchemaOrThrow("libtorch_fsdp::quantize_blocks_", "")
+          .typed<void(const at::Tensor&, int64_t, const at::Tensor&,
+                      const at::Tensor&)>();
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const at::Tensor rows = AsRows(in);
+  const at::Tensor value_rows = AsRows(values);
+  const at::Tensor scale_rows = AsRows(scales);
+  CheckAll(rows, value_rows, scale_rows, block);
+  FSDP_CHECK(value_rows.size(0) == rows.size(0));
+  op.call(rows, block, value_rows, scale_rows);
+}
+
+void Dequantize(const at::Tensor& out, const at::Tensor& values,
+                const at::Tensor& scales, int64_t block) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const at::Tensor rows = AsRows(out);
+  const at::Tensor value_rows = AsRows(values);
+  const at::Tensor scale_rows = AsRows(scales);
+  CheckAll(rows, value_rows, scale_rows, block);
+  FSDP_CHECK(value_rows.size(0) == rows.size(0));
+  CallDequantize(rows, value_rows.unsqueeze(1), scale_rows.unsqueeze(1), block,
+                 {});
+}
+
+void DequantizeSum(const at::Tensor& out, const at::Tensor& values,
+                   const at::Tensor& scales, int64_t block, SumUse use) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  FSDP_CHECK(out.dim() == 1);
+  const at::Tensor rows = AsRows(out);
+  const at::Tensor value_rows = AsRows(values);
+  const at::Tensor scale_rows = AsRows(scales);
+  CheckAll(rows, value_rows, scale_rows, block);
+  FSDP_CHECK(value_rows.size(0) > 0);
+  CallDequantize(rows, value_rows.unsqueeze(0), scale_rows.unsqueeze(0), block,
+                 use);
+}
+
+double QuantizationError::relative_l2() const {
+  if (squared_error == 0) return 0;
+  return std::sqrt(squared_error / squared_norm);
+}
+
+QuantizationError MeasureQuantization(const at::Tensor& in,
+                                      const at::Tensor& values,
+                                      const at::Tensor& scales, int64_t block) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  QuantizationError error;
+  if (in.numel() == 0) return error;
+  const at::Tensor difference =
+      at::empty(in.sizes(), in.options().dtype(at::kDouble));
+  Dequantize(difference, values, scales, block);
+  difference.sub_(in);
+  error.max_abs = difference.abs().max().item<double>();
+  error.squared_error = difference.square_().sum().item<double>();
+  error.squared_norm = in.to(at::kDouble).square().sum().item<double>();
+  return error;
+}
+
+}  // namespace fsdp::device_ops

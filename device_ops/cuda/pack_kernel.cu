@@ -1,0 +1,192 @@
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+#include "device_ops/cuda/element.cuh"
+#include "device_ops/cuda/pack_kernel.h"
+
+namespace fsdp::device_ops {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kBlocksPerMultiprocessor = 2048 / kThreads;
+// What a block of threads does of an item at a time. Keeps the alignment.
+constexpr int64_t kChunk = 8192;
+
+// Where few are asked for, the arguments of a launch are short.
+constexpr int kFewItems = 96;
+
+// By number, so that threads that look for their item read little.
+template <int kItems>
+struct PackTable {
+  // Chunks before an item; ends with that of all.
+  uint32_t first_chunk[kItems + 1];
+  int32_t count;
+  const void* source[kItems];  // null: `value`
+  int64_t begin[kItems];
+  int64_t numel[kItems];
+  uint8_t element[kItems];
+  uint8_t is_one[kItems];
+};
+
+// The last item whose chunks begin at `chunk` or before.
+template <int kItems>
+__device__ int ItemOf(const PackTable<kItems>& table, uint32_t chunk) {
+  int low = 0;
+  int high = table.count;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    if (table.first_chunk[middle] <= chunk) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+template <bool kAccumulate, typename In, typename Out>
+__device__ Out Scaled(In in, Out out, Wider<In, Out> scale) {
+  using Computed = Wider<In, Out>;
+  Computed result = Multiply(scale, Widen<Computed>(in));
+  if constexpr (kAccumulate) result = Add(Widen<Computed>(out), result);
+  return Narrow<Out>(result);
+}
+
+template <bool kAccumulate, typename In, typename Out>
+__device__ void ScaleOne(const In* in, double scale, Out* out) {
+  const auto factor = static_cast<Wider<In, Out>>(scale);
+  *out = Scaled<kAccumulate>(*in, kAccumulate ? *out : Out(), factor);
+}
+
+// By all threads of the block. `out` is aligned like `in` or not at all.
+template <bool kAccumulate, typename In, typename Out>
+__device__ void ScaleChunk(const In* in, int64_t numel, double scale,
+                           Out* out) {
+  constexpr int kSize =
+      16 / (sizeof(In) < sizeof(Out) ? sizeof(In) : sizeof(Out));
+  constexpr auto kOutAlignment = static_cast<int>(alignof(Vector<Out, kSize>));
+  const auto address = reinterpret_cast<uintptr_t>(out);
+  int64_t head = (kOutAlignment - address % kOutAlignment) % kOutAlignment /
+                 static_cast<int>(sizeof(Out));
+  if (head > numel || !IsAligned<In, kSize>(in + head)) head = numel;
+  const int64_t vectors = (numel - head) / kSize;
+  const auto factor = static_cast<Wider<In, Out>>(scale);
+  for (int64_t i = threadIdx.x; i < vectors; i += kThreads) {
+    const int64_t at = head + i * kSize;
+    const Vector<In, kSize> from = Load<In, kSize>(in + at);
+    Vector<Out, kSize> to;
+    if constexpr (kAccumulate) to = Load<Out, kSize>(out + at);
+#pragma unroll
+    for (int k = 0; k < kSize; ++k) {
+      to.elements[k] =
+          Scaled<kAccumulate>(from.elements[k], to.elements[k], factor);
+    }
+    Store<Out, kSize>(to, out + at);
+  }
+  for (int64_t i = threadIdx.x; i < head; i += kThreads) {
+    ScaleOne<kAccumulate>(in + i, scale, out + i);
+  }
+  for (int64_t i = head + vectors * kSize + threadIdx.x; i < numel;
+       i += kThreads) {
+    ScaleOne<kAccumulate>(in + i, scale, out + i);
+  }
+}
+
+template <bool kAccumulate, typename Out, int kItems>
+__global__ void __launch_bounds__(kThreads)
+    PackKernel(const __grid_constant__ PackTable<kItems> table, Out* out,
+               double scale) {
+  const uint32_t chunks = table.first_chunk[table.count];
+  for (uint32_t chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
+    const int item = ItemOf(table, chunk);
+    const int64_t begin = (chunk - table.first_chunk[item]) * kChunk;
+    const int64_t left = table.numel[item] - begin;
+    const int64_t numel = left < kChunk ? left : kChunk;
+    Out* const to = out + table.begin[item] + begin;
+    const void* const source = table.source[item];
+    if (source == nullptr) {
+      const Out value = FromFloat<Out>(table.is_one[item] != 0 ? 1.0f : 0.0f);
+      for (int64_t i = threadIdx.x; i < numel; i += kThreads) to[i] = value;
+      continue;
+    }
+    WithType(static_cast<Element>(table.element[item]), [&](auto type) {
+      using In = decltype(type);
+      ScaleChunk<kAccumulate>(static_cast<const In*>(source) + begin, numel,
+                              scale, to);
+    });
+  }
+}
+
+struct Request {
+  Element out_type;
+  void* out;
+  double scale;
+  bool accumulate;
+  unsigned max_blocks;
+  cudaStream_t stream;
+};
+
+template <int kItems>
+cudaError_t LaunchTable(const PackItem* items, int count,
+                        const Request& request) {
+  static_assert(sizeof(PackTable<kItems>) + 64 <= 32764);
+  PackTable<kItems> table;
+  table.count = count;
+  uint32_t chunks = 0;
+  for (int i = 0; i < count; ++i) {
+    const PackItem& item = items[i];
+    table.first_chunk[i] = chunks;
+    table.source[i] = item.source;
+    table.begin[i] = item.begin;
+    table.numel[i] = item.numel;
+    table.element[i] = static_cast<uint8_t>(item.element);
+    table.is_one[i] = item.value != 0 ? 1 : 0;
+    chunks += static_cast<uint32_t>((item.numel + kChunk - 1) / kChunk);
+  }
+  table.first_chunk[count] = chunks;
+  const unsigned blocks = std::min(chunks, request.max_blocks);
+  WithType(request.out_type, [&](auto type) {
+    using Out = decltype(type);
+    Out* const out = static_cast<Out*>(request.out);
+    if (request.accumulate) {
+      PackKernel<true, Out, kItems>
+          <<<blocks, kThreads, 0, request.stream>>>(table, out, request.scale);
+    } else {
+      PackKernel<false, Out, kItems>
+          <<<blocks, kThreads, 0, request.stream>>>(table, out, request.scale);
+    }
+  });
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+cudaError_t LaunchPack(const PackItem* items, int64_t count, Element out_type,
+                       void* out, double scale, bool accumulate,
+                       cudaStream_t stream) {
+  int device = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  int multiprocessors = 0;
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&multiprocessors,
+                                   cudaDevAttrMultiProcessorCount, device);
+  }
+  const Request request = {
+      out_type,
+      out,
+      scale,
+      accumulate,
+      static_cast<unsigned>(multiprocessors * kBlocksPerMultiprocessor),
+      stream};
+  for (int64_t i = 0; i < count && error == cudaSuccess; i += kMaxPackItems) {
+    const auto size =
+        static_cast<int>(std::min<int64_t>(count - i, kMaxPackItems));
+    error = size <= kFewItems
+                ? LaunchTable<kFewItems>(items + i, size, request)
+                : LaunchTable<kMaxPackItems>(items + i, size, request);
+  }
+  return error;
+}
+
+}  // namespace fsdp::device_ops

@@ -1,0 +1,34 @@
+// Launches the kernel behind Pack().
+#ifndef DEVICE_OPS_CUDA_PACK_KERNEL_H_
+#define DEVICE_OPS_CUDA_PACK_KERNEL_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "device_ops/cuda/element.h"
+
+namespace fsdp::device_ops {
+
+// out[begin + i] = scale * source[i], 0 <= i < numel, numel > 0; without a
+// source, `value`, which is not scaled.
+struct PackItem {
+  const void* source;
+  Element element;  // of the source
+  int64_t begin;
+  int64_t numel;
+  float value;
+};
+
+// Ranges of one launch: they are its arguments, 32 KB at most.
+constexpr int kMaxPackItems = 1024;
+
+// Writes all of the items, on `stream`: one launch for each kMaxPackItems.
+// Nothing is allocated and nobody waits, so that CUDA graphs can hold it.
+cudaError_t LaunchPack(const PackItem* items, int64_t count, Element out_type,
+                       void* out, double scale, bool accumulate,
+                       cudaStream_t stream);
+
+}  // namespace fsdp::device_ops
+
+#endif  // DEVICE_OPS_CUDA_PACK_KERNEL_H_

@@ -1,0 +1,155 @@
+#include "device_ops/pack.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/mul.h>
+#include <torch/library.h>
+
+#include "base/check.h"
+#include "base/tensor_over.h"
+#include "device_ops/packed_range.h"
+
+namespace fsdp::device_ops {
+namespace {
+
+using c10::IntArrayRef;
+
+void CheckRanges(IntArrayRef ranges, int64_t numel) {
+  for (size_t i = 0; i < ranges.size(); i += 2) {
+    FSDP_CHECK(0 <= ranges[i] && ranges[i] <= ranges[i + 1] &&
+               ranges[i + 1] <= numel);
+  }
+}
+
+void CheckPacking(const at::Tensor& out, at::TensorList sources,
+                  const Packing& packing) {
+  FSDP_CHECK(out.is_contiguous());
+  CheckRanges(packing.zeros(), out.numel());
+  CheckRanges(packing.ones(), out.numel());
+  const IntArrayRef pieces = packing.pieces();
+  for (size_t i = 0; i < pieces.size(); i += kNumbersOfPiece) {
+    const int64_t source = pieces[i];
+    FSDP_CHECK(0 <= source && source < static_cast<int64_t>(sources.size()));
+    const at::Tensor& from = sources[source];
+    const int64_t numel = pieces[i + 3];
+    FSDP_CHECK(from.is_contiguous() && from.device() == out.device());
+    FSDP_CHECK(numel >= 0);
+    FSDP_CHECK(0 <= pieces[i + 1] && pieces[i + 1] + numel <= from.numel());
+    FSDP_CHECK(0 <= pieces[i + 2] && pieces[i + 2] + numel <= out.numel());
+  }
+}
+
+void Call(const at::Tensor& out, at::TensorList sources, const Packing& packing,
+          double scale, bool accumulate) {
+  static const auto op =
+      c10::Dispatcher::singleton()
+          .findSchemaOrThrow("libtorch_fsdp::pack_", "")
+          .typed<void(const at::Tensor&, at::TensorList, IntArrayRef,
+                      IntArrayRef, IntArrayRef, double, bool)>();
+  CheckPacking(out, sources, packing);
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  op.call(out, sources, packing.pieces(), packing.zeros(), packing.ones(),
+          scale, accumulate);
+}
+
+// Multiplies in the wider of the two dtypes, by operators of LibTorch.
+void CopyScaledByTorch(at::Tensor out, const at::Tensor& in, double scale) {
+  if (scale == 1) {
+    out.copy_(in);
+  } else if (out.scalar_type() == in.scalar_type()) {
+    at::mul_out(out, in, scale);
+  } else if (out.element_size() > in.element_size()) {
+    out.copy_(in).mul_(scale);
+  } else if (out.element_size() < in.element_size()) {
+    out.copy_(in.mul(scale));
+  } else {
+    out.copy_(in.to(at::kFloat).mul_(scale));
+  }
+}
+
+// For devices without a kernel of their own.
+void PackByTorch(const at::Tensor& out, at::TensorList sources,
+                 IntArrayRef pieces, IntArrayRef zeros, IntArrayRef ones,
+                 double scale, bool accumulate) {
+  const auto fill = [&](IntArrayRef ranges, double value) {
+    for (size_t i = 0; i < ranges.size(); i += 2) {
+      RangeOf(out, ranges[i], ranges[i + 1] - ranges[i]).fill_(value);
+    }
+  };
+  fill(zeros, 0);
+  fill(ones, 1);
+  for (size_t i = 0; i < pieces.size(); i += kNumbersOfPiece) {
+    const at::Tensor from =
+        RangeOf(sources[pieces[i]], pieces[i + 1], pieces[i + 3]);
+    const at::Tensor to = RangeOf(out, pieces[i + 2], pieces[i + 3]);
+    if (accumulate) {
+      to.add_(from, scale);
+    } else {
+      CopyScaledByTorch(to, from, scale);
+    }
+  }
+}
+
+Packing All(int64_t numel) {
+  Packing all;
+  all.AddPiece(0, 0, 0, numel);
+  return all;
+}
+
+TORCH_LIBRARY_FRAGMENT(libtorch_fsdp, m) {
+  m.def(
+      "pack_(Tensor(a!) out, Tensor[] sources, int[] pieces, int[] zeros, "
+      "int[] ones, float scale, bool accumulate) -> ()");
+}
+
+TORCH_LIBRARY_IMPL(libtorch_fsdp, CompositeExplicitAutograd, m) {
+  m.impl("pack_", &PackByTorch);
+}
+
+}  // namespace
+
+void Packing::AddPiece(int64_t source, int64_t source_begin, int64_t out_begin,
+                       int64_t numel) {
+  pieces_.insert(pieces_.end(), {source, source_begin, out_begin, numel});
+}
+
+void Packing::AddZeros(int64_t begin, int64_t end) {
+  zeros_.insert(zeros_.end(), {begin, end});
+}
+
+void Packing::AddOnes(int64_t begin, int64_t end) {
+  ones_.insert(ones_.end(), {begin, end});
+}
+
+void Pack(const at::Tensor& out, at::TensorList sources, const Packing& packing,
+          double scale) {
+  Call(out, sources, packing, scale, /*accumulate=*/false);
+}
+
+void PackAdd(const at::Tensor& out, at::TensorList sources,
+             const Packing& packing, double scale) {
+  Call(out, sources, packing, scale, /*accumulate=*/true);
+}
+
+void CopyScaled(const at::Tensor& out, const at::Tensor& in, double scale) {
+  FSDP_CHECK(out.numel() == in.numel());
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  if (scale == 1 || out.scalar_type() == in.scalar_type()) {
+    CopyScaledByTorch(out, in, scale);
+  } else {
+    Pack(out, at::TensorList(in), All(in.numel()), scale);
+  }
+}
+
+void AddScaled(const at::Tensor& out, const at::Tensor& in, double scale) {
+  FSDP_CHECK(out.numel() == in.numel());
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  // The CPU's would convert into memory of its own first.
+  if (out.is_cpu() && out.scalar_type() != in.scalar_type()) {
+    PackAdd(out, at::TensorList(in), All(in.numel()), scale);
+  } else {
+    out.add_(in, scale);
+  }
+}
+
+}  // namespace fsdp::device_ops

@@ -1,0 +1,220 @@
+#include "device_ops/pack.h"
+
+#include <ATen/ops/full.h>
+#include <ATen/ops/mul.h>
+#include <c10/util/Exception.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/testing/fake_device.h"
+#include "device_ops/testing/operator_cases.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::device_ops {
+namespace {
+
+using ::fsdp::testing::FakeDevice;
+using testing::Difference;
+using testing::kDtypes;
+using testing::kScales;
+using testing::kSizes;
+using testing::MakePackCase;
+using testing::PackCase;
+using testing::RandomNumbers;
+
+at::Tensor Marked(at::ScalarType dtype, int64_t size) {
+  return at::full({size}, 77, at::TensorOptions().dtype(dtype));
+}
+
+at::ScalarType WiderOf(at::ScalarType a, at::ScalarType b) {
+  return a == at::kDouble || b == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+// By operators of LibTorch that do one thing each, in the wider dtype.
+at::Tensor Scaled(const at::Tensor& in, at::ScalarType to, double scale) {
+  const at::ScalarType wider = WiderOf(in.scalar_type(), to);
+  return in.to(wider).mul(at::full({}, scale, wider)).to(to);
+}
+
+at::Tensor Added(const at::Tensor& out, const at::Tensor& in, double scale) {
+  const at::ScalarType wider = WiderOf(in.scalar_type(), out.scalar_type());
+  const at::Tensor product = in.to(wider).mul(at::full({}, scale, wider));
+  return out.to(wider).add(product).to(out.scalar_type());
+}
+
+// What Pack() is to leave, piece by piece.
+at::Tensor Reference(const PackCase& test, at::Tensor out, double scale,
+                     bool accumulate) {
+  const auto fill = [&](c10::IntArrayRef ranges, double value) {
+    for (size_t i = 0; i < ranges.size(); i += 2) {
+      out.slice(0, ranges[i], ranges[i + 1]).fill_(value);
+    }
+  };
+  fill(test.packing.zeros(), 0);
+  fill(test.packing.ones(), 1);
+  const c10::IntArrayRef pieces = test.packing.pieces();
+  for (size_t i = 0; i < pieces.size(); i += 4) {
+    const at::Tensor from =
+        test.sources[pieces[i]].narrow(0, pieces[i + 1], pieces[i + 3]);
+    const at::Tensor to = out.narrow(0, pieces[i + 2], pieces[i + 3]);
+    to.copy_(accumulate ? Added(to, from, scale)
+                        : Scaled(from, out.scalar_type(), scale));
+  }
+  return out;
+}
+
+TEST(PackTest, WritesPiecesOfEveryDtypeIntoEveryDtype) {
+  for (int64_t size : kSizes) {
+    const PackCase test = MakePackCase(size, size < 1000 ? 5 : 23);
+    for (at::ScalarType dtype : kDtypes) {
+      for (double scale : kScales) {
+        const at::Tensor out = Marked(dtype, test.out_size);
+        Pack(out, test.sources, test.packing, scale);
+        EXPECT_EQ(Difference(out, Reference(test, Marked(dtype, test.out_size),
+                                            scale, false)),
+                  "")
+            << dtype << " " << size << " " << scale;
+      }
+    }
+  }
+}
+
+TEST(PackTest, AddsPiecesAndWritesRanges) {
+  for (int64_t size : kSizes) {
+    const PackCase test = MakePackCase(size, size < 1000 ? 5 : 23);
+    for (at::ScalarType dtype : kDtypes) {
+      const at::Tensor before = RandomNumbers(dtype, test.out_size, 9);
+      const at::Tensor out = before.clone();
+      PackAdd(out, test.sources, test.packing, 1.0 / 3);
+      EXPECT_EQ(Difference(out, Reference(test, before, 1.0 / 3, true)), "")
+          << dtype << " " << size;
+    }
+  }
+}
+
+// By operators of LibTorch, as on any device without kernels for it.
+TEST(PackTest, HasTheSameBitsOnOtherDevices) {
+  FakeDevice::Register();
+  for (int64_t size : {0, 1, 257, 1021}) {
+    const PackCase test = MakePackCase(size, 11);
+    std::vector<at::Tensor> sources;
+    for (const at::Tensor& source : test.sources) {
+      sources.push_back(source.to(FakeDevice::device()));
+    }
+    for (at::ScalarType dtype : kDtypes) {
+      for (double scale : kScales) {
+        const at::Tensor expected = Marked(dtype, test.out_size);
+        const at::Tensor out = expected.to(FakeDevice::device());
+        Pack(expected, test.sources, test.packing, scale);
+        Pack(out, sources, test.packing, scale);
+        EXPECT_EQ(Difference(out.cpu(), expected), "")
+            << dtype << " " << size << " " << scale;
+      }
+      const at::Tensor expected = Marked(dtype, test.out_size);
+      const at::Tensor out = expected.to(FakeDevice::device());
+      PackAdd(expected, test.sources, test.packing, 2);
+      PackAdd(out, sources, test.packing, 2);
+      EXPECT_EQ(Difference(out.cpu(), expected), "") << dtype << " " << size;
+    }
+  }
+}
+
+TEST(PackTest, TouchesNothingElse) {
+  Packing packing;
+  packing.AddPiece(0, 1, 3, 4);
+  packing.AddOnes(8, 9);
+  const at::Tensor out = Marked(at::kFloat, 11);
+  Pack(out, {RandomNumbers(at::kHalf, 5, 1)}, packing, 2);
+  for (int64_t i : {0, 1, 2, 7, 9, 10}) {
+    EXPECT_EQ(out[i].item<double>(), 77) << i;
+  }
+  EXPECT_EQ(out[8].item<double>(), 1);
+}
+
+TEST(PackTest, NothingToDoIsDone) {
+  Pack(Marked(at::kFloat, 0), {}, Packing(), 1);
+  PackAdd(Marked(at::kHalf, 3), {}, Packing(), 0.5);
+}
+
+TEST(PackTest, IsNotRecordedForAutograd) {
+  at::Tensor source = RandomNumbers(at::kFloat, 3, 1);
+  source.requires_grad_();
+  Packing packing;
+  packing.AddPiece(0, 0, 0, 3);
+  const at::Tensor out = Marked(at::kFloat, 3);
+  const auto version = out._version();
+  Pack(out, {source}, packing, 0.5);
+  EXPECT_FALSE(out.requires_grad());
+  EXPECT_EQ(out._version(), version);
+}
+
+TEST(PackTest, RefusesOtherDtypes) {
+  Packing packing;
+  packing.AddOnes(0, 1);
+  EXPECT_THROW(Pack(Marked(at::kInt, 3), {}, packing, 1), c10::Error);
+}
+
+TEST(CopyScaledTest, HasTheBitsOfLibTorchsOperators) {
+  for (int64_t size : kSizes) {
+    for (at::ScalarType from : kDtypes) {
+      const at::Tensor in = RandomNumbers(from, size, 3);
+      for (at::ScalarType to : kDtypes) {
+        for (double scale : kScales) {
+          const at::Tensor out = Marked(to, size);
+          CopyScaled(out, in, scale);
+          EXPECT_EQ(Difference(out, Scaled(in, to, scale)), "")
+              << from << " to " << to << " " << size << " " << scale;
+        }
+      }
+    }
+  }
+}
+
+// The way in which gradients were brought to another dtype by two operators.
+TEST(CopyScaledTest, HasTheBitsOfMultiplyingInTheWiderTensor) {
+  constexpr int64_t kSize = 10'007;
+  for (at::ScalarType from : kDtypes) {
+    const at::Tensor in = RandomNumbers(from, kSize, 4);
+    for (at::ScalarType to : kDtypes) {
+      at::Tensor expected = Marked(to, kSize);
+      if (from == to) {
+        at::mul_out(expected, in, 0.3);
+      } else if (expected.element_size() > in.element_size()) {
+        expected.copy_(in).mul_(0.3);
+      } else if (expected.element_size() < in.element_size()) {
+        expected.copy_(in.mul(0.3));
+      } else {
+        continue;  // two kinds of halves: rounded twice
+      }
+      const at::Tensor out = Marked(to, kSize);
+      CopyScaled(out, in, 0.3);
+      EXPECT_EQ(Difference(out, expected), "") << from << " to " << to;
+      const PackCase all{{in}, {}, kSize};
+      Packing packing;
+      packing.AddPiece(0, 0, 0, kSize);
+      Pack(out.zero_(), all.sources, packing, 0.3);
+      EXPECT_EQ(Difference(out, expected), "") << from << " to " << to;
+    }
+  }
+}
+
+TEST(AddScaledTest, AddsInTheWiderDtype) {
+  for (int64_t size : kSizes) {
+    for (at::ScalarType from : kDtypes) {
+      const at::Tensor in = RandomNumbers(from, size, 5);
+      for (at::ScalarType to : kDtypes) {
+        const at::Tensor before = RandomNumbers(to, size, 6);
+        const at::Tensor out = before.clone();
+        // Exact, so that it does not matter whether the product is rounded.
+        AddScaled(out, in, 2);
+        EXPECT_EQ(Difference(out, Added(before, in, 2)), "")
+            << from << " to " << to << " " << size;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fsdp::device_ops

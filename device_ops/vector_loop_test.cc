@@ -1,0 +1,65 @@
+#include "device_ops/vector_loop.h"
+
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "gtest/gtest.h"
+
+namespace fsdp::device_ops {
+namespace {
+
+bool SameNumber(float a, float b) {
+  return BitsOf(a) == BitsOf(b) || (std::isnan(a) && std::isnan(b));
+}
+
+TEST(ConversionTest, EveryHalfBecomesTheFloatOfC10) {
+  for (uint32_t bits = 0; bits < 65'536; ++bits) {
+    const auto x = static_cast<uint16_t>(bits);
+    const c10::Half half(x, c10::Half::from_bits());
+    ASSERT_TRUE(SameNumber(ToFloat(half), static_cast<float>(half))) << bits;
+    const c10::BFloat16 brain(x, c10::BFloat16::from_bits());
+    ASSERT_TRUE(SameNumber(ToFloat(brain), static_cast<float>(brain))) << bits;
+  }
+}
+
+void ExpectConversionsOfC10(float value) {
+  ASSERT_EQ(FromFloat<c10::Half>(value).x, c10::Half(value).x) << BitsOf(value);
+  ASSERT_EQ(FromFloat<c10::BFloat16>(value).x, c10::BFloat16(value).x)
+      << BitsOf(value);
+}
+
+TEST(ConversionTest, FloatsAreRoundedAsByC10) {
+  // A step that is prime to all of their fields.
+  for (uint64_t bits = 0; bits < (uint64_t{1} << 32); bits += 1021) {
+    ExpectConversionsOfC10(FloatOf(static_cast<uint32_t>(bits)));
+  }
+}
+
+TEST(ConversionTest, TiesAndTheirNeighboursAreRoundedAsByC10) {
+  for (uint32_t bits = 0; bits < 65'536; ++bits) {
+    const auto x = static_cast<uint16_t>(bits);
+    const uint32_t half =
+        BitsOf(static_cast<float>(c10::Half(x, c10::Half::from_bits())));
+    for (uint32_t tie : {half + 0x1000, (bits << 16) + 0x8000}) {
+      for (uint32_t near : {tie - 1, tie, tie + 1}) {
+        ExpectConversionsOfC10(FloatOf(near));
+      }
+    }
+  }
+}
+
+TEST(RunVectorisedTest, RunsTheLoop) {
+  std::vector<float> out(37);
+  float* const data = out.data();
+  RunVectorised([=]() FSDP_VECTOR_LOOP {
+    for (int i = 0; i < 37; ++i) data[i] = static_cast<float>(i) * 0.5f;
+  });
+  for (int i = 0; i < 37; ++i) EXPECT_EQ(out[i], static_cast<float>(i) / 2);
+}
+
+}  // namespace
+}  // namespace fsdp::device_ops
