@@ -17,8 +17,10 @@
 #include "absl/types/optional.h"
 #include "absl/types/span.h"
 #include "base/check.h"
+#include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "base/tensor_over.h"
+#include "device_ops/pack.h"
 #include "flat_param/layout.h"
 
 namespace fsdp {
@@ -71,10 +73,6 @@ void Copy(const at::Tensor& target, const at::Tensor& source) {
 }
 
 void SetToZero(const at::Tensor& whole, const Slice& range) {
-  if (!whole.is_cpu()) {
-    RangeOf(whole, range.begin, range.numel()).zero_();
-    return;
-  }
   const auto size = static_cast<int64_t>(whole.element_size());
   char* const data = static_cast<char*>(whole.mutable_data_ptr());
   std::memset(data + range.begin * size, 0, range.numel() * size);
@@ -93,7 +91,9 @@ Produced ReadFlags(const at::Tensor& source) {
 
 // Of contiguous tensors of one size. Multiplies in the wider of the two dtypes.
 void CopyScaled(at::Tensor target, const at::Tensor& source, double scale) {
-  if (scale == 1) {
+  if (HasStreams(target.device())) {
+    device_ops::CopyScaled(target, source, scale);
+  } else if (scale == 1) {
     Copy(target, source);
   } else if (target.scalar_type() == source.scalar_type()) {
     at::mul_out(target, source, at::Scalar(scale));
@@ -162,6 +162,8 @@ void GradientBuffer::Fill(const at::Tensor& memory,
   FSDP_CHECK(static_cast<int>(gradients.size()) == layout.num_parameters());
   c10::NoGradGuard no_grad;
   const at::Tensor whole = Whole(memory);
+  if (HasStreams(whole.device()))
+    return PackInto(whole, gradients, /*adds=*/false);
   for (const Slice& gap : gaps_) SetToZero(whole, gap);
   for (int i = 0; i < layout.num_parameters(); ++i) {
     FillParameter(whole, i, gradients[i]);
@@ -169,19 +171,10 @@ void GradientBuffer::Fill(const at::Tensor& memory,
   WriteFlags(whole, gradients);
 }
 
-// On the host element by element, on a device as few operators for all ranks.
 void GradientBuffer::WriteFlags(const at::Tensor& whole,
                                 absl::Span<const at::Tensor> gradients) const {
   const FlatLayout& layout = parameter_->layout();
   const int64_t begin = layout.shard_numel();
-  if (!whole.is_cpu()) {
-    whole
-        .as_strided({layout.world_size(), segment_numel_ - begin},
-                    {segment_numel_, 1}, whole.storage_offset() + begin)
-        .zero_();
-    RaiseFlags(whole, gradients);
-    return;
-  }
   AT_DISPATCH_FLOATING_TYPES_AND2(
       at::kHalf, at::kBFloat16, whole.scalar_type(), "WriteFlags", [&] {
         scalar_t* const data = whole.mutable_data_ptr<scalar_t>();
@@ -217,11 +210,58 @@ void GradientBuffer::Add(const at::Tensor& memory,
                          absl::Span<const at::Tensor> gradients) const {
   c10::NoGradGuard no_grad;
   const at::Tensor whole = Whole(memory);
+  if (HasStreams(whole.device()))
+    return PackInto(whole, gradients, /*adds=*/true);
   for (size_t i = 0; i < gradients.size(); ++i) {
     if (!gradients[i].defined()) continue;
     AddParameter(whole, static_cast<int>(i), gradients[i]);
   }
   RaiseFlags(whole, gradients);
+}
+
+// A device does it in as few launches as there can be.
+void GradientBuffer::PackInto(const at::Tensor& whole,
+                              absl::Span<const at::Tensor> gradients,
+                              bool adds) const {
+  const FlatLayout& layout = parameter_->layout();
+  std::vector<at::Tensor> sources;
+  device_ops::Packing packing;
+  for (int i = 0; i < layout.num_parameters(); ++i) {
+    if (gradients[i].defined()) {
+      sources.push_back(
+          flat_param::StorageOrderOf(gradients[i], layout.parameter(i)));
+    }
+    for (int rank = 0; rank < layout.world_size(); ++rank) {
+      const int64_t base = rank * segment_numel_;
+      const Slice slice = layout.InShard(i, rank);
+      const int64_t begin = base + slice.begin;
+      if (gradients[i].defined() && !slice.empty()) {
+        packing.AddPiece(static_cast<int64_t>(sources.size()) - 1,
+                         layout.InParameter(i, rank).begin, begin,
+                         slice.numel());
+      } else if (!adds && !slice.empty()) {
+        packing.AddZeros(begin, begin + slice.numel());
+      }
+      const int64_t flag = base + layout.shard_numel() + i;
+      if (gradients[i].defined()) {
+        packing.AddOnes(flag, flag + 1);
+      } else if (!adds) {
+        packing.AddZeros(flag, flag + 1);
+      }
+    }
+  }
+  if (adds) {
+    return device_ops::PackAdd(whole, sources, packing,
+                               options_.scaling.before);
+  }
+  for (const Slice& gap : gaps_) packing.AddZeros(gap.begin, gap.end);
+  for (int rank = 0; rank < layout.world_size(); ++rank) {
+    const int64_t end = (rank + 1) * segment_numel_;
+    packing.AddZeros(
+        end - segment_numel_ + layout.shard_numel() + layout.num_parameters(),
+        end);
+  }
+  device_ops::Pack(whole, sources, packing, options_.scaling.before);
 }
 
 void GradientBuffer::AddParameter(const at::Tensor& whole, int i,

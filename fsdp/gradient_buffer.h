@@ -115,6 +115,8 @@ class GradientBuffer {
   void DropUnusedGradient();
 
  private:
+  void PackInto(const at::Tensor& whole, absl::Span<const at::Tensor> gradients,
+                bool adds) const;
   void WriteFlags(const at::Tensor& whole,
                   absl::Span<const at::Tensor> gradients) const;
   void RaiseFlags(const at::Tensor& whole,
