@@ -1,5 +1,7 @@
 #include "comm/bootstrap.h"
 
+#include <c10/util/intrusive_ptr.h>
+
 #include <algorithm>
 #include <functional>
 #include <memory>
@@ -26,6 +28,7 @@
 #include "comm/hierarchical_group.h"
 #include "comm/host_layout.h"
 #include "comm/local_communicator.h"
+#include "comm/paired_communicator.h"
 #include "comm/shared_memory_communicator.h"
 #include "comm/shared_segment.h"
 #include "comm/store_exchange.h"
@@ -192,16 +195,10 @@ absl::StatusOr<CommunicatorPtr> ConnectAuto(const Environment& environment,
                                                  sharing.status().message());
 }
 
-absl::StatusOr<CommunicatorPtr> ConnectProcesses(const Environment& environment,
-                                                 const ConnectOptions& options,
-                                                 absl::Time deadline) {
-  MeetingPlace place;
-  if (environment.master_addr.empty()) {
-    place.store = c10::make_intrusive<c10d::HashStore>();
-    place.local_address = "127.0.0.1";
-  } else {
-    FSDP_ASSIGN_OR_RETURN(place, Meet(environment, deadline));
-  }
+absl::StatusOr<CommunicatorPtr> ConnectHost(const Environment& environment,
+                                            const ConnectOptions& options,
+                                            const MeetingPlace& place,
+                                            absl::Time deadline) {
   switch (options.backend) {
     case Backend::kGloo:
       return ConnectGloo(environment, options, place);
@@ -214,6 +211,34 @@ absl::StatusOr<CommunicatorPtr> ConnectProcesses(const Environment& environment,
       break;
   }
   return ConnectAuto(environment, options, place, deadline);
+}
+
+// With the device's, where one is asked for.
+absl::StatusOr<CommunicatorPtr> Paired(CommunicatorPtr host,
+                                       const Environment& environment,
+                                       const ConnectOptions& options,
+                                       c10::intrusive_ptr<c10d::Store> store) {
+  if (!options.device) return host;
+  FSDP_ASSIGN_OR_RETURN(
+      CommunicatorPtr device,
+      options.device({std::move(store), environment, options.timeout}));
+  return CreatePairedCommunicator(std::move(host), std::move(device));
+}
+
+absl::StatusOr<CommunicatorPtr> ConnectProcesses(const Environment& environment,
+                                                 const ConnectOptions& options,
+                                                 absl::Time deadline) {
+  MeetingPlace place;
+  if (environment.master_addr.empty()) {
+    place.store = c10::make_intrusive<c10d::HashStore>();
+    place.local_address = "127.0.0.1";
+  } else {
+    FSDP_ASSIGN_OR_RETURN(place, Meet(environment, deadline));
+  }
+  FSDP_ASSIGN_OR_RETURN(CommunicatorPtr host,
+                        ConnectHost(environment, options, place, deadline));
+  return Paired(std::move(host), environment, options,
+                StoreOf(place, "device"));
 }
 
 absl::Status CheckEnvironment(const Environment& environment) {
@@ -250,7 +275,11 @@ absl::StatusOr<CommunicatorPtr> Dispatch(const Environment& environment,
   const bool is_alone = environment.world_size == 1;
   const bool is_local = options.backend == Backend::kLocal ||
                         (options.backend == Backend::kAuto && is_alone);
-  if (is_local && is_alone) return ConnectLocal(options);
+  if (is_local && is_alone) {
+    FSDP_ASSIGN_OR_RETURN(CommunicatorPtr host, ConnectLocal(options));
+    return Paired(std::move(host), environment, options,
+                  c10::make_intrusive<c10d::HashStore>());
+  }
   if (is_local) {
     return absl::InvalidArgumentError(absl::StrCat(
         "the ranks of the local backend are threads of one process, and ",

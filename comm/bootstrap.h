@@ -2,6 +2,9 @@
 #ifndef COMM_BOOTSTRAP_H_
 #define COMM_BOOTSTRAP_H_
 
+#include <c10/util/intrusive_ptr.h>
+
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -10,6 +13,10 @@
 #include "absl/time/time.h"
 #include "comm/communicator.h"
 #include "comm/environment.h"
+
+namespace c10d {
+class Store;
+}
 
 namespace fsdp::comm {
 
@@ -26,8 +33,23 @@ enum class Backend {
 // "auto", "local", "shared_memory" or "gloo".
 absl::StatusOr<Backend> ParseBackend(absl::string_view name);
 
+// Where the ranks of a device's backend meet.
+struct DeviceMeeting {
+  c10::intrusive_ptr<c10d::Store> store;  // of this backend alone
+  Environment environment;
+  absl::Duration timeout;
+};
+using ConnectDevice =
+    std::function<absl::StatusOr<std::unique_ptr<Communicator>>(
+        const DeviceMeeting& meeting)>;
+
 struct ConnectOptions {
+  // Of tensors on the CPU.
   Backend backend = Backend::kAuto;
+
+  // Of tensors on a device, such as NcclBackend() of comm/nccl_backend.h: the
+  // group is then a pair (comm/paired_communicator.h). Empty: CPU only.
+  ConnectDevice device;
 
   // Until when all ranks have to have come and connected.
   absl::Duration connect_timeout = absl::Minutes(5);
