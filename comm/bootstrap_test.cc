@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -24,6 +25,8 @@
 #include "comm/bootstrap_store.h"
 #include "comm/communicator.h"
 #include "comm/environment.h"
+#include "comm/loopback_communicator.h"
+#include "comm/store_exchange.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -116,6 +119,56 @@ TEST(ConnectTest, OneRankMayUseGloo) {
                        Connect(Environment(), options));
   EXPECT_THAT(communicator->ToString(), HasSubstr("gloo"));
   EXPECT_OK(SumRanks(*communicator));
+}
+
+// Ranks find each other in the place that the device's backend is given.
+TEST(ConnectTest, ADevicesBackendIsPairedWithTheHosts) {
+  for (const int world_size : {1, 3}) {
+    const std::vector<Environment> ranks =
+        world_size == 1 ? std::vector<Environment>(1) : Ranks(world_size);
+    std::vector<absl::Status> results;
+    EXPECT_OK(RunInThreads(
+        world_size,
+        [&](int i) -> absl::Status {
+          ConnectOptions options = Options();
+          options.device = [](const DeviceMeeting& meeting)
+              -> absl::StatusOr<std::unique_ptr<Communicator>> {
+            const Environment& environment = meeting.environment;
+            FSDP_ASSIGN_OR_RETURN(
+                const std::vector<std::string> names,
+                ExchangeByStore(meeting.store, "names", environment.rank,
+                                environment.world_size,
+                                absl::StrCat("rank ", environment.rank),
+                                absl::Now() + kLimit));
+            if (names.back() !=
+                absl::StrCat("rank ", environment.world_size - 1)) {
+              return absl::InternalError("another name");
+            }
+            LoopbackOptions loopback;
+            loopback.place = {environment.rank, environment.world_size};
+            loopback.timeout = meeting.timeout;
+            return CreateLoopback(loopback);
+          };
+          FSDP_ASSIGN_OR_RETURN(const auto communicator,
+                                Connect(ranks[i], options));
+          if (!absl::StrContains(communicator->ToString(), "loopback")) {
+            return absl::InternalError(communicator->ToString());
+          }
+          return SumRanks(*communicator);
+        },
+        &results));
+  }
+}
+
+TEST(ConnectTest, ADevicesBackendThatFailsIsTold) {
+  ConnectOptions options = Options();
+  options.device = [](const DeviceMeeting& /*meeting*/)
+      -> absl::StatusOr<std::unique_ptr<Communicator>> {
+    return absl::FailedPreconditionError("there is no GPU");
+  };
+  EXPECT_THAT(Connect(Environment(), options),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("there is no GPU")));
 }
 
 // What the ranks' communicators are, which all work; `hosts` are the names of
