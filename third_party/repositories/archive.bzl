@@ -37,7 +37,8 @@ def _source_archive_impl(rctx):
     rctx.extract(archive, stripPrefix = strip_prefix)
     rctx.delete(archive)
     if rctx.attr.build_file:
-        rctx.symlink(rctx.attr.build_file, "BUILD.bazel")
+        # No link: an output base may outlive the workspace that the label is in.
+        rctx.file("BUILD.bazel", rctx.read(rctx.attr.build_file), executable = False)
 
 source_archive = repository_rule(
     implementation = _source_archive_impl,

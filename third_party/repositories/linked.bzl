@@ -11,4 +11,5 @@ def fill(rctx, arguments):
     )
     if result.return_code != 0:
         fail("@{}: {}".format(rctx.name, result.stderr.strip() or "python3 could not be started"))
-    rctx.symlink(rctx.attr.build_file, "BUILD.bazel")
+    # No link: an output base may outlive the workspace that the label is in.
+    rctx.file("BUILD.bazel", rctx.read(rctx.attr.build_file), executable = False)
