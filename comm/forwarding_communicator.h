@@ -18,12 +18,12 @@
 
 namespace fsdp::comm {
 
-// Passes every call on to the communicator that it owns, ReduceScatterScaled()
+// Passes every call on to another communicator, ReduceScatterScaled()
 // by way of DoReduceScatter(), which a subclass sees. Split() gives a plain
 // sub-group of that one.
 class ForwardingCommunicator : public Communicator {
  public:
-  explicit ForwardingCommunicator(std::unique_ptr<Communicator> base)
+  explicit ForwardingCommunicator(std::shared_ptr<Communicator> base)
       : base_(std::move(base)) {
     FSDP_CHECK(base_ != nullptr);
   }
@@ -74,7 +74,7 @@ class ForwardingCommunicator : public Communicator {
   }
 
  private:
-  const std::unique_ptr<Communicator> base_;
+  const std::shared_ptr<Communicator> base_;
 };
 
 }  // namespace fsdp::comm

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/ScalarType.h>
 #include <c10/core/Stream.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -100,9 +101,27 @@ class QuantizedWork final : public Work {
   DeviceEvent is_finished_;
 };
 
+MessageLayout LayoutOfGather(int64_t numel, at::ScalarType dtype,
+                             const QuantizationOptions& options) {
+  return MessageLayout(numel, /*exact=*/0, options.block, dtype);
+}
+
+MessageLayout LayoutOfSum(int64_t numel, at::ScalarType dtype,
+                          const QuantizationOptions& options) {
+  return MessageLayout(numel, options.exact_tail, options.block, dtype);
+}
+
+bool IsQuantized(const MessageLayout& layout, at::ScalarType dtype,
+                 int world_size, const QuantizationOptions& options) {
+  const int64_t bytes = layout.numel() * world_size *
+                        static_cast<int64_t>(c10::elementSize(dtype));
+  return world_size > 1 && c10::isFloatingType(dtype) &&
+         layout.quantized() > 0 && bytes >= options.min_bytes;
+}
+
 class QuantizedCommunicator final : public ForwardingCommunicator {
  public:
-  QuantizedCommunicator(std::unique_ptr<Communicator> base,
+  QuantizedCommunicator(std::shared_ptr<Communicator> base,
                         const QuantizationOptions& options)
       : ForwardingCommunicator(std::move(base)), options_(options) {}
 
@@ -126,9 +145,9 @@ class QuantizedCommunicator final : public ForwardingCommunicator {
 
   StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
                           absl::string_view label) override {
-    const MessageLayout layout(in.numel(), /*exact=*/0, options_.block,
-                               in.scalar_type());
-    if (!options_.gather || !Applies(layout, out)) {
+    const MessageLayout layout =
+        LayoutOfGather(in.numel(), in.scalar_type(), options_);
+    if (!options_.gather || !Applies(layout, out.scalar_type())) {
       return base().AllGather(out, in, label);
     }
     Messages messages;
@@ -148,8 +167,10 @@ class QuantizedCommunicator final : public ForwardingCommunicator {
 
   StartedWork DoReduceScatter(const at::Tensor& out, const at::Tensor& in,
                               ReduceOp op, absl::string_view label) override {
-    const MessageLayout layout = LayoutOfSum(out, in);
-    if (op != ReduceOp::kSum || !options_.reduce || !Applies(layout, in)) {
+    const MessageLayout layout =
+        LayoutOfSum(out.numel(), in.scalar_type(), options_);
+    if (op != ReduceOp::kSum || !options_.reduce ||
+        !Applies(layout, in.scalar_type())) {
       return base().ReduceScatter(out, in, op, label);
     }
     return Sum(layout, out, in, {}, label);
@@ -158,23 +179,17 @@ class QuantizedCommunicator final : public ForwardingCommunicator {
   StartedWork DoReduceScatterScaled(const at::Tensor& out, const at::Tensor& in,
                                     ScaledSum sum,
                                     absl::string_view label) override {
-    const MessageLayout layout = LayoutOfSum(out, in);
-    if (!options_.reduce || !Applies(layout, in)) {
+    const MessageLayout layout =
+        LayoutOfSum(out.numel(), in.scalar_type(), options_);
+    if (!options_.reduce || !Applies(layout, in.scalar_type())) {
       return base().ReduceScatterScaled(out, in, sum, label);
     }
     return Sum(layout, out, in, sum, label);
   }
 
  private:
-  MessageLayout LayoutOfSum(const at::Tensor& out, const at::Tensor& in) const {
-    return MessageLayout(out.numel(), options_.exact_tail, options_.block,
-                         in.scalar_type());
-  }
-
-  bool Applies(const MessageLayout& layout, const at::Tensor& whole) const {
-    return world_size() > 1 && whole.is_floating_point() &&
-           layout.quantized() > 0 &&
-           static_cast<int64_t>(whole.nbytes()) >= options_.min_bytes;
+  bool Applies(const MessageLayout& layout, at::ScalarType dtype) const {
+    return IsQuantized(layout, dtype, world_size(), options_);
   }
 
   StartedWork Sum(const MessageLayout& layout, const at::Tensor& out,
@@ -235,7 +250,7 @@ class QuantizedCommunicator final : public ForwardingCommunicator {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Communicator>> CreateQuantizedCommunicator(
-    std::unique_ptr<Communicator> base, const QuantizationOptions& options) {
+    std::shared_ptr<Communicator> base, const QuantizationOptions& options) {
   if (options.block < 1 || options.min_bytes < 0 || options.exact_tail < 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         "quantise ", base->ToString(), " in blocks of ", options.block,
@@ -244,6 +259,21 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateQuantizedCommunicator(
         " exactly: blocks have at least one number, and nothing is negative"));
   }
   return std::make_unique<QuantizedCommunicator>(std::move(base), options);
+}
+
+int64_t GatherMessageBytes(int64_t numel, at::ScalarType dtype, int world_size,
+                           const QuantizationOptions& options) {
+  const MessageLayout layout = LayoutOfGather(numel, dtype, options);
+  const bool applies = IsQuantized(layout, dtype, world_size, options);
+  return options.gather && applies ? world_size * layout.bytes() : 0;
+}
+
+// Those that are sent, and those that come.
+int64_t SumMessageBytes(int64_t numel, at::ScalarType dtype, int world_size,
+                        const QuantizationOptions& options) {
+  const MessageLayout layout = LayoutOfSum(numel, dtype, options);
+  const bool applies = IsQuantized(layout, dtype, world_size, options);
+  return options.reduce && applies ? 2 * world_size * layout.bytes() : 0;
 }
 
 }  // namespace fsdp::comm

@@ -2,6 +2,8 @@
 #ifndef COMM_QUANTIZED_COMMUNICATOR_H_
 #define COMM_QUANTIZED_COMMUNICATOR_H_
 
+#include <c10/core/ScalarType.h>
+
 #include <cstdint>
 #include <memory>
 
@@ -46,7 +48,15 @@ struct QuantizationOptions {
 //
 // InvalidArgument: an option is out of range.
 absl::StatusOr<std::unique_ptr<Communicator>> CreateQuantizedCommunicator(
-    std::unique_ptr<Communicator> base, const QuantizationOptions& options);
+    std::shared_ptr<Communicator> base, const QuantizationOptions& options);
+
+// What a rank of `world_size` allocates for the messages of one collective in
+// which each rank's part are `numel` elements of `dtype`; 0 where they travel
+// as they are.
+int64_t GatherMessageBytes(int64_t numel, at::ScalarType dtype, int world_size,
+                           const QuantizationOptions& options);
+int64_t SumMessageBytes(int64_t numel, at::ScalarType dtype, int world_size,
+                        const QuantizationOptions& options);
 
 }  // namespace fsdp::comm
 

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "comm/quantized_communicator.h"
 #include "flat_param/flat_parameter.h"
 #include "fsdp/memory_plan.h"
 #include "fsdp/offload_space.h"
@@ -47,12 +48,43 @@ bool OptimizerRestsElsewhere(const flat_param::FlatParameter& flat) {
   return memory != nullptr && memory->space()->OptimizerRestsElsewhere(*memory);
 }
 
+struct MessageBytes {
+  int64_t gather = 0;
+  int64_t reduce = 0;
+
+  std::string ToString() const {
+    if (gather == 0 && reduce == 0) return "";
+    return absl::StrCat(" int8", gather > 0 ? " gathers" : "",
+                        gather > 0 && reduce > 0 ? " and" : "",
+                        reduce > 0 ? " sums" : "");
+  }
+};
+
+// Of flat parameter `i`; none where nothing is quantised.
+MessageBytes MessagesOf(const Runtime& runtime, int unit, int i) {
+  const Placement& placement = runtime.placement(unit);
+  if (placement.quantized == nullptr) return {};
+  const flat_param::FlatParameter& flat = *runtime.flats(unit)[i];
+  const int ranks = placement.shard->world_size();
+  const c10::ScalarType reduce = runtime.gradients(unit)[i].reduce_dtype;
+  const int64_t segment = runtime.reduce_buffer_bytes(unit, i) / ranks /
+                          static_cast<int64_t>(c10::elementSize(reduce));
+  return {
+      comm::GatherMessageBytes(flat.layout().shard_numel(),
+                               flat.compute_dtype(), ranks,
+                               placement.quantization),
+      comm::SumMessageBytes(segment, reduce, ranks, placement.quantization)};
+}
+
 UnitBytes BytesOf(const Runtime& runtime, int unit) {
   UnitBytes bytes;
   bytes.trainable = false;
   const Placement& placement = runtime.placement(unit);
   for (int i = 0; i < runtime.num_flats(unit); ++i) {
     const flat_param::FlatParameter& flat = *runtime.flats(unit)[i];
+    const MessageBytes messages = MessagesOf(runtime, unit, i);
+    bytes.gather_messages += messages.gather;
+    bytes.reduce_messages += messages.reduce;
     const int64_t shard = flat.shard().nbytes();
     const bool away = RestsElsewhere(flat.shard());
     (away ? bytes.away : bytes.shard) += shard;
@@ -98,13 +130,14 @@ std::string DescribeUnit(const ShardedModel& model, int unit) {
   std::string text;
   for (int i = 0; i < runtime.num_flats(unit); ++i) {
     const flat_param::FlatParameter& flat = *runtime.flats(unit)[i];
-    absl::StrAppendFormat(&text, "%-32s %-29s %10d %12.2f %12.2f  %s/%s/%s%s\n",
-                          name, strategy, flat.num_parameters(),
-                          flat.unsharded_bytes() / kMiB,
-                          flat.shard().nbytes() / kMiB, Short(flat.dtype()),
-                          Short(flat.compute_dtype()),
-                          Short(runtime.gradients(unit)[i].reduce_dtype),
-                          IsTrainable(flat) ? "" : " frozen");
+    absl::StrAppendFormat(
+        &text, "%-32s %-29s %10d %12.2f %12.2f  %s/%s/%s%s%s\n", name, strategy,
+        flat.num_parameters(), flat.unsharded_bytes() / kMiB,
+        flat.shard().nbytes() / kMiB, Short(flat.dtype()),
+        Short(flat.compute_dtype()),
+        Short(runtime.gradients(unit)[i].reduce_dtype),
+        IsTrainable(flat) ? "" : " frozen",
+        MessagesOf(runtime, unit, i).ToString());
     name.clear();
     strategy.clear();
   }

@@ -51,6 +51,7 @@ class Simulation {
   int64_t gathered() const { return gathered_.peak; }
   int64_t parts() const { return parts_.peak; }
   int64_t in_flight() const { return in_flight_.peak; }
+  int64_t messages() const { return messages_.peak; }
 
  private:
   void Forward(int unit) {
@@ -86,6 +87,10 @@ class Simulation {
     switch (action.kind) {
       case ActionKind::kGather:
         gathered_.Add(bytes.unsharded);
+        messages_.Add(bytes.gather_messages);
+        break;
+      case ActionKind::kWaitGather:
+        messages_.Add(-bytes.gather_messages);
         break;
       case ActionKind::kFree:
         gathered_.Add(-bytes.unsharded);
@@ -105,8 +110,12 @@ class Simulation {
         FillBuffer(action.unit);
         has_whole_gradients_[action.unit] = false;
         break;
+      case ActionKind::kReduce:
+        messages_.Add(bytes.reduce_messages);
+        break;
       case ActionKind::kWaitReduce:
         in_flight_.Add(-bytes.reduce_buffer);
+        messages_.Add(-bytes.reduce_messages);
         break;
       default:
         break;
@@ -126,6 +135,7 @@ class Simulation {
   Gauge gathered_;
   Gauge parts_;
   Gauge in_flight_;
+  Gauge messages_;
 };
 
 }  // namespace
@@ -144,6 +154,7 @@ std::string MemoryPlan::ToString() const {
   if (copies > 0) add("shared copies to compute with", copies);
   if (parts > 0) add("parts for smaller groups, at most", parts);
   add("reduce buffers, at most", in_flight);
+  if (messages > 0) add("quantised messages, at most", messages);
   if (transfers > 0) add("buffers for offload", transfers);
   add("total", total());
   return text;
@@ -174,6 +185,7 @@ MemoryPlan PlanMemory(const std::vector<ScheduledUnit>& units,
   plan.gathered = simulation.gathered();
   plan.parts = simulation.parts();
   plan.in_flight = simulation.in_flight();
+  plan.messages = simulation.messages();
   return plan;
 }
 

@@ -22,6 +22,9 @@ struct UnitBytes {
   int64_t copy = 0;           // its part of a copy that all ranks compute with
   int64_t part = 0;           // kept between forward and backward
   int64_t reduce_buffer = 0;  // all gradients of the unit, to be reduced
+  // Of a gather and of a reduction that are quantised.
+  int64_t gather_messages = 0;
+  int64_t reduce_messages = 0;
   bool trainable = true;
 };
 
@@ -35,11 +38,12 @@ struct MemoryPlan {
   int64_t gathered = 0;
   int64_t parts = 0;
   int64_t in_flight = 0;  // reduce buffers
+  int64_t messages = 0;   // of quantised collectives
   int64_t transfers = 0;  // buffers between memory and stores
 
   int64_t total() const {
     return shards + gradients + optimizer + copies + gathered + parts +
-           in_flight + transfers;
+           in_flight + messages + transfers;
   }
   // A line for each kind.
   std::string ToString() const;

@@ -13,6 +13,7 @@
 #include "absl/time/time.h"
 #include "fsdp/mixed_precision.h"
 #include "fsdp/offload_options.h"
+#include "fsdp/quantization.h"
 #include "fsdp/wrap_policy.h"
 
 namespace fsdp {
@@ -118,6 +119,9 @@ struct Options {
   // copy in the compute dtype, of which each rank writes its part once a step.
   // Shards must then be written only between steps, as optimizers do.
   bool share_memory = true;
+
+  // Gathers of parameters and sums of gradients that send int8.
+  Quantization quantize;
 
   // Where shards, gradients and optimizer states rest between uses.
   OffloadOptions offload;

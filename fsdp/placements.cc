@@ -1,6 +1,10 @@
 #include "fsdp/placements.h"
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "base/status_macros.h"
+#include "comm/mesh.h"
+#include "comm/quantized_communicator.h"
 
 namespace fsdp {
 
@@ -32,6 +36,24 @@ absl::StatusOr<Placement> Placements::Of(const UnitOptions& options) {
     FSDP_ASSIGN_OR_RETURN(placement.part, Split(placement.shard, part));
   }
   return placement;
+}
+
+bool Placements::QuantizesGathers(const Placement& placement) const {
+  return quantization_.gather && placement.shard->world_size() > 1;
+}
+
+absl::Status Placements::Quantize(int64_t exact_tail, Placement& placement) {
+  if (!quantization_.any() || placement.shard->world_size() == 1) {
+    return absl::OkStatus();
+  }
+  placement.quantization = quantization_.ForGroup(exact_tail);
+  Group& result = quantized_[{placement.shard.get(), exact_tail}];
+  if (result == nullptr) {
+    FSDP_ASSIGN_OR_RETURN(result, comm::CreateQuantizedCommunicator(
+                                      placement.shard, placement.quantization));
+  }
+  placement.quantized = result;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<Placements::Group> Placements::Split(const Group& group,

@@ -2,25 +2,35 @@
 #ifndef FSDP_PLACEMENTS_H_
 #define FSDP_PLACEMENTS_H_
 
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "comm/communicator.h"
 #include "comm/mesh.h"
 #include "fsdp/options.h"
+#include "fsdp/quantization.h"
 #include "fsdp/runtime.h"
 
 namespace fsdp {
 
-// Splits each group once, however many units lie on it.
+// Splits and quantises each group once, however many units lie on it.
 class Placements {
  public:
-  explicit Placements(const comm::Mesh& mesh) : mesh_(mesh) {}
+  // `quantization` outlives this object.
+  Placements(const comm::Mesh& mesh, const Quantization& quantization)
+      : mesh_(mesh), quantization_(quantization) {}
 
   // Collective, in the same order on all ranks. `options` have been checked.
   absl::StatusOr<Placement> Of(const UnitOptions& options);
+
+  // Whether gathers of `placement` are quantised.
+  bool QuantizesGathers(const Placement& placement) const;
+  // Adds what is quantised. `exact_tail`: of each rank's part of a sum.
+  absl::Status Quantize(int64_t exact_tail, Placement& placement);
 
  private:
   using Group = std::shared_ptr<comm::Communicator>;
@@ -28,7 +38,9 @@ class Placements {
   absl::StatusOr<Group> Split(const Group& group, int size);
 
   const comm::Mesh mesh_;
+  const Quantization& quantization_;
   std::map<std::pair<const void*, int>, Group> split_;
+  std::map<std::pair<const void*, int64_t>, Group> quantized_;
 };
 
 }  // namespace fsdp

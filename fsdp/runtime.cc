@@ -230,7 +230,7 @@ absl::Status Runtime::GatherFlat(int unit, Flat& flat) {
     return absl::OkStatus();
   }
   FSDP_ASSIGN_OR_RETURN(flat.gather,
-                        placement.shard->AllGather(whole, own, flat.label));
+                        placement.traffic().AllGather(whole, own, flat.label));
   order_.Add(ActionKind::kGather, unit, flat.label, parameter.unsharded_bytes(),
              parameter.unsharded_dtype());
   return absl::OkStatus();
@@ -397,8 +397,8 @@ absl::Status Runtime::ReduceFlat(int unit, size_t i, Reduction& reduction) {
   const at::Tensor& memory = reduction.memory[i];
   std::unique_ptr<comm::Work>& work = reduction.works.emplace_back();
   reduction.direct.push_back(false);
-  comm::Communicator& group = *units_[unit].placement.shard;
-  if (group.world_size() == 1) return absl::OkStatus();
+  const Placement& placement = units_[unit].placement;
+  if (placement.shard->world_size() == 1) return absl::OkStatus();
   order_.Add(ActionKind::kReduce, unit, flat.label,
              flat.gradient_buffer.bytes(),
              flat.gradient_buffer.options().reduce_dtype);
@@ -411,15 +411,16 @@ absl::Status Runtime::ReduceFlat(int unit, size_t i, Reduction& reduction) {
   if (target) {
     reduction.direct[i] = true;
     FSDP_ASSIGN_OR_RETURN(
-        work,
-        group.ReduceScatterScaled(target->out, whole, target->sum, flat.label));
+        work, placement.traffic().ReduceScatterScaled(target->out, whole,
+                                                      target->sum, flat.label));
   } else if (hooks_.reduce_scatter) {
     FSDP_ASSIGN_OR_RETURN(
-        work, hooks_.reduce_scatter({flat.label, group, whole, own}));
-  } else {
-    FSDP_ASSIGN_OR_RETURN(
         work,
-        group.ReduceScatter(own, whole, comm::ReduceOp::kSum, flat.label));
+        hooks_.reduce_scatter({flat.label, *placement.shard, whole, own}));
+  } else {
+    FSDP_ASSIGN_OR_RETURN(work,
+                          placement.traffic().ReduceScatter(
+                              own, whole, comm::ReduceOp::kSum, flat.label));
   }
   return absl::OkStatus();
 }

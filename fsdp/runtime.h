@@ -22,6 +22,7 @@
 #include "base/device_streams.h"
 #include "comm/communicator.h"
 #include "comm/fence.h"
+#include "comm/quantized_communicator.h"
 #include "comm/work.h"
 #include "flat_param/flat_parameter.h"
 #include "fsdp/buffer_pool.h"
@@ -34,12 +35,20 @@ namespace fsdp {
 
 // The groups of ranks a unit lies on.
 struct Placement {
-  // All-gathers and reduce-scatters; of one rank: the unit is not sharded.
+  // What the unit is sharded over; of one rank: it is not.
   std::shared_ptr<comm::Communicator> shard;
   // All-reduces what has been reduce-scattered; null: nothing is replicated.
   std::shared_ptr<comm::Communicator> replicate;
   // Consecutive ranks of `shard` that gather after kShrink; null: none do.
   std::shared_ptr<comm::Communicator> part;
+  // `shard` again, sending int8 as `quantization` says: what gathers parameters
+  // and reduces gradients in training; null: `shard` does.
+  std::shared_ptr<comm::Communicator> quantized;
+  comm::QuantizationOptions quantization;
+
+  comm::Communicator& traffic() const {
+    return quantized != nullptr ? *quantized : *shard;
+  }
 };
 
 // Memory that the ranks of a unit's group have in common, for a flat parameter
@@ -130,7 +139,10 @@ class Runtime {
     return units_[unit].gradients;
   }
   int64_t reduce_buffer_bytes(int unit) const;
-  // Of flat parameter `i`; without memory where it is not shared.
+  // Of flat parameter `i`; shared() is without memory where it is not shared.
+  int64_t reduce_buffer_bytes(int unit, int i) const {
+    return flats_[unit][i].gradient_buffer.bytes();
+  }
   const SharedFlat& shared(int unit, int i) const {
     return flats_[unit][i].shared;
   }

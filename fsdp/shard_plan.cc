@@ -20,6 +20,7 @@
 #include "comm/mesh.h"
 #include "flat_param/guarded_storage.h"
 #include "fsdp/deferred_init.h"
+#include "fsdp/quantization.h"
 
 namespace fsdp {
 namespace {
@@ -127,12 +128,12 @@ absl::Status CheckOptions(const Options& options) {
   const auto positive = [](const std::optional<double>& factor) {
     return !factor.has_value() || *factor > 0;
   };
-  if (positive(options.gradient_divide_factor) &&
-      positive(options.gradient_predivide_factor)) {
-    return absl::OkStatus();
+  if (!positive(options.gradient_divide_factor) ||
+      !positive(options.gradient_predivide_factor)) {
+    return absl::InvalidArgumentError(
+        "the factors that gradients are divided by have to be positive");
   }
-  return absl::InvalidArgumentError(
-      "the factors that gradients are divided by have to be positive");
+  return options.quantize.Validate();
 }
 
 // A tied parameter keeps its dtype when one of the modules that use it does.
@@ -264,6 +265,11 @@ std::string Fingerprint(const OffloadOptions& offload) {
                       ", keep ", offload.keep ? offload.name : "nothing", "\n");
 }
 
+std::string Fingerprint(const Quantization& quantization) {
+  if (!quantization.any()) return "";
+  return absl::StrCat("quantize: ", quantization.ToString(), "\n");
+}
+
 std::string Fingerprint(const ShardPlan& plan, const Options& options) {
   std::string text = absl::StrCat(
       "options: reshard root ", options.reshard_root_after_forward,
@@ -274,7 +280,7 @@ std::string Fingerprint(const ShardPlan& plan, const Options& options) {
       options.check_order, ", transparent ", options.transparent,
       ", share memory ", options.share_memory, ", init_module ",
       options.init_module != nullptr, " seed ", options.init_seed, "\n",
-      Fingerprint(options.offload));
+      Fingerprint(options.offload), Fingerprint(options.quantize));
   for (const PlannedUnit& planned : plan.units) {
     absl::StrAppend(&text, "unit ", DisplayName(planned.unit), ": ",
                     ToString(planned.options.strategy), ", backward group ",

@@ -10,6 +10,7 @@
 #endif
 
 #include <algorithm>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
@@ -75,6 +76,16 @@ void GiveBackFreedMemory() {
 #endif
 }
 
+// What follows the gradients in each segment of the last flat's buffer, which
+// has as many elements as the shard's gradient.
+int64_t FlagsOf(const RuntimeUnit& unit) {
+  const flat_param::FlatLayout& layout = unit.flats.back()->layout();
+  const GradientBufferOptions& options = unit.gradients.back();
+  return ShardGradientBytes(layout, options) /
+             static_cast<int64_t>(c10::elementSize(options.gradient_dtype)) -
+         layout.shard_numel();
+}
+
 bool AnyTrainable(const std::vector<NamedParameter>& parameters) {
   return std::any_of(parameters.begin(), parameters.end(),
                      [](const NamedParameter& parameter) {
@@ -88,7 +99,7 @@ Sharder::Sharder(ShardPlan plan, const comm::Mesh& mesh, const Options& options,
                  absl::Duration timeout)
     : plan_(std::move(plan)),
       world_(*mesh.world()),
-      placements_(mesh),
+      placements_(mesh, options.quantize),
       options_(options),
       timeout_(timeout),
       initializer_(plan_.tree, options.init_module, options.init_seed) {}
@@ -104,6 +115,7 @@ absl::StatusOr<RuntimeUnit> Sharder::Shard(const PlannedUnit& planned) {
   for (const OwnedParameter& owned : planned.unit.parameters) {
     plan_.tree.parameters[owned.parameter].clear();
   }
+  int64_t exact_tail = 0;
   for (auto& [dtypes, parameters] : by_dtypes) {
     const int flat = next_flat_++;
     SharedFlat& shared = result.shared.emplace_back();
@@ -115,7 +127,9 @@ absl::StatusOr<RuntimeUnit> Sharder::Shard(const PlannedUnit& planned) {
         MakeFlat(planned, flat, result, dtypes, std::move(parameters)));
     result.gradients.push_back(GradientsOf(planned, dtypes));
     FSDP_RETURN_IF_ERROR(PlaceGradients(flat, result));
+    exact_tail = std::max(exact_tail, FlagsOf(result));
   }
+  FSDP_RETURN_IF_ERROR(placements_.Quantize(exact_tail, result.placement));
   GiveBackFreedMemory();
   return result;
 }
@@ -140,9 +154,10 @@ absl::Status Sharder::AllocateCommon() {
                           placements_.Of(planned.options));
     for (const auto& [dtypes, parameters] : ByDtypes(planned)) {
       const int flat = static_cast<int>(pieces_.size());
-      if (space_ != nullptr &&
-          space_->plan().tier(flat, RestingKind::kParameters) !=
-              Tier::kDevice) {
+      const bool is_away =
+          space_ != nullptr &&
+          space_->plan().tier(flat, RestingKind::kParameters) != Tier::kDevice;
+      if (is_away || placements_.QuantizesGathers(placement)) {
         pieces_.push_back(kNoPiece);
         continue;
       }
