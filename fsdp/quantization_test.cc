@@ -61,8 +61,7 @@ TEST(QuantizationTest, TheTextTellsEveryChoiceThatRanksShare) {
   EXPECT_EQ(quantization.ToString(),
             "gathers, sums in blocks of 64 from 1000 bytes on");
   quantization.gather = false;
-  EXPECT_EQ(quantization.ToString(),
-            "sums in blocks of 64 from 1000 bytes on");
+  EXPECT_EQ(quantization.ToString(), "sums in blocks of 64 from 1000 bytes on");
 }
 
 }  // namespace
