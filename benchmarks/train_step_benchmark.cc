@@ -2,7 +2,7 @@
 // against the floor of two independent plain models (each rank doing all of the
 // optimizer's work and no communication). `of_plan`: the most memory of
 // gathered parameters and reduce buffers in use on a rank, over what the plan
-// says; none where no such memory is used.
+// says; none where no such memory is used. `sent_MB`: what a rank sends.
 //   ./bazelw run -c opt //benchmarks:train_step_benchmark
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -48,8 +48,9 @@ RankStep PlainStep(int64_t rows) {
   };
 }
 
-Model Sharded(std::shared_ptr<comm::Communicator> communicator) {
+Model Sharded(std::shared_ptr<comm::Communicator> communicator, bool quantize) {
   Options options;
+  options.quantize.gather = options.quantize.reduce = quantize;
   options.wrap_policy = WrapModules<ResidualBlockImpl>();
   return ValueOrThrow(FullyShard(std::make_shared<ResidualMlpImpl>(),
                                  std::move(communicator), options));
@@ -119,7 +120,8 @@ double OfPlan(const Model& model) {
 }
 
 // Alternates the floor with the sharded step, so that both see the same noise.
-void BM_Step(benchmark::State& state, const std::string& backend) {
+void BM_Step(benchmark::State& state, const std::string& backend,
+             bool quantize = false) {
   const int64_t rows = state.range(0);
   comm::CollectiveLog log;
   Group group = MakeGroup(backend, &log);
@@ -127,7 +129,7 @@ void BM_Step(benchmark::State& state, const std::string& backend) {
   std::vector<RankStep> plain(kRanks);
   std::vector<Model> models(kRanks, nullptr);
   OnAllRanks([&](int rank) {
-    models[rank] = Sharded(group[rank]);
+    models[rank] = Sharded(group[rank], quantize);
     sharded[rank] = ShardedStep(models[rank], rows);
   });
   for (RankStep& step : plain) step = PlainStep(rows);
@@ -150,10 +152,14 @@ void BM_Step(benchmark::State& state, const std::string& backend) {
   state.counters["ms"] = 1e3 * sharded_seconds / steps;
   state.counters["floor_ms"] = 1e3 * plain_seconds / steps;
   state.counters["ratio_to_floor"] = sharded_seconds / plain_seconds;
-  state.counters["gathered_MB"] =
-      per_rank_step(comm::Collective::kAllGather) / 1e6;
-  state.counters["reduced_MB"] =
-      per_rank_step(comm::Collective::kReduceScatter) / 1e6;
+  const double gathered = per_rank_step(comm::Collective::kAllGather);
+  // Quantised sums are all-to-alls.
+  const double reduced = per_rank_step(comm::Collective::kReduceScatter) +
+                         per_rank_step(comm::Collective::kAllToAll);
+  state.counters["gathered_MB"] = gathered / 1e6;
+  state.counters["reduced_MB"] = reduced / 1e6;
+  state.counters["sent_MB"] =
+      (gathered + reduced) * (kRanks - 1) / kRanks / 1e6;
   state.counters["of_plan"] = OfPlan(models[0]);
   state.counters["rows_per_s"] = benchmark::Counter(
       static_cast<double>(rows * kRanks * steps), benchmark::Counter::kIsRate);
@@ -170,6 +176,11 @@ BENCHMARK_CAPTURE(BM_Step, shared_memory, std::string("shared_memory"))
     ->UseManualTime()
     ->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(BM_Step, gloo, std::string("gloo"))
+    ->Arg(16)
+    ->Arg(256)
+    ->UseManualTime()
+    ->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(BM_Step, gloo_int8, std::string("gloo"), true)
     ->Arg(16)
     ->Arg(256)
     ->UseManualTime()
