@@ -40,8 +40,8 @@ def check(folder):
     """The version; raises NoLibTorch where the programs do not fit to what is in `folder`."""
     library = folder / "lib" / "libtorch_cuda.so"
     if not library.exists():
-        raise NoLibTorch(f"{library} does not exist; this LibTorch is not for CUDA. Install torch {VERSION} for CUDA, or "
-                         "name another folder: --libtorch DIR")
+        raise NoLibTorch(f"{library} does not exist; this LibTorch is not for CUDA. Install torch {VERSION} for CUDA, "
+                         "or name another folder: --libtorch DIR")
     version = version_of(folder)
     if version.split("+")[0] != VERSION:
         raise NoLibTorch(f"{folder} has LibTorch {version}; the programs were linked with {VERSION}, and no other "

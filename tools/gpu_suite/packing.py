@@ -11,9 +11,14 @@ TEST_LIMIT_S, BENCHMARK_LIMIT_S = 600, 1200
 ALSO = "//benchmarks:device_ops_benchmark"
 QUERY = rf'attr(tags, "\bgpu\b", kind("cc_(test|binary) rule", //...)) + {ALSO}'
 SCRIPTS = ("libtorch.py", "report.py")
+# PyTorch's own, to be run with the model of //benchmarks:gpu_train_step by a Python that has torch.
+PEER_PROGRAM = "peer_gpt.py"
+PEER_MODEL = ["--device=cuda", "--layers=20", "--dim=2048", "--heads=16", "--seq=1024", "--batch=4", "--vocab=8192",
+              "--steps=20", "--warmup=3"]
+PEERS = {"none": "plain PyTorch", "fsdp1": "PyTorch FSDP1", "fsdp2": "PyTorch FSDP2"}
 # What a machine with LibTorch for CUDA has: the system's libraries, LibTorch's, and those that come with it.
-PROVIDED = re.compile(r"(lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+|gomp|c10|c10_cuda|torch|torch_cpu|torch_cuda|cudart|cupti|nccl)"
-                      r"|ld-linux-.*)\.so(\.\d+)*")
+PROVIDED = re.compile(r"(lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+|gomp|c10|c10_cuda|torch|torch_cpu|torch_cuda|cudart|cupti"
+                      r"|nccl)|ld-linux-.*)\.so(\.\d+)*")
 
 
 class PackError(Exception):
@@ -27,6 +32,13 @@ def program_of(label, kind):
     return {"name": f"{package}:{name}", "file": f"{package.replace('/', '.')}.{name}",
             "kind": "test" if is_test else "benchmark", "takes_device": name.startswith("gpu_"),
             "limit_s": TEST_LIMIT_S if is_test else BENCHMARK_LIMIT_S}
+
+
+def peers():
+    """What the manifest says of PyTorch's implementations."""
+    return [{"name": f"{title}, {dtype}", "file": PEER_PROGRAM, "kind": "peer", "takes_device": False,
+             "limit_s": BENCHMARK_LIMIT_S, "flags": [f"--impl={key}", *PEER_MODEL, *flags]}
+            for dtype, flags in (("bf16", ["--pure-bf16"]), ("fp32", [])) for key, title in PEERS.items()]
 
 
 def programs_of(listing):
@@ -69,11 +81,12 @@ def fill(out, programs, binaries, sources, build):
     (out / "bin").mkdir(parents=True)
     for label, program in programs.items():
         pack_program(binaries[label], out / "bin" / program["file"])
+    shutil.copyfile(here.parent.parent / "benchmarks" / "peers" / PEER_PROGRAM, out / PEER_PROGRAM)
     for name in SCRIPTS:
         shutil.copyfile(here / name, out / name)
     shutil.copyfile(here / "run.py", out / "run")
     (out / "run").chmod(0o755)
-    manifest = {"sources": sources, "build": build, "programs": list(programs.values())}
+    manifest = {"sources": sources, "build": build, "programs": [*programs.values(), *peers()]}
     (out / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     if size > LIMIT_BYTES:

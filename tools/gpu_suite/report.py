@@ -6,6 +6,7 @@ PASSED, FAILED, SKIPPED, TIMED_OUT = "passed", "failed", "skipped", "timed out"
 _NO_FIGURES = {"name", "run_name", "run_type", "family_index", "per_family_instance_index", "repetitions",
                "repetition_index", "threads", "iterations", "real_time", "cpu_time", "time_unit", "error_occurred",
                "error_message", "aggregate_name", "aggregate_unit", "label"}
+PEER_FIGURES = ("step_ms", "min_ms", "tok_s", "peak_device_mb", "params", "loss0", "loss")
 # What has to hold: (benchmark, figure, least, most).
 TARGETS = (
     ("train_step/bf16", "of_plain", None, 1.02),
@@ -47,6 +48,14 @@ def benchmarks(text):
         figures.setdefault(f"time_{entry['time_unit']}", entry["real_time"])
         found.append({"name": name, "outcome": PASSED, "message": "", "figures": figures})
     return found
+
+
+def peer_cases(text, name):
+    """Of a peer program's output, whose last line with an object counts."""
+    line = [line for line in text.splitlines() if line.startswith("{")][-1]
+    figures = {key: float(value) for key, value in json.loads(line).items()
+               if isinstance(value, (int, float)) and not isinstance(value, bool)}
+    return [{"name": name, "outcome": PASSED, "message": "", "figures": figures}]
 
 
 def outcome_of(cases, exit_code, timed_out):
@@ -96,7 +105,8 @@ def _failures(program):
         lines += [f"- {case['name']}", "", "  ```"]
         lines += [f"  {line}" for line in case["message"].splitlines()[:40]] + ["  ```", ""]
     if program["outcome"] != PASSED and not broken:
-        lines += [f"- {program['name']}: {program['outcome']}, exit code {program['exit_code']}; it ended with", "", "  ```"]
+        lines += [f"- {program['name']}: {program['outcome']}, exit code {program['exit_code']}; it ended with", "",
+                  "  ```"]
         lines += [f"  {line}" for line in program["output_tail"].splitlines()[-40:]] + ["  ```", ""]
     return lines
 
@@ -142,6 +152,11 @@ def markdown(results):
         lines += ["## Benchmarks", ""]
         for program in measured:
             lines += _figures(program)
+    peers = [case for program in results["programs"] if program["kind"] == "peer" for case in program["cases"]]
+    if peers:
+        names = [name for name in PEER_FIGURES if all(name in case["figures"] for case in peers)]
+        lines += ["## PyTorch, the same model", ""] + _table(
+            ["", *names], [(case["name"], *(number(case["figures"][name]) for name in names)) for case in peers])
     failures = [line for program in results["programs"] for line in _failures(program)]
     if failures:
         lines += ["## What failed", ""] + failures

@@ -7,7 +7,7 @@ import report
 
 GTEST = json.dumps({"testsuites": [{"name": "CudaTest", "testsuite": [
     {"name": "Runs", "status": "RUN", "result": "COMPLETED"},
-    {"name": "Breaks", "status": "RUN", "result": "COMPLETED", "failures": [{"failure": "x.cc:3\nExpected: 1", "type": ""}]},
+    {"name": "Breaks", "status": "RUN", "result": "COMPLETED", "failures": [{"failure": "x.cc:3\nExpected: 1"}]},
     {"name": "Skips", "status": "RUN", "result": "SKIPPED"},
 ]}]})
 BENCHMARK = json.dumps({"context": {}, "benchmarks": [
@@ -86,7 +86,18 @@ class MarkdownTest(unittest.TestCase):
         self.assertNotIn("## What failed", report.markdown(results(good)))
 
     def test_numbers(self):
-        self.assertEqual([report.number(value) for value in (0, 0.98765, 12, 123456.7)], ["0", "0.9877", "12", "123,457"])
+        self.assertEqual([report.number(value) for value in (0, 0.98765, 12, 123456.7)],
+                         ["0", "0.9877", "12", "123,457"])
+
+    def test_peers_have_a_table_of_their_own(self):
+        said = 'a warning\n{"impl": "fsdp2", "bf16": false, "step_ms": 200.5, "params": 9}\n'
+        cases = report.peer_cases(said, "FSDP2")
+        self.assertEqual(cases[0]["figures"], {"step_ms": 200.5, "params": 9})
+        peer = {"name": "FSDP2", "kind": "peer", "seconds": 1, "exit_code": 0, "cases": cases, "outcome": report.PASSED,
+                "output_tail": ""}
+        self.assertIn("| FSDP2 | 200.5 | 9 |", report.markdown(results(peer)))
+        with self.assertRaises(IndexError):
+            report.peer_cases("Traceback", "FSDP2")
 
 
 if __name__ == "__main__":

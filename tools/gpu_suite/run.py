@@ -13,6 +13,7 @@ import pathlib
 import platform
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -39,7 +40,8 @@ def parse_flags(argv):
     parser.add_argument("--libtorch", type=pathlib.Path, help="the folder with lib/libtorch_cuda.so")
     parser.add_argument("--python", default=sys.executable, help="a Python that has torch")
     parser.add_argument("--only", default="", metavar="REGEX", help="programs whose name this is found in")
-    parser.add_argument("--limit-scale", type=float, default=1, metavar="X", help="multiplies the programs' time limits")
+    parser.add_argument("--limit-scale", type=float, default=1, metavar="X", help="multiplies programs' time limits")
+    parser.add_argument("--no-peers", action="store_true", help="without PyTorch's FSDP, which needs --python's torch")
     parser.add_argument("--benchmark-flags", default="", metavar="FLAGS",
                         help="for all benchmarks, such as '--turns=5' or '--device=cuda:1'")
     return parser.parse_args(argv)
@@ -53,7 +55,8 @@ def gpus():
                               text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"none found: {error}"
-    return "; ".join(done.stdout.split("\n")).strip("; ") if done.returncode == 0 else f"none found: {done.stdout.strip()}"
+    said = "; ".join(done.stdout.strip().splitlines())
+    return said if done.returncode == 0 else f"none found: {said}"
 
 
 def describe_machine(version, manifest):
@@ -77,7 +80,15 @@ def wait(process, limit):
         process.wait()
 
 
-def command_of(program, written, benchmark_flags):
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def command_of(program, written, python, benchmark_flags):
+    if program["kind"] == "peer":
+        return [python, str(FOLDER / program["file"]), *program["flags"]]
     path = str(FOLDER / "bin" / program["file"])
     if program["kind"] == "test":
         return [path, f"--gtest_output=json:{written}"]
@@ -85,37 +96,43 @@ def command_of(program, written, benchmark_flags):
     return [path, f"--benchmark_out={written}", "--benchmark_out_format=json", *own]
 
 
-def cases_of(program, written):
+def environment_of(program, libraries, folder):
+    """`libraries`: LibTorch's folders, which Python's torch finds by itself."""
+    if program["kind"] == "peer":
+        return {**os.environ, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(free_port())}
+    former = os.environ.get("LD_LIBRARY_PATH")
+    return {**os.environ, "LD_LIBRARY_PATH": ":".join(libraries + ([former] if former else [])),
+            "TEST_TMPDIR": folder}
+
+
+def cases_of(program, written, output):
     """What the program wrote; nothing where it died before."""
     try:
+        if program["kind"] == "peer":
+            return report.peer_cases(output, program["name"])
         text = written.read_text(encoding="utf-8")
         return report.test_cases(text) if program["kind"] == "test" else report.benchmarks(text)
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, LookupError):
         return []
 
 
-def run_program(program, environment, flags):
+def run_program(program, libraries, flags):
     with tempfile.TemporaryDirectory(prefix="gpu_suite.") as folder:
         written = pathlib.Path(folder, "report.json")
         output = pathlib.Path(folder, "output")
         begin = time.monotonic()
         with open(output, "wb") as file:
-            process = subprocess.Popen(command_of(program, written, flags.benchmark_flags), stdin=subprocess.DEVNULL,
-                                       stdout=file, stderr=subprocess.STDOUT, cwd=folder, start_new_session=True,
-                                       env={**environment, "TEST_TMPDIR": folder})
+            process = subprocess.Popen(command_of(program, written, flags.python, flags.benchmark_flags),
+                                       stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, cwd=folder,
+                                       start_new_session=True, env=environment_of(program, libraries, folder))
             ended = wait(process, program["limit_s"] * flags.limit_scale)
-        cases = cases_of(program, written)
+        said = output.read_text(encoding="utf-8", errors="replace")
+        cases = cases_of(program, written, said)
         return {"name": program["name"], "kind": program["kind"], "seconds": time.monotonic() - begin,
                 "exit_code": process.returncode, "cases": cases,
                 "outcome": report.outcome_of(cases, process.returncode, timed_out=not ended),
-                "output_tail": output.read_text(encoding="utf-8", errors="replace")[-TAIL:]}
-
-
-def environment_with(folders):
-    environment = dict(os.environ)
-    former = environment.get("LD_LIBRARY_PATH")
-    environment["LD_LIBRARY_PATH"] = ":".join(folders + ([former] if former else []))
-    return environment
+                "output_tail": said[-TAIL:]}
 
 
 def main(argv):
@@ -124,7 +141,8 @@ def main(argv):
     try:
         folder = (flags.libtorch or libtorch.folder_of(flags.python)).resolve()
         version = libtorch.check(folder)
-        chosen = [program for program in manifest["programs"] if re.search(flags.only, program["name"])]
+        chosen = [program for program in manifest["programs"] if re.search(flags.only, program["name"])
+                  and not (flags.no_peers and program["kind"] == "peer")]
     except (libtorch.NoLibTorch, re.error) as error:
         log(f"run: {error}")
         return 2
@@ -133,11 +151,11 @@ def main(argv):
             + ", ".join(program["name"] for program in manifest["programs"]))
         return 2
     flags.out.mkdir(parents=True, exist_ok=True)
-    environment = environment_with(libtorch.library_folders(folder))
+    libraries = libtorch.library_folders(folder)
     results = {"machine": describe_machine(version, manifest), "programs": []}
     for index, program in enumerate(chosen, 1):
         log(f"[{index}/{len(chosen)}] {program['name']}")
-        results["programs"].append(run_program(program, environment, flags))
+        results["programs"].append(run_program(program, libraries, flags))
         log(f"    {results['programs'][-1]['outcome']} in {results['programs'][-1]['seconds']:.0f} s")
         # After each: what has been measured is there whatever comes.
         (flags.out / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")

@@ -96,6 +96,16 @@ class RunTest(unittest.TestCase):
         self.assertEqual((code, results["programs"][0]["outcome"]), (1, "failed"))
         self.assertIn("libcudart.so.13: cannot open", (self.folder / "out" / "report.md").read_text())
 
+    def test_peers_are_run_by_python_as_one_rank(self):
+        self.pack([({**program("PyTorch FSDP2", "peer"), "file": "peer.py", "flags": ["--impl=fsdp2"]}, "")])
+        (self.folder / "peer.py").write_text(
+            "import json, os, sys\nprint('a warning')\n"
+            "print(json.dumps({'flags': sys.argv[1:], 'step_ms': 7.5, 'world': int(os.environ['WORLD_SIZE'])}))\n")
+        code, results = self.run_all()
+        self.assertEqual(code, 0, self.errors.getvalue())
+        self.assertEqual(results["programs"][0]["cases"][0]["figures"], {"step_ms": 7.5, "world": 1})
+        self.assertEqual(self.run_all("--no-peers")[0], 2)
+
     def test_some_programs_only(self):
         self.pack([(program("one"), PASSES), (program("two"), DIES)])
         code, results = self.run_all("--only=^one$")
