@@ -23,7 +23,7 @@ TrainStepCase Tiny() {
   return what;
 }
 
-Figures Run(const TrainStepCase& what, const Place& place) {
+Figures FiguresOf(const TrainStepCase& what, const Place& place) {
   const std::unique_ptr<TurnRun> run = MakeTrainStepRun(what, place);
   for (int i = 0; i < 3; ++i) EXPECT_GT(run->Turn(), 0);
   return run->GetFigures();
@@ -43,7 +43,7 @@ TEST(GpuTrainStepTest, BothTrainAlike) {
       TrainStepCase what = Tiny();
       what.dtype = dtype;
       what.checkpointing = checkpointing;
-      const Figures figures = Run(what, Place());
+      const Figures figures = FiguresOf(what, Place());
       ExpectTimes(figures);
       EXPECT_LE(figures.at("loss_difference"),
                 dtype == at::kFloat ? 1e-5 : 1e-2);
@@ -55,7 +55,7 @@ TEST(GpuTrainStepTest, AmongPlayedRanksThePlanIsKeptAndLossesAreNotCompared) {
   for (const int ranks : {2, 3}) {
     Place place;
     place.ranks = ranks;
-    const Figures figures = Run(Tiny(), place);
+    const Figures figures = FiguresOf(Tiny(), place);
     ExpectTimes(figures);
     EXPECT_NEAR(figures.at("of_plan"), 1, 0.02);
     EXPECT_THAT(figures, Not(Contains(Key("loss_difference"))));
@@ -69,7 +69,7 @@ TEST(GpuTrainStepTest, RunsOnADeviceWithStreams) {
   place.move = [](torch::nn::Module& module) {
     FakeDevice::Move(module.parameters());
   };
-  const Figures figures = Run(Tiny(), place);
+  const Figures figures = FiguresOf(Tiny(), place);
   ExpectTimes(figures);
   EXPECT_LE(figures.at("loss_difference"), 1e-5);
   EXPECT_THAT(figures, Not(Contains(Key("peak_MB"))))
