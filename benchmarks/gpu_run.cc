@@ -1,5 +1,6 @@
 #include "benchmarks/gpu_run.h"
 
+#include <ATen/Context.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -68,6 +69,7 @@ absl::StatusOr<c10::Device> ParseDevice(absl::string_view name) {
         absl::StrCat("running on ", name, ": this machine has ", count,
                      " of such devices; nvidia-smi shows GPUs with a driver"));
   }
+  at::globalContext().lazyInitDevice(device.type());  // its allocator counts
   return device;
 }
 
@@ -152,7 +154,7 @@ int RunBenchmarks(int argc, char** argv,
   const int ranks = absl::GetFlag(FLAGS_ranks);
   const int turns = absl::GetFlag(FLAGS_turns);
   if (rest.size() > 1) {
-    std::cerr << "unexpected argument '" << rest[1] << "'; see --help\n";
+    std::cerr << "unexpected argument '" << rest[1] << "'; see --helpfull\n";
     return 2;
   }
   if (ranks < 1 || turns < 1) {
