@@ -37,7 +37,13 @@ void ExpectTimes(const Figures& figures) {
   }
 }
 
-TEST(GpuTrainStepTest, BothTrainAlike) {
+class GpuTrainStepTest : public ::testing::Test {
+ protected:
+  // Before the first backward.
+  static void SetUpTestSuite() { FakeDevice::Register(); }
+};
+
+TEST_F(GpuTrainStepTest, BothTrainAlike) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     for (const bool checkpointing : {false, true}) {
       TrainStepCase what = Tiny();
@@ -51,7 +57,7 @@ TEST(GpuTrainStepTest, BothTrainAlike) {
   }
 }
 
-TEST(GpuTrainStepTest, AmongPlayedRanksThePlanIsKeptAndLossesAreNotCompared) {
+TEST_F(GpuTrainStepTest, AmongPlayedRanksThePlanIsKeptAndLossesAreNotCompared) {
   for (const int ranks : {2, 3}) {
     Place place;
     place.ranks = ranks;
@@ -62,8 +68,7 @@ TEST(GpuTrainStepTest, AmongPlayedRanksThePlanIsKeptAndLossesAreNotCompared) {
   }
 }
 
-TEST(GpuTrainStepTest, RunsOnADeviceWithStreams) {
-  FakeDevice::Register();
+TEST_F(GpuTrainStepTest, RunsOnADeviceWithStreams) {
   Place place;
   place.device = FakeDevice::device();
   place.move = [](torch::nn::Module& module) {
