@@ -1,9 +1,10 @@
-"""Trains the GPT of examples/gpt with a Python data parallelism on N CPU ranks over Gloo.
+"""Trains the GPT of examples/gpt with a Python data parallelism on N CPU ranks over Gloo, or on a GPU each over NCCL.
 
 usage: torchrun --nproc-per-node 2 benchmarks/peers/peer_gpt.py --impl fsdp1|fsdp2|ddp|none [--layers 8 --dim 512 ...]
 
 The data are the rows of `--data=count`. Rank 0 prints one JSON line: tokens/s of all ranks, median and least
-milliseconds per step, peak memory of a rank, first and last loss; with --losses rank 0's loss of every step.
+milliseconds per step, peak memory of a rank (with --device cuda the GPU's, too), first and last loss; with --losses
+rank 0's loss of every step.
 """
 import argparse
 import json
@@ -51,7 +52,7 @@ class GPT(nn.Module):
         self.head = nn.Linear(dim, vocab, bias=False)
 
     def forward(self, tokens):
-        x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1]))
+        x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.blocks:
             x = block(x)
         return self.head(self.ln(x))
@@ -83,10 +84,10 @@ def wrap(model, args, world):
         from torch.distributed.fsdp.wrap import ModuleWrapPolicy
         precision = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if args.bf16 else None
         return FullyShardedDataParallel(model, auto_wrap_policy=ModuleWrapPolicy({Block}),
-                                        device_id=torch.device("cpu"), mixed_precision=precision,
+                                        device_id=args.place, mixed_precision=precision,
                                         use_orig_params=False)
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-    mesh = dist.init_device_mesh("cpu", (world,))
+    mesh = dist.init_device_mesh(args.device, (world,))
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if args.bf16 \
         else MixedPrecisionPolicy()
     for block in model.blocks:
@@ -97,6 +98,8 @@ def wrap(model, args, world):
 def barrier():
     if dist.is_initialized():
         dist.barrier()
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 def train(model, args, rank):
@@ -107,6 +110,7 @@ def train(model, args, rank):
     for _ in range(args.warmup + args.steps):
         rows = torch.randint(0, args.vocab, (args.batch, args.seq + 1), generator=generator)
         rows[:, 1:] = (rows[:, :1] + torch.arange(1, args.seq + 1)) % args.vocab
+        rows = rows.to(args.place)
         barrier()
         begin = time.perf_counter()
         logits = model(rows[:, :-1])
@@ -134,21 +138,28 @@ def main():
     parser.add_argument("--vocab", type=int, default=256)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--lr", type=float, default=3e-4)
-    parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--bf16", action="store_true", help="compute in bf16, keep and reduce float32")
+    parser.add_argument("--pure-bf16", action="store_true", help="parameters, gradients and states in bf16")
     parser.add_argument("--no-optim", action="store_true")
     parser.add_argument("--init", help="a safetensors file with the initial parameters")
     parser.add_argument("--losses", action="store_true", help="print the loss of every step, too")
     args = parser.parse_args()
+    args.place = torch.device("cpu")
+    if args.device == "cuda":
+        args.place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        torch.cuda.set_device(args.place)
 
     torch.set_num_threads(args.threads)
     rank = int(os.environ.get("RANK", 0))
     world = int(os.environ.get("WORLD_SIZE", 1))
     if args.impl != "none":
-        dist.init_process_group("gloo")
+        dist.init_process_group("nccl" if args.device == "cuda" else "gloo")
     torch.manual_seed(0)
     model = GPT(args.vocab, args.dim, args.layers, args.heads, args.seq)
     if args.init:
         model.load_state_dict(load_safetensors(args.init))
+    model.to(device=args.place, dtype=torch.bfloat16 if args.pure_bf16 else torch.float32)
     num_parameters = sum(p.numel() for p in model.parameters())
     seconds, losses = train(wrap(model, args, world), args, rank)
 
@@ -160,6 +171,8 @@ def main():
                       tok_s=round(world * args.batch * args.seq / median, 1),
                       peak_rss_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
                       loss0=round(losses[0], 4), loss=round(losses[-1], 4))
+        if args.device == "cuda":
+            report["peak_device_mb"] = round(torch.cuda.max_memory_allocated() / 1e6, 1)
         if args.losses:
             report["loss_rank0"] = losses
         print(json.dumps(report), flush=True)

@@ -1,0 +1,44 @@
+#include "benchmarks/gpu_gpt.h"
+
+#include <ATen/ops/arange.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "examples/gpt/model.h"
+#include "fsdp/checkpoint.h"
+#include "fsdp/forward.h"
+
+namespace fsdp::benchmarks {
+
+GpuGptImpl::GpuGptImpl(const gpt::GptConfig& config, bool checkpointing)
+    : checkpointing_(checkpointing),
+      wte_(config.vocab, config.dim),
+      wpe_(config.seq, config.dim),
+      ln_(torch::nn::LayerNormOptions({config.dim})),
+      head_(torch::nn::LinearOptions(config.dim, config.vocab).bias(false)) {
+  for (int64_t i = 0; i < config.layers; ++i) {
+    blocks_->push_back(gpt::Block(config.dim, config.heads));
+  }
+  register_module("wte", wte_);
+  register_module("wpe", wpe_);
+  register_module("blocks", blocks_);
+  register_module("ln", ln_);
+  register_module("head", head_);
+}
+
+at::Tensor GpuGptImpl::forward(const at::Tensor& tokens) {
+  const at::Tensor positions = at::arange(tokens.size(1), tokens.options());
+  at::Tensor x = wte_->forward(tokens) + wpe_->forward(positions);
+  CheckpointOptions options;
+  options.preserve_rng_state = false;  // nothing in a block is random
+  for (const std::shared_ptr<torch::nn::Module>& block : *blocks_) {
+    const auto run = [block](const at::Tensor& input) {
+      return Forward(*block->as<gpt::BlockImpl>(), input);
+    };
+    x = checkpointing_ ? CheckpointWith(options, run, x) : run(x);
+  }
+  return head_->forward(ln_->forward(x));
+}
+
+}  // namespace fsdp::benchmarks

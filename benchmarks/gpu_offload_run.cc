@@ -1,0 +1,226 @@
+#include "benchmarks/gpu_offload_run.h"
+
+#include <ATen/Context.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/full.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/adamw.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/status_error.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/fused_optimizer.h"
+
+namespace fsdp::benchmarks {
+namespace {
+
+constexpr int kWarmUp = 2;
+
+class PairImpl : public torch::nn::Module {
+ public:
+  explicit PairImpl(int64_t dim) {
+    const auto plain = torch::nn::LinearOptions(dim, dim).bias(false);
+    first_ = register_module("first", torch::nn::Linear(plain));
+    second_ = register_module("second", torch::nn::Linear(plain));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return x + second_(first_(x).tanh());
+  }
+
+ private:
+  torch::nn::Linear first_{nullptr}, second_{nullptr};
+};
+
+class PairsImpl : public torch::nn::Module {
+ public:
+  PairsImpl(int units, int64_t dim)
+      : pairs_(register_module("pairs", torch::nn::ModuleList())) {
+    for (int i = 0; i < units; ++i) {
+      pairs_->push_back(std::make_shared<PairImpl>(dim));
+    }
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    at::Tensor y = x;
+    for (const auto& pair : *pairs_) y = Forward(*pair->as<PairImpl>(), y);
+    return y;
+  }
+
+ private:
+  torch::nn::ModuleList pairs_;
+};
+
+using Model = FullyShardedDataParallel<PairsImpl>;
+
+Model MakeModel(const OffloadCase& what, const Place& place,
+                const OffloadOptions& offload) {
+  at::manual_seed(0);
+  auto net = std::make_shared<PairsImpl>(what.units, what.dim);
+  MoveTo(place, what.dtype, *net);
+  Options options;
+  options.wrap_policy = WrapModules<PairImpl>();
+  options.offload = offload;
+  return ValueOrThrow(
+      FullyShard(std::move(net), LoopbackGroup(place), options));
+}
+
+// A model with its optimizer, made warm.
+class Training {
+ public:
+  Training(const OffloadCase& what, const Place& place,
+           const OffloadOptions& offload)
+      : device_(place.device),
+        memory_(place.device),
+        before_(memory_.allocated()),
+        model_(MakeModel(what, place, offload)),
+        optimizer_(model_->Parameters(), torch::optim::AdamWOptions(1e-4)),
+        x_(at::full({what.rows, what.dim}, 0.5,
+                    at::TensorOptions().dtype(what.dtype))
+               .to(place.device)) {
+    for (int i = 0; i < kWarmUp; ++i) {
+      memory_.ResetPeak();
+      Run();
+    }
+    peak_bytes_ = memory_.peak() - before_;
+    whole_.clear();
+    optimizer_seconds_.clear();
+  }
+
+  void Run() {
+    const double backward = Time(device_, [this] {
+                              const at::Tensor loss =
+                                  model_->forward(x_).square().mean();
+                              ThrowIfError(model_->Backward(loss));
+                              losses_.push_back(loss.detach());
+                            }).whole;
+    const double optimizer = Time(device_, [this] {
+                               optimizer_.step();
+                               optimizer_.zero_grad();
+                             }).whole;
+    whole_.push_back(backward + optimizer);
+    optimizer_seconds_.push_back(optimizer);
+  }
+
+  int64_t parameter_bytes() const {
+    int64_t bytes = 0;
+    for (const NamedShard& named : model_->NamedShards()) {
+      bytes += named.shard.numel() *
+               static_cast<int64_t>(named.shard.element_size());
+    }
+    return bytes;
+  }
+  const std::vector<double>& whole() const { return whole_; }
+  const std::vector<double>& optimizer() const { return optimizer_seconds_; }
+  const std::vector<at::Tensor>& losses() const { return losses_; }
+  int64_t peak_bytes() const { return peak_bytes_; }
+
+ private:
+  const c10::Device device_;
+  const DeviceMemory memory_;
+  const int64_t before_;
+  Model model_;
+  FusedAdamW optimizer_;
+  const at::Tensor x_;
+  int64_t peak_bytes_ = 0;
+  std::vector<double> whole_;
+  std::vector<double> optimizer_seconds_;
+  std::vector<at::Tensor> losses_;  // of the warm-up, too
+};
+
+OffloadOptions AllInHostMemory(StepOn step_on) {
+  OffloadOptions offload;
+  offload.parameters = offload.gradients = offload.optimizer = Tier::kCpu;
+  offload.step_on = step_on;
+  return offload;
+}
+
+double MedianRatio(const std::vector<double>& over,
+                   const std::vector<double>& under) {
+  std::vector<double> ratios;
+  for (size_t i = 0; i < over.size(); ++i) ratios.push_back(over[i] / under[i]);
+  return Median(std::move(ratios));
+}
+
+class OffloadRun final : public TurnRun {
+ public:
+  OffloadRun(const OffloadCase& what, const Place& place)
+      : what_(what),
+        place_(place),
+        away_(what, place, AllInHostMemory(what.step_on)),
+        resident_(what, place, OffloadOptions()) {}
+
+  double Turn() override {
+    away_.Run();
+    resident_.Run();
+    return away_.whole().back();
+  }
+
+  Figures GetFigures() const override {
+    Figures figures = {
+        {"ms", 1e3 * Median(away_.whole())},
+        {"resident_ms", 1e3 * Median(resident_.whole())},
+        {"optimizer_ms", 1e3 * Median(away_.optimizer())},
+        {"of_resident", MedianRatio(resident_.whole(), away_.whole())},
+        {"optimizer_of_resident",
+         MedianRatio(resident_.optimizer(), away_.optimizer())},
+        {"GB/s", MovedBytes() / Median(away_.whole()) / 1e9},
+        {"loss_difference", LossDifference()},
+    };
+    if (DeviceMemory(place_.device).known()) {
+      figures["peak_MB"] = static_cast<double>(away_.peak_bytes()) / 1e6;
+      figures["resident_peak_MB"] =
+          static_cast<double>(resident_.peak_bytes()) / 1e6;
+    }
+    return figures;
+  }
+
+ private:
+  // Parameters come for forward and for backward, and gradients go. The device
+  // that steps gets parameters, gradients and both states, and gives all but
+  // the gradients back.
+  double MovedBytes() const {
+    const int times = what_.step_on == StepOn::kDevice ? 3 + 7 : 3;
+    return static_cast<double>(times * away_.parameter_bytes());
+  }
+
+  double LossDifference() const {
+    // Host and device round differently.
+    const double tolerance = what_.dtype == at::kFloat ? 1e-4 : 5e-2;
+    double largest = 0;
+    for (size_t i = 0; i < away_.losses().size(); ++i) {
+      const auto away = away_.losses()[i].item<double>();
+      const auto resident = resident_.losses()[i].item<double>();
+      const double difference = std::abs(away - resident) / std::abs(resident);
+      if (!(difference <= tolerance)) {
+        throw StatusError(absl::InternalError(
+            absl::StrCat("step ", i, ": the offloaded model's loss is ", away,
+                         ", the resident model's ", resident,
+                         ". Steps of different trainings are not compared")));
+      }
+      largest = std::max(largest, difference);
+    }
+    return largest;
+  }
+
+  const OffloadCase what_;
+  const Place place_;
+  Training away_;
+  Training resident_;
+};
+
+}  // namespace
+
+std::unique_ptr<TurnRun> MakeOffloadRun(const OffloadCase& what,
+                                        const Place& place) {
+  FSDP_CHECK(!place.device.is_cpu());
+  return std::make_unique<OffloadRun>(what, place);
+}
+
+}  // namespace fsdp::benchmarks

@@ -1,0 +1,39 @@
+// Training steps with shards, gradients and optimizer states on a device, and
+// with all of them in the host's memory.
+#ifndef BENCHMARKS_GPU_OFFLOAD_RUN_H_
+#define BENCHMARKS_GPU_OFFLOAD_RUN_H_
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "benchmarks/gpu_run.h"
+#include "fsdp/offload_options.h"
+
+namespace fsdp::benchmarks {
+
+struct OffloadCase {
+  int units = 8;
+  int64_t dim = 4096;  // of a unit's two square matrices
+  int64_t rows = 4096;
+  at::ScalarType dtype = at::kFloat;
+  StepOn step_on = StepOn::kDevice;
+};
+
+// In turns; only on a device other than the CPU, where nothing would rest
+// elsewhere. Figures:
+//   ms, resident_ms          of forward, backward and optimizer, medians
+//   optimizer_ms             of the optimizer alone
+//   of_resident              the resident step's time over this one's
+//   optimizer_of_resident    the same of the optimizer alone
+//   GB/s                     to and from the host in a whole step, of which
+//                            each use moves what it needs once
+//   loss_difference          the largest, relative
+//   peak_MB, resident_peak_MB  of the device, where it counts its memory
+std::unique_ptr<TurnRun> MakeOffloadRun(const OffloadCase& what,
+                                        const Place& place);
+
+}  // namespace fsdp::benchmarks
+
+#endif  // BENCHMARKS_GPU_OFFLOAD_RUN_H_

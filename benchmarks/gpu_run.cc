@@ -1,0 +1,173 @@
+#include "benchmarks/gpu_run.h"
+
+#include <ATen/Context.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <iostream>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/check.h"
+#include "base/status_error.h"
+#include "base/torch_status.h"
+#include "benchmark/benchmark.h"
+#include "comm/loopback_communicator.h"
+
+ABSL_FLAG(std::string, device, "cuda", "Where to run: cuda, cuda:1, cpu.");
+ABSL_FLAG(int, ranks, 1, "How many ranks this process plays by itself.");
+ABSL_FLAG(int, turns, 20, "How often each contender runs.");
+
+namespace fsdp::benchmarks {
+namespace {
+
+using Statistic = c10::CachingAllocator::StatType;
+
+c10::DeviceAllocator* AllocatorOf(c10::Device device) {
+  if (device.is_cpu()) return nullptr;
+  return dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device.type()));
+}
+
+const c10::CachingAllocator::Stat& BytesOf(
+    const c10::CachingDeviceAllocator::DeviceStats& stats) {
+  return stats.allocated_bytes[static_cast<size_t>(Statistic::AGGREGATE)];
+}
+
+void RunTurns(benchmark::State& state, const MakeRun& make) {
+  const std::unique_ptr<TurnRun> run = make();
+  for (auto _ : state) state.SetIterationTime(run->Turn());
+  for (const auto& [name, value] : run->GetFigures()) {
+    state.counters[name] = value;
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<c10::Device> ParseDevice(absl::string_view name) {
+  c10::Device device = c10::Device(c10::DeviceType::CPU);
+  if (!TorchToStatus("a device", [&] {
+         device = c10::Device(std::string(name));
+       }).ok()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "there is no device '", name, "'; expected cuda, cuda:1 or cpu"));
+  }
+  if (device.is_cpu()) return device;
+  if (!c10::impl::hasDeviceGuardImpl(device.type())) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "running on ", name, ": this program has been linked ",
+        "without it. Build with --config=cuda, or pass ", "--device=cpu"));
+  }
+  const int count = c10::impl::VirtualGuardImpl(device.type()).deviceCount();
+  if (!device.has_index()) device.set_index(0);
+  if (device.index() >= count) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("running on ", name, ": this machine has ", count,
+                     " of such devices; nvidia-smi shows GPUs with a driver"));
+  }
+  at::globalContext().lazyInitDevice(device.type());  // its allocator counts
+  return device;
+}
+
+void MoveTo(const Place& place, at::ScalarType dtype,
+            torch::nn::Module& module) {
+  module.to(dtype);
+  if (place.move) {
+    place.move(module);
+  } else {
+    module.to(place.device);
+  }
+}
+
+std::shared_ptr<comm::Communicator> LoopbackGroup(const Place& place) {
+  comm::LoopbackOptions options;
+  options.place = {/*rank=*/0, place.ranks};
+  options.device = place.device;
+  return ValueOrThrow(comm::CreateLoopback(options));
+}
+
+void Synchronize(c10::Device device) {
+  if (device.is_cpu()) return;
+  c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+}
+
+bool DeviceMemory::known() const { return AllocatorOf(device_) != nullptr; }
+
+int64_t DeviceMemory::allocated() const {
+  c10::DeviceAllocator* const allocator = AllocatorOf(device_);
+  if (allocator == nullptr) return 0;
+  return BytesOf(allocator->getDeviceStats(device_.index())).current;
+}
+
+int64_t DeviceMemory::peak() const {
+  c10::DeviceAllocator* const allocator = AllocatorOf(device_);
+  if (allocator == nullptr) return 0;
+  return BytesOf(allocator->getDeviceStats(device_.index())).peak;
+}
+
+void DeviceMemory::ResetPeak() const {
+  c10::DeviceAllocator* const allocator = AllocatorOf(device_);
+  if (allocator != nullptr) allocator->resetPeakStats(device_.index());
+}
+
+CallTime Time(c10::Device device, const std::function<void()>& call) {
+  Synchronize(device);
+  const absl::Time begin = absl::Now();
+  call();
+  const absl::Time given = absl::Now();
+  Synchronize(device);
+  return {absl::ToDoubleSeconds(given - begin),
+          absl::ToDoubleSeconds(absl::Now() - begin)};
+}
+
+double Median(std::vector<double> values) {
+  FSDP_CHECK(!values.empty());
+  const auto middle =
+      values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+void AddBenchmark(const std::string& name, int turns, MakeRun make) {
+  benchmark::RegisterBenchmark(
+      name.c_str(),
+      [make = std::move(make)](benchmark::State& state) {
+        const absl::Status status =
+            TorchToStatus("this benchmark", [&] { RunTurns(state, make); });
+        if (!status.ok()) state.SkipWithError(status.ToString().c_str());
+      })
+      ->Iterations(turns)
+      ->UseManualTime()
+      ->Unit(benchmark::kMillisecond);
+}
+
+int RunBenchmarks(int argc, char** argv,
+                  const std::function<void(const Place&, int turns)>& add) {
+  benchmark::Initialize(&argc, argv);
+  const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
+  const absl::StatusOr<c10::Device> device =
+      ParseDevice(absl::GetFlag(FLAGS_device));
+  const int ranks = absl::GetFlag(FLAGS_ranks);
+  const int turns = absl::GetFlag(FLAGS_turns);
+  if (rest.size() > 1) {
+    std::cerr << "unexpected argument '" << rest[1] << "'; see --helpfull\n";
+    return 2;
+  }
+  if (ranks < 1 || turns < 1) {
+    std::cerr << "--ranks and --turns: expected numbers from 1\n";
+    return 2;
+  }
+  if (!device.ok()) {
+    std::cerr << "--device: " << device.status().message() << "\n";
+    return 2;
+  }
+  add(Place{*device, ranks, nullptr}, turns);
+  benchmark::RunSpecifiedBenchmarks();
+  return 0;
+}
+
+}  // namespace fsdp::benchmarks

@@ -1,0 +1,227 @@
+#include "benchmarks/gpu_train_step_run.h"
+
+#include <ATen/Context.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_error.h"
+#include "benchmarks/gpu_gpt.h"
+#include "examples/gpt/model.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/fused_optimizer.h"
+
+namespace fsdp::benchmarks {
+namespace {
+
+using Model = FullyShardedDataParallel<GpuGptImpl>;
+
+constexpr int kWarmUp = 2;
+
+// Rows that count upwards.
+struct Rows {
+  Rows(const TrainStepCase& what, c10::Device device) {
+    const at::Tensor counts = at::arange(what.model.seq + 1, at::kLong);
+    const at::Tensor starts = at::arange(what.batch, at::kLong) * 31;
+    const at::Tensor rows =
+        (starts.unsqueeze(1) + counts.unsqueeze(0)).remainder(what.model.vocab);
+    tokens = rows.narrow(1, 0, what.model.seq).contiguous().to(device);
+    targets = rows.narrow(1, 1, what.model.seq).contiguous().to(device);
+  }
+  at::Tensor tokens;
+  at::Tensor targets;
+};
+
+std::shared_ptr<GpuGptImpl> MakeModel(const TrainStepCase& what,
+                                      const Place& place) {
+  at::manual_seed(0);
+  auto model = std::make_shared<GpuGptImpl>(what.model, what.checkpointing);
+  MoveTo(place, what.dtype, *model);
+  return model;
+}
+
+// One of the two, with what it was seen to do. The step gives its loss.
+class Contender {
+ public:
+  // Runs what `make` gives until it is warm.
+  Contender(c10::Device device,
+            const std::function<std::function<at::Tensor()>()>& make)
+      : device_(device) {
+    const DeviceMemory memory(device);
+    const int64_t before = memory.allocated();
+    step_ = make();
+    for (int i = 0; i < kWarmUp; ++i) {
+      memory.ResetPeak();
+      losses_.push_back(step_());
+    }
+    Synchronize(device);
+    resident_bytes_ = memory.allocated() - before;
+    peak_bytes_ = memory.peak() - before;
+  }
+
+  void Run() {
+    times_.push_back(
+        Time(device_, [this] { losses_.push_back(step_().detach()); }));
+  }
+
+  const std::vector<CallTime>& times() const { return times_; }
+  const std::vector<at::Tensor>& losses() const { return losses_; }
+  int64_t resident_bytes() const { return resident_bytes_; }
+  int64_t peak_bytes() const { return peak_bytes_; }
+
+ private:
+  const c10::Device device_;
+  std::function<at::Tensor()> step_;
+  std::vector<CallTime> times_;
+  std::vector<at::Tensor> losses_;  // of the warm-up, too
+  int64_t resident_bytes_ = 0;
+  int64_t peak_bytes_ = 0;
+};
+
+at::Tensor LossOf(const at::Tensor& logits, const Rows& rows) {
+  return gpt::NextTokenLoss(logits.to(at::kFloat), rows.targets);
+}
+
+std::function<at::Tensor()> PlainStep(const TrainStepCase& what,
+                                      const Place& place, const Rows& rows) {
+  const auto model = MakeModel(what, place);
+  const auto optimizer = std::make_shared<FusedAdamW>(model->parameters());
+  return [model, optimizer, rows] {
+    const at::Tensor loss = LossOf(model->forward(rows.tokens), rows);
+    loss.backward();
+    optimizer->step();
+    optimizer->zero_grad();
+    return loss.detach();
+  };
+}
+
+std::function<at::Tensor()> ShardedStep(Model model, const Rows& rows) {
+  const auto optimizer = std::make_shared<FusedAdamW>(model->Parameters());
+  return [model, optimizer, rows]() mutable {
+    const at::Tensor loss = LossOf(model->forward(rows.tokens), rows);
+    ThrowIfError(model->Backward(loss));
+    optimizer->step();
+    optimizer->zero_grad();
+    return loss.detach();
+  };
+}
+
+Model Shard(std::shared_ptr<GpuGptImpl> model, const Place& place) {
+  Options options;
+  options.wrap_policy = WrapModules<gpt::BlockImpl>();
+  return ValueOrThrow(
+      FullyShard(std::move(model), LoopbackGroup(place), options));
+}
+
+double MedianOf(const Contender& of, double CallTime::*part) {
+  std::vector<double> values;
+  for (const CallTime& time : of.times()) values.push_back(time.*part);
+  return Median(std::move(values));
+}
+
+class TrainStepRun final : public TurnRun {
+ public:
+  TrainStepRun(const TrainStepCase& what, const Place& place)
+      : what_(what),
+        place_(place),
+        rows_(what, place.device),
+        ours_(place.device,
+              [this] {
+                model_ = Shard(MakeModel(what_, place_), place_);
+                return ShardedStep(model_, rows_);
+              }),
+        plain_(place.device,
+               [this] { return PlainStep(what_, place_, rows_); }) {}
+
+  double Turn() override {
+    ours_.Run();
+    plain_.Run();
+    return ours_.times().back().whole;
+  }
+
+  Figures GetFigures() const override {
+    Figures figures;
+    AddTimes(figures);
+    AddMemory(figures);
+    // Ranks that this process only plays do not train.
+    if (place_.ranks == 1) figures["loss_difference"] = LossDifference();
+    return figures;
+  }
+
+ private:
+  void AddTimes(Figures& figures) const {
+    std::vector<double> ratios;
+    for (size_t i = 0; i < ours_.times().size(); ++i) {
+      ratios.push_back(ours_.times()[i].whole / plain_.times()[i].whole);
+    }
+    const int units = model_->sharded_model().num_units();
+    const double host = MedianOf(ours_, &CallTime::host);
+    const double plain_host = MedianOf(plain_, &CallTime::host);
+    const double whole = MedianOf(ours_, &CallTime::whole);
+    figures["ms"] = 1e3 * whole;
+    figures["plain_ms"] = 1e3 * MedianOf(plain_, &CallTime::whole);
+    figures["of_plain"] = Median(std::move(ratios));
+    figures["host_us_per_unit"] = 1e6 * host / units;
+    figures["added_us_per_unit"] = 1e6 * (host - plain_host) / units;
+    figures["tokens_per_s"] =
+        static_cast<double>(rows_.tokens.numel() * place_.ranks) / whole;
+  }
+
+  void AddMemory(Figures& figures) const {
+    const MemoryStats stats = model_->memory_stats();
+    const MemoryPlan plan = model_->PlanMemory();
+    if (plan.gathered + plan.in_flight > 0) {
+      figures["of_plan"] =
+          static_cast<double>(stats.parameters.peak_in_use_bytes +
+                              stats.gradients.peak_in_use_bytes) /
+          static_cast<double>(plan.gathered + plan.in_flight);
+    }
+    if (!DeviceMemory(place_.device).known()) return;
+    figures["reserved_of_plan"] = static_cast<double>(ours_.resident_bytes()) /
+                                  static_cast<double>(plan.total());
+    figures["peak_MB"] = static_cast<double>(ours_.peak_bytes()) / 1e6;
+    figures["plain_peak_MB"] = static_cast<double>(plain_.peak_bytes()) / 1e6;
+  }
+
+  double LossDifference() const {
+    // Factors of matrix products lie elsewhere, which may cost the last bits.
+    const double tolerance = what_.dtype == at::kFloat ? 1e-4 : 5e-2;
+    double largest = 0;
+    for (size_t i = 0; i < ours_.losses().size(); ++i) {
+      const auto ours = ours_.losses()[i].item<double>();
+      const auto plain = plain_.losses()[i].item<double>();
+      const double difference = std::abs(ours - plain) / std::abs(plain);
+      if (!(difference <= tolerance)) {
+        throw StatusError(absl::InternalError(absl::StrCat(
+            "step ", i, ": the sharded model's loss is ", ours, ", the plain ",
+            "model's ", plain, ". Steps of different trainings are not ",
+            "compared")));
+      }
+      largest = std::max(largest, difference);
+    }
+    return largest;
+  }
+
+  const TrainStepCase what_;
+  const Place place_;
+  const Rows rows_;
+  Model model_ = nullptr;
+  Contender ours_;
+  Contender plain_;
+};
+
+}  // namespace
+
+std::unique_ptr<TurnRun> MakeTrainStepRun(const TrainStepCase& what,
+                                          const Place& place) {
+  return std::make_unique<TrainStepRun>(what, place);
+}
+
+}  // namespace fsdp::benchmarks

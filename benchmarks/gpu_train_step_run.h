@@ -1,0 +1,37 @@
+// Training steps of a sharded GPT and of the same one in plain LibTorch.
+#ifndef BENCHMARKS_GPU_TRAIN_STEP_RUN_H_
+#define BENCHMARKS_GPU_TRAIN_STEP_RUN_H_
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "benchmarks/gpu_run.h"
+#include "examples/gpt/options.h"
+
+namespace fsdp::benchmarks {
+
+struct TrainStepCase {
+  gpt::GptConfig model;
+  int64_t batch = 4;
+  at::ScalarType dtype = at::kFloat;  // of parameters, gradients and states
+  bool checkpointing = false;
+};
+
+// Forward, backward and a fused AdamW of each, in turns. Figures:
+//   ms, plain_ms, of_plain  medians; of_plain of the same turn, ours over plain
+//   host_us_per_unit        until all of ours was queued, over the units
+//   added_us_per_unit       of that, what plain does not take
+//   loss_difference         the largest, relative; with one rank only
+//   of_plan                 gathered parameters and reduce buffers in use at
+//                           most over the plan's; none where there are none
+// Where the device counts its memory:
+//   reserved_of_plan        ours between steps over the plan's total
+//   peak_MB, plain_peak_MB  within a step, activations included
+std::unique_ptr<TurnRun> MakeTrainStepRun(const TrainStepCase& what,
+                                          const Place& place);
+
+}  // namespace fsdp::benchmarks
+
+#endif  // BENCHMARKS_GPU_TRAIN_STEP_RUN_H_

@@ -1,0 +1,151 @@
+#!/usr/bin/env python3
+"""Tests of a whole run, with scripts for programs and empty files for LibTorch."""
+import contextlib
+import io
+import json
+import os
+import pathlib
+import tempfile
+import unittest
+
+import libtorch
+import run
+
+PASSES = """#!/bin/sh
+echo "$LD_LIBRARY_PATH" > "$SEEN"
+echo '{"testsuites": [{"name": "A", "testsuite": [{"name": "B", "status": "RUN", "result": "COMPLETED"}]}]}' \\
+  > "${1#--gtest_output=json:}"
+"""
+MEASURES = """#!/bin/sh
+echo "$@" > "$SEEN"
+echo '{"benchmarks": [{"name": "x/iterations:2/manual_time", "real_time": 1, "time_unit": "ms", "of_plain": 1.5}]}' \\
+  > "${1#--benchmark_out=}"
+"""
+HANGS = "#!/bin/sh\necho begun\nsleep 600\n"
+DIES = "#!/bin/sh\necho 'libcudart.so.13: cannot open' >&2\nexit 127\n"
+
+
+def program(name, kind="test", limit_s=100.0, takes_device=False):
+    return {"name": name, "file": name, "kind": kind, "limit_s": limit_s, "takes_device": takes_device}
+
+
+class RunTest(unittest.TestCase):
+
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.folder = pathlib.Path(scratch.name)
+        (self.folder / "bin").mkdir()
+        self.torch = self.folder / "site" / "torch"
+        (self.torch / "lib").mkdir(parents=True)
+        (self.torch / "lib" / "libtorch_cuda.so").touch()
+        (self.torch / "version.py").write_text("__version__ = '2.11.0+cu130'\n")
+        (self.folder / "site" / "nvidia" / "nccl" / "lib").mkdir(parents=True)
+        self.seen = self.folder / "seen"
+        os.environ["SEEN"] = str(self.seen)
+        self.addCleanup(os.environ.pop, "SEEN")
+        self.addCleanup(setattr, run, "FOLDER", run.FOLDER)
+        run.FOLDER = self.folder
+        self.errors = io.StringIO()
+
+    def pack(self, scripts):
+        for entry, text in scripts:
+            path = self.folder / "bin" / entry["file"]
+            path.write_text(text)
+            path.chmod(0o755)
+        manifest = {"sources": "abc", "build": "--config=cuda", "programs": [entry for entry, _ in scripts]}
+        (self.folder / "manifest.json").write_text(json.dumps(manifest))
+
+    def run_all(self, *flags):
+        with contextlib.redirect_stderr(self.errors):
+            code = run.main([f"--libtorch={self.torch}", f"--out={self.folder / 'out'}", *flags])
+        written = self.folder / "out" / "results.json"
+        return code, json.loads(written.read_text()) if written.exists() else None
+
+    def test_programs_see_libtorch_and_what_comes_with_it(self):
+        self.pack([(program("a"), PASSES)])
+        code, results = self.run_all()
+        self.assertEqual(code, 0, self.errors.getvalue())
+        self.assertEqual(self.seen.read_text().split(":")[:2],
+                         [str(self.torch / "lib"), f"{self.folder}/site/nvidia/nccl/lib" + (
+                             "" if os.environ.get("LD_LIBRARY_PATH") else "\n")])
+        self.assertEqual(results["machine"]["LibTorch"], "2.11.0+cu130")
+        self.assertEqual(results["programs"][0]["outcome"], "passed")
+        self.assertIn("| a | passed | 1 |", (self.folder / "out" / "report.md").read_text())
+
+    def test_benchmarks_get_flags_where_they_know_them(self):
+        self.pack([(program("known", "benchmark", takes_device=True), MEASURES)])
+        code, results = self.run_all("--benchmark-flags=--turns=3 --device=cuda:1")
+        self.assertEqual(code, 0, self.errors.getvalue())
+        self.assertTrue(self.seen.read_text().endswith("--turns=3 --device=cuda:1\n"))
+        self.assertEqual(results["programs"][0]["cases"][0]["figures"]["of_plain"], 1.5)
+        self.pack([(program("other", "benchmark"), MEASURES)])
+        self.run_all("--benchmark-flags=--turns=3")
+        self.assertNotIn("--turns", self.seen.read_text())
+
+    def test_a_program_that_hangs_is_ended_and_the_others_run(self):
+        self.pack([(program("hangs", limit_s=0.5), HANGS), (program("good"), PASSES)])
+        code, results = self.run_all()
+        self.assertEqual(code, 1)
+        self.assertEqual([entry["outcome"] for entry in results["programs"]], ["timed out", "passed"])
+        self.assertIn("begun", results["programs"][0]["output_tail"])
+
+    def test_a_program_that_cannot_start_is_a_failure_with_its_text(self):
+        self.pack([(program("dies"), DIES)])
+        code, results = self.run_all()
+        self.assertEqual((code, results["programs"][0]["outcome"]), (1, "failed"))
+        self.assertIn("libcudart.so.13: cannot open", (self.folder / "out" / "report.md").read_text())
+
+    def test_peers_are_run_by_python_as_one_rank(self):
+        self.pack([({**program("PyTorch FSDP2", "peer"), "file": "peer.py", "flags": ["--impl=fsdp2"]}, "")])
+        (self.folder / "peer.py").write_text(
+            "import json, os, sys\nprint('a warning')\n"
+            "print(json.dumps({'flags': sys.argv[1:], 'step_ms': 7.5, 'world': int(os.environ['WORLD_SIZE'])}))\n")
+        code, results = self.run_all()
+        self.assertEqual(code, 0, self.errors.getvalue())
+        self.assertEqual(results["programs"][0]["cases"][0]["figures"], {"step_ms": 7.5, "world": 1})
+        self.assertEqual(self.run_all("--no-peers")[0], 2)
+
+    def test_some_programs_only(self):
+        self.pack([(program("one"), PASSES), (program("two"), DIES)])
+        code, results = self.run_all("--only=^one$")
+        self.assertEqual((code, [entry["name"] for entry in results["programs"]]), (0, ["one"]))
+        self.assertEqual(self.run_all("--only=three")[0], 2)
+        self.assertIn("there are one, two", self.errors.getvalue())
+
+    def test_a_libtorch_that_does_not_fit_is_refused_before_anything_runs(self):
+        self.pack([(program("a"), PASSES)])
+        (self.torch / "version.py").write_text("__version__ = '2.10.0+cu130'\n")
+        self.assertEqual(self.run_all()[0], 2)
+        self.assertIn("has LibTorch 2.10.0+cu130", self.errors.getvalue())
+        self.assertFalse(self.seen.exists())
+
+
+class LibTorchTest(unittest.TestCase):
+
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.folder = pathlib.Path(scratch.name)
+
+    def test_one_without_cuda_is_refused(self):
+        with self.assertRaisesRegex(libtorch.NoLibTorch, "not for CUDA"):
+            libtorch.check(self.folder)
+
+    def test_the_version_of_an_unpacked_archive(self):
+        (self.folder / "lib").mkdir()
+        (self.folder / "lib" / "libtorch_cuda.so").touch()
+        with self.assertRaisesRegex(libtorch.NoLibTorch, "neither version.py nor build-version"):
+            libtorch.check(self.folder)
+        (self.folder / "build-version").write_text("2.11.0+cu130\n")
+        self.assertEqual(libtorch.check(self.folder), "2.11.0+cu130")
+
+    def test_a_python_without_torch_is_refused(self):
+        with self.assertRaisesRegex(libtorch.NoLibTorch, "--libtorch DIR"):
+            libtorch.folder_of("/bin/false")
+        with self.assertRaisesRegex(libtorch.NoLibTorch, "--libtorch DIR"):
+            libtorch.folder_of(str(self.folder / "no-python"))
+
+
+if __name__ == "__main__":
+    unittest.main()
