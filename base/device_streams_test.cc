@@ -140,7 +140,8 @@ TEST_F(DeviceStreams, TheHostWaitsForAnEventUntilADeadline) {
 
 TEST_F(DeviceStreams, WaitingOrdersTheHost) {
   const at::Tensor x = at::ones({7}, FakeDevice::device());
-  const at::Tensor host = at::empty({7});
+  const at::Tensor host =
+      at::empty({7}, at::TensorOptions(at::kFloat).pinned_memory(true));
   host.copy_(x, /*non_blocking=*/true);
   DeviceEvent event;
   event.Record(FakeDevice::device());

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
 
 #include <cstdint>
 #include <memory>
@@ -45,6 +46,11 @@ DeviceCopies::DeviceCopies(c10::Device device, absl::Duration timeout)
 DeviceCopies::~DeviceCopies() {
   down_.BlockCurrentStream();
   up_.FollowCurrentStream();
+  const SideStream::Scope beside(up_);
+  auto last = std::make_shared<DeviceEvent>();
+  last->Record(device_);
+  const absl::Status ended = Await(last);
+  if (!ended.ok()) TORCH_WARN("fsdp: ", ended.ToString());
 }
 
 absl::StatusOr<at::Tensor> DeviceCopies::Acquire(int64_t bytes) {

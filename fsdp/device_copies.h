@@ -21,11 +21,12 @@ namespace fsdp {
 using SharedEvent = std::shared_ptr<const DeviceEvent>;
 
 // Memory of the device is used again: there is as much as was in use at once.
-// The host's has to be page-locked, or else it waits. Not thread-safe.
+// The host's has to be page-locked, or else the host waits. Not thread-safe.
 class DeviceCopies {
  public:
   // `timeout`: of the host's waits.
   DeviceCopies(c10::Device device, absl::Duration timeout);
+  // Lets the host wait for the copies that are under way: its memory may go.
   ~DeviceCopies();
 
   // Memory of the device, at least `bytes` of any content, for Upload().

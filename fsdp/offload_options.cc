@@ -26,6 +26,18 @@ const char* ToString(RestingKind kind) {
   return "?";
 }
 
+const char* ToString(StepOn step_on) {
+  switch (step_on) {
+    case StepOn::kDevice:
+      return "device";
+    case StepOn::kHost:
+      return "host";
+    case StepOn::kFaster:
+      return "the faster";
+  }
+  return "unknown";
+}
+
 Tier OffloadOptions::tier(RestingKind kind) const {
   switch (kind) {
     case RestingKind::kParameters:

@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/check.h"
 #include "base/device_streams.h"
@@ -26,10 +27,12 @@
 #include "fsdp/offload_plan.h"
 #include "fsdp/resting_memory.h"
 #include "fsdp/resting_places.h"
+#include "fsdp/step_rates.h"
 #include "fsdp/stepped_kinds.h"
 #include "offload/file_store.h"
 #include "offload/host_store.h"
 #include "offload/offloader.h"
+#include "offload/page_memory.h"
 #include "offload/param_store.h"
 
 namespace fsdp {
@@ -77,26 +80,33 @@ std::string AwayText(RestingKind kind, Tier tier, const std::string& name) {
 
 absl::StatusOr<std::shared_ptr<OffloadSpace>> OffloadSpace::Make(
     std::vector<RestingFlat> flats, OffloadPlan plan,
-    const OffloadOptions& options, std::shared_ptr<comm::Communicator> world,
-    absl::Duration timeout) {
-  auto space = std::shared_ptr<OffloadSpace>(new OffloadSpace(
-      std::move(flats), std::move(plan), options, std::move(world), timeout));
+    const OffloadOptions& options, c10::Device device,
+    std::shared_ptr<comm::Communicator> world, absl::Duration timeout) {
+  auto space = std::shared_ptr<OffloadSpace>(
+      new OffloadSpace(std::move(flats), std::move(plan), options, device,
+                       std::move(world), timeout));
   FSDP_RETURN_IF_ERROR(AgreeInTime(*space->world_, space->MakeStores(),
                                    "making room for what is offloaded"));
+  if (options.step_on == StepOn::kFaster) {
+    FSDP_RETURN_IF_ERROR(space->ChooseWhereToStep());
+  }
   if (options.keep) FSDP_RETURN_IF_ERROR(space->OpenKept());
   return space;
 }
 
 OffloadSpace::OffloadSpace(std::vector<RestingFlat> flats, OffloadPlan plan,
-                           const OffloadOptions& options,
+                           const OffloadOptions& options, c10::Device device,
                            std::shared_ptr<comm::Communicator> world,
                            absl::Duration timeout)
     : flats_(std::move(flats)),
       plan_(std::move(plan)),
       options_(WithPossibleRollback(options, plan_)),
+      device_(device),
       world_(std::move(world)),
       timeout_(options.timeout == absl::ZeroDuration() ? timeout
                                                        : options.timeout),
+      step_on_(options.step_on),
+      pages_(device),
       shards_(flats_.size(), nullptr),
       undo_entries_(flats_.size(), -1) {
   stores_.fill(-1);
@@ -126,16 +136,22 @@ int64_t OffloadSpace::CapacityOf(RestingKind kind, Tier tier) const {
   return capacity;
 }
 
+offload::PageAllocator& OffloadSpace::Pages() {
+  if (LocksPages()) return pages_;
+  return offload::PageAllocator::System();
+}
+
 absl::Status OffloadSpace::MakeStores() {
   int64_t on_host = 0;
   for (RestingKind kind : kKinds) on_host += CapacityOf(kind, Tier::kCpu);
   if (on_host > 0) {
-    FSDP_ASSIGN_OR_RETURN(host_, offload::HostStore::Make(on_host));
+    FSDP_ASSIGN_OR_RETURN(host_, offload::HostStore::Make(on_host, Pages()));
   }
   if (plan_.buffer_bytes == 0) return absl::OkStatus();
   offload::OffloaderOptions memory;
   memory.memory_bytes = StoredBytes(plan_.buffer_bytes);
   memory.timeout = timeout_;
+  memory.allocator = &Pages();
   FSDP_ASSIGN_OR_RETURN(offloader_, Offloader::Make(memory));
   releases_ = std::make_unique<DeferredReleases>(offloader_.get(), timeout_);
   for (RestingKind kind : kKinds) {
@@ -241,6 +257,22 @@ std::shared_ptr<DeviceCopies> OffloadSpace::CopiesFor(c10::Device device) {
   return copies_;
 }
 
+// All ranks measure at once, as they step at once. The slowest decides.
+absl::Status OffloadSpace::ChooseWhereToStep() {
+  step_on_ = StepOn::kDevice;
+  if (!HasStreams(device_)) return absl::OkStatus();
+  constexpr char kWhat[] = "measuring where to step the optimizer";
+  const absl::StatusOr<StepRates> mine =
+      MeasureStepRates(device_, Pages(), absl::Now() + timeout_);
+  FSDP_RETURN_IF_ERROR(AgreeInTime(*world_, mine.status(), kWhat));
+  FSDP_ASSIGN_OR_RETURN(
+      const StepRates rates,
+      SlowestStepRates(*mine, *world_, kWhat, absl::Now() + timeout_));
+  step_on_ = FasterPlace(rates, options_);
+  step_rates_ = rates.ToString();
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::shared_ptr<RestingMemory>> OffloadSpace::PlaceParameters(
     int flat, int64_t bytes, c10::Device device, at::Tensor resident) {
   const Tier tier = plan_.tier(flat, RestingKind::kParameters);
@@ -282,7 +314,7 @@ bool OffloadSpace::OptimizerRestsElsewhere(const RestingMemory& shard) const {
 }
 
 bool OffloadSpace::StepsOnHost(const RestingMemory& shard) const {
-  return options_.step_on == StepOn::kHost && !shard.stays() &&
+  return step_on_ == StepOn::kHost && !shard.stays() &&
          OptimizerRestsElsewhere(shard);
 }
 
@@ -333,6 +365,17 @@ std::string OffloadSpace::Describe() const {
   }
   if (host_ != nullptr) {
     absl::StrAppend(&text, "  cpu: ", host_->Describe(), "\n");
+  }
+  if (HasStreams(device_)) {
+    absl::StrAppend(&text, "  memory for copies of ", device_.str(),
+                    LocksPages() && pages_.locked()
+                        ? ": locked\n"
+                        : ": not locked, the host waits for copies\n");
+  }
+  if (!step_rates_.empty()) {
+    absl::StrAppend(
+        &text, "  stepped by the ",
+        step_on_ == StepOn::kHost ? "host: " : "device: ", step_rates_, "\n");
   }
   return text;
 }

@@ -16,26 +16,30 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "base/device_streams.h"
 #include "comm/communicator.h"
 #include "fsdp/deferred_releases.h"
 #include "fsdp/device_copies.h"
+#include "fsdp/locked_pages.h"
 #include "fsdp/offload_options.h"
 #include "fsdp/offload_plan.h"
 #include "fsdp/resting_memory.h"
 #include "offload/file_store.h"
 #include "offload/host_store.h"
 #include "offload/offloader.h"
+#include "offload/page_memory.h"
 
 namespace fsdp {
 
 // Not thread-safe. Lives as long as any memory of it.
 class OffloadSpace : public std::enable_shared_from_this<OffloadSpace> {
  public:
-  // Collective. Errors of any rank on all, such as no space.
+  // For a model on `device`. Collective. Errors of any rank on all, such as no
+  // space.
   static absl::StatusOr<std::shared_ptr<OffloadSpace>> Make(
       std::vector<RestingFlat> flats, OffloadPlan plan,
-      const OffloadOptions& options, std::shared_ptr<comm::Communicator> world,
-      absl::Duration timeout);
+      const OffloadOptions& options, c10::Device device,
+      std::shared_ptr<comm::Communicator> world, absl::Duration timeout);
 
   const OffloadPlan& plan() const { return plan_; }
   // With OffloadOptions::keep, how many steps of the optimizer the files are
@@ -92,11 +96,14 @@ class OffloadSpace : public std::enable_shared_from_this<OffloadSpace> {
   };
 
   OffloadSpace(std::vector<RestingFlat> flats, OffloadPlan plan,
-               const OffloadOptions& options,
+               const OffloadOptions& options, c10::Device device,
                std::shared_ptr<comm::Communicator> world,
                absl::Duration timeout);
 
+  bool LocksPages() const { return options_.lock_pages && HasStreams(device_); }
+  offload::PageAllocator& Pages();
   absl::Status MakeStores();
+  absl::Status ChooseWhereToStep();
   absl::Status OpenKept();
   offload::FileStoreOptions FileOf(RestingKind kind) const;
   absl::StatusOr<int> Take(int store, const std::string& region, int64_t bytes);
@@ -118,8 +125,12 @@ class OffloadSpace : public std::enable_shared_from_this<OffloadSpace> {
   const std::vector<RestingFlat> flats_;
   const OffloadPlan plan_;
   const OffloadOptions options_;
+  const c10::Device device_;
   const std::shared_ptr<comm::Communicator> world_;
   const absl::Duration timeout_;
+  StepOn step_on_;          // never kFaster
+  std::string step_rates_;  // why; empty where that was not asked
+  LockedPages pages_;
   std::unique_ptr<offload::HostStore> host_;       // of kCpu
   std::unique_ptr<offload::Offloader> offloader_;  // of kSsd; null without
   std::unique_ptr<DeferredReleases> releases_;     // of offloader_

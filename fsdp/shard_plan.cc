@@ -255,14 +255,14 @@ absl::StatusOr<ShardPlan> PlanSharding(
 // Directories may differ, if disks do.
 std::string Fingerprint(const OffloadOptions& offload) {
   if (!offload.any()) return "";
-  return absl::StrCat("offload: parameters ", ToString(offload.parameters),
-                      ", gradients ", ToString(offload.gradients),
-                      ", optimizer ", ToString(offload.optimizer),
-                      ", memory budget ", offload.memory_budget, ", buffers ",
-                      offload.buffer_bytes, ", prefetch distance ",
-                      offload.prefetch_distance, ", optimizer state ",
-                      offload.optimizer_state, ", rollback ", offload.rollback,
-                      ", keep ", offload.keep ? offload.name : "nothing", "\n");
+  return absl::StrCat(
+      "offload: parameters ", ToString(offload.parameters), ", gradients ",
+      ToString(offload.gradients), ", optimizer ", ToString(offload.optimizer),
+      ", memory budget ", offload.memory_budget, ", buffers ",
+      offload.buffer_bytes, ", prefetch distance ", offload.prefetch_distance,
+      ", optimizer state ", offload.optimizer_state, ", step on ",
+      ToString(offload.step_on), ", rollback ", offload.rollback, ", keep ",
+      offload.keep ? offload.name : "nothing", "\n");
 }
 
 std::string Fingerprint(const Quantization& quantization) {

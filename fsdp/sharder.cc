@@ -139,12 +139,13 @@ absl::Status Sharder::MakeOffloadSpace(
   if (!options_.offload.any()) return absl::OkStatus();
   FSDP_ASSIGN_OR_RETURN(std::vector<RestingFlat> flats, RestingFlats());
   absl::StatusOr<OffloadPlan> plan =
-      PlanOffload(flats, options_.offload, IsOnCpu());
+      PlanOffload(flats, options_.offload, DeviceOfModel().is_cpu());
   FSDP_RETURN_IF_ERROR(comm::Agree(world_, plan.status(), "planning offload",
                                    absl::Now() + timeout_));
-  FSDP_ASSIGN_OR_RETURN(space_,
-                        OffloadSpace::Make(std::move(flats), *std::move(plan),
-                                           options_.offload, world, timeout_));
+  FSDP_ASSIGN_OR_RETURN(
+      space_,
+      OffloadSpace::Make(std::move(flats), *std::move(plan), options_.offload,
+                         DeviceOfModel(), world, timeout_));
   return absl::OkStatus();
 }
 
@@ -246,11 +247,11 @@ at::Tensor Sharder::Flatten(const Parameters& parameters,
       parameters.front().tensors.front().options().requires_grad(false));
 }
 
-bool Sharder::IsOnCpu() const {
+c10::Device Sharder::DeviceOfModel() const {
   for (const auto& tensors : plan_.tree.parameters) {
-    if (!tensors.empty()) return tensors.front().device().is_cpu();
+    if (!tensors.empty()) return tensors.front().device();
   }
-  return true;
+  return c10::Device(c10::kCPU);
 }
 
 // In the order in which units are sharded.

@@ -77,7 +77,8 @@ class Sharder {
   GradientBufferOptions GradientsOf(const PlannedUnit& planned,
                                     const Dtypes& dtypes) const;
   absl::StatusOr<std::vector<RestingFlat>> RestingFlats();
-  bool IsOnCpu() const;
+  // The CPU without parameters.
+  c10::Device DeviceOfModel() const;
 
   absl::StatusOr<std::unique_ptr<flat_param::FlatParameter>> MakeFlat(
       const PlannedUnit& planned, int flat_index, RuntimeUnit& unit,

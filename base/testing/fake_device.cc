@@ -38,6 +38,12 @@ std::vector<std::string> FakeDevice::HostWaits() {
 int64_t FakeDevice::bytes_in_use() { return State::Get().bytes_in_use(); }
 int64_t FakeDevice::peak_bytes() { return State::Get().peak_bytes(); }
 
+void FakeDevice::Pin(void* memory, int64_t bytes) {
+  State::Get().Pin(memory, bytes);
+}
+
+void FakeDevice::Unpin(void* memory) { State::Get().Unpin(memory); }
+
 void FakeDevice::Touch(const at::Tensor& tensor, bool writes,
                        absl::string_view what) {
   State::Get().Access(State::CurrentActor(), tensor, writes, what);

@@ -26,10 +26,10 @@ namespace fsdp::testing {
 //   that recordDataPtrOnStream() named.
 //   Host waits. What makes the host wait on a real device is listed: values
 //   read by the host, sizes that depend on values, copies that are not
-//   non_blocking, synchronisations. Polling an event orders but is not listed.
-//   Copies between host and device that are non_blocking read and write host
-//   memory on their stream, pinned or not. The host's own accesses to it are
-//   seen only by HostRead() and HostWrite().
+//   non_blocking or whose host memory is not pinned, synchronisations. Polling
+//   an event orders but is not listed. Copies between host and device that are
+//   non_blocking read and write host memory on their stream, pinned or not. The
+//   host's own accesses to it are seen only by HostRead() and HostWrite().
 //
 // Threads share one host: what orders them is not this detector's business.
 // Thread-safe.
@@ -53,6 +53,11 @@ class FakeDevice {
   static std::vector<std::string> HostWaits();
   static int64_t bytes_in_use();
   static int64_t peak_bytes();
+
+  // Memory of the host that is pinned until Unpin(), as LibTorch's pinned
+  // allocations are.
+  static void Pin(void* memory, int64_t bytes);
+  static void Unpin(void* memory);
 
   // An access on the current stream, for fakes of what torch does not see.
   static void Touch(const at::Tensor& tensor, bool writes,

@@ -217,8 +217,13 @@ at::Tensor CopyFrom(const at::Tensor& from, const at::Tensor& to,
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     target.copy_(source);
   }
-  if (!on_device && !non_blocking) {
-    State::Get().HostWaitForStream(State::CurrentStream(), what);
+  if (on_device) return to;
+  State& state = State::Get();
+  const at::Tensor& on_host = from.is_cpu() ? from : to;
+  if (!non_blocking) {
+    state.HostWaitForStream(State::CurrentStream(), what);
+  } else if (!state.IsPinned(on_host.const_data_ptr())) {
+    state.HostMayWait(what);
   }
   return to;
 }

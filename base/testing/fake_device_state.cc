@@ -173,8 +173,7 @@ c10::DataPtr State::AllocatePinned(size_t bytes) {
   auto* const pinned = new Allocation;
   pinned->memory = std::move(memory);
   pinned->range = {Address(data), Address(data) + bytes};
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (bytes > 0) pinned_[pinned->range.begin] = pinned->range;
+  Pin(data, bytes);
   return c10::DataPtr(data, pinned, &FreePinned,
                       c10::Device(c10::DeviceType::CPU));
 }
@@ -188,6 +187,22 @@ void State::FreePinned(void* pointer) {
     state.pinned_.erase(pinned->range.begin);
   }
   delete pinned;
+}
+
+void State::Pin(void* memory, int64_t bytes) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (bytes > 0)
+    pinned_[Address(memory)] = {Address(memory), Address(memory) + bytes};
+}
+
+void State::Unpin(void* memory) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto pinned = pinned_.find(Address(memory));
+  if (pinned == pinned_.end()) return;
+  order_.Access(HappensBefore::kHost, {pinned->second}, /*writes=*/true,
+                Named("unpinning"));
+  order_.Forget(pinned->second);
+  pinned_.erase(pinned);
 }
 
 bool State::IsPinned(const void* data) {
@@ -220,6 +235,11 @@ void State::HostWait(const HappensBefore::Clock& event,
 
 void State::HostWaitForStream(int64_t stream, absl::string_view what) {
   HostWait(Record(stream), what);
+}
+
+void State::HostMayWait(absl::string_view what) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  host_waits_.push_back(Named(what));
 }
 
 void State::HostWaitForAll(absl::string_view what) {

@@ -54,6 +54,9 @@ class State {
   c10::DataPtr Adopt(c10::DataPtr memory, size_t bytes);
   // Host memory whose end waits for the copies to and from it.
   c10::DataPtr AllocatePinned(size_t bytes);
+  void Pin(void* memory, int64_t bytes);
+  // A copy that is under way races with it.
+  void Unpin(void* memory);
   bool IsPinned(const void* data);
   void RecordOnStream(const void* data, int64_t stream);
 
@@ -71,6 +74,8 @@ class State {
   // The host waits for that, or for all streams.
   void HostWait(const HappensBefore::Clock& event, absl::string_view what);
   void HostWaitForStream(int64_t stream, absl::string_view what);
+  // It may wait, which nothing can rely on.
+  void HostMayWait(absl::string_view what);
   void HostWaitForAll(absl::string_view what);
 
   bool Stalled();

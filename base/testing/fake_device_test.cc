@@ -228,7 +228,7 @@ TEST_F(FakeDeviceRaces, TheHostReadsBeforeACopyHasLanded) {
           at::empty({7}, at::TensorOptions(at::kFloat).pinned_memory(pinned));
       ASSERT_EQ(host.is_pinned(), pinned);
       host.copy_(x, /*non_blocking=*/true);
-      EXPECT_THAT(FakeDevice::HostWaits(), IsEmpty());
+      EXPECT_THAT(FakeDevice::HostWaits(), SizeIs(pinned ? 0 : 1));
       c10::Event event(c10::DeviceType::PrivateUse1);
       event.record(main_);
       if (waits) {
@@ -237,6 +237,26 @@ TEST_F(FakeDeviceRaces, TheHostReadsBeforeACopyHasLanded) {
       FakeDevice::HostRead(host, "optimizer");
       EXPECT_THAT(FakeDevice::Races(), SizeIs(waits ? 0 : 1));
     }
+  }
+}
+
+TEST_F(FakeDeviceRaces, MemoryIsUnpinnedBeforeACopyHasLanded) {
+  for (const bool waits : {false, true}) {
+    FakeDevice::Reset();
+    const at::Tensor x = Ones(7);
+    const at::Tensor host = at::empty({7});
+    FakeDevice::Pin(host.mutable_data_ptr(), host.nbytes());
+    ASSERT_TRUE(host.is_pinned());
+    host.copy_(x, /*non_blocking=*/true);
+    c10::Event event(c10::DeviceType::PrivateUse1);
+    event.record(main_);
+    if (waits) {
+      EXPECT_TRUE(event.query());
+    }
+    FakeDevice::Unpin(host.mutable_data_ptr());
+    EXPECT_FALSE(host.is_pinned());
+    EXPECT_THAT(FakeDevice::HostWaits(), IsEmpty());
+    EXPECT_THAT(FakeDevice::Races(), SizeIs(waits ? 0 : 1));
   }
 }
 

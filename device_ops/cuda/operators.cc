@@ -3,6 +3,7 @@
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
 #include <torch/library.h>
 
 #include <vector>
@@ -72,10 +73,24 @@ void DequantizeOnCuda(const at::Tensor& out, const at::Tensor& values,
       scales.const_data_ptr<float>(), factor, accumulate, StreamOf(out)));
 }
 
+bool LockPagesForCuda(const at::Tensor& memory, const at::Tensor& like) {
+  const c10::cuda::CUDAGuard guard(like.device());
+  C10_CUDA_CHECK(cudaHostRegister(memory.mutable_data_ptr(), memory.nbytes(),
+                                  cudaHostRegisterPortable));
+  return true;
+}
+
+void UnlockPagesForCuda(const at::Tensor& memory, const at::Tensor& like) {
+  const c10::cuda::CUDAGuard guard(like.device());
+  C10_CUDA_CHECK(cudaHostUnregister(memory.mutable_data_ptr()));
+}
+
 TORCH_LIBRARY_IMPL(libtorch_fsdp, CUDA, m) {
   m.impl("pack_", &PackOnCuda);
   m.impl("quantize_blocks_", &QuantizeOnCuda);
   m.impl("dequantize_blocks_", &DequantizeOnCuda);
+  m.impl("lock_pages_", &LockPagesForCuda);
+  m.impl("unlock_pages_", &UnlockPagesForCuda);
 }
 
 }  // namespace
