@@ -43,7 +43,10 @@ using ::fsdp::testing::Loss;
 using ::fsdp::testing::MakeNet;
 using ::fsdp::testing::NetImpl;
 using ::fsdp::testing::Rows;
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 using Model = FullyShardedDataParallel<NetImpl>;
 using Values = std::map<std::string, at::Tensor>;
 
@@ -131,6 +134,12 @@ std::vector<Program> Programs() {
     offload.parameters = offload.gradients = offload.optimizer = Tier::kCpu;
     offload.step_on = StepOn::kHost;
   }));
+  programs.push_back(
+      With("AllOnTheCpuSteppedWhereFaster", [](Options& options) {
+        OffloadOptions& offload = options.offload;
+        offload.parameters = offload.gradients = offload.optimizer = Tier::kCpu;
+        offload.step_on = StepOn::kFaster;
+      }));
   programs.push_back(With("AllInStoresSteppedOnTheCpu", [](Options& options) {
     AllInStores(options);
     options.offload.step_on = StepOn::kHost;
@@ -237,6 +246,36 @@ TEST_P(DeviceTrainingTest, StreamsAreOrderedAndTheHostWaitsForNothing) {
         at::allclose(actual->at(name), value, 1e-5, 1e-7 + program.tolerance))
         << name << ": " << actual->at(name) - value;
   }
+}
+
+absl::StatusOr<std::string> DescribeOffloaded(const OffloadOptions& offload) {
+  comm::LoopbackOptions loopback;
+  loopback.device = FakeDevice::device();
+  FSDP_ASSIGN_OR_RETURN(std::shared_ptr<comm::Communicator> world,
+                        comm::CreateLoopback(loopback));
+  const std::shared_ptr<NetImpl> net = MakeNet(kDim, kBlocks);
+  FakeDevice::Move(net->parameters());
+  Options options = BlockUnits();
+  options.offload = offload;
+  FSDP_ASSIGN_OR_RETURN(const Model model, FullyShard(net, world, options));
+  return model->Describe();
+}
+
+TEST(OffloadedDeviceTest, TellsWhetherItsMemoryIsLockedAndWhatSteps) {
+  FakeDevice::Register();
+  OffloadOptions offload;
+  offload.optimizer = Tier::kCpu;
+  offload.step_on = StepOn::kFaster;
+  absl::StatusOr<std::string> text = DescribeOffloaded(offload);
+  ASSERT_OK(text.status());
+  EXPECT_THAT(*text, HasSubstr("memory for copies of privateuseone:0: locked"));
+  EXPECT_THAT(*text, ContainsRegex("stepped by the (host|device): up .* GB/s"));
+  offload.lock_pages = false;
+  offload.step_on = StepOn::kDevice;
+  text = DescribeOffloaded(offload);
+  ASSERT_OK(text.status());
+  EXPECT_THAT(*text, HasSubstr(": not locked, the host waits for copies"));
+  EXPECT_THAT(*text, Not(HasSubstr("stepped by")));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, DeviceTrainingTest,
