@@ -43,8 +43,8 @@ struct Placement {
   std::shared_ptr<comm::Communicator> part;
   // `shard` again, sending int8 as `quantization` says: what gathers parameters
   // and reduces gradients in training; null: `shard` does.
-  std::shared_ptr<comm::Communicator> quantized;
-  comm::QuantizationOptions quantization;
+  std::shared_ptr<comm::Communicator> quantized = nullptr;
+  comm::QuantizationOptions quantization = {};
 
   comm::Communicator& traffic() const {
     return quantized != nullptr ? *quantized : *shard;
