@@ -1,0 +1,269 @@
+#include "fsdp/testing/device_programs.h"
+
+#include <ATen/ops/equal.h>
+#include <c10/core/GradMode.h>
+#include <torch/optim/adamw.h>
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "base/status_macros.h"
+#include "comm/communicator.h"
+#include "comm/loopback_communicator.h"
+#include "fsdp/fused_optimizer.h"
+#include "fsdp/offload_options.h"
+#include "fsdp/resting_memory.h"
+#include "offload/host_store.h"
+#include "offload/page_memory.h"
+#include "offload/param_store.h"
+
+namespace fsdp::testing {
+namespace {
+
+constexpr int64_t kDim = 6;
+constexpr int kBlocks = 3;
+constexpr int kSteps = 3;
+
+DeviceProgram With(std::string name, std::function<void(Options&)> configure) {
+  DeviceProgram program;
+  program.name = std::move(name);
+  program.configure = std::move(configure);
+  return program;
+}
+
+void AllInStores(Options& options) {
+  OffloadOptions& offload = options.offload;
+  offload.parameters = offload.gradients = offload.optimizer = Tier::kSsd;
+  offload.make_store = [](RestingKind /*kind*/, int64_t capacity)
+      -> absl::StatusOr<std::unique_ptr<offload::ParamStore>> {
+    return offload::HostStore::Make(capacity, offload::PageAllocator::System(),
+                                    /*rollback=*/true);
+  };
+}
+
+// An update does not hang on the last bits of what is next to nothing.
+torch::optim::AdamWOptions Smooth() {
+  return torch::optim::AdamWOptions(1e-2).eps(1e-3);
+}
+
+absl::StatusOr<std::shared_ptr<comm::Communicator>> World(c10::Device device,
+                                                          int world_size) {
+  comm::LoopbackOptions loopback;
+  loopback.place = {world_size / 2, world_size};
+  loopback.device = device;
+  return comm::CreateLoopback(loopback);
+}
+
+template <typename Model>
+absl::StatusOr<Values> ValuesOf(const Model& model) {
+  Values values;
+  for (const NamedShard& named : model->NamedShards()) {
+    FSDP_ASSIGN_OR_RETURN(const Resident resident,
+                          Resident::Of(named.shard, Use::kRead));
+    values[named.name] = named.shard.detach().cpu().clone();
+  }
+  return values;
+}
+
+// Without sums and functions, whose last bits may depend on the place.
+class PointsImpl : public torch::nn::Module {
+ public:
+  PointsImpl() {
+    for (int i = 0; i < 2; ++i) {
+      factors_[i] = register_parameter(absl::StrCat("factor", i),
+                                       Rows(i, kDim, kDim).clone());
+    }
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return x * factors_[0] * factors_[1] + factors_[1];
+  }
+
+ private:
+  at::Tensor factors_[2];
+};
+
+}  // namespace
+
+void PrintTo(const DeviceProgram& program, std::ostream* out) {
+  *out << program.name;
+}
+
+std::vector<DeviceProgram> DevicePrograms() {
+  std::vector<DeviceProgram> programs;
+  programs.push_back(With("FullShard", [](Options&) {}));
+  programs.push_back(
+      With("OneUnit", [](Options& options) { options.wrap_policy = nullptr; }));
+  programs.push_back(With("ShardGradOp", [](Options& options) {
+    options.unit.strategy = ShardingStrategy::kShardGradOp;
+  }));
+  programs.push_back(With("NoShard", [](Options& options) {
+    options.unit.strategy = ShardingStrategy::kNoShard;
+  }));
+  programs.push_back(With("BFloat16", [](Options& options) {
+    options.unit.precision.param_dtype = at::kBFloat16;
+  }));
+  programs.back().is_coarse = true;
+  programs.push_back(With("BFloat16ReducedInFloat", [](Options& options) {
+    options.unit.precision.param_dtype = at::kBFloat16;
+    options.unit.precision.reduce_dtype = at::kFloat;
+  }));
+  programs.back().is_coarse = true;
+  for (const bool gather : {false, true}) {
+    programs.push_back(With(gather ? "QuantizedGathers" : "QuantizedSums",
+                            [gather](Options& options) {
+                              options.quantize.gather = gather;
+                              options.quantize.reduce = !gather;
+                              options.quantize.block = 8;
+                            }));
+    programs.back().is_coarse = true;
+  }
+  programs.push_back(With("QuantizedInBFloat16", [](Options& options) {
+    options.quantize.gather = options.quantize.reduce = true;
+    options.unit.precision.param_dtype = at::kBFloat16;
+    options.unit.precision.reduce_dtype = at::kFloat;
+  }));
+  programs.back().is_coarse = true;
+  programs.push_back(With("WithoutPrefetch", [](Options& options) {
+    options.forward_prefetch = options.backward_prefetch = false;
+  }));
+  programs.push_back(With("AllOnTheCpu", [](Options& options) {
+    OffloadOptions& offload = options.offload;
+    offload.parameters = offload.gradients = offload.optimizer = Tier::kCpu;
+  }));
+  programs.push_back(With("AllOnTheCpuSteppedThere", [](Options& options) {
+    OffloadOptions& offload = options.offload;
+    offload.parameters = offload.gradients = offload.optimizer = Tier::kCpu;
+    offload.step_on = StepOn::kHost;
+  }));
+  programs.push_back(
+      With("AllOnTheCpuSteppedWhereFaster", [](Options& options) {
+        OffloadOptions& offload = options.offload;
+        offload.parameters = offload.gradients = offload.optimizer = Tier::kCpu;
+        offload.step_on = StepOn::kFaster;
+      }));
+  programs.push_back(With("AllInStoresSteppedOnTheCpu", [](Options& options) {
+    AllInStores(options);
+    options.offload.step_on = StepOn::kHost;
+  }));
+  programs.push_back(With("GradientsOnTheDevice", [](Options& options) {
+    OffloadOptions& offload = options.offload;
+    offload.parameters = offload.optimizer = Tier::kCpu;
+  }));
+  programs.push_back(With("StatesOnTheCpu", [](Options& options) {
+    options.offload.optimizer = Tier::kCpu;
+  }));
+  programs.push_back(With("AllInStores", AllInStores));
+  programs.emplace_back();
+  programs.back().name = "Clipped";
+  programs.back().clips = true;
+  programs.emplace_back();
+  programs.back().name = "StepInBackward";
+  programs.back().steps_in_backward = true;
+  programs.emplace_back();
+  programs.back().name = "Accumulated";
+  programs.back().step = [](DeviceProgram::Model& model, const auto& loss) {
+    FSDP_RETURN_IF_ERROR(model->Backward(loss()));
+    return model->Backward(loss());
+  };
+  programs.emplace_back();
+  programs.back().name = "NoSync";
+  programs.back().step = [](DeviceProgram::Model& model, const auto& loss) {
+    {
+      const auto no_sync = model->NoSync();
+      FSDP_RETURN_IF_ERROR(model->Backward(loss()));
+    }
+    return model->Backward(loss());
+  };
+  return programs;
+}
+
+absl::StatusOr<Values> TrainOnDevice(const DeviceProgram& program,
+                                     int world_size,
+                                     const TrainingDevice& place) {
+  FSDP_ASSIGN_OR_RETURN(const std::shared_ptr<comm::Communicator> world,
+                        World(place.device, world_size));
+  const std::shared_ptr<NetImpl> net = MakeNet(kDim, kBlocks);
+  place.move(*net);
+  Options options = BlockUnits();
+  program.configure(options);
+  FSDP_ASSIGN_OR_RETURN(DeviceProgram::Model model,
+                        FullyShard(net, world, options));
+  FusedAdamW optimizer(model->Parameters(), Smooth());
+  if (program.steps_in_backward) {
+    FSDP_RETURN_IF_ERROR(
+        model->StepInBackward([&](absl::Span<const NamedShard> unit) {
+          return optimizer.StepUnit(unit);
+        }));
+  }
+  std::vector<at::Tensor> batches;
+  for (int i = 0; i < kSteps; ++i) {
+    batches.push_back(Rows(3 * i, 3, kDim).to(place.device));
+  }
+  for (int i = 0; i < kSteps; ++i) {
+    if (i == 1) place.begin();
+    const at::Tensor& x = batches[i];
+    FSDP_RETURN_IF_ERROR(
+        program.step(model, [&] { return Loss(model->forward(x), x); }));
+    if (program.clips) {
+      FSDP_RETURN_IF_ERROR(model->ClipGradNorm(/*max_norm=*/0.1).status());
+    }
+    if (!program.steps_in_backward) optimizer.step();
+    optimizer.zero_grad();
+  }
+  place.end();
+  return ValuesOf(model);
+}
+
+absl::StatusOr<std::vector<std::string>> DifferencesFromStepsOnTheCpu(
+    const TrainingDevice& place) {
+  FSDP_ASSIGN_OR_RETURN(const std::shared_ptr<comm::Communicator> world,
+                        World(place.device, 1));
+  Options options;
+  OffloadOptions& offload = options.offload;
+  offload.parameters = offload.gradients = offload.optimizer = Tier::kCpu;
+  offload.step_on = StepOn::kHost;
+  const auto points = std::make_shared<PointsImpl>();
+  place.move(*points);
+  FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(points, world, options));
+  FusedAdamW optimizer(model->Parameters(), Smooth());
+
+  PointsImpl oracle;
+  place.move(oracle);
+  std::map<std::string, at::Tensor> on_cpu;
+  std::vector<at::Tensor> stepped;
+  for (const auto& item : oracle.named_parameters()) {
+    const at::Tensor copy =
+        item.value().detach().cpu().clone().requires_grad_();
+    on_cpu[item.key()] = copy;
+    stepped.push_back(copy);
+  }
+  FusedAdamW cpu_optimizer(stepped, Smooth());
+
+  for (int i = 0; i < kSteps; ++i) {
+    const at::Tensor x = Rows(i, kDim, kDim).to(place.device);
+    FSDP_RETURN_IF_ERROR(model->Backward(model->forward(x).sum()));
+    optimizer.step();
+    optimizer.zero_grad();
+    oracle.forward(x).sum().backward();
+    for (auto& item : oracle.named_parameters()) {
+      on_cpu[item.key()].mutable_grad() = item.value().grad().cpu();
+    }
+    cpu_optimizer.step();
+    const c10::NoGradGuard no_grad;
+    for (auto& item : oracle.named_parameters()) {
+      item.value().copy_(on_cpu[item.key()]);
+      item.value().mutable_grad() = at::Tensor();
+    }
+  }
+  FSDP_ASSIGN_OR_RETURN(const Values values, ValuesOf(model));
+  std::vector<std::string> different;
+  for (const auto& [name, value] : on_cpu) {
+    if (!at::equal(values.at(name), value.flatten())) different.push_back(name);
+  }
+  return different;
+}
+
+}  // namespace fsdp::testing
