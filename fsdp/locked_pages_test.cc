@@ -1,10 +1,13 @@
 #include "fsdp/locked_pages.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/Device.h>
 
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "base/testing/fake_device.h"
@@ -20,12 +23,22 @@ namespace {
 using ::fsdp::testing::FakeDevice;
 using ::fsdp::testing::StatusIs;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
 
 constexpr int64_t kBytes = 3 * offload::kPageBytes;
 
-bool IsPinned(char* memory) {
-  return at::from_blob(memory, {kBytes}, at::TensorOptions(at::kByte))
-      .is_pinned();
+// What the host waits for when it copies the last page to the device.
+std::vector<std::string> WaitsForCopyFrom(char* memory) {
+  const at::Tensor on_host =
+      at::from_blob(memory + kBytes - offload::kPageBytes,
+                    {offload::kPageBytes}, at::TensorOptions(at::kByte));
+  const at::Tensor on_device = at::empty_like(on_host, FakeDevice::device());
+  FakeDevice::Reset();
+  on_device.copy_(on_host, /*non_blocking=*/true);
+  std::vector<std::string> waits = FakeDevice::HostWaits();
+  FakeDevice::Reset();
+  return waits;
 }
 
 TEST(LockedPagesTest, AreLockedUntilTheyAreFreed) {
@@ -34,11 +47,21 @@ TEST(LockedPagesTest, AreLockedUntilTheyAreFreed) {
   const absl::StatusOr<char*> memory = pages.Allocate(kBytes);
   ASSERT_OK(memory);
   EXPECT_TRUE(pages.locked());
-  EXPECT_TRUE(IsPinned(*memory));
-  EXPECT_TRUE(IsPinned(*memory + kBytes - 1));
-  (*memory)[kBytes - 1] = 'x';
+  EXPECT_THAT(WaitsForCopyFrom(*memory), IsEmpty());
   pages.Free(*memory, kBytes);
-  EXPECT_FALSE(IsPinned(*memory));
+}
+
+TEST(LockedPagesTest, AreNotLockedForOtherMemoryThatIsThereLater) {
+  FakeDevice::Register();
+  LockedPages pages(FakeDevice::device());
+  const absl::StatusOr<char*> memory = pages.Allocate(kBytes);
+  ASSERT_OK(memory);
+  pages.Free(*memory, kBytes);
+  // The system gives the same addresses again, or others.
+  const auto again =
+      offload::PageMemory::Allocate(offload::PageAllocator::System(), kBytes);
+  ASSERT_OK(again.status());
+  EXPECT_THAT(WaitsForCopyFrom(again->data()), SizeIs(1));
 }
 
 TEST(LockedPagesTest, AreOrdinaryWhereNothingCanLockThem) {

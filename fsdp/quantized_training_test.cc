@@ -65,7 +65,7 @@ using ::testing::HasSubstr;
 
 using Net = FullyShardedDataParallel<NetImpl>;
 
-constexpr int64_t kDim = 17;
+constexpr int64_t kDim = 13;
 constexpr int kBlocks = 3;
 
 Quantization Both() {
@@ -472,7 +472,7 @@ TEST(QuantizedMemoryTest, MessagesAreInThePlanAndTheDescription) {
     if (plan.messages != 4 * (2048 + 8 * 4 + 16 * 4) ||
         !absl::StrContains(text, " int8 gathers and sums\n") ||
         !absl::StrContains(text, "quantised messages, at most")) {
-      return absl::InternalError(text);
+      return absl::InternalError(absl::StrCat(plan.messages, text));
     }
     return absl::OkStatus();
   }));
