@@ -11,6 +11,7 @@ void AddTo(QuantizationLog::Totals& totals, int64_t count,
   totals.error.max_abs = std::max(totals.error.max_abs, error.max_abs);
   totals.error.squared_error += error.squared_error;
   totals.error.squared_norm += error.squared_norm;
+  totals.error.not_finite += error.not_finite;
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/Stream.h>
+#include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <functional>
@@ -37,6 +38,11 @@ struct Messages {
 // What is left to do with the messages once they are here.
 using Finish = std::function<void(const at::Tensor& received)>;
 
+absl::optional<c10::Stream> CurrentStream(c10::Device device) {
+  if (!HasStreams(device)) return absl::nullopt;
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
 class QuantizedWork final : public Work {
  public:
   QuantizedWork(std::unique_ptr<Work> base, std::string name, Messages messages,
@@ -44,7 +50,8 @@ class QuantizedWork final : public Work {
       : base_(std::move(base)),
         name_(std::move(name)),
         messages_(std::move(messages)),
-        finish_(std::move(finish)) {}
+        finish_(std::move(finish)),
+        caller_(CurrentStream(messages_.received.device())) {}
 
   // Peers read messages at most, which the base keeps for them.
   absl::Status Wait(absl::Time deadline) override {
@@ -84,19 +91,19 @@ class QuantizedWork final : public Work {
     const c10::Device device = messages_.received.device();
     finish_(messages_.received);
     is_finished_.Record(device);
-    if (!HasStreams(device)) return;
-    // They belong to the stream of the call, to which their memory returns and
-    // which knows nothing of the base's and of this one.
-    const c10::Stream stream =
-        c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-    messages_.sent.record_stream(stream);
-    messages_.received.record_stream(stream);
+    if (caller_ == CurrentStream(device)) return;
+    // The memory of messages returns to the stream of the call, in its order:
+    // record_stream() would keep it until the device is done, so that a host
+    // far ahead allocated messages for all units.
+    const c10::StreamGuard beside(*caller_);
+    is_finished_.BlockCurrentStream();
   }
 
   const std::unique_ptr<Work> base_;
   const std::string name_;
   Messages messages_;
   Finish finish_;
+  const absl::optional<c10::Stream> caller_;  // none on the CPU
   absl::optional<absl::Status> result_;
   DeviceEvent is_finished_;
 };

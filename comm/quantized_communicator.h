@@ -33,8 +33,10 @@ struct QuantizationOptions {
 // of the largest number of a block, for a sum from each rank once
 // (device_ops/block_quantization.h). A reduce-scatter is an all-to-all after
 // which each rank sums what it has got, in float32 and in the order of the
-// ranks; it is rounded once, to the dtype of the output. Everything else, and
-// groups of one rank, is exact and `base`'s.
+// ranks; it is rounded once, to the dtype of the output. So nothing is added
+// inside a host before it leaves it: n ranks per host send n times as much
+// between hosts as where something is. Everything else, and groups of one rank,
+// is exact and `base`'s.
 //
 // The same inputs give the same bits every time, and an all-gather gives them
 // to all ranks: this rank's own part becomes what the others get to see, also
@@ -44,7 +46,9 @@ struct QuantizationOptions {
 // Outputs are written when a Work is waited for, after
 // Work::BlockCurrentStream() on the stream that was current then; inputs are
 // free as soon as a call has returned, in the order of the current stream. Not
-// at all where nobody waits. Sub-groups of Split() are quantised, too.
+// at all where nobody waits. The stream of the call gets the memory of messages
+// back and waits for the one that wrote the output. Sub-groups of Split() are
+// quantised, too.
 //
 // InvalidArgument: an option is out of range.
 absl::StatusOr<std::unique_ptr<Communicator>> CreateQuantizedCommunicator(

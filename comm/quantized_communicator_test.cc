@@ -402,8 +402,31 @@ TEST(QuantizationLogTest, HoldsWhatWasLost) {
   const QuantizationLog::Totals sums = log.TotalsOf(Collective::kReduceScatter);
   EXPECT_EQ(sums.count, 4);
   EXPECT_LT(sums.error.relative_l2(), 1e-6);
+  EXPECT_EQ(sums.error.not_finite, 0);
   log.Clear();
   EXPECT_EQ(log.TotalsOf(Collective::kAllGather).count, 0);
+}
+
+// As steps that a gradient scaler skips are.
+TEST(QuantizationLogTest, AnOverflowIsCountedAndSpoilsNothing) {
+  QuantizationLog log;
+  QuantizationOptions options;
+  options.log = &log;
+  EXPECT_OK(RunQuantized(2, options, [](Communicator& comm) -> absl::Status {
+    for (const bool overflows : {false, true, false}) {
+      const at::Tensor in = at::full({2 * 1024}, 0.25);
+      in[0] = 127;
+      if (overflows) in[700] = std::numeric_limits<float>::infinity();
+      FSDP_RETURN_IF_ERROR(Finish(
+          comm.ReduceScatter(at::zeros({1024}), in, ReduceOp::kSum, "w")));
+    }
+    return absl::OkStatus();
+  }));
+  const QuantizationLog::Totals sums = log.TotalsOf(Collective::kReduceScatter);
+  EXPECT_EQ(sums.count, 2 * 3);
+  EXPECT_EQ(sums.error.not_finite, 2 * 256);
+  EXPECT_EQ(sums.error.max_abs, 0.25);
+  EXPECT_NEAR(sums.error.squared_error, 2 * 3 * 255 * 0.0625, 1e-6);
 }
 
 // One rank of three that all pass the same.

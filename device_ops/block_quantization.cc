@@ -3,6 +3,8 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/DispatchKeySet.h>
+#include <c10/util/Exception.h>
 #include <torch/library.h>
 
 #include <cmath>
@@ -36,6 +38,16 @@ void CheckAll(const at::Tensor& numbers, const at::Tensor& values,
   FSDP_CHECK(scales.size(0) == values.size(0));
 }
 
+// LibTorch's own error would not tell a program what it lacks.
+void CheckHasKernel(const c10::OperatorHandle& op, const at::Tensor& values) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      op.hasComputedKernelForDispatchKey(
+          c10::legacyExtractDispatchKey(values.key_set())),
+      "int8 blocks on ", values.device().str(),
+      ": this program has no kernels for such a device; for CUDA link "
+      "//device_ops/cuda");
+}
+
 // out: [rows, numel], values and scales: [rows, terms, ...].
 void CallDequantize(const at::Tensor& out, const at::Tensor& values,
                     const at::Tensor& scales, int64_t block, SumUse use) {
@@ -44,6 +56,7 @@ void CallDequantize(const at::Tensor& out, const at::Tensor& values,
           .findSchemaOrThrow("libtorch_fsdp::dequantize_blocks_", "")
           .typed<void(const at::Tensor&, const at::Tensor&, const at::Tensor&,
                       int64_t, double, bool)>();
+  CheckHasKernel(op, values);
   op.call(out, values, scales, block, use.factor, use.accumulate);
 }
 
@@ -59,7 +72,7 @@ TORCH_LIBRARY_FRAGMENT(libtorch_fsdp, m) {
 }  // namespace
 
 int64_t NumBlocks(int64_t numel, int64_t block) {
-  return (numel + block - 1) / block;
+  return numel / block + (numel % block == 0 ? 0 : 1);
 }
 
 void Quantize(const at::Tensor& in, int64_t block, const at::Tensor& values,
@@ -75,6 +88,7 @@ void Quantize(const at::Tensor& in, int64_t block, const at::Tensor& values,
   const at::Tensor scale_rows = AsRows(scales);
   CheckAll(rows, value_rows, scale_rows, block);
   FSDP_CHECK(value_rows.size(0) == rows.size(0));
+  CheckHasKernel(op, values);
   op.call(rows, block, value_rows, scale_rows);
 }
 
@@ -117,10 +131,13 @@ QuantizationError MeasureQuantization(const at::Tensor& in,
   const at::Tensor difference =
       at::empty(in.sizes(), in.options().dtype(at::kDouble));
   Dequantize(difference, values, scales, block);
-  difference.sub_(in);
+  const at::Tensor lost = difference.isnan();
+  error.not_finite = lost.sum().item<int64_t>();
+  difference.sub_(in).masked_fill_(lost, 0);
   error.max_abs = difference.abs().max().item<double>();
   error.squared_error = difference.square_().sum().item<double>();
-  error.squared_norm = in.to(at::kDouble).square().sum().item<double>();
+  error.squared_norm =
+      in.to(at::kDouble).masked_fill(lost, 0).square().sum().item<double>();
   return error;
 }
 

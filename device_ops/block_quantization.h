@@ -13,7 +13,8 @@ namespace fsdp::device_ops {
 // for CUDA, with the same bits. Tensors have one dimension, or two: rows with
 // blocks of their own, each contiguous, anywhere in memory. Numbers are
 // float32, float64, float16 or bfloat16, values int8, scales float32. Nothing
-// is recorded for autograd. Errors are c10::Error.
+// is recorded for autograd. Errors are c10::Error, one being a device for which
+// the program has no kernels.
 
 // How many blocks, so scales, `numel` elements have; the last may be shorter.
 int64_t NumBlocks(int64_t numel, int64_t block);
@@ -47,6 +48,8 @@ struct QuantizationError {
   double max_abs = 0;        // of any element
   double squared_error = 0;  // summed over the elements
   double squared_norm = 0;   // of the original numbers
+  // Elements of blocks that came back as NaN. They count nowhere else.
+  int64_t not_finite = 0;
 
   // ||dequantised - in|| / ||in||; 0 where both are 0.
   double relative_l2() const;

@@ -3,20 +3,24 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <vector>
 
 #include "device_ops/testing/operator_cases.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::device_ops {
 namespace {
 
 using testing::Difference;
+using ::testing::HasSubstr;
 using testing::kDtypes;
 using testing::kSizes;
 using testing::RandomNumbers;
@@ -147,6 +151,36 @@ TEST(QuantizeTest, TheSmallestNumbersStayInBounds) {
   }
 }
 
+TEST(QuantizeTest, ABlockMayBeLargerThanAnyTensor) {
+  constexpr int64_t kBlock = std::numeric_limits<int64_t>::max();
+  EXPECT_EQ(NumBlocks(0, kBlock), 0);
+  EXPECT_EQ(NumBlocks(1021, kBlock), 1);
+  const at::Tensor in = RandomNumbers(at::kFloat, 1021, 7);
+  const Quantized quantized = QuantizeAll(in, kBlock);
+  const Quantized expected = QuantizeAll(in, 1021);
+  EXPECT_EQ(Difference(quantized.values, expected.values), "");
+  EXPECT_EQ(Difference(quantized.scales, expected.scales), "");
+}
+
+TEST(QuantizeTest, ADeviceWithoutKernelsIsNamed) {
+  const at::Tensor in = at::empty({8}, at::kMeta);
+  const at::Tensor values = at::empty({8}, in.options().dtype(at::kChar));
+  const at::Tensor scales = at::empty({1}, in.options());
+  for (const auto& call : std::vector<std::function<void()>>{
+           [&] { Quantize(in, 8, values, scales); },
+           [&] { Dequantize(in, values, scales, 8); },
+           [&] { DequantizeSum(in, values, scales, 8); }}) {
+    try {
+      call();
+      ADD_FAILURE() << "was done";
+    } catch (const c10::Error& error) {
+      EXPECT_THAT(
+          error.what_without_backtrace(),
+          HasSubstr("int8 blocks on meta: this program has no kernels"));
+    }
+  }
+}
+
 // Rows of `whole`, which has more columns: memory as messages have it.
 at::Tensor Columns(const at::Tensor& whole, int64_t rows, int64_t columns) {
   return whole.narrow(0, 0, rows).narrow(1, 0, columns);
@@ -244,7 +278,28 @@ TEST(MeasureQuantizationTest, TellsWhatIsLost) {
   EXPECT_EQ(error.max_abs, 0.25);
   EXPECT_EQ(error.squared_error, 0.0625);
   EXPECT_EQ(error.squared_norm, 127 * 127 + 0.0625);
+  EXPECT_EQ(error.not_finite, 0);
   EXPECT_DOUBLE_EQ(error.relative_l2(), 0.25 / std::sqrt(127 * 127 + 0.0625));
+}
+
+TEST(MeasureQuantizationTest, CountsBlocksThatAreNotFiniteApart) {
+  for (at::ScalarType dtype : kDtypes) {
+    for (float bad : {kNan, kInfinity}) {
+      const at::Tensor in = at::zeros({12}, dtype);
+      in[1] = 127;
+      in[2] = 0.25;
+      in[5] = bad;
+      in[6] = 1;
+      in[9] = 127;
+      const Quantized quantized = QuantizeAll(in, 4);
+      const QuantizationError error =
+          MeasureQuantization(in, quantized.values, quantized.scales, 4);
+      EXPECT_EQ(error.not_finite, 4);
+      EXPECT_EQ(error.max_abs, 0.25);
+      EXPECT_EQ(error.squared_error, 0.0625);
+      EXPECT_EQ(error.squared_norm, 2 * 127 * 127 + 0.0625);
+    }
+  }
 }
 
 TEST(MeasureQuantizationTest, OfNothingIsNothing) {

@@ -144,8 +144,9 @@ void CopyScaled(const at::Tensor& out, const at::Tensor& in, double scale) {
 void AddScaled(const at::Tensor& out, const at::Tensor& in, double scale) {
   FSDP_CHECK(out.numel() == in.numel());
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  // The CPU's would convert into memory of its own first.
-  if (out.is_cpu() && out.scalar_type() != in.scalar_type()) {
+  // LibTorch's would convert into memory of its own first on the CPU, and not
+  // round the product on CUDA.
+  if (out.scalar_type() != in.scalar_type()) {
     PackAdd(out, at::TensorList(in), All(in.numel()), scale);
   } else {
     out.add_(in, scale);

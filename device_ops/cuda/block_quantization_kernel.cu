@@ -18,7 +18,7 @@ constexpr uint32_t kInfinity = 0x7f800000;
 constexpr uint32_t kNan = 0x7fc00000;
 
 int64_t NumBlocks(int64_t numel, int64_t block) {
-  return (numel + block - 1) / block;
+  return numel / block + (numel % block == 0 ? 0 : 1);
 }
 
 unsigned GridFor(int64_t threads) {

@@ -57,9 +57,10 @@ TEST(CudaPackTest, HasTheBitsOfTheCpu) {
   }
 }
 
-// More pieces than one launch takes, and as many as a short one.
+// With the ranges between them 96, 97, 1024, 1026 and 1120 in all: what a
+// short launch takes, a long one, and one of each.
 TEST(CudaPackTest, AnyNumberOfPieces) {
-  for (int pieces : {58, 59, 614, 615, 3000}) {
+  for (int pieces : {60, 61, 640, 641, 700, 3000}) {
     SCOPED_TRACE(pieces);
     ExpectSamePacks(MakePackCase(20'011, pieces), at::kBFloat16);
   }
