@@ -11,8 +11,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "base/torch_status.h"
+#include "comm/c10d_status.h"
 
 namespace fsdp::comm {
 namespace {
@@ -28,18 +28,6 @@ constexpr int64_t kLongBytes = 64 * 1024;
 // Deadlines are the business of whoever calls Abort(): a time-out inside Gloo
 // would break the connections without saying why.
 constexpr auto kNoLimit = std::chrono::hours(24 * 20);
-
-// Without what only c10d's authors can use: "[/path/to/pair.cc:547] " and the
-// C++ stack that follows the first line.
-absl::Status ConnectionError(const absl::Status& status) {
-  const std::vector<absl::string_view> lines =
-      absl::StrSplit(status.message(), absl::MaxSplits('\n', 1));
-  std::string text(lines[0]);
-  const size_t begin = text.find("[/");
-  const size_t end = text.find("] ", begin);
-  if (end != std::string::npos) text.erase(begin, end + 2 - begin);
-  return absl::UnavailableError(text);
-}
 
 class C10dMessage final : public Message {
  public:

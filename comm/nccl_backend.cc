@@ -1,31 +1,15 @@
 #include "comm/nccl_backend.h"
 
-#include <cuda_runtime_api.h>
-
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "base/cuda_status.h"
 #include "base/status_macros.h"
 #include "comm/bootstrap.h"
 #include "comm/communicator.h"
 #include "comm/nccl_communicator.h"
+#include "comm/nccl_connect.h"
 
 namespace fsdp::comm {
-namespace {
-
-absl::StatusOr<int> GpuOf(int local_rank) {
-  int num_gpus = 0;
-  FSDP_RETURN_IF_ERROR(
-      CudaToStatus(cudaGetDeviceCount(&num_gpus), "look for a GPU"));
-  if (num_gpus == 0) {
-    return absl::FailedPreconditionError(
-        "this process sees no GPU; see CUDA_VISIBLE_DEVICES");
-  }
-  return local_rank % num_gpus;
-}
-
-}  // namespace
 
 ConnectDevice NcclBackend(const NcclOptions& options) {
   return [options](const DeviceMeeting& meeting)

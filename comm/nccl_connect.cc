@@ -62,6 +62,17 @@ absl::StatusOr<c10::Device> FindGpu(int index) {
   return c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
 }
 
+absl::StatusOr<int> GpuOf(int local_rank) {
+  int num_gpus = 0;
+  FSDP_RETURN_IF_ERROR(
+      CudaToStatus(cudaGetDeviceCount(&num_gpus), "look for a GPU"));
+  if (num_gpus == 0) {
+    return absl::FailedPreconditionError(
+        "this process sees no GPU; see CUDA_VISIBLE_DEVICES");
+  }
+  return local_rank % num_gpus;
+}
+
 absl::StatusOr<std::unique_ptr<NcclHandle>> ConnectNccl(
     const c10::intrusive_ptr<c10d::Store>& store, c10::Device device, int rank,
     int world_size, absl::Time deadline) {

@@ -21,6 +21,10 @@ namespace fsdp::comm {
 // there is no GPU or driver; InvalidArgument: there is no such GPU.
 absl::StatusOr<c10::Device> FindGpu(int index);
 
+// The index of the GPU of a host's rank `local_rank`: that one, modulo their
+// number. FailedPrecondition: there is none.
+absl::StatusOr<int> GpuOf(int local_rank);
+
 // Joins the group of `world_size` ranks that meet in `store`, with a GPU each.
 absl::StatusOr<std::unique_ptr<NcclHandle>> ConnectNccl(
     const c10::intrusive_ptr<c10d::Store>& store, c10::Device device, int rank,

@@ -32,6 +32,8 @@ struct ContractBackend {
   bool sums_in_rank_order = true;
   // A deadline's error names the ranks that are missing.
   bool names_missing_ranks = true;
+  // Calls that differ fail on every rank; otherwise nobody looks.
+  bool compares_calls = true;
 };
 
 std::ostream& operator<<(std::ostream& out, const ContractBackend& backend);
