@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "base/cuda_status.h"
 #include "base/status_macros.h"
 #include "comm/bootstrap.h"
@@ -35,6 +36,9 @@ ConnectDevice NcclBackend(const NcclOptions& options) {
     if (own.device < 0) {
       FSDP_ASSIGN_OR_RETURN(own.device, GpuOf(meeting.environment.local_rank));
     }
+    FSDP_RETURN_IF_ERROR(CudaToStatus(
+        cudaSetDevice(own.device),
+        absl::StrCat("make GPU ", own.device, " the current one")));
     return CreateNcclCommunicator(meeting.store, meeting.environment.rank,
                                   meeting.environment.world_size, own);
   };
