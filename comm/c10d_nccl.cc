@@ -115,9 +115,8 @@ ConnectDevice C10dNcclBackend(const C10dNcclOptions& options) {
              -> absl::StatusOr<std::unique_ptr<Communicator>> {
     C10dNcclOptions own = options;
     own.timeout = meeting.timeout;
-    if (own.device < 0) {
-      FSDP_ASSIGN_OR_RETURN(own.device, GpuOf(meeting.environment.local_rank));
-    }
+    FSDP_ASSIGN_OR_RETURN(own.device,
+                          TakeGpu(own.device, meeting.environment.local_rank));
     return CreateC10dNcclCommunicator(meeting.store, meeting.environment.rank,
                                       meeting.environment.world_size, own);
   };

@@ -16,9 +16,8 @@ ConnectDevice NcclBackend(const NcclOptions& options) {
              -> absl::StatusOr<std::unique_ptr<Communicator>> {
     NcclOptions own = options;
     own.timeout = meeting.timeout;
-    if (own.device < 0) {
-      FSDP_ASSIGN_OR_RETURN(own.device, GpuOf(meeting.environment.local_rank));
-    }
+    FSDP_ASSIGN_OR_RETURN(own.device,
+                          TakeGpu(own.device, meeting.environment.local_rank));
     return CreateNcclCommunicator(meeting.store, meeting.environment.rank,
                                   meeting.environment.world_size, own);
   };

@@ -10,8 +10,9 @@
 
 namespace fsdp::comm {
 
-// Rank r of a host takes GPU r modulo their number where `options` names none.
-// The timeout is ConnectOptions'.
+// Rank r of a host takes GPU r modulo their number where `options` names none;
+// it becomes the current one of the thread that connects, for LibTorch goes
+// back to the current one and would set it up. The timeout is ConnectOptions'.
 ConnectDevice NcclBackend(const NcclOptions& options = {});
 
 }  // namespace fsdp::comm

@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <c10/core/Device.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
@@ -25,6 +26,7 @@
 #include "comm/call.h"
 #include "comm/nccl_connect.h"
 #include "comm/nccl_group.h"
+#include "comm/nccl_handle.h"
 #include "comm/nccl_memory.h"
 #include "comm/nccl_scaled_sum.h"
 #include "comm/nccl_status.h"
@@ -267,7 +269,10 @@ absl::StatusOr<std::unique_ptr<Work>> NcclCommunicator::DoReduceScatterScaled(
     const at::Tensor& out, const at::Tensor& in, ScaledSum sum,
     absl::string_view label) {
   const at::ScalarType dtype = in.scalar_type();
-  const NcclScaling scaling = SpreadScale(sum.scale, dtype, world_size());
+  // What is added to `out` can be scaled there.
+  const NcclScaling scaling = sum.accumulate
+                                  ? NcclScaling{1, sum.scale}
+                                  : SpreadScale(sum.scale, dtype, world_size());
   const bool is_direct = out.scalar_type() == dtype && !sum.accumulate;
   const at::Tensor result =
       is_direct ? out : in.narrow(0, rank() * out.numel(), out.numel());
@@ -355,8 +360,11 @@ absl::StatusOr<std::unique_ptr<Communicator>> NcclCommunicator::Split(int color,
   }
   // Nobody splits a group in which a rank has failed.
   FSDP_RETURN_IF_ERROR(TrueOnAll(true, "split").status());
-  auto handle =
-      group_->handle().Split(color, key, absl::Now() + options_.timeout);
+  absl::StatusOr<std::unique_ptr<NcclHandle>> handle;
+  FSDP_RETURN_IF_ERROR(TorchToStatus("split an NCCL group", [&] {
+    const c10::DeviceGuard guard(group_->device());
+    handle = group_->handle().Split(color, key, absl::Now() + options_.timeout);
+  }));
   if (!handle.ok()) {
     group_->Fail(handle.status());
     return handle.status();

@@ -45,8 +45,9 @@ struct NcclOptions {
 // NCCL cannot see that ranks' calls differ: those run into the deadline. A
 // thread looks for that and for NCCL's own errors; the first failure aborts the
 // group, reaches the peers through the store, and is what all later calls
-// return. Destroying a communicator whose operations are done waits until the
-// peers have left, too, up to a few seconds; otherwise it aborts them.
+// return. Destroying a communicator waits a few seconds until its operations
+// are done, and as long until the peers on its host have left, too; then it
+// aborts what is left of them.
 absl::StatusOr<std::unique_ptr<Communicator>> CreateNcclCommunicator(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
     const NcclOptions& options = {});

@@ -7,6 +7,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/Device.h>
 #include <c10/core/DeviceGuard.h>
@@ -317,6 +318,30 @@ TEST_P(NcclCommunicatorTest, SplitMakesSubGroupsInTheOrderOfTheKeys) {
   }));
 }
 
+TEST_P(NcclCommunicatorTest, OperationsComeToAnEndAfterTheirCommunicator) {
+  constexpr int64_t kLarge = 1 << 24;
+  const int world_size = GetParam();
+  std::vector<at::Tensor> sums(world_size);
+  NcclOptions options;
+  options.timeout = absl::Seconds(30);
+  absl::StatusOr<Group> group = CreateNcclGroup(world_size, options);
+  ASSERT_OK(group);
+  EXPECT_OK(AllOk(RunRanks(*group, [&](Communicator& comm) -> absl::Status {
+    const c10::cuda::CUDAGuard guard(
+        static_cast<c10::DeviceIndex>(comm.rank()));
+    at::Tensor& sum = sums[comm.rank()];
+    sum = at::zeros({kLarge}, OnGpu());
+    for (int i = 0; i < 100; ++i) sum.add_(1);  // keeps the device busy
+    FSDP_ASSIGN_OR_RETURN(auto work,
+                          comm.AllReduce(sum, ReduceOp::kSum, "last"));
+    return work->BlockCurrentStream();
+  })));
+  group->clear();
+  for (const at::Tensor& sum : sums) {
+    EXPECT_TRUE(at::equal(sum, at::full_like(sum, 100.0 * world_size)));
+  }
+}
+
 TEST_P(NcclCommunicatorTest, AnAbortReachesEveryRank) {
   NcclOptions options;
   options.timeout = absl::Seconds(30);
@@ -346,6 +371,19 @@ TEST(NcclCommunicatorOneRankTest, RefusesOtherDevices) {
       return absl::InternalError("took a CPU tensor");
     }
     return GatherOnce(comm, at::kFloat, 3, false);
+  }));
+}
+
+TEST(NcclCommunicatorOneRankTest, SymmetricMemoryMayGoInAnotherThread) {
+  EXPECT_OK(RunOnGpus(1, [](Communicator& comm) -> absl::Status {
+    for (int i = 0; i < 20; ++i) {
+      FSDP_ASSIGN_OR_RETURN(at::Tensor memory, comm.AllocateSymmetric(4096));
+      std::thread other([gone = std::move(memory)]() mutable { gone.reset(); });
+      const absl::Status gathered = GatherOnce(comm, at::kFloat, 1021, false);
+      other.join();
+      FSDP_RETURN_IF_ERROR(gathered);
+    }
+    return absl::OkStatus();
   }));
 }
 

@@ -62,7 +62,7 @@ absl::StatusOr<c10::Device> FindGpu(int index) {
   return c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
 }
 
-absl::StatusOr<int> GpuOf(int local_rank) {
+absl::StatusOr<int> TakeGpu(int index, int local_rank) {
   int num_gpus = 0;
   FSDP_RETURN_IF_ERROR(
       CudaToStatus(cudaGetDeviceCount(&num_gpus), "look for a GPU"));
@@ -70,7 +70,11 @@ absl::StatusOr<int> GpuOf(int local_rank) {
     return absl::FailedPreconditionError(
         "this process sees no GPU; see CUDA_VISIBLE_DEVICES");
   }
-  return local_rank % num_gpus;
+  if (index < 0) index = local_rank % num_gpus;
+  FSDP_RETURN_IF_ERROR(
+      CudaToStatus(cudaSetDevice(index),
+                   absl::StrCat("make GPU ", index, " the current one")));
+  return index;
 }
 
 absl::StatusOr<std::unique_ptr<NcclHandle>> ConnectNccl(

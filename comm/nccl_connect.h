@@ -21,9 +21,11 @@ namespace fsdp::comm {
 // there is no GPU or driver; InvalidArgument: there is no such GPU.
 absl::StatusOr<c10::Device> FindGpu(int index);
 
-// The index of the GPU of a host's rank `local_rank`: that one, modulo their
-// number. FailedPrecondition: there is none.
-absl::StatusOr<int> GpuOf(int local_rank);
+// The index of the GPU of a host's rank `local_rank`: `index`, or for -1 that
+// of the rank, modulo their number. It becomes the calling thread's current
+// one, for LibTorch goes back to the current one and would set up another.
+// FailedPrecondition: there is none.
+absl::StatusOr<int> TakeGpu(int index, int local_rank);
 
 // Joins the group of `world_size` ranks that meet in `store`, with a GPU each.
 absl::StatusOr<std::unique_ptr<NcclHandle>> ConnectNccl(

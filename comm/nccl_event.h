@@ -2,6 +2,7 @@
 #ifndef COMM_NCCL_EVENT_H_
 #define COMM_NCCL_EVENT_H_
 
+#include <c10/core/Device.h>
 #include <cuda_runtime_api.h>
 
 #include <memory>
@@ -11,8 +12,9 @@
 
 namespace fsdp::comm {
 
-// Belongs to the CUDA device that is current where it is made. What only asks
-// may be called by any thread, with any device.
+// Belongs to the CUDA device that is current where it is made. IsDone() and the
+// destructor may be called with any device as the current one: CUDA sets up
+// none but its own.
 class NcclEvent {
  public:
   static absl::StatusOr<std::unique_ptr<NcclEvent>> Create();
@@ -30,9 +32,11 @@ class NcclEvent {
   absl::Status Block(cudaStream_t stream) const;
 
  private:
-  explicit NcclEvent(cudaEvent_t event) : event_(event) {}
+  NcclEvent(cudaEvent_t event, c10::Device device)
+      : event_(event), device_(device) {}
 
   const cudaEvent_t event_;
+  const c10::Device device_;
 };
 
 }  // namespace fsdp::comm

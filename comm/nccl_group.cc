@@ -19,7 +19,8 @@ namespace {
 // How often somebody looks whether the group is well.
 constexpr absl::Duration kWatchInterval = absl::Milliseconds(100);
 
-// How long a rank that leaves in peace may take for it.
+// How long a rank that leaves waits for its operations to end, and then for its
+// peers to leave, too.
 constexpr absl::Duration kLeaveTimeout = absl::Seconds(5);
 
 NcclWatchdog::Failure FailureOf(Cause cause, std::string text) {
@@ -66,8 +67,12 @@ absl::StatusOr<std::shared_ptr<NcclGroup>> NcclGroup::Create(
 
 NcclGroup::~NcclGroup() {
   Leave();
+  if (stream_ == nullptr) return;
   // Fails where the whole device has, of which other calls tell.
-  if (stream_ != nullptr) static_cast<void>(cudaStreamDestroy(stream_));
+  TorchToStatus("destroy a CUDA stream", [this] {
+    const c10::cuda::CUDAGuard guard(device_);
+    static_cast<void>(cudaStreamDestroy(stream_));
+  }).IgnoreError();
 }
 
 absl::Status NcclGroup::CreateStream() {
@@ -89,7 +94,7 @@ void NcclGroup::Leave() {
     if (left_) return;
     left_ = true;
   }
-  watchdog_.Poll(absl::Now());
+  AwaitIdle(absl::Now() + kLeaveTimeout);
   RankReport farewell;
   farewell.cause = Cause::kLeft;
   farewell.position = watchdog_.Position();
@@ -102,6 +107,21 @@ void NcclGroup::Leave() {
   }
   watchdog_.Stop();
   if (monitor_ != nullptr) monitor_->Stop();
+}
+
+// A program ends without waiting for its device.
+void NcclGroup::AwaitIdle(absl::Time deadline) {
+  watchdog_.Poll(absl::Now());
+  while (!watchdog_.idle() && absl::Now() < deadline) {
+    absl::SleepFor(absl::Milliseconds(1));
+    watchdog_.Poll(absl::Now());
+  }
+  if (watchdog_.failure()) watchdog_.AwaitStopped();
+}
+
+void NcclGroup::Fail(const absl::Status& status) {
+  watchdog_.Fail(status);
+  watchdog_.AwaitStopped();
 }
 
 absl::StatusOr<std::shared_ptr<NcclGroup::Operation>> NcclGroup::Launch(
@@ -195,8 +215,10 @@ void NcclGroup::Abort(const absl::Status& reason) {
 }
 
 void NcclGroup::StopDevice(const NcclWatchdog::Failure& failure) {
-  // Leaves time for whoever waits to hear of a search that found nobody.
-  monitor_->Report(failure.report, options_.diagnosis_timeout / 2);
+  if (monitor_ != nullptr) {
+    // Leaves time for whoever waits to hear of a search that found nobody.
+    monitor_->Report(failure.report, options_.diagnosis_timeout / 2);
+  }
   handle_->Abort();
 }
 

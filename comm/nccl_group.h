@@ -70,8 +70,8 @@ class NcclGroup {
   // Calls Leave().
   ~NcclGroup();
 
-  // Makes no more calls: what runs is aborted, and the peers' operations that
-  // need this rank fail.
+  // Makes no more calls: what does not come to an end in a few seconds is
+  // aborted, and the peers' operations that need this rank fail.
   void Leave();
 
   int rank() const { return rank_; }
@@ -92,9 +92,10 @@ class NcclGroup {
   // Keeps `tensors` until the device is done with `operation`.
   void Keep(const Operation& operation, std::vector<at::Tensor> tensors);
 
-  // Fails the group on this rank's behalf.
+  // Fails the group on this rank's behalf. When Fail() returns, nothing runs on
+  // the device any more.
   void Abort(const absl::Status& reason);
-  void Fail(const absl::Status& status) { watchdog_.Fail(status); }
+  void Fail(const absl::Status& status);
 
  private:
   NcclGroup(std::unique_ptr<NcclHandle> handle, c10::Device device, int rank,
@@ -103,6 +104,8 @@ class NcclGroup {
   absl::Status CreateStream();
   absl::StatusOr<std::shared_ptr<const NcclEvent>> Run(
       const NcclWatchdog::Operation& entry, Enqueue enqueue, Finish finish);
+  // Until nothing runs, or the group has failed.
+  void AwaitIdle(absl::Time deadline);
   void StopDevice(const NcclWatchdog::Failure& failure);
   absl::Status ErrorOf(const NcclWatchdog::Operation& entry);
   absl::Status FindVerdict();

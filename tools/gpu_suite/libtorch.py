@@ -4,6 +4,7 @@ import re
 import subprocess
 
 VERSION = "2.11.0"
+CUDA = "13"
 PRINT_FOLDER = "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
 
 
@@ -46,6 +47,10 @@ def check(folder):
     if version.split("+")[0] != VERSION:
         raise NoLibTorch(f"{folder} has LibTorch {version}; the programs were linked with {VERSION}, and no other "
                          "version has the same interfaces")
+    built_for = re.search(r"\+cu(\d\d)", version)
+    if built_for and built_for.group(1) != CUDA:
+        raise NoLibTorch(f"{folder} has LibTorch {version}, whose CUDA is {built_for.group(1)}; this needs one for CUDA "
+                         f"{CUDA}, such as {VERSION}+cu{CUDA}0")
     return version
 
 

@@ -10,7 +10,7 @@ TEST_LIMIT_S, BENCHMARK_LIMIT_S = 600, 1200
 # Benchmarks of their own that also run on a GPU.
 ALSO = "//benchmarks:device_ops_benchmark"
 QUERY = rf'attr(tags, "\bgpu\b", kind("cc_(test|binary) rule", //...)) + {ALSO}'
-SCRIPTS = ("libtorch.py", "report.py")
+SCRIPTS = ("driver.py", "libtorch.py", "report.py")
 # PyTorch's own, to be run with the model of //benchmarks:gpu_train_step by a Python that has torch.
 PEER_PROGRAM = "peer_gpt.py"
 PEER_MODEL = ["--device=cuda", "--layers=20", "--dim=2048", "--heads=16", "--seq=1024", "--batch=4", "--vocab=8192",

@@ -45,7 +45,7 @@ class PackingTest(unittest.TestCase):
         system = pathlib.Path("/bin/true").resolve()
         size = packing.fill(self.out, programs, {"//a/b:c_test": system}, "abc", "--config=cuda")
         self.assertEqual(sorted(str(path.relative_to(self.out)) for path in self.out.rglob("*") if path.is_file()),
-                         ["bin/a.b.c_test", "libtorch.py", "manifest.json", "peer_gpt.py", "report.py", "run"])
+                         ["bin/a.b.c_test", "driver.py", "libtorch.py", "manifest.json", "peer_gpt.py", "report.py", "run"])
         self.assertTrue(os.access(self.out / "run", os.X_OK))
         self.assertTrue(os.access(self.out / "bin" / "a.b.c_test", os.X_OK))
         self.assertGreater(size, 0)

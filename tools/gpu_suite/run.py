@@ -22,10 +22,11 @@ import time
 FOLDER = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(FOLDER))
 
+import driver  # noqa: E402  pylint: disable=wrong-import-position
 import libtorch  # noqa: E402  pylint: disable=wrong-import-position
 import report  # noqa: E402  pylint: disable=wrong-import-position
 
-EPILOG = "exit codes: 0 all passed, 1 something failed, 2 a flag is wrong or there is no LibTorch"
+EPILOG = "exit codes: 0 all passed, 1 something failed, 2 a flag is wrong, or there is no LibTorch or no GPU"
 TAIL = 8000
 
 
@@ -145,6 +146,10 @@ def main(argv):
                   and not (flags.no_peers and program["kind"] == "peer")]
     except (libtorch.NoLibTorch, re.error) as error:
         log(f"run: {error}")
+        return 2
+    no_gpu = driver.why_no_gpu()
+    if no_gpu:
+        log(f"run: {no_gpu}")
         return 2
     if not chosen:
         log(f"run: no program's name has '{flags.only}' in it; there are "

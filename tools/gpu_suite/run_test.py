@@ -8,6 +8,7 @@ import pathlib
 import tempfile
 import unittest
 
+import driver
 import libtorch
 import run
 
@@ -46,6 +47,8 @@ class RunTest(unittest.TestCase):
         self.addCleanup(os.environ.pop, "SEEN")
         self.addCleanup(setattr, run, "FOLDER", run.FOLDER)
         run.FOLDER = self.folder
+        self.addCleanup(setattr, driver, "why_no_gpu", driver.why_no_gpu)
+        driver.why_no_gpu = lambda: None
         self.errors = io.StringIO()
 
     def pack(self, scripts):
@@ -120,6 +123,13 @@ class RunTest(unittest.TestCase):
         self.assertIn("has LibTorch 2.10.0+cu130", self.errors.getvalue())
         self.assertFalse(self.seen.exists())
 
+    def test_without_a_gpu_nothing_runs(self):
+        self.pack([(program("a"), PASSES)])
+        driver.why_no_gpu = lambda: "there is no GPU: look elsewhere"
+        self.assertEqual(self.run_all(), (2, None))
+        self.assertIn("run: there is no GPU: look elsewhere", self.errors.getvalue())
+        self.assertFalse(self.seen.exists())
+
 
 class LibTorchTest(unittest.TestCase):
 
@@ -139,6 +149,9 @@ class LibTorchTest(unittest.TestCase):
             libtorch.check(self.folder)
         (self.folder / "build-version").write_text("2.11.0+cu130\n")
         self.assertEqual(libtorch.check(self.folder), "2.11.0+cu130")
+        (self.folder / "build-version").write_text("2.11.0+cu128\n")
+        with self.assertRaisesRegex(libtorch.NoLibTorch, "needs one for CUDA 13"):
+            libtorch.check(self.folder)
 
     def test_a_python_without_torch_is_refused(self):
         with self.assertRaisesRegex(libtorch.NoLibTorch, "--libtorch DIR"):
