@@ -59,6 +59,7 @@ void StagedQueue::Leave() {
     }).IgnoreError();
   }
   unfinished_.clear();
+  memory_ = at::Tensor();
   std::shared_ptr<Communicator> host;
   absl::MutexLock lock(&mutex_);
   host.swap(host_);
