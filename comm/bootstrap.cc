@@ -221,7 +221,7 @@ absl::StatusOr<CommunicatorPtr> Paired(CommunicatorPtr host,
   if (!options.device) return host;
   FSDP_ASSIGN_OR_RETURN(
       CommunicatorPtr device,
-      options.device({std::move(store), environment, options.timeout}));
+      options.device({std::move(store), environment, options.timeout, *host}));
   return CreatePairedCommunicator(std::move(host), std::move(device));
 }
 

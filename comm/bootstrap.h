@@ -38,6 +38,7 @@ struct DeviceMeeting {
   c10::intrusive_ptr<c10d::Store> store;  // of this backend alone
   Environment environment;
   absl::Duration timeout;
+  Communicator& host;  // of the same ranks, to be split
 };
 using ConnectDevice =
     std::function<absl::StatusOr<std::unique_ptr<Communicator>>(
@@ -47,8 +48,9 @@ struct ConnectOptions {
   // Of tensors on the CPU.
   Backend backend = Backend::kAuto;
 
-  // Of tensors on a device, such as NcclBackend() of comm/nccl_backend.h: the
-  // group is then a pair (comm/paired_communicator.h). Empty: CPU only.
+  // Of tensors on a device, such as NcclBackend() of comm/nccl_backend.h or
+  // StagedBackend() of comm/staged_backend.h: the group is then a pair
+  // (comm/paired_communicator.h). Empty: CPU only.
   ConnectDevice device;
 
   // Until when all ranks have to have come and connected.

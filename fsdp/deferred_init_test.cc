@@ -352,6 +352,18 @@ TEST(MaterializeTest, WorksOnWhatLaterScopesHaveDone) {
   EXPECT_TRUE(at::equal(first->bias, at::zeros({kDim}, at::kBFloat16)));
 }
 
+TEST(DeferredInitTest, AModuleGoesToADeviceWithoutMemory) {
+  const auto linear = Deferred([] {
+    torch::nn::Linear made(kDim, kDim);
+    made->to(torch::kCUDA);  // which nobody needs to have
+    return made;
+  });
+  for (const at::Tensor& parameter : linear->parameters()) {
+    EXPECT_EQ(parameter.device().type(), torch::kCUDA);
+    EXPECT_TRUE(IsDeferred(parameter));
+  }
+}
+
 TEST(MaterializeTest, AHistoryOfManyOperatorsEndsWithoutRecursion) {
   constexpr int kOps = 100'000;
   at::Tensor counter = Deferred([] {

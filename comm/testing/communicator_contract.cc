@@ -30,6 +30,11 @@ Group CommunicatorContract::Create(int world_size, absl::Duration timeout) {
   return std::move(group).value();
 }
 
+at::TensorOptions ContractTensor(at::ScalarType dtype) {
+  return at::TensorOptions().dtype(dtype).device(
+      CommunicatorContract::GetParam().device);
+}
+
 absl::Status Finish(absl::StatusOr<std::unique_ptr<Work>> work) {
   FSDP_RETURN_IF_ERROR(work.status());
   return (*work)->Wait(absl::Now() + absl::Seconds(30));
@@ -67,12 +72,12 @@ at::Tensor MakeTensor(at::ScalarType dtype, int64_t size, Fn value) {
   at::Tensor tensor = at::empty({size}, at::TensorOptions().dtype(at::kDouble));
   auto* data = static_cast<double*>(tensor.mutable_data_ptr());
   for (int64_t i = 0; i < size; ++i) data[i] = value(i);
-  return tensor.to(dtype);
+  return tensor.to(ContractTensor(dtype));
 }
 
 template <typename Fn>
 absl::Status CheckTensor(const at::Tensor& tensor, Fn expected) {
-  const at::Tensor copy = tensor.to(at::kDouble);
+  const at::Tensor copy = tensor.cpu().to(at::kDouble);
   const auto* data = static_cast<const double*>(copy.const_data_ptr());
   for (int64_t i = 0; i < copy.numel(); ++i) {
     if (data[i] == expected(i)) continue;
@@ -83,7 +88,9 @@ absl::Status CheckTensor(const at::Tensor& tensor, Fn expected) {
   return absl::OkStatus();
 }
 
-bool SameBits(const at::Tensor& a, const at::Tensor& b) {
+bool SameBits(const at::Tensor& first, const at::Tensor& second) {
+  const at::Tensor a = first.cpu();
+  const at::Tensor b = second.cpu();
   return a.nbytes() == b.nbytes() &&
          std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
 }

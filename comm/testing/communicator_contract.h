@@ -2,6 +2,9 @@
 #ifndef COMM_TESTING_COMMUNICATOR_CONTRACT_H_
 #define COMM_TESTING_COMMUNICATOR_CONTRACT_H_
 
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
 #include <functional>
 #include <memory>
 #include <ostream>
@@ -34,6 +37,11 @@ struct ContractBackend {
   bool names_missing_ranks = true;
   // Calls that differ fail on every rank; otherwise nobody looks.
   bool compares_calls = true;
+  // Where the tensors are.
+  c10::Device device = c10::Device(c10::DeviceType::CPU);
+  // Called before and after each test.
+  std::function<void()> begin = [] {};
+  std::function<void()> end = [] {};
 };
 
 std::ostream& operator<<(std::ostream& out, const ContractBackend& backend);
@@ -41,10 +49,16 @@ std::string BackendName(const ::testing::TestParamInfo<ContractBackend>& info);
 
 class CommunicatorContract : public ::testing::TestWithParam<ContractBackend> {
  protected:
+  void SetUp() override { GetParam().begin(); }
+  void TearDown() override { GetParam().end(); }
+
   // The group of a test; stops the test program when it cannot be made.
   static Group Create(int world_size,
                       absl::Duration timeout = absl::Seconds(30));
 };
+
+// Of the tensors of the running test.
+at::TensorOptions ContractTensor(at::ScalarType dtype);
 
 // The result of starting and waiting, within a time that no working group
 // needs.

@@ -1,5 +1,4 @@
 // What a Communicator does when something is wrong.
-#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
 #include <thread>
@@ -19,7 +18,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 at::Tensor Zeros(int64_t size, at::ScalarType dtype = at::kFloat) {
-  return at::zeros({size}, at::TensorOptions().dtype(dtype));
+  return at::zeros({size}, ContractTensor(dtype));
 }
 
 absl::StatusOr<std::unique_ptr<Work>> StartSum(

@@ -68,6 +68,43 @@ std::string AbslUnparseFlag(Backend backend) {
   return "?";
 }
 
+bool AbslParseFlag(absl::string_view text, Device* device, std::string* error) {
+  if (text != "cpu" && text != "cuda") {
+    *error = "expected cpu or cuda";
+    return false;
+  }
+  *device = text == "cpu" ? Device::kCpu : Device::kCuda;
+  return true;
+}
+
+std::string AbslUnparseFlag(Device device) {
+  return device == Device::kCpu ? "cpu" : "cuda";
+}
+
+std::string AbslUnparseFlag(DeviceBackend backend) {
+  switch (backend) {
+    case DeviceBackend::kAuto:
+      return "auto";
+    case DeviceBackend::kNccl:
+      return "nccl";
+    case DeviceBackend::kStaged:
+      return "staged";
+  }
+  return "?";
+}
+
+bool AbslParseFlag(absl::string_view text, DeviceBackend* backend,
+                   std::string* error) {
+  for (const DeviceBackend each :
+       {DeviceBackend::kAuto, DeviceBackend::kNccl, DeviceBackend::kStaged}) {
+    if (text != AbslUnparseFlag(each)) continue;
+    *backend = each;
+    return true;
+  }
+  *error = "expected auto, nccl or staged";
+  return false;
+}
+
 std::string AbslUnparseFlag(Sharding sharding) {
   switch (sharding) {
     case Sharding::kFull:
@@ -120,6 +157,16 @@ ABSL_FLAG(gpt::Backend, backend, gpt::TrainOptions().backend,
           "How ranks talk: local (threads of one process), shared_memory "
           "(processes of one host), gloo (processes, TCP), auto (what is "
           "fastest where the ranks are).");
+ABSL_FLAG(gpt::Device, device, gpt::TrainOptions().device,
+          "Where the model is: cpu, or cuda: rank r of a host takes GPU r "
+          "modulo their number. cuda needs a program built with "
+          "--config=cuda.");
+ABSL_FLAG(gpt::DeviceBackend, device_backend,
+          gpt::TrainOptions().device_backend,
+          "How ranks exchange what is on GPUs: nccl (a GPU for each rank), "
+          "staged (by way of host memory and --backend, also where ranks share "
+          "a GPU), auto (nccl where no rank of this host shares a GPU; hosts "
+          "have to be alike).");
 ABSL_FLAG(gpt::Sharding, sharding, gpt::TrainOptions().sharding,
           "full: parameters, gradients and optimizer state are split over the "
           "ranks. gradients: the same, with parameters whole from forward to "
@@ -133,8 +180,8 @@ ABSL_FLAG(gpt::ComputeDtype, precision, gpt::TrainOptions().precision,
 ABSL_FLAG(gpt::OffloadTier, offload, gpt::OffloadTier(),
           "Where parameters, gradients and optimizer state rest while nothing "
           "computes with them: none: where the model is; cpu: host memory, "
-          "where this model is anyway; ssd: files. Losses are the same. Not "
-          "with --sharding=none.");
+          "where a model on the CPU is anyway; ssd: files. Losses are the "
+          "same. Not with --sharding=none.");
 ABSL_FLAG(gpt::OffloadKinds, offload_kinds, gpt::OffloadKinds(),
           "What goes there; a list.");
 ABSL_FLAG(std::string, offload_dir, "",
@@ -217,6 +264,8 @@ absl::StatusOr<TrainOptions> ReadFlags() {
                    absl::GetFlag(FLAGS_seq)};
   options.ranks = absl::GetFlag(FLAGS_ranks);
   options.backend = absl::GetFlag(FLAGS_backend);
+  options.device = absl::GetFlag(FLAGS_device);
+  options.device_backend = absl::GetFlag(FLAGS_device_backend);
   options.sharding = absl::GetFlag(FLAGS_sharding);
   options.precision = absl::GetFlag(FLAGS_precision);
   FSDP_ASSIGN_OR_RETURN(options.offload, ReadOffloadFlags());

@@ -30,7 +30,9 @@ TEST(FlagsTest, ReadsEveryFlag) {
   unsetenv("BUILD_WORKING_DIRECTORY");
   ASSERT_OK_AND_ASSIGN(TrainOptions options,
                        Parse({"--ranks=3",
-                              "--backend=local",
+                              "--backend=gloo",
+                              "--device=cuda",
+                              "--device-backend=staged",
                               "--sharding=optimizer",
                               "--layers=5",
                               "--dim=12",
@@ -57,7 +59,9 @@ TEST(FlagsTest, ReadsEveryFlag) {
                               "--offload-dir=o",
                               "--memory-budget=16MiB"}));
   EXPECT_EQ(options.ranks, 3);
-  EXPECT_EQ(options.backend, Backend::kLocal);
+  EXPECT_EQ(options.backend, Backend::kGloo);
+  EXPECT_EQ(options.device, Device::kCuda);
+  EXPECT_EQ(options.device_backend, DeviceBackend::kStaged);
   EXPECT_EQ(options.sharding, Sharding::kOptimizer);
   EXPECT_EQ(options.precision, ComputeDtype::kBFloat16);
   EXPECT_EQ(options.model.layers, 5);
@@ -126,6 +130,10 @@ TEST(FlagsDeathTest, AbslRefusesWhatItCannotParse) {
   EXPECT_EXIT(Parse({"--backend=mpi"}).IgnoreError(),
               ::testing::ExitedWithCode(1),
               "expected auto, local, shared_memory or gloo");
+  EXPECT_EXIT(Parse({"--device=tpu"}).IgnoreError(),
+              ::testing::ExitedWithCode(1), "expected cpu or cuda");
+  EXPECT_EXIT(Parse({"--device-backend=gloo"}).IgnoreError(),
+              ::testing::ExitedWithCode(1), "expected auto, nccl or staged");
   EXPECT_EXIT(Parse({"--offload-kinds=states"}).IgnoreError(),
               ::testing::ExitedWithCode(1), "\"states\" is none of");
   EXPECT_EXIT(Parse({"--layer=3"}).IgnoreError(), ::testing::ExitedWithCode(1),

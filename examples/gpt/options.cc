@@ -33,6 +33,21 @@ absl::Status CheckModel(const GptConfig& model) {
   return absl::OkStatus();
 }
 
+absl::Status CheckDevice(const TrainOptions& options) {
+  if (options.device == Device::kCpu) {
+    if (options.device_backend == DeviceBackend::kAuto) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        "--device-backend without --device=cuda: it is for tensors on GPUs; "
+        "--backend chooses for those on the CPU");
+  }
+  if (options.backend == Backend::kLocal && options.ranks > 1) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--backend=local with --device=cuda and --ranks=", options.ranks,
+        ": ranks that use GPUs are processes; leave --backend away"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status CheckOptions(const TrainOptions& options) {
@@ -45,6 +60,7 @@ absl::Status CheckOptions(const TrainOptions& options) {
   FSDP_RETURN_IF_ERROR(CheckRange("sample", options.sample, 0, 1 << 20));
   FSDP_RETURN_IF_ERROR(
       CheckRange("trace-steps", options.trace_steps, 1, 1 << 30));
+  FSDP_RETURN_IF_ERROR(CheckDevice(options));
   if (options.sharding == Sharding::kNone &&
       options.precision != ComputeDtype::kFloat) {
     return absl::InvalidArgumentError(

@@ -21,6 +21,10 @@ struct GptConfig {
 };
 
 enum class Backend { kAuto, kLocal, kSharedMemory, kGloo };
+enum class Device { kCpu, kCuda };
+// Of tensors on a GPU. kAuto: kNccl where each rank of a host has a GPU of its
+// own.
+enum class DeviceBackend { kAuto, kNccl, kStaged };
 // kNone: every rank on its own; the others as fsdp::ShardingStrategy.
 enum class Sharding { kFull, kGradients, kOptimizer, kReplicated, kNone };
 enum class ComputeDtype { kFloat, kBFloat16 };
@@ -32,6 +36,8 @@ struct TrainOptions {
   GptConfig model;
   int ranks = 2;
   Backend backend = Backend::kAuto;
+  Device device = Device::kCpu;
+  DeviceBackend device_backend = DeviceBackend::kAuto;
   Sharding sharding = Sharding::kFull;
   ComputeDtype precision = ComputeDtype::kFloat;
   fsdp::OffloadOptions offload;  // not with kNone

@@ -53,6 +53,28 @@ TEST(OptionsTest, OnlyShardedModelsAreOffloaded) {
               StatusIs(kInvalid, HasSubstr("--offload with --sharding=none")));
 }
 
+TEST(OptionsTest, RanksThatUseGpusAreProcesses) {
+  TrainOptions options;
+  options.device = Device::kCuda;
+  EXPECT_OK(CheckOptions(options));
+  options.backend = Backend::kLocal;
+  EXPECT_THAT(CheckOptions(options),
+              StatusIs(kInvalid, HasSubstr("--backend=local with --device=cuda "
+                                           "and --ranks=2")));
+  options.ranks = 1;
+  EXPECT_OK(CheckOptions(options));
+}
+
+TEST(OptionsTest, ADevicesBackendNeedsADevice) {
+  TrainOptions options;
+  options.device_backend = DeviceBackend::kStaged;
+  EXPECT_THAT(
+      CheckOptions(options),
+      StatusIs(kInvalid, HasSubstr("--device-backend without --device=cuda")));
+  options.device = Device::kCuda;
+  EXPECT_OK(CheckOptions(options));
+}
+
 TEST(OptionsTest, NamesTheFlagThatIsOutOfRange) {
   TrainOptions options;
   options.ranks = 0;

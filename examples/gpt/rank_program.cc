@@ -1,6 +1,7 @@
 #include "examples/gpt/rank_program.h"
 
 #include <ATen/Parallel.h>
+#include <c10/core/DeviceGuard.h>
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -22,6 +23,7 @@
 #include "comm/agreement.h"
 #include "examples/gpt/checkpoint.h"
 #include "examples/gpt/count_data.h"
+#include "examples/gpt/device_batches.h"
 #include "examples/gpt/model.h"
 #include "examples/gpt/offload_traffic.h"
 #include "examples/gpt/progress.h"
@@ -107,23 +109,33 @@ class RankRun {
     return absl::OkStatus();
   }
 
-  absl::Status MakeModel() {
-    Gpt model(nullptr);
+  // A model without values yet, unless they are read from a file or needed
+  // whole. Sharding gives it values on its device: no rank ever holds all.
+  absl::Status InitializeModel(Gpt& model) {
+    const bool reads_file = !options_.init.empty();
     const absl::Status made = fsdp::TorchToStatus("making the model", [&] {
-      // Sharding gives it values: no rank ever holds all of it.
       const fsdp::DeferredInit deferred;
       model = Gpt(options_.model);
       InitializeParameters(*model, options_.seed);
+      // A file is read into memory of the host.
+      if (!reads_file) model->to(context_.device);
     });
     FSDP_RETURN_IF_ERROR(Agree(made, "making the model"));
-    if (options_.sharding == Sharding::kNone || !options_.init.empty()) {
+    if (options_.sharding == Sharding::kNone || reads_file) {
       FSDP_RETURN_IF_ERROR(
           Agree(fsdp::Materialize(*model), "making the model"));
     }
-    if (!options_.init.empty()) {
-      FSDP_RETURN_IF_ERROR(Agree(LoadParameters(options_.init, *model),
-                                 "reading the initial parameters"));
-    }
+    if (!reads_file) return absl::OkStatus();
+    FSDP_RETURN_IF_ERROR(Agree(LoadParameters(options_.init, *model),
+                               "reading the initial parameters"));
+    return Agree(fsdp::TorchToStatus("moving the model",
+                                     [&] { model->to(context_.device); }),
+                 "moving the model");
+  }
+
+  absl::Status MakeModel() {
+    Gpt model(nullptr);
+    FSDP_RETURN_IF_ERROR(InitializeModel(model));
     const std::vector<TensorSpec> specs = ParameterSpecs(*model);
     for (const at::Tensor& parameter : model->parameters()) {
       report_.num_parameters += parameter.numel();
@@ -140,14 +152,18 @@ class RankRun {
     return SaveParameters(options_.save_init, specs, *model_, communicator_);
   }
 
-  std::unique_ptr<BatchSource> MakeBatches() const {
+  DeviceBatches MakeBatches() const {
     const int rank = communicator_.rank();
+    std::unique_ptr<BatchSource> batches;
     if (corpus_ == nullptr) {
-      return std::make_unique<CountData>(options_.model.vocab, Shape(), rank);
+      batches =
+          std::make_unique<CountData>(options_.model.vocab, Shape(), rank);
+    } else {
+      // Streams of different seeds must not share those of some ranks.
+      const uint64_t seed = (options_.seed << 16) + kDataSeed + rank;
+      batches = std::make_unique<RandomWindows>(corpus_->train, Shape(), seed);
     }
-    // Streams of different seeds must not share those of some ranks.
-    const uint64_t seed = (options_.seed << 16) + kDataSeed + rank;
-    return std::make_unique<RandomWindows>(corpus_->train, Shape(), seed);
+    return DeviceBatches(std::move(batches), context_.device);
   }
 
   absl::Status TrainModel() {
@@ -172,13 +188,13 @@ class RankRun {
         progress.Update(step, loss, absl::Now());
       };
     }
-    const std::unique_ptr<BatchSource> batches = MakeBatches();
+    DeviceBatches batches = MakeBatches();
     std::unique_ptr<fsdp::Trace> trace;
     if (!options_.trace.empty()) {
       FSDP_ASSIGN_OR_RETURN(trace, fsdp::Trace::Start({communicator_.rank()}));
     }
     FSDP_ASSIGN_OR_RETURN(result_,
-                          Train(trainer, *model_, *batches, communicator_));
+                          Train(trainer, *model_, batches, communicator_));
     progress.Finish();
     if (trace != nullptr) {
       trace->Stop();
@@ -259,9 +275,12 @@ class RankRun {
         std::max<int64_t>(
             1, kValidationTokens / options_.model.seq / rows_at_once) *
         rows_at_once;
-    const std::vector<Batch> batches =
+    std::vector<Batch> batches =
         EvenWindows(corpus_->validation, Shape(), windows, communicator_.rank(),
                     communicator_.world_size());
+    FSDP_RETURN_IF_ERROR(fsdp::TorchToStatus("validation", [&] {
+      for (Batch& batch : batches) batch = ToDevice(batch, context_.device);
+    }));
     FSDP_ASSIGN_OR_RETURN(report_.validation_loss,
                           ValidationLoss(*model_, batches, communicator_));
     return absl::OkStatus();
@@ -290,7 +309,9 @@ class RankRun {
     std::string sample;
     FSDP_RETURN_IF_ERROR(fsdp::TorchToStatus("sampling", [&] {
       sample = Sample(
-          [this](const at::Tensor& tokens) { return model_->Forward(tokens); },
+          [this](const at::Tensor& tokens) {
+            return model_->Forward(tokens.to(context_.device)).cpu();
+          },
           prompt, sampler);
     }));
     if (IsFirst()) {
@@ -321,7 +342,12 @@ int NumThreads(const TrainOptions& options, int ranks_on_host) {
 
 absl::Status RunRank(const TrainOptions& options, const RankContext& context) {
   at::set_num_threads(NumThreads(options, context.ranks_on_host));
-  const absl::Status status = RankRun(options, context).Run();
+  absl::Status status;
+  const absl::Status guarded = fsdp::TorchToStatus("choosing a device", [&] {
+    const c10::DeviceGuard guard(context.device);
+    status = RankRun(options, context).Run();
+  });
+  status.Update(guarded);
   // All ranks stop alike when they are asked to; nobody waits.
   if (!status.ok() && !absl::IsCancelled(status)) {
     context.communicator->Abort(status);

@@ -2,6 +2,8 @@
 #ifndef EXAMPLES_GPT_RANK_PROGRAM_H_
 #define EXAMPLES_GPT_RANK_PROGRAM_H_
 
+#include <c10/core/Device.h>
+
 #include <functional>
 #include <memory>
 #include <ostream>
@@ -21,6 +23,8 @@ struct RankContext {
   std::shared_ptr<fsdp::comm::Communicator> communicator;
   // Into which `communicator` records.
   const fsdp::comm::CollectiveLog* log = nullptr;
+  // Where the model is; `communicator` takes tensors there and on the CPU.
+  c10::Device device = c10::Device(c10::DeviceType::CPU);
   int ranks_on_host = 1;
   // Null for synthetic data. An error becomes that of all ranks.
   absl::StatusOr<std::shared_ptr<const TextCorpus>> corpus;

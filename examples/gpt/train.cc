@@ -1,5 +1,7 @@
 // Trains a byte-level GPT with fsdp and shows what it has learnt.
 //   bazel run //examples/gpt:train -- --help
+#include <c10/core/Device.h>
+
 #include <cstdlib>
 #include <iostream>
 #include <memory>
@@ -12,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/status_macros.h"
+#include "base/torch_status.h"
 #include "comm/bootstrap.h"
 #include "comm/communicator.h"
 #include "comm/environment.h"
@@ -22,6 +25,7 @@
 #include "examples/gpt/default_data.h"
 #include "examples/gpt/flags.h"
 #include "examples/gpt/options.h"
+#include "examples/gpt/rank_device.h"
 #include "examples/gpt/rank_program.h"
 #include "examples/gpt/text_corpus.h"
 
@@ -47,6 +51,7 @@ absl::StatusOr<std::shared_ptr<const TextCorpus>> ReadCorpus(
 
 // How this process takes part.
 struct Place {
+  c10::Device device = c10::Device(c10::DeviceType::CPU);
   int ranks_on_host = 1;
   const StopRequest& stop;
   absl::StatusOr<std::shared_ptr<const TextCorpus>> corpus;
@@ -59,6 +64,7 @@ absl::Status RunOne(const TrainOptions& options, const Place& place,
   RankContext context;
   context.communicator = fsdp::comm::Record(std::move(communicator), &log);
   context.log = &log;
+  context.device = place.device;
   context.ranks_on_host = place.ranks_on_host;
   context.corpus = place.corpus;
   context.out = &std::cout;
@@ -72,7 +78,8 @@ absl::Status RunThreads(const TrainOptions& options, const StopRequest& stop,
                         const std::string& argv0) {
   FSDP_ASSIGN_OR_RETURN(std::vector<std::unique_ptr<Communicator>> group,
                         fsdp::comm::CreateLocalGroup(options.ranks));
-  const Place place{options.ranks, stop, ReadCorpus(options, argv0)};
+  const Place place{c10::Device(c10::DeviceType::CPU), options.ranks, stop,
+                    ReadCorpus(options, argv0)};
   std::vector<absl::Status> results(group.size());
   std::vector<std::thread> threads;
   for (size_t rank = 0; rank < group.size(); ++rank) {
@@ -103,15 +110,27 @@ fsdp::comm::Backend BackendOf(const TrainOptions& options) {
   return fsdp::comm::Backend::kAuto;
 }
 
-// This process as one rank of those that somebody has started.
+absl::StatusOr<RankDevice> RankDeviceOf(const TrainOptions& options,
+                                        const Environment& environment) {
+  auto found =
+      FindRankDevice(options.device == Device::kCuda ? c10::kCUDA : c10::kCPU,
+                     options.device_backend, environment);
+  if (found.ok()) return found;
+  return fsdp::Annotate(found.status(), "--device=cuda");
+}
+
+// This process as the only rank, or as one of those that somebody has started.
 absl::Status RunProcess(const TrainOptions& options,
                         const Environment& environment, const StopRequest& stop,
                         const std::string& argv0) {
   fsdp::comm::ConnectOptions connect;
   connect.backend = BackendOf(options);
+  FSDP_ASSIGN_OR_RETURN(const RankDevice device,
+                        RankDeviceOf(options, environment));
+  connect.device = device.connect;
   FSDP_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> communicator,
                         fsdp::comm::Connect(environment, connect));
-  const Place place{environment.local_world_size, stop,
+  const Place place{device.device, environment.local_world_size, stop,
                     ReadCorpus(options, argv0)};
   return RunOne(options, place, std::move(communicator));
 }
@@ -147,16 +166,16 @@ int Main(int argc, char** argv) {
     std::cerr << status << std::endl;
     return EXIT_FAILURE;
   }
-  const bool started_as_rank =
-      environment->started_by != fsdp::comm::StartedBy::kNobody;
-  const bool threads =
-      options->backend == Backend::kLocal ||
-      (options->backend == Backend::kAuto && options->ranks == 1);
-  if (!started_as_rank && !threads) return Launch(*options, argc, argv);
+  const bool is_alone = options->ranks == 1;
+  const bool is_rank =
+      environment->started_by != fsdp::comm::StartedBy::kNobody ||
+      (options->device == Device::kCuda && is_alone);
+  const bool threads = options->backend == Backend::kLocal ||
+                       (options->backend == Backend::kAuto && is_alone);
+  if (!is_rank && !threads) return Launch(*options, argc, argv);
   const StopRequest stop;
-  return ExitCode(started_as_rank
-                      ? RunProcess(*options, *environment, stop, argv[0])
-                      : RunThreads(*options, stop, argv[0]),
+  return ExitCode(is_rank ? RunProcess(*options, *environment, stop, argv[0])
+                          : RunThreads(*options, stop, argv[0]),
                   stop);
 }
 

@@ -5,6 +5,8 @@
 #include <torch/optim/adamw.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <deque>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -16,6 +18,7 @@
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/work.h"
+#include "examples/gpt/loss_queue.h"
 #include "examples/gpt/model.h"
 #include "fsdp/fused_optimizer.h"
 #include "fsdp/trace.h"
@@ -46,9 +49,10 @@ Batch NextBatch(BatchSource& data) {
   return data.Next();
 }
 
-// Forward, backward, and the optimizer's step; returns this rank's loss.
-absl::StatusOr<double> TrainStep(const Batch& batch, TrainableModel& model,
-                                 fsdp::FusedAdamW& optimizer) {
+// Forward, backward, and the optimizer's step; returns this rank's loss, which
+// a device may not have computed yet.
+absl::StatusOr<at::Tensor> TrainStep(const Batch& batch, TrainableModel& model,
+                                     fsdp::FusedAdamW& optimizer) {
   at::Tensor loss;
   FSDP_RETURN_IF_ERROR(fsdp::TorchToStatus("forward", [&] {
     loss = NextTokenLoss(model.Forward(batch.inputs), batch.targets);
@@ -59,58 +63,113 @@ absl::StatusOr<double> TrainStep(const Batch& batch, TrainableModel& model,
     optimizer.step();
     optimizer.zero_grad();
   }));
-  return loss.item<double>();
+  return loss.detach();
 }
+
+// The loop's state.
+class Training {
+ public:
+  Training(const TrainerOptions& options, TrainableModel& model,
+           Communicator& communicator)
+      : options_(options),
+        model_(model),
+        communicator_(communicator),
+        optimizer_(model.OptimizerParameters(),
+                   torch::optim::AdamWOptions(options.lr)),
+        done_(options.done) {}
+
+  absl::StatusOr<TrainingResult> Run(BatchSource& data) {
+    const int64_t last_step = options_.warmup + options_.steps;
+    const int64_t first_timed = std::max(options_.warmup, options_.done) + 1;
+    for (int64_t step = 1; step <= options_.done; ++step) data.Next();
+    for (int64_t step = options_.done + 1;
+         step <= last_step && !result_.stopped; ++step) {
+      if (step == first_timed && options_.on_timed_begin) {
+        options_.on_timed_begin();
+      }
+      const fsdp::TraceStep traced(step);
+      const Batch batch = NextBatch(data);
+      begins_.push_back(absl::Now());
+      const absl::StatusOr<at::Tensor> loss =
+          TrainStep(batch, model_, optimizer_);
+      if (!loss.ok()) return InStep(step, loss.status());
+      FSDP_RETURN_IF_ERROR(InStep(
+          step, fsdp::TorchToStatus("loss", [&] { losses_.Push(*loss); })));
+      const size_t ahead = loss->is_cpu() ? 0 : 1;
+      if (losses_.size() > ahead) FSDP_RETURN_IF_ERROR(EndStep());
+    }
+    while (losses_.size() > 0) FSDP_RETURN_IF_ERROR(EndStep());
+    result_.stopped = result_.stopped && done_ < last_step;
+    return std::move(result_);
+  }
+
+ private:
+  static absl::Status InStep(int64_t step, const absl::Status& status) {
+    return status.ok() ? status
+                       : fsdp::Annotate(status, absl::StrCat("step ", step));
+  }
+
+  // Waits for the oldest step that is not done.
+  absl::Status EndStep() {
+    const int64_t step = done_ + 1;
+    absl::StatusOr<double> loss =
+        losses_.Pop(absl::Now() + communicator_.default_timeout());
+    if (!loss.ok()) return InStep(step, loss.status());
+    const bool stop = options_.stop_requested && options_.stop_requested();
+    FSDP_ASSIGN_OR_RETURN(
+        const std::vector<double> sums,
+        SumOverRanks({*loss, stop ? 1.0 : 0.0}, "loss", communicator_));
+    const absl::Time now = absl::Now();
+    if (step > options_.warmup) {
+      result_.step_seconds.push_back(
+          absl::ToDoubleSeconds(now - std::max(begins_.front(), last_end_)));
+    }
+    begins_.pop_front();
+    last_end_ = now;
+    done_ = step;
+    result_.own_losses.push_back(*loss);
+    result_.mean_losses.push_back(sums[0] / communicator_.world_size());
+    result_.stopped = result_.stopped || sums[1] > 0;
+    if (options_.on_step) options_.on_step(step, result_.mean_losses.back());
+    return absl::OkStatus();
+  }
+
+  const TrainerOptions& options_;
+  TrainableModel& model_;
+  Communicator& communicator_;
+  fsdp::FusedAdamW optimizer_;
+  LossQueue losses_;               // of the steps that are not done
+  std::deque<absl::Time> begins_;  // likewise
+  absl::Time last_end_ = absl::InfinitePast();
+  int64_t done_;
+  TrainingResult result_;
+};
 
 }  // namespace
 
 absl::StatusOr<TrainingResult> Train(const TrainerOptions& options,
                                      TrainableModel& model, BatchSource& data,
                                      Communicator& communicator) {
-  fsdp::FusedAdamW optimizer(model.OptimizerParameters(),
-                             torch::optim::AdamWOptions(options.lr));
-  TrainingResult result;
-  const int64_t last_step = options.warmup + options.steps;
-  const int64_t first_timed = std::max(options.warmup, options.done) + 1;
-  for (int64_t step = 1; step <= options.done; ++step) data.Next();
-  for (int64_t step = options.done + 1; step <= last_step && !result.stopped;
-       ++step) {
-    if (step == first_timed && options.on_timed_begin) options.on_timed_begin();
-    const fsdp::TraceStep traced(step);
-    const Batch batch = NextBatch(data);
-    const absl::Time begin = absl::Now();
-    absl::StatusOr<double> loss = TrainStep(batch, model, optimizer);
-    if (!loss.ok()) {
-      return fsdp::Annotate(loss.status(), absl::StrCat("step ", step));
-    }
-    const bool stop = options.stop_requested && options.stop_requested();
-    FSDP_ASSIGN_OR_RETURN(
-        std::vector<double> sums,
-        SumOverRanks({*loss, stop ? 1.0 : 0.0}, "loss", communicator));
-    if (step > options.warmup) {
-      result.step_seconds.push_back(absl::ToDoubleSeconds(absl::Now() - begin));
-    }
-    result.own_losses.push_back(*loss);
-    result.mean_losses.push_back(sums[0] / communicator.world_size());
-    result.stopped = sums[1] > 0 && step < last_step;
-    if (options.on_step) options.on_step(step, result.mean_losses.back());
-  }
-  return result;
+  return Training(options, model, communicator).Run(data);
 }
 
 absl::StatusOr<double> ValidationLoss(TrainableModel& model,
                                       absl::Span<const Batch> batches,
                                       Communicator& communicator) {
   const c10::NoGradGuard no_grad;
-  double sum = 0;
-  for (const Batch& batch : batches) {
-    FSDP_RETURN_IF_ERROR(fsdp::TorchToStatus("validation", [&] {
-      sum += NextTokenLoss(model.Forward(batch.inputs), batch.targets)
-                 .item<double>();
-    }));
-  }
+  at::Tensor sum;
+  double own = 0;
+  FSDP_RETURN_IF_ERROR(fsdp::TorchToStatus("validation", [&] {
+    for (const Batch& batch : batches) {
+      const at::Tensor loss =
+          NextTokenLoss(model.Forward(batch.inputs), batch.targets)
+              .to(at::kDouble);
+      sum = sum.defined() ? sum.add(loss) : loss;
+    }
+    own = sum.item<double>();
+  }));
   FSDP_ASSIGN_OR_RETURN(std::vector<double> sums,
-                        SumOverRanks({sum}, "validation", communicator));
+                        SumOverRanks({own}, "validation", communicator));
   return sums[0] / (communicator.world_size() * batches.size());
 }
 

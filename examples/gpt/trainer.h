@@ -21,7 +21,8 @@ struct TrainerOptions {
   double lr = 3e-4;
   // Asked after every step; when it says yes on any rank, all stop there.
   std::function<bool()> stop_requested;
-  // `step`, counted from 1, is done; its loss is the mean over the ranks.
+  // `step`, counted from 1, is done; its loss is the mean over the ranks. On a
+  // device the next step has been given to it by then.
   std::function<void(int64_t step, double loss)> on_step;
   // Called before the first timed step.
   std::function<void()> on_timed_begin;
@@ -37,14 +38,17 @@ struct TrainingResult {
 };
 
 // Trains by AdamW with torch's defaults and a constant learning rate. A step is
-// timed from its batch to the moment when all ranks have finished it. All ranks
-// return alike, except that errors name what failed on each.
+// timed from its batch, or the end of the step before where that is later, to
+// the moment when all ranks have finished it. On a device the host is a step
+// ahead, so that no step waits for it; when the ranks are to stop, they stop a
+// step later. All ranks return alike, except that errors name what failed on
+// each.
 absl::StatusOr<TrainingResult> Train(const TrainerOptions& options,
                                      TrainableModel& model, BatchSource& data,
                                      fsdp::comm::Communicator& communicator);
 
 // Mean loss over the batches of all ranks, which have equal numbers of them, at
-// least one.
+// least one. The host waits for the device once.
 absl::StatusOr<double> ValidationLoss(TrainableModel& model,
                                       absl::Span<const Batch> batches,
                                       fsdp::comm::Communicator& communicator);

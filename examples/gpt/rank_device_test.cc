@@ -1,0 +1,66 @@
+// Where the program is built without CUDA; its devices are fakes.
+#include "examples/gpt/rank_device.h"
+
+#include <c10/core/DeviceType.h>
+
+#include "absl/status/status.h"
+#include "base/testing/fake_device.h"
+#include "base/testing/status_matchers.h"
+#include "comm/environment.h"
+#include "examples/gpt/options.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace gpt {
+namespace {
+
+using ::fsdp::comm::Environment;
+using ::fsdp::testing::FakeDevice;
+using ::fsdp::testing::StatusIs;
+using ::testing::HasSubstr;
+
+constexpr auto kFake = c10::DeviceType::PrivateUse1;
+
+Environment SecondOf(int ranks_on_host) {
+  Environment environment;
+  environment.local_rank = 1;
+  environment.local_world_size = ranks_on_host;
+  return environment;
+}
+
+TEST(RankDeviceTest, TheCpuNeedsNoBackend) {
+  ASSERT_OK_AND_ASSIGN(
+      const RankDevice found,
+      FindRankDevice(c10::kCPU, DeviceBackend::kAuto, SecondOf(2)));
+  EXPECT_TRUE(found.device.is_cpu());
+  EXPECT_FALSE(found.connect);
+}
+
+TEST(RankDeviceTest, RanksThatShareADeviceAreStaged) {
+  FakeDevice::Register();
+  for (const DeviceBackend backend :
+       {DeviceBackend::kAuto, DeviceBackend::kStaged}) {
+    ASSERT_OK_AND_ASSIGN(const RankDevice found,
+                         FindRankDevice(kFake, backend, SecondOf(2)));
+    EXPECT_EQ(found.device, FakeDevice::device());
+    EXPECT_TRUE(found.connect);
+  }
+}
+
+TEST(RankDeviceTest, WhatIsNotLinkedIsTold) {
+  FakeDevice::Register();
+  const auto needs = [](const char* text) {
+    return StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr(text));
+  };
+  EXPECT_THAT(
+      FindRankDevice(c10::kCUDA, DeviceBackend::kAuto, Environment()).status(),
+      needs("build with --config=cuda"));
+  EXPECT_THAT(
+      FindRankDevice(kFake, DeviceBackend::kAuto, Environment()).status(),
+      needs("--device-backend=staged"));
+  EXPECT_THAT(FindRankDevice(kFake, DeviceBackend::kNccl, SecondOf(2)).status(),
+              needs("nccl on privateuseone:0"));
+}
+
+}  // namespace
+}  // namespace gpt
