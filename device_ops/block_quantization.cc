@@ -56,7 +56,6 @@ void CallDequantize(const at::Tensor& out, const at::Tensor& values,
           .findSchemaOrThrow("libtorch_fsdp::dequantize_blocks_", "")
           .typed<void(const at::Tensor&, const at::Tensor&, const at::Tensor&,
                       int64_t, double, bool)>();
-  CheckHasKernel(op, values);
   op.call(out, values, scales, block, use.factor, use.accumulate);
 }
 

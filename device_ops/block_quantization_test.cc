@@ -3,15 +3,18 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/Device.h>
+#include <c10/core/Storage.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <functional>
 #include <limits>
 #include <vector>
 
+#include "base/tensor_over.h"
 #include "device_ops/testing/operator_cases.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -162,22 +165,24 @@ TEST(QuantizeTest, ABlockMayBeLargerThanAnyTensor) {
   EXPECT_EQ(Difference(quantized.scales, expected.scales), "");
 }
 
+// Memory of a device that this program knows by name alone.
+at::Tensor RowOn(c10::Device device, int64_t size, at::ScalarType dtype) {
+  const c10::Storage storage(
+      c10::Storage::use_byte_size_t(),
+      size * static_cast<int64_t>(c10::elementSize(dtype)),
+      at::DataPtr(nullptr, device));
+  return TensorOver(storage, 0, {1, size}, {size, 1}, dtype);
+}
+
 TEST(QuantizeTest, ADeviceWithoutKernelsIsNamed) {
-  const at::Tensor in = at::empty({8}, at::kMeta);
-  const at::Tensor values = at::empty({8}, in.options().dtype(at::kChar));
-  const at::Tensor scales = at::empty({1}, in.options());
-  for (const auto& call : std::vector<std::function<void()>>{
-           [&] { Quantize(in, 8, values, scales); },
-           [&] { Dequantize(in, values, scales, 8); },
-           [&] { DequantizeSum(in, values, scales, 8); }}) {
-    try {
-      call();
-      ADD_FAILURE() << "was done";
-    } catch (const c10::Error& error) {
-      EXPECT_THAT(
-          error.what_without_backtrace(),
-          HasSubstr("int8 blocks on meta: this program has no kernels"));
-    }
+  const c10::Device device(c10::kXPU, 0);
+  try {
+    Quantize(RowOn(device, 8, at::kFloat), 8, RowOn(device, 8, at::kChar),
+             RowOn(device, 1, at::kFloat));
+    ADD_FAILURE() << "was done";
+  } catch (const c10::NotImplementedError& error) {
+    EXPECT_THAT(error.what_without_backtrace(),
+                HasSubstr("int8 blocks on xpu:0: this program has no kernels"));
   }
 }
 
