@@ -355,6 +355,16 @@ bool HostWaits(absl::string_view name, c10::Device device) {
   return device.is_cpu() || name == "gloo" || name == "mpi";
 }
 
+// Gloo's abort() does nothing. But a message that does not come in time closes
+// all connections, and what waits for them ends.
+void CloseGloo(c10d::Backend& gloo) {
+  constexpr int kTag = 0x46534450;  // nobody's
+  std::vector<at::Tensor> never = {
+      at::empty({1}, at::TensorOptions().dtype(at::kByte))};
+  const int peer = (gloo.getRank() + 1) % gloo.getSize();
+  gloo.recv(never, peer, kTag)->wait(std::chrono::milliseconds(1));
+}
+
 std::string NameOf(const c10d::Backend& backend) {
   std::string name = "backend";  // of those that do not say
   (void)TorchToStatus("ask for the name of a backend",
@@ -387,7 +397,10 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateC10dBackendCommunicator(
   group_options.leave = std::move(connection.leave);
   group_options.close = std::move(connection.close);
   if (!group_options.close) {
-    group_options.close = [raw = backend.get()] { raw->abort(); };
+    group_options.close = [raw = backend.get(), is_gloo = name == "gloo"] {
+      raw->abort();
+      if (is_gloo && raw->getSize() > 1) CloseGloo(*raw);
+    };
   }
   auto group =
       C10dBackendGroup::Create(backend, store, std::move(group_options));

@@ -21,8 +21,8 @@ namespace fsdp::comm {
 // A backend, and how it ends.
 struct C10dConnection {
   c10::intrusive_ptr<c10d::Backend> backend;
-  // Ends what runs, for good, from any thread; empty: backend->abort(), which
-  // does nothing in Gloo.
+  // Ends what runs, for good, from any thread; empty: backend->abort(), or what
+  // does the same to Gloo.
   std::function<void()> close;
   // Leaves the peers in peace, with nothing running, when the communicator is
   // destroyed. Empty: nothing happens to the backend, which stays the caller's.

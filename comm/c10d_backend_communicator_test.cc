@@ -40,20 +40,10 @@ using ::testing::HasSubstr;
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 using Created = absl::StatusOr<std::unique_ptr<Communicator>>;
 
-// Adds access to the connections, which abort() leaves alone.
-class ClosableGloo : public c10d::ProcessGroupGloo {
+// Lacks what c10d's base class calls by its own text.
+class GlooWithoutExchange final : public c10d::ProcessGroupGloo {
  public:
   using ProcessGroupGloo::ProcessGroupGloo;
-
-  void CloseConnections() {
-    for (const auto& context : contexts_) context->closeConnections();
-  }
-};
-
-// Lacks what c10d's base class calls by its own text.
-class GlooWithoutExchange final : public ClosableGloo {
- public:
-  using ClosableGloo::ClosableGloo;
 
   c10::intrusive_ptr<c10d::Work> alltoall_base(
       at::Tensor& out, at::Tensor& in, std::vector<int64_t>& out_sizes,
@@ -63,36 +53,37 @@ class GlooWithoutExchange final : public ClosableGloo {
   }
 };
 
-template <typename Gloo>
+using Gloo = c10d::ProcessGroupGloo;
+
+template <typename Kind>
 absl::StatusOr<C10dConnection> ConnectGloo(const StorePtr& store, int rank,
                                            int world_size) {
   // For the threads that start below.
   const SigpipeBlock no_sigpipe;
-  c10::intrusive_ptr<Gloo> gloo;
+  c10::intrusive_ptr<Kind> gloo;
   FSDP_RETURN_IF_ERROR(TorchToStatus("connect", [&] {
     auto options =
         c10d::ProcessGroupGloo::Options::create(std::chrono::seconds(30));
     options->devices = {
         c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1")};
-    gloo = c10::make_intrusive<Gloo>(store, rank, world_size, options);
+    gloo = c10::make_intrusive<Kind>(store, rank, world_size, options);
   }));
   C10dConnection connection;
   connection.backend = gloo;
-  connection.close = [raw = gloo.get()] { raw->CloseConnections(); };
   return connection;
 }
 
-template <typename Gloo>
+template <typename Kind>
 Created CreateRank(const StorePtr& store, int rank, int world_size,
                    absl::Duration timeout) {
   FSDP_ASSIGN_OR_RETURN(
       C10dConnection connection,
-      ConnectGloo<Gloo>(c10::make_intrusive<c10d::PrefixStore>("gloo", store),
+      ConnectGloo<Kind>(c10::make_intrusive<c10d::PrefixStore>("gloo", store),
                         rank, world_size));
   C10dBackendOptions options;
   options.timeout = timeout;
   options.connect = [](const C10dMeeting& meeting) {
-    return ConnectGloo<Gloo>(meeting.store, meeting.rank,
+    return ConnectGloo<Kind>(meeting.store, meeting.rank,
                              static_cast<int>(meeting.ranks.size()));
   };
   return CreateC10dBackendCommunicator(
@@ -101,14 +92,14 @@ Created CreateRank(const StorePtr& store, int rank, int world_size,
       std::move(options));
 }
 
-template <typename Gloo>
+template <typename Kind>
 absl::StatusOr<Group> CreateGroup(int world_size, absl::Duration timeout) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   std::vector<Created> results(world_size);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < world_size; ++rank) {
     threads.emplace_back([&, rank] {
-      results[rank] = CreateRank<Gloo>(store, rank, world_size, timeout);
+      results[rank] = CreateRank<Kind>(store, rank, world_size, timeout);
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -121,7 +112,7 @@ absl::StatusOr<Group> CreateGroup(int world_size, absl::Duration timeout) {
 }
 
 ContractBackend GlooCollectives() {
-  ContractBackend backend{"gloo_collectives", CreateGroup<ClosableGloo>};
+  ContractBackend backend{"gloo_collectives", CreateGroup<Gloo>};
   backend.sums_in_rank_order = false;
   backend.compares_calls = false;
   return backend;
@@ -142,7 +133,7 @@ absl::Status StartAndFinish(
 
 TEST(C10dBackendCommunicatorTest, SaysWhatItIs) {
   ASSERT_OK_AND_ASSIGN(const Group group,
-                       CreateGroup<ClosableGloo>(1, absl::Seconds(30)));
+                       CreateGroup<Gloo>(1, absl::Seconds(30)));
   EXPECT_EQ(group[0]->ToString(), "c10d's gloo on cpu, rank 0 of 1");
 }
 
@@ -162,8 +153,7 @@ TEST(C10dBackendCommunicatorTest, WhatTheBackendLacksIsUnimplementedAndNoHarm) {
 }
 
 TEST(C10dBackendCommunicatorTest, TakesTensorsOfItsDeviceOnly) {
-  ASSERT_OK_AND_ASSIGN(Group group,
-                       CreateGroup<ClosableGloo>(1, absl::Seconds(30)));
+  ASSERT_OK_AND_ASSIGN(Group group, CreateGroup<Gloo>(1, absl::Seconds(30)));
   // No memory has to be there for the checks.
   const at::Tensor elsewhere =
       at::zeros({0}, at::TensorOptions().dtype(at::kFloat).device(at::kMeta));
@@ -175,7 +165,7 @@ TEST(C10dBackendCommunicatorTest, TakesTensorsOfItsDeviceOnly) {
 TEST(C10dBackendCommunicatorTest, SplitNeedsAWayToConnect) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   ASSERT_OK_AND_ASSIGN(C10dConnection connection,
-                       ConnectGloo<ClosableGloo>(store, 0, 1));
+                       ConnectGloo<Gloo>(store, 0, 1));
   ASSERT_OK_AND_ASSIGN(auto communicator, CreateC10dBackendCommunicator(
                                               std::move(connection), store));
   EXPECT_THAT(communicator->Split(0, 0),
@@ -189,7 +179,7 @@ TEST(C10dBackendCommunicatorTest, RefusesWhatIsMissing) {
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("there must be a backend")));
   ASSERT_OK_AND_ASSIGN(C10dConnection connection,
-                       ConnectGloo<ClosableGloo>(store, 0, 1));
+                       ConnectGloo<Gloo>(store, 0, 1));
   EXPECT_THAT(
       CreateC10dBackendCommunicator(connection, nullptr),
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("a store")));
@@ -203,7 +193,7 @@ TEST(C10dBackendCommunicatorTest, RefusesWhatIsMissing) {
 TEST(C10dBackendCommunicatorTest, TheBackendStaysTheCallersAfterwards) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   ASSERT_OK_AND_ASSIGN(C10dConnection connection,
-                       ConnectGloo<ClosableGloo>(store, 0, 1));
+                       ConnectGloo<Gloo>(store, 0, 1));
   std::vector<at::Tensor> tensors = {at::full({3}, 2.0)};
   ASSERT_OK_AND_ASSIGN(auto communicator,
                        CreateC10dBackendCommunicator(connection, store));
@@ -218,12 +208,12 @@ TEST(C10dBackendCommunicatorTest, ABackendThatCannotBeClosedIsNotWaitedFor) {
   std::vector<std::thread> threads;
   for (int rank = 0; rank < 2; ++rank) {
     threads.emplace_back([&, rank] {
-      connections[rank] = ConnectGloo<ClosableGloo>(store, rank, 2).value();
+      connections[rank] = ConnectGloo<Gloo>(store, rank, 2).value();
     });
   }
   for (std::thread& thread : threads) thread.join();
-  C10dConnection as_is;
-  as_is.backend = connections[0].backend;  // abort() of Gloo does nothing
+  C10dConnection as_is = connections[0];
+  as_is.close = [] {};
   ASSERT_OK_AND_ASSIGN(auto communicator,
                        CreateC10dBackendCommunicator(
                            as_is, c10::make_intrusive<c10d::HashStore>()));
@@ -233,7 +223,11 @@ TEST(C10dBackendCommunicatorTest, ABackendThatCannotBeClosedIsNotWaitedFor) {
               StatusIs(absl::StatusCode::kDeadlineExceeded,
                        HasSubstr("all-reduce #0 of alone on rank 0 of 2")));
   communicator.reset();
-  for (const C10dConnection& connection : connections) connection.close();
+  // Closes the connection: no message comes.
+  std::vector<at::Tensor> message = {at::zeros({1})};
+  EXPECT_ANY_THROW(connections[0]
+                       .backend->recv(message, 1, 7)
+                       ->wait(std::chrono::milliseconds(1)));
 }
 
 }  // namespace

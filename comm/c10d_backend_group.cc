@@ -15,8 +15,8 @@ namespace {
 // How often somebody looks whether the group is well.
 constexpr absl::Duration kWatchInterval = absl::Milliseconds(100);
 
-// How long a failed wait stays for the backend to let go of the buffers, and a
-// rank that leaves for the backend to end.
+// How long a group that has been closed waits for the backend to let go of the
+// buffers, and one that leaves for it to end.
 constexpr absl::Duration kPatience = absl::Seconds(5);
 
 NcclWatchdog::Failure FailureOf(Cause cause, std::string text) {
@@ -24,13 +24,6 @@ NcclWatchdog::Failure FailureOf(Cause cause, std::string text) {
   failure.report.cause = cause;
   failure.report.text = std::move(text);
   return failure;
-}
-
-void AwaitLetGo(const C10dCompletion& completion) {
-  const absl::Time until = absl::Now() + kPatience;
-  while (!completion.HasLetGo() && absl::Now() < until) {
-    absl::SleepFor(absl::Milliseconds(1));
-  }
 }
 
 }  // namespace
@@ -118,9 +111,11 @@ absl::Status C10dBackendGroup::Wait(const Operation& operation,
     switch (watchdog_.StateOf(*operation.entry_)) {
       case NcclWatchdog::State::kDone:
         return absl::OkStatus();
-      case NcclWatchdog::State::kFailed:
+      case NcclWatchdog::State::kFailed: {
+        const absl::Status error = ErrorOf(*operation.entry_);
         AwaitLetGo(*operation.completion_);
-        return ErrorOf(*operation.entry_);
+        return error;
+      }
       case NcclWatchdog::State::kRunning:
         break;
     }
@@ -145,10 +140,31 @@ absl::Status C10dBackendGroup::BlockCurrentStream(const Operation& operation) {
   return operation.completion_->BlockCurrentStream();
 }
 
+// Lets tensors go when the backend has, or after kPatience where it hangs.
+struct C10dBackendGroup::Kept {
+  ~Kept() { group->AwaitLetGo(*completion); }
+
+  C10dBackendGroup* const group;
+  const std::shared_ptr<C10dCompletion> completion;
+  const std::vector<at::Tensor> tensors;
+};
+
 void C10dBackendGroup::Keep(const Operation& operation,
                             std::vector<at::Tensor> tensors) {
   watchdog_.Keep(*operation.entry_,
-                 std::make_shared<std::vector<at::Tensor>>(std::move(tensors)));
+                 std::shared_ptr<Kept>(new Kept{this, operation.completion_,
+                                                std::move(tensors)}));
+}
+
+void C10dBackendGroup::AwaitLetGo(const C10dCompletion& completion) {
+  absl::Time until;
+  {
+    absl::MutexLock lock(&mutex_);
+    until = closed_at_ + kPatience;
+  }
+  while (!completion.HasLetGo() && absl::Now() < until) {
+    absl::SleepFor(absl::Milliseconds(1));
+  }
 }
 
 void C10dBackendGroup::Abort(const absl::Status& reason) {
@@ -160,6 +176,8 @@ void C10dBackendGroup::StopBackend(const NcclWatchdog::Failure& failure) {
   monitor_->Report(failure.report, options_.diagnosis_timeout / 2);
   // What cannot be closed any more is closed.
   (void)C10dToStatus("close a group", [this] { options_.close(); });
+  absl::MutexLock lock(&mutex_);
+  closed_at_ = absl::Now();
 }
 
 absl::Status C10dBackendGroup::ErrorOf(const NcclWatchdog::Operation& entry) {

@@ -100,6 +100,9 @@ class C10dBackendGroup {
  private:
   C10dBackendGroup(c10::intrusive_ptr<c10d::Backend> backend, Options options);
 
+  struct Kept;
+
+  void AwaitLetGo(const C10dCompletion& completion);
   void StopBackend(const NcclWatchdog::Failure& failure);
   absl::Status ErrorOf(const NcclWatchdog::Operation& entry);
   absl::Status FindVerdict();
@@ -110,6 +113,7 @@ class C10dBackendGroup {
   std::unique_ptr<GroupMonitor> monitor_;
   absl::Mutex mutex_;
   bool left_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Time closed_at_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
   absl::optional<absl::Status> verdict_ ABSL_GUARDED_BY(mutex_);
   // The last, so that its thread ends first.
   NcclWatchdog watchdog_;

@@ -69,7 +69,10 @@ class StreamBackend final : public c10d::Backend {
       : Backend(kRank, kRanks), name_(std::move(name)) {}
 
   const std::string getBackendName() const override { return name_; }
-  void abort() override { ++num_aborts; }
+  void abort() override {
+    ++num_aborts;
+    stall.reset();
+  }
 
   WorkPtr allreduce(std::vector<at::Tensor>& tensors,
                     const c10d::AllreduceOptions& options) override {
@@ -92,6 +95,7 @@ class StreamBackend final : public c10d::Backend {
     });
   }
 
+  std::unique_ptr<FakeDevice::Stall> stall;  // until abort()
   std::exception_ptr at_start;
   double premultiplied = 0;  // the last sum's factor
   int num_aborts = 0;
@@ -144,6 +148,7 @@ class C10dBackendStreamTest : public ::testing::Test {
     C10dBackendOptions options;
     options.device = FakeDevice::device();
     options.timeout = absl::Seconds(30);
+    options.diagnosis_timeout = absl::Milliseconds(20);  // there are no peers
     communicator_ = CreateC10dBackendCommunicator(
                         std::move(connection),
                         c10::make_intrusive<c10d::HashStore>(), options)
@@ -230,7 +235,7 @@ TEST_F(C10dBackendStreamTest, ADroppedWorkKeepsItsTensorsUntilItIsDone) {
 }
 
 TEST_F(C10dBackendStreamTest, AMissedDeadlineAbortsTheBackend) {
-  const FakeDevice::Stall stall;
+  backend_->stall = std::make_unique<FakeDevice::Stall>();
   ASSERT_OK_AND_ASSIGN(
       auto work, communicator_->AllReduce(Full(7, 1), ReduceOp::kSum, "slow"));
   EXPECT_THAT(work->Wait(absl::Now() + absl::Milliseconds(20)),
@@ -267,11 +272,9 @@ TEST_F(C10dBackendStreamTest, LeavesInPeaceOnlyWhereNothingRuns) {
   EXPECT_EQ(num_leaves_, 1);
   EXPECT_EQ(backend_->num_aborts, 0);
   Connect("nccl");
-  {
-    const FakeDevice::Stall stall;
-    ASSERT_OK(communicator_->AllReduce(Full(7, 1), ReduceOp::kSum, "runs"));
-    communicator_.reset();
-  }
+  backend_->stall = std::make_unique<FakeDevice::Stall>();
+  ASSERT_OK(communicator_->AllReduce(Full(7, 1), ReduceOp::kSum, "runs"));
+  communicator_.reset();
   EXPECT_EQ(num_leaves_, 1);
   EXPECT_EQ(backend_->num_aborts, 1);
 }
