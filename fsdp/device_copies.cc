@@ -42,14 +42,17 @@ DeviceCopies::DeviceCopies(c10::Device device, absl::Duration timeout)
       }) {}
 
 // Memory goes back to the stream that it was allocated on, behind what the
-// others have been given.
+// others have been given. A device that has failed has nothing to order.
 DeviceCopies::~DeviceCopies() {
-  down_.BlockCurrentStream();
-  up_.FollowCurrentStream();
-  const SideStream::Scope beside(up_);
-  auto last = std::make_shared<DeviceEvent>();
-  last->Record(device_);
-  const absl::Status ended = Await(last);
+  absl::Status ended;
+  ended.Update(TorchToStatus("ending copies", [&] {
+    down_.BlockCurrentStream();
+    up_.FollowCurrentStream();
+    const SideStream::Scope beside(up_);
+    auto last = std::make_shared<DeviceEvent>();
+    last->Record(device_);
+    ended = Await(last);
+  }));
   if (!ended.ok()) TORCH_WARN("fsdp: ", ended.ToString());
 }
 

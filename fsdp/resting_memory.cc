@@ -27,6 +27,9 @@ using flat_param::Guarded;
 constexpr char kNoLongerThere[] =
     "the model that this shard belongs to is no longer there";
 
+// How long a device may go on using what is no longer there.
+constexpr absl::Duration kLongest = absl::Minutes(1);
+
 at::Tensor HostBytes(char* data, int64_t bytes) {
   return at::from_blob(data, {bytes}, at::TensorOptions(at::kByte));
 }
@@ -58,11 +61,13 @@ RestingMemory::RestingMemory(at::Tensor memory,
 }
 
 // The place's memory may go to something else. A device that takes longer has
-// failed.
+// failed, as has one that says so: other calls tell of it.
 RestingMemory::~RestingMemory() {
-  constexpr absl::Duration kLongest = absl::Minutes(1);
   FSDP_CHECK((uses_ == 0 && host_uses_ == 0) || stays());
-  if (used_ != nullptr) used_->Wait(absl::Now() + kLongest);
+  if (used_ == nullptr) return;
+  TorchToStatus("waiting for a device", [this] {
+    used_->Wait(absl::Now() + kLongest);
+  }).IgnoreError();
 }
 
 RestingMemory* RestingMemory::Of(const at::Tensor& tensor) {
