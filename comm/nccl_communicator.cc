@@ -31,6 +31,7 @@
 #include "comm/nccl_scaled_sum.h"
 #include "comm/nccl_status.h"
 #include "comm/work.h"
+#include "device_ops/pack.h"
 
 namespace fsdp::comm {
 namespace {
@@ -289,11 +290,10 @@ absl::StatusOr<std::unique_ptr<Work>> NcclCommunicator::DoReduceScatterScaled(
   const auto finish = [&] {
     const c10::NoGradGuard no_grad;
     if (sum.accumulate) {
-      out.add_(result, scaling.after);
-      return;
+      device_ops::AddScaled(out, result, scaling.after);
+    } else if (!is_direct || scaling.after != 1) {
+      device_ops::CopyScaled(out, result, scaling.after);
     }
-    if (!is_direct) out.copy_(result);
-    if (scaling.after != 1) out.mul_(scaling.after);
   };
   return Start(Collective::kReduceScatter, label, result, {in, out}, enqueue,
                finish);
