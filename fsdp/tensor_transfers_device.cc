@@ -1,4 +1,5 @@
 // Tensors of devices with streams: between the device and the host.
+#include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/Device.h>
@@ -18,6 +19,17 @@
 #include "offload/host_store.h"
 
 namespace fsdp {
+namespace {
+
+// Whether the page is locked for the device. Tensor::is_pinned() would ask for
+// whichever device LibTorch thinks of first.
+bool CanCopyBeside(c10::Device device, const void* memory) {
+  return at::globalContext()
+      .getAcceleratorHooksInterface(device.type())
+      .isPinnedPtr(memory);
+}
+
+}  // namespace
 
 DeviceStage& TensorTransfers::StageOf(c10::Device device) {
   for (const auto& stage : stages_) {
@@ -45,10 +57,9 @@ absl::Status TensorTransfers::TakeHostMemory(MovedTensor& moved) {
       (direct_stage_ == nullptr || direct_stage_ == moved.stage)) {
     FSDP_ASSIGN_OR_RETURN(const absl::Span<char> memory,
                           memory_->MemoryToFill(moved.region));
-    at::Tensor host = at::from_blob(memory.data(), {moved.form.bytes()},
-                                    at::TensorOptions(at::kByte));
-    if (host.is_pinned()) {
-      moved.host = std::move(host);
+    if (CanCopyBeside(moved.stage->device(), memory.data())) {
+      moved.host = at::from_blob(memory.data(), {moved.form.bytes()},
+                                 at::TensorOptions(at::kByte));
       moved.direct = true;
       direct_stage_ = moved.stage;
       return absl::OkStatus();
