@@ -1,17 +1,25 @@
 #include "fsdp/activation_offload.h"
 
+#include <c10/core/Device.h>
 #include <c10/core/Storage.h>
 #include <c10/util/Exception.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <utility>
 
 #include "absl/memory/memory.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "base/torch_status.h"
+#include "fsdp/locked_pages.h"
+#include "fsdp/packed_form.h"
+#include "fsdp/tensor_transfers.h"
+#include "offload/host_store.h"
+#include "offload/param_store.h"
 
 namespace fsdp {
 
@@ -58,6 +66,34 @@ bool ActivationOffload::Has(const Next& next, const MovedTensorPtr& tensor) {
 absl::StatusOr<std::shared_ptr<ActivationOffload>> ActivationOffload::Make(
     std::unique_ptr<offload::ParamStore> store,
     const ActivationOffloadOptions& options) {
+  Place place;
+  place.store = std::move(store);
+  return MakeAt(std::move(place), options);
+}
+
+absl::StatusOr<std::shared_ptr<ActivationOffload>> ActivationOffload::Make(
+    std::unique_ptr<offload::HostStore> store,
+    const ActivationOffloadOptions& options) {
+  Place place;
+  place.memory = store.get();
+  place.store = std::move(store);
+  return MakeAt(std::move(place), options);
+}
+
+absl::StatusOr<std::shared_ptr<ActivationOffload>>
+ActivationOffload::MakeInHostMemory(int64_t capacity, c10::Device device,
+                                    const ActivationOffloadOptions& options) {
+  Place place;
+  place.pages = absl::make_unique<LockedPages>(device);
+  FSDP_ASSIGN_OR_RETURN(std::unique_ptr<offload::HostStore> store,
+                        offload::HostStore::Make(capacity, *place.pages));
+  place.memory = store.get();
+  place.store = std::move(store);
+  return MakeAt(std::move(place), options);
+}
+
+absl::StatusOr<std::shared_ptr<ActivationOffload>> ActivationOffload::MakeAt(
+    Place place, const ActivationOffloadOptions& options) {
   if (options.min_bytes < 0 || options.window_bytes < 0 ||
       options.regions_ahead < 0 || options.timeout <= absl::ZeroDuration()) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -67,13 +103,15 @@ absl::StatusOr<std::shared_ptr<ActivationOffload>> ActivationOffload::Make(
         ": none may be negative, and the timeout not zero"));
   }
   return std::shared_ptr<ActivationOffload>(
-      new ActivationOffload(std::move(store), options));
+      new ActivationOffload(std::move(place), options));
 }
 
-ActivationOffload::ActivationOffload(std::unique_ptr<offload::ParamStore> store,
+ActivationOffload::ActivationOffload(Place place,
                                      const ActivationOffloadOptions& options)
     : options_(options),
-      transfers_(std::move(store), options.window_bytes, options.timeout),
+      pages_(std::move(place.pages)),
+      transfers_(std::move(place.store), place.memory, options.window_bytes,
+                 options.timeout),
       store_(transfers_.store()) {}
 
 ActivationOffload::~ActivationOffload() = default;
@@ -175,10 +213,9 @@ void ActivationOffload::CountUses(const Entries& entries) {
   for (auto i = entries.begin(); i != entries.end(); ++i) {
     if (*i == nullptr || std::find(entries.begin(), i, *i) != i) continue;
     const MovedTensor& tensor = *(*i)->tensor;
-    const bool writing = tensor.transfer != nullptr && tensor.writes;
-    ++(!tensor.packed.defined()      ? stats_.missed
-       : tensor.in_store && !writing ? stats_.prefetched
-                                     : stats_.found);
+    ++(!tensor.packed.defined()                      ? stats_.missed
+       : tensor.in_store && !tensor.IsBeingWritten() ? stats_.prefetched
+                                                     : stats_.found);
   }
 }
 
@@ -218,7 +255,7 @@ bool ActivationOffload::MakeRoomToRead(int64_t bytes, const Next& next) {
     const auto& reading = transfers_.reading();
     const auto victim = std::find_if(
         reading.begin(), reading.end(), [&](const MovedTensorPtr& tensor) {
-          return tensor->transfer == nullptr && !Has(next, tensor);
+          return tensor->CanDrop() && !Has(next, tensor);
         });
     if (victim == reading.end()) return false;
     transfers_.Drop(MovedTensorPtr(*victim));

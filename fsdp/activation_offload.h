@@ -1,5 +1,6 @@
 // Moves the arguments of checkpointed regions out of memory between forward and
-// backward: to host memory or to an SSD, whatever the store is.
+// backward: to host memory or to an SSD, whatever the store is. Devices copy
+// beside what they compute.
 //
 //   auto store = fsdp::offload::FileStore::Make(file_options);
 //   auto offload = fsdp::ActivationOffload::Make(*std::move(store), {});
@@ -10,6 +11,7 @@
 #define FSDP_ACTIVATION_OFFLOAD_H_
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 #include <c10/core/StorageImpl.h>
 
 #include <cstdint>
@@ -27,6 +29,8 @@
 #include "absl/time/time.h"
 #include "fsdp/packed_form.h"
 #include "fsdp/tensor_transfers.h"
+#include "offload/host_store.h"
+#include "offload/page_memory.h"
 #include "offload/param_store.h"
 
 namespace fsdp {
@@ -35,13 +39,14 @@ struct ActivationOffloadOptions {
   // Smaller tensors stay in memory.
   int64_t min_bytes = int64_t{64} << 10;
   // Of tensors that are being written, which keep their memory for so long, and
-  // as much again for those that are read ahead. A tensor that is larger is
-  // written when no other is, and never read ahead.
+  // as much again for those that are read ahead; of tensors of a device, as
+  // much memory of the host again. A tensor that is larger is written when no
+  // other is, and never read ahead.
   int64_t window_bytes = int64_t{64} << 20;
   // While backward recomputes a region, the arguments of so many before it are
   // read.
   int regions_ahead = 1;
-  // Of each wait for the store.
+  // Of each wait for the store, and for the device.
   absl::Duration timeout = absl::Minutes(5);
 };
 
@@ -66,12 +71,29 @@ class MovedArguments;
 // memory: nothing is lost, and the first failure to write is reported by a
 // warning. Otherwise its memory is free once it is written, if nobody else
 // holds the tensor; a call of any kind finds what is written.
+//
+// For tensors of a device with streams, calls belong to the stream that is
+// current, and the copies to others beside it. The host waits for the store
+// only, and for the device where the window is full of bytes that the store is
+// to get, or that have come from there; never where the store is memory that
+// the device copies. There the device's computing waits instead: for copies
+// that are the window behind.
 class ActivationOffload
     : public std::enable_shared_from_this<ActivationOffload> {
  public:
   // InvalidArgument for options that are negative, or without a timeout.
   static absl::StatusOr<std::shared_ptr<ActivationOffload>> Make(
       std::unique_ptr<offload::ParamStore> store,
+      const ActivationOffloadOptions& options);
+  // A device copies straight from and to the store's memory if that is locked
+  // for it (LockedPages): the host waits for nothing then.
+  static absl::StatusOr<std::shared_ptr<ActivationOffload>> Make(
+      std::unique_ptr<offload::HostStore> store,
+      const ActivationOffloadOptions& options);
+  // In such memory: `capacity` bytes, which are locked for `device` now, and as
+  // long as this lives. ResourceExhausted.
+  static absl::StatusOr<std::shared_ptr<ActivationOffload>> MakeInHostMemory(
+      int64_t capacity, c10::Device device,
       const ActivationOffloadOptions& options);
   ActivationOffload(const ActivationOffload&) = delete;
   ActivationOffload& operator=(const ActivationOffload&) = delete;
@@ -97,8 +119,15 @@ class ActivationOffload
   // Has the mutex. What is dropped meanwhile is freed after it.
   class Turn;
 
-  ActivationOffload(std::unique_ptr<offload::ParamStore> store,
-                    const ActivationOffloadOptions& options);
+  struct Place {
+    std::unique_ptr<offload::PageAllocator> pages;  // null: of somebody else
+    std::unique_ptr<offload::ParamStore> store;
+    offload::HostStore* memory = nullptr;  // `store`, if it is one
+  };
+
+  ActivationOffload(Place place, const ActivationOffloadOptions& options);
+  static absl::StatusOr<std::shared_ptr<ActivationOffload>> MakeAt(
+      Place place, const ActivationOffloadOptions& options);
 
   absl::StatusOr<std::vector<at::Tensor>> MoveIn(MovedArguments& moved);
   void Erase(const MovedArguments& moved);
@@ -122,6 +151,7 @@ class ActivationOffload
   void WarnOfFirstFailure() ABSL_LOCKS_EXCLUDED(mutex_);
 
   const ActivationOffloadOptions options_;
+  const std::unique_ptr<offload::PageAllocator> pages_;
   absl::Mutex mutex_;
   TensorTransfers transfers_ ABSL_GUARDED_BY(mutex_);
   const offload::ParamStore& store_;

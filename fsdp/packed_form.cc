@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/tensor_over.h"
 #include "flat_param/guarded_storage.h"
 #include "offload/param_store.h"
 
@@ -53,13 +54,18 @@ bool MayOverlap(const std::vector<int64_t>& sizes,
 }
 
 // One-dimensional, uninitialised, its data pointer `misalignment` bytes behind
-// a page.
+// a page, or behind a line on other devices than the CPU: their allocators
+// align to more than that, and round up what is asked for.
 at::Tensor AllocateAligned(int64_t elements, at::ScalarType dtype,
                            c10::Device device, int64_t misalignment) {
   const int64_t item = c10::elementSize(dtype);
+  const auto options = at::TensorOptions().dtype(dtype).device(device);
+  if (!device.is_cpu()) {
+    const int64_t before = misalignment / item;
+    return at::empty({before + elements}, options).narrow(0, before, elements);
+  }
   at::Tensor memory =
-      at::empty({elements + (kPageBytes + kAlignment) / item},
-                at::TensorOptions().dtype(dtype).device(device));
+      at::empty({elements + (kPageBytes + kAlignment) / item}, options);
   const int64_t missing =
       (misalignment - AddressOf(memory) % kPageBytes + kPageBytes) % kPageBytes;
   return memory.narrow(0, missing / item, elements);
@@ -94,7 +100,7 @@ std::optional<PackedForm> PackedForm::Of(const at::Tensor& tensor) {
   }
   form.misalignment_ = address % kAlignment;
   form.bytes_ = elements * item;
-  form.packed_already_ = tensor.is_cpu() && form.span_ == elements;
+  form.packed_already_ = form.span_ == elements;
   return form;
 }
 
@@ -109,8 +115,14 @@ at::Tensor PackedForm::Allocate() const {
   if (packed_already_) return AllocateStrided();
   return AllocateAligned(
              bytes_ / static_cast<int64_t>(c10::elementSize(dtype_)), dtype_,
-             c10::Device(c10::kCPU), /*misalignment=*/0)
+             device_, /*misalignment=*/0)
       .detach();
+}
+
+at::Tensor PackedForm::BytesOf(const at::Tensor& packed) const {
+  const int64_t offset =
+      packed.storage_offset() * static_cast<int64_t>(packed.element_size());
+  return TensorOver(packed.storage(), offset, {bytes_}, {1}, at::kByte);
 }
 
 at::Tensor PackedForm::Unpack(const at::Tensor& packed) const {

@@ -1,5 +1,5 @@
-// How the values of a tensor lie in host memory as one piece of bytes, and how
-// the same tensor is made of them again.
+// How the values of a tensor lie in memory as one piece of bytes, and how the
+// same tensor is made of them again.
 #ifndef FSDP_PACKED_FORM_H_
 #define FSDP_PACKED_FORM_H_
 
@@ -26,14 +26,17 @@ class PackedForm {
   static std::optional<PackedForm> Of(const at::Tensor& tensor);
 
   int64_t bytes() const { return bytes_; }
+  c10::Device device() const { return device_; }
 
-  // A tensor on the host with the values of `tensor`, whose form this is, in
+  // A tensor on device() with the values of `tensor`, whose form this is, in
   // the bytes() bytes from its data pointer on: the tensor itself where it is
-  // dense and on the host, else a copy.
+  // dense, else a copy.
   at::Tensor Pack(const at::Tensor& tensor) const;
-  // A tensor for bytes() bytes of other origin, which starts at a page if the
-  // form allows.
+  // A tensor on device() for bytes() bytes of other origin, which starts at a
+  // page of the CPU if the form allows.
   at::Tensor Allocate() const;
+  // What a tensor that Pack() or Allocate() gave has in these bytes: 1-D.
+  at::Tensor BytesOf(const at::Tensor& packed) const;
   // The tensor. May be `packed` itself.
   at::Tensor Unpack(const at::Tensor& packed) const;
 

@@ -8,19 +8,23 @@
 #include <c10/core/InferenceMode.h>
 
 #include <cstdint>
-#include <cstring>
 #include <functional>
 #include <optional>
 #include <ostream>
 #include <string>
 #include <vector>
 
+#include "base/testing/fake_device.h"
 #include "flat_param/guarded_storage.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "offload/param_store.h"
 
 namespace fsdp {
 namespace {
+
+using ::fsdp::testing::FakeDevice;
+using ::testing::IsEmpty;
 
 int64_t Address(const at::Tensor& tensor) {
   return static_cast<int64_t>(
@@ -59,7 +63,8 @@ TEST_P(PackedFormTest, OtherMemoryWithTheBytesMakesTheSameTensor) {
   const at::Tensor packed = form->Pack(tensor);
   EXPECT_EQ(packed.is_alias_of(tensor), !GetParam().copied);
   const at::Tensor read = form->Allocate();
-  std::memcpy(read.mutable_data_ptr(), packed.const_data_ptr(), form->bytes());
+  ASSERT_EQ(form->BytesOf(read).nbytes(), static_cast<size_t>(form->bytes()));
+  form->BytesOf(read).copy_(form->BytesOf(packed));
   for (const at::Tensor& from : {packed, read}) {
     const at::Tensor made = form->Unpack(from);
     EXPECT_EQ(made.sizes(), tensor.sizes());
@@ -72,6 +77,29 @@ TEST_P(PackedFormTest, OtherMemoryWithTheBytesMakesTheSameTensor) {
     EXPECT_EQ(Bits(made), Bits(tensor));
     EXPECT_EQ(PackedForm::Of(made), form);
   }
+}
+
+TEST_P(PackedFormTest, DoesNotLeaveItsDevice) {
+  FakeDevice::Register();
+  // The same elements of the same storage, on the device.
+  const at::Tensor on_cpu = GetParam().make().detach();
+  const at::Tensor storage = at::empty({0}, on_cpu.options())
+                                 .set_(on_cpu.storage())
+                                 .to(FakeDevice::device());
+  const at::Tensor tensor = storage.as_strided(on_cpu.sizes(), on_cpu.strides(),
+                                               on_cpu.storage_offset());
+  const std::optional<PackedForm> form = PackedForm::Of(tensor);
+  ASSERT_TRUE(form.has_value());
+  EXPECT_EQ(form->bytes(), GetParam().bytes);
+  FakeDevice::Reset();
+  const at::Tensor packed = form->Pack(tensor);
+  EXPECT_EQ(packed.is_alias_of(tensor), !GetParam().copied);
+  const at::Tensor read = form->Allocate();
+  form->BytesOf(read).copy_(form->BytesOf(packed));
+  const at::Tensor made = form->Unpack(read);
+  EXPECT_THAT(FakeDevice::HostWaits(), IsEmpty());
+  EXPECT_EQ(PackedForm::Of(made), form);
+  EXPECT_EQ(Bits(made.cpu()), Bits(on_cpu));
 }
 
 std::vector<Case> Cases() {

@@ -15,8 +15,15 @@ struct HostStore::Region {
   Region(char* data, char* flushed, int64_t offset, int64_t bytes)
       : data(data), flushed(flushed), offset(offset), bytes(bytes) {}
 
-  // Before a write.
-  void Keep() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+  // Zeros cost as much as what is written over them.
+  void MakeZeros() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    if (!std::exchange(filled, true) && bytes > 0) std::memset(data, 0, bytes);
+  }
+
+  // Before a write of `length` bytes.
+  void Prepare(int64_t length) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    if (length == bytes && flushed == nullptr) filled = true;
+    MakeZeros();
     if (flushed == nullptr || std::exchange(written, true)) return;
     std::memcpy(flushed, data, bytes);
   }
@@ -28,6 +35,7 @@ struct HostStore::Region {
   // Held while bytes are copied, and to erase.
   absl::Mutex mutex;
   bool erased ABSL_GUARDED_BY(mutex) = false;
+  bool filled ABSL_GUARDED_BY(mutex) = false;   // else `data` means zeros
   bool written ABSL_GUARDED_BY(mutex) = false;  // since the last flush
 };
 
@@ -60,7 +68,6 @@ absl::Status HostStore::Create(absl::string_view region, int64_t bytes) {
                       extents_.LargestFree());
   }
   char* const data = memory_.data() + *offset;
-  if (bytes > 0) std::memset(data, 0, bytes);
   char* const flushed = rollback_ && bytes > 0 ? data + capacity_ : nullptr;
   regions_.emplace(region,
                    std::make_shared<Region>(data, flushed, *offset, bytes));
@@ -98,6 +105,17 @@ absl::StatusOr<int64_t> HostStore::Size(absl::string_view region) const {
 absl::StatusOr<absl::Span<char>> HostStore::Memory(absl::string_view region) {
   FSDP_ASSIGN_OR_RETURN(const std::shared_ptr<Region> found,
                         Find("use the memory of", region));
+  absl::MutexLock lock(&found->mutex);
+  found->MakeZeros();
+  return absl::MakeSpan(found->data, found->bytes);
+}
+
+absl::StatusOr<absl::Span<char>> HostStore::MemoryToFill(
+    absl::string_view region) {
+  FSDP_ASSIGN_OR_RETURN(const std::shared_ptr<Region> found,
+                        Find("fill the memory of", region));
+  absl::MutexLock lock(&found->mutex);
+  found->filled = true;
   return absl::MakeSpan(found->data, found->bytes);
 }
 
@@ -110,7 +128,12 @@ absl::StatusOr<std::unique_ptr<Transfer>> HostStore::Read(
   FSDP_RETURN_IF_ERROR(Measure(&HostStore::reads_, bytes, [&] {
     absl::ReaderMutexLock lock(&from->mutex);
     if (from->erased) return NoSuchRegion("read", region);
-    if (bytes > 0) std::memcpy(out.data(), from->data + offset, bytes);
+    if (bytes == 0) return absl::OkStatus();
+    if (from->filled) {
+      std::memcpy(out.data(), from->data + offset, bytes);
+    } else {
+      std::memset(out.data(), 0, bytes);
+    }
     return absl::OkStatus();
   }));
   return absl::make_unique<FinishedTransfer>();
@@ -126,7 +149,7 @@ absl::StatusOr<std::unique_ptr<Transfer>> HostStore::Write(
     absl::MutexLock lock(&to->mutex);
     if (to->erased) return NoSuchRegion("write", region);
     if (bytes == 0) return absl::OkStatus();
-    to->Keep();
+    to->Prepare(bytes);
     std::memcpy(to->data + offset, in.data(), bytes);
     return absl::OkStatus();
   }));

@@ -52,6 +52,9 @@ class HostStore : public ParamStore {
   // starts at a page, valid until Erase(). What they write is not undone by
   // Rollback(). NotFound.
   absl::StatusOr<absl::Span<char>> Memory(absl::string_view region);
+  // The same for those who write all of it before anybody reads: of any content
+  // when the region is new.
+  absl::StatusOr<absl::Span<char>> MemoryToFill(absl::string_view region);
 
  private:
   struct Region;

@@ -1,5 +1,6 @@
 #include "offload/host_store.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -115,6 +116,42 @@ TEST(HostStoreTest, LendsTheMemoryOfARegion) {
   memory[10006] = '!';
   EXPECT_EQ(*ReadNow(*store, "region", 10006, 1), "!");
   EXPECT_THAT(store->Memory("other"),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("'other'")));
+}
+
+TEST(HostStoreTest, WhatWasNeverWrittenIsZerosWhateverWasThereBefore) {
+  for (const bool rollback : {false, true}) {
+    ASSERT_OK_AND_ASSIGN(
+        const auto store,
+        HostStore::Make(8192, PageAllocator::System(), rollback));
+    const auto renew = [&] {
+      ASSERT_OK(WriteNow(*store, "region", 0, Pattern(1, 5003)));
+      ASSERT_OK(store->Erase("region"));
+      ASSERT_OK(store->Create("region", 5003));
+    };
+    ASSERT_OK(store->Create("region", 5003));
+    renew();
+    EXPECT_EQ(*ReadNow(*store, "region", 0, 5003), std::string(5003, '\0'));
+    ASSERT_OK(WriteNow(*store, "region", 5000, "end"));
+    EXPECT_EQ(*ReadNow(*store, "region", 0, 5003),
+              std::string(5000, '\0') + "end");
+    renew();
+    ASSERT_OK_AND_ASSIGN(const auto lent, store->Memory("region"));
+    EXPECT_EQ(std::string(lent.data(), lent.size()), std::string(5003, '\0'));
+  }
+}
+
+TEST(HostStoreTest, LendsTheMemoryOfARegionToFillIt) {
+  ASSERT_OK_AND_ASSIGN(const auto store, HostStore::Make(8192));
+  ASSERT_OK(store->Create("region", 5003));
+  ASSERT_OK_AND_ASSIGN(const auto memory, store->MemoryToFill("region"));
+  const std::string pattern = Pattern(1, 5003);
+  std::copy(pattern.begin(), pattern.end(), memory.begin());
+  EXPECT_EQ(*ReadNow(*store, "region", 0, 5003), pattern);
+  ASSERT_OK_AND_ASSIGN(const auto again, store->Memory("region"));
+  EXPECT_EQ(again.data(), memory.data());
+  EXPECT_EQ(std::string(again.data(), again.size()), pattern);
+  EXPECT_THAT(store->MemoryToFill("other"),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("'other'")));
 }
 
