@@ -1,10 +1,11 @@
 // Training steps with parameters, gradients and optimizer states in the host's
-// memory, stepped by the GPU or by the host, in turns with the same on the GPU.
+// memory, stepped by the GPU, by the host or by what a measurement says is
+// faster, in turns with the same on the GPU.
 //   ./bazelw run --config=opt --config=cuda //benchmarks:gpu_offload
 #include <cstdio>
-#include <string>
 
 #include "absl/flags/flag.h"
+#include "absl/strings/str_cat.h"
 #include "benchmarks/gpu_offload_run.h"
 #include "benchmarks/gpu_run.h"
 #include "fsdp/offload_options.h"
@@ -16,23 +17,34 @@ ABSL_FLAG(int, rows, 4096, "Rows of a step.");
 namespace fsdp::benchmarks {
 namespace {
 
+const char* NameOf(StepOn step_on) {
+  switch (step_on) {
+    case StepOn::kDevice:
+      return "stepped_on_device";
+    case StepOn::kHost:
+      return "stepped_on_host";
+    case StepOn::kFaster:
+      return "stepped_where_faster";
+  }
+  return "unknown";
+}
+
 void AddAll(const Place& place, int turns) {
   if (place.device.is_cpu()) {
     std::fputs("gpu_offload: on the CPU nothing rests elsewhere\n", stderr);
     return;
   }
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-    for (const StepOn step_on : {StepOn::kDevice, StepOn::kHost}) {
+    for (const StepOn step_on :
+         {StepOn::kDevice, StepOn::kHost, StepOn::kFaster}) {
       OffloadCase what;
       what.units = absl::GetFlag(FLAGS_units);
       what.dim = absl::GetFlag(FLAGS_dim);
       what.rows = absl::GetFlag(FLAGS_rows);
       what.dtype = dtype;
       what.step_on = step_on;
-      AddBenchmark(std::string("offload/") +
-                       (step_on == StepOn::kDevice ? "stepped_on_device/"
-                                                   : "stepped_on_host/") +
-                       (dtype == at::kFloat ? "fp32" : "bf16"),
+      AddBenchmark(absl::StrCat("offload/", NameOf(step_on), "/",
+                                dtype == at::kFloat ? "fp32" : "bf16"),
                    turns,
                    [what, place] { return MakeOffloadRun(what, place); });
     }

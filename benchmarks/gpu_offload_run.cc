@@ -170,9 +170,11 @@ class OffloadRun final : public TurnRun {
         {"of_resident", MedianRatio(resident_.whole(), away_.whole())},
         {"optimizer_of_resident",
          MedianRatio(resident_.optimizer(), away_.optimizer())},
-        {"GB/s", MovedBytes() / Median(away_.whole()) / 1e9},
         {"loss_difference", LossDifference()},
     };
+    if (what_.step_on != StepOn::kFaster) {
+      figures["GB/s"] = MovedBytes() / Median(away_.whole()) / 1e9;
+    }
     if (DeviceMemory(place_.device).known()) {
       figures["peak_MB"] = static_cast<double>(away_.peak_bytes()) / 1e6;
       figures["resident_peak_MB"] =
