@@ -174,8 +174,8 @@ class TensorTransfers {
   const absl::Duration timeout_;
   std::vector<std::unique_ptr<DeviceStage>> stages_;  // one for each device
   DeviceStage* direct_stage_ = nullptr;  // whose copies use `memory_`
-  bool direct_erased_ =
-      false;  // and may, what was erased since their last wait
+  // They may also use regions that were erased since the last wait for them.
+  bool direct_erased_ = false;
   std::vector<MovedTensorPtr> writing_;  // in the order of their start
   int64_t writing_bytes_ = 0;
   bool writes_hang_ = false;  // none has ended since a wait was in vain
