@@ -267,11 +267,15 @@ absl::Status StagedQueue::EnqueueResult(Operation& operation,
   return absl::OkStatus();
 }
 
+// Whoever has waited for an operation has back what it held.
 void StagedQueue::Finish(Operation& operation, absl::Status status) {
-  StagedCall done;  // destroyed without the lock
+  {
+    StagedCall done;  // destroyed without the lock
+    absl::MutexLock lock(&mutex_);
+    done = operation.Release();
+  }
   absl::MutexLock lock(&mutex_);
   if (!operation.result_) operation.result_ = std::move(status);
-  done = operation.Release();
 }
 
 absl::StatusOr<bool> StagedQueue::Poll(const DeviceEvent& event,
