@@ -1,5 +1,7 @@
 #include "comm/c10d_backend_group.h"
 
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -36,7 +38,8 @@ C10dBackendGroup::C10dBackendGroup(c10::intrusive_ptr<c10d::Backend> backend,
       watchdog_({[] { return absl::OkStatus(); },
                  [this](const NcclWatchdog::Failure& failure) {
                    StopBackend(failure);
-                 }}) {}
+                 },
+                 [this] { EnterDevice(); }}) {}
 
 absl::StatusOr<std::shared_ptr<C10dBackendGroup>> C10dBackendGroup::Create(
     c10::intrusive_ptr<c10d::Backend> backend,
@@ -64,7 +67,7 @@ void C10dBackendGroup::Leave() {
     if (left_) return;
     left_ = true;
   }
-  watchdog_.Poll(absl::Now());
+  AwaitIdle(absl::Now() + kPatience);
   RankReport farewell;
   farewell.cause = Cause::kLeft;
   farewell.position = watchdog_.Position();
@@ -79,6 +82,27 @@ void C10dBackendGroup::Leave() {
   completions_.Stop(kPatience);
   watchdog_.Stop();
   monitor_->Stop();
+}
+
+// A program ends without waiting for its device. One whose host waits has seen
+// to it.
+void C10dBackendGroup::AwaitIdle(absl::Time deadline) {
+  watchdog_.Poll(absl::Now());
+  while (!options_.host_waits && !watchdog_.idle() && absl::Now() < deadline) {
+    absl::SleepFor(absl::Milliseconds(1));
+    watchdog_.Poll(absl::Now());
+  }
+}
+
+// A thread begins with device 0 as its current one, which LibTorch would set up
+// when it goes back there.
+void C10dBackendGroup::EnterDevice() {
+  if (options_.device.is_cpu()) return;
+  // Other calls tell of a device that has failed.
+  (void)C10dToStatus("choose a device", [this] {
+    c10::impl::VirtualGuardImpl(options_.device.type())
+        .setDevice(options_.device);
+  });
 }
 
 absl::StatusOr<std::shared_ptr<C10dBackendGroup::Operation>>

@@ -104,6 +104,9 @@ class C10dBackendGroup {
 
   void AwaitLetGo(const C10dCompletion& completion);
   void StopBackend(const NcclWatchdog::Failure& failure);
+  void EnterDevice();
+  // Until nothing runs, or the group has failed.
+  void AwaitIdle(absl::Time deadline);
   absl::Status ErrorOf(const NcclWatchdog::Operation& entry);
   absl::Status FindVerdict();
 

@@ -184,6 +184,7 @@ void NcclWatchdog::StopDevice() {
 }
 
 void NcclWatchdog::Run(absl::Duration interval) {
+  if (hooks_.enter) hooks_.enter();
   while (true) {
     {
       absl::MutexLock lock(&mutex_);

@@ -44,6 +44,8 @@ class NcclWatchdog {
     // Tells the peers and ends what the device still does. Runs once, in the
     // thread that finds the failure, without a lock.
     std::function<void(const Failure& failure)> stop;
+    // What Start()'s thread does first; may be empty.
+    std::function<void()> enter = {};
   };
 
   enum class State { kRunning, kDone, kFailed };

@@ -85,10 +85,13 @@ Runtime::Runtime(std::shared_ptr<comm::Communicator> communicator,
 // Memory goes back to the stream that it was allocated on, behind what the
 // others have been given.
 Runtime::~Runtime() {
-  for (SideStream* stream : {&gather_stream_, &reduce_stream_}) {
-    stream->BlockCurrentStream();
-    stream->FollowCurrentStream();
-  }
+  // A device that has failed, of which other calls tell, has nothing to order.
+  TorchToStatus("ordering the end of a model", [this] {
+    for (SideStream* stream : {&gather_stream_, &reduce_stream_}) {
+      stream->BlockCurrentStream();
+      stream->FollowCurrentStream();
+    }
+  }).IgnoreError();
 }
 
 int64_t Runtime::reduce_buffer_bytes(int unit) const {
