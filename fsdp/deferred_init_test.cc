@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
+#include <c10/core/Device.h>
 #include <c10/core/GradMode.h>
 #include <torch/nn/init.h>
 #include <torch/nn/module.h>
@@ -355,7 +356,7 @@ TEST(MaterializeTest, WorksOnWhatLaterScopesHaveDone) {
 TEST(DeferredInitTest, AModuleGoesToADeviceWithoutMemory) {
   const auto linear = Deferred([] {
     torch::nn::Linear made(kDim, kDim);
-    made->to(torch::kCUDA);  // which nobody needs to have
+    made->to(c10::Device(torch::kCUDA, 0));  // which nobody needs to have
     return made;
   });
   for (const at::Tensor& parameter : linear->parameters()) {
