@@ -25,8 +25,8 @@
 
 namespace fsdp {
 
-// A tensor that has a region of a store. All but `form` and packed.defined()
-// belongs to TensorTransfers.
+// A tensor that has a region of a store. All but `form`, packed.defined(),
+// `in_store` and the functions belongs to TensorTransfers.
 struct MovedTensor {
   MovedTensor(PackedForm form, std::string region)
       : form(std::move(form)), region(std::move(region)) {}
@@ -44,8 +44,8 @@ struct MovedTensor {
   at::Tensor packed;
   // Where the store finds them, and leaves them. For tensors of the CPU,
   // `packed`. For others memory of the host that `stage` copies from and to: of
-  // the region itself (`direct`), or until the store has them, and again from
-  // the start of a read until they are on the device.
+  // the region itself (`direct`), or until the store has them, for ever if it
+  // fails, and again from the start of a read until they are on the device.
   at::Tensor host;
   DeviceStage* stage = nullptr;
   bool direct = false;
