@@ -15,8 +15,8 @@ namespace {
 // How often somebody looks whether the group is well.
 constexpr absl::Duration kWatchInterval = absl::Milliseconds(100);
 
-// How long a group that has been closed waits for the backend to let go of the
-// buffers, and one that leaves for it to end.
+// How long a group waits, from when it is closed, for the backend to let go of
+// buffers and to end.
 constexpr absl::Duration kPatience = absl::Seconds(5);
 
 NcclWatchdog::Failure FailureOf(Cause cause, std::string text) {
@@ -76,7 +76,7 @@ void C10dBackendGroup::Leave() {
     // What cannot be left any more has ended.
     (void)C10dToStatus("leave a group", [this] { options_.leave(); });
   }
-  completions_.Stop(kPatience);
+  completions_.Stop(Patience());
   watchdog_.Stop();
   monitor_->Stop();
 }
@@ -156,12 +156,14 @@ void C10dBackendGroup::Keep(const Operation& operation,
                                                 std::move(tensors)}));
 }
 
+absl::Duration C10dBackendGroup::Patience() {
+  absl::MutexLock lock(&mutex_);
+  if (!closed_at_) return kPatience;
+  return std::max(absl::ZeroDuration(), *closed_at_ + kPatience - absl::Now());
+}
+
 void C10dBackendGroup::AwaitLetGo(const C10dCompletion& completion) {
-  absl::Time until;
-  {
-    absl::MutexLock lock(&mutex_);
-    until = closed_at_ + kPatience;
-  }
+  const absl::Time until = absl::Now() + Patience();
   while (!completion.HasLetGo() && absl::Now() < until) {
     absl::SleepFor(absl::Milliseconds(1));
   }

@@ -102,6 +102,8 @@ class C10dBackendGroup {
 
   struct Kept;
 
+  // How much longer the backend may take to let go.
+  absl::Duration Patience();
   void AwaitLetGo(const C10dCompletion& completion);
   void StopBackend(const NcclWatchdog::Failure& failure);
   absl::Status ErrorOf(const NcclWatchdog::Operation& entry);
@@ -113,7 +115,7 @@ class C10dBackendGroup {
   std::unique_ptr<GroupMonitor> monitor_;
   absl::Mutex mutex_;
   bool left_ ABSL_GUARDED_BY(mutex_) = false;
-  absl::Time closed_at_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
+  absl::optional<absl::Time> closed_at_ ABSL_GUARDED_BY(mutex_);
   absl::optional<absl::Status> verdict_ ABSL_GUARDED_BY(mutex_);
   // The last, so that its thread ends first.
   NcclWatchdog watchdog_;
