@@ -367,6 +367,40 @@ TEST_F(StraightTest, WhatAnotherStreamGetsIsUsedAndFreedInOrder) {
   EXPECT_TRUE(at::equal(result.add(other).cpu(), OnCpu(11).add(OnCpu(0), 2)));
 }
 
+// What was read ahead, and nobody waited for.
+TEST_F(StraightTest, MemoryOfTheStoreIsUsedAgainInOrder) {
+  const auto offload = Straight(2, SmallOptions());
+  Regions regions;
+  regions.push_back(MoveOne(*offload, Numbers(1)));
+  regions.push_back(MoveOne(*offload, Numbers(2)));
+  offload->stats();  // finds both written
+  const FakeDevice::Stall stall;
+  const at::Tensor last = MoveIn(*regions[1]);
+  regions.clear();
+  for (int i = 3; i < 5; ++i) {
+    regions.push_back(MoveOne(*offload, Numbers(i)));
+    EXPECT_NE(regions.back(), nullptr);
+  }
+  EXPECT_TRUE(at::equal(last.cpu(), OnCpu(2)));
+}
+
+TEST_F(StraightTest, AnotherStreamReadsWhatIsStillBeingWrittenInOrder) {
+  ActivationOffloadOptions options = SmallOptions();
+  options.window_bytes = kBytes;
+  const auto offload = Straight(2, options);
+  SideStream side(FakeDevice::device());
+  const FakeDevice::Stall stall;
+  std::unique_ptr<MovedArguments> first;
+  std::unique_ptr<MovedArguments> second;
+  {
+    const SideStream::Scope beside(side);
+    first = MoveOne(*offload, Numbers(1));
+    second = MoveOne(*offload, Numbers(2));  // the first leaves the device
+  }
+  EXPECT_TRUE(at::equal(MoveIn(*first).cpu(), OnCpu(1)));
+  EXPECT_EQ(offload->stats().missed, 1);
+}
+
 TEST_F(StraightTest, TheHostWritesNotOverWhatTheDeviceStillReads) {
   ActivationOffloadOptions options = SmallOptions();
   options.timeout = absl::Milliseconds(1);
