@@ -159,8 +159,8 @@ ABSL_FLAG(gpt::Backend, backend, gpt::TrainOptions().backend,
           "fastest where the ranks are).");
 ABSL_FLAG(gpt::Device, device, gpt::TrainOptions().device,
           "Where the model is: cpu, or cuda: rank r of a host takes GPU r "
-          "modulo their number. cuda needs a program built with "
-          "--config=cuda.");
+          "modulo their number. cuda needs //examples/gpt:train_cuda, built "
+          "with --config=cuda.");
 ABSL_FLAG(gpt::DeviceBackend, device_backend,
           gpt::TrainOptions().device_backend,
           "How ranks exchange what is on GPUs: nccl (a GPU for each rank), "

@@ -1,15 +1,16 @@
 #include "examples/gpt/rank_device.h"
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "comm/rank_device.h"
 #include "comm/staged_backend.h"
-#include "examples/gpt/nccl_link.h"
 
 namespace gpt {
 
 absl::StatusOr<RankDevice> FindRankDevice(
     c10::DeviceType type, DeviceBackend backend,
-    const fsdp::comm::Environment& environment) {
+    const fsdp::comm::Environment& environment, const NcclOn& nccl_on) {
   RankDevice found;
   FSDP_ASSIGN_OR_RETURN(const int count, fsdp::comm::CountDevices(type));
   FSDP_ASSIGN_OR_RETURN(found.device,
@@ -20,8 +21,13 @@ absl::StatusOr<RankDevice> FindRankDevice(
       (backend == DeviceBackend::kAuto && environment.local_world_size > count);
   if (is_staged) {
     found.connect = fsdp::comm::StagedBackend(found.device);
+  } else if (nccl_on) {
+    found.connect = nccl_on(found.device);
   } else {
-    FSDP_ASSIGN_OR_RETURN(found.connect, NcclOn(found.device));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "nccl on ", found.device.str(),
+        ": this program was linked without it; run //examples/gpt:train_cuda, "
+        "built with --config=cuda, or use --device-backend=staged"));
   }
   return found;
 }

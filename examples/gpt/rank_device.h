@@ -5,6 +5,8 @@
 #include <c10/core/Device.h>
 #include <c10/core/DeviceType.h>
 
+#include <functional>
+
 #include "absl/status/statusor.h"
 #include "comm/bootstrap.h"
 #include "comm/environment.h"
@@ -17,11 +19,15 @@ struct RankDevice {
   fsdp::comm::ConnectDevice connect;  // empty on the CPU
 };
 
-// FailedPrecondition: there is no such device, or this program was built
-// without what it takes.
+// NCCL between ranks of which this one has the GPU; empty in a program that is
+// linked without.
+using NcclOn = std::function<fsdp::comm::ConnectDevice(c10::Device gpu)>;
+
+// FailedPrecondition: there is no such device, or this program lacks what it
+// takes.
 absl::StatusOr<RankDevice> FindRankDevice(
     c10::DeviceType type, DeviceBackend backend,
-    const fsdp::comm::Environment& environment);
+    const fsdp::comm::Environment& environment, const NcclOn& nccl_on);
 
 }  // namespace gpt
 

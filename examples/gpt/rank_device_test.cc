@@ -1,12 +1,14 @@
 // Where the program is built without CUDA; its devices are fakes.
 #include "examples/gpt/rank_device.h"
 
+#include <c10/core/Device.h>
 #include <c10/core/DeviceType.h>
 
 #include "absl/status/status.h"
 #include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
 #include "comm/environment.h"
+#include "comm/staged_backend.h"
 #include "examples/gpt/options.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -31,7 +33,7 @@ Environment SecondOf(int ranks_on_host) {
 TEST(RankDeviceTest, TheCpuNeedsNoBackend) {
   ASSERT_OK_AND_ASSIGN(
       const RankDevice found,
-      FindRankDevice(c10::kCPU, DeviceBackend::kAuto, SecondOf(2)));
+      FindRankDevice(c10::kCPU, DeviceBackend::kAuto, SecondOf(2), nullptr));
   EXPECT_TRUE(found.device.is_cpu());
   EXPECT_FALSE(found.connect);
 }
@@ -41,24 +43,40 @@ TEST(RankDeviceTest, RanksThatShareADeviceAreStaged) {
   for (const DeviceBackend backend :
        {DeviceBackend::kAuto, DeviceBackend::kStaged}) {
     ASSERT_OK_AND_ASSIGN(const RankDevice found,
-                         FindRankDevice(kFake, backend, SecondOf(2)));
+                         FindRankDevice(kFake, backend, SecondOf(2), nullptr));
     EXPECT_EQ(found.device, FakeDevice::device());
     EXPECT_TRUE(found.connect);
   }
 }
 
+TEST(RankDeviceTest, RanksWithADeviceEachHaveNccl) {
+  FakeDevice::Register();
+  c10::Device given(c10::kCPU);
+  const NcclOn nccl_on = [&](c10::Device gpu) {
+    given = gpu;
+    return fsdp::comm::StagedBackend(gpu);
+  };
+  ASSERT_OK_AND_ASSIGN(
+      const RankDevice found,
+      FindRankDevice(kFake, DeviceBackend::kAuto, Environment(), nccl_on));
+  EXPECT_EQ(given, FakeDevice::device());
+  EXPECT_TRUE(found.connect);
+}
+
 TEST(RankDeviceTest, WhatIsNotLinkedIsTold) {
   FakeDevice::Register();
+  const auto error = [](c10::DeviceType type, DeviceBackend backend,
+                        const Environment& environment) {
+    return FindRankDevice(type, backend, environment, nullptr).status();
+  };
   const auto needs = [](const char* text) {
     return StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr(text));
   };
-  EXPECT_THAT(
-      FindRankDevice(c10::kCUDA, DeviceBackend::kAuto, Environment()).status(),
-      needs("build with --config=cuda"));
-  EXPECT_THAT(
-      FindRankDevice(kFake, DeviceBackend::kAuto, Environment()).status(),
-      needs("--device-backend=staged"));
-  EXPECT_THAT(FindRankDevice(kFake, DeviceBackend::kNccl, SecondOf(2)).status(),
+  EXPECT_THAT(error(c10::kCUDA, DeviceBackend::kAuto, Environment()),
+              needs("build with --config=cuda"));
+  EXPECT_THAT(error(kFake, DeviceBackend::kAuto, Environment()),
+              needs("--device-backend=staged"));
+  EXPECT_THAT(error(kFake, DeviceBackend::kNccl, SecondOf(2)),
               needs("nccl on privateuseone:0"));
 }
 

@@ -95,7 +95,8 @@ absl::Status RunRank(const SharedDevice& shared, const std::string& offload) {
                         fsdp::comm::ReadEnvironment(std::getenv));
   FSDP_ASSIGN_OR_RETURN(
       const RankDevice device,
-      FindRankDevice(shared.type, DeviceBackend::kStaged, environment));
+      FindRankDevice(shared.type, DeviceBackend::kStaged, environment,
+                     /*nccl_on=*/nullptr));
   fsdp::comm::ConnectOptions connect;
   connect.connect_timeout = connect.timeout = absl::Seconds(60);
   connect.device = device.connect;

@@ -1,0 +1,189 @@
+#include "examples/gpt/train_program.h"
+
+#include <c10/core/Device.h>
+
+#include <cstdlib>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/flags/usage.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+#include "comm/bootstrap.h"
+#include "comm/communicator.h"
+#include "comm/environment.h"
+#include "comm/launcher.h"
+#include "comm/launcher_stop_request.h"
+#include "comm/local_communicator.h"
+#include "comm/recording_communicator.h"
+#include "examples/gpt/default_data.h"
+#include "examples/gpt/flags.h"
+#include "examples/gpt/options.h"
+#include "examples/gpt/rank_device.h"
+#include "examples/gpt/rank_program.h"
+#include "examples/gpt/text_corpus.h"
+
+namespace gpt {
+namespace {
+
+using ::fsdp::comm::CollectiveLog;
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::Environment;
+using ::fsdp::comm::StopRequest;
+
+absl::StatusOr<std::shared_ptr<const TextCorpus>> ReadCorpus(
+    const TrainOptions& options, const std::string& argv0) {
+  if (options.data == kCountDataName) return nullptr;
+  std::string path = options.data;
+  if (path.empty()) {
+    FSDP_ASSIGN_OR_RETURN(path, DefaultDataPath(argv0));
+  }
+  FSDP_ASSIGN_OR_RETURN(TextCorpus corpus,
+                        ReadTextCorpus(path, options.model.seq + 1));
+  return std::make_shared<const TextCorpus>(std::move(corpus));
+}
+
+// How this process takes part.
+struct Place {
+  c10::Device device = c10::Device(c10::DeviceType::CPU);
+  int ranks_on_host = 1;
+  const StopRequest& stop;
+  absl::StatusOr<std::shared_ptr<const TextCorpus>> corpus;
+};
+
+// Runs one rank in this thread.
+absl::Status RunOne(const TrainOptions& options, const Place& place,
+                    std::unique_ptr<Communicator> communicator) {
+  CollectiveLog log(/*max_trace=*/0);
+  RankContext context;
+  context.communicator = fsdp::comm::Record(std::move(communicator), &log);
+  context.log = &log;
+  context.device = place.device;
+  context.ranks_on_host = place.ranks_on_host;
+  context.corpus = place.corpus;
+  context.out = &std::cout;
+  context.columns = fsdp::comm::TerminalColumns();
+  context.stop_requested = [&place] { return place.stop.requested(); };
+  return RunRank(options, context);
+}
+
+// Ranks as threads of this process.
+absl::Status RunThreads(const TrainOptions& options, const StopRequest& stop,
+                        const std::string& argv0) {
+  FSDP_ASSIGN_OR_RETURN(std::vector<std::unique_ptr<Communicator>> group,
+                        fsdp::comm::CreateLocalGroup(options.ranks));
+  const Place place{c10::Device(c10::DeviceType::CPU), options.ranks, stop,
+                    ReadCorpus(options, argv0)};
+  std::vector<absl::Status> results(group.size());
+  std::vector<std::thread> threads;
+  for (size_t rank = 0; rank < group.size(); ++rank) {
+    threads.emplace_back([&, rank] {
+      results[rank] = RunOne(options, place, std::move(group[rank]));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  // Of several failures one that is not the echo of another.
+  absl::Status first = absl::OkStatus();
+  for (const absl::Status& result : results) {
+    if (first.ok() || absl::IsAborted(first)) first = result;
+  }
+  return first;
+}
+
+fsdp::comm::Backend BackendOf(const TrainOptions& options) {
+  switch (options.backend) {
+    case Backend::kAuto:
+      return fsdp::comm::Backend::kAuto;
+    case Backend::kLocal:
+      return fsdp::comm::Backend::kLocal;
+    case Backend::kSharedMemory:
+      return fsdp::comm::Backend::kSharedMemory;
+    case Backend::kGloo:
+      return fsdp::comm::Backend::kGloo;
+  }
+  return fsdp::comm::Backend::kAuto;
+}
+
+absl::StatusOr<RankDevice> RankDeviceOf(const TrainOptions& options,
+                                        const Environment& environment,
+                                        const NcclOn& nccl_on) {
+  auto found =
+      FindRankDevice(options.device == Device::kCuda ? c10::kCUDA : c10::kCPU,
+                     options.device_backend, environment, nccl_on);
+  if (found.ok()) return found;
+  return fsdp::Annotate(found.status(), "--device=cuda");
+}
+
+// This process as the only rank, or as one of those that somebody has started.
+absl::Status RunProcess(const TrainOptions& options,
+                        const Environment& environment, const StopRequest& stop,
+                        const std::string& argv0, const NcclOn& nccl_on) {
+  fsdp::comm::ConnectOptions connect;
+  connect.backend = BackendOf(options);
+  FSDP_ASSIGN_OR_RETURN(const RankDevice device,
+                        RankDeviceOf(options, environment, nccl_on));
+  connect.device = device.connect;
+  FSDP_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> communicator,
+                        fsdp::comm::Connect(environment, connect));
+  const Place place{device.device, environment.local_world_size, stop,
+                    ReadCorpus(options, argv0)};
+  return RunOne(options, place, std::move(communicator));
+}
+
+int ExitCode(const absl::Status& status, const StopRequest& stop) {
+  if (status.ok()) return EXIT_SUCCESS;
+  std::cerr << status << std::endl;
+  return absl::IsCancelled(status) && stop.requested() ? 128 + stop.signal()
+                                                       : EXIT_FAILURE;
+}
+
+// Starts this program once more for every rank.
+int Launch(const TrainOptions& options, int argc, char** argv) {
+  fsdp::comm::LaunchOptions launch;
+  launch.ranks = options.ranks;
+  launch.argv.assign(argv, argv + argc);
+  const absl::StatusOr<fsdp::comm::LaunchReport> report =
+      fsdp::comm::LaunchRanks(launch);
+  if (!report.ok()) {
+    std::cerr << report.status() << std::endl;
+    return EXIT_FAILURE;
+  }
+  if (report->exit_code() != 0) std::cerr << report->ToString() << std::endl;
+  return report->exit_code();
+}
+
+}  // namespace
+
+int TrainProgram(int argc, char** argv, const NcclOn& nccl_on) {
+  absl::SetProgramUsageMessage(
+      "Trains a byte-level GPT with Fully Sharded Data Parallel.\n\n"
+      "  bazel run //examples/gpt:train -- --data=my_text.txt --ranks=4");
+  const absl::StatusOr<TrainOptions> options = ParseFlags(argc, argv);
+  const absl::StatusOr<Environment> environment =
+      fsdp::comm::ReadEnvironment(std::getenv);
+  for (const absl::Status& status : {options.status(), environment.status()}) {
+    if (status.ok()) continue;
+    std::cerr << status << std::endl;
+    return EXIT_FAILURE;
+  }
+  const bool is_alone = options->ranks == 1;
+  const bool is_rank =
+      environment->started_by != fsdp::comm::StartedBy::kNobody ||
+      (options->device == Device::kCuda && is_alone);
+  const bool threads = options->backend == Backend::kLocal ||
+                       (options->backend == Backend::kAuto && is_alone);
+  if (!is_rank && !threads) return Launch(*options, argc, argv);
+  const StopRequest stop;
+  return ExitCode(
+      is_rank ? RunProcess(*options, *environment, stop, argv[0], nccl_on)
+              : RunThreads(*options, stop, argv[0]),
+      stop);
+}
+
+}  // namespace gpt
