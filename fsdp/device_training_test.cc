@@ -54,7 +54,12 @@ TrainingDevice Fake(std::vector<std::string>& waits) {
 }
 
 class DeviceTrainingTest
-    : public ::testing::TestWithParam<std::tuple<DeviceProgram, int>> {};
+    : public ::testing::TestWithParam<std::tuple<DeviceProgram, int>> {
+ protected:
+  // Before the first backward, which is the CPU's: autograd counts the kinds of
+  // devices only once.
+  static void SetUpTestSuite() { FakeDevice::Register(); }
+};
 
 TEST_P(DeviceTrainingTest, StreamsAreOrderedAndTheHostWaitsForNothing) {
   const auto& [program, world_size] = GetParam();
