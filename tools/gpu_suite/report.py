@@ -34,10 +34,21 @@ def test_cases(text):
     return found
 
 
+def _closed(text):
+    """A Google Benchmark report as an object. It is written benchmark by benchmark: of a program that was stopped, what is
+    there."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        end = "\n    }"  # of a benchmark
+        whole, _, _ = text.rpartition(end)
+        return json.loads(whole + end + "\n  ]\n}")
+
+
 def benchmarks(text):
     """Of a report that a Google Benchmark program wrote. Its names without what tells how they were run."""
     found = []
-    for entry in json.loads(text)["benchmarks"]:
+    for entry in _closed(text)["benchmarks"]:
         name = "/".join(part for part in entry["name"].split("/")
                         if not part.startswith("iterations:") and part not in ("manual_time", "real_time"))
         if entry.get("error_occurred"):

@@ -43,6 +43,16 @@ class ReadingTest(unittest.TestCase):
         self.assertEqual((broken["name"], broken["outcome"]), ("offload/stepped_on_host/fp32", "failed"))
         self.assertIn("out of memory", broken["message"])
 
+    def test_figures_of_a_benchmark_that_was_stopped(self):
+        whole = json.dumps(json.loads(BENCHMARK), indent=2)
+        self.assertEqual(report.benchmarks(whole), report.benchmarks(BENCHMARK))
+        begin = whole.index('"offload/')
+        for end in (begin - 20, begin, begin + 30):
+            self.assertEqual([case["name"] for case in report.benchmarks(whole[:end])], ["train_step/bf16"])
+        for nothing in ("", whole[:20], whole[:whole.index('"train_step')]):
+            with self.assertRaises(ValueError):
+                report.benchmarks(nothing)
+
     def test_the_outcome_of_a_program(self):
         passed, failed = [{"outcome": report.PASSED}], [{"outcome": report.PASSED}, {"outcome": report.FAILED}]
         self.assertEqual(report.outcome_of(passed, 0, False), report.PASSED)
