@@ -89,6 +89,31 @@ Produced ReadFlags(const at::Tensor& source) {
   return flags;
 }
 
+// The flags of every rank and what follows them, in runs: a device is given
+// each run as an argument.
+void PackFlags(const FlatLayout& layout, int64_t segment_numel,
+               absl::Span<const at::Tensor> gradients, bool adds,
+               device_ops::Packing& packing) {
+  const auto count = static_cast<int64_t>(gradients.size());
+  for (int rank = 0; rank < layout.world_size(); ++rank) {
+    const int64_t segment_end = (rank + 1) * segment_numel;
+    const int64_t flags = segment_end - segment_numel + layout.shard_numel();
+    int64_t begin = 0;
+    while (begin < count) {
+      const bool is_defined = gradients[begin].defined();
+      int64_t end = begin + 1;
+      while (end < count && gradients[end].defined() == is_defined) ++end;
+      if (is_defined) {
+        packing.AddOnes(flags + begin, flags + end);
+      } else if (!adds) {
+        packing.AddZeros(flags + begin, flags + end);
+      }
+      begin = end;
+    }
+    if (!adds) packing.AddZeros(flags + count, segment_end);
+  }
+}
+
 // Of contiguous tensors of one size. Multiplies in the wider of the two dtypes.
 void CopyScaled(at::Tensor target, const at::Tensor& source, double scale) {
   if (HasStreams(target.device())) {
@@ -242,25 +267,14 @@ void GradientBuffer::PackInto(const at::Tensor& whole,
       } else if (!adds && !slice.empty()) {
         packing.AddZeros(begin, begin + slice.numel());
       }
-      const int64_t flag = base + layout.shard_numel() + i;
-      if (gradients[i].defined()) {
-        packing.AddOnes(flag, flag + 1);
-      } else if (!adds) {
-        packing.AddZeros(flag, flag + 1);
-      }
     }
   }
+  PackFlags(layout, segment_numel_, gradients, adds, packing);
   if (adds) {
     return device_ops::PackAdd(whole, sources, packing,
                                options_.scaling.before);
   }
   for (const Slice& gap : gaps_) packing.AddZeros(gap.begin, gap.end);
-  for (int rank = 0; rank < layout.world_size(); ++rank) {
-    const int64_t end = (rank + 1) * segment_numel_;
-    packing.AddZeros(
-        end - segment_numel_ + layout.shard_numel() + layout.num_parameters(),
-        end);
-  }
   device_ops::Pack(whole, sources, packing, options_.scaling.before);
 }
 
