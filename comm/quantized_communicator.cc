@@ -43,11 +43,13 @@ absl::optional<c10::Stream> CurrentStream(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
 }
 
+// Aborts `group` where numbers cannot be made of messages that are here.
 class QuantizedWork final : public Work {
  public:
-  QuantizedWork(std::unique_ptr<Work> base, std::string name, Messages messages,
-                Finish finish)
+  QuantizedWork(std::unique_ptr<Work> base, std::weak_ptr<Communicator> group,
+                std::string name, Messages messages, Finish finish)
       : base_(std::move(base)),
+        group_(std::move(group)),
         name_(std::move(name)),
         messages_(std::move(messages)),
         finish_(std::move(finish)),
@@ -56,15 +58,7 @@ class QuantizedWork final : public Work {
   // Peers read messages at most, which the base keeps for them.
   absl::Status Wait(absl::Time deadline) override {
     if (!result_) result_ = Finished(base_->WaitForResult(deadline));
-    if (!result_->ok()) return *result_;
-    bool is_done = false;
-    FSDP_RETURN_IF_ERROR(
-        TorchToStatus(name_, [&] { is_done = is_finished_.Wait(deadline); }));
-    if (is_done) return absl::OkStatus();
-    result_ = absl::DeadlineExceededError(
-        absl::StrCat(name_,
-                     ": what makes numbers of the messages is not done at the "
-                     "deadline"));
+    if (result_->ok()) result_ = FinishedBy(deadline);
     return *result_;
   }
 
@@ -80,26 +74,51 @@ class QuantizedWork final : public Work {
  private:
   // `status` of the messages, and of what is done with them then.
   absl::Status Finished(absl::Status status) {
-    if (status.ok()) status = TorchToStatus(name_, [&] { RunFinish(); });
+    if (status.ok()) {
+      const c10::NoGradGuard no_grad;
+      status = TorchToStatus(name_, [&] { finish_(messages_.received); });
+      // What has begun reads them, whatever has become of the rest.
+      status.Update(TorchToStatus(name_, [&] { OrderMessages(); }));
+      if (!status.ok()) AbortGroup(status);
+    }
     finish_ = nullptr;
     messages_ = Messages();
     return status;
   }
 
-  void RunFinish() {
-    const c10::NoGradGuard no_grad;
+  // The memory of messages returns to the stream of the call, in its order:
+  // record_stream() would keep it until the device is done, so that a host far
+  // ahead allocated messages for all units.
+  void OrderMessages() {
     const c10::Device device = messages_.received.device();
-    finish_(messages_.received);
     is_finished_.Record(device);
     if (caller_ == CurrentStream(device)) return;
-    // The memory of messages returns to the stream of the call, in its order:
-    // record_stream() would keep it until the device is done, so that a host
-    // far ahead allocated messages for all units.
     const c10::StreamGuard beside(*caller_);
     is_finished_.BlockCurrentStream();
   }
 
+  absl::Status FinishedBy(absl::Time deadline) {
+    bool is_done = false;
+    absl::Status status =
+        TorchToStatus(name_, [&] { is_done = is_finished_.Wait(deadline); });
+    if (is_done) return absl::OkStatus();
+    if (status.ok()) {
+      status = absl::DeadlineExceededError(
+          absl::StrCat(name_,
+                       ": what makes numbers of the messages is not done at "
+                       "the deadline"));
+    }
+    AbortGroup(status);
+    return status;
+  }
+
+  void AbortGroup(const absl::Status& reason) {
+    if (const auto group = group_.lock()) group->Abort(reason);
+  }
+
   const std::unique_ptr<Work> base_;
+  // Weak: a rank that leaves leaves, whatever it still has of works.
+  const std::weak_ptr<Communicator> group_;
   const std::string name_;
   Messages messages_;
   Finish finish_;
@@ -130,7 +149,7 @@ class QuantizedCommunicator final : public ForwardingCommunicator {
  public:
   QuantizedCommunicator(std::shared_ptr<Communicator> base,
                         const QuantizationOptions& options)
-      : ForwardingCommunicator(std::move(base)), options_(options) {}
+      : ForwardingCommunicator(base), group_(base), options_(options) {}
 
   std::string ToString() const override {
     return absl::StrCat("quantised ", ForwardingCommunicator::ToString());
@@ -247,10 +266,11 @@ class QuantizedCommunicator final : public ForwardingCommunicator {
                       Finish finish) {
     FSDP_RETURN_IF_ERROR(work.status());
     return std::make_unique<QuantizedWork>(
-        *std::move(work), NameOf(collective, label), std::move(messages),
-        std::move(finish));
+        *std::move(work), group_, NameOf(collective, label),
+        std::move(messages), std::move(finish));
   }
 
+  const std::weak_ptr<Communicator> group_;  // base()
   const QuantizationOptions options_;
 };
 

@@ -487,6 +487,19 @@ TEST(QuantizedCommunicatorTest, TheHostWaitsUntilTheDeviceIsDone) {
   const at::Tensor in = at::zeros({64}).to(FakeDevice::device());
   const at::Tensor out = at::zeros({192}, in.options());
   auto work = comm->AllGather(out, in, "w").value();
+  EXPECT_OK(work->Wait(absl::Now() + absl::Seconds(30)));
+  FakeDevice::HostRead(out, "the output");
+  EXPECT_THAT(FakeDevice::Races(), IsEmpty());
+}
+
+TEST(QuantizedCommunicatorTest, AMissedDeadlineEndsTheGroup) {
+  FakeDevice::Register();
+  FakeDevice::Reset();
+  const std::unique_ptr<Communicator> comm =
+      QuantizedLoopback(FakeDevice::device());
+  const at::Tensor in = at::zeros({64}).to(FakeDevice::device());
+  const at::Tensor out = at::zeros({192}, in.options());
+  auto work = comm->AllGather(out, in, "w").value();
   EXPECT_OK(work->BlockCurrentStream());
   {
     const FakeDevice::Stall stall;
@@ -494,9 +507,32 @@ TEST(QuantizedCommunicatorTest, TheHostWaitsUntilTheDeviceIsDone) {
                 StatusIs(absl::StatusCode::kDeadlineExceeded,
                          HasSubstr("all-gather of w on rank 1 of 3")));
   }
-  auto next = comm->AllGather(out, in, "w").value();
-  EXPECT_OK(next->Wait(absl::Now() + absl::Seconds(30)));
-  FakeDevice::HostRead(out, "the output");
+  EXPECT_THAT(work->Wait(absl::InfiniteFuture()),
+              StatusIs(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_THAT(comm->AllGather(out, in, "w").status(),
+              StatusIs(absl::StatusCode::kAborted,
+                       HasSubstr("is not done at the deadline")));
+}
+
+// On an output that turns out to be none, which only the last part notices.
+TEST(QuantizedCommunicatorTest, WhatCannotBeFinishedEndsTheGroup) {
+  FakeDevice::Register();
+  FakeDevice::Reset();
+  const std::unique_ptr<Communicator> comm =
+      QuantizedLoopback(FakeDevice::device());
+  const at::Tensor in = at::zeros({64}).to(FakeDevice::device());
+  const at::Tensor out = at::zeros({192}, in.options());
+  SideStream side(FakeDevice::device());
+  {
+    auto work = comm->AllGather(out, in, "w").value();
+    out.unsafeGetTensorImpl()->set_sizes_contiguous({0});
+    const SideStream::Scope scope(side);
+    EXPECT_THAT(work->BlockCurrentStream(),
+                StatusIs(absl::StatusCode::kInternal,
+                         HasSubstr("all-gather of w on rank 1 of 3")));
+  }
+  EXPECT_THAT(comm->AllGather(at::zeros({192}, in.options()), in, "w").status(),
+              StatusIs(absl::StatusCode::kAborted));
   EXPECT_THAT(FakeDevice::Races(), IsEmpty());
 }
 
