@@ -5,41 +5,38 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "comm/c10d_status.h"
-#include "comm/failure_report.h"
 
 namespace fsdp::comm {
 namespace {
-
-// How often somebody looks whether the group is well.
-constexpr absl::Duration kWatchInterval = absl::Milliseconds(100);
 
 // How long a group waits, from when it is closed, for the backend to let go of
 // buffers and to end.
 constexpr absl::Duration kPatience = absl::Seconds(5);
 
-NcclWatchdog::Failure FailureOf(Cause cause, std::string text) {
-  NcclWatchdog::Failure failure;
-  failure.report.cause = cause;
-  failure.report.text = std::move(text);
-  return failure;
+WatchedGroup::Options WatchedOptions(const c10d::Backend& backend,
+                                     const C10dBackendGroup::Options& options) {
+  WatchedGroup::Options result;
+  result.rank = backend.getRank();
+  result.world_size = backend.getSize();
+  result.timeout = options.timeout;
+  result.diagnosis_timeout = options.diagnosis_timeout;
+  return result;
 }
 
 }  // namespace
 
 C10dBackendGroup::C10dBackendGroup(c10::intrusive_ptr<c10d::Backend> backend,
+                                   std::unique_ptr<GroupMonitor> monitor,
                                    Options options)
     : backend_(std::move(backend)),
       options_(std::move(options)),
       completions_(options_.device, options_.host_waits),
-      watchdog_({[] { return absl::OkStatus(); },
-                 [this](const NcclWatchdog::Failure& failure) {
-                   StopBackend(failure);
-                 },
-                 [this] { EnterDevice(); }}) {}
+      watched_(std::move(monitor), WatchedOptions(*backend_, options_),
+               {[] { return absl::OkStatus(); }, [this] { CloseBackend(); },
+                [this] { EnterDevice(); }}) {}
 
 absl::StatusOr<std::shared_ptr<C10dBackendGroup>> C10dBackendGroup::Create(
     c10::intrusive_ptr<c10d::Backend> backend,
@@ -49,49 +46,26 @@ absl::StatusOr<std::shared_ptr<C10dBackendGroup>> C10dBackendGroup::Create(
       GroupMonitor::Create(store, backend->getRank(), backend->getSize()));
   std::shared_ptr<C10dBackendGroup> group;
   FSDP_RETURN_IF_ERROR(C10dToStatus("take a stream", [&] {
-    group.reset(new C10dBackendGroup(std::move(backend), std::move(options)));
+    group.reset(new C10dBackendGroup(std::move(backend), std::move(monitor),
+                                     std::move(options)));
   }));
-  group->monitor_ = std::move(monitor);
-  group->monitor_->Start([raw = group.get()] {
-    raw->watchdog_.Fail(FailureOf(Cause::kEcho, "another rank has failed"));
-  });
-  group->watchdog_.Start(kWatchInterval);
+  group->watched_.Start();
   return group;
 }
 
 C10dBackendGroup::~C10dBackendGroup() { Leave(); }
 
 void C10dBackendGroup::Leave() {
-  {
-    absl::MutexLock lock(&mutex_);
-    if (left_) return;
-    left_ = true;
-  }
-  AwaitIdle(absl::Now() + kPatience);
-  RankReport farewell;
-  farewell.cause = Cause::kLeft;
-  farewell.position = watchdog_.Position();
-  // Before the backend goes away, so that whoever notices can read it.
-  monitor_->Leave(farewell);
-  if (!watchdog_.idle()) {
-    watchdog_.Fail(FailureOf(Cause::kLeft, "this rank has left the group"));
-  } else if (options_.leave && !watchdog_.failure()) {
-    // What cannot be left any more has ended.
-    (void)C10dToStatus("leave a group", [this] { options_.leave(); });
-  }
-  completions_.Stop(Patience());
-  watchdog_.Stop();
-  monitor_->Stop();
-}
-
-// A program ends without waiting for its device. One whose host waits has seen
-// to it.
-void C10dBackendGroup::AwaitIdle(absl::Time deadline) {
-  watchdog_.Poll(absl::Now());
-  while (!options_.host_waits && !watchdog_.idle() && absl::Now() < deadline) {
-    absl::SleepFor(absl::Milliseconds(1));
-    watchdog_.Poll(absl::Now());
-  }
+  // A rank whose host waits has seen to what it began.
+  const absl::Duration patience =
+      options_.host_waits ? absl::ZeroDuration() : kPatience;
+  watched_.Leave(patience, [this] {
+    if (options_.leave && !watched_.failed()) {
+      // What cannot be left any more has ended.
+      (void)C10dToStatus("leave a group", [this] { options_.leave(); });
+    }
+    completions_.Stop(Patience());
+  });
 }
 
 // A thread begins with device 0 as its current one, which LibTorch would set up
@@ -107,59 +81,33 @@ void C10dBackendGroup::EnterDevice() {
 
 absl::StatusOr<std::shared_ptr<C10dBackendGroup::Operation>>
 C10dBackendGroup::Launch(Call call, int64_t bytes, Start start, Finish finish) {
-  const auto entry =
-      watchdog_.Begin(std::move(call), bytes, absl::Now() + options_.timeout);
-  if (watchdog_.failure()) return ErrorOf(*entry);
+  FSDP_ASSIGN_OR_RETURN(auto entry, watched_.Begin(std::move(call), bytes));
   WorkPtr work;
   const absl::Status started = C10dToStatus(
       entry->Describe(rank(), world_size()), [&] { work = start(*backend_); });
   if (absl::IsUnimplemented(started)) {
-    watchdog_.Launched(*entry, [] { return true; });
+    watched_.Launched(*entry, [] { return true; });
     return started;
   }
-  if (!started.ok()) {
-    watchdog_.Fail(started);
-    return ErrorOf(*entry);
-  }
+  if (!started.ok()) return watched_.NotLaunched(*entry, started);
   const auto completion =
       std::make_shared<C10dCompletion>(std::move(work), std::move(finish));
   completions_.Add(completion);
-  watchdog_.Launched(*entry, [completion] { return completion->IsDone(); });
-  return std::make_shared<Operation>(entry, completion);
+  watched_.Launched(*entry, [completion] { return completion->IsDone(); });
+  return std::make_shared<Operation>(std::move(entry), completion);
 }
 
 absl::Status C10dBackendGroup::Wait(const Operation& operation,
                                     absl::Time deadline) {
-  absl::Duration pause = absl::Microseconds(5);
-  while (true) {
-    switch (watchdog_.StateOf(*operation.entry_)) {
-      case NcclWatchdog::State::kDone:
-        return absl::OkStatus();
-      case NcclWatchdog::State::kFailed: {
-        const absl::Status error = ErrorOf(*operation.entry_);
-        AwaitLetGo(*operation.completion_);
-        return error;
-      }
-      case NcclWatchdog::State::kRunning:
-        break;
-    }
-    const absl::Time now = absl::Now();
-    if (now >= deadline) {
-      watchdog_.Fail(FailureOf(Cause::kDeadline, "not done at the deadline"));
-      continue;
-    }
-    absl::SleepFor(std::min(pause, deadline - now));
-    pause = std::min(pause * 2, absl::Microseconds(200));
-  }
+  const absl::Status status = watched_.Wait(*operation.entry_, deadline);
+  if (!status.ok()) AwaitLetGo(*operation.completion_);
+  return status;
 }
 
 absl::Status C10dBackendGroup::BlockCurrentStream(const Operation& operation) {
-  if (watchdog_.failure() &&
-      watchdog_.StateOf(*operation.entry_) == NcclWatchdog::State::kFailed) {
-    return ErrorOf(*operation.entry_);
-  }
+  FSDP_RETURN_IF_ERROR(watched_.Check(*operation.entry_));
   if (options_.host_waits) {
-    FSDP_RETURN_IF_ERROR(Wait(operation, absl::Now() + options_.timeout));
+    FSDP_RETURN_IF_ERROR(Wait(operation, absl::Now() + timeout()));
   }
   return operation.completion_->BlockCurrentStream();
 }
@@ -175,9 +123,9 @@ struct C10dBackendGroup::Kept {
 
 void C10dBackendGroup::Keep(const Operation& operation,
                             std::vector<at::Tensor> tensors) {
-  watchdog_.Keep(*operation.entry_,
-                 std::shared_ptr<Kept>(new Kept{this, operation.completion_,
-                                                std::move(tensors)}));
+  watched_.Keep(*operation.entry_,
+                std::shared_ptr<Kept>(
+                    new Kept{this, operation.completion_, std::move(tensors)}));
 }
 
 absl::Duration C10dBackendGroup::Patience() {
@@ -194,40 +142,14 @@ void C10dBackendGroup::AwaitLetGo(const C10dCompletion& completion) {
 }
 
 void C10dBackendGroup::Abort(const absl::Status& reason) {
-  watchdog_.Fail(FailureOf(Cause::kAbort, std::string(reason.message())));
+  watched_.Abort(reason);
 }
 
-void C10dBackendGroup::StopBackend(const NcclWatchdog::Failure& failure) {
-  // Leaves time for whoever waits to hear of a search that found nobody.
-  monitor_->Report(failure.report, options_.diagnosis_timeout / 2);
+void C10dBackendGroup::CloseBackend() {
   // What cannot be closed any more is closed.
   (void)C10dToStatus("close a group", [this] { options_.close(); });
   absl::MutexLock lock(&mutex_);
   closed_at_ = absl::Now();
-}
-
-absl::Status C10dBackendGroup::ErrorOf(const NcclWatchdog::Operation& entry) {
-  const absl::Status verdict = FindVerdict();
-  return absl::Status(verdict.code(),
-                      absl::StrCat(entry.Describe(rank(), world_size()), ": ",
-                                   verdict.message()));
-}
-
-absl::Status C10dBackendGroup::FindVerdict() {
-  const NcclWatchdog::Failure failure = watchdog_.AwaitStopped();
-  if (failure.status) return *failure.status;
-  {
-    absl::MutexLock lock(&mutex_);
-    if (verdict_) return *verdict_;
-  }
-  GroupMonitor::Findings findings =
-      monitor_->Await(absl::Now() + options_.diagnosis_timeout);
-  absl::MutexLock lock(&mutex_);
-  if (!verdict_) {
-    findings.reports[rank()] = failure.report;
-    verdict_ = Verdict(rank(), findings.reports, findings.store_answers);
-  }
-  return *verdict_;
 }
 
 }  // namespace fsdp::comm

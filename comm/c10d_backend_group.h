@@ -24,7 +24,7 @@
 #include "comm/c10d_completion.h"
 #include "comm/call.h"
 #include "comm/group_monitor.h"
-#include "comm/nccl_watchdog.h"
+#include "comm/watched_group.h"
 
 namespace c10d {
 class Store;
@@ -48,14 +48,14 @@ class C10dBackendGroup {
 
   class Operation {
    public:
-    Operation(std::shared_ptr<NcclWatchdog::Operation> entry,
+    Operation(std::shared_ptr<WatchedGroup::Operation> entry,
               std::shared_ptr<C10dCompletion> completion)
         : entry_(std::move(entry)), completion_(std::move(completion)) {}
 
    private:
     friend class C10dBackendGroup;
 
-    const std::shared_ptr<NcclWatchdog::Operation> entry_;
+    const std::shared_ptr<WatchedGroup::Operation> entry_;
     const std::shared_ptr<C10dCompletion> completion_;
   };
 
@@ -77,10 +77,10 @@ class C10dBackendGroup {
   // need this rank fail.
   void Leave();
 
-  int rank() const { return backend_->getRank(); }
-  int world_size() const { return backend_->getSize(); }
+  int rank() const { return watched_.rank(); }
+  int world_size() const { return watched_.world_size(); }
   c10::Device device() const { return options_.device; }
-  absl::Duration timeout() const { return options_.timeout; }
+  absl::Duration timeout() const { return watched_.timeout(); }
 
   // The next operation. Unimplemented, which leaves the group as it is: the
   // backend has no such operation.
@@ -98,30 +98,24 @@ class C10dBackendGroup {
   void Abort(const absl::Status& reason);
 
  private:
-  C10dBackendGroup(c10::intrusive_ptr<c10d::Backend> backend, Options options);
+  C10dBackendGroup(c10::intrusive_ptr<c10d::Backend> backend,
+                   std::unique_ptr<GroupMonitor> monitor, Options options);
 
   struct Kept;
 
   // How much longer the backend may take to let go.
   absl::Duration Patience();
   void AwaitLetGo(const C10dCompletion& completion);
-  void StopBackend(const NcclWatchdog::Failure& failure);
+  void CloseBackend();
   void EnterDevice();
-  // Until nothing runs, or the group has failed.
-  void AwaitIdle(absl::Time deadline);
-  absl::Status ErrorOf(const NcclWatchdog::Operation& entry);
-  absl::Status FindVerdict();
 
   const c10::intrusive_ptr<c10d::Backend> backend_;
   const Options options_;
   C10dCompletionQueue completions_;
-  std::unique_ptr<GroupMonitor> monitor_;
   absl::Mutex mutex_;
-  bool left_ ABSL_GUARDED_BY(mutex_) = false;
   absl::optional<absl::Time> closed_at_ ABSL_GUARDED_BY(mutex_);
-  absl::optional<absl::Status> verdict_ ABSL_GUARDED_BY(mutex_);
-  // The last, so that its thread ends first.
-  NcclWatchdog watchdog_;
+  // The last, so that its threads end first.
+  WatchedGroup watched_;
 };
 
 }  // namespace fsdp::comm

@@ -1,4 +1,4 @@
-#include "comm/nccl_watchdog.h"
+#include "comm/group_watchdog.h"
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -6,8 +6,8 @@
 namespace fsdp::comm {
 namespace {
 
-NcclWatchdog::Failure OwnFailure(const absl::Status& status) {
-  NcclWatchdog::Failure failure;
+GroupWatchdog::Failure OwnFailure(const absl::Status& status) {
+  GroupWatchdog::Failure failure;
   failure.report.text = std::string(status.message());
   if (absl::IsUnavailable(status)) {
     failure.report.cause = Cause::kLost;
@@ -18,8 +18,8 @@ NcclWatchdog::Failure OwnFailure(const absl::Status& status) {
   return failure;
 }
 
-NcclWatchdog::Failure MissedDeadline() {
-  NcclWatchdog::Failure failure;
+GroupWatchdog::Failure MissedDeadline() {
+  GroupWatchdog::Failure failure;
   failure.report.cause = Cause::kDeadline;
   failure.report.text = "not done at the deadline";
   return failure;
@@ -27,20 +27,20 @@ NcclWatchdog::Failure MissedDeadline() {
 
 }  // namespace
 
-std::string NcclWatchdog::Operation::Describe(int rank, int world_size) const {
+std::string GroupWatchdog::Operation::Describe(int rank, int world_size) const {
   return absl::StrCat(name(), " on rank ", rank, " of ", world_size, " (",
                       call_.dtype, " x ", call_.count, ", ", bytes_, " bytes)");
 }
 
-NcclWatchdog::NcclWatchdog(Hooks hooks) : hooks_(std::move(hooks)) {}
+GroupWatchdog::GroupWatchdog(Hooks hooks) : hooks_(std::move(hooks)) {}
 
-NcclWatchdog::~NcclWatchdog() { Stop(); }
+GroupWatchdog::~GroupWatchdog() { Stop(); }
 
-void NcclWatchdog::Start(absl::Duration interval) {
+void GroupWatchdog::Start(absl::Duration interval) {
   thread_ = std::thread([this, interval] { Run(interval); });
 }
 
-void NcclWatchdog::Stop() {
+void GroupWatchdog::Stop() {
   {
     absl::MutexLock lock(&mutex_);
     ending_ = true;
@@ -48,7 +48,7 @@ void NcclWatchdog::Stop() {
   if (thread_.joinable()) thread_.join();
 }
 
-std::shared_ptr<NcclWatchdog::Operation> NcclWatchdog::Begin(
+std::shared_ptr<GroupWatchdog::Operation> GroupWatchdog::Begin(
     Call call, int64_t bytes, absl::Time deadline) {
   absl::MutexLock lock(&mutex_);
   auto operation = std::make_shared<Operation>(
@@ -61,17 +61,17 @@ std::shared_ptr<NcclWatchdog::Operation> NcclWatchdog::Begin(
   return operation;
 }
 
-void NcclWatchdog::Launched(Operation& operation, Query is_done) {
+void GroupWatchdog::Launched(Operation& operation, Query is_done) {
   absl::MutexLock lock(&mutex_);
   operation.is_done_ = std::move(is_done);
 }
 
-void NcclWatchdog::Keep(Operation& operation, std::shared_ptr<void> what) {
+void GroupWatchdog::Keep(Operation& operation, std::shared_ptr<void> what) {
   absl::MutexLock lock(&mutex_);
   if (operation.state_ == State::kRunning) operation.kept_ = std::move(what);
 }
 
-NcclWatchdog::State NcclWatchdog::StateOf(const Operation& operation) {
+GroupWatchdog::State GroupWatchdog::StateOf(const Operation& operation) {
   Released released;
   bool failed = false;
   {
@@ -85,7 +85,7 @@ NcclWatchdog::State NcclWatchdog::StateOf(const Operation& operation) {
   return operation.state_;
 }
 
-void NcclWatchdog::Poll(absl::Time now) {
+void GroupWatchdog::Poll(absl::Time now) {
   Released released;
   bool failed = false;
   {
@@ -95,7 +95,7 @@ void NcclWatchdog::Poll(absl::Time now) {
   if (failed) StopDevice();
 }
 
-void NcclWatchdog::Fail(Failure failure) {
+void GroupWatchdog::Fail(Failure failure) {
   Released released;
   bool failed = false;
   {
@@ -105,32 +105,32 @@ void NcclWatchdog::Fail(Failure failure) {
   if (failed) StopDevice();
 }
 
-void NcclWatchdog::Fail(const absl::Status& status) {
+void GroupWatchdog::Fail(const absl::Status& status) {
   Fail(OwnFailure(status));
 }
 
-NcclWatchdog::Failure NcclWatchdog::AwaitStopped() const {
+GroupWatchdog::Failure GroupWatchdog::AwaitStopped() const {
   absl::MutexLock lock(&mutex_);
   mutex_.Await(absl::Condition(&stopped_));
   return *failure_;
 }
 
-absl::optional<NcclWatchdog::Failure> NcclWatchdog::failure() const {
+absl::optional<GroupWatchdog::Failure> GroupWatchdog::failure() const {
   absl::MutexLock lock(&mutex_);
   return failure_;
 }
 
-bool NcclWatchdog::idle() const {
+bool GroupWatchdog::idle() const {
   absl::MutexLock lock(&mutex_);
   return running_.empty();
 }
 
-std::string NcclWatchdog::Position() const {
+std::string GroupWatchdog::Position() const {
   absl::MutexLock lock(&mutex_);
   return PositionLocked();
 }
 
-bool NcclWatchdog::CheckLocked(absl::Time now, Released& released) {
+bool GroupWatchdog::CheckLocked(absl::Time now, Released& released) {
   if (failure_) return false;
   absl::Status status = TakeOffDoneLocked(released);
   if (status.ok()) status = hooks_.health();
@@ -139,7 +139,7 @@ bool NcclWatchdog::CheckLocked(absl::Time now, Released& released) {
   return FailLocked(MissedDeadline(), released);
 }
 
-absl::Status NcclWatchdog::TakeOffDoneLocked(Released& released) {
+absl::Status GroupWatchdog::TakeOffDoneLocked(Released& released) {
   while (!running_.empty()) {
     Operation& oldest = *running_.front();
     if (!oldest.is_done_) break;
@@ -154,7 +154,7 @@ absl::Status NcclWatchdog::TakeOffDoneLocked(Released& released) {
   return absl::OkStatus();
 }
 
-bool NcclWatchdog::FailLocked(Failure failure, Released& released) {
+bool GroupWatchdog::FailLocked(Failure failure, Released& released) {
   if (failure_) return false;
   // Ends here where asking fails, as everything does.
   TakeOffDoneLocked(released).IgnoreError();
@@ -168,7 +168,7 @@ bool NcclWatchdog::FailLocked(Failure failure, Released& released) {
   return true;
 }
 
-std::string NcclWatchdog::PositionLocked() const {
+std::string GroupWatchdog::PositionLocked() const {
   if (!running_.empty()) {
     const Operation& oldest = *running_.front();
     return absl::StrCat("is in ", oldest.name());
@@ -177,13 +177,13 @@ std::string NcclWatchdog::PositionLocked() const {
   return absl::StrCat("has finished ", last_done_, " and called nothing since");
 }
 
-void NcclWatchdog::StopDevice() {
+void GroupWatchdog::StopDevice() {
   hooks_.stop(*failure());
   absl::MutexLock lock(&mutex_);
   stopped_ = true;
 }
 
-void NcclWatchdog::Run(absl::Duration interval) {
+void GroupWatchdog::Run(absl::Duration interval) {
   if (hooks_.enter) hooks_.enter();
   while (true) {
     {

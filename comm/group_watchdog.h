@@ -1,7 +1,7 @@
 // The operations that a group has given to its device, and how the group fails.
 // Knows nothing of CUDA, NCCL or tensors.
-#ifndef COMM_NCCL_WATCHDOG_H_
-#define COMM_NCCL_WATCHDOG_H_
+#ifndef COMM_GROUP_WATCHDOG_H_
+#define COMM_GROUP_WATCHDOG_H_
 
 #include <cstdint>
 #include <deque>
@@ -26,7 +26,7 @@ namespace fsdp::comm {
 // Operations finish in the order in which they begin. The first failure (a
 // missed deadline, an error of the group or of a query, Fail()) ends them all:
 // what the device had done by then is done, the rest has failed. Thread-safe.
-class NcclWatchdog {
+class GroupWatchdog {
  public:
   // Whether the device has finished an operation; an error where asking fails.
   using Query = std::function<absl::StatusOr<bool>()>;
@@ -52,9 +52,9 @@ class NcclWatchdog {
 
   class Operation;
 
-  explicit NcclWatchdog(Hooks hooks);
+  explicit GroupWatchdog(Hooks hooks);
   // Calls Stop().
-  ~NcclWatchdog();
+  ~GroupWatchdog();
 
   // Has a thread Poll() every `interval`. Once.
   void Start(absl::Duration interval);
@@ -122,7 +122,7 @@ class NcclWatchdog {
 };
 
 // What it is may be read by any thread, the rest belongs to the watchdog.
-class NcclWatchdog::Operation {
+class GroupWatchdog::Operation {
  public:
   Operation(Call call, int64_t sequence, int64_t bytes, absl::Time deadline)
       : call_(std::move(call)),
@@ -137,7 +137,7 @@ class NcclWatchdog::Operation {
   std::string Describe(int rank, int world_size) const;
 
  private:
-  friend class NcclWatchdog;
+  friend class GroupWatchdog;
 
   const Call call_;
   const int64_t sequence_;
@@ -150,4 +150,4 @@ class NcclWatchdog::Operation {
 
 }  // namespace fsdp::comm
 
-#endif  // COMM_NCCL_WATCHDOG_H_
+#endif  // COMM_GROUP_WATCHDOG_H_

@@ -1,4 +1,4 @@
-#include "comm/nccl_watchdog.h"
+#include "comm/group_watchdog.h"
 
 #include <memory>
 #include <string>
@@ -19,8 +19,8 @@ namespace fsdp::comm {
 namespace {
 
 using ::fsdp::testing::StatusIs;
-using State = NcclWatchdog::State;
-using OperationPtr = std::shared_ptr<NcclWatchdog::Operation>;
+using State = GroupWatchdog::State;
+using OperationPtr = std::shared_ptr<GroupWatchdog::Operation>;
 
 absl::Time At(int seconds) { return absl::FromUnixSeconds(seconds); }
 
@@ -29,7 +29,7 @@ Call GatherOf(std::string label) {
 }
 
 // A device whose first `num_done` operations are done.
-class NcclWatchdogTest : public ::testing::Test {
+class GroupWatchdogTest : public ::testing::Test {
  protected:
   OperationPtr Launch(absl::Time deadline = At(100)) {
     const int number = num_launched_++;
@@ -46,13 +46,13 @@ class NcclWatchdogTest : public ::testing::Test {
   int num_done_ = 0;
   absl::Status query_error_;
   absl::Status health_;
-  std::vector<NcclWatchdog::Failure> stops_;
-  NcclWatchdog watchdog_{
+  std::vector<GroupWatchdog::Failure> stops_;
+  GroupWatchdog watchdog_{
       {[this] { return health_; },
-       [this](const NcclWatchdog::Failure& why) { stops_.push_back(why); }}};
+       [this](const GroupWatchdog::Failure& why) { stops_.push_back(why); }}};
 };
 
-TEST_F(NcclWatchdogTest, OperationsAreDoneWhenTheDeviceSaysSo) {
+TEST_F(GroupWatchdogTest, OperationsAreDoneWhenTheDeviceSaysSo) {
   const OperationPtr first = Launch();
   const OperationPtr second = Launch();
   EXPECT_EQ(watchdog_.StateOf(*first), State::kRunning);
@@ -67,7 +67,7 @@ TEST_F(NcclWatchdogTest, OperationsAreDoneWhenTheDeviceSaysSo) {
   EXPECT_TRUE(stops_.empty());
 }
 
-TEST_F(NcclWatchdogTest, WhatIsNotLaunchedYetRuns) {
+TEST_F(GroupWatchdogTest, WhatIsNotLaunchedYetRuns) {
   const OperationPtr operation =
       watchdog_.Begin(GatherOf("blocks.2"), 2048, At(5));
   watchdog_.Poll(At(5));
@@ -76,14 +76,14 @@ TEST_F(NcclWatchdogTest, WhatIsNotLaunchedYetRuns) {
   EXPECT_EQ(watchdog_.StateOf(*operation), State::kFailed);
 }
 
-TEST_F(NcclWatchdogTest, DescribesAnOperation) {
+TEST_F(GroupWatchdogTest, DescribesAnOperation) {
   Launch();
   EXPECT_EQ(Launch()->Describe(1, 4),
             "all-gather #1 of blocks.2 on rank 1 of 4 (bfloat16 x 1024, 2048 "
             "bytes)");
 }
 
-TEST_F(NcclWatchdogTest, TheOldestOperationsDeadlineEndsTheGroup) {
+TEST_F(GroupWatchdogTest, TheOldestOperationsDeadlineEndsTheGroup) {
   const OperationPtr first = Launch(At(10));
   const OperationPtr second = Launch(At(20));
   const OperationPtr third = Launch(At(30));
@@ -101,7 +101,7 @@ TEST_F(NcclWatchdogTest, TheOldestOperationsDeadlineEndsTheGroup) {
   EXPECT_EQ(watchdog_.StateOf(*third), State::kFailed);
 }
 
-TEST_F(NcclWatchdogTest, WhatWasDoneBeforeTheFailureStaysDone) {
+TEST_F(GroupWatchdogTest, WhatWasDoneBeforeTheFailureStaysDone) {
   const OperationPtr first = Launch();
   const OperationPtr second = Launch();
   num_done_ = 1;  // nobody has asked yet
@@ -111,7 +111,7 @@ TEST_F(NcclWatchdogTest, WhatWasDoneBeforeTheFailureStaysDone) {
   EXPECT_EQ(watchdog_.StateOf(*second), State::kFailed);
 }
 
-TEST_F(NcclWatchdogTest, AnErrorOfTheGroupEndsIt) {
+TEST_F(GroupWatchdogTest, AnErrorOfTheGroupEndsIt) {
   const OperationPtr operation = Launch();
   health_ = absl::UnavailableError("a peer is gone");
   watchdog_.Poll(At(0));
@@ -121,7 +121,7 @@ TEST_F(NcclWatchdogTest, AnErrorOfTheGroupEndsIt) {
   EXPECT_EQ(watchdog_.StateOf(*operation), State::kFailed);
 }
 
-TEST_F(NcclWatchdogTest, AnErrorOfAnIdleGroupIsSeen) {
+TEST_F(GroupWatchdogTest, AnErrorOfAnIdleGroupIsSeen) {
   health_ = absl::UnavailableError("a peer is gone");
   watchdog_.Poll(At(0));
   ASSERT_EQ(stops_.size(), 1);
@@ -129,7 +129,7 @@ TEST_F(NcclWatchdogTest, AnErrorOfAnIdleGroupIsSeen) {
   EXPECT_EQ(watchdog_.StateOf(*Launch()), State::kFailed);
 }
 
-TEST_F(NcclWatchdogTest, AnErrorOfTheDeviceIsThisRanksOwn) {
+TEST_F(GroupWatchdogTest, AnErrorOfTheDeviceIsThisRanksOwn) {
   const OperationPtr operation = Launch();
   query_error_ = absl::InternalError("illegal address");
   EXPECT_EQ(watchdog_.StateOf(*operation), State::kFailed);
@@ -140,7 +140,7 @@ TEST_F(NcclWatchdogTest, AnErrorOfTheDeviceIsThisRanksOwn) {
               StatusIs(absl::StatusCode::kInternal, "illegal address"));
 }
 
-TEST_F(NcclWatchdogTest, TheFirstFailureWins) {
+TEST_F(GroupWatchdogTest, TheFirstFailureWins) {
   num_done_ = 1;
   Launch();
   watchdog_.Poll(At(0));
@@ -154,7 +154,7 @@ TEST_F(NcclWatchdogTest, TheFirstFailureWins) {
             "has finished all-gather #0 of blocks.2 and called nothing since");
 }
 
-TEST_F(NcclWatchdogTest, KeepsWhatADroppedOperationNeedsUntilItIsDone) {
+TEST_F(GroupWatchdogTest, KeepsWhatADroppedOperationNeedsUntilItIsDone) {
   const auto tensor = std::make_shared<int>(7);
   const OperationPtr done = Launch();
   const OperationPtr failed = Launch();
@@ -170,11 +170,11 @@ TEST_F(NcclWatchdogTest, KeepsWhatADroppedOperationNeedsUntilItIsDone) {
   EXPECT_EQ(tensor.use_count(), 1);
 }
 
-TEST(NcclWatchdogThreadTest, ItsThreadFindsAMissedDeadline) {
+TEST(GroupWatchdogThreadTest, ItsThreadFindsAMissedDeadline) {
   absl::Notification stopped;
-  NcclWatchdog watchdog(
+  GroupWatchdog watchdog(
       {[] { return absl::OkStatus(); },
-       [&](const NcclWatchdog::Failure& /*why*/) { stopped.Notify(); }});
+       [&](const GroupWatchdog::Failure& /*why*/) { stopped.Notify(); }});
   const OperationPtr operation =
       watchdog.Begin(GatherOf("w"), 1, absl::InfinitePast());
   watchdog.Start(absl::Milliseconds(1));

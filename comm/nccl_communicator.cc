@@ -30,6 +30,7 @@
 #include "comm/nccl_memory.h"
 #include "comm/nccl_scaled_sum.h"
 #include "comm/nccl_status.h"
+#include "comm/watched_group.h"
 #include "comm/work.h"
 #include "device_ops/pack.h"
 
@@ -344,8 +345,11 @@ absl::StatusOr<at::Tensor> NcclCommunicator::AllocateSymmetric(int64_t bytes) {
   return plain;
 }
 
-NcclGroup::Options GroupOptions(const NcclOptions& options) {
-  NcclGroup::Options result;
+WatchedGroup::Options GroupOptions(int rank, int world_size,
+                                   const NcclOptions& options) {
+  WatchedGroup::Options result;
+  result.rank = rank;
+  result.world_size = world_size;
   result.timeout = options.timeout;
   result.diagnosis_timeout = options.diagnosis_timeout;
   return result;
@@ -375,8 +379,8 @@ absl::StatusOr<std::unique_ptr<Communicator>> NcclCommunicator::Split(int color,
       absl::StrCat("split", num_splits_++, "/color", color), store_);
   FSDP_ASSIGN_OR_RETURN(
       auto group,
-      NcclGroup::Create(*std::move(handle), group_->device(), new_rank,
-                        new_size, store, GroupOptions(options_)));
+      NcclGroup::Create(*std::move(handle), group_->device(), store,
+                        GroupOptions(new_rank, new_size, options_)));
   return std::make_unique<NcclCommunicator>(std::move(group), store, options_);
 }
 
@@ -388,8 +392,8 @@ absl::StatusOr<std::unique_ptr<Communicator>> Create(
   FSDP_ASSIGN_OR_RETURN(auto handle,
                         ConnectNccl(store, device, rank, world_size, deadline));
   FSDP_ASSIGN_OR_RETURN(
-      auto group, NcclGroup::Create(std::move(handle), device, rank, world_size,
-                                    store, GroupOptions(options)));
+      auto group, NcclGroup::Create(std::move(handle), device, store,
+                                    GroupOptions(rank, world_size, options)));
   return std::make_unique<NcclCommunicator>(std::move(group), store, options);
 }
 

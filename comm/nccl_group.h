@@ -13,18 +13,15 @@
 #include <utility>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "absl/types/optional.h"
 #include "comm/call.h"
 #include "comm/group_monitor.h"
 #include "comm/nccl_event.h"
 #include "comm/nccl_handle.h"
-#include "comm/nccl_watchdog.h"
+#include "comm/watched_group.h"
 
 namespace c10d {
 class Store;
@@ -37,22 +34,17 @@ namespace fsdp::comm {
 // ordered by the caller.
 class NcclGroup {
  public:
-  struct Options {
-    absl::Duration timeout = absl::Minutes(5);
-    absl::Duration diagnosis_timeout = absl::Seconds(2);
-  };
-
   // What has been given to the stream; with it, its errors can be told.
   class Operation {
    public:
-    Operation(std::shared_ptr<NcclWatchdog::Operation> entry,
+    Operation(std::shared_ptr<WatchedGroup::Operation> entry,
               std::shared_ptr<const NcclEvent> done)
         : entry_(std::move(entry)), done_(std::move(done)) {}
 
    private:
     friend class NcclGroup;
 
-    const std::shared_ptr<NcclWatchdog::Operation> entry_;
+    const std::shared_ptr<WatchedGroup::Operation> entry_;
     const std::shared_ptr<const NcclEvent> done_;
   };
 
@@ -61,11 +53,11 @@ class NcclGroup {
   // Enqueues LibTorch's operations behind it, on the current stream.
   using Finish = absl::FunctionRef<void()>;
 
-  // `handle` is rank `rank`'s on `device`, a GPU; no other group uses `store`.
+  // `handle` is the rank's on `device`, a GPU; no other group uses `store`.
   static absl::StatusOr<std::shared_ptr<NcclGroup>> Create(
-      std::unique_ptr<NcclHandle> handle, c10::Device device, int rank,
-      int world_size, const c10::intrusive_ptr<c10d::Store>& store,
-      const Options& options);
+      std::unique_ptr<NcclHandle> handle, c10::Device device,
+      const c10::intrusive_ptr<c10d::Store>& store,
+      const WatchedGroup::Options& options);
 
   // Calls Leave().
   ~NcclGroup();
@@ -74,10 +66,10 @@ class NcclGroup {
   // aborted, and the peers' operations that need this rank fail.
   void Leave();
 
-  int rank() const { return rank_; }
-  int world_size() const { return world_size_; }
+  int rank() const { return watched_.rank(); }
+  int world_size() const { return watched_.world_size(); }
   c10::Device device() const { return device_; }
-  absl::Duration timeout() const { return options_.timeout; }
+  absl::Duration timeout() const { return watched_.timeout(); }
   NcclHandle& handle() { return *handle_; }
 
   // Runs behind what the current stream of the device has been given so far.
@@ -98,31 +90,20 @@ class NcclGroup {
   void Fail(const absl::Status& status);
 
  private:
-  NcclGroup(std::unique_ptr<NcclHandle> handle, c10::Device device, int rank,
-            int world_size, const Options& options);
+  NcclGroup(std::unique_ptr<NcclHandle> handle, c10::Device device,
+            std::unique_ptr<GroupMonitor> monitor,
+            const WatchedGroup::Options& options);
 
   absl::Status CreateStream();
   absl::StatusOr<std::shared_ptr<const NcclEvent>> Run(
-      const NcclWatchdog::Operation& entry, Enqueue enqueue, Finish finish);
-  // Until nothing runs, or the group has failed.
-  void AwaitIdle(absl::Time deadline);
-  void StopDevice(const NcclWatchdog::Failure& failure);
-  absl::Status ErrorOf(const NcclWatchdog::Operation& entry);
-  absl::Status FindVerdict();
+      const WatchedGroup::Operation& entry, Enqueue enqueue, Finish finish);
 
   const std::unique_ptr<NcclHandle> handle_;
   const c10::Device device_;
-  const int rank_;
-  const int world_size_;
-  const Options options_;
   cudaStream_t stream_ = nullptr;
   std::unique_ptr<NcclEvent> ready_;  // the current stream's, for stream_
-  std::unique_ptr<GroupMonitor> monitor_;
-  absl::Mutex mutex_;
-  bool left_ ABSL_GUARDED_BY(mutex_) = false;
-  absl::optional<absl::Status> verdict_ ABSL_GUARDED_BY(mutex_);
-  // The last, so that its thread ends first.
-  NcclWatchdog watchdog_;
+  // The last, so that its threads end first.
+  WatchedGroup watched_;
 };
 
 }  // namespace fsdp::comm
