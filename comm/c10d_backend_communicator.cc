@@ -226,7 +226,11 @@ C10dBackendCommunicator::DoReduceScatterScaled(const at::Tensor& out,
                                                absl::string_view label) {
   const at::ScalarType dtype = in.scalar_type();
   NcclScaling scaling{1, sum.scale};
-  if (name_ == "nccl") scaling = SpreadScale(sum.scale, dtype, world_size());
+  // LibTorch 2.11 hands NCCL the lower half of a float as the factor for
+  // bfloat16, which is zero (pytorch/pytorch#190745).
+  if (name_ == "nccl" && dtype != at::kBFloat16) {
+    scaling = SpreadScale(sum.scale, dtype, world_size());
+  }
   const bool is_direct = out.scalar_type() == dtype && !sum.accumulate;
   const at::Tensor result =
       is_direct ? out : in.narrow(0, rank() * out.numel(), out.numel());

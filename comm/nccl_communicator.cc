@@ -322,13 +322,16 @@ absl::StatusOr<at::Tensor> NcclCommunicator::AllocateSymmetric(int64_t bytes) {
         absl::StrCat("cannot allocate ", bytes, " bytes"));
   }
   const std::string what = absl::StrCat("allocate ", bytes, " symmetric bytes");
-  if (bytes > 0 && options_.symmetric_windows) {
+  if (bytes > 0 && options_.windows != NcclWindows::kNone) {
     auto memory = HasNcclWindows()
                       ? NcclMemory::Allocate(group_, bytes)
                       : absl::UnimplementedError("NCCL has no windows");
     FSDP_ASSIGN_OR_RETURN(const bool on_all, TrueOnAll(memory.ok(), what));
     if (on_all) {
-      const absl::Status registered = (*memory)->Register();
+      // NCCL refuses ranks of different versions.
+      const absl::Status registered =
+          (*memory)->Register(options_.windows == NcclWindows::kSymmetric ||
+                              HasAbortableNcclWindows());
       if (!registered.ok()) {
         // The other ranks may be in there still.
         group_->Fail(registered);

@@ -16,6 +16,21 @@ class Store;
 
 namespace fsdp::comm {
 
+// What AllocateSymmetric() does with memory.
+enum class NcclWindows {
+  // Nothing: it is of LibTorch's allocator.
+  kNone,
+  // Registers it with NCCL, which saves copies; as a symmetric window, which
+  // NCCL has its fastest kernels for, where those can be aborted: from NCCL
+  // 2.29.7 on.
+  kAbortable,
+  // As a symmetric window from 2.27 on. Before 2.29.7 a kernel whose peer has
+  // died runs for ever: the rank gets its error ten seconds later, nothing else
+  // runs on its device any more, and only a signal ends it.
+  kSymmetric,
+};
+
+// The same on all ranks, but for the device.
 struct NcclOptions {
   // Communicator::default_timeout; also for all ranks to appear.
   absl::Duration timeout = absl::Minutes(5);
@@ -23,8 +38,7 @@ struct NcclOptions {
   absl::Duration diagnosis_timeout = absl::Seconds(2);
   // Index of this rank's GPU; -1: the current one of the calling thread.
   int device = -1;
-  // AllocateSymmetric() registers symmetric windows where NCCL has them.
-  bool symmetric_windows = true;
+  NcclWindows windows = NcclWindows::kAbortable;
 };
 
 // One rank of a group of `world_size` that meet in `store`, which no other
@@ -47,7 +61,8 @@ struct NcclOptions {
 // group, reaches the peers through the store, and is what all later calls
 // return. Destroying a communicator waits a few seconds until its operations
 // are done, and as long until the peers on its host have left, too; then it
-// aborts what is left of them.
+// aborts what is left of them. Memory of AllocateSymmetric() goes first: later
+// it cannot be given back.
 absl::StatusOr<std::unique_ptr<Communicator>> CreateNcclCommunicator(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
     const NcclOptions& options = {});

@@ -272,9 +272,10 @@ TEST_P(NcclCommunicatorTest, ADroppedWorkKeepsItsTensors) {
 }
 
 TEST_P(NcclCommunicatorTest, SymmetricMemoryIsMemory) {
-  for (bool windows : {true, false}) {
+  for (NcclWindows windows :
+       {NcclWindows::kAbortable, NcclWindows::kSymmetric, NcclWindows::kNone}) {
     NcclOptions options;
-    options.symmetric_windows = windows;
+    options.windows = windows;
     const auto run = [](Communicator& comm) -> absl::Status {
       for (int64_t bytes : {0, 4, 4096, 1'000'003}) {
         FSDP_ASSIGN_OR_RETURN(
@@ -297,7 +298,7 @@ TEST_P(NcclCommunicatorTest, SymmetricMemoryIsMemory) {
       return comm.AllocateSymmetric(-1).ok() ? absl::InternalError("-1 bytes")
                                              : absl::OkStatus();
     };
-    EXPECT_OK(RunOnGpus(GetParam(), run, options)) << windows;
+    EXPECT_OK(RunOnGpus(GetParam(), run, options)) << static_cast<int>(windows);
   }
 }
 

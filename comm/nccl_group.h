@@ -70,6 +70,7 @@ class NcclGroup {
   int world_size() const { return watched_.world_size(); }
   c10::Device device() const { return device_; }
   absl::Duration timeout() const { return watched_.timeout(); }
+  bool failed() const { return watched_.failed(); }
   NcclHandle& handle() { return *handle_; }
 
   // Runs behind what the current stream of the device has been given so far.

@@ -7,10 +7,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "base/cuda_status.h"
 #include "base/status_macros.h"
+#include "comm/call_in_time.h"
 #include "comm/nccl_status.h"
 
 namespace fsdp::comm {
@@ -37,22 +37,15 @@ std::string LastError(ncclComm_t comm) {
 }
 
 // Both ways to end a communicator wait for NCCL's threads, which wait for the
-// peers on this host, and go back to the device that was the current one. What
-// takes longer is left behind.
+// peers on this host, and go back to the device that was the current one.
 void EndInTime(ncclComm_t comm, int device, ncclResult_t (*end)(ncclComm_t),
                absl::Time deadline) {
-  const auto ended = std::make_shared<absl::Notification>();
-  std::thread thread([comm, device, end, ended] {
+  const auto call = [comm, device, end] {
     // What either says is of no use to anyone: the communicator is gone.
     static_cast<void>(cudaSetDevice(device));
     static_cast<void>(end(comm));
-    ended->Notify();
-  });
-  if (ended->WaitForNotificationWithDeadline(deadline)) {
-    thread.join();
-  } else {
-    thread.detach();
-  }
+  };
+  static_cast<void>(CallInTime(call, deadline));
 }
 
 }  // namespace

@@ -13,12 +13,17 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
+#include "comm/call_in_time.h"
 #include "comm/nccl_status.h"
 
 namespace fsdp::comm {
 namespace {
 
 constexpr int kFirstVersionWithWindows = NCCL_VERSION(2, 27, 0);
+constexpr int kFirstVersionThatAborts = NCCL_VERSION(2, 29, 7);
+
+// How long memory of a group that has failed may be in use.
+constexpr absl::Duration kFailedTimeout = absl::Seconds(5);
 
 using RegisterFunction = decltype(&ncclCommWindowRegister);
 using DeregisterFunction = decltype(&ncclCommWindowDeregister);
@@ -29,14 +34,36 @@ Function Find(const char* name) {
   return reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));
 }
 
+bool HasVersion(int least) {
+  int version = 0;
+  return ncclGetVersion(&version) == ncclSuccess && version >= least;
+}
+
+// On the current device. What fails here fails because the group or the device
+// has, of which other calls tell.
+void Free(NcclGroup& group, void* data, ncclWindow_t window) {
+  static_cast<void>(cudaDeviceSynchronize());  // kernels may be reading it
+  if (window != nullptr) {
+    const auto deregister =
+        Find<DeregisterFunction>("ncclCommWindowDeregister");
+    group.handle()
+        .Call("deregister a window", absl::Now() + group.timeout(),
+              [&](ncclComm_t comm) { return deregister(comm, window); })
+        .IgnoreError();
+  }
+  static_cast<void>(ncclMemFree(data));
+}
+
 }  // namespace
 
 bool HasNcclWindows() {
-  int version = 0;
-  return ncclGetVersion(&version) == ncclSuccess &&
-         version >= kFirstVersionWithWindows &&
+  return HasVersion(kFirstVersionWithWindows) &&
          Find<RegisterFunction>("ncclCommWindowRegister") != nullptr &&
          Find<DeregisterFunction>("ncclCommWindowDeregister") != nullptr;
+}
+
+bool HasAbortableNcclWindows() {
+  return HasNcclWindows() && HasVersion(kFirstVersionThatAborts);
 }
 
 NcclMemory::NcclMemory(std::shared_ptr<NcclGroup> group, void* data,
@@ -63,34 +90,28 @@ absl::StatusOr<std::shared_ptr<NcclMemory>> NcclMemory::Allocate(
       new NcclMemory(std::move(group), data, bytes));
 }
 
-// What fails here fails because the group or the device has, of which other
-// calls tell.
+// By the thread that watches the group, perhaps, which has deadlines to keep.
 NcclMemory::~NcclMemory() {
-  TorchToStatus("free memory of NCCL", [this] {
-    const c10::DeviceGuard guard(group_->device());
-    static_cast<void>(cudaDeviceSynchronize());  // kernels may be reading it
-    if (*window_ != nullptr) {
-      const auto deregister =
-          Find<DeregisterFunction>("ncclCommWindowDeregister");
-      group_->handle()
-          .Call("deregister a window", absl::Now() + group_->timeout(),
-                [&](ncclComm_t comm) { return deregister(comm, *window_); })
-          .IgnoreError();
-    }
-    static_cast<void>(ncclMemFree(data_));
-  }).IgnoreError();
+  const auto free = [group = group_, data = data_, window = window_] {
+    static_cast<void>(cudaSetDevice(group->device().index()));
+    Free(*group, data, *window);
+  };
+  const absl::Duration patience =
+      group_->failed() ? kFailedTimeout : group_->timeout();
+  static_cast<void>(CallInTime(free, absl::Now() + patience));
 }
 
-absl::Status NcclMemory::Register() {
+absl::Status NcclMemory::Register(bool is_symmetric) {
   const auto register_window = Find<RegisterFunction>("ncclCommWindowRegister");
   absl::Status status;
   FSDP_RETURN_IF_ERROR(TorchToStatus("register a window", [&] {
     const c10::DeviceGuard guard(group_->device());
     status = group_->handle().Call(
-        absl::StrCat("register ", bytes_, " bytes as a symmetric window"),
+        absl::StrCat("register ", bytes_, " bytes as a window"),
         absl::Now() + group_->timeout(), [&](ncclComm_t comm) {
-          return register_window(comm, data_, static_cast<size_t>(bytes_),
-                                 window_.get(), NCCL_WIN_COLL_SYMMETRIC);
+          return register_window(
+              comm, data_, static_cast<size_t>(bytes_), window_.get(),
+              is_symmetric ? NCCL_WIN_COLL_SYMMETRIC : NCCL_WIN_DEFAULT);
         });
   }));
   return status;

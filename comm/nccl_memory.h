@@ -13,10 +13,15 @@
 
 namespace fsdp::comm {
 
-// Whether the NCCL that this process runs with has symmetric windows (2.27).
+// Whether the NCCL that this process runs with has windows (2.27), and whether
+// ncclCommAbort() ends the kernels of symmetric ones (2.29.7): its source's
+// barriers look at the flag of an abort since then.
 bool HasNcclWindows();
+bool HasAbortableNcclWindows();
 
-// Memory of ncclMemAlloc(), freed with the last reference to it.
+// Memory of ncclMemAlloc(), freed with the last reference to it: that waits for
+// the device, up to the group's timeout, and a few seconds where the group has
+// failed. Memory that is in use for longer is never freed.
 class NcclMemory {
  public:
   // `bytes` > 0, on the group's device.
@@ -26,10 +31,10 @@ class NcclMemory {
   NcclMemory(const NcclMemory&) = delete;
   NcclMemory& operator=(const NcclMemory&) = delete;
 
-  // Makes it a symmetric window of the group. A collective call: all ranks have
-  // HasNcclWindows(). Where the machine has nothing to gain from windows, this
-  // does nothing.
-  absl::Status Register();
+  // Makes it a window of the group, symmetric or not, the same on all ranks. A
+  // collective call: all ranks have HasNcclWindows(). Where the machine has
+  // nothing to gain from windows, this does nothing.
+  absl::Status Register(bool is_symmetric);
 
   // All of it as uint8; keeps `memory` alive.
   static at::Tensor AsTensor(const std::shared_ptr<NcclMemory>& memory);

@@ -11,9 +11,10 @@ struct NcclScaling {
   double after = 1;   // what is left to do with the sum
 };
 
-// Before, which costs nothing, where `scale` is a number of `dtype` (what the
-// halves round would make a mean inexact); after, where there is nothing to
-// reduce.
+// Before, which saves a pass over the sum, where `scale` is a number of `dtype`
+// (what the halves round would make a mean inexact); after, where there is
+// nothing to reduce. So NCCL has no plain sum, which alone NVLink switches and
+// symmetric kernels do; its own mean is none, either.
 NcclScaling SpreadScale(double scale, at::ScalarType dtype, int world_size);
 
 }  // namespace fsdp::comm
