@@ -1,5 +1,6 @@
 #include "base/device_streams.h"
 
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/DeviceType.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -34,8 +35,12 @@ void DeviceEvent::BlockCurrentStream() const {
   event_.block(guard.getStream(event_.device()));
 }
 
+// On its device: CUDA sets up GPU 0 for a thread that has chosen none.
 bool DeviceEvent::Done() const {
-  return event_.device_type() == c10::kCPU || event_.query();
+  if (event_.device_type() == c10::kCPU) return true;
+  c10::OptionalDeviceGuard guard;
+  if (event_.device().has_index()) guard.reset_device(event_.device());
+  return event_.query();
 }
 
 bool DeviceEvent::Wait(absl::Time deadline) const {

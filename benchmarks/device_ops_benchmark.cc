@@ -22,7 +22,9 @@
 namespace fsdp::device_ops {
 namespace {
 
-constexpr int64_t kWidth = 768;
+// Of a block of a GPT; on a GPU so wide that its caches do not hold it.
+int64_t WidthOn(c10::Device device) { return device.is_cpu() ? 768 : 4096; }
+
 constexpr int64_t kRanks = 4;
 constexpr int64_t kBlock = 256;
 // Calls before the host waits for a device.
@@ -48,11 +50,12 @@ void Measure(benchmark::State& state, c10::Device device, int64_t bytes,
 // The gradients of a block of a GPT, split over ranks.
 struct Gradients {
   Gradients(c10::Device device, at::ScalarType from, at::ScalarType to) {
+    const int64_t width = WidthOn(device);
+    const int64_t square = width * width;
     int64_t size = 0;
     for (int64_t numel :
-         {kWidth, kWidth, 3 * kWidth * kWidth, 3 * kWidth, kWidth * kWidth,
-          kWidth, kWidth, kWidth, 4 * kWidth * kWidth, 4 * kWidth,
-          4 * kWidth * kWidth, kWidth}) {
+         {width, width, 3 * square, 3 * width, square, width, width, width,
+          4 * square, 4 * width, 4 * square, width}) {
       sources.push_back(at::ones({numel}, On(device, from)));
       size += numel;
     }
@@ -203,8 +206,8 @@ void RegisterAll(c10::Device device) {
   const auto add = [&](const std::string& name, auto run) {
     benchmark::RegisterBenchmark((where + name).c_str(), run)->UseRealTime();
   };
-  constexpr int64_t kSize = 12 * kWidth * kWidth;
-  add("copy", [=](benchmark::State& state) { Copy(state, device, 4 * kSize); });
+  const int64_t size = 12 * WidthOn(device) * WidthOn(device);
+  add("copy", [=](benchmark::State& state) { Copy(state, device, 4 * size); });
   for (const Types& types :
        {Types{"float_to_float", at::kFloat, at::kFloat},
         Types{"float_to_bf16", at::kFloat, at::kBFloat16},
@@ -227,16 +230,16 @@ void RegisterAll(c10::Device device) {
     const std::string name = types.name;
     const at::ScalarType dtype = types.from;
     add("quantize/" + name, [=](benchmark::State& state) {
-      QuantizeAll(state, device, dtype, kSize);
+      QuantizeAll(state, device, dtype, size);
     });
     add("quantize_by_operators/" + name, [=](benchmark::State& state) {
-      QuantizeByOperators(state, device, dtype, kSize);
+      QuantizeByOperators(state, device, dtype, size);
     });
     add("dequantize/" + name, [=](benchmark::State& state) {
-      DequantizeAll(state, device, dtype, kSize);
+      DequantizeAll(state, device, dtype, size);
     });
     add("dequantize_sum/" + name, [=](benchmark::State& state) {
-      DequantizeSumOfRanks(state, device, dtype, kSize);
+      DequantizeSumOfRanks(state, device, dtype, size);
     });
   }
 }

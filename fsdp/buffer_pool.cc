@@ -5,6 +5,7 @@
 #include <memory>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/check.h"
 #include "base/device_streams.h"
@@ -25,24 +26,19 @@ int64_t Bytes(const at::Tensor& buffer) {
 
 }  // namespace
 
-BufferPool::BufferPool(Allocate allocate) : allocate_(std::move(allocate)) {}
+BufferPool::BufferPool(Allocate allocate, int64_t room)
+    : allocate_(std::move(allocate)), room_(room) {}
 
 absl::StatusOr<at::Tensor> BufferPool::Acquire(int64_t bytes) {
-  auto best = free_.end();
-  for (auto it = free_.begin(); it != free_.end(); ++it) {
-    const int64_t size = Bytes(it->buffer);
-    if (size < bytes || size > kLargestWaste * bytes) continue;
-    if (best == free_.end() || size < Bytes(best->buffer)) best = it;
-  }
   at::Tensor buffer;
-  if (best != free_.end()) {
-    if (best->reader != nullptr) {
-      FSDP_RETURN_IF_ERROR(best->reader->BlockCurrentStream());
-    }
-    best->used.BlockCurrentStream();
-    buffer = std::move(best->buffer);
-    free_.erase(best);
+  const auto fitting = Fitting(bytes);
+  const bool has_room = stats_.reserved_bytes + bytes <= room_;
+  if (fitting != free_.end() && !has_room) {
+    FSDP_RETURN_IF_ERROR(AwaitUse(*fitting));
+    buffer = std::move(fitting->buffer);
+    free_.erase(fitting);
   } else {
+    FSDP_RETURN_IF_ERROR(MakeRoom(bytes));
     FSDP_ASSIGN_OR_RETURN(buffer, allocate_(bytes));
     stats_.reserved_bytes += Bytes(buffer);
   }
@@ -50,6 +46,36 @@ absl::StatusOr<at::Tensor> BufferPool::Acquire(int64_t bytes) {
   stats_.peak_in_use_bytes =
       std::max(stats_.peak_in_use_bytes, stats_.in_use_bytes);
   return buffer;
+}
+
+std::vector<BufferPool::FreeBuffer>::iterator BufferPool::Fitting(
+    int64_t bytes) {
+  auto best = free_.end();
+  for (auto it = free_.begin(); it != free_.end(); ++it) {
+    const int64_t size = Bytes(it->buffer);
+    if (size < bytes || size > kLargestWaste * bytes) continue;
+    if (best == free_.end() || size < Bytes(best->buffer)) best = it;
+  }
+  return best;
+}
+
+absl::Status BufferPool::AwaitUse(const FreeBuffer& free) {
+  if (free.reader != nullptr) {
+    FSDP_RETURN_IF_ERROR(free.reader->BlockCurrentStream());
+  }
+  free.used.BlockCurrentStream();
+  return absl::OkStatus();
+}
+
+// Memory goes back to the stream that it was allocated on, the current one.
+absl::Status BufferPool::MakeRoom(int64_t bytes) {
+  if (room_ == 0) return absl::OkStatus();
+  while (!free_.empty() && stats_.reserved_bytes + bytes > room_) {
+    FSDP_RETURN_IF_ERROR(AwaitUse(free_.front()));
+    stats_.reserved_bytes -= Bytes(free_.front().buffer);
+    free_.erase(free_.begin());
+  }
+  return absl::OkStatus();
 }
 
 void BufferPool::TakeBack(const at::Tensor& buffer) {

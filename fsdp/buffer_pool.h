@@ -10,6 +10,7 @@
 #include <memory>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/device_streams.h"
 #include "comm/work.h"
@@ -31,7 +32,10 @@ class BufferPool {
     int64_t reserved_bytes = 0;     // allocated, handed out or not
   };
 
-  explicit BufferPool(Allocate allocate);
+  // As long as less than `room` bytes are reserved, buffers are new ones, so
+  // that nothing waits for what has been done with others; from then on it is
+  // as without, but that free buffers make room for one of another size.
+  explicit BufferPool(Allocate allocate, int64_t room = 0);
 
   // A buffer of at least `bytes`; a free one where there is one that is not
   // wastefully large.
@@ -50,15 +54,21 @@ class BufferPool {
   const Stats& stats() const { return stats_; }
 
  private:
-  void TakeBack(const at::Tensor& buffer);
-
   struct FreeBuffer {
     at::Tensor buffer;
     std::unique_ptr<comm::Work> reader;  // null: nobody reads it
     DeviceEvent used;
   };
 
+  void TakeBack(const at::Tensor& buffer);
+  // The first that is released of the smallest that fit.
+  std::vector<FreeBuffer>::iterator Fitting(int64_t bytes);
+  static absl::Status AwaitUse(const FreeBuffer& free);
+  // Lets free buffers go, the oldest first, until `bytes` fit into the room.
+  absl::Status MakeRoom(int64_t bytes);
+
   Allocate allocate_;
+  int64_t room_;
   std::vector<FreeBuffer> free_;  // first the one released first
   Stats stats_;
 };

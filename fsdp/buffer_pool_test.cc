@@ -140,6 +140,47 @@ TEST_F(BufferPoolTest, StepsOfEqualRequestsAllocateOnlyInTheFirst) {
   }
 }
 
+// With room for 200 bytes.
+class RoomyPoolTest : public BufferPoolTest {
+ protected:
+  RoomyPoolTest() {
+    pool_ = BufferPool(
+        [this](int64_t bytes) -> absl::StatusOr<at::Tensor> {
+          allocations_.push_back(bytes);
+          return at::empty({bytes}, at::kByte);
+        },
+        /*room=*/200);
+  }
+};
+
+TEST_F(RoomyPoolTest, BuffersAreNewUntilThereIsNoRoom) {
+  const at::Tensor first = Acquire(100);
+  pool_.Release(first);
+  const at::Tensor second = Acquire(100);
+  EXPECT_FALSE(second.is_alias_of(first));
+  pool_.Release(second);
+  EXPECT_TRUE(Acquire(100).is_alias_of(first));
+  EXPECT_TRUE(Acquire(100).is_alias_of(second));
+  EXPECT_EQ(pool_.stats().reserved_bytes, 200);
+}
+
+TEST_F(RoomyPoolTest, FreeBuffersMakeRoomForOthers) {
+  const at::Tensor first = Acquire(20);
+  const at::Tensor second = Acquire(20);
+  const at::Tensor third = Acquire(20);
+  pool_.Release(second);
+  pool_.Release(first);
+  EXPECT_EQ(Acquire(160).nbytes(), 160u);
+  EXPECT_EQ(pool_.stats().reserved_bytes, 200);  // `second` has gone
+  EXPECT_TRUE(Acquire(20).is_alias_of(first));
+}
+
+TEST_F(RoomyPoolTest, WhatIsNeededAtOnceIsThereWithoutRoom) {
+  Acquire(150);
+  EXPECT_EQ(Acquire(150).nbytes(), 150u);
+  EXPECT_EQ(pool_.stats().reserved_bytes, 300);
+}
+
 TEST_F(BufferPoolTest, ReleaseOfMoreThanIsInUseStopsTheProgram) {
   EXPECT_DEATH(pool_.Release(at::empty({1}, at::kByte)), "in_use_bytes");
 }

@@ -158,7 +158,7 @@ MemoryPlan PlanMemory(const ShardedModel& model,
   MemoryPlan plan = PlanMemory(model.schedule().units(), bytes,
                                model.schedule().options(), options);
   if (model.offload() != nullptr) {
-    plan.transfers = model.offload()->plan().buffer_bytes;
+    plan.transfers = model.offload()->plan().transfer_bytes;
   }
   return plan;
 }

@@ -27,19 +27,23 @@ at::Tensor FirstOf(const at::Tensor& memory, const at::Tensor& host) {
 
 }  // namespace
 
-DeviceCopies::DeviceCopies(c10::Device device, absl::Duration timeout)
+DeviceCopies::DeviceCopies(c10::Device device, int64_t room,
+                           absl::Duration timeout)
     : device_(device),
       timeout_(timeout),
       up_(device),
       down_(device),
-      memory_([device](int64_t bytes) -> absl::StatusOr<at::Tensor> {
-        at::Tensor memory;
-        FSDP_RETURN_IF_ERROR(TorchToStatus("allocating memory for copies", [&] {
-          memory =
-              at::empty({bytes}, at::TensorOptions(at::kByte).device(device));
-        }));
-        return memory;
-      }) {}
+      memory_(
+          [device](int64_t bytes) -> absl::StatusOr<at::Tensor> {
+            at::Tensor memory;
+            FSDP_RETURN_IF_ERROR(
+                TorchToStatus("allocating memory for copies", [&] {
+                  memory = at::empty(
+                      {bytes}, at::TensorOptions(at::kByte).device(device));
+                }));
+            return memory;
+          },
+          room) {}
 
 // Memory goes back to the stream that it was allocated on, behind what the
 // others have been given. A device that has failed has nothing to order.

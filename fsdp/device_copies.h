@@ -20,12 +20,14 @@ namespace fsdp {
 // A copy to the host that is under way, or one from there.
 using SharedEvent = std::shared_ptr<const DeviceEvent>;
 
-// Memory of the device is used again: there is as much as was in use at once.
-// The host's has to be page-locked, or else the host waits. Not thread-safe.
+// Memory of the device is used again: there is as much as was in use at once,
+// or `room`, if that is more. Copies up wait for copies down where there is
+// less than twice as much. The host's memory has to be page-locked, or else the
+// host waits. Not thread-safe.
 class DeviceCopies {
  public:
   // `timeout`: of the host's waits.
-  DeviceCopies(c10::Device device, absl::Duration timeout);
+  DeviceCopies(c10::Device device, int64_t room, absl::Duration timeout);
   // Lets the host wait for the copies that are under way: its memory may go.
   ~DeviceCopies();
 

@@ -45,10 +45,10 @@ absl::Status WriteShard(ShardedModel& model, int unit,
   const Placement& placement = model.runtime().placement(unit);
   const std::string& label = model.unit_name(unit);
   if (rank0_only) {
-    if (!whole.defined()) {
-      whole = at::empty({flat.layout().padded_numel()},
-                        shard.options().requires_grad(false));
-    }
+    // The writer's may be on the CPU; ranks meet on the device.
+    whole = whole.defined() ? whole.to(shard.device())
+                            : at::empty({flat.layout().padded_numel()},
+                                        shard.options().requires_grad(false));
     FSDP_RETURN_IF_ERROR(BroadcastFrom(model.communicator(), kWriter, whole,
                                        label, DeadlineOf(model)));
   }

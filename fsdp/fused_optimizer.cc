@@ -113,7 +113,7 @@ class SgdRule final : public FusedRule {
     at::_fused_sgd_(lists.parameters, lists.gradients, lists.slots[0],
                     sgd.weight_decay(), sgd.momentum(), sgd.lr(),
                     sgd.dampening(), sgd.nesterov(), fused_.maximize,
-                    /*is_first_step=*/first);
+                    /*is_first_step=*/first && sgd.momentum() != 0);
   }
 
  private:

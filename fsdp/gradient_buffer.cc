@@ -361,6 +361,27 @@ absl::Status GradientBuffer::AccumulateMean(const at::Tensor& memory,
   return absl::OkStatus();
 }
 
+bool GradientBuffer::TakeOver(at::Tensor& memory, const Produced& produced) {
+  const FlatLayout& layout = parameter_->layout();
+  const bool is_plain_copy = layout.world_size() == 1 &&
+                             options_.memory == nullptr &&
+                             options_.scaling.after == 1 &&
+                             options_.reduce_dtype == options_.gradient_dtype &&
+                             static_cast<int64_t>(memory.nbytes()) == bytes();
+  if (!is_plain_copy || PresentGradients() != Present::kNone) return false;
+  c10::NoGradGuard no_grad;
+  at::Tensor former;
+  if (shard_gradient_.defined() && shard_gradient_.storage().use_count() == 1) {
+    former = RangeOf(shard_gradient_, at::kByte, 0, bytes());
+  }
+  shard_gradient_ = OwnSegment(memory);
+  memory = std::move(former);
+  Attach(
+      RangeOf(shard_gradient_, layout.shard_numel(), layout.num_parameters()),
+      produced);
+  return true;
+}
+
 // Where a slice has a gradient of the user's own, ours next to it stays.
 Use GradientBuffer::UseFor(Present present) {
   return present == Present::kNone ? Use::kOverwrite : Use::kUpdate;

@@ -93,6 +93,12 @@ class GradientBuffer {
   absl::Status AccumulateMean(const at::Tensor& memory,
                               const Produced& produced = {});
 
+  // The same without a copy, where the mean of one rank would be a plain copy
+  // into nothing: `memory`, which nobody else knows, becomes the gradient's,
+  // and in exchange is what the gradient had before, as large, or undefined.
+  // Says whether it is so.
+  bool TakeOver(at::Tensor& memory, const Produced& produced);
+
   // The same in one go with the reduction, where the gradients of the slices
   // allow it: a reduce-scatter puts its scaled sum, a segment, into `out`, and
   // when it is done FinishDirect() attaches the gradients. Several may be under

@@ -267,6 +267,64 @@ class AccumulateTest : public ::testing::Test {
 
 using ::testing::ElementsAre;
 
+// Only one that is no larger than it has to be.
+at::Tensor Exactly(const Rank& rank, const at::Tensor& memory) {
+  return memory.narrow(0, 0, rank.buffer.bytes()).clone();
+}
+
+TEST_F(AccumulateTest, MemoryIsTakenOverForTheFormerOne) {
+  const at::Tensor ones = at::ones({4});
+  at::Tensor memory = Exactly(rank_, rank_.Filled({ones, {}, 3 * ones}));
+  const void* const first = memory.data_ptr();
+  EXPECT_TRUE(rank_.buffer.TakeOver(memory, {}));
+  EXPECT_FALSE(memory.defined());
+  EXPECT_THAT(Values(), ElementsAre(1, 0, 3));
+  EXPECT_EQ(MutableGrad(0).data_ptr(), first);
+
+  ZeroGrad();
+  memory = Exactly(rank_, rank_.Filled({4 * ones, 5 * ones, 6 * ones}));
+  const void* const second = memory.data_ptr();
+  EXPECT_TRUE(rank_.buffer.TakeOver(memory, {true, true, true}));
+  EXPECT_THAT(Values(), ElementsAre(4, 5, 6));
+  EXPECT_EQ(MutableGrad(0).data_ptr(), second);
+  EXPECT_EQ(memory.data_ptr(), first);
+  EXPECT_EQ(memory.scalar_type(), at::kByte);
+  EXPECT_EQ(static_cast<int64_t>(memory.nbytes()), rank_.buffer.bytes());
+  Accumulate(10, 20, 30);
+  EXPECT_THAT(Values(), ElementsAre(14, 25, 36));
+}
+
+TEST_F(AccumulateTest, AGradientThatTheUserKeepsIsNotGivenAway) {
+  const at::Tensor ones = at::ones({4});
+  at::Tensor memory = Exactly(rank_, rank_.Filled({ones, ones, ones}));
+  EXPECT_TRUE(rank_.buffer.TakeOver(memory, {}));
+  const at::Tensor kept = MutableGrad(1);
+  ZeroGrad();
+  memory = Exactly(rank_, rank_.Filled({ones, 2 * ones, ones}));
+  EXPECT_TRUE(rank_.buffer.TakeOver(memory, {}));
+  EXPECT_FALSE(memory.defined());
+  EXPECT_TRUE(kept.equal(ones));
+  EXPECT_THAT(Values(), ElementsAre(1, 2, 1));
+}
+
+TEST_F(AccumulateTest, WhatIsNoPlainCopyIsNotTakenOver) {
+  const auto refuses = [](Rank& rank, at::Tensor memory) {
+    const at::Tensor before = memory;
+    EXPECT_FALSE(rank.buffer.TakeOver(memory, {}));
+    EXPECT_TRUE(memory.is_same(before));
+  };
+  const at::Tensor ones = at::ones({4});
+  const at::Tensor larger = rank_.Filled({ones, ones, ones});
+  refuses(rank_, larger);
+  Accumulate(1, 0, 0);
+  refuses(rank_, Exactly(rank_, larger));
+  ZeroGrad();
+  rank_.buffer.SetScaling({1, 0.5});
+  refuses(rank_, Exactly(rank_, larger));
+  Rank of_two({ones, ones, ones}, /*world_size=*/2, /*rank=*/0);
+  refuses(of_two, Exactly(of_two, of_two.Filled({ones, ones, ones})));
+}
+
 TEST_F(AccumulateTest, IntoNothingGivesSlicesOfOneTensor) {
   Accumulate(1, 2, 3);
   EXPECT_THAT(Values(), ElementsAre(1, 2, 3));

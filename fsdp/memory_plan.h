@@ -39,7 +39,7 @@ struct MemoryPlan {
   int64_t parts = 0;
   int64_t in_flight = 0;  // reduce buffers
   int64_t messages = 0;   // of quantised collectives
-  int64_t transfers = 0;  // buffers between memory and stores
+  int64_t transfers = 0;  // of offload, buffers
 
   int64_t total() const {
     return shards + gradients + optimizer + copies + gathered + parts +

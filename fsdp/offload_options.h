@@ -49,8 +49,8 @@ struct OffloadOptions {
   // goes to its tier. 0: all of it goes to its tier.
   int64_t memory_budget = 0;
 
-  // Of memory for transfers; what is read ahead and written behind is in it. 0:
-  // what the plan says.
+  // Of the host's memory, for transfers from and to files; what is read ahead
+  // and written behind is in it. 0: what the plan says.
   int64_t buffer_bytes = 0;
   // How many of the units that come next are read, or gathered, meanwhile.
   int prefetch_distance = 2;

@@ -23,6 +23,9 @@ constexpr std::array<RestingKind, kNumRestingKinds> kKinds = {
 constexpr int kReductions = 2;
 // Of the optimizer's step: units being read, stepped and written.
 constexpr int kStepping = 3;
+// Of a step on a device: units that come up and that go down. What it computes
+// takes no time beside that.
+constexpr int kCopied = 2;
 
 int64_t BytesOf(const RestingFlat& flat, RestingKind kind) {
   switch (kind) {
@@ -98,6 +101,50 @@ int64_t BufferBytes(const std::vector<RestingFlat>& flats,
   return std::max(kStepping * step, computing) + offload::StoredBytes(piece);
 }
 
+// Enough on a device that copies up need not wait for copies down.
+int64_t TransferBytes(const std::vector<RestingFlat>& flats,
+                      const OffloadPlan& plan, const OffloadOptions& options) {
+  int64_t parameters = 0;
+  int64_t gradients = 0;
+  int64_t step = 0;
+  for (size_t i = 0; i < flats.size(); ++i) {
+    int64_t of_flat = 0;
+    for (RestingKind kind : kKinds) {
+      if (plan.tier(static_cast<int>(i), kind) == Tier::kDevice) continue;
+      const int64_t bytes = BytesOf(flats[i], kind);
+      if (kind == RestingKind::kParameters) {
+        parameters = std::max(parameters, bytes);
+      }
+      if (kind == RestingKind::kGradients) {
+        gradients = std::max(gradients, bytes);
+      }
+      of_flat += bytes;
+    }
+    step = std::max(step, of_flat);
+  }
+  if (options.step_on == StepOn::kHost) step = 0;
+  const int64_t computing = (options.prefetch_distance + 1) * parameters +
+                            (kReductions + 1) * gradients;
+  return std::max(kCopied * step, computing);
+}
+
+// What transfers need of the host's memory and of the device's.
+void CountTransfers(const std::vector<RestingFlat>& flats,
+                    const OffloadOptions& options, bool on_cpu,
+                    OffloadPlan& plan) {
+  const auto rests_in_files = [](const OffloadPlan::Tiers& tiers) {
+    return std::find(tiers.begin(), tiers.end(), Tier::kSsd) != tiers.end();
+  };
+  plan.buffer_bytes = 0;
+  if (std::any_of(plan.flats.begin(), plan.flats.end(), rests_in_files)) {
+    plan.buffer_bytes = options.buffer_bytes > 0
+                            ? options.buffer_bytes
+                            : BufferBytes(flats, plan, options);
+  }
+  plan.transfer_bytes =
+      on_cpu ? plan.buffer_bytes : TransferBytes(flats, plan, options);
+}
+
 // Keeps on the device what fits into `room`, kind after kind.
 void KeepWhatFits(const std::vector<RestingFlat>& flats, int64_t room,
                   OffloadPlan& plan) {
@@ -132,12 +179,12 @@ void CountBytes(const std::vector<RestingFlat>& flats, OffloadPlan& plan) {
   }
 }
 
-absl::Status TooSmall(int64_t budget, int64_t fixed, int64_t buffers) {
+absl::Status TooSmall(int64_t budget, int64_t fixed, int64_t transfers) {
   return absl::InvalidArgumentError(absl::StrFormat(
       "offload: a memory budget of %d bytes is too small: %d bytes may not "
       "leave the device by these tiers, and transfers need %d; allow %d bytes, "
       "offload more kinds, or make units smaller",
-      budget, fixed, buffers, fixed + buffers));
+      budget, fixed, transfers, fixed + transfers));
 }
 
 }  // namespace
@@ -160,25 +207,20 @@ absl::StatusOr<OffloadPlan> PlanOffload(const std::vector<RestingFlat>& flats,
       (tier == Tier::kDevice ? fixed : movable) += BytesOf(flat, kind);
     }
   }
+  CountTransfers(flats, options, on_cpu, plan);
   if (options.memory_budget > 0) {
     const int64_t budget = options.memory_budget;
-    const int64_t buffers = options.buffer_bytes > 0
-                                ? options.buffer_bytes
-                                : BufferBytes(flats, plan, options);
+    const int64_t needed = fixed + plan.transfer_bytes;
     if (fixed + movable <= budget) {
       KeepWhatFits(flats, movable, plan);
-    } else if (fixed + buffers > budget) {
-      return TooSmall(budget, fixed, buffers);
+    } else if (needed > budget) {
+      return TooSmall(budget, fixed, plan.transfer_bytes);
     } else {
-      KeepWhatFits(flats, budget - fixed - buffers, plan);
+      KeepWhatFits(flats, budget - needed, plan);
     }
+    CountTransfers(flats, options, on_cpu, plan);
   }
   CountBytes(flats, plan);
-  if (plan.ssd_bytes() > 0) {
-    plan.buffer_bytes = options.buffer_bytes > 0
-                            ? options.buffer_bytes
-                            : BufferBytes(flats, plan, options);
-  }
   return plan;
 }
 
@@ -191,7 +233,7 @@ bool IsSavedBeforeStep(const OffloadPlan::Tiers& tiers,
 }
 
 int64_t OffloadPlan::device_bytes() const {
-  int64_t total = buffer_bytes;
+  int64_t total = transfer_bytes;
   for (const Bytes& kind : bytes) total += kind.device;
   return total;
 }
@@ -218,8 +260,12 @@ std::string OffloadPlan::ToString() const {
                           fsdp::ToString(kind), of_kind.device / kMiB,
                           of_kind.cpu / kMiB, of_kind.ssd / kMiB);
   }
-  absl::StrAppendFormat(&text, "  %-32s %12.2f\n", "buffers for transfers",
-                        buffer_bytes / kMiB);
+  absl::StrAppendFormat(&text, "  %-32s %12.2f", "buffers for transfers",
+                        transfer_bytes / kMiB);
+  if (transfer_bytes != buffer_bytes) {
+    absl::StrAppendFormat(&text, " %12.2f", buffer_bytes / kMiB);
+  }
+  absl::StrAppend(&text, "\n");
   absl::StrAppendFormat(&text, "  %-32s %12.2f", "total",
                         device_bytes() / kMiB);
   if (budget > 0) {

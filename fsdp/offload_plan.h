@@ -33,7 +33,10 @@ struct OffloadPlan {
 
   std::vector<Tiers> flats;
   std::array<Bytes, kNumRestingKinds> bytes = {};
-  int64_t buffer_bytes = 0;  // for transfers from and to kSsd
+  // For transfers: of the host's memory, from and to kSsd, and of the device's;
+  // where the CPU is the device, that is the same memory.
+  int64_t buffer_bytes = 0;
+  int64_t transfer_bytes = 0;
   int64_t budget = 0;
 
   Tier tier(int flat, RestingKind kind) const {
@@ -46,7 +49,7 @@ struct OffloadPlan {
   int64_t ssd_bytes() const;
   // Whether anything rests elsewhere.
   bool leaves_device() const;
-  // A line for each kind, and one for the buffers.
+  // A line for each kind, and one for transfers.
   std::string ToString() const;
 };
 
@@ -58,7 +61,7 @@ bool IsSavedBeforeStep(const OffloadPlan::Tiers& tiers,
 // Parameters, which move up to four times a step, stay on the device before
 // gradients and optimizer states, which move twice; each in the order of
 // `flats`. `on_cpu`: the model is. InvalidArgument: a budget that is smaller
-// than the buffers, with what it needs; options that cannot be.
+// than what transfers need, with what that is; options that cannot be.
 absl::StatusOr<OffloadPlan> PlanOffload(const std::vector<RestingFlat>& flats,
                                         const OffloadOptions& options,
                                         bool on_cpu);

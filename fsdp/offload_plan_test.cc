@@ -133,8 +133,44 @@ TEST(OffloadPlanTest, OfAModelOnTheCpuTheCpuTierIsTheDevice) {
   EXPECT_EQ(here.device_bytes(), 130 * kMiB);
   ASSERT_OK_AND_ASSIGN(const OffloadPlan there,
                        PlanOffload(Flats(), options, /*on_cpu=*/false));
-  EXPECT_EQ(there.device_bytes(), 0);
+  EXPECT_EQ(there.device_bytes(), there.transfer_bytes);
   EXPECT_EQ(there.of(RestingKind::kOptimizer).cpu, 60 * kMiB);
+}
+
+TEST(OffloadPlanTest, ADeviceHasMemoryForWhatPassesThrough) {
+  OffloadOptions options;
+  options.parameters = options.gradients = options.optimizer = Tier::kCpu;
+  ASSERT_OK_AND_ASSIGN(const OffloadPlan stepping,
+                       PlanOffload(Flats(), options, /*on_cpu=*/false));
+  // All of a unit on its way up, and all of one on its way down.
+  EXPECT_EQ(stepping.transfer_bytes, 2 * 40 * kMiB);
+  EXPECT_EQ(stepping.buffer_bytes, 0);
+  options.step_on = StepOn::kHost;
+  ASSERT_OK_AND_ASSIGN(const OffloadPlan computing,
+                       PlanOffload(Flats(), options, /*on_cpu=*/false));
+  EXPECT_EQ(computing.transfer_bytes, 3 * 10 * kMiB + 3 * 10 * kMiB);
+  options.gradients = Tier::kDevice;
+  ASSERT_OK_AND_ASSIGN(const OffloadPlan parameters,
+                       PlanOffload(Flats(), options, /*on_cpu=*/false));
+  EXPECT_EQ(parameters.transfer_bytes, 3 * 10 * kMiB);
+  EXPECT_EQ(parameters.device_bytes(), 30 * kMiB + 30 * kMiB);
+}
+
+TEST(OffloadPlanTest, TheBudgetOfADeviceHasWhatPassesThrough) {
+  OffloadOptions options;
+  options.parameters = options.gradients = options.optimizer = Tier::kCpu;
+  options.memory_budget = 80 * kMiB - 1;
+  const absl::Status status =
+      PlanOffload(Flats(), options, /*on_cpu=*/false).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("allow 83886080 bytes"));
+  for (int64_t budget = 80; budget <= 130; budget += 5) {
+    options.memory_budget = budget * kMiB;
+    ASSERT_OK_AND_ASSIGN(const OffloadPlan plan,
+                         PlanOffload(Flats(), options, /*on_cpu=*/false));
+    EXPECT_LE(plan.device_bytes(), budget * kMiB);
+    EXPECT_EQ(plan.leaves_device(), budget < 130) << budget;
+  }
 }
 
 TEST(OffloadPlanTest, RefusesOptionsThatCannotBe) {

@@ -253,7 +253,8 @@ absl::StatusOr<std::shared_ptr<RestingMemory>> OffloadSpace::Place(
 std::shared_ptr<DeviceCopies> OffloadSpace::CopiesFor(c10::Device device) {
   if (!HasStreams(device)) return nullptr;
   if (copies_ == nullptr)
-    copies_ = std::make_shared<DeviceCopies>(device, timeout_);
+    copies_ =
+        std::make_shared<DeviceCopies>(device, plan_.transfer_bytes, timeout_);
   return copies_;
 }
 

@@ -12,9 +12,11 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "base/device_streams.h"
 #include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
+#include "fsdp/device_copies.h"
 #include "fsdp/kept_files.h"
 #include "fsdp/offload_options.h"
 #include "fsdp/offload_plan.h"
@@ -105,10 +107,17 @@ absl::Status OffloadSpace::SaveBeforeStep(RestingMemory& shard) {
                         releases_->Acquire(entry, Offloader::Use::kOverwrite));
   const at::Tensor copy = at::from_blob(bytes.data(), {shard.bytes()},
                                         at::TensorOptions(at::kByte));
-  const absl::Status copied = TorchToStatus("saving a shard before its step",
-                                            [&] { copy.copy_(values); });
-  offloader_->Release(entry);
-  FSDP_RETURN_IF_ERROR(copied);
+  SharedEvent copied;
+  const absl::Status status =
+      TorchToStatus("saving a shard before its step", [&] {
+        copy.copy_(values, /*non_blocking=*/LocksPages());
+        if (!HasStreams(values.device())) return;
+        auto event = std::make_shared<DeviceEvent>();
+        event->Record(values.device());
+        copied = std::move(event);
+      });
+  releases_->Release(entry, bytes, copied);
+  FSDP_RETURN_IF_ERROR(status);
   saved_.push_back({shard.weak_from_this(), entry});
   return absl::OkStatus();
 }

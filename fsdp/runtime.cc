@@ -465,6 +465,8 @@ absl::Status Runtime::WaitReduce(int unit) {
   for (size_t i = 0; i < flats_[unit].size(); ++i) {
     Flat& flat = flats_[unit][i];
     std::unique_ptr<comm::Work>& work = reduction.works[i];
+    at::Tensor& memory = reduction.memory[i];
+    const bool was_sent = work != nullptr;
     if (work != nullptr && HasStreams(device_)) {
       FSDP_RETURN_IF_ERROR(work->BlockCurrentStream());
       work.reset();
@@ -474,17 +476,27 @@ absl::Status Runtime::WaitReduce(int unit) {
     if (reduction.direct[i]) {
       flat.gradient_buffer.FinishDirect(reduction.produced[i]);
     } else {
-      FSDP_RETURN_IF_ERROR(flat.gradient_buffer.AccumulateMean(
-          reduction.memory[i], reduction.produced[i]));
+      FSDP_RETURN_IF_ERROR(
+          TakeMean(flat, reduction.produced[i], was_sent, memory));
     }
+    if (!memory.defined()) continue;
     DeviceEvent read;
     read.Record(device_);
-    gradient_memory_.Release(reduction.memory[i], std::move(work),
-                             std::move(read));
-    reduction.memory[i].reset();
+    gradient_memory_.Release(memory, std::move(work), std::move(read));
+    memory.reset();
   }
   reductions_.pop_front();
   if (hooks_.step) awaiting_step_.insert(unit);
+  return absl::OkStatus();
+}
+
+absl::Status Runtime::TakeMean(Flat& flat, const Produced& produced,
+                               bool was_sent, at::Tensor& memory) {
+  const at::Tensor filled = memory;
+  if (was_sent || !flat.gradient_buffer.TakeOver(memory, produced)) {
+    return flat.gradient_buffer.AccumulateMean(memory, produced);
+  }
+  if (!memory.defined()) gradient_memory_.Discard(filled);
   return absl::OkStatus();
 }
 

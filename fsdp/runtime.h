@@ -230,6 +230,9 @@ class Runtime {
   bool ReducesDirectly(int unit, size_t i) const;
   absl::Status Replicate(int unit);
   absl::Status WaitReduce(int unit);
+  // Of one flat parameter. `memory` is left without what nobody gives back.
+  absl::Status TakeMean(Flat& flat, const Produced& produced, bool was_sent,
+                        at::Tensor& memory);
   // Pairs of a slice and its gradient.
   using HiddenGradients = std::vector<std::pair<at::Tensor, at::Tensor>>;
   HiddenGradients HideIncompleteGradients();

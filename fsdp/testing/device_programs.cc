@@ -34,9 +34,9 @@ DeviceProgram With(std::string name, std::function<void(Options&)> configure) {
   return program;
 }
 
-void AllInStores(Options& options) {
+void StatesInStores(Options& options) {
   OffloadOptions& offload = options.offload;
-  offload.parameters = offload.gradients = offload.optimizer = Tier::kSsd;
+  offload.optimizer = Tier::kSsd;
   offload.make_store = [](RestingKind /*kind*/, int64_t capacity)
       -> absl::StatusOr<std::unique_ptr<offload::ParamStore>> {
     return offload::HostStore::Make(capacity, offload::PageAllocator::System(),
@@ -44,16 +44,22 @@ void AllInStores(Options& options) {
   };
 }
 
+void AllInStores(Options& options) {
+  StatesInStores(options);
+  options.offload.parameters = options.offload.gradients = Tier::kSsd;
+}
+
 // An update does not hang on the last bits of what is next to nothing.
 torch::optim::AdamWOptions Smooth() {
   return torch::optim::AdamWOptions(1e-2).eps(1e-3);
 }
 
-absl::StatusOr<std::shared_ptr<comm::Communicator>> World(c10::Device device,
-                                                          int world_size) {
+absl::StatusOr<std::shared_ptr<comm::Communicator>> World(
+    const TrainingDevice& place, int world_size) {
+  if (place.world) return place.world(world_size);
   comm::LoopbackOptions loopback;
   loopback.place = {world_size / 2, world_size};
-  loopback.device = device;
+  loopback.device = place.device;
   return comm::CreateLoopback(loopback);
 }
 
@@ -155,6 +161,7 @@ std::vector<DeviceProgram> DevicePrograms() {
   programs.push_back(With("StatesOnTheCpu", [](Options& options) {
     options.offload.optimizer = Tier::kCpu;
   }));
+  programs.push_back(With("StatesInStores", StatesInStores));
   programs.push_back(With("AllInStores", AllInStores));
   programs.emplace_back();
   programs.back().name = "Clipped";
@@ -184,7 +191,7 @@ absl::StatusOr<Values> TrainOnDevice(const DeviceProgram& program,
                                      int world_size,
                                      const TrainingDevice& place) {
   FSDP_ASSIGN_OR_RETURN(const std::shared_ptr<comm::Communicator> world,
-                        World(place.device, world_size));
+                        World(place, world_size));
   const std::shared_ptr<NetImpl> net = MakeNet(kDim, kBlocks);
   place.move(*net);
   Options options = BlockUnits();
@@ -220,7 +227,7 @@ absl::StatusOr<Values> TrainOnDevice(const DeviceProgram& program,
 absl::StatusOr<std::vector<std::string>> DifferencesFromStepsOnTheCpu(
     const TrainingDevice& place) {
   FSDP_ASSIGN_OR_RETURN(const std::shared_ptr<comm::Communicator> world,
-                        World(place.device, 1));
+                        World(place, 1));
   Options options;
   OffloadOptions& offload = options.offload;
   offload.parameters = offload.gradients = offload.optimizer = Tier::kCpu;

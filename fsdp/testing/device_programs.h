@@ -9,12 +9,14 @@
 
 #include <functional>
 #include <map>
+#include <memory>
 #include <ostream>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "comm/communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/options.h"
 #include "fsdp/testing/toy_model.h"
@@ -44,6 +46,11 @@ std::vector<DeviceProgram> DevicePrograms();
 
 // Where a training runs. On the CPU without the functions.
 struct TrainingDevice {
+  // One of `world_size` ranks; without it, one in the middle of them, all of
+  // which this process plays.
+  std::function<absl::StatusOr<std::shared_ptr<comm::Communicator>>(
+      int world_size)>
+      world;
   c10::Device device = c10::Device(c10::DeviceType::CPU);
   // Brings a module to the device.
   std::function<void(torch::nn::Module&)> move = [](torch::nn::Module&) {};
@@ -55,8 +62,7 @@ struct TrainingDevice {
 // By name, on the CPU.
 using Values = std::map<std::string, at::Tensor>;
 
-// The shards of a rank in the middle of `world_size`, all of them played by
-// this process, after some steps.
+// The shards of one rank of `world_size` after some steps.
 absl::StatusOr<Values> TrainOnDevice(const DeviceProgram& program,
                                      int world_size,
                                      const TrainingDevice& place);

@@ -7,15 +7,19 @@ import subprocess
 
 LIMIT_BYTES = 60 << 20
 TEST_LIMIT_S, BENCHMARK_LIMIT_S = 600, 1200
-# Benchmarks of their own that also run on a GPU.
+# A benchmark that also runs on a GPU, and the flags of that part.
 ALSO = "//benchmarks:device_ops_benchmark"
+ALSO_FLAGS = ["--benchmark_filter=^cuda/"]
+# What tells most comes first: a machine may be lent for minutes.
+FIRST = ("smoke_test", "gpu_train_step")
 QUERY = rf'attr(tags, "\bgpu\b", kind("cc_(test|binary) rule", //...)) + {ALSO}'
 SCRIPTS = ("driver.py", "libtorch.py", "report.py")
 # PyTorch's own, to be run with the model of //benchmarks:gpu_train_step by a Python that has torch.
 PEER_PROGRAM = "peer_gpt.py"
 PEER_MODEL = ["--device=cuda", "--layers=20", "--dim=2048", "--heads=16", "--seq=1024", "--batch=4", "--vocab=8192",
               "--steps=20", "--warmup=3"]
-PEERS = {"none": "plain PyTorch", "fsdp1": "PyTorch FSDP1", "fsdp2": "PyTorch FSDP2"}
+# One rank of FSDP1 shards nothing (NO_SHARD).
+PEERS = {"none": "plain PyTorch", "fsdp1": "PyTorch FSDP1 (not sharded)", "fsdp2": "PyTorch FSDP2"}
 # What a machine with LibTorch for CUDA has: the system's libraries, LibTorch's, and those that come with it.
 PROVIDED = re.compile(r"(lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+|gomp|c10|c10_cuda|torch|torch_cpu|torch_cuda|cudart|cupti"
                       r"|nccl)|ld-linux-.*)\.so(\.\d+)*")
@@ -31,6 +35,7 @@ def program_of(label, kind):
     is_test = kind == "cc_test"
     return {"name": f"{package}:{name}", "file": f"{package.replace('/', '.')}.{name}",
             "kind": "test" if is_test else "benchmark", "takes_device": name.startswith("gpu_"),
+            "flags": ALSO_FLAGS if label == ALSO else [],
             "limit_s": TEST_LIMIT_S if is_test else BENCHMARK_LIMIT_S}
 
 
@@ -48,7 +53,8 @@ def programs_of(listing):
         match = re.fullmatch(r"(cc_test|cc_binary) rule (//\S+:\S+)", line.strip())
         if match:
             found[match.group(2)] = program_of(match.group(2), match.group(1))
-    return dict(sorted(found.items(), key=lambda item: (item[1]["kind"] != "test", item[0])))
+    return dict(sorted(found.items(), key=lambda item: (
+        item[1]["kind"] != "test", not item[0].endswith(FIRST), item[0])))
 
 
 def foreign_libraries(dynamic_section):

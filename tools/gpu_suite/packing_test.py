@@ -10,8 +10,10 @@ import unittest
 import packing
 
 LISTING = """\
+cc_binary rule //benchmarks:device_ops_benchmark
 cc_binary rule //benchmarks:gpu_train_step
 cc_test rule //comm:nccl_communicator_test
+cc_test rule //third_party/cuda:smoke_test
 cc_library rule //comm:nccl
 """
 NEEDED = """\
@@ -30,11 +32,13 @@ class PackingTest(unittest.TestCase):
         self.addCleanup(scratch.cleanup)
         self.out = pathlib.Path(scratch.name, "out")
 
-    def test_tests_come_first(self):
-        self.assertEqual([(label, entry["kind"], entry["takes_device"])
+    def test_tests_and_what_tells_most_come_first(self):
+        self.assertEqual([(label, entry["kind"], entry["takes_device"], entry["flags"])
                           for label, entry in packing.programs_of(LISTING).items()],
-                         [("//comm:nccl_communicator_test", "test", False),
-                          ("//benchmarks:gpu_train_step", "benchmark", True)])
+                         [("//third_party/cuda:smoke_test", "test", False, []),
+                          ("//comm:nccl_communicator_test", "test", False, []),
+                          ("//benchmarks:gpu_train_step", "benchmark", True, []),
+                          ("//benchmarks:device_ops_benchmark", "benchmark", False, ["--benchmark_filter=^cuda/"])])
 
     def test_libraries_that_the_other_machine_may_lack(self):
         self.assertEqual(packing.foreign_libraries(NEEDED), [])

@@ -42,6 +42,8 @@ def parse_flags(argv):
     parser.add_argument("--python", default=sys.executable, help="a Python that has torch")
     parser.add_argument("--only", default="", metavar="REGEX", help="programs whose name this is found in")
     parser.add_argument("--limit-scale", type=float, default=1, metavar="X", help="multiplies programs' time limits")
+    parser.add_argument("--budget", type=float, default=float("inf"), metavar="SECONDS",
+                        help="for all together: what runs then is stopped, and what has not begun is left out")
     parser.add_argument("--no-peers", action="store_true", help="without PyTorch's FSDP, which needs --python's torch")
     parser.add_argument("--benchmark-flags", default="", metavar="FLAGS",
                         help="for all benchmarks, such as '--turns=5' or '--device=cuda:1'")
@@ -93,7 +95,7 @@ def command_of(program, written, python, benchmark_flags):
     path = str(FOLDER / "bin" / program["file"])
     if program["kind"] == "test":
         return [path, f"--gtest_output=json:{written}"]
-    own = benchmark_flags.split() if program["takes_device"] else []
+    own = benchmark_flags.split() if program["takes_device"] else program["flags"]
     return [path, f"--benchmark_out={written}", "--benchmark_out_format=json", *own]
 
 
@@ -118,16 +120,21 @@ def cases_of(program, written, output):
         return []
 
 
-def run_program(program, libraries, flags):
+def run_program(program, libraries, flags, left):
+    """`left`: seconds of the budget."""
     with tempfile.TemporaryDirectory(prefix="gpu_suite.") as folder:
         written = pathlib.Path(folder, "report.json")
         output = pathlib.Path(folder, "output")
         begin = time.monotonic()
         with open(output, "wb") as file:
-            process = subprocess.Popen(command_of(program, written, flags.python, flags.benchmark_flags),
-                                       stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, cwd=folder,
-                                       start_new_session=True, env=environment_of(program, libraries, folder))
-            ended = wait(process, program["limit_s"] * flags.limit_scale)
+            try:
+                process = subprocess.Popen(command_of(program, written, flags.python, flags.benchmark_flags),
+                                           stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, cwd=folder,
+                                           start_new_session=True, env=environment_of(program, libraries, folder))
+            except OSError as error:
+                return {"name": program["name"], "kind": program["kind"], "seconds": 0, "exit_code": 127, "cases": [],
+                        "outcome": report.FAILED, "output_tail": f"does not start: {error}"}
+            ended = wait(process, min(program["limit_s"] * flags.limit_scale, left))
         said = output.read_text(encoding="utf-8", errors="replace")
         cases = cases_of(program, written, said)
         return {"name": program["name"], "kind": program["kind"], "seconds": time.monotonic() - begin,
@@ -137,7 +144,10 @@ def run_program(program, libraries, flags):
 
 
 def main(argv):
+    begin = time.monotonic()
     flags = parse_flags(argv)
+    # Ends by an exception, which takes the program along that is running.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     manifest = json.loads((FOLDER / "manifest.json").read_text(encoding="utf-8"))
     try:
         folder = (flags.libtorch or libtorch.folder_of(flags.python)).resolve()
@@ -159,14 +169,19 @@ def main(argv):
     libraries = libtorch.library_folders(folder)
     results = {"machine": describe_machine(version, manifest), "programs": []}
     for index, program in enumerate(chosen, 1):
+        left = begin + flags.budget - time.monotonic()
+        if left <= 0:
+            log(f"left out, the budget is spent: {', '.join(other['name'] for other in chosen[index - 1:])}")
+            break
         log(f"[{index}/{len(chosen)}] {program['name']}")
-        results["programs"].append(run_program(program, libraries, flags))
+        results["programs"].append(run_program(program, libraries, flags, left))
         log(f"    {results['programs'][-1]['outcome']} in {results['programs'][-1]['seconds']:.0f} s")
         # After each: what has been measured is there whatever comes.
         (flags.out / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
         (flags.out / "report.md").write_text(report.markdown(results), encoding="utf-8")
     log(f"{flags.out / 'report.md'}")
-    return 0 if all(program["outcome"] == report.PASSED for program in results["programs"]) else 1
+    complete = len(results["programs"]) == len(chosen)
+    return 0 if complete and all(program["outcome"] == report.PASSED for program in results["programs"]) else 1
 
 
 if __name__ == "__main__":

@@ -27,7 +27,8 @@ DIES = "#!/bin/sh\necho 'libcudart.so.13: cannot open' >&2\nexit 127\n"
 
 
 def program(name, kind="test", limit_s=100.0, takes_device=False):
-    return {"name": name, "file": name, "kind": kind, "limit_s": limit_s, "takes_device": takes_device}
+    return {"name": name, "file": name, "kind": kind, "limit_s": limit_s, "takes_device": takes_device,
+            "flags": []}
 
 
 class RunTest(unittest.TestCase):
@@ -82,9 +83,9 @@ class RunTest(unittest.TestCase):
         self.assertEqual(code, 0, self.errors.getvalue())
         self.assertTrue(self.seen.read_text().endswith("--turns=3 --device=cuda:1\n"))
         self.assertEqual(results["programs"][0]["cases"][0]["figures"]["of_plain"], 1.5)
-        self.pack([(program("other", "benchmark"), MEASURES)])
+        self.pack([({**program("other", "benchmark"), "flags": ["--benchmark_filter=^cuda/"]}, MEASURES)])
         self.run_all("--benchmark-flags=--turns=3")
-        self.assertNotIn("--turns", self.seen.read_text())
+        self.assertTrue(self.seen.read_text().endswith("json --benchmark_filter=^cuda/\n"))
 
     def test_a_program_that_hangs_is_ended_and_the_others_run(self):
         self.pack([(program("hangs", limit_s=0.5), HANGS), (program("good"), PASSES)])
@@ -92,6 +93,20 @@ class RunTest(unittest.TestCase):
         self.assertEqual(code, 1)
         self.assertEqual([entry["outcome"] for entry in results["programs"]], ["timed out", "passed"])
         self.assertIn("begun", results["programs"][0]["output_tail"])
+
+    def test_a_budget_is_for_all_programs(self):
+        self.pack([(program("good"), PASSES), (program("hangs"), HANGS), (program("late"), PASSES)])
+        code, results = self.run_all("--budget=1.5")
+        self.assertEqual(code, 1)
+        self.assertEqual([entry["outcome"] for entry in results["programs"]], ["passed", "timed out"])
+        self.assertIn("left out, the budget is spent: late", self.errors.getvalue())
+
+    def test_a_file_that_is_no_program_is_a_failure_and_the_others_run(self):
+        self.pack([(program("text"), "no program"), (program("good"), PASSES)])
+        (self.folder / "bin" / "text").chmod(0o644)
+        code, results = self.run_all()
+        self.assertEqual((code, [entry["outcome"] for entry in results["programs"]]), (1, ["failed", "passed"]))
+        self.assertIn("does not start: ", results["programs"][0]["output_tail"])
 
     def test_a_program_that_cannot_start_is_a_failure_with_its_text(self):
         self.pack([(program("dies"), DIES)])
