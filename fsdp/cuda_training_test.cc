@@ -133,7 +133,7 @@ TEST(CudaFullParamsTest, WhatIsWrittenOnTheCpuGoesBackToTheGpu) {
   loopback.device = gpu.device;
   ASSERT_OK_AND_ASSIGN(std::shared_ptr<comm::Communicator> world,
                        comm::CreateLoopback(loopback));
-  ASSERT_OK_AND_ASSIGN(const auto model,
+  ASSERT_OK_AND_ASSIGN(auto model,
                        FullyShard(net, world, testing::BlockUnits()));
   SummonOptions options;
   options.rank0_only = options.offload_to_cpu = true;
