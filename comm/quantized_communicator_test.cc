@@ -515,7 +515,7 @@ TEST(QuantizedCommunicatorTest, AMissedDeadlineEndsTheGroup) {
                        HasSubstr("is not done at the deadline")));
 }
 
-// On an output that turns out to be none, which only the last part notices.
+// On an output that turns out too small, which only the last part notices.
 TEST(QuantizedCommunicatorTest, WhatCannotBeFinishedEndsTheGroup) {
   FakeDevice::Register();
   FakeDevice::Reset();
@@ -526,7 +526,7 @@ TEST(QuantizedCommunicatorTest, WhatCannotBeFinishedEndsTheGroup) {
   SideStream side(FakeDevice::device());
   {
     auto work = comm->AllGather(out, in, "w").value();
-    out.unsafeGetTensorImpl()->set_sizes_contiguous({0});
+    out.unsafeGetTensorImpl()->set_sizes_contiguous({191});
     const SideStream::Scope scope(side);
     EXPECT_THAT(work->BlockCurrentStream(),
                 StatusIs(absl::StatusCode::kInternal,

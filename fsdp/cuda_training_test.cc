@@ -56,6 +56,20 @@ TrainingDevice Gpu() {
   return gpu;
 }
 
+void ExpectTheValuesOfTheCpu(const DeviceProgram& program, int world_size,
+                             const TrainingDevice& gpu) {
+  const absl::StatusOr<Values> expected =
+      TrainOnDevice(program, world_size, TrainingDevice());
+  ASSERT_OK(expected.status());
+  const absl::StatusOr<Values> actual = TrainOnDevice(program, world_size, gpu);
+  ASSERT_OK(actual.status());
+  const double tolerance = program.is_coarse ? 1e-2 : 1e-4;
+  for (const auto& [name, value] : *expected) {
+    EXPECT_TRUE(at::allclose(actual->at(name), value, 1e-4, tolerance))
+        << name << ": " << actual->at(name) - value;
+  }
+}
+
 class CudaTrainingTest
     : public ::testing::TestWithParam<std::tuple<DeviceProgram, int>> {
  protected:
@@ -65,17 +79,7 @@ class CudaTrainingTest
 
 TEST_P(CudaTrainingTest, HasTheValuesOfTheCpuAndTheHostWaitsForNothing) {
   const auto& [program, world_size] = GetParam();
-  const absl::StatusOr<Values> expected =
-      TrainOnDevice(program, world_size, TrainingDevice());
-  ASSERT_OK(expected.status());
-  const absl::StatusOr<Values> actual =
-      TrainOnDevice(program, world_size, Gpu());
-  ASSERT_OK(actual.status());
-  const double tolerance = program.is_coarse ? 1e-2 : 1e-4;
-  for (const auto& [name, value] : *expected) {
-    EXPECT_TRUE(at::allclose(actual->at(name), value, 1e-4, tolerance))
-        << name << ": " << actual->at(name) - value;
-  }
+  ExpectTheValuesOfTheCpu(program, world_size, Gpu());
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -105,18 +109,9 @@ class NcclTrainingTest : public ::testing::TestWithParam<DeviceProgram> {
 };
 
 TEST_P(NcclTrainingTest, HasTheValuesOfTheCpuAndTheHostWaitsForNothing) {
-  const absl::StatusOr<Values> expected =
-      TrainOnDevice(GetParam(), /*world_size=*/1, TrainingDevice());
-  ASSERT_OK(expected.status());
   TrainingDevice gpu = Gpu();
   gpu.world = [](int world_size) { return OverNccl(world_size); };
-  const absl::StatusOr<Values> actual = TrainOnDevice(GetParam(), 1, gpu);
-  ASSERT_OK(actual.status());
-  const double tolerance = GetParam().is_coarse ? 1e-2 : 1e-4;
-  for (const auto& [name, value] : *expected) {
-    EXPECT_TRUE(at::allclose(actual->at(name), value, 1e-4, tolerance))
-        << name << ": " << actual->at(name) - value;
-  }
+  ExpectTheValuesOfTheCpu(GetParam(), /*world_size=*/1, gpu);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, NcclTrainingTest,
