@@ -54,6 +54,10 @@ struct C10dBackendOptions {
 // `store`, which no other group uses and which needs not be the backend's,
 // ranks tell each other of failures.
 //
+// Ranks that are threads of a process need TORCH_FR_BUFFER_SIZE=0 in its
+// environment: LibTorch 2.11's flight recorder cannot stand the first
+// operations of two groups at once.
+//
 // Others may use the backend, too, as long as all ranks make all calls in the
 // same order; a failure closes it for them as well.
 //

@@ -94,4 +94,9 @@ void BufferPool::Discard(const at::Tensor& buffer) {
   stats_.reserved_bytes -= Bytes(buffer);
 }
 
+void BufferPool::Adopt(const at::Tensor& buffer, DeviceEvent used) {
+  stats_.reserved_bytes += Bytes(buffer);
+  free_.push_back({buffer, /*reader=*/nullptr, std::move(used)});
+}
+
 }  // namespace fsdp

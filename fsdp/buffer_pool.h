@@ -51,6 +51,9 @@ class BufferPool {
   // failed collective for example: it is never handed out again.
   void Discard(const at::Tensor& buffer);
 
+  // As Release(), for a buffer that is not of this pool, or was discarded.
+  void Adopt(const at::Tensor& buffer, DeviceEvent used);
+
   const Stats& stats() const { return stats_; }
 
  private:

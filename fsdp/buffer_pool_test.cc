@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/device_streams.h"
 #include "base/testing/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -113,6 +114,15 @@ TEST_F(BufferPoolTest, NeverGivesDiscardedMemoryAgain) {
   EXPECT_EQ(pool_.stats().in_use_bytes, 0);
   EXPECT_EQ(pool_.stats().reserved_bytes, 0);
   EXPECT_FALSE(Acquire(100).is_alias_of(first));
+}
+
+TEST_F(BufferPoolTest, GivesAdoptedMemory) {
+  const at::Tensor first = Acquire(100);
+  pool_.Discard(first);
+  pool_.Adopt(first, DeviceEvent());
+  EXPECT_EQ(pool_.stats().reserved_bytes, 100);
+  EXPECT_EQ(pool_.stats().in_use_bytes, 0);
+  EXPECT_TRUE(Acquire(100).is_alias_of(first));
 }
 
 TEST_F(BufferPoolTest, FailedAllocationChangesNothing) {

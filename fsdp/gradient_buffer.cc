@@ -375,6 +375,7 @@ bool GradientBuffer::TakeOver(at::Tensor& memory, const Produced& produced) {
     former = RangeOf(shard_gradient_, at::kByte, 0, bytes());
   }
   shard_gradient_ = OwnSegment(memory);
+  is_taken_over_ = true;
   memory = std::move(former);
   Attach(
       RangeOf(shard_gradient_, layout.shard_numel(), layout.num_parameters()),
@@ -410,6 +411,7 @@ void GradientBuffer::RenewMemory(Present present) {
        shard_gradient_.storage().use_count() == 1)) {
     return;
   }
+  is_taken_over_ = false;
   shard_gradient_ =
       at::empty({segment_numel_},
                 parameter_->shard().options().dtype(options_.gradient_dtype));
@@ -464,11 +466,15 @@ void GradientBuffer::Attach(const at::Tensor& flags, const Produced& produced) {
   }
 }
 
-void GradientBuffer::DropUnusedGradient() {
-  for (int i = 0; i < parameter_->num_parameters(); ++i) {
-    if (parameter_->ShardSlice(i).grad().defined()) return;
+at::Tensor GradientBuffer::DropUnusedGradient() {
+  if (PresentGradients() != Present::kNone) return {};
+  at::Tensor taken;
+  if (is_taken_over_ && shard_gradient_.storage().use_count() == 1) {
+    taken = RangeOf(shard_gradient_, at::kByte, 0, bytes());
   }
+  is_taken_over_ = false;
   shard_gradient_.reset();
+  return taken;
 }
 
 void GradientBuffer::AccumulateSlice(int i, const at::Tensor& reduced,

@@ -117,8 +117,9 @@ class GradientBuffer {
   // The gradient is about to be added to.
   void Prefetch();
 
-  // Gives the memory of the shard's gradient back where no slice has one.
-  void DropUnusedGradient();
+  // Lets the memory of the shard's gradient go where no slice has one. What
+  // TakeOver() took is returned, the bytes of the buffer.
+  at::Tensor DropUnusedGradient();
 
  private:
   void PackInto(const at::Tensor& whole, absl::Span<const at::Tensor> gradients,
@@ -148,6 +149,7 @@ class GradientBuffer {
   std::vector<flat_param::Slice> gaps_;
   // One segment; .grad of slices are views of it.
   at::Tensor shard_gradient_;
+  bool is_taken_over_ = false;
   std::deque<Resident> direct_;      // one for each under way
   std::vector<Resident> abandoned_;  // of those that were forgotten
 };

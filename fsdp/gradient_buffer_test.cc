@@ -294,6 +294,23 @@ TEST_F(AccumulateTest, MemoryIsTakenOverForTheFormerOne) {
   EXPECT_THAT(Values(), ElementsAre(14, 25, 36));
 }
 
+TEST_F(AccumulateTest, WhatWasTakenOverIsGivenBackUnused) {
+  const at::Tensor ones = at::ones({4});
+  at::Tensor memory = Exactly(rank_, rank_.Filled({ones, ones, ones}));
+  const void* const data = memory.data_ptr();
+  EXPECT_TRUE(rank_.buffer.TakeOver(memory, {}));
+  EXPECT_FALSE(rank_.buffer.DropUnusedGradient().defined());
+  EXPECT_THAT(Values(), ElementsAre(1, 1, 1));
+  ZeroGrad();
+  const at::Tensor back = rank_.buffer.DropUnusedGradient();
+  EXPECT_EQ(back.data_ptr(), data);
+  EXPECT_EQ(static_cast<int64_t>(back.nbytes()), rank_.buffer.bytes());
+  EXPECT_FALSE(rank_.buffer.DropUnusedGradient().defined());
+  Accumulate(1, 2, 3);
+  ZeroGrad();
+  EXPECT_FALSE(rank_.buffer.DropUnusedGradient().defined());
+}
+
 TEST_F(AccumulateTest, AGradientThatTheUserKeepsIsNotGivenAway) {
   const at::Tensor ones = at::ones({4});
   at::Tensor memory = Exactly(rank_, rank_.Filled({ones, ones, ones}));

@@ -527,7 +527,13 @@ absl::Status Runtime::Step(int unit) {
                               [&] { status = hooks_.step(unit); }));
   for (const auto& [slice, gradient] : hidden) slice.mutable_grad() = gradient;
   FSDP_RETURN_IF_ERROR(status);
-  for (Flat& flat : flats_[unit]) flat.gradient_buffer.DropUnusedGradient();
+  for (Flat& flat : flats_[unit]) {
+    const at::Tensor memory = flat.gradient_buffer.DropUnusedGradient();
+    if (!memory.defined()) continue;
+    DeviceEvent used;
+    used.Record(device_);
+    gradient_memory_.Adopt(memory, std::move(used));
+  }
   return absl::OkStatus();
 }
 
