@@ -92,7 +92,8 @@ at::Tensor RandomNumbers(int seed, at::ScalarType dtype, int64_t size) {
 
 bool SameBits(const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == b.scalar_type() && a.nbytes() == b.nbytes() &&
-         std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
+         (a.nbytes() == 0 ||
+          std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0);
 }
 
 // What the others get to see of `numbers`, of which the last `exact` are.

@@ -92,7 +92,8 @@ bool SameBits(const at::Tensor& first, const at::Tensor& second) {
   const at::Tensor a = first.cpu();
   const at::Tensor b = second.cpu();
   return a.nbytes() == b.nbytes() &&
-         std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
+         (a.nbytes() == 0 ||
+          std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0);
 }
 
 absl::Status GatherOnce(Communicator& comm, at::ScalarType dtype, int64_t n,
