@@ -480,13 +480,24 @@ TEST(QuantizedCommunicatorTest, StreamsWaitForWhatTheyNeedAndTheHostDoesNot) {
   EXPECT_TRUE(SameBits(actual.summed.cpu(), expected.summed));
 }
 
-TEST(QuantizedCommunicatorTest, TheHostWaitsUntilTheDeviceIsDone) {
+// One rank of three on a device of which nothing is known yet, and what it
+// gathers.
+struct GatherOnDevice {
+  std::unique_ptr<Communicator> comm;
+  at::Tensor in;
+  at::Tensor out;
+};
+
+GatherOnDevice DeviceGather() {
   FakeDevice::Register();
   FakeDevice::Reset();
-  const std::unique_ptr<Communicator> comm =
-      QuantizedLoopback(FakeDevice::device());
-  const at::Tensor in = at::zeros({64}).to(FakeDevice::device());
-  const at::Tensor out = at::zeros({192}, in.options());
+  const at::TensorOptions options(FakeDevice::device());
+  return {QuantizedLoopback(FakeDevice::device()), at::zeros({64}, options),
+          at::zeros({192}, options)};
+}
+
+TEST(QuantizedCommunicatorTest, TheHostWaitsUntilTheDeviceIsDone) {
+  const auto [comm, in, out] = DeviceGather();
   auto work = comm->AllGather(out, in, "w").value();
   EXPECT_OK(work->Wait(absl::Now() + absl::Seconds(30)));
   FakeDevice::HostRead(out, "the output");
@@ -494,12 +505,7 @@ TEST(QuantizedCommunicatorTest, TheHostWaitsUntilTheDeviceIsDone) {
 }
 
 TEST(QuantizedCommunicatorTest, AMissedDeadlineEndsTheGroup) {
-  FakeDevice::Register();
-  FakeDevice::Reset();
-  const std::unique_ptr<Communicator> comm =
-      QuantizedLoopback(FakeDevice::device());
-  const at::Tensor in = at::zeros({64}).to(FakeDevice::device());
-  const at::Tensor out = at::zeros({192}, in.options());
+  const auto [comm, in, out] = DeviceGather();
   auto work = comm->AllGather(out, in, "w").value();
   EXPECT_OK(work->BlockCurrentStream());
   {
@@ -518,12 +524,7 @@ TEST(QuantizedCommunicatorTest, AMissedDeadlineEndsTheGroup) {
 
 // On an output that turns out too small, which only the last part notices.
 TEST(QuantizedCommunicatorTest, WhatCannotBeFinishedEndsTheGroup) {
-  FakeDevice::Register();
-  FakeDevice::Reset();
-  const std::unique_ptr<Communicator> comm =
-      QuantizedLoopback(FakeDevice::device());
-  const at::Tensor in = at::zeros({64}).to(FakeDevice::device());
-  const at::Tensor out = at::zeros({192}, in.options());
+  const auto [comm, in, out] = DeviceGather();
   SideStream side(FakeDevice::device());
   {
     auto work = comm->AllGather(out, in, "w").value();
