@@ -38,6 +38,7 @@ using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::testing::ExpectSameGradients;
 using ::fsdp::testing::Filled;
 using ::fsdp::testing::FillParameters;
+using ::fsdp::testing::InputOf;
 using ::fsdp::testing::kDim;
 using ::fsdp::testing::Rows;
 using ::fsdp::testing::SquareLoss;
@@ -167,22 +168,8 @@ class SparseEmbedding : public torch::nn::Module {
 };
 
 TEST(AutogradTest, SparseGradients) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
-    auto plain = Filled<SparseEmbedding>();
-    SquareLoss([&](at::Tensor x) { return plain->forward(x); }).backward();
-    FSDP_ASSIGN_OR_RETURN(
-        FullyShardedDataParallel<SparseEmbedding> model,
-        FullyShard(Filled<SparseEmbedding>(), Unowned(communicator)));
-    FSDP_RETURN_IF_ERROR(model->Backward(
-        SquareLoss([&](at::Tensor x) { return model->forward(x); })));
-    const NamedShard& shard = model->NamedShards().front();
-    const at::Tensor expected = plain->weight.grad().to_dense().view({-1});
-    if (!at::allclose(shard.shard.grad(),
-                      expected.narrow(0, shard.begin, shard.shard.numel()))) {
-      return absl::InternalError("sparse gradient differs");
-    }
-    return absl::OkStatus();
-  }));
+  ExpectSameGradients<SparseEmbedding>(Filled<SparseEmbedding>, SquareLoss,
+                                       Options());
 }
 
 class TransposedWeight : public torch::nn::Module {
@@ -226,8 +213,9 @@ TEST(AutogradTest, RetainGraphAllowsASecondBackward) {
     FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<UsedTwice> model,
                           FullyShard(Filled<UsedTwice>(), Unowned(communicator),
                                      UnitsOf<UnitImpl>()));
-    const at::Tensor loss =
-        SquareLoss([&](at::Tensor x) { return model->forward(x); });
+    const at::Tensor loss = SquareLoss([&](at::Tensor x) {
+      return model->forward(InputOf(communicator.rank(), x));
+    });
     FSDP_RETURN_IF_ERROR(model->Backward(loss, /*retain_graph=*/true));
     const at::Tensor once = model->Parameters()[0].grad().clone();
     FSDP_RETURN_IF_ERROR(model->Backward(loss));
@@ -244,15 +232,19 @@ TEST(AutogradTest, TwoForwardsThenTheirTwoBackwards) {
     FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<UsedTwice> model,
                           FullyShard(Filled<UsedTwice>(), Unowned(communicator),
                                      UnitsOf<UnitImpl>()));
-    const at::Tensor a = model->forward(Rows(0, 2, kDim)).square().mean();
-    const at::Tensor b = model->forward(Rows(5, 2, kDim)).square().mean();
+    const auto loss = [](auto& net, int rank, int begin) {
+      return net.forward(InputOf(rank, Rows(begin, 2, kDim))).square().mean();
+    };
+    const at::Tensor a = loss(*model, communicator.rank(), 0);
+    const at::Tensor b = loss(*model, communicator.rank(), 5);
     FSDP_RETURN_IF_ERROR(model->Backward(a));
     FSDP_RETURN_IF_ERROR(model->Backward(b));
-    plain->forward(Rows(0, 2, kDim)).square().mean().backward();
-    plain->forward(Rows(5, 2, kDim)).square().mean().backward();
+    for (int rank : {0, 1}) {
+      for (int begin : {0, 5}) loss(*plain, rank, begin).backward();
+    }
     const NamedShard& shard = model->NamedShards()[0];
     const at::Tensor expected =
-        plain->named_parameters()[shard.name].grad().reshape({-1});
+        plain->named_parameters()[shard.name].grad().reshape({-1}) / 2;
     if (!at::allclose(shard.shard.grad(),
                       expected.narrow(0, shard.begin, shard.shard.numel()),
                       1e-4, 1e-6)) {

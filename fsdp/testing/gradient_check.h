@@ -45,42 +45,70 @@ inline Gradients ShardGradients(const ShardedModuleBase& model) {
   return result;
 }
 
-// `net` makes a module, `loss` runs it. Gradients on two ranks, which see the
-// same data, equal those of a plain module, and the same names have one.
+using Forwarding = std::function<at::Tensor(at::Tensor)>;
+using LossOf = std::function<at::Tensor(Forwarding)>;
+
+// `input`, other for each rank: a gradient that is not reduced is then wrong.
+inline at::Tensor InputOf(int rank, const at::Tensor& input) {
+  return input * (1 + rank) + 0.25 * rank;
+}
+
+// Means over the ranks of what a plain module of each computes, in storage
+// order; those that no rank has are left out.
+template <typename Net>
+Gradients PlainGradients(const std::function<std::shared_ptr<Net>()>& make_net,
+                         const LossOf& loss, int world_size) {
+  Gradients result;
+  for (int rank = 0; rank < world_size; ++rank) {
+    std::shared_ptr<Net> plain = make_net();
+    loss([&](at::Tensor x) -> at::Tensor {
+      return plain->forward(InputOf(rank, x));
+    }).backward();
+    for (const auto& item : plain->named_parameters()) {
+      at::Tensor gradient = item.value().grad();
+      if (!gradient.defined()) continue;
+      if (gradient.is_sparse()) gradient = gradient.to_dense();
+      // All parameters compared here are row-major or transposed.
+      const at::Tensor dense = item.value().is_contiguous()
+                                   ? gradient.reshape({-1})
+                                   : gradient.t().reshape({-1});
+      at::Tensor& mean = result[item.key()];
+      const at::Tensor share = dense / world_size;
+      mean = mean.defined() ? mean + share : share;
+    }
+  }
+  return result;
+}
+
+// `make_net` makes a module, `loss` runs it. Gradients equal the mean of those
+// of plain modules, and the same names have one.
 template <typename Net>
 absl::Status CheckGradients(
     comm::Communicator& communicator, const Options& options,
-    const std::function<std::shared_ptr<Net>()>& make_net,
-    const std::function<at::Tensor(std::function<at::Tensor(at::Tensor)>)>&
-        loss) {
-  std::shared_ptr<Net> plain = make_net();
-  loss([&](at::Tensor x) -> at::Tensor {
-    return plain->forward(x);
-  }).backward();
+    const std::function<std::shared_ptr<Net>()>& make_net, const LossOf& loss) {
+  const Gradients expected =
+      PlainGradients<Net>(make_net, loss, communicator.world_size());
   FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<Net> model,
                         FullyShard(make_net(), Unowned(communicator), options));
-  FSDP_RETURN_IF_ERROR(
-      model->Backward(loss([&](at::Tensor x) { return model->forward(x); })));
+  FSDP_RETURN_IF_ERROR(model->Backward(loss([&](at::Tensor x) {
+    return model->forward(InputOf(communicator.rank(), x));
+  })));
   Gradients actual = ShardGradients(*model);
-  for (const auto& item : plain->named_parameters()) {
-    const at::Tensor expected = item.value().grad();
-    const auto found = actual.find(item.key());
-    if (expected.defined() != (found != actual.end())) {
-      return absl::InternalError(absl::StrCat(
-          item.key(), expected.defined() ? " has no" : " has a", " gradient"));
+  for (auto& [name, sum] : actual) {
+    const auto found = expected.find(name);
+    if (found == expected.end()) {
+      return absl::InternalError(absl::StrCat(name, " has a gradient"));
     }
-    if (!expected.defined()) continue;
-    at::Tensor sum = found->second;
     FSDP_ASSIGN_OR_RETURN(
         auto work, communicator.AllReduce(sum, comm::ReduceOp::kSum, "test"));
     FSDP_RETURN_IF_ERROR(work->Wait(absl::InfiniteFuture()));
-    // The storage order of all parameters compared here is row-major unless
-    // they are transposed, as ranges of a shard are in storage order.
-    const at::Tensor dense = item.value().is_contiguous()
-                                 ? expected.reshape({-1})
-                                 : expected.t().reshape({-1});
-    if (!at::allclose(sum, dense, 1e-4, 1e-6)) {
-      return absl::InternalError(absl::StrCat("gradient of ", item.key()));
+    if (!at::allclose(sum, found->second, 1e-4, 1e-6)) {
+      return absl::InternalError(absl::StrCat("gradient of ", name));
+    }
+  }
+  for (const auto& [name, gradient] : expected) {
+    if (actual.count(name) == 0) {
+      return absl::InternalError(absl::StrCat(name, " has no gradient"));
     }
   }
   if (model->memory_stats().parameters.in_use_bytes != 0) {
@@ -90,15 +118,16 @@ absl::Status CheckGradients(
 }
 
 template <typename Net>
-void ExpectSameGradients(
-    const std::function<std::shared_ptr<Net>()>& make_net,
-    const std::function<at::Tensor(std::function<at::Tensor(at::Tensor)>)>&
-        loss,
-    const Options& options) {
-  EXPECT_OK(
-      comm::testing::RunAllRanks(2, [&](comm::Communicator& communicator) {
-        return CheckGradients<Net>(communicator, options, make_net, loss);
-      }));
+void ExpectSameGradients(const std::function<std::shared_ptr<Net>()>& make_net,
+                         const LossOf& loss, const Options& options) {
+  for (int world_size : {1, 2, 3}) {
+    EXPECT_OK(comm::testing::RunAllRanks(
+        world_size,
+        [&](comm::Communicator& communicator) {
+          return CheckGradients<Net>(communicator, options, make_net, loss);
+        }))
+        << world_size << " ranks";
+  }
 }
 
 template <typename Net>
@@ -108,8 +137,7 @@ std::shared_ptr<Net> Filled() {
   return net;
 }
 
-inline at::Tensor SquareLoss(
-    const std::function<at::Tensor(at::Tensor)>& forward) {
+inline at::Tensor SquareLoss(const Forwarding& forward) {
   return forward(Rows(0, 3, kDim)).square().mean();
 }
 

@@ -28,7 +28,7 @@ RandomModel::RandomModel(Choices* choices) : choices_(*choices) {
   if (choices_.Chance(30)) {
     for (ScheduledUnit& unit : units_) {
       unit.shares_memory = choices_.Chance(80);
-      unit.rests_elsewhere = !unit.shares_memory && choices_.Chance(128);
+      unit.rests_elsewhere = !unit.shares_memory && choices_.Chance(50);
       unit.keeps_part = unit.keeps_part && !unit.shares_memory;
     }
   }
