@@ -196,6 +196,7 @@ struct WriteCase {
   bool rank0_only;
   ShardingStrategy strategy;
   bool persists;
+  bool offload_to_cpu = false;
 };
 
 class WritebackTest : public ::testing::TestWithParam<WriteCase> {};
@@ -214,6 +215,7 @@ TEST_P(WritebackTest, KeepsWhatItPromises) {
     SummonOptions summon;
     summon.writeback = c.writeback;
     summon.rank0_only = c.rank0_only;
+    summon.offload_to_cpu = c.offload_to_cpu;
     {
       FSDP_ASSIGN_OR_RETURN(FullParamsScope full,
                             model->SummonFullParams(summon));
@@ -258,6 +260,8 @@ INSTANTIATE_TEST_SUITE_P(
         WriteCase{"HybridOfRank0", true, true, ShardingStrategy::kHybridShard,
                   true},
         WriteCase{"NotSharded", true, false, ShardingStrategy::kNoShard, true},
+        WriteCase{"NotShardedOffloaded", true, false,
+                  ShardingStrategy::kNoShard, true, true},
         // What is not sharded is written in place.
         WriteCase{"VolatileNotSharded", false, false,
                   ShardingStrategy::kNoShard, true}),
