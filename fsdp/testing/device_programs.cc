@@ -13,6 +13,7 @@
 #include "base/status_macros.h"
 #include "comm/communicator.h"
 #include "comm/loopback_communicator.h"
+#include "fsdp/full_params.h"
 #include "fsdp/fused_optimizer.h"
 #include "fsdp/offload_options.h"
 #include "fsdp/resting_memory.h"
@@ -181,6 +182,17 @@ std::vector<DeviceProgram> DevicePrograms() {
     {
       const auto no_sync = model->NoSync();
       FSDP_RETURN_IF_ERROR(model->Backward(loss()));
+    }
+    return model->Backward(loss());
+  };
+  programs.emplace_back();
+  programs.back().name = "Summoned";
+  programs.back().step = [](DeviceProgram::Model& model, const auto& loss) {
+    {
+      FSDP_ASSIGN_OR_RETURN(FullParamsScope full, model->SummonFullParams());
+      const c10::NoGradGuard no_grad;
+      for (at::Tensor& p : model.module()->parameters()) p.mul_(0.5);
+      FSDP_RETURN_IF_ERROR(full.Close());
     }
     return model->Backward(loss());
   };
