@@ -6,12 +6,14 @@
 #include <exception>
 #include <new>
 #include <string>
+#include <system_error>
 
 #include "absl/status/status.h"
 #include "absl/strings/cord.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "base/start_thread.h"
 #include "base/status_error.h"
 
 namespace fsdp {
@@ -63,6 +65,12 @@ absl::Status TorchToStatus(absl::FunctionRef<std::string()> what,
         e);
   } catch (const std::bad_alloc& e) {
     return absl::ResourceExhaustedError(absl::StrCat(what(), ": ", e.what()));
+  } catch (const std::system_error& e) {
+    if (e.code() != std::errc::resource_unavailable_try_again) {
+      return absl::UnknownError(absl::StrCat(what(), ": ", e.what()));
+    }
+    return absl::ResourceExhaustedError(absl::StrCat(
+        what(), ": cannot start a thread: ", e.what(), "; ", ThreadLimits()));
   } catch (const std::exception& e) {
     // TorchScript wraps what its operators throw.
     return absl::Status(CodeOf(e.what(), absl::StatusCode::kUnknown),

@@ -17,7 +17,7 @@ inline constexpr absl::string_view kMisuseMark = " [libtorch_fsdp]";
 // Runs `fn` and turns what it throws into a Status whose message begins with
 // `what` ("all-gather of blocks.3"). Codes:
 //   StatusError                                -> the Status it carries
-//   out of memory                              -> ResourceExhausted
+//   out of memory, no thread can be started    -> ResourceExhausted
 //   c10::NotImplementedError                   -> Unimplemented
 //   c10::IndexError                            -> OutOfRange
 //   c10::ValueError, c10::TypeError            -> InvalidArgument

@@ -24,6 +24,8 @@ namespace {
 // Longer texts are cut, so that a message stays one that can be read.
 constexpr size_t kMaxMessage = 4096;
 constexpr size_t kMaxLine = 200;
+// No text that is broadcast is longer.
+constexpr int64_t kMaxText = int64_t{1} << 30;
 
 std::string Cut(absl::string_view text, size_t max_size) {
   if (text.size() <= max_size) return std::string(text);
@@ -77,6 +79,11 @@ absl::StatusOr<std::string> BroadcastString(Communicator& communicator,
   FSDP_RETURN_IF_ERROR(work->Wait(deadline));
   const int64_t count = *size.const_data_ptr<int64_t>();
   if (count == 0) return std::string();
+  if (count < 0 || count > kMaxText) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(what, ": rank ", root, " announces a text of ", count,
+                     " bytes, where ", kMaxText, " are the most"));
+  }
   const at::Tensor bytes = at::empty({count}, at::kByte);
   char* data = reinterpret_cast<char*>(bytes.mutable_data_ptr<uint8_t>());
   if (communicator.rank() == root) std::memcpy(data, text.data(), text.size());

@@ -19,10 +19,12 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/types/optional.h"
+#include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/bootstrap_store.h"
 #include "comm/c10d_communicator.h"
+#include "comm/connect_together.h"
 #include "comm/forwarding_communicator.h"
 #include "comm/hierarchical_communicator.h"
 #include "comm/hierarchical_group.h"
@@ -32,44 +34,94 @@
 #include "comm/shared_memory_communicator.h"
 #include "comm/shared_segment.h"
 #include "comm/store_exchange.h"
+#include "comm/wait_limits.h"
 
 namespace fsdp::comm {
 namespace {
 
 using CommunicatorPtr = std::unique_ptr<Communicator>;
-using Connector = std::function<absl::StatusOr<CommunicatorPtr>()>;
+using Connector = std::function<absl::StatusOr<CommunicatorPtr>(
+    Suspect* suspect, MeetingPlace* place)>;
 
-// What a step with a deadline of its own may take longer than that.
-constexpr absl::Duration kSlack = absl::Seconds(2);
+// Whoever is deeper in a connection knows more of why it fails: it gets this
+// much time to say so.
+constexpr absl::Duration kSlack = absl::Seconds(1);
+// How long a failed rank is waited for to say goodbye.
+constexpr absl::Duration kGoodbye = absl::Seconds(5);
+// How often somebody looks whether the program is to stop.
+constexpr absl::Duration kStopInterval = absl::Milliseconds(50);
+
+// What a rank that connects shares with the thread that does it.
+struct Progress {
+  Suspect suspect{
+      "the host where the ranks meet cannot be found: its name is not "
+      "resolved, or it takes no connection"};
+  absl::Mutex mutex;
+  absl::optional<absl::StatusOr<CommunicatorPtr>> result ABSL_GUARDED_BY(mutex);
+  bool over ABSL_GUARDED_BY(mutex) = false;
+};
+
+// Waits for a result; nothing where there is none in time.
+absl::optional<absl::StatusOr<CommunicatorPtr>> AwaitResult(
+    Progress* progress, const WaitLimits& limits) {
+  const auto has_result = [progress]() {
+    progress->mutex.AssertHeld();
+    return progress->result.has_value();
+  };
+  absl::Time until = limits.deadline;
+  bool stopping = false;
+  absl::MutexLock lock(&progress->mutex);
+  while (!has_result() && absl::Now() < until) {
+    if (!stopping && limits.stopped()) {
+      stopping = true;
+      until = std::min(until, absl::Now() + kSlack);
+    }
+    progress->mutex.AwaitWithDeadline(
+        absl::Condition(&has_result),
+        std::min(until, absl::Now() + kStopInterval));
+  }
+  return std::exchange(progress->result, absl::nullopt);
+}
 
 // Runs `connect` in a thread, since c10d's store may not answer at all: then
-// the thread, and what it holds, is left behind.
-absl::StatusOr<CommunicatorPtr> ConnectBefore(absl::Time deadline,
+// the thread, and what it holds, is left behind. What a failed attempt leaves
+// in `place` is given back once its error is known: rank 0 waits for the
+// others' goodbyes meanwhile, which may outlast any deadline.
+absl::StatusOr<CommunicatorPtr> ConnectBefore(const WaitLimits& limits,
                                               Connector connect) {
-  struct Shared {
-    absl::Mutex mutex;
-    absl::optional<absl::StatusOr<CommunicatorPtr>> result
-        ABSL_GUARDED_BY(mutex);
-  };
-  const auto shared = std::make_shared<Shared>();
-  std::thread thread([shared, connect = std::move(connect)] {
-    absl::StatusOr<CommunicatorPtr> result = connect();
-    absl::MutexLock lock(&shared->mutex);
-    shared->result = std::move(result);
-  });
-  const auto is_done = [&shared]() { return shared->result.has_value(); };
-  {
-    absl::MutexLock lock(&shared->mutex);
-    if (!shared->mutex.AwaitWithDeadline(absl::Condition(&is_done), deadline)) {
-      thread.detach();
-      return absl::DeadlineExceededError(
-          "a rank, or the store where the ranks meet, accepts connections but "
-          "does not answer; is its process stopped?");
-    }
+  const auto progress = std::make_shared<Progress>();
+  FSDP_ASSIGN_OR_RETURN(
+      std::thread thread,
+      StartThread("to connect", [progress, connect = std::move(connect)] {
+        MeetingPlace place;
+        absl::StatusOr<CommunicatorPtr> result =
+            connect(&progress->suspect, &place);
+        {
+          absl::MutexLock lock(&progress->mutex);
+          progress->result = std::move(result);
+        }
+        place = MeetingPlace();
+        absl::MutexLock lock(&progress->mutex);
+        progress->over = true;
+      }));
+  absl::optional<absl::StatusOr<CommunicatorPtr>> result =
+      AwaitResult(progress.get(), limits);
+  bool is_over = false;
+  if (result.has_value()) {
+    absl::MutexLock lock(&progress->mutex);
+    is_over = progress->mutex.AwaitWithTimeout(absl::Condition(&progress->over),
+                                               kGoodbye);
   }
-  thread.join();
-  absl::MutexLock lock(&shared->mutex);
-  return *std::move(shared->result);
+  if (is_over) {
+    thread.join();
+  } else {
+    thread.detach();
+  }
+  if (result.has_value()) return *std::move(result);
+  if (limits.stopped()) {
+    return absl::CancelledError("asked to stop while ranks were connecting");
+  }
+  return absl::DeadlineExceededError(progress->suspect.Get());
 }
 
 absl::StatusOr<CommunicatorPtr> ConnectLocal(const ConnectOptions& options) {
@@ -101,10 +153,12 @@ absl::StatusOr<CommunicatorPtr> ConnectSharedMemory(
 
 absl::StatusOr<CommunicatorPtr> ConnectGloo(
     const Environment& environment, const ConnectOptions& options,
-    const MeetingPlace& place, const c10::intrusive_ptr<c10d::Store>& store,
-    int rank, int world_size) {
+    const MeetingPlace& place, absl::Time deadline,
+    const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size) {
   GlooOptions gloo;
   gloo.timeout = options.timeout;
+  gloo.connect_timeout =
+      std::max(absl::Milliseconds(1), deadline - absl::Now());
   gloo.interface =
       options.interface.empty() ? environment.interface : options.interface;
   if (gloo.interface.empty()) gloo.hostname = place.local_address;
@@ -113,9 +167,10 @@ absl::StatusOr<CommunicatorPtr> ConnectGloo(
 
 absl::StatusOr<CommunicatorPtr> ConnectGloo(const Environment& environment,
                                             const ConnectOptions& options,
-                                            const MeetingPlace& place) {
-  return ConnectGloo(environment, options, place, place.store, environment.rank,
-                     environment.world_size);
+                                            const MeetingPlace& place,
+                                            absl::Time deadline) {
+  return ConnectGloo(environment, options, place, deadline, place.store,
+                     environment.rank, environment.world_size);
 }
 
 // FailedPrecondition on all ranks alike where those of a host cannot share
@@ -130,9 +185,11 @@ absl::StatusOr<CommunicatorPtr> ConnectHierarchical(
                           layout.place(rank), layout.ranks_per_host, options);
   FSDP_ASSIGN_OR_RETURN(
       const std::vector<std::string> outcomes,
-      ExchangeByStore(StoreOf(place, "hosts"), "outcomes", rank,
-                      environment.world_size,
-                      inside.ok() ? "" : inside.status().ToString(), deadline));
+      ExchangeByStore(
+          StoreOf(place, "hosts"), "outcomes", rank, environment.world_size,
+          inside.ok() ? ""
+                      : layout.NameHostRanks(rank, inside.status().ToString()),
+          deadline));
   for (size_t peer = 0; peer < outcomes.size(); ++peer) {
     if (outcomes[peer].empty()) continue;
     return absl::FailedPreconditionError(
@@ -141,13 +198,17 @@ absl::StatusOr<CommunicatorPtr> ConnectHierarchical(
   }
   HierarchicalParts parts;
   parts.host = *std::move(inside);
-  FSDP_ASSIGN_OR_RETURN(
-      parts.rail,
-      ConnectGloo(environment, options, place,
+  auto rail =
+      ConnectGloo(environment, options, place, deadline,
                   StoreOf(place, absl::StrCat("rail", layout.place(rank))),
-                  host, layout.num_hosts));
+                  host, layout.num_hosts);
+  if (!rail.ok()) {
+    return absl::Status(rail.status().code(),
+                        layout.NameRailRanks(rank, rail.status().message()));
+  }
+  parts.rail = *std::move(rail);
   FSDP_ASSIGN_OR_RETURN(parts.network,
-                        ConnectGloo(environment, options, place));
+                        ConnectGloo(environment, options, place, deadline));
   return CreateHierarchicalCommunicator(std::move(parts));
 }
 
@@ -190,7 +251,8 @@ absl::StatusOr<CommunicatorPtr> ConnectAuto(const Environment& environment,
         ConnectHierarchical(environment, options, place, *layout, deadline);
   }
   if (!absl::IsFailedPrecondition(sharing.status())) return sharing;
-  FSDP_ASSIGN_OR_RETURN(auto gloo, ConnectGloo(environment, options, place));
+  FSDP_ASSIGN_OR_RETURN(auto gloo,
+                        ConnectGloo(environment, options, place, deadline));
   return std::make_unique<ExplainedCommunicator>(std::move(gloo),
                                                  sharing.status().message());
 }
@@ -201,7 +263,7 @@ absl::StatusOr<CommunicatorPtr> ConnectHost(const Environment& environment,
                                             absl::Time deadline) {
   switch (options.backend) {
     case Backend::kGloo:
-      return ConnectGloo(environment, options, place);
+      return ConnectGloo(environment, options, place, deadline);
     case Backend::kSharedMemory:
       return ConnectSharedMemory(StoreOf(place, "shared_memory"),
                                  environment.rank, environment.world_size,
@@ -225,20 +287,43 @@ absl::StatusOr<CommunicatorPtr> Paired(CommunicatorPtr host,
   return CreatePairedCommunicator(std::move(host), std::move(device));
 }
 
-absl::StatusOr<CommunicatorPtr> ConnectProcesses(const Environment& environment,
-                                                 const ConnectOptions& options,
-                                                 absl::Time deadline) {
-  MeetingPlace place;
-  if (environment.master_addr.empty()) {
-    place.store = c10::make_intrusive<c10d::HashStore>();
-    place.local_address = "127.0.0.1";
-  } else {
-    FSDP_ASSIGN_OR_RETURN(place, Meet(environment, deadline));
-  }
+absl::StatusOr<CommunicatorPtr> ConnectBoth(const Environment& environment,
+                                            const ConnectOptions& options,
+                                            const MeetingPlace& place,
+                                            absl::Time deadline) {
   FSDP_ASSIGN_OR_RETURN(CommunicatorPtr host,
                         ConnectHost(environment, options, place, deadline));
   return Paired(std::move(host), environment, options,
                 StoreOf(place, "device"));
+}
+
+absl::StatusOr<CommunicatorPtr> ConnectProcesses(const Environment& environment,
+                                                 const ConnectOptions& options,
+                                                 const WaitLimits& limits,
+                                                 Suspect* suspect,
+                                                 MeetingPlace* place) {
+  if (environment.master_addr.empty()) {
+    place->store = c10::make_intrusive<c10d::HashStore>();
+    place->local_address = "127.0.0.1";
+  } else {
+    FSDP_RETURN_IF_ERROR(Meet(environment, limits, suspect, place));
+  }
+  suspect->Set(
+      "a rank, or the store where the ranks meet, accepts connections but does "
+      "not answer; is its process stopped?");
+  const auto connected = std::make_shared<CommunicatorPtr>();
+  const auto connect = [connected, environment, options, place = *place,
+                        deadline = limits.deadline]() -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(*connected,
+                          ConnectBoth(environment, options, place, deadline));
+    return absl::OkStatus();
+  };
+  WaitLimits slower = limits;
+  slower.deadline += 2 * kSlack;
+  FSDP_RETURN_IF_ERROR(ConnectTogether(StoreOf(*place, "together"),
+                                       environment.rank, environment.world_size,
+                                       slower, connect));
+  return std::move(*connected);
 }
 
 absl::Status CheckEnvironment(const Environment& environment) {
@@ -286,10 +371,13 @@ absl::StatusOr<CommunicatorPtr> Dispatch(const Environment& environment,
         Name(environment.started_by), " started ", environment.world_size,
         " processes; use auto"));
   }
-  const absl::Time deadline = absl::Now() + options.connect_timeout;
-  return ConnectBefore(deadline + kSlack, [=] {
-    return ConnectProcesses(environment, options, deadline);
-  });
+  WaitLimits limits{absl::Now() + options.connect_timeout,
+                    options.stop_requested};
+  const auto connect = [=](Suspect* suspect, MeetingPlace* place) {
+    return ConnectProcesses(environment, options, limits, suspect, place);
+  };
+  limits.deadline += 4 * kSlack;
+  return ConnectBefore(limits, connect);
 }
 
 }  // namespace

@@ -63,6 +63,10 @@ struct ConnectOptions {
   // environment.interface, or else the one that leads to rank 0.
   std::string interface;
 
+  // Asked again and again while the ranks connect: whether this program is to
+  // end, as a StopRequest (comm/launcher_stop_request.h) knows.
+  std::function<bool()> stop_requested;
+
   // Ranks with different names are never taken to be on one host, whatever the
   // kernel says.
   std::string host;
@@ -78,6 +82,9 @@ struct ConnectOptions {
 //   InvalidArgument     the ranks disagree on the world size; kLocal with more
 //                       than one process
 //   AlreadyExists       two processes claim the same rank
+//   Cancelled           options.stop_requested
+// A rank that fails tells the others, which fail at once with the same code and
+// its text.
 //
 // Returns within connect_timeout and a few seconds, even if a peer is stopped
 // meanwhile. Rank 0 serves the others as long as its communicator exists; its

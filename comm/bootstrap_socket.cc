@@ -191,11 +191,15 @@ absl::StatusOr<Listener> AdoptListener(int fd, int port) {
 }
 
 absl::StatusOr<Route> WaitUntilReachable(const std::string& address, int port,
-                                         absl::Time deadline) {
+                                         const WaitLimits& limits) {
   for (;;) {
-    absl::StatusOr<Route> route = TryAll(address, port, deadline);
+    absl::StatusOr<Route> route = TryAll(address, port, limits.deadline);
     if (route.ok()) return route;
-    if (absl::Now() + kRetryDelay >= deadline) {
+    if (limits.stopped()) {
+      return absl::CancelledError(absl::StrCat(
+          "asked to stop while nobody answered at ", address, ":", port));
+    }
+    if (limits.now() + kRetryDelay >= limits.deadline) {
       return absl::DeadlineExceededError(
           absl::StrCat("nobody answers at ", address, ":", port, ": ",
                        route.status().message()));

@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "comm/bootstrap_fd.h"
+#include "comm/wait_limits.h"
 
 namespace fsdp::comm {
 
@@ -32,9 +33,9 @@ struct Route {
 };
 
 // Waits until somebody listens on `address`:`port`. DeadlineExceeded says what
-// the last attempt met with.
+// the last attempt met with; Cancelled: asked to stop.
 absl::StatusOr<Route> WaitUntilReachable(const std::string& address, int port,
-                                         absl::Time deadline);
+                                         const WaitLimits& limits);
 
 // What poll() takes as its timeout to return by `deadline`.
 int PollMilliseconds(absl::Time deadline);

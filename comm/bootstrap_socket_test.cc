@@ -30,7 +30,7 @@ TEST(ListenTest, TakesAFreePortThatAnswersAtOnce) {
     EXPECT_NE(fcntl(listener.fd.get(), F_GETFD) & FD_CLOEXEC, 0);
     const char* here = IsLoopback(address) ? address : "127.0.0.1";
     ASSERT_OK_AND_ASSIGN(const Route route,
-                         WaitUntilReachable(here, listener.port, Soon()));
+                         WaitUntilReachable(here, listener.port, {Soon()}));
     EXPECT_TRUE(IsLoopback(route.local)) << route.local;
     EXPECT_TRUE(IsLoopback(route.remote)) << route.remote;
   }
@@ -59,7 +59,7 @@ TEST(AdoptListenerTest, TakesOnlyWhatListensOnThePort) {
   }
   ASSERT_OK_AND_ASSIGN(const Listener adopted,
                        AdoptListener(listener.fd.Release(), port));
-  EXPECT_OK(WaitUntilReachable("127.0.0.1", port, Soon()));
+  EXPECT_OK(WaitUntilReachable("127.0.0.1", port, {Soon()}));
 }
 
 TEST(WaitUntilReachableTest, SaysWhatItMetWith) {
@@ -67,11 +67,11 @@ TEST(WaitUntilReachableTest, SaysWhatItMetWith) {
   const int port = listener.port;
   listener.fd.Reset();
   const absl::Time deadline = absl::Now() + absl::Milliseconds(100);
-  EXPECT_THAT(WaitUntilReachable("127.0.0.1", port, deadline),
+  EXPECT_THAT(WaitUntilReachable("127.0.0.1", port, {deadline}),
               StatusIs(absl::StatusCode::kDeadlineExceeded,
                        AllOf(HasSubstr(absl::StrCat("127.0.0.1:", port)),
                              HasSubstr("Connection refused"))));
-  EXPECT_THAT(WaitUntilReachable("no.such.host.invalid", 1, absl::Now()),
+  EXPECT_THAT(WaitUntilReachable("no.such.host.invalid", 1, {absl::Now()}),
               StatusIs(absl::StatusCode::kDeadlineExceeded,
                        HasSubstr("cannot be resolved")));
 }

@@ -9,15 +9,15 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/numbers.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/bootstrap_socket.h"
+#include "comm/status_text.h"
 #include "comm/store_exchange.h"
 
 namespace fsdp::comm {
@@ -73,7 +73,7 @@ class PoliteStore final : public c10d::PrefixStore {
       goodbyes.push_back(GoodbyeKey(number));
     }
     if (goodbyes.empty()) return;
-    AwaitKeys(*this, goodbyes, absl::Now() + kGoodbyeTimeout);
+    AwaitKeys(*this, goodbyes, {absl::Now() + kGoodbyeTimeout});
   }
 
   const bool hosts_;
@@ -107,23 +107,16 @@ absl::Status MissingError(c10d::Store& store, const Environment& environment) {
       ")"));
 }
 
-// The first verdict counts and is everybody's: "code text".
+// The first verdict counts and is everybody's.
 void Decide(c10d::Store& store, const absl::Status& verdict) {
-  store.compareSet(
-      kVerdictKey, std::string(),
-      absl::StrCat(static_cast<int>(verdict.code()), " ", verdict.message()));
+  store.compareSet(kVerdictKey, std::string(), EncodeStatus(verdict));
 }
 
 absl::Status ReadVerdict(c10d::Store& store) {
   const std::string text = store.get_to_str(kVerdictKey);
-  const std::vector<std::string> parts =
-      absl::StrSplit(text, absl::MaxSplits(' ', 1));
-  int code = 0;
-  if (parts.size() != 2 || !absl::SimpleAtoi(parts[0], &code)) {
-    return absl::InternalError(
-        absl::StrCat("the verdict \"", text, "\" cannot be read"));
-  }
-  return absl::Status(static_cast<absl::StatusCode>(code), parts[1]);
+  return DecodeStatus(text).value_or(absl::UnavailableError(
+      absl::StrCat("the verdict \"", absl::CHexEscape(text),
+                   "\" in the store cannot be read")));
 }
 
 // Registers this rank; an error where it does not fit to the others.
@@ -149,18 +142,26 @@ absl::Status Arrive(c10d::Store& store, const Environment& environment) {
 }
 
 absl::Status AwaitAll(c10d::Store& store, const Environment& environment,
-                      absl::Time deadline) {
+                      const WaitLimits& limits) {
   absl::Status result;
   FSDP_RETURN_IF_ERROR(TorchToStatus("the store broke off", [&] {
-    const absl::Status own = Arrive(store, environment);
+    absl::Status own = Arrive(store, environment);
     if (!own.ok()) {
       Decide(store, own);
-    } else if (!AwaitKeys(store, {kVerdictKey}, deadline)) {
-      Decide(store, MissingError(store, environment));
+    } else if (!AwaitKeys(store, {kVerdictKey}, limits)) {
+      if (limits.stopped()) {
+        const std::string text = absl::StrCat(
+            "rank ", environment.rank,
+            " was asked to stop while it waited for the other ranks");
+        Decide(store, absl::AbortedError(text));
+        own = absl::CancelledError(text);
+      } else {
+        Decide(store, MissingError(store, environment));
+      }
     }
     result = ReadVerdict(store);
     // Whoever comes too many finds that the others have met.
-    if (result.ok()) result = own;
+    if (result.ok() || absl::IsCancelled(own)) result = own;
   }));
   return result;
 }
@@ -212,10 +213,10 @@ absl::StatusOr<StorePtr> OpenStore(const Environment& environment, bool hosts,
 }
 
 absl::StatusOr<Route> FindRoute(const Environment& environment,
-                                absl::Time deadline) {
+                                const WaitLimits& limits) {
   absl::StatusOr<Route> route = WaitUntilReachable(
-      environment.master_addr, environment.master_port, deadline);
-  if (route.ok()) return route;
+      environment.master_addr, environment.master_port, limits);
+  if (route.ok() || absl::IsCancelled(route.status())) return route;
   return absl::Status(
       route.status().code(),
       absl::StrCat(route.status().message(),
@@ -225,18 +226,19 @@ absl::StatusOr<Route> FindRoute(const Environment& environment,
 
 }  // namespace
 
-absl::StatusOr<MeetingPlace> Meet(const Environment& environment,
-                                  absl::Time deadline) {
+absl::Status Meet(const Environment& environment, const WaitLimits& limits,
+                  Suspect* suspect, MeetingPlace* place) {
   const bool hosts = environment.rank == 0 && !environment.agent_store;
   Route route;
-  StorePtr store;
-  if (hosts) {
-    FSDP_ASSIGN_OR_RETURN(store, OpenStore(environment, hosts, deadline));
-    route.local = "127.0.0.1";
-  } else {
-    FSDP_ASSIGN_OR_RETURN(route, FindRoute(environment, deadline));
-    FSDP_ASSIGN_OR_RETURN(store, OpenStore(environment, hosts, deadline));
+  route.local = "127.0.0.1";
+  if (!hosts) {
+    FSDP_ASSIGN_OR_RETURN(route, FindRoute(environment, limits));
   }
+  suspect->Set(
+      "the store where the ranks meet accepts connections but does not answer; "
+      "is the process that serves it, often rank 0, stopped?");
+  FSDP_ASSIGN_OR_RETURN(StorePtr store,
+                        OpenStore(environment, hosts, limits.deadline));
   auto polite = c10::make_intrusive<PoliteStore>(
       absl::StrCat(environment.agent_store_prefix, "/fsdp"), std::move(store),
       hosts);
@@ -246,15 +248,17 @@ absl::StatusOr<MeetingPlace> Meet(const Environment& environment,
       polite->c10d::Store::set(kMasterAddressKey, route.remote);
     }
   }));
-  const absl::Status met = AwaitAll(*polite, environment, deadline);
+  place->store = polite;
+  const absl::Status met = AwaitAll(*polite, environment, limits);
   if (!met.ok()) {
     // Whoever is still on the way learns the reason, too.
-    if (!absl::IsDeadlineExceeded(met)) polite->Expect(environment.world_size);
+    const bool is_wrong =
+        absl::IsInvalidArgument(met) || absl::IsAlreadyExists(met);
+    if (is_wrong) polite->Expect(environment.world_size);
     return met;
   }
-  store = std::move(polite);
-  FSDP_ASSIGN_OR_RETURN(std::string address, OwnAddress(*store, route));
-  return MeetingPlace{std::move(store), std::move(address)};
+  FSDP_ASSIGN_OR_RETURN(place->local_address, OwnAddress(*polite, route));
+  return absl::OkStatus();
 }
 
 }  // namespace fsdp::comm

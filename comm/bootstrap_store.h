@@ -5,12 +5,35 @@
 
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <utility>
 
-#include "absl/status/statusor.h"
-#include "absl/time/time.h"
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
 #include "comm/environment.h"
+#include "comm/wait_limits.h"
 
 namespace fsdp::comm {
+
+// Whom to blame where a rank does not get on, for those who give up waiting for
+// it. Thread-safe.
+class Suspect {
+ public:
+  explicit Suspect(std::string text) : text_(std::move(text)) {}
+
+  void Set(std::string text) {
+    absl::MutexLock lock(&mutex_);
+    text_ = std::move(text);
+  }
+  std::string Get() const {
+    absl::MutexLock lock(&mutex_);
+    return text_;
+  }
+
+ private:
+  mutable absl::Mutex mutex_;
+  std::string text_ ABSL_GUARDED_BY(mutex_);
+};
 
 struct MeetingPlace {
   // All ranks can reach it as long as rank 0 holds it. Whoever drops the last
@@ -33,10 +56,13 @@ struct MeetingPlace {
 //   FailedPrecondition  rank 0's port is in use
 //   DeadlineExceeded    nobody answers at the master address
 //   Unavailable         the store broke off
-// May hang past the deadline where the process that serves the store has been
-// stopped: c10d's store has no deadline for an answer.
-absl::StatusOr<MeetingPlace> Meet(const Environment& environment,
-                                  absl::Time deadline);
+//   Cancelled           this rank is to stop; the others hear of it as Aborted
+// An error may leave the store in `place`, so that the error can be told before
+// its end waits for goodbyes. May hang past the deadline where the process that
+// serves the store has been stopped, since c10d's store has no deadline for an
+// answer; `suspect` says so by then.
+absl::Status Meet(const Environment& environment, const WaitLimits& limits,
+                  Suspect* suspect, MeetingPlace* place);
 
 }  // namespace fsdp::comm
 

@@ -4,8 +4,10 @@
 
 #include <ATen/ops/full.h>
 
+#include <algorithm>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -16,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/check.h"
@@ -27,6 +30,7 @@
 #include "comm/environment.h"
 #include "comm/loopback_communicator.h"
 #include "comm/store_exchange.h"
+#include "comm/wait_limits.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -267,24 +271,6 @@ TEST(ConnectTest, RanksMeetInTheStoreOfTorchrunsAgent) {
   EXPECT_THAT(ConnectAll(ranks, Options()), Each(::fsdp::testing::IsOk()));
 }
 
-TEST(ConnectTest, AMissingRankIsNamed) {
-  std::vector<Environment> ranks = Ranks(4);
-  const int port = ranks[0].master_port;
-  ranks.erase(ranks.begin() + 3);
-  ranks.erase(ranks.begin() + 1);
-  const std::vector<absl::Status> results = ConnectAll(ranks, Options(kShort));
-  for (size_t i = 0; i < results.size(); ++i) {
-    EXPECT_THAT(
-        results[i],
-        StatusIs(absl::StatusCode::kDeadlineExceeded,
-                 AllOf(HasSubstr(absl::StrCat("rank ", ranks[i].rank, " of 4")),
-                       HasSubstr(absl::StrCat("127.0.0.1:", port)),
-                       HasSubstr("2 of 4 ranks"),
-                       HasSubstr("missing: ranks 1, 3 (started by Slurm; ranks "
-                                 "are those that srun starts)"))));
-  }
-}
-
 TEST(ConnectTest, WorldSizesMustAgree) {
   std::vector<Environment> ranks = Ranks(3);
   ranks[1].world_size = 4;
@@ -333,6 +319,59 @@ TEST(ConnectTest, ASilentRank0IsNamed) {
                        HasSubstr("does not answer")));
 }
 
+// Rank 0 waits for the goodbyes of those who have come, longer than the limit
+// of the whole connection lets it.
+TEST(ConnectTest, WaitingForGoodbyesChangesNothingInTheError) {
+  const Environment rank0 = Ranks(2)[0];
+  std::thread visit([&] {
+    FSDP_CHECK(WaitUntilReachable("127.0.0.1", rank0.master_port,
+                                  {absl::Now() + kLimit})
+                   .ok());
+    c10d::TCPStoreOptions options;
+    options.port = static_cast<uint16_t>(rank0.master_port);
+    options.waitWorkers = false;
+    c10d::TCPStore visitor("127.0.0.1", options);
+    visitor.add("/fsdp/visitors", 1);
+  });
+  EXPECT_THAT(Connect(rank0, Options(absl::Seconds(1))),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       AllOf(HasSubstr("1 of 2 ranks met"),
+                             HasSubstr("missing: rank 1"))));
+  visit.join();
+}
+
+TEST(ConnectTest, ARankThatFailsTellsTheOthers) {
+  const std::vector<Environment> ranks = Ranks(3);
+  std::vector<absl::Status> results;
+  RunInThreads(
+      3,
+      [&](int i) {
+        ConnectOptions options = Options(absl::Hours(1));
+        options.backend = Backend::kGloo;
+        if (i == 1) options.interface = "no_such_interface";
+        return Connect(ranks[i], options).status();
+      },
+      &results)
+      .IgnoreError();
+  EXPECT_THAT(results, Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                                     HasSubstr("no_such_interface"))));
+  for (int other : {0, 2}) {
+    EXPECT_THAT(std::string(results[other].message()),
+                HasSubstr(absl::StrCat("connecting rank ", other, " of 3")));
+    EXPECT_THAT(std::string(results[other].message()), HasSubstr("rank 1: "));
+  }
+}
+
+TEST(ConnectTest, AWishToStopEndsIt) {
+  const Environment rank1 = Ranks(2)[1];
+  ASSERT_OK_AND_ASSIGN(const Listener silent,
+                       Listen("127.0.0.1", rank1.master_port));
+  ConnectOptions options = Options(absl::Hours(1));
+  options.stop_requested = [] { return true; };
+  EXPECT_THAT(Connect(rank1, options), StatusIs(absl::StatusCode::kCancelled,
+                                                HasSubstr("asked to stop")));
+}
+
 TEST(ConnectTest, RefusesWhatCannotWork) {
   ConnectOptions local = Options();
   local.backend = Backend::kLocal;
@@ -366,18 +405,81 @@ TEST(ParseBackendTest, KnowsItsNames) {
                HasSubstr("\"mpi\": expected auto, local, shared_memory")));
 }
 
-std::vector<MeetingPlace> MeetAll(const std::vector<Environment>& ranks) {
-  std::vector<MeetingPlace> places(ranks.size());
+std::vector<absl::Status> MeetAll(const std::vector<Environment>& ranks,
+                                  const WaitLimits& limits,
+                                  std::vector<MeetingPlace>* places) {
+  places->resize(ranks.size());
   std::vector<absl::Status> results;
-  const absl::Status met = RunInThreads(
+  RunInThreads(
       static_cast<int>(ranks.size()),
-      [&](int i) -> absl::Status {
-        FSDP_ASSIGN_OR_RETURN(places[i], Meet(ranks[i], absl::Now() + kLimit));
-        return absl::OkStatus();
+      [&](int i) {
+        Suspect suspect("nobody");
+        return Meet(ranks[i], limits, &suspect, &(*places)[i]);
       },
-      &results);
-  FSDP_CHECK(met.ok());
+      &results)
+      .IgnoreError();
+  return results;
+}
+
+std::vector<MeetingPlace> MeetAll(const std::vector<Environment>& ranks) {
+  std::vector<MeetingPlace> places;
+  for (const absl::Status& met :
+       MeetAll(ranks, {absl::Now() + kLimit}, &places)) {
+    FSDP_CHECK(met.ok());
+  }
   return places;
+}
+
+// Ranks 0 and 2 of 4, whose limits are over once both wait for the others.
+std::vector<absl::Status> MeetWithTwoMissing(
+    const std::function<void(WaitLimits* limits,
+                             std::function<bool()> both_wait)>& set_limits) {
+  std::vector<Environment> ranks = Ranks(4);
+  ranks.erase(ranks.begin() + 3);
+  ranks.erase(ranks.begin() + 1);
+  absl::Mutex mutex;
+  std::set<std::thread::id> waiting;
+  WaitLimits limits{absl::Now() + kLimit};
+  set_limits(&limits, [&] {
+    absl::MutexLock lock(&mutex);
+    waiting.insert(std::this_thread::get_id());
+    return waiting.size() == 2;
+  });
+  std::vector<MeetingPlace> places;
+  const std::vector<absl::Status> results = MeetAll(ranks, limits, &places);
+  // The first to say goodbye must not be rank 0, which waits for the others.
+  std::reverse(places.begin(), places.end());
+  while (!places.empty()) places.erase(places.begin());
+  return results;
+}
+
+TEST(MeetTest, AMissingRankIsNamed) {
+  const std::vector<absl::Status> results =
+      MeetWithTwoMissing([](WaitLimits* limits, auto both_wait) {
+        limits->now = [both_wait] {
+          return both_wait() ? absl::InfiniteFuture() : absl::Now();
+        };
+      });
+  EXPECT_THAT(
+      results,
+      Each(StatusIs(absl::StatusCode::kDeadlineExceeded,
+                    AllOf(HasSubstr("2 of 4 ranks met at 127.0.0.1:"),
+                          HasSubstr("missing: ranks 1, 3 (started by Slurm; "
+                                    "ranks are those that srun starts)")))));
+}
+
+TEST(MeetTest, AWishToStopIsHeardWhereRanksWait) {
+  const std::vector<absl::Status> results =
+      MeetWithTwoMissing([](WaitLimits* limits, auto both_wait) {
+        limits->stop_requested = both_wait;
+      });
+  const absl::Status& own =
+      absl::IsCancelled(results[0]) ? results[0] : results[1];
+  EXPECT_THAT(own, StatusIs(absl::StatusCode::kCancelled,
+                            HasSubstr("was asked to stop while it waited")));
+  for (const absl::Status& result : results) {
+    EXPECT_TRUE(absl::IsCancelled(result) || absl::IsAborted(result)) << result;
+  }
 }
 
 TEST(MeetTest, Rank0StaysUntilTheOthersHaveLeft) {

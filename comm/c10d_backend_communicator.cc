@@ -21,6 +21,7 @@
 #include "comm/c10d_backend_group.h"
 #include "comm/call.h"
 #include "comm/nccl_scaled_sum.h"
+#include "comm/unwinding.h"
 #include "comm/work.h"
 
 namespace fsdp::comm {
@@ -93,7 +94,10 @@ class C10dBackendCommunicator final : public Communicator {
         group_(std::move(group)),
         store_(std::move(store)),
         options_(std::move(options)) {}
-  ~C10dBackendCommunicator() override { group_->Leave(); }
+  ~C10dBackendCommunicator() override {
+    if (unwinding_) group_->Abort(EndedByException());
+    group_->Leave();
+  }
 
   int rank() const override { return group_->rank(); }
   int world_size() const override { return group_->world_size(); }
@@ -153,6 +157,7 @@ class C10dBackendCommunicator final : public Communicator {
   const StorePtr store_;
   const C10dBackendOptions options_;
   int num_splits_ = 0;
+  const Unwinding unwinding_;
 };
 
 struct C10dBackendCommunicator::Member {

@@ -1,5 +1,7 @@
 #include "comm/c10d_communicator.h"
 
+#include <algorithm>
+#include <memory>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
 #include <vector>
@@ -7,19 +9,26 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/c10d_group.h"
 #include "comm/call.h"
+#include "comm/connect_together.h"
 #include "comm/group_work.h"
 #include "comm/peer_collectives.h"
 #include "comm/sigpipe_block.h"
+#include "comm/unwinding.h"
 #include "comm/work.h"
 
 namespace fsdp::comm {
 namespace {
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+// What a backend knows of its own missed deadline is worth waiting for.
+constexpr absl::Duration kSlack = absl::Seconds(1);
 
 // What it takes to make further groups.
 struct Recipe {
@@ -41,7 +50,10 @@ class C10dCommunicator final : public Communicator {
       : group_(std::move(group)),
         store_(std::move(store)),
         recipe_(std::move(recipe)) {}
-  ~C10dCommunicator() override { group_->Stop(); }
+  ~C10dCommunicator() override {
+    if (unwinding_) group_->Abort(EndedByException());
+    group_->Stop();
+  }
 
   int rank() const override { return group_->rank(); }
   int world_size() const override { return group_->world_size(); }
@@ -141,6 +153,7 @@ class C10dCommunicator final : public Communicator {
   const StorePtr store_;
   const Recipe recipe_;
   int num_splits_ = 0;
+  const Unwinding unwinding_;
 };
 
 struct Membership {
@@ -232,6 +245,27 @@ absl::Status Meet(const StorePtr& store, int rank, int world_size,
   return met;
 }
 
+// All ranks, or none.
+absl::StatusOr<std::unique_ptr<MessageTransport>> ConnectTransport(
+    const StorePtr& store, int rank, int world_size,
+    const TransportFactory& factory, const std::string& place,
+    absl::Time deadline) {
+  using TransportPtr = std::unique_ptr<MessageTransport>;
+  const auto transport = std::make_shared<TransportPtr>();
+  const auto connect = [=]() -> absl::Status {
+    auto own = factory(store, rank, world_size, deadline - absl::Now());
+    if (!own.ok()) {
+      return place.empty() ? own.status() : Annotate(own.status(), place);
+    }
+    *transport = *std::move(own);
+    return absl::OkStatus();
+  };
+  FSDP_RETURN_IF_ERROR(
+      ConnectTogether(c10::make_intrusive<c10d::PrefixStore>("together", store),
+                      rank, world_size, {deadline + kSlack}, connect));
+  return std::move(*transport);
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Communicator>> CreateC10dCommunicator(
@@ -248,17 +282,22 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateC10dCommunicator(
   StorePtr group_store;
   FSDP_RETURN_IF_ERROR(TorchToStatus(
       what, [&] { group_store = StoreOfNextGroup(store, rank); }));
-  const absl::Status met = Meet(group_store, rank, world_size, options.timeout);
+  const absl::Duration limit =
+      std::min(options.timeout, options.connect_timeout);
+  const absl::Time deadline = absl::Now() + limit;
+  const absl::Status met = Meet(group_store, rank, world_size, limit);
   if (!met.ok()) return Annotate(met, what);
-  auto transport = factory(group_store, rank, world_size);
+  auto transport = ConnectTransport(group_store, rank, world_size, factory,
+                                    options.place, deadline);
   if (!transport.ok()) return Annotate(transport.status(), what);
   auto group =
       C10dGroup::Create(group_store, rank, world_size, *std::move(transport),
                         options.diagnosis_timeout);
   if (!group.ok()) return Annotate(group.status(), what);
-  return std::make_unique<C10dCommunicator>(
-      *std::move(group), group_store,
-      Recipe{std::move(name), std::move(factory), options});
+  Recipe recipe{std::move(name), std::move(factory), options};
+  recipe.options.connect_timeout = absl::InfiniteDuration();
+  return std::make_unique<C10dCommunicator>(*std::move(group), group_store,
+                                            std::move(recipe));
 }
 
 }  // namespace fsdp::comm

@@ -20,23 +20,29 @@ class Store;
 namespace fsdp::comm {
 
 struct C10dOptions {
-  // Communicator::default_timeout; also for all ranks to appear.
+  // Communicator::default_timeout.
   absl::Duration timeout = absl::Minutes(5);
+  // For all ranks to come and to connect, where that is less.
+  absl::Duration connect_timeout = absl::InfiniteDuration();
+  // By which the others connect to this rank, for errors: "at 10.0.0.1".
+  std::string place;
   // How long a failed rank asks the others what they know. A Wait() that fails
   // returns no later than this after the failure or its deadline.
   absl::Duration diagnosis_timeout = absl::Seconds(2);
 };
 
 // Connects `world_size` ranks that meet in `store`, which no other group uses.
-// Blocks as long as that takes. c10d_transport.h has one for any c10d backend.
+// Blocks as long as that takes, `timeout` at most if it can; runs on a thread
+// that is left behind where it does not. c10d_transport.h has one for any c10d
+// backend.
 using TransportFactory =
     std::function<absl::StatusOr<std::unique_ptr<MessageTransport>>(
-        const c10::intrusive_ptr<c10d::Store>& store, int rank,
-        int world_size)>;
+        const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
+        absl::Duration timeout)>;
 
 // One rank of a group named `name` ("gloo"). All ranks create their groups on a
-// store in the same order. Blocks until all ranks have come; DeadlineExceeded
-// names who has not.
+// store in the same order. Blocks until all ranks have connected;
+// DeadlineExceeded names who has not. A rank that fails tells the others.
 //
 // Collectives run in order on a thread of this group. Every dtype and
 // reduction of the contract works, with the bits of a local group. Calls that

@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <set>
 #include <string>
 #include <thread>
@@ -13,9 +14,11 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
+#include "comm/message_transport.h"
 #include "comm/testing/communicator_contract.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -85,6 +88,60 @@ TEST(GlooCommunicatorTest, RefusesWrongOptions) {
   EXPECT_THAT(CreateGlooCommunicator(store, 0, 1, nowhere),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("no network interface named no_such")));
+}
+
+// How rank 0 of two ends, by Gloo, whose rank 1 connects by `factory`.
+absl::Status ConnectTo(const TransportFactory& factory, absl::Duration limit,
+                       absl::Status* other) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  C10dOptions options;
+  options.timeout = limit;
+  options.place = "at 10.0.0.7";
+  std::thread rank1([&] {
+    *other =
+        CreateC10dCommunicator(store, 1, 2, "gloo", factory, options).status();
+  });
+  GlooOptions gloo = OptionsFor(limit);
+  gloo.hostname = "127.0.0.1";
+  const absl::Status own = CreateGlooCommunicator(store, 0, 2, gloo).status();
+  rank1.join();
+  return own;
+}
+
+TEST(GlooCommunicatorTest, ARankThatCannotConnectTellsTheOthers) {
+  const auto refused =
+      [](const c10::intrusive_ptr<c10d::Store>&, int, int,
+         absl::Duration) -> absl::StatusOr<std::unique_ptr<MessageTransport>> {
+    return absl::UnavailableError("connection refused");
+  };
+  absl::Status other;
+  EXPECT_THAT(ConnectTo(refused, absl::Hours(1), &other),
+              StatusIs(absl::StatusCode::kUnavailable,
+                       AllOf(HasSubstr("gloo group on rank 0 of 2: rank 1: "),
+                             HasSubstr("at 10.0.0.7: connection refused"))));
+  EXPECT_THAT(other, StatusIs(absl::StatusCode::kUnavailable,
+                              HasSubstr("on rank 1 of 2: at 10.0.0.7: conn")));
+}
+
+TEST(GlooCommunicatorTest, NamesTheInterfaceThatNobodyReached) {
+  const auto never = std::make_shared<absl::Notification>();
+  const auto hang =
+      [never](
+          const c10::intrusive_ptr<c10d::Store>&, int, int,
+          absl::Duration) -> absl::StatusOr<std::unique_ptr<MessageTransport>> {
+    const auto held = never;
+    held->WaitForNotification();
+    return absl::UnavailableError("over");
+  };
+  absl::Status other;
+  const absl::Status own = ConnectTo(hang, absl::Seconds(2), &other);
+  for (const absl::Status& status : {own, other}) {
+    EXPECT_FALSE(status.ok());
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("at 127.0.0.1 (interface lo), which the others "
+                                "must reach"),
+                      HasSubstr("GLOO_SOCKET_IFNAME")));
+  }
 }
 
 TEST(GlooCommunicatorTest, RefusesRanksThatDisagreeOnTheSize) {

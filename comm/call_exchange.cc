@@ -22,6 +22,12 @@ void CopyText(absl::string_view text, char (&field)[kSize]) {
   std::memcpy(field, text.data(), std::min(text.size(), kSize - 1));
 }
 
+// Of whatever bytes a peer has sent.
+template <size_t kSize>
+std::string TextOf(const char (&field)[kSize]) {
+  return std::string(field, strnlen(field, kSize));
+}
+
 // FNV-1a: the same on every machine.
 uint64_t Hash(absl::string_view text) {
   uint64_t hash = 14695981039346656037u;
@@ -105,8 +111,9 @@ absl::Status CallExchange::Compare() const {
   if (equal) return absl::OkStatus();
   for (int peer = 0; peer < world_size_; ++peer) {
     const Announcement& other = announcements_[peer];
-    const Call call{static_cast<Collective>(other.collective), other.label,
-                    other.dtype, other.count, other.detail};
+    const Call call{static_cast<Collective>(other.collective),
+                    TextOf(other.label), TextOf(other.dtype), other.count,
+                    TextOf(other.detail)};
     calls.push_back(absl::StrCat("rank ", peer, " called ", ToString(call)));
   }
   return absl::InvalidArgumentError(

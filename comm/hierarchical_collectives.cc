@@ -177,7 +177,7 @@ absl::Status HierarchicalCollectives::Broadcast(HierarchicalGroup& group,
   FSDP_RETURN_IF_ERROR(group.Finish(
       One(group.rail(),
           group.rail().Broadcast(slice, layout.host(root),
-                                 absl::StrCat(label, " from rank ", root)))));
+                                 absl::StrCat(label, ", root ", root)))));
   if (is_from_here) return absl::OkStatus();
   return group.Finish(ExchangeSlices(group, tensor, label));
 }

@@ -18,6 +18,7 @@
 #include "comm/hierarchical_collectives.h"
 #include "comm/hierarchical_split.h"
 #include "comm/host_layout.h"
+#include "comm/unwinding.h"
 #include "comm/work.h"
 
 namespace fsdp::comm {
@@ -46,7 +47,10 @@ class HierarchicalCommunicator final : public Communicator {
         name_(NameOf(parts)),
         collectives_(std::make_shared<HierarchicalCollectives>()),
         group_(std::make_shared<HierarchicalGroup>(std::move(parts))) {}
-  ~HierarchicalCommunicator() override { group_->Stop(); }
+  ~HierarchicalCommunicator() override {
+    if (unwinding_) group_->Abort(EndedByException());
+    group_->Stop();
+  }
 
   int rank() const override { return group_->rank(); }
   int world_size() const override { return group_->world_size(); }
@@ -112,6 +116,7 @@ class HierarchicalCommunicator final : public Communicator {
   const std::string name_;
   const std::shared_ptr<HierarchicalCollectives> collectives_;
   const std::shared_ptr<HierarchicalGroup> group_;
+  const Unwinding unwinding_;
 };
 
 template <typename Run>

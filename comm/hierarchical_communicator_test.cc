@@ -37,7 +37,6 @@ namespace {
 
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
-using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
 absl::StatusOr<Group> CreateLocal(int world_size, absl::Duration timeout) {
@@ -75,19 +74,20 @@ ContractBackend Backend(std::string name, int ranks_per_host,
 
 INSTANTIATE_TEST_SUITE_P(
     Hierarchical, CommunicatorContract,
-    ::testing::Values(Backend("hosts_of_two", 2, CreateLocal, CreateLocal),
-                      Backend("hosts_of_four", 4, CreateLocal, CreateLocal),
-                      // One host only: all is inside.
-                      ContractBackend{
-                          "one_host",
-                          [](int world_size, absl::Duration timeout) {
-                            return CreateHierarchicalGroup(
-                                Layout(1, world_size), CreateLocal, CreateLocal,
-                                timeout);
-                          },
-                          /*sums_in_rank_order=*/true},
-                      Backend("shared_memory_and_gloo", 4,
-                              CreateSharedMemoryGroup, CreateGlooGroup)),
+    ::testing::Values(
+        Backend("hosts_of_two", 2, CreateLocal, CreateLocal),
+        Backend("hosts_of_four", 4, CreateLocal, CreateLocal),
+        Backend("hosts_of_one", 1, CreateSharedMemoryGroup, CreateLocal),
+        // One host only: all is inside.
+        ContractBackend{"one_host",
+                        [](int world_size, absl::Duration timeout) {
+                          return CreateHierarchicalGroup(Layout(1, world_size),
+                                                         CreateLocal,
+                                                         CreateLocal, timeout);
+                        },
+                        /*sums_in_rank_order=*/true},
+        Backend("shared_memory_and_gloo", 4, CreateSharedMemoryGroup,
+                CreateGlooGroup)),
     BackendName);
 
 // Two hosts with two ranks each.
@@ -269,21 +269,16 @@ TEST(HierarchicalTest, AFailureInOnePartReachesAllRanks) {
       (*works[2])->Wait(absl::Now() + absl::Milliseconds(50)),
       StatusIs(absl::StatusCode::kDeadlineExceeded,
                AllOf(HasSubstr("all-reduce #0 of grads on rank 2 of 4"),
-                     HasSubstr("where rank p is rank 2 + p of all"),
-                     HasSubstr("still missing: rank 1 (no call so far)"))));
+                     HasSubstr("still missing: rank 3 (no call so far)"))));
   for (int rank : {0, 1}) {
     EXPECT_THAT(Finish(std::move(works[rank])),
                 StatusIs(absl::StatusCode::kAborted,
                          AllOf(HasSubstr(absl::StrCat("on rank ", rank)),
                                HasSubstr("rank 2 gave up waiting"))));
   }
-  // As all know it, or as those inside the host do.
-  EXPECT_THAT(
-      Finish(StartSum(*group[3], "grads")),
-      StatusIs(absl::StatusCode::kAborted,
-               AnyOf(HasSubstr("rank 2 gave up waiting"),
-                     AllOf(HasSubstr("where rank p is rank 2 + p of all"),
-                           HasSubstr("rank 0 gave up waiting")))));
+  EXPECT_THAT(Finish(StartSum(*group[3], "grads")),
+              StatusIs(absl::StatusCode::kAborted,
+                       HasSubstr("rank 2 gave up waiting")));
 }
 
 TEST(HierarchicalTest, AnAbortReachesTheRankThatSharesNoPart) {
@@ -374,8 +369,8 @@ TEST(HierarchicalTest, HostsThatNameDifferentRootsOfOneHostFail) {
   };
   for (const absl::Status& status : RunRanks(Create(), run)) {
     EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument,
-                                 AllOf(HasSubstr("w from rank 0"),
-                                       HasSubstr("w from rank 1"))));
+                                 AllOf(HasSubstr("w, root 0"),
+                                       HasSubstr("w, root 1"))));
   }
 }
 

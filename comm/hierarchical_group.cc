@@ -7,11 +7,11 @@
 #include <utility>
 
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
+#include "comm/status_text.h"
 
 namespace fsdp::comm {
 namespace {
@@ -25,8 +25,7 @@ constexpr absl::Duration kLetGo = absl::Seconds(10);
 constexpr absl::string_view kToldToAll = "told to all: ";
 
 std::string Encode(const absl::Status& failure) {
-  return absl::StrCat(kToldToAll, static_cast<int>(failure.code()), " ",
-                      failure.message());
+  return absl::StrCat(kToldToAll, EncodeStatus(failure));
 }
 
 // What the others need not mind unless they miss the rank: one that has left
@@ -36,15 +35,9 @@ constexpr absl::string_view kHasLeft = " has left the group";
 absl::optional<absl::Status> Decode(absl::string_view text) {
   const size_t mark = text.find(kToldToAll);
   if (mark == absl::string_view::npos) return absl::nullopt;
-  text.remove_prefix(mark + kToldToAll.size());
-  const size_t end = text.find(' ');
-  int code = 0;
-  if (end == absl::string_view::npos ||
-      !absl::SimpleAtoi(text.substr(0, end), &code)) {
-    return absl::nullopt;
-  }
-  return absl::Status(static_cast<absl::StatusCode>(code),
-                      text.substr(end + 1));
+  auto failure = DecodeStatus(text.substr(mark + kToldToAll.size()));
+  if (failure.has_value() && failure->ok()) failure.reset();
+  return failure;
 }
 
 // Without the part's name of the operation.
@@ -285,8 +278,7 @@ void HierarchicalGroup::FailWith(const Communicator& part,
   if (const auto told = Decode(status.message()); told.has_value()) {
     return Fail({*told, *told});
   }
-  const std::string text =
-      absl::StrCat(WhereIs(part), Reason(part, status.message()));
+  const std::string text = InWorldRanks(part, Reason(part, status.message()));
   const absl::Status own(status.code(), text);
   switch (status.code()) {
     case absl::StatusCode::kAborted:
@@ -303,19 +295,11 @@ void HierarchicalGroup::FailWith(const Communicator& part,
   }
 }
 
-// Empty where the part's ranks have the numbers of this group's.
-std::string HierarchicalGroup::WhereIs(const Communicator& part) const {
-  const int place = layout_.place(rank_);
-  const int first = rank_ - place;  // of the host
-  if (&part == parts_.host.get() && first > 0) {
-    return absl::StrCat("inside the host, where rank p is rank ", first,
-                        " + p of all: ");
-  }
-  if (&part == parts_.rail.get() && layout_.ranks_per_host > 1) {
-    return absl::StrCat("between hosts, where rank h is rank ",
-                        layout_.ranks_per_host, " * h + ", place, " of all: ");
-  }
-  return "";
+std::string HierarchicalGroup::InWorldRanks(const Communicator& part,
+                                            absl::string_view text) const {
+  if (&part == parts_.host.get()) return layout_.NameHostRanks(rank_, text);
+  if (&part == parts_.rail.get()) return layout_.NameRailRanks(rank_, text);
+  return std::string(text);
 }
 
 std::string HierarchicalGroup::CurrentName() {

@@ -103,7 +103,9 @@ class HierarchicalGroup {
   void Fail(Failure failure);
   void FailAsNetwork(const absl::Status& status);
   void FailWith(const Communicator& part, const absl::Status& status);
-  std::string WhereIs(const Communicator& part) const;
+  // `text` of a part, whose ranks have other numbers than this group's.
+  std::string InWorldRanks(const Communicator& part,
+                           absl::string_view text) const;
   std::string CurrentName();
   absl::Status ErrorLocked(const Operation& operation) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 
 namespace fsdp::comm {
@@ -17,6 +18,12 @@ struct HostLayout {
 
   int host(int rank) const { return rank / ranks_per_host; }
   int place(int rank) const { return rank % ranks_per_host; }
+
+  // `text`, which a group of the ranks of the host of `rank`, or of those in
+  // its place on every host, has written: "rank 1" and "rank 1 of 2" become
+  // what they are among all ranks.
+  std::string NameHostRanks(int rank, absl::string_view text) const;
+  std::string NameRailRanks(int rank, absl::string_view text) const;
 };
 
 // `hosts`, by rank: equal for ranks of one host. FailedPrecondition says why it

@@ -16,6 +16,7 @@
 #include "comm/call.h"
 #include "comm/reduction.h"
 #include "comm/rendezvous.h"
+#include "comm/unwinding.h"
 #include "comm/work.h"
 
 namespace fsdp::comm {
@@ -152,7 +153,10 @@ class LocalCommunicator final : public Communicator {
  public:
   LocalCommunicator(Seat seat, absl::Duration timeout)
       : seat_(std::move(seat)), timeout_(timeout) {}
-  ~LocalCommunicator() override { seat_.group->Leave(seat_.rank); }
+  ~LocalCommunicator() override {
+    if (unwinding_) seat_.group->Abort(seat_.rank, EndedByException());
+    seat_.group->Leave(seat_.rank);
+  }
 
   int rank() const override { return seat_.rank; }
   int world_size() const override { return seat_.group->world_size(); }
@@ -247,6 +251,7 @@ class LocalCommunicator final : public Communicator {
 
   const Seat seat_;
   const absl::Duration timeout_;
+  const Unwinding unwinding_;
 };
 
 }  // namespace

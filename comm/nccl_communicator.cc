@@ -30,6 +30,7 @@
 #include "comm/nccl_memory.h"
 #include "comm/nccl_scaled_sum.h"
 #include "comm/nccl_status.h"
+#include "comm/unwinding.h"
 #include "comm/watched_group.h"
 #include "comm/work.h"
 #include "device_ops/pack.h"
@@ -143,7 +144,10 @@ class NcclCommunicator final : public Communicator {
   NcclCommunicator(std::shared_ptr<NcclGroup> group, StorePtr store,
                    const NcclOptions& options)
       : group_(std::move(group)), store_(std::move(store)), options_(options) {}
-  ~NcclCommunicator() override { group_->Leave(); }
+  ~NcclCommunicator() override {
+    if (unwinding_) group_->Abort(EndedByException());
+    group_->Leave();
+  }
 
   int rank() const override { return group_->rank(); }
   int world_size() const override { return group_->world_size(); }
@@ -243,6 +247,7 @@ class NcclCommunicator final : public Communicator {
   const StorePtr store_;
   const NcclOptions options_;
   int num_splits_ = 0;
+  const Unwinding unwinding_;
 };
 
 absl::StatusOr<std::unique_ptr<Work>> NcclCommunicator::Start(

@@ -14,12 +14,16 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/check.h"
 #include "base/status_macros.h"
 
 namespace fsdp::comm {
 namespace {
+
+// How long a process may have no memory any more and not have ended yet.
+constexpr absl::Duration kTimeToDie = absl::Seconds(2);
 
 constexpr auto kAcquire = std::memory_order_acquire;
 constexpr auto kRelease = std::memory_order_release;
@@ -54,6 +58,7 @@ class SharedGroup::Operation {
   int64_t num_taken = 0;          // chunks, by this rank
   bool own_part_reduced = false;  // of the chunk that comes next
   std::vector<SharedHeap::Mapping> sources;  // by rank; null: staged
+  absl::Time unreadable_since = absl::InfiniteFuture();  // a peer's memory
   bool done = false;
 };
 
@@ -71,6 +76,11 @@ absl::StatusOr<std::shared_ptr<SharedGroup>> SharedGroup::Create(
     if (static_cast<int>(i) != rank) {
       FSDP_ASSIGN_OR_RETURN(segment, SharedSegment::Open(members[i].block));
       segment->Seal();
+    }
+    if (segment->bytes() < static_cast<int64_t>(sizeof(SharedRankBlock))) {
+      return absl::UnavailableError(
+          absl::StrCat("rank ", i, " has a block of ", segment->bytes(),
+                       " bytes: another program, or another build of this"));
     }
     auto* shown = reinterpret_cast<SharedRankBlock*>(segment->data());
     peers.push_back({members[i].world_rank, std::move(segment), shown});
@@ -242,37 +252,67 @@ bool SharedGroup::Match(Operation& operation) {
           absl::StatusCode::kInvalidArgument});
     return false;
   }
+  if (!FindSources(operation)) return false;
   operation.matched = true;
-  return FindSources(operation);
+  return true;
+}
+
+// Whether every rank's input is where it belongs in an output that is one
+// memory for all ranks.
+bool SharedGroup::InputsLieInOneOutput(const Operation& operation) const {
+  const size_t index = operation.sequence % SharedRankBlock::kCalls;
+  const SharedPlace& own_out = own().calls[index].out;
+  if (!own_out.exists()) return false;
+  const auto part_bytes = static_cast<int64_t>(operation.work.input().nbytes());
+  for (int peer = 0; peer < world_size(); ++peer) {
+    const PostedCall& posted = peers_[peer].block->calls[index];
+    SharedPlace part = own_out;
+    part.offset += peer * part_bytes;
+    if (!(posted.out == own_out) || !(posted.in == part)) return false;
+  }
+  return true;
 }
 
 // Maps what the peers have not staged.
 bool SharedGroup::FindSources(Operation& operation) {
   const size_t index = operation.sequence % SharedRankBlock::kCalls;
-  const SharedPlace& own_out = own().calls[index].out;
-  operation.in_common = own_out.exists();
-  for (const Peer& peer : peers_) {
-    const PostedCall& posted = peer.block->calls[index];
-    operation.in_common = operation.in_common && posted.out == own_out;
-  }
+  operation.in_common = InputsLieInOneOutput(operation);
   operation.sources.resize(peers_.size());
   if (operation.in_common) return true;
   for (int peer = 0; peer < world_size(); ++peer) {
     const PostedCall& posted = peers_[peer].block->calls[index];
     if (peer == rank_ || !posted.in.exists()) continue;
-    absl::StatusOr<SharedHeap::Mapping> mapping =
-        host_->heap()->Resolve(peers_[peer].world_rank, posted.in);
+    absl::StatusOr<SharedHeap::Mapping> mapping = host_->heap()->Resolve(
+        peers_[peer].world_rank, posted.in,
+        static_cast<int64_t>(operation.work.input().nbytes()));
     if (!mapping.ok()) {
-      const std::string text =
-          absl::StrCat("rank ", rank_, " cannot read the memory of rank ", peer,
-                       ": ", mapping.status().message());
-      Fail(
-          {absl::UnavailableError(text), text, absl::StatusCode::kUnavailable});
+      FailToRead(operation, peer, mapping.status());
       return false;
     }
     operation.sources[peer] = *std::move(mapping);
   }
   return true;
+}
+
+// A rank that dies takes its memory along before anybody can see that it has
+// ended, and one that gives up says why: that is the cause then.
+void SharedGroup::FailToRead(Operation& operation, int peer,
+                             const absl::Status& status) {
+  if (EchoFailure()) return;
+  const absl::Time now = absl::Now();
+  if (operation.unreadable_since == absl::InfiniteFuture()) {
+    operation.unreadable_since = now;
+  }
+  std::string text;
+  if (HasLeft(peer) || HasEnded(peer)) {
+    text = absl::StrCat(LastSeen(peer), " is gone");
+  } else if (now - operation.unreadable_since > kTimeToDie) {
+    text = absl::StrCat("rank ", rank_, " cannot read the memory of rank ",
+                        peer, ": ", status.message());
+  } else {
+    return;  // whoever waits tries again
+  }
+  Fail({absl::UnavailableError(text), text, absl::StatusCode::kUnavailable});
 }
 
 std::vector<SharedSource> SharedGroup::SourcesOf(const Operation& operation,

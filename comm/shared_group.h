@@ -114,7 +114,10 @@ class SharedGroup final : public ProgressSource,
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(host_->mutex());
   bool Match(Operation& operation)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(host_->mutex());
+  bool InputsLieInOneOutput(const Operation& operation) const;
   bool FindSources(Operation& operation)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(host_->mutex());
+  void FailToRead(Operation& operation, int peer, const absl::Status& status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(host_->mutex());
   bool TakeNext(Operation& operation)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(host_->mutex());
@@ -124,6 +127,8 @@ class SharedGroup final : public ProgressSource,
                                       int64_t chunk) const;
 
   bool AllHaveRead(uint64_t chunks) const;
+  bool HasLeft(int peer) const;
+  bool HasEnded(int peer) const;  // its process
   bool IsMissing(const Operation& operation, bool inputs_free, int peer) const;
   bool FailsWithPeers(const Awaited& awaited)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(host_->mutex());

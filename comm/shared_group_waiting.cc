@@ -69,11 +69,7 @@ bool SharedGroup::FailsWithPeers(const Awaited& awaited) {
   if (check_processes) next_check_of_processes_ = now + kProcessCheckInterval;
   for (int peer = 0; peer < world_size(); ++peer) {
     if (peer == rank_ || !awaited.is_missing(peer)) continue;
-    const bool left =
-        peers_[peer].block->status.load(kAcquire) == SharedRankBlock::kLeft;
-    const bool ended =
-        check_processes && host_->process(peers_[peer].world_rank).HasEnded();
-    if (!left && !ended) continue;
+    if (!HasLeft(peer) && !(check_processes && HasEnded(peer))) continue;
     // What it did before it went counts.
     host_->ProgressAll();
     if (awaited.is_done() || !awaited.is_missing(peer)) return false;
@@ -82,6 +78,14 @@ bool SharedGroup::FailsWithPeers(const Awaited& awaited) {
     return true;
   }
   return false;
+}
+
+bool SharedGroup::HasLeft(int peer) const {
+  return peers_[peer].block->status.load(kAcquire) == SharedRankBlock::kLeft;
+}
+
+bool SharedGroup::HasEnded(int peer) const {
+  return host_->process(peers_[peer].world_rank).HasEnded();
 }
 
 // Takes over the failure of a peer.

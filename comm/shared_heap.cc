@@ -7,7 +7,9 @@
 #include <memory>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "base/status_macros.h"
 #include "comm/shared_rank_block.h"
@@ -58,7 +60,7 @@ SharedPlace SharedHeap::Find(const void* data, int64_t bytes) const {
 }
 
 absl::StatusOr<SharedHeap::Mapping> SharedHeap::Resolve(
-    int owner, const SharedPlace& place) {
+    int owner, const SharedPlace& place, int64_t bytes) {
   absl::MutexLock lock(&mutex_);
   const auto identity = IdentityOf(place.segment);
   std::shared_ptr<SharedSegment> segment;
@@ -71,6 +73,12 @@ absl::StatusOr<SharedHeap::Mapping> SharedHeap::Resolve(
       mapped->Seal();  // descriptors are scarce
     }
     segment = mapped;
+  }
+  if (place.offset < 0 || bytes < 0 || bytes > segment->bytes() ||
+      place.offset > segment->bytes() - bytes) {
+    return absl::UnavailableError(
+        absl::StrCat(bytes, " bytes at ", place.offset, " of a segment of ",
+                     segment->bytes()));
   }
   char* data = segment->data() + place.offset;
   return Mapping{std::move(segment), data};

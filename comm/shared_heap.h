@@ -40,8 +40,10 @@ class SharedHeap : public std::enable_shared_from_this<SharedHeap> {
     std::shared_ptr<SharedSegment> segment;
     char* data = nullptr;
   };
-  // Maps `place`, which rank `owner` has told of, unless it is mapped already.
-  absl::StatusOr<Mapping> Resolve(int owner, const SharedPlace& place);
+  // Maps `bytes` from `place` on, which rank `owner` has told of, unless that
+  // is mapped already. Unavailable where there is no such memory.
+  absl::StatusOr<Mapping> Resolve(int owner, const SharedPlace& place,
+                                  int64_t bytes);
 
   // Rank `owner` has freed some of its memory: unmaps all that is its.
   void Forget(int owner);

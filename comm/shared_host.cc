@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -56,6 +57,11 @@ absl::Status SharedHost::Connect(absl::Span<const SegmentAddress> mailboxes) {
   for (const SegmentAddress& address : mailboxes) {
     FSDP_ASSIGN_OR_RETURN(auto segment, SharedSegment::Open(address));
     segment->Seal();
+    if (segment->bytes() < static_cast<int64_t>(sizeof(SharedMailbox))) {
+      return absl::UnavailableError(
+          absl::StrCat("a mailbox of ", segment->bytes(),
+                       " bytes: another program, or another build of this"));
+    }
     mailboxes_.push_back(reinterpret_cast<SharedMailbox*>(segment->data()));
     segments_.push_back(std::move(segment));
     processes_.push_back(std::make_unique<PeerProcess>(address.pid));

@@ -49,6 +49,7 @@ class SharedHost {
   absl::Status Connect(absl::Span<const SegmentAddress> mailboxes);
 
   int world_rank() const { return world_rank_; }
+  int num_ranks() const { return static_cast<int>(processes_.size()); }
   const std::shared_ptr<SharedHeap>& heap() const { return heap_; }
   const PeerProcess& process(int world_rank) const {
     return *processes_[world_rank];

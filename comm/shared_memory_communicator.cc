@@ -24,6 +24,7 @@
 #include "comm/shared_operation.h"
 #include "comm/shared_segment.h"
 #include "comm/store_exchange.h"
+#include "comm/unwinding.h"
 #include "comm/work.h"
 
 namespace fsdp::comm {
@@ -95,8 +96,10 @@ AllocationOutcome OutcomeOf(
 }
 
 absl::Status StatusOf(const AllocationOutcome& outcome) {
-  return absl::Status(static_cast<absl::StatusCode>(outcome.error_code),
-                      outcome.error);
+  return absl::Status(
+      static_cast<absl::StatusCode>(outcome.error_code),
+      absl::string_view(outcome.error,
+                        strnlen(outcome.error, sizeof(outcome.error))));
 }
 
 class SharedMemoryCommunicator final : public Communicator {
@@ -105,7 +108,10 @@ class SharedMemoryCommunicator final : public Communicator {
                            std::shared_ptr<SharedGroup> group,
                            absl::Duration timeout)
       : host_(std::move(host)), group_(std::move(group)), timeout_(timeout) {}
-  ~SharedMemoryCommunicator() override { group_->Leave(); }
+  ~SharedMemoryCommunicator() override {
+    if (unwinding_) group_->Abort(EndedByException());
+    group_->Leave();
+  }
 
   int rank() const override { return group_->rank(); }
   int world_size() const override { return group_->world_size(); }
@@ -186,6 +192,7 @@ class SharedMemoryCommunicator final : public Communicator {
   const std::shared_ptr<SharedHost> host_;
   const std::shared_ptr<SharedGroup> group_;
   const absl::Duration timeout_;
+  const Unwinding unwinding_;
 };
 
 template <typename T>
@@ -224,6 +231,11 @@ absl::StatusOr<CommonMemory> SharedMemoryCommunicator::AllocateCommon(
   FSDP_RETURN_IF_ERROR(StatusOf(allocated[0]));
   if (rank() != 0) {
     segment = SharedSegment::Open(allocated[0].segment);
+    if (segment.ok() && (*segment)->bytes() != header + bytes) {
+      segment = absl::UnavailableError(
+          absl::StrCat("rank 0 has allocated ", (*segment)->bytes(),
+                       " bytes of ", header + bytes));
+    }
     own = OutcomeOf(segment);
   }
   FSDP_ASSIGN_OR_RETURN(std::vector<AllocationOutcome> outcomes,
@@ -262,6 +274,11 @@ absl::StatusOr<std::unique_ptr<Communicator>> SharedMemoryCommunicator::Split(
   std::vector<SharedMember> members;
   int new_rank = 0;
   for (const SplitRequest& request : requests) {
+    if (request.world_rank < 0 || request.world_rank >= host_->num_ranks()) {
+      return absl::UnavailableError(
+          absl::StrCat("split on rank ", rank(), " of ", world_size(),
+                       ": there is no rank ", request.world_rank));
+    }
     if (request.rank == rank()) new_rank = static_cast<int>(members.size());
     members.push_back({request.world_rank, request.block});
   }
@@ -292,14 +309,24 @@ absl::Status CheckOneHost(const std::vector<std::string>& hosts) {
   return absl::OkStatus();
 }
 
+// `introductions` as ranks have written them, by rank.
 absl::StatusOr<std::shared_ptr<SharedGroup>> OpenAll(
     std::shared_ptr<SharedHost> host, std::unique_ptr<SharedSegment> block,
-    const std::vector<Introduction>& ranks) {
+    const std::vector<std::string>& introductions) {
   std::vector<SegmentAddress> mailboxes;
   std::vector<SharedMember> members;
-  for (const Introduction& rank : ranks) {
-    members.push_back({static_cast<int>(members.size()), rank.block});
-    mailboxes.push_back(rank.mailbox);
+  for (const std::string& bytes : introductions) {
+    const auto rank = static_cast<int>(members.size());
+    Introduction introduction;
+    if (bytes.size() != sizeof(introduction)) {
+      return absl::UnavailableError(
+          absl::StrCat("rank ", rank, " introduces itself with ", bytes.size(),
+                       " bytes instead of ", sizeof(introduction),
+                       ": another program, or another build of this"));
+    }
+    std::memcpy(&introduction, bytes.data(), sizeof(introduction));
+    members.push_back({rank, introduction.block});
+    mailboxes.push_back(introduction.mailbox);
   }
   FSDP_RETURN_IF_ERROR(host->Connect(mailboxes));
   const int rank = host->world_rank();
@@ -326,11 +353,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateSharedMemoryCommunicator(
   FSDP_ASSIGN_OR_RETURN(
       std::vector<std::string> values,
       ExchangeByStore(store, "segments", rank, world_size, bytes, deadline));
-  std::vector<Introduction> ranks(world_size);
-  for (int peer = 0; peer < world_size; ++peer) {
-    std::memcpy(&ranks[peer], values[peer].data(), sizeof(Introduction));
-  }
-  auto group = OpenAll(host, std::move(block), ranks);
+  auto group = OpenAll(host, std::move(block), values);
   const std::string outcome(group.ok() ? "" : group.status().ToString());
   FSDP_ASSIGN_OR_RETURN(
       std::vector<std::string> outcomes,

@@ -9,6 +9,7 @@
 #include <ATen/ops/remainder.h>
 #include <ATen/ops/zeros.h>
 #include <dirent.h>
+#include <sys/resource.h>
 
 #include <memory>
 #include <string>
@@ -21,6 +22,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
+#include "base/check.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
@@ -62,6 +64,36 @@ at::Tensor Numbers(int64_t begin, int64_t end) {
 absl::Status ExpectEqual(const at::Tensor& actual, const at::Tensor& expected) {
   if (at::equal(actual, expected)) return absl::OkStatus();
   return absl::InternalError("other values");
+}
+
+// Until the end of the scope this process opens no files.
+class NoFiles {
+ public:
+  NoFiles() {
+    FSDP_CHECK(getrlimit(RLIMIT_NOFILE, &before_) == 0);
+    const rlimit none = {0, before_.rlim_max};
+    FSDP_CHECK(setrlimit(RLIMIT_NOFILE, &none) == 0);
+  }
+  ~NoFiles() { setrlimit(RLIMIT_NOFILE, &before_); }
+
+ private:
+  rlimit before_;
+};
+
+// As where a rank has died a moment ago: its memory is out of reach. What it
+// has said is the cause, not that others notice.
+TEST(SharedMemoryTest, WhoCannotReadAPeersMemoryAsksWhyFirst) {
+  const Group group = Create(2);
+  const at::Tensor in = Symmetric(*group[1], 4).value().fill_(1);
+  auto posted = group[1]->AllGather(at::empty({8}), in, "grads");
+  ASSERT_OK(posted);
+  const NoFiles no_files;
+  auto work = group[0]->AllGather(at::empty({8}), at::empty({4}), "grads");
+  ASSERT_OK(work);
+  group[1]->Abort(absl::InternalError("the disk is full"));
+  EXPECT_THAT((*work)->Wait(Soon()),
+              StatusIs(absl::StatusCode::kAborted,
+                       HasSubstr("rank 1 aborted: the disk is full")));
 }
 
 // Larger than what is staged at once, and not a multiple of anything.

@@ -23,7 +23,10 @@ template <int kSize>
 class BoundedText {
  public:
   void Set(absl::string_view text);
-  std::string ToString() const { return std::string(text_, size_); }
+  // Of whatever bytes a peer has written here.
+  std::string ToString() const {
+    return std::string(text_, std::clamp<int32_t>(size_, 0, kSize));
+  }
 
  private:
   int32_t size_;

@@ -107,6 +107,9 @@ absl::StatusOr<std::unique_ptr<SharedSegment>> SharedSegment::Open(
   const std::string what =
       absl::StrCat("open ", address.bytes,
                    " bytes of shared memory of process ", address.pid);
+  if (address.pid <= 0 || address.descriptor < 0 || address.bytes < 0) {
+    return absl::UnavailableError(absl::StrCat(what, ": that is nowhere"));
+  }
   const std::string path =
       absl::StrCat("/proc/", address.pid, "/fd/", address.descriptor);
   Descriptor descriptor(open(path.c_str(), O_RDWR | O_CLOEXEC));
@@ -116,6 +119,15 @@ absl::StatusOr<std::unique_ptr<SharedSegment>> SharedSegment::Open(
   if (status.st_dev != address.device || status.st_ino != address.inode) {
     return absl::UnavailableError(
         absl::StrCat(what, ": the process has given it back"));
+  }
+  if (!S_ISREG(status.st_mode) || status.st_uid != geteuid()) {
+    return absl::UnavailableError(absl::StrCat(
+        what, ": it is no memory, or belongs to user ", status.st_uid));
+  }
+  // An access to what the file does not have would end this process.
+  if (static_cast<size_t>(status.st_size) < MappedBytes(address.bytes)) {
+    return absl::UnavailableError(
+        absl::StrCat(what, ": there are ", status.st_size));
   }
   absl::StatusOr<char*> data = Map(descriptor.get(), address.bytes);
   if (!data.ok()) return data.status();

@@ -36,7 +36,8 @@ class SharedSegment {
   static absl::StatusOr<std::unique_ptr<SharedSegment>> Create(int64_t bytes);
 
   // Maps what another process, or this one, has made. Unavailable when it is
-  // gone, or out of this process' reach: another user's, another container's.
+  // gone, smaller than it says, or out of this process' reach: another user's,
+  // another container's.
   static absl::StatusOr<std::unique_ptr<SharedSegment>> Open(
       const SegmentAddress& address);
 

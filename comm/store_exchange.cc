@@ -24,14 +24,14 @@ std::string Key(absl::string_view topic, int rank) {
 }  // namespace
 
 bool AwaitKeys(c10d::Store& store, const std::vector<std::string>& keys,
-               absl::Time deadline) {
+               const WaitLimits& limits) {
   const absl::Time begin = absl::Now();
   while (!store.check(keys)) {
+    if (limits.stopped() || limits.passed()) return false;
     const absl::Time now = absl::Now();
-    if (now >= deadline) return false;
     const absl::Duration delay = std::clamp(
         (now - begin) / 10, absl::Milliseconds(1), absl::Milliseconds(200));
-    absl::SleepFor(std::min(delay, deadline - now));
+    absl::SleepFor(std::min(delay, limits.deadline - now));
   }
   return true;
 }
@@ -50,7 +50,7 @@ absl::StatusOr<std::vector<std::string>> ExchangeByStore(
     bool has_come = false;
     std::vector<uint8_t> bytes;
     const absl::Status status = TorchToStatus(what, [&] {
-      has_come = AwaitKeys(*store, {Key(topic, peer)}, deadline);
+      has_come = AwaitKeys(*store, {Key(topic, peer)}, {deadline});
       if (has_come) bytes = store->get(Key(topic, peer));
     });
     if (!status.ok()) return absl::UnavailableError(status.message());

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "comm/wait_limits.h"
 
 namespace c10d {
 class Store;
@@ -18,10 +19,10 @@ class Store;
 namespace fsdp::comm {
 
 // Looks for `keys` until all are there, ever more rarely: a wait in the store
-// would print warnings when its time is over. Whether they came in time. Throws
-// what the store throws.
+// would print warnings when its time is over. Whether they came within the
+// limits. Throws what the store throws.
 bool AwaitKeys(c10d::Store& store, const std::vector<std::string>& keys,
-               absl::Time deadline);
+               const WaitLimits& limits);
 
 // What each rank has passed, by rank. `topic` is used once per store.
 // DeadlineExceeded names a rank that has not come; Unavailable: the store broke

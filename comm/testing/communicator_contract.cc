@@ -1,7 +1,5 @@
 #include "comm/testing/communicator_contract.h"
 
-#include <ATen/ops/empty.h>
-
 #include <cstring>
 #include <iostream>
 #include <random>
@@ -10,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
+#include "comm/testing/contract_values.h"
 #include "comm/testing/run_ranks.h"
 #include "comm/work.h"
 #include "gmock/gmock.h"
@@ -49,43 +48,8 @@ constexpr at::ScalarType kDtypes[] = {at::kFloat,    at::kDouble, at::kHalf,
                                       at::kByte};
 constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kMin, ReduceOp::kMax};
 
-// What rank `rank` has at index `i`: exact in every dtype, as are sums of
-// eight.
-double Value(int rank, int64_t i) {
-  return static_cast<double>((rank * 7 + i * 3) % 9);
-}
-
-double Reduced(ReduceOp op, int world_size, int64_t i) {
-  double result = Value(0, i);
-  for (int rank = 1; rank < world_size; ++rank) {
-    const double value = Value(rank, i);
-    if (op == ReduceOp::kSum) result += value;
-    if (op == ReduceOp::kMin) result = std::min(result, value);
-    if (op == ReduceOp::kMax) result = std::max(result, value);
-  }
-  return result;
-}
-
-// A tensor with value(i) at index i.
-template <typename Fn>
-at::Tensor MakeTensor(at::ScalarType dtype, int64_t size, Fn value) {
-  at::Tensor tensor = at::empty({size}, at::TensorOptions().dtype(at::kDouble));
-  auto* data = static_cast<double*>(tensor.mutable_data_ptr());
-  for (int64_t i = 0; i < size; ++i) data[i] = value(i);
-  return tensor.to(ContractTensor(dtype));
-}
-
-template <typename Fn>
-absl::Status CheckTensor(const at::Tensor& tensor, Fn expected) {
-  const at::Tensor copy = tensor.cpu().to(at::kDouble);
-  const auto* data = static_cast<const double*>(copy.const_data_ptr());
-  for (int64_t i = 0; i < copy.numel(); ++i) {
-    if (data[i] == expected(i)) continue;
-    return absl::InternalError(absl::StrCat(
-        DtypeName(tensor.scalar_type()), " x ", tensor.numel(), ": element ", i,
-        " is ", data[i], " and should be ", expected(i)));
-  }
-  return absl::OkStatus();
+at::Tensor MakeTensor(at::ScalarType dtype, int64_t size, ValueAt value) {
+  return comm::testing::MakeTensor(ContractTensor(dtype), size, value);
 }
 
 bool SameBits(const at::Tensor& first, const at::Tensor& second) {

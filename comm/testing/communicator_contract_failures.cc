@@ -1,7 +1,11 @@
 // What a Communicator does when something is wrong.
 #include <ATen/ops/zeros.h>
 
+#include <memory>
+#include <stdexcept>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
@@ -217,6 +221,22 @@ TEST_P(CommunicatorContract, ADestroyedCommunicatorFailsItsPeers) {
         StatusIs(absl::StatusCode::kUnavailable,
                  AllOf(HasSubstr(absl::StrCat("blocks.1 on rank ", rank)),
                        HasSubstr("rank 2"))));
+  }
+}
+
+TEST_P(CommunicatorContract, ARankThatAnExceptionEndsIsTheCause) {
+  Group group = Create(3);
+  std::vector<absl::StatusOr<std::unique_ptr<Work>>> works;
+  for (int rank : {0, 1}) works.push_back(StartSum(*group[rank], "blocks.1"));
+  try {
+    const std::unique_ptr<Communicator> owned = std::move(group[2]);
+    throw std::runtime_error("the file is empty");
+  } catch (const std::runtime_error&) {
+  }
+  for (int rank : {0, 1}) {
+    EXPECT_THAT(Finish(std::move(works[rank])),
+                StatusIs(absl::StatusCode::kAborted,
+                         HasSubstr("rank 2 aborted: an exception")));
   }
 }
 

@@ -1,28 +1,21 @@
-// The smallest sharded training. Two ranks on this host, each started by hand
-// or by any launcher that sets torchrun's variables:
-//   RANK=0 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=29500 minimal &
-//   RANK=1 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=29500 minimal
+// The smallest sharded training: two ranks, which are processes of this host,
+// or as many as a launcher that sets torchrun's variables has started.
 #include <torch/torch.h>
 
-#include <cstdlib>
 #include <iostream>
 #include <memory>
 
-#include "base/status_error.h"
-#include "base/torch_status.h"
-#include "comm/bootstrap.h"
-#include "comm/environment.h"
+#include "base/status_macros.h"
+#include "comm/run_ranks.h"
+#include "comm/scalars.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 
-void Train() {
-  std::shared_ptr<fsdp::comm::Communicator> ranks =
-      fsdp::ValueOrThrow(fsdp::comm::Connect(
-          fsdp::ValueOrThrow(fsdp::comm::ReadEnvironment(std::getenv))));
+absl::Status Train(std::shared_ptr<fsdp::comm::Communicator> ranks) {
   torch::nn::Sequential net(torch::nn::Linear(64, 256), torch::nn::ReLU(),
                             torch::nn::Linear(256, 1));
   fsdp::Options options;
   options.wrap_policy = fsdp::WrapModules<torch::nn::LinearImpl>();
-  auto model = fsdp::ValueOrThrow(fsdp::FullyShard(net, ranks, options));
+  FSDP_ASSIGN_OR_RETURN(auto model, fsdp::FullyShard(net, ranks, options));
   torch::optim::AdamW optimizer(model->Parameters(), 1e-2);
 
   torch::manual_seed(ranks->rank());  // every rank its own part of the data
@@ -31,16 +24,18 @@ void Train() {
     torch::Tensor loss =
         torch::mse_loss(model->forward(x), x.sum(/*dim=*/1, /*keepdim=*/true));
     optimizer.zero_grad();
-    fsdp::ThrowIfError(model->Backward(loss));
+    FSDP_RETURN_IF_ERROR(model->Backward(loss));
     optimizer.step();
-    if (step % 20 == 0 && ranks->rank() == 0) {
-      std::cout << "step " << step << "  loss " << loss.item<float>() << "\n";
+    if (step % 20 != 0) continue;
+    FSDP_ASSIGN_OR_RETURN(const double mean,
+                          fsdp::comm::Mean(*ranks, loss.item<double>()));
+    if (ranks->rank() == 0) {
+      std::cout << "step " << step << "  loss " << mean << std::endl;
     }
   }
+  return absl::OkStatus();
 }
 
-int main() {
-  const absl::Status status = fsdp::TorchToStatus("training", Train);
-  if (!status.ok()) std::cerr << status << "\n";
-  return status.ok() ? 0 : 1;
+int main(int argc, char** argv) {
+  return fsdp::comm::RunRanks(argc, argv, /*ranks=*/2, Train);
 }

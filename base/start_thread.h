@@ -1,0 +1,26 @@
+// Threads of the library.
+#ifndef BASE_START_THREAD_H_
+#define BASE_START_THREAD_H_
+
+#include <string>
+#include <thread>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace fsdp {
+
+// Runs `body` on a thread of its own. ResourceExhausted where the system
+// starts none: says what for (`purpose`, "to connect") and what limits there
+// are. `body` is dropped then without having run.
+absl::StatusOr<std::thread> StartThread(absl::string_view purpose,
+                                        absl::AnyInvocable<void() &&> body);
+
+// How many threads this process may have, for the text of an error: "this user
+// may have 128 processes and threads (ulimit -u), ...".
+std::string ThreadLimits();
+
+}  // namespace fsdp
+
+#endif  // BASE_START_THREAD_H_

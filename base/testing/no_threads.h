@@ -1,0 +1,36 @@
+// A process that can start no threads.
+#ifndef BASE_TESTING_NO_THREADS_H_
+#define BASE_TESTING_NO_THREADS_H_
+
+#include <pthread.h>
+
+#include "base/check.h"
+
+namespace fsdp::testing {
+
+// While it exists no thread of this process can be started: none gets a stack.
+// Limits on processes do not bind those who run as root.
+class NoThreads {
+ public:
+  NoThreads() {
+    FSDP_CHECK(pthread_getattr_default_np(&before_) == 0);
+    pthread_attr_t none;
+    FSDP_CHECK(pthread_attr_init(&none) == 0);
+    FSDP_CHECK(pthread_attr_setstacksize(&none, size_t{1} << 47) == 0);
+    FSDP_CHECK(pthread_setattr_default_np(&none) == 0);
+    pthread_attr_destroy(&none);
+  }
+  NoThreads(const NoThreads&) = delete;
+  NoThreads& operator=(const NoThreads&) = delete;
+  ~NoThreads() {
+    pthread_setattr_default_np(&before_);
+    pthread_attr_destroy(&before_);
+  }
+
+ private:
+  pthread_attr_t before_;
+};
+
+}  // namespace fsdp::testing
+
+#endif  // BASE_TESTING_NO_THREADS_H_

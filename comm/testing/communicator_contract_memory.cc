@@ -1,0 +1,201 @@
+// Collectives between all kinds of memory that a Communicator gives, in place
+// and not, also in groups that are parts of others.
+#include <ATen/ops/empty.h>
+
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "base/torch_status.h"
+#include "comm/testing/communicator_contract.h"
+#include "comm/testing/contract_values.h"
+#include "comm/testing/run_ranks.h"
+
+namespace fsdp::comm::testing {
+namespace {
+
+enum class Kind { kPlain, kSymmetric, kCommon };
+constexpr Kind kKinds[] = {Kind::kPlain, Kind::kSymmetric, Kind::kCommon};
+constexpr absl::string_view kNames[] = {"plain", "symmetric", "common"};
+constexpr int64_t kSizes[] = {1, 16, 1021};
+constexpr int64_t kLarge = 300'001;  // more than a backend sends at once
+
+absl::string_view NameOf(Kind kind) { return kNames[static_cast<int>(kind)]; }
+
+double Unset(int64_t /*i*/) { return 100; }
+
+at::Tensor Plain(int64_t size) {
+  return at::empty({size}, ContractTensor(at::kFloat));
+}
+
+// Not to be kept beyond `memory`; plain where a backend has no common memory.
+absl::StatusOr<at::Tensor> AllocateCommonTensor(Communicator& comm,
+                                                int64_t size,
+                                                CommonMemory* memory) {
+  absl::StatusOr<CommonMemory> common =
+      comm.AllocateCommon(size * static_cast<int64_t>(sizeof(float)));
+  if (absl::IsUnimplemented(common.status())) return Plain(size);
+  FSDP_RETURN_IF_ERROR(common.status());
+  *memory = *std::move(common);
+  return memory->memory.view(at::kFloat);
+}
+
+// A tensor of this rank's own, which holds value(i) at index i: of common
+// memory a part that no other rank uses.
+absl::StatusOr<at::Tensor> Own(Communicator& comm, Kind kind, int64_t size,
+                               ValueAt value) {
+  at::Tensor tensor = Plain(size);
+  if (kind == Kind::kSymmetric) {
+    FSDP_ASSIGN_OR_RETURN(
+        tensor, comm.AllocateSymmetric(static_cast<int64_t>(tensor.nbytes())));
+    tensor = tensor.view(at::kFloat);
+  }
+  if (kind == Kind::kCommon) {
+    CommonMemory memory;
+    FSDP_ASSIGN_OR_RETURN(
+        tensor, AllocateCommonTensor(comm, size * comm.world_size(), &memory));
+    tensor = tensor.narrow(0, size * comm.rank(), size);
+  }
+  tensor.copy_(MakeTensor(tensor.options(), size, value));
+  return tensor;
+}
+
+absl::StatusOr<at::Tensor> OwnValues(Communicator& comm, Kind kind,
+                                     int64_t size) {
+  return Own(comm, kind, size,
+             [&](int64_t i) { return Value(comm.rank(), i); });
+}
+
+absl::Status CheckGathered(const at::Tensor& out, int64_t n) {
+  return CheckTensor(
+      out, [n](int64_t i) { return Value(static_cast<int>(i / n), i % n); });
+}
+
+absl::Status Gather(Communicator& comm, Kind from, Kind to, int64_t n) {
+  const int64_t size = n * comm.world_size();
+  FSDP_ASSIGN_OR_RETURN(const at::Tensor in, OwnValues(comm, from, n));
+  FSDP_ASSIGN_OR_RETURN(const at::Tensor out, Own(comm, to, size, Unset));
+  FSDP_RETURN_IF_ERROR(Finish(comm.AllGather(out, in, "gather")));
+  FSDP_RETURN_IF_ERROR(CheckGathered(out, n));
+  FSDP_ASSIGN_OR_RETURN(const at::Tensor both, Own(comm, to, size, Unset));
+  const at::Tensor slice = both.narrow(0, comm.rank() * n, n);
+  slice.copy_(in);
+  FSDP_RETURN_IF_ERROR(Finish(comm.AllGather(both, slice, "in place")));
+  return CheckGathered(both, n);
+}
+
+// Into one memory for all ranks, from its slices and from elsewhere.
+absl::Status GatherIntoCommon(Communicator& comm, Kind from, int64_t n) {
+  for (const bool in_place : {true, false}) {
+    CommonMemory memory;
+    FSDP_ASSIGN_OR_RETURN(
+        const at::Tensor out,
+        AllocateCommonTensor(comm, n * comm.world_size(), &memory));
+    FSDP_ASSIGN_OR_RETURN(at::Tensor in, OwnValues(comm, from, n));
+    if (in_place) {
+      const at::Tensor slice = out.narrow(0, comm.rank() * n, n);
+      slice.copy_(in);
+      in = slice;
+    }
+    FSDP_RETURN_IF_ERROR(Finish(comm.AllGather(out, in, "common")));
+    FSDP_RETURN_IF_ERROR(CheckGathered(out, n));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReduceScatter(Communicator& comm, Kind from, Kind to, int64_t n) {
+  const int64_t size = n * comm.world_size();
+  const auto expected = [&](int64_t i) {
+    return Reduced(ReduceOp::kSum, comm.world_size(), comm.rank() * n + i);
+  };
+  FSDP_ASSIGN_OR_RETURN(at::Tensor in, OwnValues(comm, from, size));
+  FSDP_ASSIGN_OR_RETURN(const at::Tensor out, Own(comm, to, n, Unset));
+  FSDP_RETURN_IF_ERROR(
+      Finish(comm.ReduceScatter(out, in, ReduceOp::kSum, "sums")));
+  FSDP_RETURN_IF_ERROR(CheckTensor(out, expected));
+  FSDP_ASSIGN_OR_RETURN(in, OwnValues(comm, from, size));
+  const at::Tensor slice = in.narrow(0, comm.rank() * n, n);
+  FSDP_RETURN_IF_ERROR(
+      Finish(comm.ReduceScatter(slice, in, ReduceOp::kSum, "in place")));
+  FSDP_RETURN_IF_ERROR(CheckTensor(slice, expected));
+  FSDP_ASSIGN_OR_RETURN(in, OwnValues(comm, from, size));
+  FSDP_RETURN_IF_ERROR(
+      Finish(comm.ReduceScatterScaled(out, in, {0.5, true}, "scaled")));
+  return CheckTensor(out, [&](int64_t i) { return 1.5 * expected(i); });
+}
+
+absl::Status AllToAll(Communicator& comm, Kind from, Kind to, int64_t n) {
+  const int64_t size = n * comm.world_size();
+  FSDP_ASSIGN_OR_RETURN(const at::Tensor in, OwnValues(comm, from, size));
+  FSDP_ASSIGN_OR_RETURN(const at::Tensor out, Own(comm, to, size, Unset));
+  FSDP_RETURN_IF_ERROR(Finish(comm.AllToAll(out, in, "exchange")));
+  return CheckTensor(out, [&](int64_t i) {
+    return Value(static_cast<int>(i / n), comm.rank() * n + i % n);
+  });
+}
+
+absl::Status AllReduceAndBroadcast(Communicator& comm, Kind kind, int64_t n) {
+  FSDP_ASSIGN_OR_RETURN(at::Tensor tensor, OwnValues(comm, kind, n));
+  FSDP_RETURN_IF_ERROR(Finish(comm.AllReduce(tensor, ReduceOp::kSum, "sum")));
+  FSDP_RETURN_IF_ERROR(CheckTensor(tensor, [&](int64_t i) {
+    return Reduced(ReduceOp::kSum, comm.world_size(), i);
+  }));
+  const int root = comm.world_size() - 1;
+  FSDP_ASSIGN_OR_RETURN(tensor, OwnValues(comm, kind, n));
+  FSDP_RETURN_IF_ERROR(Finish(comm.Broadcast(tensor, root, "last")));
+  return CheckTensor(tensor, [root](int64_t i) { return Value(root, i); });
+}
+
+absl::Status AllCollectives(Communicator& comm, Kind from, Kind to, int64_t n) {
+  FSDP_RETURN_IF_ERROR(Gather(comm, from, to, n));
+  FSDP_RETURN_IF_ERROR(ReduceScatter(comm, from, to, n));
+  FSDP_RETURN_IF_ERROR(AllToAll(comm, from, to, n));
+  if (to != Kind::kPlain) return absl::OkStatus();
+  FSDP_RETURN_IF_ERROR(GatherIntoCommon(comm, from, n));
+  return AllReduceAndBroadcast(comm, from, n);
+}
+
+absl::Status OnAllMemory(Communicator& comm) {
+  for (const Kind from : kKinds) {
+    for (const Kind to : kKinds) {
+      for (const int64_t n : kSizes) {
+        const absl::Status status = AllCollectives(comm, from, to, n);
+        if (status.ok()) continue;
+        return Annotate(status,
+                        absl::StrCat(comm.ToString(), ", from ", NameOf(from),
+                                     " to ", NameOf(to), " memory"));
+      }
+    }
+  }
+  return Gather(comm, Kind::kSymmetric, Kind::kPlain, kLarge);
+}
+
+TEST_P(CommunicatorContract, EveryKindOfMemoryWillDo) {
+  for (const int world_size : {1, 2, 3}) {
+    EXPECT_OK(AllOk(RunRanks(Create(world_size), OnAllMemory))) << world_size;
+  }
+}
+
+TEST_P(CommunicatorContract, SplitIntoSingleRanks) {
+  EXPECT_OK(AllOk(RunRanks(Create(3), [](Communicator& comm) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(auto own, comm.Split(comm.rank(), 0));
+    return OnAllMemory(*own);
+  })));
+}
+
+// Of hosts with four ranks: one of each host, and all others.
+TEST_P(CommunicatorContract, SplitIntoPartsOfSeveralSizes) {
+  EXPECT_OK(AllOk(RunRanks(Create(8), [](Communicator& comm) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(auto part,
+                          comm.Split(comm.rank() % 4 == 0 ? 0 : 1, 0));
+    return OnAllMemory(*part);
+  })));
+}
+
+}  // namespace
+}  // namespace fsdp::comm::testing
