@@ -25,10 +25,18 @@ absl::Status FromTorch(absl::StatusCode code, absl::string_view what,
                       absl::StrCat(what, ": ", error.what_without_backtrace()));
 }
 
+// The CPU's allocator throws no OutOfMemoryError; its text says how many bytes.
+constexpr absl::string_view kOutOfHostMemory =
+    "DefaultCPUAllocator: can't allocate memory";
+
 absl::StatusCode CodeOf(absl::string_view text, absl::StatusCode otherwise) {
-  return absl::StrContains(text, kMisuseMark)
-             ? absl::StatusCode::kFailedPrecondition
-             : otherwise;
+  if (absl::StrContains(text, kMisuseMark)) {
+    return absl::StatusCode::kFailedPrecondition;
+  }
+  if (absl::StrContains(text, kOutOfHostMemory)) {
+    return absl::StatusCode::kResourceExhausted;
+  }
+  return otherwise;
 }
 
 }  // namespace
@@ -64,7 +72,8 @@ absl::Status TorchToStatus(absl::FunctionRef<std::string()> what,
         CodeOf(e.what_without_backtrace(), absl::StatusCode::kInternal), what(),
         e);
   } catch (const std::bad_alloc& e) {
-    return absl::ResourceExhaustedError(absl::StrCat(what(), ": ", e.what()));
+    return absl::ResourceExhaustedError(
+        absl::StrCat(what(), ": out of memory (", e.what(), ")"));
   } catch (const std::system_error& e) {
     if (e.code() != std::errc::resource_unavailable_try_again) {
       return absl::UnknownError(absl::StrCat(what(), ": ", e.what()));

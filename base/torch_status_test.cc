@@ -1,8 +1,10 @@
 #include "base/torch_status.h"
 
+#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/exception.h>
 
+#include <cstdint>
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -72,6 +74,29 @@ TEST(TorchToStatusTest, MapsStandardExceptionsAndUnwrapsOurOwn) {
   EXPECT_THAT(
       TorchToStatus("x", [] { ThrowIfError(absl::AbortedError("peer")); }),
       StatusIs(absl::StatusCode::kAborted, "peer"));
+}
+
+TEST(TorchToStatusTest, OutOfMemoryOnTheHostSaysHowMuchWasAskedFor) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "the sanitizer's allocator ends the process";
+#endif
+  // More than there are addresses.
+  const auto allocate = [] { at::empty({int64_t{1} << 50}, at::kFloat); };
+  const auto exhausted =
+      StatusIs(absl::StatusCode::kResourceExhausted,
+               AllOf(HasSubstr("a layer: "),
+                     HasSubstr(absl::StrCat(int64_t{1} << 52, " bytes"))));
+  EXPECT_THAT(TorchToStatus("a layer", allocate), exhausted);
+  // TorchScript throws the text on.
+  EXPECT_THAT(TorchToStatus("a layer",
+                            [&] {
+                              try {
+                                allocate();
+                              } catch (const c10::Error& error) {
+                                throw std::runtime_error(error.what());
+                              }
+                            }),
+              exhausted);
 }
 
 TEST(TorchToStatusTest, MakesATextOnlyWhenItIsNeeded) {

@@ -186,11 +186,11 @@ offload::FileStoreOptions OffloadSpace::FileOf(RestingKind kind) const {
   file.keep = options_.keep && stepped;
   file.rollback = options_.rollback && stepped && !file.keep;
   if (!file.keep) return file;
-  file.capacity += offload::kPageBytes;  // the step
+  file.capacity += offload::kPageBytes;  // the stage
   file.max_regions = std::max<int64_t>(
       file.max_regions, (kMaxPieces / 2) * static_cast<int64_t>(flats_.size()));
-  file.name = absl::StrCat(options_.name, ".", ToString(kind), ".",
-                           world_->rank(), "-of-", world_->world_size());
+  file.name = KeptFileName(options_.name, ToString(kind), world_->rank(),
+                           world_->world_size());
   file.owner = absl::StrCat("run ", options_.name, ", rank ", world_->rank(),
                             " of ", world_->world_size(), ", ", ToString(kind));
   return file;
@@ -207,14 +207,15 @@ absl::Status OffloadSpace::OpenKept() {
   if (files.empty()) return absl::OkStatus();
   FSDP_ASSIGN_OR_RETURN(KeptFiles kept,
                         OpenKeptFiles(files, *world_, timeout_));
-  step_ = StepOfStage(kept.stage);
+  stage_ = kept.stage;
+  session_ = kept.session;
   absl::Status status;
   for (size_t i = 0; i < kinds.size(); ++i) {
     const int store = offloader_->AddStore(std::move(kept.stores[i]));
     stores_[static_cast<int>(kinds[i])] = store;
-    const absl::StatusOr<int> entry = Take(store, kStageRegion, sizeof(step_));
+    const absl::StatusOr<int> entry = Take(store, kStageRegion, sizeof(stage_));
     status.Update(entry.status());
-    step_entries_.push_back(entry.value_or(-1));
+    stage_entries_.push_back(entry.value_or(-1));
   }
   return AgreeInTime(*world_, status, "opening kept files");
 }

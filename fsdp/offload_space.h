@@ -20,6 +20,7 @@
 #include "comm/communicator.h"
 #include "fsdp/deferred_releases.h"
 #include "fsdp/device_copies.h"
+#include "fsdp/kept_files.h"
 #include "fsdp/locked_pages.h"
 #include "fsdp/offload_options.h"
 #include "fsdp/offload_plan.h"
@@ -44,7 +45,7 @@ class OffloadSpace : public std::enable_shared_from_this<OffloadSpace> {
   const OffloadPlan& plan() const { return plan_; }
   // With OffloadOptions::keep, how many steps of the optimizer the files are
   // of: when the model is made, those of earlier runs, whose parameters it has.
-  int64_t step() const { return step_; }
+  int64_t step() const { return stage_.finished_step; }
   bool keeps() const { return options_.keep; }
   absl::Duration timeout() const { return timeout_; }
 
@@ -107,6 +108,7 @@ class OffloadSpace : public std::enable_shared_from_this<OffloadSpace> {
   absl::Status OpenKept();
   offload::FileStoreOptions FileOf(RestingKind kind) const;
   absl::StatusOr<int> Take(int store, const std::string& region, int64_t bytes);
+  void BeginStage();
   absl::Status FlushStepped();
   absl::Status Commit();
   int FlatOf(const RestingMemory& shard) const;
@@ -138,8 +140,9 @@ class OffloadSpace : public std::enable_shared_from_this<OffloadSpace> {
   std::array<int, kNumRestingKinds> stores_;  // of offloader_; -1: none
   // Since the last Flush() that ended well.
   std::array<bool, kNumRestingKinds> changed_ = {};
-  std::vector<int> step_entries_;  // of kept files
-  int64_t step_ = 0;
+  std::vector<int> stage_entries_;  // of kept files
+  KeptStage stage_;                 // of the last commit that was tried
+  uint64_t session_ = 0;            // of kept files
   std::vector<const RestingMemory*> shards_;  // of flats, known by address
   bool begun_ = false;                        // a step, and not ended
   absl::Status broken_;                       // a step was not undone

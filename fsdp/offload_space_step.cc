@@ -31,10 +31,11 @@ namespace {
 
 using offload::Offloader;
 
-absl::Status WriteNumber(Offloader& offloader, int entry, int64_t number) {
+absl::Status WriteStage(Offloader& offloader, int entry,
+                        const KeptStage& stage) {
   FSDP_ASSIGN_OR_RETURN(const absl::Span<char> bytes,
                         offloader.Acquire(entry, Offloader::Use::kOverwrite));
-  std::memcpy(bytes.data(), &number, sizeof(number));
+  std::memcpy(bytes.data(), &stage, sizeof(stage));
   offloader.Release(entry);
   return absl::OkStatus();
 }
@@ -47,7 +48,7 @@ absl::Status OffloadSpace::BeginStep(const absl::Status& mine) {
   absl::Status status = mine;
   status.Update(broken_);
   // What was changed between steps is a stage of its own, of all ranks alike.
-  if (options_.keep) changed_.fill(true);
+  BeginStage();
   if (options_.rollback && status.ok()) status = FlushStepped();
   if (options_.keep) {
     status = AgreeInTime(*world_, status, "beginning a step of the optimizer");
@@ -56,19 +57,27 @@ absl::Status OffloadSpace::BeginStep(const absl::Status& mine) {
   return status;
 }
 
+// On all ranks alike, whether what follows succeeds or not: what is committed
+// never has the number of another stage.
+void OffloadSpace::BeginStage() {
+  if (options_.keep) changed_.fill(true);
+  ++stage_.number;
+  stage_.session = session_;
+}
+
 absl::Status OffloadSpace::FlushStepped() {
   if (releases_ != nullptr) FSDP_RETURN_IF_ERROR(releases_->Settle());
-  size_t next = 0;  // of step_entries_, which are in the order of kSteppedKinds
+  size_t next =
+      0;  // of stage_entries_, which are in the order of kSteppedKinds
   for (RestingKind kind : kSteppedKinds) {
     const int store = stores_[static_cast<int>(kind)];
     if (store < 0) continue;
     bool& changed = changed_[static_cast<int>(kind)];
     const size_t entry = next++;
     if (!changed) continue;
-    // What is committed never has the number of another stage.
     if (options_.keep) {
-      FSDP_RETURN_IF_ERROR(WriteNumber(*offloader_, step_entries_[entry],
-                                       StageOf(step_, !begun_)));
+      FSDP_RETURN_IF_ERROR(
+          WriteStage(*offloader_, stage_entries_[entry], stage_));
     }
     FSDP_RETURN_IF_ERROR(offloader_->Flush(store));
     changed = false;
@@ -79,8 +88,8 @@ absl::Status OffloadSpace::FlushStepped() {
 // The last thing of a step: with its number, parameters and states become what
 // a later run finds.
 absl::Status OffloadSpace::Commit() {
-  ++step_;
-  changed_.fill(true);
+  ++stage_.finished_step;
+  BeginStage();
   return FlushStepped();
 }
 

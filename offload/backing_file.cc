@@ -1,6 +1,7 @@
 #include "offload/backing_file.h"
 
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -11,6 +12,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
@@ -19,9 +21,18 @@
 namespace fsdp::offload {
 namespace {
 
-absl::Status CannotMake(const std::string& path, int error) {
+absl::Status NotTrusted(const std::string& path, absl::string_view why) {
+  return absl::FailedPreconditionError(absl::StrCat(
+      "open the file store at ", path, ": ", why,
+      ", as none is that a file store has made; see who has put it there, and "
+      "remove it or choose a directory that only you can write"));
+}
+
+absl::Status CannotOpen(const std::string& path, int error) {
   const std::string text =
-      absl::StrCat("make a file store at ", path, ": ", std::strerror(error));
+      absl::StrCat("open the file store at ", path, ": ", std::strerror(error));
+  if (error == ELOOP) return NotTrusted(path, "it is a symbolic link");
+  if (error == EISDIR) return NotTrusted(path, "it is a directory");
   if (error == ENOENT || error == ENOTDIR) {
     return absl::NotFoundError(absl::StrCat(text, "; make the directory"));
   }
@@ -29,8 +40,21 @@ absl::Status CannotMake(const std::string& path, int error) {
     return absl::PermissionDeniedError(
         absl::StrCat(text, "; choose a directory that can be written"));
   }
-  return ErrnoStatus(error, absl::StrCat("make a file store at ", path));
+  return ErrnoStatus(error, absl::StrCat("open the file store at ", path));
 }
+
+// A new name for a file, unless there is one of that name: 0 or an errno.
+int RenameUnlessThere(const char* from, const char* to) {
+  if (renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_NOREPLACE) == 0) return 0;
+  if (errno != EINVAL && errno != ENOSYS) return errno;
+  // A file system that cannot. Killed in between, the file has both names.
+  if (link(from, to) != 0) return errno;
+  unlink(from);
+  return 0;
+}
+
+// What a file is called until it has its name.
+constexpr char kUnpublished[] = ".new";
 
 // A name for a moment, for file systems that want one.
 int OpenAndForget(const std::string& directory) {
@@ -49,7 +73,8 @@ std::string DirectoryOf(const std::string& path) {
 
 // A new name lasts once its directory does.
 void SyncDirectory(const std::string& directory) {
-  const int descriptor = open(directory.c_str(), O_RDONLY | O_CLOEXEC);
+  const int descriptor =
+      open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (descriptor < 0) return;
   fsync(descriptor);
   close(descriptor);
@@ -75,7 +100,7 @@ absl::StatusOr<BackingFile> BackingFile::Scratch(SystemCalls& system,
   if (descriptor == -EOPNOTSUPP || descriptor == -EISDIR) {
     descriptor = OpenAndForget(directory);
   }
-  if (descriptor < 0) return CannotMake(directory, -descriptor);
+  if (descriptor < 0) return CannotOpen(directory, -descriptor);
   return BackingFile(system, absl::StrCat("scratch file in ", directory),
                      descriptor);
 }
@@ -83,11 +108,13 @@ absl::StatusOr<BackingFile> BackingFile::Scratch(SystemCalls& system,
 absl::StatusOr<BackingFile> BackingFile::New(SystemCalls& system,
                                              const std::string& path,
                                              absl::Duration patience) {
-  const std::string unpublished = absl::StrCat(path, ".new");
-  const int descriptor = system.Open(unpublished, O_CREAT | O_RDWR);
-  if (descriptor < 0) return CannotMake(path, -descriptor);
-  BackingFile file(system, path, descriptor);
-  FSDP_RETURN_IF_ERROR(file.Lock(patience));
+  const std::string unpublished = absl::StrCat(path, kUnpublished);
+  const int descriptor =
+      system.Open(unpublished, O_CREAT | O_RDWR | O_NOFOLLOW);
+  if (descriptor < 0) return CannotOpen(unpublished, -descriptor);
+  BackingFile file(system, unpublished, descriptor);
+  FSDP_RETURN_IF_ERROR(file.LockTrusted(patience));
+  file.path_ = path;
   file.unpublished_ = unpublished;
   if (access(path.c_str(), F_OK) == 0) {
     return absl::AlreadyExistsError(
@@ -95,22 +122,76 @@ absl::StatusOr<BackingFile> BackingFile::New(SystemCalls& system,
                      ": there is a file; reopen it, or remove it"));
   }
   // What a process left that was killed while it made one.
-  if (ftruncate(descriptor, 0) != 0) return CannotMake(path, errno);
+  if (ftruncate(descriptor, 0) != 0) return CannotOpen(path, errno);
   return file;
 }
 
 absl::StatusOr<BackingFile> BackingFile::Existing(SystemCalls& system,
                                                   const std::string& path,
                                                   absl::Duration patience) {
-  const int descriptor = system.Open(path, O_RDWR);
+  const int descriptor = system.Open(path, O_RDWR | O_NOFOLLOW);
   if (descriptor == -ENOENT) {
     return absl::NotFoundError(absl::StrCat("reopen the file store at ", path,
                                             ": there is no such file"));
   }
-  if (descriptor < 0) return CannotMake(path, -descriptor);
+  if (descriptor < 0) return CannotOpen(path, -descriptor);
   BackingFile file(system, path, descriptor);
-  FSDP_RETURN_IF_ERROR(file.Lock(patience));
+  file.ForgetSecondName();
+  FSDP_RETURN_IF_ERROR(file.LockTrusted(patience));
   return file;
+}
+
+// Of a process that was killed while it published the file.
+void BackingFile::ForgetSecondName() const {
+  const std::string second = absl::StrCat(path_, kUnpublished);
+  struct stat mine = {};
+  struct stat other = {};
+  if (system_->Stat(descriptor_, &mine) != 0 || mine.st_nlink != 2) return;
+  if (lstat(second.c_str(), &other) != 0) return;
+  if (mine.st_dev == other.st_dev && mine.st_ino == other.st_ino) {
+    unlink(second.c_str());
+  }
+}
+
+absl::Status BackingFile::CheckTrusted() const {
+  struct stat found = {};
+  if (const int error = system_->Stat(descriptor_, &found); error != 0) {
+    return ErrnoStatus(error, absl::StrCat("look at ", path_));
+  }
+  if (!S_ISREG(found.st_mode)) {
+    return NotTrusted(path_, "it is no regular file");
+  }
+  if (found.st_uid != geteuid()) {
+    return absl::PermissionDeniedError(absl::StrCat(
+        "open the file store at ", path_, ": it belongs to user ", found.st_uid,
+        " and this process to user ", geteuid(),
+        "; whoever can write it chooses what is trained: use files and a "
+        "directory of your own"));
+  }
+  if (found.st_nlink == 0) {
+    return absl::UnavailableError(
+        absl::StrCat("open the file store at ", path_,
+                     ": another process has just removed it; try again"));
+  }
+  if (found.st_nlink != 1) {
+    return NotTrusted(path_,
+                      absl::StrCat("the file has ", found.st_nlink, " names"));
+  }
+  if ((found.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "open the file store at ", path_, ": other users can write it (mode ",
+        absl::StrFormat("%04o", found.st_mode & 07777),
+        "); if it holds what you have trained, chmod 600"));
+  }
+  return absl::OkStatus();
+}
+
+// Before, so that nobody waits for a lock on what is of no use, and after, as
+// things change meanwhile.
+absl::Status BackingFile::LockTrusted(absl::Duration patience) {
+  FSDP_RETURN_IF_ERROR(CheckTrusted());
+  FSDP_RETURN_IF_ERROR(Lock(patience));
+  return CheckTrusted();
 }
 
 absl::Status BackingFile::Lock(absl::Duration patience) {
@@ -140,6 +221,10 @@ absl::Status BackingFile::Reserve(int64_t bytes) {
   if (bytes > free) return no_space();
   const int error = bytes == 0 ? 0 : system_->Allocate(descriptor_, bytes);
   if (error == ENOSPC || error == EDQUOT) return no_space();
+  if (error == EFBIG) {
+    return ErrnoStatus(error,
+                       absl::StrCat("reserve ", bytes, " bytes for ", path_));
+  }
   if (error == EOPNOTSUPP) {
     Note("space not reserved: the file system cannot");
     if (ftruncate(descriptor_, bytes) == 0) return absl::OkStatus();
@@ -162,10 +247,8 @@ void BackingFile::BypassCache() {
 }
 
 absl::Status BackingFile::Publish() {
-  if (link(unpublished_.c_str(), path_.c_str()) != 0) {
-    return CannotMake(path_, errno);
-  }
-  unlink(unpublished_.c_str());
+  const int error = RenameUnlessThere(unpublished_.c_str(), path_.c_str());
+  if (error != 0) return CannotOpen(path_, error);
   unpublished_.clear();
   SyncDirectory(DirectoryOf(path_));
   return absl::OkStatus();

@@ -15,6 +15,10 @@ namespace fsdp::offload {
 // An open file. Scratch has no name (O_TMPFILE): the system frees it when the
 // process ends, in whatever way. A kept one is locked by flock(2), which also
 // ends with the process.
+//
+// A directory may be one of many users, in which names are easy to guess. A
+// kept file is used only if it is a regular file, not a link to one, has one
+// name, belongs to this process's user, and nobody else can write it.
 class BackingFile {
  public:
   // Where file systems have no files without a name, the name goes right after
@@ -24,13 +28,15 @@ class BackingFile {
 
   // A file that gets its name, `path`, by Publish(), and is gone without.
   // AlreadyExists; Unavailable when `path` is being made by another process for
-  // longer than `patience`.
+  // longer than `patience`; PermissionDenied or FailedPrecondition where
+  // somebody has put another thing there.
   static absl::StatusOr<BackingFile> New(SystemCalls& system,
                                          const std::string& path,
                                          absl::Duration patience);
 
   // NotFound; Unavailable when another process has it for longer than
-  // `patience`: one that was killed may have writes under way.
+  // `patience`: one that was killed may have writes under way;
+  // PermissionDenied or FailedPrecondition for what is not trusted.
   static absl::StatusOr<BackingFile> Existing(SystemCalls& system,
                                               const std::string& path,
                                               absl::Duration patience);
@@ -59,6 +65,9 @@ class BackingFile {
       : system_(&system), path_(std::move(path)), descriptor_(descriptor) {}
 
   absl::Status Lock(absl::Duration patience);
+  void ForgetSecondName() const;
+  absl::Status CheckTrusted() const;
+  absl::Status LockTrusted(absl::Duration patience);
   void Note(absl::string_view note);
 
   SystemCalls* system_;

@@ -35,6 +35,10 @@ absl::StatusOr<FileHeader> ReadHeader(IoQueue& queue, char* memory,
   absl::StatusOr<FileHeader> header =
       FileHeader::Decode(absl::string_view(memory, kHeaderBytes));
   if (header.ok()) return header;
+  if (absl::IsFailedPrecondition(header.status())) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "read the header of ", path, ": it ", header.status().message()));
+  }
   return absl::DataLossError(absl::StrCat(
       "read the header of ", path, ": it ", header.status().message(),
       "; this is no file of an offload store, or it has been changed"));

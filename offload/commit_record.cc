@@ -13,7 +13,8 @@
 namespace fsdp::offload {
 namespace {
 
-constexpr uint64_t kHeaderMagic = 0x6665727061706401;  // the last byte: version
+constexpr uint64_t kHeaderMagic = 0x6665727061706402;
+constexpr uint64_t kVersionMask = 0xff;  // of the header's magic
 constexpr uint64_t kRecordMagic = 0x6665727072656301;
 // Magic, checksum of the payload, its length.
 constexpr int64_t kFrameBytes = 8 + 4 + 8;
@@ -135,6 +136,7 @@ std::string FileHeader::Encode() const {
   FSDP_CHECK(static_cast<int64_t>(owner.size()) <= kMaxOwnerBytes);
   std::string payload;
   Append(payload, file_id);
+  Append(payload, run);
   Append(payload, capacity);
   Append(payload, block_bytes);
   Append(payload, max_regions);
@@ -146,11 +148,22 @@ std::string FileHeader::Encode() const {
 }
 
 absl::StatusOr<FileHeader> FileHeader::Decode(absl::string_view bytes) {
+  const auto magic = Reader(bytes).Take<uint64_t>();
+  if (magic != kHeaderMagic &&
+      (magic & ~kVersionMask) == (kHeaderMagic & ~kVersionMask)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "is of version ", magic & kVersionMask,
+        " of its format, and this "
+        "program reads version ",
+        kHeaderMagic & kVersionMask,
+        "; go on with the program that made it, or remove the file"));
+  }
   FSDP_ASSIGN_OR_RETURN(const absl::string_view payload,
                         Unframed(kHeaderMagic, bytes));
   Reader reader(payload);
   FileHeader header;
   header.file_id = reader.Take<uint64_t>();
+  header.run = reader.Take<uint64_t>();
   header.capacity = reader.Take<int64_t>();
   header.block_bytes = reader.Take<int64_t>();
   header.max_regions = reader.Take<int64_t>();

@@ -14,6 +14,7 @@ namespace fsdp::offload {
 
 struct FileHeader {
   uint64_t file_id = 0;  // another one for each file
+  uint64_t run = 0;      // FileStoreOptions::run
   int64_t capacity = 0;
   int64_t block_bytes = 0;
   int64_t max_regions = 0;
@@ -21,7 +22,8 @@ struct FileHeader {
   std::string owner;
 
   std::string Encode() const;  // kHeaderBytes
-  // DataLoss for anything that Encode() does not give.
+  // DataLoss for anything that Encode() does not give; FailedPrecondition for
+  // what it gave in another version.
   static absl::StatusOr<FileHeader> Decode(absl::string_view bytes);
 };
 

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/file_size_errors.h"
 #include "base/status_macros.h"
 #include "offload/commit_record.h"
 #include "offload/stored_region.h"
@@ -69,6 +70,7 @@ void FileEngine::Start(std::shared_ptr<FileOperation> operation) {
 }
 
 void FileEngine::Run() {
+  const FileSizeErrors errors;
   std::vector<IoRequest*> over;
   while (TakeNew()) {
     do {

@@ -210,6 +210,8 @@ int64_t FileStore::commit() const {
   return commit_;
 }
 
+uint64_t FileStore::run() const { return layout_.header.run; }
+
 std::vector<std::string> FileStore::Regions() const {
   absl::MutexLock lock(&mutex_);
   std::vector<std::string> names;

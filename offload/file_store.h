@@ -60,6 +60,9 @@ struct FileStoreOptions {
   // Whose it is ("run 7, rank 3 of 8, exp_avg"): Reopen() refuses a file of
   // another owner. At most kMaxOwnerBytes.
   std::string owner;
+  // A number that all files of one run share, written into one that is made:
+  // see FileStore::run(). Reopen() does not look at it.
+  uint64_t run = 0;
   // Rollback() of scratch. A kept file can always be rolled back.
   bool rollback = false;
   // How many regions a kept file can have at a time.
@@ -121,6 +124,8 @@ class FileStore : public ParamStore {
 
   // How many Flush() have ended well over the life of a kept file.
   int64_t commit() const;
+  // FileStoreOptions::run when the file was made.
+  uint64_t run() const;
   // All regions, sorted.
   std::vector<std::string> Regions() const;
 

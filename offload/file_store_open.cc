@@ -8,6 +8,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/file_size_errors.h"
 #include "base/status_macros.h"
 #include "offload/commit_log.h"
 #include "offload/file_layout.h"
@@ -56,6 +57,7 @@ FileHeader NewHeader(const FileStoreOptions& options) {
   std::random_device random;
   FileHeader header;
   header.file_id = (uint64_t{random()} << 32) | random();
+  header.run = options.run;
   header.capacity = StoredBytes(options.capacity);
   header.block_bytes = options.block_bytes;
   header.max_regions = options.keep ? options.max_regions : 0;
@@ -175,6 +177,7 @@ absl::StatusOr<CommitRecord> ChooseCommit(FileEngineParts& parts,
 absl::StatusOr<std::unique_ptr<FileStore>> FileStore::Make(
     const FileStoreOptions& options) {
   FSDP_RETURN_IF_ERROR(CheckOptions(options));
+  const FileSizeErrors errors;
   FSDP_ASSIGN_OR_RETURN(
       BackingFile file,
       options.keep
@@ -199,6 +202,7 @@ absl::StatusOr<std::unique_ptr<FileStore>> FileStore::Make(
 absl::StatusOr<std::unique_ptr<FileStore>> FileStore::Reopen(
     const FileStoreOptions& options, absl::optional<int64_t> commit) {
   FSDP_RETURN_IF_ERROR(CheckOptions(options));
+  const FileSizeErrors errors;
   FSDP_ASSIGN_OR_RETURN(BackingFile file,
                         BackingFile::Existing(*options.system, PathOf(options),
                                               options.patience));

@@ -14,6 +14,10 @@ absl::Status ErrnoStatus(int error, absl::string_view what) {
     return absl::ResourceExhaustedError(
         absl::StrCat(text, "; free space there or choose another directory"));
   }
+  if (error == EFBIG) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        text, "; raise the limit on the size of files (ulimit -f)"));
+  }
   return absl::UnavailableError(
       absl::StrCat(text, "; the system's log says more about the device"));
 }

@@ -9,8 +9,8 @@
 namespace fsdp::offload {
 
 // OK if `request` has moved all its bytes. Otherwise, after "`what`, at OFFSET
-// of `path`: ", ResourceExhausted for no space, DataLoss for a file that ends
-// early, Unavailable for all else.
+// of `path`: ", ResourceExhausted for no space or a limit (ulimit -f), DataLoss
+// for a file that ends early, Unavailable for all else.
 absl::Status CheckMoved(const IoRequest& request, absl::string_view what,
                         absl::string_view path);
 

@@ -18,6 +18,10 @@ int SystemCalls::Open(const std::string& path, int flags) {
   return descriptor >= 0 ? descriptor : -errno;
 }
 
+int SystemCalls::Stat(int descriptor, struct stat* found) {
+  return fstat(descriptor, found) == 0 ? 0 : errno;
+}
+
 int64_t SystemCalls::FreeBytes(int descriptor) {
   struct statvfs stats = {};
   if (fstatvfs(descriptor, &stats) != 0) return 0;

@@ -2,6 +2,8 @@
 #ifndef OFFLOAD_SYSTEM_CALLS_H_
 #define OFFLOAD_SYSTEM_CALLS_H_
 
+#include <sys/stat.h>
+
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -21,6 +23,7 @@ class SystemCalls {
 
   // A descriptor, or -errno.
   virtual int Open(const std::string& path, int flags);
+  virtual int Stat(int descriptor, struct stat* found);
   // How many bytes a user without privileges can still have there.
   virtual int64_t FreeBytes(int descriptor);
   // Makes the file `bytes` long, all of them there to be written.

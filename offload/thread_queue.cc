@@ -13,6 +13,7 @@
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "base/file_size_errors.h"
 
 namespace fsdp::offload {
 namespace {
@@ -83,6 +84,7 @@ class ThreadQueue : public IoQueue {
   }
 
   void Run() {
+    const FileSizeErrors errors;
     absl::MutexLock lock(&mutex_);
     for (;;) {
       mutex_.Await(absl::Condition(this, &ThreadQueue::HasWork));

@@ -1,0 +1,174 @@
+#include "base/output_file.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <random>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/file_size_errors.h"
+#include "base/status_macros.h"
+
+namespace fsdp {
+namespace {
+
+constexpr int kAttempts = 100;
+
+absl::Status CannotWrite(int error, const std::string& path) {
+  const std::string what = absl::StrCat("writing ", path);
+  switch (error) {
+    case EFBIG:
+      return absl::ResourceExhaustedError(
+          absl::StrCat(what,
+                       ": it would be larger than this process may make a file "
+                       "(ulimit -f); raise that limit"));
+    case EISDIR:
+      return absl::InvalidArgumentError(
+          absl::StrCat(what, ": it is a directory; name a file"));
+    case ENXIO:
+      return absl::InvalidArgumentError(
+          absl::StrCat(what,
+                       ": it is a FIFO, and nobody reads it; start its "
+                       "reader first, or name a file"));
+    default:
+      return absl::ErrnoToStatus(error, what);
+  }
+}
+
+// Whether it is a name for something else: /dev/stdout for a file, perhaps.
+bool IsOfTheSystem(absl::string_view path) {
+  return absl::StartsWith(path, "/dev/") || absl::StartsWith(path, "/proc/");
+}
+
+// OK once `descriptor`, which does not block, takes more.
+absl::Status WaitForRoom(int descriptor, absl::Duration patience,
+                         const std::string& path) {
+  pollfd room = {descriptor, POLLOUT, 0};
+  const int found =
+      poll(&room, 1, static_cast<int>(absl::ToInt64Milliseconds(patience)));
+  if (found > 0 || (found < 0 && errno == EINTR)) return absl::OkStatus();
+  if (found < 0) return CannotWrite(errno, path);
+  return absl::DeadlineExceededError(
+      absl::StrCat("writing ", path, ": nobody has read any of it for ",
+                   absl::FormatDuration(patience)));
+}
+
+absl::Status WriteAll(int descriptor, absl::string_view bytes,
+                      absl::Duration patience, const std::string& path) {
+  const FileSizeErrors errors;
+  while (!bytes.empty()) {
+    const ssize_t count = write(descriptor, bytes.data(), bytes.size());
+    if (count >= 0) {
+      bytes.remove_prefix(static_cast<size_t>(count));
+    } else if (errno == EAGAIN) {
+      FSDP_RETURN_IF_ERROR(WaitForRoom(descriptor, patience, path));
+    } else if (errno != EINTR) {
+      return CannotWrite(errno, path);
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+PartialFile::PartialFile(std::string path, std::string temporary,
+                         int descriptor)
+    : path_(std::move(path)),
+      temporary_(std::move(temporary)),
+      descriptor_(descriptor) {}
+
+PartialFile::PartialFile(PartialFile&& other) noexcept
+    : path_(std::move(other.path_)),
+      temporary_(std::exchange(other.temporary_, "")),
+      descriptor_(std::exchange(other.descriptor_, -1)) {}
+
+PartialFile::~PartialFile() {
+  if (!temporary_.empty()) unlink(temporary_.c_str());
+  if (descriptor_ >= 0) close(descriptor_);
+}
+
+absl::StatusOr<PartialFile> PartialFile::Create(const std::string& path) {
+  std::random_device random;
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    // In a directory of many users nobody can put something under the name.
+    std::string temporary =
+        absl::StrCat(path, ".partial.", absl::Hex(random(), absl::kZeroPad8));
+    const int descriptor =
+        open(temporary.c_str(),
+             O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    if (descriptor >= 0) {
+      return PartialFile(path, std::move(temporary), descriptor);
+    }
+    if (errno == EACCES || errno == EPERM) {
+      return absl::PermissionDeniedError(absl::StrCat(
+          "writing ", path,
+          ": files cannot be made in its directory; name another one"));
+    }
+    if (errno != EEXIST) return CannotWrite(errno, path);
+  }
+  return CannotWrite(EEXIST, path);
+}
+
+absl::Status PartialFile::Publish() {
+  // A full disk may be noticed no sooner. What no disk is behind cannot sync.
+  if (fsync(descriptor_) != 0 && errno != EINVAL && errno != EROFS) {
+    return CannotWrite(errno, path_);
+  }
+  if (close(std::exchange(descriptor_, -1)) != 0 ||
+      std::rename(temporary_.c_str(), path_.c_str()) != 0) {
+    return CannotWrite(errno, path_);
+  }
+  temporary_.clear();
+  return absl::OkStatus();
+}
+
+OutputFile::OutputFile(std::string path, int descriptor)
+    : path_(std::move(path)), descriptor_(descriptor) {}
+
+OutputFile::OutputFile(OutputFile&& other) noexcept
+    : path_(std::move(other.path_)),
+      descriptor_(std::exchange(other.descriptor_, -1)) {}
+
+OutputFile::~OutputFile() {
+  if (descriptor_ >= 0) close(descriptor_);
+}
+
+absl::StatusOr<OutputFile> OutputFile::Open(const std::string& path) {
+  struct stat found = {};
+  const bool exists = stat(path.c_str(), &found) == 0;
+  if (exists && (!S_ISREG(found.st_mode) || IsOfTheSystem(path))) {
+    const int descriptor = open(
+        path.c_str(), O_WRONLY | O_APPEND | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    if (descriptor < 0) return CannotWrite(errno, path);
+    return OutputFile(path, descriptor);
+  }
+  if (exists && access(path.c_str(), W_OK) != 0) {
+    return CannotWrite(errno, path);
+  }
+  FSDP_RETURN_IF_ERROR(PartialFile::Create(path).status());
+  return OutputFile(path, /*descriptor=*/-1);
+}
+
+absl::Status OutputFile::Write(absl::string_view contents,
+                               absl::Duration patience) {
+  if (descriptor_ >= 0) {
+    return WriteAll(descriptor_, contents, patience, path_);
+  }
+  FSDP_ASSIGN_OR_RETURN(PartialFile file, PartialFile::Create(path_));
+  FSDP_RETURN_IF_ERROR(WriteAll(file.descriptor(), contents, patience, path_));
+  return file.Publish();
+}
+
+absl::Status WriteOutputFile(const std::string& path,
+                             absl::string_view contents) {
+  FSDP_ASSIGN_OR_RETURN(OutputFile file, OutputFile::Open(path));
+  return file.Write(contents);
+}
+
+}  // namespace fsdp
