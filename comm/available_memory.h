@@ -3,12 +3,18 @@
 #define COMM_AVAILABLE_MEMORY_H_
 
 #include <cstdint>
+#include <string>
 
 namespace fsdp::comm {
 
-// In bytes, about: of the machine, or of the container where that is less. As
-// much as there can be where the system does not say.
+// In bytes, about: of the machine, or of the tightest of the control groups
+// around the process, of version 1 or 2, where that is less. Files that a group
+// has cached count as free. As much as there can be where the system does not
+// say.
 int64_t AvailableMemory();
+
+// The same, of a system whose files lie below `root`.
+int64_t AvailableMemoryBelow(const std::string& root);
 
 }  // namespace fsdp::comm
 

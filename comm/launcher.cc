@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -24,6 +25,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
+#include "base/file_size_errors.h"
 #include "base/status_macros.h"
 #include "comm/bootstrap_fd.h"
 #include "comm/bootstrap_socket.h"
@@ -45,17 +47,29 @@ constexpr size_t kMaxWrite = 4096;
 // that misses it may be seen to end first, but not by more than this.
 constexpr absl::Duration kSimultaneous = absl::Milliseconds(500);
 
+bool IsIgnored(int signal) {
+  struct sigaction action = {};
+  return sigaction(signal, nullptr, &action) == 0 &&
+         action.sa_handler == SIG_IGN;
+}
+
 // Puts signals in the way of a descriptor instead of a handler; the destructor
-// restores what was.
+// restores what was. What the process ignores, as under nohup, it goes on
+// ignoring: a blocked signal would come in spite of that.
 class SignalQueue {
  public:
   static absl::StatusOr<SignalQueue> Create() {
     sigset_t handled;
     sigemptyset(&handled);
-    for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGTSTP, SIGCHLD}) {
-      sigaddset(&handled, signal);
+    for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGTSTP}) {
+      if (!IsIgnored(signal)) sigaddset(&handled, signal);
     }
+    sigaddset(&handled, SIGCHLD);
     SignalQueue queue;
+    // Ignored, it would keep from us how children end.
+    struct sigaction by_default = {};
+    by_default.sa_handler = SIG_DFL;
+    sigaction(SIGCHLD, &by_default, &queue.previous_child_);
     pthread_sigmask(SIG_BLOCK, &handled, &queue.previous_);
     queue.fd_.Reset(signalfd(-1, &handled, SFD_CLOEXEC | SFD_NONBLOCK));
     if (!queue.fd_.is_open()) {
@@ -68,10 +82,13 @@ class SignalQueue {
   SignalQueue(SignalQueue&& other) noexcept
       : fd_(std::move(other.fd_)),
         previous_(other.previous_),
+        previous_child_(other.previous_child_),
         restores_(std::exchange(other.restores_, false)) {}
   SignalQueue& operator=(SignalQueue&&) = delete;
   ~SignalQueue() {
-    if (restores_) pthread_sigmask(SIG_SETMASK, &previous_, nullptr);
+    if (!restores_) return;
+    pthread_sigmask(SIG_SETMASK, &previous_, nullptr);
+    sigaction(SIGCHLD, &previous_child_, nullptr);
   }
 
   int fd() const { return fd_.get(); }
@@ -88,6 +105,7 @@ class SignalQueue {
 
   UniqueFd fd_;
   sigset_t previous_ = {};
+  struct sigaction previous_child_ = {};
   bool restores_ = true;
 };
 
@@ -209,10 +227,7 @@ class Supervisor {
       }
       output_.Close(source.rank, source.stream);
     }
-    while (!output_.empty() && !output_is_lost_) {
-      Poll();
-      HandleSignals();
-    }
+    WaitForReader();
     return report_;
   }
 
@@ -227,6 +242,18 @@ class Supervisor {
   };
 
   size_t alive() const { return children_.size() - reaped_; }
+
+  // Until what the ranks have printed is written: as long as it takes, unless
+  // somebody wants the job to end.
+  void WaitForReader() {
+    const bool is_told_to_end = report_.interrupt_signal != 0;
+    deadline_ = is_told_to_end ? absl::Now() + options_.grace_period
+                               : absl::InfiniteFuture();
+    while (!output_.empty() && !gives_output_up_ && absl::Now() < deadline_) {
+      Poll();
+      HandleSignals();
+    }
+  }
 
   // Waits until there is something to do, and moves output.
   void Poll() {
@@ -256,7 +283,7 @@ class Supervisor {
     const ssize_t count = read(source->fd, buffer, sizeof(buffer));
     if (count < 0 && (errno == EAGAIN || errno == EINTR)) return false;
     if (count > 0) {
-      if (!output_is_lost_) {
+      if (!is_lost(source->stream)) {
         output_.Append(source->rank, source->stream,
                        {buffer, static_cast<size_t>(count)});
       }
@@ -274,10 +301,23 @@ class Supervisor {
     if (count >= 0) {
       output_.Consume(static_cast<size_t>(count));
     } else if (errno != EAGAIN && errno != EINTR) {
-      // Nobody reads any more: the ranks go on, as under a closed terminal.
-      output_is_lost_ = true;
-      while (!output_.empty()) output_.Consume(output_.front().bytes.size());
+      Lose(output_.front().stream, errno);
     }
+    while (!output_.empty() && is_lost(output_.front().stream)) {
+      output_.Consume(output_.front().bytes.size());
+    }
+  }
+
+  bool is_lost(OutputStream stream) const {
+    return is_lost_[static_cast<size_t>(stream)];
+  }
+
+  // The ranks go on without. That nobody reads any more, as under a closed
+  // terminal, is no failure; a full disk is.
+  void Lose(OutputStream stream, int error) {
+    is_lost_[static_cast<size_t>(stream)] = true;
+    if (error == EPIPE || error == EIO) return;
+    if (report_.output_errno == 0) report_.output_errno = error;
   }
 
   void End(int signal) {
@@ -303,9 +343,10 @@ class Supervisor {
       return;
     }
     if (report_.interrupt_signal == 0) report_.interrupt_signal = signal;
+    gives_output_up_ = alive() == 0;
+    if (gives_output_up_) return;
     if (phase_ >= Phase::kTerminating) {
       Kill();
-      output_is_lost_ = alive() == 0;
       return;
     }
     End(signal);
@@ -350,16 +391,29 @@ class Supervisor {
       deadline_ = first_failure_ + options_.grace_period;
       return;
     }
-    const bool is_cause = phase_ == Phase::kGrace && IsVictim(rank) &&
-                          !IsVictim(report_.first_failed_rank) &&
-                          absl::Now() - first_failure_ < kSimultaneous;
+    if (phase_ != Phase::kGrace) return;
+    const Reason reason = ReasonOf(rank);
+    const Reason first = ReasonOf(report_.first_failed_rank);
+    const bool is_cause =
+        reason > first && (first == Reason::kEcho ||
+                           absl::Now() - first_failure_ < kSimultaneous);
     if (is_cause) report_.first_failed_rank = rank;
   }
 
-  // Whether the rank did not end by its own decision.
-  bool IsVictim(int rank) const {
-    const int signal = report_.ranks[rank].end.signal;
-    return signal != 0 && signal != SIGABRT;
+  // Why a rank may have failed; of two the greater one explains the other.
+  enum class Reason {
+    kEcho,      // it has been told of another rank's failure, and says so
+    kDecision,  // it ended by itself
+    kVictim,    // it was killed
+  };
+
+  Reason ReasonOf(int rank) const {
+    const ProcessEnd& end = report_.ranks[rank].end;
+    if (end.signal == 0 && end.exit_code == kPeerFailedExitCode) {
+      return Reason::kEcho;
+    }
+    return end.signal == 0 || end.signal == SIGABRT ? Reason::kDecision
+                                                    : Reason::kVictim;
   }
 
   const LaunchOptions& options_;
@@ -368,7 +422,8 @@ class Supervisor {
   size_t reaped_ = 0;
   std::vector<Source> sources_;
   OutputMerger output_;
-  bool output_is_lost_ = false;
+  std::array<bool, 2> is_lost_ = {};  // by OutputStream
+  bool gives_output_up_ = false;
   LaunchReport report_;
   Phase phase_ = Phase::kRunning;
   std::set<int> sent_signals_;                    // to end the ranks
@@ -386,6 +441,7 @@ absl::StatusOr<LaunchReport> LaunchRanks(const LaunchOptions& options) {
   if (options.argv.empty()) {
     return absl::InvalidArgumentError("argv is empty: expected the program");
   }
+  const FileSizeErrors errors;
   FSDP_RETURN_IF_ERROR(OpenStandardStreams());
   FSDP_ASSIGN_OR_RETURN(SignalQueue signals, SignalQueue::Create());
   FSDP_ASSIGN_OR_RETURN(std::vector<ChildProcess> children,

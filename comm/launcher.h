@@ -6,12 +6,22 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/optional.h"
 #include "comm/launcher_process.h"
 
 namespace fsdp::comm {
+
+// The exit code by which a rank says that it ends because another one has
+// failed, which is then the one to blame.
+inline constexpr int kPeerFailedExitCode = 113;
+
+// That for Aborted, with which communicators pass on what another rank has
+// failed with; EXIT_SUCCESS for OK, EXIT_FAILURE for all else. What a rank's
+// main() should return.
+int ExitCodeOf(const absl::Status& status);
 
 struct LaunchOptions {
   int ranks = 1;
@@ -44,14 +54,20 @@ struct LaunchReport {
 
   // The rank that, before the launcher ended any, was the first to end other
   // than by exiting with 0; of several at about the same time, one that was
-  // killed. -1: none.
+  // killed. One that only says that another one has failed,
+  // kPeerFailedExitCode, gives way to that one. -1: none.
   int first_failed_rank = -1;
 
   // The signal that told the launcher to end; 0: none.
   int interrupt_signal = 0;
 
+  // Why what ranks have printed could not be written; 0: it was, or nobody
+  // reads it any more.
+  int output_errno = 0;
+
   // 0 where all is well; 128 + interrupt_signal; else that of the rank that
-  // failed first: its exit code, or 128 + the signal that killed it.
+  // failed first: its exit code, or 128 + the signal that killed it; else 1
+  // where output could not be written.
   int exit_code() const;
 
   // "rank 2 was killed by signal 9 (SIGKILL); then rank 0 exited with code 1".
@@ -67,8 +83,10 @@ struct LaunchReport {
 // The ranks' output comes out in whole lines after "[rank] ". When one fails
 // the others are ended as LaunchOptions says; stopped ones too. SIGINT, SIGTERM
 // and SIGHUP to this process are passed on, a second one kills all ranks at
-// once; SIGTSTP stops and continues them with this process. Ranks, and what
-// they leave in their process groups, never outlive the call; ranks do not
+// once, and once they have ended one is enough to give up a reader that does
+// not read; SIGTSTP stops and continues them with this process. A signal that
+// the process ignores, such as SIGHUP under nohup, stays ignored. Ranks, and
+// what they leave in their process groups, never outlive the call; ranks do not
 // outlive this process either, however it ends.
 //
 // To be called from the main thread while there is no other, before LibTorch is

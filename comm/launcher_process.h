@@ -39,6 +39,8 @@ class ChildProcess {
   ChildProcess& operator=(ChildProcess&&) = delete;
   ~ChildProcess();
 
+  pid_t pid() const { return pid_.get(); }  // 0: reaped
+
   // The reading ends of its standard output and error; non-blocking.
   int stdout_fd() const { return stdout_.get(); }
   int stderr_fd() const { return stderr_.get(); }

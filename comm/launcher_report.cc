@@ -2,6 +2,8 @@
 
 #include <signal.h>
 
+#include <cstdlib>
+#include <cstring>
 #include <map>
 #include <string>
 #include <vector>
@@ -22,7 +24,8 @@ std::string SignalText(int signal) {
       {SIGILL, "SIGILL"},   {SIGTRAP, "SIGTRAP"}, {SIGABRT, "SIGABRT"},
       {SIGBUS, "SIGBUS"},   {SIGFPE, "SIGFPE"},   {SIGKILL, "SIGKILL"},
       {SIGSEGV, "SIGSEGV"}, {SIGPIPE, "SIGPIPE"}, {SIGALRM, "SIGALRM"},
-      {SIGTERM, "SIGTERM"}, {SIGXCPU, "SIGXCPU"}, {SIGSYS, "SIGSYS"},
+      {SIGTERM, "SIGTERM"}, {SIGXCPU, "SIGXCPU"}, {SIGXFSZ, "SIGXFSZ"},
+      {SIGSYS, "SIGSYS"},
   };
   for (const auto& known : kNames) {
     if (known.signal == signal) {
@@ -34,7 +37,10 @@ std::string SignalText(int signal) {
 
 std::string EndText(const RankEnd& rank) {
   if (rank.end.signal == 0) {
-    return absl::StrCat("exited with code ", rank.end.exit_code);
+    return absl::StrCat("exited with code ", rank.end.exit_code,
+                        rank.end.exit_code == kPeerFailedExitCode
+                            ? " (another rank had failed)"
+                            : "");
   }
   return absl::StrCat(
       rank.forced ? "ended by the launcher with " : "killed by ",
@@ -51,9 +57,16 @@ std::string GroupText(const std::vector<int>& ranks, const RankEnd& end) {
 
 }  // namespace
 
+int ExitCodeOf(const absl::Status& status) {
+  if (status.ok()) return EXIT_SUCCESS;
+  return absl::IsAborted(status) ? kPeerFailedExitCode : EXIT_FAILURE;
+}
+
 int LaunchReport::exit_code() const {
   if (interrupt_signal != 0) return 128 + interrupt_signal;
-  if (first_failed_rank < 0) return 0;
+  if (first_failed_rank < 0) {
+    return output_errno == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+  }
   const ProcessEnd& end = ranks[first_failed_rank].end;
   return end.signal != 0 ? 128 + end.signal : end.exit_code;
 }
@@ -79,6 +92,10 @@ std::string LaunchReport::ToString() const {
   if (!groups.empty()) {
     parts.push_back(absl::StrCat(parts.empty() ? "" : "then ",
                                  absl::StrJoin(groups, ", ")));
+  }
+  if (output_errno != 0) {
+    parts.push_back(absl::StrCat("what they printed could not be written: ",
+                                 std::strerror(output_errno)));
   }
   return absl::StrJoin(parts, "; ");
 }

@@ -7,7 +7,6 @@
 #include <pty.h>
 #include <signal.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -29,6 +28,7 @@
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "comm/bootstrap_fd.h"
+#include "comm/launcher_test_processes.h"
 #include "comm/launcher_test_roles.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -40,46 +40,6 @@ using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-// No test waits longer than this for something that is due at once.
-constexpr absl::Duration kLimit = absl::Seconds(20);
-
-class Fifo {
- public:
-  Fifo() : path_(absl::StrCat(::testing::TempDir(), "/fifo.", getpid())) {
-    unlink(path_.c_str());
-    FSDP_CHECK(mkfifo(path_.c_str(), 0600) == 0);
-  }
-  ~Fifo() { unlink(path_.c_str()); }
-
-  const std::string& path() const { return path_; }
-
-  // Opens it for reading, so that writers need not wait for another reader.
-  void Watch() {
-    fd_.Reset(open(path_.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
-  }
-
-  // Whether all who opened it for writing since Watch() are gone, soon.
-  bool WriterIsGone() const {
-    pollfd state = {fd_.get(), 0, 0};
-    return poll(&state, 1, absl::ToInt64Milliseconds(kLimit)) == 1 &&
-           (state.revents & POLLHUP) != 0;
-  }
-
- private:
-  std::string path_;
-  UniqueFd fd_;
-};
-
-std::string ReadAll(int fd) {
-  std::string text;
-  char buffer[4096];
-  lseek(fd, 0, SEEK_SET);
-  for (ssize_t count; (count = read(fd, buffer, sizeof(buffer))) > 0;) {
-    text.append(buffer, static_cast<size_t>(count));
-  }
-  return text;
-}
 
 // The lines that came, sorted: ranks print at the same time.
 std::vector<std::string> Lines(const std::string& text) {
@@ -130,62 +90,6 @@ absl::StatusOr<Launched> LaunchWith(const Fifo& fifo, LaunchOptions options) {
   options.environment.emplace_back(kFifo, fifo.path());
   return Launch(std::move(options));
 }
-
-// This program as a launcher of two ranks in a process of its own.
-class LauncherProcess {
- public:
-  LauncherProcess(const std::string& role, const std::string& fifo = "") {
-    ChildProcess::Options options;
-    options.program = "/proc/self/exe";
-    options.argv = {"launcher_test"};
-    options.environment = {absl::StrCat(kRole, "=launch_two"),
-                           absl::StrCat(kNestedRole, "=", role),
-                           absl::StrCat(kFifo, "=", fifo)};
-    process_.emplace(*ChildProcess::Start(options));
-  }
-
-  ChildProcess& process() { return *process_; }
-
-  // Reads output until `count` lines contain `text`; false where none come.
-  bool WaitForLines(absl::string_view text, int count) {
-    const absl::Time deadline = absl::Now() + kLimit;
-    while (absl::Now() < deadline) {
-      const std::vector<std::string> lines = absl::StrSplit(output_, text);
-      if (static_cast<int>(lines.size()) > count) return true;
-      if (!ReadMore(deadline)) return false;
-    }
-    return false;
-  }
-
-  // How the launcher ends; reads its output up to then.
-  absl::optional<ProcessEnd> WaitForEnd() {
-    const absl::Time deadline = absl::Now() + kLimit;
-    while (ReadMore(deadline)) {
-    }
-    // The pipe closes just before the process can be reaped.
-    while (absl::Now() < deadline) {
-      if (auto end = process_->TryReap(); end.has_value()) return end;
-    }
-    return absl::nullopt;
-  }
-
-  const std::string& output() const { return output_; }
-
- private:
-  bool ReadMore(absl::Time deadline) {
-    pollfd ready = {process_->stdout_fd(), POLLIN, 0};
-    const int64_t left = absl::ToInt64Milliseconds(deadline - absl::Now());
-    if (left <= 0 || poll(&ready, 1, static_cast<int>(left)) <= 0) return false;
-    char buffer[4096];
-    const ssize_t count = read(ready.fd, buffer, sizeof(buffer));
-    if (count <= 0) return false;
-    output_.append(buffer, static_cast<size_t>(count));
-    return true;
-  }
-
-  absl::optional<ChildProcess> process_;
-  std::string output_;
-};
 
 TEST(LauncherTest, RanksKnowWhoTheyAreAndTheirLinesHavePrefixes) {
   ASSERT_OK_AND_ASSIGN(const Launched launched, Launch("print", 3));

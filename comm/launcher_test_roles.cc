@@ -39,6 +39,9 @@ int Wait() {
   for (;;) pause();
 }
 
+// Later than what the launcher takes for the same time.
+void LetHalfASecondPass() { poll(nullptr, 0, 600); }
+
 int Rank1ExitsWith3() { return Rank() == 1 ? 3 : Wait(); }
 
 // Both go on once both have come: opening a FIFO waits for its other end.
@@ -66,6 +69,27 @@ int Rank1IsKilledRank0Reports() {
   char byte;
   if (read(fifo.get(), &byte, 1) == 0) std::printf("rank 1 is gone\n");
   return 1;
+}
+
+// Rank 0 ends when it hears of it, rank 1 some time after that.
+int Rank1FailsAndRank0EndsBefore() {
+  UniqueFd fifo = MeetRank1();
+  if (Rank() == 0) return kPeerFailedExitCode;
+  pollfd other_end = {fifo.get(), 0, 0};
+  poll(&other_end, 1, -1);
+  LetHalfASecondPass();
+  return 6;
+}
+
+int BothAreToldOfAFailure() { return kPeerFailedExitCode; }
+
+// Holds the FIFO until it has printed all.
+int PrintMuchAndFail() {
+  const UniqueFd fifo(open(std::getenv(kFifo), O_WRONLY));
+  const std::string line(kLineBytes - 1, static_cast<char>('a' + Rank()));
+  for (int i = 0; i < kLines; ++i) std::printf("%s\n", line.c_str());
+  std::fflush(stdout);
+  return 7;
 }
 
 int PrintWithoutNewline() {
@@ -131,6 +155,8 @@ int UseThePort() {
 }
 
 int LaunchTwo() {
+  const int ignored = std::atoi(std::getenv(kIgnoredSignal));
+  if (ignored != 0) signal(ignored, SIG_IGN);
   LaunchOptions options;
   options.ranks = 2;
   options.argv = {"launcher_test"};
@@ -147,6 +173,9 @@ const std::map<std::string, std::function<int()>>& Roles() {
       {"rank_1_is_stopped", Rank0ExitsRank1IsStopped},
       {"rank_1_ignores_sigterm", Rank0ExitsRank1IgnoresSigterm},
       {"rank_1_is_killed", Rank1IsKilledRank0Reports},
+      {"rank_1_fails_after_its_echo", Rank1FailsAndRank0EndsBefore},
+      {"both_are_told_of_a_failure", BothAreToldOfAFailure},
+      {"print_much_and_fail", PrintMuchAndFail},
       {"print_without_newline", PrintWithoutNewline},
       {"print_much", PrintMuch},
       {"leave_grandchild", LeaveGrandchild},

@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "base/file_size_errors.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/bootstrap.h"
@@ -19,9 +20,8 @@ namespace fsdp::comm {
 namespace {
 
 int Print(const absl::Status& status) {
-  if (status.ok()) return EXIT_SUCCESS;
-  std::cerr << status << std::endl;
-  return EXIT_FAILURE;
+  if (!status.ok()) std::cerr << status << std::endl;
+  return ExitCodeOf(status);
 }
 
 int Launch(int argc, char** argv, int ranks) {
@@ -51,6 +51,7 @@ absl::Status RunRank(const Environment& environment, const RankMain& fn,
 
 int RunRanks(int argc, char** argv, int ranks, const RankMain& fn,
              const ConnectOptions& options) {
+  const FileSizeErrors errors;
   const absl::StatusOr<Environment> environment = ReadEnvironment(std::getenv);
   if (!environment.ok()) return Print(environment.status());
   const bool is_rank = environment->started_by != StartedBy::kNobody;

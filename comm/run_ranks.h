@@ -25,8 +25,9 @@ using RankMain =
 // arguments, each of which does that; or runs `fn` here where `ranks` is 1.
 //
 // What `fn` returns or throws is printed on standard error, and ends the other
-// ranks with its text. Returns the program's exit code: 0, EXIT_FAILURE, or for
-// the process that has started the ranks that of LaunchReport::exit_code().
+// ranks with its text. Returns the program's exit code: that of ExitCodeOf(),
+// or for the process that has started the ranks of LaunchReport::exit_code().
+// Writes past `ulimit -f` are errors meanwhile.
 //
 // To be called first in main(): see LaunchRanks() (comm/launcher.h).
 int RunRanks(int argc, char** argv, int ranks, const RankMain& fn,

@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "base/file_size_errors.h"
 #include "comm/available_memory.h"
 
 namespace fsdp::comm {
@@ -42,8 +43,14 @@ class Descriptor {
 };
 
 absl::Status Error(int error, absl::string_view what) {
-  const bool is_full = error == ENOMEM || error == ENOSPC || error == EMFILE ||
-                       error == ENFILE || error == EFBIG;
+  const bool is_full =
+      error == ENOMEM || error == ENOSPC || error == EMFILE || error == ENFILE;
+  if (error == EFBIG) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        what,
+        ": the limit on the size of files (ulimit -f) holds for it, too; "
+        "raise that"));
+  }
   const absl::Status status = absl::ErrnoToStatus(error, what);
   if (is_full) return absl::ResourceExhaustedError(status.message());
   return absl::UnavailableError(status.message());
@@ -82,6 +89,7 @@ absl::StatusOr<std::unique_ptr<SharedSegment>> SharedSegment::Create(
     return absl::ResourceExhaustedError(
         absl::StrCat(what, ": ", available, " are available"));
   }
+  const FileSizeErrors errors;
   Descriptor descriptor(memfd_create("libtorch_fsdp", MFD_CLOEXEC));
   if (descriptor.get() < 0) return Error(errno, what);
   if (ftruncate(descriptor.get(), static_cast<off_t>(MappedBytes(bytes))) !=

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "base/testing/file_size_limit.h"
 #include "base/testing/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -12,7 +13,9 @@
 namespace fsdp::comm {
 namespace {
 
+using ::fsdp::testing::FileSizeLimit;
 using ::fsdp::testing::StatusIs;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 TEST(SharedSegmentTest, IsZeroAndOneMemoryForAllWhoOpenIt) {
@@ -65,6 +68,15 @@ TEST(SharedSegmentTest, RefusesWhatThereIsNot) {
   EXPECT_THAT(SharedSegment::Create(int64_t{1} << 50),
               StatusIs(absl::StatusCode::kResourceExhausted,
                        HasSubstr("of shared memory")));
+}
+
+TEST(SharedSegmentTest, ALimitOnTheSizeOfFilesIsAnError) {
+  const FileSizeLimit limit(4096);
+  EXPECT_OK(SharedSegment::Create(4096));
+  EXPECT_THAT(
+      SharedSegment::Create(1 << 20),
+      StatusIs(absl::StatusCode::kResourceExhausted,
+               AllOf(HasSubstr("1048576 bytes"), HasSubstr("ulimit -f"))));
 }
 
 TEST(SharedSegmentTest, HostsHaveAnIdentity) {
