@@ -80,7 +80,8 @@ absl::Status ForEachFullParameter(ShardedModel& model,
                                   const FullParameterVisitor& visit,
                                   const VisitOptions& options = VisitOptions());
 
-// A unit that is gathered ahead of its forward, PyTorch's UnshardHandle.
+// A unit that is gathered ahead of its forward, PyTorch's UnshardHandle. Wait()
+// after the unit was used or freed gathers it again, until the next forward.
 class UnshardHandle {
  public:
   UnshardHandle(std::shared_ptr<ShardedModel> model, int unit)
@@ -95,8 +96,15 @@ class UnshardHandle {
 };
 
 // Starts to gather the unit that `module` is, not those inside it; its next
-// forward finds it gathered, with the values of now. FailedPrecondition: it is
-// no unit. All ranks alike.
+// forward finds it gathered. Between steps it gets the values of now, in memory
+// of its own, and keeps them until it is used or freed, whatever is written to
+// shards from now on, also before Wait(), and if it is called once more. A
+// forward with grad refuses a unit whose shards were written meanwhile, since
+// backward would gather others: Reshard() it after the optimizer's step. Inside
+// a forward or backward, where shards stay as they are, this is a prefetch that
+// ends with it. A unit that is not sharded and computes in the dtype it is
+// stored in is its shard, whose writes it shows. FailedPrecondition: it is no
+// unit. All ranks alike.
 absl::StatusOr<UnshardHandle> Unshard(torch::nn::Module& module);
 // Frees it. FailedPrecondition: it is no unit, or computes.
 absl::Status Reshard(torch::nn::Module& module);
@@ -110,10 +118,9 @@ struct RebuiltParameter {
   bool safe_to_free;
 };
 
-// Gathers all units in the dtypes they compute in, and returns what they have.
-// What is gathered already stays as it is. Valid until the units are freed: by
-// Reshard(), or by the next forward. Collective. fairscale's
-// _rebuild_full_params.
+// Unshard() of all units, in the dtypes they compute in: returns what they
+// have. Valid until the units are freed: by Reshard(), or by the next forward.
+// Collective. fairscale's _rebuild_full_params.
 absl::StatusOr<std::vector<RebuiltParameter>> RebuildFullParams(
     ShardedModel& model);
 

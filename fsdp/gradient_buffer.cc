@@ -422,6 +422,10 @@ GradientBuffer::StartDirect() {
   absl::optional<DirectTarget> target;
   Present present = PresentGradients();
   if (present == Present::kMixed) return target;
+  // A backward may be given up while a stream still adds to its gradients.
+  const bool is_fresh = present == Present::kNone && direct_.empty() &&
+                        options_.memory == nullptr;
+  if (HasStreams(parameter_->shard().device()) && !is_fresh) return target;
   // The slices that those under way will attach.
   if (!direct_.empty()) present = Present::kOurs;
   RenewMemory(present);
@@ -443,8 +447,14 @@ void GradientBuffer::FinishDirect(const Produced& produced) {
 }
 
 void GradientBuffer::ForgetDirect() {
+  if (direct_.empty()) return;
+  for (int i = 0; i < parameter_->num_parameters(); ++i) {
+    if (HoldsOurs(i)) parameter_->ShardSlice(i).mutable_grad().reset();
+  }
   for (Resident& resident : direct_) abandoned_.push_back(std::move(resident));
   direct_.clear();
+  shard_gradient_.reset();
+  is_taken_over_ = false;
 }
 
 void GradientBuffer::Prefetch() {

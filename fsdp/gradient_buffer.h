@@ -110,9 +110,9 @@ class GradientBuffer {
   absl::StatusOr<absl::optional<DirectTarget>> StartDirect();
   void FinishDirect(const Produced& produced = {});
 
-  // After a failure: no direct reduction is under way any more, and whatever
-  // they may have written counts no more than the rest of the iteration. The
-  // memory that they may still write is given to nothing else.
+  // After a failure: no direct reduction is under way any more. The memory that
+  // they have begun to write, and may still write, is given to nothing else:
+  // slices whose gradient lies there have none any more.
   void ForgetDirect();
   // The gradient is about to be added to.
   void Prefetch();

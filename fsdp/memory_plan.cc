@@ -86,6 +86,7 @@ class Simulation {
     const UnitBytes& bytes = bytes_[action.unit];
     switch (action.kind) {
       case ActionKind::kGather:
+      case ActionKind::kGatherCopy:
         gathered_.Add(bytes.unsharded);
         messages_.Add(bytes.gather_messages);
         break;

@@ -149,6 +149,8 @@ absl::Status Runtime::ExecuteOne(const Action& action,
       return absl::OkStatus();
     case ActionKind::kGather:
       return Gather(unit);
+    case ActionKind::kGatherCopy:
+      return GatherCopy(unit);
     case ActionKind::kWaitGather:
       return WaitGather(unit);
     case ActionKind::kFree:
@@ -185,6 +187,11 @@ absl::Status Runtime::Await(comm::Work& work) const {
                              : work.Wait(Deadline());
 }
 
+bool Runtime::HoldsCopy(int unit) const {
+  return std::any_of(flats_[unit].begin(), flats_[unit].end(),
+                     [](const Flat& flat) { return flat.memory_is_pooled; });
+}
+
 absl::Status Runtime::Gather(int unit) {
   gather_stream_.FollowCurrentStream();
   const SideStream::Scope beside(gather_stream_);
@@ -195,14 +202,41 @@ absl::Status Runtime::Gather(int unit) {
   return absl::OkStatus();
 }
 
+// The shards are read before this returns, by the stream that writes them, and
+// the peers read the copy.
+absl::Status Runtime::GatherCopy(int unit) {
+  c10::NoGradGuard no_grad;
+  std::vector<at::Tensor> own;
+  for (Flat& flat : flats_[unit]) {
+    FSDP_CHECK(!flat.memory.defined());
+    at::Tensor& part = own.emplace_back();
+    if (!ShowsShard(unit, flat)) {
+      FSDP_ASSIGN_OR_RETURN(part, CopyOwnShard(flat));
+    }
+  }
+  gather_stream_.FollowCurrentStream();
+  const SideStream::Scope beside(gather_stream_);
+  for (size_t i = 0; i < own.size(); ++i) {
+    Flat& flat = flats_[unit][i];
+    FSDP_RETURN_IF_ERROR(own[i].defined() ? StartAllGather(unit, flat, own[i])
+                                          : GatherFlat(unit, flat));
+  }
+  return absl::OkStatus();
+}
+
+// Whether there is nothing to gather, cast or read.
+bool Runtime::ShowsShard(int unit, const Flat& flat) const {
+  const flat_param::FlatParameter& parameter = *flat.parameter;
+  return units_[unit].placement.shard->world_size() == 1 &&
+         parameter.unsharded_dtype() == parameter.dtype() &&
+         !RestsElsewhere(parameter.shard());
+}
+
 absl::Status Runtime::GatherFlat(int unit, Flat& flat) {
   c10::NoGradGuard no_grad;
   const flat_param::FlatParameter& parameter = *flat.parameter;
-  const Placement& placement = units_[unit].placement;
-  const bool casts = parameter.unsharded_dtype() != parameter.dtype();
-  const bool is_away = RestsElsewhere(parameter.shard());
   flat.memory_is_pooled = false;
-  if (placement.shard->world_size() == 1 && !casts && !is_away) {
+  if (ShowsShard(unit, flat)) {
     const at::Tensor& shard = parameter.shard();
     flat.memory =
         RangeOf(shard, at::kByte, 0, static_cast<int64_t>(shard.nbytes()));
@@ -210,30 +244,50 @@ absl::Status Runtime::GatherFlat(int unit, Flat& flat) {
   }
   const bool fits = parameter.unsharded_dtype() == parameter.compute_dtype();
   if (flat.shared.memory.defined() && fits) return GatherShared(unit, flat);
+  const bool casts = parameter.unsharded_dtype() != parameter.dtype();
+  if (!flat.part.defined() && (casts || RestsElsewhere(parameter.shard()))) {
+    FSDP_ASSIGN_OR_RETURN(const at::Tensor own, CopyOwnShard(flat));
+    return StartAllGather(unit, flat, own);
+  }
   FSDP_ASSIGN_OR_RETURN(flat.memory,
                         parameter_memory_.Acquire(parameter.unsharded_bytes()));
   flat.memory_is_pooled = true;
-  const at::Tensor whole = parameter.AsFlat(flat.memory);
-  if (flat.part.defined()) {
-    FSDP_ASSIGN_OR_RETURN(
-        flat.gather, placement.part->AllGather(whole, flat.part, flat.label));
-    return absl::OkStatus();
+  if (!flat.part.defined()) {
+    return StartAllGather(unit, flat, parameter.shard());
   }
-  at::Tensor own = parameter.shard();
-  if (casts || is_away) {
-    const flat_param::Slice range =
-        parameter.layout().ShardRange(parameter.rank());
-    own = RangeOf(whole, range.begin, range.numel());
-    FSDP_ASSIGN_OR_RETURN(const Resident resident,
-                          Resident::Of(parameter.shard(), Use::kRead));
-    own.copy_(parameter.shard());
-  }
+  FSDP_ASSIGN_OR_RETURN(
+      flat.gather, units_[unit].placement.part->AllGather(
+                       parameter.AsFlat(flat.memory), flat.part, flat.label));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<at::Tensor> Runtime::CopyOwnShard(Flat& flat) {
+  const flat_param::FlatParameter& parameter = *flat.parameter;
+  FSDP_ASSIGN_OR_RETURN(flat.memory,
+                        parameter_memory_.Acquire(parameter.unsharded_bytes()));
+  flat.memory_is_pooled = true;
+  const flat_param::Slice range =
+      parameter.layout().ShardRange(parameter.rank());
+  const at::Tensor own =
+      RangeOf(parameter.AsFlat(flat.memory), range.begin, range.numel());
+  FSDP_ASSIGN_OR_RETURN(const Resident resident,
+                        Resident::Of(parameter.shard(), Use::kRead));
+  own.copy_(parameter.shard());
+  return own;
+}
+
+// Into flat.memory; `own` may lie there.
+absl::Status Runtime::StartAllGather(int unit, Flat& flat,
+                                     const at::Tensor& own) {
+  const flat_param::FlatParameter& parameter = *flat.parameter;
+  const Placement& placement = units_[unit].placement;
   if (placement.shard->world_size() == 1) {
     flat.filled.Record(device_);
     return absl::OkStatus();
   }
-  FSDP_ASSIGN_OR_RETURN(flat.gather,
-                        placement.traffic().AllGather(whole, own, flat.label));
+  FSDP_ASSIGN_OR_RETURN(
+      flat.gather, placement.traffic().AllGather(parameter.AsFlat(flat.memory),
+                                                 own, flat.label));
   order_.Add(ActionKind::kGather, unit, flat.label, parameter.unsharded_bytes(),
              parameter.unsharded_dtype());
   return absl::OkStatus();
@@ -378,6 +432,7 @@ absl::Status Runtime::Reduce(int unit) {
   for (size_t i = 0; i < flats_[unit].size(); ++i) {
     FSDP_RETURN_IF_ERROR(ReduceFlat(unit, i, reduction));
   }
+  reduction.is_sound = true;
   return absl::OkStatus();
 }
 
@@ -435,6 +490,7 @@ absl::Status Runtime::Replicate(int unit) {
       });
   FSDP_CHECK(reduction != reductions_.end());
   reduction->replicating = true;
+  reduction->is_sound = false;
   reduce_stream_.FollowCurrentStream();
   const SideStream::Scope beside(reduce_stream_);
   comm::Communicator& group = *units_[unit].placement.replicate;
@@ -454,12 +510,14 @@ absl::Status Runtime::Replicate(int unit) {
           work, group.AllReduce(own, comm::ReduceOp::kSum, flat.label));
     }
   }
+  reduction->is_sound = true;
   return absl::OkStatus();
 }
 
 absl::Status Runtime::WaitReduce(int unit) {
   FSDP_CHECK(!reductions_.empty() && reductions_.front().unit == unit);
   Reduction& reduction = reductions_.front();
+  reduction.is_sound = false;
   reduce_stream_.FollowCurrentStream();
   const SideStream::Scope beside(reduce_stream_);
   for (size_t i = 0; i < flats_[unit].size(); ++i) {
@@ -547,33 +605,78 @@ void Runtime::DropWholeGradients() {
   }
 }
 
+bool Runtime::HasWholeGradients(int unit) const {
+  return std::any_of(
+      flats_[unit].begin(), flats_[unit].end(),
+      [](const Flat& flat) { return flat.whole_gradients.defined(); });
+}
+
+void Runtime::FinishReductions() {
+  while (!reductions_.empty() && reductions_.front().is_sound) {
+    const int unit = reductions_.front().unit;
+    const bool replicates = units_[unit].placement.replicate != nullptr &&
+                            !reductions_.front().replicating;
+    absl::Status status;
+    status.Update(TorchToStatus("finishing the reductions of a backward", [&] {
+      if (replicates) status = Replicate(unit);
+      if (status.ok()) status = WaitReduce(unit);
+    }));
+    if (!status.ok()) break;
+  }
+  EndOfBackward();
+}
+
+// The next backward would add to them: nothing else makes them go.
+void Runtime::DropUnstepped() {
+  for (int unit : awaiting_step_) {
+    for (const auto& parameter : units_[unit].flats) {
+      for (int i = 0; i < parameter->num_parameters(); ++i) {
+        parameter->ShardSlice(i).mutable_grad().reset();
+      }
+    }
+  }
+  awaiting_step_.clear();
+}
+
+// The host does not wait; what a device is given from now on does.
+void Runtime::Forget(std::unique_ptr<comm::Work>& work) {
+  if (work != nullptr && HasStreams(device_)) {
+    TorchToStatus("forgetting a collective", [&] {
+      work->BlockCurrentStream().IgnoreError();
+    }).IgnoreError();
+  }
+  work.reset();
+}
+
 // Memory of collectives in flight is discarded, not reused: a peer may still
 // write it.
 void Runtime::DropEverything() {
-  DropWholeGradients();
-  awaiting_step_.clear();
+  DropUnstepped();
   for (std::vector<Flat>& flats : flats_) {
     for (Flat& flat : flats) {
       flat.parameter->Empty();
-      flat.gradient_buffer.ForgetDirect();
       flat.shared_is_current = false;
       flat.part.reset();
       if (!flat.memory.defined()) continue;
       if (flat.gather != nullptr) {
+        Forget(flat.gather);
         if (flat.memory_is_pooled) parameter_memory_.Discard(flat.memory);
         flat.memory.reset();
-        flat.gather.reset();
       } else {
         ReleaseMemory(flat);
       }
     }
   }
   for (Reduction& reduction : reductions_) {
+    for (std::unique_ptr<comm::Work>& work : reduction.works) Forget(work);
     for (const at::Tensor& memory : reduction.memory) {
       if (memory.defined()) gradient_memory_.Discard(memory);
     }
   }
   reductions_.clear();
+  for (std::vector<Flat>& flats : flats_) {
+    for (Flat& flat : flats) flat.gradient_buffer.ForgetDirect();
+  }
   order_.Clear();
 }
 

@@ -131,6 +131,8 @@ class Runtime {
       int unit) const {
     return units_[unit].flats;
   }
+  // Whether what the unit has gathered is not the shard itself.
+  bool HoldsCopy(int unit) const;
   int num_flats(int unit) const {
     return static_cast<int>(units_[unit].flats.size());
   }
@@ -176,10 +178,19 @@ class Runtime {
   // Gives the gradients kept whole back.
   void DropWholeGradients();
 
-  // After an error: gives all unsharded memory and the gradients kept whole
-  // back and forgets what is in flight, waiting for none of it. The parameters
-  // are empty afterwards.
+  // In a backward that has failed: finishes the reductions in flight, so that
+  // units that it has been through have their gradients, as LibTorch's leaves
+  // would, and nothing is added to them later. What cannot be finished is left
+  // for DropEverything().
+  void FinishReductions();
+
+  // After an error: gives all unsharded memory back and forgets what is in
+  // flight, waiting for none of it. The parameters are empty afterwards.
+  // Gradients that a forgotten reduction may still write to are gone, and where
+  // they are stepped in backward, those that have not been. What is kept whole
+  // stays.
   void DropEverything();
+  bool HasWholeGradients(int unit) const;
 
   // The collectives since it was cleared. What gathers within the smaller
   // group is left out, since ranks make them together with theirs.
@@ -211,13 +222,19 @@ class Runtime {
     std::vector<std::unique_ptr<comm::Work>> works;
     std::vector<bool> direct;  // into the shard's gradient
     bool replicating = false;
+    bool is_sound = false;  // nothing of it has failed to start or to finish
   };
 
   absl::Status ExecuteOne(const Action& action,
                           absl::Span<const at::Tensor> gradients);
   absl::Status Gather(int unit);
+  absl::Status GatherCopy(int unit);
   absl::Status GatherFlat(int unit, Flat& flat);
   absl::Status GatherShared(int unit, Flat& flat);
+  bool ShowsShard(int unit, const Flat& flat) const;
+  // This rank's part of memory for all.
+  absl::StatusOr<at::Tensor> CopyOwnShard(Flat& flat);
+  absl::Status StartAllGather(int unit, Flat& flat, const at::Tensor& own);
   absl::Status WaitGather(int unit);
   void Free(int unit);
   void ReleaseMemory(Flat& flat);
@@ -237,6 +254,8 @@ class Runtime {
   using HiddenGradients = std::vector<std::pair<at::Tensor, at::Tensor>>;
   HiddenGradients HideIncompleteGradients();
   absl::Status Step(int unit);
+  void DropUnstepped();
+  void Forget(std::unique_ptr<comm::Work>& work);
   absl::Status OpenShards();
   absl::Status PassFences(absl::string_view what);
   absl::Status Await(comm::Work& work) const;

@@ -51,6 +51,8 @@ const char* Name(ActionKind kind) {
       return "Load";
     case ActionKind::kGather:
       return "Gather";
+    case ActionKind::kGatherCopy:
+      return "GatherCopy";
     case ActionKind::kWaitGather:
       return "WaitGather";
     case ActionKind::kFree:
@@ -134,26 +136,23 @@ absl::StatusOr<Actions> Schedule::Next(const Event& event) {
       Reset(actions);
       break;
     case EventKind::kUnshard:
-      if (!IsUnsharded(event.unit)) StartGather(event.unit, actions);
+      GatherForUser(event.unit, actions);
       if (guess_ == event.unit) guess_ = kNone;
       states_[event.unit].requested = true;
       break;
     case EventKind::kWaitUnshard: {
       const bool requested = states_[event.unit].requested;
+      GatherForUser(event.unit, actions);
       EnsureGathered(event.unit, actions);
       states_[event.unit].requested = requested;
       break;
     }
     case EventKind::kReshard:
       Free(event.unit, actions);
-      if (!in_forward() && !in_backward_ && unsharded_.empty()) {
-        CloseShards(actions);
-      }
       break;
     case EventKind::kRelease:
       FreeUnless([](const State&) { return false; }, actions);
       DropParts(actions);
-      CloseShards(actions);
       break;
   }
   return actions;
@@ -257,9 +256,13 @@ void Schedule::PreForward(const Event& event, Actions& actions) {
 // what the user has asked for, and what is kept between backwards that
 // accumulate, where no optimizer steps.
 void Schedule::BeginIteration(Actions& actions) {
-  FreeUnless([](const State& state) { return state.requested || state.kept; },
-             actions);
+  FreeUnless(
+      [](const State& state) {
+        return (state.requested && state.is_copy) || state.kept;
+      },
+      actions);
   DropParts(actions);
+  if (shares_memory_) PassFence(ActionKind::kOpenShards, actions);
   for (State& state : states_) state.backwards_to_come = 0;
   StopLoading();
   forward_order_.clear();
@@ -281,12 +284,21 @@ void Schedule::PostForward(const Event& event, Actions& actions) {
   ++states_[event.unit].backwards_to_come;
   if (event.expects_backward) post_forward_order_.push_back(event.unit);
   LeaveForward(event.unit, event.expects_backward, actions);
-  if (!in_forward()) {
-    FreeWrongGuess(kNone, actions);
-    previous_forward_order_ = forward_order_;
-    // Whether a backward is to come nobody knows.
-    if (!in_backward_) CloseShards(actions);
-  }
+  if (!in_forward()) EndOutermostForward(actions);
+}
+
+// Shards may be written from now on: whether a backward is to come nobody
+// knows. What is kept for it is not read before, but for what the user has
+// asked for inside the forward.
+void Schedule::EndOutermostForward(Actions& actions) {
+  FreeWrongGuess(kNone, actions);
+  previous_forward_order_ = forward_order_;
+  FreeUnless(
+      [](const State& state) {
+        return !state.requested || state.is_copy || state.running();
+      },
+      actions);
+  if (shares_memory_) PassFence(ActionKind::kCloseShards, actions);
 }
 
 void Schedule::LeaveForward(int unit, bool expects_backward, Actions& actions) {
@@ -336,12 +348,17 @@ void Schedule::PostBackward(const Event& event, Actions& actions) {
     actions.push_back({ActionKind::kAccumulate, unit});
     state.has_whole_gradients = true;
   }
-  if (!event.synchronizes && units_[unit].keep_until_sync) {
+  // In common memory there is nothing to gather again, and others may write.
+  if (!event.synchronizes && units_[unit].keep_until_sync &&
+      !units_[unit].shares_memory) {
     state.kept = state.gather == Gather::kGathered;
   } else if (!state.running()) {
     Free(unit, actions);
   }
-  if (reduces) StartReduction(unit, actions);
+  if (reduces) {
+    StartReduction(unit, actions);
+    if (!IsUnsharded(unit)) state.is_read = false;
+  }
   --state.backwards_to_come;
 }
 
@@ -375,7 +392,7 @@ void Schedule::FinishReduction(Actions& actions) {
   const bool in_flight = std::any_of(
       reductions_.begin(), reductions_.end(),
       [&](const Reduction& other) { return other.unit == reduction.unit; });
-  if (in_flight || state.backwards_to_come > 0) return;
+  if (in_flight || state.backwards_to_come > 0 || state.is_read) return;
   actions.push_back({ActionKind::kStep, reduction.unit});
   state.step_due = false;
   state.stepped = true;
@@ -387,6 +404,7 @@ void Schedule::FinishReduction(Actions& actions) {
 // are reduced although this one has not reached their unit, but not where they
 // would be stepped inside a forward.
 void Schedule::EndOfBackward(const Event& event, Actions& actions) {
+  EnterBackward();
   const bool reduces =
       event.synchronizes && !(options_.step_in_backward && in_forward());
   for (State& state : states_) {
@@ -404,16 +422,16 @@ void Schedule::EndOfBackward(const Event& event, Actions& actions) {
     StartReduction(i, actions);
   }
   while (!reductions_.empty()) FinishReduction(actions);
+  in_backward_ = false;
+  const bool is_read =
+      std::any_of(states_.begin(), states_.end(),
+                  [](const State& state) { return state.is_read; });
+  if (is_read && !in_forward()) PassFence(ActionKind::kCloseShards, actions);
   for (int i = 0; i < static_cast<int>(units_.size()); ++i) {
     if (!states_[i].step_due) continue;
     actions.push_back({ActionKind::kStep, i});
     states_[i].step_due = false;
     states_[i].stepped = true;
-  }
-  in_backward_ = false;
-  if (!in_forward()) {
-    shards_open_ = shares_memory_;
-    CloseShards(actions);
   }
 }
 
@@ -422,35 +440,47 @@ void Schedule::Reset(Actions& actions) {
   DropParts(actions);
   reductions_.clear();
   forward_stack_.clear();
-  for (State& state : states_) state = State();
+  for (State& state : states_) {
+    const bool has_whole_gradients = state.has_whole_gradients;
+    state = State();
+    state.has_whole_gradients = has_whole_gradients;
+  }
   in_backward_ = false;
-  shards_open_ = false;
   forward_order_.clear();
   post_forward_order_.clear();
 }
 
-void Schedule::ForgetWholeGradients() {
-  for (State& state : states_) state.has_whole_gradients = false;
-}
-
-// In backward the shards are what they were in forward: who writes a shard in
-// between has no use for that graph.
-void Schedule::StartGather(int unit, Actions& actions) {
-  if (units_[unit].shares_memory && !shards_open_ && !in_backward_) {
-    actions.push_back({ActionKind::kOpenShards, kRoot});
-    shards_open_ = true;
-  }
-  actions.push_back({ActionKind::kGather, unit});
-  states_[unit].gather = Gather::kInFlight;
-  states_[unit].loading = false;
+void Schedule::StartGather(int unit, Actions& actions, ActionKind how) {
+  State& state = states_[unit];
+  actions.push_back({how, unit});
+  state.gather = Gather::kInFlight;
+  state.is_copy = how == ActionKind::kGatherCopy;
+  state.is_read |= units_[unit].shares_memory && !state.is_copy;
+  state.loading = false;
   unsharded_.insert(
       std::lower_bound(unsharded_.begin(), unsharded_.end(), unit), unit);
 }
 
-void Schedule::CloseShards(Actions& actions) {
-  if (!shards_open_) return;
-  actions.push_back({ActionKind::kCloseShards, kRoot});
-  shards_open_ = false;
+// Inside forward and backward shards stay as they are, and a request lasts no
+// longer. Outside, what is there for a backward to come may be older than the
+// shards, or in the memory of others.
+void Schedule::GatherForUser(int unit, Actions& actions) {
+  if (in_forward() || in_backward_) {
+    if (!IsUnsharded(unit)) StartGather(unit, actions);
+    return;
+  }
+  if (IsHeldForUser(unit)) return;
+  Free(unit, actions);
+  StartGather(unit, actions, ActionKind::kGatherCopy);
+}
+
+// Who has passed it knows that all ranks have.
+void Schedule::PassFence(ActionKind fence, Actions& actions) {
+  actions.push_back({fence, kRoot});
+  for (int i = 0; i < static_cast<int>(units_.size()); ++i) {
+    State& state = states_[i];
+    state.is_read = units_[i].shares_memory && IsUnsharded(i) && !state.is_copy;
+  }
 }
 
 void Schedule::EnsureGathered(int unit, Actions& actions) {
@@ -518,6 +548,9 @@ void Schedule::Free(int unit, Actions& actions, ActionKind how) {
   }
   actions.push_back({how, unit});
   state.gather = Gather::kSharded;
+  // Outside forward and backward nobody computes with it.
+  state.is_read &= in_forward() || in_backward_;
+  state.is_copy = false;
   state.requested = false;
   state.kept = false;
   if (guess_ == unit) guess_ = kNone;

@@ -35,7 +35,7 @@ struct ScheduledUnit {
   // (hybrid sharding).
   bool replicated = false;
   // Ranks compute with parameters that lie in each other's memory: shards may
-  // be written only while no rank reads them.
+  // be written only while no rank reads them, see Schedule.
   bool shares_memory = false;
   // Its shards have to be read before they can be gathered (offload).
   bool rests_elsewhere = false;
@@ -84,13 +84,15 @@ struct Event {
 };
 
 enum class ActionKind {
-  kLoad,              // a hint: start to read the shard, to gather it soon
-  kGather,            // start the all-gather into unsharded memory
-  kWaitGather,        // finish it; the module's tensors look into that memory
-  kFree,              // give the unsharded memory back
-  kShrink,            // the same, keeping the part for the smaller group
-  kDropPart,          // give that part back; gathers are from shards again
-  kAccumulate,        // add the gradients to those kept whole
+  kLoad,        // a hint: start to read the shard, to gather it soon
+  kGather,      // start the all-gather into unsharded memory
+  kGatherCopy,  // the same of the shards as they are now, into memory that
+                // no other rank writes: they may be written at once
+  kWaitGather,  // finish it; the module's tensors look into that memory
+  kFree,        // give the unsharded memory back
+  kShrink,      // the same, keeping the part for the smaller group
+  kDropPart,    // give that part back; gathers are from shards again
+  kAccumulate,  // add the gradients to those kept whole
   kFillReduceBuffer,  // copy the gradients to where the reduction reads, or add
                       // them to those kept whole, which are there already
   kReduce,            // start the reduce-scatter
@@ -118,6 +120,21 @@ std::string ToString(const Action& action);
 
 // State machine of one sharded model on one rank. Ranks that report the same
 // events get the same actions. Not thread-safe.
+//
+// Where ranks share memory:
+//   - Shards are written outside forward and backward, and in backward by
+//     kStep. Other ranks' are read between kGather and what frees the unit,
+//     which is inside a forward or a backward, or between the two.
+//   - Every outermost forward begins with kOpenShards, whatever is gathered
+//     already, and ends with kCloseShards. A backward reads what its forward
+//     has, which nobody has written since, so it opens nothing.
+//   - A reduction that is finished tells that every rank has started it. Units
+//     that were freed before theirs are read by nobody then: kStep may write
+//     them, and a backward that has read others ends with kCloseShards.
+//   - What the user asks for outside forward and backward outlives both fences,
+//     so it is a copy (kGatherCopy), of the same values for every backend. A
+//     forward with grad finds it as it was only where nobody has written the
+//     shards since: backward gathers them anew.
 class Schedule {
  public:
   // `units` in pre-order: parents before children, the root first.
@@ -133,8 +150,11 @@ class Schedule {
 
   const std::vector<ScheduledUnit>& units() const { return units_; }
   const ScheduleOptions& options() const { return options_; }
-  // Gradients kept whole are not reduced any more.
-  void ForgetWholeGradients();
+  // Whether there are gradients of `unit` that kAccumulate has kept and that a
+  // backward is still to reduce: kReset leaves that as it is.
+  void SetHasWholeGradients(int unit, bool has) {
+    states_[unit].has_whole_gradients = has;
+  }
   // Between iterations.
   void set_step_in_backward(bool step) { options_.step_in_backward = step; }
 
@@ -144,6 +164,10 @@ class Schedule {
   bool IsUnsharded(int unit) const {
     return states_[unit].gather != Gather::kSharded;
   }
+  // Gathered for the user, whose next forward is to find it: a copy.
+  bool IsHeldForUser(int unit) const {
+    return states_[unit].requested && states_[unit].is_copy;
+  }
   int num_reductions_in_flight() const {
     return static_cast<int>(reductions_.size());
   }
@@ -152,7 +176,9 @@ class Schedule {
   enum class Gather { kSharded, kInFlight, kGathered };
   struct State {
     Gather gather = Gather::kSharded;
+    bool is_copy = false;       // by kGatherCopy
     bool requested = false;     // by kUnshard, and not used yet
+    bool is_read = false;       // in common memory, since the last fence
     bool loading = false;       // kLoad is done, kGather still to come
     bool kept = false;          // from a backward that did not synchronise
     bool has_part = false;      // after kShrink
@@ -183,8 +209,11 @@ class Schedule {
 
   void BeginIteration(Actions& actions);
   void EnterBackward();
-  void StartGather(int unit, Actions& actions);
-  void CloseShards(Actions& actions);
+  void EndOutermostForward(Actions& actions);
+  void StartGather(int unit, Actions& actions,
+                   ActionKind how = ActionKind::kGather);
+  void GatherForUser(int unit, Actions& actions);
+  void PassFence(ActionKind fence, Actions& actions);
   void EnsureGathered(int unit, Actions& actions);
   void Prefetch(int unit, int running_unit, Actions& actions);
   void LoadAhead(bool forward, Actions& actions);
@@ -212,7 +241,6 @@ class Schedule {
   int num_parts_ = 0;  // units with has_part
   const bool shares_memory_;    // some unit does
   const bool rests_elsewhere_;  // some unit does
-  bool shards_open_ = false;
 
   std::vector<int> forward_order_;           // of this forward, by kPreForward
   std::vector<int> previous_forward_order_;  // of the last complete forward

@@ -103,13 +103,22 @@ TEST(WholeGradientsTest, StayWithTheUnitThatIsFrozenLater) {
       "FillReduceBuffer(1) Reduce(1) WaitReduce(0) WaitReduce(1)");
 }
 
-TEST(WholeGradientsTest, AreForgottenByReset) {
+TEST(WholeGradientsTest, OutliveAnIterationThatIsGivenUp) {
   Schedule schedule(Layers(1), NoPrefetch());
   Trace(schedule, Forward(1));
   Trace(schedule, UnsynchronizedBackward(1));
   Trace(schedule, {Reset()});
   Trace(schedule, Forward(1));
-  EXPECT_EQ(ActionsOf(schedule, {PreBackward(0), EndOfBackward()}), "Free(0)");
+  EXPECT_EQ(ActionsOf(schedule, {PreBackward(0), EndOfBackward()}),
+            "Free(0) FillReduceBuffer(0) Reduce(0) FillReduceBuffer(1) "
+            "Reduce(1) WaitReduce(0) WaitReduce(1)");
+  Trace(schedule, Forward(1));
+  Trace(schedule, UnsynchronizedBackward(1));
+  Trace(schedule, {Reset()});
+  schedule.SetHasWholeGradients(1, false);
+  Trace(schedule, Forward(1));
+  EXPECT_EQ(ActionsOf(schedule, {PreBackward(0), EndOfBackward()}),
+            "Free(0) FillReduceBuffer(0) Reduce(0) WaitReduce(0)");
 }
 
 TEST(WholeGradientsTest, AreKeptOverAForwardWithoutGrad) {

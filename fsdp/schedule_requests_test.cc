@@ -52,8 +52,8 @@ TEST(UnshardTest, StartsAGatherThatTheNextForwardWaitsFor) {
       Trace(schedule, {Unshard(2), Unshard(0), PreForward(0), PreForward(1),
                        PostForward(1), PreForward(2), PostForward(2)}),
       R"(
-Unshard(2): Gather(2)
-Unshard(0): Gather(0)
+Unshard(2): GatherCopy(2)
+Unshard(0): GatherCopy(0)
 PreForward(0): WaitGather(0)
 PreForward(1): Gather(1) WaitGather(1)
 PostForward(1): Free(1)
@@ -67,7 +67,7 @@ TEST(UnshardTest, IsIdempotent) {
   EXPECT_EQ(Trace(schedule, {Unshard(1), Unshard(1), WaitUnshard(1),
                              WaitUnshard(1), Unshard(1)}),
             R"(
-Unshard(1): Gather(1)
+Unshard(1): GatherCopy(1)
 Unshard(1):
 WaitUnshard(1): WaitGather(1)
 WaitUnshard(1):
@@ -80,7 +80,7 @@ TEST(UnshardTest, WaitedForUnitsStayForTheNextForward) {
   EXPECT_EQ(Trace(schedule, {Unshard(1), WaitUnshard(1), PreForward(0),
                              PreForward(1), PostForward(1)}),
             R"(
-Unshard(1): Gather(1)
+Unshard(1): GatherCopy(1)
 WaitUnshard(1): WaitGather(1)
 PreForward(0): Gather(0) WaitGather(0)
 PreForward(1):
@@ -93,7 +93,7 @@ TEST(UnshardTest, WhatNoForwardHasUsedGoesAtTheEndOfBackward) {
   EXPECT_EQ(
       ActionsOf(schedule, {Unshard(2), PreForward(0), PreForward(1),
                            PostForward(1), PostForward(0)}),
-      "Gather(2) Gather(0) WaitGather(0) Gather(1) WaitGather(1) Free(1)");
+      "GatherCopy(2) Gather(0) WaitGather(0) Gather(1) WaitGather(1) Free(1)");
   EXPECT_EQ(
       ActionsOf(schedule, {PreBackward(0), PreBackward(1), PostBackward(1),
                            PostBackward(0), EndOfBackward()}),
@@ -115,6 +115,20 @@ PreForward(2): WaitGather(2)
 )");
 }
 
+TEST(UnshardTest, GathersTheValuesOfNowWhereAForwardHasKeptThoseOfThen) {
+  Schedule schedule(ShardGradOp(1), NoPrefetch());
+  Trace(schedule, Forward(1));
+  EXPECT_EQ(Trace(schedule, {Unshard(1), WaitUnshard(1), Unshard(1),
+                             PreForward(0), PreForward(1)}),
+            R"(
+Unshard(1): Free(1) GatherCopy(1)
+WaitUnshard(1): WaitGather(1)
+Unshard(1):
+PreForward(0): Free(0) Gather(0) WaitGather(0)
+PreForward(1):
+)");
+}
+
 TEST(UnshardTest, TakesOverWhatWasGatheredOnAGuess) {
   Schedule schedule(Layers(2), {});
   Trace(schedule, Forward(2));
@@ -131,7 +145,7 @@ TEST(ReshardTest, FreesAUnitAtOnce) {
   Schedule schedule(ShardGradOp(2), NoPrefetch());
   EXPECT_EQ(
       ActionsOf(schedule, {Unshard(1), Reshard(1), Reshard(1), Reshard(2)}),
-      "Gather(1) WaitGather(1) Free(1)");
+      "GatherCopy(1) WaitGather(1) Free(1)");
   Trace(schedule, Forward(2));
   EXPECT_EQ(Trace(schedule, {Reshard(1), PreBackward(0), PreBackward(2),
                              PostBackward(2), PreBackward(1)}),
@@ -160,7 +174,8 @@ TEST(ReleaseTest, FreesEverythingBetweenSteps) {
   Schedule schedule(ShardOptimizer(1), {});
   Trace(schedule, Forward(1));
   Trace(schedule, UnsynchronizedBackward(1));
-  EXPECT_EQ(ActionsOf(schedule, {Unshard(1), Release()}), "Free(0) Free(1)");
+  EXPECT_EQ(ActionsOf(schedule, {Unshard(1), Release()}),
+            "Free(1) GatherCopy(1) Free(0) WaitGather(1) Free(1)");
   EXPECT_EQ(ActionsOf(schedule, {Release()}), "");
 }
 

@@ -21,12 +21,9 @@ using ::fsdp::testing::PostForwardNoGrad;
 using ::fsdp::testing::PreBackward;
 using ::fsdp::testing::PreForward;
 using ::fsdp::testing::PreForwardNoGrad;
-using ::fsdp::testing::Recomputes;
 using ::fsdp::testing::Release;
 using ::fsdp::testing::Reset;
-using ::fsdp::testing::Reshard;
 using ::fsdp::testing::Trace;
-using ::fsdp::testing::Unshard;
 using ::fsdp::testing::UnsynchronizedBackward;
 
 using Units = std::vector<ScheduledUnit>;
@@ -274,54 +271,6 @@ PostBackward(1): WaitReduce(3) FillReduceBuffer(1) Free(1) Reduce(1)
 PostBackward(0): Replicate(1) WaitReduce(2) FillReduceBuffer(0) Free(0) Reduce(0)
 EndOfBackward: DropPart(1) WaitReduce(1) WaitReduce(0)
 )");
-}
-
-Units SharingLayers(int layers) {
-  std::vector<ScheduledUnit> units = Layers(layers);
-  for (ScheduledUnit& unit : units) unit.shares_memory = true;
-  return units;
-}
-
-TEST(ScheduleTest, SharedShardsOpenBeforeForwardAndCloseAfterItAndBackward) {
-  Schedule schedule(SharingLayers(1), NoPrefetch());
-  for (int iteration = 0; iteration < 2; ++iteration) {
-    EXPECT_EQ(Trace(schedule, Forward(1)), R"(
-PreForward(0): OpenShards(0) Gather(0) WaitGather(0)
-PreForward(1): Gather(1) WaitGather(1)
-PostForward(1): Free(1)
-PostForward(0): CloseShards(0)
-)");
-    EXPECT_EQ(Trace(schedule, Backward(1)), R"(
-PreBackward(0):
-PreBackward(1): Gather(1) WaitGather(1)
-PostBackward(1): FillReduceBuffer(1) Free(1) Reduce(1)
-PostBackward(0): FillReduceBuffer(0) Free(0) Reduce(0)
-EndOfBackward: WaitReduce(1) WaitReduce(0) CloseShards(0)
-)");
-  }
-}
-
-TEST(ScheduleTest, SharedShardsStayOpenWhileTheUserHasUnshardedUnits) {
-  Schedule schedule(SharingLayers(2), NoPrefetch());
-  EXPECT_EQ(Trace(schedule, {Unshard(1), Unshard(2), Reshard(1), Reshard(2),
-                             Unshard(1), Release(), Release()}),
-            R"(
-Unshard(1): OpenShards(0) Gather(1)
-Unshard(2): Gather(2)
-Reshard(1): WaitGather(1) Free(1)
-Reshard(2): WaitGather(2) Free(2) CloseShards(0)
-Unshard(1): OpenShards(0) Gather(1)
-Release: WaitGather(1) Free(1) CloseShards(0)
-Release:
-)");
-}
-
-TEST(ScheduleTest, ARecomputeLeavesSharedShardsToItsBackward) {
-  Schedule schedule(SharingLayers(1), NoPrefetch());
-  Trace(schedule, Forward(1));
-  EXPECT_EQ(ActionsOf(schedule, {PreBackward(0), Recomputes(PreForward(1)),
-                                 Recomputes(PostForward(1)), PreBackward(1)}),
-            "Gather(1) WaitGather(1)");
 }
 
 }  // namespace

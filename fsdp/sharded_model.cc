@@ -134,8 +134,7 @@ absl::Status ShardedModel::PreForward(int unit) {
     FSDP_RETURN_IF_ERROR(
         FinishPendingFrom(node == nullptr ? 0 : node->sequence_nr() + 1));
   } else if (schedule_.in_backward()) {
-    // A backward that threw has left the engine without its last callback.
-    GiveUpIteration(absl::OkStatus());
+    GiveUpStaleBackward();
   }
   if (observer_ != nullptr) {
     FSDP_RETURN_IF_ERROR(observer_->BeforePreForward(unit));
@@ -148,6 +147,7 @@ absl::Status ShardedModel::PreForward(int unit) {
     FSDP_RETURN_IF_ERROR(flat->CheckBinding());
   }
   const bool records_graph = c10::GradMode::is_enabled();
+  if (records_graph) FSDP_RETURN_IF_ERROR(CheckHeldIsCurrent(unit));
   Event event{EventKind::kPreForward, unit};
   event.records_graph = records_graph;
   event.recomputes = recomputes;
@@ -297,8 +297,30 @@ absl::Status ShardedModel::TransitionOrAbort(
   return status;
 }
 
+// Between Unshard() and here an optimizer may have stepped. Backward gathers
+// anew, so that a graph would be of two sets of values.
+absl::Status ShardedModel::CheckHeldIsCurrent(int unit) const {
+  if (!schedule_.IsHeldForUser(unit) || !runtime_->HoldsCopy(unit) ||
+      units_[unit].versions_asked_for == ShardVersions(unit)) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "forward with grad of unit ", unit_name(unit),
+      ", whose shards were written after Unshard() had gathered it: forward "
+      "would compute with the old values and backward with the new ones. "
+      "Reshard() it after writing, or Unshard() it then"));
+}
+
+// A backward that threw has left the engine without its last callback. What it
+// has left in flight is not for gradients that the user may have dropped since.
+void ShardedModel::GiveUpStaleBackward() {
+  if (!schedule_.in_backward()) return;
+  GiveUpIteration(absl::OkStatus(), InFlight::kDrop);
+}
+
 // `reason` OK: there is nobody to tell.
-void ShardedModel::GiveUpIteration(const absl::Status& reason) {
+void ShardedModel::GiveUpIteration(const absl::Status& reason,
+                                   InFlight reductions) {
   RECORD_USER_SCOPE(absl::StrCat("fsdp::", Name(EventKind::kReset), "(",
                                  unit_name(kRoot), ")"));
   if (!reason.ok() && settings_.abort_on_failure) {
@@ -306,7 +328,11 @@ void ShardedModel::GiveUpIteration(const absl::Status& reason) {
   }
   // The runtime drops everything, so the schedule's own clean-up is not needed.
   schedule_.Next({EventKind::kReset}).IgnoreError();
+  if (reductions == InFlight::kFinish) runtime_->FinishReductions();
   runtime_->DropEverything();
+  for (int unit = 0; unit < num_units(); ++unit) {
+    schedule_.SetHasWholeGradients(unit, runtime_->HasWholeGradients(unit));
+  }
   order_check_.reset();
   pending_.clear();
   backward_.reset();

@@ -191,6 +191,8 @@ class ShardedModel final : public BackwardListener,
     int num_trainable = 0;  // as of the last PreForward
     bool edges_attached = false;
     size_t first_shard = 0;  // in named_shards_
+    // Of the shards when the user has asked for the unit.
+    std::vector<uint32_t> versions_asked_for;
     // Of the forward that runs now; null without grad.
     std::shared_ptr<torch::autograd::Node> node;
     std::shared_ptr<const RunningUnit> running;
@@ -213,7 +215,12 @@ class ShardedModel final : public BackwardListener,
 
   absl::Status TransitionOrAbort(const Event& event,
                                  const std::vector<at::Tensor>& gradients);
-  void GiveUpIteration(const absl::Status& reason);
+  // What becomes of the reductions in flight. Waiting for them is too late once
+  // the user may have had the gradients.
+  enum class InFlight { kFinish, kDrop };
+  void GiveUpIteration(const absl::Status& reason,
+                       InFlight reductions = InFlight::kFinish);
+  void GiveUpStaleBackward();
   // Frees all units, outside forward and backward.
   absl::Status ReleaseUnsharded();
   void AttachSentinels();
@@ -222,6 +229,7 @@ class ShardedModel final : public BackwardListener,
 
   // sharded_model.cc: forward
   absl::Status CheckThread(int unit) const;
+  absl::Status CheckHeldIsCurrent(int unit) const;
   void AttachNode(int unit);
   bool HasTrainable(int unit) const;
   absl::Status CheckForwardLeftParametersAlone(
@@ -240,6 +248,7 @@ class ShardedModel final : public BackwardListener,
   // sharded_model_backward.cc
   void EnterBackward();
   void OnEndOfBackward();
+  void OnBackwardLost();
   absl::Status FinishPendingFrom(uint64_t sequence);
   absl::Status PostBackward(int unit, const std::vector<at::Tensor>& gradients,
                             bool reduces);
@@ -250,6 +259,7 @@ class ShardedModel final : public BackwardListener,
   // sharded_model_between_steps.cc
   absl::Status CheckNoWholeAccess() const;
   absl::Status CheckIdle(absl::string_view what) const;
+  std::vector<uint32_t> ShardVersions(int unit) const;
 
   const std::unique_ptr<Runtime> runtime_;
   Schedule schedule_;
@@ -258,7 +268,8 @@ class ShardedModel final : public BackwardListener,
   std::vector<NamedShard> named_shards_;
   std::vector<PendingUnit> pending_;
   // Lives as long as the outermost backward under way, however that ends.
-  std::weak_ptr<void> backward_;
+  struct BackwardUnderWay;
+  std::weak_ptr<BackwardUnderWay> backward_;
   std::string whole_access_;  // what has the parameters whole; empty: nothing
   bool synchronizes_ = true;
   bool full_precision_ = false;  // where a unit's policy says so of eval mode

@@ -55,6 +55,20 @@ void WarnOfMissingGradients(const std::vector<NamedShard>& shards) {
 
 }  // namespace
 
+struct ShardedModel::BackwardUnderWay {
+  ~BackwardUnderWay() {
+    const std::shared_ptr<ShardedModel> lost =
+        has_ended ? nullptr : model.lock();
+    if (lost == nullptr) return;
+    TorchToStatus("giving a backward up", [&] {
+      lost->OnBackwardLost();
+    }).IgnoreError();
+  }
+
+  std::weak_ptr<ShardedModel> model;
+  bool has_ended = false;
+};
+
 absl::Status ShardedModel::Backward(const at::Tensor& loss, bool retain_graph) {
   if (!loss.defined() || loss.numel() != 1 || !loss.requires_grad()) {
     return absl::InvalidArgumentError(
@@ -115,16 +129,24 @@ absl::Status ShardedModel::PostBackward(
 // that is queued in a nested backward runs at the end of that one.
 void ShardedModel::EnterBackward() {
   if (!backward_.expired()) return;
-  // A backward that threw has left the engine without its last callback.
-  if (schedule_.in_backward()) GiveUpIteration(absl::OkStatus());
-  auto alive = std::make_shared<char>();
-  backward_ = alive;
+  GiveUpStaleBackward();
+  auto under_way = std::make_shared<BackwardUnderWay>();
+  under_way->model = weak_from_this();
+  backward_ = under_way;
   torch::autograd::Engine::get_default_engine().queue_callback(
-      [alive = std::move(alive), weak = weak_from_this()] {
-        std::shared_ptr<BackwardListener> listener = weak.lock();
-        if (listener == nullptr) return;
-        static_cast<ShardedModel&>(*listener).OnEndOfBackward();
+      [under_way = std::move(under_way)] {
+        const std::shared_ptr<ShardedModel> model = under_way->model.lock();
+        if (model != nullptr) model->OnEndOfBackward();
+        under_way->has_ended = true;
       });
+}
+
+// The engine has dropped the last callback of a backward that threw. Where it
+// has threads of its own for a device, this may be one of them: the next event
+// gives the backward up then.
+void ShardedModel::OnBackwardLost() {
+  if (!schedule_.in_backward() || HasStreams(runtime_->device())) return;
+  GiveUpIteration(absl::OkStatus());
 }
 
 // On another rank the unit's parameters may have been used: control flow inside

@@ -31,7 +31,9 @@ void ShardedModel::ZeroGrad(bool set_to_none) {
       gradient.zero_();
     }
   }
-  schedule_.ForgetWholeGradients();
+  for (int unit = 0; unit < num_units(); ++unit) {
+    schedule_.SetHasWholeGradients(unit, false);
+  }
   runtime_->DropWholeGradients();
 }
 
@@ -125,8 +127,7 @@ absl::Status ShardedModel::BeginWholeAccess(absl::string_view what) {
       FSDP_RETURN_IF_ERROR(flat->CheckBinding());
     }
   }
-  // A backward that threw has left the engine without its last callback.
-  if (schedule_.in_backward()) GiveUpIteration(absl::OkStatus());
+  GiveUpStaleBackward();
   // Also frees what was kept for a backward that has not come.
   FSDP_RETURN_IF_ERROR(ReleaseUnsharded());
   whole_access_ = std::string(what);
@@ -139,18 +140,32 @@ void ShardedModel::EndWholeAccess() {
   AttachSentinels();
 }
 
+std::vector<uint32_t> ShardedModel::ShardVersions(int unit) const {
+  std::vector<uint32_t> versions;
+  for (const Slot& slot : units_[unit].slots) {
+    versions.push_back(slot.shard._version());
+  }
+  return versions;
+}
+
 absl::Status ShardedModel::Unshard(int unit) {
   FSDP_RETURN_IF_ERROR(CheckNoWholeAccess());
+  if (!InsideBackward()) GiveUpStaleBackward();
+  if (!schedule_.IsHeldForUser(unit)) {
+    units_[unit].versions_asked_for = ShardVersions(unit);
+  }
   return TransitionOrAbort({EventKind::kUnshard, unit}, {});
 }
 
 absl::Status ShardedModel::WaitUnshard(int unit) {
   FSDP_RETURN_IF_ERROR(CheckNoWholeAccess());
+  if (!InsideBackward()) GiveUpStaleBackward();
   return TransitionOrAbort({EventKind::kWaitUnshard, unit}, {});
 }
 
 absl::Status ShardedModel::Reshard(int unit) {
   FSDP_RETURN_IF_ERROR(CheckNoWholeAccess());
+  if (!InsideBackward()) GiveUpStaleBackward();
   return TransitionOrAbort({EventKind::kReshard, unit}, {});
 }
 

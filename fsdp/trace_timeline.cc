@@ -22,6 +22,7 @@ TraceCategory CategoryOf(ActionKind kind) {
   switch (kind) {
     case ActionKind::kLoad:
     case ActionKind::kGather:
+    case ActionKind::kGatherCopy:
     case ActionKind::kReduce:
       return TraceCategory::kStart;
     case ActionKind::kWaitGather:
@@ -231,6 +232,7 @@ class Builder {
     int64_t moved = 0;
     switch (kind) {
       case ActionKind::kGather:
+      case ActionKind::kGatherCopy:
         moved = bytes.unsharded;
         if (!state.is_gathered) memory_.unsharded += bytes.unsharded;
         state.is_gathered = true;

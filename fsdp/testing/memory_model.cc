@@ -178,9 +178,11 @@ void MemoryModel::Do(const Action& action) {
     case ActionKind::kLoad:
       break;  // a hint
     case ActionKind::kGather:
+    case ActionKind::kGatherCopy:
       if (unit.memory != Unit::Memory::kFree) {
         Violate(action.unit, "it is gathered while it is there");
       }
+      unit.is_copy = action.kind == ActionKind::kGatherCopy;
       Gather(unit);
       break;
     case ActionKind::kWaitGather:
@@ -239,6 +241,10 @@ void MemoryModel::Do(const Action& action) {
 void MemoryModel::Gather(Unit& unit) {
   unit.memory = Unit::Memory::kInFlight;
   unit.reads_shards = false;
+  if (unit.is_copy) {
+    unit.gathered_version = unit.version;
+    return;
+  }
   if (unit.common && !unit.part_is_current) {
     for (int rank = 0; rank < num_ranks_ && unit.copied_version != unit.version;
          ++rank) {
@@ -431,7 +437,9 @@ void MemoryModel::Compute() {
 }
 
 void MemoryModel::Read(int unit, const std::set<int>& versions, int& reads) {
-  if (units_[unit].in_place) {
+  if (units_[unit].is_copy) {
+    CheckVersion(unit, units_[unit].gathered_version, versions, reads);
+  } else if (units_[unit].in_place) {
     ReadCells(unit, units_[unit].shards, versions, reads);
   } else if (units_[unit].common) {
     ReadCells(unit, units_[unit].parts, versions, reads);

@@ -67,6 +67,7 @@ class MemoryModel {
     std::vector<int> parts;   // of the common copy, per rank
 
     enum class Memory { kFree, kInFlight, kGathered } memory = Memory::kFree;
+    bool is_copy = false;          // of the shards as they were then
     bool reads_shards = false;     // the gather in flight does
     int gathered_version = 0;      // where memory is private
     int part_version = -1;         // of what kShrink has kept; -1: nothing

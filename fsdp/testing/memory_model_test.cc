@@ -336,6 +336,20 @@ Write
               HasSubstr("write: unit 1: rank 0 writes its shard"));
 }
 
+TEST(SharedMemoryModelTest, ACopyIsOfTheValuesOfThenWhoeverWrites) {
+  const std::string trace = R"(
+Write
+Unshard(1): GatherCopy(1)
+Write
+WaitUnshard(1): WaitGather(1)
+Look(1)
+Reshard(1): Free(1)
+)";
+  EXPECT_THAT(Violation(Shared(1), trace), StrEq(""));
+  EXPECT_THAT(Violation(Shared(1), With(trace, "GatherCopy", "Gather")),
+              HasSubstr("look: unit 1: "));
+}
+
 TEST(SharedMemoryModelTest, WhatAFailedIterationReadsDoesNotMatter) {
   EXPECT_THAT(Violation(Shared(0), R"(
 PreForward(0): OpenShards(0) Gather(0) WaitGather(0)

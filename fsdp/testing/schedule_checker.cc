@@ -11,7 +11,9 @@ namespace fsdp::testing {
 
 ScheduleChecker::ScheduleChecker(std::vector<ScheduledUnit> units,
                                  ScheduleOptions options)
-    : specs_(std::move(units)), options_(options), units_(specs_.size()) {}
+    : specs_(std::move(units)), options_(options), units_(specs_.size()) {
+  for (const ScheduledUnit& unit : specs_) shares_memory_ |= unit.shares_memory;
+}
 
 std::string ScheduleChecker::Check(const Event& event,
                                    const absl::StatusOr<Actions>& actions) {
@@ -33,6 +35,7 @@ std::string ScheduleChecker::Check(const Event& event,
   if (error.empty()) error = AfterActions(event);
   if (error.empty()) error = CheckState(event);
   if (error.empty()) error = CheckEnds(event);
+  if (error.empty()) error = CheckFences(event);
   return error.empty() ? "" : absl::StrCat(ToString(event), ": ", error);
 }
 
@@ -74,6 +77,7 @@ void ScheduleChecker::BeforeActions(const Event& event) {
       in_backward_ |= event.recomputes;
       for (Unit& each : units_) {
         if (!begins_iteration_) break;
+        shards_open_ = false;
         each.may_stay = false;
         each.uses_to_come = 0;
       }
@@ -116,6 +120,7 @@ void ScheduleChecker::BeforeActions(const Event& event) {
         each.memory = before.memory;
         each.has_part = before.has_part;
         each.shard = before.shard;
+        each.has_whole_gradients = before.has_whole_gradients;
       }
       break;
     default:
@@ -136,11 +141,19 @@ std::string ScheduleChecker::AfterActions(const Event& event) {
       unit.uses_to_come = std::max(0, unit.uses_to_come - 1);
       return "";
     case EventKind::kUnshard:
+      if (forwards_.empty() && !in_backward_ && !unit.requested &&
+          unit.gathered != unit.shard) {
+        return "not the values of now";
+      }
       unit.requested = true;
       unit.guessed = false;
       return "";
     case EventKind::kWaitUnshard:
       if (unit.memory != Memory::kGathered) return "not waited for";
+      if (forwards_.empty() && !in_backward_ && unit.gathered != unit.shard &&
+          !unit.requested) {
+        return "not the values of now";
+      }
       unit.guessed = false;
       unit.may_stay = true;
       return "";
@@ -175,6 +188,8 @@ std::string ScheduleChecker::Apply(const Event& event, const Action& action) {
       return "";
     case ActionKind::kGather:
       return ApplyGather(event, action.unit);
+    case ActionKind::kGatherCopy:
+      return ApplyGatherCopy(event, action.unit);
     case ActionKind::kWaitGather:
       if (unit.memory != Memory::kInFlight) return "no gather in flight";
       unit.memory = Memory::kGathered;
@@ -196,7 +211,7 @@ std::string ScheduleChecker::Apply(const Event& event, const Action& action) {
     case ActionKind::kStep:
       return ApplyStep(event, action.unit);
     case ActionKind::kOpenShards:
-      return ApplyOpen();
+      return ApplyOpen(event);
     case ActionKind::kCloseShards:
       return ApplyClose(event);
     default:
@@ -204,30 +219,74 @@ std::string ScheduleChecker::Apply(const Event& event, const Action& action) {
   }
 }
 
-std::string ScheduleChecker::ApplyOpen() {
+std::string ScheduleChecker::ApplyOpen(const Event& event) {
+  if (!begins_iteration_) return "no forward begins";
   if (shards_open_) return "open already";
-  if (in_backward_) return "in backward, which reads what forward has read";
   shards_open_ = true;
+  ApplyFence();
+  // What is gathered is of before, and other ranks may write it no longer.
+  for (size_t i = 0; i < units_.size(); ++i) {
+    if (units_[i].is_read) {
+      return absl::StrCat(ToString(event), " reads ", i, " as it was before");
+    }
+  }
   return "";
 }
 
-// A backward whose forward has closed them closes them once more.
 std::string ScheduleChecker::ApplyClose(const Event& event) {
   if (!forwards_.empty()) return "inside a forward";
-  if (!shards_open_ && event.kind != EventKind::kEndOfBackward) {
-    return "closed already";
+  if (event.kind != EventKind::kPostForward &&
+      event.kind != EventKind::kEndOfBackward) {
+    return "nothing has ended";
+  }
+  const bool is_read =
+      std::any_of(units_.begin(), units_.end(),
+                  [](const Unit& unit) { return unit.is_read; });
+  if (event.kind == EventKind::kEndOfBackward && !is_read) {
+    return "a fence that nothing needs";
   }
   shards_open_ = false;
+  ApplyFence();
+  return "";
+}
+
+void ScheduleChecker::ApplyFence() {
+  for (size_t i = 0; i < units_.size(); ++i) {
+    Unit& unit = units_[i];
+    unit.is_read = specs_[i].shares_memory && !unit.is_copy &&
+                   unit.memory != Memory::kSharded;
+  }
+}
+
+// Outside forward and backward only what the user asks for is gathered, apart
+// from what other ranks write.
+std::string ScheduleChecker::ApplyGatherCopy(const Event& event, int index) {
+  Unit& unit = units_[index];
+  if (!forwards_.empty() || in_backward_) return "a copy of shards at rest";
+  if ((event.kind != EventKind::kUnshard &&
+       event.kind != EventKind::kWaitUnshard) ||
+      index != event.unit) {
+    return "nothing asks for it";
+  }
+  if (unit.memory != Memory::kSharded) return "gathered already";
+  unit.memory = Memory::kInFlight;
+  unit.is_copy = true;
+  unit.gathered = unit.shard;
   return "";
 }
 
 std::string ScheduleChecker::ApplyGather(const Event& event, int index) {
   Unit& unit = units_[index];
+  if (forwards_.empty() && !in_backward_ && !begins_iteration_) {
+    return "shards may be written meanwhile";
+  }
   if (specs_[index].shares_memory && !shards_open_ && !in_backward_) {
     return "ranks may still write their shards";
   }
   if (unit.memory != Memory::kSharded) return "gathered already";
   unit.memory = Memory::kInFlight;
+  unit.is_read = specs_[index].shares_memory;
+  ++unit.gathers;
   unit.gathered = unit.has_part ? unit.part : unit.shard;
   unit.guessed = index != event.unit;
   if (unit.guessed) return CheckGuess(event);
@@ -245,10 +304,20 @@ std::string ScheduleChecker::ApplyFree(const Event& event,
   if (unit.in_use()) return "still in use";
   const bool for_another =
       action.unit != event.unit || event.kind == EventKind::kPreForward;
-  if (unit.requested && for_another && event.kind != EventKind::kRelease) {
+  // A request inside a forward lasts as long as that does.
+  const bool ends_forward =
+      event.kind == EventKind::kPostForward && forwards_.empty();
+  if (unit.requested && for_another && event.kind != EventKind::kRelease &&
+      (unit.is_copy || !ends_forward)) {
     return "the user has asked for it";
   }
   unit.memory = Memory::kSharded;
+  // What was kept for a backward, and none is under way.
+  if (forwards_.empty() && !in_backward_ &&
+      event.kind != EventKind::kEndOfBackward) {
+    unit.is_read = false;
+  }
+  unit.is_copy = false;
   unit.guessed = unit.requested = unit.kept = unit.may_stay = false;
   if (action.kind == ActionKind::kFree) return "";
   if (event.kind != EventKind::kPostForward || event.recomputes ||
@@ -263,13 +332,18 @@ std::string ScheduleChecker::ApplyFree(const Event& event,
 
 std::string ScheduleChecker::ApplyReduction(const Event& event,
                                             const Action& action) {
+  Unit& unit = units_[action.unit];
   switch (action.kind) {
     case ActionKind::kFillReduceBuffer:
       return ApplyFill(event, action.unit);
     case ActionKind::kReduce:
       if (filled_ != action.unit) return "nothing to reduce";
       filled_ = -1;
-      reductions_.push_back({action.unit, !specs_[action.unit].replicated});
+      reductions_.push_back({action.unit, !specs_[action.unit].replicated,
+                             event.kind == EventKind::kPostBackward &&
+                                     unit.memory == Memory::kSharded
+                                 ? unit.gathers
+                                 : -1});
       return "";
     case ActionKind::kReplicate: {
       const auto next =
@@ -286,8 +360,10 @@ std::string ScheduleChecker::ApplyReduction(const Event& event,
         return "not the oldest reduction";
       }
       if (!reductions_.front().replicated) return "not replicated";
+      // Every rank has started it, after what it had freed by then.
+      if (reductions_.front().gathers == unit.gathers) unit.is_read = false;
       reductions_.pop_front();
-      units_[action.unit].step_due = options_.step_in_backward;
+      unit.step_due = options_.step_in_backward;
       return "";
     default:
       return "unexpected action";
@@ -315,6 +391,7 @@ std::string ScheduleChecker::ApplyStep(const Event& event, int index) {
   if (!unit.step_due) return "nothing has been reduced";
   if (!forwards_.empty()) return "inside a forward";
   if (unit.stepped) return "the second one";
+  if (unit.is_read) return "another rank may be reading its shard";
   for (const Reduction& reduction : reductions_) {
     if (reduction.unit == index) return "a reduction is in flight";
   }
@@ -397,12 +474,6 @@ bool ScheduleChecker::EndsParts(const Event& event) const {
 // What has to be over after some events.
 std::string ScheduleChecker::CheckEnds(const Event& event) const {
   const bool ends_backward = event.kind == EventKind::kEndOfBackward;
-  const bool ends_forward =
-      event.kind == EventKind::kPostForward && !in_backward_;
-  if (shards_open_ && forwards_.empty() &&
-      (ends_forward || ends_backward || event.kind == EventKind::kRelease)) {
-    return "shards are left open";
-  }
   const bool ends = ends_backward || event.kind == EventKind::kReset;
   if (ends && !reductions_.empty()) return "a reduction is left";
   for (size_t i = 0; i < units_.size(); ++i) {
@@ -420,6 +491,27 @@ std::string ScheduleChecker::CheckEnds(const Event& event) const {
          event.kind == EventKind::kRelease) &&
         unit.memory != Memory::kSharded) {
       return absl::StrCat(i, " is left gathered");
+    }
+  }
+  return "";
+}
+
+std::string ScheduleChecker::CheckFences(const Event& event) const {
+  const bool is_idle = forwards_.empty() && !in_backward_;
+  const bool ends_forward = event.kind == EventKind::kPostForward && is_idle;
+  if (shares_memory_ && begins_iteration_ && !shards_open_) {
+    return "forward opens no shards";
+  }
+  if (ends_forward && shards_open_) return "shards are left open";
+  for (size_t i = 0; is_idle && i < units_.size(); ++i) {
+    const Unit& unit = units_[i];
+    const bool is_there = unit.memory != Memory::kSharded;
+    // What stays for a backward is read by nobody before.
+    if (unit.is_read && !is_there && event.kind != EventKind::kReset) {
+      return absl::StrCat("another rank may be reading ", i);
+    }
+    if (unit.requested && is_there && !unit.is_copy) {
+      return absl::StrCat(i, " is held for the user in others' memory");
     }
   }
   return "";

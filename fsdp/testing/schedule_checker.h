@@ -25,6 +25,9 @@ class ScheduleChecker {
   enum class Memory { kSharded, kInFlight, kGathered };
   struct Unit {
     Memory memory = Memory::kSharded;
+    bool is_copy = false;    // gathered apart from common memory
+    bool is_read = false;    // maybe by another rank, since the last fence
+    int64_t gathers = 0;     // of it, so far
     bool guessed = false;    // gathered for no event so far
     bool requested = false;  // by the user, and not used so far
     bool kept = false;       // over a backward that does not synchronise
@@ -47,6 +50,7 @@ class ScheduleChecker {
   struct Reduction {
     int unit;
     bool replicated;
+    int64_t gathers;  // of the unit, which was freed then; -1: it was not
   };
 
   bool MustBeRefused(const Event& event) const;
@@ -57,23 +61,27 @@ class ScheduleChecker {
   std::string BeginToUse(Unit& unit, int& uses);
   std::string Apply(const Event& event, const Action& action);
   std::string ApplyGather(const Event& event, int index);
+  std::string ApplyGatherCopy(const Event& event, int index);
   std::string ApplyFree(const Event& event, const Action& action);
   std::string ApplyReduction(const Event& event, const Action& action);
   std::string ApplyFill(const Event& event, int index);
   std::string ApplyStep(const Event& event, int index);
-  std::string ApplyOpen();
+  std::string ApplyOpen(const Event& event);
   std::string ApplyClose(const Event& event);
+  void ApplyFence();
   std::string CheckGuess(const Event& event) const;
   std::string CheckCounts(const Event& event, const Actions& actions) const;
   std::string CheckState(const Event& event) const;
   std::string CheckEnds(const Event& event) const;
+  std::string CheckFences(const Event& event) const;
 
   const std::vector<ScheduledUnit> specs_;
   const ScheduleOptions options_;
   std::vector<Unit> units_;
   std::vector<int> forwards_;  // under way
   bool in_backward_ = false;
-  bool shards_open_ = false;
+  bool shares_memory_ = false;
+  bool shards_open_ = false;  // since the outermost forward under way began
   bool begins_iteration_ = false;  // the event that is checked
   int filled_ = -1;
   std::deque<Reduction> reductions_;

@@ -143,6 +143,7 @@ class Rank {
       case ActionKind::kLoad:  // shards rest in memory here
         return;
       case ActionKind::kGather:
+      case ActionKind::kGatherCopy:  // no user asks for one here
         return Gather(unit);
       case ActionKind::kWaitGather:
         spent_[unit].exposed_gather +=
