@@ -145,15 +145,21 @@ TEST(WholeGradientsTest, AreReducedAloneWhereNoneCameLast) {
   }));
 }
 
-TEST(WholeGradientsTest, AreDroppedWithEverythingElse) {
+TEST(WholeGradientsTest, OutliveWhatElseIsDropped) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     OneUnit unit(world, Sharded(world));
     FSDP_RETURN_IF_ERROR(unit.Do({kGather, kWaitGather}));
     FSDP_RETURN_IF_ERROR(unit.Do({kAccumulate}, 1));
     unit.runtime().DropEverything();
-    FSDP_RETURN_IF_ERROR(unit.CheckNothingInUse());
+    FSDP_RETURN_IF_ERROR(
+        Check(unit.runtime().HasWholeGradients(kUnit), "they are gone"));
     FSDP_RETURN_IF_ERROR(unit.Do({kFill, kReduce, kWaitReduce}, 5));
-    return unit.CheckGradient(5);
+    FSDP_RETURN_IF_ERROR(unit.CheckGradient(6));
+    FSDP_RETURN_IF_ERROR(unit.Do({kAccumulate}, 1));
+    unit.runtime().DropWholeGradients();
+    FSDP_RETURN_IF_ERROR(
+        Check(!unit.runtime().HasWholeGradients(kUnit), "they are left"));
+    return unit.CheckNothingInUse();
   }));
 }
 
