@@ -7,6 +7,7 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,6 +21,12 @@
 
 namespace fsdp::flat_param {
 namespace {
+
+// Tied parameters may differ in this.
+bool AnyRequiresGrad(const std::vector<at::Tensor>& tensors) {
+  return std::any_of(tensors.begin(), tensors.end(),
+                     [](const at::Tensor& t) { return t.requires_grad(); });
+}
 
 bool IsDense(const at::Tensor& tensor) {
   return tensor.is_non_overlapping_and_dense();
@@ -110,7 +117,7 @@ FlatParameter::FlatParameter(std::vector<NamedParameter> parameters,
   for (int i = 0; i < layout_.num_parameters(); ++i) {
     const Slice slice = layout_.InShard(i, rank);
     at::Tensor leaf = shard_.narrow(0, slice.begin, slice.numel()).detach();
-    leaf.set_requires_grad(parameters_[i].tensors.front().requires_grad());
+    leaf.set_requires_grad(AnyRequiresGrad(parameters_[i].tensors));
     slices_.push_back(std::move(leaf));
   }
   Bind();

@@ -1,12 +1,16 @@
 #include "fsdp/autograd.h"
 
+#include <ATen/SequenceNumber.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/edge.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
@@ -20,6 +24,7 @@ namespace fsdp {
 namespace {
 
 using ::torch::autograd::Edge;
+using ::torch::autograd::FunctionPreHook;
 using ::torch::autograd::Node;
 using ::torch::autograd::variable_list;
 
@@ -41,78 +46,113 @@ class FsdpNode : public Node {
   const std::string unit_name_;
 };
 
-class ListeningNode : public FsdpNode {
+std::shared_ptr<BackwardListener> Lock(const WeakListener& listener,
+                                       const std::string& unit_name) {
+  std::shared_ptr<BackwardListener> result = listener.lock();
+  if (result == nullptr) {
+    throw StatusError(absl::FailedPreconditionError(absl::StrCat(
+        "backward through unit ", unit_name,
+        " after its sharded model was destroyed: keep the model until "
+        "backward is over")));
+  }
+  return result;
+}
+
+class UnitNode final : public FsdpNode {
  public:
-  ListeningNode(std::string kind, WeakListener listener, int unit,
-                std::string unit_name)
-      : FsdpNode(std::move(kind), std::move(unit_name)),
+  UnitNode(WeakListener listener, int unit, std::string unit_name)
+      : FsdpNode("Unit", std::move(unit_name)),
         listener_(std::move(listener)),
         unit_(unit) {}
 
- protected:
-  int unit() const { return unit_; }
+  variable_list apply(variable_list&& gradients) override {
+    Lock(listener_, unit_name())
+        ->OnPostBackward({unit_, sequence_nr(), thread_id()}, gradients);
+    return {};
+  }
 
-  std::shared_ptr<BackwardListener> Listener() const {
-    std::shared_ptr<BackwardListener> listener = listener_.lock();
-    if (listener == nullptr) {
-      throw StatusError(absl::FailedPreconditionError(absl::StrCat(
-          "backward through unit ", unit_name(),
-          " after its sharded model was destroyed: keep the model until "
-          "backward is over")));
-    }
-    return listener;
+  // A hook that is registered while a parameter points here is among the
+  // parameter's own, which the listener runs.
+  std::vector<std::unique_ptr<FunctionPreHook>>& tensor_pre_hooks() noexcept
+      override {
+    return no_hooks_;
   }
 
  private:
   const WeakListener listener_;
   const int unit_;
+  std::vector<std::unique_ptr<FunctionPreHook>> no_hooks_;
 };
 
-class UnitNode final : public ListeningNode {
+// What the exits of one forward have in common.
+class Announcement {
  public:
-  UnitNode(WeakListener listener, int unit, std::string unit_name)
-      : ListeningNode("Unit", std::move(listener), unit, std::move(unit_name)) {
-  }
+  Announcement(WeakListener listener, const UnitForward& forward)
+      : listener_(std::move(listener)),
+        name_(forward.name),
+        unit_node_(forward.unit_node),
+        info_{forward.unit, at::sequence_number::peek(), forward.start_sequence,
+              forward.unit_node != nullptr,
+              at::RecordFunction::currentThreadId()} {}
 
-  variable_list apply(variable_list&& gradients) override {
-    Listener()->OnPostBackward({unit(), sequence_nr()}, gradients);
-    return {};
-  }
-};
-
-class ExitNode final : public ListeningNode {
- public:
-  ExitNode(WeakListener listener, int unit, std::string unit_name,
-           const std::shared_ptr<Node>& unit_node)
-      : ListeningNode("Exit", std::move(listener), unit, std::move(unit_name)),
-        unit_node_(unit_node),
-        has_unit_node_(unit_node != nullptr),
-        unit_node_sequence_(has_unit_node_ ? unit_node->sequence_nr() : 0) {}
-
-  variable_list apply(variable_list&& gradients) override {
-    ThrowIfError(CheckRecordsNoGraph(unit_name()));
-    ThrowIfError(CheckComputesNoGradientOf(unit_node_.lock(), unit_name()));
-    Listener()->OnPreBackward(
-        {unit(), sequence_nr(), has_unit_node_, unit_node_sequence_});
-    return std::move(gradients);
+  void Make() {
+    const int task = torch::autograd::get_current_graph_task_id();
+    if (made_in_ == task) return;
+    ThrowIfError(CheckRecordsNoGraph(name_));
+    ThrowIfError(CheckComputesNoGradientOf(unit_node_.lock(), name_));
+    Lock(listener_, name_)->OnPreBackward(info_);
+    made_in_ = task;
   }
 
  private:
+  const WeakListener listener_;
+  const std::string name_;
   const std::weak_ptr<Node> unit_node_;
-  const bool has_unit_node_;
-  const uint64_t unit_node_sequence_;
+  const PreBackwardInfo info_;
+  int made_in_ = -1;  // the last backward
 };
 
-class EntryNode final : public ListeningNode {
+// A unit may return what one inside it has returned: their nodes are one.
+class ExitHook final : public FunctionPreHook {
  public:
-  EntryNode(WeakListener listener, int unit, std::string unit_name)
-      : ListeningNode("Entry", std::move(listener), unit,
-                      std::move(unit_name)) {}
-
-  variable_list apply(variable_list&& gradients) override {
-    Listener()->OnPostBackward({unit(), sequence_nr()}, {});
-    return std::move(gradients);
+  variable_list operator()(const variable_list& gradients) override {
+    for (auto it = announcements_.rbegin(); it != announcements_.rend(); ++it) {
+      (*it)->Make();
+    }
+    return gradients;
   }
+
+  void Add(std::shared_ptr<Announcement> announcement) {
+    announcements_.push_back(std::move(announcement));
+  }
+
+ private:
+  std::vector<std::shared_ptr<Announcement>> announcements_;  // inner first
+};
+
+ExitHook& ExitHookOf(Node& node) {
+  for (const std::unique_ptr<FunctionPreHook>& hook : node.pre_hooks()) {
+    if (auto* exit = dynamic_cast<ExitHook*>(hook.get())) return *exit;
+  }
+  auto hook = std::make_unique<ExitHook>();
+  ExitHook& result = *hook;
+  node.add_pre_hook(std::move(hook));
+  return result;
+}
+
+class EntryHook final : public FunctionPreHook {
+ public:
+  EntryHook(WeakListener listener, uint64_t start_sequence)
+      : listener_(std::move(listener)), start_sequence_(start_sequence) {}
+
+  variable_list operator()(const variable_list& gradients) override {
+    if (auto listener = listener_.lock()) listener->OnLeft(start_sequence_);
+    return gradients;
+  }
+
+ private:
+  const WeakListener listener_;
+  const uint64_t start_sequence_;
 };
 
 class SentinelNode final : public FsdpNode {
@@ -128,22 +168,30 @@ class SentinelNode final : public FsdpNode {
   }
 };
 
-// Replaces each tensor that requires grad by an alias whose gradient passes
-// through `node` on its way to the tensor's own edge.
-bool PassThrough(const std::shared_ptr<Node>& node,
-                 const std::vector<at::Tensor*>& tensors) {
-  bool any = false;
-  for (at::Tensor* tensor : tensors) {
-    if (!tensor->defined() || !tensor->requires_grad()) continue;
-    node->add_next_edge(torch::autograd::impl::gradient_edge(*tensor));
-    // As detach(), which is an operator; both have one version.
-    at::Tensor alias = tensor->tensor_data();
-    const uint32_t slot = node->add_input_metadata(alias);
-    torch::autograd::impl::set_gradient_edge(alias, Edge(node, slot));
-    *tensor = std::move(alias);
-    any = true;
+// The nodes by which a gradient reaches `tensor`, whatever is done to it from
+// now on.
+std::vector<std::shared_ptr<Node>> NodesOf(const at::Tensor& tensor) {
+  const auto* view = torch::autograd::impl::get_view_autograd_meta(tensor);
+  if (view == nullptr || !view->has_bw_view()) return {tensor.grad_fn()};
+  std::vector<std::shared_ptr<Node>> nodes = {
+      view->get_backward_view().base_.grad_fn()};
+  // Otherwise autograd makes a new one, which leads to the base's.
+  if (view->get_attr_version() == tensor._version()) {
+    nodes.push_back(view->grad_fn_);
   }
-  return any;
+  return nodes;
+}
+
+bool IsOfThisThread(const Node& node) {
+  return node.thread_id() == at::RecordFunction::currentThreadId();
+}
+
+// Whether a forward that began with `start_sequence` has made `node`. Numbers
+// of another thread, on which a part of the forward may have run, tell nothing.
+bool WasMadeSince(uint64_t start_sequence, const SeenTensors& inputs,
+                  const Node& node) {
+  return IsOfThisThread(node) ? node.sequence_nr() >= start_sequence
+                              : !inputs.WasProducedBy(node);
 }
 
 }  // namespace
@@ -169,18 +217,66 @@ std::shared_ptr<Node> AttachUnitNode(const WeakListener& listener, int unit,
   return node;
 }
 
-bool AttachExitNode(const WeakListener& listener, int unit, std::string name,
-                    const std::shared_ptr<Node>& unit_node,
-                    const std::vector<at::Tensor*>& outputs) {
-  return PassThrough(
-      std::make_shared<ExitNode>(listener, unit, std::move(name), unit_node),
-      outputs);
+void SeenTensors::Add(const at::Tensor& tensor) {
+  if (!tensor.defined()) return;
+  AddOne(tensor);
+  if (tensor.is_view()) AddOne(at::Tensor(tensor._base()));
 }
 
-bool AttachEntryNode(const WeakListener& listener, int unit, std::string name,
-                     const std::vector<at::Tensor*>& inputs) {
-  return PassThrough(
-      std::make_shared<EntryNode>(listener, unit, std::move(name)), inputs);
+void SeenTensors::AddOne(const at::Tensor& tensor) {
+  tensors_.emplace_back(tensor.getIntrusivePtr());
+  for (const std::shared_ptr<Node>& node : NodesOf(tensor)) {
+    producers_.push_back(node.get());
+  }
+}
+
+std::vector<at::Tensor> SeenTensors::Alive() const {
+  std::vector<at::Tensor> alive;
+  for (const Weak& weak : tensors_) {
+    if (auto tensor = weak.lock()) alive.emplace_back(std::move(tensor));
+  }
+  return alive;
+}
+
+bool SeenTensors::WasProducedBy(const Node& node) const {
+  return std::find(producers_.begin(), producers_.end(), &node) !=
+         producers_.end();
+}
+
+std::vector<std::shared_ptr<Node>> AttachExits(
+    const WeakListener& listener, const UnitForward& forward,
+    const std::vector<at::Tensor*>& outputs, const SeenTensors& inputs) {
+  std::vector<std::shared_ptr<Node>> exits;
+  const auto add = [&](const at::Tensor& tensor) {
+    for (std::shared_ptr<Node>& node : NodesOf(tensor)) {
+      if (node == nullptr ||
+          !WasMadeSince(forward.start_sequence, inputs, *node) ||
+          std::find(exits.begin(), exits.end(), node) != exits.end()) {
+        continue;
+      }
+      exits.push_back(std::move(node));
+    }
+  };
+  for (const at::Tensor* output : outputs) {
+    if (output->defined()) add(*output);
+  }
+  for (const at::Tensor& input : inputs.Alive()) add(input);
+  if (exits.empty()) return exits;
+  const auto announcement = std::make_shared<Announcement>(listener, forward);
+  for (const std::shared_ptr<Node>& node : exits) {
+    ExitHookOf(*node).Add(announcement);
+  }
+  return exits;
+}
+
+void AttachEntry(const WeakListener& listener, uint64_t start_sequence,
+                 const at::Tensor& input) {
+  if (!input.defined()) return;
+  for (const std::shared_ptr<Node>& node : NodesOf(input)) {
+    // One of another thread tells nothing about the nodes of this one.
+    if (node == nullptr || !IsOfThisThread(*node)) continue;
+    node->add_pre_hook(std::make_unique<EntryHook>(listener, start_sequence));
+  }
 }
 
 std::shared_ptr<Node> MakeSentinel(const at::Tensor& parameter,

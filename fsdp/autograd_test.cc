@@ -14,8 +14,10 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
+#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -28,6 +30,7 @@
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/testing/gradient_check.h"
 #include "fsdp/testing/toy_model.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace fsdp {
@@ -42,10 +45,12 @@ using ::fsdp::testing::InputOf;
 using ::fsdp::testing::kDim;
 using ::fsdp::testing::Rows;
 using ::fsdp::testing::SquareLoss;
+using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::UnitImpl;
 using ::fsdp::testing::UnitsOf;
 using ::fsdp::testing::Unowned;
 using ::fsdp::testing::UsedTwice;
+using ::testing::HasSubstr;
 using ::torch::nn::Linear;
 
 TEST(AutogradTest, AUnitUsedTwiceInOneForward) {
@@ -252,6 +257,55 @@ TEST(AutogradTest, TwoForwardsThenTheirTwoBackwards) {
     }
     return absl::OkStatus();
   }));
+}
+
+// Each on a thread of its own, which has ended when backward begins.
+absl::Status TwoForwardsOnThreads(Communicator& world, bool one_backward) {
+  FSDP_ASSIGN_OR_RETURN(
+      FullyShardedDataParallel<UsedTwice> model,
+      FullyShard(Filled<UsedTwice>(), Unowned(world), UnitsOf<UnitImpl>()));
+  auto plain = Filled<UsedTwice>();
+  const auto loss_of = [&](const std::function<at::Tensor(at::Tensor)>& net,
+                           int64_t row) {
+    at::Tensor loss;
+    std::thread thread([&] { loss = net(Rows(row, 2, kDim)).square().mean(); });
+    thread.join();
+    return loss;
+  };
+  std::vector<at::Tensor> losses;
+  for (const int64_t row : {0, 5}) {
+    loss_of([&](at::Tensor x) { return plain->forward(x); }, row).backward();
+    losses.push_back(
+        loss_of([&](at::Tensor x) { return model->forward(x); }, row));
+    if (!one_backward) FSDP_RETURN_IF_ERROR(model->Backward(losses.back()));
+  }
+  if (one_backward) {
+    FSDP_RETURN_IF_ERROR(model->Backward(losses[0] + losses[1]));
+  }
+  const NamedShard& shard = model->NamedShards()[0];
+  const at::Tensor expected =
+      plain->named_parameters()[shard.name].grad().reshape({-1});
+  return at::allclose(shard.shard.grad(),
+                      expected.narrow(0, shard.begin, shard.shard.numel()),
+                      1e-4, 1e-6)
+             ? absl::OkStatus()
+             : absl::InternalError("gradients of forwards on threads");
+}
+
+TEST(AutogradTest, ForwardsOnThreadsWithABackwardForEach) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) {
+    return TwoForwardsOnThreads(world, /*one_backward=*/false);
+  }));
+}
+
+TEST(AutogradTest, OneBackwardThroughForwardsOfTwoThreadsIsRefused) {
+  EXPECT_THAT(RunAllRanks(2,
+                          [](Communicator& world) {
+                            return TwoForwardsOnThreads(world,
+                                                        /*one_backward=*/true);
+                          }),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("through forwards of two threads")));
 }
 
 // Control flow that depends on the data.

@@ -3,12 +3,13 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/Device.h>
-#include <c10/core/ScalarType.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/edge.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
+#include <torch/nn/module.h>
 
 #include <algorithm>
 #include <memory>
@@ -19,15 +20,16 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "base/status_error.h"
 #include "fsdp/activation_offload.h"
 #include "fsdp/checkpoint_arguments.h"
+#include "fsdp/region_outputs.h"
 
 namespace fsdp::checkpoint_internal {
 namespace {
 
 using ::torch::autograd::Edge;
+using ::torch::autograd::FunctionPreHook;
 using ::torch::autograd::Node;
 using ::torch::autograd::variable_list;
 
@@ -74,22 +76,23 @@ std::vector<c10::Device> Accelerators(
   return devices;
 }
 
-// What a recomputation is compared by.
-std::string Describe(const at::Tensor& tensor) {
-  if (!tensor.defined()) return "an undefined tensor";
-  return absl::StrCat(c10::toString(tensor.scalar_type()), " [",
-                      absl::StrJoin(tensor.sizes(), ", "), "] on ",
-                      tensor.device().str());
-}
-
 // The end of a recomputed graph: keeps the gradients of what the region took.
 class SinkNode final : public Node {
  public:
+  enum class Takes { kArguments, kParameters };
+  explicit SinkNode(Takes takes) : takes_(takes) {}
+
   std::string name() const override { return "fsdp::RegionInputs"; }
 
   variable_list apply(variable_list&& gradients) override {
     gradients_ = std::move(gradients);
     return {};
+  }
+
+  // A parameter's hooks run where its whole gradient is.
+  std::vector<std::unique_ptr<FunctionPreHook>>& tensor_pre_hooks() noexcept
+      override {
+    return takes_ == Takes::kParameters ? no_hooks_ : Node::tensor_pre_hooks();
   }
 
   variable_list TakeGradients() {
@@ -98,6 +101,8 @@ class SinkNode final : public Node {
   }
 
  private:
+  const Takes takes_;
+  std::vector<std::unique_ptr<FunctionPreHook>> no_hooks_;
   variable_list gradients_;
 };
 
@@ -142,10 +147,11 @@ class RedirectedParameters {
 class RegionNode final : public Node {
  public:
   RegionNode(std::unique_ptr<RepeatableCall> call, RunningUnits units,
-             AmbientState ambient, ActivationOffload* offload)
+             AmbientState ambient, const CheckpointOptions& options)
       : call_(std::move(call)),
         units_(std::move(units)),
         ambient_(std::move(ambient)),
+        options_(options),
         region_name_(RegionName(units_)) {
     const std::vector<at::Tensor*> arguments = call_->Arguments();
     for (const at::Tensor* argument : arguments) {
@@ -155,8 +161,8 @@ class RegionNode final : public Node {
       }
     }
     // The graph before is kept by the edges alone.
-    arguments_ =
-        std::make_unique<RegionArguments>(arguments, offload, region_name_);
+    arguments_ = std::make_unique<RegionArguments>(
+        arguments, options_.offload.get(), region_name_);
     for (const auto& unit : units_) {
       for (const std::vector<at::Tensor>& slot : unit->trainable) {
         if (slot.empty()) continue;
@@ -167,42 +173,34 @@ class RegionNode final : public Node {
 
   std::string name() const override { return "fsdp::Checkpoint"; }
 
-  // Replaces those of the region's `outputs` that can have a gradient.
-  void Wrap(const std::vector<at::Tensor*>& outputs) {
-    for (at::Tensor* output : outputs) {
-      descriptions_.push_back(Describe(*output));
-      differentiable_.push_back(
-          output->defined() &&
-          torch::autograd::isDifferentiableType(output->scalar_type()));
-      if (!differentiable_.back()) continue;
-      at::Tensor alias = output->detach();
-      const uint32_t k = add_input_metadata(alias);
-      torch::autograd::impl::set_gradient_edge(alias,
-                                               Edge(shared_from_this(), k));
-      *output = std::move(alias);
-    }
+  // See RegionOutputs.
+  void Wrap(const GivenTensors& given,
+            const std::vector<at::Tensor*>& outputs) {
+    outputs_.Wrap(shared_from_this(), given, outputs);
   }
 
   variable_list apply(variable_list&& gradients) override {
     ThrowIfError(CheckBackward());
-    auto sink = std::make_shared<SinkNode>();
+    auto arguments = std::make_shared<SinkNode>(SinkNode::Takes::kArguments);
+    auto parameters = std::make_shared<SinkNode>(SinkNode::Takes::kParameters);
     std::vector<at::Tensor> roots;
     variable_list root_gradients;
     {
-      const std::vector<at::Tensor> outputs = Recompute(sink);
-      ThrowIfError(CheckOutputs(outputs));
-      size_t k = 0;
-      for (size_t i = 0; i < outputs.size(); ++i) {
-        if (!differentiable_[i]) continue;
-        at::Tensor& gradient = gradients[k++];
-        if (!gradient.defined() || !outputs[i].requires_grad()) continue;
-        roots.push_back(outputs[i]);
-        root_gradients.push_back(std::move(gradient));
+      const std::vector<at::Tensor> recomputed = ValueOrThrow(
+          outputs_.RootsOf(Recompute(arguments, parameters), region_name_));
+      for (size_t k = 0; k < recomputed.size(); ++k) {
+        if (!gradients[k].defined() || !recomputed[k].requires_grad()) continue;
+        roots.push_back(recomputed[k]);
+        root_gradients.push_back(std::move(gradients[k]));
       }
     }
     gradients.clear();
     if (!roots.empty()) torch::autograd::backward(roots, root_gradients);
-    return sink->TakeGradients();
+    variable_list result = arguments->TakeGradients();
+    for (at::Tensor& gradient : parameters->TakeGradients()) {
+      result.push_back(std::move(gradient));
+    }
+    return result;
   }
 
   void release_variables() override {
@@ -211,7 +209,9 @@ class RegionNode final : public Node {
   }
 
  private:
-  std::vector<at::Tensor> Recompute(const std::shared_ptr<SinkNode>& sink) {
+  std::vector<at::Tensor> Recompute(
+      const std::shared_ptr<SinkNode>& sink,
+      const std::shared_ptr<SinkNode>& parameter_sink) {
     const std::vector<at::Tensor*> arguments = call_->Arguments();
     // What the graph needs of them it keeps itself.
     const auto release = absl::MakeCleanup([&arguments] {
@@ -227,11 +227,16 @@ class RegionNode final : public Node {
             *arguments[i], Edge(sink, sink->add_input_metadata(*arguments[i])));
       }
     }
-    const RedirectedParameters parameters(units_, sink);
-    const RecomputeScope scope(units_);
+    const RedirectedParameters parameters(units_, parameter_sink);
+    RecomputeScope scope(units_, options_.restore_buffers);
+    for (const auto& module : options_.modules) {
+      scope.KeepBuffers(module->buffers());
+    }
     const AmbientStateGuard ambient(ambient_);
     const c10::AutoGradMode grad(true);
-    return call_->Repeat();
+    std::vector<at::Tensor> result = call_->Repeat();
+    scope.Finish();
+    return result;
   }
 
   absl::Status CheckBackward() const {
@@ -256,35 +261,15 @@ class RegionNode final : public Node {
     return arguments_->CheckUnmodified();
   }
 
-  absl::Status CheckOutputs(const std::vector<at::Tensor>& outputs) const {
-    if (outputs.size() != descriptions_.size()) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          "recomputing ", region_name_, " gave ", outputs.size(),
-          " tensors instead of ", descriptions_.size(), kDoTheSame));
-    }
-    for (size_t i = 0; i < outputs.size(); ++i) {
-      const std::string description = Describe(outputs[i]);
-      if (description == descriptions_[i]) continue;
-      return absl::FailedPreconditionError(absl::StrCat(
-          "recomputing ", region_name_, " gave ", description, " as tensor ", i,
-          " of its result instead of ", descriptions_[i], kDoTheSame));
-    }
-    return absl::OkStatus();
-  }
-
-  static constexpr char kDoTheSame[] =
-      ": the function has to do the same in forward and in backward, so make "
-      "what it depends on an argument";
-
   std::unique_ptr<RepeatableCall> call_;  // null once released
   const RunningUnits units_;              // around the region
   const AmbientState ambient_;
+  const CheckpointOptions options_;
   const std::string region_name_;
   // The tensors of `call_`, which has none but while it is made again.
   std::unique_ptr<RegionArguments> arguments_;  // null once released
   std::vector<bool> takes_gradient_;
-  std::vector<std::string> descriptions_;  // of the outputs
-  std::vector<bool> differentiable_;
+  RegionOutputs outputs_;
 };
 
 }  // namespace
@@ -296,7 +281,7 @@ RegionForward::RegionForward(const CheckpointOptions& options,
              AnyRequiresGrad(arguments)),
       ambient_(AmbientState::Capture(Accelerators(arguments),
                                      options.preserve_rng_state)),
-      offload_(options.offload) {
+      options_(options) {
   for (const at::Tensor* tensor : arguments) {
     versions_.push_back(VersionOf(*tensor));
   }
@@ -313,11 +298,12 @@ void RegionForward::Finish(std::unique_ptr<RepeatableCall> call,
         "Modify a copy")));
   }
   if (!scope_.requires_grad()) return;
+  GivenTensors given;
+  for (const at::Tensor* argument : arguments) given.Add(*argument);
   std::shared_ptr<RegionNode> node(
-      new RegionNode(std::move(call), units_, std::move(ambient_),
-                     offload_.get()),
+      new RegionNode(std::move(call), units_, std::move(ambient_), options_),
       torch::autograd::deleteNode);
-  node->Wrap(outputs);
+  node->Wrap(given, outputs);
 }
 
 }  // namespace fsdp::checkpoint_internal

@@ -27,6 +27,10 @@
 #include "fsdp/checkpoint_scope.h"
 #include "fsdp/tensor_tree.h"
 
+namespace torch::nn {
+class Module;
+}  // namespace torch::nn
+
 namespace fsdp {
 
 class ActivationOffload;
@@ -36,6 +40,14 @@ struct CheckpointOptions {
   // generators of the CPU and of the devices of tensor arguments. Costs a copy
   // of the generators' states per region.
   bool preserve_rng_state = true;
+
+  // Give buffers the values that they had before the function ran a second
+  // time, so that BatchNorm counts a batch once. Found are those of the sharded
+  // model whose units run around the region or inside it, and of `modules`:
+  // name there what else the function changes. Costs a copy of them while it
+  // runs.
+  bool restore_buffers = true;
+  std::vector<std::shared_ptr<torch::nn::Module>> modules = {};
 
   // Where arguments are between forward and backward (see
   // activation_offload.h); null: they stay in memory. One for all regions of a
@@ -97,8 +109,10 @@ class RegionForward {
   RegionForward(const CheckpointOptions& options,
                 const std::vector<at::Tensor*>& arguments);
 
-  // Replaces `outputs` by aliases that recompute `call` in backward. Throws
-  // StatusError where the call has modified an argument in place.
+  // Replaces those of `outputs` that the call has made by aliases that
+  // recompute it in backward, and views of arguments by differentiable ones.
+  // Views of each other stay so. Throws StatusError where the call has modified
+  // an argument in place.
   void Finish(std::unique_ptr<RepeatableCall> call,
               const std::vector<at::Tensor*>& outputs);
 
@@ -107,7 +121,7 @@ class RegionForward {
   RegionScope scope_;
   std::vector<uint32_t> versions_;  // of the arguments
   AmbientState ambient_;
-  const std::shared_ptr<ActivationOffload> offload_;
+  const CheckpointOptions options_;
   c10::NoGradGuard no_grad_;
 };
 

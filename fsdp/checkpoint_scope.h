@@ -3,6 +3,9 @@
 #ifndef FSDP_CHECKPOINT_SCOPE_H_
 #define FSDP_CHECKPOINT_SCOPE_H_
 
+#include <ATen/core/Tensor.h>
+
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -19,6 +22,8 @@ struct RunningUnit {
   ParameterSlots trainable;
   // Some parameters of its modules belong to no unit.
   bool may_use_other_parameters = false;
+  // Of its modules; never null.
+  std::shared_ptr<const std::vector<at::Tensor>> buffers;
 };
 using RunningUnits = std::vector<std::shared_ptr<const RunningUnit>>;
 
@@ -61,17 +66,36 @@ class RegionScope {
 };
 
 // The recomputation of a region: `units` are under way again and nothing else
-// is, although the backward around it may run inside another forward.
+// is, although the backward around it may run inside another forward. What it
+// changes in buffers of those units, and of units that run inside it, is taken
+// back where `restores_buffers`: it is one forward, not two.
 class RecomputeScope {
  public:
-  explicit RecomputeScope(RunningUnits units);
+  RecomputeScope(RunningUnits units, bool restores_buffers);
   RecomputeScope(const RecomputeScope&) = delete;
   RecomputeScope& operator=(const RecomputeScope&) = delete;
   ~RecomputeScope();
 
+  // The innermost one under way on this thread, or null.
+  static RecomputeScope* Current();
+
+  // Before `buffers` may be changed.
+  void KeepBuffers(const std::vector<at::Tensor>& buffers);
+
+  // When the function has run again, and before what it has recorded is used:
+  // calls what was given to AtEnd(), the last one first.
+  void Finish();
+  void AtEnd(std::function<void()> call);
+
  private:
+  void RestoreBuffers();
+
   RunningUnits units_;
   RegionScope* region_ = nullptr;
+  RecomputeScope* recomputation_ = this;
+  const bool restores_buffers_;
+  std::vector<std::pair<at::Tensor, at::Tensor>> kept_;  // buffers and copies
+  std::vector<std::function<void()>> at_end_;
 };
 
 }  // namespace fsdp

@@ -1,5 +1,7 @@
 #include "fsdp/forward.h"
 
+#include <c10/core/GradMode.h>
+
 #include <vector>
 
 #include "absl/status/status.h"
@@ -18,6 +20,7 @@ ForwardScope::ForwardScope(const torch::nn::Module& module)
   ThrowIfError(handle_->model()->PreForward(handle_->unit()));
   const auto& running = handle_->model()->running_unit(handle_->unit());
   if (running != nullptr) scope_.emplace(running);
+  watches_inputs_ = c10::GradMode::is_enabled();
 }
 
 ForwardScope::~ForwardScope() {
@@ -25,17 +28,17 @@ ForwardScope::~ForwardScope() {
   handle_->model()->AbandonForward(handle_->unit(), thrown_);
 }
 
-bool ForwardScope::needs_inputs() const {
-  const ShardedModel& model = *handle_->model();
-  return model.CastsInputs(handle_->unit()) ||
-         model.NeedsEntry(handle_->unit());
+bool ForwardScope::casts_inputs() const {
+  return handle_->model()->CastsInputs(handle_->unit());
 }
 
-void ForwardScope::PrepareInputs(const std::vector<at::Tensor*>& inputs) {
-  ShardedModel& model = *handle_->model();
-  const int unit = handle_->unit();
-  if (model.CastsInputs(unit)) model.CastInputs(unit, inputs);
-  if (model.NeedsEntry(unit)) model.AttachEntry(unit, inputs);
+void ForwardScope::CastInputs(const std::vector<at::Tensor*>& inputs) {
+  handle_->model()->CastInputs(handle_->unit(), inputs);
+}
+
+void ForwardScope::WatchInput(const at::Tensor& input) {
+  inputs_.Add(input);
+  handle_->model()->WatchInput(handle_->unit(), input);
 }
 
 void ForwardScope::ThrowFailure() const {
@@ -48,7 +51,7 @@ void ForwardScope::NoteException() {
 
 void ForwardScope::Finish(const std::vector<at::Tensor*>& outputs) {
   const absl::Status status =
-      handle_->model()->PostForward(handle_->unit(), outputs);
+      handle_->model()->PostForward(handle_->unit(), outputs, inputs_);
   // What PostForward() refuses it has cleaned up; what it throws it has not.
   finished_ = true;
   ThrowIfError(status);

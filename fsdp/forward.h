@@ -15,6 +15,7 @@
 
 #include "absl/status/status.h"
 #include "base/status_error.h"
+#include "fsdp/autograd.h"
 #include "fsdp/checkpoint_scope.h"
 #include "fsdp/tensor_tree.h"
 #include "fsdp/unit_handle.h"
@@ -32,10 +33,12 @@ class ForwardScope {
   ~ForwardScope();
 
   bool is_unit() const { return handle_ != nullptr; }
-  // Whether PrepareInputs() is due.
-  bool needs_inputs() const;
-  // Casts the inputs and announces them to autograd, as the unit wants it.
-  void PrepareInputs(const std::vector<at::Tensor*>& inputs);
+  // Whether CastInputs() is due.
+  bool casts_inputs() const;
+  void CastInputs(const std::vector<at::Tensor*>& inputs);
+  // Whether WatchInput() is due, for each tensor that the forward will get.
+  bool watches_inputs() const { return watches_inputs_; }
+  void WatchInput(const at::Tensor& input);
   // Runs the module's forward. Of an exception that only follows from an error
   // of ours, that error is thrown instead.
   template <typename Call>
@@ -58,6 +61,8 @@ class ForwardScope {
 
   std::shared_ptr<UnitHandle> handle_;
   std::optional<UnitScope> scope_;
+  bool watches_inputs_ = false;
+  SeenTensors inputs_;
   absl::Status thrown_;
   bool finished_ = false;
 };
@@ -75,8 +80,20 @@ template <typename Arg>
 using HeldArgument = std::conditional_t<kMayHoldTensors<std::decay_t<Arg>>,
                                         std::decay_t<Arg>, Arg&&>;
 
+template <typename Arg>
+void WatchInputsIn([[maybe_unused]] ForwardScope& scope,
+                   [[maybe_unused]] const Arg& arg) {
+  if constexpr (std::is_base_of_v<at::Tensor, Arg>) {
+    scope.WatchInput(arg);
+  } else if constexpr (kMayHoldTensors<Arg> &&
+                       std::is_copy_constructible_v<Arg>) {
+    Arg copy = arg;
+    for (at::Tensor* tensor : TensorsOf(copy)) scope.WatchInput(*tensor);
+  }
+}
+
 template <typename Impl, typename... Args>
-auto CallWithInputs(ForwardScope& scope, Impl& module, Args&&... args) {
+auto CallWithCastInputs(ForwardScope& scope, Impl& module, Args&&... args) {
   std::tuple<HeldArgument<Args>...> held(std::forward<Args>(args)...);
   std::vector<at::Tensor*> inputs;
   const auto collect = [&inputs](auto& part) {
@@ -85,7 +102,10 @@ auto CallWithInputs(ForwardScope& scope, Impl& module, Args&&... args) {
     }
   };
   std::apply([&collect](auto&... parts) { (collect(parts), ...); }, held);
-  scope.PrepareInputs(inputs);
+  scope.CastInputs(inputs);
+  if (scope.watches_inputs()) {
+    for (const at::Tensor* input : inputs) scope.WatchInput(*input);
+  }
   return std::apply(
       [&module](auto&... parts) {
         return module.forward(static_cast<Args&&>(parts)...);
@@ -101,13 +121,13 @@ auto ForwardModule(Impl& module, Args&&... args) {
   ForwardScope scope(module);
   if (!scope.is_unit()) return module.forward(std::forward<Args>(args)...);
   const auto call = [&]() -> Result {
-    if constexpr (std::is_void_v<Result>) {
-      module.forward(std::forward<Args>(args)...);
-    } else if (scope.needs_inputs()) {
-      return CallWithInputs(scope, module, std::forward<Args>(args)...);
-    } else {
-      return module.forward(std::forward<Args>(args)...);
+    if constexpr (!std::is_void_v<Result>) {
+      if (scope.casts_inputs()) {
+        return CallWithCastInputs(scope, module, std::forward<Args>(args)...);
+      }
     }
+    if (scope.watches_inputs()) (WatchInputsIn(scope, args), ...);
+    return module.forward(std::forward<Args>(args)...);
   };
   if constexpr (std::is_void_v<Result>) {
     scope.Run(call);

@@ -27,7 +27,8 @@ class UnitCaller final : public torch::nn::Module {
 
   at::Tensor forward(at::Tensor input) {
     ForwardScope scope(*child_.ptr());
-    if (scope.needs_inputs()) scope.PrepareInputs({&input});
+    if (scope.casts_inputs()) scope.CastInputs({&input});
+    if (scope.watches_inputs()) scope.WatchInput(input);
     at::Tensor output = child_.forward(std::move(input));
     scope.Finish({&output});
     return output;

@@ -11,6 +11,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
@@ -95,6 +97,20 @@ void AttachHandles(const ShardPlan& plan,
   }
 }
 
+// Each to the innermost unit around it. Units are in pre-order.
+std::vector<std::vector<at::Tensor>> BuffersByUnit(const ShardPlan& plan) {
+  std::vector<std::vector<at::Tensor>> result(plan.units.size());
+  for (const BufferPrecision::Buffer& buffer : plan.buffers) {
+    size_t innermost = 0;
+    for (size_t i = 1; i < plan.units.size(); ++i) {
+      const std::string& path = plan.units[i].unit.name;
+      if (absl::StartsWith(buffer.name, absl::StrCat(path, "."))) innermost = i;
+    }
+    result[innermost].push_back(buffer.tensor);
+  }
+  return result;
+}
+
 ShardedModel::Settings SettingsOf(
     const ShardPlan& plan, const std::shared_ptr<torch::nn::Module>& root,
     const Options& options, std::shared_ptr<OffloadSpace> offload) {
@@ -119,6 +135,7 @@ ShardedModel::Settings SettingsOf(
     return module == nullptr || module->is_training();
   };
   settings.buffers = BufferPrecision(plan.buffers);
+  settings.unit_buffers = BuffersByUnit(plan);
   return settings;
 }
 

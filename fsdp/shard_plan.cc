@@ -5,6 +5,7 @@
 #include <c10/core/ScalarType.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <set>
@@ -288,14 +289,18 @@ std::string Fingerprint(const ShardPlan& plan, const Options& options) {
                     planned.options.precision.ToString(), "\n");
     for (size_t i = 0; i < planned.unit.parameters.size(); ++i) {
       const OwnedParameter& owned = planned.unit.parameters[i];
-      const at::Tensor& tensor = plan.tree.parameters[owned.parameter].front();
+      const auto& tied = plan.tree.parameters[owned.parameter];
+      const at::Tensor& tensor = tied.front();
+      const bool is_frozen =
+          std::none_of(tied.begin(), tied.end(),
+                       [](const at::Tensor& t) { return t.requires_grad(); });
       absl::StrAppend(&text, "  ", absl::StrJoin(owned.names, " = "), " ",
                       c10::toString(tensor.scalar_type()), " in ",
                       c10::toString(planned.compute_dtypes[i]), " [",
                       absl::StrJoin(tensor.sizes(), ", "), "] strides [",
                       absl::StrJoin(tensor.strides(), ", "), "] ",
                       tensor.device().is_cpu() ? "cpu" : "accelerator",
-                      tensor.requires_grad() ? "" : " frozen", "\n");
+                      is_frozen ? " frozen" : "", "\n");
     }
   }
   for (const BufferPrecision::Buffer& buffer : plan.buffers) {

@@ -1,5 +1,6 @@
 #include "fsdp/sharded_model.h"
 
+#include <ATen/SequenceNumber.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/record_function.h>
@@ -20,6 +21,7 @@
 #include "comm/communicator.h"
 #include "flat_param/flat_parameter.h"
 #include "fsdp/autograd.h"
+#include "fsdp/parameter_hooks.h"
 
 namespace fsdp {
 namespace {
@@ -34,6 +36,12 @@ std::array<c10::IValue, 2> BytesOf(const Runtime& runtime, int unit) {
   return {unsharded, runtime.reduce_buffer_bytes(unit)};
 }
 
+// Tied parameters may differ in this.
+bool AnyTrainable(const std::vector<at::Tensor>& tensors) {
+  return std::any_of(tensors.begin(), tensors.end(),
+                     [](const at::Tensor& t) { return t.requires_grad(); });
+}
+
 }  // namespace
 
 ShardedModel::ShardedModel(std::unique_ptr<Runtime> runtime, Schedule schedule,
@@ -44,6 +52,8 @@ ShardedModel::ShardedModel(std::unique_ptr<Runtime> runtime, Schedule schedule,
       units_(runtime_->num_units()) {
   for (int unit = 0; unit < runtime_->num_units(); ++unit) {
     units_[unit].first_shard = named_shards_.size();
+    units_[unit].buffers = std::make_shared<const std::vector<at::Tensor>>(
+        std::move(settings_.unit_buffers[unit]));
     const auto& replicate = runtime_->placement(unit).replicate;
     const int replicas = replicate == nullptr ? 1 : replicate->world_size();
     for (const auto& flat : runtime_->flats(unit)) {
@@ -75,11 +85,9 @@ void ShardedModel::ClearEdges() {
 void ShardedModel::AttachSentinels() {
   for (UnitState& state : units_) {
     for (Slot& slot : state.slots) {
-      const bool trainable = slot.tensors.front().requires_grad();
-      slot.shard.set_requires_grad(trainable);
-      if (!trainable) continue;
+      slot.shard.set_requires_grad(AnyTrainable(slot.tensors));
       for (const at::Tensor& tensor : slot.tensors) {
-        AttachSentinel(tensor, slot.sentinel);
+        if (tensor.requires_grad()) AttachSentinel(tensor, slot.sentinel);
       }
     }
   }
@@ -93,7 +101,7 @@ void ShardedModel::RestoreSentinels() {
     for (const Slot& slot : state.slots) {
       if (!slot.shard.requires_grad()) continue;
       for (const at::Tensor& tensor : slot.tensors) {
-        AttachSentinel(tensor, slot.sentinel);
+        if (tensor.requires_grad()) AttachSentinel(tensor, slot.sentinel);
       }
     }
   }
@@ -148,6 +156,7 @@ absl::Status ShardedModel::PreForward(int unit) {
   }
   const bool records_graph = c10::GradMode::is_enabled();
   if (records_graph) FSDP_RETURN_IF_ERROR(CheckHeldIsCurrent(unit));
+  if (records_graph) FSDP_RETURN_IF_ERROR(CheckHooks(unit));
   Event event{EventKind::kPreForward, unit};
   event.records_graph = records_graph;
   event.recomputes = recomputes;
@@ -155,10 +164,35 @@ absl::Status ShardedModel::PreForward(int unit) {
   if (records_graph) AttachNode(unit);
   RegionScope* const region = RegionScope::Current();
   if (region != nullptr && HasTrainable(unit)) region->NoteTrainable();
+  RecomputeScope* const recomputation = RecomputeScope::Current();
+  if (recomputation != nullptr) {
+    recomputation->KeepBuffers(*units_[unit].buffers);
+  }
   for (Slot& slot : units_[unit].slots) {
     slot.version = slot.tensors.front()._version();
   }
   if (observer_ != nullptr) observer_->AfterPreForward(unit);
+  return absl::OkStatus();
+}
+
+// A hook that never ran would be a wrong gradient without a word.
+absl::Status ShardedModel::CheckHooks(int unit) const {
+  for (const Slot& slot : units_[unit].slots) {
+    if (HasTensorHooks(slot.shard) || HasPostAccumulateHooks(slot.shard)) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "a hook on the shard of ", slot.name,
+          " in Parameters() would not run: register it on the module's "
+          "parameter, where it gets the whole gradient of this rank, or use "
+          "StepInBackward()"));
+    }
+    for (const at::Tensor& tensor : slot.tensors) {
+      if (!HasPostAccumulateHooks(tensor)) continue;
+      return absl::FailedPreconditionError(absl::StrCat(
+          "a post-accumulate-grad hook on parameter ", slot.name,
+          " would not run: the gradient of a sharded parameter is in .grad of "
+          "its shard. Use StepInBackward()"));
+    }
+  }
   return absl::OkStatus();
 }
 
@@ -169,21 +203,24 @@ void ShardedModel::AttachNode(int unit) {
   auto running = std::make_shared<RunningUnit>();
   running->name = unit_name(unit);
   running->may_use_other_parameters = settings_.ignores_parameters;
+  running->buffers = state.buffers;
   ParameterSlots& trainable = running->trainable;
   trainable.resize(state.slots.size());
   state.num_trainable = 0;
   for (size_t k = 0; k < state.slots.size(); ++k) {
     Slot& slot = state.slots[k];
     for (const at::Tensor& tensor : slot.tensors) ClearEdge(tensor);
-    const bool requires_grad = slot.tensors.front().requires_grad();
+    for (const at::Tensor& tensor : slot.tensors) {
+      if (tensor.requires_grad()) trainable[k].push_back(tensor);
+    }
+    const bool requires_grad = !trainable[k].empty();
     if (slot.shard.requires_grad() != requires_grad) {
       slot.shard.set_requires_grad(requires_grad);
     }
-    if (!requires_grad) continue;
-    trainable[k] = slot.tensors;
-    ++state.num_trainable;
+    if (requires_grad) ++state.num_trainable;
   }
   state.running = running;
+  state.start_sequence = at::sequence_number::peek();
   state.node.reset();
   if (state.num_trainable == 0) return;
   state.node =
@@ -194,17 +231,14 @@ void ShardedModel::AttachNode(int unit) {
 bool ShardedModel::HasTrainable(int unit) const {
   const std::vector<Slot>& slots = units_[unit].slots;
   return std::any_of(slots.begin(), slots.end(), [](const Slot& slot) {
-    return slot.tensors.front().requires_grad();
+    return AnyTrainable(slot.tensors);
   });
 }
 
-bool ShardedModel::NeedsEntry(int unit) const {
-  return c10::GradMode::is_enabled() && units_[unit].num_trainable == 0;
-}
-
-void ShardedModel::AttachEntry(int unit,
-                               const std::vector<at::Tensor*>& inputs) {
-  AttachEntryNode(weak_from_this(), unit, unit_name(unit), inputs);
+void ShardedModel::WatchInput(int unit, const at::Tensor& input) {
+  const UnitState& state = units_[unit];
+  if (state.num_trainable > 0) return;
+  AttachEntry(weak_from_this(), state.start_sequence, input);
 }
 
 absl::Status ShardedModel::CheckForwardLeftParametersAlone(
@@ -232,19 +266,25 @@ absl::Status ShardedModel::CheckForwardLeftParametersAlone(
   return absl::OkStatus();
 }
 
-absl::Status ShardedModel::PostForward(
-    int unit, const std::vector<at::Tensor*>& outputs) {
+absl::Status ShardedModel::PostForward(int unit,
+                                       const std::vector<at::Tensor*>& outputs,
+                                       const SeenTensors& inputs) {
   FSDP_RETURN_IF_ERROR(BeforePostForward(unit, outputs));
   CastOutputs(unit, outputs);
   bool expects_backward = false;
+  Nodes exits;
   if (c10::GradMode::is_enabled()) {
-    expects_backward = AttachExitNode(weak_from_this(), unit, unit_name(unit),
-                                      units_[unit].node, outputs);
+    const UnitState& state = units_[unit];
+    exits =
+        AttachExits(weak_from_this(),
+                    {unit, unit_name(unit), state.start_sequence, state.node},
+                    outputs, inputs);
+    expects_backward = !exits.empty();
   } else if (const RegionScope* region = RegionScope::Current()) {
     // The forward that the backward belongs to is still to come.
     expects_backward = region->passes_grad();
   }
-  return EndForward(unit, expects_backward, outputs);
+  return EndForward(unit, expects_backward, exits);
 }
 
 absl::Status ShardedModel::PostForwardOfUnseen(int unit,
@@ -264,14 +304,14 @@ absl::Status ShardedModel::BeforePostForward(
 }
 
 absl::Status ShardedModel::EndForward(int unit, bool expects_backward,
-                                      const std::vector<at::Tensor*>& outputs) {
+                                      const Nodes& exits) {
   units_[unit].node.reset();
   units_[unit].running.reset();
   Event event{EventKind::kPostForward, unit};
   event.recomputes = InsideBackward();
   event.expects_backward = expects_backward;
   FSDP_RETURN_IF_ERROR(TransitionOrAbort(event, {}));
-  if (observer_ != nullptr) observer_->AfterPostForward(unit, outputs);
+  if (observer_ != nullptr) observer_->AfterPostForward(unit, exits);
   return absl::OkStatus();
 }
 
@@ -334,8 +374,7 @@ void ShardedModel::GiveUpIteration(const absl::Status& reason,
     schedule_.SetHasWholeGradients(unit, runtime_->HasWholeGradients(unit));
   }
   order_check_.reset();
-  pending_.clear();
-  backward_.reset();
+  ForgetBackward();
   for (UnitState& state : units_) {
     state.node.reset();
     state.running.reset();

@@ -10,6 +10,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -58,6 +59,7 @@ class ShardedModel final : public BackwardListener,
     std::vector<UnitOptions> units;
     std::function<bool()> is_training;  // the mode of the root module
     BufferPrecision buffers;
+    std::vector<std::vector<at::Tensor>> unit_buffers;  // the same, by unit
     std::shared_ptr<OffloadSpace> offload;  // null: all rests on the device
     // Further names of tied parameters, and the one that NamedShards() has.
     std::map<std::string, std::string, std::less<>> aliases;
@@ -77,17 +79,17 @@ class ShardedModel final : public BackwardListener,
   const std::shared_ptr<const RunningUnit>& running_unit(int unit) const {
     return units_[unit].running;
   }
-  // Whether AttachEntry() is due: grad mode is on and nothing in the unit is
-  // trainable.
-  bool NeedsEntry(int unit) const;
-  void AttachEntry(int unit, const std::vector<at::Tensor*>& inputs);
-  // Whether CastInputs() is due, before AttachEntry().
+  // Whether CastInputs() is due.
   bool CastsInputs(int unit) const;
   void CastInputs(int unit, const std::vector<at::Tensor*>& inputs) const;
-  // Casts `outputs`, replaces them by aliases that announce the backward, and
-  // frees the unit. FailedPrecondition: a parameter was modified in place,
-  // replaced, or is (a view of) an output.
-  absl::Status PostForward(int unit, const std::vector<at::Tensor*>& outputs);
+  // With grad, for each tensor that the forward gets: tells from `input` when
+  // the gradient has left a unit with nothing trainable.
+  void WatchInput(int unit, const at::Tensor& input);
+  // Casts `outputs`, makes them announce the backward, and frees the unit.
+  // `inputs`: what WatchInput() was told of. FailedPrecondition: a parameter
+  // was modified in place, replaced, or is (a view of) an output.
+  absl::Status PostForward(int unit, const std::vector<at::Tensor*>& outputs,
+                           const SeenTensors& inputs = {});
   // The same for a use whose outputs are not known; the caller tells whether a
   // backward is to come.
   absl::Status PostForwardOfUnseen(int unit, bool expects_backward);
@@ -176,6 +178,7 @@ class ShardedModel final : public BackwardListener,
   void OnPreBackward(const PreBackwardInfo& info) override;
   void OnPostBackward(const PostBackwardInfo& info,
                       const std::vector<at::Tensor>& gradients) override;
+  void OnLeft(uint64_t start_sequence) override;
 
  private:
   // One distinct parameter of a unit: slot k of the unit's node.
@@ -184,7 +187,8 @@ class ShardedModel final : public BackwardListener,
     std::vector<at::Tensor> tensors;  // of the module
     at::Tensor shard;
     std::shared_ptr<torch::autograd::Node> sentinel;
-    uint32_t version = 0;  // of the tensors at PreForward
+    uint32_t version = 0;         // of the tensors at PreForward
+    bool hooks_have_run = false;  // in this backward
   };
   struct UnitState {
     std::vector<Slot> slots;
@@ -193,7 +197,9 @@ class ShardedModel final : public BackwardListener,
     size_t first_shard = 0;  // in named_shards_
     // Of the shards when the user has asked for the unit.
     std::vector<uint32_t> versions_asked_for;
+    std::shared_ptr<const std::vector<at::Tensor>> buffers;
     // Of the forward that runs now; null without grad.
+    uint64_t start_sequence = 0;
     std::shared_ptr<torch::autograd::Node> node;
     std::shared_ptr<const RunningUnit> running;
   };
@@ -203,7 +209,8 @@ class ShardedModel final : public BackwardListener,
   struct PendingUnit {
     int unit;
     int graph_task;  // of a nested backward higher than of the one around it
-    uint64_t node_sequence;
+    uint64_t start_sequence;
+    bool has_unit_node;
   };
 
   // Of one backward's collectives, under way among the ranks.
@@ -230,14 +237,15 @@ class ShardedModel final : public BackwardListener,
   // sharded_model.cc: forward
   absl::Status CheckThread(int unit) const;
   absl::Status CheckHeldIsCurrent(int unit) const;
+  absl::Status CheckHooks(int unit) const;
   void AttachNode(int unit);
   bool HasTrainable(int unit) const;
   absl::Status CheckForwardLeftParametersAlone(
       int unit, const std::vector<at::Tensor*>& outputs) const;
   absl::Status BeforePostForward(int unit,
                                  const std::vector<at::Tensor*>& outputs);
-  absl::Status EndForward(int unit, bool expects_backward,
-                          const std::vector<at::Tensor*>& outputs);
+  using Nodes = std::vector<std::shared_ptr<torch::autograd::Node>>;
+  absl::Status EndForward(int unit, bool expects_backward, const Nodes& exits);
 
   // sharded_model_precision.cc
   absl::Status ChoosePrecision();
@@ -249,7 +257,10 @@ class ShardedModel final : public BackwardListener,
   void EnterBackward();
   void OnEndOfBackward();
   void OnBackwardLost();
+  void ForgetBackward();
+  absl::Status CheckForwardThread(int unit, std::optional<uint64_t> thread);
   absl::Status FinishPendingFrom(uint64_t sequence);
+  void RunParameterHooks(int unit, std::vector<at::Tensor>& gradients);
   absl::Status PostBackward(int unit, const std::vector<at::Tensor>& gradients,
                             bool reduces);
   absl::Status CheckOrder();
@@ -267,6 +278,8 @@ class ShardedModel final : public BackwardListener,
   std::vector<UnitState> units_;
   std::vector<NamedShard> named_shards_;
   std::vector<PendingUnit> pending_;
+  // On which thread what each backward under way goes through was recorded.
+  std::map<int, uint64_t> forward_threads_;
   // Lives as long as the outermost backward under way, however that ends.
   struct BackwardUnderWay;
   std::weak_ptr<BackwardUnderWay> backward_;

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -23,6 +24,7 @@
 #include "base/torch_status.h"
 #include "comm/agreement.h"
 #include "comm/work.h"
+#include "fsdp/parameter_hooks.h"
 #include "fsdp/sharded_model.h"
 
 namespace fsdp {
@@ -90,27 +92,83 @@ absl::Status ShardedModel::Backward(const at::Tensor& loss, bool retain_graph) {
 void ShardedModel::OnPreBackward(const PreBackwardInfo& info) {
   ThrowIfError(CheckNoWholeAccess());
   EnterBackward();
+  ThrowIfError(CheckForwardThread(info.unit, info.forward_thread));
   if (observer_ != nullptr) {
     ThrowIfError(observer_->BeforePreBackward(info.unit));
   }
   ThrowIfError(CheckPrecisionOf(info));
   ThrowIfError(FinishPendingFrom(info.exit_sequence));
   ThrowIfError(TransitionOrAbort({EventKind::kPreBackward, info.unit}, {}));
-  if (info.has_unit_node) {
-    pending_.push_back({info.unit, GraphTask(), info.unit_node_sequence});
+  if (info.start_sequence.has_value()) {
+    pending_.push_back(
+        {info.unit, GraphTask(), *info.start_sequence, info.has_unit_node});
   }
 }
 
 void ShardedModel::OnPostBackward(const PostBackwardInfo& info,
                                   const std::vector<at::Tensor>& gradients) {
   EnterBackward();
+  ThrowIfError(CheckForwardThread(info.unit, info.forward_thread));
   ThrowIfError(FinishPendingFrom(info.node_sequence + 1));
-  if (!pending_.empty() && pending_.back().unit == info.unit &&
-      pending_.back().node_sequence == info.node_sequence) {
+  while (!pending_.empty() && pending_.back().unit == info.unit &&
+         pending_.back().start_sequence == info.node_sequence) {
     pending_.pop_back();
   }
-  ThrowIfError(
-      PostBackward(info.unit, gradients, /*reduces=*/!gradients.empty()));
+  std::vector<at::Tensor> hooked = gradients;
+  RunParameterHooks(info.unit, hooked);
+  ThrowIfError(PostBackward(info.unit, hooked, /*reduces=*/!hooked.empty()));
+}
+
+void ShardedModel::OnLeft(uint64_t start_sequence) {
+  if (!pending_.empty()) ThrowIfError(FinishPendingFrom(start_sequence));
+}
+
+// A user's hook sees what it would see without sharding: the sum over all uses
+// in one backward, of this rank.
+void ShardedModel::RunParameterHooks(int unit,
+                                     std::vector<at::Tensor>& gradients) {
+  for (size_t k = 0; k < gradients.size(); ++k) {
+    Slot& slot = units_[unit].slots[k];
+    if (!gradients[k].defined()) continue;
+    for (const at::Tensor& tensor : slot.tensors) {
+      if (!tensor.requires_grad() || !HasTensorHooks(tensor)) continue;
+      if (slot.hooks_have_run) {
+        ThrowIfError(absl::FailedPreconditionError(absl::StrCat(
+            "the hook on parameter ", slot.name, " cannot see the gradient of ",
+            "a whole backward, which goes through several uses of unit ",
+            unit_name(unit),
+            ": each use is reduced by itself. Use the unit "
+            "once per backward, or own the parameter in a unit around all "
+            "uses (Options::wrap_policy)")));
+      }
+      gradients[k] = RunTensorHooks(tensor, gradients[k]);
+    }
+    slot.hooks_have_run = true;
+  }
+}
+
+// Sequence numbers, by which autograd and this file order nodes, count per
+// thread.
+absl::Status ShardedModel::CheckForwardThread(int unit,
+                                              std::optional<uint64_t> thread) {
+  if (!thread.has_value()) return absl::OkStatus();
+  const auto [it, is_new] = forward_threads_.try_emplace(GraphTask(), *thread);
+  if (it->second == *thread) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "one backward through forwards of two threads, the second one of unit ",
+      unit_name(unit),
+      ": autograd knows the order of what one thread records, and collectives "
+      "need one order. Run the forwards on one thread, or a backward for "
+      "each"));
+}
+
+void ShardedModel::ForgetBackward() {
+  pending_.clear();
+  forward_threads_.clear();
+  backward_.reset();
+  for (UnitState& state : units_) {
+    for (Slot& slot : state.slots) slot.hooks_have_run = false;
+  }
 }
 
 absl::Status ShardedModel::PostBackward(
@@ -149,20 +207,22 @@ void ShardedModel::OnBackwardLost() {
   GiveUpIteration(absl::OkStatus());
 }
 
-// On another rank the unit's parameters may have been used: control flow inside
-// a unit may depend on the data. This rank then takes part with zeros, at the
-// place in the order of collectives where the other reduces. `sequence` is of
-// the backward that runs now; one nested in it that has a pending unit is over.
+// A unit with a Unit node got no gradient, where on another rank its parameters
+// may have been used: control flow inside a unit may depend on the data. This
+// rank then takes part with zeros, at the place in the order of collectives
+// where the other reduces. `sequence` is of the backward that runs now; one
+// nested in it that has a pending unit is over.
 absl::Status ShardedModel::FinishPendingFrom(uint64_t sequence) {
   const int graph_task = GraphTask();
   while (!pending_.empty() && (pending_.back().graph_task > graph_task ||
                                (pending_.back().graph_task == graph_task &&
-                                pending_.back().node_sequence >= sequence))) {
-    const int unit = pending_.back().unit;
+                                pending_.back().start_sequence >= sequence))) {
+    const PendingUnit pending = pending_.back();
     pending_.pop_back();
-    const std::vector<at::Tensor> none(units_[unit].slots.size());
-    FSDP_RETURN_IF_ERROR(
-        PostBackward(unit, none, /*reduces=*/BackwardComputesEverything()));
+    const std::vector<at::Tensor> none(units_[pending.unit].slots.size());
+    FSDP_RETURN_IF_ERROR(PostBackward(
+        pending.unit, none,
+        /*reduces=*/pending.has_unit_node && BackwardComputesEverything()));
   }
   return absl::OkStatus();
 }
@@ -170,6 +230,7 @@ absl::Status ShardedModel::FinishPendingFrom(uint64_t sequence) {
 void ShardedModel::OnEndOfBackward() {
   backward_.reset();
   ThrowIfError(FinishPendingFrom(0));
+  ForgetBackward();
   if (observer_ != nullptr) ThrowIfError(observer_->BeforeEndOfBackward());
   Event event{EventKind::kEndOfBackward};
   event.synchronizes = synchronizes_;

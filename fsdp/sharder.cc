@@ -87,10 +87,13 @@ int64_t FlagsOf(const RuntimeUnit& unit) {
 }
 
 bool AnyTrainable(const std::vector<NamedParameter>& parameters) {
-  return std::any_of(parameters.begin(), parameters.end(),
-                     [](const NamedParameter& parameter) {
-                       return parameter.tensors.front().requires_grad();
-                     });
+  return std::any_of(
+      parameters.begin(), parameters.end(),
+      [](const NamedParameter& parameter) {
+        return std::any_of(
+            parameter.tensors.begin(), parameter.tensors.end(),
+            [](const at::Tensor& tensor) { return tensor.requires_grad(); });
+      });
 }
 
 }  // namespace

@@ -97,6 +97,53 @@ TEST(TieTest, TiedParametersOfTwoUnitsTrainAsOne) {
   }
 }
 
+// Two tensors over one memory, of which one is trained.
+absl::Status TrainWithOneFrozen(Communicator& world, bool freezes_first) {
+  const auto make = [freezes_first] {
+    auto net = std::make_shared<TiedNet>();
+    (freezes_first ? net->embed : net->head)
+        ->linear->weight.set_requires_grad(false);
+    return net;
+  };
+  auto plain = make();
+  torch::optim::SGD plain_optimizer(plain->parameters(), 0.1);
+  FSDP_ASSIGN_OR_RETURN(
+      auto model, FullyShard(make(), Unowned(world), UnitsOf<UnitImpl>()));
+  torch::optim::SGD optimizer(model->Parameters(), 0.1);
+  for (int step = 0; step < 2; ++step) {
+    plain_optimizer.zero_grad();
+    for (int rank = 0; rank < world.world_size(); ++rank) {
+      (plain->forward(Rows(4 * rank + step, 4, kDim)).square().mean() /
+       world.world_size())
+          .backward();
+    }
+    plain_optimizer.step();
+    optimizer.zero_grad();
+    FSDP_RETURN_IF_ERROR(
+        model->Backward(model->forward(Rows(4 * world.rank() + step, 4, kDim))
+                            .square()
+                            .mean()));
+    optimizer.step();
+  }
+  const auto expected = plain->named_parameters();
+  return model->ForEachFullParameter(
+      [&expected](const std::string& name, const at::Tensor& value) {
+        return at::allclose(value, expected[name], 1e-4, 1e-6)
+                   ? absl::OkStatus()
+                   : absl::InternalError(name);
+      });
+}
+
+TEST(TieTest, OfTwoTensorsTheTrainableOneAloneGivesGradients) {
+  for (const bool freezes_first : {true, false}) {
+    for (const int world_size : {1, 2}) {
+      EXPECT_OK(RunAllRanks(world_size, [&](Communicator& world) {
+        return TrainWithOneFrozen(world, freezes_first);
+      })) << freezes_first;
+    }
+  }
+}
+
 TEST(TieTest, RefusesWhatDiffersOrIsInUse) {
   const torch::nn::Linear a(2, 3);
   const torch::nn::Linear b(3, 2);

@@ -18,6 +18,7 @@
 #include "base/status_macros.h"
 #include "flat_param/flat_parameter.h"
 #include "fsdp/autograd.h"
+#include "fsdp/checkpoint_scope.h"
 #include "fsdp/sharded_model.h"
 
 namespace fsdp {
@@ -71,6 +72,7 @@ bool TransparentUnits::IsAround(int unit,
 absl::Status TransparentUnits::BeforePreForward(int unit) {
   if (acting_) return absl::OkStatus();
   if (stack_.empty() && !InsideBackward()) return Begin();
+  EnterRecomputation();
   FSDP_RETURN_IF_ERROR(Failure());
   return CloseUnlessAround({unit});
 }
@@ -127,13 +129,9 @@ absl::Status TransparentUnits::CheckNoneIsAParameter(
 }
 
 void TransparentUnits::AfterPostForward(
-    int, const std::vector<at::Tensor*>& outputs) {
+    int, const std::vector<std::shared_ptr<Node>>& exits) {
   if (!stack_.empty() || InsideBackward()) return;
-  for (const at::Tensor* output : outputs) {
-    if (!output->defined() || !HasOurEdge(*output)) continue;
-    graphs_.push_back(output->grad_fn());
-    break;
-  }
+  graphs_.insert(graphs_.end(), exits.begin(), exits.end());
   ObserveAsLongAsNeeded();
 }
 
@@ -148,7 +146,9 @@ void TransparentUnits::ObserveAsLongAsNeeded() {
 
 void TransparentUnits::OnOperator(absl::Span<const int> units, bool nested) {
   absl::Status status;
-  if (InsideBackward()) {
+  if (RecomputeScope::Current() != nullptr) {
+    if (!acting_) status = OnForwardOperator(units, nested);
+  } else if (InsideBackward()) {
     if (!acting_) status = OnBackwardOperator(units, nested);
   } else if (in_forward_) {
     status = CheckThread(units.front());
@@ -175,6 +175,7 @@ absl::Status TransparentUnits::OnForwardOperator(absl::Span<const int> units,
   }
   if (missing.empty()) return absl::OkStatus();
   std::sort(missing.begin(), missing.end());
+  EnterRecomputation();
   const Acting acting(this);
   // An operator around this one may be in the middle of reading.
   if (!nested) FSDP_RETURN_IF_ERROR(CloseUnlessAround(units));
@@ -217,11 +218,27 @@ absl::Status TransparentUnits::CloseInnermost() {
 }
 
 absl::Status TransparentUnits::CloseUnlessAround(absl::Span<const int> units) {
-  while (!stack_.empty() && stack_.back().is_transparent &&
+  while (stack_.size() > outer_forwards_ && stack_.back().is_transparent &&
          !IsAround(stack_.back().unit, units)) {
     FSDP_RETURN_IF_ERROR(CloseInnermost());
   }
   return absl::OkStatus();
+}
+
+// --- Recomputations of checkpointed regions ---------------------------------
+
+// One is a forward inside backward: its units get nodes of their own, which the
+// backward nested in the region's runs, and end when it does.
+void TransparentUnits::EnterRecomputation() {
+  RecomputeScope* const scope = RecomputeScope::Current();
+  if (scope == nullptr || scope == recomputation_) return;
+  scope->AtEnd([this, outer = recomputation_, forwards = outer_forwards_] {
+    Fail(CloseUnlessAround({}));
+    recomputation_ = outer;
+    outer_forwards_ = forwards;
+  });
+  recomputation_ = scope;
+  outer_forwards_ = stack_.size();
 }
 
 // --- Failures ---------------------------------------------------------------
@@ -233,6 +250,8 @@ void TransparentUnits::OnGivenUp() {
     state.used = state.read_by_backward = false;
   }
   stack_.clear();
+  recomputation_ = nullptr;
+  outer_forwards_ = 0;
   in_forward_ = false;
   ObserveAsLongAsNeeded();
 }

@@ -8,8 +8,8 @@
 // it, or with the forward around it. What comes after that is a new use, with
 // its own gather, node and reduction.
 //
-// Nothing tells a unit's output from other tensors, so there is no Exit node:
-// in backward a unit is gathered when an operator takes its parameter, not at
+// Nothing tells a unit's output from other tensors, so there are no exits: in
+// backward a unit is gathered when an operator takes its parameter, not at
 // all if none does. Its Unit node ends the backward; that of a unit with
 // nothing trainable ends as its forward does.
 #ifndef FSDP_TRANSPARENT_H_
@@ -30,6 +30,7 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
+#include "fsdp/checkpoint_scope.h"
 #include "fsdp/op_observer.h"
 #include "fsdp/sharded_model.h"
 #include "fsdp/unit_observer.h"
@@ -51,8 +52,10 @@ class TransparentUnits final : public UnitObserver, private OpListener {
   void AfterPreForward(int unit) override;
   absl::Status BeforePostForward(
       int unit, const std::vector<at::Tensor*>& outputs) override;
-  void AfterPostForward(int unit,
-                        const std::vector<at::Tensor*>& outputs) override;
+  void AfterPostForward(
+      int unit,
+      const std::vector<std::shared_ptr<torch::autograd::Node>>& exits)
+      override;
   absl::Status BeforePreBackward(int unit) override;
   absl::Status BeforePostBackward(int unit) override;
   absl::Status BeforeEndOfBackward() override;
@@ -109,6 +112,7 @@ class TransparentUnits final : public UnitObserver, private OpListener {
   absl::Status OpenUnit(int unit);
   absl::Status CloseInnermost();
   absl::Status CloseUnlessAround(absl::Span<const int> units);
+  void EnterRecomputation();
 
   absl::Status BeginBackward(int unit);
   void ForgetBackward();
@@ -122,8 +126,12 @@ class TransparentUnits final : public UnitObserver, private OpListener {
   const std::vector<int> parents_;
   std::vector<UnitState> units_;
   std::vector<OpenForward> stack_;  // forwards under way, the innermost last
-  std::vector<int> frozen_;         // frozen units in backward by an operator
-  // Exit nodes of root forwards that a backward may still come for.
+  // The recomputation under way that units have run in, and how many forwards
+  // of stack_ are around it.
+  const RecomputeScope* recomputation_ = nullptr;
+  size_t outer_forwards_ = 0;
+  std::vector<int> frozen_;  // frozen units in backward by an operator
+  // Exits of root forwards that a backward may still come for.
   std::vector<std::weak_ptr<Node>> graphs_;
   std::optional<OpObserver> observer_;
   bool acting_ = false;                  // the present event is one of ours

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
@@ -53,13 +54,14 @@ absl::Status TransparentUnits::OnBackwardOperator(absl::Span<const int> units,
 absl::Status TransparentUnits::BeginBackward(int unit) {
   UnitState& state = units_[unit];
   state.read_by_backward = true;
-  PreBackwardInfo info{unit, CurrentSequence(), false, 0};
+  PreBackwardInfo info{unit, CurrentSequence(), std::nullopt, false};
   // The use this operator belongs to is the last one that began before it.
   for (const std::weak_ptr<Node>& weak : state.nodes) {
     const std::shared_ptr<Node> node = weak.lock();
     if (node == nullptr || node->sequence_nr() > info.exit_sequence) continue;
     info.has_unit_node = true;
-    info.unit_node_sequence = node->sequence_nr();
+    info.start_sequence = node->sequence_nr();
+    info.forward_thread = node->thread_id();
   }
   FSDP_RETURN_IF_ERROR(TorchToStatus(
       absl::StrCat("the backward of unit ", model_->unit_name(unit)),
@@ -108,7 +110,7 @@ absl::Status TransparentUnits::BeforePreBackward(int unit) {
   return absl::OkStatus();
 }
 
-// As the Exit node of a unit does for the one unit it knows.
+// As the exits of a unit do for the one unit they know.
 absl::Status TransparentUnits::CheckNotCaptured() const {
   const auto* exec_info = torch::autograd::get_current_graph_task_exec_info();
   if (exec_info == nullptr || exec_info->empty()) return absl::OkStatus();

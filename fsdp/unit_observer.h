@@ -4,7 +4,9 @@
 #define FSDP_UNIT_OBSERVER_H_
 
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/function.h>
 
+#include <memory>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -22,9 +24,10 @@ class UnitObserver {
   virtual void AfterPreForward(int unit) = 0;
   virtual absl::Status BeforePostForward(
       int unit, const std::vector<at::Tensor*>& outputs) = 0;
-  // `outputs` as the caller gets them.
-  virtual void AfterPostForward(int unit,
-                                const std::vector<at::Tensor*>& outputs) = 0;
+  // `exits`: the nodes by which a backward enters what the forward recorded.
+  virtual void AfterPostForward(
+      int unit,
+      const std::vector<std::shared_ptr<torch::autograd::Node>>& exits) = 0;
   virtual absl::Status BeforePreBackward(int unit) = 0;
   virtual absl::Status BeforePostBackward(int unit) = 0;
   virtual absl::Status BeforeEndOfBackward() = 0;
