@@ -393,7 +393,17 @@ void Schedule::FinishReduction(Actions& actions) {
       reductions_.begin(), reductions_.end(),
       [&](const Reduction& other) { return other.unit == reduction.unit; });
   if (in_flight || state.backwards_to_come > 0 || state.is_read) return;
-  actions.push_back({ActionKind::kStep, reduction.unit});
+  Step(reduction.unit, actions);
+}
+
+// What the user has asked for meanwhile may still be reading the shards.
+void Schedule::Step(int unit, Actions& actions) {
+  State& state = states_[unit];
+  if (state.gather == Gather::kInFlight) {
+    actions.push_back({ActionKind::kWaitGather, unit});
+    state.gather = Gather::kGathered;
+  }
+  actions.push_back({ActionKind::kStep, unit});
   state.step_due = false;
   state.stepped = true;
 }
@@ -409,6 +419,7 @@ void Schedule::EndOfBackward(const Event& event, Actions& actions) {
       event.synchronizes && !(options_.step_in_backward && in_forward());
   for (State& state : states_) {
     state.backwards = 0;
+    state.requested = false;
     state.kept = state.kept && !event.synchronizes;
   }
   FreeUnless([](const State& state) { return state.running() || state.kept; },
@@ -428,10 +439,7 @@ void Schedule::EndOfBackward(const Event& event, Actions& actions) {
                   [](const State& state) { return state.is_read; });
   if (is_read && !in_forward()) PassFence(ActionKind::kCloseShards, actions);
   for (int i = 0; i < static_cast<int>(units_.size()); ++i) {
-    if (!states_[i].step_due) continue;
-    actions.push_back({ActionKind::kStep, i});
-    states_[i].step_due = false;
-    states_[i].stepped = true;
+    if (states_[i].step_due) Step(i, actions);
   }
 }
 
@@ -441,9 +449,11 @@ void Schedule::Reset(Actions& actions) {
   reductions_.clear();
   forward_stack_.clear();
   for (State& state : states_) {
-    const bool has_whole_gradients = state.has_whole_gradients;
+    const State before = state;
     state = State();
-    state.has_whole_gradients = has_whole_gradients;
+    state.has_whole_gradients = before.has_whole_gradients;
+    // A graph of before the step stays of no use.
+    state.stepped = before.stepped;
   }
   in_backward_ = false;
   forward_order_.clear();

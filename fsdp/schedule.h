@@ -226,6 +226,7 @@ class Schedule {
   void MakeRoomForReduction(Actions& actions);
   void StartReduction(int unit, Actions& actions);
   void FinishReduction(Actions& actions);
+  void Step(int unit, Actions& actions);
   bool IsAncestor(int ancestor, int unit) const;
   int PredictForward(int unit);
   int PredictBackward(int unit);

@@ -3,6 +3,7 @@
 #include "base/testing/status_matchers.h"
 #include "fsdp/schedule.h"
 #include "fsdp/testing/schedule_trace.h"
+#include "fsdp/testing/watched_schedule.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -28,8 +29,10 @@ using ::fsdp::testing::Release;
 using ::fsdp::testing::Reset;
 using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::Trace;
+using ::fsdp::testing::Unshard;
 using ::fsdp::testing::Unsynchronized;
 using ::fsdp::testing::UnsynchronizedBackward;
+using ::fsdp::testing::WatchedSchedule;
 using ::testing::HasSubstr;
 
 ScheduleOptions StepInBackward() {
@@ -39,7 +42,7 @@ ScheduleOptions StepInBackward() {
 }
 
 TEST(WholeGradientsTest, AreReducedByTheBackwardThatSynchronizes) {
-  Schedule schedule(Layers(1), NoPrefetch());
+  WatchedSchedule schedule(Layers(1), NoPrefetch());
   for (int i = 0; i < 2; ++i) {
     Trace(schedule, Forward(1));
     EXPECT_EQ(Trace(schedule, UnsynchronizedBackward(1)), R"(
@@ -61,7 +64,7 @@ EndOfBackward: WaitReduce(1) WaitReduce(0)
 }
 
 TEST(WholeGradientsTest, OfAUnitTheLastBackwardDoesNotReachAreReducedAtItsEnd) {
-  Schedule schedule(Layers(2), NoPrefetch());
+  WatchedSchedule schedule(Layers(2), NoPrefetch());
   Trace(schedule, Forward(2));
   Trace(schedule, UnsynchronizedBackward(2));
   Trace(schedule,
@@ -78,7 +81,7 @@ EndOfBackward: WaitReduce(1) FillReduceBuffer(2) Reduce(2) WaitReduce(0) WaitRed
 }
 
 TEST(WholeGradientsTest, OfManyUnitsAreReducedWithinTheLimitOfBuffers) {
-  Schedule schedule(Layers(4), NoPrefetch());
+  WatchedSchedule schedule(Layers(4), NoPrefetch());
   Trace(schedule, Forward(4));
   Trace(schedule, UnsynchronizedBackward(4));
   Trace(schedule, {PreForward(0), PostForward(0)});
@@ -91,7 +94,7 @@ TEST(WholeGradientsTest, OfManyUnitsAreReducedWithinTheLimitOfBuffers) {
 }
 
 TEST(WholeGradientsTest, StayWithTheUnitThatIsFrozenLater) {
-  Schedule schedule(Layers(1), NoPrefetch());
+  WatchedSchedule schedule(Layers(1), NoPrefetch());
   Trace(schedule, Forward(1));
   Trace(schedule, UnsynchronizedBackward(1));
   Trace(schedule, Forward(1));
@@ -104,7 +107,7 @@ TEST(WholeGradientsTest, StayWithTheUnitThatIsFrozenLater) {
 }
 
 TEST(WholeGradientsTest, OutliveAnIterationThatIsGivenUp) {
-  Schedule schedule(Layers(1), NoPrefetch());
+  WatchedSchedule schedule(Layers(1), NoPrefetch());
   Trace(schedule, Forward(1));
   Trace(schedule, UnsynchronizedBackward(1));
   Trace(schedule, {Reset()});
@@ -122,7 +125,7 @@ TEST(WholeGradientsTest, OutliveAnIterationThatIsGivenUp) {
 }
 
 TEST(WholeGradientsTest, AreKeptOverAForwardWithoutGrad) {
-  Schedule schedule(Layers(1), NoPrefetch());
+  WatchedSchedule schedule(Layers(1), NoPrefetch());
   Trace(schedule, Forward(1));
   Trace(schedule, UnsynchronizedBackward(1));
   Trace(schedule, {PreForwardNoGrad(0), PostForwardNoGrad(0), Release()});
@@ -132,7 +135,7 @@ TEST(WholeGradientsTest, AreKeptOverAForwardWithoutGrad) {
 }
 
 TEST(StepInBackwardTest, StepsEachUnitOnceItsReductionIsThere) {
-  Schedule schedule(Layers(3), StepInBackward());
+  WatchedSchedule schedule(Layers(3), StepInBackward());
   Trace(schedule, Forward(3));
   EXPECT_EQ(Trace(schedule, Backward(3)), R"(
 PreBackward(0):
@@ -150,7 +153,7 @@ EndOfBackward: WaitReduce(1) Step(1) WaitReduce(0) Step(0)
 TEST(StepInBackwardTest, AUnitUsedTwiceStepsAfterItsLastReduction) {
   ScheduleOptions options = StepInBackward();
   options.max_reduce_buffers = 1;
-  Schedule schedule(Layers(1), options);
+  WatchedSchedule schedule(Layers(1), options);
   Trace(schedule, {PreForward(0), PreForward(1), PostForward(1), PreForward(1),
                    PostForward(1), PostForward(0)});
   EXPECT_EQ(Trace(schedule, {PreBackward(0), PreBackward(1), PostBackward(1),
@@ -170,7 +173,7 @@ EndOfBackward: WaitReduce(0) Step(0)
 TEST(StepInBackwardTest, AUnitRecomputedTwiceStepsAfterItsLastReduction) {
   ScheduleOptions options = StepInBackward();
   options.max_reduce_buffers = 1;
-  Schedule schedule(Layers(1), options);
+  WatchedSchedule schedule(Layers(1), options);
   Trace(schedule, {PreForward(0), PreForwardNoGrad(1), PostForwardNoGrad(1),
                    PreForwardNoGrad(1), PostForwardNoGrad(1), PostForward(0)});
   EXPECT_EQ(
@@ -197,7 +200,7 @@ EndOfBackward: WaitReduce(0) Step(0)
 TEST(StepInBackwardTest, AUseThatBackwardDoesNotReachIsWaitedForUntilItsEnd) {
   ScheduleOptions options = StepInBackward();
   options.max_reduce_buffers = 1;
-  Schedule schedule(Layers(1), options);
+  WatchedSchedule schedule(Layers(1), options);
   Trace(schedule, {PreForward(0), PreForward(1), PostForward(1), PreForward(1),
                    PostForward(1), PostForward(0)});
   EXPECT_EQ(
@@ -209,7 +212,7 @@ TEST(StepInBackwardTest, AUseThatBackwardDoesNotReachIsWaitedForUntilItsEnd) {
 }
 
 TEST(StepInBackwardTest, WaitsForTheBackwardThatSynchronizes) {
-  Schedule schedule(Layers(1), StepInBackward());
+  WatchedSchedule schedule(Layers(1), StepInBackward());
   Trace(schedule, Forward(1));
   EXPECT_EQ(
       ActionsOf(schedule, UnsynchronizedBackward(1)),
@@ -222,7 +225,7 @@ TEST(StepInBackwardTest, WaitsForTheBackwardThatSynchronizes) {
 }
 
 TEST(StepInBackwardTest, StepsWhatOnlyAnUnsynchronizedBackwardHasReached) {
-  Schedule schedule(Layers(1), StepInBackward());
+  WatchedSchedule schedule(Layers(1), StepInBackward());
   Trace(schedule, Forward(1));
   Trace(schedule, UnsynchronizedBackward(1));
   Trace(schedule, {PreForward(0), PostForward(0)});
@@ -233,7 +236,7 @@ TEST(StepInBackwardTest, StepsWhatOnlyAnUnsynchronizedBackwardHasReached) {
 }
 
 TEST(StepInBackwardTest, LeavesFrozenUnitsAlone) {
-  Schedule schedule(Layers(1), StepInBackward());
+  WatchedSchedule schedule(Layers(1), StepInBackward());
   Trace(schedule, Forward(1));
   EXPECT_EQ(ActionsOf(schedule,
                       {PreBackward(0), PreBackward(1), PostBackwardFrozen(1),
@@ -243,7 +246,7 @@ TEST(StepInBackwardTest, LeavesFrozenUnitsAlone) {
 }
 
 TEST(StepInBackwardTest, RefusesASecondBackwardOfTheSameForward) {
-  Schedule schedule(Layers(1), StepInBackward());
+  WatchedSchedule schedule(Layers(1), StepInBackward());
   Trace(schedule, Forward(1));
   Trace(schedule, Backward(1));
   for (const Event& event :
@@ -258,8 +261,34 @@ TEST(StepInBackwardTest, RefusesASecondBackwardOfTheSameForward) {
   EXPECT_THAT(schedule.Next(PreBackward(1)), IsOk());
 }
 
+// What is left of the backward that failed would go through new parameters.
+TEST(StepInBackwardTest, RefusesASecondBackwardAfterAResetToo) {
+  WatchedSchedule schedule(Layers(1), StepInBackward());
+  Trace(schedule, Forward(1));
+  Trace(schedule, Backward(1));
+  Trace(schedule, {Reset()});
+  EXPECT_THAT(schedule.Next(PreBackward(1)),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("second backward through unit unit1")));
+  Trace(schedule, Forward(1));
+  EXPECT_THAT(schedule.Next(PreBackward(1)), IsOk());
+}
+
+TEST(StepInBackwardTest, WritesNoShardThatAGatherForTheUserReads) {
+  ScheduleOptions options = StepInBackward();
+  options.max_reduce_buffers = 1;
+  WatchedSchedule schedule(Layers(1), options);
+  Trace(schedule, Forward(1));
+  EXPECT_EQ(
+      ActionsOf(schedule, {PreBackward(0), PreBackward(1), PostBackward(1),
+                           Unshard(1), PostBackward(0), EndOfBackward()}),
+      "Gather(1) WaitGather(1) FillReduceBuffer(1) Free(1) Reduce(1) "
+      "Gather(1) WaitReduce(1) WaitGather(1) Step(1) FillReduceBuffer(0) "
+      "Free(0) Reduce(0) Free(1) WaitReduce(0) Step(0)");
+}
+
 TEST(StepInBackwardTest, RefusesGradientsOfABackwardInsideAForward) {
-  Schedule schedule(Layers(1), StepInBackward());
+  WatchedSchedule schedule(Layers(1), StepInBackward());
   Trace(schedule, {PreForward(0), PreForward(1), PostForward(1)});
   EXPECT_THAT(schedule.Next(PreBackward(1)), IsOk());
   EXPECT_THAT(schedule.Next(PostBackward(1)),

@@ -5,6 +5,7 @@
 #include "base/testing/status_matchers.h"
 #include "fsdp/schedule.h"
 #include "fsdp/testing/schedule_trace.h"
+#include "fsdp/testing/watched_schedule.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -28,9 +29,10 @@ using ::fsdp::testing::PreForwardNoGrad;
 using ::fsdp::testing::Recomputes;
 using ::fsdp::testing::Reset;
 using ::fsdp::testing::Trace;
+using ::fsdp::testing::WatchedSchedule;
 
 TEST(IrregularScheduleTest, OutputWithoutUseIsSweptAtTheEndOfBackward) {
-  Schedule schedule(Layers(2), {});
+  WatchedSchedule schedule(Layers(2), {});
   Trace(schedule, Forward(2));
   EXPECT_EQ(
       Trace(schedule, {PreBackward(0), PreBackward(2), PreBackward(1),
@@ -47,7 +49,7 @@ EndOfBackward: Free(2) WaitReduce(1) WaitReduce(0)
 }
 
 TEST(IrregularScheduleTest, UnitWithoutGradientAtItsOutputStillReduces) {
-  Schedule schedule(Layers(2), {});
+  WatchedSchedule schedule(Layers(2), {});
   Trace(schedule, Forward(2));
   // The guess that unit 2 comes next was wrong, but its gather is in flight.
   EXPECT_EQ(Trace(schedule, {PreBackward(0), PostBackward(2), EndOfBackward()}),
@@ -59,7 +61,7 @@ EndOfBackward: Free(0) WaitReduce(2)
 }
 
 TEST(IrregularScheduleTest, ChangedForwardOrderCostsOneGatherPerWrongGuess) {
-  Schedule schedule(Layers(3), {});
+  WatchedSchedule schedule(Layers(3), {});
   Trace(schedule, Forward(3));
   Trace(schedule, Backward(3));
   EXPECT_EQ(Trace(schedule, {PreForward(0), PreForward(2), PostForward(2),
@@ -78,7 +80,7 @@ PostForward(0):
 }
 
 TEST(IrregularScheduleTest, GuessForAUnitThatIsLeftOutEndsWithTheForward) {
-  Schedule schedule(Layers(2), {});
+  WatchedSchedule schedule(Layers(2), {});
   Trace(schedule, Forward(2));
   Trace(schedule, Backward(2));
   EXPECT_EQ(ActionsOf(schedule, {PreForward(0), PreForward(1), PostForward(1),
@@ -88,7 +90,7 @@ TEST(IrregularScheduleTest, GuessForAUnitThatIsLeftOutEndsWithTheForward) {
 }
 
 TEST(IrregularScheduleTest, ChangedBackwardOrderCostsOneGatherPerWrongGuess) {
-  Schedule schedule(Layers(3), {});
+  WatchedSchedule schedule(Layers(3), {});
   Trace(schedule, Forward(3));
   EXPECT_EQ(Trace(schedule, {PreBackward(0), PreBackward(2), PostBackward(2),
                              PreBackward(3), PostBackward(3)}),
@@ -102,7 +104,7 @@ PostBackward(3): FillReduceBuffer(3) Free(3) Reduce(3)
 }
 
 TEST(IrregularScheduleTest, BackwardsAfterTwoForwardsGatherTheRootAgain) {
-  Schedule schedule(Layers(1), {});
+  WatchedSchedule schedule(Layers(1), {});
   EXPECT_EQ(ActionsOf(schedule, Forward(1)),
             "Gather(0) WaitGather(0) Gather(1) WaitGather(1) Free(1)");
   // The shards may have been written in between.
@@ -119,7 +121,7 @@ TEST(IrregularScheduleTest, BackwardsAfterTwoForwardsGatherTheRootAgain) {
 }
 
 TEST(IrregularScheduleTest, EvaluationBetweenForwardAndBackwardIsHarmless) {
-  Schedule schedule(Layers(1), {});
+  WatchedSchedule schedule(Layers(1), {});
   Trace(schedule, Forward(1));
   EXPECT_EQ(ActionsOf(schedule, {PreForwardNoGrad(0), PreForwardNoGrad(1),
                                  PostForwardNoGrad(1), PostForwardNoGrad(0)}),
@@ -132,7 +134,7 @@ TEST(IrregularScheduleTest, EvaluationBetweenForwardAndBackwardIsHarmless) {
 }
 
 TEST(IrregularScheduleTest, RecomputedUnitIsGatheredOnceInBackward) {
-  Schedule schedule(Layers(2), {});
+  WatchedSchedule schedule(Layers(2), {});
   Trace(schedule, Forward(2));
   EXPECT_EQ(
       Trace(schedule, {PreBackward(0), Recomputes(PreForward(2)),
@@ -159,7 +161,7 @@ EndOfBackward: WaitReduce(1) WaitReduce(0)
 }
 
 TEST(IrregularScheduleTest, UnitInsideOneThatIsRecomputedStaysUntilBackward) {
-  Schedule schedule(Layers(2), {});
+  WatchedSchedule schedule(Layers(2), {});
   Trace(schedule, Forward(2));
   // Both recomputed in one region, then both backwards.
   EXPECT_EQ(ActionsOf(schedule,
@@ -174,7 +176,7 @@ TEST(IrregularScheduleTest, UnitInsideOneThatIsRecomputedStaysUntilBackward) {
 
 // The whole model is one region: no gradient has reached a unit before.
 TEST(IrregularScheduleTest, RecomputationMayBeTheFirstEventOfABackward) {
-  Schedule schedule(Layers(1), {});
+  WatchedSchedule schedule(Layers(1), {});
   Trace(schedule, {PreForwardNoGrad(0), PreForwardNoGrad(1), PostForward(1),
                    PostForward(0)});
   EXPECT_EQ(
@@ -196,7 +198,7 @@ EndOfBackward: WaitReduce(1) WaitReduce(0)
 }
 
 TEST(IrregularScheduleTest, RecomputedUnitThatNeedsNoGradientIsFreedAtOnce) {
-  Schedule schedule(Layers(2), {});
+  WatchedSchedule schedule(Layers(2), {});
   Trace(schedule, Forward(2));
   EXPECT_EQ(ActionsOf(schedule, {PreBackward(0), Recomputes(PreForward(1)),
                                  Recomputes(PostForwardNoGrad(1))}),
@@ -205,7 +207,7 @@ TEST(IrregularScheduleTest, RecomputedUnitThatNeedsNoGradientIsFreedAtOnce) {
 
 // After a backward that has thrown there is no EndOfBackward.
 TEST(IrregularScheduleTest, AForwardOutsideBackwardIsNeverARecomputation) {
-  Schedule schedule(Layers(2), {});
+  WatchedSchedule schedule(Layers(2), {});
   Trace(schedule, Forward(2));
   Trace(schedule, {PreBackward(0), PreBackward(2)});
   EXPECT_EQ(ActionsOf(schedule, {PreForward(0)}),
@@ -215,7 +217,7 @@ TEST(IrregularScheduleTest, AForwardOutsideBackwardIsNeverARecomputation) {
 
 // Forces as the gradient of an energy, for example.
 TEST(IrregularScheduleTest, BackwardInsideAForwardLeavesTheRunningUnits) {
-  Schedule schedule(Layers(2), {});
+  WatchedSchedule schedule(Layers(2), {});
   Trace(schedule, Forward(2));
   Trace(schedule, Backward(2));
   EXPECT_EQ(Trace(schedule,
@@ -238,7 +240,7 @@ PreBackward(0): Gather(2)
 
 // The loss inside the forward uses the root's own parameters too.
 TEST(IrregularScheduleTest, GradientOfAUnitThatStillRunsDoesNotFreeIt) {
-  Schedule schedule(Layers(1), {});
+  WatchedSchedule schedule(Layers(1), {});
   EXPECT_EQ(Trace(schedule, {PreForward(0), PreForward(1), PostForward(1),
                              PreBackward(1), PostBackward(1), PostBackward(0),
                              EndOfBackward(), PostForwardNoGrad(0)}),
@@ -257,7 +259,7 @@ PostForward(0): Free(0)
 TEST(IrregularScheduleTest, OneGatheredUnitAtMostMeansNoPrefetchBesideIt) {
   ScheduleOptions options;
   options.max_gathered_units = 1;
-  Schedule schedule(Layers(2), options);
+  WatchedSchedule schedule(Layers(2), options);
   Trace(schedule, Forward(2));
   Trace(schedule, Backward(2));
   EXPECT_EQ(ActionsOf(schedule, Forward(2)),
@@ -269,7 +271,7 @@ TEST(IrregularScheduleTest, OneReduceBufferAtMostMeansOneReductionAtATime) {
   ScheduleOptions options;
   options.max_reduce_buffers = 1;
   options.backward_prefetch = false;
-  Schedule schedule(Layers(1), options);
+  WatchedSchedule schedule(Layers(1), options);
   Trace(schedule, Forward(1));
   EXPECT_EQ(ActionsOf(schedule, Backward(1)),
             "Gather(1) WaitGather(1) FillReduceBuffer(1) Free(1) Reduce(1) "
@@ -284,7 +286,7 @@ TEST(ScheduleResetTest, AtEveryPointFreesEverythingAndTheNextStepIsWhole) {
   step.insert(step.end(), backward.begin(), backward.end());
   for (size_t length = 0; length <= step.size(); ++length) {
     SCOPED_TRACE(length);
-    Schedule schedule(Layers(3), {});
+    WatchedSchedule schedule(Layers(3), {});
     Trace(schedule, step);
     const std::string expected = Trace(schedule, step);
     Trace(schedule, Events(step.begin(), step.begin() + length));
@@ -299,14 +301,14 @@ TEST(ScheduleResetTest, AtEveryPointFreesEverythingAndTheNextStepIsWhole) {
 }
 
 TEST(ScheduleResetTest, WaitsForGathersInFlightBeforeItFreesThem) {
-  Schedule schedule(Layers(1), {});
+  WatchedSchedule schedule(Layers(1), {});
   Trace(schedule, Forward(1));
   EXPECT_EQ(ActionsOf(schedule, {PreBackward(0), Reset()}),
             "Gather(1) Free(0) WaitGather(1) Free(1)");
 }
 
 TEST(ScheduleResetTest, EndOfAForwardGivenUpInsideIsRefused) {
-  Schedule schedule(Layers(1), {});
+  WatchedSchedule schedule(Layers(1), {});
   Trace(schedule, {PreForward(0), PreForward(1), Reset()});
   EXPECT_FALSE(schedule.Next(PostForward(0)).ok());
   EXPECT_TRUE(AllSharded(schedule, 2));

@@ -4,6 +4,7 @@
 
 #include "fsdp/schedule.h"
 #include "fsdp/testing/schedule_trace.h"
+#include "fsdp/testing/watched_schedule.h"
 #include "gtest/gtest.h"
 
 namespace fsdp {
@@ -14,6 +15,7 @@ using ::fsdp::testing::Backward;
 using ::fsdp::testing::Forward;
 using ::fsdp::testing::Layers;
 using ::fsdp::testing::Trace;
+using ::fsdp::testing::WatchedSchedule;
 
 // The root's shard is in memory.
 std::vector<ScheduledUnit> AwayLayers(int layers) {
@@ -31,7 +33,7 @@ ScheduleOptions LoadsOnly(int distance) {
 }
 
 TEST(LoadAheadTest, ReadsTheUnitsThatComeNext) {
-  Schedule schedule(AwayLayers(3), LoadsOnly(2));
+  WatchedSchedule schedule(AwayLayers(3), LoadsOnly(2));
   Trace(schedule, Forward(3));
   Trace(schedule, Backward(3));
   EXPECT_EQ(Trace(schedule, Forward(3)), R"(
@@ -58,7 +60,7 @@ EndOfBackward: WaitReduce(1) WaitReduce(0)
 }
 
 TEST(LoadAheadTest, KnowsNoOrderInTheFirstForward) {
-  Schedule schedule(AwayLayers(2), LoadsOnly(2));
+  WatchedSchedule schedule(AwayLayers(2), LoadsOnly(2));
   EXPECT_EQ(ActionsOf(schedule, Forward(2)),
             "Gather(0) WaitGather(0) Gather(1) WaitGather(1) Free(1) "
             "Gather(2) WaitGather(2) Free(2)");
@@ -67,7 +69,7 @@ TEST(LoadAheadTest, KnowsNoOrderInTheFirstForward) {
 TEST(LoadAheadTest, ReadsNothingThatIsBeingGathered) {
   ScheduleOptions options = LoadsOnly(1);
   options.forward_prefetch = options.backward_prefetch = true;
-  Schedule schedule(AwayLayers(3), options);
+  WatchedSchedule schedule(AwayLayers(3), options);
   Trace(schedule, Forward(3));
   Trace(schedule, Backward(3));
   const std::string actions = ActionsOf(schedule, Forward(3));
@@ -75,7 +77,7 @@ TEST(LoadAheadTest, ReadsNothingThatIsBeingGathered) {
 }
 
 TEST(LoadAheadTest, OfADistanceOfZeroReadsNothing) {
-  Schedule schedule(AwayLayers(3), LoadsOnly(0));
+  WatchedSchedule schedule(AwayLayers(3), LoadsOnly(0));
   Trace(schedule, Forward(3));
   Trace(schedule, Backward(3));
   const std::string actions = ActionsOf(schedule, Forward(3));
@@ -83,7 +85,7 @@ TEST(LoadAheadTest, OfADistanceOfZeroReadsNothing) {
 }
 
 TEST(LoadAheadTest, ReadsOnlyWhatRestsElsewhere) {
-  Schedule schedule(Layers(3), LoadsOnly(2));
+  WatchedSchedule schedule(Layers(3), LoadsOnly(2));
   Trace(schedule, Forward(3));
   Trace(schedule, Backward(3));
   const std::string actions = ActionsOf(schedule, Forward(3));

@@ -6,6 +6,7 @@
 #include "base/testing/status_matchers.h"
 #include "fsdp/schedule.h"
 #include "fsdp/testing/schedule_trace.h"
+#include "fsdp/testing/watched_schedule.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -30,6 +31,7 @@ using ::fsdp::testing::Trace;
 using ::fsdp::testing::Unshard;
 using ::fsdp::testing::UnsynchronizedBackward;
 using ::fsdp::testing::WaitUnshard;
+using ::fsdp::testing::WatchedSchedule;
 using ::testing::HasSubstr;
 
 using Units = std::vector<ScheduledUnit>;
@@ -47,7 +49,7 @@ Units ShardOptimizer(int layers) {
 }
 
 TEST(UnshardTest, StartsAGatherThatTheNextForwardWaitsFor) {
-  Schedule schedule(Layers(2), NoPrefetch());
+  WatchedSchedule schedule(Layers(2), NoPrefetch());
   EXPECT_EQ(
       Trace(schedule, {Unshard(2), Unshard(0), PreForward(0), PreForward(1),
                        PostForward(1), PreForward(2), PostForward(2)}),
@@ -63,7 +65,7 @@ PostForward(2): Free(2)
 }
 
 TEST(UnshardTest, IsIdempotent) {
-  Schedule schedule(Layers(1), NoPrefetch());
+  WatchedSchedule schedule(Layers(1), NoPrefetch());
   EXPECT_EQ(Trace(schedule, {Unshard(1), Unshard(1), WaitUnshard(1),
                              WaitUnshard(1), Unshard(1)}),
             R"(
@@ -76,7 +78,7 @@ Unshard(1):
 }
 
 TEST(UnshardTest, WaitedForUnitsStayForTheNextForward) {
-  Schedule schedule(Layers(1), NoPrefetch());
+  WatchedSchedule schedule(Layers(1), NoPrefetch());
   EXPECT_EQ(Trace(schedule, {Unshard(1), WaitUnshard(1), PreForward(0),
                              PreForward(1), PostForward(1)}),
             R"(
@@ -89,7 +91,7 @@ PostForward(1): Free(1)
 }
 
 TEST(UnshardTest, WhatNoForwardHasUsedGoesAtTheEndOfBackward) {
-  Schedule schedule(Layers(2), NoPrefetch());
+  WatchedSchedule schedule(Layers(2), NoPrefetch());
   EXPECT_EQ(
       ActionsOf(schedule, {Unshard(2), PreForward(0), PreForward(1),
                            PostForward(1), PostForward(0)}),
@@ -103,7 +105,7 @@ TEST(UnshardTest, WhatNoForwardHasUsedGoesAtTheEndOfBackward) {
 }
 
 TEST(UnshardTest, InsideAForwardGathersAheadOfTheUse) {
-  Schedule schedule(Layers(2), NoPrefetch());
+  WatchedSchedule schedule(Layers(2), NoPrefetch());
   EXPECT_EQ(Trace(schedule, {PreForward(0), Unshard(2), PreForward(1),
                              PostForward(1), PreForward(2)}),
             R"(
@@ -116,7 +118,7 @@ PreForward(2): WaitGather(2)
 }
 
 TEST(UnshardTest, GathersTheValuesOfNowWhereAForwardHasKeptThoseOfThen) {
-  Schedule schedule(ShardGradOp(1), NoPrefetch());
+  WatchedSchedule schedule(ShardGradOp(1), NoPrefetch());
   Trace(schedule, Forward(1));
   EXPECT_EQ(Trace(schedule, {Unshard(1), WaitUnshard(1), Unshard(1),
                              PreForward(0), PreForward(1)}),
@@ -130,7 +132,7 @@ PreForward(1):
 }
 
 TEST(UnshardTest, TakesOverWhatWasGatheredOnAGuess) {
-  Schedule schedule(Layers(2), {});
+  WatchedSchedule schedule(Layers(2), {});
   Trace(schedule, Forward(2));
   Trace(schedule, Backward(2));
   // The guess of unit 1 is no guess any more: unit 2 does not free it.
@@ -142,7 +144,7 @@ PreForward(2): Gather(2) WaitGather(2)
 }
 
 TEST(ReshardTest, FreesAUnitAtOnce) {
-  Schedule schedule(ShardGradOp(2), NoPrefetch());
+  WatchedSchedule schedule(ShardGradOp(2), NoPrefetch());
   EXPECT_EQ(
       ActionsOf(schedule, {Unshard(1), Reshard(1), Reshard(1), Reshard(2)}),
       "GatherCopy(1) WaitGather(1) Free(1)");
@@ -159,7 +161,7 @@ PreBackward(1): Gather(1) WaitGather(1)
 }
 
 TEST(ReshardTest, OfAUnitThatComputesIsRefused) {
-  Schedule schedule(Layers(1), NoPrefetch());
+  WatchedSchedule schedule(Layers(1), NoPrefetch());
   Trace(schedule, {PreForward(0), PreForward(1)});
   EXPECT_THAT(
       schedule.Next(Reshard(1)),
@@ -171,7 +173,7 @@ TEST(ReshardTest, OfAUnitThatComputesIsRefused) {
 }
 
 TEST(ReleaseTest, FreesEverythingBetweenSteps) {
-  Schedule schedule(ShardOptimizer(1), {});
+  WatchedSchedule schedule(ShardOptimizer(1), {});
   Trace(schedule, Forward(1));
   Trace(schedule, UnsynchronizedBackward(1));
   EXPECT_EQ(ActionsOf(schedule, {Unshard(1), Release()}),
@@ -180,7 +182,7 @@ TEST(ReleaseTest, FreesEverythingBetweenSteps) {
 }
 
 TEST(ReleaseTest, InsideForwardAndBackwardIsRefused) {
-  Schedule schedule(Layers(1), NoPrefetch());
+  WatchedSchedule schedule(Layers(1), NoPrefetch());
   for (const Event& event : {PreForward(0), PreForward(1)}) {
     Trace(schedule, {event});
     EXPECT_THAT(

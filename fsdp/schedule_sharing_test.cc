@@ -4,6 +4,7 @@
 
 #include "fsdp/schedule.h"
 #include "fsdp/testing/schedule_trace.h"
+#include "fsdp/testing/watched_schedule.h"
 #include "gtest/gtest.h"
 
 namespace fsdp {
@@ -30,6 +31,7 @@ using ::fsdp::testing::Trace;
 using ::fsdp::testing::Unshard;
 using ::fsdp::testing::UnsynchronizedBackward;
 using ::fsdp::testing::WaitUnshard;
+using ::fsdp::testing::WatchedSchedule;
 
 using Units = std::vector<ScheduledUnit>;
 
@@ -40,7 +42,7 @@ Units SharingLayers(int layers) {
 }
 
 TEST(SharingTest, AStepOpensShardsAndClosesThemOnce) {
-  Schedule schedule(SharingLayers(1), NoPrefetch());
+  WatchedSchedule schedule(SharingLayers(1), NoPrefetch());
   for (int iteration = 0; iteration < 2; ++iteration) {
     EXPECT_EQ(Trace(schedule, Forward(1)), R"(
 PreForward(0): OpenShards(0) Gather(0) WaitGather(0)
@@ -60,7 +62,7 @@ EndOfBackward: WaitReduce(1) WaitReduce(0)
 
 // No reduction tells that the others are done with it.
 TEST(SharingTest, ABackwardThatReadsWhatItDoesNotReduceClosesShards) {
-  Schedule schedule(SharingLayers(1), NoPrefetch());
+  WatchedSchedule schedule(SharingLayers(1), NoPrefetch());
   Trace(schedule, Forward(1));
   EXPECT_EQ(ActionsOf(schedule, UnsynchronizedBackward(1)),
             "Gather(1) WaitGather(1) Accumulate(1) Free(1) Accumulate(0) "
@@ -91,7 +93,7 @@ TEST(SharingTest, NoUnitStepsWhileOthersMayReadIt) {
   ScheduleOptions options = NoPrefetch();
   options.step_in_backward = true;
   options.max_reduce_buffers = 1;
-  Schedule schedule(SharingLayers(2), options);
+  WatchedSchedule schedule(SharingLayers(2), options);
   Trace(schedule, Forward(2));
   Trace(schedule, {PreBackward(0), PreBackward(2), PostBackward(2)});
   // Unit 2 is recomputed for another one before its reduction is over.
@@ -112,7 +114,7 @@ EndOfBackward: WaitReduce(0) Step(0) CloseShards(0) Step(2)
 // The user's values are copies, which neither wait for other ranks' shards nor
 // keep a forward from doing so.
 TEST(SharingTest, EveryForwardOpensShardsWhateverTheUserHasUnsharded) {
-  Schedule schedule(SharingLayers(2), NoPrefetch());
+  WatchedSchedule schedule(SharingLayers(2), NoPrefetch());
   EXPECT_EQ(Trace(schedule, {Unshard(1), WaitUnshard(1), Unshard(2), Reshard(2),
                              PreForward(0), PreForward(1), PostForward(1),
                              PostForward(0), Unshard(2), Release(), Release()}),
@@ -129,7 +131,7 @@ Unshard(2): GatherCopy(2)
 Release: Free(0) WaitGather(2) Free(2)
 Release:
 )");
-  Schedule all(SharingLayers(1), NoPrefetch());
+  WatchedSchedule all(SharingLayers(1), NoPrefetch());
   EXPECT_EQ(ActionsOf(all, {Unshard(0), Unshard(1), PreForwardNoGrad(0),
                             PreForwardNoGrad(1), PostForwardNoGrad(1),
                             PostForwardNoGrad(0)}),
@@ -138,7 +140,7 @@ Release:
 }
 
 TEST(SharingTest, WhatIsKeptForBackwardIsGatheredApartForTheUser) {
-  Schedule schedule(SharingLayers(1), NoPrefetch());
+  WatchedSchedule schedule(SharingLayers(1), NoPrefetch());
   Trace(schedule, Forward(1));
   EXPECT_EQ(Trace(schedule, {Unshard(0), Unshard(0), WaitUnshard(0),
                              PreBackward(0), PostBackward(0), EndOfBackward()}),
@@ -157,7 +159,7 @@ EndOfBackward: WaitReduce(0)
 }
 
 TEST(SharingTest, ARequestInsideAForwardEndsWithIt) {
-  Schedule schedule(SharingLayers(2), NoPrefetch());
+  WatchedSchedule schedule(SharingLayers(2), NoPrefetch());
   EXPECT_EQ(Trace(schedule, {PreForward(0), Unshard(1), Unshard(2),
                              PreForward(1), PostForward(1), PostForward(0)}),
             R"(
@@ -171,7 +173,7 @@ PostForward(0): WaitGather(2) Free(2) CloseShards(0)
 }
 
 TEST(SharingTest, WaitingForWhatNobodyAskedForIsALookAtTheValuesOfThen) {
-  Schedule schedule(SharingLayers(1), NoPrefetch());
+  WatchedSchedule schedule(SharingLayers(1), NoPrefetch());
   EXPECT_EQ(Trace(schedule, {WaitUnshard(1), PreForward(0)}), R"(
 WaitUnshard(1): GatherCopy(1) WaitGather(1)
 PreForward(0): Free(1) OpenShards(0) Gather(0) WaitGather(0)
@@ -185,7 +187,7 @@ TEST(SharingTest, NothingIsKeptOverBackwardsThatDoNotSynchronize) {
     unit.reshard_after_forward = false;
     unit.keep_until_sync = true;
   }
-  Schedule schedule(units, NoPrefetch());
+  WatchedSchedule schedule(units, NoPrefetch());
   Trace(schedule, Forward(1));
   Trace(schedule, UnsynchronizedBackward(1));
   EXPECT_EQ(ActionsOf(schedule, {PreForward(0), PreForward(1)}),
@@ -193,7 +195,7 @@ TEST(SharingTest, NothingIsKeptOverBackwardsThatDoNotSynchronize) {
 }
 
 TEST(SharingTest, AForwardAfterOneThatWasGivenUpOpensShardsAgain) {
-  Schedule schedule(SharingLayers(1), NoPrefetch());
+  WatchedSchedule schedule(SharingLayers(1), NoPrefetch());
   Trace(schedule, {PreForward(0), PreForward(1), Reset()});
   EXPECT_EQ(ActionsOf(schedule, Forward(1)),
             "OpenShards(0) Gather(0) WaitGather(0) Gather(1) WaitGather(1) "
@@ -204,7 +206,7 @@ TEST(SharingTest, AForwardAfterOneThatWasGivenUpOpensShardsAgain) {
 }
 
 TEST(SharingTest, ARecomputeLeavesSharedShardsToItsBackward) {
-  Schedule schedule(SharingLayers(1), NoPrefetch());
+  WatchedSchedule schedule(SharingLayers(1), NoPrefetch());
   Trace(schedule, Forward(1));
   EXPECT_EQ(ActionsOf(schedule, {PreBackward(0), Recomputes(PreForward(1)),
                                  Recomputes(PostForward(1)), PreBackward(1)}),

@@ -3,6 +3,7 @@
 
 #include "fsdp/schedule.h"
 #include "fsdp/testing/schedule_trace.h"
+#include "fsdp/testing/watched_schedule.h"
 #include "gtest/gtest.h"
 
 namespace fsdp {
@@ -25,6 +26,7 @@ using ::fsdp::testing::Release;
 using ::fsdp::testing::Reset;
 using ::fsdp::testing::Trace;
 using ::fsdp::testing::UnsynchronizedBackward;
+using ::fsdp::testing::WatchedSchedule;
 
 using Units = std::vector<ScheduledUnit>;
 
@@ -52,7 +54,7 @@ Units WithParts(int layers) {
 }
 
 TEST(ShardGradOpTest, FreesAfterEachBackwardAlsoWithoutSynchronization) {
-  Schedule schedule(ShardGradOp(1), NoPrefetch());
+  WatchedSchedule schedule(ShardGradOp(1), NoPrefetch());
   for (int i = 0; i < 2; ++i) {
     EXPECT_EQ(ActionsOf(schedule, Forward(1)),
               "Gather(0) WaitGather(0) Gather(1) WaitGather(1)");
@@ -62,7 +64,7 @@ TEST(ShardGradOpTest, FreesAfterEachBackwardAlsoWithoutSynchronization) {
 }
 
 TEST(ShardOptimizerTest, GathersOnceUntilABackwardSynchronizes) {
-  Schedule schedule(ShardOptimizer(1), {});
+  WatchedSchedule schedule(ShardOptimizer(1), {});
   EXPECT_EQ(ActionsOf(schedule, Forward(1)),
             "Gather(0) WaitGather(0) Gather(1) WaitGather(1)");
   for (int i = 0; i < 3; ++i) {
@@ -77,7 +79,7 @@ TEST(ShardOptimizerTest, GathersOnceUntilABackwardSynchronizes) {
 }
 
 TEST(ShardOptimizerTest, AUnitTheLastBackwardDoesNotReachIsFreedAtItsEnd) {
-  Schedule schedule(ShardOptimizer(2), NoPrefetch());
+  WatchedSchedule schedule(ShardOptimizer(2), NoPrefetch());
   Trace(schedule, Forward(2));
   Trace(schedule, UnsynchronizedBackward(2));
   EXPECT_EQ(
@@ -99,7 +101,7 @@ EndOfBackward: Free(2) WaitReduce(1) FillReduceBuffer(2) Reduce(2) WaitReduce(0)
 }
 
 TEST(ShardOptimizerTest, AForwardWithoutGradFreesWhatWasKept) {
-  Schedule schedule(ShardOptimizer(1), NoPrefetch());
+  WatchedSchedule schedule(ShardOptimizer(1), NoPrefetch());
   Trace(schedule, Forward(1));
   Trace(schedule, UnsynchronizedBackward(1));
   EXPECT_EQ(ActionsOf(schedule, {PreForwardNoGrad(0), PreForwardNoGrad(1),
@@ -108,7 +110,7 @@ TEST(ShardOptimizerTest, AForwardWithoutGradFreesWhatWasKept) {
 }
 
 TEST(PartsTest, AreKeptFromForwardUntilTheEndOfBackward) {
-  Schedule schedule(WithParts(2), NoPrefetch());
+  WatchedSchedule schedule(WithParts(2), NoPrefetch());
   EXPECT_EQ(Trace(schedule, Forward(2)), R"(
 PreForward(0): Gather(0) WaitGather(0)
 PreForward(1): Gather(1) WaitGather(1)
@@ -129,7 +131,7 @@ EndOfBackward: DropPart(1) DropPart(2) WaitReduce(1) WaitReduce(0)
 }
 
 TEST(PartsTest, OfAUnitUsedTwiceAreTakenOnce) {
-  Schedule schedule(WithParts(1), NoPrefetch());
+  WatchedSchedule schedule(WithParts(1), NoPrefetch());
   EXPECT_EQ(
       ActionsOf(schedule, {PreForward(0), PreForward(1), PostForward(1),
                            PreForward(1), PostForward(1), PostForward(0)}),
@@ -138,14 +140,14 @@ TEST(PartsTest, OfAUnitUsedTwiceAreTakenOnce) {
 }
 
 TEST(PartsTest, AreDroppedByANewIteration) {
-  Schedule schedule(WithParts(1), NoPrefetch());
+  WatchedSchedule schedule(WithParts(1), NoPrefetch());
   Trace(schedule, Forward(1));
   EXPECT_EQ(ActionsOf(schedule, {PreForward(0)}),
             "Free(0) DropPart(1) Gather(0) WaitGather(0)");
 }
 
 TEST(PartsTest, AreNotTakenWithoutGrad) {
-  Schedule schedule(WithParts(1), NoPrefetch());
+  WatchedSchedule schedule(WithParts(1), NoPrefetch());
   EXPECT_EQ(ActionsOf(schedule, {PreForwardNoGrad(0), PreForwardNoGrad(1),
                                  PostForwardNoGrad(1), PostForwardNoGrad(0)}),
             "Gather(0) WaitGather(0) Gather(1) WaitGather(1) Free(1) Free(0)");
@@ -153,14 +155,14 @@ TEST(PartsTest, AreNotTakenWithoutGrad) {
 
 TEST(PartsTest, AreDroppedByResetAndRelease) {
   for (const Event& event : {Reset(), Release()}) {
-    Schedule schedule(WithParts(1), NoPrefetch());
+    WatchedSchedule schedule(WithParts(1), NoPrefetch());
     Trace(schedule, Forward(1));
     EXPECT_EQ(ActionsOf(schedule, {event}), "Free(0) DropPart(1)");
   }
 }
 
 TEST(ReplicatedTest, AllReducesABackwardAfterTheReduceScatter) {
-  Schedule schedule(Replicated(Layers(3)), NoPrefetch());
+  WatchedSchedule schedule(Replicated(Layers(3)), NoPrefetch());
   Trace(schedule, Forward(3));
   EXPECT_EQ(Trace(schedule, Backward(3)), R"(
 PreBackward(0):
@@ -178,7 +180,7 @@ EndOfBackward: WaitReduce(1) Replicate(0) WaitReduce(0)
 TEST(ReplicatedTest, WithOneBufferFinishesEachReductionBeforeTheNext) {
   ScheduleOptions options = NoPrefetch();
   options.max_reduce_buffers = 1;
-  Schedule schedule(Replicated(Layers(1)), options);
+  WatchedSchedule schedule(Replicated(Layers(1)), options);
   Trace(schedule, Forward(1));
   EXPECT_EQ(Trace(schedule, Backward(1)), R"(
 PreBackward(0):
@@ -192,7 +194,7 @@ EndOfBackward: Replicate(0) WaitReduce(0)
 TEST(ReplicatedTest, AndNotReplicatedUnitsMix) {
   Units units = Layers(3);
   units[2].replicated = true;
-  Schedule schedule(units, NoPrefetch());
+  WatchedSchedule schedule(units, NoPrefetch());
   Trace(schedule, Forward(3));
   EXPECT_EQ(Trace(schedule, Backward(3)), R"(
 PreBackward(0):
@@ -208,7 +210,7 @@ EndOfBackward: WaitReduce(1) WaitReduce(0)
 }
 
 TEST(ReplicatedTest, AUnitUsedTwiceReplicatesEachReduction) {
-  Schedule schedule(Replicated(Layers(1)), NoPrefetch());
+  WatchedSchedule schedule(Replicated(Layers(1)), NoPrefetch());
   Trace(schedule, {PreForward(0), PreForward(1), PostForward(1), PreForward(1),
                    PostForward(1), PostForward(0)});
   EXPECT_EQ(Trace(schedule, {PreBackward(0), PreBackward(1), PostBackward(1),
@@ -236,7 +238,7 @@ TEST(MixedStrategiesTest, EachUnitFollowsItsOwn) {
   units[3].reshard_after_forward = false;
   units[3].keep_until_sync = true;
   units[3].replicated = true;
-  Schedule schedule(units, NoPrefetch());
+  WatchedSchedule schedule(units, NoPrefetch());
   EXPECT_EQ(Trace(schedule, Forward(3)), R"(
 PreForward(0): Gather(0) WaitGather(0)
 PreForward(1): Gather(1) WaitGather(1)

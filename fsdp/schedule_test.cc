@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/testing/status_matchers.h"
 #include "fsdp/testing/schedule_trace.h"
+#include "fsdp/testing/watched_schedule.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -31,11 +32,12 @@ using ::fsdp::testing::PreForwardNoGrad;
 using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::Trace;
 using ::fsdp::testing::UnitsWithParents;
+using ::fsdp::testing::WatchedSchedule;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 TEST(ScheduleTest, FirstForwardGathersOnDemand) {
-  Schedule schedule(Layers(3), {});
+  WatchedSchedule schedule(Layers(3), {});
   EXPECT_EQ(Trace(schedule, Forward(3)), R"(
 PreForward(0): Gather(0) WaitGather(0)
 PreForward(1): Gather(1) WaitGather(1)
@@ -49,7 +51,7 @@ PostForward(0):
 }
 
 TEST(ScheduleTest, BackwardPrefetchesAndKeepsTwoReductionsInFlight) {
-  Schedule schedule(Layers(3), {});
+  WatchedSchedule schedule(Layers(3), {});
   Trace(schedule, Forward(3));
   EXPECT_EQ(Trace(schedule, Backward(3)), R"(
 PreBackward(0): Gather(3)
@@ -67,7 +69,7 @@ EndOfBackward: WaitReduce(1) WaitReduce(0)
 }
 
 TEST(ScheduleTest, SecondForwardPrefetchesByTheFirst) {
-  Schedule schedule(Layers(3), {});
+  WatchedSchedule schedule(Layers(3), {});
   Trace(schedule, Forward(3));
   Trace(schedule, Backward(3));
   EXPECT_EQ(Trace(schedule, Forward(3)), R"(
@@ -83,7 +85,7 @@ PostForward(0):
 }
 
 TEST(ScheduleTest, WithoutPrefetchEveryGatherIsWaitedForAtOnce) {
-  Schedule schedule(Layers(2), NoPrefetch());
+  WatchedSchedule schedule(Layers(2), NoPrefetch());
   for (int iteration = 0; iteration < 2; ++iteration) {
     SCOPED_TRACE(iteration);
     EXPECT_EQ(ActionsOf(schedule, Forward(2)),
@@ -100,7 +102,7 @@ TEST(ScheduleTest, WithoutPrefetchEveryGatherIsWaitedForAtOnce) {
 TEST(ScheduleTest, KeptUnitsAreGatheredOnceAndDoNotHinderPrefetch) {
   std::vector<ScheduledUnit> units = Layers(4);
   for (ScheduledUnit& unit : units) unit.reshard_after_forward = false;
-  Schedule schedule(units, {});
+  WatchedSchedule schedule(units, {});
   Trace(schedule, Forward(4));
   EXPECT_EQ(ActionsOf(schedule, Backward(4)),
             "FillReduceBuffer(4) Free(4) Reduce(4) "
@@ -126,7 +128,7 @@ PostForward(0):
 TEST(ScheduleTest, ForwardWithoutGradLeavesNothingGathered) {
   std::vector<ScheduledUnit> units = Layers(2);
   units[2].reshard_after_forward = false;
-  Schedule schedule(units, {});
+  WatchedSchedule schedule(units, {});
   EXPECT_EQ(Trace(schedule, {PreForwardNoGrad(0), PreForwardNoGrad(1),
                              PostForwardNoGrad(1), PreForwardNoGrad(2),
                              PostForwardNoGrad(2), PostForwardNoGrad(0)}),
@@ -144,7 +146,7 @@ PostForward(0): Free(0)
 TEST(ScheduleTest, RootThatReshardsIsGatheredAgainForBackward) {
   std::vector<ScheduledUnit> units = Layers(1);
   units[0].reshard_after_forward = true;
-  Schedule schedule(units, {});
+  WatchedSchedule schedule(units, {});
   Trace(schedule, Forward(1));
   EXPECT_TRUE(AllSharded(schedule, 2));
   EXPECT_EQ(ActionsOf(schedule, {PreBackward(0)}),
@@ -153,7 +155,7 @@ TEST(ScheduleTest, RootThatReshardsIsGatheredAgainForBackward) {
 
 // An encoder (1) with layers (2, 3) in it, then a head (4).
 TEST(ScheduleTest, NestedUnitsStayGatheredAroundTheirChildren) {
-  Schedule schedule(UnitsWithParents({0, 1, 1, 0}), {});
+  WatchedSchedule schedule(UnitsWithParents({0, 1, 1, 0}), {});
   const Events forward = {PreForward(0),  PreForward(1), PreForward(2),
                           PostForward(2), PreForward(3), PostForward(3),
                           PostForward(1), PreForward(4), PostForward(4),
@@ -191,7 +193,7 @@ PostForward(0):
 }
 
 TEST(ScheduleTest, UnitUsedTwiceIsGatheredAndReducedOncePerUse) {
-  Schedule schedule(Layers(2), {});
+  WatchedSchedule schedule(Layers(2), {});
   const Events forward = {PreForward(0),  PreForward(1),  PostForward(1),
                           PreForward(2),  PostForward(2), PreForward(1),
                           PostForward(1), PostForward(0)};
@@ -216,7 +218,7 @@ EndOfBackward: WaitReduce(1) WaitReduce(0)
 }
 
 TEST(ScheduleTest, UnitThatCallsItselfIsFreedByTheOuterCall) {
-  Schedule schedule(Layers(1), {});
+  WatchedSchedule schedule(Layers(1), {});
   EXPECT_EQ(ActionsOf(schedule, {PreForward(0), PreForward(1), PreForward(1),
                                  PostForward(1)}),
             "Gather(0) WaitGather(0) Gather(1) WaitGather(1)");
@@ -224,7 +226,7 @@ TEST(ScheduleTest, UnitThatCallsItselfIsFreedByTheOuterCall) {
 }
 
 TEST(ScheduleTest, FrozenUnitIsFreedWithoutReduction) {
-  Schedule schedule(Layers(1), {});
+  WatchedSchedule schedule(Layers(1), {});
   Trace(schedule, Forward(1));
   EXPECT_EQ(
       Trace(schedule, {PreBackward(0), PreBackward(1), PostBackwardFrozen(1),
@@ -252,7 +254,7 @@ class StepCountTest : public ::testing::TestWithParam<int> {};
 TEST_P(StepCountTest, StepHasTwoGathersPerUnitLessTheRootsAndOneReduction) {
   const int units = GetParam();
   for (const ScheduleOptions& options : {ScheduleOptions(), NoPrefetch()}) {
-    Schedule schedule(Layers(units - 1), options);
+    WatchedSchedule schedule(Layers(units - 1), options);
     for (int step = 0; step < 3; ++step) {
       SCOPED_TRACE(step);
       const std::string forward = ActionsOf(schedule, Forward(units - 1));
@@ -271,7 +273,7 @@ TEST_P(StepCountTest, StepHasTwoGathersPerUnitLessTheRootsAndOneReduction) {
 INSTANTIATE_TEST_SUITE_P(Units, StepCountTest, ::testing::Values(1, 2, 5, 33));
 
 TEST(ScheduleRefusalTest, InnerUnitWithGradOutsideTheRootsForward) {
-  Schedule schedule(Layers(2), {});
+  WatchedSchedule schedule(Layers(2), {});
   Trace(schedule, Forward(2));
   EXPECT_THAT(schedule.Next(PreForward(2)),
               StatusIs(absl::StatusCode::kFailedPrecondition,
@@ -283,13 +285,13 @@ TEST(ScheduleRefusalTest, InnerUnitWithGradOutsideTheRootsForward) {
 }
 
 TEST(ScheduleRefusalTest, InnerUnitWithoutGradRunsOnItsOwn) {
-  Schedule schedule(Layers(2), {});
+  WatchedSchedule schedule(Layers(2), {});
   EXPECT_EQ(ActionsOf(schedule, {PreForwardNoGrad(2), PostForwardNoGrad(2)}),
             "Gather(2) WaitGather(2) Free(2)");
 }
 
 TEST(ScheduleRefusalTest, ForwardThatEndsWithoutBeingUnderWay) {
-  Schedule schedule(Layers(2), {});
+  WatchedSchedule schedule(Layers(2), {});
   EXPECT_THAT(schedule.Next(PostForward(0)),
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        AllOf(HasSubstr("root"), HasSubstr("given up"))));
@@ -301,19 +303,20 @@ TEST(ScheduleRefusalTest, ForwardThatEndsWithoutBeingUnderWay) {
 }
 
 TEST(ScheduleDeathTest, UnitsThatAreNoTreeStopTheProgram) {
-  EXPECT_DEATH(Schedule({}, {}), "");
-  EXPECT_DEATH(Schedule({{"root", -1}, {"other", -1}}, {}), "parent");
-  EXPECT_DEATH(Schedule({{"root", -1}, {"a", 2}, {"b", 0}}, {}), "parent");
+  EXPECT_DEATH(WatchedSchedule({}, {}), "");
+  EXPECT_DEATH(WatchedSchedule({{"root", -1}, {"other", -1}}, {}), "parent");
+  EXPECT_DEATH(WatchedSchedule({{"root", -1}, {"a", 2}, {"b", 0}}, {}),
+               "parent");
 }
 
 TEST(ScheduleDeathTest, NoReduceBufferStopsTheProgram) {
   ScheduleOptions options;
   options.max_reduce_buffers = 0;
-  EXPECT_DEATH(Schedule(Layers(1), options), "max_reduce_buffers");
+  EXPECT_DEATH(WatchedSchedule(Layers(1), options), "max_reduce_buffers");
 }
 
 TEST(ScheduleDeathTest, EventOfAnUnknownUnitStopsTheProgram) {
-  Schedule schedule(Layers(1), {});
+  WatchedSchedule schedule(Layers(1), {});
   EXPECT_DEATH(schedule.Next(PreForward(2)).IgnoreError(), "unit");
 }
 

@@ -65,6 +65,7 @@ void MemoryModel::BeforeActions(const Event& event) {
     case EventKind::kPreBackward:
       in_backward_ = true;
       ++unit.backwards;
+      unit.version_asked_for = -1;  // used
       break;
     case EventKind::kPostBackward:
       in_backward_ = true;
@@ -75,14 +76,15 @@ void MemoryModel::BeforeActions(const Event& event) {
       }
       break;
     case EventKind::kEndOfBackward:
-      for (Unit& any : units_) any.backwards = 0;
+      for (Unit& any : units_) {
+        any.backwards = 0;
+        any.version_asked_for = -1;
+      }
       break;
     case EventKind::kReset:
       GiveUp();
       break;
     case EventKind::kUnshard:
-      unit.versions_asked_for.insert(unit.version);
-      break;
     case EventKind::kWaitUnshard:
     case EventKind::kReshard:
     case EventKind::kRelease:
@@ -91,13 +93,18 @@ void MemoryModel::BeforeActions(const Event& event) {
 }
 
 void MemoryModel::AfterActions(const Event& event) {
-  if (event.kind == EventKind::kPostBackward &&
-      !units_[event.unit].given.empty()) {
+  Unit& unit = units_[event.unit];
+  // Asked for twice, it is what it was.
+  if (event.kind == EventKind::kUnshard && unit.version_asked_for < 0) {
+    unit.version_asked_for = unit.version;
+  }
+  if (event.kind == EventKind::kPostBackward && !unit.given.empty()) {
     Violate(event.unit, "its gradients go nowhere");
   }
   if (event.kind == EventKind::kEndOfBackward) {
     in_backward_ = false;
     accumulates_ = !event.synchronizes;
+    num_finished_ = num_gradients_;
     // Nothing is stepped that a forward still computes with.
     const bool waits = options_.step_in_backward && !forwards_.empty();
     CheckEndOfBackward(event.synchronizes && !waits);
@@ -108,14 +115,17 @@ void MemoryModel::BeginForward(const Event& event) {
   Unit& unit = units_[event.unit];
   if (event.recomputes) {
     in_backward_ = true;
+    unit.version_asked_for = -1;  // used
   } else {
     if (forwards_.empty()) BeginIteration();
     if (unit.iteration != iteration_) {
       unit.iteration = iteration_;
       unit.user_writes_at_forward = unit.user_writes;
-      unit.may_read = std::exchange(unit.versions_asked_for, {});
-      unit.may_read.insert(unit.version_at_start);
-      unit.reads = -1;
+      unit.due = unit.version_asked_for < 0 ? unit.version_at_start
+                                            : unit.version_asked_for;
+      unit.version_asked_for = -1;
+    } else if (!unit.is_copy || unit.memory == Unit::Memory::kFree) {
+      unit.due = unit.version_at_start;  // what was asked for is used up
     }
   }
   forwards_.push_back(event.unit);
@@ -131,18 +141,31 @@ void MemoryModel::BeginIteration() {
 }
 
 // What the iteration has computed does not matter any more, nor what it has
-// read. Of its gradients, and of those kept whole, some may be there.
+// read. Its gradients, and what was being reduced, may be there or not.
 void MemoryModel::GiveUp() {
   forwards_.clear();
   in_backward_ = false;
   accumulates_ = false;
+  for (const Reduction& reduction : reductions_) {
+    Doom(units_[reduction.unit], reduction.gradients);
+  }
   reductions_.clear();
   ranks_.ForgetReads();
   for (Unit& unit : units_) {
     unit.backwards = 0;
-    unit.versions_asked_for.clear();
-    unit.doomed.insert(unit.expected.begin(), unit.expected.end());
-    unit.expected.clear();
+    unit.version_asked_for = -1;
+    Doom(unit, {unit.expected.lower_bound(num_finished_), unit.expected.end()});
+    // What was asked for before a write leaves no graph.
+    if (unit.due != unit.version_at_start) unit.user_writes_at_forward = -1;
+    // A step that was due is not made up for.
+    if (options_.step_in_backward) Doom(unit, unit.of_shard);
+  }
+}
+
+void MemoryModel::Doom(Unit& unit, const Gradients& gradients) {
+  for (int gradient : gradients) {
+    unit.doomed.insert(gradient);
+    unit.expected.erase(gradient);
   }
 }
 
@@ -203,7 +226,8 @@ void MemoryModel::Do(const Action& action) {
       break;
     case ActionKind::kDropPart:
       if (unit.part_version < 0) Violate(action.unit, "there is no part of it");
-      if (unit.memory == Unit::Memory::kInFlight && !unit.reads_shards) {
+      if (unit.memory == Unit::Memory::kInFlight && !unit.is_copy &&
+          !unit.reads_shards) {
         Violate(action.unit, "its part is dropped while a gather reads it");
       }
       unit.part_version = -1;
@@ -241,7 +265,7 @@ void MemoryModel::Do(const Action& action) {
 void MemoryModel::Gather(Unit& unit) {
   unit.memory = Unit::Memory::kInFlight;
   unit.reads_shards = false;
-  if (unit.is_copy) {
+  if (unit.is_copy) {  // of the values of now, whoever writes meanwhile
     unit.gathered_version = unit.version;
     return;
   }
@@ -274,7 +298,7 @@ void MemoryModel::WaitGather(Unit& unit) {
 
 void MemoryModel::Free(Unit& unit) {
   unit.memory = Unit::Memory::kFree;
-  unit.versions_asked_for.clear();
+  unit.version_asked_for = -1;
 }
 
 void MemoryModel::FillReduceBuffer(int unit) {
@@ -398,14 +422,17 @@ void MemoryModel::WriteShards(Unit& unit) {
 bool MemoryModel::MayLook(int unit) const {
   return forwards_.empty() && !in_backward_ &&
          units_[unit].memory == Unit::Memory::kGathered &&
-         !units_[unit].versions_asked_for.empty();
+         units_[unit].version_asked_for >= 0;
 }
 
 void MemoryModel::Look(int unit) {
   event_ = "look";
-  std::set<int> versions = units_[unit].versions_asked_for;
-  int reads = -1;
-  Read(unit, versions, reads);
+  Read(unit, units_[unit].version_asked_for);
+}
+
+bool MemoryModel::IsOlderThanShards(int unit) const {
+  const int asked_for = units_[unit].version_asked_for;
+  return asked_for >= 0 && asked_for != units_[unit].version;
 }
 
 void MemoryModel::DropGradients() {
@@ -417,12 +444,16 @@ void MemoryModel::DropGradients() {
   }
 }
 
+void MemoryModel::DropWholeGradients(int unit) {
+  Doom(units_[unit], units_[unit].whole);
+}
+
 // --- What ranks read --------------------------------------------------------
 
 void MemoryModel::Compute() {
-  std::set<int> forwards(forwards_.begin(), forwards_.end());
+  const std::set<int> forwards(forwards_.begin(), forwards_.end());
   for (size_t i = 0; i < units_.size(); ++i) {
-    Unit& unit = units_[i];
+    const Unit& unit = units_[i];
     if (forwards.count(static_cast<int>(i)) == 0 && unit.backwards == 0) {
       continue;
     }
@@ -432,24 +463,21 @@ void MemoryModel::Compute() {
     }
     // A graph whose parameters the user has written since has no right values.
     if (unit.user_writes != unit.user_writes_at_forward) continue;
-    Read(static_cast<int>(i), unit.may_read, unit.reads);
+    Read(static_cast<int>(i), unit.due);
   }
 }
 
-void MemoryModel::Read(int unit, const std::set<int>& versions, int& reads) {
-  if (units_[unit].is_copy) {
-    CheckVersion(unit, units_[unit].gathered_version, versions, reads);
-  } else if (units_[unit].in_place) {
-    ReadCells(unit, units_[unit].shards, versions, reads);
-  } else if (units_[unit].common) {
-    ReadCells(unit, units_[unit].parts, versions, reads);
+void MemoryModel::Read(int unit, int due) {
+  if (!units_[unit].is_copy && units_[unit].in_place) {
+    ReadCells(unit, units_[unit].shards, due);
+  } else if (!units_[unit].is_copy && units_[unit].common) {
+    ReadCells(unit, units_[unit].parts, due);
   } else {
-    CheckVersion(unit, units_[unit].gathered_version, versions, reads);
+    CheckVersion(unit, units_[unit].gathered_version, due);
   }
 }
 
-void MemoryModel::ReadCells(int unit, const std::vector<int>& cells,
-                            const std::set<int>& versions, int& reads) {
+void MemoryModel::ReadCells(int unit, const std::vector<int>& cells, int due) {
   for (int rank = 0; rank < num_ranks_; ++rank) {
     for (int of = 0; of < num_ranks_; ++of) {
       const RaceDetector::Access access = ranks_.Read(rank, cells[of]);
@@ -457,22 +485,16 @@ void MemoryModel::ReadCells(int unit, const std::vector<int>& cells,
         Violate(unit, absl::StrCat("rank ", rank, " reads what rank ",
                                    access.other_rank, " may be writing"));
       }
-      CheckVersion(unit, access.value, versions, reads);
+      CheckVersion(unit, access.value, due);
     }
   }
 }
 
-void MemoryModel::CheckVersion(int unit, int version,
-                               const std::set<int>& versions, int& reads) {
-  if (versions.count(version) == 0) {
-    Violate(unit, absl::StrCat("the values of write ", version,
-                               " are read, and those of write ",
-                               *versions.rbegin(), " are due"));
-  } else if (reads >= 0 && reads != version) {
-    Violate(unit, absl::StrCat("the values of write ", version,
-                               " are read after those of write ", reads));
-  }
-  reads = version;
+void MemoryModel::CheckVersion(int unit, int version, int due) {
+  if (version == due) return;
+  Violate(unit,
+          absl::StrCat("the values of write ", version,
+                       " are read, and those of write ", due, " are due"));
 }
 
 void MemoryModel::Violate(int unit, absl::string_view what) {

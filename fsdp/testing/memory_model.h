@@ -5,8 +5,9 @@
 //
 // - A unit computes, on any rank, without being gathered there.
 // - It computes with other bytes than the last finished write before its
-//   forward left, on any rank and in any order of ranks that fences and
-//   collectives allow; backward and recomputation with others than forward.
+//   iteration left (before kUnshard, where the user has asked for it), on any
+//   rank and in any order of ranks that fences and collectives allow; so do
+//   backward and recomputation.
 // - A rank writes its shard while a gather reads it, or its part of a common
 //   copy while another rank may be reading it.
 // - Memory is given back or gathered into while a gather writes it.
@@ -51,8 +52,12 @@ class MemoryModel {
   // Every rank reads the whole unit, which has to be asked for and waited for.
   bool MayLook(int unit) const;
   void Look(int unit);
-  // As ForgetWholeGradients(), and those of the shards.
+  // A forward that has a backward to come is refused then.
+  bool IsOlderThanShards(int unit) const;
+  // zero_grad().
   void DropGradients();
+  // As SetHasWholeGradients() to false.
+  void DropWholeGradients(int unit);
 
   // The first that was seen; "" if none was. Nothing is looked at after it.
   const std::string& violation() const { return violation_; }
@@ -77,13 +82,12 @@ class MemoryModel {
 
     int version = 0;      // of the shards: how often they have been written
     int user_writes = 0;  // of those, between steps
-    int version_at_start = 0;          // of this iteration
-    std::set<int> versions_asked_for;  // by kUnshard, and not used yet
+    int version_at_start = 0;    // of this iteration
+    int version_asked_for = -1;  // by kUnshard, to be used; -1: none
 
     int backwards = 0;                // under way
     int iteration = -1;               // of the last forward; -1: none yet
-    std::set<int> may_read;           // versions, in that iteration
-    int reads = -1;                   // the one of them; -1: none so far
+    int due = 0;                      // version that this iteration reads
     int user_writes_at_forward = -1;  // then
 
     Gradients given;       // by the event under way
@@ -105,6 +109,7 @@ class MemoryModel {
   void BeginForward(const Event& event);
   void BeginIteration();
   void GiveUp();
+  static void Doom(Unit& unit, const Gradients& gradients);
   void CheckEndOfBackward(bool synchronizes);
 
   void Do(const Action& action);
@@ -123,11 +128,9 @@ class MemoryModel {
   Reduction* Oldest(int unit, bool started, bool replicating);
   void WriteShards(Unit& unit);
   void Compute();
-  void Read(int unit, const std::set<int>& versions, int& reads);
-  void ReadCells(int unit, const std::vector<int>& cells,
-                 const std::set<int>& versions, int& reads);
-  void CheckVersion(int unit, int version, const std::set<int>& versions,
-                    int& reads);
+  void Read(int unit, int due);
+  void ReadCells(int unit, const std::vector<int>& cells, int due);
+  void CheckVersion(int unit, int version, int due);
   bool IsComplete(const Unit& unit) const;
   void Violate(int unit, absl::string_view what);
 
@@ -142,7 +145,8 @@ class MemoryModel {
   int iteration_ = 0;
   std::deque<Reduction> reductions_;  // oldest first
   int num_gradients_ = 0;
-  std::string event_;  // under way, for messages
+  int num_finished_ = 0;  // of these, of backwards that have ended
+  std::string event_;     // under way, for messages
   std::string violation_;
 };
 

@@ -114,6 +114,19 @@ EndOfBackward: WaitReduce(0)
       HasSubstr("Reset: unit 0: no reduction of it can be finished"));
 }
 
+TEST(GradientModelTest, KeptGradientsOutliveAnIterationThatIsGivenUp) {
+  const std::string trace = With(kAccumulation, "Unsync EndOfBackward:\n",
+                                 "Unsync EndOfBackward:\nReset:\n");
+  EXPECT_THAT(Violation(Private(0), trace), StrEq(""));
+  EXPECT_THAT(
+      Violation(
+          Private(0),
+          With(With(trace, "PostBackward(0): FillReduceBuffer(0)",
+                    "Frozen PostBackward(0):"),
+               "Reduce(0)\nEndOfBackward: WaitReduce(0)", "\nEndOfBackward:")),
+      HasSubstr("unit 0: its gradients are not those of the backwards"));
+}
+
 TEST(GradientModelTest, ReplicasAreSummedBeforeTheGradientIsUsed) {
   Setting setting = Private(0);
   setting.units[0].replicated = true;

@@ -121,6 +121,7 @@ void ScheduleChecker::BeforeActions(const Event& event) {
         each.has_part = before.has_part;
         each.shard = before.shard;
         each.has_whole_gradients = before.has_whole_gradients;
+        each.stepped = before.stepped;
       }
       break;
     default:

@@ -6,6 +6,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "fsdp/schedule.h"
+#include "fsdp/testing/watched_schedule.h"
 
 namespace fsdp::testing {
 
@@ -104,10 +105,33 @@ ScheduleOptions NoPrefetch() {
   return options;
 }
 
-std::string Trace(Schedule& schedule, const Events& events) {
+namespace {
+
+// A write between a forward and its backward is a mistake of the user's, and so
+// is one between Unshard() and a forward with grad.
+void WriteBefore(const Event& event, WatchedSchedule& schedule) {
+  switch (event.kind) {
+    case EventKind::kPreForward:
+    case EventKind::kUnshard:
+    case EventKind::kWaitUnshard:
+    case EventKind::kReshard:
+    case EventKind::kRelease:
+      if (!event.recomputes && schedule.MayWrite() && !schedule.HoldsUnits()) {
+        schedule.Write();
+      }
+      break;
+    default:
+      break;
+  }
+}
+
+}  // namespace
+
+std::string Trace(WatchedSchedule& schedule, const Events& events) {
   std::string text = "\n";
   for (const Event& event : events) {
     absl::StrAppend(&text, ToString(event), ":");
+    WriteBefore(event, schedule);
     const absl::StatusOr<Actions> actions = schedule.Next(event);
     if (!actions.ok()) return absl::StrCat(text, actions.status().ToString());
     for (const Action& action : *actions) {
@@ -118,9 +142,10 @@ std::string Trace(Schedule& schedule, const Events& events) {
   return text;
 }
 
-std::string ActionsOf(Schedule& schedule, const Events& events) {
+std::string ActionsOf(WatchedSchedule& schedule, const Events& events) {
   std::string text;
   for (const Event& event : events) {
+    WriteBefore(event, schedule);
     const absl::StatusOr<Actions> actions = schedule.Next(event);
     if (!actions.ok()) return actions.status().ToString();
     for (const Action& action : *actions) {
@@ -130,7 +155,7 @@ std::string ActionsOf(Schedule& schedule, const Events& events) {
   return text;
 }
 
-bool AllSharded(const Schedule& schedule, int num_units) {
+bool AllSharded(const WatchedSchedule& schedule, int num_units) {
   for (int unit = 0; unit < num_units; ++unit) {
     if (schedule.IsUnsharded(unit)) return false;
   }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "fsdp/schedule.h"
+#include "fsdp/testing/watched_schedule.h"
 
 namespace fsdp::testing {
 
@@ -42,13 +43,14 @@ Events UnsynchronizedBackward(int layers);
 
 ScheduleOptions NoPrefetch();
 
-// What `schedule` answers to `events`: "\n", then one line for each event,
+// What `schedule` answers to `events`, before each of which the user writes
+// shards where that is allowed: "\n", then one line for each event,
 // "PreForward(1): Gather(1) WaitGather(1)\n". Ends at the first refusal.
-std::string Trace(Schedule& schedule, const Events& events);
+std::string Trace(WatchedSchedule& schedule, const Events& events);
 // The actions alone, in one line.
-std::string ActionsOf(Schedule& schedule, const Events& events);
+std::string ActionsOf(WatchedSchedule& schedule, const Events& events);
 
-bool AllSharded(const Schedule& schedule, int num_units);
+bool AllSharded(const WatchedSchedule& schedule, int num_units);
 
 }  // namespace fsdp::testing
 
