@@ -17,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/normal_mode.h"
 #include "base/tensor_over.h"
 
 namespace fsdp::flat_param {
@@ -124,6 +125,7 @@ FlatParameter::FlatParameter(std::vector<NamedParameter> parameters,
 }
 
 void FlatParameter::Bind() {
+  const NormalMode normal;
   for (int i = 0; i < layout_.num_parameters(); ++i) {
     const ParameterSpec& spec = layout_.parameter(i);
     const at::Tensor view =
@@ -160,6 +162,7 @@ at::Tensor FlatParameter::AsFlat(const at::Tensor& memory) const {
 
 void FlatParameter::BindTo(const at::Tensor& flat) {
   FSDP_CHECK(!filled() && flat.scalar_type() == dtype());
+  const NormalMode normal;
   for (int i = 0; i < num_parameters(); ++i) {
     const at::Tensor view = ViewOf(flat, i);
     for (const at::Tensor& tensor : parameters_[i].tensors) {
@@ -185,6 +188,28 @@ bool FlatParameter::Owns(const at::Tensor& tensor) const {
                                      storage().storage().unsafeGetStorageImpl();
 }
 
+int FlatParameter::IndexOf(const at::Tensor& tensor) const {
+  const int64_t element =
+      tensor.storage_offset() * static_cast<int64_t>(tensor.itemsize()) /
+      static_cast<int64_t>(c10::elementSize(unsharded_dtype()));
+  int i = 0;
+  while (i + 1 < num_parameters() && layout_.InFlat(i + 1).begin <= element) {
+    ++i;
+  }
+  return i;
+}
+
+bool FlatParameter::IsSliceOfShard(int i) const {
+  const at::Tensor& slice = slices_[i];
+  const Slice range = layout_.InShard(i, rank_);
+  return slice.has_storage() && slice.dim() == 1 &&
+         slice.numel() == range.numel() &&
+         slice.scalar_type() == shard_.scalar_type() &&
+         slice.storage_offset() == shard_.storage_offset() + range.begin &&
+         slice.storage().unsafeGetStorageImpl() ==
+             shard_.storage().unsafeGetStorageImpl();
+}
+
 absl::Status FlatParameter::CheckBinding() const {
   for (int i = 0; i < num_parameters(); ++i) {
     const NamedParameter& parameter = parameters_[i];
@@ -199,6 +224,13 @@ absl::Status FlatParameter::CheckBinding() const {
           "sharded. Do that before sharding, and write values through the "
           "shards"));
     }
+    if (IsSliceOfShard(i)) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the shard of parameter ", parameter.name,
+        " no longer looks into the memory that the model computes from: its "
+        "data was replaced, by set_data() for example, and an optimizer would "
+        "step what is no part of the model. Write into it instead, by copy_() "
+        "under a NoGradGuard"));
   }
   return absl::OkStatus();
 }

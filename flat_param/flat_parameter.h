@@ -119,12 +119,16 @@ class FlatParameter {
 
   // Whether `tensor` looks into this flat parameter's unsharded storage.
   bool Owns(const at::Tensor& tensor) const;
+  // The parameter in which a tensor that it Owns() begins.
+  int IndexOf(const at::Tensor& tensor) const;
   // FailedPrecondition when a parameter no longer looks into the storage,
-  // because the module was moved or converted or its data was replaced.
+  // because the module was moved or converted or its data was replaced, or a
+  // slice of the shard no longer into the shard.
   absl::Status CheckBinding() const;
 
  private:
   void Bind();
+  bool IsSliceOfShard(int i) const;
   GuardedStorage& storage() const {
     return precision_ == Precision::kFull && full_ != nullptr ? *full_
                                                               : *compute_;

@@ -19,7 +19,8 @@ using ::torch::nn::Module;
 // A derived class may name the protected member; the pointer to it is one to a
 // member of Module and fits every module.
 struct DictionaryAccess : Module {
-  static auto& Of(Module& module) {
+  template <typename M>
+  static auto& Of(M& module) {
     return module.*(&DictionaryAccess::parameters_);
   }
 };
@@ -50,6 +51,11 @@ std::string JoinName(absl::string_view path, absl::string_view key) {
 
 torch::OrderedDict<std::string, at::Tensor>& RegisteredParameters(
     Module& module) {
+  return DictionaryAccess::Of(module);
+}
+
+const torch::OrderedDict<std::string, at::Tensor>& RegisteredParameters(
+    const Module& module) {
   return DictionaryAccess::Of(module);
 }
 

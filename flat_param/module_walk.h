@@ -42,6 +42,8 @@ std::string JoinName(absl::string_view path, absl::string_view key);
 // no public way to unregister a parameter.
 torch::OrderedDict<std::string, at::Tensor>& RegisteredParameters(
     torch::nn::Module& module);
+const torch::OrderedDict<std::string, at::Tensor>& RegisteredParameters(
+    const torch::nn::Module& module);
 
 }  // namespace fsdp::flat_param
 

@@ -1,16 +1,16 @@
 #include "fsdp/buffer_precision.h"
 
-#include <c10/core/GradMode.h>
-
 #include <utility>
 #include <vector>
+
+#include "base/normal_mode.h"
 
 namespace fsdp {
 namespace {
 
 void Convert(const at::Tensor& tensor, c10::ScalarType dtype) {
   if (tensor.scalar_type() == dtype) return;
-  c10::NoGradGuard no_grad;
+  const NormalMode normal;
   tensor.set_data(tensor.to(dtype));
 }
 

@@ -14,7 +14,7 @@ namespace fsdp {
 
 ForwardScope::ForwardScope(const torch::nn::Module& module)
     : handle_(FindUnit(module)) {
-  if (handle_ == nullptr) return;
+  if (!handle_.has_value()) return;
   // The destructor does not run when this throws, and PreForward() has cleaned
   // up then.
   ThrowIfError(handle_->model()->PreForward(handle_->unit()));
@@ -24,7 +24,7 @@ ForwardScope::ForwardScope(const torch::nn::Module& module)
 }
 
 ForwardScope::~ForwardScope() {
-  if (handle_ == nullptr || finished_) return;
+  if (!handle_.has_value() || finished_) return;
   handle_->model()->AbandonForward(handle_->unit(), thrown_);
 }
 
@@ -42,11 +42,11 @@ void ForwardScope::WatchInput(const at::Tensor& input) {
 }
 
 void ForwardScope::ThrowFailure() const {
-  ThrowIfError(handle_->model()->TakeFailure());
+  if (handle_.has_value()) ThrowIfError(handle_->model()->TakeFailure());
 }
 
 void ForwardScope::NoteException() {
-  if (handle_ != nullptr) thrown_ = TorchToStatus("forward", [] { throw; });
+  if (handle_.has_value()) thrown_ = TorchToStatus("forward", [] { throw; });
 }
 
 void ForwardScope::Finish(const std::vector<at::Tensor*>& outputs) {

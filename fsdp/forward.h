@@ -32,7 +32,7 @@ class ForwardScope {
   ForwardScope& operator=(const ForwardScope&) = delete;
   ~ForwardScope();
 
-  bool is_unit() const { return handle_ != nullptr; }
+  bool is_unit() const { return handle_.has_value(); }
   // Whether CastInputs() is due.
   bool casts_inputs() const;
   void CastInputs(const std::vector<at::Tensor*>& inputs);
@@ -59,7 +59,7 @@ class ForwardScope {
   // The text of the present exception, for the other ranks.
   void NoteException();
 
-  std::shared_ptr<UnitHandle> handle_;
+  const std::optional<UnitHandle> handle_;
   std::optional<UnitScope> scope_;
   bool watches_inputs_ = false;
   SeenTensors inputs_;

@@ -6,11 +6,14 @@
 #include <torch/nn/modules/linear.h>
 
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
+#include "base/torch_status.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
@@ -39,7 +42,7 @@ TEST(ForwardTest, RunsUnshardedModulesHoweverTheyAreHeld) {
   EXPECT_TRUE(at::equal(Forward(holder, x), expected));
   EXPECT_TRUE(at::equal(Forward(pointer, x), expected));
   EXPECT_TRUE(at::equal(Forward(*pointer, x), expected));
-  EXPECT_EQ(FindUnit(*pointer), nullptr);
+  EXPECT_FALSE(FindUnit(*pointer).has_value());
 }
 
 class ReturnsNothing : public torch::nn::Module {
@@ -99,19 +102,33 @@ TEST(ForwardTest, ForwardsEveryKindOfArgument) {
 TEST(UnitHandleTest, TellsWhichModulesAreUnitsAndKeepsTheModelAlive) {
   EXPECT_OK(RunAllRanks(1, [](Communicator& communicator) -> absl::Status {
     auto net = testing::MakeNet(kDim, 2);
-    {
-      FSDP_ASSIGN_OR_RETURN(
-          auto model, FullyShard(net, Unowned(communicator), BlockUnits()));
-    }
-    const auto root = FindUnit(*net);
-    const auto block = FindUnit(*net->blocks->ptr(1));
-    if (root == nullptr || block == nullptr || root->unit() != 0 ||
-        block->model()->unit_name(block->unit()) != "blocks.1") {
-      return absl::InternalError("handles");
-    }
-    if (FindUnit(*net->head) != nullptr) return absl::InternalError("head");
     const at::Tensor x = Rows(0, 2, kDim);
-    return root->model()->Backward(Forward(net, x).sum(), false);
+    {
+      std::optional<UnitHandle> root;
+      {
+        FSDP_ASSIGN_OR_RETURN(
+            auto model, FullyShard(net, Unowned(communicator), BlockUnits()));
+        root = FindUnit(*net);
+      }
+      const auto block = FindUnit(*net->blocks->ptr(1));
+      if (!root.has_value() || !block.has_value() || root->unit() != 0 ||
+          block->model()->unit_name(block->unit()) != "blocks.1") {
+        return absl::InternalError("handles");
+      }
+      if (FindUnit(*net->head).has_value() ||
+          FindUnit(*net->blocks).has_value()) {
+        return absl::InternalError("no units");
+      }
+      FSDP_RETURN_IF_ERROR(
+          root->model()->Backward(Forward(net, x).sum(), false));
+    }
+    // Without a handle or a wrapper the model is gone, and its parameters are.
+    if (FindUnit(*net).has_value()) return absl::InternalError("is left");
+    const absl::Status status =
+        TorchToStatus("forward", [&] { Forward(net, x); });
+    return absl::StrContains(status.message(), "keep what FullyShard()")
+               ? absl::OkStatus()
+               : status;
   }));
 }
 

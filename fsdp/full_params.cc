@@ -2,13 +2,14 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
-#include <c10/core/GradMode.h>
+#include <ATen/ops/equal.h>
 #include <c10/util/Exception.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,11 +17,14 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "base/normal_mode.h"
 #include "base/status_error.h"
 #include "base/status_macros.h"
+#include "base/tensor_over.h"
 #include "base/torch_status.h"
 #include "comm/agreement.h"
 #include "flat_param/flat_parameter.h"
+#include "fsdp/lent_values.h"
 #include "fsdp/resting_memory.h"
 #include "fsdp/runtime.h"
 #include "fsdp/shard_gather.h"
@@ -37,11 +41,12 @@ constexpr int kWriter = 0;  // the rank that rank0_only means
 
 // Takes this rank's shard out of `whole`, which all ranks take from the writer
 // where only that has it. Replicas take it from the first of them, so that they
-// stay equal whatever each has written.
+// stay equal whatever each has written. A shard that is as before is not
+// written: graphs that have computed with it stay good.
 absl::Status WriteShard(ShardedModel& model, int unit,
                         const FlatParameter& flat, at::Tensor whole,
                         bool rank0_only, const at::Tensor& shard) {
-  c10::NoGradGuard no_grad;
+  const NormalMode normal;
   const Placement& placement = model.runtime().placement(unit);
   const std::string& label = model.unit_name(unit);
   if (rank0_only) {
@@ -53,12 +58,16 @@ absl::Status WriteShard(ShardedModel& model, int unit,
                                        label, DeadlineOf(model)));
   }
   const Slice range = flat.layout().ShardRange(flat.rank());
+  const at::Tensor own =
+      whole.narrow(0, range.begin, range.numel()).to(shard.device());
+  if (placement.replicate != nullptr && !rank0_only) {
+    FSDP_RETURN_IF_ERROR(BroadcastFrom(*placement.replicate, /*root=*/0, own,
+                                       label, DeadlineOf(model)));
+  }
   FSDP_ASSIGN_OR_RETURN(const Resident resident,
-                        Resident::Of(shard, Use::kOverwrite));
-  shard.copy_(whole.narrow(0, range.begin, range.numel()));
-  if (placement.replicate == nullptr || rank0_only) return absl::OkStatus();
-  return BroadcastFrom(*placement.replicate, /*root=*/0, shard, label,
-                       DeadlineOf(model));
+                        Resident::Of(shard, Use::kUpdate));
+  if (!at::equal(shard, own)) shard.copy_(own);
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -81,10 +90,13 @@ class FullParamsScope::Impl {
     FlatParameter* flat;
     at::Tensor values;  // undefined on ranks that get none
     at::Tensor gradients;
+    // What the caller sees of them; null where they are undefined.
+    std::unique_ptr<LentValues> lent_values = nullptr;
+    std::unique_ptr<LentValues> lent_gradients = nullptr;
   };
 
   absl::Status Take(ShardedModel& model, int unit, FlatParameter& flat);
-  void Expose(const Whole& whole) const;
+  void Expose(Whole& whole) const;
   void Hide(const Whole& whole) const;
   absl::Status WriteBack(const Whole& whole) const;
   absl::Status WriteGradientsBack(const Whole& whole) const;
@@ -140,6 +152,7 @@ absl::Status FullParamsScope::Impl::Take(ShardedModel& model, int unit,
     whole.values.reset();
     whole.gradients.reset();
   }
+  const NormalMode normal;
   if (options_.offload_to_cpu && whole.values.defined()) {
     whole.values = whole.values.cpu();
     if (whole.gradients.defined()) whole.gradients = whole.gradients.cpu();
@@ -149,26 +162,33 @@ absl::Status FullParamsScope::Impl::Take(ShardedModel& model, int unit,
   return absl::OkStatus();
 }
 
-void FullParamsScope::Impl::Expose(const Whole& whole) const {
+void FullParamsScope::Impl::Expose(Whole& whole) const {
+  static constexpr char kUntil[] = "the scope of SummonFullParams()";
   if (!whole.values.defined()) return;
-  whole.flat->BindTo(whole.values);
+  const NormalMode normal;
+  whole.lent_values = std::make_unique<LentValues>(whole.values, kUntil);
+  whole.flat->BindTo(whole.lent_values->tensor());
   if (!whole.gradients.defined()) return;
+  whole.lent_gradients = std::make_unique<LentValues>(whole.gradients, kUntil);
   for (int i = 0; i < whole.flat->num_parameters(); ++i) {
     if (!whole.flat->ShardSlice(i).grad().defined()) continue;
     for (const at::Tensor& tensor : whole.flat->parameter(i).tensors) {
-      tensor.mutable_grad() = whole.flat->ViewOf(whole.gradients, i);
+      tensor.mutable_grad() =
+          whole.flat->ViewOf(whole.lent_gradients->tensor(), i);
     }
   }
 }
 
 void FullParamsScope::Impl::Hide(const Whole& whole) const {
-  if (!whole.values.defined()) return;
+  if (whole.lent_values == nullptr) return;
   for (int i = 0; i < whole.flat->num_parameters(); ++i) {
     for (const at::Tensor& tensor : whole.flat->parameter(i).tensors) {
       tensor.mutable_grad().reset();
     }
   }
   whole.flat->BindToStorage();
+  whole.lent_values->End();
+  if (whole.lent_gradients != nullptr) whole.lent_gradients->End();
 }
 
 absl::Status FullParamsScope::Impl::WriteBack(const Whole& whole) const {
@@ -185,7 +205,7 @@ absl::Status FullParamsScope::Impl::WriteGradientsBack(
   at::Tensor shard = ShardOfGradients(*whole.flat);
   FSDP_RETURN_IF_ERROR(WriteShard(*whole.model, whole.unit, *whole.flat,
                                   whole.gradients, options_.rank0_only, shard));
-  c10::NoGradGuard no_grad;
+  const NormalMode normal;
   for (int i = 0; i < whole.flat->num_parameters(); ++i) {
     at::Tensor gradient = whole.flat->ShardSlice(i).grad();
     if (!gradient.defined()) continue;
@@ -257,11 +277,12 @@ absl::StatusOr<FullParamsScope> SummonFullParams(torch::nn::Module& module,
     }
   };
   if (!options.recurse) {
-    const std::shared_ptr<UnitHandle> handle = FindUnit(module);
-    if (handle != nullptr) add(*handle);
+    const std::optional<UnitHandle> handle = FindUnit(module);
+    if (handle.has_value()) add(*handle);
   } else {
     module.apply([&](torch::nn::Module& inner) {
-      if (const auto* handle = dynamic_cast<UnitHandle*>(&inner)) add(*handle);
+      const std::optional<UnitHandle> handle = FindUnit(inner);
+      if (handle.has_value()) add(*handle);
     });
   }
   auto impl = std::make_unique<FullParamsScope::Impl>(options);
@@ -285,13 +306,15 @@ absl::Status VisitFlat(ShardedModel& model, int unit, const FlatParameter& flat,
       GatherShards(model, unit, flat.shard(), model.unit_name(unit)));
   const bool visits =
       !options.rank0_only || model.communicator().rank() == kWriter;
+  LentValues lent(whole, "the visit of ForEachFullParameter()");
   for (int i = 0; visits && i < flat.num_parameters(); ++i) {
     if (!visited->ok()) break;
     const std::string& name = flat.parameter(i).name;
     *visited = TorchToStatus(absl::StrCat("visiting parameter ", name), [&] {
-      ThrowIfError(visit(name, flat.ViewOf(whole, i)));
+      ThrowIfError(visit(name, flat.ViewOf(lent.tensor(), i)));
     });
   }
+  lent.End();
   if (!options.writeback) return absl::OkStatus();
   // Nobody writes back what somebody could not edit.
   *visited = comm::Agree(model.communicator(), *visited,
@@ -318,9 +341,16 @@ absl::Status VisitAll(ShardedModel& model, const FullParameterVisitor& visit,
                      DeadlineOf(model));
 }
 
-absl::StatusOr<std::shared_ptr<UnitHandle>> UnitOf(torch::nn::Module& module) {
-  std::shared_ptr<UnitHandle> handle = FindUnit(module);
-  if (handle != nullptr) return handle;
+// Ends with the gather: what lies in its memory then is none of the caller's.
+at::Tensor Unsharded(const FlatParameter& flat) {
+  const at::Tensor& any = flat.parameter(0).tensors.front();
+  return TensorOver(any.storage(), 0, {flat.layout().padded_numel()}, {1},
+                    flat.unsharded_dtype());
+}
+
+absl::StatusOr<UnitHandle> UnitOf(torch::nn::Module& module) {
+  std::optional<UnitHandle> handle = FindUnit(module);
+  if (handle.has_value()) return *std::move(handle);
   return absl::FailedPreconditionError(absl::StrCat(
       "module ", module.name(),
       " is no unit of a sharded model, so it has nothing to gather or free. "
@@ -343,14 +373,14 @@ absl::Status ForEachFullParameter(ShardedModel& model,
 }
 
 absl::StatusOr<UnshardHandle> Unshard(torch::nn::Module& module) {
-  FSDP_ASSIGN_OR_RETURN(std::shared_ptr<UnitHandle> handle, UnitOf(module));
-  FSDP_RETURN_IF_ERROR(handle->model()->Unshard(handle->unit()));
-  return UnshardHandle(handle->model(), handle->unit());
+  FSDP_ASSIGN_OR_RETURN(const UnitHandle handle, UnitOf(module));
+  FSDP_RETURN_IF_ERROR(handle.model()->Unshard(handle.unit()));
+  return UnshardHandle(handle.model(), handle.unit());
 }
 
 absl::Status Reshard(torch::nn::Module& module) {
-  FSDP_ASSIGN_OR_RETURN(std::shared_ptr<UnitHandle> handle, UnitOf(module));
-  return handle->model()->Reshard(handle->unit());
+  FSDP_ASSIGN_OR_RETURN(const UnitHandle handle, UnitOf(module));
+  return handle.model()->Reshard(handle.unit());
 }
 
 absl::StatusOr<std::vector<RebuiltParameter>> RebuildFullParams(
@@ -364,7 +394,7 @@ absl::StatusOr<std::vector<RebuiltParameter>> RebuildFullParams(
     const bool sharded =
         model.runtime().placement(unit).shard->world_size() > 1;
     for (const auto& flat : model.runtime().flats(unit)) {
-      rebuilt.push_back({model.unit_name(unit), flat->Unsharded(),
+      rebuilt.push_back({model.unit_name(unit), Unsharded(*flat),
                          sharded || RestsElsewhere(flat->shard()) ||
                              flat->compute_dtype() != flat->dtype()});
     }

@@ -381,7 +381,7 @@ absl::Status CheckSummonedGradients(Communicator& world, bool offload,
         Check((named.shard.grad() == 2).all().item<bool>(),
               "gradients are not written back: " + named.name));
   }
-  return Check(!model.module()->head->weight.grad().defined(), "left");
+  return absl::OkStatus();
 }
 
 TEST(SummonFullParamsTest, GradientsAreSeenAndWrittenBackAlsoOffloaded) {

@@ -9,6 +9,7 @@
 #include "base/status_error.h"
 #include "fsdp/grad_clip.h"
 #include "fsdp/module_archive.h"
+#include "fsdp/parameter_owner.h"
 
 namespace fsdp {
 
@@ -19,6 +20,14 @@ std::vector<at::Tensor> ShardedModuleBase::Parameters() const {
     parameters.push_back(named.shard);
   }
   return parameters;
+}
+
+void ShardedModuleBase::zero_grad(bool set_to_none) {
+  ParameterOwner& owner = model_->parameter_owner();
+  owner.OpenGradients();
+  torch::nn::Module::zero_grad(set_to_none);  // of what is ignored
+  owner.CloseGradients();
+  model_->ZeroGrad(set_to_none);
 }
 
 absl::StatusOr<at::Tensor> ShardedModuleBase::ClipGradNorm(double max_norm,

@@ -131,10 +131,7 @@ class ShardedModuleBase : public torch::nn::Module {
 
   // Gradients start anew, as by an optimizer's zero_grad(), also those that a
   // NoSync() scope has left whole, which no optimizer knows of.
-  void zero_grad(bool set_to_none = true) override {
-    torch::nn::Module::zero_grad(set_to_none);  // of what is ignored
-    model_->ZeroGrad(set_to_none);
-  }
+  void zero_grad(bool set_to_none = true) override;
 
   // Visits each full parameter, holding one unit at a time. Collective.
   absl::Status ForEachFullParameter(

@@ -250,6 +250,12 @@ absl::Status FusedStretch::Begin(const FusedRule& rule, int num_slots,
 
 void FusedStretch::Finish() {
   runs_.End();
+  // As any operator that writes in place counts, which kernels over several
+  // parameters in one piece do not.
+  for (size_t i = 0; i < slices_.size(); ++i) {
+    if (!slices_[i].gradient.defined()) continue;
+    members_[i].parameter.unsafeGetTensorImpl()->bump_version();
+  }
   if (kept_steps_.defined()) {
     int64_t* const steps = kept_steps_.mutable_data_ptr<int64_t>();
     for (size_t i = 0; i < slices_.size(); ++i) {

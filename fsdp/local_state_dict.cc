@@ -93,8 +93,13 @@ absl::StatusOr<LocalStateDict> MakeLocalStateDict(
                                   flat->shard().detach().clone()});
           }
         }
-        AddOthers(ReadNamedValues(model, module), /*to_cpu=*/false,
-                  dict.others);
+        const NamedValues values = ReadNamedValues(model, module);
+        for (const NamedValues::Parameter& named : values.parameters) {
+          const std::string& first =
+              named.place.flat->parameter(named.place.index).name;
+          if (named.name != first) dict.tied[named.name] = first;
+        }
+        AddOthers(values, /*to_cpu=*/false, dict.others);
         return dict;
       });
 }
@@ -141,6 +146,10 @@ absl::StatusOr<StateDict> ConsolidateLocalStateDicts(
           absl::StrCat("rank ", dict.rank, ": ", dict.flats.size(),
                        " flat parameters of ", dict.world_size, " ranks"));
     }
+    if (dict.tied != dicts.front().tied) {
+      differences.push_back(
+          absl::StrCat("rank ", dict.rank, ": other parameters are tied"));
+    }
   }
   if (dicts.empty()) differences.push_back("no dicts");
   FSDP_RETURN_IF_ERROR(NotOneModel(differences));
@@ -173,6 +182,13 @@ absl::StatusOr<StateDict> ConsolidateLocalStateDicts(
           whole.as_strided(spec.sizes, spec.strides, layout.InFlat(i).begin)
               .clone());
     }
+  }
+  for (const auto& [name, first] : dicts.front().tied) {
+    const at::Tensor* value = result.find(first);
+    if (value == nullptr) {
+      return NotOneModel({absl::StrCat(name, ": there is no ", first)});
+    }
+    result.insert(name, at::Tensor(*value));
   }
   for (const auto& item : dicts.front().others) {
     result.insert(item.key(), item.value());

@@ -1,15 +1,19 @@
 #include "fsdp/op_observer.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/function_schema.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/record_function.h>
 
 #include <algorithm>
+#include <iterator>
 #include <memory>
 #include <thread>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
+#include "absl/strings/match.h"
+#include "absl/strings/string_view.h"
 #include "flat_param/guarded_storage.h"
 
 namespace fsdp {
@@ -60,6 +64,48 @@ void Tell(const Tags& tags, bool nested) {
   }
 }
 
+// By the name, which costs nothing: operators that write in place have one that
+// ends so, or write to an argument "out".
+bool MayWrite(const at::RecordFunction& function) {
+  return absl::EndsWith(function.name(), "_") ||
+         absl::StrContains(function.overload_name(), "out");
+}
+
+// Operators that change how a tensor sees its memory, or what autograd knows of
+// it, and no values.
+bool LeavesValues(absl::string_view name) {
+  static constexpr absl::string_view kNames[] = {
+      "aten::as_strided_", "aten::detach_",
+      "aten::rename_",     "aten::requires_grad_",
+      "aten::resize_",     "aten::set_",
+      "aten::squeeze_",    "aten::swapaxes_",
+      "aten::swapdims_",   "aten::t_",
+      "aten::transpose_",  "aten::unsqueeze_"};
+  return std::find(std::begin(kNames), std::end(kNames), name) !=
+         std::end(kNames);
+}
+
+void TellOfWrites(const at::RecordFunction& function,
+                  c10::ArrayRef<const c10::IValue> inputs) {
+  const auto schema = function.operator_schema();
+  if (!schema.has_value() || LeavesValues(schema->name())) return;
+  const auto tell = [](const c10::IValue& value) {
+    if (!value.isTensor()) return;
+    const StorageTag* tag = TagOf(value.toTensor());
+    if (tag != nullptr) tag->listener->OnWrite(value.toTensor(), tag->unit);
+  };
+  const auto& arguments = schema->arguments();
+  for (size_t i = 0; i < std::min(arguments.size(), inputs.size()); ++i) {
+    const c10::AliasInfo* const alias = arguments[i].alias_info();
+    if (alias == nullptr || !alias->isWrite()) continue;
+    if (inputs[i].isList()) {
+      for (const c10::IValue& element : inputs[i].toListRef()) tell(element);
+    } else {
+      tell(inputs[i]);
+    }
+  }
+}
+
 std::unique_ptr<at::ObserverContext> OnStart(
     const at::RecordFunction& function) {
   c10::ArrayRef<const c10::IValue> inputs = function.inputs();
@@ -70,7 +116,9 @@ std::unique_ptr<at::ObserverContext> OnStart(
   const bool nested = operators_under_way++ > 0;
   Tags tags;
   for (const c10::IValue& input : inputs) CollectFrom(input, tags);
-  if (!tags.empty()) Tell(tags, nested);
+  if (tags.empty()) return nullptr;
+  Tell(tags, nested);
+  if (MayWrite(function)) TellOfWrites(function, inputs);
   return nullptr;
 }
 

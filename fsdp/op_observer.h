@@ -23,6 +23,10 @@ class OpListener {
   // another operator, which may have read the addresses of its own inputs
   // already. Must not throw: LibTorch logs what a callback throws and goes on.
   virtual void OnOperator(absl::Span<const int> units, bool nested) = 0;
+  // The same operator, as by its schema, is about to write to the values of
+  // `tensor`, an input that looks into a storage of `unit`. After
+  // OnOperator(), for each such input. Must not throw.
+  virtual void OnWrite(const at::Tensor& tensor, int unit) = 0;
 };
 
 // What a flat_param::GuardedStorage is tagged with to be seen.

@@ -3,6 +3,8 @@
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/add.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/index.h>
 #include <ATen/ops/linear.h>
@@ -26,7 +28,9 @@ namespace {
 using ::fsdp::flat_param::GuardedStorage;
 using ::testing::Contains;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 // Remembers "0,1" for an operator on units 0 and 1, "0 nested" for one inside
 // another.
@@ -35,6 +39,9 @@ class Remembering : public OpListener {
   void OnOperator(absl::Span<const int> units, bool nested) override {
     seen.push_back(
         absl::StrCat(absl::StrJoin(units, ","), nested ? " nested" : ""));
+  }
+  void OnWrite(const at::Tensor& tensor, int unit) override {
+    seen.push_back(absl::StrCat("write of ", tensor.numel(), " to ", unit));
   }
   std::vector<std::string> seen;
 };
@@ -91,6 +98,27 @@ TEST(OpObserverTest, SeesViewsAndListsAndOptionalTensors) {
   listener.seen.clear();
   x.t().index({{}, mask.narrow(0, 0, 1)});
   EXPECT_EQ(listener.seen.front(), "0");
+}
+
+TEST(OpObserverTest, TellsWhatWritesToValuesAndNothingElse) {
+  Remembering listener;
+  Tagged a(&listener, 0);
+  Tagged b(&listener, 1);
+  const at::Tensor x = at::ones({2, 2});
+  const OpObserver observer;
+  a.tensor.narrow(0, 0, 1).clamp_(0, 1);
+  EXPECT_THAT(listener.seen, Contains("write of 2 to 0"));
+  listener.seen.clear();
+  at::add_out(b.tensor, a.tensor, x);
+  EXPECT_THAT(listener.seen, Contains("write of 4 to 1"));
+  EXPECT_THAT(listener.seen, Not(Contains("write of 4 to 0")));
+  listener.seen.clear();
+  at::_foreach_mul_({x, a.tensor}, 2);
+  EXPECT_THAT(listener.seen, Contains("write of 4 to 0"));
+  listener.seen.clear();
+  at::ones({2, 2}).copy_(a.tensor);  // reads it
+  a.tensor.t().squeeze_();
+  EXPECT_THAT(listener.seen, Not(Contains(HasSubstr("write"))));
 }
 
 TEST(OpObserverTest, TellsOperatorsInsideOthers) {

@@ -118,6 +118,7 @@ absl::Status CheckOptimizer(const ShardedModuleBase& model,
         "parameters, and a rank has a part of them: use an element-wise one");
   }
   FSDP_RETURN_IF_ERROR(CheckOffload(model, optimizer));
+  FSDP_RETURN_IF_ERROR(model.sharded_model().CheckBinding());
   const Names shards = NamesOfShards(model);
   const Names own = NamesOfModulesOwn(model);
   Names seen;  // places of shards

@@ -45,7 +45,7 @@ struct OptimizerCheckOptions {
 //                       or others that `options` do not allow
 //   FailedPrecondition  the module's own parameters, as in an optimizer that
 //                       was made before sharding; one that cannot step what is
-//                       offloaded
+//                       offloaded; a shard whose data was replaced
 absl::Status CheckOptimizer(
     const ShardedModuleBase& model, const torch::optim::Optimizer& optimizer,
     const OptimizerCheckOptions& options = OptimizerCheckOptions());

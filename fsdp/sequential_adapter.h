@@ -5,13 +5,20 @@
 
 #include <torch/nn/modules/container/sequential.h>
 
+#include "absl/status/status.h"
+
 namespace fsdp {
 
-// Replaces what `sequential` calls for each child that is a unit; the children
-// stay registered as they are, under their names. The replacement takes and
-// returns one tensor: a unit with another signature raises AnyModule's error
-// when called, and is run by fsdp::Forward from a module of the user's instead.
+// Replaces what `sequential` calls for each child that is a unit, once. To
+// everybody else the list is as before: at<M>(), ptr() and children() give the
+// modules themselves. A call throws StatusError (FailedPrecondition) where the
+// unit returns something else than a tensor, a vector of them, a pair or a
+// tuple of two, or what an LSTM returns: such a unit is run by fsdp::Forward
+// from a module of the user's.
 void AdaptSequential(torch::nn::SequentialImpl& sequential);
+
+// Internal when this LibTorch does not keep modules as AdaptSequential() needs.
+absl::Status CheckSequentialAdapter();
 
 }  // namespace fsdp
 

@@ -3,13 +3,13 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros_like.h>
-#include <c10/core/GradMode.h>
 
 #include <memory>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/normal_mode.h"
 #include "base/status_error.h"
 #include "base/status_macros.h"
 #include "comm/work.h"
@@ -26,7 +26,7 @@ absl::StatusOr<at::Tensor> Gather(comm::Communicator& group,
                                   const at::Tensor& shard,
                                   absl::string_view label,
                                   absl::Time deadline) {
-  c10::NoGradGuard no_grad;
+  const NormalMode normal;
   FSDP_ASSIGN_OR_RETURN(const Resident resident,
                         Resident::Of(shard, Use::kRead));
   if (group.world_size() == 1) return shard.detach().clone();
@@ -50,7 +50,7 @@ absl::StatusOr<at::Tensor> GatherShards(const ShardedModel& model, int unit,
 }
 
 at::Tensor ShardOfGradients(const flat_param::FlatParameter& flat) {
-  c10::NoGradGuard no_grad;
+  const NormalMode normal;
   at::Tensor gradients = at::zeros_like(flat.shard());
   for (int i = 0; i < flat.num_parameters(); ++i) {
     const at::Tensor& gradient = flat.ShardSlice(i).grad();

@@ -16,6 +16,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "base/torch_status.h"
 #include "comm/agreement.h"
 #include "comm/communicator.h"
 #include "comm/mesh.h"
@@ -30,8 +31,8 @@
 #include "fsdp/shard_plan.h"
 #include "fsdp/sharder.h"
 #include "fsdp/transparent.h"
-#include "fsdp/unit_handle.h"
 #include "fsdp/unit_plan.h"
+#include "fsdp/write_watch.h"
 
 namespace fsdp {
 namespace {
@@ -80,14 +81,16 @@ Schedule MakeSchedule(const std::vector<PlannedUnit>& units,
   return Schedule(std::move(scheduled), schedule_options);
 }
 
-void AttachHandles(const ShardPlan& plan,
-                   const std::shared_ptr<ShardedModel>& model,
-                   bool transparent) {
-  for (size_t i = 0; i < plan.units.size(); ++i) {
-    plan.tree.modules[plan.units[i].unit.module]->register_module(
-        kUnitHandleName,
-        std::make_shared<UnitHandle>(model, static_cast<int>(i)));
+void IntroduceModules(const ShardPlan& plan, ShardedModel& model,
+                      bool transparent) {
+  std::vector<std::pair<std::shared_ptr<torch::nn::Module>, int>> modules;
+  for (const std::shared_ptr<torch::nn::Module>& module : plan.tree.modules) {
+    modules.emplace_back(module, ShardedModel::kNoUnit);
   }
+  for (size_t i = 0; i < plan.units.size(); ++i) {
+    modules[plan.units[i].unit.module].second = static_cast<int>(i);
+  }
+  model.SetModules(modules);
   // A transparent unit needs no caller, which would know one signature only.
   if (transparent) return;
   for (const std::shared_ptr<torch::nn::Module>& module : plan.tree.modules) {
@@ -139,6 +142,15 @@ ShardedModel::Settings SettingsOf(
   return settings;
 }
 
+absl::Status ShardUnits(Sharder& sharder, torch::nn::Module& root,
+                        std::vector<RuntimeUnit>& units) {
+  FSDP_RETURN_IF_ERROR(sharder.AllocateCommon());
+  for (const PlannedUnit& planned : sharder.plan().units) {
+    FSDP_ASSIGN_OR_RETURN(units.emplace_back(), sharder.Shard(planned));
+  }
+  return sharder.FinishRest(root);
+}
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<ShardedModel>> ShardModule(
@@ -148,7 +160,12 @@ absl::StatusOr<std::shared_ptr<ShardedModel>> ShardModule(
   const absl::Duration timeout = options.timeout == absl::ZeroDuration()
                                      ? world.default_timeout()
                                      : options.timeout;
-  absl::StatusOr<ShardPlan> plan = PlanSharding(root, mesh, options);
+  // A policy of the user's may throw.
+  absl::StatusOr<ShardPlan> plan = absl::UnknownError("no plan");
+  const absl::Status thrown =
+      TorchToStatus("planning how to shard the model",
+                    [&] { plan = PlanSharding(root, mesh, options); });
+  if (!thrown.ok()) plan = thrown;
   FSDP_RETURN_IF_ERROR(comm::Agree(world, plan.status(), "sharding the model",
                                    absl::Now() + timeout));
   FSDP_RETURN_IF_ERROR(comm::CheckSame(world, Fingerprint(*plan, options),
@@ -156,15 +173,11 @@ absl::StatusOr<std::shared_ptr<ShardedModel>> ShardModule(
                                        absl::Now() + timeout));
   Sharder sharder(*std::move(plan), mesh, options, timeout);
   FSDP_RETURN_IF_ERROR(sharder.MakeOffloadSpace(mesh.world()));
-  absl::Status status = sharder.AllocateCommon();
   std::vector<RuntimeUnit> units;
-  for (const PlannedUnit& planned : sharder.plan().units) {
-    if (!status.ok()) break;
-    absl::StatusOr<RuntimeUnit> sharded = sharder.Shard(planned);
-    status = sharded.status();
-    if (status.ok()) units.push_back(*std::move(sharded));
-  }
-  if (status.ok()) status = sharder.FinishRest(*root);
+  absl::Status status;
+  status.Update(TorchToStatus("sharding the model", [&] {
+    status = ShardUnits(sharder, *root, units);
+  }));
   if (!status.ok()) {
     mesh.Abort(status);
     return status;
@@ -175,8 +188,10 @@ absl::StatusOr<std::shared_ptr<ShardedModel>> ShardModule(
   auto model = std::make_shared<ShardedModel>(
       std::move(runtime), std::move(schedule),
       SettingsOf(sharder.plan(), root, options, sharder.offload()));
-  AttachHandles(sharder.plan(), model, options.transparent);
-  if (options.transparent) {
+  IntroduceModules(sharder.plan(), *model, options.transparent);
+  if (!options.transparent) {
+    model->SetObserver(std::make_unique<WriteWatch>(model.get()));
+  } else {
     std::vector<int> parents;
     for (const PlannedUnit& planned : sharder.plan().units) {
       parents.push_back(planned.unit.parent);

@@ -16,9 +16,8 @@ namespace fsdp {
 // Collective over the ranks of `mesh`. With two dimensions the first replicates
 // and the second shards, for units whose strategy is hybrid. Unit after unit,
 // so that a rank holds its shards and one unit twice at most beyond what is not
-// sharded yet. Each module that becomes a unit gets a UnitHandle, and
-// Sequential children are replaced by something that runs them through
-// fsdp::Forward.
+// sharded yet. Modules stay as they are, but for what a Sequential calls of
+// its children that are units, which goes through fsdp::Forward.
 //
 // Every rank checks before anything is changed, and what one refuses all refuse
 // with the same text:

@@ -20,8 +20,10 @@
 #include "base/status_macros.h"
 #include "comm/mesh.h"
 #include "flat_param/guarded_storage.h"
+#include "fsdp/buffer_layout.h"
 #include "fsdp/deferred_init.h"
 #include "fsdp/quantization.h"
+#include "fsdp/sequential_adapter.h"
 
 namespace fsdp {
 namespace {
@@ -232,6 +234,7 @@ absl::StatusOr<ShardPlan> PlanSharding(
         "tensor gets memory: end the scope first");
   }
   FSDP_RETURN_IF_ERROR(flat_param::CheckGuardedStorage());
+  FSDP_RETURN_IF_ERROR(CheckSequentialAdapter());
   FSDP_RETURN_IF_ERROR(CheckOptions(options));
   ShardPlan plan;
   FSDP_ASSIGN_OR_RETURN(
@@ -246,6 +249,10 @@ absl::StatusOr<ShardPlan> PlanSharding(
         CheckUnitOptions(DisplayName(planned.unit), planned.options, mesh));
   }
   PlanBuffers(plan);
+  for (const BufferPrecision::Buffer& buffer : plan.buffers) {
+    if (!options.broadcast_parameters) break;
+    FSDP_RETURN_IF_ERROR(CheckCanBeSent(buffer.name, buffer.tensor));
+  }
   if (!options.allow_outside_references) {
     FSDP_RETURN_IF_ERROR(CheckOutsideReferences(plan.tree));
   }
@@ -307,7 +314,8 @@ std::string Fingerprint(const ShardPlan& plan, const Options& options) {
     absl::StrAppend(&text, "buffer ", buffer.name, " ",
                     c10::toString(buffer.original), " in ",
                     c10::toString(buffer.wanted), " [",
-                    absl::StrJoin(buffer.tensor.sizes(), ", "), "]\n");
+                    absl::StrJoin(buffer.tensor.sizes(), ", "), "] ",
+                    LayoutText(buffer.tensor), "\n");
   }
   return text;
 }

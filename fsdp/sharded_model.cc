@@ -6,11 +6,13 @@
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/nn/module.h>
 
 #include <algorithm>
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,6 +24,7 @@
 #include "flat_param/flat_parameter.h"
 #include "fsdp/autograd.h"
 #include "fsdp/parameter_hooks.h"
+#include "fsdp/parameter_owner.h"
 
 namespace fsdp {
 namespace {
@@ -49,6 +52,7 @@ ShardedModel::ShardedModel(std::unique_ptr<Runtime> runtime, Schedule schedule,
     : runtime_(std::move(runtime)),
       schedule_(std::move(schedule)),
       settings_(std::move(settings)),
+      owner_(std::make_shared<ParameterOwner>()),
       units_(runtime_->num_units()) {
   for (int unit = 0; unit < runtime_->num_units(); ++unit) {
     units_[unit].first_shard = named_shards_.size();
@@ -60,6 +64,9 @@ ShardedModel::ShardedModel(std::unique_ptr<Runtime> runtime, Schedule schedule,
       for (int i = 0; i < flat->num_parameters(); ++i) {
         const flat_param::NamedParameter& parameter = flat->parameter(i);
         const at::Tensor& first = parameter.tensors.front();
+        for (const at::Tensor& tensor : parameter.tensors) {
+          SetOwner(tensor, parameter.name, owner_);
+        }
         units_[unit].slots.push_back({parameter.name, parameter.tensors,
                                       flat->ShardSlice(i),
                                       MakeSentinel(first, parameter.name)});
@@ -70,7 +77,29 @@ ShardedModel::ShardedModel(std::unique_ptr<Runtime> runtime, Schedule schedule,
     }
   }
   AttachSentinels();
+  SeeVersions();
   settings_.buffers.Cast();
+}
+
+void ShardedModel::SetModules(
+    const std::vector<std::pair<std::shared_ptr<torch::nn::Module>, int>>&
+        modules) {
+  owner_->set_model(weak_from_this());
+  for (const auto& [module, unit] : modules) {
+    const auto [place, is_new] =
+        modules_.try_emplace(module.get(), ModulePlace{module, unit});
+    // One that is registered twice is a unit where it is met first.
+    if (!is_new && unit != kNoUnit) place->second.unit = unit;
+  }
+}
+
+std::optional<int> ShardedModel::UnitOf(const torch::nn::Module& module) const {
+  const auto found = modules_.find(&module);
+  // Another module may have come to lie where one of ours was.
+  if (found == modules_.end() || found->second.module.expired()) {
+    return std::nullopt;
+  }
+  return found->second.unit;
 }
 
 void ShardedModel::ClearEdges() {
@@ -149,11 +178,20 @@ absl::Status ShardedModel::PreForward(int unit) {
   }
   if (!schedule_.in_forward()) {
     forward_thread_ = std::this_thread::get_id();
-    if (!recomputes) FSDP_RETURN_IF_ERROR(ChoosePrecision());
+    if (!recomputes) {
+      FSDP_RETURN_IF_ERROR(ChoosePrecision());
+      for (int each = 0; each < num_units(); ++each) NoteWrittenShards(each);
+    }
   }
   for (const auto& flat : runtime_->flats(unit)) {
     FSDP_RETURN_IF_ERROR(flat->CheckBinding());
   }
+  const absl::Status unwritten = CheckUnwrittenBetweenForwards(unit);
+  if (!unwritten.ok()) {
+    GiveUpIteration(unwritten);
+    return unwritten;
+  }
+  NoteWrittenShards(unit);  // also what was written inside the forward
   const bool records_graph = c10::GradMode::is_enabled();
   if (records_graph) FSDP_RETURN_IF_ERROR(CheckHeldIsCurrent(unit));
   if (records_graph) FSDP_RETURN_IF_ERROR(CheckHooks(unit));
@@ -167,9 +205,6 @@ absl::Status ShardedModel::PreForward(int unit) {
   RecomputeScope* const recomputation = RecomputeScope::Current();
   if (recomputation != nullptr) {
     recomputation->KeepBuffers(*units_[unit].buffers);
-  }
-  for (Slot& slot : units_[unit].slots) {
-    slot.version = slot.tensors.front()._version();
   }
   if (observer_ != nullptr) observer_->AfterPreForward(unit);
   return absl::OkStatus();
@@ -245,13 +280,7 @@ absl::Status ShardedModel::CheckForwardLeftParametersAlone(
     int unit, const std::vector<at::Tensor*>& outputs) const {
   for (const Slot& slot : units_[unit].slots) {
     if (slot.tensors.front()._version() == slot.version) continue;
-    return absl::FailedPreconditionError(absl::StrCat(
-        "parameter ", slot.name,
-        " was modified in place during the forward of "
-        "unit ",
-        unit_name(unit),
-        ": the change would be lost when the unit is freed. Write through "
-        "NamedShards() between steps, or compute with a copy"));
+    return Modified(unit, slot);
   }
   for (const auto& flat : runtime_->flats(unit)) {
     FSDP_RETURN_IF_ERROR(flat->CheckBinding());
@@ -380,6 +409,7 @@ void ShardedModel::GiveUpIteration(const absl::Status& reason,
     state.running.reset();
   }
   RestoreSentinels();
+  SeeVersions();
   if (observer_ != nullptr) observer_->OnGivenUp();
 }
 

@@ -13,6 +13,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -27,9 +28,14 @@
 #include "fsdp/checkpoint_scope.h"
 #include "fsdp/options.h"
 #include "fsdp/order_log.h"
+#include "fsdp/parameter_owner.h"
 #include "fsdp/runtime.h"
 #include "fsdp/schedule.h"
 #include "fsdp/unit_observer.h"
+
+namespace torch::nn {
+class Module;
+}  // namespace torch::nn
 
 namespace fsdp {
 
@@ -69,6 +75,17 @@ class ShardedModel final : public BackwardListener,
   ShardedModel(std::unique_ptr<Runtime> runtime, Schedule schedule,
                Settings settings);
   ~ShardedModel() override;
+
+  // --- Modules ------------------------------------------------------------
+  // Once: every module of the model, and which unit it is, kNoUnit for none.
+  // Modules may be gone before the model, and the model before they are.
+  static constexpr int kNoUnit = -1;
+  void SetModules(
+      const std::vector<std::pair<std::shared_ptr<torch::nn::Module>, int>>&
+          modules);
+  // The unit that `module` is, or kNoUnit; nothing where it is not of this
+  // model. In constant time.
+  std::optional<int> UnitOf(const torch::nn::Module& module) const;
 
   // --- One forward of a unit, in this order -------------------------------
   // Gathers the unit's parameters and hands them to autograd. When that fails
@@ -110,6 +127,8 @@ class ShardedModel final : public BackwardListener,
   // Drops the shards' gradients, or makes them zero, and drops gradients kept
   // whole.
   void ZeroGrad(bool set_to_none);
+  // What the module's own tensors leave to the shards; see ParameterOwner.
+  ParameterOwner& parameter_owner() const { return *owner_; }
 
   // Called in backward with the shards of each unit as soon as their gradients
   // are complete. It steps them and drops the gradients, whose memory is then
@@ -141,6 +160,15 @@ class ShardedModel final : public BackwardListener,
     return units_[unit].node;
   }
 
+  // Of an operator of a forward that is about to write to `target`, which looks
+  // into the unit's unsharded memory: FailedPrecondition, naming the parameter.
+  // The memory is taken away, so that the operator fails.
+  absl::Status RefuseWrite(int unit, const at::Tensor& target);
+  // Whether the root module is in training mode.
+  bool is_training() const {
+    return !settings_.is_training || settings_.is_training();
+  }
+
   // --- Shards -------------------------------------------------------------
   const std::vector<NamedShard>& NamedShards() const { return named_shards_; }
   // Freezes or unfreezes a parameter from the next forward on, by any of its
@@ -154,6 +182,10 @@ class ShardedModel final : public BackwardListener,
   // inside a forward, a backward or another such scope.
   absl::Status BeginWholeAccess(absl::string_view what);
   void EndWholeAccess();
+
+  // FailedPrecondition, naming the parameter, where the data of one of the
+  // module's tensors or of a shard was replaced.
+  absl::Status CheckBinding() const;
 
   // Gathers ahead of use, waits for that, and frees. See Schedule.
   absl::Status Unshard(int unit);
@@ -187,7 +219,9 @@ class ShardedModel final : public BackwardListener,
     std::vector<at::Tensor> tensors;  // of the module
     at::Tensor shard;
     std::shared_ptr<torch::autograd::Node> sentinel;
-    uint32_t version = 0;         // of the tensors at PreForward
+    // Of the tensors, when last seen: they are not written but by their shards.
+    uint32_t version = 0;
+    uint32_t shard_version = 0;   // of the shard, when last seen
     bool hooks_have_run = false;  // in this backward
   };
   struct UnitState {
@@ -234,6 +268,14 @@ class ShardedModel final : public BackwardListener,
   void RestoreSentinels();
   void ClearEdges();
 
+  // sharded_model_versions.cc
+  void SeeVersions();
+  bool NoteWrittenShards(int unit);
+  void NoteWritesBeforeBackward();
+  absl::Status ExplainStaleGraph(absl::Status status) const;
+  absl::Status CheckUnwrittenBetweenForwards(int unit) const;
+  absl::Status Modified(int unit, const Slot& slot) const;
+
   // sharded_model.cc: forward
   absl::Status CheckThread(int unit) const;
   absl::Status CheckHeldIsCurrent(int unit) const;
@@ -275,8 +317,14 @@ class ShardedModel final : public BackwardListener,
   const std::unique_ptr<Runtime> runtime_;
   Schedule schedule_;
   Settings settings_;
+  const std::shared_ptr<ParameterOwner> owner_;
   std::vector<UnitState> units_;
   std::vector<NamedShard> named_shards_;
+  struct ModulePlace {
+    std::weak_ptr<torch::nn::Module> module;
+    int unit;
+  };
+  std::unordered_map<const torch::nn::Module*, ModulePlace> modules_;
   std::vector<PendingUnit> pending_;
   // On which thread what each backward under way goes through was recorded.
   std::map<int, uint64_t> forward_threads_;
@@ -284,6 +332,8 @@ class ShardedModel final : public BackwardListener,
   struct BackwardUnderWay;
   std::weak_ptr<BackwardUnderWay> backward_;
   std::string whole_access_;  // what has the parameters whole; empty: nothing
+  // A unit whose shards were written since a graph has computed with them.
+  std::string written_before_backward_;
   bool synchronizes_ = true;
   bool full_precision_ = false;  // where a unit's policy says so of eval mode
   // Its changes, each with the sequence number that autograd was at.

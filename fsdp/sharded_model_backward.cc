@@ -85,7 +85,9 @@ absl::Status ShardedModel::Backward(const at::Tensor& loss, bool retain_graph) {
   // What comes first is the cause of what backward has thrown.
   absl::Status failure = TakeFailure();
   if (!failure.ok()) status = std::move(failure);
-  if (!status.ok()) GiveUpIteration(status);
+  if (status.ok()) return status;
+  status = ExplainStaleGraph(std::move(status));
+  GiveUpIteration(status);
   return status;
 }
 
@@ -188,6 +190,7 @@ absl::Status ShardedModel::PostBackward(
 void ShardedModel::EnterBackward() {
   if (!backward_.expired()) return;
   GiveUpStaleBackward();
+  NoteWritesBeforeBackward();
   auto under_way = std::make_shared<BackwardUnderWay>();
   under_way->model = weak_from_this();
   backward_ = under_way;

@@ -122,22 +122,30 @@ absl::Status ShardedModel::SetGradientDivideFactors(double before,
 
 absl::Status ShardedModel::BeginWholeAccess(absl::string_view what) {
   FSDP_RETURN_IF_ERROR(CheckIdle(what));
-  for (int unit = 0; unit < num_units(); ++unit) {
-    for (const auto& flat : runtime_->flats(unit)) {
-      FSDP_RETURN_IF_ERROR(flat->CheckBinding());
-    }
-  }
+  FSDP_RETURN_IF_ERROR(CheckBinding());
   GiveUpStaleBackward();
   // Also frees what was kept for a backward that has not come.
   FSDP_RETURN_IF_ERROR(ReleaseUnsharded());
   whole_access_ = std::string(what);
+  owner_->OpenGradients();
   ClearEdges();
   return absl::OkStatus();
 }
 
 void ShardedModel::EndWholeAccess() {
   whole_access_.clear();
+  owner_->CloseGradients();
   AttachSentinels();
+  SeeVersions();
+}
+
+absl::Status ShardedModel::CheckBinding() const {
+  for (int unit = 0; unit < num_units(); ++unit) {
+    for (const auto& flat : runtime_->flats(unit)) {
+      FSDP_RETURN_IF_ERROR(flat->CheckBinding());
+    }
+  }
+  return absl::OkStatus();
 }
 
 std::vector<uint32_t> ShardedModel::ShardVersions(int unit) const {

@@ -29,6 +29,7 @@
 #include "comm/communicator.h"
 #include "comm/mesh.h"
 #include "flat_param/flat_parameter.h"
+#include "fsdp/buffer_layout.h"
 #include "fsdp/buffer_precision.h"
 #include "fsdp/common_flats.h"
 #include "fsdp/deferred_init.h"
@@ -55,7 +56,10 @@ std::string FreedText(const Unit& unit) {
       " are sharded, and this rank holds only a part of them outside the "
       "unit's forward and backward. If this is a forward, let the parent call "
       "its child by fsdp::Forward(child, ...) instead of child->forward(...), "
-      "or set Options::transparent. To read or write values use Parameters(), "
+      "or set Options::transparent, and keep what FullyShard() has returned. "
+      "If it is a backward, a tensor that the unit computed was kept in a "
+      "member and used elsewhere: return it as an output, too. To read or "
+      "write values use Parameters(), "
       "NamedShards() or "
       "ForEachFullParameter()");
 }
@@ -211,11 +215,16 @@ bool Sharder::has_values() const {
 absl::Status Sharder::BroadcastBuffers() {
   c10::NoGradGuard no_grad;
   for (const BufferPrecision::Buffer& buffer : plan_.buffers) {
-    if (buffer.tensor.numel() == 0) continue;
-    at::Tensor values = buffer.tensor.contiguous();
-    FSDP_RETURN_IF_ERROR(
-        Broadcast(values.reshape({-1}).view(at::kByte), buffer.name));
-    if (!values.is_same(buffer.tensor)) buffer.tensor.copy_(values);
+    for (const at::Tensor& part : PartsOf(buffer.tensor)) {
+      if (part.numel() == 0) continue;
+      const at::Tensor distinct = DistinctOf(part);
+      const at::Tensor values =
+          distinct.resolve_conj().resolve_neg().contiguous();
+      FSDP_RETURN_IF_ERROR(Broadcast(
+          RangeOf(values, at::kByte, 0, static_cast<int64_t>(values.nbytes())),
+          buffer.name));
+      if (!values.is_same(distinct)) distinct.copy_(values);
+    }
   }
   return absl::OkStatus();
 }

@@ -18,6 +18,7 @@
 #include "base/status_macros.h"
 #include "comm/agreement.h"
 #include "flat_param/flat_parameter.h"
+#include "fsdp/buffer_layout.h"
 #include "fsdp/named_values.h"
 #include "fsdp/runtime.h"
 #include "fsdp/shard_gather.h"
@@ -60,6 +61,18 @@ absl::StatusOr<at::Tensor> FromWriter(ShardedModel& model,
   return value;
 }
 
+// How many elements a sparse one has is known to rank 0 only.
+absl::Status CheckNoneIsSparse(const NamedValues& values) {
+  for (const NamedValues::Other& other : values.others) {
+    if (other.tensor.layout() == c10::kStrided) continue;
+    return absl::UnimplementedError(absl::StrCat(
+        "buffer ", other.name,
+        " is sparse, and LoadOptions::rank0_only sends dense ones only: pass "
+        "the state dict on all ranks"));
+  }
+  return absl::OkStatus();
+}
+
 // Rank 0 has checked its dict; values travel one after the other.
 absl::Status LoadFromWriter(ShardedModel& model, const NamedValues& values,
                             const StateDict& dict) {
@@ -84,9 +97,7 @@ absl::Status LoadFromWriter(ShardedModel& model, const NamedValues& values,
         const at::Tensor value,
         FromWriter(model, other.name, dict, other.tensor.sizes(),
                    other.tensor.options().dtype(other.original)));
-    c10::NoGradGuard no_grad;
-    at::Tensor target = other.tensor.detach();
-    target.copy_(value);
+    CopyInto(other.tensor, value);
   }
   return absl::OkStatus();
 }
@@ -125,6 +136,7 @@ absl::Status LoadFull(ShardedModel& model, const torch::nn::Module& module,
       model.communicator(), absl::StrCat("rank0_only ", options.rank0_only),
       "the options of LoadFullStateDict()", DeadlineOf(model)));
   const NamedValues values = ReadNamedValues(model, module);
+  if (options.rank0_only) FSDP_RETURN_IF_ERROR(CheckNoneIsSparse(values));
   const bool has_dict =
       !options.rank0_only || model.communicator().rank() == kWriter;
   absl::StatusOr<LoadPlan> plan =

@@ -7,6 +7,7 @@
 #include <torch/nn/module.h>
 #include <torch/ordered_dict.h>
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -66,6 +67,8 @@ struct LocalStateDict {
   int rank;
   int world_size;
   std::vector<LocalFlat> flats;
+  // Further names of tied parameters, and the one that `flats` has.
+  std::map<std::string, std::string> tied = {};
   StateDict others;  // buffers and what is not sharded
 };
 

@@ -18,6 +18,7 @@
 #include "base/status_macros.h"
 #include "flat_param/flat_parameter.h"
 #include "flat_param/layout.h"
+#include "fsdp/buffer_layout.h"
 #include "fsdp/resting_memory.h"
 
 namespace fsdp {
@@ -47,9 +48,11 @@ void CheckValue(const std::string& name, const at::Tensor& value,
 at::Tensor CopyOf(const at::Tensor& tensor, c10::ScalarType dtype,
                   bool to_cpu) {
   c10::NoGradGuard no_grad;
-  at::Tensor copy = tensor.detach().to(dtype);
-  if (to_cpu) copy = copy.cpu();
-  return copy.is_alias_of(tensor) ? copy.clone() : copy;
+  const c10::Device device = to_cpu ? c10::Device(c10::kCPU) : tensor.device();
+  if (tensor.scalar_type() == dtype && tensor.device() == device) {
+    return tensor.detach().clone();
+  }
+  return tensor.detach().to(device, dtype);
 }
 
 absl::Status Differ(const char* what,
@@ -92,6 +95,11 @@ absl::StatusOr<LoadPlan> PlanLoad(const NamedValues& values,
     }
     CheckValue(other.name, *value, other.tensor.sizes(),
                c10::isFloatingType(other.original), differences);
+    if (value->defined() && value->sizes() == other.tensor.sizes() &&
+        !CanHold(other.tensor, *value)) {
+      differences.push_back(absl::StrCat(
+          other.name, ": values differ where the model's buffer is expanded"));
+    }
     plan.others.emplace_back(*value, other.tensor);
   }
   // Any name of a tied parameter will do.
@@ -128,8 +136,7 @@ void Apply(const LoadPlan& plan) {
     TakeOwnRange(*place.first, place.second, value);
   }
   for (const auto& [from, to] : plan.others) {
-    at::Tensor target = to.detach();
-    target.copy_(from);
+    CopyInto(to, from);
   }
 }
 

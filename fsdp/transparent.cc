@@ -158,6 +158,12 @@ void TransparentUnits::OnOperator(absl::Span<const int> units, bool nested) {
   if (!status.ok()) Fail(status);
 }
 
+void TransparentUnits::OnWrite(const at::Tensor& tensor, int unit) {
+  if (in_forward_ && !acting_ && !InsideBackward()) {
+    Fail(model_->RefuseWrite(unit, tensor));
+  }
+}
+
 absl::Status TransparentUnits::CheckThread(int unit) const {
   if (thread_ == std::this_thread::get_id()) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(

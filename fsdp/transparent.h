@@ -98,6 +98,7 @@ class TransparentUnits final : public UnitObserver, private OpListener {
   };
 
   void OnOperator(absl::Span<const int> units, bool nested) override;
+  void OnWrite(const at::Tensor& tensor, int unit) override;
   absl::Status CheckThread(int unit) const;
   absl::Status OnForwardOperator(absl::Span<const int> units, bool nested);
   absl::Status OnBackwardOperator(absl::Span<const int> units, bool nested);

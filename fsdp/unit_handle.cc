@@ -1,19 +1,43 @@
 #include "fsdp/unit_handle.h"
 
+#include <torch/nn/module.h>
+
 #include <memory>
-#include <vector>
+#include <optional>
+#include <utility>
+
+#include "flat_param/module_walk.h"
+#include "fsdp/parameter_owner.h"
 
 namespace fsdp {
+namespace {
 
-// The handle is registered last: nobody adds children to a module that is
-// sharded already.
-std::shared_ptr<UnitHandle> FindUnit(const torch::nn::Module& module) {
-  const std::vector<std::shared_ptr<torch::nn::Module>> children =
-      module.children();
-  for (auto it = children.rbegin(); it != children.rend(); ++it) {
-    if (auto handle = std::dynamic_pointer_cast<UnitHandle>(*it)) return handle;
+// Asks the models that own parameters of `below` until one knows `module`.
+std::optional<UnitHandle> AskOwners(const torch::nn::Module& module,
+                                    const torch::nn::Module& below) {
+  for (const auto& item : flat_param::RegisteredParameters(below)) {
+    const ParameterOwner* owner = OwnerOf(item.value());
+    if (owner == nullptr) continue;
+    std::shared_ptr<ShardedModel> model = owner->model();
+    if (model == nullptr) continue;
+    const std::optional<int> unit = model->UnitOf(module);
+    if (unit.has_value()) return UnitHandle(std::move(model), *unit);
   }
-  return nullptr;
+  for (const auto& child : below.children()) {
+    std::optional<UnitHandle> found = AskOwners(module, *child);
+    if (found.has_value()) return found;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<UnitHandle> FindUnit(const torch::nn::Module& module) {
+  std::optional<UnitHandle> found = AskOwners(module, module);
+  if (found.has_value() && found->unit() == ShardedModel::kNoUnit) {
+    return std::nullopt;
+  }
+  return found;
 }
 
 }  // namespace fsdp

@@ -1,44 +1,36 @@
-// Ties a module to the unit it has become.
+// Finds the unit that a module has become.
 #ifndef FSDP_UNIT_HANDLE_H_
 #define FSDP_UNIT_HANDLE_H_
 
 #include <torch/nn/module.h>
 
 #include <memory>
-#include <ostream>
+#include <optional>
 #include <utility>
 
 #include "fsdp/sharded_model.h"
 
 namespace fsdp {
 
-// Child of every module that is a unit, so that the unit lives as long as the
-// module and is found without a table on the side. Holds no parameters and is
-// left out of saved models.
-class UnitHandle final : public torch::nn::Module {
+// A unit of a model, which lives as long as this.
+class UnitHandle {
  public:
   UnitHandle(std::shared_ptr<ShardedModel> model, int unit)
-      : torch::nn::Module("fsdp::Unit"),
-        model_(std::move(model)),
-        unit_(unit) {}
+      : model_(std::move(model)), unit_(unit) {}
 
   const std::shared_ptr<ShardedModel>& model() const { return model_; }
   int unit() const { return unit_; }
 
-  bool is_serializable() const override { return false; }
-  void pretty_print(std::ostream& stream) const override {
-    stream << "fsdp::Unit(" << model_->unit_name(unit_) << ")";
-  }
-
  private:
-  const std::shared_ptr<ShardedModel> model_;
-  const int unit_;
+  std::shared_ptr<ShardedModel> model_;
+  int unit_;
 };
 
-inline constexpr char kUnitHandleName[] = "_fsdp_unit";
-
-// The handle of `module`, or null when it is not a unit.
-std::shared_ptr<UnitHandle> FindUnit(const torch::nn::Module& module);
+// The unit that `module` is; nothing when it is none, or its model is gone. The
+// module itself is as its user has made it: the way to the model is its first
+// parameter, or that of a module inside it, which knows its owner. Constant
+// time for modules of a sharded model; thread-safe.
+std::optional<UnitHandle> FindUnit(const torch::nn::Module& module);
 
 }  // namespace fsdp
 

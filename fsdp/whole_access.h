@@ -7,6 +7,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "base/normal_mode.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "fsdp/runtime.h"
@@ -33,12 +34,13 @@ class WholeAccess {
 
 // Runs `body`, which returns a Status or a StatusOr, in such a time. What it
 // throws becomes the result, and the ranks that may be waiting are ended: they
-// do not know of it.
+// do not know of it. In NormalMode: what it makes is kept.
 template <typename Body>
 auto InWholeAccess(ShardedModel& model, absl::string_view what,
                    const Body& body) -> decltype(body()) {
   FSDP_ASSIGN_OR_RETURN(const WholeAccess access,
                         WholeAccess::Begin(model, what));
+  const NormalMode normal;
   decltype(body()) result = absl::UnknownError(what);
   absl::Status thrown = TorchToStatus(what, [&] { result = body(); });
   if (thrown.ok()) return result;
