@@ -115,6 +115,10 @@ absl::StatusOr<PartialFile> PartialFile::Create(const std::string& path) {
   return CannotWrite(EEXIST, path);
 }
 
+absl::Status PartialFile::Write(absl::string_view bytes) {
+  return WriteAll(descriptor_, bytes, absl::InfiniteDuration(), path_);
+}
+
 absl::Status PartialFile::Publish() {
   // A full disk may be noticed no sooner. What no disk is behind cannot sync.
   if (fsync(descriptor_) != 0 && errno != EINVAL && errno != EROFS) {
@@ -161,7 +165,7 @@ absl::Status OutputFile::Write(absl::string_view contents,
     return WriteAll(descriptor_, contents, patience, path_);
   }
   FSDP_ASSIGN_OR_RETURN(PartialFile file, PartialFile::Create(path_));
-  FSDP_RETURN_IF_ERROR(WriteAll(file.descriptor(), contents, patience, path_));
+  FSDP_RETURN_IF_ERROR(file.Write(contents));
   return file.Publish();
 }
 

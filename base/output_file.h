@@ -23,6 +23,8 @@ class PartialFile {
 
   // Open for reading and writing.
   int descriptor() const { return descriptor_; }
+  // Adds to what has been written.
+  absl::Status Write(absl::string_view bytes);
 
   // Once, after the last write. All of it is on the disk by then.
   absl::Status Publish();

@@ -2,11 +2,15 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/clock.h"
 #include "base/status_error.h"
+#include "base/status_macros.h"
+#include "comm/agreement.h"
 #include "fsdp/grad_clip.h"
 #include "fsdp/module_archive.h"
 #include "fsdp/parameter_owner.h"
@@ -57,6 +61,19 @@ absl::StatusOr<OptimizerStateDict> ShardedModuleBase::OptimizerState(
 absl::Status ShardedModuleBase::LoadOptimizerState(
     torch::optim::Optimizer& optimizer, const OptimizerStateDict& dict) {
   return LoadFullOptimizerState(*model_, optimizer, dict);
+}
+
+absl::Status ShardedModuleBase::Save(const std::string& path) const {
+  StateDictOptions options;
+  options.rank0_only = true;
+  options.offload_to_cpu = true;
+  FSDP_ASSIGN_OR_RETURN(const fsdp::StateDict dict, StateDict(options));
+  absl::Status written;
+  if (communicator().rank() == 0) {
+    written = WriteArchiveFile(wrapped(), dict, path);
+  }
+  return comm::Agree(communicator(), written, "Save()",
+                     absl::Now() + model_->runtime().timeout());
 }
 
 void ShardedModuleBase::save(torch::serialize::OutputArchive& archive) const {

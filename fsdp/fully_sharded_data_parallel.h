@@ -37,6 +37,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "base/forward_like.h"
+#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "comm/communicator.h"
 #include "comm/mesh.h"
@@ -156,10 +157,13 @@ class ShardedModuleBase : public torch::nn::Module {
   absl::Status LoadOptimizerState(torch::optim::Optimizer& optimizer,
                                   const OptimizerStateDict& dict);
 
-  // torch::save(model, path) writes a file that torch::load() reads into the
-  // unwrapped module, and the other way round. Collective: all ranks call it,
-  // each with a path of its own or, on all but one, with a stream to drop.
-  // Throws StatusError.
+  // Rank 0 writes a file that torch::load() reads into the unwrapped module,
+  // or into a sharded one on all ranks. It appears at `path` once it is whole.
+  // Collective; all ranks return an error of rank 0. torch::save(model, path)
+  // is this, and throws StatusError.
+  absl::Status Save(const std::string& path) const;
+  // For torch::save() to a stream, of which every rank has one, and
+  // torch::load(). Collective. Throw StatusError.
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
@@ -271,5 +275,17 @@ absl::StatusOr<FullyShardedDataParallel<M>> FullyShard(
 }
 
 }  // namespace fsdp
+
+namespace torch {
+
+// torch::save() of a sharded model to a file: model->Save(path).
+template <typename M, typename Path,
+          typename =
+              std::enable_if_t<std::is_convertible_v<const Path&, std::string>>>
+void save(const fsdp::FullyShardedDataParallel<M>& model, Path&& path) {
+  fsdp::ThrowIfError(model->Save(path));
+}
+
+}  // namespace torch
 
 #endif  // FSDP_FULLY_SHARDED_DATA_PARALLEL_H_

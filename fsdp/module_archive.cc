@@ -5,7 +5,15 @@
 #include <torch/serialize/input-archive.h>
 #include <torch/serialize/output-archive.h>
 
+#include <cstddef>
 #include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "base/output_file.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
 
 namespace fsdp {
 
@@ -28,6 +36,26 @@ void WriteArchive(const torch::nn::Module& module, const StateDict& dict,
     WriteArchive(*child.value(), dict, prefix + child.key() + ".", inner);
     archive.write(child.key(), inner);
   }
+}
+
+absl::Status WriteArchiveFile(const torch::nn::Module& module,
+                              const StateDict& dict, const std::string& path) {
+  FSDP_ASSIGN_OR_RETURN(PartialFile file, PartialFile::Create(path));
+  absl::Status written;
+  const absl::Status thrown =
+      TorchToStatus(absl::StrCat("writing ", path), [&] {
+        torch::serialize::OutputArchive archive;
+        WriteArchive(module, dict, /*prefix=*/"", archive);
+        archive.save_to([&](const void* bytes, size_t count) {
+          written.Update(file.Write(
+              absl::string_view(static_cast<const char*>(bytes), count)));
+          return written.ok() ? count : 0;
+        });
+      });
+  // What LibTorch throws follows from it.
+  FSDP_RETURN_IF_ERROR(written);
+  FSDP_RETURN_IF_ERROR(thrown);
+  return file.Publish();
 }
 
 void ReadArchive(const torch::nn::Module& module, const std::string& prefix,

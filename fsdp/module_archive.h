@@ -8,6 +8,7 @@
 
 #include <string>
 
+#include "absl/status/status.h"
 #include "fsdp/state_dict.h"
 
 namespace fsdp {
@@ -16,6 +17,10 @@ namespace fsdp {
 void WriteArchive(const torch::nn::Module& module, const StateDict& dict,
                   const std::string& prefix,
                   torch::serialize::OutputArchive& archive);
+
+// The same into a file, which appears at `path` once it is whole.
+absl::Status WriteArchiveFile(const torch::nn::Module& module,
+                              const StateDict& dict, const std::string& path);
 
 // Adds what `archive` has of the parameters and buffers of `module` to `dict`.
 void ReadArchive(const torch::nn::Module& module, const std::string& prefix,
