@@ -532,6 +532,8 @@ absl::StatusOr<bool> CheckOneFault(const Case& c, Trainer& trainer,
   const bool keeps_type = in_user_code && c.iterate != &EditEach &&
                           injector.failed_at() != FaultInjector::kAllocation;
   FSDP_RETURN_IF_ERROR(CheckReported(outcome, injector, type, keeps_type));
+  // Whole gradients of backwards before outlive a failure.
+  trainer.model->zero_grad();
   if (c.frees_at_failure) FSDP_RETURN_IF_ERROR(CheckNothingGathered(trainer));
   FSDP_RETURN_IF_ERROR(
       CheckNotTorn(trainer, {before, c.edits ? ShardsOf(reference) : before}));
@@ -539,7 +541,6 @@ absl::StatusOr<bool> CheckOneFault(const Case& c, Trainer& trainer,
   for (const at::Tensor& values : before) values.mul_(0.75);
   SetShards(trainer, before);
   SetShards(reference, before);
-  trainer.model->zero_grad();
   const absl::Status next = Iterate(c, trainer, point).status;
   if (c.outside_iteration && IsNamedAbort(next, injector)) return true;
   FSDP_RETURN_IF_ERROR(next);
@@ -682,12 +683,12 @@ absl::Status FailOnOneRank(const Case& c, Communicator& world,
       FSDP_RETURN_IF_ERROR(
           CheckReported(outcome, *injector, type, /*keeps_type=*/false));
     }
+    trainer.model->zero_grad();
     if (fails_here && c.frees_at_failure) {
       FSDP_RETURN_IF_ERROR(CheckNothingGathered(trainer));
     }
     FSDP_RETURN_IF_ERROR(
         CheckNotTorn(trainer, {before, c.edits ? once : before}));
-    trainer.model->zero_grad();
   }
   outcomes->second = Iterate(c, trainer, 1).status;
   FSDP_RETURN_IF_ERROR(end->Reach());
