@@ -3,6 +3,7 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -371,13 +372,18 @@ absl::StatusOr<CommunicatorPtr> Dispatch(const Environment& environment,
         Name(environment.started_by), " started ", environment.world_size,
         " processes; use auto"));
   }
-  WaitLimits limits{absl::Now() + options.connect_timeout,
-                    options.stop_requested};
+  const absl::Time deadline = absl::Now() + options.connect_timeout;
+  // The caller's function is not asked by a thread that is left behind.
+  const auto stopped = std::make_shared<std::atomic<bool>>(false);
+  const WaitLimits inner{deadline, [stopped] { return stopped->load(); }};
   const auto connect = [=](Suspect* suspect, MeetingPlace* place) {
-    return ConnectProcesses(environment, options, limits, suspect, place);
+    return ConnectProcesses(environment, options, inner, suspect, place);
   };
-  limits.deadline += 4 * kSlack;
-  return ConnectBefore(limits, connect);
+  const auto stop_requested = [&options, stopped] {
+    if (options.stop_requested && options.stop_requested()) *stopped = true;
+    return stopped->load();
+  };
+  return ConnectBefore({deadline + 4 * kSlack, stop_requested}, connect);
 }
 
 }  // namespace

@@ -64,7 +64,8 @@ struct ConnectOptions {
   std::string interface;
 
   // Asked again and again while the ranks connect: whether this program is to
-  // end, as a StopRequest (comm/launcher_stop_request.h) knows.
+  // end, as a StopRequest (comm/launcher_stop_request.h) knows. In the thread
+  // that calls Connect().
   std::function<bool()> stop_requested;
 
   // Ranks with different names are never taken to be on one host, whatever the

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/full.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -11,15 +12,18 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/optional.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "comm/bootstrap.h"
+#include "comm/bootstrap_socket.h"
 #include "comm/communicator.h"
 #include "comm/environment.h"
 #include "comm/launcher.h"
+#include "comm/launcher_stop_request.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -83,12 +87,40 @@ TEST(BootstrapLauncherTest, SurvivorsOfAKilledRankEndByThemselves) {
             "with code 1");
 }
 
+// Rank 1 never connects: it has the launcher told to end once rank 0 waits for
+// it.
+int StopWhileConnecting() {
+  const Environment environment = ReadEnvironment(std::getenv).value();
+  if (environment.rank == 1) {
+    const bool waits =
+        WaitUntilReachable(environment.master_addr, environment.master_port,
+                           {absl::Now() + kLimit})
+            .ok();
+    if (waits) kill(getppid(), SIGTERM);
+    pause();
+  }
+  const StopRequest stop;
+  ConnectOptions options;
+  options.connect_timeout = absl::Hours(1);
+  options.stop_requested = [&stop] { return stop.requested(); };
+  const absl::Status status = Connect(environment, options).status();
+  return absl::IsCancelled(status) ? 128 + stop.signal() : 1;
+}
+
+TEST(BootstrapLauncherTest, ARankThatConnectsHeedsTheFirstSignal) {
+  const LaunchReport report = Launch("stop", 2);
+  EXPECT_EQ(report.interrupt_signal, SIGTERM);
+  ASSERT_EQ(report.ranks.size(), 2);
+  EXPECT_EQ(report.ranks[0].end.exit_code, 128 + SIGTERM) << report.ToString();
+}
+
 }  // namespace
 
 // What the process does: a role, or nothing where it is the test itself.
 absl::optional<int> RunRole() {
   const char* role = std::getenv(kRole);
   if (role == nullptr) return absl::nullopt;
+  if (role == absl::string_view("stop")) return StopWhileConnecting();
   const absl::Status status = RunRank(role);
   if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
   return status.ok() ? 0 : 1;

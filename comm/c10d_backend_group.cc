@@ -49,7 +49,7 @@ absl::StatusOr<std::shared_ptr<C10dBackendGroup>> C10dBackendGroup::Create(
     group.reset(new C10dBackendGroup(std::move(backend), std::move(monitor),
                                      std::move(options)));
   }));
-  group->watched_.Start();
+  FSDP_RETURN_IF_ERROR(group->watched_.Start());
   return group;
 }
 

@@ -17,6 +17,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "base/testing/no_threads.h"
 #include "base/testing/status_matchers.h"
 #include "comm/message_transport.h"
 #include "comm/testing/communicator_contract.h"
@@ -157,6 +158,14 @@ TEST(GlooCommunicatorTest, RefusesRanksThatDisagreeOnTheSize) {
                HasSubstr("2 here, rank 0 says 1")));
   other.join();
   EXPECT_OK(first);
+}
+
+TEST(GlooCommunicatorTest, WithoutThreadsThereIsNone) {
+  const ::fsdp::testing::NoThreads none;
+  EXPECT_THAT(CreateGlooCommunicator(c10::make_intrusive<c10d::HashStore>(), 0,
+                                     1, OptionsFor(absl::Seconds(20))),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       HasSubstr("cannot start a thread")));
 }
 
 // The threads of this process.

@@ -6,6 +6,8 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <utility>
 
+#include "base/start_thread.h"
+#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "comm/c10d_status.h"
 
@@ -66,7 +68,9 @@ C10dCompletionQueue::State::State(c10::Device device)
 
 C10dCompletionQueue::C10dCompletionQueue(c10::Device device, bool host_waits)
     : state_(std::make_shared<State>(device)) {
-  if (host_waits) thread_ = std::thread([state = state_] { state->Run(); });
+  if (!host_waits) return;
+  thread_ = ValueOrThrow(
+      StartThread("to wait for a backend", [state = state_] { state->Run(); }));
 }
 
 C10dCompletionQueue::~C10dCompletionQueue() { Stop(absl::ZeroDuration()); }

@@ -62,6 +62,7 @@ class C10dCompletion {
 // thread where they make the host wait.
 class C10dCompletionQueue {
  public:
+  // Throws a StatusError where no thread can be started.
   C10dCompletionQueue(c10::Device device, bool host_waits);
   // Calls Stop(absl::ZeroDuration()).
   ~C10dCompletionQueue();

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "comm/failure_report.h"
 
@@ -50,10 +51,13 @@ absl::StatusOr<std::shared_ptr<C10dGroup>> C10dGroup::Create(
   FSDP_ASSIGN_OR_RETURN(group->monitor_,
                         GroupMonitor::Create(store, rank, world_size));
   FSDP_RETURN_IF_ERROR(group->calls_->Start());
-  group->monitor_->Start([raw = group.get()] {
+  FSDP_RETURN_IF_ERROR(group->monitor_->Start([raw = group.get()] {
     raw->Fail(Cause::kEcho, "another rank has failed");
-  });
-  group->worker_ = std::thread([raw = group.get()] { raw->RunOperations(); });
+  }));
+  FSDP_ASSIGN_OR_RETURN(group->worker_,
+                        StartThread("for collectives", [raw = group.get()] {
+                          raw->RunOperations();
+                        }));
   return group;
 }
 

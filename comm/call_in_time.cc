@@ -4,22 +4,26 @@
 #include <thread>
 #include <utility>
 
+#include "absl/status/statusor.h"
 #include "absl/synchronization/notification.h"
+#include "base/start_thread.h"
 
 namespace fsdp::comm {
 
 bool CallInTime(std::function<void()> call, absl::Time deadline) {
   const auto ended = std::make_shared<absl::Notification>();
-  std::thread thread([call = std::move(call), ended]() mutable {
-    call();
-    call = nullptr;
-    ended->Notify();
-  });
+  absl::StatusOr<std::thread> thread = StartThread(
+      "for a call that may hang", [call = std::move(call), ended]() mutable {
+        call();
+        call = nullptr;
+        ended->Notify();
+      });
+  if (!thread.ok()) return false;
   const bool is_over = ended->WaitForNotificationWithDeadline(deadline);
   if (is_over) {
-    thread.join();
+    thread->join();
   } else {
-    thread.detach();
+    thread->detach();
   }
   return is_over;
 }

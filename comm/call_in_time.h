@@ -9,7 +9,8 @@
 namespace fsdp::comm {
 
 // Runs `call` on a thread of its own; false when it is not over at `deadline`.
-// It is left behind then, with what it holds.
+// It is left behind then, with what it holds. False also where no thread can be
+// started: it has not run then.
 bool CallInTime(std::function<void()> call, absl::Time deadline);
 
 }  // namespace fsdp::comm

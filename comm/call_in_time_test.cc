@@ -7,6 +7,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/testing/no_threads.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::comm {
@@ -39,6 +40,13 @@ TEST(CallInTimeTest, WhatTakesLongerIsLeftBehind) {
   EXPECT_FALSE(shared->gone.HasBeenNotified());
   shared->go_on.Notify();
   EXPECT_TRUE(shared->gone.WaitForNotificationWithTimeout(absl::Seconds(30)));
+}
+
+TEST(CallInTimeTest, WithoutAThreadItDoesNotRun) {
+  const ::fsdp::testing::NoThreads none;
+  bool ran = false;
+  EXPECT_FALSE(CallInTime([&] { ran = true; }, absl::InfiniteFuture()));
+  EXPECT_FALSE(ran);
 }
 
 }  // namespace

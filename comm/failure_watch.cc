@@ -7,13 +7,16 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "comm/work.h"
 
 namespace fsdp::comm {
 namespace {
 
-absl::StatusOr<std::unique_ptr<Work>> Start(Communicator& group) {
+using Started = absl::StatusOr<std::unique_ptr<Work>>;
+
+Started Start(Communicator& group) {
   return group.Broadcast(at::zeros({1}), /*root=*/0, "the failure watch");
 }
 
@@ -25,13 +28,15 @@ FailureWatch::FailureWatch(Communicator* group,
 
 FailureWatch::~FailureWatch() { Join(); }
 
-void FailureWatch::Begin() {
-  if (group_->rank() == 0) return;
-  auto work = Start(*group_);
-  thread_ = std::thread([this, work = std::move(work)] {
-    result_ = work.ok() ? (*work)->Wait(absl::InfiniteFuture()) : work.status();
+absl::Status FailureWatch::Begin() {
+  if (group_->rank() == 0) return absl::OkStatus();
+  const auto watch = [this, work = std::make_shared<Started>(Start(*group_))] {
+    result_ =
+        work->ok() ? (**work)->Wait(absl::InfiniteFuture()) : work->status();
     if (!result_.ok()) on_failure_(result_);
-  });
+  };
+  FSDP_ASSIGN_OR_RETURN(thread_, StartThread("to watch the group", watch));
+  return absl::OkStatus();
 }
 
 absl::Status FailureWatch::End() {

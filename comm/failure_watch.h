@@ -22,7 +22,8 @@ class FailureWatch {
   // The group has been aborted, or the watch ended.
   ~FailureWatch();
 
-  void Begin();
+  // ResourceExhausted: no thread can be started.
+  absl::Status Begin();
 
   // Collective: rank 0 no longer withholds it. The broadcast's error.
   absl::Status End();

@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 
@@ -154,11 +155,16 @@ void GroupMonitor::Leave(const RankReport& report) {
 
 GroupMonitor::~GroupMonitor() { Stop(); }
 
-void GroupMonitor::Start(std::function<void()> on_alarm) {
+absl::Status GroupMonitor::Start(std::function<void()> on_alarm) {
   absl::MutexLock lock(&state_->mutex);
+  FSDP_ASSIGN_OR_RETURN(
+      state_->watcher,
+      StartThread("to watch for failures of other ranks",
+                  [state = state_, alarm = std::move(on_alarm)] {
+                    state->Watch(alarm);
+                  }));
   state_->watch_ended = false;
-  state_->watcher = std::thread(
-      [state = state_, alarm = std::move(on_alarm)] { state->Watch(alarm); });
+  return absl::OkStatus();
 }
 
 void GroupMonitor::Stop() {
@@ -189,14 +195,23 @@ void GroupMonitor::Stop() {
 
 void GroupMonitor::Report(const RankReport& report,
                           absl::Duration collect_for) {
-  absl::MutexLock lock(&state_->mutex);
-  if (state_->reports[state_->rank] || state_->stopping) return;
-  state_->reports[state_->rank] = report;
-  state_->collect_ended = false;
-  state_->collector =
-      std::thread([state = state_, report, until = absl::Now() + collect_for] {
-        state->Collect(report, until);
-      });
+  {
+    absl::MutexLock lock(&state_->mutex);
+    if (state_->reports[state_->rank] || state_->stopping) return;
+    state_->reports[state_->rank] = report;
+    state_->collect_ended = false;
+    absl::StatusOr<std::thread> collector = StartThread(
+        "to tell of a failure",
+        [state = state_, report, until = absl::Now() + collect_for] {
+          state->Collect(report, until);
+        });
+    if (collector.ok()) {
+      state_->collector = *std::move(collector);
+      return;
+    }
+  }
+  // The others have to know all the same.
+  state_->Collect(report, absl::InfinitePast());
 }
 
 GroupMonitor::Findings GroupMonitor::Await(absl::Time deadline) {

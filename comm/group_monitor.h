@@ -41,7 +41,8 @@ class GroupMonitor {
 
   // Starts to watch. `on_alarm` runs in the watching thread, once, when a peer
   // has reported a failure, before or after this rank has. Once.
-  void Start(std::function<void()> on_alarm);
+  // ResourceExhausted: no thread can be started.
+  absl::Status Start(std::function<void()> on_alarm);
 
   // Ends the threads within two seconds: no on_alarm runs afterwards.
   void Stop();

@@ -2,6 +2,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/start_thread.h"
+#include "base/status_macros.h"
 
 namespace fsdp::comm {
 namespace {
@@ -36,8 +38,11 @@ GroupWatchdog::GroupWatchdog(Hooks hooks) : hooks_(std::move(hooks)) {}
 
 GroupWatchdog::~GroupWatchdog() { Stop(); }
 
-void GroupWatchdog::Start(absl::Duration interval) {
-  thread_ = std::thread([this, interval] { Run(interval); });
+absl::Status GroupWatchdog::Start(absl::Duration interval) {
+  FSDP_ASSIGN_OR_RETURN(
+      thread_,
+      StartThread("to watch collectives", [this, interval] { Run(interval); }));
+  return absl::OkStatus();
 }
 
 void GroupWatchdog::Stop() {

@@ -57,7 +57,7 @@ class GroupWatchdog {
   ~GroupWatchdog();
 
   // Has a thread Poll() every `interval`. Once.
-  void Start(absl::Duration interval);
+  absl::Status Start(absl::Duration interval);
 
   // Ends that thread.
   void Stop();

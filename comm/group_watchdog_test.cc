@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
+#include "base/testing/no_threads.h"
 #include "base/testing/status_matchers.h"
 #include "comm/call.h"
 #include "comm/failure_report.h"
@@ -170,6 +171,15 @@ TEST_F(GroupWatchdogTest, KeepsWhatADroppedOperationNeedsUntilItIsDone) {
   EXPECT_EQ(tensor.use_count(), 1);
 }
 
+TEST(GroupWatchdogThreadTest, SaysThatThereIsNoThread) {
+  GroupWatchdog watchdog({[] { return absl::OkStatus(); },
+                          [](const GroupWatchdog::Failure& /*why*/) {}});
+  const ::fsdp::testing::NoThreads none;
+  EXPECT_THAT(watchdog.Start(absl::Milliseconds(1)),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       ::testing::HasSubstr("cannot start a thread")));
+}
+
 TEST(GroupWatchdogThreadTest, ItsThreadFindsAMissedDeadline) {
   absl::Notification stopped;
   GroupWatchdog watchdog(
@@ -177,7 +187,7 @@ TEST(GroupWatchdogThreadTest, ItsThreadFindsAMissedDeadline) {
        [&](const GroupWatchdog::Failure& /*why*/) { stopped.Notify(); }});
   const OperationPtr operation =
       watchdog.Begin(GatherOf("w"), 1, absl::InfinitePast());
-  watchdog.Start(absl::Milliseconds(1));
+  ASSERT_OK(watchdog.Start(absl::Milliseconds(1)));
   EXPECT_TRUE(stopped.WaitForNotificationWithTimeout(absl::Seconds(30)));
   watchdog.Stop();
   EXPECT_EQ(watchdog.StateOf(*operation), State::kFailed);

@@ -42,11 +42,12 @@ std::string NameOf(const HierarchicalParts& parts) {
 
 class HierarchicalCommunicator final : public Communicator {
  public:
-  explicit HierarchicalCommunicator(HierarchicalParts parts)
-      : timeout_(parts.network->default_timeout()),
-        name_(NameOf(parts)),
+  HierarchicalCommunicator(std::string name, absl::Duration timeout,
+                           std::shared_ptr<HierarchicalGroup> group)
+      : timeout_(timeout),
+        name_(std::move(name)),
         collectives_(std::make_shared<HierarchicalCollectives>()),
-        group_(std::make_shared<HierarchicalGroup>(std::move(parts))) {}
+        group_(std::move(group)) {}
   ~HierarchicalCommunicator() override {
     if (unwinding_) group_->Abort(EndedByException());
     group_->Stop();
@@ -235,7 +236,12 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateHierarchicalCommunicator(
         ") in all: the rank of all is that between hosts times the ranks of a "
         "host plus that inside the host"));
   }
-  return std::make_unique<HierarchicalCommunicator>(std::move(parts));
+  std::string name = NameOf(parts);
+  const absl::Duration timeout = network.default_timeout();
+  FSDP_ASSIGN_OR_RETURN(auto group,
+                        HierarchicalGroup::Create(std::move(parts)));
+  return std::make_unique<HierarchicalCommunicator>(std::move(name), timeout,
+                                                    std::move(group));
 }
 
 }  // namespace fsdp::comm

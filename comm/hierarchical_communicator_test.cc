@@ -19,6 +19,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "base/testing/no_threads.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/hierarchical_group.h"
@@ -279,6 +280,13 @@ TEST(HierarchicalTest, AFailureInOnePartReachesAllRanks) {
   EXPECT_THAT(Finish(StartSum(*group[3], "grads")),
               StatusIs(absl::StatusCode::kAborted,
                        HasSubstr("rank 2 gave up waiting")));
+}
+
+TEST(HierarchicalTest, WithoutThreadsThereIsNone) {
+  const ::fsdp::testing::NoThreads none;
+  EXPECT_THAT(
+      CreateHierarchicalGroup(Layout(2, 1), CreateLocal, CreateLocal),
+      StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("ulimit -u")));
 }
 
 TEST(HierarchicalTest, AnAbortReachesTheRankThatSharesNoPart) {

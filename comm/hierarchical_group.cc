@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/status_text.h"
@@ -79,8 +80,22 @@ HierarchicalGroup::HierarchicalGroup(HierarchicalParts parts)
   watch_ = std::make_unique<FailureWatch>(
       parts_.network.get(),
       [this](const absl::Status& status) { FailAsNetwork(status); });
-  watch_->Begin();
-  worker_ = std::thread([this] { RunOperations(); });
+}
+
+absl::StatusOr<std::shared_ptr<HierarchicalGroup>> HierarchicalGroup::Create(
+    HierarchicalParts parts) {
+  std::shared_ptr<HierarchicalGroup> group(
+      new HierarchicalGroup(std::move(parts)));
+  const absl::Status started = group->StartThreads();
+  if (started.ok()) return group;
+  group->Abort(started);
+  return started;
+}
+
+absl::Status HierarchicalGroup::StartThreads() {
+  FSDP_ASSIGN_OR_RETURN(worker_, StartThread("for collectives between hosts",
+                                             [this] { RunOperations(); }));
+  return watch_->Begin();
 }
 
 HierarchicalGroup::~HierarchicalGroup() { Stop(); }
@@ -170,7 +185,7 @@ void HierarchicalGroup::Stop() {
           absl::UnavailableError(
               absl::StrCat("rank ", rank_, kHasLeft, " in ", CurrentName()))});
   }
-  worker_.join();
+  if (worker_.joinable()) worker_.join();
   parts_.network->Abort(
       absl::AbortedError(absl::StrCat("rank ", rank_, kHasLeft)));
   watch_.reset();
@@ -248,7 +263,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> HierarchicalGroup::SplitNetwork(
     int color, int key) {
   FSDP_RETURN_IF_ERROR(watch_->End());
   FSDP_ASSIGN_OR_RETURN(auto part, parts_.network->Split(color, key));
-  watch_->Begin();
+  FSDP_RETURN_IF_ERROR(watch_->Begin());
   return part;
 }
 

@@ -42,7 +42,9 @@ class HierarchicalGroup {
   using Run = std::function<absl::Status(HierarchicalGroup&)>;
   class Operation;
 
-  explicit HierarchicalGroup(HierarchicalParts parts);
+  // ResourceExhausted: no thread can be started, which the peers are told.
+  static absl::StatusOr<std::shared_ptr<HierarchicalGroup>> Create(
+      HierarchicalParts parts);
 
   // Stops; see Stop().
   ~HierarchicalGroup();
@@ -83,6 +85,9 @@ class HierarchicalGroup {
   absl::Status Finish(std::vector<Started> works);
 
  private:
+  explicit HierarchicalGroup(HierarchicalParts parts);
+  absl::Status StartThreads();
+
   // What this rank's operations end with, and what the others are told.
   struct Failure {
     absl::Status status;

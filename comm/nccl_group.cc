@@ -42,7 +42,7 @@ absl::StatusOr<std::shared_ptr<NcclGroup>> NcclGroup::Create(
     created = group->CreateStream();
   }));
   FSDP_RETURN_IF_ERROR(created);
-  group->watched_.Start();
+  FSDP_RETURN_IF_ERROR(group->watched_.Start());
   return group;
 }
 

@@ -38,26 +38,30 @@ using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
 constexpr int kRanks = 3;
-constexpr absl::Duration kDeadline = absl::Seconds(2);
+constexpr absl::Duration kLimit = absl::Seconds(30);
+// Of the second call, where it is to pass.
+constexpr int kDeadlineSeconds = 2;
 // More than sockets buffer, so that a transfer does not end by itself.
 constexpr int64_t kLargeElements = 16 << 20;
 
 struct RankArgs {
   bool shares_memory = false;  // instead of Gloo
   int rank = 0;
-  int port = 0;        // of the store; 0: this rank serves it
-  int victim = 0;      // the rank that takes no part in the second call
-  bool exits = false;  // the victim ends by itself
-  bool joins = false;  // the victim takes part, and large data is moved
+  int port = 0;         // of the store; 0: this rank serves it
+  int victim = 0;       // the rank that takes no part in the second call
+  bool exits = false;   // the victim ends by itself
+  bool joins = false;   // the victim takes part, and large data is moved
+  int deadline_s = 30;  // of the second call
 };
 
-absl::Status Gather(Communicator& comm, int64_t size, absl::string_view label) {
+absl::Status Gather(Communicator& comm, int64_t size, absl::string_view label,
+                    absl::Duration limit) {
   const at::Tensor in = at::zeros({size});
   const at::Tensor out = at::zeros({size * kRanks});
   FSDP_ASSIGN_OR_RETURN(auto work, comm.AllGather(out, in, label));
   std::printf("started\n");
   std::fflush(stdout);
-  return work->Wait(absl::Now() + kDeadline);
+  return work->Wait(absl::Now() + limit);
 }
 
 c10::intrusive_ptr<c10d::Store> OpenStore(const RankArgs& args) {
@@ -75,13 +79,13 @@ absl::StatusOr<std::unique_ptr<Communicator>> Connect(
     const RankArgs& args, const c10::intrusive_ptr<c10d::Store>& store) {
   if (args.shares_memory) {
     SharedMemoryOptions options;
-    options.timeout = absl::Seconds(30);
+    options.timeout = kLimit;
     return CreateSharedMemoryCommunicator(store, args.rank, kRanks, options);
   }
   GlooOptions options;
   options.hostname = "127.0.0.1";
-  options.timeout = absl::Seconds(30);
-  options.diagnosis_timeout = absl::Seconds(1);
+  options.timeout = kLimit;
+  options.diagnosis_timeout = absl::Seconds(3);
   return CreateGlooCommunicator(store, args.rank, kRanks, options);
 }
 
@@ -91,6 +95,13 @@ void Report(const absl::Status& status) {
 }
 
 // The test holds the other end of the pipe that is the standard input.
+absl::Status AwaitGo() {
+  char unused = 0;
+  return read(STDIN_FILENO, &unused, 1) == 1
+             ? absl::OkStatus()
+             : absl::InternalError("the test has ended");
+}
+
 absl::Status StayUntilTheTestEnds() {
   char unused = 0;
   return read(STDIN_FILENO, &unused, 1) == 0
@@ -103,14 +114,16 @@ absl::Status RunRank(const RankArgs& args) {
   FSDP_RETURN_IF_ERROR(
       TorchToStatus("open the store", [&] { store = OpenStore(args); }));
   FSDP_ASSIGN_OR_RETURN(auto comm, Connect(args, store));
-  FSDP_RETURN_IF_ERROR(Gather(*comm, 8, "blocks.1"));
+  FSDP_RETURN_IF_ERROR(Gather(*comm, 8, "blocks.1", kLimit));
   std::printf("ready\n");
   std::fflush(stdout);
   if (args.rank == args.victim && !args.joins) {
     if (args.exits) _exit(3);
     return StayUntilTheTestEnds();
   }
-  Report(Gather(*comm, args.joins ? kLargeElements : 8, "blocks.2"));
+  FSDP_RETURN_IF_ERROR(AwaitGo());
+  Report(Gather(*comm, args.joins ? kLargeElements : 8, "blocks.2",
+                absl::Seconds(args.deadline_s)));
   // With the store, which the others may still be asking what has happened.
   return StayUntilTheTestEnds();
 }
@@ -126,9 +139,10 @@ class RankProcess {
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_adddup2(&actions, input[0], STDIN_FILENO);
     posix_spawn_file_actions_adddup2(&actions, output[1], STDOUT_FILENO);
-    std::string spec = absl::StrCat(
-        "--rank=", args.rank, ",", args.port, ",", args.victim, ",",
-        int{args.exits}, ",", int{args.joins}, ",", int{args.shares_memory});
+    std::string spec =
+        absl::StrCat("--rank=", args.rank, ",", args.port, ",", args.victim,
+                     ",", int{args.exits}, ",", int{args.joins}, ",",
+                     int{args.shares_memory}, ",", args.deadline_s);
     std::string program = "rank";
     char* argv[] = {program.data(), spec.data(), nullptr};
     FSDP_CHECK(posix_spawn(&pid_, "/proc/self/exe", &actions, nullptr, argv,
@@ -149,6 +163,9 @@ class RankProcess {
   }
 
   void Signal(int number) { kill(pid_, number); }
+
+  // Lets the rank make its second call.
+  void Go() { FSDP_CHECK(write(input_, "", 1) == 1); }
 
   // The next line of output that begins with `prefix`, without it; empty when
   // the output ends before or nothing comes for half a minute.
@@ -185,7 +202,7 @@ class RankProcess {
 
 class RankProcesses {
  public:
-  explicit RankProcesses(RankArgs args) {
+  explicit RankProcesses(RankArgs args) : args_(args) {
     for (args.rank = 0; args.rank < kRanks; ++args.rank) {
       processes_.push_back(std::make_unique<RankProcess>(args));
       if (args.rank > 0) continue;
@@ -198,7 +215,17 @@ class RankProcesses {
 
   RankProcess& operator[](int rank) { return *processes_[rank]; }
 
+  // What has become of the victim until then is what the others meet with.
+  void Go() {
+    for (size_t rank = 0; rank < processes_.size(); ++rank) {
+      const bool takes_part =
+          args_.joins || static_cast<int>(rank) != args_.victim;
+      if (takes_part) processes_[rank]->Go();
+    }
+  }
+
  private:
+  const RankArgs args_;
   std::vector<std::unique_ptr<RankProcess>> processes_;
 };
 
@@ -207,6 +234,7 @@ TEST(GlooProcessTest, AKilledRankIsNamedByTheOthers) {
   args.victim = 2;
   RankProcesses ranks(args);
   ranks[2].Signal(SIGKILL);
+  ranks.Go();
   for (int rank : {0, 1}) {
     EXPECT_THAT(
         ranks[rank].Await("status "),
@@ -224,6 +252,8 @@ TEST(GlooProcessTest, ARankThatExitsIsNamedByTheOthers) {
   args.victim = 1;
   args.exits = true;
   RankProcesses ranks(args);
+  EXPECT_EQ(ranks[1].Await("its end"), "");
+  ranks.Go();
   for (int rank : {0, 2}) {
     EXPECT_THAT(ranks[rank].Await("status "),
                 AllOf(HasSubstr("UNAVAILABLE"), HasSubstr("blocks.2 on rank"),
@@ -234,8 +264,10 @@ TEST(GlooProcessTest, ARankThatExitsIsNamedByTheOthers) {
 TEST(GlooProcessTest, AStoppedRankIsNamedAtTheDeadline) {
   RankArgs args;
   args.victim = 2;
+  args.deadline_s = kDeadlineSeconds;
   RankProcesses ranks(args);
   ranks[2].Signal(SIGSTOP);
+  ranks.Go();
   for (int rank : {0, 1}) {
     EXPECT_THAT(ranks[rank].Await("status "),
                 AllOf(ContainsRegex("DEADLINE_EXCEEDED|ABORTED"),
@@ -248,7 +280,9 @@ TEST(GlooProcessTest, AStoppedRankIsNamedAtTheDeadline) {
 TEST(GlooProcessTest, ALateRankIsToldApartFromADeadOne) {
   RankArgs args;
   args.victim = 2;
+  args.deadline_s = kDeadlineSeconds;
   RankProcesses ranks(args);
+  ranks.Go();
   for (int rank : {0, 1}) {
     EXPECT_THAT(ranks[rank].Await("status "),
                 HasSubstr("rank 2 has finished all-gather #0 of blocks.1 and "
@@ -261,6 +295,7 @@ TEST(GlooProcessTest, ADeathInTheMiddleOfATransferIsNoticed) {
   args.victim = 2;
   args.joins = true;
   RankProcesses ranks(args);
+  ranks.Go();
   EXPECT_NE(ranks[2].Await("started"), "");
   ranks[2].Signal(SIGKILL);
   for (int rank : {0, 1}) {
@@ -274,8 +309,10 @@ TEST(GlooProcessTest, SurvivorsEndWithoutTheStore) {
   for (int signal : {SIGKILL, SIGSTOP}) {
     RankArgs args;
     args.victim = 0;
+    args.deadline_s = kDeadlineSeconds;
     RankProcesses ranks(args);
     ranks[0].Signal(signal);
+    ranks.Go();
     for (int rank : {1, 2}) {
       EXPECT_THAT(ranks[rank].Await("status "),
                   AllOf(HasSubstr("blocks.2 on rank"),
@@ -295,6 +332,7 @@ TEST(SharedMemoryProcessTest, AKilledRankIsNamedByTheOthers) {
   for (int victim : {0, 2}) {
     RankProcesses ranks(SharedMemoryArgs(victim));
     ranks[victim].Signal(SIGKILL);
+    ranks.Go();
     for (int rank = 0; rank < kRanks; ++rank) {
       if (rank == victim) continue;
       EXPECT_THAT(
@@ -314,6 +352,7 @@ TEST(SharedMemoryProcessTest, ARankThatExitsIsNamedByTheOthers) {
   RankArgs args = SharedMemoryArgs(1);
   args.exits = true;
   RankProcesses ranks(args);
+  ranks.Go();
   for (int rank : {0, 2}) {
     EXPECT_THAT(ranks[rank].Await("status "),
                 AllOf(HasSubstr("UNAVAILABLE"), HasSubstr("rank 1"),
@@ -323,8 +362,11 @@ TEST(SharedMemoryProcessTest, ARankThatExitsIsNamedByTheOthers) {
 
 TEST(SharedMemoryProcessTest, StoppedAndLateRanksAreToldApart) {
   for (bool is_stopped : {false, true}) {
-    RankProcesses ranks(SharedMemoryArgs(2));
+    RankArgs args = SharedMemoryArgs(2);
+    args.deadline_s = kDeadlineSeconds;
+    RankProcesses ranks(args);
     if (is_stopped) ranks[2].Signal(SIGSTOP);
+    ranks.Go();
     for (int rank : {0, 1}) {
       EXPECT_THAT(
           ranks[rank].Await("status "),
@@ -337,11 +379,12 @@ TEST(SharedMemoryProcessTest, StoppedAndLateRanksAreToldApart) {
 
 RankArgs ParseRankArgs(absl::string_view text) {
   const std::vector<std::string> fields = absl::StrSplit(text, ',');
-  FSDP_CHECK(fields.size() == 6);
+  FSDP_CHECK(fields.size() == 7);
   RankArgs args;
   FSDP_CHECK(absl::SimpleAtoi(fields[0], &args.rank) &&
              absl::SimpleAtoi(fields[1], &args.port) &&
-             absl::SimpleAtoi(fields[2], &args.victim));
+             absl::SimpleAtoi(fields[2], &args.victim) &&
+             absl::SimpleAtoi(fields[6], &args.deadline_s));
   args.exits = fields[3] == "1";
   args.joins = fields[4] == "1";
   args.shares_memory = fields[5] == "1";

@@ -8,6 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
+#include "base/start_thread.h"
+#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/tensor_over.h"
 #include "base/torch_status.h"
@@ -37,7 +39,8 @@ StagedQueue::StagedQueue(std::shared_ptr<Communicator> host, c10::Device device)
       timeout_(host->default_timeout()),
       stream_(device),
       host_(std::move(host)),
-      thread_([this] { Run(); }) {}
+      thread_(ValueOrThrow(
+          StartThread("for staged collectives", [this] { Run(); }))) {}
 
 StagedQueue::~StagedQueue() { Leave(); }
 

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/status_macros.h"
 #include "comm/failure_report.h"
 
 namespace fsdp::comm {
@@ -38,11 +39,11 @@ WatchedGroup::~WatchedGroup() {
   monitor_->Stop();
 }
 
-void WatchedGroup::Start() {
-  monitor_->Start([this] {
+absl::Status WatchedGroup::Start() {
+  FSDP_RETURN_IF_ERROR(watchdog_.Start(kWatchInterval));
+  return monitor_->Start([this] {
     watchdog_.Fail(FailureOf(Cause::kEcho, "another rank has failed"));
   });
-  watchdog_.Start(kWatchInterval);
 }
 
 absl::StatusOr<std::shared_ptr<WatchedGroup::Operation>> WatchedGroup::Begin(

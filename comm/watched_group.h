@@ -51,8 +51,9 @@ class WatchedGroup {
   // Calls no hook any more.
   ~WatchedGroup();
 
-  // From now on hooks are called. Once.
-  void Start();
+  // From now on hooks are called. Once. ResourceExhausted: no thread can be
+  // started.
+  absl::Status Start();
 
   int rank() const { return options_.rank; }
   int world_size() const { return options_.world_size; }

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/file_size_errors.h"
+#include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "offload/commit_record.h"
 #include "offload/stored_region.h"
@@ -47,10 +48,16 @@ absl::Status CheckNothingIsDamaged(const FileOperation& flush) {
 
 FileEngine::FileEngine(FileEngineParts parts)
     : parts_(std::move(parts)),
-      runner_(*parts_.layout, *parts_.queue, parts_.bounce),
-      thread_([this] { Run(); }) {}
+      runner_(*parts_.layout, *parts_.queue, parts_.bounce) {}
+
+absl::Status FileEngine::Begin() {
+  FSDP_ASSIGN_OR_RETURN(thread_,
+                        StartThread("for a file store", [this] { Run(); }));
+  return absl::OkStatus();
+}
 
 FileEngine::~FileEngine() {
+  if (!thread_.joinable()) return;
   {
     absl::MutexLock lock(&mutex_);
     stopping_ = true;

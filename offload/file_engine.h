@@ -40,6 +40,8 @@ struct FileEngineParts {
 class FileEngine {
  public:
   explicit FileEngine(FileEngineParts parts);
+  // Before anything else. ResourceExhausted: no thread can be started.
+  absl::Status Begin();
   // After all operations.
   ~FileEngine();
 

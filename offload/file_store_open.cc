@@ -195,8 +195,10 @@ absl::StatusOr<std::unique_ptr<FileStore>> FileStore::Make(
       FileEngineParts parts,
       MakeParts(options, std::move(queue), std::move(layout)));
   if (options.keep) FSDP_RETURN_IF_ERROR(WriteFirstCommit(parts, file));
-  return absl::WrapUnique(
+  auto store = absl::WrapUnique(
       new FileStore(std::move(file), std::move(description), std::move(parts)));
+  FSDP_RETURN_IF_ERROR(store->engine_->Begin());
+  return store;
 }
 
 absl::StatusOr<std::unique_ptr<FileStore>> FileStore::Reopen(
@@ -221,6 +223,7 @@ absl::StatusOr<std::unique_ptr<FileStore>> FileStore::Reopen(
   FSDP_ASSIGN_OR_RETURN(const CommitRecord record, ChooseCommit(parts, commit));
   auto store = absl::WrapUnique(
       new FileStore(std::move(file), std::move(description), std::move(parts)));
+  FSDP_RETURN_IF_ERROR(store->engine_->Begin());
   FSDP_RETURN_IF_ERROR(store->Restore(record));
   return store;
 }

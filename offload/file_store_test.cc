@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "base/testing/no_threads.h"
 #include "base/testing/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -303,6 +304,21 @@ TEST(FileStoreTest, BelievesTheSystemThatThereIsNoRoom) {
   EXPECT_FALSE(std::filesystem::exists(options.directory + "/does_not_fit"));
   EXPECT_FALSE(
       std::filesystem::exists(options.directory + "/does_not_fit.new"));
+}
+
+TEST(FileStoreTest, WithoutThreadsThereIsNone) {
+  for (const Queue queue : {Queue::kThreads, Queue::kIoUring}) {
+    FileStoreOptions options = Options();
+    options.queue = queue;
+    options.name = "no_threads";
+    {
+      const ::fsdp::testing::NoThreads none;
+      EXPECT_THAT(FileStore::Make(options),
+                  StatusIs(absl::StatusCode::kResourceExhausted,
+                           HasSubstr("cannot start a thread")));
+    }
+    EXPECT_OK(FileStore::Make(options));
+  }
 }
 
 }  // namespace

@@ -38,7 +38,9 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(Make([](int descriptor, int depth) {
                         return MakeUringQueue(descriptor, depth).value();
                       }),
-                      Make(&MakeThreadQueue)),
+                      Make([](int descriptor, int depth) {
+                        return MakeThreadQueue(descriptor, depth).value();
+                      })),
     [](const ::testing::TestParamInfo<Make>& info) {
       return info.index == 0 ? "uring" : "threads";
     });

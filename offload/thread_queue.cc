@@ -11,9 +11,13 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/memory/memory.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "base/file_size_errors.h"
+#include "base/start_thread.h"
+#include "base/status_macros.h"
 
 namespace fsdp::offload {
 namespace {
@@ -40,8 +44,19 @@ int64_t Perform(int descriptor, const IoRequest& request) {
 
 class ThreadQueue : public IoQueue {
  public:
-  ThreadQueue(int descriptor, int depth) : descriptor_(descriptor) {
-    for (int i = 0; i < depth; ++i) threads_.emplace_back([this] { Run(); });
+  explicit ThreadQueue(int descriptor) : descriptor_(descriptor) {}
+
+  // Before anything else. An error where there are no threads at all.
+  absl::Status StartThreads(int depth) {
+    while (depth-- > 0) {
+      absl::StatusOr<std::thread> thread =
+          StartThread("to read and write a file", [this] { Run(); });
+      if (!thread.ok()) {
+        return threads_.empty() ? thread.status() : absl::OkStatus();
+      }
+      threads_.push_back(*std::move(thread));
+    }
+    return absl::OkStatus();
   }
 
   ~ThreadQueue() override {
@@ -109,8 +124,11 @@ class ThreadQueue : public IoQueue {
 
 }  // namespace
 
-std::unique_ptr<IoQueue> MakeThreadQueue(int descriptor, int depth) {
-  return absl::make_unique<ThreadQueue>(descriptor, depth);
+absl::StatusOr<std::unique_ptr<IoQueue>> MakeThreadQueue(int descriptor,
+                                                         int depth) {
+  auto queue = absl::make_unique<ThreadQueue>(descriptor);
+  FSDP_RETURN_IF_ERROR(queue->StartThreads(depth));
+  return queue;
 }
 
 }  // namespace fsdp::offload

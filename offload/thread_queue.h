@@ -4,13 +4,16 @@
 
 #include <memory>
 
+#include "absl/status/statusor.h"
 #include "offload/io_queue.h"
 
 namespace fsdp::offload {
 
 // Of the file behind `descriptor`, which has to outlive the queue; one thread
-// for each request in flight.
-std::unique_ptr<IoQueue> MakeThreadQueue(int descriptor, int depth);
+// for each request in flight, or as many as can be started.
+// ResourceExhausted: none can.
+absl::StatusOr<std::unique_ptr<IoQueue>> MakeThreadQueue(int descriptor,
+                                                         int depth);
 
 }  // namespace fsdp::offload
 

@@ -13,6 +13,7 @@
 #include "absl/flags/usage.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/bootstrap.h"
@@ -83,9 +84,15 @@ absl::Status RunThreads(const TrainOptions& options, const StopRequest& stop,
   std::vector<absl::Status> results(group.size());
   std::vector<std::thread> threads;
   for (size_t rank = 0; rank < group.size(); ++rank) {
-    threads.emplace_back([&, rank] {
+    auto thread = fsdp::StartThread("for a rank", [&, rank] {
       results[rank] = RunOne(options, place, std::move(group[rank]));
     });
+    if (thread.ok()) {
+      threads.push_back(*std::move(thread));
+      continue;
+    }
+    results[rank] = thread.status();
+    group[rank]->Abort(thread.status());
   }
   for (std::thread& thread : threads) thread.join();
   // Of several failures one that is not the echo of another.
@@ -126,6 +133,7 @@ absl::Status RunProcess(const TrainOptions& options,
                         const std::string& argv0, const NcclOn& nccl_on) {
   fsdp::comm::ConnectOptions connect;
   connect.backend = BackendOf(options);
+  connect.stop_requested = [&stop] { return stop.requested(); };
   FSDP_ASSIGN_OR_RETURN(const RankDevice device,
                         RankDeviceOf(options, environment, nccl_on));
   connect.device = device.connect;
