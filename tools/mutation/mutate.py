@@ -177,7 +177,11 @@ def main(arguments):
                 print(f"{path}: out of time, {len(todo) - number + 1} mutants are left", file=sys.stderr)
                 break
             begin = time.monotonic()
-            outcome, killer = runner.run(mutant, targets[path])
+            try:
+                outcome, killer = runner.run(mutant, targets[path])
+            except KeyboardInterrupt:
+                deadline = 0  # what is known is reported
+                break
             known[mutant.key] = {"key": mutant.key, "path": path, "line": mutant.line, "what": mutant.what,
                                  "outcome": outcome, "killer": killer, "diff": diff(source, mutant)}
             with open(options.results, "a", encoding="utf-8") as file:
