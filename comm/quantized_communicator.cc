@@ -8,7 +8,10 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -23,6 +26,7 @@
 #include "base/torch_status.h"
 #include "comm/call.h"
 #include "comm/forwarding_communicator.h"
+#include "comm/gather_extension.h"
 #include "comm/quantized_message.h"
 #include "comm/work.h"
 
@@ -145,11 +149,54 @@ bool IsQuantized(const MessageLayout& layout, at::ScalarType dtype,
          layout.quantized() > 0 && bytes >= options.min_bytes;
 }
 
+class Int8Gathers final : public GatherExtension {
+ public:
+  explicit Int8Gathers(const QuantizationOptions& options)
+      : options_(options) {}
+
+  std::string ToString() const override {
+    return absl::StrCat("int8 in blocks of ", options_.block, " from ",
+                        options_.min_bytes, " bytes on");
+  }
+  int64_t MessageBytes(int64_t numel, at::ScalarType dtype,
+                       int world_size) const override {
+    const MessageLayout layout = LayoutOfGather(numel, dtype, options_);
+    const bool applies = IsQuantized(layout, dtype, world_size, options_);
+    return applies ? layout.bytes() : 0;
+  }
+  void Write(absl::string_view label, const at::Tensor& numbers,
+             const at::Tensor& message) override {
+    const MessageLayout layout =
+        LayoutOfGather(numbers.numel(), numbers.scalar_type(), options_);
+    WriteMessages(layout, numbers, message);
+    if (options_.log == nullptr) return;
+    options_.log->Add(Collective::kAllGather, label,
+                      MeasureMessages(layout, numbers, message));
+  }
+  void Read(absl::string_view, const at::Tensor& messages,
+            const at::Tensor& numbers) override {
+    ReadMessages(
+        LayoutOfGather(numbers.size(1), numbers.scalar_type(), options_),
+        messages.flatten(), numbers.flatten());
+  }
+
+ private:
+  const QuantizationOptions options_;
+};
+
+std::shared_ptr<GatherExtension> GathersOf(const QuantizationOptions& options) {
+  if (options.gather_extension != nullptr) return options.gather_extension;
+  return std::make_shared<Int8Gathers>(options);
+}
+
 class QuantizedCommunicator final : public ForwardingCommunicator {
  public:
   QuantizedCommunicator(std::shared_ptr<Communicator> base,
                         const QuantizationOptions& options)
-      : ForwardingCommunicator(base), group_(base), options_(options) {}
+      : ForwardingCommunicator(base),
+        group_(base),
+        options_(options),
+        gathers_(GathersOf(options)) {}
 
   std::string ToString() const override {
     return absl::StrCat("quantised ", ForwardingCommunicator::ToString());
@@ -171,23 +218,21 @@ class QuantizedCommunicator final : public ForwardingCommunicator {
 
   StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
                           absl::string_view label) override {
-    const MessageLayout layout =
-        LayoutOfGather(in.numel(), in.scalar_type(), options_);
-    if (!options_.gather || !Applies(layout, out.scalar_type())) {
-      return base().AllGather(out, in, label);
-    }
+    const int64_t bytes = GatherBytes(in, out);
+    if (bytes <= 0) return base().AllGather(out, in, label);
     Messages messages;
     FSDP_RETURN_IF_ERROR(Prepare(Collective::kAllGather, label, [&] {
-      messages.received = NewMessages(layout, in);
-      messages.sent =
-          messages.received.narrow(0, rank() * layout.bytes(), layout.bytes());
-      WriteMessages(layout, in, messages.sent);
-      Measure(Collective::kAllGather, label, layout, in, messages.sent);
+      messages.received =
+          at::empty({bytes * world_size()}, in.options().dtype(at::kByte));
+      messages.sent = messages.received.narrow(0, rank() * bytes, bytes);
+      gathers_->Write(label, in, messages.sent);
     }));
     return Started(base().AllGather(messages.received, messages.sent, label),
                    Collective::kAllGather, label, messages,
-                   [layout, out](const at::Tensor& received) {
-                     ReadMessages(layout, received, out);
+                   [gathers = gathers_, out, ranks = world_size(),
+                    name = std::string(label)](const at::Tensor& received) {
+                     gathers->Read(name, received.view({ranks, -1}),
+                                   out.view({ranks, -1}));
                    });
   }
 
@@ -214,6 +259,13 @@ class QuantizedCommunicator final : public ForwardingCommunicator {
   }
 
  private:
+  int64_t GatherBytes(const at::Tensor& in, const at::Tensor& out) const {
+    if (!options_.gather || world_size() == 1 ||
+        in.scalar_type() != out.scalar_type()) {
+      return 0;
+    }
+    return gathers_->MessageBytes(in.numel(), in.scalar_type(), world_size());
+  }
   bool Applies(const MessageLayout& layout, at::ScalarType dtype) const {
     return IsQuantized(layout, dtype, world_size(), options_);
   }
@@ -272,6 +324,7 @@ class QuantizedCommunicator final : public ForwardingCommunicator {
 
   const std::weak_ptr<Communicator> group_;  // base()
   const QuantizationOptions options_;
+  const std::shared_ptr<GatherExtension> gathers_;
 };
 
 }  // namespace
@@ -290,9 +343,10 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateQuantizedCommunicator(
 
 int64_t GatherMessageBytes(int64_t numel, at::ScalarType dtype, int world_size,
                            const QuantizationOptions& options) {
-  const MessageLayout layout = LayoutOfGather(numel, dtype, options);
-  const bool applies = IsQuantized(layout, dtype, world_size, options);
-  return options.gather && applies ? world_size * layout.bytes() : 0;
+  if (!options.gather || world_size == 1) return 0;
+  const int64_t bytes =
+      GathersOf(options)->MessageBytes(numel, dtype, world_size);
+  return std::max<int64_t>(0, bytes) * world_size;
 }
 
 // Those that are sent, and those that come.

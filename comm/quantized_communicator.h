@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "comm/communicator.h"
+#include "comm/gather_extension.h"
 #include "comm/quantization_log.h"
 
 namespace fsdp::comm {
@@ -22,6 +23,9 @@ struct QuantizationOptions {
   // The last elements of each rank's part of a reduce-scatter that are summed
   // exactly: flags and counts.
   int64_t exact_tail = 0;
+  // What all-gathers send instead of int8 blocks, whatever `block` and
+  // `min_bytes` are; null: int8.
+  std::shared_ptr<GatherExtension> gather_extension = nullptr;
   // Is told what each collective of this rank loses, for which the host waits
   // for the device; outlives the communicator and its sub-groups.
   QuantizationLog* log = nullptr;
