@@ -11,14 +11,10 @@
 #include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "comm/work.h"
+#include "fsdp/buffer_fit.h"
 
 namespace fsdp {
 namespace {
-
-// A buffer is reused for a request down to this fraction of its size; below,
-// a unit that is much larger than the others would lend its memory out and
-// have to allocate again.
-constexpr int64_t kLargestWaste = 2;
 
 int64_t Bytes(const at::Tensor& buffer) {
   return static_cast<int64_t>(buffer.nbytes());
@@ -53,7 +49,7 @@ std::vector<BufferPool::FreeBuffer>::iterator BufferPool::Fitting(
   auto best = free_.end();
   for (auto it = free_.begin(); it != free_.end(); ++it) {
     const int64_t size = Bytes(it->buffer);
-    if (size < bytes || size > kLargestWaste * bytes) continue;
+    if (!Fits(size, bytes)) continue;
     if (best == free_.end() || size < Bytes(best->buffer)) best = it;
   }
   return best;

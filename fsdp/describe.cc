@@ -36,11 +36,18 @@ const char* Short(c10::ScalarType dtype) {
   }
 }
 
-bool IsTrainable(const flat_param::FlatParameter& flat) {
+// Of this rank's shard, what is not frozen, without alignment where some is.
+int64_t TrainableBytes(const flat_param::FlatParameter& flat) {
+  int64_t trainable = 0;
+  int64_t frozen = 0;
+  bool any = false;
   for (int i = 0; i < flat.num_parameters(); ++i) {
-    if (flat.ShardSlice(i).requires_grad()) return true;
+    const at::Tensor& slice = flat.ShardSlice(i);
+    any |= slice.requires_grad();
+    (slice.requires_grad() ? trainable : frozen) += slice.nbytes();
   }
-  return false;
+  if (!any) return 0;
+  return frozen == 0 ? flat.shard().nbytes() : trainable;
 }
 
 bool OptimizerRestsElsewhere(const flat_param::FlatParameter& flat) {
@@ -67,13 +74,17 @@ MessageBytes MessagesOf(const Runtime& runtime, int unit, int i) {
   const flat_param::FlatParameter& flat = *runtime.flats(unit)[i];
   const int ranks = placement.shard->world_size();
   const c10::ScalarType reduce = runtime.gradients(unit)[i].reduce_dtype;
+  MessageBytes bytes;
+  bytes.gather = comm::GatherMessageBytes(flat.layout().shard_numel(),
+                                          flat.compute_dtype(), ranks,
+                                          placement.quantization);
   const int64_t segment = runtime.reduce_buffer_bytes(unit, i) / ranks /
                           static_cast<int64_t>(c10::elementSize(reduce));
-  return {
-      comm::GatherMessageBytes(flat.layout().shard_numel(),
-                               flat.compute_dtype(), ranks,
-                               placement.quantization),
-      comm::SumMessageBytes(segment, reduce, ranks, placement.quantization)};
+  if (segment > 0) {
+    bytes.reduce =
+        comm::SumMessageBytes(segment, reduce, ranks, placement.quantization);
+  }
+  return bytes;
 }
 
 UnitBytes BytesOf(const Runtime& runtime, int unit) {
@@ -88,7 +99,8 @@ UnitBytes BytesOf(const Runtime& runtime, int unit) {
     const int64_t shard = flat.shard().nbytes();
     const bool away = RestsElsewhere(flat.shard());
     (away ? bytes.away : bytes.shard) += shard;
-    if (OptimizerRestsElsewhere(flat)) bytes.states_away += shard;
+    bytes.stateless +=
+        OptimizerRestsElsewhere(flat) ? shard : shard - TrainableBytes(flat);
     const bool is_shard = placement.shard->world_size() == 1 && !away &&
                           flat.compute_dtype() == flat.dtype();
     const SharedFlat& shared = runtime.shared(unit, i);
@@ -98,19 +110,19 @@ UnitBytes BytesOf(const Runtime& runtime, int unit) {
       }
     } else if (!is_shard) {
       bytes.unsharded += flat.unsharded_bytes();
+      bytes.unsharded_parts.push_back(flat.unsharded_bytes());
     }
     if (placement.part != nullptr) {
       bytes.part += flat.unsharded_bytes() / placement.part->world_size();
     }
-    if (!IsTrainable(flat)) continue;
+    if (runtime.shard_gradient_bytes(unit, i) == 0) continue;
     bytes.trainable = true;
+    bytes.reduce_parts.push_back(runtime.reduce_buffer_bytes(unit, i));
     if (runtime.gradients(unit)[i].memory != nullptr) continue;
-    bytes.gradient +=
-        flat.shard().numel() * static_cast<int64_t>(c10::elementSize(
-                                   runtime.gradients(unit)[i].gradient_dtype));
+    bytes.gradient += runtime.shard_gradient_bytes(unit, i);
   }
-  // One frozen flat parameter does not spare the unit its reduction.
   bytes.reduce_buffer = runtime.reduce_buffer_bytes(unit);
+  bytes.segment = bytes.reduce_buffer / placement.shard->world_size();
   return bytes;
 }
 
@@ -120,7 +132,7 @@ int DepthOf(const std::vector<ScheduledUnit>& units, int unit) {
   return depth;
 }
 
-// One line for each pair of dtypes, the first with the unit's name.
+// One line for each flat parameter, the first with the unit's name.
 std::string DescribeUnit(const ShardedModel& model, int unit) {
   const Runtime& runtime = model.runtime();
   const std::vector<ScheduledUnit>& units = model.schedule().units();
@@ -136,7 +148,7 @@ std::string DescribeUnit(const ShardedModel& model, int unit) {
         flat.shard().nbytes() / kMiB, Short(flat.dtype()),
         Short(flat.compute_dtype()),
         Short(runtime.gradients(unit)[i].reduce_dtype),
-        IsTrainable(flat) ? "" : " frozen",
+        runtime.shard_gradient_bytes(unit, i) > 0 ? "" : " frozen",
         MessagesOf(runtime, unit, i).ToString());
     name.clear();
     strategy.clear();
@@ -153,7 +165,9 @@ MemoryPlan PlanMemory(const ShardedModel& model,
                       const MemoryPlanOptions& options) {
   std::vector<UnitBytes> bytes;
   for (int unit = 0; unit < model.num_units(); ++unit) {
-    bytes.push_back(BytesOf(model.runtime(), unit));
+    UnitBytes& of_unit = bytes.emplace_back(BytesOf(model.runtime(), unit));
+    of_unit.synchronizes = model.schedule().synchronizes(unit);
+    of_unit.all_reduces = model.schedule().all_reduces(unit);
   }
   MemoryPlan plan = PlanMemory(model.schedule().units(), bytes,
                                model.schedule().options(), options);

@@ -260,7 +260,11 @@ absl::Status FusedStepper::ReserveDue(const Groups& groups) {
 
 absl::Status FusedStepper::BeginSteps(const absl::Status& mine) {
   absl::Status first = mine;
-  for (const auto& space : spaces_) first.Update(space->BeginStep(mine));
+  for (const auto& space : spaces_) {
+    absl::Status status = mine;
+    status.Update(space->CheckStepper(identity_));
+    first.Update(space->BeginStep(status));
+  }
   return first;
 }
 

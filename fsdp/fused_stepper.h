@@ -117,6 +117,8 @@ class FusedStepper {
   std::unordered_map<const void*, Place> places_;
   // Of the parameters, each once, in their order.
   std::vector<std::shared_ptr<OffloadSpace>> spaces_;
+  // This one, as long as it lives.
+  std::shared_ptr<const void> identity_ = std::make_shared<char>();
   // Empty between steps, with memory: runs after their first step, those in it,
   // and one that is stepped by itself.
   std::array<FusedLists, 2> lists_;

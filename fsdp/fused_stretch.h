@@ -104,6 +104,7 @@ class FusedStretch {
   absl::Status AllocateSlot(int k);
   bool keeps() const;
   absl::StatusOr<at::Tensor> Zeros(int64_t numel, const std::string& what);
+  std::string PlaceNameOf(size_t i) const;
   absl::StatusOr<std::shared_ptr<RestingMemory>> Place(const std::string& what,
                                                        int64_t bytes,
                                                        c10::Device device);

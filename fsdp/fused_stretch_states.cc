@@ -72,6 +72,15 @@ absl::Status FusedStretch::BringInStates() {
   return resident_.Add(kept_steps_, Use::kUpdate);
 }
 
+// Kept files are found again by the places of parameters in the groups of their
+// one optimizer; else several optimizers have each their own of a shard.
+std::string FusedStretch::PlaceNameOf(size_t i) const {
+  if (keeps()) {
+    return absl::StrCat("parameter ", members_[i].place, " of group ", group_);
+  }
+  return absl::StrCat("element ", members_[i].parameter.storage_offset());
+}
+
 // What an attempt that has failed has placed is found again.
 absl::StatusOr<std::shared_ptr<RestingMemory>> FusedStretch::Place(
     const std::string& what, int64_t bytes, c10::Device device) {
@@ -79,8 +88,7 @@ absl::StatusOr<std::shared_ptr<RestingMemory>> FusedStretch::Place(
   if (found != memory_.end()) return found->second;
   FSDP_ASSIGN_OR_RETURN(
       std::shared_ptr<RestingMemory> memory,
-      shard_->space()->PlaceOptimizerState(
-          *shard_, absl::StrCat(what, " of group ", group_), bytes, device));
+      shard_->space()->PlaceOptimizerState(*shard_, what, bytes, device));
   if (memory != nullptr) memory_[what] = memory;
   return memory;
 }
@@ -115,12 +123,16 @@ absl::Status FusedStretch::AllocateSlot(int k) {
     parameters.push_back(slice.parameter);
   }
   const std::vector<int64_t> begins = PlacesFor(parameters);
+  // An empty one begins where what another optimizer has may begin.
+  const auto any = std::find_if(
+      members.begin(), members.end(),
+      [this](size_t i) { return slices_[i].parameter.numel() > 0; });
+  const size_t named = keeps() || any == members.end() ? members.front() : *any;
   // Not views to autograd, so that they may be detached or replaced.
   const at::AutoDispatchBelowADInplaceOrView untracked;
-  FSDP_ASSIGN_OR_RETURN(
-      const at::Tensor all,
-      Zeros(begins.back(), absl::StrCat("slot ", k, " from parameter ",
-                                        members_[members.front()].place)));
+  FSDP_ASSIGN_OR_RETURN(const at::Tensor all,
+                        Zeros(begins.back(), absl::StrCat("slot ", k, " from ",
+                                                          PlaceNameOf(named))));
   for (size_t j = 0; j < members.size(); ++j) {
     slices_[members[j]].slots[k] = all.as_strided(
         parameters[j].sizes(), parameters[j].strides(), begins[j]);
@@ -164,7 +176,8 @@ absl::Status FusedStretch::Restore(const FusedRule& rule, int num_slots,
   const auto size = static_cast<int64_t>(slices_.size());
   FSDP_ASSIGN_OR_RETURN(
       const std::shared_ptr<RestingMemory> memory,
-      Place("steps", size * static_cast<int64_t>(sizeof(int64_t)), at::kCPU));
+      Place(absl::StrCat("steps of group ", group_),
+            size * static_cast<int64_t>(sizeof(int64_t)), at::kCPU));
   if (memory == nullptr) return absl::OkStatus();
   const at::Tensor steps = memory->AsTensor(at::kLong);
   FSDP_RETURN_IF_ERROR(resident_.Add(steps, Use::kUpdate));

@@ -8,7 +8,9 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -22,40 +24,13 @@
 #include "base/tensor_over.h"
 #include "device_ops/pack.h"
 #include "flat_param/layout.h"
+#include "fsdp/gradient_layout.h"
 
 namespace fsdp {
 namespace {
 
 using ::fsdp::flat_param::FlatLayout;
 using ::fsdp::flat_param::Slice;
-
-int64_t SegmentNumel(const FlatLayout& layout, int64_t element_size) {
-  const int64_t alignment =
-      std::max<int64_t>(1, FlatLayout::kAlignmentBytes / element_size);
-  // The shard is aligned for the parameters' dtypes, which may be wider.
-  const int64_t used = layout.shard_numel() + layout.num_parameters();
-  return (used + alignment - 1) / alignment * alignment;
-}
-
-// What no parameter covers before the flags: alignment and padding.
-std::vector<Slice> Gaps(const FlatLayout& layout, int64_t segment_numel) {
-  std::vector<Slice> gaps;
-  for (int rank = 0; rank < layout.world_size(); ++rank) {
-    const int64_t base = rank * segment_numel;
-    int64_t covered = base;
-    for (int i = 0; i < layout.num_parameters(); ++i) {
-      const Slice slice = layout.InShard(i, rank);
-      if (slice.empty()) continue;
-      if (base + slice.begin > covered) {
-        gaps.push_back({covered, base + slice.begin});
-      }
-      covered = base + slice.end;
-    }
-    const int64_t flags = base + layout.shard_numel();
-    if (flags > covered) gaps.push_back({covered, flags});
-  }
-  return gaps;
-}
 
 // The ways around operators below are for tensors on the host, where calling
 // one costs more than what it does to a few bytes.
@@ -89,20 +64,30 @@ Produced ReadFlags(const at::Tensor& source) {
   return flags;
 }
 
+// For each flag of `layout`, whether it is to be 1.
+std::vector<bool> Flags(const GradientLayout& layout,
+                        absl::Span<const at::Tensor> gradients) {
+  std::vector<bool> flags;
+  for (int i : layout.parameters()) flags.push_back(gradients[i].defined());
+  return flags;
+}
+
 // The flags of every rank and what follows them, in runs: a device is given
 // each run as an argument.
-void PackFlags(const FlatLayout& layout, int64_t segment_numel,
+void PackFlags(const GradientLayout& layout,
                absl::Span<const at::Tensor> gradients, bool adds,
                device_ops::Packing& packing) {
-  const auto count = static_cast<int64_t>(gradients.size());
+  const std::vector<bool> raised = Flags(layout, gradients);
+  const int64_t count = layout.num_flags();
   for (int rank = 0; rank < layout.world_size(); ++rank) {
-    const int64_t segment_end = (rank + 1) * segment_numel;
-    const int64_t flags = segment_end - segment_numel + layout.shard_numel();
+    const int64_t segment_end = (rank + 1) * layout.segment_numel();
+    const int64_t flags =
+        rank * layout.segment_numel() + layout.gradients_numel();
     int64_t begin = 0;
     while (begin < count) {
-      const bool is_defined = gradients[begin].defined();
+      const bool is_defined = raised[begin];
       int64_t end = begin + 1;
-      while (end < count && gradients[end].defined() == is_defined) ++end;
+      while (end < count && raised[end] == is_defined) ++end;
       if (is_defined) {
         packing.AddOnes(flags + begin, flags + end);
       } else if (!adds) {
@@ -129,14 +114,16 @@ void CopyScaled(at::Tensor target, const at::Tensor& source, double scale) {
   }
 }
 
-}  // namespace
-
-void MarkProduced(absl::Span<const at::Tensor> gradients, Produced& produced) {
-  produced.resize(gradients.size());
-  for (size_t i = 0; i < gradients.size(); ++i) {
-    if (gradients[i].defined()) produced[i] = true;
+// Those of `gradients` that the buffer has.
+void MarkProduced(absl::Span<const at::Tensor> gradients,
+                  ReduceBuffer& buffer) {
+  buffer.produced.resize(gradients.size());
+  for (int i : buffer.layout->parameters()) {
+    if (gradients[i].defined()) buffer.produced[i] = true;
   }
 }
+
+}  // namespace
 
 int64_t ShardGradientBytes(const FlatLayout& layout,
                            const GradientBufferOptions& options) {
@@ -144,7 +131,8 @@ int64_t ShardGradientBytes(const FlatLayout& layout,
       static_cast<int64_t>(c10::elementSize(options.reduce_dtype));
   const auto stored =
       static_cast<int64_t>(c10::elementSize(options.gradient_dtype));
-  return SegmentNumel(layout, reduced) * stored;
+  const std::vector<bool> all(layout.num_parameters(), true);
+  return GradientLayout(layout, all, reduced).segment_numel() * stored;
 }
 
 GradientScaling MeanOver(int ranks, at::ScalarType reduce_dtype) {
@@ -158,159 +146,249 @@ GradientScaling MeanOver(int ranks, at::ScalarType reduce_dtype) {
 
 GradientBuffer::GradientBuffer(flat_param::FlatParameter* parameter,
                                GradientBufferOptions options)
-    : parameter_(parameter),
-      options_(options),
-      segment_numel_(SegmentNumel(
-          parameter->layout(),
-          static_cast<int64_t>(c10::elementSize(options.reduce_dtype)))),
-      gaps_(Gaps(parameter->layout(), segment_numel_)) {}
+    : parameter_(parameter), options_(options) {}
+
+GradientBuffer::Layout GradientBuffer::CurrentLayout(const Layout& with) const {
+  std::vector<bool> trained(parameter_->num_parameters());
+  bool any = false;
+  for (int i = 0; i < parameter_->num_parameters(); ++i) {
+    trained[i] = parameter_->ShardSlice(i).requires_grad() ||
+                 (with != nullptr && with->trained()[i]);
+    any |= trained[i];
+  }
+  if (!any) return nullptr;
+  if (with != nullptr && with->trained() == trained) return with;
+  if (layout_ == nullptr || layout_->trained() != trained) {
+    layout_ = std::make_shared<const GradientLayout>(
+        parameter_->layout(), std::move(trained),
+        static_cast<int64_t>(c10::elementSize(options_.reduce_dtype)));
+  }
+  return layout_;
+}
 
 int64_t GradientBuffer::bytes() const {
-  const FlatLayout& layout = parameter_->layout();
-  return segment_numel_ * layout.world_size() *
-         static_cast<int64_t>(c10::elementSize(options_.reduce_dtype));
+  const Layout layout = CurrentLayout();
+  return layout == nullptr ? 0 : layout->bytes();
 }
 
-at::Tensor GradientBuffer::Whole(const at::Tensor& memory) const {
-  return RangeOf(memory, options_.reduce_dtype, 0,
-                 segment_numel_ * parameter_->layout().world_size());
+int64_t GradientBuffer::shard_bytes() const {
+  const Layout layout = CurrentLayout();
+  if (layout == nullptr) return 0;
+  return layout->segment_numel() *
+         static_cast<int64_t>(c10::elementSize(options_.gradient_dtype));
 }
 
-at::Tensor GradientBuffer::OwnSegment(const at::Tensor& memory) const {
-  return RangeOf(memory, options_.reduce_dtype,
-                 parameter_->rank() * segment_numel_, segment_numel_);
+at::Tensor GradientBuffer::Whole(const ReduceBuffer& buffer) const {
+  return RangeOf(buffer.memory, options_.reduce_dtype, 0,
+                 buffer.layout->numel());
 }
 
-void GradientBuffer::Fill(const at::Tensor& memory,
+at::Tensor GradientBuffer::OwnSegment(const ReduceBuffer& buffer) const {
+  const int64_t numel = buffer.layout->segment_numel();
+  const int64_t begin = buffer.is_segment ? 0 : parameter_->rank() * numel;
+  return RangeOf(buffer.memory, options_.reduce_dtype, begin, numel);
+}
+
+void GradientBuffer::Fill(ReduceBuffer& buffer,
                           absl::Span<const at::Tensor> gradients) const {
-  const FlatLayout& layout = parameter_->layout();
-  FSDP_CHECK(static_cast<int>(gradients.size()) == layout.num_parameters());
+  FSDP_CHECK(static_cast<int>(gradients.size()) ==
+             parameter_->num_parameters());
   c10::NoGradGuard no_grad;
-  const at::Tensor whole = Whole(memory);
+  buffer.produced.clear();
+  MarkProduced(gradients, buffer);
+  const at::Tensor whole = Whole(buffer);
   if (HasStreams(whole.device()))
-    return PackInto(whole, gradients, /*adds=*/false);
-  for (const Slice& gap : gaps_) SetToZero(whole, gap);
-  for (int i = 0; i < layout.num_parameters(); ++i) {
-    FillParameter(whole, i, gradients[i]);
+    return PackInto(buffer, gradients, /*adds=*/false);
+  for (const Slice& gap : buffer.layout->gaps()) SetToZero(whole, gap);
+  for (int i : buffer.layout->parameters()) {
+    FillParameter(*buffer.layout, whole, i, gradients[i]);
   }
-  WriteFlags(whole, gradients);
+  WriteFlags(buffer, gradients);
 }
 
-void GradientBuffer::WriteFlags(const at::Tensor& whole,
+void GradientBuffer::WriteFlags(const ReduceBuffer& buffer,
                                 absl::Span<const at::Tensor> gradients) const {
-  const FlatLayout& layout = parameter_->layout();
-  const int64_t begin = layout.shard_numel();
+  const GradientLayout& layout = *buffer.layout;
+  const at::Tensor whole = Whole(buffer);
+  const std::vector<bool> raised = Flags(layout, gradients);
   AT_DISPATCH_FLOATING_TYPES_AND2(
       at::kHalf, at::kBFloat16, whole.scalar_type(), "WriteFlags", [&] {
         scalar_t* const data = whole.mutable_data_ptr<scalar_t>();
         for (int rank = 0; rank < layout.world_size(); ++rank) {
-          scalar_t* const flags = data + rank * segment_numel_ + begin;
-          std::fill(flags, flags + segment_numel_ - begin, scalar_t(0));
-          for (size_t i = 0; i < gradients.size(); ++i) {
-            if (gradients[i].defined()) flags[i] = scalar_t(1);
+          scalar_t* const segment = data + rank * layout.segment_numel();
+          scalar_t* const flags = segment + layout.gradients_numel();
+          std::fill(flags, segment + layout.segment_numel(), scalar_t(0));
+          for (size_t k = 0; k < raised.size(); ++k) {
+            if (raised[k]) flags[k] = scalar_t(1);
           }
         }
       });
 }
 
-void GradientBuffer::RaiseFlags(const at::Tensor& whole,
+void GradientBuffer::RaiseFlags(const ReduceBuffer& buffer,
                                 absl::Span<const at::Tensor> gradients) const {
-  const FlatLayout& layout = parameter_->layout();
-  const auto is_defined = [](const at::Tensor& gradient) {
-    return gradient.defined();
-  };
-  auto begin = std::find_if(gradients.begin(), gradients.end(), is_defined);
-  while (begin != gradients.end()) {
-    const auto end = std::find_if_not(begin, gradients.end(), is_defined);
+  const GradientLayout& layout = *buffer.layout;
+  const at::Tensor whole = Whole(buffer);
+  const std::vector<bool> raised = Flags(layout, gradients);
+  auto begin = std::find(raised.begin(), raised.end(), true);
+  while (begin != raised.end()) {
+    const auto end = std::find(begin, raised.end(), false);
     whole
-        .as_strided({layout.world_size(), end - begin}, {segment_numel_, 1},
-                    whole.storage_offset() + layout.shard_numel() +
-                        (begin - gradients.begin()))
+        .as_strided({layout.world_size(), end - begin},
+                    {layout.segment_numel(), 1},
+                    whole.storage_offset() + layout.gradients_numel() +
+                        (begin - raised.begin()))
         .fill_(1);
-    begin = std::find_if(end, gradients.end(), is_defined);
+    begin = std::find(end, raised.end(), true);
   }
 }
 
-void GradientBuffer::Add(const at::Tensor& memory,
+void GradientBuffer::Add(ReduceBuffer& buffer,
                          absl::Span<const at::Tensor> gradients) const {
   c10::NoGradGuard no_grad;
-  const at::Tensor whole = Whole(memory);
+  MarkProduced(gradients, buffer);
+  const at::Tensor whole = Whole(buffer);
   if (HasStreams(whole.device()))
-    return PackInto(whole, gradients, /*adds=*/true);
-  for (size_t i = 0; i < gradients.size(); ++i) {
-    if (!gradients[i].defined()) continue;
-    AddParameter(whole, static_cast<int>(i), gradients[i]);
+    return PackInto(buffer, gradients, /*adds=*/true);
+  for (int i : buffer.layout->parameters()) {
+    if (gradients[i].defined()) {
+      AddParameter(*buffer.layout, whole, i, gradients[i]);
+    }
   }
-  RaiseFlags(whole, gradients);
+  RaiseFlags(buffer, gradients);
+}
+
+void GradientBuffer::Convert(const ReduceBuffer& from, ReduceBuffer& to) const {
+  c10::NoGradGuard no_grad;
+  if (to.is_segment && from.layout->trained() == to.layout->trained()) {
+    OwnSegment(to).copy_(OwnSegment(from));
+    to.produced = from.produced;
+    return;
+  }
+  to.produced.clear();
+  (to.is_segment ? OwnSegment(to) : Whole(to)).zero_();
+  CopyParameters(from, to, /*adds=*/false);
+}
+
+void GradientBuffer::AddSegment(const ReduceBuffer& from,
+                                ReduceBuffer& to) const {
+  c10::NoGradGuard no_grad;
+  if (from.layout->trained() != to.layout->trained()) {
+    return CopyParameters(from, to, /*adds=*/true);
+  }
+  OwnSegment(to).add_(OwnSegment(from));
+  to.produced.resize(parameter_->num_parameters());
+  for (size_t i = 0; i < from.produced.size(); ++i) {
+    if (from.produced[i]) to.produced[i] = true;
+  }
+}
+
+// Those that both have, with their flags: of all ranks, or of the segment.
+void GradientBuffer::CopyParameters(const ReduceBuffer& from, ReduceBuffer& to,
+                                    bool adds) const {
+  const auto segment_of = [this](const ReduceBuffer& buffer, int rank) {
+    if (buffer.is_segment) return OwnSegment(buffer);
+    const int64_t numel = buffer.layout->segment_numel();
+    return RangeOf(buffer.memory, options_.reduce_dtype, rank * numel, numel);
+  };
+  const auto flag_of = [](const GradientLayout& layout, int i) {
+    const auto& all = layout.parameters();
+    return layout.gradients_numel() +
+           (std::lower_bound(all.begin(), all.end(), i) - all.begin());
+  };
+  const auto copy = [adds](const at::Tensor& target, const at::Tensor& source) {
+    adds ? target.add_(source) : target.copy_(source);
+  };
+  const bool of_one = adds || from.is_segment || to.is_segment;
+  const int first = of_one ? parameter_->rank() : 0;
+  const int last = of_one ? first : to.layout->world_size() - 1;
+  to.produced.resize(parameter_->num_parameters());
+  for (int i : to.layout->parameters()) {
+    if (!from.layout->trained()[i]) continue;
+    if (!from.produced.empty() && from.produced[i]) to.produced[i] = true;
+    for (int rank = first; rank <= last; ++rank) {
+      const at::Tensor source = segment_of(from, rank);
+      const at::Tensor target = segment_of(to, rank);
+      copy(RangeOf(target, flag_of(*to.layout, i), 1),
+           RangeOf(source, flag_of(*from.layout, i), 1));
+      const Slice old = from.layout->InSegment(i, rank);
+      if (old.empty()) continue;
+      copy(RangeOf(target, to.layout->InSegment(i, rank).begin, old.numel()),
+           RangeOf(source, old.begin, old.numel()));
+    }
+  }
 }
 
 // A device does it in as few launches as there can be.
-void GradientBuffer::PackInto(const at::Tensor& whole,
+void GradientBuffer::PackInto(const ReduceBuffer& buffer,
                               absl::Span<const at::Tensor> gradients,
                               bool adds) const {
-  const FlatLayout& layout = parameter_->layout();
+  const GradientLayout& layout = *buffer.layout;
+  const at::Tensor whole = Whole(buffer);
   std::vector<at::Tensor> sources;
   device_ops::Packing packing;
-  for (int i = 0; i < layout.num_parameters(); ++i) {
+  for (int i : layout.parameters()) {
     if (gradients[i].defined()) {
-      sources.push_back(
-          flat_param::StorageOrderOf(gradients[i], layout.parameter(i)));
+      sources.push_back(flat_param::StorageOrderOf(
+          gradients[i], parameter_->layout().parameter(i)));
     }
-    for (int rank = 0; rank < layout.world_size(); ++rank) {
-      const int64_t base = rank * segment_numel_;
-      const Slice slice = layout.InShard(i, rank);
-      const int64_t begin = base + slice.begin;
-      if (gradients[i].defined() && !slice.empty()) {
-        packing.AddPiece(static_cast<int64_t>(sources.size()) - 1,
-                         layout.InParameter(i, rank).begin, begin,
-                         slice.numel());
-      } else if (!adds && !slice.empty()) {
+    const Slice ranks = layout.RanksOf(i);
+    for (int64_t rank = ranks.begin; rank < ranks.end; ++rank) {
+      const Slice slice = layout.InSegment(i, static_cast<int>(rank));
+      const int64_t begin = rank * layout.segment_numel() + slice.begin;
+      if (gradients[i].defined()) {
+        packing.AddPiece(
+            static_cast<int64_t>(sources.size()) - 1,
+            parameter_->layout().InParameter(i, static_cast<int>(rank)).begin,
+            begin, slice.numel());
+      } else if (!adds) {
         packing.AddZeros(begin, begin + slice.numel());
       }
     }
   }
-  PackFlags(layout, segment_numel_, gradients, adds, packing);
+  PackFlags(layout, gradients, adds, packing);
   if (adds) {
     return device_ops::PackAdd(whole, sources, packing,
                                options_.scaling.before);
   }
-  for (const Slice& gap : gaps_) packing.AddZeros(gap.begin, gap.end);
+  for (const Slice& gap : layout.gaps()) packing.AddZeros(gap.begin, gap.end);
   device_ops::Pack(whole, sources, packing, options_.scaling.before);
 }
 
-void GradientBuffer::AddParameter(const at::Tensor& whole, int i,
+void GradientBuffer::AddParameter(const GradientLayout& layout,
+                                  const at::Tensor& whole, int i,
                                   const at::Tensor& gradient) const {
-  const FlatLayout& layout = parameter_->layout();
   const at::Tensor source =
-      flat_param::StorageOrderOf(gradient, layout.parameter(i));
-  for (int rank = 0; rank < layout.world_size(); ++rank) {
-    const int64_t base = rank * segment_numel_;
-    const Slice slice = layout.InShard(i, rank);
-    if (!slice.empty()) {
-      const Slice part = layout.InParameter(i, rank);
-      RangeOf(whole, base + slice.begin, slice.numel())
-          .add_(RangeOf(source, part.begin, part.numel()),
-                options_.scaling.before);
-    }
+      flat_param::StorageOrderOf(gradient, parameter_->layout().parameter(i));
+  const Slice ranks = layout.RanksOf(i);
+  for (int64_t rank = ranks.begin; rank < ranks.end; ++rank) {
+    const Slice slice = layout.InSegment(i, static_cast<int>(rank));
+    const Slice part =
+        parameter_->layout().InParameter(i, static_cast<int>(rank));
+    RangeOf(whole, rank * layout.segment_numel() + slice.begin, slice.numel())
+        .add_(RangeOf(source, part.begin, part.numel()),
+              options_.scaling.before);
   }
 }
 
-void GradientBuffer::FillParameter(const at::Tensor& whole, int i,
+void GradientBuffer::FillParameter(const GradientLayout& layout,
+                                   const at::Tensor& whole, int i,
                                    const at::Tensor& gradient) const {
-  const FlatLayout& layout = parameter_->layout();
   at::Tensor source;
   if (gradient.defined()) {
-    source = flat_param::StorageOrderOf(gradient, layout.parameter(i));
+    source =
+        flat_param::StorageOrderOf(gradient, parameter_->layout().parameter(i));
   }
   // Nobody has saved the buffer for a backward, so no version has to count.
   at::AutoDispatchBelowADInplaceOrView below_autograd;
-  for (int rank = 0; rank < layout.world_size(); ++rank) {
-    const int64_t base = rank * segment_numel_;
-    const Slice slice = layout.InShard(i, rank);
-    if (slice.empty()) continue;
+  const Slice ranks = layout.RanksOf(i);
+  for (int64_t rank = ranks.begin; rank < ranks.end; ++rank) {
+    const int64_t base = rank * layout.segment_numel();
+    const Slice slice = layout.InSegment(i, static_cast<int>(rank));
     const Slice target = {base + slice.begin, base + slice.end};
     if (gradient.defined()) {
-      const Slice part = layout.InParameter(i, rank);
+      const Slice part =
+          parameter_->layout().InParameter(i, static_cast<int>(rank));
       CopyScaled(RangeOf(whole, target.begin, target.numel()),
                  RangeOf(source, part.begin, part.numel()),
                  options_.scaling.before);
@@ -321,7 +399,7 @@ void GradientBuffer::FillParameter(const at::Tensor& whole, int i,
 }
 
 at::Tensor GradientBuffer::GradientSlice(int i) const {
-  const Slice slice = parameter_->layout().InShard(i, parameter_->rank());
+  const Slice slice = shard_layout_->InSegment(i, parameter_->rank());
   return RangeOf(shard_gradient_, slice.begin, slice.numel());
 }
 
@@ -333,19 +411,54 @@ bool GradientBuffer::HoldsOurs(int i) const {
              shard_gradient_.storage().unsafeGetStorageImpl();
 }
 
-absl::Status GradientBuffer::AccumulateMean(const at::Tensor& memory,
-                                            const Produced& produced) {
+// What is trained may have changed since gradients were attached: ours move to
+// where they lie now, and those of what is frozen to memory of their own.
+absl::Status GradientBuffer::SetShardLayout(const Layout& layout) {
+  if (shard_layout_ == nullptr ||
+      shard_layout_->trained() == layout->trained()) {
+    shard_layout_ = layout;
+    return absl::OkStatus();
+  }
+  FSDP_CHECK(direct_.empty());
+  std::vector<std::pair<int, at::Tensor>> ours;
+  {
+    FSDP_ASSIGN_OR_RETURN(const Resident resident,
+                          Resident::Of(shard_gradient_, Use::kRead));
+    for (int i = 0; i < parameter_->num_parameters(); ++i) {
+      if (!HoldsOurs(i)) continue;
+      ours.emplace_back(i, parameter_->ShardSlice(i).grad().clone());
+    }
+  }
+  for (const auto& [i, value] : ours) {
+    parameter_->ShardSlice(i).mutable_grad() = value;
+  }
+  shard_layout_ = layout;
+  shard_gradient_.reset();
+  is_taken_over_ = false;
+  RenewMemory(Present::kNone);
+  FSDP_ASSIGN_OR_RETURN(const Resident resident,
+                        Resident::Of(shard_gradient_, Use::kOverwrite));
+  for (const auto& [i, value] : ours) {
+    if (!layout->trained()[i]) continue;
+    const at::Tensor slice = GradientSlice(i);
+    slice.copy_(value);
+    parameter_->ShardSlice(i).mutable_grad() = slice;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status GradientBuffer::AccumulateMean(const ReduceBuffer& buffer) {
   c10::NoGradGuard no_grad;
-  const FlatLayout& layout = parameter_->layout();
-  const int count = layout.num_parameters();
+  const GradientLayout& layout = *buffer.layout;
   const double scale = options_.scaling.after;
-  const at::Tensor segment = OwnSegment(memory);
-  const at::Tensor reduced = RangeOf(segment, 0, layout.shard_numel());
-  const Present present = PresentGradients();
+  const at::Tensor segment = OwnSegment(buffer);
+  const at::Tensor reduced = RangeOf(segment, 0, layout.gradients_numel());
+  FSDP_RETURN_IF_ERROR(SetShardLayout(buffer.layout));
+  const Present present = PresentGradients(layout);
   RenewMemory(present);
   FSDP_ASSIGN_OR_RETURN(const Resident resident,
                         Resident::Of(shard_gradient_, UseFor(present)));
-  at::Tensor gradient = RangeOf(shard_gradient_, 0, layout.shard_numel());
+  at::Tensor gradient = RangeOf(shard_gradient_, 0, layout.gradients_numel());
   switch (present) {
     case Present::kNone:
       CopyScaled(gradient, reduced, scale);
@@ -354,32 +467,36 @@ absl::Status GradientBuffer::AccumulateMean(const at::Tensor& memory,
       gradient.add_(reduced, scale);
       break;
     case Present::kMixed:
-      for (int i = 0; i < count; ++i) AccumulateSlice(i, reduced, scale);
+      for (int i : layout.parameters()) AccumulateSlice(i, reduced, scale);
       break;
   }
-  Attach(RangeOf(segment, layout.shard_numel(), count), produced);
+  Attach(buffer.produced,
+         RangeOf(segment, layout.gradients_numel(), layout.num_flags()));
   return absl::OkStatus();
 }
 
-bool GradientBuffer::TakeOver(at::Tensor& memory, const Produced& produced) {
-  const FlatLayout& layout = parameter_->layout();
-  const bool is_plain_copy = layout.world_size() == 1 &&
-                             options_.memory == nullptr &&
-                             options_.scaling.after == 1 &&
-                             options_.reduce_dtype == options_.gradient_dtype &&
-                             static_cast<int64_t>(memory.nbytes()) == bytes();
-  if (!is_plain_copy || PresentGradients() != Present::kNone) return false;
+bool GradientBuffer::TakeOver(ReduceBuffer& buffer) {
+  const GradientLayout& layout = *buffer.layout;
+  const bool is_plain_copy =
+      layout.world_size() == 1 && !buffer.is_segment &&
+      options_.memory == nullptr && options_.scaling.after == 1 &&
+      options_.reduce_dtype == options_.gradient_dtype &&
+      static_cast<int64_t>(buffer.memory.nbytes()) == layout.bytes();
+  if (!is_plain_copy || PresentGradients(layout) != Present::kNone) {
+    return false;
+  }
   c10::NoGradGuard no_grad;
   at::Tensor former;
-  if (shard_gradient_.defined() && shard_gradient_.storage().use_count() == 1) {
-    former = RangeOf(shard_gradient_, at::kByte, 0, bytes());
+  if (shard_gradient_.defined() && shard_gradient_.storage().use_count() == 1 &&
+      shard_layout_->bytes() == layout.bytes()) {
+    former = RangeOf(shard_gradient_, at::kByte, 0, layout.bytes());
   }
-  shard_gradient_ = OwnSegment(memory);
+  shard_gradient_ = OwnSegment(buffer);
+  shard_layout_ = buffer.layout;
   is_taken_over_ = true;
-  memory = std::move(former);
-  Attach(
-      RangeOf(shard_gradient_, layout.shard_numel(), layout.num_parameters()),
-      produced);
+  buffer.memory = std::move(former);
+  Attach(buffer.produced, RangeOf(shard_gradient_, layout.gradients_numel(),
+                                  layout.num_flags()));
   return true;
 }
 
@@ -388,10 +505,11 @@ Use GradientBuffer::UseFor(Present present) {
   return present == Present::kNone ? Use::kOverwrite : Use::kUpdate;
 }
 
-GradientBuffer::Present GradientBuffer::PresentGradients() const {
+GradientBuffer::Present GradientBuffer::PresentGradients(
+    const GradientLayout& layout) const {
   bool any = false;
   bool all_ours = true;
-  for (int i = 0; i < parameter_->num_parameters(); ++i) {
+  for (int i : layout.parameters()) {
     any |= parameter_->ShardSlice(i).grad().defined();
     all_ours &= HoldsOurs(i);
   }
@@ -403,7 +521,9 @@ GradientBuffer::Present GradientBuffer::PresentGradients() const {
 // it, as a new gradient from LibTorch would.
 void GradientBuffer::RenewMemory(Present present) {
   if (options_.memory != nullptr) {
-    shard_gradient_ = options_.memory->AsTensor(options_.gradient_dtype);
+    shard_gradient_ =
+        RangeOf(options_.memory->AsTensor(options_.gradient_dtype), 0,
+                shard_layout_->segment_numel());
     return;
   }
   if (shard_gradient_.defined() &&
@@ -413,14 +533,18 @@ void GradientBuffer::RenewMemory(Present present) {
   }
   is_taken_over_ = false;
   shard_gradient_ =
-      at::empty({segment_numel_},
+      at::empty({shard_layout_->segment_numel()},
                 parameter_->shard().options().dtype(options_.gradient_dtype));
 }
 
 absl::StatusOr<absl::optional<GradientBuffer::DirectTarget>>
-GradientBuffer::StartDirect() {
+GradientBuffer::StartDirect(const Layout& layout) {
   absl::optional<DirectTarget> target;
-  Present present = PresentGradients();
+  if (!direct_.empty() && shard_layout_->trained() != layout->trained()) {
+    return target;
+  }
+  FSDP_RETURN_IF_ERROR(SetShardLayout(layout));
+  Present present = PresentGradients(*layout);
   if (present == Present::kMixed) return target;
   // A backward may be given up while a stream still adds to its gradients.
   const bool is_fresh = present == Present::kNone && direct_.empty() &&
@@ -440,9 +564,8 @@ GradientBuffer::StartDirect() {
 void GradientBuffer::FinishDirect(const Produced& produced) {
   FSDP_CHECK(!direct_.empty());
   c10::NoGradGuard no_grad;
-  Attach(RangeOf(shard_gradient_, parameter_->layout().shard_numel(),
-                 parameter_->num_parameters()),
-         produced);
+  Attach(produced, RangeOf(shard_gradient_, shard_layout_->gradients_numel(),
+                           shard_layout_->num_flags()));
   direct_.pop_front();
 }
 
@@ -458,29 +581,36 @@ void GradientBuffer::ForgetDirect() {
 }
 
 void GradientBuffer::Prefetch() {
-  if (PresentGradients() == Present::kOurs) PrefetchTensor(shard_gradient_);
+  if (shard_layout_ != nullptr &&
+      PresentGradients(*shard_layout_) == Present::kOurs) {
+    PrefetchTensor(shard_gradient_);
+  }
 }
 
-void GradientBuffer::Attach(const at::Tensor& flags, const Produced& produced) {
-  Produced anywhere = produced;
-  bool are_read = false;
-  for (int i = 0; i < parameter_->num_parameters(); ++i) {
+// `flags` are of the shard's layout.
+void GradientBuffer::Attach(const Produced& produced, const at::Tensor& flags) {
+  Produced raised;
+  for (size_t k = 0; k < shard_layout_->parameters().size(); ++k) {
+    const int i = shard_layout_->parameters()[k];
     at::Tensor slice = parameter_->ShardSlice(i);
-    // Frozen since a backward whose gradients were kept whole.
+    // Frozen since the buffer was filled.
     if (!slice.requires_grad() || slice.grad().defined()) continue;
-    if (!are_read && (anywhere.empty() || !anywhere[i])) {
-      anywhere = ReadFlags(flags);
-      are_read = true;
+    bool anywhere = !produced.empty() && produced[i];
+    if (!anywhere) {
+      if (raised.empty()) raised = ReadFlags(flags);
+      anywhere = raised[k];
     }
-    if (anywhere[i]) slice.mutable_grad() = GradientSlice(i);
+    if (anywhere) slice.mutable_grad() = GradientSlice(i);
   }
 }
 
 at::Tensor GradientBuffer::DropUnusedGradient() {
-  if (PresentGradients() != Present::kNone) return {};
+  for (int i = 0; i < parameter_->num_parameters(); ++i) {
+    if (HoldsOurs(i)) return {};
+  }
   at::Tensor taken;
   if (is_taken_over_ && shard_gradient_.storage().use_count() == 1) {
-    taken = RangeOf(shard_gradient_, at::kByte, 0, bytes());
+    taken = RangeOf(shard_gradient_, at::kByte, 0, shard_layout_->bytes());
   }
   is_taken_over_ = false;
   shard_gradient_.reset();
@@ -489,7 +619,7 @@ at::Tensor GradientBuffer::DropUnusedGradient() {
 
 void GradientBuffer::AccumulateSlice(int i, const at::Tensor& reduced,
                                      double scale) {
-  const Slice slice = parameter_->layout().InShard(i, parameter_->rank());
+  const Slice slice = shard_layout_->InSegment(i, parameter_->rank());
   const at::Tensor source = RangeOf(reduced, slice.begin, slice.numel());
   at::Tensor gradient = parameter_->ShardSlice(i).grad();
   if (gradient.defined()) {

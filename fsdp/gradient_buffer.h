@@ -17,6 +17,7 @@
 #include "comm/communicator.h"
 #include "flat_param/flat_parameter.h"
 #include "flat_param/layout.h"
+#include "fsdp/gradient_layout.h"
 #include "fsdp/resting_memory.h"
 
 namespace fsdp {
@@ -45,24 +46,33 @@ struct GradientBufferOptions {
 // Which parameters this rank's backward has produced a gradient for; empty: not
 // known.
 using Produced = std::vector<bool>;
-// Adds those of `gradients`.
-void MarkProduced(absl::Span<const at::Tensor> gradients, Produced& produced);
 
-// What the gradient of a shard takes, with all that comes with it.
+// What the gradient of a shard takes at most, with all that comes with it: when
+// every parameter is trained.
 int64_t ShardGradientBytes(const flat_param::FlatLayout& layout,
                            const GradientBufferOptions& options);
 
-// Layout of the buffer, in elements: one segment per rank,
-//
-//   | gradient of the rank's shard | one flag per parameter | padding |
-//
-// A flag is 1 where this rank's backward produced a gradient for the
-// parameter. Summed with the rest, it tells every rank whether any rank did:
-// a parameter no rank used keeps an undefined gradient, so that an optimizer
-// does not decay it. Of a device the flags are read, which makes the host wait,
-// only where this rank lacks a gradient. Not thread-safe.
+// Memory that gradients have been laid out in.
+struct ReduceBuffer {
+  std::shared_ptr<const GradientLayout> layout;  // null: nothing is trained
+  at::Tensor memory;  // 1-D, uint8, at least layout->bytes() long
+  Produced produced = {};
+  bool is_segment = false;  // the memory is of this rank's segment alone
+
+  bool has_gradients() const { return memory.defined(); }
+};
+
+// Lays out the gradients of one flat parameter (gradient_layout.h): of its
+// parameters that are trained, whose shard slices require grad. A flag is 1
+// where this rank's backward produced a gradient for the parameter. Summed with
+// the rest, it tells every rank whether any rank did: a parameter no rank used
+// keeps an undefined gradient, so that an optimizer does not decay it. Of a
+// device the flags are read, which makes the host wait, only where this rank
+// lacks a gradient. Not thread-safe.
 class GradientBuffer {
  public:
+  using Layout = std::shared_ptr<const GradientLayout>;
+
   // `parameter` outlives this object.
   GradientBuffer(flat_param::FlatParameter* parameter,
                  GradientBufferOptions options);
@@ -73,31 +83,39 @@ class GradientBuffer {
   const GradientBufferOptions& options() const { return options_; }
   void SetScaling(GradientScaling scaling) { options_.scaling = scaling; }
 
+  // Of what is trained now, and of what `with` has; null for nothing. The same
+  // object as long as it is the same layout.
+  Layout CurrentLayout(const Layout& with = nullptr) const;
+  // Of a buffer with that layout; 0 without one.
   int64_t bytes() const;
-  // 1-D views of `memory`, uint8 and at least bytes() long: all of it, and the
-  // segment of this rank.
-  at::Tensor Whole(const at::Tensor& memory) const;
-  at::Tensor OwnSegment(const at::Tensor& memory) const;
+  // Of the shard's gradient; 0 without one.
+  int64_t shard_bytes() const;
+
+  // 1-D views of a buffer's memory: all of it, and the segment of this rank.
+  at::Tensor Whole(const ReduceBuffer& buffer) const;
+  at::Tensor OwnSegment(const ReduceBuffer& buffer) const;
 
   // Writes every element of the buffer. gradients[i] belongs to parameter i:
-  // undefined, or of its shape with any strides (also expanded), or sparse.
-  void Fill(const at::Tensor& memory,
-            absl::Span<const at::Tensor> gradients) const;
+  // undefined, or of its shape with any strides (also expanded), or sparse;
+  // ignored where the layout does not have the parameter.
+  void Fill(ReduceBuffer& buffer, absl::Span<const at::Tensor> gradients) const;
   // As Fill(), adding to what an earlier Fill() has left in the buffer.
-  void Add(const at::Tensor& memory,
-           absl::Span<const at::Tensor> gradients) const;
+  void Add(ReduceBuffer& buffer, absl::Span<const at::Tensor> gradients) const;
+  // Writes every element of `to` with what `from` has of the same parameters.
+  void Convert(const ReduceBuffer& from, ReduceBuffer& to) const;
+  // Adds this rank's segment of `from` to that of `to`, as Convert().
+  void AddSegment(const ReduceBuffer& from, ReduceBuffer& to) const;
 
-  // `memory` after a sum over all ranks: adds the mean into the gradient of
+  // `buffer` after a sum over all ranks: adds the mean into the gradient of
   // each shard slice. A slice without .grad takes the new values; one with
   // .grad, ours or the user's, gets them added. Errors as RestingMemory's.
-  absl::Status AccumulateMean(const at::Tensor& memory,
-                              const Produced& produced = {});
+  absl::Status AccumulateMean(const ReduceBuffer& buffer);
 
   // The same without a copy, where the mean of one rank would be a plain copy
-  // into nothing: `memory`, which nobody else knows, becomes the gradient's,
-  // and in exchange is what the gradient had before, as large, or undefined.
-  // Says whether it is so.
-  bool TakeOver(at::Tensor& memory, const Produced& produced);
+  // into nothing: the buffer's memory, which nobody else knows, becomes the
+  // gradient's, and in exchange is what the gradient had before, as large, or
+  // undefined. Says whether it is so.
+  bool TakeOver(ReduceBuffer& buffer);
 
   // The same in one go with the reduction, where the gradients of the slices
   // allow it: a reduce-scatter puts its scaled sum, a segment, into `out`, and
@@ -107,7 +125,8 @@ class GradientBuffer {
     at::Tensor out;
     comm::ScaledSum sum;
   };
-  absl::StatusOr<absl::optional<DirectTarget>> StartDirect();
+  absl::StatusOr<absl::optional<DirectTarget>> StartDirect(
+      const Layout& layout);
   void FinishDirect(const Produced& produced = {});
 
   // After a failure: no direct reduction is under way any more. The memory that
@@ -118,37 +137,39 @@ class GradientBuffer {
   void Prefetch();
 
   // Lets the memory of the shard's gradient go where no slice has one. What
-  // TakeOver() took is returned, the bytes of the buffer.
+  // TakeOver() took is returned, the bytes of its buffer.
   at::Tensor DropUnusedGradient();
 
  private:
-  void PackInto(const at::Tensor& whole, absl::Span<const at::Tensor> gradients,
-                bool adds) const;
-  void WriteFlags(const at::Tensor& whole,
+  void CopyParameters(const ReduceBuffer& from, ReduceBuffer& to,
+                      bool adds) const;
+  void PackInto(const ReduceBuffer& buffer,
+                absl::Span<const at::Tensor> gradients, bool adds) const;
+  void WriteFlags(const ReduceBuffer& buffer,
                   absl::Span<const at::Tensor> gradients) const;
-  void RaiseFlags(const at::Tensor& whole,
+  void RaiseFlags(const ReduceBuffer& buffer,
                   absl::Span<const at::Tensor> gradients) const;
-  void FillParameter(const at::Tensor& whole, int i,
-                     const at::Tensor& gradient) const;
-  void AddParameter(const at::Tensor& whole, int i,
-                    const at::Tensor& gradient) const;
+  void FillParameter(const GradientLayout& layout, const at::Tensor& whole,
+                     int i, const at::Tensor& gradient) const;
+  void AddParameter(const GradientLayout& layout, const at::Tensor& whole,
+                    int i, const at::Tensor& gradient) const;
   void AccumulateSlice(int i, const at::Tensor& segment, double scale);
   bool HoldsOurs(int i) const;
-  // What the slices have for gradients.
+  // What the slices of a layout have for gradients.
   enum class Present { kNone, kOurs, kMixed };
-  Present PresentGradients() const;
+  Present PresentGradients(const GradientLayout& layout) const;
   static Use UseFor(Present present);
+  absl::Status SetShardLayout(const Layout& layout);
   void RenewMemory(Present present);
-  void Attach(const at::Tensor& flags, const Produced& produced);
+  void Attach(const Produced& produced, const at::Tensor& flags);
   at::Tensor GradientSlice(int i) const;
 
   flat_param::FlatParameter* const parameter_;
   GradientBufferOptions options_;
-  const int64_t segment_numel_;
-  // Gaps between parameters within the buffer, as [begin, end) pairs.
-  std::vector<flat_param::Slice> gaps_;
-  // One segment; .grad of slices are views of it.
+  mutable Layout layout_;  // the last of CurrentLayout()
+  // One segment of shard_layout_; .grad of slices are views of it.
   at::Tensor shard_gradient_;
+  Layout shard_layout_;
   bool is_taken_over_ = false;
   std::deque<Resident> direct_;      // one for each under way
   std::vector<Resident> abandoned_;  // of those that were forgotten

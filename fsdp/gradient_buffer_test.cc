@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/testing/status_matchers.h"
@@ -115,10 +116,32 @@ struct Rank {
   // A buffer that held NaN, filled with `gradients`.
   at::Tensor Filled(const Tensors& gradients) const {
     at::Tensor memory = at::full({buffer.bytes() + 32}, 255, at::kByte);
-    buffer.Fill(memory, gradients);
+    ReduceBuffer filled = Of(memory);
+    buffer.Fill(filled, gradients);
     EXPECT_TRUE(memory.narrow(0, buffer.bytes(), 32).eq(255).all().item<bool>())
         << "written behind its end";
     return memory;
+  }
+
+  // `memory`, of which nobody knows what was produced.
+  ReduceBuffer Of(const at::Tensor& memory) const {
+    return {buffer.CurrentLayout(), memory};
+  }
+  at::Tensor Whole(const at::Tensor& memory) const {
+    return buffer.Whole(Of(memory));
+  }
+  at::Tensor OwnSegment(const at::Tensor& memory) const {
+    return buffer.OwnSegment(Of(memory));
+  }
+  absl::Status AccumulateMean(const at::Tensor& memory) {
+    return buffer.AccumulateMean(Of(memory));
+  }
+  bool TakeOver(at::Tensor& memory, const Produced& produced) {
+    ReduceBuffer taken = Of(memory);
+    taken.produced = produced;
+    const bool is_taken = buffer.TakeOver(taken);
+    memory = taken.memory;
+    return is_taken;
   }
 
   std::unique_ptr<FlatParameter> flat;
@@ -167,7 +190,7 @@ TEST_P(GradientBufferWorldTest, FillWritesEveryElementAsTheReferenceDoes) {
     for (int first_kind = 0; first_kind < kNumKinds; ++first_kind) {
       SCOPED_TRACE(absl::StrCat(c10::toString(dtype), " ", first_kind));
       const Tensors gradients = Gradients(parameters, first_kind);
-      const at::Tensor whole = rank.buffer.Whole(rank.Filled(gradients));
+      const at::Tensor whole = rank.Whole(rank.Filled(gradients));
       const int64_t segment_numel = whole.numel() / world_size;
       EXPECT_EQ(segment_numel * world_size, whole.numel());
       EXPECT_TRUE(whole.equal(ReferenceBuffer(rank.flat->layout(), gradients,
@@ -185,8 +208,8 @@ TEST_P(GradientBufferWorldTest, OwnSegmentsAreTheEqualPartsOfTheBuffer) {
   at::Tensor whole;
   for (int i = 0; i < world_size; ++i) {
     const Rank rank(parameters, world_size, i);
-    whole = rank.buffer.Whole(memory);
-    segments.push_back(rank.buffer.OwnSegment(memory));
+    whole = rank.Whole(memory);
+    segments.push_back(rank.OwnSegment(memory));
     EXPECT_EQ(segments.back().nbytes() % FlatLayout::kAlignmentBytes, 0u);
   }
   EXPECT_TRUE(at::cat(segments).equal(whole));
@@ -204,7 +227,7 @@ TEST_P(GradientBufferWorldTest, MeanOverRanksArrivesInTheSlices) {
     ranks.push_back(std::make_unique<Rank>(parameters, world_size, i));
     const Rank& rank = *ranks.back();
     const Tensors gradients = Gradients(parameters, i % 2);
-    const at::Tensor filled = rank.buffer.Whole(rank.Filled(gradients));
+    const at::Tensor filled = rank.Whole(rank.Filled(gradients));
     const at::Tensor flat =
         ReferenceFlat(rank.flat->layout(), gradients, at::kFloat);
     sum = i == 0 ? filled : sum + filled;
@@ -217,7 +240,7 @@ TEST_P(GradientBufferWorldTest, MeanOverRanksArrivesInTheSlices) {
   const at::Tensor memory = sum.view(at::kByte);
   for (int i = 0; i < world_size; ++i) {
     const FlatLayout& layout = ranks[i]->flat->layout();
-    ASSERT_OK(ranks[i]->buffer.AccumulateMean(memory));
+    ASSERT_OK(ranks[i]->AccumulateMean(memory));
     for (size_t k = 0; k < parameters.size(); ++k) {
       SCOPED_TRACE(absl::StrCat("rank ", i, " parameter ", k));
       const at::Tensor& gradient = ranks[i]->flat->ShardSlice(k).grad();
@@ -242,7 +265,7 @@ class AccumulateTest : public ::testing::Test {
     for (float value : {a, b, c}) {
       gradients.push_back(value == 0 ? at::Tensor() : at::full({4}, value));
     }
-    ASSERT_OK(rank_.buffer.AccumulateMean(rank_.Filled(gradients)));
+    ASSERT_OK(rank_.AccumulateMean(rank_.Filled(gradients)));
   }
   // As Accumulate() takes them.
   std::vector<float> Values() const {
@@ -276,7 +299,7 @@ TEST_F(AccumulateTest, MemoryIsTakenOverForTheFormerOne) {
   const at::Tensor ones = at::ones({4});
   at::Tensor memory = Exactly(rank_, rank_.Filled({ones, {}, 3 * ones}));
   const void* const first = memory.data_ptr();
-  EXPECT_TRUE(rank_.buffer.TakeOver(memory, {}));
+  EXPECT_TRUE(rank_.TakeOver(memory, {}));
   EXPECT_FALSE(memory.defined());
   EXPECT_THAT(Values(), ElementsAre(1, 0, 3));
   EXPECT_EQ(MutableGrad(0).data_ptr(), first);
@@ -284,7 +307,7 @@ TEST_F(AccumulateTest, MemoryIsTakenOverForTheFormerOne) {
   ZeroGrad();
   memory = Exactly(rank_, rank_.Filled({4 * ones, 5 * ones, 6 * ones}));
   const void* const second = memory.data_ptr();
-  EXPECT_TRUE(rank_.buffer.TakeOver(memory, {true, true, true}));
+  EXPECT_TRUE(rank_.TakeOver(memory, {true, true, true}));
   EXPECT_THAT(Values(), ElementsAre(4, 5, 6));
   EXPECT_EQ(MutableGrad(0).data_ptr(), second);
   EXPECT_EQ(memory.data_ptr(), first);
@@ -298,7 +321,7 @@ TEST_F(AccumulateTest, WhatWasTakenOverIsGivenBackUnused) {
   const at::Tensor ones = at::ones({4});
   at::Tensor memory = Exactly(rank_, rank_.Filled({ones, ones, ones}));
   const void* const data = memory.data_ptr();
-  EXPECT_TRUE(rank_.buffer.TakeOver(memory, {}));
+  EXPECT_TRUE(rank_.TakeOver(memory, {}));
   EXPECT_FALSE(rank_.buffer.DropUnusedGradient().defined());
   EXPECT_THAT(Values(), ElementsAre(1, 1, 1));
   ZeroGrad();
@@ -314,11 +337,11 @@ TEST_F(AccumulateTest, WhatWasTakenOverIsGivenBackUnused) {
 TEST_F(AccumulateTest, AGradientThatTheUserKeepsIsNotGivenAway) {
   const at::Tensor ones = at::ones({4});
   at::Tensor memory = Exactly(rank_, rank_.Filled({ones, ones, ones}));
-  EXPECT_TRUE(rank_.buffer.TakeOver(memory, {}));
+  EXPECT_TRUE(rank_.TakeOver(memory, {}));
   const at::Tensor kept = MutableGrad(1);
   ZeroGrad();
   memory = Exactly(rank_, rank_.Filled({ones, 2 * ones, ones}));
-  EXPECT_TRUE(rank_.buffer.TakeOver(memory, {}));
+  EXPECT_TRUE(rank_.TakeOver(memory, {}));
   EXPECT_FALSE(memory.defined());
   EXPECT_TRUE(kept.equal(ones));
   EXPECT_THAT(Values(), ElementsAre(1, 2, 1));
@@ -327,7 +350,7 @@ TEST_F(AccumulateTest, AGradientThatTheUserKeepsIsNotGivenAway) {
 TEST_F(AccumulateTest, WhatIsNoPlainCopyIsNotTakenOver) {
   const auto refuses = [](Rank& rank, at::Tensor memory) {
     const at::Tensor before = memory;
-    EXPECT_FALSE(rank.buffer.TakeOver(memory, {}));
+    EXPECT_FALSE(rank.TakeOver(memory, {}));
     EXPECT_TRUE(memory.is_same(before));
   };
   const at::Tensor ones = at::ones({4});
@@ -405,15 +428,15 @@ TEST_F(AccumulateTest, IntoOursTheUsersAndNothingAtOnce) {
 
 TEST_F(AccumulateTest, TakesAFlagForProducedWhateverTheSumOverRanks) {
   at::Tensor memory = rank_.Filled({at::ones({4}), {}, {}});
-  at::Tensor segment = rank_.buffer.OwnSegment(memory);
+  at::Tensor segment = rank_.OwnSegment(memory);
   segment.narrow(0, rank_.flat->layout().shard_numel(), 1).fill_(1000);
-  ASSERT_OK(rank_.buffer.AccumulateMean(memory));
+  ASSERT_OK(rank_.AccumulateMean(memory));
   EXPECT_THAT(Values(), ElementsAre(1, 0, 0));
 }
 
 TEST(GradientBufferTest, UnitWithoutElementsStillCarriesFlags) {
   Rank rank({at::zeros({0, 3})}, 2, 1);
-  ASSERT_OK(rank.buffer.AccumulateMean(rank.Filled({at::zeros({0, 3})})));
+  ASSERT_OK(rank.AccumulateMean(rank.Filled({at::zeros({0, 3})})));
   EXPECT_TRUE(rank.flat->ShardSlice(0).grad().defined());
 }
 

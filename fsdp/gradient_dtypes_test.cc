@@ -70,17 +70,22 @@ class Group {
   }
 
   GradientBuffer& buffer(int rank) { return buffers_[rank]; }
-  at::Tensor memory(int rank) const { return memory_[rank]; }
+  ReduceBuffer Of(int rank, const at::Tensor& memory) const {
+    return {buffers_[rank].CurrentLayout(), memory};
+  }
+  ReduceBuffer memory(int rank) const { return Of(rank, memory_[rank]); }
   const FlatParameter& flat(int rank) const { return *flats_[rank]; }
   at::Tensor Whole(int rank) const {
-    return buffers_[rank].Whole(memory_[rank]);
+    return buffers_[rank].Whole(memory(rank));
   }
 
   void Fill(int rank, const Tensors& gradients) {
-    buffers_[rank].Fill(memory_[rank], gradients);
+    ReduceBuffer buffer = memory(rank);
+    buffers_[rank].Fill(buffer, gradients);
   }
   void Add(int rank, const Tensors& gradients) {
-    buffers_[rank].Add(memory_[rank], gradients);
+    ReduceBuffer buffer = memory(rank);
+    buffers_[rank].Add(buffer, gradients);
   }
 
   // The sum over ranks, in the dtype of the buffer and rank after rank, then
@@ -92,7 +97,8 @@ class Group {
     }
     Tensors parts;
     for (size_t rank = 0; rank < buffers_.size(); ++rank) {
-      EXPECT_OK(buffers_[rank].AccumulateMean(sum.view(at::kByte)));
+      EXPECT_OK(buffers_[rank].AccumulateMean(
+          Of(static_cast<int>(rank), sum.view(at::kByte))));
       const at::Tensor& gradient = flats_[rank]->ShardSlice(0).grad();
       parts.push_back(gradient);
     }

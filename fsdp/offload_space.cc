@@ -343,7 +343,7 @@ OffloadSpace::PlaceOptimizerState(const RestingMemory& shard,
                   absl::StrCat("OffloadOptions::optimizer_state says ",
                                options_.optimizer_state,
                                " bytes of optimizer state per byte of shard, "
-                               "and this optimizer has more"));
+                               "and the optimizers of this model have more"));
 }
 
 OffloadSpace::Stats OffloadSpace::stats() const {

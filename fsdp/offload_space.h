@@ -68,6 +68,9 @@ class OffloadSpace : public std::enable_shared_from_this<OffloadSpace> {
   bool StepsOnHost(const RestingMemory& shard) const;
 
   // --- A step of the optimizer ---------------------------------------------
+  // FailedPrecondition: with OffloadOptions::keep, when another stepper than
+  // `stepper` lives whose steps are committed.
+  absl::Status CheckStepper(const std::shared_ptr<const void>& stepper);
   // What rests is then as a rollback would leave it. Where `mine` is an error,
   // which is the result, this rank begins nothing. With OffloadOptions::keep
   // collective, and then no rank does. FailedPrecondition after a step that
@@ -144,6 +147,7 @@ class OffloadSpace : public std::enable_shared_from_this<OffloadSpace> {
   KeptStage stage_;                 // of the last commit that was tried
   uint64_t session_ = 0;            // of kept files
   std::vector<const RestingMemory*> shards_;  // of flats, known by address
+  std::weak_ptr<const void> stepper_;         // of the last step, with keep
   bool begun_ = false;                        // a step, and not ended
   absl::Status broken_;                       // a step was not undone
   std::vector<Saved> saved_;                  // in the step under way

@@ -65,6 +65,21 @@ void OffloadSpace::BeginStage() {
   stage_.session = session_;
 }
 
+absl::Status OffloadSpace::CheckStepper(
+    const std::shared_ptr<const void>& stepper) {
+  if (!options_.keep) return absl::OkStatus();
+  const std::shared_ptr<const void> present = stepper_.lock();
+  if (present != nullptr && present != stepper) {
+    return absl::FailedPreconditionError(
+        "another optimizer has stepped this model, and with "
+        "OffloadOptions::keep each step() is committed, so that a run could go "
+        "on from between the two: give one optimizer several groups of "
+        "parameters, or let the other one go first");
+  }
+  stepper_ = stepper;
+  return absl::OkStatus();
+}
+
 absl::Status OffloadSpace::FlushStepped() {
   if (releases_ != nullptr) FSDP_RETURN_IF_ERROR(releases_->Settle());
   size_t next =

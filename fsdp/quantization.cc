@@ -10,6 +10,11 @@ absl::Status Quantization::Validate() const {
         "quantize: a block of ", block,
         " numbers cannot share a scale: it takes at least 1; 256 is usual"));
   }
+  if (gather_extension != nullptr && !gather) {
+    return absl::InvalidArgumentError(
+        "quantize: there is a gather_extension, and `gather` is false: set it "
+        "to have parameters gathered by the extension");
+  }
   if (min_bytes < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("quantize: min_bytes is ", min_bytes,
@@ -27,14 +32,19 @@ comm::QuantizationOptions Quantization::ForGroup(int64_t exact_tail) const {
   options.min_bytes = min_bytes;
   options.exact_tail = exact_tail;
   options.log = log;
+  options.gather_extension = gather_extension;
   return options;
 }
 
 std::string Quantization::ToString() const {
   if (!any()) return "";
-  return absl::StrCat(gather ? "gathers" : "", gather && reduce ? ", " : "",
-                      reduce ? "sums" : "", " in blocks of ", block, " from ",
-                      min_bytes, " bytes on");
+  return absl::StrCat(gather ? "gathers" : "",
+                      gather_extension == nullptr
+                          ? ""
+                          : absl::StrCat(" by ", gather_extension->ToString()),
+                      gather && reduce ? ", " : "", reduce ? "sums" : "",
+                      " in blocks of ", block, " from ", min_bytes,
+                      " bytes on");
 }
 
 }  // namespace fsdp

@@ -3,9 +3,11 @@
 #define FSDP_QUANTIZATION_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "absl/status/status.h"
+#include "comm/gather_extension.h"
 #include "comm/quantization_log.h"
 #include "comm/quantized_communicator.h"
 
@@ -28,6 +30,10 @@ struct Quantization {
   bool reduce = false;
   int64_t block = 256;    // numbers that share a scale
   int64_t min_bytes = 0;  // whole flat parameters and buffers below are exact
+  // What `gather` sends instead of int8 blocks (comm/gather_extension.h): a
+  // float8 or lower-rank form of the parameters, for example; null: int8. Of
+  // this rank; `block` and `min_bytes` are then of sums alone.
+  std::shared_ptr<comm::GatherExtension> gather_extension = nullptr;
   // Is told what each collective of this rank loses, for which the host waits
   // for the device; outlives the model.
   comm::QuantizationLog* log = nullptr;
@@ -37,7 +43,8 @@ struct Quantization {
   absl::Status Validate() const;
   // The last `exact_tail` elements of each rank's part of a sum are exact.
   comm::QuantizationOptions ForGroup(int64_t exact_tail) const;
-  // "gathers, sums in blocks of 256 from 0 bytes on"; empty: none of it.
+  // "gathers, sums in blocks of 256 from 0 bytes on", with what an extension
+  // says of itself; empty: none of it.
   std::string ToString() const;
 };
 

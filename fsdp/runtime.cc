@@ -73,11 +73,25 @@ Runtime::Runtime(std::shared_ptr<comm::Communicator> communicator,
                           c10::toString(parameter->compute_dtype()));
         }
       }
-      flats.push_back({std::move(label), parameter,
+      const bool is_known =
+          std::any_of(flats.begin(), flats.end(),
+                      [&](const Flat& flat) { return flat.label == label; });
+      if (is_known) {
+        absl::StrAppend(&label, " from ", parameter->parameter(0).name, " on");
+      }
+      flats.push_back({std::move(label),
+                       parameter,
                        GradientBuffer(parameter, unit.gradients[i]),
                        unit.shared.empty() ? SharedFlat() : unit.shared[i],
-                       false, at::Tensor(), false, nullptr, DeviceEvent(),
-                       at::Tensor(), at::Tensor(), Produced()});
+                       false,
+                       at::Tensor(),
+                       false,
+                       nullptr,
+                       DeviceEvent(),
+                       at::Tensor(),
+                       ReduceBuffer(),
+                       ReduceBuffer(),
+                       {}});
     }
   }
 }
@@ -169,6 +183,10 @@ absl::Status Runtime::ExecuteOne(const Action& action,
       return Reduce(unit);
     case ActionKind::kReplicate:
       return Replicate(unit);
+    case ActionKind::kKeepSums:
+      return KeepSums(unit);
+    case ActionKind::kReplicateSums:
+      return ReplicateSums(unit);
     case ActionKind::kWaitReduce:
       return WaitReduce(unit);
     case ActionKind::kStep:
@@ -367,26 +385,52 @@ absl::Status Runtime::Shrink(int unit) {
   return absl::OkStatus();
 }
 
+// Makes `buffer` one of `layout`, with the gradients that it has.
+absl::Status Runtime::LayOut(Flat& flat, const GradientBuffer::Layout& layout,
+                             ReduceBuffer& buffer) {
+  const bool is_same = buffer.layout == layout ||
+                       (buffer.layout != nullptr && layout != nullptr &&
+                        buffer.layout->trained() == layout->trained());
+  if (is_same) return absl::OkStatus();
+  ReduceBuffer next = {layout, {}};
+  if (buffer.has_gradients() && layout != nullptr) {
+    FSDP_ASSIGN_OR_RETURN(next.memory,
+                          gradient_memory_.Acquire(layout->bytes()));
+    flat.gradient_buffer.Convert(buffer, next);
+  }
+  if (buffer.has_gradients()) gradient_memory_.Release(buffer.memory);
+  buffer = std::move(next);
+  return absl::OkStatus();
+}
+
+// Adds `gradients`, or none, to what `buffer` has, which gets that layout.
+absl::Status Runtime::Collect(Flat& flat,
+                              absl::Span<const at::Tensor> gradients,
+                              const GradientBuffer::Layout& layout,
+                              ReduceBuffer& buffer) {
+  FSDP_RETURN_IF_ERROR(LayOut(flat, layout, buffer));
+  if (layout == nullptr || gradients.empty()) return absl::OkStatus();
+  if (buffer.has_gradients()) {
+    flat.gradient_buffer.Add(buffer, gradients);
+    return absl::OkStatus();
+  }
+  FSDP_ASSIGN_OR_RETURN(buffer.memory,
+                        gradient_memory_.Acquire(layout->bytes()));
+  flat.gradient_buffer.Fill(buffer, gradients);
+  return absl::OkStatus();
+}
+
+// What was trained in an earlier backward may be again when it is reduced.
 absl::Status Runtime::Accumulate(int unit,
                                  absl::Span<const at::Tensor> gradients) {
   size_t first = 0;
   for (Flat& flat : flats_[unit]) {
     const size_t count = flat.parameter->num_parameters();
-    const absl::Span<const at::Tensor> own = gradients.subspan(first, count);
+    FSDP_RETURN_IF_ERROR(
+        Collect(flat, gradients.subspan(first, count),
+                flat.gradient_buffer.CurrentLayout(flat.whole_gradients.layout),
+                flat.whole_gradients));
     first += count;
-    const bool is_first = !flat.whole_gradients.defined();
-    if (is_first) {
-      FSDP_ASSIGN_OR_RETURN(
-          flat.whole_gradients,
-          gradient_memory_.Acquire(flat.gradient_buffer.bytes()));
-    }
-    if (is_first) {
-      flat.whole_produced.clear();
-      flat.gradient_buffer.Fill(flat.whole_gradients, own);
-    } else {
-      flat.gradient_buffer.Add(flat.whole_gradients, own);
-    }
-    MarkProduced(own, flat.whole_produced);
   }
   return absl::OkStatus();
 }
@@ -397,29 +441,17 @@ absl::Status Runtime::FillReduceBuffer(int unit,
   reduction.unit = unit;
   size_t first = 0;
   for (Flat& flat : flats_[unit]) {
-    const bool kept = flat.whole_gradients.defined();
-    FSDP_CHECK(kept || !gradients.empty());
-    at::Tensor& memory = reduction.memory.emplace_back();
-    Produced& produced = reduction.produced.emplace_back();
-    if (kept) {
-      memory = std::move(flat.whole_gradients);
-      flat.whole_gradients.reset();
-      produced = std::move(flat.whole_produced);
-    } else {
-      FSDP_ASSIGN_OR_RETURN(
-          memory, gradient_memory_.Acquire(flat.gradient_buffer.bytes()));
-    }
+    ReduceBuffer& buffer = reduction.buffers.emplace_back();
+    buffer = std::exchange(flat.whole_gradients, ReduceBuffer());
     flat.gradient_buffer.Prefetch();
-    if (gradients.empty()) continue;
-    const size_t count = flat.parameter->num_parameters();
-    const absl::Span<const at::Tensor> own = gradients.subspan(first, count);
-    first += count;
-    if (kept) {
-      flat.gradient_buffer.Add(memory, own);
-    } else {
-      flat.gradient_buffer.Fill(memory, own);
+    absl::Span<const at::Tensor> own = gradients;
+    if (!gradients.empty()) {
+      const size_t count = flat.parameter->num_parameters();
+      own = gradients.subspan(first, count);
+      first += count;
     }
-    MarkProduced(own, produced);
+    FSDP_RETURN_IF_ERROR(
+        Collect(flat, own, flat.gradient_buffer.CurrentLayout(), buffer));
   }
   return absl::OkStatus();
 }
@@ -450,35 +482,56 @@ bool Runtime::ReducesDirectly(int unit, size_t i) const {
                      });
 }
 
+// Ranks that train others of the unit's parameters have another label, which
+// groups compare, where segments may be as long.
+const std::string& Runtime::ReduceLabel(Flat& flat,
+                                        const GradientLayout& layout) {
+  const std::vector<bool>& trained = layout.trained();
+  const int count = layout.num_flags();
+  if (count == static_cast<int>(trained.size())) return flat.label;
+  std::string& label = flat.reduce_labels[trained];
+  if (!label.empty()) return label;
+  uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
+  for (const bool is_trained : trained) {
+    hash = (hash ^ (is_trained ? 1 : 0)) * 0x100000001b3;
+  }
+  label = absl::StrCat(
+      flat.label, " (trains ", count, " of ", trained.size(), " parameters, ",
+      absl::Hex(hash, absl::kZeroPad16), ", first ",
+      flat.parameter->parameter(layout.parameters().front()).name, ")");
+  return label;
+}
+
 absl::Status Runtime::ReduceFlat(int unit, size_t i, Reduction& reduction) {
   Flat& flat = flats_[unit][i];
-  const at::Tensor& memory = reduction.memory[i];
+  const ReduceBuffer& buffer = reduction.buffers[i];
   std::unique_ptr<comm::Work>& work = reduction.works.emplace_back();
   reduction.direct.push_back(false);
   const Placement& placement = units_[unit].placement;
-  if (placement.shard->world_size() == 1) return absl::OkStatus();
-  order_.Add(ActionKind::kReduce, unit, flat.label,
-             flat.gradient_buffer.bytes(),
+  if (!buffer.has_gradients() || placement.shard->world_size() == 1) {
+    return absl::OkStatus();
+  }
+  const std::string& label = ReduceLabel(flat, *buffer.layout);
+  order_.Add(ActionKind::kReduce, unit, label, buffer.layout->bytes(),
              flat.gradient_buffer.options().reduce_dtype);
-  const at::Tensor own = flat.gradient_buffer.OwnSegment(memory);
-  const at::Tensor whole = flat.gradient_buffer.Whole(memory);
+  const at::Tensor own = flat.gradient_buffer.OwnSegment(buffer);
+  const at::Tensor whole = flat.gradient_buffer.Whole(buffer);
   absl::optional<GradientBuffer::DirectTarget> target;
   if (ReducesDirectly(unit, i)) {
-    FSDP_ASSIGN_OR_RETURN(target, flat.gradient_buffer.StartDirect());
+    FSDP_ASSIGN_OR_RETURN(target,
+                          flat.gradient_buffer.StartDirect(buffer.layout));
   }
   if (target) {
     reduction.direct[i] = true;
-    FSDP_ASSIGN_OR_RETURN(
-        work, placement.traffic().ReduceScatterScaled(target->out, whole,
-                                                      target->sum, flat.label));
+    FSDP_ASSIGN_OR_RETURN(work, placement.traffic().ReduceScatterScaled(
+                                    target->out, whole, target->sum, label));
   } else if (hooks_.reduce_scatter) {
     FSDP_ASSIGN_OR_RETURN(
         work,
         hooks_.reduce_scatter({flat.label, *placement.shard, whole, own}));
   } else {
-    FSDP_ASSIGN_OR_RETURN(work,
-                          placement.traffic().ReduceScatter(
-                              own, whole, comm::ReduceOp::kSum, flat.label));
+    FSDP_ASSIGN_OR_RETURN(work, placement.traffic().ReduceScatter(
+                                    own, whole, comm::ReduceOp::kSum, label));
   }
   return absl::OkStatus();
 }
@@ -493,24 +546,109 @@ absl::Status Runtime::Replicate(int unit) {
   reduction->is_sound = false;
   reduce_stream_.FollowCurrentStream();
   const SideStream::Scope beside(reduce_stream_);
-  comm::Communicator& group = *units_[unit].placement.replicate;
   for (size_t i = 0; i < flats_[unit].size(); ++i) {
-    const Flat& flat = flats_[unit][i];
+    Flat& flat = flats_[unit][i];
+    ReduceBuffer& buffer = reduction->buffers[i];
     std::unique_ptr<comm::Work>& work = reduction->works[i];
     if (work != nullptr) FSDP_RETURN_IF_ERROR(Await(*work));
-    order_.Add(ActionKind::kReplicate, unit, flat.label,
-               flat.gradient_buffer.bytes(),
-               flat.gradient_buffer.options().reduce_dtype);
-    const at::Tensor own =
-        flat.gradient_buffer.OwnSegment(reduction->memory[i]);
-    if (hooks_.all_reduce) {
-      FSDP_ASSIGN_OR_RETURN(work, hooks_.all_reduce({flat.label, group, own}));
-    } else {
-      FSDP_ASSIGN_OR_RETURN(
-          work, group.AllReduce(own, comm::ReduceOp::kSum, flat.label));
+    ReduceBuffer sums = std::exchange(flat.sums, ReduceBuffer());
+    if (sums.has_gradients() && buffer.has_gradients()) {
+      flat.gradient_buffer.AddSegment(sums, buffer);
     }
+    if (sums.has_gradients()) ReleaseBuffer(sums, /*reader=*/nullptr);
+    FSDP_RETURN_IF_ERROR(StartAllReduce(unit, flat, buffer, work));
   }
   reduction->is_sound = true;
+  return absl::OkStatus();
+}
+
+// In place in this rank's segment.
+absl::Status Runtime::StartAllReduce(int unit, Flat& flat,
+                                     const ReduceBuffer& buffer,
+                                     std::unique_ptr<comm::Work>& work) {
+  if (!buffer.has_gradients()) return absl::OkStatus();
+  comm::Communicator& group = *units_[unit].placement.replicate;
+  const std::string& label = ReduceLabel(flat, *buffer.layout);
+  order_.Add(ActionKind::kReplicate, unit, label, buffer.layout->bytes(),
+             flat.gradient_buffer.options().reduce_dtype);
+  const at::Tensor own = flat.gradient_buffer.OwnSegment(buffer);
+  if (hooks_.all_reduce) {
+    FSDP_ASSIGN_OR_RETURN(work, hooks_.all_reduce({flat.label, group, own}));
+  } else {
+    FSDP_ASSIGN_OR_RETURN(work,
+                          group.AllReduce(own, comm::ReduceOp::kSum, label));
+  }
+  return absl::OkStatus();
+}
+
+// Until this rank's segment has the sum.
+absl::Status Runtime::AwaitReduced(std::unique_ptr<comm::Work>& work) {
+  if (work == nullptr) return absl::OkStatus();
+  if (!HasStreams(device_)) return work->WaitForResult(Deadline());
+  FSDP_RETURN_IF_ERROR(work->BlockCurrentStream());
+  work.reset();
+  return absl::OkStatus();
+}
+
+void Runtime::ReleaseBuffer(ReduceBuffer& buffer,
+                            std::unique_ptr<comm::Work> reader) {
+  DeviceEvent read;
+  read.Record(device_);
+  gradient_memory_.Release(buffer.memory, std::move(reader), std::move(read));
+  buffer.memory.reset();
+}
+
+absl::Status Runtime::KeepSums(int unit) {
+  FSDP_CHECK(!reductions_.empty() && reductions_.front().unit == unit);
+  Reduction& reduction = reductions_.front();
+  reduction.is_sound = false;
+  reduce_stream_.FollowCurrentStream();
+  const SideStream::Scope beside(reduce_stream_);
+  for (size_t i = 0; i < flats_[unit].size(); ++i) {
+    Flat& flat = flats_[unit][i];
+    ReduceBuffer& buffer = reduction.buffers[i];
+    if (!buffer.has_gradients()) continue;
+    FSDP_RETURN_IF_ERROR(AwaitReduced(reduction.works[i]));
+    FSDP_RETURN_IF_ERROR(AddToSums(flat, buffer));
+    ReleaseBuffer(buffer, std::move(reduction.works[i]));
+  }
+  reductions_.pop_front();
+  return absl::OkStatus();
+}
+
+absl::Status Runtime::AddToSums(Flat& flat, const ReduceBuffer& buffer) {
+  const GradientBuffer& gradients = flat.gradient_buffer;
+  const bool has_sums = flat.sums.has_gradients();
+  if (!has_sums || flat.sums.layout->trained() != buffer.layout->trained()) {
+    ReduceBuffer next;
+    next.layout =
+        has_sums ? gradients.CurrentLayout(flat.sums.layout) : buffer.layout;
+    next.is_segment = true;
+    FSDP_ASSIGN_OR_RETURN(
+        next.memory, gradient_memory_.Acquire(next.layout->segment_bytes()));
+    gradients.Convert(has_sums ? flat.sums : buffer, next);
+    if (has_sums) ReleaseBuffer(flat.sums, /*reader=*/nullptr);
+    flat.sums = std::move(next);
+    if (!has_sums) return absl::OkStatus();
+  }
+  gradients.AddSegment(buffer, flat.sums);
+  return absl::OkStatus();
+}
+
+absl::Status Runtime::ReplicateSums(int unit) {
+  Reduction& reduction = reductions_.emplace_back();
+  reduction.unit = unit;
+  reduction.replicating = true;
+  reduce_stream_.FollowCurrentStream();
+  const SideStream::Scope beside(reduce_stream_);
+  for (Flat& flat : flats_[unit]) {
+    ReduceBuffer& buffer = reduction.buffers.emplace_back();
+    buffer = std::exchange(flat.sums, ReduceBuffer());
+    reduction.direct.push_back(false);
+    FSDP_RETURN_IF_ERROR(
+        StartAllReduce(unit, flat, buffer, reduction.works.emplace_back()));
+  }
+  reduction.is_sound = true;
   return absl::OkStatus();
 }
 
@@ -523,38 +661,29 @@ absl::Status Runtime::WaitReduce(int unit) {
   for (size_t i = 0; i < flats_[unit].size(); ++i) {
     Flat& flat = flats_[unit][i];
     std::unique_ptr<comm::Work>& work = reduction.works[i];
-    at::Tensor& memory = reduction.memory[i];
+    ReduceBuffer& buffer = reduction.buffers[i];
+    if (!buffer.has_gradients()) continue;
     const bool was_sent = work != nullptr;
-    if (work != nullptr && HasStreams(device_)) {
-      FSDP_RETURN_IF_ERROR(work->BlockCurrentStream());
-      work.reset();
-    } else if (work != nullptr) {
-      FSDP_RETURN_IF_ERROR(work->WaitForResult(Deadline()));
-    }
+    FSDP_RETURN_IF_ERROR(AwaitReduced(work));
     if (reduction.direct[i]) {
-      flat.gradient_buffer.FinishDirect(reduction.produced[i]);
+      flat.gradient_buffer.FinishDirect(buffer.produced);
     } else {
-      FSDP_RETURN_IF_ERROR(
-          TakeMean(flat, reduction.produced[i], was_sent, memory));
+      FSDP_RETURN_IF_ERROR(TakeMean(flat, was_sent, buffer));
     }
-    if (!memory.defined()) continue;
-    DeviceEvent read;
-    read.Record(device_);
-    gradient_memory_.Release(memory, std::move(work), std::move(read));
-    memory.reset();
+    if (buffer.has_gradients()) ReleaseBuffer(buffer, std::move(work));
   }
   reductions_.pop_front();
   if (hooks_.step) awaiting_step_.insert(unit);
   return absl::OkStatus();
 }
 
-absl::Status Runtime::TakeMean(Flat& flat, const Produced& produced,
-                               bool was_sent, at::Tensor& memory) {
-  const at::Tensor filled = memory;
-  if (was_sent || !flat.gradient_buffer.TakeOver(memory, produced)) {
-    return flat.gradient_buffer.AccumulateMean(memory, produced);
+absl::Status Runtime::TakeMean(Flat& flat, bool was_sent,
+                               ReduceBuffer& buffer) {
+  const at::Tensor filled = buffer.memory;
+  if (was_sent || !flat.gradient_buffer.TakeOver(buffer)) {
+    return flat.gradient_buffer.AccumulateMean(buffer);
   }
-  if (!memory.defined()) gradient_memory_.Discard(filled);
+  if (!buffer.has_gradients()) gradient_memory_.Discard(filled);
   return absl::OkStatus();
 }
 
@@ -598,9 +727,10 @@ absl::Status Runtime::Step(int unit) {
 void Runtime::DropWholeGradients() {
   for (std::vector<Flat>& flats : flats_) {
     for (Flat& flat : flats) {
-      if (!flat.whole_gradients.defined()) continue;
-      gradient_memory_.Release(flat.whole_gradients);
-      flat.whole_gradients.reset();
+      for (ReduceBuffer* buffer : {&flat.whole_gradients, &flat.sums}) {
+        if (buffer->has_gradients()) gradient_memory_.Release(buffer->memory);
+        *buffer = ReduceBuffer();
+      }
     }
   }
 }
@@ -608,16 +738,26 @@ void Runtime::DropWholeGradients() {
 bool Runtime::HasWholeGradients(int unit) const {
   return std::any_of(
       flats_[unit].begin(), flats_[unit].end(),
-      [](const Flat& flat) { return flat.whole_gradients.defined(); });
+      [](const Flat& flat) { return flat.whole_gradients.has_gradients(); });
 }
 
-void Runtime::FinishReductions() {
+bool Runtime::HasSums(int unit) const {
+  return std::any_of(
+      flats_[unit].begin(), flats_[unit].end(),
+      [](const Flat& flat) { return flat.sums.has_gradients(); });
+}
+
+void Runtime::FinishReductions(absl::FunctionRef<bool(int unit)> all_reduces) {
   while (!reductions_.empty() && reductions_.front().is_sound) {
     const int unit = reductions_.front().unit;
     const bool replicates = units_[unit].placement.replicate != nullptr &&
                             !reductions_.front().replicating;
     absl::Status status;
     status.Update(TorchToStatus("finishing the reductions of a backward", [&] {
+      if (replicates && !all_reduces(unit)) {
+        status = KeepSums(unit);
+        return;
+      }
       if (replicates) status = Replicate(unit);
       if (status.ok()) status = WaitReduce(unit);
     }));
@@ -669,8 +809,8 @@ void Runtime::DropEverything() {
   }
   for (Reduction& reduction : reductions_) {
     for (std::unique_ptr<comm::Work>& work : reduction.works) Forget(work);
-    for (const at::Tensor& memory : reduction.memory) {
-      if (memory.defined()) gradient_memory_.Discard(memory);
+    for (const ReduceBuffer& buffer : reduction.buffers) {
+      if (buffer.has_gradients()) gradient_memory_.Discard(buffer.memory);
     }
   }
   reductions_.clear();

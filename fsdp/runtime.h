@@ -8,12 +8,14 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/clock.h"
@@ -27,6 +29,7 @@
 #include "flat_param/flat_parameter.h"
 #include "fsdp/buffer_pool.h"
 #include "fsdp/gradient_buffer.h"
+#include "fsdp/gradient_layout.h"
 #include "fsdp/order_log.h"
 #include "fsdp/resting_memory.h"
 #include "fsdp/schedule.h"
@@ -58,8 +61,9 @@ struct SharedFlat {
   bool holds_shards = false;  // the ranks' shards rest in it, side by side
 };
 
-// A unit's flat parameters, one per pair of dtypes; none for a root that owns
-// nothing. `gradients` has one entry for each.
+// A unit's flat parameters, one for each pair of dtypes and whether they are
+// frozen when the model is sharded; none for a root that owns nothing.
+// `gradients` has one entry for each.
 struct RuntimeUnit {
   std::string name;
   Placement placement;
@@ -140,10 +144,14 @@ class Runtime {
   absl::Span<const GradientBufferOptions> gradients(int unit) const {
     return units_[unit].gradients;
   }
+  // Of what is trained now.
   int64_t reduce_buffer_bytes(int unit) const;
   // Of flat parameter `i`; shared() is without memory where it is not shared.
   int64_t reduce_buffer_bytes(int unit, int i) const {
     return flats_[unit][i].gradient_buffer.bytes();
+  }
+  int64_t shard_gradient_bytes(int unit, int i) const {
+    return flats_[unit][i].gradient_buffer.shard_bytes();
   }
   const SharedFlat& shared(int unit, int i) const {
     return flats_[unit][i].shared;
@@ -182,7 +190,8 @@ class Runtime {
   // units that it has been through have their gradients, as LibTorch's leaves
   // would, and nothing is added to them later. What cannot be finished is left
   // for DropEverything().
-  void FinishReductions();
+  // `all_reduces`: whether the sums of a replicated unit are not only kept.
+  void FinishReductions(absl::FunctionRef<bool(int unit)> all_reduces);
 
   // After an error: gives all unsharded memory back and forgets what is in
   // flight, waiting for none of it. The parameters are empty afterwards.
@@ -191,6 +200,7 @@ class Runtime {
   // stays.
   void DropEverything();
   bool HasWholeGradients(int unit) const;
+  bool HasSums(int unit) const;
 
   // The collectives since it was cleared. What gathers within the smaller
   // group is left out, since ranks make them together with theirs.
@@ -212,13 +222,14 @@ class Runtime {
     std::unique_ptr<comm::Work> gather;  // in flight
     DeviceEvent filled;                  // where nothing is in flight
     at::Tensor part;                     // after kShrink
-    at::Tensor whole_gradients;          // after kAccumulate
-    Produced whole_produced;             // of those
+    ReduceBuffer whole_gradients;        // after kAccumulate
+    ReduceBuffer sums;                   // a segment, after kKeepSums
+    // In reductions of some of the parameters, by which are trained.
+    std::map<std::vector<bool>, std::string> reduce_labels;
   };
   struct Reduction {
     int unit;
-    std::vector<at::Tensor> memory;  // per flat
-    std::vector<Produced> produced;  // per flat
+    std::vector<ReduceBuffer> buffers;  // per flat
     std::vector<std::unique_ptr<comm::Work>> works;
     std::vector<bool> direct;  // into the shard's gradient
     bool replicating = false;
@@ -239,6 +250,11 @@ class Runtime {
   void Free(int unit);
   void ReleaseMemory(Flat& flat);
   absl::Status Shrink(int unit);
+  absl::Status LayOut(Flat& flat, const GradientBuffer::Layout& layout,
+                      ReduceBuffer& buffer);
+  absl::Status Collect(Flat& flat, absl::Span<const at::Tensor> gradients,
+                       const GradientBuffer::Layout& layout,
+                       ReduceBuffer& buffer);
   absl::Status Accumulate(int unit, absl::Span<const at::Tensor> gradients);
   absl::Status FillReduceBuffer(int unit,
                                 absl::Span<const at::Tensor> gradients);
@@ -246,10 +262,18 @@ class Runtime {
   absl::Status ReduceFlat(int unit, size_t i, Reduction& reduction);
   bool ReducesDirectly(int unit, size_t i) const;
   absl::Status Replicate(int unit);
+  absl::Status KeepSums(int unit);
+  absl::Status AddToSums(Flat& flat, const ReduceBuffer& buffer);
+  absl::Status ReplicateSums(int unit);
+  absl::Status StartAllReduce(int unit, Flat& flat, const ReduceBuffer& buffer,
+                              std::unique_ptr<comm::Work>& work);
+  absl::Status AwaitReduced(std::unique_ptr<comm::Work>& work);
+  void ReleaseBuffer(ReduceBuffer& buffer, std::unique_ptr<comm::Work> reader);
   absl::Status WaitReduce(int unit);
-  // Of one flat parameter. `memory` is left without what nobody gives back.
-  absl::Status TakeMean(Flat& flat, const Produced& produced, bool was_sent,
-                        at::Tensor& memory);
+  static const std::string& ReduceLabel(Flat& flat,
+                                        const GradientLayout& layout);
+  // Of one flat parameter. The buffer is left without what nobody gives back.
+  absl::Status TakeMean(Flat& flat, bool was_sent, ReduceBuffer& buffer);
   // Pairs of a slice and its gradient.
   using HiddenGradients = std::vector<std::pair<at::Tensor, at::Tensor>>;
   HiddenGradients HideIncompleteGradients();

@@ -41,6 +41,8 @@ const char* Name(EventKind kind) {
       return "Reshard";
     case EventKind::kRelease:
       return "Release";
+    case EventKind::kSetReduction:
+      return "SetReduction";
   }
   return "?";
 }
@@ -69,6 +71,10 @@ const char* Name(ActionKind kind) {
       return "Reduce";
     case ActionKind::kReplicate:
       return "Replicate";
+    case ActionKind::kKeepSums:
+      return "KeepSums";
+    case ActionKind::kReplicateSums:
+      return "ReplicateSums";
     case ActionKind::kWaitReduce:
       return "WaitReduce";
     case ActionKind::kStep:
@@ -154,6 +160,10 @@ absl::StatusOr<Actions> Schedule::Next(const Event& event) {
       FreeUnless([](const State&) { return false; }, actions);
       DropParts(actions);
       break;
+    case EventKind::kSetReduction:
+      states_[event.unit].synchronizes = event.synchronizes;
+      states_[event.unit].all_reduces = event.all_reduces;
+      break;
   }
   return actions;
 }
@@ -178,6 +188,12 @@ absl::Status Schedule::Check(const Event& event) const {
       return absl::FailedPreconditionError(absl::StrCat(
           "the parameters of ", units_[kRoot].name,
           " cannot be taken as a whole inside its forward or backward"));
+    case EventKind::kSetReduction:
+      if (!in_forward() && !in_backward_) return absl::OkStatus();
+      return absl::FailedPreconditionError(absl::StrCat(
+          "how gradients of unit ", units_[event.unit].name,
+          " are reduced cannot change inside a forward or backward of the "
+          "model"));
     default:
       return absl::OkStatus();
   }
@@ -339,7 +355,8 @@ void Schedule::PostBackward(const Event& event, Actions& actions) {
   state.backwards = std::max(0, state.backwards - 1);
   // An earlier reduction of this unit that has to make room is not its last.
   state.backwards_to_come = std::max(1, state.backwards_to_come);
-  const bool reduces = event.reduces && event.synchronizes;
+  const bool reduces =
+      event.reduces && event.synchronizes && state.synchronizes;
   if (reduces) {
     MakeRoomForReduction(actions);
     actions.push_back({ActionKind::kFillReduceBuffer, unit});
@@ -365,10 +382,7 @@ void Schedule::PostBackward(const Event& event, Actions& actions) {
 // The all-reduce of the reduction before starts here: its reduce-scatter had
 // this unit's backward to finish.
 void Schedule::MakeRoomForReduction(Actions& actions) {
-  if (!reductions_.empty() && !reductions_.back().replicating) {
-    actions.push_back({ActionKind::kReplicate, reductions_.back().unit});
-    reductions_.back().replicating = true;
-  }
+  if (!reductions_.empty()) Replicate(reductions_.back(), actions);
   if (num_reductions_in_flight() >= options_.max_reduce_buffers) {
     FinishReduction(actions);
   }
@@ -376,15 +390,40 @@ void Schedule::MakeRoomForReduction(Actions& actions) {
 
 void Schedule::StartReduction(int unit, Actions& actions) {
   actions.push_back({ActionKind::kReduce, unit});
-  reductions_.push_back({unit, !units_[unit].replicated});
+  const bool keeps_sums = units_[unit].replicated && !states_[unit].all_reduces;
+  reductions_.push_back(
+      {unit, !units_[unit].replicated || keeps_sums, keeps_sums});
+}
+
+void Schedule::Replicate(Reduction& reduction, Actions& actions) {
+  if (reduction.replicating) return;
+  actions.push_back({ActionKind::kReplicate, reduction.unit});
+  reduction.replicating = true;
+  states_[reduction.unit].has_sums = false;
+}
+
+// Sums of earlier backwards whose unit this one has not reached.
+void Schedule::ReplicateSums(Actions& actions) {
+  for (int i = 0; i < static_cast<int>(units_.size()); ++i) {
+    State& state = states_[i];
+    if (!state.has_sums || !state.synchronizes || !state.all_reduces) continue;
+    MakeRoomForReduction(actions);
+    actions.push_back({ActionKind::kReplicateSums, i});
+    state.has_sums = false;
+    reductions_.push_back({i, /*replicating=*/true, /*keeps_sums=*/false});
+  }
+  while (!reductions_.empty()) FinishReduction(actions);
 }
 
 void Schedule::FinishReduction(Actions& actions) {
-  const Reduction reduction = reductions_.front();
+  Reduction reduction = reductions_.front();
   reductions_.pop_front();
-  if (!reduction.replicating) {
-    actions.push_back({ActionKind::kReplicate, reduction.unit});
+  if (reduction.keeps_sums) {
+    actions.push_back({ActionKind::kKeepSums, reduction.unit});
+    states_[reduction.unit].has_sums = true;
+    return;
   }
+  Replicate(reduction, actions);
   actions.push_back({ActionKind::kWaitReduce, reduction.unit});
   if (!options_.step_in_backward) return;
   State& state = states_[reduction.unit];
@@ -426,13 +465,14 @@ void Schedule::EndOfBackward(const Event& event, Actions& actions) {
              actions);
   DropParts(actions);
   for (int i = 0; reduces && i < static_cast<int>(units_.size()); ++i) {
-    if (!states_[i].has_whole_gradients) continue;
+    if (!states_[i].has_whole_gradients || !states_[i].synchronizes) continue;
     MakeRoomForReduction(actions);
     actions.push_back({ActionKind::kFillReduceBuffer, i});
     states_[i].has_whole_gradients = false;
     StartReduction(i, actions);
   }
   while (!reductions_.empty()) FinishReduction(actions);
+  if (reduces) ReplicateSums(actions);
   in_backward_ = false;
   const bool is_read =
       std::any_of(states_.begin(), states_.end(),
@@ -452,6 +492,9 @@ void Schedule::Reset(Actions& actions) {
     const State before = state;
     state = State();
     state.has_whole_gradients = before.has_whole_gradients;
+    state.has_sums = before.has_sums;
+    state.synchronizes = before.synchronizes;
+    state.all_reduces = before.all_reduces;
     // A graph of before the step stays of no use.
     state.stepped = before.stepped;
   }

@@ -68,6 +68,7 @@ enum class EventKind {
   kUnshard,        // the user wants the unit gathered ahead of its use
   kWaitUnshard,    // ... and now to be there
   kReshard,        // the user wants the unit freed
+  kSetReduction,   // which reductions the unit's backwards have from now on
   kRelease,        // shards are about to be read or written whole; no unit
 };
 
@@ -79,8 +80,12 @@ struct Event {
   bool expects_backward = false;  // kPostForward
   bool reduces = false;           // kPostBackward
   // kPostBackward, kEndOfBackward: gradients are reduced in this backward, not
-  // kept whole for a later one.
+  // kept whole for a later one. kSetReduction: those of the unit are, where the
+  // backward says so.
   bool synchronizes = true;
+  // kSetReduction: of a replicated unit, what is reduced within the group of
+  // shards is reduced over replicas, too, not kept for a later backward.
+  bool all_reduces = true;
 };
 
 enum class ActionKind {
@@ -96,7 +101,10 @@ enum class ActionKind {
   kFillReduceBuffer,  // copy the gradients to where the reduction reads, or add
                       // them to those kept whole, which are there already
   kReduce,            // start the reduce-scatter
-  kReplicate,         // finish it and start the all-reduce over replicas
+  kReplicate,         // finish it and start the all-reduce over replicas, of
+                      // that and of the sums that are kept
+  kKeepSums,          // finish it and add to the sums kept for an all-reduce
+  kReplicateSums,     // start the all-reduce of the sums that are kept
   kWaitReduce,        // finish the reduction; add into the shard's gradient
   kStep,              // the shard's gradient is complete: step the optimizer
   kOpenShards,        // no rank writes shards any more: all may read them
@@ -145,16 +153,20 @@ class Schedule {
   // root; a forward ends that is not the innermost one under way; a backward
   // enters a unit that has stepped since its forward, or has gradients of it,
   // or recomputes it; one inside a forward has gradients to step; kReshard of a
-  // unit that computes; kRelease inside a forward or backward.
+  // unit that computes; kRelease or kSetReduction inside a forward or backward.
   absl::StatusOr<Actions> Next(const Event& event);
 
   const std::vector<ScheduledUnit>& units() const { return units_; }
   const ScheduleOptions& options() const { return options_; }
-  // Whether there are gradients of `unit` that kAccumulate has kept and that a
-  // backward is still to reduce: kReset leaves that as it is.
-  void SetHasWholeGradients(int unit, bool has) {
-    states_[unit].has_whole_gradients = has;
+  // Whether there are gradients of `unit` that kAccumulate has kept, or sums of
+  // kKeepSums, that a backward is still to reduce: kReset leaves that as it is.
+  void SetKept(int unit, bool whole_gradients, bool sums) {
+    states_[unit].has_whole_gradients = whole_gradients;
+    states_[unit].has_sums = sums;
   }
+  // As kSetReduction has said last.
+  bool synchronizes(int unit) const { return states_[unit].synchronizes; }
+  bool all_reduces(int unit) const { return states_[unit].all_reduces; }
   // Between iterations.
   void set_step_in_backward(bool step) { options_.step_in_backward = step; }
 
@@ -186,6 +198,9 @@ class Schedule {
     int backwards = 0;          // under way
     int backwards_to_come = 0;  // at most, of this iteration's forwards
     bool has_whole_gradients = false;  // kept by kAccumulate
+    bool has_sums = false;             // kept by kKeepSums
+    bool synchronizes = true;          // as the user wants it
+    bool all_reduces = true;           // likewise
     bool step_due = false;             // reduced, kStep still to come
     bool stepped = false;              // since its last forward
 
@@ -194,6 +209,7 @@ class Schedule {
   struct Reduction {
     int unit;
     bool replicating;  // kReplicate is done, or not needed
+    bool keeps_sums;   // ends by kKeepSums
   };
 
   absl::Status Check(const Event& event) const;
@@ -225,6 +241,8 @@ class Schedule {
   void DropParts(Actions& actions);
   void MakeRoomForReduction(Actions& actions);
   void StartReduction(int unit, Actions& actions);
+  void Replicate(Reduction& reduction, Actions& actions);
+  void ReplicateSums(Actions& actions);
   void FinishReduction(Actions& actions);
   void Step(int unit, Actions& actions);
   bool IsAncestor(int ancestor, int unit) const;

@@ -118,7 +118,7 @@ TEST(WholeGradientsTest, OutliveAnIterationThatIsGivenUp) {
   Trace(schedule, Forward(1));
   Trace(schedule, UnsynchronizedBackward(1));
   Trace(schedule, {Reset()});
-  schedule.SetHasWholeGradients(1, false);
+  schedule.SetKept(1, /*whole_gradients=*/false, /*sums=*/false);
   Trace(schedule, Forward(1));
   EXPECT_EQ(ActionsOf(schedule, {PreBackward(0), EndOfBackward()}),
             "Free(0) FillReduceBuffer(0) Reduce(0) WaitReduce(0)");

@@ -397,10 +397,13 @@ void ShardedModel::GiveUpIteration(const absl::Status& reason,
   }
   // The runtime drops everything, so the schedule's own clean-up is not needed.
   schedule_.Next({EventKind::kReset}).IgnoreError();
-  if (reductions == InFlight::kFinish) runtime_->FinishReductions();
+  if (reductions == InFlight::kFinish)
+    runtime_->FinishReductions(
+        [this](int unit) { return schedule_.all_reduces(unit); });
   runtime_->DropEverything();
   for (int unit = 0; unit < num_units(); ++unit) {
-    schedule_.SetHasWholeGradients(unit, runtime_->HasWholeGradients(unit));
+    schedule_.SetKept(unit, runtime_->HasWholeGradients(unit),
+                      runtime_->HasSums(unit));
   }
   order_check_.reset();
   ForgetBackward();

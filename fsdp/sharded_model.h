@@ -123,6 +123,12 @@ class ShardedModel final : public BackwardListener,
   // whole and added to the next backward's that does. All ranks alike.
   void SetSynchronizes(bool synchronizes) { synchronizes_ = synchronizes; }
   bool synchronizes() const { return synchronizes_; }
+  // The same of one unit, in backwards that reduce; and whether what is reduced
+  // within the group of shards is reduced over replicas, too, or kept for the
+  // next backward of the unit that is. All ranks alike. FailedPrecondition
+  // inside a forward or backward.
+  absl::Status SetUnitSynchronizes(int unit, bool synchronizes);
+  absl::Status SetUnitAllReduces(int unit, bool all_reduces);
 
   // Drops the shards' gradients, or makes them zero, and drops gradients kept
   // whole.
@@ -305,11 +311,13 @@ class ShardedModel final : public BackwardListener,
   void RunParameterHooks(int unit, std::vector<at::Tensor>& gradients);
   absl::Status PostBackward(int unit, const std::vector<at::Tensor>& gradients,
                             bool reduces);
+  bool ReducesAll() const;
   absl::Status CheckOrder();
   absl::StatusOr<std::unique_ptr<OrderCheck>> StartOrderCheck();
   absl::Status FinishOrderCheck(OrderCheck& check);
 
   // sharded_model_between_steps.cc
+  absl::Status SetReduction(int unit, bool synchronizes, bool all_reduces);
   absl::Status CheckNoWholeAccess() const;
   absl::Status CheckIdle(absl::string_view what) const;
   std::vector<uint32_t> ShardVersions(int unit) const;

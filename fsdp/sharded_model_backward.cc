@@ -240,7 +240,7 @@ void ShardedModel::OnEndOfBackward() {
   ThrowIfError(TransitionOrAbort(event, {}));
   runtime_->EndOfBackward();
   RestoreSentinels();
-  if (synchronizes_ && !std::exchange(has_reduced_, true) &&
+  if (synchronizes_ && ReducesAll() && !std::exchange(has_reduced_, true) &&
       runtime_->communicator().rank() == 0 &&
       runtime_->hooks().step == nullptr) {
     WarnOfMissingGradients(named_shards_);
@@ -248,6 +248,16 @@ void ShardedModel::OnEndOfBackward() {
   absl::Status status = CheckOrder();
   if (!status.ok()) GiveUpIteration(status);
   ThrowIfError(status);
+}
+
+// Whether a backward that reduces leaves no gradients for a later one.
+bool ShardedModel::ReducesAll() const {
+  for (int unit = 0; unit < num_units(); ++unit) {
+    if (!schedule_.synchronizes(unit) || !schedule_.all_reduces(unit)) {
+      return false;
+    }
+  }
+  return true;
 }
 
 // Where a backend cannot see that ranks' collectives do not match, this can.

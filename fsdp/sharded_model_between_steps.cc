@@ -32,7 +32,7 @@ void ShardedModel::ZeroGrad(bool set_to_none) {
     }
   }
   for (int unit = 0; unit < num_units(); ++unit) {
-    schedule_.SetHasWholeGradients(unit, false);
+    schedule_.SetKept(unit, /*whole_gradients=*/false, /*sums=*/false);
   }
   runtime_->DropWholeGradients();
 }
@@ -57,6 +57,25 @@ absl::Status ShardedModel::SetTrainable(absl::string_view name,
   }
   return absl::NotFoundError(
       absl::StrCat("the model has no parameter named ", name));
+}
+
+absl::Status ShardedModel::SetUnitSynchronizes(int unit, bool synchronizes) {
+  return SetReduction(unit, synchronizes, schedule_.all_reduces(unit));
+}
+
+absl::Status ShardedModel::SetUnitAllReduces(int unit, bool all_reduces) {
+  return SetReduction(unit, schedule_.synchronizes(unit), all_reduces);
+}
+
+absl::Status ShardedModel::SetReduction(int unit, bool synchronizes,
+                                        bool all_reduces) {
+  FSDP_RETURN_IF_ERROR(
+      CheckIdle("SetRequiresGradientSync() or SetRequiresAllReduce()"));
+  GiveUpStaleBackward();
+  Event event{EventKind::kSetReduction, unit};
+  event.synchronizes = synchronizes;
+  event.all_reduces = all_reduces;
+  return TransitionOrAbort(event, {});
 }
 
 absl::Status ShardedModel::CheckNoWholeAccess() const {

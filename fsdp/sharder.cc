@@ -36,6 +36,7 @@
 #include "fsdp/deferred_modules.h"
 #include "fsdp/deferred_tensor.h"
 #include "fsdp/gradient_buffer.h"
+#include "fsdp/gradient_layout.h"
 #include "fsdp/offload_plan.h"
 #include "fsdp/offload_space.h"
 #include "fsdp/resting_memory.h"
@@ -80,14 +81,12 @@ void GiveBackFreedMemory() {
 #endif
 }
 
-// What follows the gradients in each segment of the last flat's buffer, which
-// has as many elements as the shard's gradient.
+// What follows the gradients in each segment of the last flat's buffer, at
+// most.
 int64_t FlagsOf(const RuntimeUnit& unit) {
-  const flat_param::FlatLayout& layout = unit.flats.back()->layout();
-  const GradientBufferOptions& options = unit.gradients.back();
-  return ShardGradientBytes(layout, options) /
-             static_cast<int64_t>(c10::elementSize(options.gradient_dtype)) -
-         layout.shard_numel();
+  return GradientLayout::MostFlags(unit.flats.back()->layout(),
+                                   static_cast<int64_t>(c10::elementSize(
+                                       unit.gradients.back().reduce_dtype)));
 }
 
 bool AnyTrainable(const std::vector<NamedParameter>& parameters) {
@@ -118,21 +117,21 @@ absl::StatusOr<RuntimeUnit> Sharder::Shard(const PlannedUnit& planned) {
     FSDP_RETURN_IF_ERROR(initializer_.InitUsersOf(planned.unit));
   }
   FSDP_ASSIGN_OR_RETURN(result.placement, placements_.Of(planned.options));
-  std::map<Dtypes, Parameters> by_dtypes = ByDtypes(planned);
+  std::map<Kind, Parameters> by_kind = ByKind(planned);
   for (const OwnedParameter& owned : planned.unit.parameters) {
     plan_.tree.parameters[owned.parameter].clear();
   }
   int64_t exact_tail = 0;
-  for (auto& [dtypes, parameters] : by_dtypes) {
+  for (auto& [kind, parameters] : by_kind) {
     const int flat = next_flat_++;
     SharedFlat& shared = result.shared.emplace_back();
     if (pieces_[flat] >= 0) {
-      shared = {common_.Piece(pieces_[flat]), dtypes.first == dtypes.second};
+      shared = {common_.Piece(pieces_[flat]), kind.stored == kind.computed};
     }
     FSDP_ASSIGN_OR_RETURN(
         result.flats.emplace_back(),
-        MakeFlat(planned, flat, result, dtypes, std::move(parameters)));
-    result.gradients.push_back(GradientsOf(planned, dtypes));
+        MakeFlat(planned, flat, result, kind, std::move(parameters)));
+    result.gradients.push_back(GradientsOf(planned, kind));
     FSDP_RETURN_IF_ERROR(PlaceGradients(flat, result));
     exact_tail = std::max(exact_tail, FlagsOf(result));
   }
@@ -160,7 +159,7 @@ absl::Status Sharder::AllocateCommon() {
   for (const PlannedUnit& planned : plan_.units) {
     FSDP_ASSIGN_OR_RETURN(const Placement placement,
                           placements_.Of(planned.options));
-    for (const auto& [dtypes, parameters] : ByDtypes(planned)) {
+    for (const auto& [kind, parameters] : ByKind(planned)) {
       const int flat = static_cast<int>(pieces_.size());
       const bool is_away =
           space_ != nullptr &&
@@ -170,11 +169,11 @@ absl::Status Sharder::AllocateCommon() {
         continue;
       }
       FSDP_ASSIGN_OR_RETURN(const flat_param::FlatLayout layout,
-                            LayoutFor(parameters, dtypes, *placement.shard));
+                            LayoutFor(parameters, kind, *placement.shard));
       pieces_.push_back(common_.Add(
           placement.shard,
           layout.padded_numel() *
-              static_cast<int64_t>(c10::elementSize(dtypes.second))));
+              static_cast<int64_t>(c10::elementSize(kind.computed))));
     }
   }
   return options_.share_memory ? common_.Allocate() : absl::OkStatus();
@@ -186,25 +185,26 @@ absl::Status Sharder::FinishRest(torch::nn::Module& root) {
   return options_.broadcast_parameters ? BroadcastBuffers() : absl::OkStatus();
 }
 
-std::map<Sharder::Dtypes, Sharder::Parameters> Sharder::ByDtypes(
+std::map<Sharder::Kind, Sharder::Parameters> Sharder::ByKind(
     const PlannedUnit& planned) const {
-  std::map<Dtypes, Parameters> by_dtypes;
+  std::map<Kind, Parameters> by_kind;
   for (size_t i = 0; i < planned.unit.parameters.size(); ++i) {
     const OwnedParameter& owned = planned.unit.parameters[i];
     const std::vector<at::Tensor>& tensors =
         plan_.tree.parameters[owned.parameter];
-    by_dtypes[{tensors.front().scalar_type(), planned.compute_dtypes[i]}]
+    by_kind[{tensors.front().scalar_type(), planned.compute_dtypes[i],
+             !tensors.front().requires_grad()}]
         .push_back({owned.names.front(), tensors});
   }
-  return by_dtypes;
+  return by_kind;
 }
 
 absl::StatusOr<flat_param::FlatLayout> Sharder::LayoutFor(
-    const Parameters& parameters, const Dtypes& dtypes,
+    const Parameters& parameters, const Kind& kind,
     const comm::Communicator& group) {
-  const auto [stored, computed] = dtypes;
-  const bool narrows = c10::elementSize(computed) < c10::elementSize(stored);
-  return flat_param::LayoutOf(parameters, narrows ? computed : stored,
+  const bool narrows =
+      c10::elementSize(kind.computed) < c10::elementSize(kind.stored);
+  return flat_param::LayoutOf(parameters, narrows ? kind.computed : kind.stored,
                               group.world_size());
 }
 
@@ -231,10 +231,10 @@ absl::Status Sharder::BroadcastBuffers() {
 
 // What keeps its dtype is reduced in it, too.
 GradientBufferOptions Sharder::GradientsOf(const PlannedUnit& planned,
-                                           const Dtypes& dtypes) const {
+                                           const Kind& kind) const {
   const MixedPrecision& precision = planned.options.precision;
-  const auto [stored, computed] = dtypes;
-  const bool kept = computed != precision.ParamDtype(stored);
+  const c10::ScalarType stored = kind.stored;
+  const bool kept = kind.computed != precision.ParamDtype(stored);
   const c10::ScalarType reduce = kept && !precision.reduce_dtype.has_value()
                                      ? stored
                                      : precision.ReduceDtype(stored);
@@ -272,15 +272,15 @@ absl::StatusOr<std::vector<RestingFlat>> Sharder::RestingFlats() {
   for (const PlannedUnit& planned : plan_.units) {
     FSDP_ASSIGN_OR_RETURN(const Placement placement,
                           placements_.Of(planned.options));
-    for (const auto& [dtypes, parameters] : ByDtypes(planned)) {
+    for (const auto& [kind, parameters] : ByKind(planned)) {
       FSDP_ASSIGN_OR_RETURN(const flat_param::FlatLayout layout,
-                            LayoutFor(parameters, dtypes, *placement.shard));
+                            LayoutFor(parameters, kind, *placement.shard));
       RestingFlat& flat = flats.emplace_back();
       flat.name = DisplayName(planned.unit);
       flat.parameters = layout.shard_numel() *
-                        static_cast<int64_t>(c10::elementSize(dtypes.first));
+                        static_cast<int64_t>(c10::elementSize(kind.stored));
       if (!AnyTrainable(parameters)) continue;
-      flat.gradients = ShardGradientBytes(layout, GradientsOf(planned, dtypes));
+      flat.gradients = ShardGradientBytes(layout, GradientsOf(planned, kind));
       flat.optimizer = static_cast<int64_t>(options_.offload.optimizer_state *
                                             flat.parameters);
     }
@@ -323,13 +323,13 @@ absl::StatusOr<at::Tensor> Sharder::PlaceShard(
 
 absl::StatusOr<std::unique_ptr<FlatParameter>> Sharder::MakeFlat(
     const PlannedUnit& planned, int flat_index, RuntimeUnit& unit,
-    const Dtypes& dtypes, Parameters parameters) {
+    const Kind& kind, Parameters parameters) {
   const comm::Communicator& group = *unit.placement.shard;
   FSDP_ASSIGN_OR_RETURN(flat_param::FlatLayout layout,
-                        LayoutFor(parameters, dtypes, group));
+                        LayoutFor(parameters, kind, group));
   FSDP_ASSIGN_OR_RETURN(
       const at::Tensor rest,
-      PlaceShard(flat_index, unit, layout, dtypes.first,
+      PlaceShard(flat_index, unit, layout, kind.stored,
                  parameters.front().tensors.front().device()));
   at::Tensor flat;
   FSDP_RETURN_IF_ERROR(
@@ -349,7 +349,7 @@ absl::StatusOr<std::unique_ptr<FlatParameter>> Sharder::MakeFlat(
       TorchToStatus(absl::StrCat("sharding unit ", unit.name), [&] {
         result = std::make_unique<FlatParameter>(
             std::move(parameters), std::move(layout), flat, group.rank(),
-            dtypes.second, FreedText(planned.unit), rest);
+            kind.computed, FreedText(planned.unit), rest);
         if (kept) rest.copy_(values);
       }));
   return result;

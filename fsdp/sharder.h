@@ -11,7 +11,7 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <utility>
+#include <tuple>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -65,24 +65,34 @@ class Sharder {
   absl::Status FinishRest(torch::nn::Module& root);
 
  private:
-  // Stored and computed in.
-  using Dtypes = std::pair<c10::ScalarType, c10::ScalarType>;
+  // What parameters of one flat parameter have in common. What is trained is
+  // spread over all shards where nothing frozen lies between.
+  struct Kind {
+    c10::ScalarType stored;
+    c10::ScalarType computed;
+    bool frozen;
+
+    friend bool operator<(const Kind& a, const Kind& b) {
+      return std::tie(a.stored, a.computed, a.frozen) <
+             std::tie(b.stored, b.computed, b.frozen);
+    }
+  };
   using Parameters = std::vector<flat_param::NamedParameter>;
 
   // A unit's parameters, by what becomes one flat parameter.
-  std::map<Dtypes, Parameters> ByDtypes(const PlannedUnit& planned) const;
+  std::map<Kind, Parameters> ByKind(const PlannedUnit& planned) const;
   static absl::StatusOr<flat_param::FlatLayout> LayoutFor(
-      const Parameters& parameters, const Dtypes& dtypes,
+      const Parameters& parameters, const Kind& kind,
       const comm::Communicator& group);
   GradientBufferOptions GradientsOf(const PlannedUnit& planned,
-                                    const Dtypes& dtypes) const;
+                                    const Kind& kind) const;
   absl::StatusOr<std::vector<RestingFlat>> RestingFlats();
   // The CPU without parameters.
   c10::Device DeviceOfModel() const;
 
   absl::StatusOr<std::unique_ptr<flat_param::FlatParameter>> MakeFlat(
       const PlannedUnit& planned, int flat_index, RuntimeUnit& unit,
-      const Dtypes& dtypes, Parameters parameters);
+      const Kind& kind, Parameters parameters);
   absl::StatusOr<at::Tensor> PlaceShard(int flat, RuntimeUnit& unit,
                                         const flat_param::FlatLayout& layout,
                                         c10::ScalarType stored,

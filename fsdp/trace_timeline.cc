@@ -24,10 +24,12 @@ TraceCategory CategoryOf(ActionKind kind) {
     case ActionKind::kGather:
     case ActionKind::kGatherCopy:
     case ActionKind::kReduce:
+    case ActionKind::kReplicateSums:
       return TraceCategory::kStart;
     case ActionKind::kWaitGather:
       return TraceCategory::kGatherWait;
     case ActionKind::kReplicate:
+    case ActionKind::kKeepSums:
     case ActionKind::kWaitReduce:
       return TraceCategory::kReduceWait;
     case ActionKind::kFree:
@@ -279,6 +281,7 @@ class Builder {
         units_[record.name].is_gathered = false;
         memory_.unsharded -= buffer_.unit_bytes(record.name).unsharded;
         return NoteMemory(record.end_ns);
+      case ActionKind::kKeepSums:
       case ActionKind::kWaitReduce:
         return FinishReduction(record);
       default:

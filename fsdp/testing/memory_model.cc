@@ -85,6 +85,11 @@ void MemoryModel::BeforeActions(const Event& event) {
       GiveUp();
       break;
     case EventKind::kUnshard:
+      break;
+    case EventKind::kSetReduction:
+      unit.synchronizes = event.synchronizes;
+      unit.all_reduces = event.all_reduces;
+      break;
     case EventKind::kWaitUnshard:
     case EventKind::kReshard:
     case EventKind::kRelease:
@@ -175,7 +180,8 @@ void MemoryModel::CheckEndOfBackward(bool synchronizes) {
   }
   for (size_t i = 0; i < units_.size(); ++i) {
     Unit& unit = units_[i];
-    if (synchronizes) {
+    const bool keeps_sums = scheduled_[i].replicated && !unit.all_reduces;
+    if (synchronizes && unit.synchronizes && !keeps_sums) {
       if (!IsComplete(unit)) {
         Violate(static_cast<int>(i),
                 "its gradients are not those of the backwards so far");
@@ -186,6 +192,7 @@ void MemoryModel::CheckEndOfBackward(bool synchronizes) {
     }
     Gradients kept = unit.of_shard;
     kept.insert(unit.whole.begin(), unit.whole.end());
+    kept.insert(unit.sums.begin(), unit.sums.end());
     if (Without(kept, unit.doomed) != unit.expected) {
       Violate(static_cast<int>(i),
               "its gradients are neither kept nor reduced");
@@ -244,6 +251,12 @@ void MemoryModel::Do(const Action& action) {
       break;
     case ActionKind::kReplicate:
       Replicate(action.unit);
+      break;
+    case ActionKind::kKeepSums:
+      KeepSums(action.unit);
+      break;
+    case ActionKind::kReplicateSums:
+      ReplicateSums(action.unit);
       break;
     case ActionKind::kWaitReduce:
       WaitReduce(action.unit);
@@ -327,6 +340,27 @@ void MemoryModel::Replicate(int unit) {
   }
   reduction->replicating = true;
   AcquireAll(reduction->starts);
+  MoveTo(reduction->gradients, units_[unit].sums);
+}
+
+void MemoryModel::KeepSums(int unit) {
+  Reduction* const reduction = Oldest(unit, true, false);
+  if (reduction == nullptr || !scheduled_[unit].replicated) {
+    return Violate(unit, "it has no sums to keep");
+  }
+  AcquireAll(reduction->starts);
+  MoveTo(units_[unit].sums, reduction->gradients);
+  reductions_.erase(reductions_.begin() + (reduction - &reductions_.front()));
+}
+
+void MemoryModel::ReplicateSums(int unit) {
+  Reduction reduction;
+  reduction.unit = unit;
+  reduction.started = true;
+  reduction.replicating = true;
+  MoveTo(reduction.gradients, units_[unit].sums);
+  if (reduction.gradients.empty()) Violate(unit, "it has no sums");
+  reductions_.push_back(std::move(reduction));
 }
 
 void MemoryModel::WaitReduce(int unit) {
@@ -385,6 +419,7 @@ MemoryModel::Reduction* MemoryModel::Oldest(int unit, bool started,
 
 bool MemoryModel::IsComplete(const Unit& unit) const {
   return Without(unit.whole, unit.doomed).empty() &&
+         Without(unit.sums, unit.doomed).empty() &&
          Without(unit.of_shard, unit.doomed) == unit.expected;
 }
 
@@ -438,6 +473,7 @@ bool MemoryModel::IsOlderThanShards(int unit) const {
 void MemoryModel::DropGradients() {
   for (Unit& unit : units_) {
     unit.whole.clear();
+    unit.sums.clear();
     unit.of_shard.clear();
     unit.expected.clear();
     unit.doomed.clear();
@@ -447,6 +483,8 @@ void MemoryModel::DropGradients() {
 void MemoryModel::DropWholeGradients(int unit) {
   Doom(units_[unit], units_[unit].whole);
 }
+
+void MemoryModel::DropSums(int unit) { Doom(units_[unit], units_[unit].sums); }
 
 // --- What ranks read --------------------------------------------------------
 

@@ -56,8 +56,9 @@ class MemoryModel {
   bool IsOlderThanShards(int unit) const;
   // zero_grad().
   void DropGradients();
-  // As SetHasWholeGradients() to false.
+  // As SetKept() to false.
   void DropWholeGradients(int unit);
+  void DropSums(int unit);
 
   // The first that was seen; "" if none was. Nothing is looked at after it.
   const std::string& violation() const { return violation_; }
@@ -90,11 +91,14 @@ class MemoryModel {
     int due = 0;                      // version that this iteration reads
     int user_writes_at_forward = -1;  // then
 
-    Gradients given;       // by the event under way
-    Gradients whole;       // kept
-    Gradients of_shard;    // reduced
-    Gradients expected;    // in `whole` or `of_shard`
-    std::set<int> doomed;  // of steps given up: may be there or not
+    Gradients given;           // by the event under way
+    Gradients whole;           // kept
+    Gradients sums;            // kept, of the group of shards
+    Gradients of_shard;        // reduced
+    Gradients expected;        // in `whole`, `sums` or `of_shard`
+    std::set<int> doomed;      // of steps given up: may be there or not
+    bool synchronizes = true;  // as kSetReduction says
+    bool all_reduces = true;
   };
   struct Reduction {
     int unit = 0;
@@ -119,6 +123,8 @@ class MemoryModel {
   void FillReduceBuffer(int unit);
   void Reduce(int unit);
   void Replicate(int unit);
+  void KeepSums(int unit);
+  void ReplicateSums(int unit);
   void WaitReduce(int unit);
   void Step(int unit);
   void OpenShards();

@@ -176,9 +176,15 @@ void RandomModel::AppendBackward(const Call& root, Events& events) {
 
 Event RandomModel::Request() {
   constexpr EventKind kKinds[] = {EventKind::kUnshard, EventKind::kWaitUnshard,
-                                  EventKind::kReshard, EventKind::kRelease};
-  const EventKind kind = kKinds[choices_.Between(0, 3)];
-  return {kind, kind == EventKind::kRelease ? 0 : AnyUnit()};
+                                  EventKind::kReshard, EventKind::kRelease,
+                                  EventKind::kSetReduction};
+  const EventKind kind = kKinds[choices_.Between(0, 4)];
+  Event event{kind, kind == EventKind::kRelease ? 0 : AnyUnit()};
+  if (kind == EventKind::kSetReduction) {
+    event.synchronizes = choices_.Chance(60);
+    event.all_reduces = choices_.Chance(50);
+  }
+  return event;
 }
 
 void RandomModel::InsertRequests(Events& events) {
@@ -200,7 +206,8 @@ Events RandomModel::Nonsense() {
       EventKind::kPreBackward, EventKind::kPostBackward,
       EventKind::kUnshard,     EventKind::kWaitUnshard,
       EventKind::kReshard,     EventKind::kRelease,
-      EventKind::kReset,       EventKind::kEndOfBackward};
+      EventKind::kReset,       EventKind::kEndOfBackward,
+      EventKind::kSetReduction};
   constexpr int kNumKinds = sizeof(kKinds) / sizeof(kKinds[0]);
   Events events;
   std::vector<Event> forwards;  // under way
@@ -240,6 +247,10 @@ Events RandomModel::Nonsense() {
         if (!forwards.empty() && forwards.back().recomputes) continue;
         in_backward = false;
         synchronizes = choices_.Chance(60);
+        break;
+      case EventKind::kSetReduction:
+        event.synchronizes = choices_.Chance(60);
+        event.all_reduces = choices_.Chance(50);
         break;
       default:
         break;

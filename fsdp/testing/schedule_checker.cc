@@ -57,6 +57,7 @@ bool ScheduleChecker::MustBeRefused(const Event& event) const {
     case EventKind::kReshard:
       return unit.in_use();
     case EventKind::kRelease:
+    case EventKind::kSetReduction:
       return !forwards_.empty() || in_backward_;
     default:
       return false;
@@ -109,6 +110,10 @@ void ScheduleChecker::BeforeActions(const Event& event) {
         each.kept &= !event.synchronizes;
       }
       break;
+    case EventKind::kSetReduction:
+      unit.synchronizes = event.synchronizes;
+      unit.all_reduces = event.all_reduces;
+      break;
     case EventKind::kReset:
       in_backward_ = false;
       shards_open_ = false;
@@ -122,6 +127,9 @@ void ScheduleChecker::BeforeActions(const Event& event) {
         each.shard = before.shard;
         each.has_whole_gradients = before.has_whole_gradients;
         each.stepped = before.stepped;
+        each.has_sums = before.has_sums;
+        each.synchronizes = before.synchronizes;
+        each.all_reduces = before.all_reduces;
       }
       break;
     default:
@@ -203,7 +211,7 @@ std::string ScheduleChecker::Apply(const Event& event, const Action& action) {
       unit.has_part = false;
       return EndsParts(event) ? "" : "a part dropped too early";
     case ActionKind::kAccumulate:
-      if (event.kind != EventKind::kPostBackward || event.synchronizes ||
+      if (event.kind != EventKind::kPostBackward || Reduces(event) ||
           action.unit != event.unit) {
         return "out of place";
       }
@@ -340,22 +348,20 @@ std::string ScheduleChecker::ApplyReduction(const Event& event,
     case ActionKind::kReduce:
       if (filled_ != action.unit) return "nothing to reduce";
       filled_ = -1;
-      reductions_.push_back({action.unit, !specs_[action.unit].replicated,
-                             event.kind == EventKind::kPostBackward &&
-                                     unit.memory == Memory::kSharded
-                                 ? unit.gathers
-                                 : -1});
+      reductions_.push_back(
+          {action.unit, !specs_[action.unit].replicated,
+           specs_[action.unit].replicated && !unit.all_reduces,
+           event.kind == EventKind::kPostBackward &&
+                   unit.memory == Memory::kSharded
+               ? unit.gathers
+               : -1});
       return "";
-    case ActionKind::kReplicate: {
-      const auto next =
-          std::find_if(reductions_.begin(), reductions_.end(),
-                       [](const Reduction& each) { return !each.replicated; });
-      if (next == reductions_.end() || next->unit != action.unit) {
-        return "not the oldest reduction to replicate";
-      }
-      next->replicated = true;
-      return "";
-    }
+    case ActionKind::kReplicate:
+      return ApplyReplicate(action.unit);
+    case ActionKind::kKeepSums:
+      return ApplyKeepSums(action.unit);
+    case ActionKind::kReplicateSums:
+      return ApplyReplicateSums(event, action.unit);
     case ActionKind::kWaitReduce:
       if (reductions_.empty() || reductions_.front().unit != action.unit) {
         return "not the oldest reduction";
@@ -371,10 +377,57 @@ std::string ScheduleChecker::ApplyReduction(const Event& event,
   }
 }
 
+std::string ScheduleChecker::ApplyReplicate(int index) {
+  const auto next = std::find_if(reductions_.begin(), reductions_.end(),
+                                 [](const Reduction& each) {
+                                   return !each.replicated && !each.keeps_sums;
+                                 });
+  if (next == reductions_.end() || next->unit != index) {
+    return "not the oldest reduction to replicate";
+  }
+  next->replicated = true;
+  units_[index].has_sums = false;
+  return "";
+}
+
+std::string ScheduleChecker::ApplyKeepSums(int index) {
+  if (reductions_.empty() || reductions_.front().unit != index) {
+    return "not the oldest reduction";
+  }
+  if (!reductions_.front().keeps_sums) return "is to be all-reduced";
+  Unit& unit = units_[index];
+  if (reductions_.front().gathers == unit.gathers) unit.is_read = false;
+  reductions_.pop_front();
+  unit.has_sums = true;
+  return "";
+}
+
+std::string ScheduleChecker::ApplyReplicateSums(const Event& event, int index) {
+  Unit& unit = units_[index];
+  if (event.kind != EventKind::kEndOfBackward || !event.synchronizes ||
+      !unit.synchronizes || !unit.all_reduces) {
+    return "sums are not due";
+  }
+  if (!unit.has_sums) return "has no sums";
+  unit.has_sums = false;
+  reductions_.push_back(
+      {index, /*replicated=*/true, /*keeps_sums=*/false, /*gathers=*/-1});
+  return static_cast<int>(reductions_.size()) <= options_.max_reduce_buffers
+             ? ""
+             : "too many reductions";
+}
+
+// Whether the gradients of this event's unit are not kept whole.
+bool ScheduleChecker::Reduces(const Event& event) const {
+  return event.synchronizes && units_[event.unit].synchronizes;
+}
+
 std::string ScheduleChecker::ApplyFill(const Event& event, int index) {
   Unit& unit = units_[index];
   if (filled_ != -1) return "another one is filled and not reduced";
-  if (!event.synchronizes) return "in a backward that does not synchronise";
+  if (!event.synchronizes || !unit.synchronizes) {
+    return "in a backward that does not synchronise";
+  }
   const bool due =
       event.kind == EventKind::kPostBackward
           ? index == event.unit && event.reduces
@@ -440,8 +493,8 @@ std::string ScheduleChecker::CheckCounts(const Event& event,
         actions.begin(), actions.end(),
         [kind](const Action& action) { return action.kind == kind; });
   };
-  const bool reduces = event.reduces && event.synchronizes;
-  const bool keeps = event.reduces && !event.synchronizes;
+  const bool reduces = event.reduces && Reduces(event);
+  const bool keeps = event.reduces && !Reduces(event);
   return count(ActionKind::kReduce) == reduces &&
                  count(ActionKind::kAccumulate) == keeps
              ? ""
@@ -484,9 +537,13 @@ std::string ScheduleChecker::CheckEnds(const Event& event) const {
     }
     if (ends && unit.step_due) return absl::StrCat(i, " has not stepped");
     if (ends && unit.guessed) return "a guess is left";
-    if (ends_backward && event.synchronizes && forwards_.empty() &&
-        unit.has_whole_gradients) {
+    const bool reduces = ends_backward && event.synchronizes &&
+                         unit.synchronizes && forwards_.empty();
+    if (reduces && unit.has_whole_gradients) {
       return absl::StrCat("the gradients of ", i, " are left");
+    }
+    if (reduces && unit.all_reduces && unit.has_sums) {
+      return absl::StrCat("the sums of ", i, " are left");
     }
     if ((event.kind == EventKind::kReset ||
          event.kind == EventKind::kRelease) &&

@@ -37,6 +37,9 @@ class ScheduleChecker {
     int uses_to_come = 0;    // backwards of the forwards of this iteration
     bool has_part = false;
     bool has_whole_gradients = false;
+    bool has_sums = false;
+    bool synchronizes = true;  // as kSetReduction says
+    bool all_reduces = true;
     bool step_due = false;
     bool stepped = false;  // since its last forward
     // Versions of the values: the shards change whenever an optimizer may have
@@ -50,6 +53,7 @@ class ScheduleChecker {
   struct Reduction {
     int unit;
     bool replicated;
+    bool keeps_sums;
     int64_t gathers;  // of the unit, which was freed then; -1: it was not
   };
 
@@ -65,6 +69,10 @@ class ScheduleChecker {
   std::string ApplyFree(const Event& event, const Action& action);
   std::string ApplyReduction(const Event& event, const Action& action);
   std::string ApplyFill(const Event& event, int index);
+  std::string ApplyReplicate(int index);
+  std::string ApplyKeepSums(int index);
+  std::string ApplyReplicateSums(const Event& event, int index);
+  bool Reduces(const Event& event) const;
   std::string ApplyStep(const Event& event, int index);
   std::string ApplyOpen(const Event& event);
   std::string ApplyClose(const Event& event);

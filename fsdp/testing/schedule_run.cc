@@ -19,7 +19,9 @@ namespace {
 bool IsRequest(const Event& event) {
   return event.kind == EventKind::kUnshard ||
          event.kind == EventKind::kWaitUnshard ||
-         event.kind == EventKind::kReshard || event.kind == EventKind::kRelease;
+         event.kind == EventKind::kReshard ||
+         event.kind == EventKind::kRelease ||
+         event.kind == EventKind::kSetReduction;
 }
 
 bool IsBackward(const Event& event) {

@@ -30,10 +30,11 @@ absl::StatusOr<Actions> WatchedSchedule::Next(const Event& event) {
   return status.ok() ? std::move(actions) : status;
 }
 
-void WatchedSchedule::SetHasWholeGradients(int unit, bool has) {
-  schedule_.SetHasWholeGradients(unit, has);
+void WatchedSchedule::SetKept(int unit, bool whole_gradients, bool sums) {
+  schedule_.SetKept(unit, whole_gradients, sums);
   for (MemoryModel& model : models_) {
-    if (!has) model.DropWholeGradients(unit);
+    if (!whole_gradients) model.DropWholeGradients(unit);
+    if (!sums) model.DropSums(unit);
   }
 }
 

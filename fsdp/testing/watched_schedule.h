@@ -17,7 +17,9 @@ class WatchedSchedule {
 
   // As of Schedule. Internal: the actions are wrong, or those before were.
   absl::StatusOr<Actions> Next(const Event& event);
-  void SetHasWholeGradients(int unit, bool has);
+  void SetKept(int unit, bool whole_gradients, bool sums);
+  bool synchronizes(int unit) const { return schedule_.synchronizes(unit); }
+  bool all_reduces(int unit) const { return schedule_.all_reduces(unit); }
   bool in_forward() const { return schedule_.in_forward(); }
   bool in_backward() const { return schedule_.in_backward(); }
   bool IsUnsharded(int unit) const { return schedule_.IsUnsharded(unit); }

@@ -173,6 +173,9 @@ class Rank {
         return Replicate(unit);
       case ActionKind::kWaitReduce:
         return WaitReduce(unit);
+      case ActionKind::kKeepSums:  // nobody asks for it here
+      case ActionKind::kReplicateSums:
+        return;
       case ActionKind::kStep:
         StepOptimizer(unit);
         if (states_[unit].has_gradient) gradients_.Add(-bytes.gradient);

@@ -1,0 +1,57 @@
+#include "fsdp/gradient_sync.h"
+
+#include <torch/nn/module.h>
+
+#include <memory>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "fsdp/sharded_model.h"
+#include "fsdp/unit_handle.h"
+
+namespace fsdp {
+namespace {
+
+using SetOne = absl::FunctionRef<absl::Status(ShardedModel& model, int unit)>;
+
+absl::Status ForEachUnit(torch::nn::Module& module, bool recurse, SetOne set) {
+  bool any = false;
+  const std::shared_ptr<UnitHandle> own = FindUnit(module);
+  if (own != nullptr) {
+    any = true;
+    FSDP_RETURN_IF_ERROR(set(*own->model(), own->unit()));
+  }
+  if (recurse) {
+    for (const auto& inner : module.modules(/*include_self=*/false)) {
+      const auto* handle = dynamic_cast<const UnitHandle*>(inner.get());
+      if (handle == nullptr || handle == own.get()) continue;
+      any = true;
+      FSDP_RETURN_IF_ERROR(set(*handle->model(), handle->unit()));
+    }
+  }
+  if (any) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "module ", module.name(), recurse ? " is and has no unit" : " is no unit",
+      " of a sharded model, so it has no gradients to reduce: see "
+      "Describe() for the units"));
+}
+
+}  // namespace
+
+absl::Status SetRequiresGradientSync(torch::nn::Module& module, bool required,
+                                     bool recurse) {
+  return ForEachUnit(module, recurse, [&](ShardedModel& model, int unit) {
+    return model.SetUnitSynchronizes(unit, required);
+  });
+}
+
+absl::Status SetRequiresAllReduce(torch::nn::Module& module, bool required,
+                                  bool recurse) {
+  return ForEachUnit(module, recurse, [&](ShardedModel& model, int unit) {
+    return model.SetUnitAllReduces(unit, required);
+  });
+}
+
+}  // namespace fsdp

@@ -1,0 +1,374 @@
+// Backwards that reduce the gradients of some units only, or within the group
+// of shards only, against plain LibTorch.
+#include "fsdp/gradient_sync.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/linear.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/types/optional.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "comm/communicator.h"
+#include "comm/mesh.h"
+#include "comm/recording_communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/options.h"
+#include "fsdp/testing/toy_model.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::comm::Collective;
+using ::fsdp::comm::CollectiveLog;
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::Mesh;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::testing::FillParameters;
+using ::fsdp::testing::Rows;
+using ::fsdp::testing::Unowned;
+
+constexpr int64_t kDim = 10;
+constexpr int kRanks = 4;
+constexpr int kUnits = 4;  // with the root
+
+class LayerImpl : public torch::nn::Module {
+ public:
+  LayerImpl()
+      : linear(register_module("linear", torch::nn::Linear(kDim, kDim))) {}
+  at::Tensor forward(const at::Tensor& x) { return linear->forward(x).tanh(); }
+  torch::nn::Linear linear;
+};
+
+// Its last layer may be left out.
+class Net : public torch::nn::Module {
+ public:
+  Net() : head(register_module("head", torch::nn::Linear(kDim, 3))) {
+    for (int i = 0; i < kUnits - 1; ++i) {
+      layers.push_back(register_module(absl::StrCat("layer", i),
+                                       std::make_shared<LayerImpl>()));
+    }
+    FillParameters(*this, 1);
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (size_t i = 0; i < layers.size(); ++i) {
+      if (i + 1 < layers.size() || !skips_last) x = Forward(layers[i], x);
+    }
+    return head->forward(x);
+  }
+  std::vector<std::shared_ptr<LayerImpl>> layers;
+  torch::nn::Linear head;
+  bool skips_last = false;
+};
+
+// One backward of a training.
+struct Turn {
+  // Of each unit; the first is the root's.
+  std::vector<bool> synchronizes = std::vector<bool>(kUnits, true);
+  std::vector<bool> all_reduces = std::vector<bool>(kUnits, true);
+  bool no_sync = false;
+  bool skips_last = false;
+  bool zeroes = false;  // before it
+  // Of layer 0's weight.
+  bool trains_weight = true;
+};
+
+at::Tensor LossOf(const std::function<at::Tensor(at::Tensor)>& forward,
+                  int rank, int turn) {
+  return forward(Rows(100 * turn + 7 * rank, 3, kDim)).square().mean();
+}
+
+// Plain LibTorch on every rank.
+class Plain {
+ public:
+  Plain() {
+    for (int i = 0; i < kRanks; ++i) nets_.push_back(std::make_shared<Net>());
+  }
+  void Run(const Turn& turn, int number) {
+    for (int rank = 0; rank < kRanks; ++rank) {
+      Net& net = *nets_[rank];
+      if (turn.zeroes) net.zero_grad();
+      net.skips_last = turn.skips_last;
+      net.layers[0]->linear->weight.set_requires_grad(turn.trains_weight);
+      LossOf([&](const at::Tensor& x) { return net.forward(x); }, rank, number)
+          .backward();
+    }
+  }
+  at::Tensor Mean(const std::string& name) const {
+    at::Tensor sum;
+    for (const auto& net : nets_) {
+      const at::Tensor gradient = net->named_parameters()[name].grad();
+      if (!gradient.defined()) continue;
+      sum = sum.defined() ? sum + gradient : gradient;
+    }
+    return sum.defined() ? sum / kRanks : sum;
+  }
+
+ private:
+  std::vector<std::shared_ptr<Net>> nets_;
+};
+
+absl::Status RunTurn(FullyShardedDataParallel<Net>& model, const Turn& turn,
+                     int number) {
+  if (turn.zeroes) model->zero_grad();
+  Net& net = *model->module();
+  net.skips_last = turn.skips_last;
+  net.layers[0]->linear->weight.set_requires_grad(turn.trains_weight);
+  for (int i = 0; i < kUnits; ++i) {
+    torch::nn::Module& module =
+        i == 0 ? static_cast<torch::nn::Module&>(net) : *net.layers[i - 1];
+    FSDP_RETURN_IF_ERROR(SetRequiresGradientSync(module, turn.synchronizes[i],
+                                                 /*recurse=*/false));
+    FSDP_RETURN_IF_ERROR(
+        SetRequiresAllReduce(module, turn.all_reduces[i], /*recurse=*/false));
+  }
+  absl::optional<NoSyncScope> no_sync;
+  if (turn.no_sync) no_sync.emplace(model->NoSync());
+  return model->Backward(
+      LossOf([&](const at::Tensor& x) { return model->forward(x); },
+             model->communicator().rank(), number));
+}
+
+absl::Status CheckGradients(const ShardedModuleBase& model,
+                            const Plain& plain) {
+  for (const NamedShard& named : model.NamedShards()) {
+    const at::Tensor whole = plain.Mean(named.name);
+    const at::Tensor& shard = named.shard.grad();
+    if (whole.defined() != shard.defined()) {
+      return absl::InternalError(absl::StrCat(
+          named.name, whole.defined() ? " lacks one" : " has one"));
+    }
+    if (!shard.defined()) continue;
+    const at::Tensor expected =
+        whole.reshape({-1}).narrow(0, named.begin, named.shard.numel());
+    if (!at::allclose(shard, expected, 1e-5, 1e-7)) {
+      return absl::InternalError(absl::StrCat("gradient of ", named.name));
+    }
+  }
+  return absl::OkStatus();
+}
+
+std::vector<bool> AllBut(std::vector<int> others) {
+  std::vector<bool> result(kUnits, true);
+  for (int i : others) result[i] = false;
+  return result;
+}
+std::vector<bool> None() { return std::vector<bool>(kUnits, false); }
+
+absl::StatusOr<FullyShardedDataParallel<Net>> MakeModel(
+    ShardingStrategy strategy, std::shared_ptr<Communicator> world) {
+  Options options;
+  options.wrap_policy = WrapModules<LayerImpl>();
+  options.unit.strategy = strategy;
+  FSDP_ASSIGN_OR_RETURN(
+      const Mesh mesh,
+      Mesh::Create(std::move(world), {{"replicate", 2}, {"shard", 2}}));
+  return FullyShard(std::make_shared<Net>(), mesh, options);
+}
+
+struct Case {
+  const char* name;
+  ShardingStrategy strategy;
+};
+
+class GradientSyncTest : public ::testing::TestWithParam<Case> {
+ protected:
+  // The gradients after the last turn, which leaves nothing for later.
+  static void ExpectAsPlain(const std::vector<Turn>& turns) {
+    EXPECT_OK(RunAllRanks(kRanks, [&](Communicator& world) -> absl::Status {
+      FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<Net> model,
+                            MakeModel(GetParam().strategy, Unowned(world)));
+      Plain plain;
+      for (size_t i = 0; i < turns.size(); ++i) {
+        plain.Run(turns[i], static_cast<int>(i));
+        FSDP_RETURN_IF_ERROR(RunTurn(model, turns[i], static_cast<int>(i)));
+      }
+      if (model->memory_stats().gradients.in_use_bytes > 0) {
+        return absl::InternalError("something is kept");
+      }
+      return CheckGradients(*model, plain);
+    }));
+  }
+};
+
+TEST_P(GradientSyncTest, UnitsThatDoNotReduceKeepTheirGradientsForLater) {
+  Turn some;
+  some.synchronizes = AllBut({1, 3});
+  ExpectAsPlain({some, some, Turn()});
+}
+
+TEST_P(GradientSyncTest, TheRootAloneMayWait) {
+  Turn root;
+  root.synchronizes = AllBut({0});
+  ExpectAsPlain({root, Turn(), root, Turn()});
+}
+
+TEST_P(GradientSyncTest, AllReducesMayWaitForTheLastBackward) {
+  Turn shards;
+  shards.all_reduces = None();
+  ExpectAsPlain({shards, shards, Turn()});
+}
+
+TEST_P(GradientSyncTest, SomeUnitsAllReduceAtOnce) {
+  Turn some;
+  some.all_reduces = AllBut({0, 2});
+  ExpectAsPlain({Turn(), some, some, Turn()});
+}
+
+TEST_P(GradientSyncTest, AllKindsMixed) {
+  Turn whole;
+  whole.no_sync = true;
+  Turn units;
+  units.synchronizes = AllBut({2});
+  Turn shards;
+  shards.all_reduces = AllBut({1});
+  Turn both;
+  both.synchronizes = AllBut({3});
+  both.all_reduces = None();
+  ExpectAsPlain({both, whole, shards, units, both, Turn()});
+}
+
+// Nothing of it is left for the next step.
+TEST_P(GradientSyncTest, ZeroGradDropsWhatIsKept) {
+  Turn both;
+  both.synchronizes = AllBut({1});
+  both.all_reduces = None();
+  Turn last;
+  last.zeroes = true;
+  ExpectAsPlain({both, both, last});
+}
+
+// Its sums, or its whole gradients, are from earlier backwards alone.
+TEST_P(GradientSyncTest, AUnitThatTheLastBackwardDoesNotReachIsReduced) {
+  Turn shards;
+  shards.all_reduces = None();
+  Turn units;
+  units.synchronizes = AllBut({3});
+  Turn last;
+  last.skips_last = true;
+  ExpectAsPlain({shards, shards, last});
+  ExpectAsPlain({units, units, last});
+  ExpectAsPlain({units, shards, last});
+}
+
+TEST_P(GradientSyncTest, WhatIsTrainedChangesMeanwhile) {
+  Turn shards;
+  shards.all_reduces = None();
+  Turn frozen = shards;
+  frozen.trains_weight = false;
+  ExpectAsPlain({shards, frozen, shards, Turn()});
+  ExpectAsPlain({frozen, shards, Turn()});
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Strategies, GradientSyncTest,
+    ::testing::Values(Case{"HybridShard", ShardingStrategy::kHybridShard},
+                      Case{"HybridShardGradOp",
+                           ShardingStrategy::kHybridShardGradOp},
+                      Case{"FullShard", ShardingStrategy::kFullShard},
+                      Case{"ShardOptimizer", ShardingStrategy::kShardOptimizer},
+                      Case{"NoShard", ShardingStrategy::kNoShard}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+// What is sent, and what is held meanwhile.
+TEST(GradientSyncPlanTest, AllReducesWaitAndSegmentsAreKept) {
+  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
+    CollectiveLog log;
+    FSDP_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> own,
+                          world.Split(0, world.rank()));
+    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<Net> model,
+                          MakeModel(ShardingStrategy::kHybridShard,
+                                    comm::Record(std::move(own), &log)));
+    const auto count = [&](Collective kind) {
+      return log.TotalsOf(kind).count;
+    };
+    Turn shards;
+    shards.all_reduces = None();
+    FSDP_RETURN_IF_ERROR(SetRequiresAllReduce(*model->module(), false));
+    MemoryPlanOptions options;
+    options.backwards_per_step = 3;
+    const MemoryPlan plan = model->PlanMemory(options);
+    for (int step = 0; step < 2; ++step) {
+      for (int i = 0; i < 3; ++i) {
+        log.Clear();
+        FSDP_RETURN_IF_ERROR(RunTurn(model, i < 2 ? shards : Turn(), i));
+        // The last also compares orders.
+        const int64_t all_reduces = count(Collective::kAllReduce);
+        if (count(Collective::kReduceScatter) != kUnits ||
+            all_reduces != (i < 2 ? 1 : kUnits + 1)) {
+          return absl::InternalError(absl::StrCat(
+              "backward ", i, ": ", count(Collective::kReduceScatter),
+              " reduce-scatters, ", all_reduces, " all-reduces"));
+        }
+      }
+    }
+    const int64_t peak = model->memory_stats().gradients.peak_in_use_bytes;
+    if (peak != plan.in_flight) {
+      return absl::InternalError(
+          absl::StrCat(peak, " bytes, planned ", plan.in_flight));
+    }
+    return absl::OkStatus();
+  }));
+}
+
+TEST(GradientSyncPlanTest, UnitsThatWaitAreHeldWhole) {
+  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(
+        FullyShardedDataParallel<Net> model,
+        MakeModel(ShardingStrategy::kFullShard, Unowned(world)));
+    Turn some;
+    some.synchronizes = AllBut({1, 2});
+    FSDP_RETURN_IF_ERROR(RunTurn(model, some, 0));
+    MemoryPlanOptions options;
+    options.backwards_per_step = 2;
+    const MemoryPlan plan = model->PlanMemory(options);
+    FSDP_RETURN_IF_ERROR(RunTurn(model, Turn(), 1));
+    const int64_t peak = model->memory_stats().gradients.peak_in_use_bytes;
+    return peak == plan.in_flight ? absl::OkStatus()
+                                  : absl::InternalError(absl::StrCat(
+                                        peak, ", planned ", plan.in_flight));
+  }));
+}
+
+TEST(GradientSyncErrorsTest, AreRefusedByName) {
+  EXPECT_OK(RunAllRanks(1, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<Net> model,
+                          FullyShard(std::make_shared<Net>(), Unowned(world)));
+    torch::nn::Module& inner = *model->module()->layers[0];
+    for (const absl::Status& status :
+         {SetRequiresGradientSync(inner, false),
+          SetRequiresAllReduce(inner, false, /*recurse=*/false)}) {
+      if (!absl::IsFailedPrecondition(status) ||
+          !absl::StrContains(status.message(), "no unit")) {
+        return absl::InternalError(status.ToString());
+      }
+    }
+    at::Tensor x = Rows(0, 3, kDim).requires_grad_();
+    absl::Status inside;
+    x.register_hook([&](const at::Tensor& gradient) {
+      inside = SetRequiresGradientSync(*model->module(), false);
+      return gradient;
+    });
+    FSDP_RETURN_IF_ERROR(model->Backward(model->forward(x).square().mean()));
+    if (!absl::IsFailedPrecondition(inside)) {
+      return absl::InternalError(inside.ToString());
+    }
+    return absl::OkStatus();
+  }));
+}
+
+}  // namespace
+}  // namespace fsdp
