@@ -305,6 +305,7 @@ TEST(ScheduleRefusalTest, ForwardThatEndsWithoutBeingUnderWay) {
 TEST(ScheduleDeathTest, UnitsThatAreNoTreeStopTheProgram) {
   EXPECT_DEATH(WatchedSchedule({}, {}), "");
   EXPECT_DEATH(WatchedSchedule({{"root", -1}, {"other", -1}}, {}), "parent");
+  EXPECT_DEATH(WatchedSchedule({{"root", -1}, {"a", 1}}, {}), "parent");
   EXPECT_DEATH(WatchedSchedule({{"root", -1}, {"a", 2}, {"b", 0}}, {}),
                "parent");
 }
