@@ -3,9 +3,7 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/record_function.h>
 
-#include <cerrno>
 #include <cstdint>
-#include <cstdio>
 #include <memory>
 #include <string>
 #include <utility>
@@ -17,6 +15,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "base/check.h"
+#include "base/output_file.h"
 #include "base/status_macros.h"
 #include "comm/agreement.h"
 #include "fsdp/trace_buffer.h"
@@ -67,18 +66,6 @@ void RemoveCallbacks() {
   for (const at::CallbackHandle handle : handles) at::removeCallback(handle);
 }
 
-absl::Status WriteFile(const std::string& path, const std::string& text) {
-  std::FILE* file = std::fopen(path.c_str(), "we");
-  const bool written =
-      file != nullptr &&
-      std::fwrite(text.data(), 1, text.size(), file) == text.size();
-  const int error = errno;
-  const bool closed = file != nullptr && std::fclose(file) == 0;
-  if (written && closed) return absl::OkStatus();
-  return absl::ErrnoToStatus(written ? errno : error,
-                             absl::StrCat("writing the trace ", path));
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Trace>> Trace::Start(
@@ -127,7 +114,7 @@ std::string Trace::Events(int64_t base_ns, int64_t last_steps) const {
 }
 
 absl::Status Trace::Write(const std::string& path, int64_t last_steps) const {
-  return WriteFile(path, TraceFile({Events(start_ns_, last_steps)}));
+  return WriteOutputFile(path, TraceFile({Events(start_ns_, last_steps)}));
 }
 
 absl::Status WriteTrace(const Trace& trace, comm::Communicator& communicator,
@@ -151,7 +138,8 @@ absl::Status WriteTrace(const Trace& trace, comm::Communicator& communicator,
     if (communicator.rank() == 0) events.push_back(std::move(text));
   }
   absl::Status written;
-  if (communicator.rank() == 0) written = WriteFile(path, TraceFile(events));
+  if (communicator.rank() == 0)
+    written = WriteOutputFile(path, TraceFile(events));
   return comm::Agree(communicator, written, kWhat, deadline());
 }
 

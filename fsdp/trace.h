@@ -53,7 +53,8 @@ class Trace {
 
   int64_t num_dropped() const;  // of the oldest spans
 
-  // One file of this rank alone, with the last `last_steps` steps; 0: with all.
+  // One file of this rank alone, whole or not at all, with the last
+  // `last_steps` steps; 0: with all.
   absl::Status Write(const std::string& path, int64_t last_steps = 0) const;
   // What such a file consists of, with times since `base_ns`, in nanoseconds
   // since 1970: see trace_json.h.
@@ -68,8 +69,9 @@ class Trace {
   const std::shared_ptr<TraceBuffer> buffer_;
 };
 
-// Collective: rank 0 writes one file with what all ranks have recorded. OK, or
-// an error, on all ranks alike.
+// Collective: rank 0 writes one file with what all ranks have recorded, whole
+// or not at all. OK, or an error, on all ranks alike. What can be written is
+// known before a long run by OutputFile::Open() (base/output_file.h).
 absl::Status WriteTrace(const Trace& trace, comm::Communicator& communicator,
                         const std::string& path, int64_t last_steps = 0);
 

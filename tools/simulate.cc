@@ -1,5 +1,6 @@
 // Predicts training steps without running them:
 //   ./bazelw run //tools:simulate -- --help
+#include <cerrno>
 #include <cstdio>
 #include <fstream>
 #include <iterator>
@@ -12,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/output_file.h"
 #include "base/status_macros.h"
 #include "tools/simulator/flags.h"
 #include "tools/simulator/model_shape.h"
@@ -45,16 +47,6 @@ absl::StatusOr<ModelShape> LoadModel(const Settings& settings) {
                      ": the file cannot be read; is the path right?"));
   }
   return ParseUnits(text, settings.units);
-}
-
-absl::Status WriteFile(const std::string& path, const std::string& text) {
-  std::ofstream file(path);
-  file << text << std::flush;
-  if (file) return absl::OkStatus();
-  return absl::UnavailableError(
-      absl::StrCat("writing ", path,
-                   " failed: is there such a folder, with "
-                   "room and leave to write?"));
 }
 
 absl::StatusOr<ReportRow> SimulateRanks(Scenario scenario, int ranks) {
@@ -93,15 +85,18 @@ absl::Status Run(int argc, char** argv) {
     absl::PrintF("\non %d ranks\n%s", last.ranks,
                  UnitTable(scenario.model, last.step));
   }
+  if (std::fflush(stdout) != 0) {
+    return absl::ErrnoToStatus(errno, "writing to standard output");
+  }
   if (!settings.csv.empty()) {
-    FSDP_RETURN_IF_ERROR(WriteFile(settings.csv, StepCsv(rows)));
+    FSDP_RETURN_IF_ERROR(WriteOutputFile(settings.csv, StepCsv(rows)));
   }
   if (settings.svg.empty()) return absl::OkStatus();
   const std::string title =
       absl::StrCat("One step of ", scenario.model.units.size(), " units on ",
                    last.ranks, last.ranks == 1 ? " rank" : " ranks");
-  return WriteFile(settings.svg,
-                   DrawTimeline(scenario.model, last.step, title));
+  return WriteOutputFile(settings.svg,
+                         DrawTimeline(scenario.model, last.step, title));
 }
 
 }  // namespace

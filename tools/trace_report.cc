@@ -2,7 +2,6 @@
 //   bazel run //tools:trace_report -- --svg=step.svg trace.json
 #include <cerrno>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
@@ -19,6 +18,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "base/output_file.h"
 #include "base/status_macros.h"
 #include "tools/drawing/lane_chart.h"
 #include "tools/trace/breakdown.h"
@@ -41,18 +41,6 @@ std::string ResolvePath(const std::string& path) {
   const char* directory = std::getenv("BUILD_WORKING_DIRECTORY");
   if (path.empty() || directory == nullptr) return path;
   return std::filesystem::path(directory) / path;
-}
-
-absl::Status WriteFile(const std::string& path, const std::string& text) {
-  std::FILE* file = std::fopen(path.c_str(), "we");
-  const bool written =
-      file != nullptr &&
-      std::fwrite(text.data(), 1, text.size(), file) == text.size();
-  const int error = errno;
-  const bool closed = file != nullptr && std::fclose(file) == 0;
-  if (written && closed) return absl::OkStatus();
-  return absl::ErrnoToStatus(written ? errno : error,
-                             absl::StrCat("writing ", path));
 }
 
 absl::StatusOr<PictureOptions> ReadPictureOptions() {
@@ -90,14 +78,16 @@ absl::Status Run(const std::vector<char*>& arguments) {
   FSDP_ASSIGN_OR_RETURN(const PictureOptions picture, ReadPictureOptions());
   FSDP_ASSIGN_OR_RETURN(const std::vector<RankTrace> traces, ReadTraces(paths));
   const std::vector<StepTimes> steps = BreakDown(traces);
-  std::cout << ToText(traces, steps) << std::flush;
+  if (!(std::cout << ToText(traces, steps) << std::flush)) {
+    return absl::ErrnoToStatus(errno, "writing to standard output");
+  }
   const std::string csv = ResolvePath(absl::GetFlag(FLAGS_csv));
-  if (!csv.empty()) FSDP_RETURN_IF_ERROR(WriteFile(csv, ToCsv(steps)));
+  if (!csv.empty()) FSDP_RETURN_IF_ERROR(WriteOutputFile(csv, ToCsv(steps)));
   const std::string svg = ResolvePath(absl::GetFlag(FLAGS_svg));
   if (svg.empty()) return absl::OkStatus();
   FSDP_ASSIGN_OR_RETURN(const drawing::LaneChart chart,
                         DrawStep(traces, steps, picture));
-  return WriteFile(svg, drawing::ToSvg(chart));
+  return WriteOutputFile(svg, drawing::ToSvg(chart));
 }
 
 int Main(int argc, char** argv) {

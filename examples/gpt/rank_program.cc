@@ -5,9 +5,7 @@
 #include <sys/resource.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdint>
-#include <cstdio>
 #include <memory>
 #include <string>
 #include <thread>
@@ -18,6 +16,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
+#include "absl/types/optional.h"
+#include "base/output_file.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/agreement.h"
@@ -47,18 +47,6 @@ using ::fsdp::comm::Communicator;
 constexpr int64_t kValidationTokens = 1 << 15;
 constexpr int64_t kPromptBytes = 64;
 
-absl::Status WriteFile(const std::string& path, const std::string& text) {
-  std::FILE* file = std::fopen(path.c_str(), "we");
-  const bool written =
-      file != nullptr &&
-      std::fwrite(text.data(), 1, text.size(), file) == text.size();
-  const int error = errno;
-  const bool closed = file != nullptr && std::fclose(file) == 0;
-  if (written && closed) return absl::OkStatus();
-  return absl::ErrnoToStatus(written ? errno : error,
-                             absl::StrCat("writing ", path));
-}
-
 // Up to kPromptBytes from the beginning of a line, where there is one.
 std::string Prompt(absl::string_view text) {
   const size_t newline = text.substr(0, text.size() / 2).find('\n');
@@ -75,6 +63,7 @@ class RankRun {
         communicator_(*context.communicator) {}
 
   absl::Status Run() {
+    FSDP_RETURN_IF_ERROR(Agree(OpenOutputs(), "opening files to write"));
     FSDP_RETURN_IF_ERROR(Agree(ReadCorpus(), "reading data"));
     FSDP_RETURN_IF_ERROR(MakeModel());
     FSDP_RETURN_IF_ERROR(TrainModel());
@@ -85,7 +74,8 @@ class RankRun {
       return absl::CancelledError(
           absl::StrCat("stopped after step ", result_.mean_losses.size()));
     }
-    return SampleText();
+    FSDP_RETURN_IF_ERROR(SampleText());
+    return Agree(CheckPrinted(), "printing");
   }
 
  private:
@@ -96,6 +86,28 @@ class RankRun {
   absl::Status Agree(const absl::Status& mine, absl::string_view what) {
     return fsdp::comm::Agree(communicator_, mine, what,
                              absl::Now() + communicator_.default_timeout());
+  }
+
+  // Before anything takes time.
+  absl::Status OpenOutputs() {
+    if (!IsFirst()) return absl::OkStatus();
+    if (!options_.json.empty()) {
+      FSDP_ASSIGN_OR_RETURN(fsdp::OutputFile file,
+                            fsdp::OutputFile::Open(options_.json));
+      json_.emplace(std::move(file));
+    }
+    if (options_.trace.empty()) return absl::OkStatus();
+    FSDP_ASSIGN_OR_RETURN(fsdp::OutputFile file,
+                          fsdp::OutputFile::Open(options_.trace));
+    trace_.emplace(std::move(file));
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckPrinted() const {
+    if (!IsFirst() || Out().flush()) return absl::OkStatus();
+    return absl::ResourceExhaustedError(
+        "not all could be printed: is the disk full that standard output goes "
+        "to?");
   }
 
   absl::Status ReadCorpus() {
@@ -181,7 +193,7 @@ class RankRun {
     trainer.steps = options_.steps;
     trainer.lr = options_.lr;
     trainer.stop_requested = context_.stop_requested;
-    Traffic before_timed;
+    absl::optional<Traffic> before_timed;
     trainer.on_timed_begin = [&] { before_timed = TrafficSoFar(); };
     if (IsFirst()) {
       trainer.on_step = [&progress](int64_t step, double loss) {
@@ -201,7 +213,7 @@ class RankRun {
       FSDP_RETURN_IF_ERROR(fsdp::WriteTrace(
           *trace, communicator_, options_.trace, options_.trace_steps));
     }
-    return ReportTraffic(before_timed);
+    return ReportTraffic(before_timed.value_or(TrafficSoFar()));
   }
 
   void PrintIntroduction() const {
@@ -287,15 +299,15 @@ class RankRun {
   }
 
   absl::Status PublishReport() {
-    if (!IsFirst() || result_.step_seconds.empty()) return absl::OkStatus();
+    if (!IsFirst()) return absl::OkStatus();
     report_.options = options_;
     report_.world = communicator_.world_size();
     report_.losses = result_.mean_losses;
     report_.loss_rank0 = result_.own_losses;
     report_.step_seconds = result_.step_seconds;
     Out() << ToTable(report_) << std::flush;
-    if (options_.json.empty()) return absl::OkStatus();
-    return WriteFile(options_.json, ToJson(report_).ToString() + "\n");
+    if (!json_.has_value()) return absl::OkStatus();
+    return json_->Write(ToJson(report_).ToString() + "\n");
   }
 
   // Every rank samples the same, to gather together.
@@ -330,6 +342,9 @@ class RankRun {
   std::unique_ptr<TrainableModel> model_;
   TrainingResult result_;
   Report report_;
+  // Of the first rank, where they are asked for.
+  absl::optional<fsdp::OutputFile> json_;
+  absl::optional<fsdp::OutputFile> trace_;  // keeps a FIFO's reader
 };
 
 int NumThreads(const TrainOptions& options, int ranks_on_host) {

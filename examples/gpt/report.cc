@@ -28,6 +28,12 @@ double Median(std::vector<double> values) {
                                 : (values[half - 1] + values[half]) / 2;
 }
 
+// Null of no numbers.
+template <typename Function>
+Json OfAny(const std::vector<double>& values, const Function& function) {
+  return values.empty() ? Json() : Json(function(values));
+}
+
 double TokensPerSecond(const Report& report) {
   const double tokens = static_cast<double>(report.world) *
                         report.options.batch * report.options.model.seq;
@@ -40,7 +46,8 @@ void AppendRow(absl::string_view name, absl::string_view value,
 }
 
 double PerStep(double total, const Report& report) {
-  return total / static_cast<double>(report.step_seconds.size());
+  return total /
+         static_cast<double>(std::max<size_t>(1, report.step_seconds.size()));
 }
 
 Json PerStepByKind(const BytesByKind& bytes, const Report& report) {
@@ -109,10 +116,13 @@ void AppendOffload(const Report& report, std::string& table) {
 }  // namespace
 
 Json ToJson(const Report& report) {
-  const double step_ms = Median(report.step_seconds) * 1e3;
-  const double min_ms = *std::min_element(report.step_seconds.begin(),
-                                          report.step_seconds.end()) *
-                        1e3;
+  const auto median_ms = [](auto& seconds) { return Median(seconds) * 1e3; };
+  const auto min_ms = [](auto& seconds) {
+    return *std::min_element(seconds.begin(), seconds.end()) * 1e3;
+  };
+  const auto rate = [&](auto&) { return TokensPerSecond(report); };
+  const auto first = [](auto& losses) { return losses.front(); };
+  const auto last = [](auto& losses) { return losses.back(); };
   const bool sharded = report.options.sharding != Sharding::kNone;
   Json::Object json = {
       {"impl", sharded ? "libtorch_fsdp" : "none"},
@@ -121,12 +131,12 @@ Json ToJson(const Report& report) {
       {"bf16", report.options.precision == ComputeDtype::kBFloat16},
       {"batch", report.options.batch},
       {"seq", report.options.model.seq},
-      {"step_ms", step_ms},
-      {"min_ms", min_ms},
-      {"tok_s", TokensPerSecond(report)},
+      {"step_ms", OfAny(report.step_seconds, median_ms)},
+      {"min_ms", OfAny(report.step_seconds, min_ms)},
+      {"tok_s", OfAny(report.step_seconds, rate)},
       {"peak_rss_mb", report.peak_rss_mb},
-      {"loss0", report.loss_rank0.front()},
-      {"loss", report.loss_rank0.back()},
+      {"loss0", OfAny(report.loss_rank0, first)},
+      {"loss", OfAny(report.loss_rank0, last)},
       {"losses", report.losses},
       {"loss_rank0", report.loss_rank0},
       {"all_gathers", report.collectives.all_gathers},
@@ -147,23 +157,29 @@ std::string ToTable(const Report& report) {
   std::string table = absl::StrFormat(
       "%d steps on %d rank%s, %d parameters\n", report.losses.size(),
       report.world, report.world == 1 ? "" : "s", report.num_parameters);
-  AppendRow("training loss",
-            absl::StrFormat("%.3f, at first %.3f (nats per token)",
-                            report.losses.back(), report.losses.front()),
-            table);
+  if (!report.losses.empty()) {
+    AppendRow("training loss",
+              absl::StrFormat("%.3f, at first %.3f (nats per token)",
+                              report.losses.back(), report.losses.front()),
+              table);
+  }
   if (report.validation_loss.has_value()) {
     AppendRow("validation loss",
               absl::StrFormat("%.3f", *report.validation_loss), table);
   }
-  AppendRow("step, median",
-            absl::StrFormat("%.1f ms", Median(report.step_seconds) * 1e3),
-            table);
-  AppendRow("tokens/s", absl::StrFormat("%.0f", TokensPerSecond(report)),
-            table);
+  const bool is_timed = !report.step_seconds.empty();
+  if (is_timed) {
+    AppendRow("step, median",
+              absl::StrFormat("%.1f ms", Median(report.step_seconds) * 1e3),
+              table);
+    AppendRow("tokens/s", absl::StrFormat("%.0f", TokensPerSecond(report)),
+              table);
+  }
   AppendRow(
       "peak memory",
       absl::StrCat(absl::StrJoin(report.peak_rss_mb, ", "), " MB, by rank"),
       table);
+  if (!is_timed) return table;
   const CollectiveCounts& counts = report.collectives;
   AppendRow("per step",
             absl::StrFormat("%g all-gathers (%.1f MB), %g reduce-scatters "

@@ -37,7 +37,7 @@ struct Report {
   int64_t num_parameters = 0;
   std::vector<double> losses;        // mean over the ranks, every step
   std::vector<double> loss_rank0;    // every step
-  std::vector<double> step_seconds;  // of the timed steps, at least one
+  std::vector<double> step_seconds;  // of the timed steps
   // By rank. Each counts all pages that it shares with others.
   std::vector<int64_t> peak_rss_mb;
   CollectiveCounts collectives;           // in the timed steps
@@ -45,7 +45,8 @@ struct Report {
   absl::optional<double> validation_loss;
 };
 
-// One object with the keys of benchmarks/peers/peer_gpt.py and more.
+// One object with the keys of benchmarks/peers/peer_gpt.py and more; null where
+// no step was taken, as by a kept run that had finished.
 fsdp::Json ToJson(const Report& report);
 
 // A small table for people.

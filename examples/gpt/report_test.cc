@@ -48,6 +48,26 @@ TEST(ReportTest, JsonHasTheKeysOfThePeerAndOurs) {
   EXPECT_EQ(json.Find("validation_loss"), nullptr);
 }
 
+// As of a kept run that had finished before.
+TEST(ReportTest, WhatIsNotKnownWithoutAStepIsNullAndNotInTheTable) {
+  Report report = MakeReport();
+  report.losses.clear();
+  report.loss_rank0.clear();
+  report.step_seconds.clear();
+  report.collectives = {};
+  report.validation_loss = 1.875;
+  const Json json = ToJson(report);
+  for (const char* key : {"step_ms", "min_ms", "tok_s", "loss0", "loss"}) {
+    EXPECT_EQ(*json.Find(key), Json()) << key;
+  }
+  EXPECT_EQ(json.Find("losses")->ToString(), "[]");
+  EXPECT_EQ(json.Find("validation_loss")->NumberOr(0), 1.875);
+  EXPECT_EQ(ToTable(report),
+            "0 steps on 2 ranks, 1000 parameters\n"
+            "  validation loss  1.875\n"
+            "  peak memory      300, 310 MB, by rank\n");
+}
+
 TEST(ReportTest, TableIsForPeople) {
   Report report = MakeReport();
   EXPECT_THAT(ToTable(report), Not(HasSubstr("validation")));

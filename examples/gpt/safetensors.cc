@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/file_size_errors.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 
@@ -76,6 +76,7 @@ absl::Status ReadAt(int fd, int64_t offset, char* out, int64_t bytes) {
 }
 
 absl::Status WriteAt(int fd, int64_t offset, const char* in, int64_t bytes) {
+  const fsdp::FileSizeErrors errors;
   while (bytes > 0) {
     const ssize_t count = pwrite(fd, in, bytes, offset);
     if (count < 0 && errno == EINTR) continue;
@@ -101,7 +102,8 @@ SafetensorsReader::SafetensorsReader(std::string path, FileDescriptor file)
 
 absl::StatusOr<SafetensorsReader> SafetensorsReader::Open(
     const std::string& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // Opening a FIFO waits for a writer.
+  const int fd = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
   if (fd < 0) return ErrnoError("opening", path);
   SafetensorsReader reader(path, FileDescriptor(fd));
   struct stat stat;
@@ -164,15 +166,8 @@ absl::Status SafetensorsReader::ExpectOnly(
                    extra.front(), "\""));
 }
 
-SafetensorsWriter::SafetensorsWriter(std::string path, std::string temporary,
-                                     FileDescriptor file)
-    : path_(std::move(path)),
-      temporary_(std::move(temporary)),
-      file_(std::move(file)) {}
-
-SafetensorsWriter::~SafetensorsWriter() {
-  if (!finished_) unlink(temporary_.c_str());
-}
+SafetensorsWriter::SafetensorsWriter(std::string path, fsdp::PartialFile file)
+    : path_(std::move(path)), file_(std::move(file)) {}
 
 absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
     const std::string& path, absl::Span<const TensorSpec> tensors) {
@@ -182,15 +177,14 @@ absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
                        tensor.shape, 0, 0});
   }
   FSDP_ASSIGN_OR_RETURN(entries, PlaceSafetensors(std::move(entries)));
-  std::string temporary = absl::StrCat(path, ".partial.", getpid());
-  const int fd =
-      open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (fd < 0) return ErrnoError("creating", path);
+  FSDP_ASSIGN_OR_RETURN(fsdp::PartialFile file,
+                        fsdp::PartialFile::Create(path));
   std::unique_ptr<SafetensorsWriter> writer(
-      new SafetensorsWriter(path, std::move(temporary), FileDescriptor(fd)));
+      new SafetensorsWriter(path, std::move(file)));
   const std::string header = FormatSafetensorsHeader(entries);
-  FSDP_RETURN_IF_ERROR(
-      fsdp::Annotate(WriteAt(fd, 0, header.data(), header.size()), path));
+  FSDP_RETURN_IF_ERROR(fsdp::Annotate(
+      WriteAt(writer->file_.descriptor(), 0, header.data(), header.size()),
+      path));
   writer->data_begin_ = header.size();
   for (const SafetensorsEntry& entry : entries) {
     writer->missing_.insert(entry.name);
@@ -215,7 +209,7 @@ absl::Status SafetensorsWriter::Write(absl::string_view name,
   FSDP_RETURN_IF_ERROR(fsdp::Annotate(CheckMatches(entry, tensor), path_));
   const at::Tensor dense = tensor.detach().cpu().contiguous();
   FSDP_RETURN_IF_ERROR(
-      fsdp::Annotate(WriteAt(file_.get(), data_begin_ + entry.begin,
+      fsdp::Annotate(WriteAt(file_.descriptor(), data_begin_ + entry.begin,
                              static_cast<const char*>(dense.const_data_ptr()),
                              entry.end - entry.begin),
                      absl::StrCat(path_, ": tensor \"", name, "\"")));
@@ -229,12 +223,7 @@ absl::Status SafetensorsWriter::Finish() {
         path_, ": ", missing_.size(), " tensors were never written, \"",
         *missing_.begin(), "\" is one"));
   }
-  if (fsync(file_.get()) != 0 ||
-      std::rename(temporary_.c_str(), path_.c_str()) != 0) {
-    return ErrnoError("writing", path_);
-  }
-  finished_ = true;
-  return absl::OkStatus();
+  return file_.Publish();
 }
 
 }  // namespace gpt

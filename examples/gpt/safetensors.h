@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "base/output_file.h"
 #include "examples/gpt/safetensors_header.h"
 
 namespace gpt {
@@ -64,14 +65,13 @@ class SafetensorsReader {
   absl::flat_hash_map<std::string, SafetensorsEntry> entries_;
 };
 
-// A file being written under a temporary name next to `path`, which it takes in
-// Finish(): `path` never holds half a file. Without Finish() nothing remains.
+// A file that takes the name `path` in Finish(), see fsdp::PartialFile: `path`
+// never holds half a file. Without Finish() nothing remains.
 // Thread-compatible. Errors name the file.
 class SafetensorsWriter {
  public:
   static absl::StatusOr<std::unique_ptr<SafetensorsWriter>> Create(
       const std::string& path, absl::Span<const TensorSpec> tensors);
-  ~SafetensorsWriter();
   SafetensorsWriter(const SafetensorsWriter&) = delete;
   SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
 
@@ -83,14 +83,11 @@ class SafetensorsWriter {
   absl::Status Finish();
 
  private:
-  SafetensorsWriter(std::string path, std::string temporary,
-                    FileDescriptor file);
+  SafetensorsWriter(std::string path, fsdp::PartialFile file);
 
   const std::string path_;
-  const std::string temporary_;
-  FileDescriptor file_;
+  fsdp::PartialFile file_;
   int64_t data_begin_ = 0;
-  bool finished_ = false;
   absl::flat_hash_map<std::string, SafetensorsEntry> entries_;
   absl::flat_hash_set<std::string> missing_;
 };

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/zeros.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdint>
@@ -98,6 +99,12 @@ TEST_F(SafetensorsTest, RefusesFilesThatAreNotThereOrDamaged) {
   EXPECT_THAT(
       SafetensorsReader::Open(path_).status(),
       StatusIs(kInvalid, AllOf(HasSubstr(path_), HasSubstr("truncated"))));
+}
+
+TEST_F(SafetensorsTest, AFifoIsRefusedAtOnce) {
+  ASSERT_EQ(mkfifo(path_.c_str(), 0600), 0);
+  EXPECT_THAT(SafetensorsReader::Open(path_),
+              StatusIs(kInvalid, HasSubstr("no regular file")));
 }
 
 TEST_F(SafetensorsTest, NoCutOfAFileCrashesOrPasses) {

@@ -112,6 +112,11 @@ absl::StatusOr<TextCorpus> ReadTextCorpus(const std::string& path,
   int num_files = 0;
   if (fs::is_directory(status)) {
     FSDP_ASSIGN_OR_RETURN(text, ReadDirectory(path, &num_files));
+  } else if (!fs::is_regular_file(status)) {
+    // Every rank reads it, and nobody may write to it.
+    return absl::InvalidArgumentError(absl::StrCat(
+        "reading text from ", path,
+        ": it is no regular file; a FIFO or a device can be read once"));
   } else {
     FSDP_RETURN_IF_ERROR(AppendFile(path, text));
     num_files = 1;

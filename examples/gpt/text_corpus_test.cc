@@ -1,5 +1,6 @@
 #include "examples/gpt/text_corpus.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -76,6 +77,13 @@ TEST_F(TextCorpusTest, SaysWhyThereIsNoText) {
   EXPECT_THAT(ReadTextCorpus(Path("folder"), 1).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("has no text files")));
+}
+
+TEST_F(TextCorpusTest, AFifoIsRefusedAtOnce) {
+  ASSERT_EQ(mkfifo(Path("fifo").c_str(), 0600), 0);
+  EXPECT_THAT(ReadTextCorpus(Path("fifo"), 1),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("no regular file")));
 }
 
 TEST_F(TextCorpusTest, NamesTheFileThatCannotBeRead) {

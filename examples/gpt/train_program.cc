@@ -13,6 +13,7 @@
 #include "absl/flags/usage.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/file_size_errors.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
@@ -145,10 +146,10 @@ absl::Status RunProcess(const TrainOptions& options,
 }
 
 int ExitCode(const absl::Status& status, const StopRequest& stop) {
-  if (status.ok()) return EXIT_SUCCESS;
-  std::cerr << status << std::endl;
-  return absl::IsCancelled(status) && stop.requested() ? 128 + stop.signal()
-                                                       : EXIT_FAILURE;
+  if (!status.ok()) std::cerr << status << std::endl;
+  return absl::IsCancelled(status) && stop.requested()
+             ? 128 + stop.signal()
+             : fsdp::comm::ExitCodeOf(status);
 }
 
 // Starts this program once more for every rank.
@@ -169,6 +170,7 @@ int Launch(const TrainOptions& options, int argc, char** argv) {
 }  // namespace
 
 int TrainProgram(int argc, char** argv, const NcclOn& nccl_on) {
+  const fsdp::FileSizeErrors errors;
   absl::SetProgramUsageMessage(
       "Trains a byte-level GPT with Fully Sharded Data Parallel.\n\n"
       "  bazel run //examples/gpt:train -- --data=my_text.txt --ranks=4");

@@ -2,6 +2,7 @@
 // below the directory that the test starts in.
 #include <ATen/Parallel.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdint>
@@ -32,6 +33,7 @@ namespace {
 
 using ::fsdp::Json;
 using ::testing::AllOf;
+using ::testing::AnyOf;
 using testing::ChildProcess;
 using ::testing::Each;
 using ::testing::ElementsAre;
@@ -201,7 +203,11 @@ TEST_F(TrainTest, AKilledRunGoesOnFromItsLastFinishedStep) {
   const std::vector<double> rest = Numbers(Run(flags), "losses");
   ASSERT_LE(rest.size(), unbroken.size());
   EXPECT_TRUE(std::equal(rest.rbegin(), rest.rend(), unbroken.rbegin()));
-  // Another start of a run that is done takes no step.
+  // Another start of a run that is done takes no step, and says so.
+  const Json done = Run(flags);
+  EXPECT_THAT(Numbers(done, "losses"), SizeIs(0));
+  EXPECT_EQ(*done.Find("step_ms"), Json());
+  EXPECT_EQ(done.Find("world")->NumberOr(0), 2);
   ChildProcess again(Command(flags));
   EXPECT_EQ(again.Wait(), 0) << again.output();
   EXPECT_THAT(again.output(), HasSubstr("goes on after step 40"));
@@ -290,11 +296,67 @@ TEST_F(TrainTest, EndsOnEveryRankWithTheReason) {
     ChildProcess small(Command({backend, "--vocab=100"}));
     EXPECT_EQ(small.Wait(), 1);
     EXPECT_THAT(small.output(), HasSubstr("--vocab=100 is too small"));
-    ChildProcess unwritable(
-        Command({backend, "--data=count", "--json=/no/such/report"}));
-    EXPECT_EQ(unwritable.Wait(), 1);
-    EXPECT_THAT(unwritable.output(), HasSubstr("writing /no/such/report"));
   }
+}
+
+TEST_F(TrainTest, FilesToWriteAreTriedBeforeTheTraining) {
+  ASSERT_EQ(mkfifo(Path("fifo").c_str(), 0600), 0);
+  for (const char* backend : {"--backend=local", "--backend=gloo"}) {
+    for (const char* flag : {"--json=", "--trace="}) {
+      for (const std::string& path :
+           {std::string("/no/such/file"), directory_, Path("fifo")}) {
+        // Without end, if it began.
+        ChildProcess train(
+            Command({backend, "--data=count", "--steps=1000000000",
+                     absl::StrCat(flag, path)}));
+        EXPECT_EQ(train.Wait(), 1);
+        EXPECT_THAT(train.output(), HasSubstr(absl::StrCat("writing ", path)));
+      }
+    }
+  }
+}
+
+// The program below a shell that sets what a user may have set.
+class TrainUnderShellTest : public TrainTest {
+ protected:
+  int RunBelow(const std::string& before, const std::string& after,
+               std::vector<std::string> flags) {
+    ChildProcess shell(
+        {"/bin/sh", "-c",
+         absl::StrCat(before, "exec ",
+                      absl::StrJoin(Command(std::move(flags)), " "), after)});
+    const int exit_code = shell.Wait();
+    output_ = shell.output();
+    return exit_code;
+  }
+
+  std::string output_;
+};
+
+TEST_F(TrainUnderShellTest, AFullDiskBehindStandardOutputIsAFailure) {
+  for (const char* backend : {"--backend=local", "--backend=shared_memory"}) {
+    EXPECT_EQ(RunBelow("", " > /dev/full", {"--data=count", backend}), 1);
+    EXPECT_THAT(output_, AnyOf(HasSubstr("not all could be printed"),
+                               HasSubstr("could not be written: No space")))
+        << backend;
+  }
+}
+
+TEST_F(TrainUnderShellTest, ALimitOnTheSizeOfFilesIsAnErrorThatSaysSo) {
+  for (const char* backend : {"--backend=local", "--backend=shared_memory"}) {
+    EXPECT_EQ(RunBelow("ulimit -f 8; ", "",
+                       {"--data=count", backend, "--offload=ssd",
+                        absl::StrCat("--offload-dir=", directory_)}),
+              1);
+    EXPECT_THAT(output_, AllOf(HasSubstr("reserve"), HasSubstr("ulimit -f")))
+        << backend;
+  }
+  EXPECT_EQ(
+      RunBelow("ulimit -f 1; ", "",
+               {"--data=count", "--backend=local", "--trace", Path("trace")}),
+      1);
+  EXPECT_THAT(output_, HasSubstr("ulimit -f"));
+  EXPECT_FALSE(std::filesystem::exists(Path("trace")));
 }
 
 TEST_F(TrainTest, InterruptEndsAllRanksBetweenTwoSteps) {
