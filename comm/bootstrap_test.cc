@@ -413,6 +413,12 @@ std::vector<absl::Status> MeetAll(const std::vector<Environment>& ranks,
   RunInThreads(
       static_cast<int>(ranks.size()),
       [&](int i) {
+        // So that `limits` are asked for nothing but the wait for other ranks.
+        if (ranks[i].rank > 0) {
+          WaitUntilReachable(ranks[i].master_addr, ranks[i].master_port,
+                             {absl::Now() + kLimit})
+              .IgnoreError();
+        }
         Suspect suspect("nobody");
         return Meet(ranks[i], limits, &suspect, &(*places)[i]);
       },
