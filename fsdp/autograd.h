@@ -2,14 +2,14 @@
 // output; all gradients of a unit's parameters are there.
 //
 // torch::nn::Module has no hooks, so the graph carries them:
-//   exits  hooks on the nodes by which a gradient enters the unit's graph:
-//   those
-//          of its outputs; the first one runs before any operator of the unit
-//   Unit   a node that the unit's parameters point to instead of accumulating
-//          into .grad; gets all gradients of one forward at once, after every
-//          operator of the unit
+//   exits    hooks on the nodes by which a gradient enters the unit's graph,
+//            those of its outputs; the first runs before any operator of the
+//            unit
+//   Unit     a node that the unit's parameters point to instead of
+//            accumulating into .grad; gets all gradients of one forward at
+//            once, after every operator of the unit
 //   entries  hooks on the nodes before a unit with nothing trainable, in place
-//          of Unit
+//            of Unit
 // Exits and entries leave tensors and graph as they are, so what a unit returns
 // and takes is viewed and modified in place as without sharding.
 #ifndef FSDP_AUTOGRAD_H_

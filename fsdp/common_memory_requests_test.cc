@@ -30,6 +30,7 @@
 #include "comm/local_communicator.h"
 #include "comm/testing/run_ranks.h"
 #include "comm/testing/shared_memory_group.h"
+#include "fsdp/checkpoint.h"
 #include "fsdp/full_params.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/testing/toy_model.h"
@@ -418,8 +419,10 @@ TEST_P(RequestTest, AUnitHasTheValuesOfTheTimeOfUnshard) {
 
 INSTANTIATE_TEST_SUITE_P(Worlds, RequestTest, ::testing::Values(2, 3));
 
-// Backward would gather the new values of what forward has the old ones of.
-absl::Status TrainOnOldValues(const Way& way, bool root, Communicator& world) {
+// Backward would gather the new values of what forward has the old ones of, and
+// so would a region's recomputation.
+absl::Status TrainOnOldValues(const Way& way, bool root, bool in_region,
+                              Communicator& world) {
   FSDP_ASSIGN_OR_RETURN(Net model, FullyShard(MakeNet(kDim, kBlocks),
                                               Unowned(world), OptionsFor(way)));
   torch::nn::Module& unit = root ? *model.module() : Block(model, 1);
@@ -434,8 +437,11 @@ absl::Status TrainOnOldValues(const Way& way, bool root, Communicator& world) {
       named.shard.mul_(Plain::Growth(0));
     }
   }
-  const absl::Status refused =
-      TorchToStatus("forward", [&] { model->forward(x); });
+  const auto forward = [&](const at::Tensor& input) {
+    return model->forward(input);
+  };
+  const absl::Status refused = TorchToStatus(
+      "forward", [&] { in_region ? Checkpoint(forward, x) : forward(x); });
   if (!::testing::Value(
           refused, StatusIs(absl::StatusCode::kFailedPrecondition,
                             AllOf(HasSubstr(root ? "unit root" : "blocks.1"),
@@ -460,11 +466,14 @@ absl::Status TrainOnOldValues(const Way& way, bool root, Communicator& world) {
 
 TEST(HeldUnitTest, TrainingOnValuesOfBeforeAStepIsRefusedByEveryBackend) {
   for (const Way& way : Ways()) {
-    for (const bool root : {false, true}) {
+    for (const int kind : {0, 1, 2, 3}) {
       ASSERT_OK_AND_ASSIGN(const Group group, MakeGroup(way, 2));
-      EXPECT_OK(AllOk(RunRanks(group, [&](Communicator& world) {
-        return TrainOnOldValues(way, root, world);
-      }))) << way.name;
+      EXPECT_OK(AllOk(RunRanks(group,
+                               [&](Communicator& world) {
+                                 return TrainOnOldValues(way, kind % 2 == 1,
+                                                         kind >= 2, world);
+                               })))
+          << way.name << " " << kind;
     }
   }
 }

@@ -193,7 +193,10 @@ absl::Status ShardedModel::PreForward(int unit) {
   }
   NoteWrittenShards(unit);  // also what was written inside the forward
   const bool records_graph = c10::GradMode::is_enabled();
-  if (records_graph) FSDP_RETURN_IF_ERROR(CheckHeldIsCurrent(unit));
+  // A region that runs without grad is recomputed with it.
+  if (records_graph || RegionScope::Current() != nullptr) {
+    FSDP_RETURN_IF_ERROR(CheckHeldIsCurrent(unit));
+  }
   if (records_graph) FSDP_RETURN_IF_ERROR(CheckHooks(unit));
   Event event{EventKind::kPreForward, unit};
   event.records_graph = records_graph;

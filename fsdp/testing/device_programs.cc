@@ -196,6 +196,21 @@ std::vector<DeviceProgram> DevicePrograms() {
     }
     return model->Backward(loss());
   };
+  programs.emplace_back();
+  programs.back().name = "AskedForThenWritten";
+  programs.back().step = [](DeviceProgram::Model& model, const auto& loss) {
+    torch::nn::Module& block = *model.module()->blocks[1];
+    {
+      const c10::NoGradGuard no_grad;
+      FSDP_RETURN_IF_ERROR(Unshard(block).status());
+      for (const NamedShard& named : model->NamedShards()) named.shard.mul_(2);
+      const at::Tensor looked = loss() * 0.1;
+      for (const NamedShard& named : model->NamedShards()) {
+        named.shard.mul_(0.5).add_(looked);
+      }
+    }
+    return model->Backward(loss());
+  };
   return programs;
 }
 

@@ -12,8 +12,7 @@
 //   copy while another rank may be reading it.
 // - Memory is given back or gathered into while a gather writes it.
 // - Gradients are copied to where an earlier reduction may still be reading.
-// - When a backward ends, or a unit steps, a gradient is missing in the
-// shard's,
+// - When a backward ends, or a unit steps, a gradient is missing in the shard,
 //   is in it twice, or is still to come.
 #ifndef FSDP_TESTING_MEMORY_MODEL_H_
 #define FSDP_TESTING_MEMORY_MODEL_H_
