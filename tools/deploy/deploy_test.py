@@ -12,7 +12,7 @@ import unittest
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import deploy  # noqa: E402
 
-PROGRAM = "third_party/smoke_test"  # among this test's runfiles
+PROGRAM = "base/torch_status_test"  # among this test's runfiles
 
 
 def run(program):
