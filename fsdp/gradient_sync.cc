@@ -2,7 +2,7 @@
 
 #include <torch/nn/module.h>
 
-#include <memory>
+#include <optional>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
@@ -18,17 +18,16 @@ using SetOne = absl::FunctionRef<absl::Status(ShardedModel& model, int unit)>;
 
 absl::Status ForEachUnit(torch::nn::Module& module, bool recurse, SetOne set) {
   bool any = false;
-  const std::shared_ptr<UnitHandle> own = FindUnit(module);
-  if (own != nullptr) {
+  const auto set_if_unit = [&](const torch::nn::Module& candidate) {
+    const std::optional<UnitHandle> unit = FindUnit(candidate);
+    if (!unit.has_value()) return absl::OkStatus();
     any = true;
-    FSDP_RETURN_IF_ERROR(set(*own->model(), own->unit()));
-  }
+    return set(*unit->model(), unit->unit());
+  };
+  FSDP_RETURN_IF_ERROR(set_if_unit(module));
   if (recurse) {
     for (const auto& inner : module.modules(/*include_self=*/false)) {
-      const auto* handle = dynamic_cast<const UnitHandle*>(inner.get());
-      if (handle == nullptr || handle == own.get()) continue;
-      any = true;
-      FSDP_RETURN_IF_ERROR(set(*handle->model(), handle->unit()));
+      FSDP_RETURN_IF_ERROR(set_if_unit(*inner));
     }
   }
   if (any) return absl::OkStatus();
