@@ -35,6 +35,9 @@ struct DeviceProgram {
       };
   bool clips = false;
   bool steps_in_backward = false;
+  // The host waits for values between steps: a scope of full parameters looks
+  // at whether they were written.
+  bool looks_at_values = false;
   // It computes, or sends, in fewer bits: the last bit of one side may be a
   // step of that on the other.
   bool is_coarse = false;
