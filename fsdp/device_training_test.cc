@@ -73,7 +73,9 @@ TEST_P(DeviceTrainingTest, StreamsAreOrderedAndTheHostWaitsForNothing) {
       TrainOnDevice(program, world_size, fake);
   ASSERT_OK(actual.status());
   EXPECT_THAT(FakeDevice::Races(), IsEmpty());
-  if (!program.looks_at_values) EXPECT_THAT(waits, IsEmpty());
+  if (!program.looks_at_values) {
+    EXPECT_THAT(waits, IsEmpty());
+  }
   // The last bits of a matrix product depend on where its factors lie.
   const double tolerance = program.is_coarse ? 1e-2 : 1e-7;
   for (const auto& [name, value] : *expected) {

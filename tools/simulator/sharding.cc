@@ -86,14 +86,15 @@ void AddUnit(const UnitShape& unit, const FlatLayout& layout,
   shape.units.push_back(Scheduled(unit, shape));
   UnitMessages& messages = shape.messages.emplace_back();
   messages.gather = layout.padded_numel() * options.compute_bytes;
-  messages.segment =
-      SegmentNumel(layout, options.reduce_bytes) * options.reduce_bytes;
+  const int64_t segment = SegmentNumel(layout, options.reduce_bytes);
+  messages.segment = segment * options.reduce_bytes;
   messages.reduce = messages.segment * shape.shard.size;
   messages.gradients = layout.numel() * options.compute_bytes;
   UnitBytes& bytes = shape.bytes.emplace_back();
   bytes.trainable = unit.trainable && layout.num_parameters() > 0;
   bytes.shard = layout.shard_numel() * options.stored_bytes;
-  if (bytes.trainable) bytes.gradient = bytes.shard;
+  // A sum may land there as it is, with its flags.
+  if (bytes.trainable) bytes.gradient = segment * options.stored_bytes;
   const bool is_shard = shape.shard.size == 1 && !shape.casts();
   if (!is_shard) bytes.unsharded = messages.gather;
   if (shape.part.size > 0) bytes.part = messages.gather / shape.part.size;

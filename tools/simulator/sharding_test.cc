@@ -41,10 +41,10 @@ TEST(ShardingTest, SizesAreThoseOfTheFlatLayout) {
         FlatLayout::Create(Model().units[1].parameters, 4, ranks));
     const UnitBytes& bytes = shape.bytes[1];
     EXPECT_EQ(bytes.shard, layout.shard_numel() * 4);
-    EXPECT_EQ(bytes.gradient, bytes.shard);
     EXPECT_EQ(bytes.unsharded, ranks == 1 ? 0 : layout.padded_numel() * 4);
     // Two flags, to a multiple of four elements.
     EXPECT_EQ(shape.messages[1].segment, bytes.shard + 16);
+    EXPECT_EQ(bytes.gradient, bytes.shard + 16);
     EXPECT_EQ(bytes.reduce_buffer, shape.messages[1].segment * ranks);
     EXPECT_EQ(shape.messages[1].gather, layout.padded_numel() * 4);
     EXPECT_EQ(shape.messages[1].gradients, (37 * 11 + 37) * 4);

@@ -15,20 +15,6 @@
 namespace fsdp::simulator {
 namespace {
 
-// Bytes alive, and the most there were.
-class Gauge {
- public:
-  void Add(int64_t bytes) {
-    now_ += bytes;
-    peak_ = std::max(peak_, now_);
-  }
-  int64_t peak() const { return peak_; }
-
- private:
-  int64_t now_ = 0;
-  int64_t peak_ = 0;
-};
-
 // One rank that carries out what its schedule asks for.
 class Rank {
  public:
@@ -71,15 +57,8 @@ class Rank {
     result.seconds = timeline_.now();
     result.units = spent_;
     for (const Spent& unit : spent_) result.total.Add(unit);
-    result.peak.gradients = gradients_.peak();
-    result.peak.gathered = gathered_.peak();
-    result.peak.parts = parts_.peak();
-    result.peak.in_flight = reduce_buffers_.peak();
-    for (const UnitBytes& unit : sharded_.bytes) {
-      result.peak.shards += unit.shard;
-      result.peak.optimizer += OptimizerState(unit);
-      result.peak.copies += unit.copy;
-    }
+    result.peak = PlanMemory(sharded_.units, sharded_.bytes, options_.schedule,
+                             options_.memory);
     result.timeline = timeline_.spans();
     return result;
   }
@@ -90,7 +69,6 @@ class Rank {
     bool copy_is_current = false;  // of memory that ranks share
     bool has_part = false;
     bool has_whole_gradients = false;
-    bool has_gradient = false;
   };
   struct Reduction {
     int unit;
@@ -150,15 +128,13 @@ class Rank {
             timeline_.Wait(unit, states_[unit].gathered_at);
         return;
       case ActionKind::kFree:
-        return gathered_.Add(-bytes.unsharded);
+        return;
       case ActionKind::kShrink:
         states_[unit].has_part = true;
-        parts_.Add(bytes.part);
-        Copy(unit, 2 * bytes.part);
-        return gathered_.Add(-bytes.unsharded);
+        return Copy(unit, 2 * bytes.part);
       case ActionKind::kDropPart:
         states_[unit].has_part = false;
-        return parts_.Add(-bytes.part);
+        return;
       case ActionKind::kAccumulate:
         FillBuffer(unit);
         states_[unit].has_whole_gradients = true;
@@ -177,10 +153,7 @@ class Rank {
       case ActionKind::kReplicateSums:
         return;
       case ActionKind::kStep:
-        StepOptimizer(unit);
-        if (states_[unit].has_gradient) gradients_.Add(-bytes.gradient);
-        states_[unit].has_gradient = false;
-        return;
+        return StepOptimizer(unit);
       case ActionKind::kOpenShards:
         for (auto& state : states_) state.copy_is_current = false;
         return PassFence(unit);
@@ -204,7 +177,6 @@ class Rank {
       if (!sharded_.casts() || states_[unit].copy_is_current) return;
       states_[unit].copy_is_current = true;
     }
-    gathered_.Add(sharded_.bytes[unit].unsharded);
     const bool from_part = states_[unit].has_part;
     const Group& group = from_part ? sharded_.part : sharded_.shard;
     if (!from_part && sharded_.casts()) {
@@ -230,7 +202,6 @@ class Rank {
     if (states_[unit].has_whole_gradients) {
       return Copy(unit, messages.gradients + 2 * messages.reduce);
     }
-    reduce_buffers_.Add(sharded_.bytes[unit].reduce_buffer);
     Copy(unit, messages.gradients + messages.reduce);
   }
 
@@ -274,15 +245,11 @@ class Rank {
     spent_[unit].exposed_reduce +=
         timeline_.Wait(unit, reductions_.front().done_at);
     reductions_.pop_front();
-    const UnitBytes& bytes = sharded_.bytes[unit];
     // Sums from shared memory go straight into the gradient.
     const bool direct =
         sharded_.units[unit].shares_memory && !sharded_.units[unit].replicated;
-    if (!direct) Copy(unit, sharded_.messages[unit].segment + bytes.gradient);
-    reduce_buffers_.Add(-bytes.reduce_buffer);
-    if (states_[unit].has_gradient) return;
-    states_[unit].has_gradient = true;
-    gradients_.Add(bytes.gradient);
+    if (direct) return;
+    Copy(unit, sharded_.messages[unit].segment + sharded_.bytes[unit].shard);
   }
 
   // Reads the gradient, reads and writes parameters and state.
@@ -290,7 +257,7 @@ class Rank {
     const UnitBytes& bytes = sharded_.bytes[unit];
     if (!bytes.trainable) return;
     const double seconds = costs_.OptimizerSeconds(static_cast<double>(
-        bytes.gradient + 2 * (bytes.shard + OptimizerState(bytes))));
+        bytes.shard + 2 * (bytes.shard + OptimizerState(bytes))));
     spent_[unit].optimizer += seconds;
     timeline_.Compute(SpanKind::kOptimizer, unit, seconds);
   }
@@ -319,7 +286,6 @@ class Rank {
   double reduced_at_ = 0;  // when the reduction started last will be done
   Timeline timeline_;
   std::vector<Spent> spent_;
-  Gauge gathered_, parts_, gradients_, reduce_buffers_;
 };
 
 }  // namespace

@@ -11,7 +11,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/testing/status_matchers.h"
 #include "flat_param/layout.h"
-#include "fsdp/memory_plan.h"
 #include "fsdp/testing/choices.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -401,46 +400,6 @@ TEST(StepTimeTest, InPlaceInSharedMemoryOnlyFencesAreLeft) {
   EXPECT_DOUBLE_EQ(step.total.exposed_gather, 2 * 0.25);
   EXPECT_DOUBLE_EQ(step.total.exposed_reduce, 4 * 0.25);
   EXPECT_DOUBLE_EQ(step.seconds, 4 * 3 + 6 * 0.25);
-}
-
-TEST(StepMemoryTest, IsThePlanOfTheLibrary) {
-  for (uint32_t seed = 0; seed < 300; ++seed) {
-    SCOPED_TRACE(seed);
-    SeededChoices choices(seed);
-    ModelShape model = Chain(choices.Between(0, 9), 1, 1e-3);
-    for (size_t i = 1; i < model.units.size(); ++i) {
-      model.units[i].parent = choices.Between(0, static_cast<int>(i) - 1);
-      model.units[i].parameters = {
-          Parameter("weight", {choices.Between(0, 5000)})};
-      model.units[i].trainable = choices.Chance(80);
-    }
-    ShardingOptions sharding = Over(12);
-    sharding.strategy = static_cast<Strategy>(choices.Between(0, 3));
-    const bool replicated = sharding.strategy == Strategy::kReplicated;
-    if (!replicated && choices.Chance(50)) sharding.shard_ranks = 4;
-    if (sharding.strategy == Strategy::kFull && choices.Chance(40)) {
-      sharding.backward_group_size = 2;
-    }
-    if (choices.Chance(50)) sharding.compute_bytes = 2;
-    StepOptions options;
-    options.schedule.forward_prefetch = choices.Chance(70);
-    options.schedule.backward_prefetch = choices.Chance(70);
-    options.schedule.max_gathered_units = choices.Between(0, 3);
-    options.schedule.max_reduce_buffers = choices.Between(1, 3);
-    options.memory.backwards_per_step = choices.Between(1, 3);
-    options.schedule.step_in_backward = choices.Chance(30);
-    ASSERT_OK_AND_ASSIGN(const ShardedShape sharded, Shard(model, sharding));
-    const MemoryPlan plan = PlanMemory(sharded.units, sharded.bytes,
-                                       options.schedule, options.memory);
-    const MemoryPlan peak =
-        Simulate(model, sharding, Network(1e-3, 1e6), options).peak;
-    EXPECT_EQ(peak.shards, plan.shards);
-    EXPECT_EQ(peak.gradients, plan.gradients);
-    EXPECT_EQ(peak.optimizer, plan.optimizer);
-    EXPECT_EQ(peak.gathered, plan.gathered);
-    EXPECT_EQ(peak.parts, plan.parts);
-    EXPECT_EQ(peak.in_flight, plan.in_flight);
-  }
 }
 
 TEST(SimulateStepTest, TakesThousandsOfRanksAndHundredsOfUnits) {
