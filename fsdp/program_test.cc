@@ -1,0 +1,174 @@
+// Programs as data: drawing, text, rules, and making them smaller.
+#include "fsdp/testing/program/program.h"
+
+#include <cstdint>
+#include <cstdio>
+#include <iterator>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/testing/status_matchers.h"
+#include "fsdp/testing/program/program_fuzzer.h"
+#include "fsdp/testing/program/program_outcome.h"
+#include "fsdp/testing/program/program_shrinker.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::testing {
+namespace {
+
+constexpr uint32_t kSeeds = 3000;
+
+DrawOptions EverythingHeld() {
+  DrawOptions options;
+  for (const auto& [name, text] : Held()) options.held.insert(name);
+  return options;
+}
+
+TEST(ProgramTest, TextIsReadBack) {
+  for (uint32_t seed = 0; seed < kSeeds; ++seed) {
+    const Program program = DrawProgram(seed, EverythingHeld());
+    const std::string text = ToString(program);
+    const auto read = ParseProgram(text);
+    ASSERT_OK(read.status());
+    ASSERT_EQ(ToString(*read), text) << "seed " << seed;
+  }
+}
+
+TEST(ProgramTest, ValidProgramsStayAsTheyAre) {
+  for (uint32_t seed = 0; seed < kSeeds; ++seed) {
+    Program program = DrawProgram(seed, EverythingHeld());
+    const std::string text = ToString(program);
+    MakeValid(program);
+    ASSERT_EQ(ToString(program), text) << "seed " << seed;
+  }
+  Program plain = PlainProgram();
+  MakeValid(plain);
+  EXPECT_EQ(ToString(plain), "");
+}
+
+// What cannot be drawn is not tested by any number of seeds.
+TEST(ProgramTest, EveryValueOfEveryFieldIsDrawn) {
+  std::set<std::string> missing;
+  Program program;
+  for (const Field& field : Fields(program, /*all=*/true)) {
+    // Numbers with a wide range: some of them do.
+    if (field.high - field.low > 10) continue;
+    for (int value = field.low; value <= field.high; ++value) {
+      missing.insert(absl::StrCat(field.name, "=", value));
+    }
+  }
+  for (uint32_t seed = 0; seed < 4 * kSeeds; ++seed) {
+    program = DrawProgram(seed, EverythingHeld());
+    for (const Field& field : Fields(program, /*all=*/false)) {
+      missing.erase(absl::StrCat(field.name, "=", *field.value));
+    }
+  }
+  // A restart needs kept files, and comes in few programs.
+  for (auto it = missing.begin(); it != missing.end();) {
+    const bool is_call = absl::StrContains(*it, "before");
+    it = is_call ? missing.erase(it) : std::next(it);
+  }
+  EXPECT_EQ(missing, std::set<std::string>());
+}
+
+TEST(ProgramTest, WhatIsOffOrSetChangesNothingElse) {
+  DrawOptions options = EverythingHeld();
+  const Program before = DrawProgram(7, options);
+  options.off = {"late"};
+  options.set = {{"yields", 2}, {"unit0.hidden", 9}};
+  const Program after = DrawProgram(7, options);
+  EXPECT_EQ(after.late, 0);
+  EXPECT_EQ(after.units[0].hidden, 9);
+  EXPECT_EQ(after.salt, before.salt);
+  EXPECT_EQ(after.steps[0].style, before.steps[0].style);
+}
+
+TEST(ProgramTest, HeldFeaturesAreDrawnOnRequestOnly) {
+  for (const auto& [name, text] : Held()) {
+    int with = 0;
+    for (uint32_t seed = 0; seed < kSeeds / 10; ++seed) {
+      DrawOptions all = EverythingHeld();
+      const std::string drawn = ToString(DrawProgram(seed, all));
+      all.held.erase(name);
+      with += drawn != ToString(DrawProgram(seed, all)) ? 1 : 0;
+    }
+    EXPECT_GT(with, 0) << name << " takes nothing back";
+  }
+}
+
+TEST(ProgramTest, ErrorsNameWhatIsUnknown) {
+  EXPECT_TRUE(
+      absl::StrContains(ParseProgram("rank=2").status().message(), "rank=2"));
+  EXPECT_TRUE(absl::StrContains(
+      ParseProgram("step0.style=slow").status().message(), "step0.style=slow"));
+  EXPECT_TRUE(absl::StrContains(ParseProgram("ranks=9").status().message(),
+                                "ranks is 1 to 4"));
+}
+
+TEST(ProgramShrinkerTest, LeavesWhatTheFailureNeeds) {
+  const auto fails = [](const Program& program) {
+    return program.micro >= 2 && program.units[0].child &&
+           program.steps[0].style == kRetain;
+  };
+  int found = 0;
+  for (uint32_t seed = 0; seed < kSeeds; ++seed) {
+    const Program program = DrawProgram(seed);
+    if (!fails(program)) continue;
+    ++found;
+    EXPECT_EQ(ToString(Shrink(program, fails, 500)),
+              "micro=2 unit0.child=1 step0.style=retain");
+  }
+  EXPECT_GT(found, 0);
+}
+
+TEST(ProgramShrinkerTest, AsksNoMoreOftenThanItMay) {
+  int runs = 0;
+  const auto fails = [&runs](const Program&) { return ++runs > 0; };
+  Shrink(DrawProgram(1), fails, 5);
+  EXPECT_EQ(runs, 5);
+}
+
+TEST(ProgramFuzzerTest, FindsAndShrinksWhatFailsAndCountsRefusals) {
+  std::FILE* out = std::tmpfile();
+  FuzzOptions options;
+  options.end = 200;
+  options.batch = 7;
+  options.max_failures = 2;
+  options.out = out;
+  const auto outcome_of = [](const Program& program) -> ProgramOutcome {
+    if (program.group == kGlooGroup) return {ProgramOutcome::kRefused, "no"};
+    if (program.micro == 3) return {ProgramOutcome::kDiffers, "three"};
+    return {};
+  };
+  const FuzzReport report =
+      Fuzz(options, [&](const std::vector<Program>& programs) -> BatchEnd {
+        for (size_t i = 0; i < programs.size(); ++i) {
+          ProgramOutcome outcome = outcome_of(programs[i]);
+          if (outcome.kind != ProgramOutcome::kSame) return {i, outcome};
+        }
+        return {programs.size(), {}};
+      });
+  std::fclose(out);
+  ASSERT_EQ(report.failures.size(), 2);
+  EXPECT_EQ(ToString(report.failures[0].program), "micro=3");
+  EXPECT_GT(report.refused, 0);
+  // Every seed up to the second failure has run, and no later one.
+  EXPECT_EQ(report.seeds, report.failures[1].seed + 1);
+}
+
+TEST(ProgramOutcomeTest, TellsDifferencesFromErrors) {
+  EXPECT_EQ(OutcomeOf(absl::OkStatus()).kind, ProgramOutcome::kSame);
+  EXPECT_EQ(OutcomeOf(absl::InternalError("rank 1: differs: a")).kind,
+            ProgramOutcome::kDiffers);
+  EXPECT_EQ(OutcomeOf(absl::InternalError("rank 1: refused: a")).kind,
+            ProgramOutcome::kRefused);
+  EXPECT_EQ(OutcomeOf(absl::InternalError("rank 1: a")).kind,
+            ProgramOutcome::kFails);
+}
+
+}  // namespace
+}  // namespace fsdp::testing

@@ -1,0 +1,195 @@
+// A training program as plain data: a model, how it is sharded and trained, and
+// what else is called meanwhile. Drawn from a seed, printed as text, read back,
+// made smaller. Free of LibTorch.
+//
+// All values are ints, so that one table of fields (Fields()) draws, prints,
+// reads and shrinks them. Each has a plain value, that of the simplest program.
+#ifndef FSDP_TESTING_PROGRAM_PROGRAM_H_
+#define FSDP_TESTING_PROGRAM_PROGRAM_H_
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace fsdp::testing {
+
+// Of Program::group.
+enum { kLocalGroup, kSharedGroup, kGlooGroup, kSharedHosts, kLocalHosts };
+// Of Program::precision: what is stored, and what is computed in.
+enum { kDouble, kFloat, kComputeFloat, kComputeBFloat16, kComputeHalf };
+// Of Program::optimizer. The first three have fused forms.
+enum { kSgd, kAdamW, kAdam, kAdagrad, kRmsProp };
+// Of Program::zero: what drops gradients, and whether they become zero instead.
+enum { kModelToNone, kModelToZero, kOptimizersToNone, kOptimizersToZero };
+// Of Program::tied: the head's weight is the embedding's; and of the two, one
+// is frozen.
+enum { kUntied, kTied, kTiedHeadFrozen, kTiedEmbeddingFrozen };
+
+// Of ProgramUnit::outputs: what else a unit returns, and what its parent does.
+enum {
+  kOneOutput,
+  kUnusedOutput,     // a second one that nobody uses
+  kSometimesOutput,  // a second one that some ranks use
+  kHookedOutput,     // unused, with a hook of the user's inside the unit
+  kViewOutput,       // the second is a view of the first, which is written
+  kWrittenOutput,    // the parent writes the only one in place
+};
+// Of ProgramUnit::frozen.
+enum { kTrainable, kWeightFrozen, kAllFrozen };
+// Of ProgramUnit::hook: one on a parameter, registered before or after
+// sharding.
+enum { kNoHook, kHookBefore, kHookAfter };
+
+// Calls between forwards, backwards and steps; the first ones, up to
+// kLastHarmless, change neither parameters nor gradients.
+enum {
+  kNoCall,
+  kLook,           // Unshard(), Wait(), Reshard() of each unit
+  kRebuild,        // RebuildFullParams(), Reshard()
+  kEval,           // a forward in eval mode, compared
+  kInferenceEval,  // the same in InferenceMode
+  kMeasure,        // a forward with grad whose loss is compared, and dropped
+  kLostForward,    // a forward without grad in train mode
+  kTakeStateDict,
+  kSave,             // torch::save, read by a plain model, compared
+  kInferenceSummon,  // SummonFullParams() inside InferenceMode, read only
+  kLastHarmless = kInferenceSummon,
+  kUnshard,  // all units, left so for the next forward
+  kSummon,   // SummonFullParams(), written
+  kVisit,    // ForEachFullParameter(), written
+  kLoad,     // LoadStateDict() of other values
+  kSnapshot,
+  kRestore,  // what kSnapshot took, model and optimizer
+  kNewOptimizer,
+  kToggle,  // SetTrainable() of one parameter
+  kWriteShards,
+  kRestart,  // the model anew from kept files
+  kNumCalls,
+};
+
+// How a step runs its micro-batches.
+enum {
+  kPlainStep,
+  kForwardsFirst,  // all forwards, then the backwards in order
+  kForwardsFirstReversed,
+  kRetain,            // each backward twice
+  kLostBackward,      // first one under NoSync(), dropped by zero_grad()
+  kFailedForward,     // first one that throws on all ranks, then zero_grad()
+  kFailedBackward,    // the same in backward
+  kFailBetween,       // a forward that throws after the first backward; kept on
+  kStateDictBetween,  // after each backward
+  kEvalBetween,
+  kOneLoss,  // one backward for the sum of all losses
+  kNumStyles,
+};
+
+struct ProgramUnit {
+  int hidden, bias, checkpoint, twice, scale, unused, sometimes, counter,
+      layer_norm, batch_norm, child, frozen, empty, outputs, hook, writes_input,
+      strategy, skipped_in;  // step + 1; 0: in none
+};
+
+struct ProgramStep {
+  int before[2];   // calls before the first forward
+  int between[2];  // harmless calls between the last backward and the step
+  int style;
+  // Units (bits) that are unsharded before the optimizer's step and resharded
+  // after it; whether they are waited for before the step; whether a forward
+  // in eval mode comes first, in which they have the values of before.
+  int hold, hold_waits, hold_evals;
+};
+
+struct Program {
+  static constexpr int kMaxUnits = 4;
+  static constexpr int kMaxSteps = 6;
+
+  // The group. `rows` of the mesh and, of a hierarchical group, `hosts`; 0:
+  // one; 1: two; 2: as many as ranks.
+  int ranks, group, rows, hosts;
+  int late, yields;  // rank + 1 that is late; yields of a delay, as 10^n
+  int salt;          // decides where a choice is of no interest by itself
+
+  // The model.
+  int precision, exact_reduce, dim, num_units, tied, bare, writes_input,
+      input_grad, deferred, transparent, wrap_linear, no_wrap;
+  std::array<ProgramUnit, kMaxUnits> units;
+
+  // How it is sharded.
+  int strategy, backward_group, share_memory, reshard_root, forward_prefetch,
+      backward_prefetch, check_order, divide, predivide, quantize_gather,
+      quantize_reduce, low_precision_gradients;
+
+  // Where it rests: 0 the device, 1 files.
+  int rest_parameters, rest_gradients, rest_states, budget, keep, rollback,
+      checksums, big_blocks, distance, offload_activations;
+
+  // The optimizer.
+  int optimizer, fused, groups, two_optimizers, omits, in_backward, amsgrad,
+      weight_decay, momentum, nesterov, zero, clip, norm, scaler, infinite_in,
+      halve_gradients, new_rates;
+
+  // The steps.
+  int num_steps, micro, no_sync, compare_each;
+  std::array<ProgramStep, kMaxSteps> steps;
+};
+
+struct Field {
+  std::string name;  // "unit0.hidden"
+  int* value;
+  int plain;
+  int low, high;
+  int percent;  // chance that it is drawn from low ... high; else it is plain
+  // Texts of low ... high; empty: numbers.
+  std::vector<absl::string_view> texts;
+};
+
+// Of all units and steps, used or not, or of those in use.
+std::vector<Field> Fields(Program& program, bool all);
+
+// The simplest program.
+Program PlainProgram();
+
+struct DrawOptions {
+  std::set<std::string> off;       // fields that stay plain
+  std::map<std::string, int> set;  // fields with a value of their own
+  std::set<std::string> held;      // see Held()
+};
+
+// The same for the same seed and options, on every machine. Valid.
+Program DrawProgram(uint32_t seed, const DrawOptions& options = DrawOptions());
+
+// What is drawn only when it is asked for, since the library is known not to do
+// it right: names for DrawOptions::held, with what they stand for.
+const std::map<std::string, std::string>& Held();
+
+// Of features that exclude each other, takes one back, so that the program
+// means something for a plain model and is permitted to a sharded one. Valid
+// programs stay as they are.
+void MakeValid(Program& program);
+// Takes back what only `held` allows.
+void TakeBackHeld(const std::set<std::string>& held, Program& program);
+
+// What `rows` and `hosts` stand for.
+int CountOf(int choice, int ranks);
+// Whether parents call units by fsdp::Forward(), not directly.
+bool CallsByForward(const Program& program);
+// The strategy of a unit: 0 ... 5 as Program::strategy has them.
+int StrategyOf(const Program& program, const ProgramUnit& unit);
+
+// What is not plain: "ranks=3 step0.style=retain". "" for the plain program.
+std::string ToString(const Program& program);
+// Back. InvalidArgument names what it does not know.
+absl::StatusOr<Program> ParseProgram(absl::string_view text);
+// "name=value,name=value" for DrawOptions::set.
+absl::StatusOr<std::map<std::string, int>> ParseSettings(
+    absl::string_view text);
+
+}  // namespace fsdp::testing
+
+#endif  // FSDP_TESTING_PROGRAM_PROGRAM_H_

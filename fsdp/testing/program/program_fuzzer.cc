@@ -1,0 +1,132 @@
+#include "fsdp/testing/program/program_fuzzer.h"
+
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "fsdp/testing/program/program.h"
+#include "fsdp/testing/program/program_outcome.h"
+#include "fsdp/testing/program/program_shrinker.h"
+
+namespace fsdp::testing {
+namespace {
+
+constexpr size_t kTextLimit = 700;
+constexpr size_t kRefusalLimit = 120;
+
+// A failure that depends on timing comes back in one of a few runs.
+constexpr int kAttempts = 3;
+
+class Fuzzer {
+ public:
+  Fuzzer(const FuzzOptions& options, const BatchRun& run)
+      : options_(options), run_(run), start_(absl::Now()) {}
+
+  FuzzReport Run() {
+    absl::Time next_line = start_ + absl::Seconds(10);
+    uint32_t seed = options_.begin;
+    while (seed < options_.end && absl::Now() - start_ < options_.limit &&
+           static_cast<int>(report_.failures.size()) < options_.max_failures) {
+      seed += RunSome(seed);
+      if (absl::Now() < next_line) continue;
+      next_line = absl::Now() + absl::Seconds(10);
+      PrintProgress(seed);
+    }
+    PrintEnd();
+    return std::move(report_);
+  }
+
+ private:
+  // Returns how many have run.
+  uint32_t RunSome(uint32_t first) {
+    std::vector<Program> programs;
+    for (uint32_t seed = first;
+         seed < options_.end &&
+         seed - first < static_cast<uint32_t>(options_.batch);
+         ++seed) {
+      programs.push_back(DrawProgram(seed, options_.draw));
+      if (!options_.verbose) continue;
+      std::fprintf(options_.out, "seed %u: %s\n", seed,
+                   ToString(programs.back()).c_str());
+    }
+    const BatchEnd end = run_(programs);
+    const bool all = end.index == programs.size();
+    const uint32_t count = static_cast<uint32_t>(end.index) + (all ? 0 : 1);
+    report_.seeds += static_cast<int>(count);
+    if (all) return count;
+    const uint32_t seed = first + static_cast<uint32_t>(end.index);
+    if (end.outcome.is_failure()) {
+      OnFailure(seed, programs[end.index], end.outcome);
+    } else {
+      OnRefusal(seed, end.outcome);
+    }
+    return count;
+  }
+
+  void OnRefusal(uint32_t seed, const ProgramOutcome& outcome) {
+    ++report_.refused;
+    const std::string text = outcome.text.substr(0, kRefusalLimit);
+    if (report_.refusals[text]++ > 0) return;
+    std::fprintf(options_.out, "seed %u: %s\n", seed, text.c_str());
+  }
+
+  void OnFailure(uint32_t seed, const Program& program,
+                 const ProgramOutcome& outcome) {
+    Print("FAILED", seed, program, outcome);
+    FuzzFailure failure{seed, program, outcome};
+    const auto fails = [&](const Program& candidate) {
+      for (int i = 0; i < kAttempts; ++i) {
+        const ProgramOutcome now = run_({candidate}).outcome;
+        if (now.kind != outcome.kind) continue;
+        failure.outcome = now;
+        return true;
+      }
+      return false;
+    };
+    failure.program = Shrink(program, fails, options_.max_shrinks);
+    Print("shrunk", seed, failure.program, failure.outcome);
+    report_.failures.push_back(failure);
+  }
+
+  void Print(const char* what, uint32_t seed, const Program& program,
+             const ProgramOutcome& outcome) const {
+    std::fprintf(options_.out, "%s seed %u: %s\n  --program=\"%s\"\n", what,
+                 seed, outcome.text.substr(0, kTextLimit).c_str(),
+                 ToString(program).c_str());
+    std::fflush(options_.out);
+  }
+
+  void PrintProgress(uint32_t seed) const {
+    const double seconds = absl::ToDoubleSeconds(absl::Now() - start_);
+    std::fprintf(
+        options_.out, "at seed %u: %d run, %.2f per second, %zu failed\n", seed,
+        report_.seeds, report_.seeds / seconds, report_.failures.size());
+    std::fflush(options_.out);
+  }
+
+  void PrintEnd() const {
+    std::fprintf(
+        options_.out, "%d programs in %s: %zu failed, %d were refused\n",
+        report_.seeds, absl::FormatDuration(absl::Now() - start_).c_str(),
+        report_.failures.size(), report_.refused);
+    std::fflush(options_.out);
+  }
+
+  const FuzzOptions options_;
+  const BatchRun& run_;  // of the caller
+  const absl::Time start_;
+  FuzzReport report_;
+};
+
+}  // namespace
+
+FuzzReport Fuzz(const FuzzOptions& options, const BatchRun& run) {
+  return Fuzzer(options, run).Run();
+}
+
+}  // namespace fsdp::testing

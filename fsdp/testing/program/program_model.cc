@@ -1,0 +1,310 @@
+#include "fsdp/testing/program/program_model.h"
+
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/types.h>
+
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+#include "fsdp/checkpoint.h"
+#include "fsdp/forward.h"
+#include "fsdp/testing/program/program.h"
+
+namespace fsdp::testing {
+namespace {
+
+constexpr int kRows = 3;
+
+// Numbers of both signs, other ones for each `k`.
+at::Tensor Numbers(at::IntArrayRef sizes, int k, c10::ScalarType dtype) {
+  return at::arange(c10::multiply_integers(sizes), at::kDouble)
+      .mul(0.7 + 0.13 * k)
+      .add(k)
+      .sin()
+      .mul(0.4)
+      .view(sizes)
+      .to(dtype);
+}
+
+torch::nn::Linear MakeLinear(int in, int out, bool bias, int k,
+                             c10::ScalarType dtype) {
+  torch::nn::Linear linear(torch::nn::LinearOptions(in, out).bias(bias));
+  linear->to(dtype);
+  const torch::NoGradGuard no_grad;
+  linear->weight.copy_(Numbers({out, in}, k, dtype));
+  if (bias) linear->bias.copy_(Numbers({out}, k + 1, dtype));
+  return linear;
+}
+
+// A function of the user's whose backward takes a defined gradient.
+struct ScaleRows : torch::autograd::Function<ScaleRows> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context,
+                            const at::Tensor& x, const at::Tensor& factors) {
+    context->save_for_backward({x, factors});
+    return x * factors;
+  }
+  static torch::autograd::tensor_list backward(
+      torch::autograd::AutogradContext* context,
+      torch::autograd::tensor_list gradients) {
+    const auto saved = context->get_saved_variables();
+    return {gradients[0] * saved[1], (gradients[0] * saved[0]).sum(0)};
+  }
+};
+
+}  // namespace
+
+c10::ScalarType StoredDtype(const Program& program) {
+  return program.precision == kFloat ? at::kFloat : at::kDouble;
+}
+
+c10::ScalarType ComputeDtype(const Program& program) {
+  switch (program.precision) {
+    case kComputeFloat:
+      return at::kFloat;
+    case kComputeBFloat16:
+      return at::kBFloat16;
+    case kComputeHalf:
+      return at::kHalf;
+    default:
+      return StoredDtype(program);
+  }
+}
+
+ProgramUnitModule::ProgramUnitModule(const ProgramUnit& unit, int dim,
+                                     int index, const ModelKind& kind,
+                                     bool is_child)
+    : unit_(unit), index_(index), kind_(kind) {
+  const c10::ScalarType dtype = kind.dtype;
+  const int k = 7 * index + (is_child ? 5 : 0);
+  fc_ =
+      register_module("fc", MakeLinear(dim, unit.hidden, unit.bias, k, dtype));
+  out_ = register_module("out",
+                         MakeLinear(unit.hidden, dim, unit.bias, k + 2, dtype));
+  RegisterVectors(dim, dtype);
+  if (unit.layer_norm) {
+    const torch::nn::LayerNormOptions options({dim});
+    layer_norm_ = register_module("layer_norm", torch::nn::LayerNorm(options));
+    layer_norm_->to(dtype);
+  }
+  if (unit.batch_norm) {
+    batch_norm_ = register_module("batch_norm", torch::nn::BatchNorm1d(dim));
+    batch_norm_->to(dtype);
+  }
+  if (is_child) {
+    unit_.outputs = kOneOutput;
+    unit_.writes_input = 0;
+  } else if (unit.child) {
+    child_ = register_module("child", std::make_shared<ProgramUnitModule>(
+                                          unit, dim, index, kind, true));
+  }
+  if (unit.frozen == kWeightFrozen) fc_->weight.set_requires_grad(false);
+  if (unit.frozen != kAllFrozen) return;
+  for (at::Tensor& parameter : parameters()) parameter.set_requires_grad(false);
+}
+
+void ProgramUnitModule::RegisterVectors(int dim, c10::ScalarType dtype) {
+  if (unit_.scale) {
+    scale_ = register_parameter("scale", at::full({}, 0.1, dtype));
+  }
+  if (unit_.unused) {
+    unused_ = register_parameter("unused", Numbers({3}, index_, dtype));
+  }
+  if (unit_.sometimes) {
+    sometimes_ = register_parameter("sometimes", Numbers({dim}, 3, dtype));
+  }
+  if (unit_.empty) {
+    empty_ = register_parameter("empty", at::empty({0, dim}, dtype));
+  }
+  const int outputs = unit_.outputs;
+  if (outputs == kUnusedOutput || outputs == kSometimesOutput ||
+      outputs == kHookedOutput) {
+    second_ = register_parameter("second", Numbers({dim}, 4, dtype));
+  }
+  if (unit_.counter) {
+    counter_ = register_buffer("counter", at::zeros({2}, at::kDouble));
+  }
+}
+
+at::Tensor ProgramUnitModule::Body(const at::Tensor& x) {
+  at::Tensor y = x + out_->forward(fc_->forward(x).tanh());
+  if (unit_.scale) y = y * (1 + scale_);
+  const int sum = place_.step + place_.micro + place_.rank + index_;
+  if (unit_.sometimes && sum % 3 == 0) y = y + sometimes_ * 0.1;
+  if (unit_.empty) y = y + empty_.sum();
+  if (unit_.layer_norm) y = layer_norm_->forward(y);
+  if (unit_.batch_norm) y = batch_norm_->forward(y);
+  if (failure_ == ProgramFailure::kInForward) {
+    throw std::runtime_error("the forward of the program fails");
+  }
+  if (failure_ == ProgramFailure::kInBackward && y.requires_grad()) {
+    y.register_hook([](const at::Tensor&) -> at::Tensor {
+      throw std::runtime_error("the backward of the program fails");
+    });
+  }
+  return y;
+}
+
+at::Tensor ProgramUnitModule::Region(const at::Tensor& x) {
+  if (!unit_.checkpoint || !kind_.recomputes) return Body(x);
+  CheckpointOptions options;
+  options.offload = offload_;
+  // What decides in Body() is that of the forward.
+  const auto body = [this, place = place_,
+                     failure = failure_](const at::Tensor& argument) {
+    const ProgramPlace place_now = std::exchange(place_, place);
+    const ProgramFailure failure_now = std::exchange(failure_, failure);
+    const auto restore = absl::MakeCleanup([&] {
+      place_ = place_now;
+      failure_ = failure_now;
+    });
+    return Body(argument);
+  };
+  return CheckpointWith(options, body, x);
+}
+
+std::vector<at::Tensor> ProgramUnitModule::forward(at::Tensor x) {
+  if (unit_.counter && is_training()) {
+    const torch::NoGradGuard no_grad;
+    counter_.add_(1);
+  }
+  if (unit_.writes_input) x.mul_(1.25);
+  at::Tensor y = Region(x);
+  if (child_) {
+    y = kind_.forwards ? Forward(child_, y)[0] : child_->forward(y)[0];
+  }
+  return Outputs(x, y);
+}
+
+std::vector<at::Tensor> ProgramUnitModule::Outputs(const at::Tensor& x,
+                                                   const at::Tensor& y) {
+  switch (unit_.outputs) {
+    case kUnusedOutput:
+    case kSometimesOutput:
+      return {y, ScaleRows::apply(x.tanh(), second_)};
+    case kHookedOutput: {
+      at::Tensor hooked = x.tanh() * second_;
+      if (hooked.requires_grad()) {
+        hooked.register_hook(
+            [](const at::Tensor& gradient) { return gradient.clamp(-1, 1); });
+      }
+      return {y, hooked * 2};
+    }
+    case kViewOutput:
+      return {y, y.narrow(1, 0, 1)};
+    default:
+      return {y};
+  }
+}
+
+void ProgramUnitModule::set_place(const ProgramPlace& place) {
+  place_ = place;
+  if (child_) child_->set_place(place);
+}
+
+void ProgramUnitModule::set_offload(
+    const std::shared_ptr<ActivationOffload>& offload) {
+  offload_ = offload;
+  if (child_) child_->set_offload(offload);
+}
+
+ProgramModel::ProgramModel(const Program& program, const ModelKind& kind)
+    : writes_input_(program.writes_input != 0), kind_(kind) {
+  const int dim = program.dim;
+  const c10::ScalarType dtype = kind.dtype;
+  if (!program.bare) {
+    embedding_ =
+        register_module("embedding", MakeLinear(dim, dim, true, 100, dtype));
+  }
+  for (int i = 0; i < program.num_units; ++i) {
+    units_.push_back(register_module(
+        absl::StrCat("unit", i),
+        std::make_shared<ProgramUnitModule>(program.units[i], dim, i, kind,
+                                            /*is_child=*/false)));
+  }
+  if (!program.bare) {
+    head_ = register_module("head", MakeLinear(dim, dim, true, 200, dtype));
+  }
+}
+
+at::Tensor ProgramModel::CallUnit(ProgramUnitModule& unit,
+                                  const at::Tensor& x) {
+  const std::vector<at::Tensor> outputs =
+      kind_.forwards ? Forward(unit, x) : unit.forward(x);
+  at::Tensor y = outputs[0];
+  switch (unit.unit().outputs) {
+    case kSometimesOutput:
+      if ((place_.step + place_.micro + place_.rank) % 2 == 0) {
+        y = y + outputs[1] * 0.1;
+      }
+      break;
+    case kViewOutput:
+      y.mul_(1.5);
+      y = y + outputs[1].sum() * 0.01;
+      break;
+    case kWrittenOutput:
+      y.mul_(1.5);
+      break;
+    default:
+      break;
+  }
+  // The input is used once more, as the unit has left it.
+  if (unit.unit().writes_input) y = y + x * 0.1;
+  return y;
+}
+
+at::Tensor ProgramModel::forward(at::Tensor x) {
+  if (writes_input_) x.mul_(1.25);
+  at::Tensor y = embedding_.is_empty() ? x * 1 : embedding_->forward(x);
+  for (const auto& unit : units_) {
+    if (unit->unit().skipped_in == place_.step + 1) continue;
+    for (int i = 0; i <= unit->unit().twice; ++i) y = CallUnit(*unit, y);
+  }
+  return head_.is_empty() ? y : head_->forward(y);
+}
+
+void ProgramModel::set_place(const ProgramPlace& place) {
+  place_ = place;
+  for (const auto& unit : units_) unit->set_place(place);
+}
+
+void ProgramModel::set_offload(
+    const std::shared_ptr<ActivationOffload>& offload) {
+  for (const auto& unit : units_) unit->set_offload(offload);
+}
+
+void FreezeTied(const Program& program, ProgramModel& model) {
+  if (program.tied == kTiedHeadFrozen) {
+    model.head()->weight.set_requires_grad(false);
+  }
+  if (program.tied == kTiedEmbeddingFrozen) {
+    model.embedding()->weight.set_requires_grad(false);
+  }
+}
+
+at::Tensor ScaleByItsMaximum(const at::Tensor& gradient) {
+  return gradient * (1 + gradient.abs().max());
+}
+
+at::Tensor BatchOf(const Program& program, const ProgramPlace& place) {
+  const int rank = place.micro == kEvalBatch ? kEvalBatch : place.rank;
+  return at::arange(kRows * program.dim, at::kDouble)
+      .add(17.3 * place.step + 5.1 * place.micro + 2.7 * rank)
+      .mul(1.37)
+      .sin()
+      .view({kRows, program.dim})
+      .to(StoredDtype(program));
+}
+
+at::Tensor LossOf(const at::Tensor& output, const at::Tensor& batch,
+                  int micro) {
+  const at::Tensor difference =
+      output.to(batch.scalar_type()) - batch.detach().tanh();
+  return difference.pow(2).mean() / micro;
+}
+
+}  // namespace fsdp::testing

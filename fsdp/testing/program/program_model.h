@@ -1,0 +1,120 @@
+// The model of a Program: an embedding, units and a head.
+#ifndef FSDP_TESTING_PROGRAM_PROGRAM_MODEL_H_
+#define FSDP_TESTING_PROGRAM_PROGRAM_MODEL_H_
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fsdp/activation_offload.h"
+#include "fsdp/testing/program/program.h"
+
+namespace fsdp::testing {
+
+// What parameters are stored in, and what units compute in.
+c10::ScalarType StoredDtype(const Program& program);
+c10::ScalarType ComputeDtype(const Program& program);
+
+// Where one forward is: the same model does other things in other places.
+struct ProgramPlace {
+  int step = 0;
+  int micro = 0;
+  int rank = 0;
+};
+
+// How a model is made of a program.
+struct ModelKind {
+  c10::ScalarType dtype;
+  bool recomputes = false;  // regions are checkpointed
+  bool forwards = false;    // units are called by fsdp::Forward()
+};
+
+// What the user's code in a unit does next: throw?
+enum class ProgramFailure { kNone, kInForward, kInBackward };
+
+class ProgramUnitModule : public torch::nn::Module {
+ public:
+  ProgramUnitModule(const ProgramUnit& unit, int dim, int index,
+                    const ModelKind& kind, bool is_child);
+
+  // One output, or two as `unit` says.
+  std::vector<at::Tensor> forward(at::Tensor x);
+
+  void set_place(const ProgramPlace& place);
+  void set_failure(ProgramFailure failure) { failure_ = failure; }
+  void set_offload(const std::shared_ptr<ActivationOffload>& offload);
+  const ProgramUnit& unit() const { return unit_; }
+  const std::shared_ptr<ProgramUnitModule>& child() const { return child_; }
+
+  // The parameter that has ProgramUnit::hook.
+  at::Tensor& hooked() { return fc_->weight; }
+
+ private:
+  at::Tensor Body(const at::Tensor& x);
+  // Body(), as a checkpointed region where the unit has one.
+  at::Tensor Region(const at::Tensor& x);
+  std::vector<at::Tensor> Outputs(const at::Tensor& x, const at::Tensor& y);
+  void RegisterVectors(int dim, c10::ScalarType dtype);
+
+  ProgramUnit unit_;
+  const int index_;
+  const ModelKind kind_;
+  torch::nn::Linear fc_{nullptr}, out_{nullptr};
+  torch::nn::LayerNorm layer_norm_{nullptr};
+  torch::nn::BatchNorm1d batch_norm_{nullptr};
+  at::Tensor scale_, unused_, sometimes_, empty_, second_, counter_;
+  std::shared_ptr<ProgramUnitModule> child_;
+  std::shared_ptr<ActivationOffload> offload_;
+  ProgramPlace place_;
+  ProgramFailure failure_ = ProgramFailure::kNone;
+};
+
+class ProgramModel : public torch::nn::Module {
+ public:
+  // The values depend on `program` alone. Nothing is tied or frozen jointly.
+  ProgramModel(const Program& program, const ModelKind& kind);
+
+  at::Tensor forward(at::Tensor x);
+
+  void set_place(const ProgramPlace& place);
+  void set_offload(const std::shared_ptr<ActivationOffload>& offload);
+  const std::vector<std::shared_ptr<ProgramUnitModule>>& units() const {
+    return units_;
+  }
+  const torch::nn::Linear& embedding() const { return embedding_; }
+  const torch::nn::Linear& head() const { return head_; }
+
+ private:
+  at::Tensor CallUnit(ProgramUnitModule& unit, const at::Tensor& x);
+
+  const bool writes_input_;
+  const ModelKind kind_;
+  ProgramPlace place_;
+  torch::nn::Linear embedding_{nullptr}, head_{nullptr};
+  std::vector<std::shared_ptr<ProgramUnitModule>> units_;
+};
+
+// Freezes one of the two weights where Program::tied says so.
+void FreezeTied(const Program& program, ProgramModel& model);
+
+// The hook of a program's on parameters: not linear, so that it shows which
+// gradient it sees.
+at::Tensor ScaleByItsMaximum(const at::Tensor& gradient);
+
+// Which rows `micro` stands for besides a step's own micro-batches.
+enum { kEvalBatch = 9, kMeasureBatch = 8, kFailingBatch = 7 };
+
+// What a rank trains on; of kEvalBatch all have the same.
+at::Tensor BatchOf(const Program& program, const ProgramPlace& place);
+at::Tensor LossOf(const at::Tensor& output, const at::Tensor& batch, int micro);
+
+}  // namespace fsdp::testing
+
+#endif  // FSDP_TESTING_PROGRAM_PROGRAM_MODEL_H_

@@ -1,0 +1,47 @@
+// The optimizers of a Program, over a plain model's parameters or over shards.
+#ifndef FSDP_TESTING_PROGRAM_PROGRAM_OPTIMIZERS_H_
+#define FSDP_TESTING_PROGRAM_PROGRAM_OPTIMIZERS_H_
+
+#include <ATen/core/Tensor.h>
+#include <torch/optim/optimizer.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "fsdp/sharded_model.h"
+#include "fsdp/testing/program/program.h"
+
+namespace fsdp::testing {
+
+struct ProgramOptimizers {
+  std::vector<std::unique_ptr<torch::optim::Optimizer>> all;
+  // For StepInBackward(), one for each.
+  std::vector<ShardedModel::UnitStep> unit_steps;
+
+  void ZeroGrad(bool set_to_none);
+  void Step();
+};
+
+using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+
+// `sharded`: the library's fused ones where the program says so, else those of
+// torch::optim. Names alone decide on groups.
+ProgramOptimizers MakeOptimizers(const Program& program, bool sharded,
+                                 const NamedTensors& tensors);
+
+// Other rates from this step on.
+void SetRates(int step, ProgramOptimizers& optimizers);
+
+// The tensors of a parameter's state by name.
+std::map<std::string, at::Tensor> StateTensors(
+    const torch::optim::OptimizerParamState& state);
+
+}  // namespace fsdp::testing
+
+#endif  // FSDP_TESTING_PROGRAM_PROGRAM_OPTIMIZERS_H_

@@ -1,0 +1,309 @@
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "fsdp/testing/program/program.h"
+
+namespace fsdp::testing {
+namespace {
+
+bool IsShared(const Program& p) {
+  return p.group == kSharedGroup || p.group == kSharedHosts;
+}
+
+// Replaces `call` wherever it is made.
+void ReplaceCall(Program& p, int call, int by) {
+  for (ProgramStep& step : p.steps) {
+    std::replace(std::begin(step.before), std::end(step.before), call, by);
+    std::replace(std::begin(step.between), std::end(step.between), call, by);
+  }
+}
+
+bool Calls(const Program& p, int call) {
+  return std::any_of(p.steps.begin(), p.steps.begin() + p.num_steps,
+                     [call](const ProgramStep& step) {
+                       return step.before[0] == call || step.before[1] == call;
+                     });
+}
+
+void TakeBackOutputs(Program& p, const std::set<int>& outputs) {
+  for (ProgramUnit& unit : p.units) {
+    if (outputs.count(unit.outputs) > 0) unit.outputs = kOneOutput;
+  }
+}
+
+void TakeBackWrites(Program& p) {
+  TakeBackOutputs(p, {kViewOutput, kWrittenOutput});
+  for (ProgramUnit& unit : p.units) unit.writes_input = 0;
+  p.writes_input = 0;
+}
+
+void TakeBackUnshardsInSharedMemory(Program& p) {
+  if (!IsShared(p)) return;
+  ReplaceCall(p, kLook, kNoCall);
+  ReplaceCall(p, kRebuild, kNoCall);
+  ReplaceCall(p, kUnshard, kNoCall);
+  for (ProgramStep& step : p.steps) step.hold = 0;
+}
+
+void TakeBackFailures(Program& p, int style) {
+  for (ProgramStep& step : p.steps) {
+    if (step.style == style) step.style = kPlainStep;
+  }
+}
+
+void TakeBackRegionsOfTransparent(Program& p) {
+  if (!p.transparent) return;
+  for (ProgramUnit& unit : p.units) unit.checkpoint = 0;
+}
+
+void TakeBackStatisticsInRegions(Program& p) {
+  for (ProgramUnit& unit : p.units) {
+    if (unit.checkpoint) unit.batch_norm = 0;
+  }
+}
+
+struct HeldFeature {
+  std::string text;
+  std::function<void(Program&)> take_back;
+};
+
+const std::map<std::string, HeldFeature>& HeldFeatures() {
+  static const auto* const features = new std::map<std::string, HeldFeature>{
+      {"unshard_shared",
+       {"Unshard() and its kin in shared memory",
+        TakeBackUnshardsInSharedMemory}},
+      {"hold",
+       {"units unsharded while the optimizer steps",
+        [](Program& p) {
+          for (ProgramStep& step : p.steps) step.hold = 0;
+        }}},
+      {"hooks",
+       {"hooks on parameters",
+        [](Program& p) {
+          for (ProgramUnit& unit : p.units) unit.hook = kNoHook;
+        }}},
+      {"writes",
+       {"views and writes in place of what enters and leaves units",
+        TakeBackWrites}},
+      {"unused_outputs",
+       {"units with outputs that are not used",
+        [](Program& p) {
+          TakeBackOutputs(p, {kUnusedOutput, kSometimesOutput, kHookedOutput});
+        }}},
+      {"tied_frozen",
+       {"tied parameters of which one is frozen",
+        [](Program& p) {
+          if (p.tied > kTied) p.tied = kTied;
+        }}},
+      {"fail_between",
+       {"a forward that throws between backwards under NoSync()",
+        [](Program& p) { TakeBackFailures(p, kFailBetween); }}},
+      {"failed_backward",
+       {"a backward that throws in shared memory",
+        [](Program& p) {
+          if (IsShared(p)) TakeBackFailures(p, kFailedBackward);
+        }}},
+      {"single_ranks",
+       {"groups of one rank in shared memory",
+        [](Program& p) {
+          if (p.group == kSharedHosts && p.hosts == 2) p.hosts = 0;
+          if (p.group == kSharedHosts && p.ranks == 2) p.hosts = 0;
+        }}},
+      {"region_statistics",
+       {"batch statistics inside a checkpointed region",
+        TakeBackStatisticsInRegions}},
+      {"transparent_regions",
+       {"checkpointed regions of transparent models",
+        TakeBackRegionsOfTransparent}},
+      {"two_offloaded",
+       {"two optimizers with states in files",
+        [](Program& p) {
+          if (p.rest_states) p.two_optimizers = 0;
+        }}},
+      {"inference_summon",
+       {"SummonFullParams() in InferenceMode",
+        [](Program& p) { ReplaceCall(p, kInferenceSummon, kNoCall); }}},
+  };
+  return *features;
+}
+
+void MakeGroupValid(Program& p) {
+  p.late = std::min(p.late, p.ranks);
+  if (p.late == 0) p.yields = 2;
+  for (int* count : {&p.rows, &p.hosts}) {
+    if (*count == 1 && p.ranks % 2 != 0) *count = 0;
+    if (p.ranks == 1) *count = 0;
+  }
+  if (p.group != kSharedHosts && p.group != kLocalHosts) p.hosts = 0;
+  if (p.rows == 0 && p.strategy >= 4) p.strategy -= 4;
+  for (ProgramUnit& unit : p.units) {
+    if (p.rows == 0 && unit.strategy >= 5) unit.strategy -= 4;
+  }
+}
+
+void MakeModelValid(Program& p) {
+  if (p.bare) p.tied = kUntied;
+  if (p.no_wrap || !p.transparent) p.wrap_linear = 0;
+  const bool quantizes = p.quantize_gather || p.quantize_reduce;
+  for (ProgramUnit& unit : p.units) {
+    if (quantizes) unit.layer_norm = unit.batch_norm = 0;
+    if (p.precision >= kComputeFloat) unit.batch_norm = 0;
+    if (unit.hook != kNoHook && (unit.twice || unit.frozen)) {
+      unit.hook = kNoHook;
+    }
+    if (unit.hook == kHookBefore && p.deferred) unit.hook = kHookAfter;
+    unit.skipped_in = std::min(unit.skipped_in, p.num_steps);
+  }
+}
+
+void MakeRestValid(Program& p) {
+  if (!p.fused) p.rest_parameters = p.rest_gradients = p.rest_states = 0;
+  const bool rests = p.rest_parameters || p.rest_gradients || p.rest_states;
+  if (!rests) {
+    p.budget = p.keep = p.big_blocks = 0;
+    p.rollback = p.checksums = 1;
+    p.distance = 2;
+  }
+  if (!p.rest_parameters || !p.rest_states || p.budget) p.keep = 0;
+  if (p.keep) p.two_optimizers = p.in_backward = 0;
+  const auto last = p.units.begin() + p.num_units;
+  if (std::none_of(p.units.begin(), last,
+                   [](const ProgramUnit& unit) { return unit.checkpoint; })) {
+    p.offload_activations = 0;
+  }
+}
+
+// Optimizers that divide by what small gradients leave magnify how sums round.
+// In double precision, or where both round alike, that does not matter.
+void MakeRoundingValid(Program& p) {
+  const bool reuses =
+      p.tied || std::any_of(p.units.begin(), p.units.begin() + p.num_units,
+                            [](const ProgramUnit& u) { return u.twice; });
+  const bool rounds_otherwise = p.precision == kFloat || !p.exact_reduce ||
+                                p.low_precision_gradients ||
+                                (p.precision > kFloat && reuses);
+  if (rounds_otherwise && p.optimizer > kAdam) p.optimizer = kSgd;
+  if (rounds_otherwise && p.precision > kComputeFloat) p.optimizer = kSgd;
+}
+
+void MakeOptimizerValid(Program& p) {
+  if (p.precision <= kFloat) p.exact_reduce = 1;
+  if (p.precision != kComputeFloat || p.fused) p.low_precision_gradients = 0;
+  MakeRoundingValid(p);
+  if (p.optimizer > kAdam) p.fused = 0;
+  if (p.micro > 1 && !p.no_sync) p.in_backward = 0;
+  if (p.in_backward) p.clip = p.scaler = p.halve_gradients = 0;
+  if (p.clip == 0) p.norm = 2;
+  if (p.scaler) p.divide = 0;
+  if (!p.scaler) p.infinite_in = 0;
+  p.infinite_in = std::min(p.infinite_in, p.num_steps);
+  if (p.optimizer != kSgd || p.ranks == 1 || p.scaler || p.clip) {
+    p.quantize_gather = p.quantize_reduce = 0;
+  }
+  if (p.quantize_gather || p.quantize_reduce) p.momentum = 0;
+  if (!p.momentum) p.nesterov = 0;
+  if (p.micro == 1) p.no_sync = 0;
+}
+
+bool HasHooks(const Program& p) {
+  return std::any_of(p.units.begin(), p.units.begin() + p.num_units,
+                     [](const ProgramUnit& u) { return u.hook != kNoHook; });
+}
+
+void MakeStyleValid(const Program& p, int index, ProgramStep& step) {
+  if (p.infinite_in == index + 1) step.style = kPlainStep;
+  if (p.in_backward && step.style != kFailedForward &&
+      step.style != kStateDictBetween && step.style != kEvalBetween) {
+    step.style = kPlainStep;
+  }
+  const bool needs_several =
+      step.style == kForwardsFirst || step.style == kForwardsFirstReversed ||
+      step.style == kFailBetween || step.style == kOneLoss;
+  if (needs_several && p.micro == 1) step.style = kPlainStep;
+  if (step.style == kOneLoss && HasHooks(p)) step.style = kForwardsFirst;
+}
+
+void MakeCallsValid(const Program& p, ProgramStep& step) {
+  for (int& call : step.before) {
+    if (call == kRestart && !p.keep) call = kNoCall;
+    if (call == kNewOptimizer && p.keep) call = kNoCall;
+    if (call == kWriteShards && p.rest_parameters) call = kNoCall;
+    if (call == kToggle && p.zero % 2 == 1) call = kNoCall;
+  }
+  // The units of such models cannot all be named to Reshard().
+  for (int* call :
+       {&step.before[0], &step.before[1], &step.between[0], &step.between[1]}) {
+    if (*call == kRebuild && (p.no_wrap || p.wrap_linear)) *call = kNoCall;
+  }
+  // What is unsharded here has the values of now.
+  if (step.before[0] == kUnshard && step.before[1] > kLastHarmless) {
+    step.before[1] = kNoCall;
+  }
+  if (p.in_backward) step.between[0] = step.between[1] = kNoCall;
+  step.hold &= (1 << p.num_units) - 1;
+  if (p.no_wrap || p.wrap_linear || p.in_backward) step.hold = 0;
+  if (step.hold == 0) {
+    step.hold_waits = 1;
+    step.hold_evals = 0;
+  }
+}
+
+}  // namespace
+
+const std::map<std::string, std::string>& Held() {
+  static const auto* const held = [] {
+    auto* texts = new std::map<std::string, std::string>;
+    for (const auto& [name, feature] : HeldFeatures()) {
+      (*texts)[name] = feature.text;
+    }
+    return texts;
+  }();
+  return *held;
+}
+
+void TakeBackHeld(const std::set<std::string>& held, Program& program) {
+  for (const auto& [name, feature] : HeldFeatures()) {
+    if (held.count(name) == 0) feature.take_back(program);
+  }
+}
+
+void MakeValid(Program& p) {
+  MakeGroupValid(p);
+  MakeOptimizerValid(p);
+  MakeRestValid(p);
+  MakeModelValid(p);
+  for (int i = 0; i < Program::kMaxSteps; ++i) {
+    MakeStyleValid(p, i, p.steps[i]);
+    MakeCallsValid(p, p.steps[i]);
+  }
+  const bool has_styles = std::any_of(
+      p.steps.begin(), p.steps.begin() + p.num_steps,
+      [](const ProgramStep& step) { return step.style != kPlainStep; });
+  // An optimizer zeroes only what it has, and a dropped backward leaves the
+  // rest.
+  if (p.omits && has_styles) p.zero %= 2;
+  // Reads gradients that rest elsewhere.
+  if (p.zero == kOptimizersToZero && p.rest_gradients) p.zero = kModelToZero;
+  // Kept files have no buffers.
+  for (ProgramUnit& unit : p.units) {
+    if (Calls(p, kRestart)) unit.counter = unit.batch_norm = 0;
+  }
+}
+
+int CountOf(int choice, int ranks) {
+  return choice == 0 ? 1 : choice == 1 ? 2 : ranks;
+}
+
+bool CallsByForward(const Program& program) {
+  return !program.transparent || program.salt % 2 == 0;
+}
+
+int StrategyOf(const Program& program, const ProgramUnit& unit) {
+  return unit.strategy == 0 ? program.strategy : unit.strategy - 1;
+}
+
+}  // namespace fsdp::testing

@@ -1,0 +1,141 @@
+#include "fsdp/testing/program/sharded_options.h"
+
+#include <torch/nn/modules/linear.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "comm/mesh.h"
+#include "fsdp/mixed_precision.h"
+#include "fsdp/offload_options.h"
+#include "fsdp/options.h"
+#include "fsdp/testing/program/plain_program.h"
+#include "fsdp/testing/program/program.h"
+#include "fsdp/testing/program/program_model.h"
+#include "fsdp/wrap_policy.h"
+
+namespace fsdp::testing {
+namespace {
+
+MixedPrecision PrecisionOf(const Program& p) {
+  MixedPrecision precision;
+  if (ComputeDtype(p) == StoredDtype(p)) return precision;
+  precision.param_dtype = ComputeDtype(p);
+  if (p.exact_reduce) precision.reduce_dtype = at::kDouble;
+  precision.keep_low_precision_grads = p.low_precision_gradients != 0;
+  if (p.salt % 3 != 0 && CallsByForward(p)) {
+    precision.cast_inputs = CastInputs::kEveryUnit;
+  }
+  return precision;
+}
+
+// Of the root, of units, and of what is inside these.
+ShardingStrategy StrategyAt(const Program& p, const std::string& path) {
+  for (int i = 0; i < p.num_units; ++i) {
+    if (!absl::StartsWith(path, absl::StrCat("unit", i))) continue;
+    return static_cast<ShardingStrategy>(StrategyOf(p, p.units[i]));
+  }
+  return static_cast<ShardingStrategy>(p.strategy);
+}
+
+// One of the sizes that a row of the mesh can be divided into; 0: none.
+int BackwardGroupOf(const Program& p) {
+  const int row = p.ranks / CountOf(p.rows, p.ranks);
+  std::vector<int> sizes;
+  for (int size = 1; size <= row; ++size) {
+    if (row % size == 0) sizes.push_back(size);
+  }
+  return p.backward_group == 0 ? 0
+                               : sizes[(p.backward_group - 1) % sizes.size()];
+}
+
+bool FreesAfterForward(ShardingStrategy strategy) {
+  return strategy == ShardingStrategy::kFullShard ||
+         strategy == ShardingStrategy::kHybridShard;
+}
+
+OffloadOptions OffloadOf(const Program& p, const std::string& directory) {
+  const auto tier = [](int rests) {
+    return rests ? Tier::kSsd : Tier::kDevice;
+  };
+  OffloadOptions offload;
+  offload.parameters = tier(p.rest_parameters);
+  offload.gradients = tier(p.rest_gradients);
+  offload.optimizer = tier(p.rest_states);
+  offload.memory_budget = p.budget;
+  offload.directory = directory;
+  offload.block_bytes = p.big_blocks ? 8192 : 4096;
+  offload.keep = p.keep != 0;
+  offload.rollback = p.rollback || p.keep;
+  offload.checksums = p.checksums != 0;
+  offload.prefetch_distance = p.distance;
+  offload.optimizer_state = p.optimizer == kSgd ? 1 : p.amsgrad ? 3 : 2;
+  return offload;
+}
+
+// Whether the gradients of a parameter's uses are added up in another dtype
+// than by plain LibTorch.
+bool SumsOtherwise(const Program& p) {
+  return p.tied ||
+         std::any_of(p.units.begin(), p.units.begin() + p.num_units,
+                     [](const ProgramUnit& unit) { return unit.twice; });
+}
+
+}  // namespace
+
+Options OptionsOf(const Program& p, const std::string& directory) {
+  Options options;
+  if (p.wrap_linear) {
+    options.wrap_policy =
+        WrapModules<ProgramUnitModule, torch::nn::LinearImpl>();
+  } else if (!p.no_wrap) {
+    options.wrap_policy = WrapModules<ProgramUnitModule>();
+  }
+  options.transparent = p.transparent != 0;
+  options.unit.precision = PrecisionOf(p);
+  options.configure_unit = [p](const std::string& path,
+                               const torch::nn::Module&, UnitOptions& unit) {
+    unit.strategy = StrategyAt(p, path);
+    if (FreesAfterForward(unit.strategy)) {
+      unit.backward_group_size = BackwardGroupOf(p);
+    }
+  };
+  options.abort_on_failure = false;
+  if (p.divide) options.gradient_divide_factor = DivisorOf(p);
+  if (p.predivide) options.gradient_predivide_factor = p.predivide;
+  options.quantize.gather = p.quantize_gather != 0;
+  options.quantize.reduce = p.quantize_reduce != 0;
+  options.quantize.block = p.salt % 2 ? 64 : 256;
+  options.share_memory = p.share_memory != 0;
+  options.reshard_root_after_forward = p.reshard_root != 0;
+  options.forward_prefetch = p.forward_prefetch != 0;
+  options.backward_prefetch = p.backward_prefetch != 0;
+  options.check_order = p.check_order != 0;
+  options.offload = OffloadOf(p, directory);
+  return options;
+}
+
+std::vector<comm::MeshDimension> MeshOf(const Program& p) {
+  const int rows = CountOf(p.rows, p.ranks);
+  std::vector<comm::MeshDimension> dimensions;
+  if (rows > 1 || p.salt % 7 == 0) dimensions.push_back({"replicate", rows});
+  dimensions.push_back({"shard", p.ranks / rows});
+  return dimensions;
+}
+
+// In double precision only the order of sums differs. Where units compute in
+// another dtype, and gradients are reduced in double, both round at the same
+// places: what differs in the last bit of a double is hardly ever rounded to
+// another number. Otherwise a few roundings of the coarser dtype differ.
+double ToleranceOf(const Program& p) {
+  constexpr double kTolerances[] = {1e-8, 2e-3, 1e-4, 5e-2, 1e-2};
+  if (p.quantize_gather || p.quantize_reduce) return 0.1;
+  const bool same_rounding = p.precision >= kComputeFloat && p.exact_reduce &&
+                             !p.low_precision_gradients && !SumsOtherwise(p);
+  return same_rounding ? 1e-6 : kTolerances[p.precision];
+}
+
+}  // namespace fsdp::testing
