@@ -20,7 +20,7 @@
 namespace fsdp::testing {
 namespace {
 
-ProgramOutcome Run(const Program& program) {
+ProgramOutcome Outcome(const Program& program) {
   return RunProgram(program, ::testing::TempDir());
 }
 
@@ -30,7 +30,7 @@ TEST(ProgramFuzzTest, RandomProgramsGiveWhatPlainLibTorchGives) {
   options.max_failures = 1;
   const FuzzReport report =
       Fuzz(options, [](const std::vector<Program>& programs) -> BatchEnd {
-        ProgramOutcome outcome = Run(programs[0]);
+        ProgramOutcome outcome = Outcome(programs[0]);
         const bool same = outcome.kind == ProgramOutcome::kSame;
         return {same ? size_t{1} : size_t{0}, std::move(outcome)};
       });

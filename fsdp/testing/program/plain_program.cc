@@ -377,14 +377,14 @@ void PlainRun::Optimize(int step) {
   for (auto& [name, value] : values_) value.mutable_grad() = at::Tensor();
 }
 
-// A unit that is alone in the group that shards it, computed as it is stored,
-// is shown and not copied.
+// A unit that is alone in the group that shards it, computed as it is stored
+// and resting in memory, is shown and not copied.
 bool ShowsItsShard(const Program& p, int index) {
   const int strategy = StrategyOf(p, p.units[index]);
   const int group = strategy == 3   ? 1
                     : strategy >= 4 ? p.ranks / CountOf(p.rows, p.ranks)
                                     : p.ranks;
-  return group == 1 && ComputeDtype(p) == StoredDtype(p);
+  return group == 1 && ComputeDtype(p) == StoredDtype(p) && !p.rest_parameters;
 }
 
 void PlainRun::Pin(int step) {

@@ -10,18 +10,6 @@
 namespace fsdp::testing {
 namespace {
 
-bool IsShared(const Program& p) {
-  return p.group == kSharedGroup || p.group == kSharedHosts;
-}
-
-// Replaces `call` wherever it is made.
-void ReplaceCall(Program& p, int call, int by) {
-  for (ProgramStep& step : p.steps) {
-    std::replace(std::begin(step.before), std::end(step.before), call, by);
-    std::replace(std::begin(step.between), std::end(step.between), call, by);
-  }
-}
-
 bool Calls(const Program& p, int call) {
   return std::any_of(p.steps.begin(), p.steps.begin() + p.num_steps,
                      [call](const ProgramStep& step) {
@@ -29,41 +17,9 @@ bool Calls(const Program& p, int call) {
                      });
 }
 
-void TakeBackOutputs(Program& p, const std::set<int>& outputs) {
-  for (ProgramUnit& unit : p.units) {
-    if (outputs.count(unit.outputs) > 0) unit.outputs = kOneOutput;
-  }
-}
-
-void TakeBackWrites(Program& p) {
-  TakeBackOutputs(p, {kViewOutput, kWrittenOutput});
-  for (ProgramUnit& unit : p.units) unit.writes_input = 0;
-  p.writes_input = 0;
-}
-
-void TakeBackUnshardsInSharedMemory(Program& p) {
-  if (!IsShared(p)) return;
-  ReplaceCall(p, kLook, kNoCall);
-  ReplaceCall(p, kRebuild, kNoCall);
-  ReplaceCall(p, kUnshard, kNoCall);
-  for (ProgramStep& step : p.steps) step.hold = 0;
-}
-
-void TakeBackFailures(Program& p, int style) {
-  for (ProgramStep& step : p.steps) {
-    if (step.style == style) step.style = kPlainStep;
-  }
-}
-
 void TakeBackRegionsOfTransparent(Program& p) {
   if (!p.transparent) return;
   for (ProgramUnit& unit : p.units) unit.checkpoint = 0;
-}
-
-void TakeBackStatisticsInRegions(Program& p) {
-  for (ProgramUnit& unit : p.units) {
-    if (unit.checkpoint) unit.batch_norm = 0;
-  }
 }
 
 struct HeldFeature {
@@ -73,60 +29,9 @@ struct HeldFeature {
 
 const std::map<std::string, HeldFeature>& HeldFeatures() {
   static const auto* const features = new std::map<std::string, HeldFeature>{
-      {"unshard_shared",
-       {"Unshard() and its kin in shared memory",
-        TakeBackUnshardsInSharedMemory}},
-      {"hold",
-       {"units unsharded while the optimizer steps",
-        [](Program& p) {
-          for (ProgramStep& step : p.steps) step.hold = 0;
-        }}},
-      {"hooks",
-       {"hooks on parameters",
-        [](Program& p) {
-          for (ProgramUnit& unit : p.units) unit.hook = kNoHook;
-        }}},
-      {"writes",
-       {"views and writes in place of what enters and leaves units",
-        TakeBackWrites}},
-      {"unused_outputs",
-       {"units with outputs that are not used",
-        [](Program& p) {
-          TakeBackOutputs(p, {kUnusedOutput, kSometimesOutput, kHookedOutput});
-        }}},
-      {"tied_frozen",
-       {"tied parameters of which one is frozen",
-        [](Program& p) {
-          if (p.tied > kTied) p.tied = kTied;
-        }}},
-      {"fail_between",
-       {"a forward that throws between backwards under NoSync()",
-        [](Program& p) { TakeBackFailures(p, kFailBetween); }}},
-      {"failed_backward",
-       {"a backward that throws in shared memory",
-        [](Program& p) {
-          if (IsShared(p)) TakeBackFailures(p, kFailedBackward);
-        }}},
-      {"single_ranks",
-       {"groups of one rank in shared memory",
-        [](Program& p) {
-          if (p.group == kSharedHosts && p.hosts == 2) p.hosts = 0;
-          if (p.group == kSharedHosts && p.ranks == 2) p.hosts = 0;
-        }}},
-      {"region_statistics",
-       {"batch statistics inside a checkpointed region",
-        TakeBackStatisticsInRegions}},
       {"transparent_regions",
        {"checkpointed regions of transparent models",
         TakeBackRegionsOfTransparent}},
-      {"two_offloaded",
-       {"two optimizers with states in files",
-        [](Program& p) {
-          if (p.rest_states) p.two_optimizers = 0;
-        }}},
-      {"inference_summon",
-       {"SummonFullParams() in InferenceMode",
-        [](Program& p) { ReplaceCall(p, kInferenceSummon, kNoCall); }}},
   };
   return *features;
 }
@@ -154,6 +59,16 @@ void MakeModelValid(Program& p) {
     if (p.precision >= kComputeFloat) unit.batch_norm = 0;
     if (unit.hook != kNoHook && (unit.twice || unit.frozen)) {
       unit.hook = kNoHook;
+    }
+    // All ranks use the same units, and here a layer is one.
+    if (p.wrap_linear) unit.sometimes = 0;
+    if (p.wrap_linear && unit.outputs == kSometimesOutput) {
+      unit.outputs = kOneOutput;
+    }
+    // Sums of several gradients round in the order that a graph has them.
+    if (p.precision > kComputeFloat) {
+      unit.outputs = kOneOutput;
+      unit.checkpoint = unit.writes_input = 0;
     }
     if (unit.hook == kHookBefore && p.deferred) unit.hook = kHookAfter;
     unit.skipped_in = std::min(unit.skipped_in, p.num_steps);
@@ -246,6 +161,12 @@ void MakeCallsValid(const Program& p, ProgramStep& step) {
   if (p.in_backward) step.between[0] = step.between[1] = kNoCall;
   step.hold &= (1 << p.num_units) - 1;
   if (p.no_wrap || p.wrap_linear || p.in_backward) step.hold = 0;
+  // The first use of a held unit frees it, and so does a scope of full
+  // parameters, by which gradients are halved.
+  for (int i = 0; i < p.num_units; ++i) {
+    if (p.units[i].twice) step.hold &= ~(1 << i);
+  }
+  if (p.halve_gradients) step.hold_evals = 0;
   if (step.hold == 0) {
     step.hold_waits = 1;
     step.hold_evals = 0;
@@ -274,8 +195,8 @@ void TakeBackHeld(const std::set<std::string>& held, Program& program) {
 void MakeValid(Program& p) {
   MakeGroupValid(p);
   MakeOptimizerValid(p);
-  MakeRestValid(p);
   MakeModelValid(p);
+  MakeRestValid(p);
   for (int i = 0; i < Program::kMaxSteps; ++i) {
     MakeStyleValid(p, i, p.steps[i]);
     MakeCallsValid(p, p.steps[i]);

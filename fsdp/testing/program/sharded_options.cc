@@ -26,7 +26,7 @@ MixedPrecision PrecisionOf(const Program& p) {
   precision.param_dtype = ComputeDtype(p);
   if (p.exact_reduce) precision.reduce_dtype = at::kDouble;
   precision.keep_low_precision_grads = p.low_precision_gradients != 0;
-  if (p.salt % 3 != 0 && CallsByForward(p)) {
+  if (p.salt % 3 != 0 && CallsByForward(p) && !p.wrap_linear) {
     precision.cast_inputs = CastInputs::kEveryUnit;
   }
   return precision;
