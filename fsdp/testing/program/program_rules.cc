@@ -167,6 +167,8 @@ void MakeCallsValid(const Program& p, ProgramStep& step) {
     if (p.units[i].twice) step.hold &= ~(1 << i);
   }
   if (p.halve_gradients) step.hold_evals = 0;
+  // Which unit rests in memory, and is shown where it lies, the budget decides.
+  if (p.budget) step.hold_evals = 0;
   if (step.hold == 0) {
     step.hold_waits = 1;
     step.hold_evals = 0;
