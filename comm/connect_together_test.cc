@@ -39,8 +39,10 @@ std::vector<absl::Status> RunRanks(int world_size, const Connect& connect,
   std::vector<std::thread> threads;
   for (int rank = 0; rank < world_size; ++rank) {
     threads.emplace_back([&, rank] {
-      results[rank] = ConnectTogether(store, rank, world_size, limits,
-                                      [&, rank] { return connect(rank); });
+      // A thread that is left behind may begin after the end of this test.
+      results[rank] =
+          ConnectTogether(store, rank, world_size, limits,
+                          [connect, rank] { return connect(rank); });
     });
   }
   for (std::thread& thread : threads) thread.join();
