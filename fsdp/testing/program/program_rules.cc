@@ -62,7 +62,11 @@ void MakeModelValid(Program& p) {
     }
     // All ranks use the same units, and here a layer is one.
     if (p.wrap_linear) unit.sometimes = 0;
-    if (p.wrap_linear && unit.outputs == kSometimesOutput) {
+    // Where the first output is the child's, the gradient of the second alone
+    // enters the unit before the child.
+    const bool needs_all_outputs =
+        p.wrap_linear || (p.transparent && unit.child);
+    if (needs_all_outputs && unit.outputs == kSometimesOutput) {
       unit.outputs = kOneOutput;
     }
     // Sums of several gradients round in the order that a graph has them.
