@@ -1,10 +1,14 @@
-// When exits and entries of a unit tell, by a listener that only listens.
+// When the nodes of a unit tell what, by a listener that only listens.
 #include <ATen/SequenceNumber.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <string>
 #include <utility>
@@ -19,6 +23,7 @@ namespace fsdp {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 class Log final : public BackwardListener {
@@ -27,12 +32,14 @@ class Log final : public BackwardListener {
     events.push_back(absl::StrCat("enters ", info.unit));
   }
   void OnPostBackward(const PostBackwardInfo& info,
-                      const std::vector<at::Tensor>&) override {
+                      const std::vector<at::Tensor>& of_slots) override {
     events.push_back(absl::StrCat("has gradients of ", info.unit));
+    gradients = of_slots;
   }
   void OnLeft(uint64_t) override { events.push_back("leaves"); }
 
   std::vector<std::string> events;
+  std::vector<at::Tensor> gradients;
 };
 
 class UnitExitsTest : public ::testing::Test {
@@ -137,6 +144,62 @@ TEST_F(UnitExitsTest, EntriesTellWhenTheGradientLeaves) {
   EXPECT_EQ(End(forward, {y}), 1);
   (y * 3).sum().backward();
   EXPECT_THAT(TakeEvents(), ElementsAre("enters 0", "leaves"));
+}
+
+// A leaf has no node, what looks into it has.
+TEST_F(UnitExitsTest, EntriesAreAtViewsOfLeaves) {
+  const at::Tensor x = Leaf().narrow(0, 0, 2);
+  const UnitForward forward = Begin(0);
+  AttachEntry(log_, forward.start_sequence, x);
+  const at::Tensor y = x * 2;
+  EXPECT_EQ(End(forward, {y}), 1);
+  y.sum().backward();
+  EXPECT_THAT(TakeEvents(), ElementsAre("enters 0", "leaves"));
+}
+
+TEST_F(UnitExitsTest, AUnitGetsTheGradientsOfItsSlots) {
+  const at::Tensor first = Leaf(), one = Leaf(), another = Leaf();
+  UnitForward forward = Begin(7);
+  forward.unit_node =
+      AttachUnitNode(log_, 7, "u7", {{first}, {}, {one, another}, {Leaf()}});
+  const at::Tensor y = first * 2 + one * 3 + another * 5;
+  EXPECT_EQ(End(forward, {y}), 1);
+  y.sum().backward();
+  EXPECT_THAT(TakeEvents(), ElementsAre("enters 7", "has gradients of 7"));
+  ASSERT_EQ(log_->gradients.size(), 4);
+  EXPECT_TRUE(at::equal(log_->gradients[0], at::full({4}, 2.0f)));
+  EXPECT_FALSE(log_->gradients[1].defined());
+  EXPECT_TRUE(at::equal(log_->gradients[2], at::full({4}, 8.0f)));
+  EXPECT_FALSE(log_->gradients[3].defined());
+}
+
+// What a call of LibTorch's says when it throws.
+template <typename Function>
+std::string TextOf(Function function) {
+  try {
+    function();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "nothing is thrown";
+}
+
+TEST_F(UnitExitsTest, WhatIsRefusedIsSoBeforeTheUnitIsEntered) {
+  const at::Tensor x = Leaf(), weight = Leaf();
+  UnitForward forward = Begin(5);
+  forward.unit_node = AttachUnitNode(log_, 5, "u5", {{weight}});
+  const at::Tensor loss = (x * weight).sum();
+  EXPECT_EQ(End(forward, {loss}), 1);
+  EXPECT_THAT(
+      TextOf([&] { torch::autograd::grad({loss}, {weight}, {}, true); }),
+      HasSubstr("with respect to a parameter of unit u5"));
+  EXPECT_THAT(TextOf([&] { loss.backward({}, true, /*create_graph=*/true); }),
+              HasSubstr("create_graph=true through unit u5"));
+  EXPECT_THAT(TakeEvents(), IsEmpty());
+  // That of an input is fine.
+  EXPECT_TRUE(
+      at::equal(torch::autograd::grad({loss}, {x}, {}, true)[0], weight));
+  EXPECT_THAT(TakeEvents(), ElementsAre("enters 5"));
 }
 
 }  // namespace

@@ -4,29 +4,33 @@
 usage: tools/mutation/mutate.py [options] [FILE...]
 
 FILEs are those of tools/mutation/targets.json, which names the tests of each, the fastest likely killer first; all of
-them without FILE. Works in a git worktree of its own (--worktree, made at HEAD when it is not there), so that your tree
-stays as it is. Results go to --results as they come, and a later run goes on from there. Prints every survivor as a
-diff at the end: add the test that it lacks, or a line to tools/mutation/equivalent.txt that says why no test can tell.
+them without FILE. Bazel builds the tests once and tells its commands; each mutant is compiled and linked by the same
+commands in a folder of its own, so that the tree stays as it is. While it runs, build nothing with the same output base
+and change no source. Results go to --results as they come, and a later run goes on from there. Prints every survivor as
+a diff at the end: add the test that it lacks, or a line to tools/mutation/equivalent.txt that says why no test can tell.
 """
 
 import argparse
+import concurrent.futures
 import difflib
 import json
 import os
 import pathlib
 import random
-import re
+import shlex
+import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import mutants  # pylint: disable=wrong-import-position
 
 HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
 KILLED, SURVIVED, NOT_COMPILED = "killed", "survived", "did not compile"
-# Bazel's exit codes: a build failed, a test failed.
-BUILD_FAILED, TEST_FAILED = 1, 3
 
 
 def parse_arguments(arguments):
@@ -37,8 +41,10 @@ def parse_arguments(arguments):
     parser.add_argument("--seed", type=int, default=1, help="which ones (default 1)")
     parser.add_argument("--budget", type=float, default=60, help="minutes after which no mutant is begun (default 60)")
     parser.add_argument("--results", default="mutation_results.jsonl", help="one line of JSON for each mutant")
-    parser.add_argument("--worktree", default="/tmp/mutation_worktree")
-    parser.add_argument("--bazel", default="./bazelw", help="and its startup options, to be run in the worktree")
+    parser.add_argument("--retry", action="store_true", help="what has survived is tried again")
+    parser.add_argument("--bazel", default="./bazelw", help="and its startup options")
+    parser.add_argument("--prefix", default="", help="what compilers, linkers and tests are run by, such as nice")
+    parser.add_argument("--jobs", type=int, default=2, help="mutants at a time (default 2)")
     parser.add_argument("--timeout", type=int, default=60, help="seconds for a test; one that takes longer has failed")
     parser.add_argument("--targets", default=str(HERE / "targets.json"))
     parser.add_argument("--list", action="store_true", help="print the mutants and run nothing")
@@ -67,47 +73,109 @@ def diff(source, mutant):
     return "".join(difflib.unified_diff(source.splitlines(True), changed.splitlines(True), mutant.path, mutant.path, n=2))
 
 
+class Commands:
+    """How Bazel compiles `paths` and links `tests`; it has built what that takes."""
+
+    def __init__(self, bazel, paths, tests):
+        def run(*arguments):
+            return subprocess.run([*bazel, *arguments], cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
+
+        run("build", "--noshow_progress", *tests)
+        sources = "|".join(path.replace(".", "[.]") for path in paths)
+        all_tests = " + ".join(tests)
+        query = (f'mnemonic("CppCompile", inputs("({sources})", deps({all_tests}))) + '
+                 f'mnemonic("CppLink", {all_tests})')
+        actions = json.loads(run("aquery", "--output=jsonproto", query))["actions"]
+        self.root = pathlib.Path(run("info", "execution_root").decode().strip())
+        self._compile = {}
+        self._link = {}
+        for action in actions:
+            # With the file of parameters as well, which has the same again.
+            arguments = [argument for argument in action.get("arguments", []) if not argument.startswith("@")]
+            if "-c" in arguments:
+                self._compile.setdefault(arguments[arguments.index("-c") + 1], arguments)
+            elif "-o" in arguments:
+                self._link[arguments[arguments.index("-o") + 1]] = arguments
+
+    def compile(self, path, source, out):
+        """Fast and without warnings."""
+        arguments = list(self._compile[path])
+        arguments[arguments.index("-c") + 1] = str(source)
+        arguments[arguments.index("-o") + 1] = str(out)
+        if "-MF" in arguments:
+            arguments[arguments.index("-MF") + 1] = f"{out}.d"
+        return [*arguments, "-w", "-O0", "-g0"]
+
+    def precompile(self, path, header):
+        return self.compile(path, header, f"{header}.gch")
+
+    def link(self, test, path, with_object, out):
+        """The test with another object in the place of that of `path`."""
+        original = next(name for name in self._link if name.endswith(test.lstrip("/").replace(":", "/")))
+        arguments = list(self._link[original])
+        at = self._compile[path].index("-o") + 1
+        replaced = [str(with_object) if argument == self._compile[path][at] else argument for argument in arguments]
+        if replaced == arguments:
+            raise ValueError(f"{test} does not link {path}")
+        replaced[replaced.index("-o") + 1] = str(out)
+        return [argument.replace("$ORIGIN", str(self.root / pathlib.Path(original).parent)) for argument in replaced]
+
+
 class Runner:
-    """Builds and tests in the worktree."""
+    """Compiles mutants and runs tests with them."""
 
-    def __init__(self, options):
-        self.root = pathlib.Path(options.worktree)
-        self.bazel = options.bazel.split()
+    def __init__(self, commands, options, scratch):
+        self.commands = commands
+        self.prefix = shlex.split(options.prefix)
         self.timeout = options.timeout
+        self.scratch = pathlib.Path(scratch)
+        self.mutex = threading.Lock()
+        self.headers = {}
 
-    def prepare(self):
-        if not self.root.exists():
-            subprocess.run(["git", "worktree", "add", "--detach", str(self.root), "HEAD"], check=True, cwd=HERE)
-        subprocess.run(["git", "checkout", "-q", "--", "."], check=True, cwd=self.root)
+    def execute(self, command, timeout=None, **more):
+        """The exit code; None when it takes too long."""
+        with subprocess.Popen([*self.prefix, *command], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                              stderr=subprocess.DEVNULL, start_new_session=True, **more) as process:
+            try:
+                return process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                return None
+            finally:
+                try:
+                    os.killpg(process.pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
 
-    def read(self, path):
-        return (self.root / path).read_text(encoding="utf-8")
+    def must(self, command):
+        subprocess.run([*self.prefix, *command], cwd=self.commands.root, check=True, stdin=subprocess.DEVNULL)
 
-    def test(self, path, test):
-        """Bazel's exit code. What is mutated is compiled fast and without warnings."""
-        flag = f"--per_file_copt=^{re.escape(path)}$@-w,-O0,-g0"
-        command = [*self.bazel, "test", flag, f"--test_timeout={self.timeout}", "--jobs=2", "--local_test_jobs=1",
-                   "--test_output=summary", "--noshow_progress", test]
-        return subprocess.run(command, cwd=self.root, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                              check=False).returncode
+    def header(self, path, source):
+        """What `source` includes, compiled in advance, and the rest. Mutants do not differ in it."""
+        end = source.find("\nnamespace ") + 1
+        with self.mutex:
+            if path not in self.headers:
+                header = self.scratch / (path.replace("/", "_") + ".hh")
+                header.write_text(source[:end], encoding="utf-8")
+                self.must(self.commands.precompile(path, header))
+                self.headers[path] = header
+        return self.headers[path], end
 
-    def run(self, mutant, tests):
+    def outcome(self, path, source, changed, tests):
         """(outcome, the test that has killed it)."""
-        source = self.read(mutant.path)
-        target = self.root / mutant.path
-        try:
-            target.write_text(mutant.apply(source), encoding="utf-8")
+        header, end = self.header(path, source)
+        with tempfile.TemporaryDirectory(dir=self.scratch) as folder:
+            folder = pathlib.Path(folder)
+            mutant, compiled, program = folder / "mutant.cc", folder / "mutant.o", folder / "test"
+            line = source.count("\n", 0, end) + 1
+            mutant.write_text(f'#include "{header}"\n#line {line} "{path}"\n{changed[end:]}', encoding="utf-8")
+            if self.execute(self.commands.compile(path, mutant, compiled), cwd=self.commands.root) != 0:
+                return NOT_COMPILED, ""
+            environment = {**os.environ, "TEST_TMPDIR": str(folder), "GTEST_FAIL_FAST": "1"}
             for test in tests:
-                code = self.test(mutant.path, test)
-                if code == TEST_FAILED:
+                self.must(self.commands.link(test, path, compiled, program))
+                if self.execute([str(program)], self.timeout, cwd=folder, env=environment) != 0:
                     return KILLED, test
-                if code == BUILD_FAILED:
-                    return NOT_COMPILED, ""
-                if code != 0:
-                    raise RuntimeError(f"{' '.join(self.bazel)} test {test} ended with {code}")
-            return SURVIVED, ""
-        finally:
-            target.write_text(source, encoding="utf-8")
+        return SURVIVED, ""
 
 
 def read_results(path):
@@ -146,6 +214,33 @@ def report(results, equivalents, out):
     return unexplained
 
 
+def run_mutants(todo, options, targets, scratch):
+    """Yields results as they come."""
+    paths = sorted({mutant.path for mutant in todo})
+    tests = sorted({test for path in paths for test in targets[path]})
+    runner = Runner(Commands(options.bazel.split(), paths, tests), options, scratch)
+    deadline = time.monotonic() + 60 * options.budget
+    sources = {path: (ROOT / path).read_text(encoding="utf-8") for path in paths}
+    for path, source in sources.items():
+        outcome = runner.outcome(path, source, source, targets[path])
+        if outcome != (SURVIVED, ""):
+            raise RuntimeError(f"{path} without any change: {' '.join(outcome)}")
+
+    def result(mutant):
+        if time.monotonic() >= deadline:
+            return None
+        begin = time.monotonic()
+        source = sources[mutant.path]
+        outcome, killer = runner.outcome(mutant.path, source, mutant.apply(source), targets[mutant.path])
+        return {"key": mutant.key, "path": mutant.path, "line": mutant.line, "what": mutant.what, "outcome": outcome,
+                "killer": killer, "seconds": round(time.monotonic() - begin), "diff": diff(source, mutant)}
+
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        for future in concurrent.futures.as_completed([pool.submit(result, mutant) for mutant in todo]):
+            if future.result() is not None:
+                yield future.result()
+
+
 def main(arguments):
     options = parse_arguments(arguments)
     with open(options.targets, encoding="utf-8") as file:
@@ -154,43 +249,28 @@ def main(arguments):
     if unknown:
         print(f"{options.targets} names no tests for {', '.join(unknown)}", file=sys.stderr)
         return 2
-    runner = Runner(options)
-    runner.prepare()
-    known = read_results(options.results)
-    deadline = time.monotonic() + 60 * options.budget
-    results = []
+    chosen = []
     for path in options.files or targets:
-        source = runner.read(path)
-        chosen = choose(mutants.mutants(path, source), options.count, options.seed)
-        if options.list:
-            for mutant in chosen:
-                print(f"{mutant.key} {path}:{mutant.line}: {mutant.what}")
-            continue
-        todo = [mutant for mutant in chosen if mutant.key not in known]
-        if todo and time.monotonic() < deadline:
-            for test in targets[path]:
-                if runner.test(path, test) != 0:
-                    print(f"{test} does not pass without any change", file=sys.stderr)
-                    return 2
-        for number, mutant in enumerate(todo, 1):
-            if time.monotonic() >= deadline:
-                print(f"{path}: out of time, {len(todo) - number + 1} mutants are left", file=sys.stderr)
-                break
-            begin = time.monotonic()
-            try:
-                outcome, killer = runner.run(mutant, targets[path])
-            except KeyboardInterrupt:
-                deadline = 0  # what is known is reported
-                break
-            known[mutant.key] = {"key": mutant.key, "path": path, "line": mutant.line, "what": mutant.what,
-                                 "outcome": outcome, "killer": killer, "diff": diff(source, mutant)}
-            with open(options.results, "a", encoding="utf-8") as file:
-                file.write(json.dumps(known[mutant.key]) + "\n")
-            print(f"[{number}/{len(todo)}] {path}:{mutant.line}: {mutant.what}: {outcome} {killer} "
-                  f"({time.monotonic() - begin:.0f} s)", file=sys.stderr, flush=True)
-        results += [known[mutant.key] for mutant in chosen if mutant.key in known]
+        source = (ROOT / path).read_text(encoding="utf-8")
+        chosen += choose(mutants.mutants(path, source), options.count, options.seed)
     if options.list:
+        for mutant in chosen:
+            print(f"{mutant.key} {mutant.path}:{mutant.line}: {mutant.what}")
         return 0
+    known = read_results(options.results)
+    todo = [mutant for mutant in chosen if mutant.key not in known or
+            (options.retry and known[mutant.key]["outcome"] == SURVIVED)]
+    if todo:
+        with tempfile.TemporaryDirectory(prefix="mutation.") as scratch:
+            for number, result in enumerate(run_mutants(todo, options, targets, scratch), 1):
+                known[result["key"]] = result
+                with open(options.results, "a", encoding="utf-8") as file:
+                    file.write(json.dumps(result) + "\n")
+                print(f"[{number}/{len(todo)}] {result['path']}:{result['line']}: {result['what']}: "
+                      f"{result['outcome']} {result['killer']} ({result['seconds']} s)", file=sys.stderr, flush=True)
+    results = [known[mutant.key] for mutant in chosen if mutant.key in known]
+    if len(results) < len(chosen):
+        print(f"out of time, {len(chosen) - len(results)} mutants are left", file=sys.stderr)
     return 1 if report(results, read_equivalents(HERE / "equivalent.txt"), sys.stdout) else 0
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests mutants.py and mutate.py, with a script in Bazel's place."""
+"""Tests mutants.py and mutate.py, with scripts in the place of Bazel, compiler and linker."""
 
 import io
 import json
@@ -93,35 +93,83 @@ class ChooseTest(unittest.TestCase):
         self.assertCountEqual(mutate.choose(found, 1000, seed=3), found)
 
 
+class FakeCommands:
+    """Sources compile if they have "int" in them; a test passes if what its name says is in the source."""
+
+    def __init__(self, root):
+        self.root = root
+        self.precompiled = []
+
+    def precompile(self, path, header):
+        self.precompiled.append((path, header.read_text(encoding="utf-8")))
+        return ["true"]
+
+    def compile(self, path, source, out):
+        return ["sh", "-c", 'grep -q int "$0" && cp "$0" "$1"', str(source), str(out)]
+
+    def link(self, test, path, with_object, out):
+        program = "tail -f /dev/null" if test == "Hang" else f"grep -q '{test}' '{with_object}'"
+        return ["sh", "-c", f'echo "{program}" | cat - > "$0"; chmod +x "$0"; sed -i 1i#!/bin/sh "$0"', str(out)]
+
+
 class RunTest(unittest.TestCase):
-    """The script fails the test when a source has lost what its name asks for, and the build without "int"."""
 
     def setUp(self):
-        self.root = pathlib.Path(tempfile.mkdtemp(dir=os.environ.get("TEST_TMPDIR")))
-        (self.root / "a.cc").write_text(SOURCE, encoding="utf-8")
-        bazel = self.root / "bazel"
-        bazel.write_text('#!/bin/sh\nfor test; do :; done\ngrep -q int a.cc || exit 1\n'
-                         'grep -q "$test" a.cc || exit 3\n', encoding="utf-8")
-        bazel.chmod(0o755)
-        options = mutate.parse_arguments(["--worktree", str(self.root), "--bazel", str(bazel)])
-        self.runner = mutate.Runner(options)
+        self.folder = pathlib.Path(tempfile.mkdtemp(dir=os.environ.get("TEST_TMPDIR")))
+        self.commands = FakeCommands(self.folder)
+        self.runner = mutate.Runner(self.commands, mutate.parse_arguments(["--timeout", "30"]), self.folder)
 
-    def mutant(self, old, new):
-        begin = SOURCE.index(old)
-        return mutants.Mutant("a.cc", begin, begin + len(old), new, "", 1, old)
+    def outcome(self, changed, tests=("Reset", "Note")):
+        return self.runner.outcome("a.cc", SOURCE, changed, tests)
 
     def test_outcomes(self):
-        tests = ["Reset", "Note"]
-        self.assertEqual(self.runner.run(self.mutant("Note(a)", ""), tests), (mutate.KILLED, "Note"))
-        self.assertEqual(self.runner.run(self.mutant("Log", ""), tests), (mutate.SURVIVED, ""))
-        self.assertEqual(self.runner.run(self.mutant(SOURCE, ""), tests), (mutate.NOT_COMPILED, ""))
-        self.assertEqual(self.runner.read("a.cc"), SOURCE)
+        self.assertEqual(self.outcome(SOURCE.replace("Note(a)", "")), (mutate.KILLED, "Note"))
+        self.assertEqual(self.outcome(SOURCE.replace("Log", "")), (mutate.SURVIVED, ""))
+        self.assertEqual(self.outcome(SOURCE[:SOURCE.index("namespace")]), (mutate.NOT_COMPILED, ""))
 
-    def test_what_is_neither_stops_the_run_and_leaves_the_source(self):
-        (self.root / "bazel").write_text("#!/bin/sh\nexit 37\n", encoding="utf-8")
-        with self.assertRaisesRegex(RuntimeError, "ended with 37"):
-            self.runner.run(self.mutant("Log", ""), ["Reset"])
-        self.assertEqual(self.runner.read("a.cc"), SOURCE)
+    def test_a_test_that_hangs_has_failed(self):
+        self.runner.timeout = 0.1
+        self.assertEqual(self.outcome(SOURCE, ["Hang"]), (mutate.KILLED, "Hang"))
+
+    def test_includes_are_compiled_once(self):
+        self.outcome(SOURCE)
+        self.outcome(SOURCE.replace("Log", ""))
+        self.assertEqual(self.commands.precompiled, [("a.cc", '#include "a && b.h"\n\n')])
+
+    def test_nothing_is_left(self):
+        self.outcome(SOURCE)
+        self.assertEqual([path.name for path in self.folder.iterdir()], ["a.cc.hh"])
+
+
+class CommandsTest(unittest.TestCase):
+
+    def setUp(self):
+        folder = pathlib.Path(tempfile.mkdtemp(dir=os.environ.get("TEST_TMPDIR")))
+        compiles = ["gcc", "-MD", "-MF", "out/d/a.d", "-Werror", "-c", "d/a.cc", "-o", "out/d/a.o"]
+        links = ["gcc", "-o", "out/d/a_test", "-Wl,-rpath,$ORIGIN/../lib", "out/d/a_test.o", "out/d/a.o", "@out/params"]
+        stripped = ["strip", "-o", "out/d/a_test.stripped", "out/d/a_test"]
+        actions = [{"mnemonic": "CppCompile", "arguments": compiles}, {"mnemonic": "CppLink", "arguments": links},
+                   {"mnemonic": "CppLink", "arguments": stripped}, {"mnemonic": "CppLink"}]
+        (folder / "actions").write_text(json.dumps({"actions": actions}), encoding="utf-8")
+        bazel = folder / "bazel"
+        bazel.write_text(f'#!/bin/sh\ncase $1 in aquery) cat {folder}/actions ;; info) echo /root/of ;; esac\n',
+                         encoding="utf-8")
+        bazel.chmod(0o755)
+        self.commands = mutate.Commands([str(bazel)], ["d/a.cc"], ["//d:a_test"])
+
+    def test_compiles_another_source_by_the_same_command(self):
+        self.assertEqual(self.commands.compile("d/a.cc", "/s/m.cc", "/s/m.o"),
+                         ["gcc", "-MD", "-MF", "/s/m.o.d", "-Werror", "-c", "/s/m.cc", "-o", "/s/m.o", "-w", "-O0", "-g0"])
+        self.assertEqual(self.commands.precompile("d/a.cc", "/s/h.hh")[5:9], ["-c", "/s/h.hh", "-o", "/s/h.hh.gch"])
+
+    def test_links_with_another_object(self):
+        self.assertEqual(self.commands.link("//d:a_test", "d/a.cc", "/s/m.o", "/s/test"),
+                         ["gcc", "-o", "/s/test", "-Wl,-rpath,/root/of/out/d/../lib", "out/d/a_test.o", "/s/m.o"])
+
+    def test_a_test_without_the_source_is_an_error(self):
+        self.commands._compile["d/b.cc"] = ["gcc", "-c", "d/b.cc", "-o", "out/d/b.o"]  # pylint: disable=protected-access
+        with self.assertRaisesRegex(ValueError, "//d:a_test does not link d/b.cc"):
+            self.commands.link("//d:a_test", "d/b.cc", "/s/m.o", "/s/test")
 
 
 class ReportTest(unittest.TestCase):
