@@ -69,9 +69,9 @@ std::vector<Rank> Connect(int world_size) {
       SharedSegment::Create(SharedGroup::FenceBytes(world_size)).value();
   for (int i = 0; i < world_size; ++i) {
     EXPECT_OK(ranks[i].host->Connect(mailboxes));
-    ranks[i].group = SharedGroup::Create(ranks[i].host, std::move(blocks[i]),
-                                         members, i)
-                         .value();
+    ranks[i].group =
+        SharedGroup::Create(ranks[i].host, std::move(blocks[i]), members, i)
+            .value();
     ranks[i].fence = ranks[i].group->MakeFence(counters);
   }
   return ranks;

@@ -156,8 +156,8 @@ TEST(SharedOperationTest, AllGatherHasEveryRanksPartInTheOrderOfRanks) {
     std::vector<SharedBuffers> buffers;
     for (int rank = 0; rank < c.world_size; ++rank) {
       outs.emplace_back(c.numel * c.world_size);
-      buffers.push_back({Collective::kAllGather, outs.back().tensor(),
-                         Input(rank, c.numel)});
+      buffers.push_back(
+          {Collective::kAllGather, outs.back().tensor(), Input(rank, c.numel)});
     }
     World(c, buffers).Run();
     for (const Output& out : outs) {
@@ -245,8 +245,8 @@ TEST(SharedOperationTest, AllReduceOfMuchGoesByPartsAndIsTheSum) {
       EXPECT_TRUE(world.operation().reduces_by_parts());
       world.RunByParts();
       for (const Output& out : outs) {
-        EXPECT_EQ(
-            out.Mismatch([&](int64_t i) { return SumAt(world_size, i); }), -1)
+        EXPECT_EQ(out.Mismatch([&](int64_t i) { return SumAt(world_size, i); }),
+                  -1)
             << world_size << " " << numel;
       }
     }
