@@ -10,6 +10,7 @@ namespace fsdp::comm {
 namespace {
 
 constexpr int kDataTag = 1;
+constexpr int kResultTag = 2;  // of an all-reduce
 
 // A reduction goes through its input in chunks: one is reduced while the next
 // arrives. Large enough for the network, small enough to stay in a cache, and
@@ -92,13 +93,14 @@ absl::Status PeerCollectives::ReduceScatter(char* out, const char* in,
   for (int rank = 0; rank < world_size_; ++rank) {
     parts.push_back({rank * count, count});
   }
-  return ReduceParts(parts, out, in, dtype, op, agree);
+  return ReduceParts(parts, out, in, dtype, op, agree,
+                     [](int64_t, int64_t) { return absl::OkStatus(); });
 }
 
 absl::Status PeerCollectives::ReduceParts(const std::vector<Part>& parts,
                                           char* out, const char* in,
                                           at::ScalarType dtype, ReduceOp op,
-                                          const Agree& agree) {
+                                          const Agree& agree, Reduced reduced) {
   const auto element = static_cast<int64_t>(c10::elementSize(dtype));
   const int64_t chunk = ChunkBytes(world_size_) / element;
   const Part own = parts[rank_];
@@ -139,32 +141,48 @@ absl::Status PeerCollectives::ReduceParts(const std::vector<Part>& parts,
         messages_->Await(&receives[(begin / chunk) % kChunksInFlight]));
     for (int peer : Peers()) inputs[peer] = slot(begin, peer);
     inputs[rank_] = in + (own.begin + begin) * element;
-    Reduce(dtype, op, inputs, std::min(chunk, own.size - begin),
-           out + begin * element);
+    const int64_t size = std::min(chunk, own.size - begin);
+    Reduce(dtype, op, inputs, size, out + begin * element);
+    FSDP_RETURN_IF_ERROR(reduced(begin, size));
   }
   return messages_->Await(&sends);
 }
 
+// A peer's result arrives after the peer has received what this rank gives to
+// it, so it may land where that was sent from.
 absl::Status PeerCollectives::AllReduce(char* data, at::ScalarType dtype,
                                         int64_t count, ReduceOp op,
                                         const Agree& agree) {
   const auto element = static_cast<int64_t>(c10::elementSize(dtype));
+  const int64_t chunk = ChunkBytes(world_size_) / element;
   const std::vector<Part> parts = Divide(count);
   const auto begin_of = [&](int rank) {
     return data + parts[rank].begin * element;
   };
-  FSDP_RETURN_IF_ERROR(
-      ReduceParts(parts, begin_of(rank_), data, dtype, op, agree));
   Batch receives(messages_);
   Batch sends(messages_);
-  for (int peer : Peers()) {
-    FSDP_RETURN_IF_ERROR(messages_->Receive(
-        peer, kDataTag, begin_of(peer), parts[peer].size * element, &receives));
-  }
-  for (int peer : Peers()) {
-    FSDP_RETURN_IF_ERROR(messages_->Send(peer, kDataTag, begin_of(rank_),
-                                         parts[rank_].size * element, &sends));
-  }
+  const auto agree_and_receive = [&]() -> absl::Status {
+    FSDP_RETURN_IF_ERROR(agree());
+    for (int peer : Peers()) {
+      for (int64_t begin = 0; begin < parts[peer].size; begin += chunk) {
+        const int64_t size = std::min(chunk, parts[peer].size - begin);
+        FSDP_RETURN_IF_ERROR(messages_->Receive(
+            peer, kResultTag, begin_of(peer) + begin * element, size * element,
+            &receives));
+      }
+    }
+    return absl::OkStatus();
+  };
+  const auto hand_on = [&](int64_t begin, int64_t size) -> absl::Status {
+    for (int peer : Peers()) {
+      FSDP_RETURN_IF_ERROR(messages_->Send(peer, kResultTag,
+                                           begin_of(rank_) + begin * element,
+                                           size * element, &sends));
+    }
+    return absl::OkStatus();
+  };
+  FSDP_RETURN_IF_ERROR(ReduceParts(parts, begin_of(rank_), data, dtype, op,
+                                   agree_and_receive, hand_on));
   FSDP_RETURN_IF_ERROR(messages_->Await(&receives));
   return messages_->Await(&sends);
 }

@@ -8,6 +8,7 @@
 #include <functional>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "comm/call.h"
 #include "comm/peer_messages.h"
@@ -19,6 +20,9 @@ namespace fsdp::comm {
 // the bits that a local group gives. Every rank sends straight to every other,
 // from the caller's buffers into the caller's buffers; each element crosses a
 // link once, twice for an all-reduce.
+//
+// An all-reduce hands on what it has summed while the rest arrives, so that a
+// link that is slow is never idle.
 //
 // Nothing is sent before `agree` has returned OK. Calls block until this rank
 // is done. Errors of PeerMessages and of `agree`. One thread at a time.
@@ -60,10 +64,13 @@ class PeerCollectives {
   // The other ranks, each rank starting with another one.
   std::vector<int> Peers() const;
 
+  // Told of each range of this rank's part, in elements, that is reduced.
+  using Reduced = absl::FunctionRef<absl::Status(int64_t begin, int64_t numel)>;
+
   // Leaves in `out` this rank's part of the reduction of all `in`.
   absl::Status ReduceParts(const std::vector<Part>& parts, char* out,
                            const char* in, at::ScalarType dtype, ReduceOp op,
-                           const Agree& agree);
+                           const Agree& agree, Reduced reduced);
 
   const int rank_;
   const int world_size_;

@@ -141,6 +141,7 @@ class RandomUnits {
     unit.keep_until_sync = !unit.reshard_after_forward && choices_.Chance(50);
     unit.keeps_part = unit.reshard_after_forward && choices_.Chance(40);
     unit.replicated = choices_.Chance(30);
+    unit.sharded = !unit.replicated || choices_.Chance(60);
     units_.push_back(unit);
     UnitBytes& bytes = bytes_.emplace_back();
     bytes.unsharded = 100 * choices_.Between(1, 50);

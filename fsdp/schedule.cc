@@ -379,8 +379,8 @@ void Schedule::PostBackward(const Event& event, Actions& actions) {
   --state.backwards_to_come;
 }
 
-// The all-reduce of the reduction before starts here: its reduce-scatter had
-// this unit's backward to finish.
+// The all-reduce of the reduction before starts here at the latest: its
+// reduce-scatter had this unit's backward to finish.
 void Schedule::MakeRoomForReduction(Actions& actions) {
   if (!reductions_.empty()) Replicate(reductions_.back(), actions);
   if (num_reductions_in_flight() >= options_.max_reduce_buffers) {
@@ -393,6 +393,7 @@ void Schedule::StartReduction(int unit, Actions& actions) {
   const bool keeps_sums = units_[unit].replicated && !states_[unit].all_reduces;
   reductions_.push_back(
       {unit, !units_[unit].replicated || keeps_sums, keeps_sums});
+  if (!units_[unit].sharded) Replicate(reductions_.back(), actions);
 }
 
 void Schedule::Replicate(Reduction& reduction, Actions& actions) {
@@ -416,14 +417,13 @@ void Schedule::ReplicateSums(Actions& actions) {
 }
 
 void Schedule::FinishReduction(Actions& actions) {
-  Reduction reduction = reductions_.front();
+  const Reduction reduction = reductions_.front();
   reductions_.pop_front();
   if (reduction.keeps_sums) {
     actions.push_back({ActionKind::kKeepSums, reduction.unit});
     states_[reduction.unit].has_sums = true;
     return;
   }
-  Replicate(reduction, actions);
   actions.push_back({ActionKind::kWaitReduce, reduction.unit});
   if (!options_.step_in_backward) return;
   State& state = states_[reduction.unit];
@@ -471,6 +471,7 @@ void Schedule::EndOfBackward(const Event& event, Actions& actions) {
     states_[i].has_whole_gradients = false;
     StartReduction(i, actions);
   }
+  if (!reductions_.empty()) Replicate(reductions_.back(), actions);
   while (!reductions_.empty()) FinishReduction(actions);
   if (reduces) ReplicateSums(actions);
   in_backward_ = false;

@@ -34,6 +34,9 @@ struct ScheduledUnit {
   // What is reduced within the group of shards is reduced over replicas, too
   // (hybrid sharding).
   bool replicated = false;
+  // Where it is replicated: the group of shards has several ranks, so that an
+  // all-reduce has a reduce-scatter to wait for.
+  bool sharded = true;
   // Ranks compute with parameters that lie in each other's memory: shards may
   // be written only while no rank reads them, see Schedule.
   bool shares_memory = false;

@@ -62,7 +62,7 @@ PreBackward(0):
 PreBackward(1): Gather(1) WaitGather(1)
 PostBackward(1): FillReduceBuffer(1) Free(1) Reduce(1)
 PostBackward(0): Replicate(1) FillReduceBuffer(0) Free(0) Reduce(0)
-EndOfBackward: WaitReduce(1) Replicate(0) WaitReduce(0)
+EndOfBackward: Replicate(0) WaitReduce(1) WaitReduce(0)
 )");
 }
 

@@ -47,6 +47,12 @@ Units Replicated(Units units) {
   return units;
 }
 
+Units NotSharded(int layers) {
+  Units units = Replicated(ShardOptimizer(layers));
+  for (ScheduledUnit& unit : units) unit.sharded = false;
+  return units;
+}
+
 Units WithParts(int layers) {
   Units units = Layers(layers);
   for (ScheduledUnit& unit : units) unit.keeps_part = true;
@@ -173,7 +179,48 @@ PostBackward(2): Replicate(3) FillReduceBuffer(2) Free(2) Reduce(2)
 PreBackward(1): Gather(1) WaitGather(1)
 PostBackward(1): Replicate(2) WaitReduce(3) FillReduceBuffer(1) Free(1) Reduce(1)
 PostBackward(0): Replicate(1) WaitReduce(2) FillReduceBuffer(0) Free(0) Reduce(0)
-EndOfBackward: WaitReduce(1) Replicate(0) WaitReduce(0)
+EndOfBackward: Replicate(0) WaitReduce(1) WaitReduce(0)
+)");
+}
+
+// There is no reduce-scatter, so the network has work from the first gradient
+// on.
+TEST(ReplicatedTest, WhatIsNotShardedIsAllReducedFromItsGradientsOn) {
+  WatchedSchedule schedule(NotSharded(3), NoPrefetch());
+  EXPECT_EQ(ActionsOf(schedule, Forward(3)),
+            "Gather(0) WaitGather(0) Gather(1) WaitGather(1) Gather(2) "
+            "WaitGather(2) Gather(3) WaitGather(3)");
+  EXPECT_EQ(Trace(schedule, Backward(3)), R"(
+PreBackward(0):
+PreBackward(3):
+PostBackward(3): FillReduceBuffer(3) Free(3) Reduce(3) Replicate(3)
+PreBackward(2):
+PostBackward(2): FillReduceBuffer(2) Free(2) Reduce(2) Replicate(2)
+PreBackward(1):
+PostBackward(1): WaitReduce(3) FillReduceBuffer(1) Free(1) Reduce(1) Replicate(1)
+PostBackward(0): WaitReduce(2) FillReduceBuffer(0) Free(0) Reduce(0) Replicate(0)
+EndOfBackward: WaitReduce(1) WaitReduce(0)
+)");
+}
+
+TEST(ReplicatedTest, WhatIsNotShardedIsAllReducedAtTheEndWhereItWasNotReached) {
+  WatchedSchedule schedule(NotSharded(2), NoPrefetch());
+  Trace(schedule, Forward(2));
+  Trace(schedule, UnsynchronizedBackward(2));
+  EXPECT_EQ(
+      Trace(schedule, {PreForward(0), PreForward(1), PostForward(1),
+                       PostForward(0), PreBackward(0), PreBackward(1),
+                       PostBackward(1), PostBackward(0), EndOfBackward()}),
+      R"(
+PreForward(0):
+PreForward(1):
+PostForward(1):
+PostForward(0):
+PreBackward(0):
+PreBackward(1):
+PostBackward(1): FillReduceBuffer(1) Free(1) Reduce(1) Replicate(1)
+PostBackward(0): FillReduceBuffer(0) Free(0) Reduce(0) Replicate(0)
+EndOfBackward: Free(2) WaitReduce(1) FillReduceBuffer(2) Reduce(2) Replicate(2) WaitReduce(0) WaitReduce(2)
 )");
 }
 
@@ -223,7 +270,7 @@ PostBackward(1): FillReduceBuffer(1) Free(1) Reduce(1)
 PreBackward(1): Gather(1) WaitGather(1)
 PostBackward(1): Replicate(1) FillReduceBuffer(1) Free(1) Reduce(1)
 PostBackward(0): Replicate(1) WaitReduce(1) FillReduceBuffer(0) Free(0) Reduce(0)
-EndOfBackward: WaitReduce(1) Replicate(0) WaitReduce(0)
+EndOfBackward: Replicate(0) WaitReduce(1) WaitReduce(0)
 )");
 }
 
@@ -238,6 +285,7 @@ TEST(MixedStrategiesTest, EachUnitFollowsItsOwn) {
   units[3].reshard_after_forward = false;
   units[3].keep_until_sync = true;
   units[3].replicated = true;
+  units[3].sharded = false;
   WatchedSchedule schedule(units, NoPrefetch());
   EXPECT_EQ(Trace(schedule, Forward(3)), R"(
 PreForward(0): Gather(0) WaitGather(0)
@@ -265,9 +313,9 @@ EndOfBackward: DropPart(1)
   EXPECT_EQ(Trace(schedule, Backward(3)), R"(
 PreBackward(0):
 PreBackward(3):
-PostBackward(3): FillReduceBuffer(3) Free(3) Reduce(3)
+PostBackward(3): FillReduceBuffer(3) Free(3) Reduce(3) Replicate(3)
 PreBackward(2):
-PostBackward(2): Replicate(3) FillReduceBuffer(2) Free(2) Reduce(2)
+PostBackward(2): FillReduceBuffer(2) Free(2) Reduce(2)
 PreBackward(1): Gather(1) WaitGather(1)
 PostBackward(1): WaitReduce(3) FillReduceBuffer(1) Free(1) Reduce(1)
 PostBackward(0): Replicate(1) WaitReduce(2) FillReduceBuffer(0) Free(0) Reduce(0)

@@ -73,6 +73,7 @@ Schedule MakeSchedule(const std::vector<PlannedUnit>& units,
         unit.strategy == ShardingStrategy::kShardOptimizer ||
         unit.strategy == ShardingStrategy::kNoShard;
     result.replicated = placed[i].placement.replicate != nullptr;
+    result.sharded = placed[i].placement.shard->world_size() > 1;
   }
   ScheduleOptions schedule_options;
   schedule_options.forward_prefetch = options.forward_prefetch;

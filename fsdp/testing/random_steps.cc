@@ -42,6 +42,7 @@ void RandomModel::AddUnit(int parent) {
       !unit.reshard_after_forward && choices_.Chance(is_root ? 25 : 50);
   unit.keeps_part = unit.reshard_after_forward && choices_.Chance(25);
   unit.replicated = choices_.Chance(30);
+  unit.sharded = !unit.replicated || choices_.Chance(60);
   units_.push_back(std::move(unit));
   frozen_.push_back(choices_.Chance(20));
 }

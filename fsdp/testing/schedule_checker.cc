@@ -366,7 +366,10 @@ std::string ScheduleChecker::ApplyReduction(const Event& event,
       if (reductions_.empty() || reductions_.front().unit != action.unit) {
         return "not the oldest reduction";
       }
-      if (!reductions_.front().replicated) return "not replicated";
+      // The network has something to do while the rank waits.
+      for (const Reduction& each : reductions_) {
+        if (!each.replicated && !each.keeps_sums) return "not replicated";
+      }
       // Every rank has started it, after what it had freed by then.
       if (reductions_.front().gathers == unit.gathers) unit.is_read = false;
       reductions_.pop_front();
@@ -487,6 +490,12 @@ std::string ScheduleChecker::CheckGuess(const Event& event) const {
 std::string ScheduleChecker::CheckCounts(const Event& event,
                                          const Actions& actions) const {
   if (filled_ != -1) return "a buffer is filled and not reduced";
+  for (const Reduction& each : reductions_) {
+    if (each.replicated || each.keeps_sums || specs_[each.unit].sharded) {
+      continue;
+    }
+    return "an all-reduce that waits for nothing is not started";
+  }
   if (event.kind != EventKind::kPostBackward) return "";
   const auto count = [&actions](ActionKind kind) {
     return std::count_if(

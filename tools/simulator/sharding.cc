@@ -77,6 +77,7 @@ ScheduledUnit Scheduled(const UnitShape& unit, const ShardedShape& shape) {
   scheduled.keep_until_sync = options.strategy == Strategy::kOptimizer ||
                               options.strategy == Strategy::kReplicated;
   scheduled.replicated = shape.replicate.size > 1;
+  scheduled.sharded = shape.shard.size > 1;
   return scheduled;
 }
 
