@@ -33,7 +33,8 @@ using ::torch::autograd::FunctionPreHook;
 using ::torch::autograd::Node;
 using ::torch::autograd::variable_list;
 
-std::string RegionName(const RunningUnits& units) {
+std::string RegionName(const RunningUnits& units, const std::string& unit) {
+  if (!unit.empty()) return absl::StrCat("the recomputed unit ", unit);
   if (units.empty()) return "a checkpointed region";
   return absl::StrCat("a checkpointed region in unit ", units.back()->name);
 }
@@ -147,12 +148,14 @@ class RedirectedParameters {
 class RegionNode final : public Node {
  public:
   RegionNode(std::unique_ptr<RepeatableCall> call, RunningUnits units,
-             AmbientState ambient, const CheckpointOptions& options)
+             AmbientState ambient, const CheckpointOptions& options,
+             const std::string& unit)
       : call_(std::move(call)),
         units_(std::move(units)),
         ambient_(std::move(ambient)),
         options_(options),
-        region_name_(RegionName(units_)) {
+        region_name_(RegionName(units_, unit)),
+        is_unit_(!unit.empty()) {
     const std::vector<at::Tensor*> arguments = call_->Arguments();
     for (const at::Tensor* argument : arguments) {
       takes_gradient_.push_back(RequiresGrad(*argument));
@@ -248,15 +251,19 @@ class RegionNode final : public Node {
     if (at::GradMode::is_enabled()) {
       return absl::FailedPreconditionError(absl::StrCat(
           "backward with create_graph=true through ", region_name_,
-          ": a recomputed region has no second derivative. Call the function "
-          "without fsdp::Checkpoint for double derivatives"));
+          ": a recomputed region has no second derivative. ",
+          is_unit_ ? "Leave the unit out of Options::recompute_units"
+                   : "Call the function without fsdp::Checkpoint",
+          " for double derivatives"));
     }
     if (!torch::autograd::Engine::get_default_engine().is_checkpoint_valid()) {
       return absl::FailedPreconditionError(absl::StrCat(
           "torch::autograd::grad, or a backward with `inputs`, through ",
           region_name_,
           ": what it recomputes has gradients of its own. Call backward() "
-          "without `inputs`, or the function without fsdp::Checkpoint"));
+          "without `inputs`, or ",
+          is_unit_ ? "leave the unit out of Options::recompute_units"
+                   : "the function without fsdp::Checkpoint"));
     }
     return arguments_->CheckUnmodified();
   }
@@ -266,6 +273,7 @@ class RegionNode final : public Node {
   const AmbientState ambient_;
   const CheckpointOptions options_;
   const std::string region_name_;
+  const bool is_unit_;  // that Options::recompute_units has chosen
   // The tensors of `call_`, which has none but while it is made again.
   std::unique_ptr<RegionArguments> arguments_;  // null once released
   std::vector<bool> takes_gradient_;
@@ -275,13 +283,15 @@ class RegionNode final : public Node {
 }  // namespace
 
 RegionForward::RegionForward(const CheckpointOptions& options,
-                             const std::vector<at::Tensor*>& arguments)
+                             const std::vector<at::Tensor*>& arguments,
+                             std::string unit)
     : units_(UnitsUnderWay()),
       scope_(MayUseTrainable(units_) || AnyRequiresGrad(arguments),
              AnyRequiresGrad(arguments)),
       ambient_(AmbientState::Capture(Accelerators(arguments),
                                      options.preserve_rng_state)),
-      options_(options) {
+      options_(options),
+      unit_(std::move(unit)) {
   for (const at::Tensor* tensor : arguments) {
     versions_.push_back(VersionOf(*tensor));
   }
@@ -293,7 +303,8 @@ void RegionForward::Finish(std::unique_ptr<RepeatableCall> call,
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (VersionOf(*arguments[i]) == versions_[i]) continue;
     throw StatusError(absl::FailedPreconditionError(absl::StrCat(
-        "the function of ", RegionName(units_), " modified tensor ", i,
+        unit_.empty() ? "the function of " : "the forward of ",
+        RegionName(units_, unit_), " modified tensor ", i,
         " in its arguments in place: backward could not compute with it again. "
         "Modify a copy")));
   }
@@ -301,7 +312,8 @@ void RegionForward::Finish(std::unique_ptr<RepeatableCall> call,
   GivenTensors given;
   for (const at::Tensor* argument : arguments) given.Add(*argument);
   std::shared_ptr<RegionNode> node(
-      new RegionNode(std::move(call), units_, std::move(ambient_), options_),
+      new RegionNode(std::move(call), units_, std::move(ambient_), options_,
+                     unit_),
       torch::autograd::deleteNode);
   node->Wrap(given, outputs);
 }

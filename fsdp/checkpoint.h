@@ -18,43 +18,18 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "fsdp/ambient_state.h"
+#include "fsdp/checkpoint_options.h"
 #include "fsdp/checkpoint_scope.h"
 #include "fsdp/tensor_tree.h"
 
-namespace torch::nn {
-class Module;
-}  // namespace torch::nn
-
 namespace fsdp {
-
-class ActivationOffload;
-
-struct CheckpointOptions {
-  // Compute with the same random numbers the second time: those of the default
-  // generators of the CPU and of the devices of tensor arguments. Costs a copy
-  // of the generators' states per region.
-  bool preserve_rng_state = true;
-
-  // Give buffers the values that they had before the function ran a second
-  // time, so that BatchNorm counts a batch once. Found are those of the sharded
-  // model whose units run around the region or inside it, and of `modules`:
-  // name there what else the function changes. Costs a copy of them while it
-  // runs.
-  bool restore_buffers = true;
-  std::vector<std::shared_ptr<torch::nn::Module>> modules = {};
-
-  // Where arguments are between forward and backward (see
-  // activation_offload.h); null: they stay in memory. One for all regions of a
-  // rank. A graph keeps it alive.
-  std::shared_ptr<ActivationOffload> offload;
-};
-
 namespace checkpoint_internal {
 
 // A call with all it needs to be made again.
@@ -103,11 +78,13 @@ class RepeatableCallOf final : public RepeatableCall {
   std::tuple<Args...> args_;
 };
 
-// The forward of a region.
+// The forward of a region: of the call of a user's, or of the unit that
+// Options::recompute_units has chosen. `unit`: its name, or empty.
 class RegionForward {
  public:
   RegionForward(const CheckpointOptions& options,
-                const std::vector<at::Tensor*>& arguments);
+                const std::vector<at::Tensor*>& arguments,
+                std::string unit = "");
 
   // Replaces those of `outputs` that the call has made by aliases that
   // recompute it in backward, and views of arguments by differentiable ones.
@@ -122,8 +99,26 @@ class RegionForward {
   std::vector<uint32_t> versions_;  // of the arguments
   AmbientState ambient_;
   const CheckpointOptions options_;
+  const std::string unit_;
   c10::NoGradGuard no_grad_;
 };
+
+// Calls fn(args...) as a region, or, without grad, just so.
+template <typename Fn, typename... Args>
+auto RunRegion(const CheckpointOptions& options, const std::string& unit,
+               Fn&& fn, Args&&... args) {
+  using Call = RepeatableCallOf<std::decay_t<Fn>, std::decay_t<Args>...>;
+  using Result = decltype(std::declval<Call&>().Call());
+  static_assert(!std::is_void_v<Result>,
+                "fsdp::Checkpoint: the function has to return its result");
+  auto call =
+      std::make_unique<Call>(std::forward<Fn>(fn), std::forward<Args>(args)...);
+  if (!c10::GradMode::is_enabled()) return call->Call();
+  RegionForward region(options, call->Arguments(), unit);
+  Result result = call->Call();
+  region.Finish(std::move(call), TensorsOf(result));
+  return result;
+}
 
 }  // namespace checkpoint_internal
 
@@ -142,18 +137,8 @@ class RegionForward {
 // read.
 template <typename Fn, typename... Args>
 auto CheckpointWith(const CheckpointOptions& options, Fn&& fn, Args&&... args) {
-  using Call = checkpoint_internal::RepeatableCallOf<std::decay_t<Fn>,
-                                                     std::decay_t<Args>...>;
-  using Result = decltype(std::declval<Call&>().Call());
-  static_assert(!std::is_void_v<Result>,
-                "fsdp::Checkpoint: the function has to return its result");
-  auto call =
-      std::make_unique<Call>(std::forward<Fn>(fn), std::forward<Args>(args)...);
-  if (!c10::GradMode::is_enabled()) return call->Call();
-  checkpoint_internal::RegionForward region(options, call->Arguments());
-  Result result = call->Call();
-  region.Finish(std::move(call), TensorsOf(result));
-  return result;
+  return checkpoint_internal::RunRegion(
+      options, /*unit=*/"", std::forward<Fn>(fn), std::forward<Args>(args)...);
 }
 
 template <typename Fn, typename... Args>

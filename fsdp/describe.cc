@@ -143,13 +143,14 @@ std::string DescribeUnit(const ShardedModel& model, int unit) {
   for (int i = 0; i < runtime.num_flats(unit); ++i) {
     const flat_param::FlatParameter& flat = *runtime.flats(unit)[i];
     absl::StrAppendFormat(
-        &text, "%-32s %-29s %10d %12.2f %12.2f  %s/%s/%s%s%s\n", name, strategy,
-        flat.num_parameters(), flat.unsharded_bytes() / kMiB,
+        &text, "%-32s %-29s %10d %12.2f %12.2f  %s/%s/%s%s%s%s\n", name,
+        strategy, flat.num_parameters(), flat.unsharded_bytes() / kMiB,
         flat.shard().nbytes() / kMiB, Short(flat.dtype()),
         Short(flat.compute_dtype()),
         Short(runtime.gradients(unit)[i].reduce_dtype),
         runtime.shard_gradient_bytes(unit, i) > 0 ? "" : " frozen",
-        MessagesOf(runtime, unit, i).ToString());
+        MessagesOf(runtime, unit, i).ToString(),
+        model.recomputes(unit) ? " recomputed" : "");
     name.clear();
     strategy.clear();
   }

@@ -2,9 +2,13 @@
 
 #include <c10/core/GradMode.h>
 
+#include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "base/status_error.h"
 #include "base/torch_status.h"
 #include "fsdp/sharded_model.h"
@@ -47,6 +51,27 @@ void ForwardScope::ThrowFailure() const {
 
 void ForwardScope::NoteException() {
   if (handle_.has_value()) thrown_ = TorchToStatus("forward", [] { throw; });
+}
+
+void RecomputedUnit::Refuse(const std::string& why) const {
+  throw StatusError(absl::FailedPreconditionError(absl::StrCat(
+      "the forward of unit ", name,
+      " cannot be run again in backward, as Options::recompute_units asks: ",
+      why, ", or leave the unit out of Options::recompute_units")));
+}
+
+std::optional<RecomputedUnit> FindRecomputed(const torch::nn::Module& module) {
+  if (!c10::GradMode::is_enabled()) return std::nullopt;
+  const std::optional<UnitHandle> handle = FindUnit(module);
+  if (!handle.has_value() || !handle->model()->recomputes(handle->unit())) {
+    return std::nullopt;
+  }
+  RecomputedUnit unit{handle->model()->unit_name(handle->unit()),
+                      handle->model()->recompute_options()};
+  // Registered in its parent, so that it is shared. The region keeps it alive.
+  unit.options.modules.push_back(
+      std::const_pointer_cast<torch::nn::Module>(module.shared_from_this()));
+  return unit;
 }
 
 void ForwardScope::Finish(const std::vector<at::Tensor*>& outputs) {

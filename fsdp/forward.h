@@ -8,6 +8,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -16,6 +17,8 @@
 #include "absl/status/status.h"
 #include "base/status_error.h"
 #include "fsdp/autograd.h"
+#include "fsdp/checkpoint.h"
+#include "fsdp/checkpoint_options.h"
 #include "fsdp/checkpoint_scope.h"
 #include "fsdp/tensor_tree.h"
 #include "fsdp/unit_handle.h"
@@ -67,6 +70,20 @@ class ForwardScope {
   bool finished_ = false;
 };
 
+// A unit whose forward backward is to run again.
+struct RecomputedUnit {
+  std::string name;
+  // With the unit's module, whose buffers its forward may change.
+  CheckpointOptions options;
+
+  // Throws StatusError (FailedPrecondition): a call cannot be made again.
+  [[noreturn]] void Refuse(const std::string& why) const;
+};
+
+// The unit that `module` is, where Options::recompute_units has chosen it and
+// its forward is about to record.
+std::optional<RecomputedUnit> FindRecomputed(const torch::nn::Module& module);
+
 namespace forward_internal {
 
 template <typename T>
@@ -114,7 +131,7 @@ auto CallWithCastInputs(ForwardScope& scope, Impl& module, Args&&... args) {
 }
 
 template <typename Impl, typename... Args>
-auto ForwardModule(Impl& module, Args&&... args) {
+auto RunModule(Impl& module, Args&&... args) {
   using Result = decltype(module.forward(std::forward<Args>(args)...));
   static_assert(!std::is_reference_v<Result>,
                 "fsdp::Forward: forward has to return its output by value");
@@ -139,6 +156,60 @@ auto ForwardModule(Impl& module, Args&&... args) {
   }
 }
 
+// An argument as forward is to get it, of a copy that is its own.
+template <typename Arg>
+using PassedArgument = std::conditional_t<
+    std::is_same_v<std::decay_t<Arg>,
+                   std::remove_cv_t<std::remove_reference_t<Arg>>>,
+    Arg&&, std::decay_t<Arg>&>;
+
+// Calls forward with copies of what it is given, so that it may have them all.
+template <typename Impl, typename... Args>
+struct RepeatableForward {
+  Impl* module;
+
+  auto operator()(const std::decay_t<Args>&... args) const {
+    std::tuple<std::decay_t<Args>...> copies(args...);
+    return std::apply(
+        [this](auto&... parts) {
+          return RunModule(*module,
+                           static_cast<PassedArgument<Args>>(parts)...);
+        },
+        copies);
+  }
+};
+
+template <typename Result, typename... Args>
+inline constexpr bool kIsRepeatable =
+    !std::is_void_v<Result> &&
+    std::conjunction_v<HasVisibleTensors<Args>...,
+                       std::is_copy_constructible<Args>...>;
+
+template <typename Impl, typename... Args>
+auto ForwardRecomputed(const RecomputedUnit& unit, Impl& module,
+                       Args&&... args) {
+  using Result = decltype(RunModule(module, std::forward<Args>(args)...));
+  if constexpr (kIsRepeatable<Result, std::decay_t<Args>...>) {
+    return checkpoint_internal::RunRegion(
+        unit.options, unit.name, RepeatableForward<Impl, Args...>{&module},
+        std::forward<Args>(args)...);
+  } else {
+    unit.Refuse(std::is_void_v<Result>
+                    ? "it returns nothing"
+                    : "it takes an argument of a type in which no tensors are "
+                      "seen: define VisitTensors() for it");
+    return RunModule(module, std::forward<Args>(args)...);
+  }
+}
+
+template <typename Impl, typename... Args>
+auto ForwardModule(Impl& module, Args&&... args) {
+  if (const auto unit = FindRecomputed(module)) {
+    return ForwardRecomputed(*unit, module, std::forward<Args>(args)...);
+  }
+  return RunModule(module, std::forward<Args>(args)...);
+}
+
 template <typename T>
 struct IsSharedPointer : std::false_type {};
 template <typename T>
@@ -147,11 +218,13 @@ struct IsSharedPointer<std::shared_ptr<T>> : std::true_type {};
 }  // namespace forward_internal
 
 // Runs `module`'s forward. Where the module is a unit, its parameters are
-// gathered before and freed after; where it is not, this is a plain call. A
+// gathered before and freed after, and backward runs it again where
+// Options::recompute_units says so; where it is not, this is a plain call. A
 // parent calls the children that may become units this way. `module`: a
 // module, a shared_ptr or a module holder. A container of tensors that forward
 // takes by non-const reference may be a copy: return what it is to hand back.
-// Throws StatusError when gathering fails or the forward misuses parameters.
+// Throws StatusError when gathering fails, when the forward misuses parameters,
+// or when it is to be recomputed and cannot be.
 template <typename Module, typename... Args>
 auto Forward(Module&& module, Args&&... args) {
   using Value = std::decay_t<Module>;

@@ -71,6 +71,7 @@ class Reader {
     const int index = static_cast<int>(tree_.nodes.size());
     tree_.nodes.push_back({path, parent, parent == -1, Identity(*module)});
     tree_.modules.push_back(module);
+    tree_.unowned_numel.push_back(0);
     FSDP_ASSIGN_OR_RETURN(int64_t unowned,
                           ReadOwnParameters(*module, path, index));
     for (const auto& child : module->named_children()) {
@@ -83,6 +84,7 @@ class Reader {
                             Read(child.value(), child_path, index));
       unowned += below;
     }
+    tree_.unowned_numel[index] = unowned;
     if (parent == -1 || !IsWanted(*module, path, unowned)) return unowned;
     tree_.nodes[index].is_unit = true;
     return 0;
@@ -95,10 +97,7 @@ class Reader {
   // A module registered twice is asked about once: its places have to agree.
   bool IsWanted(const Module& module, const std::string& path,
                 int64_t unowned) {
-    if (!policies_.wrap || module.as<torch::nn::ModuleListImpl>() != nullptr ||
-        module.as<torch::nn::ModuleDictImpl>() != nullptr) {
-      return false;
-    }
+    if (!policies_.wrap || !CanBeUnit(module)) return false;
     const auto [it, is_new] = wanted_.try_emplace(&module, false);
     if (is_new)
       it->second = policies_.wrap(WrapCandidate{path, module, unowned});
@@ -199,6 +198,11 @@ absl::Status Reader::CheckOverlaps() const {
 }
 
 }  // namespace
+
+bool CanBeUnit(const Module& module) {
+  return module.as<torch::nn::ModuleListImpl>() == nullptr &&
+         module.as<torch::nn::ModuleDictImpl>() == nullptr;
+}
 
 absl::StatusOr<ModuleTree> ReadModuleTree(const std::shared_ptr<Module>& root,
                                           const TreePolicies& policies) {

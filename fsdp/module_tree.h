@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -19,11 +20,17 @@ namespace fsdp {
 struct ModuleTree {
   std::vector<ModuleNode> nodes;  // pre-order, the root first
   std::vector<std::shared_ptr<torch::nn::Module>> modules;  // of the nodes
+  // Of the nodes: elements of the parameters below that no unit inside owns.
+  std::vector<int64_t> unowned_numel;
   std::vector<ParameterUse> uses;
   // By ParameterUse::parameter: every tensor object that is this parameter.
   // Tensors are tied when they are one object or the same view of one storage.
   std::vector<std::vector<at::Tensor>> parameters;
 };
+
+// Whether policies are asked about `module`: ModuleList and ModuleDict have no
+// forward.
+bool CanBeUnit(const torch::nn::Module& module);
 
 // What the reader asks; each may be empty.
 struct TreePolicies {

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "absl/time/time.h"
+#include "fsdp/checkpoint_options.h"
 #include "fsdp/mixed_precision.h"
 #include "fsdp/offload_options.h"
 #include "fsdp/quantization.h"
@@ -56,6 +57,16 @@ struct Options {
   std::function<void(const std::string& path, const torch::nn::Module& module,
                      UnitOptions& unit)>
       configure_unit;
+
+  // Units whose forward backward runs again, instead of keeping what it has
+  // computed: as if each call of theirs were an fsdp::CheckpointWith() (see
+  // checkpoint.h), whose options are `recompute_options`; buffers of the unit's
+  // modules are found without being named. Asked as `wrap_policy` is, after it.
+  // Each module that is chosen has to be a unit, and one has to be.
+  // With `transparent`, of units that are called by fsdp::Forward() or are
+  // children of a Sequential; the first forward refuses others.
+  WrapPolicy recompute_units;
+  CheckpointOptions recompute_options;
 
   // Modules with everything below them, and parameters by name, that stay as
   // they are: neither sharded nor broadcast nor reduced.

@@ -10,6 +10,9 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "base/status_error.h"
+
 namespace fsdp {
 
 ScriptModuleImpl::ScriptModuleImpl(torch::jit::Module script)
@@ -56,6 +59,13 @@ WrapPolicy WrapScriptModules(std::vector<std::string> type_names) {
            std::find(type_names.begin(), type_names.end(),
                      module->type_name()) != type_names.end();
   };
+}
+
+bool RefuseToRecompute(const WrapCandidate&) {
+  throw StatusError(absl::InvalidArgumentError(
+      "Options::recompute_units of a script: nothing can call a unit of a "
+      "script again. Leave it empty, or put the call of the whole model into "
+      "fsdp::Checkpoint()"));
 }
 
 }  // namespace fsdp

@@ -61,14 +61,20 @@ TORCH_MODULE(ScriptModule);
 // Script modules of types with these names.
 WrapPolicy WrapScriptModules(std::vector<std::string> type_names);
 
+// Stands for a recompute policy, which ranks refuse together: throws
+// StatusError (InvalidArgument).
+bool RefuseToRecompute(const WrapCandidate& candidate);
+
 // Shards a script's parameters, which remain the script's own: `script` and
 // copies of it run as the model does inside its forward only. `ranks`: a mesh
-// or a communicator.
+// or a communicator. InvalidArgument for Options::recompute_units: nothing can
+// call a unit of a script again.
 template <typename Ranks>
 absl::StatusOr<FullyShardedDataParallel<ScriptModuleImpl>> FullyShard(
     const torch::jit::Module& script, Ranks&& ranks,
     Options options = Options()) {
   options.transparent = true;
+  if (options.recompute_units) options.recompute_units = RefuseToRecompute;
   return FullyShard(std::make_shared<ScriptModuleImpl>(script),
                     std::forward<Ranks>(ranks), options);
 }

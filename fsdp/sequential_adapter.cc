@@ -17,7 +17,9 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_error.h"
 #include "base/torch_status.h"
+#include "fsdp/checkpoint.h"
 #include "fsdp/forward.h"
+#include "fsdp/sharded_model.h"
 #include "fsdp/tensor_tree.h"
 #include "fsdp/unit_handle.h"
 
@@ -74,6 +76,92 @@ bool AddTensors(AnyValue& value, std::vector<at::Tensor*>& tensors) {
                                                                       tensors);
 }
 
+template <typename... Ts>
+bool IsOneOf(AnyValue& value) {
+  return ((value.try_get<Ts>() != nullptr) || ...);
+}
+
+// The holder's forward, of a module that may be a unit.
+AnyValue RunUnit(AnyModulePlaceholder& holder,
+                 std::vector<AnyValue>&& arguments) {
+  ForwardScope scope(*holder.ptr());
+  if (!scope.is_unit()) return holder.forward(std::move(arguments));
+  std::vector<at::Tensor*> inputs;
+  for (AnyValue& argument : arguments) AddTensors(argument, inputs);
+  if (scope.casts_inputs()) scope.CastInputs(inputs);
+  if (scope.watches_inputs()) {
+    for (const at::Tensor* input : inputs) scope.WatchInput(*input);
+  }
+  AnyValue output =
+      scope.Run([&] { return holder.forward(std::move(arguments)); });
+  std::vector<at::Tensor*> outputs;
+  if (!AddTensors(output, outputs)) {
+    throw StatusError(absl::FailedPreconditionError(absl::StrCat(
+        "a unit in a Sequential, of type ",
+        c10::demangle(holder.type_info.name()), ", returns ",
+        c10::demangle(output.type_info().name()),
+        ", in which no tensors are seen: run it by fsdp::Forward() from a "
+        "module of yours")));
+  }
+  scope.Finish(outputs);
+  return output;
+}
+
+// RunUnit() with copies of the arguments.
+class RepeatableUnit final : public checkpoint_internal::RepeatableCall {
+ public:
+  RepeatableUnit(std::shared_ptr<AnyModulePlaceholder> holder,
+                 std::vector<AnyValue> arguments)
+      : holder_(std::move(holder)), arguments_(std::move(arguments)) {}
+
+  AnyValue Call() {
+    std::vector<AnyValue> copies = arguments_;
+    return RunUnit(*holder_, std::move(copies));
+  }
+  std::vector<at::Tensor*> Arguments() override {
+    std::vector<at::Tensor*> tensors;
+    for (AnyValue& argument : arguments_) AddTensors(argument, tensors);
+    return tensors;
+  }
+  std::vector<at::Tensor> Repeat() override {
+    AnyValue output = Call();
+    std::vector<at::Tensor*> outputs;
+    AddTensors(output, outputs);
+    std::vector<at::Tensor> tensors;
+    for (const at::Tensor* tensor : outputs) tensors.push_back(*tensor);
+    return tensors;
+  }
+
+ private:
+  const std::shared_ptr<AnyModulePlaceholder> holder_;
+  std::vector<AnyValue> arguments_;
+};
+
+AnyValue RunRecomputed(const RecomputedUnit& unit,
+                       const std::shared_ptr<AnyModulePlaceholder>& holder,
+                       std::vector<AnyValue>&& arguments) {
+  for (AnyValue& argument : arguments) {
+    std::vector<at::Tensor*> tensors;
+    if (AddTensors(argument, tensors) ||
+        IsOneOf<bool, int, int64_t, float, double>(argument)) {
+      continue;
+    }
+    unit.Refuse(absl::StrCat("it takes ",
+                             c10::demangle(argument.type_info().name()),
+                             " in a Sequential, in which no tensors are seen: "
+                             "run it by fsdp::Forward() from a module of "
+                             "yours"));
+  }
+  auto call = std::make_unique<RepeatableUnit>(holder, std::move(arguments));
+  checkpoint_internal::RegionForward region(unit.options, call->Arguments(),
+                                            unit.name);
+  AnyValue output = call->Call();
+  std::vector<at::Tensor*> outputs;
+  AddTensors(output, outputs);
+  region.Finish(std::move(call), outputs);
+  return output;
+}
+
 // Stands in a Sequential's list for the holder of a child that is a unit.
 class UnitCaller final : public LaidOutAsHolder {
  public:
@@ -81,26 +169,10 @@ class UnitCaller final : public LaidOutAsHolder {
       : LaidOutAsHolder(*holder), holder_(std::move(holder)) {}
 
   AnyValue forward(std::vector<AnyValue>&& arguments) override {
-    ForwardScope scope(*holder_->ptr());
-    if (!scope.is_unit()) return holder_->forward(std::move(arguments));
-    std::vector<at::Tensor*> inputs;
-    for (AnyValue& argument : arguments) AddTensors(argument, inputs);
-    if (scope.casts_inputs()) scope.CastInputs(inputs);
-    if (scope.watches_inputs()) {
-      for (const at::Tensor* input : inputs) scope.WatchInput(*input);
+    if (const auto unit = FindRecomputed(*holder_->ptr())) {
+      return RunRecomputed(*unit, holder_, std::move(arguments));
     }
-    AnyValue output =
-        scope.Run([&] { return holder_->forward(std::move(arguments)); });
-    std::vector<at::Tensor*> outputs;
-    if (!AddTensors(output, outputs)) {
-      throw StatusError(absl::FailedPreconditionError(absl::StrCat(
-          "a unit in a Sequential, of type ", c10::demangle(type_info.name()),
-          ", returns ", c10::demangle(output.type_info().name()),
-          ", in which no tensors are seen: run it by fsdp::Forward() from a "
-          "module of yours")));
-    }
-    scope.Finish(outputs);
-    return output;
+    return RunUnit(*holder_, std::move(arguments));
   }
   std::shared_ptr<torch::nn::Module> ptr() override { return holder_->ptr(); }
   std::unique_ptr<AnyModulePlaceholder> copy() const override {
@@ -112,7 +184,7 @@ class UnitCaller final : public LaidOutAsHolder {
   }
 
  private:
-  const std::unique_ptr<AnyModulePlaceholder> holder_;
+  const std::shared_ptr<AnyModulePlaceholder> holder_;
 };
 
 void Adapt(AnyModule& child) {
@@ -127,13 +199,16 @@ class Probe : public torch::nn::Module {
 
 }  // namespace
 
-void AdaptSequential(torch::nn::SequentialImpl& sequential) {
+void AdaptSequential(torch::nn::SequentialImpl& sequential,
+                     AdaptedUnits units) {
   for (AnyModule& child : sequential) {
-    if (!FindUnit(*child.ptr()).has_value() ||
+    const std::optional<UnitHandle> unit = FindUnit(*child.ptr());
+    if (!unit.has_value() ||
         dynamic_cast<UnitCaller*>(ContentOf(child).get()) != nullptr) {
       continue;
     }
-    Adapt(child);
+    if (units == AdaptedUnits::kAll || unit->model()->recomputes(unit->unit()))
+      Adapt(child);
   }
 }
 

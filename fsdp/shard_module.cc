@@ -92,11 +92,10 @@ void IntroduceModules(const ShardPlan& plan, ShardedModel& model,
     modules[plan.units[i].unit.module].second = static_cast<int>(i);
   }
   model.SetModules(modules);
-  // A transparent unit needs no caller, which would know one signature only.
-  if (transparent) return;
   for (const std::shared_ptr<torch::nn::Module>& module : plan.tree.modules) {
     if (auto* sequential = module->as<torch::nn::SequentialImpl>()) {
-      AdaptSequential(*sequential);
+      AdaptSequential(*sequential, transparent ? AdaptedUnits::kRecomputed
+                                               : AdaptedUnits::kAll);
     }
   }
 }
@@ -122,10 +121,12 @@ ShardedModel::Settings SettingsOf(
   settings.offload = std::move(offload);
   settings.abort_on_failure = options.abort_on_failure;
   settings.check_order = options.check_order;
+  settings.recompute_options = options.recompute_options;
   settings.ignores_parameters =
       options.ignore_module != nullptr || options.ignore_parameter != nullptr;
   for (const PlannedUnit& planned : plan.units) {
     settings.units.push_back(planned.options);
+    settings.recomputed.push_back(planned.recomputed);
     for (const OwnedParameter& owned : planned.unit.parameters) {
       for (const std::string& name : owned.names) {
         if (name != owned.names.front()) {

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/ScalarType.h>
+#include <c10/util/Type.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -151,7 +153,7 @@ std::set<int> KeptParameters(const ModuleTree& tree,
 
 PlannedUnit PlanUnit(const ModuleTree& tree, Unit unit,
                      const Options& options) {
-  PlannedUnit planned{std::move(unit), options.unit, {}};
+  PlannedUnit planned{std::move(unit), options.unit, {}, false};
   const std::string& path = tree.nodes[planned.unit.module].path;
   if (options.configure_unit) {
     options.configure_unit(path, *tree.modules[planned.unit.module],
@@ -185,6 +187,67 @@ void PlanUnitsOf(UnitPlan units, const Options& options, ShardPlan& plan) {
     kept[i] = static_cast<int>(plan.units.size());
     plan.units.push_back(PlanUnit(plan.tree, std::move(unit), options));
   }
+}
+
+std::string NamesOfUnits(const ShardPlan& plan) {
+  constexpr size_t kShown = 4;
+  std::vector<std::string> names;
+  for (size_t i = 1; i < plan.units.size() && i <= kShown; ++i) {
+    names.push_back(DisplayName(plan.units[i].unit));
+  }
+  return absl::StrCat(absl::StrJoin(names, ", "),
+                      plan.units.size() > kShown + 1 ? ", ..." : "");
+}
+
+absl::Status NoUnitIsRecomputed(const ShardPlan& plan) {
+  if (plan.units.size() == 1) {
+    return absl::InvalidArgumentError(
+        "Options::recompute_units has no unit to choose: the model has none "
+        "but the root, which is not recomputed. Let Options::wrap_policy make "
+        "units");
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "Options::recompute_units has chosen none of the units ",
+      NamesOfUnits(plan),
+      ": let it choose one, or leave it empty. fsdp::EveryUnit() chooses all"));
+}
+
+absl::Status NotAUnit(const ShardPlan& plan, size_t node) {
+  const torch::nn::Module& module = *plan.tree.modules[node];
+  return absl::InvalidArgumentError(absl::StrCat(
+      "Options::recompute_units has chosen ", plan.tree.nodes[node].path,
+      ", of type ", c10::demangle(typeid(module).name()), ", which is no unit",
+      plan.tree.nodes[node].is_unit
+          ? " although Options::wrap_policy has chosen it: it owns no parameter"
+          : "",
+      ": units are recomputed as a whole. Choose a unit, let "
+      "Options::wrap_policy make one of it, or put its call into "
+      "fsdp::Checkpoint()"));
+}
+
+// The policy is asked about a module once, as the wrap policy is.
+absl::Status ChooseRecomputed(const WrapPolicy& policy, ShardPlan& plan) {
+  if (!policy) return absl::OkStatus();
+  std::map<int, PlannedUnit*> unit_of;  // by identity
+  for (PlannedUnit& planned : plan.units) {
+    unit_of[plan.tree.nodes[planned.unit.module].identity] = &planned;
+  }
+  std::set<int> asked;
+  bool any = false;
+  for (size_t node = 1; node < plan.tree.nodes.size(); ++node) {
+    const torch::nn::Module& module = *plan.tree.modules[node];
+    const int identity = plan.tree.nodes[node].identity;
+    if (!CanBeUnit(module) || !asked.insert(identity).second) continue;
+    const auto unit = unit_of.find(identity);
+    const bool is_unit = unit != unit_of.end();
+    if (!policy({plan.tree.nodes[node].path, module,
+                 plan.tree.unowned_numel[node], is_unit})) {
+      continue;
+    }
+    if (!is_unit) return NotAUnit(plan, node);
+    unit->second->recomputed = any = true;
+  }
+  return any ? absl::OkStatus() : NoUnitIsRecomputed(plan);
 }
 
 // A buffer belongs to the innermost unit around its module.
@@ -244,6 +307,7 @@ absl::StatusOr<ShardPlan> PlanSharding(
   FSDP_ASSIGN_OR_RETURN(UnitPlan units,
                         PlanUnits(plan.tree.nodes, plan.tree.uses));
   PlanUnitsOf(std::move(units), options, plan);
+  FSDP_RETURN_IF_ERROR(ChooseRecomputed(options.recompute_units, plan));
   for (const PlannedUnit& planned : plan.units) {
     FSDP_RETURN_IF_ERROR(
         CheckUnitOptions(DisplayName(planned.unit), planned.options, mesh));
@@ -293,7 +357,8 @@ std::string Fingerprint(const ShardPlan& plan, const Options& options) {
     absl::StrAppend(&text, "unit ", DisplayName(planned.unit), ": ",
                     ToString(planned.options.strategy), ", backward group ",
                     planned.options.backward_group_size, ", ",
-                    planned.options.precision.ToString(), "\n");
+                    planned.options.precision.ToString(),
+                    planned.recomputed ? ", recomputed" : "", "\n");
     for (size_t i = 0; i < planned.unit.parameters.size(); ++i) {
       const OwnedParameter& owned = planned.unit.parameters[i];
       const auto& tied = plan.tree.parameters[owned.parameter];

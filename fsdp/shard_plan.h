@@ -23,6 +23,7 @@ struct PlannedUnit {
   UnitOptions options;
   // Of unit.parameters, each: the dtype it is computed in.
   std::vector<c10::ScalarType> compute_dtypes;
+  bool recomputed = false;
 };
 
 struct ShardPlan {

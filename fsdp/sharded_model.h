@@ -25,6 +25,7 @@
 #include "comm/work.h"
 #include "fsdp/autograd.h"
 #include "fsdp/buffer_precision.h"
+#include "fsdp/checkpoint_options.h"
 #include "fsdp/checkpoint_scope.h"
 #include "fsdp/options.h"
 #include "fsdp/order_log.h"
@@ -63,6 +64,9 @@ class ShardedModel final : public BackwardListener,
     bool check_order = true;
     bool ignores_parameters = false;  // some of the modules' are in no unit
     std::vector<UnitOptions> units;
+    // Units, and how, that backward runs the forward of again.
+    std::vector<bool> recomputed;
+    CheckpointOptions recompute_options;
     std::function<bool()> is_training;  // the mode of the root module
     BufferPrecision buffers;
     std::vector<std::vector<at::Tensor>> unit_buffers;  // the same, by unit
@@ -205,6 +209,10 @@ class ShardedModel final : public BackwardListener,
   const std::string& unit_name(int unit) const { return runtime_->name(unit); }
   const UnitOptions& unit_options(int unit) const {
     return settings_.units[unit];
+  }
+  bool recomputes(int unit) const { return settings_.recomputed[unit]; }
+  const CheckpointOptions& recompute_options() const {
+    return settings_.recompute_options;
   }
   const Schedule& schedule() const { return schedule_; }
   // Null without offload.

@@ -202,6 +202,15 @@ absl::Status TransparentUnits::OpenUnit(int unit) {
         "the root cast"));
   }
   const at::AutoGradMode grad(records_graph_ || at::GradMode::is_enabled());
+  if (at::GradMode::is_enabled() && model_->recomputes(unit)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "unit ", model_->unit_name(unit),
+        " is to be run again in backward, as Options::recompute_units asks, "
+        "but its module was called directly: nobody can call it again. Call it "
+        "by fsdp::Forward(child, ...), or put the call into "
+        "fsdp::Checkpoint() and leave the unit out of "
+        "Options::recompute_units"));
+  }
   FSDP_RETURN_IF_ERROR(model_->PreForward(unit));
   if (!at::GradMode::is_enabled()) return absl::OkStatus();
   UnitState& state = units_[unit];

@@ -11,6 +11,10 @@ WrapPolicy WrapLargerThan(int64_t min_numel) {
   };
 }
 
+WrapPolicy EveryUnit() {
+  return [](const WrapCandidate& candidate) { return candidate.is_unit; };
+}
+
 WrapPolicy WrapAny(WrapPolicy first, WrapPolicy second) {
   return [first = std::move(first),
           second = std::move(second)](const WrapCandidate& candidate) {

@@ -15,6 +15,8 @@ struct WrapCandidate {
   const torch::nn::Module& module;
   // Elements of the parameters below the module that no unit inside it owns.
   int64_t unowned_numel;
+  // Where Options::recompute_units is asked: the module is a unit.
+  bool is_unit = false;
 };
 
 // Asked for every module but the root, children before their parents. Has to
@@ -34,6 +36,9 @@ WrapPolicy WrapModules() {
 // Modules with at least `min_numel` elements that no unit inside them owns, as
 // fairscale's default_auto_wrap_policy.
 WrapPolicy WrapLargerThan(int64_t min_numel);
+
+// For Options::recompute_units: every unit but the root.
+WrapPolicy EveryUnit();
 
 // Modules that any of the two wants.
 WrapPolicy WrapAny(WrapPolicy first, WrapPolicy second);

@@ -195,6 +195,10 @@ ABSL_FLAG(std::string, keep, gpt::OffloadFlags().keep,
           "With --offload=ssd: the name of files in --offload-dir that outlive "
           "the run. A run that finds them, whenever the one before ended or "
           "was killed, goes on from its last finished step.");
+ABSL_FLAG(bool, recompute, gpt::TrainOptions().recompute,
+          "Activation checkpointing: keep a block's input only, and run its "
+          "forward again in backward. Losses are the same. Not with "
+          "--sharding=none.");
 ABSL_FLAG(int64_t, layers, gpt::GptConfig().layers, "Transformer blocks.");
 ABSL_FLAG(int64_t, dim, gpt::GptConfig().dim, "Width of the model.");
 ABSL_FLAG(int64_t, heads, gpt::GptConfig().heads,
@@ -269,6 +273,7 @@ absl::StatusOr<TrainOptions> ReadFlags() {
   options.sharding = absl::GetFlag(FLAGS_sharding);
   options.precision = absl::GetFlag(FLAGS_precision);
   FSDP_ASSIGN_OR_RETURN(options.offload, ReadOffloadFlags());
+  options.recompute = absl::GetFlag(FLAGS_recompute);
   options.batch = absl::GetFlag(FLAGS_batch);
   options.steps = absl::GetFlag(FLAGS_steps);
   options.warmup = absl::GetFlag(FLAGS_warmup);

@@ -52,6 +52,7 @@ TEST(FlagsTest, ReadsEveryFlag) {
                               "f",
                               "--sample=14",
                               "--precision=bf16",
+                              "--recompute",
                               "--trace=t",
                               "--trace-steps=15",
                               "--offload=ssd",
@@ -64,6 +65,7 @@ TEST(FlagsTest, ReadsEveryFlag) {
   EXPECT_EQ(options.device_backend, DeviceBackend::kStaged);
   EXPECT_EQ(options.sharding, Sharding::kOptimizer);
   EXPECT_EQ(options.precision, ComputeDtype::kBFloat16);
+  EXPECT_TRUE(options.recompute);
   EXPECT_EQ(options.model.layers, 5);
   EXPECT_EQ(options.model.dim, 12);
   EXPECT_EQ(options.model.heads, 6);

@@ -73,6 +73,11 @@ absl::Status CheckOptions(const TrainOptions& options) {
         "--offload with --sharding=none: only what is sharded rests elsewhere. "
         "--ranks=1 --sharding=full shards over one rank");
   }
+  if (options.sharding == Sharding::kNone && options.recompute) {
+    return absl::InvalidArgumentError(
+        "--recompute with --sharding=none: only blocks of sharded models are "
+        "recomputed. --ranks=1 --sharding=full shards over one rank");
+  }
   if (!std::isfinite(options.lr) || options.lr < 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--lr=", options.lr, ": expected a finite number of 0 or more"));

@@ -41,6 +41,7 @@ struct TrainOptions {
   Sharding sharding = Sharding::kFull;
   ComputeDtype precision = ComputeDtype::kFloat;
   fsdp::OffloadOptions offload;  // not with kNone
+  bool recompute = false;        // blocks, in backward; not with kNone
   int64_t batch = 4;             // rows per rank and step
   int64_t steps = 900;
   int64_t warmup = 2;

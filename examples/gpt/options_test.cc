@@ -53,6 +53,16 @@ TEST(OptionsTest, OnlyShardedModelsAreOffloaded) {
               StatusIs(kInvalid, HasSubstr("--offload with --sharding=none")));
 }
 
+TEST(OptionsTest, OnlyShardedModelsAreRecomputed) {
+  TrainOptions options;
+  options.recompute = true;
+  EXPECT_OK(CheckOptions(options));
+  options.sharding = Sharding::kNone;
+  EXPECT_THAT(
+      CheckOptions(options),
+      StatusIs(kInvalid, HasSubstr("--recompute with --sharding=none")));
+}
+
 TEST(OptionsTest, RanksThatUseGpusAreProcesses) {
   TrainOptions options;
   options.device = Device::kCuda;

@@ -155,10 +155,10 @@ class RankRun {
     if (options_.sharding == Sharding::kNone) {
       model_ = MakeUnsharded(std::move(model));
     } else {
-      FSDP_ASSIGN_OR_RETURN(
-          model_,
-          MakeSharded(std::move(model), context_.communicator,
-                      options_.sharding, options_.precision, options_.offload));
+      FSDP_ASSIGN_OR_RETURN(model_,
+                            MakeSharded(std::move(model), context_.communicator,
+                                        options_.sharding, options_.precision,
+                                        options_.offload, options_.recompute));
     }
     if (options_.save_init.empty()) return absl::OkStatus();
     return SaveParameters(options_.save_init, specs, *model_, communicator_);

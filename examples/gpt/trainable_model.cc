@@ -87,7 +87,7 @@ std::unique_ptr<TrainableModel> MakeUnsharded(Gpt model) {
 absl::StatusOr<std::unique_ptr<TrainableModel>> MakeSharded(
     Gpt model, std::shared_ptr<fsdp::comm::Communicator> communicator,
     Sharding sharding, ComputeDtype precision,
-    const fsdp::OffloadOptions& offload) {
+    const fsdp::OffloadOptions& offload, bool recompute) {
   fsdp::Options options;
   options.unit.strategy = StrategyOf(sharding);
   if (precision == ComputeDtype::kBFloat16) {
@@ -96,6 +96,7 @@ absl::StatusOr<std::unique_ptr<TrainableModel>> MakeSharded(
   }
   options.offload = offload;
   options.wrap_policy = fsdp::WrapModules<BlockImpl>();
+  if (recompute) options.recompute_units = fsdp::WrapModules<BlockImpl>();
   FSDP_ASSIGN_OR_RETURN(
       fsdp::FullyShardedDataParallel<GptImpl> sharded,
       fsdp::FullyShard(model, std::move(communicator), options));

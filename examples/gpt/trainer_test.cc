@@ -47,11 +47,14 @@ std::shared_ptr<Communicator> Unowned(Communicator& communicator) {
 }
 
 absl::StatusOr<TrainingResult> TrainSharded(const TrainerOptions& options,
-                                            Communicator& communicator) {
+                                            Communicator& communicator,
+                                            bool recompute = false) {
   Gpt model(kModel);
   InitializeParameters(*model, kSeed);
   FSDP_ASSIGN_OR_RETURN(std::unique_ptr<TrainableModel> sharded,
-                        MakeSharded(model, Unowned(communicator)));
+                        MakeSharded(model, Unowned(communicator),
+                                    Sharding::kFull, ComputeDtype::kFloat,
+                                    /*offload=*/{}, recompute));
   CountData data(kModel.vocab, kShape, communicator.rank());
   return Train(options, *sharded, data, communicator);
 }
@@ -87,15 +90,18 @@ INSTANTIATE_TEST_SUITE_P(Ranks, TrainerOracleTest,
 TEST(TrainerTest, OneRankGivesTheBitsOfPlainTraining) {
   TrainerOptions options;
   options.steps = kSteps;
-  std::vector<double> losses;
-  ASSERT_OK(RunAllRanks(1, [&](Communicator& communicator) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(TrainingResult result,
-                          TrainSharded(options, communicator));
-    losses = result.own_losses;
-    return absl::OkStatus();
-  }));
-  EXPECT_EQ(losses, PlainLosses({kModel, kShape, /*ranks=*/1, kSteps, kSeed,
-                                 3e-4, Optimizer::kFused}));
+  for (const bool recompute : {false, true}) {
+    std::vector<double> losses;
+    ASSERT_OK(RunAllRanks(1, [&](Communicator& communicator) -> absl::Status {
+      FSDP_ASSIGN_OR_RETURN(TrainingResult result,
+                            TrainSharded(options, communicator, recompute));
+      losses = result.own_losses;
+      return absl::OkStatus();
+    }));
+    EXPECT_EQ(losses, PlainLosses({kModel, kShape, /*ranks=*/1, kSteps, kSeed,
+                                   3e-4, Optimizer::kFused}))
+        << recompute;
+  }
 }
 
 TEST(TrainerTest, AllRanksStopAfterTheSameStep) {
