@@ -35,8 +35,8 @@ using ::fsdp::testing::kDim;
 using ::fsdp::testing::MakeNet;
 using ::fsdp::testing::Rows;
 using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::Unowned;
 using ::fsdp::testing::UnitsOf;
+using ::fsdp::testing::Unowned;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Matcher;
@@ -45,9 +45,8 @@ using ::torch::nn::LinearImpl;
 using Code = absl::StatusCode;
 
 WrapPolicy At(const std::string& path) {
-  return [path](const WrapCandidate& candidate) {
-    return candidate.path == path;
-  };
+  return
+      [path](const WrapCandidate& candidate) { return candidate.path == path; };
 }
 
 WrapPolicy None() {
@@ -61,9 +60,9 @@ void ExpectNotSharded(const std::function<Options(int)>& options_of,
                       const Matcher<const absl::Status&>& matches) {
   std::vector<absl::Status> statuses(2);
   EXPECT_OK(RunAllRanks(2, [&](Communicator& world) {
-    statuses[world.rank()] = FullyShard(MakeNet(kDim, 2), Unowned(world),
-                                        options_of(world.rank()))
-                                 .status();
+    statuses[world.rank()] =
+        FullyShard(MakeNet(kDim, 2), Unowned(world), options_of(world.rank()))
+            .status();
     return absl::OkStatus();
   }));
   for (const absl::Status& status : statuses) EXPECT_THAT(status, matches);
@@ -287,10 +286,11 @@ TEST(RecomputedCallTest, NeedsARetainedGraphForASecondBackward) {
         model->forward(Rows(10 * world.rank(), 2, kDim)).sum();
     EXPECT_OK(model->Backward(loss, /*retain_graph=*/true));
     EXPECT_OK(model->Backward(loss));
-    EXPECT_THAT(model->Backward(loss),
-                StatusIs(Code::kFailedPrecondition,
-                         HasSubstr("a second backward through the recomputed "
-                                   "unit block, which the first has released")));
+    EXPECT_THAT(
+        model->Backward(loss),
+        StatusIs(Code::kFailedPrecondition,
+                 HasSubstr("a second backward through the recomputed "
+                           "unit block, which the first has released")));
     return absl::OkStatus();
   }));
 }

@@ -247,9 +247,8 @@ absl::Status CheckSetting(Communicator& world, const Setting& setting) {
 class RecomputeUnitsTest : public ::testing::TestWithParam<Setting> {};
 
 TEST_P(RecomputeUnitsTest, GivesTheBitsOfRegionsAndPlainLibTorchsGradients) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& world) {
-    return CheckSetting(world, GetParam());
-  }));
+  EXPECT_OK(RunAllRanks(
+      2, [](Communicator& world) { return CheckSetting(world, GetParam()); }));
 }
 
 std::vector<Setting> Settings() {
@@ -260,9 +259,9 @@ std::vector<Setting> Settings() {
     for (const bool transparent : {false, true}) {
       for (const Calls calls : {Calls::kForward, Calls::kSequential}) {
         settings.push_back(
-            {absl::StrCat(
-                 calls == Calls::kForward ? "Forward" : "Sequential",
-                 transparent ? "Transparent" : "", static_cast<int>(strategy)),
+            {absl::StrCat(calls == Calls::kForward ? "Forward" : "Sequential",
+                          transparent ? "Transparent" : "",
+                          static_cast<int>(strategy)),
              calls, strategy, transparent});
       }
     }
@@ -279,9 +278,9 @@ INSTANTIATE_TEST_SUITE_P(All, RecomputeUnitsTest,
 absl::Status CheckKept(Communicator& world, bool recomputes) {
   const Options options = BlockUnits();
   FSDP_ASSIGN_OR_RETURN(
-      auto model, FullyShard(std::make_shared<Net>(Calls::kForward),
-                             Unowned(world),
-                             recomputes ? Recomputing(options) : options));
+      auto model,
+      FullyShard(std::make_shared<Net>(Calls::kForward), Unowned(world),
+                 recomputes ? Recomputing(options) : options));
   const at::Tensor loss = model->forward(RowsOf(world.rank(), 0)).sum();
   for (const auto& block : model->module()->blocks) {
     if (block->num_alive() != (recomputes ? 0 : 1)) {
@@ -308,9 +307,9 @@ TEST(RecomputedMemoryTest, ActivationsLiveOnlyWhileTheirUnitIsInBackward) {
 }
 
 absl::Status CheckWithoutGrad(Communicator& world) {
-  FSDP_ASSIGN_OR_RETURN(
-      auto model, FullyShard(std::make_shared<Net>(Calls::kSequential),
-                             Unowned(world), Recomputing(BlockUnits())));
+  FSDP_ASSIGN_OR_RETURN(auto model,
+                        FullyShard(std::make_shared<Net>(Calls::kSequential),
+                                   Unowned(world), Recomputing(BlockUnits())));
   Net plain(Calls::kForward);
   model->eval();
   plain.eval();
@@ -396,16 +395,15 @@ TEST(RecomputedUnitTest, BuffersOfIgnoredModulesInsideCountABatchOnce) {
 TEST(RecomputedUnitTest, ArgumentsMayRestInAStore) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     Options options = Recomputing(BlockUnits());
-    FSDP_ASSIGN_OR_RETURN(
-        auto reference, FullyShard(std::make_shared<Net>(Calls::kForward),
-                                   Unowned(world), options));
+    FSDP_ASSIGN_OR_RETURN(auto reference,
+                          FullyShard(std::make_shared<Net>(Calls::kForward),
+                                     Unowned(world), options));
     FSDP_RETURN_IF_ERROR(Accumulate(reference, world.rank(), 0));
     FSDP_ASSIGN_OR_RETURN(auto store, offload::HostStore::Make(1 << 20));
     ActivationOffloadOptions offload;
     offload.min_bytes = 1;
-    FSDP_ASSIGN_OR_RETURN(
-        options.recompute_options.offload,
-        ActivationOffload::Make(std::move(store), offload));
+    FSDP_ASSIGN_OR_RETURN(options.recompute_options.offload,
+                          ActivationOffload::Make(std::move(store), offload));
     FSDP_ASSIGN_OR_RETURN(auto model,
                           FullyShard(std::make_shared<Net>(Calls::kForward),
                                      Unowned(world), options));

@@ -115,6 +115,7 @@ void AddUnit(ProgramUnit& u, FieldList& list) {
               {"same", "full_shard", "shard_grad_op", "shard_optimizer",
                "no_shard", "hybrid_shard", "hybrid_shard_grad_op"});
   list.Int("skipped_in", &u.skipped_in, 0, 1, 4, 15);
+  list.Flag("recompute", &u.recompute, 20);
 }
 
 void AddSharding(Program& p, FieldList& list) {

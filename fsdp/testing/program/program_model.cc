@@ -6,10 +6,8 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "fsdp/checkpoint.h"
 #include "fsdp/forward.h"
@@ -130,18 +128,19 @@ void ProgramUnitModule::RegisterVectors(int dim, c10::ScalarType dtype) {
   }
 }
 
-at::Tensor ProgramUnitModule::Body(const at::Tensor& x) {
+at::Tensor ProgramUnitModule::Body(const at::Tensor& x,
+                                   const ProgramCall& call) {
   at::Tensor y = x + out_->forward(fc_->forward(x).tanh());
   if (unit_.scale) y = y * (1 + scale_);
-  const int sum = place_.step + place_.micro + place_.rank + index_;
+  const int sum = call.place.step + call.place.micro + call.place.rank + index_;
   if (unit_.sometimes && sum % 3 == 0) y = y + sometimes_ * 0.1;
   if (unit_.empty) y = y + empty_.sum();
   if (unit_.layer_norm) y = layer_norm_->forward(y);
   if (unit_.batch_norm) y = batch_norm_->forward(y);
-  if (failure_ == ProgramFailure::kInForward) {
+  if (call.failure == ProgramFailure::kInForward) {
     throw std::runtime_error("the forward of the program fails");
   }
-  if (failure_ == ProgramFailure::kInBackward && y.requires_grad()) {
+  if (call.failure == ProgramFailure::kInBackward && y.requires_grad()) {
     y.register_hook([](const at::Tensor&) -> at::Tensor {
       throw std::runtime_error("the backward of the program fails");
     });
@@ -149,33 +148,28 @@ at::Tensor ProgramUnitModule::Body(const at::Tensor& x) {
   return y;
 }
 
-at::Tensor ProgramUnitModule::Region(const at::Tensor& x) {
-  if (!unit_.checkpoint || !kind_.recomputes) return Body(x);
+at::Tensor ProgramUnitModule::Region(const at::Tensor& x,
+                                     const ProgramCall& call) {
+  if (!unit_.checkpoint || !kind_.recomputes) return Body(x, call);
   CheckpointOptions options;
   options.offload = offload_;
-  // What decides in Body() is that of the forward.
-  const auto body = [this, place = place_,
-                     failure = failure_](const at::Tensor& argument) {
-    const ProgramPlace place_now = std::exchange(place_, place);
-    const ProgramFailure failure_now = std::exchange(failure_, failure);
-    const auto restore = absl::MakeCleanup([&] {
-      place_ = place_now;
-      failure_ = failure_now;
-    });
-    return Body(argument);
-  };
+  const auto body = [this, call](const at::Tensor& x) { return Body(x, call); };
   return CheckpointWith(options, body, x);
 }
 
-std::vector<at::Tensor> ProgramUnitModule::forward(at::Tensor x) {
+std::vector<at::Tensor> ProgramUnitModule::forward(at::Tensor x,
+                                                   ProgramCall call) {
   if (unit_.counter && is_training()) {
     const torch::NoGradGuard no_grad;
     counter_.add_(1);
   }
   if (unit_.writes_input) x.mul_(1.25);
-  at::Tensor y = Region(x);
+  at::Tensor y = Region(x, call);
   if (child_) {
-    y = kind_.forwards ? Forward(child_, y)[0] : child_->forward(y)[0];
+    // A failure is the unit's own.
+    call.failure = ProgramFailure::kNone;
+    y = (kind_.forwards ? Forward(child_, y, call)
+                        : child_->forward(y, call))[0];
   }
   return Outputs(x, y);
 }
@@ -202,8 +196,7 @@ std::vector<at::Tensor> ProgramUnitModule::Outputs(const at::Tensor& x,
 }
 
 void ProgramUnitModule::set_place(const ProgramPlace& place) {
-  place_ = place;
-  if (child_) child_->set_place(place);
+  call_.place = place;
 }
 
 void ProgramUnitModule::set_offload(
@@ -233,8 +226,9 @@ ProgramModel::ProgramModel(const Program& program, const ModelKind& kind)
 
 at::Tensor ProgramModel::CallUnit(ProgramUnitModule& unit,
                                   const at::Tensor& x) {
-  const std::vector<at::Tensor> outputs =
-      kind_.forwards ? Forward(unit, x) : unit.forward(x);
+  const std::vector<at::Tensor> outputs = kind_.forwards
+                                              ? Forward(unit, x, unit.call())
+                                              : unit.forward(x, unit.call());
   at::Tensor y = outputs[0];
   switch (unit.unit().outputs) {
     case kSometimesOutput:

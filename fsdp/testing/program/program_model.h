@@ -39,16 +39,27 @@ struct ModelKind {
 // What the user's code in a unit does next: throw?
 enum class ProgramFailure { kNone, kInForward, kInBackward };
 
+// What a call of a unit depends on besides its tensors. An argument, so that a
+// call that is made again does the same.
+struct ProgramCall {
+  ProgramPlace place;
+  ProgramFailure failure = ProgramFailure::kNone;
+};
+template <typename Visit>
+void VisitTensors(ProgramCall&, Visit) {}
+
 class ProgramUnitModule : public torch::nn::Module {
  public:
   ProgramUnitModule(const ProgramUnit& unit, int dim, int index,
                     const ModelKind& kind, bool is_child);
 
   // One output, or two as `unit` says.
-  std::vector<at::Tensor> forward(at::Tensor x);
+  std::vector<at::Tensor> forward(at::Tensor x, ProgramCall call);
 
+  // What the next call is to be given.
+  const ProgramCall& call() const { return call_; }
   void set_place(const ProgramPlace& place);
-  void set_failure(ProgramFailure failure) { failure_ = failure; }
+  void set_failure(ProgramFailure failure) { call_.failure = failure; }
   void set_offload(const std::shared_ptr<ActivationOffload>& offload);
   const ProgramUnit& unit() const { return unit_; }
   const std::shared_ptr<ProgramUnitModule>& child() const { return child_; }
@@ -57,9 +68,9 @@ class ProgramUnitModule : public torch::nn::Module {
   at::Tensor& hooked() { return fc_->weight; }
 
  private:
-  at::Tensor Body(const at::Tensor& x);
+  at::Tensor Body(const at::Tensor& x, const ProgramCall& call);
   // Body(), as a checkpointed region where the unit has one.
-  at::Tensor Region(const at::Tensor& x);
+  at::Tensor Region(const at::Tensor& x, const ProgramCall& call);
   std::vector<at::Tensor> Outputs(const at::Tensor& x, const at::Tensor& y);
   void RegisterVectors(int dim, c10::ScalarType dtype);
 
@@ -72,8 +83,7 @@ class ProgramUnitModule : public torch::nn::Module {
   at::Tensor scale_, unused_, sometimes_, empty_, second_, counter_;
   std::shared_ptr<ProgramUnitModule> child_;
   std::shared_ptr<ActivationOffload> offload_;
-  ProgramPlace place_;
-  ProgramFailure failure_ = ProgramFailure::kNone;
+  ProgramCall call_;
 };
 
 class ProgramModel : public torch::nn::Module {

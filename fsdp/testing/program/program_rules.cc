@@ -50,6 +50,13 @@ void MakeGroupValid(Program& p) {
   }
 }
 
+// Units that own something, whose calls are seen, and that leave what they are
+// given alone.
+bool CanRecompute(const Program& p, const ProgramUnit& unit) {
+  return CallsByForward(p) && !p.no_wrap && !p.wrap_linear &&
+         p.precision <= kComputeFloat && !unit.writes_input;
+}
+
 void MakeModelValid(Program& p) {
   if (p.bare) p.tied = kUntied;
   if (p.no_wrap || !p.transparent) p.wrap_linear = 0;
@@ -76,6 +83,7 @@ void MakeModelValid(Program& p) {
     }
     if (unit.hook == kHookBefore && p.deferred) unit.hook = kHookAfter;
     unit.skipped_in = std::min(unit.skipped_in, p.num_steps);
+    if (!CanRecompute(p, unit)) unit.recompute = 0;
   }
 }
 
@@ -90,8 +98,9 @@ void MakeRestValid(Program& p) {
   if (!p.rest_parameters || !p.rest_states || p.budget) p.keep = 0;
   if (p.keep) p.two_optimizers = p.in_backward = 0;
   const auto last = p.units.begin() + p.num_units;
-  if (std::none_of(p.units.begin(), last,
-                   [](const ProgramUnit& unit) { return unit.checkpoint; })) {
+  if (std::none_of(p.units.begin(), last, [](const ProgramUnit& unit) {
+        return unit.checkpoint || unit.recompute;
+      })) {
     p.offload_activations = 0;
   }
 }

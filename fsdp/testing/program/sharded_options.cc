@@ -3,6 +3,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include <algorithm>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -84,6 +85,17 @@ bool SumsOtherwise(const Program& p) {
                      [](const ProgramUnit& unit) { return unit.twice; });
 }
 
+WrapPolicy RecomputedUnits(const Program& p) {
+  std::set<std::string> paths;
+  for (int i = 0; i < p.num_units; ++i) {
+    if (p.units[i].recompute) paths.insert(absl::StrCat("unit", i));
+  }
+  if (paths.empty()) return nullptr;
+  return [paths](const WrapCandidate& candidate) {
+    return paths.count(candidate.path) > 0;
+  };
+}
+
 }  // namespace
 
 Options OptionsOf(const Program& p, const std::string& directory) {
@@ -95,6 +107,7 @@ Options OptionsOf(const Program& p, const std::string& directory) {
     options.wrap_policy = WrapModules<ProgramUnitModule>();
   }
   options.transparent = p.transparent != 0;
+  options.recompute_units = RecomputedUnits(p);
   options.unit.precision = PrecisionOf(p);
   options.configure_unit = [p](const std::string& path,
                                const torch::nn::Module&, UnitOptions& unit) {

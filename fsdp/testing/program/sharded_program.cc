@@ -130,7 +130,9 @@ absl::Status ShardedRun::Create() {
   FreezeTied(p_, *model);
   AddHooks(kHookBefore, *model);
   if (activations_ != nullptr) model->set_offload(activations_);
-  auto sharded = FullyShard(model, *mesh_, OptionsOf(p_, directory_));
+  Options options = OptionsOf(p_, directory_);
+  options.recompute_options.offload = activations_;
+  auto sharded = FullyShard(model, *mesh_, options);
   if (!sharded.ok()) {
     return absl::Status(sharded.status().code(),
                         absl::StrCat(kRefused, sharded.status().message()));
