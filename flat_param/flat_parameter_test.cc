@@ -305,6 +305,25 @@ TEST(FlatParameterTest, TiedTensorsLookIntoTheSameMemory) {
   EXPECT_OK(rank.parameter.CheckBinding());
 }
 
+TEST(FlatParameterTest, TiedTensorsAreFilledAndEmptiedTogether) {
+  at::Tensor weight = Range({4, 4}).requires_grad_();
+  at::Tensor alias = weight.detach().requires_grad_();
+  Rank rank = MakeRank({{"embedding", {weight, alias}}});
+  for (const at::Tensor& memory : {rank.memory, rank.memory.clone()}) {
+    EXPECT_FALSE(rank.parameter.filled());
+    EXPECT_THROW((void)weight.sum(), c10::Error);
+    EXPECT_THROW((void)alias.sum(), c10::Error);
+    rank.parameter.Fill(memory);
+    EXPECT_TRUE(rank.parameter.filled());
+    EXPECT_TRUE(weight.equal(Range({4, 4})));
+    EXPECT_TRUE(alias.equal(Range({4, 4})));
+    EXPECT_EQ(alias.const_data_ptr(), weight.const_data_ptr());
+    rank.parameter.Empty();
+  }
+  EXPECT_FALSE(rank.parameter.filled());
+  EXPECT_THROW((void)alias.sum(), c10::Error);
+}
+
 TEST(CheckBindingTest, AcceptsParametersEmptyAndFilled) {
   Rank rank = MakeRank(Named(EveryKind()));
   EXPECT_OK(rank.parameter.CheckBinding());

@@ -13,6 +13,7 @@
 #include <memory>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -97,6 +98,56 @@ TEST(FlattenParamsTest, TrainingStepsEqualTheUnwrappedModules) {
   ExpectSameTraining<torch::optim::SGD>(
       torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.01));
   ExpectSameTraining<torch::optim::Adam>(torch::optim::AdamOptions(0.01));
+}
+
+// Notes what its parameter is while it runs.
+class ManyArguments : public torch::nn::Module {
+ public:
+  ManyArguments()
+      : weight(register_parameter("weight", at::arange(6.f).view({2, 3}))) {}
+  std::pair<at::Tensor, std::string> forward(const at::Tensor& x, double scale,
+                                             std::unique_ptr<at::Tensor> added,
+                                             std::string& written,
+                                             int times = 3) {
+    is_view = !weight.is_leaf() && weight.grad_fn() != nullptr;
+    seen = weight.detach().clone();
+    written = "in forward";
+    return {weight.matmul(x) * scale + *added, std::string(times, 'x')};
+  }
+  at::Tensor weight;
+  at::Tensor seen;
+  bool is_view = false;
+};
+
+TEST(FlattenParamsTest, ForwardMakesViewsThenHandsAllArgumentsOn) {
+  const auto module = std::make_shared<ManyArguments>();
+  ASSERT_OK_AND_ASSIGN(auto net, FlattenParams(module));
+  ManyArguments plain;
+  const at::Tensor x = at::tensor({1.f, -2.f, 4.f});
+  const auto call = [&x](auto& called, auto... more) {
+    std::string written;
+    const auto [y, note] = called.forward(
+        x, 0.5, std::make_unique<at::Tensor>(at::ones({2})), written, more...);
+    EXPECT_EQ(written, "in forward");
+    return std::make_pair(y, note);
+  };
+  for (const float value : {1.f, 2.f}) {
+    {
+      // As an optimizer does: the views of the forward before are stale.
+      c10::NoGradGuard no_grad;
+      net->flat_param().copy_(at::arange(6.f) * value);
+      plain.weight.copy_((at::arange(6.f) * value).view({2, 3}));
+    }
+    const auto [y, note] = call(*net);
+    EXPECT_TRUE(module->is_view);
+    EXPECT_TRUE(module->seen.equal(plain.weight));
+    EXPECT_TRUE(y.equal(call(plain).first));
+    EXPECT_EQ(note, "xxx");
+    EXPECT_EQ(call(*net, 1).second, "x");
+    y.sum().backward();
+    call(plain).first.sum().backward();
+  }
+  EXPECT_TRUE(net->flat_param().grad().equal(plain.weight.grad().view({-1})));
 }
 
 TEST(FlattenParamsTest, APartOfTheParametersIsFlattenedAndTheRestIsLeft) {

@@ -6,6 +6,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/modulelist.h>
@@ -14,6 +15,7 @@
 #include <torch/optim/sgd.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -191,6 +193,140 @@ TEST(ScopeTest, ACopyInBf16KeptForABackwardIsNotUsedAfterAnEdit) {
       for (at::Tensor& p : edited->module()->parameters()) p.mul_(2);
     }
     return Check(at::equal(model->forward(x), fresh->forward(x)), "stale");
+  }));
+}
+
+bool IsFreed(const at::Tensor& parameter) {
+  try {
+    (void)parameter.sum();
+    return false;
+  } catch (const c10::Error&) {
+    return true;
+  }
+}
+
+// A graph of before the scope, a unit that the user has unsharded.
+absl::Status SummonBetweenForwardAndBackward(Communicator& world,
+                                             const Options& options) {
+  FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world, options));
+  const auto plain = MakeNet(kDim, kBlocks);
+  const at::Tensor x = DataOf(world.rank());
+  const at::Tensor loss = Loss(model->forward(x), x);
+  FSDP_ASSIGN_OR_RETURN(UnshardHandle handle,
+                        Unshard(*model.module()->blocks[0]));
+  FSDP_RETURN_IF_ERROR(handle.Wait());
+  {
+    FSDP_ASSIGN_OR_RETURN(FullParamsScope full, model->SummonFullParams());
+    FSDP_RETURN_IF_ERROR(
+        Check(model->memory_stats().parameters.in_use_bytes == 0,
+              "gathered beside the scope"));
+    for (const auto& item : plain->named_parameters()) {
+      FSDP_RETURN_IF_ERROR(
+          Check(at::equal(model.module()->named_parameters()[item.key()],
+                          item.value()),
+                item.key()));
+    }
+    FSDP_RETURN_IF_ERROR(full.Close());
+  }
+  for (const auto& item : model.module()->named_parameters()) {
+    FSDP_RETURN_IF_ERROR(Check(IsFreed(item.value()), item.key() + " is left"));
+  }
+  FSDP_RETURN_IF_ERROR(model->Backward(loss));
+  for (int rank = 0; rank < world.world_size(); ++rank) {
+    (Loss(plain->forward(DataOf(rank)), DataOf(rank)) / world.world_size())
+        .backward();
+  }
+  for (const NamedShard& named : model->NamedShards()) {
+    const at::Tensor expected =
+        plain->named_parameters()[named.name].grad().reshape({-1});
+    FSDP_RETURN_IF_ERROR(
+        Check(at::allclose(named.shard.grad(),
+                           expected.narrow(0, named.begin, named.shard.numel()),
+                           1e-4, 1e-6),
+              "gradient of " + named.name));
+  }
+  return absl::OkStatus();
+}
+
+TEST(ScopeTest, WhatWasGatheredBeforeIsFreedAndAGraphOfBeforeGathersItAgain) {
+  for (const ShardingStrategy strategy :
+       {ShardingStrategy::kFullShard, ShardingStrategy::kShardGradOp,
+        ShardingStrategy::kShardOptimizer, ShardingStrategy::kNoShard}) {
+    Options options = BlockUnits();
+    options.unit.strategy = strategy;
+    EXPECT_OK(RunAllRanks(3,
+                          [&](Communicator& world) {
+                            return SummonBetweenForwardAndBackward(world,
+                                                                   options);
+                          }))
+        << "strategy " << static_cast<int>(strategy);
+  }
+}
+
+// A weight of two sibling units is their parent's; the biases are their own.
+class TiedSiblings : public torch::nn::Module {
+ public:
+  struct Scaling : torch::nn::Module {
+    explicit Scaling(const at::Tensor& shared)
+        : weight(register_parameter("weight", shared)),
+          bias(register_parameter("bias", at::full({kDim}, 0.25))) {}
+    at::Tensor forward(const at::Tensor& x) {
+      if (look) look();
+      return (x * weight + bias).tanh();
+    }
+    at::Tensor weight;
+    at::Tensor bias;
+    std::function<void()> look;
+  };
+
+  TiedSiblings()
+      : left(register_module("left",
+                             std::make_shared<Scaling>(at::full({kDim}, 1.5)))),
+        right(register_module("right",
+                              std::make_shared<Scaling>(left->weight))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    return Forward(right, Forward(left, x));
+  }
+
+  std::shared_ptr<Scaling> left;
+  std::shared_ptr<Scaling> right;
+};
+
+TEST(TiedTest, WhetherItIsGatheredIsOneAnswerForAllNames) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    Options options;
+    options.wrap_policy = WrapModules<TiedSiblings::Scaling>();
+    options.forward_prefetch = false;
+    FSDP_ASSIGN_OR_RETURN(
+        auto model,
+        FullyShard(std::make_shared<TiedSiblings>(), Unowned(world), options));
+    TiedSiblings& net = *model.module();
+    // Freed: both weights, left's bias, right's bias.
+    const auto seen = [&net] {
+      std::string freed;
+      for (const at::Tensor& p : {net.left->weight, net.right->weight,
+                                  net.left->bias, net.right->bias}) {
+        freed += IsFreed(p) ? 'f' : '-';
+      }
+      return freed;
+    };
+    std::string in_left;
+    std::string in_right;
+    net.left->look = [&] { in_left = seen(); };
+    net.right->look = [&] { in_right = seen(); };
+    const at::Tensor x = DataOf(world.rank());
+    const at::Tensor loss = model->forward(x).square().mean();
+    FSDP_RETURN_IF_ERROR(Check(in_left == "---f", "in left: " + in_left));
+    FSDP_RETURN_IF_ERROR(Check(in_right == "--f-", "in right: " + in_right));
+    FSDP_RETURN_IF_ERROR(model->Backward(loss));
+    FSDP_RETURN_IF_ERROR(Check(seen() == "ffff", "after: " + seen()));
+    FSDP_ASSIGN_OR_RETURN(UnshardHandle handle, Unshard(*net.right));
+    FSDP_RETURN_IF_ERROR(handle.Wait());
+    FSDP_RETURN_IF_ERROR(Check(seen() == "fff-", "unsharded: " + seen()));
+    FSDP_ASSIGN_OR_RETURN(UnshardHandle root, Unshard(net));
+    FSDP_RETURN_IF_ERROR(root.Wait());
+    FSDP_RETURN_IF_ERROR(Reshard(*net.right));
+    return Check(seen() == "--ff", "of the root: " + seen());
   }));
 }
 

@@ -4,12 +4,14 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full_like.h>
+#include <ATen/ops/zeros.h>
 
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
@@ -131,6 +133,42 @@ TEST(RuntimeTest, ReducesToTheMeanWithSeveralReductionsInFlight) {
       return absl::InternalError("reduce buffers are left");
     }
     return absl::OkStatus();
+  }));
+}
+
+at::Tensor GradientOf(int rank, int backward) {
+  return at::arange(11, at::kFloat) * (rank + 2) + 100 * backward + 7 * rank;
+}
+
+// The peer comes to the first reduction when this rank has filled the buffer of
+// the second one, and has written to the gradients of the first.
+TEST(RuntimeTest, ASecondBackwardLeavesWhatTheFirstOneReducesAlone) {
+  absl::Notification both_started;
+  EXPECT_OK(RunAllRanks(2, [&](Communicator& communicator) -> absl::Status {
+    Fixture f(communicator);
+    const int rank = communicator.rank();
+    if (rank == 1 && !both_started.WaitForNotificationWithTimeout(kTimeout)) {
+      return absl::DeadlineExceededError("rank 0 waits for its first one");
+    }
+    at::Tensor expected = at::zeros({11});
+    for (int backward : {0, 1}) {
+      at::Tensor gradient = GradientOf(rank, backward);
+      const Actions reduce = {{ActionKind::kFillReduceBuffer, 0},
+                              {ActionKind::kReduce, 0}};
+      FSDP_RETURN_IF_ERROR(f.runtime->Execute(reduce, {gradient}));
+      gradient.fill_(-1);
+      expected += (GradientOf(0, backward) + GradientOf(1, backward)) / 2;
+    }
+    if (rank == 0) both_started.Notify();
+    const Actions wait = {{ActionKind::kWaitReduce, 0},
+                          {ActionKind::kWaitReduce, 0}};
+    FSDP_RETURN_IF_ERROR(f.runtime->Execute(wait));
+    const FlatParameter& flat = *f.runtime->flats(0)[0];
+    const flat_param::Slice own = flat.layout().InParameter(0, rank);
+    return at::equal(flat.ShardSlice(0).grad(),
+                     expected.narrow(0, own.begin, own.numel()))
+               ? absl::OkStatus()
+               : absl::InternalError("not the sum of both backwards");
   }));
 }
 
