@@ -1,6 +1,7 @@
 // Gradient buffers on a device, and when what is trained changes.
 #include <ATen/ATen.h>
 
+#include <cstdint>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -190,12 +191,42 @@ TEST(GradientChangesTest, WhatWasProducedIsKnownInAnotherLayout) {
   EXPECT_THAT(all.produced, ElementsAre(true, false, true, false, false));
   unit.buffer().AddSegment(fewer, all);
   EXPECT_THAT(all.produced, ElementsAre(true, false, true, false, false));
+  ReduceBuffer sum = unit.Filled(0b1000, 0);
+  unit.buffer().AddSegment(all, sum);
+  EXPECT_THAT(sum.produced, ElementsAre(true, false, true, true, false));
   ASSERT_OK(unit.buffer().AccumulateMean(all));
   const at::Tensor once = at::arange(6, at::kFloat).add(1).div(2);
   EXPECT_TRUE(unit.Grad(0).equal(2 * (once + at::arange(6).add(300).div(2))));
   EXPECT_FALSE(unit.Grad(1).defined());
   EXPECT_TRUE(unit.Grad(2).equal(at::full({1}, 21.0f)));
   EXPECT_FALSE(unit.Grad(4).defined());
+}
+
+// Against a buffer that has been filled in the other layout from the start.
+TEST(GradientChangesTest, OwnSegmentsAreConvertedAndAddedAlone) {
+  for (int rank : {0, 1, 2}) {
+    Unit unit(3, rank);
+    const ReduceBuffer expected = unit.Filled(0b0101, 0b0011);
+    unit.Freeze(3);
+    const ReduceBuffer fewer = unit.Filled(0b0101, 0b0011);
+    unit.Slice(3).set_requires_grad(true);
+
+    ReduceBuffer segment = unit.Empty();
+    segment.is_segment = true;
+    segment.memory = segment.memory.narrow(0, 0, expected.layout->bytes() / 3);
+    unit.buffer().Convert(fewer, segment);
+    const at::Tensor own = unit.buffer().OwnSegment(expected);
+    EXPECT_TRUE(at::equal(unit.buffer().OwnSegment(segment), own)) << rank;
+    unit.buffer().AddSegment(fewer, segment);
+    EXPECT_TRUE(at::equal(unit.buffer().OwnSegment(segment), 2 * own)) << rank;
+
+    ReduceBuffer whole = unit.Filled(0b0101, 0b0011);
+    unit.buffer().AddSegment(fewer, whole);
+    const int64_t numel = own.numel();
+    const at::Tensor doubled = unit.buffer().Whole(expected).clone();
+    doubled.narrow(0, rank * numel, numel).mul_(2);
+    EXPECT_TRUE(at::equal(unit.buffer().Whole(whole), doubled)) << rank;
+  }
 }
 
 TEST(GradientChangesTest, AGradientThatTheUserKeepsIsNotWrittenAgain) {
