@@ -243,6 +243,8 @@ TEST(PrecisionTest, OfTheNextGatherIsTheOneThatIsSet) {
     const auto gathered = [&](at::ScalarType dtype) -> absl::Status {
       FSDP_RETURN_IF_ERROR(unit.Do({kGather, kWaitGather}));
       FSDP_RETURN_IF_ERROR(
+          Check(unit.parameter().scalar_type() == dtype, "another dtype"));
+      FSDP_RETURN_IF_ERROR(
           Check(at::equal(unit.parameter(), Values().to(dtype)), "values"));
       return unit.Do({kFree});
     };
