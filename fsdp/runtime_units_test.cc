@@ -47,14 +47,16 @@ absl::Status Check(bool condition, const std::string& what) {
 // own, one of double.
 class Units {
  public:
-  Units(Communicator& world, const Placement& placement) {
+  // `c` is computed in that dtype.
+  Units(Communicator& world, const Placement& placement,
+        at::ScalarType dtype_of_c = at::kDouble) {
     std::vector<RuntimeUnit> units;
     for (const std::string name : {"first", "second"}) {
       RuntimeUnit& unit = units.emplace_back();
       unit.name = name;
       unit.placement = placement;
-      Add({"a", "b"}, at::kFloat, world, unit);
-      Add({"c"}, at::kDouble, world, unit);
+      Add({"a", "b"}, at::kFloat, at::kFloat, world, unit);
+      Add({"c"}, at::kDouble, dtype_of_c, world, unit);
     }
     runtime_ = std::make_unique<Runtime>(Unowned(world), std::move(units),
                                          absl::Seconds(20));
@@ -65,6 +67,9 @@ class Units {
   at::Tensor Slice(int unit, int i) const {
     const auto& flats = runtime_->flats(unit);
     return i < 2 ? flats[0]->ShardSlice(i) : flats[1]->ShardSlice(0);
+  }
+  const at::Tensor& parameter(int unit, int i) const {
+    return tensors_[3 * unit + i];
   }
   void Train(int unit, int i, bool trained) const {
     Slice(unit, i).set_requires_grad(trained);
@@ -96,24 +101,26 @@ class Units {
   }
 
  private:
-  static void Add(const std::vector<std::string>& names, at::ScalarType dtype,
-                  Communicator& world, RuntimeUnit& unit) {
+  void Add(const std::vector<std::string>& names, at::ScalarType dtype,
+           at::ScalarType compute_dtype, Communicator& world,
+           RuntimeUnit& unit) {
     const Communicator& group = *unit.placement.shard;
     std::vector<NamedParameter> parameters;
     for (const std::string& name : names) {
-      parameters.push_back(
-          {name, {at::zeros({kNumel}, dtype).requires_grad_()}});
+      tensors_.push_back(at::zeros({kNumel}, dtype).requires_grad_());
+      parameters.push_back({name, {tensors_.back()}});
     }
     auto layout =
-        *flat_param::LayoutOf(parameters, dtype, group.world_size());
+        *flat_param::LayoutOf(parameters, compute_dtype, group.world_size());
     const at::Tensor flat = FlatParameter::Flatten(parameters, layout);
     unit.flats.push_back(std::make_unique<FlatParameter>(
-        std::move(parameters), std::move(layout), flat, group.rank(), dtype,
-        "freed"));
+        std::move(parameters), std::move(layout), flat, group.rank(),
+        compute_dtype, "freed"));
     unit.gradients.push_back(
         {dtype, dtype, MeanOver(world.world_size(), dtype)});
   }
 
+  std::vector<at::Tensor> tensors_;  // unit after unit
   std::unique_ptr<Runtime> runtime_;
 };
 
@@ -178,8 +185,7 @@ TEST(RuntimeUnitsTest, ReductionsOfWhatIsTrainedNowAndThenAddUp) {
     FSDP_RETURN_IF_ERROR(
         units.Do({kFill, kReduce}, 0, 100 * mine, 100 * mine, 0));
     FSDP_RETURN_IF_ERROR(units.Do({kWaitReduce}, 1));
-    FSDP_RETURN_IF_ERROR(
-        units.Do({kWaitReduce, kWaitReduce, kWaitReduce}, 0));
+    FSDP_RETURN_IF_ERROR(units.Do({kWaitReduce, kWaitReduce, kWaitReduce}, 0));
     FSDP_RETURN_IF_ERROR(units.CheckGradient(0, 0, 1.5 * 111));
     FSDP_RETURN_IF_ERROR(units.CheckGradient(0, 1, 1.5 * 101));
     return units.CheckGradient(0, 2, 1.5);
@@ -198,8 +204,7 @@ TEST(RuntimeUnitsTest, AStepSeesNoGradientOfUnitsThatAreNotSteppedYet) {
       return absl::OkStatus();
     };
     units.runtime().SetHooks(std::move(hooks));
-    FSDP_RETURN_IF_ERROR(
-        units.Do({kFill, kReduce, kWaitReduce}, 1, 0, 2, 3));
+    FSDP_RETURN_IF_ERROR(units.Do({kFill, kReduce, kWaitReduce}, 1, 0, 2, 3));
     FSDP_RETURN_IF_ERROR(
         units.Do({kFill, kReduce, kWaitReduce, ActionKind::kStep}, 0, 4));
     FSDP_RETURN_IF_ERROR(seen);
@@ -216,13 +221,114 @@ TEST(RuntimeUnitsTest, WhatHasFailedHalfWayIsNotAddedAgain) {
     const at::Tensor a = units.Slice(0, 0), b = units.Slice(0, 1);
     a.mutable_grad() = at::zeros(a.sizes());
     b.mutable_grad() = at::zeros({b.numel() + 1});
-    const absl::Status failed =
-        units.Do({kFill, kReduce, kWaitReduce}, 0, 7, 8, 9);
+    FSDP_RETURN_IF_ERROR(units.Do({kFill, kReduce}, 0, 7, 8, 9));
+    FSDP_RETURN_IF_ERROR(units.Do({kFill, kReduce}, 1, 7, 8, 9));
+    const absl::Status failed = units.Do({kWaitReduce}, 0);
     FSDP_RETURN_IF_ERROR(Check(!failed.ok(), "nothing has failed"));
     const at::Tensor before = a.grad().clone();
     units.runtime().FinishReductions([](int) { return true; });
     FSDP_RETURN_IF_ERROR(Check(at::equal(a.grad(), before), "added again"));
     units.runtime().DropEverything();
+    return Check(units.runtime().memory_stats().gradients.in_use_bytes == 0,
+                 "memory is in use");
+  }));
+}
+
+TEST(RuntimeUnitsTest, ReductionsInFlightAreFinishedEachInItsWay) {
+  EXPECT_OK(RunAllRanks(4, [](Communicator& world) -> absl::Status {
+    const double mine = world.rank() + 1;
+    Units sharded(world, Sharded(world));
+    for (int unit : {0, 1}) {
+      FSDP_RETURN_IF_ERROR(
+          sharded.Do({kFill, kReduce}, unit, mine, 2 * mine, 3 * mine));
+    }
+    sharded.runtime().FinishReductions([](int) { return false; });
+    for (int unit : {0, 1}) {
+      FSDP_RETURN_IF_ERROR(sharded.CheckGradient(unit, 1, 5));
+      FSDP_RETURN_IF_ERROR(sharded.CheckGradient(unit, 2, 7.5));
+    }
+    FSDP_ASSIGN_OR_RETURN(
+        const Mesh mesh,
+        Mesh::Create(Unowned(world), {{"replicate", 2}, {"shard", 2}}));
+    Units replicated(world, {mesh.group(1), mesh.group(0), nullptr});
+    for (int unit : {0, 1}) {
+      FSDP_RETURN_IF_ERROR(
+          replicated.Do({kFill, kReduce}, unit, mine, 2 * mine, 3 * mine));
+    }
+    replicated.runtime().FinishReductions([](int unit) { return unit == 0; });
+    FSDP_RETURN_IF_ERROR(replicated.CheckGradient(0, 1, 5));
+    FSDP_RETURN_IF_ERROR(Check(!replicated.runtime().HasSums(0), "not summed"));
+    FSDP_RETURN_IF_ERROR(replicated.CheckGradient(1, 1, 0));
+    return Check(replicated.runtime().HasSums(1), "sums are gone");
+  }));
+}
+
+TEST(RuntimeUnitsTest, WhatIsFrozenSinceItWasKeptWholeIsNotReduced) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    Units units(world, Sharded(world));
+    const double mine = world.rank() + 1;
+    FSDP_RETURN_IF_ERROR(units.Do({kAccumulate}, 0, mine, mine, mine));
+    units.Train(0, 2, false);
+    FSDP_RETURN_IF_ERROR(
+        units.Do({kFill, kReduce, kWaitReduce}, 0, 10, 20, 30));
+    FSDP_RETURN_IF_ERROR(units.CheckGradient(0, 0, 11.5));
+    FSDP_RETURN_IF_ERROR(units.CheckGradient(0, 1, 21.5));
+    FSDP_RETURN_IF_ERROR(units.CheckGradient(0, 2, 0));
+    return Check(units.runtime().memory_stats().gradients.in_use_bytes == 0,
+                 "memory is in use");
+  }));
+}
+
+TEST(RuntimeUnitsTest, AnotherScalingIsThatOfAllFlatParameters) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    Units units(world, Sharded(world));
+    units.runtime().SetGradientScaling({1, 1});
+    FSDP_RETURN_IF_ERROR(
+        units.Do({kFill, kReduce, kWaitReduce}, 1, world.rank() + 1, 2, 3));
+    FSDP_RETURN_IF_ERROR(units.CheckGradient(1, 0, 3));
+    FSDP_RETURN_IF_ERROR(units.CheckGradient(1, 1, 4));
+    return units.CheckGradient(1, 2, 6);
+  }));
+}
+
+constexpr auto kGather = ActionKind::kGather;
+constexpr auto kWaitGather = ActionKind::kWaitGather;
+
+TEST(RuntimeUnitsTest, PartsOfAllFlatParametersAreDroppedWithEverything) {
+  EXPECT_OK(RunAllRanks(4, [](Communicator& world) -> absl::Status {
+    Placement placement = Sharded(world);
+    FSDP_ASSIGN_OR_RETURN(placement.part,
+                          comm::SplitConsecutive(placement.shard, 2));
+    Units units(world, placement);
+    FSDP_RETURN_IF_ERROR(
+        units.Do({kGather, kWaitGather, ActionKind::kShrink}, 0));
+    units.runtime().DropEverything();
+    for (const auto& flat : units.runtime().flats(0)) {
+      at::Tensor shard = flat->shard();
+      shard.fill_(5);
+    }
+    FSDP_RETURN_IF_ERROR(units.Do({kGather, kWaitGather}, 0));
+    for (int i : {0, 1, 2}) {
+      const at::Tensor parameter = units.parameter(0, i).detach();
+      FSDP_RETURN_IF_ERROR(Check(
+          at::equal(parameter, at::full_like(parameter, 5)), "of before"));
+    }
+    return units.Do({ActionKind::kFree}, 0);
+  }));
+}
+
+TEST(RuntimeUnitsTest, AUnitHoldsACopyWhereOneFlatParameterIsCast) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(const std::shared_ptr<Communicator> alone,
+                          comm::SplitConsecutive(Unowned(world), 1));
+    for (const auto dtype : {at::kFloat, at::kDouble}) {
+      Units units(world, {alone, Unowned(world), nullptr}, dtype);
+      FSDP_RETURN_IF_ERROR(units.Do({kGather, kWaitGather}, 0));
+      FSDP_RETURN_IF_ERROR(
+          Check(units.runtime().HoldsCopy(0) == (dtype == at::kFloat),
+                "the shards are looked at where they are"));
+      FSDP_RETURN_IF_ERROR(units.Do({ActionKind::kFree}, 0));
+    }
     return absl::OkStatus();
   }));
 }
