@@ -4,7 +4,10 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/zeros.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <csignal>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -141,6 +144,117 @@ TEST(SharedGroupTest, WhatARankDidBeforeItLeftCountsAndTheRestIsAwaited) {
   EXPECT_THAT(ranks[0].fence->Wait(absl::InfinitePast()),
               StatusIs(absl::StatusCode::kDeadlineExceeded,
                        EndsWith("still missing: rank 2 (no call so far)")));
+}
+
+// A process that sleeps until it is killed. It has what was open when it began.
+class Sleeper {
+ public:
+  Sleeper() : pid_(fork()) {
+    if (pid_ == 0) {
+      while (true) pause();
+    }
+  }
+  ~Sleeper() { Kill(); }
+  pid_t pid() const { return pid_; }
+  void Kill() {
+    if (std::exchange(is_alive_, false)) {
+      kill(pid_, SIGKILL);
+      waitpid(pid_, nullptr, 0);
+    }
+  }
+
+ private:
+  const pid_t pid_;
+  bool is_alive_ = true;
+};
+
+// Nobody rings for the dead.
+TEST(SharedGroupTest, WhoSleepsNoticesThatAProcessHasEnded) {
+  std::vector<Rank> ranks(2);
+  for (int i : {0, 1}) ranks[i].host = SharedHost::Create(i).value();
+  Sleeper sleeper;
+  std::vector<SegmentAddress> mailboxes = {ranks[0].host->mailbox_address(),
+                                           ranks[1].host->mailbox_address()};
+  mailboxes[1].pid = sleeper.pid();
+  ASSERT_OK(ranks[0].host->Connect(mailboxes));
+  std::unique_ptr<SharedSegment> own = SharedGroup::CreateBlock().value();
+  const std::unique_ptr<SharedSegment> of_peer =
+      SharedGroup::CreateBlock().value();
+  const std::vector<SharedMember> members = {{0, own->address()},
+                                             {1, of_peer->address()}};
+  ranks[0].group =
+      SharedGroup::Create(ranks[0].host, std::move(own), members, 0).value();
+  const auto hook = std::make_shared<Hook>([&](int calls) {
+    if (calls == 2) sleeper.Kill();  // rank 0 has slept once
+  });
+  {
+    absl::MutexLock lock(&ranks[0].host->mutex());
+    ranks[0].host->Add(hook);
+  }
+  const auto operation = ranks[0].StartAllGather(4, "grads").value();
+  EXPECT_THAT(ranks[0].group->Wait(*operation, /*inputs_free=*/true,
+                                   absl::InfiniteFuture()),
+              StatusIs(absl::StatusCode::kUnavailable,
+                       AllOf(HasSubstr("rank 1 (no call so far; process"),
+                             EndsWith("is gone"))));
+}
+
+// It may have written there again since.
+TEST(SharedGroupTest, WhatWasReadWhereARankHasItIsOfNoUseOnceItHasFailed) {
+  for (bool in_place : {true, false}) {
+    std::vector<Rank> ranks = Connect(3);
+    std::vector<std::shared_ptr<SharedGroup::Operation>> operations;
+    for (Rank& rank : ranks) {
+      at::Tensor in = at::zeros({64}, at::kByte);
+      if (in_place && rank.group->rank() == 1) {
+        in = rank.host->heap()->MakeTensor(SharedSegment::Create(64).value(), 0,
+                                           64);
+      }
+      operations.push_back(
+          rank.group
+              ->Start({Collective::kAllGather, "flat", "uint8", 64, ""},
+                      {Collective::kAllGather, at::zeros({192}, at::kByte), in},
+                      absl::InfinitePast())
+              .value());
+    }
+    ranks[1].group->Abort(absl::InternalError("why"));
+    const absl::Status status = ranks[0].group->Wait(
+        *operations[0], /*inputs_free=*/false, absl::InfinitePast());
+    if (in_place) {
+      EXPECT_THAT(status, StatusIs(absl::StatusCode::kAborted,
+                                   HasSubstr("rank 1 aborted: why")));
+    } else {
+      EXPECT_OK(status);
+    }
+  }
+}
+
+// Who comes last is done, since no peer has to read anything of it.
+TEST(SharedGroupTest, NothingMovesInOneMemoryOfAllRanks) {
+  std::vector<Rank> ranks = Connect(3);
+  const std::shared_ptr<SharedSegment> common =
+      SharedSegment::Create(64 * 3).value();
+  for (bool in_place : {true, false}) {
+    std::vector<std::shared_ptr<SharedGroup::Operation>> operations;
+    for (Rank& rank : ranks) {
+      const at::Tensor out = rank.host->heap()->MakeTensor(common, 0, 64 * 3);
+      const int part = rank.group->rank();
+      const at::Tensor in =
+          out.narrow(0, 64 * (in_place ? part : 2 - part), 64);
+      operations.push_back(
+          rank.group
+              ->Start({Collective::kAllGather, "flat", "uint8", 64, ""},
+                      {Collective::kAllGather, out, in}, absl::InfinitePast())
+              .value());
+    }
+    if (in_place) {
+      EXPECT_OK(WaitFor(ranks[2], *operations[2]));
+    } else {
+      EXPECT_THAT(WaitFor(ranks[2], *operations[2]),
+                  StatusIs(absl::StatusCode::kDeadlineExceeded,
+                           HasSubstr("all-gather #1 of flat")));
+    }
+  }
 }
 
 // Who sleeps would otherwise find out at the next check of processes only.

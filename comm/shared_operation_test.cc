@@ -150,6 +150,20 @@ float SumAt(int world_size, int64_t i) {
   return sum;
 }
 
+TEST(SharedOperationTest, HasAsManyChunksAsAreNotEmptyAndAtLeastOne) {
+  const auto chunks = [](int64_t bytes) {
+    const SharedBuffers buffers = {Collective::kAllGather,
+                                   at::empty({2 * bytes}, at::kByte),
+                                   at::empty({bytes}, at::kByte)};
+    return SharedOperation(buffers, 0, 2, /*slot_bytes=*/256).num_chunks();
+  };
+  EXPECT_EQ(chunks(0), 1);
+  EXPECT_EQ(chunks(1), 1);
+  EXPECT_EQ(chunks(256), 1);
+  EXPECT_EQ(chunks(257), 2);
+  EXPECT_EQ(chunks(512), 2);
+}
+
 TEST(SharedOperationTest, AllGatherHasEveryRanksPartInTheOrderOfRanks) {
   for (const Case& c : Cases()) {
     std::vector<Output> outs;

@@ -41,7 +41,7 @@ def parse_arguments(arguments):
     parser.add_argument("--seed", type=int, default=1, help="which ones (default 1)")
     parser.add_argument("--budget", type=float, default=60, help="minutes after which no mutant is begun (default 60)")
     parser.add_argument("--results", default="mutation_results.jsonl", help="one line of JSON for each mutant")
-    parser.add_argument("--retry", action="store_true", help="what has survived is tried again")
+    parser.add_argument("--retry", action="store_true", help="what has survived without an explanation is tried again")
     parser.add_argument("--bazel", default="./bazelw", help="and its startup options")
     parser.add_argument("--prefix", default="", help="what compilers, linkers and tests are run by, such as nice")
     parser.add_argument("--jobs", type=int, default=2, help="mutants at a time (default 2)")
@@ -257,9 +257,9 @@ def main(arguments):
         for mutant in chosen:
             print(f"{mutant.key} {mutant.path}:{mutant.line}: {mutant.what}")
         return 0
-    known = read_results(options.results)
+    known, equivalents = read_results(options.results), read_equivalents(HERE / "equivalent.txt")
     todo = [mutant for mutant in chosen if mutant.key not in known or
-            (options.retry and known[mutant.key]["outcome"] == SURVIVED)]
+            (options.retry and known[mutant.key]["outcome"] == SURVIVED and mutant.key not in equivalents)]
     if todo:
         with tempfile.TemporaryDirectory(prefix="mutation.") as scratch:
             for number, result in enumerate(run_mutants(todo, options, targets, scratch), 1):
@@ -271,7 +271,7 @@ def main(arguments):
     results = [known[mutant.key] for mutant in chosen if mutant.key in known]
     if len(results) < len(chosen):
         print(f"out of time, {len(chosen) - len(results)} mutants are left", file=sys.stderr)
-    return 1 if report(results, read_equivalents(HERE / "equivalent.txt"), sys.stdout) else 0
+    return 1 if report(results, equivalents, sys.stdout) else 0
 
 
 if __name__ == "__main__":
