@@ -6,8 +6,9 @@ usage: tools/mutation/mutate.py [options] [FILE...]
 FILEs are those of tools/mutation/targets.json, which names the tests of each, the fastest likely killer first; all of
 them without FILE. Bazel builds the tests once and tells its commands; each mutant is compiled and linked by the same
 commands in a folder of its own, so that the tree stays as it is. While it runs, build nothing with the same output base
-and change no source. Results go to --results as they come, and a later run goes on from there. Prints every survivor as
-a diff at the end: add the test that it lacks, or a line to tools/mutation/equivalent.txt that says why no test can tell.
+and change no source. Results go to --results as they come, and a later run goes on from there. Prints every survivor
+as a diff at the end: add the test that it lacks, or a line to tools/mutation/equivalent.txt that says why no test can
+tell.
 """
 
 import argparse
