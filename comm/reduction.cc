@@ -158,7 +158,7 @@ void Reduce(at::ScalarType dtype, ReduceOp op,
             absl::Span<const void* const> inputs, int64_t count, void* out) {
   FSDP_CHECK(!inputs.empty());
   if (dtype == at::ScalarType::Float && op == ReduceOp::kSum) {
-    return SumFloats(AsFloats(inputs), count, 1, false,
+    return SumFloats(AsFloats(inputs), count, 1, false, Stores::kCached,
                      static_cast<float*>(out));
   }
   switch (dtype) {
@@ -183,11 +183,11 @@ void Reduce(at::ScalarType dtype, ReduceOp op,
 
 void SumScaled(at::ScalarType dtype, absl::Span<const void* const> inputs,
                int64_t count, double scale, bool accumulate,
-               at::ScalarType out_dtype, void* out) {
+               at::ScalarType out_dtype, Stores stores, void* out) {
   FSDP_CHECK(!inputs.empty());
   if (dtype == at::ScalarType::Float && out_dtype == at::ScalarType::Float) {
     return SumFloats(AsFloats(inputs), count, static_cast<float>(scale),
-                     accumulate, static_cast<float*>(out));
+                     accumulate, stores, static_cast<float*>(out));
   }
   DispatchFloating(dtype, [&](auto in_value) {
     DispatchFloating(out_dtype, [&](auto out_value) {

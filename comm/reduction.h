@@ -8,6 +8,7 @@
 
 #include "absl/types/span.h"
 #include "comm/call.h"
+#include "comm/float_sum.h"
 
 namespace fsdp::comm {
 
@@ -23,10 +24,10 @@ void Reduce(at::ScalarType dtype, ReduceOp op,
 // out[i] = scale * sum, or out[i] += scale * sum, where sum is what Reduce()
 // makes of the inputs with kSum, rounded to `dtype`. Both dtypes are
 // floating-point; computed in float64 where one of them is that, else in
-// float32. `out` does not overlap the inputs.
+// float32. `out` does not overlap the inputs. `stores` is heeded for float32.
 void SumScaled(at::ScalarType dtype, absl::Span<const void* const> inputs,
                int64_t count, double scale, bool accumulate,
-               at::ScalarType out_dtype, void* out);
+               at::ScalarType out_dtype, Stores stores, void* out);
 
 }  // namespace fsdp::comm
 

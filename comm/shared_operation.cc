@@ -13,6 +13,7 @@
 #include "absl/types/span.h"
 #include "base/check.h"
 #include "comm/call.h"
+#include "comm/float_sum.h"
 #include "comm/reduction.h"
 
 namespace fsdp::comm {
@@ -23,6 +24,9 @@ constexpr int64_t kGrainBytes = 256 << 10;
 // Up to here every rank reduces all of an all-reduce: one wait instead of two.
 constexpr int64_t kSmallAllReduce = 32 << 10;
 constexpr int64_t kAlignment = 64;
+// The sums of a unit from here on leave a core's caches before the optimizer
+// reads them.
+constexpr int64_t kTooMuchForCaches = 1 << 20;
 
 using Pointers = absl::InlinedVector<const void*, 16>;
 
@@ -197,11 +201,14 @@ void SharedOperation::TakeReduced(
   }
   const auto out_size = static_cast<int64_t>(buffers_.out.element_size());
   char* out = Data(buffers_.out) + begin * out_size;
+  const Stores stores = buffers_.out.numel() * out_size >= kTooMuchForCaches
+                            ? Stores::kPastCaches
+                            : Stores::kCached;
   at::parallel_for(
       0, count, kGrainBytes / element_size_, [&](int64_t first, int64_t last) {
         SumScaled(dtype, Advanced(inputs, first * element_size_), last - first,
                   buffers_.scaled->scale, buffers_.scaled->accumulate,
-                  buffers_.out.scalar_type(), out + first * out_size);
+                  buffers_.out.scalar_type(), stores, out + first * out_size);
       });
 }
 

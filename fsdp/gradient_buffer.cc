@@ -1,6 +1,7 @@
 #include "fsdp/gradient_buffer.h"
 
 #include <ATen/Dispatch.h>
+#include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -23,6 +24,7 @@
 #include "base/status_macros.h"
 #include "base/tensor_over.h"
 #include "device_ops/pack.h"
+#include "device_ops/streaming_copy.h"
 #include "flat_param/layout.h"
 #include "fsdp/gradient_layout.h"
 
@@ -35,6 +37,11 @@ using ::fsdp::flat_param::Slice;
 // The ways around operators below are for tensors on the host, where calling
 // one costs more than what it does to a few bytes.
 constexpr size_t kFewBytes = 16 << 10;
+// The gradients of a unit: by the time that they are reduced, other tensors of
+// backward have taken their place in a core's caches.
+constexpr int64_t kTooMuchForCaches = 4 << 20;
+// Threads share copies of at least so many bytes each.
+constexpr int64_t kGrainBytes = 256 << 10;
 
 void Copy(const at::Tensor& target, const at::Tensor& source) {
   if (target.numel() == 0) return;
@@ -112,6 +119,24 @@ void CopyScaled(at::Tensor target, const at::Tensor& source, double scale) {
   } else {
     target.copy_(source.mul(scale));
   }
+}
+
+// Into a buffer of `buffer_bytes`, which is read only when other ranks are as
+// far.
+void CopyGradient(const at::Tensor& source, double scale, int64_t buffer_bytes,
+                  const at::Tensor& target) {
+  const bool goes_past_caches =
+      scale == 1 && buffer_bytes >= kTooMuchForCaches && target.is_cpu() &&
+      source.is_cpu() && target.scalar_type() == source.scalar_type() &&
+      target.nbytes() > kFewBytes;
+  if (!goes_past_caches) return CopyScaled(target, source, scale);
+  auto* const to = static_cast<char*>(target.mutable_data_ptr());
+  const auto* const from = static_cast<const char*>(source.const_data_ptr());
+  at::parallel_for(0, static_cast<int64_t>(target.nbytes()), kGrainBytes,
+                   [&](int64_t begin, int64_t end) {
+                     device_ops::StreamingCopy(to + begin, from + begin,
+                                               end - begin);
+                   });
 }
 
 // Those of `gradients` that the buffer has.
@@ -389,9 +414,9 @@ void GradientBuffer::FillParameter(const GradientLayout& layout,
     if (gradient.defined()) {
       const Slice part =
           parameter_->layout().InParameter(i, static_cast<int>(rank));
-      CopyScaled(RangeOf(whole, target.begin, target.numel()),
-                 RangeOf(source, part.begin, part.numel()),
-                 options_.scaling.before);
+      CopyGradient(RangeOf(source, part.begin, part.numel()),
+                   options_.scaling.before, layout.bytes(),
+                   RangeOf(whole, target.begin, target.numel()));
     } else {
       SetToZero(whole, target);
     }

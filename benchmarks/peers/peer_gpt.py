@@ -9,6 +9,7 @@ rank 0's loss of every step.
 import argparse
 import json
 import os
+import random
 import resource
 import statistics
 import struct
@@ -41,7 +42,36 @@ class Block(nn.Module):
         return x + self.out(F.gelu(self.fc(self.ln2(x)), approximate="tanh"))
 
 
+class Jitter:
+    """What examples/gpt/jitter.h does."""
+
+    def __init__(self, share, seed):
+        self.share = share
+        self.random = random.Random(seed)
+        self.begin = time.thread_time()
+
+    def start(self, x):
+        self._prolong_backward(x)
+        self.begin = time.thread_time()
+
+    def next(self, x):
+        self._prolong_backward(x)
+        self._next()
+
+    def _prolong_backward(self, x):
+        if x.requires_grad:
+            x.register_hook(lambda _: self._next())
+
+    def _next(self):
+        now = time.thread_time()
+        end = now + self.random.uniform(0, self.share) * (now - self.begin)
+        while time.thread_time() < end:
+            pass
+        self.begin = time.thread_time()
+
+
 class GPT(nn.Module):
+    jitter = None
 
     def __init__(self, vocab, dim, layers, heads, seq):
         super().__init__()
@@ -53,8 +83,12 @@ class GPT(nn.Module):
 
     def forward(self, tokens):
         x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1], device=tokens.device))
+        if self.jitter:
+            self.jitter.start(x)
         for block in self.blocks:
             x = block(x)
+            if self.jitter:
+                self.jitter.next(x)
         return self.head(self.ln(x))
 
 
@@ -143,6 +177,8 @@ def main():
     parser.add_argument("--pure-bf16", action="store_true", help="parameters, gradients and states in bf16")
     parser.add_argument("--no-optim", action="store_true")
     parser.add_argument("--init", help="a safetensors file with the initial parameters")
+    parser.add_argument("--jitter", type=float, default=0, help="blocks of --jitter-rank take up to this share longer")
+    parser.add_argument("--jitter-rank", type=int, default=0)
     parser.add_argument("--losses", action="store_true", help="print the loss of every step, too")
     args = parser.parse_args()
     args.place = torch.device("cpu")
@@ -160,6 +196,8 @@ def main():
     if args.init:
         model.load_state_dict(load_safetensors(args.init))
     model.to(device=args.place, dtype=torch.bfloat16 if args.pure_bf16 else torch.float32)
+    if args.jitter > 0 and args.jitter_rank == rank:
+        model.jitter = Jitter(args.jitter, 0)
     num_parameters = sum(p.numel() for p in model.parameters())
     seconds, losses = train(wrap(model, args, world), args, rank)
 

@@ -3,7 +3,6 @@ import csv
 import io
 import json
 
-import contenders
 import machine
 import plot
 import summary
@@ -33,8 +32,12 @@ def ratio_summary(measured, ratio, shape):
     return summary.paired_ratio(*sides, scale=ratio.scale)
 
 
+def ranks_of(measured):
+    return min(contender.ranks for contender in measured.contenders)
+
+
 def contender_rows(measured):
-    head = [f"{contenders.RANKS} ranks, 1 thread each"]
+    head = [f"{ranks_of(measured)} ranks, 1 thread each"]
     for shape in measured.shapes:
         head += [f"step, {shape.title}", "memory (PSS)", "RSS"]
     rows = [head]
@@ -92,7 +95,7 @@ def plot_text(measured, described, rounds):
         floor = step_summary(measured, "floor", shape.key)
         rows.append(plot.Row(shape.title, bars, floor and floor.median))
     return plot.draw(
-        f"One step of a GPT of {min(measured.params.values()) / 1e6:.1f} million parameters, {contenders.RANKS} ranks",
+        f"One step of a GPT of {min(measured.params.values()) / 1e6:.1f} million parameters, {ranks_of(measured)} ranks",
         [machine.sentence(described), f"{of_rounds(rounds, 'black lines:')}. Dashed: the floor, models that are not "
          "sharded and do not communicate."], rows)
 

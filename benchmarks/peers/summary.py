@@ -61,11 +61,12 @@ class Ratio:
 
 
 RATIOS = (
-    Ratio("step: ours / floor", "ours", "floor", {"1x64": Target(1.05), "4x256": Target(1.00)}),
+    Ratio("step: ours / floor", "ours", "floor", {"1x64": Target(1.03), "4x256": Target(1.03)}),
     Ratio("step: FSDP1 / ours", "fsdp1", "ours", {"1x64": Target(2.6, at_least=True)}),
     Ratio("step: FSDP2 / ours", "fsdp2", "ours", {"1x64": Target(2.6, at_least=True),
                                                   "4x256": Target(1.6, at_least=True)}),
-    Ratio("step: DDP / ours", "ddp", "ours", {}),
+    Ratio("step: DDP / ours", "ddp", "ours", {"1x64": Target(1.0, at_least=True),
+                                              "4x256": Target(1.0, at_least=True)}),
     Ratio("step: ours over Gloo / ours", "ours_gloo", "ours", {}),
     Ratio("step: ours, twice the ranks / (2 x ours)", "ours_twice", "ours",
           {"1x64": Target(1.10), "4x256": Target(1.10)}, scale=2.0),

@@ -217,6 +217,11 @@ ABSL_FLAG(double, lr, gpt::TrainOptions().lr, "Learning rate of AdamW.");
 ABSL_FLAG(gpt::Threads, threads, gpt::Threads(),
           "Compute threads per rank; auto: the host's cores divided among its "
           "ranks.");
+ABSL_FLAG(double, jitter, gpt::TrainOptions().jitter,
+          "For benchmarks: blocks of rank --jitter-rank take longer by a part "
+          "of their time that is random between 0 and this.");
+ABSL_FLAG(int, jitter_rank, gpt::TrainOptions().jitter_rank,
+          "With --jitter: the rank that is slower.");
 ABSL_FLAG(std::string, data, gpt::TrainOptions().data,
           "A text file, a directory of them, or \"count\" for synthetic rows. "
           "Default: the C++ headers of LibTorch.");
@@ -280,6 +285,8 @@ absl::StatusOr<TrainOptions> ReadFlags() {
   options.seed = absl::GetFlag(FLAGS_seed);
   options.lr = absl::GetFlag(FLAGS_lr);
   options.threads = absl::GetFlag(FLAGS_threads).count;
+  options.jitter = absl::GetFlag(FLAGS_jitter);
+  options.jitter_rank = absl::GetFlag(FLAGS_jitter_rank);
   options.data = absl::GetFlag(FLAGS_data);
   if (options.data != kCountDataName) options.data = ResolvePath(options.data);
   options.json = ResolvePath(absl::GetFlag(FLAGS_json));

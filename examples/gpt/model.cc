@@ -70,8 +70,10 @@ GptImpl::GptImpl(const GptConfig& config)
 at::Tensor GptImpl::forward(const at::Tensor& tokens) {
   const at::Tensor positions = at::arange(tokens.size(1), tokens.options());
   at::Tensor x = wte_->forward(tokens) + wpe_->forward(positions);
+  if (jitter_) jitter_->Begin(x);
   for (const auto& block : *blocks_) {
     x = fsdp::Forward(*block->as<BlockImpl>(), x);
+    if (jitter_) jitter_->Next(x);
   }
   return head_->forward(ln_->forward(x));
 }

@@ -13,7 +13,9 @@
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
+#include <optional>
 
+#include "examples/gpt/jitter.h"
 #include "examples/gpt/options.h"
 
 namespace gpt {
@@ -42,11 +44,15 @@ class GptImpl : public torch::nn::Module {
   // logits [batch, tokens, vocab].
   at::Tensor forward(const at::Tensor& tokens);
 
+  // Of the blocks.
+  void set_jitter(const Jitter& jitter) { jitter_.emplace(jitter); }
+
  private:
   torch::nn::Embedding wte_, wpe_;
   torch::nn::ModuleList blocks_;
   torch::nn::LayerNorm ln_;
   torch::nn::Linear head_;
+  std::optional<Jitter> jitter_;
 };
 TORCH_MODULE(Gpt);
 

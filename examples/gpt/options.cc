@@ -57,6 +57,11 @@ absl::Status CheckOptions(const TrainOptions& options) {
   FSDP_RETURN_IF_ERROR(CheckRange("steps", options.steps, 1, 1 << 30));
   FSDP_RETURN_IF_ERROR(CheckRange("warmup", options.warmup, 0, 1 << 30));
   FSDP_RETURN_IF_ERROR(CheckRange("threads", options.threads, 0, 1024));
+  if (!(options.jitter >= 0 && options.jitter <= 100)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--jitter=", options.jitter, ": expected 0 to 100"));
+  }
+  FSDP_RETURN_IF_ERROR(CheckRange("jitter-rank", options.jitter_rank, 0, 1023));
   FSDP_RETURN_IF_ERROR(CheckRange("sample", options.sample, 0, 1 << 20));
   FSDP_RETURN_IF_ERROR(
       CheckRange("trace-steps", options.trace_steps, 1, 1 << 30));

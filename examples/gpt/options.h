@@ -47,6 +47,10 @@ struct TrainOptions {
   int64_t warmup = 2;
   uint64_t seed = 0;
   double lr = 3e-4;
+  // How much longer a block takes on rank jitter_rank: by up to so much of its
+  // time, at random.
+  double jitter = 0;
+  int jitter_rank = 0;
   int threads = 0;   // per rank; 0: the host's cores divided among its ranks
   std::string data;  // a path or kCountDataName; empty: LibTorch's headers
   std::string json;  // a path; empty: none

@@ -44,6 +44,22 @@ TEST(OptionsTest, SizesArePositive) {
               StatusIs(kInvalid, HasSubstr("--batch=0")));
 }
 
+TEST(OptionsTest, JitterIsAShareOfTheTimeOfOneRank) {
+  TrainOptions options;
+  options.jitter = 0.05;
+  options.jitter_rank = 1;
+  EXPECT_OK(CheckOptions(options));
+  options.jitter_rank = -1;
+  EXPECT_THAT(CheckOptions(options),
+              StatusIs(kInvalid, HasSubstr("--jitter-rank=-1")));
+  options.jitter_rank = 0;
+  for (const double share : {-0.1, std::numeric_limits<double>::quiet_NaN()}) {
+    options.jitter = share;
+    EXPECT_THAT(CheckOptions(options),
+                StatusIs(kInvalid, HasSubstr("--jitter=")));
+  }
+}
+
 TEST(OptionsTest, OnlyShardedModelsAreOffloaded) {
   TrainOptions options;
   options.offload.optimizer = fsdp::Tier::kSsd;

@@ -76,6 +76,13 @@ void MakeModelValid(Program& p) {
     if (needs_all_outputs && unit.outputs == kSometimesOutput) {
       unit.outputs = kOneOutput;
     }
+    // Ranks fail at one place: what some have gathered by then others have not.
+    const bool fails = std::any_of(
+        p.steps.begin(), p.steps.begin() + p.num_steps,
+        [](const ProgramStep& step) { return step.style == kFailedBackward; });
+    if (fails && unit.outputs == kSometimesOutput) unit.outputs = kOneOutput;
+    // To divide by the maximum of a gradient magnifies how it is rounded.
+    if (p.precision > kComputeFloat) unit.hook = kNoHook;
     // Sums of several gradients round in the order that a graph has them.
     if (p.precision > kComputeFloat) {
       unit.outputs = kOneOutput;

@@ -70,8 +70,8 @@ void AddHooks(int kind, ProgramModel& model) {
   }
 }
 
-// Of half precision, where a difference of less is one rounding.
-bool IsCoarse(double tolerance) { return tolerance >= 1e-2; }
+// Of what rounds to less than double precision.
+bool IsCoarse(double tolerance) { return tolerance >= 1e-4; }
 
 }  // namespace
 
