@@ -199,6 +199,24 @@ TEST_P(GradientBufferWorldTest, FillWritesEveryElementAsTheReferenceDoes) {
   }
 }
 
+// Of 5 MB: such buffers are filled past the caches, by several threads.
+TEST_P(GradientBufferWorldTest, FillWritesEveryElementOfALargeBuffer) {
+  const Tensors parameters = {at::zeros({3}), at::zeros({911, 701}),
+                              at::zeros({5}), at::zeros({613000})};
+  const Rank rank(parameters, GetParam(), 0);
+  for (const Kind kind : {Kind::kPlain, Kind::kExpanded, Kind::kTransposed}) {
+    Tensors gradients;
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      gradients.push_back(Gradient(parameters[i], kind, static_cast<int>(i)));
+    }
+    const at::Tensor whole = rank.Whole(rank.Filled(gradients));
+    ASSERT_GT(whole.nbytes(), 5e6 * 0.99);
+    EXPECT_TRUE(
+        whole.equal(ReferenceBuffer(rank.flat->layout(), gradients,
+                                    whole.numel() / GetParam(), at::kFloat)));
+  }
+}
+
 TEST_P(GradientBufferWorldTest, OwnSegmentsAreTheEqualPartsOfTheBuffer) {
   const int world_size = GetParam();
   const Tensors parameters = EveryKind(at::kFloat);
