@@ -30,6 +30,7 @@
 #include "comm/mesh.h"
 #include "comm/recording_communicator.h"
 #include "comm/testing/run_ranks.h"
+#include "comm/testing/run_refused_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/mixed_precision.h"
 #include "fsdp/options.h"
@@ -44,6 +45,7 @@ using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::AllOk;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::comm::testing::RunRefusedRanks;
 using ::fsdp::testing::BlockImpl;
 using ::fsdp::testing::BlockUnits;
 using ::fsdp::testing::Loss;
@@ -483,7 +485,7 @@ TEST(SummonFullParamsTest, InsideItEverythingElseIsRefusedByAllRanks) {
       FSDP_RETURN_IF_ERROR(Backward(model));
       return refused;
     };
-    EXPECT_THAT(RunRanks(2, run),
+    EXPECT_THAT(RunRefusedRanks(2, run),
                 Each(StatusIs(absl::StatusCode::kFailedPrecondition,
                               HasSubstr("whole for SummonFullParams()"))))
         << "misuse " << i;
@@ -508,7 +510,7 @@ TEST(SummonFullParamsTest, OptionsThatDifferBetweenRanksAreRefusedByAll) {
     FSDP_RETURN_IF_ERROR(Backward(model));
     return refused;
   };
-  EXPECT_THAT(RunRanks(3, run),
+  EXPECT_THAT(RunRefusedRanks(3, run),
               Each(StatusIs(absl::StatusCode::kInvalidArgument,
                             HasSubstr("the options of SummonFullParams()"))));
 }
@@ -565,8 +567,9 @@ TEST(ForEachFullParameterTest, AVisitorThatFailsOnOneRankFailsOnAll) {
     FSDP_RETURN_IF_ERROR(Backward(model));
     return failed;
   };
-  EXPECT_THAT(RunRanks(3, run), Each(StatusIs(absl::StatusCode::kInternal,
-                                              HasSubstr("my disk"))));
+  EXPECT_THAT(
+      RunRefusedRanks(3, run),
+      Each(StatusIs(absl::StatusCode::kInternal, HasSubstr("my disk"))));
 }
 
 // --- Ahead of use ------------------------------------------------------------
@@ -612,7 +615,7 @@ TEST(ForEachFullParameterTest, OptionsThatDifferBetweenRanksAreRefusedByAll) {
     return refused;
   };
   EXPECT_THAT(
-      RunRanks(3, run),
+      RunRefusedRanks(3, run),
       Each(StatusIs(absl::StatusCode::kInvalidArgument,
                     HasSubstr("the options of ForEachFullParameter()"))));
 }
@@ -630,7 +633,7 @@ TEST(SummonFullParamsTest, WhatOneRankCannotEnterAllLeave) {
     FSDP_RETURN_IF_ERROR(Backward(model));
     return refused;
   };
-  EXPECT_THAT(RunRanks(3, run),
+  EXPECT_THAT(RunRefusedRanks(3, run),
               Each(StatusIs(absl::StatusCode::kFailedPrecondition,
                             HasSubstr("a test"))));
 }

@@ -25,6 +25,7 @@
 #include "comm/local_communicator.h"
 #include "comm/recording_communicator.h"
 #include "comm/testing/run_ranks.h"
+#include "comm/testing/run_refused_ranks.h"
 #include "fsdp/sharded_model.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -36,6 +37,7 @@ using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::AllOk;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::comm::testing::RunRefusedRanks;
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::Each;
@@ -248,7 +250,7 @@ TEST(ClipGradNormTest, ANormThatIsNotFiniteIsRefusedOrPassedOn) {
       options.norm_type = p;
       options.error_if_nonfinite = true;
       const std::vector<absl::Status> results =
-          RunRanks(3, [&](Communicator& communicator) -> absl::Status {
+          RunRefusedRanks(3, [&](Communicator& communicator) -> absl::Status {
             const std::vector<NamedShard> shards =
                 ShardsOf(wholes, communicator);
             const absl::Status refused =

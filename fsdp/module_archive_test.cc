@@ -17,6 +17,7 @@
 #include "base/torch_status.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
+#include "comm/testing/run_refused_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/testing/toy_model.h"
 #include "gmock/gmock.h"
@@ -28,6 +29,7 @@ namespace {
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::comm::testing::RunRefusedRanks;
 using ::fsdp::testing::BlockUnits;
 using ::fsdp::testing::MakeNet;
 using ::fsdp::testing::NetImpl;
@@ -107,7 +109,7 @@ TEST(SaveTest, WhatRank0CannotWriteAllRanksAreTold) {
         model->Backward(model->forward(Rows(0, 2, kDim)).sum()));
     return refused;
   };
-  EXPECT_THAT(RunRanks(3, run),
+  EXPECT_THAT(RunRefusedRanks(3, run),
               Each(StatusIs(absl::StatusCode::kNotFound, HasSubstr(path))));
   EXPECT_EQ(NumFiles(folder), 0);
 }

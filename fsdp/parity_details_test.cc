@@ -27,6 +27,7 @@
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
+#include "comm/testing/run_refused_ranks.h"
 #include "fsdp/full_params.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/mixed_precision.h"
@@ -40,7 +41,7 @@ namespace {
 
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::comm::testing::RunRefusedRanks;
 using ::fsdp::testing::BlockUnits;
 using ::fsdp::testing::Loss;
 using ::fsdp::testing::MakeNet;
@@ -145,7 +146,7 @@ TEST(ScopeTest, WhatCannotBeEnteredLeavesWhatHasBeenEntered) {
     FSDP_RETURN_IF_ERROR(SummonFullParams(*both).status());
     return refused;
   };
-  EXPECT_THAT(RunRanks(3, run),
+  EXPECT_THAT(RunRefusedRanks(3, run),
               Each(StatusIs(absl::StatusCode::kFailedPrecondition,
                             HasSubstr("whole for SummonFullParams()"))));
 }

@@ -25,6 +25,7 @@
 #include "comm/communicator.h"
 #include "comm/mesh.h"
 #include "comm/testing/run_ranks.h"
+#include "comm/testing/run_refused_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/mixed_precision.h"
 #include "fsdp/options.h"
@@ -38,6 +39,7 @@ namespace {
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::comm::testing::RunRefusedRanks;
 using ::fsdp::testing::FillParameters;
 using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::Unowned;
@@ -253,7 +255,7 @@ TEST(LoadStateDictTest, ListsAllDifferencesOnAllRanksAndChangesNothing) {
       FSDP_RETURN_IF_ERROR(CheckSame(dict, PlainDict(VariedImpl())));
       return refused;
     };
-    EXPECT_THAT(RunRanks(2, run),
+    EXPECT_THAT(RunRefusedRanks(2, run),
                 Each(StatusIs(absl::StatusCode::kInvalidArgument,
                               AllOf(HasSubstr("linear.bias: shape [8] instead "
                                               "of [7]"),
