@@ -37,7 +37,10 @@ BlockImpl::BlockImpl(int64_t dim, int64_t heads)
 
 at::Tensor BlockImpl::forward(const at::Tensor& x) {
   const at::Tensor y = x + Attention(ln1_->forward(x));
-  return y + out_->forward(at::gelu(fc_->forward(ln2_->forward(y)), "tanh"));
+  const at::Tensor z =
+      y + out_->forward(at::gelu(fc_->forward(ln2_->forward(y)), "tanh"));
+  if (jitter_) jitter_->Next(z);
+  return z;
 }
 
 at::Tensor BlockImpl::Attention(const at::Tensor& x) {
@@ -73,9 +76,15 @@ at::Tensor GptImpl::forward(const at::Tensor& tokens) {
   if (jitter_) jitter_->Begin(x);
   for (const auto& block : *blocks_) {
     x = fsdp::Forward(*block->as<BlockImpl>(), x);
-    if (jitter_) jitter_->Next(x);
   }
   return head_->forward(ln_->forward(x));
+}
+
+void GptImpl::set_jitter(const Jitter& jitter) {
+  jitter_.emplace(jitter);
+  for (const auto& block : *blocks_) {
+    block->as<BlockImpl>()->set_jitter(jitter);
+  }
 }
 
 void InitializeParameters(GptImpl& model, uint64_t seed) {

@@ -27,12 +27,15 @@ class BlockImpl : public torch::nn::Module {
   // [batch, tokens, dim] -> the same.
   at::Tensor forward(const at::Tensor& x);
 
+  void set_jitter(const Jitter& jitter) { jitter_.emplace(jitter); }
+
  private:
   at::Tensor Attention(const at::Tensor& x);
 
   const int64_t heads_;
   torch::nn::LayerNorm ln1_, ln2_;
   torch::nn::Linear qkv_, proj_, fc_, out_;
+  std::optional<Jitter> jitter_;
 };
 TORCH_MODULE(Block);
 
@@ -45,7 +48,7 @@ class GptImpl : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& tokens);
 
   // Of the blocks.
-  void set_jitter(const Jitter& jitter) { jitter_.emplace(jitter); }
+  void set_jitter(const Jitter& jitter);
 
  private:
   torch::nn::Embedding wte_, wpe_;
