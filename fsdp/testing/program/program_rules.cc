@@ -122,6 +122,13 @@ void MakeRoundingValid(Program& p) {
                                 p.low_precision_gradients ||
                                 (p.precision > kFloat && reuses);
   if (rounds_otherwise && p.optimizer > kAdam) p.optimizer = kSgd;
+  // What is added before a mean is taken away has gradients of roundings alone.
+  const bool has_idle_bias =
+      std::any_of(p.units.begin(), p.units.begin() + p.num_units,
+                  [](const ProgramUnit& unit) {
+                    return unit.layer_norm && unit.batch_norm;
+                  });
+  if (rounds_otherwise && has_idle_bias) p.optimizer = kSgd;
   if (rounds_otherwise && p.precision > kComputeFloat) p.optimizer = kSgd;
 }
 

@@ -71,7 +71,7 @@ void AddHooks(int kind, ProgramModel& model) {
 }
 
 // Of what rounds to less than double precision.
-bool IsCoarse(double tolerance) { return tolerance >= 1e-4; }
+bool IsCoarse(double tolerance) { return tolerance >= 1e-6; }
 
 }  // namespace
 
