@@ -81,6 +81,9 @@ void MakeModelValid(Program& p) {
         p.steps.begin(), p.steps.begin() + p.num_steps,
         [](const ProgramStep& step) { return step.style == kFailedBackward; });
     if (fails && unit.outputs == kSometimesOutput) unit.outputs = kOneOutput;
+    // Zeros that a failed backward leaves are gradients, to an optimizer that
+    // decays: it depends on where the backward has failed.
+    if (fails && p.zero % 2 == 1) unit.sometimes = 0;
     // To divide by the maximum of a gradient magnifies how it is rounded.
     if (p.precision > kComputeFloat) unit.hook = kNoHook;
     // Sums of several gradients round in the order that a graph has them.

@@ -151,6 +151,7 @@ double ToleranceOf(const Program& p) {
   if (same_rounding) return 1e-6;
   // Sums of gradients that are rounded to half precision before.
   if (p.precision == kComputeHalf && SumsOtherwise(p)) return 5e-2;
+  if (p.precision == kComputeBFloat16 && SumsOtherwise(p)) return 0.2;
   return kTolerances[p.precision];
 }
 
