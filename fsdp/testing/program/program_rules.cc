@@ -125,13 +125,14 @@ void MakeRoundingValid(Program& p) {
                                 p.low_precision_gradients ||
                                 (p.precision > kFloat && reuses);
   if (rounds_otherwise && p.optimizer > kAdam) p.optimizer = kSgd;
-  // What is added before a mean is taken away has gradients of roundings alone.
-  const bool has_idle_bias =
+  // What is added before a mean is taken away has gradients of roundings alone,
+  // and what a layer norm of two numbers is given, which makes them 1 and -1.
+  const bool has_idle_parameters =
       std::any_of(p.units.begin(), p.units.begin() + p.num_units,
-                  [](const ProgramUnit& unit) {
-                    return unit.layer_norm && unit.batch_norm;
+                  [&p](const ProgramUnit& unit) {
+                    return unit.layer_norm && (unit.batch_norm || p.dim <= 2);
                   });
-  if (rounds_otherwise && has_idle_bias) p.optimizer = kSgd;
+  if (rounds_otherwise && has_idle_parameters) p.optimizer = kSgd;
   if (rounds_otherwise && p.precision > kComputeFloat) p.optimizer = kSgd;
 }
 

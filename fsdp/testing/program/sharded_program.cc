@@ -232,7 +232,9 @@ absl::Status ShardedRun::ForwardMicro(const ProgramPlace& place, Micro* micro) {
   const double got = loss.item<double>();
   const double expected =
       record_.steps[place.step].losses[place.micro][place.rank];
-  if (!(std::abs(got - expected) <= tolerance_ * (1 + std::abs(expected)))) {
+  const bool both_diverge = std::isnan(got) && std::isnan(expected);
+  if (!both_diverge &&
+      !(std::abs(got - expected) <= tolerance_ * (1 + std::abs(expected)))) {
     return Different(absl::StrCat("the loss of step ", place.step, ", micro ",
                                   place.micro, " is ", got, ", not ",
                                   expected));
