@@ -142,13 +142,13 @@ def find_python(args):
     return python
 
 
-def take_cores():
+def take_cores(ranks):
     """The cores that this process and what it starts run on from now on: as many as there are ranks."""
     cores = sorted(os.sched_getaffinity(0))
-    if len(cores) < contenders.RANKS:
-        log(f"only {len(cores)} core for {contenders.RANKS} ranks: ratios will be other than on {contenders.RANKS}")
-    os.sched_setaffinity(0, cores[:contenders.RANKS])
-    return cores[:contenders.RANKS]
+    if len(cores) < ranks:
+        log(f"only {len(cores)} of {ranks} cores for {ranks} ranks: ratios will be other than on {ranks}")
+    os.sched_setaffinity(0, cores[:ranks])
+    return cores[:ranks]
 
 
 def why_not_write(args, complete):
@@ -263,7 +263,7 @@ def main(argv):
             wants_python = args.collectives or any(
                 contender.python for contender in contenders.CONTENDERS if contender.key in args.contenders)
             python = find_python(args) if wants_python else None
-            described = machine.describe(args.train, args.mode, take_cores())
+            described = machine.describe(args.train, args.mode, take_cores(args.ranks))
             if described["load_before"] > BUSY_LOAD:
                 log(f"this machine is busy (load {described['load_before']}): only ratios can be of use")
             (run_collectives if args.collectives else run_train_steps)(args, python, folder, described)
