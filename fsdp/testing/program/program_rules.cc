@@ -17,6 +17,17 @@ bool Calls(const Program& p, int call) {
                      });
 }
 
+bool HasStyle(const Program& p, int style) {
+  return std::any_of(
+      p.steps.begin(), p.steps.begin() + p.num_steps,
+      [style](const ProgramStep& step) { return step.style == style; });
+}
+
+template <typename Predicate>
+bool AnyUnit(const Program& p, Predicate predicate) {
+  return std::any_of(p.units.begin(), p.units.begin() + p.num_units, predicate);
+}
+
 void TakeBackRegionsOfTransparent(Program& p) {
   if (!p.transparent) return;
   for (ProgramUnit& unit : p.units) unit.checkpoint = 0;
@@ -61,6 +72,7 @@ void MakeModelValid(Program& p) {
   if (p.bare) p.tied = kUntied;
   if (p.no_wrap || !p.transparent) p.wrap_linear = 0;
   const bool quantizes = p.quantize_gather || p.quantize_reduce;
+  const bool fails = HasStyle(p, kFailedBackward);
   for (ProgramUnit& unit : p.units) {
     if (quantizes) unit.layer_norm = unit.batch_norm = 0;
     if (p.precision >= kComputeFloat) unit.batch_norm = 0;
@@ -77,9 +89,6 @@ void MakeModelValid(Program& p) {
       unit.outputs = kOneOutput;
     }
     // Ranks fail at one place: what some have gathered by then others have not.
-    const bool fails = std::any_of(
-        p.steps.begin(), p.steps.begin() + p.num_steps,
-        [](const ProgramStep& step) { return step.style == kFailedBackward; });
     if (fails && unit.outputs == kSometimesOutput) unit.outputs = kOneOutput;
     // Zeros that a failed backward leaves are gradients, to an optimizer that
     // decays: it depends on where the backward has failed.
@@ -107,8 +116,7 @@ void MakeRestValid(Program& p) {
   }
   if (!p.rest_parameters || !p.rest_states || p.budget) p.keep = 0;
   if (p.keep) p.two_optimizers = p.in_backward = 0;
-  const auto last = p.units.begin() + p.num_units;
-  if (std::none_of(p.units.begin(), last, [](const ProgramUnit& unit) {
+  if (!AnyUnit(p, [](const ProgramUnit& unit) {
         return unit.checkpoint || unit.recompute;
       })) {
     p.offload_activations = 0;
@@ -119,19 +127,16 @@ void MakeRestValid(Program& p) {
 // In double precision, or where both round alike, that does not matter.
 void MakeRoundingValid(Program& p) {
   const bool reuses =
-      p.tied || std::any_of(p.units.begin(), p.units.begin() + p.num_units,
-                            [](const ProgramUnit& u) { return u.twice; });
+      p.tied || AnyUnit(p, [](const ProgramUnit& unit) { return unit.twice; });
   const bool rounds_otherwise = p.precision == kFloat || !p.exact_reduce ||
                                 p.low_precision_gradients ||
                                 (p.precision > kFloat && reuses);
   if (rounds_otherwise && p.optimizer > kAdam) p.optimizer = kSgd;
   // What is added before a mean is taken away has gradients of roundings alone,
   // and what a layer norm of two numbers is given, which makes them 1 and -1.
-  const bool has_idle_parameters =
-      std::any_of(p.units.begin(), p.units.begin() + p.num_units,
-                  [&p](const ProgramUnit& unit) {
-                    return unit.layer_norm && (unit.batch_norm || p.dim <= 2);
-                  });
+  const bool has_idle_parameters = AnyUnit(p, [&p](const ProgramUnit& unit) {
+    return unit.layer_norm && (unit.batch_norm || p.dim <= 2);
+  });
   if (rounds_otherwise && has_idle_parameters) p.optimizer = kSgd;
   if (rounds_otherwise && p.precision > kComputeFloat) p.optimizer = kSgd;
 }
@@ -156,8 +161,8 @@ void MakeOptimizerValid(Program& p) {
 }
 
 bool HasHooks(const Program& p) {
-  return std::any_of(p.units.begin(), p.units.begin() + p.num_units,
-                     [](const ProgramUnit& u) { return u.hook != kNoHook; });
+  return AnyUnit(p,
+                 [](const ProgramUnit& unit) { return unit.hook != kNoHook; });
 }
 
 void MakeStyleValid(const Program& p, int index, ProgramStep& step) {
