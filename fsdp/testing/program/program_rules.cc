@@ -76,6 +76,8 @@ void MakeModelValid(Program& p) {
   for (ProgramUnit& unit : p.units) {
     if (quantizes) unit.layer_norm = unit.batch_norm = 0;
     if (p.precision >= kComputeFloat) unit.batch_norm = 0;
+    // Of two numbers it makes 1 and -1: its gradients are roundings alone.
+    if (p.precision != kDouble && p.dim <= 2) unit.layer_norm = 0;
     if (unit.hook != kNoHook && (unit.twice || unit.frozen)) {
       unit.hook = kNoHook;
     }
@@ -132,10 +134,9 @@ void MakeRoundingValid(Program& p) {
                                 p.low_precision_gradients ||
                                 (p.precision > kFloat && reuses);
   if (rounds_otherwise && p.optimizer > kAdam) p.optimizer = kSgd;
-  // What is added before a mean is taken away has gradients of roundings alone,
-  // and what a layer norm of two numbers is given, which makes them 1 and -1.
-  const bool has_idle_parameters = AnyUnit(p, [&p](const ProgramUnit& unit) {
-    return unit.layer_norm && (unit.batch_norm || p.dim <= 2);
+  // What is added before a mean is taken away has gradients of roundings alone.
+  const bool has_idle_parameters = AnyUnit(p, [](const ProgramUnit& unit) {
+    return unit.layer_norm && unit.batch_norm;
   });
   if (rounds_otherwise && has_idle_parameters) p.optimizer = kSgd;
   if (rounds_otherwise && p.precision > kComputeFloat) p.optimizer = kSgd;
