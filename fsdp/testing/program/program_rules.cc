@@ -77,7 +77,7 @@ void MakeModelValid(Program& p) {
     if (quantizes) unit.layer_norm = unit.batch_norm = 0;
     if (p.precision >= kComputeFloat) unit.batch_norm = 0;
     // Of two numbers it makes 1 and -1: its gradients are roundings alone.
-    if (p.precision != kDouble && p.dim <= 2) unit.layer_norm = 0;
+    if (p.dim <= 2) unit.layer_norm = 0;
     if (unit.hook != kNoHook && (unit.twice || unit.frozen)) {
       unit.hook = kNoHook;
     }
