@@ -152,7 +152,7 @@ class CommandsTest(unittest.TestCase):
                    {"mnemonic": "CppLink", "arguments": stripped}, {"mnemonic": "CppLink"}]
         (folder / "actions").write_text(json.dumps({"actions": actions}), encoding="utf-8")
         bazel = folder / "bazel"
-        bazel.write_text(f'#!/bin/sh\ncase $1 in aquery) cat {folder}/actions ;; info) echo /root/of ;; esac\n',
+        bazel.write_text(f'#!/bin/sh\ncase $1 in aquery) cat {folder}/actions ;; info) echo /base/of ;; esac\n',
                          encoding="utf-8")
         bazel.chmod(0o755)
         self.commands = mutate.Commands([str(bazel)], ["d/a.cc"], ["//d:a_test"])
@@ -164,7 +164,7 @@ class CommandsTest(unittest.TestCase):
 
     def test_links_with_another_object(self):
         self.assertEqual(self.commands.link("//d:a_test", "d/a.cc", "/s/m.o", "/s/test"),
-                         ["gcc", "-o", "/s/test", "-Wl,-rpath,/root/of/out/d/../lib", "out/d/a_test.o", "/s/m.o"])
+                         ["gcc", "-o", "/s/test", "-Wl,-rpath,/base/of/out/d/../lib", "out/d/a_test.o", "/s/m.o"])
 
     def test_a_test_without_the_source_is_an_error(self):
         self.commands._compile["d/b.cc"] = ["gcc", "-c", "d/b.cc", "-o", "out/d/b.o"]  # pylint: disable=protected-access
