@@ -87,6 +87,7 @@ std::shared_ptr<comm::Communicator> LoopbackGroup(const Place& place) {
   comm::LoopbackOptions options;
   options.place = {/*rank=*/0, place.ranks};
   options.device = place.device;
+  options.prefers_scaled_inputs = true;  // as NCCL does
   return ValueOrThrow(comm::CreateLoopback(options));
 }
 

@@ -107,6 +107,10 @@ class C10dBackendCommunicator final : public Communicator {
                         ", rank ", rank(), " of ", world_size());
   }
 
+  // As with comm/nccl_communicator.h; on the CPU sums keep their bits.
+  bool PrefersScaledInputs() const override {
+    return !options_.device.is_cpu();
+  }
   absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override;
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
                                                       int key) override;

@@ -66,9 +66,23 @@ class Communicator {
   // "gloo, rank 1 of 4".
   virtual std::string ToString() const = 0;
 
+  // Whether a sum takes less when the caller has scaled the inputs than when
+  // ReduceScatterScaled() scales it, which costs a pass over the result here.
+  // The same on all ranks.
+  virtual bool PrefersScaledInputs() const { return false; }
+
+  // Whether operations on the group's device may be started while the current
+  // stream is being captured into a CUDA graph. They become part of the graph
+  // and run with each launch of it. Nobody watches them: whoever waits for the
+  // graph needs a deadline, and calls Abort() when it has passed. Their Works
+  // end with BlockCurrentStream() in the same capture. AllocateSymmetric() and
+  // Split() come before.
+  virtual bool CanBeCaptured() const { return false; }
+
   // `bytes` >= 0 of uninitialised memory (uint8, 64-byte aligned) that the
   // group's backend can reach best; plain memory where a backend has nothing
-  // better. A collective call: same order and size on all ranks.
+  // better. A collective call: same order and size on all ranks. It may make
+  // the host wait for all of them, so it has no place in a step.
   virtual absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) = 0;
 
   // `bytes` >= 0 that all ranks have in common. Unimplemented, on all ranks

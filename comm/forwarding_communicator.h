@@ -19,7 +19,8 @@
 namespace fsdp::comm {
 
 // Passes every call on to another communicator, ReduceScatterScaled()
-// by way of DoReduceScatter(), which a subclass sees. Split() gives a plain
+// by way of DoReduceScatter(), which a subclass sees, and whose scaling makes
+// the host wait: CanBeCaptured() is a subclass's to say. Split() gives a plain
 // sub-group of that one.
 class ForwardingCommunicator : public Communicator {
  public:
@@ -34,6 +35,9 @@ class ForwardingCommunicator : public Communicator {
     return base_->default_timeout();
   }
   std::string ToString() const override { return base_->ToString(); }
+  bool PrefersScaledInputs() const override {
+    return base_->PrefersScaledInputs();
+  }
   absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override {
     return base_->AllocateSymmetric(bytes);
   }
@@ -48,6 +52,7 @@ class ForwardingCommunicator : public Communicator {
 
  protected:
   Communicator& base() { return *base_; }
+  const Communicator& base() const { return *base_; }
 
   absl::StatusOr<std::unique_ptr<Work>> DoAllGather(
       const at::Tensor& out, const at::Tensor& in,

@@ -193,6 +193,10 @@ class LoopbackCommunicator final : public Communicator {
     return absl::StrCat("loopback, rank ", rank(), " of ", world_size());
   }
 
+  bool PrefersScaledInputs() const override {
+    return options_.prefers_scaled_inputs;
+  }
+  bool CanBeCaptured() const override { return !options_.device.is_cpu(); }
   absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override {
     if (options_.device.is_cpu()) return AllocatePlain(bytes);
     if (bytes < 0) {

@@ -23,6 +23,8 @@ struct LoopbackOptions {
   // Where tensors are, unless they are on the CPU.
   c10::Device device = c10::Device(c10::DeviceType::CPU);
   absl::Duration timeout = absl::Minutes(5);  // Communicator::default_timeout
+  // Communicator::PrefersScaledInputs: as NCCL, which it may stand for.
+  bool prefers_scaled_inputs = false;
   // This rank's place in the group that Split(color, key) gives: the place in
   // this one where empty, since the peers pass the same color and key.
   std::function<LoopbackPlace(int color, int key)> split;

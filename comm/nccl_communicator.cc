@@ -157,6 +157,8 @@ class NcclCommunicator final : public Communicator {
                         " of ", world_size());
   }
 
+  // NVLink switches and symmetric kernels do plain sums alone.
+  bool PrefersScaledInputs() const override { return true; }
   absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override;
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
                                                       int key) override;

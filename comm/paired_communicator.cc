@@ -66,6 +66,10 @@ class PairedCommunicator final : public Communicator {
                         "; on the device ", pair_->device->ToString());
   }
 
+  bool PrefersScaledInputs() const override {
+    return pair_->device->PrefersScaledInputs();
+  }
+  bool CanBeCaptured() const override { return pair_->device->CanBeCaptured(); }
   absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override {
     return pair_->device->AllocateSymmetric(bytes);
   }

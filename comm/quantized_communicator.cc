@@ -202,6 +202,11 @@ class QuantizedCommunicator final : public ForwardingCommunicator {
     return absl::StrCat("quantised ", ForwardingCommunicator::ToString());
   }
 
+  // Neither a log, which the host reads, nor what a user has written.
+  bool CanBeCaptured() const override {
+    return base().CanBeCaptured() && options_.log == nullptr &&
+           options_.gather_extension == nullptr;
+  }
   absl::StatusOr<CommonMemory> AllocateCommon(int64_t bytes) override {
     if (!options_.gather) return base().AllocateCommon(bytes);
     return absl::UnimplementedError(absl::StrCat(

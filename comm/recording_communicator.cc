@@ -17,6 +17,8 @@ class RecordingCommunicator final : public ForwardingCommunicator {
   RecordingCommunicator(std::unique_ptr<Communicator> base, CollectiveLog* log)
       : ForwardingCommunicator(std::move(base)), log_(log) {}
 
+  bool CanBeCaptured() const override { return base().CanBeCaptured(); }
+
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
                                                       int key) override {
     FSDP_ASSIGN_OR_RETURN(auto group, base().Split(color, key));

@@ -147,6 +147,24 @@ TEST_P(CommunicatorContract, KnowsItsPlace) {
   }
 }
 
+// What ranks decide by them they decide alike, and for parts as for the whole.
+TEST_P(CommunicatorContract, CapabilitiesAreThoseOfAllRanksAndParts) {
+  const Group group = Create(3);
+  const bool prefers = group[0]->PrefersScaledInputs();
+  const bool captured = group[0]->CanBeCaptured();
+  EXPECT_FALSE(captured && GetParam().device.is_cpu());
+  EXPECT_OK(AllOk(RunRanks(group, [&](Communicator& comm) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(auto part, comm.Split(comm.rank() % 2, comm.rank()));
+    for (const Communicator* each : {&comm, part.get()}) {
+      if (each->PrefersScaledInputs() != prefers ||
+          each->CanBeCaptured() != captured) {
+        return absl::InternalError(each->ToString());
+      }
+    }
+    return absl::OkStatus();
+  })));
+}
+
 TEST_P(CommunicatorContract, AllGatherConcatenates) {
   for (int world_size : kWorldSizes) {
     const auto run = [](Communicator& comm) -> absl::Status {

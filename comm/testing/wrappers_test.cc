@@ -13,9 +13,14 @@
 #include "absl/types/optional.h"
 #include "base/status_error.h"
 #include "base/status_macros.h"
+#include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/local_communicator.h"
+#include "comm/loopback_communicator.h"
+#include "comm/paired_communicator.h"
+#include "comm/quantization_log.h"
+#include "comm/quantized_communicator.h"
 #include "comm/recording_communicator.h"
 #include "comm/testing/communicator_contract.h"
 #include "comm/testing/delaying_communicator.h"
@@ -28,6 +33,7 @@
 namespace fsdp::comm::testing {
 namespace {
 
+using ::fsdp::testing::FakeDevice;
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -69,6 +75,42 @@ INSTANTIATE_TEST_SUITE_P(Wrapped, CommunicatorContract,
                                            Wrapped("failing", FailNothing),
                                            Wrapped("late", NeverLate)),
                          BackendName);
+
+// Of a device, scaling inputs, as NCCL is.
+std::unique_ptr<Communicator> DeviceRank() {
+  FakeDevice::Register();
+  LoopbackOptions options;
+  options.device = FakeDevice::device();
+  options.prefers_scaled_inputs = true;
+  return CreateLoopback(options).value();
+}
+
+TEST(WrappersTest, CapabilitiesAreTheBases) {
+  CollectiveLog log;
+  QuantizationLog losses;
+  QuantizationOptions measured;
+  measured.log = &losses;
+  Group wrapped;
+  wrapped.push_back(DeviceRank());
+  wrapped.push_back(Record(DeviceRank(), &log));
+  wrapped.push_back(CreateQuantizedCommunicator(DeviceRank(), {}).value());
+  ASSERT_OK_AND_ASSIGN(Group hosts, CreateLocalGroup(1));
+  wrapped.push_back(
+      CreatePairedCommunicator(std::move(hosts[0]), DeviceRank()).value());
+  for (const auto& comm : wrapped) {
+    EXPECT_TRUE(comm->PrefersScaledInputs()) << comm->ToString();
+    EXPECT_TRUE(comm->CanBeCaptured()) << comm->ToString();
+  }
+  // Their works make the host wait.
+  Group waiting;
+  waiting.push_back(DelayNothing(DeviceRank()));
+  waiting.push_back(
+      CreateQuantizedCommunicator(DeviceRank(), measured).value());
+  for (const auto& comm : waiting) {
+    EXPECT_TRUE(comm->PrefersScaledInputs()) << comm->ToString();
+    EXPECT_FALSE(comm->CanBeCaptured()) << comm->ToString();
+  }
+}
 
 absl::Status SumOnce(Communicator& comm, absl::string_view label = "grads") {
   return Finish(comm.AllReduce(at::zeros({4}), ReduceOp::kSum, label));
