@@ -5,6 +5,9 @@
 #include <ATen/ops/mul.h>
 #include <torch/library.h>
 
+#include <algorithm>
+#include <iterator>
+
 #include "base/check.h"
 #include "base/tensor_over.h"
 #include "device_ops/packed_range.h"
@@ -110,15 +113,45 @@ TORCH_LIBRARY_IMPL(libtorch_fsdp, CompositeExplicitAutograd, m) {
 
 void Packing::AddPiece(int64_t source, int64_t source_begin, int64_t out_begin,
                        int64_t numel) {
+  Occupy(out_begin, out_begin + numel);
   pieces_.insert(pieces_.end(), {source, source_begin, out_begin, numel});
 }
 
 void Packing::AddZeros(int64_t begin, int64_t end) {
+  Occupy(begin, end);
   zeros_.insert(zeros_.end(), {begin, end});
 }
 
 void Packing::AddOnes(int64_t begin, int64_t end) {
+  Occupy(begin, end);
   ones_.insert(ones_.end(), {begin, end});
+}
+
+void Packing::Occupy(int64_t begin, int64_t end) {
+  FSDP_CHECK(begin <= end);
+  if (begin == end) return;
+  auto after = occupied_.end();
+  if (!occupied_.empty() && begin < occupied_.back().end) {
+    after = std::upper_bound(
+        occupied_.begin(), occupied_.end(), begin,
+        [](int64_t at, const Range& range) { return at < range.begin; });
+  }
+  const bool has_before = after != occupied_.begin();
+  const bool has_after = after != occupied_.end();
+  FSDP_CHECK(!has_before || std::prev(after)->end <= begin);
+  FSDP_CHECK(!has_after || end <= after->begin);
+  const bool extends_before = has_before && std::prev(after)->end == begin;
+  const bool extends_after = has_after && after->begin == end;
+  if (extends_before && extends_after) {
+    std::prev(after)->end = after->end;
+    occupied_.erase(after);
+  } else if (extends_before) {
+    std::prev(after)->end = end;
+  } else if (extends_after) {
+    after->begin = begin;
+  } else {
+    occupied_.insert(after, {begin, end});
+  }
 }
 
 void Pack(const at::Tensor& out, at::TensorList sources, const Packing& packing,

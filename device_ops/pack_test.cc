@@ -4,8 +4,10 @@
 #include <ATen/ops/mul.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/testing/fake_device.h"
@@ -136,6 +138,38 @@ TEST(PackTest, TouchesNothingElse) {
 TEST(PackTest, NothingToDoIsDone) {
   Pack(Marked(at::kFloat, 0), {}, Packing(), 1);
   PackAdd(Marked(at::kHalf, 3), {}, Packing(), 0.5);
+}
+
+// Whatever the order in which the cells of a small buffer are taken, and in
+// ranges of whatever length, they can be taken once.
+TEST(PackingTest, RangesAreDisjoint) {
+  const std::vector<std::pair<int64_t, int64_t>> ranges = {
+      {0, 2}, {2, 3}, {3, 3}, {4, 6}, {6, 8}};
+  std::vector<size_t> order = {0, 1, 2, 3, 4};
+  do {
+    Packing packing;
+    for (size_t i : order) packing.AddZeros(ranges[i].first, ranges[i].second);
+    packing.AddPiece(0, 0, 3, 1);
+    EXPECT_EQ(packing.zeros().size(), 2 * ranges.size());
+  } while (std::next_permutation(order.begin(), order.end()));
+}
+
+TEST(PackingTest, OverlapsAreBugs) {
+  for (const auto& [begin, numel] : {std::pair<int64_t, int64_t>{3, 2},
+                                     {4, 1},
+                                     {5, 2},
+                                     {2, 9},
+                                     {9, 2},
+                                     {11, 2},
+                                     {0, 5}}) {
+    Packing packing;
+    packing.AddOnes(10, 12);
+    packing.AddZeros(4, 6);
+    packing.AddPiece(0, 0, 6, 3);
+    EXPECT_DEATH(packing.AddPiece(0, 0, begin, numel), "end") << begin;
+    EXPECT_DEATH(packing.AddOnes(begin, begin + numel), "end") << begin;
+    EXPECT_DEATH(packing.AddZeros(begin, begin + numel), "end") << begin;
+  }
 }
 
 TEST(PackTest, IsNotRecordedForAutograd) {
