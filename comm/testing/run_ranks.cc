@@ -90,11 +90,15 @@ std::vector<absl::Status> RunRanks(int world_size, const RankFunction& fn,
 }
 
 absl::Status AllOk(absl::Span<const absl::Status> statuses) {
+  // What ranks say that have only seen another one leave.
+  const auto is_echo = [](const absl::Status& status) {
+    return absl::IsAborted(status) || absl::IsUnavailable(status);
+  };
   absl::Status first;
   for (size_t rank = 0; rank < statuses.size(); ++rank) {
     if (statuses[rank].ok()) continue;
-    if (!first.ok() && absl::IsAborted(statuses[rank])) continue;
-    if (first.ok() || absl::IsAborted(first)) {
+    if (!first.ok() && is_echo(statuses[rank])) continue;
+    if (first.ok() || is_echo(first)) {
       first = Annotate(statuses[rank], absl::StrCat("rank ", rank));
     }
   }
