@@ -112,7 +112,7 @@ absl::Status ShardedRun::Differ(absl::string_view what, const at::Tensor& got,
   // Terms of a sum round by what the largest of them is.
   const double largest =
       IsCoarse(tolerance_) && b.numel() > 0 ? b.abs().max().item<double>() : 0;
-  if (at::allclose(a, b, tolerance_, tolerance_ * std::max(1.0, largest),
+  if (at::allclose(a, b, tolerance_, tolerance_ * std::max(scale_, largest),
                    /*equal_nan=*/true)) {
     return absl::OkStatus();
   }
@@ -230,9 +230,11 @@ absl::Status ShardedRun::ForwardMicro(const ProgramPlace& place, Micro* micro) {
   at::Tensor loss =
       LossOf(model_->forward(micro->leaf * 1), micro->leaf, p_.micro);
   const double got = loss.item<double>();
-  const double expected =
-      record_.steps[place.step].losses[place.micro][place.rank];
-  const bool both_diverge = std::isnan(got) && std::isnan(expected);
+  const auto& losses = record_.steps[place.step].losses[place.micro];
+  const double expected = losses[place.rank];
+  for (const double any : losses) scale_ = std::max(scale_, std::abs(any));
+  const bool both_diverge =
+      got == expected || (std::isnan(got) && std::isnan(expected));
   if (!both_diverge &&
       !(std::abs(got - expected) <= tolerance_ * (1 + std::abs(expected)))) {
     return Different(absl::StrCat("the loss of step ", place.step, ", micro ",
