@@ -3,6 +3,7 @@
 // CUDA in a build with --config=cuda where there is a GPU.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/_chunk_cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/ones.h>
@@ -128,6 +129,22 @@ void PackByOperators(benchmark::State& state, c10::Device device,
   });
 }
 
+// As PyTorch's FSDP2 packs, which sends no flags along.
+void ChunkCat(benchmark::State& state, c10::Device device, at::ScalarType from,
+              at::ScalarType to) {
+  const Gradients gradients(device, from, to);
+  int64_t bytes = 0, size = 0;
+  for (const at::Tensor& source : gradients.sources) {
+    bytes += static_cast<int64_t>(source.nbytes());
+    size += source.numel();
+  }
+  at::Tensor out = at::empty({kRanks, size / kRanks}, On(device, to));
+  bytes += static_cast<int64_t>(out.nbytes());
+  Measure(state, device, bytes, [&] {
+    at::_chunk_cat_out(out, gradients.sources, /*dim=*/0, kRanks);
+  });
+}
+
 void Copy(benchmark::State& state, c10::Device device, int64_t size) {
   const at::Tensor in = at::ones({size}, On(device, at::kByte));
   const at::Tensor out = at::empty({size}, On(device, at::kByte));
@@ -224,6 +241,14 @@ void RegisterAll(c10::Device device) {
         PackByOperators(state, device, types.from, types.to, scale);
       });
     }
+  }
+  for (const Types& types :
+       {Types{"float_to_float", at::kFloat, at::kFloat},
+        Types{"bf16_to_float", at::kBFloat16, at::kFloat},
+        Types{"bf16_to_bf16", at::kBFloat16, at::kBFloat16}}) {
+    add(std::string("chunk_cat/") + types.name, [=](benchmark::State& state) {
+      ChunkCat(state, device, types.from, types.to);
+    });
   }
   for (const Types& types : {Types{"float", at::kFloat, at::kFloat},
                              Types{"bf16", at::kBFloat16, at::kBFloat16}}) {

@@ -41,4 +41,18 @@ at::Tensor GpuGptImpl::forward(const at::Tensor& tokens) {
   return head_->forward(ln_->forward(x));
 }
 
+CountingRows::CountingRows(const gpt::GptConfig& model, int64_t batch,
+                           c10::Device device) {
+  const at::Tensor counts = at::arange(model.seq + 1, at::kLong);
+  const at::Tensor starts = at::arange(batch, at::kLong) * 31;
+  const at::Tensor rows =
+      (starts.unsqueeze(1) + counts.unsqueeze(0)).remainder(model.vocab);
+  tokens = rows.narrow(1, 0, model.seq).contiguous().to(device);
+  targets = rows.narrow(1, 1, model.seq).contiguous().to(device);
+}
+
+at::Tensor LossOf(const at::Tensor& logits, const CountingRows& rows) {
+  return gpt::NextTokenLoss(logits.to(at::kFloat), rows.targets);
+}
+
 }  // namespace fsdp::benchmarks

@@ -3,11 +3,14 @@
 #define BENCHMARKS_GPU_GPT_H_
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
+
+#include <cstdint>
 
 #include "examples/gpt/options.h"
 
@@ -28,6 +31,16 @@ class GpuGptImpl : public torch::nn::Module {
   torch::nn::LayerNorm ln_;
   torch::nn::Linear head_;
 };
+
+// Of a step: numbers that count upwards, and of each the next.
+struct CountingRows {
+  CountingRows(const gpt::GptConfig& model, int64_t batch, c10::Device device);
+  at::Tensor tokens;   // [batch, model.seq]
+  at::Tensor targets;  // likewise
+};
+
+// In fp32.
+at::Tensor LossOf(const at::Tensor& logits, const CountingRows& rows);
 
 }  // namespace fsdp::benchmarks
 

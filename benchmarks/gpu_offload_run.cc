@@ -1,6 +1,5 @@
 #include "benchmarks/gpu_offload_run.h"
 
-#include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
 #include <torch/nn/modules/container/modulelist.h>
@@ -16,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status_error.h"
+#include "benchmarks/gpu_module.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/fused_optimizer.h"
 
@@ -61,9 +61,9 @@ using Model = FullyShardedDataParallel<PairsImpl>;
 
 Model MakeModel(const OffloadCase& what, const Place& place,
                 const OffloadOptions& offload) {
-  at::manual_seed(0);
-  auto net = std::make_shared<PairsImpl>(what.units, what.dim);
-  MoveTo(place, what.dtype, *net);
+  auto net = MakeOn(place, what.dtype, [&what] {
+    return std::make_shared<PairsImpl>(what.units, what.dim);
+  });
   Options options;
   options.wrap_policy = WrapModules<PairImpl>();
   options.offload = offload;

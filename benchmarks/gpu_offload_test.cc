@@ -17,9 +17,6 @@ TEST(GpuOffloadTest, TrainsAsTheResidentModelDoes) {
   FakeDevice::Register();
   Place place;
   place.device = FakeDevice::device();
-  place.move = [](torch::nn::Module& module) {
-    FakeDevice::Move(module.parameters());
-  };
   for (const StepOn step_on :
        {StepOn::kDevice, StepOn::kHost, StepOn::kFaster}) {
     OffloadCase what;

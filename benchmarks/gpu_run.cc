@@ -73,16 +73,6 @@ absl::StatusOr<c10::Device> ParseDevice(absl::string_view name) {
   return device;
 }
 
-void MoveTo(const Place& place, at::ScalarType dtype,
-            torch::nn::Module& module) {
-  module.to(dtype);
-  if (place.move) {
-    place.move(module);
-  } else {
-    module.to(place.device);
-  }
-}
-
 std::shared_ptr<comm::Communicator> LoopbackGroup(const Place& place) {
   comm::LoopbackOptions options;
   options.place = {/*rank=*/0, place.ranks};
@@ -166,7 +156,7 @@ int RunBenchmarks(int argc, char** argv,
     std::cerr << "--device: " << device.status().message() << "\n";
     return 2;
   }
-  add(Place{*device, ranks, nullptr}, turns);
+  add(Place{*device, ranks}, turns);
   benchmark::RunSpecifiedBenchmarks();
   return 0;
 }

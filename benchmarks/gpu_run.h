@@ -4,8 +4,6 @@
 #define BENCHMARKS_GPU_RUN_H_
 
 #include <c10/core/Device.h>
-#include <c10/core/ScalarType.h>
-#include <torch/nn/module.h>
 
 #include <cstdint>
 #include <functional>
@@ -26,17 +24,11 @@ namespace fsdp::benchmarks {
 struct Place {
   c10::Device device = c10::Device(c10::DeviceType::CPU);
   int ranks = 1;
-  // Brings a module to the device; empty: LibTorch's Module::to().
-  std::function<void(torch::nn::Module&)> move;
 };
 
 // "cuda", "cuda:1", "cpu". InvalidArgument: no such name; FailedPrecondition:
 // this program or machine has no such device.
 absl::StatusOr<c10::Device> ParseDevice(absl::string_view name);
-
-// The parameters of `module` on the device of `place`, in `dtype`.
-void MoveTo(const Place& place, at::ScalarType dtype,
-            torch::nn::Module& module);
 
 // Rank 0 of as many as `place` has, all of them played by this process.
 std::shared_ptr<comm::Communicator> LoopbackGroup(const Place& place);

@@ -1,8 +1,7 @@
 #include "benchmarks/gpu_train_step_run.h"
 
-#include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/arange.h>
+#include <ATen/ops/ones.h>
 
 #include <algorithm>
 #include <cmath>
@@ -14,7 +13,9 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_error.h"
 #include "benchmarks/gpu_gpt.h"
+#include "benchmarks/gpu_module.h"
 #include "examples/gpt/model.h"
+#include "fsdp/deferred_init.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/fused_optimizer.h"
 
@@ -25,26 +26,11 @@ using Model = FullyShardedDataParallel<GpuGptImpl>;
 
 constexpr int kWarmUp = 2;
 
-// Rows that count upwards.
-struct Rows {
-  Rows(const TrainStepCase& what, c10::Device device) {
-    const at::Tensor counts = at::arange(what.model.seq + 1, at::kLong);
-    const at::Tensor starts = at::arange(what.batch, at::kLong) * 31;
-    const at::Tensor rows =
-        (starts.unsqueeze(1) + counts.unsqueeze(0)).remainder(what.model.vocab);
-    tokens = rows.narrow(1, 0, what.model.seq).contiguous().to(device);
-    targets = rows.narrow(1, 1, what.model.seq).contiguous().to(device);
-  }
-  at::Tensor tokens;
-  at::Tensor targets;
-};
-
 std::shared_ptr<GpuGptImpl> MakeModel(const TrainStepCase& what,
                                       const Place& place) {
-  at::manual_seed(0);
-  auto model = std::make_shared<GpuGptImpl>(what.model, what.checkpointing);
-  MoveTo(place, what.dtype, *model);
-  return model;
+  return MakeOn(place, what.dtype, [&what] {
+    return std::make_shared<GpuGptImpl>(what.model, what.checkpointing);
+  });
 }
 
 // Small steps: where a loss is next to nothing, or steps are large, last bits
@@ -99,13 +85,11 @@ class Contender {
   int64_t peak_bytes_ = 0;
 };
 
-at::Tensor LossOf(const at::Tensor& logits, const Rows& rows) {
-  return gpt::NextTokenLoss(logits.to(at::kFloat), rows.targets);
-}
-
 std::function<at::Tensor()> PlainStep(const TrainStepCase& what,
-                                      const Place& place, const Rows& rows) {
+                                      const Place& place,
+                                      const CountingRows& rows) {
   const auto model = MakeModel(what, place);
+  ThrowIfError(Materialize(*model));
   const auto optimizer =
       std::make_shared<FusedAdamW>(model->parameters(), SmallSteps());
   return [model, optimizer, rows] {
@@ -117,7 +101,7 @@ std::function<at::Tensor()> PlainStep(const TrainStepCase& what,
   };
 }
 
-std::function<at::Tensor()> ShardedStep(Model model, const Rows& rows) {
+std::function<at::Tensor()> ShardedStep(Model model, const CountingRows& rows) {
   const auto optimizer =
       std::make_shared<FusedAdamW>(model->Parameters(), SmallSteps());
   return [model, optimizer, rows]() mutable {
@@ -147,7 +131,7 @@ class TrainStepRun final : public TurnRun {
   TrainStepRun(const TrainStepCase& what, const Place& place)
       : what_(what),
         place_(place),
-        rows_(what, place.device),
+        rows_(what.model, what.batch, place.device),
         ours_(place.device,
               [this] {
                 model_ = Shard(MakeModel(what_, place_), place_);
@@ -227,7 +211,7 @@ class TrainStepRun final : public TurnRun {
 
   const TrainStepCase what_;
   const Place place_;
-  const Rows rows_;
+  const CountingRows rows_;
   Model model_ = nullptr;
   Contender ours_;
   Contender plain_;

@@ -71,9 +71,6 @@ TEST_F(GpuTrainStepTest, AmongPlayedRanksThePlanIsKeptAndLossesAreNotCompared) {
 TEST_F(GpuTrainStepTest, RunsOnADeviceWithStreams) {
   Place place;
   place.device = FakeDevice::device();
-  place.move = [](torch::nn::Module& module) {
-    FakeDevice::Move(module.parameters());
-  };
   const Figures figures = FiguresOf(Tiny(), place);
   ExpectTimes(figures);
   EXPECT_LE(figures.at("loss_difference"), 1e-5);

@@ -3,22 +3,24 @@
 usage: torchrun --nproc-per-node 2 benchmarks/peers/peer_gpt.py --impl fsdp1|fsdp2|ddp|none [--layers 8 --dim 512 ...]
 
 The data are the rows of `--data=count`. Rank 0 prints one JSON line: tokens/s of all ranks, median and least
-milliseconds per step, peak memory of a rank (with --device cuda the GPU's, too), first and last loss; with --losses
-rank 0's loss of every step.
+milliseconds per step, the host's part until all is queued, peak memory of a rank (with --device cuda the GPU's, too,
+within the timed steps), first and last loss; with --losses rank 0's loss of every step.
 """
-import argparse
 import json
 import os
 import random
 import resource
 import statistics
 import struct
+import sys
 import time
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
+
+import peer_flags
 
 
 class Block(nn.Module):
@@ -107,6 +109,21 @@ def load_safetensors(path):
     return tensors
 
 
+def make_model(args):
+    """On the device, which also draws the initial values: the host takes seconds for a billion."""
+    torch.manual_seed(0)
+    with torch.device(args.place):
+        model = GPT(args.vocab, args.dim, args.layers, args.heads, args.seq)
+    if args.init:
+        model.load_state_dict(load_safetensors(args.init))
+    model.to(device=args.place, dtype=torch.bfloat16 if args.pure_bf16 else torch.float32)
+    if args.recompute:
+        from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+        for index, block in enumerate(model.blocks):
+            model.blocks[index] = checkpoint_wrapper(block, preserve_rng_state=False)
+    return model
+
+
 def wrap(model, args, world):
     """`model` as --impl asks for."""
     if args.impl == "none":
@@ -120,13 +137,16 @@ def wrap(model, args, world):
         return FullyShardedDataParallel(model, auto_wrap_policy=ModuleWrapPolicy({Block}),
                                         device_id=args.place, mixed_precision=precision,
                                         use_orig_params=False)
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
     mesh = dist.init_device_mesh(args.device, (world,))
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if args.bf16 \
-        else MixedPrecisionPolicy()
+    policies = {
+        "mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if args.bf16
+                     else MixedPrecisionPolicy(),
+        "offload_policy": CPUOffloadPolicy(pin_memory=args.device == "cuda") if args.cpu_offload else OffloadPolicy(),
+    }
     for block in model.blocks:
-        fully_shard(block, mesh=mesh, mp_policy=policy)
-    return fully_shard(model, mesh=mesh, mp_policy=policy)
+        fully_shard(block, mesh=mesh, **policies)
+    return fully_shard(model, mesh=mesh, **policies)
 
 
 def barrier():
@@ -136,77 +156,80 @@ def barrier():
         torch.cuda.synchronize()
 
 
-def train(model, args, rank):
-    """Seconds and loss of every step, warm-up included."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, fused=True)
-    generator = torch.Generator().manual_seed(1234 + rank)
-    seconds, losses = [], []
-    for _ in range(args.warmup + args.steps):
-        rows = torch.randint(0, args.vocab, (args.batch, args.seq + 1), generator=generator)
-        rows[:, 1:] = (rows[:, :1] + torch.arange(1, args.seq + 1)) % args.vocab
-        rows = rows.to(args.place)
-        barrier()
-        begin = time.perf_counter()
+def clip(model, norm):
+    if hasattr(model, "clip_grad_norm_"):  # FSDP1's own
+        model.clip_grad_norm_(norm)
+    else:
+        nn.utils.clip_grad_norm_(model.parameters(), norm)
+
+
+def step(model, optimizer, batches, args):
+    """The first loss."""
+    first = None
+    for rows in batches:
         logits = model(rows[:, :-1])
         loss = F.cross_entropy(logits.float().view(-1, args.vocab), rows[:, 1:].reshape(-1))
-        loss.backward()
-        if not args.no_optim:
-            optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        (loss / len(batches) if len(batches) > 1 else loss).backward()
+        first = loss.detach() if first is None else first
+    if args.clip:
+        clip(model, args.clip)
+    if not args.no_optim:
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return first
+
+
+def train(model, args, rank):
+    """Seconds, the host's part of them and the loss of every step, warm-up included."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, fused=True)
+    generator = torch.Generator().manual_seed(1234 + rank)
+    seconds, host, losses = [], [], []
+    for index in range(args.warmup + args.steps):
+        batches = []
+        for _ in range(args.micro_batches):
+            rows = torch.randint(0, args.vocab, (args.batch, args.seq + 1), generator=generator)
+            rows[:, 1:] = (rows[:, :1] + torch.arange(1, args.seq + 1)) % args.vocab
+            batches.append(rows.to(args.place))
+        barrier()
+        if index == args.warmup and args.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        begin = time.perf_counter()
+        loss = step(model, optimizer, batches, args)
+        host.append(time.perf_counter() - begin)
         barrier()
         seconds.append(time.perf_counter() - begin)
         losses.append(loss.item())
-    return seconds, losses
+    return seconds, host, losses
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--impl", default="fsdp2", choices=["fsdp1", "fsdp2", "ddp", "none"])
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--dim", type=int, default=512)
-    parser.add_argument("--heads", type=int, default=8)
-    parser.add_argument("--seq", type=int, default=256)
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--warmup", type=int, default=2)
-    parser.add_argument("--vocab", type=int, default=256)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--lr", type=float, default=3e-4)
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--bf16", action="store_true", help="compute in bf16, keep and reduce float32")
-    parser.add_argument("--pure-bf16", action="store_true", help="parameters, gradients and states in bf16")
-    parser.add_argument("--no-optim", action="store_true")
-    parser.add_argument("--init", help="a safetensors file with the initial parameters")
-    parser.add_argument("--jitter", type=float, default=0, help="blocks of --jitter-rank take up to this share longer")
-    parser.add_argument("--jitter-rank", type=int, default=0)
-    parser.add_argument("--losses", action="store_true", help="print the loss of every step, too")
-    args = parser.parse_args()
+    args = peer_flags.parse(sys.argv[1:], __doc__)
     args.place = torch.device("cpu")
     if args.device == "cuda":
         args.place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
         torch.cuda.set_device(args.place)
 
-    torch.set_num_threads(args.threads)
+    if args.threads > 0:
+        torch.set_num_threads(args.threads)
     rank = int(os.environ.get("RANK", 0))
     world = int(os.environ.get("WORLD_SIZE", 1))
     if args.impl != "none":
-        dist.init_process_group("nccl" if args.device == "cuda" else "gloo")
-    torch.manual_seed(0)
-    model = GPT(args.vocab, args.dim, args.layers, args.heads, args.seq)
-    if args.init:
-        model.load_state_dict(load_safetensors(args.init))
-    model.to(device=args.place, dtype=torch.bfloat16 if args.pure_bf16 else torch.float32)
+        # What rests in the host's memory is clipped there.
+        gpu = "cpu:gloo,cuda:nccl" if args.cpu_offload else "nccl"
+        dist.init_process_group(gpu if args.device == "cuda" else "gloo")
+    model = make_model(args)
     if args.jitter > 0 and args.jitter_rank == rank:
         model.jitter = Jitter(args.jitter, 0)
     num_parameters = sum(p.numel() for p in model.parameters())
-    seconds, losses = train(wrap(model, args, world), args, rank)
+    seconds, host, losses = train(wrap(model, args, world), args, rank)
 
     timed = seconds[args.warmup:]
     median = statistics.median(timed)
     if rank == 0:
         report = dict(impl=args.impl, world=world, params=num_parameters, bf16=args.bf16, batch=args.batch,
-                      seq=args.seq, step_ms=round(median * 1e3, 1), min_ms=round(min(timed) * 1e3, 1),
-                      tok_s=round(world * args.batch * args.seq / median, 1),
+                      seq=args.seq, step_ms=round(median * 1e3, 2), min_ms=round(min(timed) * 1e3, 2),
+                      host_ms=round(statistics.median(host[args.warmup:]) * 1e3, 2),
+                      tok_s=round(world * args.batch * args.micro_batches * args.seq / median, 1),
                       peak_rss_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
                       loss0=round(losses[0], 4), loss=round(losses[-1], 4))
         if args.device == "cuda":

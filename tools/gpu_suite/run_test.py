@@ -5,10 +5,15 @@ import io
 import json
 import os
 import pathlib
+import shutil
+import signal
+import subprocess
+import sys
 import tempfile
 import unittest
 
 import driver
+import execute
 import libtorch
 import run
 
@@ -26,9 +31,19 @@ HANGS = "#!/bin/sh\necho begun\nsleep 600\n"
 DIES = "#!/bin/sh\necho 'libcudart.so.13: cannot open' >&2\nexit 127\n"
 
 
-def program(name, kind="test", limit_s=100.0, takes_device=False):
-    return {"name": name, "file": name, "kind": kind, "limit_s": limit_s, "takes_device": takes_device,
-            "flags": []}
+HANGS_IN_A_CASE = "#!/bin/sh\necho '[ RUN      ] A.B'\necho begun\nsleep 600\n"
+# As compute-sanitizer is called.
+SANITIZES = """#!/bin/sh
+while [ "${1#--}" != "$1" ]; do shift; done
+program=$1; shift
+echo "sanitized" >> "$SEEN.sanitizer"
+exec "$program" "$@"
+"""
+
+
+def program(name, kind="test", limit_s=100.0, **changes):
+    return {"name": name, "file": name, "kind": kind, "limit_s": limit_s, "takes_flags": False, "flags": [],
+            "dry_flags": ["--dry"], **changes}
 
 
 class RunTest(unittest.TestCase):
@@ -60,6 +75,10 @@ class RunTest(unittest.TestCase):
         manifest = {"sources": "abc", "build": "--config=cuda", "programs": [entry for entry, _ in scripts]}
         (self.folder / "manifest.json").write_text(json.dumps(manifest))
 
+    def least(self, seconds):
+        self.addCleanup(setattr, run, "LEAST_S", run.LEAST_S)
+        run.LEAST_S = seconds
+
     def run_all(self, *flags):
         with contextlib.redirect_stderr(self.errors):
             code = run.main([f"--libtorch={self.torch}", f"--out={self.folder / 'out'}", *flags])
@@ -78,7 +97,7 @@ class RunTest(unittest.TestCase):
         self.assertIn("| a | passed | 1 |", (self.folder / "out" / "report.md").read_text())
 
     def test_benchmarks_get_flags_where_they_know_them(self):
-        self.pack([(program("known", "benchmark", takes_device=True), MEASURES)])
+        self.pack([(program("known", "benchmark", takes_flags=True), MEASURES)])
         code, results = self.run_all("--benchmark-flags=--turns=3 --device=cuda:1")
         self.assertEqual(code, 0, self.errors.getvalue())
         self.assertTrue(self.seen.read_text().endswith("--turns=3 --device=cuda:1\n"))
@@ -94,16 +113,114 @@ class RunTest(unittest.TestCase):
         self.assertEqual([entry["outcome"] for entry in results["programs"]], ["timed out", "passed"])
         self.assertIn("begun", results["programs"][0]["output_tail"])
 
-    def test_a_budget_is_for_all_programs(self):
-        self.pack([(program("good"), PASSES), (program("hangs"), HANGS), (program("late"), PASSES)])
+    def test_a_case_that_hangs_is_named(self):
+        self.pack([(program("hangs", limit_s=0.5), HANGS_IN_A_CASE)])
+        self.run_all()
+        self.assertIn("- A.B", self.errors.getvalue())
+        self.assertIn("- A.B", (self.folder / "out" / "report.md").read_text())
+
+    def test_a_budget_is_for_all_programs_and_a_second_run_does_the_rest(self):
+        self.least(0)
+        self.pack([(program("good"), PASSES), (program("long"), HANGS), (program("late"), PASSES)])
         code, results = self.run_all("--budget=1.5")
         self.assertEqual(code, 1)
-        self.assertEqual([entry["outcome"] for entry in results["programs"]], ["passed", "timed out"])
-        self.assertIn("left out, the budget is spent: late", self.errors.getvalue())
+        self.assertEqual([entry["outcome"] for entry in results["programs"]], ["passed", "cut off"])
+        self.assertIn("has 1 more to do", self.errors.getvalue())
+        self.assertIn("same `--out`: long, late.", (self.folder / "out" / "report.md").read_text())
+
+        (self.folder / "bin" / "good").write_text(DIES)  # not run again
+        (self.folder / "bin" / "long").write_text(PASSES)
+        code, results = self.run_all()
+        self.assertEqual([(entry["name"], entry["outcome"]) for entry in results["programs"]],
+                         [("good", "passed"), ("long", "passed"), ("late", "passed")])
+        self.assertEqual(code, 0, self.errors.getvalue())
+
+    def test_what_failed_is_run_again_only_if_asked_for(self):
+        self.pack([(program("a"), PASSES), (program("b"), DIES)])
+        self.run_all()
+        (self.folder / "bin" / "b").write_text(PASSES)
+        self.assertEqual(self.run_all()[0], 1)
+        self.assertEqual(self.run_all("--only=^b$")[0], 0)
+        self.seen.unlink()
+        self.assertEqual(self.run_all()[0], 0)
+        self.assertFalse(self.seen.exists())
+        self.assertEqual(self.run_all("--again")[0], 0)
+        self.assertTrue(self.seen.exists())
+
+    def test_results_of_other_sources_are_forgotten(self):
+        self.pack([(program("a"), PASSES)])
+        self.run_all()
+        manifest = json.loads((self.folder / "manifest.json").read_text())
+        (self.folder / "manifest.json").write_text(json.dumps({**manifest, "sources": "def"}))
+        self.seen.unlink()
+        self.run_all()
+        self.assertTrue(self.seen.exists())
+
+    def test_a_run_that_is_ended_leaves_a_report_and_no_process(self):
+        self.pack([(program("good"), PASSES), (program("hangs"), "#!/bin/sh\necho $$ > $SEEN\nsleep 600\n"),
+                   (program("late"), PASSES)])
+        shutil.copy(pathlib.Path(run.__file__), self.folder / "run")
+        for name in ("driver", "execute", "libtorch", "markdown", "report", "targets"):
+            shutil.copy(pathlib.Path(run.__file__).with_name(f"{name}.py"), self.folder)
+        for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
+            process = subprocess.Popen([sys.executable, str(self.folder / "run"), "--dry-run", "--again",
+                                        f"--out={self.folder / 'out'}"], stderr=subprocess.PIPE, text=True)
+            while "[2/3]" not in process.stderr.readline():
+                self.assertIsNone(process.poll())
+            while not self.pid_of_hanging():
+                self.assertIsNone(process.poll())
+            pid = self.pid_of_hanging()
+            process.send_signal(number)
+            process.communicate(timeout=60)
+            self.assertEqual(process.returncode, code)
+            with self.assertRaises(ProcessLookupError):
+                os.kill(pid, 0)
+            results = json.loads((self.folder / "out" / "results.json").read_text())
+            self.assertEqual([entry["outcome"] for entry in results["programs"]], ["passed", "cut off"])
+            self.assertIn("same `--out`: hangs, late.", (self.folder / "out" / "report.md").read_text())
+            self.seen.unlink()
+
+    def pid_of_hanging(self):
+        try:
+            return int(self.seen.read_text())
+        except (OSError, ValueError):
+            return None
+
+    def test_programs_that_have_lost_their_modes_run(self):
+        self.pack([(program("a"), PASSES)])
+        (self.folder / "bin" / "a").chmod(0o600)
+        self.assertEqual(self.run_all()[0], 0, self.errors.getvalue())
+
+    def test_a_folder_that_is_not_whole_is_refused(self):
+        self.pack([(program("a"), PASSES)])
+        (self.folder / "bin" / "a").unlink()
+        self.assertEqual(self.run_all(), (2, None))
+        self.assertIn("bin/a is not there", self.errors.getvalue())
+
+    def test_the_sanitizer_runs_where_it_is(self):
+        self.pack([(program("a"), PASSES), ({**program("a, sanitized", "sanitizer"), "file": "a"}, PASSES)])
+        self.addCleanup(setattr, execute, "SANITIZERS", execute.SANITIZERS)
+        execute.SANITIZERS = ("no-such-sanitizer",)
+        code, results = self.run_all()
+        self.assertEqual((code, results["programs"][1]["outcome"]), (0, "skipped"))
+        tool = self.folder / "sanitizer"
+        tool.write_text(SANITIZES)
+        tool.chmod(0o755)
+        execute.SANITIZERS = (str(tool),)
+        code, results = self.run_all("--again")
+        self.assertEqual((code, [entry["outcome"] for entry in results["programs"]]), (0, ["passed", "passed"]))
+        self.assertTrue(pathlib.Path(f"{self.seen}.sanitizer").exists())
+        tool.write_text("#!/bin/sh\necho '========= Device not supported'\nexit 1\n")
+        self.assertEqual(self.run_all("--again")[1]["programs"][1]["outcome"], "skipped")
+
+    def test_a_dry_run_needs_no_gpu_and_adds_its_flags(self):
+        self.pack([(program("a", "benchmark", flags=["--large"]), MEASURES)])
+        driver.why_no_gpu = lambda: "there is no GPU"
+        self.assertEqual(self.run_all("--dry-run")[0], 0, self.errors.getvalue())
+        self.assertTrue(self.seen.read_text().endswith("json --large --dry\n"))
 
     def test_a_file_that_is_no_program_is_a_failure_and_the_others_run(self):
         self.pack([(program("text"), "no program"), (program("good"), PASSES)])
-        (self.folder / "bin" / "text").chmod(0o644)
         code, results = self.run_all()
         self.assertEqual((code, [entry["outcome"] for entry in results["programs"]]), (1, ["failed", "passed"]))
         self.assertIn("does not start: ", results["programs"][0]["output_tail"])
@@ -112,6 +229,7 @@ class RunTest(unittest.TestCase):
         self.pack([(program("dies"), DIES)])
         code, results = self.run_all()
         self.assertEqual((code, results["programs"][0]["outcome"]), (1, "failed"))
+        self.assertIn("libcudart.so.13: cannot open", self.errors.getvalue())
         self.assertIn("libcudart.so.13: cannot open", (self.folder / "out" / "report.md").read_text())
 
     def test_peers_are_run_by_python_as_one_rank(self):

@@ -1,0 +1,210 @@
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "absl/flags/flag.h"
+#include "absl/strings/str_cat.h"
+#include "benchmarks/gpu_benchmarks.h"
+#include "benchmarks/gpu_collectives_run.h"
+#include "benchmarks/gpu_offload_run.h"
+#include "benchmarks/gpu_optimizer_run.h"
+#include "benchmarks/gpu_sharded_step_run.h"
+#include "benchmarks/gpu_train_step_run.h"
+#include "fsdp/offload_options.h"
+
+// The GPT of most steps, by default of a billion parameters.
+ABSL_FLAG(int, layers, 20, "Blocks of the model.");
+ABSL_FLAG(int, dim, 2048, "Width of the model, a multiple of --heads.");
+ABSL_FLAG(int, heads, 16, "Heads of the attention.");
+ABSL_FLAG(int, seq, 1024, "Tokens of a row.");
+ABSL_FLAG(int, batch, 4, "Rows of a step.");
+ABSL_FLAG(int, vocab, 8192, "Different tokens.");
+// That of full_finetune, by default of seven billion.
+ABSL_FLAG(int, large_layers, 34, "Blocks of the large model.");
+ABSL_FLAG(int, large_dim, 4096, "Width of the large model.");
+ABSL_FLAG(int, large_heads, 32, "Heads of the large model's attention.");
+ABSL_FLAG(int, large_batch, 16, "Rows of a backward of the large model.");
+ABSL_FLAG(int, large_micro_batches, 2, "Backwards of the large model's step.");
+ABSL_FLAG(int, large_turns, 4, "How often the large model steps at most.");
+// Offload.
+ABSL_FLAG(int, units, 8, "Units of offload's model, of two matrices each.");
+ABSL_FLAG(int, matrix, 4096, "Rows and columns of such a matrix.");
+ABSL_FLAG(int, rows, 4096,
+          "Rows of a step in fp32; four times as many in bf16, which computes "
+          "that much faster and more.");
+// Collectives.
+ABSL_FLAG(int, largest_mib, 256, "Of the sizes of 1, 16 and 256 MiB.");
+
+namespace fsdp::benchmarks {
+namespace {
+
+constexpr int kManyRanks = 8;
+constexpr int kPlayedRanks = 4;
+
+gpt::GptConfig Billion() {
+  return {absl::GetFlag(FLAGS_vocab), absl::GetFlag(FLAGS_dim),
+          absl::GetFlag(FLAGS_layers), absl::GetFlag(FLAGS_heads),
+          absl::GetFlag(FLAGS_seq)};
+}
+
+gpt::GptConfig SevenBillion() {
+  return {absl::GetFlag(FLAGS_vocab), absl::GetFlag(FLAGS_large_dim),
+          absl::GetFlag(FLAGS_large_layers), absl::GetFlag(FLAGS_large_heads),
+          absl::GetFlag(FLAGS_seq)};
+}
+
+void AddTrainStep(const std::string& name, const TrainStepCase& what,
+                  const Place& place, int turns) {
+  AddBenchmark(name, turns,
+               [what, place] { return MakeTrainStepRun(what, place); });
+}
+
+// Beside plain LibTorch.
+void AddTrainSteps(const Place& place, int turns) {
+  TrainStepCase what;
+  what.model = Billion();
+  what.batch = absl::GetFlag(FLAGS_batch);
+  for (const at::ScalarType dtype : {at::kBFloat16, at::kFloat}) {
+    for (const bool checkpointing : {false, true}) {
+      what.dtype = dtype;
+      what.checkpointing = checkpointing;
+      AddTrainStep(
+          absl::StrCat("train_step/", dtype == at::kFloat ? "fp32" : "bf16",
+                       checkpointing ? "/checkpointing" : ""),
+          what, place, turns);
+    }
+  }
+  Place many = place;
+  if (many.ranks == 1) many.ranks = kManyRanks;
+  what.dtype = at::kBFloat16;
+  what.checkpointing = false;
+  AddTrainStep(absl::StrCat("train_step/bf16/", many.ranks, "_ranks"), what,
+               many, turns);
+  TrainStepCase small;
+  small.model = {/*vocab=*/64, /*dim=*/64, /*layers=*/50, /*heads=*/4,
+                 /*seq=*/16};
+  small.batch = 1;
+  AddTrainStep("host_cost", small, place, turns);
+}
+
+OffloadOptions InHostMemory(bool all) {
+  OffloadOptions offload;
+  offload.optimizer = Tier::kCpu;
+  if (all) {
+    offload.parameters = offload.gradients = Tier::kCpu;
+    offload.step_on = StepOn::kFaster;
+  }
+  return offload;
+}
+
+void AddShardedStep(const std::string& name, const ShardedStepCase& what,
+                    const Place& place, int turns) {
+  AddBenchmark(name, turns,
+               [what, place] { return MakeShardedStepRun(what, place); });
+}
+
+// Beside PyTorch, where bf16 computes over fp32 shards, too.
+void AddShardedSteps(const Place& place, int turns) {
+  ShardedStepCase what;
+  what.model = Billion();
+  what.batch = absl::GetFlag(FLAGS_batch);
+  AddShardedStep("sharded_step/bf16_over_fp32", what, place, turns);
+  if (place.device.is_cpu()) return;  // nothing rests elsewhere
+  what.offload = InHostMemory(/*all=*/true);
+  AddShardedStep("sharded_step/bf16_over_fp32/all_on_host", what, place, turns);
+
+  ShardedStepCase large;
+  large.model = SevenBillion();
+  large.batch = absl::GetFlag(FLAGS_large_batch);
+  large.micro_batches = absl::GetFlag(FLAGS_large_micro_batches);
+  large.recompute = true;
+  large.clip = 1;
+  const int large_turns = std::min(turns, absl::GetFlag(FLAGS_large_turns));
+  for (const bool all : {false, true}) {
+    large.offload = InHostMemory(all);
+    AddShardedStep(
+        absl::StrCat("full_finetune/", all ? "all" : "states", "_on_host"),
+        large, place, large_turns);
+  }
+}
+
+void AddOptimizer(const Place& place, int turns) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    AddBenchmark(
+        absl::StrCat("fused_adamw/", dtype == at::kFloat ? "fp32" : "bf16"),
+        turns, [=] { return MakeOptimizerRun(Billion(), dtype, place); });
+  }
+}
+
+const char* NameOf(StepOn step_on) {
+  switch (step_on) {
+    case StepOn::kDevice:
+      return "stepped_on_device";
+    case StepOn::kHost:
+      return "stepped_on_host";
+    case StepOn::kFaster:
+      return "stepped_where_faster";
+  }
+  return "unknown";
+}
+
+// Beside the same with all on the device.
+void AddOffload(const Place& place, int turns) {
+  if (place.device.is_cpu()) return;  // nothing rests elsewhere
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    for (const StepOn step_on :
+         {StepOn::kDevice, StepOn::kHost, StepOn::kFaster}) {
+      OffloadCase what;
+      what.units = absl::GetFlag(FLAGS_units);
+      what.dim = absl::GetFlag(FLAGS_matrix);
+      what.rows = absl::GetFlag(FLAGS_rows) * (dtype == at::kBFloat16 ? 4 : 1);
+      what.dtype = dtype;
+      what.step_on = step_on;
+      AddBenchmark(absl::StrCat("offload/", NameOf(step_on), "/",
+                                dtype == at::kFloat ? "fp32" : "bf16"),
+                   turns,
+                   [what, place] { return MakeOffloadRun(what, place); });
+    }
+  }
+}
+
+// Beside device copies of as many bytes: played ranks, and NCCL's one.
+void AddCollectives(const Place& place, int turns, const MakeGroup& nccl) {
+  Place played = place;
+  if (played.ranks == 1) played.ranks = kPlayedRanks;
+  for (const DeviceCollective collective :
+       {DeviceCollective::kAllGather, DeviceCollective::kReduceScatter}) {
+    const std::string name = collective == DeviceCollective::kAllGather
+                                 ? "all_gather/"
+                                 : "reduce_scatter/";
+    for (const int64_t mib : {1, 16, 256}) {
+      if (mib > absl::GetFlag(FLAGS_largest_mib)) continue;
+      const int64_t bytes = mib << 20;
+      // Equal shards, of whole numbers.
+      const int64_t granule =
+          int64_t{played.ranks} * static_cast<int64_t>(sizeof(float));
+      const std::string size = absl::StrCat("/", mib, "_MiB");
+      AddBenchmark(
+          absl::StrCat(name, "loopback_of_", played.ranks, size), turns, [=] {
+            return MakeCollectiveRun(collective, bytes / granule * granule,
+                                     place.device, LoopbackGroup(played));
+          });
+      if (nccl == nullptr) continue;
+      AddBenchmark(absl::StrCat(name, "nccl", size), turns, [=] {
+        return MakeCollectiveRun(collective, bytes, place.device, nccl(place));
+      });
+    }
+  }
+}
+
+}  // namespace
+
+void AddGpuBenchmarks(const Place& place, int turns, const MakeGroup& nccl) {
+  AddTrainSteps(place, turns);
+  AddShardedSteps(place, turns);
+  AddOptimizer(place, turns);
+  AddOffload(place, turns);
+  AddCollectives(place, turns, nccl);
+}
+
+}  // namespace fsdp::benchmarks

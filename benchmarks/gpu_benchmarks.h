@@ -1,0 +1,22 @@
+// All benchmarks for a GPU. Two programs have them: gpu_benchmarks for a GPU,
+// gpu_benchmarks_dry for the fake device.
+#ifndef BENCHMARKS_GPU_BENCHMARKS_H_
+#define BENCHMARKS_GPU_BENCHMARKS_H_
+
+#include <functional>
+#include <memory>
+
+#include "benchmarks/gpu_run.h"
+#include "comm/communicator.h"
+
+namespace fsdp::benchmarks {
+
+using MakeGroup =
+    std::function<std::shared_ptr<comm::Communicator>(const Place&)>;
+
+// `nccl` makes a group of one rank; null where NCCL is not linked.
+void AddGpuBenchmarks(const Place& place, int turns, const MakeGroup& nccl);
+
+}  // namespace fsdp::benchmarks
+
+#endif  // BENCHMARKS_GPU_BENCHMARKS_H_
