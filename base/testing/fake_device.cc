@@ -46,6 +46,7 @@ void FakeDevice::Unpin(void* memory) { State::Get().Unpin(memory); }
 
 void FakeDevice::Touch(const at::Tensor& tensor, bool writes,
                        absl::string_view what) {
+  State::Get().RefuseInCapture(what);
   State::Get().Access(State::CurrentActor(), tensor, writes, what);
 }
 

@@ -11,6 +11,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -57,6 +58,22 @@ bool IsMask(const at::Tensor& index) {
   return index.scalar_type() == at::kBool || index.scalar_type() == at::kByte;
 }
 
+bool Shares(const at::Tensor& a, const at::Tensor& b) {
+  return a.defined() && a.has_storage() && b.has_storage() &&
+         a.storage().unsafeGetStorageImpl() ==
+             b.storage().unsafeGetStorageImpl();
+}
+
+// Whether `result` lies in the memory of an argument.
+bool Holds(const c10::IValue& argument, const at::Tensor& result) {
+  if (argument.isTensor()) return Shares(argument.toTensor(), result);
+  if (!argument.isTensorList()) return false;
+  for (const at::Tensor& each : argument.toTensorList()) {
+    if (Shares(each, result)) return true;
+  }
+  return false;
+}
+
 // One run of an operator.
 class Call {
  public:
@@ -69,12 +86,20 @@ class Call {
 
   void Run() {
     const bool touches = !OnlyMetadata(schema_);
+    captured_ = touches && State::Get().Captures();
     TakeArguments(touches);
+    Stack arguments;
+    if (captured_) {
+      arguments.assign(
+          stack_.end() - static_cast<int64_t>(schema_.arguments().size()),
+          stack_.end());
+    }
     {
       const at::AutoDispatchBelowADInplaceOrView below_autograd;
       op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack_);
     }
     twins_.WriteBack();
+    if (captured_) AddToCapture(arguments);
     GiveResults(touches);
     if (touches && WaitsForHost()) {
       State::Get().HostWaitForStream(State::CurrentStream(), name_);
@@ -82,9 +107,20 @@ class Call {
   }
 
  private:
+  // A kernel is launched with its value.
+  static at::Tensor Number(const at::Tensor& tensor) {
+    at::Tensor number = tensor.clone();
+    number.unsafeGetTensorImpl()->set_wrapped_number(
+        tensor.unsafeGetTensorImpl()->is_wrapped_number());
+    return number;
+  }
+
   // The twin of an argument; `touches` the memory.
   at::Tensor Take(const at::Tensor& tensor, bool touches, bool writes) {
     const at::Tensor twin = twins_.Of(tensor, writes);
+    if (captured_ && tensor.defined() && tensor.is_cpu() && !writes) {
+      return Number(tensor);
+    }
     if (touches && !twin.is_same(tensor) && tensor.numel() > 0) {
       twins_.CheckAccess(tensor, writes);
       State::Get().Access(State::CurrentActor(), tensor, writes, name_);
@@ -149,8 +185,34 @@ class Call {
     at::Tensor given = twins_.OriginalOf(result, fresh);
     if (fresh && touches) {
       State::Get().Access(State::CurrentActor(), given, /*writes=*/true, name_);
+      if (captured_) fresh_->push_back(result);
     }
     return given;
+  }
+
+  // The host does what it does again: new results go to where the first ones
+  // lie. What was a number on the host stays what it is now.
+  void AddToCapture(const Stack& arguments) {
+    State::Get().AddRun([op = op_, arguments, fresh = fresh_] {
+      Stack stack = arguments;
+      op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
+      auto next = fresh->begin();
+      const auto put = [&](const at::Tensor& result) {
+        const bool is_new =
+            result.defined() && std::none_of(arguments.begin(), arguments.end(),
+                                             [&](const c10::IValue& argument) {
+                                               return Holds(argument, result);
+                                             });
+        if (is_new && next != fresh->end()) (next++)->copy_(result);
+      };
+      for (const c10::IValue& value : stack) {
+        if (value.isTensor()) {
+          put(value.toTensor());
+        } else if (value.isTensorList()) {
+          for (const at::Tensor& result : value.toTensorList()) put(result);
+        }
+      }
+    });
   }
 
   void GiveResults(bool touches) {
@@ -181,6 +243,10 @@ class Call {
   const std::string& name_;
   Stack& stack_;
   Twins twins_;
+  bool captured_ = false;
+  // Twins of the results that are new.
+  const std::shared_ptr<std::vector<at::Tensor>> fresh_ =
+      std::make_shared<std::vector<at::Tensor>>();
   bool indexed_ = false;
   bool waits_for_indices_ = false;
 };
@@ -213,12 +279,15 @@ at::Tensor CopyFrom(const at::Tensor& from, const at::Tensor& to,
   Twins::CheckAccess(to, /*writes=*/true);
   Access(from, /*writes=*/false, what);
   Access(to, /*writes=*/true, what);
+  State& state = State::Get();
   {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     target.copy_(source);
   }
+  if (state.Captures()) {
+    state.AddRun([target, source] { target.copy_(source); });
+  }
   if (on_device) return to;
-  State& state = State::Get();
   const at::Tensor& on_host = from.is_cpu() ? from : to;
   if (!non_blocking) {
     state.HostWaitForStream(State::CurrentStream(), what);

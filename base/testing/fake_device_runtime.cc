@@ -15,15 +15,15 @@ namespace fsdp::testing::fake_device {
 namespace {
 
 struct FakeEvent {
-  HappensBefore::Clock clock;
+  Point point;
 };
 
 c10::Stream StreamOf(int64_t id) {
   return c10::Stream(c10::Stream::UNSAFE, TheDevice(), id);
 }
 
-const HappensBefore::Clock& ClockOf(void* event) {
-  return static_cast<FakeEvent*>(event)->clock;
+const Point& PointOf(void* event) {
+  return static_cast<FakeEvent*>(event)->point;
 }
 
 class Guard final : public c10::impl::DeviceGuardImplInterface {
@@ -71,20 +71,20 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
               const c10::DeviceIndex /*index*/,
               const c10::EventFlag /*flag*/) const override {
     if (*event == nullptr) *event = new FakeEvent;
-    static_cast<FakeEvent*>(*event)->clock = State::Get().Record(stream.id());
+    static_cast<FakeEvent*>(*event)->point = State::Get().Record(stream.id());
   }
   void block(void* event, const c10::Stream& stream) const override {
-    if (event != nullptr) State::Get().Block(stream.id(), ClockOf(event));
+    if (event != nullptr) State::Get().Block(stream.id(), PointOf(event));
   }
   bool queryEvent(void* event) const override {
     if (event == nullptr) return true;
     if (State::Get().Stalled()) return false;
-    State::Get().Learn(ClockOf(event));
+    State::Get().Learn(PointOf(event));
     return true;
   }
   void synchronizeEvent(void* event) const override {
     if (event == nullptr) return;
-    State::Get().HostWait(ClockOf(event), "synchronize an event");
+    State::Get().HostWait(PointOf(event), "synchronize an event");
   }
   void destroyEvent(void* event,
                     const c10::DeviceIndex /*index*/) const noexcept override {

@@ -1,6 +1,7 @@
 #include "base/testing/fake_device_state.h"
 
 #include <c10/core/CPUAllocator.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <iterator>
@@ -97,6 +98,13 @@ c10::DataPtr State::Adopt(c10::DataPtr memory, size_t bytes) {
   allocation->actor = CurrentActor();
   if (bytes > 0) {
     const std::lock_guard<std::mutex> lock(mutex_);
+    if (capture_ != nullptr && capture_->Has(CurrentStream())) {
+      capture_->Allocate(CurrentStream(), allocation->range, Named("allocate"));
+      allocation->owner = capture_;
+      allocation->is_captured = true;
+      allocations_[allocation->range.begin] = allocation;
+      return c10::DataPtr(data, allocation, &Free, TheDevice());
+    }
     order_.Forget(allocation->range);
     order_.Access(allocation->actor, {allocation->range}, /*writes=*/true,
                   Named("allocate"));
@@ -108,13 +116,20 @@ c10::DataPtr State::Adopt(c10::DataPtr memory, size_t bytes) {
 }
 
 void State::Free(void* pointer) {
-  const auto* const allocation = static_cast<Allocation*>(pointer);
+  auto* const allocation = static_cast<Allocation*>(pointer);
   const Range range = allocation->range;
   if (range.end > range.begin) {
     State& state = Get();
     const std::lock_guard<std::mutex> lock(state.mutex_);
-    state.order_.Free(allocation->actor, range, allocation->spared,
-                      Named("free"));
+    if (state.FreeCaptured(*allocation)) {
+      delete allocation;
+      return;
+    }
+    std::vector<int> spared;
+    for (int64_t stream : allocation->spared) {
+      spared.push_back(HappensBefore::ActorOf(stream));
+    }
+    state.order_.Free(allocation->actor, range, spared, Named("free"));
     state.allocations_.erase(range.begin);
     state.in_use_ -= static_cast<int64_t>(range.end - range.begin);
   }
@@ -127,7 +142,7 @@ void State::RecordOnStream(const void* data, int64_t stream) {
   if (next == allocations_.begin()) return;
   Allocation& allocation = *std::prev(next)->second;
   if (Address(data) < allocation.range.end) {
-    allocation.spared.push_back(HappensBefore::ActorOf(stream));
+    allocation.spared.push_back(stream);
   }
 }
 
@@ -135,6 +150,18 @@ void State::Access(int actor, const at::Tensor& tensor, bool writes,
                    absl::string_view what) {
   const std::vector<Range> ranges = RangesOf(tensor);
   const std::lock_guard<std::mutex> lock(mutex_);
+  AccessLocked(actor, ranges, writes, what);
+}
+
+void State::AccessLocked(int actor, const std::vector<Range>& ranges,
+                         bool writes, absl::string_view what) {
+  if (actor != HappensBefore::kHost) {
+    const int64_t stream = actor - HappensBefore::ActorOf(0);
+    if (Capture* const capture = CaptureOf(stream, what)) {
+      capture->Access(stream, ranges, writes, Named(what));
+      return;
+    }
+  }
   order_.Access(actor, ranges, writes, Named(what));
 }
 
@@ -164,7 +191,7 @@ void State::AccessHost(int actor, const at::Tensor& tensor, bool writes,
     host_memory_.push_back(
         {storage.getWeakStorageImpl(), {begin, begin + storage.nbytes()}});
   }
-  order_.Access(actor, ranges, writes, Named(what));
+  AccessLocked(actor, ranges, writes, what);
 }
 
 c10::DataPtr State::AllocatePinned(size_t bytes) {
@@ -211,25 +238,44 @@ bool State::IsPinned(const void* data) {
   return next != pinned_.begin() && Address(data) < std::prev(next)->second.end;
 }
 
-HappensBefore::Clock State::Record(int64_t stream) {
+Point State::Record(int64_t stream) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return order_.Record(HappensBefore::ActorOf(stream));
+  Point point;
+  if (capture_ != nullptr && capture_->Has(stream)) {
+    point.is_captured = true;
+    point.capture = capture_;
+    point.event = capture_->Record(stream);
+  } else {
+    point.clock = order_.Record(HappensBefore::ActorOf(stream));
+  }
+  return point;
 }
 
-void State::Block(int64_t stream, const HappensBefore::Clock& event) {
+void State::Block(int64_t stream, const Point& event) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  order_.Wait(HappensBefore::ActorOf(stream), event);
+  if (event.is_captured) {
+    if (capture_ == nullptr || event.capture.lock() != capture_) {
+      Refuse("a wait for an event of a capture that is over");
+    }
+    capture_->Wait(stream, event.event);
+    return;
+  }
+  if (capture_ != nullptr && capture_->Has(stream)) {
+    Refuse("a wait for an event of before the capture");
+  }
+  order_.Wait(HappensBefore::ActorOf(stream), event.clock);
 }
 
-void State::Learn(const HappensBefore::Clock& event) {
+void State::Learn(const Point& event) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  order_.Wait(HappensBefore::kHost, event);
+  CheckHostMayWait(event, "a question whether an event is reached");
+  order_.Wait(HappensBefore::kHost, event.clock);
 }
 
-void State::HostWait(const HappensBefore::Clock& event,
-                     absl::string_view what) {
+void State::HostWait(const Point& event, absl::string_view what) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  order_.Wait(HappensBefore::kHost, event);
+  CheckHostMayWait(event, what);
+  order_.Wait(HappensBefore::kHost, event.clock);
   host_waits_.push_back(Named(what));
 }
 
@@ -239,13 +285,100 @@ void State::HostWaitForStream(int64_t stream, absl::string_view what) {
 
 void State::HostMayWait(absl::string_view what) {
   const std::lock_guard<std::mutex> lock(mutex_);
+  if (capture_ != nullptr) Refuse(what);
   host_waits_.push_back(Named(what));
 }
 
 void State::HostWaitForAll(absl::string_view what) {
   const std::lock_guard<std::mutex> lock(mutex_);
+  if (capture_ != nullptr) Refuse(what);
   order_.WaitForAll();
   host_waits_.push_back(Named(what));
+}
+
+void State::Refuse(absl::string_view what) {
+  const std::string text = absl::StrCat("fake device: ", Named(what),
+                                        " while a graph is captured, "
+                                        "or of one that was");
+  if (capture_ != nullptr) capture_->Invalidate(text);
+  TORCH_CHECK(false, text);
+}
+
+// Other threads may, of what is not captured.
+void State::CheckHostMayWait(const Point& event, absl::string_view what) {
+  if (event.is_captured ||
+      (capture_ != nullptr && capture_->IsOfThisThread())) {
+    Refuse(what);
+  }
+}
+
+Capture* State::CaptureOf(int64_t stream, absl::string_view what) {
+  if (capture_ == nullptr) return nullptr;
+  if (!capture_->Has(stream)) {
+    Refuse(
+        absl::StrCat(what, " on stream ", stream, ", which is not captured,"));
+  }
+  return capture_.get();
+}
+
+void State::RefuseInCapture(absl::string_view what) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (capture_ != nullptr) Refuse(what);
+}
+
+bool State::BeginCapture(std::shared_ptr<Capture> capture) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (capture_ != nullptr) return false;
+  captures_.push_back(capture);
+  capture_ = std::move(capture);
+  return true;
+}
+
+std::string State::EndCapture() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::string reason = capture_->End(CurrentStream());
+  capture_.reset();
+  return reason;
+}
+
+bool State::Captures() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return capture_ != nullptr && capture_->Has(CurrentStream());
+}
+
+void State::AddRun(std::function<void()> run) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  capture_->Run(CurrentStream(), std::move(run));
+}
+
+std::string State::Replay(Capture& capture,
+                          const std::map<int64_t, int>& actors) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (capture_ != nullptr) return "a capture is under way";
+  if (capture.freed().empty()) {
+    capture.Replay(order_, CurrentActor(), actors);
+  }
+  return capture.freed();
+}
+
+// Whether that was all there is to do.
+bool State::FreeCaptured(Allocation& allocation) {
+  for (const std::weak_ptr<Capture>& each : captures_) {
+    const std::shared_ptr<Capture> capture = each.lock();
+    if (capture != nullptr) {
+      capture->NoteFreed(allocation.range, Named("free"));
+    }
+  }
+  if (!allocation.is_captured) return false;
+  allocations_.erase(allocation.range.begin);
+  const std::shared_ptr<Capture> owner = allocation.owner.lock();
+  if (owner == nullptr) return true;
+  if (owner == capture_) {
+    owner->Free(allocation.actor - HappensBefore::ActorOf(0), allocation.range,
+                allocation.spared, Named("free"));
+  }
+  owner->Keep(std::move(allocation.memory));
+  return true;
 }
 
 bool State::Stalled() {

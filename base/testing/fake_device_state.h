@@ -11,12 +11,15 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
 #include "absl/strings/string_view.h"
+#include "base/testing/fake_device_capture.h"
 #include "base/testing/happens_before.h"
 
 namespace fsdp::testing::fake_device {
@@ -31,8 +34,19 @@ inline c10::Device TheDevice() {
 struct Allocation {
   c10::DataPtr memory;  // host memory
   Range range;
-  int actor = 0;            // the stream that it belongs to
-  std::vector<int> spared;  // the streams whose use its end waits for
+  int actor = 0;                 // the stream that it belongs to
+  std::vector<int64_t> spared;   // the streams whose use its end waits for
+  std::weak_ptr<Capture> owner;  // the capture that it is a graph's memory of
+  bool is_captured = false;      // there is, or was, an owner
+};
+
+// What an event holds.
+struct Point {
+  HappensBefore::Clock clock;
+  // Recorded in a capture: which, and its number there.
+  bool is_captured = false;
+  std::weak_ptr<Capture> capture;
+  int event = 0;
 };
 
 // Lives as long as the process: memory may be freed at its very end.
@@ -67,16 +81,31 @@ class State {
   void AccessHost(int actor, const at::Tensor& tensor, bool writes,
                   absl::string_view what);
 
-  HappensBefore::Clock Record(int64_t stream);
-  void Block(int64_t stream, const HappensBefore::Clock& event);
+  Point Record(int64_t stream);
+  void Block(int64_t stream, const Point& event);
   // The host learns that what `event` stands for is done.
-  void Learn(const HappensBefore::Clock& event);
+  void Learn(const Point& event);
   // The host waits for that, or for all streams.
-  void HostWait(const HappensBefore::Clock& event, absl::string_view what);
+  void HostWait(const Point& event, absl::string_view what);
   void HostWaitForStream(int64_t stream, absl::string_view what);
   // It may wait, which nothing can rely on.
   void HostMayWait(absl::string_view what);
   void HostWaitForAll(absl::string_view what);
+
+  // Captures (fake_device_graph.h). While one is under way, the calls above and
+  // below throw where CUDA would refuse, and it cannot be used.
+  // False: another one is under way.
+  bool BeginCapture(std::shared_ptr<Capture> capture);
+  // Returns why the capture under way cannot be used; empty: it can.
+  std::string EndCapture();
+  // Whether what the current stream is given has to be told to AddRun().
+  bool Captures();
+  // What the current stream has been given, to be done in replays.
+  void AddRun(std::function<void()> run);
+  // Returns why not; empty: it is done.
+  std::string Replay(Capture& capture, const std::map<int64_t, int>& actors);
+  // Throws if a capture is under way.
+  void RefuseInCapture(absl::string_view what);
 
   bool Stalled();
   void Stall(int by);
@@ -95,6 +124,13 @@ class State {
   };
 
   static void Free(void* allocation);
+  bool FreeCaptured(Allocation& allocation);
+  void AccessLocked(int actor, const std::vector<Range>& ranges, bool writes,
+                    absl::string_view what);
+  // The capture under way where it has `stream`; with another stream throws.
+  Capture* CaptureOf(int64_t stream, absl::string_view what);
+  [[noreturn]] void Refuse(absl::string_view what);
+  void CheckHostMayWait(const Point& event, absl::string_view what);
   static void FreePinned(void* allocation);
   void ForgetHostMemoryThatWent();
 
@@ -107,6 +143,8 @@ class State {
   int64_t in_use_ = 0;
   int64_t peak_ = 0;
   int stalls_ = 0;
+  std::shared_ptr<Capture> capture_;              // under way
+  std::vector<std::weak_ptr<Capture>> captures_;  // over, too
   int64_t streams_ = 0;
   int64_t pooled_[2] = {0, 0};  // by high priority
 };

@@ -1,0 +1,109 @@
+#include "base/cuda_graph.h"
+
+#include <ATen/cuda/CUDAGeneratorImpl.h>
+#include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <cuda_runtime_api.h>
+
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/torch_status.h"
+
+namespace fsdp {
+namespace {
+
+// Of the pool that a capture without a choice makes.
+constexpr c10::MempoolId_t kOwnPool = {0, 0};
+
+class AbandonableGraph final : public at::cuda::CUDAGraph {
+ public:
+  // What capture_end() leaves undone where a capture is not to be used: the
+  // allocator would go on to take this capture for one under way, and the
+  // generator to give numbers of it.
+  void Abandon() {
+    cudaGraph_t graph = nullptr;
+    if (cudaStreamEndCapture(capture_stream_, &graph) == cudaSuccess &&
+        graph != nullptr) {
+      static_cast<void>(cudaGraphDestroy(graph));
+    }
+    // Not for the next one who asks for the last error.
+    static_cast<void>(cudaGetLastError());
+    for (auto& [generator, increment] : captured_generator_states_) {
+      generator->capturing_ = false;
+    }
+    // Where the capture has not come so far, reset() has nothing to release.
+    if (capture_dev_ == UNDEFINED_DEVICE || capture_ended_) return;
+    c10::cuda::CUDACachingAllocator::endAllocateToPool(capture_dev_,
+                                                       mempool_id_);
+    c10::cuda::CUDACachingAllocator::releasePool(capture_dev_, mempool_id_);
+  }
+};
+
+class CudaGraph final : public DeviceGraph {
+ public:
+  explicit CudaGraph(c10::Device device) : device_(device) {}
+  ~CudaGraph() override { CudaGraph::Reset(); }
+
+  absl::Status BeginCapture() override {
+    const absl::Status status =
+        TorchToStatus("begin the capture of a CUDA graph", [this] {
+          const c10::cuda::CUDAGuard guard(device_);
+          graph_ = std::make_unique<AbandonableGraph>();
+          captures_ = true;
+          graph_->capture_begin(kOwnPool, cudaStreamCaptureModeThreadLocal);
+        });
+    if (!status.ok()) Reset();
+    return status;
+  }
+
+  absl::Status EndCapture() override {
+    const absl::Status status = TorchToStatus("capture a CUDA graph", [this] {
+      const c10::cuda::CUDAGuard guard(device_);
+      graph_->capture_end();
+    });
+    if (status.ok()) {
+      captures_ = false;
+    } else {
+      Reset();
+    }
+    return status;
+  }
+
+  absl::Status Replay() override {
+    if (graph_ == nullptr || captures_) {
+      return absl::FailedPreconditionError(
+          "replay a CUDA graph: nothing was captured");
+    }
+    return TorchToStatus("replay a CUDA graph", [this] { graph_->replay(); });
+  }
+
+  void Reset() override {
+    if (graph_ == nullptr) return;
+    TorchToStatus("forget a CUDA graph", [this] {
+      const c10::cuda::CUDAGuard guard(device_);
+      if (captures_) graph_->Abandon();
+    }).IgnoreError();
+    graph_.reset();
+    captures_ = false;
+  }
+
+ private:
+  const c10::Device device_;
+  std::unique_ptr<AbandonableGraph> graph_;
+  bool captures_ = false;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<DeviceGraph>> MakeCudaGraph(c10::Device device) {
+  if (!device.is_cuda()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "capture a CUDA graph on ", device.str(), ", which is not a GPU"));
+  }
+  return std::make_unique<CudaGraph>(device);
+}
+
+}  // namespace fsdp
