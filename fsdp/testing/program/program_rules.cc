@@ -68,13 +68,22 @@ bool CanRecompute(const Program& p, const ProgramUnit& unit) {
          p.precision <= kComputeFloat && !unit.writes_input;
 }
 
+// Whether several uses' gradients of one parameter are added up.
+bool ReusesParameters(const Program& p) {
+  return p.tied ||
+         AnyUnit(p, [](const ProgramUnit& unit) { return unit.twice; });
+}
+
 void MakeModelValid(Program& p) {
   if (p.bare) p.tied = kUntied;
   if (p.no_wrap || !p.transparent) p.wrap_linear = 0;
   const bool quantizes = p.quantize_gather || p.quantize_reduce;
   const bool fails = HasStyle(p, kFailedBackward);
+  const bool reuses = ReusesParameters(p);
   for (ProgramUnit& unit : p.units) {
     if (quantizes) unit.layer_norm = unit.batch_norm = 0;
+    // It magnifies what sums in half precision differ by.
+    if (p.precision > kComputeFloat && reuses) unit.layer_norm = 0;
     if (p.precision >= kComputeFloat) unit.batch_norm = 0;
     // Of two numbers it makes 1 and -1: its gradients are roundings alone.
     if (p.dim <= 2) unit.layer_norm = 0;
@@ -128,16 +137,13 @@ void MakeRestValid(Program& p) {
 // Optimizers that divide by what small gradients leave magnify how sums round.
 // In double precision, or where both round alike, that does not matter.
 void MakeRoundingValid(Program& p) {
-  const bool reuses =
-      p.tied || AnyUnit(p, [](const ProgramUnit& unit) { return unit.twice; });
   const bool rounds_otherwise = p.precision == kFloat || !p.exact_reduce ||
                                 p.low_precision_gradients ||
-                                (p.precision > kFloat && reuses);
+                                (p.precision > kFloat && ReusesParameters(p));
   if (rounds_otherwise && p.optimizer > kAdam) p.optimizer = kSgd;
   // What is added before a mean is taken away has gradients of roundings alone.
-  const bool has_idle_parameters = AnyUnit(p, [](const ProgramUnit& unit) {
-    return unit.layer_norm && unit.batch_norm;
-  });
+  const bool has_idle_parameters =
+      AnyUnit(p, [](const ProgramUnit& unit) { return unit.batch_norm; });
   if (rounds_otherwise && has_idle_parameters) p.optimizer = kSgd;
   if (rounds_otherwise && p.precision > kComputeFloat) p.optimizer = kSgd;
 }
