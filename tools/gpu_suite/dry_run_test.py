@@ -98,6 +98,15 @@ class DryRunTest(unittest.TestCase):
                 self.assertIsNotNone(value, target)
                 self.assertGreater(abs(value), 0, target)
 
+    def test_kernels_of_targets_are_measured_where_there_is_a_gpu(self):
+        listed = subprocess.run([binaries[plan.file_of(plan.DEVICE_OPS)], "--benchmark_list_tests"],
+                                stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
+        wanted = {where[0] for target in targets.TARGETS for where in (target.figure, target.over)
+                  if where and where[1] == "bytes_per_second"}
+        self.assertGreater(len(wanted), 2)
+        for case in wanted:
+            self.assertIn(case.replace("cuda/", "cpu/") + "/real_time", listed)
+
     def test_everybody_is_compared(self):
         compared = targets.compare(self.results())
         self.assertEqual([title for title, _ in compared], [title for title, _ in targets.COMPARISONS])

@@ -46,13 +46,14 @@ def _tests(programs):
     return ["## Tests", ""] + _table(("test", "outcome", "passed", "failed", "skipped", "time"), rows)
 
 
-def _figures(program):
-    lines = [f"### {program['name']}", ""]
-    if program["outcome"] in (report.TIMED_OUT, report.CUT_OFF):
-        lines += [f"Stopped after {program['seconds']:.0f} s.", ""]
+def _figures(title, programs):
+    lines = [f"### {title}", ""]
+    for program in programs:
+        if program["outcome"] in (report.TIMED_OUT, report.CUT_OFF):
+            lines += [f"{program['name']}: stopped after {program['seconds']:.0f} s.", ""]
     # Cases with the same figures share a table.
     groups = {}
-    for case in program["cases"]:
+    for case in (case for program in programs for case in program["cases"]):
         groups.setdefault(tuple(sorted(case["figures"])), []).append(case)
     for names, cases in groups.items():
         if names:
@@ -89,9 +90,12 @@ def render(results, left):
     tests = [program for program in programs if program["kind"] in ("test", "sanitizer")]
     if tests:
         lines += _tests(tests)
-    measured = [program for program in programs if program["kind"] in ("benchmark", "peer")]
-    if measured:
-        lines += ["## All figures", ""] + [line for program in measured for line in _figures(program)]
+    measured = [program for program in programs if program["kind"] == "benchmark"]
+    peers = [program for program in programs if program["kind"] == "peer"]
+    lines += ["## All figures", ""] if measured or peers else []
+    for program in measured:
+        lines += _figures(program["name"], [program])
+    lines += _figures("PyTorch", peers) if peers else []
     reasons = [line for program in programs for line in failures(program)]
     if reasons:
         lines += ["## What failed", ""] + reasons

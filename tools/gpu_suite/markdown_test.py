@@ -89,6 +89,11 @@ class MarkdownTest(unittest.TestCase):
         self.assertIn("| plain PyTorch |  |  |  |  |", table)
         self.assertNotIn("| GPT of 1B, fp32 |", text)
 
+    def test_peers_share_a_table_with_all_their_figures(self):
+        text = render(*(program("peer", [measured(name, step_ms=110, loss=2.5)]) for name in ("FSDP1", "FSDP2")))
+        self.assertIn("### PyTorch\n\n|  | loss | step_ms |\n|---|---|---|\n| FSDP1 | 2.5 | 110 |\n| FSDP2 | 2.5 | 110 |",
+                      text)
+
     def test_failures_come_with_their_texts(self):
         text = render(TESTS, BENCHMARKS)
         failures = text[text.index("## What failed"):]

@@ -69,7 +69,8 @@ def benchmarks(text):
             continue
         figures = {key: value for key, value in entry.items()
                    if key not in _NO_FIGURES and isinstance(value, (int, float))}
-        figures.setdefault(f"time_{entry['time_unit']}", entry["real_time"])
+        if "ms" not in figures:  # the median, of which this is the mean
+            figures[f"time_{entry['time_unit']}"] = entry["real_time"]
         found.append({"name": name, "outcome": PASSED, "message": "", "figures": figures})
     return found
 

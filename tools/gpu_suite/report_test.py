@@ -21,6 +21,10 @@ class ReadingTest(unittest.TestCase):
         self.assertEqual((broken["name"], broken["outcome"]), ("offload/stepped_on_host/fp32", "failed"))
         self.assertIn("out of memory", broken["message"])
 
+    def test_the_mean_is_left_out_where_there_is_a_median(self):
+        text = BENCHMARK.replace('"of_plain"', '"ms"')
+        self.assertEqual(report.benchmarks(text)[0]["figures"], {"ms": 1.01, "reserved_of_plan": 0.9})
+
     def test_figures_of_a_benchmark_that_was_stopped(self):
         whole = json.dumps(json.loads(BENCHMARK), indent=2)
         self.assertEqual(report.benchmarks(whole), report.benchmarks(BENCHMARK))
