@@ -20,7 +20,6 @@
 #include "base/torch_status.h"
 #include "comm/c10d_backend_group.h"
 #include "comm/call.h"
-#include "comm/nccl_scaled_sum.h"
 #include "comm/unwinding.h"
 #include "comm/work.h"
 
@@ -110,6 +109,9 @@ class C10dBackendCommunicator final : public Communicator {
   // As with comm/nccl_communicator.h; on the CPU sums keep their bits.
   bool PrefersScaledInputs() const override {
     return !options_.device.is_cpu();
+  }
+  bool CanBeCaptured() const override {
+    return options_.is_capturing != nullptr;
   }
   absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override;
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
@@ -233,27 +235,19 @@ C10dBackendCommunicator::DoReduceScatterScaled(const at::Tensor& out,
                                                const at::Tensor& in,
                                                ScaledSum sum,
                                                absl::string_view label) {
-  const at::ScalarType dtype = in.scalar_type();
-  NcclScaling scaling{1, sum.scale};
-  // LibTorch 2.11 hands NCCL the lower half of a float as the factor for
-  // bfloat16, which is zero (pytorch/pytorch#190745).
-  if (name_ == "nccl" && dtype != at::kBFloat16) {
-    scaling = SpreadScale(sum.scale, dtype, world_size());
-  }
-  const bool is_direct = out.scalar_type() == dtype && !sum.accumulate;
+  const bool is_direct =
+      out.scalar_type() == in.scalar_type() && !sum.accumulate;
   const at::Tensor result =
       is_direct ? out : in.narrow(0, rank() * out.numel(), out.numel());
-  const auto op = scaling.before == 1 ? C10dReduceOp(C10dReduceOp::SUM)
-                                      : c10d::makeNCCLPreMulSum(scaling.before);
-  const auto finish = [out, result, sum, is_direct, after = scaling.after] {
+  const auto finish = [out, result, sum, is_direct] {
     if (sum.accumulate) {
-      out.add_(result, after);
+      out.add_(result, sum.scale);
       return;
     }
     if (!is_direct) out.copy_(result);
-    if (after != 1) out.mul_(after);
+    if (sum.scale != 1) out.mul_(sum.scale);
   };
-  return ReduceInto(result, in, op, label, {in, out}, finish);
+  return ReduceInto(result, in, C10dReduceOp::SUM, label, {in, out}, finish);
 }
 
 absl::StatusOr<std::unique_ptr<Work>> C10dBackendCommunicator::DoAllToAll(
@@ -407,6 +401,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateC10dBackendCommunicator(
   group_options.host_waits = HostWaits(name, options.device);
   group_options.timeout = options.timeout;
   group_options.diagnosis_timeout = options.diagnosis_timeout;
+  group_options.is_capturing = options.is_capturing;
   group_options.leave = std::move(connection.leave);
   group_options.close = std::move(connection.close);
   if (!group_options.close) {

@@ -48,6 +48,9 @@ struct C10dBackendOptions {
   absl::Duration diagnosis_timeout = absl::Seconds(2);
   // Makes the backends of sub-groups; empty: Split() is Unimplemented.
   C10dConnect connect;
+  // Whether the current stream of `device` is being captured into a graph, for
+  // backends whose operations can be; empty: operations cannot be captured.
+  std::function<bool()> is_capturing;
 };
 
 // One rank's end of the group that `connection.backend` makes up. Through
@@ -64,8 +67,8 @@ struct C10dBackendOptions {
 // On a device a work of c10d makes a stream wait, not the host: so do
 // BlockCurrentStream(), while Wait() polls, and what comes behind a sum runs on
 // a stream of this group. On the CPU, and with Gloo and MPI on every device, it
-// makes the host wait: a thread of this group does. A scale goes into the
-// sum where NCCL does the sum. Sums are in the backend's order: the same bits
+// makes the host wait: a thread of this group does. Sums are plain; what scales
+// them comes behind. They are in the backend's order: the same bits
 // every time on the same ranks, not those of other communicators.
 //
 // A collective that the backend lacks is Unimplemented, on all ranks alike and

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "comm/c10d_status.h"
@@ -83,8 +84,12 @@ absl::StatusOr<std::shared_ptr<C10dBackendGroup::Operation>>
 C10dBackendGroup::Launch(Call call, int64_t bytes, Start start, Finish finish) {
   FSDP_ASSIGN_OR_RETURN(auto entry, watched_.Begin(std::move(call), bytes));
   WorkPtr work;
-  const absl::Status started = C10dToStatus(
-      entry->Describe(rank(), world_size()), [&] { work = start(*backend_); });
+  bool is_captured = false;
+  const absl::Status started =
+      C10dToStatus(entry->Describe(rank(), world_size()), [&] {
+        is_captured = options_.is_capturing && options_.is_capturing();
+        work = start(*backend_);
+      });
   if (absl::IsUnimplemented(started)) {
     watched_.Launched(*entry, [] { return true; });
     return started;
@@ -93,12 +98,22 @@ C10dBackendGroup::Launch(Call call, int64_t bytes, Start start, Finish finish) {
   const auto completion =
       std::make_shared<C10dCompletion>(std::move(work), std::move(finish));
   completions_.Add(completion);
-  watched_.Launched(*entry, [completion] { return completion->IsDone(); });
-  return std::make_shared<Operation>(std::move(entry), completion);
+  if (is_captured) {
+    watched_.Launched(*entry, [] { return true; });
+  } else {
+    watched_.Launched(*entry, [completion] { return completion->IsDone(); });
+  }
+  return std::make_shared<Operation>(std::move(entry), completion, is_captured);
 }
 
 absl::Status C10dBackendGroup::Wait(const Operation& operation,
                                     absl::Time deadline) {
+  if (operation.is_captured_) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        operation.entry_->Describe(rank(), world_size()),
+        ": it is part of a graph and runs when that does; wait for the stream "
+        "that the graph is launched on"));
+  }
   const absl::Status status = watched_.Wait(*operation.entry_, deadline);
   if (!status.ok()) AwaitLetGo(*operation.completion_);
   return status;

@@ -42,21 +42,25 @@ class C10dBackendGroup {
     bool host_waits = true;  // in the backend's Work::wait()
     absl::Duration timeout = absl::Minutes(5);
     absl::Duration diagnosis_timeout = absl::Seconds(2);
-    std::function<void()> close;  // ends what runs
-    std::function<void()> leave;  // when nothing runs; may be empty
+    std::function<bool()> is_capturing;  // may be empty: never
+    std::function<void()> close;         // ends what runs
+    std::function<void()> leave;         // when nothing runs; may be empty
   };
 
   class Operation {
    public:
     Operation(std::shared_ptr<WatchedGroup::Operation> entry,
-              std::shared_ptr<C10dCompletion> completion)
-        : entry_(std::move(entry)), completion_(std::move(completion)) {}
+              std::shared_ptr<C10dCompletion> completion, bool is_captured)
+        : entry_(std::move(entry)),
+          completion_(std::move(completion)),
+          is_captured_(is_captured) {}
 
    private:
     friend class C10dBackendGroup;
 
     const std::shared_ptr<WatchedGroup::Operation> entry_;
     const std::shared_ptr<C10dCompletion> completion_;
+    const bool is_captured_;
   };
 
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
@@ -83,11 +87,12 @@ class C10dBackendGroup {
   absl::Duration timeout() const { return watched_.timeout(); }
 
   // The next operation. Unimplemented, which leaves the group as it is: the
-  // backend has no such operation.
+  // backend has no such operation. What is captured into a graph is done to the
+  // watchdog, and BlockCurrentStream() is what can be done with it.
   absl::StatusOr<std::shared_ptr<Operation>> Launch(Call call, int64_t bytes,
                                                     Start start, Finish finish);
 
-  // As the methods of Work.
+  // As the methods of Work. FailedPrecondition: to wait for a captured one.
   absl::Status Wait(const Operation& operation, absl::Time deadline);
   absl::Status BlockCurrentStream(const Operation& operation);
 

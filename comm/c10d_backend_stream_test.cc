@@ -35,6 +35,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
+using C10dReduceOp = c10d::ReduceOp;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 constexpr int kRank = 1;
@@ -97,7 +98,7 @@ class StreamBackend final : public c10d::Backend {
 
   std::unique_ptr<FakeDevice::Stall> stall;  // until abort()
   std::exception_ptr at_start;
-  double premultiplied = 0;  // the last sum's factor
+  C10dReduceOp::RedOpType last_op = C10dReduceOp::UNUSED;
   int num_aborts = 0;
   c10::intrusive_ptr<StreamWork> last;
 
@@ -111,17 +112,9 @@ class StreamBackend final : public c10d::Backend {
     return last;
   }
 
-  void Scale(at::Tensor& sum, const c10d::ReduceOp& op) {
-    double factor = 1;
-    if (op.op_ == c10d::ReduceOp::PREMUL_SUM) {
-      factor =
-          static_cast<const c10d::NCCLPreMulSumSupplement&>(*op.supplement_)
-              .double_factor;
-    }
-    premultiplied = factor;
-    const bool is_sum =
-        op.op_ == c10d::ReduceOp::SUM || op.op_ == c10d::ReduceOp::PREMUL_SUM;
-    sum.mul_(is_sum ? factor * kRanks : 1);
+  void Scale(at::Tensor& sum, const C10dReduceOp& op) {
+    last_op = op.op_;
+    sum.mul_(last_op == C10dReduceOp::SUM ? kRanks : 1);
   }
 
   const std::string name_;
@@ -149,6 +142,7 @@ class C10dBackendStreamTest : public ::testing::Test {
     options.device = FakeDevice::device();
     options.timeout = absl::Seconds(30);
     options.diagnosis_timeout = absl::Milliseconds(20);  // there are no peers
+    options.is_capturing = [this] { return is_capturing_; };
     communicator_ = CreateC10dBackendCommunicator(
                         std::move(connection),
                         c10::make_intrusive<c10d::HashStore>(), options)
@@ -167,6 +161,7 @@ class C10dBackendStreamTest : public ::testing::Test {
     return here.equal(at::full_like(here, value));
   }
 
+  bool is_capturing_ = false;
   int num_leaves_ = 0;
   c10::intrusive_ptr<StreamBackend> backend_;
   std::unique_ptr<Communicator> communicator_;
@@ -196,18 +191,18 @@ TEST_F(C10dBackendStreamTest, FollowsTheCurrentStreamWithoutTheHost) {
   EXPECT_TRUE(AllAre(sum, 3 * (2 * 5 * kRanks * 0.5 + 1)));
 }
 
-TEST_F(C10dBackendStreamTest, AScaleIsInTheSumOfNcclAndBehindThatOfOthers) {
-  for (const std::string name : {"nccl", "ucc"}) {
-    Connect(name);
+TEST_F(C10dBackendStreamTest, AScaleComesBehindAPlainSum) {
+  EXPECT_TRUE(communicator_->PrefersScaledInputs());
+  for (double scale : {0.25, 1.0}) {
     for (bool accumulate : {false, true}) {
       for (at::ScalarType to : {at::kFloat, at::kDouble}) {
         const at::Tensor out = Full(5, 100, to);
         ASSERT_OK_AND_ASSIGN(auto work, communicator_->ReduceScatterScaled(
                                             out, Full(5 * kRanks, 4),
-                                            {0.25, accumulate}, "mean"));
+                                            {scale, accumulate}, "mean"));
         ASSERT_OK(work->Wait(Soon()));
-        EXPECT_TRUE(AllAre(out, kRanks + (accumulate ? 100 : 0))) << name;
-        EXPECT_EQ(backend_->premultiplied, name == "nccl" ? 0.25 : 1);
+        EXPECT_TRUE(AllAre(out, 4 * scale * kRanks + (accumulate ? 100 : 0)));
+        EXPECT_EQ(backend_->last_op, C10dReduceOp::SUM);
       }
     }
   }
@@ -232,6 +227,25 @@ TEST_F(C10dBackendStreamTest, ADroppedWorkKeepsItsTensorsUntilItIsDone) {
       auto next, communicator_->AllReduce(Full(1, 1), ReduceOp::kSum, "next"));
   EXPECT_OK(next->Wait(Soon()));
   EXPECT_EQ(tensor.use_count(), 1u);
+}
+
+// Of what is captured nothing is done before the graph is launched, which the
+// stall stands for.
+TEST_F(C10dBackendStreamTest, NobodyWaitsForWhatIsCaptured) {
+  EXPECT_TRUE(communicator_->CanBeCaptured());
+  const FakeDevice::Stall until_launched;
+  is_capturing_ = true;
+  ASSERT_OK_AND_ASSIGN(auto work, communicator_->AllReduce(
+                                      Full(7, 1), ReduceOp::kSum, "captured"));
+  EXPECT_OK(work->BlockCurrentStream());
+  EXPECT_THAT(work->Wait(Soon()),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr("all-reduce #0 of captured"),
+                             HasSubstr("part of a graph"))));
+  is_capturing_ = false;
+  communicator_.reset();
+  EXPECT_EQ(num_leaves_, 1);
+  EXPECT_EQ(backend_->num_aborts, 0);
 }
 
 TEST_F(C10dBackendStreamTest, AMissedDeadlineAbortsTheBackend) {

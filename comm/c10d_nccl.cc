@@ -2,6 +2,7 @@
 
 #include <c10/core/Device.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/cuda/CUDAStream.h>
 
 #include <chrono>
 #include <string>
@@ -12,11 +13,13 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/c10d_backend_communicator.h"
 #include "comm/c10d_status.h"
 #include "comm/nccl_connect.h"
+#include "comm/nccl_event.h"
 #include "comm/store_exchange.h"
 
 namespace fsdp::comm {
@@ -89,6 +92,11 @@ absl::StatusOr<std::unique_ptr<Communicator>> Create(
                                 const C10dMeeting& sub_group) {
     return ConnectC10dNccl(sub_group.store, device, sub_group.rank,
                            static_cast<int>(sub_group.ranks.size()), timeout);
+  };
+  backend_options.is_capturing = [device] {
+    const c10::DeviceGuard guard(device);
+    return ValueOrThrow(IsBeingCaptured(
+        c10::cuda::getCurrentCUDAStream(device.index()).stream()));
   };
   return CreateC10dBackendCommunicator(std::move(connection), store,
                                        std::move(backend_options));

@@ -37,6 +37,9 @@ struct C10dNcclOptions {
 // no deadline. LibTorch's time-outs and its habit of ending the process are
 // off: the group's deadlines are the only ones, and errors are a Status.
 //
+// Captures are cudaStreamCaptureModeThreadLocal or relaxed ones: the threads
+// that watch LibTorch's events would break others.
+//
 // TORCH_NCCL_BLOCKING_WAIT, if set, makes every call wait on the host.
 absl::StatusOr<std::unique_ptr<Communicator>> CreateC10dNcclCommunicator(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,

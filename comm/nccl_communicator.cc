@@ -4,10 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <c10/core/Device.h>
-#include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
-#include <c10/util/BFloat16.h>
-#include <c10/util/Half.h>
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
@@ -28,10 +25,10 @@
 #include "comm/nccl_group.h"
 #include "comm/nccl_handle.h"
 #include "comm/nccl_memory.h"
-#include "comm/nccl_scaled_sum.h"
 #include "comm/nccl_status.h"
 #include "comm/unwinding.h"
 #include "comm/watched_group.h"
+#include "comm/window_agreement.h"
 #include "comm/work.h"
 #include "device_ops/pack.h"
 
@@ -82,44 +79,6 @@ class NcclWork final : public Work {
   absl::optional<absl::Status> result_;
 };
 
-// A sum whose inputs NCCL multiplies with `scale`.
-ncclResult_t ReduceScatterPremultiplied(const void* in, void* out, size_t count,
-                                        at::ScalarType dtype, double scale,
-                                        ncclComm_t comm, cudaStream_t stream) {
-  union {
-    double as_double;
-    float as_float;
-    uint16_t as_half;
-  } factor;
-  const auto rounded = static_cast<float>(scale);
-  switch (dtype) {
-    case at::ScalarType::Double:
-      factor.as_double = scale;
-      break;
-    case at::ScalarType::Half:
-      factor.as_half = c10::Half(rounded).x;
-      break;
-    case at::ScalarType::BFloat16:
-      factor.as_half = c10::BFloat16(rounded).x;
-      break;
-    default:
-      factor.as_float = rounded;
-      break;
-  }
-  ncclRedOp_t op = ncclSum;
-  ncclResult_t result = ncclRedOpCreatePreMulSum(&op, &factor, NcclDtype(dtype),
-                                                 ncclScalarHostImmediate, comm);
-  if (result != ncclSuccess) return result;
-  result =
-      ncclReduceScatter(in, out, count, NcclDtype(dtype), op, comm, stream);
-  const ncclResult_t destroyed = ncclRedOpDestroy(op, comm);
-  return result == ncclSuccess ? destroyed : result;
-}
-
-bool HasFailed(ncclResult_t result) {
-  return result != ncclSuccess && result != ncclInProgress;
-}
-
 // The group is closed also where a call in it has failed.
 ncclResult_t AllToAllBySends(const at::Tensor& in, const at::Tensor& out,
                              int ranks, ncclComm_t comm, cudaStream_t stream) {
@@ -129,21 +88,25 @@ ncclResult_t AllToAllBySends(const at::Tensor& in, const at::Tensor& out,
   const char* from = static_cast<const char*>(in.const_data_ptr());
   char* to = static_cast<char*>(out.mutable_data_ptr());
   ncclResult_t result = ncclGroupStart();
-  if (HasFailed(result)) return result;
-  for (int peer = 0; peer < ranks && !HasFailed(result); ++peer) {
+  if (result != ncclSuccess) return result;
+  for (int peer = 0; peer < ranks && result == ncclSuccess; ++peer) {
     result = ncclSend(from + peer * bytes, count, dtype, peer, comm, stream);
-    if (HasFailed(result)) break;
+    if (result != ncclSuccess) break;
     result = ncclRecv(to + peer * bytes, count, dtype, peer, comm, stream);
   }
   const ncclResult_t ended = ncclGroupEnd();
-  return HasFailed(result) ? result : ended;
+  return result == ncclSuccess ? ended : result;
 }
 
 class NcclCommunicator final : public Communicator {
  public:
   NcclCommunicator(std::shared_ptr<NcclGroup> group, StorePtr store,
                    const NcclOptions& options)
-      : group_(std::move(group)), store_(std::move(store)), options_(options) {}
+      : group_(std::move(group)),
+        store_(std::move(store)),
+        options_(options),
+        registers_windows_(options.windows != NcclWindows::kNone &&
+                           HasNcclWindows()) {}
   ~NcclCommunicator() override {
     if (unwinding_) group_->Abort(EndedByException());
     group_->Leave();
@@ -159,6 +122,7 @@ class NcclCommunicator final : public Communicator {
 
   // NVLink switches and symmetric kernels do plain sums alone.
   bool PrefersScaledInputs() const override { return true; }
+  bool CanBeCaptured() const override { return true; }
   absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override;
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
                                                       int key) override;
@@ -242,12 +206,18 @@ class NcclCommunicator final : public Communicator {
                                               NcclGroup::Enqueue enqueue,
                                               NcclGroup::Finish finish);
 
+  absl::StatusOr<std::shared_ptr<NcclMemory>> AllocateWindow(
+      int64_t bytes, absl::string_view what);
+
+  absl::Status RefuseCapture(absl::string_view what) const;
+
   // Whether `mine` is true on every rank.
   absl::StatusOr<bool> TrueOnAll(bool mine, absl::string_view label);
 
   const std::shared_ptr<NcclGroup> group_;
   const StorePtr store_;
   const NcclOptions options_;
+  bool registers_windows_;  // until a rank is refused one
   int num_splits_ = 0;
   const Unwinding unwinding_;
 };
@@ -274,37 +244,39 @@ absl::StatusOr<std::unique_ptr<Work>> NcclCommunicator::Start(
                                     std::move(tensors));
 }
 
+// NCCL's own scales (its mean, premultiplied sums) are no plain sums.
 absl::StatusOr<std::unique_ptr<Work>> NcclCommunicator::DoReduceScatterScaled(
     const at::Tensor& out, const at::Tensor& in, ScaledSum sum,
     absl::string_view label) {
   const at::ScalarType dtype = in.scalar_type();
-  // What is added to `out` can be scaled there.
-  const NcclScaling scaling = sum.accumulate
-                                  ? NcclScaling{1, sum.scale}
-                                  : SpreadScale(sum.scale, dtype, world_size());
   const bool is_direct = out.scalar_type() == dtype && !sum.accumulate;
   const at::Tensor result =
       is_direct ? out : in.narrow(0, rank() * out.numel(), out.numel());
   const auto enqueue = [&](ncclComm_t comm, cudaStream_t stream) {
-    const void* from = in.const_data_ptr();
-    void* to = result.mutable_data_ptr();
-    if (scaling.before == 1) {
-      return ncclReduceScatter(from, to, Count(out), NcclDtype(dtype), ncclSum,
-                               comm, stream);
-    }
-    return ReduceScatterPremultiplied(from, to, Count(out), dtype,
-                                      scaling.before, comm, stream);
+    return ncclReduceScatter(in.const_data_ptr(), result.mutable_data_ptr(),
+                             Count(out), NcclDtype(dtype), ncclSum, comm,
+                             stream);
   };
   const auto finish = [&] {
     const c10::NoGradGuard no_grad;
     if (sum.accumulate) {
-      device_ops::AddScaled(out, result, scaling.after);
-    } else if (!is_direct || scaling.after != 1) {
-      device_ops::CopyScaled(out, result, scaling.after);
+      device_ops::AddScaled(out, result, sum.scale);
+    } else if (!is_direct || sum.scale != 1) {
+      device_ops::CopyScaled(out, result, sum.scale);
     }
   };
   return Start(Collective::kReduceScatter, label, result, {in, out}, enqueue,
                finish);
+}
+
+absl::Status NcclCommunicator::RefuseCapture(absl::string_view what) const {
+  FSDP_ASSIGN_OR_RETURN(const bool is_captured, group_->IsBeingCaptured());
+  if (!is_captured) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat(what, " on ", ToString(),
+                   ": the host has to wait for the other ranks, and cannot "
+                   "while the current "
+                   "stream is being captured into a CUDA graph; do it before"));
 }
 
 absl::StatusOr<bool> NcclCommunicator::TrueOnAll(bool mine,
@@ -323,29 +295,39 @@ absl::StatusOr<bool> NcclCommunicator::TrueOnAll(bool mine,
   return on_all;
 }
 
+// Nothing, without an error, where a rank cannot have it. All ranks run one
+// version of NCCL, or it would have refused the group.
+absl::StatusOr<std::shared_ptr<NcclMemory>> NcclCommunicator::AllocateWindow(
+    int64_t bytes, absl::string_view what) {
+  FSDP_RETURN_IF_ERROR(RefuseCapture(what));
+  const bool is_symmetric =
+      options_.windows == NcclWindows::kSymmetric || HasAbortableNcclWindows();
+  std::shared_ptr<NcclMemory> memory;
+  const auto allocate = [&]() -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(memory, NcclMemory::Allocate(group_, bytes));
+    return absl::OkStatus();
+  };
+  const auto register_window = [&] { return memory->Register(is_symmetric); };
+  const auto true_on_all = [&](bool mine) { return TrueOnAll(mine, what); };
+  const absl::StatusOr<WindowOutcome> outcome =
+      AgreeOnWindow({allocate, register_window, true_on_all});
+  if (!outcome.ok()) {
+    group_->Fail(outcome.status());
+    return outcome.status();
+  }
+  registers_windows_ = *outcome != WindowOutcome::kRefused;
+  return *outcome == WindowOutcome::kWindow ? memory : nullptr;
+}
+
 absl::StatusOr<at::Tensor> NcclCommunicator::AllocateSymmetric(int64_t bytes) {
   if (bytes < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("cannot allocate ", bytes, " bytes"));
   }
   const std::string what = absl::StrCat("allocate ", bytes, " symmetric bytes");
-  if (bytes > 0 && options_.windows != NcclWindows::kNone) {
-    auto memory = HasNcclWindows()
-                      ? NcclMemory::Allocate(group_, bytes)
-                      : absl::UnimplementedError("NCCL has no windows");
-    FSDP_ASSIGN_OR_RETURN(const bool on_all, TrueOnAll(memory.ok(), what));
-    if (on_all) {
-      // NCCL refuses ranks of different versions.
-      const absl::Status registered =
-          (*memory)->Register(options_.windows == NcclWindows::kSymmetric ||
-                              HasAbortableNcclWindows());
-      if (!registered.ok()) {
-        // The other ranks may be in there still.
-        group_->Fail(registered);
-        return registered;
-      }
-      return NcclMemory::AsTensor(*memory);
-    }
+  if (bytes > 0 && world_size() > 1 && registers_windows_) {
+    FSDP_ASSIGN_OR_RETURN(const auto window, AllocateWindow(bytes, what));
+    if (window != nullptr) return NcclMemory::AsTensor(window);
   }
   at::Tensor plain;
   FSDP_RETURN_IF_ERROR(TorchToStatus(what, [&] {
@@ -372,13 +354,11 @@ absl::StatusOr<std::unique_ptr<Communicator>> NcclCommunicator::Split(int color,
         absl::StrCat("split on rank ", rank(), " of ", world_size(), ": color ",
                      color, " is negative"));
   }
+  FSDP_RETURN_IF_ERROR(RefuseCapture("split"));
   // Nobody splits a group in which a rank has failed.
   FSDP_RETURN_IF_ERROR(TrueOnAll(true, "split").status());
-  absl::StatusOr<std::unique_ptr<NcclHandle>> handle;
-  FSDP_RETURN_IF_ERROR(TorchToStatus("split an NCCL group", [&] {
-    const c10::DeviceGuard guard(group_->device());
-    handle = group_->handle().Split(color, key, absl::Now() + options_.timeout);
-  }));
+  auto handle =
+      group_->handle().Split(color, key, absl::Now() + options_.timeout);
   if (!handle.ok()) {
     group_->Fail(handle.status());
     return handle.status();

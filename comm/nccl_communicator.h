@@ -16,7 +16,15 @@ class Store;
 
 namespace fsdp::comm {
 
-// What AllocateSymmetric() does with memory.
+// What AllocateSymmetric() does with memory, in groups of several ranks; one
+// rank alone gets plain memory. It becomes a window of the group that it is
+// asked of, be it a sub-group, and of no other. Where NCCL refuses one rank a
+// window, all go on without.
+//
+// NCCL's symmetric kernels gather everything and sum floating-point numbers of
+// up to 32 bits, without a factor, between GPUs that reach each other's memory.
+// Up to 2.28 both buffers have to be in symmetric windows; from 2.29.7 on the
+// output of an all-gather is enough, and the input of a reduce-scatter.
 enum class NcclWindows {
   // Nothing: it is of LibTorch's allocator.
   kNone,
@@ -55,6 +63,16 @@ struct NcclOptions {
 // BlockCurrentStream() they are the caller's, to be freed or used in the order
 // of that stream. Sums are in NCCL's order: the same bits every time on the
 // same ranks, not those of other backends.
+//
+// Calls are made in the calling thread, by a blocking communicator. The first
+// operations of a kind connect the ranks, so they make the host wait for the
+// peers, like all that comes when the device's queue is full: the deadline ends
+// that, too.
+//
+// In a capture (Communicator::CanBeCaptured) operations follow the stream that
+// is captured, which may be in any mode. Graphs are destroyed before the
+// communicator, and after Abort() before anything else is expected of the
+// device: NCCL frees nothing that a graph refers to.
 //
 // NCCL cannot see that ranks' calls differ: those run into the deadline. A
 // thread looks for that and for NCCL's own errors; the first failure aborts the

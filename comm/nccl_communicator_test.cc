@@ -3,6 +3,7 @@
 #include "comm/nccl_communicator.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/cuda/CUDAGraph.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
@@ -302,6 +303,33 @@ TEST_P(NcclCommunicatorTest, SymmetricMemoryIsMemory) {
   }
 }
 
+// In windows of their own group, shards and sums as well as whole buffers.
+TEST_P(NcclCommunicatorTest, PartsHaveSymmetricMemory) {
+  constexpr int64_t kNumel = 4096;
+  EXPECT_OK(RunOnGpus(GetParam(), [](Communicator& comm) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(auto part, comm.Split(comm.rank() % 2, comm.rank()));
+    const int64_t whole = kNumel * part->world_size();
+    FSDP_ASSIGN_OR_RETURN(at::Tensor own, part->AllocateSymmetric(4 * kNumel));
+    FSDP_ASSIGN_OR_RETURN(at::Tensor all, part->AllocateSymmetric(4 * whole));
+    own = own.view(at::kFloat);
+    all = all.view(at::kFloat);
+    own.copy_(Values(part->rank(), kNumel, at::kFloat));
+    FSDP_RETURN_IF_ERROR(Finish(part->AllGather(all, own, "gather")));
+    for (int rank = 0; rank < part->world_size(); ++rank) {
+      FSDP_RETURN_IF_ERROR(ExpectEqual(all.narrow(0, rank * kNumel, kNumel),
+                                       Values(rank, kNumel, at::kFloat),
+                                       "gather of a part"));
+    }
+    all.copy_(Values(part->rank(), whole, at::kFloat));
+    FSDP_RETURN_IF_ERROR(
+        Finish(part->ReduceScatterScaled(own, all, {}, "reduce")));
+    return ExpectEqual(own,
+                       SumOfRanks(part->world_size(), whole, at::kFloat)
+                           .narrow(0, part->rank() * kNumel, kNumel),
+                       "sum of a part");
+  }));
+}
+
 TEST_P(NcclCommunicatorTest, SplitMakesSubGroupsInTheOrderOfTheKeys) {
   EXPECT_OK(RunOnGpus(GetParam(), [](Communicator& comm) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(auto part,
@@ -341,6 +369,53 @@ TEST_P(NcclCommunicatorTest, OperationsComeToAnEndAfterTheirCommunicator) {
   for (const at::Tensor& sum : sums) {
     EXPECT_TRUE(at::equal(sum, at::full_like(sum, 100.0 * world_size)));
   }
+}
+
+// A graph's launch is collective, as the operations in it are.
+TEST_P(NcclCommunicatorTest, CapturedOperationsRunWithTheirGraph) {
+  constexpr int64_t kNumel = 1 << 16;
+  EXPECT_OK(RunOnGpus(GetParam(), [](Communicator& comm) -> absl::Status {
+    const c10::cuda::CUDAStreamGuard on_side(c10::cuda::getStreamFromPool());
+    const int64_t whole = kNumel * comm.world_size();
+    const at::Tensor in = at::full({kNumel}, comm.rank() + 1, OnGpu());
+    const at::Tensor all = at::zeros({whole}, OnGpu());
+    const at::Tensor sum = at::zeros({kNumel}, OnGpu());
+    const auto step = [&]() -> absl::Status {
+      FSDP_ASSIGN_OR_RETURN(auto gather, comm.AllGather(all, in, "gather"));
+      FSDP_RETURN_IF_ERROR(gather->BlockCurrentStream());
+      FSDP_ASSIGN_OR_RETURN(
+          auto reduce, comm.ReduceScatterScaled(sum, all, {0.5, true}, "sum"));
+      return reduce->BlockCurrentStream();
+    };
+    FSDP_RETURN_IF_ERROR(step());  // connects the ranks
+    at::cuda::CUDAGraph graph;
+    graph.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
+    const absl::Status captured = step();
+    graph.capture_end();
+    FSDP_RETURN_IF_ERROR(captured);
+    for (int i = 0; i < 3; ++i) graph.replay();
+    in.fill_(0);
+    graph.replay();
+    FSDP_RETURN_IF_ERROR(Finish(comm.AllReduce(sum, ReduceOp::kMax, "after")));
+    return ExpectEqual(
+        sum,
+        at::full({kNumel}, 4 * 0.5 * comm.world_size() * comm.world_size(),
+                 OnGpu()),
+        "replayed sums");
+  }));
+}
+
+// The host waits inside NCCL for ranks that never connect.
+TEST_P(NcclCommunicatorTest, AFirstOperationWithoutPeersMissesItsDeadline) {
+  if (GetParam() == 1) GTEST_SKIP() << "needs a peer";
+  NcclOptions options;
+  options.timeout = absl::Seconds(2);
+  absl::StatusOr<Group> group = CreateNcclGroup(GetParam(), options);
+  ASSERT_OK(group);
+  const at::Tensor grads = at::zeros({1 << 20}, OnGpu());
+  EXPECT_THAT(Finish((*group)[0]->AllReduce(grads, ReduceOp::kSum, "grads")),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       HasSubstr("all-reduce #0 of grads on rank 0 of ")));
 }
 
 TEST_P(NcclCommunicatorTest, AnAbortReachesEveryRank) {

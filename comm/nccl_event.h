@@ -6,9 +6,12 @@
 #include <cuda_runtime_api.h>
 
 #include <memory>
+#include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 
 namespace fsdp::comm {
 
@@ -25,7 +28,9 @@ class NcclEvent {
   // Stands for what `stream` has been given so far.
   absl::Status Record(cudaStream_t stream);
 
-  // Whether that is done; does not block.
+  // Whether that is done; does not block. Of a point that has not been captured
+  // into a graph, but also while streams are being captured, by this thread or
+  // another.
   absl::StatusOr<bool> IsDone() const;
 
   // What `stream` is given from now on waits for it; does not block the host.
@@ -38,6 +43,25 @@ class NcclEvent {
   const cudaEvent_t event_;
   const c10::Device device_;
 };
+
+// Events of one device that are used again: to make one costs as much as all
+// else that an operation needs of CUDA. Thread-safe.
+class NcclEventPool : public std::enable_shared_from_this<NcclEventPool> {
+ public:
+  // Not in use; comes back with the last reference. The device has to be the
+  // current one.
+  absl::StatusOr<std::shared_ptr<NcclEvent>> Take();
+
+ private:
+  void GiveBack(std::unique_ptr<NcclEvent> event);
+
+  absl::Mutex mutex_;
+  std::vector<std::unique_ptr<NcclEvent>> free_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Whether what `stream`, of the current device, is given is captured into a
+// CUDA graph.
+absl::StatusOr<bool> IsBeingCaptured(cudaStream_t stream);
 
 }  // namespace fsdp::comm
 

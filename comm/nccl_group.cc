@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/cuda_status.h"
 #include "base/status_macros.h"
@@ -77,42 +78,68 @@ void NcclGroup::Leave() {
 absl::StatusOr<std::shared_ptr<NcclGroup::Operation>> NcclGroup::Launch(
     Call call, int64_t bytes, Enqueue enqueue, Finish finish) {
   FSDP_ASSIGN_OR_RETURN(auto entry, watched_.Begin(std::move(call), bytes));
-  auto done = Run(*entry, enqueue, finish);
-  if (!done.ok()) return watched_.NotLaunched(*entry, done.status());
-  watched_.Launched(*entry, [event = *done] { return event->IsDone(); });
-  return std::make_shared<Operation>(std::move(entry), *std::move(done));
+  auto operation = Run(entry, enqueue, finish);
+  if (!operation.ok()) return watched_.NotLaunched(*entry, operation.status());
+  if ((*operation)->is_captured_) {
+    watched_.Launched(*entry, [] { return true; });
+  } else {
+    watched_.Launched(*entry,
+                      [done = (*operation)->done_] { return done->IsDone(); });
+  }
+  return operation;
 }
 
-absl::StatusOr<std::shared_ptr<const NcclEvent>> NcclGroup::Run(
-    const WatchedGroup::Operation& entry, Enqueue enqueue, Finish finish) {
+// The group's stream takes part in a capture since it waits for an event of it.
+absl::StatusOr<std::shared_ptr<NcclGroup::Operation>> NcclGroup::Run(
+    std::shared_ptr<WatchedGroup::Operation> entry, Enqueue enqueue,
+    Finish finish) {
   absl::Status status;
-  std::unique_ptr<NcclEvent> done;
+  std::shared_ptr<NcclEvent> done;
+  bool is_captured = false;
   const auto run = [&]() -> absl::Status {
     const auto current = c10::cuda::getCurrentCUDAStream(device_.index());
+    FSDP_ASSIGN_OR_RETURN(is_captured, comm::IsBeingCaptured(current.stream()));
     FSDP_RETURN_IF_ERROR(ready_->Record(current.stream()));
     FSDP_RETURN_IF_ERROR(ready_->Block(stream_));
-    FSDP_RETURN_IF_ERROR(
-        handle_->Call(entry.name(), absl::Now() + timeout(),
-                      [&](ncclComm_t comm) { return enqueue(comm, stream_); }));
+    FSDP_RETURN_IF_ERROR(handle_->Enqueue(entry->name(), [&](ncclComm_t comm) {
+      return enqueue(comm, stream_);
+    }));
     {
       const c10::cuda::CUDAStreamGuard on_stream(
           c10::cuda::getStreamFromExternal(stream_, device_.index()));
       finish();
     }
-    FSDP_ASSIGN_OR_RETURN(done, NcclEvent::Create());
+    FSDP_ASSIGN_OR_RETURN(done, events_->Take());
     return done->Record(stream_);
   };
-  FSDP_RETURN_IF_ERROR(TorchToStatus([&] { return entry.name(); },
+  FSDP_RETURN_IF_ERROR(TorchToStatus([&] { return entry->name(); },
                                      [&] {
                                        const c10::cuda::CUDAGuard guard(
                                            device_);
                                        status = run();
                                      }));
   FSDP_RETURN_IF_ERROR(status);
-  return std::shared_ptr<const NcclEvent>(std::move(done));
+  return std::make_shared<Operation>(std::move(entry), std::move(done),
+                                     is_captured);
+}
+
+absl::StatusOr<bool> NcclGroup::IsBeingCaptured() const {
+  absl::StatusOr<bool> result;
+  FSDP_RETURN_IF_ERROR(TorchToStatus("use a GPU", [&] {
+    const c10::cuda::CUDAGuard guard(device_);
+    result = comm::IsBeingCaptured(
+        c10::cuda::getCurrentCUDAStream(device_.index()).stream());
+  }));
+  return result;
 }
 
 absl::Status NcclGroup::Wait(const Operation& operation, absl::Time deadline) {
+  if (operation.is_captured_) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        operation.entry_->Describe(rank(), world_size()),
+        ": it is part of a CUDA graph and runs when that does; wait for the "
+        "stream that the graph is launched on"));
+  }
   return watched_.Wait(*operation.entry_, deadline);
 }
 

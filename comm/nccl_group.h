@@ -38,14 +38,17 @@ class NcclGroup {
   class Operation {
    public:
     Operation(std::shared_ptr<WatchedGroup::Operation> entry,
-              std::shared_ptr<const NcclEvent> done)
-        : entry_(std::move(entry)), done_(std::move(done)) {}
+              std::shared_ptr<const NcclEvent> done, bool is_captured)
+        : entry_(std::move(entry)),
+          done_(std::move(done)),
+          is_captured_(is_captured) {}
 
    private:
     friend class NcclGroup;
 
     const std::shared_ptr<WatchedGroup::Operation> entry_;
     const std::shared_ptr<const NcclEvent> done_;
+    const bool is_captured_;
   };
 
   // Enqueues one operation of NCCL.
@@ -74,11 +77,18 @@ class NcclGroup {
   NcclHandle& handle() { return *handle_; }
 
   // Runs behind what the current stream of the device has been given so far.
+  // While that is being captured, so is the operation: to the watchdog it is
+  // done, and BlockCurrentStream() is what can be done with it. Of CUDA, this
+  // asks for the capture's state, records two events and makes a stream wait;
+  // it makes an event where more operations are in flight than ever before.
   absl::StatusOr<std::shared_ptr<Operation>> Launch(Call call, int64_t bytes,
                                                     Enqueue enqueue,
                                                     Finish finish);
 
-  // As the methods of Work.
+  // Whether the current stream of the device is being captured.
+  absl::StatusOr<bool> IsBeingCaptured() const;
+
+  // As the methods of Work. FailedPrecondition: to wait for a captured one.
   absl::Status Wait(const Operation& operation, absl::Time deadline);
   absl::Status BlockCurrentStream(const Operation& operation);
 
@@ -96,13 +106,16 @@ class NcclGroup {
             const WatchedGroup::Options& options);
 
   absl::Status CreateStream();
-  absl::StatusOr<std::shared_ptr<const NcclEvent>> Run(
-      const WatchedGroup::Operation& entry, Enqueue enqueue, Finish finish);
+  absl::StatusOr<std::shared_ptr<Operation>> Run(
+      std::shared_ptr<WatchedGroup::Operation> entry, Enqueue enqueue,
+      Finish finish);
 
   const std::unique_ptr<NcclHandle> handle_;
   const c10::Device device_;
   cudaStream_t stream_ = nullptr;
   std::unique_ptr<NcclEvent> ready_;  // the current stream's, for stream_
+  const std::shared_ptr<NcclEventPool> events_ =
+      std::make_shared<NcclEventPool>();
   // The last, so that its threads end first.
   WatchedGroup watched_;
 };

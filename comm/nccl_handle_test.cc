@@ -5,10 +5,10 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -25,8 +25,6 @@
 
 namespace {
 
-constexpr int kPolls = 7;
-
 thread_local int current_device = 0;
 
 // How communicators have ended: "abort on 3".
@@ -34,34 +32,36 @@ absl::Mutex ended_mutex;
 std::vector<std::string> ended ABSL_GUARDED_BY(ended_mutex);
 // What a communicator's end waits for; null: nothing.
 absl::Notification* hold = nullptr;
+// Calls that need peers wait until they are aborted.
+std::atomic<bool> peers_are_missing{false};
+
+// Of this thread, whose aborts end communicators when it closes the group.
+thread_local int group_depth = 0;
+thread_local std::vector<ncclComm_t> aborted_in_group;
 
 }  // namespace
 
 struct ncclComm {
-  explicit ncclComm(int polls) : busy_polls(polls) {}
-
-  ncclResult_t Begin() {
-    if (busy_polls > 0) return ncclInvalidArgument;
-    busy_polls = kPolls;
-    return ncclSuccess;
+  // As NCCL's calls that connect: an error when there is an abort.
+  ncclResult_t MeetPeers() {
+    ++num_calls;
+    if (peers_are_missing) is_aborted.WaitForNotification();
+    --num_calls;
+    return peers_are_missing ? ncclInternalError : ncclSuccess;
   }
-  void Finish() {
-    busy_polls = 0;
-    if (part != nullptr) *std::exchange(part, nullptr) = new ncclComm(0);
-  }
-  ncclResult_t End(const char* how) {
+  ncclResult_t End(const std::string& how) {
     if (hold != nullptr) hold->WaitForNotification();
-    Finish();
     {
       absl::MutexLock lock(&ended_mutex);
-      ended.push_back(absl::StrCat(how, " on ", current_device));
+      ended.push_back(absl::StrCat(how, num_calls > 0 ? " under a call" : "",
+                                   " on ", current_device));
     }
     delete this;
     return ncclSuccess;
   }
 
-  int busy_polls;              // until what is in progress is over
-  ncclComm_t* part = nullptr;  // what a split in progress makes
+  absl::Notification is_aborted;
+  std::atomic<int> num_calls{0};
 };
 
 extern "C" {
@@ -79,32 +79,46 @@ cudaError_t cudaSetDevice(int device) {
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int /*nranks*/,
                                     ncclUniqueId /*id*/, int /*rank*/,
                                     ncclConfig_t* config) {
-  if (config->blocking != 0) return ncclInvalidUsage;
-  *comm = new ncclComm(kPolls);
-  return ncclInProgress;
+  if (config->blocking != 1) return ncclInvalidUsage;
+  *comm = new ncclComm;
+  return (*comm)->MeetPeers();
 }
 
-// Says that it is done, as NCCL's does, and has only begun.
+// An abort of `comm` ends it, too.
 ncclResult_t ncclCommSplit(ncclComm_t comm, int /*color*/, int /*key*/,
                            ncclComm_t* part, ncclConfig_t* /*config*/) {
-  comm->part = part;
-  return comm->Begin();
+  const ncclResult_t result = comm->MeetPeers();
+  *part = new ncclComm;
+  return result;
 }
 
-ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
-  if (comm->busy_polls > 0 && --comm->busy_polls == 0) comm->Finish();
-  *error = comm->busy_polls > 0 ? ncclInProgress : ncclSuccess;
+ncclResult_t ncclCommGetAsyncError(ncclComm_t /*comm*/, ncclResult_t* error) {
+  *error = ncclSuccess;
   return ncclSuccess;
 }
 
-ncclResult_t ncclCommFinalize(ncclComm_t comm) {
-  const ncclResult_t begun = comm->Begin();
-  return begun == ncclSuccess ? ncclInProgress : begun;
-}
+ncclResult_t ncclCommFinalize(ncclComm_t /*comm*/) { return ncclSuccess; }
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm) { return comm->End("destroy"); }
 
-ncclResult_t ncclCommAbort(ncclComm_t comm) { return comm->End("abort"); }
+ncclResult_t ncclGroupStart() {
+  ++group_depth;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclGroupEnd() {
+  if (--group_depth > 0) return ncclSuccess;
+  for (ncclComm_t comm : aborted_in_group) comm->End("abort");
+  aborted_in_group.clear();
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommAbort(ncclComm_t comm) {
+  comm->is_aborted.Notify();
+  if (group_depth == 0) return comm->End("abort");
+  aborted_in_group.push_back(comm);
+  return ncclSuccess;
+}
 
 }  // extern "C"
 
@@ -117,6 +131,10 @@ using ::testing::HasSubstr;
 
 absl::Time Soon() { return absl::Now() + absl::Seconds(30); }
 
+absl::Time AtOnce() { return absl::Now() + absl::Milliseconds(20); }
+
+ncclResult_t Succeed(ncclComm_t /*comm*/) { return ncclSuccess; }
+
 std::vector<std::string> Ended() {
   absl::MutexLock lock(&ended_mutex);
   return ended;
@@ -126,55 +144,115 @@ class NcclHandleTest : public ::testing::Test {
  protected:
   NcclHandleTest() {
     current_device = 0;
+    peers_are_missing = false;
     absl::MutexLock lock(&ended_mutex);
     ended.clear();
   }
 
-  static std::unique_ptr<NcclHandle> Connect() {
-    absl::StatusOr<std::unique_ptr<NcclHandle>> handle = NcclHandle::Connect(
-        ncclUniqueId(), /*rank=*/0, /*world_size=*/2, Soon());
-    EXPECT_OK(handle);
-    return *std::move(handle);
+  static absl::StatusOr<std::unique_ptr<NcclHandle>> Connect(
+      absl::Time deadline = Soon()) {
+    return NcclHandle::Connect(ncclUniqueId(), /*rank=*/0, /*world_size=*/2,
+                               deadline);
   }
 };
 
-TEST_F(NcclHandleTest, ACallThatHasOnlyBegunIsWaitedFor) {
-  const std::unique_ptr<NcclHandle> handle = Connect();
-  ncclComm_t seen = nullptr;
-  EXPECT_OK(handle->Call("begin", Soon(), [&](ncclComm_t comm) {
-    seen = comm;
-    return comm->Begin();
+TEST_F(NcclHandleTest, AnOperationIsEnqueuedByThisThreadAndACallByAnother) {
+  current_device = 2;
+  ASSERT_OK_AND_ASSIGN(const auto handle, Connect());
+  const std::thread::id here = std::this_thread::get_id();
+  EXPECT_OK(handle->Enqueue("sum", [&](ncclComm_t comm) {
+    const bool fits = comm != nullptr && std::this_thread::get_id() == here;
+    return fits ? ncclSuccess : ncclInternalError;
   }));
-  EXPECT_EQ(seen->busy_polls, 0);
-}
-
-TEST_F(NcclHandleTest, ASplitThatHasOnlyBegunIsWaitedFor) {
-  const std::unique_ptr<NcclHandle> handle = Connect();
-  const auto part = handle->Split(/*color=*/0, /*key=*/0, Soon());
-  ASSERT_OK(part);
-  EXPECT_OK((*part)->Call("use", Soon(), [](ncclComm_t comm) {
-    return comm == nullptr ? ncclInternalError : ncclSuccess;
+  EXPECT_OK(handle->Call("register", Soon(), [here](ncclComm_t comm) {
+    const bool fits = comm != nullptr && current_device == 2 &&
+                      std::this_thread::get_id() != here;
+    return fits ? ncclSuccess : ncclInternalError;
   }));
 }
 
-TEST_F(NcclHandleTest, WhatASplitMakesTooLateIsAborted) {
-  std::unique_ptr<NcclHandle> handle = Connect();
-  EXPECT_THAT(handle->Split(/*color=*/0, /*key=*/0, absl::Now()),
+TEST_F(NcclHandleTest, WhatIsRefusedDoesNoHarm) {
+  ASSERT_OK_AND_ASSIGN(const auto handle, Connect());
+  const auto refuse = [](ncclComm_t /*comm*/) {
+    return ncclUnhandledCudaError;
+  };
+  EXPECT_THAT(handle->Call("register", Soon(), refuse),
+              StatusIs(absl::StatusCode::kInternal,
+                       HasSubstr("register: NCCL says unhandled")));
+  EXPECT_THAT(handle->Enqueue("sum", refuse),
+              StatusIs(absl::StatusCode::kInternal,
+                       HasSubstr("sum: NCCL says unhandled")));
+  EXPECT_OK(handle->Enqueue("sum", Succeed));
+  EXPECT_OK(handle->Call("register", Soon(), Succeed));
+  EXPECT_THAT(Ended(), ElementsAre());
+}
+
+TEST_F(NcclHandleTest, SplitsInTime) {
+  ASSERT_OK_AND_ASSIGN(auto handle, Connect());
+  ASSERT_OK_AND_ASSIGN(auto part,
+                       handle->Split(/*color=*/0, /*key=*/0, Soon()));
+  EXPECT_OK(part->Enqueue("sum", Succeed));
+  EXPECT_OK(handle->Enqueue("sum", Succeed));
+  part->Close(Soon());
+  handle.reset();
+  EXPECT_THAT(Ended(), ElementsAre("destroy on 0", "abort on 0"));
+}
+
+TEST_F(NcclHandleTest, AConnectionThatDoesNotComeIsAborted) {
+  peers_are_missing = true;
+  EXPECT_THAT(Connect(AtOnce()),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       HasSubstr("join an NCCL group as rank 0 of 2")));
+  EXPECT_THAT(Ended(), ElementsAre("abort on 0"));
+}
+
+TEST_F(NcclHandleTest, ASplitThatDoesNotComeIsAbortedWithThePart) {
+  ASSERT_OK_AND_ASSIGN(const auto handle, Connect());
+  peers_are_missing = true;
+  EXPECT_THAT(handle->Split(/*color=*/0, /*key=*/0, AtOnce()),
               StatusIs(absl::StatusCode::kDeadlineExceeded,
                        HasSubstr("split an NCCL group")));
-  handle.reset();
   EXPECT_THAT(Ended(), ElementsAre("abort on 0", "abort on 0"));
+  EXPECT_THAT(handle->Enqueue("sum", Succeed),
+              StatusIs(absl::StatusCode::kAborted, HasSubstr("sum")));
+}
+
+TEST_F(NcclHandleTest, AnAbortReleasesAnOperationBeforeItFrees) {
+  ASSERT_OK_AND_ASSIGN(const auto handle, Connect());
+  peers_are_missing = true;
+  absl::Notification is_inside;
+  absl::Status status;
+  std::thread caller([&] {
+    status = handle->Enqueue("first sum", [&](ncclComm_t comm) {
+      is_inside.Notify();
+      return comm->MeetPeers();
+    });
+  });
+  is_inside.WaitForNotification();
+  EXPECT_OK(handle->Health());
+  handle->Abort();
+  EXPECT_THAT(Ended(), ElementsAre("abort on 0"));
+  caller.join();
+  EXPECT_THAT(status,
+              StatusIs(absl::StatusCode::kAborted, HasSubstr("first sum")));
 }
 
 TEST_F(NcclHandleTest, CallsOfSeveralThreadsTakeTurns) {
-  const std::unique_ptr<NcclHandle> handle = Connect();
+  ASSERT_OK_AND_ASSIGN(const auto handle, Connect());
+  std::atomic<int> num_inside{0};
+  const auto alone = [&](ncclComm_t /*comm*/) {
+    const bool is_alone = ++num_inside == 1;
+    std::this_thread::yield();
+    --num_inside;
+    return is_alone ? ncclSuccess : ncclInvalidUsage;
+  };
   std::vector<absl::Status> results(3);
   std::vector<std::thread> threads;
   for (absl::Status& result : results) {
     threads.emplace_back([&] {
       for (int i = 0; i < 101; ++i) {
-        result.Update(handle->Call(
-            "begin", Soon(), [](ncclComm_t comm) { return comm->Begin(); }));
+        result.Update(handle->Enqueue("sum", alone));
+        if (i % 10 == 0) result.Update(handle->Call("call", Soon(), alone));
       }
     });
   }
@@ -184,24 +262,24 @@ TEST_F(NcclHandleTest, CallsOfSeveralThreadsTakeTurns) {
 
 TEST_F(NcclHandleTest, EndsOnItsDeviceAndLeavesTheCallersAlone) {
   current_device = 3;
-  const std::unique_ptr<NcclHandle> aborted = Connect();
-  const std::unique_ptr<NcclHandle> closed = Connect();
+  ASSERT_OK_AND_ASSIGN(const auto aborted, Connect());
+  ASSERT_OK_AND_ASSIGN(const auto closed, Connect());
   current_device = 1;
   aborted->Abort();
   aborted->Abort();
   closed->Close(Soon());
   EXPECT_EQ(current_device, 1);
   EXPECT_THAT(Ended(), ElementsAre("abort on 3", "destroy on 3"));
-  EXPECT_THAT(aborted->Call("call", Soon(),
-                            [](ncclComm_t /*comm*/) { return ncclSuccess; }),
+  EXPECT_THAT(aborted->Call("call", Soon(), Succeed),
               StatusIs(absl::StatusCode::kAborted, HasSubstr("call")));
+  EXPECT_OK(aborted->Health());
 }
 
 TEST_F(NcclHandleTest, AnEndThatHangsIsLeftBehind) {
   absl::Notification released;
   hold = &released;
-  std::unique_ptr<NcclHandle> handle = Connect();
-  handle->Close(absl::Now() + absl::Milliseconds(50));
+  ASSERT_OK_AND_ASSIGN(auto handle, Connect());
+  handle->Close(AtOnce());
   handle.reset();
   EXPECT_THAT(Ended(), ElementsAre());
   released.Notify();

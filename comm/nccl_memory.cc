@@ -48,7 +48,7 @@ void Free(NcclGroup& group, void* data, ncclWindow_t window) {
         Find<DeregisterFunction>("ncclCommWindowDeregister");
     group.handle()
         .Call("deregister a window", absl::Now() + group.timeout(),
-              [&](ncclComm_t comm) { return deregister(comm, window); })
+              [=](ncclComm_t comm) { return deregister(comm, window); })
         .IgnoreError();
   }
   static_cast<void>(ncclMemFree(data));
@@ -103,18 +103,15 @@ NcclMemory::~NcclMemory() {
 
 absl::Status NcclMemory::Register(bool is_symmetric) {
   const auto register_window = Find<RegisterFunction>("ncclCommWindowRegister");
-  absl::Status status;
-  FSDP_RETURN_IF_ERROR(TorchToStatus("register a window", [&] {
-    const c10::DeviceGuard guard(group_->device());
-    status = group_->handle().Call(
-        absl::StrCat("register ", bytes_, " bytes as a window"),
-        absl::Now() + group_->timeout(), [&](ncclComm_t comm) {
-          return register_window(
-              comm, data_, static_cast<size_t>(bytes_), window_.get(),
-              is_symmetric ? NCCL_WIN_COLL_SYMMETRIC : NCCL_WIN_DEFAULT);
-        });
-  }));
-  return status;
+  const int flags = is_symmetric ? NCCL_WIN_COLL_SYMMETRIC : NCCL_WIN_DEFAULT;
+  return group_->handle().Call(
+      absl::StrCat("register ", bytes_, " bytes as a window"),
+      absl::Now() + group_->timeout(),
+      [register_window, data = data_, bytes = bytes_, window = window_,
+       flags](ncclComm_t comm) {
+        return register_window(comm, data, static_cast<size_t>(bytes),
+                               window.get(), flags);
+      });
 }
 
 at::Tensor NcclMemory::AsTensor(const std::shared_ptr<NcclMemory>& memory) {

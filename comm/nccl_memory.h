@@ -33,7 +33,8 @@ class NcclMemory {
 
   // Makes it a window of the group, symmetric or not, the same on all ranks. A
   // collective call: all ranks have HasNcclWindows(). Where the machine has
-  // nothing to gain from windows, this does nothing.
+  // nothing to gain from windows, this does nothing. What NCCL refuses does no
+  // harm to the group; Aborted and DeadlineExceeded as NcclHandle::Call().
   absl::Status Register(bool is_symmetric);
 
   // All of it as uint8; keeps `memory` alive.

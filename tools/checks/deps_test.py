@@ -21,7 +21,11 @@ def findings(files):
         return deps.Checker(root).run()
 
 
-LIBTORCH = {"third_party/libtorch/BUILD.bazel": 'alias(name = "libtorch", actual = "@libtorch//:libtorch")'}
+LIBTORCH = {"third_party/libtorch/BUILD.bazel": '''
+alias(name = "libtorch", actual = "@libtorch//:libtorch")
+cc_library(name = "cuda")
+cc_library(name = "c10_cuda")
+'''}
 BASE = {
     **LIBTORCH,
     "base/BUILD.bazel": 'cc_library(name = "base", hdrs = ["base.h"])',
@@ -69,13 +73,21 @@ cc_library(
         }), ["//fsdp:fsdp: the dep //base is not included by any of its files"])
 
     def test_headers_of_cuda_have_targets_of_their_own(self):
-        for include, label in [("c10/cuda/CUDAStream.h", "//third_party/libtorch:cuda"),
+        for include, label in [("ATen/cuda/CUDAGraph.h", "//third_party/libtorch:cuda"),
                                ("cuda_runtime_api.h", "//third_party/cuda:cuda"), ("nccl.h", "//third_party/nccl:nccl")]:
             self.assertEqual(findings({
                 **BASE,
                 "comm/BUILD.bazel": 'cc_library(name = "comm", srcs = ["comm.cc"], deps = ["//third_party/libtorch"])',
                 "comm/comm.cc": f"#include <ATen/core/Tensor.h>\n#include <{include}>\n",
             }), [f"comm/comm.cc:2: //comm:comm includes {include} without the dep {label}"])
+
+    def test_streams_of_cuda_need_one_library_alone(self):
+        for label in ["//third_party/libtorch:c10_cuda", "//third_party/libtorch:cuda"]:
+            self.assertEqual(findings({
+                **BASE,
+                "comm/BUILD.bazel": f'cc_library(name = "comm", srcs = ["comm.cc"], deps = ["{label}"])',
+                "comm/comm.cc": "#include <c10/cuda/CUDAStream.h>\n",
+            }), [])
 
     def test_a_target_without_files_gathers_others(self):
         self.assertEqual(findings({
