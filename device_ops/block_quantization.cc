@@ -27,7 +27,7 @@ void CheckRows(const at::Tensor& tensor, const at::Tensor& other) {
 
 void CheckAll(const at::Tensor& numbers, const at::Tensor& values,
               const at::Tensor& scales, int64_t block) {
-  FSDP_CHECK(block > 0);
+  FSDP_CHECK(0 < block && block <= kMaxBlock);
   for (const at::Tensor* tensor : {&numbers, &values, &scales}) {
     CheckRows(*tensor, numbers);
   }

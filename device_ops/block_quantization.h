@@ -16,6 +16,9 @@ namespace fsdp::device_ops {
 // is recorded for autograd. Errors are c10::Error, one being a device for which
 // the program has no kernels.
 
+// Numbers of a block at most: kernels count them by 32 bits.
+constexpr int64_t kMaxBlock = int64_t{1} << 30;
+
 // How many blocks, so scales, `numel` elements have; the last may be shorter.
 int64_t NumBlocks(int64_t numel, int64_t block);
 

@@ -1,6 +1,7 @@
 #include "fsdp/quantization.h"
 
 #include "absl/strings/str_cat.h"
+#include "device_ops/block_quantization.h"
 
 namespace fsdp {
 
@@ -9,6 +10,12 @@ absl::Status Quantization::Validate() const {
     return absl::InvalidArgumentError(absl::StrCat(
         "quantize: a block of ", block,
         " numbers cannot share a scale: it takes at least 1; 256 is usual"));
+  }
+  if (block > device_ops::kMaxBlock) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("quantize: a block of ", block,
+                     " numbers is too long to share a scale: it takes at most ",
+                     device_ops::kMaxBlock, "; 256 is usual"));
   }
   if (gather_extension != nullptr && !gather) {
     return absl::InvalidArgumentError(

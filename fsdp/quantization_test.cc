@@ -26,6 +26,10 @@ TEST(QuantizationTest, NamesWhatIsOutOfRange) {
   EXPECT_THAT(quantization.Validate(),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("a block of 0 numbers")));
+  quantization.block = (int64_t{1} << 30) + 1;
+  EXPECT_THAT(quantization.Validate(),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("a block of 1073741825 numbers")));
   quantization.block = 1;
   EXPECT_OK(quantization.Validate());
   quantization.min_bytes = -1;

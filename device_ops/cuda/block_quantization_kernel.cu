@@ -3,9 +3,11 @@
 #include <algorithm>
 
 #include "device_ops/cuda/block_quantization_kernel.h"
+#include "device_ops/cuda/divider.cuh"
 #include "device_ops/cuda/element.cuh"
+#include "device_ops/cuda/launch.cuh"
 
-namespace fsdp::device_ops {
+namespace fsdp::device_ops::cuda {
 namespace {
 
 constexpr int kThreads = 256;
@@ -34,17 +36,20 @@ __device__ uint32_t AbsoluteBits(In value) {
 
 // The largest bits of a block, in all lanes of the warp.
 template <typename In>
-__device__ uint32_t LargestBits(const In* in, int64_t numel, int64_t vectors,
+__device__ uint32_t LargestBits(const In* in, int numel, int vectors,
                                 int lane) {
   uint32_t largest = 0;
-  for (int64_t i = lane; i < vectors; i += kWarp) {
-    const Vector<In, kVector> loaded = Load<In, kVector>(in + i * kVector);
+#pragma unroll 1
+  for (int i = lane; i < vectors; i += kWarp) {
+    const Vector<In, kVector> loaded =
+        LoadVector<In, kVector>(in + i * kVector);
 #pragma unroll
     for (int k = 0; k < kVector; ++k) {
       largest = max(largest, AbsoluteBits(loaded.elements[k]));
     }
   }
-  for (int64_t i = vectors * kVector + lane; i < numel; i += kWarp) {
+#pragma unroll 1
+  for (int i = vectors * kVector + lane; i < numel; i += kWarp) {
     largest = max(largest, AbsoluteBits(in[i]));
   }
 #pragma unroll
@@ -61,40 +66,47 @@ __device__ int8_t Rounded(float value, float scale) {
   return static_cast<int8_t>(__float2int_rn(bounded));
 }
 
-// A warp for each block of numbers, which it reads again from its cache.
+// A warp for each block of numbers, which it reads again from its cache. Its
+// loops are not unrolled, for which there are more warps: blocks are short, and
+// registers would be what limits their number.
 template <typename In>
 __global__ void __launch_bounds__(kThreads)
-    QuantizeKernel(QuantizedRows rows, int64_t blocks, bool vectorised,
-                   const In* in, int8_t* values, float* scales) {
+    QuantizeKernel(QuantizedRows rows, int64_t blocks, Divider by_blocks,
+                   bool vectorised, const In* in, int8_t* values,
+                   float* scales) {
   const int lane = threadIdx.x % kWarp;
   const int64_t step = static_cast<int64_t>(gridDim.x) * (kThreads / kWarp);
   int64_t index = static_cast<int64_t>(blockIdx.x) * (kThreads / kWarp) +
                   threadIdx.x / kWarp;
   for (; index < rows.rows * blocks; index += step) {
-    const int64_t row = index / blocks;
-    const int64_t first = index % blocks * rows.block;
+    const int64_t row = by_blocks.Quotient(index);
+    const int64_t number = index - row * blocks;  // of the block in its row
+    const int64_t first = number * rows.block;
     const int64_t left = rows.numel - first;
-    const int64_t numel = left < rows.block ? left : rows.block;
-    const int64_t vectors = vectorised ? numel / kVector : 0;
+    const int numel = static_cast<int>(left < rows.block ? left : rows.block);
+    const int vectors = vectorised ? numel / kVector : 0;
     const In* const from = in + row * rows.in_stride + first;
     int8_t* const to = values + row * rows.value_stride + first;
     const uint32_t largest = LargestBits(from, numel, vectors, lane);
     const float scale = largest < kInfinity
                             ? __fdiv_rn(__uint_as_float(largest), kLargestValue)
                             : __uint_as_float(kNan);
-    for (int64_t i = lane; i < vectors; i += kWarp) {
-      const Vector<In, kVector> loaded = Load<In, kVector>(from + i * kVector);
+#pragma unroll 1
+    for (int i = lane; i < vectors; i += kWarp) {
+      const Vector<In, kVector> loaded =
+          LoadVector<In, kVector>(from + i * kVector);
       Vector<int8_t, kVector> rounded;
 #pragma unroll
       for (int k = 0; k < kVector; ++k) {
         rounded.elements[k] = Rounded(ToFloat(loaded.elements[k]), scale);
       }
-      Store<int8_t, kVector>(rounded, to + i * kVector);
+      StoreVector<int8_t, kVector>(rounded, to + i * kVector);
     }
-    for (int64_t i = vectors * kVector + lane; i < numel; i += kWarp) {
+#pragma unroll 1
+    for (int i = vectors * kVector + lane; i < numel; i += kWarp) {
       to[i] = Rounded(ToFloat(from[i]), scale);
     }
-    if (lane == 0) scales[row * rows.scale_stride + index % blocks] = scale;
+    if (lane == 0) scales[row * rows.scale_stride + number] = scale;
   }
 }
 
@@ -103,11 +115,11 @@ template <int kSize>
 __device__ Vector<float, kSize> SumOf(const DequantizedRows& rows,
                                       const int8_t* values,
                                       const float* scales) {
-  Vector<float, kSize> sums;
+  Vector<float, kSize> sums{};
   for (int64_t term = 0; term < rows.terms; ++term) {
     const float scale = scales[term * rows.scale_term_stride];
     const Vector<int8_t, kSize> loaded =
-        Load<int8_t, kSize>(values + term * rows.value_term_stride);
+        LoadVector<int8_t, kSize>(values + term * rows.value_term_stride);
 #pragma unroll
     for (int k = 0; k < kSize; ++k) {
       const float value =
@@ -121,20 +133,21 @@ __device__ Vector<float, kSize> SumOf(const DequantizedRows& rows,
 // A thread for `kSize` neighbours of a row, in one block.
 template <bool kAccumulate, int kSize, typename Out>
 __global__ void __launch_bounds__(kThreads)
-    DequantizeKernel(DequantizedRows rows, int64_t vectors, Out* out,
-                     const int8_t* values, const float* scales, double factor) {
+    DequantizeKernel(DequantizedRows rows, int64_t vectors, Divider by_vectors,
+                     Divider by_block, Out* out, const int8_t* values,
+                     const float* scales, double factor) {
   using Computed = Wider<float, Out>;
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
   int64_t index = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   for (; index < rows.rows * vectors; index += step) {
-    const int64_t row = index / vectors;
-    const int64_t first = index % vectors * kSize;
-    const Vector<float, kSize> sums =
-        SumOf<kSize>(rows, values + row * rows.value_row_stride + first,
-                     scales + row * rows.scale_row_stride + first / rows.block);
+    const int64_t row = by_vectors.Quotient(index);
+    const int64_t first = (index - row * vectors) * kSize;
+    const Vector<float, kSize> sums = SumOf<kSize>(
+        rows, values + row * rows.value_row_stride + first,
+        scales + row * rows.scale_row_stride + by_block.Quotient(first));
     Out* const to = out + row * rows.out_stride + first;
-    Vector<Out, kSize> result;
-    if constexpr (kAccumulate) result = Load<Out, kSize>(to);
+    Vector<Out, kSize> result{};
+    if constexpr (kAccumulate) result = LoadVector<Out, kSize>(to);
 #pragma unroll
     for (int k = 0; k < kSize; ++k) {
       Computed used = Multiply(static_cast<Computed>(factor),
@@ -144,23 +157,21 @@ __global__ void __launch_bounds__(kThreads)
       }
       result.elements[k] = Narrow<Out>(used);
     }
-    Store<Out, kSize>(result, to);
+    StoreVector<Out, kSize>(result, to);
   }
 }
 
 template <int kSize, typename Out>
-void DequantizeTyped(const DequantizedRows& rows, Out* out,
-                     const int8_t* values, const float* scales, double factor,
-                     bool accumulate, cudaStream_t stream) {
+cudaError_t DequantizeTyped(const DequantizedRows& rows, Out* out,
+                            const int8_t* values, const float* scales,
+                            double factor, bool accumulate,
+                            cudaStream_t stream) {
   const int64_t vectors = rows.numel / kSize;
-  const unsigned blocks = GridFor(rows.rows * vectors);
-  if (accumulate) {
-    DequantizeKernel<true, kSize><<<blocks, kThreads, 0, stream>>>(
-        rows, vectors, out, values, scales, factor);
-  } else {
-    DequantizeKernel<false, kSize><<<blocks, kThreads, 0, stream>>>(
-        rows, vectors, out, values, scales, factor);
-  }
+  return Launch(accumulate ? &DequantizeKernel<true, kSize, Out>
+                           : &DequantizeKernel<false, kSize, Out>,
+                GridFor(rows.rows * vectors), kThreads, stream, rows, vectors,
+                Divider(vectors), Divider(rows.block), out, values, scales,
+                factor);
 }
 
 // All vectors of all rows begin at an address for one load.
@@ -177,16 +188,15 @@ cudaError_t LaunchQuantize(const QuantizedRows& rows, Element in_type,
   const int64_t blocks = NumBlocks(rows.numel, rows.block);
   if (rows.rows * blocks == 0) return cudaSuccess;
   const unsigned grid = GridFor(rows.rows * blocks * kWarp);
-  WithType(in_type, [&](auto type) {
+  return WithType(in_type, [&](auto type) {
     using In = decltype(type);
     const In* const from = static_cast<const In*>(in);
     const bool vectorised = rows.block % kVector == 0 &&
                             IsVectorised(from, rows.in_stride, rows.rows) &&
                             IsVectorised(values, rows.value_stride, rows.rows);
-    QuantizeKernel<<<grid, kThreads, 0, stream>>>(rows, blocks, vectorised,
-                                                  from, values, scales);
+    return Launch(&QuantizeKernel<In>, grid, kThreads, stream, rows, blocks,
+                  Divider(blocks), vectorised, from, values, scales);
   });
-  return cudaGetLastError();
 }
 
 cudaError_t LaunchDequantize(const DequantizedRows& rows, Element out_type,
@@ -194,7 +204,7 @@ cudaError_t LaunchDequantize(const DequantizedRows& rows, Element out_type,
                              const float* scales, double factor,
                              bool accumulate, cudaStream_t stream) {
   if (rows.rows * rows.numel == 0) return cudaSuccess;
-  WithType(out_type, [&](auto type) {
+  return WithType(out_type, [&](auto type) {
     using Out = decltype(type);
     Out* const to = static_cast<Out*>(out);
     const bool vectorised =
@@ -203,13 +213,12 @@ cudaError_t LaunchDequantize(const DequantizedRows& rows, Element out_type,
         IsVectorised(values, rows.value_row_stride, rows.rows) &&
         IsVectorised(values, rows.value_term_stride, rows.terms);
     if (vectorised) {
-      DequantizeTyped<kVector>(rows, to, values, scales, factor, accumulate,
-                               stream);
-    } else {
-      DequantizeTyped<1>(rows, to, values, scales, factor, accumulate, stream);
+      return DequantizeTyped<kVector>(rows, to, values, scales, factor,
+                                      accumulate, stream);
     }
+    return DequantizeTyped<1>(rows, to, values, scales, factor, accumulate,
+                              stream);
   });
-  return cudaGetLastError();
 }
 
-}  // namespace fsdp::device_ops
+}  // namespace fsdp::device_ops::cuda

@@ -9,7 +9,7 @@
 #include "device_ops/cuda/element.h"
 #include "device_ops/row_layout.h"
 
-namespace fsdp::device_ops {
+namespace fsdp::device_ops::cuda {
 
 // On `stream`; nothing is allocated and nobody waits.
 cudaError_t LaunchQuantize(const QuantizedRows& rows, Element in_type,
@@ -20,6 +20,6 @@ cudaError_t LaunchDequantize(const DequantizedRows& rows, Element out_type,
                              const float* scales, double factor,
                              bool accumulate, cudaStream_t stream);
 
-}  // namespace fsdp::device_ops
+}  // namespace fsdp::device_ops::cuda
 
 #endif  // DEVICE_OPS_CUDA_BLOCK_QUANTIZATION_KERNEL_H_

@@ -5,13 +5,15 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_runtime.h>
 
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 
 #include "device_ops/cuda/element.h"
 
-namespace fsdp::device_ops {
+namespace fsdp::device_ops::cuda {
 
 __device__ inline float ToFloat(float value) { return value; }
 __device__ inline float ToFloat(double value) {
@@ -79,13 +81,49 @@ struct alignas(sizeof(T) * kSize < 16 ? sizeof(T) * kSize : 16) Vector {
 };
 
 template <typename T, int kSize>
-__device__ Vector<T, kSize> Load(const T* from) {
+__device__ Vector<T, kSize> LoadVector(const T* from) {
   return *reinterpret_cast<const Vector<T, kSize>*>(from);
 }
 
 template <typename T, int kSize>
-__device__ void Store(const Vector<T, kSize>& vector, T* to) {
+__device__ void StoreVector(const Vector<T, kSize>& vector, T* to) {
   *reinterpret_cast<Vector<T, kSize>*>(to) = vector;
+}
+
+// What one load brings at most.
+struct alignas(16) Words {
+  uint32_t words[4];
+};
+
+// As many elements as there are in 16 bytes, from `bytes` behind `aligned` on,
+// 0 <= bytes < 16. Reads the 32 bytes from `aligned` on.
+template <typename T>
+__device__ Vector<T, 16 / sizeof(T)> LoadShifted(const char* aligned,
+                                                 int bytes) {
+  const auto* const from = reinterpret_cast<const Words*>(aligned);
+  const Words low = from[0];
+  const Words high = from[1];
+  uint32_t words[8] = {low.words[0],  low.words[1],  low.words[2],
+                       low.words[3],  high.words[0], high.words[1],
+                       high.words[2], high.words[3]};
+  // By whole words, without an index that the compiler does not know: that
+  // would send them through memory.
+  if ((bytes & 8) != 0) {
+#pragma unroll
+    for (int k = 0; k < 6; ++k) words[k] = words[k + 2];
+  }
+  if ((bytes & 4) != 0) {
+#pragma unroll
+    for (int k = 0; k < 5; ++k) words[k] = words[k + 1];
+  }
+  Words shifted;
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    shifted.words[k] = __funnelshift_r(words[k], words[k + 1], 8 * (bytes & 3));
+  }
+  Vector<T, 16 / sizeof(T)> loaded;
+  memcpy(&loaded, &shifted, sizeof(loaded));
+  return loaded;
 }
 
 template <typename T, int kSize>
@@ -109,6 +147,6 @@ __host__ __device__ auto WithType(Element element, Fn fn) {
   return fn(float());
 }
 
-}  // namespace fsdp::device_ops
+}  // namespace fsdp::device_ops::cuda
 
 #endif  // DEVICE_OPS_CUDA_ELEMENT_CUH_

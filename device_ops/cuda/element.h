@@ -4,10 +4,10 @@
 
 #include <cstdint>
 
-namespace fsdp::device_ops {
+namespace fsdp::device_ops::cuda {
 
 enum class Element : uint8_t { kFloat, kDouble, kHalf, kBFloat16 };
 
-}  // namespace fsdp::device_ops
+}  // namespace fsdp::device_ops::cuda
 
 #endif  // DEVICE_OPS_CUDA_ELEMENT_H_

@@ -8,32 +8,14 @@
 
 #include <vector>
 
+#include "device_ops/cuda/arguments.h"
 #include "device_ops/cuda/block_quantization_kernel.h"
-#include "device_ops/cuda/element.h"
+#include "device_ops/cuda/pack_item.h"
 #include "device_ops/cuda/pack_kernel.h"
-#include "device_ops/packed_range.h"
 #include "device_ops/row_layout.h"
 
-namespace fsdp::device_ops {
+namespace fsdp::device_ops::cuda {
 namespace {
-
-Element ElementOf(c10::ScalarType dtype) {
-  switch (dtype) {
-    case at::ScalarType::Float:
-      return Element::kFloat;
-    case at::ScalarType::Double:
-      return Element::kDouble;
-    case at::ScalarType::Half:
-      return Element::kHalf;
-    case at::ScalarType::BFloat16:
-      return Element::kBFloat16;
-    default:
-      TORCH_CHECK(false,
-                  "libtorch_fsdp takes float32, float64, float16 and "
-                  "bfloat16, not ",
-                  c10::toString(dtype));
-  }
-}
 
 cudaStream_t StreamOf(const at::Tensor& tensor) {
   return c10::cuda::getCurrentCUDAStream(tensor.device().index()).stream();
@@ -43,11 +25,7 @@ void PackOnCuda(const at::Tensor& out, at::TensorList sources,
                 c10::IntArrayRef pieces, c10::IntArrayRef zeros,
                 c10::IntArrayRef ones, double scale, bool accumulate) {
   const c10::cuda::CUDAGuard guard(out.device());
-  std::vector<PackItem> items;
-  for (const PackedRange& range : PackedRanges(sources, pieces, zeros, ones)) {
-    items.push_back({range.source, ElementOf(range.dtype), range.begin,
-                     range.numel, static_cast<float>(range.value)});
-  }
+  const std::vector<PackItem> items = PackItems(sources, pieces, zeros, ones);
   C10_CUDA_CHECK(LaunchPack(items.data(), static_cast<int64_t>(items.size()),
                             ElementOf(out.scalar_type()),
                             out.mutable_data_ptr(), scale, accumulate,
@@ -94,4 +72,4 @@ TORCH_LIBRARY_IMPL(libtorch_fsdp, CUDA, m) {
 }
 
 }  // namespace
-}  // namespace fsdp::device_ops
+}  // namespace fsdp::device_ops::cuda

@@ -3,15 +3,16 @@
 #include <algorithm>
 
 #include "device_ops/cuda/element.cuh"
+#include "device_ops/cuda/launch.cuh"
 #include "device_ops/cuda/pack_kernel.h"
 
-namespace fsdp::device_ops {
+namespace fsdp::device_ops::cuda {
 namespace {
 
 constexpr int kThreads = 256;
 constexpr int kBlocksPerMultiprocessor = 2048 / kThreads;
 // What a block of threads does of an item at a time. Keeps the alignment.
-constexpr int64_t kChunk = 8192;
+constexpr int kChunk = 8192;
 
 // Where few are asked for, the arguments of a launch are short.
 constexpr int kFewItems = 96;
@@ -53,43 +54,88 @@ __device__ Out Scaled(In in, Out out, Wider<In, Out> scale) {
   return Narrow<Out>(result);
 }
 
-template <bool kAccumulate, typename In, typename Out>
-__device__ void ScaleOne(const In* in, double scale, Out* out) {
-  const auto factor = static_cast<Wider<In, Out>>(scale);
-  *out = Scaled<kAccumulate>(*in, kAccumulate ? *out : Out(), factor);
-}
-
-// By all threads of the block. `out` is aligned like `in` or not at all.
-template <bool kAccumulate, typename In, typename Out>
-__device__ void ScaleChunk(const In* in, int64_t numel, double scale,
-                           Out* out) {
-  constexpr int kSize =
-      16 / (sizeof(In) < sizeof(Out) ? sizeof(In) : sizeof(Out));
-  constexpr auto kOutAlignment = static_cast<int>(alignof(Vector<Out, kSize>));
-  const auto address = reinterpret_cast<uintptr_t>(out);
-  int64_t head = (kOutAlignment - address % kOutAlignment) % kOutAlignment /
-                 static_cast<int>(sizeof(Out));
-  if (head > numel || !IsAligned<In, kSize>(in + head)) head = numel;
-  const int64_t vectors = (numel - head) / kSize;
-  const auto factor = static_cast<Wider<In, Out>>(scale);
-  for (int64_t i = threadIdx.x; i < vectors; i += kThreads) {
-    const int64_t at = head + i * kSize;
-    const Vector<In, kSize> from = Load<In, kSize>(in + at);
-    Vector<Out, kSize> to;
-    if constexpr (kAccumulate) to = Load<Out, kSize>(out + at);
+// By all threads of the block; load(i) is the source of vector i of `out`.
+template <bool kAccumulate, typename In, int kSize, typename Out, typename Load>
+__device__ void ScaleVectors(int vectors, Wider<In, Out> scale, Out* out,
+                             const Load& load) {
+  for (int i = threadIdx.x; i < vectors; i += kThreads) {
+    const Vector<In, kSize> from = load(i);
+    Vector<Out, kSize> to{};
+    if constexpr (kAccumulate) to = LoadVector<Out, kSize>(out + i * kSize);
 #pragma unroll
     for (int k = 0; k < kSize; ++k) {
       to.elements[k] =
-          Scaled<kAccumulate>(from.elements[k], to.elements[k], factor);
+          Scaled<kAccumulate>(from.elements[k], to.elements[k], scale);
     }
-    Store<Out, kSize>(to, out + at);
+    StoreVector<Out, kSize>(to, out + i * kSize);
   }
-  for (int64_t i = threadIdx.x; i < head; i += kThreads) {
-    ScaleOne<kAccumulate>(in + i, scale, out + i);
+}
+
+// What is done by vectors of a chunk; the rest is done one by one.
+struct Body {
+  int begin;
+  int end;
+};
+
+// Elements from `out` on until one where a vector begins.
+template <int kSize, typename Out>
+__device__ int HeadOf(const Out* out) {
+  constexpr auto kAlignment = static_cast<int>(alignof(Vector<Out, kSize>));
+  const auto past =
+      static_cast<int>(reinterpret_cast<uintptr_t>(out) % kAlignment);
+  return (kAlignment - past) % kAlignment / static_cast<int>(sizeof(Out));
+}
+
+// Of an `in` that is aligned where `out` is: none, if it is not.
+template <bool kAccumulate, typename In, typename Out>
+__device__ Body ScaleAligned(const In* in, int numel, Wider<In, Out> scale,
+                             Out* out) {
+  constexpr int kSize =
+      16 / (sizeof(In) < sizeof(Out) ? sizeof(In) : sizeof(Out));
+  const int head = HeadOf<kSize>(out);
+  if (head > numel || !IsAligned<In, kSize>(in + head)) return {0, 0};
+  const int vectors = (numel - head) / kSize;
+  ScaleVectors<kAccumulate, In, kSize>(vectors, scale, out + head, [&](int i) {
+    return LoadVector<In, kSize>(in + head + i * kSize);
+  });
+  return {head, head + vectors * kSize};
+}
+
+// Of any other: each vector is cut out of the two aligned ones that have it,
+// of which none reaches beyond `in`.
+template <bool kAccumulate, typename In, typename Out>
+__device__ Body ScaleShifted(const In* in, int numel, Wider<In, Out> scale,
+                             Out* out) {
+  constexpr auto kBytes = static_cast<int>(sizeof(Words));
+  constexpr auto kInBytes = static_cast<int>(sizeof(In));
+  constexpr int kSize = kBytes / kInBytes;
+  int head = HeadOf<kSize>(out);
+  const auto skipped =
+      static_cast<int>(reinterpret_cast<uintptr_t>(in + head) % kBytes);
+  if (head * kInBytes < skipped) head += kSize;
+  const int vectors = ((numel - head) * kInBytes + skipped) / kBytes - 1;
+  if (head > numel || vectors <= 0) return {0, 0};
+  const char* const aligned =
+      reinterpret_cast<const char*>(in + head) - skipped;
+  ScaleVectors<kAccumulate, In, kSize>(vectors, scale, out + head, [&](int i) {
+    return LoadShifted<In>(aligned + i * kBytes, skipped);
+  });
+  return {head, head + vectors * kSize};
+}
+
+// By all threads of the block.
+template <bool kAccumulate, typename In, typename Out>
+__device__ void ScaleChunk(const In* in, int numel, double scale, Out* out) {
+  const auto factor = static_cast<Wider<In, Out>>(scale);
+  Body body = ScaleAligned<kAccumulate>(in, numel, factor, out);
+  if (body.begin == body.end) {
+    body = ScaleShifted<kAccumulate>(in, numel, factor, out);
   }
-  for (int64_t i = head + vectors * kSize + threadIdx.x; i < numel;
-       i += kThreads) {
-    ScaleOne<kAccumulate>(in + i, scale, out + i);
+  const int rest = numel - (body.end - body.begin);
+  for (int i = threadIdx.x; i < rest; i += kThreads) {
+    const int at = i < body.begin ? i : i + (body.end - body.begin);
+    out[at] =
+        Scaled<kAccumulate>(in[at], kAccumulate ? out[at] : Out(), factor);
   }
 }
 
@@ -100,14 +146,15 @@ __global__ void __launch_bounds__(kThreads)
   const uint32_t chunks = table.first_chunk[table.count];
   for (uint32_t chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
     const int item = ItemOf(table, chunk);
-    const int64_t begin = (chunk - table.first_chunk[item]) * kChunk;
+    const int64_t begin =
+        static_cast<int64_t>(chunk - table.first_chunk[item]) * kChunk;
     const int64_t left = table.numel[item] - begin;
-    const int64_t numel = left < kChunk ? left : kChunk;
+    const int numel = left < kChunk ? static_cast<int>(left) : kChunk;
     Out* const to = out + table.begin[item] + begin;
     const void* const source = table.source[item];
     if (source == nullptr) {
       const Out value = FromFloat<Out>(table.is_one[item] != 0 ? 1.0f : 0.0f);
-      for (int64_t i = threadIdx.x; i < numel; i += kThreads) to[i] = value;
+      for (int i = threadIdx.x; i < numel; i += kThreads) to[i] = value;
       continue;
     }
     WithType(static_cast<Element>(table.element[item]), [&](auto type) {
@@ -146,18 +193,13 @@ cudaError_t LaunchTable(const PackItem* items, int count,
   }
   table.first_chunk[count] = chunks;
   const unsigned blocks = std::min(chunks, request.max_blocks);
-  WithType(request.out_type, [&](auto type) {
+  return WithType(request.out_type, [&](auto type) {
     using Out = decltype(type);
-    Out* const out = static_cast<Out*>(request.out);
-    if (request.accumulate) {
-      PackKernel<true, Out, kItems>
-          <<<blocks, kThreads, 0, request.stream>>>(table, out, request.scale);
-    } else {
-      PackKernel<false, Out, kItems>
-          <<<blocks, kThreads, 0, request.stream>>>(table, out, request.scale);
-    }
+    return Launch(request.accumulate ? &PackKernel<true, Out, kItems>
+                                     : &PackKernel<false, Out, kItems>,
+                  blocks, kThreads, request.stream, table,
+                  static_cast<Out*>(request.out), request.scale);
   });
-  return cudaGetLastError();
 }
 
 }  // namespace
@@ -189,4 +231,4 @@ cudaError_t LaunchPack(const PackItem* items, int64_t count, Element out_type,
   return error;
 }
 
-}  // namespace fsdp::device_ops
+}  // namespace fsdp::device_ops::cuda

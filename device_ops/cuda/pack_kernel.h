@@ -7,18 +7,9 @@
 #include <cstdint>
 
 #include "device_ops/cuda/element.h"
+#include "device_ops/cuda/pack_item.h"
 
-namespace fsdp::device_ops {
-
-// out[begin + i] = scale * source[i], 0 <= i < numel, numel > 0; without a
-// source, `value`, which is not scaled.
-struct PackItem {
-  const void* source;
-  Element element;  // of the source
-  int64_t begin;
-  int64_t numel;
-  float value;
-};
+namespace fsdp::device_ops::cuda {
 
 // Ranges of one launch: they are its arguments, 32 KB at most.
 constexpr int kMaxPackItems = 1024;
@@ -29,6 +20,6 @@ cudaError_t LaunchPack(const PackItem* items, int64_t count, Element out_type,
                        void* out, double scale, bool accumulate,
                        cudaStream_t stream);
 
-}  // namespace fsdp::device_ops
+}  // namespace fsdp::device_ops::cuda
 
 #endif  // DEVICE_OPS_CUDA_PACK_KERNEL_H_

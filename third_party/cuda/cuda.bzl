@@ -3,7 +3,8 @@
 load("@bazel_tools//tools/cpp:toolchain_utils.bzl", "find_cpp_toolchain")
 
 # Compute capabilities that objects hold code for; the last one also as PTX, for GPUs to come.
-# --define=fsdp_cuda_archs=90 builds for one's own.
+# --define=fsdp_cuda_archs=90 builds for one's own. --define=fsdp_cuda_lineinfo=1 adds the lines of the source, for
+# profilers and compute-sanitizer, to objects that are several times as large then.
 _DEFAULT_ARCHS = "75,80,86,90,100"
 
 _WARNINGS = [
@@ -26,7 +27,10 @@ def _cuda_objects_impl(ctx):
         arguments = ctx.actions.args()
         arguments.add_all(["-c", source, "-o", result])
         arguments.add("-ccbin", cc.compiler_executable)
-        arguments.add_all(["-std=c++17", "-O3", "--expt-relaxed-constexpr", "-Xcompiler=-fPIC", "-lineinfo"])
+        arguments.add_all(["-std=c++17", "-O3", "--expt-relaxed-constexpr", "-Xcompiler=-fPIC"])
+        arguments.add("--compress-mode=size")
+        if ctx.var.get("fsdp_cuda_lineinfo", "0") == "1":
+            arguments.add("-lineinfo")
         arguments.add_all(_WARNINGS)
         arguments.add_all(_gencodes(archs))
         arguments.add_all(context.defines, format_each = "-D%s")

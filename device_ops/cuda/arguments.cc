@@ -1,0 +1,40 @@
+#include "device_ops/cuda/arguments.h"
+
+#include <c10/util/Exception.h>
+
+#include "device_ops/packed_range.h"
+
+namespace fsdp::device_ops::cuda {
+
+Element ElementOf(c10::ScalarType dtype) {
+  switch (dtype) {
+    case at::ScalarType::Float:
+      return Element::kFloat;
+    case at::ScalarType::Double:
+      return Element::kDouble;
+    case at::ScalarType::Half:
+      return Element::kHalf;
+    case at::ScalarType::BFloat16:
+      return Element::kBFloat16;
+    default:
+      TORCH_CHECK(false,
+                  "libtorch_fsdp takes float32, float64, float16 and "
+                  "bfloat16, not ",
+                  c10::toString(dtype));
+  }
+}
+
+std::vector<PackItem> PackItems(at::TensorList sources, c10::IntArrayRef pieces,
+                                c10::IntArrayRef zeros, c10::IntArrayRef ones) {
+  const std::vector<PackedRange> ranges =
+      PackedRanges(sources, pieces, zeros, ones);
+  std::vector<PackItem> items;
+  items.reserve(ranges.size());
+  for (const PackedRange& range : ranges) {
+    items.push_back({range.source, ElementOf(range.dtype), range.begin,
+                     range.numel, static_cast<float>(range.value)});
+  }
+  return items;
+}
+
+}  // namespace fsdp::device_ops::cuda

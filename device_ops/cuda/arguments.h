@@ -1,0 +1,25 @@
+// Tensors as what the kernels are given.
+#ifndef DEVICE_OPS_CUDA_ARGUMENTS_H_
+#define DEVICE_OPS_CUDA_ARGUMENTS_H_
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/ArrayRef.h>
+
+#include <vector>
+
+#include "device_ops/cuda/element.h"
+#include "device_ops/cuda/pack_item.h"
+
+namespace fsdp::device_ops::cuda {
+
+// Throws c10::Error for dtypes that the kernels do not know.
+Element ElementOf(c10::ScalarType dtype);
+
+// As libtorch_fsdp::pack_ is called.
+std::vector<PackItem> PackItems(at::TensorList sources, c10::IntArrayRef pieces,
+                                c10::IntArrayRef zeros, c10::IntArrayRef ones);
+
+}  // namespace fsdp::device_ops::cuda
+
+#endif  // DEVICE_OPS_CUDA_ARGUMENTS_H_

@@ -1,0 +1,1 @@
+#include "device_ops/cuda/block_quantization_kernel.cu"

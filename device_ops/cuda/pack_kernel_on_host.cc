@@ -1,0 +1,1 @@
+#include "device_ops/cuda/pack_kernel.cu"
