@@ -36,10 +36,11 @@ print(json.dumps(dict(impl=args.impl, step_ms=2.5, host_ms=1.5, tok_s=1000.5, pe
 binaries = {}
 
 
-def folders_of_libraries(program):
-    """Where the loader finds LibTorch for the program where Bazel has put it."""
-    said = subprocess.run(["ldd", program], stdout=subprocess.PIPE, text=True, check=True).stdout
-    return sorted({str(pathlib.Path(path).parent) for path in re.findall(r"=> (/\S*/lib(?:torch|c10)\S*)", said)})
+def folders_of_libraries(programs):
+    """Where the loader finds, of programs where Bazel has put them, what the system does not have."""
+    said = subprocess.run(["ldd", *programs], stdout=subprocess.PIPE, text=True, check=True).stdout
+    return sorted({str(pathlib.Path(path).parent) for path in re.findall(r"=> (/\S+)", said)
+                   if not path.startswith(("/lib", "/usr/lib"))})
 
 
 class DryRunTest(unittest.TestCase):
@@ -56,7 +57,7 @@ class DryRunTest(unittest.TestCase):
         peer.write_text(PEER.format(python=sys.executable))
         peer.chmod(0o755)
         cls.python = os.environ.get("PEERS_PYTHON") or str(peer)
-        libraries = folders_of_libraries(binaries[plan.file_of(plan.BENCHMARKS)])
+        libraries = folders_of_libraries(sorted(set(binaries.values())))
         cls.environment = {**os.environ, "OMP_NUM_THREADS": "1", "LD_LIBRARY_PATH": ":".join(
             libraries + list(filter(None, [os.environ.get("LD_LIBRARY_PATH")])))}
         # What has begun within half a second, and the rest.
