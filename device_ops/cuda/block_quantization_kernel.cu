@@ -14,7 +14,9 @@ constexpr int kThreads = 256;
 constexpr int kWarp = 32;
 constexpr int kVector = 8;
 constexpr unsigned kAllLanes = 0xffffffff;
-constexpr int kMaxBlocks = 1 << 16;  // the rest is done by the same ones
+// Of as many blocks of threads as a device runs at once; what they do not get
+// to is done by the same ones.
+constexpr int kWaves = 8;
 constexpr float kLargestValue = 127;
 constexpr uint32_t kInfinity = 0x7f800000;
 constexpr uint32_t kNan = 0x7fc00000;
@@ -23,9 +25,12 @@ int64_t NumBlocks(int64_t numel, int64_t block) {
   return numel / block + (numel % block == 0 ? 0 : 1);
 }
 
-unsigned GridFor(int64_t threads) {
-  return static_cast<unsigned>(
-      std::min<int64_t>((threads + kThreads - 1) / kThreads, kMaxBlocks));
+cudaError_t FindGrid(int64_t threads, unsigned* blocks) {
+  unsigned resident = 0;
+  const cudaError_t error = ResidentBlocks(kThreads, &resident);
+  *blocks = static_cast<unsigned>(std::min<int64_t>(
+      (threads + kThreads - 1) / kThreads, int64_t{kWaves} * resident));
+  return error;
 }
 
 // The bits of absolute values are ordered as the values, NaN above all.
@@ -167,11 +172,13 @@ cudaError_t DequantizeTyped(const DequantizedRows& rows, Out* out,
                             double factor, bool accumulate,
                             cudaStream_t stream) {
   const int64_t vectors = rows.numel / kSize;
+  unsigned grid = 0;
+  const cudaError_t error = FindGrid(rows.rows * vectors, &grid);
+  if (error != cudaSuccess) return error;
   return Launch(accumulate ? &DequantizeKernel<true, kSize, Out>
                            : &DequantizeKernel<false, kSize, Out>,
-                GridFor(rows.rows * vectors), kThreads, stream, rows, vectors,
-                Divider(vectors), Divider(rows.block), out, values, scales,
-                factor);
+                grid, kThreads, stream, rows, vectors, Divider(vectors),
+                Divider(rows.block), out, values, scales, factor);
 }
 
 // All vectors of all rows begin at an address for one load.
@@ -187,7 +194,9 @@ cudaError_t LaunchQuantize(const QuantizedRows& rows, Element in_type,
                            cudaStream_t stream) {
   const int64_t blocks = NumBlocks(rows.numel, rows.block);
   if (rows.rows * blocks == 0) return cudaSuccess;
-  const unsigned grid = GridFor(rows.rows * blocks * kWarp);
+  unsigned grid = 0;
+  const cudaError_t error = FindGrid(rows.rows * blocks * kWarp, &grid);
+  if (error != cudaSuccess) return error;
   return WithType(in_type, [&](auto type) {
     using In = decltype(type);
     const In* const from = static_cast<const In*>(in);

@@ -149,25 +149,37 @@ TEST_F(KernelsOnHostTest, RowsFartherApartThan32BitsCount) {
   }
 }
 
-// 65,536 blocks of 256 threads are the most that a launch has.
+// A launch has 128 blocks of 256 threads at most, 8 times what two
+// multiprocessors run at once: 1024 warps to quantise by.
 TEST_F(KernelsOnHostTest, MoreNumbersThanThreads) {
-  constexpr int64_t kNumel = (int64_t{1} << 24) + 1'000;
-  const at::Tensor values = at::full({kNumel}, 1, at::kChar);
-  int8_t* const bytes = values.mutable_data_ptr<int8_t>();
-  for (int64_t i = 0; i < kNumel; ++i) bytes[i] = static_cast<int8_t>(i % 251);
+  constexpr int64_t kNumel = 3 * 128 * 256 + 1'000;
+  constexpr int64_t kBlock = 33;
+  const at::Tensor in = RandomNumbers(at::kBFloat16, kNumel, 1);
+  const at::Tensor values = at::full({2, kNumel}, 99, at::kChar);
   const at::Tensor scales =
-      RandomNumbers(at::kFloat, NumBlocks(kNumel, 1001), 1);
-  const at::Tensor expected = at::full({kNumel}, 7, at::kBFloat16);
-  const at::Tensor out = at::full({kNumel}, 7, at::kBFloat16);
-  Dequantize(expected, values, scales, 1001);
+      at::full({2, NumBlocks(kNumel, kBlock)}, 99, at::kFloat);
+  Quantize(in, kBlock, values[0], scales[0]);
+  ASSERT_EQ(LaunchQuantize(RowsOf(in.unsqueeze(0), values.narrow(0, 1, 1),
+                                  scales.narrow(0, 1, 1), kBlock),
+                           Element::kBFloat16, in.const_data_ptr(),
+                           values[1].mutable_data_ptr<int8_t>(),
+                           scales[1].mutable_data_ptr<float>(), nullptr),
+            cudaSuccess);
+  EXPECT_EQ(KernelMachine::Get().launches().back().gridDim.x, 128u);
+  EXPECT_EQ(Difference(values[1], values[0]), "");
+  EXPECT_EQ(Difference(scales[1], scales[0]), "");
+  const at::Tensor out = at::full({2, kNumel}, 7, at::kBFloat16);
+  Dequantize(out[0], values[0], scales[0], kBlock);
   ASSERT_EQ(
-      LaunchDequantize(RowsOfSum(out.unsqueeze(0), values.view({1, 1, kNumel}),
-                                 scales.view({1, 1, -1}), 1001),
-                       Element::kBFloat16, out.mutable_data_ptr(), bytes,
-                       scales.const_data_ptr<float>(), 1, false, nullptr),
+      LaunchDequantize(
+          RowsOfSum(out.narrow(0, 1, 1), values.narrow(0, 0, 1).unsqueeze(0),
+                    scales.narrow(0, 0, 1).unsqueeze(0), kBlock),
+          Element::kBFloat16, out[1].mutable_data_ptr(),
+          values.const_data_ptr<int8_t>(), scales.const_data_ptr<float>(), 1,
+          false, nullptr),
       cudaSuccess);
-  EXPECT_EQ(Difference(out, expected), "");
-  EXPECT_EQ(KernelMachine::Get().launches().back().gridDim.x, 65'536u);
+  EXPECT_EQ(KernelMachine::Get().launches().back().gridDim.x, 128u);
+  EXPECT_EQ(Difference(out[1], out[0]), "");
 }
 
 TEST_F(KernelsOnHostTest, LaunchesAreOnTheStreamAndAsFewAsCanBe) {

@@ -9,6 +9,22 @@
 
 namespace fsdp::device_ops::cuda {
 
+// How many blocks of `threads` threads the current device runs at once, where
+// nothing else limits them.
+inline cudaError_t ResidentBlocks(unsigned threads, unsigned* blocks) {
+  constexpr unsigned kThreadsPerMultiprocessor = 2048;
+  int device = 0;
+  int multiprocessors = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&multiprocessors,
+                                   cudaDevAttrMultiProcessorCount, device);
+  }
+  *blocks = static_cast<unsigned>(multiprocessors) *
+            (kThreadsPerMultiprocessor / threads);
+  return error;
+}
+
 // `blocks` blocks of `threads` threads, on `stream`.
 template <typename... Parameters, typename... Arguments>
 cudaError_t Launch(void (*kernel)(Parameters...), unsigned blocks,

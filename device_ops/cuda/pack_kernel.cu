@@ -10,7 +10,6 @@ namespace fsdp::device_ops::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kBlocksPerMultiprocessor = 2048 / kThreads;
 // What a block of threads does of an item at a time. Keeps the alignment.
 constexpr int kChunk = 8192;
 
@@ -207,20 +206,10 @@ cudaError_t LaunchTable(const PackItem* items, int count,
 cudaError_t LaunchPack(const PackItem* items, int64_t count, Element out_type,
                        void* out, double scale, bool accumulate,
                        cudaStream_t stream) {
-  int device = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  int multiprocessors = 0;
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&multiprocessors,
-                                   cudaDevAttrMultiProcessorCount, device);
-  }
-  const Request request = {
-      out_type,
-      out,
-      scale,
-      accumulate,
-      static_cast<unsigned>(multiprocessors * kBlocksPerMultiprocessor),
-      stream};
+  unsigned max_blocks = 0;
+  cudaError_t error = ResidentBlocks(kThreads, &max_blocks);
+  const Request request = {out_type,   out,        scale,
+                           accumulate, max_blocks, stream};
   for (int64_t i = 0; i < count && error == cudaSuccess; i += kMaxPackItems) {
     const auto size =
         static_cast<int>(std::min<int64_t>(count - i, kMaxPackItems));
