@@ -1,6 +1,7 @@
 // CUDA's kernels, compiled for the host: they compute what the CPU's do,
 // whatever the order in which blocks and threads come.
 #include <ATen/ops/full.h>
+#include <sanitizer/asan_interface.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -226,6 +227,7 @@ TEST_F(KernelsOnHostTest, ShortPiecesAtAllPlaces) {
         const std::unique_ptr<uint16_t[]> source(new uint16_t[from + numel]);
         std::copy_n(static_cast<const uint16_t*>(whole.const_data_ptr()), numel,
                     source.get() + from);
+        ASAN_POISON_MEMORY_REGION(source.get(), from * sizeof(uint16_t));
         const at::Tensor out = at::full({numel + 16}, 77, at::kBFloat16);
         const at::Tensor expected = out.clone();
         expected.narrow(0, to, numel).copy_(whole.mul(0.5));
@@ -234,6 +236,7 @@ TEST_F(KernelsOnHostTest, ShortPiecesAtAllPlaces) {
         ASSERT_EQ(LaunchPack(&item, 1, Element::kBFloat16,
                              out.mutable_data_ptr(), 0.5, false, nullptr),
                   cudaSuccess);
+        ASAN_UNPOISON_MEMORY_REGION(source.get(), from * sizeof(uint16_t));
         ASSERT_EQ(Difference(out, expected), "")
             << numel << " " << from << " " << to;
       }
