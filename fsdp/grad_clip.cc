@@ -92,6 +92,7 @@ void Scale(const std::vector<GradientGroup>& groups, const at::Tensor& norm,
                                  [&](const std::vector<at::Tensor>& gradients) {
                                    at::_foreach_mul_(gradients, factor);
                                  }));
+    CountWrites(group);
   }
 }
 

@@ -51,6 +51,7 @@ at::Tensor UnscaleLocally(absl::Span<const NamedShard> shards, float scale) {
           at::_amp_foreach_non_finite_check_and_unscale_(gradients, found,
                                                          inverse);
         }));
+    CountWrites(group);
     found_inf = at::maximum(found_inf, found.to(device));
   }
   return found_inf;

@@ -4,6 +4,7 @@
 #include <c10/core/Device.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -13,13 +14,32 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
+#include "base/tensor_over.h"
 #include "base/torch_status.h"
 #include "comm/call.h"
 #include "comm/communicator.h"
+#include "fsdp/fused_runs.h"
 #include "fsdp/resting_memory.h"
 #include "fsdp/sharded_model.h"
 
 namespace fsdp {
+namespace {
+
+// Sums of more elements lose digits where one float32 adds up most of them, as
+// on the CPU.
+constexpr int64_t kLongestRun = int64_t{1} << 24;
+
+bool CanBeMerged(const at::Tensor& gradient) {
+  return gradient.layout() == at::kStrided && gradient.is_contiguous() &&
+         !gradient.is_neg() && !gradient.is_inference();
+}
+
+bool IsContinuedBy(const at::Tensor& run, const at::Tensor& next) {
+  return CanBeMerged(run) && CanBeMerged(next) && FollowsInMemory(run, next) &&
+         run.numel() + next.numel() <= kLongestRun;
+}
+
+}  // namespace
 
 std::vector<GradientGroup> GroupGradients(absl::Span<const NamedShard> shards) {
   std::vector<GradientGroup> groups;
@@ -37,9 +57,29 @@ std::vector<GradientGroup> GroupGradients(absl::Span<const NamedShard> shards) {
           group,
           {gradient.device(), gradient.scalar_type(), named.replicas, {}});
     }
-    group->gradients.push_back(gradient);
+    group->each.push_back(gradient);
+  }
+  for (GradientGroup& group : groups) {
+    for (const at::Tensor& gradient : group.each) {
+      std::vector<at::Tensor>& runs = group.gradients;
+      if (!runs.empty() && IsContinuedBy(runs.back(), gradient)) {
+        const at::Tensor& run = runs.back();
+        runs.back() =
+            TensorOver(run.storage(), run.storage_offset(),
+                       {run.numel() + gradient.numel()}, {1}, group.dtype);
+      } else {
+        runs.push_back(gradient);
+      }
+    }
   }
   return groups;
+}
+
+void CountWrites(const GradientGroup& group) {
+  if (group.gradients.size() == group.each.size()) return;  // the operators did
+  for (const at::Tensor& gradient : group.each) {
+    gradient.unsafeGetTensorImpl()->bump_version();
+  }
 }
 
 absl::Status ForEachInMemory(

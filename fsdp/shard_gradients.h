@@ -26,7 +26,9 @@ struct GradientGroup {
   at::Device device;
   at::ScalarType dtype;
   int replicas;  // of NamedShard
-  std::vector<at::Tensor> gradients;
+  std::vector<at::Tensor> each;
+  // The same, but neighbours in memory, as most of a unit's are, as one.
+  std::vector<at::Tensor> gradients = {};
 
   // In which to compute: float32 for halves.
   at::ScalarType math_dtype() const { return at::toOpMathType(dtype); }
@@ -41,6 +43,10 @@ std::vector<GradientGroup> GroupGradients(absl::Span<const NamedShard> shards);
 absl::Status ForEachInMemory(
     const GradientGroup& group, Use use,
     absl::FunctionRef<void(const std::vector<at::Tensor>&)> visit);
+
+// What operators have written to the gradients of `group` counts as a write to
+// each of them.
+void CountWrites(const GradientGroup& group);
 
 // Runs `fn`, whose failures the other ranks do not know of: they are told.
 absl::Status OrAbort(comm::Communicator& world, const std::string& what,
