@@ -29,6 +29,7 @@
 #include "comm/gather_extension.h"
 #include "comm/quantized_message.h"
 #include "comm/work.h"
+#include "device_ops/block_quantization.h"
 
 namespace fsdp::comm {
 namespace {
@@ -336,12 +337,13 @@ class QuantizedCommunicator final : public ForwardingCommunicator {
 
 absl::StatusOr<std::unique_ptr<Communicator>> CreateQuantizedCommunicator(
     std::shared_ptr<Communicator> base, const QuantizationOptions& options) {
-  if (options.block < 1 || options.min_bytes < 0 || options.exact_tail < 0) {
+  if (options.block < 1 || options.block > device_ops::kMaxBlock ||
+      options.min_bytes < 0 || options.exact_tail < 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         "quantise ", base->ToString(), " in blocks of ", options.block,
         " numbers, from ", options.min_bytes, " bytes on, the last ",
-        options.exact_tail,
-        " exactly: blocks have at least one number, and nothing is negative"));
+        options.exact_tail, " exactly: blocks have from 1 to ",
+        device_ops::kMaxBlock, " numbers, and nothing is negative"));
   }
   return std::make_unique<QuantizedCommunicator>(std::move(base), options);
 }

@@ -572,10 +572,11 @@ TEST(QuantizedCommunicatorTest, FailsAsItsBase) {
 }
 
 TEST(QuantizedCommunicatorTest, RefusesOptionsOutOfRange) {
-  QuantizationOptions wrong[3];
+  QuantizationOptions wrong[4];
   wrong[0].block = 0;
   wrong[1].min_bytes = -1;
   wrong[2].exact_tail = -1;
+  wrong[3].block = (int64_t{1} << 30) + 1;
   for (const QuantizationOptions& options : wrong) {
     EXPECT_THAT(QuantizedGroup(1, options).status(),
                 StatusIs(absl::StatusCode::kInvalidArgument,
