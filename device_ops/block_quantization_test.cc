@@ -93,7 +93,7 @@ TEST(QuantizeTest, AnErrorIsAtMostHalfAScale) {
   constexpr int64_t kSize = 10'007;
   constexpr int64_t kBlock = 256;
   const at::Tensor in = RandomNumbers(at::kFloat, kSize, 2);
-  const Quantized quantized = QuantizeAll(in, kMaxBlock);
+  const Quantized quantized = QuantizeAll(in, kBlock);
   const at::Tensor out = at::empty({kSize});
   Dequantize(out, quantized.values, quantized.scales, kBlock);
   for (int64_t i = 0; i < kSize; ++i) {
