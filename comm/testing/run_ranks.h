@@ -30,8 +30,9 @@ std::vector<absl::Status> RunRanks(
 std::vector<absl::Status> RunRanks(int world_size, const RankFunction& fn,
                                    absl::Duration limit = absl::Seconds(60));
 
-// OK, or the first error of `statuses` with its rank in front. An Aborted is
-// named only where nothing else went wrong: it is the echo of another failure.
+// OK, or the first error of `statuses` with its rank in front. An Aborted or
+// Unavailable is named only where nothing else went wrong: it is the echo of
+// another failure, or of a rank that has left because of one.
 absl::Status AllOk(absl::Span<const absl::Status> statuses);
 
 // AllOk of RunRanks: what most tests assert.

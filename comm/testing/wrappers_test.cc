@@ -143,6 +143,18 @@ TEST(RunRanksTest, ARankThatFailsOrThrowsReleasesItsPeers) {
               StatusIs(absl::StatusCode::kDataLoss, "rank 2: torn page"));
 }
 
+TEST(RunRanksTest, NamesTheCauseBeforeItsEchoes) {
+  const absl::Status gone = absl::UnavailableError("rank 2 is gone");
+  const absl::Status aborted = absl::AbortedError("rank 2 aborted");
+  const absl::Status cause = absl::InternalError("differs");
+  const absl::Status ok;
+  EXPECT_THAT(AllOk({{gone, aborted, cause, gone}}),
+              StatusIs(absl::StatusCode::kInternal, "rank 2: differs"));
+  EXPECT_THAT(AllOk({{ok, gone, aborted}}),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("rank 1")));
+  EXPECT_OK(AllOk({{ok, ok}}));
+}
+
 TEST(RunRanksTest, EndsRanksThatWaitTooLong) {
   const auto run = [](Communicator& comm) {
     return comm.rank() == 0 ? SumOnce(comm) : absl::OkStatus();
