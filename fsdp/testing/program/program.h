@@ -180,6 +180,10 @@ void TakeBackHeld(const std::set<std::string>& held, Program& program);
 int CountOf(int choice, int ranks);
 // Whether parents call units by fsdp::Forward(), not directly.
 bool CallsByForward(const Program& program);
+// Whether several uses' gradients of one parameter are added up.
+bool ReusesParameters(const Program& program);
+// Whether units have regions that backward recomputes.
+bool RecomputesRegions(const Program& program);
 // The strategy of a unit: 0 ... 5 as Program::strategy has them.
 int StrategyOf(const Program& program, const ProgramUnit& unit);
 

@@ -68,12 +68,6 @@ bool CanRecompute(const Program& p, const ProgramUnit& unit) {
          p.precision <= kComputeFloat && !unit.writes_input;
 }
 
-// Whether several uses' gradients of one parameter are added up.
-bool ReusesParameters(const Program& p) {
-  return p.tied ||
-         AnyUnit(p, [](const ProgramUnit& unit) { return unit.twice; });
-}
-
 void MakeModelValid(Program& p) {
   if (p.bare) p.tied = kUntied;
   if (p.no_wrap || !p.transparent) p.wrap_linear = 0;
@@ -127,11 +121,7 @@ void MakeRestValid(Program& p) {
   }
   if (!p.rest_parameters || !p.rest_states || p.budget) p.keep = 0;
   if (p.keep) p.two_optimizers = p.in_backward = 0;
-  if (!AnyUnit(p, [](const ProgramUnit& unit) {
-        return unit.checkpoint || unit.recompute;
-      })) {
-    p.offload_activations = 0;
-  }
+  if (!RecomputesRegions(p)) p.offload_activations = 0;
 }
 
 // Optimizers that divide by what small gradients leave magnify how sums round.
@@ -266,6 +256,17 @@ int CountOf(int choice, int ranks) {
 
 bool CallsByForward(const Program& program) {
   return !program.transparent || program.salt % 2 == 0;
+}
+
+bool ReusesParameters(const Program& program) {
+  return program.tied ||
+         AnyUnit(program, [](const ProgramUnit& unit) { return unit.twice; });
+}
+
+bool RecomputesRegions(const Program& program) {
+  return AnyUnit(program, [](const ProgramUnit& unit) {
+    return unit.checkpoint || unit.recompute;
+  });
 }
 
 int StrategyOf(const Program& program, const ProgramUnit& unit) {

@@ -77,23 +77,6 @@ OffloadOptions OffloadOf(const Program& p, const std::string& directory) {
   return offload;
 }
 
-// Whether the gradients of a parameter's uses are added up in another dtype
-// than by plain LibTorch.
-bool SumsOtherwise(const Program& p) {
-  return p.tied ||
-         std::any_of(p.units.begin(), p.units.begin() + p.num_units,
-                     [](const ProgramUnit& unit) { return unit.twice; });
-}
-
-// Whether the gradients of a tensor's uses may be added up in another order: a
-// region that is recomputed adds those of its own uses first.
-bool SumsInOtherOrder(const Program& p) {
-  return std::any_of(p.units.begin(), p.units.begin() + p.num_units,
-                     [](const ProgramUnit& unit) {
-                       return unit.checkpoint || unit.recompute;
-                     });
-}
-
 WrapPolicy RecomputedUnits(const Program& p) {
   std::set<std::string> paths;
   for (int i = 0; i < p.num_units; ++i) {
@@ -156,11 +139,12 @@ double ToleranceOf(const Program& p) {
   constexpr double kTolerances[] = {1e-8, 2e-3, 1e-4, 5e-2, 1e-2};
   if (p.quantize_gather || p.quantize_reduce) return 0.1;
   const bool same_rounding = p.precision >= kComputeFloat && p.exact_reduce &&
-                             !p.low_precision_gradients && !SumsOtherwise(p);
-  if (same_rounding) return SumsInOtherOrder(p) ? 1e-5 : 1e-6;
+                             !p.low_precision_gradients && !ReusesParameters(p);
+  // A region that is recomputed first adds up the gradients of its own uses.
+  if (same_rounding) return RecomputesRegions(p) ? 1e-5 : 1e-6;
   // Sums of gradients that are rounded to half precision before.
-  if (p.precision == kComputeHalf && SumsOtherwise(p)) return 5e-2;
-  if (p.precision == kComputeBFloat16 && SumsOtherwise(p)) return 0.2;
+  if (p.precision == kComputeHalf && ReusesParameters(p)) return 5e-2;
+  if (p.precision == kComputeBFloat16 && ReusesParameters(p)) return 0.2;
   return kTolerances[p.precision];
 }
 
