@@ -41,6 +41,10 @@ namespace {
 constexpr int kManyRanks = 8;
 constexpr int kPlayedRanks = 4;
 
+const char* NameOf(at::ScalarType dtype) {
+  return dtype == at::kFloat ? "fp32" : "bf16";
+}
+
 gpt::GptConfig Billion() {
   return {absl::GetFlag(FLAGS_vocab), absl::GetFlag(FLAGS_dim),
           absl::GetFlag(FLAGS_layers), absl::GetFlag(FLAGS_heads),
@@ -68,10 +72,9 @@ void AddTrainSteps(const Place& place, int turns) {
     for (const bool checkpointing : {false, true}) {
       what.dtype = dtype;
       what.checkpointing = checkpointing;
-      AddTrainStep(
-          absl::StrCat("train_step/", dtype == at::kFloat ? "fp32" : "bf16",
-                       checkpointing ? "/checkpointing" : ""),
-          what, place, turns);
+      AddTrainStep(absl::StrCat("train_step/", NameOf(dtype),
+                                checkpointing ? "/checkpointing" : ""),
+                   what, place, turns);
     }
   }
   Place many = place;
@@ -130,9 +133,8 @@ void AddShardedSteps(const Place& place, int turns) {
 
 void AddOptimizer(const Place& place, int turns) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-    AddBenchmark(
-        absl::StrCat("fused_adamw/", dtype == at::kFloat ? "fp32" : "bf16"),
-        turns, [=] { return MakeOptimizerRun(Billion(), dtype, place); });
+    AddBenchmark(absl::StrCat("fused_adamw/", NameOf(dtype)), turns,
+                 [=] { return MakeOptimizerRun(Billion(), dtype, place); });
   }
 }
 
@@ -160,10 +162,9 @@ void AddOffload(const Place& place, int turns) {
       what.rows = absl::GetFlag(FLAGS_rows) * (dtype == at::kBFloat16 ? 4 : 1);
       what.dtype = dtype;
       what.step_on = step_on;
-      AddBenchmark(absl::StrCat("offload/", NameOf(step_on), "/",
-                                dtype == at::kFloat ? "fp32" : "bf16"),
-                   turns,
-                   [what, place] { return MakeOffloadRun(what, place); });
+      AddBenchmark(
+          absl::StrCat("offload/", NameOf(step_on), "/", NameOf(dtype)), turns,
+          [what, place] { return MakeOffloadRun(what, place); });
     }
   }
 }

@@ -92,8 +92,8 @@ def check_programs(programs):
 
 def choose(flags, manifest):
     try:
-        chosen = [{**program, "limit_s": program["limit_s"] * flags.limit_scale} for program in manifest["programs"] if re.search(flags.only, program["name"])
-                  and not (flags.no_peers and program["kind"] == "peer")]
+        chosen = [{**program, "limit_s": program["limit_s"] * flags.limit_scale} for program in manifest["programs"]
+                  if re.search(flags.only, program["name"]) and not (flags.no_peers and program["kind"] == "peer")]
     except re.error as error:
         raise RunError(f"--only: {error}") from error
     if not chosen:
