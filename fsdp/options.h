@@ -103,8 +103,10 @@ struct Options {
 
   // Gradients are divided by the number of ranks. With `predivide_factor` f
   // they are divided by f before the reduction and by the rest after it; unset:
-  // all of it after, or about half each for fp16. `gradient_divide_factor`
-  // replaces the number of ranks; 1 makes gradients sums.
+  // all of it after, or before where the communicator adds scaled inputs up
+  // faster (Communicator::PrefersScaledInputs), or about half each for fp16.
+  // `gradient_divide_factor` replaces the number of ranks; 1 makes gradients
+  // sums.
   std::optional<double> gradient_divide_factor;
   std::optional<double> gradient_predivide_factor;
 

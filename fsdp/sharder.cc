@@ -65,9 +65,17 @@ std::string FreedText(const Unit& unit) {
       "ForEachFullParameter()");
 }
 
-GradientScaling ScalingOf(const Options& options, int ranks,
+// A group that prefers scaled inputs adds them up as they are. In fp16 all of
+// the factor before the sum would lose small gradients.
+GradientScaling ScalingOf(const Options& options,
+                          const comm::Communicator& world,
                           c10::ScalarType reduce_dtype) {
+  const int ranks = world.world_size();
   const double factor = options.gradient_divide_factor.value_or(ranks);
+  const bool all_before = world.PrefersScaledInputs() &&
+                          reduce_dtype != c10::ScalarType::Half &&
+                          !options.gradient_predivide_factor.has_value();
+  if (all_before) return {1 / factor, 1};
   const double before = options.gradient_predivide_factor.value_or(
       1 / MeanOver(ranks, reduce_dtype).before);
   return {1 / before, before / factor};
@@ -239,7 +247,7 @@ GradientBufferOptions Sharder::GradientsOf(const PlannedUnit& planned,
                                      ? stored
                                      : precision.ReduceDtype(stored);
   return {reduce, precision.keep_low_precision_grads ? reduce : stored,
-          ScalingOf(options_, world_.world_size(), reduce)};
+          ScalingOf(options_, world_, reduce)};
 }
 
 absl::Status Sharder::Broadcast(const at::Tensor& tensor,
