@@ -22,17 +22,25 @@ void DeviceEvent::Record(c10::Device device) {
     if (event_.device_type() != c10::kCPU) event_ = c10::Event(c10::kCPU);
     return;
   }
-  const c10::impl::VirtualGuardImpl guard(device.type());
-  const c10::Stream stream = guard.getStream(device);
-  // An event stays on the device of its first record.
-  if (event_.device() != stream.device()) event_ = c10::Event(device.type());
+  Record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+}
+
+// An event stays on the device of its first record.
+void DeviceEvent::Record(const c10::Stream& stream) {
+  if (event_.device() != stream.device()) {
+    event_ = c10::Event(stream.device_type());
+  }
   event_.record(stream);
 }
 
 void DeviceEvent::BlockCurrentStream() const {
   if (event_.device_type() == c10::kCPU) return;
   const c10::impl::VirtualGuardImpl guard(event_.device_type());
-  event_.block(guard.getStream(event_.device()));
+  Block(guard.getStream(event_.device()));
+}
+
+void DeviceEvent::Block(const c10::Stream& stream) const {
+  event_.block(stream);
 }
 
 // On its device: CUDA sets up GPU 0 for a thread that has chosen none.
@@ -67,16 +75,14 @@ SideStream::Scope::Scope(const SideStream& stream) {
 }
 
 void SideStream::FollowCurrentStream() {
+  if (!stream_) return;
   followed_.Record(device_);
-  const Scope scope(*this);
-  followed_.BlockCurrentStream();
+  followed_.Block(*stream_);
 }
 
 void SideStream::BlockCurrentStream() {
-  {
-    const Scope scope(*this);
-    last_.Record(device_);
-  }
+  if (!stream_) return;
+  last_.Record(*stream_);
   last_.BlockCurrentStream();
 }
 

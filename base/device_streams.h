@@ -27,9 +27,14 @@ class DeviceEvent {
   // former one. Cheap where the event is used again.
   void Record(c10::Device device);
 
+  // The same of `stream`, which need not be current.
+  void Record(const c10::Stream& stream);
+
   // The current stream of the device does what comes from now on after that
   // point. The host does not wait.
   void BlockCurrentStream() const;
+  // The same of `stream`, which is one of the recorded event's device.
+  void Block(const c10::Stream& stream) const;
 
   bool Done() const;
 

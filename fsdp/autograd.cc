@@ -67,7 +67,8 @@ class UnitNode final : public FsdpNode {
 
   variable_list apply(variable_list&& gradients) override {
     Lock(listener_, unit_name())
-        ->OnPostBackward({unit_, sequence_nr(), thread_id()}, gradients);
+        ->OnPostBackward({unit_, sequence_nr(), thread_id()},
+                         std::move(gradients));
     return {};
   }
 

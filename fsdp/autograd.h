@@ -62,9 +62,10 @@ class BackwardListener {
   // Once per forward and backward, whichever exit comes first.
   virtual void OnPreBackward(const PreBackwardInfo& info) = 0;
   // gradients[k] belongs to the k-th slot of the unit's node: undefined, of any
-  // strides, or sparse. Empty for a unit with nothing trainable.
+  // strides, or sparse. Empty for a unit with nothing trainable. Whoever is
+  // called has them to itself, as far as autograd knows.
   virtual void OnPostBackward(const PostBackwardInfo& info,
-                              const std::vector<at::Tensor>& gradients) = 0;
+                              std::vector<at::Tensor> gradients) = 0;
   // Nodes with `start_sequence` or a higher number have run or never will.
   virtual void OnLeft(uint64_t start_sequence) = 0;
 };

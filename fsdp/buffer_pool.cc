@@ -37,6 +37,7 @@ absl::StatusOr<at::Tensor> BufferPool::Acquire(int64_t bytes) {
     FSDP_RETURN_IF_ERROR(MakeRoom(bytes));
     FSDP_ASSIGN_OR_RETURN(buffer, allocate_(bytes));
     stats_.reserved_bytes += Bytes(buffer);
+    ++stats_.allocations;
   }
   stats_.in_use_bytes += Bytes(buffer);
   stats_.peak_in_use_bytes =

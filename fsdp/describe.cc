@@ -90,6 +90,7 @@ MessageBytes MessagesOf(const Runtime& runtime, int unit, int i) {
 UnitBytes BytesOf(const Runtime& runtime, int unit) {
   UnitBytes bytes;
   bytes.trainable = false;
+  bytes.takes_gradients = true;
   const Placement& placement = runtime.placement(unit);
   for (int i = 0; i < runtime.num_flats(unit); ++i) {
     const flat_param::FlatParameter& flat = *runtime.flats(unit)[i];
@@ -117,6 +118,10 @@ UnitBytes BytesOf(const Runtime& runtime, int unit) {
     }
     if (runtime.shard_gradient_bytes(unit, i) == 0) continue;
     bytes.trainable = true;
+    const bool computes_in_dtype_of_gradients =
+        flat.compute_dtype() == runtime.gradients(unit)[i].gradient_dtype;
+    bytes.takes_gradients &=
+        computes_in_dtype_of_gradients && runtime.TakesGradients(unit, i);
     bytes.reduce_parts.push_back(runtime.reduce_buffer_bytes(unit, i));
     if (runtime.gradients(unit)[i].memory != nullptr) continue;
     bytes.gradient += runtime.shard_gradient_bytes(unit, i);

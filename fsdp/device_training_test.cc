@@ -1,5 +1,6 @@
 // Steps on a device with streams, as one of N ranks: the values of the same
-// steps on the CPU, nothing that streams leave unordered, no wait of the host.
+// steps on the CPU, nothing that streams leave unordered, no wait of the host
+// and no new memory after the first step.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/allclose.h>
 #include <torch/nn/module.h>
@@ -40,8 +41,13 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-// What the device has to say of all steps but the first goes to `waits`.
-TrainingDevice Fake(std::vector<std::string>& waits) {
+// What the device has to say of all steps but the first.
+struct LaterSteps {
+  std::vector<std::string> waits;
+  FakeDevice::Calls calls;
+};
+
+TrainingDevice Fake(LaterSteps& later) {
   FakeDevice::Register();
   TrainingDevice fake;
   fake.device = FakeDevice::device();
@@ -49,7 +55,9 @@ TrainingDevice Fake(std::vector<std::string>& waits) {
     FakeDevice::Move(module.parameters());
   };
   fake.begin = &FakeDevice::Reset;
-  fake.end = [&waits] { waits = FakeDevice::HostWaits(); };
+  fake.end = [&later] {
+    later = {FakeDevice::HostWaits(), FakeDevice::calls()};
+  };
   return fake;
 }
 
@@ -61,21 +69,22 @@ class DeviceTrainingTest
   static void SetUpTestSuite() { FakeDevice::Register(); }
 };
 
-TEST_P(DeviceTrainingTest, StreamsAreOrderedAndTheHostWaitsForNothing) {
+TEST_P(DeviceTrainingTest, NothingIsUnorderedOrAllocatedAndTheHostDoesNotWait) {
   const auto& [program, world_size] = GetParam();
   const absl::StatusOr<Values> expected =
       TrainOnDevice(program, world_size, TrainingDevice());
   ASSERT_OK(expected.status());
-  std::vector<std::string> waits;
-  const TrainingDevice fake = Fake(waits);
+  LaterSteps later;
+  const TrainingDevice fake = Fake(later);
   FakeDevice::Reset();
   const absl::StatusOr<Values> actual =
       TrainOnDevice(program, world_size, fake);
   ASSERT_OK(actual.status());
   EXPECT_THAT(FakeDevice::Races(), IsEmpty());
   if (!program.looks_at_values) {
-    EXPECT_THAT(waits, IsEmpty());
+    EXPECT_THAT(later.waits, IsEmpty());
   }
+  EXPECT_EQ(later.calls.new_memory, 0);
   // The last bits of a matrix product depend on where its factors lie.
   const double tolerance = program.is_coarse ? 1e-2 : 1e-7;
   for (const auto& [name, value] : *expected) {
@@ -94,9 +103,9 @@ INSTANTIATE_TEST_SUITE_P(
     });
 
 TEST(OffloadedDeviceTest, SteppedOnTheHostHasTheBitsOfAnOptimizerOnTheCpu) {
-  std::vector<std::string> waits;
+  LaterSteps later;
   const auto different =
-      fsdp::testing::DifferencesFromStepsOnTheCpu(Fake(waits));
+      fsdp::testing::DifferencesFromStepsOnTheCpu(Fake(later));
   ASSERT_OK(different);
   EXPECT_THAT(*different, IsEmpty());
 }

@@ -139,6 +139,32 @@ void CopyGradient(const at::Tensor& source, double scale, int64_t buffer_bytes,
                    });
 }
 
+// Whether nobody but the caller, who holds `gradient` once, can see the memory
+// of `value`, which is all in which `gradient` lies, or a copy of it. A view
+// holds what it is a view of.
+bool HasMemoryToItself(const at::Tensor& value, const at::Tensor& gradient) {
+  const c10::Storage& storage = value.storage();
+  const auto lies_there = [&storage](const at::TensorBase& tensor) {
+    return tensor.layout() == at::kStrided &&
+           tensor.storage().unsafeGetStorageImpl() ==
+               storage.unsafeGetStorageImpl();
+  };
+  if (value.storage_offset() != 0 || storage.nbytes() != value.nbytes()) {
+    return false;
+  }
+  size_t holders = 1;
+  if (lies_there(gradient)) {
+    if (gradient.use_count() != 1) return false;
+    ++holders;
+    if (gradient.is_view()) {
+      const at::TensorBase& base = gradient._base();
+      if (base.use_count() != 1) return false;
+      if (lies_there(base)) ++holders;
+    }
+  }
+  return storage.use_count() == holders;
+}
+
 // Those of `gradients` that the buffer has.
 void MarkProduced(absl::Span<const at::Tensor> gradients,
                   ReduceBuffer& buffer) {
@@ -480,6 +506,10 @@ absl::Status GradientBuffer::AccumulateMean(const ReduceBuffer& buffer) {
   const at::Tensor reduced = RangeOf(segment, 0, layout.gradients_numel());
   FSDP_RETURN_IF_ERROR(SetShardLayout(buffer.layout));
   const Present present = PresentGradients(layout);
+  if (present == Present::kOthers) {
+    for (int i : layout.parameters()) AccumulateSlice(i, reduced, scale);
+    return absl::OkStatus();
+  }
   RenewMemory(present);
   FSDP_ASSIGN_OR_RETURN(const Resident resident,
                         Resident::Of(shard_gradient_, UseFor(present)));
@@ -491,7 +521,7 @@ absl::Status GradientBuffer::AccumulateMean(const ReduceBuffer& buffer) {
     case Present::kOurs:
       gradient.add_(reduced, scale);
       break;
-    case Present::kMixed:
+    default:
       for (int i : layout.parameters()) AccumulateSlice(i, reduced, scale);
       break;
   }
@@ -525,6 +555,50 @@ bool GradientBuffer::TakeOver(ReduceBuffer& buffer) {
   return true;
 }
 
+at::Tensor GradientBuffer::GiveUnused(const GradientLayout& layout) {
+  if (!is_taken_over_ || shard_layout_->bytes() != layout.bytes()) return {};
+  return DropUnusedGradient();
+}
+
+bool GradientBuffer::TakesGradients() const {
+  return parameter_->layout().world_size() == 1 && options_.memory == nullptr &&
+         options_.scaling.before == 1 && options_.scaling.after == 1 &&
+         options_.reduce_dtype == options_.gradient_dtype &&
+         RestingMemory::Of(parameter_->shard()) == nullptr;
+}
+
+bool GradientBuffer::Take(absl::Span<const at::Tensor> gradients) {
+  FSDP_CHECK(static_cast<int>(gradients.size()) ==
+             parameter_->num_parameters());
+  const bool is_possible =
+      TakesGradients() &&
+      std::all_of(gradients.begin(), gradients.end(),
+                  [this](const at::Tensor& gradient) {
+                    return !gradient.defined() ||
+                           gradient.scalar_type() == options_.gradient_dtype;
+                  });
+  if (!is_possible) return false;
+  c10::NoGradGuard no_grad;
+  for (int i = 0; i < parameter_->num_parameters(); ++i) {
+    const bool is_trained = parameter_->ShardSlice(i).requires_grad();
+    if (is_trained && gradients[i].defined()) TakeOne(i, gradients[i]);
+  }
+  return true;
+}
+
+void GradientBuffer::TakeOne(int i, const at::Tensor& gradient) const {
+  const at::Tensor value =
+      flat_param::StorageOrderOf(gradient, parameter_->layout().parameter(i));
+  at::Tensor slice = parameter_->ShardSlice(i);
+  at::Tensor present = slice.grad();
+  if (present.defined()) {
+    present.add_(value);
+  } else {
+    slice.mutable_grad() =
+        HasMemoryToItself(value, gradient) ? value : value.clone();
+  }
+}
+
 // Where a slice has a gradient of the user's own, ours next to it stays.
 Use GradientBuffer::UseFor(Present present) {
   return present == Present::kNone ? Use::kOverwrite : Use::kUpdate;
@@ -532,14 +606,16 @@ Use GradientBuffer::UseFor(Present present) {
 
 GradientBuffer::Present GradientBuffer::PresentGradients(
     const GradientLayout& layout) const {
-  bool any = false;
-  bool all_ours = true;
+  const int all = layout.num_flags();
+  int defined = 0;
+  int ours = 0;
   for (int i : layout.parameters()) {
-    any |= parameter_->ShardSlice(i).grad().defined();
-    all_ours &= HoldsOurs(i);
+    if (parameter_->ShardSlice(i).grad().defined()) ++defined;
+    if (HoldsOurs(i)) ++ours;
   }
-  if (!any) return Present::kNone;
-  return all_ours ? Present::kOurs : Present::kMixed;
+  if (defined == 0) return Present::kNone;
+  if (ours == all) return Present::kOurs;
+  return defined == all && ours == 0 ? Present::kOthers : Present::kMixed;
 }
 
 // Memory that a gradient of the user's own keeping still refers to is left to
@@ -570,7 +646,9 @@ GradientBuffer::StartDirect(const Layout& layout) {
   }
   FSDP_RETURN_IF_ERROR(SetShardLayout(layout));
   Present present = PresentGradients(*layout);
-  if (present == Present::kMixed) return target;
+  if (present == Present::kMixed || present == Present::kOthers) {
+    return target;
+  }
   // A backward may be given up while a stream still adds to its gradients.
   const bool is_fresh = present == Present::kNone && direct_.empty() &&
                         options_.memory == nullptr;

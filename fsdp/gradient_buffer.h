@@ -106,6 +106,16 @@ class GradientBuffer {
   // Adds this rank's segment of `from` to that of `to`, as Convert().
   void AddSegment(const ReduceBuffer& from, ReduceBuffer& to) const;
 
+  // Whether Take() is possible, whatever the gradients: of one rank, where a
+  // reduction would change neither dtype nor value and nothing of the parameter
+  // rests elsewhere.
+  bool TakesGradients() const;
+  // Without a buffer and a reduction: each gradient becomes that of its slice,
+  // or is added to the one that is there, as LibTorch's leaves do. One whose
+  // memory nobody else can see is not copied. False, with nothing done, where
+  // that is not possible. `gradients` as for Fill(); the caller drops them.
+  bool Take(absl::Span<const at::Tensor> gradients);
+
   // `buffer` after a sum over all ranks: adds the mean into the gradient of
   // each shard slice. A slice without .grad takes the new values; one with
   // .grad, ours or the user's, gets them added. Errors as RestingMemory's.
@@ -116,6 +126,10 @@ class GradientBuffer {
   // gradient's, and in exchange is what the gradient had before, as large, or
   // undefined. Says whether it is so.
   bool TakeOver(ReduceBuffer& buffer);
+  // For whoever is about to fill a buffer that TakeOver() may take: what an
+  // earlier one has left, no gradient uses any more, and is as large as a
+  // buffer of `layout`, bytes; else undefined.
+  at::Tensor GiveUnused(const GradientLayout& layout);
 
   // The same in one go with the reduction, where the gradients of the slices
   // allow it: a reduce-scatter puts its scaled sum, a segment, into `out`, and
@@ -153,10 +167,11 @@ class GradientBuffer {
                      int i, const at::Tensor& gradient) const;
   void AddParameter(const GradientLayout& layout, const at::Tensor& whole,
                     int i, const at::Tensor& gradient) const;
+  void TakeOne(int i, const at::Tensor& gradient) const;
   void AccumulateSlice(int i, const at::Tensor& segment, double scale);
   bool HoldsOurs(int i) const;
   // What the slices of a layout have for gradients.
-  enum class Present { kNone, kOurs, kMixed };
+  enum class Present { kNone, kOurs, kOthers, kMixed };
   Present PresentGradients(const GradientLayout& layout) const;
   static Use UseFor(Present present);
   absl::Status SetShardLayout(const Layout& layout);

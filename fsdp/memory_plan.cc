@@ -173,7 +173,9 @@ class Simulation {
         FillBuffer(action.unit);
         break;
       case ActionKind::kFillReduceBuffer:
-        FillBuffer(action.unit);
+        if (!bytes.takes_gradients || !whole_gradients_[action.unit].empty()) {
+          FillBuffer(action.unit);
+        }
         reductions_.push_back(
             {action.unit, std::exchange(whole_gradients_[action.unit], {})});
         break;

@@ -32,6 +32,9 @@ struct UnitBytes {
   int64_t gather_messages = 0;
   int64_t reduce_messages = 0;
   bool trainable = true;
+  // Gradients are the shard's without a reduce buffer, unless they are kept
+  // whole first.
+  bool takes_gradients = false;
   // In backwards but the last of a step: reduced, not kept whole; and over
   // replicas, too. Where all units have both, these backwards keep all whole.
   bool synchronizes = true;

@@ -41,6 +41,39 @@ c10::Device DeviceOf(absl::Span<const RuntimeUnit> units) {
   return at::kCPU;
 }
 
+using Group = std::shared_ptr<comm::Communicator>;
+
+const Group& SharedBy(const Placement& placement) { return placement.shard; }
+
+// Whose collective reads what gradients are packed into first.
+const Group& ReducedBy(const Placement& placement) {
+  const bool is_replicated_only =
+      placement.shard->world_size() == 1 && placement.replicate != nullptr;
+  return is_replicated_only ? placement.replicate : placement.shard;
+}
+
+// Memory that a group allocates is of most use to its own collectives. Buffers
+// go from unit to unit, so where units lie on several groups, `world` does it.
+// Shards and their gradients, at the other end of these collectives, are memory
+// like any other: NCCL's fastest kernels, which can be aborted from 2.29.7 on
+// and are used from there on, ask for one end in a window.
+BufferPool::Allocate AllocateBy(const Group& (*group_of)(const Placement&),
+                                absl::Span<const RuntimeUnit> units,
+                                const Group& world) {
+  Group group;
+  for (const RuntimeUnit& unit : units) {
+    const Group& of_unit = group_of(unit.placement);
+    if (unit.flats.empty() || of_unit->world_size() == 1) continue;
+    if (group != nullptr && group != of_unit) {
+      group = world;
+      break;
+    }
+    group = of_unit;
+  }
+  if (group == nullptr) group = world;
+  return [group](int64_t bytes) { return group->AllocateSymmetric(bytes); };
+}
+
 }  // namespace
 
 Runtime::Runtime(std::shared_ptr<comm::Communicator> communicator,
@@ -53,12 +86,8 @@ Runtime::Runtime(std::shared_ptr<comm::Communicator> communicator,
       device_(DeviceOf(units_)),
       gather_stream_(device_, SideStream::Priority::kHigh),
       reduce_stream_(device_, SideStream::Priority::kHigh),
-      parameter_memory_([c = communicator_.get()](int64_t bytes) {
-        return c->AllocateSymmetric(bytes);
-      }),
-      gradient_memory_([c = communicator_.get()](int64_t bytes) {
-        return c->AllocateSymmetric(bytes);
-      }) {
+      parameter_memory_(AllocateBy(&SharedBy, units_, communicator_)),
+      gradient_memory_(AllocateBy(&ReducedBy, units_, communicator_)) {
   for (const RuntimeUnit& unit : units_) {
     FSDP_CHECK(unit.flats.size() == unit.gradients.size());
     FSDP_CHECK(unit.shared.empty() || unit.shared.size() == unit.flats.size());
@@ -94,6 +123,7 @@ Runtime::Runtime(std::shared_ptr<comm::Communicator> communicator,
                        {}});
     }
   }
+  ChooseStreams();
 }
 
 // Memory goes back to the stream that it was allocated on, behind what the
@@ -118,6 +148,7 @@ void Runtime::SetGradientScaling(GradientScaling scaling) {
   for (std::vector<Flat>& flats : flats_) {
     for (Flat& flat : flats) flat.gradient_buffer.SetScaling(scaling);
   }
+  ChooseStreams();
 }
 
 void Runtime::SetPrecision(int unit, flat_param::Precision precision) {
@@ -211,8 +242,14 @@ bool Runtime::HoldsCopy(int unit) const {
 }
 
 absl::Status Runtime::Gather(int unit) {
-  gather_stream_.FollowCurrentStream();
-  const SideStream::Scope beside(gather_stream_);
+  const bool has_work =
+      std::any_of(flats_[unit].begin(), flats_[unit].end(),
+                  [&](const Flat& flat) { return !ShowsShard(unit, flat); });
+  absl::optional<SideStream::Scope> beside;
+  if (has_work) {
+    gather_stream_.FollowCurrentStream();
+    beside.emplace(gather_stream_);
+  }
   for (Flat& flat : flats_[unit]) {
     FSDP_CHECK(!flat.memory.defined());
     FSDP_RETURN_IF_ERROR(GatherFlat(unit, flat));
@@ -385,6 +422,61 @@ absl::Status Runtime::Shrink(int unit) {
   return absl::OkStatus();
 }
 
+class Runtime::BesideScope {
+ public:
+  BesideScope(Runtime& runtime, bool has_work) {
+    if (!has_work) return;
+    runtime.reduce_stream_.FollowCurrentStream();
+    scope_.emplace(runtime.reduce_stream_);
+    runtime.has_reduced_beside_ = true;
+  }
+
+ private:
+  absl::optional<SideStream::Scope> scope_;
+};
+
+void Runtime::EndOfBackward() {
+  if (std::exchange(has_reduced_beside_, false)) {
+    reduce_stream_.BlockCurrentStream();
+  }
+}
+
+// Gradients that are taken as they are, by all of a unit, are memory of the
+// stream that computes, and so is what becomes of them. Steps run on one
+// stream, whatever the unit: optimizers have memory of their own.
+void Runtime::ChooseStreams() {
+  reduces_beside_.assign(num_units(), false);
+  bool any = false;
+  for (int unit = 0; unit < num_units(); ++unit) {
+    for (int i = 0; i < num_flats(unit); ++i) {
+      if (!TakesGradients(unit, i)) reduces_beside_[unit] = any = true;
+    }
+  }
+  if (any && hooks_.step) reduces_beside_.assign(num_units(), true);
+}
+
+void Runtime::SetHooks(RuntimeHooks hooks) {
+  hooks_ = std::move(hooks);
+  ChooseStreams();
+}
+
+// Whether the unit's gradients are those of this rank.
+bool Runtime::IsAlone(int unit) const {
+  const Placement& placement = units_[unit].placement;
+  return placement.shard->world_size() == 1 && placement.replicate == nullptr;
+}
+
+// What becomes the gradient of a unit that is alone goes round: from one step's
+// gradient to the next one's buffer.
+absl::StatusOr<at::Tensor> Runtime::AcquireBuffer(
+    int unit, Flat& flat, const GradientLayout& layout) {
+  if (IsAlone(unit)) {
+    const at::Tensor unused = flat.gradient_buffer.GiveUnused(layout);
+    if (unused.defined()) gradient_memory_.Adopt(unused, DeviceEvent());
+  }
+  return gradient_memory_.Acquire(layout.bytes());
+}
+
 // Makes `buffer` one of `layout`, with the gradients that it has.
 absl::Status Runtime::LayOut(Flat& flat, const GradientBuffer::Layout& layout,
                              ReduceBuffer& buffer) {
@@ -404,7 +496,7 @@ absl::Status Runtime::LayOut(Flat& flat, const GradientBuffer::Layout& layout,
 }
 
 // Adds `gradients`, or none, to what `buffer` has, which gets that layout.
-absl::Status Runtime::Collect(Flat& flat,
+absl::Status Runtime::Collect(int unit, Flat& flat,
                               absl::Span<const at::Tensor> gradients,
                               const GradientBuffer::Layout& layout,
                               ReduceBuffer& buffer) {
@@ -414,8 +506,7 @@ absl::Status Runtime::Collect(Flat& flat,
     flat.gradient_buffer.Add(buffer, gradients);
     return absl::OkStatus();
   }
-  FSDP_ASSIGN_OR_RETURN(buffer.memory,
-                        gradient_memory_.Acquire(layout->bytes()));
+  FSDP_ASSIGN_OR_RETURN(buffer.memory, AcquireBuffer(unit, flat, *layout));
   flat.gradient_buffer.Fill(buffer, gradients);
   return absl::OkStatus();
 }
@@ -427,7 +518,7 @@ absl::Status Runtime::Accumulate(int unit,
   for (Flat& flat : flats_[unit]) {
     const size_t count = flat.parameter->num_parameters();
     FSDP_RETURN_IF_ERROR(
-        Collect(flat, gradients.subspan(first, count),
+        Collect(unit, flat, gradients.subspan(first, count),
                 flat.gradient_buffer.CurrentLayout(flat.whole_gradients.layout),
                 flat.whole_gradients));
     first += count;
@@ -450,15 +541,21 @@ absl::Status Runtime::FillReduceBuffer(int unit,
       own = gradients.subspan(first, count);
       first += count;
     }
+    const bool may_take =
+        !reduces_beside_[unit] && !own.empty() && !buffer.has_gradients();
+    if (may_take && flat.gradient_buffer.Take(own)) {
+      if (hooks_.step) awaiting_step_.insert(unit);
+      continue;
+    }
     FSDP_RETURN_IF_ERROR(
-        Collect(flat, own, flat.gradient_buffer.CurrentLayout(), buffer));
+        Collect(unit, flat, own, flat.gradient_buffer.CurrentLayout(), buffer));
   }
   return absl::OkStatus();
 }
 
 absl::Status Runtime::Reduce(int unit) {
-  reduce_stream_.FollowCurrentStream();
-  const SideStream::Scope beside(reduce_stream_);
+  const BesideScope beside(*this,
+                           units_[unit].placement.shard->world_size() > 1);
   Reduction& reduction = reductions_.back();
   FSDP_CHECK(reduction.unit == unit && reduction.works.empty());
   for (size_t i = 0; i < flats_[unit].size(); ++i) {
@@ -544,8 +641,7 @@ absl::Status Runtime::Replicate(int unit) {
   FSDP_CHECK(reduction != reductions_.end());
   reduction->replicating = true;
   reduction->is_sound = false;
-  reduce_stream_.FollowCurrentStream();
-  const SideStream::Scope beside(reduce_stream_);
+  const BesideScope beside(*this, /*has_work=*/true);
   for (size_t i = 0; i < flats_[unit].size(); ++i) {
     Flat& flat = flats_[unit][i];
     ReduceBuffer& buffer = reduction->buffers[i];
@@ -602,8 +698,7 @@ absl::Status Runtime::KeepSums(int unit) {
   FSDP_CHECK(!reductions_.empty() && reductions_.front().unit == unit);
   Reduction& reduction = reductions_.front();
   reduction.is_sound = false;
-  reduce_stream_.FollowCurrentStream();
-  const SideStream::Scope beside(reduce_stream_);
+  const BesideScope beside(*this, /*has_work=*/true);
   for (size_t i = 0; i < flats_[unit].size(); ++i) {
     Flat& flat = flats_[unit][i];
     ReduceBuffer& buffer = reduction.buffers[i];
@@ -639,8 +734,7 @@ absl::Status Runtime::ReplicateSums(int unit) {
   Reduction& reduction = reductions_.emplace_back();
   reduction.unit = unit;
   reduction.replicating = true;
-  reduce_stream_.FollowCurrentStream();
-  const SideStream::Scope beside(reduce_stream_);
+  const BesideScope beside(*this, /*has_work=*/true);
   for (Flat& flat : flats_[unit]) {
     ReduceBuffer& buffer = reduction.buffers.emplace_back();
     buffer = std::exchange(flat.sums, ReduceBuffer());
@@ -656,8 +750,7 @@ absl::Status Runtime::WaitReduce(int unit) {
   FSDP_CHECK(!reductions_.empty() && reductions_.front().unit == unit);
   Reduction& reduction = reductions_.front();
   reduction.is_sound = false;
-  reduce_stream_.FollowCurrentStream();
-  const SideStream::Scope beside(reduce_stream_);
+  const BesideScope beside(*this, reduces_beside_[unit]);
   for (size_t i = 0; i < flats_[unit].size(); ++i) {
     Flat& flat = flats_[unit][i];
     std::unique_ptr<comm::Work>& work = reduction.works[i];
@@ -706,8 +799,7 @@ Runtime::HiddenGradients Runtime::HideIncompleteGradients() {
 
 absl::Status Runtime::Step(int unit) {
   awaiting_step_.erase(unit);
-  reduce_stream_.FollowCurrentStream();
-  const SideStream::Scope beside(reduce_stream_);
+  const BesideScope beside(*this, reduces_beside_[unit]);
   const HiddenGradients hidden = HideIncompleteGradients();
   absl::Status status;
   status.Update(TorchToStatus(absl::StrCat("the step of unit ", name(unit)),

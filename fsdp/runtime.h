@@ -116,8 +116,9 @@ struct MemoryStats {
 // On a device with streams nothing here makes the host wait. The stream that is
 // current in forward and backward computes; gathers and what comes before them
 // go to a second one, reductions and what comes after them to a third one,
-// where the unit is also stepped. Either begins behind what has been given to
-// the computing stream when an action starts, so that memory may go from one
+// where the unit is also stepped. A unit that has nothing to gather or reduce
+// is left to the first. Either of the others begins behind what has been given
+// to the computing stream when an action starts, so that memory may go from one
 // stream to the other without further order, and computing waits for what
 // kWaitGather names and, in EndOfBackward(), for all reductions.
 class Runtime {
@@ -153,6 +154,11 @@ class Runtime {
   int64_t shard_gradient_bytes(int unit, int i) const {
     return flats_[unit][i].gradient_buffer.shard_bytes();
   }
+  // Whether its gradients become those of the shard without a buffer, but where
+  // some were kept whole.
+  bool TakesGradients(int unit, int i) const {
+    return IsAlone(unit) && flats_[unit][i].gradient_buffer.TakesGradients();
+  }
   const SharedFlat& shared(int unit, int i) const {
     return flats_[unit][i].shared;
   }
@@ -162,7 +168,7 @@ class Runtime {
   // Of shards and all that is gathered.
   c10::Device device() const { return device_; }
 
-  void SetHooks(RuntimeHooks hooks) { hooks_ = std::move(hooks); }
+  void SetHooks(RuntimeHooks hooks);
   const RuntimeHooks& hooks() const { return hooks_; }
   // Between steps.
   void SetGradientScaling(GradientScaling scaling);
@@ -181,7 +187,7 @@ class Runtime {
 
   // The gradients of this backward are complete to what is computed from now
   // on. After the last action of a backward.
-  void EndOfBackward() { reduce_stream_.BlockCurrentStream(); }
+  void EndOfBackward();
 
   // Gives the gradients kept whole back.
   void DropWholeGradients();
@@ -250,9 +256,16 @@ class Runtime {
   void Free(int unit);
   void ReleaseMemory(Flat& flat);
   absl::Status Shrink(int unit);
+  bool IsAlone(int unit) const;
+  void ChooseStreams();
+  // Makes the stream of reductions the current one, behind what is given.
+  class BesideScope;
+  absl::StatusOr<at::Tensor> AcquireBuffer(int unit, Flat& flat,
+                                           const GradientLayout& layout);
   absl::Status LayOut(Flat& flat, const GradientBuffer::Layout& layout,
                       ReduceBuffer& buffer);
-  absl::Status Collect(Flat& flat, absl::Span<const at::Tensor> gradients,
+  absl::Status Collect(int unit, Flat& flat,
+                       absl::Span<const at::Tensor> gradients,
                        const GradientBuffer::Layout& layout,
                        ReduceBuffer& buffer);
   absl::Status Accumulate(int unit, absl::Span<const at::Tensor> gradients);
@@ -292,6 +305,10 @@ class Runtime {
   const c10::Device device_;
   SideStream gather_stream_;
   SideStream reduce_stream_;
+  // Per unit: whether what its reductions end with, and its steps, run beside
+  // what computes. The gradients of others are taken as they are.
+  std::vector<bool> reduces_beside_;
+  bool has_reduced_beside_ = false;       // in this backward
   std::vector<std::vector<Flat>> flats_;  // per unit
   std::deque<Reduction> reductions_;      // filled or in flight, oldest first
   RuntimeHooks hooks_;

@@ -223,7 +223,7 @@ class ShardedModel final : public BackwardListener,
   // --- BackwardListener ---------------------------------------------------
   void OnPreBackward(const PreBackwardInfo& info) override;
   void OnPostBackward(const PostBackwardInfo& info,
-                      const std::vector<at::Tensor>& gradients) override;
+                      std::vector<at::Tensor> gradients) override;
   void OnLeft(uint64_t start_sequence) override;
 
  private:

@@ -108,7 +108,7 @@ void ShardedModel::OnPreBackward(const PreBackwardInfo& info) {
 }
 
 void ShardedModel::OnPostBackward(const PostBackwardInfo& info,
-                                  const std::vector<at::Tensor>& gradients) {
+                                  std::vector<at::Tensor> gradients) {
   EnterBackward();
   ThrowIfError(CheckForwardThread(info.unit, info.forward_thread));
   ThrowIfError(FinishPendingFrom(info.node_sequence + 1));
@@ -116,9 +116,9 @@ void ShardedModel::OnPostBackward(const PostBackwardInfo& info,
          pending_.back().start_sequence == info.node_sequence) {
     pending_.pop_back();
   }
-  std::vector<at::Tensor> hooked = gradients;
-  RunParameterHooks(info.unit, hooked);
-  ThrowIfError(PostBackward(info.unit, hooked, /*reduces=*/!hooked.empty()));
+  RunParameterHooks(info.unit, gradients);
+  ThrowIfError(
+      PostBackward(info.unit, gradients, /*reduces=*/!gradients.empty()));
 }
 
 void ShardedModel::OnLeft(uint64_t start_sequence) {

@@ -32,9 +32,9 @@ class Log final : public BackwardListener {
     events.push_back(absl::StrCat("enters ", info.unit));
   }
   void OnPostBackward(const PostBackwardInfo& info,
-                      const std::vector<at::Tensor>& of_slots) override {
+                      std::vector<at::Tensor> of_slots) override {
     events.push_back(absl::StrCat("has gradients of ", info.unit));
-    gradients = of_slots;
+    gradients = std::move(of_slots);
   }
   void OnLeft(uint64_t) override { events.push_back("leaves"); }
 

@@ -35,6 +35,7 @@ std::vector<std::string> FakeDevice::Races() { return State::Get().Races(); }
 std::vector<std::string> FakeDevice::HostWaits() {
   return State::Get().HostWaits();
 }
+FakeDevice::Calls FakeDevice::calls() { return State::Get().calls(); }
 int64_t FakeDevice::bytes_in_use() { return State::Get().bytes_in_use(); }
 int64_t FakeDevice::peak_bytes() { return State::Get().peak_bytes(); }
 

@@ -44,13 +44,26 @@ class FakeDevice {
   // device to PrivateUse1.
   static void Move(const std::vector<at::Tensor>& tensors);
 
-  // Forgets races, host waits and accesses; the peak becomes what is in use.
+  // Forgets races, host waits, calls and accesses, but not which memory a
+  // caching allocator has; the peak becomes what is in use.
   static void Reset();
 
   // One line for each pair of operations: both, their streams, their labels.
   static std::vector<std::string> Races();
   // One line for each time the host waited.
   static std::vector<std::string> HostWaits();
+  // What the host has asked of the device since Reset().
+  struct Calls {
+    int64_t operators = 0;  // launches of kernels and copies; views are none
+    int64_t stream_switches = 0;
+    int64_t events_recorded = 0;
+    int64_t event_waits = 0;  // of streams
+    int64_t allocations = 0;
+    // Of these, those that a caching allocator, which keeps what is freed by
+    // stream and size in units of 512 bytes, would ask the driver for.
+    int64_t new_memory = 0;
+  };
+  static Calls calls();
   static int64_t bytes_in_use();
   static int64_t peak_bytes();
 

@@ -38,6 +38,14 @@ bool OnlyMetadata(const c10::FunctionSchema& schema) {
                      });
 }
 
+// They allocate, and launch nothing.
+bool OnlyAllocates(const std::string& name) {
+  static const auto* const names = new absl::flat_hash_set<std::string>(
+      {"aten::empty", "aten::empty_like", "aten::empty_strided",
+       "aten::new_empty", "aten::new_empty_strided"});
+  return names->contains(name);
+}
+
 // The host has to see values of the device.
 bool ReturnsToHost(const c10::FunctionSchema& schema) {
   return std::any_of(schema.returns().begin(), schema.returns().end(),
@@ -86,6 +94,9 @@ class Call {
 
   void Run() {
     const bool touches = !OnlyMetadata(schema_);
+    if (touches && !OnlyAllocates(name_)) {
+      State::Get().Count(&FakeDevice::Calls::operators);
+    }
     captured_ = touches && State::Get().Captures();
     TakeArguments(touches);
     Stack arguments;
@@ -268,6 +279,7 @@ void Access(const at::Tensor& tensor, bool writes, const std::string& what) {
 at::Tensor CopyFrom(const at::Tensor& from, const at::Tensor& to,
                     bool non_blocking) {
   if (to.numel() == 0) return to;
+  State::Get().Count(&FakeDevice::Calls::operators);
   const bool on_device = !from.is_cpu() && !to.is_cpu();
   const std::string what = on_device     ? "aten::copy_"
                            : to.is_cpu() ? "copy to the host"

@@ -52,6 +52,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     return StreamOf(State::Get().NewStream(/*from_pool=*/false, priority < 0));
   }
   c10::Stream exchangeStream(c10::Stream stream) const override {
+    State::Get().Count(&FakeDevice::Calls::stream_switches);
     return StreamOf(State::ExchangeStream(stream.id()));
   }
   bool queryStream(const c10::Stream& stream) const override {
@@ -70,11 +71,14 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   void record(void** event, const c10::Stream& stream,
               const c10::DeviceIndex /*index*/,
               const c10::EventFlag /*flag*/) const override {
+    State::Get().Count(&FakeDevice::Calls::events_recorded);
     if (*event == nullptr) *event = new FakeEvent;
     static_cast<FakeEvent*>(*event)->point = State::Get().Record(stream.id());
   }
   void block(void* event, const c10::Stream& stream) const override {
-    if (event != nullptr) State::Get().Block(stream.id(), PointOf(event));
+    if (event == nullptr) return;
+    State::Get().Count(&FakeDevice::Calls::event_waits);
+    State::Get().Block(stream.id(), PointOf(event));
   }
   bool queryEvent(void* event) const override {
     if (event == nullptr) return true;

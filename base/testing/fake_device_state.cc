@@ -109,10 +109,27 @@ c10::DataPtr State::Adopt(c10::DataPtr memory, size_t bytes) {
     order_.Access(allocation->actor, {allocation->range}, /*writes=*/true,
                   Named("allocate"));
     allocations_[allocation->range.begin] = allocation;
+    CountAllocation(*allocation);
     in_use_ += static_cast<int64_t>(bytes);
     peak_ = std::max(peak_, in_use_);
   }
   return c10::DataPtr(data, allocation, &Free, TheDevice());
+}
+
+std::pair<int, uintptr_t> State::CacheKey(const Allocation& allocation) {
+  constexpr uintptr_t kUnit = 512;
+  const uintptr_t bytes = allocation.range.end - allocation.range.begin;
+  return {allocation.actor, (bytes + kUnit - 1) / kUnit};
+}
+
+void State::CountAllocation(const Allocation& allocation) {
+  ++calls_.allocations;
+  int64_t& cached = cached_[CacheKey(allocation)];
+  if (cached > 0) {
+    --cached;
+  } else {
+    ++calls_.new_memory;
+  }
 }
 
 void State::Free(void* pointer) {
@@ -131,6 +148,7 @@ void State::Free(void* pointer) {
     }
     state.order_.Free(allocation->actor, range, spared, Named("free"));
     state.allocations_.erase(range.begin);
+    ++state.cached_[CacheKey(*allocation)];
     state.in_use_ -= static_cast<int64_t>(range.end - range.begin);
   }
   delete allocation;
@@ -399,12 +417,23 @@ int64_t State::NewStream(bool from_pool, bool high_priority) {
   return 1 + place + (high_priority ? kPoolSize : 0);
 }
 
+void State::Count(int64_t FakeDevice::Calls::*what) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ++(calls_.*what);
+}
+
 void State::Reset() {
   const std::lock_guard<std::mutex> lock(mutex_);
   order_.Reset();
   host_memory_.clear();
   host_waits_.clear();
+  calls_ = {};
   peak_ = in_use_;
+}
+
+FakeDevice::Calls State::calls() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return calls_;
 }
 
 std::vector<std::string> State::Races() {

@@ -16,9 +16,11 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/string_view.h"
+#include "base/testing/fake_device.h"
 #include "base/testing/fake_device_capture.h"
 #include "base/testing/happens_before.h"
 
@@ -111,7 +113,11 @@ class State {
   void Stall(int by);
   int64_t NewStream(bool from_pool, bool high_priority);
 
+  // `what` of the calls was made once more.
+  void Count(int64_t FakeDevice::Calls::*what);
+
   void Reset();
+  FakeDevice::Calls calls();
   std::vector<std::string> Races();
   std::vector<std::string> HostWaits();
   int64_t bytes_in_use();
@@ -132,6 +138,8 @@ class State {
   [[noreturn]] void Refuse(absl::string_view what);
   void CheckHostMayWait(const Point& event, absl::string_view what);
   static void FreePinned(void* allocation);
+  void CountAllocation(const Allocation& allocation);
+  static std::pair<int, uintptr_t> CacheKey(const Allocation& allocation);
   void ForgetHostMemoryThatWent();
 
   std::mutex mutex_;
@@ -140,6 +148,9 @@ class State {
   std::map<uintptr_t, Range> pinned_;
   std::vector<HostMemory> host_memory_;
   std::vector<std::string> host_waits_;
+  FakeDevice::Calls calls_;
+  // What a caching allocator has: pieces by stream and size.
+  std::map<std::pair<int, uintptr_t>, int64_t> cached_;
   int64_t in_use_ = 0;
   int64_t peak_ = 0;
   int stalls_ = 0;

@@ -75,6 +75,10 @@ absl::StatusOr<Values> ValuesOf(const Model& model) {
   return values;
 }
 
+int64_t Allocations(const MemoryStats& stats) {
+  return stats.parameters.allocations + stats.gradients.allocations;
+}
+
 // Without sums and functions, whose last bits may depend on the place.
 class PointsImpl : public torch::nn::Module {
  public:
@@ -237,8 +241,12 @@ absl::StatusOr<Values> TrainOnDevice(const DeviceProgram& program,
   for (int i = 0; i < kSteps; ++i) {
     batches.push_back(Rows(3 * i, 3, kDim).to(place.device));
   }
+  int64_t allocations = 0;
   for (int i = 0; i < kSteps; ++i) {
-    if (i == 1) place.begin();
+    if (i == 1) {
+      allocations = Allocations(model->memory_stats());
+      place.begin();
+    }
     const at::Tensor& x = batches[i];
     FSDP_RETURN_IF_ERROR(
         program.step(model, [&] { return Loss(model->forward(x), x); }));
@@ -249,6 +257,12 @@ absl::StatusOr<Values> TrainOnDevice(const DeviceProgram& program,
     optimizer.zero_grad();
   }
   place.end();
+  const int64_t since = Allocations(model->memory_stats()) - allocations;
+  if (since > 0) {
+    return absl::InternalError(absl::StrCat(
+        since, " buffers were allocated after the first step, which allocated ",
+        allocations));
+  }
   return ValuesOf(model);
 }
 

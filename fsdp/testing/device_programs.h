@@ -65,7 +65,8 @@ struct TrainingDevice {
 // By name, on the CPU.
 using Values = std::map<std::string, at::Tensor>;
 
-// The shards of one rank of `world_size` after some steps.
+// The shards of one rank of `world_size` after some steps. Internal where a
+// buffer of collectives was allocated in a step that was not the first.
 absl::StatusOr<Values> TrainOnDevice(const DeviceProgram& program,
                                      int world_size,
                                      const TrainingDevice& place);
