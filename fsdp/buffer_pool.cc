@@ -96,4 +96,17 @@ void BufferPool::Adopt(const at::Tensor& buffer, DeviceEvent used) {
   free_.push_back({buffer, /*reader=*/nullptr, std::move(used)});
 }
 
+void BufferPool::ForgetUses() {
+  for (FreeBuffer& free : free_) {
+    free.reader.reset();
+    free.used = DeviceEvent();
+  }
+}
+
+std::vector<at::Tensor> BufferPool::free_buffers() const {
+  std::vector<at::Tensor> buffers;
+  for (const FreeBuffer& free : free_) buffers.push_back(free.buffer);
+  return buffers;
+}
+
 }  // namespace fsdp

@@ -55,6 +55,12 @@ class BufferPool {
   // As Release(), for a buffer that is not of this pool, or was discarded.
   void Adopt(const at::Tensor& buffer, DeviceEvent used);
 
+  // When the device has done all that it was given: no Acquire() waits for
+  // what was done before.
+  void ForgetUses();
+  // What no one has, and would get.
+  std::vector<at::Tensor> free_buffers() const;
+
   const Stats& stats() const { return stats_; }
 
  private:

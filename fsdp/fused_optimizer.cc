@@ -37,6 +37,13 @@ using torch::optim::SGDOptions;
 using torch::optim::SGDParamState;
 using Slots = FusedRule::Slots;
 
+template <typename Options>
+bool EqualButRates(const OptimizerOptions& a, const OptimizerOptions& b) {
+  Options same_rate = static_cast<const Options&>(a);
+  same_rate.set_lr(b.get_lr());
+  return same_rate == static_cast<const Options&>(b);
+}
+
 // Adam or AdamW.
 template <typename Options, typename State>
 class AdamRule final : public FusedRule {
@@ -64,13 +71,29 @@ class AdamRule final : public FusedRule {
     static_cast<State&>(state).step(step);
   }
   void Call(const FusedLists& lists, const OptimizerOptions& options,
-            bool /*first*/) const override {
+            bool /*first*/, const at::Tensor& rate) const override {
     const Options& adam = static_cast<const Options&>(options);
+    if (rate.defined()) {
+      CallWith(lists, adam, rate);
+    } else {
+      CallWith(lists, adam, adam.lr());
+    }
+  }
+  bool SameButRates(const OptimizerOptions& a,
+                    const OptimizerOptions& b) const override {
+    return EqualButRates<Options>(a, b);
+  }
+
+ private:
+  // `rate`: a number or a tensor.
+  template <typename Rate>
+  void CallWith(const FusedLists& lists, const Options& adam,
+                const Rate& rate) const {
     const auto [beta1, beta2] = adam.betas();
     const auto call = [&, b1 = beta1, b2 = beta2](auto kernel) {
       kernel(lists.parameters, lists.gradients, lists.slots[0], lists.slots[1],
-             lists.slots[2], lists.steps, adam.lr(), b1, b2,
-             adam.weight_decay(), adam.eps(), adam.amsgrad(), fused_.maximize);
+             lists.slots[2], lists.steps, rate, b1, b2, adam.weight_decay(),
+             adam.eps(), adam.amsgrad(), fused_.maximize);
     };
     if constexpr (std::is_same_v<Options, torch::optim::AdamWOptions>) {
       call([](const auto&... arguments) { at::_fused_adamw_(arguments...); });
@@ -79,7 +102,6 @@ class AdamRule final : public FusedRule {
     }
   }
 
- private:
   const FusedOptions fused_;
 };
 
@@ -108,15 +130,29 @@ class SgdRule final : public FusedRule {
   void SetStep(OptimizerParamState& /*state*/,
                int64_t /*step*/) const override {}
   void Call(const FusedLists& lists, const OptimizerOptions& options,
-            bool first) const override {
+            bool first, const at::Tensor& rate) const override {
     const auto& sgd = static_cast<const SGDOptions&>(options);
-    at::_fused_sgd_(lists.parameters, lists.gradients, lists.slots[0],
-                    sgd.weight_decay(), sgd.momentum(), sgd.lr(),
-                    sgd.dampening(), sgd.nesterov(), fused_.maximize,
-                    /*is_first_step=*/first && sgd.momentum() != 0);
+    if (rate.defined()) {
+      CallWith(lists, sgd, first, rate);
+    } else {
+      CallWith(lists, sgd, first, sgd.lr());
+    }
+  }
+  bool SameButRates(const OptimizerOptions& a,
+                    const OptimizerOptions& b) const override {
+    return EqualButRates<SGDOptions>(a, b);
   }
 
  private:
+  template <typename Rate>
+  void CallWith(const FusedLists& lists, const SGDOptions& sgd, bool first,
+                const Rate& rate) const {
+    at::_fused_sgd_(lists.parameters, lists.gradients, lists.slots[0],
+                    sgd.weight_decay(), sgd.momentum(), rate, sgd.dampening(),
+                    sgd.nesterov(), fused_.maximize,
+                    /*is_first_step=*/first && sgd.momentum() != 0);
+  }
+
   const FusedOptions fused_;
 };
 
@@ -176,6 +212,35 @@ absl::Status FusedOptimizer<Base, Options>::TakeUpStates() {
   return TorchToStatus("taking up optimizer states", [&] {
     ThrowIfError(stepper_->TakeUpStates(this->param_groups_, this->state_));
   });
+}
+
+template <typename Base, typename Options>
+void FusedOptimizer<Base, Options>::KeepRatesOnDevice() {
+  stepper_->KeepRatesOnDevice();
+}
+
+template <typename Base, typename Options>
+absl::Status FusedOptimizer<Base, Options>::BeginCapture() {
+  return TorchToStatus("beginning to capture optimizer steps", [&] {
+    ThrowIfError(stepper_->BeginCapture(this->param_groups_, this->state_));
+  });
+}
+
+template <typename Base, typename Options>
+void FusedOptimizer<Base, Options>::EndCapture() {
+  stepper_->EndCapture(this->state_);
+}
+
+template <typename Base, typename Options>
+absl::Status FusedOptimizer<Base, Options>::PrepareReplay() {
+  return TorchToStatus("replaying an optimizer step", [&] {
+    ThrowIfError(stepper_->PrepareReplay(this->param_groups_, this->state_));
+  });
+}
+
+template <typename Base, typename Options>
+void FusedOptimizer<Base, Options>::CountReplay() {
+  stepper_->CountReplay(this->state_);
 }
 
 // Of tensors by themselves: an archive would write the storage that they share

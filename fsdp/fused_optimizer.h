@@ -23,6 +23,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "fsdp/capturable_optimizer.h"
 #include "fsdp/fused_stepper.h"
 #include "fsdp/resting_states.h"
 #include "fsdp/sharded_model.h"
@@ -42,7 +43,9 @@ struct FusedOptions {
 // parameter without gradient is left alone. Gradients of another floating-point
 // dtype than their parameter's are converted.
 template <typename Base, typename Options>
-class FusedOptimizer final : public Base, public RestingStates {
+class FusedOptimizer final : public Base,
+                             public RestingStates,
+                             public CapturableOptimizer {
  public:
   using typename Base::LossClosure;
 
@@ -66,6 +69,13 @@ class FusedOptimizer final : public Base, public RestingStates {
 
   // See resting_states.h; optimizer state dicts call it.
   absl::Status TakeUpStates() override;
+
+  // See capturable_optimizer.h; CapturedStep calls them.
+  void KeepRatesOnDevice() override;
+  absl::Status BeginCapture() override;
+  void EndCapture() override;
+  absl::Status PrepareReplay() override;
+  void CountReplay() override;
 
   void save(torch::serialize::OutputArchive& archive) const override;
 

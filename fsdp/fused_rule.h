@@ -45,10 +45,14 @@ class FusedRule {
   virtual int64_t NextStep(torch::optim::OptimizerParamState& state) const = 0;
   virtual void SetStep(torch::optim::OptimizerParamState& state,
                        int64_t step) const = 0;
-  // `first`: the step of all runs is 1; otherwise that of none is.
+  // `first`: the step of all runs is 1; otherwise that of none is. `rate`: one
+  // element in float, in place of the options' learning rate; undefined: that.
   virtual void Call(const FusedLists& lists,
-                    const torch::optim::OptimizerOptions& options,
-                    bool first) const = 0;
+                    const torch::optim::OptimizerOptions& options, bool first,
+                    const at::Tensor& rate) const = 0;
+  // Whether nothing but learning rates differs.
+  virtual bool SameButRates(const torch::optim::OptimizerOptions& a,
+                            const torch::optim::OptimizerOptions& b) const = 0;
 };
 
 using OptimizerStates =

@@ -17,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "base/check.h"
 #include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
@@ -181,7 +182,7 @@ size_t FusedStepper::BatchOf(size_t group, const at::Tensor& parameter) {
       return i;
     }
   }
-  batches_.push_back(Batch{group, device, dtype, {}, {}, {}, 0, {}});
+  batches_.push_back(Batch{group, device, dtype, {}, {}, {}, 0, {}, {}, 0});
   return batches_.size() - 1;
 }
 
@@ -304,7 +305,7 @@ absl::Status FusedStepper::StepTogether(
     const OptimizerOptions& options, OptimizerStates& states) {
   // Where an earlier step has thrown, for want of memory, something is left.
   for (FusedLists* lists : {&lists_[0], &lists_[1], &single_}) Clear(*lists);
-  batch.steps_in_use = 0;
+  if (!captured_.is_under_way) batch.steps_in_use = 0;
   const absl::Status status = CallKernels(batch, stretches, options, states);
   for (FusedStretch* stretch : stretches) {
     if (status.ok()) {
@@ -323,6 +324,9 @@ absl::Status FusedStepper::CallKernels(
   const at::ScalarType dtype = rule_->KernelDtype(batch.dtype, batch.device);
   for (FusedStretch* stretch : stretches) {
     FSDP_RETURN_IF_ERROR(stretch->Begin(*rule_, num_slots, states));
+    if (captured_.is_under_way) {
+      FSDP_RETURN_IF_ERROR(NoteCaptured(batch, *stretch));
+    }
     for (const FusedRun& run : stretch->runs()) {
       const int64_t step = stretch->StepOf(run);
       if (batch.dtype != dtype || run.gradient.scalar_type() != dtype) {
@@ -334,7 +338,7 @@ absl::Status FusedStepper::CallKernels(
   }
   for (int first : {0, 1}) {
     if (lists_[first].parameters.empty()) continue;
-    rule_->Call(lists_[first], options, first == 1);
+    rule_->Call(lists_[first], options, first == 1, RateOf(batch, options));
     Clear(lists_[first]);
   }
   return absl::OkStatus();
@@ -345,12 +349,14 @@ const at::Tensor& FusedStepper::StepNumber(Batch& batch, int64_t step) {
     if (batch.steps[i].first == step) return batch.steps[i].second;
   }
   if (batch.steps_in_use == batch.steps.size()) {
+    FSDP_CHECK(!captured_.is_under_way);
     batch.steps.emplace_back(
         0, at::zeros({}, at::TensorOptions(at::kFloat).device(batch.device)));
   }
   auto& [number, tensor] = batch.steps[batch.steps_in_use++];
   number = step;
-  tensor.fill_(step);
+  // A replay finds another one there.
+  if (!captured_.is_under_way) tensor.fill_(step);
   return tensor;
 }
 
@@ -381,7 +387,7 @@ void FusedStepper::CallConverted(Batch& batch, const FusedRun& run,
     converted.slots[k] = convert(run.slots[k]);
   }
   Append(converted, StepNumber(batch, step), single_);
-  rule_->Call(single_, options, step == 1);
+  rule_->Call(single_, options, step == 1, RateOf(batch, options));
   Clear(single_);
   if (dtype == batch.dtype) return;
   run.parameter.copy_(converted.parameter);

@@ -53,6 +53,14 @@ class FusedStepper {
   // gradients.
   absl::Status StepShards(absl::Span<const NamedShard> shards,
                           const Groups& groups, OptimizerStates& states);
+  // See CapturableOptimizer. Between a capture and its replays groups have the
+  // same parameters.
+  void KeepRatesOnDevice() { rates_on_device_ = true; }
+  absl::Status BeginCapture(const Groups& groups, OptimizerStates& states);
+  void EndCapture(OptimizerStates& states);
+  absl::Status PrepareReplay(const Groups& groups, OptimizerStates& states);
+  void CountReplay(OptimizerStates& states);
+
   // Moves states that lie in memory to where they rest, and adds those that an
   // earlier run has kept (OffloadOptions::keep).
   absl::Status TakeUpStates(const Groups& groups, OptimizerStates& states);
@@ -69,6 +77,22 @@ class FusedStepper {
     std::vector<std::pair<int64_t, at::Tensor>> steps;
     size_t steps_in_use = 0;
     at::Tensor converted;  // memory for a run in the kernel's dtype
+    at::Tensor rate;       // where rates are numbers of the device
+    double rate_value = 0;
+  };
+  // What a captured step counts in, by the parameter.
+  struct CapturedState {
+    void* parameter;
+    FusedSlots slots;
+    int64_t number;   // of the step that is captured, then replayed
+    at::Tensor step;  // where it reads the number
+  };
+  struct CapturedStep {
+    bool is_under_way = false;
+    // Of the groups.
+    std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> options;
+    std::vector<const void*> parameters;  // as arranged_
+    std::vector<CapturedState> states;
   };
   // Where a parameter is.
   struct Place {
@@ -108,6 +132,11 @@ class FusedStepper {
                            const torch::optim::OptimizerOptions& options,
                            OptimizerStates& states);
   const at::Tensor& StepNumber(Batch& batch, int64_t step);
+  const at::Tensor& RateOf(Batch& batch,
+                           const torch::optim::OptimizerOptions& options);
+  absl::Status NoteCaptured(Batch& batch, const FusedStretch& stretch);
+  absl::Status CheckUnchanged(const Groups& groups) const;
+  absl::Status TakeUpCaptured(CapturedState& captured, OptimizerStates& states);
   void CallConverted(Batch& batch, const FusedRun& run, int64_t step,
                      const torch::optim::OptimizerOptions& options);
 
@@ -122,6 +151,8 @@ class FusedStepper {
   // Empty between steps, with memory: runs after their first step, those in it,
   // and one that is stepped by itself.
   std::array<FusedLists, 2> lists_;
+  bool rates_on_device_ = false;
+  CapturedStep captured_;
   FusedLists single_;
 };
 

@@ -248,6 +248,14 @@ absl::Status FusedStretch::Begin(const FusedRule& rule, int num_slots,
   return absl::OkStatus();
 }
 
+std::vector<const FusedSlice*> FusedStretch::counted() const {
+  std::vector<const FusedSlice*> counted;
+  for (size_t i = 0; i < slices_.size(); ++i) {
+    if (members_[i].state != nullptr) counted.push_back(&slices_[i]);
+  }
+  return counted;
+}
+
 void FusedStretch::Finish() {
   runs_.End();
   // As any operator that writes in place counts, which kernels over several

@@ -62,6 +62,8 @@ class FusedStretch {
   // From Begin() to Finish().
   const std::vector<FusedRun>& runs() const { return runs_.runs(); }
   int64_t StepOf(const FusedRun& run) const { return slices_[run.slice].step; }
+  // What is stepped and has a state, with its slots and the number of the step.
+  std::vector<const FusedSlice*> counted() const;
   // After the kernels.
   void Finish();
   // After Finish(), when the step counts: before, states are as they were.

@@ -700,7 +700,10 @@ void GradientBuffer::Attach(const Produced& produced, const at::Tensor& flags) {
     if (!slice.requires_grad() || slice.grad().defined()) continue;
     bool anywhere = !produced.empty() && produced[i];
     if (!anywhere) {
-      if (raised.empty()) raised = ReadFlags(flags);
+      if (raised.empty()) {
+        raised = ReadFlags(flags);
+        ++flag_reads_;
+      }
       anywhere = raised[k];
     }
     if (anywhere) slice.mutable_grad() = GradientSlice(i);

@@ -150,6 +150,11 @@ class GradientBuffer {
   // The gradient is about to be added to.
   void Prefetch();
 
+  // What gradients that are attached lie in, and will; undefined: new memory.
+  const at::Tensor& shard_gradient() const { return shard_gradient_; }
+  // How often the host has read flags of a device.
+  int64_t flag_reads() const { return flag_reads_; }
+
   // Lets the memory of the shard's gradient go where no slice has one. What
   // TakeOver() took is returned, the bytes of its buffer.
   at::Tensor DropUnusedGradient();
@@ -186,6 +191,7 @@ class GradientBuffer {
   at::Tensor shard_gradient_;
   Layout shard_layout_;
   bool is_taken_over_ = false;
+  int64_t flag_reads_ = 0;
   std::deque<Resident> direct_;      // one for each under way
   std::vector<Resident> abandoned_;  // of those that were forgotten
 };

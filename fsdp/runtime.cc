@@ -176,11 +176,48 @@ absl::Status Runtime::Execute(absl::Span<const Action> actions,
           return absl::StrCat(Name(action.kind), " of unit ",
                               name(action.unit));
         },
-        [&] { status = ExecuteOne(action, gradients); });
+        [&] { status = ExecuteAndLog(action, gradients); });
     FSDP_RETURN_IF_ERROR(thrown);
     FSDP_RETURN_IF_ERROR(status);
   }
   return absl::OkStatus();
+}
+
+absl::Status Runtime::ExecuteAndLog(const Action& action,
+                                    absl::Span<const at::Tensor> gradients) {
+  if (step_log_ == nullptr) return ExecuteOne(action, gradients);
+  const int64_t flag_reads = FlagReads(action.unit);
+  FSDP_RETURN_IF_ERROR(ExecuteOne(action, gradients));
+  step_log_->push_back(RecordOf(action));
+  step_log_->back().read_flags = FlagReads(action.unit) > flag_reads;
+  return absl::OkStatus();
+}
+
+int64_t Runtime::FlagReads(int unit) const {
+  int64_t reads = 0;
+  for (const Flat& flat : flats_[unit]) {
+    reads += flat.gradient_buffer.flag_reads();
+  }
+  return reads;
+}
+
+StepRecord Runtime::RecordOf(const Action& action) const {
+  const auto address = [](const at::Tensor& tensor) -> const void* {
+    return tensor.defined() ? tensor.const_data_ptr() : nullptr;
+  };
+  const int unit = action.unit;
+  StepRecord record{action};
+  for (const Flat& flat : flats_[unit]) {
+    record.gathered.push_back(address(flat.memory));
+    record.gradients.push_back(address(flat.gradient_buffer.shard_gradient()));
+  }
+  for (const Reduction& reduction : reductions_) {
+    if (reduction.unit != unit) continue;
+    for (const ReduceBuffer& buffer : reduction.buffers) {
+      record.reduced.push_back(address(buffer.memory));
+    }
+  }
+  return record;
 }
 
 absl::Status Runtime::ExecuteOne(const Action& action,
@@ -814,6 +851,37 @@ absl::Status Runtime::Step(int unit) {
     gradient_memory_.Adopt(memory, std::move(used));
   }
   return absl::OkStatus();
+}
+
+void Runtime::ForgetEarlierSteps() {
+  parameter_memory_.ForgetUses();
+  gradient_memory_.ForgetUses();
+  for (std::vector<Flat>& flats : flats_) {
+    for (Flat& flat : flats) flat.filled = DeviceEvent();
+  }
+}
+
+void Runtime::ForkStreams() {
+  gather_stream_.FollowCurrentStream();
+  reduce_stream_.FollowCurrentStream();
+}
+
+void Runtime::JoinStreams() {
+  gather_stream_.BlockCurrentStream();
+  reduce_stream_.BlockCurrentStream();
+}
+
+std::vector<at::Tensor> Runtime::StepMemory() const {
+  std::vector<at::Tensor> memory = parameter_memory_.free_buffers();
+  for (at::Tensor& buffer : gradient_memory_.free_buffers()) {
+    memory.push_back(std::move(buffer));
+  }
+  for (const std::vector<Flat>& flats : flats_) {
+    for (const Flat& flat : flats) {
+      memory.push_back(flat.gradient_buffer.shard_gradient());
+    }
+  }
+  return memory;
 }
 
 void Runtime::DropWholeGradients() {

@@ -33,6 +33,7 @@
 #include "fsdp/order_log.h"
 #include "fsdp/resting_memory.h"
 #include "fsdp/schedule.h"
+#include "fsdp/step_log.h"
 
 namespace fsdp {
 
@@ -212,6 +213,19 @@ class Runtime {
   // group is left out, since ranks make them together with theirs.
   OrderLog& order() { return order_; }
 
+  // --- Captured steps (step_capture.h), between steps ---------------------
+  // When the device has done all that it was given: later steps wait for
+  // nothing of earlier ones, so that no wait leads into a capture or out of it.
+  void ForgetEarlierSteps();
+  // At the beginning of a capture, and at its end, on the captured stream: the
+  // runtime's streams are captured with it, too.
+  void ForkStreams();
+  void JoinStreams();
+  // What steps gather into, reduce from and keep gradients in.
+  std::vector<at::Tensor> StepMemory() const;
+  // Adds what is carried out from now on; null ends it.
+  void SetStepLog(StepLog* log) { step_log_ = log; }
+
   MemoryStats memory_stats() const {
     return {parameter_memory_.stats(), gradient_memory_.stats()};
   }
@@ -242,6 +256,10 @@ class Runtime {
     bool is_sound = false;  // nothing of it has failed to start or to finish
   };
 
+  absl::Status ExecuteAndLog(const Action& action,
+                             absl::Span<const at::Tensor> gradients);
+  StepRecord RecordOf(const Action& action) const;
+  int64_t FlagReads(int unit) const;
   absl::Status ExecuteOne(const Action& action,
                           absl::Span<const at::Tensor> gradients);
   absl::Status Gather(int unit);
@@ -314,6 +332,7 @@ class Runtime {
   RuntimeHooks hooks_;
   std::set<int> awaiting_step_;  // units with gradients to be stepped
   OrderLog order_;
+  StepLog* step_log_ = nullptr;
   BufferPool parameter_memory_;
   BufferPool gradient_memory_;
 };

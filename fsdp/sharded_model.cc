@@ -395,7 +395,7 @@ void ShardedModel::GiveUpIteration(const absl::Status& reason,
                                    InFlight reductions) {
   RECORD_USER_SCOPE(absl::StrCat("fsdp::", Name(EventKind::kReset), "(",
                                  unit_name(kRoot), ")"));
-  if (!reason.ok() && settings_.abort_on_failure) {
+  if (!reason.ok() && settings_.abort_on_failure && !captures_) {
     runtime_->Abort(reason);
   }
   // The runtime drops everything, so the schedule's own clean-up is not needed.

@@ -202,6 +202,21 @@ class ShardedModel final : public BackwardListener,
   absl::Status WaitUnshard(int unit);
   absl::Status Reshard(int unit);
 
+  // --- Captured steps (step_capture.h) --------------------------------------
+  // Whether the steps of this model can be captured; FailedPrecondition or
+  // Unimplemented name what cannot be.
+  absl::Status CheckCapturable() const;
+  // FailedPrecondition inside a forward, a backward or a scope of full
+  // parameters, and where NoSync() has left gradients. Frees what is gathered.
+  absl::Status PrepareCapturedStep();
+  // PrepareCapturedStep(), the device having done all that it was given. Until
+  // EndCapture() a failure aborts nothing, since nothing has been sent.
+  absl::Status BeginCapture();
+  // `sound`: the step has been captured; else it is given up.
+  void EndCapture(bool sound);
+  // That shards have been written by ways that LibTorch does not see.
+  void NoteReplay();
+
   Runtime& runtime() const { return *runtime_; }
   const BufferPrecision& buffers() const { return settings_.buffers; }
 
@@ -341,6 +356,7 @@ class ShardedModel final : public BackwardListener,
     int unit;
   };
   std::unordered_map<const torch::nn::Module*, ModulePlace> modules_;
+  bool captures_ = false;
   std::vector<PendingUnit> pending_;
   // On which thread what each backward under way goes through was recorded.
   std::map<int, uint64_t> forward_threads_;

@@ -268,7 +268,8 @@ bool ShardedModel::ReducesAll() const {
 absl::Status ShardedModel::CheckOrder() {
   absl::Status status;
   if (!synchronizes_) return status;
-  if (settings_.check_order && runtime_->communicator().world_size() > 1) {
+  if (settings_.check_order && !captures_ &&
+      runtime_->communicator().world_size() > 1) {
     RECORD_USER_SCOPE(absl::StrCat("fsdp::CheckOrder(", unit_name(kRoot), ")"));
     FSDP_ASSIGN_OR_RETURN(std::unique_ptr<OrderCheck> check, StartOrderCheck());
     if (HasStreams(runtime_->device())) std::swap(check, order_check_);

@@ -1,0 +1,68 @@
+#include "fsdp/step_log.h"
+
+#include <string>
+
+#include "fsdp/schedule.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string Difference(const StepLog& before, const StepLog& after) {
+  return DifferenceOf(before, after, [](int unit) {
+    return unit == 0 ? std::string("root") : std::string("blocks.0");
+  });
+}
+
+StepLog Log() {
+  static const char memory[4] = {};
+  return {{{ActionKind::kGather, 0}, {&memory[0]}, {}, {nullptr}},
+          {{ActionKind::kWaitReduce, 1}, {}, {&memory[1]}, {&memory[2]}}};
+}
+
+TEST(StepLogTest, StepsThatAreAlike) {
+  EXPECT_EQ(Difference(Log(), Log()), "");
+}
+
+TEST(StepLogTest, NamesWhatHasMoved) {
+  const char elsewhere = 0;
+  StepLog other = Log();
+  other[0].gathered[0] = &elsewhere;
+  EXPECT_EQ(Difference(Log(), other),
+            "Gather of root: what is gathered lies elsewhere than in the step "
+            "before");
+  other = Log();
+  other[1].reduced[0] = &elsewhere;
+  EXPECT_THAT(Difference(Log(), other),
+              HasSubstr("WaitReduce of blocks.0: what is reduced lies"));
+  other = Log();
+  other[1].gradients[0] = nullptr;
+  EXPECT_THAT(Difference(Log(), other),
+              HasSubstr("WaitReduce of blocks.0: the gradient of the shard"));
+}
+
+TEST(StepLogTest, NamesOtherActions) {
+  StepLog other = Log();
+  other[1].action.unit = 0;
+  EXPECT_EQ(Difference(Log(), other),
+            "WaitReduce of root: the step before did WaitReduce of blocks.0");
+  other = Log();
+  other.pop_back();
+  EXPECT_EQ(Difference(Log(), other),
+            "only the step before did WaitReduce of blocks.0");
+  EXPECT_EQ(Difference(other, Log()),
+            "the step before did no WaitReduce of blocks.0");
+}
+
+TEST(StepLogTest, NamesWhereTheHostReadsFlags) {
+  StepLog other = Log();
+  other[1].read_flags = true;
+  EXPECT_THAT(Difference(Log(), other),
+              HasSubstr("WaitReduce of blocks.0: this rank has no gradient"));
+}
+
+}  // namespace
+}  // namespace fsdp

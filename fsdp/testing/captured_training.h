@@ -1,0 +1,55 @@
+// One rank's training on the fake device whose steps can be captured.
+#ifndef FSDP_TESTING_CAPTURED_TRAINING_H_
+#define FSDP_TESTING_CAPTURED_TRAINING_H_
+
+#include <ATen/core/Tensor.h>
+#include <torch/optim/optimizer.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "comm/communicator.h"
+#include "fsdp/options.h"
+#include "fsdp/step_capture.h"
+#include "fsdp/testing/device_programs.h"
+
+namespace fsdp::testing {
+
+struct Training {
+  static constexpr int64_t kDim = 6;
+  static constexpr int kBlocks = 3;
+
+  // The data of step `i`, and its learning rate: another one each, a float.
+  static at::Tensor Batch(int i);
+  static double RateOf(int i);
+
+  DeviceProgram::Model model{nullptr};
+  std::unique_ptr<torch::optim::Optimizer> optimizer;
+  // Refers to this object.
+  CapturedStep::Step step;
+
+  void SetRate(int i);
+  // Step `i`, not captured.
+  absl::StatusOr<at::Tensor> RunEagerly(int i);
+  // Copies on the CPU.
+  std::vector<at::Tensor> Shards() const;
+};
+
+// One of `world_size` ranks, all of which this process plays.
+absl::StatusOr<std::shared_ptr<comm::Communicator>> FakeDeviceWorld(
+    int world_size);
+
+// FakeDevice is registered. `world`: instead of FakeDeviceWorld().
+absl::StatusOr<std::unique_ptr<Training>> StartTraining(
+    const DeviceProgram& program, int world_size,
+    const std::function<void(Options&)>& configure = [](Options&) {},
+    std::shared_ptr<comm::Communicator> world = nullptr);
+
+CaptureOptions CapturedOnTheFakeDevice();
+
+}  // namespace fsdp::testing
+
+#endif  // FSDP_TESTING_CAPTURED_TRAINING_H_
