@@ -4,6 +4,7 @@
 
 #include "absl/flags/flag.h"
 #include "absl/strings/str_cat.h"
+#include "base/device_graph.h"
 #include "benchmarks/gpu_benchmarks.h"
 #include "benchmarks/gpu_collectives_run.h"
 #include "benchmarks/gpu_offload_run.h"
@@ -64,7 +65,8 @@ void AddTrainStep(const std::string& name, const TrainStepCase& what,
 }
 
 // Beside plain LibTorch.
-void AddTrainSteps(const Place& place, int turns) {
+void AddTrainSteps(const Place& place, int turns,
+                   const DeviceGraphMaker& graph) {
   TrainStepCase what;
   what.model = Billion();
   what.batch = absl::GetFlag(FLAGS_batch);
@@ -88,6 +90,10 @@ void AddTrainSteps(const Place& place, int turns) {
                  /*seq=*/16};
   small.batch = 1;
   AddTrainStep("host_cost", small, place, turns);
+  if (graph == nullptr) return;
+  what.make_graph = small.make_graph = graph;
+  AddTrainStep("train_step/bf16/captured", what, place, turns);
+  AddTrainStep("host_cost/captured", small, place, turns);
 }
 
 OffloadOptions InHostMemory(bool all) {
@@ -200,8 +206,9 @@ void AddCollectives(const Place& place, int turns, const MakeGroup& nccl) {
 
 }  // namespace
 
-void AddGpuBenchmarks(const Place& place, int turns, const MakeGroup& nccl) {
-  AddTrainSteps(place, turns);
+void AddGpuBenchmarks(const Place& place, int turns, const MakeGroup& nccl,
+                      const DeviceGraphMaker& graph) {
+  AddTrainSteps(place, turns, graph);
   AddShardedSteps(place, turns);
   AddOptimizer(place, turns);
   AddOffload(place, turns);

@@ -7,6 +7,7 @@
 #include <memory>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include "base/cuda_graph.h"
 #include "base/status_error.h"
 #include "benchmarks/gpu_run.h"
 #include "comm/communicator.h"
@@ -32,6 +33,7 @@ int main(int argc, char** argv) {
       argc, argv, [](const Place& place, int turns) {
         fsdp::benchmarks::AddGpuBenchmarks(
             place, turns,
-            place.device.is_cuda() ? fsdp::benchmarks::NcclGroup : nullptr);
+            place.device.is_cuda() ? fsdp::benchmarks::NcclGroup : nullptr,
+            place.device.is_cuda() ? fsdp::MakeCudaGraph : nullptr);
       });
 }

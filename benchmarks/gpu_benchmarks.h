@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 
+#include "base/device_graph.h"
 #include "benchmarks/gpu_run.h"
 #include "comm/communicator.h"
 
@@ -14,8 +15,10 @@ namespace fsdp::benchmarks {
 using MakeGroup =
     std::function<std::shared_ptr<comm::Communicator>(const Place&)>;
 
-// `nccl` makes a group of one rank; null where NCCL is not linked.
-void AddGpuBenchmarks(const Place& place, int turns, const MakeGroup& nccl);
+// `nccl` makes a group of one rank; null where NCCL is not linked. `graph`
+// captures steps; null where nothing does.
+void AddGpuBenchmarks(const Place& place, int turns, const MakeGroup& nccl,
+                      const DeviceGraphMaker& graph);
 
 }  // namespace fsdp::benchmarks
 

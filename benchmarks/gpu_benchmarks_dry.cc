@@ -1,6 +1,7 @@
 // The benchmarks for a GPU on the fake device, for dry runs of
 // tools/gpu_suite: their figures mean nothing.
 #include "base/testing/fake_device.h"
+#include "base/testing/fake_device_graph.h"
 #include "benchmarks/gpu_benchmarks.h"
 #include "benchmarks/gpu_run.h"
 
@@ -9,6 +10,8 @@ int main(int argc, char** argv) {
   fsdp::testing::FakeDevice::Register();
   return fsdp::benchmarks::RunBenchmarks(
       argc, argv, [](const Place& place, int turns) {
-        fsdp::benchmarks::AddGpuBenchmarks(place, turns, /*nccl=*/nullptr);
+        fsdp::benchmarks::AddGpuBenchmarks(
+            place, turns, /*nccl=*/nullptr,
+            fsdp::testing::FakeDeviceGraph::Make);
       });
 }

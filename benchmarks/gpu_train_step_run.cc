@@ -10,21 +10,28 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "base/device_graph.h"
 #include "base/status_error.h"
+#include "base/status_macros.h"
 #include "benchmarks/gpu_gpt.h"
 #include "benchmarks/gpu_module.h"
 #include "examples/gpt/model.h"
 #include "fsdp/deferred_init.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/fused_optimizer.h"
+#include "fsdp/step_capture.h"
 
 namespace fsdp::benchmarks {
 namespace {
 
 using Model = FullyShardedDataParallel<GpuGptImpl>;
 
-constexpr int kWarmUp = 2;
+// The second half of a captured step's is its capture and a replay.
+int WarmUpOf(const TrainStepCase& what) {
+  return what.make_graph == nullptr ? 2 : CaptureOptions().warm_up_steps + 2;
+}
 
 std::shared_ptr<GpuGptImpl> MakeModel(const TrainStepCase& what,
                                       const Place& place) {
@@ -50,14 +57,14 @@ void AllocateWorkspaces(c10::Device device) {
 class Contender {
  public:
   // Runs what `make` gives until it is warm.
-  Contender(c10::Device device,
+  Contender(c10::Device device, int warm_up,
             const std::function<std::function<at::Tensor()>()>& make)
       : device_(device) {
     AllocateWorkspaces(device);
     const DeviceMemory memory(device);
     const int64_t before = memory.allocated();
     step_ = make();
-    for (int i = 0; i < kWarmUp; ++i) {
+    for (int i = 0; i < warm_up; ++i) {
       memory.ResetPeak();
       losses_.push_back(step_());
     }
@@ -113,6 +120,28 @@ std::function<at::Tensor()> ShardedStep(Model model, const CountingRows& rows) {
   };
 }
 
+std::function<at::Tensor()> CapturedShardedStep(Model model,
+                                                const CountingRows& rows,
+                                                DeviceGraphMaker make_graph) {
+  const auto optimizer =
+      std::make_shared<FusedAdamW>(model->Parameters(), SmallSteps());
+  CaptureOptions options;
+  options.make_graph = std::move(make_graph);
+  const std::shared_ptr<CapturedStep> step = ValueOrThrow(CapturedStep::Make(
+      *model, *optimizer,
+      [model, optimizer, rows](const CapturedStep::Inputs& /*none*/) mutable
+      -> absl::StatusOr<at::Tensor> {
+        const at::Tensor loss = LossOf(model->forward(rows.tokens), rows);
+        FSDP_RETURN_IF_ERROR(model->Backward(loss));
+        optimizer->step();
+        optimizer->zero_grad();
+        return loss;
+      },
+      options));
+  return
+      [model, optimizer, step] { return ValueOrThrow(step->Run({})).clone(); };
+}
+
 Model Shard(std::shared_ptr<GpuGptImpl> model, const Place& place) {
   Options options;
   options.wrap_policy = WrapModules<gpt::BlockImpl>();
@@ -132,12 +161,15 @@ class TrainStepRun final : public TurnRun {
       : what_(what),
         place_(place),
         rows_(what.model, what.batch, place.device),
-        ours_(place.device,
+        ours_(place.device, WarmUpOf(what),
               [this] {
                 model_ = Shard(MakeModel(what_, place_), place_);
-                return ShardedStep(model_, rows_);
+                return what_.make_graph == nullptr
+                           ? ShardedStep(model_, rows_)
+                           : CapturedShardedStep(model_, rows_,
+                                                 what_.make_graph);
               }),
-        plain_(place.device,
+        plain_(place.device, WarmUpOf(what),
                [this] { return PlainStep(what_, place_, rows_); }) {}
 
   double Turn() override {

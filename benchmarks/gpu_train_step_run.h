@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "base/device_graph.h"
 #include "benchmarks/gpu_run.h"
 #include "examples/gpt/options.h"
 
@@ -17,6 +18,8 @@ struct TrainStepCase {
   int64_t batch = 4;
   at::ScalarType dtype = at::kFloat;  // of parameters, gradients and states
   bool checkpointing = false;
+  // Set: ours is captured, and its steps are replays (fsdp/step_capture.h).
+  DeviceGraphMaker make_graph = nullptr;
 };
 
 // Forward, backward and a fused AdamW of each, in turns. Figures:

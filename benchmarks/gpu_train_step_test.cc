@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "base/testing/fake_device.h"
+#include "base/testing/fake_device_graph.h"
 #include "benchmarks/gpu_run.h"
 #include "benchmarks/gpu_train_step_run.h"
 #include "gmock/gmock.h"
@@ -12,6 +13,7 @@ namespace fsdp::benchmarks {
 namespace {
 
 using ::fsdp::testing::FakeDevice;
+using ::fsdp::testing::FakeDeviceGraph;
 using ::testing::Contains;
 using ::testing::Key;
 using ::testing::Not;
@@ -66,6 +68,16 @@ TEST_F(GpuTrainStepTest, AmongPlayedRanksThePlanIsKeptAndLossesAreNotCompared) {
     EXPECT_NEAR(figures.at("of_plan"), 1, 0.02);
     EXPECT_THAT(figures, Not(Contains(Key("loss_difference"))));
   }
+}
+
+TEST_F(GpuTrainStepTest, CapturedStepsTrainAlike) {
+  Place place;
+  place.device = FakeDevice::device();
+  TrainStepCase what = Tiny();
+  what.make_graph = FakeDeviceGraph::Make;
+  const Figures figures = FiguresOf(what, place);
+  ExpectTimes(figures);
+  EXPECT_LE(figures.at("loss_difference"), 1e-5);
 }
 
 TEST_F(GpuTrainStepTest, RunsOnADeviceWithStreams) {

@@ -64,6 +64,7 @@ def _plan(other_tests):
     yield _benchmark("host_cost")
     yield _peer("PyTorch, 50 small blocks", "none", _SMALL_BLOCKS)
     yield _peer("FSDP2, 50 small blocks", "fsdp2", _SMALL_BLOCKS)
+    yield _benchmark("captured steps", "host_cost/captured", "train_step/bf16/captured")
     yield _benchmark("fused_adamw", "fused_adamw/.*")
     yield _entry("device_ops", "benchmark", DEVICE_OPS, BENCHMARK_LIMIT_S, ["--benchmark_filter=^cuda/"], DRY_DEVICE_OPS)
     yield _benchmark("full_finetune/states_on_host", limit_s=240)
