@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cstring>
@@ -84,9 +85,11 @@ absl::StatusOr<std::string> BroadcastString(Communicator& communicator,
         absl::StrCat(what, ": rank ", root, " announces a text of ", count,
                      " bytes, where ", kMaxText, " are the most"));
   }
-  const at::Tensor bytes = at::empty({count}, at::kByte);
+  // Where one rank plays all of them, the root's text is its own.
+  const at::Tensor bytes = at::zeros({count}, at::kByte);
   char* data = reinterpret_cast<char*>(bytes.mutable_data_ptr<uint8_t>());
-  if (communicator.rank() == root) std::memcpy(data, text.data(), text.size());
+  std::memcpy(data, text.data(),
+              std::min(text.size(), static_cast<size_t>(count)));
   FSDP_ASSIGN_OR_RETURN(work, communicator.Broadcast(bytes, root, what));
   FSDP_RETURN_IF_ERROR(work->Wait(deadline));
   return std::string(data, static_cast<size_t>(count));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <utility>
 
@@ -101,6 +102,14 @@ void BufferPool::ForgetUses() {
     free.reader.reset();
     free.used = DeviceEvent();
   }
+}
+
+void BufferPool::SortFree() {
+  std::sort(free_.begin(), free_.end(),
+            [](const FreeBuffer& a, const FreeBuffer& b) {
+              return std::less<const void*>()(a.buffer.const_data_ptr(),
+                                              b.buffer.const_data_ptr());
+            });
 }
 
 std::vector<at::Tensor> BufferPool::free_buffers() const {

@@ -58,6 +58,10 @@ class BufferPool {
   // When the device has done all that it was given: no Acquire() waits for
   // what was done before.
   void ForgetUses();
+  // Of free buffers that fit alike the one at the lowest address is first, as
+  // if they had been released in that order: equal requests from here on get
+  // equal buffers.
+  void SortFree();
   // What no one has, and would get.
   std::vector<at::Tensor> free_buffers() const;
 

@@ -3,7 +3,9 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -148,6 +150,25 @@ TEST_F(BufferPoolTest, StepsOfEqualRequestsAllocateOnlyInTheFirst) {
     pool_.Release(root);
     EXPECT_THAT(allocations_, ElementsAre(1000, 300, 280));
   }
+}
+
+TEST_F(BufferPoolTest, StepsFromSortedBuffersUseTheSameInTheSameOrder) {
+  std::vector<at::Tensor> buffers;
+  for (int i = 0; i < 3; ++i) buffers.push_back(Acquire(100));
+  std::vector<const void*> sorted;
+  for (const at::Tensor& buffer : buffers) {
+    sorted.push_back(buffer.const_data_ptr());
+  }
+  std::sort(sorted.begin(), sorted.end(), std::less<const void*>());
+  std::vector<int> order = {0, 1, 2};
+  do {
+    for (const int i : order) pool_.Release(buffers[i]);
+    pool_.SortFree();
+    for (const void* expected : sorted) {
+      EXPECT_EQ(Acquire(100).const_data_ptr(), expected);
+    }
+  } while (std::next_permutation(order.begin(), order.end()));
+  EXPECT_THAT(allocations_, ElementsAre(100, 100, 100));
 }
 
 // With room for 200 bytes.

@@ -6,8 +6,8 @@
 
 namespace fsdp {
 
-// What the host decides in a step, how fast and the how manieth, is read by a
-// captured step from memory of the device.
+// What the host decides in a step, its learning rates and its number, is read
+// by a captured step from memory of the device.
 class CapturableOptimizer {
  public:
   virtual ~CapturableOptimizer() = default;

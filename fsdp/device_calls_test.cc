@@ -146,10 +146,11 @@ TEST_F(DeviceCallsTest, OneRankWithoutCastsAsksForNothingMore) {
     const auto added = AddedByUnits(
         {"", 1, [&](Options& options) { options.unit.strategy = strategy; }});
     ASSERT_OK(added);
-    EXPECT_LE(Sum(*added), 0) << ToString(*added);
-    EXPECT_EQ(added->stream_switches, 0);
-    EXPECT_EQ(added->events_recorded, 0);
-    EXPECT_EQ(added->event_waits, 0);
+    EXPECT_LE(added->operators, 0);
+    EXPECT_LE(added->allocations, 0);
+    EXPECT_LE(added->stream_switches, 0);
+    EXPECT_LE(added->events_recorded, 0);
+    EXPECT_LE(added->event_waits, 0);
   }
 }
 
@@ -160,9 +161,9 @@ TEST_F(DeviceCallsTest, CallsPerUnitAreNoMoreThanThose) {
   };
   const std::pair<Setting, int> most[] = {
       {{"full shard", 1}, 0},
-      {{"bf16", 1, in_bf16}, 1000},
-      {{"full shard", 2}, 1000},
-      {{"bf16", 2, in_bf16}, 1000},
+      {{"bf16", 1, in_bf16}, 23},
+      {{"full shard", 2}, 46},
+      {{"bf16", 2, in_bf16}, 51},
   };
   for (const auto& [setting, limit] : most) {
     const auto added = AddedByUnits(setting);

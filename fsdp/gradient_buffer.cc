@@ -555,9 +555,8 @@ bool GradientBuffer::TakeOver(ReduceBuffer& buffer) {
   return true;
 }
 
-at::Tensor GradientBuffer::GiveUnused(const GradientLayout& layout) {
-  if (!is_taken_over_ || shard_layout_->bytes() != layout.bytes()) return {};
-  return DropUnusedGradient();
+at::Tensor GradientBuffer::GiveUnused() {
+  return is_taken_over_ ? DropUnusedGradient() : at::Tensor();
 }
 
 bool GradientBuffer::TakesGradients() const {

@@ -127,9 +127,8 @@ class GradientBuffer {
   // undefined. Says whether it is so.
   bool TakeOver(ReduceBuffer& buffer);
   // For whoever is about to fill a buffer that TakeOver() may take: what an
-  // earlier one has left, no gradient uses any more, and is as large as a
-  // buffer of `layout`, bytes; else undefined.
-  at::Tensor GiveUnused(const GradientLayout& layout);
+  // earlier one has left and no gradient uses any more, bytes, or undefined.
+  at::Tensor GiveUnused();
 
   // The same in one go with the reduction, where the gradients of the slices
   // allow it: a reduce-scatter puts its scaled sum, a segment, into `out`, and

@@ -209,7 +209,6 @@ StepRecord Runtime::RecordOf(const Action& action) const {
   StepRecord record{action};
   for (const Flat& flat : flats_[unit]) {
     record.gathered.push_back(address(flat.memory));
-    record.gradients.push_back(address(flat.gradient_buffer.shard_gradient()));
   }
   for (const Reduction& reduction : reductions_) {
     if (reduction.unit != unit) continue;
@@ -508,7 +507,7 @@ bool Runtime::IsAlone(int unit) const {
 absl::StatusOr<at::Tensor> Runtime::AcquireBuffer(
     int unit, Flat& flat, const GradientLayout& layout) {
   if (IsAlone(unit)) {
-    const at::Tensor unused = flat.gradient_buffer.GiveUnused(layout);
+    const at::Tensor unused = flat.gradient_buffer.GiveUnused();
     if (unused.defined()) gradient_memory_.Adopt(unused, DeviceEvent());
   }
   return gradient_memory_.Acquire(layout.bytes());
@@ -844,13 +843,25 @@ absl::Status Runtime::Step(int unit) {
   for (const auto& [slice, gradient] : hidden) slice.mutable_grad() = gradient;
   FSDP_RETURN_IF_ERROR(status);
   for (Flat& flat : flats_[unit]) {
-    const at::Tensor memory = flat.gradient_buffer.DropUnusedGradient();
-    if (!memory.defined()) continue;
-    DeviceEvent used;
-    used.Record(device_);
-    gradient_memory_.Adopt(memory, std::move(used));
+    AdoptGradient(flat.gradient_buffer.DropUnusedGradient());
   }
   return absl::OkStatus();
+}
+
+// The current stream is the last that has used it.
+void Runtime::AdoptGradient(const at::Tensor& memory) {
+  if (!memory.defined()) return;
+  DeviceEvent used;
+  used.Record(device_);
+  gradient_memory_.Adopt(memory, std::move(used));
+}
+
+void Runtime::BeginAlike() {
+  for (std::vector<Flat>& flats : flats_) {
+    for (Flat& flat : flats) AdoptGradient(flat.gradient_buffer.GiveUnused());
+  }
+  parameter_memory_.SortFree();
+  gradient_memory_.SortFree();
 }
 
 void Runtime::ForgetEarlierSteps() {

@@ -221,6 +221,8 @@ class Runtime {
   // runtime's streams are captured with it, too.
   void ForkStreams();
   void JoinStreams();
+  // Steps that begin so and do the same use the same buffers.
+  void BeginAlike();
   // What steps gather into, reduce from and keep gradients in.
   std::vector<at::Tensor> StepMemory() const;
   // Adds what is carried out from now on; null ends it.
@@ -276,6 +278,8 @@ class Runtime {
   absl::Status Shrink(int unit);
   bool IsAlone(int unit) const;
   void ChooseStreams();
+  // Bytes, or nothing: the pool's from now on.
+  void AdoptGradient(const at::Tensor& memory);
   // Makes the stream of reductions the current one, behind what is given.
   class BesideScope;
   absl::StatusOr<at::Tensor> AcquireBuffer(int unit, Flat& flat,

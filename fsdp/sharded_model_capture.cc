@@ -93,6 +93,7 @@ absl::Status ShardedModel::BeginCapture() {
     const auto check = std::exchange(order_check_, nullptr);
     FSDP_RETURN_IF_ERROR(FinishOrderCheck(*check));
   }
+  runtime_->BeginAlike();
   runtime_->ForgetEarlierSteps();
   captures_ = true;
   return absl::OkStatus();

@@ -150,6 +150,7 @@ absl::Status CapturedStep::TakeInputs(const Inputs& inputs) {
 absl::Status CapturedStep::WarmUp() {
   before_last_ = std::exchange(last_, {});
   Runtime& runtime = model_.sharded_model().runtime();
+  runtime.BeginAlike();
   runtime.SetStepLog(&last_);
   gradients_ = Gradients();
   stream_.FollowCurrentStream();
@@ -237,6 +238,8 @@ absl::Status CapturedStep::Capture() {
   absl::Status status = CheckAlike();
   if (status.ok()) status = AwaitDevice();
   if (status.ok()) status = CaptureHere();
+  // What was done on the captured stream around the capture comes first.
+  status.Update(TorchToStatus(kWhat, [&] { stream_.BlockCurrentStream(); }));
   const absl::Status agreed = comm::Agree(sharded.communicator(), status, kWhat,
                                           absl::Now() + runtime.timeout());
   if (!agreed.ok()) {

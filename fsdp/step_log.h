@@ -17,7 +17,6 @@ struct StepRecord {
   // Of each flat parameter of the unit, afterwards; null for none.
   std::vector<const void*> gathered = {};
   std::vector<const void*> reduced = {};
-  std::vector<const void*> gradients = {};  // of shards
   // The host has read from the device which parameters other ranks have used.
   bool read_flags = false;
 };

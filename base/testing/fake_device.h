@@ -44,8 +44,8 @@ class FakeDevice {
   // device to PrivateUse1.
   static void Move(const std::vector<at::Tensor>& tensors);
 
-  // Forgets races, host waits, calls and accesses, but not which memory a
-  // caching allocator has; the peak becomes what is in use.
+  // Forgets races, host waits, calls and accesses; the peak becomes what is in
+  // use.
   static void Reset();
 
   // One line for each pair of operations: both, their streams, their labels.
@@ -59,9 +59,6 @@ class FakeDevice {
     int64_t events_recorded = 0;
     int64_t event_waits = 0;  // of streams
     int64_t allocations = 0;
-    // Of these, those that a caching allocator, which keeps what is freed by
-    // stream and size in units of 512 bytes, would ask the driver for.
-    int64_t new_memory = 0;
   };
   static Calls calls();
   static int64_t bytes_in_use();

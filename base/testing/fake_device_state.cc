@@ -109,27 +109,11 @@ c10::DataPtr State::Adopt(c10::DataPtr memory, size_t bytes) {
     order_.Access(allocation->actor, {allocation->range}, /*writes=*/true,
                   Named("allocate"));
     allocations_[allocation->range.begin] = allocation;
-    CountAllocation(*allocation);
+    ++calls_.allocations;
     in_use_ += static_cast<int64_t>(bytes);
     peak_ = std::max(peak_, in_use_);
   }
   return c10::DataPtr(data, allocation, &Free, TheDevice());
-}
-
-std::pair<int, uintptr_t> State::CacheKey(const Allocation& allocation) {
-  constexpr uintptr_t kUnit = 512;
-  const uintptr_t bytes = allocation.range.end - allocation.range.begin;
-  return {allocation.actor, (bytes + kUnit - 1) / kUnit};
-}
-
-void State::CountAllocation(const Allocation& allocation) {
-  ++calls_.allocations;
-  int64_t& cached = cached_[CacheKey(allocation)];
-  if (cached > 0) {
-    --cached;
-  } else {
-    ++calls_.new_memory;
-  }
 }
 
 void State::Free(void* pointer) {
@@ -148,7 +132,6 @@ void State::Free(void* pointer) {
     }
     state.order_.Free(allocation->actor, range, spared, Named("free"));
     state.allocations_.erase(range.begin);
-    ++state.cached_[CacheKey(*allocation)];
     state.in_use_ -= static_cast<int64_t>(range.end - range.begin);
   }
   delete allocation;

@@ -16,7 +16,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/string_view.h"
@@ -138,8 +137,6 @@ class State {
   [[noreturn]] void Refuse(absl::string_view what);
   void CheckHostMayWait(const Point& event, absl::string_view what);
   static void FreePinned(void* allocation);
-  void CountAllocation(const Allocation& allocation);
-  static std::pair<int, uintptr_t> CacheKey(const Allocation& allocation);
   void ForgetHostMemoryThatWent();
 
   std::mutex mutex_;
@@ -149,8 +146,6 @@ class State {
   std::vector<HostMemory> host_memory_;
   std::vector<std::string> host_waits_;
   FakeDevice::Calls calls_;
-  // What a caching allocator has: pieces by stream and size.
-  std::map<std::pair<int, uintptr_t>, int64_t> cached_;
   int64_t in_use_ = 0;
   int64_t peak_ = 0;
   int stalls_ = 0;
