@@ -2,7 +2,10 @@
 #ifndef FSDP_CAPTURABLE_OPTIMIZER_H_
 #define FSDP_CAPTURABLE_OPTIMIZER_H_
 
+#include <cstdint>
+
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 
 namespace fsdp {
 
@@ -19,15 +22,15 @@ class CapturableOptimizer {
 
   // Between these, step() is captured. All that it allocates was allocated by
   // an earlier one; FailedPrecondition from step() otherwise. It counts when it
-  // is replayed.
-  virtual absl::Status BeginCapture() = 0;
+  // is replayed. The number of the capture, by which it is replayed.
+  virtual absl::StatusOr<int64_t> BeginCapture() = 0;
   virtual void EndCapture() = 0;
 
   // Gives the current stream the learning rates of now and the numbers of the
   // step that comes, for one replay behind it. States that were loaded since
   // are taken up. FailedPrecondition, naming it, where something else has
-  // changed since the capture.
-  virtual absl::Status PrepareReplay() = 0;
+  // changed since the capture, or `capture` is not the last.
+  virtual absl::Status PrepareReplay(int64_t capture) = 0;
   // That the replay is given to the device.
   virtual void CountReplay() = 0;
 };

@@ -19,8 +19,10 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "base/status_error.h"
+#include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "fsdp/fused_rule.h"
 #include "fsdp/fused_stepper.h"
@@ -220,10 +222,13 @@ void FusedOptimizer<Base, Options>::KeepRatesOnDevice() {
 }
 
 template <typename Base, typename Options>
-absl::Status FusedOptimizer<Base, Options>::BeginCapture() {
-  return TorchToStatus("beginning to capture optimizer steps", [&] {
-    ThrowIfError(stepper_->BeginCapture(this->param_groups_, this->state_));
-  });
+absl::StatusOr<int64_t> FusedOptimizer<Base, Options>::BeginCapture() {
+  absl::StatusOr<int64_t> capture;
+  FSDP_RETURN_IF_ERROR(
+      TorchToStatus("beginning to capture optimizer steps", [&] {
+        capture = stepper_->BeginCapture(this->param_groups_, this->state_);
+      }));
+  return capture;
 }
 
 template <typename Base, typename Options>
@@ -232,9 +237,10 @@ void FusedOptimizer<Base, Options>::EndCapture() {
 }
 
 template <typename Base, typename Options>
-absl::Status FusedOptimizer<Base, Options>::PrepareReplay() {
+absl::Status FusedOptimizer<Base, Options>::PrepareReplay(int64_t capture) {
   return TorchToStatus("replaying an optimizer step", [&] {
-    ThrowIfError(stepper_->PrepareReplay(this->param_groups_, this->state_));
+    ThrowIfError(
+        stepper_->PrepareReplay(capture, this->param_groups_, this->state_));
   });
 }
 

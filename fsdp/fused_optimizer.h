@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "fsdp/capturable_optimizer.h"
 #include "fsdp/fused_stepper.h"
@@ -72,9 +73,9 @@ class FusedOptimizer final : public Base,
 
   // See capturable_optimizer.h; CapturedStep calls them.
   void KeepRatesOnDevice() override;
-  absl::Status BeginCapture() override;
+  absl::StatusOr<int64_t> BeginCapture() override;
   void EndCapture() override;
-  absl::Status PrepareReplay() override;
+  absl::Status PrepareReplay(int64_t capture) override;
   void CountReplay() override;
 
   void save(torch::serialize::OutputArchive& archive) const override;

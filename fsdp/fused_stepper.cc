@@ -123,6 +123,7 @@ absl::Status FusedStepper::Arrange(const Groups& groups,
     }
   }
   arranged_.clear();
+  captured_.parameters.clear();  // what it used is gone
   batches_.clear();
   places_.clear();
   spaces_.clear();

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "fsdp/fused_rule.h"
 #include "fsdp/fused_runs.h"
@@ -56,9 +57,11 @@ class FusedStepper {
   // See CapturableOptimizer. Between a capture and its replays groups have the
   // same parameters.
   void KeepRatesOnDevice() { rates_on_device_ = true; }
-  absl::Status BeginCapture(const Groups& groups, OptimizerStates& states);
+  absl::StatusOr<int64_t> BeginCapture(const Groups& groups,
+                                       OptimizerStates& states);
   void EndCapture(OptimizerStates& states);
-  absl::Status PrepareReplay(const Groups& groups, OptimizerStates& states);
+  absl::Status PrepareReplay(int64_t capture, const Groups& groups,
+                             OptimizerStates& states);
   void CountReplay(OptimizerStates& states);
 
   // Moves states that lie in memory to where they rest, and adds those that an
@@ -88,6 +91,7 @@ class FusedStepper {
     at::Tensor step;  // where it reads the number
   };
   struct CapturedStep {
+    int64_t number = 0;  // of all captures, from 1 on
     bool is_under_way = false;
     // Of the groups.
     std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> options;

@@ -37,11 +37,13 @@ const at::Tensor& FusedStepper::RateOf(Batch& batch,
   return batch.rate;
 }
 
-absl::Status FusedStepper::BeginCapture(const Groups& groups,
-                                        OptimizerStates& states) {
+absl::StatusOr<int64_t> FusedStepper::BeginCapture(const Groups& groups,
+                                                   OptimizerStates& states) {
   const c10::NoGradGuard no_grad;
   FSDP_RETURN_IF_ERROR(Arrange(groups, states));
+  const int64_t number = captured_.number + 1;
   captured_ = CapturedStep();
+  captured_.number = number;
   captured_.parameters = arranged_;
   for (const OptimizerParamGroup& group : groups) {
     captured_.options.push_back(group.options().clone());
@@ -63,7 +65,7 @@ absl::Status FusedStepper::BeginCapture(const Groups& groups,
     RateOf(batch, groups[batch.group].options());
   }
   captured_.is_under_way = true;
-  return absl::OkStatus();
+  return number;
 }
 
 // Those of the stretch that is being stepped.
@@ -143,9 +145,14 @@ absl::Status FusedStepper::TakeUpCaptured(CapturedState& captured,
   return absl::OkStatus();
 }
 
-absl::Status FusedStepper::PrepareReplay(const Groups& groups,
+absl::Status FusedStepper::PrepareReplay(int64_t capture, const Groups& groups,
                                          OptimizerStates& states) {
   const c10::NoGradGuard no_grad;
+  if (capture != captured_.number) {
+    return absl::FailedPreconditionError(
+        "the optimizer's step was captured again since, by another "
+        "CapturedStep: one of them at a time can be replayed");
+  }
   FSDP_RETURN_IF_ERROR(CheckUnchanged(groups));
   for (CapturedState& captured : captured_.states) {
     FSDP_RETURN_IF_ERROR(TakeUpCaptured(captured, states));

@@ -582,6 +582,8 @@ bool GradientBuffer::Take(absl::Span<const at::Tensor> gradients) {
     const bool is_trained = parameter_->ShardSlice(i).requires_grad();
     if (is_trained && gradients[i].defined()) TakeOne(i, gradients[i]);
   }
+  // What gradients of another kind of backward have left.
+  if (shard_gradient_.defined()) DropUnusedGradient();
   return true;
 }
 

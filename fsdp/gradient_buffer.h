@@ -27,6 +27,9 @@ namespace fsdp {
 struct GradientScaling {
   double before = 1;
   double after = 1;
+  // Only because the communicator's sum is faster so: whoever sums otherwise
+  // gets the gradients as they are.
+  bool before_for_speed = false;
 };
 
 // The scaling for a mean over `ranks`: all of it afterwards, or for fp16, where
@@ -82,6 +85,7 @@ class GradientBuffer {
 
   const GradientBufferOptions& options() const { return options_; }
   void SetScaling(GradientScaling scaling) { options_.scaling = scaling; }
+  const GradientScaling& scaling() const { return options_.scaling; }
 
   // Of what is trained now, and of what `with` has; null for nothing. The same
   // object as long as it is the same layout.

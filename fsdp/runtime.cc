@@ -485,7 +485,11 @@ void Runtime::ChooseStreams() {
   bool any = false;
   for (int unit = 0; unit < num_units(); ++unit) {
     for (int i = 0; i < num_flats(unit); ++i) {
-      if (!TakesGradients(unit, i)) reduces_beside_[unit] = any = true;
+      const GradientBuffer& buffer = flats_[unit][i].gradient_buffer;
+      const bool takes = IsAlone(unit) && buffer.TakesGradients();
+      if (!takes && buffer.shard_bytes() > 0) {
+        reduces_beside_[unit] = any = true;
+      }
     }
   }
   if (any && hooks_.step) reduces_beside_.assign(num_units(), true);
@@ -493,7 +497,18 @@ void Runtime::ChooseStreams() {
 
 void Runtime::SetHooks(RuntimeHooks hooks) {
   hooks_ = std::move(hooks);
+  if (hooks_.reduce_scatter || hooks_.all_reduce) ScaleAfterSums();
   ChooseStreams();
+}
+
+void Runtime::ScaleAfterSums() {
+  for (std::vector<Flat>& flats : flats_) {
+    for (Flat& flat : flats) {
+      const GradientScaling scaling = flat.gradient_buffer.scaling();
+      if (!scaling.before_for_speed) continue;
+      flat.gradient_buffer.SetScaling({1, scaling.before * scaling.after});
+    }
+  }
 }
 
 // Whether the unit's gradients are those of this rank.

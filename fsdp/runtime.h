@@ -155,11 +155,9 @@ class Runtime {
   int64_t shard_gradient_bytes(int unit, int i) const {
     return flats_[unit][i].gradient_buffer.shard_bytes();
   }
-  // Whether its gradients become those of the shard without a buffer, but where
-  // some were kept whole.
-  bool TakesGradients(int unit, int i) const {
-    return IsAlone(unit) && flats_[unit][i].gradient_buffer.TakesGradients();
-  }
+  // Whether the unit's gradients become those of the shards without a buffer,
+  // but where some were kept whole, or are of another dtype.
+  bool TakesGradients(int unit) const { return !reduces_beside_[unit]; }
   const SharedFlat& shared(int unit, int i) const {
     return flats_[unit][i].shared;
   }
@@ -278,6 +276,7 @@ class Runtime {
   absl::Status Shrink(int unit);
   bool IsAlone(int unit) const;
   void ChooseStreams();
+  void ScaleAfterSums();
   // Bytes, or nothing: the pool's from now on.
   void AdoptGradient(const at::Tensor& memory);
   // Makes the stream of reductions the current one, behind what is given.

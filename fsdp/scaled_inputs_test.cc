@@ -23,6 +23,7 @@
 #include "comm/forwarding_communicator.h"
 #include "comm/mesh.h"
 #include "comm/testing/run_ranks.h"
+#include "fsdp/comm_hooks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/gradient_sync.h"
 #include "fsdp/options.h"
@@ -153,6 +154,14 @@ absl::Status ByAHook(Model& model, const std::function<at::Tensor()>& loss) {
   return TwoBackwards(model, loss);
 }
 
+// Gradients so small that fp16 loses bits of them, and more of their quarter.
+absl::Status ByAHookInHalf(Model& model,
+                           const std::function<at::Tensor()>& loss) {
+  FSDP_RETURN_IF_ERROR(model->SetReductionHooks(
+      CompressedReduceScatter(at::kHalf), /*all_reduce=*/nullptr));
+  return model->Backward(loss() * 1e-5);
+}
+
 std::vector<Training> Trainings() {
   const auto hybrid = [](Options& options) {
     options.unit.strategy = ShardingStrategy::kHybridShard;
@@ -180,6 +189,7 @@ std::vector<Training> Trainings() {
       {"Hybrid", hybrid, OneKeptWhole, {}},
       {"SumsKept", hybrid, OneKeptAsSums, {}},
       {"Hook", {}, ByAHook, {}},
+      {"HookInHalf", {}, ByAHookInHalf, {}},
       {"Quantized", quantize, TwoBackwards, {}},
       {"BFloat16", reduce_in(at::kBFloat16), OneKeptWhole},
       {"Half", reduce_in(at::kHalf), OneKeptWhole, {0.5}},

@@ -209,6 +209,8 @@ class ShardedModel final : public BackwardListener,
   // FailedPrecondition inside a forward, a backward or a scope of full
   // parameters, and where NoSync() has left gradients. Frees what is gathered.
   absl::Status PrepareCapturedStep();
+  // The check of the order of steps that is under way. Collective.
+  absl::Status FinishOrder();
   // PrepareCapturedStep(), the device having done all that it was given. Until
   // EndCapture() a failure aborts nothing, since nothing has been sent.
   absl::Status BeginCapture();

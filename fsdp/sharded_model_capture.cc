@@ -87,12 +87,14 @@ absl::Status ShardedModel::PrepareCapturedStep() {
   return any_gathered ? ReleaseUnsharded() : absl::OkStatus();
 }
 
+absl::Status ShardedModel::FinishOrder() {
+  if (order_check_ == nullptr) return absl::OkStatus();
+  const auto check = std::exchange(order_check_, nullptr);
+  return FinishOrderCheck(*check);
+}
+
 absl::Status ShardedModel::BeginCapture() {
   FSDP_RETURN_IF_ERROR(PrepareCapturedStep());
-  if (order_check_ != nullptr) {
-    const auto check = std::exchange(order_check_, nullptr);
-    FSDP_RETURN_IF_ERROR(FinishOrderCheck(*check));
-  }
   runtime_->BeginAlike();
   runtime_->ForgetEarlierSteps();
   captures_ = true;

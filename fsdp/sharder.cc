@@ -66,7 +66,8 @@ std::string FreedText(const Unit& unit) {
 }
 
 // A group that prefers scaled inputs adds them up as they are. In fp16 all of
-// the factor before the sum would lose small gradients.
+// the factor before the sum would lose small gradients; so it would in hooks
+// that reduce in fp16, for which the Runtime puts it behind the sum.
 GradientScaling ScalingOf(const Options& options,
                           const comm::Communicator& world,
                           c10::ScalarType reduce_dtype) {
@@ -75,7 +76,7 @@ GradientScaling ScalingOf(const Options& options,
   const bool all_before = world.PrefersScaledInputs() &&
                           reduce_dtype != c10::ScalarType::Half &&
                           !options.gradient_predivide_factor.has_value();
-  if (all_before) return {1 / factor, 1};
+  if (all_before) return {1 / factor, 1, /*before_for_speed=*/true};
   const double before = options.gradient_predivide_factor.value_or(
       1 / MeanOver(ranks, reduce_dtype).before);
   return {1 / before, before / factor};

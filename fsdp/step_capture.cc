@@ -95,14 +95,24 @@ absl::StatusOr<at::Tensor> CapturedStep::Run(const Inputs& inputs) {
 
 absl::Status CapturedStep::RunOrReplay(const Inputs& inputs) {
   FSDP_RETURN_IF_ERROR(failure_);
-  FSDP_RETURN_IF_ERROR(model_.sharded_model().PrepareCapturedStep());
-  FSDP_RETURN_IF_ERROR(TakeInputs(inputs));
-  if (!is_captured_ && steps_ < options_.warm_up_steps) return WarmUp();
-  if (!is_captured_) {
+  absl::Status ready = model_.sharded_model().PrepareCapturedStep();
+  if (ready.ok()) ready = TakeInputs(inputs);
+  const bool captures = !is_captured_ && steps_ >= options_.warm_up_steps;
+  // Before a capture, ranks whose call is refused tell the others.
+  if (captures) ready = Agree(ready);
+  FSDP_RETURN_IF_ERROR(ready);
+  if (!captures && !is_captured_) return WarmUp();
+  if (captures) {
     failure_ = Capture();
     FSDP_RETURN_IF_ERROR(failure_);
   }
   return Replay();
+}
+
+absl::Status CapturedStep::Agree(const absl::Status& mine) {
+  ShardedModel& sharded = model_.sharded_model();
+  return comm::Agree(sharded.communicator(), mine, kWhat,
+                     absl::Now() + sharded.runtime().timeout());
 }
 
 void CapturedStep::Recapture() {
@@ -117,6 +127,7 @@ absl::Status CapturedStep::TakeInputs(const Inputs& inputs) {
   const c10::NoGradGuard no_grad;
   const c10::Device device = model_.sharded_model().runtime().device();
   const bool is_first = inputs_.empty();
+  Inputs own = inputs_;
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (!inputs[i].defined()) {
       return absl::InvalidArgumentError(
@@ -132,17 +143,17 @@ absl::Status CapturedStep::TakeInputs(const Inputs& inputs) {
     for (size_t i = 0; i < inputs.size(); ++i) {
       const at::Tensor& input = inputs[i];
       if (is_first) {
-        inputs_.push_back(
-            at::empty_like(input, input.options().device(device)));
-      } else if (input.sizes() != inputs_[i].sizes() ||
-                 input.scalar_type() != inputs_[i].scalar_type()) {
+        own.push_back(at::empty_like(input, input.options().device(device)));
+      } else if (input.sizes() != own[i].sizes() ||
+                 input.scalar_type() != own[i].scalar_type()) {
         ThrowIfError(absl::InvalidArgumentError(absl::StrCat(
             "input ", i, " of a captured step is ", SizesAndDtype(input),
-            ", and in its first call was ", SizesAndDtype(inputs_[i]),
+            ", and in its first call was ", SizesAndDtype(own[i]),
             ": what is captured has one size")));
       }
-      inputs_[i].copy_(input, /*non_blocking=*/true);
+      own[i].copy_(input, /*non_blocking=*/true);
     }
+    inputs_ = std::move(own);
   });
 }
 
@@ -161,9 +172,9 @@ absl::Status CapturedStep::WarmUp() {
   }
   stream_.BlockCurrentStream();
   runtime.SetStepLog(nullptr);
-  FSDP_RETURN_IF_ERROR(status);
-  ++steps_;
-  return absl::OkStatus();
+  // Those that are compared follow one another.
+  steps_ = status.ok() ? steps_ + 1 : 0;
+  return status;
 }
 
 // On the current stream.
@@ -231,17 +242,17 @@ absl::Status CapturedStep::AwaitDevice() {
       "the device has not done the steps before the capture at the deadline");
 }
 
-// What ranks do from one agreement to the next is local.
+// All ranks capture or none: NCCL may register memory across ranks while its
+// operations are captured.
 absl::Status CapturedStep::Capture() {
-  ShardedModel& sharded = model_.sharded_model();
-  Runtime& runtime = sharded.runtime();
-  absl::Status status = CheckAlike();
+  absl::Status status = model_.sharded_model().FinishOrder();
+  if (status.ok()) status = CheckAlike();
   if (status.ok()) status = AwaitDevice();
-  if (status.ok()) status = CaptureHere();
+  FSDP_RETURN_IF_ERROR(Annotate(Agree(status), kWhat));
+  status = CaptureHere();
   // What was done on the captured stream around the capture comes first.
   status.Update(TorchToStatus(kWhat, [&] { stream_.BlockCurrentStream(); }));
-  const absl::Status agreed = comm::Agree(sharded.communicator(), status, kWhat,
-                                          absl::Now() + runtime.timeout());
+  const absl::Status agreed = Agree(status);
   if (!agreed.ok()) {
     graph_->Reset();
     return Annotate(agreed, kWhat);
@@ -255,19 +266,23 @@ absl::Status CapturedStep::CaptureHere() {
   ShardedModel& sharded = model_.sharded_model();
   FSDP_RETURN_IF_ERROR(sharded.BeginCapture());
   const SideStream::Scope scope(stream_);
-  absl::Status status = optimizer_.BeginCapture();
+  const absl::StatusOr<int64_t> capture = optimizer_.BeginCapture();
+  absl::Status status = capture.status();
+  if (status.ok()) optimizer_capture_ = *capture;
   if (status.ok()) status = graph_->BeginCapture();
   if (status.ok()) status = Record();
   if (status.ok()) status = graph_->EndCapture();
   optimizer_.EndCapture();
   // What is in flight is waited for in the capture that it is of.
   sharded.EndCapture(status.ok());
-  if (status.ok()) return CheckGradients();
+  if (status.ok()) status = CheckGradients();
+  if (status.ok()) return status;
   graph_->Reset();
-  // Those that the step has begun to make.
+  // Those that the step has made, of which nothing was computed.
   const std::vector<NamedShard>& shards = model_.NamedShards();
   for (size_t i = 0; i < shards.size(); ++i) {
-    if (gradients_[i] == nullptr) shards[i].shard.mutable_grad().reset();
+    at::Tensor& gradient = shards[i].shard.mutable_grad();
+    if (AddressOf(gradient) != gradients_[i]) gradient.reset();
   }
   return status;
 }
@@ -288,27 +303,34 @@ void CapturedStep::Pin() {
   memory_ = model_.sharded_model().runtime().StepMemory();
   shards_.clear();
   for (const NamedShard& named : model_.NamedShards()) {
-    shards_.push_back({named.shard, AddressOf(named.shard)});
+    shards_.push_back(
+        {named.shard, AddressOf(named.shard), named.shard.requires_grad()});
   }
 }
 
 absl::Status CapturedStep::CheckPlaces() const {
   const std::vector<NamedShard>& shards = model_.NamedShards();
   for (size_t i = 0; i < shards_.size(); ++i) {
-    if (AddressOf(shards[i].shard) == shards_[i].address &&
-        shards[i].shard.requires_grad() == shards_[i].tensor.requires_grad()) {
-      continue;
+    const Pinned& then = shards_[i];
+    const at::Tensor& now = shards[i].shard;
+    if (AddressOf(now) != then.address) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("the shard of ", shards[i].name,
+                       " lies elsewhere than when a step was captured"));
     }
-    return absl::FailedPreconditionError(
-        absl::StrCat("the shard of ", shards[i].name,
-                     " lies elsewhere than when a step was captured"));
+    if (now.requires_grad() != then.requires_grad) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          shards[i].name, " is ", then.requires_grad ? "frozen" : "trainable",
+          " and was not when a step was captured"));
+    }
   }
   return CheckGradients();
 }
 
 absl::Status CapturedStep::Replay() {
   const absl::Status unchanged = CheckPlaces();
-  absl::Status status = unchanged.ok() ? optimizer_.PrepareReplay() : unchanged;
+  absl::Status status =
+      unchanged.ok() ? optimizer_.PrepareReplay(optimizer_capture_) : unchanged;
   if (!status.ok()) {
     return Annotate(status,
                     "replaying a captured step, which Recapture() "

@@ -53,8 +53,10 @@ struct CaptureOptions {
 // calls the model is as between steps: state dicts, evaluation and steps that
 // are not captured see what replays have done, given to the stream of Run().
 //
-// A replay's collectives have no deadline of their own: whoever waits for its
-// loss needs one. Used by the model's thread.
+// Gradients of before are overwritten by the next replay, whoever has kept
+// them. A replay's collectives have no deadline of their own: whoever waits for
+// its loss needs one, also where one rank alone was refused a replay. Used by
+// the model's thread.
 class CapturedStep {
  public:
   using Inputs = std::vector<at::Tensor>;
@@ -74,9 +76,10 @@ class CapturedStep {
   ~CapturedStep();
 
   // One step with copies of `inputs`, which have the sizes and dtypes of the
-  // first call's. Returns a tensor of this object's own, which the next call
-  // overwrites. The first warm_up_steps run as they are, the next one is
-  // captured, on all ranks or on none, and replayed at once, and so are all
+  // first call's; the device reads page-locked ones of the host later, as
+  // copy_(input, true) does. Returns a tensor of this object's own, which the
+  // next call overwrites. The first warm_up_steps run as they are, the next one
+  // is captured, on all ranks or on none, and replayed at once, and so are all
   // that follow. Collective.
   //
   // Errors of a step that runs are the step's. FailedPrecondition:
@@ -97,6 +100,7 @@ class CapturedStep {
   struct Pinned {
     at::Tensor tensor;
     const void* address;
+    bool requires_grad;
   };
 
   CapturedStep(ShardedModuleBase& model, CapturableOptimizer& optimizer,
@@ -104,6 +108,7 @@ class CapturedStep {
                std::unique_ptr<DeviceGraph> graph);
 
   absl::Status RunOrReplay(const Inputs& inputs);
+  absl::Status Agree(const absl::Status& mine);
   absl::Status TakeInputs(const Inputs& inputs);
   absl::Status WarmUp();
   absl::Status CallStep();
@@ -133,6 +138,7 @@ class CapturedStep {
   StepLog last_;
   StepLog before_last_;
   std::vector<at::Tensor> memory_;  // that replays use
+  int64_t optimizer_capture_ = 0;
   std::vector<Pinned> shards_;
   std::vector<const void*> gradients_;  // before and after a step
 };

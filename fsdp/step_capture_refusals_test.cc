@@ -334,6 +334,45 @@ TEST_F(StepCaptureRefusalsTest, InputsOfAnotherSize) {
   EXPECT_OK(Run());
 }
 
+TEST_F(StepCaptureRefusalsTest, InputsOfAnotherSizeWhereAStepWouldBeCaptured) {
+  Start();
+  RunUpTo(0);
+  EXPECT_THAT(step_->Run({Training::Batch(0).narrow(0, 0, 2)}).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("input 0 of a captured step is [2, 6]")));
+  EXPECT_OK(Run());
+  EXPECT_EQ(step_->replays(), 1);
+}
+
+TEST_F(StepCaptureRefusalsTest, ParametersThatAreFrozenOrNoMore) {
+  for (const bool trainable : {false, true}) {
+    Start();
+    const std::string name = training_->model->NamedShards().back().name;
+    ASSERT_OK(training_->model->SetTrainable(name, !trainable));
+    RunUpTo(1);
+    ASSERT_OK(training_->model->SetTrainable(name, trainable));
+    const at::Tensor& shard = training_->model->NamedShards().back().shard;
+    const at::Tensor before = shard.detach().cpu().clone();
+    EXPECT_THAT(Run(), StatusIs(kRefused,
+                                HasSubstr(name + (trainable ? " is trainable"
+                                                            : " is frozen"))));
+    EXPECT_TRUE(at::equal(shard.detach().cpu(), before));
+    ASSERT_OK(training_->model->SetTrainable(name, !trainable));
+    EXPECT_OK(Run());
+  }
+}
+
+TEST_F(StepCaptureRefusalsTest, AnOptimizerThatWasCapturedAgain) {
+  Start();
+  RunUpTo(1);
+  const std::unique_ptr<CapturedStep> first = std::move(step_);
+  RunUpTo(1);
+  EXPECT_THAT(
+      first->Run({Training::Batch(0)}).status(),
+      StatusIs(kRefused, HasSubstr("captured again since, by another")));
+  EXPECT_OK(Run());
+}
+
 TEST_F(StepCaptureRefusalsTest, OptionsThatChange) {
   Start();
   RunUpTo(1);

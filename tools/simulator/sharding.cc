@@ -100,6 +100,8 @@ void AddUnit(const UnitShape& unit, const FlatLayout& layout,
   if (!is_shard) bytes.unsharded = messages.gather;
   if (shape.part.size > 0) bytes.part = messages.gather / shape.part.size;
   bytes.reduce_buffer = messages.reduce;
+  bytes.takes_gradients = is_shard && shape.replicate.size == 1 &&
+                          options.reduce_bytes == options.stored_bytes;
 }
 
 }  // namespace
