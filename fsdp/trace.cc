@@ -3,6 +3,7 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/record_function.h>
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -28,14 +29,27 @@ namespace {
 // What this thread records into.
 thread_local std::shared_ptr<TraceBuffer> current;
 
+int64_t SteadyNanos() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+// Since 1970, by the system's clock when it is first asked. That clock may go
+// back afterwards, and spans with it would overlap.
+int64_t NowNanos() {
+  static const int64_t begin = absl::GetCurrentTimeNanos() - SteadyNanos();
+  return begin + SteadyNanos();
+}
+
 void Begin(TraceScope scope, absl::string_view name) {
-  current->Begin(scope, name, absl::GetCurrentTimeNanos());
+  current->Begin(scope, name, NowNanos());
 }
 
 // Of a scope that began with `buffer` as the current one.
 void End(const TraceBuffer* buffer) {
   if (buffer == nullptr || buffer != current.get()) return;
-  current->End(absl::GetCurrentTimeNanos());
+  current->End(NowNanos());
 }
 
 // ShardedModel gives the sizes of the unit to the scopes of its events.
@@ -94,9 +108,7 @@ absl::StatusOr<std::unique_ptr<Trace>> Trace::Start(
 }
 
 Trace::Trace(int rank, std::shared_ptr<TraceBuffer> buffer)
-    : rank_(rank),
-      start_ns_(absl::GetCurrentTimeNanos()),
-      buffer_(std::move(buffer)) {}
+    : rank_(rank), start_ns_(NowNanos()), buffer_(std::move(buffer)) {}
 
 Trace::~Trace() { Stop(); }
 

@@ -275,8 +275,9 @@ TEST(TraceTest, NothingIsRecordedOutsideATrace) {
   }
   trace->Stop();
   { const TraceSpan after("after"); }
-  ASSERT_OK_AND_ASSIGN(const std::vector<Event> events,
-                       ReadEvents(TraceFile({trace->Events(0, 0)})));
+  ASSERT_OK_AND_ASSIGN(
+      const std::vector<Event> events,
+      ReadEvents(TraceFile({trace->Events(trace->start_ns(), 0)})));
   EXPECT_EQ(Outline(events, 0), "inside\n");
 }
 
@@ -285,8 +286,9 @@ TEST(TraceTest, ATraceCanFollowAnother) {
     ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Trace> trace, Trace::Start({}));
     RECORD_USER_SCOPE("unfinished");
     { RECORD_USER_SCOPE("finished"); }
-    ASSERT_OK_AND_ASSIGN(const std::vector<Event> events,
-                         ReadEvents(TraceFile({trace->Events(0, 0)})));
+    ASSERT_OK_AND_ASSIGN(
+        const std::vector<Event> events,
+        ReadEvents(TraceFile({trace->Events(trace->start_ns(), 0)})));
     EXPECT_EQ(Outline(events, 0), "finished\n");
   }
 }
@@ -320,7 +322,8 @@ TEST(TraceTest, TheOldestSpansGoWhenThereIsNoRoom) {
                        Trace::Start({0, /*capacity=*/2}));
   for (int i = 0; i < 5; ++i) const TraceSpan span(absl::StrCat("span ", i));
   EXPECT_EQ(trace->num_dropped(), 3);
-  const std::string text = TraceFile({trace->Events(0, 0)});
+  // Since 1970 nanoseconds would be too many for a double.
+  const std::string text = TraceFile({trace->Events(trace->start_ns(), 0)});
   ASSERT_OK_AND_ASSIGN(const std::vector<Event> events, ReadEvents(text));
   EXPECT_EQ(Outline(events, 0), "span 3\nspan 4\n");
   EXPECT_THAT(text, HasSubstr("\"dropped\":3"));
