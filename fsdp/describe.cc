@@ -121,7 +121,7 @@ UnitBytes BytesOf(const Runtime& runtime, int unit) {
     const bool computes_in_dtype_of_gradients =
         flat.compute_dtype() == runtime.gradients(unit)[i].gradient_dtype;
     bytes.takes_gradients &=
-        computes_in_dtype_of_gradients && runtime.TakesGradients(unit);
+        computes_in_dtype_of_gradients && runtime.TakesGradients(unit, i);
     bytes.reduce_parts.push_back(runtime.reduce_buffer_bytes(unit, i));
     if (runtime.gradients(unit)[i].memory != nullptr) continue;
     bytes.gradient += runtime.shard_gradient_bytes(unit, i);

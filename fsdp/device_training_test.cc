@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
@@ -31,6 +30,7 @@ using ::fsdp::testing::DeviceProgram;
 using ::fsdp::testing::DevicePrograms;
 using ::fsdp::testing::FakeDevice;
 using ::fsdp::testing::MakeNet;
+using ::fsdp::testing::NameOfCase;
 using ::fsdp::testing::NetImpl;
 using ::fsdp::testing::TrainingDevice;
 using ::fsdp::testing::TrainOnDevice;
@@ -88,10 +88,7 @@ INSTANTIATE_TEST_SUITE_P(
     All, DeviceTrainingTest,
     ::testing::Combine(::testing::ValuesIn(DevicePrograms()),
                        ::testing::Values(1, 2, 3, 5)),
-    [](const auto& info) {
-      return absl::StrCat(std::get<0>(info.param).name, "Of",
-                          std::get<1>(info.param));
-    });
+    [](const auto& info) { return NameOfCase(info.param); });
 
 TEST(OffloadedDeviceTest, SteppedOnTheHostHasTheBitsOfAnOptimizerOnTheCpu) {
   std::vector<std::string> waits;

@@ -521,7 +521,8 @@ absl::Status GradientBuffer::AccumulateMean(const ReduceBuffer& buffer) {
     case Present::kOurs:
       gradient.add_(reduced, scale);
       break;
-    default:
+    case Present::kMixed:
+    case Present::kOthers:
       for (int i : layout.parameters()) AccumulateSlice(i, reduced, scale);
       break;
   }

@@ -379,6 +379,53 @@ TEST(PartlyTrainedReplicasTest, GradientsAreTheMeanOverAll) {
       }));
 }
 
+// No rank takes its own gradients for those of all, where nothing of the unit
+// was trained when the model was sharded and nothing is left to divide.
+absl::Status CheckThawed(const comm::Mesh& mesh, ShardingStrategy strategy,
+                         Communicator& communicator) {
+  Options options = LayerUnits({});
+  options.unit.strategy = strategy;
+  options.gradient_divide_factor = 1;
+  auto net = std::make_shared<Net>();
+  SetTrained(*net, IsLora);  // the root's unit has no such parameter
+  FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<Net> model,
+                        FullyShard(net, mesh, options));
+  const int ranks = communicator.world_size();
+  Plain plain(ranks);
+  for (const int turn : {0, 1}) {
+    const Trains trains = turn == 0 ? IsLora : IsAny;
+    for (const NamedShard& named : model->NamedShards()) {
+      FSDP_RETURN_IF_ERROR(model->SetTrainable(named.name, trains(named.name)));
+    }
+    plain.Backward(trains, turn);
+    const at::Tensor loss =
+        LossOf([&](const at::Tensor& x) { return model->forward(x); },
+               communicator.rank(), turn);
+    FSDP_RETURN_IF_ERROR(model->Backward(loss / ranks));
+    FSDP_RETURN_IF_ERROR(
+        CheckGradients(*model, plain, absl::StrCat("turn ", turn)));
+  }
+  return absl::OkStatus();
+}
+
+TEST(PartlyTrainedReplicasTest, WhatIsTrainedSinceIsTheSumOverAll) {
+  for (const int ranks : {1, 2, 3}) {
+    for (const ShardingStrategy strategy :
+         {ShardingStrategy::kNoShard, ShardingStrategy::kHybridShard,
+          ShardingStrategy::kHybridShardGradOp}) {
+      SCOPED_TRACE(absl::StrCat(ToString(strategy), " of ", ranks));
+      EXPECT_OK(comm::testing::RunAllRanks(
+          ranks, [&](Communicator& communicator) -> absl::Status {
+            FSDP_ASSIGN_OR_RETURN(
+                const comm::Mesh mesh,
+                comm::Mesh::Create(Unowned(communicator),
+                                   {{"replicate", ranks}, {"shard", 1}}));
+            return CheckThawed(mesh, strategy, communicator);
+          }));
+    }
+  }
+}
+
 // lora_a and lora_b are equally large, and so are what the ranks would send.
 TEST(PartlyTrainedErrorsTest, RanksThatTrainOthersAreRefused) {
   const std::vector<absl::Status> statuses =

@@ -478,19 +478,21 @@ void Runtime::EndOfBackward() {
 }
 
 // Gradients that are taken as they are, by all of a unit, are memory of the
-// stream that computes, and so is what becomes of them. Steps run on one
-// stream, whatever the unit: optimizers have memory of their own.
+// stream that computes, and so is what becomes of them. What a unit that is
+// alone does not train now reduces there too, should it be trained later. Steps
+// run on one stream, whatever the unit: optimizers have memory of their own.
 void Runtime::ChooseStreams() {
   reduces_beside_.assign(num_units(), false);
   bool any = false;
   for (int unit = 0; unit < num_units(); ++unit) {
-    for (int i = 0; i < num_flats(unit); ++i) {
-      const GradientBuffer& buffer = flats_[unit][i].gradient_buffer;
-      const bool takes = IsAlone(unit) && buffer.TakesGradients();
-      if (!takes && buffer.shard_bytes() > 0) {
-        reduces_beside_[unit] = any = true;
-      }
-    }
+    const bool stays =
+        IsAlone(unit) &&
+        std::all_of(flats_[unit].begin(), flats_[unit].end(),
+                    [](const Flat& flat) {
+                      return flat.gradient_buffer.shard_bytes() == 0 ||
+                             flat.gradient_buffer.TakesGradients();
+                    });
+    if (!stays) reduces_beside_[unit] = any = true;
   }
   if (any && hooks_.step) reduces_beside_.assign(num_units(), true);
 }
@@ -515,6 +517,11 @@ void Runtime::ScaleAfterSums() {
 bool Runtime::IsAlone(int unit) const {
   const Placement& placement = units_[unit].placement;
   return placement.shard->world_size() == 1 && placement.replicate == nullptr;
+}
+
+bool Runtime::TakesGradients(int unit, int i) const {
+  return IsAlone(unit) && !reduces_beside_[unit] &&
+         flats_[unit][i].gradient_buffer.TakesGradients();
 }
 
 // What becomes the gradient of a unit that is alone goes round: from one step's
@@ -592,8 +599,8 @@ absl::Status Runtime::FillReduceBuffer(int unit,
       own = gradients.subspan(first, count);
       first += count;
     }
-    const bool may_take =
-        !reduces_beside_[unit] && !own.empty() && !buffer.has_gradients();
+    const bool may_take = IsAlone(unit) && !reduces_beside_[unit] &&
+                          !own.empty() && !buffer.has_gradients();
     if (may_take && flat.gradient_buffer.Take(own)) {
       if (hooks_.step) awaiting_step_.insert(unit);
       continue;

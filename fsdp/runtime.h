@@ -155,9 +155,9 @@ class Runtime {
   int64_t shard_gradient_bytes(int unit, int i) const {
     return flats_[unit][i].gradient_buffer.shard_bytes();
   }
-  // Whether the unit's gradients become those of the shards without a buffer,
-  // but where some were kept whole, or are of another dtype.
-  bool TakesGradients(int unit) const { return !reduces_beside_[unit]; }
+  // Whether its gradients become those of the shard without a buffer, but where
+  // some were kept whole, or are of another dtype.
+  bool TakesGradients(int unit, int i) const;
   const SharedFlat& shared(int unit, int i) const {
     return flats_[unit][i].shared;
   }

@@ -19,10 +19,9 @@
 #include "comm/forwarding_communicator.h"
 #include "comm/mesh.h"
 #include "comm/testing/run_ranks.h"
-#include "flat_param/flat_parameter.h"
-#include "fsdp/gradient_buffer.h"
 #include "fsdp/runtime.h"
 #include "fsdp/schedule.h"
+#include "fsdp/testing/runtime_unit.h"
 #include "fsdp/testing/toy_model.h"
 #include "gtest/gtest.h"
 
@@ -32,8 +31,7 @@ namespace {
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::Mesh;
 using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::flat_param::FlatParameter;
-using ::fsdp::flat_param::NamedParameter;
+using ::fsdp::testing::UnitOf;
 using ::fsdp::testing::Unowned;
 
 constexpr int64_t kNumel = 11;
@@ -56,21 +54,8 @@ Group Count(std::shared_ptr<Communicator> base) {
 }
 
 RuntimeUnit UnitOn(const Communicator& world, Placement placement) {
-  std::vector<NamedParameter> parameters = {
-      {"p", {at::arange(kNumel, at::kFloat).set_requires_grad(true)}}};
-  const Communicator& group = *placement.shard;
-  auto layout =
-      *flat_param::LayoutOf(parameters, at::kFloat, group.world_size());
-  const at::Tensor flat = FlatParameter::Flatten(parameters, layout);
-  RuntimeUnit unit;
-  unit.name = "unit";
-  unit.flats.push_back(
-      std::make_unique<FlatParameter>(std::move(parameters), std::move(layout),
-                                      flat, group.rank(), at::kFloat, "freed"));
-  unit.gradients.push_back(
-      {at::kFloat, at::kFloat, MeanOver(world.world_size(), at::kFloat)});
-  unit.placement = std::move(placement);
-  return unit;
+  return UnitOf(at::arange(kNumel, at::kFloat).set_requires_grad(true),
+                std::move(placement), world);
 }
 
 // Gathers and reduces the units, of which some are replicated.

@@ -23,9 +23,9 @@
 #include "comm/mesh.h"
 #include "comm/testing/run_ranks.h"
 #include "flat_param/flat_parameter.h"
-#include "fsdp/gradient_buffer.h"
 #include "fsdp/runtime.h"
 #include "fsdp/schedule.h"
+#include "fsdp/testing/runtime_unit.h"
 #include "fsdp/testing/toy_model.h"
 #include "gtest/gtest.h"
 
@@ -36,8 +36,8 @@ using ::fsdp::comm::Communicator;
 using ::fsdp::comm::Mesh;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::flat_param::FlatParameter;
-using ::fsdp::flat_param::NamedParameter;
 using ::fsdp::flat_param::Precision;
+using ::fsdp::testing::UnitOf;
 using ::fsdp::testing::Unowned;
 
 constexpr absl::Duration kTimeout = absl::Seconds(20);
@@ -56,21 +56,9 @@ class OneUnit {
   OneUnit(Communicator& world, Placement placement,
           at::ScalarType compute_dtype = at::kFloat)
       : parameter_(Values().set_requires_grad(true)) {
-    std::vector<NamedParameter> parameters = {{"p", {parameter_}}};
-    const Communicator& group = *placement.shard;
-    auto layout =
-        *flat_param::LayoutOf(parameters, compute_dtype, group.world_size());
-    const at::Tensor flat = FlatParameter::Flatten(parameters, layout);
-    RuntimeUnit unit;
-    unit.name = "unit";
-    unit.flats.push_back(std::make_unique<FlatParameter>(
-        std::move(parameters), std::move(layout), flat, group.rank(),
-        compute_dtype, "freed"));
-    unit.gradients.push_back(
-        {at::kFloat, at::kFloat, MeanOver(world.world_size(), at::kFloat)});
-    unit.placement = std::move(placement);
     std::vector<RuntimeUnit> units;
-    units.push_back(std::move(unit));
+    units.push_back(
+        UnitOf(parameter_, std::move(placement), world, compute_dtype));
     runtime_ =
         std::make_unique<Runtime>(Unowned(world), std::move(units), kTimeout);
   }

@@ -20,6 +20,7 @@
 #include "comm/testing/run_ranks.h"
 #include "flat_param/flat_parameter.h"
 #include "fsdp/schedule.h"
+#include "fsdp/testing/runtime_unit.h"
 #include "fsdp/testing/toy_model.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -30,7 +31,8 @@ namespace {
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::flat_param::FlatParameter;
-using ::fsdp::flat_param::NamedParameter;
+using ::fsdp::testing::AddFlat;
+using ::fsdp::testing::EmptyUnit;
 using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::Unowned;
 using ::testing::HasSubstr;
@@ -45,8 +47,9 @@ at::Tensor Values(int unit, at::ScalarType dtype) {
 struct Fixture {
   explicit Fixture(Communicator& communicator) {
     std::vector<RuntimeUnit> units;
-    units.push_back(UnitOf("first", communicator));
-    units.push_back(UnitOf("second", communicator));
+    for (const char* name : {"first", "second"}) {
+      units.push_back(EmptyUnit(name, {Unowned(communicator), {}, {}}));
+    }
     Add(units[0], 0, at::kFloat, communicator);
     Add(units[1], 1, at::kFloat, communicator);
     Add(units[1], 1, at::kDouble, communicator);
@@ -54,26 +57,10 @@ struct Fixture {
                                         kTimeout);
   }
 
-  static RuntimeUnit UnitOf(const std::string& name,
-                            Communicator& communicator) {
-    RuntimeUnit unit;
-    unit.name = name;
-    unit.placement.shard = Unowned(communicator);
-    return unit;
-  }
-
   void Add(RuntimeUnit& unit, int index, at::ScalarType dtype,
            Communicator& communicator) {
     tensors.push_back(Values(index, dtype).set_requires_grad(true));
-    std::vector<NamedParameter> parameters = {{"p", {tensors.back()}}};
-    auto layout =
-        *flat_param::LayoutOf(parameters, dtype, communicator.world_size());
-    const at::Tensor flat = FlatParameter::Flatten(parameters, layout);
-    unit.flats.push_back(std::make_unique<FlatParameter>(
-        std::move(parameters), std::move(layout), flat, communicator.rank(),
-        dtype, "freed"));
-    unit.gradients.push_back(
-        {dtype, dtype, MeanOver(communicator.world_size(), dtype)});
+    AddFlat({{"p", {tensors.back()}}}, dtype, communicator, unit);
   }
 
   std::unique_ptr<Runtime> runtime;

@@ -21,9 +21,9 @@
 #include "comm/mesh.h"
 #include "comm/testing/run_ranks.h"
 #include "flat_param/flat_parameter.h"
-#include "fsdp/gradient_buffer.h"
 #include "fsdp/runtime.h"
 #include "fsdp/schedule.h"
+#include "fsdp/testing/runtime_unit.h"
 #include "fsdp/testing/toy_model.h"
 #include "gtest/gtest.h"
 
@@ -33,8 +33,9 @@ namespace {
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::Mesh;
 using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::flat_param::FlatParameter;
 using ::fsdp::flat_param::NamedParameter;
+using ::fsdp::testing::AddFlat;
+using ::fsdp::testing::EmptyUnit;
 using ::fsdp::testing::Unowned;
 
 constexpr int64_t kNumel = 6;
@@ -52,9 +53,7 @@ class Units {
         at::ScalarType dtype_of_c = at::kDouble) {
     std::vector<RuntimeUnit> units;
     for (const std::string name : {"first", "second"}) {
-      RuntimeUnit& unit = units.emplace_back();
-      unit.name = name;
-      unit.placement = placement;
+      RuntimeUnit& unit = units.emplace_back(EmptyUnit(name, placement));
       Add({"a", "b"}, at::kFloat, at::kFloat, world, unit);
       Add({"c"}, at::kDouble, dtype_of_c, world, unit);
     }
@@ -104,20 +103,12 @@ class Units {
   void Add(const std::vector<std::string>& names, at::ScalarType dtype,
            at::ScalarType compute_dtype, Communicator& world,
            RuntimeUnit& unit) {
-    const Communicator& group = *unit.placement.shard;
     std::vector<NamedParameter> parameters;
     for (const std::string& name : names) {
       tensors_.push_back(at::zeros({kNumel}, dtype).requires_grad_());
       parameters.push_back({name, {tensors_.back()}});
     }
-    auto layout =
-        *flat_param::LayoutOf(parameters, compute_dtype, group.world_size());
-    const at::Tensor flat = FlatParameter::Flatten(parameters, layout);
-    unit.flats.push_back(std::make_unique<FlatParameter>(
-        std::move(parameters), std::move(layout), flat, group.rank(),
-        compute_dtype, "freed"));
-    unit.gradients.push_back(
-        {dtype, dtype, MeanOver(world.world_size(), dtype)});
+    AddFlat(std::move(parameters), compute_dtype, world, unit);
   }
 
   std::vector<at::Tensor> tensors_;  // unit after unit

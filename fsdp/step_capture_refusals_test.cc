@@ -77,6 +77,14 @@ class StepCaptureRefusalsTest : public ::testing::Test {
     ASSERT_OK(Make());
     for (int i = 0; i < 3 + replays; ++i) ASSERT_OK(Run());
   }
+  // As RunEagerly() of as many steps would.
+  void WarmUp() {
+    ASSERT_OK(Make());
+    for (int i = 0; i < 3; ++i) {
+      training_->SetRate(i);
+      ASSERT_OK(Run());
+    }
+  }
   // Steps that are not captured go on to train as those of a training that has
   // never heard of captures, which has made `done` steps.
   void ExpectToGoOn(int done) {
@@ -187,11 +195,7 @@ TEST_F(StepCaptureRefusalsTest, AStepThatReadsValues) {
       (void)loss.item<float>();
       return loss;
     };
-    ASSERT_OK(Make());
-    for (int i = 0; i < 3; ++i) {
-      training_->SetRate(i);
-      ASSERT_OK(Run());
-    }
+    ASSERT_NO_FATAL_FAILURE(WarmUp());
     const absl::Status refused = Run();
     EXPECT_THAT(refused.message(), HasSubstr("the capture of a step: "));
     EXPECT_THAT(refused.message(), HasSubstr("_local_scalar_dense"));
@@ -213,11 +217,7 @@ TEST_F(StepCaptureRefusalsTest, AnErrorInBackward) {
     FSDP_RETURN_IF_ERROR(t->model->Backward(out.sum()));
     return out;
   };
-  ASSERT_OK(Make());
-  for (int i = 0; i < 3; ++i) {
-    training_->SetRate(i);
-    ASSERT_OK(Run());
-  }
+  ASSERT_NO_FATAL_FAILURE(WarmUp());
   EXPECT_THAT(Run().message(), HasSubstr("_local_scalar_dense"));
   training_->step =
       [t = training_.get()](

@@ -20,7 +20,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 #include "base/testing/fake_device.h"
 #include "base/testing/fake_device_graph.h"
 #include "base/testing/status_matchers.h"
@@ -41,6 +40,7 @@ using ::fsdp::testing::DevicePrograms;
 using ::fsdp::testing::FakeDevice;
 using ::fsdp::testing::FakeDeviceGraph;
 using ::fsdp::testing::Loss;
+using ::fsdp::testing::NameOfCase;
 using ::fsdp::testing::StartTraining;
 using ::fsdp::testing::Training;
 using ::testing::IsEmpty;
@@ -150,10 +150,7 @@ INSTANTIATE_TEST_SUITE_P(
     All, CapturedProgramTest,
     ::testing::Combine(::testing::ValuesIn(CapturablePrograms()),
                        ::testing::Values(1, 2, 3)),
-    [](const auto& info) {
-      return absl::StrCat(std::get<0>(info.param).name, "Of",
-                          std::get<1>(info.param));
-    });
+    [](const auto& info) { return NameOfCase(info.param); });
 
 TEST_F(StepCaptureTest, MomentumOfSgd) {
   StartBoth();

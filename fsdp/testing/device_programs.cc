@@ -102,6 +102,11 @@ void PrintTo(const DeviceProgram& program, std::ostream* out) {
   *out << program.name;
 }
 
+std::string NameOfCase(const std::tuple<DeviceProgram, int>& param) {
+  const auto& [program, world_size] = param;
+  return absl::StrCat(program.name, "Of", world_size);
+}
+
 std::vector<DeviceProgram> DevicePrograms() {
   std::vector<DeviceProgram> programs;
   programs.push_back(With("FullShard", [](Options&) {}));

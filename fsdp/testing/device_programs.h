@@ -12,6 +12,7 @@
 #include <memory>
 #include <ostream>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -46,6 +47,9 @@ struct DeviceProgram {
 void PrintTo(const DeviceProgram& program, std::ostream* out);
 
 std::vector<DeviceProgram> DevicePrograms();
+
+// That of a test of a program and a world size.
+std::string NameOfCase(const std::tuple<DeviceProgram, int>& param);
 
 // Where a training runs. On the CPU without the functions.
 struct TrainingDevice {
