@@ -184,7 +184,7 @@ TEST(RuntimeTest, AMissingRankIsADeadlineErrorThatNamesTheUnit) {
   ASSERT_OK_AND_ASSIGN(auto group, comm::CreateLocalGroup(2, options));
   std::unique_ptr<Fixture> f = std::make_unique<Fixture>(*group[0]);
   std::vector<RuntimeUnit> units;
-  units.push_back(Fixture::UnitOf("blocks.7", *group[0]));
+  units.push_back(EmptyUnit("blocks.7", {Unowned(*group[0]), {}, {}}));
   f->Add(units[0], 0, at::kFloat, *group[0]);
   Runtime runtime(Unowned(*group[0]), std::move(units), options.timeout);
   const Actions gather = {{ActionKind::kGather, 0},
