@@ -11,7 +11,7 @@
 #include "benchmarks/gpu_optimizer_run.h"
 #include "benchmarks/gpu_sharded_step_run.h"
 #include "benchmarks/gpu_train_step_run.h"
-#include "fsdp/offload_options.h"
+#include "fsdp/options/offload_options.h"
 
 // The GPT of most steps, by default of a billion parameters.
 ABSL_FLAG(int, layers, 20, "Blocks of the model.");

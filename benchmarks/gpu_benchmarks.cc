@@ -11,7 +11,7 @@
 #include "base/status_error.h"
 #include "benchmarks/gpu_run.h"
 #include "comm/communicator.h"
-#include "comm/nccl_communicator.h"
+#include "comm/nccl/nccl_communicator.h"
 
 namespace fsdp::benchmarks {
 namespace {

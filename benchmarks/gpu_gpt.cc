@@ -6,8 +6,8 @@
 #include <memory>
 
 #include "examples/gpt/model.h"
-#include "fsdp/checkpoint.h"
-#include "fsdp/forward.h"
+#include "fsdp/model/forward.h"
+#include "fsdp/recompute/checkpoint.h"
 
 namespace fsdp::benchmarks {
 

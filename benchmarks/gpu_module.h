@@ -9,7 +9,7 @@
 #include <torch/nn/module.h>
 
 #include "benchmarks/gpu_run.h"
-#include "fsdp/deferred_init.h"
+#include "fsdp/deferred/deferred_init.h"
 
 namespace fsdp::benchmarks {
 

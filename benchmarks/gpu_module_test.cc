@@ -15,8 +15,8 @@
 #include "benchmarks/gpu_gpt.h"
 #include "benchmarks/gpu_run.h"
 #include "examples/gpt/options.h"
-#include "fsdp/deferred_init.h"
-#include "fsdp/deferred_tensor.h"
+#include "fsdp/deferred/deferred_init.h"
+#include "fsdp/deferred/deferred_tensor.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::benchmarks {

@@ -17,7 +17,7 @@
 #include "base/status_error.h"
 #include "benchmarks/gpu_module.h"
 #include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/fused_optimizer.h"
+#include "fsdp/optim/fused_optimizer.h"
 
 namespace fsdp::benchmarks {
 namespace {

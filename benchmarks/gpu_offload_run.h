@@ -9,7 +9,7 @@
 #include <memory>
 
 #include "benchmarks/gpu_run.h"
-#include "fsdp/offload_options.h"
+#include "fsdp/options/offload_options.h"
 
 namespace fsdp::benchmarks {
 

@@ -5,7 +5,7 @@
 #include "base/testing/fake_device.h"
 #include "benchmarks/gpu_offload_run.h"
 #include "benchmarks/gpu_run.h"
-#include "fsdp/offload_options.h"
+#include "fsdp/options/offload_options.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::benchmarks {

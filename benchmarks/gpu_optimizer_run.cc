@@ -14,7 +14,7 @@
 #include "benchmarks/gpu_module.h"
 #include "examples/gpt/model.h"
 #include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/fused_optimizer.h"
+#include "fsdp/optim/fused_optimizer.h"
 
 namespace fsdp::benchmarks {
 namespace {

@@ -13,10 +13,10 @@
 #include "base/status_error.h"
 #include "benchmarks/gpu_gpt.h"
 #include "benchmarks/gpu_module.h"
-#include "comm/available_memory.h"
+#include "comm/host/available_memory.h"
 #include "examples/gpt/model.h"
 #include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/fused_optimizer.h"
+#include "fsdp/optim/fused_optimizer.h"
 
 namespace fsdp::benchmarks {
 namespace {

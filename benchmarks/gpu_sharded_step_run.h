@@ -8,7 +8,7 @@
 
 #include "benchmarks/gpu_run.h"
 #include "examples/gpt/options.h"
-#include "fsdp/offload_options.h"
+#include "fsdp/options/offload_options.h"
 
 namespace fsdp::benchmarks {
 

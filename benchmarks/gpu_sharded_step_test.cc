@@ -6,7 +6,7 @@
 #include "benchmarks/gpu_optimizer_run.h"
 #include "benchmarks/gpu_run.h"
 #include "benchmarks/gpu_sharded_step_run.h"
-#include "fsdp/offload_options.h"
+#include "fsdp/options/offload_options.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

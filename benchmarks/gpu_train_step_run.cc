@@ -18,10 +18,10 @@
 #include "benchmarks/gpu_gpt.h"
 #include "benchmarks/gpu_module.h"
 #include "examples/gpt/model.h"
-#include "fsdp/deferred_init.h"
+#include "fsdp/capture/step_capture.h"
+#include "fsdp/deferred/deferred_init.h"
 #include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/fused_optimizer.h"
-#include "fsdp/step_capture.h"
+#include "fsdp/optim/fused_optimizer.h"
 
 namespace fsdp::benchmarks {
 namespace {

@@ -18,7 +18,8 @@ struct TrainStepCase {
   int64_t batch = 4;
   at::ScalarType dtype = at::kFloat;  // of parameters, gradients and states
   bool checkpointing = false;
-  // Set: ours is captured, and its steps are replays (fsdp/step_capture.h).
+  // Set: ours is captured, and its steps are replays
+  // (fsdp/capture/step_capture.h).
   DeviceGraphMaker make_graph = nullptr;
 };
 

@@ -20,8 +20,8 @@
 #include "base/status_error.h"
 #include "benchmark/benchmark.h"
 #include "comm/communicator.h"
-#include "comm/local_communicator.h"
-#include "comm/shared_memory_communicator.h"
+#include "comm/local/local_communicator.h"
+#include "comm/shared_memory/shared_memory_communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 
 namespace fsdp {

@@ -29,11 +29,11 @@
 #include "benchmark/benchmark.h"
 #include "benchmarks/plain_file.h"
 #include "comm/communicator.h"
-#include "comm/local_communicator.h"
+#include "comm/local/local_communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/fused_optimizer.h"
-#include "fsdp/offload_options.h"
-#include "fsdp/offload_space.h"
+#include "fsdp/optim/fused_optimizer.h"
+#include "fsdp/options/offload_options.h"
+#include "fsdp/resting/offload_space.h"
 #include "offload/page_memory.h"
 
 namespace fsdp {

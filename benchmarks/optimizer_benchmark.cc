@@ -25,7 +25,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "benchmark/benchmark.h"
-#include "fsdp/fused_optimizer.h"
+#include "fsdp/optim/fused_optimizer.h"
 
 namespace fsdp {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "fsdp/forward.h"
+#include "fsdp/model/forward.h"
 
 namespace fsdp {
 

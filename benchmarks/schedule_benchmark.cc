@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "benchmark/benchmark.h"
-#include "fsdp/schedule.h"
+#include "fsdp/schedule/schedule.h"
 
 namespace fsdp {
 namespace {

@@ -11,7 +11,7 @@
 
 #include "benchmarks/residual_mlp.h"
 #include "comm/communicator.h"
-#include "fsdp/fused_optimizer.h"
+#include "fsdp/optim/fused_optimizer.h"
 
 namespace fsdp {
 

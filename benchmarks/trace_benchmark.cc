@@ -1,5 +1,5 @@
-// What recording a trace costs (fsdp/trace.h), and what it costs when nobody
-// records.
+// What recording a trace costs (fsdp/trace/trace.h), and what it costs when
+// nobody records.
 #include <ATen/record_function.h>
 
 #include <memory>
@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_error.h"
 #include "benchmark/benchmark.h"
-#include "fsdp/trace.h"
+#include "fsdp/trace/trace.h"
 
 namespace fsdp {
 namespace {

@@ -22,13 +22,13 @@
 #include "base/status_error.h"
 #include "benchmark/benchmark.h"
 #include "benchmarks/residual_mlp.h"
-#include "comm/c10d_communicator.h"
 #include "comm/communicator.h"
-#include "comm/local_communicator.h"
-#include "comm/recording_communicator.h"
-#include "comm/shared_memory_communicator.h"
+#include "comm/gloo/c10d_communicator.h"
+#include "comm/local/local_communicator.h"
+#include "comm/shared_memory/shared_memory_communicator.h"
+#include "comm/wrappers/recording_communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/fused_optimizer.h"
+#include "fsdp/optim/fused_optimizer.h"
 
 namespace fsdp {
 namespace {

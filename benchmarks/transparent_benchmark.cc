@@ -1,5 +1,5 @@
-// What it costs that every operator is seen (fsdp/transparent.h): small
-// operators with and without, in the same forward of one rank, in turns.
+// What it costs that every operator is seen (fsdp/transparent/transparent.h):
+// small operators with and without, in the same forward of one rank, in turns.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/ones.h>
@@ -18,7 +18,7 @@
 #include "base/status_error.h"
 #include "benchmark/benchmark.h"
 #include "comm/communicator.h"
-#include "comm/local_communicator.h"
+#include "comm/local/local_communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 
 namespace fsdp {

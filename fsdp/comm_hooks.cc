@@ -12,7 +12,7 @@
 #include "base/status_macros.h"
 #include "comm/communicator.h"
 #include "comm/work.h"
-#include "fsdp/gradient_buffer.h"
+#include "fsdp/runtime/gradient_buffer.h"
 
 namespace fsdp {
 namespace {

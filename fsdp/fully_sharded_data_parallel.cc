@@ -11,9 +11,9 @@
 #include "base/status_error.h"
 #include "base/status_macros.h"
 #include "comm/agreement.h"
-#include "fsdp/grad_clip.h"
-#include "fsdp/module_archive.h"
-#include "fsdp/parameter_owner.h"
+#include "fsdp/model/parameter_owner.h"
+#include "fsdp/optim/grad_clip.h"
+#include "fsdp/state/module_archive.h"
 
 namespace fsdp {
 

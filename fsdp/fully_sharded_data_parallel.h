@@ -1,6 +1,7 @@
 // Fully Sharded Data Parallel for LibTorch: the public API.
 //
-//   std::shared_ptr<fsdp::comm::Communicator> ranks = ...;  // comm/bootstrap.h
+//   // comm/bootstrap/bootstrap.h
+//   std::shared_ptr<fsdp::comm::Communicator> ranks = ...;
 //   fsdp::Options options;
 //   options.wrap_policy = fsdp::WrapModules<BlockImpl>();   // units
 //   auto model = fsdp::ValueOrThrow(
@@ -41,15 +42,15 @@
 #include "base/status_macros.h"
 #include "comm/communicator.h"
 #include "comm/mesh.h"
-#include "fsdp/describe.h"
-#include "fsdp/forward.h"
-#include "fsdp/full_params.h"
-#include "fsdp/optimizer_state.h"
-#include "fsdp/options.h"
+#include "fsdp/describe/describe.h"
+#include "fsdp/model/forward.h"
+#include "fsdp/model/sharded_model.h"
+#include "fsdp/options/options.h"
+#include "fsdp/options/wrap_policy.h"
 #include "fsdp/shard_module.h"
-#include "fsdp/sharded_model.h"
-#include "fsdp/state_dict.h"
-#include "fsdp/wrap_policy.h"
+#include "fsdp/state/full_params.h"
+#include "fsdp/state/optimizer_state.h"
+#include "fsdp/state/state_dict.h"
 
 namespace fsdp {
 
@@ -98,7 +99,7 @@ class ShardedModuleBase : public torch::nn::Module {
 
   // Between Backward() and the optimizer's step: scales all gradients so that
   // their norm over all ranks is at most `max_norm`, and returns what it was.
-  // Collective. More choices: fsdp/grad_clip.h.
+  // Collective. More choices: fsdp/optim/grad_clip.h.
   absl::StatusOr<at::Tensor> ClipGradNorm(double max_norm,
                                           double norm_type = 2.0);
 

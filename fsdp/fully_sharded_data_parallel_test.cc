@@ -22,9 +22,9 @@
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
-#include "comm/local_communicator.h"
-#include "comm/recording_communicator.h"
+#include "comm/local/local_communicator.h"
 #include "comm/testing/run_ranks.h"
+#include "comm/wrappers/recording_communicator.h"
 #include "fsdp/testing/toy_model.h"
 #include "gtest/gtest.h"
 

@@ -8,8 +8,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "fsdp/sharded_model.h"
-#include "fsdp/unit_handle.h"
+#include "fsdp/model/sharded_model.h"
+#include "fsdp/model/unit_handle.h"
 
 namespace fsdp {
 namespace {

@@ -22,10 +22,10 @@
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/mesh.h"
-#include "comm/recording_communicator.h"
 #include "comm/testing/run_ranks.h"
+#include "comm/wrappers/recording_communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/options.h"
+#include "fsdp/options/options.h"
 #include "fsdp/testing/toy_model.h"
 #include "gtest/gtest.h"
 

@@ -15,9 +15,9 @@
 #include "absl/strings/strip.h"
 #include "base/status_macros.h"
 #include "flat_param/guarded_storage.h"
-#include "fsdp/offload_space.h"
-#include "fsdp/resting_states.h"
-#include "fsdp/sharded_model.h"
+#include "fsdp/model/sharded_model.h"
+#include "fsdp/resting/offload_space.h"
+#include "fsdp/resting/resting_states.h"
 
 namespace fsdp {
 namespace {

@@ -25,8 +25,8 @@
 
 #include "absl/status/statusor.h"
 #include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/options.h"
-#include "fsdp/wrap_policy.h"
+#include "fsdp/options/options.h"
+#include "fsdp/options/wrap_policy.h"
 
 namespace fsdp {
 

@@ -8,8 +8,8 @@
 
 #include "absl/status/statusor.h"
 #include "comm/mesh.h"
-#include "fsdp/options.h"
-#include "fsdp/sharded_model.h"
+#include "fsdp/model/sharded_model.h"
+#include "fsdp/options/options.h"
 
 namespace fsdp {
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Trains small models with PyTorch's FSDP1, FSDP2 and DDP and records what //fsdp:pytorch_parity_test compares with.
+"""Trains small models with PyTorch's FSDP1, FSDP2 and DDP for //fsdp/tests/parity:pytorch_parity_test to compare with.
 
 usage: tools/record_pytorch_figures.py [--output fsdp/testing/pytorch_figures.txt] [--case NAME ...]
 

@@ -10,8 +10,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/optional.h"
 #include "base/status_macros.h"
-#include "comm/forwarding_communicator.h"
 #include "comm/work.h"
+#include "comm/wrappers/forwarding_communicator.h"
 
 namespace fsdp::comm::testing {
 

@@ -7,8 +7,8 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
-#include "comm/hierarchical_communicator.h"
-#include "comm/hierarchical_group.h"
+#include "comm/hierarchical/hierarchical_communicator.h"
+#include "comm/hierarchical/hierarchical_group.h"
 
 namespace fsdp::comm::testing {
 

@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "comm/communicator.h"
-#include "comm/host_layout.h"
+#include "comm/hierarchical/host_layout.h"
 
 namespace fsdp::comm::testing {
 

@@ -9,8 +9,8 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
-#include "comm/forwarding_communicator.h"
 #include "comm/work.h"
+#include "comm/wrappers/forwarding_communicator.h"
 
 namespace fsdp::comm::testing {
 namespace {

@@ -9,7 +9,7 @@
 #include "absl/synchronization/mutex.h"
 #include "base/check.h"
 #include "base/torch_status.h"
-#include "comm/local_communicator.h"
+#include "comm/local/local_communicator.h"
 #include "comm/testing/shared_memory_group.h"
 
 namespace fsdp::comm::testing {

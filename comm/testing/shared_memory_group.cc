@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
-#include "comm/shared_memory_communicator.h"
+#include "comm/shared_memory/shared_memory_communicator.h"
 
 namespace fsdp::comm::testing {
 

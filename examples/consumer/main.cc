@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 #include "base/status_error.h"
 #include "base/torch_status.h"
-#include "comm/local_communicator.h"
+#include "comm/local/local_communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 
 void Step() {

@@ -16,7 +16,7 @@
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
 #include "examples/gpt/offload_flags.h"
-#include "fsdp/offload_options.h"
+#include "fsdp/options/offload_options.h"
 
 namespace gpt {
 

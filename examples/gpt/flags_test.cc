@@ -7,7 +7,7 @@
 #include "absl/flags/reflection.h"
 #include "absl/status/status.h"
 #include "base/testing/status_matchers.h"
-#include "fsdp/offload_options.h"
+#include "fsdp/options/offload_options.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

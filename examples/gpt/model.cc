@@ -11,7 +11,7 @@
 #include <optional>
 #include <vector>
 
-#include "fsdp/forward.h"
+#include "fsdp/model/forward.h"
 
 namespace gpt {
 

@@ -5,7 +5,7 @@
 
 #include "base/status_macros.h"
 #include "examples/gpt/rank_numbers.h"
-#include "fsdp/offload_options.h"
+#include "fsdp/options/offload_options.h"
 
 namespace gpt {
 

@@ -5,7 +5,7 @@
 #include "absl/status/statusor.h"
 #include "comm/communicator.h"
 #include "examples/gpt/report.h"
-#include "fsdp/offload_space.h"
+#include "fsdp/resting/offload_space.h"
 
 namespace gpt {
 

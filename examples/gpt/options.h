@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "fsdp/offload_options.h"
+#include "fsdp/options/offload_options.h"
 
 namespace gpt {
 

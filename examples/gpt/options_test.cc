@@ -4,7 +4,7 @@
 
 #include "absl/status/status.h"
 #include "base/testing/status_matchers.h"
-#include "fsdp/offload_options.h"
+#include "fsdp/options/offload_options.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -3,8 +3,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "comm/rank_device.h"
-#include "comm/staged_backend.h"
+#include "comm/staged/staged_backend.h"
+#include "comm/startup/rank_device.h"
 
 namespace gpt {
 

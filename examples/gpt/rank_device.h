@@ -8,8 +8,8 @@
 #include <functional>
 
 #include "absl/status/statusor.h"
-#include "comm/bootstrap.h"
-#include "comm/environment.h"
+#include "comm/bootstrap/bootstrap.h"
+#include "comm/startup/environment.h"
 #include "examples/gpt/options.h"
 
 namespace gpt {

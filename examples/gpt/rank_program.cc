@@ -33,9 +33,9 @@
 #include "examples/gpt/text_batches.h"
 #include "examples/gpt/trainable_model.h"
 #include "examples/gpt/trainer.h"
-#include "fsdp/deferred_init.h"
-#include "fsdp/offload_space.h"
-#include "fsdp/trace.h"
+#include "fsdp/deferred/deferred_init.h"
+#include "fsdp/resting/offload_space.h"
+#include "fsdp/trace/trace.h"
 
 namespace gpt {
 namespace {

@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/optional.h"
 #include "comm/communicator.h"
-#include "comm/recording_communicator.h"
+#include "comm/wrappers/recording_communicator.h"
 #include "examples/gpt/options.h"
 #include "examples/gpt/text_corpus.h"
 

@@ -10,8 +10,8 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
-#include "fsdp/offload_options.h"
-#include "fsdp/offload_plan.h"
+#include "fsdp/options/offload_options.h"
+#include "fsdp/resting/offload_plan.h"
 
 namespace gpt {
 namespace {

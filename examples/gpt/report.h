@@ -10,8 +10,8 @@
 #include "absl/types/optional.h"
 #include "base/json.h"
 #include "examples/gpt/options.h"
-#include "fsdp/offload_options.h"
-#include "fsdp/offload_plan.h"
+#include "fsdp/options/offload_options.h"
+#include "fsdp/resting/offload_plan.h"
 
 namespace gpt {
 

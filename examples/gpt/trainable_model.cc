@@ -7,9 +7,9 @@
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/mixed_precision.h"
-#include "fsdp/options.h"
-#include "fsdp/wrap_policy.h"
+#include "fsdp/options/options.h"
+#include "fsdp/options/wrap_policy.h"
+#include "fsdp/precision/mixed_precision.h"
 
 namespace gpt {
 namespace {

@@ -12,9 +12,9 @@
 #include "comm/communicator.h"
 #include "examples/gpt/model.h"
 #include "examples/gpt/options.h"
-#include "fsdp/full_params.h"
-#include "fsdp/offload_options.h"
-#include "fsdp/offload_space.h"
+#include "fsdp/options/offload_options.h"
+#include "fsdp/resting/offload_space.h"
+#include "fsdp/state/full_params.h"
 
 namespace gpt {
 

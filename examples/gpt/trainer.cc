@@ -20,8 +20,8 @@
 #include "comm/work.h"
 #include "examples/gpt/loss_queue.h"
 #include "examples/gpt/model.h"
-#include "fsdp/fused_optimizer.h"
-#include "fsdp/trace.h"
+#include "fsdp/optim/fused_optimizer.h"
+#include "fsdp/trace/trace.h"
 
 namespace gpt {
 namespace {

@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "base/status_macros.h"
-#include "comm/run_ranks.h"
+#include "comm/run_ranks/run_ranks.h"
 #include "comm/scalars.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 

@@ -9,10 +9,10 @@
 #include "base/status_macros.h"
 #include "base/testing/fake_device.h"
 #include "base/testing/fake_device_graph.h"
-#include "comm/loopback_communicator.h"
+#include "comm/local/loopback_communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/fused_optimizer.h"
-#include "fsdp/sharded_model.h"
+#include "fsdp/model/sharded_model.h"
+#include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/testing/toy_model.h"
 
 namespace fsdp::testing {

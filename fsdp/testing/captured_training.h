@@ -12,8 +12,8 @@
 
 #include "absl/status/statusor.h"
 #include "comm/communicator.h"
-#include "fsdp/options.h"
-#include "fsdp/step_capture.h"
+#include "fsdp/capture/step_capture.h"
+#include "fsdp/options/options.h"
 #include "fsdp/testing/device_programs.h"
 
 namespace fsdp::testing {

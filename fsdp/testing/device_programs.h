@@ -19,7 +19,7 @@
 #include "absl/status/statusor.h"
 #include "comm/communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/options.h"
+#include "fsdp/options/options.h"
 #include "fsdp/testing/toy_model.h"
 
 namespace fsdp::testing {

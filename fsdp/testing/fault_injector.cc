@@ -23,8 +23,8 @@
 #include "base/status_error.h"
 #include "base/status_macros.h"
 #include "comm/communicator.h"
-#include "comm/forwarding_communicator.h"
 #include "comm/work.h"
+#include "comm/wrappers/forwarding_communicator.h"
 
 namespace fsdp::testing {
 namespace {

@@ -19,10 +19,10 @@
 #include "base/status_macros.h"
 #include "comm/mesh.h"
 #include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/fused_optimizer.h"
-#include "fsdp/grad_scaler.h"
-#include "fsdp/offload_options.h"
-#include "fsdp/offload_space.h"
+#include "fsdp/optim/fused_optimizer.h"
+#include "fsdp/optim/grad_scaler.h"
+#include "fsdp/options/offload_options.h"
+#include "fsdp/resting/offload_space.h"
 #include "fsdp/testing/toy_model.h"
 
 namespace fsdp::testing {

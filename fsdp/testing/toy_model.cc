@@ -9,9 +9,9 @@
 #include <memory>
 
 #include "comm/communicator.h"
-#include "fsdp/forward.h"
-#include "fsdp/options.h"
-#include "fsdp/wrap_policy.h"
+#include "fsdp/model/forward.h"
+#include "fsdp/options/options.h"
+#include "fsdp/options/wrap_policy.h"
 
 namespace fsdp::testing {
 

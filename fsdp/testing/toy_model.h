@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "fsdp/options.h"
+#include "fsdp/options/options.h"
 
 namespace fsdp::testing {
 

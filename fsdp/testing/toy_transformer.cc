@@ -10,9 +10,9 @@
 #include <memory>
 #include <vector>
 
-#include "fsdp/forward.h"
+#include "fsdp/model/forward.h"
+#include "fsdp/options/wrap_policy.h"
 #include "fsdp/testing/toy_model.h"
-#include "fsdp/wrap_policy.h"
 
 namespace fsdp::testing {
 namespace {

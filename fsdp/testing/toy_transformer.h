@@ -15,7 +15,7 @@
 #include <functional>
 #include <memory>
 
-#include "fsdp/options.h"
+#include "fsdp/options/options.h"
 
 namespace fsdp::testing {
 

@@ -108,11 +108,19 @@ cc_library(
             **LIBTORCH,
             "base/BUILD.bazel": 'cc_library(name = "base", hdrs = ["base.h"], deps = ["//third_party/libtorch"])',
             "base/base.h": "#include <c10/util/Exception.h>\n",
-            "fsdp/BUILD.bazel": 'cc_library(name = "schedule", hdrs = ["schedule.h"], deps = ["//base"])',
-            "fsdp/schedule.h": "#include \"base/base.h\"\n",
+            "fsdp/schedule/BUILD.bazel": 'cc_library(name = "schedule", hdrs = ["schedule.h"], deps = ["//base"])',
+            "fsdp/schedule/schedule.h": "#include \"base/base.h\"\n",
         })
-        self.assertEqual(found, ["//fsdp:schedule must not need LibTorch: "
-                                 "//fsdp:schedule -> //base:base -> //third_party/libtorch:libtorch"])
+        self.assertEqual(found, ["//fsdp/schedule:schedule must not need LibTorch: "
+                                 "//fsdp/schedule:schedule -> //base:base -> //third_party/libtorch:libtorch"])
+
+    def test_a_folder_with_the_name_of_a_header(self):
+        self.assertEqual(findings({
+            **BASE,
+            "base/base.h": "#include <memory>\n",
+            "base/memory/BUILD.bazel": 'cc_library(name = "memory", hdrs = ["pool.h"])',
+            "base/memory/pool.h": "",
+        }), [])
 
     def test_a_file_of_no_target(self):
         self.assertEqual(findings({**BASE, "base/lost.cc": ""}), ["base/lost.cc belongs to no target"])

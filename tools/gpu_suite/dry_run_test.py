@@ -21,8 +21,8 @@ import report
 import targets
 
 LABELS = {plan.BENCHMARKS: "cc_binary", plan.DEVICE_OPS: "cc_binary", plan.OPERATORS_TEST: "cc_test",
-          "//third_party/cuda:smoke_test": "cc_test", "//fsdp:cuda_training_test": "cc_test",
-          "//comm:nccl_communicator_test": "cc_test"}
+          "//third_party/cuda:smoke_test": "cc_test", "//fsdp/tests/device:cuda_training_test": "cc_test",
+          "//comm/nccl:nccl_communicator_test": "cc_test"}
 # What nobody measures here: memory of the device, which the fake one does not count, and its kernels.
 NOT_HERE = {"peak_MB", "reserved_of_plan", "bytes_per_second"}
 PEER = """#!{python}

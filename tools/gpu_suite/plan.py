@@ -52,7 +52,7 @@ def _peer(name, impl, model, *flags, limit_s=PEER_LIMIT_S):
 def _plan(other_tests):
     yield _test("//third_party/cuda:smoke_test")
     yield _test(OPERATORS_TEST)
-    yield _test("//fsdp:cuda_training_test")
+    yield _test("//fsdp/tests/device:cuda_training_test")
     yield _benchmark("train_step/bf16")
     yield _peer("PyTorch, bf16", "none", _BILLION, "--pure-bf16")
     yield _peer("FSDP2, bf16", "fsdp2", _BILLION, "--pure-bf16")

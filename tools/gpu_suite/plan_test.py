@@ -14,11 +14,11 @@ import peer_flags  # noqa: E402  pylint: disable=wrong-import-position
 LISTING = """\
 cc_binary rule //benchmarks:device_ops_benchmark
 cc_binary rule //benchmarks:gpu_benchmarks
-cc_test rule //comm:nccl_communicator_test
+cc_test rule //comm/nccl:nccl_communicator_test
 cc_test rule //device_ops/cuda:operators_test
-cc_test rule //fsdp:cuda_training_test
+cc_test rule //fsdp/tests/device:cuda_training_test
 cc_test rule //third_party/cuda:smoke_test
-cc_library rule //comm:nccl
+cc_library rule //comm/nccl:nccl
 """
 
 
@@ -31,8 +31,9 @@ class PlanTest(unittest.TestCase):
     def test_what_tells_most_comes_first(self):
         names = [entry["name"] for entry in programs()]
         self.assertEqual(names[:6], ["third_party/cuda:smoke_test", "device_ops/cuda:operators_test",
-                                     "fsdp:cuda_training_test", "train_step/bf16", "PyTorch, bf16", "FSDP2, bf16"])
-        self.assertLess(names.index("comm:nccl_communicator_test"), names.index("sharded_step/bf16_over_fp32"))
+                                     "fsdp/tests/device:cuda_training_test", "train_step/bf16", "PyTorch, bf16",
+                                     "FSDP2, bf16"])
+        self.assertLess(names.index("comm/nccl:nccl_communicator_test"), names.index("sharded_step/bf16_over_fp32"))
         self.assertEqual(len(names), len(set(names)))
 
     def test_a_hanging_test_takes_a_small_part_of_ten_minutes(self):

@@ -8,15 +8,15 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "fsdp/memory_plan.h"
-#include "fsdp/schedule.h"
+#include "fsdp/describe/memory_plan.h"
+#include "fsdp/schedule/schedule.h"
 #include "tools/simulator/cost_model.h"
 #include "tools/simulator/model_shape.h"
 
 namespace fsdp::simulator {
 
-// ShardingStrategy of fsdp/options.h; hybrid with fewer `shard_ranks` than
-// ranks.
+// ShardingStrategy of fsdp/options/options.h; hybrid with fewer `shard_ranks`
+// than ranks.
 enum class Strategy {
   kFull,        // whole while a unit computes
   kGradients,   // whole from forward to backward

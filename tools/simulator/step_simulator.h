@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "fsdp/memory_plan.h"
-#include "fsdp/schedule.h"
+#include "fsdp/describe/memory_plan.h"
+#include "fsdp/schedule/schedule.h"
 #include "tools/simulator/cost_model.h"
 #include "tools/simulator/model_shape.h"
 #include "tools/simulator/sharding.h"

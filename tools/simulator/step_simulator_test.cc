@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/testing/status_matchers.h"
 #include "flat_param/layout.h"
-#include "fsdp/testing/choices.h"
+#include "fsdp/schedule/testing/choices.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tools/simulator/cost_model.h"

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/trace_category.h"
+#include "fsdp/trace/trace_category.h"
 
 namespace fsdp::trace_report {
 namespace {

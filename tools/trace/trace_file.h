@@ -1,4 +1,4 @@
-// Reads the files that fsdp/trace.h writes.
+// Reads the files that fsdp/trace/trace.h writes.
 #ifndef TOOLS_TRACE_TRACE_FILE_H_
 #define TOOLS_TRACE_TRACE_FILE_H_
 
@@ -8,7 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "fsdp/trace_category.h"
+#include "fsdp/trace/trace_category.h"
 
 namespace fsdp::trace_report {
 

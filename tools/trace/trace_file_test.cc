@@ -10,9 +10,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "base/testing/status_matchers.h"
-#include "fsdp/trace_category.h"
-#include "fsdp/trace_json.h"
-#include "fsdp/trace_timeline.h"
+#include "fsdp/trace/trace_category.h"
+#include "fsdp/trace/trace_json.h"
+#include "fsdp/trace/trace_timeline.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -15,10 +15,10 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "comm/bootstrap.h"
+#include "comm/bootstrap/bootstrap.h"
 #include "comm/communicator.h"
-#include "comm/environment.h"
-#include "comm/launcher.h"
+#include "comm/launcher/launcher.h"
+#include "comm/startup/environment.h"
 #include "examples/gpt/batch.h"
 #include "examples/gpt/count_data.h"
 #include "examples/gpt/device_batches.h"
@@ -28,7 +28,7 @@
 #include "examples/gpt/testing/plain_training.h"
 #include "examples/gpt/trainable_model.h"
 #include "examples/gpt/trainer.h"
-#include "fsdp/offload_options.h"
+#include "fsdp/options/offload_options.h"
 #include "gtest/gtest.h"
 
 namespace gpt::testing {

@@ -7,7 +7,7 @@
 
 #include "examples/gpt/count_data.h"
 #include "examples/gpt/model.h"
-#include "fsdp/fused_optimizer.h"
+#include "fsdp/optim/fused_optimizer.h"
 
 namespace gpt::testing {
 namespace {

@@ -14,7 +14,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
-#include "fsdp/testing/choices.h"
+#include "fsdp/schedule/testing/choices.h"
 
 namespace fsdp::testing {
 namespace {

@@ -1,6 +1,6 @@
 // Random training programs, sharded and plain:
-//   ./bazelw run //fsdp/testing:program_fuzz -- --seeds=0:1000
-//   ./bazelw run //fsdp/testing:program_fuzz -- --help
+//   ./bazelw run //fsdp/testing/program:program_fuzz -- --seeds=0:1000
+//   ./bazelw run //fsdp/testing/program:program_fuzz -- --help
 #include <unistd.h>
 
 #include <algorithm>

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "fsdp/checkpoint.h"
-#include "fsdp/forward.h"
+#include "fsdp/model/forward.h"
+#include "fsdp/recompute/checkpoint.h"
 #include "fsdp/testing/program/program.h"
 
 namespace fsdp::testing {

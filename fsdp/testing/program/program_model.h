@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/activation_offload.h"
+#include "fsdp/recompute/activation_offload.h"
 #include "fsdp/testing/program/program.h"
 
 namespace fsdp::testing {

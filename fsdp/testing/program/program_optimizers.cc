@@ -17,8 +17,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "fsdp/fused_optimizer.h"
-#include "fsdp/sharded_model.h"
+#include "fsdp/model/sharded_model.h"
+#include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/testing/program/program.h"
 
 namespace fsdp::testing {

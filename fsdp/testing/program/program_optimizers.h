@@ -14,7 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "fsdp/sharded_model.h"
+#include "fsdp/model/sharded_model.h"
 #include "fsdp/testing/program/program.h"
 
 namespace fsdp::testing {

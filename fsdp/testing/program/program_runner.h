@@ -17,9 +17,9 @@ namespace fsdp::testing {
 ProgramOutcome RunProgram(const Program& program, const std::string& scratch);
 
 // The same of `programs` in turn, as one of several processes that share
-// memory: the rank that the environment says (comm/environment.h). They run in
-// one group until one fails; refused ones are passed over. `report`: the file
-// that says where this rank is, for a rank that ends halfway.
+// memory: the rank that the environment says (comm/startup/environment.h). They
+// run in one group until one fails; refused ones are passed over. `report`: the
+// file that says where this rank is, for a rank that ends halfway.
 BatchEnd RunBatchAsRank(const std::vector<Program>& programs,
                         const std::string& scratch, const std::string& report);
 

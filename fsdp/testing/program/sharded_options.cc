@@ -10,13 +10,13 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "comm/mesh.h"
-#include "fsdp/mixed_precision.h"
-#include "fsdp/offload_options.h"
-#include "fsdp/options.h"
+#include "fsdp/options/offload_options.h"
+#include "fsdp/options/options.h"
+#include "fsdp/options/wrap_policy.h"
+#include "fsdp/precision/mixed_precision.h"
 #include "fsdp/testing/program/plain_program.h"
 #include "fsdp/testing/program/program.h"
 #include "fsdp/testing/program/program_model.h"
-#include "fsdp/wrap_policy.h"
 
 namespace fsdp::testing {
 namespace {

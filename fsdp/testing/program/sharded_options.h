@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "comm/mesh.h"
-#include "fsdp/options.h"
+#include "fsdp/options/options.h"
 #include "fsdp/testing/program/program.h"
 
 namespace fsdp::testing {

@@ -1,0 +1,408 @@
+#include "comm/bootstrap/bootstrap.h"
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/types/optional.h"
+#include "base/start_thread.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+#include "comm/gloo/c10d_communicator.h"
+#include "comm/group/connect_together.h"
+#include "comm/group/store_exchange.h"
+#include "comm/group/wait_limits.h"
+#include "comm/hierarchical/hierarchical_communicator.h"
+#include "comm/hierarchical/hierarchical_group.h"
+#include "comm/hierarchical/host_layout.h"
+#include "comm/host/shared_segment.h"
+#include "comm/local/local_communicator.h"
+#include "comm/shared_memory/shared_memory_communicator.h"
+#include "comm/startup/bootstrap_store.h"
+#include "comm/wrappers/forwarding_communicator.h"
+#include "comm/wrappers/paired_communicator.h"
+
+namespace fsdp::comm {
+namespace {
+
+using CommunicatorPtr = std::unique_ptr<Communicator>;
+using Connector = std::function<absl::StatusOr<CommunicatorPtr>(
+    Suspect* suspect, MeetingPlace* place)>;
+
+// Whoever is deeper in a connection knows more of why it fails: it gets this
+// much time to say so.
+constexpr absl::Duration kSlack = absl::Seconds(1);
+// How long a failed rank is waited for to say goodbye.
+constexpr absl::Duration kGoodbye = absl::Seconds(5);
+// How often somebody looks whether the program is to stop.
+constexpr absl::Duration kStopInterval = absl::Milliseconds(50);
+
+// What a rank that connects shares with the thread that does it.
+struct Progress {
+  Suspect suspect{
+      "the host where the ranks meet cannot be found: its name is not "
+      "resolved, or it takes no connection"};
+  absl::Mutex mutex;
+  absl::optional<absl::StatusOr<CommunicatorPtr>> result ABSL_GUARDED_BY(mutex);
+  bool over ABSL_GUARDED_BY(mutex) = false;
+};
+
+// Waits for a result; nothing where there is none in time.
+absl::optional<absl::StatusOr<CommunicatorPtr>> AwaitResult(
+    Progress* progress, const WaitLimits& limits) {
+  const auto has_result = [progress]() {
+    progress->mutex.AssertHeld();
+    return progress->result.has_value();
+  };
+  absl::Time until = limits.deadline;
+  bool stopping = false;
+  absl::MutexLock lock(&progress->mutex);
+  while (!has_result() && absl::Now() < until) {
+    if (!stopping && limits.stopped()) {
+      stopping = true;
+      until = std::min(until, absl::Now() + kSlack);
+    }
+    progress->mutex.AwaitWithDeadline(
+        absl::Condition(&has_result),
+        std::min(until, absl::Now() + kStopInterval));
+  }
+  return std::exchange(progress->result, absl::nullopt);
+}
+
+// Runs `connect` in a thread, since c10d's store may not answer at all: then
+// the thread, and what it holds, is left behind. What a failed attempt leaves
+// in `place` is given back once its error is known: rank 0 waits for the
+// others' goodbyes meanwhile, which may outlast any deadline.
+absl::StatusOr<CommunicatorPtr> ConnectBefore(const WaitLimits& limits,
+                                              Connector connect) {
+  const auto progress = std::make_shared<Progress>();
+  FSDP_ASSIGN_OR_RETURN(
+      std::thread thread,
+      StartThread("to connect", [progress, connect = std::move(connect)] {
+        MeetingPlace place;
+        absl::StatusOr<CommunicatorPtr> result =
+            connect(&progress->suspect, &place);
+        {
+          absl::MutexLock lock(&progress->mutex);
+          progress->result = std::move(result);
+        }
+        place = MeetingPlace();
+        absl::MutexLock lock(&progress->mutex);
+        progress->over = true;
+      }));
+  absl::optional<absl::StatusOr<CommunicatorPtr>> result =
+      AwaitResult(progress.get(), limits);
+  bool is_over = false;
+  if (result.has_value()) {
+    absl::MutexLock lock(&progress->mutex);
+    is_over = progress->mutex.AwaitWithTimeout(absl::Condition(&progress->over),
+                                               kGoodbye);
+  }
+  if (is_over) {
+    thread.join();
+  } else {
+    thread.detach();
+  }
+  if (result.has_value()) return *std::move(result);
+  if (limits.stopped()) {
+    return absl::CancelledError("asked to stop while ranks were connecting");
+  }
+  return absl::DeadlineExceededError(progress->suspect.Get());
+}
+
+absl::StatusOr<CommunicatorPtr> ConnectLocal(const ConnectOptions& options) {
+  LocalGroupOptions local;
+  local.timeout = options.timeout;
+  FSDP_ASSIGN_OR_RETURN(std::vector<CommunicatorPtr> group,
+                        CreateLocalGroup(/*world_size=*/1, local));
+  return std::move(group[0]);
+}
+
+c10::intrusive_ptr<c10d::Store> StoreOf(const MeetingPlace& place,
+                                        const std::string& group) {
+  return c10::make_intrusive<c10d::PrefixStore>(group, place.store);
+}
+
+// What processes that may share memory have in common.
+std::string HostName(const ConnectOptions& options) {
+  return absl::StrCat(options.host, "/", HostIdentity());
+}
+
+absl::StatusOr<CommunicatorPtr> ConnectSharedMemory(
+    const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
+    const ConnectOptions& options) {
+  SharedMemoryOptions shared_memory;
+  shared_memory.timeout = options.timeout;
+  shared_memory.host = options.host;
+  return CreateSharedMemoryCommunicator(store, rank, world_size, shared_memory);
+}
+
+absl::StatusOr<CommunicatorPtr> ConnectGloo(
+    const Environment& environment, const ConnectOptions& options,
+    const MeetingPlace& place, absl::Time deadline,
+    const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size) {
+  GlooOptions gloo;
+  gloo.timeout = options.timeout;
+  gloo.connect_timeout =
+      std::max(absl::Milliseconds(1), deadline - absl::Now());
+  gloo.interface =
+      options.interface.empty() ? environment.interface : options.interface;
+  if (gloo.interface.empty()) gloo.hostname = place.local_address;
+  return CreateGlooCommunicator(store, rank, world_size, gloo);
+}
+
+absl::StatusOr<CommunicatorPtr> ConnectGloo(const Environment& environment,
+                                            const ConnectOptions& options,
+                                            const MeetingPlace& place,
+                                            absl::Time deadline) {
+  return ConnectGloo(environment, options, place, deadline, place.store,
+                     environment.rank, environment.world_size);
+}
+
+// FailedPrecondition on all ranks alike where those of a host cannot share
+// memory.
+absl::StatusOr<CommunicatorPtr> ConnectHierarchical(
+    const Environment& environment, const ConnectOptions& options,
+    const MeetingPlace& place, const HostLayout& layout, absl::Time deadline) {
+  const int rank = environment.rank;
+  const int host = layout.host(rank);
+  auto inside =
+      ConnectSharedMemory(StoreOf(place, absl::StrCat("host", host)),
+                          layout.place(rank), layout.ranks_per_host, options);
+  FSDP_ASSIGN_OR_RETURN(
+      const std::vector<std::string> outcomes,
+      ExchangeByStore(
+          StoreOf(place, "hosts"), "outcomes", rank, environment.world_size,
+          inside.ok() ? ""
+                      : layout.NameHostRanks(rank, inside.status().ToString()),
+          deadline));
+  for (size_t peer = 0; peer < outcomes.size(); ++peer) {
+    if (outcomes[peer].empty()) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("rank ", peer,
+                     " cannot share memory inside its host: ", outcomes[peer]));
+  }
+  HierarchicalParts parts;
+  parts.host = *std::move(inside);
+  auto rail =
+      ConnectGloo(environment, options, place, deadline,
+                  StoreOf(place, absl::StrCat("rail", layout.place(rank))),
+                  host, layout.num_hosts);
+  if (!rail.ok()) {
+    return absl::Status(rail.status().code(),
+                        layout.NameRailRanks(rank, rail.status().message()));
+  }
+  parts.rail = *std::move(rail);
+  FSDP_ASSIGN_OR_RETURN(parts.network,
+                        ConnectGloo(environment, options, place, deadline));
+  return CreateHierarchicalCommunicator(std::move(parts));
+}
+
+// Says why it is not a faster one.
+class ExplainedCommunicator final : public ForwardingCommunicator {
+ public:
+  ExplainedCommunicator(CommunicatorPtr base, absl::string_view why)
+      : ForwardingCommunicator(std::move(base)),
+        text_(ForwardingCommunicator::ToString()) {
+    text_.insert(text_.rfind(", rank "),
+                 absl::StrCat(" without shared memory (", why, ")"));
+  }
+
+  std::string ToString() const override { return text_; }
+
+ private:
+  std::string text_;
+};
+
+// What is fastest where the ranks are.
+absl::StatusOr<CommunicatorPtr> ConnectAuto(const Environment& environment,
+                                            const ConnectOptions& options,
+                                            const MeetingPlace& place,
+                                            absl::Time deadline) {
+  FSDP_ASSIGN_OR_RETURN(
+      const std::vector<std::string> hosts,
+      ExchangeByStore(StoreOf(place, "hosts"), "names", environment.rank,
+                      environment.world_size, HostName(options), deadline));
+  const absl::StatusOr<HostLayout> layout = ArrangeHosts(hosts);
+  absl::StatusOr<CommunicatorPtr> sharing =
+      absl::FailedPreconditionError("every host has one rank");
+  if (!layout.ok()) {
+    sharing = layout.status();
+  } else if (layout->num_hosts == 1) {
+    sharing =
+        ConnectSharedMemory(StoreOf(place, "shared_memory"), environment.rank,
+                            environment.world_size, options);
+  } else if (layout->ranks_per_host > 1) {
+    sharing =
+        ConnectHierarchical(environment, options, place, *layout, deadline);
+  }
+  if (!absl::IsFailedPrecondition(sharing.status())) return sharing;
+  FSDP_ASSIGN_OR_RETURN(auto gloo,
+                        ConnectGloo(environment, options, place, deadline));
+  return std::make_unique<ExplainedCommunicator>(std::move(gloo),
+                                                 sharing.status().message());
+}
+
+absl::StatusOr<CommunicatorPtr> ConnectHost(const Environment& environment,
+                                            const ConnectOptions& options,
+                                            const MeetingPlace& place,
+                                            absl::Time deadline) {
+  switch (options.backend) {
+    case Backend::kGloo:
+      return ConnectGloo(environment, options, place, deadline);
+    case Backend::kSharedMemory:
+      return ConnectSharedMemory(StoreOf(place, "shared_memory"),
+                                 environment.rank, environment.world_size,
+                                 options);
+    case Backend::kAuto:
+    case Backend::kLocal:
+      break;
+  }
+  return ConnectAuto(environment, options, place, deadline);
+}
+
+// With the device's, where one is asked for.
+absl::StatusOr<CommunicatorPtr> Paired(CommunicatorPtr host,
+                                       const Environment& environment,
+                                       const ConnectOptions& options,
+                                       c10::intrusive_ptr<c10d::Store> store) {
+  if (!options.device) return host;
+  FSDP_ASSIGN_OR_RETURN(
+      CommunicatorPtr device,
+      options.device({std::move(store), environment, options.timeout, *host}));
+  return CreatePairedCommunicator(std::move(host), std::move(device));
+}
+
+absl::StatusOr<CommunicatorPtr> ConnectBoth(const Environment& environment,
+                                            const ConnectOptions& options,
+                                            const MeetingPlace& place,
+                                            absl::Time deadline) {
+  FSDP_ASSIGN_OR_RETURN(CommunicatorPtr host,
+                        ConnectHost(environment, options, place, deadline));
+  return Paired(std::move(host), environment, options,
+                StoreOf(place, "device"));
+}
+
+absl::StatusOr<CommunicatorPtr> ConnectProcesses(const Environment& environment,
+                                                 const ConnectOptions& options,
+                                                 const WaitLimits& limits,
+                                                 Suspect* suspect,
+                                                 MeetingPlace* place) {
+  if (environment.master_addr.empty()) {
+    place->store = c10::make_intrusive<c10d::HashStore>();
+    place->local_address = "127.0.0.1";
+  } else {
+    FSDP_RETURN_IF_ERROR(Meet(environment, limits, suspect, place));
+  }
+  suspect->Set(
+      "a rank, or the store where the ranks meet, accepts connections but does "
+      "not answer; is its process stopped?");
+  const auto connected = std::make_shared<CommunicatorPtr>();
+  const auto connect = [connected, environment, options, place = *place,
+                        deadline = limits.deadline]() -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(*connected,
+                          ConnectBoth(environment, options, place, deadline));
+    return absl::OkStatus();
+  };
+  WaitLimits slower = limits;
+  slower.deadline += 2 * kSlack;
+  FSDP_RETURN_IF_ERROR(ConnectTogether(StoreOf(*place, "together"),
+                                       environment.rank, environment.world_size,
+                                       slower, connect));
+  return std::move(*connected);
+}
+
+absl::Status CheckEnvironment(const Environment& environment) {
+  if (environment.world_size < 1 || environment.rank < 0 ||
+      environment.rank >= environment.world_size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", environment.rank, " of ", environment.world_size,
+                     ": expected 0 <= rank < world size"));
+  }
+  const bool has_place =
+      !environment.master_addr.empty() && environment.master_port > 0;
+  if (environment.world_size > 1 && !has_place) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(environment.world_size,
+                     " ranks need an address and a port at which to meet"));
+  }
+  return absl::OkStatus();
+}
+
+// "connecting rank 1 of 4 at host:29500".
+std::string What(const Environment& environment) {
+  std::string what = absl::StrCat("connecting rank ", environment.rank, " of ",
+                                  environment.world_size);
+  if (!environment.master_addr.empty()) {
+    absl::StrAppend(&what, " at ", environment.master_addr, ":",
+                    environment.master_port);
+  }
+  return what;
+}
+
+absl::StatusOr<CommunicatorPtr> Dispatch(const Environment& environment,
+                                         const ConnectOptions& options) {
+  FSDP_RETURN_IF_ERROR(CheckEnvironment(environment));
+  const bool is_alone = environment.world_size == 1;
+  const bool is_local = options.backend == Backend::kLocal ||
+                        (options.backend == Backend::kAuto && is_alone);
+  if (is_local && is_alone) {
+    FSDP_ASSIGN_OR_RETURN(CommunicatorPtr host, ConnectLocal(options));
+    return Paired(std::move(host), environment, options,
+                  c10::make_intrusive<c10d::HashStore>());
+  }
+  if (is_local) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the ranks of the local backend are threads of one process, and ",
+        Name(environment.started_by), " started ", environment.world_size,
+        " processes; use auto"));
+  }
+  const absl::Time deadline = absl::Now() + options.connect_timeout;
+  // The caller's function is not asked by a thread that is left behind.
+  const auto stopped = std::make_shared<std::atomic<bool>>(false);
+  const WaitLimits inner{deadline, [stopped] { return stopped->load(); }};
+  const auto connect = [=](Suspect* suspect, MeetingPlace* place) {
+    return ConnectProcesses(environment, options, inner, suspect, place);
+  };
+  const auto stop_requested = [&options, stopped] {
+    if (options.stop_requested && options.stop_requested()) *stopped = true;
+    return stopped->load();
+  };
+  return ConnectBefore({deadline + 4 * kSlack, stop_requested}, connect);
+}
+
+}  // namespace
+
+absl::StatusOr<Backend> ParseBackend(absl::string_view name) {
+  if (name == "auto") return Backend::kAuto;
+  if (name == "local") return Backend::kLocal;
+  if (name == "shared_memory") return Backend::kSharedMemory;
+  if (name == "gloo") return Backend::kGloo;
+  return absl::InvalidArgumentError(
+      absl::StrCat("the backend is \"", name,
+                   "\": expected auto, local, shared_memory or gloo"));
+}
+
+absl::StatusOr<CommunicatorPtr> Connect(const Environment& environment,
+                                        const ConnectOptions& options) {
+  absl::StatusOr<CommunicatorPtr> communicator = Dispatch(environment, options);
+  if (communicator.ok()) return communicator;
+  return Annotate(communicator.status(), What(environment));
+}
+
+}  // namespace fsdp::comm

@@ -1,0 +1,425 @@
+#include "comm/c10d_backend/c10d_backend_communicator.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/Types.hpp>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "absl/types/optional.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+#include "comm/c10d_backend/c10d_backend_group.h"
+#include "comm/call.h"
+#include "comm/unwinding.h"
+#include "comm/work.h"
+
+namespace fsdp::comm {
+namespace {
+
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+using C10dReduceOp = c10d::ReduceOp;
+
+// How much longer than the group's deadline an operation may take in c10d: what
+// ends there first ends without a reason.
+constexpr absl::Duration kGrace = absl::Minutes(1);
+
+C10dReduceOp ToC10d(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kMin:
+      return C10dReduceOp::MIN;
+    case ReduceOp::kMax:
+      return C10dReduceOp::MAX;
+    case ReduceOp::kSum:
+      break;
+  }
+  return C10dReduceOp::SUM;
+}
+
+// What only moves needs no dtype, of which some backends lack a few.
+at::Tensor Bytes(const at::Tensor& tensor) { return tensor.view(at::kByte); }
+
+class C10dBackendWork final : public Work {
+ public:
+  C10dBackendWork(std::shared_ptr<C10dBackendGroup> group,
+                  std::shared_ptr<C10dBackendGroup::Operation> operation,
+                  std::vector<at::Tensor> tensors)
+      : group_(std::move(group)),
+        operation_(std::move(operation)),
+        tensors_(std::move(tensors)) {}
+  ~C10dBackendWork() override {
+    if (!is_ordered_) group_->Keep(*operation_, std::move(tensors_));
+  }
+
+  absl::Status Wait(absl::Time deadline) override {
+    if (!result_) {
+      result_ = group_->Wait(*operation_, deadline);
+      is_ordered_ = true;
+      tensors_.clear();
+    }
+    return *result_;
+  }
+
+  absl::Status BlockCurrentStream() override {
+    if (result_ && !result_->ok()) return *result_;
+    const absl::Status status = group_->BlockCurrentStream(*operation_);
+    is_ordered_ = is_ordered_ || status.ok();
+    return status;
+  }
+
+ private:
+  const std::shared_ptr<C10dBackendGroup> group_;
+  const std::shared_ptr<C10dBackendGroup::Operation> operation_;
+  std::vector<at::Tensor> tensors_;
+  bool is_ordered_ = false;  // what frees the tensors does so in time
+  absl::optional<absl::Status> result_;
+};
+
+class C10dBackendCommunicator final : public Communicator {
+ public:
+  C10dBackendCommunicator(std::string name,
+                          std::shared_ptr<C10dBackendGroup> group,
+                          StorePtr store, C10dBackendOptions options)
+      : name_(std::move(name)),
+        group_(std::move(group)),
+        store_(std::move(store)),
+        options_(std::move(options)) {}
+  ~C10dBackendCommunicator() override {
+    if (unwinding_) group_->Abort(EndedByException());
+    group_->Leave();
+  }
+
+  int rank() const override { return group_->rank(); }
+  int world_size() const override { return group_->world_size(); }
+  absl::Duration default_timeout() const override { return options_.timeout; }
+  std::string ToString() const override {
+    return absl::StrCat("c10d's ", name_, " on ", options_.device.str(),
+                        ", rank ", rank(), " of ", world_size());
+  }
+
+  // As with comm/nccl/nccl_communicator.h; on the CPU sums keep their bits.
+  bool PrefersScaledInputs() const override {
+    return !options_.device.is_cpu();
+  }
+  bool CanBeCaptured() const override {
+    return options_.is_capturing != nullptr;
+  }
+  absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override;
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
+                                                      int key) override;
+  void Abort(const absl::Status& reason) override { group_->Abort(reason); }
+
+ protected:
+  absl::StatusOr<std::unique_ptr<Work>> DoAllGather(
+      const at::Tensor& out, const at::Tensor& in,
+      absl::string_view label) override;
+  absl::StatusOr<std::unique_ptr<Work>> DoReduceScatter(
+      const at::Tensor& out, const at::Tensor& in, ReduceOp op,
+      absl::string_view label) override;
+  absl::StatusOr<std::unique_ptr<Work>> DoReduceScatterScaled(
+      const at::Tensor& out, const at::Tensor& in, ScaledSum sum,
+      absl::string_view label) override;
+  absl::StatusOr<std::unique_ptr<Work>> DoAllToAll(
+      const at::Tensor& out, const at::Tensor& in,
+      absl::string_view label) override;
+  absl::StatusOr<std::unique_ptr<Work>> DoAllReduce(
+      const at::Tensor& tensor, ReduceOp op, absl::string_view label) override;
+  absl::StatusOr<std::unique_ptr<Work>> DoBroadcast(
+      const at::Tensor& tensor, int root, absl::string_view label) override;
+
+ private:
+  struct Member;
+
+  // `counted` is the tensor whose dtype and count all ranks share.
+  absl::StatusOr<std::unique_ptr<Work>> Launch(
+      Collective collective, absl::string_view label, const at::Tensor& counted,
+      std::vector<at::Tensor> tensors, C10dBackendGroup::Start start,
+      C10dBackendGroup::Finish finish = nullptr);
+
+  // Sums into `out`, of the dtype of `in`, whatever comes behind.
+  absl::StatusOr<std::unique_ptr<Work>> ReduceInto(
+      const at::Tensor& out, const at::Tensor& in, C10dReduceOp op,
+      absl::string_view label, std::vector<at::Tensor> tensors,
+      C10dBackendGroup::Finish finish);
+
+  // What every rank passes to Split().
+  absl::StatusOr<std::vector<Member>> Members(int color, int key);
+
+  std::chrono::milliseconds c10d_timeout() const {
+    return absl::ToChronoMilliseconds(options_.timeout + kGrace);
+  }
+
+  const std::string name_;
+  const std::shared_ptr<C10dBackendGroup> group_;
+  const StorePtr store_;
+  const C10dBackendOptions options_;
+  int num_splits_ = 0;
+  const Unwinding unwinding_;
+};
+
+struct C10dBackendCommunicator::Member {
+  int64_t color;
+  int64_t key;
+};
+
+absl::StatusOr<std::unique_ptr<Work>> C10dBackendCommunicator::Launch(
+    Collective collective, absl::string_view label, const at::Tensor& counted,
+    std::vector<at::Tensor> tensors, C10dBackendGroup::Start start,
+    C10dBackendGroup::Finish finish) {
+  Call call{collective, std::string(label),
+            std::string(DtypeName(counted.scalar_type())), counted.numel(), ""};
+  if (counted.device() != options_.device) {
+    return absl::UnimplementedError(absl::StrCat(
+        comm::ToString(call), " on rank ", rank(), " of ", world_size(),
+        ": c10d's ", name_, " was created for tensors on ",
+        options_.device.str(), ", not ", counted.device().str()));
+  }
+  const bool is_empty = counted.numel() == 0;
+  const auto unless_empty = [&](c10d::Backend& backend) {
+    return is_empty ? C10dBackendGroup::WorkPtr() : start(backend);
+  };
+  FSDP_ASSIGN_OR_RETURN(
+      auto operation,
+      group_->Launch(std::move(call), static_cast<int64_t>(tensors[0].nbytes()),
+                     unless_empty, is_empty ? nullptr : std::move(finish)));
+  return std::make_unique<C10dBackendWork>(group_, std::move(operation),
+                                           std::move(tensors));
+}
+
+absl::StatusOr<std::unique_ptr<Work>> C10dBackendCommunicator::DoAllGather(
+    const at::Tensor& out, const at::Tensor& in, absl::string_view label) {
+  return Launch(Collective::kAllGather, label, in, {out, in},
+                [&](c10d::Backend& backend) {
+                  c10d::AllgatherOptions options;
+                  options.timeout = c10d_timeout();
+                  at::Tensor to = Bytes(out);
+                  at::Tensor from = Bytes(in);
+                  return backend._allgather_base(to, from, options);
+                });
+}
+
+absl::StatusOr<std::unique_ptr<Work>> C10dBackendCommunicator::ReduceInto(
+    const at::Tensor& out, const at::Tensor& in, C10dReduceOp op,
+    absl::string_view label, std::vector<at::Tensor> tensors,
+    C10dBackendGroup::Finish finish) {
+  return Launch(
+      Collective::kReduceScatter, label, out, std::move(tensors),
+      [&](c10d::Backend& backend) {
+        c10d::ReduceScatterOptions options;
+        options.reduceOp = op;
+        options.timeout = c10d_timeout();
+        at::Tensor to = out;
+        at::Tensor from = in;
+        return backend._reduce_scatter_base(to, from, options);
+      },
+      std::move(finish));
+}
+
+absl::StatusOr<std::unique_ptr<Work>> C10dBackendCommunicator::DoReduceScatter(
+    const at::Tensor& out, const at::Tensor& in, ReduceOp op,
+    absl::string_view label) {
+  return ReduceInto(out, in, ToC10d(op), label, {in, out}, nullptr);
+}
+
+absl::StatusOr<std::unique_ptr<Work>>
+C10dBackendCommunicator::DoReduceScatterScaled(const at::Tensor& out,
+                                               const at::Tensor& in,
+                                               ScaledSum sum,
+                                               absl::string_view label) {
+  const bool is_direct =
+      out.scalar_type() == in.scalar_type() && !sum.accumulate;
+  const at::Tensor result =
+      is_direct ? out : in.narrow(0, rank() * out.numel(), out.numel());
+  const auto finish = [out, result, sum, is_direct] {
+    if (sum.accumulate) {
+      out.add_(result, sum.scale);
+      return;
+    }
+    if (!is_direct) out.copy_(result);
+    if (sum.scale != 1) out.mul_(sum.scale);
+  };
+  return ReduceInto(result, in, C10dReduceOp::SUM, label, {in, out}, finish);
+}
+
+absl::StatusOr<std::unique_ptr<Work>> C10dBackendCommunicator::DoAllToAll(
+    const at::Tensor& out, const at::Tensor& in, absl::string_view label) {
+  return Launch(Collective::kAllToAll, label, in, {out, in},
+                [&](c10d::Backend& backend) {
+                  c10d::AllToAllOptions options;
+                  options.timeout = c10d_timeout();
+                  at::Tensor to = Bytes(out);
+                  at::Tensor from = Bytes(in);
+                  std::vector<int64_t> equal_parts;
+                  return backend.alltoall_base(to, from, equal_parts,
+                                               equal_parts, options);
+                });
+}
+
+absl::StatusOr<std::unique_ptr<Work>> C10dBackendCommunicator::DoAllReduce(
+    const at::Tensor& tensor, ReduceOp op, absl::string_view label) {
+  return Launch(Collective::kAllReduce, label, tensor, {tensor},
+                [&](c10d::Backend& backend) {
+                  c10d::AllreduceOptions options;
+                  options.reduceOp = ToC10d(op);
+                  options.timeout = c10d_timeout();
+                  std::vector<at::Tensor> tensors = {tensor};
+                  return backend.allreduce(tensors, options);
+                });
+}
+
+absl::StatusOr<std::unique_ptr<Work>> C10dBackendCommunicator::DoBroadcast(
+    const at::Tensor& tensor, int root, absl::string_view label) {
+  return Launch(Collective::kBroadcast, label, tensor, {tensor},
+                [&](c10d::Backend& backend) {
+                  c10d::BroadcastOptions options;
+                  options.rootRank = root;
+                  options.timeout = c10d_timeout();
+                  std::vector<at::Tensor> tensors = {Bytes(tensor)};
+                  return backend.broadcast(tensors, options);
+                });
+}
+
+absl::StatusOr<at::Tensor> C10dBackendCommunicator::AllocateSymmetric(
+    int64_t bytes) {
+  if (options_.device.is_cpu() || bytes < 0) return AllocatePlain(bytes);
+  at::Tensor plain;
+  FSDP_RETURN_IF_ERROR(TorchToStatus(
+      absl::StrCat("allocate ", bytes, " bytes on ", options_.device.str()),
+      [&] {
+        plain = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(
+                                       options_.device));
+      }));
+  return plain;
+}
+
+absl::StatusOr<std::vector<C10dBackendCommunicator::Member>>
+C10dBackendCommunicator::Members(int color, int key) {
+  constexpr absl::string_view kWhat = "split the group";
+  at::Tensor all;
+  FSDP_RETURN_IF_ERROR(TorchToStatus(kWhat, [&] {
+    all =
+        at::empty({2 * world_size()},
+                  at::TensorOptions().dtype(at::kLong).device(options_.device));
+    all[2 * rank()].fill_(color);
+    all[2 * rank() + 1].fill_(key);
+  }));
+  FSDP_ASSIGN_OR_RETURN(
+      auto work, AllGather(all, all.narrow(0, 2 * rank(), 2), "the group"));
+  FSDP_RETURN_IF_ERROR(work->Wait(absl::Now() + options_.timeout));
+  std::vector<Member> members;
+  FSDP_RETURN_IF_ERROR(TorchToStatus(kWhat, [&] {
+    const at::Tensor here = all.cpu();
+    const auto* data = static_cast<const Member*>(here.const_data_ptr());
+    members.assign(data, data + world_size());
+  }));
+  return members;
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> C10dBackendCommunicator::Split(
+    int color, int key) {
+  const std::string what =
+      absl::StrCat("split on rank ", rank(), " of ", world_size());
+  if (color < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(what, ": color ", color, " is negative"));
+  }
+  if (!options_.connect) {
+    return absl::UnimplementedError(absl::StrCat(
+        what, ": c10d's ", name_,
+        " was given without C10dBackendOptions::connect, which makes backends "
+        "of sub-groups"));
+  }
+  FSDP_ASSIGN_OR_RETURN(const std::vector<Member> members, Members(color, key));
+  C10dMeeting meeting;
+  for (int peer = 0; peer < world_size(); ++peer) {
+    if (members[peer].color == color) meeting.ranks.push_back(peer);
+  }
+  std::stable_sort(
+      meeting.ranks.begin(), meeting.ranks.end(),
+      [&](int a, int b) { return members[a].key < members[b].key; });
+  meeting.rank = static_cast<int>(
+      std::find(meeting.ranks.begin(), meeting.ranks.end(), rank()) -
+      meeting.ranks.begin());
+  const StorePtr store = c10::make_intrusive<c10d::PrefixStore>(
+      absl::StrCat("split", num_splits_++, "/color", color), store_);
+  meeting.store = c10::make_intrusive<c10d::PrefixStore>("connect", store);
+  auto connection = options_.connect(meeting);
+  if (!connection.ok()) return Annotate(connection.status(), what);
+  return CreateC10dBackendCommunicator(*std::move(connection), store, options_);
+}
+
+// Whether Work::wait() of the backend `name` is over when the work is.
+bool HostWaits(absl::string_view name, c10::Device device) {
+  return device.is_cpu() || name == "gloo" || name == "mpi";
+}
+
+// Gloo's abort() does nothing. But a message that does not come in time closes
+// all connections, and what waits for them ends.
+void CloseGloo(c10d::Backend& gloo) {
+  constexpr int kTag = 0x46534450;  // nobody's
+  std::vector<at::Tensor> never = {
+      at::empty({1}, at::TensorOptions().dtype(at::kByte))};
+  const int peer = (gloo.getRank() + 1) % gloo.getSize();
+  gloo.recv(never, peer, kTag)->wait(std::chrono::milliseconds(1));
+}
+
+std::string NameOf(const c10d::Backend& backend) {
+  std::string name = "backend";  // of those that do not say
+  (void)TorchToStatus("ask for the name of a backend",
+                      [&] { name = backend.getBackendName(); });
+  return name;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Communicator>> CreateC10dBackendCommunicator(
+    C10dConnection connection, const StorePtr& store,
+    C10dBackendOptions options) {
+  if (connection.backend == nullptr || store == nullptr) {
+    return absl::InvalidArgumentError(
+        "create a group of a c10d backend: there must be a backend and a "
+        "store");
+  }
+  if (!options.device.is_cpu() && !options.device.has_index()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("create a group of a c10d backend: the device ",
+                     options.device.str(), " has no index; say which one"));
+  }
+  const auto backend = connection.backend;
+  std::string name = NameOf(*backend);
+  C10dBackendGroup::Options group_options;
+  group_options.device = options.device;
+  group_options.host_waits = HostWaits(name, options.device);
+  group_options.timeout = options.timeout;
+  group_options.diagnosis_timeout = options.diagnosis_timeout;
+  group_options.is_capturing = options.is_capturing;
+  group_options.leave = std::move(connection.leave);
+  group_options.close = std::move(connection.close);
+  if (!group_options.close) {
+    group_options.close = [raw = backend.get(), is_gloo = name == "gloo"] {
+      raw->abort();
+      if (is_gloo && raw->getSize() > 1) CloseGloo(*raw);
+    };
+  }
+  auto group =
+      C10dBackendGroup::Create(backend, store, std::move(group_options));
+  if (!group.ok()) {
+    return Annotate(
+        group.status(),
+        absl::StrCat("create a group of c10d's ", name, " on rank ",
+                     backend->getRank(), " of ", backend->getSize()));
+  }
+  return std::make_unique<C10dBackendCommunicator>(
+      std::move(name), *std::move(group), store, std::move(options));
+}
+
+}  // namespace fsdp::comm

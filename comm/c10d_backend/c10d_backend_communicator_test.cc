@@ -1,0 +1,240 @@
+// Over Gloo's own collectives: ranks are threads, everything else is real.
+#include "comm/c10d_backend/c10d_backend_communicator.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "base/torch_status.h"
+#include "comm/communicator.h"
+#include "comm/gloo/sigpipe_block.h"
+#include "comm/testing/communicator_contract.h"
+#include "comm/work.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::comm::testing {
+namespace {
+
+// LibTorch's flight recorder cannot stand the first operations of two groups at
+// once, which ranks that are threads have.
+[[maybe_unused]] const int kWithoutRecorder =
+    setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
+
+using ::fsdp::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+using Created = absl::StatusOr<std::unique_ptr<Communicator>>;
+
+// Lacks what c10d's base class calls by its own text.
+class GlooWithoutExchange final : public c10d::ProcessGroupGloo {
+ public:
+  using ProcessGroupGloo::ProcessGroupGloo;
+
+  c10::intrusive_ptr<c10d::Work> alltoall_base(
+      at::Tensor& out, at::Tensor& in, std::vector<int64_t>& out_sizes,
+      std::vector<int64_t>& in_sizes,
+      const c10d::AllToAllOptions& options) override {
+    return Backend::alltoall_base(out, in, out_sizes, in_sizes, options);
+  }
+};
+
+using Gloo = c10d::ProcessGroupGloo;
+
+template <typename Kind>
+absl::StatusOr<C10dConnection> ConnectGloo(const StorePtr& store, int rank,
+                                           int world_size) {
+  // For the threads that start below.
+  const SigpipeBlock no_sigpipe;
+  c10::intrusive_ptr<Kind> gloo;
+  FSDP_RETURN_IF_ERROR(TorchToStatus("connect", [&] {
+    auto options =
+        c10d::ProcessGroupGloo::Options::create(std::chrono::seconds(30));
+    options->devices = {
+        c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1")};
+    gloo = c10::make_intrusive<Kind>(store, rank, world_size, options);
+  }));
+  C10dConnection connection;
+  connection.backend = gloo;
+  return connection;
+}
+
+template <typename Kind>
+Created CreateRank(const StorePtr& store, int rank, int world_size,
+                   absl::Duration timeout) {
+  FSDP_ASSIGN_OR_RETURN(
+      C10dConnection connection,
+      ConnectGloo<Kind>(c10::make_intrusive<c10d::PrefixStore>("gloo", store),
+                        rank, world_size));
+  C10dBackendOptions options;
+  options.timeout = timeout;
+  options.connect = [](const C10dMeeting& meeting) {
+    return ConnectGloo<Kind>(meeting.store, meeting.rank,
+                             static_cast<int>(meeting.ranks.size()));
+  };
+  return CreateC10dBackendCommunicator(
+      std::move(connection),
+      c10::make_intrusive<c10d::PrefixStore>("group", store),
+      std::move(options));
+}
+
+template <typename Kind>
+absl::StatusOr<Group> CreateGroup(int world_size, absl::Duration timeout) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<Created> results(world_size);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world_size; ++rank) {
+    threads.emplace_back([&, rank] {
+      results[rank] = CreateRank<Kind>(store, rank, world_size, timeout);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  Group group;
+  for (auto& result : results) {
+    FSDP_ASSIGN_OR_RETURN(auto communicator, std::move(result));
+    group.push_back(std::move(communicator));
+  }
+  return group;
+}
+
+ContractBackend GlooCollectives() {
+  ContractBackend backend{"gloo_collectives", CreateGroup<Gloo>};
+  backend.sums_in_rank_order = false;
+  backend.compares_calls = false;
+  return backend;
+}
+
+INSTANTIATE_TEST_SUITE_P(C10dBackend, CommunicatorContract,
+                         ::testing::Values(GlooCollectives()), BackendName);
+
+absl::Status StartAndFinish(
+    Group& group,
+    absl::StatusOr<std::unique_ptr<Work>> (*start)(Communicator&)) {
+  std::vector<absl::StatusOr<std::unique_ptr<Work>>> works;
+  for (const auto& rank : group) works.push_back(start(*rank));
+  absl::Status first;
+  for (auto& work : works) first.Update(Finish(std::move(work)));
+  return first;
+}
+
+TEST(C10dBackendCommunicatorTest, SaysWhatItIs) {
+  ASSERT_OK_AND_ASSIGN(const Group group,
+                       CreateGroup<Gloo>(1, absl::Seconds(30)));
+  EXPECT_EQ(group[0]->ToString(), "c10d's gloo on cpu, rank 0 of 1");
+}
+
+TEST(C10dBackendCommunicatorTest, WhatTheBackendLacksIsUnimplementedAndNoHarm) {
+  ASSERT_OK_AND_ASSIGN(Group group,
+                       CreateGroup<GlooWithoutExchange>(2, absl::Seconds(30)));
+  for (const auto& rank : group) {
+    EXPECT_THAT(
+        rank->AllToAll(at::zeros({4}), at::zeros({4}), "tokens"),
+        StatusIs(absl::StatusCode::kUnimplemented,
+                 AllOf(HasSubstr("all-to-all #0 of tokens"),
+                       HasSubstr("gloo does not support alltoall_base"))));
+  }
+  EXPECT_OK(StartAndFinish(group, [](Communicator& rank) {
+    return rank.AllReduce(at::zeros({4}), ReduceOp::kSum, "sum");
+  }));
+}
+
+TEST(C10dBackendCommunicatorTest, TakesTensorsOfItsDeviceOnly) {
+  ASSERT_OK_AND_ASSIGN(Group group, CreateGroup<Gloo>(1, absl::Seconds(30)));
+  // No memory has to be there for the checks.
+  const at::Tensor elsewhere =
+      at::zeros({0}, at::TensorOptions().dtype(at::kFloat).device(at::kMeta));
+  EXPECT_THAT(group[0]->AllReduce(elsewhere, ReduceOp::kSum, "sum"),
+              StatusIs(absl::StatusCode::kUnimplemented,
+                       HasSubstr("was created for tensors on cpu, not meta")));
+}
+
+TEST(C10dBackendCommunicatorTest, SplitNeedsAWayToConnect) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  ASSERT_OK_AND_ASSIGN(C10dConnection connection,
+                       ConnectGloo<Gloo>(store, 0, 1));
+  ASSERT_OK_AND_ASSIGN(auto communicator, CreateC10dBackendCommunicator(
+                                              std::move(connection), store));
+  EXPECT_THAT(communicator->Split(0, 0),
+              StatusIs(absl::StatusCode::kUnimplemented,
+                       HasSubstr("C10dBackendOptions::connect")));
+}
+
+TEST(C10dBackendCommunicatorTest, RefusesWhatIsMissing) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  EXPECT_THAT(CreateC10dBackendCommunicator({}, store),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("there must be a backend")));
+  ASSERT_OK_AND_ASSIGN(C10dConnection connection,
+                       ConnectGloo<Gloo>(store, 0, 1));
+  EXPECT_THAT(
+      CreateC10dBackendCommunicator(connection, nullptr),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("a store")));
+  C10dBackendOptions options;
+  options.device = c10::Device(c10::DeviceType::CUDA);
+  EXPECT_THAT(CreateC10dBackendCommunicator(connection, store, options),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("cuda has no index")));
+}
+
+TEST(C10dBackendCommunicatorTest, TheBackendStaysTheCallersAfterwards) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  ASSERT_OK_AND_ASSIGN(C10dConnection connection,
+                       ConnectGloo<Gloo>(store, 0, 1));
+  std::vector<at::Tensor> tensors = {at::full({3}, 2.0)};
+  ASSERT_OK_AND_ASSIGN(auto communicator,
+                       CreateC10dBackendCommunicator(connection, store));
+  ASSERT_OK(Finish(communicator->AllReduce(tensors[0], ReduceOp::kSum, "sum")));
+  communicator.reset();
+  EXPECT_TRUE(connection.backend->allreduce(tensors)->wait());
+}
+
+TEST(C10dBackendCommunicatorTest, ABackendThatCannotBeClosedIsNotWaitedFor) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<C10dConnection> connections(2);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      connections[rank] = ConnectGloo<Gloo>(store, rank, 2).value();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  C10dConnection as_is = connections[0];
+  as_is.close = [] {};
+  ASSERT_OK_AND_ASSIGN(auto communicator,
+                       CreateC10dBackendCommunicator(
+                           as_is, c10::make_intrusive<c10d::HashStore>()));
+  ASSERT_OK_AND_ASSIGN(auto work, communicator->AllReduce(
+                                      at::zeros({4}), ReduceOp::kSum, "alone"));
+  EXPECT_THAT(work->Wait(absl::Now() + absl::Milliseconds(50)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       HasSubstr("all-reduce #0 of alone on rank 0 of 2")));
+  communicator.reset();
+  // Closes the connection: no message comes.
+  std::vector<at::Tensor> message = {at::zeros({1})};
+  EXPECT_ANY_THROW(connections[0]
+                       .backend->recv(message, 1, 7)
+                       ->wait(std::chrono::milliseconds(1)));
+}
+
+}  // namespace
+}  // namespace fsdp::comm::testing

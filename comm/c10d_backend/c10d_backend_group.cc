@@ -1,0 +1,170 @@
+#include "comm/c10d_backend/c10d_backend_group.h"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/status_macros.h"
+#include "comm/group/c10d_status.h"
+
+namespace fsdp::comm {
+namespace {
+
+// How long a group waits, from when it is closed, for the backend to let go of
+// buffers and to end.
+constexpr absl::Duration kPatience = absl::Seconds(5);
+
+WatchedGroup::Options WatchedOptions(const c10d::Backend& backend,
+                                     const C10dBackendGroup::Options& options) {
+  WatchedGroup::Options result;
+  result.rank = backend.getRank();
+  result.world_size = backend.getSize();
+  result.timeout = options.timeout;
+  result.diagnosis_timeout = options.diagnosis_timeout;
+  return result;
+}
+
+}  // namespace
+
+C10dBackendGroup::C10dBackendGroup(c10::intrusive_ptr<c10d::Backend> backend,
+                                   std::unique_ptr<GroupMonitor> monitor,
+                                   Options options)
+    : backend_(std::move(backend)),
+      options_(std::move(options)),
+      completions_(options_.device, options_.host_waits),
+      watched_(std::move(monitor), WatchedOptions(*backend_, options_),
+               {[] { return absl::OkStatus(); }, [this] { CloseBackend(); },
+                [this] { EnterDevice(); }}) {}
+
+absl::StatusOr<std::shared_ptr<C10dBackendGroup>> C10dBackendGroup::Create(
+    c10::intrusive_ptr<c10d::Backend> backend,
+    const c10::intrusive_ptr<c10d::Store>& store, Options options) {
+  FSDP_ASSIGN_OR_RETURN(
+      auto monitor,
+      GroupMonitor::Create(store, backend->getRank(), backend->getSize()));
+  std::shared_ptr<C10dBackendGroup> group;
+  FSDP_RETURN_IF_ERROR(C10dToStatus("take a stream", [&] {
+    group.reset(new C10dBackendGroup(std::move(backend), std::move(monitor),
+                                     std::move(options)));
+  }));
+  FSDP_RETURN_IF_ERROR(group->watched_.Start());
+  return group;
+}
+
+C10dBackendGroup::~C10dBackendGroup() { Leave(); }
+
+void C10dBackendGroup::Leave() {
+  // A rank whose host waits has seen to what it began.
+  const absl::Duration patience =
+      options_.host_waits ? absl::ZeroDuration() : kPatience;
+  watched_.Leave(patience, [this] {
+    if (options_.leave && !watched_.failed()) {
+      // What cannot be left any more has ended.
+      (void)C10dToStatus("leave a group", [this] { options_.leave(); });
+    }
+    completions_.Stop(Patience());
+  });
+}
+
+// A thread begins with device 0 as its current one, which LibTorch would set up
+// when it goes back there.
+void C10dBackendGroup::EnterDevice() {
+  if (options_.device.is_cpu()) return;
+  // Other calls tell of a device that has failed.
+  (void)C10dToStatus("choose a device", [this] {
+    c10::impl::VirtualGuardImpl(options_.device.type())
+        .setDevice(options_.device);
+  });
+}
+
+absl::StatusOr<std::shared_ptr<C10dBackendGroup::Operation>>
+C10dBackendGroup::Launch(Call call, int64_t bytes, Start start, Finish finish) {
+  FSDP_ASSIGN_OR_RETURN(auto entry, watched_.Begin(std::move(call), bytes));
+  WorkPtr work;
+  bool is_captured = false;
+  const absl::Status started =
+      C10dToStatus(entry->Describe(rank(), world_size()), [&] {
+        is_captured = options_.is_capturing && options_.is_capturing();
+        work = start(*backend_);
+      });
+  if (absl::IsUnimplemented(started)) {
+    watched_.Launched(*entry, [] { return true; });
+    return started;
+  }
+  if (!started.ok()) return watched_.NotLaunched(*entry, started);
+  const auto completion =
+      std::make_shared<C10dCompletion>(std::move(work), std::move(finish));
+  completions_.Add(completion);
+  if (is_captured) {
+    watched_.Launched(*entry, [] { return true; });
+  } else {
+    watched_.Launched(*entry, [completion] { return completion->IsDone(); });
+  }
+  return std::make_shared<Operation>(std::move(entry), completion, is_captured);
+}
+
+absl::Status C10dBackendGroup::Wait(const Operation& operation,
+                                    absl::Time deadline) {
+  if (operation.is_captured_) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        operation.entry_->Describe(rank(), world_size()),
+        ": it is part of a graph and runs when that does; wait for the stream "
+        "that the graph is launched on"));
+  }
+  const absl::Status status = watched_.Wait(*operation.entry_, deadline);
+  if (!status.ok()) AwaitLetGo(*operation.completion_);
+  return status;
+}
+
+absl::Status C10dBackendGroup::BlockCurrentStream(const Operation& operation) {
+  FSDP_RETURN_IF_ERROR(watched_.Check(*operation.entry_));
+  if (options_.host_waits) {
+    FSDP_RETURN_IF_ERROR(Wait(operation, absl::Now() + timeout()));
+  }
+  return operation.completion_->BlockCurrentStream();
+}
+
+// Lets tensors go when the backend has, or after kPatience where it hangs.
+struct C10dBackendGroup::Kept {
+  ~Kept() { group->AwaitLetGo(*completion); }
+
+  C10dBackendGroup* const group;
+  const std::shared_ptr<C10dCompletion> completion;
+  const std::vector<at::Tensor> tensors;
+};
+
+void C10dBackendGroup::Keep(const Operation& operation,
+                            std::vector<at::Tensor> tensors) {
+  watched_.Keep(*operation.entry_,
+                std::shared_ptr<Kept>(
+                    new Kept{this, operation.completion_, std::move(tensors)}));
+}
+
+absl::Duration C10dBackendGroup::Patience() {
+  absl::MutexLock lock(&mutex_);
+  if (!closed_at_) return kPatience;
+  return std::max(absl::ZeroDuration(), *closed_at_ + kPatience - absl::Now());
+}
+
+void C10dBackendGroup::AwaitLetGo(const C10dCompletion& completion) {
+  const absl::Time until = absl::Now() + Patience();
+  while (!completion.HasLetGo() && absl::Now() < until) {
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+}
+
+void C10dBackendGroup::Abort(const absl::Status& reason) {
+  watched_.Abort(reason);
+}
+
+void C10dBackendGroup::CloseBackend() {
+  // What cannot be closed any more is closed.
+  (void)C10dToStatus("close a group", [this] { options_.close(); });
+  absl::MutexLock lock(&mutex_);
+  closed_at_ = absl::Now();
+}
+
+}  // namespace fsdp::comm

@@ -1,0 +1,303 @@
+#include "comm/gloo/c10d_communicator.h"
+
+#include <algorithm>
+#include <memory>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+#include "comm/call.h"
+#include "comm/gloo/c10d_group.h"
+#include "comm/gloo/peer_collectives.h"
+#include "comm/gloo/sigpipe_block.h"
+#include "comm/group/connect_together.h"
+#include "comm/group/group_work.h"
+#include "comm/unwinding.h"
+#include "comm/work.h"
+
+namespace fsdp::comm {
+namespace {
+
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+// What a backend knows of its own missed deadline is worth waiting for.
+constexpr absl::Duration kSlack = absl::Seconds(1);
+
+// What it takes to make further groups.
+struct Recipe {
+  std::string name;
+  TransportFactory factory;
+  C10dOptions options;
+};
+
+char* Data(const at::Tensor& tensor) {
+  return static_cast<char*>(tensor.mutable_data_ptr());
+}
+
+using C10dWork = GroupWork<C10dGroup>;
+
+class C10dCommunicator final : public Communicator {
+ public:
+  C10dCommunicator(std::shared_ptr<C10dGroup> group, StorePtr store,
+                   Recipe recipe)
+      : group_(std::move(group)),
+        store_(std::move(store)),
+        recipe_(std::move(recipe)) {}
+  ~C10dCommunicator() override {
+    if (unwinding_) group_->Abort(EndedByException());
+    group_->Stop();
+  }
+
+  int rank() const override { return group_->rank(); }
+  int world_size() const override { return group_->world_size(); }
+  absl::Duration default_timeout() const override {
+    return recipe_.options.timeout;
+  }
+  std::string ToString() const override {
+    return absl::StrCat(recipe_.name, ", rank ", rank(), " of ", world_size());
+  }
+
+  absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override {
+    return AllocatePlain(bytes);
+  }
+
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
+                                                      int key) override;
+
+  void Abort(const absl::Status& reason) override { group_->Abort(reason); }
+
+ protected:
+  absl::StatusOr<std::unique_ptr<Work>> DoAllGather(
+      const at::Tensor& out, const at::Tensor& in,
+      absl::string_view label) override {
+    return Start(Collective::kAllGather, label, "", in,
+                 [out, in](PeerCollectives& peers, const auto& agree) {
+                   return peers.AllGather(Data(out), Data(in),
+                                          static_cast<int64_t>(in.nbytes()),
+                                          agree);
+                 });
+  }
+
+  absl::StatusOr<std::unique_ptr<Work>> DoReduceScatter(
+      const at::Tensor& out, const at::Tensor& in, ReduceOp op,
+      absl::string_view label) override {
+    return Start(
+        Collective::kReduceScatter, label, std::string(ReduceOpName(op)), out,
+        [out, in, op](PeerCollectives& peers, const auto& agree) {
+          return peers.ReduceScatter(Data(out), Data(in), out.scalar_type(),
+                                     out.numel(), op, agree);
+        });
+  }
+
+  absl::StatusOr<std::unique_ptr<Work>> DoAllToAll(
+      const at::Tensor& out, const at::Tensor& in,
+      absl::string_view label) override {
+    return Start(Collective::kAllToAll, label, "", in,
+                 [out, in](PeerCollectives& peers, const auto& agree) {
+                   return peers.AllToAll(
+                       Data(out), Data(in),
+                       static_cast<int64_t>(in.nbytes()) / peers.world_size(),
+                       agree);
+                 });
+  }
+
+  absl::StatusOr<std::unique_ptr<Work>> DoAllReduce(
+      const at::Tensor& tensor, ReduceOp op, absl::string_view label) override {
+    return Start(Collective::kAllReduce, label, std::string(ReduceOpName(op)),
+                 tensor,
+                 [tensor, op](PeerCollectives& peers, const auto& agree) {
+                   return peers.AllReduce(Data(tensor), tensor.scalar_type(),
+                                          tensor.numel(), op, agree);
+                 });
+  }
+
+  absl::StatusOr<std::unique_ptr<Work>> DoBroadcast(
+      const at::Tensor& tensor, int root, absl::string_view label) override {
+    return Start(
+        Collective::kBroadcast, label, absl::StrCat("root ", root), tensor,
+        [tensor, root](PeerCollectives& peers, const auto& agree) {
+          return peers.Broadcast(
+              Data(tensor), static_cast<int64_t>(tensor.nbytes()), root, agree);
+        });
+  }
+
+ private:
+  // `counted` is the tensor whose dtype and count all ranks must share.
+  absl::StatusOr<std::unique_ptr<Work>> Start(Collective collective,
+                                              absl::string_view label,
+                                              std::string detail,
+                                              const at::Tensor& counted,
+                                              C10dGroup::Run run) {
+    Call call{collective, std::string(label),
+              std::string(DtypeName(counted.scalar_type())), counted.numel(),
+              std::move(detail)};
+    if (!counted.device().is_cpu()) {
+      return absl::UnimplementedError(absl::StrCat(
+          comm::ToString(call), " on rank ", rank(), " of ", world_size(), ": ",
+          recipe_.name, " takes CPU tensors, not ", counted.device().str()));
+    }
+    FSDP_ASSIGN_OR_RETURN(auto operation,
+                          group_->Post(std::move(call), std::move(run)));
+    return std::make_unique<C10dWork>(group_, std::move(operation),
+                                      recipe_.options.timeout);
+  }
+
+  const std::shared_ptr<C10dGroup> group_;
+  const StorePtr store_;
+  const Recipe recipe_;
+  int num_splits_ = 0;
+  const Unwinding unwinding_;
+};
+
+struct Membership {
+  int32_t color;
+  int32_t key;
+};
+
+absl::StatusOr<std::unique_ptr<Communicator>> C10dCommunicator::Split(int color,
+                                                                      int key) {
+  if (color < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("split on rank ", rank(), " of ", world_size(), ": color ",
+                     color, " is negative"));
+  }
+  const auto members = std::make_shared<std::vector<Membership>>(world_size());
+  (*members)[rank()] = {color, key};
+  Call call;
+  call.collective = Collective::kSplit;
+  call.label = "the group";
+  FSDP_ASSIGN_OR_RETURN(
+      auto operation, group_->Post(std::move(call), [members, rank = rank()](
+                                                        PeerCollectives& peers,
+                                                        const auto& agree) {
+        return peers.AllGather(reinterpret_cast<char*>(members->data()),
+                               reinterpret_cast<const char*>(&(*members)[rank]),
+                               sizeof(Membership), agree);
+      }));
+  FSDP_RETURN_IF_ERROR(
+      group_->Wait(*operation, absl::Now() + recipe_.options.timeout));
+  int new_rank = 0;
+  int new_size = 0;
+  for (int peer = 0; peer < world_size(); ++peer) {
+    const Membership& member = (*members)[peer];
+    if (member.color != color) continue;
+    ++new_size;
+    if (member.key < key || (member.key == key && peer < rank())) ++new_rank;
+  }
+  const auto store = c10::make_intrusive<c10d::PrefixStore>(
+      absl::StrCat("split", num_splits_++, "/color", color), store_);
+  return CreateC10dCommunicator(store, new_rank, new_size, recipe_.name,
+                                recipe_.factory, recipe_.options);
+}
+
+// The store of this rank's next group on `store`: groups made one after the
+// other must not see each other's keys.
+StorePtr StoreOfNextGroup(const StorePtr& store, int rank) {
+  const int64_t number = store->add(absl::StrCat("num_groups/", rank), 1);
+  return c10::make_intrusive<c10d::PrefixStore>(absl::StrCat("group", number),
+                                                store);
+}
+
+// Waits until all ranks have come.
+absl::Status Meet(const StorePtr& store, int rank, int world_size,
+                  absl::Duration timeout) {
+  std::vector<std::string> keys;
+  for (int peer = 0; peer < world_size; ++peer) {
+    keys.push_back(absl::StrCat("here/", peer));
+  }
+  FSDP_RETURN_IF_ERROR(TorchToStatus("reach the store", [&] {
+    store->set(keys[rank], absl::StrCat(world_size));
+  }));
+  const absl::Status met = TorchToStatus("wait for the other ranks", [&] {
+    store->wait(keys, absl::ToChronoMilliseconds(timeout));
+  });
+  std::vector<std::string> missing;
+  std::vector<std::string> other_sizes;
+  FSDP_RETURN_IF_ERROR(TorchToStatus("look who is in the store", [&] {
+    for (int peer = 0; peer < world_size; ++peer) {
+      if (!met.ok() && !store->check({keys[peer]})) {
+        missing.push_back(absl::StrCat("rank ", peer));
+        continue;
+      }
+      const std::string size = store->get_to_str(keys[peer]);
+      if (size != absl::StrCat(world_size)) {
+        other_sizes.push_back(absl::StrCat("rank ", peer, " says ", size));
+      }
+    }
+  }));
+  if (!other_sizes.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the ranks disagree on the size of the group: ", world_size, " here, ",
+        absl::StrJoin(other_sizes, ", ")));
+  }
+  if (!missing.empty()) {
+    return absl::DeadlineExceededError(
+        absl::StrCat(absl::StrJoin(missing, ", "), " did not come within ",
+                     absl::FormatDuration(timeout)));
+  }
+  return met;
+}
+
+// All ranks, or none.
+absl::StatusOr<std::unique_ptr<MessageTransport>> ConnectTransport(
+    const StorePtr& store, int rank, int world_size,
+    const TransportFactory& factory, const std::string& place,
+    absl::Time deadline) {
+  using TransportPtr = std::unique_ptr<MessageTransport>;
+  const auto transport = std::make_shared<TransportPtr>();
+  const auto connect = [=]() -> absl::Status {
+    auto own = factory(store, rank, world_size, deadline - absl::Now());
+    if (!own.ok()) {
+      return place.empty() ? own.status() : Annotate(own.status(), place);
+    }
+    *transport = *std::move(own);
+    return absl::OkStatus();
+  };
+  FSDP_RETURN_IF_ERROR(
+      ConnectTogether(c10::make_intrusive<c10d::PrefixStore>("together", store),
+                      rank, world_size, {deadline + kSlack}, connect));
+  return std::move(*transport);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Communicator>> CreateC10dCommunicator(
+    const StorePtr& store, int rank, int world_size, std::string name,
+    TransportFactory factory, const C10dOptions& options) {
+  const std::string what = absl::StrCat("create the ", name, " group on rank ",
+                                        rank, " of ", world_size);
+  if (store == nullptr || world_size < 1 || rank < 0 || rank >= world_size) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        what, ": there must be a store and 0 <= rank < world size"));
+  }
+  // For the threads that start below as well.
+  const SigpipeBlock no_sigpipe;
+  StorePtr group_store;
+  FSDP_RETURN_IF_ERROR(TorchToStatus(
+      what, [&] { group_store = StoreOfNextGroup(store, rank); }));
+  const absl::Duration limit =
+      std::min(options.timeout, options.connect_timeout);
+  const absl::Time deadline = absl::Now() + limit;
+  const absl::Status met = Meet(group_store, rank, world_size, limit);
+  if (!met.ok()) return Annotate(met, what);
+  auto transport = ConnectTransport(group_store, rank, world_size, factory,
+                                    options.place, deadline);
+  if (!transport.ok()) return Annotate(transport.status(), what);
+  auto group =
+      C10dGroup::Create(group_store, rank, world_size, *std::move(transport),
+                        options.diagnosis_timeout);
+  if (!group.ok()) return Annotate(group.status(), what);
+  Recipe recipe{std::move(name), std::move(factory), options};
+  recipe.options.connect_timeout = absl::InfiniteDuration();
+  return std::make_unique<C10dCommunicator>(*std::move(group), group_store,
+                                            std::move(recipe));
+}
+
+}  // namespace fsdp::comm

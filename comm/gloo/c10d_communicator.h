@@ -1,0 +1,74 @@
+// Ranks that are processes, on any number of hosts, over a c10d backend.
+#ifndef COMM_GLOO_C10D_COMMUNICATOR_H_
+#define COMM_GLOO_C10D_COMMUNICATOR_H_
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "comm/communicator.h"
+#include "comm/gloo/message_transport.h"
+
+namespace c10d {
+class Store;
+}
+
+namespace fsdp::comm {
+
+struct C10dOptions {
+  // Communicator::default_timeout.
+  absl::Duration timeout = absl::Minutes(5);
+  // For all ranks to come and to connect, where that is less.
+  absl::Duration connect_timeout = absl::InfiniteDuration();
+  // By which the others connect to this rank, for errors: "at 10.0.0.1".
+  std::string place;
+  // How long a failed rank asks the others what they know. A Wait() that fails
+  // returns no later than this after the failure or its deadline.
+  absl::Duration diagnosis_timeout = absl::Seconds(2);
+};
+
+// Connects `world_size` ranks that meet in `store`, which no other group uses.
+// Blocks as long as that takes, `timeout` at most if it can; runs on a thread
+// that is left behind where it does not. c10d_transport.h has one for any c10d
+// backend.
+using TransportFactory =
+    std::function<absl::StatusOr<std::unique_ptr<MessageTransport>>(
+        const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
+        absl::Duration timeout)>;
+
+// One rank of a group named `name` ("gloo"). All ranks create their groups on a
+// store in the same order. Blocks until all ranks have connected;
+// DeadlineExceeded names who has not. A rank that fails tells the others.
+//
+// Collectives run in order on a thread of this group. Every dtype and
+// reduction of the contract works, with the bits of a local group. Calls that
+// differ between ranks fail on all of them. A failure of one rank reaches the
+// others through the store at once, and their errors say where every rank was,
+// and which do not answer; when the process that serves the store is gone, only
+// what Gloo noticed. What has not been waited for fails, also on the peers,
+// when the communicator is destroyed.
+absl::StatusOr<std::unique_ptr<Communicator>> CreateC10dCommunicator(
+    const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
+    std::string name, TransportFactory factory,
+    const C10dOptions& options = {});
+
+struct GlooOptions : C10dOptions {
+  // The address that peers connect to: by name or number, or by network
+  // interface ("eth0"). At most one of the two; neither: what this host's name
+  // resolves to, or else the loopback address.
+  std::string hostname;
+  std::string interface;
+};
+
+// The same over Gloo's TCP connections.
+absl::StatusOr<std::unique_ptr<Communicator>> CreateGlooCommunicator(
+    const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
+    const GlooOptions& options = {});
+
+}  // namespace fsdp::comm
+
+#endif  // COMM_GLOO_C10D_COMMUNICATOR_H_

@@ -1,0 +1,209 @@
+#include "comm/gloo/c10d_communicator.h"
+
+#include <signal.h>
+
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <set>
+#include <string>
+#include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "base/testing/no_threads.h"
+#include "base/testing/status_matchers.h"
+#include "comm/gloo/message_transport.h"
+#include "comm/testing/communicator_contract.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::comm::testing {
+namespace {
+
+using ::fsdp::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+GlooOptions OptionsFor(absl::Duration timeout) {
+  GlooOptions options;
+  options.timeout = timeout;
+  options.hostname = "127.0.0.1";
+  return options;
+}
+
+// Ranks are threads here: everything but the processes is real.
+absl::StatusOr<Group> CreateGlooGroup(int world_size, absl::Duration timeout) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<absl::StatusOr<std::unique_ptr<Communicator>>> results(
+      world_size);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world_size; ++rank) {
+    threads.emplace_back([&, rank] {
+      results[rank] =
+          CreateGlooCommunicator(store, rank, world_size, OptionsFor(timeout));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  Group group;
+  for (auto& result : results) {
+    FSDP_ASSIGN_OR_RETURN(auto communicator, std::move(result));
+    group.push_back(std::move(communicator));
+  }
+  return group;
+}
+
+INSTANTIATE_TEST_SUITE_P(Gloo, CommunicatorContract,
+                         ::testing::Values(ContractBackend{"gloo",
+                                                           CreateGlooGroup}),
+                         BackendName);
+
+TEST(GlooCommunicatorTest, NamesTheRanksThatDoNotCome) {
+  EXPECT_THAT(
+      CreateGlooCommunicator(c10::make_intrusive<c10d::HashStore>(), 1, 3,
+                             OptionsFor(absl::Milliseconds(50))),
+      StatusIs(absl::StatusCode::kDeadlineExceeded,
+               AllOf(HasSubstr("create the gloo group on rank 1 of 3"),
+                     HasSubstr("rank 0, rank 2 did not come within 50ms"))));
+}
+
+TEST(GlooCommunicatorTest, RefusesWrongOptions) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  for (int rank : {-1, 2}) {
+    EXPECT_THAT(CreateGlooCommunicator(store, rank, 2),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         HasSubstr("rank < world size")));
+  }
+  GlooOptions both = OptionsFor(absl::Seconds(1));
+  both.interface = "lo";
+  EXPECT_THAT(CreateGlooCommunicator(store, 0, 1, both),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("both")));
+  GlooOptions nowhere;
+  nowhere.interface = "no_such_interface";
+  EXPECT_THAT(CreateGlooCommunicator(store, 0, 1, nowhere),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("no network interface named no_such")));
+}
+
+// How rank 0 of two ends, by Gloo, whose rank 1 connects by `factory`.
+absl::Status ConnectTo(const TransportFactory& factory, absl::Duration limit,
+                       absl::Status* other) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  C10dOptions options;
+  options.timeout = limit;
+  options.place = "at 10.0.0.7";
+  std::thread rank1([&] {
+    *other =
+        CreateC10dCommunicator(store, 1, 2, "gloo", factory, options).status();
+  });
+  GlooOptions gloo = OptionsFor(limit);
+  gloo.hostname = "127.0.0.1";
+  const absl::Status own = CreateGlooCommunicator(store, 0, 2, gloo).status();
+  rank1.join();
+  return own;
+}
+
+TEST(GlooCommunicatorTest, ARankThatCannotConnectTellsTheOthers) {
+  const auto refused =
+      [](const c10::intrusive_ptr<c10d::Store>&, int, int,
+         absl::Duration) -> absl::StatusOr<std::unique_ptr<MessageTransport>> {
+    return absl::UnavailableError("connection refused");
+  };
+  absl::Status other;
+  EXPECT_THAT(ConnectTo(refused, absl::Hours(1), &other),
+              StatusIs(absl::StatusCode::kUnavailable,
+                       AllOf(HasSubstr("gloo group on rank 0 of 2: rank 1: "),
+                             HasSubstr("at 10.0.0.7: connection refused"))));
+  EXPECT_THAT(other, StatusIs(absl::StatusCode::kUnavailable,
+                              HasSubstr("on rank 1 of 2: at 10.0.0.7: conn")));
+}
+
+TEST(GlooCommunicatorTest, NamesTheInterfaceThatNobodyReached) {
+  const auto never = std::make_shared<absl::Notification>();
+  const auto hang =
+      [never](
+          const c10::intrusive_ptr<c10d::Store>&, int, int,
+          absl::Duration) -> absl::StatusOr<std::unique_ptr<MessageTransport>> {
+    const auto held = never;
+    held->WaitForNotification();
+    return absl::UnavailableError("over");
+  };
+  absl::Status other;
+  const absl::Status own = ConnectTo(hang, absl::Seconds(2), &other);
+  for (const absl::Status& status : {own, other}) {
+    EXPECT_FALSE(status.ok());
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("at 127.0.0.1 (interface lo), which the others "
+                                "must reach"),
+                      HasSubstr("GLOO_SOCKET_IFNAME")));
+  }
+}
+
+TEST(GlooCommunicatorTest, RefusesRanksThatDisagreeOnTheSize) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  absl::Status first;
+  std::thread other([&] {
+    first = CreateGlooCommunicator(store, 0, 1, OptionsFor(absl::Seconds(20)))
+                .status();
+  });
+  EXPECT_THAT(
+      CreateGlooCommunicator(store, 1, 2, OptionsFor(absl::Seconds(20))),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("2 here, rank 0 says 1")));
+  other.join();
+  EXPECT_OK(first);
+}
+
+TEST(GlooCommunicatorTest, WithoutThreadsThereIsNone) {
+  const ::fsdp::testing::NoThreads none;
+  EXPECT_THAT(CreateGlooCommunicator(c10::make_intrusive<c10d::HashStore>(), 0,
+                                     1, OptionsFor(absl::Seconds(20))),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       HasSubstr("cannot start a thread")));
+}
+
+// The threads of this process.
+std::set<std::string> Threads() {
+  std::set<std::string> threads;
+  for (const auto& entry :
+       std::filesystem::directory_iterator("/proc/self/task")) {
+    threads.insert(entry.path());
+  }
+  return threads;
+}
+
+// The line of /proc about the signals that a thread blocks, as a number.
+uint64_t BlockedSignals(const std::string& thread) {
+  std::ifstream status(thread + "/status");
+  for (std::string line; std::getline(status, line);) {
+    absl::string_view hex = line;
+    if (!absl::ConsumePrefix(&hex, "SigBlk:")) continue;
+    return std::stoull(std::string(hex), nullptr, 16);
+  }
+  return 0;
+}
+
+// Gloo raises SIGPIPE when a peer is gone, one time in a few hundred, and that
+// would end the program; see sigpipe_block.h.
+TEST(GlooCommunicatorTest, NoThreadThatWritesTakesSigpipe) {
+  const std::set<std::string> before = Threads();
+  ASSERT_OK_AND_ASSIGN(const Group group,
+                       CreateGlooGroup(2, absl::Seconds(30)));
+  int num_new = 0;
+  for (const std::string& thread : Threads()) {
+    if (before.count(thread) > 0) continue;
+    ++num_new;
+    EXPECT_NE(BlockedSignals(thread) & (uint64_t{1} << (SIGPIPE - 1)), 0u)
+        << thread;
+  }
+  EXPECT_GE(num_new, 4);  // per rank: Gloo's and the group's own
+}
+
+}  // namespace
+}  // namespace fsdp::comm::testing

@@ -1,0 +1,124 @@
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <memory>
+#include <string>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+#include "comm/gloo/c10d_communicator.h"
+#include "comm/gloo/c10d_transport.h"
+#include "comm/gloo/sigpipe_block.h"
+#include "comm/group/c10d_status.h"
+
+namespace fsdp::comm {
+namespace {
+
+// Adds access to the connections.
+class ClosableGloo final : public c10d::ProcessGroupGloo {
+ public:
+  using ProcessGroupGloo::ProcessGroupGloo;
+
+  void CloseConnections() {
+    for (const auto& context : contexts_) context->closeConnections();
+  }
+};
+
+std::shared_ptr<gloo::transport::Device> CreateDevice(
+    const GlooOptions& options) {
+  if (!options.hostname.empty()) {
+    return c10d::ProcessGroupGloo::createDeviceForHostname(options.hostname);
+  }
+  if (!options.interface.empty()) {
+    return c10d::ProcessGroupGloo::createDeviceForInterface(options.interface);
+  }
+  return c10d::ProcessGroupGloo::createDefaultDevice();
+}
+
+// The interface that has a numeric address; empty where none has.
+std::string InterfaceOf(const std::string& address) {
+  ifaddrs* all = nullptr;
+  if (getifaddrs(&all) != 0) return "";
+  std::string name;
+  for (const ifaddrs* one = all; one != nullptr; one = one->ifa_next) {
+    if (one->ifa_addr == nullptr) continue;
+    const int family = one->ifa_addr->sa_family;
+    if (family != AF_INET && family != AF_INET6) continue;
+    const socklen_t size =
+        family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+    char text[NI_MAXHOST] = "";
+    getnameinfo(one->ifa_addr, size, text, sizeof(text), nullptr, 0,
+                NI_NUMERICHOST);
+    if (address == text) name = one->ifa_name;
+  }
+  freeifaddrs(all);
+  return name;
+}
+
+// Where the others find this rank: "at 10.0.0.1 (interface eth0)".
+std::string PlaceOf(const GlooOptions& options) {
+  if (!options.interface.empty()) {
+    return absl::StrCat("on interface ", options.interface);
+  }
+  if (options.hostname.empty()) return "at the address of this host's name";
+  const std::string interface = InterfaceOf(options.hostname);
+  return absl::StrCat(
+      "at ", options.hostname,
+      interface.empty() ? "" : absl::StrCat(" (interface ", interface, ")"));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Communicator>> CreateGlooCommunicator(
+    const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
+    const GlooOptions& options) {
+  if (!options.hostname.empty() && !options.interface.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "gloo on rank ", rank, ": both a hostname (", options.hostname,
+        ") and an interface (", options.interface, ") are given"));
+  }
+  // Gloo forgets some memory when it does not find the interface.
+  if (!options.interface.empty() &&
+      if_nametoindex(options.interface.c_str()) == 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "gloo on rank ", rank, ": this host has no network interface named ",
+        options.interface));
+  }
+  // The device starts a thread.
+  const SigpipeBlock no_sigpipe;
+  std::shared_ptr<gloo::transport::Device> device;
+  FSDP_RETURN_IF_ERROR(TorchToStatus(
+      absl::StrCat(
+          "open a Gloo device on rank ", rank, " for ",
+          options.hostname.empty() ? options.interface : options.hostname),
+      [&] { device = CreateDevice(options); }));
+  const auto factory =
+      [device](const c10::intrusive_ptr<c10d::Store>& group_store,
+               int group_rank, int group_size, absl::Duration timeout)
+      -> absl::StatusOr<std::unique_ptr<MessageTransport>> {
+    c10::intrusive_ptr<ClosableGloo> gloo;
+    const absl::Status connected = C10dToStatus("it cannot connect", [&] {
+      auto gloo_options = c10d::ProcessGroupGloo::Options::create(
+          absl::ToChronoMilliseconds(timeout));
+      gloo_options->devices = {device};
+      gloo_options->threads = 1;  // sends and receives need none
+      gloo = c10::make_intrusive<ClosableGloo>(group_store, group_rank,
+                                               group_size, gloo_options);
+    });
+    FSDP_RETURN_IF_ERROR(connected);
+    return C10dTransport(gloo, [raw = gloo.get()] { raw->CloseConnections(); });
+  };
+  C10dOptions c10d = options;
+  c10d.place = absl::StrCat(
+      PlaceOf(options),
+      ", which the others must reach: GLOO_SOCKET_IFNAME chooses an interface");
+  return CreateC10dCommunicator(store, rank, world_size, "gloo", factory, c10d);
+}
+
+}  // namespace fsdp::comm

@@ -1,0 +1,225 @@
+#include "comm/gloo/peer_collectives.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/status_macros.h"
+#include "comm/reduction/reduction.h"
+
+namespace fsdp::comm {
+namespace {
+
+constexpr int kDataTag = 1;
+constexpr int kResultTag = 2;  // of an all-reduce
+
+// A reduction goes through its input in chunks: one is reduced while the next
+// arrives. Large enough for the network, small enough to stay in a cache, and
+// not too many bytes where there are many ranks.
+constexpr int64_t kMaxChunkBytes = 1 << 20;
+constexpr int64_t kMinChunkBytes = 1 << 16;
+constexpr int64_t kMaxScratchBytes = 1 << 25;
+constexpr int64_t kChunksInFlight = 2;
+
+// The same on all ranks.
+int64_t ChunkBytes(int world_size) {
+  return std::clamp(kMaxScratchBytes / (kChunksInFlight * world_size),
+                    kMinChunkBytes, kMaxChunkBytes);
+}
+
+}  // namespace
+
+PeerCollectives::PeerCollectives(int rank, int world_size,
+                                 PeerMessages* messages)
+    : rank_(rank), world_size_(world_size), messages_(messages) {}
+
+std::vector<PeerCollectives::Part> PeerCollectives::Divide(int64_t size) const {
+  const int64_t share = (size + world_size_ - 1) / world_size_;
+  std::vector<Part> parts;
+  for (int rank = 0; rank < world_size_; ++rank) {
+    const int64_t begin = std::min(rank * share, size);
+    parts.push_back({begin, std::min(share, size - begin)});
+  }
+  return parts;
+}
+
+std::vector<int> PeerCollectives::Peers() const {
+  std::vector<int> peers;
+  for (int step = 1; step < world_size_; ++step) {
+    peers.push_back((rank_ + step) % world_size_);
+  }
+  return peers;
+}
+
+absl::Status PeerCollectives::AllGather(char* out, const char* in,
+                                        int64_t bytes, const Agree& agree) {
+  Batch receives(messages_);
+  Batch sends(messages_);
+  for (int peer : Peers()) {
+    FSDP_RETURN_IF_ERROR(messages_->Receive(peer, kDataTag, out + peer * bytes,
+                                            bytes, &receives));
+  }
+  FSDP_RETURN_IF_ERROR(agree());
+  for (int peer : Peers()) {
+    FSDP_RETURN_IF_ERROR(messages_->Send(peer, kDataTag, in, bytes, &sends));
+  }
+  char* own = out + rank_ * bytes;
+  if (own != in && bytes > 0) std::memcpy(own, in, bytes);
+  FSDP_RETURN_IF_ERROR(messages_->Await(&receives));
+  return messages_->Await(&sends);
+}
+
+absl::Status PeerCollectives::AllToAll(char* out, const char* in, int64_t bytes,
+                                       const Agree& agree) {
+  Batch receives(messages_);
+  Batch sends(messages_);
+  for (int peer : Peers()) {
+    FSDP_RETURN_IF_ERROR(messages_->Receive(peer, kDataTag, out + peer * bytes,
+                                            bytes, &receives));
+  }
+  FSDP_RETURN_IF_ERROR(agree());
+  for (int peer : Peers()) {
+    FSDP_RETURN_IF_ERROR(
+        messages_->Send(peer, kDataTag, in + peer * bytes, bytes, &sends));
+  }
+  if (bytes > 0) std::memcpy(out + rank_ * bytes, in + rank_ * bytes, bytes);
+  FSDP_RETURN_IF_ERROR(messages_->Await(&receives));
+  return messages_->Await(&sends);
+}
+
+absl::Status PeerCollectives::ReduceScatter(char* out, const char* in,
+                                            at::ScalarType dtype, int64_t count,
+                                            ReduceOp op, const Agree& agree) {
+  std::vector<Part> parts;
+  for (int rank = 0; rank < world_size_; ++rank) {
+    parts.push_back({rank * count, count});
+  }
+  return ReduceParts(parts, out, in, dtype, op, agree,
+                     [](int64_t, int64_t) { return absl::OkStatus(); });
+}
+
+absl::Status PeerCollectives::ReduceParts(const std::vector<Part>& parts,
+                                          char* out, const char* in,
+                                          at::ScalarType dtype, ReduceOp op,
+                                          const Agree& agree, Reduced reduced) {
+  const auto element = static_cast<int64_t>(c10::elementSize(dtype));
+  const int64_t chunk = ChunkBytes(world_size_) / element;
+  const Part own = parts[rank_];
+  const int64_t slot_bytes = std::min(chunk, own.size) * element;
+  scratch_.resize(std::max<size_t>(scratch_.size(),
+                                   kChunksInFlight * world_size_ * slot_bytes));
+  const auto slot = [&](int64_t begin, int peer) {
+    const int64_t index = (begin / chunk) % kChunksInFlight;
+    return scratch_.data() + (index * world_size_ + peer) * slot_bytes;
+  };
+
+  Batch receives[kChunksInFlight] = {Batch(messages_), Batch(messages_)};
+  Batch sends(messages_);
+  const auto receive = [&](int64_t begin) -> absl::Status {
+    const int64_t size = std::min(chunk, own.size - begin);
+    for (int peer : Peers()) {
+      FSDP_RETURN_IF_ERROR(
+          messages_->Receive(peer, kDataTag, slot(begin, peer), size * element,
+                             &receives[(begin / chunk) % kChunksInFlight]));
+    }
+    return absl::OkStatus();
+  };
+
+  if (own.size > 0) FSDP_RETURN_IF_ERROR(receive(0));
+  FSDP_RETURN_IF_ERROR(agree());
+  for (int peer : Peers()) {
+    for (int64_t begin = parts[peer].begin; begin < parts[peer].end();
+         begin += chunk) {
+      const int64_t size = std::min(chunk, parts[peer].end() - begin);
+      FSDP_RETURN_IF_ERROR(messages_->Send(peer, kDataTag, in + begin * element,
+                                           size * element, &sends));
+    }
+  }
+  std::vector<const void*> inputs(world_size_);
+  for (int64_t begin = 0; begin < own.size; begin += chunk) {
+    if (begin + chunk < own.size) FSDP_RETURN_IF_ERROR(receive(begin + chunk));
+    FSDP_RETURN_IF_ERROR(
+        messages_->Await(&receives[(begin / chunk) % kChunksInFlight]));
+    for (int peer : Peers()) inputs[peer] = slot(begin, peer);
+    inputs[rank_] = in + (own.begin + begin) * element;
+    const int64_t size = std::min(chunk, own.size - begin);
+    Reduce(dtype, op, inputs, size, out + begin * element);
+    FSDP_RETURN_IF_ERROR(reduced(begin, size));
+  }
+  return messages_->Await(&sends);
+}
+
+// A peer's result arrives after the peer has received what this rank gives to
+// it, so it may land where that was sent from.
+absl::Status PeerCollectives::AllReduce(char* data, at::ScalarType dtype,
+                                        int64_t count, ReduceOp op,
+                                        const Agree& agree) {
+  const auto element = static_cast<int64_t>(c10::elementSize(dtype));
+  const int64_t chunk = ChunkBytes(world_size_) / element;
+  const std::vector<Part> parts = Divide(count);
+  const auto begin_of = [&](int rank) {
+    return data + parts[rank].begin * element;
+  };
+  Batch receives(messages_);
+  Batch sends(messages_);
+  const auto agree_and_receive = [&]() -> absl::Status {
+    FSDP_RETURN_IF_ERROR(agree());
+    for (int peer : Peers()) {
+      for (int64_t begin = 0; begin < parts[peer].size; begin += chunk) {
+        const int64_t size = std::min(chunk, parts[peer].size - begin);
+        FSDP_RETURN_IF_ERROR(messages_->Receive(
+            peer, kResultTag, begin_of(peer) + begin * element, size * element,
+            &receives));
+      }
+    }
+    return absl::OkStatus();
+  };
+  const auto hand_on = [&](int64_t begin, int64_t size) -> absl::Status {
+    for (int peer : Peers()) {
+      FSDP_RETURN_IF_ERROR(messages_->Send(peer, kResultTag,
+                                           begin_of(rank_) + begin * element,
+                                           size * element, &sends));
+    }
+    return absl::OkStatus();
+  };
+  FSDP_RETURN_IF_ERROR(ReduceParts(parts, begin_of(rank_), data, dtype, op,
+                                   agree_and_receive, hand_on));
+  FSDP_RETURN_IF_ERROR(messages_->Await(&receives));
+  return messages_->Await(&sends);
+}
+
+// The root deals out the parts, then everyone passes its own part on: no rank
+// sends more than twice the buffer, however many there are.
+absl::Status PeerCollectives::Broadcast(char* data, int64_t bytes, int root,
+                                        const Agree& agree) {
+  const std::vector<Part> parts = Divide(bytes);
+  const Part own = parts[rank_];
+  Batch dealt(messages_);
+  Batch receives(messages_);
+  Batch sends(messages_);
+  if (rank_ != root) {
+    FSDP_RETURN_IF_ERROR(
+        messages_->Receive(root, kDataTag, data + own.begin, own.size, &dealt));
+    for (int peer : Peers()) {
+      FSDP_RETURN_IF_ERROR(messages_->Receive(peer, kDataTag,
+                                              data + parts[peer].begin,
+                                              parts[peer].size, &receives));
+    }
+  }
+  FSDP_RETURN_IF_ERROR(agree());
+  if (rank_ == root) {
+    for (int peer : Peers()) {
+      FSDP_RETURN_IF_ERROR(messages_->Send(
+          peer, kDataTag, data + parts[peer].begin, parts[peer].size, &sends));
+    }
+  }
+  FSDP_RETURN_IF_ERROR(messages_->Await(&dealt));
+  for (int peer : Peers()) {
+    if (peer == root) continue;
+    FSDP_RETURN_IF_ERROR(
+        messages_->Send(peer, kDataTag, data + own.begin, own.size, &sends));
+  }
+  FSDP_RETURN_IF_ERROR(messages_->Await(&receives));
+  return messages_->Await(&sends);
+}
+
+}  // namespace fsdp::comm

@@ -1,0 +1,44 @@
+#include "comm/group/c10d_status.h"
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_split.h"
+#include "base/torch_status.h"
+
+namespace fsdp::comm {
+namespace {
+
+// Without "[/path/to/pair.cc:547] " and the C++ stack that follows the first
+// line.
+std::string Shortened(absl::string_view message) {
+  const std::vector<absl::string_view> lines =
+      absl::StrSplit(message, absl::MaxSplits('\n', 1));
+  std::string text(lines[0]);
+  const size_t begin = text.find("[/");
+  const size_t end = text.find("] ", begin);
+  if (end != std::string::npos) text.erase(begin, end + 2 - begin);
+  return text;
+}
+
+}  // namespace
+
+absl::Status ConnectionError(const absl::Status& status) {
+  return absl::UnavailableError(Shortened(status.message()));
+}
+
+absl::Status C10dToStatus(absl::string_view what,
+                          absl::FunctionRef<void()> fn) {
+  const absl::Status status = TorchToStatus(what, fn);
+  if (status.ok()) return status;
+  if (absl::IsUnknown(status)) return ConnectionError(status);
+  const std::string text = Shortened(status.message());
+  // c10d::Backend's own words.
+  if (absl::IsInternal(status) && absl::StrContains(text, "does not support")) {
+    return absl::UnimplementedError(text);
+  }
+  return absl::Status(status.code(), text);
+}
+
+}  // namespace fsdp::comm

@@ -1,0 +1,210 @@
+#include "comm/group/connect_together.h"
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <thread>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "absl/types/optional.h"
+#include "base/start_thread.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+#include "comm/group/status_text.h"
+
+namespace fsdp::comm {
+namespace {
+
+constexpr char kFailureKey[] = "failure";
+constexpr char kCountKey[] = "num_through";
+constexpr char kAllKey[] = "all_through";
+
+std::string ThroughKey(int rank) { return absl::StrCat("through/", rank); }
+
+// How `connect` of this rank has ended. Shared with its thread.
+struct Attempt {
+  bool ended() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    return result.has_value();
+  }
+
+  absl::Mutex mutex;
+  absl::optional<absl::Status> result ABSL_GUARDED_BY(mutex);
+};
+
+// What the ranks tell each other in the store.
+class Session {
+ public:
+  Session(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,
+          const WaitLimits& limits)
+      : store_(std::move(store)),
+        rank_(rank),
+        world_size_(world_size),
+        limits_(limits),
+        begin_(absl::Now()) {}
+
+  // Waits for this rank's attempt, and then for the others'.
+  absl::Status AwaitOwn(Attempt* attempt);
+  absl::Status AwaitOthers();
+
+  // Tells the others of a failure, and returns it: the first one where another
+  // rank has told already.
+  absl::Status Tell(const absl::Status& failure);
+
+ private:
+  // Not OK where there is nothing to wait for any more.
+  absl::Status LookAround();
+  absl::Status Late();
+  absl::Status ReadFailure(absl::string_view text) const;
+
+  // Ever more rarely, since others are asked.
+  absl::Duration Pause() const {
+    return std::clamp((absl::Now() - begin_) / 10, absl::Milliseconds(1),
+                      absl::Milliseconds(100));
+  }
+
+  const c10::intrusive_ptr<c10d::Store> store_;
+  const int rank_;
+  const int world_size_;
+  const WaitLimits& limits_;
+  const absl::Time begin_;
+};
+
+absl::Status Session::AwaitOwn(Attempt* attempt) {
+  const auto ended = [attempt]() {
+    attempt->mutex.AssertHeld();
+    return attempt->ended();
+  };
+  while (true) {
+    {
+      absl::MutexLock lock(&attempt->mutex);
+      attempt->mutex.AwaitWithTimeout(absl::Condition(&ended), Pause());
+      if (attempt->ended()) break;
+    }
+    FSDP_RETURN_IF_ERROR(LookAround());
+  }
+  absl::MutexLock lock(&attempt->mutex);
+  return attempt->result->ok() ? absl::OkStatus() : Tell(*attempt->result);
+}
+
+absl::Status Session::AwaitOthers() {
+  bool all = false;
+  FSDP_RETURN_IF_ERROR(TorchToStatus("the store broke off", [&] {
+    store_->set(ThroughKey(rank_), std::string("1"));
+    all = store_->add(kCountKey, 1) == world_size_;
+    if (all) store_->set(kAllKey, std::string("1"));
+  }));
+  while (!all) {
+    FSDP_RETURN_IF_ERROR(TorchToStatus(
+        "the store broke off", [&] { all = store_->check({kAllKey}); }));
+    if (all) break;
+    FSDP_RETURN_IF_ERROR(LookAround());
+    absl::SleepFor(Pause());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Session::Tell(const absl::Status& failure) {
+  std::string first;
+  const absl::Status told = TorchToStatus("tell the others", [&] {
+    first = store_->compareSet(kFailureKey, std::string(),
+                               absl::StrCat(rank_, " ", EncodeStatus(failure)));
+  });
+  // A store that is gone tells nobody anything.
+  if (!told.ok()) return failure;
+  const absl::Status status = ReadFailure(first);
+  // Of equal failures this rank's own says most.
+  return status.code() == failure.code() ? failure : status;
+}
+
+absl::Status Session::LookAround() {
+  std::string failure;
+  FSDP_RETURN_IF_ERROR(TorchToStatus("the store broke off", [&] {
+    if (store_->check({kFailureKey})) {
+      failure = store_->get_to_str(kFailureKey);
+    }
+  }));
+  if (!failure.empty()) return ReadFailure(failure);
+  if (limits_.stopped()) {
+    return Tell(absl::CancelledError(
+        absl::StrCat("rank ", rank_, " was asked to stop")));
+  }
+  return limits_.passed() ? Tell(Late()) : absl::OkStatus();
+}
+
+absl::Status Session::Late() {
+  std::vector<std::string> missing;
+  FSDP_RETURN_IF_ERROR(TorchToStatus("the store broke off", [&] {
+    for (int rank = 0; rank < world_size_; ++rank) {
+      if (!store_->check({ThroughKey(rank)})) {
+        missing.push_back(absl::StrCat("rank ", rank));
+      }
+    }
+  }));
+  return absl::DeadlineExceededError(
+      absl::StrCat("not connected to all others at the deadline: ",
+                   absl::StrJoin(missing, ", ")));
+}
+
+// "2 9 the message".
+absl::Status Session::ReadFailure(absl::string_view text) const {
+  const size_t end = text.find(' ');
+  int rank = 0;
+  if (end != absl::string_view::npos &&
+      absl::SimpleAtoi(text.substr(0, end), &rank)) {
+    const absl::optional<absl::Status> failure =
+        DecodeStatus(text.substr(end + 1));
+    if (failure.has_value() && !failure->ok()) {
+      return rank == rank_ ? *failure
+                           : Annotate(*failure, absl::StrCat("rank ", rank));
+    }
+  }
+  return absl::UnavailableError(
+      "a rank has failed; what it says cannot be read");
+}
+
+}  // namespace
+
+absl::Status ConnectTogether(const c10::intrusive_ptr<c10d::Store>& store,
+                             int rank, int world_size, const WaitLimits& limits,
+                             std::function<absl::Status()> connect) {
+  c10::intrusive_ptr<c10d::Store> own_store;
+  // A client is for one thread at a time, and `connect` may use that of others.
+  FSDP_RETURN_IF_ERROR(TorchToStatus("open one more connection to the store",
+                                     [&] { own_store = store->clone(); }));
+  Session session(std::move(own_store), rank, world_size, limits);
+  const auto attempt = std::make_shared<Attempt>();
+  absl::StatusOr<std::thread> thread = StartThread(
+      "to connect", [attempt, connect = std::move(connect)]() mutable {
+        absl::Status result;
+        const absl::Status thrown =
+            TorchToStatus("connect", [&] { result = connect(); });
+        connect = nullptr;
+        absl::MutexLock lock(&attempt->mutex);
+        attempt->result = thrown.ok() ? std::move(result) : thrown;
+      });
+  if (!thread.ok()) return session.Tell(thread.status());
+  const absl::Status own = session.AwaitOwn(attempt.get());
+  bool ended = false;
+  {
+    absl::MutexLock lock(&attempt->mutex);
+    ended = attempt->ended();
+  }
+  if (ended) {
+    thread->join();
+  } else {
+    thread->detach();
+  }
+  return own.ok() ? session.AwaitOthers() : own;
+}
+
+}  // namespace fsdp::comm

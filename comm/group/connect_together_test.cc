@@ -1,0 +1,167 @@
+#include "comm/group/connect_together.h"
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
+#include "base/testing/no_threads.h"
+#include "base/testing/status_matchers.h"
+#include "comm/group/wait_limits.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::comm {
+namespace {
+
+using ::fsdp::testing::IsOk;
+using ::fsdp::testing::NoThreads;
+using ::fsdp::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+using StorePtr = c10::intrusive_ptr<c10d::HashStore>;
+using Connect = std::function<absl::Status(int rank)>;
+
+WaitLimits NoLimits() { return {absl::InfiniteFuture()}; }
+
+std::vector<absl::Status> RunRanks(int world_size, const Connect& connect,
+                                   const WaitLimits& limits = NoLimits()) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<absl::Status> results(world_size);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world_size; ++rank) {
+    threads.emplace_back([&, rank] {
+      // A thread that is left behind may begin after the end of this test.
+      results[rank] =
+          ConnectTogether(store, rank, world_size, limits,
+                          [connect, rank] { return connect(rank); });
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return results;
+}
+
+// What a rank does that would wait for ever. `hang` outlives the threads that
+// are left behind.
+struct Hang {
+  std::shared_ptr<absl::Notification> never =
+      std::make_shared<absl::Notification>();
+  absl::Status operator()() const {
+    const auto held = never;
+    held->WaitForNotification();
+    return absl::OkStatus();
+  }
+};
+
+TEST(ConnectTogetherTest, ReturnsOnceAllAreThrough) {
+  std::vector<int> connected(3);
+  EXPECT_THAT(RunRanks(3,
+                       [&](int rank) {
+                         connected[rank] = 1;
+                         return absl::OkStatus();
+                       }),
+              Each(IsOk()));
+  EXPECT_THAT(connected, Each(1));
+}
+
+TEST(ConnectTogetherTest, OneFailureEndsItOnAllRanks) {
+  const Hang hang;
+  const std::vector<absl::Status> results = RunRanks(3, [hang](int rank) {
+    if (rank == 0) return hang();
+    return rank == 1 ? absl::NotFoundError("no interface eth7")
+                     : absl::OkStatus();
+  });
+  const std::string text = "no interface eth7";
+  EXPECT_EQ(results[1], absl::NotFoundError(text));
+  for (int other : {0, 2}) {
+    EXPECT_EQ(results[other], absl::NotFoundError("rank 1: " + text));
+  }
+}
+
+TEST(ConnectTogetherTest, TheFirstFailureIsTheCause) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const absl::Status first = ConnectTogether(store, 1, 2, NoLimits(), [] {
+    return absl::ResourceExhaustedError("no memory");
+  });
+  EXPECT_THAT(first, StatusIs(absl::StatusCode::kResourceExhausted,
+                              HasSubstr("no memory")));
+  EXPECT_THAT(
+      ConnectTogether(store, 0, 2, NoLimits(),
+                      [] { return absl::UnavailableError("rank 1 is gone"); }),
+      StatusIs(absl::StatusCode::kResourceExhausted,
+               HasSubstr("rank 1: no memory")));
+}
+
+TEST(ConnectTogetherTest, NamesWhoIsNotThroughAtTheDeadline) {
+  const Hang hang;
+  // Has passed from the moment on at which ranks 0 and 1 are through.
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  WaitLimits limits{absl::UnixEpoch()};
+  limits.now = [store] {
+    return store->check({"through/0", "through/1"}) ? absl::InfiniteFuture()
+                                                    : absl::InfinitePast();
+  };
+  std::vector<absl::Status> results(3);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      results[rank] = ConnectTogether(store, rank, 3, limits, [hang, rank] {
+        return rank == 2 ? hang() : absl::OkStatus();
+      });
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_THAT(results, Each(StatusIs(absl::StatusCode::kDeadlineExceeded,
+                                     AllOf(HasSubstr("at the deadline: rank 2"),
+                                           Not(HasSubstr("rank 0, ")),
+                                           Not(HasSubstr("rank 1, "))))));
+}
+
+TEST(ConnectTogetherTest, AWishToStopIsHeardByAll) {
+  const Hang hang;
+  WaitLimits limits = NoLimits();
+  limits.stop_requested = [] { return true; };
+  EXPECT_THAT(
+      RunRanks(
+          2, [hang](int) { return hang(); }, limits),
+      Each(StatusIs(absl::StatusCode::kCancelled, HasSubstr("asked to stop"))));
+}
+
+TEST(ConnectTogetherTest, ARankWithoutThreadsTellsTheOthers) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto connect = [] { return absl::OkStatus(); };
+  {
+    const NoThreads none;
+    EXPECT_THAT(ConnectTogether(store, 1, 2, NoLimits(), connect),
+                StatusIs(absl::StatusCode::kResourceExhausted,
+                         HasSubstr("cannot start a thread")));
+  }
+  EXPECT_THAT(ConnectTogether(store, 0, 2, NoLimits(), connect),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       HasSubstr("rank 1: cannot start a thread")));
+}
+
+TEST(ConnectTogetherTest, NobodysTextIsTrusted) {
+  for (const std::string text :
+       {"x", "1", "1 ", "1 x", "1 99 text", "1 0 all is well", "one 5 text",
+        "99999999999 5 text", "\xff\xff"}) {
+    const auto store = c10::make_intrusive<c10d::HashStore>();
+    store->c10d::Store::set("failure", text);
+    EXPECT_THAT(
+        ConnectTogether(store, 0, 2, NoLimits(),
+                        [] { return absl::OkStatus(); }),
+        StatusIs(absl::StatusCode::kUnavailable, HasSubstr("cannot be read")))
+        << text;
+  }
+}
+
+}  // namespace
+}  // namespace fsdp::comm

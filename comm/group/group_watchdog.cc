@@ -1,0 +1,202 @@
+#include "comm/group/group_watchdog.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/start_thread.h"
+#include "base/status_macros.h"
+
+namespace fsdp::comm {
+namespace {
+
+GroupWatchdog::Failure OwnFailure(const absl::Status& status) {
+  GroupWatchdog::Failure failure;
+  failure.report.text = std::string(status.message());
+  if (absl::IsUnavailable(status)) {
+    failure.report.cause = Cause::kLost;
+  } else {
+    failure.report.cause = Cause::kAbort;
+    failure.status = status;
+  }
+  return failure;
+}
+
+GroupWatchdog::Failure MissedDeadline() {
+  GroupWatchdog::Failure failure;
+  failure.report.cause = Cause::kDeadline;
+  failure.report.text = "not done at the deadline";
+  return failure;
+}
+
+}  // namespace
+
+std::string GroupWatchdog::Operation::Describe(int rank, int world_size) const {
+  return absl::StrCat(name(), " on rank ", rank, " of ", world_size, " (",
+                      call_.dtype, " x ", call_.count, ", ", bytes_, " bytes)");
+}
+
+GroupWatchdog::GroupWatchdog(Hooks hooks) : hooks_(std::move(hooks)) {}
+
+GroupWatchdog::~GroupWatchdog() { Stop(); }
+
+absl::Status GroupWatchdog::Start(absl::Duration interval) {
+  FSDP_ASSIGN_OR_RETURN(
+      thread_,
+      StartThread("to watch collectives", [this, interval] { Run(interval); }));
+  return absl::OkStatus();
+}
+
+void GroupWatchdog::Stop() {
+  {
+    absl::MutexLock lock(&mutex_);
+    ending_ = true;
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+std::shared_ptr<GroupWatchdog::Operation> GroupWatchdog::Begin(
+    Call call, int64_t bytes, absl::Time deadline) {
+  absl::MutexLock lock(&mutex_);
+  auto operation = std::make_shared<Operation>(
+      std::move(call), next_sequence_++, bytes, deadline);
+  if (failure_) {
+    operation->state_ = State::kFailed;
+  } else {
+    running_.push_back(operation);
+  }
+  return operation;
+}
+
+void GroupWatchdog::Launched(Operation& operation, Query is_done) {
+  absl::MutexLock lock(&mutex_);
+  operation.is_done_ = std::move(is_done);
+}
+
+void GroupWatchdog::Keep(Operation& operation, std::shared_ptr<void> what) {
+  absl::MutexLock lock(&mutex_);
+  if (operation.state_ == State::kRunning) operation.kept_ = std::move(what);
+}
+
+GroupWatchdog::State GroupWatchdog::StateOf(const Operation& operation) {
+  Released released;
+  bool failed = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    const absl::Status status = TakeOffDoneLocked(released);
+    failed = !status.ok() && FailLocked(OwnFailure(status), released);
+    if (!failed) return operation.state_;
+  }
+  StopDevice();
+  absl::MutexLock lock(&mutex_);
+  return operation.state_;
+}
+
+void GroupWatchdog::Poll(absl::Time now) {
+  Released released;
+  bool failed = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    failed = CheckLocked(now, released);
+  }
+  if (failed) StopDevice();
+}
+
+void GroupWatchdog::Fail(Failure failure) {
+  Released released;
+  bool failed = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    failed = FailLocked(std::move(failure), released);
+  }
+  if (failed) StopDevice();
+}
+
+void GroupWatchdog::Fail(const absl::Status& status) {
+  Fail(OwnFailure(status));
+}
+
+GroupWatchdog::Failure GroupWatchdog::AwaitStopped() const {
+  absl::MutexLock lock(&mutex_);
+  mutex_.Await(absl::Condition(&stopped_));
+  return *failure_;
+}
+
+absl::optional<GroupWatchdog::Failure> GroupWatchdog::failure() const {
+  absl::MutexLock lock(&mutex_);
+  return failure_;
+}
+
+bool GroupWatchdog::idle() const {
+  absl::MutexLock lock(&mutex_);
+  return running_.empty();
+}
+
+std::string GroupWatchdog::Position() const {
+  absl::MutexLock lock(&mutex_);
+  return PositionLocked();
+}
+
+bool GroupWatchdog::CheckLocked(absl::Time now, Released& released) {
+  if (failure_) return false;
+  absl::Status status = TakeOffDoneLocked(released);
+  if (status.ok()) status = hooks_.health();
+  if (!status.ok()) return FailLocked(OwnFailure(status), released);
+  if (running_.empty() || running_.front()->deadline_ >= now) return false;
+  return FailLocked(MissedDeadline(), released);
+}
+
+absl::Status GroupWatchdog::TakeOffDoneLocked(Released& released) {
+  while (!running_.empty()) {
+    Operation& oldest = *running_.front();
+    if (!oldest.is_done_) break;
+    const absl::StatusOr<bool> is_done = oldest.is_done_();
+    if (!is_done.ok()) return is_done.status();
+    if (!*is_done) break;
+    oldest.state_ = State::kDone;
+    released.push_back(std::move(oldest.kept_));
+    last_done_ = oldest.name();
+    running_.pop_front();
+  }
+  return absl::OkStatus();
+}
+
+bool GroupWatchdog::FailLocked(Failure failure, Released& released) {
+  if (failure_) return false;
+  // Ends here where asking fails, as everything does.
+  TakeOffDoneLocked(released).IgnoreError();
+  failure.report.position = PositionLocked();
+  failure_ = std::move(failure);
+  for (const std::shared_ptr<Operation>& operation : running_) {
+    operation->state_ = State::kFailed;
+    released.push_back(std::move(operation->kept_));
+  }
+  running_.clear();
+  return true;
+}
+
+std::string GroupWatchdog::PositionLocked() const {
+  if (!running_.empty()) {
+    const Operation& oldest = *running_.front();
+    return absl::StrCat("is in ", oldest.name());
+  }
+  if (last_done_.empty()) return "has finished nothing yet";
+  return absl::StrCat("has finished ", last_done_, " and called nothing since");
+}
+
+void GroupWatchdog::StopDevice() {
+  hooks_.stop(*failure());
+  absl::MutexLock lock(&mutex_);
+  stopped_ = true;
+}
+
+void GroupWatchdog::Run(absl::Duration interval) {
+  if (hooks_.enter) hooks_.enter();
+  while (true) {
+    {
+      absl::MutexLock lock(&mutex_);
+      if (mutex_.AwaitWithTimeout(absl::Condition(&ending_), interval)) return;
+    }
+    Poll(absl::Now());
+  }
+}
+
+}  // namespace fsdp::comm

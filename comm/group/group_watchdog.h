@@ -1,0 +1,153 @@
+// The operations that a group has given to its device, and how the group fails.
+// Knows nothing of CUDA, NCCL or tensors.
+#ifndef COMM_GROUP_GROUP_WATCHDOG_H_
+#define COMM_GROUP_GROUP_WATCHDOG_H_
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "absl/types/optional.h"
+#include "comm/call.h"
+#include "comm/group/failure_report.h"
+
+namespace fsdp::comm {
+
+// Operations finish in the order in which they begin. The first failure (a
+// missed deadline, an error of the group or of a query, Fail()) ends them all:
+// what the device had done by then is done, the rest has failed. Thread-safe.
+class GroupWatchdog {
+ public:
+  // Whether the device has finished an operation; an error where asking fails.
+  using Query = std::function<absl::StatusOr<bool>()>;
+
+  // Why the group ended. Peers are told the report; this rank's operations fail
+  // with `status` or, without one, with what all ranks' reports amount to.
+  struct Failure {
+    RankReport report;
+    absl::optional<absl::Status> status;
+  };
+
+  struct Hooks {
+    // An error that the group has run into by itself. Called under a lock.
+    std::function<absl::Status()> health;
+    // Tells the peers and ends what the device still does. Runs once, in the
+    // thread that finds the failure, without a lock.
+    std::function<void(const Failure& failure)> stop;
+    // What Start()'s thread does first; may be empty.
+    std::function<void()> enter = {};
+  };
+
+  enum class State { kRunning, kDone, kFailed };
+
+  class Operation;
+
+  explicit GroupWatchdog(Hooks hooks);
+  // Calls Stop().
+  ~GroupWatchdog();
+
+  // Has a thread Poll() every `interval`. Once.
+  absl::Status Start(absl::Duration interval);
+
+  // Ends that thread.
+  void Stop();
+
+  // The next operation; it has failed if the group has. Runs until the query
+  // that Launched() gives says that it is done.
+  std::shared_ptr<Operation> Begin(Call call, int64_t bytes,
+                                   absl::Time deadline);
+  void Launched(Operation& operation, Query is_done);
+
+  // Keeps `what` alive until `operation` is done or has failed.
+  void Keep(Operation& operation, std::shared_ptr<void> what);
+
+  // What has become of `operation`; asks the device.
+  State StateOf(const Operation& operation);
+
+  // Takes off what is done; fails the group on an error, and where the oldest
+  // operation's deadline is before `now`.
+  void Poll(absl::Time now);
+
+  // Fails the group unless it has failed.
+  void Fail(Failure failure);
+  // On behalf of this rank alone: an Unavailable `status` means that a peer is
+  // lost, every other one is told to the peers as an abort.
+  void Fail(const absl::Status& status);
+
+  // Why the group, which has failed, did; returns when the `stop` hook is over.
+  Failure AwaitStopped() const;
+
+  absl::optional<Failure> failure() const;
+
+  // Whether nothing runs.
+  bool idle() const;
+
+  // "is in all-gather #17 of blocks.2".
+  std::string Position() const;
+
+ private:
+  // What is let go of when no lock is held and the device has stopped.
+  using Released = std::vector<std::shared_ptr<void>>;
+
+  // Whether this has failed the group.
+  bool CheckLocked(absl::Time now, Released& released)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status TakeOffDoneLocked(Released& released)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool FailLocked(Failure failure, Released& released)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::string PositionLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void StopDevice();
+  void Run(absl::Duration interval);
+
+  const Hooks hooks_;
+  mutable absl::Mutex mutex_;
+  int64_t next_sequence_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::deque<std::shared_ptr<Operation>> running_ ABSL_GUARDED_BY(mutex_);
+  std::string last_done_ ABSL_GUARDED_BY(mutex_);
+  absl::optional<Failure> failure_ ABSL_GUARDED_BY(mutex_);
+  bool stopped_ ABSL_GUARDED_BY(mutex_) = false;  // the hook is over
+  bool ending_ ABSL_GUARDED_BY(mutex_) = false;   // the thread is to end
+  std::thread thread_;
+};
+
+// What it is may be read by any thread, the rest belongs to the watchdog.
+class GroupWatchdog::Operation {
+ public:
+  Operation(Call call, int64_t sequence, int64_t bytes, absl::Time deadline)
+      : call_(std::move(call)),
+        sequence_(sequence),
+        bytes_(bytes),
+        deadline_(deadline) {}
+
+  // "all-gather #17 of blocks.2".
+  std::string name() const { return Name(call_, sequence_); }
+
+  // "all-gather #17 of blocks.2 on rank 1 of 4 (bfloat16 x 1024, 2048 bytes)".
+  std::string Describe(int rank, int world_size) const;
+
+ private:
+  friend class GroupWatchdog;
+
+  const Call call_;
+  const int64_t sequence_;
+  const int64_t bytes_;
+  const absl::Time deadline_;
+  Query is_done_;
+  std::shared_ptr<void> kept_;
+  State state_ = State::kRunning;
+};
+
+}  // namespace fsdp::comm
+
+#endif  // COMM_GROUP_GROUP_WATCHDOG_H_

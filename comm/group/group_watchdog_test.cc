@@ -1,0 +1,198 @@
+#include "comm/group/group_watchdog.h"
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
+#include "base/testing/no_threads.h"
+#include "base/testing/status_matchers.h"
+#include "comm/call.h"
+#include "comm/group/failure_report.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::comm {
+namespace {
+
+using ::fsdp::testing::StatusIs;
+using State = GroupWatchdog::State;
+using OperationPtr = std::shared_ptr<GroupWatchdog::Operation>;
+
+absl::Time At(int seconds) { return absl::FromUnixSeconds(seconds); }
+
+Call GatherOf(std::string label) {
+  return {Collective::kAllGather, std::move(label), "bfloat16", 1024, ""};
+}
+
+// A device whose first `num_done` operations are done.
+class GroupWatchdogTest : public ::testing::Test {
+ protected:
+  OperationPtr Launch(absl::Time deadline = At(100)) {
+    const int number = num_launched_++;
+    OperationPtr operation =
+        watchdog_.Begin(GatherOf("blocks.2"), 2048, deadline);
+    watchdog_.Launched(*operation, [this, number]() -> absl::StatusOr<bool> {
+      if (!query_error_.ok()) return query_error_;
+      return number < num_done_;
+    });
+    return operation;
+  }
+
+  int num_launched_ = 0;
+  int num_done_ = 0;
+  absl::Status query_error_;
+  absl::Status health_;
+  std::vector<GroupWatchdog::Failure> stops_;
+  GroupWatchdog watchdog_{
+      {[this] { return health_; },
+       [this](const GroupWatchdog::Failure& why) { stops_.push_back(why); }}};
+};
+
+TEST_F(GroupWatchdogTest, OperationsAreDoneWhenTheDeviceSaysSo) {
+  const OperationPtr first = Launch();
+  const OperationPtr second = Launch();
+  EXPECT_EQ(watchdog_.StateOf(*first), State::kRunning);
+  num_done_ = 1;
+  EXPECT_EQ(watchdog_.StateOf(*second), State::kRunning);
+  EXPECT_EQ(watchdog_.StateOf(*first), State::kDone);
+  EXPECT_FALSE(watchdog_.idle());
+  num_done_ = 2;
+  watchdog_.Poll(At(0));
+  EXPECT_TRUE(watchdog_.idle());
+  EXPECT_EQ(watchdog_.StateOf(*second), State::kDone);
+  EXPECT_TRUE(stops_.empty());
+}
+
+TEST_F(GroupWatchdogTest, WhatIsNotLaunchedYetRuns) {
+  const OperationPtr operation =
+      watchdog_.Begin(GatherOf("blocks.2"), 2048, At(5));
+  watchdog_.Poll(At(5));
+  EXPECT_EQ(watchdog_.StateOf(*operation), State::kRunning);
+  watchdog_.Poll(At(6));
+  EXPECT_EQ(watchdog_.StateOf(*operation), State::kFailed);
+}
+
+TEST_F(GroupWatchdogTest, DescribesAnOperation) {
+  Launch();
+  EXPECT_EQ(Launch()->Describe(1, 4),
+            "all-gather #1 of blocks.2 on rank 1 of 4 (bfloat16 x 1024, 2048 "
+            "bytes)");
+}
+
+TEST_F(GroupWatchdogTest, TheOldestOperationsDeadlineEndsTheGroup) {
+  const OperationPtr first = Launch(At(10));
+  const OperationPtr second = Launch(At(20));
+  const OperationPtr third = Launch(At(30));
+  num_done_ = 1;
+  watchdog_.Poll(At(20));  // not before it, and the first is done
+  EXPECT_EQ(watchdog_.failure().has_value(), false);
+  watchdog_.Poll(At(21));
+  ASSERT_EQ(stops_.size(), 1);
+  EXPECT_EQ(stops_[0].report.cause, Cause::kDeadline);
+  EXPECT_EQ(stops_[0].report.text, "not done at the deadline");
+  EXPECT_EQ(stops_[0].report.position, "is in all-gather #1 of blocks.2");
+  EXPECT_FALSE(stops_[0].status.has_value());
+  EXPECT_EQ(watchdog_.StateOf(*first), State::kDone);
+  EXPECT_EQ(watchdog_.StateOf(*second), State::kFailed);
+  EXPECT_EQ(watchdog_.StateOf(*third), State::kFailed);
+}
+
+TEST_F(GroupWatchdogTest, WhatWasDoneBeforeTheFailureStaysDone) {
+  const OperationPtr first = Launch();
+  const OperationPtr second = Launch();
+  num_done_ = 1;  // nobody has asked yet
+  watchdog_.Fail(absl::AbortedError("enough"));
+  num_done_ = 2;  // an abort ends the kernels, and events say done
+  EXPECT_EQ(watchdog_.StateOf(*first), State::kDone);
+  EXPECT_EQ(watchdog_.StateOf(*second), State::kFailed);
+}
+
+TEST_F(GroupWatchdogTest, AnErrorOfTheGroupEndsIt) {
+  const OperationPtr operation = Launch();
+  health_ = absl::UnavailableError("a peer is gone");
+  watchdog_.Poll(At(0));
+  ASSERT_EQ(stops_.size(), 1);
+  EXPECT_EQ(stops_[0].report.cause, Cause::kLost);
+  EXPECT_EQ(stops_[0].report.text, "a peer is gone");
+  EXPECT_EQ(watchdog_.StateOf(*operation), State::kFailed);
+}
+
+TEST_F(GroupWatchdogTest, AnErrorOfAnIdleGroupIsSeen) {
+  health_ = absl::UnavailableError("a peer is gone");
+  watchdog_.Poll(At(0));
+  ASSERT_EQ(stops_.size(), 1);
+  EXPECT_EQ(stops_[0].report.position, "has finished nothing yet");
+  EXPECT_EQ(watchdog_.StateOf(*Launch()), State::kFailed);
+}
+
+TEST_F(GroupWatchdogTest, AnErrorOfTheDeviceIsThisRanksOwn) {
+  const OperationPtr operation = Launch();
+  query_error_ = absl::InternalError("illegal address");
+  EXPECT_EQ(watchdog_.StateOf(*operation), State::kFailed);
+  ASSERT_EQ(stops_.size(), 1);
+  EXPECT_EQ(stops_[0].report.cause, Cause::kAbort);
+  ASSERT_TRUE(stops_[0].status.has_value());
+  EXPECT_THAT(*stops_[0].status,
+              StatusIs(absl::StatusCode::kInternal, "illegal address"));
+}
+
+TEST_F(GroupWatchdogTest, TheFirstFailureWins) {
+  num_done_ = 1;
+  Launch();
+  watchdog_.Poll(At(0));
+  watchdog_.Fail(absl::AbortedError("first"));
+  watchdog_.Fail(absl::AbortedError("second"));
+  health_ = absl::InternalError("third");
+  watchdog_.Poll(absl::InfiniteFuture());
+  ASSERT_EQ(stops_.size(), 1);
+  EXPECT_EQ(watchdog_.failure()->report.text, "first");
+  EXPECT_EQ(watchdog_.Position(),
+            "has finished all-gather #0 of blocks.2 and called nothing since");
+}
+
+TEST_F(GroupWatchdogTest, KeepsWhatADroppedOperationNeedsUntilItIsDone) {
+  const auto tensor = std::make_shared<int>(7);
+  const OperationPtr done = Launch();
+  const OperationPtr failed = Launch();
+  watchdog_.Keep(*done, tensor);
+  watchdog_.Keep(*failed, tensor);
+  EXPECT_EQ(tensor.use_count(), 3);
+  num_done_ = 1;
+  watchdog_.Poll(At(0));
+  EXPECT_EQ(tensor.use_count(), 2);
+  watchdog_.Keep(*done, tensor);  // too late to be needed
+  EXPECT_EQ(tensor.use_count(), 2);
+  watchdog_.Fail(absl::AbortedError("enough"));
+  EXPECT_EQ(tensor.use_count(), 1);
+}
+
+TEST(GroupWatchdogThreadTest, SaysThatThereIsNoThread) {
+  GroupWatchdog watchdog({[] { return absl::OkStatus(); },
+                          [](const GroupWatchdog::Failure& /*why*/) {}});
+  const ::fsdp::testing::NoThreads none;
+  EXPECT_THAT(watchdog.Start(absl::Milliseconds(1)),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       ::testing::HasSubstr("cannot start a thread")));
+}
+
+TEST(GroupWatchdogThreadTest, ItsThreadFindsAMissedDeadline) {
+  absl::Notification stopped;
+  GroupWatchdog watchdog(
+      {[] { return absl::OkStatus(); },
+       [&](const GroupWatchdog::Failure& /*why*/) { stopped.Notify(); }});
+  const OperationPtr operation =
+      watchdog.Begin(GatherOf("w"), 1, absl::InfinitePast());
+  ASSERT_OK(watchdog.Start(absl::Milliseconds(1)));
+  EXPECT_TRUE(stopped.WaitForNotificationWithTimeout(absl::Seconds(30)));
+  watchdog.Stop();
+  EXPECT_EQ(watchdog.StateOf(*operation), State::kFailed);
+  EXPECT_EQ(watchdog.AwaitStopped().report.cause, Cause::kDeadline);
+}
+
+}  // namespace
+}  // namespace fsdp::comm

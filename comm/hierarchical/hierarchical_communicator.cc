@@ -1,0 +1,247 @@
+#include "comm/hierarchical/hierarchical_communicator.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "comm/call.h"
+#include "comm/group/group_work.h"
+#include "comm/hierarchical/hierarchical_collectives.h"
+#include "comm/hierarchical/hierarchical_split.h"
+#include "comm/hierarchical/host_layout.h"
+#include "comm/unwinding.h"
+#include "comm/work.h"
+
+namespace fsdp::comm {
+namespace {
+
+using HierarchicalWork = GroupWork<HierarchicalGroup>;
+
+// "gloo" for "gloo, rank 1 of 4".
+std::string WithoutRank(const Communicator& part) {
+  const std::string name = part.ToString();
+  return name.substr(0, name.rfind(", rank "));
+}
+
+std::string NameOf(const HierarchicalParts& parts) {
+  return absl::StrCat("hierarchical (", WithoutRank(*parts.host), " inside ",
+                      parts.rail->world_size(), " hosts, ",
+                      WithoutRank(*parts.rail), " between them), rank ",
+                      parts.network->rank(), " of ",
+                      parts.network->world_size());
+}
+
+class HierarchicalCommunicator final : public Communicator {
+ public:
+  HierarchicalCommunicator(std::string name, absl::Duration timeout,
+                           std::shared_ptr<HierarchicalGroup> group)
+      : timeout_(timeout),
+        name_(std::move(name)),
+        collectives_(std::make_shared<HierarchicalCollectives>()),
+        group_(std::move(group)) {}
+  ~HierarchicalCommunicator() override {
+    if (unwinding_) group_->Abort(EndedByException());
+    group_->Stop();
+  }
+
+  int rank() const override { return group_->rank(); }
+  int world_size() const override { return group_->world_size(); }
+  absl::Duration default_timeout() const override { return timeout_; }
+  std::string ToString() const override { return name_; }
+
+  absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override;
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
+                                                      int key) override;
+  void Abort(const absl::Status& reason) override { group_->Abort(reason); }
+
+ protected:
+  absl::StatusOr<std::unique_ptr<Work>> DoAllGather(
+      const at::Tensor& out, const at::Tensor& in,
+      absl::string_view label) override {
+    return Start(Collective::kAllGather, label, in,
+                 [out, in](auto& collectives, auto& group, const auto& label) {
+                   return collectives.AllGather(group, out, in, label);
+                 });
+  }
+  absl::StatusOr<std::unique_ptr<Work>> DoReduceScatter(
+      const at::Tensor& out, const at::Tensor& in, ReduceOp op,
+      absl::string_view label) override {
+    return Start(
+        Collective::kReduceScatter, label, in,
+        [out, in, op](auto& collectives, auto& group, const auto& label) {
+          return collectives.ReduceScatter(group, out, in, op, label);
+        });
+  }
+  absl::StatusOr<std::unique_ptr<Work>> DoAllToAll(
+      const at::Tensor& out, const at::Tensor& in,
+      absl::string_view label) override {
+    return Start(Collective::kAllToAll, label, in,
+                 [out, in](auto& collectives, auto& group, const auto& label) {
+                   return collectives.AllToAll(group, out, in, label);
+                 });
+  }
+  absl::StatusOr<std::unique_ptr<Work>> DoAllReduce(
+      const at::Tensor& tensor, ReduceOp op, absl::string_view label) override {
+    return Start(
+        Collective::kAllReduce, label, tensor,
+        [tensor, op](auto& collectives, auto& group, const auto& label) {
+          return collectives.AllReduce(group, tensor, op, label);
+        });
+  }
+  absl::StatusOr<std::unique_ptr<Work>> DoBroadcast(
+      const at::Tensor& tensor, int root, absl::string_view label) override {
+    return Start(
+        Collective::kBroadcast, label, tensor,
+        [tensor, root](auto& collectives, auto& group, const auto& label) {
+          return collectives.Broadcast(group, tensor, root, label);
+        });
+  }
+
+ private:
+  template <typename Run>
+  absl::StatusOr<std::unique_ptr<Work>> Start(Collective collective,
+                                              absl::string_view label,
+                                              const at::Tensor& tensor,
+                                              Run run);
+
+  const absl::Duration timeout_;
+  const std::string name_;
+  const std::shared_ptr<HierarchicalCollectives> collectives_;
+  const std::shared_ptr<HierarchicalGroup> group_;
+  const Unwinding unwinding_;
+};
+
+template <typename Run>
+absl::StatusOr<std::unique_ptr<Work>> HierarchicalCommunicator::Start(
+    Collective collective, absl::string_view label, const at::Tensor& tensor,
+    Run run) {
+  Call call;
+  call.collective = collective;
+  call.label = std::string(label);
+  if (!tensor.device().is_cpu()) {
+    return absl::UnimplementedError(absl::StrCat(
+        comm::ToString(call), " on rank ", rank(), " of ", world_size(),
+        ": hierarchical groups take CPU tensors, not ", tensor.device().str()));
+  }
+  FSDP_ASSIGN_OR_RETURN(
+      auto operation,
+      group_->Post(std::move(call),
+                   [run = std::move(run), collectives = collectives_,
+                    label = std::string(label)](HierarchicalGroup& group) {
+                     return run(*collectives, group, label);
+                   }));
+  return std::make_unique<HierarchicalWork>(group_, std::move(operation),
+                                            timeout_);
+}
+
+absl::StatusOr<at::Tensor> HierarchicalCommunicator::AllocateSymmetric(
+    int64_t bytes) {
+  const auto memory = std::make_shared<absl::StatusOr<at::Tensor>>();
+  FSDP_ASSIGN_OR_RETURN(
+      auto operation,
+      group_->PostUncounted(absl::StrCat("allocation of ", bytes, " bytes"),
+                            [memory, bytes](HierarchicalGroup& group) {
+                              *memory = group.host().AllocateSymmetric(bytes);
+                              return absl::OkStatus();
+                            }));
+  FSDP_RETURN_IF_ERROR(group_->Wait(*operation, absl::Now() + timeout_));
+  return *std::move(memory);
+}
+
+// What all ranks have passed to Split(), by rank.
+absl::StatusOr<std::vector<SplitRequest>> ExchangeRequests(
+    HierarchicalGroup& group, HierarchicalCollectives& collectives,
+    const SplitRequest& own) {
+  constexpr auto kBytes = static_cast<int64_t>(sizeof(SplitRequest));
+  const at::TensorOptions bytes = at::TensorOptions().dtype(at::kByte);
+  const at::Tensor in = at::empty({kBytes}, bytes);
+  const at::Tensor out = at::empty({kBytes * group.world_size()}, bytes);
+  std::memcpy(in.mutable_data_ptr(), &own, sizeof(own));
+  FSDP_RETURN_IF_ERROR(
+      collectives.AllGather(group, out, in, "the group, which is split"));
+  std::vector<SplitRequest> requests(group.world_size());
+  std::memcpy(requests.data(), out.const_data_ptr(), out.nbytes());
+  return requests;
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> SplitParts(
+    HierarchicalGroup& group, const SplitPlan& plan, int color, int key) {
+  switch (plan.kind) {
+    case SplitPlan::Kind::kInsideHosts:
+      return group.host().Split(color, key);
+    case SplitPlan::Kind::kBetweenHosts:
+      return group.rail().Split(color, key);
+    case SplitPlan::Kind::kNetwork:
+      return group.SplitNetwork(color, key);
+    case SplitPlan::Kind::kHierarchical:
+      break;
+  }
+  HierarchicalParts parts;
+  FSDP_ASSIGN_OR_RETURN(parts.host, group.host().Split(color, plan.place));
+  FSDP_ASSIGN_OR_RETURN(parts.rail, group.rail().Split(color, plan.host));
+  FSDP_ASSIGN_OR_RETURN(parts.network, group.SplitNetwork(color, key));
+  return CreateHierarchicalCommunicator(std::move(parts));
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> HierarchicalCommunicator::Split(
+    int color, int key) {
+  if (color < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("split on rank ", rank(), " of ", world_size(), ": color ",
+                     color, " is negative"));
+  }
+  Call call;
+  call.collective = Collective::kSplit;
+  call.label = "the group";
+  const auto part = std::make_shared<std::unique_ptr<Communicator>>();
+  FSDP_ASSIGN_OR_RETURN(
+      auto operation,
+      group_->Post(std::move(call),
+                   [part, color, key, collectives = collectives_](
+                       HierarchicalGroup& group) -> absl::Status {
+                     FSDP_ASSIGN_OR_RETURN(
+                         const std::vector<SplitRequest> requests,
+                         ExchangeRequests(group, *collectives, {color, key}));
+                     const SplitPlan plan =
+                         PlanSplit(requests, group.layout(), group.rank());
+                     FSDP_ASSIGN_OR_RETURN(*part,
+                                           SplitParts(group, plan, color, key));
+                     return absl::OkStatus();
+                   }));
+  FSDP_RETURN_IF_ERROR(group_->Wait(*operation, absl::Now() + timeout_));
+  return std::move(*part);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Communicator>> CreateHierarchicalCommunicator(
+    HierarchicalParts parts) {
+  const Communicator& host = *parts.host;
+  const Communicator& rail = *parts.rail;
+  const Communicator& network = *parts.network;
+  if (network.world_size() != rail.world_size() * host.world_size() ||
+      network.rank() != rail.rank() * host.world_size() + host.rank()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a hierarchical group of (", host.ToString(), ") inside the host, (",
+        rail.ToString(), ") between hosts and (", network.ToString(),
+        ") in all: the rank of all is that between hosts times the ranks of a "
+        "host plus that inside the host"));
+  }
+  std::string name = NameOf(parts);
+  const absl::Duration timeout = network.default_timeout();
+  FSDP_ASSIGN_OR_RETURN(auto group,
+                        HierarchicalGroup::Create(std::move(parts)));
+  return std::make_unique<HierarchicalCommunicator>(std::move(name), timeout,
+                                                    std::move(group));
+}
+
+}  // namespace fsdp::comm

@@ -1,0 +1,399 @@
+#include "comm/hierarchical/hierarchical_communicator.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/remainder.h>
+#include <ATen/ops/zeros.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "base/testing/no_threads.h"
+#include "base/testing/status_matchers.h"
+#include "comm/communicator.h"
+#include "comm/hierarchical/hierarchical_group.h"
+#include "comm/hierarchical/host_layout.h"
+#include "comm/local/local_communicator.h"
+#include "comm/testing/communicator_contract.h"
+#include "comm/testing/gloo_group.h"
+#include "comm/testing/hierarchical_group.h"
+#include "comm/testing/run_ranks.h"
+#include "comm/testing/shared_memory_group.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::comm::testing {
+namespace {
+
+using ::fsdp::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+absl::StatusOr<Group> CreateLocal(int world_size, absl::Duration timeout) {
+  return CreateLocalGroup(world_size, {timeout});
+}
+
+HostLayout Layout(int num_hosts, int ranks_per_host) {
+  HostLayout layout;
+  layout.num_hosts = num_hosts;
+  layout.ranks_per_host = ranks_per_host;
+  return layout;
+}
+
+// As many ranks per host as divide the world, `ranks_per_host` at most; a world
+// of two is two hosts.
+HostLayout LayoutOf(int world_size, int ranks_per_host) {
+  while (world_size % ranks_per_host != 0 || ranks_per_host == world_size) {
+    if (ranks_per_host == 1) break;
+    ranks_per_host /= 2;
+  }
+  return Layout(world_size / ranks_per_host, ranks_per_host);
+}
+
+ContractBackend Backend(std::string name, int ranks_per_host,
+                        GroupFactory inside, GroupFactory between) {
+  ContractBackend backend;
+  backend.name = std::move(name);
+  backend.create = [=](int world_size, absl::Duration timeout) {
+    return CreateHierarchicalGroup(LayoutOf(world_size, ranks_per_host), inside,
+                                   between, timeout);
+  };
+  backend.sums_in_rank_order = false;
+  return backend;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Hierarchical, CommunicatorContract,
+    ::testing::Values(
+        Backend("hosts_of_two", 2, CreateLocal, CreateLocal),
+        Backend("hosts_of_four", 4, CreateLocal, CreateLocal),
+        Backend("hosts_of_one", 1, CreateSharedMemoryGroup, CreateLocal),
+        // One host only: all is inside.
+        ContractBackend{"one_host",
+                        [](int world_size, absl::Duration timeout) {
+                          return CreateHierarchicalGroup(Layout(1, world_size),
+                                                         CreateLocal,
+                                                         CreateLocal, timeout);
+                        },
+                        /*sums_in_rank_order=*/true},
+        Backend("shared_memory_and_gloo", 4, CreateSharedMemoryGroup,
+                CreateGlooGroup)),
+    BackendName);
+
+// Two hosts with two ranks each.
+Group Create(absl::Duration timeout = absl::Seconds(30)) {
+  return CreateHierarchicalGroup(Layout(2, 2), CreateLocal, CreateLocal,
+                                 timeout)
+      .value();
+}
+
+absl::StatusOr<std::unique_ptr<Work>> StartSum(Communicator& comm,
+                                               absl::string_view label) {
+  return comm.AllReduce(at::zeros({4}), ReduceOp::kSum, label);
+}
+
+absl::Status ExpectEqual(const at::Tensor& actual, const at::Tensor& expected) {
+  if (at::equal(actual, expected)) return absl::OkStatus();
+  return absl::InternalError("other values");
+}
+
+// Larger than what goes whole over every rail, and not a multiple of anything.
+constexpr int64_t kLarge = 100'003;
+
+at::Tensor Numbers(int64_t size) { return at::arange(size).remainder(1000); }
+
+TEST(HierarchicalTest, LargeTensorsGoInSlices) {
+  for (const HostLayout layout : {Layout(2, 2), Layout(2, 3), Layout(3, 2)}) {
+    const int world_size = layout.num_hosts * layout.ranks_per_host;
+    const auto run = [&](Communicator& comm) -> absl::Status {
+      for (int root = 0; root < world_size; ++root) {
+        const at::Tensor tensor = Numbers(kLarge) + comm.rank();
+        FSDP_RETURN_IF_ERROR(Finish(comm.Broadcast(tensor, root, "b")));
+        FSDP_RETURN_IF_ERROR(ExpectEqual(tensor, Numbers(kLarge) + root));
+      }
+      // A multiple of the ranks of a host, and not.
+      for (int64_t size : {int64_t{6} * 20'011, kLarge}) {
+        const at::Tensor tensor = Numbers(size) + comm.rank();
+        FSDP_RETURN_IF_ERROR(
+            Finish(comm.AllReduce(tensor, ReduceOp::kSum, "r")));
+        FSDP_RETURN_IF_ERROR(ExpectEqual(
+            tensor,
+            Numbers(size) * world_size + world_size * (world_size - 1) / 2));
+      }
+      return absl::OkStatus();
+    };
+    const auto group =
+        CreateHierarchicalGroup(layout, CreateLocal, CreateLocal);
+    ASSERT_OK(group);
+    EXPECT_OK(AllOk(RunRanks(*group, run))) << world_size;
+  }
+}
+
+TEST(HierarchicalTest, ReadsSymmetricMemoryInPlace) {
+  const auto run = [](Communicator& comm) -> absl::Status {
+    constexpr int64_t kN = 70'001;
+    FSDP_ASSIGN_OR_RETURN(const at::Tensor bytes,
+                          comm.AllocateSymmetric(kN * 4 * 8));
+    const at::Tensor whole = bytes.view(at::kLong);
+    const at::Tensor own = whole.narrow(0, comm.rank() * kN, kN);
+    for (int round = 0; round < 3; ++round) {
+      whole.copy_(Numbers(kN * 4) + (comm.rank() + round));
+      FSDP_RETURN_IF_ERROR(
+          Finish(comm.ReduceScatter(own, whole, ReduceOp::kSum, "reduce")));
+      FSDP_RETURN_IF_ERROR(Finish(comm.AllGather(whole, own, "gather")));
+      FSDP_RETURN_IF_ERROR(
+          ExpectEqual(whole, Numbers(kN * 4) * 4 + 6 + 4 * round));
+    }
+    return absl::OkStatus();
+  };
+  const auto group = CreateHierarchicalGroup(
+      Layout(2, 2), CreateSharedMemoryGroup, CreateGlooGroup);
+  ASSERT_OK(group);
+  EXPECT_OK(AllOk(RunRanks(*group, run)));
+}
+
+TEST(HierarchicalTest, RefusesPartsThatDoNotFit) {
+  const auto make = [](int network_rank, int network_size) {
+    HierarchicalParts parts;
+    parts.host = std::move(CreateLocalGroup(2).value()[1]);
+    parts.rail = std::move(CreateLocalGroup(3).value()[2]);
+    parts.network =
+        std::move(CreateLocalGroup(network_size).value()[network_rank]);
+    return CreateHierarchicalCommunicator(std::move(parts)).status();
+  };
+  EXPECT_OK(make(5, 6));
+  EXPECT_THAT(make(4, 6), StatusIs(absl::StatusCode::kInvalidArgument,
+                                   HasSubstr("local, rank 4 of 6")));
+  EXPECT_THAT(make(5, 7), StatusIs(absl::StatusCode::kInvalidArgument,
+                                   HasSubstr("local, rank 5 of 7")));
+}
+
+TEST(HierarchicalTest, SaysWhatItIsMadeOf) {
+  EXPECT_EQ(
+      Create()[3]->ToString(),
+      "hierarchical (local inside 2 hosts, local between them), rank 3 of "
+      "4");
+}
+
+// The new group's ranks, by their old numbers.
+absl::StatusOr<std::vector<int64_t>> RanksOf(Communicator& part, int own) {
+  const at::Tensor out = at::empty({part.world_size()}, at::kLong);
+  FSDP_RETURN_IF_ERROR(
+      Finish(part.AllGather(out, at::full({1}, own, at::kLong), "members")));
+  const auto* data = static_cast<const int64_t*>(out.const_data_ptr());
+  return std::vector<int64_t>(data, data + out.numel());
+}
+
+struct SplitCase {
+  std::string kind;  // begin of the parts' ToString()
+  std::function<int(int)> color;
+  std::function<int(int)> key;
+  std::vector<std::vector<int64_t>> members;  // by color
+};
+
+TEST(HierarchicalTest, SplitsIntoGroupsOfEachKind) {
+  const auto by_rank = [](int rank) { return rank; };
+  const std::vector<SplitCase> cases = {
+      {"shared memory",
+       [](int rank) { return rank / 2; },
+       [](int rank) { return -rank; },
+       {{1, 0}, {3, 2}, {5, 4}, {7, 6}}},
+      {"gloo",
+       [](int rank) { return rank % 4; },
+       by_rank,
+       {{0, 4}, {1, 5}, {2, 6}, {3, 7}}},
+      {"hierarchical",
+       [](int rank) { return rank / 2 % 2; },
+       [](int rank) { return -rank; },
+       {{5, 4, 1, 0}, {7, 6, 3, 2}}},
+      {"gloo",
+       [](int rank) { return rank % 2; },
+       [](int rank) { return rank % 4; },
+       {{0, 4, 2, 6}, {1, 5, 3, 7}}},
+  };
+  const auto group = CreateHierarchicalGroup(
+      Layout(2, 4), CreateSharedMemoryGroup, CreateGlooGroup);
+  ASSERT_OK(group);
+  for (const SplitCase& split : cases) {
+    const auto run = [&](Communicator& comm) -> absl::Status {
+      const int color = split.color(comm.rank());
+      FSDP_ASSIGN_OR_RETURN(const auto part,
+                            comm.Split(color, split.key(comm.rank())));
+      FSDP_ASSIGN_OR_RETURN(const std::vector<int64_t> members,
+                            RanksOf(*part, comm.rank()));
+      if (members != split.members[color] ||
+          part->ToString().find(split.kind) != 0) {
+        return absl::InternalError(part->ToString());
+      }
+      return Finish(StartSum(comm, "goes on"));
+    };
+    EXPECT_OK(AllOk(RunRanks(*group, run))) << split.kind;
+  }
+}
+
+TEST(HierarchicalTest, AHierarchicalPartCanBeSplitAgain) {
+  const auto run = [](Communicator& comm) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(const auto half, comm.Split(comm.rank() / 8, 0));
+    FSDP_ASSIGN_OR_RETURN(const auto pair, half->Split(half->rank() % 4, 0));
+    FSDP_ASSIGN_OR_RETURN(const std::vector<int64_t> members,
+                          RanksOf(*pair, comm.rank()));
+    const int64_t first = comm.rank() / 8 * 8 + comm.rank() % 4;
+    if (members == std::vector<int64_t>{first, first + 4}) {
+      return absl::OkStatus();
+    }
+    return absl::InternalError(pair->ToString());
+  };
+  const auto group =
+      CreateHierarchicalGroup(Layout(4, 4), CreateLocal, CreateLocal);
+  ASSERT_OK(group);
+  EXPECT_OK(AllOk(RunRanks(*group, run)));
+}
+
+// Rank 3 makes no call: rank 2 lacks it inside the host, rank 1 between hosts,
+// rank 0 both of them.
+TEST(HierarchicalTest, AFailureInOnePartReachesAllRanks) {
+  const Group group = Create();
+  std::vector<absl::StatusOr<std::unique_ptr<Work>>> works;
+  for (int rank : {0, 1, 2}) works.push_back(StartSum(*group[rank], "grads"));
+  EXPECT_THAT(
+      (*works[2])->Wait(absl::Now() + absl::Milliseconds(50)),
+      StatusIs(absl::StatusCode::kDeadlineExceeded,
+               AllOf(HasSubstr("all-reduce #0 of grads on rank 2 of 4"),
+                     HasSubstr("still missing: rank 3 (no call so far)"))));
+  for (int rank : {0, 1}) {
+    EXPECT_THAT(Finish(std::move(works[rank])),
+                StatusIs(absl::StatusCode::kAborted,
+                         AllOf(HasSubstr(absl::StrCat("on rank ", rank)),
+                               HasSubstr("rank 2 gave up waiting"))));
+  }
+  EXPECT_THAT(Finish(StartSum(*group[3], "grads")),
+              StatusIs(absl::StatusCode::kAborted,
+                       HasSubstr("rank 2 gave up waiting")));
+}
+
+TEST(HierarchicalTest, WithoutThreadsThereIsNone) {
+  const ::fsdp::testing::NoThreads none;
+  EXPECT_THAT(
+      CreateHierarchicalGroup(Layout(2, 1), CreateLocal, CreateLocal),
+      StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("ulimit -u")));
+}
+
+TEST(HierarchicalTest, AnAbortReachesTheRankThatSharesNoPart) {
+  const Group group = Create();
+  // Over the network, which has to be free for it.
+  const auto split = [](Communicator& comm) {
+    return comm.Split(0, comm.rank() % 2).status();
+  };
+  ASSERT_OK(AllOk(RunRanks(group, split)));
+  auto far = StartSum(*group[3], "grads");
+  auto near = StartSum(*group[1], "grads");
+  group[0]->Abort(absl::ResourceExhaustedError("disk full"));
+  for (auto* work : {&near, &far}) {
+    EXPECT_THAT(Finish(std::move(*work)),
+                StatusIs(absl::StatusCode::kAborted,
+                         HasSubstr(": rank 0 aborted: disk full")));
+  }
+}
+
+TEST(HierarchicalTest, ADestroyedRankFailsTheOthersInEveryPart) {
+  Group group = Create();
+  std::vector<absl::StatusOr<std::unique_ptr<Work>>> works;
+  for (int rank : {0, 1, 2}) works.push_back(StartSum(*group[rank], "grads"));
+  group[3].reset();
+  for (auto& work : works) {
+    EXPECT_THAT(Finish(std::move(work)),
+                StatusIs(absl::StatusCode::kUnavailable, HasSubstr("is gone")));
+  }
+}
+
+TEST(HierarchicalTest, ARankThatLeavesInTheMiddleIsNamed) {
+  Group group = Create();
+  std::vector<absl::StatusOr<std::unique_ptr<Work>>> works;
+  for (int rank : {0, 3}) works.push_back(StartSum(*group[rank], "grads"));
+  group[3].reset();
+  for (int rank : {1, 2}) works.push_back(StartSum(*group[rank], "grads"));
+  for (int i : {0, 2, 3}) {
+    EXPECT_THAT(Finish(std::move(works[i])),
+                StatusIs(absl::StatusCode::kUnavailable,
+                         HasSubstr("rank 3 has left the group in all-reduce "
+                                   "#0 of grads")));
+  }
+  EXPECT_THAT(Finish(std::move(works[1])),
+              StatusIs(absl::StatusCode::kUnavailable,
+                       HasSubstr("this rank has left the group")));
+}
+
+struct Mismatch {
+  std::string name;
+  std::function<absl::StatusOr<std::unique_ptr<Work>>(Communicator&)> odd;
+};
+
+// The calls of rank 3 differ from the others'.
+TEST(HierarchicalTest, CallsThatDifferFailOnEveryRank) {
+  const auto sum = [](int64_t size, ReduceOp op) {
+    return [=](Communicator& comm) {
+      return comm.AllReduce(at::zeros({size}), op, "w");
+    };
+  };
+  const std::vector<Mismatch> mismatches = {
+      {"reduction", sum(kLarge, ReduceOp::kMax)},
+      {"count", sum(kLarge + 1, ReduceOp::kSum)},
+      {"collective",
+       [](Communicator& comm) {
+         return comm.Broadcast(at::zeros({kLarge}), 0, "w");
+       }},
+      {"split",
+       [](Communicator& comm) -> absl::StatusOr<std::unique_ptr<Work>> {
+         return comm.Split(0, 0).status();
+       }},
+  };
+  for (const Mismatch& mismatch : mismatches) {
+    const auto run = [&](Communicator& comm) {
+      return Finish(comm.rank() == 3 ? mismatch.odd(comm)
+                                     : sum(kLarge, ReduceOp::kSum)(comm));
+    };
+    for (const absl::Status& status : RunRanks(Create(), run)) {
+      EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument,
+                                   HasSubstr("differ")))
+          << mismatch.name;
+    }
+  }
+}
+
+TEST(HierarchicalTest, HostsThatNameDifferentRootsOfOneHostFail) {
+  const auto run = [](Communicator& comm) {
+    return Finish(comm.Broadcast(at::zeros({4}), comm.rank() < 2 ? 0 : 1, "w"));
+  };
+  for (const absl::Status& status : RunRanks(Create(), run)) {
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument,
+                                 AllOf(HasSubstr("w, root 0"),
+                                       HasSubstr("w, root 1"))));
+  }
+}
+
+TEST(HierarchicalTest, HasNoMemoryInCommon) {
+  EXPECT_THAT(Create()[0]->AllocateCommon(8),
+              StatusIs(absl::StatusCode::kUnimplemented,
+                       HasSubstr("rank 0 of 4: the ranks have no memory")));
+}
+
+TEST(HierarchicalTest, EndsInTheMiddleOfASplit) {
+  Group group = Create(/*timeout=*/absl::Milliseconds(50));
+  EXPECT_THAT(group[1]->Split(0, 0),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       HasSubstr("split #0 of the group on rank 1 of 4")));
+}
+
+}  // namespace
+}  // namespace fsdp::comm::testing

@@ -1,0 +1,333 @@
+#include "comm/hierarchical/hierarchical_group.h"
+
+#include <c10/core/GradMode.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/start_thread.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+#include "comm/group/status_text.h"
+
+namespace fsdp::comm {
+namespace {
+
+// How long a wait that has failed stays for the worker to let go of the
+// buffers: the parts have been aborted then.
+constexpr absl::Duration kLetGo = absl::Seconds(10);
+
+// What the parts carry from rank to rank when one has failed: they know only
+// their own ranks, so that each rank tells all its parts.
+constexpr absl::string_view kToldToAll = "told to all: ";
+
+std::string Encode(const absl::Status& failure) {
+  return absl::StrCat(kToldToAll, EncodeStatus(failure));
+}
+
+// What the others need not mind unless they miss the rank: one that has left
+// with nothing unfinished.
+constexpr absl::string_view kHasLeft = " has left the group";
+
+absl::optional<absl::Status> Decode(absl::string_view text) {
+  const size_t mark = text.find(kToldToAll);
+  if (mark == absl::string_view::npos) return absl::nullopt;
+  auto failure = DecodeStatus(text.substr(mark + kToldToAll.size()));
+  if (failure.has_value() && failure->ok()) failure.reset();
+  return failure;
+}
+
+// Without the part's name of the operation.
+absl::string_view Reason(const Communicator& part, absl::string_view message) {
+  const std::string end =
+      absl::StrCat(" on rank ", part.rank(), " of ", part.world_size(), ": ");
+  const size_t found = message.find(end);
+  if (found == absl::string_view::npos) return message;
+  return message.substr(found + end.size());
+}
+
+HostLayout LayoutOf(const HierarchicalParts& parts) {
+  HostLayout layout;
+  layout.num_hosts = parts.rail->world_size();
+  layout.ranks_per_host = parts.host->world_size();
+  return layout;
+}
+
+}  // namespace
+
+// `run` belongs to the worker once posted; the rest is guarded by the group's
+// mutex.
+class HierarchicalGroup::Operation {
+ public:
+  Operation(std::string name_in, Run run_in)
+      : name(std::move(name_in)), run(std::move(run_in)) {}
+
+  const std::string name;
+  Run run;
+  bool done = false;
+  bool succeeded = false;
+};
+
+HierarchicalGroup::HierarchicalGroup(HierarchicalParts parts)
+    : parts_(std::move(parts)),
+      layout_(LayoutOf(parts_)),
+      rank_(parts_.network->rank()),
+      world_size_(parts_.network->world_size()) {
+  watch_ = std::make_unique<FailureWatch>(
+      parts_.network.get(),
+      [this](const absl::Status& status) { FailAsNetwork(status); });
+}
+
+absl::StatusOr<std::shared_ptr<HierarchicalGroup>> HierarchicalGroup::Create(
+    HierarchicalParts parts) {
+  std::shared_ptr<HierarchicalGroup> group(
+      new HierarchicalGroup(std::move(parts)));
+  const absl::Status started = group->StartThreads();
+  if (started.ok()) return group;
+  group->Abort(started);
+  return started;
+}
+
+absl::Status HierarchicalGroup::StartThreads() {
+  FSDP_ASSIGN_OR_RETURN(worker_, StartThread("for collectives between hosts",
+                                             [this] { RunOperations(); }));
+  return watch_->Begin();
+}
+
+HierarchicalGroup::~HierarchicalGroup() { Stop(); }
+
+absl::StatusOr<std::shared_ptr<HierarchicalGroup::Operation>>
+HierarchicalGroup::Post(Call call, Run run) {
+  int64_t sequence = 0;
+  {
+    absl::MutexLock lock(&mutex_);
+    sequence = next_sequence_++;
+  }
+  return Enqueue(
+      std::make_shared<Operation>(Name(call, sequence), std::move(run)));
+}
+
+absl::StatusOr<std::shared_ptr<HierarchicalGroup::Operation>>
+HierarchicalGroup::PostUncounted(std::string name, Run run) {
+  return Enqueue(std::make_shared<Operation>(std::move(name), std::move(run)));
+}
+
+absl::StatusOr<std::shared_ptr<HierarchicalGroup::Operation>>
+HierarchicalGroup::Enqueue(std::shared_ptr<Operation> operation) {
+  absl::MutexLock lock(&mutex_);
+  if (failure_) return ErrorLocked(*operation);
+  queue_.push_back(operation);
+  return operation;
+}
+
+absl::Status HierarchicalGroup::Wait(Operation& operation,
+                                     absl::Time deadline) {
+  const absl::Condition is_done(&operation.done);
+  bool in_time = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    in_time = mutex_.AwaitWithDeadline(is_done, deadline);
+  }
+  if (!in_time) GiveUp(operation);
+  absl::MutexLock lock(&mutex_);
+  mutex_.AwaitWithTimeout(is_done, kLetGo);
+  return operation.succeeded ? absl::OkStatus() : ErrorLocked(operation);
+}
+
+// Asks the call that the worker waits for, by a second wait whose deadline has
+// passed: it knows whom it lacks, and its part tells the others.
+void HierarchicalGroup::GiveUp(Operation& operation) {
+  while (true) {
+    Stage stage;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (operation.done || failure_) return;
+      stage = stage_;
+    }
+    if (stage.work == nullptr) {
+      const absl::string_view text = "not done at the deadline";
+      return Fail({absl::DeadlineExceededError(text),
+                   absl::AbortedError(
+                       absl::StrCat("rank ", rank_, " gave up: ", text))});
+    }
+    const absl::Status status = stage.work->Wait(absl::Now());
+    if (!status.ok()) return FailWith(*stage.part, status);
+    // That one is done, after all.
+    const auto has_moved = [&] {
+      mutex_.AssertHeld();
+      return operation.done || failure_ || stage_.work != stage.work;
+    };
+    absl::MutexLock lock(&mutex_);
+    mutex_.Await(absl::Condition(&has_moved));
+  }
+}
+
+void HierarchicalGroup::Abort(const absl::Status& reason) {
+  const absl::Status aborted = absl::AbortedError(
+      absl::StrCat("rank ", rank_, " aborted: ", reason.message()));
+  Fail({aborted, aborted});
+}
+
+void HierarchicalGroup::Stop() {
+  bool unfinished = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (stopping_) return;
+    stopping_ = true;
+    unfinished = current_ != nullptr || !queue_.empty();
+  }
+  if (unfinished) {
+    Fail({absl::UnavailableError("this rank has left the group"),
+          absl::UnavailableError(
+              absl::StrCat("rank ", rank_, kHasLeft, " in ", CurrentName()))});
+  }
+  if (worker_.joinable()) worker_.join();
+  parts_.network->Abort(
+      absl::AbortedError(absl::StrCat("rank ", rank_, kHasLeft)));
+  watch_.reset();
+  parts_ = HierarchicalParts();
+}
+
+void HierarchicalGroup::RunOperations() {
+  const c10::NoGradGuard no_grad;
+  const auto has_news = [this]() {
+    mutex_.AssertHeld();
+    return stopping_ || !queue_.empty();
+  };
+  while (true) {
+    std::shared_ptr<Operation> operation;
+    bool failed = false;
+    {
+      absl::MutexLock lock(&mutex_);
+      mutex_.Await(absl::Condition(&has_news));
+      if (queue_.empty()) return;
+      operation = std::move(queue_.front());
+      queue_.pop_front();
+      current_ = operation;
+      failed = failure_.has_value();
+    }
+    const bool succeeded = !failed && Execute(*operation).ok();
+    // Before anyone is told: who waits may count on the buffers being its own.
+    operation->run = nullptr;
+    absl::MutexLock lock(&mutex_);
+    current_ = nullptr;
+    operation->succeeded = succeeded;
+    operation->done = true;
+  }
+}
+
+absl::Status HierarchicalGroup::Execute(Operation& operation) {
+  absl::Status status;
+  const absl::Status thrown =
+      TorchToStatus(operation.name, [&] { status = operation.run(*this); });
+  if (!thrown.ok()) status = thrown;
+  // Does nothing where a part has failed, which has been told already.
+  if (!status.ok()) {
+    Fail({status, absl::AbortedError(absl::StrCat(
+                      "rank ", rank_, " failed: ", status.message()))});
+  }
+  return status;
+}
+
+absl::Status HierarchicalGroup::Finish(std::vector<Started> works) {
+  absl::Status first;
+  for (Started& started : works) {
+    const absl::Status status = FinishOne(std::move(started));
+    if (first.ok()) first = status;
+  }
+  return first;
+}
+
+absl::Status HierarchicalGroup::FinishOne(Started started) {
+  absl::Status status = started.work.status();
+  if (status.ok()) {
+    const std::shared_ptr<Work> work = *std::move(started.work);
+    {
+      absl::MutexLock lock(&mutex_);
+      stage_ = {started.part, work};
+    }
+    // Until Fail() aborts the part; see GiveUp().
+    status = work->Wait(absl::InfiniteFuture());
+    absl::MutexLock lock(&mutex_);
+    stage_ = Stage();
+  }
+  if (!status.ok()) FailWith(*started.part, status);
+  return status;
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> HierarchicalGroup::SplitNetwork(
+    int color, int key) {
+  FSDP_RETURN_IF_ERROR(watch_->End());
+  FSDP_ASSIGN_OR_RETURN(auto part, parts_.network->Split(color, key));
+  FSDP_RETURN_IF_ERROR(watch_->Begin());
+  return part;
+}
+
+void HierarchicalGroup::Fail(Failure failure) {
+  const absl::Status reason =
+      absl::AbortedError(Encode(failure.status_of_others));
+  {
+    absl::MutexLock lock(&mutex_);
+    if (failure_) return;
+    failure_ = std::move(failure);
+  }
+  for (auto* part : {&parts_.host, &parts_.rail, &parts_.network}) {
+    (*part)->Abort(reason);
+  }
+}
+
+// The watch has heard of something.
+void HierarchicalGroup::FailAsNetwork(const absl::Status& status) {
+  const bool is_failure = Decode(status.message()).has_value() ||
+                          !absl::StrContains(status.message(), kHasLeft);
+  if (is_failure) FailWith(*parts_.network, status);
+}
+
+// A call to `part` has failed.
+void HierarchicalGroup::FailWith(const Communicator& part,
+                                 const absl::Status& status) {
+  if (const auto told = Decode(status.message()); told.has_value()) {
+    return Fail({*told, *told});
+  }
+  const std::string text = InWorldRanks(part, Reason(part, status.message()));
+  const absl::Status own(status.code(), text);
+  switch (status.code()) {
+    case absl::StatusCode::kAborted:
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kUnavailable:
+      return Fail({own, own});
+    case absl::StatusCode::kDeadlineExceeded:
+      return Fail({own, absl::AbortedError(absl::StrCat(
+                            "rank ", rank_, " gave up waiting for ",
+                            CurrentName(), ": ", text))});
+    default:
+      return Fail({own, absl::AbortedError(
+                            absl::StrCat("rank ", rank_, " failed: ", text))});
+  }
+}
+
+std::string HierarchicalGroup::InWorldRanks(const Communicator& part,
+                                            absl::string_view text) const {
+  if (&part == parts_.host.get()) return layout_.NameHostRanks(rank_, text);
+  if (&part == parts_.rail.get()) return layout_.NameRailRanks(rank_, text);
+  return std::string(text);
+}
+
+std::string HierarchicalGroup::CurrentName() {
+  absl::MutexLock lock(&mutex_);
+  if (current_ != nullptr) return current_->name;
+  return queue_.empty() ? "nothing" : queue_.front()->name;
+}
+
+absl::Status HierarchicalGroup::ErrorLocked(const Operation& operation) const {
+  return absl::Status(
+      failure_->status.code(),
+      absl::StrCat(operation.name, " on rank ", rank_, " of ", world_size_,
+                   ": ", failure_->status.message()));
+}
+
+}  // namespace fsdp::comm

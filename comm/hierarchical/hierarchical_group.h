@@ -1,0 +1,136 @@
+// The operations of one rank of a hierarchical group: their order and failures.
+#ifndef COMM_HIERARCHICAL_HIERARCHICAL_GROUP_H_
+#define COMM_HIERARCHICAL_HIERARCHICAL_GROUP_H_
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "absl/types/optional.h"
+#include "comm/call.h"
+#include "comm/communicator.h"
+#include "comm/group/failure_watch.h"
+#include "comm/hierarchical/host_layout.h"
+#include "comm/work.h"
+
+namespace fsdp::comm {
+
+// The groups that a hierarchical one is made of; see
+// hierarchical_communicator.h.
+struct HierarchicalParts {
+  std::unique_ptr<Communicator> host;
+  std::unique_ptr<Communicator> rail;
+  std::unique_ptr<Communicator> network;
+};
+
+// Runs operations one after the other on a thread of its own, so that all ranks
+// make their calls to the parts in one order and nobody blocks on start. The
+// first failure, of whichever part, ends all of them, here and on the peers,
+// who are told by the network. Thread-safe.
+class HierarchicalGroup {
+ public:
+  using Run = std::function<absl::Status(HierarchicalGroup&)>;
+  class Operation;
+
+  // ResourceExhausted: no thread can be started, which the peers are told.
+  static absl::StatusOr<std::shared_ptr<HierarchicalGroup>> Create(
+      HierarchicalParts parts);
+
+  // Stops; see Stop().
+  ~HierarchicalGroup();
+
+  int rank() const { return rank_; }
+  int world_size() const { return world_size_; }
+  const HostLayout& layout() const { return layout_; }
+
+  // Queues an operation. Fails at once when the group has failed.
+  absl::StatusOr<std::shared_ptr<Operation>> Post(Call call, Run run);
+
+  // The same for what is not counted as a call.
+  absl::StatusOr<std::shared_ptr<Operation>> PostUncounted(std::string name,
+                                                           Run run);
+
+  // As Work::Wait, for an operation of this group.
+  absl::Status Wait(Operation& operation, absl::Time deadline);
+
+  // Fails the group, here and on the peers.
+  void Abort(const absl::Status& reason);
+
+  // Fails what is not done, ends the thread and leaves the parts. Once.
+  void Stop();
+
+  // For operations that run.
+  Communicator& host() { return *parts_.host; }
+  Communicator& rail() { return *parts_.rail; }
+  absl::StatusOr<std::unique_ptr<Communicator>> SplitNetwork(int color,
+                                                             int key);
+
+  // A call that an operation has made to `part`.
+  struct Started {
+    const Communicator* part;
+    absl::StatusOr<std::unique_ptr<Work>> work;
+  };
+  // Waits for all, in order, and returns the first error. Fails the group
+  // first, so that none of them goes on.
+  absl::Status Finish(std::vector<Started> works);
+
+ private:
+  explicit HierarchicalGroup(HierarchicalParts parts);
+  absl::Status StartThreads();
+
+  // What this rank's operations end with, and what the others are told.
+  struct Failure {
+    absl::Status status;
+    absl::Status status_of_others;
+  };
+  // The call that the running operation waits for.
+  struct Stage {
+    const Communicator* part = nullptr;
+    std::shared_ptr<Work> work;
+  };
+
+  absl::StatusOr<std::shared_ptr<Operation>> Enqueue(
+      std::shared_ptr<Operation> operation) ABSL_LOCKS_EXCLUDED(mutex_);
+  void RunOperations();
+  absl::Status Execute(Operation& operation);
+  absl::Status FinishOne(Started started);
+  void GiveUp(Operation& operation);
+  void Fail(Failure failure);
+  void FailAsNetwork(const absl::Status& status);
+  void FailWith(const Communicator& part, const absl::Status& status);
+  // `text` of a part, whose ranks have other numbers than this group's.
+  std::string InWorldRanks(const Communicator& part,
+                           absl::string_view text) const;
+  std::string CurrentName();
+  absl::Status ErrorLocked(const Operation& operation) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  HierarchicalParts parts_;  // not changed before Stop() ends
+  const HostLayout layout_;
+  const int rank_;
+  const int world_size_;
+  std::unique_ptr<FailureWatch> watch_;  // of the network; used by worker_ only
+
+  absl::Mutex mutex_;
+  int64_t next_sequence_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::deque<std::shared_ptr<Operation>> queue_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<Operation> current_ ABSL_GUARDED_BY(mutex_);
+  Stage stage_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::optional<Failure> failure_ ABSL_GUARDED_BY(mutex_);  // the first
+  std::thread worker_;
+};
+
+}  // namespace fsdp::comm
+
+#endif  // COMM_HIERARCHICAL_HIERARCHICAL_GROUP_H_

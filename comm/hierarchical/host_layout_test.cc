@@ -1,0 +1,71 @@
+#include "comm/hierarchical/host_layout.h"
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "base/testing/status_matchers.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::comm {
+namespace {
+
+using ::fsdp::testing::StatusIs;
+using ::testing::HasSubstr;
+
+TEST(HostLayoutTest, HostsOfConsecutiveRanks) {
+  ASSERT_OK_AND_ASSIGN(const HostLayout layout,
+                       ArrangeHosts({"b", "b", "b", "a", "a", "a"}));
+  EXPECT_EQ(layout.num_hosts, 2);
+  EXPECT_EQ(layout.ranks_per_host, 3);
+  EXPECT_EQ(layout.host(5), 1);
+  EXPECT_EQ(layout.place(5), 2);
+}
+
+TEST(HostLayoutTest, OneHostAndOneRankPerHost) {
+  ASSERT_OK_AND_ASSIGN(const HostLayout one, ArrangeHosts({"a", "a", "a"}));
+  EXPECT_EQ(one.num_hosts, 1);
+  EXPECT_EQ(one.ranks_per_host, 3);
+  ASSERT_OK_AND_ASSIGN(const HostLayout each, ArrangeHosts({"a", "b", "c"}));
+  EXPECT_EQ(each.num_hosts, 3);
+  EXPECT_EQ(each.ranks_per_host, 1);
+}
+
+TEST(HostLayoutTest, RefusesRanksThatAlternate) {
+  EXPECT_THAT(ArrangeHosts({"a", "b", "a", "b"}),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("ranks 0 and 2 are on one, rank 1")));
+  EXPECT_THAT(ArrangeHosts({"a", "b", "b", "a"}),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("ranks 0 and 3 are on one, rank 2")));
+}
+
+TEST(HostLayoutTest, RefusesHostsOfDifferentSizes) {
+  EXPECT_THAT(ArrangeHosts({"a", "a", "a", "b"}),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("that of rank 0 has 3 of 4 ranks on 2")));
+  EXPECT_THAT(ArrangeHosts({"a", "a", "b"}),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("of 3 ranks on 2 hosts")));
+}
+
+TEST(HostLayoutTest, NamesRanksOfPartsAmongAll) {
+  HostLayout layout;
+  layout.num_hosts = 2;
+  layout.ranks_per_host = 3;
+  const std::string text =
+      "grads on rank 1 of 3: rank 0 (last seen in w), rank 2 of 2, rank 3, "
+      "rank 1x, crank 1, rank; Rank 1, rank 1";
+  EXPECT_EQ(layout.NameHostRanks(4, text),
+            "grads on rank 4 of 6: rank 3 (last seen in w), rank 5 of 2, rank "
+            "3, rank 1x, crank 1, rank; Rank 1, rank 4");
+  EXPECT_EQ(layout.NameRailRanks(4, "rank 1 of 2 lacks rank 0, rank 2"),
+            "rank 4 of 6 lacks rank 1, rank 2");
+  EXPECT_EQ(layout.NameHostRanks(1, "rank 2"), "rank 2");
+  EXPECT_EQ(layout.NameHostRanks(4, ""), "");
+  EXPECT_EQ(layout.NameHostRanks(4, "rank 99999999999999"),
+            "rank 99999999999999");
+}
+
+}  // namespace
+}  // namespace fsdp::comm

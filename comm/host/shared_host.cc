@@ -1,0 +1,110 @@
+#include "comm/host/shared_host.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+
+namespace fsdp::comm {
+namespace {
+
+// About what it takes to be woken up by the kernel: whoever spins for longer
+// had better slept.
+constexpr absl::Duration kSpin = absl::Microseconds(100);
+
+int NumCores() {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  if (sched_getaffinity(0, sizeof(cores), &cores) != 0) return 1;
+  return CPU_COUNT(&cores);
+}
+
+std::shared_ptr<SharedHeap> MakeHeap(
+    const std::shared_ptr<SharedSegment>& mailbox) {
+  return std::make_shared<SharedHeap>([mailbox] {
+    auto* own = reinterpret_cast<SharedMailbox*>(mailbox->data());
+    own->frees.fetch_add(1, std::memory_order_release);
+  });
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<SharedHost>> SharedHost::Create(int world_rank) {
+  FSDP_ASSIGN_OR_RETURN(auto mailbox,
+                        SharedSegment::Create(sizeof(SharedMailbox)));
+  return std::shared_ptr<SharedHost>(
+      new SharedHost(world_rank, std::move(mailbox)));
+}
+
+SharedHost::SharedHost(int world_rank, std::unique_ptr<SharedSegment> mailbox)
+    : world_rank_(world_rank),
+      mailbox_(std::move(mailbox)),
+      heap_(MakeHeap(mailbox_)) {}
+
+absl::Status SharedHost::Connect(absl::Span<const SegmentAddress> mailboxes) {
+  for (const SegmentAddress& address : mailboxes) {
+    FSDP_ASSIGN_OR_RETURN(auto segment, SharedSegment::Open(address));
+    segment->Seal();
+    if (segment->bytes() < static_cast<int64_t>(sizeof(SharedMailbox))) {
+      return absl::UnavailableError(
+          absl::StrCat("a mailbox of ", segment->bytes(),
+                       " bytes: another program, or another build of this"));
+    }
+    mailboxes_.push_back(reinterpret_cast<SharedMailbox*>(segment->data()));
+    segments_.push_back(std::move(segment));
+    processes_.push_back(std::make_unique<PeerProcess>(address.pid));
+  }
+  // With more ranks than cores, spinning keeps a peer from its work.
+  const int num_ranks = static_cast<int>(mailboxes.size());
+  spin_ = num_ranks <= NumCores() ? kSpin : absl::ZeroDuration();
+  absl::MutexLock lock(&mutex_);
+  frees_seen_.assign(mailboxes.size(), 0);
+  return absl::OkStatus();
+}
+
+void SharedHost::Add(std::weak_ptr<ProgressSource> source) {
+  sources_.push_back(std::move(source));
+}
+
+void SharedHost::ProgressAll() {
+  ForgetWhatPeersFreed();
+  bool any_gone = false;
+  for (size_t i = 0; i < sources_.size(); ++i) {
+    const std::shared_ptr<ProgressSource> source = sources_[i].lock();
+    any_gone = any_gone || source == nullptr;
+    if (source != nullptr) source->Progress();
+  }
+  if (!any_gone) return;
+  sources_.erase(
+      std::remove_if(sources_.begin(), sources_.end(),
+                     [](const auto& source) { return source.expired(); }),
+      sources_.end());
+}
+
+void SharedHost::ForgetWhatPeersFreed() {
+  for (size_t peer = 0; peer < mailboxes_.size(); ++peer) {
+    const uint64_t frees =
+        mailboxes_[peer]->frees.load(std::memory_order_acquire);
+    if (frees == frees_seen_[peer]) continue;
+    frees_seen_[peer] = frees;
+    heap_->Forget(static_cast<int>(peer));
+  }
+}
+
+void SharedHost::AwaitRing(uint32_t seen, absl::Time until) {
+  own().doorbell.Await(seen, spin_, until);
+}
+
+}  // namespace fsdp::comm

@@ -1,0 +1,169 @@
+#include "comm/host/shared_segment.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <fstream>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/file_size_errors.h"
+#include "comm/host/available_memory.h"
+
+namespace fsdp::comm {
+namespace {
+
+// A file descriptor, closed by the destructor.
+class Descriptor {
+ public:
+  explicit Descriptor(int number) : number_(number) {}
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  ~Descriptor() {
+    if (number_ >= 0) close(number_);
+  }
+
+  int get() const { return number_; }
+  int Release() {
+    const int number = number_;
+    number_ = -1;
+    return number;
+  }
+
+ private:
+  int number_;
+};
+
+absl::Status Error(int error, absl::string_view what) {
+  const bool is_full =
+      error == ENOMEM || error == ENOSPC || error == EMFILE || error == ENFILE;
+  if (error == EFBIG) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        what,
+        ": the limit on the size of files (ulimit -f) holds for it, too; "
+        "raise that"));
+  }
+  const absl::Status status = absl::ErrnoToStatus(error, what);
+  if (is_full) return absl::ResourceExhaustedError(status.message());
+  return absl::UnavailableError(status.message());
+}
+
+// Even an empty segment has an address.
+size_t MappedBytes(int64_t bytes) {
+  return static_cast<size_t>(std::max<int64_t>(bytes, 1));
+}
+
+absl::StatusOr<char*> Map(int descriptor, int64_t bytes) {
+  void* data = mmap(nullptr, MappedBytes(bytes), PROT_READ | PROT_WRITE,
+                    MAP_SHARED, descriptor, 0);
+  if (data == MAP_FAILED) {
+    return Error(errno, absl::StrCat("map ", bytes, " bytes of shared memory"));
+  }
+  // A hint that systems without huge pages for shared memory refuse.
+  madvise(data, MappedBytes(bytes), MADV_HUGEPAGE);
+  return static_cast<char*>(data);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<SharedSegment>> SharedSegment::Create(
+    int64_t bytes) {
+  if (bytes < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("cannot allocate ", bytes, " bytes"));
+  }
+  const std::string what =
+      absl::StrCat("allocate ", bytes, " bytes of shared memory");
+  // The kernel promises any amount, and ends a process when it cannot keep its
+  // word.
+  const int64_t available = AvailableMemory();
+  if (bytes > available) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(what, ": ", available, " are available"));
+  }
+  const FileSizeErrors errors;
+  Descriptor descriptor(memfd_create("libtorch_fsdp", MFD_CLOEXEC));
+  if (descriptor.get() < 0) return Error(errno, what);
+  if (ftruncate(descriptor.get(), static_cast<off_t>(MappedBytes(bytes))) !=
+      0) {
+    return Error(errno, what);
+  }
+  struct stat status;
+  if (fstat(descriptor.get(), &status) != 0) return Error(errno, what);
+  absl::StatusOr<char*> data = Map(descriptor.get(), bytes);
+  if (!data.ok()) return data.status();
+  SegmentAddress address;
+  address.pid = getpid();
+  address.descriptor = descriptor.get();
+  address.device = status.st_dev;
+  address.inode = status.st_ino;
+  address.bytes = bytes;
+  return std::unique_ptr<SharedSegment>(
+      new SharedSegment(address, descriptor.Release(), *data));
+}
+
+absl::StatusOr<std::unique_ptr<SharedSegment>> SharedSegment::Open(
+    const SegmentAddress& address) {
+  const std::string what =
+      absl::StrCat("open ", address.bytes,
+                   " bytes of shared memory of process ", address.pid);
+  if (address.pid <= 0 || address.descriptor < 0 || address.bytes < 0) {
+    return absl::UnavailableError(absl::StrCat(what, ": that is nowhere"));
+  }
+  const std::string path =
+      absl::StrCat("/proc/", address.pid, "/fd/", address.descriptor);
+  Descriptor descriptor(open(path.c_str(), O_RDWR | O_CLOEXEC));
+  if (descriptor.get() < 0) return Error(errno, what);
+  struct stat status;
+  if (fstat(descriptor.get(), &status) != 0) return Error(errno, what);
+  if (status.st_dev != address.device || status.st_ino != address.inode) {
+    return absl::UnavailableError(
+        absl::StrCat(what, ": the process has given it back"));
+  }
+  if (!S_ISREG(status.st_mode) || status.st_uid != geteuid()) {
+    return absl::UnavailableError(absl::StrCat(
+        what, ": it is no memory, or belongs to user ", status.st_uid));
+  }
+  // An access to what the file does not have would end this process.
+  if (static_cast<size_t>(status.st_size) < MappedBytes(address.bytes)) {
+    return absl::UnavailableError(
+        absl::StrCat(what, ": there are ", status.st_size));
+  }
+  absl::StatusOr<char*> data = Map(descriptor.get(), address.bytes);
+  if (!data.ok()) return data.status();
+  SegmentAddress own = address;
+  own.pid = getpid();
+  own.descriptor = descriptor.get();
+  return std::unique_ptr<SharedSegment>(
+      new SharedSegment(own, descriptor.Release(), *data));
+}
+
+SharedSegment::~SharedSegment() {
+  munmap(data_, MappedBytes(bytes()));
+  Seal();
+}
+
+void SharedSegment::Seal() {
+  if (descriptor_ >= 0) close(descriptor_);
+  descriptor_ = -1;
+}
+
+std::string HostIdentity() {
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  char processes[64] = "";
+  const ssize_t size =
+      readlink("/proc/self/ns/pid", processes, sizeof(processes) - 1);
+  return absl::StrCat(boot, "/",
+                      absl::string_view(processes, size > 0 ? size : 0));
+}
+
+}  // namespace fsdp::comm

@@ -1,0 +1,165 @@
+// A launcher among ignored signals, full disks, readers that do not read, and
+// ranks that only pass on what they have heard.
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <fstream>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "absl/types/optional.h"
+#include "base/testing/file_size_limit.h"
+#include "base/testing/status_matchers.h"
+#include "comm/launcher/launcher.h"
+#include "comm/launcher/launcher_test_processes.h"
+#include "comm/launcher/launcher_test_roles.h"
+#include "comm/startup/bootstrap_fd.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::comm {
+namespace {
+
+using ::fsdp::testing::FileSizeLimit;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+LaunchOptions Options(const std::string& role) {
+  LaunchOptions options;
+  options.ranks = 2;
+  options.argv = {"launcher_faults_test"};
+  options.environment = {{kRole, role}};
+  options.grace_period = kLimit;
+  options.terminate_period = kLimit;
+  return options;
+}
+
+UniqueFd Sink() { return UniqueFd(memfd_create("sink", MFD_CLOEXEC)); }
+
+// As nohup does it with SIGHUP, and a shell with SIGINT of what it runs in the
+// background. The signal after it shows that it did nothing.
+TEST(LauncherIgnoredSignalsTest, StayIgnored) {
+  for (const int ignored : {SIGHUP, SIGINT, SIGTERM}) {
+    LauncherProcess launcher("train", /*fifo=*/"", ignored);
+    ASSERT_TRUE(launcher.WaitForLines("ready", 2)) << launcher.output();
+    const int next = ignored == SIGTERM ? SIGINT : SIGTERM;
+    launcher.process().Signal(ignored);
+    launcher.process().Signal(next);
+    const absl::optional<ProcessEnd> end = launcher.WaitForEnd();
+    ASSERT_TRUE(end.has_value());
+    EXPECT_EQ(end->exit_code, 128 + next);
+    for (const char* rank : {"[0]", "[1]"}) {
+      EXPECT_THAT(launcher.output(),
+                  HasSubstr(absl::StrCat(rank, " stopped by ", next)));
+    }
+  }
+}
+
+// A process that ignores SIGCHLD is not told how its children end.
+TEST(LauncherIgnoredSignalsTest, TheEndsOfRanksAreSeen) {
+  LauncherProcess launcher("print", /*fifo=*/"", SIGCHLD);
+  const absl::optional<ProcessEnd> end = launcher.WaitForEnd();
+  ASSERT_TRUE(end.has_value());
+  EXPECT_EQ(end->exit_code, 0);
+  EXPECT_THAT(launcher.output(), HasSubstr("[1] rank 1 of 2"));
+}
+
+// Whether `pid` sleeps in poll() with no end, soon. What else a process that
+// waits for one event should do.
+bool WaitsWithoutEnd(pid_t pid) {
+  const absl::Time deadline = absl::Now() + kLimit;
+  while (absl::Now() < deadline) {
+    std::ifstream file(absl::StrCat("/proc/", pid, "/syscall"));
+    std::string number, fds, count, timeout;
+    if (!(file >> number >> fds >> count >> timeout)) continue;
+    // poll(2), or ppoll(2) without a time.
+    if (number == "7" && absl::EndsWith(timeout, "ffffffff")) return true;
+    if (number == "271" && timeout == "0x0") return true;
+  }
+  return false;
+}
+
+TEST(LauncherOutputTest, AReaderThatDoesNotReadCostsNothingAndOneSignalEndsIt) {
+  Fifo fifo;
+  fifo.Watch();
+  LauncherProcess launcher("print_much_and_fail", fifo.path());
+  // All is printed: what the pipe does not take is the launcher's to keep.
+  ASSERT_TRUE(fifo.WriterIsGone());
+  EXPECT_TRUE(WaitsWithoutEnd(launcher.process().pid()));
+  launcher.process().Signal(SIGTERM);
+  const absl::optional<ProcessEnd> end = launcher.WaitForEndUnread();
+  ASSERT_TRUE(end.has_value());
+  EXPECT_EQ(end->exit_code, 128 + SIGTERM);
+}
+
+TEST(LauncherOutputTest, AFullDiskIsAFailureAndTheOtherStreamComesOut) {
+  const UniqueFd full(open("/dev/full", O_WRONLY | O_CLOEXEC));
+  const UniqueFd err = Sink();
+  LaunchOptions options = Options("print");
+  options.stdout_fd = full.get();
+  options.stderr_fd = err.get();
+  ASSERT_OK_AND_ASSIGN(const LaunchReport report, LaunchRanks(options));
+  EXPECT_EQ(report.first_failed_rank, -1);
+  EXPECT_EQ(report.output_errno, ENOSPC);
+  EXPECT_EQ(report.exit_code(), EXIT_FAILURE);
+  EXPECT_THAT(report.ToString(),
+              AllOf(HasSubstr("ranks 0, 1 exited with code 0"),
+                    HasSubstr("could not be written: No space left")));
+  const std::string text = ReadAll(err.get());
+  EXPECT_THAT(text, AllOf(HasSubstr("[0] local rank 0"),
+                          HasSubstr("[1] local rank 1")));
+}
+
+TEST(LauncherOutputTest, ALimitOnTheSizeOfFilesIsAFailure) {
+  const UniqueFd out = Sink();
+  LaunchOptions options = Options("print_much");
+  options.stdout_fd = out.get();
+  const FileSizeLimit limit(100000);
+  ASSERT_OK_AND_ASSIGN(const LaunchReport report, LaunchRanks(options));
+  EXPECT_EQ(report.output_errno, EFBIG);
+  EXPECT_EQ(report.exit_code(), EXIT_FAILURE);
+  EXPECT_EQ(ReadAll(out.get()).size(), 100000);
+}
+
+TEST(LauncherCauseTest, ARankThatWasToldOfAFailureIsNotBlamed) {
+  const Fifo fifo;
+  LaunchOptions options = Options("rank_1_fails_after_its_echo");
+  options.environment.emplace_back(kFifo, fifo.path());
+  ASSERT_OK_AND_ASSIGN(const LaunchReport report, LaunchRanks(options));
+  EXPECT_EQ(report.first_failed_rank, 1);
+  EXPECT_EQ(report.exit_code(), 6);
+  EXPECT_EQ(report.ToString(),
+            "rank 1 exited with code 6; then rank 0 exited with code 113 "
+            "(another rank had failed)");
+}
+
+TEST(LauncherCauseTest, WithoutACauseAnEchoIsAFailureAllTheSame) {
+  ASSERT_OK_AND_ASSIGN(const LaunchReport report,
+                       LaunchRanks(Options("both_are_told_of_a_failure")));
+  EXPECT_GE(report.first_failed_rank, 0);
+  EXPECT_EQ(report.exit_code(), kPeerFailedExitCode);
+}
+
+TEST(ExitCodeOfTest, TellsEchoesFromCauses) {
+  EXPECT_EQ(ExitCodeOf(absl::OkStatus()), EXIT_SUCCESS);
+  EXPECT_EQ(ExitCodeOf(absl::AbortedError("rank 2: x")), kPeerFailedExitCode);
+  EXPECT_EQ(ExitCodeOf(absl::InternalError("x")), EXIT_FAILURE);
+  EXPECT_EQ(ExitCodeOf(absl::UnavailableError("x")), EXIT_FAILURE);
+}
+
+}  // namespace
+}  // namespace fsdp::comm
+
+int main(int argc, char** argv) {
+  if (const auto code = fsdp::comm::PlayRole(); code.has_value()) return *code;
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}

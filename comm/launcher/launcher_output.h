@@ -1,0 +1,75 @@
+// Merges what ranks print into one readable stream.
+#ifndef COMM_LAUNCHER_LAUNCHER_OUTPUT_H_
+#define COMM_LAUNCHER_LAUNCHER_OUTPUT_H_
+
+#include <array>
+#include <cstddef>
+#include <deque>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "absl/strings/string_view.h"
+
+namespace fsdp::comm {
+
+enum class OutputStream { kStdout = 0, kStderr = 1 };
+
+// Turns the bytes of each rank's streams into whole lines "[rank] text" in the
+// order in which they were completed. A line without an end is ended where its
+// stream ends, and after kMaxLine bytes.
+//
+// Where a stream goes to a terminal, text after a '\r' is a progress line: it
+// is shown at once, stays below the other lines, and is replaced by the next
+// one. Elsewhere '\r' is a byte like any other.
+//
+// Not thread-safe.
+class OutputMerger {
+ public:
+  static constexpr size_t kMaxLine = size_t{1} << 20;
+
+  struct Chunk {
+    OutputStream stream;
+    absl::string_view bytes;
+  };
+
+  OutputMerger(bool stdout_is_terminal, bool stderr_is_terminal)
+      : is_terminal_{stdout_is_terminal, stderr_is_terminal} {}
+
+  // `bytes` have come from a stream of `rank`.
+  void Append(int rank, OutputStream stream, absl::string_view bytes);
+
+  // A stream of `rank` has ended.
+  void Close(int rank, OutputStream stream);
+
+  // What has to be written next, valid until the next change; the queue must
+  // not be empty.
+  bool empty() const { return queue_.empty(); }
+  Chunk front() const;
+  size_t queued_bytes() const { return queued_bytes_; }
+
+  // `count` bytes of front() have been written.
+  void Consume(size_t count);
+
+ private:
+  using Source = std::pair<int, OutputStream>;
+
+  bool is_terminal(OutputStream stream) const {
+    return is_terminal_[static_cast<size_t>(stream)];
+  }
+  void Push(OutputStream stream, std::string bytes);
+  void PushLine(const Source& source, absl::string_view text);
+  void PushProgress(const Source& source, std::string* partial);
+
+  const std::array<bool, 2> is_terminal_;
+  std::map<Source, std::string> partial_;  // lines that have not ended
+  std::deque<std::pair<OutputStream, std::string>> queue_;
+  size_t front_written_ = 0;  // bytes of the first entry
+  size_t queued_bytes_ = 0;
+  Source progress_source_ = {-1, OutputStream::kStdout};
+  std::string progress_;  // as shown; empty: none
+};
+
+}  // namespace fsdp::comm
+
+#endif  // COMM_LAUNCHER_LAUNCHER_OUTPUT_H_

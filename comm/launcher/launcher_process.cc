@@ -1,0 +1,145 @@
+#include "comm/launcher/launcher_process.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+
+namespace fsdp::comm {
+namespace {
+
+struct Pipe {
+  UniqueFd read;
+  UniqueFd write;
+};
+
+absl::StatusOr<Pipe> MakePipe() {
+  int fds[2];
+  if (pipe2(fds, O_CLOEXEC) != 0) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("cannot make a pipe: ", std::strerror(errno)));
+  }
+  return Pipe{UniqueFd(fds[0]), UniqueFd(fds[1])};
+}
+
+std::vector<char*> Pointers(const std::vector<std::string>& strings) {
+  std::vector<char*> pointers;
+  pointers.reserve(strings.size() + 1);
+  for (const std::string& string : strings) {
+    pointers.push_back(const_cast<char*>(string.c_str()));
+  }
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+// Everything that the child needs, made before the fork: between fork and exec
+// only async-signal-safe calls are allowed.
+struct ExecArguments {
+  const char* program;
+  char* const* argv;
+  char* const* environment;
+  pid_t launcher;
+  int inherited_fd;
+  int stdout_fd;
+  int stderr_fd;
+  int error_fd;  // takes errno where the program cannot be started
+};
+
+[[noreturn]] void Exec(const ExecArguments& arguments) {
+  setpgid(0, 0);
+  sigset_t none;
+  sigemptyset(&none);
+  const int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
+  const bool ready = prctl(PR_SET_PDEATHSIG, SIGKILL) == 0 && null >= 0 &&
+                     dup2(null, STDIN_FILENO) >= 0 &&
+                     dup2(arguments.stdout_fd, STDOUT_FILENO) >= 0 &&
+                     dup2(arguments.stderr_fd, STDERR_FILENO) >= 0 &&
+                     (arguments.inherited_fd < 0 ||
+                      fcntl(arguments.inherited_fd, F_SETFD, 0) == 0) &&
+                     sigprocmask(SIG_SETMASK, &none, nullptr) == 0;
+  // The launcher may have died before prctl.
+  if (ready && getppid() == arguments.launcher) {
+    execve(arguments.program, arguments.argv, arguments.environment);
+  }
+  const int error = errno;
+  // Nobody is left to tell where this fails.
+  const ssize_t written = write(arguments.error_fd, &error, sizeof(error));
+  _exit(written == sizeof(error) ? 127 : 126);
+}
+
+}  // namespace
+
+ChildProcess::ChildProcess(pid_t pid, UniqueFd stdout_fd, UniqueFd stderr_fd)
+    : pid_(pid), stdout_(std::move(stdout_fd)), stderr_(std::move(stderr_fd)) {}
+
+absl::StatusOr<ChildProcess> ChildProcess::Start(const Options& options) {
+  FSDP_ASSIGN_OR_RETURN(Pipe out, MakePipe());
+  FSDP_ASSIGN_OR_RETURN(Pipe err, MakePipe());
+  FSDP_ASSIGN_OR_RETURN(Pipe error, MakePipe());
+  const std::vector<char*> argv = Pointers(options.argv);
+  const std::vector<char*> environment = Pointers(options.environment);
+  const ExecArguments arguments = {options.program.c_str(), argv.data(),
+                                   environment.data(),      getpid(),
+                                   options.inherited_fd,    out.write.get(),
+                                   err.write.get(),         error.write.get()};
+  const pid_t pid = fork();
+  if (pid == 0) Exec(arguments);
+  if (pid < 0) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("cannot start a process: ", std::strerror(errno)));
+  }
+  ChildProcess child(pid, std::move(out.read), std::move(err.read));
+  // A successful exec closes the pipe and nothing comes.
+  error.write.Reset();
+  int exec_errno = 0;
+  if (read(error.read.get(), &exec_errno, sizeof(exec_errno)) > 0) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "cannot run ", options.program, ": ", std::strerror(exec_errno)));
+  }
+  fcntl(child.stdout_fd(), F_SETFL, O_NONBLOCK);
+  fcntl(child.stderr_fd(), F_SETFL, O_NONBLOCK);
+  return child;
+}
+
+ChildProcess::~ChildProcess() {
+  if (pid_.get() == 0) return;
+  Signal(SIGKILL);
+  while (waitpid(pid_.get(), nullptr, 0) < 0 && errno == EINTR) {
+  }
+}
+
+void ChildProcess::Signal(int signal) const {
+  if (pid_.get() == 0) return;
+  // A program that has left its group is still ours.
+  if (kill(-pid_.get(), signal) != 0) kill(pid_.get(), signal);
+}
+
+absl::optional<ProcessEnd> ChildProcess::TryReap() {
+  if (pid_.get() == 0) return absl::nullopt;
+  siginfo_t info = {};
+  if (waitid(P_PID, static_cast<id_t>(pid_.get()), &info,
+             WEXITED | WNOHANG | WNOWAIT) != 0 ||
+      info.si_pid == 0) {
+    return absl::nullopt;
+  }
+  // As long as the process is not reaped its number names this group only.
+  Signal(SIGKILL);
+  waitpid(pid_.get(), nullptr, 0);
+  pid_.Clear();
+  if (info.si_code == CLD_EXITED) return ProcessEnd{info.si_status, 0};
+  return ProcessEnd{0, info.si_status};
+}
+
+}  // namespace fsdp::comm

@@ -1,0 +1,78 @@
+// One rank as a child process.
+#ifndef COMM_LAUNCHER_LAUNCHER_PROCESS_H_
+#define COMM_LAUNCHER_LAUNCHER_PROCESS_H_
+
+#include <sys/types.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/optional.h"
+#include "comm/startup/bootstrap_fd.h"
+
+namespace fsdp::comm {
+
+// How a process ended.
+struct ProcessEnd {
+  int exit_code = 0;
+  int signal = 0;  // that killed it; 0: it exited by itself
+};
+
+// A running program that leads a process group of its own and dies with the
+// thread that started it. The destructor kills and reaps it.
+class ChildProcess {
+ public:
+  struct Options {
+    std::string program;                   // path
+    std::vector<std::string> argv;         // argv[0] included
+    std::vector<std::string> environment;  // "NAME=value"
+    int inherited_fd = -1;                 // stays open in the child; -1: none
+  };
+
+  // Its standard input is empty, its signal mask too. Only for processes of one
+  // thread: the child is made by fork.
+  static absl::StatusOr<ChildProcess> Start(const Options& options);
+
+  ChildProcess(ChildProcess&& other) noexcept = default;
+  ChildProcess& operator=(ChildProcess&&) = delete;
+  ~ChildProcess();
+
+  pid_t pid() const { return pid_.get(); }  // 0: reaped
+
+  // The reading ends of its standard output and error; non-blocking.
+  int stdout_fd() const { return stdout_.get(); }
+  int stderr_fd() const { return stderr_.get(); }
+
+  // Sends `signal` to the process and what it has started. No effect once it
+  // has been reaped.
+  void Signal(int signal) const;
+
+  // How the process ended, once it has; kills what is left of its group. Never
+  // blocks.
+  absl::optional<ProcessEnd> TryReap();
+
+ private:
+  // A process id that a move leaves behind.
+  class Pid {
+   public:
+    explicit Pid(pid_t pid) : pid_(pid) {}
+    Pid(Pid&& other) noexcept : pid_(std::exchange(other.pid_, 0)) {}
+    pid_t get() const { return pid_; }
+    void Clear() { pid_ = 0; }
+
+   private:
+    pid_t pid_;
+  };
+
+  ChildProcess(pid_t pid, UniqueFd stdout_fd, UniqueFd stderr_fd);
+
+  Pid pid_;  // 0: reaped
+  UniqueFd stdout_;
+  UniqueFd stderr_;
+};
+
+}  // namespace fsdp::comm
+
+#endif  // COMM_LAUNCHER_LAUNCHER_PROCESS_H_

@@ -1,0 +1,286 @@
+// Runs this program as launcher and as ranks.
+
+#include "comm/launcher/launcher.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <pty.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "absl/types/optional.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "comm/launcher/launcher_test_processes.h"
+#include "comm/launcher/launcher_test_roles.h"
+#include "comm/startup/bootstrap_fd.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::comm {
+namespace {
+
+using ::fsdp::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// The lines that came, sorted: ranks print at the same time.
+std::vector<std::string> Lines(const std::string& text) {
+  std::vector<std::string> lines =
+      absl::StrSplit(text, '\n', absl::SkipEmpty());
+  std::sort(lines.begin(), lines.end());
+  return lines;
+}
+
+struct Launched {
+  LaunchReport report;
+  std::string out;
+  std::string err;
+};
+
+LaunchOptions Options(const std::string& role, int ranks) {
+  LaunchOptions options;
+  options.ranks = ranks;
+  options.argv = {"launcher_test"};
+  options.environment = {{kRole, role}};
+  options.grace_period = absl::Milliseconds(100);
+  options.terminate_period = kLimit;
+  return options;
+}
+
+LaunchOptions ImpatientOptions(const std::string& role) {
+  LaunchOptions options = Options(role, 2);
+  options.terminate_period = absl::Milliseconds(100);
+  return options;
+}
+
+absl::StatusOr<Launched> Launch(LaunchOptions options) {
+  const UniqueFd out(memfd_create("out", MFD_CLOEXEC));
+  const UniqueFd err(memfd_create("err", MFD_CLOEXEC));
+  options.stdout_fd = out.get();
+  options.stderr_fd = err.get();
+  FSDP_ASSIGN_OR_RETURN(LaunchReport report, LaunchRanks(options));
+  // Nothing is left: no zombie, no child.
+  FSDP_CHECK(waitpid(-1, nullptr, WNOHANG) < 0 && errno == ECHILD);
+  return Launched{std::move(report), ReadAll(out.get()), ReadAll(err.get())};
+}
+
+absl::StatusOr<Launched> Launch(const std::string& role, int ranks) {
+  return Launch(Options(role, ranks));
+}
+
+absl::StatusOr<Launched> LaunchWith(const Fifo& fifo, LaunchOptions options) {
+  options.environment.emplace_back(kFifo, fifo.path());
+  return Launch(std::move(options));
+}
+
+TEST(LauncherTest, RanksKnowWhoTheyAreAndTheirLinesHavePrefixes) {
+  ASSERT_OK_AND_ASSIGN(const Launched launched, Launch("print", 3));
+  EXPECT_EQ(launched.report.exit_code(), 0);
+  EXPECT_EQ(launched.report.first_failed_rank, -1);
+  EXPECT_EQ(launched.report.ToString(), "ranks 0, 1, 2 exited with code 0");
+  EXPECT_THAT(
+      Lines(launched.out),
+      ElementsAre("[0] rank 0 of 3", "[1] rank 1 of 3", "[2] rank 2 of 3"));
+  EXPECT_THAT(Lines(launched.err),
+              ElementsAre("[0] local rank 0 from --ranks",
+                          "[1] local rank 1 from --ranks",
+                          "[2] local rank 2 from --ranks"));
+}
+
+TEST(LauncherTest, OneRankIsLaunchedAsWell) {
+  ASSERT_OK_AND_ASSIGN(const Launched launched, Launch("print", 1));
+  EXPECT_EQ(launched.out, "[0] rank 0 of 1\n");
+  EXPECT_EQ(launched.report.ToString(), "rank 0 exited with code 0");
+}
+
+TEST(LauncherTest, RankZeroInheritsTheListeningPort) {
+  ASSERT_OK_AND_ASSIGN(const Launched launched, Launch("use_the_port", 2));
+  EXPECT_EQ(launched.report.exit_code(), 0) << launched.report.ToString();
+}
+
+TEST(LauncherTest, AFailingRankEndsTheOthers) {
+  ASSERT_OK_AND_ASSIGN(const Launched launched,
+                       Launch("rank_1_exits_with_3", 3));
+  EXPECT_EQ(launched.report.exit_code(), 3);
+  EXPECT_EQ(launched.report.first_failed_rank, 1);
+  EXPECT_EQ(launched.report.ToString(),
+            "rank 1 exited with code 3; then ranks 0, 2 were ended by the "
+            "launcher with signal 15 (SIGTERM)");
+}
+
+TEST(LauncherTest, SurvivorsMaySayWhatTheyMiss) {
+  const Fifo fifo;
+  LaunchOptions options = Options("rank_1_is_killed", 2);
+  options.grace_period = absl::Seconds(60);
+  ASSERT_OK_AND_ASSIGN(const Launched launched, LaunchWith(fifo, options));
+  EXPECT_EQ(launched.report.exit_code(), 128 + SIGKILL);
+  EXPECT_EQ(launched.out, "[0] rank 1 is gone\n");
+  EXPECT_EQ(launched.report.ToString(),
+            "rank 1 was killed by signal 9 (SIGKILL); then rank 0 exited with "
+            "code 1");
+}
+
+TEST(LauncherTest, StoppedRanksEnd) {
+  const Fifo fifo;
+  ASSERT_OK_AND_ASSIGN(const Launched launched,
+                       LaunchWith(fifo, ImpatientOptions("rank_1_is_stopped")));
+  EXPECT_EQ(launched.report.exit_code(), 4);
+  EXPECT_TRUE(launched.report.ranks[1].forced);
+}
+
+TEST(LauncherTest, RanksThatIgnoreSigtermEnd) {
+  const Fifo fifo;
+  ASSERT_OK_AND_ASSIGN(
+      const Launched launched,
+      LaunchWith(fifo, ImpatientOptions("rank_1_ignores_sigterm")));
+  EXPECT_EQ(launched.report.exit_code(), 5);
+  EXPECT_EQ(launched.report.ranks[1].end.signal, SIGKILL);
+}
+
+TEST(LauncherTest, TheLastLineNeedsNoEnd) {
+  ASSERT_OK_AND_ASSIGN(const Launched launched,
+                       Launch("print_without_newline", 2));
+  EXPECT_THAT(Lines(launched.out),
+              ElementsAre("[0] no newline", "[1] no newline"));
+}
+
+TEST(LauncherTest, MuchOutputComesOutWhole) {
+  ASSERT_OK_AND_ASSIGN(const Launched launched, Launch("print_much", 2));
+  EXPECT_EQ(launched.out.size(), 2 * kLines * (kLineBytes + 4));
+  const std::vector<std::string> lines = Lines(launched.out);
+  ASSERT_EQ(lines.size(), 2000);
+  EXPECT_EQ(lines.front(), absl::StrCat("[0] ", std::string(999, 'a')));
+  EXPECT_EQ(lines.front(), lines[999]);
+  EXPECT_EQ(lines[1000], absl::StrCat("[1] ", std::string(999, 'b')));
+  EXPECT_EQ(lines[1000], lines.back());
+}
+
+TEST(LauncherTest, WhatRanksLeaveBehindEnds) {
+  Fifo fifo;
+  fifo.Watch();
+  ASSERT_OK_AND_ASSIGN(const Launched launched,
+                       LaunchWith(fifo, Options("leave_grandchild", 1)));
+  EXPECT_EQ(launched.report.exit_code(), 0);
+  EXPECT_TRUE(fifo.WriterIsGone());
+}
+
+TEST(LauncherTest, RanksDieWithTheLauncher) {
+  Fifo fifo;
+  fifo.Watch();
+  LauncherProcess launcher("hold_fifo", fifo.path());
+  ASSERT_TRUE(launcher.WaitForLines("ready", 2)) << launcher.output();
+  // Only the launcher itself: its ranks lead groups of their own.
+  launcher.process().Signal(SIGKILL);
+  EXPECT_TRUE(fifo.WriterIsGone());
+}
+
+TEST(LauncherTest, PassesInterruptsOn) {
+  for (const int signal : {SIGINT, SIGTERM}) {
+    LauncherProcess launcher("train");
+    ASSERT_TRUE(launcher.WaitForLines("ready", 2)) << launcher.output();
+    launcher.process().Signal(signal);
+    const absl::optional<ProcessEnd> end = launcher.WaitForEnd();
+    ASSERT_TRUE(end.has_value());
+    EXPECT_EQ(end->exit_code, 128 + signal);
+    const std::string line = absl::StrCat("stopped by ", signal);
+    EXPECT_THAT(launcher.output(), HasSubstr(absl::StrCat("[0] ", line)));
+    EXPECT_THAT(launcher.output(), HasSubstr(absl::StrCat("[1] ", line)));
+  }
+}
+
+// Whether a child of this process stops soon.
+bool AChildStops() {
+  const absl::Time deadline = absl::Now() + kLimit;
+  siginfo_t info = {};
+  while (info.si_pid == 0 && absl::Now() < deadline) {
+    waitid(P_ALL, 0, &info, WSTOPPED | WNOHANG);
+    poll(nullptr, 0, 1);
+  }
+  return info.si_pid != 0;
+}
+
+TEST(LauncherTest, StopsAndGoesOnWithItsRanks) {
+  LauncherProcess launcher("train");
+  ASSERT_TRUE(launcher.WaitForLines("ready", 2)) << launcher.output();
+  launcher.process().Signal(SIGTSTP);
+  ASSERT_TRUE(AChildStops());
+  launcher.process().Signal(SIGCONT);
+  launcher.process().Signal(SIGINT);
+  const absl::optional<ProcessEnd> end = launcher.WaitForEnd();
+  ASSERT_TRUE(end.has_value());
+  EXPECT_EQ(end->exit_code, 128 + SIGINT);
+  EXPECT_THAT(launcher.output(), HasSubstr("[1] stopped by 2"));
+}
+
+TEST(LauncherTest, ASecondInterruptKills) {
+  LauncherProcess launcher("refuse_to_stop");
+  ASSERT_TRUE(launcher.WaitForLines("ready", 2)) << launcher.output();
+  launcher.process().Signal(SIGINT);
+  ASSERT_TRUE(launcher.WaitForLines("] no", 2)) << launcher.output();
+  launcher.process().Signal(SIGINT);
+  const absl::optional<ProcessEnd> end = launcher.WaitForEnd();
+  ASSERT_TRUE(end.has_value());
+  EXPECT_EQ(end->exit_code, 128 + SIGINT);
+}
+
+TEST(LauncherTest, RanksLearnOfTheTerminal) {
+  int master = -1;
+  int terminal = -1;
+  const winsize size = {24, 100, 0, 0};
+  ASSERT_EQ(openpty(&master, &terminal, nullptr, nullptr, &size), 0);
+  const UniqueFd close_master(master);
+  UniqueFd close_terminal(terminal);
+  LaunchOptions options = Options("print_terminal", 1);
+  options.stdout_fd = terminal;
+  ASSERT_OK_AND_ASSIGN(const LaunchReport report, LaunchRanks(options));
+  EXPECT_EQ(report.exit_code(), 0);
+  close_terminal.Reset();
+  EXPECT_EQ(ReadAll(master), "[0] 96 columns\r\n");
+}
+
+TEST(LauncherTest, WithoutTerminalThereAreNoColumns) {
+  ASSERT_OK_AND_ASSIGN(const Launched launched, Launch("print_terminal", 1));
+  EXPECT_EQ(launched.out, "[0] 0 columns\n");
+}
+
+TEST(LauncherTest, RefusesBadOptions) {
+  EXPECT_THAT(Launch("print", 0), StatusIs(absl::StatusCode::kInvalidArgument,
+                                           HasSubstr("at least 1")));
+  LaunchOptions options = Options("print", 1);
+  options.argv.clear();
+  EXPECT_THAT(Launch(options), StatusIs(absl::StatusCode::kInvalidArgument,
+                                        HasSubstr("argv is empty")));
+  options = Options("print", 2);
+  options.program = "/no/such/program";
+  EXPECT_THAT(Launch(options), StatusIs(absl::StatusCode::kFailedPrecondition,
+                                        AllOf(HasSubstr("rank 0 of 2"),
+                                              HasSubstr("/no/such/program"),
+                                              HasSubstr("No such file"))));
+}
+
+}  // namespace
+}  // namespace fsdp::comm
+
+int main(int argc, char** argv) {
+  if (const auto code = fsdp::comm::PlayRole(); code.has_value()) return *code;
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}

@@ -1,0 +1,27 @@
+// What the processes that launcher_test starts do.
+#ifndef COMM_LAUNCHER_LAUNCHER_TEST_ROLES_H_
+#define COMM_LAUNCHER_LAUNCHER_TEST_ROLES_H_
+
+#include "absl/types/optional.h"
+
+namespace fsdp::comm {
+
+// Environment variables: the role of a process, the role of the ranks of a
+// process that is a launcher itself, the path of a FIFO, and a signal that a
+// launcher ignores from its start, 0 for none.
+inline constexpr char kRole[] = "LAUNCHER_TEST_ROLE";
+inline constexpr char kNestedRole[] = "LAUNCHER_TEST_NESTED_ROLE";
+inline constexpr char kFifo[] = "LAUNCHER_TEST_FIFO";
+inline constexpr char kIgnoredSignal[] = "LAUNCHER_TEST_IGNORED_SIGNAL";
+
+// "print_much" prints as many lines of so many bytes.
+inline constexpr int kLines = 1000;
+inline constexpr int kLineBytes = 1000;
+
+// Plays this process's role and returns the exit code; nullopt where it has
+// none, since it is the test itself.
+absl::optional<int> PlayRole();
+
+}  // namespace fsdp::comm
+
+#endif  // COMM_LAUNCHER_LAUNCHER_TEST_ROLES_H_

@@ -1,0 +1,274 @@
+#include "comm/local/local_communicator.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <any>
+#include <cstring>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "base/status_macros.h"
+#include "comm/call.h"
+#include "comm/local/rendezvous.h"
+#include "comm/reduction/reduction.h"
+#include "comm/unwinding.h"
+#include "comm/work.h"
+
+namespace fsdp::comm {
+namespace {
+
+// What a rank brings to a collective. `in` is undefined where `out` is both.
+struct Buffers {
+  at::Tensor out;
+  at::Tensor in;
+};
+
+using Payloads = absl::Span<const std::any>;
+
+const Buffers& BuffersOf(const std::any& payload) {
+  return *std::any_cast<Buffers>(&payload);
+}
+
+char* Data(const at::Tensor& tensor) {
+  return static_cast<char*>(tensor.mutable_data_ptr());
+}
+
+void Copy(void* to, const void* from, size_t bytes) {
+  if (to != from && bytes > 0) std::memcpy(to, from, bytes);
+}
+
+void MoveAllGather(Payloads payloads) {
+  for (const std::any& payload : payloads) {
+    char* slice = Data(BuffersOf(payload).out);
+    for (const std::any& source : payloads) {
+      const at::Tensor& in = BuffersOf(source).in;
+      Copy(slice, Data(in), in.nbytes());
+      slice += in.nbytes();
+    }
+  }
+}
+
+void MoveReduceScatter(Payloads payloads, ReduceOp op) {
+  std::vector<const void*> slices(payloads.size());
+  for (size_t rank = 0; rank < payloads.size(); ++rank) {
+    const at::Tensor& out = BuffersOf(payloads[rank]).out;
+    for (size_t peer = 0; peer < payloads.size(); ++peer) {
+      slices[peer] = Data(BuffersOf(payloads[peer]).in) + rank * out.nbytes();
+    }
+    Reduce(out.scalar_type(), op, slices, out.numel(), Data(out));
+  }
+}
+
+void MoveAllToAll(Payloads payloads) {
+  for (size_t rank = 0; rank < payloads.size(); ++rank) {
+    const at::Tensor& out = BuffersOf(payloads[rank]).out;
+    const size_t bytes = out.nbytes() / payloads.size();
+    for (size_t peer = 0; peer < payloads.size(); ++peer) {
+      Copy(Data(out) + peer * bytes,
+           Data(BuffersOf(payloads[peer]).in) + rank * bytes, bytes);
+    }
+  }
+}
+
+void MoveAllReduce(Payloads payloads, ReduceOp op) {
+  std::vector<const void*> inputs;
+  for (const std::any& payload : payloads) {
+    inputs.push_back(Data(BuffersOf(payload).out));
+  }
+  const at::Tensor& result = BuffersOf(payloads[0]).out;
+  Reduce(result.scalar_type(), op, inputs, result.numel(), Data(result));
+  for (const std::any& payload : payloads.subspan(1)) {
+    Copy(Data(BuffersOf(payload).out), Data(result), result.nbytes());
+  }
+}
+
+void MoveBroadcast(Payloads payloads, int root) {
+  const at::Tensor& source = BuffersOf(payloads[root]).out;
+  for (const std::any& payload : payloads) {
+    Copy(Data(BuffersOf(payload).out), Data(source), source.nbytes());
+  }
+}
+
+// A rank's place in a group.
+struct Seat {
+  std::shared_ptr<Rendezvous> group;
+  int rank = 0;
+};
+
+// What a rank brings to a split, and where it finds its seat afterwards.
+struct SplitRequest {
+  int color = 0;
+  int key = 0;
+  std::shared_ptr<Seat> seat;
+};
+
+void AssignSeats(Payloads payloads) {
+  std::map<int, std::vector<const SplitRequest*>> requests_of;  // by color
+  for (const std::any& payload : payloads) {
+    const auto* request = std::any_cast<SplitRequest>(&payload);
+    requests_of[request->color].push_back(request);
+  }
+  for (auto& [color, requests] : requests_of) {
+    // Stable: equal keys stay in the order of the ranks.
+    std::stable_sort(requests.begin(), requests.end(),
+                     [](const SplitRequest* a, const SplitRequest* b) {
+                       return a->key < b->key;
+                     });
+    const auto group =
+        std::make_shared<Rendezvous>(static_cast<int>(requests.size()));
+    for (size_t rank = 0; rank < requests.size(); ++rank) {
+      *requests[rank]->seat = {group, static_cast<int>(rank)};
+    }
+  }
+}
+
+class LocalWork final : public Work {
+ public:
+  LocalWork(Seat seat, std::shared_ptr<Rendezvous::Operation> operation,
+            absl::Duration timeout)
+      : seat_(std::move(seat)),
+        operation_(std::move(operation)),
+        timeout_(timeout) {}
+
+  absl::Status Wait(absl::Time deadline) override {
+    return seat_.group->Wait(seat_.rank, operation_, deadline);
+  }
+
+  absl::Status BlockCurrentStream() override {
+    return Wait(absl::Now() + timeout_);
+  }
+
+ private:
+  const Seat seat_;
+  const std::shared_ptr<Rendezvous::Operation> operation_;
+  const absl::Duration timeout_;
+};
+
+class LocalCommunicator final : public Communicator {
+ public:
+  LocalCommunicator(Seat seat, absl::Duration timeout)
+      : seat_(std::move(seat)), timeout_(timeout) {}
+  ~LocalCommunicator() override {
+    if (unwinding_) seat_.group->Abort(seat_.rank, EndedByException());
+    seat_.group->Leave(seat_.rank);
+  }
+
+  int rank() const override { return seat_.rank; }
+  int world_size() const override { return seat_.group->world_size(); }
+  absl::Duration default_timeout() const override { return timeout_; }
+  std::string ToString() const override {
+    return absl::StrCat("local, rank ", rank(), " of ", world_size());
+  }
+
+  absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override {
+    return AllocatePlain(bytes);
+  }
+
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
+                                                      int key) override {
+    if (color < 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("split on rank ", rank(), " of ", world_size(),
+                       ": color ", color, " is negative"));
+    }
+    auto seat = std::make_shared<Seat>();
+    Call call;
+    call.collective = Collective::kSplit;
+    call.label = "the group";
+    FSDP_ASSIGN_OR_RETURN(
+        auto operation,
+        seat_.group->Enter(seat_.rank, std::move(call),
+                           SplitRequest{color, key, seat}, AssignSeats));
+    FSDP_RETURN_IF_ERROR(
+        seat_.group->Wait(seat_.rank, operation, absl::Now() + timeout_));
+    return std::make_unique<LocalCommunicator>(*seat, timeout_);
+  }
+
+  void Abort(const absl::Status& reason) override {
+    seat_.group->Abort(seat_.rank, reason);
+  }
+
+ protected:
+  absl::StatusOr<std::unique_ptr<Work>> DoAllGather(
+      const at::Tensor& out, const at::Tensor& in,
+      absl::string_view label) override {
+    return Start(Collective::kAllGather, label, "", in, {out, in},
+                 MoveAllGather);
+  }
+
+  absl::StatusOr<std::unique_ptr<Work>> DoReduceScatter(
+      const at::Tensor& out, const at::Tensor& in, ReduceOp op,
+      absl::string_view label) override {
+    return Start(Collective::kReduceScatter, label,
+                 std::string(ReduceOpName(op)), out, {out, in},
+                 [op](Payloads payloads) { MoveReduceScatter(payloads, op); });
+  }
+
+  absl::StatusOr<std::unique_ptr<Work>> DoAllToAll(
+      const at::Tensor& out, const at::Tensor& in,
+      absl::string_view label) override {
+    return Start(Collective::kAllToAll, label, "", in, {out, in}, MoveAllToAll);
+  }
+
+  absl::StatusOr<std::unique_ptr<Work>> DoAllReduce(
+      const at::Tensor& tensor, ReduceOp op, absl::string_view label) override {
+    return Start(Collective::kAllReduce, label, std::string(ReduceOpName(op)),
+                 tensor, {tensor, at::Tensor()},
+                 [op](Payloads payloads) { MoveAllReduce(payloads, op); });
+  }
+
+  absl::StatusOr<std::unique_ptr<Work>> DoBroadcast(
+      const at::Tensor& tensor, int root, absl::string_view label) override {
+    return Start(Collective::kBroadcast, label, absl::StrCat("root ", root),
+                 tensor, {tensor, at::Tensor()},
+                 [root](Payloads payloads) { MoveBroadcast(payloads, root); });
+  }
+
+ private:
+  // `counted` is the tensor whose dtype and count all ranks must share.
+  absl::StatusOr<std::unique_ptr<Work>> Start(
+      Collective collective, absl::string_view label, std::string detail,
+      const at::Tensor& counted, Buffers buffers, Rendezvous::Action move) {
+    Call call{collective, std::string(label),
+              std::string(DtypeName(counted.scalar_type())), counted.numel(),
+              std::move(detail)};
+    if (!counted.device().is_cpu()) {
+      return absl::UnimplementedError(absl::StrCat(
+          comm::ToString(call), " on rank ", rank(), " of ", world_size(),
+          ": local groups take CPU tensors, not ", counted.device().str()));
+    }
+    FSDP_ASSIGN_OR_RETURN(
+        auto operation,
+        seat_.group->Enter(seat_.rank, std::move(call), std::move(buffers),
+                           std::move(move)));
+    return std::make_unique<LocalWork>(seat_, std::move(operation), timeout_);
+  }
+
+  const Seat seat_;
+  const absl::Duration timeout_;
+  const Unwinding unwinding_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> CreateLocalGroup(
+    int world_size, const LocalGroupOptions& options) {
+  if (world_size < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a local group of ", world_size, " ranks"));
+  }
+  const auto group = std::make_shared<Rendezvous>(world_size);
+  std::vector<std::unique_ptr<Communicator>> communicators;
+  for (int rank = 0; rank < world_size; ++rank) {
+    communicators.push_back(std::make_unique<LocalCommunicator>(
+        Seat{group, rank}, options.timeout));
+  }
+  return communicators;
+}
+
+}  // namespace fsdp::comm

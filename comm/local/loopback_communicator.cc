@@ -1,0 +1,328 @@
+#include "comm/local/loopback_communicator.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mul.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/types/optional.h"
+#include "base/device_streams.h"
+#include "base/status_macros.h"
+#include "base/tensor_over.h"
+#include "base/torch_status.h"
+#include "comm/call.h"
+#include "comm/work.h"
+
+namespace fsdp::comm {
+namespace {
+
+// How soon a wait sees that the communicator was aborted.
+constexpr absl::Duration kLookUp = absl::Milliseconds(1);
+
+// An operation on its stream, and what it needs until it is done.
+struct Running {
+  DeviceEvent end;
+  std::vector<at::Tensor> tensors;
+};
+
+// What a communicator and its works share.
+class Ledger {
+ public:
+  // The first reason stays.
+  void Abort(const absl::Status& reason) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (aborted_.ok()) {
+      aborted_ =
+          absl::AbortedError(absl::StrCat("aborted: ", reason.message()));
+    }
+  }
+  absl::Status aborted() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return aborted_;
+  }
+
+  // Keeps the tensors of an operation that nobody waits for.
+  void Keep(Running running) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    kept_.push_back(std::move(running));
+  }
+  // Lets those of the operations go that are done.
+  void Sweep() {
+    std::vector<Running> done;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto running = std::stable_partition(
+        kept_.begin(), kept_.end(),
+        [](const Running& kept) { return !kept.end.Done(); });
+    std::move(running, kept_.end(), std::back_inserter(done));
+    kept_.erase(running, kept_.end());
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  absl::Status aborted_;
+  std::vector<Running> kept_;
+};
+
+class LoopbackWork final : public Work {
+ public:
+  LoopbackWork(std::shared_ptr<Ledger> ledger, std::string what,
+               Running running)
+      : ledger_(std::move(ledger)),
+        what_(std::move(what)),
+        running_(std::move(running)) {}
+  ~LoopbackWork() override {
+    if (!running_.tensors.empty()) ledger_->Keep(std::move(running_));
+  }
+
+  absl::Status Wait(absl::Time deadline) override {
+    if (!result_) result_ = Poll(deadline);
+    if (result_->ok()) running_.tensors.clear();
+    return *result_;
+  }
+
+  // What is freed from now on is used by that stream first.
+  absl::Status BlockCurrentStream() override {
+    if (result_) return *result_;
+    FSDP_RETURN_IF_ERROR(
+        TorchToStatus(what_, [this] { running_.end.BlockCurrentStream(); }));
+    running_.tensors.clear();
+    return absl::OkStatus();
+  }
+
+ private:
+  absl::Status Poll(absl::Time deadline) {
+    bool done = false;
+    do {
+      FSDP_RETURN_IF_ERROR(TorchToStatus(what_, [&] {
+        done = running_.end.Wait(std::min(deadline, absl::Now() + kLookUp));
+      }));
+      if (done) return absl::OkStatus();
+      FSDP_RETURN_IF_ERROR(ledger_->aborted());
+    } while (absl::Now() < deadline);
+    const absl::Status late = absl::DeadlineExceededError(
+        absl::StrCat(what_, ": its stream has not done it at the deadline"));
+    ledger_->Abort(late);
+    return late;
+  }
+
+  const std::shared_ptr<Ledger> ledger_;
+  const std::string what_;
+  Running running_;
+  absl::optional<absl::Status> result_;
+};
+
+// `count` consecutive slices of `n` elements each, from slice `first` on.
+at::Tensor Slices(const at::Tensor& tensor, int64_t first, int64_t count,
+                  int64_t n) {
+  return TensorOver(tensor.storage(), tensor.storage_offset() + first * n,
+                    {count, n}, {n, 1}, tensor.scalar_type());
+}
+
+void CopyToAll(const at::Tensor& out, const at::Tensor& in, int rank,
+               int world_size) {
+  const int64_t n = in.numel();
+  const auto copy = [&](int64_t first, int64_t count) {
+    if (count == 0) return;
+    Slices(out, first, count, n)
+        .copy_(TensorOver(in.storage(), in.storage_offset(), {count, n}, {0, 1},
+                          in.scalar_type()));
+  };
+  const bool in_place = Slices(out, rank, 1, n).data_ptr() == in.data_ptr();
+  if (!in_place) return copy(0, world_size);
+  copy(0, rank);
+  copy(rank + 1, world_size - rank - 1);
+}
+
+// Integers wrap, as sums do.
+at::Scalar Times(int world_size, at::ScalarType dtype) {
+  return dtype == at::kByte ? at::Scalar(world_size % 256)
+                            : at::Scalar(world_size);
+}
+
+void ReduceSlice(const at::Tensor& out, const at::Tensor& slice, ReduceOp op,
+                 int world_size) {
+  at::Tensor result = out;
+  if (op == ReduceOp::kSum && world_size > 1) {
+    at::mul_out(result, slice, Times(world_size, out.scalar_type()));
+  } else if (out.data_ptr() != slice.data_ptr()) {
+    result.copy_(slice);
+  }
+}
+
+// Rounds once, to the dtype of `out`.
+at::Tensor Scaled(const at::Tensor& sum, double scale, at::ScalarType dtype) {
+  const auto computed = c10::promoteTypes(
+      c10::promoteTypes(sum.scalar_type(), dtype), at::kFloat);
+  return at::mul(sum.to(computed), at::Scalar(scale));
+}
+
+void ReduceSliceScaled(const at::Tensor& out, const at::Tensor& slice,
+                       ScaledSum scaled, int world_size) {
+  const at::Tensor sum =
+      world_size == 1 ? slice
+                      : at::mul(slice, Times(world_size, slice.scalar_type()));
+  const at::Tensor result = Scaled(sum, scaled.scale, out.scalar_type());
+  if (scaled.accumulate) {
+    out.add_(result);
+  } else {
+    out.copy_(result);
+  }
+}
+
+class LoopbackCommunicator final : public Communicator {
+ public:
+  explicit LoopbackCommunicator(LoopbackOptions options)
+      : options_(std::move(options)),
+        stream_(options_.device, SideStream::Priority::kHigh),
+        host_(c10::Device(c10::DeviceType::CPU)) {}
+
+  int rank() const override { return options_.place.rank; }
+  int world_size() const override { return options_.place.world_size; }
+  absl::Duration default_timeout() const override { return options_.timeout; }
+  std::string ToString() const override {
+    return absl::StrCat("loopback, rank ", rank(), " of ", world_size());
+  }
+
+  bool PrefersScaledInputs() const override {
+    return options_.prefers_scaled_inputs;
+  }
+  bool CanBeCaptured() const override { return !options_.device.is_cpu(); }
+  absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override {
+    if (options_.device.is_cpu()) return AllocatePlain(bytes);
+    if (bytes < 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("allocate ", bytes, " bytes on ", ToString()));
+    }
+    at::Tensor memory;
+    FSDP_RETURN_IF_ERROR(TorchToStatus(
+        [&] {
+          return absl::StrCat("allocate ", bytes, " bytes on ", ToString());
+        },
+        [&] {
+          memory = at::empty(
+              {bytes}, at::TensorOptions(at::kByte).device(options_.device));
+        }));
+    return memory;
+  }
+
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
+                                                      int key) override {
+    if (color < 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("split on rank ", rank(), " of ", world_size(),
+                       ": color ", color, " is negative"));
+    }
+    FSDP_RETURN_IF_ERROR(ledger_->aborted());
+    LoopbackOptions options = options_;
+    if (options.split) options.place = options.split(color, key);
+    return CreateLoopback(options);
+  }
+
+  void Abort(const absl::Status& reason) override { ledger_->Abort(reason); }
+
+ protected:
+  using StartedWork = absl::StatusOr<std::unique_ptr<Work>>;
+
+  StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
+                          absl::string_view label) override {
+    return Start(Collective::kAllGather, label, {out, in},
+                 [&] { CopyToAll(out, in, rank(), world_size()); });
+  }
+
+  StartedWork DoReduceScatter(const at::Tensor& out, const at::Tensor& in,
+                              ReduceOp op, absl::string_view label) override {
+    return Start(Collective::kReduceScatter, label, {out, in}, [&] {
+      ReduceSlice(out, OwnSlice(in, out.numel()), op, world_size());
+    });
+  }
+
+  StartedWork DoReduceScatterScaled(const at::Tensor& out, const at::Tensor& in,
+                                    ScaledSum sum,
+                                    absl::string_view label) override {
+    return Start(Collective::kReduceScatter, label, {out, in}, [&] {
+      ReduceSliceScaled(out, OwnSlice(in, out.numel()), sum, world_size());
+    });
+  }
+
+  StartedWork DoAllToAll(const at::Tensor& out, const at::Tensor& in,
+                         absl::string_view label) override {
+    return Start(Collective::kAllToAll, label, {out, in}, [&] {
+      CopyToAll(out, OwnSlice(in, in.numel() / world_size()), rank(),
+                world_size());
+    });
+  }
+
+  StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
+                          absl::string_view label) override {
+    return Start(Collective::kAllReduce, label, {tensor},
+                 [&] { ReduceSlice(tensor, tensor, op, world_size()); });
+  }
+
+  StartedWork DoBroadcast(const at::Tensor& tensor, int /*root*/,
+                          absl::string_view label) override {
+    return Start(Collective::kBroadcast, label, {tensor}, [] {});
+  }
+
+ private:
+  at::Tensor OwnSlice(const at::Tensor& whole, int64_t n) const {
+    return RangeOf(whole, rank() * n, n);
+  }
+
+  // `run` enqueues the operation on the current stream.
+  StartedWork Start(Collective collective, absl::string_view label,
+                    std::vector<at::Tensor> tensors,
+                    absl::FunctionRef<void()> run) {
+    const std::string what = absl::StrCat(CollectiveName(collective), " of ",
+                                          label, " on ", ToString());
+    const c10::Device device = tensors[0].device();
+    if (!device.is_cpu() && device != options_.device) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(what, ": its tensors are on ", device.str(),
+                       ", the group is on ", options_.device.str()));
+    }
+    FSDP_RETURN_IF_ERROR(ledger_->aborted());
+    Running running;
+    FSDP_RETURN_IF_ERROR(TorchToStatus(what, [&] {
+      ledger_->Sweep();
+      const c10::NoGradGuard no_grad;
+      begin_.Record(device);
+      const SideStream::Scope scope(device.is_cpu() ? host_ : stream_);
+      begin_.BlockCurrentStream();
+      if (tensors[0].numel() > 0) run();
+      running.end.Record(device);
+    }));
+    running.tensors = std::move(tensors);
+    return std::make_unique<LoopbackWork>(ledger_, what, std::move(running));
+  }
+
+  const LoopbackOptions options_;
+  const SideStream stream_;
+  const SideStream host_;  // of tensors on the CPU: none
+  const std::shared_ptr<Ledger> ledger_ = std::make_shared<Ledger>();
+  DeviceEvent begin_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Communicator>> CreateLoopback(
+    const LoopbackOptions& options) {
+  const LoopbackPlace place = options.place;
+  if (place.rank < 0 || place.rank >= place.world_size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a loopback group of ", place.world_size,
+                     " ranks has no rank ", place.rank));
+  }
+  return std::make_unique<LoopbackCommunicator>(options);
+}
+
+}  // namespace fsdp::comm

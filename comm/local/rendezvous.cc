@@ -1,0 +1,174 @@
+#include "comm/local/rendezvous.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/check.h"
+
+namespace fsdp::comm {
+
+// Guarded by the rendezvous' mutex, except that the last rank to enter reads
+// `payloads` without it: nobody else touches them once all have entered.
+class Rendezvous::Operation {
+ public:
+  Operation(int64_t sequence, int world_size)
+      : sequence(sequence), calls(world_size), payloads(world_size) {}
+
+  const int64_t sequence;
+  std::vector<absl::optional<Call>> calls;  // by rank
+  std::vector<std::any> payloads;           // by rank
+  int num_entered = 0;
+  bool running = false;  // all have entered
+  bool done = false;     // succeeded or failed
+  bool failed = false;
+};
+
+Rendezvous::Rendezvous(int world_size)
+    : world_size_(world_size),
+      next_sequence_(world_size, 0),
+      last_call_(world_size),
+      left_(world_size, false) {
+  FSDP_CHECK(world_size > 0);
+}
+
+absl::StatusOr<std::shared_ptr<Rendezvous::Operation>> Rendezvous::Enter(
+    int rank, Call call, std::any payload, Action action) {
+  FSDP_CHECK(rank >= 0 && rank < world_size_);
+  std::shared_ptr<Operation> operation;
+  {
+    absl::MutexLock lock(&mutex_);
+    const int64_t sequence = next_sequence_[rank]++;
+    if (failure_) return ErrorLocked(rank, call, sequence);
+    operation = FindOrAddLocked(sequence);
+    last_call_[rank] = LastCall{call, sequence};
+    operation->calls[rank] = call;
+    operation->payloads[rank] = std::move(payload);
+    ++operation->num_entered;
+    FailOnMismatchLocked(rank, *operation);
+    FailOnAbsenteesLocked(*operation);
+    if (failure_) return ErrorLocked(rank, call, sequence);
+    if (operation->num_entered < world_size_) return operation;
+    operation->running = true;
+    open_.erase(sequence);
+  }
+  action(operation->payloads);
+  // Before anyone is told: who waits may count on the buffers being its own.
+  operation->payloads.clear();
+  absl::MutexLock lock(&mutex_);
+  operation->done = true;
+  return operation;
+}
+
+absl::Status Rendezvous::Wait(int rank,
+                              const std::shared_ptr<Operation>& operation,
+                              absl::Time deadline) {
+  absl::MutexLock lock(&mutex_);
+  const absl::Condition is_done(&operation->done);
+  if (!mutex_.AwaitWithDeadline(is_done, deadline)) {
+    if (operation->running) {
+      mutex_.Await(is_done);
+    } else {
+      std::vector<std::string> missing;
+      for (int peer = 0; peer < world_size_; ++peer) {
+        if (!operation->calls[peer]) missing.push_back(LastSeenLocked(peer));
+      }
+      const std::string text =
+          absl::StrCat("not done at the deadline; still missing: ",
+                       absl::StrJoin(missing, ", "));
+      const std::string name =
+          Name(*operation->calls[rank], operation->sequence);
+      FailLocked({rank, absl::DeadlineExceededError(text),
+                  absl::StrCat("rank ", rank, " gave up waiting for ", name,
+                               ": ", text),
+                  absl::StatusCode::kAborted});
+    }
+  }
+  if (!operation->failed) return absl::OkStatus();
+  return ErrorLocked(rank, *operation->calls[rank], operation->sequence);
+}
+
+void Rendezvous::Abort(int rank, const absl::Status& reason) {
+  const std::string text =
+      absl::StrCat("rank ", rank, " aborted: ", reason.message());
+  absl::MutexLock lock(&mutex_);
+  FailLocked(
+      {rank, absl::AbortedError(text), text, absl::StatusCode::kAborted});
+}
+
+void Rendezvous::Leave(int rank) {
+  absl::MutexLock lock(&mutex_);
+  left_[rank] = true;
+  // FailLocked empties `open_`.
+  const auto open = open_;
+  for (const auto& [sequence, operation] : open) {
+    FailOnAbsenteesLocked(*operation);
+  }
+}
+
+std::shared_ptr<Rendezvous::Operation> Rendezvous::FindOrAddLocked(
+    int64_t sequence) {
+  std::shared_ptr<Operation>& operation = open_[sequence];
+  if (operation == nullptr) {
+    operation = std::make_shared<Operation>(sequence, world_size_);
+  }
+  return operation;
+}
+
+void Rendezvous::FailOnMismatchLocked(int rank, const Operation& operation) {
+  bool equal = true;
+  std::vector<std::string> calls;
+  for (int peer = 0; peer < world_size_; ++peer) {
+    const absl::optional<Call>& call = operation.calls[peer];
+    if (call) equal = equal && *call == *operation.calls[rank];
+    calls.push_back(absl::StrCat("rank ", peer, " called ",
+                                 call ? ToString(*call) : "nothing yet"));
+  }
+  if (equal) return;
+  const std::string text =
+      absl::StrCat("the ranks' calls #", operation.sequence,
+                   " differ: ", absl::StrJoin(calls, "; "));
+  FailLocked({rank, absl::InvalidArgumentError(text), text,
+              absl::StatusCode::kInvalidArgument});
+}
+
+void Rendezvous::FailOnAbsenteesLocked(const Operation& operation) {
+  for (int peer = 0; peer < world_size_; ++peer) {
+    if (!left_[peer] || operation.calls[peer]) continue;
+    const std::string text = absl::StrCat(LastSeenLocked(peer), " is gone");
+    FailLocked({peer, absl::UnavailableError(text), text,
+                absl::StatusCode::kUnavailable});
+  }
+}
+
+void Rendezvous::FailLocked(Failure failure) {
+  if (failure_) return;
+  failure_ = std::move(failure);
+  for (auto& [sequence, operation] : open_) {
+    operation->failed = true;
+    operation->done = true;
+    operation->payloads.clear();
+  }
+  open_.clear();
+}
+
+std::string Rendezvous::LastSeenLocked(int rank) const {
+  const absl::optional<LastCall>& last = last_call_[rank];
+  if (!last) return absl::StrCat("rank ", rank, " (no call so far)");
+  return absl::StrCat("rank ", rank, " (last seen in ",
+                      Name(last->call, last->sequence), ")");
+}
+
+absl::Status Rendezvous::ErrorLocked(int rank, const Call& call,
+                                     int64_t sequence) const {
+  const bool own = failure_->rank == rank;
+  const absl::StatusCode code =
+      own ? failure_->status.code() : failure_->code_of_others;
+  const absl::string_view text =
+      own ? failure_->status.message() : failure_->text;
+  return absl::Status(
+      code, absl::StrCat(Name(call, sequence), " on rank ", rank, " of ",
+                         world_size_, ": ", text));
+}
+
+}  // namespace fsdp::comm

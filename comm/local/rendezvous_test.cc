@@ -1,0 +1,209 @@
+#include "comm/local/rendezvous.h"
+
+#include <numeric>
+#include <thread>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "base/testing/status_matchers.h"
+#include "comm/call.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::comm {
+namespace {
+
+using ::fsdp::testing::IsOk;
+using ::fsdp::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+using OperationPtr = std::shared_ptr<Rendezvous::Operation>;
+
+Call Sum(std::string label = "a", int64_t count = 1) {
+  return {Collective::kAllReduce, std::move(label), "int", count, "sum"};
+}
+
+// Every payload is an int*, and all are set to their sum.
+void SumPayloads(absl::Span<const std::any> payloads) {
+  int sum = 0;
+  for (const std::any& value : payloads) sum += *std::any_cast<int*>(value);
+  for (const std::any& value : payloads) *std::any_cast<int*>(value) = sum;
+}
+
+absl::StatusOr<OperationPtr> EnterSum(Rendezvous& group, int rank, int* value,
+                                      std::string label = "a") {
+  return group.Enter(rank, Sum(std::move(label)), value, SumPayloads);
+}
+
+absl::Time Soon() { return absl::Now() + absl::Seconds(20); }
+absl::Time Past() { return absl::InfinitePast(); }
+
+TEST(RendezvousTest, LastToEnterMovesForAll) {
+  Rendezvous group(3);
+  int values[] = {1, 2, 3};
+  std::vector<OperationPtr> operations;
+  for (int rank : {2, 0, 1}) {
+    ASSERT_OK_AND_ASSIGN(OperationPtr operation,
+                         EnterSum(group, rank, &values[rank]));
+    operations.push_back(operation);
+  }
+  for (int rank : {0, 1, 2}) {
+    // Done: even a deadline in the past is met.
+    EXPECT_OK(group.Wait(rank, operations[0], Past()));
+    EXPECT_EQ(values[rank], 6);
+  }
+}
+
+TEST(RendezvousTest, OperationsMayBeWaitedForInAnyOrderOrNotAtAll) {
+  Rendezvous group(2);
+  int values[2][3] = {{1, 2, 3}, {10, 20, 30}};
+  std::vector<OperationPtr> operations;
+  for (int rank : {0, 1}) {
+    operations.clear();
+    for (int& value : values[rank]) {
+      ASSERT_OK_AND_ASSIGN(OperationPtr operation,
+                           EnterSum(group, rank, &value));
+      operations.push_back(operation);
+    }
+  }
+  EXPECT_OK(group.Wait(0, operations[2], Past()));
+  EXPECT_OK(group.Wait(0, operations[0], Past()));
+  EXPECT_EQ(values[0][1], 22);
+}
+
+TEST(RendezvousTest, PayloadsAreDroppedBeforeTheOperationIsDone) {
+  Rendezvous group(2);
+  const auto payload = std::make_shared<int>(1);
+  const auto nothing = [](absl::Span<const std::any>) {};
+  ASSERT_OK_AND_ASSIGN(OperationPtr first,
+                       group.Enter(0, Sum(), payload, nothing));
+  EXPECT_EQ(payload.use_count(), 2);
+  ASSERT_OK(group.Enter(1, Sum(), payload, nothing));
+  EXPECT_EQ(payload.use_count(), 1);
+  ASSERT_OK(group.Enter(0, Sum(), payload, nothing));
+  group.Abort(1, absl::CancelledError("enough"));
+  EXPECT_EQ(payload.use_count(), 1);
+}
+
+TEST(RendezvousTest, MissedDeadlineNamesWhoIsMissingAndEndsTheGroup) {
+  Rendezvous group(3);
+  int values[] = {1, 2, 3};
+  for (int rank : {0, 1, 2}) ASSERT_OK(EnterSum(group, rank, &values[rank]));
+  ASSERT_OK_AND_ASSIGN(OperationPtr operation,
+                       EnterSum(group, 0, &values[0], "b"));
+  ASSERT_OK(EnterSum(group, 2, &values[2], "b"));
+  for (int repeat = 0; repeat < 2; ++repeat) {
+    EXPECT_THAT(
+        group.Wait(0, operation, Past()),
+        StatusIs(absl::StatusCode::kDeadlineExceeded,
+                 AllOf(HasSubstr("all-reduce #1 of b on rank 0 of 3"),
+                       HasSubstr("rank 1 (last seen in all-reduce #0 of a)"),
+                       Not(HasSubstr("rank 2")))));
+  }
+  EXPECT_THAT(
+      group.Wait(2, operation, Past()),
+      StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 0 gave up")));
+  EXPECT_THAT(
+      EnterSum(group, 1, &values[1], "b"),
+      StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 0 gave up")));
+}
+
+TEST(RendezvousTest, DifferentCallsFailOnAllRanks) {
+  Rendezvous group(3);
+  int values[] = {1, 2, 3};
+  ASSERT_OK_AND_ASSIGN(OperationPtr operation, EnterSum(group, 0, &values[0]));
+  const auto differ =
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               AllOf(HasSubstr("rank 0 called all-reduce of a (int x 1, sum)"),
+                     HasSubstr("rank 1 called all-reduce of a (int x 2, sum)"),
+                     HasSubstr("rank 2 called nothing yet")));
+  EXPECT_THAT(group.Enter(1, Sum("a", 2), &values[1], SumPayloads), differ);
+  EXPECT_THAT(group.Wait(0, operation, Soon()), differ);
+  EXPECT_THAT(EnterSum(group, 2, &values[2]), differ);
+}
+
+TEST(RendezvousTest, TheFirstReasonToAbortStays) {
+  Rendezvous group(2);
+  int value = 1;
+  ASSERT_OK_AND_ASSIGN(OperationPtr operation, EnterSum(group, 0, &value));
+  group.Abort(1, absl::ResourceExhaustedError("disk full"));
+  group.Abort(0, absl::InternalError("another"));
+  EXPECT_THAT(group.Wait(0, operation, Soon()),
+              StatusIs(absl::StatusCode::kAborted,
+                       HasSubstr("rank 1 aborted: disk full")));
+  EXPECT_THAT(EnterSum(group, 1, &value),
+              StatusIs(absl::StatusCode::kAborted, HasSubstr("disk full")));
+}
+
+TEST(RendezvousTest, WhatALeavingRankEnteredStaysValid) {
+  Rendezvous group(2);
+  int values[] = {1, 2};
+  ASSERT_OK(EnterSum(group, 0, &values[0]));
+  group.Leave(0);
+  ASSERT_OK_AND_ASSIGN(OperationPtr operation, EnterSum(group, 1, &values[1]));
+  EXPECT_OK(group.Wait(1, operation, Soon()));
+  EXPECT_EQ(values[1], 3);
+  EXPECT_THAT(
+      EnterSum(group, 1, &values[1], "b"),
+      StatusIs(absl::StatusCode::kUnavailable,
+               HasSubstr("rank 0 (last seen in all-reduce #0 of a) is gone")));
+}
+
+TEST(RendezvousTest, LeavingFailsWhatPeersWaitFor) {
+  Rendezvous group(2);
+  int value = 1;
+  ASSERT_OK_AND_ASSIGN(OperationPtr operation, EnterSum(group, 0, &value));
+  group.Leave(1);
+  EXPECT_THAT(group.Wait(0, operation, Soon()),
+              StatusIs(absl::StatusCode::kUnavailable,
+                       HasSubstr("rank 1 (no call so far) is gone")));
+}
+
+// Many operations from many threads; worth most under ThreadSanitizer.
+TEST(RendezvousTest, ConcurrentRanksAgree) {
+  constexpr int kRanks = 5;
+  constexpr int kOperations = 300;
+  Rendezvous group(kRanks);
+  std::vector<std::string> errors(kRanks);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    threads.emplace_back([&, rank] {
+      for (int i = 0; i < kOperations; ++i) {
+        int value = rank + i;
+        auto operation = EnterSum(group, rank, &value);
+        absl::Status status = operation.status();
+        if (status.ok()) status = group.Wait(rank, *operation, Soon());
+        if (!status.ok()) errors[rank] = status.ToString();
+        if (value != 10 + kRanks * i) errors[rank] = "wrong sum";
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_THAT(errors, ::testing::Each(""));
+}
+
+TEST(RendezvousTest, AbortWakesEveryWaitingThread) {
+  constexpr int kRanks = 4;
+  Rendezvous group(kRanks);
+  std::vector<absl::Status> results(kRanks);
+  std::vector<std::thread> threads;
+  for (int rank = 1; rank < kRanks; ++rank) {
+    threads.emplace_back([&, rank] {
+      int value = 0;
+      auto operation = EnterSum(group, rank, &value);
+      results[rank] = operation.ok() ? group.Wait(rank, *operation, Soon())
+                                     : operation.status();
+    });
+  }
+  group.Abort(0, absl::InternalError("boom"));
+  for (std::thread& thread : threads) thread.join();
+  for (int rank = 1; rank < kRanks; ++rank) {
+    EXPECT_THAT(results[rank],
+                StatusIs(absl::StatusCode::kAborted, HasSubstr("boom")));
+  }
+}
+
+}  // namespace
+}  // namespace fsdp::comm

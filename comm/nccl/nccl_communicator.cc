@@ -1,0 +1,406 @@
+#include "comm/nccl/nccl_communicator.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <c10/core/Device.h>
+#include <c10/core/GradMode.h>
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include <string>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "absl/types/optional.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+#include "comm/call.h"
+#include "comm/group/watched_group.h"
+#include "comm/nccl/nccl_connect.h"
+#include "comm/nccl/nccl_group.h"
+#include "comm/nccl/nccl_handle.h"
+#include "comm/nccl/nccl_memory.h"
+#include "comm/nccl/nccl_status.h"
+#include "comm/nccl/window_agreement.h"
+#include "comm/unwinding.h"
+#include "comm/work.h"
+#include "device_ops/pack.h"
+
+namespace fsdp::comm {
+namespace {
+
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+void Nothing() {}
+
+size_t Count(const at::Tensor& tensor) {
+  return static_cast<size_t>(tensor.numel());
+}
+
+class NcclWork final : public Work {
+ public:
+  NcclWork(std::shared_ptr<NcclGroup> group,
+           std::shared_ptr<NcclGroup::Operation> operation,
+           std::vector<at::Tensor> tensors)
+      : group_(std::move(group)),
+        operation_(std::move(operation)),
+        tensors_(std::move(tensors)) {}
+  ~NcclWork() override {
+    if (!is_ordered_) group_->Keep(*operation_, std::move(tensors_));
+  }
+
+  absl::Status Wait(absl::Time deadline) override {
+    if (!result_) {
+      result_ = group_->Wait(*operation_, deadline);
+      is_ordered_ = true;
+      tensors_.clear();
+    }
+    return *result_;
+  }
+
+  absl::Status BlockCurrentStream() override {
+    if (result_) return *result_;
+    const absl::Status status = group_->BlockCurrentStream(*operation_);
+    is_ordered_ = is_ordered_ || status.ok();
+    return status;
+  }
+
+ private:
+  const std::shared_ptr<NcclGroup> group_;
+  const std::shared_ptr<NcclGroup::Operation> operation_;
+  std::vector<at::Tensor> tensors_;
+  bool is_ordered_ = false;  // what frees the tensors does so in time
+  absl::optional<absl::Status> result_;
+};
+
+// The group is closed also where a call in it has failed.
+ncclResult_t AllToAllBySends(const at::Tensor& in, const at::Tensor& out,
+                             int ranks, ncclComm_t comm, cudaStream_t stream) {
+  const ncclDataType_t dtype = NcclDtype(in.scalar_type());
+  const size_t count = Count(in) / ranks;
+  const size_t bytes = in.nbytes() / ranks;
+  const char* from = static_cast<const char*>(in.const_data_ptr());
+  char* to = static_cast<char*>(out.mutable_data_ptr());
+  ncclResult_t result = ncclGroupStart();
+  if (result != ncclSuccess) return result;
+  for (int peer = 0; peer < ranks && result == ncclSuccess; ++peer) {
+    result = ncclSend(from + peer * bytes, count, dtype, peer, comm, stream);
+    if (result != ncclSuccess) break;
+    result = ncclRecv(to + peer * bytes, count, dtype, peer, comm, stream);
+  }
+  const ncclResult_t ended = ncclGroupEnd();
+  return result == ncclSuccess ? ended : result;
+}
+
+class NcclCommunicator final : public Communicator {
+ public:
+  NcclCommunicator(std::shared_ptr<NcclGroup> group, StorePtr store,
+                   const NcclOptions& options)
+      : group_(std::move(group)),
+        store_(std::move(store)),
+        options_(options),
+        registers_windows_(options.windows != NcclWindows::kNone &&
+                           HasNcclWindows()) {}
+  ~NcclCommunicator() override {
+    if (unwinding_) group_->Abort(EndedByException());
+    group_->Leave();
+  }
+
+  int rank() const override { return group_->rank(); }
+  int world_size() const override { return group_->world_size(); }
+  absl::Duration default_timeout() const override { return options_.timeout; }
+  std::string ToString() const override {
+    return absl::StrCat("nccl on ", group_->device().str(), ", rank ", rank(),
+                        " of ", world_size());
+  }
+
+  // NVLink switches and symmetric kernels do plain sums alone.
+  bool PrefersScaledInputs() const override { return true; }
+  bool CanBeCaptured() const override { return true; }
+  absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override;
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
+                                                      int key) override;
+  void Abort(const absl::Status& reason) override { group_->Abort(reason); }
+
+ protected:
+  absl::StatusOr<std::unique_ptr<Work>> DoAllGather(
+      const at::Tensor& out, const at::Tensor& in,
+      absl::string_view label) override {
+    return Start(
+        Collective::kAllGather, label, in, {out, in},
+        [&](ncclComm_t comm, cudaStream_t stream) {
+          return ncclAllGather(in.const_data_ptr(), out.mutable_data_ptr(),
+                               Count(in), NcclDtype(in.scalar_type()), comm,
+                               stream);
+        },
+        Nothing);
+  }
+
+  absl::StatusOr<std::unique_ptr<Work>> DoReduceScatter(
+      const at::Tensor& out, const at::Tensor& in, ReduceOp op,
+      absl::string_view label) override {
+    return Start(
+        Collective::kReduceScatter, label, out, {out, in},
+        [&](ncclComm_t comm, cudaStream_t stream) {
+          return ncclReduceScatter(in.const_data_ptr(), out.mutable_data_ptr(),
+                                   Count(out), NcclDtype(in.scalar_type()),
+                                   NcclReduction(op), comm, stream);
+        },
+        Nothing);
+  }
+
+  absl::StatusOr<std::unique_ptr<Work>> DoReduceScatterScaled(
+      const at::Tensor& out, const at::Tensor& in, ScaledSum sum,
+      absl::string_view label) override;
+
+  absl::StatusOr<std::unique_ptr<Work>> DoAllToAll(
+      const at::Tensor& out, const at::Tensor& in,
+      absl::string_view label) override {
+    const int ranks = world_size();
+    return Start(
+        Collective::kAllToAll, label, in, {out, in},
+        [&](ncclComm_t comm, cudaStream_t stream) {
+          return AllToAllBySends(in, out, ranks, comm, stream);
+        },
+        Nothing);
+  }
+
+  absl::StatusOr<std::unique_ptr<Work>> DoAllReduce(
+      const at::Tensor& tensor, ReduceOp op, absl::string_view label) override {
+    return Start(
+        Collective::kAllReduce, label, tensor, {tensor},
+        [&](ncclComm_t comm, cudaStream_t stream) {
+          void* data = tensor.mutable_data_ptr();
+          return ncclAllReduce(data, data, Count(tensor),
+                               NcclDtype(tensor.scalar_type()),
+                               NcclReduction(op), comm, stream);
+        },
+        Nothing);
+  }
+
+  absl::StatusOr<std::unique_ptr<Work>> DoBroadcast(
+      const at::Tensor& tensor, int root, absl::string_view label) override {
+    return Start(
+        Collective::kBroadcast, label, tensor, {tensor},
+        [&](ncclComm_t comm, cudaStream_t stream) {
+          void* data = tensor.mutable_data_ptr();
+          return ncclBroadcast(data, data, Count(tensor),
+                               NcclDtype(tensor.scalar_type()), root, comm,
+                               stream);
+        },
+        Nothing);
+  }
+
+ private:
+  // `counted` is the tensor whose dtype and count all ranks share.
+  absl::StatusOr<std::unique_ptr<Work>> Start(Collective collective,
+                                              absl::string_view label,
+                                              const at::Tensor& counted,
+                                              std::vector<at::Tensor> tensors,
+                                              NcclGroup::Enqueue enqueue,
+                                              NcclGroup::Finish finish);
+
+  absl::StatusOr<std::shared_ptr<NcclMemory>> AllocateWindow(
+      int64_t bytes, absl::string_view what);
+
+  absl::Status RefuseCapture(absl::string_view what) const;
+
+  // Whether `mine` is true on every rank.
+  absl::StatusOr<bool> TrueOnAll(bool mine, absl::string_view label);
+
+  const std::shared_ptr<NcclGroup> group_;
+  const StorePtr store_;
+  const NcclOptions options_;
+  bool registers_windows_;  // until a rank is refused one
+  int num_splits_ = 0;
+  const Unwinding unwinding_;
+};
+
+absl::StatusOr<std::unique_ptr<Work>> NcclCommunicator::Start(
+    Collective collective, absl::string_view label, const at::Tensor& counted,
+    std::vector<at::Tensor> tensors, NcclGroup::Enqueue enqueue,
+    NcclGroup::Finish finish) {
+  Call call{collective, std::string(label),
+            std::string(DtypeName(counted.scalar_type())), counted.numel(), ""};
+  if (counted.device() != group_->device()) {
+    return absl::UnimplementedError(
+        absl::StrCat(comm::ToString(call), " on rank ", rank(), " of ",
+                     world_size(), ": nccl takes tensors on ",
+                     group_->device().str(), ", not ", counted.device().str()));
+  }
+  const auto bytes = static_cast<int64_t>(tensors[0].nbytes());
+  const auto unless_empty = [&](ncclComm_t comm, cudaStream_t stream) {
+    return counted.numel() == 0 ? ncclSuccess : enqueue(comm, stream);
+  };
+  FSDP_ASSIGN_OR_RETURN(auto operation, group_->Launch(std::move(call), bytes,
+                                                       unless_empty, finish));
+  return std::make_unique<NcclWork>(group_, std::move(operation),
+                                    std::move(tensors));
+}
+
+// NCCL's own scales (its mean, premultiplied sums) are no plain sums.
+absl::StatusOr<std::unique_ptr<Work>> NcclCommunicator::DoReduceScatterScaled(
+    const at::Tensor& out, const at::Tensor& in, ScaledSum sum,
+    absl::string_view label) {
+  const at::ScalarType dtype = in.scalar_type();
+  const bool is_direct = out.scalar_type() == dtype && !sum.accumulate;
+  const at::Tensor result =
+      is_direct ? out : in.narrow(0, rank() * out.numel(), out.numel());
+  const auto enqueue = [&](ncclComm_t comm, cudaStream_t stream) {
+    return ncclReduceScatter(in.const_data_ptr(), result.mutable_data_ptr(),
+                             Count(out), NcclDtype(dtype), ncclSum, comm,
+                             stream);
+  };
+  const auto finish = [&] {
+    const c10::NoGradGuard no_grad;
+    if (sum.accumulate) {
+      device_ops::AddScaled(out, result, sum.scale);
+    } else if (!is_direct || sum.scale != 1) {
+      device_ops::CopyScaled(out, result, sum.scale);
+    }
+  };
+  return Start(Collective::kReduceScatter, label, result, {in, out}, enqueue,
+               finish);
+}
+
+absl::Status NcclCommunicator::RefuseCapture(absl::string_view what) const {
+  FSDP_ASSIGN_OR_RETURN(const bool is_captured, group_->IsBeingCaptured());
+  if (!is_captured) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat(what, " on ", ToString(),
+                   ": the host has to wait for the other ranks, and cannot "
+                   "while the current "
+                   "stream is being captured into a CUDA graph; do it before"));
+}
+
+absl::StatusOr<bool> NcclCommunicator::TrueOnAll(bool mine,
+                                                 absl::string_view label) {
+  at::Tensor flag;
+  FSDP_RETURN_IF_ERROR(TorchToStatus(label, [&] {
+    flag =
+        at::full({1}, mine ? 1 : 0,
+                 at::TensorOptions().dtype(at::kInt).device(group_->device()));
+  }));
+  FSDP_ASSIGN_OR_RETURN(auto work, AllReduce(flag, ReduceOp::kMin, label));
+  FSDP_RETURN_IF_ERROR(work->Wait(absl::Now() + options_.timeout));
+  bool on_all = false;
+  FSDP_RETURN_IF_ERROR(
+      TorchToStatus(label, [&] { on_all = flag.item<int>() != 0; }));
+  return on_all;
+}
+
+// Nothing, without an error, where a rank cannot have it. All ranks run one
+// version of NCCL, or it would have refused the group.
+absl::StatusOr<std::shared_ptr<NcclMemory>> NcclCommunicator::AllocateWindow(
+    int64_t bytes, absl::string_view what) {
+  FSDP_RETURN_IF_ERROR(RefuseCapture(what));
+  const bool is_symmetric =
+      options_.windows == NcclWindows::kSymmetric || HasAbortableNcclWindows();
+  std::shared_ptr<NcclMemory> memory;
+  const auto allocate = [&]() -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(memory, NcclMemory::Allocate(group_, bytes));
+    return absl::OkStatus();
+  };
+  const auto register_window = [&] { return memory->Register(is_symmetric); };
+  const auto true_on_all = [&](bool mine) { return TrueOnAll(mine, what); };
+  const absl::StatusOr<WindowOutcome> outcome =
+      AgreeOnWindow({allocate, register_window, true_on_all});
+  if (!outcome.ok()) {
+    group_->Fail(outcome.status());
+    return outcome.status();
+  }
+  registers_windows_ = *outcome != WindowOutcome::kRefused;
+  return *outcome == WindowOutcome::kWindow ? memory : nullptr;
+}
+
+absl::StatusOr<at::Tensor> NcclCommunicator::AllocateSymmetric(int64_t bytes) {
+  if (bytes < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("cannot allocate ", bytes, " bytes"));
+  }
+  const std::string what = absl::StrCat("allocate ", bytes, " symmetric bytes");
+  if (bytes > 0 && world_size() > 1 && registers_windows_) {
+    FSDP_ASSIGN_OR_RETURN(const auto window, AllocateWindow(bytes, what));
+    if (window != nullptr) return NcclMemory::AsTensor(window);
+  }
+  at::Tensor plain;
+  FSDP_RETURN_IF_ERROR(TorchToStatus(what, [&] {
+    plain = at::empty(
+        {bytes}, at::TensorOptions().dtype(at::kByte).device(group_->device()));
+  }));
+  return plain;
+}
+
+WatchedGroup::Options GroupOptions(int rank, int world_size,
+                                   const NcclOptions& options) {
+  WatchedGroup::Options result;
+  result.rank = rank;
+  result.world_size = world_size;
+  result.timeout = options.timeout;
+  result.diagnosis_timeout = options.diagnosis_timeout;
+  return result;
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> NcclCommunicator::Split(int color,
+                                                                      int key) {
+  if (color < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("split on rank ", rank(), " of ", world_size(), ": color ",
+                     color, " is negative"));
+  }
+  FSDP_RETURN_IF_ERROR(RefuseCapture("split"));
+  // Nobody splits a group in which a rank has failed.
+  FSDP_RETURN_IF_ERROR(TrueOnAll(true, "split").status());
+  auto handle =
+      group_->handle().Split(color, key, absl::Now() + options_.timeout);
+  if (!handle.ok()) {
+    group_->Fail(handle.status());
+    return handle.status();
+  }
+  FSDP_ASSIGN_OR_RETURN(const int new_rank, (*handle)->Rank());
+  FSDP_ASSIGN_OR_RETURN(const int new_size, (*handle)->Size());
+  const auto store = c10::make_intrusive<c10d::PrefixStore>(
+      absl::StrCat("split", num_splits_++, "/color", color), store_);
+  FSDP_ASSIGN_OR_RETURN(
+      auto group,
+      NcclGroup::Create(*std::move(handle), group_->device(), store,
+                        GroupOptions(new_rank, new_size, options_)));
+  return std::make_unique<NcclCommunicator>(std::move(group), store, options_);
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> Create(
+    const StorePtr& store, int rank, int world_size,
+    const NcclOptions& options) {
+  const absl::Time deadline = absl::Now() + options.timeout;
+  FSDP_ASSIGN_OR_RETURN(const c10::Device device, FindGpu(options.device));
+  FSDP_ASSIGN_OR_RETURN(auto handle,
+                        ConnectNccl(store, device, rank, world_size, deadline));
+  FSDP_ASSIGN_OR_RETURN(
+      auto group, NcclGroup::Create(std::move(handle), device, store,
+                                    GroupOptions(rank, world_size, options)));
+  return std::make_unique<NcclCommunicator>(std::move(group), store, options);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Communicator>> CreateNcclCommunicator(
+    const StorePtr& store, int rank, int world_size,
+    const NcclOptions& options) {
+  const std::string what =
+      absl::StrCat("create the nccl group on rank ", rank, " of ", world_size);
+  if (store == nullptr || world_size < 1 || rank < 0 || rank >= world_size) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        what, ": there must be a store and 0 <= rank < world size"));
+  }
+  auto communicator = Create(store, rank, world_size, options);
+  if (!communicator.ok()) return Annotate(communicator.status(), what);
+  return communicator;
+}
+
+}  // namespace fsdp::comm

@@ -1,0 +1,487 @@
+// Runs where a GPU is: rank r has GPU r, so that there are groups of as many
+// ranks as there are GPUs.
+#include "comm/nccl/nccl_communicator.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/cuda/CUDAGraph.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/Device.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "comm/call.h"
+#include "comm/communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "comm/work.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::comm::testing {
+namespace {
+
+using ::fsdp::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+using Group = std::vector<std::unique_ptr<Communicator>>;
+
+constexpr int64_t kSizes[] = {0, 1, 7, 1021};
+constexpr at::ScalarType kDtypes[] = {at::kFloat,    at::kDouble, at::kHalf,
+                                      at::kBFloat16, at::kInt,    at::kLong,
+                                      at::kByte};
+
+// One, and every number of ranks that have a GPU each, up to eight.
+std::vector<int> WorldSizes() {
+  int num_devices = 0;
+  static_cast<void>(cudaGetDeviceCount(&num_devices));
+  std::vector<int> sizes = {1};
+  for (int size = 2; size <= std::min(num_devices, 8); ++size) {
+    sizes.push_back(size);
+  }
+  return sizes;
+}
+
+absl::StatusOr<Group> CreateNcclGroup(int world_size, NcclOptions options) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<absl::StatusOr<std::unique_ptr<Communicator>>> results(
+      world_size);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world_size; ++rank) {
+    threads.emplace_back([&, rank, options]() mutable {
+      options.device = rank;
+      results[rank] = CreateNcclCommunicator(store, rank, world_size, options);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  Group group;
+  for (auto& result : results) {
+    FSDP_ASSIGN_OR_RETURN(auto communicator, std::move(result));
+    group.push_back(std::move(communicator));
+  }
+  return group;
+}
+
+// Every rank with its GPU as the current one.
+absl::Status RunOnGpus(int world_size, const RankFunction& fn,
+                       NcclOptions options = {}) {
+  options.timeout = absl::Seconds(30);
+  FSDP_ASSIGN_OR_RETURN(const Group group,
+                        CreateNcclGroup(world_size, options));
+  return AllOk(RunRanks(group, [&](Communicator& comm) {
+    const c10::cuda::CUDAGuard guard(
+        static_cast<c10::DeviceIndex>(comm.rank()));
+    return fn(comm);
+  }));
+}
+
+absl::Status Finish(absl::StatusOr<std::unique_ptr<Work>> work) {
+  FSDP_RETURN_IF_ERROR(work.status());
+  return (*work)->Wait(absl::Now() + absl::Seconds(30));
+}
+
+at::TensorOptions OnGpu(at::ScalarType dtype = at::kFloat) {
+  return at::TensorOptions().dtype(dtype).device(at::kCUDA);
+}
+
+// (rank * 7 + i * 3) % 9 at index i of `n`: exact in every dtype, as are sums
+// of eight.
+at::Tensor Values(int rank, int64_t n, at::ScalarType dtype) {
+  return at::arange(n, OnGpu(at::kLong))
+      .mul(3)
+      .add(rank * 7)
+      .remainder(9)
+      .to(dtype);
+}
+
+at::Tensor SumOfRanks(int world_size, int64_t n, at::ScalarType dtype) {
+  at::Tensor sum = Values(0, n, at::kDouble);
+  for (int rank = 1; rank < world_size; ++rank) {
+    sum.add_(Values(rank, n, at::kDouble));
+  }
+  return sum.to(dtype);
+}
+
+absl::Status ExpectEqual(const at::Tensor& actual, const at::Tensor& expected,
+                         absl::string_view what) {
+  if (at::equal(actual, expected)) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat(what, ": wrong numbers in ",
+                                          actual.numel(), " x ",
+                                          DtypeName(actual.scalar_type())));
+}
+
+class NcclCommunicatorTest : public ::testing::TestWithParam<int> {};
+
+INSTANTIATE_TEST_SUITE_P(Ranks, NcclCommunicatorTest,
+                         ::testing::ValuesIn(WorldSizes()),
+                         ::testing::PrintToStringParamName());
+
+absl::Status GatherOnce(Communicator& comm, at::ScalarType dtype, int64_t n,
+                        bool in_place) {
+  const at::Tensor out = at::zeros({n * comm.world_size()}, OnGpu(dtype));
+  at::Tensor in = Values(comm.rank(), n, dtype);
+  if (in_place) {
+    at::Tensor slice = out.narrow(0, comm.rank() * n, n);
+    slice.copy_(in);
+    in = slice;
+  }
+  FSDP_RETURN_IF_ERROR(Finish(comm.AllGather(out, in, "gather")));
+  for (int rank = 0; rank < comm.world_size(); ++rank) {
+    FSDP_RETURN_IF_ERROR(ExpectEqual(out.narrow(0, rank * n, n),
+                                     Values(rank, n, dtype), "gather"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReduceOnce(Communicator& comm, at::ScalarType dtype, int64_t n,
+                        bool in_place) {
+  const int64_t whole = n * comm.world_size();
+  const at::Tensor in = Values(comm.rank(), whole, dtype);
+  const at::Tensor out = in_place ? in.narrow(0, comm.rank() * n, n)
+                                  : at::zeros({n}, OnGpu(dtype));
+  FSDP_RETURN_IF_ERROR(
+      Finish(comm.ReduceScatter(out, in, ReduceOp::kSum, "reduce")));
+  const at::Tensor sum = SumOfRanks(comm.world_size(), whole, dtype);
+  return ExpectEqual(out, sum.narrow(0, comm.rank() * n, n), "reduce");
+}
+
+absl::Status ExchangeOnce(Communicator& comm, at::ScalarType dtype, int64_t n) {
+  const int ranks = comm.world_size();
+  const at::Tensor in = Values(comm.rank(), n * ranks, dtype);
+  const at::Tensor out = at::zeros({n * ranks}, OnGpu(dtype));
+  FSDP_RETURN_IF_ERROR(Finish(comm.AllToAll(out, in, "exchange")));
+  for (int rank = 0; rank < ranks; ++rank) {
+    FSDP_RETURN_IF_ERROR(ExpectEqual(
+        out.narrow(0, rank * n, n),
+        Values(rank, n * ranks, dtype).narrow(0, comm.rank() * n, n),
+        "exchange"));
+  }
+  return absl::OkStatus();
+}
+
+TEST_P(NcclCommunicatorTest, MovesEveryDtype) {
+  EXPECT_OK(RunOnGpus(GetParam(), [](Communicator& comm) -> absl::Status {
+    for (at::ScalarType dtype : kDtypes) {
+      for (int64_t n : kSizes) {
+        for (bool in_place : {false, true}) {
+          FSDP_RETURN_IF_ERROR(GatherOnce(comm, dtype, n, in_place));
+          FSDP_RETURN_IF_ERROR(ReduceOnce(comm, dtype, n, in_place));
+        }
+        FSDP_RETURN_IF_ERROR(ExchangeOnce(comm, dtype, n));
+        const at::Tensor sum = Values(comm.rank(), n, dtype);
+        FSDP_RETURN_IF_ERROR(
+            Finish(comm.AllReduce(sum, ReduceOp::kSum, "sum")));
+        FSDP_RETURN_IF_ERROR(ExpectEqual(
+            sum, SumOfRanks(comm.world_size(), n, dtype), "all-reduce"));
+        const int root = comm.world_size() - 1;
+        const at::Tensor copy = Values(comm.rank(), n, dtype);
+        FSDP_RETURN_IF_ERROR(Finish(comm.Broadcast(copy, root, "copy")));
+        FSDP_RETURN_IF_ERROR(
+            ExpectEqual(copy, Values(root, n, dtype), "broadcast"));
+      }
+    }
+    return absl::OkStatus();
+  }));
+}
+
+absl::Status ScaleOnce(Communicator& comm, at::ScalarType from,
+                       at::ScalarType to, int64_t n, ScaledSum sum) {
+  const int64_t whole = n * comm.world_size();
+  const at::Tensor in = Values(comm.rank(), whole, from);
+  const at::Tensor out = at::full({n}, 100, OnGpu(to));
+  FSDP_RETURN_IF_ERROR(Finish(comm.ReduceScatterScaled(out, in, sum, "mean")));
+  at::Tensor expected = SumOfRanks(comm.world_size(), whole, at::kDouble)
+                            .narrow(0, comm.rank() * n, n)
+                            .mul(sum.scale);
+  if (sum.accumulate) expected.add_(100);
+  return ExpectEqual(out, expected.to(to), "scaled sum");
+}
+
+TEST_P(NcclCommunicatorTest, ScaledSumsGoIntoAnyFloatingDtype) {
+  EXPECT_OK(RunOnGpus(GetParam(), [](Communicator& comm) -> absl::Status {
+    for (at::ScalarType from : {at::kFloat, at::kHalf, at::kBFloat16}) {
+      for (int64_t n : kSizes) {
+        for (bool accumulate : {false, true}) {
+          for (double scale : {1.0, 0.25}) {
+            FSDP_RETURN_IF_ERROR(
+                ScaleOnce(comm, from, at::kFloat, n, {scale, accumulate}));
+            FSDP_RETURN_IF_ERROR(
+                ScaleOnce(comm, from, from, n, {scale, accumulate}));
+          }
+        }
+      }
+    }
+    return absl::OkStatus();
+  }));
+}
+
+TEST_P(NcclCommunicatorTest, RunsInTheOrderOfTheCurrentStreamWithoutTheHost) {
+  constexpr int64_t kLarge = 1 << 24;
+  EXPECT_OK(RunOnGpus(GetParam(), [](Communicator& comm) -> absl::Status {
+    const auto side = c10::cuda::getStreamFromPool();
+    const c10::cuda::CUDAStreamGuard on_side(side);
+    at::Tensor sum = at::zeros({kLarge}, OnGpu());
+    for (int step = 1; step <= 20; ++step) {
+      sum.fill_(step);
+      FSDP_ASSIGN_OR_RETURN(auto work,
+                            comm.AllReduce(sum, ReduceOp::kSum, "step"));
+      FSDP_RETURN_IF_ERROR(work->BlockCurrentStream());
+      sum.mul_(2);
+    }
+    return ExpectEqual(
+        sum, at::full({kLarge}, 40.0 * comm.world_size(), OnGpu()), "stream");
+  }));
+}
+
+TEST_P(NcclCommunicatorTest, ADroppedWorkKeepsItsTensors) {
+  constexpr int64_t kLarge = 1 << 22;
+  EXPECT_OK(RunOnGpus(GetParam(), [](Communicator& comm) -> absl::Status {
+    at::Tensor kept = at::full({kLarge}, 1, OnGpu());
+    {
+      at::Tensor dropped = at::full({kLarge}, 1, OnGpu());
+      FSDP_RETURN_IF_ERROR(
+          comm.AllReduce(dropped, ReduceOp::kSum, "dropped").status());
+    }
+    // Would be given the memory of `dropped`, were it free.
+    const at::Tensor other = at::full({kLarge}, 7, OnGpu());
+    FSDP_RETURN_IF_ERROR(Finish(comm.AllReduce(kept, ReduceOp::kSum, "kept")));
+    return ExpectEqual(other, at::full({kLarge}, 7, OnGpu()), "other memory");
+  }));
+}
+
+TEST_P(NcclCommunicatorTest, SymmetricMemoryIsMemory) {
+  for (NcclWindows windows :
+       {NcclWindows::kAbortable, NcclWindows::kSymmetric, NcclWindows::kNone}) {
+    NcclOptions options;
+    options.windows = windows;
+    const auto run = [](Communicator& comm) -> absl::Status {
+      for (int64_t bytes : {0, 4, 4096, 1'000'003}) {
+        FSDP_ASSIGN_OR_RETURN(
+            at::Tensor memory,
+            comm.AllocateSymmetric(bytes * comm.world_size()));
+        if (memory.numel() != bytes * comm.world_size() ||
+            memory.device().index() != comm.rank() ||
+            reinterpret_cast<uintptr_t>(memory.data_ptr()) % 64 != 0) {
+          return absl::InternalError("not what was asked for");
+        }
+        const at::Tensor slice = memory.narrow(0, comm.rank() * bytes, bytes);
+        slice.copy_(Values(comm.rank(), bytes, at::kByte));
+        FSDP_RETURN_IF_ERROR(Finish(comm.AllGather(memory, slice, "window")));
+        for (int rank = 0; rank < comm.world_size(); ++rank) {
+          FSDP_RETURN_IF_ERROR(
+              ExpectEqual(memory.narrow(0, rank * bytes, bytes),
+                          Values(rank, bytes, at::kByte), "symmetric memory"));
+        }
+      }
+      return comm.AllocateSymmetric(-1).ok() ? absl::InternalError("-1 bytes")
+                                             : absl::OkStatus();
+    };
+    EXPECT_OK(RunOnGpus(GetParam(), run, options)) << static_cast<int>(windows);
+  }
+}
+
+// In windows of their own group, shards and sums as well as whole buffers.
+TEST_P(NcclCommunicatorTest, PartsHaveSymmetricMemory) {
+  constexpr int64_t kNumel = 4096;
+  EXPECT_OK(RunOnGpus(GetParam(), [](Communicator& comm) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(auto part, comm.Split(comm.rank() % 2, comm.rank()));
+    const int64_t whole = kNumel * part->world_size();
+    FSDP_ASSIGN_OR_RETURN(at::Tensor own, part->AllocateSymmetric(4 * kNumel));
+    FSDP_ASSIGN_OR_RETURN(at::Tensor all, part->AllocateSymmetric(4 * whole));
+    own = own.view(at::kFloat);
+    all = all.view(at::kFloat);
+    own.copy_(Values(part->rank(), kNumel, at::kFloat));
+    FSDP_RETURN_IF_ERROR(Finish(part->AllGather(all, own, "gather")));
+    for (int rank = 0; rank < part->world_size(); ++rank) {
+      FSDP_RETURN_IF_ERROR(ExpectEqual(all.narrow(0, rank * kNumel, kNumel),
+                                       Values(rank, kNumel, at::kFloat),
+                                       "gather of a part"));
+    }
+    all.copy_(Values(part->rank(), whole, at::kFloat));
+    FSDP_RETURN_IF_ERROR(
+        Finish(part->ReduceScatterScaled(own, all, {}, "reduce")));
+    return ExpectEqual(own,
+                       SumOfRanks(part->world_size(), whole, at::kFloat)
+                           .narrow(0, part->rank() * kNumel, kNumel),
+                       "sum of a part");
+  }));
+}
+
+TEST_P(NcclCommunicatorTest, SplitMakesSubGroupsInTheOrderOfTheKeys) {
+  EXPECT_OK(RunOnGpus(GetParam(), [](Communicator& comm) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(auto part,
+                          comm.Split(comm.rank() % 2, /*key=*/-comm.rank()));
+    const int size = (comm.world_size() + 1 - comm.rank() % 2) / 2;
+    if (part->world_size() != size ||
+        part->rank() != size - 1 - comm.rank() / 2) {
+      return absl::InternalError(part->ToString());
+    }
+    const at::Tensor one = at::full({5}, 1, OnGpu());
+    FSDP_RETURN_IF_ERROR(Finish(part->AllReduce(one, ReduceOp::kSum, "part")));
+    FSDP_RETURN_IF_ERROR(
+        ExpectEqual(one, at::full({5}, size, OnGpu()), "part"));
+    return GatherOnce(comm, at::kFloat, 3, false);
+  }));
+}
+
+TEST_P(NcclCommunicatorTest, OperationsComeToAnEndAfterTheirCommunicator) {
+  constexpr int64_t kLarge = 1 << 24;
+  const int world_size = GetParam();
+  std::vector<at::Tensor> sums(world_size);
+  NcclOptions options;
+  options.timeout = absl::Seconds(30);
+  absl::StatusOr<Group> group = CreateNcclGroup(world_size, options);
+  ASSERT_OK(group);
+  EXPECT_OK(AllOk(RunRanks(*group, [&](Communicator& comm) -> absl::Status {
+    const c10::cuda::CUDAGuard guard(
+        static_cast<c10::DeviceIndex>(comm.rank()));
+    at::Tensor& sum = sums[comm.rank()];
+    sum = at::zeros({kLarge}, OnGpu());
+    for (int i = 0; i < 100; ++i) sum.add_(1);  // keeps the device busy
+    FSDP_ASSIGN_OR_RETURN(auto work,
+                          comm.AllReduce(sum, ReduceOp::kSum, "last"));
+    return work->BlockCurrentStream();
+  })));
+  group->clear();
+  for (const at::Tensor& sum : sums) {
+    EXPECT_TRUE(at::equal(sum, at::full_like(sum, 100.0 * world_size)));
+  }
+}
+
+// A graph's launch is collective, as the operations in it are.
+TEST_P(NcclCommunicatorTest, CapturedOperationsRunWithTheirGraph) {
+  constexpr int64_t kNumel = 1 << 16;
+  EXPECT_OK(RunOnGpus(GetParam(), [](Communicator& comm) -> absl::Status {
+    const c10::cuda::CUDAStreamGuard on_side(c10::cuda::getStreamFromPool());
+    const int64_t whole = kNumel * comm.world_size();
+    const at::Tensor in = at::full({kNumel}, comm.rank() + 1, OnGpu());
+    const at::Tensor all = at::zeros({whole}, OnGpu());
+    const at::Tensor sum = at::zeros({kNumel}, OnGpu());
+    const auto step = [&]() -> absl::Status {
+      FSDP_ASSIGN_OR_RETURN(auto gather, comm.AllGather(all, in, "gather"));
+      FSDP_RETURN_IF_ERROR(gather->BlockCurrentStream());
+      FSDP_ASSIGN_OR_RETURN(
+          auto reduce, comm.ReduceScatterScaled(sum, all, {0.5, true}, "sum"));
+      return reduce->BlockCurrentStream();
+    };
+    FSDP_RETURN_IF_ERROR(step());  // connects the ranks
+    at::cuda::CUDAGraph graph;
+    graph.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
+    const absl::Status captured = step();
+    graph.capture_end();
+    FSDP_RETURN_IF_ERROR(captured);
+    for (int i = 0; i < 3; ++i) graph.replay();
+    in.fill_(0);
+    graph.replay();
+    FSDP_RETURN_IF_ERROR(Finish(comm.AllReduce(sum, ReduceOp::kMax, "after")));
+    return ExpectEqual(
+        sum,
+        at::full({kNumel}, 4 * 0.5 * comm.world_size() * comm.world_size(),
+                 OnGpu()),
+        "replayed sums");
+  }));
+}
+
+// The host waits inside NCCL for ranks that never connect.
+TEST_P(NcclCommunicatorTest, AFirstOperationWithoutPeersMissesItsDeadline) {
+  if (GetParam() == 1) GTEST_SKIP() << "needs a peer";
+  NcclOptions options;
+  options.timeout = absl::Seconds(2);
+  absl::StatusOr<Group> group = CreateNcclGroup(GetParam(), options);
+  ASSERT_OK(group);
+  const at::Tensor grads = at::zeros({1 << 20}, OnGpu());
+  EXPECT_THAT(Finish((*group)[0]->AllReduce(grads, ReduceOp::kSum, "grads")),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       HasSubstr("all-reduce #0 of grads on rank 0 of ")));
+}
+
+TEST_P(NcclCommunicatorTest, AnAbortReachesEveryRank) {
+  NcclOptions options;
+  options.timeout = absl::Seconds(30);
+  absl::StatusOr<Group> group = CreateNcclGroup(GetParam(), options);
+  ASSERT_OK(group);
+  (*group)[0]->Abort(absl::ResourceExhaustedError("disk full"));
+  (*group)[0]->Abort(absl::InternalError("a second reason"));
+  for (const auto& comm : *group) {
+    const c10::cuda::CUDAGuard guard(
+        static_cast<c10::DeviceIndex>(comm->rank()));
+    const at::Tensor grads = at::zeros({4}, OnGpu());
+    EXPECT_THAT(Finish(comm->AllReduce(grads, ReduceOp::kSum, "grads")),
+                StatusIs(absl::StatusCode::kAborted,
+                         AllOf(HasSubstr("rank 0 aborted: disk full"),
+                               HasSubstr(absl::StrCat("all-reduce #0 of grads "
+                                                      "on rank ",
+                                                      comm->rank(), " of ")),
+                               HasSubstr("float32 x 4, 16 bytes"))));
+  }
+}
+
+TEST(NcclCommunicatorOneRankTest, RefusesOtherDevices) {
+  EXPECT_OK(RunOnGpus(1, [](Communicator& comm) -> absl::Status {
+    const at::Tensor cpu = at::zeros({4}, at::TensorOptions());
+    const auto work = comm.AllReduce(cpu, ReduceOp::kSum, "w");
+    if (!absl::IsUnimplemented(work.status())) {
+      return absl::InternalError("took a CPU tensor");
+    }
+    return GatherOnce(comm, at::kFloat, 3, false);
+  }));
+}
+
+TEST(NcclCommunicatorOneRankTest, SymmetricMemoryMayGoInAnotherThread) {
+  EXPECT_OK(RunOnGpus(1, [](Communicator& comm) -> absl::Status {
+    for (int i = 0; i < 20; ++i) {
+      FSDP_ASSIGN_OR_RETURN(at::Tensor memory, comm.AllocateSymmetric(4096));
+      std::thread other([gone = std::move(memory)]() mutable { gone.reset(); });
+      const absl::Status gathered = GatherOnce(comm, at::kFloat, 1021, false);
+      other.join();
+      FSDP_RETURN_IF_ERROR(gathered);
+    }
+    return absl::OkStatus();
+  }));
+}
+
+TEST(NcclCommunicatorOneRankTest, NamesTheRankThatDoesNotCome) {
+  NcclOptions options;
+  options.timeout = absl::Milliseconds(100);
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  EXPECT_THAT(CreateNcclCommunicator(store, 0, 2, options),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       AllOf(HasSubstr("rank 0 of 2"),
+                             HasSubstr("rank 1 has not come"))));
+}
+
+TEST(NcclCommunicatorOneRankTest, ARankThatStaysAwayFromNcclIsGivenUp) {
+  NcclOptions options;
+  options.timeout = absl::Seconds(2);
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  store->set("nccl_id/1", std::vector<uint8_t>());
+  EXPECT_THAT(CreateNcclCommunicator(store, 0, 2, options),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       HasSubstr("join an NCCL group as rank 0 of 2")));
+}
+
+}  // namespace
+}  // namespace fsdp::comm::testing

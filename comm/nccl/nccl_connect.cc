@@ -1,0 +1,93 @@
+#include "comm/nccl/nccl_connect.h"
+
+#include <c10/core/DeviceGuard.h>
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include <cstring>
+#include <string>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/cuda_status.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+#include "comm/group/store_exchange.h"
+#include "comm/nccl/nccl_status.h"
+
+namespace fsdp::comm {
+namespace {
+
+// Rank 0 makes the id of the group, the others read it in the store.
+absl::StatusOr<ncclUniqueId> ShareId(
+    const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
+    absl::Time deadline) {
+  ncclUniqueId id;
+  absl::Status made;
+  std::string own;
+  if (rank == 0) {
+    made = NcclToStatus(ncclGetUniqueId(&id), "make the id of an NCCL group",
+                        ncclGetLastError(nullptr));
+    if (made.ok()) own.assign(id.internal, sizeof(id.internal));
+  }
+  FSDP_ASSIGN_OR_RETURN(
+      const std::vector<std::string> shared,
+      ExchangeByStore(store, "nccl_id", rank, world_size, own, deadline));
+  FSDP_RETURN_IF_ERROR(made);
+  if (shared[0].size() != sizeof(id.internal)) {
+    return absl::UnavailableError(
+        "rank 0 could not make the id of the group; its own error says why");
+  }
+  std::memcpy(id.internal, shared[0].data(), sizeof(id.internal));
+  return id;
+}
+
+}  // namespace
+
+absl::StatusOr<c10::Device> FindGpu(int index) {
+  int num_devices = 0;
+  FSDP_RETURN_IF_ERROR(
+      CudaToStatus(cudaGetDeviceCount(&num_devices), "look for a GPU"));
+  if (index < 0) {
+    FSDP_RETURN_IF_ERROR(
+        CudaToStatus(cudaGetDevice(&index), "ask for the current GPU"));
+  }
+  if (index >= num_devices) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("there is no GPU ", index, ": this process sees ",
+                     num_devices, "; see CUDA_VISIBLE_DEVICES"));
+  }
+  return c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
+}
+
+absl::StatusOr<int> TakeGpu(int index, int local_rank) {
+  int num_gpus = 0;
+  FSDP_RETURN_IF_ERROR(
+      CudaToStatus(cudaGetDeviceCount(&num_gpus), "look for a GPU"));
+  if (num_gpus == 0) {
+    return absl::FailedPreconditionError(
+        "this process sees no GPU; see CUDA_VISIBLE_DEVICES");
+  }
+  if (index < 0) index = local_rank % num_gpus;
+  FSDP_RETURN_IF_ERROR(
+      CudaToStatus(cudaSetDevice(index),
+                   absl::StrCat("make GPU ", index, " the current one")));
+  return index;
+}
+
+absl::StatusOr<std::unique_ptr<NcclHandle>> ConnectNccl(
+    const c10::intrusive_ptr<c10d::Store>& store, c10::Device device, int rank,
+    int world_size, absl::Time deadline) {
+  FSDP_ASSIGN_OR_RETURN(const ncclUniqueId id,
+                        ShareId(store, rank, world_size, deadline));
+  absl::StatusOr<std::unique_ptr<NcclHandle>> handle;
+  FSDP_RETURN_IF_ERROR(TorchToStatus("use a GPU", [&] {
+    const c10::DeviceGuard guard(device);
+    handle = NcclHandle::Connect(id, rank, world_size, deadline);
+  }));
+  return handle;
+}
+
+}  // namespace fsdp::comm

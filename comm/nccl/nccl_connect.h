@@ -1,0 +1,37 @@
+// The ranks of an NCCL group find each other.
+#ifndef COMM_NCCL_NCCL_CONNECT_H_
+#define COMM_NCCL_NCCL_CONNECT_H_
+
+#include <c10/core/Device.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "comm/nccl/nccl_handle.h"
+
+namespace c10d {
+class Store;
+}
+
+namespace fsdp::comm {
+
+// GPU `index`, or the calling thread's current one for -1. FailedPrecondition:
+// there is no GPU or driver; InvalidArgument: there is no such GPU.
+absl::StatusOr<c10::Device> FindGpu(int index);
+
+// The index of the GPU of a host's rank `local_rank`: `index`, or for -1 that
+// of the rank, modulo their number. It becomes the calling thread's current
+// one, for LibTorch goes back to the current one and would set up another.
+// FailedPrecondition: there is none.
+absl::StatusOr<int> TakeGpu(int index, int local_rank);
+
+// Joins the group of `world_size` ranks that meet in `store`, with a GPU each.
+absl::StatusOr<std::unique_ptr<NcclHandle>> ConnectNccl(
+    const c10::intrusive_ptr<c10d::Store>& store, c10::Device device, int rank,
+    int world_size, absl::Time deadline);
+
+}  // namespace fsdp::comm
+
+#endif  // COMM_NCCL_NCCL_CONNECT_H_

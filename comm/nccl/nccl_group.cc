@@ -1,0 +1,169 @@
+#include "comm/nccl/nccl_group.h"
+
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/cuda_status.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+
+namespace fsdp::comm {
+namespace {
+
+// How long a rank that leaves waits for its operations to end, and then for its
+// peers to leave, too.
+constexpr absl::Duration kLeaveTimeout = absl::Seconds(5);
+
+}  // namespace
+
+NcclGroup::NcclGroup(std::unique_ptr<NcclHandle> handle, c10::Device device,
+                     std::unique_ptr<GroupMonitor> monitor,
+                     const WatchedGroup::Options& options)
+    : handle_(std::move(handle)),
+      device_(device),
+      watched_(std::move(monitor), options,
+               {[this] { return handle_->Health(); },
+                [this] { handle_->Abort(); }}) {}
+
+absl::StatusOr<std::shared_ptr<NcclGroup>> NcclGroup::Create(
+    std::unique_ptr<NcclHandle> handle, c10::Device device,
+    const c10::intrusive_ptr<c10d::Store>& store,
+    const WatchedGroup::Options& options) {
+  FSDP_ASSIGN_OR_RETURN(auto monitor, GroupMonitor::Create(store, options.rank,
+                                                           options.world_size));
+  std::shared_ptr<NcclGroup> group(
+      new NcclGroup(std::move(handle), device, std::move(monitor), options));
+  absl::Status created;
+  FSDP_RETURN_IF_ERROR(TorchToStatus("create a CUDA stream", [&] {
+    const c10::cuda::CUDAGuard guard(device);
+    created = group->CreateStream();
+  }));
+  FSDP_RETURN_IF_ERROR(created);
+  FSDP_RETURN_IF_ERROR(group->watched_.Start());
+  return group;
+}
+
+NcclGroup::~NcclGroup() {
+  Leave();
+  if (stream_ == nullptr) return;
+  // Fails where the whole device has, of which other calls tell.
+  TorchToStatus("destroy a CUDA stream", [this] {
+    const c10::cuda::CUDAGuard guard(device_);
+    static_cast<void>(cudaStreamDestroy(stream_));
+  }).IgnoreError();
+}
+
+absl::Status NcclGroup::CreateStream() {
+  int lowest = 0;
+  int highest = 0;
+  FSDP_RETURN_IF_ERROR(
+      CudaToStatus(cudaDeviceGetStreamPriorityRange(&lowest, &highest),
+                   "ask for the priorities of CUDA streams"));
+  FSDP_RETURN_IF_ERROR(CudaToStatus(
+      cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, highest),
+      "create a CUDA stream"));
+  FSDP_ASSIGN_OR_RETURN(ready_, NcclEvent::Create());
+  return absl::OkStatus();
+}
+
+void NcclGroup::Leave() {
+  watched_.Leave(kLeaveTimeout,
+                 [this] { handle_->Close(absl::Now() + kLeaveTimeout); });
+}
+
+absl::StatusOr<std::shared_ptr<NcclGroup::Operation>> NcclGroup::Launch(
+    Call call, int64_t bytes, Enqueue enqueue, Finish finish) {
+  FSDP_ASSIGN_OR_RETURN(auto entry, watched_.Begin(std::move(call), bytes));
+  auto operation = Run(entry, enqueue, finish);
+  if (!operation.ok()) return watched_.NotLaunched(*entry, operation.status());
+  if ((*operation)->is_captured_) {
+    watched_.Launched(*entry, [] { return true; });
+  } else {
+    watched_.Launched(*entry,
+                      [done = (*operation)->done_] { return done->IsDone(); });
+  }
+  return operation;
+}
+
+// The group's stream takes part in a capture since it waits for an event of it.
+absl::StatusOr<std::shared_ptr<NcclGroup::Operation>> NcclGroup::Run(
+    std::shared_ptr<WatchedGroup::Operation> entry, Enqueue enqueue,
+    Finish finish) {
+  absl::Status status;
+  std::shared_ptr<NcclEvent> done;
+  bool is_captured = false;
+  const auto run = [&]() -> absl::Status {
+    const auto current = c10::cuda::getCurrentCUDAStream(device_.index());
+    FSDP_ASSIGN_OR_RETURN(is_captured, comm::IsBeingCaptured(current.stream()));
+    FSDP_RETURN_IF_ERROR(ready_->Record(current.stream()));
+    FSDP_RETURN_IF_ERROR(ready_->Block(stream_));
+    FSDP_RETURN_IF_ERROR(handle_->Enqueue(entry->name(), [&](ncclComm_t comm) {
+      return enqueue(comm, stream_);
+    }));
+    {
+      const c10::cuda::CUDAStreamGuard on_stream(
+          c10::cuda::getStreamFromExternal(stream_, device_.index()));
+      finish();
+    }
+    FSDP_ASSIGN_OR_RETURN(done, events_->Take());
+    return done->Record(stream_);
+  };
+  FSDP_RETURN_IF_ERROR(TorchToStatus([&] { return entry->name(); },
+                                     [&] {
+                                       const c10::cuda::CUDAGuard guard(
+                                           device_);
+                                       status = run();
+                                     }));
+  FSDP_RETURN_IF_ERROR(status);
+  return std::make_shared<Operation>(std::move(entry), std::move(done),
+                                     is_captured);
+}
+
+absl::StatusOr<bool> NcclGroup::IsBeingCaptured() const {
+  absl::StatusOr<bool> result;
+  FSDP_RETURN_IF_ERROR(TorchToStatus("use a GPU", [&] {
+    const c10::cuda::CUDAGuard guard(device_);
+    result = comm::IsBeingCaptured(
+        c10::cuda::getCurrentCUDAStream(device_.index()).stream());
+  }));
+  return result;
+}
+
+absl::Status NcclGroup::Wait(const Operation& operation, absl::Time deadline) {
+  if (operation.is_captured_) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        operation.entry_->Describe(rank(), world_size()),
+        ": it is part of a CUDA graph and runs when that does; wait for the "
+        "stream that the graph is launched on"));
+  }
+  return watched_.Wait(*operation.entry_, deadline);
+}
+
+absl::Status NcclGroup::BlockCurrentStream(const Operation& operation) {
+  FSDP_RETURN_IF_ERROR(watched_.Check(*operation.entry_));
+  absl::Status status;
+  FSDP_RETURN_IF_ERROR(TorchToStatus(
+      [&] { return operation.entry_->name(); },
+      [&] {
+        const c10::cuda::CUDAGuard guard(device_);
+        status = operation.done_->Block(
+            c10::cuda::getCurrentCUDAStream(device_.index()).stream());
+      }));
+  return status;
+}
+
+void NcclGroup::Keep(const Operation& operation,
+                     std::vector<at::Tensor> tensors) {
+  watched_.Keep(*operation.entry_,
+                std::make_shared<std::vector<at::Tensor>>(std::move(tensors)));
+}
+
+void NcclGroup::Abort(const absl::Status& reason) { watched_.Abort(reason); }
+
+void NcclGroup::Fail(const absl::Status& status) { watched_.Fail(status); }
+
+}  // namespace fsdp::comm

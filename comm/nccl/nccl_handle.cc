@@ -1,0 +1,235 @@
+#include "comm/nccl/nccl_handle.h"
+
+#include <cuda_runtime_api.h>
+
+#include <string>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/cuda_status.h"
+#include "base/status_macros.h"
+#include "comm/group/call_in_time.h"
+#include "comm/nccl/nccl_status.h"
+
+namespace fsdp::comm {
+namespace {
+
+// How long an abort may take.
+constexpr absl::Duration kAbortTimeout = absl::Seconds(10);
+
+// Of the whole process: what it says of others' errors is better than nothing.
+std::string LastError() {
+  const char* text = ncclGetLastError(nullptr);
+  return text == nullptr ? "" : text;
+}
+
+}  // namespace
+
+// The communicator, which one call at a time uses.
+class NcclHandle::State : public std::enable_shared_from_this<State> {
+ public:
+  // Waits for its turn, which lasts until the result is dropped. Aborted: the
+  // communicator has ended.
+  absl::StatusOr<std::shared_ptr<void>> Begin(absl::string_view what,
+                                              absl::Time deadline);
+
+  // For the call whose turn it is. NCCL writes to `made` while it makes the
+  // communicator, early: an abort of what does not come to an end needs it.
+  ncclComm_t comm() const { return __atomic_load_n(&comm_, __ATOMIC_ACQUIRE); }
+  ncclComm_t* made() { return &comm_; }
+
+  // What has become of the call whose turn it is.
+  absl::Status Explain(absl::string_view what, ncclResult_t result);
+
+  absl::Status Health();
+
+  // No call begins any more. The communicator to be ended; nullptr where there
+  // is none, or others have been told.
+  ncclComm_t End();
+  void AwaitReturned();
+
+ private:
+  static absl::Status Ended(absl::string_view what) {
+    return absl::AbortedError(
+        absl::StrCat(what, ": the NCCL communicator has been aborted"));
+  }
+
+  absl::Mutex mutex_;
+  ncclComm_t comm_ = nullptr;
+  bool calling_ ABSL_GUARDED_BY(mutex_) = false;
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+absl::StatusOr<std::shared_ptr<void>> NcclHandle::State::Begin(
+    absl::string_view what, absl::Time deadline) {
+  const auto may_begin = [this] {
+    mutex_.AssertHeld();
+    return !calling_ || ended_;
+  };
+  absl::MutexLock lock(&mutex_);
+  if (!mutex_.AwaitWithDeadline(absl::Condition(&may_begin), deadline)) {
+    return NcclToStatus(ncclInProgress, what, "another call");
+  }
+  if (ended_) return Ended(what);
+  calling_ = true;
+  return std::shared_ptr<void>(this, [self = shared_from_this()](void*) {
+    absl::MutexLock lock(&self->mutex_);
+    self->calling_ = false;
+  });
+}
+
+absl::Status NcclHandle::State::Explain(absl::string_view what,
+                                        ncclResult_t result) {
+  absl::MutexLock lock(&mutex_);
+  if (ended_) return Ended(what);
+  return result == ncclSuccess ? absl::OkStatus()
+                               : NcclToStatus(result, what, LastError());
+}
+
+absl::Status NcclHandle::State::Health() {
+  absl::MutexLock lock(&mutex_);
+  if (ended_ || comm() == nullptr) return absl::OkStatus();
+  ncclResult_t result = ncclSuccess;
+  FSDP_RETURN_IF_ERROR(
+      NcclToStatus(ncclCommGetAsyncError(comm(), &result), "look after NCCL"));
+  if (result == ncclInProgress) return absl::OkStatus();
+  return NcclToStatus(result, "an operation on the device", LastError());
+}
+
+ncclComm_t NcclHandle::State::End() {
+  absl::MutexLock lock(&mutex_);
+  if (std::exchange(ended_, true)) return nullptr;
+  return comm();
+}
+
+void NcclHandle::State::AwaitReturned() {
+  const auto has_returned = [this] {
+    mutex_.AssertHeld();
+    return !calling_;
+  };
+  absl::MutexLock lock(&mutex_);
+  mutex_.Await(absl::Condition(&has_returned));
+}
+
+NcclHandle::NcclHandle(int device)
+    : device_(device), state_(std::make_shared<State>()) {}
+
+NcclHandle::~NcclHandle() { Abort(); }
+
+absl::StatusOr<std::unique_ptr<NcclHandle>> NcclHandle::Connect(
+    const ncclUniqueId& id, int rank, int world_size, absl::Time deadline) {
+  int device = 0;
+  FSDP_RETURN_IF_ERROR(
+      CudaToStatus(cudaGetDevice(&device), "ask for the current GPU"));
+  std::unique_ptr<NcclHandle> handle(new NcclHandle(device));
+  const std::string what =
+      absl::StrCat("join an NCCL group as rank ", rank, " of ", world_size);
+  FSDP_RETURN_IF_ERROR(
+      handle->Run(what, deadline, [id, rank, world_size](State& state) {
+        ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+        config.blocking = 1;
+        return ncclCommInitRankConfig(state.made(), world_size, id, rank,
+                                      &config);
+      }));
+  return handle;
+}
+
+absl::StatusOr<std::unique_ptr<NcclHandle>> NcclHandle::Split(
+    int color, int key, absl::Time deadline) {
+  std::unique_ptr<NcclHandle> part(new NcclHandle(device_));
+  const absl::Status status =
+      Call("split an NCCL group", deadline,
+           [made = part->state_, color, key](ncclComm_t comm) {
+             return ncclCommSplit(comm, color, key, made->made(),
+                                  /*config=*/nullptr);
+           });
+  if (status.ok()) return part;
+  // Before the part: as long as that is not whole, an abort of this one writes
+  // to its flags.
+  Abort();
+  return status;
+}
+
+absl::StatusOr<int> NcclHandle::Rank() {
+  int rank = 0;
+  FSDP_RETURN_IF_ERROR(Enqueue("ask for a rank", [&](ncclComm_t comm) {
+    return ncclCommUserRank(comm, &rank);
+  }));
+  return rank;
+}
+
+absl::StatusOr<int> NcclHandle::Size() {
+  int size = 0;
+  FSDP_RETURN_IF_ERROR(Enqueue("ask for a size", [&](ncclComm_t comm) {
+    return ncclCommCount(comm, &size);
+  }));
+  return size;
+}
+
+absl::Status NcclHandle::Enqueue(
+    absl::string_view what, absl::FunctionRef<ncclResult_t(ncclComm_t)> call) {
+  FSDP_ASSIGN_OR_RETURN(const auto turn,
+                        state_->Begin(what, absl::InfiniteFuture()));
+  return state_->Explain(what, call(state_->comm()));
+}
+
+absl::Status NcclHandle::Call(absl::string_view what, absl::Time deadline,
+                              std::function<ncclResult_t(ncclComm_t)> call) {
+  return Run(what, deadline, [call = std::move(call)](State& state) {
+    return call(state.comm());
+  });
+}
+
+absl::Status NcclHandle::Run(absl::string_view what, absl::Time deadline,
+                             std::function<ncclResult_t(State&)> call) {
+  FSDP_ASSIGN_OR_RETURN(auto turn, state_->Begin(what, deadline));
+  const auto result = std::make_shared<absl::Status>();
+  // The turn goes with the function, which may never be called.
+  const bool is_over = CallInTime(
+      [state = state_, turn = std::move(turn), call = std::move(call), result,
+       device = device_, what = std::string(what)] {
+        // Where it fails, so does the call.
+        static_cast<void>(cudaSetDevice(device));
+        *result = state->Explain(what, call(*state));
+      },
+      deadline);
+  if (is_over) return *result;
+  Abort();
+  return NcclToStatus(ncclInProgress, what, LastError());
+}
+
+absl::Status NcclHandle::Health() { return state_->Health(); }
+
+void NcclHandle::Abort() { End(Ending::kAbort, absl::Now() + kAbortTimeout); }
+
+void NcclHandle::Close(absl::Time deadline) {
+  if (!Call("leave an NCCL group", deadline, ncclCommFinalize).ok()) {
+    return Abort();
+  }
+  End(Ending::kDestroy, deadline);
+}
+
+// What ends a communicator waits for NCCL's threads, which wait for the peers
+// on this host. What it says is of no use to anyone: the communicator is gone.
+void NcclHandle::End(Ending ending, absl::Time deadline) {
+  const absl::MutexLock lock(&ending_);
+  const ncclComm_t comm = state_->End();
+  if (comm == nullptr) return;
+  const auto end = [state = state_, comm, device = device_, ending] {
+    static_cast<void>(cudaSetDevice(device));
+    if (ending == Ending::kDestroy) {
+      state->AwaitReturned();
+      static_cast<void>(ncclCommDestroy(comm));
+      return;
+    }
+    static_cast<void>(ncclGroupStart());
+    static_cast<void>(ncclCommAbort(comm));
+    state->AwaitReturned();
+    static_cast<void>(ncclGroupEnd());
+  };
+  static_cast<void>(CallInTime(end, deadline));
+}
+
+}  // namespace fsdp::comm

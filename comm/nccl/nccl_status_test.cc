@@ -1,0 +1,70 @@
+#include "comm/nccl/nccl_status.h"
+
+#include <c10/core/ScalarType.h>
+#include <nccl.h>
+
+#include "absl/status/status.h"
+#include "base/testing/status_matchers.h"
+#include "comm/call.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::comm {
+namespace {
+
+using ::fsdp::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+TEST(NcclToStatusTest, SuccessIsOk) {
+  EXPECT_OK(NcclToStatus(ncclSuccess, "all-gather"));
+}
+
+TEST(NcclToStatusTest, SaysWhatWasTriedWhyAndWhatToDo) {
+  EXPECT_THAT(
+      NcclToStatus(ncclInvalidUsage, "join rank 1 of 2", "Duplicate GPU"),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               AllOf(StartsWith("join rank 1 of 2: NCCL says invalid usage"),
+                     HasSubstr("; Duplicate GPU: "),
+                     HasSubstr("each rank needs its own"))));
+}
+
+TEST(NcclToStatusTest, EveryResultHasItsCode) {
+  const struct {
+    ncclResult_t result;
+    absl::StatusCode code;
+  } cases[] = {
+      {ncclUnhandledCudaError, absl::StatusCode::kInternal},
+      {ncclSystemError, absl::StatusCode::kUnavailable},
+      {ncclInternalError, absl::StatusCode::kInternal},
+      {ncclInvalidArgument, absl::StatusCode::kInvalidArgument},
+      {ncclInvalidUsage, absl::StatusCode::kInvalidArgument},
+      {ncclRemoteError, absl::StatusCode::kUnavailable},
+      {ncclInProgress, absl::StatusCode::kDeadlineExceeded},
+  };
+  for (const auto& expected : cases) {
+    EXPECT_THAT(NcclToStatus(expected.result, "w"),
+                StatusIs(expected.code,
+                         HasSubstr(ncclGetErrorString(expected.result))));
+  }
+}
+
+TEST(NcclDtypeTest, HasNamesForAllDtypesOfCommunicators) {
+  EXPECT_EQ(NcclDtype(at::kFloat), ncclFloat32);
+  EXPECT_EQ(NcclDtype(at::kDouble), ncclFloat64);
+  EXPECT_EQ(NcclDtype(at::kHalf), ncclFloat16);
+  EXPECT_EQ(NcclDtype(at::kBFloat16), ncclBfloat16);
+  EXPECT_EQ(NcclDtype(at::kInt), ncclInt32);
+  EXPECT_EQ(NcclDtype(at::kLong), ncclInt64);
+  EXPECT_EQ(NcclDtype(at::kByte), ncclUint8);
+}
+
+TEST(NcclReductionTest, HasNamesForAllReductions) {
+  EXPECT_EQ(NcclReduction(ReduceOp::kSum), ncclSum);
+  EXPECT_EQ(NcclReduction(ReduceOp::kMin), ncclMin);
+  EXPECT_EQ(NcclReduction(ReduceOp::kMax), ncclMax);
+}
+
+}  // namespace
+}  // namespace fsdp::comm

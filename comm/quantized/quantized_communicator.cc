@@ -1,0 +1,367 @@
+#include "comm/quantized/quantized_communicator.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/ScalarType.h>
+#include <c10/core/Stream.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "absl/types/optional.h"
+#include "base/device_streams.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+#include "comm/call.h"
+#include "comm/quantized/gather_extension.h"
+#include "comm/quantized/quantized_message.h"
+#include "comm/work.h"
+#include "comm/wrappers/forwarding_communicator.h"
+#include "device_ops/block_quantization.h"
+
+namespace fsdp::comm {
+namespace {
+
+// What a collective sends and receives; one tensor may be a part of the other.
+struct Messages {
+  at::Tensor sent;
+  at::Tensor received;
+};
+
+// What is left to do with the messages once they are here.
+using Finish = std::function<void(const at::Tensor& received)>;
+
+absl::optional<c10::Stream> CurrentStream(c10::Device device) {
+  if (!HasStreams(device)) return absl::nullopt;
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
+// Aborts `group` where numbers cannot be made of messages that are here.
+class QuantizedWork final : public Work {
+ public:
+  QuantizedWork(std::unique_ptr<Work> base, std::weak_ptr<Communicator> group,
+                std::string name, Messages messages, Finish finish)
+      : base_(std::move(base)),
+        group_(std::move(group)),
+        name_(std::move(name)),
+        messages_(std::move(messages)),
+        finish_(std::move(finish)),
+        caller_(CurrentStream(messages_.received.device())) {}
+
+  // Peers read messages at most, which the base keeps for them.
+  absl::Status Wait(absl::Time deadline) override {
+    if (!result_) result_ = Finished(base_->WaitForResult(deadline));
+    if (result_->ok()) result_ = FinishedBy(deadline);
+    return *result_;
+  }
+
+  absl::Status BlockCurrentStream() override {
+    if (!result_) {
+      result_ = Finished(base_->BlockCurrentStream());
+    } else if (result_->ok()) {
+      return TorchToStatus(name_, [&] { is_finished_.BlockCurrentStream(); });
+    }
+    return *result_;
+  }
+
+ private:
+  // `status` of the messages, and of what is done with them then.
+  absl::Status Finished(absl::Status status) {
+    if (status.ok()) {
+      const c10::NoGradGuard no_grad;
+      status = TorchToStatus(name_, [&] { finish_(messages_.received); });
+      // What has begun reads them, whatever has become of the rest.
+      status.Update(TorchToStatus(name_, [&] { OrderMessages(); }));
+      if (!status.ok()) AbortGroup(status);
+    }
+    finish_ = nullptr;
+    messages_ = Messages();
+    return status;
+  }
+
+  // The memory of messages returns to the stream of the call, in its order:
+  // record_stream() would keep it until the device is done, so that a host far
+  // ahead allocated messages for all units.
+  void OrderMessages() {
+    const c10::Device device = messages_.received.device();
+    is_finished_.Record(device);
+    if (caller_ == CurrentStream(device)) return;
+    const c10::StreamGuard beside(*caller_);
+    is_finished_.BlockCurrentStream();
+  }
+
+  absl::Status FinishedBy(absl::Time deadline) {
+    bool is_done = false;
+    absl::Status status =
+        TorchToStatus(name_, [&] { is_done = is_finished_.Wait(deadline); });
+    if (is_done) return absl::OkStatus();
+    if (status.ok()) {
+      status = absl::DeadlineExceededError(
+          absl::StrCat(name_,
+                       ": what makes numbers of the messages is not done at "
+                       "the deadline"));
+    }
+    AbortGroup(status);
+    return status;
+  }
+
+  void AbortGroup(const absl::Status& reason) {
+    if (const auto group = group_.lock()) group->Abort(reason);
+  }
+
+  const std::unique_ptr<Work> base_;
+  // Weak: a rank that leaves leaves, whatever it still has of works.
+  const std::weak_ptr<Communicator> group_;
+  const std::string name_;
+  Messages messages_;
+  Finish finish_;
+  const absl::optional<c10::Stream> caller_;  // none on the CPU
+  absl::optional<absl::Status> result_;
+  DeviceEvent is_finished_;
+};
+
+MessageLayout LayoutOfGather(int64_t numel, at::ScalarType dtype,
+                             const QuantizationOptions& options) {
+  return MessageLayout(numel, /*exact=*/0, options.block, dtype);
+}
+
+MessageLayout LayoutOfSum(int64_t numel, at::ScalarType dtype,
+                          const QuantizationOptions& options) {
+  return MessageLayout(numel, options.exact_tail, options.block, dtype);
+}
+
+bool IsQuantized(const MessageLayout& layout, at::ScalarType dtype,
+                 int world_size, const QuantizationOptions& options) {
+  const int64_t bytes = layout.numel() * world_size *
+                        static_cast<int64_t>(c10::elementSize(dtype));
+  return world_size > 1 && c10::isFloatingType(dtype) &&
+         layout.quantized() > 0 && bytes >= options.min_bytes;
+}
+
+class Int8Gathers final : public GatherExtension {
+ public:
+  explicit Int8Gathers(const QuantizationOptions& options)
+      : options_(options) {}
+
+  std::string ToString() const override {
+    return absl::StrCat("int8 in blocks of ", options_.block, " from ",
+                        options_.min_bytes, " bytes on");
+  }
+  int64_t MessageBytes(int64_t numel, at::ScalarType dtype,
+                       int world_size) const override {
+    const MessageLayout layout = LayoutOfGather(numel, dtype, options_);
+    const bool applies = IsQuantized(layout, dtype, world_size, options_);
+    return applies ? layout.bytes() : 0;
+  }
+  void Write(absl::string_view label, const at::Tensor& numbers,
+             const at::Tensor& message) override {
+    const MessageLayout layout =
+        LayoutOfGather(numbers.numel(), numbers.scalar_type(), options_);
+    WriteMessages(layout, numbers, message);
+    if (options_.log == nullptr) return;
+    options_.log->Add(Collective::kAllGather, label,
+                      MeasureMessages(layout, numbers, message));
+  }
+  void Read(absl::string_view, const at::Tensor& messages,
+            const at::Tensor& numbers) override {
+    ReadMessages(
+        LayoutOfGather(numbers.size(1), numbers.scalar_type(), options_),
+        messages.flatten(), numbers.flatten());
+  }
+
+ private:
+  const QuantizationOptions options_;
+};
+
+std::shared_ptr<GatherExtension> GathersOf(const QuantizationOptions& options) {
+  if (options.gather_extension != nullptr) return options.gather_extension;
+  return std::make_shared<Int8Gathers>(options);
+}
+
+class QuantizedCommunicator final : public ForwardingCommunicator {
+ public:
+  QuantizedCommunicator(std::shared_ptr<Communicator> base,
+                        const QuantizationOptions& options)
+      : ForwardingCommunicator(base),
+        group_(base),
+        options_(options),
+        gathers_(GathersOf(options)) {}
+
+  std::string ToString() const override {
+    return absl::StrCat("quantised ", ForwardingCommunicator::ToString());
+  }
+
+  // Neither a log, which the host reads, nor what a user has written.
+  bool CanBeCaptured() const override {
+    return base().CanBeCaptured() && options_.log == nullptr &&
+           options_.gather_extension == nullptr;
+  }
+  absl::StatusOr<CommonMemory> AllocateCommon(int64_t bytes) override {
+    if (!options_.gather) return base().AllocateCommon(bytes);
+    return absl::UnimplementedError(absl::StrCat(
+        ToString(), ": what the ranks have in common would not be quantised"));
+  }
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
+                                                      int key) override {
+    FSDP_ASSIGN_OR_RETURN(auto group, base().Split(color, key));
+    return CreateQuantizedCommunicator(std::move(group), options_);
+  }
+
+ protected:
+  using StartedWork = absl::StatusOr<std::unique_ptr<Work>>;
+
+  StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
+                          absl::string_view label) override {
+    const int64_t bytes = GatherBytes(in, out);
+    if (bytes <= 0) return base().AllGather(out, in, label);
+    Messages messages;
+    FSDP_RETURN_IF_ERROR(Prepare(Collective::kAllGather, label, [&] {
+      messages.received =
+          at::empty({bytes * world_size()}, in.options().dtype(at::kByte));
+      messages.sent = messages.received.narrow(0, rank() * bytes, bytes);
+      gathers_->Write(label, in, messages.sent);
+    }));
+    return Started(base().AllGather(messages.received, messages.sent, label),
+                   Collective::kAllGather, label, messages,
+                   [gathers = gathers_, out, ranks = world_size(),
+                    name = std::string(label)](const at::Tensor& received) {
+                     gathers->Read(name, received.view({ranks, -1}),
+                                   out.view({ranks, -1}));
+                   });
+  }
+
+  StartedWork DoReduceScatter(const at::Tensor& out, const at::Tensor& in,
+                              ReduceOp op, absl::string_view label) override {
+    const MessageLayout layout =
+        LayoutOfSum(out.numel(), in.scalar_type(), options_);
+    if (op != ReduceOp::kSum || !options_.reduce ||
+        !Applies(layout, in.scalar_type())) {
+      return base().ReduceScatter(out, in, op, label);
+    }
+    return Sum(layout, out, in, {}, label);
+  }
+
+  StartedWork DoReduceScatterScaled(const at::Tensor& out, const at::Tensor& in,
+                                    ScaledSum sum,
+                                    absl::string_view label) override {
+    const MessageLayout layout =
+        LayoutOfSum(out.numel(), in.scalar_type(), options_);
+    if (!options_.reduce || !Applies(layout, in.scalar_type())) {
+      return base().ReduceScatterScaled(out, in, sum, label);
+    }
+    return Sum(layout, out, in, sum, label);
+  }
+
+ private:
+  int64_t GatherBytes(const at::Tensor& in, const at::Tensor& out) const {
+    if (!options_.gather || world_size() == 1 ||
+        in.scalar_type() != out.scalar_type()) {
+      return 0;
+    }
+    return gathers_->MessageBytes(in.numel(), in.scalar_type(), world_size());
+  }
+  bool Applies(const MessageLayout& layout, at::ScalarType dtype) const {
+    return IsQuantized(layout, dtype, world_size(), options_);
+  }
+
+  StartedWork Sum(const MessageLayout& layout, const at::Tensor& out,
+                  const at::Tensor& in, ScaledSum sum,
+                  absl::string_view label) {
+    Messages messages;
+    FSDP_RETURN_IF_ERROR(Prepare(Collective::kReduceScatter, label, [&] {
+      messages = {NewMessages(layout, in), NewMessages(layout, in)};
+      WriteMessages(layout, in, messages.sent);
+      Measure(Collective::kReduceScatter, label, layout, in, messages.sent);
+    }));
+    return Started(
+        base().AllToAll(messages.received, messages.sent, label),
+        Collective::kReduceScatter, label, messages,
+        [layout, out, sum](const at::Tensor& received) {
+          SumMessages(layout, received, {sum.scale, sum.accumulate}, out);
+        });
+  }
+
+  // For each rank one.
+  at::Tensor NewMessages(const MessageLayout& layout,
+                         const at::Tensor& like) const {
+    return at::empty({layout.bytes() * world_size()},
+                     like.options().dtype(at::kByte));
+  }
+
+  void Measure(Collective collective, absl::string_view label,
+               const MessageLayout& layout, const at::Tensor& numbers,
+               const at::Tensor& messages) {
+    if (options_.log == nullptr) return;
+    options_.log->Add(collective, label,
+                      MeasureMessages(layout, numbers, messages));
+  }
+
+  std::string NameOf(Collective collective, absl::string_view label) const {
+    return absl::StrCat("quantised ", CollectiveName(collective), " of ", label,
+                        " on rank ", rank(), " of ", world_size());
+  }
+
+  template <typename Fn>
+  absl::Status Prepare(Collective collective, absl::string_view label, Fn fn) {
+    const c10::NoGradGuard no_grad;
+    return TorchToStatus([&] { return NameOf(collective, label); }, fn);
+  }
+
+  StartedWork Started(StartedWork work, Collective collective,
+                      absl::string_view label, Messages messages,
+                      Finish finish) {
+    FSDP_RETURN_IF_ERROR(work.status());
+    return std::make_unique<QuantizedWork>(
+        *std::move(work), group_, NameOf(collective, label),
+        std::move(messages), std::move(finish));
+  }
+
+  const std::weak_ptr<Communicator> group_;  // base()
+  const QuantizationOptions options_;
+  const std::shared_ptr<GatherExtension> gathers_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Communicator>> CreateQuantizedCommunicator(
+    std::shared_ptr<Communicator> base, const QuantizationOptions& options) {
+  if (options.block < 1 || options.block > device_ops::kMaxBlock ||
+      options.min_bytes < 0 || options.exact_tail < 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "quantise ", base->ToString(), " in blocks of ", options.block,
+        " numbers, from ", options.min_bytes, " bytes on, the last ",
+        options.exact_tail, " exactly: blocks have from 1 to ",
+        device_ops::kMaxBlock, " numbers, and nothing is negative"));
+  }
+  return std::make_unique<QuantizedCommunicator>(std::move(base), options);
+}
+
+int64_t GatherMessageBytes(int64_t numel, at::ScalarType dtype, int world_size,
+                           const QuantizationOptions& options) {
+  if (!options.gather || world_size == 1) return 0;
+  const int64_t bytes =
+      GathersOf(options)->MessageBytes(numel, dtype, world_size);
+  return std::max<int64_t>(0, bytes) * world_size;
+}
+
+// Those that are sent, and those that come.
+int64_t SumMessageBytes(int64_t numel, at::ScalarType dtype, int world_size,
+                        const QuantizationOptions& options) {
+  const MessageLayout layout = LayoutOfSum(numel, dtype, options);
+  const bool applies = IsQuantized(layout, dtype, world_size, options);
+  return options.reduce && applies ? 2 * world_size * layout.bytes() : 0;
+}
+
+}  // namespace fsdp::comm

@@ -1,0 +1,115 @@
+#include "comm/quantized/quantized_message.h"
+
+#include <ATen/ops/sum.h>
+
+#include <algorithm>
+
+#include "base/tensor_over.h"
+#include "device_ops/pack.h"
+
+namespace fsdp::comm {
+namespace {
+
+constexpr int64_t kAlignment = 16;
+constexpr int64_t kGroup = 8;  // what a kernel moves at a time
+
+int64_t Aligned(int64_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+int64_t NumQuantized(int64_t numel, int64_t exact) {
+  return std::max<int64_t>(0, numel - exact) / kGroup * kGroup;
+}
+
+// The quantised and the exact columns of numbers for as many messages.
+at::Tensor Quantized(const MessageLayout& layout, const at::Tensor& numbers) {
+  return numbers.view({-1, layout.numel()}).narrow(1, 0, layout.quantized());
+}
+at::Tensor Exact(const MessageLayout& layout, const at::Tensor& numbers) {
+  return numbers.view({-1, layout.numel()})
+      .narrow(1, layout.quantized(), layout.exact());
+}
+
+}  // namespace
+
+MessageLayout::MessageLayout(int64_t numel, int64_t exact, int64_t block,
+                             at::ScalarType dtype)
+    : numel_(numel),
+      quantized_(NumQuantized(numel, exact)),
+      block_(block),
+      dtype_(dtype),
+      exact_begin_(Aligned(device_ops::NumBlocks(quantized_, block) *
+                           static_cast<int64_t>(sizeof(float)))),
+      values_begin_(Aligned(exact_begin_ +
+                            (numel - quantized_) *
+                                static_cast<int64_t>(c10::elementSize(dtype)))),
+      bytes_(std::max(kAlignment, Aligned(values_begin_ + quantized_))) {}
+
+at::Tensor MessageLayout::Part(const at::Tensor& messages, int64_t begin,
+                               int64_t size, at::ScalarType dtype) const {
+  const auto element = static_cast<int64_t>(c10::elementSize(dtype));
+  const int64_t sizes[] = {messages.numel() / bytes_, size};
+  const int64_t strides[] = {bytes_ / element, 1};
+  return TensorOver(messages.storage(),
+                    (messages.storage_offset() + begin) / element, sizes,
+                    strides, dtype);
+}
+
+at::Tensor MessageLayout::Scales(const at::Tensor& messages) const {
+  return Part(messages, 0, device_ops::NumBlocks(quantized_, block_),
+              at::kFloat);
+}
+
+at::Tensor MessageLayout::Exact(const at::Tensor& messages) const {
+  return Part(messages, exact_begin_, exact(), dtype_);
+}
+
+at::Tensor MessageLayout::Values(const at::Tensor& messages) const {
+  return Part(messages, values_begin_, quantized_, at::kChar);
+}
+
+void WriteMessages(const MessageLayout& layout, const at::Tensor& numbers,
+                   const at::Tensor& messages) {
+  device_ops::Quantize(Quantized(layout, numbers), layout.block(),
+                       layout.Values(messages), layout.Scales(messages));
+  if (layout.exact() > 0) {
+    layout.Exact(messages).copy_(Exact(layout, numbers));
+  }
+}
+
+void ReadMessages(const MessageLayout& layout, const at::Tensor& messages,
+                  const at::Tensor& numbers) {
+  device_ops::Dequantize(Quantized(layout, numbers), layout.Values(messages),
+                         layout.Scales(messages), layout.block());
+  if (layout.exact() > 0) {
+    Exact(layout, numbers).copy_(layout.Exact(messages));
+  }
+}
+
+void SumMessages(const MessageLayout& layout, const at::Tensor& messages,
+                 device_ops::SumUse use, const at::Tensor& out) {
+  device_ops::DequantizeSum(out.narrow(0, 0, layout.quantized()),
+                            layout.Values(messages), layout.Scales(messages),
+                            layout.block(), use);
+  if (layout.exact() == 0) return;
+  const at::Tensor rows = layout.Exact(messages);
+  const bool is_double = rows.scalar_type() == at::kDouble;
+  const at::Tensor sum = at::sum(rows, {0}, /*keepdim=*/false,
+                                 is_double ? at::kDouble : at::kFloat);
+  const at::Tensor tail = out.narrow(0, layout.quantized(), layout.exact());
+  if (use.accumulate) {
+    device_ops::AddScaled(tail, sum, use.factor);
+  } else {
+    device_ops::CopyScaled(tail, sum, use.factor);
+  }
+}
+
+device_ops::QuantizationError MeasureMessages(const MessageLayout& layout,
+                                              const at::Tensor& numbers,
+                                              const at::Tensor& messages) {
+  return device_ops::MeasureQuantization(
+      Quantized(layout, numbers), layout.Values(messages),
+      layout.Scales(messages), layout.block());
+}
+
+}  // namespace fsdp::comm

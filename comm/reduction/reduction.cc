@@ -1,0 +1,201 @@
+#include "comm/reduction/reduction.h"
+
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+
+#include <algorithm>
+#include <type_traits>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "base/check.h"
+#include "comm/reduction/float_sum.h"
+
+namespace fsdp::comm {
+namespace {
+
+// The accumulators of one block stay in the first-level cache while the inputs
+// stream past.
+constexpr int64_t kBlockElements = 2048;
+
+template <typename T>
+constexpr bool kIsHalf =
+    std::is_same_v<T, c10::Half> || std::is_same_v<T, c10::BFloat16>;
+
+template <typename T>
+using Accumulator = std::conditional_t<kIsHalf<T>, float, T>;
+
+struct Sum {
+  template <typename A>
+  static A Apply(A a, A b) {
+    if constexpr (std::is_integral_v<A>) {
+      using Unsigned = std::make_unsigned_t<A>;  // wraps without overflow
+      return static_cast<A>(static_cast<Unsigned>(a) +
+                            static_cast<Unsigned>(b));
+    } else {
+      return a + b;
+    }
+  }
+};
+
+// A comparison with a NaN is false: `b != b` lets one in, and one in `a` stays.
+struct Min {
+  template <typename A>
+  static A Apply(A a, A b) {
+    return (b < a || b != b) ? b : a;
+  }
+};
+
+struct Max {
+  template <typename A>
+  static A Apply(A a, A b) {
+    return (b > a || b != b) ? b : a;
+  }
+};
+
+template <typename T, typename Op>
+void ReduceBlocks(absl::Span<const void* const> inputs, int64_t count,
+                  void* out) {
+  using A = Accumulator<T>;
+  A accumulators[kBlockElements];
+  for (int64_t begin = 0; begin < count; begin += kBlockElements) {
+    const int64_t size = std::min(kBlockElements, count - begin);
+    const T* first = static_cast<const T*>(inputs[0]) + begin;
+    for (int64_t i = 0; i < size; ++i) {
+      accumulators[i] = static_cast<A>(first[i]);
+    }
+    for (const void* input : inputs.subspan(1)) {
+      const T* next = static_cast<const T*>(input) + begin;
+      for (int64_t i = 0; i < size; ++i) {
+        accumulators[i] =
+            Op::template Apply<A>(accumulators[i], static_cast<A>(next[i]));
+      }
+    }
+    T* result = static_cast<T*>(out) + begin;
+    for (int64_t i = 0; i < size; ++i) {
+      result[i] = static_cast<T>(accumulators[i]);
+    }
+  }
+}
+
+// Scales the sums of a block into `out`.
+template <typename T, typename Out>
+void ScaleBlock(const T* sums, int64_t size, double scale, bool accumulate,
+                Out* out) {
+  constexpr bool kWide =
+      std::is_same_v<T, double> || std::is_same_v<Out, double>;
+  using A = std::conditional_t<kWide, double, float>;
+  const A factor = static_cast<A>(scale);
+  if (accumulate) {
+    for (int64_t i = 0; i < size; ++i) {
+      out[i] = static_cast<Out>(static_cast<A>(out[i]) +
+                                factor * static_cast<A>(sums[i]));
+    }
+  } else {
+    for (int64_t i = 0; i < size; ++i) {
+      out[i] = static_cast<Out>(factor * static_cast<A>(sums[i]));
+    }
+  }
+}
+
+template <typename T, typename Out>
+void SumScaledTyped(absl::Span<const void* const> inputs, int64_t count,
+                    double scale, bool accumulate, Out* out) {
+  T sums[kBlockElements];
+  std::vector<const void*> block(inputs.size());
+  for (int64_t begin = 0; begin < count; begin += kBlockElements) {
+    const int64_t size = std::min(kBlockElements, count - begin);
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      block[i] = static_cast<const T*>(inputs[i]) + begin;
+    }
+    ReduceBlocks<T, Sum>(block, size, sums);
+    ScaleBlock(sums, size, scale, accumulate, out + begin);
+  }
+}
+
+// Calls fn(T()) with the C++ type of a floating-point dtype.
+template <typename Fn>
+void DispatchFloating(at::ScalarType dtype, Fn fn) {
+  switch (dtype) {
+    case at::ScalarType::Float:
+      return fn(float());
+    case at::ScalarType::Double:
+      return fn(double());
+    case at::ScalarType::Half:
+      return fn(c10::Half());
+    case at::ScalarType::BFloat16:
+      return fn(c10::BFloat16());
+    default:
+      FSDP_CHECK(!"Communicator refuses every other dtype");
+  }
+}
+
+absl::InlinedVector<const float*, 16> AsFloats(
+    absl::Span<const void* const> inputs) {
+  absl::InlinedVector<const float*, 16> floats;
+  for (const void* input : inputs) {
+    floats.push_back(static_cast<const float*>(input));
+  }
+  return floats;
+}
+
+template <typename T>
+void ReduceTyped(ReduceOp op, absl::Span<const void* const> inputs,
+                 int64_t count, void* out) {
+  switch (op) {
+    case ReduceOp::kSum:
+      return ReduceBlocks<T, Sum>(inputs, count, out);
+    case ReduceOp::kMin:
+      return ReduceBlocks<T, Min>(inputs, count, out);
+    case ReduceOp::kMax:
+      return ReduceBlocks<T, Max>(inputs, count, out);
+  }
+}
+
+}  // namespace
+
+void Reduce(at::ScalarType dtype, ReduceOp op,
+            absl::Span<const void* const> inputs, int64_t count, void* out) {
+  FSDP_CHECK(!inputs.empty());
+  if (dtype == at::ScalarType::Float && op == ReduceOp::kSum) {
+    return SumFloats(AsFloats(inputs), count, 1, false, Stores::kCached,
+                     static_cast<float*>(out));
+  }
+  switch (dtype) {
+    case at::ScalarType::Float:
+      return ReduceTyped<float>(op, inputs, count, out);
+    case at::ScalarType::Double:
+      return ReduceTyped<double>(op, inputs, count, out);
+    case at::ScalarType::Half:
+      return ReduceTyped<c10::Half>(op, inputs, count, out);
+    case at::ScalarType::BFloat16:
+      return ReduceTyped<c10::BFloat16>(op, inputs, count, out);
+    case at::ScalarType::Int:
+      return ReduceTyped<int32_t>(op, inputs, count, out);
+    case at::ScalarType::Long:
+      return ReduceTyped<int64_t>(op, inputs, count, out);
+    case at::ScalarType::Byte:
+      return ReduceTyped<uint8_t>(op, inputs, count, out);
+    default:
+      FSDP_CHECK(!"Communicator refuses every other dtype");
+  }
+}
+
+void SumScaled(at::ScalarType dtype, absl::Span<const void* const> inputs,
+               int64_t count, double scale, bool accumulate,
+               at::ScalarType out_dtype, Stores stores, void* out) {
+  FSDP_CHECK(!inputs.empty());
+  if (dtype == at::ScalarType::Float && out_dtype == at::ScalarType::Float) {
+    return SumFloats(AsFloats(inputs), count, static_cast<float>(scale),
+                     accumulate, stores, static_cast<float*>(out));
+  }
+  DispatchFloating(dtype, [&](auto in_value) {
+    DispatchFloating(out_dtype, [&](auto out_value) {
+      using Out = decltype(out_value);
+      SumScaledTyped<decltype(in_value)>(inputs, count, scale, accumulate,
+                                         static_cast<Out*>(out));
+    });
+  });
+}
+
+}  // namespace fsdp::comm

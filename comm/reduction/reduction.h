@@ -1,0 +1,34 @@
+// The arithmetic of reductions, the same for every backend that does its own.
+#ifndef COMM_REDUCTION_REDUCTION_H_
+#define COMM_REDUCTION_REDUCTION_H_
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+
+#include "absl/types/span.h"
+#include "comm/call.h"
+#include "comm/reduction/float_sum.h"
+
+namespace fsdp::comm {
+
+// out[i] = inputs[0][i] op inputs[1][i] op ..., left to right, i < count.
+// float16 and bfloat16 are summed in float32 and rounded once, so the result
+// depends on nothing but the inputs and their order. Integers wrap; a NaN in
+// any input gives NaN. At least one input; `dtype` is one that Communicator
+// takes. `out` may be one of the inputs and may not overlap them otherwise.
+// Pointers are aligned to the element.
+void Reduce(at::ScalarType dtype, ReduceOp op,
+            absl::Span<const void* const> inputs, int64_t count, void* out);
+
+// out[i] = scale * sum, or out[i] += scale * sum, where sum is what Reduce()
+// makes of the inputs with kSum, rounded to `dtype`. Both dtypes are
+// floating-point; computed in float64 where one of them is that, else in
+// float32. `out` does not overlap the inputs. `stores` is heeded for float32.
+void SumScaled(at::ScalarType dtype, absl::Span<const void* const> inputs,
+               int64_t count, double scale, bool accumulate,
+               at::ScalarType out_dtype, Stores stores, void* out);
+
+}  // namespace fsdp::comm
+
+#endif  // COMM_REDUCTION_REDUCTION_H_

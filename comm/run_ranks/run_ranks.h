@@ -1,0 +1,38 @@
+// A program whose ranks are processes:
+//
+//   int main(int argc, char** argv) {
+//     return fsdp::comm::RunRanks(argc, argv, /*ranks=*/2, Train);
+//   }
+#ifndef COMM_RUN_RANKS_RUN_RANKS_H_
+#define COMM_RUN_RANKS_RUN_RANKS_H_
+
+#include <functional>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "comm/bootstrap/bootstrap.h"
+#include "comm/communicator.h"
+
+namespace fsdp::comm {
+
+// What one rank does.
+using RankMain =
+    std::function<absl::Status(std::shared_ptr<Communicator> ranks)>;
+
+// Where somebody has started this process as a rank (torchrun, srun, mpirun:
+// see ReadEnvironment()), connects it with the others and runs `fn`. Otherwise
+// starts `ranks` processes of this program on this host, with the same
+// arguments, each of which does that; or runs `fn` here where `ranks` is 1.
+//
+// What `fn` returns or throws is printed on standard error, and ends the other
+// ranks with its text. Returns the program's exit code: that of ExitCodeOf(),
+// or for the process that has started the ranks of LaunchReport::exit_code().
+// Writes past `ulimit -f` are errors meanwhile.
+//
+// To be called first in main(): see LaunchRanks() (comm/launcher/launcher.h).
+int RunRanks(int argc, char** argv, int ranks, const RankMain& fn,
+             const ConnectOptions& options = {});
+
+}  // namespace fsdp::comm
+
+#endif  // COMM_RUN_RANKS_RUN_RANKS_H_

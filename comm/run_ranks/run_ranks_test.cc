@@ -1,0 +1,138 @@
+// Programs that consist of RunRanks(): this one, started again with a role.
+#include "comm/run_ranks/run_ranks.h"
+
+#include <stdio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <iostream>
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+#include "comm/communicator.h"
+#include "comm/scalars.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::comm {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr char kRole[] = "RUN_RANKS_TEST_ROLE";
+
+// What every rank of a role does.
+absl::Status RunRole(const std::string& role, Communicator& ranks) {
+  FSDP_ASSIGN_OR_RETURN(const double sum, Sum(ranks, ranks.rank() + 1));
+  std::cout << absl::StrCat("rank ", ranks.rank(), " of ", ranks.world_size(),
+                            " has ", sum, "\n")
+            << std::flush;
+  if (role == "sum" || ranks.rank() != 1) return Sum(ranks, 1).status();
+  if (role == "throw") throw std::runtime_error("the file is empty");
+  return absl::NotFoundError("there is no such file");
+}
+
+struct Outcome {
+  int code = -1;
+  std::string output;  // both streams
+};
+
+// `before` the program on a shell's command line: variables.
+Outcome Execute(const std::string& role, const std::string& before = "") {
+  char program[4096] = "";
+  FSDP_CHECK(readlink("/proc/self/exe", program, sizeof(program) - 1) > 0);
+  const std::string command =
+      absl::StrCat(before, " ", kRole, "=", role, " '", program, "' 2>&1");
+  FILE* const pipe = popen(command.c_str(), "r");
+  FSDP_CHECK(pipe != nullptr);
+  Outcome outcome;
+  char buffer[4096];
+  for (size_t size; (size = fread(buffer, 1, sizeof(buffer), pipe)) > 0;) {
+    outcome.output.append(buffer, size);
+  }
+  const int status = pclose(pipe);
+  if (WIFEXITED(status)) outcome.code = WEXITSTATUS(status);
+  return outcome;
+}
+
+TEST(RunRanksTest, StartsAsManyAsItIsTold) {
+  const Outcome outcome = Execute("sum");
+  EXPECT_EQ(outcome.code, 0) << outcome.output;
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_THAT(outcome.output, HasSubstr(absl::StrCat("[", rank, "] rank ",
+                                                       rank, " of 3 has 6\n")));
+  }
+}
+
+TEST(RunRanksTest, AnErrorOfOneRankEndsAllWithItsText) {
+  const Outcome outcome = Execute("fail");
+  EXPECT_EQ(outcome.code, EXIT_FAILURE);
+  EXPECT_THAT(outcome.output,
+              AllOf(HasSubstr("[1] NOT_FOUND: there is no such file"),
+                    HasSubstr("rank 1 aborted: there is no such file")));
+}
+
+TEST(RunRanksTest, SoDoesWhatItThrows) {
+  const Outcome outcome = Execute("throw");
+  EXPECT_EQ(outcome.code, EXIT_FAILURE);
+  EXPECT_THAT(
+      outcome.output,
+      AllOf(HasSubstr("[1] UNKNOWN: an exception: the file is empty"),
+            HasSubstr("rank 1 aborted: an exception: the file is empty")));
+}
+
+TEST(RunRanksTest, ARankThatOthersHaveStartedStartsNone) {
+  const Outcome outcome = Execute(
+      "sum", "RANK=0 WORLD_SIZE=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500");
+  EXPECT_EQ(outcome.code, 0) << outcome.output;
+  EXPECT_THAT(outcome.output,
+              AllOf(HasSubstr("rank 0 of 1 has 1\n"), Not(HasSubstr("[0]"))));
+}
+
+TEST(RunRanksTest, SaysWhatIsWrongWithTheEnvironment) {
+  const Outcome outcome = Execute("sum", "RANK=zero WORLD_SIZE=2");
+  EXPECT_EQ(outcome.code, EXIT_FAILURE);
+  EXPECT_THAT(outcome.output, HasSubstr("RANK"));
+}
+
+TEST(RunRanksTest, OneRankIsThisProcess) {
+  const pid_t self = getpid();
+  bool ran = false;
+  char* argv[] = {nullptr};
+  const auto fn = [&](const std::shared_ptr<Communicator>& ranks) {
+    ran = getpid() == self && ranks->world_size() == 1;
+    return absl::OkStatus();
+  };
+  EXPECT_EQ(RunRanks(0, argv, 1, fn), 0);
+  EXPECT_TRUE(ran);
+  ran = false;
+  EXPECT_EQ(RunRanks(0, argv, 0, fn), EXIT_FAILURE);
+  EXPECT_FALSE(ran);
+}
+
+}  // namespace
+
+int RunTestRole(int argc, char** argv, const std::string& role) {
+  return RunRanks(argc, argv, 3,
+                  [&](const std::shared_ptr<Communicator>& ranks) {
+                    return RunRole(role, *ranks);
+                  });
+}
+
+}  // namespace fsdp::comm
+
+int main(int argc, char** argv) {
+  if (const char* role = std::getenv("RUN_RANKS_TEST_ROLE")) {
+    return fsdp::comm::RunTestRole(argc, argv, role);
+  }
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}

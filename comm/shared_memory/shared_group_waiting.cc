@@ -1,0 +1,173 @@
+// How a rank of a SharedGroup waits, and how its group fails.
+#include <algorithm>
+#include <atomic>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "comm/host/peer_process.h"
+#include "comm/shared_memory/shared_group.h"
+
+namespace fsdp::comm {
+namespace {
+
+// How soon a death is noticed by those who wait.
+constexpr absl::Duration kProcessCheckInterval = absl::Milliseconds(50);
+
+constexpr auto kAcquire = std::memory_order_acquire;
+constexpr auto kRelease = std::memory_order_release;
+
+}  // namespace
+
+absl::Status SharedGroup::Await(const Awaited& awaited, absl::Time deadline) {
+  while (true) {
+    const uint32_t rings = host_->NumRings();
+    {
+      absl::MutexLock lock(&host_->mutex());
+      host_->ProgressAll();
+      if (PassOrFail(awaited, deadline)) {
+        return failure_ && !awaited.is_done() ? Error(awaited.name())
+                                              : absl::OkStatus();
+      }
+    }
+    host_->AwaitRing(rings,
+                     std::min(deadline, absl::Now() + kProcessCheckInterval));
+  }
+}
+
+// Whether the wait is over, well or not.
+bool SharedGroup::PassOrFail(const Awaited& awaited, absl::Time deadline) {
+  if (awaited.is_done() || failure_ || EchoFailure()) return true;
+  if (FailsWithPeers(awaited)) return true;
+  if (absl::Now() < deadline) return false;
+  std::vector<std::string> missing;
+  for (int peer = 0; peer < world_size(); ++peer) {
+    if (peer != rank_ && awaited.is_missing(peer)) {
+      missing.push_back(LastSeen(peer));
+    }
+  }
+  const std::string text = absl::StrCat(
+      "not done at the deadline; still missing: ",
+      missing.empty() ? "nobody any more" : absl::StrJoin(missing, ", "));
+  Fail({absl::DeadlineExceededError(text),
+        absl::StrCat("rank ", rank_, " gave up waiting for ", awaited.name(),
+                     ": ", text),
+        absl::StatusCode::kAborted});
+  return true;
+}
+
+// A peer that this rank waits for has left or died.
+bool SharedGroup::FailsWithPeers(const Awaited& awaited) {
+  const absl::Time now = absl::Now();
+  const bool check_processes = now >= next_check_of_processes_;
+  if (check_processes) next_check_of_processes_ = now + kProcessCheckInterval;
+  for (int peer = 0; peer < world_size(); ++peer) {
+    if (peer == rank_ || !awaited.is_missing(peer)) continue;
+    if (!HasLeft(peer) && !(check_processes && HasEnded(peer))) continue;
+    // What it did before it went counts.
+    host_->ProgressAll();
+    if (awaited.is_done() || !awaited.is_missing(peer)) return false;
+    const std::string text = absl::StrCat(LastSeen(peer), " is gone");
+    Fail({absl::UnavailableError(text), text, absl::StatusCode::kUnavailable});
+    return true;
+  }
+  return false;
+}
+
+bool SharedGroup::HasLeft(int peer) const {
+  return peers_[peer].block->status.load(kAcquire) == SharedRankBlock::kLeft;
+}
+
+bool SharedGroup::HasEnded(int peer) const {
+  return host_->process(peers_[peer].world_rank).HasEnded();
+}
+
+// Takes over the failure of a peer.
+bool SharedGroup::EchoFailure() {
+  if (failure_) return true;
+  for (int peer = 0; peer < world_size(); ++peer) {
+    const SharedRankBlock& block = *peers_[peer].block;
+    if (block.status.load(kAcquire) != SharedRankBlock::kFailed) continue;
+    const auto code = static_cast<absl::StatusCode>(block.failure_code);
+    const std::string text = block.failure.ToString();
+    Fail({absl::Status(code, text), text, code});
+    return true;
+  }
+  return false;
+}
+
+void SharedGroup::Fail(Failure failure) {
+  if (failure_) return;
+  own().failure_code = static_cast<int32_t>(failure.code_of_others);
+  own().failure.Set(failure.text);
+  own().status.store(SharedRankBlock::kFailed, kRelease);
+  failure_ = std::move(failure);
+  queue_.clear();
+  lent_.clear();
+  RingPeers();
+  host_->Ring(peers_[rank_].world_rank);  // for other threads of this rank
+}
+
+absl::Status SharedGroup::Error(absl::string_view name) const {
+  return absl::Status(
+      failure_->status.code(),
+      absl::StrCat(name, " on rank ", rank_, " of ", world_size(), ": ",
+                   failure_->status.message()));
+}
+
+std::string SharedGroup::LastSeen(int peer) const {
+  const SharedRankBlock& block = *peers_[peer].block;
+  const uint64_t arrived = block.arrived.load(kAcquire);
+  std::string text = absl::StrCat("rank ", peer);
+  if (arrived == 0) {
+    absl::StrAppend(&text, " (no call so far");
+  } else {
+    const uint64_t last = arrived - 1;
+    const PostedCall& posted = block.calls[last % SharedRankBlock::kCalls];
+    absl::StrAppend(&text, " (last seen in ",
+                    Name(CallOf(posted.call), static_cast<int64_t>(last)));
+  }
+  const PeerProcess& process = host_->process(peers_[peer].world_rank);
+  const PeerProcess& own_process = host_->process(peers_[rank_].world_rank);
+  if (process.pid() != own_process.pid()) {
+    absl::StrAppend(&text, "; ", process.Describe());
+  }
+  return absl::StrCat(text, ")");
+}
+
+void SharedGroup::RingPeers() {
+  for (int peer = 0; peer < world_size(); ++peer) {
+    if (peer != rank_) host_->Ring(peers_[peer].world_rank);
+  }
+}
+
+void SharedGroup::Abort(const absl::Status& reason) {
+  const std::string text =
+      absl::StrCat("rank ", rank_, " aborted: ", reason.message());
+  absl::MutexLock lock(&host_->mutex());
+  Fail({absl::AbortedError(text), text, absl::StatusCode::kAborted});
+}
+
+void SharedGroup::Leave() {
+  absl::MutexLock lock(&host_->mutex());
+  if (!failure_) {
+    const std::string text =
+        absl::StrCat("rank ", rank_, " has destroyed its communicator");
+    failure_ =
+        Failure{absl::AbortedError(text), text, absl::StatusCode::kUnavailable};
+    own().status.store(SharedRankBlock::kLeft, kRelease);
+  }
+  queue_.clear();
+  lent_.clear();
+  RingPeers();
+}
+
+void SharedGroup::Seal() { peers_[rank_].segment->Seal(); }
+
+}  // namespace fsdp::comm

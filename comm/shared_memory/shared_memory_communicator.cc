@@ -1,0 +1,372 @@
+#include "comm/shared_memory/shared_memory_communicator.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/status_macros.h"
+#include "comm/call.h"
+#include "comm/group/store_exchange.h"
+#include "comm/host/shared_heap.h"
+#include "comm/host/shared_host.h"
+#include "comm/host/shared_segment.h"
+#include "comm/shared_memory/shared_group.h"
+#include "comm/shared_memory/shared_operation.h"
+#include "comm/unwinding.h"
+#include "comm/work.h"
+
+namespace fsdp::comm {
+namespace {
+
+constexpr int64_t kPage = 4096;
+
+class SharedWork final : public Work {
+ public:
+  SharedWork(std::shared_ptr<SharedGroup> group,
+             std::shared_ptr<SharedGroup::Operation> operation,
+             absl::Duration timeout)
+      : group_(std::move(group)),
+        operation_(std::move(operation)),
+        timeout_(timeout) {}
+
+  absl::Status Wait(absl::Time deadline) override {
+    return group_->Wait(*operation_, /*inputs_free=*/true, deadline);
+  }
+  absl::Status WaitForResult(absl::Time deadline) override {
+    return group_->Wait(*operation_, /*inputs_free=*/false, deadline);
+  }
+  absl::Status BlockCurrentStream() override {
+    return Wait(absl::Now() + timeout_);
+  }
+
+ private:
+  const std::shared_ptr<SharedGroup> group_;
+  const std::shared_ptr<SharedGroup::Operation> operation_;
+  const absl::Duration timeout_;
+};
+
+// Sends plain bytes through a collective.
+template <typename T>
+at::Tensor ToTensor(const T& value) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  at::Tensor tensor = at::empty({static_cast<int64_t>(sizeof(T))},
+                                at::TensorOptions().dtype(at::kByte));
+  std::memcpy(tensor.mutable_data_ptr(), &value, sizeof(T));
+  return tensor;
+}
+
+struct SplitRequest {
+  int32_t color;
+  int32_t key;
+  int32_t rank;  // in the group that is split
+  int32_t world_rank;
+  SegmentAddress block;
+};
+
+// Where a rank has allocated or opened memory, or why it has not.
+struct AllocationOutcome {
+  int32_t error_code = 0;
+  char error[256] = "";
+  SegmentAddress segment;
+};
+
+AllocationOutcome OutcomeOf(
+    const absl::StatusOr<std::unique_ptr<SharedSegment>>& segment) {
+  AllocationOutcome outcome;
+  if (segment.ok()) {
+    outcome.segment = (*segment)->address();
+    return outcome;
+  }
+  outcome.error_code = static_cast<int32_t>(segment.status().code());
+  const absl::string_view text = segment.status().message();
+  text.copy(outcome.error, sizeof(outcome.error) - 1);
+  return outcome;
+}
+
+absl::Status StatusOf(const AllocationOutcome& outcome) {
+  return absl::Status(
+      static_cast<absl::StatusCode>(outcome.error_code),
+      absl::string_view(outcome.error,
+                        strnlen(outcome.error, sizeof(outcome.error))));
+}
+
+class SharedMemoryCommunicator final : public Communicator {
+ public:
+  SharedMemoryCommunicator(std::shared_ptr<SharedHost> host,
+                           std::shared_ptr<SharedGroup> group,
+                           absl::Duration timeout)
+      : host_(std::move(host)), group_(std::move(group)), timeout_(timeout) {}
+  ~SharedMemoryCommunicator() override {
+    if (unwinding_) group_->Abort(EndedByException());
+    group_->Leave();
+  }
+
+  int rank() const override { return group_->rank(); }
+  int world_size() const override { return group_->world_size(); }
+  absl::Duration default_timeout() const override { return timeout_; }
+  std::string ToString() const override {
+    return absl::StrCat("shared memory, rank ", rank(), " of ", world_size());
+  }
+
+  absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override {
+    FSDP_ASSIGN_OR_RETURN(auto segment, SharedSegment::Create(bytes));
+    return host_->heap()->MakeTensor(std::move(segment), 0, bytes);
+  }
+  absl::StatusOr<CommonMemory> AllocateCommon(int64_t bytes) override;
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
+                                                      int key) override;
+  void Abort(const absl::Status& reason) override { group_->Abort(reason); }
+
+ protected:
+  absl::StatusOr<std::unique_ptr<Work>> DoAllGather(
+      const at::Tensor& out, const at::Tensor& in,
+      absl::string_view label) override {
+    return Start("", in, label, {Collective::kAllGather, out, in});
+  }
+  absl::StatusOr<std::unique_ptr<Work>> DoReduceScatter(
+      const at::Tensor& out, const at::Tensor& in, ReduceOp op,
+      absl::string_view label) override {
+    return Start(std::string(ReduceOpName(op)), in, label,
+                 {Collective::kReduceScatter, out, in, op});
+  }
+  absl::StatusOr<std::unique_ptr<Work>> DoReduceScatterScaled(
+      const at::Tensor& out, const at::Tensor& in, ScaledSum sum,
+      absl::string_view label) override {
+    return Start(std::string(ReduceOpName(ReduceOp::kSum)), in, label,
+                 {Collective::kReduceScatter, out, in, ReduceOp::kSum, 0, sum});
+  }
+  absl::StatusOr<std::unique_ptr<Work>> DoAllToAll(
+      const at::Tensor& out, const at::Tensor& in,
+      absl::string_view label) override {
+    return Start("", in, label, {Collective::kAllToAll, out, in});
+  }
+  absl::StatusOr<std::unique_ptr<Work>> DoAllReduce(
+      const at::Tensor& tensor, ReduceOp op, absl::string_view label) override {
+    return Start(std::string(ReduceOpName(op)), tensor, label,
+                 {Collective::kAllReduce, tensor, at::Tensor(), op});
+  }
+  absl::StatusOr<std::unique_ptr<Work>> DoBroadcast(
+      const at::Tensor& tensor, int root, absl::string_view label) override {
+    return Start(
+        absl::StrCat("root ", root), tensor, label,
+        {Collective::kBroadcast, tensor, at::Tensor(), ReduceOp::kSum, root});
+  }
+
+ private:
+  // `counted` is the tensor whose dtype and count all ranks must share.
+  absl::StatusOr<std::unique_ptr<Work>> Start(std::string detail,
+                                              const at::Tensor& counted,
+                                              absl::string_view label,
+                                              SharedBuffers buffers) {
+    Call call{buffers.collective, std::string(label),
+              std::string(DtypeName(counted.scalar_type())), counted.numel(),
+              std::move(detail)};
+    if (!counted.device().is_cpu()) {
+      return absl::UnimplementedError(absl::StrCat(
+          comm::ToString(call), " on rank ", rank(), " of ", world_size(),
+          ": shared memory takes CPU tensors, not ", counted.device().str()));
+    }
+    FSDP_ASSIGN_OR_RETURN(auto operation,
+                          group_->Start(std::move(call), std::move(buffers),
+                                        absl::Now() + timeout_));
+    return std::make_unique<SharedWork>(group_, std::move(operation), timeout_);
+  }
+
+  // What every rank has passed, by rank.
+  template <typename T>
+  absl::StatusOr<std::vector<T>> Exchange(const T& value,
+                                          absl::string_view label);
+
+  const std::shared_ptr<SharedHost> host_;
+  const std::shared_ptr<SharedGroup> group_;
+  const absl::Duration timeout_;
+  const Unwinding unwinding_;
+};
+
+template <typename T>
+absl::StatusOr<std::vector<T>> SharedMemoryCommunicator::Exchange(
+    const T& value, absl::string_view label) {
+  std::vector<T> values(world_size());
+  const at::Tensor in = ToTensor(value);
+  const at::Tensor out = at::empty({in.numel() * world_size()}, in.options());
+  const absl::Time deadline = absl::Now() + timeout_;
+  FSDP_ASSIGN_OR_RETURN(
+      auto operation,
+      group_->Start({Collective::kSplit, std::string(label), "", 0, ""},
+                    {Collective::kSplit, out, in}, deadline));
+  FSDP_RETURN_IF_ERROR(
+      group_->Wait(*operation, /*inputs_free=*/true, deadline));
+  std::memcpy(values.data(), out.const_data_ptr(), out.nbytes());
+  return values;
+}
+
+absl::StatusOr<CommonMemory> SharedMemoryCommunicator::AllocateCommon(
+    int64_t bytes) {
+  const std::string label = absl::StrCat(bytes, " bytes of common memory");
+  const int64_t header =
+      (SharedGroup::FenceBytes(world_size()) + kPage - 1) / kPage * kPage;
+  using Segment = absl::StatusOr<std::unique_ptr<SharedSegment>>;
+  Segment segment = nullptr;
+  AllocationOutcome own;
+  if (rank() == 0) {
+    segment = bytes < 0 ? Segment(absl::InvalidArgumentError(absl::StrCat(
+                              "cannot allocate ", bytes, " bytes")))
+                        : SharedSegment::Create(header + bytes);
+    own = OutcomeOf(segment);
+  }
+  FSDP_ASSIGN_OR_RETURN(std::vector<AllocationOutcome> allocated,
+                        Exchange(own, label));
+  FSDP_RETURN_IF_ERROR(StatusOf(allocated[0]));
+  if (rank() != 0) {
+    segment = SharedSegment::Open(allocated[0].segment);
+    if (segment.ok() && (*segment)->bytes() != header + bytes) {
+      segment = absl::UnavailableError(
+          absl::StrCat("rank 0 has allocated ", (*segment)->bytes(),
+                       " bytes of ", header + bytes));
+    }
+    own = OutcomeOf(segment);
+  }
+  FSDP_ASSIGN_OR_RETURN(std::vector<AllocationOutcome> outcomes,
+                        Exchange(own, label));
+  for (const AllocationOutcome& outcome : outcomes) {
+    FSDP_RETURN_IF_ERROR(StatusOf(outcome));
+  }
+  const std::shared_ptr<SharedSegment> shared = *std::move(segment);
+  CommonMemory common;
+  common.fence = group_->MakeFence(shared);
+  common.memory = host_->heap()->MakeTensor(shared, header, bytes);
+  return common;
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> SharedMemoryCommunicator::Split(
+    int color, int key) {
+  if (color < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("split on rank ", rank(), " of ", world_size(), ": color ",
+                     color, " is negative"));
+  }
+  FSDP_ASSIGN_OR_RETURN(auto block, SharedGroup::CreateBlock());
+  const SplitRequest own{color, key, rank(), host_->world_rank(),
+                         block->address()};
+  FSDP_ASSIGN_OR_RETURN(std::vector<SplitRequest> requests,
+                        Exchange(own, "the group"));
+  const auto other_color = [color](const SplitRequest& request) {
+    return request.color != color;
+  };
+  requests.erase(std::remove_if(requests.begin(), requests.end(), other_color),
+                 requests.end());
+  std::stable_sort(requests.begin(), requests.end(),
+                   [](const SplitRequest& a, const SplitRequest& b) {
+                     return a.key < b.key;
+                   });
+  std::vector<SharedMember> members;
+  int new_rank = 0;
+  for (const SplitRequest& request : requests) {
+    if (request.world_rank < 0 || request.world_rank >= host_->num_ranks()) {
+      return absl::UnavailableError(
+          absl::StrCat("split on rank ", rank(), " of ", world_size(),
+                       ": there is no rank ", request.world_rank));
+    }
+    if (request.rank == rank()) new_rank = static_cast<int>(members.size());
+    members.push_back({request.world_rank, request.block});
+  }
+  FSDP_ASSIGN_OR_RETURN(auto group, SharedGroup::Create(host_, std::move(block),
+                                                        members, new_rank));
+  auto part =
+      std::make_unique<SharedMemoryCommunicator>(host_, group, timeout_);
+  // Once all have opened it, nobody else needs to.
+  FSDP_RETURN_IF_ERROR(part->Exchange(int32_t{0}, "the group").status());
+  group->Seal();
+  return part;
+}
+
+// What the ranks tell each other in the store.
+struct Introduction {
+  SegmentAddress mailbox;
+  SegmentAddress block;
+};
+
+absl::Status CheckOneHost(const std::vector<std::string>& hosts) {
+  for (size_t rank = 1; rank < hosts.size(); ++rank) {
+    if (hosts[rank] == hosts[0]) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("ranks 0 and ", rank,
+                     " are not on one host, or are in containers that hide "
+                     "their processes from each other"));
+  }
+  return absl::OkStatus();
+}
+
+// `introductions` as ranks have written them, by rank.
+absl::StatusOr<std::shared_ptr<SharedGroup>> OpenAll(
+    std::shared_ptr<SharedHost> host, std::unique_ptr<SharedSegment> block,
+    const std::vector<std::string>& introductions) {
+  std::vector<SegmentAddress> mailboxes;
+  std::vector<SharedMember> members;
+  for (const std::string& bytes : introductions) {
+    const auto rank = static_cast<int>(members.size());
+    Introduction introduction;
+    if (bytes.size() != sizeof(introduction)) {
+      return absl::UnavailableError(
+          absl::StrCat("rank ", rank, " introduces itself with ", bytes.size(),
+                       " bytes instead of ", sizeof(introduction),
+                       ": another program, or another build of this"));
+    }
+    std::memcpy(&introduction, bytes.data(), sizeof(introduction));
+    members.push_back({rank, introduction.block});
+    mailboxes.push_back(introduction.mailbox);
+  }
+  FSDP_RETURN_IF_ERROR(host->Connect(mailboxes));
+  const int rank = host->world_rank();
+  return SharedGroup::Create(std::move(host), std::move(block), members, rank);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Communicator>> CreateSharedMemoryCommunicator(
+    const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
+    const SharedMemoryOptions& options) {
+  const absl::Time deadline = absl::Now() + options.timeout;
+  FSDP_ASSIGN_OR_RETURN(
+      std::vector<std::string> hosts,
+      ExchangeByStore(store, "hosts", rank, world_size,
+                      absl::StrCat(options.host, "/", HostIdentity()),
+                      deadline));
+  FSDP_RETURN_IF_ERROR(CheckOneHost(hosts));
+  FSDP_ASSIGN_OR_RETURN(auto host, SharedHost::Create(rank));
+  FSDP_ASSIGN_OR_RETURN(auto block, SharedGroup::CreateBlock());
+  const Introduction own{host->mailbox_address(), block->address()};
+  std::string bytes(sizeof(own), '\0');
+  std::memcpy(bytes.data(), &own, sizeof(own));
+  FSDP_ASSIGN_OR_RETURN(
+      std::vector<std::string> values,
+      ExchangeByStore(store, "segments", rank, world_size, bytes, deadline));
+  auto group = OpenAll(host, std::move(block), values);
+  const std::string outcome(group.ok() ? "" : group.status().ToString());
+  FSDP_ASSIGN_OR_RETURN(
+      std::vector<std::string> outcomes,
+      ExchangeByStore(store, "outcomes", rank, world_size, outcome, deadline));
+  for (int peer = 0; peer < world_size; ++peer) {
+    if (outcomes[peer].empty()) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("rank ", peer,
+                     " cannot share memory with the others: ", outcomes[peer]));
+  }
+  (*group)->Seal();
+  return std::make_unique<SharedMemoryCommunicator>(host, *std::move(group),
+                                                    options.timeout);
+}
+
+}  // namespace fsdp::comm

@@ -1,0 +1,424 @@
+#include "comm/shared_memory/shared_memory_communicator.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/remainder.h>
+#include <ATen/ops/zeros.h>
+#include <dirent.h>
+#include <sys/resource.h>
+
+#include <memory>
+#include <string>
+#include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "comm/communicator.h"
+#include "comm/testing/communicator_contract.h"
+#include "comm/testing/run_ranks.h"
+#include "comm/testing/shared_memory_group.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::comm::testing {
+namespace {
+
+using ::fsdp::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+INSTANTIATE_TEST_SUITE_P(SharedMemory, CommunicatorContract,
+                         ::testing::Values(ContractBackend{
+                             "shared_memory", CreateSharedMemoryGroup}),
+                         BackendName);
+
+Group Create(int world_size, absl::Duration timeout = absl::Seconds(30)) {
+  return CreateSharedMemoryGroup(world_size, timeout).value();
+}
+
+absl::Time Soon() { return absl::Now() + absl::Seconds(30); }
+
+absl::StatusOr<at::Tensor> Symmetric(Communicator& comm, int64_t numel) {
+  FSDP_ASSIGN_OR_RETURN(at::Tensor bytes,
+                        comm.AllocateSymmetric(numel * sizeof(float)));
+  return bytes.view(at::kFloat);
+}
+
+// Small enough for exact sums.
+at::Tensor Numbers(int64_t begin, int64_t end) {
+  return at::arange(begin, end).remainder(1000);
+}
+
+absl::Status ExpectEqual(const at::Tensor& actual, const at::Tensor& expected) {
+  if (at::equal(actual, expected)) return absl::OkStatus();
+  return absl::InternalError("other values");
+}
+
+// Until the end of the scope this process opens no files.
+class NoFiles {
+ public:
+  NoFiles() {
+    FSDP_CHECK(getrlimit(RLIMIT_NOFILE, &before_) == 0);
+    const rlimit none = {0, before_.rlim_max};
+    FSDP_CHECK(setrlimit(RLIMIT_NOFILE, &none) == 0);
+  }
+  ~NoFiles() { setrlimit(RLIMIT_NOFILE, &before_); }
+
+ private:
+  rlimit before_;
+};
+
+// As where a rank has died a moment ago: its memory is out of reach. What it
+// has said is the cause, not that others notice.
+TEST(SharedMemoryTest, WhoCannotReadAPeersMemoryAsksWhyFirst) {
+  const Group group = Create(2);
+  const at::Tensor in = Symmetric(*group[1], 4).value().fill_(1);
+  auto posted = group[1]->AllGather(at::empty({8}), in, "grads");
+  ASSERT_OK(posted);
+  const NoFiles no_files;
+  auto work = group[0]->AllGather(at::empty({8}), at::empty({4}), "grads");
+  ASSERT_OK(work);
+  group[1]->Abort(absl::InternalError("the disk is full"));
+  EXPECT_THAT((*work)->Wait(Soon()),
+              StatusIs(absl::StatusCode::kAborted,
+                       HasSubstr("rank 1 aborted: the disk is full")));
+}
+
+// Larger than what is staged at once, and not a multiple of anything.
+constexpr int64_t kLarge = 1'300'021;
+
+TEST(SharedMemoryTest, ReadsSymmetricMemoryInPlace) {
+  for (int world_size : {1, 2, 3, 5}) {
+    const auto run = [&](Communicator& comm) -> absl::Status {
+      for (int64_t n : {int64_t{0}, int64_t{1}, int64_t{1021}, kLarge}) {
+        FSDP_ASSIGN_OR_RETURN(const at::Tensor in,
+                              Symmetric(comm, n * world_size));
+        const at::Tensor own = in.narrow(0, comm.rank() * n, n);
+        const at::Tensor out = at::empty({n * world_size});
+        for (int round = 0; round < 2; ++round) {
+          in.copy_(Numbers(0, n * world_size) + (comm.rank() + round));
+          FSDP_ASSIGN_OR_RETURN(
+              auto reduction,
+              comm.ReduceScatter(own, in, ReduceOp::kSum, "in place"));
+          FSDP_RETURN_IF_ERROR(reduction->Wait(Soon()));
+          const at::Tensor sum =
+              Numbers(comm.rank() * n, (comm.rank() + 1) * n) * world_size +
+              (world_size * (world_size - 1) / 2 + round * world_size);
+          FSDP_RETURN_IF_ERROR(ExpectEqual(own, sum.to(at::kFloat)));
+          FSDP_ASSIGN_OR_RETURN(auto gather, comm.AllGather(out, own, "back"));
+          FSDP_RETURN_IF_ERROR(gather->Wait(Soon()));
+          const at::Tensor all =
+              Numbers(0, n * world_size) * world_size +
+              (world_size * (world_size - 1) / 2 + round * world_size);
+          FSDP_RETURN_IF_ERROR(ExpectEqual(out, all.to(at::kFloat)));
+        }
+      }
+      return absl::OkStatus();
+    };
+    EXPECT_OK(AllOk(RunRanks(Create(world_size), run))) << world_size;
+  }
+}
+
+TEST(SharedMemoryTest, SomeRanksMayHaveSymmetricMemoryAndOthersNot) {
+  const auto run = [](Communicator& comm) -> absl::Status {
+    constexpr int64_t kN = 700'001;
+    at::Tensor in = at::empty({kN * 3});
+    if (comm.rank() == 1) {
+      FSDP_ASSIGN_OR_RETURN(in, Symmetric(comm, kN * 3));
+    }
+    in.copy_(Numbers(0, kN * 3) + comm.rank());
+    const at::Tensor out = at::empty({kN});
+    FSDP_RETURN_IF_ERROR(
+        Finish(comm.ReduceScatter(out, in, ReduceOp::kMax, "mixed")));
+    return ExpectEqual(
+        out,
+        (Numbers(comm.rank() * kN, (comm.rank() + 1) * kN) + 2).to(at::kFloat));
+  };
+  EXPECT_OK(AllOk(RunRanks(Create(3), run)));
+}
+
+TEST(SharedMemoryTest, AResultIsThereBeforeThePeersHaveTakenTheirs) {
+  const Group group = Create(2);
+  std::vector<at::Tensor> in;
+  std::vector<std::unique_ptr<Work>> works;
+  for (int rank : {0, 1}) {
+    in.push_back(Symmetric(*group[rank], 8).value());
+    in[rank].fill_(rank + 1);
+    works.push_back(group[rank]
+                        ->ReduceScatter(in[rank].narrow(0, rank * 4, 4),
+                                        in[rank], ReduceOp::kSum, "early")
+                        .value());
+  }
+  // Rank 0 has started first, so its part is not computed yet.
+  EXPECT_OK(works[1]->WaitForResult(Soon()));
+  EXPECT_TRUE(at::equal(in[1].narrow(0, 4, 4), at::full({4}, 3.0f)));
+  EXPECT_THAT(works[1]->Wait(absl::Now() + absl::Milliseconds(20)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       HasSubstr("rank 0 (last seen in reduce-scatter #0")));
+}
+
+TEST(SharedMemoryTest, MemoryThatIsFreedIsForgottenByThePeers) {
+  const auto run = [](Communicator& comm) -> absl::Status {
+    for (int round = 0; round < 20; ++round) {
+      FSDP_ASSIGN_OR_RETURN(at::Tensor in, Symmetric(comm, 600'000));
+      in.fill_(round);
+      const at::Tensor out = at::empty({1'200'000});
+      FSDP_RETURN_IF_ERROR(Finish(comm.AllGather(out, in, "round")));
+      FSDP_RETURN_IF_ERROR(
+          ExpectEqual(out, at::full({1'200'000}, static_cast<float>(round))));
+    }
+    return absl::OkStatus();
+  };
+  EXPECT_OK(AllOk(RunRanks(Create(2), run)));
+}
+
+TEST(SharedMemoryTest, MemoryThatIsDroppedStaysUntilThePeersHaveReadIt) {
+  const Group group = Create(2);
+  std::vector<std::unique_ptr<Work>> works;
+  std::vector<at::Tensor> outs;
+  for (int rank : {1, 0}) {
+    at::Tensor in = Symmetric(*group[rank], 8).value();
+    in.fill_(rank + 1);
+    outs.push_back(at::zeros({4}));
+    works.push_back(
+        group[rank]
+            ->ReduceScatter(outs.back(), in, ReduceOp::kSum, "early")
+            .value());
+    // Rank 0 is done at once, and its memory is nobody's here afterwards.
+    if (rank == 0) {
+      EXPECT_OK(works.back()->WaitForResult(Soon()));
+    }
+  }
+  works.pop_back();
+  EXPECT_OK(works[0]->Wait(Soon()));
+  EXPECT_TRUE(at::equal(outs[0], at::full({4}, 3.0f)));
+}
+
+TEST(SharedMemoryTest, WhatAllHaveStartedIsDoneAlthoughAPeerThenAborts) {
+  const Group group = Create(2);
+  const at::Tensor sum = at::ones({4});
+  auto own = group[0]->AllReduce(sum, ReduceOp::kSum, "sum");
+  EXPECT_OK(Finish(group[1]->AllReduce(at::ones({4}), ReduceOp::kSum, "sum")));
+  group[1]->Abort(absl::InternalError("later"));
+  EXPECT_OK(Finish(std::move(own)));
+  EXPECT_TRUE(at::equal(sum, at::full({4}, 2.0f)));
+}
+
+TEST(SharedMemoryTest, WaitingInOneGroupMovesTheDataOfOthers) {
+  // Neither could finish if it only looked at the group it waits in.
+  const auto run = [](Communicator& comm) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(auto other, comm.Split(0, 0));
+    const at::Tensor a = at::full({kLarge}, 1.0f);
+    const at::Tensor b = at::full({kLarge}, 2.0f);
+    FSDP_ASSIGN_OR_RETURN(auto in_this,
+                          comm.AllReduce(a, ReduceOp::kSum, "this"));
+    FSDP_ASSIGN_OR_RETURN(auto in_other,
+                          other->AllReduce(b, ReduceOp::kSum, "other"));
+    Work& first = comm.rank() == 0 ? *in_this : *in_other;
+    Work& second = comm.rank() == 0 ? *in_other : *in_this;
+    FSDP_RETURN_IF_ERROR(first.Wait(Soon()));
+    FSDP_RETURN_IF_ERROR(second.Wait(Soon()));
+    FSDP_RETURN_IF_ERROR(ExpectEqual(a, at::full({kLarge}, 2.0f)));
+    return ExpectEqual(b, at::full({kLarge}, 4.0f));
+  };
+  EXPECT_OK(AllOk(RunRanks(Create(2), run)));
+}
+
+TEST(SharedMemoryTest, ManyCallsAheadOfThePeers) {
+  const auto run = [](Communicator& comm) -> absl::Status {
+    std::vector<at::Tensor> tensors;
+    std::vector<std::unique_ptr<Work>> works;
+    for (int i = 0; i < 300; ++i) {
+      tensors.push_back(at::full({3}, static_cast<float>(i)));
+      FSDP_ASSIGN_OR_RETURN(
+          works.emplace_back(),
+          comm.AllReduce(tensors.back(), ReduceOp::kSum, "many"));
+    }
+    for (int i = 299; i >= 0; --i) {
+      FSDP_RETURN_IF_ERROR(works[i]->Wait(Soon()));
+      FSDP_RETURN_IF_ERROR(
+          ExpectEqual(tensors[i], at::full({3}, static_cast<float>(3 * i))));
+    }
+    return absl::OkStatus();
+  };
+  EXPECT_OK(AllOk(RunRanks(Create(3), run)));
+}
+
+TEST(SharedMemoryTest, CommonMemoryIsTheSameOnAllRanks) {
+  for (int world_size : {1, 2, 3, 5}) {
+    const auto run = [&](Communicator& comm) -> absl::Status {
+      constexpr int64_t kN = 1021;
+      FSDP_ASSIGN_OR_RETURN(CommonMemory common,
+                            comm.AllocateCommon(kN * world_size * 4));
+      const at::Tensor whole = common.memory.view(at::kFloat);
+      FSDP_RETURN_IF_ERROR(ExpectEqual(whole, at::zeros({kN * world_size})));
+      const at::Tensor own = whole.narrow(0, comm.rank() * kN, kN);
+      for (int round = 1; round < 4; ++round) {
+        // Nobody reads any more what is overwritten now.
+        common.fence->Arrive();
+        FSDP_RETURN_IF_ERROR(common.fence->Wait(Soon()));
+        own.copy_(at::arange(kN) + (comm.rank() * kN + round));
+        FSDP_RETURN_IF_ERROR(Finish(comm.AllGather(whole, own, "nothing")));
+        FSDP_RETURN_IF_ERROR(ExpectEqual(
+            whole, (at::arange(kN * world_size) + round).to(at::kFloat)));
+      }
+      return absl::OkStatus();
+    };
+    EXPECT_OK(AllOk(RunRanks(Create(world_size), run))) << world_size;
+  }
+}
+
+TEST(SharedMemoryTest, CommonMemoryAtDifferentPlacesIsCopied) {
+  const auto run = [](Communicator& comm) -> absl::Status {
+    constexpr int64_t kN = 100;
+    FSDP_ASSIGN_OR_RETURN(CommonMemory common, comm.AllocateCommon(kN * 16));
+    // Halves of the same memory: rank 1's is the second.
+    const at::Tensor whole =
+        common.memory.view(at::kFloat).narrow(0, comm.rank() * kN * 2, kN * 2);
+    const at::Tensor own = whole.narrow(0, comm.rank() * kN, kN);
+    own.fill_(comm.rank() + 1);
+    FSDP_RETURN_IF_ERROR(Finish(comm.AllGather(whole, own, "copied")));
+    FSDP_RETURN_IF_ERROR(
+        ExpectEqual(whole.narrow(0, 0, kN), at::full({kN}, 1.0f)));
+    return ExpectEqual(whole.narrow(0, kN, kN), at::full({kN}, 2.0f));
+  };
+  EXPECT_OK(AllOk(RunRanks(Create(2), run)));
+}
+
+TEST(SharedMemoryTest, CommonMemoryFailsOnAllRanksAlike) {
+  const auto run = [](Communicator& comm) -> absl::Status {
+    const absl::Status negative = comm.AllocateCommon(-1).status();
+    const absl::Status huge = comm.AllocateCommon(int64_t{1} << 50).status();
+    if (negative.code() != absl::StatusCode::kInvalidArgument ||
+        huge.code() != absl::StatusCode::kResourceExhausted) {
+      return absl::InternalError(
+          absl::StrCat(negative.ToString(), huge.ToString()));
+    }
+    return Finish(comm.AllReduce(at::zeros({1}), ReduceOp::kSum, "goes on"));
+  };
+  EXPECT_OK(AllOk(RunRanks(Create(3), run)));
+}
+
+TEST(SharedMemoryTest, AFenceWaitsForEveryRankAsOftenAsThisHasArrived) {
+  const Group group = Create(2);
+  std::vector<CommonMemory> common(2);
+  const auto allocate = [&](Communicator& comm) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(common[comm.rank()], comm.AllocateCommon(8));
+    return absl::OkStatus();
+  };
+  ASSERT_OK(AllOk(RunRanks(group, allocate)));
+  EXPECT_OK(common[0].fence->Wait(absl::Now()));  // never arrived
+  common[0].fence->Arrive();
+  common[1].fence->Arrive();
+  common[1].fence->Arrive();
+  EXPECT_OK(common[0].fence->Wait(absl::Now()));
+  EXPECT_THAT(common[1].fence->Wait(absl::Now() + absl::Milliseconds(20)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       AllOf(HasSubstr("fence #2 on rank 1 of 2"),
+                             HasSubstr("rank 0"))));
+  // Which ends the group.
+  common[0].fence->Arrive();
+  common[0].fence->Arrive();
+  EXPECT_THAT(
+      common[0].fence->Wait(Soon()),
+      StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 1 gave up")));
+}
+
+TEST(SharedMemoryTest, AFenceFailsWithItsGroup) {
+  const Group group = Create(2);
+  std::vector<CommonMemory> common(2);
+  absl::Notification allocated;
+  const auto run = [&](Communicator& comm) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(common[comm.rank()], comm.AllocateCommon(8));
+    if (comm.rank() == 1) {
+      allocated.WaitForNotification();
+      return absl::InternalError("enough");
+    }
+    common[0].fence->Arrive();
+    allocated.Notify();
+    return common[0].fence->Wait(Soon());
+  };
+  EXPECT_THAT(RunRanks(group, run)[0],
+              StatusIs(absl::StatusCode::kAborted,
+                       HasSubstr("rank 1 aborted: enough")));
+}
+
+TEST(SharedMemoryTest, TensorsOutliveTheirCommunicators) {
+  Group group = Create(2);
+  at::Tensor symmetric = Symmetric(*group[0], 1000).value();
+  CommonMemory common;
+  const auto allocate = [&](Communicator& comm) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(CommonMemory own, comm.AllocateCommon(8));
+    if (comm.rank() == 1) common = std::move(own);
+    return absl::OkStatus();
+  };
+  ASSERT_OK(AllOk(RunRanks(group, allocate)));
+  group.clear();
+  symmetric.fill_(1);
+  common.memory.fill_(1);
+  EXPECT_EQ(symmetric.sum().item<float>(), 1000);
+}
+
+TEST(SharedMemoryTest, RanksWithOtherHostNamesAreRefusedOnAllRanks) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<absl::Status> statuses(2);
+  std::vector<std::thread> threads;
+  for (int rank : {0, 1}) {
+    threads.emplace_back([&, rank] {
+      SharedMemoryOptions options;
+      options.host = absl::StrCat("host ", rank);
+      statuses[rank] =
+          CreateSharedMemoryCommunicator(store, rank, 2, options).status();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const absl::Status& status : statuses) {
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kFailedPrecondition,
+                                 HasSubstr("not on one host")));
+  }
+}
+
+TEST(SharedMemoryTest, NamesARankThatDoesNotCome) {
+  SharedMemoryOptions options;
+  options.timeout = absl::Milliseconds(50);
+  EXPECT_THAT(CreateSharedMemoryCommunicator(
+                  c10::make_intrusive<c10d::HashStore>(), 0, 2, options),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       HasSubstr("rank 1 has not come")));
+}
+
+int NumOpenDescriptors() {
+  int count = 0;
+  DIR* directory = opendir("/proc/self/fd");
+  while (readdir(directory) != nullptr) ++count;
+  closedir(directory);
+  return count;
+}
+
+TEST(SharedMemoryTest, GroupsLeaveNothingOpen) {
+  const auto use = [](Communicator& comm) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(auto part, comm.Split(0, 0));
+    FSDP_ASSIGN_OR_RETURN(CommonMemory common, part->AllocateCommon(10));
+    FSDP_ASSIGN_OR_RETURN(at::Tensor in, Symmetric(*part, 5));
+    return Finish(part->AllGather(at::zeros({15}), in, "gather"));
+  };
+  ASSERT_OK(AllOk(RunRanks(Create(3), use)));
+  const int before = NumOpenDescriptors();
+  for (int i = 0; i < 3; ++i) ASSERT_OK(AllOk(RunRanks(Create(3), use)));
+  EXPECT_EQ(NumOpenDescriptors(), before);
+}
+
+}  // namespace
+}  // namespace fsdp::comm::testing

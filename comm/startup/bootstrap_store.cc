@@ -1,0 +1,264 @@
+#include "comm/startup/bootstrap_store.h"
+
+#include <algorithm>
+#include <string>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+#include "comm/group/status_text.h"
+#include "comm/group/store_exchange.h"
+#include "comm/startup/bootstrap_socket.h"
+
+namespace fsdp::comm {
+namespace {
+
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+constexpr char kWorldSizeKey[] = "world_size";
+constexpr char kArrivalsKey[] = "arrivals";
+constexpr char kVisitorsKey[] = "visitors";
+constexpr char kVerdictKey[] = "verdict";
+constexpr char kMasterAddressKey[] = "master_address";
+
+// How long rank 0 stays for the others' goodbyes.
+constexpr absl::Duration kGoodbyeTimeout = absl::Seconds(3);
+
+// Messages list so many ranks.
+constexpr size_t kMaxListedRanks = 16;
+
+std::string ClaimKey(int rank) { return absl::StrCat("claim/", rank); }
+std::string GoodbyeKey(int64_t number) {
+  return absl::StrCat("goodbye/", number);
+}
+
+// Says goodbye where it ends.
+class PoliteStore final : public c10d::PrefixStore {
+ public:
+  // `hosts`: the store itself ends with this object.
+  PoliteStore(std::string prefix, StorePtr store, bool hosts)
+      : PrefixStore(std::move(prefix), std::move(store)), hosts_(hosts) {}
+
+  ~PoliteStore() override {
+    // A peer that is gone cannot be waited for, nor told: an error here has no
+    // consequence.
+    TorchToStatus("goodbye", [this] {
+      if (number_ > 0) set(GoodbyeKey(number_), std::vector<uint8_t>{1});
+      if (hosts_) AwaitGoodbyes();
+    }).IgnoreError();
+  }
+
+  // Makes this process one whose goodbye is waited for. Processes have numbers
+  // of their own, since two may claim the same rank.
+  void Enter() { number_ = add(kVisitorsKey, 1); }
+
+  // Waits for the goodbyes of so many, also of those who have not come yet.
+  void Expect(int64_t visitors) { expected_ = visitors; }
+
+ private:
+  void AwaitGoodbyes() {
+    const int64_t visitors = std::max(expected_, add(kVisitorsKey, 0));
+    std::vector<std::string> goodbyes;
+    for (int64_t number = 1; number <= visitors; ++number) {
+      goodbyes.push_back(GoodbyeKey(number));
+    }
+    if (goodbyes.empty()) return;
+    AwaitKeys(*this, goodbyes, {absl::Now() + kGoodbyeTimeout});
+  }
+
+  const bool hosts_;
+  int64_t number_ = 0;  // 0: has not entered
+  int64_t expected_ = 0;
+};
+
+std::string RankList(const std::vector<int>& ranks) {
+  const size_t listed = std::min(ranks.size(), kMaxListedRanks);
+  const std::vector<int> first(ranks.begin(), ranks.begin() + listed);
+  return absl::StrCat(
+      ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(first, ", "),
+      listed < ranks.size()
+          ? absl::StrCat(" and ", ranks.size() - listed, " more")
+          : "");
+}
+
+absl::Status MissingError(c10d::Store& store, const Environment& environment) {
+  std::vector<int> missing;
+  for (int rank = 0; rank < environment.world_size; ++rank) {
+    if (!store.check({ClaimKey(rank)})) missing.push_back(rank);
+  }
+  return absl::DeadlineExceededError(absl::StrCat(
+      environment.world_size - missing.size(), " of ", environment.world_size,
+      " ranks met at ", environment.master_addr, ":", environment.master_port,
+      "; missing: ", RankList(missing), " (started by ",
+      Name(environment.started_by),
+      environment.started_by == StartedBy::kSlurm
+          ? "; ranks are those that srun starts"
+          : "",
+      ")"));
+}
+
+// The first verdict counts and is everybody's.
+void Decide(c10d::Store& store, const absl::Status& verdict) {
+  store.compareSet(kVerdictKey, std::string(), EncodeStatus(verdict));
+}
+
+absl::Status ReadVerdict(c10d::Store& store) {
+  const std::string text = store.get_to_str(kVerdictKey);
+  return DecodeStatus(text).value_or(absl::UnavailableError(
+      absl::StrCat("the verdict \"", absl::CHexEscape(text),
+                   "\" in the store cannot be read")));
+}
+
+// Registers this rank; an error where it does not fit to the others.
+absl::Status Arrive(c10d::Store& store, const Environment& environment) {
+  const std::string world_size = absl::StrCat(environment.world_size);
+  const std::string first =
+      store.compareSet(kWorldSizeKey, std::string(), world_size);
+  if (first != world_size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", environment.rank, " was started as one of ",
+                     world_size, " ranks, another one as one of ", first,
+                     "; all need the same world size"));
+  }
+  if (store.add(ClaimKey(environment.rank), 1) != 1) {
+    return absl::AlreadyExistsError(
+        absl::StrCat("two processes came as rank ", environment.rank, " of ",
+                     world_size, ", or one of them came twice"));
+  }
+  if (store.add(kArrivalsKey, 1) == environment.world_size) {
+    Decide(store, absl::OkStatus());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AwaitAll(c10d::Store& store, const Environment& environment,
+                      const WaitLimits& limits) {
+  absl::Status result;
+  FSDP_RETURN_IF_ERROR(TorchToStatus("the store broke off", [&] {
+    absl::Status own = Arrive(store, environment);
+    if (!own.ok()) {
+      Decide(store, own);
+    } else if (!AwaitKeys(store, {kVerdictKey}, limits)) {
+      if (limits.stopped()) {
+        const std::string text = absl::StrCat(
+            "rank ", environment.rank,
+            " was asked to stop while it waited for the other ranks");
+        Decide(store, absl::AbortedError(text));
+        own = absl::CancelledError(text);
+      } else {
+        Decide(store, MissingError(store, environment));
+      }
+    }
+    result = ReadVerdict(store);
+    // Whoever comes too many finds that the others have met.
+    if (result.ok() || absl::IsCancelled(own)) result = own;
+  }));
+  return result;
+}
+
+// A host may know itself by a loopback address only, where others reach it by
+// another: ranks beside rank 0 take the address that ranks elsewhere see.
+absl::StatusOr<std::string> OwnAddress(c10d::Store& store, const Route& route) {
+  std::string address = route.local;
+  FSDP_RETURN_IF_ERROR(TorchToStatus("the store broke off", [&] {
+    if (IsLoopback(address) && store.check({kMasterAddressKey})) {
+      address = store.get_to_str(kMasterAddressKey);
+    }
+  }));
+  return address;
+}
+
+absl::StatusOr<Listener> OpenListener(const Environment& environment) {
+  if (environment.listen_fd >= 0) {
+    absl::StatusOr<Listener> inherited =
+        AdoptListener(environment.listen_fd, environment.master_port);
+    // An earlier group of this process has used it up: the port is free again.
+    if (inherited.ok()) return inherited;
+  }
+  return Listen(environment.master_addr, environment.master_port);
+}
+
+absl::StatusOr<StorePtr> OpenStore(const Environment& environment, bool hosts,
+                                   absl::Time deadline) {
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(environment.master_port);
+  options.isServer = hosts;
+  options.waitWorkers = false;
+  options.timeout = absl::ToChronoMilliseconds(
+      std::max(absl::Seconds(1), deadline - absl::Now()));
+  Listener listener;
+  std::string address = environment.master_addr;
+  if (hosts) {
+    FSDP_ASSIGN_OR_RETURN(listener, OpenListener(environment));
+    options.masterListenFd = listener.fd.get();
+    // Hosts need not be able to reach themselves by the name others use.
+    if (!IsLoopback(address)) address = "127.0.0.1";
+  }
+  StorePtr store;
+  FSDP_RETURN_IF_ERROR(TorchToStatus("open the store", [&] {
+    store = c10::make_intrusive<c10d::TCPStore>(address, options);
+  }));
+  listener.fd.Release();  // to the store
+  return store;
+}
+
+absl::StatusOr<Route> FindRoute(const Environment& environment,
+                                const WaitLimits& limits) {
+  absl::StatusOr<Route> route = WaitUntilReachable(
+      environment.master_addr, environment.master_port, limits);
+  if (route.ok() || absl::IsCancelled(route.status())) return route;
+  return absl::Status(
+      route.status().code(),
+      absl::StrCat(route.status().message(),
+                   "; does rank 0 run there, and does no firewall keep this "
+                   "host from it?"));
+}
+
+}  // namespace
+
+absl::Status Meet(const Environment& environment, const WaitLimits& limits,
+                  Suspect* suspect, MeetingPlace* place) {
+  const bool hosts = environment.rank == 0 && !environment.agent_store;
+  Route route;
+  route.local = "127.0.0.1";
+  if (!hosts) {
+    FSDP_ASSIGN_OR_RETURN(route, FindRoute(environment, limits));
+  }
+  suspect->Set(
+      "the store where the ranks meet accepts connections but does not answer; "
+      "is the process that serves it, often rank 0, stopped?");
+  FSDP_ASSIGN_OR_RETURN(StorePtr store,
+                        OpenStore(environment, hosts, limits.deadline));
+  auto polite = c10::make_intrusive<PoliteStore>(
+      absl::StrCat(environment.agent_store_prefix, "/fsdp"), std::move(store),
+      hosts);
+  FSDP_RETURN_IF_ERROR(TorchToStatus("the store broke off", [&] {
+    polite->Enter();
+    if (!IsLoopback(route.local)) {
+      polite->c10d::Store::set(kMasterAddressKey, route.remote);
+    }
+  }));
+  place->store = polite;
+  const absl::Status met = AwaitAll(*polite, environment, limits);
+  if (!met.ok()) {
+    // Whoever is still on the way learns the reason, too.
+    const bool is_wrong =
+        absl::IsInvalidArgument(met) || absl::IsAlreadyExists(met);
+    if (is_wrong) polite->Expect(environment.world_size);
+    return met;
+  }
+  FSDP_ASSIGN_OR_RETURN(place->local_address, OwnAddress(*polite, route));
+  return absl::OkStatus();
+}
+
+}  // namespace fsdp::comm

@@ -1,0 +1,289 @@
+#include "comm/startup/environment.h"
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/testing/status_matchers.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::comm {
+namespace {
+
+using ::fsdp::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+using Map = std::map<std::string, std::string>;
+
+absl::StatusOr<Environment> Read(const Map& map) {
+  return ReadEnvironment([&map](const char* name) -> const char* {
+    auto found = map.find(name);
+    return found == map.end() ? nullptr : found->second.c_str();
+  });
+}
+
+Map With(Map map, const Map& changes) {
+  for (const auto& [name, value] : changes) map[name] = value;
+  return map;
+}
+
+Map Without(Map map, const std::string& name) {
+  map.erase(name);
+  return map;
+}
+
+const Map& Torchrun() {
+  static const Map& map = *new Map{
+      {"RANK", "5"},           {"WORLD_SIZE", "8"},
+      {"LOCAL_RANK", "1"},     {"LOCAL_WORLD_SIZE", "4"},
+      {"MASTER_ADDR", "host"}, {"MASTER_PORT", "29500"},
+  };
+  return map;
+}
+
+const Map& Slurm() {
+  static const Map& map = *new Map{
+      {"SLURM_PROCID", "4"},
+      {"SLURM_NTASKS", "7"},
+      {"SLURM_LOCALID", "0"},
+      {"SLURM_NODEID", "2"},
+      {"SLURM_STEP_TASKS_PER_NODE", "2(x3),1"},
+      {"SLURM_JOB_NODELIST", "node[003-005,12]"},
+      {"SLURM_JOB_ID", "1234567"},
+  };
+  return map;
+}
+
+const Map& OpenMpi() {
+  static const Map& map = *new Map{
+      {"OMPI_COMM_WORLD_RANK", "1"},
+      {"OMPI_COMM_WORLD_SIZE", "2"},
+      {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+      {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+  };
+  return map;
+}
+
+void ExpectRanks(const Environment& environment, int rank, int world_size,
+                 int local_rank, int local_world_size) {
+  EXPECT_EQ(environment.rank, rank);
+  EXPECT_EQ(environment.world_size, world_size);
+  EXPECT_EQ(environment.local_rank, local_rank);
+  EXPECT_EQ(environment.local_world_size, local_world_size);
+}
+
+TEST(EnvironmentTest, NothingSetIsOneRank) {
+  ASSERT_OK_AND_ASSIGN(Environment environment, Read({}));
+  ExpectRanks(environment, 0, 1, 0, 1);
+  EXPECT_EQ(environment.master_addr, "");
+  EXPECT_EQ(environment.master_port, 0);
+  EXPECT_EQ(environment.started_by, StartedBy::kNobody);
+}
+
+TEST(EnvironmentTest, AllocationsAndAddressesAloneStartNoRanks) {
+  ASSERT_OK_AND_ASSIGN(Environment environment, Read({{"MASTER_ADDR", "host"},
+                                                      {"MASTER_PORT", "29500"},
+                                                      {"RANK", ""},
+                                                      {"SLURM_NTASKS", "4"},
+                                                      {"SLURM_JOB_ID", "7"}}));
+  ExpectRanks(environment, 0, 1, 0, 1);
+}
+
+TEST(EnvironmentTest, ReadsTorchrun) {
+  ASSERT_OK_AND_ASSIGN(Environment environment, Read(Torchrun()));
+  ExpectRanks(environment, 5, 8, 1, 4);
+  EXPECT_EQ(environment.master_addr, "host");
+  EXPECT_EQ(environment.master_port, 29500);
+  EXPECT_EQ(environment.started_by, StartedBy::kTorchrun);
+  EXPECT_FALSE(environment.agent_store);
+  EXPECT_EQ(environment.listen_fd, -1);
+}
+
+TEST(EnvironmentTest, ReadsTorchrunsAgentStore) {
+  ASSERT_OK_AND_ASSIGN(
+      Environment environment,
+      Read(With(Torchrun(), {{"TORCHELASTIC_USE_AGENT_STORE", "True"},
+                             {"TORCHELASTIC_RESTART_COUNT", "2"},
+                             {"GLOO_SOCKET_IFNAME", "eth1"}})));
+  EXPECT_TRUE(environment.agent_store);
+  EXPECT_EQ(environment.agent_store_prefix, "/worker/attempt_2");
+  EXPECT_EQ(environment.interface, "eth1");
+}
+
+TEST(EnvironmentTest, ReadsTheLauncher) {
+  ASSERT_OK_AND_ASSIGN(
+      Environment environment,
+      Read(With(Torchrun(), {{"FSDP_LAUNCHER", "1"},
+                             {"FSDP_LAUNCHER_LISTEN_FD", "7"},
+                             {"TORCHELASTIC_USE_AGENT_STORE", "True"}})));
+  EXPECT_EQ(environment.started_by, StartedBy::kRanksFlag);
+  EXPECT_EQ(environment.listen_fd, 7);
+  EXPECT_FALSE(environment.agent_store);
+}
+
+TEST(EnvironmentTest, OneRankPerHostNeedsNoLocalRank) {
+  ASSERT_OK_AND_ASSIGN(
+      Environment environment,
+      Read(Without(Without(Torchrun(), "LOCAL_RANK"), "LOCAL_WORLD_SIZE")));
+  ExpectRanks(environment, 5, 8, 0, 1);
+}
+
+TEST(EnvironmentTest, OneRankNeedsNoAddress) {
+  ASSERT_OK(Read({{"RANK", "0"}, {"WORLD_SIZE", "1"}}));
+}
+
+TEST(EnvironmentTest, TheInnermostLauncherCounts) {
+  ASSERT_OK_AND_ASSIGN(Environment environment,
+                       Read(With(With(Slurm(), OpenMpi()), Torchrun())));
+  EXPECT_EQ(environment.started_by, StartedBy::kTorchrun);
+  ASSERT_OK_AND_ASSIGN(environment, Read(With(Slurm(), OpenMpi())));
+  EXPECT_EQ(environment.started_by, StartedBy::kOpenMpi);
+}
+
+TEST(EnvironmentTest, ReadsSlurm) {
+  ASSERT_OK_AND_ASSIGN(Environment environment, Read(Slurm()));
+  ExpectRanks(environment, 4, 7, 0, 2);
+  EXPECT_EQ(environment.master_addr, "node003");
+  EXPECT_EQ(environment.master_port, 15000 + 4567);
+  EXPECT_EQ(environment.started_by, StartedBy::kSlurm);
+
+  ASSERT_OK_AND_ASSIGN(
+      environment,
+      Read(With(Slurm(), {{"SLURM_PROCID", "6"}, {"SLURM_NODEID", "3"}})));
+  ExpectRanks(environment, 6, 7, 0, 1);
+}
+
+TEST(EnvironmentTest, SlurmStepComesBeforeTheJob) {
+  const Map step = {{"SLURM_STEP_NUM_TASKS", "2"},
+                    {"SLURM_PROCID", "1"},
+                    {"SLURM_STEP_NODELIST", "login,node[1-2]"},
+                    {"SLURM_STEP_TASKS_PER_NODE", "1(x2)"},
+                    {"SLURM_NODEID", "1"},
+                    {"SLURM_STEP_ID", "3"}};
+  ASSERT_OK_AND_ASSIGN(Environment environment, Read(With(Slurm(), step)));
+  ExpectRanks(environment, 1, 2, 0, 1);
+  EXPECT_EQ(environment.master_addr, "login");
+  EXPECT_EQ(environment.master_port, 15000 + 4567 + 3 * 131);
+}
+
+TEST(EnvironmentTest, SlurmWithoutTaskListUsesTheBoundPerHost) {
+  const Map map = Without(Slurm(), "SLURM_STEP_TASKS_PER_NODE");
+  ASSERT_OK_AND_ASSIGN(Environment environment,
+                       Read(With(map, {{"SLURM_NTASKS_PER_NODE", "4"}})));
+  EXPECT_EQ(environment.local_world_size, 4);
+  ASSERT_OK_AND_ASSIGN(environment,
+                       Read(With(map, {{"SLURM_NTASKS_PER_NODE", "64"}})));
+  EXPECT_EQ(environment.local_world_size, 7);
+}
+
+TEST(EnvironmentTest, MasterVariablesComeBeforeSlurms) {
+  ASSERT_OK_AND_ASSIGN(Environment environment,
+                       Read(With(Slurm(), {{"MASTER_ADDR", "10.0.0.1"},
+                                           {"MASTER_PORT", "4000"}})));
+  EXPECT_EQ(environment.master_addr, "10.0.0.1");
+  EXPECT_EQ(environment.master_port, 4000);
+}
+
+TEST(EnvironmentTest, ReadsOpenMpi) {
+  ASSERT_OK_AND_ASSIGN(
+      Environment environment,
+      Read(With(OpenMpi(), {{"MASTER_ADDR", "host"}, {"MASTER_PORT", "1"}})));
+  ExpectRanks(environment, 1, 2, 1, 2);
+  EXPECT_EQ(environment.master_addr, "host");
+  EXPECT_EQ(environment.started_by, StartedBy::kOpenMpi);
+}
+
+TEST(EnvironmentTest, OpenMpiOnOneHostNeedsNoAddress) {
+  ASSERT_OK_AND_ASSIGN(Environment one,
+                       Read(With(OpenMpi(), {{"PMIX_NAMESPACE", "host@1"}})));
+  EXPECT_EQ(one.master_addr, "127.0.0.1");
+  EXPECT_GE(one.master_port, 15000);
+  EXPECT_LT(one.master_port, 25000);
+  ASSERT_OK_AND_ASSIGN(Environment other,
+                       Read(With(OpenMpi(), {{"PMIX_NAMESPACE", "host@2"}})));
+  EXPECT_NE(one.master_port, other.master_port);
+}
+
+struct Refusal {
+  Map map;
+  std::vector<std::string> message;  // parts of it
+};
+
+TEST(EnvironmentTest, RefusesWithVariableValueAndExpectation) {
+  const Map two_hosts = With(OpenMpi(), {{"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
+                                         {"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}});
+  const std::vector<Refusal> refusals = {
+      {Without(Torchrun(), "WORLD_SIZE"),
+       {"WORLD_SIZE is not set", "torchrun"}},
+      {Without(Torchrun(), "RANK"), {"RANK is not set", "WORLD_SIZE=8"}},
+      {Without(Torchrun(), "LOCAL_RANK"), {"LOCAL_RANK is not set"}},
+      {Without(Torchrun(), "LOCAL_WORLD_SIZE"), {"LOCAL_WORLD_SIZE is not"}},
+      {Without(Torchrun(), "MASTER_ADDR"), {"MASTER_ADDR is not set"}},
+      {Without(Torchrun(), "MASTER_PORT"), {"MASTER_PORT is not set"}},
+      {With(Torchrun(), {{"RANK", "8"}}), {"RANK=8", "less than WORLD_SIZE=8"}},
+      {With(Torchrun(), {{"RANK", "-1"}}), {"RANK=-1", "at least 0"}},
+      {With(Torchrun(), {{"RANK", "1x"}}), {"RANK=1x", "an integer"}},
+      {With(Torchrun(), {{"WORLD_SIZE", "0"}}), {"WORLD_SIZE=0", "at least 1"}},
+      {With(Torchrun(), {{"WORLD_SIZE", "99999999999"}}), {"99999999999"}},
+      {With(Torchrun(), {{"LOCAL_RANK", "4"}}),
+       {"LOCAL_RANK=4", "LOCAL_WORLD_SIZE=4"}},
+      {With(Torchrun(), {{"LOCAL_WORLD_SIZE", "9"}}),
+       {"LOCAL_WORLD_SIZE=9", "at most", "8"}},
+      {With(Torchrun(), {{"MASTER_PORT", "0"}}),
+       {"MASTER_PORT=0", "1 to 65535"}},
+      {With(Torchrun(), {{"MASTER_PORT", "65536"}}), {"MASTER_PORT=65536"}},
+      {{{"LOCAL_RANK", "0"}}, {"RANK is not set", "LOCAL_RANK=0"}},
+      {two_hosts, {"MASTER_ADDR is not set", "Open MPI"}},
+      {Without(OpenMpi(), "OMPI_COMM_WORLD_SIZE"), {"OMPI_COMM_WORLD_SIZE is"}},
+      {Without(OpenMpi(), "OMPI_COMM_WORLD_RANK"), {"OMPI_COMM_WORLD_RANK is"}},
+      {With(OpenMpi(), {{"MASTER_ADDR", "host"}}), {"MASTER_PORT is not set"}},
+      {Without(Slurm(), "SLURM_NTASKS"), {"SLURM_NTASKS is not set", "Slurm"}},
+      {Without(Slurm(), "SLURM_PROCID"), {"SLURM_PROCID is not set"}},
+      {Without(Slurm(), "SLURM_JOB_ID"), {"SLURM_JOB_ID is not set"}},
+      {Without(Slurm(), "SLURM_JOB_NODELIST"), {"MASTER_ADDR"}},
+      {With(Slurm(), {{"SLURM_PROCID", "7"}}), {"SLURM_PROCID=7"}},
+      {With(Slurm(), {{"SLURM_LOCALID", "2"}}), {"SLURM_LOCALID=2"}},
+      {With(Slurm(), {{"SLURM_NODEID", "4"}}), {"2(x3),1", "host 4"}},
+      {With(Slurm(), {{"SLURM_STEP_TASKS_PER_NODE", "2(x"}}), {"2(x"}},
+      {With(Slurm(), {{"WORLD_SIZE", "4"}}),
+       {"WORLD_SIZE=4", "SLURM_NTASKS=7"}},
+  };
+  for (const Refusal& refusal : refusals) {
+    for (const std::string& part : refusal.message) {
+      EXPECT_THAT(
+          Read(refusal.map),
+          StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(part)));
+    }
+  }
+}
+
+TEST(FirstSlurmHostTest, ReadsTheCompressedForm) {
+  const Map hosts = {
+      {"node[003-010,12]", "node003"},
+      {"node7", "node7"},
+      {"a,b,c", "a"},
+      {"a[1,3]", "a1"},
+      {"rack[0-1]-gpu[08-12],login", "rack0-gpu08"},
+      {"n[1-2].cluster.org", "n1.cluster.org"},
+      {"gpu-a-[5-7]", "gpu-a-5"},
+  };
+  for (const auto& [list, host] : hosts) {
+    ASSERT_OK_AND_ASSIGN(std::string first, FirstSlurmHost(list));
+    EXPECT_EQ(first, host) << list;
+  }
+}
+
+TEST(FirstSlurmHostTest, RefusesWhatIsNoList) {
+  for (const char* list : {"", ",", "node[", "node[]", "node]", "node[[1]]"}) {
+    EXPECT_THAT(FirstSlurmHost(list),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         AllOf(HasSubstr(list), HasSubstr("expected"))));
+  }
+}
+
+}  // namespace
+}  // namespace fsdp::comm

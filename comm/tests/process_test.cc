@@ -1,0 +1,405 @@
+// What the survivors of a group say when one of its processes dies, stops or
+// ends. Ranks are this program started again with --rank.
+#include <ATen/ops/zeros.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "absl/time/time.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+#include "comm/communicator.h"
+#include "comm/gloo/c10d_communicator.h"
+#include "comm/shared_memory/shared_memory_communicator.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::comm {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+
+constexpr int kRanks = 3;
+constexpr absl::Duration kLimit = absl::Seconds(30);
+// Of the second call, where it is to pass.
+constexpr int kDeadlineSeconds = 2;
+// More than sockets buffer, so that a transfer does not end by itself.
+constexpr int64_t kLargeElements = 16 << 20;
+
+struct RankArgs {
+  bool shares_memory = false;  // instead of Gloo
+  int rank = 0;
+  int port = 0;         // of the store; 0: this rank serves it
+  int victim = 0;       // the rank that takes no part in the second call
+  bool exits = false;   // the victim ends by itself
+  bool joins = false;   // the victim takes part, and large data is moved
+  int deadline_s = 30;  // of the second call
+};
+
+absl::Status Gather(Communicator& comm, int64_t size, absl::string_view label,
+                    absl::Duration limit) {
+  const at::Tensor in = at::zeros({size});
+  const at::Tensor out = at::zeros({size * kRanks});
+  FSDP_ASSIGN_OR_RETURN(auto work, comm.AllGather(out, in, label));
+  std::printf("started\n");
+  std::fflush(stdout);
+  return work->Wait(absl::Now() + limit);
+}
+
+c10::intrusive_ptr<c10d::Store> OpenStore(const RankArgs& args) {
+  c10d::TCPStoreOptions options;
+  options.isServer = args.port == 0;
+  options.port = static_cast<uint16_t>(args.port);
+  options.waitWorkers = false;
+  auto store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+  if (args.port == 0) std::printf("port %d\n", store->getPort());
+  std::fflush(stdout);
+  return store;
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> Connect(
+    const RankArgs& args, const c10::intrusive_ptr<c10d::Store>& store) {
+  if (args.shares_memory) {
+    SharedMemoryOptions options;
+    options.timeout = kLimit;
+    return CreateSharedMemoryCommunicator(store, args.rank, kRanks, options);
+  }
+  GlooOptions options;
+  options.hostname = "127.0.0.1";
+  options.timeout = kLimit;
+  options.diagnosis_timeout = absl::Seconds(3);
+  return CreateGlooCommunicator(store, args.rank, kRanks, options);
+}
+
+void Report(const absl::Status& status) {
+  std::printf("status %s\n", status.ToString().c_str());
+  std::fflush(stdout);
+}
+
+// The test holds the other end of the pipe that is the standard input.
+absl::Status AwaitGo() {
+  char unused = 0;
+  return read(STDIN_FILENO, &unused, 1) == 1
+             ? absl::OkStatus()
+             : absl::InternalError("the test has ended");
+}
+
+absl::Status StayUntilTheTestEnds() {
+  char unused = 0;
+  return read(STDIN_FILENO, &unused, 1) == 0
+             ? absl::OkStatus()
+             : absl::InternalError("unexpected input");
+}
+
+absl::Status RunRank(const RankArgs& args) {
+  c10::intrusive_ptr<c10d::Store> store;
+  FSDP_RETURN_IF_ERROR(
+      TorchToStatus("open the store", [&] { store = OpenStore(args); }));
+  FSDP_ASSIGN_OR_RETURN(auto comm, Connect(args, store));
+  FSDP_RETURN_IF_ERROR(Gather(*comm, 8, "blocks.1", kLimit));
+  std::printf("ready\n");
+  std::fflush(stdout);
+  if (args.rank == args.victim && !args.joins) {
+    if (args.exits) _exit(3);
+    return StayUntilTheTestEnds();
+  }
+  FSDP_RETURN_IF_ERROR(AwaitGo());
+  Report(Gather(*comm, args.joins ? kLargeElements : 8, "blocks.2",
+                absl::Seconds(args.deadline_s)));
+  // With the store, which the others may still be asking what has happened.
+  return StayUntilTheTestEnds();
+}
+
+// A rank's process, killed by the destructor at the latest.
+class RankProcess {
+ public:
+  explicit RankProcess(const RankArgs& args) {
+    int input[2];
+    int output[2];
+    FSDP_CHECK(pipe2(input, O_CLOEXEC) == 0 && pipe2(output, O_CLOEXEC) == 0);
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, input[0], STDIN_FILENO);
+    posix_spawn_file_actions_adddup2(&actions, output[1], STDOUT_FILENO);
+    std::string spec =
+        absl::StrCat("--rank=", args.rank, ",", args.port, ",", args.victim,
+                     ",", int{args.exits}, ",", int{args.joins}, ",",
+                     int{args.shares_memory}, ",", args.deadline_s);
+    std::string program = "rank";
+    char* argv[] = {program.data(), spec.data(), nullptr};
+    FSDP_CHECK(posix_spawn(&pid_, "/proc/self/exe", &actions, nullptr, argv,
+                           environ) == 0);
+    posix_spawn_file_actions_destroy(&actions);
+    close(input[0]);
+    close(output[1]);
+    input_ = input[1];
+    output_ = output[0];
+  }
+  RankProcess(const RankProcess&) = delete;
+  RankProcess& operator=(const RankProcess&) = delete;
+  ~RankProcess() {
+    Signal(SIGKILL);
+    waitpid(pid_, nullptr, 0);
+    close(input_);
+    close(output_);
+  }
+
+  void Signal(int number) { kill(pid_, number); }
+
+  // Lets the rank make its second call.
+  void Go() { FSDP_CHECK(write(input_, "", 1) == 1); }
+
+  // The next line of output that begins with `prefix`, without it; empty when
+  // the output ends before or nothing comes for half a minute.
+  std::string Await(absl::string_view prefix) {
+    while (true) {
+      const size_t end = text_.find('\n');
+      if (end == std::string::npos) {
+        if (!ReadMore()) return "";
+        continue;
+      }
+      const std::string line = text_.substr(0, end);
+      text_.erase(0, end + 1);
+      absl::string_view rest = line;
+      if (absl::ConsumePrefix(&rest, prefix)) return std::string(rest) + " ";
+    }
+  }
+
+ private:
+  bool ReadMore() {
+    pollfd readable = {output_, POLLIN, 0};
+    if (poll(&readable, 1, 30'000) != 1) return false;
+    char buffer[4096];
+    const ssize_t size = read(output_, buffer, sizeof(buffer));
+    if (size <= 0) return false;
+    text_.append(buffer, size);
+    return true;
+  }
+
+  pid_t pid_ = 0;
+  int input_ = -1;
+  int output_ = -1;
+  std::string text_;
+};
+
+class RankProcesses {
+ public:
+  explicit RankProcesses(RankArgs args) : args_(args) {
+    for (args.rank = 0; args.rank < kRanks; ++args.rank) {
+      processes_.push_back(std::make_unique<RankProcess>(args));
+      if (args.rank > 0) continue;
+      FSDP_CHECK(absl::SimpleAtoi(processes_[0]->Await("port "), &args.port));
+    }
+    for (const auto& process : processes_) {
+      EXPECT_NE(process->Await("ready"), "");
+    }
+  }
+
+  RankProcess& operator[](int rank) { return *processes_[rank]; }
+
+  // What has become of the victim until then is what the others meet with.
+  void Go() {
+    for (size_t rank = 0; rank < processes_.size(); ++rank) {
+      const bool takes_part =
+          args_.joins || static_cast<int>(rank) != args_.victim;
+      if (takes_part) processes_[rank]->Go();
+    }
+  }
+
+ private:
+  const RankArgs args_;
+  std::vector<std::unique_ptr<RankProcess>> processes_;
+};
+
+TEST(GlooProcessTest, AKilledRankIsNamedByTheOthers) {
+  RankArgs args;
+  args.victim = 2;
+  RankProcesses ranks(args);
+  ranks[2].Signal(SIGKILL);
+  ranks.Go();
+  for (int rank : {0, 1}) {
+    EXPECT_THAT(
+        ranks[rank].Await("status "),
+        AllOf(HasSubstr("UNAVAILABLE"),
+              HasSubstr(absl::StrCat("all-gather #1 of blocks.2 on rank ", rank,
+                                     " of 3")),
+              HasSubstr(absl::StrCat("rank ", 1 - rank,
+                                     " is in all-gather #1 of blocks.2")),
+              HasSubstr("rank 2 does not answer")));
+  }
+}
+
+TEST(GlooProcessTest, ARankThatExitsIsNamedByTheOthers) {
+  RankArgs args;
+  args.victim = 1;
+  args.exits = true;
+  RankProcesses ranks(args);
+  EXPECT_EQ(ranks[1].Await("its end"), "");
+  ranks.Go();
+  for (int rank : {0, 2}) {
+    EXPECT_THAT(ranks[rank].Await("status "),
+                AllOf(HasSubstr("UNAVAILABLE"), HasSubstr("blocks.2 on rank"),
+                      HasSubstr("rank 1 does not answer")));
+  }
+}
+
+TEST(GlooProcessTest, AStoppedRankIsNamedAtTheDeadline) {
+  RankArgs args;
+  args.victim = 2;
+  args.deadline_s = kDeadlineSeconds;
+  RankProcesses ranks(args);
+  ranks[2].Signal(SIGSTOP);
+  ranks.Go();
+  for (int rank : {0, 1}) {
+    EXPECT_THAT(ranks[rank].Await("status "),
+                AllOf(ContainsRegex("DEADLINE_EXCEEDED|ABORTED"),
+                      HasSubstr("not done at the deadline"),
+                      HasSubstr("blocks.2 on rank"),
+                      HasSubstr("rank 2 does not answer")));
+  }
+}
+
+TEST(GlooProcessTest, ALateRankIsToldApartFromADeadOne) {
+  RankArgs args;
+  args.victim = 2;
+  args.deadline_s = kDeadlineSeconds;
+  RankProcesses ranks(args);
+  ranks.Go();
+  for (int rank : {0, 1}) {
+    EXPECT_THAT(ranks[rank].Await("status "),
+                HasSubstr("rank 2 has finished all-gather #0 of blocks.1 and "
+                          "called nothing since"));
+  }
+}
+
+TEST(GlooProcessTest, ADeathInTheMiddleOfATransferIsNoticed) {
+  RankArgs args;
+  args.victim = 2;
+  args.joins = true;
+  RankProcesses ranks(args);
+  ranks.Go();
+  EXPECT_NE(ranks[2].Await("started"), "");
+  ranks[2].Signal(SIGKILL);
+  for (int rank : {0, 1}) {
+    EXPECT_THAT(ranks[rank].Await("status "),
+                AllOf(HasSubstr("blocks.2 on rank"), HasSubstr("rank 2")));
+  }
+}
+
+// Rank 0 serves the store, by which the others tell each other what they know.
+TEST(GlooProcessTest, SurvivorsEndWithoutTheStore) {
+  for (int signal : {SIGKILL, SIGSTOP}) {
+    RankArgs args;
+    args.victim = 0;
+    args.deadline_s = kDeadlineSeconds;
+    RankProcesses ranks(args);
+    ranks[0].Signal(signal);
+    ranks.Go();
+    for (int rank : {1, 2}) {
+      EXPECT_THAT(ranks[rank].Await("status "),
+                  AllOf(HasSubstr("blocks.2 on rank"),
+                        HasSubstr("the store does not answer")));
+    }
+  }
+}
+
+RankArgs SharedMemoryArgs(int victim) {
+  RankArgs args;
+  args.shares_memory = true;
+  args.victim = victim;
+  return args;
+}
+
+TEST(SharedMemoryProcessTest, AKilledRankIsNamedByTheOthers) {
+  for (int victim : {0, 2}) {
+    RankProcesses ranks(SharedMemoryArgs(victim));
+    ranks[victim].Signal(SIGKILL);
+    ranks.Go();
+    for (int rank = 0; rank < kRanks; ++rank) {
+      if (rank == victim) continue;
+      EXPECT_THAT(
+          ranks[rank].Await("status "),
+          AllOf(HasSubstr("UNAVAILABLE"),
+                HasSubstr(absl::StrCat("all-gather #1 of blocks.2 on rank ",
+                                       rank, " of 3")),
+                ContainsRegex(absl::StrCat(
+                    "rank ", victim,
+                    " .last seen in all-gather #0 of "
+                    "blocks.1; process [0-9]+ has ended. is gone"))));
+    }
+  }
+}
+
+TEST(SharedMemoryProcessTest, ARankThatExitsIsNamedByTheOthers) {
+  RankArgs args = SharedMemoryArgs(1);
+  args.exits = true;
+  RankProcesses ranks(args);
+  ranks.Go();
+  for (int rank : {0, 2}) {
+    EXPECT_THAT(ranks[rank].Await("status "),
+                AllOf(HasSubstr("UNAVAILABLE"), HasSubstr("rank 1"),
+                      HasSubstr("is gone")));
+  }
+}
+
+TEST(SharedMemoryProcessTest, StoppedAndLateRanksAreToldApart) {
+  for (bool is_stopped : {false, true}) {
+    RankArgs args = SharedMemoryArgs(2);
+    args.deadline_s = kDeadlineSeconds;
+    RankProcesses ranks(args);
+    if (is_stopped) ranks[2].Signal(SIGSTOP);
+    ranks.Go();
+    for (int rank : {0, 1}) {
+      EXPECT_THAT(
+          ranks[rank].Await("status "),
+          AllOf(ContainsRegex("DEADLINE_EXCEEDED|ABORTED"),
+                HasSubstr("not done at the deadline; still missing: rank 2"),
+                HasSubstr(is_stopped ? " is stopped" : " runs")));
+    }
+  }
+}
+
+RankArgs ParseRankArgs(absl::string_view text) {
+  const std::vector<std::string> fields = absl::StrSplit(text, ',');
+  FSDP_CHECK(fields.size() == 7);
+  RankArgs args;
+  FSDP_CHECK(absl::SimpleAtoi(fields[0], &args.rank) &&
+             absl::SimpleAtoi(fields[1], &args.port) &&
+             absl::SimpleAtoi(fields[2], &args.victim) &&
+             absl::SimpleAtoi(fields[6], &args.deadline_s));
+  args.exits = fields[3] == "1";
+  args.joins = fields[4] == "1";
+  args.shares_memory = fields[5] == "1";
+  return args;
+}
+
+}  // namespace
+}  // namespace fsdp::comm
+
+int main(int argc, char** argv) {
+  absl::string_view arg = argc > 1 ? argv[1] : "";
+  if (absl::ConsumePrefix(&arg, "--rank=")) {
+    fsdp::comm::Report(fsdp::comm::RunRank(fsdp::comm::ParseRankArgs(arg)));
+    return 0;
+  }
+  ::testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}

@@ -1,0 +1,277 @@
+// Processes on two hosts that are network namespaces of this machine, or, where
+// it does not allow those, on hosts that differ by name only: the output says
+// which. Ranks are this program started again with --rank.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/remainder.h>
+#include <ATen/ops/zeros.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "absl/types/optional.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+#include "comm/bootstrap/bootstrap.h"
+#include "comm/communicator.h"
+#include "comm/mesh.h"
+#include "comm/startup/bootstrap_socket.h"
+#include "comm/startup/environment.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::comm {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+
+constexpr absl::Duration kLimit = absl::Seconds(30);
+constexpr int kNoNamespaces = 77;
+constexpr int kRanks = 4;
+
+absl::Status Finish(absl::StatusOr<std::unique_ptr<Work>> work) {
+  FSDP_RETURN_IF_ERROR(work.status());
+  return (*work)->Wait(absl::Now() + kLimit);
+}
+
+// Small enough for sums that are exact in any order.
+at::Tensor Numbers(int rank, int64_t size) {
+  return (at::arange(size) * 7 + rank * 3).remainder(1000).to(at::kFloat);
+}
+
+uint64_t Hash(uint64_t hash, const at::Tensor& tensor) {
+  const auto* bytes = static_cast<const uint8_t*>(tensor.const_data_ptr());
+  for (size_t i = 0; i < tensor.nbytes(); ++i) {
+    hash = (hash ^ bytes[i]) * 1099511628211u;
+  }
+  return hash;
+}
+
+// A hash of what this rank gets from every collective of `comm`.
+absl::StatusOr<uint64_t> RunCollectives(Communicator& comm) {
+  uint64_t hash = 14695981039346656037u;
+  const int rank = comm.rank();
+  for (int64_t size : {0, 1, 1021, 300'007}) {
+    const at::Tensor whole = at::empty({size * comm.world_size()});
+    FSDP_RETURN_IF_ERROR(
+        Finish(comm.AllGather(whole, Numbers(rank, size), "gather")));
+    hash = Hash(hash, whole);
+    const at::Tensor shard = at::empty({size});
+    FSDP_RETURN_IF_ERROR(
+        Finish(comm.ReduceScatter(shard, whole, ReduceOp::kSum, "scatter")));
+    hash = Hash(hash, shard);
+    const at::Tensor all = Numbers(rank, size);
+    FSDP_RETURN_IF_ERROR(Finish(comm.AllReduce(all, ReduceOp::kMax, "reduce")));
+    hash = Hash(hash, all);
+    for (int root = 0; root < comm.world_size(); ++root) {
+      const at::Tensor copied = Numbers(rank, size);
+      FSDP_RETURN_IF_ERROR(Finish(comm.Broadcast(copied, root, "copy")));
+      hash = Hash(hash, copied);
+    }
+  }
+  return hash;
+}
+
+// Moves 16 MB per collective.
+absl::Status MoveMuch(Communicator& comm) {
+  const at::Tensor whole = at::zeros({4 << 20});
+  const int64_t size = whole.numel() / comm.world_size();
+  const at::Tensor shard = whole.narrow(0, comm.rank() * size, size);
+  FSDP_RETURN_IF_ERROR(Finish(comm.AllGather(whole, shard, "gather")));
+  FSDP_RETURN_IF_ERROR(
+      Finish(comm.ReduceScatter(shard, whole, ReduceOp::kSum, "scatter")));
+  return Finish(comm.AllReduce(whole, ReduceOp::kSum, "reduce"));
+}
+
+absl::StatusOr<std::shared_ptr<Communicator>> ConnectRank(
+    absl::string_view task) {
+  FSDP_ASSIGN_OR_RETURN(const Environment environment,
+                        ReadEnvironment(std::getenv));
+  ConnectOptions options;
+  options.connect_timeout = options.timeout = kLimit;
+  if (task != "one_host") options.host = std::getenv("TWO_HOSTS_NAME");
+  if (task == "much_gloo") options.backend = Backend::kGloo;
+  FSDP_ASSIGN_OR_RETURN(std::shared_ptr<Communicator> world,
+                        Connect(environment, options));
+  return world;
+}
+
+// The world, then its rows and columns.
+absl::StatusOr<std::string> Collectives(std::shared_ptr<Communicator> world) {
+  FSDP_ASSIGN_OR_RETURN(uint64_t hash, RunCollectives(*world));
+  std::string text = absl::StrCat("world ", hash);
+  FSDP_ASSIGN_OR_RETURN(const Mesh mesh,
+                        Mesh::Create(world, {{"replicate", 2}, {"shard", 2}}));
+  for (int i : {0, 1}) {
+    FSDP_ASSIGN_OR_RETURN(hash, RunCollectives(*mesh.group(i)));
+    absl::StrAppend(&text, " ", mesh.dimension(i).name, " ", hash);
+  }
+  return text;
+}
+
+// `task`: "collectives" on two hosts or "one_host"; "die0" or "die3", which
+// that rank does then; "much" or "much_gloo".
+absl::Status RunRank(absl::string_view task) {
+  FSDP_ASSIGN_OR_RETURN(const auto world, ConnectRank(task));
+  if (absl::StartsWith(task, "much")) return MoveMuch(*world);
+  const int rank = world->rank();
+  FSDP_ASSIGN_OR_RETURN(const std::string text, Collectives(world));
+  std::printf("rank %d is %s\nrank %d has %s\n", rank,
+              world->ToString().c_str(), rank, text.c_str());
+  std::fflush(stdout);
+  if (!absl::ConsumePrefix(&task, "die")) return absl::OkStatus();
+  if (task == absl::StrCat(rank)) _exit(0);
+  const absl::StatusOr<uint64_t> broken = RunCollectives(*world);
+  std::printf("rank %d ends with %s\n", rank,
+              broken.status().ToString().c_str());
+  return broken.ok() ? absl::InternalError("went on without a rank")
+                     : absl::OkStatus();
+}
+
+struct Output {
+  int exit_code = 0;
+  std::string text;
+};
+
+Output Run(const std::string& command) {
+  Output output;
+  FILE* pipe = popen(absl::StrCat(command, " 2>&1").c_str(), "r");
+  FSDP_CHECK(pipe != nullptr);
+  char buffer[4096];
+  while (const size_t size = fread(buffer, 1, sizeof(buffer), pipe)) {
+    output.text.append(buffer, size);
+  }
+  const int status = pclose(pipe);
+  output.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  return output;
+}
+
+std::string Self() {
+  char path[4096] = "";
+  FSDP_CHECK(readlink("/proc/self/exe", path, sizeof(path) - 1) > 0);
+  return path;
+}
+
+std::string Command(absl::string_view task) {
+  return absl::StrCat("comm/testing/two_hosts.sh 2 ", Self(), " --rank=", task);
+}
+
+Output RunOnLoopback(absl::string_view task) {
+  const int port = Listen("127.0.0.1", 0)->port;
+  return Run(absl::StrCat("TWO_HOSTS_LOOPBACK=", port, " ", Command(task)));
+}
+
+Output RunOnTwoHosts(absl::string_view task) {
+  const Output output = Run(Command(task));
+  if (output.exit_code != kNoNamespaces) {
+    std::printf("two network namespaces are the hosts\n");
+    return output;
+  }
+  std::printf(
+      "NOTE: no network namespaces here, so the hosts differ by name only: "
+      "%s",
+      output.text.c_str());
+  return RunOnLoopback(task);
+}
+
+// The lines that begin with "rank N `what`", without that, by rank.
+std::vector<std::string> Lines(const Output& output, absl::string_view what) {
+  std::vector<std::string> lines(kRanks);
+  for (absl::string_view line : absl::StrSplit(output.text, '\n')) {
+    for (int rank = 0; rank < kRanks; ++rank) {
+      const std::string prefix = absl::StrCat("rank ", rank, " ", what, " ");
+      if (!absl::StartsWith(line, prefix)) continue;
+      lines[rank] = std::string(line.substr(prefix.size()));
+    }
+  }
+  return lines;
+}
+
+TEST(TwoHostsTest, GetWhatOneHostGets) {
+  const Output one = RunOnLoopback("one_host");
+  ASSERT_EQ(one.exit_code, 0) << one.text;
+  EXPECT_THAT(Lines(one, "is"), Each(HasSubstr("shared memory, rank")));
+  EXPECT_THAT(Lines(one, "has"), Each(HasSubstr("world")));
+  const Output two = RunOnTwoHosts("collectives");
+  ASSERT_EQ(two.exit_code, 0) << two.text;
+  EXPECT_THAT(Lines(two, "is"),
+              Each(HasSubstr("hierarchical (shared memory inside 2 hosts, gloo "
+                             "between them)")));
+  EXPECT_EQ(Lines(two, "has"), Lines(one, "has"));
+}
+
+// What went between the hosts; unknown where they differ by name only.
+absl::optional<int64_t> BytesOf(const Output& output) {
+  constexpr absl::string_view kBegin = "between the hosts went ";
+  const size_t begin = output.text.find(std::string(kBegin));
+  if (begin == std::string::npos) return absl::nullopt;
+  return std::atoll(output.text.c_str() + begin + kBegin.size());
+}
+
+TEST(TwoHostsTest, HostsOfTwoRanksExchangeHalfOfWhatPlainGlooSends) {
+  const Output hierarchical = RunOnTwoHosts("much");
+  const Output gloo = RunOnTwoHosts("much_gloo");
+  EXPECT_EQ(hierarchical.exit_code, 0) << hierarchical.text;
+  EXPECT_EQ(gloo.exit_code, 0) << gloo.text;
+  const absl::optional<int64_t> bytes = BytesOf(hierarchical);
+  if (!bytes.has_value()) {
+    std::printf("NOTE: no cable, so nothing is known of what went over it\n");
+    return;
+  }
+  std::printf("hierarchical %lld bytes, gloo %lld\n",
+              static_cast<long long>(*bytes),
+              static_cast<long long>(BytesOf(gloo).value_or(0)));
+  EXPECT_GT(*bytes, 3 * (16 << 20));
+  EXPECT_LT(*bytes, BytesOf(gloo).value_or(0) * 6 / 10);
+}
+
+// Rank 0 serves the store, by which ranks of different hosts tell each other.
+TEST(TwoHostsTest, ARankThatDiesEndsTheOthersOnBothHosts) {
+  for (int victim : {0, 3}) {
+    const Output output = RunOnTwoHosts(absl::StrCat("die", victim));
+    ASSERT_EQ(output.exit_code, 0) << output.text;
+    const std::vector<std::string> ends = Lines(output, "ends with");
+    for (int rank = 0; rank < kRanks; ++rank) {
+      if (rank == victim) continue;
+      EXPECT_THAT(ends[rank],
+                  AllOf(HasSubstr("UNAVAILABLE"),
+                        HasSubstr(absl::StrCat("on rank ", rank, " of 4"))))
+          << output.text;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fsdp::comm
+
+int main(int argc, char** argv) {
+  const absl::string_view arg = argc > 1 ? argv[1] : "";
+  constexpr absl::string_view kRank = "--rank=";
+  if (absl::StartsWith(arg, kRank)) {
+    const absl::Status status = fsdp::comm::RunRank(arg.substr(kRank.size()));
+    if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
+    return status.ok() ? 0 : 1;
+  }
+  ::testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}

@@ -1,0 +1,267 @@
+// Whatever a peer or the store says is read as far as it goes, and refused
+// where it cannot be.
+#include <ATen/core/Tensor.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <random>
+#include <string>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/testing/status_matchers.h"
+#include "comm/agreement.h"
+#include "comm/call.h"
+#include "comm/gloo/call_exchange.h"
+#include "comm/gloo/message_transport.h"
+#include "comm/gloo/peer_messages.h"
+#include "comm/group/failure_report.h"
+#include "comm/group/status_text.h"
+#include "comm/host/shared_heap.h"
+#include "comm/host/shared_rank_block.h"
+#include "comm/host/shared_segment.h"
+#include "comm/local/local_communicator.h"
+#include "comm/shared_memory/shared_memory_communicator.h"
+#include "comm/wrappers/forwarding_communicator.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::comm {
+namespace {
+
+using ::fsdp::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+std::string RandomBytes(int seed, size_t size) {
+  std::mt19937 random(seed);
+  std::string bytes(size, '\0');
+  for (char& byte : bytes) byte = static_cast<char>(random());
+  return bytes;
+}
+
+// What rank 0 of two answers to a rank 1 that introduces itself so.
+absl::Status MeetWith(const std::string& introduction) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto says = [&](const std::string& key, const std::string& value) {
+    store->set(key, std::vector<uint8_t>(value.begin(), value.end()));
+  };
+  says("hosts/1", absl::StrCat("/", HostIdentity()));
+  says("segments/1", introduction);
+  says("outcomes/1", "");
+  SharedMemoryOptions options;
+  options.timeout = absl::Seconds(30);
+  return CreateSharedMemoryCommunicator(store, 0, 2, options).status();
+}
+
+std::string Introduce(const SegmentAddress& mailbox,
+                      const SegmentAddress& block) {
+  std::string bytes(2 * sizeof(SegmentAddress), '\0');
+  std::memcpy(bytes.data(), &mailbox, sizeof(mailbox));
+  std::memcpy(bytes.data() + sizeof(mailbox), &block, sizeof(block));
+  return bytes;
+}
+
+TEST(UntrustedBytesTest, IntroductionsOfAnyLength) {
+  const std::string whole = Introduce({}, {});
+  for (size_t size = 0; size < whole.size(); ++size) {
+    EXPECT_THAT(
+        MeetWith(whole.substr(0, size)),
+        StatusIs(absl::StatusCode::kFailedPrecondition,
+                 AllOf(HasSubstr("rank 1 introduces itself with "),
+                       HasSubstr(absl::StrCat(" ", size, " bytes instead")))));
+  }
+  EXPECT_FALSE(MeetWith(whole + "x").ok());
+  EXPECT_THAT(MeetWith(whole), StatusIs(absl::StatusCode::kFailedPrecondition,
+                                        HasSubstr("that is nowhere")));
+  for (int seed = 0; seed < 100; ++seed) {
+    EXPECT_FALSE(MeetWith(RandomBytes(seed, whole.size())).ok()) << seed;
+  }
+}
+
+// An access past the end of the file would end this process.
+TEST(UntrustedBytesTest, SegmentsThatAreSmallerThanTheySay) {
+  const int file = memfd_create("small", MFD_CLOEXEC);
+  ASSERT_GE(file, 0);
+  ASSERT_EQ(ftruncate(file, 100), 0);
+  struct stat status;
+  ASSERT_EQ(fstat(file, &status), 0);
+  SegmentAddress address;
+  address.pid = getpid();
+  address.descriptor = file;
+  address.device = status.st_dev;
+  address.inode = status.st_ino;
+  address.bytes = 4 << 20;
+  EXPECT_THAT(MeetWith(Introduce(address, address)),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("shared memory of process")));
+  // It is as large as it says, but no mailbox.
+  address.bytes = 10;
+  EXPECT_THAT(MeetWith(Introduce(address, address)),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("a mailbox of 10 bytes")));
+  // A mailbox, but no block.
+  auto mailbox = SharedSegment::Create(4096).value();
+  EXPECT_THAT(MeetWith(Introduce(mailbox->address(), mailbox->address())),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("a block of 4096 bytes")));
+  close(file);
+  EXPECT_FALSE(SharedSegment::Open(address).ok());
+}
+
+TEST(UntrustedBytesTest, WhatIsNoMemory) {
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  struct stat status;
+  ASSERT_EQ(fstat(ends[0], &status), 0);
+  SegmentAddress address;
+  address.pid = getpid();
+  address.descriptor = ends[0];
+  address.device = status.st_dev;
+  address.inode = status.st_ino;
+  address.bytes = 0;
+  EXPECT_THAT(
+      SharedSegment::Open(address),
+      StatusIs(absl::StatusCode::kUnavailable, HasSubstr("it is no memory")));
+  close(ends[0]);
+  close(ends[1]);
+}
+
+TEST(UntrustedBytesTest, PlacesOutsideOfASegment) {
+  std::shared_ptr<SharedSegment> segment = SharedSegment::Create(100).value();
+  const auto heap = std::make_shared<SharedHeap>([] {});
+  const auto resolve = [&](int64_t offset, int64_t bytes) {
+    return heap->Resolve(1, {segment->address(), offset}, bytes).status();
+  };
+  EXPECT_OK(resolve(0, 100));
+  EXPECT_OK(resolve(60, 40));
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  for (const auto& [offset, bytes] : std::vector<std::pair<int64_t, int64_t>>{
+           {-1, 10}, {0, 101}, {61, 40}, {101, 0}, {kMost, kMost}, {0, -1}}) {
+    EXPECT_THAT(resolve(offset, bytes),
+                StatusIs(absl::StatusCode::kUnavailable,
+                         HasSubstr("of a segment of 100")))
+        << offset << " " << bytes;
+  }
+}
+
+TEST(UntrustedBytesTest, CallsInSharedMemory) {
+  for (int seed = 0; seed < 1000; ++seed) {
+    CallImage image;
+    const std::string bytes = RandomBytes(seed, sizeof(image));
+    std::memcpy(&image, bytes.data(), sizeof(image));
+    const Call call = CallOf(image);
+    EXPECT_LE(call.label.size(), 188u);
+    EXPECT_LE(call.dtype.size(), 12u);
+    EXPECT_LE(call.detail.size(), 28u);
+    EXPECT_FALSE(ToString(call).empty());
+  }
+}
+
+// Every message is all ones; nothing ends a text.
+class OnesTransport final : public MessageTransport {
+ public:
+  absl::StatusOr<std::shared_ptr<Message>> Send(int, int, const void*,
+                                                int64_t) override {
+    return std::make_shared<DoneMessage>();
+  }
+  absl::StatusOr<std::shared_ptr<Message>> Receive(int, int, void* data,
+                                                   int64_t bytes) override {
+    std::memset(data, 0xff, bytes);
+    return std::make_shared<DoneMessage>();
+  }
+  void Close() override {}
+
+ private:
+  class DoneMessage final : public Message {
+   public:
+    absl::Status Wait() override { return absl::OkStatus(); }
+    void Abort() override {}
+  };
+};
+
+TEST(UntrustedBytesTest, CallsThatPeersAnnounce) {
+  PeerMessages messages(std::make_unique<OnesTransport>());
+  CallExchange calls(0, 2, &messages);
+  ASSERT_OK(calls.Start());
+  Call call;
+  call.label = "grads";
+  ASSERT_OK(calls.Announce(0, call));
+  EXPECT_THAT(calls.Agree(),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("rank 1 called unknown collective of " +
+                                       std::string(128, '\xff')),
+                             HasSubstr(std::string(16, '\xff')))));
+}
+
+TEST(UntrustedBytesTest, StatusesAsText) {
+  const absl::Status status = absl::NotFoundError("no file of that name");
+  const std::string text = EncodeStatus(status);
+  EXPECT_EQ(DecodeStatus(text), status);
+  for (size_t size = 0; size <= 1; ++size) {
+    EXPECT_EQ(DecodeStatus(text.substr(0, size)), absl::nullopt) << size;
+  }
+  for (size_t size = 2; size < text.size(); ++size) {
+    EXPECT_EQ(DecodeStatus(text.substr(0, size))->code(), status.code());
+  }
+  for (const char* wrong : {" text", "x text", "-1 text", "17 text", "5.0 text",
+                            "99999999999 text", "\xff\xff \xff"}) {
+    EXPECT_EQ(DecodeStatus(wrong), absl::nullopt) << wrong;
+  }
+}
+
+TEST(UntrustedBytesTest, FailureReports) {
+  const std::string text = Encode(
+      RankReport{Cause::kDeadline, "not done", "waited for \n all-reduce"});
+  for (size_t size = 0; size < text.size(); ++size) {
+    const auto report = Decode(text.substr(0, size));
+    EXPECT_TRUE(!report || report->cause == Cause::kDeadline) << size;
+  }
+  for (int seed = 0; seed < 1000; ++seed) {
+    EXPECT_EQ(Decode(RandomBytes(seed, 40)), absl::nullopt);
+  }
+  for (const char* wrong : {"99\na\nb", "-1\na\nb", "\na\nb", "1\na"}) {
+    EXPECT_EQ(Decode(wrong), absl::nullopt) << wrong;
+  }
+}
+
+// Announces texts of `size` bytes.
+class WrongSizes final : public ForwardingCommunicator {
+ public:
+  WrongSizes(std::shared_ptr<Communicator> base, int64_t size)
+      : ForwardingCommunicator(std::move(base)), size_(size) {}
+
+ protected:
+  absl::StatusOr<std::unique_ptr<Work>> DoBroadcast(
+      const at::Tensor& tensor, int root, absl::string_view label) override {
+    tensor.fill_(size_);
+    return ForwardingCommunicator::DoBroadcast(tensor, root, label);
+  }
+
+ private:
+  const int64_t size_;
+};
+
+TEST(UntrustedBytesTest, SizesOfTexts) {
+  for (const int64_t size :
+       {int64_t{-1}, std::numeric_limits<int64_t>::min(),
+        std::numeric_limits<int64_t>::max(), int64_t{1} << 40}) {
+    WrongSizes comm(std::move(CreateLocalGroup(1).value()[0]), size);
+    EXPECT_THAT(
+        BroadcastString(comm, "text", 0, "names", absl::InfiniteFuture()),
+        StatusIs(absl::StatusCode::kInvalidArgument,
+                 HasSubstr(absl::StrCat("a text of ", size, " bytes"))));
+  }
+}
+
+}  // namespace
+}  // namespace fsdp::comm

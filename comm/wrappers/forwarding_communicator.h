@@ -1,0 +1,87 @@
+// Base of communicators that add something to another one.
+#ifndef COMM_WRAPPERS_FORWARDING_COMMUNICATOR_H_
+#define COMM_WRAPPERS_FORWARDING_COMMUNICATOR_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "base/check.h"
+#include "comm/communicator.h"
+#include "comm/work.h"
+
+namespace fsdp::comm {
+
+// Passes every call on to another communicator, ReduceScatterScaled()
+// by way of DoReduceScatter(), which a subclass sees, and whose scaling makes
+// the host wait: CanBeCaptured() is a subclass's to say. Split() gives a plain
+// sub-group of that one.
+class ForwardingCommunicator : public Communicator {
+ public:
+  explicit ForwardingCommunicator(std::shared_ptr<Communicator> base)
+      : base_(std::move(base)) {
+    FSDP_CHECK(base_ != nullptr);
+  }
+
+  int rank() const override { return base_->rank(); }
+  int world_size() const override { return base_->world_size(); }
+  absl::Duration default_timeout() const override {
+    return base_->default_timeout();
+  }
+  std::string ToString() const override { return base_->ToString(); }
+  bool PrefersScaledInputs() const override {
+    return base_->PrefersScaledInputs();
+  }
+  absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override {
+    return base_->AllocateSymmetric(bytes);
+  }
+  absl::StatusOr<CommonMemory> AllocateCommon(int64_t bytes) override {
+    return base_->AllocateCommon(bytes);
+  }
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
+                                                      int key) override {
+    return base_->Split(color, key);
+  }
+  void Abort(const absl::Status& reason) override { base_->Abort(reason); }
+
+ protected:
+  Communicator& base() { return *base_; }
+  const Communicator& base() const { return *base_; }
+
+  absl::StatusOr<std::unique_ptr<Work>> DoAllGather(
+      const at::Tensor& out, const at::Tensor& in,
+      absl::string_view label) override {
+    return base_->AllGather(out, in, label);
+  }
+  absl::StatusOr<std::unique_ptr<Work>> DoReduceScatter(
+      const at::Tensor& out, const at::Tensor& in, ReduceOp op,
+      absl::string_view label) override {
+    return base_->ReduceScatter(out, in, op, label);
+  }
+  absl::StatusOr<std::unique_ptr<Work>> DoAllToAll(
+      const at::Tensor& out, const at::Tensor& in,
+      absl::string_view label) override {
+    return base_->AllToAll(out, in, label);
+  }
+  absl::StatusOr<std::unique_ptr<Work>> DoAllReduce(
+      const at::Tensor& tensor, ReduceOp op, absl::string_view label) override {
+    return base_->AllReduce(tensor, op, label);
+  }
+  absl::StatusOr<std::unique_ptr<Work>> DoBroadcast(
+      const at::Tensor& tensor, int root, absl::string_view label) override {
+    return base_->Broadcast(tensor, root, label);
+  }
+
+ private:
+  const std::shared_ptr<Communicator> base_;
+};
+
+}  // namespace fsdp::comm
+
+#endif  // COMM_WRAPPERS_FORWARDING_COMMUNICATOR_H_

@@ -1,0 +1,163 @@
+#include "comm/wrappers/paired_communicator.h"
+
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "comm/work.h"
+
+namespace fsdp::comm {
+namespace {
+
+struct Pair {
+  std::unique_ptr<Communicator> host;
+  std::unique_ptr<Communicator> device;
+};
+
+// Tells the other backend when this one has failed: the peers may be waiting
+// there.
+class PairedWork final : public Work {
+ public:
+  PairedWork(std::unique_ptr<Work> base, std::weak_ptr<Pair> pair)
+      : base_(std::move(base)), pair_(std::move(pair)) {}
+
+  absl::Status Wait(absl::Time deadline) override {
+    return Noted(base_->Wait(deadline));
+  }
+  absl::Status WaitForResult(absl::Time deadline) override {
+    return Noted(base_->WaitForResult(deadline));
+  }
+  absl::Status BlockCurrentStream() override {
+    return Noted(base_->BlockCurrentStream());
+  }
+
+ private:
+  absl::Status Noted(absl::Status status) {
+    const std::shared_ptr<Pair> pair = pair_.lock();
+    if (!status.ok() && pair != nullptr) {
+      pair->host->Abort(status);
+      pair->device->Abort(status);
+    }
+    return status;
+  }
+
+  const std::unique_ptr<Work> base_;
+  const std::weak_ptr<Pair> pair_;
+};
+
+class PairedCommunicator final : public Communicator {
+ public:
+  PairedCommunicator(std::unique_ptr<Communicator> host,
+                     std::unique_ptr<Communicator> device, TakesHost takes_host)
+      : pair_(std::make_shared<Pair>(Pair{std::move(host), std::move(device)})),
+        takes_host_(std::move(takes_host)) {}
+
+  int rank() const override { return pair_->device->rank(); }
+  int world_size() const override { return pair_->device->world_size(); }
+  absl::Duration default_timeout() const override {
+    return pair_->device->default_timeout();
+  }
+  std::string ToString() const override {
+    return absl::StrCat("on the host ", pair_->host->ToString(),
+                        "; on the device ", pair_->device->ToString());
+  }
+
+  bool PrefersScaledInputs() const override {
+    return pair_->device->PrefersScaledInputs();
+  }
+  bool CanBeCaptured() const override { return pair_->device->CanBeCaptured(); }
+  absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override {
+    return pair_->device->AllocateSymmetric(bytes);
+  }
+  absl::StatusOr<CommonMemory> AllocateCommon(int64_t bytes) override {
+    return pair_->device->AllocateCommon(bytes);
+  }
+
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
+                                                      int key) override {
+    FSDP_ASSIGN_OR_RETURN(auto host, pair_->host->Split(color, key));
+    auto device = pair_->device->Split(color, key);
+    if (!device.ok()) {
+      Abort(device.status());
+      return device.status();
+    }
+    return CreatePairedCommunicator(std::move(host), *std::move(device),
+                                    takes_host_);
+  }
+
+  void Abort(const absl::Status& reason) override {
+    pair_->host->Abort(reason);
+    pair_->device->Abort(reason);
+  }
+
+ protected:
+  absl::StatusOr<std::unique_ptr<Work>> DoAllGather(
+      const at::Tensor& out, const at::Tensor& in,
+      absl::string_view label) override {
+    return Started(BackendOf(in).AllGather(out, in, label));
+  }
+  absl::StatusOr<std::unique_ptr<Work>> DoReduceScatter(
+      const at::Tensor& out, const at::Tensor& in, ReduceOp op,
+      absl::string_view label) override {
+    return Started(BackendOf(out).ReduceScatter(out, in, op, label));
+  }
+  absl::StatusOr<std::unique_ptr<Work>> DoReduceScatterScaled(
+      const at::Tensor& out, const at::Tensor& in, ScaledSum sum,
+      absl::string_view label) override {
+    return Started(BackendOf(out).ReduceScatterScaled(out, in, sum, label));
+  }
+  absl::StatusOr<std::unique_ptr<Work>> DoAllToAll(
+      const at::Tensor& out, const at::Tensor& in,
+      absl::string_view label) override {
+    return Started(BackendOf(in).AllToAll(out, in, label));
+  }
+  absl::StatusOr<std::unique_ptr<Work>> DoAllReduce(
+      const at::Tensor& tensor, ReduceOp op, absl::string_view label) override {
+    return Started(BackendOf(tensor).AllReduce(tensor, op, label));
+  }
+  absl::StatusOr<std::unique_ptr<Work>> DoBroadcast(
+      const at::Tensor& tensor, int root, absl::string_view label) override {
+    return Started(BackendOf(tensor).Broadcast(tensor, root, label));
+  }
+
+ private:
+  Communicator& BackendOf(const at::Tensor& tensor) {
+    const bool is_host =
+        takes_host_ ? takes_host_(tensor) : tensor.device().is_cpu();
+    return is_host ? *pair_->host : *pair_->device;
+  }
+
+  absl::StatusOr<std::unique_ptr<Work>> Started(
+      absl::StatusOr<std::unique_ptr<Work>> work) {
+    if (!work.ok()) return work;
+    return std::make_unique<PairedWork>(*std::move(work), pair_);
+  }
+
+  const std::shared_ptr<Pair> pair_;
+  const TakesHost takes_host_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Communicator>> CreatePairedCommunicator(
+    std::unique_ptr<Communicator> host, std::unique_ptr<Communicator> device,
+    TakesHost takes_host) {
+  if (host == nullptr || device == nullptr) {
+    return absl::InvalidArgumentError(
+        "pair two backends: one of them is missing");
+  }
+  if (host->rank() != device->rank() ||
+      host->world_size() != device->world_size()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "pair two backends: ", host->ToString(), " and ", device->ToString(),
+        " are not of the same ranks; create both with the same rank and size"));
+  }
+  return std::make_unique<PairedCommunicator>(
+      std::move(host), std::move(device), std::move(takes_host));
+}
+
+}  // namespace fsdp::comm

@@ -1,0 +1,127 @@
+#include "comm/wrappers/recording_communicator.h"
+
+#include <ATen/core/Tensor.h>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "comm/call.h"
+#include "comm/communicator.h"
+#include "comm/work.h"
+
+namespace fsdp::comm {
+namespace {
+
+class RecordingCommunicator final : public ForwardingCommunicator {
+ public:
+  RecordingCommunicator(std::unique_ptr<Communicator> base, CollectiveLog* log)
+      : ForwardingCommunicator(std::move(base)), log_(log) {}
+
+  bool CanBeCaptured() const override { return base().CanBeCaptured(); }
+
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
+                                                      int key) override {
+    FSDP_ASSIGN_OR_RETURN(auto group, base().Split(color, key));
+    return Record(std::move(group), log_);
+  }
+
+ protected:
+  using StartedWork = absl::StatusOr<std::unique_ptr<Work>>;
+
+  StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
+                          absl::string_view label) override {
+    return Started(base().AllGather(out, in, label), Collective::kAllGather,
+                   label, out);
+  }
+  StartedWork DoReduceScatter(const at::Tensor& out, const at::Tensor& in,
+                              ReduceOp op, absl::string_view label) override {
+    return Started(base().ReduceScatter(out, in, op, label),
+                   Collective::kReduceScatter, label, in);
+  }
+  StartedWork DoReduceScatterScaled(const at::Tensor& out, const at::Tensor& in,
+                                    ScaledSum sum,
+                                    absl::string_view label) override {
+    return Started(base().ReduceScatterScaled(out, in, sum, label),
+                   Collective::kReduceScatter, label, in);
+  }
+  StartedWork DoAllToAll(const at::Tensor& out, const at::Tensor& in,
+                         absl::string_view label) override {
+    return Started(base().AllToAll(out, in, label), Collective::kAllToAll,
+                   label, in);
+  }
+  StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
+                          absl::string_view label) override {
+    return Started(base().AllReduce(tensor, op, label), Collective::kAllReduce,
+                   label, tensor);
+  }
+  StartedWork DoBroadcast(const at::Tensor& tensor, int root,
+                          absl::string_view label) override {
+    return Started(base().Broadcast(tensor, root, label),
+                   Collective::kBroadcast, label, tensor);
+  }
+
+ private:
+  StartedWork Started(StartedWork work, Collective collective,
+                      absl::string_view label, const at::Tensor& whole) {
+    if (work.ok()) {
+      log_->Add({collective, std::string(label),
+                 static_cast<int64_t>(whole.nbytes())});
+    }
+    return work;
+  }
+
+  CollectiveLog* const log_;
+};
+
+}  // namespace
+
+std::string ToString(const CollectiveRecord& record) {
+  return absl::StrCat(CollectiveName(record.collective), " of ", record.label,
+                      ", ", record.bytes, " bytes");
+}
+
+void CollectiveLog::Add(CollectiveRecord record) {
+  absl::MutexLock lock(&mutex_);
+  Totals& totals = totals_[{record.collective, record.label}];
+  ++totals.count;
+  totals.bytes += record.bytes;
+  if (static_cast<int64_t>(trace_.size()) < max_trace_) {
+    trace_.push_back(std::move(record));
+  }
+}
+
+void CollectiveLog::Clear() {
+  absl::MutexLock lock(&mutex_);
+  totals_.clear();
+  trace_.clear();
+}
+
+CollectiveLog::Totals CollectiveLog::TotalsOf(Collective collective) const {
+  absl::MutexLock lock(&mutex_);
+  Totals sum;
+  for (const auto& [key, totals] : totals_) {
+    if (key.first != collective) continue;
+    sum.count += totals.count;
+    sum.bytes += totals.bytes;
+  }
+  return sum;
+}
+
+CollectiveLog::Totals CollectiveLog::TotalsOf(Collective collective,
+                                              absl::string_view label) const {
+  absl::MutexLock lock(&mutex_);
+  const auto found = totals_.find({collective, std::string(label)});
+  return found == totals_.end() ? Totals() : found->second;
+}
+
+std::vector<CollectiveRecord> CollectiveLog::Trace() const {
+  absl::MutexLock lock(&mutex_);
+  return trace_;
+}
+
+std::unique_ptr<Communicator> Record(std::unique_ptr<Communicator> base,
+                                     CollectiveLog* log) {
+  return std::make_unique<RecordingCommunicator>(std::move(base), log);
+}
+
+}  // namespace fsdp::comm

@@ -1,0 +1,160 @@
+// Turns LibTorch's autograd into events of units: the gradient reaches a unit's
+// output; all gradients of a unit's parameters are there.
+//
+// torch::nn::Module has no hooks, so the graph carries them:
+//   exits    hooks on the nodes by which a gradient enters the unit's graph,
+//            those of its outputs; the first runs before any operator of the
+//            unit
+//   Unit     a node that the unit's parameters point to instead of
+//            accumulating into .grad; gets all gradients of one forward at
+//            once, after every operator of the unit
+//   entries  hooks on the nodes before a unit with nothing trainable, in place
+//            of Unit
+// Exits and entries leave tensors and graph as they are, so what a unit returns
+// and takes is viewed and modified in place as without sharding.
+#ifndef FSDP_AUTOGRAD_AUTOGRAD_H_
+#define FSDP_AUTOGRAD_AUTOGRAD_H_
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/core/UndefinedTensorImpl.h>
+#include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/autograd/function.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+
+namespace fsdp {
+
+// Whether this thread runs a backward.
+bool InsideBackward();
+
+// Sequence numbers are those of one thread: `forward_thread`.
+struct PreBackwardInfo {
+  int unit;
+  // Any node with this sequence number or a higher one has run by now or never
+  // will.
+  uint64_t exit_sequence;
+  // Nodes of this forward have this number, that of the Unit node where there
+  // is one, or a higher one; unset: the caller of OnPreBackward() knows when
+  // the backward of the unit is over.
+  std::optional<uint64_t> start_sequence;
+  bool has_unit_node;
+  std::optional<uint64_t> forward_thread = std::nullopt;
+};
+
+struct PostBackwardInfo {
+  int unit;
+  uint64_t node_sequence;  // of the Unit node
+  std::optional<uint64_t> forward_thread = std::nullopt;
+};
+
+// Receives the events of one sharded model. Called inside backward, on the
+// thread that runs it; reports errors by throwing StatusError.
+class BackwardListener {
+ public:
+  virtual ~BackwardListener() = default;
+  // Once per forward and backward, whichever exit comes first.
+  virtual void OnPreBackward(const PreBackwardInfo& info) = 0;
+  // gradients[k] belongs to the k-th slot of the unit's node: undefined, of any
+  // strides, or sparse. Empty for a unit with nothing trainable. Whoever is
+  // called has them to itself, as far as autograd knows.
+  virtual void OnPostBackward(const PostBackwardInfo& info,
+                              std::vector<at::Tensor> gradients) = 0;
+  // Nodes with `start_sequence` or a higher number have run or never will.
+  virtual void OnLeft(uint64_t start_sequence) = 0;
+};
+
+// The nodes keep only a weak reference: a graph may outlive its model.
+using WeakListener = std::weak_ptr<BackwardListener>;
+
+// Parameters of slot k: one tensor, or several that are tied without being the
+// same object. A slot may be empty (a frozen parameter): it gets no gradient.
+using ParameterSlots = std::vector<std::vector<at::Tensor>>;
+
+// Creates a Unit node for one forward of `unit` and points the parameters to
+// it. Call in the thread that runs the forward and before the unit's first
+// operator: the engine runs the youngest ready node first, so this one runs
+// after all of the unit's operators.
+std::shared_ptr<torch::autograd::Node> AttachUnitNode(
+    const WeakListener& listener, int unit, std::string name,
+    const ParameterSlots& slots);
+
+// The tensors that one forward is given, without keeping their memory.
+class SeenTensors {
+ public:
+  void Add(const at::Tensor& tensor);
+
+  // Those that are alive, and the tensors they are views of.
+  std::vector<at::Tensor> Alive() const;
+  // Whether `node` had produced one of them when it was added.
+  bool WasProducedBy(const torch::autograd::Node& node) const;
+
+ private:
+  using Weak =
+      c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  void AddOne(const at::Tensor& tensor);
+
+  std::vector<Weak> tensors_;
+  std::vector<const torch::autograd::Node*> producers_;
+};
+
+// One forward of a unit.
+struct UnitForward {
+  int unit;
+  std::string name;
+  // at::sequence_number::peek() before its first node.
+  uint64_t start_sequence;
+  std::shared_ptr<torch::autograd::Node> unit_node;  // or null
+};
+
+// At the end of a forward, on its thread: makes the nodes by which a gradient
+// can enter its graph announce that. They are those of `outputs`, of inputs
+// that it has modified in place, and of the tensors that these are views of: a
+// view that is modified later leads to the base's. Nodes of before the forward
+// are left alone. Returns them; with none, no backward will enter.
+// When the gradient arrives, and before anything is gathered, these throw
+// StatusError (FailedPrecondition): a backward that builds a graph
+// (create_graph), and torch::autograd::grad with respect to a parameter of the
+// unit, which would see this rank's gradient alone.
+std::vector<std::shared_ptr<torch::autograd::Node>> AttachExits(
+    const WeakListener& listener, const UnitForward& forward,
+    const std::vector<at::Tensor*>& outputs, const SeenTensors& inputs);
+
+// At the beginning of the forward of a unit with nothing trainable: makes the
+// node that has produced `input` announce that the gradient has left the unit.
+void AttachEntry(const WeakListener& listener, uint64_t start_sequence,
+                 const at::Tensor& input);
+
+// A node that refuses gradients with an error naming the parameter `name`. A
+// trainable parameter points to it between steps: it is then no leaf, so that
+// torch::optim refuses it.
+std::shared_ptr<torch::autograd::Node> MakeSentinel(const at::Tensor& parameter,
+                                                    const std::string& name);
+// Points `parameter` to the only slot of `sentinel`.
+void AttachSentinel(const at::Tensor& parameter,
+                    const std::shared_ptr<torch::autograd::Node>& sentinel);
+
+// Makes `parameter` a leaf again, so that requires_grad() tells what the user
+// has set. An edge on a frozen parameter would train it.
+void ClearEdge(const at::Tensor& parameter);
+
+// FailedPrecondition, inside a node of a backward with create_graph.
+absl::Status CheckRecordsNoGraph(const std::string& unit_name);
+// FailedPrecondition, inside backward, when the gradients that it is to return
+// are among those of `unit_node`, which may be null.
+absl::Status CheckComputesNoGradientOf(
+    const std::shared_ptr<torch::autograd::Node>& unit_node,
+    const std::string& unit_name);
+
+// Whether `parameter` points to one of our nodes.
+bool HasOurEdge(const at::Tensor& parameter);
+
+}  // namespace fsdp
+
+#endif  // FSDP_AUTOGRAD_AUTOGRAD_H_

@@ -1,0 +1,58 @@
+#include "fsdp/autograd/tensor_tree.h"
+
+#include <ATen/core/Dict.h>
+#include <ATen/core/List.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/core/jit_type.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+
+namespace fsdp::tensor_tree_internal {
+namespace {
+
+// An element of a container that we have just made.
+void VisitElement(const c10::IValue& element,
+                  absl::FunctionRef<void(at::Tensor&)> visit) {
+  VisitScriptValue(const_cast<c10::IValue&>(element), visit);
+}
+
+void VisitTuple(c10::IValue& value,
+                absl::FunctionRef<void(at::Tensor&)> visit) {
+  const c10::ivalue::Tuple& tuple = value.toTupleRef();
+  auto copy = c10::ivalue::Tuple::createNamed(
+      std::vector<c10::IValue>(tuple.elements().begin(),
+                               tuple.elements().end()),
+      tuple.type());
+  value = c10::IValue(std::move(copy));
+  for (const c10::IValue& element : value.toTupleRef().elements()) {
+    VisitElement(element, visit);
+  }
+}
+
+}  // namespace
+
+void VisitScriptValue(c10::IValue& value,
+                      absl::FunctionRef<void(at::Tensor&)> visit) {
+  if (value.isTensor()) {
+    visit(value.toTensor());
+  } else if (value.isTuple()) {
+    VisitTuple(value, visit);
+  } else if (value.isList()) {
+    value = c10::IValue(value.toList().copy());
+    for (const c10::IValue& element : value.toListRef()) {
+      VisitElement(element, visit);
+    }
+  } else if (value.isGenericDict()) {
+    value = c10::IValue(value.toGenericDict().copy());
+    for (const auto& entry : value.toGenericDict()) {
+      VisitElement(entry.value(), visit);
+    }
+  }
+}
+
+}  // namespace fsdp::tensor_tree_internal

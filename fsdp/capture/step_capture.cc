@@ -1,0 +1,346 @@
+#include "fsdp/capture/step_capture.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_like.h>
+#include <c10/core/GradMode.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status_error.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+#include "comm/agreement.h"
+#include "fsdp/runtime/runtime.h"
+
+namespace fsdp {
+namespace {
+
+constexpr char kWhat[] = "the capture of a step";
+constexpr int kLeastWarmUp = 3;
+
+std::string SizesAndDtype(const at::Tensor& tensor) {
+  return absl::StrCat("[", absl::StrJoin(tensor.sizes(), ", "), "] of ",
+                      c10::toString(tensor.scalar_type()));
+}
+
+const void* AddressOf(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.const_data_ptr() : nullptr;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CapturedStep>> CapturedStep::Make(
+    ShardedModuleBase& model, torch::optim::Optimizer& optimizer, Step step,
+    const CaptureOptions& options) {
+  const ShardedModel& sharded = model.sharded_model();
+  FSDP_RETURN_IF_ERROR(sharded.CheckCapturable());
+  auto* const capturable = dynamic_cast<CapturableOptimizer*>(&optimizer);
+  if (capturable == nullptr) {
+    return absl::FailedPreconditionError(
+        "a step of this optimizer cannot be captured: it counts steps and "
+        "reads learning rates on the host. Use FusedAdamW, FusedAdam or "
+        "FusedSGD (fsdp/optim/fused_optimizer.h)");
+  }
+  if (options.make_graph == nullptr || step == nullptr) {
+    return absl::InvalidArgumentError(
+        "CapturedStep needs a step and CaptureOptions::make_graph, "
+        "MakeCudaGraph (base/cuda_graph.h) for a GPU");
+  }
+  if (options.warm_up_steps < kLeastWarmUp) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "CaptureOptions::warm_up_steps is ", options.warm_up_steps,
+        ": the first step allocates, and two more are compared, so that it is "
+        "at least ",
+        kLeastWarmUp));
+  }
+  FSDP_ASSIGN_OR_RETURN(std::unique_ptr<DeviceGraph> graph,
+                        options.make_graph(sharded.runtime().device()));
+  capturable->KeepRatesOnDevice();
+  return std::unique_ptr<CapturedStep>(new CapturedStep(
+      model, *capturable, std::move(step), options, std::move(graph)));
+}
+
+CapturedStep::CapturedStep(ShardedModuleBase& model,
+                           CapturableOptimizer& optimizer, Step step,
+                           const CaptureOptions& options,
+                           std::unique_ptr<DeviceGraph> graph)
+    : model_(model),
+      optimizer_(optimizer),
+      step_(std::move(step)),
+      options_(options),
+      graph_(std::move(graph)),
+      stream_(model.sharded_model().runtime().device()) {}
+
+// What replays still use goes back in the order of the current stream.
+CapturedStep::~CapturedStep() {
+  TorchToStatus("ordering the end of a captured step", [this] {
+    stream_.FollowCurrentStream();
+  }).IgnoreError();
+}
+
+absl::StatusOr<at::Tensor> CapturedStep::Run(const Inputs& inputs) {
+  absl::Status status;
+  FSDP_RETURN_IF_ERROR(TorchToStatus("running a captured step",
+                                     [&] { status = RunOrReplay(inputs); }));
+  FSDP_RETURN_IF_ERROR(status);
+  return result_;
+}
+
+absl::Status CapturedStep::RunOrReplay(const Inputs& inputs) {
+  FSDP_RETURN_IF_ERROR(failure_);
+  absl::Status ready = model_.sharded_model().PrepareCapturedStep();
+  if (ready.ok()) ready = TakeInputs(inputs);
+  const bool captures = !is_captured_ && steps_ >= options_.warm_up_steps;
+  // Before a capture, ranks whose call is refused tell the others.
+  if (captures) ready = Agree(ready);
+  FSDP_RETURN_IF_ERROR(ready);
+  if (!captures && !is_captured_) return WarmUp();
+  if (captures) {
+    failure_ = Capture();
+    FSDP_RETURN_IF_ERROR(failure_);
+  }
+  return Replay();
+}
+
+absl::Status CapturedStep::Agree(const absl::Status& mine) {
+  ShardedModel& sharded = model_.sharded_model();
+  return comm::Agree(sharded.communicator(), mine, kWhat,
+                     absl::Now() + sharded.runtime().timeout());
+}
+
+void CapturedStep::Recapture() {
+  graph_->Reset();
+  memory_.clear();
+  is_captured_ = false;
+  steps_ = 0;
+  failure_ = absl::OkStatus();
+}
+
+absl::Status CapturedStep::TakeInputs(const Inputs& inputs) {
+  const c10::NoGradGuard no_grad;
+  const c10::Device device = model_.sharded_model().runtime().device();
+  const bool is_first = inputs_.empty();
+  Inputs own = inputs_;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (!inputs[i].defined()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("input ", i, " of a captured step is undefined"));
+    }
+  }
+  if (!is_first && inputs.size() != inputs_.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a captured step gets ", inputs.size(),
+                     " inputs, and its first call had ", inputs_.size()));
+  }
+  return TorchToStatus("copying the inputs of a captured step", [&] {
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const at::Tensor& input = inputs[i];
+      if (is_first) {
+        own.push_back(at::empty_like(input, input.options().device(device)));
+      } else if (input.sizes() != own[i].sizes() ||
+                 input.scalar_type() != own[i].scalar_type()) {
+        ThrowIfError(absl::InvalidArgumentError(absl::StrCat(
+            "input ", i, " of a captured step is ", SizesAndDtype(input),
+            ", and in its first call was ", SizesAndDtype(own[i]),
+            ": what is captured has one size")));
+      }
+      own[i].copy_(input, /*non_blocking=*/true);
+    }
+    inputs_ = std::move(own);
+  });
+}
+
+// Where it will be captured, so that what is set up for a stream is there.
+absl::Status CapturedStep::WarmUp() {
+  before_last_ = std::exchange(last_, {});
+  Runtime& runtime = model_.sharded_model().runtime();
+  runtime.BeginAlike();
+  runtime.SetStepLog(&last_);
+  gradients_ = Gradients();
+  stream_.FollowCurrentStream();
+  absl::Status status;
+  {
+    const SideStream::Scope scope(stream_);
+    status = CallStep();
+  }
+  stream_.BlockCurrentStream();
+  runtime.SetStepLog(nullptr);
+  // Those that are compared follow one another.
+  steps_ = status.ok() ? steps_ + 1 : 0;
+  return status;
+}
+
+// On the current stream.
+absl::Status CapturedStep::CallStep() {
+  absl::Status status;
+  const absl::Status thrown = TorchToStatus("a step", [&] {
+    absl::StatusOr<at::Tensor> result = step_(inputs_);
+    status = result.status();
+    if (!status.ok() || !result->defined()) return;
+    const c10::NoGradGuard no_grad;
+    if (!result_.defined()) result_ = at::empty_like(result->detach());
+    result_.copy_(result->detach());
+  });
+  return thrown.ok() ? status : thrown;
+}
+
+std::vector<const void*> CapturedStep::Gradients() const {
+  std::vector<const void*> gradients;
+  for (const NamedShard& named : model_.NamedShards()) {
+    gradients.push_back(AddressOf(named.shard.grad()));
+  }
+  return gradients;
+}
+
+// A replay begins where the captured step has ended.
+absl::Status CapturedStep::CheckGradients() const {
+  const std::vector<const void*> now = Gradients();
+  for (size_t i = 0; i < now.size(); ++i) {
+    if (now[i] == gradients_[i]) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the gradient of ", model_.NamedShards()[i].name,
+        now[i] == nullptr          ? " is gone, which was there"
+        : gradients_[i] == nullptr ? " is there, which was not"
+                                   : " lies elsewhere than",
+        " when a step was captured: end every step by zero_grad(), or none"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CapturedStep::CheckAlike() const {
+  const ShardedModel& sharded = model_.sharded_model();
+  const std::string difference = DifferenceOf(
+      before_last_, last_, [&](int unit) { return sharded.unit_name(unit); });
+  if (!difference.empty()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "steps are not alike, so that none stands for the others. ",
+        difference));
+  }
+  return CheckGradients();
+}
+
+absl::Status CapturedStep::AwaitDevice() {
+  Runtime& runtime = model_.sharded_model().runtime();
+  DeviceEvent reached;
+  bool is_reached = false;
+  FSDP_RETURN_IF_ERROR(TorchToStatus("waiting for the device", [&] {
+    runtime.JoinStreams();
+    stream_.FollowCurrentStream();
+    const SideStream::Scope scope(stream_);
+    reached.Record(runtime.device());
+    is_reached = reached.Wait(absl::Now() + runtime.timeout());
+  }));
+  if (is_reached) return absl::OkStatus();
+  return absl::DeadlineExceededError(
+      "the device has not done the steps before the capture at the deadline");
+}
+
+// All ranks capture or none: NCCL may register memory across ranks while its
+// operations are captured.
+absl::Status CapturedStep::Capture() {
+  absl::Status status = model_.sharded_model().FinishOrder();
+  if (status.ok()) status = CheckAlike();
+  if (status.ok()) status = AwaitDevice();
+  FSDP_RETURN_IF_ERROR(Annotate(Agree(status), kWhat));
+  status = CaptureHere();
+  // What was done on the captured stream around the capture comes first.
+  status.Update(TorchToStatus(kWhat, [&] { stream_.BlockCurrentStream(); }));
+  const absl::Status agreed = Agree(status);
+  if (!agreed.ok()) {
+    graph_->Reset();
+    return Annotate(agreed, kWhat);
+  }
+  Pin();
+  is_captured_ = true;
+  return absl::OkStatus();
+}
+
+absl::Status CapturedStep::CaptureHere() {
+  ShardedModel& sharded = model_.sharded_model();
+  FSDP_RETURN_IF_ERROR(sharded.BeginCapture());
+  const SideStream::Scope scope(stream_);
+  const absl::StatusOr<int64_t> capture = optimizer_.BeginCapture();
+  absl::Status status = capture.status();
+  if (status.ok()) optimizer_capture_ = *capture;
+  if (status.ok()) status = graph_->BeginCapture();
+  if (status.ok()) status = Record();
+  if (status.ok()) status = graph_->EndCapture();
+  optimizer_.EndCapture();
+  // What is in flight is waited for in the capture that it is of.
+  sharded.EndCapture(status.ok());
+  if (status.ok()) status = CheckGradients();
+  if (status.ok()) return status;
+  graph_->Reset();
+  // Those that the step has made, of which nothing was computed.
+  const std::vector<NamedShard>& shards = model_.NamedShards();
+  for (size_t i = 0; i < shards.size(); ++i) {
+    at::Tensor& gradient = shards[i].shard.mutable_grad();
+    if (AddressOf(gradient) != gradients_[i]) gradient.reset();
+  }
+  return status;
+}
+
+absl::Status CapturedStep::Record() {
+  Runtime& runtime = model_.sharded_model().runtime();
+  absl::Status status;
+  FSDP_RETURN_IF_ERROR(TorchToStatus(kWhat, [&] {
+    runtime.ForkStreams();
+    status = CallStep();
+    if (status.ok()) runtime.JoinStreams();
+  }));
+  return status;
+}
+
+// Else a model that is given up could let it go.
+void CapturedStep::Pin() {
+  memory_ = model_.sharded_model().runtime().StepMemory();
+  shards_.clear();
+  for (const NamedShard& named : model_.NamedShards()) {
+    shards_.push_back(
+        {named.shard, AddressOf(named.shard), named.shard.requires_grad()});
+  }
+}
+
+absl::Status CapturedStep::CheckPlaces() const {
+  const std::vector<NamedShard>& shards = model_.NamedShards();
+  for (size_t i = 0; i < shards_.size(); ++i) {
+    const Pinned& then = shards_[i];
+    const at::Tensor& now = shards[i].shard;
+    if (AddressOf(now) != then.address) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("the shard of ", shards[i].name,
+                       " lies elsewhere than when a step was captured"));
+    }
+    if (now.requires_grad() != then.requires_grad) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          shards[i].name, " is ", then.requires_grad ? "frozen" : "trainable",
+          " and was not when a step was captured"));
+    }
+  }
+  return CheckGradients();
+}
+
+absl::Status CapturedStep::Replay() {
+  const absl::Status unchanged = CheckPlaces();
+  absl::Status status =
+      unchanged.ok() ? optimizer_.PrepareReplay(optimizer_capture_) : unchanged;
+  if (!status.ok()) {
+    return Annotate(status,
+                    "replaying a captured step, which Recapture() "
+                    "would capture again");
+  }
+  FSDP_RETURN_IF_ERROR(graph_->Replay());
+  optimizer_.CountReplay();
+  model_.sharded_model().NoteReplay();
+  ++replays_;
+  return absl::OkStatus();
+}
+
+}  // namespace fsdp

@@ -1,0 +1,391 @@
+// What cannot be captured is named: before the first step where options and
+// model tell, in place of the first replay where steps do, and in place of a
+// replay where something has changed.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/equal.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/adamw.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/status_macros.h"
+#include "base/testing/fake_device.h"
+#include "base/testing/status_matchers.h"
+#include "comm/communicator.h"
+#include "comm/local/loopback_communicator.h"
+#include "comm/wrappers/forwarding_communicator.h"
+#include "fsdp/capture/step_capture.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/optim/fused_optimizer.h"
+#include "fsdp/options/offload_options.h"
+#include "fsdp/options/options.h"
+#include "fsdp/testing/captured_training.h"
+#include "fsdp/testing/device_programs.h"
+#include "fsdp/testing/toy_model.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::testing::BlockImpl;
+using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::CapturedOnTheFakeDevice;
+using ::fsdp::testing::DeviceProgram;
+using ::fsdp::testing::FakeDevice;
+using ::fsdp::testing::FakeDeviceWorld;
+using ::fsdp::testing::Loss;
+using ::fsdp::testing::MakeNet;
+using ::fsdp::testing::StartTraining;
+using ::fsdp::testing::StatusIs;
+using ::fsdp::testing::Training;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr auto kRefused = absl::StatusCode::kFailedPrecondition;
+
+class StepCaptureRefusalsTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() { FakeDevice::Register(); }
+  StepCaptureRefusalsTest() { FakeDevice::Reset(); }
+
+  void Start(
+      const std::function<void(Options&)>& configure = [](Options&) {},
+      int world_size = 2, std::shared_ptr<comm::Communicator> world = nullptr) {
+    ASSERT_OK_AND_ASSIGN(training_, StartTraining(DeviceProgram(), world_size,
+                                                  configure, std::move(world)));
+  }
+  absl::Status Make(const CaptureOptions& options = CapturedOnTheFakeDevice()) {
+    FSDP_ASSIGN_OR_RETURN(
+        step_, CapturedStep::Make(*training_->model, *training_->optimizer,
+                                  training_->step, options));
+    return absl::OkStatus();
+  }
+  absl::Status Run() {
+    const int i = steps_++;
+    return step_->Run({Training::Batch(i)}).status();
+  }
+  // The warm-up, and `replays`.
+  void RunUpTo(int replays) {
+    ASSERT_OK(Make());
+    for (int i = 0; i < 3 + replays; ++i) ASSERT_OK(Run());
+  }
+  // As RunEagerly() of as many steps would.
+  void WarmUp() {
+    ASSERT_OK(Make());
+    for (int i = 0; i < 3; ++i) {
+      training_->SetRate(i);
+      ASSERT_OK(Run());
+    }
+  }
+  // Steps that are not captured go on to train as those of a training that has
+  // never heard of captures, which has made `done` steps.
+  void ExpectToGoOn(int done) {
+    ASSERT_OK_AND_ASSIGN(const auto other, StartTraining(DeviceProgram(), 2));
+    for (int i = 0; i < done; ++i) ASSERT_OK(other->RunEagerly(i).status());
+    for (int i = done; i < done + 2; ++i) {
+      ASSERT_OK_AND_ASSIGN(const at::Tensor expected, other->RunEagerly(i));
+      ASSERT_OK_AND_ASSIGN(const at::Tensor actual, training_->RunEagerly(i));
+      EXPECT_TRUE(at::equal(actual.detach().cpu(), expected.detach().cpu()));
+    }
+  }
+
+  std::unique_ptr<Training> training_;
+  std::unique_ptr<CapturedStep> step_;
+  int steps_ = 0;
+};
+
+TEST_F(StepCaptureRefusalsTest, AModelOnTheCpu) {
+  ASSERT_OK_AND_ASSIGN(std::shared_ptr<comm::Communicator> world,
+                       comm::CreateLoopback({}));
+  ASSERT_OK_AND_ASSIGN(
+      auto model, FullyShard(MakeNet(Training::kDim, 1), world, BlockUnits()));
+  FusedAdamW optimizer(model->Parameters());
+  EXPECT_THAT(
+      CapturedStep::Make(*model, optimizer, nullptr, CapturedOnTheFakeDevice())
+          .status(),
+      StatusIs(kRefused, HasSubstr("it is on cpu, which computes at once")));
+}
+
+TEST_F(StepCaptureRefusalsTest, WhatRestsElsewhere) {
+  Start([](Options& options) { options.offload.optimizer = Tier::kCpu; });
+  EXPECT_THAT(Make(), StatusIs(kRefused, HasSubstr("Options::offload is set")));
+}
+
+class HostGroup final : public comm::ForwardingCommunicator {
+ public:
+  using ForwardingCommunicator::ForwardingCommunicator;
+  std::string ToString() const override { return "a host's group"; }
+  bool CanBeCaptured() const override { return false; }
+};
+
+TEST_F(StepCaptureRefusalsTest, GroupsThatNeedTheHost) {
+  ASSERT_OK_AND_ASSIGN(auto world, FakeDeviceWorld(2));
+  Start([](Options&) {}, 2, std::make_shared<HostGroup>(world));
+  EXPECT_THAT(Make(),
+              StatusIs(kRefused, AllOf(HasSubstr("the group (a host's group)"),
+                                       HasSubstr("Use NCCL"))));
+}
+
+TEST_F(StepCaptureRefusalsTest, ReductionHooks) {
+  Start();
+  ASSERT_OK(
+      training_->model->SetReductionHooks([](const ReduceScatterCall& call) {
+        return call.group.ReduceScatter(call.own, call.whole,
+                                        comm::ReduceOp::kSum, call.unit);
+      }));
+  EXPECT_THAT(Make(), StatusIs(kRefused, HasSubstr("SetReductionHooks()")));
+}
+
+TEST_F(StepCaptureRefusalsTest, RandomNumbersOfRecomputedUnits) {
+  const auto recompute = [](bool preserve) {
+    return [preserve](Options& options) {
+      options.recompute_units = WrapModules<BlockImpl>();
+      options.recompute_options.preserve_rng_state = preserve;
+    };
+  };
+  Start(recompute(true));
+  EXPECT_THAT(Make(), StatusIs(kRefused, HasSubstr("preserve_rng_state off")));
+  Start(recompute(false));
+  RunUpTo(2);
+}
+
+TEST_F(StepCaptureRefusalsTest, OptimizersThatCountOnTheHost) {
+  Start();
+  training_->optimizer =
+      std::make_unique<torch::optim::AdamW>(training_->model->Parameters());
+  EXPECT_THAT(Make(), StatusIs(kRefused, HasSubstr("Use FusedAdamW")));
+}
+
+TEST_F(StepCaptureRefusalsTest, OptionsWithoutAGraphOrAWarmUp) {
+  Start();
+  EXPECT_THAT(Make(CaptureOptions()),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("make_graph, MakeCudaGraph")));
+  CaptureOptions options = CapturedOnTheFakeDevice();
+  options.warm_up_steps = 2;
+  EXPECT_THAT(Make(options), StatusIs(absl::StatusCode::kInvalidArgument,
+                                      HasSubstr("it is at least 3")));
+}
+
+// After it the model trains on.
+TEST_F(StepCaptureRefusalsTest, AStepThatReadsValues) {
+  for (const bool before_the_step : {false, true}) {
+    Start();
+    steps_ = 0;
+    training_->step =
+        [t = training_.get(), own = training_->step, before_the_step](
+            const CapturedStep::Inputs& in) -> absl::StatusOr<at::Tensor> {
+      if (before_the_step) {
+        const at::Tensor loss = Loss(t->model->forward(in[0]), in[0]);
+        (void)loss.item<float>();
+        FSDP_RETURN_IF_ERROR(t->model->Backward(loss));
+        t->optimizer->step();
+        t->optimizer->zero_grad();
+        return loss;
+      }
+      FSDP_ASSIGN_OR_RETURN(const at::Tensor loss, own(in));
+      (void)loss.item<float>();
+      return loss;
+    };
+    ASSERT_NO_FATAL_FAILURE(WarmUp());
+    const absl::Status refused = Run();
+    EXPECT_THAT(refused.message(), HasSubstr("the capture of a step: "));
+    EXPECT_THAT(refused.message(), HasSubstr("_local_scalar_dense"));
+    EXPECT_EQ(Run(), refused);
+    ExpectToGoOn(3);
+  }
+}
+
+TEST_F(StepCaptureRefusalsTest, AnErrorInBackward) {
+  Start();
+  training_->step = [t = training_.get(), own = training_->step,
+                     calls = 0](const CapturedStep::Inputs& in) mutable
+      -> absl::StatusOr<at::Tensor> {
+    if (calls++ < 3) return own(in);
+    at::Tensor out = t->model->forward(in[0]);
+    out.register_hook([](const at::Tensor& gradient) {
+      return gradient * gradient.sum().item<float>();
+    });
+    FSDP_RETURN_IF_ERROR(t->model->Backward(out.sum()));
+    return out;
+  };
+  ASSERT_NO_FATAL_FAILURE(WarmUp());
+  EXPECT_THAT(Run().message(), HasSubstr("_local_scalar_dense"));
+  training_->step =
+      [t = training_.get()](
+          const CapturedStep::Inputs& in) -> absl::StatusOr<at::Tensor> {
+    const at::Tensor loss = Loss(t->model->forward(in[0]), in[0]);
+    FSDP_RETURN_IF_ERROR(t->model->Backward(loss));
+    t->optimizer->step();
+    t->optimizer->zero_grad();
+    return loss;
+  };
+  ExpectToGoOn(3);
+}
+
+TEST_F(StepCaptureRefusalsTest, StepsThatAreNotAlike) {
+  Start();
+  training_->step = [t = training_.get(), own = training_->step,
+                     calls = 0](const CapturedStep::Inputs& in) mutable
+      -> absl::StatusOr<at::Tensor> {
+    if (calls++ % 2 == 0)
+      FSDP_RETURN_IF_ERROR(
+          t->model->Backward(Loss(t->model->forward(in[0]), in[0])));
+    return own(in);
+  };
+  ASSERT_OK(Make());
+  for (int i = 0; i < 3; ++i) ASSERT_OK(Run());
+  EXPECT_THAT(Run(), StatusIs(kRefused, HasSubstr("steps are not alike")));
+}
+
+class PartlyUsedImpl : public torch::nn::Module {
+ public:
+  PartlyUsedImpl()
+      : used_(register_module("used", torch::nn::Linear(6, 6))),
+        unused_(register_module("unused", torch::nn::Linear(6, 6))) {}
+  at::Tensor forward(const at::Tensor& x) { return used_(x); }
+
+ private:
+  torch::nn::Linear used_;
+  torch::nn::Linear unused_;
+};
+
+TEST_F(StepCaptureRefusalsTest, ParametersWithoutAGradientOnThisRank) {
+  ASSERT_OK_AND_ASSIGN(auto world, FakeDeviceWorld(2));
+  const auto module = std::make_shared<PartlyUsedImpl>();
+  FakeDevice::Move(module->parameters());
+  ASSERT_OK_AND_ASSIGN(auto model, FullyShard(module, world, Options()));
+  FusedAdamW optimizer(model->Parameters());
+  const auto step =
+      [&](const CapturedStep::Inputs& in) -> absl::StatusOr<at::Tensor> {
+    const at::Tensor loss = model->forward(in[0]).sum();
+    FSDP_RETURN_IF_ERROR(model->Backward(loss));
+    optimizer.step();
+    optimizer.zero_grad();
+    return loss;
+  };
+  ASSERT_OK_AND_ASSIGN(step_, CapturedStep::Make(*model, optimizer, step,
+                                                 CapturedOnTheFakeDevice()));
+  for (int i = 0; i < 3; ++i) ASSERT_OK(Run());
+  EXPECT_THAT(Run(),
+              StatusIs(kRefused, HasSubstr("WaitReduce of root: this rank has "
+                                           "no gradient of one of its")));
+}
+
+TEST_F(StepCaptureRefusalsTest, GradientsThatStayWhereNoneWere) {
+  Start();
+  training_->step =
+      [t = training_.get(), own = training_->step](
+          const CapturedStep::Inputs& in) -> absl::StatusOr<at::Tensor> {
+    const at::Tensor loss = Loss(t->model->forward(in[0]), in[0]);
+    t->optimizer->zero_grad();
+    FSDP_RETURN_IF_ERROR(t->model->Backward(loss));
+    t->optimizer->step();
+    return loss;
+  };
+  // From the second step on they are there at both ends.
+  RunUpTo(2);
+  training_->optimizer->zero_grad();
+  EXPECT_THAT(Run(), StatusIs(kRefused, HasSubstr("is gone, which was there")));
+}
+
+TEST_F(StepCaptureRefusalsTest, GradientsOfAnotherBackward) {
+  Start();
+  RunUpTo(1);
+  const at::Tensor x = Training::Batch(0);
+  ASSERT_OK(training_->model->Backward(Loss(training_->model->forward(x), x)));
+  EXPECT_THAT(Run(),
+              StatusIs(kRefused, HasSubstr("is there, which was not when")));
+  training_->optimizer->zero_grad();
+  EXPECT_OK(Run());
+}
+
+TEST_F(StepCaptureRefusalsTest, GradientsKeptByNoSync) {
+  Start();
+  RunUpTo(1);
+  {
+    const auto no_sync = training_->model->NoSync();
+    const at::Tensor x = Training::Batch(0);
+    ASSERT_OK(
+        training_->model->Backward(Loss(training_->model->forward(x), x)));
+  }
+  EXPECT_THAT(Run(), StatusIs(kRefused, HasSubstr("that NoSync()")));
+  training_->model->zero_grad();
+  EXPECT_OK(Run());
+}
+
+TEST_F(StepCaptureRefusalsTest, InputsOfAnotherSize) {
+  Start();
+  RunUpTo(1);
+  EXPECT_THAT(step_->Run({Training::Batch(0).narrow(0, 0, 2)}).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("input 0 of a captured step is [2, 6]")));
+  EXPECT_THAT(
+      step_->Run({}).status(),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("gets 0 inputs")));
+  EXPECT_OK(Run());
+}
+
+TEST_F(StepCaptureRefusalsTest, InputsOfAnotherSizeWhereAStepWouldBeCaptured) {
+  Start();
+  RunUpTo(0);
+  EXPECT_THAT(step_->Run({Training::Batch(0).narrow(0, 0, 2)}).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("input 0 of a captured step is [2, 6]")));
+  EXPECT_OK(Run());
+  EXPECT_EQ(step_->replays(), 1);
+}
+
+TEST_F(StepCaptureRefusalsTest, ParametersThatAreFrozenOrNoMore) {
+  for (const bool trainable : {false, true}) {
+    Start();
+    const std::string name = training_->model->NamedShards().back().name;
+    ASSERT_OK(training_->model->SetTrainable(name, !trainable));
+    RunUpTo(1);
+    ASSERT_OK(training_->model->SetTrainable(name, trainable));
+    const at::Tensor& shard = training_->model->NamedShards().back().shard;
+    const at::Tensor before = shard.detach().cpu().clone();
+    EXPECT_THAT(Run(), StatusIs(kRefused,
+                                HasSubstr(name + (trainable ? " is trainable"
+                                                            : " is frozen"))));
+    EXPECT_TRUE(at::equal(shard.detach().cpu(), before));
+    ASSERT_OK(training_->model->SetTrainable(name, !trainable));
+    EXPECT_OK(Run());
+  }
+}
+
+TEST_F(StepCaptureRefusalsTest, AnOptimizerThatWasCapturedAgain) {
+  Start();
+  RunUpTo(1);
+  const std::unique_ptr<CapturedStep> first = std::move(step_);
+  RunUpTo(1);
+  EXPECT_THAT(
+      first->Run({Training::Batch(0)}).status(),
+      StatusIs(kRefused, HasSubstr("captured again since, by another")));
+  EXPECT_OK(Run());
+}
+
+TEST_F(StepCaptureRefusalsTest, OptionsThatChange) {
+  Start();
+  RunUpTo(1);
+  auto& options = static_cast<torch::optim::AdamWOptions&>(
+      training_->optimizer->param_groups()[0].options());
+  options.weight_decay(0.5);
+  EXPECT_THAT(Run(),
+              StatusIs(kRefused, AllOf(HasSubstr("only its learning rate may"),
+                                       HasSubstr("Recapture()"))));
+  step_->Recapture();
+  for (int i = 0; i < 5; ++i) ASSERT_OK(Run());
+  EXPECT_EQ(step_->replays(), 1 + 2);
+}
+
+}  // namespace
+}  // namespace fsdp

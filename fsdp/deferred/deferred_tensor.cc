@@ -1,0 +1,163 @@
+#include "fsdp/deferred/deferred_tensor.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/Exception.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "base/tensor_over.h"
+#include "flat_param/armed_storage.h"
+#include "fsdp/deferred/recorded_op.h"
+
+namespace fsdp {
+
+using deferred_internal::Geometry;
+using deferred_internal::History;
+using deferred_internal::HistoryOf;
+using deferred_internal::PointerWith;
+using deferred_internal::RecordedInput;
+using deferred_internal::RecordedOp;
+using flat_param::MakeArmedStorage;
+using flat_param::SetArmed;
+
+namespace {
+
+// The operators that lead to `last`, in the order they were recorded in.
+std::vector<std::shared_ptr<const RecordedOp>> HistoryUntil(
+    const std::shared_ptr<const RecordedOp>& last) {
+  std::map<uint64_t, std::shared_ptr<const RecordedOp>> found;
+  std::vector<std::shared_ptr<const RecordedOp>> next = {last};
+  while (!next.empty()) {
+    const std::shared_ptr<const RecordedOp> op = std::move(next.back());
+    next.pop_back();
+    if (!found.emplace(op->sequence(), op).second) continue;
+    for (const RecordedInput& input : op->inputs()) {
+      if (input.last != nullptr) next.push_back(input.last);
+    }
+  }
+  std::vector<std::shared_ptr<const RecordedOp>> ops;
+  for (auto& [sequence, op] : found) ops.push_back(std::move(op));
+  return ops;
+}
+
+using Memory = std::map<uint64_t, c10::Storage>;
+
+at::Tensor In(const Memory& memory, const RecordedInput& input) {
+  const Geometry& geometry = input.geometry;
+  return TensorOver(memory.at(input.storage), geometry.offset, geometry.sizes,
+                    geometry.strides, geometry.dtype);
+}
+
+// Where an operator laid its output out otherwise than it had announced.
+at::Tensor AsAnnounced(const at::Tensor& actual, const Geometry& announced) {
+  TORCH_CHECK(actual.sizes() == c10::IntArrayRef(announced.sizes) &&
+                  actual.scalar_type() == announced.dtype,
+              "a deferred operator has returned a tensor of other sizes or "
+              "dtype than its meta function says");
+  if (actual.strides() == c10::IntArrayRef(announced.strides) &&
+      actual.storage_offset() == announced.offset) {
+    return actual;
+  }
+  FSDP_CHECK(announced.offset == 0);
+  return at::empty_strided(announced.sizes, announced.strides, actual.options())
+      .copy_(actual);
+}
+
+// The storage of `history` with its values.
+c10::Storage Replay(const History& history) {
+  // Whatever holds for the caller: autograd, a scope that records.
+  const c10::NoGradGuard no_grad;
+  const c10::impl::ExcludeDispatchKeyGuard unrecorded(
+      c10::DispatchKey::DeferredInit);
+  Memory memory;
+  for (const auto& op : HistoryUntil(history.last)) {
+    const torch::jit::Stack outputs = op->Run(
+        [&memory](const RecordedInput& input) { return In(memory, input); });
+    for (size_t i = 0; i < op->outputs().size(); ++i) {
+      const RecordedInput& output = op->outputs()[i];
+      memory.insert_or_assign(
+          output.storage,
+          AsAnnounced(outputs[i].toTensor(), output.geometry).storage());
+    }
+  }
+  return memory.at(history.storage);
+}
+
+void GiveMemory(const at::Tensor& tensor, const c10::Storage& values) {
+  c10::StorageImpl& impl = *tensor.storage().unsafeGetStorageImpl();
+  FSDP_CHECK(values.nbytes() >= impl.nbytes());
+  SetArmed(impl, false);
+  // The storage of the values is what is freed with this one.
+  auto* owner = new c10::Storage(values);
+  impl.set_data_ptr_noswap(c10::DataPtr(
+      owner->mutable_data(), owner,
+      [](void* storage) { delete static_cast<c10::Storage*>(storage); },
+      impl.device()));
+}
+
+}  // namespace
+
+bool IsDeferred(const at::Tensor& tensor) {
+  return HistoryOf(tensor) != nullptr;
+}
+
+at::Tensor ValueOf(const at::Tensor& tensor) {
+  const History* history = HistoryOf(tensor);
+  if (history == nullptr) return tensor;
+  return TensorOver(Replay(*history), tensor.storage_offset(), tensor.sizes(),
+                    tensor.strides(), tensor.scalar_type());
+}
+
+void Materialize(const at::Tensor& tensor) {
+  const History* history = HistoryOf(tensor);
+  if (history != nullptr) GiveMemory(tensor, Replay(*history));
+}
+
+namespace deferred_internal {
+
+namespace {
+
+// From the beginning of the storage.
+int64_t BytesOf(const Geometry& geometry) {
+  int64_t end = geometry.offset + 1;
+  for (size_t d = 0; d < geometry.sizes.size(); ++d) {
+    if (geometry.sizes[d] == 0) return 0;
+    end += (geometry.sizes[d] - 1) * geometry.strides[d];
+  }
+  return end * static_cast<int64_t>(c10::elementSize(geometry.dtype));
+}
+
+}  // namespace
+
+at::Tensor MakeDeferred(const std::shared_ptr<const RecordedOp>& op, int output,
+                        c10::Device device) {
+  const RecordedInput& made = op->outputs()[output];
+  const Geometry& geometry = made.geometry;
+  c10::Storage storage = MakeArmedStorage(
+      BytesOf(geometry), device,
+      "a tensor that was made under fsdp::DeferredInit has no values yet: "
+      "shard its module by FullyShard(), or call fsdp::Materialize() first. "
+      "Where a constructor needs values, or writes them by pointer, make that "
+      "tensor under fsdp::EagerInit");
+  storage.unsafeGetStorageImpl()->set_data_ptr_noswap(
+      PointerWith({made.storage, op}, device));
+  return TensorOver(storage, geometry.offset, geometry.sizes, geometry.strides,
+                    geometry.dtype);
+}
+
+void SetLastOp(const at::Tensor& tensor,
+               const std::shared_ptr<const RecordedOp>& op) {
+  HistoryOf(tensor)->last = op;
+}
+
+}  // namespace deferred_internal
+}  // namespace fsdp

@@ -1,0 +1,221 @@
+#include "fsdp/deferred/recorded_op.h"
+
+#include <ATen/Context.h>
+#include <ATen/core/Generator.h>
+#include <ATen/core/List.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/clone.h>
+#include <c10/core/Allocator.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "base/torch_status.h"
+#include "fsdp/deferred/seed_guard.h"
+
+namespace fsdp::deferred_internal {
+namespace {
+
+void DeleteHistory(void* history) { delete static_cast<History*>(history); }
+
+// Orders operators and tells storages apart.
+uint64_t NextNumber() {
+  static std::atomic<uint64_t> last{0};
+  return ++last;
+}
+
+}  // namespace
+
+History* HistoryOf(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.has_storage()) return nullptr;
+  const c10::DataPtr& data =
+      tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
+  return data.get_deleter() == &DeleteHistory
+             ? static_cast<History*>(data.get_context())
+             : nullptr;
+}
+
+c10::DataPtr PointerWith(History history, c10::Device device) {
+  return c10::DataPtr(nullptr, new History(std::move(history)), &DeleteHistory,
+                      device);
+}
+
+Geometry Geometry::Of(const at::Tensor& tensor) {
+  return {tensor.sizes().vec(), tensor.strides().vec(), tensor.storage_offset(),
+          tensor.scalar_type()};
+}
+
+c10::IValue MapTensors(const c10::IValue& value,
+                       absl::FunctionRef<at::Tensor(const at::Tensor&)> map) {
+  if (value.isTensor()) return map(value.toTensor());
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> mapped;
+    for (const at::Tensor& tensor : value.toTensorVector()) {
+      mapped.push_back(map(tensor));
+    }
+    return mapped;
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> mapped;
+    for (const std::optional<at::Tensor>& tensor :
+         value.toOptionalTensorVector()) {
+      mapped.push_back(tensor.has_value() ? std::optional(map(*tensor))
+                                          : std::nullopt);
+    }
+    return mapped;
+  }
+  return value;
+}
+
+RecordedOp::RecordedOp(const c10::OperatorHandle& op,
+                       c10::ArrayRef<c10::IValue> arguments,
+                       std::optional<uint64_t> seed, int64_t copied_below)
+    : op_(op), seed_(seed), sequence_(NextNumber()) {
+  const auto keep = [&](const at::Tensor& tensor) {
+    RecordedInput& input = inputs_.emplace_back();
+    if (!tensor.defined()) return tensor;
+    if (const History* history = HistoryOf(tensor)) {
+      input = {history->storage, history->last, Geometry::Of(tensor)};
+      return at::Tensor();
+    }
+    const at::Tensor kept = static_cast<int64_t>(tensor.nbytes()) < copied_below
+                                ? tensor.detach().clone()
+                                : tensor.detach();
+    input.version = kept._version();
+    return kept;
+  };
+  for (const c10::IValue& argument : arguments) {
+    // A generator is stood in for by the seed.
+    arguments_.push_back(argument.isGenerator() ? c10::IValue()
+                                                : MapTensors(argument, keep));
+  }
+}
+
+// A tensor that thousands of operators have written has a history as long.
+RecordedOp::~RecordedOp() {
+  std::vector<std::shared_ptr<const RecordedOp>> doomed;
+  const auto take = [&doomed](std::vector<RecordedInput>& inputs) {
+    for (RecordedInput& input : inputs) {
+      if (input.last != nullptr) doomed.push_back(std::move(input.last));
+    }
+  };
+  take(inputs_);
+  while (!doomed.empty()) {
+    const std::shared_ptr<const RecordedOp> op = std::move(doomed.back());
+    doomed.pop_back();
+    // Only ours to take apart where nobody else knows it.
+    if (op.use_count() == 1) take(const_cast<RecordedOp&>(*op).inputs_);
+  }
+}
+
+void RecordedOp::AddOutput(const at::Tensor& like) {
+  RecordedInput& output = outputs_.emplace_back();
+  output.storage = NextNumber();
+  output.geometry = Geometry::Of(like);
+}
+
+namespace {
+
+c10::Device DeviceOf(const c10::FunctionSchema& schema,
+                     const torch::jit::Stack& arguments) {
+  const std::optional<int> device = schema.argumentIndexWithName("device");
+  if (device.has_value() && arguments[*device].isDevice()) {
+    return arguments[*device].toDevice();
+  }
+  for (const c10::IValue& argument : arguments) {
+    if (argument.isTensor()) return argument.toTensor().device();
+  }
+  return c10::Device(c10::kCPU);
+}
+
+at::Generator NewGenerator(c10::Device device, uint64_t seed) {
+  at::Generator generator =
+      at::globalContext().defaultGenerator(device).clone();
+  generator.set_current_seed(seed);
+  return generator;
+}
+
+// The overload that takes a generator besides the arguments of `op`: "rand" has
+// "rand.generator".
+std::optional<c10::OperatorHandle> WithGenerator(
+    const c10::OperatorHandle& op) {
+  const std::vector<c10::Argument>& arguments = op.schema().arguments();
+  for (const char* overload : {"generator", "low_generator"}) {
+    const auto other =
+        c10::Dispatcher::singleton().findSchema({op.schema().name(), overload});
+    if (!other.has_value()) continue;
+    const c10::FunctionSchema& schema = other->schema();
+    if (schema.arguments().size() == arguments.size() + 1 &&
+        std::all_of(
+            arguments.begin(), arguments.end(),
+            [&](const c10::Argument& argument) {
+              return schema.argumentIndexWithName(argument.name()).has_value();
+            })) {
+      return other;
+    }
+  }
+  return std::nullopt;
+}
+
+// With a generator of its own where the operator takes one: the default one is
+// shared by all threads.
+void RunSeeded(const c10::OperatorHandle& op, torch::jit::Stack& stack,
+               uint64_t seed) {
+  const c10::FunctionSchema& schema = op.schema();
+  const c10::Device device = DeviceOf(schema, stack);
+  if (const auto index = schema.argumentIndexWithName("generator")) {
+    stack[*index] = NewGenerator(device, seed);
+    op.callBoxed(&stack);
+    return;
+  }
+  const std::optional<c10::OperatorHandle> other = WithGenerator(op);
+  if (!other.has_value()) {
+    const SeedGuard seeded(seed);
+    op.callBoxed(&stack);
+    return;
+  }
+  torch::jit::Stack arguments;
+  for (const c10::Argument& argument : other->schema().arguments()) {
+    const auto index = schema.argumentIndexWithName(argument.name());
+    arguments.push_back(index.has_value()
+                            ? stack[*index]
+                            : c10::IValue(NewGenerator(device, seed)));
+  }
+  other->callBoxed(&arguments);
+  stack = std::move(arguments);
+}
+
+}  // namespace
+
+torch::jit::Stack RecordedOp::Run(
+    absl::FunctionRef<at::Tensor(const RecordedInput&)> tensor_of) const {
+  torch::jit::Stack stack;
+  size_t next = 0;
+  const auto give = [&](const at::Tensor& kept) {
+    const RecordedInput& input = inputs_[next++];
+    if (input.storage != 0) return tensor_of(input);
+    TORCH_CHECK(!kept.defined() || kept._version() == input.version,
+                "a tensor that a deferred module was initialised from has been "
+                "changed since: keep it as it is until the module has values",
+                kMisuseMark);
+    return kept;
+  };
+  for (const c10::IValue& argument : arguments_) {
+    stack.push_back(MapTensors(argument, give));
+  }
+  if (seed_.has_value()) {
+    RunSeeded(op_, stack, *seed_);
+  } else {
+    op_.callBoxed(&stack);
+  }
+  return stack;
+}
+
+}  // namespace fsdp::deferred_internal

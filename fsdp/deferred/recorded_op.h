@@ -1,0 +1,96 @@
+// One operator that was recorded instead of run, and what it needs to run
+// later.
+#ifndef FSDP_DEFERRED_RECORDED_OP_H_
+#define FSDP_DEFERRED_RECORDED_OP_H_
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/core/stack.h>
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/util/ArrayRef.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+
+namespace fsdp::deferred_internal {
+
+class RecordedOp;
+
+// What a storage without memory carries in place of it.
+struct History {
+  uint64_t storage;                        // number of the storage
+  std::shared_ptr<const RecordedOp> last;  // to have written it
+};
+
+// Null for ordinary tensors. Costs a nanosecond.
+History* HistoryOf(const at::Tensor& tensor);
+// A pointer to nothing that owns `history`.
+c10::DataPtr PointerWith(History history, c10::Device device);
+
+struct Geometry {
+  std::vector<int64_t> sizes;
+  std::vector<int64_t> strides;
+  int64_t offset;
+  c10::ScalarType dtype;
+
+  static Geometry Of(const at::Tensor& tensor);
+};
+
+// A tensor among an operator's arguments as it was when the operator was
+// recorded.
+struct RecordedInput {
+  uint64_t storage = 0;  // 0: not deferred, and among the arguments themselves
+  std::shared_ptr<const RecordedOp> last;  // to have written the storage
+  Geometry geometry;
+  int64_t version = 0;  // of one that is not deferred
+};
+
+// One operator and the state of everything it reads. Immutable, so that
+// histories share what they have in common; destroyed without recursion.
+class RecordedOp {
+ public:
+  // `arguments`: all of them, in the order of the schema. `seed`: of the
+  // generators while it runs. Tensors with less than `copied_below` bytes are
+  // copied, others must not be changed later.
+  RecordedOp(const c10::OperatorHandle& op,
+             c10::ArrayRef<c10::IValue> arguments, std::optional<uint64_t> seed,
+             int64_t copied_below);
+  RecordedOp(const RecordedOp&) = delete;
+  RecordedOp& operator=(const RecordedOp&) = delete;
+  ~RecordedOp();
+
+  // Declares output number outputs().size() to be a new storage.
+  void AddOutput(const at::Tensor& like);
+
+  uint64_t sequence() const { return sequence_; }
+  const std::vector<RecordedInput>& inputs() const { return inputs_; }
+  // New storages, with the geometry of the tensors that were to be made.
+  const std::vector<RecordedInput>& outputs() const { return outputs_; }
+
+  // Runs it. `tensor_of` gives the present tensor for each deferred input.
+  torch::jit::Stack Run(
+      absl::FunctionRef<at::Tensor(const RecordedInput&)> tensor_of) const;
+
+ private:
+  const c10::OperatorHandle op_;
+  const std::optional<uint64_t> seed_;
+  const uint64_t sequence_;  // order of recording; also numbers storages
+  std::vector<c10::IValue> arguments_;  // deferred tensors are left undefined
+  std::vector<RecordedInput> inputs_;   // all tensors, in order
+  std::vector<RecordedInput> outputs_;
+};
+
+// `value` with every tensor in it, also in lists, replaced by `map` of it.
+c10::IValue MapTensors(const c10::IValue& value,
+                       absl::FunctionRef<at::Tensor(const at::Tensor&)> map);
+
+}  // namespace fsdp::deferred_internal
+
+#endif  // FSDP_DEFERRED_RECORDED_OP_H_

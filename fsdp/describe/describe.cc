@@ -1,0 +1,200 @@
+#include "fsdp/describe/describe.h"
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "comm/quantized/quantized_communicator.h"
+#include "flat_param/flat_parameter.h"
+#include "fsdp/describe/memory_plan.h"
+#include "fsdp/memory/resting_memory.h"
+#include "fsdp/resting/offload_space.h"
+#include "fsdp/runtime/runtime.h"
+#include "fsdp/schedule/schedule.h"
+
+namespace fsdp {
+namespace {
+
+constexpr double kMiB = 1 << 20;
+
+const char* Short(c10::ScalarType dtype) {
+  switch (dtype) {
+    case c10::kFloat:
+      return "fp32";
+    case c10::kDouble:
+      return "fp64";
+    case c10::kHalf:
+      return "fp16";
+    case c10::kBFloat16:
+      return "bf16";
+    default:
+      return c10::toString(dtype);
+  }
+}
+
+// Of this rank's shard, what is not frozen, without alignment where some is.
+int64_t TrainableBytes(const flat_param::FlatParameter& flat) {
+  int64_t trainable = 0;
+  int64_t frozen = 0;
+  bool any = false;
+  for (int i = 0; i < flat.num_parameters(); ++i) {
+    const at::Tensor& slice = flat.ShardSlice(i);
+    any |= slice.requires_grad();
+    (slice.requires_grad() ? trainable : frozen) += slice.nbytes();
+  }
+  if (!any) return 0;
+  return frozen == 0 ? flat.shard().nbytes() : trainable;
+}
+
+bool OptimizerRestsElsewhere(const flat_param::FlatParameter& flat) {
+  const RestingMemory* const memory = RestingMemory::Of(flat.shard());
+  return memory != nullptr && memory->space()->OptimizerRestsElsewhere(*memory);
+}
+
+struct MessageBytes {
+  int64_t gather = 0;
+  int64_t reduce = 0;
+
+  std::string ToString() const {
+    if (gather == 0 && reduce == 0) return "";
+    return absl::StrCat(" int8", gather > 0 ? " gathers" : "",
+                        gather > 0 && reduce > 0 ? " and" : "",
+                        reduce > 0 ? " sums" : "");
+  }
+};
+
+// Of flat parameter `i`; none where nothing is quantised.
+MessageBytes MessagesOf(const Runtime& runtime, int unit, int i) {
+  const Placement& placement = runtime.placement(unit);
+  if (placement.quantized == nullptr) return {};
+  const flat_param::FlatParameter& flat = *runtime.flats(unit)[i];
+  const int ranks = placement.shard->world_size();
+  const c10::ScalarType reduce = runtime.gradients(unit)[i].reduce_dtype;
+  MessageBytes bytes;
+  bytes.gather = comm::GatherMessageBytes(flat.layout().shard_numel(),
+                                          flat.compute_dtype(), ranks,
+                                          placement.quantization);
+  const int64_t segment = runtime.reduce_buffer_bytes(unit, i) / ranks /
+                          static_cast<int64_t>(c10::elementSize(reduce));
+  if (segment > 0) {
+    bytes.reduce =
+        comm::SumMessageBytes(segment, reduce, ranks, placement.quantization);
+  }
+  return bytes;
+}
+
+UnitBytes BytesOf(const Runtime& runtime, int unit) {
+  UnitBytes bytes;
+  bytes.trainable = false;
+  bytes.takes_gradients = true;
+  const Placement& placement = runtime.placement(unit);
+  for (int i = 0; i < runtime.num_flats(unit); ++i) {
+    const flat_param::FlatParameter& flat = *runtime.flats(unit)[i];
+    const MessageBytes messages = MessagesOf(runtime, unit, i);
+    bytes.gather_messages += messages.gather;
+    bytes.reduce_messages += messages.reduce;
+    const int64_t shard = flat.shard().nbytes();
+    const bool away = RestsElsewhere(flat.shard());
+    (away ? bytes.away : bytes.shard) += shard;
+    bytes.stateless +=
+        OptimizerRestsElsewhere(flat) ? shard : shard - TrainableBytes(flat);
+    const bool is_shard = placement.shard->world_size() == 1 && !away &&
+                          flat.compute_dtype() == flat.dtype();
+    const SharedFlat& shared = runtime.shared(unit, i);
+    if (shared.memory.defined()) {
+      if (!shared.holds_shards) {
+        bytes.copy += flat.unsharded_bytes() / placement.shard->world_size();
+      }
+    } else if (!is_shard) {
+      bytes.unsharded += flat.unsharded_bytes();
+      bytes.unsharded_parts.push_back(flat.unsharded_bytes());
+    }
+    if (placement.part != nullptr) {
+      bytes.part += flat.unsharded_bytes() / placement.part->world_size();
+    }
+    if (runtime.shard_gradient_bytes(unit, i) == 0) continue;
+    bytes.trainable = true;
+    const bool computes_in_dtype_of_gradients =
+        flat.compute_dtype() == runtime.gradients(unit)[i].gradient_dtype;
+    bytes.takes_gradients &=
+        computes_in_dtype_of_gradients && runtime.TakesGradients(unit, i);
+    bytes.reduce_parts.push_back(runtime.reduce_buffer_bytes(unit, i));
+    if (runtime.gradients(unit)[i].memory != nullptr) continue;
+    bytes.gradient += runtime.shard_gradient_bytes(unit, i);
+  }
+  bytes.reduce_buffer = runtime.reduce_buffer_bytes(unit);
+  bytes.segment = bytes.reduce_buffer / placement.shard->world_size();
+  return bytes;
+}
+
+int DepthOf(const std::vector<ScheduledUnit>& units, int unit) {
+  int depth = 0;
+  while ((unit = units[unit].parent) >= 0) ++depth;
+  return depth;
+}
+
+// One line for each flat parameter, the first with the unit's name.
+std::string DescribeUnit(const ShardedModel& model, int unit) {
+  const Runtime& runtime = model.runtime();
+  const std::vector<ScheduledUnit>& units = model.schedule().units();
+  std::string name = absl::StrCat(std::string(2 * DepthOf(units, unit), ' '),
+                                  model.unit_name(unit));
+  std::string strategy = ToString(model.unit_options(unit).strategy);
+  std::string text;
+  for (int i = 0; i < runtime.num_flats(unit); ++i) {
+    const flat_param::FlatParameter& flat = *runtime.flats(unit)[i];
+    absl::StrAppendFormat(
+        &text, "%-32s %-29s %10d %12.2f %12.2f  %s/%s/%s%s%s%s\n", name,
+        strategy, flat.num_parameters(), flat.unsharded_bytes() / kMiB,
+        flat.shard().nbytes() / kMiB, Short(flat.dtype()),
+        Short(flat.compute_dtype()),
+        Short(runtime.gradients(unit)[i].reduce_dtype),
+        runtime.shard_gradient_bytes(unit, i) > 0 ? "" : " frozen",
+        MessagesOf(runtime, unit, i).ToString(),
+        model.recomputes(unit) ? " recomputed" : "");
+    name.clear();
+    strategy.clear();
+  }
+  if (text.empty()) {
+    absl::StrAppendFormat(&text, "%-32s %-29s %10d\n", name, strategy, 0);
+  }
+  return text;
+}
+
+}  // namespace
+
+MemoryPlan PlanMemory(const ShardedModel& model,
+                      const MemoryPlanOptions& options) {
+  std::vector<UnitBytes> bytes;
+  for (int unit = 0; unit < model.num_units(); ++unit) {
+    UnitBytes& of_unit = bytes.emplace_back(BytesOf(model.runtime(), unit));
+    of_unit.synchronizes = model.schedule().synchronizes(unit);
+    of_unit.all_reduces = model.schedule().all_reduces(unit);
+  }
+  MemoryPlan plan = PlanMemory(model.schedule().units(), bytes,
+                               model.schedule().options(), options);
+  if (model.offload() != nullptr) {
+    plan.transfers = model.offload()->plan().transfer_bytes;
+  }
+  return plan;
+}
+
+std::string Describe(const ShardedModel& model) {
+  std::string text = absl::StrFormat("%-32s %-29s %10s %12s %12s  %s\n", "unit",
+                                     "strategy", "parameters", "whole MiB",
+                                     "shard MiB", "stored/computed/reduced in");
+  for (int unit = 0; unit < model.num_units(); ++unit) {
+    absl::StrAppend(&text, DescribeUnit(model, unit));
+  }
+  absl::StrAppend(&text, PlanMemory(model).ToString());
+  if (model.offload() != nullptr) {
+    absl::StrAppend(&text, model.offload()->Describe());
+  }
+  return text;
+}
+
+}  // namespace fsdp

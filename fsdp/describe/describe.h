@@ -1,0 +1,22 @@
+// A sharded model as text for people.
+#ifndef FSDP_DESCRIBE_DESCRIBE_H_
+#define FSDP_DESCRIBE_DESCRIBE_H_
+
+#include <string>
+
+#include "fsdp/describe/memory_plan.h"
+#include "fsdp/model/sharded_model.h"
+
+namespace fsdp {
+
+// The memory that this rank will need.
+MemoryPlan PlanMemory(const ShardedModel& model,
+                      const MemoryPlanOptions& options = MemoryPlanOptions());
+
+// The units as an indented tree: strategy, parameters, dtypes they are stored,
+// computed and reduced in, whole and sharded sizes; then the memory plan.
+std::string Describe(const ShardedModel& model);
+
+}  // namespace fsdp
+
+#endif  // FSDP_DESCRIBE_DESCRIBE_H_

@@ -1,0 +1,289 @@
+#include "fsdp/describe/memory_plan.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/testing/status_matchers.h"
+#include "fsdp/memory/buffer_pool.h"
+#include "fsdp/schedule/schedule.h"
+#include "fsdp/schedule/testing/choices.h"
+#include "fsdp/schedule/testing/schedule_trace.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::testing::EndOfBackward;
+using ::fsdp::testing::Events;
+using ::fsdp::testing::Layers;
+using ::fsdp::testing::NoPrefetch;
+using ::fsdp::testing::PostBackward;
+using ::fsdp::testing::PostBackwardFrozen;
+using ::fsdp::testing::PostForward;
+using ::fsdp::testing::PreBackward;
+using ::fsdp::testing::PreForward;
+using ::fsdp::testing::SeededChoices;
+using ::testing::HasSubstr;
+
+// A root of 100 bytes and layers of 1000, over 4 ranks.
+std::vector<UnitBytes> BytesOf(int layers) {
+  std::vector<UnitBytes> bytes;
+  for (int i = 0; i <= layers; ++i) {
+    UnitBytes& unit = bytes.emplace_back();
+    unit.unsharded = i == 0 ? 100 : 1000;
+    unit.shard = unit.gradient = unit.unsharded / 4;
+    unit.reduce_buffer = unit.unsharded + 8;
+  }
+  return bytes;
+}
+
+TEST(MemoryPlanTest, HoldsTheRootAndTwoUnitsAndTwoReduceBuffers) {
+  const MemoryPlan plan = PlanMemory(Layers(6), BytesOf(6), {});
+  EXPECT_EQ(plan.shards, 6 * 250 + 25);
+  EXPECT_EQ(plan.gradients, 6 * 250 + 25);
+  EXPECT_EQ(plan.optimizer, 2 * (6 * 250 + 25));
+  EXPECT_EQ(plan.gathered, 100 + 2 * 1000);
+  EXPECT_EQ(plan.in_flight, 2 * 1008);
+  EXPECT_EQ(plan.parts, 0);
+  EXPECT_EQ(plan.total(), plan.shards + plan.gradients + plan.optimizer +
+                              plan.gathered + plan.in_flight);
+}
+
+TEST(MemoryPlanTest, WithoutPrefetchOneUnitIsEnough) {
+  const MemoryPlan plan = PlanMemory(Layers(6), BytesOf(6), NoPrefetch());
+  EXPECT_EQ(plan.gathered, 100 + 1000);
+}
+
+TEST(MemoryPlanTest, UnitsKeptAfterForwardAddUp) {
+  std::vector<ScheduledUnit> units = Layers(6);
+  for (ScheduledUnit& unit : units) unit.reshard_after_forward = false;
+  EXPECT_EQ(PlanMemory(units, BytesOf(6), {}).gathered, 100 + 6 * 1000);
+}
+
+TEST(MemoryPlanTest, PartsForASmallerGroupAreCounted) {
+  std::vector<ScheduledUnit> units = Layers(3);
+  std::vector<UnitBytes> bytes = BytesOf(3);
+  for (int i = 1; i <= 3; ++i) {
+    units[i].keeps_part = true;
+    bytes[i].part = 500;
+  }
+  EXPECT_EQ(PlanMemory(units, bytes, {}).parts, 3 * 500);
+}
+
+TEST(MemoryPlanTest, GradientsKeptWholeOverBackwardsAreInFlightTogether) {
+  MemoryPlanOptions options;
+  options.backwards_per_step = 3;
+  EXPECT_EQ(PlanMemory(Layers(4), BytesOf(4), {}, options).in_flight,
+            4 * 1008 + 108);
+}
+
+TEST(MemoryPlanTest, FrozenUnitsHaveNeitherGradientsNorState) {
+  std::vector<UnitBytes> bytes = BytesOf(2);
+  for (UnitBytes& unit : bytes) unit.trainable = false;
+  const MemoryPlan plan = PlanMemory(Layers(2), bytes, {});
+  EXPECT_EQ(plan.gradients, 0);
+  EXPECT_EQ(plan.optimizer, 0);
+  EXPECT_EQ(plan.in_flight, 0);
+}
+
+TEST(MemoryPlanTest, SteppingInBackwardNeedsTheGradientsOfOneUnit) {
+  ScheduleOptions options;
+  options.step_in_backward = true;
+  EXPECT_EQ(PlanMemory(Layers(5), BytesOf(5), options).gradients, 250);
+}
+
+TEST(MemoryPlanTest, NestedUnitsAreGatheredTogether) {
+  const std::vector<ScheduledUnit> units =
+      fsdp::testing::UnitsWithParents({0, 1, 2, 3});
+  EXPECT_EQ(PlanMemory(units, BytesOf(4), {}).gathered, 100 + 4 * 1000);
+}
+
+// Units with strategies of all kinds, nested at random, each of its own size.
+class RandomUnits {
+ public:
+  explicit RandomUnits(uint32_t seed) : choices_(seed) {
+    for (int i = choices_.Between(1, 9); i > 0; --i) Add();
+    options_.forward_prefetch = choices_.Chance(70);
+    options_.backward_prefetch = choices_.Chance(70);
+    options_.max_gathered_units = choices_.Between(0, 3);
+    options_.max_reduce_buffers = choices_.Between(1, 3);
+  }
+
+  const std::vector<ScheduledUnit>& units() const { return units_; }
+  const std::vector<UnitBytes>& bytes() const { return bytes_; }
+  const ScheduleOptions& options() const { return options_; }
+
+  Events Step(bool synchronizes) const {
+    Events events;
+    Forward(0, events);
+    Backward(0, events);
+    events.push_back(EndOfBackward());
+    for (Event& event : events) event.synchronizes = synchronizes;
+    return events;
+  }
+
+ private:
+  void Add() {
+    const int index = static_cast<int>(units_.size());
+    ScheduledUnit unit{absl::StrCat("unit", index),
+                       index == 0 ? -1 : choices_.Between(0, index - 1)};
+    unit.reshard_after_forward = index > 0 && choices_.Chance(60);
+    unit.keep_until_sync = !unit.reshard_after_forward && choices_.Chance(50);
+    unit.keeps_part = unit.reshard_after_forward && choices_.Chance(40);
+    unit.replicated = choices_.Chance(30);
+    unit.sharded = !unit.replicated || choices_.Chance(60);
+    units_.push_back(unit);
+    UnitBytes& bytes = bytes_.emplace_back();
+    bytes.unsharded = 100 * choices_.Between(1, 50);
+    bytes.part = bytes.unsharded / 4;
+    bytes.reduce_buffer = bytes.unsharded + 16;
+    bytes.trainable = choices_.Chance(80);
+  }
+
+  void Forward(int unit, Events& events) const {
+    events.push_back(PreForward(unit));
+    for (size_t i = 0; i < units_.size(); ++i) {
+      if (units_[i].parent == unit) Forward(static_cast<int>(i), events);
+    }
+    events.push_back(PostForward(unit));
+  }
+
+  void Backward(int unit, Events& events) const {
+    events.push_back(PreBackward(unit));
+    for (int i = static_cast<int>(units_.size()) - 1; i > 0; --i) {
+      if (units_[i].parent == unit) Backward(i, events);
+    }
+    events.push_back(bytes_[unit].trainable ? PostBackward(unit)
+                                            : PostBackwardFrozen(unit));
+  }
+
+  SeededChoices choices_;
+  std::vector<ScheduledUnit> units_;
+  std::vector<UnitBytes> bytes_;
+  ScheduleOptions options_;
+};
+
+// What carries the actions out has in memory, in pools as the runtime has them.
+class Memory {
+ public:
+  explicit Memory(const std::vector<UnitBytes>& bytes)
+      : bytes_(bytes), gathered_of_(bytes.size()), whole_(bytes.size()) {}
+
+  void Apply(const Action& action) {
+    const UnitBytes& bytes = bytes_[action.unit];
+    at::Tensor& gathered = gathered_of_[action.unit];
+    at::Tensor& whole = whole_[action.unit];
+    switch (action.kind) {
+      case ActionKind::kGather:
+        gathered = *gathered_.Acquire(bytes.unsharded);
+        break;
+      case ActionKind::kShrink:
+        parts_ += bytes.part;
+        gathered_.Release(gathered);
+        break;
+      case ActionKind::kFree:
+        gathered_.Release(gathered);
+        break;
+      case ActionKind::kDropPart:
+        parts_ -= bytes.part;
+        break;
+      case ActionKind::kAccumulate:
+        if (!whole.defined()) whole = *buffers_.Acquire(bytes.reduce_buffer);
+        break;
+      case ActionKind::kFillReduceBuffer:
+        if (!whole.defined()) whole = *buffers_.Acquire(bytes.reduce_buffer);
+        reductions_.push_back(std::exchange(whole, at::Tensor()));
+        break;
+      case ActionKind::kWaitReduce:
+        buffers_.Release(reductions_.front());
+        reductions_.pop_front();
+        break;
+      default:
+        break;
+    }
+    most_parts_ = std::max(most_parts_, parts_);
+  }
+
+  bool IsEmpty() const {
+    return gathered_.stats().in_use_bytes + parts_ +
+               buffers_.stats().in_use_bytes ==
+           0;
+  }
+  int64_t most_gathered() const { return gathered_.stats().peak_in_use_bytes; }
+  int64_t most_parts() const { return most_parts_; }
+  int64_t most_buffers() const { return buffers_.stats().peak_in_use_bytes; }
+
+ private:
+  static absl::StatusOr<at::Tensor> Allocate(int64_t bytes) {
+    return at::empty({bytes}, at::kByte);
+  }
+
+  const std::vector<UnitBytes>& bytes_;
+  std::vector<at::Tensor> gathered_of_;
+  std::vector<at::Tensor> whole_;
+  std::deque<at::Tensor> reductions_;
+  BufferPool gathered_{Allocate};
+  BufferPool buffers_{Allocate};
+  int64_t parts_ = 0;
+  int64_t most_parts_ = 0;
+};
+
+// A buffer of a large unit serves a smaller one, and is no smaller for that.
+TEST(MemoryPlanTest, BuffersThatAreLargerThanTheyHaveToBeCount) {
+  const std::vector<ScheduledUnit> units = Layers(3);
+  std::vector<UnitBytes> bytes(4);
+  bytes[3].reduce_buffer = 1000;
+  bytes[2].reduce_buffer = 600;
+  bytes[1].reduce_buffer = 900;  // in that of unit 3
+  bytes[0].reduce_buffer = 900;
+  EXPECT_EQ(PlanMemory(units, bytes, {}).in_flight, 1000 + 900);
+  bytes[3].reduce_buffer = 1801;  // too large to be lent
+  EXPECT_EQ(PlanMemory(units, bytes, {}).in_flight, 1801 + 600);
+}
+
+TEST(MemoryPlanTest, OfRandomModelsIsWhatTheirStepsNeed) {
+  constexpr int kSteps = 8;
+  for (uint32_t seed = 0; seed < 300; ++seed) {
+    SCOPED_TRACE(seed);
+    const RandomUnits model(seed);
+    MemoryPlanOptions options;
+    options.backwards_per_step = 1 + static_cast<int>(seed % 3);
+    const MemoryPlan plan =
+        PlanMemory(model.units(), model.bytes(), model.options(), options);
+    Schedule schedule(model.units(), model.options());
+    Memory memory(model.bytes());
+    for (int i = 1; i <= kSteps * options.backwards_per_step; ++i) {
+      const bool synchronizes = i % options.backwards_per_step == 0;
+      for (const Event& event : model.Step(synchronizes)) {
+        const absl::StatusOr<Actions> actions = schedule.Next(event);
+        ASSERT_OK(actions);
+        for (const Action& action : *actions) memory.Apply(action);
+      }
+      ASSERT_TRUE(memory.IsEmpty() || !synchronizes);
+    }
+    EXPECT_EQ(memory.most_gathered(), plan.gathered);
+    EXPECT_EQ(memory.most_parts(), plan.parts);
+    EXPECT_EQ(memory.most_buffers(), plan.in_flight);
+  }
+}
+
+TEST(MemoryPlanTest, PrintsALineForEachKind) {
+  const std::string text = PlanMemory(Layers(1), BytesOf(1), {}).ToString();
+  for (const char* kind : {"shards", "gradients", "optimizer", "gathered",
+                           "reduce buffers", "total"}) {
+    EXPECT_THAT(text, HasSubstr(kind));
+  }
+}
+
+}  // namespace
+}  // namespace fsdp

@@ -1,0 +1,121 @@
+#include "fsdp/memory/buffer_pool.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/check.h"
+#include "base/device_streams.h"
+#include "base/status_macros.h"
+#include "comm/work.h"
+#include "fsdp/memory/buffer_fit.h"
+
+namespace fsdp {
+namespace {
+
+int64_t Bytes(const at::Tensor& buffer) {
+  return static_cast<int64_t>(buffer.nbytes());
+}
+
+}  // namespace
+
+BufferPool::BufferPool(Allocate allocate, int64_t room)
+    : allocate_(std::move(allocate)), room_(room) {}
+
+absl::StatusOr<at::Tensor> BufferPool::Acquire(int64_t bytes) {
+  at::Tensor buffer;
+  const auto fitting = Fitting(bytes);
+  const bool has_room = stats_.reserved_bytes + bytes <= room_;
+  if (fitting != free_.end() && !has_room) {
+    FSDP_RETURN_IF_ERROR(AwaitUse(*fitting));
+    buffer = std::move(fitting->buffer);
+    free_.erase(fitting);
+  } else {
+    FSDP_RETURN_IF_ERROR(MakeRoom(bytes));
+    FSDP_ASSIGN_OR_RETURN(buffer, allocate_(bytes));
+    stats_.reserved_bytes += Bytes(buffer);
+    ++stats_.allocations;
+  }
+  stats_.in_use_bytes += Bytes(buffer);
+  stats_.peak_in_use_bytes =
+      std::max(stats_.peak_in_use_bytes, stats_.in_use_bytes);
+  return buffer;
+}
+
+std::vector<BufferPool::FreeBuffer>::iterator BufferPool::Fitting(
+    int64_t bytes) {
+  auto best = free_.end();
+  for (auto it = free_.begin(); it != free_.end(); ++it) {
+    const int64_t size = Bytes(it->buffer);
+    if (!Fits(size, bytes)) continue;
+    if (best == free_.end() || size < Bytes(best->buffer)) best = it;
+  }
+  return best;
+}
+
+absl::Status BufferPool::AwaitUse(const FreeBuffer& free) {
+  if (free.reader != nullptr) {
+    FSDP_RETURN_IF_ERROR(free.reader->BlockCurrentStream());
+  }
+  free.used.BlockCurrentStream();
+  return absl::OkStatus();
+}
+
+// Memory goes back to the stream that it was allocated on, the current one.
+absl::Status BufferPool::MakeRoom(int64_t bytes) {
+  if (room_ == 0) return absl::OkStatus();
+  while (!free_.empty() && stats_.reserved_bytes + bytes > room_) {
+    FSDP_RETURN_IF_ERROR(AwaitUse(free_.front()));
+    stats_.reserved_bytes -= Bytes(free_.front().buffer);
+    free_.erase(free_.begin());
+  }
+  return absl::OkStatus();
+}
+
+void BufferPool::TakeBack(const at::Tensor& buffer) {
+  FSDP_CHECK(Bytes(buffer) <= stats_.in_use_bytes);
+  stats_.in_use_bytes -= Bytes(buffer);
+}
+
+void BufferPool::Release(const at::Tensor& buffer,
+                         std::unique_ptr<comm::Work> reader, DeviceEvent used) {
+  TakeBack(buffer);
+  free_.push_back({buffer, std::move(reader), std::move(used)});
+}
+
+void BufferPool::Discard(const at::Tensor& buffer) {
+  TakeBack(buffer);
+  stats_.reserved_bytes -= Bytes(buffer);
+}
+
+void BufferPool::Adopt(const at::Tensor& buffer, DeviceEvent used) {
+  stats_.reserved_bytes += Bytes(buffer);
+  free_.push_back({buffer, /*reader=*/nullptr, std::move(used)});
+}
+
+void BufferPool::ForgetUses() {
+  for (FreeBuffer& free : free_) {
+    free.reader.reset();
+    free.used = DeviceEvent();
+  }
+}
+
+void BufferPool::SortFree() {
+  std::sort(free_.begin(), free_.end(),
+            [](const FreeBuffer& a, const FreeBuffer& b) {
+              return std::less<const void*>()(a.buffer.const_data_ptr(),
+                                              b.buffer.const_data_ptr());
+            });
+}
+
+std::vector<at::Tensor> BufferPool::free_buffers() const {
+  std::vector<at::Tensor> buffers;
+  for (const FreeBuffer& free : free_) buffers.push_back(free.buffer);
+  return buffers;
+}
+
+}  // namespace fsdp

@@ -1,0 +1,220 @@
+#include "fsdp/memory/buffer_pool.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/device_streams.h"
+#include "base/testing/status_matchers.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::testing::StatusIs;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+class BufferPoolTest : public ::testing::Test {
+ protected:
+  at::Tensor Acquire(int64_t bytes) {
+    absl::StatusOr<at::Tensor> buffer = pool_.Acquire(bytes);
+    EXPECT_OK(buffer.status());
+    return buffer.ok() ? *buffer : at::Tensor();
+  }
+
+  std::vector<int64_t> allocations_;
+  absl::Status failure_;
+  BufferPool pool_{[this](int64_t bytes) -> absl::StatusOr<at::Tensor> {
+    if (!failure_.ok()) return failure_;
+    allocations_.push_back(bytes);
+    return at::empty({bytes}, at::kByte);
+  }};
+};
+
+TEST_F(BufferPoolTest, AllocatesNothingUntilAsked) {
+  EXPECT_THAT(allocations_, IsEmpty());
+  EXPECT_EQ(pool_.stats().reserved_bytes, 0);
+}
+
+TEST_F(BufferPoolTest, GivesTheSameMemoryAgain) {
+  const at::Tensor first = Acquire(100);
+  pool_.Release(first);
+  const at::Tensor second = Acquire(100);
+  EXPECT_TRUE(second.is_alias_of(first));
+  EXPECT_THAT(allocations_, ElementsAre(100));
+}
+
+TEST_F(BufferPoolTest, NeverGivesMemoryThatIsInUse) {
+  const at::Tensor first = Acquire(100);
+  const at::Tensor second = Acquire(100);
+  EXPECT_FALSE(second.is_alias_of(first));
+  pool_.Release(second);
+  const at::Tensor third = Acquire(100);
+  EXPECT_TRUE(third.is_alias_of(second));
+  EXPECT_THAT(allocations_, ElementsAre(100, 100));
+}
+
+TEST_F(BufferPoolTest, ReusesTheSmallestThatFits) {
+  const at::Tensor large = Acquire(150);
+  const at::Tensor middle = Acquire(120);
+  const at::Tensor small = Acquire(90);
+  for (const at::Tensor& buffer : {large, middle, small}) {
+    pool_.Release(buffer);
+  }
+  EXPECT_TRUE(Acquire(100).is_alias_of(middle));
+  EXPECT_TRUE(Acquire(100).is_alias_of(large));
+  EXPECT_THAT(allocations_, ElementsAre(150, 120, 90));
+}
+
+TEST_F(BufferPoolTest, DoesNotLendTwiceTheSizeAndMore) {
+  const at::Tensor exactly_twice = Acquire(200);
+  const at::Tensor more = Acquire(201);
+  pool_.Release(exactly_twice);
+  pool_.Release(more);
+  EXPECT_TRUE(Acquire(100).is_alias_of(exactly_twice));
+  EXPECT_FALSE(Acquire(100).is_alias_of(more));
+  EXPECT_THAT(allocations_, ElementsAre(200, 201, 100));
+}
+
+TEST_F(BufferPoolTest, ServesRequestsForNothing) {
+  const at::Tensor nothing = Acquire(0);
+  EXPECT_EQ(nothing.nbytes(), 0u);
+  pool_.Release(nothing);
+  pool_.Release(Acquire(1));
+  EXPECT_EQ(Acquire(0).nbytes(), 0u);
+  EXPECT_EQ(pool_.stats().in_use_bytes, 0);
+}
+
+TEST_F(BufferPoolTest, CountsBytes) {
+  const at::Tensor first = Acquire(100);
+  const at::Tensor second = Acquire(60);
+  EXPECT_EQ(pool_.stats().in_use_bytes, 160);
+  pool_.Release(first);
+  EXPECT_EQ(pool_.stats().in_use_bytes, 60);
+  // What counts is the size of the buffer, not of the request.
+  const at::Tensor third = Acquire(50);
+  EXPECT_EQ(pool_.stats().in_use_bytes, 160);
+  EXPECT_EQ(pool_.stats().peak_in_use_bytes, 160);
+  EXPECT_EQ(pool_.stats().reserved_bytes, 160);
+  pool_.Release(second);
+  pool_.Release(third);
+  EXPECT_EQ(pool_.stats().in_use_bytes, 0);
+  EXPECT_EQ(pool_.stats().reserved_bytes, 160);
+}
+
+TEST_F(BufferPoolTest, NeverGivesDiscardedMemoryAgain) {
+  const at::Tensor first = Acquire(100);
+  pool_.Discard(first);
+  EXPECT_EQ(pool_.stats().in_use_bytes, 0);
+  EXPECT_EQ(pool_.stats().reserved_bytes, 0);
+  EXPECT_FALSE(Acquire(100).is_alias_of(first));
+}
+
+TEST_F(BufferPoolTest, GivesAdoptedMemory) {
+  const at::Tensor first = Acquire(100);
+  pool_.Discard(first);
+  pool_.Adopt(first, DeviceEvent());
+  EXPECT_EQ(pool_.stats().reserved_bytes, 100);
+  EXPECT_EQ(pool_.stats().in_use_bytes, 0);
+  EXPECT_TRUE(Acquire(100).is_alias_of(first));
+}
+
+TEST_F(BufferPoolTest, FailedAllocationChangesNothing) {
+  failure_ = absl::ResourceExhaustedError("no memory");
+  EXPECT_THAT(pool_.Acquire(100),
+              StatusIs(absl::StatusCode::kResourceExhausted, "no memory"));
+  EXPECT_EQ(pool_.stats().in_use_bytes, 0);
+  EXPECT_EQ(pool_.stats().reserved_bytes, 0);
+  failure_ = absl::OkStatus();
+  EXPECT_EQ(Acquire(100).nbytes(), 100u);
+}
+
+TEST_F(BufferPoolTest, StepsOfEqualRequestsAllocateOnlyInTheFirst) {
+  for (int step = 0; step < 3; ++step) {
+    const at::Tensor root = Acquire(1000);
+    at::Tensor current = Acquire(300);
+    for (int unit = 0; unit < 10; ++unit) {
+      const at::Tensor next = Acquire(unit % 2 == 0 ? 280 : 300);
+      pool_.Release(current);
+      current = next;
+    }
+    pool_.Release(current);
+    pool_.Release(root);
+    EXPECT_THAT(allocations_, ElementsAre(1000, 300, 280));
+  }
+}
+
+TEST_F(BufferPoolTest, StepsFromSortedBuffersUseTheSameInTheSameOrder) {
+  std::vector<at::Tensor> buffers;
+  for (int i = 0; i < 3; ++i) buffers.push_back(Acquire(100));
+  std::vector<const void*> sorted;
+  for (const at::Tensor& buffer : buffers) {
+    sorted.push_back(buffer.const_data_ptr());
+  }
+  std::sort(sorted.begin(), sorted.end(), std::less<const void*>());
+  std::vector<int> order = {0, 1, 2};
+  do {
+    for (const int i : order) pool_.Release(buffers[i]);
+    pool_.SortFree();
+    for (const void* expected : sorted) {
+      EXPECT_EQ(Acquire(100).const_data_ptr(), expected);
+    }
+  } while (std::next_permutation(order.begin(), order.end()));
+  EXPECT_THAT(allocations_, ElementsAre(100, 100, 100));
+}
+
+// With room for 200 bytes.
+class RoomyPoolTest : public BufferPoolTest {
+ protected:
+  RoomyPoolTest() {
+    pool_ = BufferPool(
+        [this](int64_t bytes) -> absl::StatusOr<at::Tensor> {
+          allocations_.push_back(bytes);
+          return at::empty({bytes}, at::kByte);
+        },
+        /*room=*/200);
+  }
+};
+
+TEST_F(RoomyPoolTest, BuffersAreNewUntilThereIsNoRoom) {
+  const at::Tensor first = Acquire(100);
+  pool_.Release(first);
+  const at::Tensor second = Acquire(100);
+  EXPECT_FALSE(second.is_alias_of(first));
+  pool_.Release(second);
+  EXPECT_TRUE(Acquire(100).is_alias_of(first));
+  EXPECT_TRUE(Acquire(100).is_alias_of(second));
+  EXPECT_EQ(pool_.stats().reserved_bytes, 200);
+}
+
+TEST_F(RoomyPoolTest, FreeBuffersMakeRoomForOthers) {
+  const at::Tensor first = Acquire(20);
+  const at::Tensor second = Acquire(20);
+  const at::Tensor third = Acquire(20);
+  pool_.Release(second);
+  pool_.Release(first);
+  EXPECT_EQ(Acquire(160).nbytes(), 160u);
+  EXPECT_EQ(pool_.stats().reserved_bytes, 200);  // `second` has gone
+  EXPECT_TRUE(Acquire(20).is_alias_of(first));
+}
+
+TEST_F(RoomyPoolTest, WhatIsNeededAtOnceIsThereWithoutRoom) {
+  Acquire(150);
+  EXPECT_EQ(Acquire(150).nbytes(), 150u);
+  EXPECT_EQ(pool_.stats().reserved_bytes, 300);
+}
+
+TEST_F(BufferPoolTest, ReleaseOfMoreThanIsInUseStopsTheProgram) {
+  EXPECT_DEATH(pool_.Release(at::empty({1}, at::kByte)), "in_use_bytes");
+}
+
+}  // namespace
+}  // namespace fsdp

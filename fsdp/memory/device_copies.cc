@@ -1,0 +1,109 @@
+#include "fsdp/memory/device_copies.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/device_streams.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+
+namespace fsdp {
+namespace {
+
+at::Tensor FirstOf(const at::Tensor& memory, const at::Tensor& host) {
+  return memory.narrow(0, 0, host.numel());
+}
+
+}  // namespace
+
+DeviceCopies::DeviceCopies(c10::Device device, int64_t room,
+                           absl::Duration timeout)
+    : device_(device),
+      timeout_(timeout),
+      up_(device),
+      down_(device),
+      memory_(
+          [device](int64_t bytes) -> absl::StatusOr<at::Tensor> {
+            at::Tensor memory;
+            FSDP_RETURN_IF_ERROR(
+                TorchToStatus("allocating memory for copies", [&] {
+                  memory = at::empty(
+                      {bytes}, at::TensorOptions(at::kByte).device(device));
+                }));
+            return memory;
+          },
+          room) {}
+
+// Memory goes back to the stream that it was allocated on, behind what the
+// others have been given. A device that has failed has nothing to order.
+DeviceCopies::~DeviceCopies() {
+  absl::Status ended;
+  ended.Update(TorchToStatus("ending copies", [&] {
+    down_.BlockCurrentStream();
+    up_.FollowCurrentStream();
+    const SideStream::Scope beside(up_);
+    auto last = std::make_shared<DeviceEvent>();
+    last->Record(device_);
+    ended = Await(last);
+  }));
+  if (!ended.ok()) TORCH_WARN("fsdp: ", ended.ToString());
+}
+
+absl::StatusOr<at::Tensor> DeviceCopies::Acquire(int64_t bytes) {
+  const SideStream::Scope beside(up_);
+  return memory_.Acquire(bytes);
+}
+
+absl::StatusOr<SharedEvent> DeviceCopies::Upload(
+    const at::Tensor& memory, const at::Tensor& host, bool copies,
+    const SharedEvent& host_ready) {
+  auto arrived = std::make_shared<DeviceEvent>();
+  FSDP_RETURN_IF_ERROR(TorchToStatus("copying to the device", [&] {
+    const c10::NoGradGuard no_grad;
+    const SideStream::Scope beside(up_);
+    if (host_ready != nullptr) host_ready->BlockCurrentStream();
+    if (copies) FirstOf(memory, host).copy_(host, /*non_blocking=*/true);
+    arrived->Record(device_);
+  }));
+  return arrived;
+}
+
+absl::StatusOr<SharedEvent> DeviceCopies::Release(const at::Tensor& memory,
+                                                  const at::Tensor& host,
+                                                  bool copies) {
+  auto done = std::make_shared<DeviceEvent>();
+  const absl::Status copied = TorchToStatus("copying from the device", [&] {
+    const c10::NoGradGuard no_grad;
+    down_.FollowCurrentStream();
+    const SideStream::Scope beside(down_);
+    if (copies) host.copy_(FirstOf(memory, host), /*non_blocking=*/true);
+    done->Record(device_);
+    DeviceEvent used;
+    used.Record(device_);
+    memory_.Release(memory, /*reader=*/nullptr, std::move(used));
+  });
+  FSDP_RETURN_IF_ERROR(copied);
+  return done;
+}
+
+absl::Status DeviceCopies::Await(const SharedEvent& event) const {
+  if (event == nullptr || event->Wait(absl::Now() + timeout_)) {
+    return absl::OkStatus();
+  }
+  return absl::DeadlineExceededError(absl::StrCat(
+      "the device has not come to the end of a copy within ",
+      absl::FormatDuration(timeout_), ": it hangs, or has more to do"));
+}
+
+}  // namespace fsdp

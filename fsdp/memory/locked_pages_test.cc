@@ -1,0 +1,86 @@
+#include "fsdp/memory/locked_pages.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "base/testing/fake_device.h"
+#include "base/testing/status_matchers.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "offload/page_memory.h"
+#include "offload/param_store.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::testing::FakeDevice;
+using ::fsdp::testing::StatusIs;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+constexpr int64_t kBytes = 3 * offload::kPageBytes;
+
+// What the host waits for when it copies the last page to the device.
+std::vector<std::string> WaitsForCopyFrom(char* memory) {
+  const at::Tensor on_host =
+      at::from_blob(memory + kBytes - offload::kPageBytes,
+                    {offload::kPageBytes}, at::TensorOptions(at::kByte));
+  const at::Tensor on_device = at::empty_like(on_host, FakeDevice::device());
+  FakeDevice::Reset();
+  on_device.copy_(on_host, /*non_blocking=*/true);
+  std::vector<std::string> waits = FakeDevice::HostWaits();
+  FakeDevice::Reset();
+  return waits;
+}
+
+TEST(LockedPagesTest, AreLockedUntilTheyAreFreed) {
+  FakeDevice::Register();
+  LockedPages pages(FakeDevice::device());
+  const absl::StatusOr<char*> memory = pages.Allocate(kBytes);
+  ASSERT_OK(memory);
+  EXPECT_TRUE(pages.locked());
+  EXPECT_THAT(WaitsForCopyFrom(*memory), IsEmpty());
+  pages.Free(*memory, kBytes);
+}
+
+TEST(LockedPagesTest, AreNotLockedForOtherMemoryThatIsThereLater) {
+  FakeDevice::Register();
+  LockedPages pages(FakeDevice::device());
+  const absl::StatusOr<char*> memory = pages.Allocate(kBytes);
+  ASSERT_OK(memory);
+  pages.Free(*memory, kBytes);
+  // The system gives the same addresses again, or others.
+  const auto again =
+      offload::PageMemory::Allocate(offload::PageAllocator::System(), kBytes);
+  ASSERT_OK(again.status());
+  EXPECT_THAT(WaitsForCopyFrom(again->data()), SizeIs(1));
+}
+
+TEST(LockedPagesTest, AreOrdinaryWhereNothingCanLockThem) {
+  LockedPages pages{c10::Device(c10::kCPU)};
+  const absl::StatusOr<char*> memory = pages.Allocate(kBytes);
+  ASSERT_OK(memory);
+  EXPECT_FALSE(pages.locked());
+  (*memory)[0] = 'x';
+  pages.Free(*memory, kBytes);
+}
+
+TEST(LockedPagesTest, SayWhatCannotBeHad) {
+  FakeDevice::Register();
+  LockedPages pages(FakeDevice::device());
+  EXPECT_THAT(pages.Allocate(int64_t{1} << 60).status(),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       HasSubstr("allocate 1152921504606846976 bytes")));
+  EXPECT_TRUE(pages.locked());
+}
+
+}  // namespace
+}  // namespace fsdp

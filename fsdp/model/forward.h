@@ -1,0 +1,244 @@
+// fsdp::Forward(module, args...): runs any module, sharded or not.
+#ifndef FSDP_MODEL_FORWARD_H_
+#define FSDP_MODEL_FORWARD_H_
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "base/status_error.h"
+#include "fsdp/autograd/autograd.h"
+#include "fsdp/autograd/checkpoint_scope.h"
+#include "fsdp/autograd/tensor_tree.h"
+#include "fsdp/model/unit_handle.h"
+#include "fsdp/options/checkpoint_options.h"
+#include "fsdp/recompute/checkpoint.h"
+
+namespace fsdp {
+
+// One forward of a unit, or of nothing when the module is none. Gives the
+// iteration up when it is left without Finish(), by an exception.
+class ForwardScope {
+ public:
+  // Throws StatusError when the unit cannot be gathered.
+  explicit ForwardScope(const torch::nn::Module& module);
+  ForwardScope(const ForwardScope&) = delete;
+  ForwardScope& operator=(const ForwardScope&) = delete;
+  ~ForwardScope();
+
+  bool is_unit() const { return handle_.has_value(); }
+  // Whether CastInputs() is due.
+  bool casts_inputs() const;
+  void CastInputs(const std::vector<at::Tensor*>& inputs);
+  // Whether WatchInput() is due, for each tensor that the forward will get.
+  bool watches_inputs() const { return watches_inputs_; }
+  void WatchInput(const at::Tensor& input);
+  // Runs the module's forward. Of an exception that only follows from an error
+  // of ours, that error is thrown instead.
+  template <typename Call>
+  auto Run(Call&& call) {
+    try {
+      return call();
+    } catch (...) {
+      ThrowFailure();
+      NoteException();
+      throw;
+    }
+  }
+  // Throws StatusError for what ShardedModel::PostForward() refuses.
+  void Finish(const std::vector<at::Tensor*>& outputs);
+
+ private:
+  void ThrowFailure() const;
+  // The text of the present exception, for the other ranks.
+  void NoteException();
+
+  const std::optional<UnitHandle> handle_;
+  std::optional<UnitScope> scope_;
+  bool watches_inputs_ = false;
+  SeenTensors inputs_;
+  absl::Status thrown_;
+  bool finished_ = false;
+};
+
+// A unit whose forward backward is to run again.
+struct RecomputedUnit {
+  std::string name;
+  // With the unit's module, whose buffers its forward may change.
+  CheckpointOptions options;
+
+  // Throws StatusError (FailedPrecondition): a call cannot be made again.
+  [[noreturn]] void Refuse(const std::string& why) const;
+};
+
+// The unit that `module` is, where Options::recompute_units has chosen it and
+// its forward is about to record.
+std::optional<RecomputedUnit> FindRecomputed(const torch::nn::Module& module);
+
+namespace forward_internal {
+
+template <typename T>
+inline constexpr bool kMayHoldTensors =
+    HasVisibleTensors<T>::value &&
+    !tensor_tree_internal::HoldsNoTensor<T>::value;
+
+// Copies an argument whose tensors are about to be replaced, so that the
+// caller's own stay as they are; anything else is passed on by reference.
+template <typename Arg>
+using HeldArgument = std::conditional_t<kMayHoldTensors<std::decay_t<Arg>>,
+                                        std::decay_t<Arg>, Arg&&>;
+
+template <typename Arg>
+void WatchInputsIn([[maybe_unused]] ForwardScope& scope,
+                   [[maybe_unused]] const Arg& arg) {
+  if constexpr (std::is_base_of_v<at::Tensor, Arg>) {
+    scope.WatchInput(arg);
+  } else if constexpr (kMayHoldTensors<Arg> &&
+                       std::is_copy_constructible_v<Arg>) {
+    Arg copy = arg;
+    for (at::Tensor* tensor : TensorsOf(copy)) scope.WatchInput(*tensor);
+  }
+}
+
+template <typename Impl, typename... Args>
+auto CallWithCastInputs(ForwardScope& scope, Impl& module, Args&&... args) {
+  std::tuple<HeldArgument<Args>...> held(std::forward<Args>(args)...);
+  std::vector<at::Tensor*> inputs;
+  const auto collect = [&inputs](auto& part) {
+    if constexpr (kMayHoldTensors<std::decay_t<decltype(part)>>) {
+      for (at::Tensor* tensor : TensorsOf(part)) inputs.push_back(tensor);
+    }
+  };
+  std::apply([&collect](auto&... parts) { (collect(parts), ...); }, held);
+  scope.CastInputs(inputs);
+  if (scope.watches_inputs()) {
+    for (const at::Tensor* input : inputs) scope.WatchInput(*input);
+  }
+  return std::apply(
+      [&module](auto&... parts) {
+        return module.forward(static_cast<Args&&>(parts)...);
+      },
+      held);
+}
+
+template <typename Impl, typename... Args>
+auto RunModule(Impl& module, Args&&... args) {
+  using Result = decltype(module.forward(std::forward<Args>(args)...));
+  static_assert(!std::is_reference_v<Result>,
+                "fsdp::Forward: forward has to return its output by value");
+  ForwardScope scope(module);
+  if (!scope.is_unit()) return module.forward(std::forward<Args>(args)...);
+  const auto call = [&]() -> Result {
+    if constexpr (!std::is_void_v<Result>) {
+      if (scope.casts_inputs()) {
+        return CallWithCastInputs(scope, module, std::forward<Args>(args)...);
+      }
+    }
+    if (scope.watches_inputs()) (WatchInputsIn(scope, args), ...);
+    return module.forward(std::forward<Args>(args)...);
+  };
+  if constexpr (std::is_void_v<Result>) {
+    scope.Run(call);
+    scope.Finish({});
+  } else {
+    Result result = scope.Run(call);
+    scope.Finish(TensorsOf(result));
+    return result;
+  }
+}
+
+// An argument as forward is to get it, of a copy that is its own.
+template <typename Arg>
+using PassedArgument = std::conditional_t<
+    std::is_same_v<std::decay_t<Arg>,
+                   std::remove_cv_t<std::remove_reference_t<Arg>>>,
+    Arg&&, std::decay_t<Arg>&>;
+
+// Calls forward with copies of what it is given, so that it may have them all.
+template <typename Impl, typename... Args>
+struct RepeatableForward {
+  Impl* module;
+
+  auto operator()(const std::decay_t<Args>&... args) const {
+    std::tuple<std::decay_t<Args>...> copies(args...);
+    return std::apply(
+        [this](auto&... parts) {
+          return RunModule(*module,
+                           static_cast<PassedArgument<Args>>(parts)...);
+        },
+        copies);
+  }
+};
+
+template <typename Result, typename... Args>
+inline constexpr bool kIsRepeatable =
+    !std::is_void_v<Result> &&
+    std::conjunction_v<HasVisibleTensors<Args>...,
+                       std::is_copy_constructible<Args>...>;
+
+template <typename Impl, typename... Args>
+auto ForwardRecomputed(const RecomputedUnit& unit, Impl& module,
+                       Args&&... args) {
+  using Result = decltype(RunModule(module, std::forward<Args>(args)...));
+  if constexpr (kIsRepeatable<Result, std::decay_t<Args>...>) {
+    return checkpoint_internal::RunRegion(
+        unit.options, unit.name, RepeatableForward<Impl, Args...>{&module},
+        std::forward<Args>(args)...);
+  } else {
+    unit.Refuse(std::is_void_v<Result>
+                    ? "it returns nothing"
+                    : "it takes an argument of a type in which no tensors are "
+                      "seen: define VisitTensors() for it");
+    return RunModule(module, std::forward<Args>(args)...);
+  }
+}
+
+template <typename Impl, typename... Args>
+auto ForwardModule(Impl& module, Args&&... args) {
+  if (const auto unit = FindRecomputed(module)) {
+    return ForwardRecomputed(*unit, module, std::forward<Args>(args)...);
+  }
+  return RunModule(module, std::forward<Args>(args)...);
+}
+
+template <typename T>
+struct IsSharedPointer : std::false_type {};
+template <typename T>
+struct IsSharedPointer<std::shared_ptr<T>> : std::true_type {};
+
+}  // namespace forward_internal
+
+// Runs `module`'s forward. Where the module is a unit, its parameters are
+// gathered before and freed after, and backward runs it again where
+// Options::recompute_units says so; where it is not, this is a plain call. A
+// parent calls the children that may become units this way. `module`: a
+// module, a shared_ptr or a module holder. A container of tensors that forward
+// takes by non-const reference may be a copy: return what it is to hand back.
+// Throws StatusError when gathering fails, when the forward misuses parameters,
+// or when it is to be recomputed and cannot be.
+template <typename Module, typename... Args>
+auto Forward(Module&& module, Args&&... args) {
+  using Value = std::decay_t<Module>;
+  if constexpr (std::is_base_of_v<torch::nn::Module, Value>) {
+    return forward_internal::ForwardModule(module, std::forward<Args>(args)...);
+  } else if constexpr (forward_internal::IsSharedPointer<Value>::value) {
+    return forward_internal::ForwardModule(*module,
+                                           std::forward<Args>(args)...);
+  } else {
+    return forward_internal::ForwardModule(*module.ptr(),
+                                           std::forward<Args>(args)...);
+  }
+}
+
+}  // namespace fsdp
+
+#endif  // FSDP_MODEL_FORWARD_H_

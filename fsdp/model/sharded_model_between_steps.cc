@@ -1,0 +1,199 @@
+// What can be asked of a ShardedModel between steps.
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "base/status_error.h"
+#include "base/status_macros.h"
+#include "flat_param/flat_parameter.h"
+#include "fsdp/autograd/autograd.h"
+#include "fsdp/memory/resting_memory.h"
+#include "fsdp/model/sharded_model.h"
+#include "fsdp/resting/offload_space.h"
+
+namespace fsdp {
+
+void ShardedModel::ZeroGrad(bool set_to_none) {
+  for (const NamedShard& named : named_shards_) {
+    at::Tensor gradient = named.shard.grad();
+    if (!gradient.defined()) continue;
+    if (set_to_none) {
+      named.shard.mutable_grad().reset();
+    } else {
+      const Resident resident =
+          ValueOrThrow(Resident::Of(gradient, Use::kUpdate));
+      gradient.zero_();
+    }
+  }
+  for (int unit = 0; unit < num_units(); ++unit) {
+    schedule_.SetKept(unit, /*whole_gradients=*/false, /*sums=*/false);
+  }
+  runtime_->DropWholeGradients();
+}
+
+absl::Status ShardedModel::SetTrainable(absl::string_view name,
+                                        bool trainable) {
+  FSDP_RETURN_IF_ERROR(CheckIdle("SetTrainable()"));
+  const auto alias = settings_.aliases.find(name);
+  if (alias != settings_.aliases.end()) name = alias->second;
+  for (UnitState& state : units_) {
+    for (Slot& slot : state.slots) {
+      if (slot.name != name) continue;
+      for (const at::Tensor& tensor : slot.tensors) {
+        ClearEdge(tensor);
+        tensor.set_requires_grad(trainable);
+        if (trainable) AttachSentinel(tensor, slot.sentinel);
+      }
+      slot.shard.set_requires_grad(trainable);
+      if (!trainable) slot.shard.mutable_grad().reset();
+      return absl::OkStatus();
+    }
+  }
+  return absl::NotFoundError(
+      absl::StrCat("the model has no parameter named ", name));
+}
+
+absl::Status ShardedModel::SetUnitSynchronizes(int unit, bool synchronizes) {
+  return SetReduction(unit, synchronizes, schedule_.all_reduces(unit));
+}
+
+absl::Status ShardedModel::SetUnitAllReduces(int unit, bool all_reduces) {
+  return SetReduction(unit, schedule_.synchronizes(unit), all_reduces);
+}
+
+absl::Status ShardedModel::SetReduction(int unit, bool synchronizes,
+                                        bool all_reduces) {
+  FSDP_RETURN_IF_ERROR(
+      CheckIdle("SetRequiresGradientSync() or SetRequiresAllReduce()"));
+  GiveUpStaleBackward();
+  Event event{EventKind::kSetReduction, unit};
+  event.synchronizes = synchronizes;
+  event.all_reduces = all_reduces;
+  return TransitionOrAbort(event, {});
+}
+
+absl::Status ShardedModel::CheckNoWholeAccess() const {
+  if (whole_access_.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("the model's parameters are whole for ", whole_access_,
+                   ": end that before anything else is done with the model"));
+}
+
+absl::Status ShardedModel::CheckIdle(absl::string_view what) const {
+  FSDP_RETURN_IF_ERROR(CheckNoWholeAccess());
+  if (!schedule_.in_forward() && !InsideBackward()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      what, " inside a forward or backward: call it between steps"));
+}
+
+absl::Status ShardedModel::StepInBackward(UnitStep step) {
+  FSDP_RETURN_IF_ERROR(CheckIdle("StepInBackward()"));
+  if (step != nullptr && offload() != nullptr && offload()->keeps()) {
+    return absl::FailedPreconditionError(
+        "StepInBackward() with OffloadOptions::keep: files are committed by "
+        "whole steps, and in backward units are stepped one by one");
+  }
+  RuntimeHooks hooks = runtime_->hooks();
+  hooks.step = nullptr;
+  schedule_.set_step_in_backward(step != nullptr);
+  if (step != nullptr) {
+    hooks.step = [this, step = std::move(step)](int unit) {
+      const UnitState& state = units_[unit];
+      return step(absl::MakeConstSpan(named_shards_)
+                      .subspan(state.first_shard, state.slots.size()));
+    };
+  }
+  runtime_->SetHooks(std::move(hooks));
+  return absl::OkStatus();
+}
+
+absl::Status ShardedModel::SetReductionHooks(ReduceScatterHook reduce_scatter,
+                                             AllReduceHook all_reduce) {
+  FSDP_RETURN_IF_ERROR(CheckIdle("SetReductionHooks()"));
+  RuntimeHooks hooks = runtime_->hooks();
+  if (hooks.reduce_scatter || hooks.all_reduce) {
+    return absl::FailedPreconditionError(
+        "this model has reduction hooks already: combine them into one");
+  }
+  hooks.reduce_scatter = std::move(reduce_scatter);
+  hooks.all_reduce = std::move(all_reduce);
+  runtime_->SetHooks(std::move(hooks));
+  return absl::OkStatus();
+}
+
+absl::Status ShardedModel::SetGradientDivideFactors(double before,
+                                                    double after) {
+  FSDP_RETURN_IF_ERROR(CheckIdle("SetGradientDivideFactors()"));
+  if (!(before > 0) || !(after > 0)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("gradients cannot be divided by ", before, " and ", after,
+                     ": both factors have to be positive"));
+  }
+  runtime_->SetGradientScaling({1 / before, 1 / after});
+  return absl::OkStatus();
+}
+
+absl::Status ShardedModel::BeginWholeAccess(absl::string_view what) {
+  FSDP_RETURN_IF_ERROR(CheckIdle(what));
+  FSDP_RETURN_IF_ERROR(CheckBinding());
+  GiveUpStaleBackward();
+  // Also frees what was kept for a backward that has not come.
+  FSDP_RETURN_IF_ERROR(ReleaseUnsharded());
+  whole_access_ = std::string(what);
+  owner_->OpenGradients();
+  ClearEdges();
+  return absl::OkStatus();
+}
+
+void ShardedModel::EndWholeAccess() {
+  whole_access_.clear();
+  owner_->CloseGradients();
+  AttachSentinels();
+  SeeVersions();
+}
+
+absl::Status ShardedModel::CheckBinding() const {
+  for (int unit = 0; unit < num_units(); ++unit) {
+    for (const auto& flat : runtime_->flats(unit)) {
+      FSDP_RETURN_IF_ERROR(flat->CheckBinding());
+    }
+  }
+  return absl::OkStatus();
+}
+
+std::vector<uint32_t> ShardedModel::ShardVersions(int unit) const {
+  std::vector<uint32_t> versions;
+  for (const Slot& slot : units_[unit].slots) {
+    versions.push_back(slot.shard._version());
+  }
+  return versions;
+}
+
+absl::Status ShardedModel::Unshard(int unit) {
+  FSDP_RETURN_IF_ERROR(CheckNoWholeAccess());
+  if (!InsideBackward()) GiveUpStaleBackward();
+  if (!schedule_.IsHeldForUser(unit)) {
+    units_[unit].versions_asked_for = ShardVersions(unit);
+  }
+  return TransitionOrAbort({EventKind::kUnshard, unit}, {});
+}
+
+absl::Status ShardedModel::WaitUnshard(int unit) {
+  FSDP_RETURN_IF_ERROR(CheckNoWholeAccess());
+  if (!InsideBackward()) GiveUpStaleBackward();
+  return TransitionOrAbort({EventKind::kWaitUnshard, unit}, {});
+}
+
+absl::Status ShardedModel::Reshard(int unit) {
+  FSDP_RETURN_IF_ERROR(CheckNoWholeAccess());
+  if (!InsideBackward()) GiveUpStaleBackward();
+  return TransitionOrAbort({EventKind::kReshard, unit}, {});
+}
+
+}  // namespace fsdp

@@ -1,0 +1,400 @@
+#include "fsdp/optim/fused_stepper.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <torch/optim/optimizer.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "base/check.h"
+#include "base/status_error.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+#include "fsdp/memory/resting_memory.h"
+#include "fsdp/model/sharded_model.h"
+#include "fsdp/optim/fused_rule.h"
+#include "fsdp/optim/fused_runs.h"
+#include "fsdp/optim/fused_stretch.h"
+#include "fsdp/resting/offload_space.h"
+
+namespace fsdp {
+namespace {
+
+using torch::optim::OptimizerOptions;
+using torch::optim::OptimizerParamGroup;
+
+void Append(const FusedRun& run, const at::Tensor& step, FusedLists& lists) {
+  lists.parameters.push_back(run.parameter);
+  lists.gradients.push_back(run.gradient);
+  for (int k = 0; k < kMaxFusedSlots; ++k) {
+    if (run.slots[k].defined()) lists.slots[k].push_back(run.slots[k]);
+  }
+  lists.steps.push_back(step);
+}
+
+// Keeps the vectors' memory, not the tensors.
+void Clear(FusedLists& lists) {
+  lists.parameters.clear();
+  lists.gradients.clear();
+  for (std::vector<at::Tensor>& tensors : lists.slots) tensors.clear();
+  lists.steps.clear();
+}
+
+}  // namespace
+
+absl::Status FusedStepper::Step(const Groups& groups, OptimizerStates& states) {
+  FSDP_RETURN_IF_ERROR(Arrange(groups, states));
+  for (Batch& batch : batches_) {
+    batch.due.clear();
+    for (FusedStretch& stretch : batch.stretches) {
+      if (stretch.HasGradient()) batch.due.push_back(&stretch);
+    }
+  }
+  return StepDue(groups, states, /*all_or_nothing=*/true);
+}
+
+absl::Status FusedStepper::StepShards(absl::Span<const NamedShard> shards,
+                                      const Groups& groups,
+                                      OptimizerStates& states) {
+  FSDP_RETURN_IF_ERROR(Arrange(groups, states));
+  for (Batch& batch : batches_) batch.due.clear();
+  for (const NamedShard& named : shards) {
+    const auto place = places_.find(named.shard.unsafeGetTensorImpl());
+    if (place == places_.end() || !named.shard.grad().defined()) continue;
+    Batch& batch = batches_[place->second.batch];
+    FusedStretch* stretch = &batch.stretches[place->second.stretch];
+    // Shards of one stretch come one after the other.
+    if (std::find(batch.due.rbegin(), batch.due.rend(), stretch) ==
+        batch.due.rend()) {
+      batch.due.push_back(stretch);
+    }
+  }
+  FSDP_RETURN_IF_ERROR(StepDue(groups, states, /*all_or_nothing=*/false));
+  for (const NamedShard& named : shards) {
+    const bool ours = places_.count(named.shard.unsafeGetTensorImpl()) > 0;
+    if (ours) named.shard.mutable_grad().reset();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FusedStepper::TakeUpStates(const Groups& groups,
+                                        OptimizerStates& states) {
+  const c10::NoGradGuard no_grad;
+  FSDP_RETURN_IF_ERROR(Arrange(groups, states));
+  for (Batch& batch : batches_) {
+    const int num_slots = rule_->NumSlots(groups[batch.group].options());
+    for (FusedStretch& stretch : batch.stretches) {
+      FSDP_RETURN_IF_ERROR(stretch.TakeUp(*rule_, num_slots, states));
+    }
+  }
+  return absl::OkStatus();
+}
+
+bool FusedStepper::IsArranged(const Groups& groups) const {
+  size_t next = 0;
+  for (const OptimizerParamGroup& group : groups) {
+    if (arranged_.size() - next < group.params().size() + 1) return false;
+    for (const at::Tensor& parameter : group.params()) {
+      if (arranged_[next++] != parameter.unsafeGetTensorImpl()) return false;
+    }
+    if (arranged_[next++] != nullptr) return false;
+  }
+  return next == arranged_.size();
+}
+
+absl::Status FusedStepper::Arrange(const Groups& groups,
+                                   OptimizerStates& states) {
+  if (IsArranged(groups)) return absl::OkStatus();
+  const c10::NoGradGuard no_grad;
+  for (Batch& batch : batches_) {
+    for (FusedStretch& stretch : batch.stretches) {
+      FSDP_RETURN_IF_ERROR(stretch.Evacuate(*rule_, states));
+    }
+  }
+  arranged_.clear();
+  captured_.parameters.clear();  // what it used is gone
+  batches_.clear();
+  places_.clear();
+  spaces_.clear();
+  for (size_t i = 0; i < groups.size(); ++i) {
+    FSDP_RETURN_IF_ERROR(ArrangeGroup(i, groups[i]));
+  }
+  for (const OptimizerParamGroup& group : groups) {
+    for (const at::Tensor& parameter : group.params()) {
+      arranged_.push_back(parameter.unsafeGetTensorImpl());
+    }
+    arranged_.push_back(nullptr);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FusedStepper::ArrangeGroup(size_t index,
+                                        const OptimizerParamGroup& group) {
+  struct Storage {
+    size_t batch;
+    std::vector<std::pair<size_t, at::Tensor>> parameters;
+  };
+  std::vector<Storage> storages;
+  std::unordered_map<const void*, size_t> storage_of;
+  for (size_t i = 0; i < group.params().size(); ++i) {
+    const at::Tensor& parameter = group.params()[i];
+    FSDP_RETURN_IF_ERROR(
+        Annotate(CheckFusedParameter(parameter),
+                 absl::StrCat("stepping parameter ", i, " of group ", index)));
+    const auto [entry, is_new] = storage_of.emplace(
+        parameter.storage().unsafeGetStorageImpl(), storages.size());
+    if (is_new) storages.push_back({BatchOf(index, parameter), {}});
+    storages[entry->second].parameters.emplace_back(i, parameter);
+  }
+  for (Storage& storage : storages) {
+    std::vector<FusedStretch>& stretches = batches_[storage.batch].stretches;
+    for (const auto& [i, parameter] : storage.parameters) {
+      places_[parameter.unsafeGetTensorImpl()] = {storage.batch,
+                                                  stretches.size()};
+    }
+    stretches.emplace_back(index, std::move(storage.parameters));
+    const RestingMemory* const shard = stretches.back().shard();
+    if (shard != nullptr && std::find(spaces_.begin(), spaces_.end(),
+                                      shard->space()) == spaces_.end()) {
+      spaces_.push_back(shard->space());
+    }
+  }
+  return absl::OkStatus();
+}
+
+size_t FusedStepper::BatchOf(size_t group, const at::Tensor& parameter) {
+  const at::Device device = SteppingDevice(parameter);
+  const at::ScalarType dtype = parameter.scalar_type();
+  for (size_t i = 0; i < batches_.size(); ++i) {
+    const Batch& batch = batches_[i];
+    if (batch.group == group && batch.device == device &&
+        batch.dtype == dtype) {
+      return i;
+    }
+  }
+  batches_.push_back(Batch{group, device, dtype, {}, {}, {}, 0, {}, {}, 0});
+  return batches_.size() - 1;
+}
+
+absl::Status FusedStepper::CheckDue(const Groups& groups,
+                                    const OptimizerStates& states) const {
+  for (const Batch& batch : batches_) {
+    const int num_slots = rule_->NumSlots(groups[batch.group].options());
+    for (const FusedStretch* stretch : batch.due) {
+      FSDP_RETURN_IF_ERROR(stretch->Check(*rule_, num_slots, states));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// What may fail half-way, because it needs a store, comes first; the rest
+// cannot.
+absl::Status FusedStepper::StepDue(const Groups& groups,
+                                   OptimizerStates& states,
+                                   bool all_or_nothing) {
+  const c10::NoGradGuard no_grad;
+  absl::Status status = CheckDue(groups, states);
+  std::vector<Streamed> streamed;
+  if (status.ok()) streamed = TakeStreamed();
+  if (all_or_nothing && !spaces_.empty()) {
+    if (status.ok()) status = ReserveDue(groups);
+    // Also on a rank that has nothing to begin: the others do.
+    status = BeginSteps(status);
+    if (status.ok()) status = Stream(streamed, groups, states, /*save=*/true);
+    status = EndSteps(status);
+  } else if (status.ok()) {
+    status = Stream(streamed, groups, states, /*save=*/false);
+  }
+  if (!status.ok()) {
+    for (const Streamed& each : streamed) each.stretch->Undo(states);
+    return status;
+  }
+  if (all_or_nothing) {
+    for (const Streamed& each : streamed) each.stretch->Count(*rule_);
+  }
+  for (Batch& batch : batches_) {
+    if (batch.due.empty()) continue;
+    FSDP_RETURN_IF_ERROR(
+        StepTogether(batch, batch.due, groups[batch.group].options(), states));
+    for (FusedStretch* stretch : batch.due) stretch->Count(*rule_);
+  }
+  return absl::OkStatus();
+}
+
+std::vector<FusedStepper::Streamed> FusedStepper::TakeStreamed() {
+  std::vector<Streamed> streamed;
+  for (Batch& batch : batches_) {
+    const auto is_here = [](const FusedStretch* stretch) {
+      return !stretch->RestsElsewhere();
+    };
+    const auto first =
+        std::stable_partition(batch.due.begin(), batch.due.end(), is_here);
+    for (auto i = first; i != batch.due.end(); ++i) {
+      streamed.push_back({&batch, *i});
+    }
+    batch.due.erase(first, batch.due.end());
+  }
+  return streamed;
+}
+
+// So that nothing is left to fail when the rest has been stepped.
+absl::Status FusedStepper::ReserveDue(const Groups& groups) {
+  return TorchToStatus("allocating optimizer states", [&] {
+    for (const Batch& batch : batches_) {
+      const int num_slots = rule_->NumSlots(groups[batch.group].options());
+      for (FusedStretch* stretch : batch.due) {
+        ThrowIfError(stretch->Reserve(num_slots));
+      }
+    }
+  });
+}
+
+absl::Status FusedStepper::BeginSteps(const absl::Status& mine) {
+  absl::Status first = mine;
+  for (const auto& space : spaces_) {
+    absl::Status status = mine;
+    status.Update(space->CheckStepper(identity_));
+    first.Update(space->BeginStep(status));
+  }
+  return first;
+}
+
+absl::Status FusedStepper::EndSteps(const absl::Status& mine) {
+  absl::Status first;
+  for (const auto& space : spaces_) first.Update(space->EndStep(mine));
+  return first;
+}
+
+absl::Status FusedStepper::Stream(absl::Span<const Streamed> streamed,
+                                  const Groups& groups, OptimizerStates& states,
+                                  bool save) {
+  constexpr size_t kAhead = 2;
+  const absl::Status status = TorchToStatus("optimizer step", [&] {
+    for (size_t i = 0; i < streamed.size(); ++i) {
+      const auto [batch, stretch] = streamed[i];
+      if (i == 0) stretch->Prefetch();
+      for (size_t j = i + 1; j <= i + kAhead && j < streamed.size(); ++j) {
+        streamed[j].stretch->Prefetch();
+      }
+      RestingMemory& shard = *stretch->shard();
+      if (save) ThrowIfError(shard.space()->SaveBeforeStep(shard));
+      ThrowIfError(StepTogether(*batch, {stretch},
+                                groups[batch->group].options(), states));
+      if (!save) stretch->Count(*rule_);
+    }
+  });
+  // Where it has thrown, something is still in memory.
+  if (!status.ok()) {
+    for (const Streamed& each : streamed) each.stretch->LetGo();
+  }
+  return status;
+}
+
+absl::Status FusedStepper::StepTogether(
+    Batch& batch, absl::Span<FusedStretch* const> stretches,
+    const OptimizerOptions& options, OptimizerStates& states) {
+  // Where an earlier step has thrown, for want of memory, something is left.
+  for (FusedLists* lists : {&lists_[0], &lists_[1], &single_}) Clear(*lists);
+  if (!captured_.is_under_way) batch.steps_in_use = 0;
+  const absl::Status status = CallKernels(batch, stretches, options, states);
+  for (FusedStretch* stretch : stretches) {
+    if (status.ok()) {
+      stretch->Finish();
+    } else {
+      stretch->LetGo();
+    }
+  }
+  return status;
+}
+
+absl::Status FusedStepper::CallKernels(
+    Batch& batch, absl::Span<FusedStretch* const> stretches,
+    const OptimizerOptions& options, OptimizerStates& states) {
+  const int num_slots = rule_->NumSlots(options);
+  const at::ScalarType dtype = rule_->KernelDtype(batch.dtype, batch.device);
+  for (FusedStretch* stretch : stretches) {
+    FSDP_RETURN_IF_ERROR(stretch->Begin(*rule_, num_slots, states));
+    if (captured_.is_under_way) {
+      FSDP_RETURN_IF_ERROR(NoteCaptured(batch, *stretch));
+    }
+    for (const FusedRun& run : stretch->runs()) {
+      const int64_t step = stretch->StepOf(run);
+      if (batch.dtype != dtype || run.gradient.scalar_type() != dtype) {
+        CallConverted(batch, run, step, options);
+      } else {
+        Append(run, StepNumber(batch, step), lists_[step == 1 ? 1 : 0]);
+      }
+    }
+  }
+  for (int first : {0, 1}) {
+    if (lists_[first].parameters.empty()) continue;
+    rule_->Call(lists_[first], options, first == 1, RateOf(batch, options));
+    Clear(lists_[first]);
+  }
+  return absl::OkStatus();
+}
+
+const at::Tensor& FusedStepper::StepNumber(Batch& batch, int64_t step) {
+  for (size_t i = 0; i < batch.steps_in_use; ++i) {
+    if (batch.steps[i].first == step) return batch.steps[i].second;
+  }
+  if (batch.steps_in_use == batch.steps.size()) {
+    FSDP_CHECK(!captured_.is_under_way);
+    batch.steps.emplace_back(
+        0, at::zeros({}, at::TensorOptions(at::kFloat).device(batch.device)));
+  }
+  auto& [number, tensor] = batch.steps[batch.steps_in_use++];
+  number = step;
+  // A replay finds another one there.
+  if (!captured_.is_under_way) tensor.fill_(step);
+  return tensor;
+}
+
+void FusedStepper::CallConverted(Batch& batch, const FusedRun& run,
+                                 int64_t step,
+                                 const OptimizerOptions& options) {
+  const at::ScalarType dtype = rule_->KernelDtype(batch.dtype, batch.device);
+  const int64_t numel = run.parameter.numel();
+  const int64_t bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
+  const int64_t rows = batch.dtype == dtype ? 1 : 2 + rule_->NumSlots(options);
+  if (!batch.converted.defined() || batch.converted.size(0) < rows ||
+      batch.converted.size(1) < bytes) {
+    batch.converted = at::empty(
+        {rows, bytes}, at::TensorOptions(at::kByte).device(batch.device));
+  }
+  int64_t used = 0;
+  const auto convert = [&](const at::Tensor& tensor) {
+    if (!tensor.defined() || tensor.scalar_type() == dtype) return tensor;
+    return batch.converted.select(0, used++)
+        .narrow(0, 0, bytes)
+        .view(dtype)
+        .copy_(tensor);
+  };
+  FusedRun converted = run;
+  converted.parameter = convert(run.parameter);
+  converted.gradient = convert(run.gradient);
+  for (int k = 0; k < kMaxFusedSlots; ++k) {
+    converted.slots[k] = convert(run.slots[k]);
+  }
+  Append(converted, StepNumber(batch, step), single_);
+  rule_->Call(single_, options, step == 1, RateOf(batch, options));
+  Clear(single_);
+  if (dtype == batch.dtype) return;
+  run.parameter.copy_(converted.parameter);
+  for (int k = 0; k < kMaxFusedSlots; ++k) {
+    if (run.slots[k].defined()) run.slots[k].copy_(converted.slots[k]);
+  }
+}
+
+}  // namespace fsdp

@@ -1,0 +1,341 @@
+#include "fsdp/optim/grad_clip.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "comm/communicator.h"
+#include "comm/local/local_communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "comm/testing/run_refused_ranks.h"
+#include "comm/wrappers/recording_communicator.h"
+#include "fsdp/model/sharded_model.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::AllOk;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::comm::testing::RunRefusedRanks;
+using ::fsdp::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr double kOrders[] = {1, 2, 3.5, kInfinity};
+
+absl::Status CheckNorm(const at::Tensor& actual, double expected) {
+  const double error = std::abs(actual.item<double>() - expected);
+  if (error <= 1e-5 * expected) return absl::OkStatus();
+  return absl::InternalError(
+      absl::StrCat("norm ", actual.item<double>(), " not ", expected));
+}
+
+// A parameter's gradient before it is sharded over groups of
+// world_size / replicas consecutive ranks.
+struct Whole {
+  std::string name;
+  at::Tensor gradient;
+  int replicas = 1;
+};
+
+at::Tensor Wave(int64_t numel, at::ScalarType dtype = at::kFloat) {
+  return (at::arange(numel, at::kDouble) * 0.37 + numel).sin().to(dtype);
+}
+
+// This rank's shards; those of rank `without_gradients` have none.
+std::vector<NamedShard> ShardsOf(const std::vector<Whole>& wholes,
+                                 const Communicator& communicator,
+                                 int without_gradients = -1) {
+  std::vector<NamedShard> shards;
+  for (const Whole& whole : wholes) {
+    const int ranks = communicator.world_size() / whole.replicas;
+    const int64_t numel = whole.gradient.numel();
+    const int64_t size = (numel + ranks - 1) / ranks;
+    const int64_t begin = std::min(numel, communicator.rank() % ranks * size);
+    const int64_t end = std::min(numel, begin + size);
+    NamedShard named{whole.name,
+                     {numel},
+                     at::empty(end - begin, whole.gradient.options()),
+                     begin,
+                     whole.replicas};
+    named.shard.set_requires_grad(true);
+    if (communicator.rank() != without_gradients) {
+      named.shard.mutable_grad() = whole.gradient.slice(0, begin, end).clone();
+    }
+    shards.push_back(std::move(named));
+  }
+  return shards;
+}
+
+double NormOf(const std::vector<Whole>& wholes, double p) {
+  std::vector<at::Tensor> all;
+  for (const Whole& whole : wholes) {
+    all.push_back(whole.gradient.to(at::kDouble));
+  }
+  return at::cat(all).norm(p).item<double>();
+}
+
+// Clips to half of the norm and compares norm and gradients with `wholes`.
+absl::Status ClipToHalf(Communicator& communicator,
+                        const std::vector<Whole>& wholes, double p) {
+  const double norm = NormOf(wholes, p);
+  const std::vector<NamedShard> shards = ShardsOf(wholes, communicator);
+  ClipGradNormOptions options;
+  options.max_norm = norm / 2;
+  options.norm_type = p;
+  FSDP_ASSIGN_OR_RETURN(const at::Tensor actual,
+                        ClipGradNorm(communicator, shards, options));
+  FSDP_RETURN_IF_ERROR(CheckNorm(actual, norm));
+  for (size_t i = 0; i < shards.size(); ++i) {
+    const at::Tensor& clipped = shards[i].shard.grad();
+    const at::Tensor expected =
+        (wholes[i].gradient.to(at::kDouble) / 2)
+            .to(wholes[i].gradient.scalar_type())
+            .slice(0, shards[i].begin, shards[i].begin + clipped.numel());
+    // One rounding of the narrowest of the dtypes.
+    if (clipped.scalar_type() != expected.scalar_type() ||
+        !at::allclose(clipped, expected, 8e-3, 1e-6)) {
+      return absl::InternalError(absl::StrCat(shards[i].name, " differs"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+TEST(ClipGradNormTest, EveryDtypeIsSummedInFloat32AtLeast) {
+  // A sum of 70001 squares in bfloat16 would be far off.
+  std::vector<Whole> wholes = {{"empty", at::empty({0})},
+                               {"one", Wave(1)},
+                               {"single", Wave(1031)},
+                               {"bf16", Wave(70001, at::kBFloat16)},
+                               {"half", Wave(257, at::kHalf)}};
+  for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
+    wholes.push_back({"last", Wave(131, dtype)});
+    for (const int world_size : {1, 2, 3, 5}) {
+      for (const double p : kOrders) {
+        EXPECT_OK(RunAllRanks(world_size,
+                              [&](Communicator& communicator) {
+                                return ClipToHalf(communicator, wholes, p);
+                              }))
+            << world_size << " ranks, p " << p;
+      }
+    }
+  }
+}
+
+TEST(ClipGradNormTest, TheNormIsFloat64WhereAShardIs) {
+  for (const at::ScalarType dtype :
+       {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble}) {
+    EXPECT_OK(RunAllRanks(3, [&](Communicator& communicator) -> absl::Status {
+      // One element: two ranks have none of it.
+      const std::vector<NamedShard> shards =
+          ShardsOf({{"a", Wave(5)}, {"b", Wave(1, dtype)}}, communicator);
+      FSDP_ASSIGN_OR_RETURN(const at::Tensor norm,
+                            ClipGradNorm(communicator, shards, {}));
+      const at::ScalarType expected =
+          dtype == at::kDouble ? at::kDouble : at::kFloat;
+      return norm.dim() == 0 && norm.scalar_type() == expected
+                 ? absl::OkStatus()
+                 : absl::InternalError("another kind of tensor");
+    }));
+  }
+}
+
+TEST(ClipGradNormTest, RangesThatSeveralRanksHoldCountOnce) {
+  const std::vector<Whole> wholes = {{"sharded", Wave(13)},
+                                     {"hybrid", Wave(31, at::kBFloat16), 2},
+                                     {"also hybrid", Wave(7), 2},
+                                     {"replicated", Wave(11), 4}};
+  for (const double p : kOrders) {
+    EXPECT_OK(RunAllRanks(4, [&](Communicator& communicator) {
+      return ClipToHalf(communicator, wholes, p);
+    }));
+  }
+}
+
+TEST(ClipGradNormTest, RanksWithoutAnyGradientTakePart) {
+  const std::vector<Whole> wholes = {{"a", Wave(6)}, {"b", Wave(9)}};
+  for (const double p : kOrders) {
+    EXPECT_OK(RunAllRanks(3, [&](Communicator& communicator) -> absl::Status {
+      const std::vector<NamedShard> shards =
+          ShardsOf(wholes, communicator, /*without_gradients=*/1);
+      ClipGradNormOptions options;
+      options.norm_type = p;
+      FSDP_ASSIGN_OR_RETURN(const at::Tensor norm,
+                            ClipGradNorm(communicator, shards, options));
+      const at::Tensor rest =
+          at::cat({Wave(6).slice(0, 0, 2), Wave(6).slice(0, 4, 6),
+                   Wave(9).slice(0, 0, 3), Wave(9).slice(0, 6, 9)});
+      return CheckNorm(norm, rest.norm(p).item<double>());
+    }));
+  }
+}
+
+TEST(ClipGradNormTest, NoGradientOnAnyRankIsANormOfZero) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+    const std::vector<NamedShard> none;
+    const std::vector<NamedShard> undefined =
+        ShardsOf({{"a", Wave(4)}}, communicator, communicator.rank());
+    for (const double p : kOrders) {
+      ClipGradNormOptions options;
+      options.norm_type = p;
+      for (const auto* shards : {&none, &undefined}) {
+        FSDP_ASSIGN_OR_RETURN(const at::Tensor norm,
+                              ClipGradNorm(communicator, *shards, options));
+        if (norm.item<double>() != 0) return absl::InternalError("not 0");
+      }
+    }
+    return absl::OkStatus();
+  }));
+}
+
+TEST(ClipGradNormTest, ANormBelowTheBoundOrWithoutOneChangesNothing) {
+  for (const double max_norm : {100.0, kInfinity}) {
+    EXPECT_OK(RunAllRanks(2, [&](Communicator& communicator) -> absl::Status {
+      const std::vector<NamedShard> shards =
+          ShardsOf({{"a", Wave(9)}}, communicator);
+      const at::Tensor before = shards[0].shard.grad().clone();
+      ClipGradNormOptions options;
+      options.max_norm = max_norm;
+      FSDP_ASSIGN_OR_RETURN(const at::Tensor norm,
+                            ClipGradNorm(communicator, shards, options));
+      FSDP_RETURN_IF_ERROR(CheckNorm(norm, NormOf({{"a", Wave(9)}}, 2)));
+      return at::equal(before, shards[0].shard.grad())
+                 ? absl::OkStatus()
+                 : absl::InternalError("a gradient was changed");
+    }));
+  }
+}
+
+TEST(ClipGradNormTest, SquaresThatFloat32DoesNotHoldAreNoInfinity) {
+  // Each parameter's norm fits, the square of the whole does not.
+  const std::vector<Whole> wholes = {{"a", Wave(3) * 1e19},
+                                     {"b", Wave(5) * 1e19}};
+  EXPECT_OK(RunAllRanks(2, [&](Communicator& communicator) {
+    return ClipToHalf(communicator, wholes, 2);
+  }));
+}
+
+TEST(ClipGradNormTest, ANormThatIsNotFiniteIsRefusedOrPassedOn) {
+  for (const double bad : {kInfinity, kNan}) {
+    for (const double p : kOrders) {
+      std::vector<Whole> wholes = {{"fine", Wave(7)}, {"broken", Wave(9)}};
+      wholes[1].gradient[8] = bad;  // the last rank's
+      ClipGradNormOptions options;
+      options.norm_type = p;
+      options.error_if_nonfinite = true;
+      const std::vector<absl::Status> results =
+          RunRefusedRanks(3, [&](Communicator& communicator) -> absl::Status {
+            const std::vector<NamedShard> shards =
+                ShardsOf(wholes, communicator);
+            const absl::Status refused =
+                ClipGradNorm(communicator, shards, options).status();
+            if (!at::equal(shards[0].shard.grad(),
+                           ShardsOf(wholes, communicator)[0].shard.grad())) {
+              return absl::InternalError("a gradient was changed");
+            }
+            ClipGradNormOptions torch_like = options;
+            torch_like.error_if_nonfinite = false;
+            FSDP_ASSIGN_OR_RETURN(
+                const at::Tensor norm,
+                ClipGradNorm(communicator, shards, torch_like));
+            if (std::isnan(bad) != std::isnan(norm.item<double>()) ||
+                std::isfinite(norm.item<double>())) {
+              return absl::InternalError("another norm");
+            }
+            return refused;
+          });
+      EXPECT_THAT(results, Each(StatusIs(absl::StatusCode::kFailedPrecondition,
+                                         AllOf(HasSubstr("clipping gradients"),
+                                               HasSubstr("the norm is ")))));
+      EXPECT_THAT(std::string(results[1].message()),
+                  HasSubstr("those of this rank are finite"));
+      EXPECT_THAT(std::string(results[2].message()),
+                  HasSubstr("broken is the first parameter with one here"));
+    }
+  }
+}
+
+// Clips some shards on two ranks; what each has sent.
+std::vector<std::vector<std::string>> TracesOfClipping(
+    double max_norm, double p, std::vector<absl::Status>* results) {
+  auto group = comm::CreateLocalGroup(2);
+  std::vector<comm::CollectiveLog> logs(2);
+  for (int rank = 0; rank < 2; ++rank) {
+    (*group)[rank] = comm::Record(std::move((*group)[rank]), &logs[rank]);
+  }
+  ClipGradNormOptions options;
+  options.max_norm = max_norm;
+  options.norm_type = p;
+  *results = RunRanks(*group, [&](Communicator& communicator) {
+    const std::vector<Whole> wholes = {
+        {"a", Wave(9)}, {"b", Wave(9, at::kBFloat16)}, {"c", Wave(9), 2}};
+    return ClipGradNorm(communicator, ShardsOf(wholes, communicator), options)
+        .status();
+  });
+  std::vector<std::vector<std::string>> traces(2);
+  for (int rank = 0; rank < 2; ++rank) {
+    for (const comm::CollectiveRecord& record : logs[rank].Trace()) {
+      traces[rank].push_back(ToString(record));
+    }
+  }
+  return traces;
+}
+
+TEST(ClipGradNormTest, TakesOneAllReduce) {
+  std::vector<absl::Status> results;
+  EXPECT_THAT(
+      TracesOfClipping(0.5, 2, &results),
+      Each(ElementsAre("all-reduce of clipping gradients to a 2-norm of 0.5, "
+                       "8 bytes")));
+  EXPECT_OK(AllOk(results));
+}
+
+TEST(ClipGradNormTest, SendsNothingAfterABadArgument) {
+  for (const auto& [max_norm, p] : std::vector<std::pair<double, double>>{
+           {0, 2}, {-1, 2}, {kNan, 2}, {1, 0}, {1, -1}, {1, kNan}}) {
+    std::vector<absl::Status> results;
+    EXPECT_THAT(TracesOfClipping(max_norm, p, &results), Each(IsEmpty()));
+    EXPECT_THAT(results, Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                                       HasSubstr("must be positive"))));
+  }
+}
+
+TEST(ClipGradNormTest, AllRanksLearnThatTheirNormsDiffer) {
+  EXPECT_THAT(
+      RunRanks(3,
+               [](Communicator& communicator) {
+                 ClipGradNormOptions options;
+                 options.norm_type = communicator.rank() == 1 ? 1 : 2;
+                 return ClipGradNorm(communicator, {}, options).status();
+               }),
+      Each(StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("1-norm"))));
+}
+
+}  // namespace
+}  // namespace fsdp

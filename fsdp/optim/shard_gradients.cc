@@ -1,0 +1,129 @@
+#include "fsdp/optim/shard_gradients.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "base/status_macros.h"
+#include "base/tensor_over.h"
+#include "base/torch_status.h"
+#include "comm/call.h"
+#include "comm/communicator.h"
+#include "fsdp/memory/resting_memory.h"
+#include "fsdp/model/sharded_model.h"
+#include "fsdp/optim/fused_runs.h"
+
+namespace fsdp {
+namespace {
+
+// Sums of more elements lose digits where one float32 adds up most of them, as
+// on the CPU.
+constexpr int64_t kLongestRun = int64_t{1} << 24;
+
+bool CanBeMerged(const at::Tensor& gradient) {
+  return gradient.layout() == at::kStrided && gradient.is_contiguous() &&
+         !gradient.is_neg() && !gradient.is_inference();
+}
+
+bool IsContinuedBy(const at::Tensor& run, const at::Tensor& next) {
+  return CanBeMerged(run) && CanBeMerged(next) && FollowsInMemory(run, next) &&
+         run.numel() + next.numel() <= kLongestRun;
+}
+
+}  // namespace
+
+std::vector<GradientGroup> GroupGradients(absl::Span<const NamedShard> shards) {
+  std::vector<GradientGroup> groups;
+  for (const NamedShard& named : shards) {
+    const at::Tensor& gradient = named.shard.grad();
+    if (!gradient.defined() || gradient.numel() == 0) continue;
+    auto group = std::find_if(groups.begin(), groups.end(),
+                              [&](const GradientGroup& group) {
+                                return group.device == gradient.device() &&
+                                       group.dtype == gradient.scalar_type() &&
+                                       group.replicas == named.replicas;
+                              });
+    if (group == groups.end()) {
+      group = groups.insert(
+          group,
+          {gradient.device(), gradient.scalar_type(), named.replicas, {}});
+    }
+    group->each.push_back(gradient);
+  }
+  for (GradientGroup& group : groups) {
+    for (const at::Tensor& gradient : group.each) {
+      std::vector<at::Tensor>& runs = group.gradients;
+      if (!runs.empty() && IsContinuedBy(runs.back(), gradient)) {
+        const at::Tensor& run = runs.back();
+        runs.back() =
+            TensorOver(run.storage(), run.storage_offset(),
+                       {run.numel() + gradient.numel()}, {1}, group.dtype);
+      } else {
+        runs.push_back(gradient);
+      }
+    }
+  }
+  return groups;
+}
+
+void CountWrites(const GradientGroup& group) {
+  if (group.gradients.size() == group.each.size()) return;  // the operators did
+  for (const at::Tensor& gradient : group.each) {
+    gradient.unsafeGetTensorImpl()->bump_version();
+  }
+}
+
+absl::Status ForEachInMemory(
+    const GradientGroup& group, Use use,
+    absl::FunctionRef<void(const std::vector<at::Tensor>&)> visit) {
+  if (!std::any_of(group.gradients.begin(), group.gradients.end(),
+                   RestsElsewhere)) {
+    visit(group.gradients);
+    return absl::OkStatus();
+  }
+  const auto end = group.gradients.end();
+  const auto next_memory = [&](auto from) {
+    return std::find_if(from, end, [&](const at::Tensor& gradient) {
+      return RestingMemory::Of(gradient) != RestingMemory::Of(*from);
+    });
+  };
+  for (auto begin = group.gradients.begin(); begin != end;) {
+    const auto next = next_memory(begin);
+    if (next != end) PrefetchTensor(*next);
+    FSDP_ASSIGN_OR_RETURN(const Resident resident, Resident::Of(*begin, use));
+    visit(std::vector<at::Tensor>(begin, next));
+    begin = next;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status OrAbort(comm::Communicator& world, const std::string& what,
+                     absl::FunctionRef<void()> fn) {
+  absl::Status status = TorchToStatus(what, fn);
+  if (!status.ok()) world.Abort(status);
+  return status;
+}
+
+at::Device DeviceOf(absl::Span<const NamedShard> shards) {
+  return shards.empty() ? at::Device(at::kCPU) : shards.front().shard.device();
+}
+
+absl::Status ReduceNumber(comm::Communicator& world, const at::Tensor& number,
+                          comm::ReduceOp op, const std::string& label,
+                          absl::Duration timeout) {
+  FSDP_ASSIGN_OR_RETURN(auto work, world.AllReduce(number, op, label));
+  if (!number.is_cpu()) return work->BlockCurrentStream();
+  if (timeout == absl::ZeroDuration()) timeout = world.default_timeout();
+  return work->Wait(absl::Now() + timeout);
+}
+
+}  // namespace fsdp

@@ -1,0 +1,148 @@
+// What a user may choose about a sharded model.
+#ifndef FSDP_OPTIONS_OPTIONS_H_
+#define FSDP_OPTIONS_OPTIONS_H_
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "absl/time/time.h"
+#include "fsdp/options/checkpoint_options.h"
+#include "fsdp/options/offload_options.h"
+#include "fsdp/options/quantization.h"
+#include "fsdp/options/wrap_policy.h"
+#include "fsdp/precision/mixed_precision.h"
+
+namespace fsdp {
+
+// What is sharded, and for how long parameters are whole. k: backwards per
+// optimizer step, all but the last under NoSync; n: units.
+enum class ShardingStrategy {
+  kFullShard,       // ZeRO-3: whole while the unit computes; k(2n-1) gathers
+  kShardGradOp,     // ZeRO-2: whole from forward to backward; kn gathers
+  kShardOptimizer,  // ZeRO-1: whole until the backward that synchronises, and
+                    // under NoSync gradients, too; n gathers
+  kNoShard,         // DDP: always whole; an all-reduce of gradients
+  // Sharded in a row of the mesh and replicated across rows: reductions are a
+  // reduce-scatter in the row and an all-reduce across.
+  kHybridShard,        // as kFullShard in the row
+  kHybridShardGradOp,  // as kShardGradOp in the row
+};
+
+const char* ToString(ShardingStrategy strategy);
+
+// Choices that units may make each for themselves.
+struct UnitOptions {
+  ShardingStrategy strategy = ShardingStrategy::kFullShard;
+  // With a strategy that frees after forward: keep, between forward and
+  // backward, as much as a group of this many consecutive ranks of the row
+  // needs to gather among themselves. Divides the row. 0: keep the shard only.
+  int backward_group_size = 0;
+  MixedPrecision precision;
+};
+
+// The same on all ranks. The defaults are ZeRO stage 3.
+struct Options {
+  // Units besides the root, which owns what no other unit does. Without a
+  // policy the whole model is one unit, and nothing is saved while it computes.
+  WrapPolicy wrap_policy;
+
+  // Of all units, and for the root and each module that `wrap_policy` has
+  // chosen a last word about its own.
+  UnitOptions unit;
+  std::function<void(const std::string& path, const torch::nn::Module& module,
+                     UnitOptions& unit)>
+      configure_unit;
+
+  // Units whose forward backward runs again, instead of keeping what it has
+  // computed: as if each call of theirs were an fsdp::CheckpointWith() (see
+  // checkpoint.h), whose options are `recompute_options`; buffers of the unit's
+  // modules are found without being named. Asked as `wrap_policy` is, after it.
+  // Each module that is chosen has to be a unit, and one has to be.
+  // With `transparent`, of units that are called by fsdp::Forward() or are
+  // children of a Sequential; the first forward refuses others.
+  WrapPolicy recompute_units;
+  CheckpointOptions recompute_options;
+
+  // Modules with everything below them, and parameters by name, that stay as
+  // they are: neither sharded nor broadcast nor reduced.
+  std::function<bool(const std::string& path, const torch::nn::Module& module)>
+      ignore_module;
+  std::function<bool(const std::string& name, const at::Tensor& parameter)>
+      ignore_parameter;
+
+  // Free the root after forward, too, where its strategy says so of units.
+  // Backward needs it first.
+  bool reshard_root_after_forward = false;
+
+  // Start the next unit's all-gather while this one computes.
+  bool forward_prefetch = true;
+  bool backward_prefetch = true;
+
+  // Find out from the operators that run when a unit's forward and backward
+  // begin and end, so that parents may call their children directly. Costs
+  // every operator up to a microsecond; see transparent.h.
+  bool transparent = false;
+
+  // Start from rank 0's parameters and buffers. Without it, every rank's own
+  // values are kept, which is right only where all ranks have the same.
+  bool broadcast_parameters = true;
+
+  // Called for each module whose own parameters or buffers are deferred (see
+  // deferred_init.h), when its unit is sharded: to give them other values than
+  // the constructor has, from a file for example. They have memory then, those
+  // of modules inside may not. The default generator is seeded by `init_seed`
+  // and the path. With broadcast_parameters on rank 0 only.
+  std::function<void(const std::string& path, torch::nn::Module& module)>
+      init_module;
+  uint64_t init_seed = 0;
+
+  // Gradients are divided by the number of ranks. With `predivide_factor` f
+  // they are divided by f before the reduction and by the rest after it; unset:
+  // all of it after, or before where the communicator adds scaled inputs up
+  // faster (Communicator::PrefersScaledInputs), or about half each for fp16.
+  // `gradient_divide_factor` replaces the number of ranks; 1 makes gradients
+  // sums.
+  std::optional<double> gradient_divide_factor;
+  std::optional<double> gradient_predivide_factor;
+
+  // Abort the communicator when a forward or Backward() fails half-way, so
+  // that the peers end at once instead of waiting. False where all ranks fail
+  // alike and go on, with an input that all refuse for example.
+  bool abort_on_failure = true;
+
+  // Sharding a model whose every parameter something else refers to is refused:
+  // that is usually an optimizer, which would go on without training anything.
+  bool allow_outside_references = false;
+
+  // Compare the order of collectives between ranks at the end of every backward
+  // that reduces: an all-reduce of 16 bytes.
+  bool check_order = true;
+
+  // Rank 0 writes the tree of units and the memory plan to stderr.
+  bool verbose = false;
+
+  // Where the ranks of a group share a host's memory, let all compute with one
+  // copy of the parameters: those that are computed in the dtype they are
+  // stored in rest side by side and are never copied; of others there is one
+  // copy in the compute dtype, of which each rank writes its part once a step.
+  // Shards must then be written only between steps, as optimizers do.
+  bool share_memory = true;
+
+  // Gathers of parameters and sums of gradients that send int8.
+  Quantization quantize;
+
+  // Where shards, gradients and optimizer states rest between uses.
+  OffloadOptions offload;
+
+  // Longest wait for a collective; zero is the communicator's own default.
+  absl::Duration timeout = absl::ZeroDuration();
+};
+
+}  // namespace fsdp
+
+#endif  // FSDP_OPTIONS_OPTIONS_H_

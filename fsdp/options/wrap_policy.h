@@ -1,0 +1,48 @@
+// Which modules of a model become units.
+#ifndef FSDP_OPTIONS_WRAP_POLICY_H_
+#define FSDP_OPTIONS_WRAP_POLICY_H_
+
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+namespace fsdp {
+
+struct WrapCandidate {
+  const std::string& path;  // "blocks.0"
+  const torch::nn::Module& module;
+  // Elements of the parameters below the module that no unit inside it owns.
+  int64_t unowned_numel;
+  // Where Options::recompute_units is asked: the module is a unit.
+  bool is_unit = false;
+};
+
+// Asked for every module but the root, children before their parents. Has to
+// answer alike on all ranks. Never asked for ModuleList and ModuleDict, which
+// have no forward.
+using WrapPolicy = std::function<bool(const WrapCandidate&)>;
+
+// Modules of these types, for example WrapModules<BlockImpl>().
+template <typename... Modules>
+WrapPolicy WrapModules() {
+  return [](const WrapCandidate& candidate) {
+    return ((dynamic_cast<const Modules*>(&candidate.module) != nullptr) ||
+            ...);
+  };
+}
+
+// Modules with at least `min_numel` elements that no unit inside them owns, as
+// fairscale's default_auto_wrap_policy.
+WrapPolicy WrapLargerThan(int64_t min_numel);
+
+// For Options::recompute_units: every unit but the root.
+WrapPolicy EveryUnit();
+
+// Modules that any of the two wants.
+WrapPolicy WrapAny(WrapPolicy first, WrapPolicy second);
+
+}  // namespace fsdp
+
+#endif  // FSDP_OPTIONS_WRAP_POLICY_H_

@@ -1,0 +1,309 @@
+#include "fsdp/recompute/activation_offload.h"
+
+#include <c10/core/Device.h>
+#include <c10/core/Storage.h>
+#include <c10/util/Exception.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "absl/memory/memory.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+#include "fsdp/memory/locked_pages.h"
+#include "fsdp/recompute/packed_form.h"
+#include "fsdp/recompute/tensor_transfers.h"
+#include "offload/host_store.h"
+#include "offload/param_store.h"
+
+namespace fsdp {
+
+// Made of the elements at `address` of the storage `source`, as of `version`.
+// The weak reference keeps others from the storage's own address.
+struct ActivationOffload::Entry {
+  MovedTensorPtr tensor;
+  const c10::StorageImpl* source;
+  c10::weak_intrusive_ptr<c10::StorageImpl> reference;
+  const void* address;
+  int64_t version;
+  int64_t owners = 0;
+};
+
+class ABSL_SCOPED_LOCKABLE ActivationOffload::Turn {
+ public:
+  explicit Turn(ActivationOffload& offload)
+      ABSL_EXCLUSIVE_LOCK_FUNCTION(offload.mutex_)
+      : offload_(offload) {
+    offload.mutex_.Lock();
+    offload.transfers_.Poll();
+  }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+  ~Turn() ABSL_UNLOCK_FUNCTION() {
+    offload_.transfers_.Poll();
+    const std::vector<at::Tensor> dropped = offload_.transfers_.TakeDropped();
+    offload_.mutex_.Unlock();
+  }
+
+ private:
+  ActivationOffload& offload_;
+};
+
+bool ActivationOffload::Has(const Next& next, const MovedTensorPtr& tensor) {
+  return std::any_of(next.begin(), next.end(), [&](const auto* moved) {
+    return std::any_of(moved->entries_.begin(), moved->entries_.end(),
+                       [&](const auto& entry) {
+                         return entry != nullptr && entry->tensor == tensor;
+                       });
+  });
+}
+
+absl::StatusOr<std::shared_ptr<ActivationOffload>> ActivationOffload::Make(
+    std::unique_ptr<offload::ParamStore> store,
+    const ActivationOffloadOptions& options) {
+  Place place;
+  place.store = std::move(store);
+  return MakeAt(std::move(place), options);
+}
+
+absl::StatusOr<std::shared_ptr<ActivationOffload>> ActivationOffload::Make(
+    std::unique_ptr<offload::HostStore> store,
+    const ActivationOffloadOptions& options) {
+  Place place;
+  place.memory = store.get();
+  place.store = std::move(store);
+  return MakeAt(std::move(place), options);
+}
+
+absl::StatusOr<std::shared_ptr<ActivationOffload>>
+ActivationOffload::MakeInHostMemory(int64_t capacity, c10::Device device,
+                                    const ActivationOffloadOptions& options) {
+  Place place;
+  place.pages = absl::make_unique<LockedPages>(device);
+  FSDP_ASSIGN_OR_RETURN(std::unique_ptr<offload::HostStore> store,
+                        offload::HostStore::Make(capacity, *place.pages));
+  place.memory = store.get();
+  place.store = std::move(store);
+  return MakeAt(std::move(place), options);
+}
+
+absl::StatusOr<std::shared_ptr<ActivationOffload>> ActivationOffload::MakeAt(
+    Place place, const ActivationOffloadOptions& options) {
+  if (options.min_bytes < 0 || options.window_bytes < 0 ||
+      options.regions_ahead < 0 || options.timeout <= absl::ZeroDuration()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "offload activations: min_bytes ", options.min_bytes, ", window_bytes ",
+        options.window_bytes, ", regions_ahead ", options.regions_ahead,
+        ", timeout ", absl::FormatDuration(options.timeout),
+        ": none may be negative, and the timeout not zero"));
+  }
+  return std::shared_ptr<ActivationOffload>(
+      new ActivationOffload(std::move(place), options));
+}
+
+ActivationOffload::ActivationOffload(Place place,
+                                     const ActivationOffloadOptions& options)
+    : options_(options),
+      pages_(std::move(place.pages)),
+      transfers_(std::move(place.store), place.memory, options.window_bytes,
+                 options.timeout),
+      store_(transfers_.store()) {}
+
+ActivationOffload::~ActivationOffload() = default;
+
+std::unique_ptr<MovedArguments> ActivationOffload::MoveOut(
+    const std::vector<at::Tensor*>& tensors, absl::string_view whose) {
+  auto moved = absl::WrapUnique(new MovedArguments(shared_from_this(), whose));
+  bool any = false;
+  {
+    std::vector<at::Tensor> taken;
+    const Turn turn(*this);
+    for (at::Tensor* tensor : tensors) {
+      moved->entries_.push_back(Take(*tensor, whose));
+      if (moved->entries_.back() == nullptr) continue;
+      taken.push_back(std::exchange(*tensor, at::Tensor()));
+      any = true;
+    }
+    moved->id_ = next_id_++;
+    if (any) moved_.emplace(moved->id_, moved.get());
+  }
+  WarnOfFirstFailure();
+  if (!any) return nullptr;
+  return moved;
+}
+
+std::shared_ptr<ActivationOffload::Entry> ActivationOffload::Take(
+    const at::Tensor& tensor, absl::string_view whose) {
+  if (!tensor.defined() || !tensor.is_floating_point()) return nullptr;
+  const std::optional<PackedForm> form = PackedForm::Of(tensor);
+  if (!form.has_value() || form->bytes() < options_.min_bytes) return nullptr;
+  std::shared_ptr<Entry> entry = FindSame(tensor, *form);
+  if (entry == nullptr) {
+    std::string region = absl::StrCat("activation ", next_id_++, " of ", whose);
+    region.resize(std::min<size_t>(region.size(), offload::kMaxNameBytes));
+    MovedTensorPtr moved = transfers_.Write(tensor, *form, std::move(region));
+    if (moved == nullptr) return nullptr;
+    const c10::Storage& source = tensor.storage();
+    entry = std::make_shared<Entry>(
+        Entry{std::move(moved), source.unsafeGetStorageImpl(),
+              source.getWeakStorageImpl(), tensor.const_data_ptr(),
+              tensor._version()});
+    by_source_[entry->source].push_back(entry);
+  }
+  ++entry->owners;
+  return entry;
+}
+
+std::shared_ptr<ActivationOffload::Entry> ActivationOffload::FindSame(
+    const at::Tensor& tensor, const PackedForm& form) {
+  const auto found = by_source_.find(tensor.storage().unsafeGetStorageImpl());
+  if (found == by_source_.end()) return nullptr;
+  for (const std::shared_ptr<Entry>& entry : found->second) {
+    if (entry->tensor->form == form &&
+        entry->address == tensor.const_data_ptr() &&
+        entry->version == tensor._version()) {
+      return entry;
+    }
+  }
+  return nullptr;
+}
+
+absl::StatusOr<std::vector<at::Tensor>> ActivationOffload::MoveIn(
+    MovedArguments& moved) {
+  const Turn turn(*this);
+  ++moved.times_in_;
+  CountUses(moved.entries_);
+  const auto failed = [&](size_t i, const absl::Status& status) {
+    return Annotate(
+        status,
+        absl::StrCat("move tensor ", i, " in the arguments of ", moved.whose_,
+                     ", ", moved.entries_[i]->tensor->form.ToString(),
+                     ", back into memory"));
+  };
+  std::vector<at::Tensor> result(moved.entries_.size());
+  // All are under way before the first is waited for.
+  for (size_t i = 0; i < result.size(); ++i) {
+    if (moved.entries_[i] == nullptr) continue;
+    const absl::Status started =
+        transfers_.StartRead(moved.entries_[i]->tensor, /*ahead=*/false);
+    if (!started.ok()) return failed(i, started);
+  }
+  for (size_t i = 0; i < result.size(); ++i) {
+    if (moved.entries_[i] == nullptr) continue;
+    auto read = transfers_.Read(moved.entries_[i]->tensor);
+    if (!read.ok()) return failed(i, read.status());
+    result[i] = *std::move(read);
+  }
+  const Next next = NextAfter(moved);
+  for (const auto& entry : moved.entries_) {
+    if (entry != nullptr && !Has(next, entry->tensor)) {
+      transfers_.Drop(entry->tensor);
+    }
+  }
+  ReadAhead(next);
+  return result;
+}
+
+void ActivationOffload::CountUses(const Entries& entries) {
+  for (auto i = entries.begin(); i != entries.end(); ++i) {
+    if (*i == nullptr || std::find(entries.begin(), i, *i) != i) continue;
+    const MovedTensor& tensor = *(*i)->tensor;
+    ++(!tensor.packed.defined()                      ? stats_.missed
+       : tensor.in_store && !tensor.IsBeingWritten() ? stats_.prefetched
+                                                     : stats_.found);
+  }
+}
+
+// Not what was in memory in this pass already: a region inside another one
+// comes after that in forward, and before it in backward.
+ActivationOffload::Next ActivationOffload::NextAfter(
+    const MovedArguments& moved) {
+  Next next;
+  auto before = moved_.find(moved.id_);
+  while (before != moved_.begin() &&
+         static_cast<int>(next.size()) < options_.regions_ahead) {
+    --before;
+    if (before->second->times_in_ < moved.times_in_) {
+      next.push_back(before->second);
+    }
+  }
+  return next;
+}
+
+void ActivationOffload::ReadAhead(const Next& next) {
+  for (const MovedArguments* moved : next) {
+    for (const auto& entry : moved->entries_) {
+      if (entry == nullptr) continue;
+      const MovedTensorPtr& tensor = entry->tensor;
+      if (tensor->packed.defined()) {
+        transfers_.Keep(tensor);
+      } else if (!MakeRoomToRead(tensor->form.bytes(), next) ||
+                 !transfers_.StartRead(tensor, /*ahead=*/true).ok()) {
+        return;
+      }
+    }
+  }
+}
+
+bool ActivationOffload::MakeRoomToRead(int64_t bytes, const Next& next) {
+  while (!transfers_.HasRoomToRead(bytes)) {
+    const auto& reading = transfers_.reading();
+    const auto victim = std::find_if(
+        reading.begin(), reading.end(), [&](const MovedTensorPtr& tensor) {
+          return tensor->CanDrop() && !Has(next, tensor);
+        });
+    if (victim == reading.end()) return false;
+    transfers_.Drop(MovedTensorPtr(*victim));
+  }
+  return true;
+}
+
+void ActivationOffload::Erase(const MovedArguments& moved) {
+  const Turn turn(*this);
+  moved_.erase(moved.id_);
+  for (const auto& entry : moved.entries_) {
+    if (entry == nullptr || --entry->owners > 0) continue;
+    const auto found = by_source_.find(entry->source);
+    Entries& same = found->second;
+    same.erase(std::find(same.begin(), same.end(), entry));
+    if (same.empty()) by_source_.erase(found);
+    transfers_.Abandon(entry->tensor);
+  }
+}
+
+ActivationOffloadStats ActivationOffload::stats() {
+  const Turn turn(*this);
+  const offload::StoreStats store = store_.Stats();
+  static_cast<TensorTransferStats&>(stats_) = transfers_.stats();
+  stats_.stored_bytes = store.used_bytes;
+  stats_.peak_stored_bytes = store.peak_used_bytes;
+  return stats_;
+}
+
+void ActivationOffload::WarnOfFirstFailure() {
+  absl::Status failure;
+  {
+    const absl::MutexLock lock(&mutex_);
+    failure = transfers_.TakeFailure();
+    if (failure.ok() || std::exchange(warned_, true)) return;
+  }
+  TORCH_WARN(
+      "fsdp: an argument of a checkpointed region that was to be offloaded "
+      "stays in memory, and so may others (see ActivationOffloadStats): ",
+      failure.ToString());
+}
+
+absl::StatusOr<std::vector<at::Tensor>> MovedArguments::MoveIn() {
+  auto result = offload_->MoveIn(*this);
+  offload_->WarnOfFirstFailure();
+  return result;
+}
+
+MovedArguments::~MovedArguments() { offload_->Erase(*this); }
+
+}  // namespace fsdp

@@ -1,0 +1,447 @@
+// Tensors of a device with streams: copies beside what it computes, nothing
+// that streams leave unordered, no wait of the host for the device.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/from_blob.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "base/device_streams.h"
+#include "base/testing/fake_device.h"
+#include "base/testing/status_matchers.h"
+#include "fsdp/recompute/activation_offload.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "offload/file_store.h"
+#include "offload/host_store.h"
+#include "offload/param_store.h"
+#include "offload/transfer.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::offload::HostStore;
+using ::fsdp::offload::ParamStore;
+using ::fsdp::testing::FakeDevice;
+using ::fsdp::testing::StatusIs;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using Code = absl::StatusCode;
+using Regions = std::vector<std::unique_ptr<MovedArguments>>;
+
+constexpr int64_t kElements = 1024;
+constexpr int64_t kBytes = kElements * sizeof(float);
+static_assert(kBytes == offload::kPageBytes);
+
+at::Tensor OnCpu(int64_t first) {
+  return at::arange(first, first + kElements, at::kFloat);
+}
+at::Tensor Numbers(int64_t first) {
+  return OnCpu(first).to(FakeDevice::device());
+}
+
+// Tells the device what the host reads and writes of its transfers.
+class WatchedStore : public ParamStore {
+ public:
+  explicit WatchedStore(std::unique_ptr<ParamStore> base)
+      : base_(std::move(base)) {}
+
+  absl::Status Create(absl::string_view region, int64_t bytes) override {
+    return base_->Create(region, bytes);
+  }
+  absl::Status Erase(absl::string_view region) override {
+    return base_->Erase(region);
+  }
+  absl::StatusOr<int64_t> Size(absl::string_view region) const override {
+    return base_->Size(region);
+  }
+  absl::StatusOr<std::unique_ptr<offload::Transfer>> Read(
+      absl::string_view region, int64_t offset, absl::Span<char> out) override {
+    FakeDevice::HostWrite(Over(out.data(), out.size()), "a store's read");
+    return base_->Read(region, offset, out);
+  }
+  absl::StatusOr<std::unique_ptr<offload::Transfer>> Write(
+      absl::string_view region, int64_t offset,
+      absl::Span<const char> in) override {
+    FakeDevice::HostRead(Over(in.data(), in.size()), "a store's write");
+    return base_->Write(region, offset, in);
+  }
+  absl::StatusOr<std::unique_ptr<offload::Transfer>> Flush() override {
+    return base_->Flush();
+  }
+  absl::Status Rollback() override { return base_->Rollback(); }
+  offload::StoreStats Stats() const override { return base_->Stats(); }
+  std::string Describe() const override { return base_->Describe(); }
+
+ private:
+  static at::Tensor Over(const char* data, size_t bytes) {
+    return at::from_blob(const_cast<char*>(data), {static_cast<int64_t>(bytes)},
+                         at::TensorOptions(at::kByte));
+  }
+
+  const std::unique_ptr<ParamStore> base_;
+};
+
+ActivationOffloadOptions SmallOptions() {
+  ActivationOffloadOptions options;
+  options.min_bytes = 1;
+  options.timeout = absl::Seconds(60);
+  return options;
+}
+
+using Offload = std::shared_ptr<ActivationOffload>;
+
+std::unique_ptr<ParamStore> Host(int64_t tensors) {
+  return HostStore::Make(tensors * kBytes).value();
+}
+
+Offload Straight(int64_t tensors, const ActivationOffloadOptions& options) {
+  return ActivationOffload::MakeInHostMemory(tensors * kBytes,
+                                             FakeDevice::device(), options)
+      .value();
+}
+
+Offload Staged(int64_t tensors, const ActivationOffloadOptions& options) {
+  return ActivationOffload::Make(std::make_unique<WatchedStore>(Host(tensors)),
+                                 options)
+      .value();
+}
+
+Offload InPagesThatAreNotLocked(int64_t tensors,
+                                const ActivationOffloadOptions& options) {
+  return ActivationOffload::Make(HostStore::Make(tensors * kBytes).value(),
+                                 options)
+      .value();
+}
+
+Offload InAFile(int64_t tensors, const ActivationOffloadOptions& options) {
+  offload::FileStoreOptions file;
+  file.directory = ::testing::TempDir();
+  file.capacity = tensors * kBytes;
+  file.block_bytes = offload::kPageBytes;
+  return ActivationOffload::Make(std::make_unique<WatchedStore>(
+                                     offload::FileStore::Make(file).value()),
+                                 options)
+      .value();
+}
+
+struct Place {
+  std::string name;
+  std::function<Offload(int64_t, const ActivationOffloadOptions&)> make;
+  bool straight = false;
+};
+std::ostream& operator<<(std::ostream& out, const Place& place) {
+  return out << place.name;
+}
+
+std::vector<Place> Places() {
+  return {{"Straight", Straight, true},
+          {"Staged", Staged},
+          {"NotLocked", InPagesThatAreNotLocked},
+          {"File", InAFile}};
+}
+
+// Moves `tensor` out; null where it stays.
+std::unique_ptr<MovedArguments> MoveOne(ActivationOffload& offload,
+                                        at::Tensor tensor) {
+  return offload.MoveOut({&tensor}, "a region");
+}
+
+at::Tensor MoveIn(MovedArguments& moved) {
+  auto tensors = moved.MoveIn();
+  if (tensors.ok()) return tensors->at(0);
+  ADD_FAILURE() << tensors.status();
+  return at::Tensor();
+}
+
+// Asks until the store has no more than `bytes`.
+::testing::AssertionResult StoreComesTo(ActivationOffload& offload,
+                                        int64_t bytes) {
+  const absl::Time deadline = absl::Now() + absl::Seconds(60);
+  while (offload.stats().stored_bytes > bytes) {
+    if (absl::Now() > deadline) {
+      return ::testing::AssertionFailure()
+             << "the store has " << offload.stats().stored_bytes << " bytes";
+    }
+  }
+  return ::testing::AssertionSuccess();
+}
+
+class DeviceTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() { FakeDevice::Register(); }
+  void SetUp() override { FakeDevice::Reset(); }
+  void TearDown() override { EXPECT_THAT(FakeDevice::Races(), IsEmpty()); }
+};
+
+class PlacesTest : public DeviceTest,
+                   public ::testing::WithParamInterface<Place> {};
+
+TEST_P(PlacesTest, MemoryGoesAndComesBackWithTheSameBits) {
+  using View = std::function<at::Tensor(const at::Tensor&)>;
+  const std::vector<View> views = {
+      [](const at::Tensor& x) { return x; },
+      [](const at::Tensor& x) {
+        return x.view({32, 32}).t();
+      },
+      [](const at::Tensor& x) {
+        return x.view({32, 32}).narrow(1, 3, 7);
+      },
+      [](const at::Tensor& x) { return x.narrow(0, 5, 613); },
+      [](const at::Tensor& x) {
+        return x.narrow(0, 1, 1).expand({3, 5});
+      },
+      [](const at::Tensor& x) { return x.to(at::kBFloat16); }};
+  const auto offload = GetParam().make(views.size(), SmallOptions());
+  for (const View& view : views) {
+    const at::Tensor expected = view(OnCpu(1));
+    FakeDevice::Reset();
+    const int64_t before = FakeDevice::bytes_in_use();
+    at::Tensor tensor = view(Numbers(1));
+    FakeDevice::Reset();
+    const auto moved = MoveOne(*offload, std::move(tensor));
+    ASSERT_NE(moved, nullptr);
+    EXPECT_FALSE(tensor.defined());
+    const absl::Time deadline = absl::Now() + absl::Seconds(60);
+    while (FakeDevice::bytes_in_use() > before) {
+      ASSERT_LT(absl::Now(), deadline);
+      offload->stats();
+    }
+    for (int round = 0; round < 2; ++round) {
+      const at::Tensor back = MoveIn(*moved);
+      EXPECT_EQ(back.sizes(), expected.sizes());
+      EXPECT_EQ(back.strides(), expected.strides());
+      EXPECT_THAT(FakeDevice::HostWaits(), IsEmpty());
+      EXPECT_TRUE(at::equal(back.cpu(), expected));
+      FakeDevice::Reset();
+    }
+  }
+  EXPECT_TRUE(StoreComesTo(*offload, 0));
+  EXPECT_EQ(offload->stats().failed, 0);
+}
+
+// Each region multiplies by two; backward adds up what they were called with,
+// which is freed at once. In the second step all memory is used again.
+at::Tensor Train(ActivationOffload& offload, int regions, int steps) {
+  at::Tensor sum = Numbers(0);
+  for (int step = 0; step < steps; ++step) {
+    at::Tensor x = Numbers(step);
+    FakeDevice::Reset();
+    Regions moved;
+    for (int i = 0; i < regions; ++i) {
+      at::Tensor y = x.mul(2);
+      moved.push_back(MoveOne(offload, std::exchange(x, std::move(y))));
+    }
+    for (; !moved.empty(); moved.pop_back()) {
+      sum = sum.add(MoveIn(*moved.back()));
+      sum = sum.add(x.add(1).sub(1).mul(0));  // memory of others meanwhile
+    }
+    EXPECT_THAT(FakeDevice::HostWaits(), IsEmpty());
+  }
+  return sum;
+}
+
+at::Tensor SumOf(int regions, int steps) {
+  at::Tensor sum = OnCpu(0);
+  for (int step = 0; step < steps; ++step) {
+    sum.add_(OnCpu(step), (1 << regions) - 1);
+  }
+  return sum;
+}
+
+TEST_P(PlacesTest, StreamsAreOrderedWhateverTheWindowAndTheRegionsAhead) {
+  constexpr int kRegions = 7;
+  for (const int64_t window : {int64_t{0}, kBytes, 3 * kBytes, 99 * kBytes}) {
+    for (const int ahead : {0, 1, 3}) {
+      SCOPED_TRACE(::testing::Message() << window << ", " << ahead);
+      ActivationOffloadOptions options = SmallOptions();
+      options.window_bytes = window;
+      options.regions_ahead = ahead;
+      // A file has no room for what is new while it writes what nobody needs.
+      const auto offload =
+          GetParam().make((GetParam().straight ? 1 : 3) * kRegions, options);
+      const at::Tensor sum = Train(*offload, kRegions, /*steps=*/3);
+      EXPECT_EQ(offload->stats().failed, 0);
+      EXPECT_THAT(FakeDevice::Races(), IsEmpty());
+      EXPECT_TRUE(at::equal(sum.cpu(), SumOf(kRegions, /*steps=*/3)));
+      EXPECT_TRUE(StoreComesTo(*offload, 0));
+    }
+  }
+}
+
+TEST_P(PlacesTest, WhatComesNextIsReadAhead) {
+  const auto offload = GetParam().make(6, SmallOptions());
+  Regions regions;
+  for (int i = 0; i < 6; ++i) {
+    regions.push_back(MoveOne(*offload, Numbers(i)));
+  }
+  const absl::Time deadline = absl::Now() + absl::Seconds(60);
+  while (offload->stats().tensors_out < 6) ASSERT_LT(absl::Now(), deadline);
+  for (int i = 5; i >= 0; --i) {
+    EXPECT_TRUE(at::equal(MoveIn(*regions[i]).cpu(), OnCpu(i)));
+  }
+  EXPECT_EQ(offload->stats().missed, 1);
+  EXPECT_EQ(offload->stats().prefetched, 5);
+  EXPECT_EQ(offload->stats().bytes_in, 6 * kBytes);
+}
+
+TEST_P(PlacesTest, MemoryOfWhatIsAbandonedWaitsForItsCopy) {
+  const auto offload = GetParam().make(3, SmallOptions());
+  const int64_t before = FakeDevice::bytes_in_use();
+  {
+    const FakeDevice::Stall stall;
+    Regions regions;
+    for (int i = 0; i < 3; ++i) {
+      regions.push_back(MoveOne(*offload, Numbers(i)));
+    }
+    regions.clear();
+    EXPECT_EQ(offload->stats().stored_bytes, 0);
+    EXPECT_EQ(FakeDevice::bytes_in_use(), before + 3 * kBytes);
+  }
+  EXPECT_EQ(offload->stats().tensors_out, 0);
+  EXPECT_EQ(offload->stats().failed, 0);
+  EXPECT_EQ(FakeDevice::bytes_in_use(), before);
+}
+
+TEST_P(PlacesTest, WhatIsStillOnTheDeviceIsFoundThere) {
+  const auto offload = GetParam().make(1, SmallOptions());
+  const FakeDevice::Stall stall;
+  const at::Tensor tensor = Numbers(1);
+  auto moved = MoveOne(*offload, tensor);
+  EXPECT_TRUE(MoveIn(*moved).is_alias_of(tensor));
+  EXPECT_EQ(offload->stats().found, 1);
+  EXPECT_EQ(offload->stats().bytes_in, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, PlacesTest, ::testing::ValuesIn(Places()),
+                         [](const auto& info) { return info.param.name; });
+
+using StraightTest = DeviceTest;
+
+// Two steps of a host that is far ahead: it sees nothing of the first.
+TEST_F(StraightTest, AHostThatIsAheadWaitsForNothingAndMemoryIsBounded) {
+  constexpr int kRegions = 12;
+  ActivationOffloadOptions options = SmallOptions();
+  options.window_bytes = 2 * kBytes;
+  const auto offload = Straight(kRegions, options);
+  const int64_t before = FakeDevice::bytes_in_use();
+  at::Tensor sum;
+  {
+    const FakeDevice::Stall stall;
+    sum = Train(*offload, kRegions, /*steps=*/2);
+    EXPECT_EQ(offload->stats().failed, 0);
+    EXPECT_EQ(offload->stats().full, 0);
+  }
+  // The window, as much that is read ahead, and what Train() has itself.
+  EXPECT_LE(FakeDevice::peak_bytes() - before, 12 * kBytes);
+  EXPECT_TRUE(at::equal(sum.cpu(), SumOf(kRegions, /*steps=*/2)));
+}
+
+TEST_F(StraightTest, WhatAnotherStreamGetsIsUsedAndFreedInOrder) {
+  const auto offload = Straight(2, SmallOptions());
+  const auto first = MoveOne(*offload, Numbers(1));
+  const auto second = MoveOne(*offload, Numbers(2));
+  offload->stats();                         // finds both written
+  const at::Tensor last = MoveIn(*second);  // and reads the first ahead
+  SideStream side(FakeDevice::device());
+  at::Tensor result;
+  {
+    const SideStream::Scope beside(side);
+    result = MoveIn(*first).add(1);
+  }
+  const at::Tensor other = Numbers(7).add(last);
+  side.BlockCurrentStream();
+  EXPECT_TRUE(at::equal(result.add(other).cpu(), OnCpu(11).add(OnCpu(0), 2)));
+}
+
+// What was read ahead, and nobody waited for.
+TEST_F(StraightTest, MemoryOfTheStoreIsUsedAgainInOrder) {
+  const auto offload = Straight(2, SmallOptions());
+  Regions regions;
+  regions.push_back(MoveOne(*offload, Numbers(1)));
+  regions.push_back(MoveOne(*offload, Numbers(2)));
+  offload->stats();  // finds both written
+  const FakeDevice::Stall stall;
+  const at::Tensor last = MoveIn(*regions[1]);
+  regions.clear();
+  for (int i = 3; i < 5; ++i) {
+    regions.push_back(MoveOne(*offload, Numbers(i)));
+    EXPECT_NE(regions.back(), nullptr);
+  }
+  EXPECT_TRUE(at::equal(last.cpu(), OnCpu(2)));
+}
+
+TEST_F(StraightTest, AnotherStreamReadsWhatIsStillBeingWrittenInOrder) {
+  ActivationOffloadOptions options = SmallOptions();
+  options.window_bytes = kBytes;
+  const auto offload = Straight(2, options);
+  SideStream side(FakeDevice::device());
+  const FakeDevice::Stall stall;
+  std::unique_ptr<MovedArguments> first;
+  std::unique_ptr<MovedArguments> second;
+  {
+    const SideStream::Scope beside(side);
+    first = MoveOne(*offload, Numbers(1));
+    second = MoveOne(*offload, Numbers(2));  // the first leaves the device
+  }
+  EXPECT_TRUE(at::equal(MoveIn(*first).cpu(), OnCpu(1)));
+  EXPECT_EQ(offload->stats().missed, 1);
+}
+
+TEST_F(StraightTest, TheHostWritesNotOverWhatTheDeviceStillReads) {
+  ActivationOffloadOptions options = SmallOptions();
+  options.timeout = absl::Milliseconds(1);
+  const auto offload = Straight(1, options);
+  at::Tensor on_cpu = OnCpu(3);
+  {
+    const FakeDevice::Stall stall;
+    MoveOne(*offload, Numbers(1)).reset();
+    EXPECT_EQ(offload->MoveOut({&on_cpu}, "a region"), nullptr);
+    EXPECT_TRUE(at::equal(on_cpu, OnCpu(3)));
+    EXPECT_EQ(offload->stats().failed, 1);
+  }
+  const auto moved = MoveOne(*offload, on_cpu);
+  ASSERT_NE(moved, nullptr);
+  EXPECT_TRUE(at::equal(MoveIn(*moved), OnCpu(3)));
+}
+
+TEST_F(StraightTest, WhatHasNoRoomStaysOnTheDevice) {
+  const auto offload = Straight(1, SmallOptions());
+  const auto moved = MoveOne(*offload, Numbers(1));
+  at::Tensor tensor = Numbers(2);
+  EXPECT_EQ(offload->MoveOut({&tensor}, "a region"), nullptr);
+  EXPECT_TRUE(at::equal(tensor.cpu(), OnCpu(2)));
+  EXPECT_EQ(offload->stats().full, 1);
+  EXPECT_EQ(offload->stats().failed, 0);
+}
+
+TEST_F(StraightTest, NeedsACapacity) {
+  EXPECT_THAT(ActivationOffload::MakeInHostMemory(-1, FakeDevice::device(), {})
+                  .status(),
+              StatusIs(Code::kInvalidArgument, HasSubstr("-1")));
+}
+
+TEST_F(StraightTest, IsForTheCpuMemoryLikeAnyOther) {
+  const auto offload =
+      ActivationOffload::MakeInHostMemory(kBytes, at::kCPU, SmallOptions());
+  ASSERT_OK(offload.status());
+  const auto moved = MoveOne(**offload, OnCpu(1));
+  EXPECT_TRUE(at::equal(MoveIn(*moved), OnCpu(1)));
+  EXPECT_EQ((*offload)->stats().bytes_in, kBytes);
+}
+
+}  // namespace
+}  // namespace fsdp

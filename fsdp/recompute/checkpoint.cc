@@ -1,0 +1,321 @@
+#include "fsdp/recompute/checkpoint.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/Device.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/edge.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_error.h"
+#include "fsdp/recompute/activation_offload.h"
+#include "fsdp/recompute/checkpoint_arguments.h"
+#include "fsdp/recompute/region_outputs.h"
+
+namespace fsdp::checkpoint_internal {
+namespace {
+
+using ::torch::autograd::Edge;
+using ::torch::autograd::FunctionPreHook;
+using ::torch::autograd::Node;
+using ::torch::autograd::variable_list;
+
+std::string RegionName(const RunningUnits& units, const std::string& unit) {
+  if (!unit.empty()) return absl::StrCat("the recomputed unit ", unit);
+  if (units.empty()) return "a checkpointed region";
+  return absl::StrCat("a checkpointed region in unit ", units.back()->name);
+}
+
+uint32_t VersionOf(const at::Tensor& tensor) {
+  return !tensor.defined() || tensor.is_inference() ? 0 : tensor._version();
+}
+
+bool RequiresGrad(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.requires_grad();
+}
+
+// Whether code that runs in `units` may use parameters that require grad.
+// Without a unit around, nobody knows.
+bool MayUseTrainable(const RunningUnits& units) {
+  for (const auto& unit : units) {
+    if (unit->may_use_other_parameters) return true;
+    for (const std::vector<at::Tensor>& slot : unit->trainable) {
+      if (!slot.empty()) return true;
+    }
+  }
+  return units.empty();
+}
+
+bool AnyRequiresGrad(const std::vector<at::Tensor*>& tensors) {
+  return std::any_of(tensors.begin(), tensors.end(),
+                     [](const at::Tensor* t) { return RequiresGrad(*t); });
+}
+
+std::vector<c10::Device> Accelerators(
+    const std::vector<at::Tensor*>& arguments) {
+  std::vector<c10::Device> devices;
+  for (const at::Tensor* tensor : arguments) {
+    if (!tensor->defined() || tensor->is_cpu()) continue;
+    if (std::find(devices.begin(), devices.end(), tensor->device()) ==
+        devices.end()) {
+      devices.push_back(tensor->device());
+    }
+  }
+  return devices;
+}
+
+// The end of a recomputed graph: keeps the gradients of what the region took.
+class SinkNode final : public Node {
+ public:
+  enum class Takes { kArguments, kParameters };
+  explicit SinkNode(Takes takes) : takes_(takes) {}
+
+  std::string name() const override { return "fsdp::RegionInputs"; }
+
+  variable_list apply(variable_list&& gradients) override {
+    gradients_ = std::move(gradients);
+    return {};
+  }
+
+  // A parameter's hooks run where its whole gradient is.
+  std::vector<std::unique_ptr<FunctionPreHook>>& tensor_pre_hooks() noexcept
+      override {
+    return takes_ == Takes::kParameters ? no_hooks_ : Node::tensor_pre_hooks();
+  }
+
+  variable_list TakeGradients() {
+    gradients_.resize(num_inputs());
+    return std::move(gradients_);
+  }
+
+ private:
+  const Takes takes_;
+  std::vector<std::unique_ptr<FunctionPreHook>> no_hooks_;
+  variable_list gradients_;
+};
+
+// Points parameters to `sink` instead of to their units' nodes, which belong to
+// the graph around, for as long as it lives.
+class RedirectedParameters {
+ public:
+  RedirectedParameters(const RunningUnits& units,
+                       const std::shared_ptr<SinkNode>& sink)
+      : sink_(sink) {
+    for (const auto& unit : units) {
+      for (const std::vector<at::Tensor>& slot : unit->trainable) {
+        if (slot.empty()) continue;
+        const uint32_t k = sink_->add_input_metadata(slot.front());
+        for (const at::Tensor& tensor : slot) {
+          before_.push_back(
+              {tensor, Edge(tensor.grad_fn(), tensor.output_nr())});
+          torch::autograd::impl::set_gradient_edge(tensor, Edge(sink_, k));
+        }
+      }
+    }
+  }
+  RedirectedParameters(const RedirectedParameters&) = delete;
+  RedirectedParameters& operator=(const RedirectedParameters&) = delete;
+
+  // An edge that somebody else has set meanwhile stays: after an error the
+  // model has put its own in order.
+  ~RedirectedParameters() {
+    for (const auto& [tensor, edge] : before_) {
+      if (tensor.grad_fn() != sink_) continue;
+      torch::autograd::impl::set_gradient_edge(tensor, edge);
+    }
+  }
+
+ private:
+  const std::shared_ptr<SinkNode> sink_;
+  std::vector<std::pair<at::Tensor, Edge>> before_;
+};
+
+// Backward of a region. Takes arguments and the parameters of the units around
+// as its inputs, as if the region were one operator.
+class RegionNode final : public Node {
+ public:
+  RegionNode(std::unique_ptr<RepeatableCall> call, RunningUnits units,
+             AmbientState ambient, const CheckpointOptions& options,
+             const std::string& unit)
+      : call_(std::move(call)),
+        units_(std::move(units)),
+        ambient_(std::move(ambient)),
+        options_(options),
+        region_name_(RegionName(units_, unit)),
+        is_unit_(!unit.empty()) {
+    const std::vector<at::Tensor*> arguments = call_->Arguments();
+    for (const at::Tensor* argument : arguments) {
+      takes_gradient_.push_back(RequiresGrad(*argument));
+      if (RequiresGrad(*argument)) {
+        add_next_edge(torch::autograd::impl::gradient_edge(*argument));
+      }
+    }
+    // The graph before is kept by the edges alone.
+    arguments_ = std::make_unique<RegionArguments>(
+        arguments, options_.offload.get(), region_name_);
+    for (const auto& unit : units_) {
+      for (const std::vector<at::Tensor>& slot : unit->trainable) {
+        if (slot.empty()) continue;
+        add_next_edge(torch::autograd::impl::gradient_edge(slot.front()));
+      }
+    }
+  }
+
+  std::string name() const override { return "fsdp::Checkpoint"; }
+
+  // See RegionOutputs.
+  void Wrap(const GivenTensors& given,
+            const std::vector<at::Tensor*>& outputs) {
+    outputs_.Wrap(shared_from_this(), given, outputs);
+  }
+
+  variable_list apply(variable_list&& gradients) override {
+    ThrowIfError(CheckBackward());
+    auto arguments = std::make_shared<SinkNode>(SinkNode::Takes::kArguments);
+    auto parameters = std::make_shared<SinkNode>(SinkNode::Takes::kParameters);
+    std::vector<at::Tensor> roots;
+    variable_list root_gradients;
+    {
+      const std::vector<at::Tensor> recomputed = ValueOrThrow(
+          outputs_.RootsOf(Recompute(arguments, parameters), region_name_));
+      for (size_t k = 0; k < recomputed.size(); ++k) {
+        if (!gradients[k].defined() || !recomputed[k].requires_grad()) continue;
+        roots.push_back(recomputed[k]);
+        root_gradients.push_back(std::move(gradients[k]));
+      }
+    }
+    gradients.clear();
+    if (!roots.empty()) torch::autograd::backward(roots, root_gradients);
+    variable_list result = arguments->TakeGradients();
+    for (at::Tensor& gradient : parameters->TakeGradients()) {
+      result.push_back(std::move(gradient));
+    }
+    return result;
+  }
+
+  void release_variables() override {
+    call_.reset();
+    arguments_.reset();
+  }
+
+ private:
+  std::vector<at::Tensor> Recompute(
+      const std::shared_ptr<SinkNode>& sink,
+      const std::shared_ptr<SinkNode>& parameter_sink) {
+    const std::vector<at::Tensor*> arguments = call_->Arguments();
+    // What the graph needs of them it keeps itself.
+    const auto release = absl::MakeCleanup([&arguments] {
+      for (at::Tensor* argument : arguments) argument->reset();
+    });
+    {
+      const std::vector<at::Tensor> values = ValueOrThrow(arguments_->Get());
+      for (size_t i = 0; i < arguments.size(); ++i) {
+        if (!values[i].defined()) continue;
+        *arguments[i] = values[i].detach();
+        if (!takes_gradient_[i]) continue;
+        torch::autograd::impl::set_gradient_edge(
+            *arguments[i], Edge(sink, sink->add_input_metadata(*arguments[i])));
+      }
+    }
+    const RedirectedParameters parameters(units_, parameter_sink);
+    RecomputeScope scope(units_, options_.restore_buffers);
+    for (const auto& module : options_.modules) {
+      scope.KeepBuffers(module->buffers());
+    }
+    const AmbientStateGuard ambient(ambient_);
+    const c10::AutoGradMode grad(true);
+    std::vector<at::Tensor> result = call_->Repeat();
+    scope.Finish();
+    return result;
+  }
+
+  absl::Status CheckBackward() const {
+    if (call_ == nullptr) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "a second backward through ", region_name_,
+          ", which the first has released: pass retain_graph to the first"));
+    }
+    if (at::GradMode::is_enabled()) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "backward with create_graph=true through ", region_name_,
+          ": a recomputed region has no second derivative. ",
+          is_unit_ ? "Leave the unit out of Options::recompute_units"
+                   : "Call the function without fsdp::Checkpoint",
+          " for double derivatives"));
+    }
+    if (!torch::autograd::Engine::get_default_engine().is_checkpoint_valid()) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "torch::autograd::grad, or a backward with `inputs`, through ",
+          region_name_,
+          ": what it recomputes has gradients of its own. Call backward() "
+          "without `inputs`, or ",
+          is_unit_ ? "leave the unit out of Options::recompute_units"
+                   : "the function without fsdp::Checkpoint"));
+    }
+    return arguments_->CheckUnmodified();
+  }
+
+  std::unique_ptr<RepeatableCall> call_;  // null once released
+  const RunningUnits units_;              // around the region
+  const AmbientState ambient_;
+  const CheckpointOptions options_;
+  const std::string region_name_;
+  const bool is_unit_;  // that Options::recompute_units has chosen
+  // The tensors of `call_`, which has none but while it is made again.
+  std::unique_ptr<RegionArguments> arguments_;  // null once released
+  std::vector<bool> takes_gradient_;
+  RegionOutputs outputs_;
+};
+
+}  // namespace
+
+RegionForward::RegionForward(const CheckpointOptions& options,
+                             const std::vector<at::Tensor*>& arguments,
+                             std::string unit)
+    : units_(UnitsUnderWay()),
+      scope_(MayUseTrainable(units_) || AnyRequiresGrad(arguments),
+             AnyRequiresGrad(arguments)),
+      ambient_(AmbientState::Capture(Accelerators(arguments),
+                                     options.preserve_rng_state)),
+      options_(options),
+      unit_(std::move(unit)) {
+  for (const at::Tensor* tensor : arguments) {
+    versions_.push_back(VersionOf(*tensor));
+  }
+}
+
+void RegionForward::Finish(std::unique_ptr<RepeatableCall> call,
+                           const std::vector<at::Tensor*>& outputs) {
+  const std::vector<at::Tensor*> arguments = call->Arguments();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (VersionOf(*arguments[i]) == versions_[i]) continue;
+    throw StatusError(absl::FailedPreconditionError(absl::StrCat(
+        unit_.empty() ? "the function of " : "the forward of ",
+        RegionName(units_, unit_), " modified tensor ", i,
+        " in its arguments in place: backward could not compute with it again. "
+        "Modify a copy")));
+  }
+  if (!scope_.requires_grad()) return;
+  GivenTensors given;
+  for (const at::Tensor* argument : arguments) given.Add(*argument);
+  std::shared_ptr<RegionNode> node(
+      new RegionNode(std::move(call), units_, std::move(ambient_), options_,
+                     unit_),
+      torch::autograd::deleteNode);
+  node->Wrap(given, outputs);
+}
+
+}  // namespace fsdp::checkpoint_internal

@@ -1,0 +1,157 @@
+#include "fsdp/recompute/packed_form.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/Layout.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/tensor_over.h"
+#include "flat_param/guarded_storage.h"
+#include "offload/param_store.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::offload::kPageBytes;
+
+// What kernels may look at: a cache line, which is the widest vector.
+constexpr int64_t kAlignment = 64;
+
+int64_t AddressOf(const at::Tensor& tensor) {
+  return static_cast<int64_t>(
+      reinterpret_cast<uintptr_t>(tensor.const_data_ptr()));
+}
+
+bool IsMoreThanItsBytes(const at::Tensor& tensor) {
+  return tensor.is_nested() || tensor.layout() != at::kStrided ||
+         !tensor.has_storage() || tensor.is_meta() || tensor.is_quantized() ||
+         tensor.is_conj() || tensor.is_neg() || tensor._is_zerotensor() ||
+         tensor.is_inference();
+}
+
+// Whether elements may share memory. `sizes` are 1 where strides are 0.
+bool MayOverlap(const std::vector<int64_t>& sizes,
+                const std::vector<int64_t>& strides) {
+  std::vector<size_t> order(sizes.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::sort(order.begin(), order.end(),
+            [&](size_t a, size_t b) { return strides[a] < strides[b]; });
+  int64_t extent = 1;  // of the dimensions so far
+  for (size_t i : order) {
+    if (sizes[i] == 1) continue;
+    if (strides[i] < extent) return true;
+    extent += (sizes[i] - 1) * strides[i];
+  }
+  return false;
+}
+
+// One-dimensional, uninitialised, its data pointer `misalignment` bytes behind
+// a page, or behind a line on other devices than the CPU: their allocators
+// align to more than that, and round up what is asked for.
+at::Tensor AllocateAligned(int64_t elements, at::ScalarType dtype,
+                           c10::Device device, int64_t misalignment) {
+  const int64_t item = c10::elementSize(dtype);
+  const auto options = at::TensorOptions().dtype(dtype).device(device);
+  if (!device.is_cpu()) {
+    const int64_t before = misalignment / item;
+    return at::empty({before + elements}, options).narrow(0, before, elements);
+  }
+  at::Tensor memory =
+      at::empty({elements + (kPageBytes + kAlignment) / item}, options);
+  const int64_t missing =
+      (misalignment - AddressOf(memory) % kPageBytes + kPageBytes) % kPageBytes;
+  return memory.narrow(0, missing / item, elements);
+}
+
+}  // namespace
+
+std::optional<PackedForm> PackedForm::Of(const at::Tensor& tensor) {
+  if (!tensor.defined() || IsMoreThanItsBytes(tensor) || tensor.numel() == 0 ||
+      flat_param::IsGuarded(tensor.storage()) ||
+      flat_param::IsGuarded(tensor.storage(), flat_param::Guarded::kResting)) {
+    return std::nullopt;
+  }
+  PackedForm form;
+  form.sizes_ = tensor.sizes().vec();
+  form.strides_ = tensor.strides().vec();
+  form.distinct_ = form.sizes_;
+  form.dtype_ = tensor.scalar_type();
+  form.device_ = tensor.device();
+  form.span_ = 1;
+  int64_t elements = 1;
+  for (size_t i = 0; i < form.sizes_.size(); ++i) {
+    if (form.strides_[i] == 0) form.distinct_[i] = 1;
+    form.span_ += (form.distinct_[i] - 1) * form.strides_[i];
+    elements *= form.distinct_[i];
+  }
+  const int64_t item = static_cast<int64_t>(tensor.itemsize());
+  const int64_t address = AddressOf(tensor);
+  if (address == 0 || address % item != 0 ||
+      MayOverlap(form.distinct_, form.strides_)) {
+    return std::nullopt;
+  }
+  form.misalignment_ = address % kAlignment;
+  form.bytes_ = elements * item;
+  form.packed_already_ = form.span_ == elements;
+  return form;
+}
+
+at::Tensor PackedForm::Pack(const at::Tensor& tensor) const {
+  if (packed_already_) return tensor.detach();
+  at::Tensor packed = Allocate();
+  packed.view(distinct_).copy_(Elements(tensor.detach()));
+  return packed;
+}
+
+at::Tensor PackedForm::Allocate() const {
+  if (packed_already_) return AllocateStrided();
+  return AllocateAligned(
+             bytes_ / static_cast<int64_t>(c10::elementSize(dtype_)), dtype_,
+             device_, /*misalignment=*/0)
+      .detach();
+}
+
+at::Tensor PackedForm::BytesOf(const at::Tensor& packed) const {
+  const int64_t offset =
+      packed.storage_offset() * static_cast<int64_t>(packed.element_size());
+  return TensorOver(packed.storage(), offset, {bytes_}, {1}, at::kByte);
+}
+
+at::Tensor PackedForm::Unpack(const at::Tensor& packed) const {
+  if (packed_already_) return packed;
+  at::Tensor tensor = AllocateStrided();
+  Elements(tensor).copy_(packed.view(distinct_));
+  return tensor;
+}
+
+// Detached: no view of anything, for autograd.
+at::Tensor PackedForm::AllocateStrided() const {
+  const at::Tensor memory =
+      AllocateAligned(span_, dtype_, device_, misalignment_);
+  return memory.as_strided(sizes_, strides_, memory.storage_offset()).detach();
+}
+
+at::Tensor PackedForm::Elements(const at::Tensor& tensor) const {
+  return tensor.as_strided(distinct_, strides_, tensor.storage_offset());
+}
+
+std::string PackedForm::ToString() const {
+  return absl::StrCat(c10::toString(dtype_), " [", absl::StrJoin(sizes_, ", "),
+                      "] on ", device_.str());
+}
+
+bool operator==(const PackedForm& a, const PackedForm& b) {
+  return a.sizes_ == b.sizes_ && a.strides_ == b.strides_ &&
+         a.dtype_ == b.dtype_ && a.device_ == b.device_ &&
+         a.misalignment_ == b.misalignment_;
+}
+
+}  // namespace fsdp

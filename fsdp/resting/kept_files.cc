@@ -1,0 +1,307 @@
+#include "fsdp/resting/kept_files.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <limits>
+#include <memory>
+#include <random>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "absl/types/optional.h"
+#include "absl/types/span.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+#include "comm/agreement.h"
+#include "comm/communicator.h"
+#include "comm/work.h"
+#include "offload/file_store.h"
+#include "offload/transfer.h"
+
+namespace fsdp {
+namespace {
+
+using offload::FileStore;
+using offload::FileStoreOptions;
+
+constexpr char kWhat[] = "opening kept files";
+constexpr char kBeginAnew[] = "or remove the run's files to begin anew";
+
+// What a rank has found of one file.
+struct Found {
+  int64_t run = 0;  // 0: no such file
+  KeptStage stage;
+};
+
+std::string PathOf(const FileStoreOptions& file) {
+  return absl::StrCat(file.directory, "/", file.name);
+}
+
+std::string RunText(int64_t run) {
+  return absl::StrCat("run ", absl::Hex(run, absl::kZeroPad16));
+}
+
+// Not 0.
+uint64_t RandomNumber() {
+  std::random_device random;
+  return (uint64_t{random()} << 32) | random() | 1;
+}
+
+// "3-of-8".
+std::string PlaceText(int rank, int world_size) {
+  return absl::StrCat(rank, "-of-", world_size);
+}
+
+// How many ranks had the run whose file has the name `name` but for what
+// PlaceText() has given; nullopt for another name.
+absl::optional<int> RanksOf(absl::string_view name, absl::string_view prefix) {
+  int rank = 0;
+  int ranks = 0;
+  if (!absl::ConsumePrefix(&name, prefix)) return absl::nullopt;
+  const std::vector<absl::string_view> parts = absl::StrSplit(name, "-of-");
+  if (parts.size() != 2 || !absl::SimpleAtoi(parts[0], &rank) ||
+      !absl::SimpleAtoi(parts[1], &ranks)) {
+    return absl::nullopt;
+  }
+  return ranks;
+}
+
+// Without, a run on another number of ranks would begin anew beside them.
+absl::Status CheckRankCount(const FileStoreOptions& file,
+                            const comm::Communicator& world) {
+  const int ranks = world.world_size();
+  const absl::string_view prefix =
+      absl::StripSuffix(file.name, PlaceText(world.rank(), ranks));
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry(file.directory, error), end;
+       !error && entry != end; entry.increment(error)) {
+    const std::string name = entry->path().filename();
+    const absl::optional<int> of = RanksOf(name, prefix);
+    if (!of.has_value() || *of == ranks) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        file.directory, "/", name, " is of a run on ", *of,
+        " ranks, and this one has ", ranks, ": go on with ", *of,
+        ", give this run another OffloadOptions::name, ", kBeginAnew));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<KeptStage> StageIn(FileStore& store, absl::Time deadline) {
+  char bytes[sizeof(KeptStage)];
+  absl::StatusOr<std::unique_ptr<offload::Transfer>> read =
+      store.Read(kStageRegion, 0, absl::MakeSpan(bytes));
+  if (absl::IsNotFound(read.status())) return KeptStage();
+  FSDP_RETURN_IF_ERROR(read.status());
+  FSDP_RETURN_IF_ERROR((*read)->Wait(deadline));
+  KeptStage stage;
+  std::memcpy(&stage, bytes, sizeof(stage));
+  return stage;
+}
+
+// One run's files of one rank, while they are being opened.
+class Opening {
+ public:
+  Opening(const std::vector<FileStoreOptions>& files, comm::Communicator& world,
+          absl::Duration timeout)
+      : files_(files),
+        world_(world),
+        timeout_(timeout),
+        stores_(files.size()),
+        mine_(files.size()) {}
+
+  absl::StatusOr<KeptFiles> Open() {
+    FSDP_RETURN_IF_ERROR(Agree(OpenThoseThere()));
+    FSDP_ASSIGN_OR_RETURN(std::vector<Found> all, FoundByAll());
+    FSDP_RETURN_IF_ERROR(Agree(CheckOneRun(all)));
+    KeptFiles kept;
+    FSDP_ASSIGN_OR_RETURN(kept.session, DrawTogether());
+    const auto there = FirstThere(all);
+    const bool is_new = there == all.end();
+    FSDP_RETURN_IF_ERROR(Agree(
+        MakeOthers(is_new ? kept.session : static_cast<uint64_t>(there->run))));
+    FSDP_RETURN_IF_ERROR(Agree(GoBack(LeastNumber(all))));
+    FSDP_ASSIGN_OR_RETURN(all, FoundByAll());
+    FSDP_RETURN_IF_ERROR(Agree(CheckOneStage(all)));
+    kept.stage = all.front().stage;
+    kept.stores = std::move(stores_);
+    return kept;
+  }
+
+ private:
+  absl::Time Deadline() const { return absl::Now() + timeout_; }
+
+  absl::Status Agree(const absl::Status& mine) {
+    return comm::Agree(world_, mine, kWhat, Deadline());
+  }
+
+  // At their last commits.
+  absl::Status OpenThoseThere() {
+    for (size_t i = 0; i < files_.size(); ++i) {
+      FSDP_RETURN_IF_ERROR(CheckRankCount(files_[i], world_));
+      absl::StatusOr<std::unique_ptr<FileStore>> store =
+          FileStore::Reopen(files_[i]);
+      if (absl::IsNotFound(store.status())) continue;
+      FSDP_RETURN_IF_ERROR(store.status());
+      stores_[i] = *std::move(store);
+      FSDP_RETURN_IF_ERROR(Look(i));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Look(size_t i) {
+    mine_[i].run = static_cast<int64_t>(stores_[i]->run());
+    FSDP_ASSIGN_OR_RETURN(mine_[i].stage, StageIn(*stores_[i], Deadline()));
+    return absl::OkStatus();
+  }
+
+  // By rank, and then as `files`.
+  absl::StatusOr<std::vector<Found>> FoundByAll() {
+    static_assert(sizeof(Found) == 4 * sizeof(int64_t));
+    const auto count = static_cast<int64_t>(4 * mine_.size());
+    const at::Tensor in = at::empty({count}, at::kLong);
+    std::memcpy(in.mutable_data_ptr(), mine_.data(), in.nbytes());
+    const at::Tensor out = at::empty({count * world_.world_size()}, at::kLong);
+    FSDP_ASSIGN_OR_RETURN(auto work, world_.AllGather(out, in, kWhat));
+    FSDP_RETURN_IF_ERROR(work->Wait(Deadline()));
+    std::vector<Found> all(mine_.size() * world_.world_size());
+    std::memcpy(all.data(), out.const_data_ptr(), out.nbytes());
+    return all;
+  }
+
+  static int64_t LeastNumber(const std::vector<Found>& all) {
+    int64_t least = std::numeric_limits<int64_t>::max();
+    for (const Found& found : all) least = std::min(least, found.stage.number);
+    return least;
+  }
+
+  static std::vector<Found>::const_iterator FirstThere(
+      const std::vector<Found>& all) {
+    return std::find_if(all.begin(), all.end(),
+                        [](const Found& found) { return found.run != 0; });
+  }
+
+  // Before anything is given up. What is wrong with a file of this rank.
+  absl::Status CheckOneRun(const std::vector<Found>& all) const {
+    const auto first = FirstThere(all);
+    if (first == all.end()) return absl::OkStatus();
+    const auto latest = std::max_element(
+        all.begin(), all.end(),
+        [](auto& a, auto& b) { return a.stage.number < b.stage.number; });
+    for (size_t i = 0; i < files_.size(); ++i) {
+      const Found& found = mine_[i];
+      // A run that was killed while it made its files has finished no step.
+      if (found.run == 0 && latest->stage.number == 0) continue;
+      if (found.run != 0 && found.run != first->run) {
+        return absl::FailedPreconditionError(absl::StrCat(
+            PathOf(files_[i]), " is of ", RunText(found.run), ", and rank ",
+            RankOf(first - all.begin()), "'s files are of ",
+            RunText(first->run),
+            ": files of different runs do not make a model; put back those "
+            "that belong together, ",
+            kBeginAnew));
+      }
+      if (latest->stage.number - found.stage.number <= 1 && found.run != 0) {
+        continue;
+      }
+      return absl::FailedPreconditionError(absl::StrCat(
+          PathOf(files_[i]),
+          found.run == 0
+              ? std::string(" is not there")
+              : absl::StrCat(" is of step ", found.stage.finished_step),
+          ", and files of rank ", RankOf(latest - all.begin()), " are of step ",
+          latest->stage.finished_step,
+          ": it was lost or replaced; put it back, ", kBeginAnew));
+    }
+    return absl::OkStatus();
+  }
+
+  // After all have gone back to the least number.
+  absl::Status CheckOneStage(const std::vector<Found>& all) const {
+    for (size_t i = 0; i < files_.size(); ++i) {
+      if (mine_[i].stage == all.front().stage) continue;
+      return absl::FailedPreconditionError(absl::StrCat(
+          PathOf(files_[i]), " is of commit ", mine_[i].stage.number,
+          ", after step ", mine_[i].stage.finished_step,
+          ", and rank 0's files are of commit ", all.front().stage.number,
+          ", after step ", all.front().stage.finished_step,
+          ", of another continuation of the run: they are of copies that both "
+          "went on, or some were replaced; put back those that belong "
+          "together, ",
+          kBeginAnew));
+    }
+    return absl::OkStatus();
+  }
+
+  int RankOf(int64_t index) const {
+    return static_cast<int>(index / static_cast<int64_t>(files_.size()));
+  }
+
+  // A random number of rank 0, on all ranks.
+  absl::StatusOr<uint64_t> DrawTogether() {
+    FSDP_ASSIGN_OR_RETURN(
+        const std::string text,
+        comm::BroadcastString(world_, absl::StrCat(RandomNumber()), /*root=*/0,
+                              kWhat, Deadline()));
+    uint64_t number = 0;
+    FSDP_CHECK(absl::SimpleAtoi(text, &number));
+    return number;
+  }
+
+  absl::Status MakeOthers(uint64_t run) {
+    for (size_t i = 0; i < files_.size(); ++i) {
+      if (stores_[i] != nullptr) continue;
+      FileStoreOptions file = files_[i];
+      file.run = run;
+      FSDP_ASSIGN_OR_RETURN(stores_[i], FileStore::Make(file));
+      FSDP_RETURN_IF_ERROR(Look(i));
+    }
+    return absl::OkStatus();
+  }
+
+  // Reopens what is ahead.
+  absl::Status GoBack(int64_t number) {
+    for (size_t i = 0; i < files_.size(); ++i) {
+      if (mine_[i].stage.number == number) continue;
+      const int64_t commit = stores_[i]->commit();
+      stores_[i].reset();  // a file is open once
+      FSDP_ASSIGN_OR_RETURN(stores_[i],
+                            FileStore::Reopen(files_[i], commit - 1));
+      FSDP_RETURN_IF_ERROR(Look(i));
+    }
+    return absl::OkStatus();
+  }
+
+  const std::vector<FileStoreOptions>& files_;
+  comm::Communicator& world_;
+  const absl::Duration timeout_;
+  std::vector<std::unique_ptr<FileStore>> stores_;  // null: none yet
+  std::vector<Found> mine_;
+};
+
+}  // namespace
+
+std::string KeptFileName(absl::string_view run, absl::string_view kind,
+                         int rank, int world_size) {
+  return absl::StrCat(run, ".", kind, ".", PlaceText(rank, world_size));
+}
+
+absl::StatusOr<KeptFiles> OpenKeptFiles(
+    const std::vector<FileStoreOptions>& files, comm::Communicator& world,
+    absl::Duration timeout) {
+  return Opening(files, world, timeout).Open();
+}
+
+}  // namespace fsdp

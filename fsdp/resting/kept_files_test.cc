@@ -1,0 +1,280 @@
+#include "fsdp/resting/kept_files.h"
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "comm/communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "offload/file_store.h"
+#include "offload/testing/store_calls.h"
+
+namespace fsdp {
+namespace {
+
+namespace fs = std::filesystem;
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
+
+constexpr absl::Duration kTimeout = absl::Seconds(30);
+
+// Two files per rank in each of several directories: a run in each.
+class KeptFilesTest : public ::testing::Test {
+ protected:
+  KeptFilesTest()
+      : root_(fs::path(::testing::TempDir()) /
+              ::testing::UnitTest::GetInstance()->current_test_info()->name()) {
+    fs::remove_all(root_);
+  }
+
+  fs::path Directory(const std::string& run) const {
+    fs::create_directories(root_ / run);
+    return root_ / run;
+  }
+  fs::path File(const std::string& run, const std::string& kind, int rank,
+                int ranks = 2) const {
+    return Directory(run) / KeptFileName("k", kind, rank, ranks);
+  }
+
+  std::vector<offload::FileStoreOptions> FilesOf(
+      const std::string& run, const Communicator& world) const {
+    std::vector<offload::FileStoreOptions> files;
+    for (const char* kind : {"parameters", "optimizer"}) {
+      offload::FileStoreOptions& file = files.emplace_back();
+      file.directory = Directory(run);
+      file.name = KeptFileName("k", kind, world.rank(), world.world_size());
+      file.owner = file.name;
+      file.capacity = 2 * 4096;
+      file.block_bytes = 4096;
+      file.keep = true;
+      file.max_regions = 4;
+      file.queue = offload::FileStoreOptions::Queue::kThreads;
+    }
+    return files;
+  }
+
+  absl::StatusOr<KeptFiles> Open(const std::string& run,
+                                 Communicator& world) const {
+    return OpenKeptFiles(FilesOf(run, world), world, kTimeout);
+  }
+
+  // Commits the next stage, of one more step.
+  static absl::Status Commit(KeptFiles& kept) {
+    ++kept.stage.number;
+    ++kept.stage.finished_step;
+    kept.stage.session = kept.session;
+    const absl::string_view bytes(reinterpret_cast<const char*>(&kept.stage),
+                                  sizeof(kept.stage));
+    for (const auto& store : kept.stores) {
+      if (!store->Size(kStageRegion).ok()) {
+        FSDP_RETURN_IF_ERROR(store->Create(kStageRegion, bytes.size()));
+      }
+      FSDP_RETURN_IF_ERROR(
+          offload::testing::WriteNow(*store, kStageRegion, 0, bytes));
+      FSDP_RETURN_IF_ERROR(offload::testing::Finish(store->Flush()));
+    }
+    return absl::OkStatus();
+  }
+
+  // Opens a run's files, perhaps for the first time, and takes steps.
+  void GoOn(const std::string& run, int steps, int ranks = 2) const {
+    ASSERT_OK(RunAllRanks(ranks, [&](Communicator& world) -> absl::Status {
+      FSDP_ASSIGN_OR_RETURN(KeptFiles kept, Open(run, world));
+      for (int step = 0; step < steps; ++step) {
+        FSDP_RETURN_IF_ERROR(Commit(kept));
+      }
+      return absl::OkStatus();
+    }));
+  }
+
+  std::vector<absl::Status> Opened(const std::string& run,
+                                   int ranks = 2) const {
+    return RunRanks(
+        ranks, [&](Communicator& world) { return Open(run, world).status(); });
+  }
+
+  // The step that every rank finds.
+  int64_t StepOf(const std::string& run) const {
+    std::vector<int64_t> steps(2, -1);
+    EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+      FSDP_ASSIGN_OR_RETURN(const KeptFiles kept, Open(run, world));
+      steps[world.rank()] = kept.stage.finished_step;
+      return absl::OkStatus();
+    }));
+    EXPECT_EQ(steps[0], steps[1]);
+    return steps[0];
+  }
+
+  void Copy(const fs::path& from, const fs::path& to) const {
+    fs::copy_file(from, to, fs::copy_options::overwrite_existing);
+  }
+  void CopyRun(const std::string& from, const std::string& to) const {
+    fs::copy(Directory(from), Directory(to), fs::copy_options::recursive);
+  }
+
+  const fs::path root_;
+};
+
+TEST_F(KeptFilesTest, AllFilesOfARunHaveItsNumberAndNoOtherRunHas) {
+  std::vector<uint64_t> runs;
+  for (const char* run : {"a", "b"}) {
+    std::vector<uint64_t> of_ranks(2 * 2);
+    for (int opening = 0; opening < 2; ++opening) {
+      ASSERT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+        FSDP_ASSIGN_OR_RETURN(const KeptFiles kept, Open(run, world));
+        for (int i = 0; i < 2; ++i) {
+          of_ranks[2 * world.rank() + i] = kept.stores[i]->run();
+        }
+        return absl::OkStatus();
+      }));
+      runs.push_back(of_ranks[0]);
+      EXPECT_THAT(of_ranks, Each(of_ranks[0]));
+    }
+  }
+  EXPECT_NE(runs[0], 0);
+  EXPECT_EQ(runs[0], runs[1]);
+  EXPECT_EQ(runs[2], runs[3]);
+  EXPECT_NE(runs[0], runs[2]);
+}
+
+// Of equally many steps, so that nothing else tells them apart.
+TEST_F(KeptFilesTest, FilesOfTwoRunsAreRefusedOnAllRanks) {
+  for (const int rank : {0, 1}) {
+    for (const char* kind : {"parameters", "optimizer"}) {
+      fs::remove_all(root_);
+      GoOn("a", /*steps=*/3);
+      GoOn("b", /*steps=*/3);
+      Copy(File("b", kind, rank), File("a", kind, rank));
+      EXPECT_THAT(
+          Opened("a"),
+          AllOf(SizeIs(2), Each(StatusIs(absl::StatusCode::kFailedPrecondition,
+                                         AllOf(HasSubstr("different runs"),
+                                               HasSubstr("begin anew"))))))
+          << kind << " of rank " << rank;
+    }
+  }
+}
+
+TEST_F(KeptFilesTest, AllFilesOfARankThatAreOfAnotherRunAreNamed) {
+  GoOn("a", /*steps=*/3);
+  GoOn("b", /*steps=*/3);
+  for (const char* kind : {"parameters", "optimizer"}) {
+    Copy(File("b", kind, 1), File("a", kind, 1));
+  }
+  EXPECT_THAT(
+      Opened("a"),
+      Each(StatusIs(absl::StatusCode::kFailedPrecondition,
+                    AllOf(HasSubstr("rank 1: "), HasSubstr("rank 0's"),
+                          HasSubstr(File("a", "parameters", 1).string())))));
+  // They are still what they were.
+  Copy(File("b", "parameters", 0), File("a", "parameters", 0));
+  Copy(File("b", "optimizer", 0), File("a", "optimizer", 0));
+  EXPECT_EQ(StepOf("a"), 3);
+}
+
+TEST_F(KeptFilesTest, CopiesOfARunThatBothWentOnDoNotMix) {
+  GoOn("a", /*steps=*/3);
+  CopyRun("a", "b");
+  EXPECT_EQ(StepOf("b"), 3);
+  GoOn("a", /*steps=*/2);
+  GoOn("b", /*steps=*/2);
+  Copy(File("b", "optimizer", 1), File("a", "optimizer", 1));
+  EXPECT_THAT(
+      Opened("a"),
+      Each(StatusIs(absl::StatusCode::kFailedPrecondition,
+                    AllOf(HasSubstr("rank 1: "), HasSubstr("both went on"),
+                          HasSubstr(File("a", "optimizer", 1).string())))));
+}
+
+TEST_F(KeptFilesTest, ARunOnAnotherNumberOfRanksIsRefused) {
+  GoOn("a", /*steps=*/3);
+  for (const int ranks : {1, 3}) {
+    EXPECT_THAT(
+        Opened("a", ranks),
+        Each(StatusIs(absl::StatusCode::kFailedPrecondition,
+                      AllOf(HasSubstr("-of-2"), HasSubstr("a run on 2 ranks"),
+                            HasSubstr(absl::StrCat("has ", ranks)),
+                            HasSubstr("OffloadOptions::name")))));
+  }
+  EXPECT_EQ(StepOf("a"), 3);
+}
+
+// Names that only look alike.
+TEST_F(KeptFilesTest, FilesOfOtherNamesDoNotMatter) {
+  GoOn("a", /*steps=*/1);
+  for (const char* name :
+       {"k2.parameters.0-of-3", "k.parameters.0-of-3.new", "k.parameters.0",
+        "k.parameters.x-of-3", "k.gradients.0-of-3", "other"}) {
+    Copy(File("a", "parameters", 0), Directory("a") / name);
+  }
+  EXPECT_EQ(StepOf("a"), 1);
+}
+
+TEST_F(KeptFilesTest, ARunThatWasKilledWhileItMadeItsFilesBegins) {
+  GoOn("a", /*steps=*/0);
+  fs::remove(File("a", "optimizer", 0));
+  fs::remove(File("a", "parameters", 1));
+  EXPECT_EQ(StepOf("a"), 0);
+  GoOn("a", /*steps=*/2);
+  EXPECT_EQ(StepOf("a"), 2);
+}
+
+TEST_F(KeptFilesTest, ALostFileIsNamedAndNothingIsMadeInItsPlace) {
+  for (const int steps : {1, 3}) {
+    fs::remove_all(root_);
+    GoOn("a", steps);
+    fs::remove(File("a", "parameters", 1));
+    EXPECT_THAT(
+        Opened("a"),
+        Each(StatusIs(absl::StatusCode::kFailedPrecondition,
+                      AllOf(HasSubstr("rank 1: "), HasSubstr("is not there"),
+                            HasSubstr(File("a", "parameters", 1).string()),
+                            HasSubstr(absl::StrCat("step ", steps))))));
+    EXPECT_FALSE(fs::exists(File("a", "parameters", 1)));
+  }
+}
+
+TEST_F(KeptFilesTest, AnOlderFileIsNamed) {
+  GoOn("a", /*steps=*/1);
+  CopyRun("a", "old");
+  GoOn("a", /*steps=*/3);
+  Copy(File("old", "optimizer", 1), File("a", "optimizer", 1));
+  EXPECT_THAT(Opened("a"),
+              Each(StatusIs(absl::StatusCode::kFailedPrecondition,
+                            AllOf(HasSubstr("rank 1: "), HasSubstr("step 1"),
+                                  HasSubstr("step 4")))));
+}
+
+// A rank that is one commit ahead, at any time, also in its first after it has
+// gone on, and after it has gone back.
+TEST_F(KeptFilesTest, AllGoBackToTheLastStageThatEveryFileHas) {
+  GoOn("a", /*steps=*/2);
+  for (int kill = 0; kill < 3; ++kill) {
+    ASSERT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+      FSDP_ASSIGN_OR_RETURN(KeptFiles kept, Open("a", world));
+      return world.rank() == kill % 2 ? Commit(kept) : absl::OkStatus();
+    }));
+    EXPECT_EQ(StepOf("a"), 2);
+  }
+  GoOn("a", /*steps=*/1);
+  EXPECT_EQ(StepOf("a"), 3);
+}
+
+}  // namespace
+}  // namespace fsdp

@@ -1,0 +1,278 @@
+#include "fsdp/resting/offload_plan.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+#include "offload/param_store.h"
+
+namespace fsdp {
+namespace {
+
+constexpr std::array<RestingKind, kNumRestingKinds> kKinds = {
+    RestingKind::kParameters, RestingKind::kGradients, RestingKind::kOptimizer};
+
+// Reductions whose gradients are under way at a time.
+constexpr int kReductions = 2;
+// Of the optimizer's step: units being read, stepped and written.
+constexpr int kStepping = 3;
+// Of a step on a device: units that come up and that go down. What it computes
+// takes no time beside that.
+constexpr int kCopied = 2;
+
+int64_t BytesOf(const RestingFlat& flat, RestingKind kind) {
+  switch (kind) {
+    case RestingKind::kParameters:
+      return flat.parameters;
+    case RestingKind::kGradients:
+      return flat.gradients;
+    case RestingKind::kOptimizer:
+      return flat.optimizer;
+  }
+  return 0;
+}
+
+absl::Status CheckOptions(const OffloadOptions& options) {
+  if (options.memory_budget < 0 || options.buffer_bytes < 0 ||
+      options.prefetch_distance < 0 || !(options.optimizer_state >= 0)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "offload: memory_budget ", options.memory_budget, ", buffer_bytes ",
+        options.buffer_bytes, ", prefetch_distance ", options.prefetch_distance,
+        " and optimizer_state ", options.optimizer_state,
+        " must not be negative"));
+  }
+  const bool on_ssd = std::any_of(
+      kKinds.begin(), kKinds.end(),
+      [&](RestingKind kind) { return options.tier(kind) == Tier::kSsd; });
+  if (on_ssd && options.directory.empty() && options.make_store == nullptr) {
+    return absl::InvalidArgumentError(
+        "offload to the SSD needs OffloadOptions::directory, where its files "
+        "may lie");
+  }
+  if (options.keep &&
+      (options.parameters != Tier::kSsd || options.optimizer != Tier::kSsd ||
+       options.memory_budget > 0 || options.make_store != nullptr)) {
+    return absl::InvalidArgumentError(
+        "offload: files are kept of runs whose parameters and optimizer states "
+        "all rest in them: put both on the ssd tier, without memory_budget and "
+        "make_store");
+  }
+  return absl::OkStatus();
+}
+
+// Enough that the unit before is written and the ones after are read while one
+// is used. What lies in it comes in pieces of several sizes, which leave gaps:
+// hence one piece more.
+int64_t BufferBytes(const std::vector<RestingFlat>& flats,
+                    const OffloadPlan& plan, const OffloadOptions& options) {
+  int64_t parameters = 0;
+  int64_t gradients = 0;
+  int64_t step = 0;
+  int64_t piece = 0;
+  for (size_t i = 0; i < flats.size(); ++i) {
+    int64_t of_flat = 0;
+    for (RestingKind kind : kKinds) {
+      if (plan.tier(static_cast<int>(i), kind) != Tier::kSsd) continue;
+      const int64_t bytes = offload::StoredBytes(BytesOf(flats[i], kind));
+      if (kind == RestingKind::kParameters) {
+        parameters = std::max(parameters, bytes);
+      }
+      if (kind == RestingKind::kGradients) {
+        gradients = std::max(gradients, bytes);
+      }
+      // States are one piece for each of the optimizer's slots.
+      piece = std::max(piece, std::min(bytes, flats[i].parameters));
+      of_flat += bytes + offload::kPageBytes * kNumRestingKinds;
+    }
+    if (IsSavedBeforeStep(plan.flats[i], options)) {
+      of_flat += offload::StoredBytes(flats[i].parameters);
+    }
+    step = std::max(step, of_flat);
+  }
+  const int64_t computing = (options.prefetch_distance + 1) * parameters +
+                            (kReductions + 1) * gradients;
+  return std::max(kStepping * step, computing) + offload::StoredBytes(piece);
+}
+
+// Enough on a device that copies up need not wait for copies down.
+int64_t TransferBytes(const std::vector<RestingFlat>& flats,
+                      const OffloadPlan& plan, const OffloadOptions& options) {
+  int64_t parameters = 0;
+  int64_t gradients = 0;
+  int64_t step = 0;
+  for (size_t i = 0; i < flats.size(); ++i) {
+    int64_t of_flat = 0;
+    for (RestingKind kind : kKinds) {
+      if (plan.tier(static_cast<int>(i), kind) == Tier::kDevice) continue;
+      const int64_t bytes = BytesOf(flats[i], kind);
+      if (kind == RestingKind::kParameters) {
+        parameters = std::max(parameters, bytes);
+      }
+      if (kind == RestingKind::kGradients) {
+        gradients = std::max(gradients, bytes);
+      }
+      of_flat += bytes;
+    }
+    step = std::max(step, of_flat);
+  }
+  if (options.step_on == StepOn::kHost) step = 0;
+  const int64_t computing = (options.prefetch_distance + 1) * parameters +
+                            (kReductions + 1) * gradients;
+  return std::max(kCopied * step, computing);
+}
+
+// What transfers need of the host's memory and of the device's.
+void CountTransfers(const std::vector<RestingFlat>& flats,
+                    const OffloadOptions& options, bool on_cpu,
+                    OffloadPlan& plan) {
+  const auto rests_in_files = [](const OffloadPlan::Tiers& tiers) {
+    return std::find(tiers.begin(), tiers.end(), Tier::kSsd) != tiers.end();
+  };
+  plan.buffer_bytes = 0;
+  if (std::any_of(plan.flats.begin(), plan.flats.end(), rests_in_files)) {
+    plan.buffer_bytes = options.buffer_bytes > 0
+                            ? options.buffer_bytes
+                            : BufferBytes(flats, plan, options);
+  }
+  plan.transfer_bytes =
+      on_cpu ? plan.buffer_bytes : TransferBytes(flats, plan, options);
+}
+
+// Keeps on the device what fits into `room`, kind after kind.
+void KeepWhatFits(const std::vector<RestingFlat>& flats, int64_t room,
+                  OffloadPlan& plan) {
+  for (RestingKind kind : kKinds) {
+    for (size_t i = 0; i < flats.size(); ++i) {
+      Tier& tier = plan.flats[i][static_cast<int>(kind)];
+      const int64_t bytes = BytesOf(flats[i], kind);
+      if (tier == Tier::kDevice || bytes > room) continue;
+      tier = Tier::kDevice;
+      room -= bytes;
+    }
+  }
+}
+
+void CountBytes(const std::vector<RestingFlat>& flats, OffloadPlan& plan) {
+  for (size_t i = 0; i < flats.size(); ++i) {
+    for (RestingKind kind : kKinds) {
+      OffloadPlan::Bytes& bytes = plan.bytes[static_cast<int>(kind)];
+      const int64_t added = BytesOf(flats[i], kind);
+      switch (plan.tier(static_cast<int>(i), kind)) {
+        case Tier::kDevice:
+          bytes.device += added;
+          break;
+        case Tier::kCpu:
+          bytes.cpu += added;
+          break;
+        case Tier::kSsd:
+          bytes.ssd += added;
+          break;
+      }
+    }
+  }
+}
+
+absl::Status TooSmall(int64_t budget, int64_t fixed, int64_t transfers) {
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "offload: a memory budget of %d bytes is too small: %d bytes may not "
+      "leave the device by these tiers, and transfers need %d; allow %d bytes, "
+      "offload more kinds, or make units smaller",
+      budget, fixed, transfers, fixed + transfers));
+}
+
+}  // namespace
+
+absl::StatusOr<OffloadPlan> PlanOffload(const std::vector<RestingFlat>& flats,
+                                        const OffloadOptions& options,
+                                        bool on_cpu) {
+  FSDP_RETURN_IF_ERROR(CheckOptions(options));
+  OffloadPlan plan;
+  plan.budget = options.memory_budget;
+  int64_t fixed = 0;  // on the device by its tier
+  int64_t movable = 0;
+  for (const RestingFlat& flat : flats) {
+    OffloadPlan::Tiers& tiers = plan.flats.emplace_back();
+    for (RestingKind kind : kKinds) {
+      Tier tier = options.tier(kind);
+      if (tier == Tier::kCpu && on_cpu) tier = Tier::kDevice;
+      if (BytesOf(flat, kind) == 0) tier = Tier::kDevice;
+      tiers[static_cast<int>(kind)] = tier;
+      (tier == Tier::kDevice ? fixed : movable) += BytesOf(flat, kind);
+    }
+  }
+  CountTransfers(flats, options, on_cpu, plan);
+  if (options.memory_budget > 0) {
+    const int64_t budget = options.memory_budget;
+    const int64_t needed = fixed + plan.transfer_bytes;
+    if (fixed + movable <= budget) {
+      KeepWhatFits(flats, movable, plan);
+    } else if (needed > budget) {
+      return TooSmall(budget, fixed, plan.transfer_bytes);
+    } else {
+      KeepWhatFits(flats, budget - needed, plan);
+    }
+    CountTransfers(flats, options, on_cpu, plan);
+  }
+  CountBytes(flats, plan);
+  return plan;
+}
+
+bool IsSavedBeforeStep(const OffloadPlan::Tiers& tiers,
+                       const OffloadOptions& options) {
+  const Tier parameters = tiers[static_cast<int>(RestingKind::kParameters)];
+  const Tier optimizer = tiers[static_cast<int>(RestingKind::kOptimizer)];
+  return options.rollback && optimizer == Tier::kSsd &&
+         parameters != Tier::kSsd;
+}
+
+int64_t OffloadPlan::device_bytes() const {
+  int64_t total = transfer_bytes;
+  for (const Bytes& kind : bytes) total += kind.device;
+  return total;
+}
+
+int64_t OffloadPlan::ssd_bytes() const {
+  int64_t total = 0;
+  for (const Bytes& kind : bytes) total += kind.ssd;
+  return total;
+}
+
+bool OffloadPlan::leaves_device() const {
+  return std::any_of(bytes.begin(), bytes.end(), [](const Bytes& kind) {
+    return kind.cpu > 0 || kind.ssd > 0;
+  });
+}
+
+std::string OffloadPlan::ToString() const {
+  constexpr double kMiB = 1 << 20;
+  std::string text = absl::StrFormat("%-34s %12s %12s %12s\n", "rests, in MiB",
+                                     "device", "cpu", "ssd");
+  for (RestingKind kind : kKinds) {
+    const Bytes& of_kind = of(kind);
+    absl::StrAppendFormat(&text, "  %-32s %12.2f %12.2f %12.2f\n",
+                          fsdp::ToString(kind), of_kind.device / kMiB,
+                          of_kind.cpu / kMiB, of_kind.ssd / kMiB);
+  }
+  absl::StrAppendFormat(&text, "  %-32s %12.2f", "buffers for transfers",
+                        transfer_bytes / kMiB);
+  if (transfer_bytes != buffer_bytes) {
+    absl::StrAppendFormat(&text, " %12.2f", buffer_bytes / kMiB);
+  }
+  absl::StrAppend(&text, "\n");
+  absl::StrAppendFormat(&text, "  %-32s %12.2f", "total",
+                        device_bytes() / kMiB);
+  if (budget > 0) {
+    absl::StrAppendFormat(&text, " of a budget of %.2f", budget / kMiB);
+  }
+  absl::StrAppend(&text, "\n");
+  return text;
+}
+
+}  // namespace fsdp

@@ -1,0 +1,235 @@
+#include "fsdp/resting/offload_plan.h"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/testing/status_matchers.h"
+#include "fsdp/options/offload_options.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int64_t kMiB = int64_t{1} << 20;
+
+// Four units of 10 MiB, with Adam's states; the last one is frozen.
+std::vector<RestingFlat> Flats() {
+  std::vector<RestingFlat> flats;
+  for (const char* name : {"a", "b", "c", "d"}) {
+    flats.push_back({name, 10 * kMiB, 10 * kMiB, 20 * kMiB});
+  }
+  flats.back().gradients = flats.back().optimizer = 0;
+  return flats;
+}
+
+OffloadOptions ToSsd() {
+  OffloadOptions options;
+  options.parameters = options.gradients = options.optimizer = Tier::kSsd;
+  options.directory = "/scratch";
+  return options;
+}
+
+int CountOn(const OffloadPlan& plan, RestingKind kind, Tier tier) {
+  int count = 0;
+  for (size_t i = 0; i < plan.flats.size(); ++i) {
+    count += plan.tier(static_cast<int>(i), kind) == tier;
+  }
+  return count;
+}
+
+TEST(OffloadPlanTest, WithoutABudgetAllGoesToItsTier) {
+  ASSERT_OK_AND_ASSIGN(const OffloadPlan plan,
+                       PlanOffload(Flats(), ToSsd(), /*on_cpu=*/true));
+  EXPECT_EQ(plan.of(RestingKind::kParameters).ssd, 40 * kMiB);
+  EXPECT_EQ(plan.of(RestingKind::kGradients).ssd, 30 * kMiB);
+  EXPECT_EQ(plan.of(RestingKind::kOptimizer).ssd, 60 * kMiB);
+  EXPECT_EQ(plan.device_bytes(), plan.buffer_bytes);
+}
+
+TEST(OffloadPlanTest, WhatHasNoBytesStays) {
+  ASSERT_OK_AND_ASSIGN(const OffloadPlan plan,
+                       PlanOffload(Flats(), ToSsd(), /*on_cpu=*/true));
+  EXPECT_EQ(plan.tier(3, RestingKind::kGradients), Tier::kDevice);
+  EXPECT_EQ(plan.tier(3, RestingKind::kParameters), Tier::kSsd);
+}
+
+TEST(OffloadPlanTest, BuffersAreOfTheUnitsAtWorkNotOfTheModel) {
+  std::vector<RestingFlat> flats = Flats();
+  ASSERT_OK_AND_ASSIGN(const OffloadPlan few,
+                       PlanOffload(flats, ToSsd(), /*on_cpu=*/true));
+  for (int i = 0; i < 100; ++i) flats.push_back(flats.front());
+  ASSERT_OK_AND_ASSIGN(const OffloadPlan many,
+                       PlanOffload(flats, ToSsd(), /*on_cpu=*/true));
+  EXPECT_EQ(many.buffer_bytes, few.buffer_bytes);
+  // A unit being read, one stepped and one written, of 40 MiB each, at least.
+  EXPECT_GE(few.buffer_bytes, 3 * 40 * kMiB);
+  EXPECT_LE(few.buffer_bytes, 4 * 40 * kMiB);
+}
+
+TEST(OffloadPlanTest, KeepsParametersThenGradientsThenStates) {
+  OffloadOptions options = ToSsd();
+  options.buffer_bytes = kMiB;
+  options.memory_budget = 61 * kMiB;  // room for 60
+  ASSERT_OK_AND_ASSIGN(const OffloadPlan plan,
+                       PlanOffload(Flats(), options, /*on_cpu=*/true));
+  EXPECT_EQ(CountOn(plan, RestingKind::kParameters, Tier::kDevice), 4);
+  // Two of those that have any, and the frozen one.
+  EXPECT_EQ(CountOn(plan, RestingKind::kGradients, Tier::kDevice), 3);
+  EXPECT_EQ(CountOn(plan, RestingKind::kOptimizer, Tier::kDevice), 1);
+  EXPECT_EQ(plan.device_bytes(), 61 * kMiB);
+  EXPECT_EQ(plan.ssd_bytes(), 10 * kMiB + 60 * kMiB);
+}
+
+TEST(OffloadPlanTest, NeverExceedsTheBudget) {
+  for (int64_t budget = 0; budget < 200 * kMiB; budget += 3 * kMiB) {
+    OffloadOptions options = ToSsd();
+    options.memory_budget = budget + 1;
+    const absl::StatusOr<OffloadPlan> plan =
+        PlanOffload(Flats(), options, /*on_cpu=*/true);
+    if (!plan.ok()) {
+      EXPECT_TRUE(absl::IsInvalidArgument(plan.status()));
+      continue;
+    }
+    EXPECT_LE(plan->device_bytes(), budget + 1);
+    EXPECT_EQ(plan->device_bytes() - plan->buffer_bytes + plan->ssd_bytes(),
+              130 * kMiB);
+  }
+}
+
+TEST(OffloadPlanTest, WhatFitsWhollyNeedsNoBuffers) {
+  OffloadOptions options = ToSsd();
+  options.memory_budget = 130 * kMiB;
+  ASSERT_OK_AND_ASSIGN(const OffloadPlan plan,
+                       PlanOffload(Flats(), options, /*on_cpu=*/true));
+  EXPECT_EQ(plan.ssd_bytes(), 0);
+  EXPECT_EQ(plan.buffer_bytes, 0);
+  EXPECT_FALSE(plan.leaves_device());
+}
+
+TEST(OffloadPlanTest, RefusesABudgetThatCannotBeKeptWithWhatItNeeds) {
+  OffloadOptions options = ToSsd();
+  options.parameters = Tier::kDevice;  // 40 MiB
+  options.buffer_bytes = 10 * kMiB;
+  options.memory_budget = 50 * kMiB - 1;
+  const absl::Status status =
+      PlanOffload(Flats(), options, /*on_cpu=*/true).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("allow 52428800 bytes"));
+  options.memory_budget = 50 * kMiB;
+  EXPECT_OK(PlanOffload(Flats(), options, /*on_cpu=*/true).status());
+}
+
+TEST(OffloadPlanTest, OfAModelOnTheCpuTheCpuTierIsTheDevice) {
+  OffloadOptions options;
+  options.parameters = options.gradients = options.optimizer = Tier::kCpu;
+  ASSERT_OK_AND_ASSIGN(const OffloadPlan here,
+                       PlanOffload(Flats(), options, /*on_cpu=*/true));
+  EXPECT_EQ(here.device_bytes(), 130 * kMiB);
+  ASSERT_OK_AND_ASSIGN(const OffloadPlan there,
+                       PlanOffload(Flats(), options, /*on_cpu=*/false));
+  EXPECT_EQ(there.device_bytes(), there.transfer_bytes);
+  EXPECT_EQ(there.of(RestingKind::kOptimizer).cpu, 60 * kMiB);
+}
+
+TEST(OffloadPlanTest, ADeviceHasMemoryForWhatPassesThrough) {
+  OffloadOptions options;
+  options.parameters = options.gradients = options.optimizer = Tier::kCpu;
+  ASSERT_OK_AND_ASSIGN(const OffloadPlan stepping,
+                       PlanOffload(Flats(), options, /*on_cpu=*/false));
+  // All of a unit on its way up, and all of one on its way down.
+  EXPECT_EQ(stepping.transfer_bytes, 2 * 40 * kMiB);
+  EXPECT_EQ(stepping.buffer_bytes, 0);
+  options.step_on = StepOn::kHost;
+  ASSERT_OK_AND_ASSIGN(const OffloadPlan computing,
+                       PlanOffload(Flats(), options, /*on_cpu=*/false));
+  EXPECT_EQ(computing.transfer_bytes, 3 * 10 * kMiB + 3 * 10 * kMiB);
+  options.gradients = Tier::kDevice;
+  ASSERT_OK_AND_ASSIGN(const OffloadPlan parameters,
+                       PlanOffload(Flats(), options, /*on_cpu=*/false));
+  EXPECT_EQ(parameters.transfer_bytes, 3 * 10 * kMiB);
+  EXPECT_EQ(parameters.device_bytes(), 30 * kMiB + 30 * kMiB);
+}
+
+TEST(OffloadPlanTest, TheBudgetOfADeviceHasWhatPassesThrough) {
+  OffloadOptions options;
+  options.parameters = options.gradients = options.optimizer = Tier::kCpu;
+  options.memory_budget = 80 * kMiB - 1;
+  const absl::Status status =
+      PlanOffload(Flats(), options, /*on_cpu=*/false).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("allow 83886080 bytes"));
+  for (int64_t budget = 80; budget <= 130; budget += 5) {
+    options.memory_budget = budget * kMiB;
+    ASSERT_OK_AND_ASSIGN(const OffloadPlan plan,
+                         PlanOffload(Flats(), options, /*on_cpu=*/false));
+    EXPECT_LE(plan.device_bytes(), budget * kMiB);
+    EXPECT_EQ(plan.leaves_device(), budget < 130) << budget;
+  }
+}
+
+TEST(OffloadPlanTest, RefusesOptionsThatCannotBe) {
+  OffloadOptions options = ToSsd();
+  options.directory.clear();
+  EXPECT_THAT(
+      std::string(PlanOffload(Flats(), options, true).status().message()),
+      HasSubstr("OffloadOptions::directory"));
+  for (const auto& spoil :
+       {+[](OffloadOptions& o) { o.memory_budget = -1; },
+        +[](OffloadOptions& o) { o.buffer_bytes = -1; },
+        +[](OffloadOptions& o) { o.prefetch_distance = -1; },
+        +[](OffloadOptions& o) { o.optimizer_state = -0.5; }}) {
+    OffloadOptions spoiled = ToSsd();
+    spoil(spoiled);
+    EXPECT_TRUE(
+        absl::IsInvalidArgument(PlanOffload(Flats(), spoiled, true).status()));
+  }
+}
+
+TEST(OffloadPlanTest, OnlyWhatIsWhollyInFilesIsKept) {
+  OffloadOptions options = ToSsd();
+  options.keep = true;
+  EXPECT_OK(PlanOffload(Flats(), options, true).status());
+  for (const auto& spoil :
+       {+[](OffloadOptions& o) { o.parameters = Tier::kDevice; },
+        +[](OffloadOptions& o) { o.optimizer = Tier::kCpu; },
+        +[](OffloadOptions& o) { o.memory_budget = 1 << 30; }}) {
+    OffloadOptions spoiled = options;
+    spoil(spoiled);
+    EXPECT_TRUE(
+        absl::IsInvalidArgument(PlanOffload(Flats(), spoiled, true).status()));
+  }
+}
+
+TEST(OffloadPlanTest, IsPrinted) {
+  OffloadOptions options = ToSsd();
+  options.buffer_bytes = kMiB;
+  options.memory_budget = 61 * kMiB;
+  ASSERT_OK_AND_ASSIGN(const OffloadPlan plan,
+                       PlanOffload(Flats(), options, /*on_cpu=*/true));
+  const std::string text = plan.ToString();
+  EXPECT_THAT(text, HasSubstr("gradients"));
+  EXPECT_THAT(text, HasSubstr("61.00 of a budget of 61.00"));
+}
+
+TEST(OffloadOptionsTest, OtherSystemsNamesMeanWhatTheyMeanThere) {
+  EXPECT_FALSE(ToOffloadOptions(CPUOffload{false}).any());
+  const OffloadOptions torch = ToOffloadOptions(CPUOffload{true});
+  EXPECT_EQ(torch.parameters, Tier::kCpu);
+  EXPECT_EQ(torch.optimizer, Tier::kCpu);
+  FairscaleOffload fairscale;
+  fairscale.move_grads_to_cpu = true;
+  EXPECT_EQ(ToOffloadOptions(fairscale).gradients, Tier::kCpu);
+  EXPECT_EQ(ToOffloadOptions(fairscale).parameters, Tier::kDevice);
+  fairscale.ssd_filepath_dir = "/scratch";
+  EXPECT_EQ(ToOffloadOptions(fairscale).parameters, Tier::kSsd);
+  EXPECT_EQ(ToOffloadOptions(fairscale).directory, "/scratch");
+}
+
+}  // namespace
+}  // namespace fsdp

@@ -1,0 +1,35 @@
+// Where RestingMemory of a rank can be: in a store, or in the host's memory.
+#ifndef FSDP_RESTING_RESTING_PLACES_H_
+#define FSDP_RESTING_RESTING_PLACES_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/strings/string_view.h"
+#include "fsdp/memory/resting_memory.h"
+#include "fsdp/resting/deferred_releases.h"
+#include "offload/host_store.h"
+#include "offload/offloader.h"
+
+namespace fsdp {
+
+// What names a flat parameter in a store: its unit, cut where that is long, and
+// its number.
+std::string RegionName(int flat, absl::string_view unit);
+
+// `owner` keeps what is pointed to; `releases` are those of `offloader`.
+// `changed` becomes true with every change. The entry is removed with the
+// place; a kept file has it back unless something is committed afterwards.
+std::unique_ptr<RestingPlace> PlaceInStore(offload::Offloader* offloader,
+                                           DeferredReleases* releases,
+                                           int entry, bool* changed,
+                                           std::shared_ptr<const void> owner);
+
+// `memory`: that of `region`, which is erased with the place.
+std::unique_ptr<RestingPlace> PlaceOnHost(offload::HostStore* store,
+                                          std::string region, char* memory,
+                                          std::shared_ptr<const void> owner);
+
+}  // namespace fsdp
+
+#endif  // FSDP_RESTING_RESTING_PLACES_H_

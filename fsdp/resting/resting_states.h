@@ -1,0 +1,20 @@
+// Optimizers whose states may rest elsewhere (fsdp/options/offload_options.h).
+#ifndef FSDP_RESTING_RESTING_STATES_H_
+#define FSDP_RESTING_RESTING_STATES_H_
+
+#include "absl/status/status.h"
+
+namespace fsdp {
+
+class RestingStates {
+ public:
+  virtual ~RestingStates() = default;
+  // Moves states that lie in memory, because they were loaded, to where they
+  // rest, and adds those that an earlier run has kept (OffloadOptions::keep).
+  // step() does the same. After an error some have been moved.
+  virtual absl::Status TakeUpStates() = 0;
+};
+
+}  // namespace fsdp
+
+#endif  // FSDP_RESTING_RESTING_STATES_H_

@@ -1,0 +1,467 @@
+// Against a slow reference that lays the whole flat gradient out and cuts it.
+#include "fsdp/runtime/gradient_buffer.h"
+
+#include <ATen/ATen.h>
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/testing/status_matchers.h"
+#include "flat_param/flat_parameter.h"
+#include "flat_param/layout.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::flat_param::FlatLayout;
+using ::fsdp::flat_param::FlatParameter;
+using ::fsdp::flat_param::LayoutOf;
+using ::fsdp::flat_param::NamedParameter;
+using ::fsdp::flat_param::ParameterSpec;
+using ::fsdp::flat_param::Slice;
+
+using Tensors = std::vector<at::Tensor>;
+
+// Parameters of every layout, some in several shards, some in none.
+Tensors EveryKind(at::ScalarType dtype) {
+  const auto options = at::TensorOptions(dtype);
+  return {
+      at::zeros({10, 3}, options),
+      at::zeros({4, 6}, options).t(),
+      at::zeros({2, 3, 2, 2}, options)
+          .contiguous(at::MemoryFormat::ChannelsLast),
+      at::zeros({}, options),
+      at::zeros({0, 4}, options),
+      at::zeros({61}, options),
+      at::zeros({3, 1, 5}, options).permute({2, 0, 1}),
+      at::zeros({1}, options),
+  };
+}
+
+enum class Kind { kUndefined, kPlain, kExpanded, kTransposed, kSparse };
+constexpr Kind kKinds[] = {Kind::kUndefined, Kind::kPlain, Kind::kExpanded,
+                           Kind::kTransposed, Kind::kSparse};
+constexpr int kNumKinds = 5;
+
+// Small integers, so that sums are exact in any order.
+at::Tensor Gradient(const at::Tensor& parameter, Kind kind, int seed) {
+  const at::Tensor plain = at::arange(parameter.numel(), at::kLong)
+                               .add(seed)
+                               .remainder(7)
+                               .view(parameter.sizes())
+                               .to(parameter.scalar_type());
+  switch (kind) {
+    case Kind::kUndefined:
+      return {};
+    case Kind::kPlain:
+      return plain;
+    case Kind::kExpanded:
+      return at::full({}, 1 + seed % 3, parameter.options())
+          .expand(parameter.sizes());
+    case Kind::kTransposed:
+      if (parameter.dim() < 2) return plain;
+      return plain.transpose(0, 1).contiguous().transpose(0, 1);
+    case Kind::kSparse:
+      if (parameter.dim() == 0) return plain;
+      return plain.to_sparse(1);
+  }
+  return {};
+}
+
+// gradients[i] of parameter i, all kinds in turn.
+Tensors Gradients(const Tensors& parameters, int first_kind) {
+  Tensors gradients;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const int turn = first_kind + static_cast<int>(i);
+    gradients.push_back(
+        Gradient(parameters[i], kKinds[turn % kNumKinds], turn));
+  }
+  return gradients;
+}
+
+// One rank of a sharded unit.
+struct Rank {
+  Rank(const Tensors& tensors, int world_size, int rank)
+      : flat(Make(tensors, world_size, rank)),
+        buffer(flat.get(), OptionsFor(*flat)) {}
+
+  static GradientBufferOptions OptionsFor(const FlatParameter& flat) {
+    return {flat.dtype(), flat.dtype(),
+            MeanOver(flat.layout().world_size(), flat.dtype())};
+  }
+
+  static std::unique_ptr<FlatParameter> Make(const Tensors& tensors,
+                                             int world_size, int rank) {
+    std::vector<NamedParameter> parameters;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      parameters.push_back({absl::StrCat("p", i),
+                            {tensors[i].detach().clone().requires_grad_()}});
+    }
+    absl::StatusOr<FlatLayout> layout =
+        LayoutOf(parameters, tensors.front().scalar_type(), world_size);
+    EXPECT_OK(layout.status());
+    const at::Tensor values = FlatParameter::Flatten(parameters, *layout);
+    return std::make_unique<FlatParameter>(
+        std::move(parameters), *std::move(layout), values, rank,
+        values.scalar_type(), "not gathered");
+  }
+
+  // A buffer that held NaN, filled with `gradients`.
+  at::Tensor Filled(const Tensors& gradients) const {
+    at::Tensor memory = at::full({buffer.bytes() + 32}, 255, at::kByte);
+    ReduceBuffer filled = Of(memory);
+    buffer.Fill(filled, gradients);
+    EXPECT_TRUE(memory.narrow(0, buffer.bytes(), 32).eq(255).all().item<bool>())
+        << "written behind its end";
+    return memory;
+  }
+
+  // `memory`, of which nobody knows what was produced.
+  ReduceBuffer Of(const at::Tensor& memory) const {
+    return {buffer.CurrentLayout(), memory};
+  }
+  at::Tensor Whole(const at::Tensor& memory) const {
+    return buffer.Whole(Of(memory));
+  }
+  at::Tensor OwnSegment(const at::Tensor& memory) const {
+    return buffer.OwnSegment(Of(memory));
+  }
+  absl::Status AccumulateMean(const at::Tensor& memory) {
+    return buffer.AccumulateMean(Of(memory));
+  }
+  bool TakeOver(at::Tensor& memory, const Produced& produced) {
+    ReduceBuffer taken = Of(memory);
+    taken.produced = produced;
+    const bool is_taken = buffer.TakeOver(taken);
+    memory = taken.memory;
+    return is_taken;
+  }
+
+  std::unique_ptr<FlatParameter> flat;
+  GradientBuffer buffer;
+};
+
+// The flat gradient, parameter by parameter.
+at::Tensor ReferenceFlat(const FlatLayout& layout, const Tensors& gradients,
+                         at::ScalarType dtype) {
+  at::Tensor flat = at::zeros({layout.padded_numel()}, dtype);
+  for (int i = 0; i < layout.num_parameters(); ++i) {
+    if (!gradients[i].defined()) continue;
+    const ParameterSpec& spec = layout.parameter(i);
+    const Slice slice = layout.InFlat(i);
+    at::Tensor view = flat.as_strided(spec.sizes, spec.strides, slice.begin);
+    view.copy_(gradients[i].is_sparse() ? gradients[i].to_dense()
+                                        : gradients[i]);
+  }
+  return flat;
+}
+
+// All segments: a shard of the flat gradient, the flags, zeros.
+at::Tensor ReferenceBuffer(const FlatLayout& layout, const Tensors& gradients,
+                           int64_t segment_numel, at::ScalarType dtype) {
+  const at::Tensor flat = ReferenceFlat(layout, gradients, dtype);
+  at::Tensor flags = at::zeros({segment_numel - layout.shard_numel()}, dtype);
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    if (gradients[i].defined()) flags[i].fill_(1);
+  }
+  Tensors parts;
+  for (int rank = 0; rank < layout.world_size(); ++rank) {
+    parts.push_back(
+        flat.narrow(0, rank * layout.shard_numel(), layout.shard_numel()));
+    parts.push_back(flags);
+  }
+  return at::cat(parts);
+}
+
+class GradientBufferWorldTest : public ::testing::TestWithParam<int> {};
+
+TEST_P(GradientBufferWorldTest, FillWritesEveryElementAsTheReferenceDoes) {
+  const int world_size = GetParam();
+  for (at::ScalarType dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
+    const Tensors parameters = EveryKind(dtype);
+    const Rank rank(parameters, world_size, world_size - 1);
+    for (int first_kind = 0; first_kind < kNumKinds; ++first_kind) {
+      SCOPED_TRACE(absl::StrCat(c10::toString(dtype), " ", first_kind));
+      const Tensors gradients = Gradients(parameters, first_kind);
+      const at::Tensor whole = rank.Whole(rank.Filled(gradients));
+      const int64_t segment_numel = whole.numel() / world_size;
+      EXPECT_EQ(segment_numel * world_size, whole.numel());
+      EXPECT_TRUE(whole.equal(ReferenceBuffer(rank.flat->layout(), gradients,
+                                              segment_numel, dtype)));
+    }
+  }
+}
+
+// Of 5 MB: such buffers are filled past the caches, by several threads.
+TEST_P(GradientBufferWorldTest, FillWritesEveryElementOfALargeBuffer) {
+  const Tensors parameters = {at::zeros({3}), at::zeros({911, 701}),
+                              at::zeros({5}), at::zeros({613000})};
+  const Rank rank(parameters, GetParam(), 0);
+  for (const Kind kind : {Kind::kPlain, Kind::kExpanded, Kind::kTransposed}) {
+    Tensors gradients;
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      gradients.push_back(Gradient(parameters[i], kind, static_cast<int>(i)));
+    }
+    const at::Tensor whole = rank.Whole(rank.Filled(gradients));
+    ASSERT_GT(whole.nbytes(), 5e6 * 0.99);
+    EXPECT_TRUE(
+        whole.equal(ReferenceBuffer(rank.flat->layout(), gradients,
+                                    whole.numel() / GetParam(), at::kFloat)));
+  }
+}
+
+TEST_P(GradientBufferWorldTest, OwnSegmentsAreTheEqualPartsOfTheBuffer) {
+  const int world_size = GetParam();
+  const Tensors parameters = EveryKind(at::kFloat);
+  const at::Tensor memory =
+      Rank(parameters, world_size, 0).Filled(Gradients(parameters, 1));
+  Tensors segments;
+  at::Tensor whole;
+  for (int i = 0; i < world_size; ++i) {
+    const Rank rank(parameters, world_size, i);
+    whole = rank.Whole(memory);
+    segments.push_back(rank.OwnSegment(memory));
+    EXPECT_EQ(segments.back().nbytes() % FlatLayout::kAlignmentBytes, 0u);
+  }
+  EXPECT_TRUE(at::cat(segments).equal(whole));
+}
+
+// Each rank has gradients of other kinds; what one did not produce another may.
+TEST_P(GradientBufferWorldTest, MeanOverRanksArrivesInTheSlices) {
+  const int world_size = GetParam();
+  const Tensors parameters = EveryKind(at::kFloat);
+  std::vector<std::unique_ptr<Rank>> ranks;
+  at::Tensor sum;
+  at::Tensor reference;
+  std::vector<bool> produced(parameters.size(), false);
+  for (int i = 0; i < world_size; ++i) {
+    ranks.push_back(std::make_unique<Rank>(parameters, world_size, i));
+    const Rank& rank = *ranks.back();
+    const Tensors gradients = Gradients(parameters, i % 2);
+    const at::Tensor filled = rank.Whole(rank.Filled(gradients));
+    const at::Tensor flat =
+        ReferenceFlat(rank.flat->layout(), gradients, at::kFloat);
+    sum = i == 0 ? filled : sum + filled;
+    reference = i == 0 ? flat : reference + flat;
+    for (size_t k = 0; k < gradients.size(); ++k) {
+      if (gradients[k].defined()) produced[k] = true;
+    }
+  }
+  reference = reference / world_size;
+  const at::Tensor memory = sum.view(at::kByte);
+  for (int i = 0; i < world_size; ++i) {
+    const FlatLayout& layout = ranks[i]->flat->layout();
+    ASSERT_OK(ranks[i]->AccumulateMean(memory));
+    for (size_t k = 0; k < parameters.size(); ++k) {
+      SCOPED_TRACE(absl::StrCat("rank ", i, " parameter ", k));
+      const at::Tensor& gradient = ranks[i]->flat->ShardSlice(k).grad();
+      ASSERT_EQ(gradient.defined(), produced[k]);
+      if (!produced[k]) continue;
+      const Slice part = layout.InParameter(k, i);
+      const int64_t begin = layout.InFlat(k).begin + part.begin;
+      EXPECT_TRUE(gradient.allclose(reference.narrow(0, begin, part.numel())));
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(WorldSizes, GradientBufferWorldTest,
+                         ::testing::Values(1, 2, 3, 5, 8));
+
+// One rank alone with three parameters, whose mean is the gradient itself.
+class AccumulateTest : public ::testing::Test {
+ protected:
+  // Gradients of that value; 0 for none.
+  void Accumulate(float a, float b, float c) {
+    Tensors gradients;
+    for (float value : {a, b, c}) {
+      gradients.push_back(value == 0 ? at::Tensor() : at::full({4}, value));
+    }
+    ASSERT_OK(rank_.AccumulateMean(rank_.Filled(gradients)));
+  }
+  // As Accumulate() takes them.
+  std::vector<float> Values() const {
+    std::vector<float> values;
+    for (int i = 0; i < 3; ++i) {
+      const at::Tensor& gradient = rank_.flat->ShardSlice(i).grad();
+      values.push_back(gradient.defined() ? gradient[0].item<float>() : 0);
+      if (!gradient.defined()) continue;
+      EXPECT_TRUE(gradient.equal(at::full({4}, values.back())));
+    }
+    return values;
+  }
+  at::Tensor& MutableGrad(int i) {
+    return rank_.flat->ShardSlice(i).mutable_grad();
+  }
+  void ZeroGrad() {
+    for (int i = 0; i < 3; ++i) MutableGrad(i).reset();
+  }
+
+  Rank rank_{{at::zeros({4}), at::zeros({4}), at::zeros({4})}, 1, 0};
+};
+
+using ::testing::ElementsAre;
+
+// Only one that is no larger than it has to be.
+at::Tensor Exactly(const Rank& rank, const at::Tensor& memory) {
+  return memory.narrow(0, 0, rank.buffer.bytes()).clone();
+}
+
+TEST_F(AccumulateTest, MemoryIsTakenOverForTheFormerOne) {
+  const at::Tensor ones = at::ones({4});
+  at::Tensor memory = Exactly(rank_, rank_.Filled({ones, {}, 3 * ones}));
+  const void* const first = memory.data_ptr();
+  EXPECT_TRUE(rank_.TakeOver(memory, {}));
+  EXPECT_FALSE(memory.defined());
+  EXPECT_THAT(Values(), ElementsAre(1, 0, 3));
+  EXPECT_EQ(MutableGrad(0).data_ptr(), first);
+
+  ZeroGrad();
+  memory = Exactly(rank_, rank_.Filled({4 * ones, 5 * ones, 6 * ones}));
+  const void* const second = memory.data_ptr();
+  EXPECT_TRUE(rank_.TakeOver(memory, {true, true, true}));
+  EXPECT_THAT(Values(), ElementsAre(4, 5, 6));
+  EXPECT_EQ(MutableGrad(0).data_ptr(), second);
+  EXPECT_EQ(memory.data_ptr(), first);
+  EXPECT_EQ(memory.scalar_type(), at::kByte);
+  EXPECT_EQ(static_cast<int64_t>(memory.nbytes()), rank_.buffer.bytes());
+  Accumulate(10, 20, 30);
+  EXPECT_THAT(Values(), ElementsAre(14, 25, 36));
+}
+
+TEST_F(AccumulateTest, WhatWasTakenOverIsGivenBackUnused) {
+  const at::Tensor ones = at::ones({4});
+  at::Tensor memory = Exactly(rank_, rank_.Filled({ones, ones, ones}));
+  const void* const data = memory.data_ptr();
+  EXPECT_TRUE(rank_.TakeOver(memory, {}));
+  EXPECT_FALSE(rank_.buffer.DropUnusedGradient().defined());
+  EXPECT_THAT(Values(), ElementsAre(1, 1, 1));
+  ZeroGrad();
+  const at::Tensor back = rank_.buffer.DropUnusedGradient();
+  EXPECT_EQ(back.data_ptr(), data);
+  EXPECT_EQ(static_cast<int64_t>(back.nbytes()), rank_.buffer.bytes());
+  EXPECT_FALSE(rank_.buffer.DropUnusedGradient().defined());
+  Accumulate(1, 2, 3);
+  ZeroGrad();
+  EXPECT_FALSE(rank_.buffer.DropUnusedGradient().defined());
+}
+
+TEST_F(AccumulateTest, AGradientThatTheUserKeepsIsNotGivenAway) {
+  const at::Tensor ones = at::ones({4});
+  at::Tensor memory = Exactly(rank_, rank_.Filled({ones, ones, ones}));
+  EXPECT_TRUE(rank_.TakeOver(memory, {}));
+  const at::Tensor kept = MutableGrad(1);
+  ZeroGrad();
+  memory = Exactly(rank_, rank_.Filled({ones, 2 * ones, ones}));
+  EXPECT_TRUE(rank_.TakeOver(memory, {}));
+  EXPECT_FALSE(memory.defined());
+  EXPECT_TRUE(kept.equal(ones));
+  EXPECT_THAT(Values(), ElementsAre(1, 2, 1));
+}
+
+TEST_F(AccumulateTest, WhatIsNoPlainCopyIsNotTakenOver) {
+  const auto refuses = [](Rank& rank, at::Tensor memory) {
+    const at::Tensor before = memory;
+    EXPECT_FALSE(rank.TakeOver(memory, {}));
+    EXPECT_TRUE(memory.is_same(before));
+  };
+  const at::Tensor ones = at::ones({4});
+  const at::Tensor larger = rank_.Filled({ones, ones, ones});
+  refuses(rank_, larger);
+  Accumulate(1, 0, 0);
+  refuses(rank_, Exactly(rank_, larger));
+  ZeroGrad();
+  rank_.buffer.SetScaling({1, 0.5});
+  refuses(rank_, Exactly(rank_, larger));
+  Rank of_two({ones, ones, ones}, /*world_size=*/2, /*rank=*/0);
+  refuses(of_two, Exactly(of_two, of_two.Filled({ones, ones, ones})));
+}
+
+TEST_F(AccumulateTest, IntoNothingGivesSlicesOfOneTensor) {
+  Accumulate(1, 2, 3);
+  EXPECT_THAT(Values(), ElementsAre(1, 2, 3));
+  EXPECT_TRUE(MutableGrad(0).is_alias_of(MutableGrad(2)));
+  EXPECT_FALSE(MutableGrad(0).requires_grad());
+}
+
+TEST_F(AccumulateTest, LeavesUndefinedWhatNoRankProduced) {
+  Accumulate(1, 0, 3);
+  EXPECT_FALSE(MutableGrad(1).defined());
+  EXPECT_THAT(Values(), ElementsAre(1, 0, 3));
+}
+
+TEST_F(AccumulateTest, IntoOursAddsInPlace) {
+  Accumulate(1, 2, 3);
+  const at::Tensor before = MutableGrad(1);
+  Accumulate(10, 20, 30);
+  EXPECT_THAT(Values(), ElementsAre(11, 22, 33));
+  EXPECT_TRUE(MutableGrad(1).is_same(before));
+}
+
+TEST_F(AccumulateTest, OfNothingIntoOursChangesNothing) {
+  Accumulate(1, 2, 3);
+  Accumulate(0, 5, 0);
+  EXPECT_THAT(Values(), ElementsAre(1, 7, 3));
+}
+
+TEST_F(AccumulateTest, AfterZeroGradForgetsTheLastStep) {
+  Accumulate(1, 2, 3);
+  ZeroGrad();
+  Accumulate(10, 0, 30);
+  EXPECT_THAT(Values(), ElementsAre(10, 0, 30));
+  Accumulate(1, 20, 3);
+  EXPECT_THAT(Values(), ElementsAre(11, 20, 33));
+}
+
+TEST_F(AccumulateTest, AfterZeroGradInPlaceStartsAtZero) {
+  Accumulate(1, 2, 3);
+  for (int i = 0; i < 3; ++i) MutableGrad(i).zero_();
+  Accumulate(4, 5, 6);
+  EXPECT_THAT(Values(), ElementsAre(4, 5, 6));
+}
+
+TEST_F(AccumulateTest, IntoTheUsersOwnAddsInPlace) {
+  for (int i = 0; i < 3; ++i) MutableGrad(i) = at::full({4}, 100.f);
+  const at::Tensor users = MutableGrad(0);
+  Accumulate(1, 0, 3);
+  EXPECT_THAT(Values(), ElementsAre(101, 100, 103));
+  EXPECT_TRUE(MutableGrad(0).is_same(users));
+}
+
+TEST_F(AccumulateTest, IntoOursTheUsersAndNothingAtOnce) {
+  Accumulate(1, 2, 3);
+  MutableGrad(1) = at::full({4}, 100.f);
+  MutableGrad(2).reset();
+  Accumulate(10, 20, 30);
+  EXPECT_THAT(Values(), ElementsAre(11, 120, 30));
+  Accumulate(1, 1, 1);
+  EXPECT_THAT(Values(), ElementsAre(12, 121, 31));
+}
+
+TEST_F(AccumulateTest, TakesAFlagForProducedWhateverTheSumOverRanks) {
+  at::Tensor memory = rank_.Filled({at::ones({4}), {}, {}});
+  at::Tensor segment = rank_.OwnSegment(memory);
+  segment.narrow(0, rank_.flat->layout().shard_numel(), 1).fill_(1000);
+  ASSERT_OK(rank_.AccumulateMean(memory));
+  EXPECT_THAT(Values(), ElementsAre(1, 0, 0));
+}
+
+TEST(GradientBufferTest, UnitWithoutElementsStillCarriesFlags) {
+  Rank rank({at::zeros({0, 3})}, 2, 1);
+  ASSERT_OK(rank.AccumulateMean(rank.Filled({at::zeros({0, 3})})));
+  EXPECT_TRUE(rank.flat->ShardSlice(0).grad().defined());
+}
+
+TEST(GradientBufferDeathTest, OtherNumberOfGradientsStopsTheProgram) {
+  const Rank rank({at::zeros({4})}, 1, 0);
+  EXPECT_DEATH(rank.Filled({}), "num_parameters");
+}
+
+}  // namespace
+}  // namespace fsdp

@@ -1,0 +1,197 @@
+// Gradients that become those of the slices without a buffer, on one rank.
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "flat_param/flat_parameter.h"
+#include "flat_param/layout.h"
+#include "fsdp/runtime/gradient_buffer.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::flat_param::FlatParameter;
+using ::fsdp::flat_param::NamedParameter;
+
+using Tensors = std::vector<at::Tensor>;
+
+// One rank with those parameters, zeros.
+class TakeTest : public ::testing::Test {
+ protected:
+  TakeTest() { Shard({at::zeros({3, 4}), at::zeros({4, 6}).t()}); }
+
+  void Shard(const Tensors& tensors, GradientScaling scaling = {},
+             at::ScalarType reduce = at::kFloat) {
+    std::vector<NamedParameter> parameters;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      parameters.push_back({absl::StrCat("p", i),
+                            {tensors[i].detach().clone().requires_grad_()}});
+    }
+    auto layout = *flat_param::LayoutOf(parameters, at::kFloat, 1);
+    const at::Tensor values = FlatParameter::Flatten(parameters, layout);
+    flat_ = std::make_unique<FlatParameter>(std::move(parameters),
+                                            std::move(layout), values, 0,
+                                            values.scalar_type(), "freed");
+    buffer_ = std::make_unique<GradientBuffer>(
+        flat_.get(), GradientBufferOptions{reduce, at::kFloat, scaling});
+  }
+
+  at::Tensor& Grad(int i) { return flat_->ShardSlice(i).mutable_grad(); }
+
+  // Takes `gradient` of the first parameter, which is dropped, and says whether
+  // its memory is the slice's; the values have to be.
+  bool IsTakenAsItIs(at::Tensor gradient) {
+    Grad(0).reset();
+    const at::Tensor values = gradient.to_dense().contiguous().clone();
+    const void* const data =
+        gradient.is_sparse() ? nullptr : gradient.data_ptr();
+    Tensors gradients(2);
+    gradients[0] = std::move(gradient);
+    EXPECT_TRUE(buffer_->Take(gradients));
+    EXPECT_TRUE(Grad(0).equal(values.flatten()));
+    EXPECT_FALSE(Grad(0).requires_grad());
+    return Grad(0).data_ptr() == data;
+  }
+
+  std::unique_ptr<FlatParameter> flat_;
+  std::unique_ptr<GradientBuffer> buffer_;
+};
+
+at::Tensor Ramp() { return at::arange(12, at::kFloat).view({3, 4}).clone(); }
+
+TEST_F(TakeTest, WhatNobodyElseHoldsIsNotCopied) {
+  EXPECT_TRUE(IsTakenAsItIs(Ramp()));
+  // Views that autograd knows of keep what they are views of.
+  at::Tensor view = Ramp();
+  view = view.t();
+  view = view.t();
+  EXPECT_TRUE(view.is_view());
+  EXPECT_TRUE(IsTakenAsItIs(std::move(view)));
+  at::Tensor detached = Ramp();
+  detached = detached.detach();
+  EXPECT_TRUE(IsTakenAsItIs(std::move(detached)));
+}
+
+TEST_F(TakeTest, WhatOthersHoldIsCopied) {
+  const at::Tensor kept = Ramp();
+  const at::Tensor before = kept.clone();
+  for (const at::Tensor& view :
+       {kept, kept.detach(), kept.view({4, 3}).view({3, 4}), kept.t().t()}) {
+    EXPECT_FALSE(IsTakenAsItIs(view));
+    Grad(0).fill_(100);
+    EXPECT_TRUE(kept.equal(before));
+  }
+  at::Tensor base = at::arange(12, at::kFloat);
+  const at::Tensor sibling = base.narrow(0, 0, 1);
+  at::Tensor view = base.view({3, 4});
+  base.reset();
+  EXPECT_FALSE(IsTakenAsItIs(std::move(view)));
+}
+
+TEST_F(TakeTest, WhatIsNoGradientByItselfIsCopied) {
+  // Each by itself: an expression holds what it is made of until its end.
+  at::Tensor gradient = at::ones({});
+  gradient = gradient.expand({3, 4});
+  EXPECT_FALSE(IsTakenAsItIs(std::move(gradient)));
+  gradient = at::arange(12, at::kFloat);
+  gradient = gradient.view({4, 3});
+  gradient = gradient.t();
+  EXPECT_FALSE(IsTakenAsItIs(std::move(gradient)));
+  for (const int64_t begin : {0, 3}) {
+    gradient = at::arange(24, at::kFloat);
+    gradient = gradient.view({6, 4});
+    gradient = gradient.slice(0, begin, begin + 3);
+    EXPECT_FALSE(IsTakenAsItIs(std::move(gradient)));
+  }
+  EXPECT_FALSE(IsTakenAsItIs(Ramp().to_sparse(1)));
+  EXPECT_EQ(Grad(0).storage().nbytes(), 12 * sizeof(float));
+}
+
+TEST_F(TakeTest, OneTensorForTwoParametersBecomesTwo) {
+  Shard({at::zeros({3, 4}), at::zeros({3, 4})});
+  Tensors gradients(2, Ramp());
+  ASSERT_TRUE(buffer_->Take(gradients));
+  gradients.clear();
+  EXPECT_FALSE(Grad(0).is_alias_of(Grad(1)));
+  Grad(0).mul_(2);
+  EXPECT_TRUE(Grad(1).equal(Ramp().flatten()));
+  EXPECT_TRUE(Grad(0).equal(2 * Ramp().flatten()));
+}
+
+TEST_F(TakeTest, StorageOrderIsThatOfTheParameter) {
+  Tensors gradients(2);
+  gradients[1] = at::arange(24, at::kFloat).view({4, 6}).t();
+  const void* const data = gradients[1].data_ptr();
+  ASSERT_TRUE(buffer_->Take(gradients));
+  EXPECT_FALSE(Grad(0).defined());
+  EXPECT_EQ(Grad(1).data_ptr(), data);
+  EXPECT_TRUE(Grad(1).equal(at::arange(24, at::kFloat)));
+  Grad(1).reset();
+  gradients[1] = at::arange(24, at::kFloat).view({6, 4});
+  ASSERT_TRUE(buffer_->Take(gradients));
+  EXPECT_TRUE(Grad(1).equal(
+      at::arange(24, at::kFloat).view({6, 4}).t().contiguous().flatten()));
+}
+
+TEST_F(TakeTest, IsAddedInPlaceToWhatIsThere) {
+  Tensors gradients(2);
+  gradients[0] = Ramp();
+  ASSERT_TRUE(buffer_->Take(gradients));
+  Grad(1) = at::full({24}, 100.f);
+  const Tensors before = {Grad(0), Grad(1)};
+  gradients = {Ramp(), at::ones({6, 4})};
+  ASSERT_TRUE(buffer_->Take(gradients));
+  EXPECT_TRUE(Grad(0).is_same(before[0]));
+  EXPECT_TRUE(Grad(1).is_same(before[1]));
+  EXPECT_TRUE(Grad(0).equal(2 * Ramp().flatten()));
+  EXPECT_TRUE(Grad(1).equal(at::full({24}, 101.f)));
+  EXPECT_TRUE(gradients[0].equal(Ramp()));
+}
+
+TEST_F(TakeTest, WhatIsFrozenIsLeftAlone) {
+  flat_->ShardSlice(0).set_requires_grad(false);
+  const Tensors gradients = {Ramp(), at::ones({6, 4})};
+  ASSERT_TRUE(buffer_->Take(gradients));
+  EXPECT_FALSE(Grad(0).defined());
+  EXPECT_TRUE(Grad(1).defined());
+}
+
+// What was taken, and what came through a buffer since.
+TEST_F(TakeTest, LaterSumsAreAddedToWhatWasTakenWithoutMemoryOfTheirOwn) {
+  Tensors gradients = {Ramp(), at::ones({6, 4})};
+  ASSERT_TRUE(buffer_->Take(gradients));
+  gradients.clear();
+  const at::Tensor first = Grad(0);
+  ReduceBuffer buffer = {buffer_->CurrentLayout(),
+                         at::full({buffer_->bytes()}, 255, at::kByte)};
+  buffer_->Fill(buffer, Tensors{Ramp(), at::Tensor()});
+  ASSERT_TRUE(buffer_->AccumulateMean(buffer).ok());
+  EXPECT_TRUE(Grad(0).is_same(first));
+  EXPECT_TRUE(first.equal(2 * Ramp().flatten()));
+  EXPECT_TRUE(Grad(1).equal(at::ones({24})));
+}
+
+TEST_F(TakeTest, WhatAReductionWouldChangeIsNotTaken) {
+  const auto refuses = [this](const Tensors& gradients) {
+    EXPECT_FALSE(buffer_->Take(gradients));
+    EXPECT_FALSE(Grad(0).defined());
+  };
+  refuses({Ramp().to(at::kBFloat16), at::Tensor()});
+  Shard({at::zeros({3, 4})}, {0.5, 1});
+  refuses({Ramp()});
+  Shard({at::zeros({3, 4})}, {1, 0.5});
+  refuses({Ramp()});
+  Shard({at::zeros({3, 4})}, {}, at::kBFloat16);
+  refuses({Ramp()});
+}
+
+}  // namespace
+}  // namespace fsdp

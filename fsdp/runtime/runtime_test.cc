@@ -1,0 +1,202 @@
+#include "fsdp/runtime/runtime.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/zeros.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "comm/communicator.h"
+#include "comm/local/local_communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "flat_param/flat_parameter.h"
+#include "fsdp/runtime/testing/runtime_unit.h"
+#include "fsdp/schedule/schedule.h"
+#include "fsdp/testing/toy_model.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::flat_param::FlatParameter;
+using ::fsdp::testing::AddFlat;
+using ::fsdp::testing::EmptyUnit;
+using ::fsdp::testing::StatusIs;
+using ::fsdp::testing::Unowned;
+using ::testing::HasSubstr;
+
+constexpr absl::Duration kTimeout = absl::Seconds(20);
+
+at::Tensor Values(int unit, at::ScalarType dtype) {
+  return at::arange(11, dtype).view({11}) + 100 * unit;
+}
+
+// Two units; the second has a parameter of another dtype as well.
+struct Fixture {
+  explicit Fixture(Communicator& communicator) {
+    std::vector<RuntimeUnit> units;
+    for (const char* name : {"first", "second"}) {
+      units.push_back(EmptyUnit(name, {Unowned(communicator), {}, {}}));
+    }
+    Add(units[0], 0, at::kFloat, communicator);
+    Add(units[1], 1, at::kFloat, communicator);
+    Add(units[1], 1, at::kDouble, communicator);
+    runtime = std::make_unique<Runtime>(Unowned(communicator), std::move(units),
+                                        kTimeout);
+  }
+
+  void Add(RuntimeUnit& unit, int index, at::ScalarType dtype,
+           Communicator& communicator) {
+    tensors.push_back(Values(index, dtype).set_requires_grad(true));
+    AddFlat({{"p", {tensors.back()}}}, dtype, communicator, unit);
+  }
+
+  std::unique_ptr<Runtime> runtime;
+  std::vector<at::Tensor> tensors;
+};
+
+TEST(RuntimeTest, GathersEveryDtypeAndFrees) {
+  EXPECT_OK(RunAllRanks(3, [](Communicator& communicator) -> absl::Status {
+    Fixture f(communicator);
+    const Actions gather = {{ActionKind::kGather, 1},
+                            {ActionKind::kGather, 0},
+                            {ActionKind::kWaitGather, 1}};
+    FSDP_RETURN_IF_ERROR(f.runtime->Execute(gather));
+    if (!at::equal(f.tensors[1], Values(1, at::kFloat)) ||
+        !at::equal(f.tensors[2], Values(1, at::kDouble)) ||
+        f.runtime->flats(0)[0]->filled()) {
+      return absl::InternalError("gathered values");
+    }
+    const Actions free = {{ActionKind::kFree, 1},
+                          {ActionKind::kWaitGather, 0},
+                          {ActionKind::kFree, 0}};
+    FSDP_RETURN_IF_ERROR(f.runtime->Execute(free));
+    if (f.runtime->memory_stats().parameters.in_use_bytes != 0 ||
+        f.runtime->flats(1)[0]->filled()) {
+      return absl::InternalError("not freed");
+    }
+    return absl::OkStatus();
+  }));
+}
+
+TEST(RuntimeTest, ReducesToTheMeanWithSeveralReductionsInFlight) {
+  EXPECT_OK(RunAllRanks(3, [](Communicator& communicator) -> absl::Status {
+    Fixture f(communicator);
+    const double mine = communicator.rank() + 1;
+    for (int unit : {1, 0}) {
+      std::vector<at::Tensor> gradients;
+      for (size_t i = unit; i < (unit == 0 ? 1u : 3u); ++i) {
+        gradients.push_back(at::full_like(f.tensors[i].detach(), mine,
+                                          f.tensors[i].scalar_type()));
+      }
+      const Actions reduce = {{ActionKind::kFillReduceBuffer, unit},
+                              {ActionKind::kReduce, unit}};
+      FSDP_RETURN_IF_ERROR(f.runtime->Execute(reduce, gradients));
+    }
+    const Actions wait = {{ActionKind::kWaitReduce, 1},
+                          {ActionKind::kWaitReduce, 0}};
+    FSDP_RETURN_IF_ERROR(f.runtime->Execute(wait));
+    for (int unit : {0, 1}) {
+      for (const auto& flat : f.runtime->flats(unit)) {
+        const at::Tensor gradient = flat->ShardSlice(0).grad();
+        if (!at::equal(gradient, at::full_like(gradient, 2))) {
+          return absl::InternalError("mean of 1, 2, 3");
+        }
+      }
+    }
+    if (f.runtime->memory_stats().gradients.in_use_bytes != 0) {
+      return absl::InternalError("reduce buffers are left");
+    }
+    return absl::OkStatus();
+  }));
+}
+
+at::Tensor GradientOf(int rank, int backward) {
+  return at::arange(11, at::kFloat) * (rank + 2) + 100 * backward + 7 * rank;
+}
+
+// The peer comes to the first reduction when this rank has filled the buffer of
+// the second one, and has written to the gradients of the first.
+TEST(RuntimeTest, ASecondBackwardLeavesWhatTheFirstOneReducesAlone) {
+  absl::Notification both_started;
+  EXPECT_OK(RunAllRanks(2, [&](Communicator& communicator) -> absl::Status {
+    Fixture f(communicator);
+    const int rank = communicator.rank();
+    if (rank == 1 && !both_started.WaitForNotificationWithTimeout(kTimeout)) {
+      return absl::DeadlineExceededError("rank 0 waits for its first one");
+    }
+    at::Tensor expected = at::zeros({11});
+    for (int backward : {0, 1}) {
+      at::Tensor gradient = GradientOf(rank, backward);
+      const Actions reduce = {{ActionKind::kFillReduceBuffer, 0},
+                              {ActionKind::kReduce, 0}};
+      FSDP_RETURN_IF_ERROR(f.runtime->Execute(reduce, {gradient}));
+      gradient.fill_(-1);
+      expected += (GradientOf(0, backward) + GradientOf(1, backward)) / 2;
+    }
+    if (rank == 0) both_started.Notify();
+    const Actions wait = {{ActionKind::kWaitReduce, 0},
+                          {ActionKind::kWaitReduce, 0}};
+    FSDP_RETURN_IF_ERROR(f.runtime->Execute(wait));
+    const FlatParameter& flat = *f.runtime->flats(0)[0];
+    const flat_param::Slice own = flat.layout().InParameter(0, rank);
+    return at::equal(flat.ShardSlice(0).grad(),
+                     expected.narrow(0, own.begin, own.numel()))
+               ? absl::OkStatus()
+               : absl::InternalError("not the sum of both backwards");
+  }));
+}
+
+TEST(RuntimeTest, ReusesMemoryFromStepToStep) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+    Fixture f(communicator);
+    int64_t reserved = 0;
+    for (int step = 0; step < 3; ++step) {
+      const Actions actions = {{ActionKind::kGather, 0},
+                               {ActionKind::kWaitGather, 0},
+                               {ActionKind::kFree, 0}};
+      FSDP_RETURN_IF_ERROR(f.runtime->Execute(actions));
+      const int64_t now = f.runtime->memory_stats().parameters.reserved_bytes;
+      if (step > 0 && now != reserved) return absl::InternalError("grew");
+      reserved = now;
+    }
+    return absl::OkStatus();
+  }));
+}
+
+// One rank never comes: the wait ends at its deadline, naming unit and rank,
+// and everything can be dropped.
+TEST(RuntimeTest, AMissingRankIsADeadlineErrorThatNamesTheUnit) {
+  comm::LocalGroupOptions options;
+  options.timeout = absl::Milliseconds(50);
+  ASSERT_OK_AND_ASSIGN(auto group, comm::CreateLocalGroup(2, options));
+  std::unique_ptr<Fixture> f = std::make_unique<Fixture>(*group[0]);
+  std::vector<RuntimeUnit> units;
+  units.push_back(EmptyUnit("blocks.7", {Unowned(*group[0]), {}, {}}));
+  f->Add(units[0], 0, at::kFloat, *group[0]);
+  Runtime runtime(Unowned(*group[0]), std::move(units), options.timeout);
+  const Actions gather = {{ActionKind::kGather, 0},
+                          {ActionKind::kWaitGather, 0}};
+  EXPECT_THAT(
+      runtime.Execute(gather),
+      StatusIs(absl::StatusCode::kDeadlineExceeded,
+               ::testing::AllOf(HasSubstr("blocks.7"), HasSubstr("all-gather"),
+                                HasSubstr("rank 1"))));
+  runtime.DropEverything();
+  EXPECT_EQ(runtime.memory_stats().parameters.in_use_bytes, 0);
+}
+
+}  // namespace
+}  // namespace fsdp

@@ -1,0 +1,328 @@
+// Units of several parameters and flat parameters, of which only some have what
+// an action is about.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/zeros.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "comm/communicator.h"
+#include "comm/mesh.h"
+#include "comm/testing/run_ranks.h"
+#include "flat_param/flat_parameter.h"
+#include "fsdp/runtime/runtime.h"
+#include "fsdp/runtime/testing/runtime_unit.h"
+#include "fsdp/schedule/schedule.h"
+#include "fsdp/testing/toy_model.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::Mesh;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::flat_param::NamedParameter;
+using ::fsdp::testing::AddFlat;
+using ::fsdp::testing::EmptyUnit;
+using ::fsdp::testing::Unowned;
+
+constexpr int64_t kNumel = 6;
+
+absl::Status Check(bool condition, const std::string& what) {
+  return condition ? absl::OkStatus() : absl::InternalError(what);
+}
+
+// Two units, each with two parameters of float and, in a flat parameter of its
+// own, one of double.
+class Units {
+ public:
+  // `c` is computed in that dtype.
+  Units(Communicator& world, const Placement& placement,
+        at::ScalarType dtype_of_c = at::kDouble) {
+    std::vector<RuntimeUnit> units;
+    for (const std::string name : {"first", "second"}) {
+      RuntimeUnit& unit = units.emplace_back(EmptyUnit(name, placement));
+      Add({"a", "b"}, at::kFloat, at::kFloat, world, unit);
+      Add({"c"}, at::kDouble, dtype_of_c, world, unit);
+    }
+    runtime_ = std::make_unique<Runtime>(Unowned(world), std::move(units),
+                                         absl::Seconds(20));
+  }
+
+  Runtime& runtime() { return *runtime_; }
+  // Of a, b and c.
+  at::Tensor Slice(int unit, int i) const {
+    const auto& flats = runtime_->flats(unit);
+    return i < 2 ? flats[0]->ShardSlice(i) : flats[1]->ShardSlice(0);
+  }
+  const at::Tensor& parameter(int unit, int i) const {
+    return tensors_[3 * unit + i];
+  }
+  void Train(int unit, int i, bool trained) const {
+    Slice(unit, i).set_requires_grad(trained);
+  }
+
+  // Gradients of these values; 0 for none.
+  absl::Status Do(const std::vector<ActionKind>& kinds, int unit, double a = 0,
+                  double b = 0, double c = 0) {
+    Actions actions;
+    for (const ActionKind kind : kinds) actions.push_back({kind, unit});
+    std::vector<at::Tensor> gradients;
+    for (double value : {a, b, c}) {
+      const auto dtype = gradients.size() < 2 ? at::kFloat : at::kDouble;
+      gradients.push_back(value == 0 ? at::Tensor()
+                                     : at::full({kNumel}, value, dtype));
+    }
+    return runtime_->Execute(actions, gradients);
+  }
+
+  // 0: there is none.
+  absl::Status CheckGradient(int unit, int i, double expected) const {
+    const at::Tensor gradient = Slice(unit, i).grad();
+    if (!gradient.defined() || expected == 0) {
+      return Check(!gradient.defined() && expected == 0,
+                   absl::StrCat("gradient ", i, " is there or is not"));
+    }
+    return Check(at::equal(gradient, at::full_like(gradient, expected)),
+                 absl::StrCat("gradient ", i, " is not ", expected));
+  }
+
+ private:
+  void Add(const std::vector<std::string>& names, at::ScalarType dtype,
+           at::ScalarType compute_dtype, Communicator& world,
+           RuntimeUnit& unit) {
+    std::vector<NamedParameter> parameters;
+    for (const std::string& name : names) {
+      tensors_.push_back(at::zeros({kNumel}, dtype).requires_grad_());
+      parameters.push_back({name, {tensors_.back()}});
+    }
+    AddFlat(std::move(parameters), compute_dtype, world, unit);
+  }
+
+  std::vector<at::Tensor> tensors_;  // unit after unit
+  std::unique_ptr<Runtime> runtime_;
+};
+
+Placement Sharded(Communicator& world) { return {Unowned(world), {}, {}}; }
+
+constexpr auto kFill = ActionKind::kFillReduceBuffer;
+constexpr auto kReduce = ActionKind::kReduce;
+constexpr auto kWaitReduce = ActionKind::kWaitReduce;
+constexpr auto kAccumulate = ActionKind::kAccumulate;
+
+TEST(RuntimeUnitsTest, GradientsOfOneFlatParameterAreKeptWhole) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    for (int frozen : {0, 2}) {
+      Units units(world, Sharded(world));
+      if (frozen == 0) units.Train(0, 1, false);
+      units.Train(0, frozen, false);
+      FSDP_RETURN_IF_ERROR(units.Do({kAccumulate}, 0, 1, 2, 3));
+      FSDP_RETURN_IF_ERROR(Check(units.runtime().HasWholeGradients(0), "gone"));
+      FSDP_RETURN_IF_ERROR(
+          Check(!units.runtime().HasWholeGradients(1), "of another unit"));
+      FSDP_RETURN_IF_ERROR(Check(!units.runtime().HasSums(0), "no sums"));
+      units.runtime().DropWholeGradients();
+      FSDP_RETURN_IF_ERROR(
+          Check(!units.runtime().HasWholeGradients(0), "are left"));
+    }
+    return absl::OkStatus();
+  }));
+}
+
+TEST(RuntimeUnitsTest, SumsOfOneFlatParameterAreKept) {
+  EXPECT_OK(RunAllRanks(4, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(
+        const Mesh mesh,
+        Mesh::Create(Unowned(world), {{"replicate", 2}, {"shard", 2}}));
+    Units units(world, {mesh.group(1), mesh.group(0), nullptr});
+    units.Train(0, 2, false);
+    const double mine = world.rank() + 1;
+    FSDP_RETURN_IF_ERROR(units.Do({kFill, kReduce, ActionKind::kKeepSums}, 0,
+                                  mine, 2 * mine, 3));
+    FSDP_RETURN_IF_ERROR(Check(units.runtime().HasSums(0), "gone"));
+    FSDP_RETURN_IF_ERROR(Check(!units.runtime().HasSums(1), "another's"));
+    FSDP_RETURN_IF_ERROR(
+        units.Do({ActionKind::kReplicateSums, kWaitReduce}, 0));
+    FSDP_RETURN_IF_ERROR(units.CheckGradient(0, 0, 2.5));
+    FSDP_RETURN_IF_ERROR(units.CheckGradient(0, 1, 5));
+    FSDP_RETURN_IF_ERROR(units.CheckGradient(0, 2, 0));
+    return Check(!units.runtime().HasSums(0), "left");
+  }));
+}
+
+// In flight at once; the sum of the second must not meet that of the third,
+// which would go where the first one goes.
+TEST(RuntimeUnitsTest, ReductionsOfWhatIsTrainedNowAndThenAddUp) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    Units units(world, Sharded(world));
+    const double mine = world.rank() + 1;
+    FSDP_RETURN_IF_ERROR(units.Do({kFill, kReduce}, 1, mine, mine, mine));
+    FSDP_RETURN_IF_ERROR(units.Do({kFill, kReduce}, 0, mine, mine, mine));
+    units.Train(0, 1, false);
+    FSDP_RETURN_IF_ERROR(units.Do({kFill, kReduce}, 0, 10 * mine, 10, 0));
+    units.Train(0, 1, true);
+    FSDP_RETURN_IF_ERROR(
+        units.Do({kFill, kReduce}, 0, 100 * mine, 100 * mine, 0));
+    FSDP_RETURN_IF_ERROR(units.Do({kWaitReduce}, 1));
+    FSDP_RETURN_IF_ERROR(units.Do({kWaitReduce, kWaitReduce, kWaitReduce}, 0));
+    FSDP_RETURN_IF_ERROR(units.CheckGradient(0, 0, 1.5 * 111));
+    FSDP_RETURN_IF_ERROR(units.CheckGradient(0, 1, 1.5 * 101));
+    return units.CheckGradient(0, 2, 1.5);
+  }));
+}
+
+TEST(RuntimeUnitsTest, AStepSeesNoGradientOfUnitsThatAreNotSteppedYet) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    Units units(world, Sharded(world));
+    absl::Status seen = absl::UnknownError("not called");
+    RuntimeHooks hooks;
+    hooks.step = [&](int) {
+      seen = units.CheckGradient(1, 1, 0);
+      if (seen.ok()) seen = units.CheckGradient(1, 2, 0);
+      if (seen.ok()) seen = units.CheckGradient(0, 0, 4);
+      return absl::OkStatus();
+    };
+    units.runtime().SetHooks(std::move(hooks));
+    FSDP_RETURN_IF_ERROR(units.Do({kFill, kReduce, kWaitReduce}, 1, 0, 2, 3));
+    FSDP_RETURN_IF_ERROR(
+        units.Do({kFill, kReduce, kWaitReduce, ActionKind::kStep}, 0, 4));
+    FSDP_RETURN_IF_ERROR(seen);
+    FSDP_RETURN_IF_ERROR(units.CheckGradient(1, 0, 0));
+    FSDP_RETURN_IF_ERROR(units.CheckGradient(1, 1, 2));
+    return units.CheckGradient(1, 2, 3);
+  }));
+}
+
+// The gradient of b is one that nothing can be added to.
+TEST(RuntimeUnitsTest, WhatHasFailedHalfWayIsNotAddedAgain) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    Units units(world, Sharded(world));
+    const at::Tensor a = units.Slice(0, 0), b = units.Slice(0, 1);
+    a.mutable_grad() = at::zeros(a.sizes());
+    b.mutable_grad() = at::zeros({b.numel() + 1});
+    FSDP_RETURN_IF_ERROR(units.Do({kFill, kReduce}, 0, 7, 8, 9));
+    FSDP_RETURN_IF_ERROR(units.Do({kFill, kReduce}, 1, 7, 8, 9));
+    const absl::Status failed = units.Do({kWaitReduce}, 0);
+    FSDP_RETURN_IF_ERROR(Check(!failed.ok(), "nothing has failed"));
+    const at::Tensor before = a.grad().clone();
+    units.runtime().FinishReductions([](int) { return true; });
+    FSDP_RETURN_IF_ERROR(Check(at::equal(a.grad(), before), "added again"));
+    units.runtime().DropEverything();
+    return Check(units.runtime().memory_stats().gradients.in_use_bytes == 0,
+                 "memory is in use");
+  }));
+}
+
+TEST(RuntimeUnitsTest, ReductionsInFlightAreFinishedEachInItsWay) {
+  EXPECT_OK(RunAllRanks(4, [](Communicator& world) -> absl::Status {
+    const double mine = world.rank() + 1;
+    Units sharded(world, Sharded(world));
+    for (int unit : {0, 1}) {
+      FSDP_RETURN_IF_ERROR(
+          sharded.Do({kFill, kReduce}, unit, mine, 2 * mine, 3 * mine));
+    }
+    sharded.runtime().FinishReductions([](int) { return false; });
+    for (int unit : {0, 1}) {
+      FSDP_RETURN_IF_ERROR(sharded.CheckGradient(unit, 1, 5));
+      FSDP_RETURN_IF_ERROR(sharded.CheckGradient(unit, 2, 7.5));
+    }
+    FSDP_ASSIGN_OR_RETURN(
+        const Mesh mesh,
+        Mesh::Create(Unowned(world), {{"replicate", 2}, {"shard", 2}}));
+    Units replicated(world, {mesh.group(1), mesh.group(0), nullptr});
+    for (int unit : {0, 1}) {
+      FSDP_RETURN_IF_ERROR(
+          replicated.Do({kFill, kReduce}, unit, mine, 2 * mine, 3 * mine));
+    }
+    replicated.runtime().FinishReductions([](int unit) { return unit == 0; });
+    FSDP_RETURN_IF_ERROR(replicated.CheckGradient(0, 1, 5));
+    FSDP_RETURN_IF_ERROR(Check(!replicated.runtime().HasSums(0), "not summed"));
+    FSDP_RETURN_IF_ERROR(replicated.CheckGradient(1, 1, 0));
+    return Check(replicated.runtime().HasSums(1), "sums are gone");
+  }));
+}
+
+TEST(RuntimeUnitsTest, WhatIsFrozenSinceItWasKeptWholeIsNotReduced) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    Units units(world, Sharded(world));
+    const double mine = world.rank() + 1;
+    FSDP_RETURN_IF_ERROR(units.Do({kAccumulate}, 0, mine, mine, mine));
+    units.Train(0, 2, false);
+    FSDP_RETURN_IF_ERROR(
+        units.Do({kFill, kReduce, kWaitReduce}, 0, 10, 20, 30));
+    FSDP_RETURN_IF_ERROR(units.CheckGradient(0, 0, 11.5));
+    FSDP_RETURN_IF_ERROR(units.CheckGradient(0, 1, 21.5));
+    FSDP_RETURN_IF_ERROR(units.CheckGradient(0, 2, 0));
+    return Check(units.runtime().memory_stats().gradients.in_use_bytes == 0,
+                 "memory is in use");
+  }));
+}
+
+TEST(RuntimeUnitsTest, AnotherScalingIsThatOfAllFlatParameters) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    Units units(world, Sharded(world));
+    units.runtime().SetGradientScaling({1, 1});
+    FSDP_RETURN_IF_ERROR(
+        units.Do({kFill, kReduce, kWaitReduce}, 1, world.rank() + 1, 2, 3));
+    FSDP_RETURN_IF_ERROR(units.CheckGradient(1, 0, 3));
+    FSDP_RETURN_IF_ERROR(units.CheckGradient(1, 1, 4));
+    return units.CheckGradient(1, 2, 6);
+  }));
+}
+
+constexpr auto kGather = ActionKind::kGather;
+constexpr auto kWaitGather = ActionKind::kWaitGather;
+
+TEST(RuntimeUnitsTest, PartsOfAllFlatParametersAreDroppedWithEverything) {
+  EXPECT_OK(RunAllRanks(4, [](Communicator& world) -> absl::Status {
+    Placement placement = Sharded(world);
+    FSDP_ASSIGN_OR_RETURN(placement.part,
+                          comm::SplitConsecutive(placement.shard, 2));
+    Units units(world, placement);
+    FSDP_RETURN_IF_ERROR(
+        units.Do({kGather, kWaitGather, ActionKind::kShrink}, 0));
+    units.runtime().DropEverything();
+    for (const auto& flat : units.runtime().flats(0)) {
+      at::Tensor shard = flat->shard();
+      shard.fill_(5);
+    }
+    FSDP_RETURN_IF_ERROR(units.Do({kGather, kWaitGather}, 0));
+    for (int i : {0, 1, 2}) {
+      const at::Tensor parameter = units.parameter(0, i).detach();
+      FSDP_RETURN_IF_ERROR(Check(
+          at::equal(parameter, at::full_like(parameter, 5)), "of before"));
+    }
+    return units.Do({ActionKind::kFree}, 0);
+  }));
+}
+
+TEST(RuntimeUnitsTest, AUnitHoldsACopyWhereOneFlatParameterIsCast) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(const std::shared_ptr<Communicator> alone,
+                          comm::SplitConsecutive(Unowned(world), 1));
+    for (const auto dtype : {at::kFloat, at::kDouble}) {
+      Units units(world, {alone, Unowned(world), nullptr}, dtype);
+      FSDP_RETURN_IF_ERROR(units.Do({kGather, kWaitGather}, 0));
+      FSDP_RETURN_IF_ERROR(
+          Check(units.runtime().HoldsCopy(0) == (dtype == at::kFloat),
+                "the shards are looked at where they are"));
+      FSDP_RETURN_IF_ERROR(units.Do({ActionKind::kFree}, 0));
+    }
+    return absl::OkStatus();
+  }));
+}
+
+}  // namespace
+}  // namespace fsdp

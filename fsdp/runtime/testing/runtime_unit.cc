@@ -1,0 +1,47 @@
+#include "fsdp/runtime/testing/runtime_unit.h"
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "flat_param/flat_parameter.h"
+#include "fsdp/runtime/gradient_buffer.h"
+#include "fsdp/runtime/runtime.h"
+
+namespace fsdp::testing {
+
+using ::fsdp::flat_param::FlatParameter;
+using ::fsdp::flat_param::NamedParameter;
+
+RuntimeUnit EmptyUnit(std::string name, Placement placement) {
+  RuntimeUnit unit;
+  unit.name = std::move(name);
+  unit.placement = std::move(placement);
+  return unit;
+}
+
+void AddFlat(std::vector<NamedParameter> parameters,
+             c10::ScalarType compute_dtype, const comm::Communicator& world,
+             RuntimeUnit& unit) {
+  const comm::Communicator& group = *unit.placement.shard;
+  auto layout =
+      *flat_param::LayoutOf(parameters, compute_dtype, group.world_size());
+  const at::Tensor flat = FlatParameter::Flatten(parameters, layout);
+  const c10::ScalarType dtype = flat.scalar_type();
+  unit.flats.push_back(std::make_unique<FlatParameter>(
+      std::move(parameters), std::move(layout), flat, group.rank(),
+      compute_dtype, "freed"));
+  unit.gradients.push_back({dtype, dtype, MeanOver(world.world_size(), dtype)});
+}
+
+RuntimeUnit UnitOf(const at::Tensor& parameter, Placement placement,
+                   const comm::Communicator& world,
+                   c10::ScalarType compute_dtype) {
+  RuntimeUnit unit = EmptyUnit("unit", std::move(placement));
+  AddFlat({{"p", {parameter}}}, compute_dtype, world, unit);
+  return unit;
+}
+
+}  // namespace fsdp::testing

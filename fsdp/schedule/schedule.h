@@ -1,0 +1,276 @@
+// The control plane of FSDP: decides when each unit is gathered, freed and
+// reduced. Pure: no tensors, no threads, no clock, so that a step can be
+// tested, drawn and simulated without running a model.
+//
+// The runtime reports what happens in the model as events and carries out the
+// actions it gets back, in order. The policy is that of ZeRO stage 3
+// (Rajbhandari et al., 2020) with the prefetching of PyTorch FSDP (Zhao et al.,
+// 2023): gather a unit before it computes, free it afterwards, start the gather
+// of the unit that comes next, reduce gradients as soon as they are complete.
+#ifndef FSDP_SCHEDULE_SCHEDULE_H_
+#define FSDP_SCHEDULE_SCHEDULE_H_
+
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace fsdp {
+
+struct ScheduledUnit {
+  std::string name;  // for messages
+  int parent = -1;   // index of the surrounding unit; -1 for the root, unit 0
+  bool reshard_after_forward = true;
+  // With reshard_after_forward: between forward and backward the rank keeps a
+  // larger part than its shard, from which a smaller group gathers for backward
+  // (hpZ in ZeRO++, Wang et al., 2023).
+  bool keeps_part = false;
+  // Stay unsharded over backwards that do not synchronise.
+  bool keep_until_sync = false;
+  // What is reduced within the group of shards is reduced over replicas, too
+  // (hybrid sharding).
+  bool replicated = false;
+  // Where it is replicated: the group of shards has several ranks, so that an
+  // all-reduce has a reduce-scatter to wait for.
+  bool sharded = true;
+  // Ranks compute with parameters that lie in each other's memory: shards may
+  // be written only while no rank reads them, see Schedule.
+  bool shares_memory = false;
+  // Its shards have to be read before they can be gathered (offload).
+  bool rests_elsewhere = false;
+};
+
+struct ScheduleOptions {
+  // Start the gather of the unit that ran next in the previous forward while
+  // this one computes.
+  bool forward_prefetch = true;
+  // The same in backward, by the reverse of this iteration's forward order.
+  bool backward_prefetch = true;
+  // Limits for prefetching and for reductions in flight: with the default, the
+  // root, two units and two reduce buffers are alive at most.
+  int max_gathered_units = 2;
+  int max_reduce_buffers = 2;  // at least 1
+  // How many of the units that come next are read ahead, where they rest
+  // elsewhere.
+  int load_distance = 2;
+  // Ask for kStep as soon as a unit's gradients are complete.
+  bool step_in_backward = false;
+};
+
+enum class EventKind {
+  kPreForward,     // the unit is about to compute
+  kPostForward,    // it has computed; expects_backward: its output needs grad
+  kPreBackward,    // the gradient has reached its output
+  kPostBackward,   // all its gradients are there; reduces: some are trainable
+  kEndOfBackward,  // the outermost backward is over; no unit
+  kReset,          // the iteration is given up after an error; no unit
+  kUnshard,        // the user wants the unit gathered ahead of its use
+  kWaitUnshard,    // ... and now to be there
+  kReshard,        // the user wants the unit freed
+  kSetReduction,   // which reductions the unit's backwards have from now on
+  kRelease,        // shards are about to be read or written whole; no unit
+};
+
+struct Event {
+  EventKind kind;
+  int unit = 0;
+  bool records_graph = false;     // kPreForward: grad mode is on
+  bool recomputes = false;        // kPreForward, kPostForward: inside backward
+  bool expects_backward = false;  // kPostForward
+  bool reduces = false;           // kPostBackward
+  // kPostBackward, kEndOfBackward: gradients are reduced in this backward, not
+  // kept whole for a later one. kSetReduction: those of the unit are, where the
+  // backward says so.
+  bool synchronizes = true;
+  // kSetReduction: of a replicated unit, what is reduced within the group of
+  // shards is reduced over replicas, too, not kept for a later backward.
+  bool all_reduces = true;
+};
+
+enum class ActionKind {
+  kLoad,        // a hint: start to read the shard, to gather it soon
+  kGather,      // start the all-gather into unsharded memory
+  kGatherCopy,  // the same of the shards as they are now, into memory that
+                // no other rank writes: they may be written at once
+  kWaitGather,  // finish it; the module's tensors look into that memory
+  kFree,        // give the unsharded memory back
+  kShrink,      // the same, keeping the part for the smaller group
+  kDropPart,    // give that part back; gathers are from shards again
+  kAccumulate,  // add the gradients to those kept whole
+  kFillReduceBuffer,  // copy the gradients to where the reduction reads, or add
+                      // them to those kept whole, which are there already
+  kReduce,            // start the reduce-scatter
+  kReplicate,         // finish it and start the all-reduce over replicas, of
+                      // that and of the sums that are kept
+  kKeepSums,          // finish it and add to the sums kept for an all-reduce
+  kReplicateSums,     // start the all-reduce of the sums that are kept
+  kWaitReduce,        // finish the reduction; add into the shard's gradient
+  kStep,              // the shard's gradient is complete: step the optimizer
+  kOpenShards,        // no rank writes shards any more: all may read them
+  kCloseShards,       // no rank reads shards any more: all may write theirs
+};
+
+struct Action {
+  ActionKind kind;
+  int unit;
+
+  friend bool operator==(const Action& a, const Action& b) {
+    return a.kind == b.kind && a.unit == b.unit;
+  }
+};
+using Actions = absl::InlinedVector<Action, 8>;
+
+const char* Name(EventKind kind);
+const char* Name(ActionKind kind);
+std::string ToString(const Event& event);
+std::string ToString(const Action& action);
+
+// State machine of one sharded model on one rank. Ranks that report the same
+// events get the same actions. Not thread-safe.
+//
+// Where ranks share memory:
+//   - Shards are written outside forward and backward, and in backward by
+//     kStep. Other ranks' are read between kGather and what frees the unit,
+//     which is inside a forward or a backward, or between the two.
+//   - Every outermost forward begins with kOpenShards, whatever is gathered
+//     already, and ends with kCloseShards. A backward reads what its forward
+//     has, which nobody has written since, so it opens nothing.
+//   - A reduction that is finished tells that every rank has started it. Units
+//     that were freed before theirs are read by nobody then: kStep may write
+//     them, and a backward that has read others ends with kCloseShards.
+//   - What the user asks for outside forward and backward outlives both fences,
+//     so it is a copy (kGatherCopy), of the same values for every backend. A
+//     forward with grad finds it as it was only where nobody has written the
+//     shards since: backward gathers them anew.
+class Schedule {
+ public:
+  // `units` in pre-order: parents before children, the root first.
+  Schedule(std::vector<ScheduledUnit> units, ScheduleOptions options);
+
+  // The actions `event` asks for. FailedPrecondition, with nothing changed:
+  // a unit inside the model runs forward with grad outside a forward of the
+  // root; a forward ends that is not the innermost one under way; a backward
+  // enters a unit that has stepped since its forward, or has gradients of it,
+  // or recomputes it; one inside a forward has gradients to step; kReshard of a
+  // unit that computes; kRelease or kSetReduction inside a forward or backward.
+  absl::StatusOr<Actions> Next(const Event& event);
+
+  const std::vector<ScheduledUnit>& units() const { return units_; }
+  const ScheduleOptions& options() const { return options_; }
+  // Whether there are gradients of `unit` that kAccumulate has kept, or sums of
+  // kKeepSums, that a backward is still to reduce: kReset leaves that as it is.
+  void SetKept(int unit, bool whole_gradients, bool sums) {
+    states_[unit].has_whole_gradients = whole_gradients;
+    states_[unit].has_sums = sums;
+  }
+  // As kSetReduction has said last.
+  bool synchronizes(int unit) const { return states_[unit].synchronizes; }
+  bool all_reduces(int unit) const { return states_[unit].all_reduces; }
+  // Between iterations.
+  void set_step_in_backward(bool step) { options_.step_in_backward = step; }
+
+  bool in_forward() const { return !forward_stack_.empty(); }
+  bool in_backward() const { return in_backward_; }
+  // Gathered or being gathered.
+  bool IsUnsharded(int unit) const {
+    return states_[unit].gather != Gather::kSharded;
+  }
+  // Gathered for the user, whose next forward is to find it: a copy.
+  bool IsHeldForUser(int unit) const {
+    return states_[unit].requested && states_[unit].is_copy;
+  }
+  int num_reductions_in_flight() const {
+    return static_cast<int>(reductions_.size());
+  }
+
+ private:
+  enum class Gather { kSharded, kInFlight, kGathered };
+  struct State {
+    Gather gather = Gather::kSharded;
+    bool is_copy = false;       // by kGatherCopy
+    bool requested = false;     // by kUnshard, and not used yet
+    bool is_read = false;       // in common memory, since the last fence
+    bool loading = false;       // kLoad is done, kGather still to come
+    bool kept = false;          // from a backward that did not synchronise
+    bool has_part = false;      // after kShrink
+    int forwards = 0;           // under way
+    int backwards = 0;          // under way
+    int backwards_to_come = 0;  // at most, of this iteration's forwards
+    bool has_whole_gradients = false;  // kept by kAccumulate
+    bool has_sums = false;             // kept by kKeepSums
+    bool synchronizes = true;          // as the user wants it
+    bool all_reduces = true;           // likewise
+    bool step_due = false;             // reduced, kStep still to come
+    bool stepped = false;              // since its last forward
+
+    bool running() const { return forwards + backwards > 0; }
+  };
+  struct Reduction {
+    int unit;
+    bool replicating;  // kReplicate is done, or not needed
+    bool keeps_sums;   // ends by kKeepSums
+  };
+
+  absl::Status Check(const Event& event) const;
+  absl::Status CheckPreForward(const Event& event) const;
+  absl::Status CheckPostForward(const Event& event) const;
+  absl::Status CheckBackward(const Event& event) const;
+  void PreForward(const Event& event, Actions& actions);
+  void PostForward(const Event& event, Actions& actions);
+  void PreBackward(int unit, Actions& actions);
+  void PostBackward(const Event& event, Actions& actions);
+  void EndOfBackward(const Event& event, Actions& actions);
+  void Reset(Actions& actions);
+
+  void BeginIteration(Actions& actions);
+  void EnterBackward();
+  void EndOutermostForward(Actions& actions);
+  void StartGather(int unit, Actions& actions,
+                   ActionKind how = ActionKind::kGather);
+  void GatherForUser(int unit, Actions& actions);
+  void PassFence(ActionKind fence, Actions& actions);
+  void EnsureGathered(int unit, Actions& actions);
+  void Prefetch(int unit, int running_unit, Actions& actions);
+  void LoadAhead(bool forward, Actions& actions);
+  void StopLoading();
+  void LeaveForward(int unit, bool expects_backward, Actions& actions);
+  void Free(int unit, Actions& actions, ActionKind how = ActionKind::kFree);
+  void FreeUnless(bool (*keep)(const State&), Actions& actions);
+  void FreeWrongGuess(int needed_unit, Actions& actions);
+  void DropParts(Actions& actions);
+  void MakeRoomForReduction(Actions& actions);
+  void StartReduction(int unit, Actions& actions);
+  void Replicate(Reduction& reduction, Actions& actions);
+  void ReplicateSums(Actions& actions);
+  void FinishReduction(Actions& actions);
+  void Step(int unit, Actions& actions);
+  bool IsAncestor(int ancestor, int unit) const;
+  int PredictForward(int unit);
+  int PredictBackward(int unit);
+
+  const std::vector<ScheduledUnit> units_;
+  ScheduleOptions options_;
+  std::vector<State> states_;
+  std::vector<int> forward_stack_;
+  bool in_backward_ = false;
+  std::deque<Reduction> reductions_;  // in flight, oldest first
+  std::vector<int> unsharded_;        // gathered or in flight, ascending
+  int guess_ = -1;     // the unit gathered on a guess nobody has used yet
+  int num_parts_ = 0;  // units with has_part
+  const bool shares_memory_;    // some unit does
+  const bool rests_elsewhere_;  // some unit does
+
+  std::vector<int> forward_order_;           // of this forward, by kPreForward
+  std::vector<int> previous_forward_order_;  // of the last complete forward
+  size_t forward_cursor_ = 0;                // into previous_forward_order_
+  std::vector<int> post_forward_order_;      // units that expect a backward
+  size_t backward_cursor_ = 0;               // entries before it are to come
+};
+
+}  // namespace fsdp
+
+#endif  // FSDP_SCHEDULE_SCHEDULE_H_

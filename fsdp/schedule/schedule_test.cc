@@ -1,0 +1,325 @@
+#include "fsdp/schedule/schedule.h"
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/testing/status_matchers.h"
+#include "fsdp/schedule/testing/schedule_trace.h"
+#include "fsdp/schedule/testing/watched_schedule.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::testing::ActionsOf;
+using ::fsdp::testing::AllSharded;
+using ::fsdp::testing::Backward;
+using ::fsdp::testing::EndOfBackward;
+using ::fsdp::testing::Events;
+using ::fsdp::testing::Forward;
+using ::fsdp::testing::Layers;
+using ::fsdp::testing::NoPrefetch;
+using ::fsdp::testing::PostBackward;
+using ::fsdp::testing::PostBackwardFrozen;
+using ::fsdp::testing::PostForward;
+using ::fsdp::testing::PostForwardNoGrad;
+using ::fsdp::testing::PreBackward;
+using ::fsdp::testing::PreForward;
+using ::fsdp::testing::PreForwardNoGrad;
+using ::fsdp::testing::StatusIs;
+using ::fsdp::testing::Trace;
+using ::fsdp::testing::UnitsWithParents;
+using ::fsdp::testing::WatchedSchedule;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+TEST(ScheduleTest, FirstForwardGathersOnDemand) {
+  WatchedSchedule schedule(Layers(3), {});
+  EXPECT_EQ(Trace(schedule, Forward(3)), R"(
+PreForward(0): Gather(0) WaitGather(0)
+PreForward(1): Gather(1) WaitGather(1)
+PostForward(1): Free(1)
+PreForward(2): Gather(2) WaitGather(2)
+PostForward(2): Free(2)
+PreForward(3): Gather(3) WaitGather(3)
+PostForward(3): Free(3)
+PostForward(0):
+)");
+}
+
+TEST(ScheduleTest, BackwardPrefetchesAndKeepsTwoReductionsInFlight) {
+  WatchedSchedule schedule(Layers(3), {});
+  Trace(schedule, Forward(3));
+  EXPECT_EQ(Trace(schedule, Backward(3)), R"(
+PreBackward(0): Gather(3)
+PreBackward(3): WaitGather(3) Gather(2)
+PostBackward(3): FillReduceBuffer(3) Free(3) Reduce(3)
+PreBackward(2): WaitGather(2) Gather(1)
+PostBackward(2): FillReduceBuffer(2) Free(2) Reduce(2)
+PreBackward(1): WaitGather(1)
+PostBackward(1): WaitReduce(3) FillReduceBuffer(1) Free(1) Reduce(1)
+PostBackward(0): WaitReduce(2) FillReduceBuffer(0) Free(0) Reduce(0)
+EndOfBackward: WaitReduce(1) WaitReduce(0)
+)");
+  EXPECT_TRUE(AllSharded(schedule, 4));
+  EXPECT_EQ(schedule.num_reductions_in_flight(), 0);
+}
+
+TEST(ScheduleTest, SecondForwardPrefetchesByTheFirst) {
+  WatchedSchedule schedule(Layers(3), {});
+  Trace(schedule, Forward(3));
+  Trace(schedule, Backward(3));
+  EXPECT_EQ(Trace(schedule, Forward(3)), R"(
+PreForward(0): Gather(0) WaitGather(0) Gather(1)
+PreForward(1): WaitGather(1) Gather(2)
+PostForward(1): Free(1)
+PreForward(2): WaitGather(2) Gather(3)
+PostForward(2): Free(2)
+PreForward(3): WaitGather(3)
+PostForward(3): Free(3)
+PostForward(0):
+)");
+}
+
+TEST(ScheduleTest, WithoutPrefetchEveryGatherIsWaitedForAtOnce) {
+  WatchedSchedule schedule(Layers(2), NoPrefetch());
+  for (int iteration = 0; iteration < 2; ++iteration) {
+    SCOPED_TRACE(iteration);
+    EXPECT_EQ(ActionsOf(schedule, Forward(2)),
+              "Gather(0) WaitGather(0) Gather(1) WaitGather(1) Free(1) "
+              "Gather(2) WaitGather(2) Free(2)");
+    EXPECT_EQ(ActionsOf(schedule, Backward(2)),
+              "Gather(2) WaitGather(2) FillReduceBuffer(2) Free(2) Reduce(2) "
+              "Gather(1) WaitGather(1) FillReduceBuffer(1) Free(1) Reduce(1) "
+              "WaitReduce(2) FillReduceBuffer(0) Free(0) Reduce(0) "
+              "WaitReduce(1) WaitReduce(0)");
+  }
+}
+
+TEST(ScheduleTest, KeptUnitsAreGatheredOnceAndDoNotHinderPrefetch) {
+  std::vector<ScheduledUnit> units = Layers(4);
+  for (ScheduledUnit& unit : units) unit.reshard_after_forward = false;
+  WatchedSchedule schedule(units, {});
+  Trace(schedule, Forward(4));
+  EXPECT_EQ(ActionsOf(schedule, Backward(4)),
+            "FillReduceBuffer(4) Free(4) Reduce(4) "
+            "FillReduceBuffer(3) Free(3) Reduce(3) "
+            "WaitReduce(4) FillReduceBuffer(2) Free(2) Reduce(2) "
+            "WaitReduce(3) FillReduceBuffer(1) Free(1) Reduce(1) "
+            "WaitReduce(2) FillReduceBuffer(0) Free(0) Reduce(0) "
+            "WaitReduce(1) WaitReduce(0)");
+  EXPECT_EQ(Trace(schedule, Forward(4)), R"(
+PreForward(0): Gather(0) WaitGather(0) Gather(1)
+PreForward(1): WaitGather(1) Gather(2)
+PostForward(1):
+PreForward(2): WaitGather(2) Gather(3)
+PostForward(2):
+PreForward(3): WaitGather(3) Gather(4)
+PostForward(3):
+PreForward(4): WaitGather(4)
+PostForward(4):
+PostForward(0):
+)");
+}
+
+TEST(ScheduleTest, ForwardWithoutGradLeavesNothingGathered) {
+  std::vector<ScheduledUnit> units = Layers(2);
+  units[2].reshard_after_forward = false;
+  WatchedSchedule schedule(units, {});
+  EXPECT_EQ(Trace(schedule, {PreForwardNoGrad(0), PreForwardNoGrad(1),
+                             PostForwardNoGrad(1), PreForwardNoGrad(2),
+                             PostForwardNoGrad(2), PostForwardNoGrad(0)}),
+            R"(
+PreForward(0): Gather(0) WaitGather(0)
+PreForward(1): Gather(1) WaitGather(1)
+PostForward(1): Free(1)
+PreForward(2): Gather(2) WaitGather(2)
+PostForward(2): Free(2)
+PostForward(0): Free(0)
+)");
+  EXPECT_TRUE(AllSharded(schedule, 3));
+}
+
+TEST(ScheduleTest, RootThatReshardsIsGatheredAgainForBackward) {
+  std::vector<ScheduledUnit> units = Layers(1);
+  units[0].reshard_after_forward = true;
+  WatchedSchedule schedule(units, {});
+  Trace(schedule, Forward(1));
+  EXPECT_TRUE(AllSharded(schedule, 2));
+  EXPECT_EQ(ActionsOf(schedule, {PreBackward(0)}),
+            "Gather(0) WaitGather(0) Gather(1)");
+}
+
+// An encoder (1) with layers (2, 3) in it, then a head (4).
+TEST(ScheduleTest, NestedUnitsStayGatheredAroundTheirChildren) {
+  WatchedSchedule schedule(UnitsWithParents({0, 1, 1, 0}), {});
+  const Events forward = {PreForward(0),  PreForward(1), PreForward(2),
+                          PostForward(2), PreForward(3), PostForward(3),
+                          PostForward(1), PreForward(4), PostForward(4),
+                          PostForward(0)};
+  const Events backward = {PreBackward(0),  PreBackward(4),  PostBackward(4),
+                           PreBackward(1),  PreBackward(3),  PostBackward(3),
+                           PreBackward(2),  PostBackward(2), PostBackward(1),
+                           PostBackward(0), EndOfBackward()};
+  Trace(schedule, forward);
+  EXPECT_EQ(Trace(schedule, backward), R"(
+PreBackward(0): Gather(4)
+PreBackward(4): WaitGather(4) Gather(1)
+PostBackward(4): FillReduceBuffer(4) Free(4) Reduce(4)
+PreBackward(1): WaitGather(1) Gather(3)
+PreBackward(3): WaitGather(3) Gather(2)
+PostBackward(3): FillReduceBuffer(3) Free(3) Reduce(3)
+PreBackward(2): WaitGather(2)
+PostBackward(2): WaitReduce(4) FillReduceBuffer(2) Free(2) Reduce(2)
+PostBackward(1): WaitReduce(3) FillReduceBuffer(1) Free(1) Reduce(1)
+PostBackward(0): WaitReduce(2) FillReduceBuffer(0) Free(0) Reduce(0)
+EndOfBackward: WaitReduce(1) WaitReduce(0)
+)");
+  EXPECT_EQ(Trace(schedule, forward), R"(
+PreForward(0): Gather(0) WaitGather(0) Gather(1)
+PreForward(1): WaitGather(1) Gather(2)
+PreForward(2): WaitGather(2) Gather(3)
+PostForward(2): Free(2)
+PreForward(3): WaitGather(3) Gather(4)
+PostForward(3): Free(3)
+PostForward(1): Free(1)
+PreForward(4): WaitGather(4)
+PostForward(4): Free(4)
+PostForward(0):
+)");
+}
+
+TEST(ScheduleTest, UnitUsedTwiceIsGatheredAndReducedOncePerUse) {
+  WatchedSchedule schedule(Layers(2), {});
+  const Events forward = {PreForward(0),  PreForward(1),  PostForward(1),
+                          PreForward(2),  PostForward(2), PreForward(1),
+                          PostForward(1), PostForward(0)};
+  const Events backward = {PreBackward(0),  PreBackward(1),  PostBackward(1),
+                           PreBackward(2),  PostBackward(2), PreBackward(1),
+                           PostBackward(1), PostBackward(0), EndOfBackward()};
+  Trace(schedule, forward);
+  EXPECT_EQ(Trace(schedule, backward), R"(
+PreBackward(0): Gather(1)
+PreBackward(1): WaitGather(1) Gather(2)
+PostBackward(1): FillReduceBuffer(1) Free(1) Reduce(1)
+PreBackward(2): WaitGather(2) Gather(1)
+PostBackward(2): FillReduceBuffer(2) Free(2) Reduce(2)
+PreBackward(1): WaitGather(1)
+PostBackward(1): WaitReduce(1) FillReduceBuffer(1) Free(1) Reduce(1)
+PostBackward(0): WaitReduce(2) FillReduceBuffer(0) Free(0) Reduce(0)
+EndOfBackward: WaitReduce(1) WaitReduce(0)
+)");
+  EXPECT_EQ(ActionsOf(schedule, forward),
+            "Gather(0) WaitGather(0) Gather(1) WaitGather(1) Gather(2) Free(1) "
+            "WaitGather(2) Gather(1) Free(2) WaitGather(1) Free(1)");
+}
+
+TEST(ScheduleTest, UnitThatCallsItselfIsFreedByTheOuterCall) {
+  WatchedSchedule schedule(Layers(1), {});
+  EXPECT_EQ(ActionsOf(schedule, {PreForward(0), PreForward(1), PreForward(1),
+                                 PostForward(1)}),
+            "Gather(0) WaitGather(0) Gather(1) WaitGather(1)");
+  EXPECT_EQ(ActionsOf(schedule, {PostForward(1)}), "Free(1)");
+}
+
+TEST(ScheduleTest, FrozenUnitIsFreedWithoutReduction) {
+  WatchedSchedule schedule(Layers(1), {});
+  Trace(schedule, Forward(1));
+  EXPECT_EQ(
+      Trace(schedule, {PreBackward(0), PreBackward(1), PostBackwardFrozen(1),
+                       PostBackward(0), EndOfBackward()}),
+      R"(
+PreBackward(0): Gather(1)
+PreBackward(1): WaitGather(1)
+PostBackward(1): Free(1)
+PostBackward(0): FillReduceBuffer(0) Free(0) Reduce(0)
+EndOfBackward: WaitReduce(0)
+)");
+}
+
+int Count(const std::string& text, const std::string& word) {
+  int count = 0;
+  for (size_t at = text.find(word); at != std::string::npos;
+       at = text.find(word, at + 1)) {
+    ++count;
+  }
+  return count;
+}
+
+class StepCountTest : public ::testing::TestWithParam<int> {};
+
+TEST_P(StepCountTest, StepHasTwoGathersPerUnitLessTheRootsAndOneReduction) {
+  const int units = GetParam();
+  for (const ScheduleOptions& options : {ScheduleOptions(), NoPrefetch()}) {
+    WatchedSchedule schedule(Layers(units - 1), options);
+    for (int step = 0; step < 3; ++step) {
+      SCOPED_TRACE(step);
+      const std::string forward = ActionsOf(schedule, Forward(units - 1));
+      const std::string backward = ActionsOf(schedule, Backward(units - 1));
+      const std::string actions = absl::StrCat(" ", forward, " ", backward);
+      EXPECT_EQ(Count(actions, " Gather("), 2 * units - 1);
+      EXPECT_EQ(Count(actions, " WaitGather("), 2 * units - 1);
+      EXPECT_EQ(Count(actions, " Free("), 2 * units - 1);
+      EXPECT_EQ(Count(actions, " FillReduceBuffer("), units);
+      EXPECT_EQ(Count(actions, " Reduce("), units);
+      EXPECT_EQ(Count(actions, " WaitReduce("), units);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Units, StepCountTest, ::testing::Values(1, 2, 5, 33));
+
+TEST(ScheduleRefusalTest, InnerUnitWithGradOutsideTheRootsForward) {
+  WatchedSchedule schedule(Layers(2), {});
+  Trace(schedule, Forward(2));
+  EXPECT_THAT(schedule.Next(PreForward(2)),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr("unit2"), HasSubstr("root"),
+                             HasSubstr("NoGradGuard"))));
+  // Nothing has changed: the kept root is there, the order known.
+  EXPECT_FALSE(schedule.in_forward());
+  EXPECT_EQ(ActionsOf(schedule, {PreBackward(0)}), "Gather(2)");
+}
+
+TEST(ScheduleRefusalTest, InnerUnitWithoutGradRunsOnItsOwn) {
+  WatchedSchedule schedule(Layers(2), {});
+  EXPECT_EQ(ActionsOf(schedule, {PreForwardNoGrad(2), PostForwardNoGrad(2)}),
+            "Gather(2) WaitGather(2) Free(2)");
+}
+
+TEST(ScheduleRefusalTest, ForwardThatEndsWithoutBeingUnderWay) {
+  WatchedSchedule schedule(Layers(2), {});
+  EXPECT_THAT(schedule.Next(PostForward(0)),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr("root"), HasSubstr("given up"))));
+  Trace(schedule, {PreForward(0), PreForward(1)});
+  EXPECT_THAT(
+      schedule.Next(PostForward(0)),
+      StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("given up")));
+  EXPECT_EQ(ActionsOf(schedule, {PostForward(1)}), "Free(1)");
+}
+
+TEST(ScheduleDeathTest, UnitsThatAreNoTreeStopTheProgram) {
+  EXPECT_DEATH(WatchedSchedule({}, {}), "");
+  EXPECT_DEATH(WatchedSchedule({{"root", -1}, {"other", -1}}, {}), "parent");
+  EXPECT_DEATH(WatchedSchedule({{"root", -1}, {"a", 1}}, {}), "parent");
+  EXPECT_DEATH(WatchedSchedule({{"root", -1}, {"a", 2}, {"b", 0}}, {}),
+               "parent");
+}
+
+TEST(ScheduleDeathTest, NoReduceBufferStopsTheProgram) {
+  ScheduleOptions options;
+  options.max_reduce_buffers = 0;
+  EXPECT_DEATH(WatchedSchedule(Layers(1), options), "max_reduce_buffers");
+}
+
+TEST(ScheduleDeathTest, EventOfAnUnknownUnitStopsTheProgram) {
+  WatchedSchedule schedule(Layers(1), {});
+  EXPECT_DEATH(schedule.Next(PreForward(2)).IgnoreError(), "unit");
+}
+
+}  // namespace
+}  // namespace fsdp

@@ -1,0 +1,160 @@
+// A second, naive model of memory: which bytes ranks read and write when they
+// carry out the actions of a Schedule, and what a user does between steps. It
+// knows what an action means (schedule.h, docs/architecture.md), not why it is
+// asked for, and breaks off at the first of these:
+//
+// - A unit computes, on any rank, without being gathered there.
+// - It computes with other bytes than the last finished write before its
+//   iteration left (before kUnshard, where the user has asked for it), on any
+//   rank and in any order of ranks that fences and collectives allow; so do
+//   backward and recomputation.
+// - A rank writes its shard while a gather reads it, or its part of a common
+//   copy while another rank may be reading it.
+// - Memory is given back or gathered into while a gather writes it.
+// - Gradients are copied to where an earlier reduction may still be reading.
+// - When a backward ends, or a unit steps, a gradient is missing in the shard,
+//   is in it twice, or is still to come.
+#ifndef FSDP_SCHEDULE_TESTING_MEMORY_MODEL_H_
+#define FSDP_SCHEDULE_TESTING_MEMORY_MODEL_H_
+
+#include <deque>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "fsdp/schedule/schedule.h"
+#include "fsdp/schedule/testing/race_detector.h"
+
+namespace fsdp::testing {
+
+// How units that share memory are gathered.
+enum class Sharing {
+  kInPlace,     // shards rest side by side: ranks compute with each other's
+  kCommonCopy,  // of another dtype, one for all ranks: each writes its part
+};
+
+class MemoryModel {
+ public:
+  MemoryModel(std::vector<ScheduledUnit> units, const ScheduleOptions& options,
+              Sharing sharing, int num_ranks = 3);
+
+  // All ranks report `event` and carry out `actions`, each at its own pace.
+  void Happens(const Event& event, const Actions& actions);
+
+  // --- What users do between events ---------------------------------------
+  // Outside steps. A forward and its backward are one step, and so are the
+  // backwards that accumulate and the one that synchronizes.
+  bool MayWrite() const;
+  // Every rank writes all of its shards: optimizers, edits, checkpoints.
+  void Write();
+  // Every rank reads the whole unit, which has to be asked for and waited for.
+  bool MayLook(int unit) const;
+  void Look(int unit);
+  // A forward that has a backward to come is refused then.
+  bool IsOlderThanShards(int unit) const;
+  // zero_grad().
+  void DropGradients();
+  // As SetKept() to false.
+  void DropWholeGradients(int unit);
+  void DropSums(int unit);
+
+  // The first that was seen; "" if none was. Nothing is looked at after it.
+  const std::string& violation() const { return violation_; }
+
+ private:
+  using Gradients = std::multiset<int>;  // one number per PostBackward
+
+  struct Unit {
+    bool in_place = false;
+    bool common = false;
+    std::vector<int> shards;  // cells, per rank
+    std::vector<int> parts;   // of the common copy, per rank
+
+    enum class Memory { kFree, kInFlight, kGathered } memory = Memory::kFree;
+    bool is_copy = false;          // of the shards as they were then
+    bool reads_shards = false;     // the gather in flight does
+    int gathered_version = 0;      // where memory is private
+    int part_version = -1;         // of what kShrink has kept; -1: nothing
+    bool part_is_current = false;  // of the common copy, since shards opened
+    int copied_version = 0;        // what that copy holds
+    std::vector<RaceDetector::Clock> gather_starts;  // per rank; maybe none
+
+    int version = 0;      // of the shards: how often they have been written
+    int user_writes = 0;  // of those, between steps
+    int version_at_start = 0;    // of this iteration
+    int version_asked_for = -1;  // by kUnshard, to be used; -1: none
+
+    int backwards = 0;                // under way
+    int iteration = -1;               // of the last forward; -1: none yet
+    int due = 0;                      // version that this iteration reads
+    int user_writes_at_forward = -1;  // then
+
+    Gradients given;           // by the event under way
+    Gradients whole;           // kept
+    Gradients sums;            // kept, of the group of shards
+    Gradients of_shard;        // reduced
+    Gradients expected;        // in `whole`, `sums` or `of_shard`
+    std::set<int> doomed;      // of steps given up: may be there or not
+    bool synchronizes = true;  // as kSetReduction says
+    bool all_reduces = true;
+  };
+  struct Reduction {
+    int unit = 0;
+    Gradients gradients;
+    bool started = false;
+    bool replicating = false;
+    std::vector<RaceDetector::Clock> starts;  // per rank; maybe none
+  };
+
+  void BeforeActions(const Event& event);
+  void AfterActions(const Event& event);
+  void BeginForward(const Event& event);
+  void BeginIteration();
+  void GiveUp();
+  static void Doom(Unit& unit, const Gradients& gradients);
+  void CheckEndOfBackward(bool synchronizes);
+
+  void Do(const Action& action);
+  void Gather(Unit& unit);
+  void WaitGather(Unit& unit);
+  void Free(Unit& unit);
+  void FillReduceBuffer(int unit);
+  void Reduce(int unit);
+  void Replicate(int unit);
+  void KeepSums(int unit);
+  void ReplicateSums(int unit);
+  void WaitReduce(int unit);
+  void Step(int unit);
+  void OpenShards();
+
+  std::vector<RaceDetector::Clock> ReleaseAll(const Unit& unit);
+  void AcquireAll(const std::vector<RaceDetector::Clock>& clocks);
+  Reduction* Oldest(int unit, bool started, bool replicating);
+  void WriteShards(Unit& unit);
+  void Compute();
+  void Read(int unit, int due);
+  void ReadCells(int unit, const std::vector<int>& cells, int due);
+  void CheckVersion(int unit, int version, int due);
+  bool IsComplete(const Unit& unit) const;
+  void Violate(int unit, absl::string_view what);
+
+  const ScheduleOptions options_;
+  const std::vector<ScheduledUnit> scheduled_;
+  RaceDetector ranks_;
+  const int num_ranks_;
+  std::vector<Unit> units_;
+  std::vector<int> forwards_;  // under way, the innermost last
+  bool in_backward_ = false;
+  bool accumulates_ = false;  // the last backward kept gradients whole
+  int iteration_ = 0;
+  std::deque<Reduction> reductions_;  // oldest first
+  int num_gradients_ = 0;
+  int num_finished_ = 0;  // of these, of backwards that have ended
+  std::string event_;     // under way, for messages
+  std::string violation_;
+};
+
+}  // namespace fsdp::testing
+
+#endif  // FSDP_SCHEDULE_TESTING_MEMORY_MODEL_H_

@@ -1,0 +1,165 @@
+#include "fsdp/schedule/testing/schedule_trace.h"
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "fsdp/schedule/schedule.h"
+#include "fsdp/schedule/testing/watched_schedule.h"
+
+namespace fsdp::testing {
+
+Event PreForward(int unit) {
+  Event event{EventKind::kPreForward, unit};
+  event.records_graph = true;
+  return event;
+}
+
+Event PreForwardNoGrad(int unit) { return {EventKind::kPreForward, unit}; }
+
+Event PostForward(int unit) {
+  Event event{EventKind::kPostForward, unit};
+  event.expects_backward = true;
+  return event;
+}
+
+Event PostForwardNoGrad(int unit) { return {EventKind::kPostForward, unit}; }
+
+Event Recomputes(Event event) {
+  event.recomputes = true;
+  return event;
+}
+
+Event PreBackward(int unit) { return {EventKind::kPreBackward, unit}; }
+
+Event PostBackward(int unit) {
+  Event event{EventKind::kPostBackward, unit};
+  event.reduces = true;
+  return event;
+}
+
+Event PostBackwardFrozen(int unit) { return {EventKind::kPostBackward, unit}; }
+
+Event EndOfBackward() { return {EventKind::kEndOfBackward}; }
+
+Event Reset() { return {EventKind::kReset}; }
+
+Event Unshard(int unit) { return {EventKind::kUnshard, unit}; }
+
+Event WaitUnshard(int unit) { return {EventKind::kWaitUnshard, unit}; }
+
+Event Reshard(int unit) { return {EventKind::kReshard, unit}; }
+
+Event Release() { return {EventKind::kRelease}; }
+
+Event Unsynchronized(Event event) {
+  event.synchronizes = false;
+  return event;
+}
+
+std::vector<ScheduledUnit> UnitsWithParents(const std::vector<int>& parents) {
+  std::vector<ScheduledUnit> units = {
+      {"root", /*parent=*/-1, /*reshard_after_forward=*/false}};
+  for (size_t i = 0; i < parents.size(); ++i) {
+    units.push_back({absl::StrCat("unit", i + 1), parents[i]});
+  }
+  return units;
+}
+
+std::vector<ScheduledUnit> Layers(int layers) {
+  return UnitsWithParents(std::vector<int>(layers, 0));
+}
+
+Events Forward(int layers) {
+  Events events = {PreForward(0)};
+  for (int unit = 1; unit <= layers; ++unit) {
+    events.push_back(PreForward(unit));
+    events.push_back(PostForward(unit));
+  }
+  events.push_back(PostForward(0));
+  return events;
+}
+
+Events Backward(int layers) {
+  Events events = {PreBackward(0)};
+  for (int unit = layers; unit > 0; --unit) {
+    events.push_back(PreBackward(unit));
+    events.push_back(PostBackward(unit));
+  }
+  events.push_back(PostBackward(0));
+  events.push_back(EndOfBackward());
+  return events;
+}
+
+Events UnsynchronizedBackward(int layers) {
+  Events events = Backward(layers);
+  for (Event& event : events) event = Unsynchronized(event);
+  return events;
+}
+
+ScheduleOptions NoPrefetch() {
+  ScheduleOptions options;
+  options.forward_prefetch = false;
+  options.backward_prefetch = false;
+  return options;
+}
+
+namespace {
+
+// A write between a forward and its backward is a mistake of the user's, and so
+// is one between Unshard() and a forward with grad.
+void WriteBefore(const Event& event, WatchedSchedule& schedule) {
+  switch (event.kind) {
+    case EventKind::kPreForward:
+    case EventKind::kUnshard:
+    case EventKind::kWaitUnshard:
+    case EventKind::kReshard:
+    case EventKind::kRelease:
+      if (!event.recomputes && schedule.MayWrite() && !schedule.HoldsUnits()) {
+        schedule.Write();
+      }
+      break;
+    default:
+      break;
+  }
+}
+
+}  // namespace
+
+std::string Trace(WatchedSchedule& schedule, const Events& events) {
+  std::string text = "\n";
+  for (const Event& event : events) {
+    absl::StrAppend(&text, ToString(event), ":");
+    WriteBefore(event, schedule);
+    const absl::StatusOr<Actions> actions = schedule.Next(event);
+    if (!actions.ok()) return absl::StrCat(text, actions.status().ToString());
+    for (const Action& action : *actions) {
+      absl::StrAppend(&text, " ", ToString(action));
+    }
+    absl::StrAppend(&text, "\n");
+  }
+  return text;
+}
+
+std::string ActionsOf(WatchedSchedule& schedule, const Events& events) {
+  std::string text;
+  for (const Event& event : events) {
+    WriteBefore(event, schedule);
+    const absl::StatusOr<Actions> actions = schedule.Next(event);
+    if (!actions.ok()) return actions.status().ToString();
+    for (const Action& action : *actions) {
+      absl::StrAppend(&text, text.empty() ? "" : " ", ToString(action));
+    }
+  }
+  return text;
+}
+
+bool AllSharded(const WatchedSchedule& schedule, int num_units) {
+  for (int unit = 0; unit < num_units; ++unit) {
+    if (schedule.IsUnsharded(unit)) return false;
+  }
+  return true;
+}
+
+}  // namespace fsdp::testing

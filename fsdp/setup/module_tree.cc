@@ -1,0 +1,215 @@
+#include "fsdp/setup/module_tree.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+#include <torch/nn/modules/container/moduledict.h>
+#include <torch/nn/modules/container/modulelist.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "base/status_macros.h"
+#include "flat_param/guarded_storage.h"
+#include "fsdp/autograd/autograd.h"
+
+namespace fsdp {
+namespace {
+
+using ::torch::nn::Module;
+
+std::string Join(absl::string_view path, absl::string_view name) {
+  return path.empty() ? std::string(name) : absl::StrCat(path, ".", name);
+}
+
+absl::Status CheckParameter(const std::string& name, const at::Tensor& tensor) {
+  if (!tensor.defined()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("parameter ", name, " is undefined"));
+  }
+  if (tensor.layout() != c10::kStrided || tensor.is_quantized() ||
+      tensor.is_meta() || !tensor.has_storage()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("parameter ", name, " has no dense memory of its own (",
+                     c10::toString(tensor.scalar_type()),
+                     tensor.is_meta() ? ", on the meta device" : "",
+                     "): only dense tensors can be sharded"));
+  }
+  if (!c10::isFloatingType(tensor.scalar_type())) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "parameter ", name, " has dtype ", c10::toString(tensor.scalar_type()),
+        ": only floating-point parameters can be sharded. Register it as a "
+        "buffer"));
+  }
+  if (HasOurEdge(tensor) || flat_param::IsGuarded(tensor.storage())) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("parameter ", name,
+                     " already belongs to a unit of a sharded model: shard "
+                     "the outermost module, once, and choose the units inside "
+                     "it by Options::wrap_policy. If sharding it has failed "
+                     "half-way, make a new one"));
+  }
+  return absl::OkStatus();
+}
+
+class Reader {
+ public:
+  explicit Reader(const TreePolicies& policies) : policies_(policies) {}
+
+  // Returns the elements below `module` that no unit below it owns.
+  absl::StatusOr<int64_t> Read(const std::shared_ptr<Module>& module,
+                               const std::string& path, int parent) {
+    const int index = static_cast<int>(tree_.nodes.size());
+    tree_.nodes.push_back({path, parent, parent == -1, Identity(*module)});
+    tree_.modules.push_back(module);
+    tree_.unowned_numel.push_back(0);
+    FSDP_ASSIGN_OR_RETURN(int64_t unowned,
+                          ReadOwnParameters(*module, path, index));
+    for (const auto& child : module->named_children()) {
+      const std::string child_path = Join(path, child.key());
+      if (policies_.ignore_module &&
+          policies_.ignore_module(child_path, *child.value())) {
+        continue;
+      }
+      FSDP_ASSIGN_OR_RETURN(const int64_t below,
+                            Read(child.value(), child_path, index));
+      unowned += below;
+    }
+    tree_.unowned_numel[index] = unowned;
+    if (parent == -1 || !IsWanted(*module, path, unowned)) return unowned;
+    tree_.nodes[index].is_unit = true;
+    return 0;
+  }
+
+  absl::Status CheckOverlaps() const;
+  ModuleTree Take() { return std::move(tree_); }
+
+ private:
+  // A module registered twice is asked about once: its places have to agree.
+  bool IsWanted(const Module& module, const std::string& path,
+                int64_t unowned) {
+    if (!policies_.wrap || !CanBeUnit(module)) return false;
+    const auto [it, is_new] = wanted_.try_emplace(&module, false);
+    if (is_new)
+      it->second = policies_.wrap(WrapCandidate{path, module, unowned});
+    return it->second;
+  }
+
+  int Identity(const Module& module) {
+    return identities_.try_emplace(&module, identities_.size()).first->second;
+  }
+
+  absl::StatusOr<int64_t> ReadOwnParameters(const Module& module,
+                                            const std::string& path,
+                                            int index) {
+    int64_t numel = 0;
+    for (const auto& item : module.named_parameters(/*recurse=*/false)) {
+      const std::string name = Join(path, item.key());
+      if (policies_.ignore_parameter &&
+          policies_.ignore_parameter(name, item.value())) {
+        continue;
+      }
+      FSDP_RETURN_IF_ERROR(CheckParameter(name, item.value()));
+      tree_.uses.push_back({index, name, ParameterId(item.value())});
+      numel += item.value().numel();
+    }
+    return numel;
+  }
+
+  int ParameterId(const at::Tensor& tensor) {
+    const View view{tensor.storage().unsafeGetStorageImpl(),
+                    tensor.storage_offset(), tensor.sizes().vec(),
+                    tensor.strides().vec()};
+    // Empty tensors share nothing, whatever their storage.
+    const bool by_view = tensor.numel() > 0;
+    const auto object = objects_.find(tensor.unsafeGetTensorImpl());
+    if (object != objects_.end()) return object->second;
+    int id = static_cast<int>(tree_.parameters.size());
+    if (by_view) id = views_.try_emplace(view, id).first->second;
+    if (id == static_cast<int>(tree_.parameters.size())) {
+      tree_.parameters.emplace_back();
+    }
+    tree_.parameters[id].push_back(tensor);
+    objects_[tensor.unsafeGetTensorImpl()] = id;
+    return id;
+  }
+
+  using View = std::tuple<const void*, int64_t, std::vector<int64_t>,
+                          std::vector<int64_t>>;
+
+  const TreePolicies& policies_;
+  ModuleTree tree_;
+  std::map<const Module*, int> identities_;
+  std::map<const Module*, bool> wanted_;
+  std::map<const void*, int> objects_;
+  std::map<View, int> views_;
+};
+
+// Two parameters that share some elements but are not the same view would stop
+// sharing when sharded.
+absl::Status Reader::CheckOverlaps() const {
+  struct Extent {
+    const void* storage;
+    int64_t begin;
+    int64_t end;
+    int parameter;
+  };
+  std::vector<Extent> extents;
+  for (size_t id = 0; id < tree_.parameters.size(); ++id) {
+    const at::Tensor& tensor = tree_.parameters[id].front();
+    if (tensor.numel() == 0) continue;
+    int64_t last = tensor.storage_offset();
+    for (int64_t d = 0; d < tensor.dim(); ++d) {
+      last += (tensor.size(d) - 1) * tensor.stride(d);
+    }
+    extents.push_back({tensor.storage().unsafeGetStorageImpl(),
+                       tensor.storage_offset(), last + 1,
+                       static_cast<int>(id)});
+  }
+  std::sort(
+      extents.begin(), extents.end(), [](const Extent& a, const Extent& b) {
+        return std::tie(a.storage, a.begin) < std::tie(b.storage, b.begin);
+      });
+  for (size_t i = 1; i < extents.size(); ++i) {
+    const Extent& a = extents[i - 1];
+    const Extent& b = extents[i];
+    if (a.storage != b.storage || a.end <= b.begin) continue;
+    const auto name = [this](int id) {
+      return std::find_if(
+                 tree_.uses.begin(), tree_.uses.end(),
+                 [id](const ParameterUse& use) { return use.parameter == id; })
+          ->name;
+    };
+    return absl::InvalidArgumentError(absl::StrCat(
+        "parameters ", name(a.parameter), " and ", name(b.parameter),
+        " are different views of the same memory: sharding would separate "
+        "them. Register the memory once and take views in forward"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+bool CanBeUnit(const Module& module) {
+  return module.as<torch::nn::ModuleListImpl>() == nullptr &&
+         module.as<torch::nn::ModuleDictImpl>() == nullptr;
+}
+
+absl::StatusOr<ModuleTree> ReadModuleTree(const std::shared_ptr<Module>& root,
+                                          const TreePolicies& policies) {
+  Reader reader(policies);
+  FSDP_RETURN_IF_ERROR(reader.Read(root, "", -1).status());
+  FSDP_RETURN_IF_ERROR(reader.CheckOverlaps());
+  return reader.Take();
+}
+
+}  // namespace fsdp

@@ -1,0 +1,68 @@
+#include "fsdp/setup/placements.h"
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/status_macros.h"
+#include "comm/mesh.h"
+#include "comm/quantized/quantized_communicator.h"
+
+namespace fsdp {
+
+absl::StatusOr<Placement> Placements::Of(const UnitOptions& options) {
+  Placement placement;
+  Group replicate;
+  switch (options.strategy) {
+    case ShardingStrategy::kFullShard:
+    case ShardingStrategy::kShardGradOp:
+    case ShardingStrategy::kShardOptimizer:
+      placement.shard = mesh_.world();
+      break;
+    case ShardingStrategy::kNoShard: {
+      FSDP_ASSIGN_OR_RETURN(placement.shard, Split(mesh_.world(), 1));
+      replicate = mesh_.world();
+      break;
+    }
+    case ShardingStrategy::kHybridShard:
+    case ShardingStrategy::kHybridShardGradOp:
+      placement.shard = mesh_.group(1);
+      replicate = mesh_.group(0);
+      break;
+  }
+  if (replicate != nullptr && replicate->world_size() > 1) {
+    placement.replicate = replicate;
+  }
+  const int part = options.backward_group_size;
+  if (part > 0 && part < placement.shard->world_size()) {
+    FSDP_ASSIGN_OR_RETURN(placement.part, Split(placement.shard, part));
+  }
+  return placement;
+}
+
+bool Placements::QuantizesGathers(const Placement& placement) const {
+  return quantization_.gather && placement.shard->world_size() > 1;
+}
+
+absl::Status Placements::Quantize(int64_t exact_tail, Placement& placement) {
+  if (!quantization_.any() || placement.shard->world_size() == 1) {
+    return absl::OkStatus();
+  }
+  placement.quantization = quantization_.ForGroup(exact_tail);
+  Group& result = quantized_[{placement.shard.get(), exact_tail}];
+  if (result == nullptr) {
+    FSDP_ASSIGN_OR_RETURN(result, comm::CreateQuantizedCommunicator(
+                                      placement.shard, placement.quantization));
+  }
+  placement.quantized = result;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Placements::Group> Placements::Split(const Group& group,
+                                                    int size) {
+  Group& result = split_[{group.get(), size}];
+  if (result == nullptr) {
+    FSDP_ASSIGN_OR_RETURN(result, comm::SplitConsecutive(group, size));
+  }
+  return result;
+}
+
+}  // namespace fsdp

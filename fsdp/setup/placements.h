@@ -1,0 +1,48 @@
+// The groups of ranks that units with different strategies lie on.
+#ifndef FSDP_SETUP_PLACEMENTS_H_
+#define FSDP_SETUP_PLACEMENTS_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "comm/communicator.h"
+#include "comm/mesh.h"
+#include "fsdp/options/options.h"
+#include "fsdp/options/quantization.h"
+#include "fsdp/runtime/runtime.h"
+
+namespace fsdp {
+
+// Splits and quantises each group once, however many units lie on it.
+class Placements {
+ public:
+  // `quantization` outlives this object.
+  Placements(const comm::Mesh& mesh, const Quantization& quantization)
+      : mesh_(mesh), quantization_(quantization) {}
+
+  // Collective, in the same order on all ranks. `options` have been checked.
+  absl::StatusOr<Placement> Of(const UnitOptions& options);
+
+  // Whether gathers of `placement` are quantised.
+  bool QuantizesGathers(const Placement& placement) const;
+  // Adds what is quantised. `exact_tail`: of each rank's part of a sum.
+  absl::Status Quantize(int64_t exact_tail, Placement& placement);
+
+ private:
+  using Group = std::shared_ptr<comm::Communicator>;
+
+  absl::StatusOr<Group> Split(const Group& group, int size);
+
+  const comm::Mesh mesh_;
+  const Quantization& quantization_;
+  std::map<std::pair<const void*, int>, Group> split_;
+  std::map<std::pair<const void*, int64_t>, Group> quantized_;
+};
+
+}  // namespace fsdp
+
+#endif  // FSDP_SETUP_PLACEMENTS_H_

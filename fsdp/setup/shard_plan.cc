@@ -1,0 +1,388 @@
+#include "fsdp/setup/shard_plan.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/Type.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <typeinfo>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status_macros.h"
+#include "comm/mesh.h"
+#include "flat_param/guarded_storage.h"
+#include "fsdp/deferred/deferred_init.h"
+#include "fsdp/memory/buffer_layout.h"
+#include "fsdp/model/sequential_adapter.h"
+#include "fsdp/options/quantization.h"
+
+namespace fsdp {
+namespace {
+
+// A module holds a parameter in its dictionary and in a member.
+constexpr int kReferencesPerUse = 2;
+
+// Only as long as nothing but modules refers to a parameter is its count what
+// its registrations explain. An optimizer refers to every trainable one.
+absl::Status CheckOutsideReferences(const ModuleTree& tree) {
+  std::map<const void*, int> uses;
+  // A module in two places holds its parameters once.
+  std::set<std::pair<int, std::string>> counted;
+  for (const ParameterUse& use : tree.uses) {
+    const std::string key = use.name.substr(use.name.rfind('.') + 1);
+    if (!counted.insert({tree.nodes[use.module].identity, key}).second) {
+      continue;
+    }
+    for (const at::Tensor& tensor : tree.parameters[use.parameter]) {
+      ++uses[tensor.unsafeGetTensorImpl()];
+    }
+  }
+  bool any = false;
+  for (const std::vector<at::Tensor>& tensors : tree.parameters) {
+    for (const at::Tensor& tensor : tensors) {
+      if (!tensor.requires_grad()) continue;
+      any = true;
+      // One reference is the tree's own.
+      const int explained =
+          1 + kReferencesPerUse * uses[tensor.unsafeGetTensorImpl()];
+      if (static_cast<int>(tensor.use_count()) <= explained) {
+        return absl::OkStatus();
+      }
+    }
+  }
+  if (!any) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "something besides the module refers to every trainable parameter. If it "
+      "is an optimizer, it would go on without training anything: make it "
+      "after sharding, from Parameters(). If it is a list or a loss of yours, "
+      "drop it first or set Options::allow_outside_references");
+}
+
+absl::Status CheckOneDevicePerUnit(const ShardPlan& plan) {
+  for (const PlannedUnit& planned : plan.units) {
+    const at::Tensor* first = nullptr;
+    for (const OwnedParameter& owned : planned.unit.parameters) {
+      const at::Tensor& tensor = plan.tree.parameters[owned.parameter].front();
+      if (first == nullptr) first = &tensor;
+      if (tensor.device() == first->device()) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat("parameter ", owned.names.front(), " of unit ",
+                       DisplayName(planned.unit), " is on ",
+                       tensor.device().str(), ", another is on ",
+                       first->device().str(), ": a unit lives on one device"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+bool IsHybrid(ShardingStrategy strategy) {
+  return strategy == ShardingStrategy::kHybridShard ||
+         strategy == ShardingStrategy::kHybridShardGradOp;
+}
+
+bool FreesAfterForward(ShardingStrategy strategy) {
+  return strategy == ShardingStrategy::kFullShard ||
+         strategy == ShardingStrategy::kHybridShard;
+}
+
+absl::Status CheckUnitOptions(const std::string& name,
+                              const UnitOptions& options,
+                              const comm::Mesh& mesh) {
+  absl::Status status = options.precision.Validate();
+  if (!status.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("unit ", name, ": ", status.message()));
+  }
+  const bool hybrid = IsHybrid(options.strategy);
+  if (hybrid && mesh.num_dimensions() != 2) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "unit ", name, " has the strategy ", ToString(options.strategy),
+        ", which needs a mesh of two dimensions, the first to replicate and "
+        "the second to shard; this one has ",
+        mesh.num_dimensions()));
+  }
+  const int group = options.backward_group_size;
+  if (group == 0) return absl::OkStatus();
+  if (!FreesAfterForward(options.strategy)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "unit ", name, " has a backward_group_size, but its strategy, ",
+        ToString(options.strategy),
+        ", has no gather for backward to make smaller"));
+  }
+  const int row = hybrid ? mesh.dimension(1).size : mesh.world()->world_size();
+  if (group >= 1 && row % group == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("unit ", name, ": backward_group_size is ", group,
+                   ", which does not divide the ", row,
+                   " ranks it is sharded "
+                   "over"));
+}
+
+absl::Status CheckOptions(const Options& options) {
+  const auto positive = [](const std::optional<double>& factor) {
+    return !factor.has_value() || *factor > 0;
+  };
+  if (!positive(options.gradient_divide_factor) ||
+      !positive(options.gradient_predivide_factor)) {
+    return absl::InvalidArgumentError(
+        "the factors that gradients are divided by have to be positive");
+  }
+  return options.quantize.Validate();
+}
+
+// A tied parameter keeps its dtype when one of the modules that use it does.
+std::set<int> KeptParameters(const ModuleTree& tree,
+                             const MixedPrecision& precision) {
+  std::set<int> kept;
+  for (const ParameterUse& use : tree.uses) {
+    if (precision.Keeps(*tree.modules[use.module])) kept.insert(use.parameter);
+  }
+  return kept;
+}
+
+PlannedUnit PlanUnit(const ModuleTree& tree, Unit unit,
+                     const Options& options) {
+  PlannedUnit planned{std::move(unit), options.unit, {}, false};
+  const std::string& path = tree.nodes[planned.unit.module].path;
+  if (options.configure_unit) {
+    options.configure_unit(path, *tree.modules[planned.unit.module],
+                           planned.options);
+  }
+  const MixedPrecision& precision = planned.options.precision;
+  std::set<int> kept;
+  if (precision.param_dtype.has_value()) kept = KeptParameters(tree, precision);
+  for (const OwnedParameter& owned : planned.unit.parameters) {
+    const c10::ScalarType stored =
+        tree.parameters[owned.parameter].front().scalar_type();
+    planned.compute_dtypes.push_back(kept.count(owned.parameter) > 0
+                                         ? stored
+                                         : precision.ParamDtype(stored));
+  }
+  return planned;
+}
+
+// Units that own nothing have nothing to gather; those inside them belong to
+// the next one outside.
+void PlanUnitsOf(UnitPlan units, const Options& options, ShardPlan& plan) {
+  std::vector<int> kept(units.units.size(), -1);
+  for (size_t i = 0; i < units.units.size(); ++i) {
+    Unit& unit = units.units[i];
+    const int parent = unit.parent == -1 ? -1 : kept[unit.parent];
+    if (i > 0 && unit.parameters.empty()) {
+      kept[i] = parent;
+      continue;
+    }
+    unit.parent = parent;
+    kept[i] = static_cast<int>(plan.units.size());
+    plan.units.push_back(PlanUnit(plan.tree, std::move(unit), options));
+  }
+}
+
+std::string NamesOfUnits(const ShardPlan& plan) {
+  constexpr size_t kShown = 4;
+  std::vector<std::string> names;
+  for (size_t i = 1; i < plan.units.size() && i <= kShown; ++i) {
+    names.push_back(DisplayName(plan.units[i].unit));
+  }
+  return absl::StrCat(absl::StrJoin(names, ", "),
+                      plan.units.size() > kShown + 1 ? ", ..." : "");
+}
+
+absl::Status NoUnitIsRecomputed(const ShardPlan& plan) {
+  if (plan.units.size() == 1) {
+    return absl::InvalidArgumentError(
+        "Options::recompute_units has no unit to choose: the model has none "
+        "but the root, which is not recomputed. Let Options::wrap_policy make "
+        "units");
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "Options::recompute_units has chosen none of the units ",
+      NamesOfUnits(plan),
+      ": let it choose one, or leave it empty. fsdp::EveryUnit() chooses all"));
+}
+
+absl::Status NotAUnit(const ShardPlan& plan, size_t node) {
+  const torch::nn::Module& module = *plan.tree.modules[node];
+  return absl::InvalidArgumentError(absl::StrCat(
+      "Options::recompute_units has chosen ", plan.tree.nodes[node].path,
+      ", of type ", c10::demangle(typeid(module).name()), ", which is no unit",
+      plan.tree.nodes[node].is_unit
+          ? " although Options::wrap_policy has chosen it: it owns no parameter"
+          : "",
+      ": units are recomputed as a whole. Choose a unit, let "
+      "Options::wrap_policy make one of it, or put its call into "
+      "fsdp::Checkpoint()"));
+}
+
+// The policy is asked about a module once, as the wrap policy is.
+absl::Status ChooseRecomputed(const WrapPolicy& policy, ShardPlan& plan) {
+  if (!policy) return absl::OkStatus();
+  std::map<int, PlannedUnit*> unit_of;  // by identity
+  for (PlannedUnit& planned : plan.units) {
+    unit_of[plan.tree.nodes[planned.unit.module].identity] = &planned;
+  }
+  std::set<int> asked;
+  bool any = false;
+  for (size_t node = 1; node < plan.tree.nodes.size(); ++node) {
+    const torch::nn::Module& module = *plan.tree.modules[node];
+    const int identity = plan.tree.nodes[node].identity;
+    if (!CanBeUnit(module) || !asked.insert(identity).second) continue;
+    const auto unit = unit_of.find(identity);
+    const bool is_unit = unit != unit_of.end();
+    if (!policy({plan.tree.nodes[node].path, module,
+                 plan.tree.unowned_numel[node], is_unit})) {
+      continue;
+    }
+    if (!is_unit) return NotAUnit(plan, node);
+    unit->second->recomputed = any = true;
+  }
+  return any ? absl::OkStatus() : NoUnitIsRecomputed(plan);
+}
+
+// A buffer belongs to the innermost unit around its module.
+void PlanBuffers(ShardPlan& plan) {
+  std::vector<const PlannedUnit*> unit_of(plan.tree.nodes.size());
+  for (const PlannedUnit& planned : plan.units) {
+    unit_of[planned.unit.module] = &planned;
+  }
+  std::set<const void*> seen;
+  for (size_t node = 0; node < plan.tree.nodes.size(); ++node) {
+    if (unit_of[node] == nullptr) {
+      unit_of[node] = unit_of[plan.tree.nodes[node].parent];
+    }
+    const torch::nn::Module& module = *plan.tree.modules[node];
+    const MixedPrecision& precision = unit_of[node]->options.precision;
+    for (const auto& item : module.named_buffers(/*recurse=*/false)) {
+      const at::Tensor& buffer = item.value();
+      if (!buffer.defined() ||
+          !seen.insert(buffer.unsafeGetTensorImpl()).second) {
+        continue;
+      }
+      const c10::ScalarType stored = buffer.scalar_type();
+      const bool casts =
+          c10::isFloatingType(stored) && !precision.Keeps(module);
+      const std::string& path = plan.tree.nodes[node].path;
+      plan.buffers.push_back(
+          {path.empty() ? item.key() : absl::StrCat(path, ".", item.key()),
+           buffer, stored,
+           casts ? precision.buffer_dtype.value_or(stored) : stored});
+    }
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<ShardPlan> PlanSharding(
+    const std::shared_ptr<torch::nn::Module>& root, const comm::Mesh& mesh,
+    const Options& options) {
+  if (c10::InferenceMode::is_enabled()) {
+    return absl::FailedPreconditionError(
+        "a model cannot be sharded in inference mode, whose tensors have no "
+        "versions: leave it first. Sharded models run in it");
+  }
+  if (DeferredInit::IsActive()) {
+    return absl::FailedPreconditionError(
+        "a model cannot be sharded inside a DeferredInit scope, in which no "
+        "tensor gets memory: end the scope first");
+  }
+  FSDP_RETURN_IF_ERROR(flat_param::CheckGuardedStorage());
+  FSDP_RETURN_IF_ERROR(CheckSequentialAdapter());
+  FSDP_RETURN_IF_ERROR(CheckOptions(options));
+  ShardPlan plan;
+  FSDP_ASSIGN_OR_RETURN(
+      plan.tree,
+      ReadModuleTree(root, {options.wrap_policy, options.ignore_module,
+                            options.ignore_parameter}));
+  FSDP_ASSIGN_OR_RETURN(UnitPlan units,
+                        PlanUnits(plan.tree.nodes, plan.tree.uses));
+  PlanUnitsOf(std::move(units), options, plan);
+  FSDP_RETURN_IF_ERROR(ChooseRecomputed(options.recompute_units, plan));
+  for (const PlannedUnit& planned : plan.units) {
+    FSDP_RETURN_IF_ERROR(
+        CheckUnitOptions(DisplayName(planned.unit), planned.options, mesh));
+  }
+  PlanBuffers(plan);
+  for (const BufferPrecision::Buffer& buffer : plan.buffers) {
+    if (!options.broadcast_parameters) break;
+    FSDP_RETURN_IF_ERROR(CheckCanBeSent(buffer.name, buffer.tensor));
+  }
+  if (!options.allow_outside_references) {
+    FSDP_RETURN_IF_ERROR(CheckOutsideReferences(plan.tree));
+  }
+  FSDP_RETURN_IF_ERROR(CheckOneDevicePerUnit(plan));
+  return plan;
+}
+
+// Directories may differ, if disks do.
+std::string Fingerprint(const OffloadOptions& offload) {
+  if (!offload.any()) return "";
+  return absl::StrCat(
+      "offload: parameters ", ToString(offload.parameters), ", gradients ",
+      ToString(offload.gradients), ", optimizer ", ToString(offload.optimizer),
+      ", memory budget ", offload.memory_budget, ", buffers ",
+      offload.buffer_bytes, ", prefetch distance ", offload.prefetch_distance,
+      ", optimizer state ", offload.optimizer_state, ", step on ",
+      ToString(offload.step_on), ", rollback ", offload.rollback, ", keep ",
+      offload.keep ? offload.name : "nothing", "\n");
+}
+
+std::string Fingerprint(const Quantization& quantization) {
+  if (!quantization.any()) return "";
+  return absl::StrCat("quantize: ", quantization.ToString(), "\n");
+}
+
+std::string Fingerprint(const ShardPlan& plan, const Options& options) {
+  std::string text = absl::StrCat(
+      "options: reshard root ", options.reshard_root_after_forward,
+      ", prefetch forward ", options.forward_prefetch, ", backward ",
+      options.backward_prefetch, ", broadcast ", options.broadcast_parameters,
+      ", divide by ", options.gradient_divide_factor.value_or(0), " and ",
+      options.gradient_predivide_factor.value_or(0), ", check order ",
+      options.check_order, ", transparent ", options.transparent,
+      ", share memory ", options.share_memory, ", init_module ",
+      options.init_module != nullptr, " seed ", options.init_seed, "\n",
+      Fingerprint(options.offload), Fingerprint(options.quantize));
+  for (const PlannedUnit& planned : plan.units) {
+    absl::StrAppend(&text, "unit ", DisplayName(planned.unit), ": ",
+                    ToString(planned.options.strategy), ", backward group ",
+                    planned.options.backward_group_size, ", ",
+                    planned.options.precision.ToString(),
+                    planned.recomputed ? ", recomputed" : "", "\n");
+    for (size_t i = 0; i < planned.unit.parameters.size(); ++i) {
+      const OwnedParameter& owned = planned.unit.parameters[i];
+      const auto& tied = plan.tree.parameters[owned.parameter];
+      const at::Tensor& tensor = tied.front();
+      const bool is_frozen =
+          std::none_of(tied.begin(), tied.end(),
+                       [](const at::Tensor& t) { return t.requires_grad(); });
+      absl::StrAppend(&text, "  ", absl::StrJoin(owned.names, " = "), " ",
+                      c10::toString(tensor.scalar_type()), " in ",
+                      c10::toString(planned.compute_dtypes[i]), " [",
+                      absl::StrJoin(tensor.sizes(), ", "), "] strides [",
+                      absl::StrJoin(tensor.strides(), ", "), "] ",
+                      tensor.device().is_cpu() ? "cpu" : "accelerator",
+                      is_frozen ? " frozen" : "", "\n");
+    }
+  }
+  for (const BufferPrecision::Buffer& buffer : plan.buffers) {
+    absl::StrAppend(&text, "buffer ", buffer.name, " ",
+                    c10::toString(buffer.original), " in ",
+                    c10::toString(buffer.wanted), " [",
+                    absl::StrJoin(buffer.tensor.sizes(), ", "), "] ",
+                    LayoutText(buffer.tensor), "\n");
+  }
+  return text;
+}
+
+}  // namespace fsdp

@@ -1,0 +1,45 @@
+// What sharding a module will do, decided and checked before anything is
+// changed.
+#ifndef FSDP_SETUP_SHARD_PLAN_H_
+#define FSDP_SETUP_SHARD_PLAN_H_
+
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "comm/mesh.h"
+#include "fsdp/options/options.h"
+#include "fsdp/precision/buffer_precision.h"
+#include "fsdp/setup/module_tree.h"
+#include "fsdp/setup/unit_plan.h"
+
+namespace fsdp {
+
+struct PlannedUnit {
+  Unit unit;
+  UnitOptions options;
+  // Of unit.parameters, each: the dtype it is computed in.
+  std::vector<c10::ScalarType> compute_dtypes;
+  bool recomputed = false;
+};
+
+struct ShardPlan {
+  ModuleTree tree;
+  std::vector<PlannedUnit> units;  // those that own something, and the root
+  std::vector<BufferPrecision::Buffer> buffers;  // floating-point and others
+};
+
+// This rank's view; see ShardModule() for what is refused.
+absl::StatusOr<ShardPlan> PlanSharding(
+    const std::shared_ptr<torch::nn::Module>& root, const comm::Mesh& mesh,
+    const Options& options);
+
+// Everything ranks have to agree on, one line each, for comparison by text.
+std::string Fingerprint(const ShardPlan& plan, const Options& options);
+
+}  // namespace fsdp
+
+#endif  // FSDP_SETUP_SHARD_PLAN_H_

@@ -1,0 +1,367 @@
+#include "fsdp/setup/sharder.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/ScalarType.h>
+
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "base/tensor_over.h"
+#include "base/torch_status.h"
+#include "comm/agreement.h"
+#include "comm/communicator.h"
+#include "comm/mesh.h"
+#include "flat_param/flat_parameter.h"
+#include "fsdp/deferred/deferred_init.h"
+#include "fsdp/deferred/deferred_tensor.h"
+#include "fsdp/memory/buffer_layout.h"
+#include "fsdp/memory/resting_memory.h"
+#include "fsdp/precision/buffer_precision.h"
+#include "fsdp/resting/offload_plan.h"
+#include "fsdp/resting/offload_space.h"
+#include "fsdp/runtime/gradient_buffer.h"
+#include "fsdp/runtime/gradient_layout.h"
+#include "fsdp/runtime/runtime.h"
+#include "fsdp/setup/common_flats.h"
+#include "fsdp/setup/deferred_modules.h"
+#include "fsdp/setup/shard_plan.h"
+#include "fsdp/setup/unit_plan.h"
+#include "fsdp/state/shard_gather.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::flat_param::FlatParameter;
+using ::fsdp::flat_param::NamedParameter;
+
+std::string FreedText(const Unit& unit) {
+  return absl::StrCat(
+      "the parameters of unit ", DisplayName(unit),
+      " are sharded, and this rank holds only a part of them outside the "
+      "unit's forward and backward. If this is a forward, let the parent call "
+      "its child by fsdp::Forward(child, ...) instead of child->forward(...), "
+      "or set Options::transparent, and keep what FullyShard() has returned. "
+      "If it is a backward, a tensor that the unit computed was kept in a "
+      "member and used elsewhere: return it as an output, too. To read or "
+      "write values use Parameters(), "
+      "NamedShards() or "
+      "ForEachFullParameter()");
+}
+
+// A group that prefers scaled inputs adds them up as they are. In fp16 all of
+// the factor before the sum would lose small gradients; so it would in hooks
+// that reduce in fp16, for which the Runtime puts it behind the sum.
+GradientScaling ScalingOf(const Options& options,
+                          const comm::Communicator& world,
+                          c10::ScalarType reduce_dtype) {
+  const int ranks = world.world_size();
+  const double factor = options.gradient_divide_factor.value_or(ranks);
+  const bool all_before = world.PrefersScaledInputs() &&
+                          reduce_dtype != c10::ScalarType::Half &&
+                          !options.gradient_predivide_factor.has_value();
+  if (all_before) return {1 / factor, 1, /*before_for_speed=*/true};
+  const double before = options.gradient_predivide_factor.value_or(
+      1 / MeanOver(ranks, reduce_dtype).before);
+  return {1 / before, before / factor};
+}
+
+// What whole parameters leave in the heap are holes between shards, which the
+// next unit's do not fit into: together, as much as the model.
+void GiveBackFreedMemory() {
+#ifdef __GLIBC__
+  malloc_trim(0);
+#endif
+}
+
+// What follows the gradients in each segment of the last flat's buffer, at
+// most.
+int64_t FlagsOf(const RuntimeUnit& unit) {
+  return GradientLayout::MostFlags(unit.flats.back()->layout(),
+                                   static_cast<int64_t>(c10::elementSize(
+                                       unit.gradients.back().reduce_dtype)));
+}
+
+bool AnyTrainable(const std::vector<NamedParameter>& parameters) {
+  return std::any_of(
+      parameters.begin(), parameters.end(),
+      [](const NamedParameter& parameter) {
+        return std::any_of(
+            parameter.tensors.begin(), parameter.tensors.end(),
+            [](const at::Tensor& tensor) { return tensor.requires_grad(); });
+      });
+}
+
+}  // namespace
+
+Sharder::Sharder(ShardPlan plan, const comm::Mesh& mesh, const Options& options,
+                 absl::Duration timeout)
+    : plan_(std::move(plan)),
+      world_(*mesh.world()),
+      placements_(mesh, options.quantize),
+      options_(options),
+      timeout_(timeout),
+      initializer_(plan_.tree, options.init_module, options.init_seed) {}
+
+absl::StatusOr<RuntimeUnit> Sharder::Shard(const PlannedUnit& planned) {
+  RuntimeUnit result;
+  result.name = DisplayName(planned.unit);
+  if (has_values()) {
+    FSDP_RETURN_IF_ERROR(initializer_.InitUsersOf(planned.unit));
+  }
+  FSDP_ASSIGN_OR_RETURN(result.placement, placements_.Of(planned.options));
+  std::map<Kind, Parameters> by_kind = ByKind(planned);
+  for (const OwnedParameter& owned : planned.unit.parameters) {
+    plan_.tree.parameters[owned.parameter].clear();
+  }
+  int64_t exact_tail = 0;
+  for (auto& [kind, parameters] : by_kind) {
+    const int flat = next_flat_++;
+    SharedFlat& shared = result.shared.emplace_back();
+    if (pieces_[flat] >= 0) {
+      shared = {common_.Piece(pieces_[flat]), kind.stored == kind.computed};
+    }
+    FSDP_ASSIGN_OR_RETURN(
+        result.flats.emplace_back(),
+        MakeFlat(planned, flat, result, kind, std::move(parameters)));
+    result.gradients.push_back(GradientsOf(planned, kind));
+    FSDP_RETURN_IF_ERROR(PlaceGradients(flat, result));
+    exact_tail = std::max(exact_tail, FlagsOf(result));
+  }
+  FSDP_RETURN_IF_ERROR(placements_.Quantize(exact_tail, result.placement));
+  GiveBackFreedMemory();
+  return result;
+}
+
+absl::Status Sharder::MakeOffloadSpace(
+    const std::shared_ptr<comm::Communicator>& world) {
+  if (!options_.offload.any()) return absl::OkStatus();
+  FSDP_ASSIGN_OR_RETURN(std::vector<RestingFlat> flats, RestingFlats());
+  absl::StatusOr<OffloadPlan> plan =
+      PlanOffload(flats, options_.offload, DeviceOfModel().is_cpu());
+  FSDP_RETURN_IF_ERROR(comm::Agree(world_, plan.status(), "planning offload",
+                                   absl::Now() + timeout_));
+  FSDP_ASSIGN_OR_RETURN(
+      space_,
+      OffloadSpace::Make(std::move(flats), *std::move(plan), options_.offload,
+                         DeviceOfModel(), world, timeout_));
+  return absl::OkStatus();
+}
+
+absl::Status Sharder::AllocateCommon() {
+  for (const PlannedUnit& planned : plan_.units) {
+    FSDP_ASSIGN_OR_RETURN(const Placement placement,
+                          placements_.Of(planned.options));
+    for (const auto& [kind, parameters] : ByKind(planned)) {
+      const int flat = static_cast<int>(pieces_.size());
+      const bool is_away =
+          space_ != nullptr &&
+          space_->plan().tier(flat, RestingKind::kParameters) != Tier::kDevice;
+      if (is_away || placements_.QuantizesGathers(placement)) {
+        pieces_.push_back(kNoPiece);
+        continue;
+      }
+      FSDP_ASSIGN_OR_RETURN(const flat_param::FlatLayout layout,
+                            LayoutFor(parameters, kind, *placement.shard));
+      pieces_.push_back(common_.Add(
+          placement.shard,
+          layout.padded_numel() *
+              static_cast<int64_t>(c10::elementSize(kind.computed))));
+    }
+  }
+  return options_.share_memory ? common_.Allocate() : absl::OkStatus();
+}
+
+absl::Status Sharder::FinishRest(torch::nn::Module& root) {
+  if (has_values()) FSDP_RETURN_IF_ERROR(initializer_.InitTheRest());
+  FSDP_RETURN_IF_ERROR(Materialize(root));
+  return options_.broadcast_parameters ? BroadcastBuffers() : absl::OkStatus();
+}
+
+std::map<Sharder::Kind, Sharder::Parameters> Sharder::ByKind(
+    const PlannedUnit& planned) const {
+  std::map<Kind, Parameters> by_kind;
+  for (size_t i = 0; i < planned.unit.parameters.size(); ++i) {
+    const OwnedParameter& owned = planned.unit.parameters[i];
+    const std::vector<at::Tensor>& tensors =
+        plan_.tree.parameters[owned.parameter];
+    by_kind[{tensors.front().scalar_type(), planned.compute_dtypes[i],
+             !tensors.front().requires_grad()}]
+        .push_back({owned.names.front(), tensors});
+  }
+  return by_kind;
+}
+
+absl::StatusOr<flat_param::FlatLayout> Sharder::LayoutFor(
+    const Parameters& parameters, const Kind& kind,
+    const comm::Communicator& group) {
+  const bool narrows =
+      c10::elementSize(kind.computed) < c10::elementSize(kind.stored);
+  return flat_param::LayoutOf(parameters, narrows ? kind.computed : kind.stored,
+                              group.world_size());
+}
+
+bool Sharder::has_values() const {
+  return !options_.broadcast_parameters || world_.rank() == 0;
+}
+
+absl::Status Sharder::BroadcastBuffers() {
+  c10::NoGradGuard no_grad;
+  for (const BufferPrecision::Buffer& buffer : plan_.buffers) {
+    for (const at::Tensor& part : PartsOf(buffer.tensor)) {
+      if (part.numel() == 0) continue;
+      const at::Tensor distinct = DistinctOf(part);
+      const at::Tensor values =
+          distinct.resolve_conj().resolve_neg().contiguous();
+      FSDP_RETURN_IF_ERROR(Broadcast(
+          RangeOf(values, at::kByte, 0, static_cast<int64_t>(values.nbytes())),
+          buffer.name));
+      if (!values.is_same(distinct)) distinct.copy_(values);
+    }
+  }
+  return absl::OkStatus();
+}
+
+// What keeps its dtype is reduced in it, too.
+GradientBufferOptions Sharder::GradientsOf(const PlannedUnit& planned,
+                                           const Kind& kind) const {
+  const MixedPrecision& precision = planned.options.precision;
+  const c10::ScalarType stored = kind.stored;
+  const bool kept = kind.computed != precision.ParamDtype(stored);
+  const c10::ScalarType reduce = kept && !precision.reduce_dtype.has_value()
+                                     ? stored
+                                     : precision.ReduceDtype(stored);
+  return {reduce, precision.keep_low_precision_grads ? reduce : stored,
+          ScalingOf(options_, world_, reduce)};
+}
+
+absl::Status Sharder::Broadcast(const at::Tensor& tensor,
+                                const std::string& what) {
+  return BroadcastFrom(world_, /*root=*/0, tensor, what,
+                       absl::Now() + timeout_);
+}
+
+// Only rank 0's values are looked at where they are broadcast.
+at::Tensor Sharder::Flatten(const Parameters& parameters,
+                            const flat_param::FlatLayout& layout) const {
+  if (has_values()) {
+    return FlatParameter::Flatten(parameters, layout, ValueOf);
+  }
+  return at::zeros(
+      {layout.padded_numel()},
+      parameters.front().tensors.front().options().requires_grad(false));
+}
+
+c10::Device Sharder::DeviceOfModel() const {
+  for (const auto& tensors : plan_.tree.parameters) {
+    if (!tensors.empty()) return tensors.front().device();
+  }
+  return c10::Device(c10::kCPU);
+}
+
+// In the order in which units are sharded.
+absl::StatusOr<std::vector<RestingFlat>> Sharder::RestingFlats() {
+  std::vector<RestingFlat> flats;
+  for (const PlannedUnit& planned : plan_.units) {
+    FSDP_ASSIGN_OR_RETURN(const Placement placement,
+                          placements_.Of(planned.options));
+    for (const auto& [kind, parameters] : ByKind(planned)) {
+      FSDP_ASSIGN_OR_RETURN(const flat_param::FlatLayout layout,
+                            LayoutFor(parameters, kind, *placement.shard));
+      RestingFlat& flat = flats.emplace_back();
+      flat.name = DisplayName(planned.unit);
+      flat.parameters = layout.shard_numel() *
+                        static_cast<int64_t>(c10::elementSize(kind.stored));
+      if (!AnyTrainable(parameters)) continue;
+      flat.gradients = ShardGradientBytes(layout, GradientsOf(planned, kind));
+      flat.optimizer = static_cast<int64_t>(options_.offload.optimizer_state *
+                                            flat.parameters);
+    }
+  }
+  return flats;
+}
+
+absl::Status Sharder::PlaceGradients(int flat, RuntimeUnit& unit) {
+  if (space_ == nullptr) return absl::OkStatus();
+  const FlatParameter& parameter = *unit.flats.back();
+  FSDP_ASSIGN_OR_RETURN(
+      unit.gradients.back().memory,
+      space_->PlaceGradients(
+          flat, ShardGradientBytes(parameter.layout(), unit.gradients.back()),
+          parameter.device()));
+  return absl::OkStatus();
+}
+
+// Where this rank's shard rests; undefined: in memory of its own.
+absl::StatusOr<at::Tensor> Sharder::PlaceShard(
+    int flat, RuntimeUnit& unit, const flat_param::FlatLayout& layout,
+    c10::ScalarType stored, c10::Device device) {
+  const SharedFlat& shared = unit.shared.back();
+  at::Tensor rest;
+  if (shared.holds_shards && shared.memory.defined()) {
+    const flat_param::Slice range =
+        layout.ShardRange(unit.placement.shard->rank());
+    rest = RangeOf(shared.memory, stored, range.begin, range.numel());
+  }
+  unit.resting.emplace_back();
+  if (space_ == nullptr) return rest;
+  FSDP_ASSIGN_OR_RETURN(
+      unit.resting.back(),
+      space_->PlaceParameters(
+          flat,
+          layout.shard_numel() * static_cast<int64_t>(c10::elementSize(stored)),
+          device, rest));
+  return unit.resting.back()->AsTensor(stored);
+}
+
+absl::StatusOr<std::unique_ptr<FlatParameter>> Sharder::MakeFlat(
+    const PlannedUnit& planned, int flat_index, RuntimeUnit& unit,
+    const Kind& kind, Parameters parameters) {
+  const comm::Communicator& group = *unit.placement.shard;
+  FSDP_ASSIGN_OR_RETURN(flat_param::FlatLayout layout,
+                        LayoutFor(parameters, kind, group));
+  FSDP_ASSIGN_OR_RETURN(
+      const at::Tensor rest,
+      PlaceShard(flat_index, unit, layout, kind.stored,
+                 parameters.front().tensors.front().device()));
+  at::Tensor flat;
+  FSDP_RETURN_IF_ERROR(
+      TorchToStatus(absl::StrCat("flattening unit ", unit.name),
+                    [&] { flat = Flatten(parameters, layout); }));
+  if (options_.broadcast_parameters) {
+    FSDP_RETURN_IF_ERROR(Broadcast(flat, unit.name));
+  }
+  // What an earlier run has kept counts more than what the module has.
+  const bool kept = space_ != nullptr && space_->step() > 0;
+  FSDP_ASSIGN_OR_RETURN(
+      const Resident resident,
+      Resident::Of(rest, kept ? Use::kUpdate : Use::kOverwrite));
+  const at::Tensor values = kept ? rest.clone() : at::Tensor();
+  std::unique_ptr<FlatParameter> result;
+  FSDP_RETURN_IF_ERROR(
+      TorchToStatus(absl::StrCat("sharding unit ", unit.name), [&] {
+        result = std::make_unique<FlatParameter>(
+            std::move(parameters), std::move(layout), flat, group.rank(),
+            kind.computed, FreedText(planned.unit), rest);
+        if (kept) rest.copy_(values);
+      }));
+  return result;
+}
+
+}  // namespace fsdp

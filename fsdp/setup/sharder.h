@@ -1,0 +1,124 @@
+// Turns the modules of a plan into units that rest in shards, one after the
+// other.
+#ifndef FSDP_SETUP_SHARDER_H_
+#define FSDP_SETUP_SHARDER_H_
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+#include <torch/nn/module.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "comm/communicator.h"
+#include "comm/fence.h"
+#include "comm/mesh.h"
+#include "flat_param/flat_parameter.h"
+#include "flat_param/layout.h"
+#include "fsdp/options/options.h"
+#include "fsdp/resting/offload_plan.h"
+#include "fsdp/resting/offload_space.h"
+#include "fsdp/runtime/gradient_buffer.h"
+#include "fsdp/runtime/runtime.h"
+#include "fsdp/setup/common_flats.h"
+#include "fsdp/setup/deferred_modules.h"
+#include "fsdp/setup/placements.h"
+#include "fsdp/setup/shard_plan.h"
+
+namespace fsdp {
+
+// All ranks make the same calls in the order of this list. After an error of
+// anything but MakeOffloadSpace() they are no longer alike.
+class Sharder {
+ public:
+  // `options` outlives this object.
+  Sharder(ShardPlan plan, const comm::Mesh& mesh, const Options& options,
+          absl::Duration timeout);
+
+  const ShardPlan& plan() const { return plan_; }
+
+  // Decides what rests where, and makes room there. An error is that of all
+  // ranks.
+  absl::Status MakeOffloadSpace(
+      const std::shared_ptr<comm::Communicator>& world);
+  // Null without Options::offload.
+  const std::shared_ptr<OffloadSpace>& offload() const { return space_; }
+
+  // Finds memory that ranks have in common.
+  absl::Status AllocateCommon();
+  std::vector<std::unique_ptr<comm::Fence>> TakeFences() {
+    return common_.TakeFences();
+  }
+
+  // Of each unit of the plan, in its order.
+  absl::StatusOr<RuntimeUnit> Shard(const PlannedUnit& planned);
+
+  // What is in no unit. Rank 0's buffers everywhere; each rank's own values of
+  // what is ignored.
+  absl::Status FinishRest(torch::nn::Module& root);
+
+ private:
+  // What parameters of one flat parameter have in common. What is trained is
+  // spread over all shards where nothing frozen lies between.
+  struct Kind {
+    c10::ScalarType stored;
+    c10::ScalarType computed;
+    bool frozen;
+
+    friend bool operator<(const Kind& a, const Kind& b) {
+      return std::tie(a.stored, a.computed, a.frozen) <
+             std::tie(b.stored, b.computed, b.frozen);
+    }
+  };
+  using Parameters = std::vector<flat_param::NamedParameter>;
+
+  // A unit's parameters, by what becomes one flat parameter.
+  std::map<Kind, Parameters> ByKind(const PlannedUnit& planned) const;
+  static absl::StatusOr<flat_param::FlatLayout> LayoutFor(
+      const Parameters& parameters, const Kind& kind,
+      const comm::Communicator& group);
+  GradientBufferOptions GradientsOf(const PlannedUnit& planned,
+                                    const Kind& kind) const;
+  absl::StatusOr<std::vector<RestingFlat>> RestingFlats();
+  // The CPU without parameters.
+  c10::Device DeviceOfModel() const;
+
+  absl::StatusOr<std::unique_ptr<flat_param::FlatParameter>> MakeFlat(
+      const PlannedUnit& planned, int flat_index, RuntimeUnit& unit,
+      const Kind& kind, Parameters parameters);
+  absl::StatusOr<at::Tensor> PlaceShard(int flat, RuntimeUnit& unit,
+                                        const flat_param::FlatLayout& layout,
+                                        c10::ScalarType stored,
+                                        c10::Device device);
+  absl::Status PlaceGradients(int flat, RuntimeUnit& unit);
+  at::Tensor Flatten(const Parameters& parameters,
+                     const flat_param::FlatLayout& layout) const;
+
+  // Whether this rank's values are the ones that count.
+  bool has_values() const;
+  absl::Status BroadcastBuffers();
+  absl::Status Broadcast(const at::Tensor& tensor, const std::string& what);
+
+  ShardPlan plan_;
+  comm::Communicator& world_;
+  Placements placements_;
+  const Options& options_;
+  const absl::Duration timeout_;
+  ModuleInitializer initializer_;
+  std::shared_ptr<OffloadSpace> space_;  // null: nothing is offloaded
+  CommonFlats common_;
+  static constexpr int kNoPiece = -1;
+  std::vector<int> pieces_;  // of common_, for each flat parameter
+  int next_flat_ = 0;
+};
+
+}  // namespace fsdp
+
+#endif  // FSDP_SETUP_SHARDER_H_

@@ -1,0 +1,69 @@
+// Decides which unit of a model owns which parameter. A unit is a module whose
+// parameters are gathered, freed and reduced together. Pure data: no torch.
+#ifndef FSDP_SETUP_UNIT_PLAN_H_
+#define FSDP_SETUP_UNIT_PLAN_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+
+namespace fsdp {
+
+// One place of the module tree. A module registered under several parents
+// appears once per place, each time with the same identity.
+struct ModuleNode {
+  std::string path;  // "blocks.0", "" for the root
+  int parent;        // index of a node, -1 for the root
+  bool is_unit;
+  int identity;  // of the module object
+};
+
+// A parameter registered in a module. Uses with the same `parameter` are tied.
+struct ParameterUse {
+  int module;        // index of a node
+  std::string name;  // full, without wrappers: "blocks.0.qkv.weight"
+  int parameter;     // identity of the tensor
+};
+
+struct OwnedParameter {
+  int parameter;
+  std::vector<std::string> names;  // in order of use; the first is canonical
+};
+
+struct Unit {
+  std::string name;  // path of its module where that first appears
+  int module;        // index of that node
+  // Index of the nearest unit that surrounds every place of this one; -1 for
+  // the root. Smaller than the unit's own index.
+  int parent;
+  std::vector<OwnedParameter> parameters;  // in order of first use; may be none
+};
+
+struct UnitPlan {
+  std::vector<Unit> units;  // in pre-order, the root first
+
+  // For people: the units as an indented tree with the names they own.
+  std::string ToString() const;
+};
+
+// Name of a unit in messages: its path, "root" for the root.
+std::string DisplayName(const Unit& unit);
+
+// Gives each parameter to the innermost unit that surrounds all its uses, at
+// every place of the modules that use it, so that it is gathered whenever one
+// of them runs. Units that own nothing stay in the plan.
+//
+// `modules` are in pre-order; the first is the root and a unit. `uses` are in
+// the order in which parameters shall lie in their unit. A shared module's uses
+// may be listed for one or for all of its places.
+// InvalidArgument: a malformed tree, nodes of one module that disagree on being
+// a unit, a module inside itself, a use of an unknown module, a name listed
+// twice, or no parameters at all.
+absl::StatusOr<UnitPlan> PlanUnits(absl::Span<const ModuleNode> modules,
+                                   absl::Span<const ParameterUse> uses);
+
+}  // namespace fsdp
+
+#endif  // FSDP_SETUP_UNIT_PLAN_H_

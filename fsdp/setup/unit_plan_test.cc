@@ -1,0 +1,386 @@
+#include "fsdp/setup/unit_plan.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/testing/status_matchers.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::Field;
+using ::testing::HasSubstr;
+using ::testing::Matcher;
+
+constexpr bool kUnit = true;
+constexpr bool kPlain = false;
+
+// A unit by name and index of the parent; the parameters by their names.
+template <typename... Names>
+Matcher<Unit> UnitIs(const std::string& name, int parent, Names... names) {
+  return AllOf(
+      Field("name", &Unit::name, name), Field("parent", &Unit::parent, parent),
+      Field("parameters", &Unit::parameters,
+            ElementsAre(Field("names", &OwnedParameter::names, names)...)));
+}
+
+TEST(PlanUnitsTest, GivesParametersToTheNearestUnit) {
+  const std::vector<ModuleNode> modules = {
+      {"", -1, kUnit, 0},
+      {"wte", 0, kPlain, 1},
+      {"blocks", 0, kPlain, 2},
+      {"blocks.0", 2, kUnit, 3},
+      {"blocks.0.fc", 3, kPlain, 4},
+      {"blocks.1", 2, kUnit, 5},
+  };
+  const std::vector<ParameterUse> uses = {
+      {1, "wte.weight", 0},
+      {3, "blocks.0.scale", 1},
+      {4, "blocks.0.fc.weight", 2},
+      {5, "blocks.1.scale", 3},
+      {0, "gain", 4},
+  };
+  ASSERT_OK_AND_ASSIGN(const UnitPlan plan, PlanUnits(modules, uses));
+  EXPECT_THAT(
+      plan.units,
+      ElementsAre(
+          UnitIs("", -1, ElementsAre("wte.weight"), ElementsAre("gain")),
+          UnitIs("blocks.0", 0, ElementsAre("blocks.0.scale"),
+                 ElementsAre("blocks.0.fc.weight")),
+          UnitIs("blocks.1", 0, ElementsAre("blocks.1.scale"))));
+  EXPECT_EQ(plan.units[1].module, 3);
+  EXPECT_EQ(plan.units[1].parameters[1].parameter, 2);
+  EXPECT_EQ(DisplayName(plan.units[0]), "root");
+  EXPECT_EQ(DisplayName(plan.units[1]), "blocks.0");
+  EXPECT_EQ(plan.ToString(),
+            "root: wte.weight gain\n"
+            "  blocks.0: blocks.0.scale blocks.0.fc.weight\n"
+            "  blocks.1: blocks.1.scale\n");
+}
+
+TEST(PlanUnitsTest, NestsUnitsAndKeepsEmptyOnes) {
+  const std::vector<ModuleNode> modules = {
+      {"", -1, kUnit, 0},
+      {"a", 0, kUnit, 1},
+      {"a.b", 1, kUnit, 2},
+      {"c", 0, kUnit, 3},
+  };
+  ASSERT_OK_AND_ASSIGN(const UnitPlan plan,
+                       PlanUnits(modules, {{2, "a.b.w", 0}}));
+  EXPECT_THAT(plan.units, ElementsAre(UnitIs("", -1), UnitIs("a", 0),
+                                      UnitIs("a.b", 1, ElementsAre("a.b.w")),
+                                      UnitIs("c", 0)));
+  EXPECT_EQ(plan.ToString(),
+            "root: nothing\n"
+            "  a: nothing\n"
+            "    a.b: a.b.w\n"
+            "  c: nothing\n");
+}
+
+TEST(PlanUnitsTest, KeepsTiesWithinAUnitThere) {
+  const std::vector<ModuleNode> modules = {{"", -1, kUnit, 0},
+                                           {"a", 0, kUnit, 1},
+                                           {"a.in", 1, kPlain, 2},
+                                           {"a.out", 1, kPlain, 3}};
+  ASSERT_OK_AND_ASSIGN(
+      const UnitPlan plan,
+      PlanUnits(modules,
+                {{2, "a.in.w", 7}, {2, "a.in.b", 8}, {3, "a.out.w", 7}}));
+  EXPECT_THAT(plan.units,
+              ElementsAre(UnitIs("", -1),
+                          UnitIs("a", 0, ElementsAre("a.in.w", "a.out.w"),
+                                 ElementsAre("a.in.b"))));
+  EXPECT_EQ(plan.ToString(), "root: nothing\n  a: a.in.w=a.out.w a.in.b\n");
+}
+
+TEST(PlanUnitsTest, LiftsTiesAcrossSiblingsToTheirCommonUnit) {
+  const std::vector<ModuleNode> modules = {
+      {"", -1, kUnit, 0},    {"a", 0, kUnit, 1},     {"a.x", 1, kUnit, 2},
+      {"a.y", 1, kPlain, 3}, {"a.y.z", 3, kUnit, 4}, {"b", 0, kUnit, 5},
+  };
+  ASSERT_OK_AND_ASSIGN(const UnitPlan plan,
+                       PlanUnits(modules, {{2, "a.x.w", 0},
+                                           {4, "a.y.z.w", 0},
+                                           {4, "a.y.z.v", 1},
+                                           {5, "b.v", 1}}));
+  EXPECT_THAT(
+      plan.units,
+      ElementsAre(UnitIs("", -1, ElementsAre("a.y.z.v", "b.v")),
+                  UnitIs("a", 0, ElementsAre("a.x.w", "a.y.z.w")),
+                  UnitIs("a.x", 1), UnitIs("a.y.z", 1), UnitIs("b", 0)));
+}
+
+TEST(PlanUnitsTest, LiftsTiesBetweenParentAndChildToTheParent) {
+  const std::vector<ModuleNode> modules = {
+      {"", -1, kUnit, 0}, {"a", 0, kUnit, 1}, {"a.x", 1, kUnit, 2}};
+  ASSERT_OK_AND_ASSIGN(const UnitPlan plan,
+                       PlanUnits(modules, {{2, "a.x.w", 0}, {1, "a.w", 0}}));
+  EXPECT_THAT(
+      plan.units,
+      ElementsAre(UnitIs("", -1), UnitIs("a", 0, ElementsAre("a.x.w", "a.w")),
+                  UnitIs("a.x", 1)));
+}
+
+TEST(PlanUnitsTest, LiftsASharedPlainModule) {
+  const std::vector<ModuleNode> modules = {{"", -1, kUnit, 0},
+                                           {"a", 0, kUnit, 1},
+                                           {"a.shared", 1, kPlain, 2},
+                                           {"b", 0, kUnit, 3},
+                                           {"b.shared", 3, kPlain, 2}};
+  ASSERT_OK_AND_ASSIGN(
+      const UnitPlan all,
+      PlanUnits(modules, {{2, "a.shared.w", 0}, {4, "b.shared.w", 0}}));
+  EXPECT_THAT(
+      all.units,
+      ElementsAre(UnitIs("", -1, ElementsAre("a.shared.w", "b.shared.w")),
+                  UnitIs("a", 0), UnitIs("b", 0)));
+  ASSERT_OK_AND_ASSIGN(const UnitPlan once,
+                       PlanUnits(modules, {{2, "a.shared.w", 0}}));
+  EXPECT_THAT(once.units, ElementsAre(UnitIs("", -1, ElementsAre("a.shared.w")),
+                                      UnitIs("a", 0), UnitIs("b", 0)));
+}
+
+// A unit below two parents is one unit; it keeps its parameters, for it is
+// gathered from wherever it is called.
+TEST(PlanUnitsTest, KeepsASharedUnitWhole) {
+  const std::vector<ModuleNode> modules = {
+      {"", -1, kUnit, 0},           {"a", 0, kUnit, 1},
+      {"a.shared", 1, kUnit, 2},    {"a.shared.fc", 2, kPlain, 3},
+      {"b", 0, kUnit, 4},           {"b.shared", 4, kUnit, 2},
+      {"b.shared.fc", 5, kPlain, 3}};
+  ASSERT_OK_AND_ASSIGN(
+      const UnitPlan plan,
+      PlanUnits(modules, {{3, "a.shared.fc.w", 0}, {6, "b.shared.fc.w", 0}}));
+  EXPECT_THAT(plan.units,
+              ElementsAre(UnitIs("", -1), UnitIs("a", 0),
+                          UnitIs("a.shared", 0,
+                                 ElementsAre("a.shared.fc.w", "b.shared.fc.w")),
+                          UnitIs("b", 0)));
+  EXPECT_EQ(plan.units[2].module, 2);
+}
+
+// The second place of `shared` comes after the tree below its first place.
+TEST(PlanUnitsTest, SeesPlacesThatComeLate) {
+  const std::vector<ModuleNode> modules = {
+      {"", -1, kUnit, 0},         {"a", 0, kUnit, 1},
+      {"a.shared", 1, kPlain, 2}, {"a.shared.u", 2, kUnit, 3},
+      {"shared", 0, kPlain, 2},   {"shared.u", 4, kUnit, 3}};
+  ASSERT_OK_AND_ASSIGN(const UnitPlan plan,
+                       PlanUnits(modules, {{1, "a.w", 0}, {3, "u.w", 0}}));
+  EXPECT_THAT(plan.units, ElementsAre(UnitIs("", -1, ElementsAre("a.w", "u.w")),
+                                      UnitIs("a", 0), UnitIs("a.shared.u", 0)));
+}
+
+TEST(PlanUnitsTest, RefusesAModelWithoutParameters) {
+  EXPECT_THAT(PlanUnits({{"", -1, kUnit, 0}}, {}),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("the model has no parameters")));
+}
+
+TEST(PlanUnitsTest, RefusesMalformedTrees) {
+  const auto refuses = [](std::vector<ModuleNode> modules, const char* why) {
+    EXPECT_THAT(PlanUnits(modules, {{0, "w", 0}}),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
+  };
+  const ModuleNode root = {"", -1, kUnit, 0};
+  refuses({}, "no modules");
+  refuses({{"", 0, kUnit, 0}}, "root has a parent");
+  refuses({{"", -1, kPlain, 0}}, "root is not a unit");
+  refuses({root, {"a", 1, kPlain, 1}}, "'a' has parent 1");
+  refuses({root, {"a", 7, kPlain, 1}}, "'a' has parent 7");
+  refuses({root, {"a", -1, kPlain, 1}}, "'a' has parent -1");
+  refuses(
+      {root, {"a", 0, kPlain, 1}, {"b", 0, kPlain, 2}, {"a.x", 1, kPlain, 3}},
+      "'a.x' has parent 1, which breaks the pre-order");
+  refuses({root, {"a", 0, kUnit, 1}, {"b", 0, kPlain, 1}},
+          "'a' and module 'b' are one module");
+  refuses({root, {"a", 0, kPlain, 0}}, "only one of them is a unit");
+  refuses({root, {"a", 0, kUnit, 0}}, "contains itself");
+  refuses({root, {"a", 0, kPlain, 1}, {"a.a", 1, kPlain, 1}},
+          "'a' contains itself");
+  refuses({root,
+           {"a", 0, kPlain, 1},
+           {"a.b", 1, kPlain, 2},
+           {"b", 0, kPlain, 2},
+           {"b.a", 3, kPlain, 1}},
+          "contains itself");
+}
+
+TEST(PlanUnitsTest, RefusesMalformedUses) {
+  const std::vector<ModuleNode> modules = {{"", -1, kUnit, 0}};
+  EXPECT_THAT(PlanUnits(modules, {{1, "w", 0}}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'w'")));
+  EXPECT_THAT(
+      PlanUnits(modules, {{-1, "w", 0}}),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("module -1")));
+  EXPECT_THAT(PlanUnits(modules, {{0, "w", 0}, {0, "w", 1}}),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("'w' is listed twice")));
+}
+
+// A random model: modules by identity, each with children of larger identity,
+// laid out with every place of a shared module spelled out.
+struct RandomModel {
+  explicit RandomModel(std::mt19937& random) {
+    const int num_modules = 1 + static_cast<int>(random() % 8);
+    std::vector<std::vector<int>> children(num_modules);
+    std::vector<bool> is_unit(num_modules);
+    for (int i = 0; i < num_modules; ++i) {
+      is_unit[i] = i == 0 || random() % 2 == 0;
+      const int num_places = i == 0 ? 0 : 1 + random() % 5 / 3;
+      for (int place = 0; place < num_places; ++place) {
+        children[random() % i].push_back(i);
+      }
+    }
+    AddPlaces(0, -1, "", children, is_unit);
+    const int num_uses = 1 + static_cast<int>(random() % 10);
+    for (int i = 0; i < num_uses; ++i) {
+      const int module = static_cast<int>(random() % modules.size());
+      uses.push_back({module, absl::StrCat(modules[module].path, ".w", i),
+                      static_cast<int>(random() % 6)});
+    }
+  }
+
+  void AddPlaces(int identity, int parent, const std::string& path,
+                 const std::vector<std::vector<int>>& children,
+                 const std::vector<bool>& is_unit) {
+    const int node = static_cast<int>(modules.size());
+    modules.push_back({path, parent, is_unit[identity], identity});
+    for (size_t i = 0; i < children[identity].size(); ++i) {
+      AddPlaces(children[identity][i], node, absl::StrCat(path, "/", i),
+                children, is_unit);
+    }
+  }
+
+  std::vector<ModuleNode> modules;
+  std::vector<ParameterUse> uses;
+};
+
+// The identities of the units on the way from the root to `node`, inclusive.
+std::vector<int> UnitsOnTheWay(const RandomModel& model, int node) {
+  std::vector<int> units;
+  for (; node != -1; node = model.modules[node].parent) {
+    if (model.modules[node].is_unit) {
+      units.push_back(model.modules[node].identity);
+    }
+  }
+  std::reverse(units.begin(), units.end());
+  return units;
+}
+
+// The last unit that all `ways` have.
+int LastInCommon(const std::vector<std::vector<int>>& ways) {
+  int last = -1;
+  for (const int unit : ways.front()) {
+    const bool common =
+        std::all_of(ways.begin(), ways.end(), [&](const auto& way) {
+          return std::count(way.begin(), way.end(), unit) > 0;
+        });
+    if (common) last = unit;
+  }
+  return last;
+}
+
+// For each parameter the identity of its unit, by definition.
+std::map<int, int> SlowOwners(const RandomModel& model) {
+  std::map<int, std::vector<std::vector<int>>> ways;
+  for (const ParameterUse& use : model.uses) {
+    for (size_t node = 0; node < model.modules.size(); ++node) {
+      if (model.modules[node].identity == model.modules[use.module].identity) {
+        ways[use.parameter].push_back(
+            UnitsOnTheWay(model, static_cast<int>(node)));
+      }
+    }
+  }
+  std::map<int, int> owners;
+  for (const auto& [parameter, its_ways] : ways) {
+    owners[parameter] = LastInCommon(its_ways);
+  }
+  return owners;
+}
+
+// For each unit by identity the identity of its parent, by definition.
+std::map<int, int> SlowParents(const RandomModel& model) {
+  std::map<int, std::vector<std::vector<int>>> ways;
+  for (size_t node = 0; node < model.modules.size(); ++node) {
+    if (!model.modules[node].is_unit) continue;
+    ways[model.modules[node].identity].push_back(
+        UnitsOnTheWay(model, model.modules[node].parent));
+  }
+  std::map<int, int> parents;
+  for (const auto& [unit, its_ways] : ways) {
+    parents[unit] = LastInCommon(its_ways);
+  }
+  return parents;
+}
+
+TEST(PlanUnitsPropertyTest, AgreesWithTheDefinition) {
+  std::mt19937 random(20260726);
+  for (int trial = 0; trial < 2000; ++trial) {
+    SCOPED_TRACE(absl::StrCat("trial ", trial));
+    const RandomModel model(random);
+    ASSERT_OK_AND_ASSIGN(const UnitPlan plan,
+                         PlanUnits(model.modules, model.uses));
+    const auto identity = [&](int unit) {
+      return unit == -1 ? -1 : model.modules[plan.units[unit].module].identity;
+    };
+    std::map<int, int> owners;
+    std::map<int, int> parents;
+    size_t num_names = 0;
+    for (int i = 0; i < static_cast<int>(plan.units.size()); ++i) {
+      EXPECT_LT(plan.units[i].parent, i);
+      EXPECT_TRUE(
+          parents.emplace(identity(i), identity(plan.units[i].parent)).second);
+      for (const OwnedParameter& owned : plan.units[i].parameters) {
+        EXPECT_TRUE(owners.emplace(owned.parameter, identity(i)).second);
+        num_names += owned.names.size();
+      }
+    }
+    EXPECT_EQ(owners, SlowOwners(model));
+    EXPECT_EQ(parents, SlowParents(model));
+    EXPECT_EQ(num_names, model.uses.size());
+    if (HasFailure()) return;
+  }
+}
+
+TEST(PlanUnitsPropertyTest, KeepsTheOrderOfFirstUse) {
+  std::mt19937 random(20260727);
+  for (int trial = 0; trial < 500; ++trial) {
+    SCOPED_TRACE(absl::StrCat("trial ", trial));
+    const RandomModel model(random);
+    ASSERT_OK_AND_ASSIGN(const UnitPlan plan,
+                         PlanUnits(model.modules, model.uses));
+    const auto position = [&](const std::string& name) {
+      return std::find_if(
+                 model.uses.begin(), model.uses.end(),
+                 [&](const ParameterUse& use) { return use.name == name; }) -
+             model.uses.begin();
+    };
+    for (const Unit& unit : plan.units) {
+      std::vector<std::ptrdiff_t> first_uses;
+      for (const OwnedParameter& parameter : unit.parameters) {
+        std::vector<std::ptrdiff_t> uses;
+        for (const std::string& name : parameter.names) {
+          uses.push_back(position(name));
+        }
+        EXPECT_TRUE(std::is_sorted(uses.begin(), uses.end()));
+        first_uses.push_back(uses.front());
+      }
+      EXPECT_TRUE(std::is_sorted(first_uses.begin(), first_uses.end()));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fsdp

@@ -1,0 +1,35 @@
+// Whole tensors out of the ranks' shards, for what happens between steps.
+#ifndef FSDP_STATE_SHARD_GATHER_H_
+#define FSDP_STATE_SHARD_GATHER_H_
+
+#include <ATen/core/Tensor.h>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "comm/communicator.h"
+#include "flat_param/flat_parameter.h"
+#include "fsdp/model/sharded_model.h"
+
+namespace fsdp {
+
+// All ranks' shards of one flat parameter of a unit, or of anything laid out
+// like it, in memory of its own: 1-D, layout.padded_numel(), of the shard's
+// dtype. Collective over the ranks that the unit is sharded on. When it fails
+// the model's groups are aborted: other ranks wait in groups of theirs.
+absl::StatusOr<at::Tensor> GatherShards(const ShardedModel& model, int unit,
+                                        const at::Tensor& shard,
+                                        absl::string_view label);
+
+// This rank's shard of the gradients of `flat`, zero where there is none.
+at::Tensor ShardOfGradients(const flat_param::FlatParameter& flat);
+
+// Copies rank `root`'s `tensor` to all ranks of `group`.
+absl::Status BroadcastFrom(comm::Communicator& group, int root,
+                           const at::Tensor& tensor, absl::string_view label,
+                           absl::Time deadline);
+
+}  // namespace fsdp
+
+#endif  // FSDP_STATE_SHARD_GATHER_H_

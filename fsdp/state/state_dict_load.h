@@ -1,0 +1,49 @@
+// Shared by the kinds of state dicts: what is compared, copied and refused.
+#ifndef FSDP_STATE_STATE_DICT_LOAD_H_
+#define FSDP_STATE_STATE_DICT_LOAD_H_
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "flat_param/flat_parameter.h"
+#include "fsdp/state/named_values.h"
+#include "fsdp/state/state_dict.h"
+
+namespace fsdp {
+
+// A parameter by its flat parameter and index there.
+using Place = std::pair<const flat_param::FlatParameter*, int>;
+
+// What of a dict is to be loaded.
+struct LoadPlan {
+  std::map<Place, at::Tensor> parameters;
+  std::vector<std::pair<at::Tensor, at::Tensor>> others;  // from, to
+};
+
+// InvalidArgument lists every difference; any name of a tied parameter will do.
+absl::StatusOr<LoadPlan> PlanLoad(const NamedValues& values,
+                                  const StateDict& dict, bool strict);
+void Apply(const LoadPlan& plan);
+// Copies this rank's part of the whole `value` of parameter i into the shard.
+void TakeOwnRange(const flat_param::FlatParameter& flat, int i,
+                  const at::Tensor& value);
+
+at::Tensor CopyOf(const at::Tensor& tensor, c10::ScalarType dtype, bool to_cpu);
+void AddOthers(const NamedValues& values, bool to_cpu, StateDict& dict);
+
+// OK where there are no `differences`, else InvalidArgument with a line each.
+absl::Status Differ(const char* what,
+                    const std::vector<std::string>& differences);
+// "[2, 3]".
+std::string SizesText(at::IntArrayRef sizes);
+
+}  // namespace fsdp
+
+#endif  // FSDP_STATE_STATE_DICT_LOAD_H_

@@ -1,0 +1,30 @@
+#include "fsdp/state/whole_access.h"
+
+#include "absl/time/clock.h"
+#include "comm/agreement.h"
+
+namespace fsdp {
+
+absl::Time DeadlineOf(const ShardedModel& model) {
+  return absl::Now() + model.runtime().timeout();
+}
+
+absl::StatusOr<WholeAccess> WholeAccess::Begin(ShardedModel& model,
+                                               absl::string_view what) {
+  const absl::Status mine = model.BeginWholeAccess(what);
+  const absl::Status all =
+      comm::Agree(model.communicator(), mine, what, DeadlineOf(model));
+  if (all.ok()) return WholeAccess(&model);
+  if (mine.ok()) model.EndWholeAccess();
+  return all;
+}
+
+WholeAccess::WholeAccess(WholeAccess&& other) noexcept : model_(other.model_) {
+  other.model_ = nullptr;
+}
+
+WholeAccess::~WholeAccess() {
+  if (model_ != nullptr) model_->EndWholeAccess();
+}
+
+}  // namespace fsdp

@@ -1,0 +1,56 @@
+// The time in which a model's parameters belong to something other than its
+// forward and backward.
+#ifndef FSDP_STATE_WHOLE_ACCESS_H_
+#define FSDP_STATE_WHOLE_ACCESS_H_
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "base/normal_mode.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+#include "fsdp/model/sharded_model.h"
+#include "fsdp/runtime/runtime.h"
+
+namespace fsdp {
+
+// Ends with the object.
+class WholeAccess {
+ public:
+  // Collective; what ShardedModel::BeginWholeAccess() refuses on one rank is
+  // refused on all. `what` names the caller: "FullStateDict()".
+  static absl::StatusOr<WholeAccess> Begin(ShardedModel& model,
+                                           absl::string_view what);
+  WholeAccess(WholeAccess&& other) noexcept;
+  WholeAccess& operator=(WholeAccess&&) = delete;
+  ~WholeAccess();
+
+ private:
+  explicit WholeAccess(ShardedModel* model) : model_(model) {}
+
+  ShardedModel* model_;
+};
+
+// Runs `body`, which returns a Status or a StatusOr, in such a time. What it
+// throws becomes the result, and the ranks that may be waiting are ended: they
+// do not know of it. In NormalMode: what it makes is kept.
+template <typename Body>
+auto InWholeAccess(ShardedModel& model, absl::string_view what,
+                   const Body& body) -> decltype(body()) {
+  FSDP_ASSIGN_OR_RETURN(const WholeAccess access,
+                        WholeAccess::Begin(model, what));
+  const NormalMode normal;
+  decltype(body()) result = absl::UnknownError(what);
+  absl::Status thrown = TorchToStatus(what, [&] { result = body(); });
+  if (thrown.ok()) return result;
+  model.runtime().Abort(thrown);
+  return thrown;
+}
+
+// For a wait that begins now.
+absl::Time DeadlineOf(const ShardedModel& model);
+
+}  // namespace fsdp
+
+#endif  // FSDP_STATE_WHOLE_ACCESS_H_

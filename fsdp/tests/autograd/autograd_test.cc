@@ -1,0 +1,410 @@
+#include "fsdp/autograd/autograd.h"
+
+// How sharded units behave in autograd graphs of every shape, each against the
+// same module without sharding.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/relu.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "comm/communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/testing/gradient_check.h"
+#include "fsdp/testing/toy_model.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::testing::ExpectSameGradients;
+using ::fsdp::testing::Filled;
+using ::fsdp::testing::FillParameters;
+using ::fsdp::testing::InputOf;
+using ::fsdp::testing::kDim;
+using ::fsdp::testing::Rows;
+using ::fsdp::testing::SquareLoss;
+using ::fsdp::testing::StatusIs;
+using ::fsdp::testing::UnitImpl;
+using ::fsdp::testing::UnitsOf;
+using ::fsdp::testing::Unowned;
+using ::fsdp::testing::UsedTwice;
+using ::testing::HasSubstr;
+using ::torch::nn::Linear;
+
+TEST(AutogradTest, AUnitUsedTwiceInOneForward) {
+  ExpectSameGradients<UsedTwice>(Filled<UsedTwice>, SquareLoss,
+                                 UnitsOf<UnitImpl>());
+}
+
+// Siamese: the uses are siblings, not one behind the other.
+class UsedOnBothSides : public UsedTwice {
+ public:
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor left = Forward(unit, x);
+    const at::Tensor right = Forward(unit, x * 2);
+    return head->forward(left * right);
+  }
+};
+
+TEST(AutogradTest, AUnitUsedOnTwoBranches) {
+  ExpectSameGradients<UsedOnBothSides>(Filled<UsedOnBothSides>, SquareLoss,
+                                       UnitsOf<UnitImpl>());
+}
+
+class NestedImpl : public torch::nn::Module {
+ public:
+  NestedImpl()
+      : inner(register_module("inner", std::make_shared<UnitImpl>())),
+        own(register_module("own", Linear(kDim, kDim))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    return own->forward(Forward(inner, own->forward(x)).tanh());
+  }
+  std::shared_ptr<UnitImpl> inner;
+  Linear own;
+};
+
+class Outer : public torch::nn::Module {
+ public:
+  Outer() : nested(register_module("nested", std::make_shared<NestedImpl>())) {}
+  at::Tensor forward(const at::Tensor& x) { return Forward(nested, x); }
+  std::shared_ptr<NestedImpl> nested;
+};
+
+TEST(AutogradTest, UnitsInsideUnitsAndARootThatOwnsNothing) {
+  ExpectSameGradients<Outer>(Filled<Outer>, SquareLoss,
+                             UnitsOf<UnitImpl, NestedImpl>());
+}
+
+class InPlaceOnOutput : public UsedTwice {
+ public:
+  at::Tensor forward(const at::Tensor& x) {
+    at::Tensor y = Forward(unit, x);
+    y.narrow(1, 0, 2).mul_(3);
+    at::relu_(y);
+    return head->forward(y.view({-1, kDim}));
+  }
+};
+
+TEST(AutogradTest, OutputsAndTheirViewsModifiedInPlace) {
+  ExpectSameGradients<InPlaceOnOutput>(Filled<InPlaceOnOutput>, SquareLoss,
+                                       UnitsOf<UnitImpl>());
+}
+
+class TupleUnit : public torch::nn::Module {
+ public:
+  TupleUnit() : linear(register_module("linear", Linear(kDim, kDim))) {}
+  std::tuple<at::Tensor, std::vector<at::Tensor>> forward(const at::Tensor& x) {
+    const at::Tensor y = linear->forward(x);
+    return {y, {y * 2, x}};
+  }
+  Linear linear;
+};
+
+class TakesTuple : public torch::nn::Module {
+ public:
+  TakesTuple() : unit(register_module("unit", std::make_shared<TupleUnit>())) {}
+  at::Tensor forward(const at::Tensor& x) {
+    auto [y, more] = Forward(unit, x);
+    return y + more[0] * more[1];
+  }
+  std::shared_ptr<TupleUnit> unit;
+};
+
+TEST(AutogradTest, OutputsInTuplesAndVectorsAndInputsHandedThrough) {
+  ExpectSameGradients<TakesTuple>(Filled<TakesTuple>, SquareLoss,
+                                  UnitsOf<TupleUnit>());
+}
+
+// Uses only a part of what it computes, and one of its parameters not at all.
+class PartlyUsed : public torch::nn::Module {
+ public:
+  PartlyUsed()
+      : used(register_module("used", std::make_shared<UnitImpl>())),
+        output_dropped(
+            register_module("output_dropped", std::make_shared<UnitImpl>())),
+        never_run(register_module("never_run", std::make_shared<UnitImpl>())),
+        idle(register_module("idle", Linear(kDim, 2))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    Forward(output_dropped, x);
+    return Forward(used, x);
+  }
+  std::shared_ptr<UnitImpl> used, output_dropped, never_run;
+  Linear idle;
+};
+
+TEST(AutogradTest, UnusedOutputsUnitsAndParametersHaveNoGradient) {
+  ExpectSameGradients<PartlyUsed>(Filled<PartlyUsed>, SquareLoss,
+                                  UnitsOf<UnitImpl>());
+}
+
+class SparseEmbedding : public torch::nn::Module {
+ public:
+  SparseEmbedding()
+      : weight(register_parameter("weight", at::zeros({11, kDim}))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor indices = at::arange(x.size(0)) * 3;
+    return at::embedding(weight, indices, /*padding_idx=*/-1,
+                         /*scale_grad_by_freq=*/false, /*sparse=*/true) *
+           x;
+  }
+  at::Tensor weight;
+};
+
+TEST(AutogradTest, SparseGradients) {
+  ExpectSameGradients<SparseEmbedding>(Filled<SparseEmbedding>, SquareLoss,
+                                       Options());
+}
+
+class TransposedWeight : public torch::nn::Module {
+ public:
+  TransposedWeight()
+      : weight(register_parameter("weight", at::zeros({3, kDim}).t())),
+        scale(register_parameter("scale", at::zeros({}))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    // expand() gives `scale` a gradient with stride 0.
+    return x.matmul(weight) + scale.expand({x.size(0), 3});
+  }
+  at::Tensor weight, scale;
+};
+
+TEST(AutogradTest, TransposedAndScalarParameters) {
+  ExpectSameGradients<TransposedWeight>(
+      [] {
+        auto net = std::make_shared<TransposedWeight>();
+        c10::NoGradGuard no_grad;
+        net->weight.copy_(Rows(2, kDim, 3));
+        net->scale.fill_(0.5);
+        return net;
+      },
+      SquareLoss, Options());
+}
+
+std::shared_ptr<torch::nn::SequentialImpl> MakeSequential() {
+  auto net = std::make_shared<torch::nn::SequentialImpl>(
+      Linear(kDim, 4), Linear(4, 4), Linear(4, kDim));
+  FillParameters(*net, 3);
+  return net;
+}
+
+TEST(AutogradTest, SequentialChildrenAreUnitsWithoutAnyChangeToTheModel) {
+  ExpectSameGradients<torch::nn::SequentialImpl>(
+      MakeSequential, SquareLoss, UnitsOf<torch::nn::LinearImpl>());
+}
+
+TEST(AutogradTest, RetainGraphAllowsASecondBackward) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<UsedTwice> model,
+                          FullyShard(Filled<UsedTwice>(), Unowned(communicator),
+                                     UnitsOf<UnitImpl>()));
+    const at::Tensor loss = SquareLoss([&](at::Tensor x) {
+      return model->forward(InputOf(communicator.rank(), x));
+    });
+    FSDP_RETURN_IF_ERROR(model->Backward(loss, /*retain_graph=*/true));
+    const at::Tensor once = model->Parameters()[0].grad().clone();
+    FSDP_RETURN_IF_ERROR(model->Backward(loss));
+    if (!at::equal(model->Parameters()[0].grad(), 2 * once)) {
+      return absl::InternalError("second backward");
+    }
+    return absl::OkStatus();
+  }));
+}
+
+TEST(AutogradTest, TwoForwardsThenTheirTwoBackwards) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+    auto plain = Filled<UsedTwice>();
+    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<UsedTwice> model,
+                          FullyShard(Filled<UsedTwice>(), Unowned(communicator),
+                                     UnitsOf<UnitImpl>()));
+    const auto loss = [](auto& net, int rank, int begin) {
+      return net.forward(InputOf(rank, Rows(begin, 2, kDim))).square().mean();
+    };
+    const at::Tensor a = loss(*model, communicator.rank(), 0);
+    const at::Tensor b = loss(*model, communicator.rank(), 5);
+    FSDP_RETURN_IF_ERROR(model->Backward(a));
+    FSDP_RETURN_IF_ERROR(model->Backward(b));
+    for (int rank : {0, 1}) {
+      for (int begin : {0, 5}) loss(*plain, rank, begin).backward();
+    }
+    const NamedShard& shard = model->NamedShards()[0];
+    const at::Tensor expected =
+        plain->named_parameters()[shard.name].grad().reshape({-1}) / 2;
+    if (!at::allclose(shard.shard.grad(),
+                      expected.narrow(0, shard.begin, shard.shard.numel()),
+                      1e-4, 1e-6)) {
+      return absl::InternalError("gradients of interleaved passes");
+    }
+    return absl::OkStatus();
+  }));
+}
+
+// Each on a thread of its own, which has ended when backward begins.
+absl::Status TwoForwardsOnThreads(Communicator& world, bool one_backward) {
+  FSDP_ASSIGN_OR_RETURN(
+      FullyShardedDataParallel<UsedTwice> model,
+      FullyShard(Filled<UsedTwice>(), Unowned(world), UnitsOf<UnitImpl>()));
+  auto plain = Filled<UsedTwice>();
+  const auto loss_of = [&](const std::function<at::Tensor(at::Tensor)>& net,
+                           int64_t row) {
+    at::Tensor loss;
+    std::thread thread([&] { loss = net(Rows(row, 2, kDim)).square().mean(); });
+    thread.join();
+    return loss;
+  };
+  std::vector<at::Tensor> losses;
+  for (const int64_t row : {0, 5}) {
+    loss_of([&](at::Tensor x) { return plain->forward(x); }, row).backward();
+    losses.push_back(
+        loss_of([&](at::Tensor x) { return model->forward(x); }, row));
+    if (!one_backward) FSDP_RETURN_IF_ERROR(model->Backward(losses.back()));
+  }
+  if (one_backward) {
+    FSDP_RETURN_IF_ERROR(model->Backward(losses[0] + losses[1]));
+  }
+  const NamedShard& shard = model->NamedShards()[0];
+  const at::Tensor expected =
+      plain->named_parameters()[shard.name].grad().reshape({-1});
+  return at::allclose(shard.shard.grad(),
+                      expected.narrow(0, shard.begin, shard.shard.numel()),
+                      1e-4, 1e-6)
+             ? absl::OkStatus()
+             : absl::InternalError("gradients of forwards on threads");
+}
+
+TEST(AutogradTest, ForwardsOnThreadsWithABackwardForEach) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) {
+    return TwoForwardsOnThreads(world, /*one_backward=*/false);
+  }));
+}
+
+TEST(AutogradTest, OneBackwardThroughForwardsOfTwoThreadsIsRefused) {
+  EXPECT_THAT(RunAllRanks(2,
+                          [](Communicator& world) {
+                            return TwoForwardsOnThreads(world,
+                                                        /*one_backward=*/true);
+                          }),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("through forwards of two threads")));
+}
+
+// Control flow that depends on the data.
+class MaybeUsed : public torch::nn::Module {
+ public:
+  MaybeUsed() : linear(register_module("linear", Linear(kDim, kDim))) {}
+  at::Tensor forward(const at::Tensor& x, bool use) {
+    return use ? linear->forward(x) : x * 2;
+  }
+  Linear linear;
+};
+
+class RankDependent : public torch::nn::Module {
+ public:
+  RankDependent()
+      : first(register_module("first", std::make_shared<UnitImpl>())),
+        maybe(register_module("maybe", std::make_shared<MaybeUsed>())),
+        last(register_module("last", std::make_shared<UnitImpl>())) {}
+  at::Tensor forward(const at::Tensor& x, bool use) {
+    return Forward(last, Forward(maybe, Forward(first, x), use));
+  }
+  std::shared_ptr<UnitImpl> first;
+  std::shared_ptr<MaybeUsed> maybe;
+  std::shared_ptr<UnitImpl> last;
+};
+
+// The other rank takes part in the reduction with zeros.
+TEST(AutogradTest, AUnitWhoseParametersOnlyOneRankUses) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(
+        FullyShardedDataParallel<RankDependent> model,
+        FullyShard(Filled<RankDependent>(), Unowned(communicator),
+                   UnitsOf<UnitImpl, MaybeUsed>()));
+    auto plain = Filled<RankDependent>();
+    const at::Tensor x = Rows(0, 2, kDim);
+    plain->forward(x, true).sum().backward();
+    FSDP_RETURN_IF_ERROR(
+        model->Backward(model->forward(x, communicator.rank() == 0).sum()));
+    for (const NamedShard& named : model->NamedShards()) {
+      if (named.name != "maybe.linear.weight") continue;
+      // The mean over two ranks, one of which has none.
+      const at::Tensor expected =
+          plain->maybe->linear->weight.grad().reshape({-1}) / 2;
+      if (!at::allclose(named.shard.grad(),
+                        expected.narrow(0, named.begin, named.shard.numel()))) {
+        return absl::InternalError("gradient of one rank only");
+      }
+    }
+    return absl::OkStatus();
+  }));
+}
+
+// The surrounding unit computes its own gradients last on both ranks.
+class MaybeUsedInside : public torch::nn::Module {
+ public:
+  MaybeUsedInside()
+      : maybe(register_module("maybe", std::make_shared<MaybeUsed>())),
+        own(register_module("own", Linear(kDim, kDim))) {}
+  at::Tensor forward(const at::Tensor& x, bool use) {
+    return Forward(maybe, own->forward(x), use);
+  }
+  std::shared_ptr<MaybeUsed> maybe;
+  Linear own;
+};
+
+class RankDependentInside : public torch::nn::Module {
+ public:
+  RankDependentInside()
+      : around(register_module("around", std::make_shared<MaybeUsedInside>())) {
+  }
+  at::Tensor forward(const at::Tensor& x, bool use) {
+    return Forward(around, x, use);
+  }
+  std::shared_ptr<MaybeUsedInside> around;
+};
+
+TEST(AutogradTest, AUnitInsideAnotherWhoseParametersOnlyOneRankUses) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(
+        FullyShardedDataParallel<RankDependentInside> model,
+        FullyShard(Filled<RankDependentInside>(), Unowned(communicator),
+                   UnitsOf<MaybeUsedInside, MaybeUsed>()));
+    auto plain = Filled<RankDependentInside>();
+    const at::Tensor x = Rows(0, 2, kDim);
+    (plain->forward(x, true).sum() + plain->forward(x, false).sum()).backward();
+    FSDP_RETURN_IF_ERROR(
+        model->Backward(model->forward(x, communicator.rank() == 0).sum()));
+    const auto parameters = plain->named_parameters();
+    for (const NamedShard& named : model->NamedShards()) {
+      const at::Tensor expected =
+          parameters[named.name].grad().reshape({-1}) / 2;
+      if (!at::allclose(named.shard.grad(),
+                        expected.narrow(0, named.begin, named.shard.numel()))) {
+        return absl::InternalError(named.name);
+      }
+    }
+    return absl::OkStatus();
+  }));
+}
+
+}  // namespace
+}  // namespace fsdp

@@ -1,0 +1,219 @@
+// What a recomputation does to buffers: nothing that stays.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/linear.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "comm/communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/options/wrap_policy.h"
+#include "fsdp/recompute/checkpoint.h"
+#include "fsdp/testing/toy_model.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::testing::Rows;
+using ::fsdp::testing::Unowned;
+
+constexpr int64_t kDim = 5;
+
+// Statistics of LibTorch's, and a buffer that every use changes.
+class BlockImpl : public torch::nn::Module {
+ public:
+  BlockImpl()
+      : fc(register_module("fc", torch::nn::Linear(kDim, kDim))),
+        norm(register_module("norm", torch::nn::BatchNorm1d(kDim))),
+        uses(register_buffer("uses", at::zeros({kDim}))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    {
+      const c10::NoGradGuard no_grad;
+      uses.mul_(0.5).add_(x.mean(0));
+    }
+    return norm->forward(fc->forward(x)).tanh();
+  }
+  torch::nn::Linear fc;
+  torch::nn::BatchNorm1d norm;
+  at::Tensor uses;
+};
+
+enum class Regions { kNone, kAroundUnits, kNested, kAroundAll };
+
+class Net : public torch::nn::Module {
+ public:
+  explicit Net(Regions regions) : regions_(regions) {
+    for (int i = 0; i < 3; ++i) {
+      blocks.push_back(register_module(absl::StrCat("block", i),
+                                       std::make_shared<BlockImpl>()));
+    }
+    norm = register_module("norm", torch::nn::BatchNorm1d(kDim));
+    testing::FillParameters(*this, 1);
+  }
+
+  at::Tensor forward(const at::Tensor& x) {
+    at::Tensor y = norm->forward(x);
+    if (regions_ == Regions::kAroundAll) {
+      return Checkpoint([this](const at::Tensor& x) { return All(x); }, y);
+    }
+    return All(y);
+  }
+
+  std::vector<std::shared_ptr<BlockImpl>> blocks;
+  torch::nn::BatchNorm1d norm{nullptr};
+
+ private:
+  at::Tensor All(const at::Tensor& x) {
+    at::Tensor y = x;
+    for (const auto& block : blocks) {
+      const auto call = [block](const at::Tensor& x) {
+        return Forward(block, x);
+      };
+      switch (regions_) {
+        case Regions::kAroundUnits:
+          y = Checkpoint(call, y);
+          break;
+        case Regions::kNested:
+          y = Checkpoint(
+              [call](const at::Tensor& x) { return Checkpoint(call, x); }, y);
+          break;
+        default:
+          y = call(y);
+      }
+    }
+    return y;
+  }
+
+  const Regions regions_;
+};
+
+absl::Status SameBuffers(const torch::nn::Module& module,
+                         const torch::nn::Module& expected) {
+  const auto buffers = expected.named_buffers();
+  for (const auto& item : module.named_buffers()) {
+    if (at::allclose(item.value(), buffers[item.key()], 1e-5, 1e-6)) continue;
+    return absl::InternalError(absl::StrCat("buffer ", item.key()));
+  }
+  return absl::OkStatus();
+}
+
+// Two steps on rows of this rank.
+absl::Status Check(Communicator& world, Regions regions, bool transparent) {
+  Options options;
+  options.transparent = transparent;
+  options.wrap_policy = WrapModules<BlockImpl>();
+  FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(std::make_shared<Net>(regions),
+                                               Unowned(world), options));
+  Net plain(Regions::kNone);
+  for (int step = 0; step < 2; ++step) {
+    const at::Tensor x = Rows(world.rank() * 50 + step * 4, 4, kDim);
+    plain.forward(x).square().sum().backward();
+    FSDP_RETURN_IF_ERROR(model->Backward(model->forward(x).square().sum()));
+  }
+  return SameBuffers(*model->module(), plain);
+}
+
+TEST(CheckpointBuffersTest, CountABatchOnceInAShardedModel) {
+  for (const Regions regions :
+       {Regions::kAroundUnits, Regions::kNested, Regions::kAroundAll}) {
+    for (const bool transparent : {false, true}) {
+      EXPECT_OK(RunAllRanks(2,
+                            [&](Communicator& world) {
+                              return Check(world, regions, transparent);
+                            }))
+          << static_cast<int>(regions) << transparent;
+    }
+  }
+}
+
+at::Tensor StepWith(const CheckpointOptions& options,
+                    const std::shared_ptr<BlockImpl>& block) {
+  const at::Tensor x = Rows(0, 4, kDim);
+  const at::Tensor y = CheckpointWith(
+      options, [block](const at::Tensor& x) { return block->forward(x); }, x);
+  y.square().sum().backward();
+  return block->fc->weight.grad();
+}
+
+std::shared_ptr<BlockImpl> MakeBlock() {
+  auto block = std::make_shared<BlockImpl>();
+  testing::FillParameters(*block, 1);
+  return block;
+}
+
+// The region is inside the only unit.
+class RegionBlockImpl : public BlockImpl {
+ public:
+  at::Tensor forward(const at::Tensor& x) {
+    return Checkpoint(
+        [this](const at::Tensor& x) { return BlockImpl::forward(x); }, x);
+  }
+};
+
+TEST(CheckpointBuffersTest, CountABatchOnceInARegionOfAUnit) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    auto block = std::make_shared<RegionBlockImpl>();
+    testing::FillParameters(*block, 1);
+    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(block, Unowned(world)));
+    auto plain = MakeBlock();
+    const at::Tensor x = Rows(world.rank() * 4, 4, kDim);
+    plain->forward(x).sum().backward();
+    FSDP_RETURN_IF_ERROR(model->Backward(model->forward(x).sum()));
+    return SameBuffers(*model->module(), *plain);
+  }));
+}
+
+TEST(CheckpointBuffersTest, OfModulesThatAreNamed) {
+  auto plain = MakeBlock();
+  plain->forward(Rows(0, 4, kDim)).square().sum().backward();
+  auto block = MakeBlock();
+  CheckpointOptions options;
+  options.modules = {block};
+  EXPECT_TRUE(at::allclose(StepWith(options, block), plain->fc->weight.grad()));
+  EXPECT_OK(SameBuffers(*block, *plain));
+  EXPECT_EQ(block->norm->num_batches_tracked.item<int64_t>(), 1);
+}
+
+TEST(CheckpointBuffersTest, StayAsTheyAreWhereThatIsWanted) {
+  auto block = MakeBlock();
+  CheckpointOptions options;
+  options.modules = {block};
+  options.restore_buffers = false;
+  StepWith(options, block);
+  EXPECT_EQ(block->norm->num_batches_tracked.item<int64_t>(), 2);
+}
+
+// What has saved a buffer before may still go back.
+TEST(CheckpointBuffersTest, ArePutBackWithoutCountingAsModified) {
+  auto block = MakeBlock();
+  block->eval();
+  CheckpointOptions options;
+  options.modules = {block};
+  at::Tensor x = Rows(0, 4, kDim).requires_grad_();
+  const at::Tensor before = x * block->norm->running_var;
+  CheckpointWith(
+      options, [block](const at::Tensor& x) { return block->norm->forward(x); },
+      before)
+      .square()
+      .sum()
+      .backward();
+  EXPECT_TRUE(x.grad().defined());
+}
+
+}  // namespace
+}  // namespace fsdp

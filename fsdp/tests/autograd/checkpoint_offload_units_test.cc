@@ -1,0 +1,344 @@
+// Offloaded arguments of regions around and inside units: losses and gradients
+// of all ranks have the bits of those with arguments in memory.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/tanh.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "comm/communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "fsdp/autograd/autograd.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/recompute/activation_offload.h"
+#include "fsdp/recompute/checkpoint.h"
+#include "fsdp/testing/layered_net.h"
+#include "fsdp/testing/toy_model.h"
+#include "gtest/gtest.h"
+#include "offload/file_store.h"
+#include "offload/host_store.h"
+#include "offload/param_store.h"
+#include "offload/testing/faulty_store.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::offload::ParamStore;
+using ::fsdp::offload::testing::Fault;
+using ::fsdp::testing::FillParameters;
+using ::fsdp::testing::Layer;
+using ::fsdp::testing::LayerBody;
+using ::fsdp::testing::Net;
+using ::fsdp::testing::NetBody;
+using ::fsdp::testing::Rows;
+using ::fsdp::testing::Unowned;
+using ::fsdp::testing::WholeLayer;
+using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
+
+constexpr int64_t kRows = 3;
+
+// Of this rank: where regions offload to, and the memory they were called with
+// outside of backward.
+thread_local std::shared_ptr<ActivationOffload> offload_of_rank;
+thread_local std::vector<WeakStorage> arguments_of_rank;
+
+template <typename Fn, typename... More>
+at::Tensor Region(Fn fn, const at::Tensor& x, const More&... more) {
+  if (!InsideBackward()) {
+    arguments_of_rank.push_back(x.storage().getWeakStorageImpl());
+  }
+  CheckpointOptions options;
+  options.offload = offload_of_rank;
+  return CheckpointWith(options, std::move(fn), x, more...);
+}
+
+at::Tensor InThreeRegions(Layer& layer, const at::Tensor& x) {
+  at::Tensor y =
+      Region([&](const at::Tensor& x) { return layer.fc->forward(x); }, x);
+  y = Region([](const at::Tensor& y) { return at::tanh(y); }, y);
+  y = Region([&](const at::Tensor& y) { return layer.out->forward(y); }, y);
+  return x + y;
+}
+
+// The unit's own memory is an argument.
+at::Tensor WithItsWeightAsArgument(Layer& layer, const at::Tensor& x) {
+  const at::Tensor y = Region(
+      [](const at::Tensor& x, const at::Tensor& weight,
+         const at::Tensor& part) {
+        return at::linear(x, weight).narrow(1, 0, Layer::kDim) + part;
+      },
+      x, layer.fc->weight, layer.fc->bias.narrow(0, 1, Layer::kDim));
+  return WholeLayer(layer, y);
+}
+
+at::Tensor EachLayer(Net& net, const at::Tensor& x) {
+  at::Tensor y = x;
+  for (const auto& layer : net.layers) y = Forward(layer, y);
+  return y;
+}
+
+at::Tensor EachLayerInARegion(Net& net, const at::Tensor& x) {
+  at::Tensor y = x;
+  for (const auto& layer : net.layers) {
+    y = Region([&](const at::Tensor& y) { return Forward(layer, y); }, y);
+  }
+  return y;
+}
+
+at::Tensor NestedRegions(Net& net, const at::Tensor& x) {
+  return Region(
+      [&](const at::Tensor& x) {
+        const at::Tensor y = Forward(net.layers[0], x);
+        return Region(
+            [&](const at::Tensor& y) {
+              const at::Tensor z = Forward(net.layers[1], y);
+              return Region(
+                  [&](const at::Tensor& z) {
+                    return Forward(net.layers[2], z);
+                  },
+                  z);
+            },
+            y);
+      },
+      x);
+}
+
+// One argument of all regions.
+at::Tensor RegionsWithASharedArgument(Net& net, const at::Tensor& x) {
+  const at::Tensor shared = at::tanh(x);
+  at::Tensor y = x;
+  for (const auto& layer : net.layers) {
+    y = Region(
+        [&](const at::Tensor& y, const at::Tensor& shared) {
+          return Forward(layer, y) * shared;
+        },
+        y, shared);
+  }
+  return y;
+}
+
+struct Scenario {
+  std::string name;
+  LayerBody layer;
+  NetBody body;
+  int tensors;  // that are moved out in one forward and backward
+};
+
+std::ostream& operator<<(std::ostream& out, const Scenario& scenario) {
+  return out << scenario.name;
+}
+
+std::vector<Scenario> Scenarios() {
+  return {
+      {"Around", WholeLayer, EachLayerInARegion, 3},
+      {"Inside", InThreeRegions, EachLayer, 9},
+      {"Nested", WholeLayer, NestedRegions, 3},
+      {"AroundAndInside", InThreeRegions, EachLayerInARegion, 3 + 9},
+      {"NestedAndInside", InThreeRegions, NestedRegions, 3 + 9},
+      {"WeightAsArgument", WithItsWeightAsArgument, EachLayer, 3},
+      {"SharedArgument", WholeLayer, RegionsWithASharedArgument, 4},
+  };
+}
+
+absl::StatusOr<FullyShardedDataParallel<Net>> ShardNet(
+    const Scenario& scenario, Communicator& communicator) {
+  Options options;
+  options.wrap_policy = WrapModules<Layer>();
+  options.abort_on_failure = false;
+  const auto body = [body = scenario.body](Net& net, const at::Tensor& x) {
+    return body(net, net.embed->forward(x));
+  };
+  auto net = std::make_shared<Net>(scenario.layer, body);
+  FillParameters(*net, 1);
+  return FullyShard(std::move(net), Unowned(communicator), options);
+}
+
+std::unique_ptr<ParamStore> Host() {
+  return offload::HostStore::Make(64 * offload::kPageBytes).value();
+}
+
+std::unique_ptr<ParamStore> File() {
+  offload::FileStoreOptions options;
+  options.directory = ::testing::TempDir();
+  options.capacity = 64 * offload::kPageBytes;
+  options.block_bytes = offload::kPageBytes;
+  return offload::FileStore::Make(options).value();
+}
+
+std::shared_ptr<ActivationOffload> Offload(std::unique_ptr<ParamStore> store) {
+  ActivationOffloadOptions options;
+  options.min_bytes = 1;
+  options.timeout = absl::Seconds(60);
+  return ActivationOffload::Make(std::move(store), options).value();
+}
+
+at::Tensor Loss(FullyShardedDataParallel<Net>& model, int batch, int rank) {
+  return model->forward(Rows(10 * batch + rank, kRows, Layer::kDim))
+      .square()
+      .mean();
+}
+
+// The losses of a step over two batches, of which only the second is reduced.
+absl::StatusOr<std::vector<at::Tensor>> Step(
+    FullyShardedDataParallel<Net>& model, int step, int rank) {
+  model->zero_grad();
+  std::vector<at::Tensor> losses;
+  {
+    const NoSyncScope no_sync = model->NoSync();
+    losses.push_back(Loss(model, 2 * step, rank));
+    FSDP_RETURN_IF_ERROR(model->Backward(losses.back()));
+  }
+  losses.push_back(Loss(model, 2 * step + 1, rank));
+  FSDP_RETURN_IF_ERROR(model->Backward(losses.back()));
+  return losses;
+}
+
+absl::Status CheckSame(const std::vector<at::Tensor>& losses,
+                       const std::vector<at::Tensor>& expected,
+                       FullyShardedDataParallel<Net>& model,
+                       FullyShardedDataParallel<Net>& reference) {
+  for (size_t i = 0; i < losses.size(); ++i) {
+    if (!at::equal(losses[i], expected[i])) return absl::InternalError("loss");
+  }
+  for (size_t i = 0; i < model->NamedShards().size(); ++i) {
+    const NamedShard& named = model->NamedShards()[i];
+    if (!at::equal(named.shard.grad(),
+                   reference->NamedShards()[i].shard.grad())) {
+      return absl::InternalError(absl::StrCat(named.name, " has other bits"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckEmpty(ActivationOffload& offload) {
+  const absl::Time deadline = absl::Now() + absl::Seconds(60);
+  while (offload.stats().stored_bytes > 0) {
+    if (absl::Now() > deadline) return absl::InternalError("a region is left");
+  }
+  return absl::OkStatus();
+}
+
+using MakeStore = std::unique_ptr<ParamStore> (*)();
+
+class OffloadedUnitsTest
+    : public ::testing::TestWithParam<std::tuple<Scenario, MakeStore>> {};
+
+TEST_P(OffloadedUnitsTest, TrainWithTheBitsOfThoseInMemory) {
+  const auto& [scenario, make_store] = GetParam();
+  for (int world_size : {1, 2, 3}) {
+    SCOPED_TRACE(world_size);
+    EXPECT_OK(RunAllRanks(
+        world_size,
+        [&, &scenario = scenario,
+         &make_store = make_store](Communicator& world) -> absl::Status {
+          FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(scenario, world));
+          FSDP_ASSIGN_OR_RETURN(auto reference, ShardNet(scenario, world));
+          const auto offload = Offload(make_store());
+          for (int step = 0; step < 2; ++step) {
+            offload_of_rank = nullptr;
+            FSDP_ASSIGN_OR_RETURN(const auto expected,
+                                  Step(reference, step, world.rank()));
+            offload_of_rank = offload;
+            FSDP_ASSIGN_OR_RETURN(const auto losses,
+                                  Step(model, step, world.rank()));
+            FSDP_RETURN_IF_ERROR(CheckSame(losses, expected, model, reference));
+            FSDP_RETURN_IF_ERROR(CheckEmpty(*offload));
+          }
+          offload_of_rank = nullptr;
+          const ActivationOffloadStats stats = offload->stats();
+          // A region inside one whose argument is still being written has the
+          // same.
+          const int64_t most = 4 * scenario.tensors;
+          return stats.failed == 0 && stats.full == 0 &&
+                         stats.tensors_out <= most &&
+                         stats.tensors_out >= (make_store == &Host ? most : 4)
+                     ? absl::OkStatus()
+                     : absl::InternalError(absl::StrCat(
+                           stats.tensors_out, " tensors moved out, ",
+                           stats.failed, " failed"));
+        }));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Scenarios, OffloadedUnitsTest,
+                         ::testing::Combine(::testing::ValuesIn(Scenarios()),
+                                            ::testing::Values(&Host, &File)),
+                         [](const auto& info) {
+                           return absl::StrCat(std::get<0>(info.param).name,
+                                               std::get<1>(info.param) == &Host
+                                                   ? "Host"
+                                                   : "File");
+                         });
+
+TEST(OffloadedMemoryTest, ArgumentsOfAllRegionsAreGoneAfterForward) {
+  for (const Scenario& scenario : Scenarios()) {
+    SCOPED_TRACE(scenario.name);
+    EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+      FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(scenario, world));
+      offload_of_rank = Offload(Host());
+      arguments_of_rank.clear();
+      const at::Tensor loss = Loss(model, 0, world.rank());
+      int alive = 0;
+      for (const WeakStorage& memory : arguments_of_rank) {
+        if (!memory.expired()) ++alive;
+      }
+      FSDP_RETURN_IF_ERROR(model->Backward(loss));
+      offload_of_rank = nullptr;
+      // The residual connection of a unit saves nothing, and the product with
+      // what is shared is computed in the region.
+      return alive == 0 ? absl::OkStatus()
+                        : absl::InternalError(
+                              absl::StrCat(alive, " arguments are in memory"));
+    }));
+  }
+}
+
+// On all ranks alike, so that their collectives stay in step.
+TEST(OffloadedFaultTest, AReadThatFailsNamesTheUnitAndTheNextStepIsExact) {
+  const Scenario scenario = {"", InThreeRegions, EachLayer, 9};
+  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(scenario, world));
+    FSDP_ASSIGN_OR_RETURN(auto reference, ShardNet(scenario, world));
+    Fault fault;
+    fault.operation = Fault::Operation::kRead;
+    fault.nth = 4;  // ahead: of the second unit's second region
+    fault.count = 2;
+    offload_of_rank = Offload(offload::testing::WithFaults(Host(), {fault}));
+    const absl::Status status = model->Backward(Loss(model, 0, world.rank()));
+    if (!absl::IsUnavailable(status) ||
+        !absl::StrContains(status.message(),
+                           "move tensor 0 in the arguments of a checkpointed "
+                           "region in unit layer1, Float [3, 10] on cpu")) {
+      return absl::InternalError(status.ToString());
+    }
+    FSDP_RETURN_IF_ERROR(CheckEmpty(*offload_of_rank));
+    FSDP_ASSIGN_OR_RETURN(const auto losses, Step(model, 1, world.rank()));
+    offload_of_rank = nullptr;
+    FSDP_ASSIGN_OR_RETURN(const auto expected,
+                          Step(reference, 1, world.rank()));
+    return CheckSame(losses, expected, model, reference);
+  }));
+}
+
+}  // namespace
+}  // namespace fsdp

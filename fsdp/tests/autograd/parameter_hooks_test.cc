@@ -1,0 +1,311 @@
+#include "fsdp/autograd/parameter_hooks.h"
+
+// Hooks on parameters, against plain LibTorch on each rank.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/linear.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "base/torch_status.h"
+#include "comm/communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/recompute/checkpoint.h"
+#include "fsdp/testing/gradient_check.h"
+#include "fsdp/testing/toy_model.h"
+#include "fsdp/tie.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::testing::Filled;
+using ::fsdp::testing::Gradients;
+using ::fsdp::testing::kDim;
+using ::fsdp::testing::Rows;
+using ::fsdp::testing::ShardGradients;
+using ::fsdp::testing::StatusIs;
+using ::fsdp::testing::UnitImpl;
+using ::fsdp::testing::UnitsOf;
+using ::fsdp::testing::Unowned;
+using ::testing::HasSubstr;
+using ::torch::nn::Linear;
+using ::torch::nn::LinearImpl;
+using Code = absl::StatusCode;
+
+enum class Way { kForward, kRegion, kTransparent, kUsedTwice };
+
+class HookedNet : public torch::nn::Module {
+ public:
+  explicit HookedNet(Way way = Way::kForward)
+      : unit(register_module("unit", std::make_shared<UnitImpl>())),
+        head(register_module("head", Linear(kDim, kDim))),
+        way_(way) {}
+  at::Tensor forward(const at::Tensor& x) {
+    switch (way_) {
+      case Way::kForward:
+        return head->forward(Forward(unit, x).tanh());
+      case Way::kRegion:
+        return head->forward(
+            Checkpoint(
+                [unit = unit](const at::Tensor& y) { return Forward(unit, y); },
+                x)
+                .tanh());
+      case Way::kTransparent:
+        return head->forward(unit->forward(x).tanh());
+      case Way::kUsedTwice:
+        return head->forward(Forward(unit, Forward(unit, x).tanh()));
+    }
+    return x;
+  }
+  std::shared_ptr<UnitImpl> unit;
+  Linear head;
+
+ private:
+  const Way way_;
+};
+
+std::shared_ptr<HookedNet> MakeNet(Way way) {
+  auto net = std::make_shared<HookedNet>(way);
+  testing::FillParameters(*net, 1);
+  return net;
+}
+
+// Neither linear nor the same in another order.
+at::Tensor Clamp(const at::Tensor& gradient) {
+  return gradient.clamp(-0.01, 0.02);
+}
+at::Tensor AddTo(const at::Tensor& gradient) { return gradient * 2 + 0.01; }
+
+void Register(HookedNet& net) {
+  net.unit->linear->weight.register_hook(Clamp);
+  net.unit->linear->weight.register_hook(AddTo);
+  net.head->bias.register_hook(AddTo);
+  net.head->bias.register_hook(Clamp);
+}
+
+at::Tensor LossOf(const at::Tensor& output) { return output.square().sum(); }
+
+at::Tensor RowsOf(int rank, int backward) {
+  return Rows(rank * 100 + backward * 3, 3, kDim);
+}
+
+enum class When { kBeforeSharding, kAfterSharding, kAfterForward };
+
+struct Program {
+  Way way = Way::kForward;
+  When when = When::kBeforeSharding;
+  int no_sync = 0;  // backwards before the one that reduces
+  bool freezes = false;
+};
+
+void Freeze(HookedNet& net) { net.head->bias.set_requires_grad(false); }
+
+Gradients PlainMeans(const Program& program, int world_size) {
+  Gradients means;
+  for (int rank = 0; rank < world_size; ++rank) {
+    auto net = MakeNet(Way::kForward);
+    Register(*net);
+    if (program.freezes) Freeze(*net);
+    for (int i = 0; i <= program.no_sync; ++i) {
+      LossOf(net->forward(RowsOf(rank, i))).backward();
+    }
+    for (const auto& item : net->named_parameters()) {
+      if (!item.value().grad().defined()) continue;
+      const at::Tensor share = item.value().grad().reshape({-1}) / world_size;
+      at::Tensor& mean = means[item.key()];
+      mean = mean.defined() ? mean + share : share;
+    }
+  }
+  return means;
+}
+
+absl::Status CheckHooks(Communicator& world, const Program& program) {
+  auto net = MakeNet(program.way);
+  if (program.when == When::kBeforeSharding) Register(*net);
+  Options options = UnitsOf<UnitImpl>();
+  options.transparent = program.way == Way::kTransparent;
+  FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(world), options));
+  if (program.when == When::kAfterSharding) Register(*net);
+  if (program.freezes) {
+    FSDP_RETURN_IF_ERROR(model->SetTrainable("head.bias", false));
+  }
+  for (int i = 0; i <= program.no_sync; ++i) {
+    std::unique_ptr<NoSyncScope> scope;
+    if (i < program.no_sync) {
+      scope = std::make_unique<NoSyncScope>(model->NoSync());
+    }
+    const at::Tensor loss = LossOf(model->forward(RowsOf(world.rank(), i)));
+    if (i == 0 && program.when == When::kAfterForward) Register(*net);
+    FSDP_RETURN_IF_ERROR(model->Backward(loss));
+  }
+  const Gradients means = PlainMeans(program, world.world_size());
+  Gradients actual = ShardGradients(*model);
+  if (actual.size() != means.size()) {
+    return absl::InternalError("other parameters have gradients");
+  }
+  for (auto& [name, sum] : actual) {
+    FSDP_ASSIGN_OR_RETURN(auto work,
+                          world.AllReduce(sum, comm::ReduceOp::kSum, "test"));
+    FSDP_RETURN_IF_ERROR(work->Wait(absl::InfiniteFuture()));
+    if (!at::allclose(sum, means.at(name), 1e-4, 1e-6)) {
+      return absl::InternalError(absl::StrCat("gradient of ", name));
+    }
+  }
+  return absl::OkStatus();
+}
+
+void ExpectAsPlain(const Program& program) {
+  for (int world_size : {1, 2}) {
+    EXPECT_OK(RunAllRanks(world_size, [&](Communicator& world) {
+      return CheckHooks(world, program);
+    })) << world_size;
+  }
+}
+
+TEST(ParameterHooksTest, RunOnTheWholeGradientOfARankWheneverRegistered) {
+  for (When when :
+       {When::kBeforeSharding, When::kAfterSharding, When::kAfterForward}) {
+    ExpectAsPlain({Way::kForward, when});
+  }
+}
+
+TEST(ParameterHooksTest, RunInRegionsAndTransparentUnits) {
+  for (When when :
+       {When::kBeforeSharding, When::kAfterSharding, When::kAfterForward}) {
+    ExpectAsPlain({Way::kRegion, when});
+    ExpectAsPlain({Way::kTransparent, when});
+  }
+}
+
+TEST(ParameterHooksTest, RunOncePerBackwardUnderNoSync) {
+  Program program;
+  program.no_sync = 2;
+  ExpectAsPlain(program);
+}
+
+TEST(ParameterHooksTest, OfFrozenParametersDoNotRun) {
+  Program program;
+  program.freezes = true;
+  ExpectAsPlain(program);
+}
+
+class TiedNet : public torch::nn::Module {
+ public:
+  TiedNet()
+      : a(register_module("a", Linear(kDim, kDim))),
+        b(register_module("b", Linear(kDim, kDim))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    return Forward(b, Forward(a, x).tanh());
+  }
+  Linear a, b;
+};
+
+// As a hook does on one tensor with two names.
+TEST(ParameterHooksTest, OfATiedParameterSeeTheSum) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    at::Tensor expected;
+    for (int rank = 0; rank < 2; ++rank) {
+      auto plain = Filled<TiedNet>();
+      FSDP_RETURN_IF_ERROR(Tie(plain->a->weight, plain->b->weight));
+      LossOf(plain->forward(RowsOf(rank, 0))).backward();
+      const at::Tensor share =
+          Clamp(plain->a->weight.grad() + plain->b->weight.grad()) / 2;
+      expected = expected.defined() ? expected + share : share;
+    }
+    auto net = Filled<TiedNet>();
+    FSDP_RETURN_IF_ERROR(Tie(net->a->weight, net->b->weight));
+    net->b->weight.register_hook(Clamp);
+    FSDP_ASSIGN_OR_RETURN(
+        auto model, FullyShard(net, Unowned(world), UnitsOf<LinearImpl>()));
+    FSDP_RETURN_IF_ERROR(
+        model->Backward(LossOf(model->forward(RowsOf(world.rank(), 0)))));
+    for (const NamedShard& named : model->NamedShards()) {
+      if (named.name != "a.weight") continue;
+      if (!at::allclose(named.shard.grad(),
+                        expected.reshape({-1}).narrow(0, named.begin,
+                                                      named.shard.numel()),
+                        1e-4, 1e-6)) {
+        return absl::InternalError("gradient of the tied parameter");
+      }
+    }
+    return absl::OkStatus();
+  }));
+}
+
+absl::Status StepOf(Communicator& world, Way way,
+                    const std::function<void(HookedNet&)>& before,
+                    const std::function<void(ShardedModuleBase&)>& after) {
+  auto net = MakeNet(way);
+  before(*net);
+  FSDP_ASSIGN_OR_RETURN(auto model,
+                        FullyShard(net, Unowned(world), UnitsOf<UnitImpl>()));
+  after(*model);
+  absl::Status status;
+  const absl::Status thrown = TorchToStatus("forward", [&] {
+    status = model->Backward(LossOf(model->forward(RowsOf(world.rank(), 0))));
+  });
+  return thrown.ok() ? status : thrown;
+}
+
+TEST(ParameterHooksTest, SeveralUsesInOneBackwardAreRefused) {
+  EXPECT_THAT(RunAllRanks(2,
+                          [](Communicator& world) {
+                            return StepOf(world, Way::kUsedTwice, Register,
+                                          [](ShardedModuleBase&) {});
+                          }),
+              StatusIs(Code::kFailedPrecondition,
+                       HasSubstr("the hook on parameter unit.linear.weight")));
+}
+
+TEST(ParameterHooksTest, OnShardsAreRefused) {
+  EXPECT_THAT(
+      RunAllRanks(2,
+                  [](Communicator& world) {
+                    return StepOf(
+                        world, Way::kForward, [](HookedNet&) {},
+                        [](ShardedModuleBase& model) {
+                          model.NamedShards().back().shard.register_hook(AddTo);
+                        });
+                  }),
+      StatusIs(Code::kFailedPrecondition, HasSubstr("a hook on the shard of")));
+}
+
+struct CountCalls final : torch::autograd::PostAccumulateGradHook {
+  void operator()(const at::Tensor&) override {}
+};
+
+TEST(ParameterHooksTest, AfterAccumulationAreRefused) {
+  EXPECT_THAT(
+      RunAllRanks(2,
+                  [](Communicator& world) {
+                    return StepOf(
+                        world, Way::kForward,
+                        [](HookedNet& net) {
+                          torch::autograd::impl::set_post_acc_grad_hooks(
+                              net.head->weight, std::make_unique<CountCalls>());
+                        },
+                        [](ShardedModuleBase&) {});
+                  }),
+      StatusIs(Code::kFailedPrecondition,
+               HasSubstr("a post-accumulate-grad hook on parameter "
+                         "head.weight")));
+}
+
+}  // namespace
+}  // namespace fsdp

@@ -1,0 +1,488 @@
+// Options::recompute_units: gradients have the bits of the same model with a
+// region around each unit, and are those of plain LibTorch; activations are not
+// kept.
+#include <ATen/Context.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/equal.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/core/UndefinedTensorImpl.h>
+#include <c10/util/intrusive_ptr.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <ostream>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "comm/communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/recompute/activation_offload.h"
+#include "fsdp/recompute/checkpoint.h"
+#include "fsdp/testing/gradient_check.h"
+#include "fsdp/testing/toy_model.h"
+#include "gtest/gtest.h"
+#include "offload/host_store.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::testing::Gradients;
+using ::fsdp::testing::kDim;
+using ::fsdp::testing::Rows;
+using ::fsdp::testing::ShardGradients;
+using ::fsdp::testing::Unowned;
+using ::torch::nn::BatchNorm1d;
+using ::torch::nn::BatchNorm1dImpl;
+using ::torch::nn::Linear;
+using ::torch::nn::LinearImpl;
+
+constexpr int64_t kRows = 4;
+constexpr int kBlocks = 3;
+
+// x + out(tanh(norm(fc(x)))), which tells how often it has run, and what it has
+// computed since the last Clear().
+class BlockImpl : public torch::nn::Module {
+ public:
+  BlockImpl()
+      : fc(register_module("fc", Linear(kDim, kDim))),
+        norm(register_module("norm", BatchNorm1d(kDim))),
+        out(register_module("out", Linear(kDim, kDim))) {}
+
+  at::Tensor forward(const at::Tensor& x) {
+    ++runs;
+    const at::Tensor hidden = norm->forward(fc->forward(x)).tanh();
+    computed.emplace_back(hidden.getIntrusivePtr());
+    const at::Tensor kept = at::dropout(hidden, dropout, is_training());
+    return x + out->forward(kept);
+  }
+
+  int num_alive() const {
+    int alive = 0;
+    for (const Weak& tensor : computed) alive += !tensor.expired();
+    return alive;
+  }
+
+  Linear fc;
+  BatchNorm1d norm;
+  Linear out;
+  double dropout = 0;
+  int runs = 0;
+
+ private:
+  using Weak =
+      c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  std::vector<Weak> computed;
+};
+
+// How the net calls its blocks.
+enum class Calls { kForward, kSequential, kRegions };
+
+class Net : public torch::nn::Module {
+ public:
+  explicit Net(Calls calls, double dropout = 0)
+      : embed(register_module("embed", Linear(kDim, kDim))), calls_(calls) {
+    for (int i = 0; i < kBlocks; ++i) {
+      blocks.push_back(std::make_shared<BlockImpl>());
+      blocks.back()->dropout = dropout;
+      sequence->push_back(blocks.back());
+    }
+    register_module("blocks", sequence);
+    testing::FillParameters(*this, 1);
+  }
+
+  at::Tensor forward(const at::Tensor& x) {
+    at::Tensor y = embed->forward(x).sin();
+    if (calls_ == Calls::kSequential) return sequence->forward(y);
+    for (const std::shared_ptr<BlockImpl>& block : blocks) {
+      const auto call = [block](const at::Tensor& x) {
+        return Forward(block, x);
+      };
+      y = calls_ == Calls::kRegions ? Checkpoint(call, y) : call(y);
+    }
+    return y;
+  }
+
+  Linear embed;
+  torch::nn::Sequential sequence;
+  std::vector<std::shared_ptr<BlockImpl>> blocks;
+
+ private:
+  const Calls calls_;
+};
+
+at::Tensor RowsOf(int rank, int micro) {
+  return Rows(rank * 100 + micro * 10, kRows, kDim);
+}
+
+Options BlockUnits(ShardingStrategy strategy = ShardingStrategy::kFullShard) {
+  Options options;
+  options.wrap_policy = WrapModules<BlockImpl>();
+  options.unit.strategy = strategy;
+  options.abort_on_failure = false;
+  return options;
+}
+
+Options Recomputing(Options options) {
+  options.recompute_units = WrapModules<BlockImpl>();
+  return options;
+}
+
+// Two micro-batches; the second alone reduces.
+template <typename Model>
+absl::Status Accumulate(Model& model, int rank, int step) {
+  for (int micro = 0; micro < 2; ++micro) {
+    std::optional<NoSyncScope> no_sync;
+    if (micro == 0) no_sync.emplace(model->NoSync());
+    FSDP_RETURN_IF_ERROR(model->Backward(
+        model->forward(RowsOf(rank, 2 * step + micro)).square().sum()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SameBits(const ShardedModuleBase& model,
+                      const ShardedModuleBase& expected) {
+  for (size_t i = 0; i < model.NamedShards().size(); ++i) {
+    const NamedShard& named = model.NamedShards()[i];
+    const at::Tensor& gradient = expected.NamedShards()[i].shard.grad();
+    if (named.shard.grad().defined() && gradient.defined() &&
+        at::equal(named.shard.grad(), gradient)) {
+      continue;
+    }
+    return absl::InternalError(
+        absl::StrCat("gradient of ", named.name, " has other bits"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SameBuffers(const torch::nn::Module& module,
+                         const torch::nn::Module& expected) {
+  const auto buffers = expected.named_buffers();
+  for (const auto& item : module.named_buffers()) {
+    if (at::allclose(item.value(), buffers[item.key()], 1e-5, 1e-6)) continue;
+    return absl::InternalError(absl::StrCat("buffer ", item.key()));
+  }
+  return absl::OkStatus();
+}
+
+// `plain`: the net of this rank alone, after the same batches.
+absl::Status IsMeanOf(const torch::nn::Module& plain,
+                      const ShardedModuleBase& model, Communicator& world) {
+  Gradients actual = ShardGradients(model);
+  for (const NamedShard& named : model.NamedShards()) {
+    actual[named.name] /= named.replicas;
+  }
+  for (const auto& item : plain.named_parameters()) {
+    at::Tensor mean =
+        item.value().grad().reshape({-1}).clone() / world.world_size();
+    for (at::Tensor* sum : {&mean, &actual[item.key()]}) {
+      FSDP_ASSIGN_OR_RETURN(
+          auto work, world.AllReduce(*sum, comm::ReduceOp::kSum, "test"));
+      FSDP_RETURN_IF_ERROR(work->Wait(absl::InfiniteFuture()));
+    }
+    if (at::allclose(actual[item.key()], mean, 1e-4, 1e-5)) continue;
+    return absl::InternalError(absl::StrCat("gradient of ", item.key()));
+  }
+  return absl::OkStatus();
+}
+
+struct Setting {
+  std::string name;
+  Calls calls;
+  ShardingStrategy strategy;
+  bool transparent;
+};
+
+std::ostream& operator<<(std::ostream& out, const Setting& setting) {
+  return out << setting.name;
+}
+
+absl::Status CheckSetting(Communicator& world, const Setting& setting) {
+  Options options = BlockUnits(setting.strategy);
+  options.transparent = setting.transparent;
+  FSDP_ASSIGN_OR_RETURN(auto model,
+                        FullyShard(std::make_shared<Net>(setting.calls),
+                                   Unowned(world), Recomputing(options)));
+  FSDP_ASSIGN_OR_RETURN(auto by_hand,
+                        FullyShard(std::make_shared<Net>(Calls::kRegions),
+                                   Unowned(world), options));
+  Net plain(Calls::kForward);
+  for (int step = 0; step < 2; ++step) {
+    FSDP_RETURN_IF_ERROR(Accumulate(model, world.rank(), step));
+    FSDP_RETURN_IF_ERROR(Accumulate(by_hand, world.rank(), step));
+    for (int micro = 0; micro < 2; ++micro) {
+      plain.forward(RowsOf(world.rank(), 2 * step + micro))
+          .square()
+          .sum()
+          .backward();
+    }
+    FSDP_RETURN_IF_ERROR(SameBits(*model, *by_hand));
+    FSDP_RETURN_IF_ERROR(IsMeanOf(plain, *model, world));
+    FSDP_RETURN_IF_ERROR(SameBuffers(*model->module(), plain));
+  }
+  for (const auto& block : model->module()->blocks) {
+    if (block->runs != 8) return absl::InternalError("not recomputed");
+  }
+  return absl::OkStatus();
+}
+
+class RecomputeUnitsTest : public ::testing::TestWithParam<Setting> {};
+
+TEST_P(RecomputeUnitsTest, GivesTheBitsOfRegionsAndPlainLibTorchsGradients) {
+  EXPECT_OK(RunAllRanks(
+      2, [](Communicator& world) { return CheckSetting(world, GetParam()); }));
+}
+
+std::vector<Setting> Settings() {
+  std::vector<Setting> settings;
+  for (const ShardingStrategy strategy :
+       {ShardingStrategy::kFullShard, ShardingStrategy::kShardGradOp,
+        ShardingStrategy::kShardOptimizer, ShardingStrategy::kNoShard}) {
+    for (const bool transparent : {false, true}) {
+      for (const Calls calls : {Calls::kForward, Calls::kSequential}) {
+        settings.push_back(
+            {absl::StrCat(calls == Calls::kForward ? "Forward" : "Sequential",
+                          transparent ? "Transparent" : "",
+                          static_cast<int>(strategy)),
+             calls, strategy, transparent});
+      }
+    }
+  }
+  return settings;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, RecomputeUnitsTest,
+                         ::testing::ValuesIn(Settings()),
+                         [](const auto& info) { return info.param.name; });
+
+// --- What is kept -----------------------------------------------------------
+
+absl::Status CheckKept(Communicator& world, bool recomputes) {
+  const Options options = BlockUnits();
+  FSDP_ASSIGN_OR_RETURN(
+      auto model,
+      FullyShard(std::make_shared<Net>(Calls::kForward), Unowned(world),
+                 recomputes ? Recomputing(options) : options));
+  const at::Tensor loss = model->forward(RowsOf(world.rank(), 0)).sum();
+  for (const auto& block : model->module()->blocks) {
+    if (block->num_alive() != (recomputes ? 0 : 1)) {
+      return absl::InternalError(
+          absl::StrCat(block->num_alive(), " activations are kept"));
+    }
+  }
+  FSDP_RETURN_IF_ERROR(model->Backward(loss));
+  for (const auto& block : model->module()->blocks) {
+    if (block->runs != (recomputes ? 2 : 1) || block->num_alive() != 0) {
+      return absl::InternalError(
+          absl::StrCat(block->runs, " runs, alive: ", block->num_alive()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+TEST(RecomputedMemoryTest, ActivationsLiveOnlyWhileTheirUnitIsInBackward) {
+  for (const bool recomputes : {false, true}) {
+    EXPECT_OK(RunAllRanks(2, [&](Communicator& world) {
+      return CheckKept(world, recomputes);
+    })) << recomputes;
+  }
+}
+
+absl::Status CheckWithoutGrad(Communicator& world) {
+  FSDP_ASSIGN_OR_RETURN(auto model,
+                        FullyShard(std::make_shared<Net>(Calls::kSequential),
+                                   Unowned(world), Recomputing(BlockUnits())));
+  Net plain(Calls::kForward);
+  model->eval();
+  plain.eval();
+  const c10::NoGradGuard no_grad;
+  const at::Tensor x = RowsOf(world.rank(), 0);
+  const at::Tensor output = model->forward(x);
+  if (model->module()->blocks[0]->runs != 1) {
+    return absl::InternalError("more than one run");
+  }
+  return !output.requires_grad() &&
+                 at::allclose(output, plain.forward(x), 1e-5, 1e-6)
+             ? absl::OkStatus()
+             : absl::InternalError("another output");
+}
+
+TEST(RecomputedMemoryTest, WithoutGradAUnitIsJustCalled) {
+  EXPECT_OK(RunAllRanks(2, CheckWithoutGrad));
+}
+
+// In both runs.
+TEST(RecomputedUnitTest, InputsAreCastToWhatAUnitComputesIn) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    Options options = BlockUnits();
+    options.unit.precision = ComputeIn(at::kBFloat16);
+    options.unit.precision.cast_inputs = CastInputs::kEveryUnit;
+    FSDP_ASSIGN_OR_RETURN(auto by_hand,
+                          FullyShard(std::make_shared<Net>(Calls::kRegions),
+                                     Unowned(world), options));
+    FSDP_RETURN_IF_ERROR(Accumulate(by_hand, world.rank(), 0));
+    for (const Calls calls : {Calls::kForward, Calls::kSequential}) {
+      FSDP_ASSIGN_OR_RETURN(
+          auto model, FullyShard(std::make_shared<Net>(calls), Unowned(world),
+                                 Recomputing(options)));
+      FSDP_RETURN_IF_ERROR(Accumulate(model, world.rank(), 0));
+      FSDP_RETURN_IF_ERROR(SameBits(*model, *by_hand));
+    }
+    return absl::OkStatus();
+  }));
+}
+
+// Random numbers of this process are drawn by one rank.
+TEST(RecomputedUnitTest, DropoutIsTheSameTheSecondTime) {
+  EXPECT_OK(RunAllRanks(1, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(
+        auto model, FullyShard(std::make_shared<Net>(Calls::kForward, 0.5),
+                               Unowned(world), Recomputing(BlockUnits())));
+    Net plain(Calls::kForward, 0.5);
+    at::manual_seed(7);
+    plain.forward(RowsOf(0, 0)).square().sum().backward();
+    at::manual_seed(7);
+    FSDP_RETURN_IF_ERROR(
+        model->Backward(model->forward(RowsOf(0, 0)).square().sum()));
+    const auto parameters = plain.named_parameters();
+    for (const NamedShard& named : model->NamedShards()) {
+      if (at::equal(named.shard.grad(),
+                    parameters[named.name].grad().reshape({-1}))) {
+        continue;
+      }
+      return absl::InternalError(absl::StrCat("gradient of ", named.name));
+    }
+    return absl::OkStatus();
+  }));
+}
+
+// BatchNorm in no unit: nobody but the unit's module knows its buffers.
+TEST(RecomputedUnitTest, BuffersOfIgnoredModulesInsideCountABatchOnce) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    Options options = Recomputing(BlockUnits());
+    options.ignore_module = [](const std::string&, const auto& module) {
+      return dynamic_cast<const BatchNorm1dImpl*>(&module) != nullptr;
+    };
+    FSDP_ASSIGN_OR_RETURN(auto model,
+                          FullyShard(std::make_shared<Net>(Calls::kForward),
+                                     Unowned(world), options));
+    Net plain(Calls::kForward);
+    const at::Tensor x = RowsOf(world.rank(), 0);
+    plain.forward(x);
+    FSDP_RETURN_IF_ERROR(model->Backward(model->forward(x).square().sum()));
+    return SameBuffers(*model->module(), plain);
+  }));
+}
+
+TEST(RecomputedUnitTest, ArgumentsMayRestInAStore) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    Options options = Recomputing(BlockUnits());
+    FSDP_ASSIGN_OR_RETURN(auto reference,
+                          FullyShard(std::make_shared<Net>(Calls::kForward),
+                                     Unowned(world), options));
+    FSDP_RETURN_IF_ERROR(Accumulate(reference, world.rank(), 0));
+    FSDP_ASSIGN_OR_RETURN(auto store, offload::HostStore::Make(1 << 20));
+    ActivationOffloadOptions offload;
+    offload.min_bytes = 1;
+    FSDP_ASSIGN_OR_RETURN(options.recompute_options.offload,
+                          ActivationOffload::Make(std::move(store), offload));
+    FSDP_ASSIGN_OR_RETURN(auto model,
+                          FullyShard(std::make_shared<Net>(Calls::kForward),
+                                     Unowned(world), options));
+    FSDP_RETURN_IF_ERROR(Accumulate(model, world.rank(), 0));
+    if (options.recompute_options.offload->stats().peak_stored_bytes == 0) {
+      return absl::InternalError("nothing was offloaded");
+    }
+    return SameBits(*model, *reference);
+  }));
+}
+
+// --- Units inside units, and several tensors --------------------------------
+
+// Takes and returns two tensors, and has a block inside.
+class OuterImpl : public torch::nn::Module {
+ public:
+  OuterImpl()
+      : block(register_module("block", std::make_shared<BlockImpl>())),
+        mix(register_module("mix", Linear(kDim, kDim))) {}
+  std::tuple<at::Tensor, at::Tensor> forward(
+      const std::pair<at::Tensor, at::Tensor>& x, double factor) {
+    ++runs;
+    const at::Tensor y = Forward(block, mix->forward(x.first) * factor);
+    return {y + x.second, y.narrow(0, 0, 2)};
+  }
+  std::shared_ptr<BlockImpl> block;
+  Linear mix;
+  int runs = 0;
+};
+
+class Nested : public torch::nn::Module {
+ public:
+  Nested()
+      : outer(register_module("outer", std::make_shared<OuterImpl>())),
+        head(register_module("head", Linear(kDim, kDim))) {
+    testing::FillParameters(*this, 1);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor y = head->forward(x);
+    const auto [first, second] =
+        Forward(outer, std::make_pair(y.sin(), y.cos()), 0.5);
+    return first.sum() + second.square().sum();
+  }
+  std::shared_ptr<OuterImpl> outer;
+  Linear head;
+};
+
+// How often the outer unit and the one inside run in a step.
+absl::Status CheckNested(Communicator& world, const WrapPolicy& recomputed,
+                         int outer_runs, int inner_runs) {
+  Options options = testing::UnitsOf<BlockImpl, OuterImpl>();
+  options.recompute_units = recomputed;
+  FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(std::make_shared<Nested>(),
+                                               Unowned(world), options));
+  Nested plain;
+  const at::Tensor x = RowsOf(world.rank(), 0);
+  plain.forward(x).backward();
+  FSDP_RETURN_IF_ERROR(model->Backward(model->forward(x)));
+  const OuterImpl& outer = *model->module()->outer;
+  if (outer.runs != outer_runs || outer.block->runs != inner_runs) {
+    return absl::InternalError(
+        absl::StrCat(outer.runs, " and ", outer.block->runs, " runs"));
+  }
+  FSDP_RETURN_IF_ERROR(SameBuffers(*model->module(), plain));
+  return IsMeanOf(plain, *model, world);
+}
+
+TEST(RecomputedUnitTest, UnitsInsideUnitsAreRecomputedAsChosen) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    FSDP_RETURN_IF_ERROR(CheckNested(world, nullptr, 1, 1));
+    FSDP_RETURN_IF_ERROR(CheckNested(world, WrapModules<BlockImpl>(), 1, 2));
+    FSDP_RETURN_IF_ERROR(CheckNested(world, WrapModules<OuterImpl>(), 2, 2));
+    const WrapPolicy by_name = [](const WrapCandidate& candidate) {
+      return candidate.path == "outer.block";
+    };
+    FSDP_RETURN_IF_ERROR(CheckNested(world, by_name, 1, 2));
+    return CheckNested(world, EveryUnit(), 2, 3);
+  }));
+}
+
+}  // namespace
+}  // namespace fsdp

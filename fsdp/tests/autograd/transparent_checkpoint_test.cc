@@ -1,0 +1,172 @@
+// Checkpointed regions around units that nobody reports: gradients are those of
+// the same model without regions, however often backward comes.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/linear.h>
+
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "comm/communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/recompute/checkpoint.h"
+#include "fsdp/testing/gradient_check.h"
+#include "fsdp/testing/toy_model.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::testing::Gradients;
+using ::fsdp::testing::kDim;
+using ::fsdp::testing::Rows;
+using ::fsdp::testing::ShardGradients;
+using ::fsdp::testing::UnitsOf;
+using ::fsdp::testing::Unowned;
+using ::torch::nn::Linear;
+using ::torch::nn::LinearImpl;
+
+enum class Regions { kNone, kOne, kNested, kTwoOfOneUnit };
+
+class RegionNet : public torch::nn::Module {
+ public:
+  explicit RegionNet(Regions regions)
+      : a(register_module("a", Linear(kDim, kDim))),
+        b(register_module("b", Linear(kDim, kDim))),
+        frozen(register_module("frozen", Linear(kDim, kDim))),
+        regions_(regions) {
+    testing::FillParameters(*this, 1);
+    for (at::Tensor& p : frozen->parameters()) p.set_requires_grad(false);
+  }
+
+  at::Tensor forward(const at::Tensor& x) {
+    const auto inner = [this](const at::Tensor& y) {
+      return frozen->forward(b->forward(y)).tanh();
+    };
+    const auto outer = [this, inner](const at::Tensor& y) {
+      const at::Tensor z = a->forward(y).tanh();
+      return regions_ == Regions::kNested ? Checkpoint(inner, z) : inner(z);
+    };
+    if (regions_ == Regions::kNone) return b->forward(outer(x));
+    const at::Tensor y = Checkpoint(outer, x);
+    if (regions_ != Regions::kTwoOfOneUnit) return b->forward(y);
+    return Checkpoint([this](const at::Tensor& z) { return b->forward(z); }, y);
+  }
+
+  Linear a, b, frozen;
+
+ private:
+  const Regions regions_;
+};
+
+enum class Backwards { kOne, kRetained, kTwoAfterTwo, kTwoReversed, kOneOfTwo };
+
+// `forward` and `backward` of one model.
+template <typename Forward, typename Backward>
+absl::Status Run(Backwards backwards, int rank, const Forward& forward,
+                 const Backward& backward) {
+  const auto loss = [&](int row) {
+    return forward(Rows(rank * 100 + row, 3, kDim)).square().sum();
+  };
+  const at::Tensor first = loss(0);
+  switch (backwards) {
+    case Backwards::kOne:
+      return backward(first, false);
+    case Backwards::kRetained:
+      FSDP_RETURN_IF_ERROR(backward(first, true));
+      return backward(first, false);
+    case Backwards::kTwoAfterTwo: {
+      const at::Tensor second = loss(7);
+      FSDP_RETURN_IF_ERROR(backward(first, false));
+      return backward(second, false);
+    }
+    case Backwards::kTwoReversed: {
+      const at::Tensor second = loss(7);
+      FSDP_RETURN_IF_ERROR(backward(second, false));
+      return backward(first, false);
+    }
+    case Backwards::kOneOfTwo:
+      return backward(first + loss(7), false);
+  }
+  return absl::OkStatus();
+}
+
+Gradients PlainMeans(Backwards backwards, int world_size) {
+  Gradients means;
+  for (int rank = 0; rank < world_size; ++rank) {
+    RegionNet net(Regions::kNone);
+    EXPECT_OK(Run(
+        backwards, rank, [&](at::Tensor x) { return net.forward(x); },
+        [](const at::Tensor& loss, bool retain_graph) {
+          loss.backward({}, retain_graph);
+          return absl::OkStatus();
+        }));
+    for (const auto& item : net.named_parameters()) {
+      if (!item.value().grad().defined()) continue;
+      const at::Tensor share = item.value().grad().reshape({-1}) / world_size;
+      at::Tensor& mean = means[item.key()];
+      mean = mean.defined() ? mean + share : share;
+    }
+  }
+  return means;
+}
+
+absl::Status Check(Communicator& world, Regions regions, Backwards backwards) {
+  Options options = UnitsOf<LinearImpl>();
+  options.transparent = true;
+  FSDP_ASSIGN_OR_RETURN(auto model,
+                        FullyShard(std::make_shared<RegionNet>(regions),
+                                   Unowned(world), options));
+  FSDP_RETURN_IF_ERROR(Run(
+      backwards, world.rank(), [&](at::Tensor x) { return model->forward(x); },
+      [&](const at::Tensor& loss, bool retain_graph) {
+        return model->Backward(loss, retain_graph);
+      }));
+  const Gradients means = PlainMeans(backwards, world.world_size());
+  Gradients actual = ShardGradients(*model);
+  if (actual.size() != means.size()) {
+    return absl::InternalError("other parameters have gradients");
+  }
+  for (auto& [name, sum] : actual) {
+    FSDP_ASSIGN_OR_RETURN(auto work,
+                          world.AllReduce(sum, comm::ReduceOp::kSum, "test"));
+    FSDP_RETURN_IF_ERROR(work->Wait(absl::InfiniteFuture()));
+    if (!at::allclose(sum, means.at(name), 1e-4, 1e-6)) {
+      return absl::InternalError(absl::StrCat("gradient of ", name));
+    }
+  }
+  if (model->memory_stats().parameters.in_use_bytes != 0) {
+    return absl::InternalError("unsharded memory is left");
+  }
+  return absl::OkStatus();
+}
+
+TEST(TransparentCheckpointTest, AnyNumberOfForwardsAndBackwards) {
+  for (const Regions regions :
+       {Regions::kOne, Regions::kNested, Regions::kTwoOfOneUnit}) {
+    for (const Backwards backwards :
+         {Backwards::kOne, Backwards::kRetained, Backwards::kTwoAfterTwo,
+          Backwards::kTwoReversed, Backwards::kOneOfTwo}) {
+      for (const int world_size : {1, 2}) {
+        EXPECT_OK(RunAllRanks(world_size,
+                              [&](Communicator& world) {
+                                return Check(world, regions, backwards);
+                              }))
+            << "regions " << static_cast<int>(regions) << ", backwards "
+            << static_cast<int>(backwards) << ", ranks " << world_size;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fsdp

@@ -1,0 +1,464 @@
+// What units take and return, viewed and modified in place by them and by their
+// callers: values and gradients are those of the same code without sharding,
+// and what LibTorch refuses stays refused.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/ones.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/linear.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "base/status_error.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "base/torch_status.h"
+#include "comm/communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/recompute/checkpoint.h"
+#include "fsdp/testing/gradient_check.h"
+#include "fsdp/testing/toy_model.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::testing::ExpectSameGradients;
+using ::fsdp::testing::Filled;
+using ::fsdp::testing::FillParameters;
+using ::fsdp::testing::Gradients;
+using ::fsdp::testing::kDim;
+using ::fsdp::testing::Rows;
+using ::fsdp::testing::ShardGradients;
+using ::fsdp::testing::SquareLoss;
+using ::fsdp::testing::UnitsOf;
+using ::fsdp::testing::Unowned;
+using ::torch::nn::Linear;
+using ::torch::nn::LinearImpl;
+using Tensors = std::vector<at::Tensor>;
+
+// What a unit does with the tensor it gets.
+struct Body {
+  std::string name;
+  std::function<Tensors(Linear&, at::Tensor)> run;
+  bool modifies_input = false;
+  bool returns_input = false;  // or a view of it
+};
+
+std::vector<Body> Bodies() {
+  const auto h = [](Linear& linear, const at::Tensor& x) {
+    return Forward(linear, x);
+  };
+  return {
+      {"one", [h](Linear& l, at::Tensor x) -> Tensors { return {h(l, x)}; }},
+      {"a tensor and its view",
+       [h](Linear& l, at::Tensor x) -> Tensors {
+         const at::Tensor y = h(l, x);
+         return {y, y.narrow(1, 0, 2)};
+       }},
+      {"a view before its tensor",
+       [h](Linear& l, at::Tensor x) -> Tensors {
+         const at::Tensor y = h(l, x);
+         return {y.narrow(1, 0, 2), y};
+       }},
+      {"a view alone",
+       [h](Linear& l, at::Tensor x) -> Tensors {
+         return {h(l, x).narrow(1, 0, 3)};
+       }},
+      {"a transposed view",
+       [h](Linear& l, at::Tensor x) -> Tensors { return {h(l, x).t()}; }},
+      {"views that overlap",
+       [h](Linear& l, at::Tensor x) -> Tensors {
+         const at::Tensor y = h(l, x);
+         return {y.narrow(1, 0, 3), y.narrow(1, 1, 3)};
+       }},
+      {"one twice",
+       [h](Linear& l, at::Tensor x) -> Tensors {
+         const at::Tensor y = h(l, x);
+         return {y, y};
+       }},
+      {"views that LibTorch lets nobody modify",
+       [h](Linear& l, at::Tensor x) -> Tensors {
+         return h(l, x).unbind(/*dim=*/0);
+       }},
+      {"its view modified inside",
+       [h](Linear& l, at::Tensor x) -> Tensors {
+         const at::Tensor y = h(l, x);
+         const at::Tensor view = y.narrow(1, 0, 2);
+         view.mul_(2);
+         return {y, view};
+       }},
+      {"its input",
+       [h](Linear& l, at::Tensor x) -> Tensors {
+         return {h(l, x), x};
+       },
+       false, true},
+      {"its input alone", [](Linear&, at::Tensor x) -> Tensors { return {x}; },
+       false, true},
+      {"a view of its input",
+       [h](Linear& l, at::Tensor x) -> Tensors {
+         return {h(l, x), x.narrow(1, 1, 2)};
+       },
+       false, true},
+      {"its input modified",
+       [h](Linear& l, at::Tensor x) -> Tensors {
+         x.mul_(3);
+         return {h(l, x)};
+       },
+       true},
+      {"its input modified by itself",
+       [h](Linear& l, at::Tensor x) -> Tensors {
+         const at::Tensor y = h(l, x).detach();
+         x.mul_(h(l, x * 2));
+         return {y};
+       },
+       true},
+      {"its input modified and returned",
+       [h](Linear& l, at::Tensor x) -> Tensors {
+         x.mul_(3);
+         return {h(l, x), x};
+       },
+       true, true},
+      {"a view of its input modified",
+       [h](Linear& l, at::Tensor x) -> Tensors {
+         x.narrow(1, 0, 2).mul_(3);
+         return {h(l, x)};
+       },
+       true},
+  };
+}
+
+// What the caller does with what it gave and what it got.
+struct Caller {
+  std::string name;
+  std::function<void(at::Tensor& given, Tensors& got)> run;
+  bool modifies_given = false;
+  bool modifies_got = false;
+};
+
+std::vector<Caller> Callers() {
+  return {
+      {"uses all", [](at::Tensor&, Tensors&) {}},
+      {"drops the first", [](at::Tensor&, Tensors& got) { got[0].reset(); }},
+      {"drops the last", [](at::Tensor&, Tensors& got) { got.back().reset(); }},
+      {"drops what it gave",
+       [](at::Tensor& given, Tensors&) { given.reset(); }},
+      {"modifies the first", [](at::Tensor&, Tensors& got) { got[0].mul_(3); },
+       false, true},
+      {"modifies the last",
+       [](at::Tensor&, Tensors& got) { got.back().mul_(3); }, false, true},
+      {"modifies both",
+       [](at::Tensor&, Tensors& got) {
+         got[0].mul_(3);
+         got.back().mul_(got.back().detach());
+       },
+       false, true},
+      {"modifies the first and uses the last",
+       [](at::Tensor&, Tensors& got) {
+         got[0].mul_(3);
+         got[0].reset();
+       },
+       false, true},
+      {"modifies a view of the first",
+       [](at::Tensor&, Tensors& got) { got[0].narrow(0, 0, 1).mul_(3); }, false,
+       true},
+      {"modifies by an operator that keeps its result",
+       [](at::Tensor&, Tensors& got) { got[0].tanh_(); }, false, true},
+      {"modifies what it gave",
+       [](at::Tensor& given, Tensors&) { given.mul_(3); }, true},
+  };
+}
+
+class BodyUnit : public torch::nn::Module {
+ public:
+  explicit BodyUnit(Body body)
+      : linear(register_module("linear", Linear(kDim, kDim))),
+        body_(std::move(body)) {}
+  Tensors forward(at::Tensor x) { return body_.run(linear, std::move(x)); }
+  Linear linear;
+
+ private:
+  const Body body_;
+};
+
+enum class Mode {
+  kTrainable,
+  kFrozen,
+  kRootOwnsNothing,
+  kRegion,
+  kRegionInside
+};
+constexpr const char* kModes[] = {"trainable", "frozen", "owning nothing",
+                                  "in a region", "of a region"};
+
+class BodyNet : public torch::nn::Module {
+ public:
+  BodyNet(Body body, Mode mode)
+      : unit(register_module("unit", std::make_shared<BodyUnit>(body))),
+        mode_(mode) {
+    FillParameters(*this, 1);
+    if (mode == Mode::kRegionInside) {
+      unit = replace_module("unit", std::make_shared<BodyUnit>(InRegion(body)));
+      FillParameters(*this, 1);
+    }
+    if (mode != Mode::kFrozen) return;
+    for (at::Tensor& p : unit->parameters()) p.set_requires_grad(false);
+  }
+
+  Tensors forward(at::Tensor x) {
+    if (mode_ != Mode::kRegion) return Forward(unit, std::move(x));
+    return Checkpoint([unit = unit](at::Tensor y) { return Forward(unit, y); },
+                      std::move(x));
+  }
+
+  std::shared_ptr<BodyUnit> unit;
+
+ private:
+  static Body InRegion(Body body) {
+    body.run = [run = body.run](Linear& linear, at::Tensor x) {
+      return Checkpoint([run, &linear](at::Tensor y) { return run(linear, y); },
+                        std::move(x));
+    };
+    return body;
+  }
+
+  const Mode mode_;
+};
+
+struct Outcome {
+  double loss = 0;
+  at::Tensor before;    // gradient of the layer before
+  Gradients gradients;  // of the net
+};
+
+// A layer before the net, the net, its caller, the loss.
+template <typename Call, typename Backward>
+absl::StatusOr<Outcome> Run(int rank, const Caller& caller, const Call& call,
+                            const Backward& backward) {
+  Linear first(kDim, kDim);
+  FillParameters(*first, 7);
+  Outcome outcome;
+  FSDP_RETURN_IF_ERROR(TorchToStatus("the program", [&] {
+    at::Tensor given = first->forward(Rows(rank * 3, 3, kDim));
+    Tensors got = call(given);
+    caller.run(given, got);
+    at::Tensor loss;
+    double weight = 1;
+    got.push_back(given);
+    for (const at::Tensor& tensor : got) {
+      weight += 1;
+      if (!tensor.defined() || !tensor.requires_grad()) continue;
+      const at::Tensor term = (tensor * tensor).sum() * weight;
+      loss = loss.defined() ? loss + term : term;
+    }
+    ThrowIfError(backward(loss));
+    outcome.loss = loss.template item<double>();
+  }));
+  outcome.before = first->weight.grad();
+  return outcome;
+}
+
+absl::StatusOr<Outcome> RunPlain(int rank, const Body& body, Mode mode,
+                                 const Caller& caller) {
+  // Regions are ours.
+  BodyNet net(body, mode == Mode::kFrozen ? mode : Mode::kTrainable);
+  FSDP_ASSIGN_OR_RETURN(
+      Outcome outcome,
+      Run(
+          rank, caller, [&](at::Tensor x) { return net.forward(x); },
+          [](const at::Tensor& loss) {
+            loss.backward();
+            return absl::OkStatus();
+          }));
+  for (const auto& item : net.named_parameters()) {
+    if (!item.value().grad().defined()) continue;
+    outcome.gradients[item.key()] = item.value().grad().reshape({-1});
+  }
+  return outcome;
+}
+
+absl::StatusOr<Outcome> RunSharded(Communicator& world, const Body& body,
+                                   Mode mode, const Caller& caller) {
+  const Options options = mode == Mode::kRootOwnsNothing ? UnitsOf<LinearImpl>()
+                                                         : UnitsOf<BodyUnit>();
+  FSDP_ASSIGN_OR_RETURN(auto model,
+                        FullyShard(std::make_shared<BodyNet>(body, mode),
+                                   Unowned(world), options));
+  FSDP_ASSIGN_OR_RETURN(
+      Outcome outcome,
+      Run(
+          world.rank(), caller, [&](at::Tensor x) { return model->forward(x); },
+          [&](const at::Tensor& loss) { return model->Backward(loss); }));
+  outcome.gradients = ShardGradients(*model);
+  for (auto& [name, sum] : outcome.gradients) {
+    FSDP_ASSIGN_OR_RETURN(auto work,
+                          world.AllReduce(sum, comm::ReduceOp::kSum, "test"));
+    FSDP_RETURN_IF_ERROR(work->Wait(absl::InfiniteFuture()));
+  }
+  if (model->memory_stats().parameters.in_use_bytes != 0) {
+    return absl::InternalError("unsharded memory is left");
+  }
+  return outcome;
+}
+
+bool Close(const at::Tensor& a, const at::Tensor& b) {
+  return a.defined() == b.defined() &&
+         (!a.defined() || at::allclose(a, b, 1e-4, 1e-5));
+}
+
+// A region computes with its arguments again and refuses that they change. Its
+// results may be modified where LibTorch refuses it for those of one operator.
+bool MayDiffer(const Body& body, Mode mode, const Caller& caller,
+               bool is_refused) {
+  if (mode != Mode::kRegion && mode != Mode::kRegionInside) return false;
+  return !is_refused || body.modifies_input || caller.modifies_given ||
+         (caller.modifies_got && body.returns_input);
+}
+
+absl::Status Compare(Communicator& world, const Body& body, Mode mode,
+                     const Caller& caller) {
+  const auto plain0 = RunPlain(0, body, mode, caller);
+  const auto plain1 = RunPlain(1, body, mode, caller);
+  const auto& plain = world.rank() == 0 ? plain0 : plain1;
+  const auto sharded = RunSharded(world, body, mode, caller);
+  if (!plain.ok() || !sharded.ok()) {
+    if (plain.ok() == sharded.ok() ||
+        MayDiffer(body, mode, caller, /*is_refused=*/!sharded.ok())) {
+      return absl::OkStatus();
+    }
+    return absl::InternalError(
+        absl::StrCat("plain: ", plain.status().message(),
+                     "\nsharded: ", sharded.status().message()));
+  }
+  if (std::abs(plain->loss - sharded->loss) > 1e-4 * std::abs(plain->loss)) {
+    return absl::InternalError(
+        absl::StrCat("loss ", sharded->loss, " not ", plain->loss));
+  }
+  if (!Close(sharded->before, plain->before)) {
+    return absl::InternalError("gradient of the layer before");
+  }
+  if (sharded->gradients.size() != plain->gradients.size()) {
+    return absl::InternalError("other parameters have gradients");
+  }
+  for (const auto& [name, gradient] : sharded->gradients) {
+    const at::Tensor mean =
+        (plain0->gradients.at(name) + plain1->gradients.at(name)) / 2;
+    if (!Close(gradient, mean)) {
+      return absl::InternalError(absl::StrCat("gradient of ", name));
+    }
+  }
+  return absl::OkStatus();
+}
+
+class UnitOutputsTest : public ::testing::TestWithParam<Mode> {};
+
+TEST_P(UnitOutputsTest, AreThoseOfPlainLibTorchWhateverIsDoneToThem) {
+  for (const Body& body : Bodies()) {
+    for (const Caller& caller : Callers()) {
+      EXPECT_OK(RunAllRanks(2,
+                            [&](Communicator& world) {
+                              return Compare(world, body, GetParam(), caller);
+                            }))
+          << "a unit that returns " << body.name << ", a caller that "
+          << caller.name;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Modes, UnitOutputsTest,
+    ::testing::Values(Mode::kTrainable, Mode::kFrozen, Mode::kRootOwnsNothing,
+                      Mode::kRegion, Mode::kRegionInside),
+    [](const auto& info) {
+      std::string name = kModes[static_cast<int>(info.param)];
+      name.erase(std::remove(name.begin(), name.end(), ' '), name.end());
+      return name;
+    });
+
+// Without a gradient it is not called by autograd; with one of undefined values
+// it would make zeros of it.
+struct MaterializingScale : torch::autograd::Function<MaterializingScale> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context,
+                            const at::Tensor& x, const at::Tensor& scale) {
+    context->save_for_backward({x, scale});
+    return x * scale;
+  }
+  static Tensors backward(torch::autograd::AutogradContext* context,
+                          Tensors gradients) {
+    const Tensors saved = context->get_saved_variables();
+    return {gradients[0] * saved[1], (gradients[0] * saved[0]).sum(0)};
+  }
+};
+
+enum class Auxiliary { kCustomFunction, kHook };
+
+template <Auxiliary kAuxiliary>
+class AuxiliaryUnit : public torch::nn::Module {
+ public:
+  AuxiliaryUnit()
+      : linear(register_module("linear", Linear(kDim, kDim))),
+        scale(register_parameter("scale", at::ones({kDim}))) {}
+  std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x) {
+    const at::Tensor y = linear->forward(x);
+    if (kAuxiliary == Auxiliary::kCustomFunction) {
+      return {y, MaterializingScale::apply(x, scale)};
+    }
+    const at::Tensor z = y * scale;
+    if (z.requires_grad()) {
+      z.register_hook([](const at::Tensor& g) { return g.clamp(-1, 1); });
+    }
+    return {y, z * 2};
+  }
+  Linear linear;
+  at::Tensor scale;
+};
+
+// The unit's second output reaches nobody.
+template <Auxiliary kAuxiliary, bool kInRegion>
+class AuxiliaryNet : public torch::nn::Module {
+ public:
+  using Unit = AuxiliaryUnit<kAuxiliary>;
+  AuxiliaryNet() : unit(register_module("unit", std::make_shared<Unit>())) {}
+  at::Tensor forward(const at::Tensor& x) {
+    const auto call = [unit = unit](const at::Tensor& y) {
+      return Forward(unit, y);
+    };
+    return kInRegion ? Checkpoint(call, x).first : call(x).first;
+  }
+  std::shared_ptr<Unit> unit;
+};
+
+template <Auxiliary kAuxiliary, bool kInRegion>
+void ExpectSameWithoutTheSecondOutput() {
+  using Net = AuxiliaryNet<kAuxiliary, kInRegion>;
+  ExpectSameGradients<Net>(
+      Filled<Net>, SquareLoss,
+      UnitsOf<typename AuxiliaryNet<kAuxiliary, kInRegion>::Unit>());
+}
+
+TEST(UnusedOutputTest, RunsNoBackward) {
+  ExpectSameWithoutTheSecondOutput<Auxiliary::kCustomFunction, false>();
+  ExpectSameWithoutTheSecondOutput<Auxiliary::kCustomFunction, true>();
+}
+
+TEST(UnusedOutputTest, CallsNoHook) {
+  ExpectSameWithoutTheSecondOutput<Auxiliary::kHook, false>();
+  ExpectSameWithoutTheSecondOutput<Auxiliary::kHook, true>();
+}
+
+}  // namespace
+}  // namespace fsdp

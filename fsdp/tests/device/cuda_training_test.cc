@@ -1,0 +1,158 @@
+// Training on a GPU: the CPU's values, and no call by which the host waits for
+// it. Runs where a GPU is.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
+#include <c10/core/Device.h>
+#include <c10/core/GradMode.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/util/intrusive_ptr.h>
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <string>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <tuple>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "comm/communicator.h"
+#include "comm/local/loopback_communicator.h"
+#include "comm/nccl/nccl_communicator.h"
+#include "comm/wrappers/paired_communicator.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/testing/device_programs.h"
+#include "fsdp/testing/toy_model.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::testing::DeviceProgram;
+using ::fsdp::testing::DevicePrograms;
+using ::fsdp::testing::TrainingDevice;
+using ::fsdp::testing::TrainOnDevice;
+using ::fsdp::testing::Values;
+using ::testing::IsEmpty;
+
+void RefuseWaits(bool refuse) {
+  c10::cuda::warning_state().set_sync_debug_mode(
+      refuse ? c10::cuda::SyncDebugMode::L_ERROR
+             : c10::cuda::SyncDebugMode::L_DISABLED);
+}
+
+// A wait of the host in any step but the first is an error of that step.
+TrainingDevice Gpu() {
+  TrainingDevice gpu;
+  gpu.device = c10::Device(c10::kCUDA, 0);
+  gpu.move = [](torch::nn::Module& module) {
+    module.to(c10::Device(c10::kCUDA, 0));
+  };
+  gpu.begin = [] { RefuseWaits(true); };
+  gpu.end = [] { RefuseWaits(false); };
+  return gpu;
+}
+
+void ExpectTheValuesOfTheCpu(const DeviceProgram& program, int world_size,
+                             const TrainingDevice& gpu) {
+  const absl::StatusOr<Values> expected =
+      TrainOnDevice(program, world_size, TrainingDevice());
+  ASSERT_OK(expected.status());
+  const absl::StatusOr<Values> actual = TrainOnDevice(program, world_size, gpu);
+  ASSERT_OK(actual.status());
+  const double tolerance = program.is_coarse ? 1e-2 : 1e-4;
+  for (const auto& [name, value] : *expected) {
+    EXPECT_TRUE(at::allclose(actual->at(name), value, 1e-4, tolerance))
+        << name << ": " << actual->at(name) - value;
+  }
+}
+
+class CudaTrainingTest
+    : public ::testing::TestWithParam<std::tuple<DeviceProgram, int>> {
+ protected:
+  // A step that fails does not come to its end.
+  void TearDown() override { RefuseWaits(false); }
+};
+
+TEST_P(CudaTrainingTest, HasTheValuesOfTheCpuAndTheHostWaitsForNothing) {
+  const auto& [program, world_size] = GetParam();
+  ExpectTheValuesOfTheCpu(program, world_size, Gpu());
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, CudaTrainingTest,
+    ::testing::Combine(::testing::ValuesIn(DevicePrograms()),
+                       ::testing::Values(1, 2, 3, 5)),
+    [](const auto& info) {
+      return absl::StrCat(std::get<0>(info.param).name, "Of",
+                          std::get<1>(info.param));
+    });
+
+// The first of `world_size` ranks, which the host's collectives are played for.
+absl::StatusOr<std::shared_ptr<comm::Communicator>> OverNccl(int world_size) {
+  FSDP_ASSIGN_OR_RETURN(auto device, comm::CreateNcclCommunicator(
+                                         c10::make_intrusive<c10d::HashStore>(),
+                                         /*rank=*/0, world_size));
+  comm::LoopbackOptions loopback;
+  loopback.place = {0, world_size};
+  FSDP_ASSIGN_OR_RETURN(auto host, comm::CreateLoopback(loopback));
+  return comm::CreatePairedCommunicator(std::move(host), std::move(device));
+}
+
+// With memory of NCCL's.
+class NcclTrainingTest : public ::testing::TestWithParam<DeviceProgram> {
+ protected:
+  void TearDown() override { RefuseWaits(false); }
+};
+
+TEST_P(NcclTrainingTest, HasTheValuesOfTheCpuAndTheHostWaitsForNothing) {
+  TrainingDevice gpu = Gpu();
+  gpu.world = [](int world_size) { return OverNccl(world_size); };
+  ExpectTheValuesOfTheCpu(GetParam(), /*world_size=*/1, gpu);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, NcclTrainingTest,
+                         ::testing::ValuesIn(DevicePrograms()),
+                         [](const auto& info) { return info.param.name; });
+
+// The ranks' collectives are the device's, wherever the values lie.
+TEST(CudaFullParamsTest, WhatIsWrittenOnTheCpuGoesBackToTheGpu) {
+  const TrainingDevice gpu = Gpu();
+  const std::shared_ptr<testing::NetImpl> net =
+      testing::MakeNet(/*dim=*/6, /*num_blocks=*/2);
+  gpu.move(*net);
+  comm::LoopbackOptions loopback;
+  loopback.device = gpu.device;
+  ASSERT_OK_AND_ASSIGN(std::shared_ptr<comm::Communicator> world,
+                       comm::CreateLoopback(loopback));
+  ASSERT_OK_AND_ASSIGN(auto model,
+                       FullyShard(net, world, testing::BlockUnits()));
+  SummonOptions options;
+  options.rank0_only = options.offload_to_cpu = true;
+  ASSERT_OK_AND_ASSIGN(FullParamsScope full, model->SummonFullParams(options));
+  {
+    const c10::NoGradGuard no_grad;
+    for (const at::Tensor& parameter : net->parameters()) {
+      EXPECT_TRUE(parameter.is_cpu());
+      at::Tensor(parameter).fill_(3);
+    }
+  }
+  ASSERT_OK(full.Close());
+  for (const NamedShard& named : model->NamedShards()) {
+    EXPECT_TRUE(named.shard.is_cuda()) << named.name;
+    EXPECT_TRUE((named.shard == 3).all().item<bool>()) << named.name;
+  }
+}
+
+TEST(CudaOffloadTest, SteppedOnTheHostHasTheBitsOfAnOptimizerOnTheCpu) {
+  TrainingDevice gpu = Gpu();
+  const auto different = fsdp::testing::DifferencesFromStepsOnTheCpu(gpu);
+  ASSERT_OK(different);
+  EXPECT_THAT(*different, IsEmpty());
+}
+
+}  // namespace
+}  // namespace fsdp

@@ -1,0 +1,367 @@
+// Which gradients there are after a forward or backward that has failed, while
+// the ranks go on: those of the units that it has been through, as LibTorch's
+// leaves have them, and all that was there before.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/types.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
+#include "base/status_error.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "base/torch_status.h"
+#include "comm/communicator.h"
+#include "comm/local/local_communicator.h"
+#include "comm/mesh.h"
+#include "comm/testing/run_ranks.h"
+#include "comm/testing/shared_memory_group.h"
+#include "comm/work.h"
+#include "comm/wrappers/forwarding_communicator.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/model/forward.h"
+#include "fsdp/testing/toy_model.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::Mesh;
+using ::fsdp::comm::testing::AllOk;
+using ::fsdp::comm::testing::CreateSharedMemoryGroup;
+using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::testing::BlockImpl;
+using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::FillParameters;
+using ::fsdp::testing::IsOk;
+using ::fsdp::testing::Loss;
+using ::fsdp::testing::Rows;
+using ::fsdp::testing::Unowned;
+
+constexpr int64_t kDim = 5;
+constexpr int kBlocks = 4;
+constexpr absl::Duration kPatience = absl::Seconds(30);
+
+using Group = std::vector<std::unique_ptr<Communicator>>;
+using Gradients = std::map<std::string, at::Tensor>;
+
+absl::Status Fail(const std::string& text) { return absl::InternalError(text); }
+
+constexpr int kHoldsAt = 3;
+
+// head(blocks(x)). Backward throws when the gradient leaves block `throws_at`.
+class ThrowingImpl : public torch::nn::Module {
+ public:
+  ThrowingImpl()
+      : head(register_module("head", torch::nn::Linear(kDim, kDim))) {
+    for (int i = 0; i < kBlocks; ++i) {
+      blocks.push_back(register_module(absl::StrCat("block", i),
+                                       std::make_shared<BlockImpl>(kDim)));
+    }
+    FillParameters(*this, 0);
+  }
+
+  at::Tensor forward(at::Tensor x) {
+    for (int i = 0; i < kBlocks; ++i) {
+      if (i == kHoldsAt && hold != nullptr) {
+        x.register_hook([this](const at::Tensor&) { hold(); });
+      }
+      if (i == throws_at && x.requires_grad()) {
+        x.register_hook([this](const at::Tensor&) -> at::Tensor {
+          on_throw();
+          throw std::runtime_error("a bad batch");
+        });
+      }
+      x = Forward(*blocks[i], x);
+    }
+    return head->forward(x);
+  }
+
+  std::vector<std::shared_ptr<BlockImpl>> blocks;
+  torch::nn::Linear head;
+  int throws_at = -1;
+  std::function<void()> on_throw = [] {};
+  std::function<void()> hold;  // before the gradient enters block 2
+};
+using Model = FullyShardedDataParallel<ThrowingImpl>;
+
+// One letter for each micro-step: S synchronizes, N does not, f fails in its
+// forward; s and n in their backward, when blocks 3 and 2 have been gone
+// through.
+constexpr int kFailsAt = 2;
+bool FailsInBackward(char step) { return step == 's' || step == 'n'; }
+
+at::Tensor Data(int step, int rank) {
+  return Rows(step * 50 + rank * 7, 3, kDim);
+}
+
+// What plain LibTorch has on one rank. Of a backward that fails the root, whose
+// parts are before and after its blocks, has not been gone through.
+void RunPlain(const std::string& steps, int rank, Gradients& sum) {
+  ThrowingImpl plain;
+  for (size_t i = 0; i < steps.size(); ++i) {
+    if (steps[i] == 'f') continue;
+    const at::Tensor x = Data(static_cast<int>(i), rank);
+    const bool fails = FailsInBackward(steps[i]);
+    plain.throws_at = fails ? kFailsAt : -1;
+    std::vector<at::Tensor> before;
+    for (at::Tensor& parameter : plain.head->parameters()) {
+      before.push_back(parameter.grad().defined() ? parameter.grad().clone()
+                                                  : at::Tensor());
+    }
+    const at::Tensor loss = Loss(plain.forward(x), x);
+    const absl::Status status = TorchToStatus("b", [&] { loss.backward(); });
+    if (status.ok() == fails) ThrowIfError(Fail("plain LibTorch"));
+    for (size_t k = 0; fails && k < before.size(); ++k) {
+      plain.head->parameters()[k].mutable_grad() = before[k];
+    }
+  }
+  for (const auto& item : plain.named_parameters()) {
+    if (!item.value().grad().defined()) continue;
+    at::Tensor& total = sum[item.key()];
+    total = total.defined() ? total + item.value().grad() : item.value().grad();
+  }
+}
+
+absl::Status CheckGradients(Model& model, const std::string& steps, int ranks) {
+  Gradients sum;
+  for (int rank = 0; rank < ranks; ++rank) RunPlain(steps, rank, sum);
+  for (const NamedShard& named : model->NamedShards()) {
+    const auto found = sum.find(named.name);
+    const at::Tensor& actual = named.shard.grad();
+    if (found == sum.end()) {
+      if (actual.defined() && actual.count_nonzero().item<int64_t>() > 0) {
+        return Fail(absl::StrCat(steps, ": ", named.name, " has a gradient"));
+      }
+      continue;
+    }
+    const at::Tensor expected =
+        (found->second / ranks)
+            .reshape({-1})
+            .narrow(0, named.begin, named.shard.numel());
+    if (!actual.defined() || !at::allclose(actual, expected, 1e-4, 1e-6)) {
+      return Fail(absl::StrCat(steps, ": the gradient of ", named.name));
+    }
+  }
+  return absl::OkStatus();
+}
+
+enum class By { kModel, kLoss };  // Backward() or loss.backward()
+
+absl::Status RunStep(Model& model, char step, int index, int rank, By by) {
+  if (step == 'f') {
+    const absl::Status status =
+        TorchToStatus("forward", [&] { model->forward(Rows(0, 3, kDim + 1)); });
+    return status.ok() ? Fail("a wrong shape is accepted") : absl::OkStatus();
+  }
+  std::optional<NoSyncScope> no_sync;
+  if (step == 'N' || step == 'n') no_sync.emplace(model->NoSync());
+  model.module()->throws_at = FailsInBackward(step) ? kFailsAt : -1;
+  const at::Tensor x = Data(index, rank);
+  const at::Tensor loss = Loss(model->forward(x), x);
+  const absl::Status status =
+      by == By::kModel ? model->Backward(loss)
+                       : TorchToStatus("b", [&] { loss.backward(); });
+  if (status.ok() == FailsInBackward(step)) return Fail(status.ToString());
+  return absl::OkStatus();
+}
+
+struct Place {
+  std::string name;
+  int world_size;
+  bool in_one_host;
+  ShardingStrategy strategy;
+};
+
+absl::StatusOr<Model> Shard(Communicator& world, ShardingStrategy strategy) {
+  Options options = BlockUnits();
+  options.abort_on_failure = false;
+  options.unit.strategy = strategy;
+  if (strategy == ShardingStrategy::kHybridShard) {
+    FSDP_ASSIGN_OR_RETURN(
+        const Mesh mesh,
+        Mesh::Create(Unowned(world), {{"replicate", -1}, {"shard", 2}}));
+    return FullyShard(std::make_shared<ThrowingImpl>(), mesh, options);
+  }
+  return FullyShard(std::make_shared<ThrowingImpl>(), Unowned(world), options);
+}
+
+absl::StatusOr<Group> MakeGroup(const Place& place) {
+  return place.in_one_host ? CreateSharedMemoryGroup(place.world_size)
+                           : comm::CreateLocalGroup(place.world_size);
+}
+
+class FailedStepTest : public ::testing::TestWithParam<Place> {};
+
+TEST_P(FailedStepTest, LeavesTheGradientsThatPlainLibTorchHas) {
+  for (const char* steps : {"SfS", "NfS", "NfNS", "SNfS", "fS", "sS", "SsS",
+                            "NsS", "NnS", "NnfS", "nS", "NsNS", "SnsS"}) {
+    for (const By by : {By::kModel, By::kLoss}) {
+      ASSERT_OK_AND_ASSIGN(const Group group, MakeGroup(GetParam()));
+      EXPECT_OK(AllOk(RunRanks(
+          group,
+          [&](Communicator& world) -> absl::Status {
+            FSDP_ASSIGN_OR_RETURN(Model model,
+                                  Shard(world, GetParam().strategy));
+            const std::string all = steps;
+            for (size_t i = 0; i < all.size(); ++i) {
+              FSDP_RETURN_IF_ERROR(RunStep(model, all[i], static_cast<int>(i),
+                                           world.rank(), by));
+            }
+            return CheckGradients(model, all, world.world_size());
+          })))
+          << steps << (by == By::kLoss ? " by loss.backward()" : "");
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, FailedStepTest,
+    ::testing::Values(
+        Place{"Local2", 2, false, ShardingStrategy::kFullShard},
+        Place{"Host2", 2, true, ShardingStrategy::kFullShard},
+        Place{"Host3", 3, true, ShardingStrategy::kFullShard},
+        Place{"LocalShardGradOp", 3, false, ShardingStrategy::kShardGradOp},
+        Place{"HostShardOptimizer", 2, true, ShardingStrategy::kShardOptimizer},
+        Place{"LocalNoShard", 2, false, ShardingStrategy::kNoShard},
+        Place{"LocalHybrid", 4, false, ShardingStrategy::kHybridShard},
+        Place{"HostHybrid", 4, true, ShardingStrategy::kHybridShard}),
+    [](const auto& info) { return info.param.name; });
+
+// Tells when a rank begins to wait for a reduction.
+class ToldWork final : public comm::Work {
+ public:
+  ToldWork(std::unique_ptr<comm::Work> base, std::function<void()> tell)
+      : base_(std::move(base)), tell_(std::move(tell)) {}
+  absl::Status Wait(absl::Time deadline) override {
+    tell_();
+    return base_->Wait(deadline);
+  }
+  absl::Status WaitForResult(absl::Time deadline) override {
+    tell_();
+    return base_->WaitForResult(deadline);
+  }
+  absl::Status BlockCurrentStream() override {
+    tell_();
+    return base_->BlockCurrentStream();
+  }
+
+ private:
+  const std::unique_ptr<comm::Work> base_;
+  const std::function<void()> tell_;
+};
+
+class WithToldReductions final : public comm::ForwardingCommunicator {
+ public:
+  WithToldReductions(std::shared_ptr<Communicator> base,
+                     std::function<void()> tell)
+      : ForwardingCommunicator(std::move(base)), tell_(std::move(tell)) {}
+
+ protected:
+  absl::StatusOr<std::unique_ptr<comm::Work>> DoReduceScatterScaled(
+      const at::Tensor& out, const at::Tensor& in, comm::ScaledSum sum,
+      absl::string_view label) override {
+    FSDP_ASSIGN_OR_RETURN(auto work,
+                          base().ReduceScatterScaled(out, in, sum, label));
+    return std::make_unique<ToldWork>(std::move(work), tell_);
+  }
+
+ private:
+  const std::function<void()> tell_;
+};
+
+// The last rank goes on with its backward when rank 0's has failed and rank 0
+// either waits for what it has in flight or has made its gradients zero.
+class Late {
+ public:
+  void BeginToFail() { fails_ = true; }
+  void Reach() {
+    if (fails_) {
+      fails_ = false;
+      reached_.Notify();
+    }
+  }
+  void Await() {
+    ThrowIfError(reached_.WaitForNotificationWithTimeout(kPatience)
+                     ? absl::OkStatus()
+                     : Fail("rank 0 waits for something else"));
+  }
+
+ private:
+  bool fails_ = false;  // of rank 0
+  absl::Notification reached_;
+};
+
+absl::Status FailThenMakeZero(Communicator& world, By by, Late& late) {
+  const bool is_first = world.rank() == 0;
+  const bool is_last = world.rank() + 1 == world.world_size();
+  Options options = BlockUnits();
+  options.abort_on_failure = false;
+  FSDP_ASSIGN_OR_RETURN(
+      Model model,
+      FullyShard(std::make_shared<ThrowingImpl>(),
+                 std::make_shared<WithToldReductions>(Unowned(world),
+                                                      [&] {
+                                                        if (is_first) {
+                                                          late.Reach();
+                                                        }
+                                                      }),
+                 options));
+  // From here on gradients are there, and sums are added to them.
+  FSDP_RETURN_IF_ERROR(RunStep(model, 'S', 0, world.rank(), by));
+  model.module()->on_throw = [&] {
+    if (is_first) late.BeginToFail();
+  };
+  model.module()->throws_at = kFailsAt;
+  const at::Tensor x = Data(1, world.rank());
+  // Its reduction of block 2 is still to come.
+  if (is_last) model.module()->hold = [&] { late.Await(); };
+  const at::Tensor loss = Loss(model->forward(x), x);
+  const absl::Status status =
+      by == By::kModel ? model->Backward(loss)
+                       : TorchToStatus("b", [&] { loss.backward(); });
+  if (status.ok()) return Fail("nothing was thrown");
+  model.module()->hold = nullptr;
+  model->zero_grad(/*set_to_none=*/false);
+  if (is_first) late.Reach();
+  model.module()->throws_at = -1;
+  FSDP_RETURN_IF_ERROR(RunStep(model, 'S', 0, world.rank(), by));
+  return CheckGradients(model, "S", world.world_size());
+}
+
+TEST(FailedBackwardTest, NothingIsAddedToGradientsAfterItHasReturned) {
+  for (const int world_size : {2, 3}) {
+    for (const bool in_one_host : {false, true}) {
+      for (const By by : {By::kModel, By::kLoss}) {
+        ASSERT_OK_AND_ASSIGN(const Group group,
+                             MakeGroup({"", world_size, in_one_host,
+                                        ShardingStrategy::kFullShard}));
+        Late late;
+        EXPECT_OK(AllOk(RunRanks(group,
+                                 [&](Communicator& world) {
+                                   return FailThenMakeZero(world, by, late);
+                                 })))
+            << world_size << " ranks" << (in_one_host ? " of a host" : "");
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fsdp

@@ -1,0 +1,443 @@
+// What users do wrong: the same error on every rank, which says what to do, and
+// a model that trains on exactly as one process does. Refusals that need no
+// second look are tested beside what refuses: shard_module_test.cc (wrapping),
+// sharded_model_test.cc (steps), strategies_test.cc (meshes),
+// mixed_precision_test.cc (dtypes), full_params_test.cc (scopes).
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/serialize.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <ostream>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_error.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "base/torch_status.h"
+#include "comm/communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/options/options.h"
+#include "fsdp/precision/mixed_precision.h"
+#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/training_task.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::testing::BlockImpl;
+using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::CheckSameRecord;
+using ::fsdp::testing::FillParameters;
+using ::fsdp::testing::Loss;
+using ::fsdp::testing::MakeNet;
+using ::fsdp::testing::NetImpl;
+using ::fsdp::testing::Rows;
+using ::fsdp::testing::RunPlain;
+using ::fsdp::testing::RunSharded;
+using ::fsdp::testing::StatusIs;
+using ::fsdp::testing::TaskRecord;
+using ::fsdp::testing::TensorFunction;
+using ::fsdp::testing::TrainingTask;
+using ::fsdp::testing::Unowned;
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using Code = absl::StatusCode;
+using Model = FullyShardedDataParallel<NetImpl>;
+
+constexpr int64_t kDim = 4;
+constexpr int kRanks = 2;
+
+TrainingTask TwoSteps() {
+  TrainingTask task;
+  task.loss = [](const TensorFunction& forward, int64_t part) {
+    const at::Tensor x = Rows(part * 2, 2, kDim);
+    return Loss(forward(x), x);
+  };
+  task.steps = 2;
+  return task;
+}
+
+// All ranks fail alike in these tests, and go on.
+Options GoOn(Options options = BlockUnits()) {
+  options.abort_on_failure = false;
+  return options;
+}
+
+absl::Status CheckRefused(const absl::Status& status, Code code,
+                          const std::string& text) {
+  if (status.code() == code && absl::StrContains(status.message(), text)) {
+    return absl::OkStatus();
+  }
+  return absl::InternalError(
+      absl::StrCat("expected ", text, ", got ", status.ToString()));
+}
+
+// As a model does that has never seen a misuse.
+template <typename Net>
+absl::Status CheckTrains(FullyShardedDataParallel<Net>& model,
+                         const std::shared_ptr<Net>& plain) {
+  FSDP_ASSIGN_OR_RETURN(const TaskRecord actual, RunSharded(TwoSteps(), model));
+  return CheckSameRecord(
+      actual, RunPlain(TwoSteps(), plain, model->communicator().world_size()),
+      1e-5);
+}
+
+// --- Between steps -----------------------------------------------------------
+
+struct Misuse {
+  std::string name;
+  std::function<absl::Status(Model&)> act;
+  Code code;
+  std::string text;
+};
+
+std::ostream& operator<<(std::ostream& out, const Misuse& misuse) {
+  return out << misuse.name;
+}
+
+// What `act` throws.
+std::function<absl::Status(Model&)> Throws(std::function<void(Model&)> act) {
+  return [act = std::move(act)](Model& model) {
+    return TorchToStatus("misuse", [&] { act(model); });
+  };
+}
+
+at::Tensor& HeadWeight(Model& model) { return model.module()->head->weight; }
+
+at::Tensor LossOf(Model& model) {
+  const at::Tensor x = Rows(0, 2, kDim);
+  return Loss(model->forward(x), x);
+}
+
+const Misuse kBetweenSteps[] = {
+    {"ToDtype", Throws([](Model& model) { model->to(at::kDouble); }),
+     Code::kFailedPrecondition, "unit root"},
+    {"ToDtypeOfTheModule",
+     Throws([](Model& model) { model.module()->to(at::kHalf); }),
+     Code::kFailedPrecondition, "unit root"},
+    {"ToDevice", Throws([](Model& model) { model->to(at::kMeta); }),
+     Code::kInternal, "incompatible tensor type"},
+    {"SaveTheModule", Throws([](Model& model) {
+       std::ostringstream stream;
+       torch::save(model.module(), stream);
+     }),
+     Code::kFailedPrecondition, "unit root"},
+    {"ResetParameters",
+     Throws([](Model& model) { model.module()->head->reset_parameters(); }),
+     Code::kFailedPrecondition, "unit root"},
+    {"WriteAParameter", Throws([](Model& model) {
+       c10::NoGradGuard no_grad;
+       HeadWeight(model).fill_(1);
+     }),
+     Code::kFailedPrecondition, "NamedShards()"},
+    {"FreezeAParameter",
+     Throws([](Model& model) { HeadWeight(model).requires_grad_(false); }),
+     Code::kInternal, "leaf"},
+    {"ShardAModuleInside",
+     [](Model& model) {
+       return FullyShard(std::dynamic_pointer_cast<BlockImpl>(
+                             model.module()->blocks[0]),
+                         Unowned(model->communicator()))
+           .status();
+     },
+     Code::kFailedPrecondition, "already belongs to a unit"},
+    {"ShardAParent",
+     [](Model& model) {
+       class Parent : public torch::nn::Module {
+        public:
+         explicit Parent(std::shared_ptr<NetImpl> net)
+             : net_(register_module("net", std::move(net))) {}
+         at::Tensor forward(const at::Tensor& x) { return net_->forward(x); }
+
+        private:
+         std::shared_ptr<NetImpl> net_;
+       };
+       return FullyShard(std::make_shared<Parent>(model.module()),
+                         Unowned(model->communicator()))
+           .status();
+     },
+     Code::kFailedPrecondition, "already belongs to a unit"},
+    {"BackwardTwice",
+     [](Model& model) {
+       const at::Tensor loss = LossOf(model);
+       FSDP_RETURN_IF_ERROR(model->Backward(loss));
+       return model->Backward(loss);
+     },
+     Code::kInternal, "second time"},
+    {"InputOfAnotherSize",
+     Throws([](Model& model) { model->forward(Rows(0, 2, kDim + 1)); }),
+     Code::kInternal, "shapes cannot be multiplied"},
+    {"AnUnknownParameter",
+     [](Model& model) { return model->SetTrainable("head.wait", false); },
+     Code::kNotFound, "head.wait"},
+};
+
+class BetweenStepsTest : public ::testing::TestWithParam<Misuse> {};
+
+TEST_P(BetweenStepsTest, IsRefusedOnAllRanksAndTheModelTrainsOn) {
+  const Misuse& misuse = GetParam();
+  EXPECT_OK(RunAllRanks(kRanks, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model,
+                          FullyShard(MakeNet(kDim, 2), Unowned(world), GoOn()));
+    FSDP_RETURN_IF_ERROR(
+        CheckRefused(misuse.act(model), misuse.code, misuse.text));
+    return CheckTrains(model, MakeNet(kDim, 2));
+  }));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, BetweenStepsTest,
+                         ::testing::ValuesIn(kBetweenSteps),
+                         [](const auto& info) { return info.param.name; });
+
+// What replaces the data of a parameter is noticed by the next forward; when
+// the user puts the data back, the model trains on.
+TEST(ReplacedDataTest, IsRefusedByTheNextForwardUntilItIsPutBack) {
+  const std::vector<std::function<at::Tensor(const at::Tensor&)>> replacements =
+      {[](const at::Tensor&) {
+         return at::zeros({kDim, kDim});
+       },
+       [](const at::Tensor&) {
+         return at::zeros({2 * kDim, 3});
+       },
+       [](const at::Tensor& p) { return p.view({kDim * kDim}); },
+       [](const at::Tensor& p) { return at::zeros(p.sizes(), at::kDouble); }};
+  for (const auto& replacement : replacements) {
+    EXPECT_OK(RunAllRanks(kRanks, [&](Communicator& world) -> absl::Status {
+      FSDP_ASSIGN_OR_RETURN(
+          Model model, FullyShard(MakeNet(kDim, 2), Unowned(world), GoOn()));
+      at::Tensor& weight = HeadWeight(model);
+      const at::Tensor before = weight.detach();
+      weight.set_data(replacement(before));
+      for (int attempt = 0; attempt < 2; ++attempt) {
+        FSDP_RETURN_IF_ERROR(CheckRefused(
+            TorchToStatus("forward", [&] { LossOf(model); }),
+            Code::kFailedPrecondition,
+            "parameter head.weight no longer looks into its unit's memory"));
+      }
+      weight.set_data(before);
+      return CheckTrains(model, MakeNet(kDim, 2));
+    }));
+  }
+}
+
+// --- In a forward ------------------------------------------------------------
+
+// A layer that does once what `act` says.
+class Misbehaving : public torch::nn::Module {
+ public:
+  using Act = std::function<at::Tensor(const at::Tensor& x, at::Tensor& p)>;
+  explicit Misbehaving(Act act = nullptr)
+      : p(register_parameter("p", at::ones({kDim, kDim}))),
+        act_(std::move(act)) {
+    FillParameters(*this, 0);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    if (const Act act = std::exchange(act_, nullptr)) return act(x, p);
+    return x.matmul(p);
+  }
+  at::Tensor p;
+
+ private:
+  Act act_;
+};
+
+absl::Status CheckRefusedInForward(Communicator& world,
+                                   const Misbehaving::Act& act,
+                                   const std::string& text) {
+  FSDP_ASSIGN_OR_RETURN(
+      auto model, FullyShard(std::make_shared<Misbehaving>(act), Unowned(world),
+                             GoOn(Options())));
+  FSDP_RETURN_IF_ERROR(CheckRefused(
+      TorchToStatus("forward", [&] { model->forward(Rows(0, 2, kDim)); }),
+      Code::kFailedPrecondition, text));
+  return CheckTrains(model, std::make_shared<Misbehaving>());
+}
+
+TEST(InForwardTest, WhatAForwardDoesToAParameterIsRefusedAndLost) {
+  const std::vector<std::pair<Misbehaving::Act, std::string>> acts = {
+      {[](const at::Tensor& x, at::Tensor& p) {
+         c10::NoGradGuard no_grad;
+         p.mul_(2);
+         return x.matmul(p);
+       },
+       "parameter p was modified in place"},
+      {[](const at::Tensor&, at::Tensor& p) { return p; },
+       "is a parameter or a view of one"},
+      {[](const at::Tensor&, at::Tensor& p) { return p.detach().t(); },
+       "is a parameter or a view of one"},
+  };
+  for (const auto& [act, text] : acts) {
+    EXPECT_OK(
+        RunAllRanks(kRanks, [&, &act = act, &text = text](Communicator& world) {
+          return CheckRefusedInForward(world, act, text);
+        }));
+  }
+}
+
+class CallsItself : public torch::nn::Module {
+ public:
+  CallsItself() : p(register_parameter("p", at::ones({kDim, kDim}))) {
+    FillParameters(*this, 0);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    if (self != nullptr) return std::exchange(self, nullptr)(x);
+    return x.matmul(p);
+  }
+  at::Tensor p;
+  std::function<at::Tensor(const at::Tensor&)> self;
+};
+
+TEST(InForwardTest, ARootInsideItsOwnForwardIsRefused) {
+  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(
+        auto model, FullyShard(std::make_shared<CallsItself>(), Unowned(world),
+                               GoOn(Options())));
+    auto* wrapper = model.get();
+    model.module()->self = [wrapper](const at::Tensor& x) {
+      return wrapper->forward(x);
+    };
+    FSDP_RETURN_IF_ERROR(CheckRefused(
+        TorchToStatus("forward", [&] { model->forward(Rows(0, 2, kDim)); }),
+        Code::kFailedPrecondition, "inside its own forward"));
+    return CheckTrains(model, std::make_shared<CallsItself>());
+  }));
+}
+
+class OnAnotherThread : public torch::nn::Module {
+ public:
+  OnAnotherThread()
+      : block(register_module("block", std::make_shared<BlockImpl>(kDim))),
+        own(register_module("own", torch::nn::Linear(kDim, kDim))) {
+    FillParameters(*this, 0);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    if (!std::exchange(uses_another_thread, false)) {
+      return own->forward(Forward(block, x));
+    }
+    absl::Status status;
+    std::thread other(
+        [&] { status = TorchToStatus("forward", [&] { Forward(block, x); }); });
+    other.join();
+    ThrowIfError(status);
+    return x;
+  }
+  std::shared_ptr<BlockImpl> block;
+  torch::nn::Linear own;
+  bool uses_another_thread = false;
+};
+
+TEST(InForwardTest, AUnitOnAnotherThreadIsRefused) {
+  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(auto model,
+                          FullyShard(std::make_shared<OnAnotherThread>(),
+                                     Unowned(world), GoOn()));
+    model.module()->uses_another_thread = true;
+    FSDP_RETURN_IF_ERROR(CheckRefused(
+        TorchToStatus("forward", [&] { model->forward(Rows(0, 2, kDim)); }),
+        Code::kFailedPrecondition, "on another thread"));
+    return CheckTrains(model, std::make_shared<OnAnotherThread>());
+  }));
+}
+
+// --- Ranks that differ -------------------------------------------------------
+
+struct Difference {
+  std::string name;
+  // What rank 1 does differently.
+  std::function<void(Options&, NetImpl&)> act;
+  std::string text;
+};
+
+std::ostream& operator<<(std::ostream& out, const Difference& difference) {
+  return out << difference.name;
+}
+
+const Difference kDifferences[] = {
+    {"Strategy",
+     [](Options& options, NetImpl&) {
+       options.unit.strategy = ShardingStrategy::kShardGradOp;
+     },
+     "unit root: "},
+    {"Precision",
+     [](Options& options, NetImpl&) {
+       options.unit.precision = ComputeIn(at::kBFloat16);
+     },
+     "BFloat16"},
+    {"BackwardGroup",
+     [](Options& options, NetImpl&) { options.unit.backward_group_size = 1; },
+     "backward group"},
+    {"Units", [](Options& options, NetImpl&) { options.wrap_policy = nullptr; },
+     "blocks.0.fc.weight"},
+    {"Prefetch",
+     [](Options& options, NetImpl&) { options.forward_prefetch = false; },
+     "prefetch forward"},
+    {"DivideFactor",
+     [](Options& options, NetImpl&) { options.gradient_divide_factor = 7; },
+     "divide by"},
+    {"Frozen",
+     [](Options&, NetImpl& net) { net.head->bias.requires_grad_(false); },
+     "frozen"},
+    {"Ignored",
+     [](Options& options, NetImpl&) {
+       options.ignore_parameter = [](const std::string& name,
+                                     const at::Tensor&) {
+         return name == "head.bias";
+       };
+     },
+     "head.bias"},
+};
+
+class DifferenceTest : public ::testing::TestWithParam<Difference> {};
+
+TEST_P(DifferenceTest, IsTheSameErrorOnAllRanksWhichMayTryAgain) {
+  const Difference& difference = GetParam();
+  std::vector<std::string> texts(3);
+  EXPECT_OK(RunAllRanks(3, [&](Communicator& world) -> absl::Status {
+    Options options = BlockUnits();
+    const std::shared_ptr<NetImpl> net = MakeNet(kDim, 2);
+    if (world.rank() == 1) difference.act(options, *net);
+    const absl::Status status =
+        FullyShard(net, Unowned(world), options).status();
+    FSDP_RETURN_IF_ERROR(
+        CheckRefused(status, Code::kInvalidArgument, difference.text));
+    FSDP_RETURN_IF_ERROR(
+        CheckRefused(status, Code::kInvalidArgument, "rank 1 from rank 0"));
+    texts[world.rank()] = std::string(status.message());
+    // Nothing has been changed, so the same modules may be sharded.
+    for (at::Tensor& parameter : net->parameters()) {
+      parameter.requires_grad_(true);
+    }
+    FSDP_ASSIGN_OR_RETURN(Model model,
+                          FullyShard(net, Unowned(world), BlockUnits()));
+    return CheckTrains(model, MakeNet(kDim, 2));
+  }));
+  EXPECT_THAT(texts, Each(texts.front()));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, DifferenceTest, ::testing::ValuesIn(kDifferences),
+                         [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace fsdp

@@ -1,0 +1,344 @@
+// Sharding where the ranks of a host compute with one copy of the parameters.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full_like.h>
+#include <c10/core/GradMode.h>
+#include <torch/nn/module.h>
+#include <torch/optim/sgd.h>
+#include <torch/types.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "base/torch_status.h"
+#include "comm/communicator.h"
+#include "comm/mesh.h"
+#include "comm/testing/run_ranks.h"
+#include "comm/testing/shared_memory_group.h"
+#include "comm/wrappers/forwarding_communicator.h"
+#include "comm/wrappers/recording_communicator.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/testing/plain_oracle.h"
+#include "fsdp/testing/toy_model.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::comm::Collective;
+using ::fsdp::comm::CollectiveLog;
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::Mesh;
+using ::fsdp::comm::testing::AllOk;
+using ::fsdp::comm::testing::CreateSharedMemoryGroup;
+using ::fsdp::comm::testing::RankFunction;
+using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::CheckAgainstPlain;
+using ::fsdp::testing::CheckSameTraining;
+using ::fsdp::testing::Loss;
+using ::fsdp::testing::MakeNet;
+using ::fsdp::testing::NetImpl;
+using ::fsdp::testing::Rows;
+using ::fsdp::testing::StatusIs;
+using ::fsdp::testing::TrainingPlan;
+using ::fsdp::testing::TrainingRecord;
+using ::fsdp::testing::TrainSharded;
+using ::fsdp::testing::Unowned;
+using ::testing::HasSubstr;
+
+constexpr int64_t kDim = 7;
+constexpr int kBlocks = 3;
+
+using Net = FullyShardedDataParallel<NetImpl>;
+
+absl::Status RunSharing(int world_size, const RankFunction& fn) {
+  return AllOk(RunRanks(CreateSharedMemoryGroup(world_size).value(), fn));
+}
+
+absl::StatusOr<Net> ShardedNet(Communicator& world, Options options) {
+  return FullyShard(MakeNet(kDim, kBlocks), Unowned(world), std::move(options));
+}
+
+Options Bf16() {
+  Options options = BlockUnits();
+  options.unit.precision.param_dtype = at::kBFloat16;
+  return options;
+}
+
+using Case = std::tuple<int, bool>;  // world size; whether bf16
+class CommonMemoryTest : public ::testing::TestWithParam<Case> {
+ protected:
+  static int world_size() { return std::get<0>(GetParam()); }
+  static Options options() {
+    return std::get<1>(GetParam()) ? Bf16() : BlockUnits();
+  }
+};
+
+TEST_P(CommonMemoryTest, TrainsBitForBitAsWithCopies) {
+  for (const bool no_sync : {false, true}) {
+    TrainingPlan plan;
+    plan.backwards = 3;
+    plan.no_sync = no_sync;
+    EXPECT_OK(RunSharing(world_size(), [&](Communicator& world) {
+      TrainingRecord records[2];
+      for (const bool share : {false, true}) {
+        Options with = options();
+        with.share_memory = share;
+        FSDP_ASSIGN_OR_RETURN(const Mesh mesh,
+                              Mesh::Create(Unowned(world), {{"shard", -1}}));
+        FSDP_RETURN_IF_ERROR(TrainSharded(plan, mesh, with, &records[share]));
+      }
+      return CheckSameTraining(records[1], records[0], 0, 0);
+    }));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, CommonMemoryTest,
+                         ::testing::Combine(::testing::Values(1, 2, 3, 5),
+                                            ::testing::Bool()),
+                         [](const auto& info) {
+                           return absl::StrCat(
+                               "World", std::get<0>(info.param),
+                               std::get<1>(info.param) ? "Bf16" : "Float");
+                         });
+
+absl::Status TrainOneStep(Net& model, torch::optim::Optimizer& optimizer,
+                          int rank) {
+  const at::Tensor input = Rows(rank * 4, 4, kDim);
+  model->zero_grad();
+  FSDP_RETURN_IF_ERROR(model->Backward(Loss(model->forward(input), input)));
+  optimizer.step();
+  return absl::OkStatus();
+}
+
+TEST(CommonMemoryTest, NothingMovesToGather) {
+  std::vector<CollectiveLog> logs(2);
+  for (const bool is_bf16 : {false, true}) {
+    for (CollectiveLog& log : logs) log.Clear();
+    EXPECT_OK(RunSharing(2, [&](Communicator& world) -> absl::Status {
+      CollectiveLog* log = &logs[world.rank()];
+      // Split() takes all ranks' ends away from the caller.
+      FSDP_ASSIGN_OR_RETURN(auto part, world.Split(0, 0));
+      const std::shared_ptr<Communicator> recording =
+          comm::Record(std::move(part), log);
+      FSDP_ASSIGN_OR_RETURN(Net model,
+                            FullyShard(MakeNet(kDim, kBlocks), recording,
+                                       is_bf16 ? Bf16() : BlockUnits()));
+      torch::optim::SGD optimizer(model->Parameters(), 0.1);
+      log->Clear();
+      for (int step = 0; step < 2; ++step) {
+        FSDP_RETURN_IF_ERROR(TrainOneStep(model, optimizer, world.rank()));
+      }
+      const MemoryPlan plan = model->PlanMemory();
+      if (plan.gathered != 0 || (plan.copies > 0) != is_bf16) {
+        return absl::InternalError(plan.ToString());
+      }
+      const BufferPool::Stats stats = model->memory_stats().parameters;
+      if (stats.reserved_bytes != 0) return absl::InternalError("gathered");
+      return absl::OkStatus();
+    }));
+    // One for each unit and step tells that all have cast their part.
+    EXPECT_EQ(logs[0].TotalsOf(Collective::kAllGather).count,
+              is_bf16 ? 2 * (kBlocks + 1) : 0);
+    EXPECT_EQ(logs[0].TotalsOf(Collective::kReduceScatter).count,
+              2 * (kBlocks + 1));
+  }
+}
+
+// Counts what the runtime asks for.
+class CountingCommunicator final : public comm::ForwardingCommunicator {
+ public:
+  CountingCommunicator(std::unique_ptr<Communicator> base, int* allocations)
+      : ForwardingCommunicator(std::move(base)), allocations_(allocations) {}
+
+  absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override {
+    ++*allocations_;
+    return base().AllocateSymmetric(bytes);
+  }
+  absl::StatusOr<comm::CommonMemory> AllocateCommon(int64_t bytes) override {
+    ++*allocations_;
+    return base().AllocateCommon(bytes);
+  }
+
+ private:
+  int* const allocations_;
+};
+
+TEST(CommonMemoryTest, NothingIsAllocatedAfterTheFirstStep) {
+  for (const bool share : {false, true}) {
+    EXPECT_OK(RunSharing(2, [&](Communicator& world) -> absl::Status {
+      int allocations = 0;
+      FSDP_ASSIGN_OR_RETURN(auto part, world.Split(0, 0));
+      Options options = BlockUnits();
+      options.share_memory = share;
+      FSDP_ASSIGN_OR_RETURN(Net model,
+                            FullyShard(MakeNet(kDim, kBlocks),
+                                       std::make_shared<CountingCommunicator>(
+                                           std::move(part), &allocations),
+                                       options));
+      torch::optim::SGD optimizer(model->Parameters(), 0.1);
+      FSDP_RETURN_IF_ERROR(TrainOneStep(model, optimizer, world.rank()));
+      const int after_first = std::exchange(allocations, 0);
+      // The second prefetches.
+      FSDP_RETURN_IF_ERROR(TrainOneStep(model, optimizer, world.rank()));
+      if (after_first == 0 || allocations > 1) {
+        return absl::InternalError(absl::StrCat(after_first, allocations));
+      }
+      allocations = 0;
+      for (int step = 0; step < 3; ++step) {
+        FSDP_RETURN_IF_ERROR(TrainOneStep(model, optimizer, world.rank()));
+      }
+      return allocations == 0 ? absl::OkStatus()
+                              : absl::InternalError("allocates");
+    }));
+  }
+}
+
+// Calls `inside` at the end of its forward.
+class GatedImpl : public torch::nn::Module {
+ public:
+  explicit GatedImpl(std::function<void()> inside)
+      : net(register_module("net", MakeNet(kDim, kBlocks))),
+        inside_(std::move(inside)) {}
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor y = Forward(net, x);
+    inside_();
+    return y;
+  }
+  std::shared_ptr<NetImpl> net;
+
+ private:
+  const std::function<void()> inside_;
+};
+
+// What rank 0's forward returns when rank 1 is late: before its own forward, or
+// inside it.
+absl::Status ForwardWithALateRank(bool inside, bool with_grad) {
+  absl::Notification rank0_is_out;
+  const std::vector<absl::Status> results =
+      RunRanks(CreateSharedMemoryGroup(2).value(), [&](Communicator& world) {
+        const auto be_late = [&] {
+          if (world.rank() == 1) rank0_is_out.WaitForNotification();
+        };
+        Options options = BlockUnits();
+        options.timeout = absl::Milliseconds(200);
+        const auto gated = std::make_shared<GatedImpl>([&] {
+          if (inside) be_late();
+        });
+        auto model = FullyShard(gated, Unowned(world), options);
+        if (!model.ok()) return model.status();
+        if (!inside) be_late();
+        at::AutoGradMode grad(with_grad);
+        const absl::Status status = TorchToStatus(
+            "forward", [&] { (*model)->forward(Rows(0, 4, kDim)); });
+        if (world.rank() == 0) rank0_is_out.Notify();
+        return status;
+      });
+  return results[0];
+}
+
+TEST(CommonMemoryTest, NoRankReadsBeforeAllHaveWritten) {
+  EXPECT_THAT(ForwardWithALateRank(/*inside=*/false, /*with_grad=*/true),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       HasSubstr("every rank has written its shards")));
+}
+
+TEST(CommonMemoryTest, NoRankGoesOnToWriteBeforeAllHaveRead) {
+  for (const bool with_grad : {false, true}) {
+    EXPECT_THAT(ForwardWithALateRank(/*inside=*/true, with_grad),
+                StatusIs(absl::StatusCode::kDeadlineExceeded,
+                         HasSubstr("no rank reads other ranks' shards")));
+  }
+}
+
+// Every rank writes as soon as its call returns and reads at once again, so
+// that a missing fence shows in the values.
+TEST(CommonMemoryTest, WritesBetweenForwardsAreSeenByAllAndByNobodyTooEarly) {
+  constexpr int kRounds = 200;
+  for (const bool is_bf16 : {false, true}) {
+    EXPECT_OK(RunSharing(3, [&](Communicator& world) -> absl::Status {
+      FSDP_ASSIGN_OR_RETURN(Net model,
+                            ShardedNet(world, is_bf16 ? Bf16() : BlockUnits()));
+      const at::Tensor input = Rows(0, 4, kDim);
+      for (int round = 0; round < kRounds; ++round) {
+        {
+          torch::NoGradGuard no_grad;
+          for (const NamedShard& named : model->NamedShards()) {
+            named.shard.fill_(round % 7 / 8.0);
+          }
+        }
+        at::AutoGradMode grad(round % 2 == 0);
+        const at::Tensor output = model->forward(input);
+        const auto plain = MakeNet(kDim, kBlocks);
+        torch::NoGradGuard no_grad;
+        for (at::Tensor& parameter : plain->parameters()) {
+          parameter.fill_(round % 7 / 8.0);
+        }
+        if (is_bf16) plain->to(at::kBFloat16);
+        const at::Tensor expected =
+            plain->forward(is_bf16 ? input.to(at::kBFloat16) : input);
+        if (!at::equal(output, expected)) {
+          return absl::InternalError(absl::StrCat("round ", round));
+        }
+      }
+      return absl::OkStatus();
+    }));
+  }
+}
+
+TEST(CommonMemoryTest, FullParametersAreAPrivateCopy) {
+  EXPECT_OK(RunSharing(2, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Net model, ShardedNet(world, BlockUnits()));
+    {
+      FSDP_ASSIGN_OR_RETURN(FullParamsScope scope, model->SummonFullParams());
+      torch::NoGradGuard no_grad;
+      for (at::Tensor& parameter : model->module()->parameters()) {
+        parameter.fill_(world.rank() + 1);
+      }
+      FSDP_RETURN_IF_ERROR(scope.Close());
+    }
+    for (const NamedShard& named : model->NamedShards()) {
+      const float mine = static_cast<float>(world.rank() + 1);
+      if (!at::equal(named.shard, at::full_like(named.shard, mine))) {
+        return absl::InternalError("another rank's values");
+      }
+    }
+    return absl::OkStatus();
+  }));
+}
+
+TEST(CommonMemoryTest, ABackwardThatFailsOnAllRanksDoesNotUpsetTheNextSteps) {
+  EXPECT_OK(RunSharing(2, [&](Communicator& world) -> absl::Status {
+    Options options = BlockUnits();
+    options.abort_on_failure = false;
+    FSDP_ASSIGN_OR_RETURN(Net model, ShardedNet(world, options));
+    const at::Tensor input = Rows(0, 4, kDim);
+    const at::Tensor before = model->forward(input).detach().clone();
+    const absl::Status wrong =
+        TorchToStatus("forward", [&] { model->forward(Rows(0, 4, 3)); });
+    if (wrong.ok()) return absl::InternalError("a wrong shape was accepted");
+    for (int i = 0; i < 3; ++i) {
+      const at::Tensor output = model->forward(input);
+      if (!at::equal(output, before)) return absl::InternalError("differs");
+      FSDP_RETURN_IF_ERROR(model->Backward(Loss(output, input)));
+    }
+    return absl::OkStatus();
+  }));
+}
+
+}  // namespace
+}  // namespace fsdp

@@ -1,0 +1,510 @@
+// A store that fails at any moment: an error on all ranks, none of them left
+// waiting, and after a failed step of the optimizer a model as it was before.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/equal.h>
+#include <torch/optim/adamw.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "base/torch_status.h"
+#include "comm/communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/optim/fused_optimizer.h"
+#include "fsdp/optimizer_check.h"
+#include "fsdp/options/offload_options.h"
+#include "fsdp/resting/offload_space.h"
+#include "fsdp/testing/toy_model.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "offload/host_store.h"
+#include "offload/page_memory.h"
+#include "offload/param_store.h"
+#include "offload/testing/faulty_store.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::offload::testing::Fault;
+using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::Loss;
+using ::fsdp::testing::MakeNet;
+using ::fsdp::testing::NetImpl;
+using ::fsdp::testing::Rows;
+using ::fsdp::testing::Unowned;
+using ::testing::HasSubstr;
+using Model = FullyShardedDataParallel<NetImpl>;
+using Values = std::map<std::string, at::Tensor>;
+
+constexpr int kRanks = 2;
+constexpr int64_t kDim = 5;
+constexpr int kSteps = 4;
+constexpr char kInjected[] = "injected failure";
+
+// Of one rank's store of one kind.
+struct Plan {
+  int rank = 0;
+  RestingKind kind = RestingKind::kOptimizer;
+  std::vector<Fault> faults;
+  // What rests in stores; the rest stays in memory.
+  enum class Away { kAll, kStates, kParameters, kGradients };
+  Away away = Away::kAll;
+  bool two_groups = false;
+  // So few that every use is a transfer.
+  int64_t buffer_pages = 10;
+};
+
+using Away = Plan::Away;
+
+OffloadOptions Offloading(int rank, const Plan& plan) {
+  OffloadOptions offload;
+  offload.parameters = offload.gradients = offload.optimizer = Tier::kSsd;
+  const auto here = [&](Away kind) {
+    return plan.away != Away::kAll && plan.away != kind;
+  };
+  if (here(Away::kParameters)) offload.parameters = Tier::kDevice;
+  if (here(Away::kGradients)) offload.gradients = Tier::kDevice;
+  if (here(Away::kStates)) offload.optimizer = Tier::kDevice;
+  offload.buffer_bytes = plan.buffer_pages * offload::kPageBytes;
+  offload.make_store = [rank, plan](RestingKind kind, int64_t capacity)
+      -> absl::StatusOr<std::unique_ptr<offload::ParamStore>> {
+    FSDP_ASSIGN_OR_RETURN(
+        std::unique_ptr<offload::ParamStore> store,
+        offload::HostStore::Make(capacity, offload::PageAllocator::System(),
+                                 /*rollback=*/true));
+    if (rank != plan.rank || kind != plan.kind) return store;
+    return offload::testing::WithFaults(std::move(store), plan.faults);
+  };
+  return offload;
+}
+
+absl::StatusOr<Model> MakeModel(Communicator& world,
+                                const OffloadOptions& offload) {
+  Options options = BlockUnits();
+  options.offload = offload;
+  return FullyShard(MakeNet(kDim, /*num_blocks=*/2), Unowned(world), options);
+}
+
+// With two groups, those of every unit are mixed.
+FusedAdamW MakeAdamW(Model& model, bool two_groups) {
+  const torch::optim::AdamWOptions options(1e-2);
+  std::vector<at::Tensor> groups[2];
+  int next = 0;
+  for (const at::Tensor& shard : model->Parameters()) {
+    groups[two_groups ? next++ % 2 : 0].push_back(shard);
+  }
+  FusedAdamW optimizer(groups[0], options);
+  if (two_groups) {
+    optimizer.add_param_group(
+        {groups[1], std::make_unique<torch::optim::AdamWOptions>(
+                        torch::optim::AdamWOptions(1e-3).weight_decay(0))});
+  }
+  return optimizer;
+}
+
+absl::Status Backward(Model& model, int step) {
+  const int rank = model->communicator().rank();
+  const at::Tensor x = Rows((step * kRanks + rank) * 3, 3, kDim);
+  absl::Status status;
+  status.Update(TorchToStatus("forward", [&] {
+    status = model->Backward(Loss(model->forward(x), x));
+  }));
+  return status;
+}
+
+absl::Status Step(FusedAdamW& optimizer) {
+  return TorchToStatus("step", [&] { optimizer.step(); });
+}
+
+// Parameters and states.
+absl::StatusOr<Values> ValuesOf(Model& model, FusedAdamW& optimizer) {
+  Values values;
+  FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->StateDict());
+  for (const auto& item : dict) values[item.key()] = item.value();
+  FSDP_ASSIGN_OR_RETURN(const OptimizerStateDict states,
+                        model->OptimizerState(optimizer));
+  for (const auto& item : states.tensors) values[item.key()] = item.value();
+  return values;
+}
+
+absl::Status CheckEqual(const Values& actual, const Values& expected) {
+  if (actual.size() != expected.size()) {
+    return absl::InternalError("other values");
+  }
+  for (const auto& [name, value] : expected) {
+    if (at::equal(actual.at(name), value)) continue;
+    return absl::InternalError(absl::StrCat(name, " differs"));
+  }
+  return absl::OkStatus();
+}
+
+// What an undisturbed run ends with.
+absl::StatusOr<Values> Undisturbed(Communicator& world, bool two_groups) {
+  FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world, OffloadOptions()));
+  FusedAdamW optimizer = MakeAdamW(model, two_groups);
+  for (int step = 0; step < kSteps; ++step) {
+    optimizer.zero_grad();
+    FSDP_RETURN_IF_ERROR(Backward(model, step));
+    FSDP_RETURN_IF_ERROR(Step(optimizer));
+  }
+  return ValuesOf(model, optimizer);
+}
+
+// What came of a disturbed one on a rank.
+struct Outcome {
+  int failed_steps = 0;
+  absl::Status ended;  // where something else failed, which ends the run
+};
+
+// A failed step is tried again: it has changed nothing.
+absl::StatusOr<Outcome> Disturbed(Communicator& world, const Plan& plan,
+                                  const Values& expected) {
+  Outcome outcome;
+  absl::StatusOr<Model> made = MakeModel(world, Offloading(world.rank(), plan));
+  outcome.ended = made.status();
+  if (!made.ok()) return outcome;
+  Model model = *std::move(made);
+  FusedAdamW optimizer = MakeAdamW(model, plan.two_groups);
+  for (int step = 0; step < kSteps; ++step) {
+    optimizer.zero_grad();
+    outcome.ended = Backward(model, step);
+    if (!outcome.ended.ok()) return outcome;
+    absl::StatusOr<Values> before = Values();
+    if (step == kSteps - 1) before = ValuesOf(model, optimizer);
+    outcome.ended = before.status();
+    if (!before.ok()) return outcome;
+    absl::Status stepped = Step(optimizer);
+    if (!stepped.ok()) {
+      ++outcome.failed_steps;
+      if (!absl::StrContains(stepped.message(), kInjected) ||
+          !absl::StrContains(stepped.message(), "as before it")) {
+        return Annotate(stepped, "an unclear error");
+      }
+      if (!before->empty()) {
+        FSDP_ASSIGN_OR_RETURN(const Values after, ValuesOf(model, optimizer));
+        FSDP_RETURN_IF_ERROR(CheckEqual(after, *before));
+      }
+      stepped = Step(optimizer);
+    }
+    FSDP_RETURN_IF_ERROR(stepped);
+  }
+  const absl::StatusOr<Values> values = ValuesOf(model, optimizer);
+  outcome.ended = values.status();
+  if (values.ok()) FSDP_RETURN_IF_ERROR(CheckEqual(*values, expected));
+  return outcome;
+}
+
+// Every transfer of a run fails once, in a run of its own; `check` sees what
+// came of it on each rank. Until a run that has no such transfer any more.
+template <typename Check>
+void FailEach(Fault fault, Plan plan, const Check& check) {
+  std::vector<Values> expected(kRanks);
+  ASSERT_OK(RunAllRanks(kRanks, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(expected[world.rank()],
+                          Undisturbed(world, plan.two_groups));
+    return absl::OkStatus();
+  }));
+  constexpr int kMost = 400;
+  for (int64_t nth = 0; nth < kMost; nth += 1 + nth / 8) {
+    fault.nth = nth;
+    plan.rank = static_cast<int>(nth % kRanks);
+    plan.faults = {fault};
+    std::vector<Outcome> outcomes(kRanks);
+    const std::vector<absl::Status> results =
+        RunRanks(kRanks, [&](Communicator& world) -> absl::Status {
+          FSDP_ASSIGN_OR_RETURN(outcomes[world.rank()],
+                                Disturbed(world, plan, expected[world.rank()]));
+          return outcomes[world.rank()].ended;
+        });
+    if (!check(nth, outcomes, results)) return;
+  }
+  FAIL() << "a run has more transfers than are tried";
+}
+
+// At the end of the run nothing is left that could fail.
+bool NothingFailed(const std::vector<Outcome>& outcomes,
+                   const std::vector<absl::Status>& results) {
+  for (const absl::Status& result : results) {
+    if (!result.ok()) return false;
+  }
+  for (const Outcome& outcome : outcomes) {
+    if (outcome.failed_steps > 0) return false;
+  }
+  return true;
+}
+
+// Only where all ranks had the same.
+void ExpectOneStory(int64_t nth, const std::vector<Outcome>& outcomes,
+                    const std::vector<absl::Status>& results) {
+  for (int rank = 0; rank < kRanks; ++rank) {
+    EXPECT_EQ(results[rank].ok(), results[0].ok())
+        << nth << ": " << results[rank] << " and " << results[0];
+    EXPECT_EQ(outcomes[rank].failed_steps, outcomes[0].failed_steps) << nth;
+    if (results[rank].ok()) continue;
+    // A failed forward or backward, of which all ranks know.
+    EXPECT_FALSE(outcomes[rank].ended.ok()) << nth << ": " << results[rank];
+    EXPECT_THAT(std::string(results[rank].message()), HasSubstr(kInjected))
+        << nth;
+  }
+}
+
+// Each read of states, which only steps and state dicts make; how many failed.
+int FailEachRead(const Plan& plan) {
+  Fault fault;
+  fault.operation = Fault::Operation::kRead;
+  int failures = 0;
+  FailEach(fault, plan,
+           [&](int64_t nth, const auto& outcomes, const auto& results) {
+             if (NothingFailed(outcomes, results)) return false;
+             ExpectOneStory(nth, outcomes, results);
+             ++failures;
+             return true;
+           });
+  return failures;
+}
+
+// The first transfers of `kind`, up to `most`; how many runs that disturbed.
+int FailFirst(RestingKind kind, int64_t most) {
+  Plan plan;
+  plan.kind = kind;
+  int failures = 0;
+  FailEach(Fault(), plan,
+           [&](int64_t nth, const auto& outcomes, const auto& results) {
+             ExpectOneStory(nth, outcomes, results);
+             failures += !NothingFailed(outcomes, results);
+             return nth < most;
+           });
+  return failures;
+}
+
+TEST(OffloadFaultsTest, AStateThatCannotBeReadUndoesTheStepOnAllRanks) {
+  EXPECT_GT(FailEachRead(Plan()), 5);
+}
+
+TEST(OffloadFaultsTest, ParametersInMemoryAreUndoneWithTheirStates) {
+  for (const bool two_groups : {false, true}) {
+    Plan plan;
+    plan.away = Away::kStates;
+    plan.two_groups = two_groups;
+    EXPECT_GT(FailEachRead(plan), 5);
+  }
+}
+
+TEST(OffloadFaultsTest, AStateThatCannotBeWrittenIsNotLost) {
+  for (const auto effect : {Fault::Effect::kFail, Fault::Effect::kShorten,
+                            Fault::Effect::kRefuse}) {
+    Fault fault;
+    fault.operation = Fault::Operation::kWrite;
+    fault.effect = effect;
+    fault.error = absl::ResourceExhaustedError(
+        absl::StrCat(kInjected, ": no space left on device"));
+    FailEach(fault, Plan(),
+             [&](int64_t nth, const auto& outcomes, const auto& results) {
+               ExpectOneStory(nth, outcomes, results);
+               return nth < 60;
+             });
+  }
+}
+
+TEST(OffloadFaultsTest, AShardThatCannotBeMovedEndsTheRunOrTheStepOfAllRanks) {
+  EXPECT_GT(FailFirst(RestingKind::kParameters, 80), 5);
+}
+
+TEST(OffloadFaultsTest, AGradientThatCannotBeMovedEndsTheRunOfAllRanks) {
+  EXPECT_GT(FailFirst(RestingKind::kGradients, 60), 5);
+}
+
+// States in memory cannot be undone, and nothing says that they were.
+TEST(OffloadFaultsTest, WithoutStatesInStoresAFailedStepStaysAsItIs) {
+  for (const auto& [away, kind] :
+       {std::pair{Away::kParameters, RestingKind::kParameters},
+        {Away::kGradients, RestingKind::kGradients}}) {
+    bool told = false;
+    for (int64_t nth = 0; nth < 40 && !told; ++nth) {
+      Plan plan;
+      plan.away = away;
+      plan.kind = kind;
+      // Two gradients may be under way.
+      plan.buffer_pages = away == Away::kGradients ? 2 : 1;
+      plan.faults.emplace_back().operation = Fault::Operation::kRead;
+      plan.faults.back().nth = nth;
+      std::vector<absl::Status> steps(kRanks);
+      RunRanks(kRanks, [&](Communicator& world) -> absl::Status {
+        FSDP_ASSIGN_OR_RETURN(Model model,
+                              MakeModel(world, Offloading(world.rank(), plan)));
+        FusedAdamW optimizer = MakeAdamW(model, /*two_groups=*/false);
+        FSDP_RETURN_IF_ERROR(Backward(model, 0));
+        steps[world.rank()] = Step(optimizer);
+        return absl::OkStatus();
+      });
+      for (const absl::Status& step : steps) {
+        EXPECT_FALSE(absl::StrContains(step.message(), "as before it")) << step;
+        told |= absl::StrContains(step.message(), "stays so");
+      }
+    }
+    EXPECT_TRUE(told);
+  }
+}
+
+// The copies of parameters that undo a step lie among the states, which cannot
+// be read any more.
+TEST(OffloadFaultsTest, AfterAStepThatCouldNotBeUndoneNoOtherBegins) {
+  bool told = false;
+  for (int64_t nth = 0; nth < 40 && !told; ++nth) {
+    Plan plan;
+    plan.away = Away::kStates;
+    plan.buffer_pages = 3;  // the copies are written, not only kept
+    plan.faults.emplace_back().operation = Fault::Operation::kRead;
+    plan.faults.back().nth = nth;
+    plan.faults.back().count = 1000;
+    std::vector<absl::Status> steps(kRanks), next(kRanks);
+    RunRanks(kRanks, [&](Communicator& world) -> absl::Status {
+      FSDP_ASSIGN_OR_RETURN(Model model,
+                            MakeModel(world, Offloading(world.rank(), plan)));
+      FusedAdamW optimizer = MakeAdamW(model, /*two_groups=*/false);
+      absl::Status& step = steps[world.rank()];
+      for (int i = 0; i < kSteps && step.ok(); ++i) {
+        FSDP_RETURN_IF_ERROR(Backward(model, i));
+        step = Step(optimizer);
+      }
+      next[world.rank()] = Step(optimizer);
+      return absl::OkStatus();
+    });
+    for (int rank = 0; rank < kRanks; ++rank) {
+      if (!absl::StrContains(steps[rank].message(), "could not be undone")) {
+        continue;
+      }
+      told = true;
+      EXPECT_TRUE(absl::IsFailedPrecondition(next[rank])) << next[rank];
+      EXPECT_THAT(std::string(next[rank].message()),
+                  HasSubstr("make the model anew"));
+    }
+  }
+  EXPECT_TRUE(told);
+}
+
+TEST(OffloadFaultsTest, WhatIsHeldAcrossAStepIsRefusedOnAllRanks) {
+  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(const Values expected,
+                          Undisturbed(world, /*two_groups=*/false));
+    FSDP_ASSIGN_OR_RETURN(Model model,
+                          MakeModel(world, Offloading(world.rank(), Plan())));
+    FusedAdamW optimizer = MakeAdamW(model, /*two_groups=*/false);
+    for (int step = 0; step < kSteps; ++step) {
+      optimizer.zero_grad();
+      FSDP_RETURN_IF_ERROR(Backward(model, step));
+      {
+        Resident held;
+        if (world.rank() == 1) {
+          FSDP_ASSIGN_OR_RETURN(
+              held, Resident::Of(model->Parameters().back(), Use::kRead));
+        }
+        const absl::Status refused = Step(optimizer);
+        if (!absl::IsFailedPrecondition(refused) ||
+            !absl::StrContains(refused.message(), "fsdp::Resident")) {
+          return absl::InternalError(refused.ToString());
+        }
+      }
+      FSDP_RETURN_IF_ERROR(Step(optimizer));
+    }
+    FSDP_ASSIGN_OR_RETURN(const Values actual, ValuesOf(model, optimizer));
+    return CheckEqual(actual, expected);
+  }));
+}
+
+TEST(OffloadFaultsTest, ASecondOptimizerIsToldOfTheFirst) {
+  EXPECT_OK(RunAllRanks(1, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model,
+                          MakeModel(world, Offloading(world.rank(), Plan())));
+    FusedAdamW first = MakeAdamW(model, /*two_groups=*/false);
+    FusedAdamW second = MakeAdamW(model, /*two_groups=*/false);
+    FSDP_RETURN_IF_ERROR(Backward(model, 0));
+    FSDP_RETURN_IF_ERROR(Step(first));
+    const absl::Status refused = Step(second);
+    if (absl::IsAlreadyExists(refused) &&
+        absl::StrContains(refused.message(), "another optimizer")) {
+      return absl::OkStatus();
+    }
+    return absl::InternalError(refused.ToString());
+  }));
+}
+
+TEST(OffloadFaultsTest, AStoreThatCannotBeMadeIsRefusedOnAllRanks) {
+  const std::vector<absl::Status> results =
+      RunRanks(kRanks, [](Communicator& world) {
+        OffloadOptions offload = Offloading(world.rank(), Plan());
+        if (world.rank() == 1) {
+          offload.make_store = [](RestingKind, int64_t)
+              -> absl::StatusOr<std::unique_ptr<offload::ParamStore>> {
+            return absl::ResourceExhaustedError("the disk is full");
+          };
+        }
+        return MakeModel(world, offload).status();
+      });
+  for (const absl::Status& result : results) {
+    EXPECT_TRUE(absl::IsResourceExhausted(result)) << result;
+    EXPECT_THAT(std::string(result.message()),
+                HasSubstr("rank 1: making the store of parameters: the disk is "
+                          "full"));
+  }
+}
+
+TEST(OffloadFaultsTest, AnOptimizerWithMoreStateThanPlannedIsToldWhatToSet) {
+  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
+    OffloadOptions offload = Offloading(world.rank(), Plan());
+    offload.optimizer_state = 0.001;
+    offload.buffer_bytes = 4 << 20;
+    Options options = BlockUnits();
+    options.offload = offload;
+    FSDP_ASSIGN_OR_RETURN(Model model, FullyShard(MakeNet(/*dim=*/160, 2),
+                                                  Unowned(world), options));
+    FusedAdamW optimizer(model->Parameters(), torch::optim::AdamWOptions(1e-2));
+    const at::Tensor x = Rows(0, 3, 160);
+    FSDP_RETURN_IF_ERROR(model->Backward(Loss(model->forward(x), x)));
+    const absl::Status status = Step(optimizer);
+    if (absl::IsResourceExhausted(status) &&
+        absl::StrContains(status.message(), "optimizer_state")) {
+      return absl::OkStatus();
+    }
+    return absl::InternalError(status.ToString());
+  }));
+}
+
+TEST(OffloadFaultsTest, AnotherOptimizerIsToldWhichOnesCan) {
+  EXPECT_OK(RunAllRanks(1, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model,
+                          MakeModel(world, Offloading(world.rank(), Plan())));
+    torch::optim::AdamW optimizer(model->Parameters());
+    if (!absl::IsFailedPrecondition(CheckOptimizer(*model, optimizer))) {
+      return absl::InternalError("CheckOptimizer() has nothing to say");
+    }
+    FSDP_RETURN_IF_ERROR(
+        CheckOptimizer(*model, FusedAdamW(model->Parameters())));
+    const at::Tensor x = Rows(0, 3, kDim);
+    FSDP_RETURN_IF_ERROR(model->Backward(Loss(model->forward(x), x)));
+    const absl::Status status =
+        TorchToStatus("step", [&] { optimizer.step(); });
+    if (absl::IsFailedPrecondition(status) &&
+        absl::StrContains(status.message(), "FusedAdamW")) {
+      return absl::OkStatus();
+    }
+    return absl::InternalError(status.ToString());
+  }));
+}
+
+}  // namespace
+}  // namespace fsdp

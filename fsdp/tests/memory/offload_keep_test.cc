@@ -1,0 +1,387 @@
+// A run whose files are kept ends at any moment, and another one goes on from
+// its last finished step, to the bit.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/equal.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "base/torch_status.h"
+#include "comm/communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/optim/fused_optimizer.h"
+#include "fsdp/options/offload_options.h"
+#include "fsdp/resting/offload_space.h"
+#include "fsdp/testing/toy_model.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::Loss;
+using ::fsdp::testing::MakeNet;
+using ::fsdp::testing::NetImpl;
+using ::fsdp::testing::Rows;
+using ::fsdp::testing::Unowned;
+using ::testing::HasSubstr;
+using Model = FullyShardedDataParallel<NetImpl>;
+using Values = std::map<std::string, at::Tensor>;
+namespace fs = std::filesystem;
+
+constexpr int64_t kDim = 6;
+
+// Ends a run at a moment.
+enum class End {
+  kAfterStep,      // as programs end
+  kAfterBackward,  // gradients were on their way
+  kAfterLoading,   // parameters had been replaced
+};
+
+class OffloadKeepTest : public ::testing::TestWithParam<bool> {
+ protected:
+  OffloadKeepTest()
+      : directory_(
+            fs::path(std::getenv("TEST_TMPDIR")) /
+            ::testing::UnitTest::GetInstance()->current_test_info()->name()) {
+    fs::remove_all(directory_);
+    fs::create_directories(directory_);
+  }
+
+  Options Kept() const {
+    Options options = BlockUnits();
+    options.offload.parameters = Tier::kSsd;
+    options.offload.gradients = Tier::kSsd;
+    options.offload.optimizer = Tier::kSsd;
+    options.offload.directory = directory_;
+    options.offload.block_bytes = 4096;
+    options.offload.keep = true;
+    options.offload.name = "run";
+    return options;
+  }
+
+  static bool sgd() { return GetParam(); }
+
+  static std::unique_ptr<torch::optim::Optimizer> MakeOptimizer(Model& model) {
+    if (sgd()) {
+      return std::make_unique<FusedSGD>(
+          model->Parameters(),
+          torch::optim::SGDOptions(0.05).momentum(0.9).dampening(0.2));
+    }
+    return std::make_unique<FusedAdamW>(model->Parameters(),
+                                        torch::optim::AdamWOptions(1e-2));
+  }
+
+  static absl::Status Backward(Model& model, int64_t step) {
+    const Communicator& world = model->communicator();
+    const at::Tensor x =
+        Rows((step * world.world_size() + world.rank()) * 3, 3, kDim);
+    return model->Backward(Loss(model->forward(x), x));
+  }
+
+  static absl::StatusOr<Values> ValuesOf(Model& model,
+                                         torch::optim::Optimizer& optimizer) {
+    Values values;
+    FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->StateDict());
+    for (const auto& item : dict) values[item.key()] = item.value();
+    FSDP_ASSIGN_OR_RETURN(const OptimizerStateDict states,
+                          model->OptimizerState(optimizer));
+    for (const auto& item : states.tensors) values[item.key()] = item.value();
+    return values;
+  }
+
+  // One run up to `last` steps in all; `seed` of what the module has at first.
+  static absl::StatusOr<Values> Run(Communicator& world, const Options& options,
+                                    int64_t last, int seed = 0,
+                                    End end = End::kAfterStep) {
+    FSDP_ASSIGN_OR_RETURN(Model model,
+                          FullyShard(MakeNet(kDim, /*num_blocks=*/2, seed),
+                                     Unowned(world), options));
+    const auto optimizer = MakeOptimizer(model);
+    const OffloadSpace* const space = model->sharded_model().offload();
+    int64_t step = space == nullptr ? 0 : space->step();
+    for (; step < last; ++step) {
+      optimizer->zero_grad();
+      FSDP_RETURN_IF_ERROR(Backward(model, step));
+      optimizer->step();
+    }
+    FSDP_ASSIGN_OR_RETURN(Values values, ValuesOf(model, *optimizer));
+    if (end == End::kAfterBackward) {
+      FSDP_RETURN_IF_ERROR(Backward(model, last));
+    }
+    if (end == End::kAfterLoading) {
+      FSDP_RETURN_IF_ERROR(model->ForEachFullParameter(
+          [](const std::string&, at::Tensor value) {
+            value.zero_();
+            return absl::OkStatus();
+          },
+          VisitOptions{/*writeback=*/true}));
+    }
+    return values;
+  }
+
+  static absl::Status CheckEqual(const Values& actual, const Values& expected) {
+    if (actual.size() != expected.size()) {
+      return absl::InternalError(
+          absl::StrCat(actual.size(), " values instead of ", expected.size()));
+    }
+    for (const auto& [name, value] : expected) {
+      if (at::equal(actual.at(name), value)) continue;
+      return absl::InternalError(absl::StrCat(name, " differs"));
+    }
+    return absl::OkStatus();
+  }
+
+  const fs::path directory_;
+};
+
+TEST_P(OffloadKeepTest, GoesOnAsIfItHadNotEnded) {
+  for (const int world_size : {1, 2, 3}) {
+    const fs::path directory = directory_ / std::to_string(world_size);
+    fs::create_directories(directory);
+    EXPECT_OK(RunAllRanks(world_size, [&](Communicator& world) -> absl::Status {
+      Options kept = Kept();
+      kept.offload.directory = directory;
+      FSDP_ASSIGN_OR_RETURN(const Values expected,
+                            Run(world, BlockUnits(), /*last=*/7));
+      FSDP_RETURN_IF_ERROR(Run(world, kept, /*last=*/3).status());
+      // What the module had at first counts no more.
+      FSDP_RETURN_IF_ERROR(Run(world, kept, /*last=*/4, /*seed=*/5).status());
+      FSDP_ASSIGN_OR_RETURN(const Values actual,
+                            Run(world, kept, /*last=*/7, /*seed=*/6));
+      return CheckEqual(actual, expected);
+    })) << world_size;
+  }
+}
+
+TEST_P(OffloadKeepTest, WhatWasNotFinishedIsForgotten) {
+  for (const End end : {End::kAfterBackward, End::kAfterLoading}) {
+    const fs::path directory =
+        directory_ / std::to_string(static_cast<int>(end));
+    fs::create_directories(directory);
+    EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+      Options kept = Kept();
+      kept.offload.directory = directory;
+      FSDP_ASSIGN_OR_RETURN(const Values expected,
+                            Run(world, BlockUnits(), /*last=*/5));
+      FSDP_RETURN_IF_ERROR(
+          Run(world, kept, /*last=*/2, /*seed=*/0, end).status());
+      FSDP_ASSIGN_OR_RETURN(const Values actual, Run(world, kept, /*last=*/5));
+      return CheckEqual(actual, expected);
+    })) << static_cast<int>(end);
+  }
+}
+
+TEST_P(OffloadKeepTest, StatesAreThereBeforeTheFirstStep) {
+  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(const Values expected,
+                          Run(world, Kept(), /*last=*/3));
+    FSDP_ASSIGN_OR_RETURN(const Values actual, Run(world, Kept(), /*last=*/3));
+    return CheckEqual(actual, expected);
+  }));
+}
+
+// The run ends when the next step has begun, which commits what was loaded.
+TEST_P(OffloadKeepTest, WhatWasLoadedIsKeptWholeOrNotAtAll) {
+  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+    StateDict parameters;
+    OptimizerStateDict states;
+    Values expected;
+    {
+      FSDP_ASSIGN_OR_RETURN(
+          Model other, FullyShard(MakeNet(kDim, 2, /*seed=*/8), Unowned(world),
+                                  BlockUnits()));
+      const auto optimizer = MakeOptimizer(other);
+      FSDP_RETURN_IF_ERROR(Backward(other, /*step=*/0));
+      optimizer->step();
+      FSDP_ASSIGN_OR_RETURN(parameters, other->StateDict());
+      FSDP_ASSIGN_OR_RETURN(states, other->OptimizerState(*optimizer));
+      FSDP_ASSIGN_OR_RETURN(expected, ValuesOf(other, *optimizer));
+    }
+    FSDP_ASSIGN_OR_RETURN(const Values three, Run(world, Kept(), /*last=*/3));
+    for (const bool begins : {false, true}) {
+      {
+        FSDP_ASSIGN_OR_RETURN(
+            Model model, FullyShard(MakeNet(kDim, 2), Unowned(world), Kept()));
+        const auto optimizer = MakeOptimizer(model);
+        FSDP_RETURN_IF_ERROR(model->LoadStateDict(parameters));
+        FSDP_RETURN_IF_ERROR(model->LoadOptimizerState(*optimizer, states));
+        FSDP_ASSIGN_OR_RETURN(const Values loaded, ValuesOf(model, *optimizer));
+        FSDP_RETURN_IF_ERROR(CheckEqual(loaded, expected));
+        OffloadSpace* const space = model->sharded_model().offload();
+        if (begins) FSDP_RETURN_IF_ERROR(space->BeginStep());
+      }
+      FSDP_ASSIGN_OR_RETURN(const Values found, Run(world, Kept(), /*last=*/3));
+      FSDP_RETURN_IF_ERROR(CheckEqual(found, begins ? expected : three));
+    }
+    return absl::OkStatus();
+  }));
+}
+
+TEST_P(OffloadKeepTest, ARunThatHasFinishedNoStepBeginsAnew) {
+  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+    FSDP_RETURN_IF_ERROR(
+        Run(world, Kept(), /*last=*/0, /*seed=*/4, End::kAfterBackward)
+            .status());
+    FSDP_ASSIGN_OR_RETURN(const Values expected,
+                          Run(world, BlockUnits(), /*last=*/2));
+    FSDP_ASSIGN_OR_RETURN(const Values actual, Run(world, Kept(), /*last=*/2));
+    return CheckEqual(actual, expected);
+  }));
+}
+
+// A rank that was killed between the commits of others: its files are those of
+// the step before.
+TEST_P(OffloadKeepTest, RanksGoBackToTheLastStepThatAllHaveFinished) {
+  const fs::path older = directory_ / "older";
+  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+    FSDP_RETURN_IF_ERROR(Run(world, Kept(), /*last=*/3).status());
+    {
+      FSDP_ASSIGN_OR_RETURN(
+          Model model, FullyShard(MakeNet(kDim, 2), Unowned(world), Kept()));
+      OffloadSpace* const space = model->sharded_model().offload();
+      FSDP_RETURN_IF_ERROR(space->BeginStep());
+      if (world.rank() == 1) {
+        fs::create_directories(older);
+        fs::copy_file(directory_ / "run.optimizer.1-of-2",
+                      older / "run.optimizer.1-of-2");
+      }
+      FSDP_RETURN_IF_ERROR(space->EndStep(absl::OkStatus()));
+      if (space->step() != 4) return absl::InternalError("no step was counted");
+    }
+    if (world.rank() == 1) {
+      fs::copy_file(older / "run.optimizer.1-of-2",
+                    directory_ / "run.optimizer.1-of-2",
+                    fs::copy_options::overwrite_existing);
+    }
+    FSDP_ASSIGN_OR_RETURN(const Values three,
+                          Run(world, BlockUnits(), /*last=*/3));
+    FSDP_ASSIGN_OR_RETURN(const Values six,
+                          Run(world, BlockUnits(), /*last=*/6));
+    FSDP_ASSIGN_OR_RETURN(Model model, FullyShard(MakeNet(kDim, 2, /*seed=*/9),
+                                                  Unowned(world), Kept()));
+    if (model->sharded_model().offload()->step() != 3) {
+      return absl::InternalError("another step");
+    }
+    FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->StateDict());
+    for (const auto& item : dict) {
+      if (!at::equal(item.value(), three.at(item.key()))) {
+        return absl::InternalError(absl::StrCat(item.key(), " differs"));
+      }
+    }
+    const auto optimizer = MakeOptimizer(model);
+    for (int64_t step = 3; step < 6; ++step) {
+      optimizer->zero_grad();
+      FSDP_RETURN_IF_ERROR(Backward(model, step));
+      optimizer->step();
+    }
+    FSDP_ASSIGN_OR_RETURN(const Values actual, ValuesOf(model, *optimizer));
+    return CheckEqual(actual, six);
+  }));
+}
+
+TEST_P(OffloadKeepTest, FilesOfAnotherRunAreRefusedOnAllRanks) {
+  const auto run = [&](int64_t dim) {
+    return RunRanks(2, [&](Communicator& world) -> absl::Status {
+      return FullyShard(MakeNet(dim, 2), Unowned(world), Kept()).status();
+    });
+  };
+  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+    return Run(world, Kept(), /*last=*/2).status();
+  }));
+  for (const absl::Status& status : run(/*dim=*/kDim + 1)) {
+    EXPECT_FALSE(status.ok());
+  }
+  // One rank's file that is another rank's.
+  fs::copy_file(directory_ / "run.optimizer.0-of-2",
+                directory_ / "run.optimizer.1-of-2",
+                fs::copy_options::overwrite_existing);
+  for (const absl::Status& status : run(kDim)) {
+    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("rank 1: "));
+  }
+}
+
+// Of one rank, somewhere in what it has committed.
+TEST_P(OffloadKeepTest, AChangedByteIsFoundBeforeItIsUsed) {
+  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+    return Run(world, Kept(), /*last=*/3).status();
+  }));
+  const fs::path file = directory_ / "run.optimizer.1-of-2";
+  // Every block is changed, whichever of its places counts; not the records.
+  std::fstream bytes(file, std::ios::in | std::ios::out | std::ios::binary);
+  const auto size = static_cast<int64_t>(fs::file_size(file));
+  for (int64_t offset = size / 2; offset < size; offset += 512) {
+    bytes.seekg(offset);
+    const int byte = bytes.get();
+    bytes.seekp(offset);
+    bytes.put(static_cast<char>(byte ^ 1));
+  }
+  bytes.close();
+  for (const absl::Status& status :
+       RunRanks(2, [&](Communicator& world) -> absl::Status {
+         return Run(world, Kept(), /*last=*/5).status();
+       })) {
+    EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("rank 1: "));
+  }
+}
+
+TEST_P(OffloadKeepTest, AFileThatWasCutOffIsRefusedOnAllRanks) {
+  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+    return Run(world, Kept(), /*last=*/3).status();
+  }));
+  const fs::path file = directory_ / "run.parameters.0-of-2";
+  fs::resize_file(file, fs::file_size(file) / 2);
+  for (const absl::Status& status :
+       RunRanks(2, [&](Communicator& world) -> absl::Status {
+         return Run(world, Kept(), /*last=*/5).status();
+       })) {
+    EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("run.parameters.0-of-2"));
+  }
+}
+
+TEST_P(OffloadKeepTest, ALostFileIsNotedBeforeAnythingIsWritten) {
+  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+    return Run(world, Kept(), /*last=*/4).status();
+  }));
+  fs::remove(directory_ / "run.parameters.0-of-2");
+  for (const absl::Status& status :
+       RunRanks(2, [&](Communicator& world) -> absl::Status {
+         return Run(world, Kept(), /*last=*/5).status();
+       })) {
+    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("remove the run's files"));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, OffloadKeepTest, ::testing::Bool(),
+                         [](const auto& info) {
+                           return info.param ? "Sgd" : "AdamW";
+                         });
+
+}  // namespace
+}  // namespace fsdp

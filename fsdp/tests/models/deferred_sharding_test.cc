@@ -1,0 +1,364 @@
+// Models without memory that are sharded.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+#include <torch/nn/init.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/types.h>
+#include <torch/utils.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "base/status_error.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "comm/communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "fsdp/deferred/deferred_init.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/options/options.h"
+#include "fsdp/state/state_dict.h"
+#include "fsdp/testing/toy_model.h"
+#include "fsdp/tie.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::testing::Rows;
+using ::fsdp::testing::StatusIs;
+using ::fsdp::testing::Unowned;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using Values = std::map<std::string, at::Tensor>;
+
+constexpr int64_t kDim = 6;
+constexpr uint64_t kSeed = 11;
+
+class LayerImpl : public torch::nn::Module {
+ public:
+  explicit LayerImpl(int64_t dim)
+      : linear(register_module("linear", torch::nn::Linear(dim, dim))),
+        norm(register_module("norm", torch::nn::BatchNorm1d(dim))) {
+    torch::nn::init::orthogonal_(linear->weight);
+    scale = register_buffer("scale", torch::full({dim}, 0.5));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return norm->forward(linear->forward(x)).tanh() * scale;
+  }
+  torch::nn::Linear linear;
+  torch::nn::BatchNorm1d norm;
+  at::Tensor scale;
+};
+
+// The head's weight is the embedding's.
+class NetImpl : public torch::nn::Module {
+ public:
+  explicit NetImpl(int64_t dim, int layers)
+      : embed(register_module("embed", torch::nn::Linear(dim, dim))),
+        blocks(register_module("blocks", torch::nn::ModuleList())),
+        head(register_module("head", torch::nn::Linear(dim, dim))) {
+    for (int i = 0; i < layers; ++i) {
+      blocks->push_back(std::make_shared<LayerImpl>(dim));
+    }
+    ThrowIfError(Tie(embed->weight, head->weight));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    at::Tensor y = embed->forward(x);
+    for (const auto& block : *blocks) {
+      y = Forward(std::static_pointer_cast<LayerImpl>(block), y);
+    }
+    return head->forward(y);
+  }
+  torch::nn::Linear embed;
+  torch::nn::ModuleList blocks;
+  torch::nn::Linear head;
+};
+
+DeferredInitOptions Everything() { return {/*min_bytes=*/0}; }
+
+std::shared_ptr<NetImpl> MakeDeferred(uint64_t seed, int64_t dim = kDim,
+                                      int layers = 2) {
+  // Ranks that are threads share the generator.
+  static absl::Mutex mutex;
+  const absl::MutexLock lock(&mutex);
+  torch::manual_seed(seed);
+  const DeferredInit deferred(Everything());
+  return std::make_shared<NetImpl>(dim, layers);
+}
+
+Options LayerUnits() {
+  Options options;
+  options.wrap_policy = WrapModules<LayerImpl>();
+  return options;
+}
+
+Values ValuesOf(const torch::nn::Module& module) {
+  Values values;
+  for (const auto& item : module.named_parameters()) {
+    values[item.key()] = item.value().detach().clone();
+  }
+  for (const auto& item : module.named_buffers()) {
+    values[item.key()] = item.value().clone();
+  }
+  return values;
+}
+
+// What construction gives where nothing is sharded.
+Values PlainValues(uint64_t seed) {
+  const std::shared_ptr<NetImpl> net = MakeDeferred(seed);
+  ThrowIfError(Materialize(*net));
+  return ValuesOf(*net);
+}
+
+Values AsValues(const StateDict& dict) {
+  Values values;
+  for (const auto& item : dict) values[item.key()] = item.value();
+  return values;
+}
+
+absl::Status CheckValues(const FullyShardedDataParallel<NetImpl>& model,
+                         const Values& expected) {
+  FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->StateDict());
+  if (dict.size() != expected.size()) {
+    return absl::InternalError(absl::StrCat(dict.size(), " values"));
+  }
+  for (const auto& item : dict) {
+    const auto it = expected.find(item.key());
+    if (it == expected.end() || !at::equal(item.value(), it->second)) {
+      return absl::InternalError(absl::StrCat(item.key(), " differs"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+class WorldTest : public ::testing::TestWithParam<int> {
+ protected:
+  using Body = std::function<absl::Status(Communicator&)>;
+  absl::Status Run(const Body& body) { return RunAllRanks(GetParam(), body); }
+};
+
+TEST_P(WorldTest, ValuesAreThoseOfThePlainModelWhateverTheNumberOfRanks) {
+  const Values expected = PlainValues(kSeed);
+  for (const bool broadcast : {true, false}) {
+    EXPECT_OK(Run([&](Communicator& world) -> absl::Status {
+      Options options = LayerUnits();
+      options.broadcast_parameters = broadcast;
+      FSDP_ASSIGN_OR_RETURN(
+          auto model, FullyShard(MakeDeferred(kSeed), Unowned(world), options));
+      return CheckValues(model, expected);
+    }));
+  }
+}
+
+TEST_P(WorldTest, Rank0sValuesCountWhateverTheOthersHave) {
+  const Values expected = PlainValues(kSeed);
+  EXPECT_OK(Run([&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(auto model,
+                          FullyShard(MakeDeferred(kSeed + world.rank()),
+                                     Unowned(world), LayerUnits()));
+    return CheckValues(model, expected);
+  }));
+}
+
+TEST_P(WorldTest, OrdinaryAndDeferredRanksMayMeet) {
+  const Values expected = PlainValues(kSeed);
+  for (const int ordinary : {0, 1}) {
+    EXPECT_OK(Run([&](Communicator& world) -> absl::Status {
+      auto net = MakeDeferred(kSeed + world.rank());
+      if (world.rank() == ordinary) FSDP_RETURN_IF_ERROR(Materialize(*net));
+      FSDP_ASSIGN_OR_RETURN(auto model,
+                            FullyShard(net, Unowned(world), LayerUnits()));
+      return CheckValues(model, expected);
+    }));
+  }
+}
+
+TEST_P(WorldTest, TrainsAsTheMaterializedModelDoes) {
+  EXPECT_OK(Run([&](Communicator& world) -> absl::Status {
+    auto plain = MakeDeferred(kSeed);
+    FSDP_RETURN_IF_ERROR(Materialize(*plain));
+    FSDP_ASSIGN_OR_RETURN(auto expected,
+                          FullyShard(plain, Unowned(world), LayerUnits()));
+    FSDP_ASSIGN_OR_RETURN(
+        auto actual,
+        FullyShard(MakeDeferred(kSeed), Unowned(world), LayerUnits()));
+    for (int step = 0; step < 3; ++step) {
+      const at::Tensor x = Rows(world.rank(), 4, kDim);
+      for (auto* model : {&expected, &actual}) {
+        FSDP_RETURN_IF_ERROR(
+            (*model)->Backward((*model)->forward(x).square().mean()));
+        const c10::NoGradGuard no_grad;
+        for (at::Tensor& shard : (*model)->Parameters()) {
+          shard.sub_(shard.grad(), 0.1);
+        }
+        (*model)->zero_grad();
+      }
+    }
+    FSDP_ASSIGN_OR_RETURN(const StateDict dict, expected->StateDict());
+    return CheckValues(actual, AsValues(dict));
+  }));
+}
+
+// Values from elsewhere, for modules one by one.
+TEST_P(WorldTest, AFunctionInitialisesEachDeferredModuleOnce) {
+  const Values constructed = PlainValues(kSeed);
+  for (const bool broadcast : {true, false}) {
+    EXPECT_OK(Run([&](Communicator& world) -> absl::Status {
+      std::vector<std::string> paths;
+      Options options = LayerUnits();
+      options.broadcast_parameters = broadcast;
+      options.init_seed = 3;
+      options.init_module = [&](const std::string& path,
+                                torch::nn::Module& module) {
+        paths.push_back(path);
+        for (at::Tensor& tensor : module.parameters(/*recurse=*/false)) {
+          tensor.uniform_();
+        }
+        for (at::Tensor& tensor : module.buffers(/*recurse=*/false)) {
+          tensor.fill_(2);
+        }
+      };
+      FSDP_ASSIGN_OR_RETURN(
+          auto model, FullyShard(MakeDeferred(kSeed), Unowned(world), options));
+      std::sort(paths.begin(), paths.end());
+      const std::vector<std::string> expected_paths = {
+          "blocks.0",        "blocks.0.linear", "blocks.0.norm", "blocks.1",
+          "blocks.1.linear", "blocks.1.norm",   "embed",         "head"};
+      const bool called = world.rank() == 0 || !broadcast;
+      if (paths != (called ? expected_paths : std::vector<std::string>())) {
+        return absl::InternalError(absl::StrCat(paths.size(), " calls"));
+      }
+      FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->StateDict());
+      // The seeds depend on the paths alone: the same for all worlds.
+      static absl::Mutex mutex;
+      static Values first ABSL_GUARDED_BY(mutex);
+      Values expected;
+      {
+        const absl::MutexLock lock(&mutex);
+        if (first.empty()) first = AsValues(dict);
+        expected = first;
+      }
+      if (at::equal(expected.at("blocks.0.linear.weight"),
+                    expected.at("blocks.1.linear.weight")) ||
+          at::equal(expected.at("blocks.0.linear.weight"),
+                    constructed.at("blocks.0.linear.weight")) ||
+          expected.at("blocks.1.scale").sum().item<float>() != 2 * kDim) {
+        return absl::InternalError("values");
+      }
+      return CheckValues(model, expected);
+    }));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, WorldTest, ::testing::Values(2, 3, 5, 8, 1));
+
+// Counts what this thread allocates on the CPU while it is set.
+class Meter : public c10::MemoryReportingInfoBase {
+ public:
+  void reportMemoryUsage(void*, int64_t bytes, size_t, size_t,
+                         c10::Device) override {
+    live_ += bytes;
+    peak_ = std::max(peak_, live_);
+  }
+  bool memoryProfilingEnabled() const override { return true; }
+  int64_t peak() const { return peak_; }
+
+ private:
+  int64_t live_ = 0;
+  int64_t peak_ = 0;
+};
+
+TEST(MemoryTest, ConstructionAndShardingTakeTheShardsAndAFewUnits) {
+  constexpr int kRanks = 4;
+  constexpr int kLayers = 16;
+  constexpr int64_t kWide = 64;
+  constexpr int64_t kUnit = 4 * kWide * (kWide + 3);
+  constexpr int64_t kModel = kLayers * kUnit + 4 * kWide * (kWide + 2);
+  // The flat unit; the initialisation's temporaries: Q, R, and copies of them.
+  constexpr int64_t kBound = kModel / kRanks + 8 * kUnit;
+  static_assert(kBound < kModel * 3 / 4);
+  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
+    const auto meter = std::make_shared<Meter>();
+    const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
+    FSDP_ASSIGN_OR_RETURN(auto model,
+                          FullyShard(MakeDeferred(kSeed, kWide, kLayers),
+                                     Unowned(world), LayerUnits()));
+    return meter->peak() <= kBound ? absl::OkStatus()
+                                   : absl::InternalError(absl::StrCat(
+                                         meter->peak(), " > ", kBound));
+  }));
+}
+
+TEST(DeferredShardingTest, WhatIsIgnoredGetsItsOwnValues) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    Options options = LayerUnits();
+    options.ignore_module = [](const std::string& path, auto&) {
+      return path == "blocks.1";
+    };
+    auto net = MakeDeferred(kSeed + world.rank());
+    FSDP_RETURN_IF_ERROR(FullyShard(net, Unowned(world), options).status());
+    const Values own = PlainValues(kSeed + world.rank());
+    for (const auto& item : net->blocks[1]->named_parameters()) {
+      if (!at::equal(item.value(), own.at("blocks.1." + item.key()))) {
+        return absl::InternalError(item.key());
+      }
+    }
+    return absl::OkStatus();
+  }));
+}
+
+TEST(DeferredShardingTest, IsRefusedInsideTheScope) {
+  EXPECT_THAT(
+      RunRanks(2,
+               [](Communicator& world) {
+                 auto net = MakeDeferred(kSeed);
+                 const DeferredInit deferred;
+                 return FullyShard(net, Unowned(world), LayerUnits()).status();
+               }),
+      Each(StatusIs(absl::StatusCode::kFailedPrecondition,
+                    HasSubstr("end the scope first"))));
+}
+
+TEST(DeferredShardingTest, AnInitialisationThatFailsOnRank0EndsAllRanks) {
+  const std::vector<absl::Status> statuses =
+      RunRanks(3, [](Communicator& world) {
+        Options options = LayerUnits();
+        options.init_module = [](const std::string& path, auto&) {
+          if (path == "blocks.1.norm") throw std::runtime_error("no such file");
+        };
+        return FullyShard(MakeDeferred(kSeed), Unowned(world), options)
+            .status();
+      });
+  EXPECT_THAT(statuses, Each(::testing::Not(::fsdp::testing::IsOk())));
+  EXPECT_THAT(statuses[0],
+              StatusIs(absl::StatusCode::kUnknown,
+                       ::testing::AllOf(HasSubstr("blocks.1.norm"),
+                                        HasSubstr("no such file"))));
+}
+
+}  // namespace
+}  // namespace fsdp

@@ -1,0 +1,170 @@
+#include "fsdp/describe/describe.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/record_function.h>
+#include <torch/optim/sgd.h>
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "comm/communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/options/options.h"
+#include "fsdp/precision/mixed_precision.h"
+#include "fsdp/testing/toy_model.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::Loss;
+using ::fsdp::testing::MakeNet;
+using ::fsdp::testing::NetImpl;
+using ::fsdp::testing::Rows;
+using ::fsdp::testing::Unowned;
+
+constexpr int64_t kDim = 17;
+constexpr int kBlocks = 5;
+
+absl::Status Step(FullyShardedDataParallel<NetImpl>& model) {
+  const at::Tensor x = Rows(0, 4, kDim);
+  return model->Backward(Loss(model->forward(x).to(at::kFloat), x));
+}
+
+absl::Status CheckEqual(const char* what, int64_t actual, int64_t expected) {
+  if (actual == expected) return absl::OkStatus();
+  return absl::InternalError(
+      absl::StrCat(what, ": ", actual, ", planned ", expected));
+}
+
+struct Case {
+  const char* name;
+  ShardingStrategy strategy;
+  bool mixed;
+  int backwards;
+};
+
+class PlanTest : public ::testing::TestWithParam<Case> {};
+
+TEST_P(PlanTest, MeasuredPeaksAreThePlannedOnes) {
+  const Case& c = GetParam();
+  EXPECT_OK(RunAllRanks(3, [&](Communicator& communicator) -> absl::Status {
+    Options options = BlockUnits();
+    options.unit.strategy = c.strategy;
+    if (c.mixed) options.unit.precision = ComputeIn(at::kBFloat16);
+    FSDP_ASSIGN_OR_RETURN(
+        FullyShardedDataParallel<NetImpl> model,
+        FullyShard(MakeNet(kDim, kBlocks), Unowned(communicator), options));
+    MemoryPlanOptions plan_options;
+    plan_options.backwards_per_step = c.backwards;
+    const MemoryPlan plan = model->PlanMemory(plan_options);
+    for (int step = 0; step < 2; ++step) {
+      for (int i = 1; i < c.backwards; ++i) {
+        NoSyncScope no_sync = model->NoSync();
+        FSDP_RETURN_IF_ERROR(Step(model));
+      }
+      FSDP_RETURN_IF_ERROR(Step(model));
+    }
+    int64_t shards = 0;
+    int64_t gradients = 0;
+    for (const NamedShard& named : model->NamedShards()) {
+      shards += named.shard.nbytes();
+      gradients += named.shard.grad().nbytes();
+    }
+    const MemoryStats stats = model->memory_stats();
+    FSDP_RETURN_IF_ERROR(CheckEqual(
+        "gathered", stats.parameters.peak_in_use_bytes, plan.gathered));
+    FSDP_RETURN_IF_ERROR(CheckEqual(
+        "in flight", stats.gradients.peak_in_use_bytes, plan.in_flight));
+    // Alignment belongs to shards, too.
+    if (plan.shards < shards || plan.shards > shards + shards / 10) {
+      return absl::InternalError("shards");
+    }
+    // So do flags to gradients.
+    if (plan.gradients < gradients ||
+        plan.gradients > plan.shards + plan.shards / 10) {
+      return absl::InternalError("gradients");
+    }
+    return absl::OkStatus();
+  }));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, PlanTest,
+    ::testing::Values(
+        Case{"FullShard", ShardingStrategy::kFullShard, false, 1},
+        Case{"FullShardInBf16", ShardingStrategy::kFullShard, true, 1},
+        Case{"FullShardAccumulating", ShardingStrategy::kFullShard, false, 3},
+        Case{"ShardGradOp", ShardingStrategy::kShardGradOp, false, 1},
+        Case{"ShardOptimizer", ShardingStrategy::kShardOptimizer, false, 2},
+        Case{"NoShard", ShardingStrategy::kNoShard, false, 1},
+        Case{"NoShardInBf16", ShardingStrategy::kNoShard, true, 1}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+TEST(DescribeTest, ShowsUnitsStrategiesDtypesAndMemory) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+    Options options = BlockUnits();
+    options.unit.precision = ComputeIn(at::kBFloat16);
+    options.configure_unit = [](const std::string& path,
+                                const torch::nn::Module&, UnitOptions& unit) {
+      if (path == "blocks.1") unit.strategy = ShardingStrategy::kShardGradOp;
+    };
+    auto net = MakeNet(kDim, 2);
+    for (at::Tensor& p : net->blocks->parameters()) p.set_requires_grad(false);
+    FSDP_ASSIGN_OR_RETURN(
+        FullyShardedDataParallel<NetImpl> model,
+        FullyShard(std::move(net), Unowned(communicator), options));
+    const std::string text = model->Describe();
+    for (const char* part :
+         {"root", "\n  blocks.0", "full shard", "shard gradients and optimizer",
+          "fp32/bf16/fp32", "frozen", "gathered units"}) {
+      if (!absl::StrContains(text, part)) {
+        return absl::InternalError(absl::StrCat(part, " is not in\n", text));
+      }
+    }
+    return absl::OkStatus();
+  }));
+}
+
+// A profiler sees what the library does under names of its own.
+TEST(DescribeTest, ActionsAreRangesThatNameTheUnit) {
+  static std::mutex mutex;
+  static std::set<std::string> seen;
+  const at::CallbackHandle handle = at::addGlobalCallback(
+      at::RecordFunctionCallback([](const at::RecordFunction& function)
+                                     -> std::unique_ptr<at::ObserverContext> {
+        const std::lock_guard<std::mutex> lock(mutex);
+        seen.insert(function.name());
+        return nullptr;
+      }));
+  const absl::Status status =
+      RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+        FSDP_ASSIGN_OR_RETURN(
+            FullyShardedDataParallel<NetImpl> model,
+            FullyShard(MakeNet(kDim, 1), Unowned(communicator), BlockUnits()));
+        return Step(model);
+      });
+  at::removeCallback(handle);
+  EXPECT_OK(status);
+  for (const char* name :
+       {"fsdp::Gather(blocks.0)", "fsdp::WaitGather(blocks.0)",
+        "fsdp::Free(blocks.0)", "fsdp::Reduce(blocks.0)",
+        "fsdp::WaitReduce(root)"}) {
+    EXPECT_TRUE(seen.count(name) == 1) << name;
+  }
+}
+
+}  // namespace
+}  // namespace fsdp

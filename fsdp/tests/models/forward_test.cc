@@ -1,0 +1,161 @@
+#include "fsdp/model/forward.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/equal.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/linear.h>
+
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "base/torch_status.h"
+#include "comm/communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/model/unit_handle.h"
+#include "fsdp/testing/toy_model.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::testing::BlockImpl;
+using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::FillParameters;
+using ::fsdp::testing::Rows;
+using ::fsdp::testing::Unowned;
+
+constexpr int64_t kDim = 3;
+
+TEST(ForwardTest, RunsUnshardedModulesHoweverTheyAreHeld) {
+  torch::nn::Linear holder(kDim, kDim);
+  const std::shared_ptr<torch::nn::LinearImpl> pointer = holder.ptr();
+  const at::Tensor x = Rows(0, 2, kDim);
+  const at::Tensor expected = holder->forward(x);
+  EXPECT_TRUE(at::equal(Forward(holder, x), expected));
+  EXPECT_TRUE(at::equal(Forward(pointer, x), expected));
+  EXPECT_TRUE(at::equal(Forward(*pointer, x), expected));
+  EXPECT_FALSE(FindUnit(*pointer).has_value());
+}
+
+class ReturnsNothing : public torch::nn::Module {
+ public:
+  ReturnsNothing()
+      : linear(register_module("linear", torch::nn::Linear(kDim, kDim))) {}
+  void forward(const at::Tensor& x) { seen = linear->forward(x).detach(); }
+  torch::nn::Linear linear;
+  at::Tensor seen;
+};
+
+TEST(ForwardTest, RunsModulesThatReturnNothing) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+    auto net = std::make_shared<ReturnsNothing>();
+    FillParameters(*net, 0);
+    const at::Tensor x = Rows(0, 2, kDim);
+    net->forward(x);
+    const at::Tensor expected = net->seen;
+    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(communicator)));
+    model->forward(x);
+    if (!at::equal(net->seen, expected)) return absl::InternalError("value");
+    if (model->memory_stats().parameters.in_use_bytes != 0) {
+      return absl::InternalError("no backward can come: nothing stays");
+    }
+    return absl::OkStatus();
+  }));
+}
+
+// Moves its argument, has a default one, and counts references.
+class TakesMany : public torch::nn::Module {
+ public:
+  TakesMany()
+      : block(register_module("block", std::make_shared<BlockImpl>(kDim))) {}
+  at::Tensor forward(const at::Tensor& x, double scale,
+                     std::unique_ptr<int> shift) {
+    return Forward(block, x) * scale + *shift;
+  }
+  std::shared_ptr<BlockImpl> block;
+};
+
+TEST(ForwardTest, ForwardsEveryKindOfArgument) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+    auto net = std::make_shared<TakesMany>();
+    FillParameters(*net, 0);
+    const at::Tensor x = Rows(0, 2, kDim);
+    const at::Tensor expected =
+        net->forward(x, 2, std::make_unique<int>(1)).detach();
+    FSDP_ASSIGN_OR_RETURN(auto model,
+                          FullyShard(net, Unowned(communicator), BlockUnits()));
+    if (!at::equal(model->forward(x, 2, std::make_unique<int>(1)), expected)) {
+      return absl::InternalError("value");
+    }
+    return absl::OkStatus();
+  }));
+}
+
+TEST(UnitHandleTest, TellsWhichModulesAreUnitsAndKeepsTheModelAlive) {
+  EXPECT_OK(RunAllRanks(1, [](Communicator& communicator) -> absl::Status {
+    auto net = testing::MakeNet(kDim, 2);
+    const at::Tensor x = Rows(0, 2, kDim);
+    {
+      std::optional<UnitHandle> root;
+      {
+        FSDP_ASSIGN_OR_RETURN(
+            auto model, FullyShard(net, Unowned(communicator), BlockUnits()));
+        root = FindUnit(*net);
+      }
+      const auto block = FindUnit(*net->blocks->ptr(1));
+      if (!root.has_value() || !block.has_value() || root->unit() != 0 ||
+          block->model()->unit_name(block->unit()) != "blocks.1") {
+        return absl::InternalError("handles");
+      }
+      if (FindUnit(*net->head).has_value() ||
+          FindUnit(*net->blocks).has_value()) {
+        return absl::InternalError("no units");
+      }
+      FSDP_RETURN_IF_ERROR(
+          root->model()->Backward(Forward(net, x).sum(), false));
+    }
+    // Without a handle or a wrapper the model is gone, and its parameters are.
+    if (FindUnit(*net).has_value()) return absl::InternalError("is left");
+    const absl::Status status =
+        TorchToStatus("forward", [&] { Forward(net, x); });
+    return absl::StrContains(status.message(), "keep what FullyShard()")
+               ? absl::OkStatus()
+               : status;
+  }));
+}
+
+// By reference what holds no tensor; literals, too.
+class TakesReferences : public torch::nn::Module {
+ public:
+  TakesReferences()
+      : block(register_module("block", std::make_shared<BlockImpl>(kDim))) {}
+  at::Tensor forward(const at::Tensor& x, const std::string& name, int& calls) {
+    ++calls;
+    return name == "twice" ? x * 2 : x;
+  }
+  std::shared_ptr<BlockImpl> block;
+};
+
+TEST(ForwardTest, ReferencesAndLiteralsReachAUnitThatTakesItsInputsOver) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+    auto net = std::make_shared<TakesReferences>();
+    for (at::Tensor& p : net->parameters()) p.set_requires_grad(false);
+    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(communicator)));
+    const at::Tensor x = Rows(0, 2, kDim).requires_grad_();
+    int calls = 0;
+    const at::Tensor y = Forward(net, x, "twice", calls);
+    return calls == 1 && at::equal(y, x * 2) ? absl::OkStatus()
+                                             : absl::InternalError("value");
+  }));
+}
+
+}  // namespace
+}  // namespace fsdp

@@ -1,0 +1,94 @@
+// What the user guide shows, against plain LibTorch.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
+#include <torch/optim/adamw.h>
+
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "comm/communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/optim/fused_optimizer.h"
+#include "fsdp/testing/toy_model.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::Loss;
+using ::fsdp::testing::MakeNet;
+using ::fsdp::testing::Rows;
+using ::fsdp::testing::Unowned;
+
+constexpr int64_t kDim = 5;
+constexpr double kPi = 3.14159265358979323846;
+
+// Weights decay, biases do not; the rate falls along a cosine.
+TEST(GuideTest, GroupsThatDecayAndACosineSchedule) {
+  constexpr int kRanks = 2;
+  constexpr int kSteps = 5;
+  auto plain = MakeNet(kDim, 2);
+  std::vector<at::Tensor> matrices, vectors;
+  for (const at::Tensor& p : plain->parameters()) {
+    (p.dim() > 1 ? matrices : vectors).push_back(p);
+  }
+  torch::optim::AdamW plain_optimizer(
+      matrices, torch::optim::AdamWOptions(1e-2).weight_decay(0.1));
+  plain_optimizer.add_param_group(
+      {vectors, std::make_unique<torch::optim::AdamWOptions>(
+                    torch::optim::AdamWOptions(1e-2).weight_decay(0))});
+  for (int step = 0; step < kSteps; ++step) {
+    const double lr = 1e-2 * 0.5 * (1 + std::cos(kPi * step / kSteps));
+    for (auto& group : plain_optimizer.param_groups()) {
+      static_cast<torch::optim::AdamWOptions&>(group.options()).lr(lr);
+    }
+    plain_optimizer.zero_grad();
+    for (int rank = 0; rank < kRanks; ++rank) {
+      const at::Tensor x = Rows(3 * rank, 3, kDim);
+      (Loss(plain->forward(x), x) / kRanks).backward();
+    }
+    plain_optimizer.step();
+  }
+  EXPECT_OK(RunAllRanks(kRanks, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(
+        auto model, FullyShard(MakeNet(kDim, 2), Unowned(world), BlockUnits()));
+    std::vector<at::Tensor> decay, rest;
+    for (const NamedShard& named : model->NamedShards()) {
+      (named.sizes.size() > 1 ? decay : rest).push_back(named.shard);
+    }
+    FusedAdamW optimizer(decay,
+                         torch::optim::AdamWOptions(1e-2).weight_decay(0.1));
+    optimizer.add_param_group(
+        {rest, std::make_unique<torch::optim::AdamWOptions>(
+                   torch::optim::AdamWOptions(1e-2).weight_decay(0))});
+    for (int step = 0; step < kSteps; ++step) {
+      const double lr = 1e-2 * 0.5 * (1 + std::cos(kPi * step / kSteps));
+      for (auto& group : optimizer.param_groups()) group.options().set_lr(lr);
+      optimizer.zero_grad();
+      const at::Tensor x = Rows(3 * world.rank(), 3, kDim);
+      FSDP_RETURN_IF_ERROR(model->Backward(Loss(model->forward(x), x)));
+      optimizer.step();
+    }
+    return model->ForEachFullParameter(
+        [&](const std::string& name, const at::Tensor& value) {
+          const at::Tensor expected = *plain->named_parameters().find(name);
+          return at::allclose(value, expected, 1e-4, 1e-5)
+                     ? absl::OkStatus()
+                     : absl::InternalError(name);
+        });
+  }));
+}
+
+}  // namespace
+}  // namespace fsdp

@@ -1,0 +1,484 @@
+// Behaviours of docs/parity.md to the last element: what other tests show only
+// in passing. Ranks have different data.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/sgd.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "comm/communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "comm/testing/run_refused_ranks.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/options/options.h"
+#include "fsdp/precision/mixed_precision.h"
+#include "fsdp/state/full_params.h"
+#include "fsdp/testing/toy_model.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::comm::testing::RunRefusedRanks;
+using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::Loss;
+using ::fsdp::testing::MakeNet;
+using ::fsdp::testing::NetImpl;
+using ::fsdp::testing::Rows;
+using ::fsdp::testing::StatusIs;
+using ::fsdp::testing::Unowned;
+using ::testing::Each;
+using ::testing::HasSubstr;
+
+constexpr int64_t kDim = 5;
+constexpr int kBlocks = 2;
+
+using Model = FullyShardedDataParallel<NetImpl>;
+
+absl::StatusOr<Model> MakeModel(Communicator& world,
+                                const Options& options = BlockUnits()) {
+  return FullyShard(MakeNet(kDim, kBlocks), Unowned(world), options);
+}
+
+absl::Status Check(bool condition, const std::string& what) {
+  return condition ? absl::OkStatus() : absl::InternalError(what);
+}
+
+at::Tensor DataOf(int rank) { return Rows(3 * rank, 3, kDim); }
+
+absl::Status Backward(Model& model) {
+  const at::Tensor x = DataOf(model->communicator().rank());
+  return model->Backward(Loss(model->forward(x).to(at::kFloat), x));
+}
+
+// --- Scopes of full parameters -----------------------------------------------
+
+TEST(ScopeTest, OfWhatEachRankWritesExactlyItsRangeIsKept) {
+  for (const int world_size : {1, 2, 3, 5}) {
+    EXPECT_OK(RunAllRanks(
+        world_size,
+        [](Communicator& world) -> absl::Status {
+          FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+          {
+            FSDP_ASSIGN_OR_RETURN(FullParamsScope full,
+                                  model->SummonFullParams());
+            c10::NoGradGuard no_grad;
+            for (at::Tensor& p : model.module()->parameters()) {
+              p.fill_(world.rank());
+            }
+            FSDP_RETURN_IF_ERROR(full.Close());
+          }
+          // The ranks' ranges, and so all elements between them.
+          for (const NamedShard& named : model->NamedShards()) {
+            FSDP_RETURN_IF_ERROR(Check(
+                (named.shard == world.rank()).all().item<bool>(), named.name));
+          }
+          return model->ForEachFullParameter(
+              [&](const std::string& name, const at::Tensor& value) {
+                for (const NamedShard& named : model->NamedShards()) {
+                  if (named.name != name) continue;
+                  const at::Tensor own = value.reshape({-1}).narrow(
+                      0, named.begin, named.shard.numel());
+                  return Check((own == world.rank()).all().item<bool>(), name);
+                }
+                return absl::InternalError(absl::StrCat("no shard of ", name));
+              });
+        }))
+        << world_size << " ranks";
+  }
+}
+
+TEST(ScopeTest, OfAModuleWithOneShardedPartLeavesTheOthersAlone) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+    torch::nn::Linear plain(kDim, kDim);
+    const at::Tensor before = plain->weight.detach().clone();
+    const void* const memory = plain->weight.data_ptr();
+    torch::nn::ModuleList both(plain.ptr(), model.ptr());
+    {
+      FSDP_ASSIGN_OR_RETURN(FullParamsScope full, SummonFullParams(*both));
+      const auto expected = MakeNet(kDim, kBlocks);
+      FSDP_RETURN_IF_ERROR(
+          Check(at::equal(model.module()->head->weight, expected->head->weight),
+                "the sharded part"));
+    }
+    return Check(plain->weight.data_ptr() == memory &&
+                     at::equal(plain->weight, before) &&
+                     plain->weight.is_leaf(),
+                 "the plain part");
+  }));
+}
+
+TEST(ScopeTest, WhatCannotBeEnteredLeavesWhatHasBeenEntered) {
+  const auto run = [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model first, MakeModel(world));
+    FSDP_ASSIGN_OR_RETURN(Model second, MakeModel(world));
+    torch::nn::ModuleList both(first.ptr(), second.ptr());
+    absl::Status refused;
+    {
+      FSDP_ASSIGN_OR_RETURN(FullParamsScope inner, second->SummonFullParams());
+      refused = SummonFullParams(*both).status();
+      FSDP_RETURN_IF_ERROR(Backward(first));
+    }
+    FSDP_RETURN_IF_ERROR(Backward(second));
+    FSDP_RETURN_IF_ERROR(SummonFullParams(*both).status());
+    return refused;
+  };
+  EXPECT_THAT(RunRefusedRanks(3, run),
+              Each(StatusIs(absl::StatusCode::kFailedPrecondition,
+                            HasSubstr("whole for SummonFullParams()"))));
+}
+
+TEST(ScopeTest, WithGradsThoseThatHaveOneShowItTheOthersNone) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+    FSDP_RETURN_IF_ERROR(model->SetTrainable("head.bias", false));
+    FSDP_RETURN_IF_ERROR(Backward(model));
+    SummonOptions options;
+    options.with_grads = true;
+    {
+      FSDP_ASSIGN_OR_RETURN(FullParamsScope full,
+                            model->SummonFullParams(options));
+      for (const auto& item : model.module()->named_parameters()) {
+        FSDP_RETURN_IF_ERROR(
+            Check(item.value().grad().defined() == (item.key() != "head.bias"),
+                  item.key()));
+      }
+      FSDP_RETURN_IF_ERROR(full.Close());
+    }
+    for (const NamedShard& named : model->NamedShards()) {
+      FSDP_RETURN_IF_ERROR(
+          Check(named.shard.grad().defined() == (named.name != "head.bias"),
+                "afterwards " + named.name));
+    }
+    return absl::OkStatus();
+  }));
+}
+
+// What a unit keeps from forward to backward is of before the edit.
+TEST(ScopeTest, ACopyInBf16KeptForABackwardIsNotUsedAfterAnEdit) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    Options options = BlockUnits();
+    options.unit.precision = ComputeIn(at::kBFloat16);
+    options.unit.strategy = ShardingStrategy::kShardGradOp;
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world, options));
+    FSDP_ASSIGN_OR_RETURN(Model fresh, MakeModel(world, options));
+    const at::Tensor x = DataOf(world.rank());
+    (void)model->forward(x);
+    for (Model* edited : {&model, &fresh}) {
+      FSDP_ASSIGN_OR_RETURN(FullParamsScope full,
+                            (*edited)->SummonFullParams());
+      c10::NoGradGuard no_grad;
+      for (at::Tensor& p : edited->module()->parameters()) p.mul_(2);
+    }
+    return Check(at::equal(model->forward(x), fresh->forward(x)), "stale");
+  }));
+}
+
+bool IsFreed(const at::Tensor& parameter) {
+  try {
+    (void)parameter.sum();
+    return false;
+  } catch (const c10::Error&) {
+    return true;
+  }
+}
+
+// A graph of before the scope, a unit that the user has unsharded.
+absl::Status SummonBetweenForwardAndBackward(Communicator& world,
+                                             const Options& options) {
+  FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world, options));
+  const auto plain = MakeNet(kDim, kBlocks);
+  const at::Tensor x = DataOf(world.rank());
+  const at::Tensor loss = Loss(model->forward(x), x);
+  FSDP_ASSIGN_OR_RETURN(UnshardHandle handle,
+                        Unshard(*model.module()->blocks[0]));
+  FSDP_RETURN_IF_ERROR(handle.Wait());
+  {
+    FSDP_ASSIGN_OR_RETURN(FullParamsScope full, model->SummonFullParams());
+    FSDP_RETURN_IF_ERROR(
+        Check(model->memory_stats().parameters.in_use_bytes == 0,
+              "gathered beside the scope"));
+    for (const auto& item : plain->named_parameters()) {
+      FSDP_RETURN_IF_ERROR(
+          Check(at::equal(model.module()->named_parameters()[item.key()],
+                          item.value()),
+                item.key()));
+    }
+    FSDP_RETURN_IF_ERROR(full.Close());
+  }
+  for (const auto& item : model.module()->named_parameters()) {
+    FSDP_RETURN_IF_ERROR(Check(IsFreed(item.value()), item.key() + " is left"));
+  }
+  FSDP_RETURN_IF_ERROR(model->Backward(loss));
+  for (int rank = 0; rank < world.world_size(); ++rank) {
+    (Loss(plain->forward(DataOf(rank)), DataOf(rank)) / world.world_size())
+        .backward();
+  }
+  for (const NamedShard& named : model->NamedShards()) {
+    const at::Tensor expected =
+        plain->named_parameters()[named.name].grad().reshape({-1});
+    FSDP_RETURN_IF_ERROR(
+        Check(at::allclose(named.shard.grad(),
+                           expected.narrow(0, named.begin, named.shard.numel()),
+                           1e-4, 1e-6),
+              "gradient of " + named.name));
+  }
+  return absl::OkStatus();
+}
+
+TEST(ScopeTest, WhatWasGatheredBeforeIsFreedAndAGraphOfBeforeGathersItAgain) {
+  for (const ShardingStrategy strategy :
+       {ShardingStrategy::kFullShard, ShardingStrategy::kShardGradOp,
+        ShardingStrategy::kShardOptimizer, ShardingStrategy::kNoShard}) {
+    Options options = BlockUnits();
+    options.unit.strategy = strategy;
+    EXPECT_OK(RunAllRanks(3,
+                          [&](Communicator& world) {
+                            return SummonBetweenForwardAndBackward(world,
+                                                                   options);
+                          }))
+        << "strategy " << static_cast<int>(strategy);
+  }
+}
+
+// A weight of two sibling units is their parent's; the biases are their own.
+class TiedSiblings : public torch::nn::Module {
+ public:
+  struct Scaling : torch::nn::Module {
+    explicit Scaling(const at::Tensor& shared)
+        : weight(register_parameter("weight", shared)),
+          bias(register_parameter("bias", at::full({kDim}, 0.25))) {}
+    at::Tensor forward(const at::Tensor& x) {
+      if (look) look();
+      return (x * weight + bias).tanh();
+    }
+    at::Tensor weight;
+    at::Tensor bias;
+    std::function<void()> look;
+  };
+
+  TiedSiblings()
+      : left(register_module("left",
+                             std::make_shared<Scaling>(at::full({kDim}, 1.5)))),
+        right(register_module("right",
+                              std::make_shared<Scaling>(left->weight))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    return Forward(right, Forward(left, x));
+  }
+
+  std::shared_ptr<Scaling> left;
+  std::shared_ptr<Scaling> right;
+};
+
+TEST(TiedTest, WhetherItIsGatheredIsOneAnswerForAllNames) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    Options options;
+    options.wrap_policy = WrapModules<TiedSiblings::Scaling>();
+    options.forward_prefetch = false;
+    FSDP_ASSIGN_OR_RETURN(
+        auto model,
+        FullyShard(std::make_shared<TiedSiblings>(), Unowned(world), options));
+    TiedSiblings& net = *model.module();
+    // Freed: both weights, left's bias, right's bias.
+    const auto seen = [&net] {
+      std::string freed;
+      for (const at::Tensor& p : {net.left->weight, net.right->weight,
+                                  net.left->bias, net.right->bias}) {
+        freed += IsFreed(p) ? 'f' : '-';
+      }
+      return freed;
+    };
+    std::string in_left;
+    std::string in_right;
+    net.left->look = [&] { in_left = seen(); };
+    net.right->look = [&] { in_right = seen(); };
+    const at::Tensor x = DataOf(world.rank());
+    const at::Tensor loss = model->forward(x).square().mean();
+    FSDP_RETURN_IF_ERROR(Check(in_left == "---f", "in left: " + in_left));
+    FSDP_RETURN_IF_ERROR(Check(in_right == "--f-", "in right: " + in_right));
+    FSDP_RETURN_IF_ERROR(model->Backward(loss));
+    FSDP_RETURN_IF_ERROR(Check(seen() == "ffff", "after: " + seen()));
+    FSDP_ASSIGN_OR_RETURN(UnshardHandle handle, Unshard(*net.right));
+    FSDP_RETURN_IF_ERROR(handle.Wait());
+    FSDP_RETURN_IF_ERROR(Check(seen() == "fff-", "unsharded: " + seen()));
+    FSDP_ASSIGN_OR_RETURN(UnshardHandle root, Unshard(net));
+    FSDP_RETURN_IF_ERROR(root.Wait());
+    FSDP_RETURN_IF_ERROR(Reshard(*net.right));
+    return Check(seen() == "--ff", "of the root: " + seen());
+  }));
+}
+
+TEST(RebuildTest, GivesTheShardItselfWhatWasGatheredOrACopyToComputeWith) {
+  for (const int world_size : {1, 2}) {
+    for (const bool casts : {false, true}) {
+      EXPECT_OK(RunAllRanks(
+          world_size,
+          [&](Communicator& world) -> absl::Status {
+            Options options;
+            if (casts) options.unit.precision = ComputeIn(at::kBFloat16);
+            FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world, options));
+            FSDP_ASSIGN_OR_RETURN(const auto rebuilt,
+                                  model->RebuildFullParams());
+            FSDP_RETURN_IF_ERROR(Check(rebuilt.size() == 1, "units"));
+            const bool is_shard = rebuilt[0].flat.data_ptr() ==
+                                  model->NamedShards().front().shard.data_ptr();
+            FSDP_RETURN_IF_ERROR(
+                Check(is_shard == (world_size == 1 && !casts), "the shard"));
+            FSDP_RETURN_IF_ERROR(
+                Check(rebuilt[0].safe_to_free == !is_shard, "safe_to_free"));
+            return Check(rebuilt[0].flat.scalar_type() ==
+                             (casts ? at::kBFloat16 : at::kFloat),
+                         "dtype");
+          }))
+          << world_size << " ranks" << (casts ? " in bf16" : "");
+    }
+  }
+}
+
+// --- Training ----------------------------------------------------------------
+
+TEST(OptimizerTest, HasStatesAsLargeAsTheShardsInTheirDtype) {
+  EXPECT_OK(RunAllRanks(3, [](Communicator& world) -> absl::Status {
+    Options options = BlockUnits();
+    options.unit.precision = ComputeIn(at::kBFloat16);
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world, options));
+    torch::optim::Adam optimizer(model->Parameters(), 1e-2);
+    FSDP_RETURN_IF_ERROR(Backward(model));
+    optimizer.step();
+    int states = 0;
+    for (const NamedShard& named : model->NamedShards()) {
+      const auto found =
+          optimizer.state().find(named.shard.unsafeGetTensorImpl());
+      if (found == optimizer.state().end()) continue;
+      ++states;
+      const auto& state =
+          static_cast<const torch::optim::AdamParamState&>(*found->second);
+      FSDP_RETURN_IF_ERROR(
+          Check(state.exp_avg().numel() == named.shard.numel() &&
+                    state.exp_avg().scalar_type() == at::kFloat,
+                named.name));
+    }
+    return Check(states > 0, "no states");
+  }));
+}
+
+class NormImpl : public torch::nn::Module {
+ public:
+  NormImpl()
+      : linear(register_module("linear", torch::nn::Linear(kDim, kDim))),
+        norm(register_module("norm", torch::nn::BatchNorm1d(kDim))) {
+    testing::FillParameters(*linear, 2);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return norm->forward(linear->forward(x));
+  }
+  torch::nn::Linear linear;
+  torch::nn::BatchNorm1d norm;
+};
+
+TEST(BufferTest, StartFromRank0AndAreEachRanksOwnFromThenOn) {
+  EXPECT_OK(RunAllRanks(3, [](Communicator& world) -> absl::Status {
+    const auto made_on = [](int rank) {
+      auto net = std::make_shared<NormImpl>();
+      net->norm->running_mean.fill_(rank + 1);
+      return net;
+    };
+    FSDP_ASSIGN_OR_RETURN(auto model,
+                          FullyShard(made_on(world.rank()), Unowned(world)));
+    const at::Tensor& mean = model.module()->norm->running_mean;
+    FSDP_RETURN_IF_ERROR(
+        Check(at::equal(mean, at::ones({kDim})), "not rank 0's"));
+    const auto plain = made_on(0);
+    (void)model->forward(DataOf(world.rank()));
+    (void)plain->forward(DataOf(world.rank()));
+    FSDP_RETURN_IF_ERROR(Check(at::allclose(mean, plain->norm->running_mean),
+                               "not this rank's own"));
+    const auto other = made_on(0);
+    (void)other->forward(DataOf(world.rank() + 1));
+    return Check(!at::allclose(mean, other->norm->running_mean),
+                 "the ranks' data do not differ");
+  }));
+}
+
+// One element is as large as its shard on one rank, and tied it is gathered
+// once for both uses.
+class OneElement : public torch::nn::Module {
+ public:
+  OneElement() : scale(register_parameter("scale", at::full({1}, 0.5))) {
+    tied = register_module("tied", std::make_shared<Inner>(scale));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return Forward(tied, x * scale) + scale;
+  }
+
+  struct Inner : torch::nn::Module {
+    explicit Inner(const at::Tensor& scale)
+        : same(register_parameter("same", scale)) {}
+    at::Tensor forward(const at::Tensor& x) { return (x * same).tanh(); }
+    at::Tensor same;
+  };
+
+  at::Tensor scale;
+  std::shared_ptr<Inner> tied;
+};
+
+TEST(OneElementTest, OfShape1TiedOverTwoModulesTrainsAsInOneProcess) {
+  for (const int world_size : {1, 2, 3}) {
+    EXPECT_OK(RunAllRanks(
+        world_size,
+        [&](Communicator& world) -> absl::Status {
+          Options options;
+          options.wrap_policy = WrapModules<OneElement::Inner>();
+          FSDP_ASSIGN_OR_RETURN(auto model,
+                                FullyShard(std::make_shared<OneElement>(),
+                                           Unowned(world), options));
+          torch::optim::SGD optimizer(model->Parameters(), 0.5);
+          OneElement plain;
+          // parameters() has it twice.
+          torch::optim::SGD plain_optimizer({plain.scale}, 0.5);
+          for (int step = 0; step < 3; ++step) {
+            optimizer.zero_grad();
+            plain_optimizer.zero_grad();
+            FSDP_RETURN_IF_ERROR(model->Backward(
+                model->forward(DataOf(world.rank())).square().mean()));
+            for (int rank = 0; rank < world_size; ++rank) {
+              (plain.forward(DataOf(rank)).square().mean() / world_size)
+                  .backward();
+            }
+            optimizer.step();
+            plain_optimizer.step();
+          }
+          return model->ForEachFullParameter([&](const std::string& name,
+                                                 const at::Tensor& value) {
+            return Check(at::allclose(value, plain.scale, 1e-5, 1e-7), name);
+          });
+        }))
+        << world_size << " ranks";
+  }
+}
+
+}  // namespace
+}  // namespace fsdp

@@ -1,0 +1,298 @@
+// Behaviours of docs/parity.md about the uses of a unit: when it is gathered,
+// when its gradients are reduced, when a forward is over. Ranks have different
+// data, and plain modules say what is right.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/equal.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/sgd.h>
+
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "comm/communicator.h"
+#include "comm/local/local_communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "comm/wrappers/recording_communicator.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/recompute/checkpoint.h"
+#include "fsdp/state/full_params.h"
+#include "fsdp/testing/gradient_check.h"
+#include "fsdp/testing/toy_model.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::comm::Collective;
+using ::fsdp::comm::CollectiveLog;
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::AllOk;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::testing::CheckGradients;
+using ::fsdp::testing::Filled;
+using ::fsdp::testing::InputOf;
+using ::fsdp::testing::kDim;
+using ::fsdp::testing::Rows;
+using ::fsdp::testing::SquareLoss;
+using ::fsdp::testing::UnitsOf;
+using ::fsdp::testing::Unowned;
+using ::torch::nn::Linear;
+
+absl::Status Check(bool condition, const std::string& what) {
+  return condition ? absl::OkStatus() : absl::InternalError(what);
+}
+
+at::Tensor DataOf(int rank, int step) {
+  return InputOf(rank, Rows(4 * step, 3, kDim));
+}
+
+// This rank's gradients are the means of those that `plain` has summed.
+absl::Status CheckMeans(const ShardedModuleBase& model,
+                        const torch::nn::Module& plain, int world_size) {
+  const auto parameters = plain.named_parameters();
+  for (const NamedShard& named : model.NamedShards()) {
+    const at::Tensor expected = parameters[named.name].grad().reshape({-1});
+    FSDP_RETURN_IF_ERROR(Check(
+        named.shard.grad().defined() &&
+            at::allclose(named.shard.grad() * world_size,
+                         expected.narrow(0, named.begin, named.shard.numel()),
+                         1e-4, 1e-6),
+        absl::StrCat("gradient of ", named.name)));
+  }
+  return absl::OkStatus();
+}
+
+// --- Before the module runs --------------------------------------------------
+
+class LooksAtItself : public torch::nn::Module {
+ public:
+  LooksAtItself() : linear(register_module("linear", Linear(kDim, kDim))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    values.push_back(linear->weight.detach().clone());
+    nodes.push_back(linear->weight.grad_fn());
+    return linear->forward(x);
+  }
+  Linear linear;
+  std::vector<at::Tensor> values;
+  // Kept, so that no two have one address.
+  std::vector<std::shared_ptr<torch::autograd::Node>> nodes;
+};
+
+class AroundOne : public torch::nn::Module {
+ public:
+  AroundOne()
+      : unit(register_module("unit", std::make_shared<LooksAtItself>())),
+        head(register_module("head", Linear(kDim, kDim))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    return head->forward(Forward(unit, x).tanh());
+  }
+  std::shared_ptr<LooksAtItself> unit;
+  Linear head;
+};
+
+TEST(UnitUseTest, IsGatheredWithANodeOfItsOwnBeforeItsModuleRuns) {
+  constexpr int kSteps = 3;
+  EXPECT_OK(RunAllRanks(3, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<AroundOne> model,
+                          FullyShard(Filled<AroundOne>(), Unowned(world),
+                                     UnitsOf<LooksAtItself>()));
+    const auto plain = Filled<AroundOne>();
+    torch::optim::SGD optimizer(model->Parameters(), 0.5);
+    torch::optim::SGD plain_optimizer(plain->parameters(), 0.5);
+    for (int step = 0; step < kSteps; ++step) {
+      const at::Tensor expected = plain->unit->linear->weight.detach().clone();
+      optimizer.zero_grad();
+      plain_optimizer.zero_grad();
+      FSDP_RETURN_IF_ERROR(model->Backward(
+          model->forward(DataOf(world.rank(), step)).square().mean()));
+      for (int rank = 0; rank < world.world_size(); ++rank) {
+        (plain->forward(DataOf(rank, step)).square().mean() /
+         world.world_size())
+            .backward();
+      }
+      optimizer.step();
+      plain_optimizer.step();
+      FSDP_RETURN_IF_ERROR(
+          Check(at::allclose(model.module()->unit->values.back(), expected,
+                             1e-4, 1e-6),
+                absl::StrCat("values of step ", step)));
+    }
+    const auto& nodes = model.module()->unit->nodes;
+    const std::set<std::shared_ptr<torch::autograd::Node>> distinct(
+        nodes.begin(), nodes.end());
+    FSDP_RETURN_IF_ERROR(
+        Check(distinct.count(nullptr) == 0, "a parameter without a node"));
+    FSDP_RETURN_IF_ERROR(
+        Check(distinct.size() == kSteps, "a node of an earlier forward"));
+    return Check(
+        distinct.count(model.module()->unit->linear->weight.grad_fn()) == 0,
+        "that of between steps");
+  }));
+}
+
+// --- Reductions --------------------------------------------------------------
+
+// Uses its parameters twice.
+class TwiceInside : public torch::nn::Module {
+ public:
+  TwiceInside() : linear(register_module("linear", Linear(kDim, kDim))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    return linear->forward(linear->forward(x).tanh());
+  }
+  Linear linear;
+};
+
+enum class Uses { kOne, kChain, kBranches, kRegion, kTwoInARegion };
+
+template <Uses kUses>
+class UsesOf : public torch::nn::Module {
+ public:
+  UsesOf()
+      : unit(register_module("unit", std::make_shared<TwiceInside>())),
+        head(register_module("head", Linear(kDim, kDim))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    const auto once = [this](const at::Tensor& y) { return Forward(unit, y); };
+    const auto chain = [once](const at::Tensor& y) {
+      return once(once(y).tanh());
+    };
+    const at::Tensor y = head->forward(x);
+    switch (kUses) {
+      case Uses::kOne:
+        return once(y);
+      case Uses::kChain:
+        return chain(y);
+      case Uses::kBranches:
+        return once(y) * once(y * 2);
+      case Uses::kRegion:
+        return Checkpoint(once, y);
+      case Uses::kTwoInARegion:
+        return Checkpoint(chain, y);
+    }
+    return y;
+  }
+  std::shared_ptr<TwiceInside> unit;
+  Linear head;
+};
+
+// Too early would be a part of a sum and another reduction, twice a sum that is
+// too large.
+template <Uses kUses>
+void ExpectReductions(int expected) {
+  ASSERT_OK_AND_ASSIGN(auto group, comm::CreateLocalGroup(2));
+  std::vector<CollectiveLog> logs(group.size());
+  for (size_t rank = 0; rank < group.size(); ++rank) {
+    group[rank] = comm::Record(std::move(group[rank]), &logs[rank]);
+  }
+  EXPECT_OK(AllOk(RunRanks(group, [](Communicator& world) {
+    return CheckGradients<UsesOf<kUses>>(world, UnitsOf<TwiceInside>(),
+                                         Filled<UsesOf<kUses>>, SquareLoss);
+  })));
+  for (const CollectiveLog& log : logs) {
+    EXPECT_EQ(log.TotalsOf(Collective::kReduceScatter, "unit").count, expected);
+    EXPECT_EQ(log.TotalsOf(Collective::kReduceScatter).count, expected + 1);
+  }
+}
+
+TEST(UnitUseTest, IsReducedOnceWhenAllOfItsGradientsAreThere) {
+  ExpectReductions<Uses::kOne>(1);
+  ExpectReductions<Uses::kChain>(2);
+  ExpectReductions<Uses::kBranches>(2);
+  ExpectReductions<Uses::kRegion>(1);
+  ExpectReductions<Uses::kTwoInARegion>(2);
+}
+
+TEST(UnitUseTest, OfTwoForwardsIsReducedByTheBackwardOfEach) {
+  ASSERT_OK_AND_ASSIGN(auto group, comm::CreateLocalGroup(2));
+  std::vector<CollectiveLog> logs(group.size());
+  for (size_t rank = 0; rank < group.size(); ++rank) {
+    group[rank] = comm::Record(std::move(group[rank]), &logs[rank]);
+  }
+  using Net = UsesOf<Uses::kOne>;
+  EXPECT_OK(AllOk(RunRanks(group, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(
+        FullyShardedDataParallel<Net> model,
+        FullyShard(Filled<Net>(), Unowned(world), UnitsOf<TwiceInside>()));
+    const auto plain = Filled<Net>();
+    std::vector<at::Tensor> losses;
+    for (const int step : {0, 1}) {
+      losses.push_back(
+          model->forward(DataOf(world.rank(), step)).square().mean());
+    }
+    for (const int step : {0, 1}) {
+      FSDP_RETURN_IF_ERROR(model->Backward(losses[step]));
+      for (int rank = 0; rank < world.world_size(); ++rank) {
+        plain->forward(DataOf(rank, step)).square().mean().backward();
+      }
+      FSDP_RETURN_IF_ERROR(CheckMeans(*model, *plain, world.world_size()));
+      FSDP_RETURN_IF_ERROR(
+          Check(logs[world.rank()]
+                        .TotalsOf(Collective::kReduceScatter, "unit")
+                        .count == step + 1,
+                absl::StrCat("reductions after backward ", step)));
+    }
+    return absl::OkStatus();
+  })));
+}
+
+// --- The end of a forward ----------------------------------------------------
+
+// The library looks for the tensors in it when the module has run.
+struct Found {
+  at::Tensor y;
+  torch::nn::Module* module = nullptr;
+  absl::Status* refused = nullptr;
+};
+
+template <typename Visit>
+void VisitTensors(Found& output, Visit visit) {
+  if (output.module != nullptr) {
+    *output.refused = SummonFullParams(*output.module).status();
+  }
+  visit(output.y);
+}
+
+class ReturnsFound : public torch::nn::Module {
+ public:
+  ReturnsFound() : linear(register_module("linear", Linear(kDim, kDim))) {}
+  Found forward(const at::Tensor& x) {
+    return {linear->forward(x).tanh(), this, &refused};
+  }
+  Linear linear;
+  absl::Status refused;
+};
+
+TEST(EndOfForwardTest, ComesAfterItsOutputsAreKnown) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<ReturnsFound> model,
+                          FullyShard(Filled<ReturnsFound>(), Unowned(world)));
+    const auto plain = Filled<ReturnsFound>();
+    const Found found = model->forward(DataOf(world.rank(), 0));
+    const absl::Status& refused = model.module()->refused;
+    FSDP_RETURN_IF_ERROR(
+        Check(absl::IsFailedPrecondition(refused) &&
+                  absl::StrContains(refused.message(), "inside a forward"),
+              refused.ToString()));
+    // It is over now, and backward comes in by the exits of its output.
+    FSDP_RETURN_IF_ERROR(SummonFullParams(*model.module()).status());
+    FSDP_RETURN_IF_ERROR(model->Backward(found.y.square().mean()));
+    for (int rank = 0; rank < world.world_size(); ++rank) {
+      plain->linear->forward(DataOf(rank, 0)).tanh().square().mean().backward();
+    }
+    return CheckMeans(*model, *plain, world.world_size());
+  }));
+}
+
+}  // namespace
+}  // namespace fsdp

@@ -1,0 +1,415 @@
+// What LibTorch's own idioms do to a sharded model: they work, or they are
+// refused by a text, where plain LibTorch would do something else.
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
+#include <functional>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "base/torch_status.h"
+#include "comm/communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "comm/testing/shared_memory_group.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/optim/fused_optimizer.h"
+#include "fsdp/optimizer_check.h"
+#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/training_task.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::AllOk;
+using ::fsdp::comm::testing::CreateSharedMemoryGroup;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::CheckSameRecord;
+using ::fsdp::testing::FillParameters;
+using ::fsdp::testing::Loss;
+using ::fsdp::testing::MakeNet;
+using ::fsdp::testing::NetImpl;
+using ::fsdp::testing::Rows;
+using ::fsdp::testing::RunPlain;
+using ::fsdp::testing::RunSharded;
+using ::fsdp::testing::TaskRecord;
+using ::fsdp::testing::TensorFunction;
+using ::fsdp::testing::TrainingTask;
+using ::fsdp::testing::Unowned;
+using Code = absl::StatusCode;
+using Model = FullyShardedDataParallel<NetImpl>;
+
+constexpr int64_t kDim = 4;
+constexpr int kRanks = 2;
+
+absl::Status Check(bool condition, const std::string& what) {
+  return condition ? absl::OkStatus() : absl::InternalError(what);
+}
+
+absl::Status CheckRefused(const absl::Status& status, const std::string& text) {
+  return Check(status.code() == Code::kFailedPrecondition &&
+                   absl::StrContains(status.message(), text),
+               absl::StrCat("expected ", text, ", got ", status.ToString()));
+}
+
+// All ranks fail alike in these tests, and go on.
+Options GoOn(Options options) {
+  options.abort_on_failure = false;
+  return options;
+}
+
+absl::Status RunSharing(const std::function<absl::Status(Communicator&)>& fn) {
+  return AllOk(RunRanks(CreateSharedMemoryGroup(kRanks).value(), fn));
+}
+
+at::Tensor LossOf(Model& model) {
+  const at::Tensor x = Rows(model->communicator().rank(), 2, kDim);
+  return Loss(model->forward(x), x);
+}
+
+// As a model does that has never seen a misuse.
+template <typename Net>
+absl::Status CheckTrains(FullyShardedDataParallel<Net>& model,
+                         const std::shared_ptr<Net>& plain) {
+  TrainingTask task;
+  task.loss = [](const TensorFunction& forward, int64_t part) {
+    const at::Tensor x = Rows(part * 2, 2, kDim);
+    return Loss(forward(x), x);
+  };
+  task.steps = 2;
+  FSDP_ASSIGN_OR_RETURN(const TaskRecord actual, RunSharded(task, model));
+  return CheckSameRecord(
+      actual, RunPlain(task, plain, model->communicator().world_size()), 1e-5);
+}
+
+// --- Gradients of the module's own parameters --------------------------------
+
+TEST(OwnGradientTest, IsRefusedByNameWhoeverAsks) {
+  const std::vector<std::function<void(Model&)>> asks = {
+      [](Model& model) {
+        torch::nn::utils::clip_grad_norm_(model->parameters(), 1e-3);
+      },
+      [](Model& model) { model.module()->zero_grad(); },
+      [](Model& model) { model.module()->blocks->zero_grad(false); },
+      [](Model& model) { (void)model.module()->head->weight.grad(); },
+      [](Model& model) {
+        model.module()->head->weight.mutable_grad() = at::ones({kDim, kDim});
+      },
+  };
+  for (const auto& ask : asks) {
+    EXPECT_OK(RunAllRanks(kRanks, [&](Communicator& world) -> absl::Status {
+      FSDP_ASSIGN_OR_RETURN(
+          Model model,
+          FullyShard(MakeNet(kDim, 2), Unowned(world), GoOn(BlockUnits())));
+      FSDP_RETURN_IF_ERROR(model->Backward(LossOf(model)));
+      FSDP_RETURN_IF_ERROR(
+          CheckRefused(TorchToStatus("ask", [&] { ask(model); }),
+                       "the gradient of the module's own parameter "));
+      model->zero_grad();
+      return CheckTrains(model, MakeNet(kDim, 2));
+    }));
+  }
+}
+
+// What has no gradient to ask for, and what is whole, is as in LibTorch.
+TEST(OwnGradientTest, OfWhatIsFrozenIgnoredOrWholeIsTheTensors) {
+  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
+    Options options = BlockUnits();
+    options.ignore_parameter = [](const std::string& name, const at::Tensor&) {
+      return name == "head.bias";
+    };
+    auto net = MakeNet(kDim, 2);
+    net->embed->bias.set_requires_grad(false);
+    FSDP_ASSIGN_OR_RETURN(Model model,
+                          FullyShard(net, Unowned(world), options));
+    FSDP_RETURN_IF_ERROR(model->Backward(LossOf(model)));
+    FSDP_RETURN_IF_ERROR(
+        Check(!net->embed->bias.grad().defined(), "a frozen one has one"));
+    FSDP_RETURN_IF_ERROR(
+        Check(net->head->bias.grad().defined(), "an ignored one has none"));
+    SummonOptions summon;
+    summon.with_grads = true;
+    {
+      FSDP_ASSIGN_OR_RETURN(FullParamsScope full,
+                            model->SummonFullParams(summon));
+      FSDP_RETURN_IF_ERROR(
+          Check(net->head->weight.grad().defined(), "a whole one has none"));
+    }
+    model->zero_grad();
+    FSDP_RETURN_IF_ERROR(
+        Check(!net->head->bias.grad().defined(), "zero_grad() of ignored"));
+    for (const at::Tensor& shard : model->Parameters()) {
+      FSDP_RETURN_IF_ERROR(
+          Check(!shard.grad().defined(), "zero_grad() of a shard"));
+    }
+    return absl::OkStatus();
+  }));
+}
+
+// --- Shards that are replaced ------------------------------------------------
+
+TEST(ReplacedShardTest, IsRefusedUntilItIsPutBack) {
+  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(
+        Model model,
+        FullyShard(MakeNet(kDim, 2), Unowned(world), GoOn(BlockUnits())));
+    torch::optim::SGD optimizer(model->Parameters(), 0.1);
+    at::Tensor shard = model->NamedShards().back().shard;
+    const at::Tensor before = shard.detach();
+    const std::string text = absl::StrCat("the shard of parameter ",
+                                          model->NamedShards().back().name);
+    shard.set_data(at::full_like(before, 0.5));
+    FSDP_RETURN_IF_ERROR(CheckRefused(CheckOptimizer(*model, optimizer), text));
+    FSDP_RETURN_IF_ERROR(CheckRefused(model->StateDict().status(), text));
+    FSDP_RETURN_IF_ERROR(
+        CheckRefused(TorchToStatus("forward", [&] { LossOf(model); }), text));
+    shard.set_data(before);
+    FSDP_RETURN_IF_ERROR(CheckOptimizer(*model, optimizer));
+    return CheckTrains(model, MakeNet(kDim, 2));
+  }));
+}
+
+// --- Shards that are written between a forward and its backward --------------
+
+struct Write {
+  std::string name;
+  std::function<absl::Status(Model&)> act;
+};
+
+std::ostream& operator<<(std::ostream& out, const Write& write) {
+  return out << write.name;
+}
+
+template <typename Optimizer, typename OptimizerOptions>
+std::function<absl::Status(Model&)> StepOf() {
+  return [](Model& model) {
+    return TorchToStatus("step", [&] {
+      Optimizer(model->Parameters(), OptimizerOptions(0.1)).step();
+    });
+  };
+}
+
+const Write kWrites[] = {
+    {"AdamW", StepOf<torch::optim::AdamW, torch::optim::AdamWOptions>()},
+    {"FusedAdamW", StepOf<FusedAdamW, torch::optim::AdamWOptions>()},
+    {"FusedSgd", StepOf<FusedSGD, torch::optim::SGDOptions>()},
+    {"StateDict",
+     [](Model& model) {
+       StateDict dict;
+       const auto other = MakeNet(kDim, 2, 9);
+       for (const auto& item : other->named_parameters()) {
+         dict.insert(item.key(), item.value().detach());
+       }
+       return model->LoadStateDict(dict);
+     }},
+    {"FullParameters",
+     [](Model& model) -> absl::Status {
+       FSDP_ASSIGN_OR_RETURN(FullParamsScope full, model->SummonFullParams());
+       c10::NoGradGuard no_grad;
+       for (at::Tensor& p : model.module()->parameters()) p.mul_(2);
+       return full.Close();
+     }},
+    {"ByHand",
+     [](Model& model) {
+       c10::NoGradGuard no_grad;
+       for (at::Tensor shard : model->Parameters()) shard.mul_(2);
+       return absl::OkStatus();
+     }},
+};
+
+class WriteTest : public ::testing::TestWithParam<Write> {};
+
+absl::Status CheckStaleGraphIsRefused(Communicator& world, Options options,
+                                      const Write& write) {
+  FSDP_ASSIGN_OR_RETURN(
+      Model model,
+      FullyShard(MakeNet(kDim, 2), Unowned(world), GoOn(std::move(options))));
+  FSDP_RETURN_IF_ERROR(model->Backward(LossOf(model)));
+  const at::Tensor stale = LossOf(model);
+  FSDP_RETURN_IF_ERROR(write.act(model));
+  FSDP_RETURN_IF_ERROR(CheckRefused(
+      model->Backward(stale), "whose parameters have changed since: shards"));
+  // A forward of now goes with what is there now.
+  model->zero_grad();
+  return model->Backward(LossOf(model));
+}
+
+TEST_P(WriteTest, BeforeABackwardIsRefusedAsInPlainLibTorch) {
+  Options keeps = BlockUnits();
+  keeps.unit.strategy = ShardingStrategy::kShardGradOp;
+  Options transparent = BlockUnits();
+  transparent.transparent = true;
+  for (const Options& options : {BlockUnits(), keeps, transparent}) {
+    const auto check = [&](Communicator& world) {
+      return CheckStaleGraphIsRefused(world, options, GetParam());
+    };
+    EXPECT_OK(RunAllRanks(kRanks, check));
+    EXPECT_OK(RunSharing(check));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, WriteTest, ::testing::ValuesIn(kWrites),
+                         [](const auto& info) { return info.param.name; });
+
+// A look changes nothing.
+TEST(StaleGraphTest, WhatOnlyReadsIsNoWrite) {
+  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(
+        Model model,
+        FullyShard(MakeNet(kDim, 2), Unowned(world), BlockUnits()));
+    const at::Tensor loss = LossOf(model);
+    FSDP_RETURN_IF_ERROR(model->StateDict().status());
+    { FSDP_ASSIGN_OR_RETURN(FullParamsScope full, model->SummonFullParams()); }
+    VisitOptions visit;
+    visit.writeback = true;
+    FSDP_RETURN_IF_ERROR(model->ForEachFullParameter(
+        [](const std::string&, const at::Tensor&) { return absl::OkStatus(); },
+        visit));
+    FSDP_RETURN_IF_ERROR(model->Backward(loss));
+    model->zero_grad();
+    return CheckTrains(model, MakeNet(kDim, 2));
+  }));
+}
+
+// x + p: backward needs no value of p, here as in plain LibTorch.
+class Adds : public torch::nn::Module {
+ public:
+  Adds() : p(register_parameter("p", at::ones({kDim}))) {}
+  at::Tensor forward(const at::Tensor& x) { return x + p; }
+  at::Tensor p;
+};
+
+TEST(StaleGraphTest, AGraphThatHasSavedNoParameterIsNotStale) {
+  Adds plain;
+  const at::Tensor loss = plain.forward(Rows(0, 2, kDim)).sum();
+  {
+    c10::NoGradGuard no_grad;
+    plain.p.mul_(2);
+  }
+  loss.backward();
+  EXPECT_OK(RunAllRanks(kRanks, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(auto model,
+                          FullyShard(std::make_shared<Adds>(), Unowned(world)));
+    const at::Tensor loss = model->forward(Rows(0, 2, kDim)).sum();
+    {
+      c10::NoGradGuard no_grad;
+      model->Parameters()[0].mul_(2);
+    }
+    FSDP_RETURN_IF_ERROR(model->Backward(loss));
+    const NamedShard& named = model->NamedShards()[0];
+    return Check(
+        at::equal(named.shard.grad(),
+                  plain.p.grad().narrow(0, named.begin, named.shard.numel())),
+        "gradient");
+  }));
+}
+
+// --- Writes to unsharded parameters ------------------------------------------
+
+// Clips its weight in every forward as long as it is told to, in the way that
+// no version counter tells of.
+class ClipsItsWeight : public torch::nn::Module {
+ public:
+  ClipsItsWeight()
+      : linear(register_module("linear", torch::nn::Linear(kDim, kDim))) {
+    FillParameters(*this, 1);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    if (clips) linear->weight.data().narrow(0, 1, 2).clamp_(-0.05, 0.05);
+    return linear->forward(x);
+  }
+  torch::nn::Linear linear;
+  bool clips = false;
+};
+
+absl::Status CheckClipIsRefused(Communicator& world, Options options) {
+  FSDP_ASSIGN_OR_RETURN(
+      auto model, FullyShard(std::make_shared<ClipsItsWeight>(), Unowned(world),
+                             GoOn(std::move(options))));
+  model->module()->clips = true;
+  const auto forward = [&](bool grad) {
+    const at::AutoGradMode mode(grad);
+    return TorchToStatus("forward", [&] { model->forward(Rows(0, 2, kDim)); });
+  };
+  for (const bool grad : {true, true, false}) {
+    FSDP_RETURN_IF_ERROR(CheckRefused(
+        forward(grad), "parameter linear.weight was modified in place"));
+  }
+  // Nothing was written.
+  model->module()->clips = false;
+  return CheckTrains(model, std::make_shared<ClipsItsWeight>());
+}
+
+TEST(WriteInForwardTest, ByDataIsRefusedAlikeWhereverParametersLie) {
+  Options replicated;
+  replicated.unit.strategy = ShardingStrategy::kNoShard;
+  Options transparent;
+  transparent.transparent = true;
+  for (const Options& options : {Options(), replicated, transparent}) {
+    const auto check = [&](Communicator& world) {
+      return CheckClipIsRefused(world, options);
+    };
+    EXPECT_OK(RunAllRanks(1, check));
+    EXPECT_OK(RunAllRanks(kRanks, check));
+    EXPECT_OK(RunSharing(check));
+  }
+}
+
+// A training forward is watched, although one without grad has come before it.
+TEST(WriteInForwardTest, IsLookedForInEachModeAnew) {
+  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(auto model,
+                          FullyShard(std::make_shared<ClipsItsWeight>(),
+                                     Unowned(world), GoOn(Options())));
+    const at::Tensor x = Rows(0, 2, kDim);
+    model->eval();
+    {
+      c10::NoGradGuard no_grad;
+      model->forward(x);
+    }
+    model->forward(x);
+    model->train();
+    model->module()->clips = true;
+    return CheckRefused(TorchToStatus("forward", [&] { model->forward(x); }),
+                        "parameter linear.weight was modified in place");
+  }));
+}
+
+TEST(WriteWhileUnshardedTest, IsRefusedByTheNextForward) {
+  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(
+        Model model,
+        FullyShard(MakeNet(kDim, 2), Unowned(world), GoOn(BlockUnits())));
+    torch::nn::Module& block = *model.module()->blocks[0];
+    FSDP_ASSIGN_OR_RETURN(UnshardHandle handle, Unshard(block));
+    FSDP_RETURN_IF_ERROR(handle.Wait());
+    {
+      c10::NoGradGuard no_grad;
+      block.parameters().front().mul_(2);
+    }
+    FSDP_RETURN_IF_ERROR(
+        CheckRefused(TorchToStatus("forward", [&] { LossOf(model); }),
+                     "parameter blocks.0.fc.weight of unit blocks.0 was "
+                     "written outside a forward"));
+    return CheckTrains(model, MakeNet(kDim, 2));
+  }));
+}
+
+}  // namespace
+}  // namespace fsdp

@@ -1,0 +1,372 @@
+#include "fsdp/state/optimizer_state.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/zeros.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/lbfgs.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "comm/communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/optim/fused_optimizer.h"
+#include "fsdp/state/parameter_pieces.h"
+#include "fsdp/testing/toy_model.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::Loss;
+using ::fsdp::testing::MakeNet;
+using ::fsdp::testing::NetImpl;
+using ::fsdp::testing::Rows;
+using ::fsdp::testing::StatusIs;
+using ::fsdp::testing::Unowned;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using torch::optim::Optimizer;
+using torch::optim::OptimizerParamGroup;
+
+constexpr int64_t kDim = 3;
+constexpr int kBlocks = 2;
+constexpr int64_t kRows = 30;  // of all ranks together, per step
+
+using Model = FullyShardedDataParallel<NetImpl>;
+
+// Two groups, the second of biases with options of its own.
+template <typename OptionsType>
+std::vector<OptimizerParamGroup> GroupsOf(
+    const std::vector<std::pair<std::string, at::Tensor>>& parameters,
+    const OptionsType& of_biases) {
+  std::vector<at::Tensor> weights;
+  std::vector<at::Tensor> biases;
+  for (const auto& [name, tensor] : parameters) {
+    const bool is_bias = name.find("bias") != std::string::npos;
+    (is_bias ? biases : weights).push_back(tensor);
+  }
+  return {
+      OptimizerParamGroup(weights),
+      OptimizerParamGroup(biases, std::make_unique<OptionsType>(of_biases))};
+}
+
+struct Kind {
+  const char* name;
+  std::function<std::unique_ptr<Optimizer>(
+      const std::vector<std::pair<std::string, at::Tensor>>&)>
+      make;
+};
+
+template <typename Type, typename OptionsType>
+Kind KindOf(const char* name, const OptionsType& options,
+            const OptionsType& of_biases) {
+  return {name, [=](const auto& parameters) {
+            return std::make_unique<Type>(GroupsOf(parameters, of_biases),
+                                          options);
+          }};
+}
+
+std::vector<Kind> Kinds() {
+  using namespace torch::optim;  // NOLINT: a dozen of names
+  return {
+      KindOf<AdamW>("AdamW", AdamWOptions(0.01).amsgrad(true),
+                    AdamWOptions(0.02).weight_decay(0)),
+      KindOf<Adam>("Adam", AdamOptions(0.01), AdamOptions(0.02)),
+      KindOf<SGD>("SGD", SGDOptions(0.1).momentum(0.9),
+                  SGDOptions(0.05).momentum(0.5)),
+      KindOf<Adagrad>("Adagrad", AdagradOptions(0.1), AdagradOptions(0.05)),
+      KindOf<RMSprop>("RMSprop",
+                      RMSpropOptions(0.01).momentum(0.9).centered(true),
+                      RMSpropOptions(0.02)),
+      KindOf<FusedAdamW>("FusedAdamW", AdamWOptions(0.01).amsgrad(true),
+                         AdamWOptions(0.02).weight_decay(0)),
+      KindOf<FusedSGD>("FusedSGD", SGDOptions(0.1).momentum(0.9),
+                       SGDOptions(0.05).momentum(0.5)),
+  };
+}
+
+std::vector<std::pair<std::string, at::Tensor>> NamedLeaves(Model& model) {
+  std::vector<std::pair<std::string, at::Tensor>> named;
+  for (const NamedShard& shard : model->NamedShards()) {
+    named.emplace_back(shard.name, shard.shard);
+  }
+  return named;
+}
+
+// The same rows whatever the number of ranks, which divides kRows.
+absl::Status Train(Model& model, Optimizer& optimizer, int begin, int end) {
+  const Communicator& world = model->communicator();
+  const int64_t rows = kRows / world.world_size();
+  for (int step = begin; step < end; ++step) {
+    const at::Tensor x = Rows(step * kRows + world.rank() * rows, rows, kDim);
+    optimizer.zero_grad();
+    FSDP_RETURN_IF_ERROR(model->Backward(Loss(model->forward(x), x)));
+    optimizer.step();
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Model> MakeModel(Communicator& world) {
+  return FullyShard(MakeNet(kDim, kBlocks), Unowned(world), BlockUnits());
+}
+
+struct Snapshot {
+  StateDict model;
+  OptimizerStateDict optimizer;
+};
+
+// What `steps` steps on `world_size` ranks lead to.
+Snapshot TrainedOn(int world_size, const Kind& kind, int steps) {
+  Snapshot snapshot;
+  EXPECT_OK(RunAllRanks(world_size, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+    const auto optimizer = kind.make(NamedLeaves(model));
+    FSDP_RETURN_IF_ERROR(Train(model, *optimizer, 0, steps));
+    FSDP_ASSIGN_OR_RETURN(StateDict dict, model->StateDict());
+    FSDP_ASSIGN_OR_RETURN(OptimizerStateDict state,
+                          model->OptimizerState(*optimizer));
+    if (world.rank() == 0) snapshot = {dict, state};
+    return absl::OkStatus();
+  }));
+  return snapshot;
+}
+
+absl::Status CheckClose(const StateDict& actual, const StateDict& expected) {
+  if (actual.size() != expected.size()) {
+    return absl::InternalError(
+        absl::StrCat(actual.size(), " tensors, not ", expected.size()));
+  }
+  for (const auto& item : expected) {
+    const at::Tensor* value = actual.find(item.key());
+    if (value != nullptr && value->sizes() == item.value().sizes() &&
+        at::allclose(*value, item.value(), 1e-4, 1e-5)) {
+      continue;
+    }
+    return absl::InternalError(absl::StrCat(item.key(), " differs"));
+  }
+  return absl::OkStatus();
+}
+
+class KindTest : public ::testing::TestWithParam<Kind> {};
+INSTANTIATE_TEST_SUITE_P(All, KindTest, ::testing::ValuesIn(Kinds()),
+                         [](const auto& info) {
+                           return std::string(info.param.name);
+                         });
+
+// The whole state is that of the unsharded optimizer.
+TEST_P(KindTest, FullStateIsThatOfOneRankWithNamesAndShapes) {
+  const Snapshot one = TrainedOn(1, GetParam(), 3);
+  const Snapshot three = TrainedOn(3, GetParam(), 3);
+  EXPECT_GT(one.optimizer.tensors.size(), 0);
+  EXPECT_OK(CheckClose(three.optimizer.tensors, one.optimizer.tensors));
+  EXPECT_EQ(three.optimizer.numbers, one.optimizer.numbers);
+  for (const auto& item : MakeNet(kDim, kBlocks)->named_parameters()) {
+    for (const auto& state : one.optimizer.tensors) {
+      if (state.key().substr(0, state.key().rfind('.')) != item.key()) continue;
+      EXPECT_EQ(state.value().sizes(), item.value().sizes()) << state.key();
+    }
+  }
+}
+
+TEST_P(KindTest, TrainingGoesOnWithAnotherNumberOfRanks) {
+  const Snapshot unbroken = TrainedOn(3, GetParam(), 6);
+  const Snapshot half = TrainedOn(3, GetParam(), 3);
+  for (const int world_size : {2, 3, 5}) {
+    EXPECT_OK(RunAllRanks(world_size, [&](Communicator& world) -> absl::Status {
+      FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+      const auto optimizer = GetParam().make(NamedLeaves(model));
+      FSDP_RETURN_IF_ERROR(model->LoadStateDict(half.model));
+      FSDP_RETURN_IF_ERROR(
+          model->LoadOptimizerState(*optimizer, half.optimizer));
+      FSDP_RETURN_IF_ERROR(Train(model, *optimizer, 3, 6));
+      FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->StateDict());
+      if (world_size == 3) {
+        // Unbroken, bit for bit.
+        for (const auto& item : unbroken.model) {
+          if (!at::equal(dict[item.key()], item.value())) {
+            return absl::InternalError(item.key());
+          }
+        }
+      }
+      return CheckClose(dict, unbroken.model);
+    }));
+  }
+}
+
+TEST_P(KindTest, PiecesMoveBetweenNumbersOfRanks) {
+  std::mutex mutex;
+  std::vector<ParameterPiece> pieces;
+  ShardedOptimizerState any;
+  const Snapshot expected = TrainedOn(3, GetParam(), 2);
+  EXPECT_OK(RunAllRanks(3, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+    const auto optimizer = GetParam().make(NamedLeaves(model));
+    FSDP_RETURN_IF_ERROR(Train(model, *optimizer, 0, 2));
+    FSDP_ASSIGN_OR_RETURN(
+        ShardedOptimizerState state,
+        MakeShardedOptimizerState(model->sharded_model(), *optimizer));
+    const std::lock_guard<std::mutex> lock(mutex);
+    for (ParameterPiece& piece : state.tensors) {
+      pieces.push_back(std::move(piece));
+    }
+    any = std::move(state);
+    return absl::OkStatus();
+  }));
+  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+    const auto optimizer = GetParam().make(NamedLeaves(model));
+    FSDP_RETURN_IF_ERROR(LoadShardedOptimizerState(
+        model->sharded_model(), *optimizer, pieces, any.numbers, any.groups));
+    FSDP_ASSIGN_OR_RETURN(const OptimizerStateDict state,
+                          model->OptimizerState(*optimizer));
+    return CheckClose(state.tensors, expected.optimizer.tensors);
+  }));
+}
+
+TEST(OptimizerStateTest, OptionsOfGroupsAreLoadedToo) {
+  const Kind kind = Kinds().front();
+  const Snapshot snapshot = TrainedOn(2, kind, 1);
+  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+    const auto optimizer = kind.make(NamedLeaves(model));
+    for (OptimizerParamGroup& group : optimizer->param_groups()) {
+      group.options().set_lr(7);
+    }
+    FSDP_RETURN_IF_ERROR(
+        model->LoadOptimizerState(*optimizer, snapshot.optimizer));
+    return optimizer->param_groups()[0].options().get_lr() == 0.01 &&
+                   optimizer->param_groups()[1].options().get_lr() == 0.02
+               ? absl::OkStatus()
+               : absl::InternalError("learning rates");
+  }));
+}
+
+TEST(OptimizerStateTest, FrozenParametersHaveNoState) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+    FSDP_RETURN_IF_ERROR(model->SetTrainable("head.weight", false));
+    const auto optimizer = Kinds().front().make(NamedLeaves(model));
+    FSDP_RETURN_IF_ERROR(Train(model, *optimizer, 0, 1));
+    FSDP_ASSIGN_OR_RETURN(const OptimizerStateDict state,
+                          model->OptimizerState(*optimizer));
+    return state.tensors.contains("head.weight.exp_avg") ||
+                   !state.tensors.contains("head.bias.exp_avg")
+               ? absl::InternalError("states")
+               : absl::OkStatus();
+  }));
+}
+
+TEST(OptimizerStateTest, OnRank0Only) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+    const auto optimizer = Kinds().front().make(NamedLeaves(model));
+    FSDP_RETURN_IF_ERROR(Train(model, *optimizer, 0, 1));
+    StateDictOptions options;
+    options.rank0_only = true;
+    FSDP_ASSIGN_OR_RETURN(const OptimizerStateDict state,
+                          model->OptimizerState(*optimizer, options));
+    return state.tensors.is_empty() == (world.rank() != 0)
+               ? absl::OkStatus()
+               : absl::InternalError("who has it");
+  }));
+}
+
+TEST(OptimizerStateTest, WhatDoesNotFitIsRefusedOnAllRanks) {
+  const Snapshot snapshot = TrainedOn(2, Kinds()[0], 1);
+  using Misuse = std::function<absl::Status(Model&)>;
+  const std::vector<std::pair<Misuse, const char*>> misuses = {
+      {[](Model& model) {
+         torch::optim::AdamW other(MakeNet(kDim, 1)->parameters());
+         return model->OptimizerState(other).status();
+       },
+       "no shard of this model"},
+      {[](Model& model) {
+         torch::optim::LBFGS lbfgs(model->Parameters());
+         lbfgs.state()[model->Parameters()[0].unsafeGetTensorImpl()] =
+             std::make_unique<torch::optim::LBFGSParamState>();
+         return model->OptimizerState(lbfgs).status();
+       },
+       "is not known"},
+      {[&](Model& model) {
+         torch::optim::AdamW one_group(model->Parameters());
+         return model->LoadOptimizerState(one_group, snapshot.optimizer);
+       },
+       "make its groups as they were"},
+      {[&](Model& model) {
+         const auto sgd = Kinds()[2].make(NamedLeaves(model));
+         return model->LoadOptimizerState(*sgd, snapshot.optimizer);
+       },
+       "of another class of optimizer"},
+      {[&](Model& model) {
+         const auto adamw = Kinds()[0].make(NamedLeaves(model));
+         OptimizerStateDict wrong = snapshot.optimizer;
+         wrong.tensors["head.bias.exp_avg"] = at::zeros({kDim + 1});
+         return model->LoadOptimizerState(*adamw, wrong);
+       },
+       "head.bias.exp_avg: shape [4] instead of [3]"},
+      // Nothing has a slot yet that could tell.
+      {[&](Model& model) {
+         const auto adamw = Kinds()[0].make(NamedLeaves(model));
+         const auto sgd = Kinds()[2].make(NamedLeaves(model));
+         OptimizerStateDict other = ValueOrThrow(model->OptimizerState(*sgd));
+         return model->LoadOptimizerState(*adamw, other);
+       },
+       "of another class of optimizer"},
+      {[&](Model& model) {
+         const auto adamw = Kinds()[0].make(NamedLeaves(model));
+         OptimizerStateDict wrong = snapshot.optimizer;
+         for (OptimizerGroup& group : wrong.groups) group.options = nullptr;
+         return model->LoadOptimizerState(*adamw, wrong);
+       },
+       "of another class of optimizer"},
+      {[&](Model& model) {
+         const auto adamw = Kinds()[0].make(NamedLeaves(model));
+         const std::vector<ParameterPiece> transposed = {
+             {"head.weight.exp_avg",
+              {kDim, kDim},
+              {1, kDim},
+              0,
+              at::zeros({kDim * kDim})}};
+         return LoadShardedOptimizerState(
+             model->sharded_model(), *adamw, transposed, {},
+             ValueOrThrow(model->OptimizerState(*adamw)).groups);
+       },
+       "strides [1, 3] instead of [3, 1]"},
+  };
+  for (const auto& [misuse, text] : misuses) {
+    const auto run = [&,
+                      &misuse = misuse](Communicator& world) -> absl::Status {
+      FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+      return misuse(model);
+    };
+    EXPECT_THAT(
+        RunRanks(2, run),
+        Each(StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text))));
+  }
+}
+
+}  // namespace
+}  // namespace fsdp

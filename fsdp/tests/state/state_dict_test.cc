@@ -1,0 +1,466 @@
+#include "fsdp/state/state_dict.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/serialize.h>
+
+#include <memory>
+#include <mutex>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "comm/communicator.h"
+#include "comm/mesh.h"
+#include "comm/testing/run_ranks.h"
+#include "comm/testing/run_refused_ranks.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/options/options.h"
+#include "fsdp/precision/mixed_precision.h"
+#include "fsdp/testing/toy_model.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::comm::testing::RunRefusedRanks;
+using ::fsdp::testing::FillParameters;
+using ::fsdp::testing::StatusIs;
+using ::fsdp::testing::Unowned;
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+
+// One of each kind: tied across units, frozen, transposed, a scalar, an empty
+// one, in double, with buffers.
+class InnerImpl : public torch::nn::Module {
+ public:
+  explicit InnerImpl(const at::Tensor& tied)
+      : same(register_parameter("same", tied)),
+        norm(register_module("norm", torch::nn::BatchNorm1d(3))),
+        transposed(
+            register_parameter("transposed", at::zeros({5, 3}).t().detach())) {}
+  at::Tensor same;
+  torch::nn::BatchNorm1d norm;
+  at::Tensor transposed;
+};
+
+class VariedImpl : public torch::nn::Module {
+ public:
+  VariedImpl()
+      : linear(register_module("linear", torch::nn::Linear(3, 7))),
+        scalar(register_parameter("scalar", at::zeros({}))),
+        empty(register_parameter("empty", at::zeros({0, 3}))),
+        in_double(
+            register_parameter("in_double", at::zeros({11}, at::kDouble))),
+        inner(register_module("inner",
+                              std::make_shared<InnerImpl>(linear->weight))) {
+    FillParameters(*this, 3);
+    linear->bias.set_requires_grad(false);
+    inner->norm->running_mean.fill_(0.25);
+  }
+  torch::nn::Linear linear;
+  at::Tensor scalar, empty, in_double;
+  std::shared_ptr<InnerImpl> inner;
+  at::Tensor forward(const at::Tensor& x) { return x; }
+};
+
+Options VariedOptions(
+    ShardingStrategy strategy = ShardingStrategy::kFullShard) {
+  Options options;
+  options.wrap_policy = WrapModules<InnerImpl>();
+  options.unit.strategy = strategy;
+  return options;
+}
+
+using Model = FullyShardedDataParallel<VariedImpl>;
+
+absl::StatusOr<Model> MakeModel(Communicator& world,
+                                const Options& options = VariedOptions()) {
+  return FullyShard(std::make_shared<VariedImpl>(), Unowned(world), options);
+}
+
+StateDict PlainDict(const torch::nn::Module& module) {
+  StateDict dict;
+  for (const auto& item : module.named_parameters()) {
+    dict.insert(item.key(), item.value().detach().clone());
+  }
+  for (const auto& item : module.named_buffers()) {
+    dict.insert(item.key(), item.value().clone());
+  }
+  return dict;
+}
+
+// Every value is another one.
+StateDict Changed(double by) {
+  StateDict dict = PlainDict(VariedImpl());
+  for (auto& item : dict) {
+    if (item.key() == "inner.same" || !item.value().is_floating_point()) {
+      continue;
+    }
+    item.value().add_(by);
+  }
+  dict["inner.same"] = dict["linear.weight"];
+  return dict;
+}
+
+absl::Status CheckSame(const StateDict& actual, const StateDict& expected) {
+  if (actual.keys() != expected.keys()) {
+    return absl::InternalError("other names");
+  }
+  for (const auto& item : expected) {
+    const at::Tensor& value = actual[item.key()];
+    if (value.dtype() != item.value().dtype() ||
+        value.sizes() != item.value().sizes() ||
+        !at::equal(value, item.value())) {
+      return absl::InternalError(absl::StrCat(item.key(), " differs"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Check(bool condition, const std::string& what) {
+  return condition ? absl::OkStatus() : absl::InternalError(what);
+}
+
+// --- Whole -------------------------------------------------------------------
+
+class WorldTest : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Worlds, WorldTest, ::testing::Values(1, 2, 3, 5));
+
+TEST_P(WorldTest, FullDictIsThatOfTheUnwrappedModuleTwiceInARow) {
+  const StateDict expected = PlainDict(VariedImpl());
+  EXPECT_OK(RunAllRanks(GetParam(), [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+    for (int i = 0; i < 2; ++i) {
+      FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->StateDict());
+      FSDP_RETURN_IF_ERROR(CheckSame(dict, expected));
+      FSDP_RETURN_IF_ERROR(Check(dict["inner.transposed"].strides() ==
+                                     expected["inner.transposed"].strides(),
+                                 "strides"));
+      FSDP_RETURN_IF_ERROR(
+          Check(dict["inner.same"].is_same(dict["linear.weight"]), "untied"));
+      // They are copies.
+      dict["scalar"].fill_(17);
+    }
+    return absl::OkStatus();
+  }));
+}
+
+TEST_P(WorldTest, WhatIsLoadedIsWhatIsThere) {
+  const StateDict expected = Changed(0.5);
+  for (const bool rank0_only : {false, true}) {
+    EXPECT_OK(RunAllRanks(GetParam(), [&](Communicator& world) -> absl::Status {
+      FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+      LoadOptions options;
+      options.rank0_only = rank0_only;
+      const bool has_dict = !rank0_only || world.rank() == 0;
+      FSDP_RETURN_IF_ERROR(
+          model->LoadStateDict(has_dict ? expected : StateDict(), options));
+      FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->StateDict());
+      return CheckSame(dict, expected);
+    }));
+  }
+}
+
+TEST(FullStateDictTest, OnRank0OnlyAndInHostMemory) {
+  EXPECT_OK(RunAllRanks(3, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+    StateDictOptions options;
+    options.rank0_only = true;
+    options.offload_to_cpu = true;
+    FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->StateDict(options));
+    return world.rank() == 0 ? CheckSame(dict, PlainDict(VariedImpl()))
+                             : Check(dict.is_empty(), "not empty");
+  }));
+}
+
+TEST(FullStateDictTest, IsInTheOriginalDtypesForEveryStrategy) {
+  const StateDict expected = PlainDict(VariedImpl());
+  for (const ShardingStrategy strategy :
+       {ShardingStrategy::kShardGradOp, ShardingStrategy::kNoShard,
+        ShardingStrategy::kHybridShard}) {
+    EXPECT_OK(RunAllRanks(4, [&](Communicator& world) -> absl::Status {
+      FSDP_ASSIGN_OR_RETURN(
+          comm::Mesh mesh,
+          comm::Mesh::Create(Unowned(world), {{"replicate", 2}, {"shard", 2}}));
+      Options options = VariedOptions(strategy);
+      options.unit.precision = ComputeIn(at::kBFloat16);
+      options.unit.precision.buffer_dtype = at::kBFloat16;
+      options.unit.precision.keep_full_precision =
+          [](const torch::nn::Module&) { return false; };
+      FSDP_ASSIGN_OR_RETURN(
+          Model model,
+          FullyShard(std::make_shared<VariedImpl>(), mesh, options));
+      FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->StateDict());
+      FSDP_RETURN_IF_ERROR(CheckSame(dict, expected));
+      // And back into bf16 buffers.
+      FSDP_RETURN_IF_ERROR(model->LoadStateDict(Changed(1)));
+      FSDP_ASSIGN_OR_RETURN(const StateDict changed, model->StateDict());
+      return CheckSame(changed, Changed(1));
+    }));
+  }
+}
+
+TEST(FullStateDictTest, HasIgnoredParametersAsTheyAre) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    Options options = VariedOptions();
+    options.ignore_parameter = [](const std::string& name, const at::Tensor&) {
+      return name == "in_double";
+    };
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world, options));
+    FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->StateDict());
+    FSDP_RETURN_IF_ERROR(
+        Check(at::equal(dict["in_double"], VariedImpl().in_double), "value"));
+    FSDP_RETURN_IF_ERROR(model->LoadStateDict(Changed(2)));
+    return Check(at::equal(model.module()->in_double, Changed(2)["in_double"]),
+                 "not loaded");
+  }));
+}
+
+TEST(LoadStateDictTest, ListsAllDifferencesOnAllRanksAndChangesNothing) {
+  StateDict wrong = PlainDict(VariedImpl());
+  wrong["linear.bias"] = at::zeros({8});
+  wrong["scalar"] = at::zeros({}, at::kLong);
+  StateDict renamed;
+  for (const auto& item : wrong) {
+    renamed.insert(item.key() == "empty" ? "strange" : item.key(),
+                   item.value());
+  }
+  for (const bool rank0_only : {false, true}) {
+    const auto run = [&](Communicator& world) -> absl::Status {
+      FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+      LoadOptions options;
+      options.rank0_only = rank0_only;
+      const bool has_dict = !rank0_only || world.rank() == 0;
+      const absl::Status refused =
+          model->LoadStateDict(has_dict ? renamed : StateDict(), options);
+      FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->StateDict());
+      FSDP_RETURN_IF_ERROR(CheckSame(dict, PlainDict(VariedImpl())));
+      return refused;
+    };
+    EXPECT_THAT(RunRefusedRanks(2, run),
+                Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                              AllOf(HasSubstr("linear.bias: shape [8] instead "
+                                              "of [7]"),
+                                    HasSubstr("scalar: dtype Long"),
+                                    HasSubstr("missing: empty"),
+                                    HasSubstr("unexpected: strange")))));
+  }
+}
+
+TEST(LoadStateDictTest, NotStrictTakesWhatFits) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+    StateDict some;
+    some.insert("scalar", at::ones({}));
+    some.insert("strange", at::ones({}));
+    LoadOptions options;
+    options.strict = false;
+    FSDP_RETURN_IF_ERROR(model->LoadStateDict(some, options));
+    StateDict expected = PlainDict(VariedImpl());
+    expected["scalar"] = at::ones({});
+    FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->StateDict());
+    return CheckSame(dict, expected);
+  }));
+}
+
+TEST(LoadStateDictTest, OneNameOfATiedParameterIsEnough) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+    StateDict dict;
+    for (const auto& item : Changed(3)) {
+      if (item.key() != "linear.weight") dict.insert(item.key(), item.value());
+    }
+    FSDP_RETURN_IF_ERROR(model->LoadStateDict(dict));
+    FSDP_ASSIGN_OR_RETURN(const StateDict loaded, model->StateDict());
+    return CheckSame(loaded, Changed(3));
+  }));
+}
+
+TEST(StateDictTest, IsRefusedInsideAScopeOfFullParameters) {
+  const auto run = [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+    FSDP_ASSIGN_OR_RETURN(FullParamsScope full, model->SummonFullParams());
+    return model->StateDict().status();
+  };
+  EXPECT_THAT(RunRanks(2, run),
+              Each(StatusIs(absl::StatusCode::kFailedPrecondition,
+                            HasSubstr("SummonFullParams()"))));
+}
+
+TEST(StateDictTest, OptionsThatDifferBetweenRanksAreRefusedByAll) {
+  const auto run = [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+    FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->StateDict());
+    LoadOptions options;
+    options.rank0_only = world.rank() == 0;
+    return model->LoadStateDict(dict, options);
+  };
+  EXPECT_THAT(RunRanks(3, run),
+              Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                            HasSubstr("the options of LoadFullStateDict()"))));
+}
+
+// --- Flat shards -------------------------------------------------------------
+
+TEST_P(WorldTest, LocalDictsGoBackAndConsolidateToTheWholeOne) {
+  std::mutex mutex;
+  std::vector<LocalStateDict> dicts;
+  EXPECT_OK(RunAllRanks(GetParam(), [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+    FSDP_RETURN_IF_ERROR(model->LoadStateDict(Changed(1)));
+    FSDP_ASSIGN_OR_RETURN(
+        LocalStateDict local,
+        MakeLocalStateDict(model->sharded_model(), model->wrapped()));
+    FSDP_RETURN_IF_ERROR(model->LoadStateDict(Changed(2)));
+    FSDP_RETURN_IF_ERROR(
+        LoadLocalStateDict(model->sharded_model(), model->wrapped(), local));
+    FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->StateDict());
+    FSDP_RETURN_IF_ERROR(CheckSame(dict, Changed(1)));
+    const std::lock_guard<std::mutex> lock(mutex);
+    dicts.push_back(std::move(local));
+    return absl::OkStatus();
+  }));
+  ASSERT_OK_AND_ASSIGN(const StateDict whole,
+                       ConsolidateLocalStateDicts(dicts));
+  for (const auto& item : Changed(1)) {
+    ASSERT_TRUE(whole.contains(item.key())) << item.key();
+    EXPECT_TRUE(at::equal(whole[item.key()], item.value())) << item.key();
+  }
+  dicts.pop_back();
+  EXPECT_THAT(ConsolidateLocalStateDicts(dicts).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("not those of all ranks of one model")));
+}
+
+TEST(LocalStateDictTest, OfAnotherWorldIsRefusedWithAllDifferences) {
+  std::vector<LocalStateDict> of_two(2);
+  ASSERT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+    FSDP_ASSIGN_OR_RETURN(
+        of_two[world.rank()],
+        MakeLocalStateDict(model->sharded_model(), model->wrapped()));
+    return absl::OkStatus();
+  }));
+  const auto run = [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+    return LoadLocalStateDict(model->sharded_model(), model->wrapped(),
+                              of_two[world.rank() % 2]);
+  };
+  EXPECT_THAT(RunRanks(3, run),
+              Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                            HasSubstr("of a world of size 2 instead of 3"))));
+}
+
+// --- Pieces ------------------------------------------------------------------
+
+struct AllPieces {
+  std::vector<ParameterPiece> pieces;
+  StateDict others;
+};
+
+AllPieces PiecesOf(int world_size, double change) {
+  std::mutex mutex;
+  AllPieces all;
+  EXPECT_OK(RunAllRanks(world_size, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+    FSDP_RETURN_IF_ERROR(model->LoadStateDict(Changed(change)));
+    FSDP_ASSIGN_OR_RETURN(
+        ShardedStateDict dict,
+        MakeShardedStateDict(model->sharded_model(), model->wrapped()));
+    const std::lock_guard<std::mutex> lock(mutex);
+    for (ParameterPiece& piece : dict.parameters) {
+      all.pieces.push_back(std::move(piece));
+    }
+    all.others = dict.others;
+    return absl::OkStatus();
+  }));
+  return all;
+}
+
+TEST(ShardedStateDictTest, MovesBetweenNumbersOfRanks) {
+  for (const auto& [from, to] :
+       std::vector<std::pair<int, int>>{{3, 2}, {2, 5}, {5, 1}, {1, 3}}) {
+    const AllPieces all = PiecesOf(from, from);
+    EXPECT_OK(RunAllRanks(to, [&](Communicator& world) -> absl::Status {
+      FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+      FSDP_RETURN_IF_ERROR(LoadShardedStateDict(
+          model->sharded_model(), model->wrapped(), all.pieces, all.others));
+      FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->StateDict());
+      return CheckSame(dict, Changed(from));
+    }));
+  }
+}
+
+TEST(ShardedStateDictTest, GapsAndOtherShapesAreRefusedOnAllRanks) {
+  AllPieces all = PiecesOf(2, 1);
+  std::vector<ParameterPiece> some;
+  for (ParameterPiece& piece : all.pieces) {
+    if (piece.name == "linear.weight" && piece.begin > 0) continue;
+    if (piece.name == "in_double") piece.sizes = {12};
+    some.push_back(piece);
+  }
+  const auto run = [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+    return LoadShardedStateDict(model->sharded_model(), model->wrapped(), some,
+                                all.others);
+  };
+  EXPECT_THAT(RunRanks(1, run),
+              Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                            AllOf(HasSubstr("linear.weight: no piece has"),
+                                  HasSubstr("in_double: shape [12]")))));
+  EXPECT_THAT(RunRanks(3, run),
+              Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                            HasSubstr("does not fit"))));
+}
+
+// --- torch::save -------------------------------------------------------------
+
+TEST_P(WorldTest, TorchSaveAndLoadInterchangeWithTheUnwrappedModule) {
+  std::stringstream plain_file;
+  {
+    auto plain = std::make_shared<VariedImpl>();
+    c10::NoGradGuard no_grad;
+    for (at::Tensor& p : plain->parameters()) p.fill_(5);
+    torch::save(plain, plain_file);
+  }
+  const std::string plain_bytes = plain_file.str();
+  EXPECT_OK(RunAllRanks(GetParam(), [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+    std::stringstream file;
+    torch::save(model, file);
+    auto plain = std::make_shared<VariedImpl>();
+    {
+      c10::NoGradGuard no_grad;
+      for (at::Tensor& p : plain->parameters()) p.zero_();
+    }
+    torch::load(plain, file);
+    FSDP_RETURN_IF_ERROR(CheckSame(PlainDict(*plain), PlainDict(VariedImpl())));
+    std::stringstream input(plain_bytes);
+    torch::load(model, input);
+    FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->StateDict());
+    return Check((dict["inner.transposed"] == 5).all().item<bool>() &&
+                     (dict["in_double"] == 5).all().item<bool>(),
+                 "not loaded");
+  }));
+}
+
+}  // namespace
+}  // namespace fsdp

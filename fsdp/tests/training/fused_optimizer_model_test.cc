@@ -1,0 +1,330 @@
+// Fused optimizers over the shards of models.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/equal.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/optimizer.h>
+#include <torch/optim/sgd.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "comm/communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/optim/fused_optimizer.h"
+#include "fsdp/optim/grad_scaler.h"
+#include "fsdp/optimizer_check.h"
+#include "fsdp/precision/mixed_precision.h"
+#include "fsdp/testing/toy_model.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::Loss;
+using ::fsdp::testing::MakeNet;
+using ::fsdp::testing::NetImpl;
+using ::fsdp::testing::Rows;
+using ::fsdp::testing::Unowned;
+using torch::optim::AdamWOptions;
+using torch::optim::SGDOptions;
+
+constexpr int64_t kDim = 11;
+constexpr int kBlocks = 2;
+constexpr int64_t kRows = 12;  // of all ranks together
+constexpr int kSteps = 6;
+
+using Model = FullyShardedDataParallel<NetImpl>;
+
+absl::StatusOr<Model> MakeModel(Communicator& world,
+                                const Options& options = BlockUnits()) {
+  return FullyShard(MakeNet(kDim, kBlocks), Unowned(world), options);
+}
+
+absl::Status Backward(Model& model, const at::Tensor& x) {
+  return model->Backward(Loss(model->forward(x), x));
+}
+
+// This rank's part of step `step`.
+at::Tensor PartOf(const Communicator& world, int step) {
+  const int64_t rows = kRows / world.world_size();
+  return Rows(step * kRows + world.rank() * rows, rows, kDim);
+}
+
+absl::Status Expect(bool condition, absl::string_view what) {
+  return condition ? absl::OkStatus() : absl::InternalError(what);
+}
+
+absl::Status ExpectEqualShards(const Model& actual, const Model& expected) {
+  for (size_t i = 0; i < expected->NamedShards().size(); ++i) {
+    const NamedShard& named = actual->NamedShards()[i];
+    FSDP_RETURN_IF_ERROR(
+        Expect(at::equal(named.shard, expected->NamedShards()[i].shard),
+               absl::StrCat(named.name, " differs")));
+  }
+  return absl::OkStatus();
+}
+
+TEST(FusedModelTest, TrainsAsTorchsOptimizerTrainsTheUnshardedModel) {
+  const auto net = MakeNet(kDim, kBlocks);
+  torch::optim::AdamW plain(net->parameters(), AdamWOptions(1e-2));
+  for (int step = 0; step < kSteps; ++step) {
+    plain.zero_grad();
+    const at::Tensor x = Rows(step * kRows, kRows, kDim);
+    Loss(net->forward(x), x).backward();
+    plain.step();
+  }
+  for (const int world_size : {1, 2, 3}) {
+    EXPECT_OK(RunAllRanks(world_size, [&](Communicator& world) -> absl::Status {
+      FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+      auto optimizer = MakeOptimizer<FusedAdamW>(*model, AdamWOptions(1e-2));
+      FSDP_RETURN_IF_ERROR(CheckOptimizer(*model, optimizer));
+      for (int step = 0; step < kSteps; ++step) {
+        optimizer.zero_grad();
+        FSDP_RETURN_IF_ERROR(Backward(model, PartOf(world, step)));
+        optimizer.step();
+      }
+      FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->StateDict());
+      for (const auto& item : net->named_parameters()) {
+        FSDP_RETURN_IF_ERROR(
+            Expect(at::allclose(dict[item.key()], item.value(), 1e-4, 1e-5),
+                   absl::StrCat(item.key(), " differs")));
+      }
+      return absl::OkStatus();
+    })) << world_size;
+  }
+}
+
+// With equal rows on all ranks: sums of two or four equal numbers are exact, so
+// that gradients are those of one rank.
+absl::StatusOr<StateDict> TrainedOnEqualRows(Communicator& world) {
+  FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+  FusedAdamW optimizer(model->Parameters(), AdamWOptions(1e-2));
+  for (int step = 0; step < kSteps; ++step) {
+    optimizer.zero_grad();
+    FSDP_RETURN_IF_ERROR(Backward(model, Rows(step * 5, 5, kDim)));
+    optimizer.step();
+  }
+  return model->StateDict();
+}
+
+TEST(FusedModelTest, GivesTheBitsOfOneRankOnMore) {
+  StateDict expected;
+  EXPECT_OK(RunAllRanks(1, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(expected, TrainedOnEqualRows(world));
+    return absl::OkStatus();
+  }));
+  for (const int world_size : {2, 4}) {
+    EXPECT_OK(RunAllRanks(world_size, [&](Communicator& world) -> absl::Status {
+      FSDP_ASSIGN_OR_RETURN(const StateDict dict, TrainedOnEqualRows(world));
+      for (const auto& item : expected) {
+        FSDP_RETURN_IF_ERROR(Expect(at::equal(dict[item.key()], item.value()),
+                                    absl::StrCat(item.key(), " differs")));
+      }
+      return absl::OkStatus();
+    })) << world_size;
+  }
+}
+
+template <typename Optimizer, typename OptimizerOptions>
+absl::Status CheckInBackward(Communicator& world,
+                             const OptimizerOptions& options) {
+  FSDP_ASSIGN_OR_RETURN(Model inside, MakeModel(world));
+  FSDP_ASSIGN_OR_RETURN(Model after, MakeModel(world));
+  Optimizer unit_wise(inside->Parameters(), options);
+  Optimizer at_once(after->Parameters(), options);
+  FSDP_RETURN_IF_ERROR(
+      inside->StepInBackward([&](absl::Span<const NamedShard> unit) {
+        return unit_wise.StepUnit(unit);
+      }));
+  for (int step = 0; step < kSteps; ++step) {
+    FSDP_RETURN_IF_ERROR(Backward(inside, PartOf(world, step)));
+    FSDP_RETURN_IF_ERROR(Backward(after, PartOf(world, step)));
+    at_once.step();
+    at_once.zero_grad();
+    FSDP_RETURN_IF_ERROR(ExpectEqualShards(inside, after));
+    for (const at::Tensor& shard : inside->Parameters()) {
+      FSDP_RETURN_IF_ERROR(
+          Expect(!shard.grad().defined(), "a gradient is left"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+TEST(FusedModelTest, StepsUnitsInBackwardToTheSameBits) {
+  for (const int world_size : {1, 2, 3}) {
+    EXPECT_OK(RunAllRanks(world_size, [](Communicator& world) -> absl::Status {
+      FSDP_RETURN_IF_ERROR(
+          CheckInBackward<FusedAdamW>(world, AdamWOptions(1e-2)));
+      return CheckInBackward<FusedSGD>(
+          world, SGDOptions(0.1).momentum(0.9).weight_decay(0.01));
+    })) << world_size;
+  }
+}
+
+// A unit's step in backward is one of its parameters that this optimizer has.
+TEST(FusedModelTest, LeavesGradientsOfOtherOptimizersAlone) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+    std::vector<at::Tensor> weights, biases;
+    for (const NamedShard& named : model->NamedShards()) {
+      (named.sizes.size() > 1 ? weights : biases).push_back(named.shard);
+    }
+    FusedAdamW of_weights(weights, AdamWOptions(1e-2));
+    FusedSGD of_biases(biases, SGDOptions(0.1));
+    FSDP_ASSIGN_OR_RETURN(Model expected, MakeModel(world));
+    FusedAdamW all(expected->Parameters(), AdamWOptions(1e-2));
+    FSDP_RETURN_IF_ERROR(model->StepInBackward(
+        [&](absl::Span<const NamedShard> unit) -> absl::Status {
+          FSDP_RETURN_IF_ERROR(of_weights.StepUnit(unit));
+          return of_biases.StepUnit(unit);
+        }));
+    FSDP_RETURN_IF_ERROR(Backward(model, PartOf(world, 0)));
+    FSDP_RETURN_IF_ERROR(Backward(expected, PartOf(world, 0)));
+    all.step();
+    for (size_t i = 0; i < model->NamedShards().size(); ++i) {
+      const NamedShard& named = model->NamedShards()[i];
+      if (named.shard.numel() == 0) continue;
+      const bool equal =
+          at::equal(named.shard, expected->NamedShards()[i].shard);
+      FSDP_RETURN_IF_ERROR(
+          Expect(equal == (named.sizes.size() > 1), named.name));
+    }
+    return absl::OkStatus();
+  }));
+}
+
+template <typename First, typename Second>
+absl::Status CheckContinues(Communicator& world) {
+  FSDP_ASSIGN_OR_RETURN(Model unbroken, MakeModel(world));
+  FSDP_ASSIGN_OR_RETURN(Model resumed, MakeModel(world));
+  First first(unbroken->Parameters(), AdamWOptions(1e-2).amsgrad(true));
+  Second second(resumed->Parameters(), AdamWOptions(7));
+  for (int step = 0; step < 2 * kSteps; ++step) {
+    if (step == kSteps) {
+      FSDP_ASSIGN_OR_RETURN(const StateDict dict, unbroken->StateDict());
+      FSDP_RETURN_IF_ERROR(resumed->LoadStateDict(dict));
+      FSDP_ASSIGN_OR_RETURN(const OptimizerStateDict state,
+                            unbroken->OptimizerState(first));
+      FSDP_RETURN_IF_ERROR(resumed->LoadOptimizerState(second, state));
+    }
+    first.zero_grad();
+    FSDP_RETURN_IF_ERROR(Backward(unbroken, PartOf(world, step)));
+    first.step();
+    if (step < kSteps) continue;
+    second.zero_grad();
+    FSDP_RETURN_IF_ERROR(Backward(resumed, PartOf(world, step)));
+    second.step();
+  }
+  for (size_t i = 0; i < resumed->Parameters().size(); ++i) {
+    FSDP_RETURN_IF_ERROR(
+        Expect(at::allclose(resumed->Parameters()[i], unbroken->Parameters()[i],
+                            1e-4, 1e-5),
+               resumed->NamedShards()[i].name));
+  }
+  return absl::OkStatus();
+}
+
+TEST(FusedModelTest, StateDictsMoveBetweenItAndTorchs) {
+  for (const int world_size : {1, 2, 3}) {
+    EXPECT_OK(RunAllRanks(world_size, [](Communicator& world) -> absl::Status {
+      FSDP_RETURN_IF_ERROR(
+          (CheckContinues<FusedAdamW, torch::optim::AdamW>(world)));
+      return CheckContinues<torch::optim::AdamW, FusedAdamW>(world);
+    })) << world_size;
+  }
+}
+
+TEST(FusedModelTest, StepsByGradientsOfLowPrecision) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    Options options = BlockUnits();
+    options.unit.precision = ComputeIn(at::kBFloat16);
+    options.unit.precision.reduce_dtype = at::kBFloat16;
+    options.unit.precision.keep_low_precision_grads = true;
+    FSDP_ASSIGN_OR_RETURN(Model low, MakeModel(world, options));
+    options.unit.precision.keep_low_precision_grads = false;
+    FSDP_ASSIGN_OR_RETURN(Model full, MakeModel(world, options));
+    FusedAdamW of_low(low->Parameters(), AdamWOptions(1e-2));
+    FusedAdamW of_full(full->Parameters(), AdamWOptions(1e-2));
+    for (int step = 0; step < 3; ++step) {
+      FSDP_RETURN_IF_ERROR(Backward(low, PartOf(world, step)));
+      FSDP_RETURN_IF_ERROR(Backward(full, PartOf(world, step)));
+      FSDP_RETURN_IF_ERROR(
+          Expect(low->Parameters()[0].grad().scalar_type() == at::kBFloat16 &&
+                     full->Parameters()[0].grad().scalar_type() == at::kFloat,
+                 "dtypes"));
+      // Values that half the bits hold, whatever the scaling after reductions.
+      for (size_t i = 0; i < low->Parameters().size(); ++i) {
+        full->Parameters()[i].grad().copy_(low->Parameters()[i].grad());
+      }
+      of_low.step();
+      of_full.step();
+      of_low.zero_grad();
+      of_full.zero_grad();
+    }
+    return ExpectEqualShards(low, full);
+  }));
+}
+
+TEST(FusedModelTest, StepsUnderAGradScaler) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model scaled, MakeModel(world));
+    FSDP_ASSIGN_OR_RETURN(Model plain, MakeModel(world));
+    FusedAdamW of_scaled(scaled->Parameters(), AdamWOptions(1e-2));
+    FusedAdamW of_plain(plain->Parameters(), AdamWOptions(1e-2));
+    FSDP_ASSIGN_OR_RETURN(ShardedGradScaler scaler,
+                          ShardedGradScaler::Create(world));
+    for (int step = 0; step < 4; ++step) {
+      const at::Tensor x = PartOf(world, step);
+      of_scaled.zero_grad();
+      FSDP_RETURN_IF_ERROR(scaled->Backward(
+          scaler.Scale(Loss(scaled->forward(x), x)) * (step == 2 ? 1e38 : 1)));
+      FSDP_ASSIGN_OR_RETURN(const bool stepped,
+                            scaler.Step(of_scaled, scaled->NamedShards()));
+      FSDP_RETURN_IF_ERROR(scaler.Update());
+      FSDP_RETURN_IF_ERROR(Expect(stepped == (step != 2), "overflow"));
+      if (!stepped) continue;
+      of_plain.zero_grad();
+      FSDP_RETURN_IF_ERROR(Backward(plain, x));
+      of_plain.step();
+    }
+    return ExpectEqualShards(scaled, plain);
+  }));
+}
+
+// The gradient of a unit is given back although the optimizer has seen it.
+TEST(FusedModelTest, KeepsNoGradients) {
+  const auto train = [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+    FusedAdamW optimizer(model->Parameters());
+    for (int step = 0; step < 2; ++step) {
+      FSDP_RETURN_IF_ERROR(Backward(model, PartOf(world, step)));
+      optimizer.step();
+      const at::Tensor gradient = model->Parameters()[0].grad();
+      optimizer.zero_grad();
+      // This one, and on several ranks that of the buffer of gradients.
+      const size_t users = world.world_size() == 1 ? 1 : 2;
+      FSDP_RETURN_IF_ERROR(Expect(
+          gradient.use_count() == 1 && gradient.storage().use_count() == users,
+          absl::StrCat(gradient.storage().use_count(), " users")));
+    }
+    return absl::OkStatus();
+  };
+  EXPECT_OK(RunAllRanks(1, train));
+  EXPECT_OK(RunAllRanks(2, train));
+}
+
+}  // namespace
+}  // namespace fsdp

@@ -1,0 +1,185 @@
+// Training whose parameters are gathered by an extension of the user's.
+#include "comm/quantized/gather_extension.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
+#include <c10/core/GradMode.h>
+#include <torch/optim/sgd.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "comm/communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "comm/wrappers/recording_communicator.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/testing/toy_model.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::comm::Collective;
+using ::fsdp::comm::CollectiveLog;
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::Loss;
+using ::fsdp::testing::MakeNet;
+using ::fsdp::testing::NetImpl;
+using ::fsdp::testing::Rows;
+using ::fsdp::testing::Unowned;
+
+constexpr int64_t kDim = 8;
+constexpr int kBlocks = 2;
+constexpr int kSteps = 3;
+constexpr double kRate = 0.1;
+
+// Numbers in steps of 1/64, as int16.
+class FixedPoint : public comm::GatherExtension {
+ public:
+  explicit FixedPoint(std::string name = "fixed point") : name_(name) {}
+
+  static at::Tensor Rounded(const at::Tensor& numbers) {
+    return numbers.mul(64).round().div(64);
+  }
+  std::string ToString() const override { return name_; }
+  int64_t MessageBytes(int64_t numel, at::ScalarType, int) const override {
+    return 2 * numel;
+  }
+  void Write(absl::string_view label, const at::Tensor& numbers,
+             const at::Tensor& message) override {
+    labels.push_back(std::string(label));
+    message.view(at::kShort).copy_(numbers.mul(64).round());
+  }
+  void Read(absl::string_view, const at::Tensor& messages,
+            const at::Tensor& numbers) override {
+    numbers.copy_(messages.view(at::kShort)).div_(64);
+  }
+  std::vector<std::string> labels;
+
+ private:
+  const std::string name_;
+};
+
+Options Extended(std::shared_ptr<FixedPoint> extension) {
+  Options options = BlockUnits();
+  options.quantize.gather = true;
+  options.quantize.gather_extension = std::move(extension);
+  return options;
+}
+
+at::Tensor RowsOf(int step, int rank, int ranks) {
+  return Rows((step * ranks + rank) * 3, 3, kDim);
+}
+
+// Plain LibTorch: computes with rounded parameters and steps exact ones.
+std::shared_ptr<NetImpl> TrainPlain(int ranks) {
+  const std::shared_ptr<NetImpl> exact = MakeNet(kDim, kBlocks);
+  const std::shared_ptr<NetImpl> rounded = MakeNet(kDim, kBlocks);
+  for (int step = 0; step < kSteps; ++step) {
+    std::vector<at::Tensor> from = exact->parameters();
+    std::vector<at::Tensor> to = rounded->parameters();
+    {
+      const c10::NoGradGuard no_grad;
+      for (size_t i = 0; i < from.size(); ++i) {
+        to[i].copy_(FixedPoint::Rounded(from[i]));
+      }
+    }
+    rounded->zero_grad();
+    for (int rank = 0; rank < ranks; ++rank) {
+      const at::Tensor x = RowsOf(step, rank, ranks);
+      (Loss(rounded->forward(x), x) / ranks).backward();
+    }
+    const c10::NoGradGuard no_grad;
+    for (size_t i = 0; i < from.size(); ++i) {
+      from[i].sub_(to[i].grad(), kRate);
+    }
+  }
+  return exact;
+}
+
+TEST(GatherExtensionTrainingTest, ComputesWithWhatItReadsAndStepsExactShards) {
+  constexpr int kRanks = 3;
+  const std::shared_ptr<NetImpl> plain = TrainPlain(kRanks);
+  EXPECT_OK(RunAllRanks(kRanks, [&](Communicator& world) -> absl::Status {
+    const auto extension = std::make_shared<FixedPoint>();
+    CollectiveLog log;
+    FSDP_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> own,
+                          world.Split(0, world.rank()));
+    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<NetImpl> model,
+                          FullyShard(MakeNet(kDim, kBlocks),
+                                     std::shared_ptr<Communicator>(
+                                         comm::Record(std::move(own), &log)),
+                                     Extended(extension)));
+    log.Clear();
+    torch::optim::SGD optimizer(model->Parameters(),
+                                torch::optim::SGDOptions(kRate));
+    for (int step = 0; step < kSteps; ++step) {
+      const at::Tensor x = RowsOf(step, world.rank(), kRanks);
+      optimizer.zero_grad();
+      FSDP_RETURN_IF_ERROR(model->Backward(Loss(model->forward(x), x)));
+      optimizer.step();
+    }
+    for (const auto& record : log.Trace()) {
+      if (record.collective != Collective::kAllGather) continue;
+      int64_t whole = 0;
+      for (int unit = 0; unit < model->sharded_model().num_units(); ++unit) {
+        if (model->sharded_model().unit_name(unit) != record.label) continue;
+        whole =
+            model->sharded_model().runtime().flats(unit)[0]->unsharded_bytes();
+      }
+      if (2 * record.bytes != whole) return absl::InternalError(record.label);
+    }
+    if (extension->labels.empty() || extension->labels.front() != "root") {
+      return absl::InternalError("labels");
+    }
+    const auto expected = plain->named_parameters();
+    for (const NamedShard& named : model->NamedShards()) {
+      const at::Tensor whole = expected[named.name].detach().reshape({-1});
+      if (!at::allclose(named.shard,
+                        whole.narrow(0, named.begin, named.shard.numel()), 1e-5,
+                        1e-6)) {
+        return absl::InternalError(named.name);
+      }
+    }
+    return absl::OkStatus();
+  }));
+}
+
+TEST(GatherExtensionTrainingTest, RanksThatHaveOthersAreRefused) {
+  const auto statuses = RunRanks(2, [](Communicator& world) -> absl::Status {
+    return FullyShard(MakeNet(kDim, 1), Unowned(world),
+                      Extended(std::make_shared<FixedPoint>(
+                          absl::StrCat("of rank ", world.rank()))))
+        .status();
+  });
+  for (const absl::Status& status : statuses) {
+    EXPECT_TRUE(absl::StrContains(status.message(), "of rank 1")) << status;
+  }
+}
+
+TEST(GatherExtensionTrainingTest, OneThatNothingUsesIsRefused) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    Options options = Extended(std::make_shared<FixedPoint>());
+    options.quantize.gather = false;
+    const absl::Status status =
+        FullyShard(MakeNet(kDim, 1), Unowned(world), options).status();
+    return absl::IsInvalidArgument(status) ? absl::OkStatus()
+                                           : absl::InternalError("accepted");
+  }));
+}
+
+}  // namespace
+}  // namespace fsdp

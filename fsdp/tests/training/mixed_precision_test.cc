@@ -1,0 +1,486 @@
+#include "fsdp/precision/mixed_precision.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
+#include <torch/optim/adamw.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "base/status_error.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "comm/communicator.h"
+#include "comm/local/local_communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "comm/wrappers/recording_communicator.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/options/options.h"
+#include "fsdp/testing/toy_model.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::AllOk;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::testing::FillParameters;
+using ::fsdp::testing::Rows;
+using ::fsdp::testing::StatusIs;
+using ::fsdp::testing::Unowned;
+using ::testing::HasSubstr;
+
+constexpr int64_t kDim = 5;
+using Dtypes = std::map<std::string, at::ScalarType>;
+
+// A unit that notes what it is run with.
+class ProbeImpl : public torch::nn::Module {
+ public:
+  ProbeImpl()
+      : linear(register_module("linear", torch::nn::Linear(kDim, kDim))),
+        norm(register_module(
+            "norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kDim})))),
+        table(register_buffer("table", at::zeros({kDim}))) {}
+
+  at::Tensor forward(const at::Tensor& x) {
+    seen["input"] = x.scalar_type();
+    seen["parameter"] = linear->weight.scalar_type();
+    seen["norm"] = norm->weight.scalar_type();
+    seen["buffer"] = table.scalar_type();
+    const at::Tensor y =
+        norm->forward(linear->forward(x.to(linear->weight.scalar_type())));
+    return x + y + table;
+  }
+
+  torch::nn::Linear linear;
+  torch::nn::LayerNorm norm;
+  at::Tensor table;
+  Dtypes seen;
+};
+
+class ProbedNet : public torch::nn::Module {
+ public:
+  ProbedNet()
+      : inner(register_module("inner", std::make_shared<ProbeImpl>())),
+        head(register_module("head", torch::nn::Linear(kDim, kDim))) {
+    FillParameters(*this, 0);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    input = x.scalar_type();
+    const at::Tensor y = Forward(inner, x);
+    return head->forward(y.to(head->weight.scalar_type()));
+  }
+  std::shared_ptr<ProbeImpl> inner;
+  torch::nn::Linear head;
+  at::ScalarType input = at::kFloat;
+};
+
+Options Probed(const MixedPrecision& precision) {
+  Options options;
+  options.wrap_policy = WrapModules<ProbeImpl>();
+  options.unit.precision = precision;
+  return options;
+}
+
+absl::Status CheckDtype(const std::string& what, at::ScalarType actual,
+                        at::ScalarType expected) {
+  if (actual == expected) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat(what, " is ", c10::toString(actual),
+                                          ", not ", c10::toString(expected)));
+}
+
+struct DtypesCase {
+  const char* name;
+  MixedPrecision precision;
+  Dtypes inside;  // of the inner unit
+  at::ScalarType output;
+  at::ScalarType gradient;
+};
+
+MixedPrecision Reduced(at::ScalarType param, at::ScalarType reduce) {
+  MixedPrecision precision = ComputeIn(param);
+  precision.reduce_dtype = reduce;
+  return precision;
+}
+
+MixedPrecision With(MixedPrecision precision,
+                    const std::function<void(MixedPrecision&)>& change) {
+  change(precision);
+  return precision;
+}
+
+Dtypes Inside(at::ScalarType input, at::ScalarType parameter,
+              at::ScalarType norm, at::ScalarType buffer) {
+  return {{"input", input},
+          {"parameter", parameter},
+          {"norm", norm},
+          {"buffer", buffer}};
+}
+
+class DtypesTest : public ::testing::TestWithParam<DtypesCase> {};
+
+TEST_P(DtypesTest, AreThoseOfThePolicy) {
+  const DtypesCase& c = GetParam();
+  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+    auto net = std::make_shared<ProbedNet>();
+    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<ProbedNet> model,
+                          FullyShard(net, Unowned(world), Probed(c.precision)));
+    at::Tensor x = Rows(world.rank(), 3, kDim);
+    x.set_requires_grad(true);
+    const at::Tensor output = model->forward(x);
+    for (const auto& [what, dtype] : c.inside) {
+      FSDP_RETURN_IF_ERROR(CheckDtype(what, net->inner->seen[what], dtype));
+    }
+    FSDP_RETURN_IF_ERROR(CheckDtype("output", output.scalar_type(), c.output));
+    FSDP_RETURN_IF_ERROR(model->Backward(output.to(at::kFloat).square().sum()));
+    FSDP_RETURN_IF_ERROR(
+        CheckDtype("the input's gradient", x.grad().scalar_type(), at::kFloat));
+    for (const NamedShard& named : model->NamedShards()) {
+      FSDP_RETURN_IF_ERROR(CheckDtype(absl::StrCat("shard of ", named.name),
+                                      named.shard.scalar_type(), at::kFloat));
+      FSDP_RETURN_IF_ERROR(CheckDtype(absl::StrCat("gradient of ", named.name),
+                                      named.shard.grad().scalar_type(),
+                                      c.gradient));
+    }
+    return absl::OkStatus();
+  }));
+}
+
+constexpr at::ScalarType kF32 = at::kFloat;
+constexpr at::ScalarType kB16 = at::kBFloat16;
+constexpr at::ScalarType kF16 = at::kHalf;
+
+INSTANTIATE_TEST_SUITE_P(
+    All, DtypesTest,
+    ::testing::Values(
+        DtypesCase{"Default", MixedPrecision(), Inside(kF32, kF32, kF32, kF32),
+                   kF32, kF32},
+        DtypesCase{"Bf16", ComputeIn(kB16), Inside(kB16, kB16, kB16, kF32),
+                   kB16, kF32},
+        DtypesCase{"Fp16ReducedInFp16", Reduced(kF16, kF16),
+                   Inside(kF16, kF16, kF16, kF32), kF16, kF32},
+        DtypesCase{
+            "KeepLowPrecisionGrads",
+            With(Reduced(kB16, kB16),
+                 [](MixedPrecision& p) { p.keep_low_precision_grads = true; }),
+            Inside(kB16, kB16, kB16, kF32), kB16, kB16},
+        DtypesCase{"BufferAndOutput",
+                   With(ComputeIn(kB16),
+                        [](MixedPrecision& p) {
+                          p.buffer_dtype = kB16;
+                          p.output_dtype = kF32;
+                        }),
+                   Inside(kB16, kB16, kB16, kB16), kF32, kF32},
+        DtypesCase{"NormsKeepFullPrecision",
+                   With(ComputeIn(kB16),
+                        [](MixedPrecision& p) {
+                          p.keep_full_precision = IsNormalization;
+                        }),
+                   Inside(kB16, kB16, kF32, kF32), kB16, kF32},
+        DtypesCase{
+            "InputsAreNotCast",
+            With(ComputeIn(kB16),
+                 [](MixedPrecision& p) { p.cast_inputs = CastInputs::kNever; }),
+            Inside(kF32, kB16, kB16, kF32), kB16, kF32},
+        DtypesCase{"ReduceInLessThanIsComputed",
+                   With(MixedPrecision(),
+                        [](MixedPrecision& p) { p.reduce_dtype = kB16; }),
+                   Inside(kF32, kF32, kF32, kF32), kF32, kF32}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+// --- Values ------------------------------------------------------------------
+
+// One step at a time: parameters rounded to `dtype`, gradients of that, summed
+// in fp32, and an update of the fp32 values.
+class HandMade {
+ public:
+  explicit HandMade(at::ScalarType dtype)
+      : dtype_(dtype), optimizer_(master_.parameters(), 1e-2) {}
+
+  std::vector<at::Tensor> Gradients(const std::vector<at::Tensor>& inputs) {
+    std::vector<at::Tensor> sums;
+    for (const at::Tensor& p : master_.parameters()) {
+      sums.push_back(at::zeros_like(p));
+    }
+    for (const at::Tensor& x : inputs) {
+      ProbedNet low;
+      low.to(dtype_);
+      low.inner->table.set_data(low.inner->table.to(at::kFloat));
+      const std::vector<at::Tensor> to = low.parameters();
+      const std::vector<at::Tensor> from = master_.parameters();
+      {
+        c10::NoGradGuard no_grad;
+        for (size_t i = 0; i < to.size(); ++i) to[i].copy_(from[i]);
+      }
+      low.forward(x.to(dtype_)).to(at::kFloat).square().sum().backward();
+      for (size_t i = 0; i < to.size(); ++i) sums[i] += to[i].grad();
+    }
+    for (at::Tensor& sum : sums) sum /= static_cast<double>(inputs.size());
+    return sums;
+  }
+
+  void Step(const std::vector<at::Tensor>& inputs) {
+    const std::vector<at::Tensor> gradients = Gradients(inputs);
+    std::vector<at::Tensor> parameters = master_.parameters();
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      parameters[i].mutable_grad() = gradients[i];
+    }
+    optimizer_.step();
+  }
+
+  const ProbedNet& net() const { return master_; }
+
+ private:
+  const at::ScalarType dtype_;
+  ProbedNet master_;
+  torch::optim::AdamW optimizer_;
+};
+
+TEST(MixedPrecisionTest, TrainsAsRoundingByHandDoes) {
+  for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
+    HandMade expected(dtype);
+    for (int step = 0; step < 4; ++step) {
+      expected.Step({Rows(2 * step, 1, kDim), Rows(2 * step + 1, 1, kDim)});
+    }
+    EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+      FSDP_ASSIGN_OR_RETURN(
+          FullyShardedDataParallel<ProbedNet> model,
+          FullyShard(std::make_shared<ProbedNet>(), Unowned(world),
+                     Probed(ComputeIn(dtype))));
+      torch::optim::AdamW optimizer(model->Parameters(), 1e-2);
+      for (int step = 0; step < 4; ++step) {
+        optimizer.zero_grad();
+        const at::Tensor y =
+            model->forward(Rows(2 * step + world.rank(), 1, kDim));
+        FSDP_RETURN_IF_ERROR(model->Backward(y.to(at::kFloat).square().sum()));
+        optimizer.step();
+      }
+      return model->ForEachFullParameter([&](const std::string& name,
+                                             const at::Tensor& value) {
+        FSDP_RETURN_IF_ERROR(CheckDtype(name, value.scalar_type(), at::kFloat));
+        return at::allclose(value,
+                            *expected.net().named_parameters().find(name), 1e-5,
+                            1e-6)
+                   ? absl::OkStatus()
+                   : absl::InternalError(name);
+      });
+    }));
+  }
+}
+
+// 256 + 1 is 256 in bf16.
+TEST(MixedPrecisionTest, AnFp32ReductionKeepsWhatBf16WouldLose) {
+  class Scale : public torch::nn::Module {
+   public:
+    Scale() : weight(register_parameter("weight", at::ones({1}))) {}
+    at::Tensor forward(const at::Tensor& x) { return x * weight; }
+    at::Tensor weight;
+  };
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    const auto gradient = [&](at::ScalarType reduce, bool no_sync) {
+      Options options;
+      options.unit.precision = Reduced(at::kBFloat16, reduce);
+      options.gradient_divide_factor = 1;
+      auto model = ValueOrThrow(
+          FullyShard(std::make_shared<Scale>(), Unowned(world), options));
+      const auto backward = [&](double value) {
+        ThrowIfError(model->Backward(
+            model->forward(at::full({1}, value)).to(at::kFloat).sum()));
+      };
+      if (no_sync) {
+        {
+          NoSyncScope scope = model->NoSync();
+          backward(world.rank() == 0 ? 256 : 0);
+        }
+        backward(world.rank() == 0 ? 1 : 0);
+      } else {
+        backward(world.rank() == 0 ? 256 : 1);
+      }
+      const at::Tensor full = at::zeros({1});
+      const NamedShard& named = model->NamedShards().front();
+      if (named.shard.numel() == 1) full.copy_(named.shard.grad());
+      auto work =
+          ValueOrThrow(world.AllReduce(full, comm::ReduceOp::kSum, "gradient"));
+      ThrowIfError(work->Wait(absl::InfiniteFuture()));
+      return full.item<float>();
+    };
+    for (const bool no_sync : {false, true}) {
+      if (gradient(at::kFloat, no_sync) != 257) {
+        return absl::InternalError("fp32 has lost the 1");
+      }
+      if (gradient(at::kBFloat16, no_sync) != 256) {
+        return absl::InternalError("bf16 has kept the 1");
+      }
+    }
+    return absl::OkStatus();
+  }));
+}
+
+TEST(MixedPrecisionTest, HalvesTheBytesOfGathersAndReductions) {
+  const auto bytes = [](const MixedPrecision& precision) {
+    auto group = *comm::CreateLocalGroup(2);
+    comm::CollectiveLog log;
+    group[0] = comm::Record(std::move(group[0]), &log);
+    EXPECT_OK(AllOk(comm::testing::RunRanks(group, [&](Communicator& world) {
+      auto model = ValueOrThrow(FullyShard(std::make_shared<ProbedNet>(),
+                                           Unowned(world), Probed(precision)));
+      if (world.rank() == 0) log.Clear();  // it is that rank's
+      const at::Tensor y = model->forward(Rows(0, 2, kDim));
+      return model->Backward(y.to(at::kFloat).sum());
+    })));
+    return std::pair<double, double>(
+        log.TotalsOf(comm::Collective::kAllGather).bytes,
+        log.TotalsOf(comm::Collective::kReduceScatter).bytes);
+  };
+  const auto full = bytes(MixedPrecision());
+  const auto compute = bytes(ComputeIn(at::kBFloat16));
+  const auto both = bytes(Reduced(at::kBFloat16, at::kBFloat16));
+  EXPECT_NEAR(compute.first / full.first, 0.5, 0.1);
+  EXPECT_NEAR(compute.second / full.second, 1, 0.2);
+  EXPECT_NEAR(both.second / full.second, 0.5, 0.15);
+}
+
+TEST(MixedPrecisionTest, EvalModeMayBeInFullPrecision) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    MixedPrecision precision = ComputeIn(at::kBFloat16);
+    precision.full_precision_in_eval = true;
+    precision.buffer_dtype = at::kBFloat16;
+    auto net = std::make_shared<ProbedNet>();
+    const at::Tensor x = Rows(0, 2, kDim);
+    const at::Tensor plain = ProbedNet().forward(x);
+    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<ProbedNet> model,
+                          FullyShard(net, Unowned(world), Probed(precision)));
+    for (int round = 0; round < 2; ++round) {
+      model->train();
+      const at::Tensor low = model->forward(x);
+      FSDP_RETURN_IF_ERROR(CheckDtype("low", low.scalar_type(), at::kBFloat16));
+      FSDP_RETURN_IF_ERROR(
+          CheckDtype("buffer", net->inner->seen["buffer"], at::kBFloat16));
+      model->eval();
+      c10::NoGradGuard no_grad;
+      if (!at::equal(model->forward(x), plain)) {
+        return absl::InternalError("not the outputs of full precision");
+      }
+      FSDP_RETURN_IF_ERROR(
+          CheckDtype("buffer", net->inner->seen["buffer"], at::kFloat));
+    }
+    return absl::OkStatus();
+  }));
+}
+
+TEST(MixedPrecisionTest, UnitsMayDifferAndForceTheirInputs) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    Options options = Probed(ComputeIn(at::kBFloat16));
+    options.configure_unit = [](const std::string& path,
+                                const torch::nn::Module&, UnitOptions& unit) {
+      if (path != "inner") return;
+      unit.precision = MixedPrecision();
+      unit.precision.force_input_to_fp32 = true;
+    };
+    auto net = std::make_shared<ProbedNet>();
+    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<ProbedNet> model,
+                          FullyShard(net, Unowned(world), options));
+    model->forward(Rows(0, 2, kDim));
+    FSDP_RETURN_IF_ERROR(CheckDtype("root", net->input, at::kBFloat16));
+    FSDP_RETURN_IF_ERROR(
+        CheckDtype("input", net->inner->seen["input"], at::kFloat));
+    return CheckDtype("parameter", net->inner->seen["parameter"], at::kFloat);
+  }));
+}
+
+TEST(MixedPrecisionTest, EveryUnitMayCastWhatItIsCalledWith) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    MixedPrecision precision = ComputeIn(at::kBFloat16);
+    precision.cast_inputs = CastInputs::kEveryUnit;
+    Options options = Probed(precision);
+    options.configure_unit = [](const std::string& path,
+                                const torch::nn::Module&, UnitOptions& unit) {
+      if (path == "inner") unit.precision.param_dtype = at::kHalf;
+    };
+    auto net = std::make_shared<ProbedNet>();
+    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<ProbedNet> model,
+                          FullyShard(net, Unowned(world), options));
+    model->forward(Rows(0, 2, kDim));
+    FSDP_RETURN_IF_ERROR(CheckDtype("root", net->input, at::kBFloat16));
+    return CheckDtype("input", net->inner->seen["input"], at::kHalf);
+  }));
+}
+
+TEST(MixedPrecisionTest, BatchNormKeepsFullPrecisionUnlessToldOtherwise) {
+  EXPECT_TRUE(MixedPrecision().Keeps(torch::nn::BatchNorm1dImpl(3)));
+  EXPECT_FALSE(MixedPrecision().Keeps(
+      torch::nn::LayerNormImpl(torch::nn::LayerNormOptions({3}))));
+  MixedPrecision none;
+  none.keep_full_precision = [](const torch::nn::Module&) { return false; };
+  EXPECT_FALSE(none.Keeps(torch::nn::BatchNorm1dImpl(3)));
+}
+
+TEST(MixedPrecisionTest, RefusesWhatContradictsItself) {
+  MixedPrecision precision;
+  precision.param_dtype = at::kInt;
+  EXPECT_THAT(precision.Validate(), StatusIs(absl::StatusCode::kInvalidArgument,
+                                             HasSubstr("param_dtype is Int")));
+  precision = ComputeIn(at::kBFloat16);
+  precision.force_input_to_fp32 = true;
+  EXPECT_THAT(precision.Validate(), StatusIs(absl::StatusCode::kInvalidArgument,
+                                             HasSubstr("force_input_to_fp32")));
+  precision = MixedPrecision();
+  precision.cast_inputs = CastInputs::kEveryUnit;
+  EXPECT_THAT(precision.Validate(), StatusIs(absl::StatusCode::kInvalidArgument,
+                                             HasSubstr("no param_dtype")));
+  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+    const absl::Status status = FullyShard(std::make_shared<ProbedNet>(),
+                                           Unowned(world), Probed(precision))
+                                    .status();
+    return status.code() == absl::StatusCode::kInvalidArgument
+               ? absl::OkStatus()
+               : absl::InternalError("accepted");
+  }));
+}
+
+TEST(MixedPrecisionTest, ReadsAsASentence) {
+  EXPECT_EQ(MixedPrecision().ToString(), "as stored");
+  EXPECT_EQ(ComputeIn(at::kBFloat16).ToString(),
+            "param BFloat16, reduce Float, inputs cast at the root");
+}
+
+TEST(MixedPrecisionTest, AnEvalForwardBeforeTheBackwardIsNamed) {
+  const auto run = [](Communicator& world) -> absl::Status {
+    MixedPrecision precision = ComputeIn(at::kBFloat16);
+    precision.full_precision_in_eval = true;
+    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<ProbedNet> model,
+                          FullyShard(std::make_shared<ProbedNet>(),
+                                     Unowned(world), Probed(precision)));
+    const at::Tensor x = Rows(0, 2, kDim);
+    const at::Tensor loss = model->forward(x).sum();
+    model->eval();
+    model->forward(x);
+    return model->Backward(loss);
+  };
+  EXPECT_THAT(RunRanks(2, run),
+              Each(StatusIs(absl::StatusCode::kFailedPrecondition,
+                            HasSubstr("after a forward in another mode"))));
+}
+
+}  // namespace
+}  // namespace fsdp

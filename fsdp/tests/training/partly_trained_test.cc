@@ -1,0 +1,452 @@
+// Units of which some parameters are frozen: what is reduced, what gradients
+// take, and what they are.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/zeros.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/linear.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/types/optional.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "comm/communicator.h"
+#include "comm/local/local_communicator.h"
+#include "comm/mesh.h"
+#include "comm/testing/run_ranks.h"
+#include "comm/testing/shared_memory_group.h"
+#include "comm/wrappers/recording_communicator.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/options/options.h"
+#include "fsdp/testing/toy_model.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::comm::Collective;
+using ::fsdp::comm::CollectiveLog;
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::AllOk;
+using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::testing::FillParameters;
+using ::fsdp::testing::Rows;
+using ::fsdp::testing::Unowned;
+
+constexpr int64_t kDim = 14;
+constexpr int kLayers = 2;
+
+// tanh(linear(x) + x a^T b), a unit.
+class LayerImpl : public torch::nn::Module {
+ public:
+  LayerImpl()
+      : linear(register_module("linear", torch::nn::Linear(kDim, kDim))),
+        lora_a(register_parameter("lora_a", at::zeros({2, kDim}))),
+        lora_b(register_parameter("lora_b", at::zeros({2, kDim}))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    return (linear->forward(x) + x.matmul(lora_a.t()).matmul(lora_b)).tanh();
+  }
+
+  torch::nn::Linear linear;
+  at::Tensor lora_a, lora_b;
+};
+
+class Net : public torch::nn::Module {
+ public:
+  Net() : head(register_module("head", torch::nn::Linear(kDim, 3))) {
+    for (int i = 0; i < kLayers; ++i) {
+      layers.push_back(register_module(absl::StrCat("layer", i),
+                                       std::make_shared<LayerImpl>()));
+    }
+    FillParameters(*this, 1);
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (const auto& layer : layers) x = Forward(layer, x);
+    return head->forward(x);
+  }
+  std::vector<std::shared_ptr<LayerImpl>> layers;
+  torch::nn::Linear head;
+};
+
+bool IsLora(const std::string& name) { return absl::StrContains(name, "lora"); }
+bool IsBias(const std::string& name) { return absl::StrContains(name, "bias"); }
+bool IsAny(const std::string&) { return true; }
+using Trains = bool (*)(const std::string& name);
+
+// As a user does, on the module's own tensors.
+void SetTrained(torch::nn::Module& net, Trains trains) {
+  for (auto& item : net.named_parameters()) {
+    item.value().set_requires_grad(trains(item.key()));
+  }
+}
+
+// Each rank has rows of its own.
+at::Tensor LossOf(const std::function<at::Tensor(at::Tensor)>& forward,
+                  int rank, int turn) {
+  return forward(Rows(100 * turn + 7 * rank, 3, kDim)).square().mean();
+}
+
+// What plain LibTorch does on every rank, and the mean of that.
+class Plain {
+ public:
+  explicit Plain(int ranks) {
+    for (int i = 0; i < ranks; ++i) nets_.push_back(std::make_shared<Net>());
+  }
+  void Backward(Trains trains, int turn) {
+    for (size_t rank = 0; rank < nets_.size(); ++rank) {
+      SetTrained(*nets_[rank], trains);
+      LossOf([&](const at::Tensor& x) { return nets_[rank]->forward(x); },
+             static_cast<int>(rank), turn)
+          .backward();
+    }
+  }
+  void ZeroGrad() {
+    for (const auto& net : nets_) net->zero_grad();
+  }
+  // Undefined where no rank has one.
+  at::Tensor Mean(const std::string& name) const {
+    at::Tensor sum;
+    for (const auto& net : nets_) {
+      const at::Tensor gradient = net->named_parameters()[name].grad();
+      if (!gradient.defined()) continue;
+      sum = sum.defined() ? sum + gradient : gradient;
+    }
+    return sum.defined() ? sum / static_cast<double>(nets_.size()) : sum;
+  }
+
+ private:
+  std::vector<std::shared_ptr<Net>> nets_;
+};
+
+absl::Status CheckGradients(const ShardedModuleBase& model, const Plain& plain,
+                            absl::string_view when) {
+  for (const NamedShard& named : model.NamedShards()) {
+    const at::Tensor whole = plain.Mean(named.name);
+    const at::Tensor& shard = named.shard.grad();
+    if (whole.defined() != shard.defined()) {
+      return absl::InternalError(
+          absl::StrCat(when, ": ", named.name,
+                       whole.defined() ? " has no" : " has a", " gradient"));
+    }
+    if (!shard.defined()) continue;
+    FSDP_ASSIGN_OR_RETURN(const Resident resident,
+                          Resident::Of(shard, Use::kRead));
+    const at::Tensor expected =
+        whole.reshape({-1}).narrow(0, named.begin, named.shard.numel());
+    if (!at::allclose(shard, expected, 1e-5, 1e-7)) {
+      return absl::InternalError(
+          absl::StrCat(when, ": the gradient of ", named.name));
+    }
+  }
+  return absl::OkStatus();
+}
+
+struct Case {
+  const char* name;
+  int ranks;
+  bool shares_memory;
+  bool offloads;
+};
+
+absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> MakeGroup(
+    const Case& c) {
+  return c.shares_memory ? comm::testing::CreateSharedMemoryGroup(c.ranks)
+                         : comm::CreateLocalGroup(c.ranks);
+}
+
+Options LayerUnits(const Case& c) {
+  Options options;
+  options.wrap_policy = WrapModules<LayerImpl>();
+  if (c.offloads) {
+    options.offload.gradients = Tier::kSsd;
+    options.offload.directory = std::getenv("TEST_TMPDIR");
+  }
+  return options;
+}
+
+class PartlyTrainedTest : public ::testing::TestWithParam<Case> {
+ protected:
+  void Run(const comm::testing::RankFunction& fn) {
+    auto group = MakeGroup(GetParam());
+    ASSERT_OK(group.status());
+    EXPECT_OK(AllOk(RunRanks(*group, fn)));
+  }
+};
+
+// All that is sent for the parameters of a unit: for each rank as much as for
+// the one with most to reduce, each parameter on a boundary of 16 bytes, and a
+// flag for each.
+int64_t ReducedBytes(const std::vector<std::pair<int, int64_t>>& elements,
+                     int ranks, int64_t flags) {
+  std::vector<int64_t> of_rank(ranks, 0);
+  for (const auto& [rank, numel] : elements) {
+    of_rank[rank] += (numel + 3) / 4 * 4;
+  }
+  const int64_t longest = *std::max_element(of_rank.begin(), of_rank.end());
+  return (longest + flags + 3) / 4 * 4 * 4 * ranks;
+}
+
+// What every rank holds, by which unit.
+struct Held {
+  std::vector<std::pair<int, int64_t>> elements;  // rank, number
+  int64_t flags = 0;
+};
+
+absl::StatusOr<int64_t> ExpectedBytes(const ShardedModuleBase& model,
+                                      Communicator& communicator,
+                                      Trains trains) {
+  const int ranks = communicator.world_size();
+  std::map<std::string, Held> units;
+  for (const NamedShard& named : model.NamedShards()) {
+    if (!trains(named.name)) continue;
+    at::Tensor numel = at::zeros({ranks}, at::kLong);
+    numel[communicator.rank()] = named.shard.numel();
+    FSDP_ASSIGN_OR_RETURN(
+        auto work, communicator.AllReduce(numel, comm::ReduceOp::kSum, "test"));
+    FSDP_RETURN_IF_ERROR(work->Wait(absl::InfiniteFuture()));
+    Held& held = units[named.name.substr(0, named.name.find('.'))];
+    for (int rank = 0; rank < ranks; ++rank) {
+      held.elements.emplace_back(rank, numel[rank].item<int64_t>());
+    }
+    ++held.flags;
+  }
+  int64_t bytes = 0;
+  for (const auto& [name, held] : units) {
+    bytes += ReducedBytes(held.elements, ranks, held.flags);
+  }
+  return bytes;
+}
+
+// Two backwards of a model that trains `trains`, frozen before it is sharded or
+// after that; returns what one reduces.
+absl::StatusOr<int64_t> CheckMoved(const Case& c, Communicator& communicator,
+                                   Trains trains, bool freeze_first) {
+  CollectiveLog log;
+  auto net = std::make_shared<Net>();
+  if (freeze_first) SetTrained(*net, trains);
+  FSDP_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> own,
+                        communicator.Split(0, communicator.rank()));
+  const std::shared_ptr<Communicator> recorded =
+      comm::Record(std::move(own), &log);
+  FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<Net> model,
+                        FullyShard(net, recorded, LayerUnits(c)));
+  for (const NamedShard& named : model->NamedShards()) {
+    FSDP_RETURN_IF_ERROR(model->SetTrainable(named.name, trains(named.name)));
+  }
+  FSDP_ASSIGN_OR_RETURN(const int64_t expected,
+                        ExpectedBytes(*model, communicator, trains));
+  const MemoryPlan plan = model->PlanMemory();
+  Plain plain(c.ranks);
+  for (int turn = 0; turn < 2; ++turn) {
+    log.Clear();
+    plain.Backward(trains, turn);
+    FSDP_RETURN_IF_ERROR(model->Backward(
+        LossOf([&](const at::Tensor& x) { return model->forward(x); },
+               communicator.rank(), turn)));
+    FSDP_RETURN_IF_ERROR(CheckGradients(*model, plain, "a backward"));
+    const int64_t moved = log.TotalsOf(Collective::kReduceScatter).bytes;
+    if (moved != (c.ranks == 1 ? 0 : expected)) {
+      return absl::InternalError(absl::StrCat(
+          moved, " bytes are reduced where ", expected, " are trained"));
+    }
+  }
+  if (plan.gradients != (c.offloads ? 0 : expected / c.ranks)) {
+    return absl::InternalError(absl::StrCat(
+        plan.gradients, " bytes of gradients are planned for ", expected));
+  }
+  const int64_t in_flight = model->memory_stats().gradients.peak_in_use_bytes;
+  if (plan.in_flight != in_flight) {
+    return absl::InternalError(absl::StrCat(
+        in_flight, " bytes in reduce buffers, planned ", plan.in_flight));
+  }
+  return expected;
+}
+
+TEST_P(PartlyTrainedTest, OnlyWhatIsTrainedIsReducedAndHasMemory) {
+  const Case& c = GetParam();
+  Run([&c](Communicator& communicator) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(
+        const int64_t of_all,
+        CheckMoved(c, communicator, IsAny, /*freeze_first=*/true));
+    for (const Trains trains : {IsLora, IsBias}) {
+      FSDP_ASSIGN_OR_RETURN(
+          const int64_t spread,
+          CheckMoved(c, communicator, trains, /*freeze_first=*/true));
+      FSDP_ASSIGN_OR_RETURN(
+          const int64_t in_place,
+          CheckMoved(c, communicator, trains, /*freeze_first=*/false));
+      if (spread > of_all / 3 || spread > in_place || in_place > of_all) {
+        return absl::InternalError(
+            absl::StrCat("of ", of_all, " bytes ", spread, " and ", in_place));
+      }
+    }
+    return absl::OkStatus();
+  });
+}
+
+// Gradients are added to from one backward to the next, kept whole or not,
+// while other parameters are trained.
+TEST_P(PartlyTrainedTest, WhatIsTrainedChangesBetweenBackwards) {
+  const Case& c = GetParam();
+  struct Turn {
+    Trains trains;
+    bool reduces;
+    bool zeroes;
+  };
+  const std::vector<Turn> turns = {
+      {IsLora, true, false}, {IsBias, true, false},  {IsBias, true, false},
+      {IsAny, true, false},  {IsLora, true, true},   {IsAny, true, false},
+      {IsLora, false, true}, {IsBias, false, false}, {IsAny, true, false},
+      {IsAny, false, false}, {IsAny, true, false},   {IsBias, false, true},
+      {IsBias, true, false}, {IsLora, true, false},
+  };
+  Run([&](Communicator& communicator) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<Net> model,
+                          FullyShard(std::make_shared<Net>(),
+                                     Unowned(communicator), LayerUnits(c)));
+    Plain plain(c.ranks);
+    for (size_t i = 0; i < turns.size(); ++i) {
+      const int turn = static_cast<int>(i);
+      if (turns[i].zeroes) {
+        plain.ZeroGrad();
+        model->zero_grad();
+      }
+      plain.Backward(turns[i].trains, turn);
+      SetTrained(*model->module(), turns[i].trains);
+      absl::optional<NoSyncScope> no_sync;
+      if (!turns[i].reduces) no_sync.emplace(model->NoSync());
+      FSDP_RETURN_IF_ERROR(model->Backward(
+          LossOf([&](const at::Tensor& x) { return model->forward(x); },
+                 communicator.rank(), turn)));
+      if (!turns[i].reduces) continue;
+      FSDP_RETURN_IF_ERROR(
+          CheckGradients(*model, plain, absl::StrCat("turn ", i)));
+    }
+    return absl::OkStatus();
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, PartlyTrainedTest,
+    ::testing::Values(
+        Case{"One", 1, false, false}, Case{"Two", 2, false, false},
+        Case{"Three", 3, false, false}, Case{"Five", 5, false, false},
+        Case{"OneSharing", 1, true, false}, Case{"TwoSharing", 2, true, false},
+        Case{"ThreeSharing", 3, true, false},
+        Case{"FiveSharing", 5, true, false},
+        Case{"TwoOffloading", 2, false, true},
+        Case{"ThreeSharingAndOffloading", 3, true, true}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+// Replicas all-reduce segments of what is trained.
+TEST(PartlyTrainedReplicasTest, GradientsAreTheMeanOverAll) {
+  EXPECT_OK(comm::testing::RunAllRanks(
+      4, [](Communicator& communicator) -> absl::Status {
+        FSDP_ASSIGN_OR_RETURN(
+            const comm::Mesh mesh,
+            comm::Mesh::Create(Unowned(communicator),
+                               {{"replicate", 2}, {"shard", 2}}));
+        Options options = LayerUnits({});
+        options.unit.strategy = ShardingStrategy::kHybridShard;
+        FSDP_ASSIGN_OR_RETURN(
+            FullyShardedDataParallel<Net> model,
+            FullyShard(std::make_shared<Net>(), mesh, options));
+        Plain plain(4);
+        int turn = 0;
+        for (const Trains trains : {IsLora, IsBias, IsAny}) {
+          plain.Backward(trains, ++turn);
+          SetTrained(*model->module(), trains);
+          FSDP_RETURN_IF_ERROR(model->Backward(
+              LossOf([&](const at::Tensor& x) { return model->forward(x); },
+                     communicator.rank(), turn)));
+          FSDP_RETURN_IF_ERROR(
+              CheckGradients(*model, plain, absl::StrCat("turn ", turn)));
+        }
+        return absl::OkStatus();
+      }));
+}
+
+// No rank takes its own gradients for those of all, where nothing of the unit
+// was trained when the model was sharded and nothing is left to divide.
+absl::Status CheckThawed(const comm::Mesh& mesh, ShardingStrategy strategy,
+                         Communicator& communicator) {
+  Options options = LayerUnits({});
+  options.unit.strategy = strategy;
+  options.gradient_divide_factor = 1;
+  auto net = std::make_shared<Net>();
+  SetTrained(*net, IsLora);  // the root's unit has no such parameter
+  FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<Net> model,
+                        FullyShard(net, mesh, options));
+  const int ranks = communicator.world_size();
+  Plain plain(ranks);
+  for (const int turn : {0, 1}) {
+    const Trains trains = turn == 0 ? IsLora : IsAny;
+    for (const NamedShard& named : model->NamedShards()) {
+      FSDP_RETURN_IF_ERROR(model->SetTrainable(named.name, trains(named.name)));
+    }
+    plain.Backward(trains, turn);
+    const at::Tensor loss =
+        LossOf([&](const at::Tensor& x) { return model->forward(x); },
+               communicator.rank(), turn);
+    FSDP_RETURN_IF_ERROR(model->Backward(loss / ranks));
+    FSDP_RETURN_IF_ERROR(
+        CheckGradients(*model, plain, absl::StrCat("turn ", turn)));
+  }
+  return absl::OkStatus();
+}
+
+TEST(PartlyTrainedReplicasTest, WhatIsTrainedSinceIsTheSumOverAll) {
+  for (const int ranks : {1, 2, 3}) {
+    for (const ShardingStrategy strategy :
+         {ShardingStrategy::kNoShard, ShardingStrategy::kHybridShard,
+          ShardingStrategy::kHybridShardGradOp}) {
+      SCOPED_TRACE(absl::StrCat(ToString(strategy), " of ", ranks));
+      EXPECT_OK(comm::testing::RunAllRanks(
+          ranks, [&](Communicator& communicator) -> absl::Status {
+            FSDP_ASSIGN_OR_RETURN(
+                const comm::Mesh mesh,
+                comm::Mesh::Create(Unowned(communicator),
+                                   {{"replicate", ranks}, {"shard", 1}}));
+            return CheckThawed(mesh, strategy, communicator);
+          }));
+    }
+  }
+}
+
+// lora_a and lora_b are equally large, and so are what the ranks would send.
+TEST(PartlyTrainedErrorsTest, RanksThatTrainOthersAreRefused) {
+  const std::vector<absl::Status> statuses =
+      RunRanks(2, [](Communicator& communicator) -> absl::Status {
+        auto net = std::make_shared<Net>();
+        FSDP_ASSIGN_OR_RETURN(
+            FullyShardedDataParallel<Net> model,
+            FullyShard(net, Unowned(communicator), LayerUnits({})));
+        for (const auto& layer : net->layers) {
+          (communicator.rank() == 0 ? layer->lora_a : layer->lora_b)
+              .set_requires_grad(false);
+        }
+        return model->Backward(LossOf(
+            [&](const at::Tensor& x) { return model->forward(x); }, 0, 0));
+      });
+  for (const absl::Status& status : statuses) {
+    EXPECT_FALSE(status.ok());
+    EXPECT_TRUE(absl::StrContains(status.message(), "layer1 (trains 3 of 4"))
+        << status;
+  }
+}
+
+}  // namespace
+}  // namespace fsdp

@@ -1,0 +1,301 @@
+// The optimizer inside backward, unit by unit, does what it does after it.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/equal.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/optimizer.h>
+#include <torch/optim/sgd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "base/torch_status.h"
+#include "comm/communicator.h"
+#include "comm/mesh.h"
+#include "comm/testing/run_ranks.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/options/options.h"
+#include "fsdp/testing/toy_model.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::Mesh;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::testing::FillParameters;
+using ::fsdp::testing::Rows;
+using ::fsdp::testing::StatusIs;
+using ::fsdp::testing::Unowned;
+using ::testing::Each;
+using ::testing::HasSubstr;
+
+constexpr int64_t kDim = 5;
+
+class LayerImpl : public torch::nn::Module {
+ public:
+  LayerImpl() : linear(register_module("linear", torch::nn::Linear(kDim, 3))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    return x + linear->forward(x).tanh().matmul(linear->weight);
+  }
+  torch::nn::Linear linear;
+};
+
+// Units that are used once, twice, at times and never; frozen parameters.
+class TestNet : public torch::nn::Module {
+ public:
+  TestNet()
+      : once(register_module("once", std::make_shared<LayerImpl>())),
+        twice(register_module("twice", std::make_shared<LayerImpl>())),
+        sometimes(register_module("sometimes", std::make_shared<LayerImpl>())),
+        never(register_module("never", std::make_shared<LayerImpl>())),
+        head(register_module("head", torch::nn::Linear(kDim, kDim))) {
+    FillParameters(*this, 1);
+    once->linear->bias.set_requires_grad(false);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    at::Tensor y = Forward(twice, Forward(once, Forward(twice, x)));
+    if (runs_inside) runs_inside(y);
+    if (uses_all) y = Forward(sometimes, y);
+    return head->forward(y);
+  }
+  std::shared_ptr<LayerImpl> once, twice, sometimes, never;
+  torch::nn::Linear head;
+  bool uses_all = true;
+  std::function<void(const at::Tensor&)> runs_inside;
+};
+
+using Model = FullyShardedDataParallel<TestNet>;
+
+absl::StatusOr<Model> MakeModel(Communicator& world,
+                                ShardingStrategy strategy) {
+  const int row = world.world_size() % 2 == 0 ? 2 : world.world_size();
+  FSDP_ASSIGN_OR_RETURN(
+      const Mesh mesh,
+      Mesh::Create(Unowned(world), {{"replicate", -1}, {"shard", row}}));
+  Options options;
+  options.wrap_policy = WrapModules<LayerImpl>();
+  options.unit.strategy = strategy;
+  options.abort_on_failure = false;
+  return FullyShard(std::make_shared<TestNet>(), mesh, options);
+}
+
+absl::Status Backward(Model& model, int64_t part) {
+  const comm::Communicator& world = model->communicator();
+  const at::Tensor x = Rows(part * world.world_size() + world.rank(), 2, kDim);
+  at::Tensor loss;
+  FSDP_RETURN_IF_ERROR(TorchToStatus(
+      "forward", [&] { loss = model->forward(x).square().mean(); }));
+  return model->Backward(loss);
+}
+
+// Momentum and decay tell a second step, or one of zeros, from none.
+std::unique_ptr<torch::optim::Optimizer> MakeOptimizer(const Model& model,
+                                                       bool adam) {
+  if (adam) {
+    return std::make_unique<torch::optim::AdamW>(
+        model->Parameters(), torch::optim::AdamWOptions(1e-2));
+  }
+  return std::make_unique<torch::optim::SGD>(
+      model->Parameters(),
+      torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.01));
+}
+
+absl::Status StepInBackward(Model& model, torch::optim::Optimizer& optimizer) {
+  return model->StepInBackward([&optimizer](auto) {
+    optimizer.step();
+    optimizer.zero_grad();
+    return absl::OkStatus();
+  });
+}
+
+absl::Status CheckEqualShards(const Model& actual, const Model& expected) {
+  const std::vector<NamedShard>& shards = actual->NamedShards();
+  for (size_t i = 0; i < shards.size(); ++i) {
+    if (!at::equal(shards[i].shard, expected->NamedShards()[i].shard)) {
+      return absl::InternalError(absl::StrCat(shards[i].name, " differs"));
+    }
+    if (shards[i].shard.grad().defined()) {
+      return absl::InternalError(absl::StrCat(shards[i].name, " has gradient"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckBitEqual(Communicator& world, ShardingStrategy strategy,
+                           bool adam) {
+  FSDP_ASSIGN_OR_RETURN(Model inside, MakeModel(world, strategy));
+  FSDP_ASSIGN_OR_RETURN(Model after, MakeModel(world, strategy));
+  const auto optimizer = MakeOptimizer(inside, adam);
+  const auto expected = MakeOptimizer(after, adam);
+  FSDP_RETURN_IF_ERROR(StepInBackward(inside, *optimizer));
+  int64_t part = 0;
+  for (int step = 0; step < 5; ++step) {
+    for (Model* model : {&inside, &after}) {
+      model->module()->uses_all = step % 2 == 0;
+      if (step > 2) {
+        NoSyncScope no_sync = (*model)->NoSync();
+        FSDP_RETURN_IF_ERROR(Backward(*model, part));
+        model->module()->uses_all = !model->module()->uses_all;
+      }
+      FSDP_RETURN_IF_ERROR(Backward(*model, part + 1));
+    }
+    part += 2;
+    expected->step();
+    expected->zero_grad();
+    FSDP_RETURN_IF_ERROR(CheckEqualShards(inside, after));
+  }
+  return absl::OkStatus();
+}
+
+class BitEqualTest : public ::testing::TestWithParam<ShardingStrategy> {};
+
+TEST_P(BitEqualTest, ToStepsAfterBackward) {
+  for (const int world_size : {1, 2, 3, 4}) {
+    for (const bool adam : {false, true}) {
+      EXPECT_OK(RunAllRanks(world_size,
+                            [&](Communicator& world) {
+                              return CheckBitEqual(world, GetParam(), adam);
+                            }))
+          << world_size << " ranks";
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, BitEqualTest,
+    ::testing::Values(
+        ShardingStrategy::kFullShard, ShardingStrategy::kShardGradOp,
+        ShardingStrategy::kShardOptimizer, ShardingStrategy::kNoShard,
+        ShardingStrategy::kHybridShard, ShardingStrategy::kHybridShardGradOp),
+    [](const auto& info) { return absl::StrCat("Strategy", info.index); });
+
+TEST(StepInBackwardTest, StepsEveryTrainableUsedUnitOnce) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model,
+                          MakeModel(world, ShardingStrategy::kFullShard));
+    std::vector<std::string> stepped;
+    FSDP_RETURN_IF_ERROR(
+        model->StepInBackward([&](absl::Span<const NamedShard> unit) {
+          stepped.push_back(unit.front().name);
+          for (const NamedShard& named : unit) {
+            named.shard.mutable_grad().reset();
+          }
+          return absl::OkStatus();
+        }));
+    for (int step = 0; step < 2; ++step) {
+      stepped.clear();
+      FSDP_RETURN_IF_ERROR(Backward(model, step));
+      std::sort(stepped.begin(), stepped.end());
+      const std::vector<std::string> expected = {
+          "head.weight", "once.linear.weight", "sometimes.linear.weight",
+          "twice.linear.weight"};
+      if (stepped != expected) {
+        return absl::InternalError(absl::StrCat(stepped.size(), " steps"));
+      }
+    }
+    return absl::OkStatus();
+  }));
+}
+
+TEST(StepInBackwardTest, AFailedStepFailsTheBackwardAndTheNextOneIsWhole) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model,
+                          MakeModel(world, ShardingStrategy::kFullShard));
+    absl::Status result = absl::DataLossError("no room");
+    int steps = 0;
+    FSDP_RETURN_IF_ERROR(model->StepInBackward([&](auto) {
+      ++steps;
+      return result;
+    }));
+    const absl::Status failed = Backward(model, 0);
+    if (!absl::IsDataLoss(failed) || steps != 1) {
+      return absl::InternalError(failed.ToString());
+    }
+    if (model->memory_stats().gradients.in_use_bytes != 0) {
+      return absl::InternalError("reduce buffers are left");
+    }
+    result = absl::OkStatus();
+    FSDP_RETURN_IF_ERROR(Backward(model, 1));
+    return steps == 1 + 4 ? absl::OkStatus()
+                          : absl::InternalError(absl::StrCat(steps, " steps"));
+  }));
+}
+
+TEST(StepInBackwardTest, RefusesGradientsOfABackwardInsideTheForward) {
+  const auto run = [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model,
+                          MakeModel(world, ShardingStrategy::kFullShard));
+    FSDP_RETURN_IF_ERROR(
+        model->StepInBackward([](auto) { return absl::OkStatus(); }));
+    absl::Status inside;
+    model.module()->runs_inside = [&](const at::Tensor& y) {
+      inside = model->Backward(y.sum());
+    };
+    const absl::Status outside = Backward(model, 0);
+    if (outside.ok()) return absl::InternalError("the forward went on");
+    model.module()->runs_inside = nullptr;
+    FSDP_RETURN_IF_ERROR(Backward(model, 0));
+    return inside;
+  };
+  EXPECT_THAT(RunRanks(2, run),
+              Each(StatusIs(absl::StatusCode::kFailedPrecondition,
+                            HasSubstr("a backward inside a forward"))));
+}
+
+TEST(StepInBackwardTest, IsSetBetweenStepsOnly) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model,
+                          MakeModel(world, ShardingStrategy::kFullShard));
+    absl::Status refused;
+    model.module()->runs_inside = [&](const at::Tensor&) {
+      refused = model->StepInBackward([](auto) { return absl::OkStatus(); });
+    };
+    FSDP_RETURN_IF_ERROR(Backward(model, 0));
+    return absl::IsFailedPrecondition(refused)
+               ? absl::OkStatus()
+               : absl::InternalError(refused.ToString());
+  }));
+}
+
+TEST(StepInBackwardTest, EndsWithNullAndIsReplacedByAnother) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model,
+                          MakeModel(world, ShardingStrategy::kFullShard));
+    int first = 0;
+    int second = 0;
+    const auto count = [](int* steps) {
+      return [steps](absl::Span<const NamedShard> unit) {
+        ++*steps;
+        for (const NamedShard& named : unit) named.shard.mutable_grad().reset();
+        return absl::OkStatus();
+      };
+    };
+    FSDP_RETURN_IF_ERROR(model->StepInBackward(count(&first)));
+    FSDP_RETURN_IF_ERROR(model->StepInBackward(count(&second)));
+    FSDP_RETURN_IF_ERROR(Backward(model, 0));
+    FSDP_RETURN_IF_ERROR(model->StepInBackward(nullptr));
+    FSDP_RETURN_IF_ERROR(Backward(model, 1));
+    const bool has_gradient = model->Parameters().front().grad().defined();
+    return first == 0 && second == 4 && has_gradient
+               ? absl::OkStatus()
+               : absl::InternalError(absl::StrCat(first, ", ", second));
+  }));
+}
+
+}  // namespace
+}  // namespace fsdp

@@ -1,0 +1,487 @@
+// Every sharding strategy trains as one process does, with the collectives it
+// promises.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/equal.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "base/status_error.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "comm/communicator.h"
+#include "comm/local/local_communicator.h"
+#include "comm/mesh.h"
+#include "comm/testing/run_ranks.h"
+#include "comm/wrappers/recording_communicator.h"
+#include "fsdp/comm_hooks.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/options/options.h"
+#include "fsdp/testing/plain_oracle.h"
+#include "fsdp/testing/toy_model.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::comm::Collective;
+using ::fsdp::comm::CollectiveLog;
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::Mesh;
+using ::fsdp::comm::testing::AllOk;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::CheckAgainstPlain;
+using ::fsdp::testing::Loss;
+using ::fsdp::testing::MakeNet;
+using ::fsdp::testing::NetImpl;
+using ::fsdp::testing::Rows;
+using ::fsdp::testing::TrainingPlan;
+using ::fsdp::testing::Unowned;
+using ::testing::HasSubstr;
+
+constexpr int64_t kDim = 7;
+constexpr int kBlocks = 3;
+constexpr int kUnits = kBlocks + 1;
+
+// Rows of two ranks where the number of ranks is even, else of all ranks.
+absl::StatusOr<Mesh> MeshOf(Communicator& world) {
+  const int row = world.world_size() % 2 == 0 ? 2 : world.world_size();
+  return Mesh::Create(Unowned(world), {{"replicate", -1}, {"shard", row}});
+}
+
+constexpr ShardingStrategy kStrategies[] = {
+    ShardingStrategy::kFullShard,      ShardingStrategy::kShardGradOp,
+    ShardingStrategy::kShardOptimizer, ShardingStrategy::kNoShard,
+    ShardingStrategy::kHybridShard,    ShardingStrategy::kHybridShardGradOp};
+
+struct Accumulation {
+  const char* name;
+  int backwards;
+  bool no_sync;
+  bool step_in_backward;
+};
+
+class StrategyTest : public ::testing::TestWithParam<
+                         std::tuple<int, ShardingStrategy, Accumulation>> {};
+
+TEST_P(StrategyTest, TrainsAsOneProcessDoes) {
+  const auto& [world_size, strategy, accumulation] = GetParam();
+  TrainingPlan plan;
+  plan.backwards = accumulation.backwards;
+  plan.no_sync = accumulation.no_sync;
+  plan.step_in_backward = accumulation.step_in_backward;
+  Options options = BlockUnits();
+  options.unit.strategy = strategy;
+  EXPECT_OK(RunAllRanks(world_size, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(const Mesh mesh, MeshOf(world));
+    return CheckAgainstPlain(plan, mesh, options);
+  }));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, StrategyTest,
+    ::testing::Combine(
+        ::testing::Values(1, 2, 3, 4, 6), ::testing::ValuesIn(kStrategies),
+        ::testing::Values(Accumulation{"Plain", 1, false, false},
+                          Accumulation{"Accumulating", 3, false, false},
+                          Accumulation{"NoSync", 3, true, false},
+                          Accumulation{"StepInBackward", 1, false, true})),
+    [](const auto& info) {
+      std::string name = ToString(std::get<1>(info.param));
+      name.erase(std::remove(name.begin(), name.end(), ' '), name.end());
+      return absl::StrCat("World", std::get<0>(info.param), name,
+                          std::get<2>(info.param).name);
+    });
+
+TEST(StrategiesTest, UnitsMayDifferAndSgdWorksToo) {
+  EXPECT_OK(RunAllRanks(4, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(const Mesh mesh, MeshOf(world));
+    Options options = BlockUnits();
+    options.configure_unit = [](const std::string& path,
+                                const torch::nn::Module&, UnitOptions& unit) {
+      if (path == "blocks.0") unit.strategy = ShardingStrategy::kNoShard;
+      if (path == "blocks.1") unit.strategy = ShardingStrategy::kHybridShard;
+      if (path == "blocks.2") unit.backward_group_size = 2;
+    };
+    TrainingPlan plan;
+    plan.adam = false;
+    FSDP_RETURN_IF_ERROR(CheckAgainstPlain(plan, mesh, options));
+    plan.backwards = 2;
+    plan.no_sync = true;
+    return CheckAgainstPlain(plan, mesh, options);
+  }));
+}
+
+TEST(StrategiesTest, BackwardGathersWithinTheSmallerGroup) {
+  for (const int group : {1, 2, 3, 6}) {
+    EXPECT_OK(RunAllRanks(6, [&](Communicator& world) -> absl::Status {
+      FSDP_ASSIGN_OR_RETURN(const Mesh mesh,
+                            Mesh::Create(Unowned(world), {{"shard", -1}}));
+      Options options = BlockUnits();
+      options.unit.backward_group_size = group;
+      options.reshard_root_after_forward = true;
+      return CheckAgainstPlain(TrainingPlan(), mesh, options);
+    }));
+  }
+}
+
+// --- Collectives -------------------------------------------------------------
+
+struct Counts {
+  int64_t gathers;
+  int64_t reduce_scatters;
+  int64_t all_reduces;
+};
+
+absl::Status CheckCounts(const CollectiveLog& log, const Counts& expected) {
+  const Counts actual{log.TotalsOf(Collective::kAllGather).count,
+                      log.TotalsOf(Collective::kReduceScatter).count,
+                      log.TotalsOf(Collective::kAllReduce).count};
+  if (actual.gathers == expected.gathers &&
+      actual.reduce_scatters == expected.reduce_scatters &&
+      actual.all_reduces == expected.all_reduces) {
+    return absl::OkStatus();
+  }
+  return absl::InternalError(
+      absl::StrCat(actual.gathers, " all-gathers, ", actual.reduce_scatters,
+                   " reduce-scatters, ", actual.all_reduces, " all-reduces"));
+}
+
+absl::Status Backward(FullyShardedDataParallel<NetImpl>& model) {
+  const at::Tensor x = Rows(model->communicator().rank(), 4, kDim);
+  return model->Backward(Loss(model->forward(x), x));
+}
+
+struct CountsCase {
+  const char* name;
+  ShardingStrategy strategy;
+  int no_sync_backwards;  // before the one that reduces
+  Counts expected;
+};
+
+class CountsTest : public ::testing::TestWithParam<CountsCase> {};
+
+TEST_P(CountsTest, OfAStep) {
+  const CountsCase& c = GetParam();
+  ASSERT_OK_AND_ASSIGN(auto group, comm::CreateLocalGroup(4));
+  std::vector<CollectiveLog> logs(group.size());
+  for (size_t rank = 0; rank < group.size(); ++rank) {
+    group[rank] = comm::Record(std::move(group[rank]), &logs[rank]);
+  }
+  const auto run = [&](Communicator& world) -> absl::Status {
+    CollectiveLog& log = logs[world.rank()];
+    FSDP_ASSIGN_OR_RETURN(const Mesh mesh, MeshOf(world));
+    Options options = BlockUnits();
+    options.unit.strategy = c.strategy;
+    options.check_order = false;
+    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<NetImpl> model,
+                          FullyShard(MakeNet(kDim, kBlocks), mesh, options));
+    for (int step = 0; step < 3; ++step) {
+      log.Clear();
+      for (int i = 0; i < c.no_sync_backwards; ++i) {
+        NoSyncScope no_sync = model->NoSync();
+        FSDP_RETURN_IF_ERROR(Backward(model));
+      }
+      FSDP_RETURN_IF_ERROR(Backward(model));
+    }
+    return CheckCounts(log, c.expected);
+  };
+  EXPECT_OK(AllOk(comm::testing::RunRanks(group, run)));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, CountsTest,
+    ::testing::Values(
+        CountsCase{"FullShard",
+                   ShardingStrategy::kFullShard,
+                   0,
+                   {2 * kUnits - 1, kUnits, 0}},
+        CountsCase{"FullShardNoSync",
+                   ShardingStrategy::kFullShard,
+                   2,
+                   {3 * (2 * kUnits - 1), kUnits, 0}},
+        CountsCase{"ShardGradOp",
+                   ShardingStrategy::kShardGradOp,
+                   0,
+                   {kUnits, kUnits, 0}},
+        CountsCase{"ShardGradOpNoSync",
+                   ShardingStrategy::kShardGradOp,
+                   2,
+                   {3 * kUnits, kUnits, 0}},
+        CountsCase{"ShardOptimizerNoSync",
+                   ShardingStrategy::kShardOptimizer,
+                   2,
+                   {kUnits, kUnits, 0}},
+        CountsCase{"NoShard", ShardingStrategy::kNoShard, 0, {0, 0, kUnits}},
+        CountsCase{
+            "NoShardNoSync", ShardingStrategy::kNoShard, 2, {0, 0, kUnits}},
+        CountsCase{"Hybrid",
+                   ShardingStrategy::kHybridShard,
+                   0,
+                   {2 * kUnits - 1, kUnits, kUnits}}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+TEST(HybridBytesTest, HybridAllReducesOnlyWhatARankHasReduced) {
+  ASSERT_OK_AND_ASSIGN(auto group, comm::CreateLocalGroup(4));
+  std::vector<CollectiveLog> logs(group.size());
+  for (size_t rank = 0; rank < group.size(); ++rank) {
+    group[rank] = comm::Record(std::move(group[rank]), &logs[rank]);
+  }
+  const auto run = [&](Communicator& world) -> absl::Status {
+    CollectiveLog& log = logs[world.rank()];
+    FSDP_ASSIGN_OR_RETURN(const Mesh mesh, MeshOf(world));
+    Options options = BlockUnits();
+    options.unit.strategy = ShardingStrategy::kHybridShard;
+    options.check_order = false;
+    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<NetImpl> model,
+                          FullyShard(MakeNet(kDim, kBlocks), mesh, options));
+    log.Clear();
+    FSDP_RETURN_IF_ERROR(Backward(model));
+    const int64_t scattered = log.TotalsOf(Collective::kReduceScatter).bytes;
+    const int64_t reduced = log.TotalsOf(Collective::kAllReduce).bytes;
+    return scattered == 2 * reduced ? absl::OkStatus()
+                                    : absl::InternalError(absl::StrCat(
+                                          reduced, " bytes of ", scattered));
+  };
+  EXPECT_OK(AllOk(comm::testing::RunRanks(group, run)));
+}
+
+// --- Hooks and factors -------------------------------------------------------
+
+TEST(ReductionHookTest, CompressedReductionsTrainAlikeWithAndWithoutReplicas) {
+  for (const ShardingStrategy strategy :
+       {ShardingStrategy::kFullShard, ShardingStrategy::kHybridShard}) {
+    EXPECT_OK(RunAllRanks(4, [&](Communicator& world) -> absl::Status {
+      FSDP_ASSIGN_OR_RETURN(const Mesh mesh, MeshOf(world));
+      Options options = BlockUnits();
+      options.unit.strategy = strategy;
+      TrainingPlan plan;
+      plan.adam = false;
+      plan.prepare = [](ShardedModuleBase& model) {
+        return model.SetReductionHooks(CompressedReduceScatter(at::kBFloat16),
+                                       CompressedAllReduce(at::kBFloat16));
+      };
+      FSDP_RETURN_IF_ERROR(CheckAgainstPlain(plan, mesh, options,
+                                             /*relative=*/0.02,
+                                             /*absolute=*/0.005));
+      // Rounding shows: the hooks have been called.
+      return CheckAgainstPlain(plan, mesh, options, 1e-7, 1e-8).ok()
+                 ? absl::InternalError("nothing was rounded")
+                 : absl::OkStatus();
+    }));
+  }
+}
+
+TEST(ReductionHookTest, AreSetOnce) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(
+        FullyShardedDataParallel<NetImpl> model,
+        FullyShard(MakeNet(kDim, 1), Unowned(world), BlockUnits()));
+    FSDP_RETURN_IF_ERROR(
+        model->SetReductionHooks(CompressedReduceScatter(at::kHalf)));
+    const absl::Status second =
+        model->SetReductionHooks(CompressedReduceScatter(at::kHalf));
+    return second.code() == absl::StatusCode::kFailedPrecondition
+               ? absl::OkStatus()
+               : absl::InternalError("set twice");
+  }));
+}
+
+TEST(DivideFactorsTest, AnySplitGivesTheMeanAndOneGivesTheSum) {
+  for (const double before : {1.0, 2.0, 3.0, 8.0}) {
+    EXPECT_OK(RunAllRanks(3, [&](Communicator& world) -> absl::Status {
+      FSDP_ASSIGN_OR_RETURN(const Mesh mesh, MeshOf(world));
+      Options options = BlockUnits();
+      options.gradient_predivide_factor = before;
+      FSDP_RETURN_IF_ERROR(CheckAgainstPlain(TrainingPlan(), mesh, options));
+      TrainingPlan set_later;
+      set_later.prepare = [&](ShardedModuleBase& model) {
+        return model.SetGradientDivideFactors(before, 3 / before);
+      };
+      return CheckAgainstPlain(set_later, mesh, BlockUnits());
+    }));
+  }
+  EXPECT_OK(RunAllRanks(3, [](Communicator& world) -> absl::Status {
+    const auto gradient = [&](std::optional<double> factor) {
+      Options options = BlockUnits();
+      options.gradient_divide_factor = factor;
+      auto model =
+          ValueOrThrow(FullyShard(MakeNet(kDim, 1), Unowned(world), options));
+      ThrowIfError(Backward(model));
+      return model->NamedShards().front().shard.grad().clone();
+    };
+    return at::allclose(gradient(1.0), gradient(std::nullopt) * 3)
+               ? absl::OkStatus()
+               : absl::InternalError("not the sum");
+  }));
+}
+
+// A sum over ranks of 40,000 each is no fp16 number.
+TEST(DivideFactorsTest, InFp16APartComesBeforeTheReductionWhateverTheFactor) {
+  for (const std::optional<double> factor : {std::optional<double>(), {2.0}}) {
+    EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+      Options options;
+      options.unit.precision.reduce_dtype = at::kHalf;
+      options.gradient_divide_factor = factor;
+      torch::nn::Linear linear(torch::nn::LinearOptions(1, 1).bias(false));
+      FSDP_ASSIGN_OR_RETURN(auto model,
+                            FullyShard(linear, Unowned(world), options));
+      FSDP_RETURN_IF_ERROR(
+          model->Backward(model->forward(at::full({1, 1}, 4e4)).sum()));
+      const at::Tensor shard = model->NamedShards().front().shard;
+      return shard.numel() == 0 || shard.grad().item<double>() == 4e4
+                 ? absl::OkStatus()
+                 : absl::InternalError(
+                       absl::StrCat(shard.grad().item<double>()));
+    }));
+  }
+}
+
+TEST(DivideFactorsTest, HaveToBePositive) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    Options options;
+    options.gradient_divide_factor = 0;
+    const absl::Status status =
+        FullyShard(MakeNet(kDim, 1), Unowned(world), options).status();
+    return status.code() == absl::StatusCode::kInvalidArgument
+               ? absl::OkStatus()
+               : absl::InternalError("accepted");
+  }));
+}
+
+// --- Stepping in backward, ignored parts, refusals ---------------------------
+
+TEST(StepInBackwardTest, ASecondBackwardThroughAUnitIsRefused) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    Options options = BlockUnits();
+    options.abort_on_failure = false;
+    FSDP_ASSIGN_OR_RETURN(
+        FullyShardedDataParallel<NetImpl> model,
+        FullyShard(MakeNet(kDim, kBlocks), Unowned(world), options));
+    FSDP_RETURN_IF_ERROR(
+        model->StepInBackward([](auto) { return absl::OkStatus(); }));
+    const at::Tensor x = Rows(0, 2, kDim);
+    const at::Tensor loss = Loss(model->forward(x), x);
+    FSDP_RETURN_IF_ERROR(model->Backward(loss, /*retain_graph=*/true));
+    const absl::Status second = model->Backward(loss);
+    if (second.code() != absl::StatusCode::kFailedPrecondition) {
+      return absl::InternalError("not refused");
+    }
+    return Backward(model);
+  }));
+}
+
+TEST(StepInBackwardTest, GradientsOfOneUnitAtATimeAreAlive) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(
+        FullyShardedDataParallel<NetImpl> model,
+        FullyShard(MakeNet(kDim, kBlocks), Unowned(world), BlockUnits()));
+    size_t most = 0;
+    int units = 0;
+    FSDP_RETURN_IF_ERROR(
+        model->StepInBackward([&](absl::Span<const NamedShard> unit) {
+          size_t alive = 0;
+          for (const NamedShard& shard : model->NamedShards()) {
+            alive += shard.shard.grad().defined();
+          }
+          most = std::max(most, alive);
+          ++units;
+          for (const NamedShard& shard : unit) {
+            at::Tensor leaf = shard.shard;
+            leaf.mutable_grad().reset();
+          }
+          return absl::OkStatus();
+        }));
+    FSDP_RETURN_IF_ERROR(Backward(model));
+    return most == 4 && units == kUnits
+               ? absl::OkStatus()
+               : absl::InternalError(absl::StrCat(most, " of ", units));
+  }));
+}
+
+TEST(IgnoreTest, IgnoredModulesAndParametersStayAsTheyAreOnEachRank) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    auto net = MakeNet(kDim, 2, /*seed=*/world.rank());
+    const at::Tensor block = net->blocks->parameters().front();
+    const at::Tensor bias = net->head->bias;
+    const at::Tensor before = block.detach().clone();
+    Options options = BlockUnits();
+    options.ignore_module = [](const std::string& path,
+                               const torch::nn::Module&) {
+      return path == "blocks.0";
+    };
+    options.ignore_parameter = [](const std::string& name, const at::Tensor&) {
+      return name == "head.bias";
+    };
+    FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<NetImpl> model,
+                          FullyShard(net, Unowned(world), options));
+    for (const NamedShard& shard : model->NamedShards()) {
+      if (shard.name == "head.bias" || shard.name == "blocks.0.fc.weight") {
+        return absl::InternalError(shard.name);
+      }
+    }
+    FSDP_RETURN_IF_ERROR(Backward(model));
+    if (!at::equal(block, before) || !block.grad().defined() ||
+        !bias.grad().defined()) {
+      return absl::InternalError("the ignored parameters were touched");
+    }
+    return absl::OkStatus();
+  }));
+}
+
+absl::Status Refused(Communicator& world, const Options& options) {
+  return FullyShard(MakeNet(kDim, 1), Unowned(world), options).status();
+}
+
+TEST(StrategiesTest, WhatAMeshCannotDoIsRefusedByAllRanks) {
+  const std::vector<absl::Status> hybrid =
+      comm::testing::RunRanks(2, [](Communicator& world) {
+        Options options;
+        options.unit.strategy = ShardingStrategy::kHybridShard;
+        return Refused(world, options);
+      });
+  const std::vector<absl::Status> group =
+      comm::testing::RunRanks(3, [](Communicator& world) {
+        Options options;
+        options.unit.backward_group_size = 2;
+        return Refused(world, options);
+      });
+  const std::vector<absl::Status> kept =
+      comm::testing::RunRanks(2, [](Communicator& world) {
+        Options options;
+        options.unit.strategy = ShardingStrategy::kShardGradOp;
+        options.unit.backward_group_size = 2;
+        return Refused(world, options);
+      });
+  for (const absl::Status& status : hybrid) {
+    EXPECT_THAT(status,
+                fsdp::testing::StatusIs(absl::StatusCode::kInvalidArgument,
+                                        HasSubstr("a mesh of two dimensions")));
+  }
+  for (const absl::Status& status : group) {
+    EXPECT_THAT(status, fsdp::testing::StatusIs(
+                            absl::StatusCode::kInvalidArgument,
+                            HasSubstr("does not divide the 3 ranks")));
+  }
+  for (const absl::Status& status : kept) {
+    EXPECT_THAT(status,
+                fsdp::testing::StatusIs(absl::StatusCode::kInvalidArgument,
+                                        HasSubstr("no gather for backward")));
+  }
+}
+
+}  // namespace
+}  // namespace fsdp

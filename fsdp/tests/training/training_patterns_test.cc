@@ -1,0 +1,430 @@
+// How a step may run: with ranks that are late, with several forwards, with
+// gathers that the user starts, in which order, and in how much memory.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/equal.h>
+#include <c10/core/Allocator.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "base/status_error.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "comm/communicator.h"
+#include "comm/local/local_communicator.h"
+#include "comm/testing/late_communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "comm/work.h"
+#include "comm/wrappers/forwarding_communicator.h"
+#include "comm/wrappers/recording_communicator.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/options/options.h"
+#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/training_task.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::comm::Collective;
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::AllOk;
+using ::fsdp::comm::testing::Progress;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::comm::testing::StartLast;
+using ::fsdp::testing::AdamW;
+using ::fsdp::testing::BlockImpl;
+using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::CheckSameRecord;
+using ::fsdp::testing::FillParameters;
+using ::fsdp::testing::Loss;
+using ::fsdp::testing::MakeNet;
+using ::fsdp::testing::NetImpl;
+using ::fsdp::testing::Rows;
+using ::fsdp::testing::RunPlain;
+using ::fsdp::testing::RunSharded;
+using ::fsdp::testing::StatusIs;
+using ::fsdp::testing::TaskRecord;
+using ::fsdp::testing::TensorFunction;
+using ::fsdp::testing::TrainingTask;
+using ::fsdp::testing::Unowned;
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using Group = std::vector<std::unique_ptr<Communicator>>;
+
+constexpr int64_t kDim = 6;
+constexpr int kBlocks = 3;
+constexpr int kRanks = 3;
+
+at::Tensor PartLoss(const TensorFunction& forward, int64_t part) {
+  const at::Tensor x = Rows(part * 3, 3, kDim);
+  return Loss(forward(x), x);
+}
+
+TrainingTask TenStepsOfAdam() {
+  TrainingTask task;
+  task.loss = PartLoss;
+  task.optimizer = AdamW();
+  task.steps = 10;
+  return task;
+}
+
+// Bit for bit.
+absl::Status CheckEqual(const TaskRecord& actual, const TaskRecord& expected) {
+  if (actual.losses != expected.losses) {
+    return absl::InternalError("losses differ");
+  }
+  for (const auto& [name, value] : expected.parameters) {
+    if (!at::equal(value, actual.parameters.at(name))) {
+      return absl::InternalError(absl::StrCat("parameter ", name, " differs"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<TaskRecord> TrainNet(Communicator& world,
+                                    const TrainingTask& task) {
+  FSDP_ASSIGN_OR_RETURN(
+      FullyShardedDataParallel<NetImpl> model,
+      FullyShard(MakeNet(kDim, kBlocks), Unowned(world), BlockUnits()));
+  return RunSharded(task, model);
+}
+
+// --- Late ranks --------------------------------------------------------------
+
+enum class LateAt { kGather, kReduce, kAfterForward, kBeforeStep };
+
+class LateRankTest : public ::testing::TestWithParam<std::tuple<LateAt, int>> {
+ protected:
+  static LateAt place() { return std::get<0>(GetParam()); }
+  static int late_rank() { return std::get<1>(GetParam()); }
+
+  static std::set<Collective> LateCollectives() {
+    if (place() == LateAt::kGather) return {Collective::kAllGather};
+    if (place() == LateAt::kReduce) return {Collective::kReduceScatter};
+    return {};
+  }
+
+  // The late rank goes on once its peers have come to their next collective.
+  static TrainingTask Delayed(Progress& progress, int rank) {
+    TrainingTask task = TenStepsOfAdam();
+    if (rank != late_rank()) return task;
+    const auto wait = [&progress, rank] {
+      ThrowIfError(progress.AwaitPeers(rank, absl::Now() + absl::Seconds(30)));
+    };
+    if (place() == LateAt::kAfterForward) {
+      task.loss = [wait](const TensorFunction& forward, int64_t part) {
+        const at::Tensor loss = PartLoss(forward, part);
+        wait();
+        return loss;
+      };
+    } else if (place() == LateAt::kBeforeStep) {
+      task.before_step = [wait](const auto&) { wait(); };
+    }
+    return task;
+  }
+};
+
+TEST_P(LateRankTest, ChangesNoBitOfTenStepsOfAdam) {
+  TaskRecord expected;
+  ASSERT_OK(RunAllRanks(kRanks, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(TaskRecord mine, TrainNet(world, TenStepsOfAdam()));
+    if (world.rank() == 0) expected = std::move(mine);
+    return absl::OkStatus();
+  }));
+  ASSERT_OK(CheckSameRecord(
+      expected, RunPlain(TenStepsOfAdam(), MakeNet(kDim, kBlocks), kRanks),
+      1e-5));
+
+  ASSERT_OK_AND_ASSIGN(Group group, comm::CreateLocalGroup(kRanks));
+  Progress progress(kRanks);
+  for (auto& communicator : group) {
+    const bool late = communicator->rank() == late_rank();
+    communicator = StartLast(std::move(communicator), &progress,
+                             late ? LateCollectives() : std::set<Collective>());
+  }
+  const auto run = [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(const TaskRecord actual,
+                          TrainNet(world, Delayed(progress, world.rank())));
+    return CheckEqual(actual, expected);
+  };
+  EXPECT_OK(AllOk(RunRanks(group, run)));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, LateRankTest,
+    ::testing::Combine(::testing::Values(LateAt::kGather, LateAt::kReduce,
+                                         LateAt::kAfterForward,
+                                         LateAt::kBeforeStep),
+                       ::testing::Values(0, 2)));
+
+// --- Several forwards, gathers ahead of use ----------------------------------
+
+TEST(ManyForwardsTest, TwoForwardsAndOneBackwardTrainAsInOneProcess) {
+  TrainingTask task = TenStepsOfAdam();
+  task.loss = [](const TensorFunction& forward, int64_t part) {
+    const at::Tensor x = Rows(part, 2, kDim);
+    const at::Tensor y = forward(x);
+    return Loss(y, x) + Loss(forward(y.tanh()), x);
+  };
+  EXPECT_OK(RunAllRanks(kRanks, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(const TaskRecord actual, TrainNet(world, task));
+    return CheckSameRecord(
+        actual, RunPlain(task, MakeNet(kDim, kBlocks), kRanks), 1e-5);
+  }));
+}
+
+// Starts to gather a block before it runs the one before it.
+class GathersAhead : public torch::nn::Module {
+ public:
+  explicit GathersAhead(bool ahead) : ahead_(ahead) {
+    for (int i = 0; i < kBlocks; ++i) {
+      blocks_.push_back(register_module(absl::StrCat("block", i),
+                                        std::make_shared<BlockImpl>(kDim)));
+    }
+    FillParameters(*this, 0);
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (size_t i = 0; i < blocks_.size(); ++i) {
+      if (ahead_ && i + 1 < blocks_.size()) {
+        ThrowIfError(Unshard(*blocks_[i + 1]).status());
+      }
+      x = Forward(*blocks_[i], x);
+    }
+    return x;
+  }
+
+ private:
+  const bool ahead_;
+  std::vector<std::shared_ptr<BlockImpl>> blocks_;
+};
+
+TEST(ExplicitPrefetchTest, ChangesTheOrderOfGathersAndNothingElse) {
+  ASSERT_OK_AND_ASSIGN(Group group, comm::CreateLocalGroup(2));
+  std::vector<comm::CollectiveLog> logs(group.size());
+  for (size_t rank = 0; rank < group.size(); ++rank) {
+    group[rank] = comm::Record(std::move(group[rank]), &logs[rank]);
+  }
+  Options options = BlockUnits();
+  options.forward_prefetch = false;
+  const auto train = [&](Communicator& world, bool ahead, int64_t& gathers) {
+    comm::CollectiveLog& log = logs[world.rank()];
+    auto model = ValueOrThrow(FullyShard(std::make_shared<GathersAhead>(ahead),
+                                         Unowned(world), options));
+    log.Clear();
+    TaskRecord record = ValueOrThrow(RunSharded(TenStepsOfAdam(), model));
+    gathers = log.TotalsOf(Collective::kAllGather).count;
+    return record;
+  };
+  EXPECT_OK(AllOk(RunRanks(group, [&](Communicator& world) -> absl::Status {
+    int64_t on_demand = 0;
+    int64_t ahead = 0;
+    const TaskRecord expected = train(world, false, on_demand);
+    const TaskRecord actual = train(world, true, ahead);
+    FSDP_RETURN_IF_ERROR(CheckEqual(actual, expected));
+    return ahead == on_demand ? absl::OkStatus()
+                              : absl::InternalError(absl::StrCat(
+                                    ahead, " gathers, not ", on_demand));
+  })));
+}
+
+// --- Order -------------------------------------------------------------------
+
+// Runs its two blocks in the order that it is told.
+class Ordered : public torch::nn::Module {
+ public:
+  Ordered()
+      : left(register_module("left", std::make_shared<BlockImpl>(kDim))),
+        right(register_module("right", std::make_shared<BlockImpl>(kDim))) {
+    FillParameters(*this, 0);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return swapped ? Forward(left, Forward(right, x))
+                   : Forward(right, Forward(left, x));
+  }
+  std::shared_ptr<BlockImpl> left;
+  std::shared_ptr<BlockImpl> right;
+  bool swapped = false;
+};
+
+// Rank 1 swaps its blocks in the step with the number `from` and later ones.
+absl::Status StepsInDifferentOrder(Communicator& world, const Options& options,
+                                   int from) {
+  FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(std::make_shared<Ordered>(),
+                                               Unowned(world), options));
+  const TensorFunction forward = [&model](const at::Tensor& x) {
+    return model->forward(x);
+  };
+  for (int step = 0; step < 4; ++step) {
+    model.module()->swapped = world.rank() == 1 && step >= from;
+    FSDP_RETURN_IF_ERROR(model->Backward(PartLoss(forward, 0)));
+  }
+  return absl::OkStatus();
+}
+
+TEST(OrderTest, ABackendThatSeesLabelsNamesBothUnitsOnAllRanks) {
+  const auto run = [](Communicator& world) {
+    return StepsInDifferentOrder(world, BlockUnits(), /*from=*/1);
+  };
+  EXPECT_THAT(RunRanks(kRanks, run),
+              Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                            AllOf(HasSubstr("left"), HasSubstr("right"),
+                                  HasSubstr("rank 1")))));
+}
+
+// Like a backend that moves bytes and asks no questions.
+class Unlabelled final : public comm::ForwardingCommunicator {
+ public:
+  using ForwardingCommunicator::ForwardingCommunicator;
+
+ private:
+  using StartedWork = absl::StatusOr<std::unique_ptr<comm::Work>>;
+  StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
+                          absl::string_view) override {
+    return base().AllGather(out, in, "");
+  }
+  StartedWork DoReduceScatter(const at::Tensor& out, const at::Tensor& in,
+                              comm::ReduceOp op, absl::string_view) override {
+    return base().ReduceScatter(out, in, op, "");
+  }
+};
+
+// Without prefetching the ranks differ in nothing but the units.
+std::vector<absl::Status> StepsOverBlindRanks(bool check_order) {
+  Options options = BlockUnits();
+  options.check_order = check_order;
+  options.forward_prefetch = false;
+  options.backward_prefetch = false;
+  Group group = ValueOrThrow(comm::CreateLocalGroup(kRanks));
+  for (auto& communicator : group) {
+    communicator = std::make_unique<Unlabelled>(std::move(communicator));
+  }
+  return RunRanks(group, [&](Communicator& world) {
+    return StepsInDifferentOrder(world, options, /*from=*/0);
+  });
+}
+
+TEST(OrderTest, WhereTheBackendIsBlindTheFirstBackwardNamesTheDifference) {
+  EXPECT_THAT(
+      StepsOverBlindRanks(/*check_order=*/true),
+      Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                    AllOf(HasSubstr("the collectives of an iteration differ "
+                                    "between ranks: rank 1 from rank 0"),
+                          HasSubstr("left"), HasSubstr("right")))));
+}
+
+TEST(OrderTest, IsComparedUnlessToldOtherwise) {
+  EXPECT_OK(AllOk(StepsOverBlindRanks(/*check_order=*/false)));
+}
+
+TEST(OrderTest, MayChangeFromStepToStepOnAllRanksAlike) {
+  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
+    auto plain = std::make_shared<Ordered>();
+    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(std::make_shared<Ordered>(),
+                                                 Unowned(world), BlockUnits()));
+    for (const bool swapped : {false, true, true, false, true}) {
+      plain->swapped = swapped;
+      model.module()->swapped = swapped;
+      TrainingTask task = TenStepsOfAdam();
+      task.steps = 1;
+      FSDP_ASSIGN_OR_RETURN(const TaskRecord actual, RunSharded(task, model));
+      FSDP_RETURN_IF_ERROR(
+          CheckSameRecord(actual, RunPlain(task, plain, kRanks), 1e-5));
+    }
+    return absl::OkStatus();
+  }));
+}
+
+// --- Memory ------------------------------------------------------------------
+
+// Counts what this thread allocates on the CPU while it is set.
+class Meter : public c10::MemoryReportingInfoBase {
+ public:
+  void reportMemoryUsage(void*, int64_t bytes, size_t, size_t,
+                         c10::Device) override {
+    live_ += bytes;
+    peak_ = std::max(peak_, live_);
+  }
+  bool memoryProfilingEnabled() const override { return true; }
+
+  int64_t live() const { return live_; }
+  // Since the last call.
+  int64_t TakePeak() { return std::exchange(peak_, live_); }
+
+ private:
+  int64_t live_ = 0;
+  int64_t peak_ = 0;
+};
+
+struct Measured {
+  std::vector<int64_t> peaks;  // of each step
+  std::vector<int64_t> live;   // after each step
+};
+
+absl::StatusOr<Measured> MeasureSteps(Communicator& world, Meter& meter,
+                                      int64_t dim, int blocks) {
+  FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(MakeNet(dim, blocks),
+                                               Unowned(world), BlockUnits()));
+  Measured measured;
+  for (int step = 0; step < 4; ++step) {
+    meter.TakePeak();
+    const at::Tensor x = Rows(world.rank(), 1, dim);
+    FSDP_RETURN_IF_ERROR(model->Backward(Loss(model->forward(x), x)));
+    for (at::Tensor& shard : model->Parameters()) shard.mutable_grad().reset();
+    measured.peaks.push_back(meter.TakePeak());
+    measured.live.push_back(meter.live());
+  }
+  return measured;
+}
+
+// All that torch allocates: shards and their gradients, the root and two units,
+// two reduce buffers, and the gradients of one unit as autograd makes them.
+TEST(MemoryTest, AllAllocationsOfAStepFitTheUnitsThatAreWholeAndRepeat) {
+  constexpr int64_t kWidth = 64;
+  constexpr int kManyBlocks = 8;
+  constexpr int64_t kBlock = 4 * (2 * kWidth * 2 * kWidth + 3 * kWidth);
+  constexpr int64_t kRoot = 4 * (2 * kWidth * kWidth + 2 * kWidth);
+  constexpr int64_t kModel = kRoot + kManyBlocks * kBlock;
+  constexpr int64_t kActivations = 64 * 1024;
+  static_assert(kActivations < kBlock);
+  EXPECT_OK(RunAllRanks(4, [&](Communicator& world) -> absl::Status {
+    const auto meter = std::make_shared<Meter>();
+    const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
+    FSDP_ASSIGN_OR_RETURN(const Measured measured,
+                          MeasureSteps(world, *meter, kWidth, kManyBlocks));
+    const int64_t bound = 2 * kModel / 4 + kRoot + 2 * kBlock + 2 * kBlock +
+                          kBlock + kActivations;
+    for (size_t step = 0; step < measured.peaks.size(); ++step) {
+      if (measured.peaks[step] > bound) {
+        return absl::InternalError(absl::StrCat(
+            "step ", step, " took ", measured.peaks[step], ", not ", bound));
+      }
+      if (step > 1 && (measured.peaks[step] != measured.peaks[1] ||
+                       measured.live[step] != measured.live[1])) {
+        return absl::InternalError(absl::StrCat("step ", step, " took ",
+                                                measured.peaks[step], ", not ",
+                                                measured.peaks[1]));
+      }
+    }
+    return absl::OkStatus();
+  }));
+}
+
+}  // namespace
+}  // namespace fsdp

@@ -1,0 +1,107 @@
+#include "fsdp/trace/trace_buffer.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "absl/strings/strip.h"
+#include "base/check.h"
+
+namespace fsdp {
+namespace {
+
+constexpr size_t kMostOpen = 256;
+// A program that makes up names as it goes must not fill memory with them.
+constexpr size_t kMostNames = 1 << 16;
+constexpr absl::string_view kNameBeyondThose = "(one of very many names)";
+
+// Whether `kind` is the name of one; if so, which.
+template <typename Kind>
+bool Find(absl::string_view kind, Kind last, Kind& found) {
+  for (int i = 0; i <= static_cast<int>(last); ++i) {
+    found = static_cast<Kind>(i);
+    if (kind == Name(found)) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+NamedScope ParseScope(absl::string_view range) {
+  const NamedScope user = {{TraceScope::Kind::kUser}, range};
+  absl::string_view rest = range;
+  if (!absl::ConsumePrefix(&rest, "fsdp::")) return user;
+  const size_t open = rest.find('(');
+  if (open == absl::string_view::npos || rest.back() != ')') return user;
+  const absl::string_view kind = rest.substr(0, open);
+  NamedScope parsed = {{TraceScope::Kind::kAction},
+                       rest.substr(open + 1, rest.size() - open - 2)};
+  if (Find(kind, ActionKind::kCloseShards, parsed.scope.action)) return parsed;
+  parsed.scope.kind = TraceScope::Kind::kEvent;
+  if (Find(kind, EventKind::kRelease, parsed.scope.event)) return parsed;
+  parsed.scope.kind = TraceScope::Kind::kOrderCheck;
+  if (kind == "CheckOrder") return parsed;
+  return user;
+}
+
+TraceBuffer::TraceBuffer(int64_t capacity) : ring_(capacity) {
+  FSDP_CHECK(capacity >= 1);
+  open_.reserve(kMostOpen);
+}
+
+int TraceBuffer::IndexOf(absl::string_view name) {
+  auto found = indices_.find(name);
+  if (found != indices_.end()) return found->second;
+  if (names_.size() >= kMostNames && name != kNameBeyondThose) {
+    return IndexOf(kNameBeyondThose);
+  }
+  const int index = static_cast<int>(names_.size());
+  names_.emplace_back(name);
+  bytes_.emplace_back();
+  indices_.emplace(names_.back(), index);
+  return index;
+}
+
+void TraceBuffer::Begin(TraceScope scope, absl::string_view name,
+                        int64_t now_ns) {
+  if (open_.size() == kMostOpen) {
+    ++num_too_deep_;
+    return;
+  }
+  open_.push_back({scope, IndexOf(name), next_sequence_++, now_ns, now_ns});
+}
+
+void TraceBuffer::End(int64_t now_ns) {
+  if (num_too_deep_ > 0) {
+    --num_too_deep_;
+    ++num_dropped_;
+    return;
+  }
+  if (open_.empty()) return;
+  Record record = open_.back();
+  open_.pop_back();
+  // The clock of the wall may be set back.
+  record.end_ns = std::max(record.begin_ns, now_ns);
+  ring_[next_] = record;
+  next_ = (next_ + 1) % ring_.size();
+  if (size_ < ring_.size()) {
+    ++size_;
+  } else {
+    ++num_dropped_;
+  }
+}
+
+void TraceBuffer::SetUnitBytes(absl::string_view unit, UnitBytes bytes) {
+  bytes_[IndexOf(unit)] = bytes;
+}
+
+std::vector<TraceBuffer::Record> TraceBuffer::Records() const {
+  std::vector<Record> records(ring_.begin(), ring_.begin() + size_);
+  // Once it is full, the next one goes where the oldest is.
+  if (size_ == ring_.size()) {
+    std::rotate(records.begin(), records.begin() + next_, records.end());
+  }
+  return records;
+}
+
+}  // namespace fsdp

@@ -1,0 +1,165 @@
+#include "fsdp/transparent/op_observer.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/function_schema.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/record_function.h>
+
+#include <algorithm>
+#include <iterator>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/strings/match.h"
+#include "absl/strings/string_view.h"
+#include "flat_param/guarded_storage.h"
+
+namespace fsdp {
+namespace {
+
+using Tags = absl::InlinedVector<const StorageTag*, 4>;
+
+thread_local int observers_of_thread = 0;
+thread_local int operators_under_way = 0;
+
+// Given to a range that is none: of the engine, or of a user's own recording.
+// It holds no addresses.
+struct NotAnOperator : at::ObserverContext {};
+
+void CollectFrom(const at::Tensor& tensor, Tags& tags) {
+  const StorageTag* tag = TagOf(tensor);
+  if (tag == nullptr) return;
+  if (std::find(tags.begin(), tags.end(), tag) == tags.end()) {
+    tags.push_back(tag);
+  }
+}
+
+void CollectFrom(const c10::IValue& value, Tags& tags) {
+  if (value.isTensor()) {
+    CollectFrom(value.toTensor(), tags);
+  } else if (value.isList()) {
+    for (const c10::IValue& element : value.toListRef()) {
+      // Lists are of one type, and most are of integers.
+      if (!element.isTensor() && !element.isNone()) return;
+      CollectFrom(element, tags);
+    }
+  }
+}
+
+void Tell(const Tags& tags, bool nested) {
+  absl::InlinedVector<int, 4> units;
+  for (size_t i = 0; i < tags.size(); ++i) {
+    OpListener* const listener = tags[i]->listener;
+    const auto is_same = [listener](const StorageTag* tag) {
+      return tag->listener == listener;
+    };
+    if (std::any_of(tags.begin(), tags.begin() + i, is_same)) continue;
+    units.clear();
+    for (const StorageTag* tag : tags) {
+      if (is_same(tag)) units.push_back(tag->unit);
+    }
+    listener->OnOperator(units, nested);
+  }
+}
+
+// By the name, which costs nothing: operators that write in place have one that
+// ends so, or write to an argument "out".
+bool MayWrite(const at::RecordFunction& function) {
+  return absl::EndsWith(function.name(), "_") ||
+         absl::StrContains(function.overload_name(), "out");
+}
+
+// Operators that change how a tensor sees its memory, or what autograd knows of
+// it, and no values.
+bool LeavesValues(absl::string_view name) {
+  static constexpr absl::string_view kNames[] = {
+      "aten::as_strided_", "aten::detach_",
+      "aten::rename_",     "aten::requires_grad_",
+      "aten::resize_",     "aten::set_",
+      "aten::squeeze_",    "aten::swapaxes_",
+      "aten::swapdims_",   "aten::t_",
+      "aten::transpose_",  "aten::unsqueeze_"};
+  return std::find(std::begin(kNames), std::end(kNames), name) !=
+         std::end(kNames);
+}
+
+void TellOfWrites(const at::RecordFunction& function,
+                  c10::ArrayRef<const c10::IValue> inputs) {
+  const auto schema = function.operator_schema();
+  if (!schema.has_value() || LeavesValues(schema->name())) return;
+  const auto tell = [](const c10::IValue& value) {
+    if (!value.isTensor()) return;
+    const StorageTag* tag = TagOf(value.toTensor());
+    if (tag != nullptr) tag->listener->OnWrite(value.toTensor(), tag->unit);
+  };
+  const auto& arguments = schema->arguments();
+  for (size_t i = 0; i < std::min(arguments.size(), inputs.size()); ++i) {
+    const c10::AliasInfo* const alias = arguments[i].alias_info();
+    if (alias == nullptr || !alias->isWrite()) continue;
+    if (inputs[i].isList()) {
+      for (const c10::IValue& element : inputs[i].toListRef()) tell(element);
+    } else {
+      tell(inputs[i]);
+    }
+  }
+}
+
+std::unique_ptr<at::ObserverContext> OnStart(
+    const at::RecordFunction& function) {
+  c10::ArrayRef<const c10::IValue> inputs = function.inputs();
+  if (inputs.empty()) return std::make_unique<NotAnOperator>();
+  // An operator called through the stack sees all of the stack.
+  const size_t count = function.num_inputs();
+  if (count < inputs.size()) inputs = inputs.slice(inputs.size() - count);
+  const bool nested = operators_under_way++ > 0;
+  Tags tags;
+  for (const c10::IValue& input : inputs) CollectFrom(input, tags);
+  if (tags.empty()) return nullptr;
+  Tell(tags, nested);
+  if (MayWrite(function)) TellOfWrites(function, inputs);
+  return nullptr;
+}
+
+void OnEnd(const at::RecordFunction&, at::ObserverContext* context) {
+  if (context == nullptr) --operators_under_way;
+}
+
+// Looked up rather than remembered: autograd's engine restores the callbacks of
+// a thread after each node, whatever was added or removed meanwhile.
+std::vector<at::CallbackHandle> OwnCallbacks() {
+  std::vector<at::CallbackHandle> handles;
+  for (const at::RecordFunctionCallbacksEntry& entry :
+       at::get_record_function_tls_().sorted_tls_callbacks_) {
+    if (entry.callback_.start() == &OnStart) handles.push_back(entry.handle_);
+  }
+  return handles;
+}
+
+}  // namespace
+
+const StorageTag* TagOf(const at::Tensor& tensor) {
+  if (!tensor.defined()) return nullptr;
+  // A sparse tensor has no storage, which is no error here.
+  return static_cast<const StorageTag*>(
+      flat_param::TagOf(tensor.unsafeGetTensorImpl()->unsafe_storage()));
+}
+
+OpObserver::OpObserver() : thread_(std::this_thread::get_id()) {
+  ++observers_of_thread;
+  if (!OwnCallbacks().empty()) return;
+  at::addThreadLocalCallback(at::RecordFunctionCallback(&OnStart, &OnEnd)
+                                 .needsInputs(true)
+                                 .scopes({at::RecordScope::FUNCTION}));
+}
+
+OpObserver::~OpObserver() {
+  if (thread_ != std::this_thread::get_id()) return;
+  if (--observers_of_thread > 0) return;
+  for (const at::CallbackHandle handle : OwnCallbacks()) {
+    at::removeCallback(handle);
+  }
+}
+
+}  // namespace fsdp
