@@ -1,6 +1,7 @@
 """cuda_library: a library with sources for nvcc."""
 
 load("@bazel_tools//tools/cpp:toolchain_utils.bzl", "find_cpp_toolchain")
+load("@rules_cc//cc:defs.bzl", "cc_library")
 
 # Compute capabilities that objects hold code for; the last one also as PTX, for GPUs to come.
 # --define=fsdp_cuda_archs=90 builds for one's own. --define=fsdp_cuda_lineinfo=1 adds the lines of the source, for
@@ -82,7 +83,7 @@ def cuda_library(name, srcs, hdrs = [], deps = [], **kwargs):
         visibility = ["//visibility:private"],
         deps = deps,
     )
-    native.cc_library(
+    cc_library(
         name = name,
         srcs = [name + "_objects"],
         hdrs = hdrs,

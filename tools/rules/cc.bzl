@@ -1,0 +1,29 @@
+"""cc_library, cc_binary and cc_test as this project declares them.
+
+Sources of what depends on LibTorch start with its headers precompiled (third_party/libtorch:precompiled), which is most of
+what there is to compile. They include what they use all the same: clang-tidy reads them without.
+"""
+
+load("@rules_cc//cc:defs.bzl", _cc_binary = "cc_binary", _cc_library = "cc_library", _cc_test = "cc_test")
+
+_LIBTORCH = "//third_party/libtorch"
+
+def _with_precompiled(attributes, precompiled):
+    deps = attributes.get("deps", [])
+    takes_any = type(deps) == type([]) and _LIBTORCH in deps and attributes.get("srcs")
+
+    # With options of its own the text would be read.
+    if not takes_any or attributes.get("copts"):
+        return attributes
+    attributes["copts"] = ["-include", "third_party/libtorch/{}.h".format(precompiled)]
+    attributes["deps"] = deps + ["{}:{}".format(_LIBTORCH, precompiled)]
+    return attributes
+
+def cc_library(**attributes):
+    _cc_library(**_with_precompiled(attributes, "precompiled"))
+
+def cc_binary(**attributes):
+    _cc_binary(**_with_precompiled(attributes, "precompiled"))
+
+def cc_test(**attributes):
+    _cc_test(**_with_precompiled(attributes, "precompiled_for_tests"))
