@@ -284,7 +284,8 @@ absl::StatusOr<CommunicatorPtr> Paired(CommunicatorPtr host,
   if (!options.device) return host;
   FSDP_ASSIGN_OR_RETURN(
       CommunicatorPtr device,
-      options.device({std::move(store), environment, options.timeout, *host}));
+      options.device(
+          {std::move(store), environment.local_rank, options.timeout, *host}));
   return CreatePairedCommunicator(std::move(host), std::move(device));
 }
 

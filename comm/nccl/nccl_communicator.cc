@@ -28,6 +28,7 @@
 #include "comm/nccl/nccl_memory.h"
 #include "comm/nccl/nccl_status.h"
 #include "comm/nccl/window_agreement.h"
+#include "comm/startup/rank_gpu.h"
 #include "comm/unwinding.h"
 #include "comm/work.h"
 #include "device_ops/pack.h"

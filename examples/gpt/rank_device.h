@@ -8,7 +8,7 @@
 #include <functional>
 
 #include "absl/status/statusor.h"
-#include "comm/bootstrap/bootstrap.h"
+#include "comm/device_backend.h"
 #include "comm/startup/environment.h"
 #include "examples/gpt/options.h"
 
