@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "comm/group/failure_report.h"
 
@@ -15,22 +14,6 @@ namespace {
 constexpr absl::Duration kLetGo = absl::Seconds(5);
 
 }  // namespace
-
-// `run` belongs to the worker once posted; the rest is guarded by the group's
-// mutex.
-class C10dGroup::Operation {
- public:
-  Operation(Call call_in, int64_t sequence_in, Run run_in)
-      : call(std::move(call_in)),
-        sequence(sequence_in),
-        run(std::move(run_in)) {}
-
-  const Call call;
-  const int64_t sequence;
-  Run run;
-  bool done = false;
-  bool succeeded = false;
-};
 
 C10dGroup::C10dGroup(int rank, int world_size,
                      std::unique_ptr<MessageTransport> transport,
@@ -54,10 +37,7 @@ absl::StatusOr<std::shared_ptr<C10dGroup>> C10dGroup::Create(
   FSDP_RETURN_IF_ERROR(group->monitor_->Start([raw = group.get()] {
     raw->Fail(Cause::kEcho, "another rank has failed");
   }));
-  FSDP_ASSIGN_OR_RETURN(group->worker_,
-                        StartThread("for collectives", [raw = group.get()] {
-                          raw->RunOperations();
-                        }));
+  FSDP_RETURN_IF_ERROR(group->queue_.Start("for collectives"));
   return group;
 }
 
@@ -65,34 +45,30 @@ C10dGroup::~C10dGroup() { Stop(); }
 
 absl::StatusOr<std::shared_ptr<C10dGroup::Operation>> C10dGroup::Post(Call call,
                                                                       Run run) {
+  std::string name;
   std::shared_ptr<Operation> operation;
   {
+    // Operations are queued in the order of their numbers.
     absl::MutexLock lock(&mutex_);
-    operation = std::make_shared<Operation>(std::move(call), next_sequence_++,
-                                            std::move(run));
-    if (!failure_) {
-      queue_.push_back(operation);
-      return operation;
-    }
+    const int64_t sequence = next_sequence_++;
+    name = Name(call, sequence);
+    operation = queue_.Post(
+        name, [this, call = std::move(call), sequence, run = std::move(run)] {
+          return Execute(call, sequence, run);
+        });
   }
-  return ErrorOf(*operation);
+  if (operation == nullptr) return ErrorOf(name);
+  return operation;
 }
 
-absl::Status C10dGroup::Wait(Operation& operation, absl::Time deadline) {
-  const absl::Condition is_done(&operation.done);
-  bool in_time = false;
-  {
-    absl::MutexLock lock(&mutex_);
-    in_time = mutex_.AwaitWithDeadline(is_done, deadline);
-    if (in_time && operation.succeeded) return absl::OkStatus();
-  }
-  if (!in_time) {
+absl::Status C10dGroup::Wait(const Operation& operation, absl::Time deadline) {
+  const auto give_up = [this] {
     Fail(Cause::kDeadline, "not done at the deadline");
-    absl::MutexLock lock(&mutex_);
-    mutex_.AwaitWithTimeout(is_done, kLetGo);
-    if (operation.succeeded) return absl::OkStatus();
+  };
+  if (queue_.Wait(operation, deadline, give_up, kLetGo)) {
+    return absl::OkStatus();
   }
-  return ErrorOf(operation);
+  return ErrorOf(OperationQueue::NameOf(operation));
 }
 
 void C10dGroup::Abort(const absl::Status& reason) {
@@ -100,58 +76,26 @@ void C10dGroup::Abort(const absl::Status& reason) {
 }
 
 void C10dGroup::Stop() {
+  const auto left = queue_.Finish();
+  if (!left.has_value()) return;
   RankReport farewell;
   farewell.cause = Cause::kLeft;
-  bool unfinished = false;
-  {
-    absl::MutexLock lock(&mutex_);
-    if (stopping_) return;
-    stopping_ = true;
-    farewell.position = PositionLocked();
-    unfinished = current_ != nullptr || !queue_.empty();
-  }
+  farewell.position = left->position;
   // Before the connections close, so that whoever notices can read it.
   if (monitor_ != nullptr) monitor_->Leave(farewell);
-  if (unfinished) Fail(Cause::kLeft, "this rank has left the group");
-  if (worker_.joinable()) worker_.join();
+  if (left->unfinished) Fail(Cause::kLeft, "this rank has left the group");
+  queue_.Join();
   if (monitor_ != nullptr) monitor_->Stop();
   // Peers that still wait for this rank notice by the closed connections.
   calls_.reset();
   messages_.reset();
 }
 
-void C10dGroup::RunOperations() {
-  const auto has_news = [this]() {
-    mutex_.AssertHeld();
-    return stopping_ || !queue_.empty();
-  };
-  while (true) {
-    std::shared_ptr<Operation> operation;
-    bool failed = false;
-    {
-      absl::MutexLock lock(&mutex_);
-      mutex_.Await(absl::Condition(&has_news));
-      if (queue_.empty()) return;
-      operation = std::move(queue_.front());
-      queue_.pop_front();
-      current_ = operation;
-      failed = failure_.has_value();
-    }
-    const bool succeeded = !failed && Execute(*operation).ok();
-    // Before anyone is told: who waits may count on the buffers being its own.
-    operation->run = nullptr;
-    absl::MutexLock lock(&mutex_);
-    current_ = nullptr;
-    if (succeeded) last_finished_ = Name(operation->call, operation->sequence);
-    operation->succeeded = succeeded;
-    operation->done = true;
-  }
-}
-
-absl::Status C10dGroup::Execute(Operation& operation) {
-  absl::Status status = calls_->Announce(operation.sequence, operation.call);
+absl::Status C10dGroup::Execute(const Call& call, int64_t sequence,
+                                const Run& run) {
+  absl::Status status = calls_->Announce(sequence, call);
   if (status.ok()) {
-    status = operation.run(collectives_, [this] { return calls_->Agree(); });
+    status = run(collectives_, [this] { return calls_->Agree(); });
   }
   if (absl::IsInvalidArgument(status)) {
     Fail(Cause::kMismatch, std::string(status.message()));
@@ -168,7 +112,7 @@ void C10dGroup::Fail(Cause cause, std::string text) {
   {
     absl::MutexLock lock(&mutex_);
     if (failure_) return;
-    report.position = PositionLocked();
+    report.position = queue_.Cancel();
     failure_ = report;
     failed_at_ = absl::Now();
   }
@@ -178,12 +122,11 @@ void C10dGroup::Fail(Cause cause, std::string text) {
   messages_->Abort();
 }
 
-absl::Status C10dGroup::ErrorOf(const Operation& operation) {
+absl::Status C10dGroup::ErrorOf(absl::string_view name) {
   const absl::Status verdict = FindVerdict();
-  return absl::Status(
-      verdict.code(),
-      absl::StrCat(Name(operation.call, operation.sequence), " on rank ", rank_,
-                   " of ", world_size_, ": ", verdict.message()));
+  return absl::Status(verdict.code(),
+                      absl::StrCat(name, " on rank ", rank_, " of ",
+                                   world_size_, ": ", verdict.message()));
 }
 
 absl::Status C10dGroup::FindVerdict() {
@@ -200,15 +143,6 @@ absl::Status C10dGroup::FindVerdict() {
     verdict_ = Verdict(rank_, findings.reports, findings.store_answers);
   }
   return *verdict_;
-}
-
-std::string C10dGroup::PositionLocked() const {
-  if (current_ != nullptr) {
-    return absl::StrCat("is in ", Name(current_->call, current_->sequence));
-  }
-  if (last_finished_.empty()) return "has called nothing yet";
-  return absl::StrCat("has finished ", last_finished_,
-                      " and called nothing since");
 }
 
 }  // namespace fsdp::comm

@@ -6,15 +6,14 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
-#include <thread>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "absl/types/optional.h"
@@ -25,6 +24,7 @@
 #include "comm/gloo/peer_messages.h"
 #include "comm/group/failure_report.h"
 #include "comm/group/group_monitor.h"
+#include "comm/group/operation_queue.h"
 
 namespace c10d {
 class Store;
@@ -39,7 +39,7 @@ class C10dGroup {
   // What an operation does once it is its turn. Keeps its tensors alive.
   using Run =
       std::function<absl::Status(PeerCollectives&, PeerCollectives::Agree)>;
-  class Operation;
+  using Operation = OperationQueue::Operation;
 
   // `transport` connects the ranks that meet in `store`.
   static absl::StatusOr<std::shared_ptr<C10dGroup>> Create(
@@ -57,7 +57,7 @@ class C10dGroup {
   absl::StatusOr<std::shared_ptr<Operation>> Post(Call call, Run run);
 
   // As Work::Wait, for an operation of this group.
-  absl::Status Wait(Operation& operation, absl::Time deadline);
+  absl::Status Wait(const Operation& operation, absl::Time deadline);
 
   // Fails the group, here and on the peers.
   void Abort(const absl::Status& reason);
@@ -71,12 +71,11 @@ class C10dGroup {
             std::unique_ptr<MessageTransport> transport,
             absl::Duration diagnosis_timeout);
 
-  void RunOperations();
-  absl::Status Execute(Operation& operation);
+  absl::Status Execute(const Call& call, int64_t sequence, const Run& run);
   void Fail(Cause cause, std::string text);
-  absl::Status ErrorOf(const Operation& operation);
+  // That of the operation `name`.
+  absl::Status ErrorOf(absl::string_view name);
   absl::Status FindVerdict();
-  std::string PositionLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const int rank_;
   const int world_size_;
@@ -84,19 +83,16 @@ class C10dGroup {
   // What is below uses what is above. Stop() ends calls_ and messages_.
   std::unique_ptr<GroupMonitor> monitor_;
   std::unique_ptr<PeerMessages> messages_;
-  std::unique_ptr<CallExchange> calls_;  // used by worker_ only
-  PeerCollectives collectives_;          // used by worker_ only
+  std::unique_ptr<CallExchange> calls_;  // used by operations only
+  PeerCollectives collectives_;          // used by operations only
 
   absl::Mutex mutex_;
   int64_t next_sequence_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::deque<std::shared_ptr<Operation>> queue_ ABSL_GUARDED_BY(mutex_);
-  std::shared_ptr<Operation> current_ ABSL_GUARDED_BY(mutex_);
-  std::string last_finished_ ABSL_GUARDED_BY(mutex_);
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   absl::optional<RankReport> failure_ ABSL_GUARDED_BY(mutex_);  // the first
   absl::Time failed_at_ ABSL_GUARDED_BY(mutex_);
   absl::optional<absl::Status> verdict_ ABSL_GUARDED_BY(mutex_);
-  std::thread worker_;
+  // The last, so that its thread ends first.
+  OperationQueue queue_;
 };
 
 }  // namespace fsdp::comm
