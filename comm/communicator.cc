@@ -267,6 +267,10 @@ absl::StatusOr<std::unique_ptr<Work>> Communicator::AllToAll(
     const at::Tensor& out, const at::Tensor& in, absl::string_view label) {
   const Check check{*this, Collective::kAllToAll, label};
   FSDP_RETURN_IF_ERROR(CheckAllToAll(check, out, in));
+  if (!HasAllToAll()) {
+    return check.Error(absl::StatusCode::kUnimplemented,
+                       absl::StrCat(ToString(), " has no all-to-all"));
+  }
   return DoAllToAll(out, in, label);
 }
 
@@ -301,13 +305,6 @@ absl::StatusOr<std::unique_ptr<Work>> Communicator::DoReduceScatterScaled(
                         DoReduceScatter(own, in, ReduceOp::kSum, label));
   return std::make_unique<ScaledWork>(std::move(work), out, own, sum,
                                       default_timeout());
-}
-
-absl::StatusOr<std::unique_ptr<Work>> Communicator::DoAllToAll(
-    const at::Tensor& /*out*/, const at::Tensor& /*in*/,
-    absl::string_view label) {
-  return absl::UnimplementedError(
-      absl::StrCat("all-to-all of ", label, ": ", ToString(), " has none"));
 }
 
 absl::StatusOr<at::Tensor> Communicator::AllocatePlain(int64_t bytes) {

@@ -113,6 +113,7 @@ class C10dBackendCommunicator final : public Communicator {
   bool CanBeCaptured() const override {
     return options_.is_capturing != nullptr;
   }
+  bool HasAllToAll() const override { return options_.has_all_to_all; }
   absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override;
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
                                                       int key) override;

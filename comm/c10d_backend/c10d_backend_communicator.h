@@ -48,6 +48,8 @@ struct C10dBackendOptions {
   absl::Duration diagnosis_timeout = absl::Seconds(2);
   // Makes the backends of sub-groups; empty: Split() is Unimplemented.
   C10dConnect connect;
+  // Communicator::HasAllToAll: c10d tells only when it is called.
+  bool has_all_to_all = true;
   // Whether the current stream of `device` is being captured into a graph, for
   // backends whose operations can be; empty: operations cannot be captured.
   std::function<bool()> is_capturing;

@@ -201,9 +201,9 @@ TEST(OperationQueueTest, IsDestroyedWithOperationsPending) {
 TEST(OperationQueueTest, SaysWhatNeedsAThread) {
   const ::fsdp::testing::NoThreads none;
   OperationQueue queue;
-  EXPECT_THAT(queue.Start("for a test"),
-              StatusIs(absl::StatusCode::kResourceExhausted,
-                       HasSubstr("for a test")));
+  EXPECT_THAT(
+      queue.Start("for a test"),
+      StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("for a test")));
 }
 
 }  // namespace

@@ -208,6 +208,9 @@ class QuantizedCommunicator final : public ForwardingCommunicator {
     return base().CanBeCaptured() && options_.log == nullptr &&
            options_.gather_extension == nullptr;
   }
+  bool HasCommonMemory() const override {
+    return !options_.gather && base().HasCommonMemory();
+  }
   absl::StatusOr<CommonMemory> AllocateCommon(int64_t bytes) override {
     if (!options_.gather) return base().AllocateCommon(bytes);
     return absl::UnimplementedError(absl::StrCat(
