@@ -5,12 +5,12 @@
 #include <c10/core/GradMode.h>
 
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
-#include "absl/types/optional.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 
@@ -214,7 +214,7 @@ class ScaledWork final : public Work {
   const at::Tensor sum_;
   const ScaledSum scaled_;
   const absl::Duration timeout_;
-  absl::optional<absl::Status> result_;
+  std::optional<absl::Status> result_;
 };
 
 }  // namespace

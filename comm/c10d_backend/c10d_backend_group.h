@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <utility>
@@ -20,7 +21,6 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "absl/types/optional.h"
 #include "comm/c10d_backend/c10d_completion.h"
 #include "comm/call.h"
 #include "comm/group/group_monitor.h"
@@ -118,7 +118,7 @@ class C10dBackendGroup {
   const Options options_;
   C10dCompletionQueue completions_;
   absl::Mutex mutex_;
-  absl::optional<absl::Time> closed_at_ ABSL_GUARDED_BY(mutex_);
+  std::optional<absl::Time> closed_at_ ABSL_GUARDED_BY(mutex_);
   // The last, so that its threads end first.
   WatchedGroup watched_;
 };

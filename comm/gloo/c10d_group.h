@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/base/thread_annotations.h"
@@ -16,7 +17,6 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "absl/types/optional.h"
 #include "comm/call.h"
 #include "comm/gloo/call_exchange.h"
 #include "comm/gloo/message_transport.h"
@@ -88,9 +88,9 @@ class C10dGroup {
 
   absl::Mutex mutex_;
   int64_t next_sequence_ ABSL_GUARDED_BY(mutex_) = 0;
-  absl::optional<RankReport> failure_ ABSL_GUARDED_BY(mutex_);  // the first
+  std::optional<RankReport> failure_ ABSL_GUARDED_BY(mutex_);  // the first
   absl::Time failed_at_ ABSL_GUARDED_BY(mutex_);
-  absl::optional<absl::Status> verdict_ ABSL_GUARDED_BY(mutex_);
+  std::optional<absl::Status> verdict_ ABSL_GUARDED_BY(mutex_);
   // The last, so that its thread ends first.
   OperationQueue queue_;
 };

@@ -55,7 +55,7 @@ struct GroupMonitor::State {
   bool watch_ended ABSL_GUARDED_BY(mutex) = true;
   bool collect_ended ABSL_GUARDED_BY(mutex) = true;
   bool store_answers ABSL_GUARDED_BY(mutex) = true;
-  std::vector<absl::optional<RankReport>> reports ABSL_GUARDED_BY(mutex);
+  std::vector<std::optional<RankReport>> reports ABSL_GUARDED_BY(mutex);
   std::thread watcher;
   std::thread collector ABSL_GUARDED_BY(mutex);
 };
@@ -94,7 +94,7 @@ absl::Status GroupMonitor::State::Poll() {
       absl::MutexLock lock(&mutex);
       if (reports[peer]) continue;
     }
-    absl::optional<RankReport> report;
+    std::optional<RankReport> report;
     FSDP_RETURN_IF_ERROR(TorchToStatus("look for a peer's report", [&] {
       if (store->check({ReportKey(peer)})) {
         report = Decode(store->get_to_str(ReportKey(peer)));

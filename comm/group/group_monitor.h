@@ -7,11 +7,11 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "absl/types/optional.h"
 #include "comm/group/failure_report.h"
 
 namespace c10d {
@@ -28,7 +28,7 @@ namespace fsdp::comm {
 class GroupMonitor {
  public:
   struct Findings {
-    std::vector<absl::optional<RankReport>> reports;  // by rank
+    std::vector<std::optional<RankReport>> reports;  // by rank
     bool store_answers = true;
   };
 

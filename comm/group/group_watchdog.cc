@@ -120,7 +120,7 @@ GroupWatchdog::Failure GroupWatchdog::AwaitStopped() const {
   return *failure_;
 }
 
-absl::optional<GroupWatchdog::Failure> GroupWatchdog::failure() const {
+std::optional<GroupWatchdog::Failure> GroupWatchdog::failure() const {
   absl::MutexLock lock(&mutex_);
   return failure_;
 }

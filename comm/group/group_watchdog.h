@@ -7,6 +7,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -17,7 +18,6 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "absl/types/optional.h"
 #include "comm/call.h"
 #include "comm/group/failure_report.h"
 
@@ -35,7 +35,7 @@ class GroupWatchdog {
   // with `status` or, without one, with what all ranks' reports amount to.
   struct Failure {
     RankReport report;
-    absl::optional<absl::Status> status;
+    std::optional<absl::Status> status;
   };
 
   struct Hooks {
@@ -87,7 +87,7 @@ class GroupWatchdog {
   // Why the group, which has failed, did; returns when the `stop` hook is over.
   Failure AwaitStopped() const;
 
-  absl::optional<Failure> failure() const;
+  std::optional<Failure> failure() const;
 
   // Whether nothing runs.
   bool idle() const;
@@ -115,7 +115,7 @@ class GroupWatchdog {
   int64_t next_sequence_ ABSL_GUARDED_BY(mutex_) = 0;
   std::deque<std::shared_ptr<Operation>> running_ ABSL_GUARDED_BY(mutex_);
   std::string last_done_ ABSL_GUARDED_BY(mutex_);
-  absl::optional<Failure> failure_ ABSL_GUARDED_BY(mutex_);
+  std::optional<Failure> failure_ ABSL_GUARDED_BY(mutex_);
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;  // the hook is over
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;   // the thread is to end
   std::thread thread_;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
@@ -12,7 +13,6 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "absl/types/optional.h"
 #include "comm/call.h"
 #include "comm/group/group_monitor.h"
 #include "comm/group/group_watchdog.h"
@@ -98,7 +98,7 @@ class WatchedGroup {
   const std::unique_ptr<GroupMonitor> monitor_;
   absl::Mutex mutex_;
   bool left_ ABSL_GUARDED_BY(mutex_) = false;
-  absl::optional<absl::Status> verdict_ ABSL_GUARDED_BY(mutex_);
+  std::optional<absl::Status> verdict_ ABSL_GUARDED_BY(mutex_);
   // The last, so that its thread ends first.
   GroupWatchdog watchdog_;
 };

@@ -32,9 +32,9 @@ std::string Encode(const absl::Status& failure) {
 // with nothing unfinished.
 constexpr absl::string_view kHasLeft = " has left the group";
 
-absl::optional<absl::Status> Decode(absl::string_view text) {
+std::optional<absl::Status> Decode(absl::string_view text) {
   const size_t mark = text.find(kToldToAll);
-  if (mark == absl::string_view::npos) return absl::nullopt;
+  if (mark == absl::string_view::npos) return std::nullopt;
   auto failure = DecodeStatus(text.substr(mark + kToldToAll.size()));
   if (failure.has_value() && failure->ok()) failure.reset();
   return failure;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,7 +15,6 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "absl/types/optional.h"
 #include "comm/call.h"
 #include "comm/communicator.h"
 #include "comm/group/failure_watch.h"
@@ -119,7 +119,7 @@ class HierarchicalGroup {
   absl::Mutex mutex_;
   int64_t next_sequence_ ABSL_GUARDED_BY(mutex_) = 0;
   Stage stage_ ABSL_GUARDED_BY(mutex_);
-  absl::optional<Failure> failure_ ABSL_GUARDED_BY(mutex_);  // the first
+  std::optional<Failure> failure_ ABSL_GUARDED_BY(mutex_);  // the first
   // The last, so that its thread ends first.
   OperationQueue queue_;
 };

@@ -3,6 +3,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
+#include <optional>
 #include <set>
 #include <thread>
 
@@ -10,7 +11,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "absl/types/optional.h"
 #include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/testing/fake_device.h"
@@ -335,12 +335,12 @@ std::vector<absl::Status> RunWith(const FailurePlan& plan,
 
 TEST(FailingCommunicatorTest, FailsTheCallThatFits) {
   struct Case {
-    absl::optional<int64_t> nth;
-    absl::optional<std::string> label;
+    std::optional<int64_t> nth;
+    std::optional<std::string> label;
     int finished;
   };
-  for (const Case& test : {Case{2, absl::nullopt, 2}, Case{0, "b", 1},
-                           Case{1, "a", 2}, Case{absl::nullopt, "a", 0}}) {
+  for (const Case& test : {Case{2, std::nullopt, 2}, Case{0, "b", 1},
+                           Case{1, "a", 2}, Case{std::nullopt, "a", 0}}) {
     FailurePlan plan;
     plan.nth = test.nth;
     plan.label = test.label;
