@@ -1,5 +1,5 @@
 // Ranks that have a c10d backend (ProcessGroupNCCL, XCCL, UCC, MPI, Gloo), by
-// its own collectives. c10d_communicator.h takes only messages from one.
+// its own collectives. c10d_transport.h takes only messages from one.
 #ifndef COMM_C10D_BACKEND_C10D_BACKEND_COMMUNICATOR_H_
 #define COMM_C10D_BACKEND_C10D_BACKEND_COMMUNICATOR_H_
 

@@ -23,7 +23,7 @@
 #include "absl/time/time.h"
 #include "comm/c10d_backend/c10d_completion.h"
 #include "comm/call.h"
-#include "comm/group/group_monitor.h"
+#include "comm/group/report_exchange.h"
 #include "comm/group/watched_group.h"
 
 namespace c10d {
@@ -104,7 +104,7 @@ class C10dBackendGroup {
 
  private:
   C10dBackendGroup(c10::intrusive_ptr<c10d::Backend> backend,
-                   std::unique_ptr<GroupMonitor> monitor, Options options);
+                   std::unique_ptr<ReportExchange> reports, Options options);
 
   struct Kept;
 

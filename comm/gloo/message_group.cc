@@ -1,4 +1,4 @@
-#include "comm/gloo/c10d_group.h"
+#include "comm/gloo/message_group.h"
 
 #include <utility>
 
@@ -15,9 +15,9 @@ constexpr absl::Duration kLetGo = absl::Seconds(5);
 
 }  // namespace
 
-C10dGroup::C10dGroup(int rank, int world_size,
-                     std::unique_ptr<MessageTransport> transport,
-                     absl::Duration diagnosis_timeout)
+MessageGroup::MessageGroup(int rank, int world_size,
+                           std::unique_ptr<MessageTransport> transport,
+                           absl::Duration diagnosis_timeout)
     : rank_(rank),
       world_size_(world_size),
       diagnosis_timeout_(diagnosis_timeout),
@@ -25,26 +25,26 @@ C10dGroup::C10dGroup(int rank, int world_size,
       calls_(std::make_unique<CallExchange>(rank, world_size, messages_.get())),
       collectives_(rank, world_size, messages_.get()) {}
 
-absl::StatusOr<std::shared_ptr<C10dGroup>> C10dGroup::Create(
+absl::StatusOr<std::shared_ptr<MessageGroup>> MessageGroup::Create(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
     std::unique_ptr<MessageTransport> transport,
     absl::Duration diagnosis_timeout) {
-  std::shared_ptr<C10dGroup> group(
-      new C10dGroup(rank, world_size, std::move(transport), diagnosis_timeout));
-  FSDP_ASSIGN_OR_RETURN(group->monitor_,
-                        GroupMonitor::Create(store, rank, world_size));
+  std::shared_ptr<MessageGroup> group(new MessageGroup(
+      rank, world_size, std::move(transport), diagnosis_timeout));
+  FSDP_ASSIGN_OR_RETURN(group->reports_,
+                        ReportExchange::Create(store, rank, world_size));
   FSDP_RETURN_IF_ERROR(group->calls_->Start());
-  FSDP_RETURN_IF_ERROR(group->monitor_->Start([raw = group.get()] {
+  FSDP_RETURN_IF_ERROR(group->reports_->Start([raw = group.get()] {
     raw->Fail(Cause::kEcho, "another rank has failed");
   }));
   FSDP_RETURN_IF_ERROR(group->queue_.Start("for collectives"));
   return group;
 }
 
-C10dGroup::~C10dGroup() { Stop(); }
+MessageGroup::~MessageGroup() { Stop(); }
 
-absl::StatusOr<std::shared_ptr<C10dGroup::Operation>> C10dGroup::Post(Call call,
-                                                                      Run run) {
+absl::StatusOr<std::shared_ptr<MessageGroup::Operation>> MessageGroup::Post(
+    Call call, Run run) {
   std::string name;
   std::shared_ptr<Operation> operation;
   {
@@ -61,7 +61,8 @@ absl::StatusOr<std::shared_ptr<C10dGroup::Operation>> C10dGroup::Post(Call call,
   return operation;
 }
 
-absl::Status C10dGroup::Wait(const Operation& operation, absl::Time deadline) {
+absl::Status MessageGroup::Wait(const Operation& operation,
+                                absl::Time deadline) {
   const auto give_up = [this] {
     Fail(Cause::kDeadline, "not done at the deadline");
   };
@@ -71,28 +72,28 @@ absl::Status C10dGroup::Wait(const Operation& operation, absl::Time deadline) {
   return ErrorOf(OperationQueue::NameOf(operation));
 }
 
-void C10dGroup::Abort(const absl::Status& reason) {
+void MessageGroup::Abort(const absl::Status& reason) {
   Fail(Cause::kAbort, std::string(reason.message()));
 }
 
-void C10dGroup::Stop() {
+void MessageGroup::Stop() {
   const auto left = queue_.Finish();
   if (!left.has_value()) return;
   RankReport farewell;
   farewell.cause = Cause::kLeft;
   farewell.position = left->position;
   // Before the connections close, so that whoever notices can read it.
-  if (monitor_ != nullptr) monitor_->Leave(farewell);
+  if (reports_ != nullptr) reports_->Leave(farewell);
   if (left->unfinished) Fail(Cause::kLeft, "this rank has left the group");
   queue_.Join();
-  if (monitor_ != nullptr) monitor_->Stop();
+  if (reports_ != nullptr) reports_->Stop();
   // Peers that still wait for this rank notice by the closed connections.
   calls_.reset();
   messages_.reset();
 }
 
-absl::Status C10dGroup::Execute(const Call& call, int64_t sequence,
-                                const Run& run) {
+absl::Status MessageGroup::Execute(const Call& call, int64_t sequence,
+                                   const Run& run) {
   absl::Status status = calls_->Announce(sequence, call);
   if (status.ok()) {
     status = run(collectives_, [this] { return calls_->Agree(); });
@@ -105,7 +106,7 @@ absl::Status C10dGroup::Execute(const Call& call, int64_t sequence,
   return status;
 }
 
-void C10dGroup::Fail(Cause cause, std::string text) {
+void MessageGroup::Fail(Cause cause, std::string text) {
   RankReport report;
   report.cause = cause;
   report.text = std::move(text);
@@ -118,25 +119,25 @@ void C10dGroup::Fail(Cause cause, std::string text) {
   }
   // Leaves time for whoever waits to hear of a search that found nobody. Does
   // nothing for a rank that leaves: it has said so already.
-  monitor_->Report(report, diagnosis_timeout_ / 2);
+  reports_->Report(report, diagnosis_timeout_ / 2);
   messages_->Abort();
 }
 
-absl::Status C10dGroup::ErrorOf(absl::string_view name) {
+absl::Status MessageGroup::ErrorOf(absl::string_view name) {
   const absl::Status verdict = FindVerdict();
   return absl::Status(verdict.code(),
                       absl::StrCat(name, " on rank ", rank_, " of ",
                                    world_size_, ": ", verdict.message()));
 }
 
-absl::Status C10dGroup::FindVerdict() {
+absl::Status MessageGroup::FindVerdict() {
   absl::Time until;
   {
     absl::MutexLock lock(&mutex_);
     if (verdict_) return *verdict_;
     until = failed_at_ + diagnosis_timeout_;
   }
-  GroupMonitor::Findings findings = monitor_->Await(until);
+  ReportExchange::Findings findings = reports_->Await(until);
   absl::MutexLock lock(&mutex_);
   if (!verdict_) {
     findings.reports[rank_] = failure_;

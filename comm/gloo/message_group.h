@@ -1,7 +1,7 @@
-// The operations of one rank of a c10d group: their order, failures and
+// The operations of one rank of a group of messages: their order, failures and
 // diagnosis.
-#ifndef COMM_GLOO_C10D_GROUP_H_
-#define COMM_GLOO_C10D_GROUP_H_
+#ifndef COMM_GLOO_MESSAGE_GROUP_H_
+#define COMM_GLOO_MESSAGE_GROUP_H_
 
 #include <c10/util/intrusive_ptr.h>
 
@@ -23,8 +23,8 @@
 #include "comm/gloo/peer_collectives.h"
 #include "comm/gloo/peer_messages.h"
 #include "comm/group/failure_report.h"
-#include "comm/group/group_monitor.h"
 #include "comm/group/operation_queue.h"
+#include "comm/group/report_exchange.h"
 
 namespace c10d {
 class Store;
@@ -34,7 +34,7 @@ namespace fsdp::comm {
 
 // Runs operations one after the other on a thread of its own, so that those
 // that take several steps overlap with the caller's work as well. Thread-safe.
-class C10dGroup {
+class MessageGroup {
  public:
   // What an operation does once it is its turn. Keeps its tensors alive.
   using Run =
@@ -42,13 +42,13 @@ class C10dGroup {
   using Operation = OperationQueue::Operation;
 
   // `transport` connects the ranks that meet in `store`.
-  static absl::StatusOr<std::shared_ptr<C10dGroup>> Create(
+  static absl::StatusOr<std::shared_ptr<MessageGroup>> Create(
       const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
       std::unique_ptr<MessageTransport> transport,
       absl::Duration diagnosis_timeout);
 
   // Stops; see Stop().
-  ~C10dGroup();
+  ~MessageGroup();
 
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
@@ -67,9 +67,9 @@ class C10dGroup {
   void Stop();
 
  private:
-  C10dGroup(int rank, int world_size,
-            std::unique_ptr<MessageTransport> transport,
-            absl::Duration diagnosis_timeout);
+  MessageGroup(int rank, int world_size,
+               std::unique_ptr<MessageTransport> transport,
+               absl::Duration diagnosis_timeout);
 
   absl::Status Execute(const Call& call, int64_t sequence, const Run& run);
   void Fail(Cause cause, std::string text);
@@ -81,7 +81,7 @@ class C10dGroup {
   const int world_size_;
   const absl::Duration diagnosis_timeout_;
   // What is below uses what is above. Stop() ends calls_ and messages_.
-  std::unique_ptr<GroupMonitor> monitor_;
+  std::unique_ptr<ReportExchange> reports_;
   std::unique_ptr<PeerMessages> messages_;
   std::unique_ptr<CallExchange> calls_;  // used by operations only
   PeerCollectives collectives_;          // used by operations only
@@ -97,4 +97,4 @@ class C10dGroup {
 
 }  // namespace fsdp::comm
 
-#endif  // COMM_GLOO_C10D_GROUP_H_
+#endif  // COMM_GLOO_MESSAGE_GROUP_H_

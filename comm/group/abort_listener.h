@@ -1,6 +1,6 @@
-// Hears of a failure that another rank tells a group, whatever this rank does.
-#ifndef COMM_GROUP_FAILURE_WATCH_H_
-#define COMM_GROUP_FAILURE_WATCH_H_
+// Tells a rank that another one has aborted their group.
+#ifndef COMM_GROUP_ABORT_LISTENER_H_
+#define COMM_GROUP_ABORT_LISTENER_H_
 
 #include <functional>
 #include <thread>
@@ -10,17 +10,18 @@
 
 namespace fsdp::comm {
 
-// By a broadcast that rank 0 withholds: nothing moves, and it ends when a rank
-// aborts the group. Rank 0 itself hears nothing. Between Begin() and End() the
+// Hears of an abort whatever this rank does, by a broadcast that rank 0
+// withholds: nothing moves, and it ends when a rank aborts the group. Rank 0
+// itself hears nothing. Between Begin() and End() the
 // group is used for nothing else but Abort(). Used by one thread at a time.
-class FailureWatch {
+class AbortListener {
  public:
-  // `on_failure` gets the broadcast's error, in a thread of the watch.
-  FailureWatch(Communicator* group,
-               std::function<void(const absl::Status&)> on_failure);
+  // `on_failure` gets the broadcast's error, in a thread of the listener.
+  AbortListener(Communicator* group,
+                std::function<void(const absl::Status&)> on_failure);
 
-  // The group has been aborted, or the watch ended.
-  ~FailureWatch();
+  // The group has been aborted, or End() called.
+  ~AbortListener();
 
   // ResourceExhausted: no thread can be started.
   absl::Status Begin();
@@ -39,4 +40,4 @@ class FailureWatch {
 
 }  // namespace fsdp::comm
 
-#endif  // COMM_GROUP_FAILURE_WATCH_H_
+#endif  // COMM_GROUP_ABORT_LISTENER_H_

@@ -1,7 +1,7 @@
 // The operations that a group has given to its device, and how the group fails.
 // Knows nothing of CUDA, NCCL or tensors.
-#ifndef COMM_GROUP_GROUP_WATCHDOG_H_
-#define COMM_GROUP_GROUP_WATCHDOG_H_
+#ifndef COMM_GROUP_OPERATION_WATCHDOG_H_
+#define COMM_GROUP_OPERATION_WATCHDOG_H_
 
 #include <cstdint>
 #include <deque>
@@ -23,10 +23,11 @@
 
 namespace fsdp::comm {
 
-// Operations finish in the order in which they begin. The first failure (a
-// missed deadline, an error of the group or of a query, Fail()) ends them all:
+// Watches operations until the device has finished them, in the order in which
+// they begin. The first failure (a missed deadline, an error of the group or of
+// a query, Fail()) ends them all:
 // what the device had done by then is done, the rest has failed. Thread-safe.
-class GroupWatchdog {
+class OperationWatchdog {
  public:
   // Whether the device has finished an operation; an error where asking fails.
   using Query = std::function<absl::StatusOr<bool>()>;
@@ -52,9 +53,9 @@ class GroupWatchdog {
 
   class Operation;
 
-  explicit GroupWatchdog(Hooks hooks);
+  explicit OperationWatchdog(Hooks hooks);
   // Calls Stop().
-  ~GroupWatchdog();
+  ~OperationWatchdog();
 
   // Has a thread Poll() every `interval`. Once.
   absl::Status Start(absl::Duration interval);
@@ -122,7 +123,7 @@ class GroupWatchdog {
 };
 
 // What it is may be read by any thread, the rest belongs to the watchdog.
-class GroupWatchdog::Operation {
+class OperationWatchdog::Operation {
  public:
   Operation(Call call, int64_t sequence, int64_t bytes, absl::Time deadline)
       : call_(std::move(call)),
@@ -137,7 +138,7 @@ class GroupWatchdog::Operation {
   std::string Describe(int rank, int world_size) const;
 
  private:
-  friend class GroupWatchdog;
+  friend class OperationWatchdog;
 
   const Call call_;
   const int64_t sequence_;
@@ -150,4 +151,4 @@ class GroupWatchdog::Operation {
 
 }  // namespace fsdp::comm
 
-#endif  // COMM_GROUP_GROUP_WATCHDOG_H_
+#endif  // COMM_GROUP_OPERATION_WATCHDOG_H_

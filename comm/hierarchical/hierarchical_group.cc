@@ -63,7 +63,7 @@ HierarchicalGroup::HierarchicalGroup(HierarchicalParts parts)
       layout_(LayoutOf(parts_)),
       rank_(parts_.network->rank()),
       world_size_(parts_.network->world_size()) {
-  watch_ = std::make_unique<FailureWatch>(
+  listener_ = std::make_unique<AbortListener>(
       parts_.network.get(),
       [this](const absl::Status& status) { FailAsNetwork(status); });
 }
@@ -80,7 +80,7 @@ absl::StatusOr<std::shared_ptr<HierarchicalGroup>> HierarchicalGroup::Create(
 
 absl::Status HierarchicalGroup::StartThreads() {
   FSDP_RETURN_IF_ERROR(queue_.Start("for collectives between hosts"));
-  return watch_->Begin();
+  return listener_->Begin();
 }
 
 HierarchicalGroup::~HierarchicalGroup() { Stop(); }
@@ -159,7 +159,7 @@ void HierarchicalGroup::Stop() {
   queue_.Join();
   parts_.network->Abort(
       absl::AbortedError(absl::StrCat("rank ", rank_, kHasLeft)));
-  watch_.reset();
+  listener_.reset();
   parts_ = HierarchicalParts();
 }
 
@@ -205,9 +205,9 @@ absl::Status HierarchicalGroup::FinishOne(Started started) {
 
 absl::StatusOr<std::unique_ptr<Communicator>> HierarchicalGroup::SplitNetwork(
     int color, int key) {
-  FSDP_RETURN_IF_ERROR(watch_->End());
+  FSDP_RETURN_IF_ERROR(listener_->End());
   FSDP_ASSIGN_OR_RETURN(auto part, parts_.network->Split(color, key));
-  FSDP_RETURN_IF_ERROR(watch_->Begin());
+  FSDP_RETURN_IF_ERROR(listener_->Begin());
   return part;
 }
 
@@ -225,7 +225,7 @@ void HierarchicalGroup::Fail(Failure failure) {
   }
 }
 
-// The watch has heard of something.
+// The listener has heard of something.
 void HierarchicalGroup::FailAsNetwork(const absl::Status& status) {
   const bool is_failure = Decode(status.message()).has_value() ||
                           !absl::StrContains(status.message(), kHasLeft);

@@ -17,7 +17,7 @@
 #include "absl/time/time.h"
 #include "comm/call.h"
 #include "comm/communicator.h"
-#include "comm/group/failure_watch.h"
+#include "comm/group/abort_listener.h"
 #include "comm/group/operation_queue.h"
 #include "comm/hierarchical/host_layout.h"
 #include "comm/work.h"
@@ -114,7 +114,8 @@ class HierarchicalGroup {
   const HostLayout layout_;
   const int rank_;
   const int world_size_;
-  std::unique_ptr<FailureWatch> watch_;  // of the network; used by operations
+  std::unique_ptr<AbortListener>
+      listener_;  // of the network; used by operations
 
   absl::Mutex mutex_;
   int64_t next_sequence_ ABSL_GUARDED_BY(mutex_) = 0;
