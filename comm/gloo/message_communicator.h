@@ -49,8 +49,8 @@ using TransportFactory =
 // differ between ranks fail on all of them. A failure of one rank reaches the
 // others through the store at once, and their errors say where every rank was,
 // and which do not answer; when the process that serves the store is gone, only
-// what Gloo noticed. What has not been waited for fails, also on the peers,
-// when the communicator is destroyed.
+// what the transport noticed. What has not been waited for fails, also on the
+// peers, when the communicator is destroyed.
 absl::StatusOr<std::unique_ptr<Communicator>> CreateMessageCommunicator(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
     std::string name, TransportFactory factory,

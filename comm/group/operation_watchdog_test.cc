@@ -172,7 +172,7 @@ TEST_F(OperationWatchdogTest, KeepsWhatADroppedOperationNeedsUntilItIsDone) {
   EXPECT_EQ(tensor.use_count(), 1);
 }
 
-TEST(GroupWatchdogThreadTest, SaysThatThereIsNoThread) {
+TEST(OperationWatchdogThreadTest, SaysThatThereIsNoThread) {
   OperationWatchdog watchdog(
       {[] { return absl::OkStatus(); },
        [](const OperationWatchdog::Failure& /*why*/) {}});
@@ -182,7 +182,7 @@ TEST(GroupWatchdogThreadTest, SaysThatThereIsNoThread) {
                        ::testing::HasSubstr("cannot start a thread")));
 }
 
-TEST(GroupWatchdogThreadTest, ItsThreadFindsAMissedDeadline) {
+TEST(OperationWatchdogThreadTest, ItsThreadFindsAMissedDeadline) {
   absl::Notification stopped;
   OperationWatchdog watchdog(
       {[] { return absl::OkStatus(); },
