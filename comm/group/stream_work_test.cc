@@ -66,9 +66,9 @@ TEST_F(StreamWorkTest, TheFirstResultOfAWaitIsThatOfAll) {
   group_->status = absl::AbortedError("disk full");
   for (int repeat = 0; repeat < 2; ++repeat) {
     EXPECT_THAT(work->Wait(absl::InfiniteFuture()),
-                StatusIs(absl::StatusCode::kAborted));
+                StatusIs(absl::StatusCode::kAborted, "disk full"));
     EXPECT_THAT(work->BlockCurrentStream(),
-                StatusIs(absl::StatusCode::kAborted));
+                StatusIs(absl::StatusCode::kAborted, "disk full"));
     group_->status = absl::OkStatus();
   }
   EXPECT_THAT(group_->asked, ElementsAre("wait"));
