@@ -28,7 +28,7 @@
 #include "comm/hierarchical/host_layout.h"
 #include "comm/local/local_communicator.h"
 #include "comm/testing/gloo_group.h"
-#include "comm/testing/hierarchical_group.h"
+#include "comm/testing/hierarchical_ranks.h"
 #include "comm/testing/shared_memory_group.h"
 #include "comm/work.h"
 

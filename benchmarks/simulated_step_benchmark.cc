@@ -25,7 +25,7 @@
 #include "benchmarks/residual_mlp.h"
 #include "benchmarks/step_calibration.h"
 #include "comm/communicator.h"
-#include "comm/gloo/c10d_communicator.h"
+#include "comm/gloo/gloo_communicator.h"
 #include "comm/local/local_communicator.h"
 #include "comm/shared_memory/shared_memory_communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"

@@ -23,7 +23,7 @@
 #include "benchmark/benchmark.h"
 #include "benchmarks/residual_mlp.h"
 #include "comm/communicator.h"
-#include "comm/gloo/c10d_communicator.h"
+#include "comm/gloo/gloo_communicator.h"
 #include "comm/local/local_communicator.h"
 #include "comm/shared_memory/shared_memory_communicator.h"
 #include "comm/wrappers/recording_communicator.h"

@@ -5,12 +5,12 @@
 #include <c10/core/GradMode.h>
 
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
-#include "absl/types/optional.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 
@@ -214,7 +214,7 @@ class ScaledWork final : public Work {
   const at::Tensor sum_;
   const ScaledSum scaled_;
   const absl::Duration timeout_;
-  absl::optional<absl::Status> result_;
+  std::optional<absl::Status> result_;
 };
 
 }  // namespace
@@ -267,6 +267,10 @@ absl::StatusOr<std::unique_ptr<Work>> Communicator::AllToAll(
     const at::Tensor& out, const at::Tensor& in, absl::string_view label) {
   const Check check{*this, Collective::kAllToAll, label};
   FSDP_RETURN_IF_ERROR(CheckAllToAll(check, out, in));
+  if (!HasAllToAll()) {
+    return check.Error(absl::StatusCode::kUnimplemented,
+                       absl::StrCat(ToString(), " has no all-to-all"));
+  }
   return DoAllToAll(out, in, label);
 }
 
@@ -301,13 +305,6 @@ absl::StatusOr<std::unique_ptr<Work>> Communicator::DoReduceScatterScaled(
                         DoReduceScatter(own, in, ReduceOp::kSum, label));
   return std::make_unique<ScaledWork>(std::move(work), out, own, sum,
                                       default_timeout());
-}
-
-absl::StatusOr<std::unique_ptr<Work>> Communicator::DoAllToAll(
-    const at::Tensor& /*out*/, const at::Tensor& /*in*/,
-    absl::string_view label) {
-  return absl::UnimplementedError(
-      absl::StrCat("all-to-all of ", label, ": ", ToString(), " has none"));
 }
 
 absl::StatusOr<at::Tensor> Communicator::AllocatePlain(int64_t bytes) {

@@ -79,6 +79,14 @@ class Communicator {
   // Split() come before.
   virtual bool CanBeCaptured() const { return false; }
 
+  // Whether there is an AllToAll(). The same on all ranks.
+  virtual bool HasAllToAll() const { return true; }
+
+  // Whether ranks have memory in common, so that there is an AllocateCommon().
+  // The same on all ranks; a part that Split() makes may have some where the
+  // whole has none.
+  virtual bool HasCommonMemory() const { return false; }
+
   // `bytes` >= 0 of uninitialised memory (uint8, 64-byte aligned) that the
   // group's backend can reach best; plain memory where a backend has nothing
   // better. A collective call: same order and size on all ranks. It may make
@@ -86,8 +94,8 @@ class Communicator {
   virtual absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) = 0;
 
   // `bytes` >= 0 that all ranks have in common. Unimplemented, on all ranks
-  // alike and at once, where they have no memory in common. A collective call
-  // that blocks up to default_timeout().
+  // alike and at once, unless HasCommonMemory(). A collective call that blocks
+  // up to default_timeout().
   virtual absl::StatusOr<CommonMemory> AllocateCommon(int64_t bytes);
 
   // out[r * n + i] = in_r[i], n = in.numel(); out.numel() == n * world_size.
@@ -114,8 +122,8 @@ class Communicator {
       absl::string_view label);
 
   // out[r * n + i] = in_r[rank * n + i], n = in.numel() / world_size, which has
-  // no remainder; both are of one size and do not overlap. Unimplemented where
-  // a backend has none.
+  // no remainder; both are of one size and do not overlap. Unimplemented, on
+  // all ranks alike and at once, unless HasAllToAll().
   absl::StatusOr<std::unique_ptr<Work>> AllToAll(const at::Tensor& out,
                                                  const at::Tensor& in,
                                                  absl::string_view label);
@@ -155,9 +163,9 @@ class Communicator {
   virtual absl::StatusOr<std::unique_ptr<Work>> DoReduceScatterScaled(
       const at::Tensor& out, const at::Tensor& in, ScaledSum sum,
       absl::string_view label);
-  // Unimplemented, unless overridden.
+  // Called only if HasAllToAll().
   virtual absl::StatusOr<std::unique_ptr<Work>> DoAllToAll(
-      const at::Tensor& out, const at::Tensor& in, absl::string_view label);
+      const at::Tensor& out, const at::Tensor& in, absl::string_view label) = 0;
   virtual absl::StatusOr<std::unique_ptr<Work>> DoAllReduce(
       const at::Tensor& tensor, ReduceOp op, absl::string_view label) = 0;
   virtual absl::StatusOr<std::unique_ptr<Work>> DoBroadcast(

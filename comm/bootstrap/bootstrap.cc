@@ -6,6 +6,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -19,11 +20,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
-#include "absl/types/optional.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "comm/gloo/c10d_communicator.h"
+#include "comm/gloo/gloo_communicator.h"
 #include "comm/group/connect_together.h"
 #include "comm/group/store_exchange.h"
 #include "comm/group/wait_limits.h"
@@ -58,12 +58,12 @@ struct Progress {
       "the host where the ranks meet cannot be found: its name is not "
       "resolved, or it takes no connection"};
   absl::Mutex mutex;
-  absl::optional<absl::StatusOr<CommunicatorPtr>> result ABSL_GUARDED_BY(mutex);
+  std::optional<absl::StatusOr<CommunicatorPtr>> result ABSL_GUARDED_BY(mutex);
   bool over ABSL_GUARDED_BY(mutex) = false;
 };
 
 // Waits for a result; nothing where there is none in time.
-absl::optional<absl::StatusOr<CommunicatorPtr>> AwaitResult(
+std::optional<absl::StatusOr<CommunicatorPtr>> AwaitResult(
     Progress* progress, const WaitLimits& limits) {
   const auto has_result = [progress]() {
     progress->mutex.AssertHeld();
@@ -81,7 +81,7 @@ absl::optional<absl::StatusOr<CommunicatorPtr>> AwaitResult(
         absl::Condition(&has_result),
         std::min(until, absl::Now() + kStopInterval));
   }
-  return std::exchange(progress->result, absl::nullopt);
+  return std::exchange(progress->result, std::nullopt);
 }
 
 // Runs `connect` in a thread, since c10d's store may not answer at all: then
@@ -105,7 +105,7 @@ absl::StatusOr<CommunicatorPtr> ConnectBefore(const WaitLimits& limits,
         absl::MutexLock lock(&progress->mutex);
         progress->over = true;
       }));
-  absl::optional<absl::StatusOr<CommunicatorPtr>> result =
+  std::optional<absl::StatusOr<CommunicatorPtr>> result =
       AwaitResult(progress.get(), limits);
   bool is_over = false;
   if (result.has_value()) {
@@ -284,7 +284,8 @@ absl::StatusOr<CommunicatorPtr> Paired(CommunicatorPtr host,
   if (!options.device) return host;
   FSDP_ASSIGN_OR_RETURN(
       CommunicatorPtr device,
-      options.device({std::move(store), environment, options.timeout, *host}));
+      options.device(
+          {std::move(store), environment.local_rank, options.timeout, *host}));
   return CreatePairedCommunicator(std::move(host), std::move(device));
 }
 

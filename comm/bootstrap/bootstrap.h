@@ -2,8 +2,6 @@
 #ifndef COMM_BOOTSTRAP_BOOTSTRAP_H_
 #define COMM_BOOTSTRAP_BOOTSTRAP_H_
 
-#include <c10/util/intrusive_ptr.h>
-
 #include <functional>
 #include <memory>
 #include <string>
@@ -12,11 +10,8 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "comm/communicator.h"
+#include "comm/device_backend.h"
 #include "comm/startup/environment.h"
-
-namespace c10d {
-class Store;
-}
 
 namespace fsdp::comm {
 
@@ -33,17 +28,6 @@ enum class Backend {
 
 // "auto", "local", "shared_memory" or "gloo".
 absl::StatusOr<Backend> ParseBackend(absl::string_view name);
-
-// Where the ranks of a device's backend meet.
-struct DeviceMeeting {
-  c10::intrusive_ptr<c10d::Store> store;  // of this backend alone
-  Environment environment;
-  absl::Duration timeout;
-  Communicator& host;  // of the same ranks, to be split
-};
-using ConnectDevice =
-    std::function<absl::StatusOr<std::unique_ptr<Communicator>>(
-        const DeviceMeeting& meeting)>;
 
 struct ConnectOptions {
   // Of tensors on the CPU.

@@ -135,21 +135,19 @@ TEST(ConnectTest, ADevicesBackendIsPairedWithTheHosts) {
         world_size,
         [&](int i) -> absl::Status {
           ConnectOptions options = Options();
-          options.device = [](const DeviceMeeting& meeting)
+          options.device = [&](const DeviceMeeting& meeting)
               -> absl::StatusOr<std::unique_ptr<Communicator>> {
-            const Environment& environment = meeting.environment;
+            const int rank = meeting.host.rank();
             FSDP_ASSIGN_OR_RETURN(
                 const std::vector<std::string> names,
-                ExchangeByStore(meeting.store, "names", environment.rank,
-                                environment.world_size,
-                                absl::StrCat("rank ", environment.rank),
+                ExchangeByStore(meeting.store, "names", rank, world_size,
+                                absl::StrCat("rank ", rank),
                                 absl::Now() + kLimit));
-            if (names.back() !=
-                absl::StrCat("rank ", environment.world_size - 1)) {
+            if (names.back() != absl::StrCat("rank ", world_size - 1)) {
               return absl::InternalError("another name");
             }
             LoopbackOptions loopback;
-            loopback.place = {environment.rank, environment.world_size};
+            loopback.place = {rank, world_size};
             loopback.timeout = meeting.timeout;
             return CreateLoopback(loopback);
           };

@@ -15,11 +15,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
-#include "absl/types/optional.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/c10d_backend/c10d_backend_group.h"
 #include "comm/call.h"
+#include "comm/group/stream_work.h"
 #include "comm/unwinding.h"
 #include "comm/work.h"
 
@@ -48,41 +48,7 @@ C10dReduceOp ToC10d(ReduceOp op) {
 // What only moves needs no dtype, of which some backends lack a few.
 at::Tensor Bytes(const at::Tensor& tensor) { return tensor.view(at::kByte); }
 
-class C10dBackendWork final : public Work {
- public:
-  C10dBackendWork(std::shared_ptr<C10dBackendGroup> group,
-                  std::shared_ptr<C10dBackendGroup::Operation> operation,
-                  std::vector<at::Tensor> tensors)
-      : group_(std::move(group)),
-        operation_(std::move(operation)),
-        tensors_(std::move(tensors)) {}
-  ~C10dBackendWork() override {
-    if (!is_ordered_) group_->Keep(*operation_, std::move(tensors_));
-  }
-
-  absl::Status Wait(absl::Time deadline) override {
-    if (!result_) {
-      result_ = group_->Wait(*operation_, deadline);
-      is_ordered_ = true;
-      tensors_.clear();
-    }
-    return *result_;
-  }
-
-  absl::Status BlockCurrentStream() override {
-    if (result_ && !result_->ok()) return *result_;
-    const absl::Status status = group_->BlockCurrentStream(*operation_);
-    is_ordered_ = is_ordered_ || status.ok();
-    return status;
-  }
-
- private:
-  const std::shared_ptr<C10dBackendGroup> group_;
-  const std::shared_ptr<C10dBackendGroup::Operation> operation_;
-  std::vector<at::Tensor> tensors_;
-  bool is_ordered_ = false;  // what frees the tensors does so in time
-  absl::optional<absl::Status> result_;
-};
+using C10dBackendWork = StreamWork<C10dBackendGroup>;
 
 class C10dBackendCommunicator final : public Communicator {
  public:
@@ -113,6 +79,7 @@ class C10dBackendCommunicator final : public Communicator {
   bool CanBeCaptured() const override {
     return options_.is_capturing != nullptr;
   }
+  bool HasAllToAll() const override { return options_.has_all_to_all; }
   absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override;
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
                                                       int key) override;

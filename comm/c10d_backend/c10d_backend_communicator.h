@@ -1,5 +1,5 @@
 // Ranks that have a c10d backend (ProcessGroupNCCL, XCCL, UCC, MPI, Gloo), by
-// its own collectives. c10d_communicator.h takes only messages from one.
+// its own collectives. c10d_transport.h takes only messages from one.
 #ifndef COMM_C10D_BACKEND_C10D_BACKEND_COMMUNICATOR_H_
 #define COMM_C10D_BACKEND_C10D_BACKEND_COMMUNICATOR_H_
 
@@ -48,6 +48,8 @@ struct C10dBackendOptions {
   absl::Duration diagnosis_timeout = absl::Seconds(2);
   // Makes the backends of sub-groups; empty: Split() is Unimplemented.
   C10dConnect connect;
+  // Communicator::HasAllToAll: c10d tells only when it is called.
+  bool has_all_to_all = true;
   // Whether the current stream of `device` is being captured into a graph, for
   // backends whose operations can be; empty: operations cannot be captured.
   std::function<bool()> is_capturing;

@@ -158,6 +158,22 @@ TEST(C10dBackendCommunicatorTest, WhatTheBackendLacksIsUnimplementedAndNoHarm) {
   }));
 }
 
+TEST(C10dBackendCommunicatorTest, WhatItIsToldToLackItDoesNotCall) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  ASSERT_OK_AND_ASSIGN(C10dConnection connection,
+                       ConnectGloo<GlooWithoutExchange>(store, 0, 1));
+  C10dBackendOptions options;
+  options.has_all_to_all = false;
+  ASSERT_OK_AND_ASSIGN(
+      auto communicator,
+      CreateC10dBackendCommunicator(std::move(connection), store, options));
+  EXPECT_FALSE(communicator->HasAllToAll());
+  EXPECT_THAT(communicator->AllToAll(at::zeros({4}), at::zeros({4}), "tokens"),
+              StatusIs(absl::StatusCode::kUnimplemented,
+                       AllOf(HasSubstr("all-to-all of tokens on rank 0 of 1"),
+                             HasSubstr("c10d's gloo on cpu"))));
+}
+
 TEST(C10dBackendCommunicatorTest, TakesTensorsOfItsDeviceOnly) {
   ASSERT_OK_AND_ASSIGN(Group group, CreateGroup<Gloo>(1, absl::Seconds(30)));
   // No memory has to be there for the checks.

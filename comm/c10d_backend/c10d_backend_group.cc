@@ -30,12 +30,12 @@ WatchedGroup::Options WatchedOptions(const c10d::Backend& backend,
 }  // namespace
 
 C10dBackendGroup::C10dBackendGroup(c10::intrusive_ptr<c10d::Backend> backend,
-                                   std::unique_ptr<GroupMonitor> monitor,
+                                   std::unique_ptr<ReportExchange> reports,
                                    Options options)
     : backend_(std::move(backend)),
       options_(std::move(options)),
       completions_(options_.device, options_.host_waits),
-      watched_(std::move(monitor), WatchedOptions(*backend_, options_),
+      watched_(std::move(reports), WatchedOptions(*backend_, options_),
                {[] { return absl::OkStatus(); }, [this] { CloseBackend(); },
                 [this] { EnterDevice(); }}) {}
 
@@ -43,11 +43,11 @@ absl::StatusOr<std::shared_ptr<C10dBackendGroup>> C10dBackendGroup::Create(
     c10::intrusive_ptr<c10d::Backend> backend,
     const c10::intrusive_ptr<c10d::Store>& store, Options options) {
   FSDP_ASSIGN_OR_RETURN(
-      auto monitor,
-      GroupMonitor::Create(store, backend->getRank(), backend->getSize()));
+      auto reports,
+      ReportExchange::Create(store, backend->getRank(), backend->getSize()));
   std::shared_ptr<C10dBackendGroup> group;
   FSDP_RETURN_IF_ERROR(C10dToStatus("take a stream", [&] {
-    group.reset(new C10dBackendGroup(std::move(backend), std::move(monitor),
+    group.reset(new C10dBackendGroup(std::move(backend), std::move(reports),
                                      std::move(options)));
   }));
   FSDP_RETURN_IF_ERROR(group->watched_.Start());

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <utility>
@@ -20,10 +21,9 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "absl/types/optional.h"
 #include "comm/c10d_backend/c10d_completion.h"
 #include "comm/call.h"
-#include "comm/group/group_monitor.h"
+#include "comm/group/report_exchange.h"
 #include "comm/group/watched_group.h"
 
 namespace c10d {
@@ -104,7 +104,7 @@ class C10dBackendGroup {
 
  private:
   C10dBackendGroup(c10::intrusive_ptr<c10d::Backend> backend,
-                   std::unique_ptr<GroupMonitor> monitor, Options options);
+                   std::unique_ptr<ReportExchange> reports, Options options);
 
   struct Kept;
 
@@ -118,7 +118,7 @@ class C10dBackendGroup {
   const Options options_;
   C10dCompletionQueue completions_;
   absl::Mutex mutex_;
-  absl::optional<absl::Time> closed_at_ ABSL_GUARDED_BY(mutex_);
+  std::optional<absl::Time> closed_at_ ABSL_GUARDED_BY(mutex_);
   // The last, so that its threads end first.
   WatchedGroup watched_;
 };

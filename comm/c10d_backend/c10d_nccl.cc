@@ -2,7 +2,7 @@
 
 #include <c10/core/Device.h>
 #include <c10/core/DeviceGuard.h>
-#include <c10/cuda/CUDAStream.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
 
 #include <chrono>
 #include <string>
@@ -13,14 +13,12 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/c10d_backend/c10d_backend_communicator.h"
 #include "comm/group/c10d_status.h"
 #include "comm/group/store_exchange.h"
-#include "comm/nccl/nccl_connect.h"
-#include "comm/nccl/nccl_event.h"
+#include "comm/startup/rank_gpu.h"
 
 namespace fsdp::comm {
 namespace {
@@ -95,8 +93,8 @@ absl::StatusOr<std::unique_ptr<Communicator>> Create(
   };
   backend_options.is_capturing = [device] {
     const c10::DeviceGuard guard(device);
-    return ValueOrThrow(IsBeingCaptured(
-        c10::cuda::getCurrentCUDAStream(device.index()).stream()));
+    return c10::cuda::currentStreamCaptureStatusMayInitCtx() !=
+           c10::cuda::CaptureStatus::None;
   };
   return CreateC10dBackendCommunicator(std::move(connection), store,
                                        std::move(backend_options));
@@ -123,10 +121,9 @@ ConnectDevice C10dNcclBackend(const C10dNcclOptions& options) {
              -> absl::StatusOr<std::unique_ptr<Communicator>> {
     C10dNcclOptions own = options;
     own.timeout = meeting.timeout;
-    FSDP_ASSIGN_OR_RETURN(own.device,
-                          TakeGpu(own.device, meeting.environment.local_rank));
-    return CreateC10dNcclCommunicator(meeting.store, meeting.environment.rank,
-                                      meeting.environment.world_size, own);
+    FSDP_ASSIGN_OR_RETURN(own.device, TakeGpu(own.device, meeting.local_rank));
+    return CreateC10dNcclCommunicator(meeting.store, meeting.host.rank(),
+                                      meeting.host.world_size(), own);
   };
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -16,7 +17,6 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "absl/types/optional.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
@@ -38,7 +38,7 @@ struct Attempt {
   }
 
   absl::Mutex mutex;
-  absl::optional<absl::Status> result ABSL_GUARDED_BY(mutex);
+  std::optional<absl::Status> result ABSL_GUARDED_BY(mutex);
 };
 
 // What the ranks tell each other in the store.
@@ -161,7 +161,7 @@ absl::Status Session::ReadFailure(absl::string_view text) const {
   int rank = 0;
   if (end != absl::string_view::npos &&
       absl::SimpleAtoi(text.substr(0, end), &rank)) {
-    const absl::optional<absl::Status> failure =
+    const std::optional<absl::Status> failure =
         DecodeStatus(text.substr(end + 1));
     if (failure.has_value() && !failure->ok()) {
       return rank == rank_ ? *failure

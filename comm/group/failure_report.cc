@@ -20,7 +20,7 @@ bool Decisive(Cause cause) {
 
 // The rank whose report explains the others; `rank` itself where it is as good
 // as any.
-int RootCause(int rank, absl::Span<const absl::optional<RankReport>> reports) {
+int RootCause(int rank, absl::Span<const std::optional<RankReport>> reports) {
   int best = rank;
   for (size_t peer = 0; peer < reports.size(); ++peer) {
     // That a peer left explains a lost connection; see `Elsewhere`.
@@ -34,7 +34,7 @@ int RootCause(int rank, absl::Span<const absl::optional<RankReport>> reports) {
 
 // Where all the other ranks are.
 std::string Elsewhere(int rank,
-                      absl::Span<const absl::optional<RankReport>> reports,
+                      absl::Span<const std::optional<RankReport>> reports,
                       bool store_answers) {
   std::vector<std::string> known;
   std::vector<std::string> silent;
@@ -71,19 +71,19 @@ std::string Encode(const RankReport& report) {
                       absl::string_view(report.text).substr(0, kMaxTextBytes));
 }
 
-absl::optional<RankReport> Decode(absl::string_view text) {
+std::optional<RankReport> Decode(absl::string_view text) {
   const std::vector<absl::string_view> parts =
       absl::StrSplit(text, absl::MaxSplits('\n', 2));
   int cause = 0;
   if (parts.size() != 3 || !absl::SimpleAtoi(parts[0], &cause) || cause < 0 ||
       cause > static_cast<int>(Cause::kEcho)) {
-    return absl::nullopt;
+    return std::nullopt;
   }
   return RankReport{static_cast<Cause>(cause), std::string(parts[2]),
                     std::string(parts[1])};
 }
 
-bool Explains(absl::Span<const absl::optional<RankReport>> reports) {
+bool Explains(absl::Span<const std::optional<RankReport>> reports) {
   bool complete = true;
   for (const auto& report : reports) {
     if (report && Decisive(report->cause)) return true;
@@ -93,7 +93,7 @@ bool Explains(absl::Span<const absl::optional<RankReport>> reports) {
 }
 
 absl::Status Verdict(int rank,
-                     absl::Span<const absl::optional<RankReport>> reports,
+                     absl::Span<const std::optional<RankReport>> reports,
                      bool store_answers) {
   FSDP_CHECK(reports[rank].has_value());
   const int root = RootCause(rank, reports);

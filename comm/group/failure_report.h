@@ -3,11 +3,11 @@
 #ifndef COMM_GROUP_FAILURE_REPORT_H_
 #define COMM_GROUP_FAILURE_REPORT_H_
 
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "absl/types/optional.h"
 #include "absl/types/span.h"
 
 namespace fsdp::comm {
@@ -31,16 +31,16 @@ struct RankReport {
 
 // One string for a report, and back; nullopt for what is not a report.
 std::string Encode(const RankReport& report);
-absl::optional<RankReport> Decode(absl::string_view text);
+std::optional<RankReport> Decode(absl::string_view text);
 
 // Whether `reports` explain the failure: to ask further ranks is not needed.
-bool Explains(absl::Span<const absl::optional<RankReport>> reports);
+bool Explains(absl::Span<const std::optional<RankReport>> reports);
 
 // The status of rank `rank`'s operations, with the codes of Work::Wait. By
 // rank, nullopt for a rank that did not answer; rank's own is there.
 // `store_answers` is false when no rank could have been heard.
 absl::Status Verdict(int rank,
-                     absl::Span<const absl::optional<RankReport>> reports,
+                     absl::Span<const std::optional<RankReport>> reports,
                      bool store_answers);
 
 }  // namespace fsdp::comm

@@ -1,8 +1,9 @@
 #include "comm/group/failure_report.h"
 
+#include <optional>
+
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "absl/types/optional.h"
 #include "base/testing/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -14,7 +15,7 @@ using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
-using Reports = std::vector<absl::optional<RankReport>>;
+using Reports = std::vector<std::optional<RankReport>>;
 
 const RankReport kLostHere = {Cause::kLost, "lost rank 2", "is in #4"};
 const RankReport kEchoThere = {Cause::kEcho, "told", "has finished #3"};
@@ -43,7 +44,7 @@ TEST(FailureReportTest, LongTextsAreCut) {
 TEST(FailureReportTest, AnAbortExplainsEverything) {
   const Reports reports = {kLostHere,
                            RankReport{Cause::kAbort, "disk full", "is in #4"},
-                           absl::nullopt};
+                           std::nullopt};
   EXPECT_TRUE(Explains(reports));
   EXPECT_THAT(Verdict(0, reports, true), StatusIs(absl::StatusCode::kAborted,
                                                   "rank 1 aborted: disk full"));
@@ -59,7 +60,7 @@ TEST(FailureReportTest, AMismatchExplainsLostConnections) {
 
 TEST(FailureReportTest, TheRankThatWaitedTellsWhereTheOthersAre) {
   const Reports reports = {RankReport{Cause::kDeadline, "too late", "is in #4"},
-                           kEchoThere, absl::nullopt};
+                           kEchoThere, std::nullopt};
   EXPECT_FALSE(Explains(reports));
   const auto elsewhere =
       AllOf(HasSubstr("too late; rank"),
@@ -74,7 +75,7 @@ TEST(FailureReportTest, TheRankThatWaitedTellsWhereTheOthersAre) {
 }
 
 TEST(FailureReportTest, ALostConnectionNamesWhoIsSilentAndWhoHasLeft) {
-  const Reports silent = {kLostHere, kEchoThere, absl::nullopt, absl::nullopt};
+  const Reports silent = {kLostHere, kEchoThere, std::nullopt, std::nullopt};
   EXPECT_THAT(Verdict(0, silent, true),
               StatusIs(absl::StatusCode::kUnavailable,
                        "lost rank 2; rank 1 has finished #3; rank 2, rank 3 do "
@@ -89,7 +90,7 @@ TEST(FailureReportTest, ALostConnectionNamesWhoIsSilentAndWhoHasLeft) {
 }
 
 TEST(FailureReportTest, WithoutTheStoreNobodyIsAccused) {
-  EXPECT_THAT(Verdict(0, Reports{kLostHere, absl::nullopt}, false),
+  EXPECT_THAT(Verdict(0, Reports{kLostHere, std::nullopt}, false),
               StatusIs(absl::StatusCode::kUnavailable,
                        AllOf(HasSubstr("nothing is known of rank 1"),
                              HasSubstr("the store does not answer"))));

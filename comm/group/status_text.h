@@ -2,11 +2,11 @@
 #ifndef COMM_GROUP_STATUS_TEXT_H_
 #define COMM_GROUP_STATUS_TEXT_H_
 
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "absl/types/optional.h"
 
 namespace fsdp::comm {
 
@@ -14,7 +14,7 @@ namespace fsdp::comm {
 std::string EncodeStatus(const absl::Status& status);
 
 // nullopt for what EncodeStatus() does not write: no code, or one that is none.
-absl::optional<absl::Status> DecodeStatus(absl::string_view text);
+std::optional<absl::Status> DecodeStatus(absl::string_view text);
 
 }  // namespace fsdp::comm
 

@@ -15,8 +15,8 @@ namespace {
 // How often somebody looks whether the group is well.
 constexpr absl::Duration kWatchInterval = absl::Milliseconds(100);
 
-GroupWatchdog::Failure FailureOf(Cause cause, std::string text) {
-  GroupWatchdog::Failure failure;
+OperationWatchdog::Failure FailureOf(Cause cause, std::string text) {
+  OperationWatchdog::Failure failure;
   failure.report.cause = cause;
   failure.report.text = std::move(text);
   return failure;
@@ -24,24 +24,25 @@ GroupWatchdog::Failure FailureOf(Cause cause, std::string text) {
 
 }  // namespace
 
-WatchedGroup::WatchedGroup(std::unique_ptr<GroupMonitor> monitor,
+WatchedGroup::WatchedGroup(std::unique_ptr<ReportExchange> reports,
                            const Options& options, Hooks hooks)
     : options_(options),
       stop_(std::move(hooks.stop)),
-      monitor_(std::move(monitor)),
-      watchdog_(
-          {std::move(hooks.health),
-           [this](const GroupWatchdog::Failure& failure) { StopAll(failure); },
-           std::move(hooks.enter)}) {}
+      reports_(std::move(reports)),
+      watchdog_({std::move(hooks.health),
+                 [this](const OperationWatchdog::Failure& failure) {
+                   StopAll(failure);
+                 },
+                 std::move(hooks.enter)}) {}
 
 WatchedGroup::~WatchedGroup() {
   watchdog_.Stop();
-  monitor_->Stop();
+  reports_->Stop();
 }
 
 absl::Status WatchedGroup::Start() {
   FSDP_RETURN_IF_ERROR(watchdog_.Start(kWatchInterval));
-  return monitor_->Start([this] {
+  return reports_->Start([this] {
     watchdog_.Fail(FailureOf(Cause::kEcho, "another rank has failed"));
   });
 }
@@ -55,7 +56,7 @@ absl::StatusOr<std::shared_ptr<WatchedGroup::Operation>> WatchedGroup::Begin(
 }
 
 void WatchedGroup::Launched(Operation& operation,
-                            GroupWatchdog::Query is_done) {
+                            OperationWatchdog::Query is_done) {
   watchdog_.Launched(operation, std::move(is_done));
 }
 
@@ -74,11 +75,11 @@ absl::Status WatchedGroup::Wait(const Operation& operation,
   absl::Duration pause = absl::Microseconds(5);
   while (true) {
     switch (watchdog_.StateOf(operation)) {
-      case GroupWatchdog::State::kDone:
+      case OperationWatchdog::State::kDone:
         return absl::OkStatus();
-      case GroupWatchdog::State::kFailed:
+      case OperationWatchdog::State::kFailed:
         return ErrorOf(operation);
-      case GroupWatchdog::State::kRunning:
+      case OperationWatchdog::State::kRunning:
         break;
     }
     const absl::Time now = absl::Now();
@@ -93,7 +94,7 @@ absl::Status WatchedGroup::Wait(const Operation& operation,
 
 absl::Status WatchedGroup::Check(const Operation& operation) {
   if (failed() &&
-      watchdog_.StateOf(operation) == GroupWatchdog::State::kFailed) {
+      watchdog_.StateOf(operation) == OperationWatchdog::State::kFailed) {
     return ErrorOf(operation);
   }
   return absl::OkStatus();
@@ -121,13 +122,13 @@ void WatchedGroup::Leave(absl::Duration patience,
   farewell.position = watchdog_.Position();
   // Before the library lets go of the peers, so that whoever notices can read
   // it.
-  monitor_->Leave(farewell);
+  reports_->Leave(farewell);
   if (!watchdog_.idle()) {
     watchdog_.Fail(FailureOf(Cause::kLeft, "this rank has left the group"));
   }
   close();
   watchdog_.Stop();
-  monitor_->Stop();
+  reports_->Stop();
 }
 
 // A program may end without waiting for what it has begun.
@@ -140,9 +141,9 @@ void WatchedGroup::AwaitIdle(absl::Time deadline) {
   if (failed()) watchdog_.AwaitStopped();
 }
 
-void WatchedGroup::StopAll(const GroupWatchdog::Failure& failure) {
+void WatchedGroup::StopAll(const OperationWatchdog::Failure& failure) {
   // Leaves time for whoever waits to hear of a search that found nobody.
-  monitor_->Report(failure.report, options_.diagnosis_timeout / 2);
+  reports_->Report(failure.report, options_.diagnosis_timeout / 2);
   stop_();
 }
 
@@ -155,14 +156,14 @@ absl::Status WatchedGroup::ErrorOf(const Operation& operation) {
 }
 
 absl::Status WatchedGroup::FindVerdict() {
-  const GroupWatchdog::Failure failure = watchdog_.AwaitStopped();
+  const OperationWatchdog::Failure failure = watchdog_.AwaitStopped();
   if (failure.status) return *failure.status;
   {
     absl::MutexLock lock(&mutex_);
     if (verdict_) return *verdict_;
   }
-  GroupMonitor::Findings findings =
-      monitor_->Await(absl::Now() + options_.diagnosis_timeout);
+  ReportExchange::Findings findings =
+      reports_->Await(absl::Now() + options_.diagnosis_timeout);
   absl::MutexLock lock(&mutex_);
   if (!verdict_) {
     findings.reports[options_.rank] = failure.report;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
@@ -12,10 +13,9 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "absl/types/optional.h"
 #include "comm/call.h"
-#include "comm/group/group_monitor.h"
-#include "comm/group/group_watchdog.h"
+#include "comm/group/operation_watchdog.h"
+#include "comm/group/report_exchange.h"
 
 namespace fsdp::comm {
 
@@ -25,7 +25,7 @@ namespace fsdp::comm {
 // Begin() and Launched(), whose order is the caller's.
 class WatchedGroup {
  public:
-  using Operation = GroupWatchdog::Operation;
+  using Operation = OperationWatchdog::Operation;
 
   struct Options {
     int rank = 0;
@@ -45,8 +45,8 @@ class WatchedGroup {
     std::function<void()> enter = {};
   };
 
-  // `monitor` has not been started.
-  WatchedGroup(std::unique_ptr<GroupMonitor> monitor, const Options& options,
+  // `reports` has not been started.
+  WatchedGroup(std::unique_ptr<ReportExchange> reports, const Options& options,
                Hooks hooks);
   // Calls no hook any more.
   ~WatchedGroup();
@@ -62,7 +62,7 @@ class WatchedGroup {
   // The next operation, due in timeout(); the error of a group that has failed.
   absl::StatusOr<std::shared_ptr<Operation>> Begin(Call call, int64_t bytes);
   // It runs until `is_done` says otherwise.
-  void Launched(Operation& operation, GroupWatchdog::Query is_done);
+  void Launched(Operation& operation, OperationWatchdog::Query is_done);
   // It does not, which fails the group: the operation's error.
   absl::Status NotLaunched(const Operation& operation, const absl::Status& why);
 
@@ -87,7 +87,7 @@ class WatchedGroup {
   void Leave(absl::Duration patience, absl::FunctionRef<void()> close);
 
  private:
-  void StopAll(const GroupWatchdog::Failure& failure);
+  void StopAll(const OperationWatchdog::Failure& failure);
   // Until nothing runs, the group having failed perhaps.
   void AwaitIdle(absl::Time deadline);
   absl::Status ErrorOf(const Operation& operation);
@@ -95,12 +95,12 @@ class WatchedGroup {
 
   const Options options_;
   const std::function<void()> stop_;
-  const std::unique_ptr<GroupMonitor> monitor_;
+  const std::unique_ptr<ReportExchange> reports_;
   absl::Mutex mutex_;
   bool left_ ABSL_GUARDED_BY(mutex_) = false;
-  absl::optional<absl::Status> verdict_ ABSL_GUARDED_BY(mutex_);
+  std::optional<absl::Status> verdict_ ABSL_GUARDED_BY(mutex_);
   // The last, so that its thread ends first.
-  GroupWatchdog watchdog_;
+  OperationWatchdog watchdog_;
 };
 
 }  // namespace fsdp::comm

@@ -43,8 +43,10 @@ std::string NameOf(const HierarchicalParts& parts) {
 class HierarchicalCommunicator final : public Communicator {
  public:
   HierarchicalCommunicator(std::string name, absl::Duration timeout,
+                           bool has_all_to_all,
                            std::shared_ptr<HierarchicalGroup> group)
       : timeout_(timeout),
+        has_all_to_all_(has_all_to_all),
         name_(std::move(name)),
         collectives_(std::make_shared<HierarchicalCollectives>()),
         group_(std::move(group)) {}
@@ -57,6 +59,8 @@ class HierarchicalCommunicator final : public Communicator {
   int world_size() const override { return group_->world_size(); }
   absl::Duration default_timeout() const override { return timeout_; }
   std::string ToString() const override { return name_; }
+
+  bool HasAllToAll() const override { return has_all_to_all_; }
 
   absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override;
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
@@ -114,6 +118,7 @@ class HierarchicalCommunicator final : public Communicator {
                                               Run run);
 
   const absl::Duration timeout_;
+  const bool has_all_to_all_;
   const std::string name_;
   const std::shared_ptr<HierarchicalCollectives> collectives_;
   const std::shared_ptr<HierarchicalGroup> group_;
@@ -238,10 +243,11 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateHierarchicalCommunicator(
   }
   std::string name = NameOf(parts);
   const absl::Duration timeout = network.default_timeout();
+  const bool has_all_to_all = host.HasAllToAll() && rail.HasAllToAll();
   FSDP_ASSIGN_OR_RETURN(auto group,
                         HierarchicalGroup::Create(std::move(parts)));
-  return std::make_unique<HierarchicalCommunicator>(std::move(name), timeout,
-                                                    std::move(group));
+  return std::make_unique<HierarchicalCommunicator>(
+      std::move(name), timeout, has_all_to_all, std::move(group));
 }
 
 }  // namespace fsdp::comm

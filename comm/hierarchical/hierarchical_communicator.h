@@ -43,7 +43,7 @@ namespace fsdp::comm {
 // sub-group of the network.
 //
 // The parts' Work must allow a second thread to Wait() while another does, as
-// local, shared-memory and c10d groups do. CPU tensors.
+// local, shared-memory and Gloo groups do. CPU tensors.
 absl::StatusOr<std::unique_ptr<Communicator>> CreateHierarchicalCommunicator(
     HierarchicalParts parts);
 

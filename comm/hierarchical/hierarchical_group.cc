@@ -9,7 +9,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/group/status_text.h"
@@ -33,9 +32,9 @@ std::string Encode(const absl::Status& failure) {
 // with nothing unfinished.
 constexpr absl::string_view kHasLeft = " has left the group";
 
-absl::optional<absl::Status> Decode(absl::string_view text) {
+std::optional<absl::Status> Decode(absl::string_view text) {
   const size_t mark = text.find(kToldToAll);
-  if (mark == absl::string_view::npos) return absl::nullopt;
+  if (mark == absl::string_view::npos) return std::nullopt;
   auto failure = DecodeStatus(text.substr(mark + kToldToAll.size()));
   if (failure.has_value() && failure->ok()) failure.reset();
   return failure;
@@ -59,25 +58,12 @@ HostLayout LayoutOf(const HierarchicalParts& parts) {
 
 }  // namespace
 
-// `run` belongs to the worker once posted; the rest is guarded by the group's
-// mutex.
-class HierarchicalGroup::Operation {
- public:
-  Operation(std::string name_in, Run run_in)
-      : name(std::move(name_in)), run(std::move(run_in)) {}
-
-  const std::string name;
-  Run run;
-  bool done = false;
-  bool succeeded = false;
-};
-
 HierarchicalGroup::HierarchicalGroup(HierarchicalParts parts)
     : parts_(std::move(parts)),
       layout_(LayoutOf(parts_)),
       rank_(parts_.network->rank()),
       world_size_(parts_.network->world_size()) {
-  watch_ = std::make_unique<FailureWatch>(
+  listener_ = std::make_unique<AbortListener>(
       parts_.network.get(),
       [this](const absl::Status& status) { FailAsNetwork(status); });
 }
@@ -93,9 +79,8 @@ absl::StatusOr<std::shared_ptr<HierarchicalGroup>> HierarchicalGroup::Create(
 }
 
 absl::Status HierarchicalGroup::StartThreads() {
-  FSDP_ASSIGN_OR_RETURN(worker_, StartThread("for collectives between hosts",
-                                             [this] { RunOperations(); }));
-  return watch_->Begin();
+  FSDP_RETURN_IF_ERROR(queue_.Start("for collectives between hosts"));
+  return listener_->Begin();
 }
 
 HierarchicalGroup::~HierarchicalGroup() { Stop(); }
@@ -107,47 +92,38 @@ HierarchicalGroup::Post(Call call, Run run) {
     absl::MutexLock lock(&mutex_);
     sequence = next_sequence_++;
   }
-  return Enqueue(
-      std::make_shared<Operation>(Name(call, sequence), std::move(run)));
+  return PostUncounted(Name(call, sequence), std::move(run));
 }
 
 absl::StatusOr<std::shared_ptr<HierarchicalGroup::Operation>>
 HierarchicalGroup::PostUncounted(std::string name, Run run) {
-  return Enqueue(std::make_shared<Operation>(std::move(name), std::move(run)));
-}
-
-absl::StatusOr<std::shared_ptr<HierarchicalGroup::Operation>>
-HierarchicalGroup::Enqueue(std::shared_ptr<Operation> operation) {
-  absl::MutexLock lock(&mutex_);
-  if (failure_) return ErrorLocked(*operation);
-  queue_.push_back(operation);
+  auto operation = queue_.Post(
+      name, [this, name, run = std::move(run)] { return Execute(name, run); });
+  if (operation == nullptr) return ErrorOf(name);
   return operation;
 }
 
-absl::Status HierarchicalGroup::Wait(Operation& operation,
+absl::Status HierarchicalGroup::Wait(const Operation& operation,
                                      absl::Time deadline) {
-  const absl::Condition is_done(&operation.done);
-  bool in_time = false;
-  {
-    absl::MutexLock lock(&mutex_);
-    in_time = mutex_.AwaitWithDeadline(is_done, deadline);
+  const auto give_up = [&] { GiveUp(operation); };
+  if (queue_.Wait(operation, deadline, give_up, kLetGo)) {
+    return absl::OkStatus();
   }
-  if (!in_time) GiveUp(operation);
-  absl::MutexLock lock(&mutex_);
-  mutex_.AwaitWithTimeout(is_done, kLetGo);
-  return operation.succeeded ? absl::OkStatus() : ErrorLocked(operation);
+  return ErrorOf(OperationQueue::NameOf(operation));
 }
 
-// Asks the call that the worker waits for, by a second wait whose deadline has
-// passed: it knows whom it lacks, and its part tells the others.
-void HierarchicalGroup::GiveUp(Operation& operation) {
+// Asks the call that the running operation waits for, by a second wait whose
+// deadline has passed: it knows whom it lacks, and its part tells the others.
+void HierarchicalGroup::GiveUp(const Operation& operation) {
   while (true) {
     Stage stage;
     {
       absl::MutexLock lock(&mutex_);
-      if (operation.done || failure_) return;
+      if (failure_) return;
       stage = stage_;
     }
+    // After the stage: one that is not done now was not done in it.
+    if (queue_.IsDone(operation)) return;
     if (stage.work == nullptr) {
       const absl::string_view text = "not done at the deadline";
       return Fail({absl::DeadlineExceededError(text),
@@ -159,7 +135,7 @@ void HierarchicalGroup::GiveUp(Operation& operation) {
     // That one is done, after all.
     const auto has_moved = [&] {
       mutex_.AssertHeld();
-      return operation.done || failure_ || stage_.work != stage.work;
+      return failure_ || stage_.work != stage.work;
     };
     absl::MutexLock lock(&mutex_);
     mutex_.Await(absl::Condition(&has_moved));
@@ -173,57 +149,25 @@ void HierarchicalGroup::Abort(const absl::Status& reason) {
 }
 
 void HierarchicalGroup::Stop() {
-  bool unfinished = false;
-  {
-    absl::MutexLock lock(&mutex_);
-    if (stopping_) return;
-    stopping_ = true;
-    unfinished = current_ != nullptr || !queue_.empty();
-  }
-  if (unfinished) {
+  const auto left = queue_.Finish();
+  if (!left.has_value()) return;
+  if (left->unfinished) {
     Fail({absl::UnavailableError("this rank has left the group"),
-          absl::UnavailableError(
-              absl::StrCat("rank ", rank_, kHasLeft, " in ", CurrentName()))});
+          absl::UnavailableError(absl::StrCat("rank ", rank_, kHasLeft, " in ",
+                                              queue_.NameOfNext()))});
   }
-  if (worker_.joinable()) worker_.join();
+  queue_.Join();
   parts_.network->Abort(
       absl::AbortedError(absl::StrCat("rank ", rank_, kHasLeft)));
-  watch_.reset();
+  listener_.reset();
   parts_ = HierarchicalParts();
 }
 
-void HierarchicalGroup::RunOperations() {
+absl::Status HierarchicalGroup::Execute(absl::string_view name,
+                                        const Run& run) {
   const c10::NoGradGuard no_grad;
-  const auto has_news = [this]() {
-    mutex_.AssertHeld();
-    return stopping_ || !queue_.empty();
-  };
-  while (true) {
-    std::shared_ptr<Operation> operation;
-    bool failed = false;
-    {
-      absl::MutexLock lock(&mutex_);
-      mutex_.Await(absl::Condition(&has_news));
-      if (queue_.empty()) return;
-      operation = std::move(queue_.front());
-      queue_.pop_front();
-      current_ = operation;
-      failed = failure_.has_value();
-    }
-    const bool succeeded = !failed && Execute(*operation).ok();
-    // Before anyone is told: who waits may count on the buffers being its own.
-    operation->run = nullptr;
-    absl::MutexLock lock(&mutex_);
-    current_ = nullptr;
-    operation->succeeded = succeeded;
-    operation->done = true;
-  }
-}
-
-absl::Status HierarchicalGroup::Execute(Operation& operation) {
   absl::Status status;
-  const absl::Status thrown =
-      TorchToStatus(operation.name, [&] { status = operation.run(*this); });
+  const absl::Status thrown = TorchToStatus(name, [&] { status = run(*this); });
   if (!thrown.ok()) status = thrown;
   // Does nothing where a part has failed, which has been told already.
   if (!status.ok()) {
@@ -261,9 +205,9 @@ absl::Status HierarchicalGroup::FinishOne(Started started) {
 
 absl::StatusOr<std::unique_ptr<Communicator>> HierarchicalGroup::SplitNetwork(
     int color, int key) {
-  FSDP_RETURN_IF_ERROR(watch_->End());
+  FSDP_RETURN_IF_ERROR(listener_->End());
   FSDP_ASSIGN_OR_RETURN(auto part, parts_.network->Split(color, key));
-  FSDP_RETURN_IF_ERROR(watch_->Begin());
+  FSDP_RETURN_IF_ERROR(listener_->Begin());
   return part;
 }
 
@@ -274,13 +218,14 @@ void HierarchicalGroup::Fail(Failure failure) {
     absl::MutexLock lock(&mutex_);
     if (failure_) return;
     failure_ = std::move(failure);
+    queue_.Cancel();
   }
   for (auto* part : {&parts_.host, &parts_.rail, &parts_.network}) {
     (*part)->Abort(reason);
   }
 }
 
-// The watch has heard of something.
+// The listener has heard of something.
 void HierarchicalGroup::FailAsNetwork(const absl::Status& status) {
   const bool is_failure = Decode(status.message()).has_value() ||
                           !absl::StrContains(status.message(), kHasLeft);
@@ -303,7 +248,7 @@ void HierarchicalGroup::FailWith(const Communicator& part,
     case absl::StatusCode::kDeadlineExceeded:
       return Fail({own, absl::AbortedError(absl::StrCat(
                             "rank ", rank_, " gave up waiting for ",
-                            CurrentName(), ": ", text))});
+                            queue_.NameOfNext(), ": ", text))});
     default:
       return Fail({own, absl::AbortedError(
                             absl::StrCat("rank ", rank_, " failed: ", text))});
@@ -317,17 +262,12 @@ std::string HierarchicalGroup::InWorldRanks(const Communicator& part,
   return std::string(text);
 }
 
-std::string HierarchicalGroup::CurrentName() {
+absl::Status HierarchicalGroup::ErrorOf(absl::string_view name) {
   absl::MutexLock lock(&mutex_);
-  if (current_ != nullptr) return current_->name;
-  return queue_.empty() ? "nothing" : queue_.front()->name;
-}
-
-absl::Status HierarchicalGroup::ErrorLocked(const Operation& operation) const {
   return absl::Status(
       failure_->status.code(),
-      absl::StrCat(operation.name, " on rank ", rank_, " of ", world_size_,
-                   ": ", failure_->status.message()));
+      absl::StrCat(name, " on rank ", rank_, " of ", world_size_, ": ",
+                   failure_->status.message()));
 }
 
 }  // namespace fsdp::comm

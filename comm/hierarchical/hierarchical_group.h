@@ -3,11 +3,10 @@
 #define COMM_HIERARCHICAL_HIERARCHICAL_GROUP_H_
 
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -16,10 +15,10 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "absl/types/optional.h"
 #include "comm/call.h"
 #include "comm/communicator.h"
-#include "comm/group/failure_watch.h"
+#include "comm/group/abort_listener.h"
+#include "comm/group/operation_queue.h"
 #include "comm/hierarchical/host_layout.h"
 #include "comm/work.h"
 
@@ -40,7 +39,7 @@ struct HierarchicalParts {
 class HierarchicalGroup {
  public:
   using Run = std::function<absl::Status(HierarchicalGroup&)>;
-  class Operation;
+  using Operation = OperationQueue::Operation;
 
   // ResourceExhausted: no thread can be started, which the peers are told.
   static absl::StatusOr<std::shared_ptr<HierarchicalGroup>> Create(
@@ -61,7 +60,7 @@ class HierarchicalGroup {
                                                            Run run);
 
   // As Work::Wait, for an operation of this group.
-  absl::Status Wait(Operation& operation, absl::Time deadline);
+  absl::Status Wait(const Operation& operation, absl::Time deadline);
 
   // Fails the group, here and on the peers.
   void Abort(const absl::Status& reason);
@@ -99,36 +98,31 @@ class HierarchicalGroup {
     std::shared_ptr<Work> work;
   };
 
-  absl::StatusOr<std::shared_ptr<Operation>> Enqueue(
-      std::shared_ptr<Operation> operation) ABSL_LOCKS_EXCLUDED(mutex_);
-  void RunOperations();
-  absl::Status Execute(Operation& operation);
+  absl::Status Execute(absl::string_view name, const Run& run);
   absl::Status FinishOne(Started started);
-  void GiveUp(Operation& operation);
+  void GiveUp(const Operation& operation);
   void Fail(Failure failure);
   void FailAsNetwork(const absl::Status& status);
   void FailWith(const Communicator& part, const absl::Status& status);
   // `text` of a part, whose ranks have other numbers than this group's.
   std::string InWorldRanks(const Communicator& part,
                            absl::string_view text) const;
-  std::string CurrentName();
-  absl::Status ErrorLocked(const Operation& operation) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // That of the operation `name`, of a group that has failed.
+  absl::Status ErrorOf(absl::string_view name) ABSL_LOCKS_EXCLUDED(mutex_);
 
   HierarchicalParts parts_;  // not changed before Stop() ends
   const HostLayout layout_;
   const int rank_;
   const int world_size_;
-  std::unique_ptr<FailureWatch> watch_;  // of the network; used by worker_ only
+  std::unique_ptr<AbortListener>
+      listener_;  // of the network; used by operations
 
   absl::Mutex mutex_;
   int64_t next_sequence_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::deque<std::shared_ptr<Operation>> queue_ ABSL_GUARDED_BY(mutex_);
-  std::shared_ptr<Operation> current_ ABSL_GUARDED_BY(mutex_);
   Stage stage_ ABSL_GUARDED_BY(mutex_);
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  absl::optional<Failure> failure_ ABSL_GUARDED_BY(mutex_);  // the first
-  std::thread worker_;
+  std::optional<Failure> failure_ ABSL_GUARDED_BY(mutex_);  // the first
+  // The last, so that its thread ends first.
+  OperationQueue queue_;
 };
 
 }  // namespace fsdp::comm

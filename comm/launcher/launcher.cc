@@ -124,8 +124,8 @@ absl::Status OpenStandardStreams() {
   }
 }
 
-absl::optional<int> ColumnsOf(int fd) {
-  if (!isatty(fd)) return absl::nullopt;
+std::optional<int> ColumnsOf(int fd) {
+  if (!isatty(fd)) return std::nullopt;
   winsize size = {};
   const bool known = ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
   return known ? size.ws_col : 80;
@@ -373,7 +373,7 @@ class Supervisor {
 
   void Reap() {
     for (size_t rank = 0; rank < children_.size(); ++rank) {
-      const absl::optional<ProcessEnd> end = children_[rank].TryReap();
+      const std::optional<ProcessEnd> end = children_[rank].TryReap();
       if (!end.has_value()) continue;
       ++reaped_;
       report_.ranks[rank] = {*end, sent_signals_.count(end->signal) > 0};
@@ -449,13 +449,13 @@ absl::StatusOr<LaunchReport> LaunchRanks(const LaunchOptions& options) {
   return Supervisor(options, &signals, std::move(children)).Run();
 }
 
-absl::optional<int> TerminalColumns() {
+std::optional<int> TerminalColumns() {
   if (std::getenv("FSDP_LAUNCHER") == nullptr) return ColumnsOf(STDOUT_FILENO);
   const char* columns = std::getenv("FSDP_LAUNCHER_COLUMNS");
   int value = 0;
   if (std::getenv("FSDP_LAUNCHER_TTY") == nullptr || columns == nullptr ||
       !absl::SimpleAtoi(columns, &value)) {
-    return absl::nullopt;
+    return std::nullopt;
   }
   return value;
 }

@@ -2,6 +2,7 @@
 #ifndef COMM_LAUNCHER_LAUNCHER_H_
 #define COMM_LAUNCHER_LAUNCHER_H_
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -9,7 +10,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "absl/types/optional.h"
 #include "comm/launcher/launcher_process.h"
 
 namespace fsdp::comm {
@@ -96,7 +96,7 @@ absl::StatusOr<LaunchReport> LaunchRanks(const LaunchOptions& options);
 
 // The columns that a progress line on standard output may take; nullopt where
 // that is no terminal. Ranks ask for their launcher's terminal.
-absl::optional<int> TerminalColumns();
+std::optional<int> TerminalColumns();
 
 }  // namespace fsdp::comm
 

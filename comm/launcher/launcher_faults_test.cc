@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <fstream>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -15,7 +16,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "absl/types/optional.h"
 #include "base/testing/file_size_limit.h"
 #include "base/testing/status_matchers.h"
 #include "comm/launcher/launcher.h"
@@ -53,7 +53,7 @@ TEST(LauncherIgnoredSignalsTest, StayIgnored) {
     const int next = ignored == SIGTERM ? SIGINT : SIGTERM;
     launcher.process().Signal(ignored);
     launcher.process().Signal(next);
-    const absl::optional<ProcessEnd> end = launcher.WaitForEnd();
+    const std::optional<ProcessEnd> end = launcher.WaitForEnd();
     ASSERT_TRUE(end.has_value());
     EXPECT_EQ(end->exit_code, 128 + next);
     for (const char* rank : {"[0]", "[1]"}) {
@@ -66,7 +66,7 @@ TEST(LauncherIgnoredSignalsTest, StayIgnored) {
 // A process that ignores SIGCHLD is not told how its children end.
 TEST(LauncherIgnoredSignalsTest, TheEndsOfRanksAreSeen) {
   LauncherProcess launcher("print", /*fifo=*/"", SIGCHLD);
-  const absl::optional<ProcessEnd> end = launcher.WaitForEnd();
+  const std::optional<ProcessEnd> end = launcher.WaitForEnd();
   ASSERT_TRUE(end.has_value());
   EXPECT_EQ(end->exit_code, 0);
   EXPECT_THAT(launcher.output(), HasSubstr("[1] rank 1 of 2"));
@@ -95,7 +95,7 @@ TEST(LauncherOutputTest, AReaderThatDoesNotReadCostsNothingAndOneSignalEndsIt) {
   ASSERT_TRUE(fifo.WriterIsGone());
   EXPECT_TRUE(WaitsWithoutEnd(launcher.process().pid()));
   launcher.process().Signal(SIGTERM);
-  const absl::optional<ProcessEnd> end = launcher.WaitForEndUnread();
+  const std::optional<ProcessEnd> end = launcher.WaitForEndUnread();
   ASSERT_TRUE(end.has_value());
   EXPECT_EQ(end->exit_code, 128 + SIGTERM);
 }

@@ -126,13 +126,13 @@ void ChildProcess::Signal(int signal) const {
   if (kill(-pid_.get(), signal) != 0) kill(pid_.get(), signal);
 }
 
-absl::optional<ProcessEnd> ChildProcess::TryReap() {
-  if (pid_.get() == 0) return absl::nullopt;
+std::optional<ProcessEnd> ChildProcess::TryReap() {
+  if (pid_.get() == 0) return std::nullopt;
   siginfo_t info = {};
   if (waitid(P_PID, static_cast<id_t>(pid_.get()), &info,
              WEXITED | WNOHANG | WNOWAIT) != 0 ||
       info.si_pid == 0) {
-    return absl::nullopt;
+    return std::nullopt;
   }
   // As long as the process is not reaped its number names this group only.
   Signal(SIGKILL);

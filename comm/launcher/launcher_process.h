@@ -4,12 +4,12 @@
 
 #include <sys/types.h>
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/types/optional.h"
 #include "comm/startup/bootstrap_fd.h"
 
 namespace fsdp::comm {
@@ -51,7 +51,7 @@ class ChildProcess {
 
   // How the process ended, once it has; kills what is left of its group. Never
   // blocks.
-  absl::optional<ProcessEnd> TryReap();
+  std::optional<ProcessEnd> TryReap();
 
  private:
   // A process id that a move leaves behind.

@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,7 +24,6 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "absl/types/optional.h"
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
@@ -197,7 +197,7 @@ TEST(LauncherTest, PassesInterruptsOn) {
     LauncherProcess launcher("train");
     ASSERT_TRUE(launcher.WaitForLines("ready", 2)) << launcher.output();
     launcher.process().Signal(signal);
-    const absl::optional<ProcessEnd> end = launcher.WaitForEnd();
+    const std::optional<ProcessEnd> end = launcher.WaitForEnd();
     ASSERT_TRUE(end.has_value());
     EXPECT_EQ(end->exit_code, 128 + signal);
     const std::string line = absl::StrCat("stopped by ", signal);
@@ -224,7 +224,7 @@ TEST(LauncherTest, StopsAndGoesOnWithItsRanks) {
   ASSERT_TRUE(AChildStops());
   launcher.process().Signal(SIGCONT);
   launcher.process().Signal(SIGINT);
-  const absl::optional<ProcessEnd> end = launcher.WaitForEnd();
+  const std::optional<ProcessEnd> end = launcher.WaitForEnd();
   ASSERT_TRUE(end.has_value());
   EXPECT_EQ(end->exit_code, 128 + SIGINT);
   EXPECT_THAT(launcher.output(), HasSubstr("[1] stopped by 2"));
@@ -236,7 +236,7 @@ TEST(LauncherTest, ASecondInterruptKills) {
   launcher.process().Signal(SIGINT);
   ASSERT_TRUE(launcher.WaitForLines("] no", 2)) << launcher.output();
   launcher.process().Signal(SIGINT);
-  const absl::optional<ProcessEnd> end = launcher.WaitForEnd();
+  const std::optional<ProcessEnd> end = launcher.WaitForEnd();
   ASSERT_TRUE(end.has_value());
   EXPECT_EQ(end->exit_code, 128 + SIGINT);
 }

@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,7 +16,6 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "absl/types/optional.h"
 #include "base/check.h"
 #include "comm/launcher/launcher_process.h"
 #include "comm/launcher/launcher_test_roles.h"
@@ -94,7 +94,7 @@ class LauncherProcess {
   }
 
   // How the launcher ends; reads its output up to then.
-  absl::optional<ProcessEnd> WaitForEnd() {
+  std::optional<ProcessEnd> WaitForEnd() {
     while (ReadMore(absl::Now() + kLimit)) {
     }
     // The pipe closes just before the process can be reaped.
@@ -102,12 +102,12 @@ class LauncherProcess {
   }
 
   // The same, without reading any output.
-  absl::optional<ProcessEnd> WaitForEndUnread() {
+  std::optional<ProcessEnd> WaitForEndUnread() {
     const absl::Time deadline = absl::Now() + kLimit;
     while (absl::Now() < deadline) {
       if (auto end = process_->TryReap(); end.has_value()) return end;
     }
-    return absl::nullopt;
+    return std::nullopt;
   }
 
   const std::string& output() const { return output_; }
@@ -124,7 +124,7 @@ class LauncherProcess {
     return true;
   }
 
-  absl::optional<ChildProcess> process_;
+  std::optional<ChildProcess> process_;
   std::string output_;
 };
 

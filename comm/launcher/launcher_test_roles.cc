@@ -137,7 +137,7 @@ int RefuseToStop() {
 }
 
 int PrintTerminal() {
-  const absl::optional<int> columns = TerminalColumns();
+  const std::optional<int> columns = TerminalColumns();
   std::printf("%d columns\n", columns.value_or(0));
   return 0;
 }
@@ -191,9 +191,9 @@ const std::map<std::string, std::function<int()>>& Roles() {
 
 }  // namespace
 
-absl::optional<int> PlayRole() {
+std::optional<int> PlayRole() {
   const char* role = std::getenv(kRole);
-  if (role == nullptr) return absl::nullopt;
+  if (role == nullptr) return std::nullopt;
   return Roles().at(role)();
 }
 

@@ -2,7 +2,7 @@
 #ifndef COMM_LAUNCHER_LAUNCHER_TEST_ROLES_H_
 #define COMM_LAUNCHER_LAUNCHER_TEST_ROLES_H_
 
-#include "absl/types/optional.h"
+#include <optional>
 
 namespace fsdp::comm {
 
@@ -20,7 +20,7 @@ inline constexpr int kLineBytes = 1000;
 
 // Plays this process's role and returns the exit code; nullopt where it has
 // none, since it is the test itself.
-absl::optional<int> PlayRole();
+std::optional<int> PlayRole();
 
 }  // namespace fsdp::comm
 

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,7 +16,6 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "absl/types/optional.h"
 #include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "base/tensor_over.h"
@@ -118,7 +118,7 @@ class LoopbackWork final : public Work {
   const std::shared_ptr<Ledger> ledger_;
   const std::string what_;
   Running running_;
-  absl::optional<absl::Status> result_;
+  std::optional<absl::Status> result_;
 };
 
 // `count` consecutive slices of `n` elements each, from slice `first` on.

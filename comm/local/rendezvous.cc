@@ -16,8 +16,8 @@ class Rendezvous::Operation {
       : sequence(sequence), calls(world_size), payloads(world_size) {}
 
   const int64_t sequence;
-  std::vector<absl::optional<Call>> calls;  // by rank
-  std::vector<std::any> payloads;           // by rank
+  std::vector<std::optional<Call>> calls;  // by rank
+  std::vector<std::any> payloads;          // by rank
   int num_entered = 0;
   bool running = false;  // all have entered
   bool done = false;     // succeeded or failed
@@ -119,7 +119,7 @@ void Rendezvous::FailOnMismatchLocked(int rank, const Operation& operation) {
   bool equal = true;
   std::vector<std::string> calls;
   for (int peer = 0; peer < world_size_; ++peer) {
-    const absl::optional<Call>& call = operation.calls[peer];
+    const std::optional<Call>& call = operation.calls[peer];
     if (call) equal = equal && *call == *operation.calls[rank];
     calls.push_back(absl::StrCat("rank ", peer, " called ",
                                  call ? ToString(*call) : "nothing yet"));
@@ -153,7 +153,7 @@ void Rendezvous::FailLocked(Failure failure) {
 }
 
 std::string Rendezvous::LastSeenLocked(int rank) const {
-  const absl::optional<LastCall>& last = last_call_[rank];
+  const std::optional<LastCall>& last = last_call_[rank];
   if (!last) return absl::StrCat("rank ", rank, " (no call so far)");
   return absl::StrCat("rank ", rank, " (last seen in ",
                       Name(last->call, last->sequence), ")");

@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,7 +17,6 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "absl/types/optional.h"
 #include "absl/types/span.h"
 #include "comm/call.h"
 
@@ -90,11 +90,11 @@ class Rendezvous {
   absl::Mutex mutex_;
   // By rank.
   std::vector<int64_t> next_sequence_ ABSL_GUARDED_BY(mutex_);
-  std::vector<absl::optional<LastCall>> last_call_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::optional<LastCall>> last_call_ ABSL_GUARDED_BY(mutex_);
   std::vector<bool> left_ ABSL_GUARDED_BY(mutex_);
   // Operations that not all ranks have entered, by sequence number.
   std::map<int64_t, std::shared_ptr<Operation>> open_ ABSL_GUARDED_BY(mutex_);
-  absl::optional<Failure> failure_ ABSL_GUARDED_BY(mutex_);
+  std::optional<Failure> failure_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace fsdp::comm

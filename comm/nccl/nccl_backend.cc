@@ -4,10 +4,10 @@
 
 #include "absl/status/statusor.h"
 #include "base/status_macros.h"
-#include "comm/bootstrap/bootstrap.h"
 #include "comm/communicator.h"
+#include "comm/device_backend.h"
 #include "comm/nccl/nccl_communicator.h"
-#include "comm/nccl/nccl_connect.h"
+#include "comm/startup/rank_gpu.h"
 
 namespace fsdp::comm {
 
@@ -16,10 +16,9 @@ ConnectDevice NcclBackend(const NcclOptions& options) {
              -> absl::StatusOr<std::unique_ptr<Communicator>> {
     NcclOptions own = options;
     own.timeout = meeting.timeout;
-    FSDP_ASSIGN_OR_RETURN(own.device,
-                          TakeGpu(own.device, meeting.environment.local_rank));
-    return CreateNcclCommunicator(meeting.store, meeting.environment.rank,
-                                  meeting.environment.world_size, own);
+    FSDP_ASSIGN_OR_RETURN(own.device, TakeGpu(own.device, meeting.local_rank));
+    return CreateNcclCommunicator(meeting.store, meeting.host.rank(),
+                                  meeting.host.world_size(), own);
   };
 }
 

@@ -5,7 +5,7 @@
 #ifndef COMM_NCCL_NCCL_BACKEND_H_
 #define COMM_NCCL_NCCL_BACKEND_H_
 
-#include "comm/bootstrap/bootstrap.h"
+#include "comm/device_backend.h"
 #include "comm/nccl/nccl_communicator.h"
 
 namespace fsdp::comm {

@@ -17,10 +17,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
-#include "absl/types/optional.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/call.h"
+#include "comm/group/stream_work.h"
 #include "comm/group/watched_group.h"
 #include "comm/nccl/nccl_connect.h"
 #include "comm/nccl/nccl_group.h"
@@ -28,6 +28,7 @@
 #include "comm/nccl/nccl_memory.h"
 #include "comm/nccl/nccl_status.h"
 #include "comm/nccl/window_agreement.h"
+#include "comm/startup/rank_gpu.h"
 #include "comm/unwinding.h"
 #include "comm/work.h"
 #include "device_ops/pack.h"
@@ -39,45 +40,11 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 void Nothing() {}
 
+using NcclWork = StreamWork<NcclGroup>;
+
 size_t Count(const at::Tensor& tensor) {
   return static_cast<size_t>(tensor.numel());
 }
-
-class NcclWork final : public Work {
- public:
-  NcclWork(std::shared_ptr<NcclGroup> group,
-           std::shared_ptr<NcclGroup::Operation> operation,
-           std::vector<at::Tensor> tensors)
-      : group_(std::move(group)),
-        operation_(std::move(operation)),
-        tensors_(std::move(tensors)) {}
-  ~NcclWork() override {
-    if (!is_ordered_) group_->Keep(*operation_, std::move(tensors_));
-  }
-
-  absl::Status Wait(absl::Time deadline) override {
-    if (!result_) {
-      result_ = group_->Wait(*operation_, deadline);
-      is_ordered_ = true;
-      tensors_.clear();
-    }
-    return *result_;
-  }
-
-  absl::Status BlockCurrentStream() override {
-    if (result_) return *result_;
-    const absl::Status status = group_->BlockCurrentStream(*operation_);
-    is_ordered_ = is_ordered_ || status.ok();
-    return status;
-  }
-
- private:
-  const std::shared_ptr<NcclGroup> group_;
-  const std::shared_ptr<NcclGroup::Operation> operation_;
-  std::vector<at::Tensor> tensors_;
-  bool is_ordered_ = false;  // what frees the tensors does so in time
-  absl::optional<absl::Status> result_;
-};
 
 // The group is closed also where a call in it has failed.
 ncclResult_t AllToAllBySends(const at::Tensor& in, const at::Tensor& out,

@@ -17,16 +17,6 @@ class Store;
 
 namespace fsdp::comm {
 
-// GPU `index`, or the calling thread's current one for -1. FailedPrecondition:
-// there is no GPU or driver; InvalidArgument: there is no such GPU.
-absl::StatusOr<c10::Device> FindGpu(int index);
-
-// The index of the GPU of a host's rank `local_rank`: `index`, or for -1 that
-// of the rank, modulo their number. It becomes the calling thread's current
-// one, for LibTorch goes back to the current one and would set up another.
-// FailedPrecondition: there is none.
-absl::StatusOr<int> TakeGpu(int index, int local_rank);
-
 // Joins the group of `world_size` ranks that meet in `store`, with a GPU each.
 absl::StatusOr<std::unique_ptr<NcclHandle>> ConnectNccl(
     const c10::intrusive_ptr<c10d::Store>& store, c10::Device device, int rank,

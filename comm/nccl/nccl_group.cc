@@ -21,11 +21,11 @@ constexpr absl::Duration kLeaveTimeout = absl::Seconds(5);
 }  // namespace
 
 NcclGroup::NcclGroup(std::unique_ptr<NcclHandle> handle, c10::Device device,
-                     std::unique_ptr<GroupMonitor> monitor,
+                     std::unique_ptr<ReportExchange> reports,
                      const WatchedGroup::Options& options)
     : handle_(std::move(handle)),
       device_(device),
-      watched_(std::move(monitor), options,
+      watched_(std::move(reports), options,
                {[this] { return handle_->Health(); },
                 [this] { handle_->Abort(); }}) {}
 
@@ -33,10 +33,11 @@ absl::StatusOr<std::shared_ptr<NcclGroup>> NcclGroup::Create(
     std::unique_ptr<NcclHandle> handle, c10::Device device,
     const c10::intrusive_ptr<c10d::Store>& store,
     const WatchedGroup::Options& options) {
-  FSDP_ASSIGN_OR_RETURN(auto monitor, GroupMonitor::Create(store, options.rank,
-                                                           options.world_size));
+  FSDP_ASSIGN_OR_RETURN(
+      auto reports,
+      ReportExchange::Create(store, options.rank, options.world_size));
   std::shared_ptr<NcclGroup> group(
-      new NcclGroup(std::move(handle), device, std::move(monitor), options));
+      new NcclGroup(std::move(handle), device, std::move(reports), options));
   absl::Status created;
   FSDP_RETURN_IF_ERROR(TorchToStatus("create a CUDA stream", [&] {
     const c10::cuda::CUDAGuard guard(device);

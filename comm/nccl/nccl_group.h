@@ -18,7 +18,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "comm/call.h"
-#include "comm/group/group_monitor.h"
+#include "comm/group/report_exchange.h"
 #include "comm/group/watched_group.h"
 #include "comm/nccl/nccl_event.h"
 #include "comm/nccl/nccl_handle.h"
@@ -102,7 +102,7 @@ class NcclGroup {
 
  private:
   NcclGroup(std::unique_ptr<NcclHandle> handle, c10::Device device,
-            std::unique_ptr<GroupMonitor> monitor,
+            std::unique_ptr<ReportExchange> reports,
             const WatchedGroup::Options& options);
 
   absl::Status CreateStream();

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -20,7 +21,6 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "absl/types/optional.h"
 #include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
@@ -43,8 +43,8 @@ struct Messages {
 // What is left to do with the messages once they are here.
 using Finish = std::function<void(const at::Tensor& received)>;
 
-absl::optional<c10::Stream> CurrentStream(c10::Device device) {
-  if (!HasStreams(device)) return absl::nullopt;
+std::optional<c10::Stream> CurrentStream(c10::Device device) {
+  if (!HasStreams(device)) return std::nullopt;
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
 }
 
@@ -127,8 +127,8 @@ class QuantizedWork final : public Work {
   const std::string name_;
   Messages messages_;
   Finish finish_;
-  const absl::optional<c10::Stream> caller_;  // none on the CPU
-  absl::optional<absl::Status> result_;
+  const std::optional<c10::Stream> caller_;  // none on the CPU
+  std::optional<absl::Status> result_;
   DeviceEvent is_finished_;
 };
 
@@ -207,6 +207,9 @@ class QuantizedCommunicator final : public ForwardingCommunicator {
   bool CanBeCaptured() const override {
     return base().CanBeCaptured() && options_.log == nullptr &&
            options_.gather_extension == nullptr;
+  }
+  bool HasCommonMemory() const override {
+    return !options_.gather && base().HasCommonMemory();
   }
   absl::StatusOr<CommonMemory> AllocateCommon(int64_t bytes) override {
     if (!options_.gather) return base().AllocateCommon(bytes);

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -15,7 +16,6 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "absl/types/optional.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "comm/bootstrap/bootstrap.h"
@@ -113,9 +113,9 @@ TEST(BootstrapLauncherTest, ARankThatConnectsHeedsTheFirstSignal) {
 }  // namespace
 
 // What the process does: a role, or nothing where it is the test itself.
-absl::optional<int> RunRole() {
+std::optional<int> RunRole() {
   const char* role = std::getenv(kRole);
-  if (role == nullptr) return absl::nullopt;
+  if (role == nullptr) return std::nullopt;
   if (role == absl::string_view("stop")) return StopWhileConnecting();
   const absl::Status status = RunRank(role);
   if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());

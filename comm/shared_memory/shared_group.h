@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,7 +19,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "absl/types/optional.h"
 #include "comm/call.h"
 #include "comm/fence.h"
 #include "comm/host/shared_heap.h"
@@ -154,7 +154,7 @@ class SharedGroup final : public ProgressSource,
   // that they will have read then.
   std::deque<std::pair<uint64_t, at::Tensor>> lent_
       ABSL_GUARDED_BY(host_->mutex());
-  absl::optional<Failure> failure_ ABSL_GUARDED_BY(host_->mutex());
+  std::optional<Failure> failure_ ABSL_GUARDED_BY(host_->mutex());
   absl::Time next_check_of_processes_ ABSL_GUARDED_BY(host_->mutex());
 };
 

@@ -120,6 +120,7 @@ class SharedMemoryCommunicator final : public Communicator {
     return absl::StrCat("shared memory, rank ", rank(), " of ", world_size());
   }
 
+  bool HasCommonMemory() const override { return true; }
   absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override {
     FSDP_ASSIGN_OR_RETURN(auto segment, SharedSegment::Create(bytes));
     return host_->heap()->MakeTensor(std::move(segment), 0, bytes);

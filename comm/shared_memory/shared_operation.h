@@ -7,8 +7,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 
-#include "absl/types/optional.h"
 #include "absl/types/span.h"
 #include "comm/call.h"
 #include "comm/communicator.h"
@@ -21,7 +21,7 @@ struct SharedBuffers {
   at::Tensor in;  // undefined where `out` is both
   ReduceOp op = ReduceOp::kSum;
   int root = 0;
-  absl::optional<ScaledSum> scaled = {};  // of a reduce-scatter
+  std::optional<ScaledSum> scaled = {};  // of a reduce-scatter
 };
 
 // Where the input of a rank is: all of it, or what is staged of one chunk.

@@ -5,8 +5,8 @@
 
 #include "absl/status/statusor.h"
 #include "base/status_macros.h"
-#include "comm/bootstrap/bootstrap.h"
 #include "comm/communicator.h"
+#include "comm/device_backend.h"
 #include "comm/staged/staged_communicator.h"
 #include "comm/startup/rank_device.h"
 
@@ -17,8 +17,8 @@ ConnectDevice StagedBackend(c10::Device device) {
              -> absl::StatusOr<std::unique_ptr<Communicator>> {
     c10::Device own = device;
     if (!own.has_index()) {
-      FSDP_ASSIGN_OR_RETURN(
-          own, DeviceOfRank(device.type(), meeting.environment.local_rank));
+      FSDP_ASSIGN_OR_RETURN(own,
+                            DeviceOfRank(device.type(), meeting.local_rank));
     }
     FSDP_ASSIGN_OR_RETURN(auto host,
                           meeting.host.Split(/*color=*/0, meeting.host.rank()));

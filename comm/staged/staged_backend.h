@@ -7,7 +7,7 @@
 
 #include <c10/core/Device.h>
 
-#include "comm/bootstrap/bootstrap.h"
+#include "comm/device_backend.h"
 
 namespace fsdp::comm {
 

@@ -57,6 +57,7 @@ class StagedCommunicator final : public Communicator {
         rank_(host->rank()),
         world_size_(host->world_size()),
         timeout_(host->default_timeout()),
+        has_all_to_all_(host->HasAllToAll()),
         text_(absl::StrCat("staged on ", device.str(), " over ",
                            host->ToString())),
         queue_(std::make_shared<StagedQueue>(std::move(host), device)) {}
@@ -66,6 +67,8 @@ class StagedCommunicator final : public Communicator {
   int world_size() const override { return world_size_; }
   absl::Duration default_timeout() const override { return timeout_; }
   std::string ToString() const override { return text_; }
+
+  bool HasAllToAll() const override { return has_all_to_all_; }
 
   absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override {
     if (bytes < 0 || device_.is_cpu()) return AllocatePlain(bytes);
@@ -132,6 +135,7 @@ class StagedCommunicator final : public Communicator {
   const int rank_;
   const int world_size_;
   const absl::Duration timeout_;
+  const bool has_all_to_all_;
   const std::string text_;
   const std::shared_ptr<StagedQueue> queue_;
 };

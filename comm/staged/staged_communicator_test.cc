@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,7 +19,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "absl/types/optional.h"
 #include "base/status_macros.h"
 #include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
@@ -214,7 +214,7 @@ TEST_F(StagedCommunicatorTest, CallsReturnWhileTheDeviceComputesTheirInput) {
 TEST_F(StagedCommunicatorTest, ReadingTheResultWithoutAWaitIsARace) {
   ASSERT_OK_AND_ASSIGN(const Group group, Create(1));
   const at::Tensor sum = OnDevice(5, 1);
-  absl::optional<FakeDevice::Stall> stall(absl::in_place);
+  std::optional<FakeDevice::Stall> stall(std::in_place);
   ASSERT_OK_AND_ASSIGN(const auto work,
                        group[0]->AllReduce(sum, ReduceOp::kSum, "w"));
   sum.sum();
@@ -295,7 +295,7 @@ TEST_F(StagedCommunicatorTest, InputThatIsNeverComputedEndsTheGroup) {
 class StallingCommunicator final : public ForwardingCommunicator {
  public:
   StallingCommunicator(std::unique_ptr<Communicator> base,
-                       absl::optional<FakeDevice::Stall>& stall)
+                       std::optional<FakeDevice::Stall>& stall)
       : ForwardingCommunicator(std::move(base)), stall_(stall) {}
 
  protected:
@@ -306,13 +306,13 @@ class StallingCommunicator final : public ForwardingCommunicator {
   }
 
  private:
-  absl::optional<FakeDevice::Stall>& stall_;
+  std::optional<FakeDevice::Stall>& stall_;
 };
 
 TEST_F(StagedCommunicatorTest, AResultThatIsNeverTakenIsKeptUntilTheEnd) {
   ASSERT_OK_AND_ASSIGN(Group hosts,
                        CreateLocalGroup(1, {absl::Milliseconds(50)}));
-  absl::optional<FakeDevice::Stall> stall;
+  std::optional<FakeDevice::Stall> stall;
   ASSERT_OK_AND_ASSIGN(auto staged, CreateStagedCommunicator(
                                         std::make_unique<StallingCommunicator>(
                                             std::move(hosts[0]), stall),

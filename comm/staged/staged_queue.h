@@ -10,6 +10,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -20,7 +21,6 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "absl/types/optional.h"
 #include "base/device_streams.h"
 #include "comm/communicator.h"
 #include "comm/work.h"
@@ -68,7 +68,7 @@ class StagedQueue {
     DeviceEvent begin_;  // of the caller's stream
     DeviceEvent end_;    // of the queue's, once it is_enqueued_
     bool is_enqueued_ = false;
-    absl::optional<absl::Status> result_;  // once it is done
+    std::optional<absl::Status> result_;  // once it is done
   };
 
   // Takes tensors of `dtype`s that `host` takes, on `device`.

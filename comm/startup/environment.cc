@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,7 +14,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
-#include "absl/types/optional.h"
 #include "base/status_macros.h"
 
 namespace fsdp::comm {
@@ -31,9 +31,9 @@ class Variables {
  public:
   explicit Variables(GetEnvironmentVariable get) : get_(get) {}
 
-  absl::optional<std::string> Find(const char* name) const {
+  std::optional<std::string> Find(const char* name) const {
     const char* value = get_(name);
-    if (value == nullptr || *value == '\0') return absl::nullopt;
+    if (value == nullptr || *value == '\0') return std::nullopt;
     return std::string(value);
   }
 
@@ -54,7 +54,7 @@ class Variables {
   // The integer in `name`, which must be set and in [min, max].
   absl::StatusOr<int> Integer(const char* name, int min, int max,
                               absl::string_view source) const {
-    const absl::optional<std::string> text = Find(name);
+    const std::optional<std::string> text = Find(name);
     if (!text.has_value()) {
       return absl::InvalidArgumentError(
           absl::StrCat(name, " is not set, but other variables of ", source,
@@ -188,23 +188,23 @@ absl::Status ReadOpenMpi(const Variables& variables, Environment* environment) {
 }
 
 // The ranks on host number `node` of a list such as "2(x3),1".
-absl::optional<int> TasksOnNode(absl::string_view list, int node) {
+std::optional<int> TasksOnNode(absl::string_view list, int node) {
   for (absl::string_view entry : absl::StrSplit(list, ',')) {
     const std::vector<absl::string_view> parts =
         absl::StrSplit(entry, absl::MaxSplits("(x", 1));
     int tasks = 0;
     int hosts = 1;
-    if (!absl::SimpleAtoi(parts[0], &tasks) || tasks < 1) return absl::nullopt;
+    if (!absl::SimpleAtoi(parts[0], &tasks) || tasks < 1) return std::nullopt;
     if (parts.size() == 2) {
       absl::string_view repeat = parts[1];
-      if (!absl::EndsWith(repeat, ")")) return absl::nullopt;
+      if (!absl::EndsWith(repeat, ")")) return std::nullopt;
       repeat.remove_suffix(1);
-      if (!absl::SimpleAtoi(repeat, &hosts) || hosts < 1) return absl::nullopt;
+      if (!absl::SimpleAtoi(repeat, &hosts) || hosts < 1) return std::nullopt;
     }
     if (node < hosts) return tasks;
     node -= hosts;
   }
-  return absl::nullopt;
+  return std::nullopt;
 }
 
 absl::Status ReadSlurmLocalSize(const Variables& variables,
@@ -218,7 +218,7 @@ absl::Status ReadSlurmLocalSize(const Variables& variables,
       FSDP_ASSIGN_OR_RETURN(
           node, variables.Integer("SLURM_NODEID", 0, kMaxInt, source));
     }
-    const absl::optional<int> tasks =
+    const std::optional<int> tasks =
         TasksOnNode(variables.Value(list_name), node);
     if (!tasks.has_value()) {
       return absl::InvalidArgumentError(

@@ -5,6 +5,7 @@
 #include <random>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
@@ -105,7 +106,9 @@ absl::Status ScaledOnce(Communicator& comm, at::ScalarType from,
   });
 }
 
+// Nothing where there is none.
 absl::Status AllToAllOnce(Communicator& comm, at::ScalarType dtype, int64_t n) {
+  if (!comm.HasAllToAll()) return absl::OkStatus();
   const int rank = comm.rank();
   const int64_t size = n * comm.world_size();
   const at::Tensor in =
@@ -163,6 +166,54 @@ TEST_P(CommunicatorContract, CapabilitiesAreThoseOfAllRanksAndParts) {
     }
     return absl::OkStatus();
   })));
+}
+
+// OK where `status`, of what `comm` says to have or not, is as it says.
+absl::Status CheckCapability(const Communicator& comm, bool has,
+                             const absl::Status& status) {
+  const std::string name =
+      absl::StrCat("rank ", comm.rank(), " of ", comm.world_size());
+  const bool is_refused = absl::IsUnimplemented(status) &&
+                          absl::StrContains(status.message(), name);
+  if (has ? status.ok() : is_refused) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat(comm.ToString(), " says ", has,
+                                          ", but: ", status.ToString()));
+}
+
+absl::Status DoesWhatItSays(Communicator& comm) {
+  constexpr int64_t kBytes = 1000;
+  const bool has_exchange = comm.HasAllToAll();
+  const int64_t size = comm.world_size();
+  const at::Tensor in = MakeTensor(at::kFloat, size, [](int64_t) { return 1; });
+  const at::Tensor out =
+      MakeTensor(at::kFloat, size, [](int64_t) { return 0; });
+  FSDP_RETURN_IF_ERROR(CheckCapability(
+      comm, has_exchange, Finish(comm.AllToAll(out, in, "exchange"))));
+  const bool has_common = comm.HasCommonMemory();
+  const auto common = comm.AllocateCommon(kBytes);
+  FSDP_RETURN_IF_ERROR(CheckCapability(comm, has_common, common.status()));
+  if (has_common && common->memory.numel() != kBytes) {
+    return absl::InternalError("not the memory that was asked for");
+  }
+  // All ranks have said the same.
+  const at::Tensor said = MakeTensor(at::kInt, 2, [&](int64_t i) {
+    return static_cast<double>(i == 0 ? has_exchange : has_common);
+  });
+  FSDP_RETURN_IF_ERROR(Finish(comm.AllReduce(said, ReduceOp::kSum, "said")));
+  return CheckTensor(said, [&](int64_t i) {
+    return static_cast<double>((i == 0 ? has_exchange : has_common) * size);
+  });
+}
+
+TEST_P(CommunicatorContract, DoesWhatItSaysToHaveAndRefusesTheRestByName) {
+  for (const int world_size : {1, 4}) {
+    const auto run = [](Communicator& comm) -> absl::Status {
+      FSDP_RETURN_IF_ERROR(DoesWhatItSays(comm));
+      FSDP_ASSIGN_OR_RETURN(auto part, comm.Split(comm.rank() / 2, 0));
+      return DoesWhatItSays(*part);
+    };
+    EXPECT_OK(AllOk(RunRanks(Create(world_size), run))) << world_size;
+  }
 }
 
 TEST_P(CommunicatorContract, AllGatherConcatenates) {

@@ -37,11 +37,9 @@ at::Tensor Plain(int64_t size) {
 absl::StatusOr<at::Tensor> AllocateCommonTensor(Communicator& comm,
                                                 int64_t size,
                                                 CommonMemory* memory) {
-  absl::StatusOr<CommonMemory> common =
-      comm.AllocateCommon(size * static_cast<int64_t>(sizeof(float)));
-  if (absl::IsUnimplemented(common.status())) return Plain(size);
-  FSDP_RETURN_IF_ERROR(common.status());
-  *memory = *std::move(common);
+  if (!comm.HasCommonMemory()) return Plain(size);
+  FSDP_ASSIGN_OR_RETURN(
+      *memory, comm.AllocateCommon(size * static_cast<int64_t>(sizeof(float))));
   return memory->memory.view(at::kFloat);
 }
 
@@ -130,6 +128,7 @@ absl::Status ReduceScatter(Communicator& comm, Kind from, Kind to, int64_t n) {
 }
 
 absl::Status AllToAll(Communicator& comm, Kind from, Kind to, int64_t n) {
+  if (!comm.HasAllToAll()) return absl::OkStatus();
   const int64_t size = n * comm.world_size();
   FSDP_ASSIGN_OR_RETURN(const at::Tensor in, OwnValues(comm, from, size));
   FSDP_ASSIGN_OR_RETURN(const at::Tensor out, Own(comm, to, size, Unset));

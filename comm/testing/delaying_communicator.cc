@@ -4,11 +4,11 @@
 
 #include <deque>
 #include <functional>
+#include <optional>
 #include <utility>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/types/optional.h"
 #include "base/status_macros.h"
 #include "comm/work.h"
 #include "comm/wrappers/forwarding_communicator.h"
@@ -80,7 +80,7 @@ class DelayingCommunicator final : public ForwardingCommunicator {
     std::string label;
     std::function<StartedWork()> start;
     bool held = false;
-    absl::optional<StartedWork> work;
+    std::optional<StartedWork> work;
   };
 
   class DelayedWork final : public Work {
@@ -99,7 +99,7 @@ class DelayingCommunicator final : public ForwardingCommunicator {
    private:
     DelayingCommunicator* const owner_;
     const std::shared_ptr<Operation> operation_;
-    absl::optional<absl::Status> result_;
+    std::optional<absl::Status> result_;
   };
 
   StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,

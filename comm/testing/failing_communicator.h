@@ -4,10 +4,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
-#include "absl/types/optional.h"
 #include "comm/communicator.h"
 
 namespace fsdp::comm::testing {
@@ -16,8 +16,8 @@ namespace fsdp::comm::testing {
 // then, as after any failure, so that the peers fail as well.
 struct FailurePlan {
   // At least one of the two; both: the `nth` call of `label`. From 0.
-  absl::optional<int64_t> nth;
-  absl::optional<std::string> label;
+  std::optional<int64_t> nth;
+  std::optional<std::string> label;
 
   absl::Status error = absl::UnavailableError("injected failure");
 

@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
-#include "comm/gloo/c10d_communicator.h"
+#include "comm/gloo/gloo_communicator.h"
 
 namespace fsdp::comm::testing {
 

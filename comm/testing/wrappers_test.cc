@@ -3,6 +3,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
+#include <optional>
 #include <set>
 #include <thread>
 
@@ -10,21 +11,25 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "absl/types/optional.h"
 #include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
+#include "comm/hierarchical/hierarchical_communicator.h"
+#include "comm/hierarchical/hierarchical_group.h"
 #include "comm/local/local_communicator.h"
 #include "comm/local/loopback_communicator.h"
 #include "comm/quantized/quantization_log.h"
 #include "comm/quantized/quantized_communicator.h"
+#include "comm/staged/staged_communicator.h"
 #include "comm/testing/communicator_contract.h"
 #include "comm/testing/delaying_communicator.h"
 #include "comm/testing/failing_communicator.h"
 #include "comm/testing/late_communicator.h"
 #include "comm/testing/run_ranks.h"
+#include "comm/testing/shared_memory_group.h"
+#include "comm/wrappers/forwarding_communicator.h"
 #include "comm/wrappers/paired_communicator.h"
 #include "comm/wrappers/recording_communicator.h"
 #include "gmock/gmock.h"
@@ -70,8 +75,27 @@ ContractBackend Wrapped(std::string name, Wrap wrap) {
       }};
 }
 
+// What a backend need not have.
+class Plain final : public ForwardingCommunicator {
+ public:
+  using ForwardingCommunicator::ForwardingCommunicator;
+
+  bool HasAllToAll() const override { return false; }
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
+                                                      int key) override {
+    FSDP_ASSIGN_OR_RETURN(auto part, base().Split(color, key));
+    return std::make_unique<Plain>(std::move(part));
+  }
+};
+
+std::unique_ptr<Communicator> WithoutExchange(
+    std::unique_ptr<Communicator> base) {
+  return std::make_unique<Plain>(std::move(base));
+}
+
 INSTANTIATE_TEST_SUITE_P(Wrapped, CommunicatorContract,
-                         ::testing::Values(Wrapped("delaying", DelayNothing),
+                         ::testing::Values(Wrapped("plain", WithoutExchange),
+                                           Wrapped("delaying", DelayNothing),
                                            Wrapped("failing", FailNothing),
                                            Wrapped("late", NeverLate)),
                          BackendName);
@@ -109,6 +133,79 @@ TEST(WrappersTest, CapabilitiesAreTheBases) {
   for (const auto& comm : waiting) {
     EXPECT_TRUE(comm->PrefersScaledInputs()) << comm->ToString();
     EXPECT_FALSE(comm->CanBeCaptured()) << comm->ToString();
+  }
+}
+
+std::unique_ptr<Communicator> LocalRank() {
+  return std::move(CreateLocalGroup(1).value()[0]);
+}
+
+std::unique_ptr<Communicator> SharingRank() {
+  return std::move(CreateSharedMemoryGroup(1).value()[0]);
+}
+
+HierarchicalParts OneHost() { return {LocalRank(), LocalRank(), LocalRank()}; }
+
+TEST(WrappersTest, AllToAllIsTheBases) {
+  CollectiveLog log;
+  FakeDevice::Register();
+  const auto all_over = [&](const Wrap& base) {
+    Group over;
+    over.push_back(Record(base(LocalRank()), &log));
+    over.push_back(CreateQuantizedCommunicator(base(LocalRank()), {}).value());
+    over.push_back(
+        CreatePairedCommunicator(base(LocalRank()), LocalRank()).value());
+    over.push_back(
+        CreatePairedCommunicator(LocalRank(), base(LocalRank())).value());
+    over.push_back(
+        CreateStagedCommunicator(base(LocalRank()), FakeDevice::device())
+            .value());
+    HierarchicalParts parts = OneHost();
+    parts.host = base(std::move(parts.host));
+    over.push_back(CreateHierarchicalCommunicator(std::move(parts)).value());
+    parts = OneHost();
+    parts.rail = base(std::move(parts.rail));
+    over.push_back(CreateHierarchicalCommunicator(std::move(parts)).value());
+    return over;
+  };
+  for (const auto& comm : all_over(FailNothing)) {
+    EXPECT_TRUE(comm->HasAllToAll()) << comm->ToString();
+  }
+  for (const auto& comm : all_over(WithoutExchange)) {
+    EXPECT_FALSE(comm->HasAllToAll()) << comm->ToString();
+  }
+}
+
+TEST(WrappersTest, CommonMemoryIsTheBasesUnlessItWouldBeAnothers) {
+  CollectiveLog log;
+  QuantizationOptions exact_gathers;
+  exact_gathers.gather = false;
+  Group sharing;
+  sharing.push_back(Record(SharingRank(), &log));
+  sharing.push_back(DelayNothing(SharingRank()));
+  sharing.push_back(
+      CreateQuantizedCommunicator(SharingRank(), exact_gathers).value());
+  sharing.push_back(
+      CreatePairedCommunicator(LocalRank(), SharingRank()).value());
+  for (const auto& comm : sharing) {
+    EXPECT_TRUE(comm->HasCommonMemory()) << comm->ToString();
+    EXPECT_OK(comm->AllocateCommon(64)) << comm->ToString();
+  }
+  FakeDevice::Register();
+  Group apart;
+  apart.push_back(Record(LocalRank(), &log));
+  apart.push_back(CreateQuantizedCommunicator(SharingRank(), {}).value());
+  apart.push_back(CreatePairedCommunicator(SharingRank(), LocalRank()).value());
+  apart.push_back(
+      CreateStagedCommunicator(SharingRank(), FakeDevice::device()).value());
+  HierarchicalParts parts = OneHost();
+  parts.host = SharingRank();
+  apart.push_back(CreateHierarchicalCommunicator(std::move(parts)).value());
+  for (const auto& comm : apart) {
+    EXPECT_FALSE(comm->HasCommonMemory()) << comm->ToString();
+    EXPECT_THAT(
+        comm->AllocateCommon(64),
+        StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("rank 0 of 1")));
   }
 }
 
@@ -238,12 +335,12 @@ std::vector<absl::Status> RunWith(const FailurePlan& plan,
 
 TEST(FailingCommunicatorTest, FailsTheCallThatFits) {
   struct Case {
-    absl::optional<int64_t> nth;
-    absl::optional<std::string> label;
+    std::optional<int64_t> nth;
+    std::optional<std::string> label;
     int finished;
   };
-  for (const Case& test : {Case{2, absl::nullopt, 2}, Case{0, "b", 1},
-                           Case{1, "a", 2}, Case{absl::nullopt, "a", 0}}) {
+  for (const Case& test : {Case{2, std::nullopt, 2}, Case{0, "b", 1},
+                           Case{1, "a", 2}, Case{std::nullopt, "a", 0}}) {
     FailurePlan plan;
     plan.nth = test.nth;
     plan.label = test.label;

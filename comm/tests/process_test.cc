@@ -25,7 +25,7 @@
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/communicator.h"
-#include "comm/gloo/c10d_communicator.h"
+#include "comm/gloo/gloo_communicator.h"
 #include "comm/shared_memory/shared_memory_communicator.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -27,7 +28,6 @@
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "absl/types/optional.h"
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "comm/bootstrap/bootstrap.h"
@@ -221,10 +221,10 @@ TEST(TwoHostsTest, GetWhatOneHostGets) {
 }
 
 // What went between the hosts; unknown where they differ by name only.
-absl::optional<int64_t> BytesOf(const Output& output) {
+std::optional<int64_t> BytesOf(const Output& output) {
   constexpr absl::string_view kBegin = "between the hosts went ";
   const size_t begin = output.text.find(std::string(kBegin));
-  if (begin == std::string::npos) return absl::nullopt;
+  if (begin == std::string::npos) return std::nullopt;
   return std::atoll(output.text.c_str() + begin + kBegin.size());
 }
 
@@ -233,7 +233,7 @@ TEST(TwoHostsTest, HostsOfTwoRanksExchangeHalfOfWhatPlainGlooSends) {
   const Output gloo = RunOnTwoHosts("much_gloo");
   EXPECT_EQ(hierarchical.exit_code, 0) << hierarchical.text;
   EXPECT_EQ(gloo.exit_code, 0) << gloo.text;
-  const absl::optional<int64_t> bytes = BytesOf(hierarchical);
+  const std::optional<int64_t> bytes = BytesOf(hierarchical);
   if (!bytes.has_value()) {
     std::printf("NOTE: no cable, so nothing is known of what went over it\n");
     return;

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -208,14 +209,14 @@ TEST(UntrustedBytesTest, StatusesAsText) {
   const std::string text = EncodeStatus(status);
   EXPECT_EQ(DecodeStatus(text), status);
   for (size_t size = 0; size <= 1; ++size) {
-    EXPECT_EQ(DecodeStatus(text.substr(0, size)), absl::nullopt) << size;
+    EXPECT_EQ(DecodeStatus(text.substr(0, size)), std::nullopt) << size;
   }
   for (size_t size = 2; size < text.size(); ++size) {
     EXPECT_EQ(DecodeStatus(text.substr(0, size))->code(), status.code());
   }
   for (const char* wrong : {" text", "x text", "-1 text", "17 text", "5.0 text",
                             "99999999999 text", "\xff\xff \xff"}) {
-    EXPECT_EQ(DecodeStatus(wrong), absl::nullopt) << wrong;
+    EXPECT_EQ(DecodeStatus(wrong), std::nullopt) << wrong;
   }
 }
 
@@ -227,10 +228,10 @@ TEST(UntrustedBytesTest, FailureReports) {
     EXPECT_TRUE(!report || report->cause == Cause::kDeadline) << size;
   }
   for (int seed = 0; seed < 1000; ++seed) {
-    EXPECT_EQ(Decode(RandomBytes(seed, 40)), absl::nullopt);
+    EXPECT_EQ(Decode(RandomBytes(seed, 40)), std::nullopt);
   }
   for (const char* wrong : {"99\na\nb", "-1\na\nb", "\na\nb", "1\na"}) {
-    EXPECT_EQ(Decode(wrong), absl::nullopt) << wrong;
+    EXPECT_EQ(Decode(wrong), std::nullopt) << wrong;
   }
 }
 

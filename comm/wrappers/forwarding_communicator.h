@@ -38,6 +38,8 @@ class ForwardingCommunicator : public Communicator {
   bool PrefersScaledInputs() const override {
     return base_->PrefersScaledInputs();
   }
+  bool HasAllToAll() const override { return base_->HasAllToAll(); }
+  bool HasCommonMemory() const override { return base_->HasCommonMemory(); }
   absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override {
     return base_->AllocateSymmetric(bytes);
   }

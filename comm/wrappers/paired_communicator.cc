@@ -70,6 +70,12 @@ class PairedCommunicator final : public Communicator {
     return pair_->device->PrefersScaledInputs();
   }
   bool CanBeCaptured() const override { return pair_->device->CanBeCaptured(); }
+  bool HasAllToAll() const override {
+    return pair_->host->HasAllToAll() && pair_->device->HasAllToAll();
+  }
+  bool HasCommonMemory() const override {
+    return pair_->device->HasCommonMemory();
+  }
   absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override {
     return pair_->device->AllocateSymmetric(bytes);
   }

@@ -25,9 +25,9 @@
 #include "comm/startup/environment.h"
 #include "comm/wrappers/recording_communicator.h"
 #include "examples/gpt/default_data.h"
+#include "examples/gpt/device_choice.h"
 #include "examples/gpt/flags.h"
 #include "examples/gpt/options.h"
-#include "examples/gpt/rank_device.h"
 #include "examples/gpt/rank_program.h"
 #include "examples/gpt/text_corpus.h"
 
@@ -118,12 +118,12 @@ fsdp::comm::Backend BackendOf(const TrainOptions& options) {
   return fsdp::comm::Backend::kAuto;
 }
 
-absl::StatusOr<RankDevice> RankDeviceOf(const TrainOptions& options,
-                                        const Environment& environment,
-                                        const NcclOn& nccl_on) {
+absl::StatusOr<DeviceChoice> DeviceChoiceOf(const TrainOptions& options,
+                                            const Environment& environment,
+                                            const NcclOn& nccl_on) {
   auto found =
-      FindRankDevice(options.device == Device::kCuda ? c10::kCUDA : c10::kCPU,
-                     options.device_backend, environment, nccl_on);
+      ChooseDevice(options.device == Device::kCuda ? c10::kCUDA : c10::kCPU,
+                   options.device_backend, environment, nccl_on);
   if (found.ok()) return found;
   return fsdp::Annotate(found.status(), "--device=cuda");
 }
@@ -135,8 +135,8 @@ absl::Status RunProcess(const TrainOptions& options,
   fsdp::comm::ConnectOptions connect;
   connect.backend = BackendOf(options);
   connect.stop_requested = [&stop] { return stop.requested(); };
-  FSDP_ASSIGN_OR_RETURN(const RankDevice device,
-                        RankDeviceOf(options, environment, nccl_on));
+  FSDP_ASSIGN_OR_RETURN(const DeviceChoice device,
+                        DeviceChoiceOf(options, environment, nccl_on));
   connect.device = device.connect;
   FSDP_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> communicator,
                         fsdp::comm::Connect(environment, connect));

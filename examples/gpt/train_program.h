@@ -2,7 +2,7 @@
 #ifndef EXAMPLES_GPT_TRAIN_PROGRAM_H_
 #define EXAMPLES_GPT_TRAIN_PROGRAM_H_
 
-#include "examples/gpt/rank_device.h"
+#include "examples/gpt/device_choice.h"
 
 namespace gpt {
 

@@ -39,11 +39,9 @@ int CommonFlats::Add(std::shared_ptr<comm::Communicator> group, int64_t bytes) {
 absl::Status CommonFlats::Allocate() {
   for (Group& group : groups_) {
     if (group.communicator->world_size() == 1) continue;  // a shard is all
-    absl::StatusOr<comm::CommonMemory> common =
-        group.communicator->AllocateCommon(group.bytes);
-    if (absl::IsUnimplemented(common.status())) continue;
-    FSDP_RETURN_IF_ERROR(common.status());
-    group.common = *std::move(common);
+    if (!group.communicator->HasCommonMemory()) continue;
+    FSDP_ASSIGN_OR_RETURN(group.common,
+                          group.communicator->AllocateCommon(group.bytes));
   }
   return absl::OkStatus();
 }

@@ -22,9 +22,9 @@
 #include "examples/gpt/batch.h"
 #include "examples/gpt/count_data.h"
 #include "examples/gpt/device_batches.h"
+#include "examples/gpt/device_choice.h"
 #include "examples/gpt/model.h"
 #include "examples/gpt/options.h"
-#include "examples/gpt/rank_device.h"
 #include "examples/gpt/testing/plain_training.h"
 #include "examples/gpt/trainable_model.h"
 #include "examples/gpt/trainer.h"
@@ -94,9 +94,9 @@ absl::Status RunRank(const SharedDevice& shared, const std::string& offload) {
   FSDP_ASSIGN_OR_RETURN(const fsdp::comm::Environment environment,
                         fsdp::comm::ReadEnvironment(std::getenv));
   FSDP_ASSIGN_OR_RETURN(
-      const RankDevice device,
-      FindRankDevice(shared.type, DeviceBackend::kStaged, environment,
-                     /*nccl_on=*/nullptr));
+      const DeviceChoice device,
+      ChooseDevice(shared.type, DeviceBackend::kStaged, environment,
+                   /*nccl_on=*/nullptr));
   fsdp::comm::ConnectOptions connect;
   connect.connect_timeout = connect.timeout = absl::Seconds(60);
   connect.device = device.connect;

@@ -22,7 +22,7 @@
 #include "comm/local/local_communicator.h"
 #include "comm/startup/environment.h"
 #include "comm/testing/gloo_group.h"
-#include "comm/testing/hierarchical_group.h"
+#include "comm/testing/hierarchical_ranks.h"
 #include "comm/testing/run_ranks.h"
 #include "comm/testing/shared_memory_group.h"
 #include "fsdp/testing/program/plain_program.h"

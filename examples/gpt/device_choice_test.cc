@@ -1,5 +1,5 @@
 // Where the program is built without CUDA; its devices are fakes.
-#include "examples/gpt/rank_device.h"
+#include "examples/gpt/device_choice.h"
 
 #include <c10/core/Device.h>
 #include <c10/core/DeviceType.h>
@@ -30,26 +30,26 @@ Environment SecondOf(int ranks_on_host) {
   return environment;
 }
 
-TEST(RankDeviceTest, TheCpuNeedsNoBackend) {
+TEST(DeviceChoiceTest, TheCpuNeedsNoBackend) {
   ASSERT_OK_AND_ASSIGN(
-      const RankDevice found,
-      FindRankDevice(c10::kCPU, DeviceBackend::kAuto, SecondOf(2), nullptr));
+      const DeviceChoice found,
+      ChooseDevice(c10::kCPU, DeviceBackend::kAuto, SecondOf(2), nullptr));
   EXPECT_TRUE(found.device.is_cpu());
   EXPECT_FALSE(found.connect);
 }
 
-TEST(RankDeviceTest, RanksThatShareADeviceAreStaged) {
+TEST(DeviceChoiceTest, RanksThatShareADeviceAreStaged) {
   FakeDevice::Register();
   for (const DeviceBackend backend :
        {DeviceBackend::kAuto, DeviceBackend::kStaged}) {
-    ASSERT_OK_AND_ASSIGN(const RankDevice found,
-                         FindRankDevice(kFake, backend, SecondOf(2), nullptr));
+    ASSERT_OK_AND_ASSIGN(const DeviceChoice found,
+                         ChooseDevice(kFake, backend, SecondOf(2), nullptr));
     EXPECT_EQ(found.device, FakeDevice::device());
     EXPECT_TRUE(found.connect);
   }
 }
 
-TEST(RankDeviceTest, RanksWithADeviceEachHaveNccl) {
+TEST(DeviceChoiceTest, RanksWithADeviceEachHaveNccl) {
   FakeDevice::Register();
   c10::Device given(c10::kCPU);
   const NcclOn nccl_on = [&](c10::Device gpu) {
@@ -57,17 +57,17 @@ TEST(RankDeviceTest, RanksWithADeviceEachHaveNccl) {
     return fsdp::comm::StagedBackend(gpu);
   };
   ASSERT_OK_AND_ASSIGN(
-      const RankDevice found,
-      FindRankDevice(kFake, DeviceBackend::kAuto, Environment(), nccl_on));
+      const DeviceChoice found,
+      ChooseDevice(kFake, DeviceBackend::kAuto, Environment(), nccl_on));
   EXPECT_EQ(given, FakeDevice::device());
   EXPECT_TRUE(found.connect);
 }
 
-TEST(RankDeviceTest, WhatIsNotLinkedIsTold) {
+TEST(DeviceChoiceTest, WhatIsNotLinkedIsTold) {
   FakeDevice::Register();
   const auto error = [](c10::DeviceType type, DeviceBackend backend,
                         const Environment& environment) {
-    return FindRankDevice(type, backend, environment, nullptr).status();
+    return ChooseDevice(type, backend, environment, nullptr).status();
   };
   const auto needs = [](const char* text) {
     return StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr(text));

@@ -1,30 +1,30 @@
-// The operations of one rank of a c10d group: their order, failures and
+// The operations of one rank of a group of messages: their order, failures and
 // diagnosis.
-#ifndef COMM_GLOO_C10D_GROUP_H_
-#define COMM_GLOO_C10D_GROUP_H_
+#ifndef COMM_GLOO_MESSAGE_GROUP_H_
+#define COMM_GLOO_MESSAGE_GROUP_H_
 
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
-#include <thread>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "absl/types/optional.h"
 #include "comm/call.h"
 #include "comm/gloo/call_exchange.h"
 #include "comm/gloo/message_transport.h"
 #include "comm/gloo/peer_collectives.h"
 #include "comm/gloo/peer_messages.h"
 #include "comm/group/failure_report.h"
-#include "comm/group/group_monitor.h"
+#include "comm/group/operation_queue.h"
+#include "comm/group/report_exchange.h"
 
 namespace c10d {
 class Store;
@@ -34,21 +34,21 @@ namespace fsdp::comm {
 
 // Runs operations one after the other on a thread of its own, so that those
 // that take several steps overlap with the caller's work as well. Thread-safe.
-class C10dGroup {
+class MessageGroup {
  public:
   // What an operation does once it is its turn. Keeps its tensors alive.
   using Run =
       std::function<absl::Status(PeerCollectives&, PeerCollectives::Agree)>;
-  class Operation;
+  using Operation = OperationQueue::Operation;
 
   // `transport` connects the ranks that meet in `store`.
-  static absl::StatusOr<std::shared_ptr<C10dGroup>> Create(
+  static absl::StatusOr<std::shared_ptr<MessageGroup>> Create(
       const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
       std::unique_ptr<MessageTransport> transport,
       absl::Duration diagnosis_timeout);
 
   // Stops; see Stop().
-  ~C10dGroup();
+  ~MessageGroup();
 
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
@@ -57,7 +57,7 @@ class C10dGroup {
   absl::StatusOr<std::shared_ptr<Operation>> Post(Call call, Run run);
 
   // As Work::Wait, for an operation of this group.
-  absl::Status Wait(Operation& operation, absl::Time deadline);
+  absl::Status Wait(const Operation& operation, absl::Time deadline);
 
   // Fails the group, here and on the peers.
   void Abort(const absl::Status& reason);
@@ -67,38 +67,34 @@ class C10dGroup {
   void Stop();
 
  private:
-  C10dGroup(int rank, int world_size,
-            std::unique_ptr<MessageTransport> transport,
-            absl::Duration diagnosis_timeout);
+  MessageGroup(int rank, int world_size,
+               std::unique_ptr<MessageTransport> transport,
+               absl::Duration diagnosis_timeout);
 
-  void RunOperations();
-  absl::Status Execute(Operation& operation);
+  absl::Status Execute(const Call& call, int64_t sequence, const Run& run);
   void Fail(Cause cause, std::string text);
-  absl::Status ErrorOf(const Operation& operation);
+  // That of the operation `name`.
+  absl::Status ErrorOf(absl::string_view name);
   absl::Status FindVerdict();
-  std::string PositionLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const int rank_;
   const int world_size_;
   const absl::Duration diagnosis_timeout_;
   // What is below uses what is above. Stop() ends calls_ and messages_.
-  std::unique_ptr<GroupMonitor> monitor_;
+  std::unique_ptr<ReportExchange> reports_;
   std::unique_ptr<PeerMessages> messages_;
-  std::unique_ptr<CallExchange> calls_;  // used by worker_ only
-  PeerCollectives collectives_;          // used by worker_ only
+  std::unique_ptr<CallExchange> calls_;  // used by operations only
+  PeerCollectives collectives_;          // used by operations only
 
   absl::Mutex mutex_;
   int64_t next_sequence_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::deque<std::shared_ptr<Operation>> queue_ ABSL_GUARDED_BY(mutex_);
-  std::shared_ptr<Operation> current_ ABSL_GUARDED_BY(mutex_);
-  std::string last_finished_ ABSL_GUARDED_BY(mutex_);
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  absl::optional<RankReport> failure_ ABSL_GUARDED_BY(mutex_);  // the first
+  std::optional<RankReport> failure_ ABSL_GUARDED_BY(mutex_);  // the first
   absl::Time failed_at_ ABSL_GUARDED_BY(mutex_);
-  absl::optional<absl::Status> verdict_ ABSL_GUARDED_BY(mutex_);
-  std::thread worker_;
+  std::optional<absl::Status> verdict_ ABSL_GUARDED_BY(mutex_);
+  // The last, so that its thread ends first.
+  OperationQueue queue_;
 };
 
 }  // namespace fsdp::comm
 
-#endif  // COMM_GLOO_C10D_GROUP_H_
+#endif  // COMM_GLOO_MESSAGE_GROUP_H_

@@ -1,6 +1,6 @@
-// Ranks that are processes, on any number of hosts, over a c10d backend.
-#ifndef COMM_GLOO_C10D_COMMUNICATOR_H_
-#define COMM_GLOO_C10D_COMMUNICATOR_H_
+// Ranks that send each other messages: processes, on any number of hosts.
+#ifndef COMM_GLOO_MESSAGE_COMMUNICATOR_H_
+#define COMM_GLOO_MESSAGE_COMMUNICATOR_H_
 
 #include <c10/util/intrusive_ptr.h>
 
@@ -19,7 +19,7 @@ class Store;
 
 namespace fsdp::comm {
 
-struct C10dOptions {
+struct MessageOptions {
   // Communicator::default_timeout.
   absl::Duration timeout = absl::Minutes(5);
   // For all ranks to come and to connect, where that is less.
@@ -49,26 +49,13 @@ using TransportFactory =
 // differ between ranks fail on all of them. A failure of one rank reaches the
 // others through the store at once, and their errors say where every rank was,
 // and which do not answer; when the process that serves the store is gone, only
-// what Gloo noticed. What has not been waited for fails, also on the peers,
-// when the communicator is destroyed.
-absl::StatusOr<std::unique_ptr<Communicator>> CreateC10dCommunicator(
+// what the transport noticed. What has not been waited for fails, also on the
+// peers, when the communicator is destroyed.
+absl::StatusOr<std::unique_ptr<Communicator>> CreateMessageCommunicator(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
     std::string name, TransportFactory factory,
-    const C10dOptions& options = {});
-
-struct GlooOptions : C10dOptions {
-  // The address that peers connect to: by name or number, or by network
-  // interface ("eth0"). At most one of the two; neither: what this host's name
-  // resolves to, or else the loopback address.
-  std::string hostname;
-  std::string interface;
-};
-
-// The same over Gloo's TCP connections.
-absl::StatusOr<std::unique_ptr<Communicator>> CreateGlooCommunicator(
-    const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
-    const GlooOptions& options = {});
+    const MessageOptions& options = {});
 
 }  // namespace fsdp::comm
 
-#endif  // COMM_GLOO_C10D_COMMUNICATOR_H_
+#endif  // COMM_GLOO_MESSAGE_COMMUNICATOR_H_

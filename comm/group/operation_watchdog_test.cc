@@ -1,4 +1,4 @@
-#include "comm/group/group_watchdog.h"
+#include "comm/group/operation_watchdog.h"
 
 #include <memory>
 #include <string>
@@ -20,8 +20,8 @@ namespace fsdp::comm {
 namespace {
 
 using ::fsdp::testing::StatusIs;
-using State = GroupWatchdog::State;
-using OperationPtr = std::shared_ptr<GroupWatchdog::Operation>;
+using State = OperationWatchdog::State;
+using OperationPtr = std::shared_ptr<OperationWatchdog::Operation>;
 
 absl::Time At(int seconds) { return absl::FromUnixSeconds(seconds); }
 
@@ -30,7 +30,7 @@ Call GatherOf(std::string label) {
 }
 
 // A device whose first `num_done` operations are done.
-class GroupWatchdogTest : public ::testing::Test {
+class OperationWatchdogTest : public ::testing::Test {
  protected:
   OperationPtr Launch(absl::Time deadline = At(100)) {
     const int number = num_launched_++;
@@ -47,13 +47,14 @@ class GroupWatchdogTest : public ::testing::Test {
   int num_done_ = 0;
   absl::Status query_error_;
   absl::Status health_;
-  std::vector<GroupWatchdog::Failure> stops_;
-  GroupWatchdog watchdog_{
-      {[this] { return health_; },
-       [this](const GroupWatchdog::Failure& why) { stops_.push_back(why); }}};
+  std::vector<OperationWatchdog::Failure> stops_;
+  OperationWatchdog watchdog_{{[this] { return health_; },
+                               [this](const OperationWatchdog::Failure& why) {
+                                 stops_.push_back(why);
+                               }}};
 };
 
-TEST_F(GroupWatchdogTest, OperationsAreDoneWhenTheDeviceSaysSo) {
+TEST_F(OperationWatchdogTest, OperationsAreDoneWhenTheDeviceSaysSo) {
   const OperationPtr first = Launch();
   const OperationPtr second = Launch();
   EXPECT_EQ(watchdog_.StateOf(*first), State::kRunning);
@@ -68,7 +69,7 @@ TEST_F(GroupWatchdogTest, OperationsAreDoneWhenTheDeviceSaysSo) {
   EXPECT_TRUE(stops_.empty());
 }
 
-TEST_F(GroupWatchdogTest, WhatIsNotLaunchedYetRuns) {
+TEST_F(OperationWatchdogTest, WhatIsNotLaunchedYetRuns) {
   const OperationPtr operation =
       watchdog_.Begin(GatherOf("blocks.2"), 2048, At(5));
   watchdog_.Poll(At(5));
@@ -77,14 +78,14 @@ TEST_F(GroupWatchdogTest, WhatIsNotLaunchedYetRuns) {
   EXPECT_EQ(watchdog_.StateOf(*operation), State::kFailed);
 }
 
-TEST_F(GroupWatchdogTest, DescribesAnOperation) {
+TEST_F(OperationWatchdogTest, DescribesAnOperation) {
   Launch();
   EXPECT_EQ(Launch()->Describe(1, 4),
             "all-gather #1 of blocks.2 on rank 1 of 4 (bfloat16 x 1024, 2048 "
             "bytes)");
 }
 
-TEST_F(GroupWatchdogTest, TheOldestOperationsDeadlineEndsTheGroup) {
+TEST_F(OperationWatchdogTest, TheOldestOperationsDeadlineEndsTheGroup) {
   const OperationPtr first = Launch(At(10));
   const OperationPtr second = Launch(At(20));
   const OperationPtr third = Launch(At(30));
@@ -102,7 +103,7 @@ TEST_F(GroupWatchdogTest, TheOldestOperationsDeadlineEndsTheGroup) {
   EXPECT_EQ(watchdog_.StateOf(*third), State::kFailed);
 }
 
-TEST_F(GroupWatchdogTest, WhatWasDoneBeforeTheFailureStaysDone) {
+TEST_F(OperationWatchdogTest, WhatWasDoneBeforeTheFailureStaysDone) {
   const OperationPtr first = Launch();
   const OperationPtr second = Launch();
   num_done_ = 1;  // nobody has asked yet
@@ -112,7 +113,7 @@ TEST_F(GroupWatchdogTest, WhatWasDoneBeforeTheFailureStaysDone) {
   EXPECT_EQ(watchdog_.StateOf(*second), State::kFailed);
 }
 
-TEST_F(GroupWatchdogTest, AnErrorOfTheGroupEndsIt) {
+TEST_F(OperationWatchdogTest, AnErrorOfTheGroupEndsIt) {
   const OperationPtr operation = Launch();
   health_ = absl::UnavailableError("a peer is gone");
   watchdog_.Poll(At(0));
@@ -122,7 +123,7 @@ TEST_F(GroupWatchdogTest, AnErrorOfTheGroupEndsIt) {
   EXPECT_EQ(watchdog_.StateOf(*operation), State::kFailed);
 }
 
-TEST_F(GroupWatchdogTest, AnErrorOfAnIdleGroupIsSeen) {
+TEST_F(OperationWatchdogTest, AnErrorOfAnIdleGroupIsSeen) {
   health_ = absl::UnavailableError("a peer is gone");
   watchdog_.Poll(At(0));
   ASSERT_EQ(stops_.size(), 1);
@@ -130,7 +131,7 @@ TEST_F(GroupWatchdogTest, AnErrorOfAnIdleGroupIsSeen) {
   EXPECT_EQ(watchdog_.StateOf(*Launch()), State::kFailed);
 }
 
-TEST_F(GroupWatchdogTest, AnErrorOfTheDeviceIsThisRanksOwn) {
+TEST_F(OperationWatchdogTest, AnErrorOfTheDeviceIsThisRanksOwn) {
   const OperationPtr operation = Launch();
   query_error_ = absl::InternalError("illegal address");
   EXPECT_EQ(watchdog_.StateOf(*operation), State::kFailed);
@@ -141,7 +142,7 @@ TEST_F(GroupWatchdogTest, AnErrorOfTheDeviceIsThisRanksOwn) {
               StatusIs(absl::StatusCode::kInternal, "illegal address"));
 }
 
-TEST_F(GroupWatchdogTest, TheFirstFailureWins) {
+TEST_F(OperationWatchdogTest, TheFirstFailureWins) {
   num_done_ = 1;
   Launch();
   watchdog_.Poll(At(0));
@@ -155,7 +156,7 @@ TEST_F(GroupWatchdogTest, TheFirstFailureWins) {
             "has finished all-gather #0 of blocks.2 and called nothing since");
 }
 
-TEST_F(GroupWatchdogTest, KeepsWhatADroppedOperationNeedsUntilItIsDone) {
+TEST_F(OperationWatchdogTest, KeepsWhatADroppedOperationNeedsUntilItIsDone) {
   const auto tensor = std::make_shared<int>(7);
   const OperationPtr done = Launch();
   const OperationPtr failed = Launch();
@@ -171,20 +172,21 @@ TEST_F(GroupWatchdogTest, KeepsWhatADroppedOperationNeedsUntilItIsDone) {
   EXPECT_EQ(tensor.use_count(), 1);
 }
 
-TEST(GroupWatchdogThreadTest, SaysThatThereIsNoThread) {
-  GroupWatchdog watchdog({[] { return absl::OkStatus(); },
-                          [](const GroupWatchdog::Failure& /*why*/) {}});
+TEST(OperationWatchdogThreadTest, SaysThatThereIsNoThread) {
+  OperationWatchdog watchdog(
+      {[] { return absl::OkStatus(); },
+       [](const OperationWatchdog::Failure& /*why*/) {}});
   const ::fsdp::testing::NoThreads none;
   EXPECT_THAT(watchdog.Start(absl::Milliseconds(1)),
               StatusIs(absl::StatusCode::kResourceExhausted,
                        ::testing::HasSubstr("cannot start a thread")));
 }
 
-TEST(GroupWatchdogThreadTest, ItsThreadFindsAMissedDeadline) {
+TEST(OperationWatchdogThreadTest, ItsThreadFindsAMissedDeadline) {
   absl::Notification stopped;
-  GroupWatchdog watchdog(
+  OperationWatchdog watchdog(
       {[] { return absl::OkStatus(); },
-       [&](const GroupWatchdog::Failure& /*why*/) { stopped.Notify(); }});
+       [&](const OperationWatchdog::Failure& /*why*/) { stopped.Notify(); }});
   const OperationPtr operation =
       watchdog.Begin(GatherOf("w"), 1, absl::InfinitePast());
   ASSERT_OK(watchdog.Start(absl::Milliseconds(1)));

@@ -1,4 +1,4 @@
-#include "comm/testing/hierarchical_group.h"
+#include "comm/testing/hierarchical_ranks.h"
 
 #include <memory>
 #include <utility>

@@ -1,3 +1,5 @@
+#include "comm/gloo/gloo_communicator.h"
+
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netdb.h>
@@ -8,12 +10,13 @@
 #include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "comm/gloo/c10d_communicator.h"
 #include "comm/gloo/c10d_transport.h"
+#include "comm/gloo/message_transport.h"
 #include "comm/gloo/sigpipe_block.h"
 #include "comm/group/c10d_status.h"
 
@@ -114,11 +117,12 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateGlooCommunicator(
     FSDP_RETURN_IF_ERROR(connected);
     return C10dTransport(gloo, [raw = gloo.get()] { raw->CloseConnections(); });
   };
-  C10dOptions c10d = options;
-  c10d.place = absl::StrCat(
+  MessageOptions messages = options;
+  messages.place = absl::StrCat(
       PlaceOf(options),
       ", which the others must reach: GLOO_SOCKET_IFNAME chooses an interface");
-  return CreateC10dCommunicator(store, rank, world_size, "gloo", factory, c10d);
+  return CreateMessageCommunicator(store, rank, world_size, "gloo", factory,
+                                   messages);
 }
 
 }  // namespace fsdp::comm

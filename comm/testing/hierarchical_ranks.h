@@ -1,7 +1,7 @@
 // A hierarchical group whose hosts are parts of one process and whose ranks are
 // threads.
-#ifndef COMM_TESTING_HIERARCHICAL_GROUP_H_
-#define COMM_TESTING_HIERARCHICAL_GROUP_H_
+#ifndef COMM_TESTING_HIERARCHICAL_RANKS_H_
+#define COMM_TESTING_HIERARCHICAL_RANKS_H_
 
 #include <functional>
 #include <memory>
@@ -27,4 +27,4 @@ CreateHierarchicalGroup(const HostLayout& layout, const GroupFactory& inside,
 
 }  // namespace fsdp::comm::testing
 
-#endif  // COMM_TESTING_HIERARCHICAL_GROUP_H_
+#endif  // COMM_TESTING_HIERARCHICAL_RANKS_H_

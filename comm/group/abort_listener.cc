@@ -1,4 +1,4 @@
-#include "comm/group/failure_watch.h"
+#include "comm/group/abort_listener.h"
 
 #include <ATen/ops/zeros.h>
 
@@ -22,13 +22,13 @@ Started Start(Communicator& group) {
 
 }  // namespace
 
-FailureWatch::FailureWatch(Communicator* group,
-                           std::function<void(const absl::Status&)> on_failure)
+AbortListener::AbortListener(
+    Communicator* group, std::function<void(const absl::Status&)> on_failure)
     : group_(group), on_failure_(std::move(on_failure)) {}
 
-FailureWatch::~FailureWatch() { Join(); }
+AbortListener::~AbortListener() { Join(); }
 
-absl::Status FailureWatch::Begin() {
+absl::Status AbortListener::Begin() {
   if (group_->rank() == 0) return absl::OkStatus();
   const auto watch = [this, work = std::make_shared<Started>(Start(*group_))] {
     result_ =
@@ -39,7 +39,7 @@ absl::Status FailureWatch::Begin() {
   return absl::OkStatus();
 }
 
-absl::Status FailureWatch::End() {
+absl::Status AbortListener::End() {
   if (group_->rank() == 0) {
     FSDP_ASSIGN_OR_RETURN(auto work, Start(*group_));
     return work->Wait(absl::InfiniteFuture());
@@ -48,7 +48,7 @@ absl::Status FailureWatch::End() {
   return result_;
 }
 
-void FailureWatch::Join() {
+void AbortListener::Join() {
   if (thread_.joinable()) thread_.join();
 }
 

@@ -1,4 +1,4 @@
-#include "comm/gloo/c10d_communicator.h"
+#include "comm/gloo/message_communicator.h"
 
 #include <algorithm>
 #include <memory>
@@ -14,7 +14,7 @@
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/call.h"
-#include "comm/gloo/c10d_group.h"
+#include "comm/gloo/message_group.h"
 #include "comm/gloo/peer_collectives.h"
 #include "comm/gloo/sigpipe_block.h"
 #include "comm/group/connect_together.h"
@@ -34,23 +34,23 @@ constexpr absl::Duration kSlack = absl::Seconds(1);
 struct Recipe {
   std::string name;
   TransportFactory factory;
-  C10dOptions options;
+  MessageOptions options;
 };
 
 char* Data(const at::Tensor& tensor) {
   return static_cast<char*>(tensor.mutable_data_ptr());
 }
 
-using C10dWork = GroupWork<C10dGroup>;
+using MessageWork = GroupWork<MessageGroup>;
 
-class C10dCommunicator final : public Communicator {
+class MessageCommunicator final : public Communicator {
  public:
-  C10dCommunicator(std::shared_ptr<C10dGroup> group, StorePtr store,
-                   Recipe recipe)
+  MessageCommunicator(std::shared_ptr<MessageGroup> group, StorePtr store,
+                      Recipe recipe)
       : group_(std::move(group)),
         store_(std::move(store)),
         recipe_(std::move(recipe)) {}
-  ~C10dCommunicator() override {
+  ~MessageCommunicator() override {
     if (unwinding_) group_->Abort(EndedByException());
     group_->Stop();
   }
@@ -134,7 +134,7 @@ class C10dCommunicator final : public Communicator {
                                               absl::string_view label,
                                               std::string detail,
                                               const at::Tensor& counted,
-                                              C10dGroup::Run run) {
+                                              MessageGroup::Run run) {
     Call call{collective, std::string(label),
               std::string(DtypeName(counted.scalar_type())), counted.numel(),
               std::move(detail)};
@@ -145,11 +145,11 @@ class C10dCommunicator final : public Communicator {
     }
     FSDP_ASSIGN_OR_RETURN(auto operation,
                           group_->Post(std::move(call), std::move(run)));
-    return std::make_unique<C10dWork>(group_, std::move(operation),
-                                      recipe_.options.timeout);
+    return std::make_unique<MessageWork>(group_, std::move(operation),
+                                         recipe_.options.timeout);
   }
 
-  const std::shared_ptr<C10dGroup> group_;
+  const std::shared_ptr<MessageGroup> group_;
   const StorePtr store_;
   const Recipe recipe_;
   int num_splits_ = 0;
@@ -161,8 +161,8 @@ struct Membership {
   int32_t key;
 };
 
-absl::StatusOr<std::unique_ptr<Communicator>> C10dCommunicator::Split(int color,
-                                                                      int key) {
+absl::StatusOr<std::unique_ptr<Communicator>> MessageCommunicator::Split(
+    int color, int key) {
   if (color < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("split on rank ", rank(), " of ", world_size(), ": color ",
@@ -193,8 +193,8 @@ absl::StatusOr<std::unique_ptr<Communicator>> C10dCommunicator::Split(int color,
   }
   const auto store = c10::make_intrusive<c10d::PrefixStore>(
       absl::StrCat("split", num_splits_++, "/color", color), store_);
-  return CreateC10dCommunicator(store, new_rank, new_size, recipe_.name,
-                                recipe_.factory, recipe_.options);
+  return CreateMessageCommunicator(store, new_rank, new_size, recipe_.name,
+                                   recipe_.factory, recipe_.options);
 }
 
 // The store of this rank's next group on `store`: groups made one after the
@@ -268,9 +268,9 @@ absl::StatusOr<std::unique_ptr<MessageTransport>> ConnectTransport(
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Communicator>> CreateC10dCommunicator(
+absl::StatusOr<std::unique_ptr<Communicator>> CreateMessageCommunicator(
     const StorePtr& store, int rank, int world_size, std::string name,
-    TransportFactory factory, const C10dOptions& options) {
+    TransportFactory factory, const MessageOptions& options) {
   const std::string what = absl::StrCat("create the ", name, " group on rank ",
                                         rank, " of ", world_size);
   if (store == nullptr || world_size < 1 || rank < 0 || rank >= world_size) {
@@ -291,13 +291,13 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateC10dCommunicator(
                                     options.place, deadline);
   if (!transport.ok()) return Annotate(transport.status(), what);
   auto group =
-      C10dGroup::Create(group_store, rank, world_size, *std::move(transport),
-                        options.diagnosis_timeout);
+      MessageGroup::Create(group_store, rank, world_size, *std::move(transport),
+                           options.diagnosis_timeout);
   if (!group.ok()) return Annotate(group.status(), what);
   Recipe recipe{std::move(name), std::move(factory), options};
   recipe.options.connect_timeout = absl::InfiniteDuration();
-  return std::make_unique<C10dCommunicator>(*std::move(group), group_store,
-                                            std::move(recipe));
+  return std::make_unique<MessageCommunicator>(*std::move(group), group_store,
+                                               std::move(recipe));
 }
 
 }  // namespace fsdp::comm

@@ -1,4 +1,4 @@
-#include "comm/group/group_watchdog.h"
+#include "comm/group/operation_watchdog.h"
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -8,8 +8,8 @@
 namespace fsdp::comm {
 namespace {
 
-GroupWatchdog::Failure OwnFailure(const absl::Status& status) {
-  GroupWatchdog::Failure failure;
+OperationWatchdog::Failure OwnFailure(const absl::Status& status) {
+  OperationWatchdog::Failure failure;
   failure.report.text = std::string(status.message());
   if (absl::IsUnavailable(status)) {
     failure.report.cause = Cause::kLost;
@@ -20,8 +20,8 @@ GroupWatchdog::Failure OwnFailure(const absl::Status& status) {
   return failure;
 }
 
-GroupWatchdog::Failure MissedDeadline() {
-  GroupWatchdog::Failure failure;
+OperationWatchdog::Failure MissedDeadline() {
+  OperationWatchdog::Failure failure;
   failure.report.cause = Cause::kDeadline;
   failure.report.text = "not done at the deadline";
   return failure;
@@ -29,23 +29,24 @@ GroupWatchdog::Failure MissedDeadline() {
 
 }  // namespace
 
-std::string GroupWatchdog::Operation::Describe(int rank, int world_size) const {
+std::string OperationWatchdog::Operation::Describe(int rank,
+                                                   int world_size) const {
   return absl::StrCat(name(), " on rank ", rank, " of ", world_size, " (",
                       call_.dtype, " x ", call_.count, ", ", bytes_, " bytes)");
 }
 
-GroupWatchdog::GroupWatchdog(Hooks hooks) : hooks_(std::move(hooks)) {}
+OperationWatchdog::OperationWatchdog(Hooks hooks) : hooks_(std::move(hooks)) {}
 
-GroupWatchdog::~GroupWatchdog() { Stop(); }
+OperationWatchdog::~OperationWatchdog() { Stop(); }
 
-absl::Status GroupWatchdog::Start(absl::Duration interval) {
+absl::Status OperationWatchdog::Start(absl::Duration interval) {
   FSDP_ASSIGN_OR_RETURN(
       thread_,
       StartThread("to watch collectives", [this, interval] { Run(interval); }));
   return absl::OkStatus();
 }
 
-void GroupWatchdog::Stop() {
+void OperationWatchdog::Stop() {
   {
     absl::MutexLock lock(&mutex_);
     ending_ = true;
@@ -53,7 +54,7 @@ void GroupWatchdog::Stop() {
   if (thread_.joinable()) thread_.join();
 }
 
-std::shared_ptr<GroupWatchdog::Operation> GroupWatchdog::Begin(
+std::shared_ptr<OperationWatchdog::Operation> OperationWatchdog::Begin(
     Call call, int64_t bytes, absl::Time deadline) {
   absl::MutexLock lock(&mutex_);
   auto operation = std::make_shared<Operation>(
@@ -66,17 +67,18 @@ std::shared_ptr<GroupWatchdog::Operation> GroupWatchdog::Begin(
   return operation;
 }
 
-void GroupWatchdog::Launched(Operation& operation, Query is_done) {
+void OperationWatchdog::Launched(Operation& operation, Query is_done) {
   absl::MutexLock lock(&mutex_);
   operation.is_done_ = std::move(is_done);
 }
 
-void GroupWatchdog::Keep(Operation& operation, std::shared_ptr<void> what) {
+void OperationWatchdog::Keep(Operation& operation, std::shared_ptr<void> what) {
   absl::MutexLock lock(&mutex_);
   if (operation.state_ == State::kRunning) operation.kept_ = std::move(what);
 }
 
-GroupWatchdog::State GroupWatchdog::StateOf(const Operation& operation) {
+OperationWatchdog::State OperationWatchdog::StateOf(
+    const Operation& operation) {
   Released released;
   bool failed = false;
   {
@@ -90,7 +92,7 @@ GroupWatchdog::State GroupWatchdog::StateOf(const Operation& operation) {
   return operation.state_;
 }
 
-void GroupWatchdog::Poll(absl::Time now) {
+void OperationWatchdog::Poll(absl::Time now) {
   Released released;
   bool failed = false;
   {
@@ -100,7 +102,7 @@ void GroupWatchdog::Poll(absl::Time now) {
   if (failed) StopDevice();
 }
 
-void GroupWatchdog::Fail(Failure failure) {
+void OperationWatchdog::Fail(Failure failure) {
   Released released;
   bool failed = false;
   {
@@ -110,32 +112,32 @@ void GroupWatchdog::Fail(Failure failure) {
   if (failed) StopDevice();
 }
 
-void GroupWatchdog::Fail(const absl::Status& status) {
+void OperationWatchdog::Fail(const absl::Status& status) {
   Fail(OwnFailure(status));
 }
 
-GroupWatchdog::Failure GroupWatchdog::AwaitStopped() const {
+OperationWatchdog::Failure OperationWatchdog::AwaitStopped() const {
   absl::MutexLock lock(&mutex_);
   mutex_.Await(absl::Condition(&stopped_));
   return *failure_;
 }
 
-absl::optional<GroupWatchdog::Failure> GroupWatchdog::failure() const {
+std::optional<OperationWatchdog::Failure> OperationWatchdog::failure() const {
   absl::MutexLock lock(&mutex_);
   return failure_;
 }
 
-bool GroupWatchdog::idle() const {
+bool OperationWatchdog::idle() const {
   absl::MutexLock lock(&mutex_);
   return running_.empty();
 }
 
-std::string GroupWatchdog::Position() const {
+std::string OperationWatchdog::Position() const {
   absl::MutexLock lock(&mutex_);
   return PositionLocked();
 }
 
-bool GroupWatchdog::CheckLocked(absl::Time now, Released& released) {
+bool OperationWatchdog::CheckLocked(absl::Time now, Released& released) {
   if (failure_) return false;
   absl::Status status = TakeOffDoneLocked(released);
   if (status.ok()) status = hooks_.health();
@@ -144,7 +146,7 @@ bool GroupWatchdog::CheckLocked(absl::Time now, Released& released) {
   return FailLocked(MissedDeadline(), released);
 }
 
-absl::Status GroupWatchdog::TakeOffDoneLocked(Released& released) {
+absl::Status OperationWatchdog::TakeOffDoneLocked(Released& released) {
   while (!running_.empty()) {
     Operation& oldest = *running_.front();
     if (!oldest.is_done_) break;
@@ -159,7 +161,7 @@ absl::Status GroupWatchdog::TakeOffDoneLocked(Released& released) {
   return absl::OkStatus();
 }
 
-bool GroupWatchdog::FailLocked(Failure failure, Released& released) {
+bool OperationWatchdog::FailLocked(Failure failure, Released& released) {
   if (failure_) return false;
   // Ends here where asking fails, as everything does.
   TakeOffDoneLocked(released).IgnoreError();
@@ -173,7 +175,7 @@ bool GroupWatchdog::FailLocked(Failure failure, Released& released) {
   return true;
 }
 
-std::string GroupWatchdog::PositionLocked() const {
+std::string OperationWatchdog::PositionLocked() const {
   if (!running_.empty()) {
     const Operation& oldest = *running_.front();
     return absl::StrCat("is in ", oldest.name());
@@ -182,13 +184,13 @@ std::string GroupWatchdog::PositionLocked() const {
   return absl::StrCat("has finished ", last_done_, " and called nothing since");
 }
 
-void GroupWatchdog::StopDevice() {
+void OperationWatchdog::StopDevice() {
   hooks_.stop(*failure());
   absl::MutexLock lock(&mutex_);
   stopped_ = true;
 }
 
-void GroupWatchdog::Run(absl::Duration interval) {
+void OperationWatchdog::Run(absl::Duration interval) {
   if (hooks_.enter) hooks_.enter();
   while (true) {
     {

@@ -1,17 +1,17 @@
 // Tells the ranks of a group about each other's failures, by way of a store
 // that lives outside the group's own connections.
-#ifndef COMM_GROUP_GROUP_MONITOR_H_
-#define COMM_GROUP_GROUP_MONITOR_H_
+#ifndef COMM_GROUP_REPORT_EXCHANGE_H_
+#define COMM_GROUP_REPORT_EXCHANGE_H_
 
 #include <c10/util/intrusive_ptr.h>
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "absl/types/optional.h"
 #include "comm/group/failure_report.h"
 
 namespace c10d {
@@ -20,24 +20,24 @@ class Store;
 
 namespace fsdp::comm {
 
-// One rank's view. A thread waits in the store for a peer's alarm, so that
-// failures reach idle ranks too; another one, started by the first report,
-// publishes it and collects the others'. The store may stop answering at any
-// time: no call of this class waits for it, and a thread that is stuck in it
-// is left behind. Thread-safe.
-class GroupMonitor {
+// Publishes one rank's report and collects the others'. A thread waits in the
+// store for a peer's alarm, so that failures reach idle ranks too; another one,
+// started by the first report, publishes it and collects the others'. The store
+// may stop answering at any time: no call of this class waits for it, and a
+// thread that is stuck in it is left behind. Thread-safe.
+class ReportExchange {
  public:
   struct Findings {
-    std::vector<absl::optional<RankReport>> reports;  // by rank
+    std::vector<std::optional<RankReport>> reports;  // by rank
     bool store_answers = true;
   };
 
   // `store` is cloned, twice.
-  static absl::StatusOr<std::unique_ptr<GroupMonitor>> Create(
+  static absl::StatusOr<std::unique_ptr<ReportExchange>> Create(
       const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size);
 
   // Calls Stop().
-  ~GroupMonitor();
+  ~ReportExchange();
 
   // Starts to watch. `on_alarm` runs in the watching thread, once, when a peer
   // has reported a failure, before or after this rank has. Once.
@@ -63,11 +63,11 @@ class GroupMonitor {
  private:
   struct State;
 
-  explicit GroupMonitor(std::shared_ptr<State> state);
+  explicit ReportExchange(std::shared_ptr<State> state);
 
   const std::shared_ptr<State> state_;
 };
 
 }  // namespace fsdp::comm
 
-#endif  // COMM_GROUP_GROUP_MONITOR_H_
+#endif  // COMM_GROUP_REPORT_EXCHANGE_H_

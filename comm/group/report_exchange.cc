@@ -1,4 +1,4 @@
-#include "comm/group/group_monitor.h"
+#include "comm/group/report_exchange.h"
 
 #include <string>
 #include <thread>
@@ -30,7 +30,7 @@ std::string BellKey(int rank) { return absl::StrCat("bell/", rank); }
 }  // namespace
 
 // Shared with the threads, which may outlive the monitor inside a store call.
-struct GroupMonitor::State {
+struct ReportExchange::State {
   State(int rank_in, int world_size_in)
       : rank(rank_in), world_size(world_size_in), reports(world_size_in) {}
 
@@ -55,12 +55,12 @@ struct GroupMonitor::State {
   bool watch_ended ABSL_GUARDED_BY(mutex) = true;
   bool collect_ended ABSL_GUARDED_BY(mutex) = true;
   bool store_answers ABSL_GUARDED_BY(mutex) = true;
-  std::vector<absl::optional<RankReport>> reports ABSL_GUARDED_BY(mutex);
+  std::vector<std::optional<RankReport>> reports ABSL_GUARDED_BY(mutex);
   std::thread watcher;
   std::thread collector ABSL_GUARDED_BY(mutex);
 };
 
-void GroupMonitor::State::Watch(const std::function<void()>& on_alarm) {
+void ReportExchange::State::Watch(const std::function<void()>& on_alarm) {
   absl::Status rung;
   absl::Time until;
   do {
@@ -83,18 +83,18 @@ void GroupMonitor::State::Watch(const std::function<void()>& on_alarm) {
   watch_ended = true;
 }
 
-absl::Status GroupMonitor::State::Ring(int peer) {
+absl::Status ReportExchange::State::Ring(int peer) {
   return TorchToStatus("tell a peer of the failure",
                        [&] { store->set(BellKey(peer), std::string("1")); });
 }
 
-absl::Status GroupMonitor::State::Poll() {
+absl::Status ReportExchange::State::Poll() {
   for (int peer = 0; peer < world_size; ++peer) {
     {
       absl::MutexLock lock(&mutex);
       if (reports[peer]) continue;
     }
-    absl::optional<RankReport> report;
+    std::optional<RankReport> report;
     FSDP_RETURN_IF_ERROR(TorchToStatus("look for a peer's report", [&] {
       if (store->check({ReportKey(peer)})) {
         report = Decode(store->get_to_str(ReportKey(peer)));
@@ -106,7 +106,8 @@ absl::Status GroupMonitor::State::Poll() {
   return absl::OkStatus();
 }
 
-void GroupMonitor::State::Collect(const RankReport& report, absl::Time until) {
+void ReportExchange::State::Collect(const RankReport& report,
+                                    absl::Time until) {
   absl::Status status = TorchToStatus("publish a failure", [&] {
     store->set(ReportKey(rank), Encode(report));
   });
@@ -127,7 +128,7 @@ void GroupMonitor::State::Collect(const RankReport& report, absl::Time until) {
   collect_ended = true;
 }
 
-absl::StatusOr<std::unique_ptr<GroupMonitor>> GroupMonitor::Create(
+absl::StatusOr<std::unique_ptr<ReportExchange>> ReportExchange::Create(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size) {
   auto state = std::make_shared<State>(rank, world_size);
   FSDP_RETURN_IF_ERROR(
@@ -135,13 +136,13 @@ absl::StatusOr<std::unique_ptr<GroupMonitor>> GroupMonitor::Create(
         state->watch_store = store->clone();
         state->store = store->clone();
       }));
-  return std::unique_ptr<GroupMonitor>(new GroupMonitor(std::move(state)));
+  return std::unique_ptr<ReportExchange>(new ReportExchange(std::move(state)));
 }
 
-GroupMonitor::GroupMonitor(std::shared_ptr<State> state)
+ReportExchange::ReportExchange(std::shared_ptr<State> state)
     : state_(std::move(state)) {}
 
-void GroupMonitor::Leave(const RankReport& report) {
+void ReportExchange::Leave(const RankReport& report) {
   {
     absl::MutexLock lock(&state_->mutex);
     if (state_->reports[state_->rank]) return;
@@ -153,9 +154,9 @@ void GroupMonitor::Leave(const RankReport& report) {
   });
 }
 
-GroupMonitor::~GroupMonitor() { Stop(); }
+ReportExchange::~ReportExchange() { Stop(); }
 
-absl::Status GroupMonitor::Start(std::function<void()> on_alarm) {
+absl::Status ReportExchange::Start(std::function<void()> on_alarm) {
   absl::MutexLock lock(&state_->mutex);
   FSDP_ASSIGN_OR_RETURN(
       state_->watcher,
@@ -167,7 +168,7 @@ absl::Status GroupMonitor::Start(std::function<void()> on_alarm) {
   return absl::OkStatus();
 }
 
-void GroupMonitor::Stop() {
+void ReportExchange::Stop() {
   const auto join = [this](std::thread& thread, const bool* ended) {
     state_->mutex.AssertHeld();
     if (!thread.joinable()) return;
@@ -193,8 +194,8 @@ void GroupMonitor::Stop() {
   join(state_->watcher, &state_->watch_ended);
 }
 
-void GroupMonitor::Report(const RankReport& report,
-                          absl::Duration collect_for) {
+void ReportExchange::Report(const RankReport& report,
+                            absl::Duration collect_for) {
   {
     absl::MutexLock lock(&state_->mutex);
     if (state_->reports[state_->rank] || state_->stopping) return;
@@ -214,7 +215,7 @@ void GroupMonitor::Report(const RankReport& report,
   state_->Collect(report, absl::InfinitePast());
 }
 
-GroupMonitor::Findings GroupMonitor::Await(absl::Time deadline) {
+ReportExchange::Findings ReportExchange::Await(absl::Time deadline) {
   const auto known = [this]() {
     state_->mutex.AssertHeld();
     // Report() may be on its way in another thread.

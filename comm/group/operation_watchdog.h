@@ -1,12 +1,13 @@
 // The operations that a group has given to its device, and how the group fails.
 // Knows nothing of CUDA, NCCL or tensors.
-#ifndef COMM_GROUP_GROUP_WATCHDOG_H_
-#define COMM_GROUP_GROUP_WATCHDOG_H_
+#ifndef COMM_GROUP_OPERATION_WATCHDOG_H_
+#define COMM_GROUP_OPERATION_WATCHDOG_H_
 
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -17,16 +18,16 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "absl/types/optional.h"
 #include "comm/call.h"
 #include "comm/group/failure_report.h"
 
 namespace fsdp::comm {
 
-// Operations finish in the order in which they begin. The first failure (a
-// missed deadline, an error of the group or of a query, Fail()) ends them all:
+// Watches operations until the device has finished them, in the order in which
+// they begin. The first failure (a missed deadline, an error of the group or of
+// a query, Fail()) ends them all:
 // what the device had done by then is done, the rest has failed. Thread-safe.
-class GroupWatchdog {
+class OperationWatchdog {
  public:
   // Whether the device has finished an operation; an error where asking fails.
   using Query = std::function<absl::StatusOr<bool>()>;
@@ -35,7 +36,7 @@ class GroupWatchdog {
   // with `status` or, without one, with what all ranks' reports amount to.
   struct Failure {
     RankReport report;
-    absl::optional<absl::Status> status;
+    std::optional<absl::Status> status;
   };
 
   struct Hooks {
@@ -52,9 +53,9 @@ class GroupWatchdog {
 
   class Operation;
 
-  explicit GroupWatchdog(Hooks hooks);
+  explicit OperationWatchdog(Hooks hooks);
   // Calls Stop().
-  ~GroupWatchdog();
+  ~OperationWatchdog();
 
   // Has a thread Poll() every `interval`. Once.
   absl::Status Start(absl::Duration interval);
@@ -87,7 +88,7 @@ class GroupWatchdog {
   // Why the group, which has failed, did; returns when the `stop` hook is over.
   Failure AwaitStopped() const;
 
-  absl::optional<Failure> failure() const;
+  std::optional<Failure> failure() const;
 
   // Whether nothing runs.
   bool idle() const;
@@ -115,14 +116,14 @@ class GroupWatchdog {
   int64_t next_sequence_ ABSL_GUARDED_BY(mutex_) = 0;
   std::deque<std::shared_ptr<Operation>> running_ ABSL_GUARDED_BY(mutex_);
   std::string last_done_ ABSL_GUARDED_BY(mutex_);
-  absl::optional<Failure> failure_ ABSL_GUARDED_BY(mutex_);
+  std::optional<Failure> failure_ ABSL_GUARDED_BY(mutex_);
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;  // the hook is over
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;   // the thread is to end
   std::thread thread_;
 };
 
 // What it is may be read by any thread, the rest belongs to the watchdog.
-class GroupWatchdog::Operation {
+class OperationWatchdog::Operation {
  public:
   Operation(Call call, int64_t sequence, int64_t bytes, absl::Time deadline)
       : call_(std::move(call)),
@@ -137,7 +138,7 @@ class GroupWatchdog::Operation {
   std::string Describe(int rank, int world_size) const;
 
  private:
-  friend class GroupWatchdog;
+  friend class OperationWatchdog;
 
   const Call call_;
   const int64_t sequence_;
@@ -150,4 +151,4 @@ class GroupWatchdog::Operation {
 
 }  // namespace fsdp::comm
 
-#endif  // COMM_GROUP_GROUP_WATCHDOG_H_
+#endif  // COMM_GROUP_OPERATION_WATCHDOG_H_

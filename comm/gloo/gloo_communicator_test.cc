@@ -1,4 +1,4 @@
-#include "comm/gloo/c10d_communicator.h"
+#include "comm/gloo/gloo_communicator.h"
 
 #include <signal.h>
 
@@ -19,6 +19,7 @@
 #include "base/status_macros.h"
 #include "base/testing/no_threads.h"
 #include "base/testing/status_matchers.h"
+#include "comm/gloo/message_communicator.h"
 #include "comm/gloo/message_transport.h"
 #include "comm/testing/communicator_contract.h"
 #include "gmock/gmock.h"
@@ -95,12 +96,12 @@ TEST(GlooCommunicatorTest, RefusesWrongOptions) {
 absl::Status ConnectTo(const TransportFactory& factory, absl::Duration limit,
                        absl::Status* other) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
-  C10dOptions options;
+  MessageOptions options;
   options.timeout = limit;
   options.place = "at 10.0.0.7";
   std::thread rank1([&] {
-    *other =
-        CreateC10dCommunicator(store, 1, 2, "gloo", factory, options).status();
+    *other = CreateMessageCommunicator(store, 1, 2, "gloo", factory, options)
+                 .status();
   });
   GlooOptions gloo = OptionsFor(limit);
   gloo.hostname = "127.0.0.1";

@@ -1,4 +1,4 @@
-#include "examples/gpt/rank_device.h"
+#include "examples/gpt/device_choice.h"
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -8,10 +8,10 @@
 
 namespace gpt {
 
-absl::StatusOr<RankDevice> FindRankDevice(
+absl::StatusOr<DeviceChoice> ChooseDevice(
     c10::DeviceType type, DeviceBackend backend,
     const fsdp::comm::Environment& environment, const NcclOn& nccl_on) {
-  RankDevice found;
+  DeviceChoice found;
   FSDP_ASSIGN_OR_RETURN(const int count, fsdp::comm::CountDevices(type));
   FSDP_ASSIGN_OR_RETURN(found.device,
                         fsdp::comm::DeviceOfRank(type, environment.local_rank));
