@@ -75,7 +75,13 @@ void ReduceMemory::Release(ReduceBuffer& buffer,
                            std::unique_ptr<comm::Work> reader) {
   DeviceEvent read;
   read.Record(device_);
-  pool_.Release(buffer.memory, std::move(reader), std::move(read));
+  BufferPool::AwaitReader await_reader;
+  if (reader != nullptr) {
+    await_reader = [reader = std::move(reader)] {
+      return reader->BlockCurrentStream();
+    };
+  }
+  pool_.Release(buffer.memory, std::move(await_reader), std::move(read));
   buffer.memory.reset();
 }
 
