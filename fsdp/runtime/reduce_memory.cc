@@ -14,10 +14,10 @@
 
 namespace fsdp {
 
-absl::Status ReduceMemory::Collect(GradientBuffer& of,
+absl::Status ReduceMemory::Collect(const GradientBuffer& of,
                                    absl::Span<const at::Tensor> gradients,
                                    const GradientBuffer::Layout& layout,
-                                   bool goes_round, ReduceBuffer& buffer) {
+                                   ShardGradient* taker, ReduceBuffer& buffer) {
   FSDP_RETURN_IF_ERROR(LayOut(of, layout, buffer));
   if (layout == nullptr || gradients.empty()) return absl::OkStatus();
   if (buffer.has_gradients()) {
@@ -25,8 +25,8 @@ absl::Status ReduceMemory::Collect(GradientBuffer& of,
     return absl::OkStatus();
   }
   // From one step's gradient to the next one's buffer, on one stream.
-  if (goes_round) {
-    const at::Tensor unused = of.GiveUnused();
+  if (taker != nullptr) {
+    const at::Tensor unused = taker->GiveUnused();
     if (unused.defined()) pool_.Adopt(unused, DeviceEvent());
   }
   FSDP_ASSIGN_OR_RETURN(buffer.memory, pool_.Acquire(layout->bytes()));

@@ -15,6 +15,7 @@
 #include "comm/work.h"
 #include "fsdp/memory/buffer_pool.h"
 #include "fsdp/runtime/gradient_buffer.h"
+#include "fsdp/runtime/shard_gradient.h"
 
 namespace fsdp {
 
@@ -26,12 +27,12 @@ class ReduceMemory {
       : device_(device), pool_(std::move(allocate)) {}
 
   // Adds `gradients` of the flat parameter of `of`, or none, to what `buffer`
-  // has, which gets `layout`. `goes_round`: memory that was taken over as a
-  // gradient, and is one no more, is used again.
-  absl::Status Collect(GradientBuffer& of,
+  // has, which gets `layout`. Unless null, `taker` is whose gradient the buffer
+  // may become: what an earlier one has left there is used again.
+  absl::Status Collect(const GradientBuffer& of,
                        absl::Span<const at::Tensor> gradients,
-                       const GradientBuffer::Layout& layout, bool goes_round,
-                       ReduceBuffer& buffer);
+                       const GradientBuffer::Layout& layout,
+                       ShardGradient* taker, ReduceBuffer& buffer);
   // Adds this rank's segment of `buffer` to `sums`, a segment or nothing yet.
   absl::Status AddToSums(const GradientBuffer& of, const ReduceBuffer& buffer,
                          ReduceBuffer& sums);

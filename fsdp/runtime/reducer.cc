@@ -44,7 +44,8 @@ Reducer::Reducer(RuntimeCommon& common)
     for (size_t i = 0; i < unit.flats.size(); ++i) {
       flat_param::FlatParameter* const parameter = unit.flats[i].get();
       flats.push_back({static_cast<size_t>(parameter->num_parameters()),
-                       GradientBuffer(parameter, unit.gradients[i])});
+                       GradientBuffer(parameter, unit.gradients[i]),
+                       ShardGradient(parameter, unit.gradients[i])});
     }
   }
   ChooseStreams();
@@ -59,7 +60,7 @@ int64_t Reducer::reduce_buffer_bytes(int unit) const {
 int64_t Reducer::flag_reads(int unit) const {
   int64_t reads = 0;
   for (const Flat& flat : flats_[unit]) {
-    reads += flat.gradient_buffer.flag_reads();
+    reads += flat.shard_gradient.flag_reads();
   }
   return reads;
 }
@@ -78,9 +79,14 @@ std::vector<const void*> Reducer::Addresses(int unit) const {
 
 void Reducer::SetScaling(GradientScaling scaling) {
   for (std::vector<Flat>& flats : flats_) {
-    for (Flat& flat : flats) flat.gradient_buffer.SetScaling(scaling);
+    for (Flat& flat : flats) SetScaling(flat, scaling);
   }
   ChooseStreams();
+}
+
+void Reducer::SetScaling(Flat& flat, GradientScaling scaling) {
+  flat.gradient_buffer.SetScaling(scaling);
+  flat.shard_gradient.SetScaling(scaling);
 }
 
 class Reducer::BesideScope {
@@ -115,7 +121,7 @@ void Reducer::ChooseStreams() {
         std::all_of(flats_[unit].begin(), flats_[unit].end(),
                     [](const Flat& flat) {
                       return flat.gradient_buffer.shard_bytes() == 0 ||
-                             flat.gradient_buffer.TakesGradients();
+                             flat.shard_gradient.TakesGradients();
                     });
     if (!stays) reduces_beside_[unit] = any = true;
   }
@@ -133,14 +139,20 @@ void Reducer::ScaleAfterSums() {
     for (Flat& flat : flats) {
       const GradientScaling scaling = flat.gradient_buffer.scaling();
       if (!scaling.before_for_speed) continue;
-      flat.gradient_buffer.SetScaling({1, scaling.before * scaling.after});
+      SetScaling(flat, {1, scaling.before * scaling.after});
     }
   }
 }
 
 bool Reducer::TakesGradients(int unit, int i) const {
   return IsAlone(unit) && !reduces_beside_[unit] &&
-         flats_[unit][i].gradient_buffer.TakesGradients();
+         flats_[unit][i].shard_gradient.TakesGradients();
+}
+
+// What becomes the gradient of a unit that is alone goes round: from one step's
+// gradient to the next one's buffer.
+ShardGradient* Reducer::TakerOf(int unit, Flat& flat) const {
+  return IsAlone(unit) ? &flat.shard_gradient : nullptr;
 }
 
 // What was trained in an earlier backward may be again when it is reduced.
@@ -151,7 +163,7 @@ absl::Status Reducer::Accumulate(int unit,
     FSDP_RETURN_IF_ERROR(memory_.Collect(
         flat.gradient_buffer, gradients.subspan(first, flat.num_parameters),
         flat.gradient_buffer.CurrentLayout(flat.whole_gradients.layout),
-        IsAlone(unit), flat.whole_gradients));
+        TakerOf(unit, flat), flat.whole_gradients));
     first += flat.num_parameters;
   }
   return absl::OkStatus();
@@ -165,7 +177,7 @@ absl::Status Reducer::FillReduceBuffer(int unit,
   for (Flat& flat : flats_[unit]) {
     ReduceBuffer& buffer = reduction.buffers.emplace_back();
     buffer = std::exchange(flat.whole_gradients, ReduceBuffer());
-    flat.gradient_buffer.Prefetch();
+    flat.shard_gradient.Prefetch();
     absl::Span<const at::Tensor> own = gradients;
     if (!gradients.empty()) {
       own = gradients.subspan(first, flat.num_parameters);
@@ -173,13 +185,13 @@ absl::Status Reducer::FillReduceBuffer(int unit,
     }
     const bool may_take = IsAlone(unit) && !reduces_beside_[unit] &&
                           !own.empty() && !buffer.has_gradients();
-    if (may_take && flat.gradient_buffer.Take(own)) {
+    if (may_take && flat.shard_gradient.Take(own)) {
       if (hooks_.step) steps_.Expect(unit);
       continue;
     }
     FSDP_RETURN_IF_ERROR(memory_.Collect(flat.gradient_buffer, own,
                                          flat.gradient_buffer.CurrentLayout(),
-                                         IsAlone(unit), buffer));
+                                         TakerOf(unit, flat), buffer));
   }
   return absl::OkStatus();
 }
@@ -211,6 +223,7 @@ bool Reducer::ReducesDirectly(int unit, size_t i) const {
 }
 
 absl::Status Reducer::ReduceFlat(int unit, size_t i, Reduction& reduction) {
+  Flat& flat = flats_[unit][i];
   const ReduceBuffer& buffer = reduction.buffers[i];
   std::unique_ptr<comm::Work>& work = reduction.works.emplace_back();
   reduction.direct.push_back(false);
@@ -220,8 +233,9 @@ absl::Status Reducer::ReduceFlat(int unit, size_t i, Reduction& reduction) {
   }
   FSDP_ASSIGN_OR_RETURN(
       ReductionCalls::ReduceScatter started,
-      calls_.StartReduceScatter(unit, i, flats_[unit][i].gradient_buffer,
-                                buffer, ReducesDirectly(unit, i)));
+      calls_.StartReduceScatter(
+          unit, i, flat.gradient_buffer, buffer,
+          ReducesDirectly(unit, i) ? &flat.shard_gradient : nullptr));
   work = std::move(started.work);
   reduction.direct[i] = started.is_direct;
   return absl::OkStatus();
@@ -319,7 +333,7 @@ absl::Status Reducer::WaitReduce(int unit) {
     const bool was_sent = work != nullptr;
     FSDP_RETURN_IF_ERROR(AwaitReduced(work));
     if (reduction.direct[i]) {
-      flat.gradient_buffer.FinishDirect(buffer.produced);
+      flat.shard_gradient.FinishDirect(buffer.produced);
     } else {
       FSDP_RETURN_IF_ERROR(TakeMean(flat, was_sent, buffer));
     }
@@ -333,8 +347,8 @@ absl::Status Reducer::WaitReduce(int unit) {
 absl::Status Reducer::TakeMean(Flat& flat, bool was_sent,
                                ReduceBuffer& buffer) {
   const at::Tensor filled = buffer.memory;
-  if (was_sent || !flat.gradient_buffer.TakeOver(buffer)) {
-    return flat.gradient_buffer.AccumulateMean(buffer);
+  if (was_sent || !flat.shard_gradient.TakeOver(buffer)) {
+    return flat.shard_gradient.AccumulateMean(buffer);
   }
   if (!buffer.has_gradients()) memory_.Discard(filled);
   return absl::OkStatus();
@@ -344,14 +358,14 @@ absl::Status Reducer::Step(int unit) {
   const BesideScope beside(*this, reduces_beside_[unit]);
   FSDP_RETURN_IF_ERROR(steps_.Step(unit, hooks_.step));
   for (Flat& flat : flats_[unit]) {
-    memory_.Adopt(flat.gradient_buffer.DropUnusedGradient());
+    memory_.Adopt(flat.shard_gradient.DropUnused());
   }
   return absl::OkStatus();
 }
 
 void Reducer::BeginAlike() {
   for (std::vector<Flat>& flats : flats_) {
-    for (Flat& flat : flats) memory_.Adopt(flat.gradient_buffer.GiveUnused());
+    for (Flat& flat : flats) memory_.Adopt(flat.shard_gradient.GiveUnused());
   }
   memory_.SortFree();
 }
@@ -360,7 +374,7 @@ std::vector<at::Tensor> Reducer::StepMemory() const {
   std::vector<at::Tensor> memory = memory_.free_buffers();
   for (const std::vector<Flat>& flats : flats_) {
     for (const Flat& flat : flats) {
-      memory.push_back(flat.gradient_buffer.shard_gradient());
+      memory.push_back(flat.shard_gradient.values());
     }
   }
   return memory;
@@ -419,7 +433,7 @@ void Reducer::DropEverything() {
   }
   reductions_.clear();
   for (std::vector<Flat>& flats : flats_) {
-    for (Flat& flat : flats) flat.gradient_buffer.ForgetDirect();
+    for (Flat& flat : flats) flat.shard_gradient.ForgetDirect();
   }
 }
 

@@ -21,6 +21,7 @@
 #include "fsdp/runtime/reduction_calls.h"
 #include "fsdp/runtime/runtime_common.h"
 #include "fsdp/runtime/runtime_unit.h"
+#include "fsdp/runtime/shard_gradient.h"
 #include "fsdp/runtime/unit_steps.h"
 
 namespace fsdp {
@@ -92,6 +93,7 @@ class Reducer {
   struct Flat {
     size_t num_parameters;
     GradientBuffer gradient_buffer;
+    ShardGradient shard_gradient;
     ReduceBuffer whole_gradients = {};  // after kAccumulate
     ReduceBuffer sums = {};             // a segment, after kKeepSums
   };
@@ -110,6 +112,8 @@ class Reducer {
   bool IsAlone(int unit) const { return common_.placement(unit).is_alone(); }
   void ChooseStreams();
   void ScaleAfterSums();
+  static void SetScaling(Flat& flat, GradientScaling scaling);
+  ShardGradient* TakerOf(int unit, Flat& flat) const;
   absl::Status ReduceFlat(int unit, size_t i, Reduction& reduction);
   bool ReducesDirectly(int unit, size_t i) const;
   absl::Status ReplicateFlat(int unit, size_t i, Reduction& reduction);

@@ -50,9 +50,9 @@ const std::string& ReductionCalls::Label(int unit, size_t i,
 
 absl::StatusOr<ReductionCalls::ReduceScatter>
 ReductionCalls::StartReduceScatter(int unit, size_t i,
-                                   GradientBuffer& gradients,
+                                   const GradientBuffer& gradients,
                                    const ReduceBuffer& buffer,
-                                   bool may_be_direct) {
+                                   ShardGradient* direct) {
   const std::string& label = Label(unit, i, *buffer.layout);
   common_.order().Add(ActionKind::kReduce, unit, label, buffer.layout->bytes(),
                       gradients.options().reduce_dtype);
@@ -66,9 +66,9 @@ ReductionCalls::StartReduceScatter(int unit, size_t i,
                                              *placement.shard, whole, own}));
     return started;
   }
-  std::optional<GradientBuffer::DirectTarget> target;
-  if (may_be_direct) {
-    FSDP_ASSIGN_OR_RETURN(target, gradients.StartDirect(buffer.layout));
+  std::optional<ShardGradient::DirectTarget> target;
+  if (direct != nullptr) {
+    FSDP_ASSIGN_OR_RETURN(target, direct->StartDirect(buffer.layout));
   }
   if (target) {
     started.is_direct = true;

@@ -14,6 +14,7 @@
 #include "fsdp/runtime/gradient_layout.h"
 #include "fsdp/runtime/runtime_common.h"
 #include "fsdp/runtime/runtime_unit.h"
+#include "fsdp/runtime/shard_gradient.h"
 
 namespace fsdp {
 
@@ -24,18 +25,16 @@ class ReductionCalls {
   // Both outlive this object.
   ReductionCalls(RuntimeCommon& common, const RuntimeHooks& hooks);
 
-  // Sums `buffer`, which has gradients, of flat parameter `i`, whose are
-  // `gradients`, over the ranks that share the unit, into this rank's segment;
-  // with `may_be_direct` straight into the shard's gradient, where `gradients`
-  // allow it.
+  // Sums `buffer`, which has gradients, of flat parameter `i` over the ranks
+  // that share the unit: into this rank's segment, or, where `direct` is not
+  // null and allows it, straight into the shard's gradient.
   struct ReduceScatter {
     std::unique_ptr<comm::Work> work;
     bool is_direct = false;
   };
-  absl::StatusOr<ReduceScatter> StartReduceScatter(int unit, size_t i,
-                                                   GradientBuffer& gradients,
-                                                   const ReduceBuffer& buffer,
-                                                   bool may_be_direct);
+  absl::StatusOr<ReduceScatter> StartReduceScatter(
+      int unit, size_t i, const GradientBuffer& gradients,
+      const ReduceBuffer& buffer, ShardGradient* direct);
 
   // Sums it over replicas, in place in this rank's segment.
   absl::StatusOr<std::unique_ptr<comm::Work>> StartAllReduce(
