@@ -4,7 +4,7 @@
 
 #include <c10/core/ScalarType.h>
 
-#include "fsdp/runtime/runtime.h"
+#include "fsdp/runtime/reduction_hooks.h"
 
 namespace fsdp {
 

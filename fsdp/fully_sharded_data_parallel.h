@@ -47,6 +47,7 @@
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/options/options.h"
 #include "fsdp/options/wrap_policy.h"
+#include "fsdp/runtime/reduction_hooks.h"
 #include "fsdp/shard_module.h"
 #include "fsdp/state/full_params.h"
 #include "fsdp/state/optimizer_state.h"

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -11,7 +10,6 @@
 #include "base/check.h"
 #include "base/device_streams.h"
 #include "base/status_macros.h"
-#include "comm/work.h"
 #include "fsdp/memory/buffer_fit.h"
 
 namespace fsdp {
@@ -58,9 +56,7 @@ std::vector<BufferPool::FreeBuffer>::iterator BufferPool::Fitting(
 }
 
 absl::Status BufferPool::AwaitUse(const FreeBuffer& free) {
-  if (free.reader != nullptr) {
-    FSDP_RETURN_IF_ERROR(free.reader->BlockCurrentStream());
-  }
+  if (free.reader != nullptr) FSDP_RETURN_IF_ERROR(free.reader());
   free.used.BlockCurrentStream();
   return absl::OkStatus();
 }
@@ -81,8 +77,8 @@ void BufferPool::TakeBack(const at::Tensor& buffer) {
   stats_.in_use_bytes -= Bytes(buffer);
 }
 
-void BufferPool::Release(const at::Tensor& buffer,
-                         std::unique_ptr<comm::Work> reader, DeviceEvent used) {
+void BufferPool::Release(const at::Tensor& buffer, AwaitReader reader,
+                         DeviceEvent used) {
   TakeBack(buffer);
   free_.push_back({buffer, std::move(reader), std::move(used)});
 }
@@ -99,7 +95,7 @@ void BufferPool::Adopt(const at::Tensor& buffer, DeviceEvent used) {
 
 void BufferPool::ForgetUses() {
   for (FreeBuffer& free : free_) {
-    free.reader.reset();
+    free.reader = nullptr;
     free.used = DeviceEvent();
   }
 }

@@ -7,13 +7,12 @@
 
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <vector>
 
+#include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/device_streams.h"
-#include "comm/work.h"
 
 namespace fsdp {
 
@@ -25,6 +24,9 @@ class BufferPool {
   // schedules agree call it in the same order with the same sizes, so it may
   // be collective (comm::Communicator::AllocateSymmetric).
   using Allocate = std::function<absl::StatusOr<at::Tensor>(int64_t bytes)>;
+  // Waits, or lets the current stream of the device wait, until whoever reads a
+  // buffer is done. Dropped without a call where nobody needs the buffer.
+  using AwaitReader = absl::AnyInvocable<absl::Status() const>;
 
   struct Stats {
     int64_t in_use_bytes = 0;       // handed out now
@@ -41,12 +43,11 @@ class BufferPool {
   // A buffer of at least `bytes`; a free one where there is one that is not
   // wastefully large.
   absl::StatusOr<at::Tensor> Acquire(int64_t bytes);
-  // Takes back what Acquire() gave; nothing may use it any more but `reader`
-  // and what a device has been given before `used`, which Acquire() waits for,
-  // or lets the stream wait for that is current then, before it hands the
-  // buffer out again.
-  void Release(const at::Tensor& buffer,
-               std::unique_ptr<comm::Work> reader = nullptr,
+  // Takes back what Acquire() gave; nothing may use it any more but whom
+  // `reader`, unless null, waits for and what a device has been given before
+  // `used`: both of which Acquire() waits for, or lets the stream wait for that
+  // is current then, before it hands the buffer out again.
+  void Release(const at::Tensor& buffer, AwaitReader reader = nullptr,
                DeviceEvent used = DeviceEvent());
   // As Release(), for a buffer that something outside may still write, after a
   // failed collective for example: it is never handed out again.
@@ -70,7 +71,7 @@ class BufferPool {
  private:
   struct FreeBuffer {
     at::Tensor buffer;
-    std::unique_ptr<comm::Work> reader;  // null: nobody reads it
+    AwaitReader reader;  // null: nobody reads it
     DeviceEvent used;
   };
 

@@ -118,6 +118,29 @@ TEST_F(BufferPoolTest, NeverGivesDiscardedMemoryAgain) {
   EXPECT_FALSE(Acquire(100).is_alias_of(first));
 }
 
+TEST_F(BufferPoolTest, AwaitsAReaderBeforeItGivesTheMemoryAgain) {
+  absl::Status read = absl::UnavailableError("a peer is gone");
+  int waits = 0;
+  const at::Tensor first = Acquire(100);
+  pool_.Release(first, [&] {
+    ++waits;
+    return read;
+  });
+  EXPECT_EQ(waits, 0);
+  EXPECT_THAT(pool_.Acquire(100),
+              StatusIs(absl::StatusCode::kUnavailable, "a peer is gone"));
+  read = absl::OkStatus();
+  EXPECT_TRUE(Acquire(100).is_alias_of(first));
+  EXPECT_EQ(waits, 2);
+}
+
+TEST_F(BufferPoolTest, AwaitsNoReaderOnceUsesAreForgotten) {
+  const at::Tensor first = Acquire(100);
+  pool_.Release(first, [] { return absl::InternalError("still waits"); });
+  pool_.ForgetUses();
+  EXPECT_TRUE(Acquire(100).is_alias_of(first));
+}
+
 TEST_F(BufferPoolTest, GivesAdoptedMemory) {
   const at::Tensor first = Acquire(100);
   pool_.Discard(first);

@@ -31,6 +31,7 @@
 #include "fsdp/options/options.h"
 #include "fsdp/precision/buffer_precision.h"
 #include "fsdp/runtime/order_log.h"
+#include "fsdp/runtime/reduction_hooks.h"
 #include "fsdp/runtime/runtime.h"
 #include "fsdp/schedule/schedule.h"
 

@@ -1,11 +1,8 @@
 #include "fsdp/runtime/gradient_buffer.h"
 
 #include <ATen/Dispatch.h>
-#include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/mul.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
@@ -15,17 +12,13 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/types/optional.h"
 #include "absl/types/span.h"
 #include "base/check.h"
 #include "base/device_streams.h"
-#include "base/status_macros.h"
 #include "base/tensor_over.h"
 #include "device_ops/pack.h"
-#include "device_ops/streaming_copy.h"
 #include "flat_param/layout.h"
+#include "fsdp/runtime/gradient_copy.h"
 #include "fsdp/runtime/gradient_layout.h"
 
 namespace fsdp {
@@ -34,41 +27,10 @@ namespace {
 using ::fsdp::flat_param::FlatLayout;
 using ::fsdp::flat_param::Slice;
 
-// The ways around operators below are for tensors on the host, where calling
-// one costs more than what it does to a few bytes.
-constexpr size_t kFewBytes = 16 << 10;
-// The gradients of a unit: by the time that they are reduced, other tensors of
-// backward have taken their place in a core's caches.
-constexpr int64_t kTooMuchForCaches = 4 << 20;
-// Threads share copies of at least so many bytes each.
-constexpr int64_t kGrainBytes = 256 << 10;
-
-void Copy(const at::Tensor& target, const at::Tensor& source) {
-  if (target.numel() == 0) return;
-  if (target.is_cpu() && source.is_cpu() && target.nbytes() <= kFewBytes &&
-      target.scalar_type() == source.scalar_type()) {
-    std::memcpy(target.mutable_data_ptr(), source.const_data_ptr(),
-                target.nbytes());
-  } else {
-    target.copy_(source);
-  }
-}
-
 void SetToZero(const at::Tensor& whole, const Slice& range) {
   const auto size = static_cast<int64_t>(whole.element_size());
   char* const data = static_cast<char*>(whole.mutable_data_ptr());
   std::memset(data + range.begin * size, 0, range.numel() * size);
-}
-
-Produced ReadFlags(const at::Tensor& source) {
-  const at::Tensor on_host = source.cpu();
-  Produced flags(on_host.numel());
-  AT_DISPATCH_FLOATING_TYPES_AND2(
-      at::kHalf, at::kBFloat16, on_host.scalar_type(), "ReadFlags", [&] {
-        const scalar_t* const data = on_host.const_data_ptr<scalar_t>();
-        for (size_t i = 0; i < flags.size(); ++i) flags[i] = data[i] != 0;
-      });
-  return flags;
 }
 
 // For each flag of `layout`, whether it is to be 1.
@@ -106,65 +68,6 @@ void PackFlags(const GradientLayout& layout,
   }
 }
 
-// Of contiguous tensors of one size. Multiplies in the wider of the two dtypes.
-void CopyScaled(at::Tensor target, const at::Tensor& source, double scale) {
-  if (HasStreams(target.device())) {
-    device_ops::CopyScaled(target, source, scale);
-  } else if (scale == 1) {
-    Copy(target, source);
-  } else if (target.scalar_type() == source.scalar_type()) {
-    at::mul_out(target, source, at::Scalar(scale));
-  } else if (target.element_size() > source.element_size()) {
-    target.copy_(source).mul_(scale);
-  } else {
-    target.copy_(source.mul(scale));
-  }
-}
-
-// Into a buffer of `buffer_bytes`, which is read only when other ranks are as
-// far.
-void CopyGradient(const at::Tensor& source, double scale, int64_t buffer_bytes,
-                  const at::Tensor& target) {
-  const bool goes_past_caches =
-      scale == 1 && buffer_bytes >= kTooMuchForCaches && target.is_cpu() &&
-      source.is_cpu() && target.scalar_type() == source.scalar_type() &&
-      target.nbytes() > kFewBytes;
-  if (!goes_past_caches) return CopyScaled(target, source, scale);
-  auto* const to = static_cast<char*>(target.mutable_data_ptr());
-  const auto* const from = static_cast<const char*>(source.const_data_ptr());
-  at::parallel_for(0, static_cast<int64_t>(target.nbytes()), kGrainBytes,
-                   [&](int64_t begin, int64_t end) {
-                     device_ops::StreamingCopy(to + begin, from + begin,
-                                               end - begin);
-                   });
-}
-
-// Whether nobody but the caller, who holds `gradient` once, can see the memory
-// of `value`, which is all in which `gradient` lies, or a copy of it. A view
-// holds what it is a view of.
-bool HasMemoryToItself(const at::Tensor& value, const at::Tensor& gradient) {
-  const c10::Storage& storage = value.storage();
-  const auto lies_there = [&storage](const at::TensorBase& tensor) {
-    return tensor.layout() == at::kStrided &&
-           tensor.storage().unsafeGetStorageImpl() ==
-               storage.unsafeGetStorageImpl();
-  };
-  if (value.storage_offset() != 0 || storage.nbytes() != value.nbytes()) {
-    return false;
-  }
-  size_t holders = 1;
-  if (lies_there(gradient)) {
-    if (gradient.use_count() != 1) return false;
-    ++holders;
-    if (gradient.is_view()) {
-      const at::TensorBase& base = gradient._base();
-      if (base.use_count() != 1) return false;
-      if (lies_there(base)) ++holders;
-    }
-  }
-  return storage.use_count() == holders;
-}
-
 // Those of `gradients` that the buffer has.
 void MarkProduced(absl::Span<const at::Tensor> gradients,
                   ReduceBuffer& buffer) {
@@ -193,6 +96,11 @@ GradientScaling MeanOver(int ranks, at::ScalarType reduce_dtype) {
     before *= 2;
   }
   return {1 / before, before / ranks};
+}
+
+at::Tensor ReduceBuffer::Segment(at::ScalarType dtype, int rank) const {
+  const int64_t numel = layout->segment_numel();
+  return RangeOf(memory, dtype, is_segment ? 0 : rank * numel, numel);
 }
 
 GradientBuffer::GradientBuffer(flat_param::FlatParameter* parameter,
@@ -235,9 +143,7 @@ at::Tensor GradientBuffer::Whole(const ReduceBuffer& buffer) const {
 }
 
 at::Tensor GradientBuffer::OwnSegment(const ReduceBuffer& buffer) const {
-  const int64_t numel = buffer.layout->segment_numel();
-  const int64_t begin = buffer.is_segment ? 0 : parameter_->rank() * numel;
-  return RangeOf(buffer.memory, options_.reduce_dtype, begin, numel);
+  return buffer.Segment(options_.reduce_dtype, parameter_->rank());
 }
 
 void GradientBuffer::Fill(ReduceBuffer& buffer,
@@ -337,11 +243,6 @@ void GradientBuffer::AddSegment(const ReduceBuffer& from,
 // Those that both have, with their flags: of all ranks, or of the segment.
 void GradientBuffer::CopyParameters(const ReduceBuffer& from, ReduceBuffer& to,
                                     bool adds) const {
-  const auto segment_of = [this](const ReduceBuffer& buffer, int rank) {
-    if (buffer.is_segment) return OwnSegment(buffer);
-    const int64_t numel = buffer.layout->segment_numel();
-    return RangeOf(buffer.memory, options_.reduce_dtype, rank * numel, numel);
-  };
   const auto flag_of = [](const GradientLayout& layout, int i) {
     const auto& all = layout.parameters();
     return layout.gradients_numel() +
@@ -358,8 +259,8 @@ void GradientBuffer::CopyParameters(const ReduceBuffer& from, ReduceBuffer& to,
     if (!from.layout->trained()[i]) continue;
     if (!from.produced.empty() && from.produced[i]) to.produced[i] = true;
     for (int rank = first; rank <= last; ++rank) {
-      const at::Tensor source = segment_of(from, rank);
-      const at::Tensor target = segment_of(to, rank);
+      const at::Tensor source = from.Segment(options_.reduce_dtype, rank);
+      const at::Tensor target = to.Segment(options_.reduce_dtype, rank);
       copy(RangeOf(target, flag_of(*to.layout, i), 1),
            RangeOf(source, flag_of(*from.layout, i), 1));
       const Slice old = from.layout->InSegment(i, rank);
@@ -446,294 +347,6 @@ void GradientBuffer::FillParameter(const GradientLayout& layout,
     } else {
       SetToZero(whole, target);
     }
-  }
-}
-
-at::Tensor GradientBuffer::GradientSlice(int i) const {
-  const Slice slice = shard_layout_->InSegment(i, parameter_->rank());
-  return RangeOf(shard_gradient_, slice.begin, slice.numel());
-}
-
-bool GradientBuffer::HoldsOurs(int i) const {
-  const at::Tensor& gradient = parameter_->ShardSlice(i).grad();
-  return gradient.defined() && shard_gradient_.defined() &&
-         gradient.has_storage() &&
-         gradient.storage().unsafeGetStorageImpl() ==
-             shard_gradient_.storage().unsafeGetStorageImpl();
-}
-
-// What is trained may have changed since gradients were attached: ours move to
-// where they lie now, and those of what is frozen to memory of their own.
-absl::Status GradientBuffer::SetShardLayout(const Layout& layout) {
-  if (shard_layout_ == nullptr ||
-      shard_layout_->trained() == layout->trained()) {
-    shard_layout_ = layout;
-    return absl::OkStatus();
-  }
-  FSDP_CHECK(direct_.empty());
-  std::vector<std::pair<int, at::Tensor>> ours;
-  {
-    FSDP_ASSIGN_OR_RETURN(const Resident resident,
-                          Resident::Of(shard_gradient_, Use::kRead));
-    for (int i = 0; i < parameter_->num_parameters(); ++i) {
-      if (!HoldsOurs(i)) continue;
-      ours.emplace_back(i, parameter_->ShardSlice(i).grad().clone());
-    }
-  }
-  for (const auto& [i, value] : ours) {
-    parameter_->ShardSlice(i).mutable_grad() = value;
-  }
-  shard_layout_ = layout;
-  shard_gradient_.reset();
-  is_taken_over_ = false;
-  RenewMemory(Present::kNone);
-  FSDP_ASSIGN_OR_RETURN(const Resident resident,
-                        Resident::Of(shard_gradient_, Use::kOverwrite));
-  for (const auto& [i, value] : ours) {
-    if (!layout->trained()[i]) continue;
-    const at::Tensor slice = GradientSlice(i);
-    slice.copy_(value);
-    parameter_->ShardSlice(i).mutable_grad() = slice;
-  }
-  return absl::OkStatus();
-}
-
-absl::Status GradientBuffer::AccumulateMean(const ReduceBuffer& buffer) {
-  c10::NoGradGuard no_grad;
-  const GradientLayout& layout = *buffer.layout;
-  const double scale = options_.scaling.after;
-  const at::Tensor segment = OwnSegment(buffer);
-  const at::Tensor reduced = RangeOf(segment, 0, layout.gradients_numel());
-  FSDP_RETURN_IF_ERROR(SetShardLayout(buffer.layout));
-  const Present present = PresentGradients(layout);
-  if (present == Present::kOthers) {
-    for (int i : layout.parameters()) AccumulateSlice(i, reduced, scale);
-    return absl::OkStatus();
-  }
-  RenewMemory(present);
-  FSDP_ASSIGN_OR_RETURN(const Resident resident,
-                        Resident::Of(shard_gradient_, UseFor(present)));
-  at::Tensor gradient = RangeOf(shard_gradient_, 0, layout.gradients_numel());
-  switch (present) {
-    case Present::kNone:
-      CopyScaled(gradient, reduced, scale);
-      break;
-    case Present::kOurs:
-      gradient.add_(reduced, scale);
-      break;
-    case Present::kMixed:
-    case Present::kOthers:
-      for (int i : layout.parameters()) AccumulateSlice(i, reduced, scale);
-      break;
-  }
-  Attach(buffer.produced,
-         RangeOf(segment, layout.gradients_numel(), layout.num_flags()));
-  return absl::OkStatus();
-}
-
-bool GradientBuffer::TakeOver(ReduceBuffer& buffer) {
-  const GradientLayout& layout = *buffer.layout;
-  const bool is_plain_copy =
-      layout.world_size() == 1 && !buffer.is_segment &&
-      options_.memory == nullptr && options_.scaling.after == 1 &&
-      options_.reduce_dtype == options_.gradient_dtype &&
-      static_cast<int64_t>(buffer.memory.nbytes()) == layout.bytes();
-  if (!is_plain_copy || PresentGradients(layout) != Present::kNone) {
-    return false;
-  }
-  c10::NoGradGuard no_grad;
-  at::Tensor former;
-  if (shard_gradient_.defined() && shard_gradient_.storage().use_count() == 1 &&
-      shard_layout_->bytes() == layout.bytes()) {
-    former = RangeOf(shard_gradient_, at::kByte, 0, layout.bytes());
-  }
-  shard_gradient_ = OwnSegment(buffer);
-  shard_layout_ = buffer.layout;
-  is_taken_over_ = true;
-  buffer.memory = std::move(former);
-  Attach(buffer.produced, RangeOf(shard_gradient_, layout.gradients_numel(),
-                                  layout.num_flags()));
-  return true;
-}
-
-at::Tensor GradientBuffer::GiveUnused() {
-  return is_taken_over_ ? DropUnusedGradient() : at::Tensor();
-}
-
-bool GradientBuffer::TakesGradients() const {
-  return parameter_->layout().world_size() == 1 && options_.memory == nullptr &&
-         options_.scaling.before == 1 && options_.scaling.after == 1 &&
-         options_.reduce_dtype == options_.gradient_dtype &&
-         RestingMemory::Of(parameter_->shard()) == nullptr;
-}
-
-bool GradientBuffer::Take(absl::Span<const at::Tensor> gradients) {
-  FSDP_CHECK(static_cast<int>(gradients.size()) ==
-             parameter_->num_parameters());
-  const bool is_possible =
-      TakesGradients() &&
-      std::all_of(gradients.begin(), gradients.end(),
-                  [this](const at::Tensor& gradient) {
-                    return !gradient.defined() ||
-                           gradient.scalar_type() == options_.gradient_dtype;
-                  });
-  if (!is_possible) return false;
-  c10::NoGradGuard no_grad;
-  for (int i = 0; i < parameter_->num_parameters(); ++i) {
-    const bool is_trained = parameter_->ShardSlice(i).requires_grad();
-    if (is_trained && gradients[i].defined()) TakeOne(i, gradients[i]);
-  }
-  // What gradients of another kind of backward have left.
-  if (shard_gradient_.defined()) DropUnusedGradient();
-  return true;
-}
-
-void GradientBuffer::TakeOne(int i, const at::Tensor& gradient) const {
-  const at::Tensor value =
-      flat_param::StorageOrderOf(gradient, parameter_->layout().parameter(i));
-  at::Tensor slice = parameter_->ShardSlice(i);
-  at::Tensor present = slice.grad();
-  if (present.defined()) {
-    present.add_(value);
-  } else {
-    slice.mutable_grad() =
-        HasMemoryToItself(value, gradient) ? value : value.clone();
-  }
-}
-
-// Where a slice has a gradient of the user's own, ours next to it stays.
-Use GradientBuffer::UseFor(Present present) {
-  return present == Present::kNone ? Use::kOverwrite : Use::kUpdate;
-}
-
-GradientBuffer::Present GradientBuffer::PresentGradients(
-    const GradientLayout& layout) const {
-  const int all = layout.num_flags();
-  int defined = 0;
-  int ours = 0;
-  for (int i : layout.parameters()) {
-    if (parameter_->ShardSlice(i).grad().defined()) ++defined;
-    if (HoldsOurs(i)) ++ours;
-  }
-  if (defined == 0) return Present::kNone;
-  if (ours == all) return Present::kOurs;
-  return defined == all && ours == 0 ? Present::kOthers : Present::kMixed;
-}
-
-// Memory that a gradient of the user's own keeping still refers to is left to
-// it, as a new gradient from LibTorch would.
-void GradientBuffer::RenewMemory(Present present) {
-  if (options_.memory != nullptr) {
-    shard_gradient_ =
-        RangeOf(options_.memory->AsTensor(options_.gradient_dtype), 0,
-                shard_layout_->segment_numel());
-    return;
-  }
-  if (shard_gradient_.defined() &&
-      (present != Present::kNone ||
-       shard_gradient_.storage().use_count() == 1)) {
-    return;
-  }
-  is_taken_over_ = false;
-  shard_gradient_ =
-      at::empty({shard_layout_->segment_numel()},
-                parameter_->shard().options().dtype(options_.gradient_dtype));
-}
-
-absl::StatusOr<absl::optional<GradientBuffer::DirectTarget>>
-GradientBuffer::StartDirect(const Layout& layout) {
-  absl::optional<DirectTarget> target;
-  if (!direct_.empty() && shard_layout_->trained() != layout->trained()) {
-    return target;
-  }
-  FSDP_RETURN_IF_ERROR(SetShardLayout(layout));
-  Present present = PresentGradients(*layout);
-  if (present == Present::kMixed || present == Present::kOthers) {
-    return target;
-  }
-  // A backward may be given up while a stream still adds to its gradients.
-  const bool is_fresh = present == Present::kNone && direct_.empty() &&
-                        options_.memory == nullptr;
-  if (HasStreams(parameter_->shard().device()) && !is_fresh) return target;
-  // The slices that those under way will attach.
-  if (!direct_.empty()) present = Present::kOurs;
-  RenewMemory(present);
-  FSDP_ASSIGN_OR_RETURN(Resident resident,
-                        Resident::Of(shard_gradient_, UseFor(present)));
-  direct_.push_back(std::move(resident));
-  target = DirectTarget{shard_gradient_,
-                        {options_.scaling.after, present == Present::kOurs}};
-  return target;
-}
-
-void GradientBuffer::FinishDirect(const Produced& produced) {
-  FSDP_CHECK(!direct_.empty());
-  c10::NoGradGuard no_grad;
-  Attach(produced, RangeOf(shard_gradient_, shard_layout_->gradients_numel(),
-                           shard_layout_->num_flags()));
-  direct_.pop_front();
-}
-
-void GradientBuffer::ForgetDirect() {
-  if (direct_.empty()) return;
-  for (int i = 0; i < parameter_->num_parameters(); ++i) {
-    if (HoldsOurs(i)) parameter_->ShardSlice(i).mutable_grad().reset();
-  }
-  for (Resident& resident : direct_) abandoned_.push_back(std::move(resident));
-  direct_.clear();
-  shard_gradient_.reset();
-  is_taken_over_ = false;
-}
-
-void GradientBuffer::Prefetch() {
-  if (shard_layout_ != nullptr &&
-      PresentGradients(*shard_layout_) == Present::kOurs) {
-    PrefetchTensor(shard_gradient_);
-  }
-}
-
-// `flags` are of the shard's layout.
-void GradientBuffer::Attach(const Produced& produced, const at::Tensor& flags) {
-  Produced raised;
-  for (size_t k = 0; k < shard_layout_->parameters().size(); ++k) {
-    const int i = shard_layout_->parameters()[k];
-    at::Tensor slice = parameter_->ShardSlice(i);
-    // Frozen since the buffer was filled.
-    if (!slice.requires_grad() || slice.grad().defined()) continue;
-    bool anywhere = !produced.empty() && produced[i];
-    if (!anywhere) {
-      if (raised.empty()) {
-        raised = ReadFlags(flags);
-        ++flag_reads_;
-      }
-      anywhere = raised[k];
-    }
-    if (anywhere) slice.mutable_grad() = GradientSlice(i);
-  }
-}
-
-at::Tensor GradientBuffer::DropUnusedGradient() {
-  for (int i = 0; i < parameter_->num_parameters(); ++i) {
-    if (HoldsOurs(i)) return {};
-  }
-  at::Tensor taken;
-  if (is_taken_over_ && shard_gradient_.storage().use_count() == 1) {
-    taken = RangeOf(shard_gradient_, at::kByte, 0, shard_layout_->bytes());
-  }
-  is_taken_over_ = false;
-  shard_gradient_.reset();
-  return taken;
-}
-
-void GradientBuffer::AccumulateSlice(int i, const at::Tensor& reduced,
-                                     double scale) {
-  const Slice slice = shard_layout_->InSegment(i, parameter_->rank());
-  const at::Tensor source = RangeOf(reduced, slice.begin, slice.numel());
-  at::Tensor gradient = parameter_->ShardSlice(i).grad();
-  if (gradient.defined()) {
-    gradient.add_(source, scale);
-  } else {
-    CopyScaled(GradientSlice(i), source, scale);
   }
 }
 

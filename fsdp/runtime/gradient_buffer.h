@@ -1,20 +1,15 @@
-// The way of gradients from autograd to the optimizer: into a buffer laid out
-// for one reduce-scatter, and from the reduced part into the shard's gradient.
+// The way of gradients from autograd into a buffer laid out for one
+// reduce-scatter. What becomes of its result is in shard_gradient.h.
 #ifndef FSDP_RUNTIME_GRADIENT_BUFFER_H_
 #define FSDP_RUNTIME_GRADIENT_BUFFER_H_
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/types/optional.h"
 #include "absl/types/span.h"
-#include "comm/communicator.h"
 #include "flat_param/flat_parameter.h"
 #include "flat_param/layout.h"
 #include "fsdp/memory/resting_memory.h"
@@ -63,15 +58,16 @@ struct ReduceBuffer {
   bool is_segment = false;  // the memory is of this rank's segment alone
 
   bool has_gradients() const { return memory.defined(); }
+  // 1-D, of `dtype`: what is for the shard of `rank`. Of a segment, all of it.
+  at::Tensor Segment(at::ScalarType dtype, int rank) const;
 };
 
 // Lays out the gradients of one flat parameter (gradient_layout.h): of its
 // parameters that are trained, whose shard slices require grad. A flag is 1
 // where this rank's backward produced a gradient for the parameter. Summed with
 // the rest, it tells every rank whether any rank did: a parameter no rank used
-// keeps an undefined gradient, so that an optimizer does not decay it. Of a
-// device the flags are read, which makes the host wait, only where this rank
-// lacks a gradient. Not thread-safe.
+// keeps an undefined gradient, so that an optimizer does not decay it. Owns no
+// buffer. Not thread-safe.
 class GradientBuffer {
  public:
   using Layout = std::shared_ptr<const GradientLayout>;
@@ -92,7 +88,7 @@ class GradientBuffer {
   Layout CurrentLayout(const Layout& with = nullptr) const;
   // Of a buffer with that layout; 0 without one.
   int64_t bytes() const;
-  // Of the shard's gradient; 0 without one.
+  // Of the shard's gradient for what is trained now; 0 without one.
   int64_t shard_bytes() const;
 
   // 1-D views of a buffer's memory: all of it, and the segment of this rank.
@@ -110,58 +106,6 @@ class GradientBuffer {
   // Adds this rank's segment of `from` to that of `to`, as Convert().
   void AddSegment(const ReduceBuffer& from, ReduceBuffer& to) const;
 
-  // Whether Take() is possible, whatever the gradients: of one rank, where a
-  // reduction would change neither dtype nor value and nothing of the parameter
-  // rests elsewhere.
-  bool TakesGradients() const;
-  // Without a buffer and a reduction: each gradient becomes that of its slice,
-  // or is added to the one that is there, as LibTorch's leaves do. One whose
-  // memory nobody else can see is not copied. False, with nothing done, where
-  // that is not possible. `gradients` as for Fill(); the caller drops them.
-  bool Take(absl::Span<const at::Tensor> gradients);
-
-  // `buffer` after a sum over all ranks: adds the mean into the gradient of
-  // each shard slice. A slice without .grad takes the new values; one with
-  // .grad, ours or the user's, gets them added. Errors as RestingMemory's.
-  absl::Status AccumulateMean(const ReduceBuffer& buffer);
-
-  // The same without a copy, where the mean of one rank would be a plain copy
-  // into nothing: the buffer's memory, which nobody else knows, becomes the
-  // gradient's, and in exchange is what the gradient had before, as large, or
-  // undefined. Says whether it is so.
-  bool TakeOver(ReduceBuffer& buffer);
-  // For whoever is about to fill a buffer that TakeOver() may take: what an
-  // earlier one has left and no gradient uses any more, bytes, or undefined.
-  at::Tensor GiveUnused();
-
-  // The same in one go with the reduction, where the gradients of the slices
-  // allow it: a reduce-scatter puts its scaled sum, a segment, into `out`, and
-  // when it is done FinishDirect() attaches the gradients. Several may be under
-  // way, which finish in order.
-  struct DirectTarget {
-    at::Tensor out;
-    comm::ScaledSum sum;
-  };
-  absl::StatusOr<absl::optional<DirectTarget>> StartDirect(
-      const Layout& layout);
-  void FinishDirect(const Produced& produced = {});
-
-  // After a failure: no direct reduction is under way any more. The memory that
-  // they have begun to write, and may still write, is given to nothing else:
-  // slices whose gradient lies there have none any more.
-  void ForgetDirect();
-  // The gradient is about to be added to.
-  void Prefetch();
-
-  // What gradients that are attached lie in, and will; undefined: new memory.
-  const at::Tensor& shard_gradient() const { return shard_gradient_; }
-  // How often the host has read flags of a device.
-  int64_t flag_reads() const { return flag_reads_; }
-
-  // Lets the memory of the shard's gradient go where no slice has one. What
-  // TakeOver() took is returned, the bytes of its buffer.
-  at::Tensor DropUnusedGradient();
-
  private:
   void CopyParameters(const ReduceBuffer& from, ReduceBuffer& to,
                       bool adds) const;
@@ -175,28 +119,10 @@ class GradientBuffer {
                      int i, const at::Tensor& gradient) const;
   void AddParameter(const GradientLayout& layout, const at::Tensor& whole,
                     int i, const at::Tensor& gradient) const;
-  void TakeOne(int i, const at::Tensor& gradient) const;
-  void AccumulateSlice(int i, const at::Tensor& segment, double scale);
-  bool HoldsOurs(int i) const;
-  // What the slices of a layout have for gradients.
-  enum class Present { kNone, kOurs, kOthers, kMixed };
-  Present PresentGradients(const GradientLayout& layout) const;
-  static Use UseFor(Present present);
-  absl::Status SetShardLayout(const Layout& layout);
-  void RenewMemory(Present present);
-  void Attach(const Produced& produced, const at::Tensor& flags);
-  at::Tensor GradientSlice(int i) const;
 
   flat_param::FlatParameter* const parameter_;
   GradientBufferOptions options_;
   mutable Layout layout_;  // the last of CurrentLayout()
-  // One segment of shard_layout_; .grad of slices are views of it.
-  at::Tensor shard_gradient_;
-  Layout shard_layout_;
-  bool is_taken_over_ = false;
-  int64_t flag_reads_ = 0;
-  std::deque<Resident> direct_;      // one for each under way
-  std::vector<Resident> abandoned_;  // of those that were forgotten
 };
 
 }  // namespace fsdp

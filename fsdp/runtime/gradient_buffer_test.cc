@@ -14,6 +14,7 @@
 #include "base/testing/status_matchers.h"
 #include "flat_param/flat_parameter.h"
 #include "flat_param/layout.h"
+#include "fsdp/runtime/shard_gradient.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -90,7 +91,8 @@ Tensors Gradients(const Tensors& parameters, int first_kind) {
 struct Rank {
   Rank(const Tensors& tensors, int world_size, int rank)
       : flat(Make(tensors, world_size, rank)),
-        buffer(flat.get(), OptionsFor(*flat)) {}
+        buffer(flat.get(), OptionsFor(*flat)),
+        shard(flat.get(), OptionsFor(*flat)) {}
 
   static GradientBufferOptions OptionsFor(const FlatParameter& flat) {
     return {flat.dtype(), flat.dtype(),
@@ -134,18 +136,19 @@ struct Rank {
     return buffer.OwnSegment(Of(memory));
   }
   absl::Status AccumulateMean(const at::Tensor& memory) {
-    return buffer.AccumulateMean(Of(memory));
+    return shard.AccumulateMean(Of(memory));
   }
   bool TakeOver(at::Tensor& memory, const Produced& produced) {
     ReduceBuffer taken = Of(memory);
     taken.produced = produced;
-    const bool is_taken = buffer.TakeOver(taken);
+    const bool is_taken = shard.TakeOver(taken);
     memory = taken.memory;
     return is_taken;
   }
 
   std::unique_ptr<FlatParameter> flat;
   GradientBuffer buffer;
+  ShardGradient shard;
 };
 
 // The flat gradient, parameter by parameter.
@@ -340,16 +343,16 @@ TEST_F(AccumulateTest, WhatWasTakenOverIsGivenBackUnused) {
   at::Tensor memory = Exactly(rank_, rank_.Filled({ones, ones, ones}));
   const void* const data = memory.data_ptr();
   EXPECT_TRUE(rank_.TakeOver(memory, {}));
-  EXPECT_FALSE(rank_.buffer.DropUnusedGradient().defined());
+  EXPECT_FALSE(rank_.shard.DropUnused().defined());
   EXPECT_THAT(Values(), ElementsAre(1, 1, 1));
   ZeroGrad();
-  const at::Tensor back = rank_.buffer.DropUnusedGradient();
+  const at::Tensor back = rank_.shard.DropUnused();
   EXPECT_EQ(back.data_ptr(), data);
   EXPECT_EQ(static_cast<int64_t>(back.nbytes()), rank_.buffer.bytes());
-  EXPECT_FALSE(rank_.buffer.DropUnusedGradient().defined());
+  EXPECT_FALSE(rank_.shard.DropUnused().defined());
   Accumulate(1, 2, 3);
   ZeroGrad();
-  EXPECT_FALSE(rank_.buffer.DropUnusedGradient().defined());
+  EXPECT_FALSE(rank_.shard.DropUnused().defined());
 }
 
 TEST_F(AccumulateTest, AGradientThatTheUserKeepsIsNotGivenAway) {
@@ -377,7 +380,7 @@ TEST_F(AccumulateTest, WhatIsNoPlainCopyIsNotTakenOver) {
   Accumulate(1, 0, 0);
   refuses(rank_, Exactly(rank_, larger));
   ZeroGrad();
-  rank_.buffer.SetScaling({1, 0.5});
+  rank_.shard.SetScaling({1, 0.5});
   refuses(rank_, Exactly(rank_, larger));
   Rank of_two({ones, ones, ones}, /*world_size=*/2, /*rank=*/0);
   refuses(of_two, Exactly(of_two, of_two.Filled({ones, ones, ones})));

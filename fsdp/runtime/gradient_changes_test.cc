@@ -13,6 +13,7 @@
 #include "flat_param/flat_parameter.h"
 #include "flat_param/layout.h"
 #include "fsdp/runtime/gradient_buffer.h"
+#include "fsdp/runtime/shard_gradient.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -38,9 +39,11 @@ class Unit {
        GradientBufferOptions options = {at::kFloat, at::kFloat, {0.5, 1}})
       : device_(device),
         flat_(Make(world_size, rank, device)),
-        buffer_(flat_.get(), std::move(options)) {}
+        buffer_(flat_.get(), options),
+        shard_(flat_.get(), std::move(options)) {}
 
   GradientBuffer& buffer() { return buffer_; }
+  ShardGradient& shard() { return shard_; }
   void Freeze(int i) { Slice(i).set_requires_grad(false); }
   at::Tensor Slice(int i) const { return flat_->ShardSlice(i); }
   const at::Tensor& Grad(int i) const { return flat_->ShardSlice(i).grad(); }
@@ -97,6 +100,7 @@ class Unit {
   const c10::Device device_;
   const std::unique_ptr<FlatParameter> flat_;
   GradientBuffer buffer_;
+  ShardGradient shard_;
 };
 
 TEST(GradientChangesTest, ADevicePacksWhatTheHostCopiesOneByOne) {
@@ -125,22 +129,22 @@ TEST(GradientChangesTest, ADevicePacksWhatTheHostCopiesOneByOne) {
 TEST(GradientChangesTest, ADirectReductionOfOthersWaitsForThoseUnderWay) {
   Unit unit(2, 0);
   const auto all = unit.buffer().CurrentLayout();
-  const auto first = unit.buffer().StartDirect(all).value();
+  const auto first = unit.shard().StartDirect(all).value();
   ASSERT_TRUE(first);
   EXPECT_FALSE(first->sum.accumulate);
   first->out.fill_(1);
-  const auto second = unit.buffer().StartDirect(all).value();
+  const auto second = unit.shard().StartDirect(all).value();
   ASSERT_TRUE(second);
   EXPECT_TRUE(second->sum.accumulate);
   second->out.add_(2);
   unit.Freeze(1);
   const auto fewer = unit.buffer().CurrentLayout();
-  EXPECT_FALSE(unit.buffer().StartDirect(fewer).value());
-  unit.buffer().FinishDirect({true, true, true, true, true});
-  unit.buffer().FinishDirect({true, true, true, true, true});
+  EXPECT_FALSE(unit.shard().StartDirect(fewer).value());
+  unit.shard().FinishDirect({true, true, true, true, true});
+  unit.shard().FinishDirect({true, true, true, true, true});
   const at::Tensor before = unit.Grad(0).clone();
   EXPECT_TRUE(before.eq(3).all().item<bool>());
-  const auto third = unit.buffer().StartDirect(fewer).value();
+  const auto third = unit.shard().StartDirect(fewer).value();
   ASSERT_TRUE(third);
   EXPECT_TRUE(third->sum.accumulate);
   EXPECT_TRUE(unit.Grad(0).equal(before));
@@ -149,11 +153,11 @@ TEST(GradientChangesTest, ADirectReductionOfOthersWaitsForThoseUnderWay) {
 TEST(GradientChangesTest, AfterAFailureADirectReductionLeavesNothingBehind) {
   Unit unit(2, 0);
   const auto layout = unit.buffer().CurrentLayout();
-  const auto target = unit.buffer().StartDirect(layout).value();
+  const auto target = unit.shard().StartDirect(layout).value();
   ASSERT_TRUE(target);
-  unit.buffer().ForgetDirect();
-  EXPECT_FALSE(unit.buffer().DropUnusedGradient().defined());
-  const auto next = unit.buffer().StartDirect(layout).value();
+  unit.shard().ForgetDirect();
+  EXPECT_FALSE(unit.shard().DropUnused().defined());
+  const auto next = unit.shard().StartDirect(layout).value();
   ASSERT_TRUE(next);
   EXPECT_FALSE(next->sum.accumulate);
   EXPECT_NE(next->out.data_ptr(), target->out.data_ptr());
@@ -168,11 +172,11 @@ TEST(GradientChangesTest, WhatIsFrozenKeepsItsGradientAndTheRestStaysTogether) {
     }
     return values;
   };
-  ASSERT_OK(unit.buffer().AccumulateMean(unit.Filled(31, 0)));
+  ASSERT_OK(unit.shard().AccumulateMean(unit.Filled(31, 0)));
   EXPECT_THAT(firsts(), ElementsAre(0.5, 5.5, 10.5, 15.5, 20.5));
   unit.Freeze(0);
   unit.Freeze(2);
-  ASSERT_OK(unit.buffer().AccumulateMean(unit.Filled(31, 0)));
+  ASSERT_OK(unit.shard().AccumulateMean(unit.Filled(31, 0)));
   EXPECT_THAT(firsts(), ElementsAre(0.5, 11, 10.5, 31, 41));
   EXPECT_TRUE(unit.Grad(1).is_alias_of(unit.Grad(3)));
   EXPECT_TRUE(unit.Grad(1).is_alias_of(unit.Grad(4)));
@@ -194,7 +198,7 @@ TEST(GradientChangesTest, WhatWasProducedIsKnownInAnotherLayout) {
   ReduceBuffer sum = unit.Filled(0b1000, 0);
   unit.buffer().AddSegment(all, sum);
   EXPECT_THAT(sum.produced, ElementsAre(true, false, true, true, false));
-  ASSERT_OK(unit.buffer().AccumulateMean(all));
+  ASSERT_OK(unit.shard().AccumulateMean(all));
   const at::Tensor once = at::arange(6, at::kFloat).add(1).div(2);
   EXPECT_TRUE(unit.Grad(0).equal(2 * (once + at::arange(6).add(300).div(2))));
   EXPECT_FALSE(unit.Grad(1).defined());
@@ -231,17 +235,17 @@ TEST(GradientChangesTest, OwnSegmentsAreConvertedAndAddedAlone) {
 
 TEST(GradientChangesTest, AGradientThatTheUserKeepsIsNotWrittenAgain) {
   Unit unit(1, 0);
-  ASSERT_OK(unit.buffer().AccumulateMean(unit.Filled(31, 0)));
+  ASSERT_OK(unit.shard().AccumulateMean(unit.Filled(31, 0)));
   const at::Tensor kept = unit.Grad(1);
   const at::Tensor before = kept.clone();
   unit.ZeroGrad();
-  ASSERT_OK(unit.buffer().AccumulateMean(unit.Filled(31, 31)));
+  ASSERT_OK(unit.shard().AccumulateMean(unit.Filled(31, 31)));
   EXPECT_TRUE(kept.equal(before));
   EXPECT_FALSE(unit.Grad(1).equal(before));
   // What nobody keeps is used again.
   const void* const data = unit.Grad(0).data_ptr();
   unit.ZeroGrad();
-  ASSERT_OK(unit.buffer().AccumulateMean(unit.Filled(31, 0)));
+  ASSERT_OK(unit.shard().AccumulateMean(unit.Filled(31, 0)));
   EXPECT_EQ(unit.Grad(0).data_ptr(), data);
 }
 
@@ -254,7 +258,7 @@ TEST(GradientChangesTest, ScalingComesFirstWhereTheBufferHasLessRange) {
   }
   ReduceBuffer buffer = unit.Empty();
   unit.buffer().Fill(buffer, gradients);
-  ASSERT_OK(unit.buffer().AccumulateMean(buffer));
+  ASSERT_OK(unit.shard().AccumulateMean(buffer));
   EXPECT_TRUE(at::allclose(unit.Grad(0), at::full({6}, 1e5f), 0.01));
 }
 

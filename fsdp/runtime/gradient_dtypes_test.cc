@@ -13,6 +13,7 @@
 #include "flat_param/flat_parameter.h"
 #include "flat_param/layout.h"
 #include "fsdp/runtime/gradient_buffer.h"
+#include "fsdp/runtime/shard_gradient.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -65,11 +66,13 @@ class Group {
       flats_.push_back(std::make_unique<FlatParameter>(
           std::move(parameters), *std::move(layout), values, rank, stored, ""));
       buffers_.emplace_back(flats_.back().get(), options);
+      shards_.emplace_back(flats_.back().get(), options);
       memory_.push_back(at::full({buffers_.back().bytes()}, 255, at::kByte));
     }
   }
 
   GradientBuffer& buffer(int rank) { return buffers_[rank]; }
+  ShardGradient& shard(int rank) { return shards_[rank]; }
   ReduceBuffer Of(int rank, const at::Tensor& memory) const {
     return {buffers_[rank].CurrentLayout(), memory};
   }
@@ -97,7 +100,7 @@ class Group {
     }
     Tensors parts;
     for (size_t rank = 0; rank < buffers_.size(); ++rank) {
-      EXPECT_OK(buffers_[rank].AccumulateMean(
+      EXPECT_OK(shards_[rank].AccumulateMean(
           Of(static_cast<int>(rank), sum.view(at::kByte))));
       const at::Tensor& gradient = flats_[rank]->ShardSlice(0).grad();
       parts.push_back(gradient);
@@ -108,6 +111,7 @@ class Group {
  private:
   std::vector<std::unique_ptr<FlatParameter>> flats_;
   std::vector<GradientBuffer> buffers_;
+  std::vector<ShardGradient> shards_;
   Tensors memory_;
 };
 
@@ -235,6 +239,7 @@ TEST(AccumulationDtypeTest, LaterScalingsHoldForLaterGradients) {
   Group group(2, at::kFloat, Reduced(at::kFloat, at::kFloat, {1, 0.5}));
   for (int rank = 0; rank < 2; ++rank) {
     group.buffer(rank).SetScaling({2, 4});
+    group.shard(rank).SetScaling({2, 4});
     group.Fill(rank, Filled(1, at::kFloat));
   }
   EXPECT_EQ(group.Mean()[0].item<float>(), 1 * 2 * 2 * 4);
@@ -244,7 +249,7 @@ TEST(AccumulationDtypeTest, AFlagOfAnEarlierGradientStays) {
   Group group(1, at::kFloat, Reduced(at::kFloat, at::kFloat, {}));
   group.Fill(0, {at::ones({2, 5}), at::Tensor()});
   group.Add(0, {at::Tensor(), at::Tensor()});
-  EXPECT_OK(group.buffer(0).AccumulateMean(group.memory(0)));
+  EXPECT_OK(group.shard(0).AccumulateMean(group.memory(0)));
   EXPECT_TRUE(group.flat(0).ShardSlice(0).grad().defined());
   EXPECT_FALSE(group.flat(0).ShardSlice(1).grad().defined());
 }
@@ -252,20 +257,20 @@ TEST(AccumulationDtypeTest, AFlagOfAnEarlierGradientStays) {
 TEST(DropUnusedGradientTest, GivesMemoryBackOnceNoSliceUsesIt) {
   Group group(1, at::kFloat, Reduced(at::kFloat, at::kFloat, {}));
   group.Fill(0, Filled(1, at::kFloat));
-  EXPECT_OK(group.buffer(0).AccumulateMean(group.memory(0)));
+  EXPECT_OK(group.shard(0).AccumulateMean(group.memory(0)));
   const c10::weak_intrusive_ptr<c10::StorageImpl> storage(
       group.flat(0).ShardSlice(0).grad().storage().getWeakStorageImpl());
-  group.buffer(0).DropUnusedGradient();
+  group.shard(0).DropUnused();
   EXPECT_FALSE(storage.expired()) << "a gradient in use is gone";
   group.flat(0).ShardSlice(0).mutable_grad().reset();
-  group.buffer(0).DropUnusedGradient();
+  group.shard(0).DropUnused();
   EXPECT_FALSE(storage.expired()) << "the other gradient is gone";
   EXPECT_EQ(group.flat(0).ShardSlice(1).grad()[0].item<float>(), 1);
   group.flat(0).ShardSlice(1).mutable_grad().reset();
   EXPECT_FALSE(storage.expired());
-  group.buffer(0).DropUnusedGradient();
+  group.shard(0).DropUnused();
   EXPECT_TRUE(storage.expired());
-  EXPECT_OK(group.buffer(0).AccumulateMean(group.memory(0)));
+  EXPECT_OK(group.shard(0).AccumulateMean(group.memory(0)));
   EXPECT_EQ(group.flat(0).ShardSlice(1).grad()[0].item<float>(), 1);
 }
 

@@ -12,6 +12,7 @@
 #include "flat_param/flat_parameter.h"
 #include "flat_param/layout.h"
 #include "fsdp/runtime/gradient_buffer.h"
+#include "fsdp/runtime/shard_gradient.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -40,8 +41,9 @@ class TakeTest : public ::testing::Test {
     flat_ = std::make_unique<FlatParameter>(std::move(parameters),
                                             std::move(layout), values, 0,
                                             values.scalar_type(), "freed");
-    buffer_ = std::make_unique<GradientBuffer>(
-        flat_.get(), GradientBufferOptions{reduce, at::kFloat, scaling});
+    const GradientBufferOptions options = {reduce, at::kFloat, scaling};
+    buffer_ = std::make_unique<GradientBuffer>(flat_.get(), options);
+    shard_ = std::make_unique<ShardGradient>(flat_.get(), options);
   }
 
   at::Tensor& Grad(int i) { return flat_->ShardSlice(i).mutable_grad(); }
@@ -55,7 +57,7 @@ class TakeTest : public ::testing::Test {
         gradient.is_sparse() ? nullptr : gradient.data_ptr();
     Tensors gradients(2);
     gradients[0] = std::move(gradient);
-    EXPECT_TRUE(buffer_->Take(gradients));
+    EXPECT_TRUE(shard_->Take(gradients));
     EXPECT_TRUE(Grad(0).equal(values.flatten()));
     EXPECT_FALSE(Grad(0).requires_grad());
     return Grad(0).data_ptr() == data;
@@ -63,6 +65,7 @@ class TakeTest : public ::testing::Test {
 
   std::unique_ptr<FlatParameter> flat_;
   std::unique_ptr<GradientBuffer> buffer_;
+  std::unique_ptr<ShardGradient> shard_;
 };
 
 at::Tensor Ramp() { return at::arange(12, at::kFloat).view({3, 4}).clone(); }
@@ -118,7 +121,7 @@ TEST_F(TakeTest, WhatIsNoGradientByItselfIsCopied) {
 TEST_F(TakeTest, OneTensorForTwoParametersBecomesTwo) {
   Shard({at::zeros({3, 4}), at::zeros({3, 4})});
   Tensors gradients(2, Ramp());
-  ASSERT_TRUE(buffer_->Take(gradients));
+  ASSERT_TRUE(shard_->Take(gradients));
   gradients.clear();
   EXPECT_FALSE(Grad(0).is_alias_of(Grad(1)));
   Grad(0).mul_(2);
@@ -130,13 +133,13 @@ TEST_F(TakeTest, StorageOrderIsThatOfTheParameter) {
   Tensors gradients(2);
   gradients[1] = at::arange(24, at::kFloat).view({4, 6}).t();
   const void* const data = gradients[1].data_ptr();
-  ASSERT_TRUE(buffer_->Take(gradients));
+  ASSERT_TRUE(shard_->Take(gradients));
   EXPECT_FALSE(Grad(0).defined());
   EXPECT_EQ(Grad(1).data_ptr(), data);
   EXPECT_TRUE(Grad(1).equal(at::arange(24, at::kFloat)));
   Grad(1).reset();
   gradients[1] = at::arange(24, at::kFloat).view({6, 4});
-  ASSERT_TRUE(buffer_->Take(gradients));
+  ASSERT_TRUE(shard_->Take(gradients));
   EXPECT_TRUE(Grad(1).equal(
       at::arange(24, at::kFloat).view({6, 4}).t().contiguous().flatten()));
 }
@@ -144,11 +147,11 @@ TEST_F(TakeTest, StorageOrderIsThatOfTheParameter) {
 TEST_F(TakeTest, IsAddedInPlaceToWhatIsThere) {
   Tensors gradients(2);
   gradients[0] = Ramp();
-  ASSERT_TRUE(buffer_->Take(gradients));
+  ASSERT_TRUE(shard_->Take(gradients));
   Grad(1) = at::full({24}, 100.f);
   const Tensors before = {Grad(0), Grad(1)};
   gradients = {Ramp(), at::ones({6, 4})};
-  ASSERT_TRUE(buffer_->Take(gradients));
+  ASSERT_TRUE(shard_->Take(gradients));
   EXPECT_TRUE(Grad(0).is_same(before[0]));
   EXPECT_TRUE(Grad(1).is_same(before[1]));
   EXPECT_TRUE(Grad(0).equal(2 * Ramp().flatten()));
@@ -159,7 +162,7 @@ TEST_F(TakeTest, IsAddedInPlaceToWhatIsThere) {
 TEST_F(TakeTest, WhatIsFrozenIsLeftAlone) {
   flat_->ShardSlice(0).set_requires_grad(false);
   const Tensors gradients = {Ramp(), at::ones({6, 4})};
-  ASSERT_TRUE(buffer_->Take(gradients));
+  ASSERT_TRUE(shard_->Take(gradients));
   EXPECT_FALSE(Grad(0).defined());
   EXPECT_TRUE(Grad(1).defined());
 }
@@ -167,13 +170,13 @@ TEST_F(TakeTest, WhatIsFrozenIsLeftAlone) {
 // What was taken, and what came through a buffer since.
 TEST_F(TakeTest, LaterSumsAreAddedToWhatWasTakenWithoutMemoryOfTheirOwn) {
   Tensors gradients = {Ramp(), at::ones({6, 4})};
-  ASSERT_TRUE(buffer_->Take(gradients));
+  ASSERT_TRUE(shard_->Take(gradients));
   gradients.clear();
   const at::Tensor first = Grad(0);
   ReduceBuffer buffer = {buffer_->CurrentLayout(),
                          at::full({buffer_->bytes()}, 255, at::kByte)};
   buffer_->Fill(buffer, Tensors{Ramp(), at::Tensor()});
-  ASSERT_TRUE(buffer_->AccumulateMean(buffer).ok());
+  ASSERT_TRUE(shard_->AccumulateMean(buffer).ok());
   EXPECT_TRUE(Grad(0).is_same(first));
   EXPECT_TRUE(first.equal(2 * Ramp().flatten()));
   EXPECT_TRUE(Grad(1).equal(at::ones({24})));
@@ -181,7 +184,7 @@ TEST_F(TakeTest, LaterSumsAreAddedToWhatWasTakenWithoutMemoryOfTheirOwn) {
 
 TEST_F(TakeTest, WhatAReductionWouldChangeIsNotTaken) {
   const auto refuses = [this](const Tensors& gradients) {
-    EXPECT_FALSE(buffer_->Take(gradients));
+    EXPECT_FALSE(shard_->Take(gradients));
     EXPECT_FALSE(Grad(0).defined());
   };
   refuses({Ramp().to(at::kBFloat16), at::Tensor()});

@@ -4,106 +4,33 @@
 #define FSDP_RUNTIME_RUNTIME_H_
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 
 #include <cstdint>
-#include <deque>
-#include <functional>
-#include <map>
 #include <memory>
-#include <set>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "base/device_streams.h"
 #include "comm/communicator.h"
 #include "comm/fence.h"
-#include "comm/quantized/quantized_communicator.h"
-#include "comm/work.h"
 #include "flat_param/flat_parameter.h"
 #include "fsdp/memory/buffer_pool.h"
-#include "fsdp/memory/resting_memory.h"
 #include "fsdp/runtime/gradient_buffer.h"
-#include "fsdp/runtime/gradient_layout.h"
 #include "fsdp/runtime/order_log.h"
+#include "fsdp/runtime/placement.h"
+#include "fsdp/runtime/runtime_common.h"
+#include "fsdp/runtime/runtime_unit.h"
 #include "fsdp/runtime/step_log.h"
 #include "fsdp/schedule/schedule.h"
 
 namespace fsdp {
 
-// The groups of ranks a unit lies on.
-struct Placement {
-  // What the unit is sharded over; of one rank: it is not.
-  std::shared_ptr<comm::Communicator> shard;
-  // All-reduces what has been reduce-scattered; null: nothing is replicated.
-  std::shared_ptr<comm::Communicator> replicate;
-  // Consecutive ranks of `shard` that gather after kShrink; null: none do.
-  std::shared_ptr<comm::Communicator> part;
-  // `shard` again, sending int8 as `quantization` says: what gathers parameters
-  // and reduces gradients in training; null: `shard` does.
-  std::shared_ptr<comm::Communicator> quantized = nullptr;
-  comm::QuantizationOptions quantization = {};
-
-  comm::Communicator& traffic() const {
-    return quantized != nullptr ? *quantized : *shard;
-  }
-};
-
-// Memory that the ranks of a unit's group have in common, for a flat parameter
-// of the compute dtype: every rank computes with the same copy of it.
-struct SharedFlat {
-  at::Tensor memory;          // undefined: there is none
-  bool holds_shards = false;  // the ranks' shards rest in it, side by side
-};
-
-// A unit's flat parameters, one for each pair of dtypes and whether they are
-// frozen when the model is sharded; none for a root that owns nothing.
-// `gradients` has one entry for each.
-struct RuntimeUnit {
-  std::string name;
-  Placement placement;
-  // One for each flat parameter; none: no memory is shared.
-  std::vector<SharedFlat> shared;
-  // What their shards lie in; null for memory of their own. None: all of it is.
-  std::vector<std::shared_ptr<RestingMemory>> resting;
-  std::vector<std::unique_ptr<flat_param::FlatParameter>> flats;
-  std::vector<GradientBufferOptions> gradients;
-};
-
-// A reduce-scatter by the user's own means: with compression, for example.
-// `whole` is 1-D, one segment per rank of `group`; afterwards `own`, this
-// rank's segment of it, holds the sum. The last elements of each segment are
-// counts that no compression may turn from or to zero.
-struct ReduceScatterCall {
-  const std::string& unit;
-  comm::Communicator& group;
-  at::Tensor whole;
-  at::Tensor own;
-};
-using ReduceScatterHook =
-    std::function<absl::StatusOr<std::unique_ptr<comm::Work>>(
-        const ReduceScatterCall&)>;
-// The same for the all-reduce over replicas, in place in `own`.
-struct AllReduceCall {
-  const std::string& unit;
-  comm::Communicator& group;
-  at::Tensor own;
-};
-using AllReduceHook = std::function<absl::StatusOr<std::unique_ptr<comm::Work>>(
-    const AllReduceCall&)>;
-
-struct RuntimeHooks {
-  ReduceScatterHook reduce_scatter;  // unset: the communicator's
-  AllReduceHook all_reduce;          // unset: the communicator's
-  // At kStep, when all gradients of the unit's shards are there.
-  std::function<absl::Status(int unit)> step;
-};
+class Gatherer;
+class Reducer;
 
 // Of one rank. `parameters` is memory of gathered parameters, `gradients` of
 // reduce buffers; shards are not counted.
@@ -112,7 +39,9 @@ struct MemoryStats {
   BufferPool::Stats gradients;
 };
 
-// Decides nothing. Not thread-safe.
+// Decides nothing: hands each action to a Gatherer, which owns what parameters
+// are gathered into, or to a Reducer, which owns what gradients are reduced in,
+// and logs it. Owns the units. Not thread-safe.
 //
 // On a device with streams nothing here makes the host wait. The stream that is
 // current in forward and backward computes; gathers and what comes before them
@@ -131,44 +60,36 @@ class Runtime {
           std::vector<std::unique_ptr<comm::Fence>> fences = {});
   ~Runtime();
 
-  int num_units() const { return static_cast<int>(units_.size()); }
-  const std::string& name(int unit) const { return units_[unit].name; }
+  int num_units() const { return common_.num_units(); }
+  const std::string& name(int unit) const { return common_.name(unit); }
   absl::Span<const std::unique_ptr<flat_param::FlatParameter>> flats(
       int unit) const {
-    return units_[unit].flats;
+    return common_.units()[unit].flats;
   }
   // Whether what the unit has gathered is not the shard itself.
   bool HoldsCopy(int unit) const;
-  int num_flats(int unit) const {
-    return static_cast<int>(units_[unit].flats.size());
-  }
+  int num_flats(int unit) const { return static_cast<int>(flats(unit).size()); }
   // Of the flat parameters.
   absl::Span<const GradientBufferOptions> gradients(int unit) const {
-    return units_[unit].gradients;
+    return common_.units()[unit].gradients;
   }
   // Of what is trained now.
   int64_t reduce_buffer_bytes(int unit) const;
   // Of flat parameter `i`; shared() is without memory where it is not shared.
-  int64_t reduce_buffer_bytes(int unit, int i) const {
-    return flats_[unit][i].gradient_buffer.bytes();
-  }
-  int64_t shard_gradient_bytes(int unit, int i) const {
-    return flats_[unit][i].gradient_buffer.shard_bytes();
-  }
+  int64_t reduce_buffer_bytes(int unit, int i) const;
+  int64_t shard_gradient_bytes(int unit, int i) const;
   // Whether its gradients become those of the shard without a buffer, but where
   // some were kept whole, or are of another dtype.
   bool TakesGradients(int unit, int i) const;
-  const SharedFlat& shared(int unit, int i) const {
-    return flats_[unit][i].shared;
-  }
-  const Placement& placement(int unit) const { return units_[unit].placement; }
-  comm::Communicator& communicator() const { return *communicator_; }
-  absl::Duration timeout() const { return timeout_; }
+  const SharedFlat& shared(int unit, int i) const;
+  const Placement& placement(int unit) const { return common_.placement(unit); }
+  comm::Communicator& communicator() const { return common_.communicator(); }
+  absl::Duration timeout() const { return common_.timeout(); }
   // Of shards and all that is gathered.
-  c10::Device device() const { return device_; }
+  c10::Device device() const { return common_.device(); }
 
   void SetHooks(RuntimeHooks hooks);
-  const RuntimeHooks& hooks() const { return hooks_; }
+  const RuntimeHooks& hooks() const;
   // Between steps.
   void SetGradientScaling(GradientScaling scaling);
   // The dtype of unsharded parameters from the next gather on; while the unit
@@ -209,7 +130,7 @@ class Runtime {
 
   // The collectives since it was cleared. What gathers within the smaller
   // group is left out, since ranks make them together with theirs.
-  OrderLog& order() { return order_; }
+  OrderLog& order() { return common_.order(); }
 
   // --- Captured steps (step_capture.h), between steps ---------------------
   // When the device has done all that it was given: later steps wait for
@@ -226,118 +147,19 @@ class Runtime {
   // Adds what is carried out from now on; null ends it.
   void SetStepLog(StepLog* log) { step_log_ = log; }
 
-  MemoryStats memory_stats() const {
-    return {parameter_memory_.stats(), gradient_memory_.stats()};
-  }
+  MemoryStats memory_stats() const;
 
  private:
-  struct Flat {
-    std::string label;  // in collectives: the unit, and the dtype where needed
-    flat_param::FlatParameter* parameter;
-    GradientBuffer gradient_buffer;
-    SharedFlat shared;
-    bool shared_is_current;  // this rank's part, since shards opened
-    at::Tensor memory;       // of a gather, in flight or done
-    bool memory_is_pooled;   // else shared, or the shard itself
-    std::unique_ptr<comm::Work> gather;  // in flight
-    DeviceEvent filled;                  // where nothing is in flight
-    at::Tensor part;                     // after kShrink
-    ReduceBuffer whole_gradients;        // after kAccumulate
-    ReduceBuffer sums;                   // a segment, after kKeepSums
-    // In reductions of some of the parameters, by which are trained.
-    std::map<std::vector<bool>, std::string> reduce_labels;
-  };
-  struct Reduction {
-    int unit;
-    std::vector<ReduceBuffer> buffers;  // per flat
-    std::vector<std::unique_ptr<comm::Work>> works;
-    std::vector<bool> direct;  // into the shard's gradient
-    bool replicating = false;
-    bool is_sound = false;  // nothing of it has failed to start or to finish
-  };
-
   absl::Status ExecuteAndLog(const Action& action,
                              absl::Span<const at::Tensor> gradients);
-  StepRecord RecordOf(const Action& action) const;
-  int64_t FlagReads(int unit) const;
   absl::Status ExecuteOne(const Action& action,
                           absl::Span<const at::Tensor> gradients);
-  absl::Status Gather(int unit);
-  absl::Status GatherCopy(int unit);
-  absl::Status GatherFlat(int unit, Flat& flat);
-  absl::Status GatherShared(int unit, Flat& flat);
-  bool ShowsShard(int unit, const Flat& flat) const;
-  // This rank's part of memory for all.
-  absl::StatusOr<at::Tensor> CopyOwnShard(Flat& flat);
-  absl::Status StartAllGather(int unit, Flat& flat, const at::Tensor& own);
-  absl::Status WaitGather(int unit);
-  void Free(int unit);
-  void ReleaseMemory(Flat& flat);
-  absl::Status Shrink(int unit);
-  bool IsAlone(int unit) const;
-  void ChooseStreams();
-  void ScaleAfterSums();
-  // Bytes, or nothing: the pool's from now on.
-  void AdoptGradient(const at::Tensor& memory);
-  // Makes the stream of reductions the current one, behind what is given.
-  class BesideScope;
-  absl::StatusOr<at::Tensor> AcquireBuffer(int unit, Flat& flat,
-                                           const GradientLayout& layout);
-  absl::Status LayOut(Flat& flat, const GradientBuffer::Layout& layout,
-                      ReduceBuffer& buffer);
-  absl::Status Collect(int unit, Flat& flat,
-                       absl::Span<const at::Tensor> gradients,
-                       const GradientBuffer::Layout& layout,
-                       ReduceBuffer& buffer);
-  absl::Status Accumulate(int unit, absl::Span<const at::Tensor> gradients);
-  absl::Status FillReduceBuffer(int unit,
-                                absl::Span<const at::Tensor> gradients);
-  absl::Status Reduce(int unit);
-  absl::Status ReduceFlat(int unit, size_t i, Reduction& reduction);
-  bool ReducesDirectly(int unit, size_t i) const;
-  absl::Status Replicate(int unit);
-  absl::Status KeepSums(int unit);
-  absl::Status AddToSums(Flat& flat, const ReduceBuffer& buffer);
-  absl::Status ReplicateSums(int unit);
-  absl::Status StartAllReduce(int unit, Flat& flat, const ReduceBuffer& buffer,
-                              std::unique_ptr<comm::Work>& work);
-  absl::Status AwaitReduced(std::unique_ptr<comm::Work>& work);
-  void ReleaseBuffer(ReduceBuffer& buffer, std::unique_ptr<comm::Work> reader);
-  absl::Status WaitReduce(int unit);
-  static const std::string& ReduceLabel(Flat& flat,
-                                        const GradientLayout& layout);
-  // Of one flat parameter. The buffer is left without what nobody gives back.
-  absl::Status TakeMean(Flat& flat, bool was_sent, ReduceBuffer& buffer);
-  // Pairs of a slice and its gradient.
-  using HiddenGradients = std::vector<std::pair<at::Tensor, at::Tensor>>;
-  HiddenGradients HideIncompleteGradients();
-  absl::Status Step(int unit);
-  void DropUnstepped();
-  void Forget(std::unique_ptr<comm::Work>& work);
-  absl::Status OpenShards();
-  absl::Status PassFences(absl::string_view what);
-  absl::Status Await(comm::Work& work) const;
-  absl::Time Deadline() const { return absl::Now() + timeout_; }
+  StepRecord RecordOf(const Action& action) const;
 
-  const std::shared_ptr<comm::Communicator> communicator_;
-  const std::vector<RuntimeUnit> units_;
-  const absl::Duration timeout_;
-  const std::vector<std::unique_ptr<comm::Fence>> fences_;
-  const c10::Device device_;
-  SideStream gather_stream_;
-  SideStream reduce_stream_;
-  // Per unit: whether what its reductions end with, and its steps, run beside
-  // what computes. The gradients of others are taken as they are.
-  std::vector<bool> reduces_beside_;
-  bool has_reduced_beside_ = false;       // in this backward
-  std::vector<std::vector<Flat>> flats_;  // per unit
-  std::deque<Reduction> reductions_;      // filled or in flight, oldest first
-  RuntimeHooks hooks_;
-  std::set<int> awaiting_step_;  // units with gradients to be stepped
-  OrderLog order_;
+  RuntimeCommon common_;
+  const std::unique_ptr<Gatherer> gatherer_;
+  const std::unique_ptr<Reducer> reducer_;
   StepLog* step_log_ = nullptr;
-  BufferPool parameter_memory_;
-  BufferPool gradient_memory_;
 };
 
 }  // namespace fsdp

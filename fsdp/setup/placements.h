@@ -13,7 +13,7 @@
 #include "comm/mesh.h"
 #include "fsdp/options/options.h"
 #include "fsdp/options/quantization.h"
-#include "fsdp/runtime/runtime.h"
+#include "fsdp/runtime/placement.h"
 
 namespace fsdp {
 

@@ -1,0 +1,440 @@
+#include "fsdp/runtime/reducer.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "base/check.h"
+#include "base/device_streams.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+#include "comm/work.h"
+#include "flat_param/flat_parameter.h"
+#include "fsdp/runtime/placement.h"
+
+namespace fsdp {
+namespace {
+
+// Whose collective reads what gradients are packed into first.
+const RuntimeCommon::Group& ReducedBy(const Placement& placement) {
+  const bool is_replicated_only =
+      placement.shard->world_size() == 1 && placement.replicate != nullptr;
+  return is_replicated_only ? placement.replicate : placement.shard;
+}
+
+}  // namespace
+
+Reducer::Reducer(RuntimeCommon& common)
+    : common_(common),
+      stream_(common.device(), SideStream::Priority::kHigh),
+      calls_(common, hooks_),
+      steps_(common),
+      memory_(common.AllocateBy(&ReducedBy), common.device()) {
+  for (const RuntimeUnit& unit : common_.units()) {
+    std::vector<Flat>& flats = flats_.emplace_back();
+    for (size_t i = 0; i < unit.flats.size(); ++i) {
+      flat_param::FlatParameter* const parameter = unit.flats[i].get();
+      flats.push_back({static_cast<size_t>(parameter->num_parameters()),
+                       GradientBuffer(parameter, unit.gradients[i]),
+                       ShardGradient(parameter, unit.gradients[i])});
+    }
+  }
+  ChooseStreams();
+}
+
+int64_t Reducer::reduce_buffer_bytes(int unit) const {
+  int64_t bytes = 0;
+  for (const Flat& flat : flats_[unit]) bytes += flat.gradient_buffer.bytes();
+  return bytes;
+}
+
+int64_t Reducer::flag_reads(int unit) const {
+  int64_t reads = 0;
+  for (const Flat& flat : flats_[unit]) {
+    reads += flat.shard_gradient.flag_reads();
+  }
+  return reads;
+}
+
+std::vector<const void*> Reducer::Addresses(int unit) const {
+  std::vector<const void*> addresses;
+  for (const Reduction& reduction : reductions_) {
+    if (reduction.unit != unit) continue;
+    for (const ReduceBuffer& buffer : reduction.buffers) {
+      addresses.push_back(
+          buffer.has_gradients() ? buffer.memory.const_data_ptr() : nullptr);
+    }
+  }
+  return addresses;
+}
+
+void Reducer::SetScaling(GradientScaling scaling) {
+  for (std::vector<Flat>& flats : flats_) {
+    for (Flat& flat : flats) SetScaling(flat, scaling);
+  }
+  ChooseStreams();
+}
+
+void Reducer::SetScaling(Flat& flat, GradientScaling scaling) {
+  flat.gradient_buffer.SetScaling(scaling);
+  flat.shard_gradient.SetScaling(scaling);
+}
+
+class Reducer::BesideScope {
+ public:
+  BesideScope(Reducer& reducer, bool has_work) {
+    if (!has_work) return;
+    reducer.stream_.FollowCurrentStream();
+    scope_.emplace(reducer.stream_);
+    reducer.has_reduced_beside_ = true;
+  }
+
+ private:
+  std::optional<SideStream::Scope> scope_;
+};
+
+void Reducer::EndOfBackward() {
+  if (std::exchange(has_reduced_beside_, false)) {
+    stream_.BlockCurrentStream();
+  }
+}
+
+// Gradients that are taken as they are, by all of a unit, are memory of the
+// stream that computes, and so is what becomes of them. What a unit that is
+// alone does not train now reduces there too, should it be trained later. Steps
+// run on one stream, whatever the unit: optimizers have memory of their own.
+void Reducer::ChooseStreams() {
+  reduces_beside_.assign(common_.num_units(), false);
+  bool any = false;
+  for (int unit = 0; unit < common_.num_units(); ++unit) {
+    const bool stays =
+        IsAlone(unit) &&
+        std::all_of(flats_[unit].begin(), flats_[unit].end(),
+                    [](const Flat& flat) {
+                      return flat.gradient_buffer.shard_bytes() == 0 ||
+                             flat.shard_gradient.TakesGradients();
+                    });
+    if (!stays) reduces_beside_[unit] = any = true;
+  }
+  if (any && hooks_.step) reduces_beside_.assign(common_.num_units(), true);
+}
+
+void Reducer::SetHooks(RuntimeHooks hooks) {
+  hooks_ = std::move(hooks);
+  if (hooks_.reduce_scatter || hooks_.all_reduce) ScaleAfterSums();
+  ChooseStreams();
+}
+
+void Reducer::ScaleAfterSums() {
+  for (std::vector<Flat>& flats : flats_) {
+    for (Flat& flat : flats) {
+      const GradientScaling scaling = flat.gradient_buffer.scaling();
+      if (!scaling.before_for_speed) continue;
+      SetScaling(flat, {1, scaling.before * scaling.after});
+    }
+  }
+}
+
+bool Reducer::TakesGradients(int unit, int i) const {
+  return IsAlone(unit) && !reduces_beside_[unit] &&
+         flats_[unit][i].shard_gradient.TakesGradients();
+}
+
+// What becomes the gradient of a unit that is alone goes round: from one step's
+// gradient to the next one's buffer.
+ShardGradient* Reducer::TakerOf(int unit, Flat& flat) const {
+  return IsAlone(unit) ? &flat.shard_gradient : nullptr;
+}
+
+// What was trained in an earlier backward may be again when it is reduced.
+absl::Status Reducer::Accumulate(int unit,
+                                 absl::Span<const at::Tensor> gradients) {
+  size_t first = 0;
+  for (Flat& flat : flats_[unit]) {
+    FSDP_RETURN_IF_ERROR(memory_.Collect(
+        flat.gradient_buffer, gradients.subspan(first, flat.num_parameters),
+        flat.gradient_buffer.CurrentLayout(flat.whole_gradients.layout),
+        TakerOf(unit, flat), flat.whole_gradients));
+    first += flat.num_parameters;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Reducer::FillReduceBuffer(int unit,
+                                       absl::Span<const at::Tensor> gradients) {
+  Reduction& reduction = reductions_.emplace_back();
+  reduction.unit = unit;
+  size_t first = 0;
+  for (Flat& flat : flats_[unit]) {
+    ReduceBuffer& buffer = reduction.buffers.emplace_back();
+    buffer = std::exchange(flat.whole_gradients, ReduceBuffer());
+    flat.shard_gradient.Prefetch();
+    absl::Span<const at::Tensor> own = gradients;
+    if (!gradients.empty()) {
+      own = gradients.subspan(first, flat.num_parameters);
+      first += flat.num_parameters;
+    }
+    const bool may_take = IsAlone(unit) && !reduces_beside_[unit] &&
+                          !own.empty() && !buffer.has_gradients();
+    if (may_take && flat.shard_gradient.Take(own)) {
+      if (hooks_.step) steps_.Expect(unit);
+      continue;
+    }
+    FSDP_RETURN_IF_ERROR(memory_.Collect(flat.gradient_buffer, own,
+                                         flat.gradient_buffer.CurrentLayout(),
+                                         TakerOf(unit, flat), buffer));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Reducer::Reduce(int unit) {
+  const BesideScope beside(*this,
+                           common_.placement(unit).shard->world_size() > 1);
+  Reduction& reduction = reductions_.back();
+  FSDP_CHECK(reduction.unit == unit && reduction.works.empty());
+  for (size_t i = 0; i < flats_[unit].size(); ++i) {
+    FSDP_RETURN_IF_ERROR(ReduceFlat(unit, i, reduction));
+  }
+  reduction.is_sound = true;
+  return absl::OkStatus();
+}
+
+// Not where something else happens to the sum on its way, or will have happened
+// to the gradient when an earlier reduction of the unit is done.
+bool Reducer::ReducesDirectly(int unit, size_t i) const {
+  const Placement& placement = common_.placement(unit);
+  if (hooks_.reduce_scatter || placement.replicate != nullptr ||
+      placement.shard->world_size() == 1) {
+    return false;
+  }
+  return std::all_of(reductions_.begin(), std::prev(reductions_.end()),
+                     [&](const Reduction& earlier) {
+                       return earlier.unit != unit || earlier.direct[i];
+                     });
+}
+
+absl::Status Reducer::ReduceFlat(int unit, size_t i, Reduction& reduction) {
+  Flat& flat = flats_[unit][i];
+  const ReduceBuffer& buffer = reduction.buffers[i];
+  std::unique_ptr<comm::Work>& work = reduction.works.emplace_back();
+  reduction.direct.push_back(false);
+  if (!buffer.has_gradients() ||
+      common_.placement(unit).shard->world_size() == 1) {
+    return absl::OkStatus();
+  }
+  FSDP_ASSIGN_OR_RETURN(
+      ReductionCalls::ReduceScatter started,
+      calls_.StartReduceScatter(
+          unit, i, flat.gradient_buffer, buffer,
+          ReducesDirectly(unit, i) ? &flat.shard_gradient : nullptr));
+  work = std::move(started.work);
+  reduction.direct[i] = started.is_direct;
+  return absl::OkStatus();
+}
+
+absl::Status Reducer::Replicate(int unit) {
+  const auto reduction = std::find_if(
+      reductions_.begin(), reductions_.end(), [unit](const Reduction& other) {
+        return other.unit == unit && !other.replicating;
+      });
+  FSDP_CHECK(reduction != reductions_.end());
+  reduction->replicating = true;
+  reduction->is_sound = false;
+  const BesideScope beside(*this, /*has_work=*/true);
+  for (size_t i = 0; i < flats_[unit].size(); ++i) {
+    Flat& flat = flats_[unit][i];
+    ReduceBuffer& buffer = reduction->buffers[i];
+    std::unique_ptr<comm::Work>& work = reduction->works[i];
+    if (work != nullptr) FSDP_RETURN_IF_ERROR(common_.Await(*work));
+    ReduceBuffer sums = std::exchange(flat.sums, ReduceBuffer());
+    if (sums.has_gradients() && buffer.has_gradients()) {
+      flat.gradient_buffer.AddSegment(sums, buffer);
+    }
+    if (sums.has_gradients()) memory_.Release(sums, /*reader=*/nullptr);
+    FSDP_RETURN_IF_ERROR(ReplicateFlat(unit, i, *reduction));
+  }
+  reduction->is_sound = true;
+  return absl::OkStatus();
+}
+
+absl::Status Reducer::ReplicateFlat(int unit, size_t i, Reduction& reduction) {
+  const ReduceBuffer& buffer = reduction.buffers[i];
+  if (!buffer.has_gradients()) return absl::OkStatus();
+  FSDP_ASSIGN_OR_RETURN(
+      reduction.works[i],
+      calls_.StartAllReduce(unit, i, flats_[unit][i].gradient_buffer, buffer));
+  return absl::OkStatus();
+}
+
+// Until this rank's segment has the sum.
+absl::Status Reducer::AwaitReduced(std::unique_ptr<comm::Work>& work) {
+  if (work == nullptr) return absl::OkStatus();
+  if (!HasStreams(common_.device())) {
+    return work->WaitForResult(common_.Deadline());
+  }
+  FSDP_RETURN_IF_ERROR(work->BlockCurrentStream());
+  work.reset();
+  return absl::OkStatus();
+}
+
+absl::Status Reducer::KeepSums(int unit) {
+  FSDP_CHECK(!reductions_.empty() && reductions_.front().unit == unit);
+  Reduction& reduction = reductions_.front();
+  reduction.is_sound = false;
+  const BesideScope beside(*this, /*has_work=*/true);
+  for (size_t i = 0; i < flats_[unit].size(); ++i) {
+    Flat& flat = flats_[unit][i];
+    ReduceBuffer& buffer = reduction.buffers[i];
+    if (!buffer.has_gradients()) continue;
+    FSDP_RETURN_IF_ERROR(AwaitReduced(reduction.works[i]));
+    FSDP_RETURN_IF_ERROR(
+        memory_.AddToSums(flat.gradient_buffer, buffer, flat.sums));
+    memory_.Release(buffer, std::move(reduction.works[i]));
+  }
+  reductions_.pop_front();
+  return absl::OkStatus();
+}
+
+absl::Status Reducer::ReplicateSums(int unit) {
+  Reduction& reduction = reductions_.emplace_back();
+  reduction.unit = unit;
+  reduction.replicating = true;
+  const BesideScope beside(*this, /*has_work=*/true);
+  for (size_t i = 0; i < flats_[unit].size(); ++i) {
+    reduction.buffers.push_back(
+        std::exchange(flats_[unit][i].sums, ReduceBuffer()));
+    reduction.works.emplace_back();
+    reduction.direct.push_back(false);
+    FSDP_RETURN_IF_ERROR(ReplicateFlat(unit, i, reduction));
+  }
+  reduction.is_sound = true;
+  return absl::OkStatus();
+}
+
+absl::Status Reducer::WaitReduce(int unit) {
+  FSDP_CHECK(!reductions_.empty() && reductions_.front().unit == unit);
+  Reduction& reduction = reductions_.front();
+  reduction.is_sound = false;
+  const BesideScope beside(*this, reduces_beside_[unit]);
+  for (size_t i = 0; i < flats_[unit].size(); ++i) {
+    Flat& flat = flats_[unit][i];
+    std::unique_ptr<comm::Work>& work = reduction.works[i];
+    ReduceBuffer& buffer = reduction.buffers[i];
+    if (!buffer.has_gradients()) continue;
+    const bool was_sent = work != nullptr;
+    FSDP_RETURN_IF_ERROR(AwaitReduced(work));
+    if (reduction.direct[i]) {
+      flat.shard_gradient.FinishDirect(buffer.produced);
+    } else {
+      FSDP_RETURN_IF_ERROR(TakeMean(flat, was_sent, buffer));
+    }
+    if (buffer.has_gradients()) memory_.Release(buffer, std::move(work));
+  }
+  reductions_.pop_front();
+  if (hooks_.step) steps_.Expect(unit);
+  return absl::OkStatus();
+}
+
+absl::Status Reducer::TakeMean(Flat& flat, bool was_sent,
+                               ReduceBuffer& buffer) {
+  const at::Tensor filled = buffer.memory;
+  if (was_sent || !flat.shard_gradient.TakeOver(buffer)) {
+    return flat.shard_gradient.AccumulateMean(buffer);
+  }
+  if (!buffer.has_gradients()) memory_.Discard(filled);
+  return absl::OkStatus();
+}
+
+absl::Status Reducer::Step(int unit) {
+  const BesideScope beside(*this, reduces_beside_[unit]);
+  FSDP_RETURN_IF_ERROR(steps_.Step(unit, hooks_.step));
+  for (Flat& flat : flats_[unit]) {
+    memory_.Adopt(flat.shard_gradient.DropUnused());
+  }
+  return absl::OkStatus();
+}
+
+void Reducer::BeginAlike() {
+  for (std::vector<Flat>& flats : flats_) {
+    for (Flat& flat : flats) memory_.Adopt(flat.shard_gradient.GiveUnused());
+  }
+  memory_.SortFree();
+}
+
+std::vector<at::Tensor> Reducer::StepMemory() const {
+  std::vector<at::Tensor> memory = memory_.free_buffers();
+  for (const std::vector<Flat>& flats : flats_) {
+    for (const Flat& flat : flats) {
+      memory.push_back(flat.shard_gradient.values());
+    }
+  }
+  return memory;
+}
+
+void Reducer::DropWholeGradients() {
+  for (std::vector<Flat>& flats : flats_) {
+    for (Flat& flat : flats) {
+      memory_.DropKept(flat.whole_gradients);
+      memory_.DropKept(flat.sums);
+    }
+  }
+}
+
+bool Reducer::HasWholeGradients(int unit) const {
+  return std::any_of(
+      flats_[unit].begin(), flats_[unit].end(),
+      [](const Flat& flat) { return flat.whole_gradients.has_gradients(); });
+}
+
+bool Reducer::HasSums(int unit) const {
+  return std::any_of(
+      flats_[unit].begin(), flats_[unit].end(),
+      [](const Flat& flat) { return flat.sums.has_gradients(); });
+}
+
+void Reducer::FinishReductions(absl::FunctionRef<bool(int unit)> all_reduces) {
+  while (!reductions_.empty() && reductions_.front().is_sound) {
+    const int unit = reductions_.front().unit;
+    const bool replicates = common_.placement(unit).replicate != nullptr &&
+                            !reductions_.front().replicating;
+    absl::Status status;
+    status.Update(TorchToStatus("finishing the reductions of a backward", [&] {
+      if (replicates && !all_reduces(unit)) {
+        status = KeepSums(unit);
+        return;
+      }
+      if (replicates) status = Replicate(unit);
+      if (status.ok()) status = WaitReduce(unit);
+    }));
+    if (!status.ok()) break;
+  }
+  EndOfBackward();
+}
+
+// Memory of collectives in flight is discarded, not reused: a peer may still
+// write it.
+void Reducer::DropEverything() {
+  for (Reduction& reduction : reductions_) {
+    for (std::unique_ptr<comm::Work>& work : reduction.works) {
+      common_.Forget(work);
+    }
+    for (const ReduceBuffer& buffer : reduction.buffers) {
+      if (buffer.has_gradients()) memory_.Discard(buffer.memory);
+    }
+  }
+  reductions_.clear();
+  for (std::vector<Flat>& flats : flats_) {
+    for (Flat& flat : flats) flat.shard_gradient.ForgetDirect();
+  }
+}
+
+}  // namespace fsdp

@@ -1,0 +1,140 @@
+// The way of gradients from a backward to shards, and their steps within it.
+#ifndef FSDP_RUNTIME_REDUCER_H_
+#define FSDP_RUNTIME_REDUCER_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "base/device_streams.h"
+#include "comm/work.h"
+#include "fsdp/memory/buffer_pool.h"
+#include "fsdp/runtime/gradient_buffer.h"
+#include "fsdp/runtime/reduce_memory.h"
+#include "fsdp/runtime/reduction_calls.h"
+#include "fsdp/runtime/runtime_common.h"
+#include "fsdp/runtime/runtime_unit.h"
+#include "fsdp/runtime/shard_gradient.h"
+#include "fsdp/runtime/unit_steps.h"
+
+namespace fsdp {
+
+// Owns the stream of reductions, the pool of reduce buffers, the reductions in
+// flight, gradients that are kept whole and sums that are kept, and the memory
+// of shards' gradients; attaches these to the shards. Knows nothing of what is
+// gathered. Not thread-safe.
+class Reducer {
+ public:
+  // `common` outlives this object.
+  explicit Reducer(RuntimeCommon& common);
+  Reducer(const Reducer&) = delete;
+  Reducer& operator=(const Reducer&) = delete;
+
+  // --- What the actions of these names ask for (schedule.h) ---------------
+  // `gradients`: of the unit's parameters, flat after flat; none: what is kept
+  // whole is all there is.
+  absl::Status Accumulate(int unit, absl::Span<const at::Tensor> gradients);
+  absl::Status FillReduceBuffer(int unit,
+                                absl::Span<const at::Tensor> gradients);
+  absl::Status Reduce(int unit);
+  absl::Status Replicate(int unit);
+  absl::Status KeepSums(int unit);
+  absl::Status ReplicateSums(int unit);
+  absl::Status WaitReduce(int unit);
+  absl::Status Step(int unit);
+
+  // As those of Runtime.
+  void EndOfBackward();
+  void FinishReductions(absl::FunctionRef<bool(int unit)> all_reduces);
+  void DropWholeGradients();
+  bool HasWholeGradients(int unit) const;
+  bool HasSums(int unit) const;
+  // After an error: drops the gradients that wait for a step.
+  void DropUnstepped() { steps_.Drop(); }
+  // After an error: forgets the reductions in flight, waiting for none.
+  void DropEverything();
+
+  // --- Between steps ------------------------------------------------------
+  void SetHooks(RuntimeHooks hooks);
+  const RuntimeHooks& hooks() const { return hooks_; }
+  void SetScaling(GradientScaling scaling);
+
+  const GradientBuffer& gradient_buffer(int unit, int i) const {
+    return flats_[unit][i].gradient_buffer;
+  }
+  // Of what is trained now.
+  int64_t reduce_buffer_bytes(int unit) const;
+  // As Runtime::TakesGradients().
+  bool TakesGradients(int unit, int i) const;
+  // Of the unit's reductions: where each flat parameter's buffer is; null for
+  // nowhere.
+  std::vector<const void*> Addresses(int unit) const;
+  // How often the host has read flags of a device, for the unit.
+  int64_t flag_reads(int unit) const;
+  const BufferPool::Stats& memory_stats() const { return memory_.stats(); }
+
+  // --- Captured steps (Runtime), between steps ----------------------------
+  void ForgetEarlierSteps() { memory_.ForgetUses(); }
+  void BeginAlike();
+  std::vector<at::Tensor> StepMemory() const;
+  // Orders the stream of reductions behind the current one; the current one
+  // behind it.
+  void ForkStream() { stream_.FollowCurrentStream(); }
+  void JoinStream() { stream_.BlockCurrentStream(); }
+
+ private:
+  struct Flat {
+    size_t num_parameters;
+    GradientBuffer gradient_buffer;
+    ShardGradient shard_gradient;
+    ReduceBuffer whole_gradients = {};  // after kAccumulate
+    ReduceBuffer sums = {};             // a segment, after kKeepSums
+  };
+  struct Reduction {
+    int unit;
+    std::vector<ReduceBuffer> buffers;  // per flat
+    std::vector<std::unique_ptr<comm::Work>> works;
+    std::vector<bool> direct;  // into the shard's gradient
+    bool replicating = false;
+    bool is_sound = false;  // nothing of it has failed to start or to finish
+  };
+
+  // Makes the stream of reductions the current one, behind what is given.
+  class BesideScope;
+
+  bool IsAlone(int unit) const { return common_.placement(unit).is_alone(); }
+  void ChooseStreams();
+  void ScaleAfterSums();
+  static void SetScaling(Flat& flat, GradientScaling scaling);
+  ShardGradient* TakerOf(int unit, Flat& flat) const;
+  absl::Status ReduceFlat(int unit, size_t i, Reduction& reduction);
+  bool ReducesDirectly(int unit, size_t i) const;
+  absl::Status ReplicateFlat(int unit, size_t i, Reduction& reduction);
+  absl::Status AwaitReduced(std::unique_ptr<comm::Work>& work);
+  // The buffer is left without what nobody gives back.
+  absl::Status TakeMean(Flat& flat, bool was_sent, ReduceBuffer& buffer);
+
+  RuntimeCommon& common_;
+  SideStream stream_;
+  // Per unit: whether what its reductions end with, and its steps, run beside
+  // what computes. The gradients of others are taken as they are.
+  std::vector<bool> reduces_beside_;
+  bool has_reduced_beside_ = false;       // in this backward
+  std::vector<std::vector<Flat>> flats_;  // per unit
+  std::deque<Reduction> reductions_;      // filled or in flight, oldest first
+  RuntimeHooks hooks_;
+  ReductionCalls calls_;
+  UnitSteps steps_;
+  ReduceMemory memory_;
+};
+
+}  // namespace fsdp
+
+#endif  // FSDP_RUNTIME_REDUCER_H_

@@ -1,0 +1,109 @@
+#include "fsdp/runtime/runtime_common.h"
+
+#include <c10/core/ScalarType.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "base/check.h"
+#include "base/device_streams.h"
+#include "base/torch_status.h"
+#include "comm/work.h"
+#include "flat_param/flat_parameter.h"
+
+namespace fsdp {
+namespace {
+
+// That of all units.
+c10::Device DeviceOf(absl::Span<const RuntimeUnit> units) {
+  for (const RuntimeUnit& unit : units) {
+    if (!unit.flats.empty()) return unit.flats.front()->shard().device();
+  }
+  return at::kCPU;
+}
+
+std::vector<std::string> LabelsOf(const RuntimeUnit& unit) {
+  std::vector<std::string> labels;
+  for (const auto& parameter : unit.flats) {
+    std::string label = unit.name;
+    if (unit.flats.size() > 1) {
+      absl::StrAppend(&label, "/", c10::toString(parameter->dtype()));
+      if (parameter->compute_dtype() != parameter->dtype()) {
+        absl::StrAppend(&label, " in ",
+                        c10::toString(parameter->compute_dtype()));
+      }
+    }
+    if (std::find(labels.begin(), labels.end(), label) != labels.end()) {
+      absl::StrAppend(&label, " from ", parameter->parameter(0).name, " on");
+    }
+    labels.push_back(std::move(label));
+  }
+  return labels;
+}
+
+std::vector<std::vector<std::string>> LabelsOf(
+    absl::Span<const RuntimeUnit> units) {
+  std::vector<std::vector<std::string>> labels;
+  for (const RuntimeUnit& unit : units) labels.push_back(LabelsOf(unit));
+  return labels;
+}
+
+}  // namespace
+
+RuntimeCommon::RuntimeCommon(Group communicator, std::vector<RuntimeUnit> units,
+                             absl::Duration timeout)
+    : communicator_(std::move(communicator)),
+      units_(std::move(units)),
+      labels_(LabelsOf(absl::MakeConstSpan(units_))),
+      timeout_(timeout),
+      device_(DeviceOf(units_)) {
+  for (const RuntimeUnit& unit : units_) {
+    FSDP_CHECK(unit.flats.size() == unit.gradients.size());
+    FSDP_CHECK(unit.shared.empty() || unit.shared.size() == unit.flats.size());
+  }
+}
+
+absl::Status RuntimeCommon::Await(comm::Work& work) const {
+  return HasStreams(device_) ? work.BlockCurrentStream()
+                             : work.Wait(Deadline());
+}
+
+void RuntimeCommon::Forget(std::unique_ptr<comm::Work>& work) const {
+  if (work != nullptr && HasStreams(device_)) {
+    TorchToStatus("forgetting a collective", [&] {
+      work->BlockCurrentStream().IgnoreError();
+    }).IgnoreError();
+  }
+  work.reset();
+}
+
+// Memory that a group allocates is of most use to its own collectives. Buffers
+// go from unit to unit, so where units lie on several groups, that of all ranks
+// does it. Shards and their gradients, at the other end of these collectives,
+// are memory like any other: NCCL's fastest kernels, which can be aborted from
+// 2.29.7 on and are used from there on, ask for one end in a window.
+BufferPool::Allocate RuntimeCommon::AllocateBy(
+    const Group& (*group_of)(const Placement&)) const {
+  Group group;
+  for (const RuntimeUnit& unit : units_) {
+    const Group& of_unit = group_of(unit.placement);
+    if (unit.flats.empty() || of_unit->world_size() == 1) continue;
+    if (group != nullptr && group != of_unit) {
+      group = communicator_;
+      break;
+    }
+    group = of_unit;
+  }
+  if (group == nullptr) group = communicator_;
+  return [group](int64_t bytes) { return group->AllocateSymmetric(bytes); };
+}
+
+}  // namespace fsdp

@@ -1,0 +1,360 @@
+#include "fsdp/runtime/shard_gradient.h"
+
+#include <ATen/Dispatch.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "base/check.h"
+#include "base/device_streams.h"
+#include "base/status_macros.h"
+#include "base/tensor_over.h"
+#include "flat_param/layout.h"
+#include "fsdp/runtime/gradient_copy.h"
+#include "fsdp/runtime/gradient_layout.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::flat_param::Slice;
+
+Produced ReadFlags(const at::Tensor& source) {
+  const at::Tensor on_host = source.cpu();
+  Produced flags(on_host.numel());
+  AT_DISPATCH_FLOATING_TYPES_AND2(
+      at::kHalf, at::kBFloat16, on_host.scalar_type(), "ReadFlags", [&] {
+        const scalar_t* const data = on_host.const_data_ptr<scalar_t>();
+        for (size_t i = 0; i < flags.size(); ++i) flags[i] = data[i] != 0;
+      });
+  return flags;
+}
+
+// Whether nobody but the caller, who holds `gradient` once, can see the memory
+// of `value`, which is all in which `gradient` lies, or a copy of it. A view
+// holds what it is a view of.
+bool HasMemoryToItself(const at::Tensor& value, const at::Tensor& gradient) {
+  const c10::Storage& storage = value.storage();
+  const auto lies_there = [&storage](const at::TensorBase& tensor) {
+    return tensor.layout() == at::kStrided &&
+           tensor.storage().unsafeGetStorageImpl() ==
+               storage.unsafeGetStorageImpl();
+  };
+  if (value.storage_offset() != 0 || storage.nbytes() != value.nbytes()) {
+    return false;
+  }
+  size_t holders = 1;
+  if (lies_there(gradient)) {
+    if (gradient.use_count() != 1) return false;
+    ++holders;
+    if (gradient.is_view()) {
+      const at::TensorBase& base = gradient._base();
+      if (base.use_count() != 1) return false;
+      if (lies_there(base)) ++holders;
+    }
+  }
+  return storage.use_count() == holders;
+}
+
+}  // namespace
+
+ShardGradient::ShardGradient(flat_param::FlatParameter* parameter,
+                             GradientBufferOptions options)
+    : parameter_(parameter), options_(std::move(options)) {}
+
+at::Tensor ShardGradient::OwnSegment(const ReduceBuffer& buffer) const {
+  return buffer.Segment(options_.reduce_dtype, parameter_->rank());
+}
+
+at::Tensor ShardGradient::GradientSlice(int i) const {
+  const Slice slice = layout_->InSegment(i, parameter_->rank());
+  return RangeOf(values_, slice.begin, slice.numel());
+}
+
+bool ShardGradient::HoldsOurs(int i) const {
+  const at::Tensor& gradient = parameter_->ShardSlice(i).grad();
+  return gradient.defined() && values_.defined() && gradient.has_storage() &&
+         gradient.storage().unsafeGetStorageImpl() ==
+             values_.storage().unsafeGetStorageImpl();
+}
+
+// What is trained may have changed since gradients were attached: ours move to
+// where they lie now, and those of what is frozen to memory of their own.
+absl::Status ShardGradient::SetLayout(const Layout& layout) {
+  if (layout_ == nullptr || layout_->trained() == layout->trained()) {
+    layout_ = layout;
+    return absl::OkStatus();
+  }
+  FSDP_CHECK(direct_.empty());
+  std::vector<std::pair<int, at::Tensor>> ours;
+  {
+    FSDP_ASSIGN_OR_RETURN(const Resident resident,
+                          Resident::Of(values_, Use::kRead));
+    for (int i = 0; i < parameter_->num_parameters(); ++i) {
+      if (!HoldsOurs(i)) continue;
+      ours.emplace_back(i, parameter_->ShardSlice(i).grad().clone());
+    }
+  }
+  for (const auto& [i, value] : ours) {
+    parameter_->ShardSlice(i).mutable_grad() = value;
+  }
+  layout_ = layout;
+  values_.reset();
+  is_taken_over_ = false;
+  RenewMemory(Present::kNone);
+  FSDP_ASSIGN_OR_RETURN(const Resident resident,
+                        Resident::Of(values_, Use::kOverwrite));
+  for (const auto& [i, value] : ours) {
+    if (!layout->trained()[i]) continue;
+    const at::Tensor slice = GradientSlice(i);
+    slice.copy_(value);
+    parameter_->ShardSlice(i).mutable_grad() = slice;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ShardGradient::AccumulateMean(const ReduceBuffer& buffer) {
+  c10::NoGradGuard no_grad;
+  const GradientLayout& layout = *buffer.layout;
+  const double scale = options_.scaling.after;
+  const at::Tensor segment = OwnSegment(buffer);
+  const at::Tensor reduced = RangeOf(segment, 0, layout.gradients_numel());
+  FSDP_RETURN_IF_ERROR(SetLayout(buffer.layout));
+  const Present present = PresentGradients(layout);
+  if (present == Present::kOthers) {
+    for (int i : layout.parameters()) AccumulateSlice(i, reduced, scale);
+    return absl::OkStatus();
+  }
+  RenewMemory(present);
+  FSDP_ASSIGN_OR_RETURN(const Resident resident,
+                        Resident::Of(values_, UseFor(present)));
+  at::Tensor gradient = RangeOf(values_, 0, layout.gradients_numel());
+  switch (present) {
+    case Present::kNone:
+      CopyScaled(gradient, reduced, scale);
+      break;
+    case Present::kOurs:
+      gradient.add_(reduced, scale);
+      break;
+    case Present::kMixed:
+    case Present::kOthers:
+      for (int i : layout.parameters()) AccumulateSlice(i, reduced, scale);
+      break;
+  }
+  Attach(buffer.produced,
+         RangeOf(segment, layout.gradients_numel(), layout.num_flags()));
+  return absl::OkStatus();
+}
+
+bool ShardGradient::TakeOver(ReduceBuffer& buffer) {
+  const GradientLayout& layout = *buffer.layout;
+  const bool is_plain_copy =
+      layout.world_size() == 1 && !buffer.is_segment &&
+      options_.memory == nullptr && options_.scaling.after == 1 &&
+      options_.reduce_dtype == options_.gradient_dtype &&
+      static_cast<int64_t>(buffer.memory.nbytes()) == layout.bytes();
+  if (!is_plain_copy || PresentGradients(layout) != Present::kNone) {
+    return false;
+  }
+  c10::NoGradGuard no_grad;
+  at::Tensor former;
+  if (values_.defined() && values_.storage().use_count() == 1 &&
+      layout_->bytes() == layout.bytes()) {
+    former = RangeOf(values_, at::kByte, 0, layout.bytes());
+  }
+  values_ = OwnSegment(buffer);
+  layout_ = buffer.layout;
+  is_taken_over_ = true;
+  buffer.memory = std::move(former);
+  Attach(buffer.produced,
+         RangeOf(values_, layout.gradients_numel(), layout.num_flags()));
+  return true;
+}
+
+at::Tensor ShardGradient::GiveUnused() {
+  return is_taken_over_ ? DropUnused() : at::Tensor();
+}
+
+bool ShardGradient::TakesGradients() const {
+  return parameter_->layout().world_size() == 1 && options_.memory == nullptr &&
+         options_.scaling.before == 1 && options_.scaling.after == 1 &&
+         options_.reduce_dtype == options_.gradient_dtype &&
+         RestingMemory::Of(parameter_->shard()) == nullptr;
+}
+
+bool ShardGradient::Take(absl::Span<const at::Tensor> gradients) {
+  FSDP_CHECK(static_cast<int>(gradients.size()) ==
+             parameter_->num_parameters());
+  const bool is_possible =
+      TakesGradients() &&
+      std::all_of(gradients.begin(), gradients.end(),
+                  [this](const at::Tensor& gradient) {
+                    return !gradient.defined() ||
+                           gradient.scalar_type() == options_.gradient_dtype;
+                  });
+  if (!is_possible) return false;
+  c10::NoGradGuard no_grad;
+  for (int i = 0; i < parameter_->num_parameters(); ++i) {
+    const bool is_trained = parameter_->ShardSlice(i).requires_grad();
+    if (is_trained && gradients[i].defined()) TakeOne(i, gradients[i]);
+  }
+  // What gradients of another kind of backward have left.
+  if (values_.defined()) DropUnused();
+  return true;
+}
+
+void ShardGradient::TakeOne(int i, const at::Tensor& gradient) const {
+  const at::Tensor value =
+      flat_param::StorageOrderOf(gradient, parameter_->layout().parameter(i));
+  at::Tensor slice = parameter_->ShardSlice(i);
+  at::Tensor present = slice.grad();
+  if (present.defined()) {
+    present.add_(value);
+  } else {
+    slice.mutable_grad() =
+        HasMemoryToItself(value, gradient) ? value : value.clone();
+  }
+}
+
+// Where a slice has a gradient of the user's own, ours next to it stays.
+Use ShardGradient::UseFor(Present present) {
+  return present == Present::kNone ? Use::kOverwrite : Use::kUpdate;
+}
+
+ShardGradient::Present ShardGradient::PresentGradients(
+    const GradientLayout& layout) const {
+  const int all = layout.num_flags();
+  int defined = 0;
+  int ours = 0;
+  for (int i : layout.parameters()) {
+    if (parameter_->ShardSlice(i).grad().defined()) ++defined;
+    if (HoldsOurs(i)) ++ours;
+  }
+  if (defined == 0) return Present::kNone;
+  if (ours == all) return Present::kOurs;
+  return defined == all && ours == 0 ? Present::kOthers : Present::kMixed;
+}
+
+// Memory that a gradient of the user's own keeping still refers to is left to
+// it, as a new gradient from LibTorch would.
+void ShardGradient::RenewMemory(Present present) {
+  if (options_.memory != nullptr) {
+    values_ = RangeOf(options_.memory->AsTensor(options_.gradient_dtype), 0,
+                      layout_->segment_numel());
+    return;
+  }
+  if (values_.defined() &&
+      (present != Present::kNone || values_.storage().use_count() == 1)) {
+    return;
+  }
+  is_taken_over_ = false;
+  values_ =
+      at::empty({layout_->segment_numel()},
+                parameter_->shard().options().dtype(options_.gradient_dtype));
+}
+
+absl::StatusOr<std::optional<ShardGradient::DirectTarget>>
+ShardGradient::StartDirect(const Layout& layout) {
+  std::optional<DirectTarget> target;
+  if (!direct_.empty() && layout_->trained() != layout->trained()) {
+    return target;
+  }
+  FSDP_RETURN_IF_ERROR(SetLayout(layout));
+  Present present = PresentGradients(*layout);
+  if (present == Present::kMixed || present == Present::kOthers) {
+    return target;
+  }
+  // A backward may be given up while a stream still adds to its gradients.
+  const bool is_fresh = present == Present::kNone && direct_.empty() &&
+                        options_.memory == nullptr;
+  if (HasStreams(parameter_->shard().device()) && !is_fresh) return target;
+  // The slices that those under way will attach.
+  if (!direct_.empty()) present = Present::kOurs;
+  RenewMemory(present);
+  FSDP_ASSIGN_OR_RETURN(Resident resident,
+                        Resident::Of(values_, UseFor(present)));
+  direct_.push_back(std::move(resident));
+  target = DirectTarget{values_,
+                        {options_.scaling.after, present == Present::kOurs}};
+  return target;
+}
+
+void ShardGradient::FinishDirect(const Produced& produced) {
+  FSDP_CHECK(!direct_.empty());
+  c10::NoGradGuard no_grad;
+  Attach(produced,
+         RangeOf(values_, layout_->gradients_numel(), layout_->num_flags()));
+  direct_.pop_front();
+}
+
+void ShardGradient::ForgetDirect() {
+  if (direct_.empty()) return;
+  for (int i = 0; i < parameter_->num_parameters(); ++i) {
+    if (HoldsOurs(i)) parameter_->ShardSlice(i).mutable_grad().reset();
+  }
+  for (Resident& resident : direct_) abandoned_.push_back(std::move(resident));
+  direct_.clear();
+  values_.reset();
+  is_taken_over_ = false;
+}
+
+void ShardGradient::Prefetch() {
+  if (layout_ != nullptr && PresentGradients(*layout_) == Present::kOurs) {
+    PrefetchTensor(values_);
+  }
+}
+
+// `flags` are of the shard's layout.
+void ShardGradient::Attach(const Produced& produced, const at::Tensor& flags) {
+  Produced raised;
+  for (size_t k = 0; k < layout_->parameters().size(); ++k) {
+    const int i = layout_->parameters()[k];
+    at::Tensor slice = parameter_->ShardSlice(i);
+    // Frozen since the buffer was filled.
+    if (!slice.requires_grad() || slice.grad().defined()) continue;
+    bool anywhere = !produced.empty() && produced[i];
+    if (!anywhere) {
+      if (raised.empty()) {
+        raised = ReadFlags(flags);
+        ++flag_reads_;
+      }
+      anywhere = raised[k];
+    }
+    if (anywhere) slice.mutable_grad() = GradientSlice(i);
+  }
+}
+
+at::Tensor ShardGradient::DropUnused() {
+  for (int i = 0; i < parameter_->num_parameters(); ++i) {
+    if (HoldsOurs(i)) return {};
+  }
+  at::Tensor taken;
+  if (is_taken_over_ && values_.storage().use_count() == 1) {
+    taken = RangeOf(values_, at::kByte, 0, layout_->bytes());
+  }
+  is_taken_over_ = false;
+  values_.reset();
+  return taken;
+}
+
+void ShardGradient::AccumulateSlice(int i, const at::Tensor& reduced,
+                                    double scale) {
+  const Slice slice = layout_->InSegment(i, parameter_->rank());
+  const at::Tensor source = RangeOf(reduced, slice.begin, slice.numel());
+  at::Tensor gradient = parameter_->ShardSlice(i).grad();
+  if (gradient.defined()) {
+    gradient.add_(source, scale);
+  } else {
+    CopyScaled(GradientSlice(i), source, scale);
+  }
+}
+
+}  // namespace fsdp
