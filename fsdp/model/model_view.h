@@ -41,7 +41,7 @@ struct UnitView {
   bool synchronizes;  // as SetUnitSynchronizes() has it
   bool all_reduces;   // as SetUnitAllReduces() has it
   int ranks;          // that it is sharded over
-  int part_ranks;     // that gather for backward; 0: all that it is sharded over
+  int part_ranks;  // that gather for backward; 0: all that it is sharded over
   // Of what is gathered and reduced in training.
   std::optional<comm::QuantizationOptions> quantization;
   int64_t reduce_buffer_bytes;  // of all flat parameters

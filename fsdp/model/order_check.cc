@@ -41,10 +41,9 @@ absl::StatusOr<std::unique_ptr<OrderCheck::Comparison>> OrderCheck::Start(
   // The greatest hash and, of complements, the least one.
   const int64_t bits = static_cast<int64_t>(comparison->order.hash());
   comparison->extremes = at::tensor({bits, ~bits}, at::kLong);
-  FSDP_ASSIGN_OR_RETURN(
-      comparison->work,
-      communicator_.AllReduce(comparison->extremes, comm::ReduceOp::kMax,
-                              kLabel));
+  FSDP_ASSIGN_OR_RETURN(comparison->work,
+                        communicator_.AllReduce(comparison->extremes,
+                                                comm::ReduceOp::kMax, kLabel));
   return comparison;
 }
 

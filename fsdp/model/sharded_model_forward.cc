@@ -155,9 +155,8 @@ void ShardedModel::AttachNode(int unit) {
 
 bool ShardedModel::HasTrainable(int unit) const {
   const std::vector<Slot>& slots = units_[unit].slots;
-  return std::any_of(slots.begin(), slots.end(), [](const Slot& slot) {
-    return slot.AnyTrainable();
-  });
+  return std::any_of(slots.begin(), slots.end(),
+                     [](const Slot& slot) { return slot.AnyTrainable(); });
 }
 
 void ShardedModel::WatchInput(int unit, const at::Tensor& input) {
