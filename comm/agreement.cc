@@ -70,14 +70,22 @@ std::string FirstDifference(absl::string_view a, absl::string_view b) {
 
 }  // namespace
 
+absl::Status BroadcastTensor(Communicator& communicator,
+                             const at::Tensor& tensor, int root,
+                             absl::string_view what, absl::Time deadline) {
+  FSDP_ASSIGN_OR_RETURN(const auto work,
+                        communicator.Broadcast(tensor, root, what));
+  return work->Wait(deadline);
+}
+
 absl::StatusOr<std::string> BroadcastString(Communicator& communicator,
                                             const std::string& text, int root,
                                             absl::string_view what,
                                             absl::Time deadline) {
   const at::Tensor size =
       at::full({1}, static_cast<int64_t>(text.size()), at::kLong);
-  FSDP_ASSIGN_OR_RETURN(auto work, communicator.Broadcast(size, root, what));
-  FSDP_RETURN_IF_ERROR(work->Wait(deadline));
+  FSDP_RETURN_IF_ERROR(
+      BroadcastTensor(communicator, size, root, what, deadline));
   const int64_t count = *size.const_data_ptr<int64_t>();
   if (count == 0) return std::string();
   if (count < 0 || count > kMaxText) {
@@ -90,8 +98,8 @@ absl::StatusOr<std::string> BroadcastString(Communicator& communicator,
   char* data = reinterpret_cast<char*>(bytes.mutable_data_ptr<uint8_t>());
   std::memcpy(data, text.data(),
               std::min(text.size(), static_cast<size_t>(count)));
-  FSDP_ASSIGN_OR_RETURN(work, communicator.Broadcast(bytes, root, what));
-  FSDP_RETURN_IF_ERROR(work->Wait(deadline));
+  FSDP_RETURN_IF_ERROR(
+      BroadcastTensor(communicator, bytes, root, what, deadline));
   return std::string(data, static_cast<size_t>(count));
 }
 

@@ -2,6 +2,8 @@
 #ifndef COMM_AGREEMENT_H_
 #define COMM_AGREEMENT_H_
 
+#include <ATen/core/Tensor.h>
+
 #include <string>
 
 #include "absl/status/status.h"
@@ -32,6 +34,11 @@ absl::Status CheckSame(Communicator& communicator, const std::string& text,
 // Returns when all ranks have called it.
 absl::Status Barrier(Communicator& communicator, absl::string_view what,
                      absl::Time deadline);
+
+// Copies rank `root`'s `tensor` to all ranks.
+absl::Status BroadcastTensor(Communicator& communicator,
+                             const at::Tensor& tensor, int root,
+                             absl::string_view what, absl::Time deadline);
 
 // Rank `root`'s text on all ranks.
 absl::StatusOr<std::string> BroadcastString(Communicator& communicator,

@@ -1,5 +1,8 @@
 #include "comm/agreement.h"
 
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/full.h>
+
 #include <string>
 #include <vector>
 
@@ -143,6 +146,17 @@ TEST(CheckSameTest, LongLinesAreCut) {
                          AllOf(HasSubstr("aaa..."), HasSubstr("bbb..."))));
     EXPECT_LT(status.message().size(), 1000);
   }
+}
+
+TEST(BroadcastTensorTest, AllReceiveTheTensorOfTheRoot) {
+  EXPECT_OK(RunAllRanks(3, [](Communicator& communicator) -> absl::Status {
+    const at::Tensor tensor = at::full({4}, communicator.rank());
+    FSDP_RETURN_IF_ERROR(
+        BroadcastTensor(communicator, tensor, /*root=*/2, "tensor", Soon()));
+    return tensor.eq(2).all().item<bool>()
+               ? absl::OkStatus()
+               : absl::InternalError("another tensor came");
+  }));
 }
 
 TEST(BroadcastStringTest, AllReceiveTheTextOfTheRoot) {

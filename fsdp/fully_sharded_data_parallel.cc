@@ -39,7 +39,7 @@ absl::StatusOr<at::Tensor> ShardedModuleBase::ClipGradNorm(double max_norm,
   ClipGradNormOptions options;
   options.max_norm = max_norm;
   options.norm_type = norm_type;
-  options.timeout = model_->runtime().timeout();
+  options.timeout = model_->timeout();
   return fsdp::ClipGradNorm(communicator(), NamedShards(), options);
 }
 
@@ -73,7 +73,7 @@ absl::Status ShardedModuleBase::Save(const std::string& path) const {
     written = WriteArchiveFile(wrapped(), dict, path);
   }
   return comm::Agree(communicator(), written, "Save()",
-                     absl::Now() + model_->runtime().timeout());
+                     absl::Now() + model_->timeout());
 }
 
 void ShardedModuleBase::save(torch::serialize::OutputArchive& archive) const {

@@ -118,6 +118,7 @@ ShardedModel::Settings SettingsOf(
     const ShardPlan& plan, const std::shared_ptr<torch::nn::Module>& root,
     const Options& options, std::shared_ptr<OffloadSpace> offload) {
   ShardedModel::Settings settings;
+  settings.commits_steps = offload != nullptr && offload->keeps();
   settings.offload = std::move(offload);
   settings.abort_on_failure = options.abort_on_failure;
   settings.check_order = options.check_order;

@@ -22,7 +22,6 @@
 #include "examples/gpt/options.h"
 #include "examples/gpt/testing/plain_training.h"
 #include "examples/gpt/trainable_model.h"
-#include "fsdp/model/sharded_model.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

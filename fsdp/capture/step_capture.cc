@@ -4,6 +4,7 @@
 #include <ATen/ops/empty_like.h>
 #include <c10/core/GradMode.h>
 
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,7 +18,7 @@
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/agreement.h"
-#include "fsdp/runtime/runtime.h"
+#include "fsdp/model/model_capture.h"
 
 namespace fsdp {
 namespace {
@@ -39,8 +40,8 @@ const void* AddressOf(const at::Tensor& tensor) {
 absl::StatusOr<std::unique_ptr<CapturedStep>> CapturedStep::Make(
     ShardedModuleBase& model, torch::optim::Optimizer& optimizer, Step step,
     const CaptureOptions& options) {
-  const ShardedModel& sharded = model.sharded_model();
-  FSDP_RETURN_IF_ERROR(sharded.CheckCapturable());
+  ShardedModel& sharded = model.sharded_model();
+  FSDP_RETURN_IF_ERROR(ModelCapture(sharded).CheckCapturable());
   auto* const capturable = dynamic_cast<CapturableOptimizer*>(&optimizer);
   if (capturable == nullptr) {
     return absl::FailedPreconditionError(
@@ -61,7 +62,7 @@ absl::StatusOr<std::unique_ptr<CapturedStep>> CapturedStep::Make(
         kLeastWarmUp));
   }
   FSDP_ASSIGN_OR_RETURN(std::unique_ptr<DeviceGraph> graph,
-                        options.make_graph(sharded.runtime().device()));
+                        options.make_graph(sharded.device()));
   capturable->KeepRatesOnDevice();
   return std::unique_ptr<CapturedStep>(new CapturedStep(
       model, *capturable, std::move(step), options, std::move(graph)));
@@ -72,11 +73,12 @@ CapturedStep::CapturedStep(ShardedModuleBase& model,
                            const CaptureOptions& options,
                            std::unique_ptr<DeviceGraph> graph)
     : model_(model),
+      capture_(std::make_unique<ModelCapture>(model.sharded_model())),
       optimizer_(optimizer),
       step_(std::move(step)),
       options_(options),
       graph_(std::move(graph)),
-      stream_(model.sharded_model().runtime().device()) {}
+      stream_(model.sharded_model().device()) {}
 
 // What replays still use goes back in the order of the current stream.
 CapturedStep::~CapturedStep() {
@@ -95,7 +97,7 @@ absl::StatusOr<at::Tensor> CapturedStep::Run(const Inputs& inputs) {
 
 absl::Status CapturedStep::RunOrReplay(const Inputs& inputs) {
   FSDP_RETURN_IF_ERROR(failure_);
-  absl::Status ready = model_.sharded_model().PrepareCapturedStep();
+  absl::Status ready = capture_->PrepareStep();
   if (ready.ok()) ready = TakeInputs(inputs);
   const bool captures = !is_captured_ && steps_ >= options_.warm_up_steps;
   // Before a capture, ranks whose call is refused tell the others.
@@ -112,7 +114,7 @@ absl::Status CapturedStep::RunOrReplay(const Inputs& inputs) {
 absl::Status CapturedStep::Agree(const absl::Status& mine) {
   ShardedModel& sharded = model_.sharded_model();
   return comm::Agree(sharded.communicator(), mine, kWhat,
-                     absl::Now() + sharded.runtime().timeout());
+                     absl::Now() + sharded.timeout());
 }
 
 void CapturedStep::Recapture() {
@@ -125,7 +127,7 @@ void CapturedStep::Recapture() {
 
 absl::Status CapturedStep::TakeInputs(const Inputs& inputs) {
   const c10::NoGradGuard no_grad;
-  const c10::Device device = model_.sharded_model().runtime().device();
+  const c10::Device device = model_.sharded_model().device();
   const bool is_first = inputs_.empty();
   Inputs own = inputs_;
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -160,9 +162,7 @@ absl::Status CapturedStep::TakeInputs(const Inputs& inputs) {
 // Where it will be captured, so that what is set up for a stream is there.
 absl::Status CapturedStep::WarmUp() {
   before_last_ = std::exchange(last_, {});
-  Runtime& runtime = model_.sharded_model().runtime();
-  runtime.BeginAlike();
-  runtime.SetStepLog(&last_);
+  capture_->BeginLoggedStep(last_);
   gradients_ = Gradients();
   stream_.FollowCurrentStream();
   absl::Status status;
@@ -171,7 +171,7 @@ absl::Status CapturedStep::WarmUp() {
     status = CallStep();
   }
   stream_.BlockCurrentStream();
-  runtime.SetStepLog(nullptr);
+  capture_->EndLoggedStep();
   // Those that are compared follow one another.
   steps_ = status.ok() ? steps_ + 1 : 0;
   return status;
@@ -227,15 +227,15 @@ absl::Status CapturedStep::CheckAlike() const {
 }
 
 absl::Status CapturedStep::AwaitDevice() {
-  Runtime& runtime = model_.sharded_model().runtime();
+  const ShardedModel& sharded = model_.sharded_model();
   DeviceEvent reached;
   bool is_reached = false;
   FSDP_RETURN_IF_ERROR(TorchToStatus("waiting for the device", [&] {
-    runtime.JoinStreams();
+    capture_->JoinStreams();
     stream_.FollowCurrentStream();
     const SideStream::Scope scope(stream_);
-    reached.Record(runtime.device());
-    is_reached = reached.Wait(absl::Now() + runtime.timeout());
+    reached.Record(sharded.device());
+    is_reached = reached.Wait(absl::Now() + sharded.timeout());
   }));
   if (is_reached) return absl::OkStatus();
   return absl::DeadlineExceededError(
@@ -245,7 +245,7 @@ absl::Status CapturedStep::AwaitDevice() {
 // All ranks capture or none: NCCL may register memory across ranks while its
 // operations are captured.
 absl::Status CapturedStep::Capture() {
-  absl::Status status = model_.sharded_model().FinishOrder();
+  absl::Status status = capture_->FinishOrder();
   if (status.ok()) status = CheckAlike();
   if (status.ok()) status = AwaitDevice();
   FSDP_RETURN_IF_ERROR(Annotate(Agree(status), kWhat));
@@ -263,8 +263,7 @@ absl::Status CapturedStep::Capture() {
 }
 
 absl::Status CapturedStep::CaptureHere() {
-  ShardedModel& sharded = model_.sharded_model();
-  FSDP_RETURN_IF_ERROR(sharded.BeginCapture());
+  FSDP_RETURN_IF_ERROR(capture_->Begin());
   const SideStream::Scope scope(stream_);
   const absl::StatusOr<int64_t> capture = optimizer_.BeginCapture();
   absl::Status status = capture.status();
@@ -274,7 +273,7 @@ absl::Status CapturedStep::CaptureHere() {
   if (status.ok()) status = graph_->EndCapture();
   optimizer_.EndCapture();
   // What is in flight is waited for in the capture that it is of.
-  sharded.EndCapture(status.ok());
+  capture_->End(status.ok());
   if (status.ok()) status = CheckGradients();
   if (status.ok()) return status;
   graph_->Reset();
@@ -288,19 +287,18 @@ absl::Status CapturedStep::CaptureHere() {
 }
 
 absl::Status CapturedStep::Record() {
-  Runtime& runtime = model_.sharded_model().runtime();
   absl::Status status;
   FSDP_RETURN_IF_ERROR(TorchToStatus(kWhat, [&] {
-    runtime.ForkStreams();
+    capture_->ForkStreams();
     status = CallStep();
-    if (status.ok()) runtime.JoinStreams();
+    if (status.ok()) capture_->JoinStreams();
   }));
   return status;
 }
 
 // Else a model that is given up could let it go.
 void CapturedStep::Pin() {
-  memory_ = model_.sharded_model().runtime().StepMemory();
+  memory_ = capture_->StepMemory();
   shards_.clear();
   for (const NamedShard& named : model_.NamedShards()) {
     shards_.push_back(
@@ -338,7 +336,7 @@ absl::Status CapturedStep::Replay() {
   }
   FSDP_RETURN_IF_ERROR(graph_->Replay());
   optimizer_.CountReplay();
-  model_.sharded_model().NoteReplay();
+  capture_->NoteReplay();
   ++replays_;
   return absl::OkStatus();
 }

@@ -37,6 +37,8 @@
 
 namespace fsdp {
 
+class ModelCapture;
+
 // The same on all ranks.
 struct CaptureOptions {
   DeviceGraphMaker make_graph;
@@ -124,6 +126,7 @@ class CapturedStep {
   absl::Status Replay();
 
   ShardedModuleBase& model_;
+  const std::unique_ptr<ModelCapture> capture_;
   CapturableOptimizer& optimizer_;
   const Step step_;
   const CaptureOptions options_;

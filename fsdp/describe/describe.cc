@@ -12,9 +12,8 @@
 #include "flat_param/flat_parameter.h"
 #include "fsdp/describe/memory_plan.h"
 #include "fsdp/memory/resting_memory.h"
+#include "fsdp/model/model_view.h"
 #include "fsdp/resting/offload_space.h"
-#include "fsdp/runtime/runtime.h"
-#include "fsdp/schedule/schedule.h"
 
 namespace fsdp {
 namespace {
@@ -67,34 +66,33 @@ struct MessageBytes {
   }
 };
 
-// Of flat parameter `i`; none where nothing is quantised.
-MessageBytes MessagesOf(const Runtime& runtime, int unit, int i) {
-  const Placement& placement = runtime.placement(unit);
-  if (placement.quantized == nullptr) return {};
-  const flat_param::FlatParameter& flat = *runtime.flats(unit)[i];
-  const int ranks = placement.shard->world_size();
-  const c10::ScalarType reduce = runtime.gradients(unit)[i].reduce_dtype;
+// None where nothing is quantised.
+MessageBytes MessagesOf(const UnitView& unit, const FlatView& view) {
+  if (!unit.quantization.has_value()) return {};
+  const flat_param::FlatParameter& flat = *view.flat;
+  const c10::ScalarType reduce = view.reduce_dtype;
   MessageBytes bytes;
   bytes.gather = comm::GatherMessageBytes(flat.layout().shard_numel(),
-                                          flat.compute_dtype(), ranks,
-                                          placement.quantization);
-  const int64_t segment = runtime.reduce_buffer_bytes(unit, i) / ranks /
+                                          flat.compute_dtype(), unit.ranks,
+                                          *unit.quantization);
+  const int64_t segment = view.reduce_buffer_bytes / unit.ranks /
                           static_cast<int64_t>(c10::elementSize(reduce));
   if (segment > 0) {
     bytes.reduce =
-        comm::SumMessageBytes(segment, reduce, ranks, placement.quantization);
+        comm::SumMessageBytes(segment, reduce, unit.ranks, *unit.quantization);
   }
   return bytes;
 }
 
-UnitBytes BytesOf(const Runtime& runtime, int unit) {
+UnitBytes BytesOf(const UnitView& unit) {
   UnitBytes bytes;
   bytes.trainable = false;
   bytes.takes_gradients = true;
-  const Placement& placement = runtime.placement(unit);
-  for (int i = 0; i < runtime.num_flats(unit); ++i) {
-    const flat_param::FlatParameter& flat = *runtime.flats(unit)[i];
-    const MessageBytes messages = MessagesOf(runtime, unit, i);
+  bytes.synchronizes = unit.synchronizes;
+  bytes.all_reduces = unit.all_reduces;
+  for (const FlatView& view : unit.flats) {
+    const flat_param::FlatParameter& flat = *view.flat;
+    const MessageBytes messages = MessagesOf(unit, view);
     bytes.gather_messages += messages.gather;
     bytes.reduce_messages += messages.reduce;
     const int64_t shard = flat.shard().nbytes();
@@ -102,60 +100,57 @@ UnitBytes BytesOf(const Runtime& runtime, int unit) {
     (away ? bytes.away : bytes.shard) += shard;
     bytes.stateless +=
         OptimizerRestsElsewhere(flat) ? shard : shard - TrainableBytes(flat);
-    const bool is_shard = placement.shard->world_size() == 1 && !away &&
-                          flat.compute_dtype() == flat.dtype();
-    const SharedFlat& shared = runtime.shared(unit, i);
-    if (shared.memory.defined()) {
-      if (!shared.holds_shards) {
-        bytes.copy += flat.unsharded_bytes() / placement.shard->world_size();
+    const bool is_shard =
+        unit.ranks == 1 && !away && flat.compute_dtype() == flat.dtype();
+    if (view.is_shared) {
+      if (!view.shares_shards) {
+        bytes.copy += flat.unsharded_bytes() / unit.ranks;
       }
     } else if (!is_shard) {
       bytes.unsharded += flat.unsharded_bytes();
       bytes.unsharded_parts.push_back(flat.unsharded_bytes());
     }
-    if (placement.part != nullptr) {
-      bytes.part += flat.unsharded_bytes() / placement.part->world_size();
+    if (unit.part_ranks > 0) {
+      bytes.part += flat.unsharded_bytes() / unit.part_ranks;
     }
-    if (runtime.shard_gradient_bytes(unit, i) == 0) continue;
+    if (view.shard_gradient_bytes == 0) continue;
     bytes.trainable = true;
     const bool computes_in_dtype_of_gradients =
-        flat.compute_dtype() == runtime.gradients(unit)[i].gradient_dtype;
+        flat.compute_dtype() == view.gradient_dtype;
     bytes.takes_gradients &=
-        computes_in_dtype_of_gradients && runtime.TakesGradients(unit, i);
-    bytes.reduce_parts.push_back(runtime.reduce_buffer_bytes(unit, i));
-    if (runtime.gradients(unit)[i].memory != nullptr) continue;
-    bytes.gradient += runtime.shard_gradient_bytes(unit, i);
+        computes_in_dtype_of_gradients && view.takes_gradients;
+    bytes.reduce_parts.push_back(view.reduce_buffer_bytes);
+    if (view.gradient_is_placed) continue;
+    bytes.gradient += view.shard_gradient_bytes;
   }
-  bytes.reduce_buffer = runtime.reduce_buffer_bytes(unit);
-  bytes.segment = bytes.reduce_buffer / placement.shard->world_size();
+  bytes.reduce_buffer = unit.reduce_buffer_bytes;
+  bytes.segment = bytes.reduce_buffer / unit.ranks;
   return bytes;
 }
 
-int DepthOf(const std::vector<ScheduledUnit>& units, int unit) {
+int DepthOf(const std::vector<UnitView>& units, int unit) {
   int depth = 0;
   while ((unit = units[unit].parent) >= 0) ++depth;
   return depth;
 }
 
 // One line for each flat parameter, the first with the unit's name.
-std::string DescribeUnit(const ShardedModel& model, int unit) {
-  const Runtime& runtime = model.runtime();
-  const std::vector<ScheduledUnit>& units = model.schedule().units();
-  std::string name = absl::StrCat(std::string(2 * DepthOf(units, unit), ' '),
-                                  model.unit_name(unit));
-  std::string strategy = ToString(model.unit_options(unit).strategy);
+std::string DescribeUnit(const std::vector<UnitView>& units, int index) {
+  const UnitView& unit = units[index];
+  std::string name =
+      absl::StrCat(std::string(2 * DepthOf(units, index), ' '), unit.name);
+  std::string strategy = ToString(unit.strategy);
   std::string text;
-  for (int i = 0; i < runtime.num_flats(unit); ++i) {
-    const flat_param::FlatParameter& flat = *runtime.flats(unit)[i];
+  for (const FlatView& view : unit.flats) {
+    const flat_param::FlatParameter& flat = *view.flat;
     absl::StrAppendFormat(
         &text, "%-32s %-29s %10d %12.2f %12.2f  %s/%s/%s%s%s%s\n", name,
         strategy, flat.num_parameters(), flat.unsharded_bytes() / kMiB,
         flat.shard().nbytes() / kMiB, Short(flat.dtype()),
-        Short(flat.compute_dtype()),
-        Short(runtime.gradients(unit)[i].reduce_dtype),
-        runtime.shard_gradient_bytes(unit, i) > 0 ? "" : " frozen",
-        MessagesOf(runtime, unit, i).ToString(),
-        model.recomputes(unit) ? " recomputed" : "");
+        Short(flat.compute_dtype()), Short(view.reduce_dtype),
+        view.shard_gradient_bytes > 0 ? "" : " frozen",
+        MessagesOf(unit, view).ToString(),
+        unit.recomputed ? " recomputed" : "");
     name.clear();
     strategy.clear();
   }
@@ -169,14 +164,11 @@ std::string DescribeUnit(const ShardedModel& model, int unit) {
 
 MemoryPlan PlanMemory(const ShardedModel& model,
                       const MemoryPlanOptions& options) {
+  const ModelView view = ViewOf(model);
   std::vector<UnitBytes> bytes;
-  for (int unit = 0; unit < model.num_units(); ++unit) {
-    UnitBytes& of_unit = bytes.emplace_back(BytesOf(model.runtime(), unit));
-    of_unit.synchronizes = model.schedule().synchronizes(unit);
-    of_unit.all_reduces = model.schedule().all_reduces(unit);
-  }
-  MemoryPlan plan = PlanMemory(model.schedule().units(), bytes,
-                               model.schedule().options(), options);
+  for (const UnitView& unit : view.units) bytes.push_back(BytesOf(unit));
+  MemoryPlan plan =
+      PlanMemory(view.scheduled_units, bytes, view.schedule_options, options);
   if (model.offload() != nullptr) {
     plan.transfers = model.offload()->plan().transfer_bytes;
   }
@@ -187,8 +179,9 @@ std::string Describe(const ShardedModel& model) {
   std::string text = absl::StrFormat("%-32s %-29s %10s %12s %12s  %s\n", "unit",
                                      "strategy", "parameters", "whole MiB",
                                      "shard MiB", "stored/computed/reduced in");
+  const ModelView view = ViewOf(model);
   for (int unit = 0; unit < model.num_units(); ++unit) {
-    absl::StrAppend(&text, DescribeUnit(model, unit));
+    absl::StrAppend(&text, DescribeUnit(view.units, unit));
   }
   absl::StrAppend(&text, PlanMemory(model).ToString());
   if (model.offload() != nullptr) {

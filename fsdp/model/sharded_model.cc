@@ -1,11 +1,8 @@
 #include "fsdp/model/sharded_model.h"
 
-#include <ATen/SequenceNumber.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/record_function.h>
-#include <c10/core/GradMode.h>
-#include <torch/csrc/autograd/function.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
@@ -18,12 +15,14 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "comm/communicator.h"
 #include "flat_param/flat_parameter.h"
 #include "fsdp/autograd/autograd.h"
-#include "fsdp/autograd/parameter_hooks.h"
 #include "fsdp/model/parameter_owner.h"
 
 namespace fsdp {
@@ -39,13 +38,12 @@ std::array<c10::IValue, 2> BytesOf(const Runtime& runtime, int unit) {
   return {unsharded, runtime.reduce_buffer_bytes(unit)};
 }
 
-// Tied parameters may differ in this.
-bool AnyTrainable(const std::vector<at::Tensor>& tensors) {
+}  // namespace
+
+bool ShardedModel::Slot::AnyTrainable() const {
   return std::any_of(tensors.begin(), tensors.end(),
                      [](const at::Tensor& t) { return t.requires_grad(); });
 }
-
-}  // namespace
 
 ShardedModel::ShardedModel(std::unique_ptr<Runtime> runtime, Schedule schedule,
                            Settings settings)
@@ -53,7 +51,10 @@ ShardedModel::ShardedModel(std::unique_ptr<Runtime> runtime, Schedule schedule,
       schedule_(std::move(schedule)),
       settings_(std::move(settings)),
       owner_(std::make_shared<ParameterOwner>()),
-      units_(runtime_->num_units()) {
+      units_(runtime_->num_units()),
+      backward_(runtime_->num_units()),
+      order_check_(runtime_->communicator(), runtime_->timeout(),
+                   /*lags=*/HasStreams(runtime_->device())) {
   for (int unit = 0; unit < runtime_->num_units(); ++unit) {
     units_[unit].first_shard = named_shards_.size();
     units_[unit].buffers = std::make_shared<const std::vector<at::Tensor>>(
@@ -114,7 +115,7 @@ void ShardedModel::ClearEdges() {
 void ShardedModel::AttachSentinels() {
   for (UnitState& state : units_) {
     for (Slot& slot : state.slots) {
-      slot.shard.set_requires_grad(AnyTrainable(slot.tensors));
+      slot.shard.set_requires_grad(slot.AnyTrainable());
       for (const at::Tensor& tensor : slot.tensors) {
         if (tensor.requires_grad()) AttachSentinel(tensor, slot.sentinel);
       }
@@ -146,215 +147,21 @@ absl::Status ShardedModel::TakeFailure() {
   return observer_ == nullptr ? absl::OkStatus() : observer_->TakeFailure();
 }
 
-absl::Status ShardedModel::CheckThread(int unit) const {
-  if (!schedule_.in_forward() || InsideBackward() ||
-      forward_thread_ == std::this_thread::get_id()) {
-    return absl::OkStatus();
-  }
-  return absl::FailedPreconditionError(absl::StrCat(
-      "forward of unit ", unit_name(unit),
-      " on another thread than its root's: collectives need one order. Run "
-      "one forward of a sharded model at a time, on one thread"));
+absl::Status ShardedModel::CheckNoWholeAccess() const {
+  if (whole_access_.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("the model's parameters are whole for ", whole_access_,
+                   ": end that before anything else is done with the model"));
 }
 
-absl::Status ShardedModel::PreForward(int unit) {
+absl::Status ShardedModel::CheckIdle(absl::string_view what) const {
   FSDP_RETURN_IF_ERROR(CheckNoWholeAccess());
-  FSDP_RETURN_IF_ERROR(CheckThread(unit));
-  if (unit == kRoot && schedule_.in_forward() && !InsideBackward()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "forward of the root ", unit_name(unit), " inside its own forward"));
-  }
-  const bool recomputes = InsideBackward();
-  if (recomputes) {
-    EnterBackward();
-    const auto node = torch::autograd::get_current_node();
-    FSDP_RETURN_IF_ERROR(
-        FinishPendingFrom(node == nullptr ? 0 : node->sequence_nr() + 1));
-  } else if (schedule_.in_backward()) {
-    GiveUpStaleBackward();
-  }
-  if (observer_ != nullptr) {
-    FSDP_RETURN_IF_ERROR(observer_->BeforePreForward(unit));
-  }
-  if (!schedule_.in_forward()) {
-    forward_thread_ = std::this_thread::get_id();
-    if (!recomputes) {
-      FSDP_RETURN_IF_ERROR(ChoosePrecision());
-      for (int each = 0; each < num_units(); ++each) NoteWrittenShards(each);
-    }
-  }
-  for (const auto& flat : runtime_->flats(unit)) {
-    FSDP_RETURN_IF_ERROR(flat->CheckBinding());
-  }
-  const absl::Status unwritten = CheckUnwrittenBetweenForwards(unit);
-  if (!unwritten.ok()) {
-    GiveUpIteration(unwritten);
-    return unwritten;
-  }
-  NoteWrittenShards(unit);  // also what was written inside the forward
-  const bool records_graph = c10::GradMode::is_enabled();
-  // A region that runs without grad is recomputed with it.
-  if (records_graph || RegionScope::Current() != nullptr) {
-    FSDP_RETURN_IF_ERROR(CheckHeldIsCurrent(unit));
-  }
-  if (records_graph) FSDP_RETURN_IF_ERROR(CheckHooks(unit));
-  Event event{EventKind::kPreForward, unit};
-  event.records_graph = records_graph;
-  event.recomputes = recomputes;
-  FSDP_RETURN_IF_ERROR(TransitionOrAbort(event, {}));
-  if (records_graph) AttachNode(unit);
-  RegionScope* const region = RegionScope::Current();
-  if (region != nullptr && HasTrainable(unit)) region->NoteTrainable();
-  RecomputeScope* const recomputation = RecomputeScope::Current();
-  if (recomputation != nullptr) {
-    recomputation->KeepBuffers(*units_[unit].buffers);
-  }
-  if (observer_ != nullptr) observer_->AfterPreForward(unit);
-  return absl::OkStatus();
+  if (!schedule_.in_forward() && !InsideBackward()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      what, " inside a forward or backward: call it between steps"));
 }
 
-// A hook that never ran would be a wrong gradient without a word.
-absl::Status ShardedModel::CheckHooks(int unit) const {
-  for (const Slot& slot : units_[unit].slots) {
-    if (HasTensorHooks(slot.shard) || HasPostAccumulateHooks(slot.shard)) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          "a hook on the shard of ", slot.name,
-          " in Parameters() would not run: register it on the module's "
-          "parameter, where it gets the whole gradient of this rank, or use "
-          "StepInBackward()"));
-    }
-    for (const at::Tensor& tensor : slot.tensors) {
-      if (!HasPostAccumulateHooks(tensor)) continue;
-      return absl::FailedPreconditionError(absl::StrCat(
-          "a post-accumulate-grad hook on parameter ", slot.name,
-          " would not run: the gradient of a sharded parameter is in .grad of "
-          "its shard. Use StepInBackward()"));
-    }
-  }
-  return absl::OkStatus();
-}
-
-// requires_grad is read again at every forward: a parameter may be frozen and
-// unfrozen between steps.
-void ShardedModel::AttachNode(int unit) {
-  UnitState& state = units_[unit];
-  auto running = std::make_shared<RunningUnit>();
-  running->name = unit_name(unit);
-  running->may_use_other_parameters = settings_.ignores_parameters;
-  running->buffers = state.buffers;
-  ParameterSlots& trainable = running->trainable;
-  trainable.resize(state.slots.size());
-  state.num_trainable = 0;
-  for (size_t k = 0; k < state.slots.size(); ++k) {
-    Slot& slot = state.slots[k];
-    for (const at::Tensor& tensor : slot.tensors) ClearEdge(tensor);
-    for (const at::Tensor& tensor : slot.tensors) {
-      if (tensor.requires_grad()) trainable[k].push_back(tensor);
-    }
-    const bool requires_grad = !trainable[k].empty();
-    if (slot.shard.requires_grad() != requires_grad) {
-      slot.shard.set_requires_grad(requires_grad);
-    }
-    if (requires_grad) ++state.num_trainable;
-  }
-  state.running = running;
-  state.start_sequence = at::sequence_number::peek();
-  state.node.reset();
-  if (state.num_trainable == 0) return;
-  state.node =
-      AttachUnitNode(weak_from_this(), unit, unit_name(unit), trainable);
-  state.edges_attached = true;
-}
-
-bool ShardedModel::HasTrainable(int unit) const {
-  const std::vector<Slot>& slots = units_[unit].slots;
-  return std::any_of(slots.begin(), slots.end(), [](const Slot& slot) {
-    return AnyTrainable(slot.tensors);
-  });
-}
-
-void ShardedModel::WatchInput(int unit, const at::Tensor& input) {
-  const UnitState& state = units_[unit];
-  if (state.num_trainable > 0) return;
-  AttachEntry(weak_from_this(), state.start_sequence, input);
-}
-
-absl::Status ShardedModel::CheckForwardLeftParametersAlone(
-    int unit, const std::vector<at::Tensor*>& outputs) const {
-  for (const Slot& slot : units_[unit].slots) {
-    if (slot.tensors.front()._version() == slot.version) continue;
-    return Modified(unit, slot);
-  }
-  for (const auto& flat : runtime_->flats(unit)) {
-    FSDP_RETURN_IF_ERROR(flat->CheckBinding());
-    for (const at::Tensor* output : outputs) {
-      if (!output->defined() || !flat->Owns(*output)) continue;
-      return absl::FailedPreconditionError(absl::StrCat(
-          "an output of unit ", unit_name(unit),
-          " is a parameter or a view of one, whose memory is about to be "
-          "freed: return a copy (.clone())"));
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status ShardedModel::PostForward(int unit,
-                                       const std::vector<at::Tensor*>& outputs,
-                                       const SeenTensors& inputs) {
-  FSDP_RETURN_IF_ERROR(BeforePostForward(unit, outputs));
-  CastOutputs(unit, outputs);
-  bool expects_backward = false;
-  Nodes exits;
-  if (c10::GradMode::is_enabled()) {
-    const UnitState& state = units_[unit];
-    exits =
-        AttachExits(weak_from_this(),
-                    {unit, unit_name(unit), state.start_sequence, state.node},
-                    outputs, inputs);
-    expects_backward = !exits.empty();
-  } else if (const RegionScope* region = RegionScope::Current()) {
-    // The forward that the backward belongs to is still to come.
-    expects_backward = region->passes_grad();
-  }
-  return EndForward(unit, expects_backward, exits);
-}
-
-absl::Status ShardedModel::PostForwardOfUnseen(int unit,
-                                               bool expects_backward) {
-  FSDP_RETURN_IF_ERROR(BeforePostForward(unit, {}));
-  return EndForward(unit, expects_backward, {});
-}
-
-absl::Status ShardedModel::BeforePostForward(
-    int unit, const std::vector<at::Tensor*>& outputs) {
-  absl::Status status;
-  if (observer_ != nullptr)
-    status = observer_->BeforePostForward(unit, outputs);
-  if (status.ok()) status = CheckForwardLeftParametersAlone(unit, outputs);
-  if (!status.ok()) GiveUpIteration(status);
-  return status;
-}
-
-absl::Status ShardedModel::EndForward(int unit, bool expects_backward,
-                                      const Nodes& exits) {
-  units_[unit].node.reset();
-  units_[unit].running.reset();
-  Event event{EventKind::kPostForward, unit};
-  event.recomputes = InsideBackward();
-  event.expects_backward = expects_backward;
-  FSDP_RETURN_IF_ERROR(TransitionOrAbort(event, {}));
-  if (observer_ != nullptr) observer_->AfterPostForward(unit, exits);
-  return absl::OkStatus();
-}
-
-void ShardedModel::AbandonForward(int unit, const absl::Status& thrown) {
-  GiveUpIteration(absl::AbortedError(
-      absl::StrCat("the forward of unit ", unit_name(unit), " on rank ",
-                   runtime_->communicator().rank(), " threw an exception",
-                   thrown.ok() ? "" : ": ", thrown.message())));
-}
-
-absl::Status ShardedModel::TransitionOrAbort(
+absl::Status ShardedModel::TransitionOrGiveUp(
     const Event& event, const std::vector<at::Tensor>& gradients) {
   RECORD_USER_SCOPE_WITH_INPUTS(
       absl::StrCat("fsdp::", Name(event.kind), "(", unit_name(event.unit), ")"),
@@ -367,20 +174,6 @@ absl::Status ShardedModel::TransitionOrAbort(
   if (!actions.ok() && !schedule_.in_forward()) return status;
   if (!status.ok()) GiveUpIteration(status);
   return status;
-}
-
-// Between Unshard() and here an optimizer may have stepped. Backward gathers
-// anew, so that a graph would be of two sets of values.
-absl::Status ShardedModel::CheckHeldIsCurrent(int unit) const {
-  if (!schedule_.IsHeldForUser(unit) || !runtime_->HoldsCopy(unit) ||
-      units_[unit].versions_asked_for == ShardVersions(unit)) {
-    return absl::OkStatus();
-  }
-  return absl::FailedPreconditionError(absl::StrCat(
-      "forward with grad of unit ", unit_name(unit),
-      ", whose shards were written after Unshard() had gathered it: forward "
-      "would compute with the old values and backward with the new ones. "
-      "Reshard() it after writing, or Unshard() it then"));
 }
 
 // A backward that threw has left the engine without its last callback. What it
@@ -408,8 +201,8 @@ void ShardedModel::GiveUpIteration(const absl::Status& reason,
     schedule_.SetKept(unit, runtime_->HasWholeGradients(unit),
                       runtime_->HasSums(unit));
   }
-  order_check_.reset();
-  ForgetBackward();
+  order_check_.Drop();
+  backward_.Forget();
   for (UnitState& state : units_) {
     state.node.reset();
     state.running.reset();
@@ -420,7 +213,7 @@ void ShardedModel::GiveUpIteration(const absl::Status& reason,
 }
 
 absl::Status ShardedModel::ReleaseUnsharded() {
-  return TransitionOrAbort({EventKind::kRelease}, {});
+  return TransitionOrGiveUp({EventKind::kRelease}, {});
 }
 
 }  // namespace fsdp

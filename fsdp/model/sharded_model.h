@@ -4,6 +4,7 @@
 #define FSDP_MODEL_SHARDED_MODEL_H_
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 #include <torch/csrc/autograd/function.h>
 
 #include <cstdint>
@@ -18,19 +19,20 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "comm/communicator.h"
-#include "comm/work.h"
+#include "flat_param/flat_parameter.h"
 #include "fsdp/autograd/autograd.h"
 #include "fsdp/autograd/checkpoint_scope.h"
+#include "fsdp/model/backward_session.h"
+#include "fsdp/model/order_check.h"
 #include "fsdp/model/parameter_owner.h"
 #include "fsdp/model/unit_observer.h"
 #include "fsdp/options/checkpoint_options.h"
 #include "fsdp/options/options.h"
 #include "fsdp/precision/buffer_precision.h"
-#include "fsdp/runtime/order_log.h"
 #include "fsdp/runtime/reduction_hooks.h"
 #include "fsdp/runtime/runtime.h"
 #include "fsdp/schedule/schedule.h"
@@ -41,6 +43,7 @@ class Module;
 
 namespace fsdp {
 
+struct ModelView;
 class OffloadSpace;
 
 // This rank's part of one parameter.
@@ -57,6 +60,10 @@ struct NamedShard {
 
 // Used by one thread at a time: the rank's. Backward may run on the engine's
 // thread of a device, while that thread waits.
+//
+// A long class: users, autograd and whoever works between steps meet here, at
+// the state of the same units. What belongs to one kind of event is in one
+// file; what one of them alone remembers is in a class of its own.
 class ShardedModel final : public BackwardListener,
                            public std::enable_shared_from_this<ShardedModel> {
  public:
@@ -71,7 +78,9 @@ class ShardedModel final : public BackwardListener,
     std::function<bool()> is_training;  // the mode of the root module
     BufferPrecision buffers;
     std::vector<std::vector<at::Tensor>> unit_buffers;  // the same, by unit
-    std::shared_ptr<OffloadSpace> offload;  // null: all rests on the device
+    // Kept for those who ask; null: all rests on the device.
+    std::shared_ptr<const OffloadSpace> offload;
+    bool commits_steps = false;  // OffloadOptions::keep
     // Further names of tied parameters, and the one that NamedShards() has.
     std::map<std::string, std::string, std::less<>> aliases;
   };
@@ -164,7 +173,7 @@ class ShardedModel final : public BackwardListener,
   // See UnitObserver; OK without one.
   absl::Status TakeFailure();
   // Whether a backward under way has announced itself.
-  bool in_backward() const { return !backward_.expired(); }
+  bool in_backward() const { return backward_.is_under_way(); }
   // The node of the unit's forward under way; null without grad, or where
   // nothing is trainable.
   const std::shared_ptr<torch::autograd::Node>& forward_node(int unit) const {
@@ -203,28 +212,25 @@ class ShardedModel final : public BackwardListener,
   absl::Status WaitUnshard(int unit);
   absl::Status Reshard(int unit);
 
-  // --- Captured steps (step_capture.h) --------------------------------------
-  // Whether the steps of this model can be captured; FailedPrecondition or
-  // Unimplemented name what cannot be.
-  absl::Status CheckCapturable() const;
-  // FailedPrecondition inside a forward, a backward or a scope of full
-  // parameters, and where NoSync() has left gradients. Frees what is gathered.
-  absl::Status PrepareCapturedStep();
-  // The check of the order of steps that is under way. Collective.
-  absl::Status FinishOrder();
-  // PrepareCapturedStep(), the device having done all that it was given. Until
-  // EndCapture() a failure aborts nothing, since nothing has been sent.
-  absl::Status BeginCapture();
-  // `sound`: the step has been captured; else it is given up.
-  void EndCapture(bool sound);
-  // That shards have been written by ways that LibTorch does not see.
-  void NoteReplay();
-
-  Runtime& runtime() const { return *runtime_; }
+  // --- What it is made of ---------------------------------------------------
+  // model_view.h has more, to be read.
   const BufferPrecision& buffers() const { return settings_.buffers; }
 
   int num_units() const { return runtime_->num_units(); }
   const std::string& unit_name(int unit) const { return runtime_->name(unit); }
+  // The unit's flat parameters; none for a root that owns nothing.
+  absl::Span<const std::unique_ptr<flat_param::FlatParameter>> flats(
+      int unit) const {
+    return runtime_->flats(unit);
+  }
+  // The ranks that the unit is sharded over, and those that have the same shard
+  // of it; null: no others have.
+  comm::Communicator& shard_group(int unit) const {
+    return *runtime_->placement(unit).shard;
+  }
+  comm::Communicator* replica_group(int unit) const {
+    return runtime_->placement(unit).replicate.get();
+  }
   const UnitOptions& unit_options(int unit) const {
     return settings_.units[unit];
   }
@@ -232,11 +238,18 @@ class ShardedModel final : public BackwardListener,
   const CheckpointOptions& recompute_options() const {
     return settings_.recompute_options;
   }
-  const Schedule& schedule() const { return schedule_; }
-  // Null without offload.
-  OffloadSpace* offload() const { return settings_.offload.get(); }
+  // Null without Options::offload.
+  const OffloadSpace* offload() const { return settings_.offload.get(); }
   MemoryStats memory_stats() const { return runtime_->memory_stats(); }
+  // Of all ranks.
   comm::Communicator& communicator() const { return runtime_->communicator(); }
+  // Of each wait for other ranks.
+  absl::Duration timeout() const { return runtime_->timeout(); }
+  // Of shards and all that is gathered.
+  c10::Device device() const { return runtime_->device(); }
+  // Ends the operations of this rank's groups and tells their ranks: for calls
+  // of others that these may wait in.
+  void Abort(const absl::Status& reason) const { runtime_->Abort(reason); }
 
   // --- BackwardListener ---------------------------------------------------
   void OnPreBackward(const PreBackwardInfo& info) override;
@@ -245,16 +258,22 @@ class ShardedModel final : public BackwardListener,
   void OnLeft(uint64_t start_sequence) override;
 
  private:
+  // They offer more of a model to one user each.
+  friend class ModelCapture;
+  friend ModelView ViewOf(const ShardedModel& model);
+
   // One distinct parameter of a unit: slot k of the unit's node.
   struct Slot {
+    // Of the tensors; tied ones may differ in this.
+    bool AnyTrainable() const;
+
     std::string name;
     std::vector<at::Tensor> tensors;  // of the module
     at::Tensor shard;
     std::shared_ptr<torch::autograd::Node> sentinel;
     // Of the tensors, when last seen: they are not written but by their shards.
     uint32_t version = 0;
-    uint32_t shard_version = 0;   // of the shard, when last seen
-    bool hooks_have_run = false;  // in this backward
+    uint32_t shard_version = 0;  // of the shard, when last seen
   };
   struct UnitState {
     std::vector<Slot> slots;
@@ -271,23 +290,13 @@ class ShardedModel final : public BackwardListener,
   };
   static constexpr int kRoot = 0;
 
-  // A unit whose outputs the gradient has reached and whose own has not.
-  struct PendingUnit {
-    int unit;
-    int graph_task;  // of a nested backward higher than of the one around it
-    uint64_t start_sequence;
-    bool has_unit_node;
-  };
-
-  // Of one backward's collectives, under way among the ranks.
-  struct OrderCheck {
-    OrderLog order;
-    at::Tensor extremes;
-    std::unique_ptr<comm::Work> work;
-  };
-
-  absl::Status TransitionOrAbort(const Event& event,
-                                 const std::vector<at::Tensor>& gradients);
+  // sharded_model.cc
+  absl::Status CheckNoWholeAccess() const;
+  absl::Status CheckIdle(absl::string_view what) const;
+  // Reports `event` to the schedule and carries out what it asks for; where
+  // that fails the iteration is given up.
+  absl::Status TransitionOrGiveUp(const Event& event,
+                                  const std::vector<at::Tensor>& gradients);
   // What becomes of the reductions in flight. Waiting for them is too late once
   // the user may have had the gradients.
   enum class InFlight { kFinish, kDrop };
@@ -300,18 +309,12 @@ class ShardedModel final : public BackwardListener,
   void RestoreSentinels();
   void ClearEdges();
 
-  // sharded_model_versions.cc
-  void SeeVersions();
-  bool NoteWrittenShards(int unit);
-  void NoteWritesBeforeBackward();
-  absl::Status ExplainStaleGraph(absl::Status status) const;
-  absl::Status CheckUnwrittenBetweenForwards(int unit) const;
-  absl::Status Modified(int unit, const Slot& slot) const;
-
-  // sharded_model.cc: forward
-  absl::Status CheckThread(int unit) const;
-  absl::Status CheckHeldIsCurrent(int unit) const;
+  // sharded_model_forward.cc
+  absl::Status CheckMayBegin(int unit) const;
+  absl::Status BeginForward(int unit, bool recomputes);
+  absl::Status CheckParameters(int unit, bool records_graph);
   absl::Status CheckHooks(int unit) const;
+  void AttachToAutograd(int unit, bool records_graph);
   void AttachNode(int unit);
   bool HasTrainable(int unit) const;
   absl::Status CheckForwardLeftParametersAlone(
@@ -321,32 +324,35 @@ class ShardedModel final : public BackwardListener,
   using Nodes = std::vector<std::shared_ptr<torch::autograd::Node>>;
   absl::Status EndForward(int unit, bool expects_backward, const Nodes& exits);
 
-  // sharded_model_precision.cc
-  absl::Status ChoosePrecision();
-  bool InFullPrecision(int unit) const;
-  void CastOutputs(int unit, const std::vector<at::Tensor*>& outputs) const;
-  absl::Status CheckPrecisionOf(const PreBackwardInfo& info) const;
-
   // sharded_model_backward.cc
   void EnterBackward();
   void OnEndOfBackward();
   void OnBackwardLost();
-  void ForgetBackward();
-  absl::Status CheckForwardThread(int unit, std::optional<uint64_t> thread);
   absl::Status FinishPendingFrom(uint64_t sequence);
   void RunParameterHooks(int unit, std::vector<at::Tensor>& gradients);
   absl::Status PostBackward(int unit, const std::vector<at::Tensor>& gradients,
                             bool reduces);
   bool ReducesAll() const;
   absl::Status CheckOrder();
-  absl::StatusOr<std::unique_ptr<OrderCheck>> StartOrderCheck();
-  absl::Status FinishOrderCheck(OrderCheck& check);
+
+  // sharded_model_versions.cc
+  void SeeVersions();
+  bool NoteWrittenShards(int unit);
+  void NoteWritesBeforeBackward();
+  absl::Status ExplainStaleGraph(absl::Status status) const;
+  std::vector<uint32_t> ShardVersions(int unit) const;
+  absl::Status CheckHeldIsCurrent(int unit) const;
+  absl::Status CheckUnwrittenBetweenForwards(int unit) const;
+  absl::Status Modified(int unit, const Slot& slot) const;
+
+  // sharded_model_precision.cc
+  absl::Status ChoosePrecision();
+  bool InFullPrecision(int unit) const;
+  void CastOutputs(int unit, const std::vector<at::Tensor*>& outputs) const;
+  absl::Status CheckPrecisionOf(const PreBackwardInfo& info) const;
 
   // sharded_model_between_steps.cc
   absl::Status SetReduction(int unit, bool synchronizes, bool all_reduces);
-  absl::Status CheckNoWholeAccess() const;
-  absl::Status CheckIdle(absl::string_view what) const;
-  std::vector<uint32_t> ShardVersions(int unit) const;
 
   const std::unique_ptr<Runtime> runtime_;
   Schedule schedule_;
@@ -359,13 +365,9 @@ class ShardedModel final : public BackwardListener,
     int unit;
   };
   std::unordered_map<const torch::nn::Module*, ModulePlace> modules_;
-  bool captures_ = false;
-  std::vector<PendingUnit> pending_;
-  // On which thread what each backward under way goes through was recorded.
-  std::map<int, uint64_t> forward_threads_;
-  // Lives as long as the outermost backward under way, however that ends.
-  struct BackwardUnderWay;
-  std::weak_ptr<BackwardUnderWay> backward_;
+  bool captures_ = false;  // a step: nothing that is done is sent
+  BackwardSession backward_;
+  OrderCheck order_check_;
   std::string whole_access_;  // what has the parameters whole; empty: nothing
   // A unit whose shards were written since a graph has computed with them.
   std::string written_before_backward_;
@@ -373,8 +375,7 @@ class ShardedModel final : public BackwardListener,
   bool full_precision_ = false;  // where a unit's policy says so of eval mode
   // Its changes, each with the sequence number that autograd was at.
   std::vector<std::pair<uint64_t, bool>> precisions_;
-  bool has_reduced_ = false;                 // a backward has, at least once
-  std::unique_ptr<OrderCheck> order_check_;  // of the last backward, or null
+  bool has_reduced_ = false;  // a backward has, at least once
   std::thread::id forward_thread_;
   std::unique_ptr<UnitObserver> observer_;  // may be null
 };

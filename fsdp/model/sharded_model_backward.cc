@@ -1,44 +1,29 @@
 // What ShardedModel does in backward.
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/tensor.h>
 #include <ATen/record_function.h>
 #include <c10/util/Exception.h>
-#include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/graph_task.h>
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
-#include "absl/time/clock.h"
 #include "base/device_streams.h"
 #include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "comm/agreement.h"
-#include "comm/work.h"
+#include "comm/communicator.h"
+#include "fsdp/autograd/autograd.h"
 #include "fsdp/autograd/parameter_hooks.h"
 #include "fsdp/model/sharded_model.h"
+#include "fsdp/runtime/order_log.h"
 
 namespace fsdp {
 namespace {
-
-constexpr char kOrderLabel[] = "the collectives of an iteration";
-
-int GraphTask() { return torch::autograd::get_current_graph_task_id(); }
-
-// Whether this backward computes all gradients rather than chosen ones.
-bool BackwardComputesEverything() {
-  const auto* exec_info = torch::autograd::get_current_graph_task_exec_info();
-  return exec_info == nullptr || exec_info->empty();
-}
 
 // A parameter that was meant to be tied and is not, for example.
 void WarnOfMissingGradients(const std::vector<NamedShard>& shards) {
@@ -56,20 +41,6 @@ void WarnOfMissingGradients(const std::vector<NamedShard>& shards) {
 }
 
 }  // namespace
-
-struct ShardedModel::BackwardUnderWay {
-  ~BackwardUnderWay() {
-    const std::shared_ptr<ShardedModel> lost =
-        has_ended ? nullptr : model.lock();
-    if (lost == nullptr) return;
-    TorchToStatus("giving a backward up", [&] {
-      lost->OnBackwardLost();
-    }).IgnoreError();
-  }
-
-  std::weak_ptr<ShardedModel> model;
-  bool has_ended = false;
-};
 
 absl::Status ShardedModel::Backward(const at::Tensor& loss, bool retain_graph) {
   if (!loss.defined() || loss.numel() != 1 || !loss.requires_grad()) {
@@ -91,38 +62,71 @@ absl::Status ShardedModel::Backward(const at::Tensor& loss, bool retain_graph) {
   return status;
 }
 
+// Called at every event inside backward.
+void ShardedModel::EnterBackward() {
+  if (backward_.is_under_way()) return;
+  GiveUpStaleBackward();
+  NoteWritesBeforeBackward();
+  const auto tell = [this](void (ShardedModel::*event)()) {
+    return [weak = weak_from_this(), event] {
+      const std::shared_ptr<ShardedModel> model = weak.lock();
+      if (model != nullptr) (*model.*event)();
+    };
+  };
+  backward_.Begin(tell(&ShardedModel::OnEndOfBackward),
+                  tell(&ShardedModel::OnBackwardLost));
+}
+
+// The engine has dropped the last callback of a backward that threw. Where it
+// has threads of its own for a device, this may be one of them: the next event
+// gives the backward up then.
+void ShardedModel::OnBackwardLost() {
+  if (!schedule_.in_backward() || HasStreams(runtime_->device())) return;
+  GiveUpIteration(absl::OkStatus());
+}
+
 void ShardedModel::OnPreBackward(const PreBackwardInfo& info) {
   ThrowIfError(CheckNoWholeAccess());
   EnterBackward();
-  ThrowIfError(CheckForwardThread(info.unit, info.forward_thread));
+  ThrowIfError(
+      backward_.CheckForwardThread(unit_name(info.unit), info.forward_thread));
   if (observer_ != nullptr) {
     ThrowIfError(observer_->BeforePreBackward(info.unit));
   }
   ThrowIfError(CheckPrecisionOf(info));
   ThrowIfError(FinishPendingFrom(info.exit_sequence));
-  ThrowIfError(TransitionOrAbort({EventKind::kPreBackward, info.unit}, {}));
+  ThrowIfError(TransitionOrGiveUp({EventKind::kPreBackward, info.unit}, {}));
   if (info.start_sequence.has_value()) {
-    pending_.push_back(
-        {info.unit, GraphTask(), *info.start_sequence, info.has_unit_node});
+    backward_.AddPending(info.unit, *info.start_sequence, info.has_unit_node);
   }
 }
 
 void ShardedModel::OnPostBackward(const PostBackwardInfo& info,
                                   std::vector<at::Tensor> gradients) {
   EnterBackward();
-  ThrowIfError(CheckForwardThread(info.unit, info.forward_thread));
+  ThrowIfError(
+      backward_.CheckForwardThread(unit_name(info.unit), info.forward_thread));
   ThrowIfError(FinishPendingFrom(info.node_sequence + 1));
-  while (!pending_.empty() && pending_.back().unit == info.unit &&
-         pending_.back().start_sequence == info.node_sequence) {
-    pending_.pop_back();
-  }
+  backward_.RemovePending(info.unit, info.node_sequence);
   RunParameterHooks(info.unit, gradients);
   ThrowIfError(
       PostBackward(info.unit, gradients, /*reduces=*/!gradients.empty()));
 }
 
 void ShardedModel::OnLeft(uint64_t start_sequence) {
-  if (!pending_.empty()) ThrowIfError(FinishPendingFrom(start_sequence));
+  ThrowIfError(FinishPendingFrom(start_sequence));
+}
+
+// A unit with a Unit node got no gradient, where on another rank its parameters
+// may have been used: control flow inside a unit may depend on the data. This
+// rank then takes part with zeros, at the place in the order of collectives
+// where the other reduces. `sequence` is of the backward that runs now.
+absl::Status ShardedModel::FinishPendingFrom(uint64_t sequence) {
+  while (const auto pending = backward_.TakePendingFrom(sequence)) {
+    const std::vector<at::Tensor> none(units_[pending->unit].slots.size());
+    FSDP_RETURN_IF_ERROR(PostBackward(pending->unit, none, pending->reduces));
+  }
+  return absl::OkStatus();
 }
 
 // A user's hook sees what it would see without sharding: the sum over all uses
@@ -130,11 +134,11 @@ void ShardedModel::OnLeft(uint64_t start_sequence) {
 void ShardedModel::RunParameterHooks(int unit,
                                      std::vector<at::Tensor>& gradients) {
   for (size_t k = 0; k < gradients.size(); ++k) {
-    Slot& slot = units_[unit].slots[k];
+    const Slot& slot = units_[unit].slots[k];
     if (!gradients[k].defined()) continue;
     for (const at::Tensor& tensor : slot.tensors) {
       if (!tensor.requires_grad() || !HasTensorHooks(tensor)) continue;
-      if (slot.hooks_have_run) {
+      if (backward_.hooks_have_run(unit, k)) {
         ThrowIfError(absl::FailedPreconditionError(absl::StrCat(
             "the hook on parameter ", slot.name, " cannot see the gradient of ",
             "a whole backward, which goes through several uses of unit ",
@@ -145,31 +149,7 @@ void ShardedModel::RunParameterHooks(int unit,
       }
       gradients[k] = RunTensorHooks(tensor, gradients[k]);
     }
-    slot.hooks_have_run = true;
-  }
-}
-
-// Sequence numbers, by which autograd and this file order nodes, count per
-// thread.
-absl::Status ShardedModel::CheckForwardThread(int unit,
-                                              std::optional<uint64_t> thread) {
-  if (!thread.has_value()) return absl::OkStatus();
-  const auto [it, is_new] = forward_threads_.try_emplace(GraphTask(), *thread);
-  if (it->second == *thread) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      "one backward through forwards of two threads, the second one of unit ",
-      unit_name(unit),
-      ": autograd knows the order of what one thread records, and collectives "
-      "need one order. Run the forwards on one thread, or a backward for "
-      "each"));
-}
-
-void ShardedModel::ForgetBackward() {
-  pending_.clear();
-  forward_threads_.clear();
-  backward_.reset();
-  for (UnitState& state : units_) {
-    for (Slot& slot : state.slots) slot.hooks_have_run = false;
+    backward_.NoteHooks(unit, k);
   }
 }
 
@@ -181,63 +161,17 @@ absl::Status ShardedModel::PostBackward(
   Event event{EventKind::kPostBackward, unit};
   event.reduces = reduces;
   event.synchronizes = synchronizes_;
-  return TransitionOrAbort(event, gradients);
-}
-
-// Called at every event inside backward. The first one comes from the outermost
-// backward: what is nested in a node of ours is announced by it, and a callback
-// that is queued in a nested backward runs at the end of that one.
-void ShardedModel::EnterBackward() {
-  if (!backward_.expired()) return;
-  GiveUpStaleBackward();
-  NoteWritesBeforeBackward();
-  auto under_way = std::make_shared<BackwardUnderWay>();
-  under_way->model = weak_from_this();
-  backward_ = under_way;
-  torch::autograd::Engine::get_default_engine().queue_callback(
-      [under_way = std::move(under_way)] {
-        const std::shared_ptr<ShardedModel> model = under_way->model.lock();
-        if (model != nullptr) model->OnEndOfBackward();
-        under_way->has_ended = true;
-      });
-}
-
-// The engine has dropped the last callback of a backward that threw. Where it
-// has threads of its own for a device, this may be one of them: the next event
-// gives the backward up then.
-void ShardedModel::OnBackwardLost() {
-  if (!schedule_.in_backward() || HasStreams(runtime_->device())) return;
-  GiveUpIteration(absl::OkStatus());
-}
-
-// A unit with a Unit node got no gradient, where on another rank its parameters
-// may have been used: control flow inside a unit may depend on the data. This
-// rank then takes part with zeros, at the place in the order of collectives
-// where the other reduces. `sequence` is of the backward that runs now; one
-// nested in it that has a pending unit is over.
-absl::Status ShardedModel::FinishPendingFrom(uint64_t sequence) {
-  const int graph_task = GraphTask();
-  while (!pending_.empty() && (pending_.back().graph_task > graph_task ||
-                               (pending_.back().graph_task == graph_task &&
-                                pending_.back().start_sequence >= sequence))) {
-    const PendingUnit pending = pending_.back();
-    pending_.pop_back();
-    const std::vector<at::Tensor> none(units_[pending.unit].slots.size());
-    FSDP_RETURN_IF_ERROR(PostBackward(
-        pending.unit, none,
-        /*reduces=*/pending.has_unit_node && BackwardComputesEverything()));
-  }
-  return absl::OkStatus();
+  return TransitionOrGiveUp(event, gradients);
 }
 
 void ShardedModel::OnEndOfBackward() {
-  backward_.reset();
+  backward_.Leave();
   ThrowIfError(FinishPendingFrom(0));
-  ForgetBackward();
+  backward_.Forget();
   if (observer_ != nullptr) ThrowIfError(observer_->BeforeEndOfBackward());
   Event event{EventKind::kEndOfBackward};
   event.synchronizes = synchronizes_;
-  ThrowIfError(TransitionOrAbort(event, {}));
+  ThrowIfError(TransitionOrGiveUp(event, {}));
   runtime_->EndOfBackward();
   RestoreSentinels();
   if (synchronizes_ && ReducesAll() && !std::exchange(has_reduced_, true) &&
@@ -260,45 +194,16 @@ bool ShardedModel::ReducesAll() const {
   return true;
 }
 
-// Where a backend cannot see that ranks' collectives do not match, this can.
-// Every reducing backward compares, since a rank whose order is as before does
-// not know that another's has changed: sixteen bytes. A host that only queues
-// what a device does waits for no other host either: it hears of a difference
-// one backward later.
 absl::Status ShardedModel::CheckOrder() {
   absl::Status status;
   if (!synchronizes_) return status;
   if (settings_.check_order && !captures_ &&
       runtime_->communicator().world_size() > 1) {
     RECORD_USER_SCOPE(absl::StrCat("fsdp::CheckOrder(", unit_name(kRoot), ")"));
-    FSDP_ASSIGN_OR_RETURN(std::unique_ptr<OrderCheck> check, StartOrderCheck());
-    if (HasStreams(runtime_->device())) std::swap(check, order_check_);
-    if (check != nullptr) status = FinishOrderCheck(*check);
+    status = order_check_.Compare(std::exchange(runtime_->order(), OrderLog()));
   }
   runtime_->order().Clear();
   return status;
-}
-
-absl::StatusOr<std::unique_ptr<ShardedModel::OrderCheck>>
-ShardedModel::StartOrderCheck() {
-  auto check = std::make_unique<OrderCheck>();
-  check->order = std::exchange(runtime_->order(), OrderLog());
-  // The greatest hash and, of complements, the least one.
-  const int64_t bits = static_cast<int64_t>(check->order.hash());
-  check->extremes = at::tensor({bits, ~bits}, at::kLong);
-  FSDP_ASSIGN_OR_RETURN(
-      check->work, runtime_->communicator().AllReduce(
-                       check->extremes, comm::ReduceOp::kMax, kOrderLabel));
-  return check;
-}
-
-absl::Status ShardedModel::FinishOrderCheck(OrderCheck& check) {
-  const absl::Time deadline = absl::Now() + runtime_->timeout();
-  FSDP_RETURN_IF_ERROR(check.work->Wait(deadline));
-  const int64_t* extreme = check.extremes.const_data_ptr<int64_t>();
-  if (extreme[0] == ~extreme[1]) return absl::OkStatus();
-  return comm::CheckSame(runtime_->communicator(), check.order.ToString(),
-                         kOrderLabel, deadline);
 }
 
 }  // namespace fsdp

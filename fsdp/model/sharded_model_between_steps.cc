@@ -15,7 +15,6 @@
 #include "fsdp/autograd/autograd.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/model/sharded_model.h"
-#include "fsdp/resting/offload_space.h"
 
 namespace fsdp {
 
@@ -75,26 +74,12 @@ absl::Status ShardedModel::SetReduction(int unit, bool synchronizes,
   Event event{EventKind::kSetReduction, unit};
   event.synchronizes = synchronizes;
   event.all_reduces = all_reduces;
-  return TransitionOrAbort(event, {});
-}
-
-absl::Status ShardedModel::CheckNoWholeAccess() const {
-  if (whole_access_.empty()) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat("the model's parameters are whole for ", whole_access_,
-                   ": end that before anything else is done with the model"));
-}
-
-absl::Status ShardedModel::CheckIdle(absl::string_view what) const {
-  FSDP_RETURN_IF_ERROR(CheckNoWholeAccess());
-  if (!schedule_.in_forward() && !InsideBackward()) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      what, " inside a forward or backward: call it between steps"));
+  return TransitionOrGiveUp(event, {});
 }
 
 absl::Status ShardedModel::StepInBackward(UnitStep step) {
   FSDP_RETURN_IF_ERROR(CheckIdle("StepInBackward()"));
-  if (step != nullptr && offload() != nullptr && offload()->keeps()) {
+  if (step != nullptr && settings_.commits_steps) {
     return absl::FailedPreconditionError(
         "StepInBackward() with OffloadOptions::keep: files are committed by "
         "whole steps, and in backward units are stepped one by one");
@@ -167,33 +152,25 @@ absl::Status ShardedModel::CheckBinding() const {
   return absl::OkStatus();
 }
 
-std::vector<uint32_t> ShardedModel::ShardVersions(int unit) const {
-  std::vector<uint32_t> versions;
-  for (const Slot& slot : units_[unit].slots) {
-    versions.push_back(slot.shard._version());
-  }
-  return versions;
-}
-
 absl::Status ShardedModel::Unshard(int unit) {
   FSDP_RETURN_IF_ERROR(CheckNoWholeAccess());
   if (!InsideBackward()) GiveUpStaleBackward();
   if (!schedule_.IsHeldForUser(unit)) {
     units_[unit].versions_asked_for = ShardVersions(unit);
   }
-  return TransitionOrAbort({EventKind::kUnshard, unit}, {});
+  return TransitionOrGiveUp({EventKind::kUnshard, unit}, {});
 }
 
 absl::Status ShardedModel::WaitUnshard(int unit) {
   FSDP_RETURN_IF_ERROR(CheckNoWholeAccess());
   if (!InsideBackward()) GiveUpStaleBackward();
-  return TransitionOrAbort({EventKind::kWaitUnshard, unit}, {});
+  return TransitionOrGiveUp({EventKind::kWaitUnshard, unit}, {});
 }
 
 absl::Status ShardedModel::Reshard(int unit) {
   FSDP_RETURN_IF_ERROR(CheckNoWholeAccess());
   if (!InsideBackward()) GiveUpStaleBackward();
-  return TransitionOrAbort({EventKind::kReshard, unit}, {});
+  return TransitionOrGiveUp({EventKind::kReshard, unit}, {});
 }
 
 }  // namespace fsdp

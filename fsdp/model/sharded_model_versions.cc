@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
@@ -67,6 +68,28 @@ absl::Status ShardedModel::ExplainStaleGraph(absl::Status status) const {
       " were written in between, by an optimizer's step or a state dict for "
       "example. Run the backward first. LibTorch says: ",
       status.message()));
+}
+
+std::vector<uint32_t> ShardedModel::ShardVersions(int unit) const {
+  std::vector<uint32_t> versions;
+  for (const Slot& slot : units_[unit].slots) {
+    versions.push_back(slot.shard._version());
+  }
+  return versions;
+}
+
+// Between Unshard() and here an optimizer may have stepped. Backward gathers
+// anew, so that a graph would be of two sets of values.
+absl::Status ShardedModel::CheckHeldIsCurrent(int unit) const {
+  if (!schedule_.IsHeldForUser(unit) || !runtime_->HoldsCopy(unit) ||
+      units_[unit].versions_asked_for == ShardVersions(unit)) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "forward with grad of unit ", unit_name(unit),
+      ", whose shards were written after Unshard() had gathered it: forward "
+      "would compute with the old values and backward with the new ones. "
+      "Reshard() it after writing, or Unshard() it then"));
 }
 
 // The values would be those of a gather that ends with the unit's next use.

@@ -43,7 +43,6 @@
 #include "fsdp/setup/deferred_modules.h"
 #include "fsdp/setup/shard_plan.h"
 #include "fsdp/setup/unit_plan.h"
-#include "fsdp/state/shard_gather.h"
 
 namespace fsdp {
 namespace {
@@ -253,8 +252,8 @@ GradientBufferOptions Sharder::GradientsOf(const PlannedUnit& planned,
 
 absl::Status Sharder::Broadcast(const at::Tensor& tensor,
                                 const std::string& what) {
-  return BroadcastFrom(world_, /*root=*/0, tensor, what,
-                       absl::Now() + timeout_);
+  return comm::BroadcastTensor(world_, tensor, /*root=*/0, what,
+                               absl::Now() + timeout_);
 }
 
 // Only rank 0's values are looked at where they are broadcast.

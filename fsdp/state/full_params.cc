@@ -23,10 +23,10 @@
 #include "base/tensor_over.h"
 #include "base/torch_status.h"
 #include "comm/agreement.h"
+#include "comm/communicator.h"
 #include "flat_param/flat_parameter.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/model/unit_handle.h"
-#include "fsdp/runtime/runtime.h"
 #include "fsdp/state/lent_values.h"
 #include "fsdp/state/shard_gather.h"
 #include "fsdp/state/whole_access.h"
@@ -47,22 +47,22 @@ absl::Status WriteShard(ShardedModel& model, int unit,
                         const FlatParameter& flat, at::Tensor whole,
                         bool rank0_only, const at::Tensor& shard) {
   const NormalMode normal;
-  const Placement& placement = model.runtime().placement(unit);
   const std::string& label = model.unit_name(unit);
   if (rank0_only) {
     // The writer's may be on the CPU; ranks meet on the device.
     whole = whole.defined() ? whole.to(shard.device())
                             : at::empty({flat.layout().padded_numel()},
                                         shard.options().requires_grad(false));
-    FSDP_RETURN_IF_ERROR(BroadcastFrom(model.communicator(), kWriter, whole,
-                                       label, DeadlineOf(model)));
+    FSDP_RETURN_IF_ERROR(comm::BroadcastTensor(
+        model.communicator(), whole, kWriter, label, DeadlineOf(model)));
   }
   const Slice range = flat.layout().ShardRange(flat.rank());
   const at::Tensor own =
       whole.narrow(0, range.begin, range.numel()).to(shard.device());
-  if (placement.replicate != nullptr && !rank0_only) {
-    FSDP_RETURN_IF_ERROR(BroadcastFrom(*placement.replicate, /*root=*/0, own,
-                                       label, DeadlineOf(model)));
+  comm::Communicator* const replicas = model.replica_group(unit);
+  if (replicas != nullptr && !rank0_only) {
+    FSDP_RETURN_IF_ERROR(comm::BroadcastTensor(*replicas, own, /*root=*/0,
+                                               label, DeadlineOf(model)));
   }
   FSDP_ASSIGN_OR_RETURN(const Resident resident,
                         Resident::Of(shard, Use::kUpdate));
@@ -128,13 +128,13 @@ absl::Status FullParamsScope::Impl::Open(
       "the options of SummonFullParams()", DeadlineOf(*model)));
   const absl::Status status = TorchToStatus("summoning full parameters", [&] {
     for (int unit : units) {
-      for (const auto& flat : model->runtime().flats(unit)) {
+      for (const auto& flat : model->flats(unit)) {
         ThrowIfError(Take(*model, unit, *flat));
       }
     }
   });
   // The other ranks do not know of it and gather.
-  if (!status.ok()) model->runtime().Abort(status);
+  if (!status.ok()) model->Abort(status);
   return status;
 }
 
@@ -192,8 +192,7 @@ void FullParamsScope::Impl::Hide(const Whole& whole) const {
 }
 
 absl::Status FullParamsScope::Impl::WriteBack(const Whole& whole) const {
-  const bool sharded =
-      whole.model->runtime().placement(whole.unit).shard->world_size() > 1;
+  const bool sharded = whole.model->shard_group(whole.unit).world_size() > 1;
   if (!options_.writeback && sharded) return absl::OkStatus();
   return WriteShard(*whole.model, whole.unit, *whole.flat, whole.values,
                     options_.rank0_only, whole.flat->shard());
@@ -228,7 +227,7 @@ absl::Status FullParamsScope::Impl::Close() {
       });
   wholes_.clear();
   for (const Accessed& accessed : models_) {
-    if (!status.ok()) accessed.model->runtime().Abort(status);
+    if (!status.ok()) accessed.model->Abort(status);
   }
   models_.clear();
   return status;
@@ -327,13 +326,13 @@ absl::Status VisitAll(ShardedModel& model, const FullParameterVisitor& visit,
                       const VisitOptions& options) {
   absl::Status visited;
   for (int unit = 0; unit < model.num_units(); ++unit) {
-    for (const auto& flat : model.runtime().flats(unit)) {
+    for (const auto& flat : model.flats(unit)) {
       // A rank whose visitor has failed goes on gathering with the others.
       const absl::Status status =
           VisitFlat(model, unit, *flat, visit, options, &visited);
       if (status.ok()) continue;
       // A group of some ranks has failed: the others wait in groups of theirs.
-      model.runtime().Abort(status);
+      model.Abort(status);
       return visited.ok() ? status : visited;
     }
   }
@@ -391,9 +390,8 @@ absl::StatusOr<std::vector<RebuiltParameter>> RebuildFullParams(
   std::vector<RebuiltParameter> rebuilt;
   for (int unit = 0; unit < model.num_units(); ++unit) {
     FSDP_RETURN_IF_ERROR(model.WaitUnshard(unit));
-    const bool sharded =
-        model.runtime().placement(unit).shard->world_size() > 1;
-    for (const auto& flat : model.runtime().flats(unit)) {
+    const bool sharded = model.shard_group(unit).world_size() > 1;
+    for (const auto& flat : model.flats(unit)) {
       rebuilt.push_back({model.unit_name(unit), Unsharded(*flat),
                          sharded || RestsElsewhere(flat->shard()) ||
                              flat->compute_dtype() != flat->dtype()});

@@ -18,7 +18,6 @@
 #include "comm/communicator.h"
 #include "flat_param/layout.h"
 #include "fsdp/memory/resting_memory.h"
-#include "fsdp/runtime/runtime.h"
 #include "fsdp/state/named_values.h"
 #include "fsdp/state/state_dict.h"
 #include "fsdp/state/state_dict_load.h"
@@ -45,7 +44,7 @@ absl::Status CheckLocal(const ShardedModel& model, const LocalStateDict& dict) {
   compare("of rank", dict.rank, world.rank());
   size_t next = 0;
   for (int unit = 0; unit < model.num_units(); ++unit) {
-    for (const auto& flat : model.runtime().flats(unit)) {
+    for (const auto& flat : model.flats(unit)) {
       if (next >= dict.flats.size()) break;
       const LocalFlat& local = dict.flats[next++];
       const std::string ours =
@@ -61,7 +60,7 @@ absl::Status CheckLocal(const ShardedModel& model, const LocalStateDict& dict) {
   }
   int flats = 0;
   for (int unit = 0; unit < model.num_units(); ++unit) {
-    flats += model.runtime().num_flats(unit);
+    flats += static_cast<int>(model.flats(unit).size());
   }
   compare("flat parameters:", dict.flats.size(), flats);
   return Differ("the local state dict", differences);
@@ -85,7 +84,7 @@ absl::StatusOr<LocalStateDict> MakeLocalStateDict(
         dict.rank = world.rank();
         dict.world_size = world.world_size();
         for (int unit = 0; unit < model.num_units(); ++unit) {
-          for (const auto& flat : model.runtime().flats(unit)) {
+          for (const auto& flat : model.flats(unit)) {
             const Resident resident =
                 ValueOrThrow(Resident::Of(flat->shard(), Use::kRead));
             dict.flats.push_back({model.unit_name(unit), flat->layout(),
@@ -120,7 +119,7 @@ absl::Status LoadLocalStateDict(ShardedModel& model,
     c10::NoGradGuard no_grad;
     size_t next = 0;
     for (int unit = 0; unit < model.num_units(); ++unit) {
-      for (const auto& flat : model.runtime().flats(unit)) {
+      for (const auto& flat : model.flats(unit)) {
         const Resident resident =
             ValueOrThrow(Resident::Of(flat->shard(), Use::kOverwrite));
         at::Tensor shard = flat->shard().detach();

@@ -8,7 +8,7 @@ NamedValues ReadNamedValues(const ShardedModel& model,
                             const torch::nn::Module& module) {
   std::map<const void*, ShardedValue> places;
   for (int unit = 0; unit < model.num_units(); ++unit) {
-    for (const auto& flat : model.runtime().flats(unit)) {
+    for (const auto& flat : model.flats(unit)) {
       for (int i = 0; i < flat->num_parameters(); ++i) {
         for (const at::Tensor& tensor : flat->parameter(i).tensors) {
           places[tensor.unsafeGetTensorImpl()] = {unit, flat.get(), i};

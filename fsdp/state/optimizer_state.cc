@@ -26,7 +26,6 @@
 #include "flat_param/layout.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/resting/resting_states.h"
-#include "fsdp/runtime/runtime.h"
 #include "fsdp/state/optimizer_slots.h"
 #include "fsdp/state/shard_gather.h"
 #include "fsdp/state/whole_access.h"
@@ -284,7 +283,7 @@ using SpecByName = std::map<std::string, const ParameterSpec*>;
 SpecByName SpecsOf(const ShardedModel& model) {
   SpecByName specs;
   for (int unit = 0; unit < model.num_units(); ++unit) {
-    for (const auto& flat : model.runtime().flats(unit)) {
+    for (const auto& flat : model.flats(unit)) {
       for (int i = 0; i < flat->num_parameters(); ++i) {
         specs[flat->parameter(i).name] = &flat->layout().parameter(i);
       }
@@ -357,7 +356,7 @@ absl::StatusOr<OptimizerStateDict> FullOptimizerState(
         FSDP_ASSIGN_OR_RETURN(const View view, AgreedView(model, optimizer));
         OptimizerStateDict dict;
         for (int unit = 0; unit < model.num_units(); ++unit) {
-          for (const auto& flat : model.runtime().flats(unit)) {
+          for (const auto& flat : model.flats(unit)) {
             for (const auto& [key, dtype] : SlotsOf(*flat, view)) {
               FSDP_RETURN_IF_ERROR(GatherSlot(model, unit, *flat, view, key,
                                               dtype, options, &dict));
@@ -379,7 +378,7 @@ absl::StatusOr<ShardedOptimizerState> MakeShardedOptimizerState(
         FSDP_ASSIGN_OR_RETURN(const View view, AgreedView(model, optimizer));
         ShardedOptimizerState result{{}, NumbersOf(view), view.groups};
         for (int unit = 0; unit < model.num_units(); ++unit) {
-          for (const auto& flat : model.runtime().flats(unit)) {
+          for (const auto& flat : model.flats(unit)) {
             for (int i = 0; i < flat->num_parameters(); ++i) {
               const ParameterSpec& spec = flat->layout().parameter(i);
               const auto slots = view.slots.find(spec.name);

@@ -12,10 +12,10 @@
 #include "base/normal_mode.h"
 #include "base/status_error.h"
 #include "base/status_macros.h"
+#include "comm/communicator.h"
 #include "comm/work.h"
 #include "flat_param/layout.h"
 #include "fsdp/memory/resting_memory.h"
-#include "fsdp/runtime/runtime.h"
 #include "fsdp/state/whole_access.h"
 
 namespace fsdp {
@@ -43,9 +43,9 @@ absl::StatusOr<at::Tensor> Gather(comm::Communicator& group,
 absl::StatusOr<at::Tensor> GatherShards(const ShardedModel& model, int unit,
                                         const at::Tensor& shard,
                                         absl::string_view label) {
-  absl::StatusOr<at::Tensor> whole = Gather(
-      *model.runtime().placement(unit).shard, shard, label, DeadlineOf(model));
-  if (!whole.ok()) model.runtime().Abort(whole.status());
+  absl::StatusOr<at::Tensor> whole =
+      Gather(model.shard_group(unit), shard, label, DeadlineOf(model));
+  if (!whole.ok()) model.Abort(whole.status());
   return whole;
 }
 
@@ -60,14 +60,6 @@ at::Tensor ShardOfGradients(const flat_param::FlatParameter& flat) {
     gradients.narrow(0, slice.begin, slice.numel()).copy_(gradient);
   }
   return gradients;
-}
-
-absl::Status BroadcastFrom(comm::Communicator& group, int root,
-                           const at::Tensor& tensor, absl::string_view label,
-                           absl::Time deadline) {
-  FSDP_ASSIGN_OR_RETURN(std::unique_ptr<comm::Work> work,
-                        group.Broadcast(tensor, root, label));
-  return work->Wait(deadline);
 }
 
 }  // namespace fsdp

@@ -7,8 +7,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "absl/time/time.h"
-#include "comm/communicator.h"
 #include "flat_param/flat_parameter.h"
 #include "fsdp/model/sharded_model.h"
 
@@ -24,11 +22,6 @@ absl::StatusOr<at::Tensor> GatherShards(const ShardedModel& model, int unit,
 
 // This rank's shard of the gradients of `flat`, zero where there is none.
 at::Tensor ShardOfGradients(const flat_param::FlatParameter& flat);
-
-// Copies rank `root`'s `tensor` to all ranks of `group`.
-absl::Status BroadcastFrom(comm::Communicator& group, int root,
-                           const at::Tensor& tensor, absl::string_view label,
-                           absl::Time deadline);
 
 }  // namespace fsdp
 

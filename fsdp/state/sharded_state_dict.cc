@@ -15,7 +15,6 @@
 #include "comm/agreement.h"
 #include "flat_param/layout.h"
 #include "fsdp/memory/resting_memory.h"
-#include "fsdp/runtime/runtime.h"
 #include "fsdp/state/named_values.h"
 #include "fsdp/state/parameter_pieces.h"
 #include "fsdp/state/state_dict.h"
@@ -35,7 +34,7 @@ absl::StatusOr<std::vector<at::Tensor>> ShardsFromPieces(
   std::vector<std::string> differences;
   std::vector<at::Tensor> shards;
   for (int unit = 0; unit < model.num_units(); ++unit) {
-    for (const auto& flat : model.runtime().flats(unit)) {
+    for (const auto& flat : model.flats(unit)) {
       FSDP_ASSIGN_OR_RETURN(const Resident resident,
                             Resident::Of(flat->shard(), Use::kRead));
       at::Tensor& shard = shards.emplace_back(flat->shard().detach().clone());
@@ -78,7 +77,7 @@ absl::StatusOr<ShardedStateDict> MakeShardedStateDict(
       [&]() -> absl::StatusOr<ShardedStateDict> {
         ShardedStateDict dict;
         for (int unit = 0; unit < model.num_units(); ++unit) {
-          for (const auto& flat : model.runtime().flats(unit)) {
+          for (const auto& flat : model.flats(unit)) {
             const Resident resident =
                 ValueOrThrow(Resident::Of(flat->shard(), Use::kRead));
             for (int i = 0; i < flat->num_parameters(); ++i) {
@@ -117,7 +116,7 @@ absl::Status LoadShardedStateDict(ShardedModel& model,
     c10::NoGradGuard no_grad;
     size_t next = 0;
     for (int unit = 0; unit < model.num_units(); ++unit) {
-      for (const auto& flat : model.runtime().flats(unit)) {
+      for (const auto& flat : model.flats(unit)) {
         const Resident resident =
             ValueOrThrow(Resident::Of(flat->shard(), Use::kOverwrite));
         at::Tensor shard = flat->shard().detach();

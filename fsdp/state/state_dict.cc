@@ -19,7 +19,6 @@
 #include "comm/agreement.h"
 #include "flat_param/flat_parameter.h"
 #include "fsdp/memory/buffer_layout.h"
-#include "fsdp/runtime/runtime.h"
 #include "fsdp/state/named_values.h"
 #include "fsdp/state/shard_gather.h"
 #include "fsdp/state/state_dict_load.h"
@@ -54,9 +53,9 @@ absl::StatusOr<at::Tensor> FromWriter(ShardedModel& model,
   at::Tensor value = at::empty(sizes, like.requires_grad(false));
   if (model.communicator().rank() == kWriter) value.copy_(dict[name]);
   if (value.numel() > 0) {
-    FSDP_RETURN_IF_ERROR(BroadcastFrom(model.communicator(), kWriter,
-                                       value.view({-1}).view(at::kByte), name,
-                                       DeadlineOf(model)));
+    FSDP_RETURN_IF_ERROR(comm::BroadcastTensor(
+        model.communicator(), value.view({-1}).view(at::kByte), kWriter, name,
+        DeadlineOf(model)));
   }
   return value;
 }
@@ -109,7 +108,7 @@ absl::StatusOr<StateDict> GatherFull(ShardedModel& model,
       !options.rank0_only || model.communicator().rank() == kWriter;
   std::map<Place, at::Tensor> gathered;
   for (int unit = 0; unit < model.num_units(); ++unit) {
-    for (const auto& flat : model.runtime().flats(unit)) {
+    for (const auto& flat : model.flats(unit)) {
       FSDP_ASSIGN_OR_RETURN(
           const at::Tensor whole,
           GatherShards(model, unit, flat->shard(), model.unit_name(unit)));

@@ -6,7 +6,7 @@
 namespace fsdp {
 
 absl::Time DeadlineOf(const ShardedModel& model) {
-  return absl::Now() + model.runtime().timeout();
+  return absl::Now() + model.timeout();
 }
 
 absl::StatusOr<WholeAccess> WholeAccess::Begin(ShardedModel& model,

@@ -11,7 +11,6 @@
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "fsdp/model/sharded_model.h"
-#include "fsdp/runtime/runtime.h"
 
 namespace fsdp {
 
@@ -44,7 +43,7 @@ auto InWholeAccess(ShardedModel& model, absl::string_view what,
   decltype(body()) result = absl::UnknownError(what);
   absl::Status thrown = TorchToStatus(what, [&] { result = body(); });
   if (thrown.ok()) return result;
-  model.runtime().Abort(thrown);
+  model.Abort(thrown);
   return thrown;
 }
 

@@ -39,7 +39,7 @@ TransparentUnits::TransparentUnits(ShardedModel* model,
     : model_(model), parents_(std::move(parents)), units_(parents_.size()) {
   for (int unit = 0; unit < static_cast<int>(units_.size()); ++unit) {
     units_[unit].tag = {this, unit};
-    for (const auto& flat : model_->runtime().flats(unit)) {
+    for (const auto& flat : model_->flats(unit)) {
       flat->SetTag(&units_[unit].tag);
     }
   }
@@ -47,7 +47,7 @@ TransparentUnits::TransparentUnits(ShardedModel* model,
 
 TransparentUnits::~TransparentUnits() {
   for (int unit = 0; unit < static_cast<int>(units_.size()); ++unit) {
-    for (const auto& flat : model_->runtime().flats(unit)) {
+    for (const auto& flat : model_->flats(unit)) {
       flat->SetTag(nullptr);
     }
   }
@@ -81,7 +81,7 @@ absl::Status TransparentUnits::Begin() {
   TakeFailure().IgnoreError();
   // Operators on a parameter that looks elsewhere would not be seen.
   for (int unit = 0; unit < static_cast<int>(units_.size()); ++unit) {
-    for (const auto& flat : model_->runtime().flats(unit)) {
+    for (const auto& flat : model_->flats(unit)) {
       FSDP_RETURN_IF_ERROR(flat->CheckBinding());
     }
   }

@@ -11,7 +11,6 @@
 #include "absl/status/status.h"
 #include "flat_param/flat_parameter.h"
 #include "fsdp/autograd/autograd.h"
-#include "fsdp/runtime/runtime.h"
 
 namespace fsdp {
 
@@ -19,7 +18,7 @@ WriteWatch::WriteWatch(ShardedModel* model)
     : model_(model), units_(model->num_units()) {
   for (int unit = 0; unit < model_->num_units(); ++unit) {
     units_[unit].tag = {this, unit};
-    for (const auto& flat : model_->runtime().flats(unit)) {
+    for (const auto& flat : model_->flats(unit)) {
       flat->SetTag(&units_[unit].tag);
     }
   }
@@ -27,7 +26,7 @@ WriteWatch::WriteWatch(ShardedModel* model)
 
 WriteWatch::~WriteWatch() {
   for (int unit = 0; unit < model_->num_units(); ++unit) {
-    for (const auto& flat : model_->runtime().flats(unit)) {
+    for (const auto& flat : model_->flats(unit)) {
       flat->SetTag(nullptr);
     }
   }

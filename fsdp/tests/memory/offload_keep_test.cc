@@ -25,6 +25,7 @@
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/memory/resting_memory.h"
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/options/offload_options.h"
 #include "fsdp/resting/offload_space.h"
@@ -90,6 +91,12 @@ class OffloadKeepTest : public ::testing::TestWithParam<bool> {
     }
     return std::make_unique<FusedAdamW>(model->Parameters(),
                                         torch::optim::AdamWOptions(1e-2));
+  }
+
+  // To step it without an optimizer.
+  static OffloadSpace* SpaceOf(const Model& model) {
+    const at::Tensor& shard = model->NamedShards().front().shard;
+    return RestingMemory::Of(shard)->space().get();
   }
 
   static absl::Status Backward(Model& model, int64_t step) {
@@ -228,7 +235,7 @@ TEST_P(OffloadKeepTest, WhatWasLoadedIsKeptWholeOrNotAtAll) {
         FSDP_RETURN_IF_ERROR(model->LoadOptimizerState(*optimizer, states));
         FSDP_ASSIGN_OR_RETURN(const Values loaded, ValuesOf(model, *optimizer));
         FSDP_RETURN_IF_ERROR(CheckEqual(loaded, expected));
-        OffloadSpace* const space = model->sharded_model().offload();
+        OffloadSpace* const space = SpaceOf(model);
         if (begins) FSDP_RETURN_IF_ERROR(space->BeginStep());
       }
       FSDP_ASSIGN_OR_RETURN(const Values found, Run(world, Kept(), /*last=*/3));
@@ -259,7 +266,7 @@ TEST_P(OffloadKeepTest, RanksGoBackToTheLastStepThatAllHaveFinished) {
     {
       FSDP_ASSIGN_OR_RETURN(
           Model model, FullyShard(MakeNet(kDim, 2), Unowned(world), Kept()));
-      OffloadSpace* const space = model->sharded_model().offload();
+      OffloadSpace* const space = SpaceOf(model);
       FSDP_RETURN_IF_ERROR(space->BeginStep());
       if (world.rank() == 1) {
         fs::create_directories(older);

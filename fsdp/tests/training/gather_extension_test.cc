@@ -137,8 +137,7 @@ TEST(GatherExtensionTrainingTest, ComputesWithWhatItReadsAndStepsExactShards) {
       int64_t whole = 0;
       for (int unit = 0; unit < model->sharded_model().num_units(); ++unit) {
         if (model->sharded_model().unit_name(unit) != record.label) continue;
-        whole =
-            model->sharded_model().runtime().flats(unit)[0]->unsharded_bytes();
+        whole = model->sharded_model().flats(unit)[0]->unsharded_bytes();
       }
       if (2 * record.bytes != whole) return absl::InternalError(record.label);
     }

@@ -1,0 +1,66 @@
+#include "fsdp/model/model_view.h"
+
+#include <optional>
+
+#include "comm/communicator.h"
+#include "comm/quantized/quantized_communicator.h"
+#include "fsdp/model/sharded_model.h"
+#include "fsdp/runtime/gradient_buffer.h"
+#include "fsdp/runtime/runtime.h"
+#include "fsdp/schedule/schedule.h"
+
+namespace fsdp {
+namespace {
+
+FlatView ViewOfFlat(const Runtime& runtime, int unit, int i) {
+  const GradientBufferOptions& gradients = runtime.gradients(unit)[i];
+  const SharedFlat& shared = runtime.shared(unit, i);
+  FlatView view;
+  view.flat = runtime.flats(unit)[i].get();
+  view.reduce_dtype = gradients.reduce_dtype;
+  view.gradient_dtype = gradients.gradient_dtype;
+  view.gradient_is_placed = gradients.memory != nullptr;
+  view.reduce_buffer_bytes = runtime.reduce_buffer_bytes(unit, i);
+  view.shard_gradient_bytes = runtime.shard_gradient_bytes(unit, i);
+  view.takes_gradients = runtime.TakesGradients(unit, i);
+  view.is_shared = shared.memory.defined();
+  view.shares_shards = shared.holds_shards;
+  return view;
+}
+
+// Of the groups that it lies on and what it holds.
+UnitView ViewOfUnit(const Runtime& runtime, int unit) {
+  const Placement& placement = runtime.placement(unit);
+  UnitView view;
+  view.name = runtime.name(unit);
+  view.ranks = placement.shard->world_size();
+  view.part_ranks =
+      placement.part == nullptr ? 0 : placement.part->world_size();
+  if (placement.quantized != nullptr) {
+    view.quantization = placement.quantization;
+  }
+  view.reduce_buffer_bytes = runtime.reduce_buffer_bytes(unit);
+  for (int i = 0; i < runtime.num_flats(unit); ++i) {
+    view.flats.push_back(ViewOfFlat(runtime, unit, i));
+  }
+  return view;
+}
+
+}  // namespace
+
+ModelView ViewOf(const ShardedModel& model) {
+  const Schedule& schedule = model.schedule_;
+  ModelView view{{}, schedule.units(), schedule.options()};
+  for (int unit = 0; unit < model.num_units(); ++unit) {
+    UnitView& of_unit =
+        view.units.emplace_back(ViewOfUnit(*model.runtime_, unit));
+    of_unit.strategy = model.unit_options(unit).strategy;
+    of_unit.parent = schedule.units()[unit].parent;
+    of_unit.recomputed = model.recomputes(unit);
+    of_unit.synchronizes = schedule.synchronizes(unit);
+    of_unit.all_reduces = schedule.all_reduces(unit);
+  }
+  return view;
+}
+
+}  // namespace fsdp

@@ -1,0 +1,243 @@
+// What ShardedModel does in forward, event by event.
+#include <ATen/SequenceNumber.h>
+#include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/function.h>
+
+#include <algorithm>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "comm/communicator.h"
+#include "flat_param/flat_parameter.h"
+#include "fsdp/autograd/autograd.h"
+#include "fsdp/autograd/checkpoint_scope.h"
+#include "fsdp/autograd/parameter_hooks.h"
+#include "fsdp/model/sharded_model.h"
+
+namespace fsdp {
+
+absl::Status ShardedModel::PreForward(int unit) {
+  FSDP_RETURN_IF_ERROR(CheckMayBegin(unit));
+  const bool recomputes = InsideBackward();
+  FSDP_RETURN_IF_ERROR(BeginForward(unit, recomputes));
+  const bool records_graph = c10::GradMode::is_enabled();
+  FSDP_RETURN_IF_ERROR(CheckParameters(unit, records_graph));
+  Event event{EventKind::kPreForward, unit};
+  event.records_graph = records_graph;
+  event.recomputes = recomputes;
+  FSDP_RETURN_IF_ERROR(TransitionOrGiveUp(event, {}));
+  AttachToAutograd(unit, records_graph);
+  if (observer_ != nullptr) observer_->AfterPreForward(unit);
+  return absl::OkStatus();
+}
+
+absl::Status ShardedModel::CheckMayBegin(int unit) const {
+  FSDP_RETURN_IF_ERROR(CheckNoWholeAccess());
+  if (!schedule_.in_forward() || InsideBackward()) return absl::OkStatus();
+  if (forward_thread_ != std::this_thread::get_id()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "forward of unit ", unit_name(unit),
+        " on another thread than its root's: collectives need one order. Run "
+        "one forward of a sharded model at a time, on one thread"));
+  }
+  if (unit != kRoot) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "forward of the root ", unit_name(unit), " inside its own forward"));
+}
+
+// Ends what comes before it: uses of units that this backward has left, or a
+// backward that nobody has ended.
+absl::Status ShardedModel::BeginForward(int unit, bool recomputes) {
+  if (recomputes) {
+    EnterBackward();
+    const auto node = torch::autograd::get_current_node();
+    FSDP_RETURN_IF_ERROR(
+        FinishPendingFrom(node == nullptr ? 0 : node->sequence_nr() + 1));
+  } else {
+    GiveUpStaleBackward();
+  }
+  if (observer_ != nullptr) {
+    FSDP_RETURN_IF_ERROR(observer_->BeforePreForward(unit));
+  }
+  if (schedule_.in_forward()) return absl::OkStatus();
+  forward_thread_ = std::this_thread::get_id();
+  if (recomputes) return absl::OkStatus();
+  FSDP_RETURN_IF_ERROR(ChoosePrecision());
+  for (int each = 0; each < num_units(); ++each) NoteWrittenShards(each);
+  return absl::OkStatus();
+}
+
+absl::Status ShardedModel::CheckParameters(int unit, bool records_graph) {
+  for (const auto& flat : flats(unit)) {
+    FSDP_RETURN_IF_ERROR(flat->CheckBinding());
+  }
+  const absl::Status unwritten = CheckUnwrittenBetweenForwards(unit);
+  if (!unwritten.ok()) {
+    GiveUpIteration(unwritten);
+    return unwritten;
+  }
+  NoteWrittenShards(unit);  // also what was written inside the forward
+  // A region that runs without grad is recomputed with it.
+  if (records_graph || RegionScope::Current() != nullptr) {
+    FSDP_RETURN_IF_ERROR(CheckHeldIsCurrent(unit));
+  }
+  return records_graph ? CheckHooks(unit) : absl::OkStatus();
+}
+
+// A hook that never ran would be a wrong gradient without a word.
+absl::Status ShardedModel::CheckHooks(int unit) const {
+  for (const Slot& slot : units_[unit].slots) {
+    if (HasTensorHooks(slot.shard) || HasPostAccumulateHooks(slot.shard)) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "a hook on the shard of ", slot.name,
+          " in Parameters() would not run: register it on the module's "
+          "parameter, where it gets the whole gradient of this rank, or use "
+          "StepInBackward()"));
+    }
+    for (const at::Tensor& tensor : slot.tensors) {
+      if (!HasPostAccumulateHooks(tensor)) continue;
+      return absl::FailedPreconditionError(absl::StrCat(
+          "a post-accumulate-grad hook on parameter ", slot.name,
+          " would not run: the gradient of a sharded parameter is in .grad of "
+          "its shard. Use StepInBackward()"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// And to the checkpointed region that the forward is in.
+void ShardedModel::AttachToAutograd(int unit, bool records_graph) {
+  if (records_graph) AttachNode(unit);
+  RegionScope* const region = RegionScope::Current();
+  if (region != nullptr && HasTrainable(unit)) region->NoteTrainable();
+  RecomputeScope* const recomputation = RecomputeScope::Current();
+  if (recomputation != nullptr) {
+    recomputation->KeepBuffers(*units_[unit].buffers);
+  }
+}
+
+// requires_grad is read again at every forward: a parameter may be frozen and
+// unfrozen between steps.
+void ShardedModel::AttachNode(int unit) {
+  UnitState& state = units_[unit];
+  auto running = std::make_shared<RunningUnit>();
+  running->name = unit_name(unit);
+  running->may_use_other_parameters = settings_.ignores_parameters;
+  running->buffers = state.buffers;
+  ParameterSlots& trainable = running->trainable;
+  trainable.resize(state.slots.size());
+  state.num_trainable = 0;
+  for (size_t k = 0; k < state.slots.size(); ++k) {
+    Slot& slot = state.slots[k];
+    for (const at::Tensor& tensor : slot.tensors) ClearEdge(tensor);
+    for (const at::Tensor& tensor : slot.tensors) {
+      if (tensor.requires_grad()) trainable[k].push_back(tensor);
+    }
+    const bool requires_grad = !trainable[k].empty();
+    if (slot.shard.requires_grad() != requires_grad) {
+      slot.shard.set_requires_grad(requires_grad);
+    }
+    if (requires_grad) ++state.num_trainable;
+  }
+  state.running = running;
+  state.start_sequence = at::sequence_number::peek();
+  state.node.reset();
+  if (state.num_trainable == 0) return;
+  state.node =
+      AttachUnitNode(weak_from_this(), unit, unit_name(unit), trainable);
+  state.edges_attached = true;
+}
+
+bool ShardedModel::HasTrainable(int unit) const {
+  const std::vector<Slot>& slots = units_[unit].slots;
+  return std::any_of(slots.begin(), slots.end(),
+                     [](const Slot& slot) { return slot.AnyTrainable(); });
+}
+
+void ShardedModel::WatchInput(int unit, const at::Tensor& input) {
+  const UnitState& state = units_[unit];
+  if (state.num_trainable > 0) return;
+  AttachEntry(weak_from_this(), state.start_sequence, input);
+}
+
+absl::Status ShardedModel::CheckForwardLeftParametersAlone(
+    int unit, const std::vector<at::Tensor*>& outputs) const {
+  for (const Slot& slot : units_[unit].slots) {
+    if (slot.tensors.front()._version() == slot.version) continue;
+    return Modified(unit, slot);
+  }
+  for (const auto& flat : flats(unit)) {
+    FSDP_RETURN_IF_ERROR(flat->CheckBinding());
+    for (const at::Tensor* output : outputs) {
+      if (!output->defined() || !flat->Owns(*output)) continue;
+      return absl::FailedPreconditionError(absl::StrCat(
+          "an output of unit ", unit_name(unit),
+          " is a parameter or a view of one, whose memory is about to be "
+          "freed: return a copy (.clone())"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ShardedModel::PostForward(int unit,
+                                       const std::vector<at::Tensor*>& outputs,
+                                       const SeenTensors& inputs) {
+  FSDP_RETURN_IF_ERROR(BeforePostForward(unit, outputs));
+  CastOutputs(unit, outputs);
+  bool expects_backward = false;
+  Nodes exits;
+  if (c10::GradMode::is_enabled()) {
+    const UnitState& state = units_[unit];
+    exits =
+        AttachExits(weak_from_this(),
+                    {unit, unit_name(unit), state.start_sequence, state.node},
+                    outputs, inputs);
+    expects_backward = !exits.empty();
+  } else if (const RegionScope* region = RegionScope::Current()) {
+    // The forward that the backward belongs to is still to come.
+    expects_backward = region->passes_grad();
+  }
+  return EndForward(unit, expects_backward, exits);
+}
+
+absl::Status ShardedModel::PostForwardOfUnseen(int unit,
+                                               bool expects_backward) {
+  FSDP_RETURN_IF_ERROR(BeforePostForward(unit, {}));
+  return EndForward(unit, expects_backward, {});
+}
+
+absl::Status ShardedModel::BeforePostForward(
+    int unit, const std::vector<at::Tensor*>& outputs) {
+  absl::Status status;
+  if (observer_ != nullptr)
+    status = observer_->BeforePostForward(unit, outputs);
+  if (status.ok()) status = CheckForwardLeftParametersAlone(unit, outputs);
+  if (!status.ok()) GiveUpIteration(status);
+  return status;
+}
+
+absl::Status ShardedModel::EndForward(int unit, bool expects_backward,
+                                      const Nodes& exits) {
+  units_[unit].node.reset();
+  units_[unit].running.reset();
+  Event event{EventKind::kPostForward, unit};
+  event.recomputes = InsideBackward();
+  event.expects_backward = expects_backward;
+  FSDP_RETURN_IF_ERROR(TransitionOrGiveUp(event, {}));
+  if (observer_ != nullptr) observer_->AfterPostForward(unit, exits);
+  return absl::OkStatus();
+}
+
+void ShardedModel::AbandonForward(int unit, const absl::Status& thrown) {
+  GiveUpIteration(absl::AbortedError(
+      absl::StrCat("the forward of unit ", unit_name(unit), " on rank ",
+                   communicator().rank(), " threw an exception",
+                   thrown.ok() ? "" : ": ", thrown.message())));
+}
+
+}  // namespace fsdp
