@@ -67,14 +67,14 @@ bool RefuseToRecompute(const WrapCandidate& candidate);
 
 // Shards a script's parameters, which remain the script's own: `script` and
 // copies of it run as the model does inside its forward only. `ranks`: a mesh
-// or a communicator. InvalidArgument for Options::recompute_units: nothing can
+// or a communicator. InvalidArgument for Options::recompute.units: nothing can
 // call a unit of a script again.
 template <typename Ranks>
 absl::StatusOr<FullyShardedDataParallel<ScriptModuleImpl>> FullyShard(
     const torch::jit::Module& script, Ranks&& ranks,
     Options options = Options()) {
   options.transparent = true;
-  if (options.recompute_units) options.recompute_units = RefuseToRecompute;
+  if (options.recompute.units) options.recompute.units = RefuseToRecompute;
   return FullyShard(std::make_shared<ScriptModuleImpl>(script),
                     std::forward<Ranks>(ranks), options);
 }

@@ -96,7 +96,7 @@ absl::StatusOr<std::unique_ptr<TrainableModel>> MakeSharded(
   }
   options.offload = offload;
   options.wrap_policy = fsdp::WrapModules<BlockImpl>();
-  if (recompute) options.recompute_units = fsdp::WrapModules<BlockImpl>();
+  if (recompute) options.recompute.units = fsdp::WrapModules<BlockImpl>();
   FSDP_ASSIGN_OR_RETURN(
       fsdp::FullyShardedDataParallel<GptImpl> sharded,
       fsdp::FullyShard(model, std::move(communicator), options));

@@ -99,7 +99,7 @@ Options OptionsOf(const Program& p, const std::string& directory) {
     options.wrap_policy = WrapModules<ProgramUnitModule>();
   }
   options.transparent = p.transparent != 0;
-  options.recompute_units = RecomputedUnits(p);
+  options.recompute.units = RecomputedUnits(p);
   options.unit.precision = PrecisionOf(p);
   options.configure_unit = [p](const std::string& path,
                                const torch::nn::Module&, UnitOptions& unit) {
@@ -109,16 +109,16 @@ Options OptionsOf(const Program& p, const std::string& directory) {
     }
   };
   options.abort_on_failure = false;
-  if (p.divide) options.gradient_divide_factor = DivisorOf(p);
-  if (p.predivide) options.gradient_predivide_factor = p.predivide;
+  if (p.divide) options.gradients.divide_factor = DivisorOf(p);
+  if (p.predivide) options.gradients.predivide_factor = p.predivide;
   options.quantize.gather = p.quantize_gather != 0;
   options.quantize.reduce = p.quantize_reduce != 0;
   options.quantize.block = p.salt % 2 ? 64 : 256;
   options.share_memory = p.share_memory != 0;
   options.reshard_root_after_forward = p.reshard_root != 0;
-  options.forward_prefetch = p.forward_prefetch != 0;
-  options.backward_prefetch = p.backward_prefetch != 0;
-  options.check_order = p.check_order != 0;
+  options.prefetch.forward = p.forward_prefetch != 0;
+  options.prefetch.backward = p.backward_prefetch != 0;
+  options.checks.order = p.check_order != 0;
   options.offload = OffloadOf(p, directory);
   return options;
 }

@@ -131,7 +131,7 @@ absl::Status ShardedRun::Create() {
   AddHooks(kHookBefore, *model);
   if (activations_ != nullptr) model->set_offload(activations_);
   Options options = OptionsOf(p_, directory_);
-  options.recompute_options.offload = activations_;
+  options.recompute.options.offload = activations_;
   auto sharded = FullyShard(model, *mesh_, options);
   if (!sharded.ok()) {
     return absl::Status(sharded.status().code(),

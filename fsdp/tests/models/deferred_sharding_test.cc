@@ -166,7 +166,7 @@ TEST_P(WorldTest, ValuesAreThoseOfThePlainModelWhateverTheNumberOfRanks) {
   for (const bool broadcast : {true, false}) {
     EXPECT_OK(Run([&](Communicator& world) -> absl::Status {
       Options options = LayerUnits();
-      options.broadcast_parameters = broadcast;
+      options.init.broadcast = broadcast;
       FSDP_ASSIGN_OR_RETURN(
           auto model, FullyShard(MakeDeferred(kSeed), Unowned(world), options));
       return CheckValues(model, expected);
@@ -230,9 +230,9 @@ TEST_P(WorldTest, AFunctionInitialisesEachDeferredModuleOnce) {
     EXPECT_OK(Run([&](Communicator& world) -> absl::Status {
       std::vector<std::string> paths;
       Options options = LayerUnits();
-      options.broadcast_parameters = broadcast;
-      options.init_seed = 3;
-      options.init_module = [&](const std::string& path,
+      options.init.broadcast = broadcast;
+      options.init.seed = 3;
+      options.init.module = [&](const std::string& path,
                                 torch::nn::Module& module) {
         paths.push_back(path);
         for (at::Tensor& tensor : module.parameters(/*recurse=*/false)) {
@@ -316,7 +316,7 @@ TEST(MemoryTest, ConstructionAndShardingTakeTheShardsAndAFewUnits) {
 TEST(DeferredShardingTest, WhatIsIgnoredGetsItsOwnValues) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     Options options = LayerUnits();
-    options.ignore_module = [](const std::string& path, auto&) {
+    options.ignore.module = [](const std::string& path, auto&) {
       return path == "blocks.1";
     };
     auto net = MakeDeferred(kSeed + world.rank());
@@ -347,7 +347,7 @@ TEST(DeferredShardingTest, AnInitialisationThatFailsOnRank0EndsAllRanks) {
   const std::vector<absl::Status> statuses =
       RunRanks(3, [](Communicator& world) {
         Options options = LayerUnits();
-        options.init_module = [](const std::string& path, auto&) {
+        options.init.module = [](const std::string& path, auto&) {
           if (path == "blocks.1.norm") throw std::runtime_error("no such file");
         };
         return FullyShard(MakeDeferred(kSeed), Unowned(world), options)

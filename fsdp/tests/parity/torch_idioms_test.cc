@@ -131,7 +131,7 @@ TEST(OwnGradientTest, IsRefusedByNameWhoeverAsks) {
 TEST(OwnGradientTest, OfWhatIsFrozenIgnoredOrWholeIsTheTensors) {
   EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
     Options options = BlockUnits();
-    options.ignore_parameter = [](const std::string& name, const at::Tensor&) {
+    options.ignore.parameter = [](const std::string& name, const at::Tensor&) {
       return name == "head.bias";
     };
     auto net = MakeNet(kDim, 2);

@@ -221,7 +221,7 @@ TEST(FullStateDictTest, IsInTheOriginalDtypesForEveryStrategy) {
 TEST(FullStateDictTest, HasIgnoredParametersAsTheyAre) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     Options options = VariedOptions();
-    options.ignore_parameter = [](const std::string& name, const at::Tensor&) {
+    options.ignore.parameter = [](const std::string& name, const at::Tensor&) {
       return name == "in_double";
     };
     FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world, options));

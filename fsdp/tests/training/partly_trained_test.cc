@@ -385,7 +385,7 @@ absl::Status CheckThawed(const comm::Mesh& mesh, ShardingStrategy strategy,
                          Communicator& communicator) {
   Options options = LayerUnits({});
   options.unit.strategy = strategy;
-  options.gradient_divide_factor = 1;
+  options.gradients.divide_factor = 1;
   auto net = std::make_shared<Net>();
   SetTrained(*net, IsLora);  // the root's unit has no such parameter
   FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<Net> model,
