@@ -159,9 +159,10 @@ absl::StatusOr<std::shared_ptr<ShardedModel>> ShardModule(
     const std::shared_ptr<torch::nn::Module>& root, const comm::Mesh& mesh,
     const Options& options) {
   comm::Communicator& world = *mesh.world();
-  const absl::Duration timeout = options.timeout == absl::ZeroDuration()
-                                     ? world.default_timeout()
-                                     : options.timeout;
+  // One that is refused is too short to tell the others.
+  const absl::Duration timeout = options.timeout > absl::ZeroDuration()
+                                     ? *options.timeout
+                                     : world.default_timeout();
   // A policy of the user's may throw.
   absl::StatusOr<ShardPlan> plan = absl::UnknownError("no plan");
   const absl::Status thrown =

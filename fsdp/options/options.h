@@ -40,8 +40,9 @@ struct UnitOptions {
   ShardingStrategy strategy = ShardingStrategy::kFullShard;
   // With a strategy that frees after forward: keep, between forward and
   // backward, as much as a group of this many consecutive ranks of the row
-  // needs to gather among themselves. Divides the row. 0: keep the shard only.
-  int backward_group_size = 0;
+  // needs to gather among themselves. Divides the row. Unset: keep the shard
+  // only.
+  std::optional<int> backward_group_size;
   MixedPrecision precision;
 };
 
@@ -161,8 +162,8 @@ struct Options {
   // Where shards, gradients and optimizer states rest between uses.
   OffloadOptions offload;
 
-  // Longest wait for a collective; zero is the communicator's own default.
-  absl::Duration timeout = absl::ZeroDuration();
+  // Longest wait for a collective; positive. Unset: the communicator's default.
+  std::optional<absl::Duration> timeout;
 };
 
 }  // namespace fsdp

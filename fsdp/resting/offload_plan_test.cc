@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "base/testing/status_matchers.h"
 #include "fsdp/options/offload_options.h"
 #include "gmock/gmock.h"
@@ -181,7 +182,9 @@ TEST(OffloadPlanTest, RefusesOptionsThatCannotBe) {
       HasSubstr("OffloadOptions::directory"));
   for (const auto& spoil :
        {+[](OffloadOptions& o) { o.memory_budget = -1; },
-        +[](OffloadOptions& o) { o.buffer_bytes = -1; },
+        +[](OffloadOptions& o) { o.memory_budget = 0; },
+        +[](OffloadOptions& o) { o.buffer_bytes = 0; },
+        +[](OffloadOptions& o) { o.timeout = absl::ZeroDuration(); },
         +[](OffloadOptions& o) { o.prefetch_distance = -1; },
         +[](OffloadOptions& o) { o.optimizer_state = -0.5; }}) {
     OffloadOptions spoiled = ToSsd();

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <typeinfo>
@@ -19,6 +20,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "comm/mesh.h"
 #include "flat_param/guarded_storage.h"
@@ -112,8 +114,14 @@ absl::Status CheckUnitOptions(const std::string& name,
         "the second to shard; this one has ",
         mesh.num_dimensions()));
   }
-  const int group = options.backward_group_size;
-  if (group == 0) return absl::OkStatus();
+  if (!options.backward_group_size.has_value()) return absl::OkStatus();
+  const int group = *options.backward_group_size;
+  if (group == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("unit ", name,
+                     ": backward_group_size is 0: leave it unset to keep the "
+                     "shard alone"));
+  }
   if (!FreesAfterForward(options.strategy)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "unit ", name, " has a backward_group_size, but its strategy, ",
@@ -137,6 +145,11 @@ absl::Status CheckOptions(const Options& options) {
       !positive(options.gradients.predivide_factor)) {
     return absl::InvalidArgumentError(
         "the factors that gradients are divided by have to be positive");
+  }
+  if (options.timeout.has_value() && *options.timeout <= absl::ZeroDuration()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "Options::timeout is ", absl::FormatDuration(*options.timeout),
+        ": leave it unset for the communicator's"));
   }
   return options.quantize.Validate();
 }
@@ -330,11 +343,11 @@ std::string Fingerprint(const OffloadOptions& offload) {
   return absl::StrCat(
       "offload: parameters ", ToString(offload.parameters), ", gradients ",
       ToString(offload.gradients), ", optimizer ", ToString(offload.optimizer),
-      ", memory budget ", offload.memory_budget, ", buffers ",
-      offload.buffer_bytes, ", prefetch distance ", offload.prefetch_distance,
-      ", optimizer state ", offload.optimizer_state, ", step on ",
-      ToString(offload.step_on), ", rollback ", offload.rollback, ", keep ",
-      offload.keep ? offload.name : "nothing", "\n");
+      ", memory budget ", offload.memory_budget.value_or(0), ", buffers ",
+      offload.buffer_bytes.value_or(0), ", prefetch distance ",
+      offload.prefetch_distance, ", optimizer state ", offload.optimizer_state,
+      ", step on ", ToString(offload.step_on), ", rollback ", offload.rollback,
+      ", keep ", offload.keep ? offload.name : "nothing", "\n");
 }
 
 std::string Fingerprint(const Quantization& quantization) {
@@ -356,7 +369,7 @@ std::string Fingerprint(const ShardPlan& plan, const Options& options) {
   for (const PlannedUnit& planned : plan.units) {
     absl::StrAppend(&text, "unit ", DisplayName(planned.unit), ": ",
                     ToString(planned.options.strategy), ", backward group ",
-                    planned.options.backward_group_size, ", ",
+                    planned.options.backward_group_size.value_or(0), ", ",
                     planned.options.precision.ToString(),
                     planned.recomputed ? ", recomputed" : "", "\n");
     for (size_t i = 0; i < planned.unit.parameters.size(); ++i) {

@@ -3,6 +3,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include <algorithm>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -42,15 +43,15 @@ ShardingStrategy StrategyAt(const Program& p, const std::string& path) {
   return static_cast<ShardingStrategy>(p.strategy);
 }
 
-// One of the sizes that a row of the mesh can be divided into; 0: none.
-int BackwardGroupOf(const Program& p) {
+// One of the sizes that a row of the mesh can be divided into.
+std::optional<int> BackwardGroupOf(const Program& p) {
+  if (p.backward_group == 0) return std::nullopt;
   const int row = p.ranks / CountOf(p.rows, p.ranks);
   std::vector<int> sizes;
   for (int size = 1; size <= row; ++size) {
     if (row % size == 0) sizes.push_back(size);
   }
-  return p.backward_group == 0 ? 0
-                               : sizes[(p.backward_group - 1) % sizes.size()];
+  return sizes[(p.backward_group - 1) % sizes.size()];
 }
 
 bool FreesAfterForward(ShardingStrategy strategy) {
@@ -66,7 +67,7 @@ OffloadOptions OffloadOf(const Program& p, const std::string& directory) {
   offload.parameters = tier(p.rest_parameters);
   offload.gradients = tier(p.rest_gradients);
   offload.optimizer = tier(p.rest_states);
-  offload.memory_budget = p.budget;
+  if (p.budget) offload.memory_budget = p.budget;
   offload.directory = directory;
   offload.block_bytes = p.big_blocks ? 8192 : 4096;
   offload.keep = p.keep != 0;

@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/status_error.h"
 #include "base/status_macros.h"
@@ -360,6 +361,28 @@ TEST(DivideFactorsTest, HaveToBePositive) {
                ? absl::OkStatus()
                : absl::InternalError("accepted");
   }));
+}
+
+TEST(OptionsTest, ZeroIsNoWordForUnset) {
+  const std::vector<std::pair<std::string, void (*)(Options&)>> cases = {
+      {"backward_group_size is 0: leave it unset",
+       [](Options& options) { options.unit.backward_group_size = 0; }},
+      {"Options::timeout is 0: leave it unset",
+       [](Options& options) { options.timeout = absl::ZeroDuration(); }},
+  };
+  for (const auto& [text, spoil] : cases) {
+    const std::vector<absl::Status> refused = comm::testing::RunRanks(
+        2, [spoil = spoil](Communicator& world) -> absl::Status {
+          Options options;
+          spoil(options);
+          return FullyShard(MakeNet(kDim, 1), Unowned(world), options).status();
+        });
+    for (const absl::Status& status : refused) {
+      EXPECT_THAT(status,
+                  fsdp::testing::StatusIs(absl::StatusCode::kInvalidArgument,
+                                          HasSubstr(text)));
+    }
+  }
 }
 
 // --- Stepping in backward, ignored parts, refusals ---------------------------
