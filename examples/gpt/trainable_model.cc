@@ -58,7 +58,7 @@ class ShardedGpt final : public TrainableModel {
     return model_->ForEachFullParameter(visit);
   }
   const fsdp::OffloadSpace* offload() const override {
-    return model_->sharded_model().offload();
+    return model_->offload();
   }
 
  private:

@@ -142,7 +142,7 @@ Values AsValues(const StateDict& dict) {
 
 absl::Status CheckValues(const FullyShardedDataParallel<NetImpl>& model,
                          const Values& expected) {
-  FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->StateDict());
+  FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->GatherStateDict());
   if (dict.size() != expected.size()) {
     return absl::InternalError(absl::StrCat(dict.size(), " values"));
   }
@@ -218,7 +218,7 @@ TEST_P(WorldTest, TrainsAsTheMaterializedModelDoes) {
         (*model)->zero_grad();
       }
     }
-    FSDP_ASSIGN_OR_RETURN(const StateDict dict, expected->StateDict());
+    FSDP_ASSIGN_OR_RETURN(const StateDict dict, expected->GatherStateDict());
     return CheckValues(actual, AsValues(dict));
   }));
 }
@@ -252,7 +252,7 @@ TEST_P(WorldTest, AFunctionInitialisesEachDeferredModuleOnce) {
       if (paths != (called ? expected_paths : std::vector<std::string>())) {
         return absl::InternalError(absl::StrCat(paths.size(), " calls"));
       }
-      FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->StateDict());
+      FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->GatherStateDict());
       // The seeds depend on the paths alone: the same for all worlds.
       static absl::Mutex mutex;
       static Values first ABSL_GUARDED_BY(mutex);
