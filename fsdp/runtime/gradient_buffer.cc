@@ -12,12 +12,12 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/types/optional.h"
 #include "absl/types/span.h"
 #include "base/check.h"
 #include "base/device_streams.h"
@@ -640,9 +640,9 @@ void GradientBuffer::RenewMemory(Present present) {
                 parameter_->shard().options().dtype(options_.gradient_dtype));
 }
 
-absl::StatusOr<absl::optional<GradientBuffer::DirectTarget>>
+absl::StatusOr<std::optional<GradientBuffer::DirectTarget>>
 GradientBuffer::StartDirect(const Layout& layout) {
-  absl::optional<DirectTarget> target;
+  std::optional<DirectTarget> target;
   if (!direct_.empty() && shard_layout_->trained() != layout->trained()) {
     return target;
   }

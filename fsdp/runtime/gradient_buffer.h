@@ -8,11 +8,11 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/types/optional.h"
 #include "absl/types/span.h"
 #include "comm/communicator.h"
 #include "flat_param/flat_parameter.h"
@@ -142,8 +142,7 @@ class GradientBuffer {
     at::Tensor out;
     comm::ScaledSum sum;
   };
-  absl::StatusOr<absl::optional<DirectTarget>> StartDirect(
-      const Layout& layout);
+  absl::StatusOr<std::optional<DirectTarget>> StartDirect(const Layout& layout);
   void FinishDirect(const Produced& produced = {});
 
   // After a failure: no direct reduction is under way any more. The memory that

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <iterator>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,7 +18,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "absl/types/optional.h"
 #include "absl/types/span.h"
 #include "base/check.h"
 #include "base/device_streams.h"
@@ -281,7 +281,7 @@ absl::Status Runtime::Gather(int unit) {
   const bool has_work =
       std::any_of(flats_[unit].begin(), flats_[unit].end(),
                   [&](const Flat& flat) { return !ShowsShard(unit, flat); });
-  absl::optional<SideStream::Scope> beside;
+  std::optional<SideStream::Scope> beside;
   if (has_work) {
     gather_stream_.FollowCurrentStream();
     beside.emplace(gather_stream_);
@@ -468,7 +468,7 @@ class Runtime::BesideScope {
   }
 
  private:
-  absl::optional<SideStream::Scope> scope_;
+  std::optional<SideStream::Scope> scope_;
 };
 
 void Runtime::EndOfBackward() {
@@ -671,7 +671,7 @@ absl::Status Runtime::ReduceFlat(int unit, size_t i, Reduction& reduction) {
              flat.gradient_buffer.options().reduce_dtype);
   const at::Tensor own = flat.gradient_buffer.OwnSegment(buffer);
   const at::Tensor whole = flat.gradient_buffer.Whole(buffer);
-  absl::optional<GradientBuffer::DirectTarget> target;
+  std::optional<GradientBuffer::DirectTarget> target;
   if (ReducesDirectly(unit, i)) {
     FSDP_ASSIGN_OR_RETURN(target,
                           flat.gradient_buffer.StartDirect(buffer.layout));
