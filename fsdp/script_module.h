@@ -61,9 +61,13 @@ TORCH_MODULE(ScriptModule);
 // Script modules of types with these names.
 WrapPolicy WrapScriptModules(std::vector<std::string> type_names);
 
+namespace internal {
+
 // Stands for a recompute policy, which ranks refuse together: throws
 // StatusError (InvalidArgument).
 bool RefuseToRecompute(const WrapCandidate& candidate);
+
+}  // namespace internal
 
 // Shards a script's parameters, which remain the script's own: `script` and
 // copies of it run as the model does inside its forward only. `ranks`: a mesh
@@ -74,7 +78,8 @@ absl::StatusOr<FullyShardedDataParallel<ScriptModuleImpl>> FullyShard(
     const torch::jit::Module& script, Ranks&& ranks,
     Options options = Options()) {
   options.transparent = true;
-  if (options.recompute.units) options.recompute.units = RefuseToRecompute;
+  if (options.recompute.units)
+    options.recompute.units = internal::RefuseToRecompute;
   return FullyShard(std::make_shared<ScriptModuleImpl>(script),
                     std::forward<Ranks>(ranks), options);
 }

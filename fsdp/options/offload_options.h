@@ -105,21 +105,6 @@ struct OffloadOptions {
   Tier tier(RestingKind kind) const;
 };
 
-// PyTorch's, and fairscale's by their names there: what they mean here.
-struct CPUOffload {
-  bool offload_params = false;
-};
-OffloadOptions ToOffloadOptions(const CPUOffload& offload);
-
-struct FairscaleOffload {
-  bool move_params_to_cpu = false;
-  bool move_grads_to_cpu = false;
-  // OffloadConfig(offload_type="ssd_offload", ssd_filepath_dir=...); empty:
-  // none.
-  std::string ssd_filepath_dir;
-};
-OffloadOptions ToOffloadOptions(const FairscaleOffload& offload);
-
 }  // namespace fsdp
 
 #endif  // FSDP_OPTIONS_OFFLOAD_OPTIONS_H_

@@ -220,19 +220,5 @@ TEST(OffloadPlanTest, IsPrinted) {
   EXPECT_THAT(text, HasSubstr("61.00 of a budget of 61.00"));
 }
 
-TEST(OffloadOptionsTest, OtherSystemsNamesMeanWhatTheyMeanThere) {
-  EXPECT_FALSE(ToOffloadOptions(CPUOffload{false}).any());
-  const OffloadOptions torch = ToOffloadOptions(CPUOffload{true});
-  EXPECT_EQ(torch.parameters, Tier::kCpu);
-  EXPECT_EQ(torch.optimizer, Tier::kCpu);
-  FairscaleOffload fairscale;
-  fairscale.move_grads_to_cpu = true;
-  EXPECT_EQ(ToOffloadOptions(fairscale).gradients, Tier::kCpu);
-  EXPECT_EQ(ToOffloadOptions(fairscale).parameters, Tier::kDevice);
-  fairscale.ssd_filepath_dir = "/scratch";
-  EXPECT_EQ(ToOffloadOptions(fairscale).parameters, Tier::kSsd);
-  EXPECT_EQ(ToOffloadOptions(fairscale).directory, "/scratch");
-}
-
 }  // namespace
 }  // namespace fsdp

@@ -21,7 +21,8 @@
 
 namespace fsdp {
 
-// Knows SGD, Adam, AdamW, Adagrad and RMSprop of torch::optim.
+// Knows SGD, Adam, AdamW, Adagrad and RMSprop of torch::optim. Users call the
+// members of a sharded module with the names of these functions.
 
 struct OptimizerGroup {
   std::vector<std::string> names;  // of parameters

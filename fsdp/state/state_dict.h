@@ -37,7 +37,8 @@ struct LoadOptions {
   bool rank0_only = false;
 };
 
-// `module` is the wrapped one of `model`, here and below.
+// Users call the members of a sharded module with these names; `module` is the
+// wrapped one of `model`, here and below.
 
 // --- Whole -------------------------------------------------------------------
 // Copies in the dtypes that parameters and buffers were made with, gathered one
