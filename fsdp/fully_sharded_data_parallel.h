@@ -137,8 +137,8 @@ class ShardedModuleBase : public torch::nn::Module {
                                      std::move(all_reduce));
   }
   // What gradients are divided by before and after reductions from now on, in
-  // place of Options::gradients. Errors as above; InvalidArgument: not
-  // positive.
+  // place of Options::gradients. InvalidArgument: not positive.
+  // FailedPrecondition: inside a forward or backward.
   absl::Status SetGradientDivideFactors(double before, double after) {
     return model_->SetGradientDivideFactors(before, after);
   }
@@ -213,7 +213,8 @@ class ShardedModuleBase : public torch::nn::Module {
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
-  // Gathers all units ahead of use; see full_params.h. Collective.
+  // Gathers all units ahead of use; see full_params.h. Collective. An error may
+  // be of this rank alone.
   absl::StatusOr<std::vector<RebuiltParameter>> RebuildFullParams() {
     return fsdp::RebuildFullParams(*model_);
   }
