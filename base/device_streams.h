@@ -9,8 +9,9 @@
 #include <c10/core/Stream.h>
 #include <c10/core/StreamGuard.h>
 
+#include <optional>
+
 #include "absl/time/time.h"
-#include "absl/types/optional.h"
 
 namespace fsdp {
 
@@ -79,7 +80,7 @@ class SideStream {
 
  private:
   c10::Device device_;
-  absl::optional<c10::Stream> stream_;  // none on the CPU
+  std::optional<c10::Stream> stream_;  // none on the CPU
   DeviceEvent followed_;
   DeviceEvent last_;
 };

@@ -45,8 +45,8 @@ absl::Status CheckHostMemory(const torch::nn::Module& net,
 Model MakeModel(const ShardedStepCase& what, const Place& place) {
   Options options;
   options.wrap_policy = WrapModules<gpt::BlockImpl>();
-  if (what.recompute) options.recompute_units = options.wrap_policy;
-  options.recompute_options.preserve_rng_state = false;
+  if (what.recompute) options.recompute.units = options.wrap_policy;
+  options.recompute.options.preserve_rng_state = false;
   options.unit.precision.param_dtype = at::kBFloat16;
   options.unit.precision.reduce_dtype = at::kFloat;
   options.offload = what.offload;

@@ -2,12 +2,15 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/clock.h"
+#include "absl/types/span.h"
 #include "base/status_error.h"
 #include "base/status_macros.h"
 #include "comm/agreement.h"
@@ -43,31 +46,64 @@ absl::StatusOr<at::Tensor> ShardedModuleBase::ClipGradNorm(double max_norm,
   return fsdp::ClipGradNorm(communicator(), NamedShards(), options);
 }
 
-absl::StatusOr<StateDict> ShardedModuleBase::StateDict(
+absl::StatusOr<StateDict> ShardedModuleBase::GatherStateDict(
     const StateDictOptions& options) const {
-  return FullStateDict(*model_, wrapped(), options);
+  return fsdp::GatherStateDict(*model_, wrapped(), options);
 }
 
-absl::Status ShardedModuleBase::LoadStateDict(const fsdp::StateDict& dict,
+absl::Status ShardedModuleBase::LoadStateDict(const StateDict& dict,
                                               const LoadOptions& options) {
-  return LoadFullStateDict(*model_, wrapped(), dict, options);
+  return fsdp::LoadStateDict(*model_, wrapped(), dict, options);
 }
 
-absl::StatusOr<OptimizerStateDict> ShardedModuleBase::OptimizerState(
-    torch::optim::Optimizer& optimizer, const StateDictOptions& options) {
-  return FullOptimizerState(*model_, optimizer, options);
+absl::StatusOr<LocalStateDict> ShardedModuleBase::MakeLocalStateDict() const {
+  return fsdp::MakeLocalStateDict(*model_, wrapped());
+}
+
+absl::Status ShardedModuleBase::LoadLocalStateDict(const LocalStateDict& dict) {
+  return fsdp::LoadLocalStateDict(*model_, wrapped(), dict);
+}
+
+absl::StatusOr<ShardedStateDict> ShardedModuleBase::MakeShardedStateDict()
+    const {
+  return fsdp::MakeShardedStateDict(*model_, wrapped());
+}
+
+absl::Status ShardedModuleBase::LoadShardedStateDict(
+    absl::Span<const ParameterPiece> pieces, const StateDict& others) {
+  return fsdp::LoadShardedStateDict(*model_, wrapped(), pieces, others);
+}
+
+absl::StatusOr<OptimizerStateDict> ShardedModuleBase::GatherOptimizerState(
+    torch::optim::Optimizer& optimizer, const StateDictOptions& options) const {
+  return fsdp::GatherOptimizerState(*model_, optimizer, options);
 }
 
 absl::Status ShardedModuleBase::LoadOptimizerState(
     torch::optim::Optimizer& optimizer, const OptimizerStateDict& dict) {
-  return LoadFullOptimizerState(*model_, optimizer, dict);
+  return fsdp::LoadOptimizerState(*model_, optimizer, dict);
+}
+
+absl::StatusOr<ShardedOptimizerState>
+ShardedModuleBase::MakeShardedOptimizerState(
+    torch::optim::Optimizer& optimizer) const {
+  return fsdp::MakeShardedOptimizerState(*model_, optimizer);
+}
+
+absl::Status ShardedModuleBase::LoadShardedOptimizerState(
+    torch::optim::Optimizer& optimizer,
+    absl::Span<const ParameterPiece> tensors,
+    const std::map<std::string, int64_t>& numbers,
+    const std::vector<OptimizerGroup>& groups) {
+  return fsdp::LoadShardedOptimizerState(*model_, optimizer, tensors, numbers,
+                                         groups);
 }
 
 absl::Status ShardedModuleBase::Save(const std::string& path) const {
   StateDictOptions options;
   options.rank0_only = true;
   options.offload_to_cpu = true;
-  FSDP_ASSIGN_OR_RETURN(const fsdp::StateDict dict, StateDict(options));
+  FSDP_ASSIGN_OR_RETURN(const StateDict dict, GatherStateDict(options));
   absl::Status written;
   if (communicator().rank() == 0) {
     written = WriteArchiveFile(wrapped(), dict, path);
@@ -77,11 +113,12 @@ absl::Status ShardedModuleBase::Save(const std::string& path) const {
 }
 
 void ShardedModuleBase::save(torch::serialize::OutputArchive& archive) const {
-  WriteArchive(wrapped(), ValueOrThrow(StateDict()), /*prefix=*/"", archive);
+  WriteArchive(wrapped(), ValueOrThrow(GatherStateDict()), /*prefix=*/"",
+               archive);
 }
 
 void ShardedModuleBase::load(torch::serialize::InputArchive& archive) {
-  fsdp::StateDict dict;
+  StateDict dict;
   ReadArchive(wrapped(), /*prefix=*/"", archive, dict);
   ThrowIfError(LoadStateDict(dict));
 }

@@ -27,6 +27,8 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/pimpl.h>
 
+#include <cstdint>
+#include <map>
 #include <memory>
 #include <ostream>
 #include <string>
@@ -37,6 +39,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "base/forward_like.h"
 #include "base/status_error.h"
 #include "base/status_macros.h"
@@ -74,33 +77,47 @@ class NoSyncScope {
 };
 
 // What every sharded module offers, whatever its forward.
+//
+// All ranks make the same calls of what is collective. What one refuses
+// (InvalidArgument, FailedPrecondition) all refuse, and nothing has changed.
+// After any other error of a collective, of a rank that is lost for example,
+// the communicator is of no more use, and what the call writes may be written
+// in part.
 class ShardedModuleBase : public torch::nn::Module {
  public:
   // Leaves for an element-wise torch::optim optimizer (not LBFGS, which needs
   // all elements, as does clip_grad_norm_: see ClipGradNorm();
   // optimizer_check.h makes optimizers and tells what is wrong with one): this
-  // rank's range of each parameter, 1-D, maybe empty, on every rank in the same
-  // order.
-  // `.grad` is set by backward, undefined where no rank has produced a
-  // gradient. The memory of gradients is reused: copy what has to outlive the
-  // next backward.
+  // rank's range of each parameter, 1-D, maybe empty, in the dtype and on the
+  // device that the parameter had, on every rank in the same order.
+  // `.grad`, of the same size, is set by backward, undefined where no rank has
+  // produced a gradient. The memory of gradients is reused: copy what has to
+  // outlive the next backward.
   std::vector<at::Tensor> Parameters() const;
   // The same with names and full shapes, for parameter groups.
   const std::vector<NamedShard>& NamedShards() const {
     return model_->NamedShards();
   }
 
-  // loss.backward(), with errors as a Status: the model is ready for the next
-  // iteration afterwards, and the communicator aborted so that the peers end,
-  // too (Options::abort_on_failure). A plain loss.backward() works as well, but
-  // tells the peers nothing when it throws.
+  // loss.backward() of one element, with errors as a Status. Collective. After
+  // an error, which may be of this rank alone, the model is ready for the next
+  // iteration, shards of units that backward has been through have their
+  // gradients, and the communicator is aborted so that the peers end, too
+  // (Options::abort_on_failure). InvalidArgument: not one element that requires
+  // grad; nothing was done. A plain loss.backward() works as well, but tells
+  // the peers nothing when it throws.
   absl::Status Backward(const at::Tensor& loss, bool retain_graph = false) {
     return model_->Backward(loss, retain_graph);
   }
 
   // Between Backward() and the optimizer's step: scales all gradients so that
-  // their norm over all ranks is at most `max_norm`, and returns what it was.
-  // Collective. More choices: fsdp/optim/grad_clip.h.
+  // their `norm_type`-norm over all ranks is at most `max_norm`, and returns
+  // what it was: no dimensions, on the shards' device, for which the host does
+  // not wait, float64 where a shard is and float32 otherwise, the same bits on
+  // all ranks. A norm that is infinite or NaN makes gradients zero or NaN, as
+  // torch's clip_grad_norm_ does. Collective. Gradients stay as they are where
+  // the all-reduce fails. InvalidArgument, on this rank: a number that is not
+  // positive. More choices: fsdp/optim/grad_clip.h.
   absl::StatusOr<at::Tensor> ClipGradNorm(double max_norm,
                                           double norm_type = 2.0);
 
@@ -113,17 +130,22 @@ class ShardedModuleBase : public torch::nn::Module {
     return model_->StepInBackward(std::move(step));
   }
   // Reductions by other means, such as those of comm_hooks.h; unset: the
-  // communicator's. Once per model.
+  // communicator's. Once per model. FailedPrecondition: a second time, or
+  // inside a forward or backward.
   absl::Status SetReductionHooks(ReduceScatterHook reduce_scatter,
                                  AllReduceHook all_reduce = nullptr) {
     return model_->SetReductionHooks(std::move(reduce_scatter),
                                      std::move(all_reduce));
   }
+  // What gradients are divided by before and after reductions from now on, in
+  // place of Options::gradients. InvalidArgument: not positive.
+  // FailedPrecondition: inside a forward or backward.
   absl::Status SetGradientDivideFactors(double before, double after) {
     return model_->SetGradientDivideFactors(before, after);
   }
 
   // Freezes or unfreezes a parameter from the next forward on. All ranks alike.
+  // NotFound: no such name. FailedPrecondition: not between steps.
   absl::Status SetTrainable(absl::string_view name, bool trainable) {
     return model_->SetTrainable(name, trainable);
   }
@@ -136,40 +158,64 @@ class ShardedModuleBase : public torch::nn::Module {
   // NoSync() scope has left whole, which no optimizer knows of.
   void zero_grad(bool set_to_none = true) override;
 
-  // Visits each full parameter, holding one unit at a time. Collective.
+  // Visits each full parameter, of its own shape, holding one unit at a time.
+  // Collective. An error of one rank's visitor is returned by all: what was
+  // visited before is written back, that unit and later ones are not.
   absl::Status ForEachFullParameter(
       const FullParameterVisitor& visit,
       const VisitOptions& options = VisitOptions()) {
     return fsdp::ForEachFullParameter(*model_, visit, options);
   }
   // All full parameters at once, for as long as the scope lives. Collective.
+  // fsdp::SummonFullParams() (full_params.h) does it for a module inside.
   absl::StatusOr<FullParamsScope> SummonFullParams(
       const SummonOptions& options = SummonOptions()) {
     return fsdp::SummonFullParams(wrapped(), options);
   }
-  // State dicts, in memory; see state_dict.h and optimizer_state.h, which have
-  // more kinds. Collective.
-  absl::StatusOr<fsdp::StateDict> StateDict(
+
+  // State dicts in memory, between steps, as state_dict.h says. Collective;
+  // loading says on all ranks what does not fit, with nothing changed.
+  // Whole: values of the parameters' own shapes.
+  absl::StatusOr<StateDict> GatherStateDict(
       const StateDictOptions& options = StateDictOptions()) const;
-  absl::Status LoadStateDict(const fsdp::StateDict& dict,
+  absl::Status LoadStateDict(const StateDict& dict,
                              const LoadOptions& options = LoadOptions());
-  absl::StatusOr<OptimizerStateDict> OptimizerState(
+  // This rank's flat shards, for as many ranks.
+  absl::StatusOr<LocalStateDict> MakeLocalStateDict() const;
+  absl::Status LoadLocalStateDict(const LocalStateDict& dict);
+  // This rank's range of each parameter, for any number of ranks.
+  absl::StatusOr<ShardedStateDict> MakeShardedStateDict() const;
+  absl::Status LoadShardedStateDict(absl::Span<const ParameterPiece> pieces,
+                                    const StateDict& others);
+
+  // The same for the states of an optimizer over Parameters(); see
+  // optimizer_state.h.
+  absl::StatusOr<OptimizerStateDict> GatherOptimizerState(
       torch::optim::Optimizer& optimizer,
-      const StateDictOptions& options = StateDictOptions());
+      const StateDictOptions& options = StateDictOptions()) const;
   absl::Status LoadOptimizerState(torch::optim::Optimizer& optimizer,
                                   const OptimizerStateDict& dict);
+  absl::StatusOr<ShardedOptimizerState> MakeShardedOptimizerState(
+      torch::optim::Optimizer& optimizer) const;
+  absl::Status LoadShardedOptimizerState(
+      torch::optim::Optimizer& optimizer,
+      absl::Span<const ParameterPiece> tensors,
+      const std::map<std::string, int64_t>& numbers,
+      const std::vector<OptimizerGroup>& groups);
 
   // Rank 0 writes a file that torch::load() reads into the unwrapped module,
-  // or into a sharded one on all ranks. It appears at `path` once it is whole.
-  // Collective; all ranks return an error of rank 0. torch::save(model, path)
-  // is this, and throws StatusError.
+  // or into a sharded one on all ranks. It appears at `path` once it is whole;
+  // after an error of rank 0, which all ranks return, what was there is still
+  // there. Collective. torch::save(model, path) is this, and throws
+  // StatusError.
   absl::Status Save(const std::string& path) const;
   // For torch::save() to a stream, of which every rank has one, and
   // torch::load(). Collective. Throw StatusError.
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
-  // Gathers all units ahead of use; see full_params.h.
+  // Gathers all units ahead of use; see full_params.h. Collective. An error may
+  // be of this rank alone.
   absl::StatusOr<std::vector<RebuiltParameter>> RebuildFullParams() {
     return fsdp::RebuildFullParams(*model_);
   }
@@ -183,18 +229,24 @@ class ShardedModuleBase : public torch::nn::Module {
   }
   // The tree of units with strategies, sizes and dtypes, and the memory plan.
   std::string Describe() const { return fsdp::Describe(*model_); }
+  // What rests elsewhere, and what that costs (fsdp/resting/offload_space.h);
+  // null without Options::offload.
+  const OffloadSpace* offload() const { return model_->offload(); }
   comm::Communicator& communicator() const { return model_->communicator(); }
 
-  // The model underneath and the wrapped module without its type, for functions
-  // in other headers that take them.
-  ShardedModel& sharded_model() const { return *model_; }
-  torch::nn::Module& wrapped() const { return *children().front(); }
+  // Not for users: the model underneath, for other rooms of this library.
+  ShardedModel& sharded_model() { return *model_; }
+  const ShardedModel& sharded_model() const { return *model_; }
 
  protected:
   ShardedModuleBase(std::string name, std::shared_ptr<ShardedModel> model)
       : torch::nn::Module(std::move(name)), model_(std::move(model)) {}
 
  private:
+  // The wrapped module without its type.
+  torch::nn::Module& wrapped() { return *children().front(); }
+  const torch::nn::Module& wrapped() const { return *children().front(); }
+
   const std::shared_ptr<ShardedModel> model_;
 };
 
@@ -242,9 +294,13 @@ class FullyShardedDataParallel
   const std::shared_ptr<M>& module() const { return this->get()->module(); }
 };
 
-// Shards `module` over the ranks of `mesh`. Collective; see
-// ShardModule() for what it refuses. The module's parameters afterwards hold
-// values only while their unit computes.
+// Shards `module` over the ranks of `mesh`. Collective. The module's parameters
+// afterwards hold values only while their unit computes.
+//
+// What one rank refuses all refuse with the same text, and the module is as it
+// was (ShardModule() in shard_module.h lists what that is). After any other
+// error the mesh is aborted and the module of no more use: some of its units
+// may be sharded already. Make it anew in a new group.
 template <typename M>
 absl::StatusOr<FullyShardedDataParallel<M>> FullyShard(
     std::shared_ptr<M> module, const comm::Mesh& mesh,

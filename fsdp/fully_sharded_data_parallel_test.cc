@@ -140,8 +140,8 @@ TEST_P(EqualsPlainTraining, LossesAndParametersAfterTenSteps) {
   Options options = c.units ? BlockUnits() : Options();
   options.unit.strategy =
       c.reshard ? ShardingStrategy::kFullShard : ShardingStrategy::kShardGradOp;
-  options.forward_prefetch = c.prefetch;
-  options.backward_prefetch = c.prefetch;
+  options.prefetch.forward = c.prefetch;
+  options.prefetch.backward = c.prefetch;
   const Trained expected = TrainPlain(world_size, 10);
   EXPECT_OK(RunAllRanks(
       world_size, [&, &options = options](Communicator& communicator) {
@@ -291,8 +291,8 @@ absl::Status CheckPeaks(const MemoryStats& stats, const MemoryPlan& plan) {
 
 TEST(TrainingTest, ThePeakOfManagedMemoryIsThatOfThePlan) {
   std::vector<Options> all(5, BlockUnits());
-  all[1].forward_prefetch = false;
-  all[1].backward_prefetch = false;
+  all[1].prefetch.forward = false;
+  all[1].prefetch.backward = false;
   all[2].unit.precision.param_dtype = at::kBFloat16;
   all[3].unit.precision.param_dtype = at::kBFloat16;
   all[3].unit.precision.reduce_dtype = at::kFloat;

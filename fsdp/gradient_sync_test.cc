@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,7 +18,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/types/optional.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
@@ -135,7 +135,7 @@ absl::Status RunTurn(FullyShardedDataParallel<Net>& model, const Turn& turn,
     FSDP_RETURN_IF_ERROR(
         SetRequiresAllReduce(module, turn.all_reduces[i], /*recurse=*/false));
   }
-  absl::optional<NoSyncScope> no_sync;
+  std::optional<NoSyncScope> no_sync;
   if (turn.no_sync) no_sync.emplace(model->NoSync());
   return model->Backward(
       LossOf([&](const at::Tensor& x) { return model->forward(x); },

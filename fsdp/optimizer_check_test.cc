@@ -110,7 +110,7 @@ TEST(CheckOptimizerTest, RefusesAnOptimizerThatWasMadeBeforeSharding) {
         auto net = MakeNet(kDim, 1);
         SGD optimizer(net->parameters(), 0.1);
         Options options = BlockUnits();
-        options.allow_outside_references = true;
+        options.checks.outside_references = false;
         FSDP_ASSIGN_OR_RETURN(Model model,
                               FullyShard(net, Unowned(world), options));
         return CheckOptimizer(*model, optimizer);
@@ -166,7 +166,7 @@ TEST(CheckOptimizerTest, RefusesCopiesUnlessOthersAreAllowed) {
 TEST(CheckOptimizerTest, AcceptsWhatShardingHasIgnored) {
   EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
     Options options = BlockUnits();
-    options.ignore_parameter = [](const std::string& name, const at::Tensor&) {
+    options.ignore.parameter = [](const std::string& name, const at::Tensor&) {
       return name == "head.bias";
     };
     FSDP_ASSIGN_OR_RETURN(Model model, ShardNet(world, options));

@@ -61,9 +61,9 @@ WrapPolicy WrapScriptModules(std::vector<std::string> type_names) {
   };
 }
 
-bool RefuseToRecompute(const WrapCandidate&) {
+bool internal::RefuseToRecompute(const WrapCandidate&) {
   throw StatusError(absl::InvalidArgumentError(
-      "Options::recompute_units of a script: nothing can call a unit of a "
+      "Options::recompute.units of a script: nothing can call a unit of a "
       "script again. Leave it empty, or put the call of the whole model into "
       "fsdp::Checkpoint()"));
 }

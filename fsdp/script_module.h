@@ -61,20 +61,25 @@ TORCH_MODULE(ScriptModule);
 // Script modules of types with these names.
 WrapPolicy WrapScriptModules(std::vector<std::string> type_names);
 
+namespace internal {
+
 // Stands for a recompute policy, which ranks refuse together: throws
 // StatusError (InvalidArgument).
 bool RefuseToRecompute(const WrapCandidate& candidate);
 
+}  // namespace internal
+
 // Shards a script's parameters, which remain the script's own: `script` and
 // copies of it run as the model does inside its forward only. `ranks`: a mesh
-// or a communicator. InvalidArgument for Options::recompute_units: nothing can
+// or a communicator. InvalidArgument for Options::recompute.units: nothing can
 // call a unit of a script again.
 template <typename Ranks>
 absl::StatusOr<FullyShardedDataParallel<ScriptModuleImpl>> FullyShard(
     const torch::jit::Module& script, Ranks&& ranks,
     Options options = Options()) {
   options.transparent = true;
-  if (options.recompute_units) options.recompute_units = RefuseToRecompute;
+  if (options.recompute.units)
+    options.recompute.units = internal::RefuseToRecompute;
   return FullyShard(std::make_shared<ScriptModuleImpl>(script),
                     std::forward<Ranks>(ranks), options);
 }

@@ -323,12 +323,12 @@ TEST(ScriptModuleTest, RefusesToRecomputeUnits) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
     Options options;
     options.wrap_policy = WrapScriptModules({"Block"});
-    options.recompute_units = EveryUnit();
+    options.recompute.units = EveryUnit();
     const absl::Status status =
         FullyShard(MakeNet(), Unowned(communicator), options).status();
     if (!::testing::Value(status,
                           StatusIs(Code::kInvalidArgument,
-                                   HasSubstr("recompute_units of a script")))) {
+                                   HasSubstr("recompute.units of a script")))) {
       return absl::InternalError(status.ToString());
     }
     return absl::OkStatus();

@@ -76,8 +76,8 @@ Schedule MakeSchedule(const std::vector<PlannedUnit>& units,
     result.sharded = placed[i].placement.shard->world_size() > 1;
   }
   ScheduleOptions schedule_options;
-  schedule_options.forward_prefetch = options.forward_prefetch;
-  schedule_options.backward_prefetch = options.backward_prefetch;
+  schedule_options.forward_prefetch = options.prefetch.forward;
+  schedule_options.backward_prefetch = options.prefetch.backward;
   schedule_options.load_distance = options.offload.prefetch_distance;
   return Schedule(std::move(scheduled), schedule_options);
 }
@@ -121,10 +121,10 @@ ShardedModel::Settings SettingsOf(
   settings.commits_steps = offload != nullptr && offload->keeps();
   settings.offload = std::move(offload);
   settings.abort_on_failure = options.abort_on_failure;
-  settings.check_order = options.check_order;
-  settings.recompute_options = options.recompute_options;
+  settings.check_order = options.checks.order;
+  settings.recompute_options = options.recompute.options;
   settings.ignores_parameters =
-      options.ignore_module != nullptr || options.ignore_parameter != nullptr;
+      options.ignore.module != nullptr || options.ignore.parameter != nullptr;
   for (const PlannedUnit& planned : plan.units) {
     settings.units.push_back(planned.options);
     settings.recomputed.push_back(planned.recomputed);
@@ -160,9 +160,10 @@ absl::StatusOr<std::shared_ptr<ShardedModel>> ShardModule(
     const std::shared_ptr<torch::nn::Module>& root, const comm::Mesh& mesh,
     const Options& options) {
   comm::Communicator& world = *mesh.world();
-  const absl::Duration timeout = options.timeout == absl::ZeroDuration()
-                                     ? world.default_timeout()
-                                     : options.timeout;
+  // One that is refused is too short to tell the others.
+  const absl::Duration timeout = options.timeout > absl::ZeroDuration()
+                                     ? *options.timeout
+                                     : world.default_timeout();
   // A policy of the user's may throw.
   absl::StatusOr<ShardPlan> plan = absl::UnknownError("no plan");
   const absl::Status thrown =

@@ -143,7 +143,7 @@ TEST(ShardModuleTest, AcceptsOutsideReferencesWhenToldSo) {
     auto net = MakeNet(kDim, 2);
     const std::vector<at::Tensor> held = net->parameters();
     Options options = BlockUnits();
-    options.allow_outside_references = true;
+    options.checks.outside_references = false;
     return FullyShard(net, Unowned(communicator), options).status();
   }));
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
 
 #include "base/check.h"
 
@@ -12,7 +13,7 @@ Extents::Extents(int64_t capacity) : capacity_(capacity) {
   if (capacity > 0) free_[0] = capacity;
 }
 
-absl::optional<int64_t> Extents::Take(int64_t bytes) {
+std::optional<int64_t> Extents::Take(int64_t bytes) {
   FSDP_CHECK(bytes >= 0);
   if (bytes == 0) return 0;
   for (auto piece = free_.begin(); piece != free_.end(); ++piece) {
@@ -21,7 +22,7 @@ absl::optional<int64_t> Extents::Take(int64_t bytes) {
     Cut(piece, start, bytes);
     return start;
   }
-  return absl::nullopt;
+  return std::nullopt;
 }
 
 bool Extents::TakeAt(int64_t offset, int64_t bytes) {

@@ -4,8 +4,7 @@
 
 #include <cstdint>
 #include <map>
-
-#include "absl/types/optional.h"
+#include <optional>
 
 namespace fsdp::offload {
 
@@ -17,7 +16,7 @@ class Extents {
 
   // Where the piece starts; nothing when no free piece is large enough. A piece
   // of 0 bytes takes no space.
-  absl::optional<int64_t> Take(int64_t bytes);
+  std::optional<int64_t> Take(int64_t bytes);
   // As Take(), of a piece that has to start at `offset`.
   bool TakeAt(int64_t offset, int64_t bytes);
   // A piece that was taken.

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <random>
 #include <vector>
 
-#include "absl/types/optional.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::offload {
@@ -15,7 +15,7 @@ TEST(ExtentsTest, TakesTheFirstThatIsLargeEnough) {
   Extents extents(10);
   EXPECT_EQ(extents.Take(3), 0);
   EXPECT_EQ(extents.Take(4), 3);
-  EXPECT_EQ(extents.Take(4), absl::nullopt);
+  EXPECT_EQ(extents.Take(4), std::nullopt);
   extents.Give(0, 3);
   EXPECT_EQ(extents.LargestFree(), 3);
   EXPECT_EQ(extents.Take(2), 0);
@@ -37,7 +37,7 @@ TEST(ExtentsTest, JoinsWhatIsGivenBack) {
 TEST(ExtentsTest, NothingTakesNoSpace) {
   Extents extents(0);
   EXPECT_EQ(extents.Take(0), 0);
-  EXPECT_EQ(extents.Take(1), absl::nullopt);
+  EXPECT_EQ(extents.Take(1), std::nullopt);
   extents.Give(0, 0);
   EXPECT_EQ(extents.LargestFree(), 0);
 }
@@ -70,7 +70,7 @@ TEST(ExtentsTest, RandomPiecesNeverOverlap) {
       std::fill_n(taken.begin() + start, bytes, false);
     } else {
       const int64_t bytes = 1 + random() % 23;
-      const absl::optional<int64_t> start = extents.Take(bytes);
+      const std::optional<int64_t> start = extents.Take(bytes);
       const auto free = std::search_n(taken.begin(), taken.end(), bytes, false);
       ASSERT_EQ(start.has_value(), free != taken.end());
       if (!start.has_value()) continue;

@@ -1,6 +1,7 @@
 #include "offload/file_engine.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -107,7 +108,7 @@ void FileEngine::Land(const std::vector<IoRequest*>& over) {
 }
 
 void FileEngine::Continue(Piece& piece) {
-  const absl::optional<absl::Status> result = runner_.Continue(piece);
+  const std::optional<absl::Status> result = runner_.Continue(piece);
   if (result.has_value()) PieceIsOver(piece, *result);
 }
 
@@ -172,7 +173,7 @@ void FileEngine::StartPieces() {
   while (!ready_.empty() && runner_.HasRoom()) {
     Piece& piece = *ready_.front();
     ready_.pop_front();
-    const absl::optional<absl::Status> result = runner_.Begin(piece);
+    const std::optional<absl::Status> result = runner_.Begin(piece);
     if (result.has_value()) PieceIsOver(piece, *result);
   }
 }

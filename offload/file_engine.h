@@ -5,13 +5,13 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/types/optional.h"
 #include "offload/block_order.h"
 #include "offload/commit_log.h"
 #include "offload/file_layout.h"
@@ -29,9 +29,9 @@ struct FileEngineParts {
   PageMemory bounce;  // PieceRunner::BounceBytes()
   // Of a file that is kept: the last commit, and which other record may be
   // whole: of the commit before it, or of one that was not finished.
-  absl::optional<CommitLog> log;
+  std::optional<CommitLog> log;
   int64_t commit = 0;
-  absl::optional<int64_t> other_record;
+  std::optional<int64_t> other_record;
 };
 
 // Blocks, their order and their tables belong to the thread alone, unless

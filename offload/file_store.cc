@@ -1,6 +1,7 @@
 #include "offload/file_store.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/memory/memory.h"
@@ -54,7 +55,7 @@ absl::Status FileStore::Create(absl::string_view region, int64_t bytes) {
         "create region '", region, "': ", layout_.path, " has ",
         entries_.size(), ", the most that it can have; make it with more"));
   }
-  const absl::optional<int64_t> offset = extents_.Take(StoredBytes(bytes));
+  const std::optional<int64_t> offset = extents_.Take(StoredBytes(bytes));
   if (!offset.has_value()) {
     return NoSpaceFor(region, bytes, extents_.capacity() - extents_.used(),
                       extents_.LargestFree());

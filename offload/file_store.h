@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,7 +16,6 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "absl/types/optional.h"
 #include "absl/types/span.h"
 #include "offload/backing_file.h"
 #include "offload/commit_record.h"
@@ -104,7 +104,7 @@ class FileStore : public ParamStore {
   // DataLoss for one that was cut off or changed; Unavailable.
   static absl::StatusOr<std::unique_ptr<FileStore>> Reopen(
       const FileStoreOptions& options,
-      absl::optional<int64_t> commit = absl::nullopt);
+      std::optional<int64_t> commit = std::nullopt);
 
   ~FileStore() override;
 

@@ -1,6 +1,7 @@
 // How file stores are made and reopened.
 #include <algorithm>
 #include <iterator>
+#include <optional>
 #include <random>
 #include <utility>
 
@@ -141,7 +142,7 @@ absl::Status CheckFileBytes(const BackingFile& file, const FileLayout& layout) {
 
 // The commit to go on from; those after it are dropped.
 absl::StatusOr<CommitRecord> ChooseCommit(FileEngineParts& parts,
-                                          absl::optional<int64_t> wanted) {
+                                          std::optional<int64_t> wanted) {
   FSDP_ASSIGN_OR_RETURN(std::vector<CommitRecord> records,
                         parts.log->ReadAll(*parts.queue));
   const std::string& path = parts.layout->path;
@@ -202,7 +203,7 @@ absl::StatusOr<std::unique_ptr<FileStore>> FileStore::Make(
 }
 
 absl::StatusOr<std::unique_ptr<FileStore>> FileStore::Reopen(
-    const FileStoreOptions& options, absl::optional<int64_t> commit) {
+    const FileStoreOptions& options, std::optional<int64_t> commit) {
   FSDP_RETURN_IF_ERROR(CheckOptions(options));
   const FileSizeErrors errors;
   FSDP_ASSIGN_OR_RETURN(BackingFile file,

@@ -1,12 +1,12 @@
 #include "offload/host_store.h"
 
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "absl/types/optional.h"
 #include "base/status_macros.h"
 
 namespace fsdp::offload {
@@ -62,7 +62,7 @@ absl::Status HostStore::Create(absl::string_view region, int64_t bytes) {
   FSDP_RETURN_IF_ERROR(CheckNewRegion(region, bytes));
   absl::MutexLock lock(&mutex_);
   if (regions_.contains(region)) return RegionExists(region);
-  const absl::optional<int64_t> offset = extents_.Take(StoredBytes(bytes));
+  const std::optional<int64_t> offset = extents_.Take(StoredBytes(bytes));
   if (!offset.has_value()) {
     return NoSpaceFor(region, bytes, extents_.capacity() - extents_.used(),
                       extents_.LargestFree());

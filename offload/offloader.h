@@ -5,13 +5,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "absl/types/optional.h"
 #include "absl/types/span.h"
 #include "offload/extents.h"
 #include "offload/page_memory.h"
@@ -102,12 +102,12 @@ class Offloader {
     int store = -1;  // none: the number is free
     std::string name;
     int64_t bytes = 0;
-    absl::optional<int64_t> place;  // in memory_
+    std::optional<int64_t> place;  // in memory_
     // Under way; read ahead, or written behind.
     std::unique_ptr<Transfer> transfer;
     bool writes = false;
     bool unwritten = false;  // the store has other bytes than the memory
-    absl::optional<Use> use;
+    std::optional<Use> use;
     int64_t last_use = 0;
   };
   // Of an entry that was removed: it still has its memory.

@@ -1,6 +1,7 @@
 #include "offload/piece_runner.h"
 
 #include <cstring>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -39,7 +40,7 @@ PieceRunner::PieceRunner(const FileLayout& layout, IoQueue& queue,
   }
 }
 
-absl::optional<absl::Status> PieceRunner::Begin(Piece& piece) {
+std::optional<absl::Status> PieceRunner::Begin(Piece& piece) {
   FSDP_CHECK(HasRoom());
   return piece.writes ? BeginWrite(piece) : BeginRead(piece);
 }
@@ -57,7 +58,7 @@ bool PieceRunner::Land(Piece& piece) {
   return piece.phase != Piece::Phase::kMerging;
 }
 
-absl::optional<absl::Status> PieceRunner::Continue(Piece& piece) {
+std::optional<absl::Status> PieceRunner::Continue(Piece& piece) {
   absl::Status result;
   if (piece.phase == Piece::Phase::kReading) {
     result = FinishRead(piece);
@@ -70,14 +71,14 @@ absl::optional<absl::Status> PieceRunner::Continue(Piece& piece) {
       std::memcpy(piece.bounce + piece.begin, piece.user,
                   piece.end - piece.begin);
       StartWrite(piece, piece.bounce, 0, BlockBytes(piece));
-      return absl::nullopt;
+      return std::nullopt;
     }
   }
   GiveBounce(piece);
   return result;
 }
 
-absl::optional<absl::Status> PieceRunner::BeginRead(Piece& piece) {
+std::optional<absl::Status> PieceRunner::BeginRead(Piece& piece) {
   const Block& block = *piece.block;
   if (block.damaged) {
     return absl::DataLossError(
@@ -92,7 +93,7 @@ absl::optional<absl::Status> PieceRunner::BeginRead(Piece& piece) {
   const bool whole = IsWhole(piece);
   if (GoesStraight(piece) && (whole || !layout_.header.checksums)) {
     StartRead(piece, piece.user, piece.begin, piece.end);
-    return absl::nullopt;
+    return std::nullopt;
   }
   TakeBounce(piece);
   if (layout_.header.checksums) {
@@ -101,7 +102,7 @@ absl::optional<absl::Status> PieceRunner::BeginRead(Piece& piece) {
     const int64_t begin = piece.begin / kPageBytes * kPageBytes;
     StartRead(piece, piece.bounce + begin, begin, piece.end);
   }
-  return absl::nullopt;
+  return std::nullopt;
 }
 
 absl::Status PieceRunner::FinishRead(Piece& piece) {
@@ -112,7 +113,7 @@ absl::Status PieceRunner::FinishRead(Piece& piece) {
   return absl::OkStatus();
 }
 
-absl::optional<absl::Status> PieceRunner::BeginWrite(Piece& piece) {
+std::optional<absl::Status> PieceRunner::BeginWrite(Piece& piece) {
   const Block& block = *piece.block;
   const bool whole = IsWhole(piece);
   // Where nobody checks and nothing moves, the rest of the block can stay.
@@ -120,7 +121,7 @@ absl::optional<absl::Status> PieceRunner::BeginWrite(Piece& piece) {
                      block.current.generation > 0 && !ChangesPlace(piece);
   if (GoesStraight(piece) && (whole || (alone && !block.damaged))) {
     StartWrite(piece, piece.user, piece.begin, piece.end);
-    return absl::nullopt;
+    return std::nullopt;
   }
   if (!whole && block.damaged) {
     return absl::DataLossError(absl::StrCat(
@@ -133,12 +134,12 @@ absl::optional<absl::Status> PieceRunner::BeginWrite(Piece& piece) {
   if (!whole && block.current.generation > 0) {
     piece.phase = Piece::Phase::kMerging;
     StartRead(piece, piece.bounce, 0, BlockBytes(piece));
-    return absl::nullopt;
+    return std::nullopt;
   }
   std::memset(piece.bounce, 0, StoredBytes(BlockBytes(piece)));
   std::memcpy(piece.bounce + piece.begin, piece.user, piece.end - piece.begin);
   StartWrite(piece, piece.bounce, 0, BlockBytes(piece));
-  return absl::nullopt;
+  return std::nullopt;
 }
 
 void PieceRunner::StartRead(Piece& piece, char* data, int64_t begin,

@@ -3,10 +3,10 @@
 #define OFFLOAD_PIECE_RUNNER_H_
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/types/optional.h"
 #include "offload/file_layout.h"
 #include "offload/file_operation.h"
 #include "offload/io_queue.h"
@@ -41,16 +41,16 @@ class PieceRunner {
   void Prepare(Piece& piece) const;
   // Starts a piece; HasRoom(). Its result if it is over at once, nothing while
   // a request of it is in flight.
-  absl::optional<absl::Status> Begin(Piece& piece);
+  std::optional<absl::Status> Begin(Piece& piece);
   // The request of a piece is over. False if Continue() starts another one and
   // has to come before the next Begin(); otherwise it can wait.
   bool Land(Piece& piece);
   // Again, its result, or nothing while there is another request in flight.
-  absl::optional<absl::Status> Continue(Piece& piece);
+  std::optional<absl::Status> Continue(Piece& piece);
 
  private:
-  absl::optional<absl::Status> BeginRead(Piece& piece);
-  absl::optional<absl::Status> BeginWrite(Piece& piece);
+  std::optional<absl::Status> BeginRead(Piece& piece);
+  std::optional<absl::Status> BeginWrite(Piece& piece);
   void StartRead(Piece& piece, char* data, int64_t begin, int64_t end);
   void StartWrite(Piece& piece, char* data, int64_t begin, int64_t end);
   absl::Status FinishRead(Piece& piece);

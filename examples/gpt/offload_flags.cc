@@ -137,7 +137,9 @@ absl::StatusOr<fsdp::OffloadOptions> ToOffloadOptions(
   options.parameters = tier_of(RestingKind::kParameters);
   options.gradients = tier_of(RestingKind::kGradients);
   options.optimizer = tier_of(RestingKind::kOptimizer);
-  options.memory_budget = flags.memory_budget.bytes;
+  if (flags.memory_budget.bytes > 0) {
+    options.memory_budget = flags.memory_budget.bytes;
+  }
   options.keep = !flags.keep.empty();
   options.name = flags.keep;
   options.directory =

@@ -5,11 +5,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <ostream>
 #include <string>
 
 #include "absl/time/time.h"
-#include "absl/types/optional.h"
 
 namespace gpt {
 
@@ -18,7 +18,7 @@ class Progress {
  public:
   struct Options {
     // Of the terminal that `out` is: one line is rewritten after a '\r'.
-    absl::optional<int> columns;
+    std::optional<int> columns;
     int64_t num_steps = 0;
     int64_t tokens_per_step = 0;  // of all ranks
     // Between two lines, or two states of the live line.

@@ -1,15 +1,15 @@
 #include "examples/gpt/progress.h"
 
+#include <optional>
 #include <sstream>
 
 #include "absl/time/time.h"
-#include "absl/types/optional.h"
 #include "gtest/gtest.h"
 
 namespace gpt {
 namespace {
 
-Progress::Options MakeOptions(absl::optional<int> columns) {
+Progress::Options MakeOptions(std::optional<int> columns) {
   return {columns, /*num_steps=*/100, /*tokens_per_step=*/50,
           absl::Seconds(10)};
 }
@@ -20,7 +20,7 @@ absl::Time At(int seconds) {
 
 TEST(ProgressTest, PrintsALineNowAndThenElsewhere) {
   std::ostringstream out;
-  Progress progress(MakeOptions(absl::nullopt), &out);
+  Progress progress(MakeOptions(std::nullopt), &out);
   progress.Update(1, 5.5, At(0));
   progress.Update(6, 5.0, At(5));
   progress.Update(11, 4.5, At(10));

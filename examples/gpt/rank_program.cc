@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -16,7 +17,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
-#include "absl/types/optional.h"
 #include "base/output_file.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
@@ -196,7 +196,7 @@ class RankRun {
     trainer.steps = options_.steps;
     trainer.lr = options_.lr;
     trainer.stop_requested = context_.stop_requested;
-    absl::optional<Traffic> before_timed;
+    std::optional<Traffic> before_timed;
     trainer.on_timed_begin = [&] { before_timed = TrafficSoFar(); };
     if (IsFirst()) {
       trainer.on_step = [&progress](int64_t step, double loss) {
@@ -346,8 +346,8 @@ class RankRun {
   TrainingResult result_;
   Report report_;
   // Of the first rank, where they are asked for.
-  absl::optional<fsdp::OutputFile> json_;
-  absl::optional<fsdp::OutputFile> trace_;  // keeps a FIFO's reader
+  std::optional<fsdp::OutputFile> json_;
+  std::optional<fsdp::OutputFile> trace_;  // keeps a FIFO's reader
 };
 
 int NumThreads(const TrainOptions& options, int ranks_on_host) {

@@ -6,11 +6,11 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <ostream>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/types/optional.h"
 #include "comm/communicator.h"
 #include "comm/wrappers/recording_communicator.h"
 #include "examples/gpt/options.h"
@@ -30,7 +30,7 @@ struct RankContext {
   absl::StatusOr<std::shared_ptr<const TextCorpus>> corpus;
   // What rank 0 prints: a terminal of that width, or no terminal.
   std::ostream* out = nullptr;
-  absl::optional<int> columns;
+  std::optional<int> columns;
   std::function<bool()> stop_requested;
 };
 

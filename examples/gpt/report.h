@@ -4,10 +4,10 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "absl/types/optional.h"
 #include "base/json.h"
 #include "examples/gpt/options.h"
 #include "fsdp/options/offload_options.h"
@@ -40,9 +40,9 @@ struct Report {
   std::vector<double> step_seconds;  // of the timed steps
   // By rank. Each counts all pages that it shares with others.
   std::vector<int64_t> peak_rss_mb;
-  CollectiveCounts collectives;           // in the timed steps
-  absl::optional<OffloadReport> offload;  // none where nothing may rest apart
-  absl::optional<double> validation_loss;
+  CollectiveCounts collectives;          // in the timed steps
+  std::optional<OffloadReport> offload;  // none where nothing may rest apart
+  std::optional<double> validation_loss;
 };
 
 // One object with the keys of benchmarks/peers/peer_gpt.py and more; null where

@@ -58,7 +58,7 @@ class ShardedGpt final : public TrainableModel {
     return model_->ForEachFullParameter(visit);
   }
   const fsdp::OffloadSpace* offload() const override {
-    return model_->sharded_model().offload();
+    return model_->offload();
   }
 
  private:
@@ -96,7 +96,7 @@ absl::StatusOr<std::unique_ptr<TrainableModel>> MakeSharded(
   }
   options.offload = offload;
   options.wrap_policy = fsdp::WrapModules<BlockImpl>();
-  if (recompute) options.recompute_units = fsdp::WrapModules<BlockImpl>();
+  if (recompute) options.recompute.units = fsdp::WrapModules<BlockImpl>();
   FSDP_ASSIGN_OR_RETURN(
       fsdp::FullyShardedDataParallel<GptImpl> sharded,
       fsdp::FullyShard(model, std::move(communicator), options));

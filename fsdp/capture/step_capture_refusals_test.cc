@@ -147,8 +147,8 @@ TEST_F(StepCaptureRefusalsTest, ReductionHooks) {
 TEST_F(StepCaptureRefusalsTest, RandomNumbersOfRecomputedUnits) {
   const auto recompute = [](bool preserve) {
     return [preserve](Options& options) {
-      options.recompute_units = WrapModules<BlockImpl>();
-      options.recompute_options.preserve_rng_state = preserve;
+      options.recompute.units = WrapModules<BlockImpl>();
+      options.recompute.options.preserve_rng_state = preserve;
     };
   };
   Start(recompute(true));

@@ -167,9 +167,11 @@ TEST_F(StepCaptureTest, MomentumOfSgd) {
 TEST_F(StepCaptureTest, StateDictsBetweenReplays) {
   StartBoth();
   StepBoth(5);
-  ASSERT_OK_AND_ASSIGN(const StateDict dict, captured_->model->StateDict());
-  ASSERT_OK_AND_ASSIGN(const OptimizerStateDict states,
-                       captured_->model->OptimizerState(*captured_->optimizer));
+  ASSERT_OK_AND_ASSIGN(const StateDict dict,
+                       captured_->model->GatherStateDict());
+  ASSERT_OK_AND_ASSIGN(
+      const OptimizerStateDict states,
+      captured_->model->GatherOptimizerState(*captured_->optimizer));
   StepBoth(2);
   // Both go back, and the numbers of steps with them.
   for (Training* training : {captured_.get(), eager_.get()}) {

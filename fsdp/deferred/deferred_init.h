@@ -29,7 +29,7 @@ struct DeferredInitOptions {
 // sizes, dtype, device and views, but no memory, and what operators do to them
 // is recorded. A module made so has the values that its constructor gives it,
 // at the latest when FullyShard() reads them, unit by unit; with
-// Options::broadcast_parameters on rank 0 only.
+// Options::init.broadcast on rank 0 only.
 //
 // Random values are not those of an ordinary construction, but as random: each
 // random operator draws a seed of its own from the default generator, so that

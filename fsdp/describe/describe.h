@@ -1,4 +1,4 @@
-// A sharded model as text for people.
+// A sharded model as text for people: members of a sharded module.
 #ifndef FSDP_DESCRIBE_DESCRIBE_H_
 #define FSDP_DESCRIBE_DESCRIBE_H_
 

@@ -50,7 +50,7 @@ absl::Status CheckCanBeSent(const std::string& name, const at::Tensor& buffer) {
     return absl::InvalidArgumentError(absl::StrCat(
         "buffer ", name, " ", what,
         ", so that rank 0 cannot send it to the others: make it a dense "
-        "tensor, or set Options::broadcast_parameters to false"));
+        "tensor, or set Options::init.broadcast to false"));
   };
   if (buffer.is_meta()) return refuse("is on the meta device");
   if (buffer.is_nested() || !IsKnown(buffer.layout())) {

@@ -56,8 +56,8 @@ void ForwardScope::NoteException() {
 void RecomputedUnit::Refuse(const std::string& why) const {
   throw StatusError(absl::FailedPreconditionError(absl::StrCat(
       "the forward of unit ", name,
-      " cannot be run again in backward, as Options::recompute_units asks: ",
-      why, ", or leave the unit out of Options::recompute_units")));
+      " cannot be run again in backward, as Options::recompute.units asks: ",
+      why, ", or leave the unit out of Options::recompute.units")));
 }
 
 std::optional<RecomputedUnit> FindRecomputed(const torch::nn::Module& module) {

@@ -80,7 +80,7 @@ struct RecomputedUnit {
   [[noreturn]] void Refuse(const std::string& why) const;
 };
 
-// The unit that `module` is, where Options::recompute_units has chosen it and
+// The unit that `module` is, where Options::recompute.units has chosen it and
 // its forward is about to record.
 std::optional<RecomputedUnit> FindRecomputed(const torch::nn::Module& module);
 
@@ -219,7 +219,7 @@ struct IsSharedPointer<std::shared_ptr<T>> : std::true_type {};
 
 // Runs `module`'s forward. Where the module is a unit, its parameters are
 // gathered before and freed after, and backward runs it again where
-// Options::recompute_units says so; where it is not, this is a plain call. A
+// Options::recompute.units says so; where it is not, this is a plain call. A
 // parent calls the children that may become units this way. `module`: a
 // module, a shared_ptr or a module holder. A container of tensors that forward
 // takes by non-const reference may be a copy: return what it is to hand back.

@@ -61,14 +61,14 @@ absl::Status ModelCapture::CheckCapturable() const {
       return Cannot(
           absl::StrCat("unit ", model_.unit_name(unit),
                        " is recomputed from arguments that rest elsewhere "
-                       "(recompute_options.offload), which the host moves"));
+                       "(recompute.options.offload), which the host moves"));
     }
     if (model_.recompute_options().preserve_rng_state) {
       return Cannot(absl::StrCat(
           "unit ", model_.unit_name(unit),
           " is recomputed with the same random numbers, for which the host "
           "reads the device's generator. Where it draws none, turn "
-          "recompute_options.preserve_rng_state off"));
+          "recompute.options.preserve_rng_state off"));
     }
   }
   return absl::OkStatus();

@@ -12,7 +12,7 @@ namespace fsdp {
 enum class AdaptedUnits { kAll, kRecomputed };
 
 // Replaces what `sequential` calls for each child that is a unit, once, or only
-// for those that Options::recompute_units has chosen. To
+// for those that Options::recompute.units has chosen. To
 // everybody else the list is as before: at<M>(), ptr() and children() give the
 // modules themselves. A call throws StatusError (FailedPrecondition) where the
 // unit returns something else than a tensor, a vector of them, a pair or a

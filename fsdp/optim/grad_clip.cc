@@ -20,6 +20,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/status_error.h"
 #include "base/status_macros.h"
@@ -142,6 +143,11 @@ absl::StatusOr<at::Tensor> ClipGradNorm(comm::Communicator& world,
   if (!(options.max_norm > 0 && options.norm_type > 0)) {
     return absl::InvalidArgumentError(
         absl::StrCat(what, ": both numbers must be positive"));
+  }
+  if (options.timeout.has_value() && *options.timeout <= absl::ZeroDuration()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        what, ": the timeout is ", absl::FormatDuration(*options.timeout),
+        "; leave it unset for the communicator's"));
   }
   at::Tensor norm;
   FSDP_RETURN_IF_ERROR(TorchToStatus(

@@ -4,6 +4,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
+
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
@@ -22,8 +24,8 @@ struct ClipGradNormOptions {
   // torch's clip_grad_norm_ does.
   bool error_if_nonfinite = false;
 
-  // Longest wait of the host; zero is the communicator's own default.
-  absl::Duration timeout = absl::ZeroDuration();
+  // Longest wait of the host; positive. Unset: the communicator's default.
+  std::optional<absl::Duration> timeout;
 };
 
 // Multiplies all gradients by min(1, max_norm / (norm + 1e-6)), `norm` being

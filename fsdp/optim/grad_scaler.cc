@@ -20,6 +20,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/status_error.h"
 #include "base/status_macros.h"
@@ -66,6 +67,12 @@ absl::StatusOr<ShardedGradScaler> ShardedGradScaler::Create(
                      std::isfinite(options.growth_factor) &&
                      options.backoff_factor > 0 && options.backoff_factor < 1 &&
                      options.growth_interval > 0;
+  if (options.timeout.has_value() && *options.timeout <= absl::ZeroDuration()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("gradient scaler: the timeout is ",
+                     absl::FormatDuration(*options.timeout),
+                     "; leave it unset for the communicator's"));
+  }
   if (valid) return ShardedGradScaler(world, options);
   return absl::InvalidArgumentError(absl::StrCat(
       "gradient scaler: init_scale ", options.init_scale, ", growth_factor ",

@@ -13,6 +13,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
+
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -36,8 +38,8 @@ struct GradScalerOptions {
   // Steps in a row without infinity or NaN after which the scale grows.
   int growth_interval = 2000;
 
-  // Longest wait of the host; zero is the communicator's own default.
-  absl::Duration timeout = absl::ZeroDuration();
+  // Longest wait of the host; positive. Unset: the communicator's default.
+  std::optional<absl::Duration> timeout;
 };
 
 // For a checkpoint.

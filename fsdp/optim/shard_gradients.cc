@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -119,11 +120,10 @@ at::Device DeviceOf(absl::Span<const NamedShard> shards) {
 
 absl::Status ReduceNumber(comm::Communicator& world, const at::Tensor& number,
                           comm::ReduceOp op, const std::string& label,
-                          absl::Duration timeout) {
+                          std::optional<absl::Duration> timeout) {
   FSDP_ASSIGN_OR_RETURN(auto work, world.AllReduce(number, op, label));
   if (!number.is_cpu()) return work->BlockCurrentStream();
-  if (timeout == absl::ZeroDuration()) timeout = world.default_timeout();
-  return work->Wait(absl::Now() + timeout);
+  return work->Wait(absl::Now() + timeout.value_or(world.default_timeout()));
 }
 
 }  // namespace fsdp

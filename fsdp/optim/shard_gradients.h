@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -56,12 +57,12 @@ absl::Status OrAbort(comm::Communicator& world, const std::string& what,
 // all ranks have, not of the gradients, which some may lack.
 at::Device DeviceOf(absl::Span<const NamedShard> shards);
 
-// All-reduces `number` of one element. The host waits at most `timeout`, the
-// communicator's default where that is zero, and only where the number is on
+// All-reduces `number` of one element. The host waits at most `timeout`, by
+// default the communicator's, and only where the number is on
 // the CPU; another device's stream waits otherwise.
 absl::Status ReduceNumber(comm::Communicator& world, const at::Tensor& number,
                           comm::ReduceOp op, const std::string& label,
-                          absl::Duration timeout);
+                          std::optional<absl::Duration> timeout);
 
 }  // namespace fsdp
 

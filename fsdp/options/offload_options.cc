@@ -50,25 +50,4 @@ Tier OffloadOptions::tier(RestingKind kind) const {
   return Tier::kDevice;
 }
 
-// With its parameters, PyTorch moves the gradients that the optimizer on the
-// CPU needs, and so the states.
-OffloadOptions ToOffloadOptions(const CPUOffload& offload) {
-  OffloadOptions options;
-  if (!offload.offload_params) return options;
-  options.parameters = options.gradients = options.optimizer = Tier::kCpu;
-  return options;
-}
-
-// Fairscale keeps parameters only on its SSD.
-OffloadOptions ToOffloadOptions(const FairscaleOffload& offload) {
-  OffloadOptions options;
-  if (offload.move_params_to_cpu) options.parameters = Tier::kCpu;
-  if (offload.move_grads_to_cpu) options.gradients = Tier::kCpu;
-  if (!offload.ssd_filepath_dir.empty()) {
-    options.parameters = Tier::kSsd;
-    options.directory = offload.ssd_filepath_dir;
-  }
-  return options;
-}
-
 }  // namespace fsdp

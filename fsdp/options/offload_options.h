@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -46,16 +47,16 @@ struct OffloadOptions {
 
   // Bytes of the device that a rank may use for these, transfers included: what
   // fits stays there, parameters first and optimizer states last, and the rest
-  // goes to its tier. 0: all of it goes to its tier.
-  int64_t memory_budget = 0;
+  // goes to its tier. Positive. Unset: all of it goes to its tier.
+  std::optional<int64_t> memory_budget;
 
-  // Of the host's memory, for transfers from and to files; what is read ahead
-  // and written behind is in it. 0: what the plan says.
-  int64_t buffer_bytes = 0;
+  // Bytes of the host's memory, for transfers from and to files; what is read
+  // ahead and written behind is in it. Positive. Unset: what the plan says.
+  std::optional<int64_t> buffer_bytes;
   // How many of the units that come next are read, or gathered, meanwhile.
   int prefetch_distance = 2;
-  // Of each wait for a store; zero is the communicator's default.
-  absl::Duration timeout = absl::ZeroDuration();
+  // Of each wait for a store; positive. Unset: that of Options::timeout.
+  std::optional<absl::Duration> timeout;
 
   // Where the optimizer of a model on a device steps parameters that rest
   // elsewhere with their states.
@@ -103,21 +104,6 @@ struct OffloadOptions {
   }
   Tier tier(RestingKind kind) const;
 };
-
-// PyTorch's, and fairscale's by their names there: what they mean here.
-struct CPUOffload {
-  bool offload_params = false;
-};
-OffloadOptions ToOffloadOptions(const CPUOffload& offload);
-
-struct FairscaleOffload {
-  bool move_params_to_cpu = false;
-  bool move_grads_to_cpu = false;
-  // OffloadConfig(offload_type="ssd_offload", ssd_filepath_dir=...); empty:
-  // none.
-  std::string ssd_filepath_dir;
-};
-OffloadOptions ToOffloadOptions(const FairscaleOffload& offload);
 
 }  // namespace fsdp
 

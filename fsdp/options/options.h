@@ -40,9 +40,76 @@ struct UnitOptions {
   ShardingStrategy strategy = ShardingStrategy::kFullShard;
   // With a strategy that frees after forward: keep, between forward and
   // backward, as much as a group of this many consecutive ranks of the row
-  // needs to gather among themselves. Divides the row. 0: keep the shard only.
-  int backward_group_size = 0;
+  // needs to gather among themselves. Divides the row. Unset: keep the shard
+  // only.
+  std::optional<int> backward_group_size;
   MixedPrecision precision;
+};
+
+// Units whose forward backward runs again, instead of keeping what it has
+// computed: as if each call of theirs were an fsdp::CheckpointWith() (see
+// checkpoint.h) with these options; buffers of the unit's modules are found
+// without being named.
+struct RecomputeOptions {
+  // Asked as `wrap_policy` is, after it. Each module that is chosen has to be a
+  // unit, and one has to be. With `transparent`, of units that are called by
+  // fsdp::Forward() or are children of a Sequential; the first forward refuses
+  // others.
+  WrapPolicy units;
+  CheckpointOptions options;
+};
+
+// Modules with everything below them, and parameters by name, that stay as they
+// are: neither sharded nor broadcast nor reduced.
+struct IgnoreOptions {
+  std::function<bool(const std::string& path, const torch::nn::Module& module)>
+      module;
+  std::function<bool(const std::string& name, const at::Tensor& parameter)>
+      parameter;
+};
+
+// Start the next unit's all-gather while this one computes.
+struct PrefetchOptions {
+  bool forward = true;
+  bool backward = true;
+};
+
+// The values that training starts from.
+struct InitOptions {
+  // Rank 0's parameters and buffers. Without it, every rank's own values are
+  // kept, which is right only where all ranks have the same.
+  bool broadcast = true;
+
+  // Called for each module whose own parameters or buffers are deferred (see
+  // deferred_init.h), when its unit is sharded: to give them other values than
+  // the constructor has, from a file for example. They have memory then, those
+  // of modules inside may not. The default generator is seeded by `seed` and
+  // the path. With `broadcast` on rank 0 only.
+  std::function<void(const std::string& path, torch::nn::Module& module)>
+      module;
+  uint64_t seed = 0;
+};
+
+// What sums of gradients are divided by. Both are positive.
+struct GradientOptions {
+  // Unset: the number of ranks. 1 makes gradients sums.
+  std::optional<double> divide_factor;
+  // The part of it that gradients are divided by before the reduction; the rest
+  // comes after it. Unset: all of it after, or before where the communicator
+  // adds scaled inputs up faster (Communicator::PrefersScaledInputs), or about
+  // half each for fp16.
+  std::optional<double> predivide_factor;
+};
+
+// Mistakes that are looked for.
+struct ModelChecks {
+  // Compare the order of collectives between ranks at the end of every backward
+  // that reduces: an all-reduce of 16 bytes.
+  bool order = true;
+
+  // Refuse a model whose every trainable parameter something else refers to:
+  // that is usually an optimizer, which would go on without training anything.
+  bool outside_references = true;
 };
 
 // The same on all ranks. The defaults are ZeRO stage 3.
@@ -58,70 +125,26 @@ struct Options {
                      UnitOptions& unit)>
       configure_unit;
 
-  // Units whose forward backward runs again, instead of keeping what it has
-  // computed: as if each call of theirs were an fsdp::CheckpointWith() (see
-  // checkpoint.h), whose options are `recompute_options`; buffers of the unit's
-  // modules are found without being named. Asked as `wrap_policy` is, after it.
-  // Each module that is chosen has to be a unit, and one has to be.
-  // With `transparent`, of units that are called by fsdp::Forward() or are
-  // children of a Sequential; the first forward refuses others.
-  WrapPolicy recompute_units;
-  CheckpointOptions recompute_options;
-
-  // Modules with everything below them, and parameters by name, that stay as
-  // they are: neither sharded nor broadcast nor reduced.
-  std::function<bool(const std::string& path, const torch::nn::Module& module)>
-      ignore_module;
-  std::function<bool(const std::string& name, const at::Tensor& parameter)>
-      ignore_parameter;
+  RecomputeOptions recompute;
+  IgnoreOptions ignore;
+  PrefetchOptions prefetch;
+  InitOptions init;
+  GradientOptions gradients;
+  ModelChecks checks;
 
   // Free the root after forward, too, where its strategy says so of units.
   // Backward needs it first.
   bool reshard_root_after_forward = false;
-
-  // Start the next unit's all-gather while this one computes.
-  bool forward_prefetch = true;
-  bool backward_prefetch = true;
 
   // Find out from the operators that run when a unit's forward and backward
   // begin and end, so that parents may call their children directly. Costs
   // every operator up to a microsecond; see transparent.h.
   bool transparent = false;
 
-  // Start from rank 0's parameters and buffers. Without it, every rank's own
-  // values are kept, which is right only where all ranks have the same.
-  bool broadcast_parameters = true;
-
-  // Called for each module whose own parameters or buffers are deferred (see
-  // deferred_init.h), when its unit is sharded: to give them other values than
-  // the constructor has, from a file for example. They have memory then, those
-  // of modules inside may not. The default generator is seeded by `init_seed`
-  // and the path. With broadcast_parameters on rank 0 only.
-  std::function<void(const std::string& path, torch::nn::Module& module)>
-      init_module;
-  uint64_t init_seed = 0;
-
-  // Gradients are divided by the number of ranks. With `predivide_factor` f
-  // they are divided by f before the reduction and by the rest after it; unset:
-  // all of it after, or before where the communicator adds scaled inputs up
-  // faster (Communicator::PrefersScaledInputs), or about half each for fp16.
-  // `gradient_divide_factor` replaces the number of ranks; 1 makes gradients
-  // sums.
-  std::optional<double> gradient_divide_factor;
-  std::optional<double> gradient_predivide_factor;
-
   // Abort the communicator when a forward or Backward() fails half-way, so
   // that the peers end at once instead of waiting. False where all ranks fail
   // alike and go on, with an input that all refuse for example.
   bool abort_on_failure = true;
-
-  // Sharding a model whose every parameter something else refers to is refused:
-  // that is usually an optimizer, which would go on without training anything.
-  bool allow_outside_references = false;
-
-  // Compare the order of collectives between ranks at the end of every backward
-  // that reduces: an all-reduce of 16 bytes.
-  bool check_order = true;
 
   // Rank 0 writes the tree of units and the memory plan to stderr.
   bool verbose = false;
@@ -139,8 +162,8 @@ struct Options {
   // Where shards, gradients and optimizer states rest between uses.
   OffloadOptions offload;
 
-  // Longest wait for a collective; zero is the communicator's own default.
-  absl::Duration timeout = absl::ZeroDuration();
+  // Longest wait for a collective; positive. Unset: the communicator's default.
+  std::optional<absl::Duration> timeout;
 };
 
 }  // namespace fsdp

@@ -15,7 +15,7 @@ struct WrapCandidate {
   const torch::nn::Module& module;
   // Elements of the parameters below the module that no unit inside it owns.
   int64_t unowned_numel;
-  // Where Options::recompute_units is asked: the module is a unit.
+  // Where Options::recompute.units is asked: the module is a unit.
   bool is_unit = false;
 };
 
@@ -37,7 +37,7 @@ WrapPolicy WrapModules() {
 // fairscale's default_auto_wrap_policy.
 WrapPolicy WrapLargerThan(int64_t min_numel);
 
-// For Options::recompute_units: every unit but the root.
+// For Options::recompute.units: every unit but the root.
 WrapPolicy EveryUnit();
 
 // Modules that any of the two wants.

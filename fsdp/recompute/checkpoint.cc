@@ -252,7 +252,7 @@ class RegionNode final : public Node {
       return absl::FailedPreconditionError(absl::StrCat(
           "backward with create_graph=true through ", region_name_,
           ": a recomputed region has no second derivative. ",
-          is_unit_ ? "Leave the unit out of Options::recompute_units"
+          is_unit_ ? "Leave the unit out of Options::recompute.units"
                    : "Call the function without fsdp::Checkpoint",
           " for double derivatives"));
     }
@@ -262,7 +262,7 @@ class RegionNode final : public Node {
           region_name_,
           ": what it recomputes has gradients of its own. Call backward() "
           "without `inputs`, or ",
-          is_unit_ ? "leave the unit out of Options::recompute_units"
+          is_unit_ ? "leave the unit out of Options::recompute.units"
                    : "the function without fsdp::Checkpoint"));
     }
     return arguments_->CheckUnmodified();
@@ -273,7 +273,7 @@ class RegionNode final : public Node {
   const AmbientState ambient_;
   const CheckpointOptions options_;
   const std::string region_name_;
-  const bool is_unit_;  // that Options::recompute_units has chosen
+  const bool is_unit_;  // that Options::recompute.units has chosen
   // The tensors of `call_`, which has none but while it is made again.
   std::unique_ptr<RegionArguments> arguments_;  // null once released
   std::vector<bool> takes_gradient_;

@@ -79,7 +79,7 @@ class RepeatableCallOf final : public RepeatableCall {
 };
 
 // The forward of a region: of the call of a user's, or of the unit that
-// Options::recompute_units has chosen. `unit`: its name, or empty.
+// Options::recompute.units has chosen. `unit`: its name, or empty.
 class RegionForward {
  public:
   RegionForward(const CheckpointOptions& options,

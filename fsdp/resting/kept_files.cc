@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <random>
 #include <system_error>
 #include <utility>
@@ -21,7 +22,6 @@
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "absl/types/optional.h"
 #include "absl/types/span.h"
 #include "base/check.h"
 #include "base/status_macros.h"
@@ -67,14 +67,14 @@ std::string PlaceText(int rank, int world_size) {
 
 // How many ranks had the run whose file has the name `name` but for what
 // PlaceText() has given; nullopt for another name.
-absl::optional<int> RanksOf(absl::string_view name, absl::string_view prefix) {
+std::optional<int> RanksOf(absl::string_view name, absl::string_view prefix) {
   int rank = 0;
   int ranks = 0;
-  if (!absl::ConsumePrefix(&name, prefix)) return absl::nullopt;
+  if (!absl::ConsumePrefix(&name, prefix)) return std::nullopt;
   const std::vector<absl::string_view> parts = absl::StrSplit(name, "-of-");
   if (parts.size() != 2 || !absl::SimpleAtoi(parts[0], &rank) ||
       !absl::SimpleAtoi(parts[1], &ranks)) {
-    return absl::nullopt;
+    return std::nullopt;
   }
   return ranks;
 }
@@ -89,7 +89,7 @@ absl::Status CheckRankCount(const FileStoreOptions& file,
   for (std::filesystem::directory_iterator entry(file.directory, error), end;
        !error && entry != end; entry.increment(error)) {
     const std::string name = entry->path().filename();
-    const absl::optional<int> of = RanksOf(name, prefix);
+    const std::optional<int> of = RanksOf(name, prefix);
     if (!of.has_value() || *of == ranks) continue;
     return absl::FailedPreconditionError(absl::StrCat(
         file.directory, "/", name, " is of a run on ", *of,

@@ -10,6 +10,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "offload/param_store.h"
 
@@ -39,14 +41,27 @@ int64_t BytesOf(const RestingFlat& flat, RestingKind kind) {
   return 0;
 }
 
+absl::Status NotPositive(absl::string_view field, absl::string_view value) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("offload: ", field, " is ", value,
+                   ", which is not positive: leave it unset for its default"));
+}
+
 absl::Status CheckOptions(const OffloadOptions& options) {
-  if (options.memory_budget < 0 || options.buffer_bytes < 0 ||
-      options.prefetch_distance < 0 || !(options.optimizer_state >= 0)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "offload: memory_budget ", options.memory_budget, ", buffer_bytes ",
-        options.buffer_bytes, ", prefetch_distance ", options.prefetch_distance,
-        " and optimizer_state ", options.optimizer_state,
-        " must not be negative"));
+  if (options.prefetch_distance < 0 || !(options.optimizer_state >= 0)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("offload: prefetch_distance ", options.prefetch_distance,
+                     " and optimizer_state ", options.optimizer_state,
+                     " must not be negative"));
+  }
+  if (options.memory_budget.has_value() && *options.memory_budget <= 0) {
+    return NotPositive("memory_budget", absl::StrCat(*options.memory_budget));
+  }
+  if (options.buffer_bytes.has_value() && *options.buffer_bytes <= 0) {
+    return NotPositive("buffer_bytes", absl::StrCat(*options.buffer_bytes));
+  }
+  if (options.timeout.has_value() && *options.timeout <= absl::ZeroDuration()) {
+    return NotPositive("timeout", absl::FormatDuration(*options.timeout));
   }
   const bool on_ssd = std::any_of(
       kKinds.begin(), kKinds.end(),
@@ -58,7 +73,7 @@ absl::Status CheckOptions(const OffloadOptions& options) {
   }
   if (options.keep &&
       (options.parameters != Tier::kSsd || options.optimizer != Tier::kSsd ||
-       options.memory_budget > 0 || options.make_store != nullptr)) {
+       options.memory_budget.has_value() || options.make_store != nullptr)) {
     return absl::InvalidArgumentError(
         "offload: files are kept of runs whose parameters and optimizer states "
         "all rest in them: put both on the ssd tier, without memory_budget and "
@@ -137,8 +152,8 @@ void CountTransfers(const std::vector<RestingFlat>& flats,
   };
   plan.buffer_bytes = 0;
   if (std::any_of(plan.flats.begin(), plan.flats.end(), rests_in_files)) {
-    plan.buffer_bytes = options.buffer_bytes > 0
-                            ? options.buffer_bytes
+    plan.buffer_bytes = options.buffer_bytes.has_value()
+                            ? *options.buffer_bytes
                             : BufferBytes(flats, plan, options);
   }
   plan.transfer_bytes =
@@ -194,7 +209,7 @@ absl::StatusOr<OffloadPlan> PlanOffload(const std::vector<RestingFlat>& flats,
                                         bool on_cpu) {
   FSDP_RETURN_IF_ERROR(CheckOptions(options));
   OffloadPlan plan;
-  plan.budget = options.memory_budget;
+  plan.budget = options.memory_budget.value_or(0);
   int64_t fixed = 0;  // on the device by its tier
   int64_t movable = 0;
   for (const RestingFlat& flat : flats) {
@@ -208,8 +223,8 @@ absl::StatusOr<OffloadPlan> PlanOffload(const std::vector<RestingFlat>& flats,
     }
   }
   CountTransfers(flats, options, on_cpu, plan);
-  if (options.memory_budget > 0) {
-    const int64_t budget = options.memory_budget;
+  if (options.memory_budget.has_value()) {
+    const int64_t budget = *options.memory_budget;
     const int64_t needed = fixed + plan.transfer_bytes;
     if (fixed + movable <= budget) {
       KeepWhatFits(flats, movable, plan);

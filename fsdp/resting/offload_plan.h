@@ -37,7 +37,7 @@ struct OffloadPlan {
   // where the CPU is the device, that is the same memory.
   int64_t buffer_bytes = 0;
   int64_t transfer_bytes = 0;
-  int64_t budget = 0;
+  int64_t budget = 0;  // 0: none
 
   Tier tier(int flat, RestingKind kind) const {
     return flats[flat][static_cast<int>(kind)];

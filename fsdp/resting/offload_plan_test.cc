@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "base/testing/status_matchers.h"
 #include "fsdp/options/offload_options.h"
 #include "gmock/gmock.h"
@@ -181,7 +182,9 @@ TEST(OffloadPlanTest, RefusesOptionsThatCannotBe) {
       HasSubstr("OffloadOptions::directory"));
   for (const auto& spoil :
        {+[](OffloadOptions& o) { o.memory_budget = -1; },
-        +[](OffloadOptions& o) { o.buffer_bytes = -1; },
+        +[](OffloadOptions& o) { o.memory_budget = 0; },
+        +[](OffloadOptions& o) { o.buffer_bytes = 0; },
+        +[](OffloadOptions& o) { o.timeout = absl::ZeroDuration(); },
         +[](OffloadOptions& o) { o.prefetch_distance = -1; },
         +[](OffloadOptions& o) { o.optimizer_state = -0.5; }}) {
     OffloadOptions spoiled = ToSsd();
@@ -215,20 +218,6 @@ TEST(OffloadPlanTest, IsPrinted) {
   const std::string text = plan.ToString();
   EXPECT_THAT(text, HasSubstr("gradients"));
   EXPECT_THAT(text, HasSubstr("61.00 of a budget of 61.00"));
-}
-
-TEST(OffloadOptionsTest, OtherSystemsNamesMeanWhatTheyMeanThere) {
-  EXPECT_FALSE(ToOffloadOptions(CPUOffload{false}).any());
-  const OffloadOptions torch = ToOffloadOptions(CPUOffload{true});
-  EXPECT_EQ(torch.parameters, Tier::kCpu);
-  EXPECT_EQ(torch.optimizer, Tier::kCpu);
-  FairscaleOffload fairscale;
-  fairscale.move_grads_to_cpu = true;
-  EXPECT_EQ(ToOffloadOptions(fairscale).gradients, Tier::kCpu);
-  EXPECT_EQ(ToOffloadOptions(fairscale).parameters, Tier::kDevice);
-  fairscale.ssd_filepath_dir = "/scratch";
-  EXPECT_EQ(ToOffloadOptions(fairscale).parameters, Tier::kSsd);
-  EXPECT_EQ(ToOffloadOptions(fairscale).directory, "/scratch");
 }
 
 }  // namespace

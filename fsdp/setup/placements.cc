@@ -31,7 +31,7 @@ absl::StatusOr<Placement> Placements::Of(const UnitOptions& options) {
   if (replicate != nullptr && replicate->world_size() > 1) {
     placement.replicate = replicate;
   }
-  const int part = options.backward_group_size;
+  const int part = options.backward_group_size.value_or(0);
   if (part > 0 && part < placement.shard->world_size()) {
     FSDP_ASSIGN_OR_RETURN(placement.part, Split(placement.shard, part));
   }

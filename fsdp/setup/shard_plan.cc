@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <typeinfo>
@@ -19,6 +20,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "comm/mesh.h"
 #include "flat_param/guarded_storage.h"
@@ -66,7 +68,7 @@ absl::Status CheckOutsideReferences(const ModuleTree& tree) {
       "something besides the module refers to every trainable parameter. If it "
       "is an optimizer, it would go on without training anything: make it "
       "after sharding, from Parameters(). If it is a list or a loss of yours, "
-      "drop it first or set Options::allow_outside_references");
+      "drop it first or set Options::checks.outside_references to false");
 }
 
 absl::Status CheckOneDevicePerUnit(const ShardPlan& plan) {
@@ -112,8 +114,14 @@ absl::Status CheckUnitOptions(const std::string& name,
         "the second to shard; this one has ",
         mesh.num_dimensions()));
   }
-  const int group = options.backward_group_size;
-  if (group == 0) return absl::OkStatus();
+  if (!options.backward_group_size.has_value()) return absl::OkStatus();
+  const int group = *options.backward_group_size;
+  if (group == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("unit ", name,
+                     ": backward_group_size is 0: leave it unset to keep the "
+                     "shard alone"));
+  }
   if (!FreesAfterForward(options.strategy)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "unit ", name, " has a backward_group_size, but its strategy, ",
@@ -133,10 +141,15 @@ absl::Status CheckOptions(const Options& options) {
   const auto positive = [](const std::optional<double>& factor) {
     return !factor.has_value() || *factor > 0;
   };
-  if (!positive(options.gradient_divide_factor) ||
-      !positive(options.gradient_predivide_factor)) {
+  if (!positive(options.gradients.divide_factor) ||
+      !positive(options.gradients.predivide_factor)) {
     return absl::InvalidArgumentError(
         "the factors that gradients are divided by have to be positive");
+  }
+  if (options.timeout.has_value() && *options.timeout <= absl::ZeroDuration()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "Options::timeout is ", absl::FormatDuration(*options.timeout),
+        ": leave it unset for the communicator's"));
   }
   return options.quantize.Validate();
 }
@@ -202,12 +215,12 @@ std::string NamesOfUnits(const ShardPlan& plan) {
 absl::Status NoUnitIsRecomputed(const ShardPlan& plan) {
   if (plan.units.size() == 1) {
     return absl::InvalidArgumentError(
-        "Options::recompute_units has no unit to choose: the model has none "
+        "Options::recompute.units has no unit to choose: the model has none "
         "but the root, which is not recomputed. Let Options::wrap_policy make "
         "units");
   }
   return absl::InvalidArgumentError(absl::StrCat(
-      "Options::recompute_units has chosen none of the units ",
+      "Options::recompute.units has chosen none of the units ",
       NamesOfUnits(plan),
       ": let it choose one, or leave it empty. fsdp::EveryUnit() chooses all"));
 }
@@ -215,7 +228,7 @@ absl::Status NoUnitIsRecomputed(const ShardPlan& plan) {
 absl::Status NotAUnit(const ShardPlan& plan, size_t node) {
   const torch::nn::Module& module = *plan.tree.modules[node];
   return absl::InvalidArgumentError(absl::StrCat(
-      "Options::recompute_units has chosen ", plan.tree.nodes[node].path,
+      "Options::recompute.units has chosen ", plan.tree.nodes[node].path,
       ", of type ", c10::demangle(typeid(module).name()), ", which is no unit",
       plan.tree.nodes[node].is_unit
           ? " although Options::wrap_policy has chosen it: it owns no parameter"
@@ -302,22 +315,22 @@ absl::StatusOr<ShardPlan> PlanSharding(
   ShardPlan plan;
   FSDP_ASSIGN_OR_RETURN(
       plan.tree,
-      ReadModuleTree(root, {options.wrap_policy, options.ignore_module,
-                            options.ignore_parameter}));
+      ReadModuleTree(root, {options.wrap_policy, options.ignore.module,
+                            options.ignore.parameter}));
   FSDP_ASSIGN_OR_RETURN(UnitPlan units,
                         PlanUnits(plan.tree.nodes, plan.tree.uses));
   PlanUnitsOf(std::move(units), options, plan);
-  FSDP_RETURN_IF_ERROR(ChooseRecomputed(options.recompute_units, plan));
+  FSDP_RETURN_IF_ERROR(ChooseRecomputed(options.recompute.units, plan));
   for (const PlannedUnit& planned : plan.units) {
     FSDP_RETURN_IF_ERROR(
         CheckUnitOptions(DisplayName(planned.unit), planned.options, mesh));
   }
   PlanBuffers(plan);
   for (const BufferPrecision::Buffer& buffer : plan.buffers) {
-    if (!options.broadcast_parameters) break;
+    if (!options.init.broadcast) break;
     FSDP_RETURN_IF_ERROR(CheckCanBeSent(buffer.name, buffer.tensor));
   }
-  if (!options.allow_outside_references) {
+  if (options.checks.outside_references) {
     FSDP_RETURN_IF_ERROR(CheckOutsideReferences(plan.tree));
   }
   FSDP_RETURN_IF_ERROR(CheckOneDevicePerUnit(plan));
@@ -330,11 +343,11 @@ std::string Fingerprint(const OffloadOptions& offload) {
   return absl::StrCat(
       "offload: parameters ", ToString(offload.parameters), ", gradients ",
       ToString(offload.gradients), ", optimizer ", ToString(offload.optimizer),
-      ", memory budget ", offload.memory_budget, ", buffers ",
-      offload.buffer_bytes, ", prefetch distance ", offload.prefetch_distance,
-      ", optimizer state ", offload.optimizer_state, ", step on ",
-      ToString(offload.step_on), ", rollback ", offload.rollback, ", keep ",
-      offload.keep ? offload.name : "nothing", "\n");
+      ", memory budget ", offload.memory_budget.value_or(0), ", buffers ",
+      offload.buffer_bytes.value_or(0), ", prefetch distance ",
+      offload.prefetch_distance, ", optimizer state ", offload.optimizer_state,
+      ", step on ", ToString(offload.step_on), ", rollback ", offload.rollback,
+      ", keep ", offload.keep ? offload.name : "nothing", "\n");
 }
 
 std::string Fingerprint(const Quantization& quantization) {
@@ -345,18 +358,18 @@ std::string Fingerprint(const Quantization& quantization) {
 std::string Fingerprint(const ShardPlan& plan, const Options& options) {
   std::string text = absl::StrCat(
       "options: reshard root ", options.reshard_root_after_forward,
-      ", prefetch forward ", options.forward_prefetch, ", backward ",
-      options.backward_prefetch, ", broadcast ", options.broadcast_parameters,
-      ", divide by ", options.gradient_divide_factor.value_or(0), " and ",
-      options.gradient_predivide_factor.value_or(0), ", check order ",
-      options.check_order, ", transparent ", options.transparent,
-      ", share memory ", options.share_memory, ", init_module ",
-      options.init_module != nullptr, " seed ", options.init_seed, "\n",
+      ", prefetch forward ", options.prefetch.forward, ", backward ",
+      options.prefetch.backward, ", broadcast ", options.init.broadcast,
+      ", divide by ", options.gradients.divide_factor.value_or(0), " and ",
+      options.gradients.predivide_factor.value_or(0), ", check order ",
+      options.checks.order, ", transparent ", options.transparent,
+      ", share memory ", options.share_memory, ", init.module ",
+      options.init.module != nullptr, " seed ", options.init.seed, "\n",
       Fingerprint(options.offload), Fingerprint(options.quantize));
   for (const PlannedUnit& planned : plan.units) {
     absl::StrAppend(&text, "unit ", DisplayName(planned.unit), ": ",
                     ToString(planned.options.strategy), ", backward group ",
-                    planned.options.backward_group_size, ", ",
+                    planned.options.backward_group_size.value_or(0), ", ",
                     planned.options.precision.ToString(),
                     planned.recomputed ? ", recomputed" : "", "\n");
     for (size_t i = 0; i < planned.unit.parameters.size(); ++i) {

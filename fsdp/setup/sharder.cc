@@ -71,12 +71,12 @@ GradientScaling ScalingOf(const Options& options,
                           const comm::Communicator& world,
                           c10::ScalarType reduce_dtype) {
   const int ranks = world.world_size();
-  const double factor = options.gradient_divide_factor.value_or(ranks);
+  const double factor = options.gradients.divide_factor.value_or(ranks);
   const bool all_before = world.PrefersScaledInputs() &&
                           reduce_dtype != c10::ScalarType::Half &&
-                          !options.gradient_predivide_factor.has_value();
+                          !options.gradients.predivide_factor.has_value();
   if (all_before) return {1 / factor, 1, /*before_for_speed=*/true};
-  const double before = options.gradient_predivide_factor.value_or(
+  const double before = options.gradients.predivide_factor.value_or(
       1 / MeanOver(ranks, reduce_dtype).before);
   return {1 / before, before / factor};
 }
@@ -116,7 +116,7 @@ Sharder::Sharder(ShardPlan plan, const comm::Mesh& mesh, const Options& options,
       placements_(mesh, options.quantize),
       options_(options),
       timeout_(timeout),
-      initializer_(plan_.tree, options.init_module, options.init_seed) {}
+      initializer_(plan_.tree, options.init.module, options.init.seed) {}
 
 absl::StatusOr<RuntimeUnit> Sharder::Shard(const PlannedUnit& planned) {
   RuntimeUnit result;
@@ -190,7 +190,7 @@ absl::Status Sharder::AllocateCommon() {
 absl::Status Sharder::FinishRest(torch::nn::Module& root) {
   if (has_values()) FSDP_RETURN_IF_ERROR(initializer_.InitTheRest());
   FSDP_RETURN_IF_ERROR(Materialize(root));
-  return options_.broadcast_parameters ? BroadcastBuffers() : absl::OkStatus();
+  return options_.init.broadcast ? BroadcastBuffers() : absl::OkStatus();
 }
 
 std::map<Sharder::Kind, Sharder::Parameters> Sharder::ByKind(
@@ -217,7 +217,7 @@ absl::StatusOr<flat_param::FlatLayout> Sharder::LayoutFor(
 }
 
 bool Sharder::has_values() const {
-  return !options_.broadcast_parameters || world_.rank() == 0;
+  return !options_.init.broadcast || world_.rank() == 0;
 }
 
 absl::Status Sharder::BroadcastBuffers() {
@@ -343,7 +343,7 @@ absl::StatusOr<std::unique_ptr<FlatParameter>> Sharder::MakeFlat(
   FSDP_RETURN_IF_ERROR(
       TorchToStatus(absl::StrCat("flattening unit ", unit.name),
                     [&] { flat = Flatten(parameters, layout); }));
-  if (options_.broadcast_parameters) {
+  if (options_.init.broadcast) {
     FSDP_RETURN_IF_ERROR(Broadcast(flat, unit.name));
   }
   // What an earlier run has kept counts more than what the module has.

@@ -73,9 +73,10 @@ struct VisitOptions {
   bool rank0_only = false;
 };
 
-// Holds one unit at a time, so that a model larger than memory can be read and
-// edited. Collective; all ranks return an error when the visitor of one does,
-// and nothing of that unit and later ones is written back.
+// The member of a sharded module. Holds one unit at a time, so that a model
+// larger than memory can be read and edited. Collective; all ranks return an
+// error when the visitor of one does, and nothing of that unit and later ones
+// is written back.
 absl::Status ForEachFullParameter(ShardedModel& model,
                                   const FullParameterVisitor& visit,
                                   const VisitOptions& options = VisitOptions());
@@ -118,9 +119,10 @@ struct RebuiltParameter {
   bool safe_to_free;
 };
 
-// Unshard() of all units, in the dtypes they compute in: returns what they
-// have. Valid until the units are freed: by Reshard(), or by the next forward.
-// Collective. fairscale's _rebuild_full_params.
+// The member of a sharded module: Unshard() of all units, in the dtypes they
+// compute in: returns what they have. Valid until the units are freed: by
+// Reshard(), or by the next forward. Collective. fairscale's
+// _rebuild_full_params.
 absl::StatusOr<std::vector<RebuiltParameter>> RebuildFullParams(
     ShardedModel& model);
 

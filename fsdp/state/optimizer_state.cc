@@ -347,11 +347,11 @@ absl::StatusOr<Replacement> PlanLoad(
 
 }  // namespace
 
-absl::StatusOr<OptimizerStateDict> FullOptimizerState(
+absl::StatusOr<OptimizerStateDict> GatherOptimizerState(
     ShardedModel& model, Optimizer& optimizer,
     const StateDictOptions& options) {
   return InWholeAccess(
-      model, "FullOptimizerState()",
+      model, "GatherOptimizerState()",
       [&]() -> absl::StatusOr<OptimizerStateDict> {
         FSDP_ASSIGN_OR_RETURN(const View view, AgreedView(model, optimizer));
         OptimizerStateDict dict;
@@ -417,8 +417,8 @@ absl::Status LoadShardedOptimizerState(
       });
 }
 
-absl::Status LoadFullOptimizerState(ShardedModel& model, Optimizer& optimizer,
-                                    const OptimizerStateDict& dict) {
+absl::Status LoadOptimizerState(ShardedModel& model, Optimizer& optimizer,
+                                const OptimizerStateDict& dict) {
   // A whole tensor is one piece, in the storage order of its parameter.
   const SpecByName specs = SpecsOf(model);
   std::vector<ParameterPiece> pieces;

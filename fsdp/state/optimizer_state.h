@@ -21,7 +21,8 @@
 
 namespace fsdp {
 
-// Knows SGD, Adam, AdamW, Adagrad and RMSprop of torch::optim.
+// Knows SGD, Adam, AdamW, Adagrad and RMSprop of torch::optim. Users call the
+// members of a sharded module with the names of these functions.
 
 struct OptimizerGroup {
   std::vector<std::string> names;  // of parameters
@@ -39,8 +40,8 @@ struct OptimizerStateDict {
 // Collective; gathers one flat parameter at a time. With rank0_only the other
 // ranks get an empty one. InvalidArgument on all ranks: another optimizer, or
 // one that is not over exactly shards of `model`; states that differ between
-// ranks. FailedPrecondition as FullStateDict().
-absl::StatusOr<OptimizerStateDict> FullOptimizerState(
+// ranks. FailedPrecondition as GatherStateDict().
+absl::StatusOr<OptimizerStateDict> GatherOptimizerState(
     ShardedModel& model, torch::optim::Optimizer& optimizer,
     const StateDictOptions& options = StateDictOptions());
 
@@ -48,9 +49,9 @@ absl::StatusOr<OptimizerStateDict> FullOptimizerState(
 // none afterwards. All ranks pass the whole dict, of any number of ranks.
 // Collective. InvalidArgument on all ranks, with nothing changed, lists what
 // does not fit.
-absl::Status LoadFullOptimizerState(ShardedModel& model,
-                                    torch::optim::Optimizer& optimizer,
-                                    const OptimizerStateDict& dict);
+absl::Status LoadOptimizerState(ShardedModel& model,
+                                torch::optim::Optimizer& optimizer,
+                                const OptimizerStateDict& dict);
 
 // This rank's part: `tensors` in pieces instead, each named as above.
 struct ShardedOptimizerState {
@@ -64,7 +65,7 @@ absl::StatusOr<ShardedOptimizerState> MakeShardedOptimizerState(
     ShardedModel& model, torch::optim::Optimizer& optimizer);
 
 // From the pieces of any number of ranks; `numbers` and `groups` as any of them
-// has them. As LoadFullOptimizerState().
+// has them. As LoadOptimizerState().
 absl::Status LoadShardedOptimizerState(
     ShardedModel& model, torch::optim::Optimizer& optimizer,
     absl::Span<const ParameterPiece> tensors,

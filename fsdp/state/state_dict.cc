@@ -133,7 +133,7 @@ absl::Status LoadFull(ShardedModel& model, const torch::nn::Module& module,
                       const StateDict& dict, const LoadOptions& options) {
   FSDP_RETURN_IF_ERROR(comm::CheckSame(
       model.communicator(), absl::StrCat("rank0_only ", options.rank0_only),
-      "the options of LoadFullStateDict()", DeadlineOf(model)));
+      "the options of LoadStateDict()", DeadlineOf(model)));
   const NamedValues values = ReadNamedValues(model, module);
   if (options.rank0_only) FSDP_RETURN_IF_ERROR(CheckNoneIsSparse(values));
   const bool has_dict =
@@ -149,18 +149,16 @@ absl::Status LoadFull(ShardedModel& model, const torch::nn::Module& module,
 
 }  // namespace
 
-absl::StatusOr<StateDict> FullStateDict(ShardedModel& model,
-                                        const torch::nn::Module& module,
-                                        const StateDictOptions& options) {
-  return InWholeAccess(model, "FullStateDict()",
+absl::StatusOr<StateDict> GatherStateDict(ShardedModel& model,
+                                          const torch::nn::Module& module,
+                                          const StateDictOptions& options) {
+  return InWholeAccess(model, "GatherStateDict()",
                        [&] { return GatherFull(model, module, options); });
 }
 
-absl::Status LoadFullStateDict(ShardedModel& model,
-                               const torch::nn::Module& module,
-                               const StateDict& dict,
-                               const LoadOptions& options) {
-  return InWholeAccess(model, "LoadFullStateDict()",
+absl::Status LoadStateDict(ShardedModel& model, const torch::nn::Module& module,
+                           const StateDict& dict, const LoadOptions& options) {
+  return InWholeAccess(model, "LoadStateDict()",
                        [&] { return LoadFull(model, module, dict, options); });
 }
 

@@ -37,23 +37,23 @@ struct LoadOptions {
   bool rank0_only = false;
 };
 
-// `module` is the wrapped one of `model`, here and below.
+// Users call the members of a sharded module with these names; `module` is the
+// wrapped one of `model`, here and below.
 
 // --- Whole -------------------------------------------------------------------
 // Copies in the dtypes that parameters and buffers were made with, gathered one
 // unit at a time. Collective. FailedPrecondition on all ranks inside a forward,
 // a backward or a scope of full parameters.
-absl::StatusOr<StateDict> FullStateDict(
+absl::StatusOr<StateDict> GatherStateDict(
     ShardedModel& model, const torch::nn::Module& module,
     const StateDictOptions& options = StateDictOptions());
 
 // Each rank takes its ranges. Collective. InvalidArgument on all ranks, with
 // nothing changed, lists everything that is missing, unexpected, of another
 // shape, or not of floating point where it has to be.
-absl::Status LoadFullStateDict(ShardedModel& model,
-                               const torch::nn::Module& module,
-                               const StateDict& dict,
-                               const LoadOptions& options = LoadOptions());
+absl::Status LoadStateDict(ShardedModel& model, const torch::nn::Module& module,
+                           const StateDict& dict,
+                           const LoadOptions& options = LoadOptions());
 
 // --- Flat shards -------------------------------------------------------------
 struct LocalFlat {

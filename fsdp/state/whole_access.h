@@ -18,7 +18,7 @@ namespace fsdp {
 class WholeAccess {
  public:
   // Collective; what ShardedModel::BeginWholeAccess() refuses on one rank is
-  // refused on all. `what` names the caller: "FullStateDict()".
+  // refused on all. `what` names the caller: "GatherStateDict()".
   static absl::StatusOr<WholeAccess> Begin(ShardedModel& model,
                                            absl::string_view what);
   WholeAccess(WholeAccess&& other) noexcept;

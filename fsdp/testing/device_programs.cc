@@ -143,7 +143,7 @@ std::vector<DeviceProgram> DevicePrograms() {
   }));
   programs.back().is_coarse = true;
   programs.push_back(With("WithoutPrefetch", [](Options& options) {
-    options.forward_prefetch = options.backward_prefetch = false;
+    options.prefetch.forward = options.prefetch.backward = false;
   }));
   programs.push_back(With("AllOnTheCpu", [](Options& options) {
     OffloadOptions& offload = options.offload;

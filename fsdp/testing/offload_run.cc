@@ -113,12 +113,13 @@ class Run {
   }
 
   absl::Status Finish() {
-    FSDP_ASSIGN_OR_RETURN(const StateDict parameters, model_->StateDict());
+    FSDP_ASSIGN_OR_RETURN(const StateDict parameters,
+                          model_->GatherStateDict());
     for (const auto& item : parameters) {
       record_.tensors[item.key()] = item.value();
     }
     FSDP_ASSIGN_OR_RETURN(const OptimizerStateDict states,
-                          model_->OptimizerState(*optimizer_));
+                          model_->GatherOptimizerState(*optimizer_));
     for (const auto& item : states.tensors) {
       record_.tensors[item.key()] = item.value();
     }
@@ -130,7 +131,7 @@ class Run {
 
   // Nothing was compared if nothing has left memory.
   absl::Status CheckTraffic() const {
-    const OffloadSpace* const space = model_->sharded_model().offload();
+    const OffloadSpace* const space = model_->offload();
     if (space == nullptr) return absl::OkStatus();
     for (int kind = 0; kind < kNumRestingKinds; ++kind) {
       const bool moves = space->plan().bytes[kind].ssd > 0;

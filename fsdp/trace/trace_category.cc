@@ -1,5 +1,7 @@
 #include "fsdp/trace/trace_category.h"
 
+#include <optional>
+
 namespace fsdp {
 
 const char* Name(TraceCategory category) {
@@ -42,12 +44,12 @@ const char* Name(TraceCategory category) {
   return "?";
 }
 
-absl::optional<TraceCategory> TraceCategoryOf(absl::string_view name) {
+std::optional<TraceCategory> TraceCategoryOf(absl::string_view name) {
   for (int i = 0; i < kNumTraceCategories; ++i) {
     const auto category = static_cast<TraceCategory>(i);
     if (name == Name(category)) return category;
   }
-  return absl::nullopt;
+  return std::nullopt;
 }
 
 }  // namespace fsdp

@@ -3,8 +3,9 @@
 #ifndef FSDP_TRACE_TRACE_CATEGORY_H_
 #define FSDP_TRACE_TRACE_CATEGORY_H_
 
+#include <optional>
+
 #include "absl/strings/string_view.h"
-#include "absl/types/optional.h"
 
 namespace fsdp {
 
@@ -37,7 +38,7 @@ inline constexpr int kNumTraceCategories =
 
 const char* Name(TraceCategory category);
 // The category of that name.
-absl::optional<TraceCategory> TraceCategoryOf(absl::string_view name);
+std::optional<TraceCategory> TraceCategoryOf(absl::string_view name);
 
 }  // namespace fsdp
 

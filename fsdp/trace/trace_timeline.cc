@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <deque>
 #include <limits>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
-#include "absl/types/optional.h"
 #include "fsdp/schedule/schedule.h"
 
 namespace fsdp {
@@ -84,7 +84,7 @@ class Builder {
   };
   struct UnitState {
     bool is_gathered = false;  // or being gathered
-    absl::optional<int64_t> gather_began;
+    std::optional<int64_t> gather_began;
     bool has_whole_gradients = false;
   };
 
@@ -290,7 +290,7 @@ class Builder {
   }
 
   void FinishGather(const Record& record) {
-    absl::optional<int64_t>& began = units_[record.name].gather_began;
+    std::optional<int64_t>& began = units_[record.name].gather_began;
     if (!began) return;
     Add(TraceCategory::kGathering, "all-gather of", record.name, *began,
         record.end_ns, buffer_.unit_bytes(record.name).unsharded);
@@ -361,8 +361,8 @@ class Builder {
   int events_open_ = 0;
   bool given_up_ = false;  // in the event that is open
   int64_t computing_since_ = 0;
-  absl::optional<int64_t> forward_began_;
-  absl::optional<int64_t> backward_began_;
+  std::optional<int64_t> forward_began_;
+  std::optional<int64_t> backward_began_;
   absl::flat_hash_map<int, UnitState> units_;
   std::deque<Reduction> reductions_;  // oldest first
   TraceTimeline::Memory memory_ = {0, 0, 0};

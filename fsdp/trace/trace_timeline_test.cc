@@ -3,13 +3,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "absl/types/optional.h"
 #include "fsdp/trace/trace_buffer.h"
 #include "fsdp/trace/trace_category.h"
 #include "gmock/gmock.h"
@@ -222,7 +222,7 @@ TEST_F(TraceTimelineTest, EveryActionHasItsCategory) {
                          "Shrink a: copy", "DropPart a: free", "Free a: free",
                          "CloseShards a: fence", "CheckOrder root: agreement",
                          "data: user"));
-  EXPECT_EQ(TraceCategoryOf("nothing"), absl::nullopt);
+  EXPECT_EQ(TraceCategoryOf("nothing"), std::nullopt);
 }
 
 TEST_F(TraceTimelineTest, OnlyTheLastStepsAreKept) {

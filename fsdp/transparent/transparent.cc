@@ -205,11 +205,11 @@ absl::Status TransparentUnits::OpenUnit(int unit) {
   if (at::GradMode::is_enabled() && model_->recomputes(unit)) {
     return absl::FailedPreconditionError(absl::StrCat(
         "unit ", model_->unit_name(unit),
-        " is to be run again in backward, as Options::recompute_units asks, "
+        " is to be run again in backward, as Options::recompute.units asks, "
         "but its module was called directly: nobody can call it again. Call it "
         "by fsdp::Forward(child, ...), or put the call into "
         "fsdp::Checkpoint() and leave the unit out of "
-        "Options::recompute_units"));
+        "Options::recompute.units"));
   }
   FSDP_RETURN_IF_ERROR(model_->PreForward(unit));
   if (!at::GradMode::is_enabled()) return absl::OkStatus();

@@ -4,12 +4,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "absl/types/optional.h"
 #include "offload/param_store.h"
 
 namespace fsdp::offload::testing {
@@ -18,7 +18,7 @@ namespace fsdp::offload::testing {
 struct Fault {
   enum class Operation { kAny, kRead, kWrite, kFlush };
   Operation operation = Operation::kAny;
-  absl::optional<std::string> region;  // only of this one
+  std::optional<std::string> region;  // only of this one
   // Of those that fit: `count` of them, the first one being the `nth` from 0.
   int64_t nth = 0;
   int64_t count = 1;

@@ -69,7 +69,7 @@ absl::StatusOr<Model> ShardGpt(const Case& c, comm::CollectiveLog* log,
   Options options;
   options.wrap_policy = WrapModules<gpt::BlockImpl>();
   options.unit.strategy = c.of_library;
-  options.check_order = false;
+  options.checks.order = false;
   if (c.bf16) options.unit.precision = ComputeIn(at::kBFloat16);
   if (c.bf16) options.unit.precision.reduce_dtype = at::kBFloat16;
   gpt::GptConfig config;

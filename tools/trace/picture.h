@@ -3,11 +3,11 @@
 #define TOOLS_TRACE_PICTURE_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/types/optional.h"
 #include "absl/types/span.h"
 #include "tools/drawing/lane_chart.h"
 #include "tools/trace/breakdown.h"
@@ -16,8 +16,8 @@
 namespace fsdp::trace_report {
 
 struct PictureOptions {
-  absl::optional<int64_t> step;  // default: the last that all ranks have
-  std::vector<int> ranks;        // default: the first four
+  std::optional<int64_t> step;  // default: the last that all ranks have
+  std::vector<int> ranks;       // default: the first four
 };
 
 // For every rank a lane each of what it computes and waits for, what it does

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,7 +14,6 @@
 #include "absl/status/status.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/types/optional.h"
 #include "base/json.h"
 #include "base/status_macros.h"
 
@@ -25,9 +25,9 @@ const std::string* StringAt(const Json& json, absl::string_view key) {
   return value == nullptr ? nullptr : value->As<std::string>();
 }
 
-absl::optional<int64_t> IntegerAt(const Json& json, absl::string_view key) {
+std::optional<int64_t> IntegerAt(const Json& json, absl::string_view key) {
   const Json* value = json.Find(key);
-  if (value == nullptr || value->As<int64_t>() == nullptr) return absl::nullopt;
+  if (value == nullptr || value->As<int64_t>() == nullptr) return std::nullopt;
   return *value->As<int64_t>();
 }
 
@@ -108,7 +108,7 @@ class Reader {
   absl::Status ReadHeader(const Json& event) {
     const std::string* name = StringAt(event, "name");
     if (name == nullptr || *name != "fsdp_trace") return absl::OkStatus();
-    const absl::optional<int64_t> rank = IntegerAt(event, "pid");
+    const std::optional<int64_t> rank = IntegerAt(event, "pid");
     const Json* args = event.Find("args");
     const std::string* base_text =
         args == nullptr ? nullptr : StringAt(*args, "base_ns");
@@ -144,7 +144,7 @@ class Reader {
     if (*kind != "X") return absl::OkStatus();
     const std::string* name = StringAt(event, "name");
     const std::string* category = StringAt(event, "cat");
-    const absl::optional<int64_t> rank = IntegerAt(event, "pid");
+    const std::optional<int64_t> rank = IntegerAt(event, "pid");
     const Json* begin = event.Find("ts");
     const Json* length = event.Find("dur");
     if (name == nullptr || category == nullptr || !rank || !IsNumber(begin) ||
@@ -152,7 +152,7 @@ class Reader {
       return absl::InvalidArgumentError(
           "it lacks one of \"name\", \"cat\", \"pid\", \"ts\" and \"dur\"");
     }
-    const absl::optional<TraceCategory> known = TraceCategoryOf(*category);
+    const std::optional<TraceCategory> known = TraceCategoryOf(*category);
     if (!known) {
       return absl::InvalidArgumentError(
           absl::StrCat("unknown category \"", *category, "\""));

@@ -93,7 +93,7 @@ struct ProgramUnit {
   int hidden, bias, checkpoint, twice, scale, unused, sometimes, counter,
       layer_norm, batch_norm, child, frozen, empty, outputs, hook, writes_input,
       strategy, skipped_in,  // step + 1; 0: in none
-      recompute;             // Options::recompute_units has it
+      recompute;             // Options::recompute.units has it
 };
 
 struct ProgramStep {

@@ -150,7 +150,7 @@ absl::Status ShardedRun::Visit() {
 }
 
 absl::Status ShardedRun::LoadOtherValues() {
-  FSDP_ASSIGN_OR_RETURN(const StateDict now, model_->StateDict());
+  FSDP_ASSIGN_OR_RETURN(const StateDict now, model_->GatherStateDict());
   std::set<std::string> buffers;
   for (const auto& item : model_.module()->named_buffers()) {
     buffers.insert(item.key());
@@ -169,17 +169,15 @@ absl::Status ShardedRun::LoadOtherValues() {
 
 absl::Status ShardedRun::TakeSnapshot() {
   if (p_.salt % 3 == 0) {
-    FSDP_ASSIGN_OR_RETURN(snapshot_.whole, model_->StateDict());
+    FSDP_ASSIGN_OR_RETURN(snapshot_.whole, model_->GatherStateDict());
   } else if (p_.salt % 3 == 1) {
-    FSDP_ASSIGN_OR_RETURN(
-        snapshot_.local,
-        MakeLocalStateDict(model_->sharded_model(), model_->wrapped()));
+    FSDP_ASSIGN_OR_RETURN(snapshot_.local, model_->MakeLocalStateDict());
   } else {
     snapshot_.saved = SaveModel();
   }
   if (HasWholeOptimizerState(p_)) {
     FSDP_ASSIGN_OR_RETURN(snapshot_.optimizer,
-                          model_->OptimizerState(*optimizers_.all[0]));
+                          model_->GatherOptimizerState(*optimizers_.all[0]));
   }
   snapshot_.taken = true;
   return absl::OkStatus();
@@ -188,8 +186,7 @@ absl::Status ShardedRun::TakeSnapshot() {
 absl::Status ShardedRun::RestoreModel() {
   if (p_.salt % 3 == 0) return model_->LoadStateDict(snapshot_.whole);
   if (p_.salt % 3 == 1) {
-    return LoadLocalStateDict(model_->sharded_model(), model_->wrapped(),
-                              *snapshot_.local);
+    return model_->LoadLocalStateDict(*snapshot_.local);
   }
   std::istringstream in(snapshot_.saved);
   torch::serialize::InputArchive archive;
@@ -209,7 +206,7 @@ absl::Status ShardedRun::Restore() {
 absl::Status ShardedRun::RemakeOptimizer() {
   if (!HasWholeOptimizerState(p_)) return absl::OkStatus();
   FSDP_ASSIGN_OR_RETURN(const OptimizerStateDict states,
-                        model_->OptimizerState(*optimizers_.all[0]));
+                        model_->GatherOptimizerState(*optimizers_.all[0]));
   MakeOptimizersAnew();
   return model_->LoadOptimizerState(*optimizers_.all[0], states);
 }
@@ -249,7 +246,7 @@ absl::Status ShardedRun::Call(int step, int call) {
     case kLostForward:
       return LoseForward(step);
     case kTakeStateDict:
-      return model_->StateDict().status();
+      return model_->GatherStateDict().status();
     case kSave:
       return SaveAndCompare();
     case kInferenceSummon: {

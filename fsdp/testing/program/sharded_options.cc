@@ -3,6 +3,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include <algorithm>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -42,15 +43,15 @@ ShardingStrategy StrategyAt(const Program& p, const std::string& path) {
   return static_cast<ShardingStrategy>(p.strategy);
 }
 
-// One of the sizes that a row of the mesh can be divided into; 0: none.
-int BackwardGroupOf(const Program& p) {
+// One of the sizes that a row of the mesh can be divided into.
+std::optional<int> BackwardGroupOf(const Program& p) {
+  if (p.backward_group == 0) return std::nullopt;
   const int row = p.ranks / CountOf(p.rows, p.ranks);
   std::vector<int> sizes;
   for (int size = 1; size <= row; ++size) {
     if (row % size == 0) sizes.push_back(size);
   }
-  return p.backward_group == 0 ? 0
-                               : sizes[(p.backward_group - 1) % sizes.size()];
+  return sizes[(p.backward_group - 1) % sizes.size()];
 }
 
 bool FreesAfterForward(ShardingStrategy strategy) {
@@ -66,7 +67,7 @@ OffloadOptions OffloadOf(const Program& p, const std::string& directory) {
   offload.parameters = tier(p.rest_parameters);
   offload.gradients = tier(p.rest_gradients);
   offload.optimizer = tier(p.rest_states);
-  offload.memory_budget = p.budget;
+  if (p.budget) offload.memory_budget = p.budget;
   offload.directory = directory;
   offload.block_bytes = p.big_blocks ? 8192 : 4096;
   offload.keep = p.keep != 0;
@@ -99,7 +100,7 @@ Options OptionsOf(const Program& p, const std::string& directory) {
     options.wrap_policy = WrapModules<ProgramUnitModule>();
   }
   options.transparent = p.transparent != 0;
-  options.recompute_units = RecomputedUnits(p);
+  options.recompute.units = RecomputedUnits(p);
   options.unit.precision = PrecisionOf(p);
   options.configure_unit = [p](const std::string& path,
                                const torch::nn::Module&, UnitOptions& unit) {
@@ -109,16 +110,16 @@ Options OptionsOf(const Program& p, const std::string& directory) {
     }
   };
   options.abort_on_failure = false;
-  if (p.divide) options.gradient_divide_factor = DivisorOf(p);
-  if (p.predivide) options.gradient_predivide_factor = p.predivide;
+  if (p.divide) options.gradients.divide_factor = DivisorOf(p);
+  if (p.predivide) options.gradients.predivide_factor = p.predivide;
   options.quantize.gather = p.quantize_gather != 0;
   options.quantize.reduce = p.quantize_reduce != 0;
   options.quantize.block = p.salt % 2 ? 64 : 256;
   options.share_memory = p.share_memory != 0;
   options.reshard_root_after_forward = p.reshard_root != 0;
-  options.forward_prefetch = p.forward_prefetch != 0;
-  options.backward_prefetch = p.backward_prefetch != 0;
-  options.check_order = p.check_order != 0;
+  options.prefetch.forward = p.forward_prefetch != 0;
+  options.prefetch.backward = p.backward_prefetch != 0;
+  options.checks.order = p.check_order != 0;
   options.offload = OffloadOf(p, directory);
   return options;
 }

@@ -131,7 +131,7 @@ absl::Status ShardedRun::Create() {
   AddHooks(kHookBefore, *model);
   if (activations_ != nullptr) model->set_offload(activations_);
   Options options = OptionsOf(p_, directory_);
-  options.recompute_options.offload = activations_;
+  options.recompute.options.offload = activations_;
   auto sharded = FullyShard(model, *mesh_, options);
   if (!sharded.ok()) {
     return absl::Status(sharded.status().code(),
@@ -260,7 +260,7 @@ absl::Status ShardedRun::BackwardMicro(const ProgramPlace& place,
   }
   FSDP_RETURN_IF_ERROR(model_->Backward(micro.loss));
   if (style == kStateDictBetween) {
-    FSDP_RETURN_IF_ERROR(model_->StateDict().status());
+    FSDP_RETURN_IF_ERROR(model_->GatherStateDict().status());
   }
   if (style == kEvalBetween) {
     const torch::NoGradGuard no_grad;
@@ -400,12 +400,12 @@ absl::Status ShardedRun::OptimizeAndHold(int step) {
 
 absl::Status ShardedRun::Compare(int step) {
   const StepRecord& expected = record_.steps[step];
-  FSDP_ASSIGN_OR_RETURN(const StateDict dict, model_->StateDict());
+  FSDP_ASSIGN_OR_RETURN(const StateDict dict, model_->GatherStateDict());
   TensorMap got;
   for (const auto& item : dict) got[item.key()] = item.value();
   if (HasWholeOptimizerState(p_)) {
     FSDP_ASSIGN_OR_RETURN(const OptimizerStateDict states,
-                          model_->OptimizerState(*optimizers_.all[0]));
+                          model_->GatherOptimizerState(*optimizers_.all[0]));
     for (const auto& item : states.tensors) got[item.key()] = item.value();
   }
   for (const auto& [name, value] : expected.values) {

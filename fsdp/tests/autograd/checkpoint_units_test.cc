@@ -203,7 +203,7 @@ absl::StatusOr<FullyShardedDataParallel<Net>> ShardNet(
   options.unit.strategy = scenario.strategy;
   options.transparent = scenario.transparent;
   if (!scenario.ignored.empty()) {
-    options.ignore_parameter = [ignored = scenario.ignored](
+    options.ignore.parameter = [ignored = scenario.ignored](
                                    const std::string& name, const at::Tensor&) {
       return name == ignored;
     };

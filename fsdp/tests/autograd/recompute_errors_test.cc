@@ -1,4 +1,4 @@
-// What Options::recompute_units refuses, on all ranks: choices that are no
+// What Options::recompute.units refuses, on all ranks: choices that are no
 // units, and calls that cannot be made again.
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
@@ -72,7 +72,7 @@ void ExpectRefusedPolicy(const WrapPolicy& policy, const std::string& text) {
   ExpectNotSharded(
       [&](int) {
         Options options = BlockUnits();
-        options.recompute_units = policy;
+        options.recompute.units = policy;
         return options;
       },
       StatusIs(Code::kInvalidArgument, HasSubstr(text)));
@@ -80,7 +80,7 @@ void ExpectRefusedPolicy(const WrapPolicy& policy, const std::string& text) {
 
 TEST(RecomputePolicyTest, HasToChooseUnits) {
   ExpectRefusedPolicy(At("blocks.1.fc"),
-                      "recompute_units has chosen blocks.1.fc, of type "
+                      "recompute.units has chosen blocks.1.fc, of type "
                       "torch::nn::LinearImpl, which is no unit");
   ExpectRefusedPolicy(WrapModules<LinearImpl>(), "embed");
 }
@@ -91,7 +91,7 @@ TEST(RecomputePolicyTest, HasToChooseSomething) {
   ExpectNotSharded(
       [](int) {
         Options options;
-        options.recompute_units = EveryUnit();
+        options.recompute.units = EveryUnit();
         return options;
       },
       StatusIs(Code::kInvalidArgument, HasSubstr("none but the root")));
@@ -101,7 +101,7 @@ TEST(RecomputePolicyTest, MayThrow) {
   ExpectNotSharded(
       [](int) {
         Options options = BlockUnits();
-        options.recompute_units = [](const WrapCandidate&) -> bool {
+        options.recompute.units = [](const WrapCandidate&) -> bool {
           throw std::runtime_error("no such file");
         };
         return options;
@@ -113,7 +113,7 @@ TEST(RecomputePolicyTest, HasToChooseAlikeOnAllRanks) {
   ExpectNotSharded(
       [](int rank) {
         Options options = BlockUnits();
-        options.recompute_units = At(rank == 0 ? "blocks.0" : "blocks.1");
+        options.recompute.units = At(rank == 0 ? "blocks.0" : "blocks.1");
         return options;
       },
       StatusIs(Code::kInvalidArgument,
@@ -136,7 +136,7 @@ class Tied : public torch::nn::Module {
 TEST(RecomputePolicyTest, ChoosesNoUnitThatOwnsNothing) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     Options options = UnitsOf<LinearImpl>();
-    options.recompute_units = At("b");
+    options.recompute.units = At("b");
     EXPECT_THAT(
         FullyShard(std::make_shared<Tied>(), Unowned(world), options).status(),
         StatusIs(Code::kInvalidArgument, HasSubstr("it owns no parameter")));
@@ -228,7 +228,7 @@ class Net : public torch::nn::Module {
 
 absl::Status Step(Communicator& world, Calls calls, bool transparent) {
   Options options = UnitsOf<BlockImpl, UnitImpl, SilentImpl, WritingImpl>();
-  options.recompute_units = EveryUnit();
+  options.recompute.units = EveryUnit();
   options.transparent = transparent;
   options.abort_on_failure = false;  // all ranks fail alike
   FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(std::make_shared<Net>(calls),
@@ -255,7 +255,7 @@ TEST(RecomputedCallTest, HasToBeRepeatable) {
   for (const bool transparent : {false, true}) {
     ExpectRefusedCall(Calls::kOpaqueArgument, transparent,
                       "the forward of unit unit cannot be run again in "
-                      "backward, as Options::recompute_units asks: it takes an "
+                      "backward, as Options::recompute.units asks: it takes an "
                       "argument of a type in which no tensors are seen");
     ExpectRefusedCall(Calls::kNoResult, transparent, "it returns nothing");
     ExpectRefusedCall(Calls::kWritesArgument, transparent,
@@ -270,14 +270,14 @@ TEST(RecomputedCallTest, HasToBeRepeatable) {
 TEST(RecomputedCallTest, HasToBeSeenInATransparentModel) {
   ExpectRefusedCall(Calls::kDirect, /*transparent=*/true,
                     "unit block is to be run again in backward, as "
-                    "Options::recompute_units asks, but its module was called "
+                    "Options::recompute.units asks, but its module was called "
                     "directly");
 }
 
 TEST(RecomputedCallTest, NeedsARetainedGraphForASecondBackward) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     Options options = UnitsOf<BlockImpl>();
-    options.recompute_units = EveryUnit();
+    options.recompute.units = EveryUnit();
     options.abort_on_failure = false;
     FSDP_ASSIGN_OR_RETURN(auto model,
                           FullyShard(std::make_shared<Net>(Calls::kGood),

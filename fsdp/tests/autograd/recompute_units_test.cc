@@ -1,4 +1,4 @@
-// Options::recompute_units: gradients have the bits of the same model with a
+// Options::recompute.units: gradients have the bits of the same model with a
 // region around each unit, and are those of plain LibTorch; activations are not
 // kept.
 #include <ATen/Context.h>
@@ -142,7 +142,7 @@ Options BlockUnits(ShardingStrategy strategy = ShardingStrategy::kFullShard) {
 }
 
 Options Recomputing(Options options) {
-  options.recompute_units = WrapModules<BlockImpl>();
+  options.recompute.units = WrapModules<BlockImpl>();
   return options;
 }
 
@@ -378,7 +378,7 @@ TEST(RecomputedUnitTest, DropoutIsTheSameTheSecondTime) {
 TEST(RecomputedUnitTest, BuffersOfIgnoredModulesInsideCountABatchOnce) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     Options options = Recomputing(BlockUnits());
-    options.ignore_module = [](const std::string&, const auto& module) {
+    options.ignore.module = [](const std::string&, const auto& module) {
       return dynamic_cast<const BatchNorm1dImpl*>(&module) != nullptr;
     };
     FSDP_ASSIGN_OR_RETURN(auto model,
@@ -402,13 +402,13 @@ TEST(RecomputedUnitTest, ArgumentsMayRestInAStore) {
     FSDP_ASSIGN_OR_RETURN(auto store, offload::HostStore::Make(1 << 20));
     ActivationOffloadOptions offload;
     offload.min_bytes = 1;
-    FSDP_ASSIGN_OR_RETURN(options.recompute_options.offload,
+    FSDP_ASSIGN_OR_RETURN(options.recompute.options.offload,
                           ActivationOffload::Make(std::move(store), offload));
     FSDP_ASSIGN_OR_RETURN(auto model,
                           FullyShard(std::make_shared<Net>(Calls::kForward),
                                      Unowned(world), options));
     FSDP_RETURN_IF_ERROR(Accumulate(model, world.rank(), 0));
-    if (options.recompute_options.offload->stats().peak_stored_bytes == 0) {
+    if (options.recompute.options.offload->stats().peak_stored_bytes == 0) {
       return absl::InternalError("nothing was offloaded");
     }
     return SameBits(*model, *reference);
@@ -455,7 +455,7 @@ class Nested : public torch::nn::Module {
 absl::Status CheckNested(Communicator& world, const WrapPolicy& recomputed,
                          int outer_runs, int inner_runs) {
   Options options = testing::UnitsOf<BlockImpl, OuterImpl>();
-  options.recompute_units = recomputed;
+  options.recompute.units = recomputed;
   FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(std::make_shared<Nested>(),
                                                Unowned(world), options));
   Nested plain;

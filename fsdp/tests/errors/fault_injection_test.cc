@@ -244,12 +244,12 @@ void ClipAndSave(Trainer& trainer, int64_t part) {
   ThrowIfError(trainer.model->Backward(LossOf(trainer, part)));
   ThrowIfError(trainer.model->ClipGradNorm(1e-3).status());
   StepAndZeroGrad(trainer);
-  const StateDict dict = ValueOrThrow(trainer.model->StateDict());
+  const StateDict dict = ValueOrThrow(trainer.model->GatherStateDict());
   ThrowIfError(trainer.model->LoadStateDict(dict));
 }
 
 void Save(Trainer& trainer, int64_t) {
-  ThrowIfError(trainer.model->StateDict().status());
+  ThrowIfError(trainer.model->GatherStateDict().status());
 }
 
 struct Case {

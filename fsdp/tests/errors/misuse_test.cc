@@ -391,17 +391,17 @@ const Difference kDifferences[] = {
     {"Units", [](Options& options, NetImpl&) { options.wrap_policy = nullptr; },
      "blocks.0.fc.weight"},
     {"Prefetch",
-     [](Options& options, NetImpl&) { options.forward_prefetch = false; },
+     [](Options& options, NetImpl&) { options.prefetch.forward = false; },
      "prefetch forward"},
     {"DivideFactor",
-     [](Options& options, NetImpl&) { options.gradient_divide_factor = 7; },
+     [](Options& options, NetImpl&) { options.gradients.divide_factor = 7; },
      "divide by"},
     {"Frozen",
      [](Options&, NetImpl& net) { net.head->bias.requires_grad_(false); },
      "frozen"},
     {"Ignored",
      [](Options& options, NetImpl&) {
-       options.ignore_parameter = [](const std::string& name,
+       options.ignore.parameter = [](const std::string& name,
                                      const at::Tensor&) {
          return name == "head.bias";
        };

@@ -92,7 +92,7 @@ TEST(HandedOutTest, ViewsOfSummonedParametersAndGradientsEndWithTheScope) {
       FSDP_RETURN_IF_ERROR(model->Backward(Loss(model->forward(x), x)));
       FSDP_RETURN_IF_ERROR(
           CheckIsOver(views, "the scope of SummonFullParams() is over"));
-      FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->StateDict());
+      FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->GatherStateDict());
       return Check(at::equal(dict["head.weight"], copy), "the copy");
     }));
   }
@@ -183,7 +183,7 @@ const InMode kInMode[] = {
      }},
     {"StateDict",
      [](Sharded& model, torch::optim::Optimizer&) -> absl::Status {
-       FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->StateDict());
+       FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->GatherStateDict());
        return model->LoadStateDict(dict);
      }},
     {"Visit",
@@ -204,7 +204,7 @@ const InMode kInMode[] = {
     {"OptimizerState",
      [](Sharded& model, torch::optim::Optimizer& optimizer) -> absl::Status {
        FSDP_ASSIGN_OR_RETURN(const OptimizerStateDict state,
-                             model->OptimizerState(optimizer));
+                             model->GatherOptimizerState(optimizer));
        return model->LoadOptimizerState(optimizer, state);
      }},
 };
@@ -235,7 +235,7 @@ absl::StatusOr<StateDict> TrainAround(Communicator& world, Options options,
     }
     FSDP_RETURN_IF_ERROR(step());
   }
-  return model->StateDict();
+  return model->GatherStateDict();
 }
 
 class InferenceModeTest : public ::testing::TestWithParam<InMode> {};

@@ -405,7 +405,7 @@ void ExpectReportsFailureOf(const std::string& label, int64_t nth,
       RunRanks(*group, [&](Communicator& communicator) -> absl::Status {
         Options options = TransparentOptions();
         options.abort_on_failure = true;
-        options.forward_prefetch = options.backward_prefetch = false;
+        options.prefetch.forward = options.prefetch.backward = false;
         FSDP_ASSIGN_OR_RETURN(Model model, ShardActing(communicator, options));
         return TorchToStatus("step", [&] {
           const at::Tensor loss = model->forward(Rows(0, 3, kDim)).sum();

@@ -133,10 +133,10 @@ absl::Status Step(FusedAdamW& optimizer) {
 // Parameters and states.
 absl::StatusOr<Values> ValuesOf(Model& model, FusedAdamW& optimizer) {
   Values values;
-  FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->StateDict());
+  FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->GatherStateDict());
   for (const auto& item : dict) values[item.key()] = item.value();
   FSDP_ASSIGN_OR_RETURN(const OptimizerStateDict states,
-                        model->OptimizerState(optimizer));
+                        model->GatherOptimizerState(optimizer));
   for (const auto& item : states.tensors) values[item.key()] = item.value();
   return values;
 }

@@ -109,10 +109,10 @@ class OffloadKeepTest : public ::testing::TestWithParam<bool> {
   static absl::StatusOr<Values> ValuesOf(Model& model,
                                          torch::optim::Optimizer& optimizer) {
     Values values;
-    FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->StateDict());
+    FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->GatherStateDict());
     for (const auto& item : dict) values[item.key()] = item.value();
     FSDP_ASSIGN_OR_RETURN(const OptimizerStateDict states,
-                          model->OptimizerState(optimizer));
+                          model->GatherOptimizerState(optimizer));
     for (const auto& item : states.tensors) values[item.key()] = item.value();
     return values;
   }
@@ -221,8 +221,8 @@ TEST_P(OffloadKeepTest, WhatWasLoadedIsKeptWholeOrNotAtAll) {
       const auto optimizer = MakeOptimizer(other);
       FSDP_RETURN_IF_ERROR(Backward(other, /*step=*/0));
       optimizer->step();
-      FSDP_ASSIGN_OR_RETURN(parameters, other->StateDict());
-      FSDP_ASSIGN_OR_RETURN(states, other->OptimizerState(*optimizer));
+      FSDP_ASSIGN_OR_RETURN(parameters, other->GatherStateDict());
+      FSDP_ASSIGN_OR_RETURN(states, other->GatherOptimizerState(*optimizer));
       FSDP_ASSIGN_OR_RETURN(expected, ValuesOf(other, *optimizer));
     }
     FSDP_ASSIGN_OR_RETURN(const Values three, Run(world, Kept(), /*last=*/3));
@@ -290,7 +290,7 @@ TEST_P(OffloadKeepTest, RanksGoBackToTheLastStepThatAllHaveFinished) {
     if (model->sharded_model().offload()->step() != 3) {
       return absl::InternalError("another step");
     }
-    FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->StateDict());
+    FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->GatherStateDict());
     for (const auto& item : dict) {
       if (!at::equal(item.value(), three.at(item.key()))) {
         return absl::InternalError(absl::StrCat(item.key(), " differs"));

@@ -123,9 +123,9 @@ std::vector<Placing> Placings() {
 absl::Status Disturb(ToyModel& model, torch::optim::Optimizer& optimizer,
                      int step) {
   if (step == 4) {
-    FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->StateDict());
+    FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->GatherStateDict());
     FSDP_ASSIGN_OR_RETURN(const OptimizerStateDict states,
-                          model->OptimizerState(optimizer));
+                          model->GatherOptimizerState(optimizer));
     FSDP_RETURN_IF_ERROR(model->LoadStateDict(dict));
     FSDP_RETURN_IF_ERROR(model->LoadOptimizerState(optimizer, states));
   }
@@ -135,7 +135,7 @@ absl::Status Disturb(ToyModel& model, torch::optim::Optimizer& optimizer,
     FSDP_ASSIGN_OR_RETURN(FullParamsScope scope,
                           model->SummonFullParams(options));
     const torch::NoGradGuard no_grad;
-    for (at::Tensor parameter : model->wrapped().parameters()) {
+    for (at::Tensor parameter : model.module()->parameters()) {
       parameter.mul_(0.75);
     }
     FSDP_RETURN_IF_ERROR(scope.Close());
@@ -149,14 +149,11 @@ absl::Status Disturb(ToyModel& model, torch::optim::Optimizer& optimizer,
           return absl::OkStatus();
         },
         options));
-    FSDP_ASSIGN_OR_RETURN(
-        const LocalStateDict local,
-        MakeLocalStateDict(model->sharded_model(), model->wrapped()));
-    FSDP_RETURN_IF_ERROR(
-        LoadLocalStateDict(model->sharded_model(), model->wrapped(), local));
-    FSDP_ASSIGN_OR_RETURN(
-        const ShardedStateDict sharded,
-        MakeShardedStateDict(model->sharded_model(), model->wrapped()));
+    FSDP_ASSIGN_OR_RETURN(const LocalStateDict local,
+                          model->MakeLocalStateDict());
+    FSDP_RETURN_IF_ERROR(model->LoadLocalStateDict(local));
+    FSDP_ASSIGN_OR_RETURN(const ShardedStateDict sharded,
+                          model->MakeShardedStateDict());
     return absl::OkStatus();
   }
   return absl::OkStatus();

@@ -142,7 +142,7 @@ Values AsValues(const StateDict& dict) {
 
 absl::Status CheckValues(const FullyShardedDataParallel<NetImpl>& model,
                          const Values& expected) {
-  FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->StateDict());
+  FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->GatherStateDict());
   if (dict.size() != expected.size()) {
     return absl::InternalError(absl::StrCat(dict.size(), " values"));
   }
@@ -166,7 +166,7 @@ TEST_P(WorldTest, ValuesAreThoseOfThePlainModelWhateverTheNumberOfRanks) {
   for (const bool broadcast : {true, false}) {
     EXPECT_OK(Run([&](Communicator& world) -> absl::Status {
       Options options = LayerUnits();
-      options.broadcast_parameters = broadcast;
+      options.init.broadcast = broadcast;
       FSDP_ASSIGN_OR_RETURN(
           auto model, FullyShard(MakeDeferred(kSeed), Unowned(world), options));
       return CheckValues(model, expected);
@@ -218,7 +218,7 @@ TEST_P(WorldTest, TrainsAsTheMaterializedModelDoes) {
         (*model)->zero_grad();
       }
     }
-    FSDP_ASSIGN_OR_RETURN(const StateDict dict, expected->StateDict());
+    FSDP_ASSIGN_OR_RETURN(const StateDict dict, expected->GatherStateDict());
     return CheckValues(actual, AsValues(dict));
   }));
 }
@@ -230,9 +230,9 @@ TEST_P(WorldTest, AFunctionInitialisesEachDeferredModuleOnce) {
     EXPECT_OK(Run([&](Communicator& world) -> absl::Status {
       std::vector<std::string> paths;
       Options options = LayerUnits();
-      options.broadcast_parameters = broadcast;
-      options.init_seed = 3;
-      options.init_module = [&](const std::string& path,
+      options.init.broadcast = broadcast;
+      options.init.seed = 3;
+      options.init.module = [&](const std::string& path,
                                 torch::nn::Module& module) {
         paths.push_back(path);
         for (at::Tensor& tensor : module.parameters(/*recurse=*/false)) {
@@ -252,7 +252,7 @@ TEST_P(WorldTest, AFunctionInitialisesEachDeferredModuleOnce) {
       if (paths != (called ? expected_paths : std::vector<std::string>())) {
         return absl::InternalError(absl::StrCat(paths.size(), " calls"));
       }
-      FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->StateDict());
+      FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->GatherStateDict());
       // The seeds depend on the paths alone: the same for all worlds.
       static absl::Mutex mutex;
       static Values first ABSL_GUARDED_BY(mutex);
@@ -316,7 +316,7 @@ TEST(MemoryTest, ConstructionAndShardingTakeTheShardsAndAFewUnits) {
 TEST(DeferredShardingTest, WhatIsIgnoredGetsItsOwnValues) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     Options options = LayerUnits();
-    options.ignore_module = [](const std::string& path, auto&) {
+    options.ignore.module = [](const std::string& path, auto&) {
       return path == "blocks.1";
     };
     auto net = MakeDeferred(kSeed + world.rank());
@@ -347,7 +347,7 @@ TEST(DeferredShardingTest, AnInitialisationThatFailsOnRank0EndsAllRanks) {
   const std::vector<absl::Status> statuses =
       RunRanks(3, [](Communicator& world) {
         Options options = LayerUnits();
-        options.init_module = [](const std::string& path, auto&) {
+        options.init.module = [](const std::string& path, auto&) {
           if (path == "blocks.1.norm") throw std::runtime_error("no such file");
         };
         return FullyShard(MakeDeferred(kSeed), Unowned(world), options)

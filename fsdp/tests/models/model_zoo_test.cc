@@ -617,7 +617,7 @@ absl::Status CheckSameMoe(const MoeRecord& actual, const MoeRecord& expected) {
 
 Options MixtureOptions() {
   Options options = UnitsAt({"in", "out"});
-  options.ignore_module = [](const std::string& path,
+  options.ignore.module = [](const std::string& path,
                              const torch::nn::Module&) {
     return path == "expert";
   };

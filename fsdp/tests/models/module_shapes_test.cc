@@ -412,7 +412,7 @@ TEST(BufferTest, OfEveryKindIsRank0sAndGoesThroughStateDicts) {
           Check(at::equal(Values(net->buffer), expected), "not rank 0's"));
       FSDP_RETURN_IF_ERROR(
           model->Backward(model->forward(Rows(0, 3, kDim)).sum()));
-      FSDP_ASSIGN_OR_RETURN(StateDict dict, model->StateDict());
+      FSDP_ASSIGN_OR_RETURN(StateDict dict, model->GatherStateDict());
       FSDP_RETURN_IF_ERROR(Check(at::equal(Values(dict["buffer"]), expected),
                                  "in the state dict"));
       dict["buffer"] = kind.make(5).clone();
@@ -428,7 +428,7 @@ TEST(BufferTest, FromRank0AloneIsLoadedWhereItIsDense) {
     EXPECT_OK(RunAllRanks(kRanks, [&](Communicator& world) -> absl::Status {
       auto net = std::make_shared<HoldsABuffer>(kind.make(world.rank() + 1));
       FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(world)));
-      FSDP_ASSIGN_OR_RETURN(StateDict dict, model->StateDict());
+      FSDP_ASSIGN_OR_RETURN(StateDict dict, model->GatherStateDict());
       dict["buffer"] = kind.make(5).clone();
       LoadOptions load;
       load.rank0_only = true;
@@ -451,7 +451,7 @@ TEST(BufferTest, AnExpandedOneTakesNoValueThatDiffersWithinIt) {
     auto net =
         std::make_shared<HoldsABuffer>(at::ones({1, kDim}).expand({3, kDim}));
     FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, Unowned(world)));
-    FSDP_ASSIGN_OR_RETURN(StateDict dict, model->StateDict());
+    FSDP_ASSIGN_OR_RETURN(StateDict dict, model->GatherStateDict());
     dict["buffer"] = at::arange(3 * kDim, at::kFloat).view({3, kDim});
     const absl::Status status = model->LoadStateDict(dict);
     return Check(

@@ -115,7 +115,7 @@ TEST(TransparentTest, AllOptionsOfTheSchedule) {
       Options options = Transparent<torch::nn::LinearImpl>();
       options.unit.strategy = strategy;
       options.reshard_root_after_forward = prefetch;
-      options.forward_prefetch = options.backward_prefetch = prefetch;
+      options.prefetch.forward = options.prefetch.backward = prefetch;
       ExpectTrainsAsPlain(TrainingOf<Mlp>(options), {2});
     }
   }
@@ -381,7 +381,7 @@ TEST(TransparentTest, AFrozenUnitIsFreedInBackwardBeforeTheNextIsGathered) {
     auto net = std::make_shared<Mlp>();
     for (at::Tensor& p : net->parameters()) p.set_requires_grad(false);
     Options options = Transparent<torch::nn::LinearImpl>();
-    options.forward_prefetch = options.backward_prefetch = false;
+    options.prefetch.forward = options.prefetch.backward = false;
     FSDP_ASSIGN_OR_RETURN(auto model,
                           FullyShard(net, Unowned(communicator), options));
     int64_t one_unit = 0;
@@ -577,7 +577,7 @@ TEST(TransparentTest,
      WithoutPrefetchAUnitThatBackwardDoesNotReadIsNotGathered) {
   // The gradient of the first weight does not depend on the weight.
   Options options = Transparent<torch::nn::LinearImpl>();
-  options.backward_prefetch = false;
+  options.prefetch.backward = false;
   ASSERT_OK_AND_ASSIGN(Counts counts, CountInSteadyState<Mlp>(options));
   EXPECT_EQ(counts.gathers, 5);
   EXPECT_EQ(counts.reductions, 3);

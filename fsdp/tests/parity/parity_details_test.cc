@@ -297,7 +297,7 @@ TEST(TiedTest, WhetherItIsGatheredIsOneAnswerForAllNames) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     Options options;
     options.wrap_policy = WrapModules<TiedSiblings::Scaling>();
-    options.forward_prefetch = false;
+    options.prefetch.forward = false;
     FSDP_ASSIGN_OR_RETURN(
         auto model,
         FullyShard(std::make_shared<TiedSiblings>(), Unowned(world), options));

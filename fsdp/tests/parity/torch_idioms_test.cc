@@ -131,7 +131,7 @@ TEST(OwnGradientTest, IsRefusedByNameWhoeverAsks) {
 TEST(OwnGradientTest, OfWhatIsFrozenIgnoredOrWholeIsTheTensors) {
   EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
     Options options = BlockUnits();
-    options.ignore_parameter = [](const std::string& name, const at::Tensor&) {
+    options.ignore.parameter = [](const std::string& name, const at::Tensor&) {
       return name == "head.bias";
     };
     auto net = MakeNet(kDim, 2);
@@ -176,7 +176,7 @@ TEST(ReplacedShardTest, IsRefusedUntilItIsPutBack) {
                                           model->NamedShards().back().name);
     shard.set_data(at::full_like(before, 0.5));
     FSDP_RETURN_IF_ERROR(CheckRefused(CheckOptimizer(*model, optimizer), text));
-    FSDP_RETURN_IF_ERROR(CheckRefused(model->StateDict().status(), text));
+    FSDP_RETURN_IF_ERROR(CheckRefused(model->GatherStateDict().status(), text));
     FSDP_RETURN_IF_ERROR(
         CheckRefused(TorchToStatus("forward", [&] { LossOf(model); }), text));
     shard.set_data(before);
@@ -274,7 +274,7 @@ TEST(StaleGraphTest, WhatOnlyReadsIsNoWrite) {
         Model model,
         FullyShard(MakeNet(kDim, 2), Unowned(world), BlockUnits()));
     const at::Tensor loss = LossOf(model);
-    FSDP_RETURN_IF_ERROR(model->StateDict().status());
+    FSDP_RETURN_IF_ERROR(model->GatherStateDict().status());
     { FSDP_ASSIGN_OR_RETURN(FullParamsScope full, model->SummonFullParams()); }
     VisitOptions visit;
     visit.writeback = true;

@@ -145,9 +145,9 @@ Snapshot TrainedOn(int world_size, const Kind& kind, int steps) {
     FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
     const auto optimizer = kind.make(NamedLeaves(model));
     FSDP_RETURN_IF_ERROR(Train(model, *optimizer, 0, steps));
-    FSDP_ASSIGN_OR_RETURN(StateDict dict, model->StateDict());
+    FSDP_ASSIGN_OR_RETURN(StateDict dict, model->GatherStateDict());
     FSDP_ASSIGN_OR_RETURN(OptimizerStateDict state,
-                          model->OptimizerState(*optimizer));
+                          model->GatherOptimizerState(*optimizer));
     if (world.rank() == 0) snapshot = {dict, state};
     return absl::OkStatus();
   }));
@@ -202,7 +202,7 @@ TEST_P(KindTest, TrainingGoesOnWithAnotherNumberOfRanks) {
       FSDP_RETURN_IF_ERROR(
           model->LoadOptimizerState(*optimizer, half.optimizer));
       FSDP_RETURN_IF_ERROR(Train(model, *optimizer, 3, 6));
-      FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->StateDict());
+      FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->GatherStateDict());
       if (world_size == 3) {
         // Unbroken, bit for bit.
         for (const auto& item : unbroken.model) {
@@ -225,9 +225,8 @@ TEST_P(KindTest, PiecesMoveBetweenNumbersOfRanks) {
     FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
     const auto optimizer = GetParam().make(NamedLeaves(model));
     FSDP_RETURN_IF_ERROR(Train(model, *optimizer, 0, 2));
-    FSDP_ASSIGN_OR_RETURN(
-        ShardedOptimizerState state,
-        MakeShardedOptimizerState(model->sharded_model(), *optimizer));
+    FSDP_ASSIGN_OR_RETURN(ShardedOptimizerState state,
+                          model->MakeShardedOptimizerState(*optimizer));
     const std::lock_guard<std::mutex> lock(mutex);
     for (ParameterPiece& piece : state.tensors) {
       pieces.push_back(std::move(piece));
@@ -238,10 +237,10 @@ TEST_P(KindTest, PiecesMoveBetweenNumbersOfRanks) {
   EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
     const auto optimizer = GetParam().make(NamedLeaves(model));
-    FSDP_RETURN_IF_ERROR(LoadShardedOptimizerState(
-        model->sharded_model(), *optimizer, pieces, any.numbers, any.groups));
+    FSDP_RETURN_IF_ERROR(model->LoadShardedOptimizerState(
+        *optimizer, pieces, any.numbers, any.groups));
     FSDP_ASSIGN_OR_RETURN(const OptimizerStateDict state,
-                          model->OptimizerState(*optimizer));
+                          model->GatherOptimizerState(*optimizer));
     return CheckClose(state.tensors, expected.optimizer.tensors);
   }));
 }
@@ -271,7 +270,7 @@ TEST(OptimizerStateTest, FrozenParametersHaveNoState) {
     const auto optimizer = Kinds().front().make(NamedLeaves(model));
     FSDP_RETURN_IF_ERROR(Train(model, *optimizer, 0, 1));
     FSDP_ASSIGN_OR_RETURN(const OptimizerStateDict state,
-                          model->OptimizerState(*optimizer));
+                          model->GatherOptimizerState(*optimizer));
     return state.tensors.contains("head.weight.exp_avg") ||
                    !state.tensors.contains("head.bias.exp_avg")
                ? absl::InternalError("states")
@@ -287,7 +286,7 @@ TEST(OptimizerStateTest, OnRank0Only) {
     StateDictOptions options;
     options.rank0_only = true;
     FSDP_ASSIGN_OR_RETURN(const OptimizerStateDict state,
-                          model->OptimizerState(*optimizer, options));
+                          model->GatherOptimizerState(*optimizer, options));
     return state.tensors.is_empty() == (world.rank() != 0)
                ? absl::OkStatus()
                : absl::InternalError("who has it");
@@ -300,14 +299,14 @@ TEST(OptimizerStateTest, WhatDoesNotFitIsRefusedOnAllRanks) {
   const std::vector<std::pair<Misuse, const char*>> misuses = {
       {[](Model& model) {
          torch::optim::AdamW other(MakeNet(kDim, 1)->parameters());
-         return model->OptimizerState(other).status();
+         return model->GatherOptimizerState(other).status();
        },
        "no shard of this model"},
       {[](Model& model) {
          torch::optim::LBFGS lbfgs(model->Parameters());
          lbfgs.state()[model->Parameters()[0].unsafeGetTensorImpl()] =
              std::make_unique<torch::optim::LBFGSParamState>();
-         return model->OptimizerState(lbfgs).status();
+         return model->GatherOptimizerState(lbfgs).status();
        },
        "is not known"},
       {[&](Model& model) {
@@ -331,7 +330,8 @@ TEST(OptimizerStateTest, WhatDoesNotFitIsRefusedOnAllRanks) {
       {[&](Model& model) {
          const auto adamw = Kinds()[0].make(NamedLeaves(model));
          const auto sgd = Kinds()[2].make(NamedLeaves(model));
-         OptimizerStateDict other = ValueOrThrow(model->OptimizerState(*sgd));
+         OptimizerStateDict other =
+             ValueOrThrow(model->GatherOptimizerState(*sgd));
          return model->LoadOptimizerState(*adamw, other);
        },
        "of another class of optimizer"},
@@ -350,9 +350,9 @@ TEST(OptimizerStateTest, WhatDoesNotFitIsRefusedOnAllRanks) {
               {1, kDim},
               0,
               at::zeros({kDim * kDim})}};
-         return LoadShardedOptimizerState(
-             model->sharded_model(), *adamw, transposed, {},
-             ValueOrThrow(model->OptimizerState(*adamw)).groups);
+         return model->LoadShardedOptimizerState(
+             *adamw, transposed, {},
+             ValueOrThrow(model->GatherOptimizerState(*adamw)).groups);
        },
        "strides [1, 3] instead of [3, 1]"},
   };

@@ -149,7 +149,7 @@ TEST_P(WorldTest, FullDictIsThatOfTheUnwrappedModuleTwiceInARow) {
   EXPECT_OK(RunAllRanks(GetParam(), [&](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
     for (int i = 0; i < 2; ++i) {
-      FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->StateDict());
+      FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->GatherStateDict());
       FSDP_RETURN_IF_ERROR(CheckSame(dict, expected));
       FSDP_RETURN_IF_ERROR(Check(dict["inner.transposed"].strides() ==
                                      expected["inner.transposed"].strides(),
@@ -173,7 +173,7 @@ TEST_P(WorldTest, WhatIsLoadedIsWhatIsThere) {
       const bool has_dict = !rank0_only || world.rank() == 0;
       FSDP_RETURN_IF_ERROR(
           model->LoadStateDict(has_dict ? expected : StateDict(), options));
-      FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->StateDict());
+      FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->GatherStateDict());
       return CheckSame(dict, expected);
     }));
   }
@@ -185,7 +185,8 @@ TEST(FullStateDictTest, OnRank0OnlyAndInHostMemory) {
     StateDictOptions options;
     options.rank0_only = true;
     options.offload_to_cpu = true;
-    FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->StateDict(options));
+    FSDP_ASSIGN_OR_RETURN(const StateDict dict,
+                          model->GatherStateDict(options));
     return world.rank() == 0 ? CheckSame(dict, PlainDict(VariedImpl()))
                              : Check(dict.is_empty(), "not empty");
   }));
@@ -208,11 +209,11 @@ TEST(FullStateDictTest, IsInTheOriginalDtypesForEveryStrategy) {
       FSDP_ASSIGN_OR_RETURN(
           Model model,
           FullyShard(std::make_shared<VariedImpl>(), mesh, options));
-      FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->StateDict());
+      FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->GatherStateDict());
       FSDP_RETURN_IF_ERROR(CheckSame(dict, expected));
       // And back into bf16 buffers.
       FSDP_RETURN_IF_ERROR(model->LoadStateDict(Changed(1)));
-      FSDP_ASSIGN_OR_RETURN(const StateDict changed, model->StateDict());
+      FSDP_ASSIGN_OR_RETURN(const StateDict changed, model->GatherStateDict());
       return CheckSame(changed, Changed(1));
     }));
   }
@@ -221,11 +222,11 @@ TEST(FullStateDictTest, IsInTheOriginalDtypesForEveryStrategy) {
 TEST(FullStateDictTest, HasIgnoredParametersAsTheyAre) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     Options options = VariedOptions();
-    options.ignore_parameter = [](const std::string& name, const at::Tensor&) {
+    options.ignore.parameter = [](const std::string& name, const at::Tensor&) {
       return name == "in_double";
     };
     FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world, options));
-    FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->StateDict());
+    FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->GatherStateDict());
     FSDP_RETURN_IF_ERROR(
         Check(at::equal(dict["in_double"], VariedImpl().in_double), "value"));
     FSDP_RETURN_IF_ERROR(model->LoadStateDict(Changed(2)));
@@ -251,7 +252,7 @@ TEST(LoadStateDictTest, ListsAllDifferencesOnAllRanksAndChangesNothing) {
       const bool has_dict = !rank0_only || world.rank() == 0;
       const absl::Status refused =
           model->LoadStateDict(has_dict ? renamed : StateDict(), options);
-      FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->StateDict());
+      FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->GatherStateDict());
       FSDP_RETURN_IF_ERROR(CheckSame(dict, PlainDict(VariedImpl())));
       return refused;
     };
@@ -276,7 +277,7 @@ TEST(LoadStateDictTest, NotStrictTakesWhatFits) {
     FSDP_RETURN_IF_ERROR(model->LoadStateDict(some, options));
     StateDict expected = PlainDict(VariedImpl());
     expected["scalar"] = at::ones({});
-    FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->StateDict());
+    FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->GatherStateDict());
     return CheckSame(dict, expected);
   }));
 }
@@ -289,7 +290,7 @@ TEST(LoadStateDictTest, OneNameOfATiedParameterIsEnough) {
       if (item.key() != "linear.weight") dict.insert(item.key(), item.value());
     }
     FSDP_RETURN_IF_ERROR(model->LoadStateDict(dict));
-    FSDP_ASSIGN_OR_RETURN(const StateDict loaded, model->StateDict());
+    FSDP_ASSIGN_OR_RETURN(const StateDict loaded, model->GatherStateDict());
     return CheckSame(loaded, Changed(3));
   }));
 }
@@ -298,7 +299,7 @@ TEST(StateDictTest, IsRefusedInsideAScopeOfFullParameters) {
   const auto run = [](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
     FSDP_ASSIGN_OR_RETURN(FullParamsScope full, model->SummonFullParams());
-    return model->StateDict().status();
+    return model->GatherStateDict().status();
   };
   EXPECT_THAT(RunRanks(2, run),
               Each(StatusIs(absl::StatusCode::kFailedPrecondition,
@@ -308,14 +309,14 @@ TEST(StateDictTest, IsRefusedInsideAScopeOfFullParameters) {
 TEST(StateDictTest, OptionsThatDifferBetweenRanksAreRefusedByAll) {
   const auto run = [](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
-    FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->StateDict());
+    FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->GatherStateDict());
     LoadOptions options;
     options.rank0_only = world.rank() == 0;
     return model->LoadStateDict(dict, options);
   };
   EXPECT_THAT(RunRanks(3, run),
               Each(StatusIs(absl::StatusCode::kInvalidArgument,
-                            HasSubstr("the options of LoadFullStateDict()"))));
+                            HasSubstr("the options of LoadStateDict()"))));
 }
 
 // --- Flat shards -------------------------------------------------------------
@@ -326,13 +327,10 @@ TEST_P(WorldTest, LocalDictsGoBackAndConsolidateToTheWholeOne) {
   EXPECT_OK(RunAllRanks(GetParam(), [&](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
     FSDP_RETURN_IF_ERROR(model->LoadStateDict(Changed(1)));
-    FSDP_ASSIGN_OR_RETURN(
-        LocalStateDict local,
-        MakeLocalStateDict(model->sharded_model(), model->wrapped()));
+    FSDP_ASSIGN_OR_RETURN(LocalStateDict local, model->MakeLocalStateDict());
     FSDP_RETURN_IF_ERROR(model->LoadStateDict(Changed(2)));
-    FSDP_RETURN_IF_ERROR(
-        LoadLocalStateDict(model->sharded_model(), model->wrapped(), local));
-    FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->StateDict());
+    FSDP_RETURN_IF_ERROR(model->LoadLocalStateDict(local));
+    FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->GatherStateDict());
     FSDP_RETURN_IF_ERROR(CheckSame(dict, Changed(1)));
     const std::lock_guard<std::mutex> lock(mutex);
     dicts.push_back(std::move(local));
@@ -354,15 +352,12 @@ TEST(LocalStateDictTest, OfAnotherWorldIsRefusedWithAllDifferences) {
   std::vector<LocalStateDict> of_two(2);
   ASSERT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
-    FSDP_ASSIGN_OR_RETURN(
-        of_two[world.rank()],
-        MakeLocalStateDict(model->sharded_model(), model->wrapped()));
+    FSDP_ASSIGN_OR_RETURN(of_two[world.rank()], model->MakeLocalStateDict());
     return absl::OkStatus();
   }));
   const auto run = [&](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
-    return LoadLocalStateDict(model->sharded_model(), model->wrapped(),
-                              of_two[world.rank() % 2]);
+    return model->LoadLocalStateDict(of_two[world.rank() % 2]);
   };
   EXPECT_THAT(RunRanks(3, run),
               Each(StatusIs(absl::StatusCode::kInvalidArgument,
@@ -382,9 +377,7 @@ AllPieces PiecesOf(int world_size, double change) {
   EXPECT_OK(RunAllRanks(world_size, [&](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
     FSDP_RETURN_IF_ERROR(model->LoadStateDict(Changed(change)));
-    FSDP_ASSIGN_OR_RETURN(
-        ShardedStateDict dict,
-        MakeShardedStateDict(model->sharded_model(), model->wrapped()));
+    FSDP_ASSIGN_OR_RETURN(ShardedStateDict dict, model->MakeShardedStateDict());
     const std::lock_guard<std::mutex> lock(mutex);
     for (ParameterPiece& piece : dict.parameters) {
       all.pieces.push_back(std::move(piece));
@@ -401,9 +394,8 @@ TEST(ShardedStateDictTest, MovesBetweenNumbersOfRanks) {
     const AllPieces all = PiecesOf(from, from);
     EXPECT_OK(RunAllRanks(to, [&](Communicator& world) -> absl::Status {
       FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
-      FSDP_RETURN_IF_ERROR(LoadShardedStateDict(
-          model->sharded_model(), model->wrapped(), all.pieces, all.others));
-      FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->StateDict());
+      FSDP_RETURN_IF_ERROR(model->LoadShardedStateDict(all.pieces, all.others));
+      FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->GatherStateDict());
       return CheckSame(dict, Changed(from));
     }));
   }
@@ -419,8 +411,7 @@ TEST(ShardedStateDictTest, GapsAndOtherShapesAreRefusedOnAllRanks) {
   }
   const auto run = [&](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
-    return LoadShardedStateDict(model->sharded_model(), model->wrapped(), some,
-                                all.others);
+    return model->LoadShardedStateDict(some, all.others);
   };
   EXPECT_THAT(RunRanks(1, run),
               Each(StatusIs(absl::StatusCode::kInvalidArgument,
@@ -455,7 +446,7 @@ TEST_P(WorldTest, TorchSaveAndLoadInterchangeWithTheUnwrappedModule) {
     FSDP_RETURN_IF_ERROR(CheckSame(PlainDict(*plain), PlainDict(VariedImpl())));
     std::stringstream input(plain_bytes);
     torch::load(model, input);
-    FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->StateDict());
+    FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->GatherStateDict());
     return Check((dict["inner.transposed"] == 5).all().item<bool>() &&
                      (dict["in_double"] == 5).all().item<bool>(),
                  "not loaded");

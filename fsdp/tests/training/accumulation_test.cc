@@ -345,8 +345,8 @@ TEST(DivideFactorsTest, HoldForGradientsKeptWholeAsWell) {
   for (const Case& c : cases) {
     EXPECT_OK(RunAllRanks(3, [&](Communicator& world) -> absl::Status {
       Options options = Units();
-      options.gradient_divide_factor = c.divide;
-      options.gradient_predivide_factor = c.predivide;
+      options.gradients.divide_factor = c.divide;
+      options.gradients.predivide_factor = c.predivide;
       options.unit.precision.reduce_dtype = c.reduce;
       FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world, options));
       FSDP_RETURN_IF_ERROR(RunBackwards(model, "NnS"));

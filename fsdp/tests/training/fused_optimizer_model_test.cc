@@ -96,7 +96,7 @@ TEST(FusedModelTest, TrainsAsTorchsOptimizerTrainsTheUnshardedModel) {
         FSDP_RETURN_IF_ERROR(Backward(model, PartOf(world, step)));
         optimizer.step();
       }
-      FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->StateDict());
+      FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->GatherStateDict());
       for (const auto& item : net->named_parameters()) {
         FSDP_RETURN_IF_ERROR(
             Expect(at::allclose(dict[item.key()], item.value(), 1e-4, 1e-5),
@@ -117,7 +117,7 @@ absl::StatusOr<StateDict> TrainedOnEqualRows(Communicator& world) {
     FSDP_RETURN_IF_ERROR(Backward(model, Rows(step * 5, 5, kDim)));
     optimizer.step();
   }
-  return model->StateDict();
+  return model->GatherStateDict();
 }
 
 TEST(FusedModelTest, GivesTheBitsOfOneRankOnMore) {
@@ -214,10 +214,10 @@ absl::Status CheckContinues(Communicator& world) {
   Second second(resumed->Parameters(), AdamWOptions(7));
   for (int step = 0; step < 2 * kSteps; ++step) {
     if (step == kSteps) {
-      FSDP_ASSIGN_OR_RETURN(const StateDict dict, unbroken->StateDict());
+      FSDP_ASSIGN_OR_RETURN(const StateDict dict, unbroken->GatherStateDict());
       FSDP_RETURN_IF_ERROR(resumed->LoadStateDict(dict));
       FSDP_ASSIGN_OR_RETURN(const OptimizerStateDict state,
-                            unbroken->OptimizerState(first));
+                            unbroken->GatherOptimizerState(first));
       FSDP_RETURN_IF_ERROR(resumed->LoadOptimizerState(second, state));
     }
     first.zero_grad();

@@ -300,7 +300,7 @@ TEST(MixedPrecisionTest, AnFp32ReductionKeepsWhatBf16WouldLose) {
     const auto gradient = [&](at::ScalarType reduce, bool no_sync) {
       Options options;
       options.unit.precision = Reduced(at::kBFloat16, reduce);
-      options.gradient_divide_factor = 1;
+      options.gradients.divide_factor = 1;
       auto model = ValueOrThrow(
           FullyShard(std::make_shared<Scale>(), Unowned(world), options));
       const auto backward = [&](double value) {

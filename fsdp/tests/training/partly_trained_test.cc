@@ -12,6 +12,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,7 +21,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/types/optional.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
@@ -326,7 +326,7 @@ TEST_P(PartlyTrainedTest, WhatIsTrainedChangesBetweenBackwards) {
       }
       plain.Backward(turns[i].trains, turn);
       SetTrained(*model->module(), turns[i].trains);
-      absl::optional<NoSyncScope> no_sync;
+      std::optional<NoSyncScope> no_sync;
       if (!turns[i].reduces) no_sync.emplace(model->NoSync());
       FSDP_RETURN_IF_ERROR(model->Backward(
           LossOf([&](const at::Tensor& x) { return model->forward(x); },
@@ -385,7 +385,7 @@ absl::Status CheckThawed(const comm::Mesh& mesh, ShardingStrategy strategy,
                          Communicator& communicator) {
   Options options = LayerUnits({});
   options.unit.strategy = strategy;
-  options.gradient_divide_factor = 1;
+  options.gradients.divide_factor = 1;
   auto net = std::make_shared<Net>();
   SetTrained(*net, IsLora);  // the root's unit has no such parameter
   FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<Net> model,

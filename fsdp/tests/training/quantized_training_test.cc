@@ -303,7 +303,7 @@ TEST(QuantizedStateDictTest, HoldsTheShardsOwnValues) {
       FSDP_ASSIGN_OR_RETURN(Net model, FullyShard(MakeNet(kDim, kBlocks),
                                                   Unowned(world), Quantized()));
       FSDP_RETURN_IF_ERROR(TrainSteps(model, 2));
-      FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->StateDict());
+      FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->GatherStateDict());
       FSDP_RETURN_IF_ERROR(ExpectShardsOf(dict, model));
       FSDP_RETURN_IF_ERROR(TrainSteps(model, 1));
       FSDP_RETURN_IF_ERROR(model->LoadStateDict(dict));

@@ -174,8 +174,8 @@ std::vector<Training> Trainings() {
   const auto divide = [](std::optional<double> factor,
                          std::optional<double> before) {
     return [factor, before](Options& options) {
-      options.gradient_divide_factor = factor;
-      options.gradient_predivide_factor = before;
+      options.gradients.divide_factor = factor;
+      options.gradients.predivide_factor = before;
     };
   };
   const auto quantize = [](Options& options) {

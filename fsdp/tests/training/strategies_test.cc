@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/status_error.h"
 #include "base/status_macros.h"
@@ -186,7 +187,7 @@ TEST_P(CountsTest, OfAStep) {
     FSDP_ASSIGN_OR_RETURN(const Mesh mesh, MeshOf(world));
     Options options = BlockUnits();
     options.unit.strategy = c.strategy;
-    options.check_order = false;
+    options.checks.order = false;
     FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<NetImpl> model,
                           FullyShard(MakeNet(kDim, kBlocks), mesh, options));
     for (int step = 0; step < 3; ++step) {
@@ -245,7 +246,7 @@ TEST(HybridBytesTest, HybridAllReducesOnlyWhatARankHasReduced) {
     FSDP_ASSIGN_OR_RETURN(const Mesh mesh, MeshOf(world));
     Options options = BlockUnits();
     options.unit.strategy = ShardingStrategy::kHybridShard;
-    options.check_order = false;
+    options.checks.order = false;
     FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<NetImpl> model,
                           FullyShard(MakeNet(kDim, kBlocks), mesh, options));
     log.Clear();
@@ -305,7 +306,7 @@ TEST(DivideFactorsTest, AnySplitGivesTheMeanAndOneGivesTheSum) {
     EXPECT_OK(RunAllRanks(3, [&](Communicator& world) -> absl::Status {
       FSDP_ASSIGN_OR_RETURN(const Mesh mesh, MeshOf(world));
       Options options = BlockUnits();
-      options.gradient_predivide_factor = before;
+      options.gradients.predivide_factor = before;
       FSDP_RETURN_IF_ERROR(CheckAgainstPlain(TrainingPlan(), mesh, options));
       TrainingPlan set_later;
       set_later.prepare = [&](ShardedModuleBase& model) {
@@ -317,7 +318,7 @@ TEST(DivideFactorsTest, AnySplitGivesTheMeanAndOneGivesTheSum) {
   EXPECT_OK(RunAllRanks(3, [](Communicator& world) -> absl::Status {
     const auto gradient = [&](std::optional<double> factor) {
       Options options = BlockUnits();
-      options.gradient_divide_factor = factor;
+      options.gradients.divide_factor = factor;
       auto model =
           ValueOrThrow(FullyShard(MakeNet(kDim, 1), Unowned(world), options));
       ThrowIfError(Backward(model));
@@ -335,7 +336,7 @@ TEST(DivideFactorsTest, InFp16APartComesBeforeTheReductionWhateverTheFactor) {
     EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
       Options options;
       options.unit.precision.reduce_dtype = at::kHalf;
-      options.gradient_divide_factor = factor;
+      options.gradients.divide_factor = factor;
       torch::nn::Linear linear(torch::nn::LinearOptions(1, 1).bias(false));
       FSDP_ASSIGN_OR_RETURN(auto model,
                             FullyShard(linear, Unowned(world), options));
@@ -353,13 +354,35 @@ TEST(DivideFactorsTest, InFp16APartComesBeforeTheReductionWhateverTheFactor) {
 TEST(DivideFactorsTest, HaveToBePositive) {
   EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
     Options options;
-    options.gradient_divide_factor = 0;
+    options.gradients.divide_factor = 0;
     const absl::Status status =
         FullyShard(MakeNet(kDim, 1), Unowned(world), options).status();
     return status.code() == absl::StatusCode::kInvalidArgument
                ? absl::OkStatus()
                : absl::InternalError("accepted");
   }));
+}
+
+TEST(OptionsTest, ZeroIsNoWordForUnset) {
+  const std::vector<std::pair<std::string, void (*)(Options&)>> cases = {
+      {"backward_group_size is 0: leave it unset",
+       [](Options& options) { options.unit.backward_group_size = 0; }},
+      {"Options::timeout is 0: leave it unset",
+       [](Options& options) { options.timeout = absl::ZeroDuration(); }},
+  };
+  for (const auto& [text, spoil] : cases) {
+    const std::vector<absl::Status> refused = comm::testing::RunRanks(
+        2, [spoil = spoil](Communicator& world) -> absl::Status {
+          Options options;
+          spoil(options);
+          return FullyShard(MakeNet(kDim, 1), Unowned(world), options).status();
+        });
+    for (const absl::Status& status : refused) {
+      EXPECT_THAT(status,
+                  fsdp::testing::StatusIs(absl::StatusCode::kInvalidArgument,
+                                          HasSubstr(text)));
+    }
+  }
 }
 
 // --- Stepping in backward, ignored parts, refusals ---------------------------
@@ -419,11 +442,11 @@ TEST(IgnoreTest, IgnoredModulesAndParametersStayAsTheyAreOnEachRank) {
     const at::Tensor bias = net->head->bias;
     const at::Tensor before = block.detach().clone();
     Options options = BlockUnits();
-    options.ignore_module = [](const std::string& path,
+    options.ignore.module = [](const std::string& path,
                                const torch::nn::Module&) {
       return path == "blocks.0";
     };
-    options.ignore_parameter = [](const std::string& name, const at::Tensor&) {
+    options.ignore.parameter = [](const std::string& name, const at::Tensor&) {
       return name == "head.bias";
     };
     FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<NetImpl> model,

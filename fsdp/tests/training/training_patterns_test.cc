@@ -222,7 +222,7 @@ TEST(ExplicitPrefetchTest, ChangesTheOrderOfGathersAndNothingElse) {
     group[rank] = comm::Record(std::move(group[rank]), &logs[rank]);
   }
   Options options = BlockUnits();
-  options.forward_prefetch = false;
+  options.prefetch.forward = false;
   const auto train = [&](Communicator& world, bool ahead, int64_t& gathers) {
     comm::CollectiveLog& log = logs[world.rank()];
     auto model = ValueOrThrow(FullyShard(std::make_shared<GathersAhead>(ahead),
@@ -308,9 +308,9 @@ class Unlabelled final : public comm::ForwardingCommunicator {
 // Without prefetching the ranks differ in nothing but the units.
 std::vector<absl::Status> StepsOverBlindRanks(bool check_order) {
   Options options = BlockUnits();
-  options.check_order = check_order;
-  options.forward_prefetch = false;
-  options.backward_prefetch = false;
+  options.checks.order = check_order;
+  options.prefetch.forward = false;
+  options.prefetch.backward = false;
   Group group = ValueOrThrow(comm::CreateLocalGroup(kRanks));
   for (auto& communicator : group) {
     communicator = std::make_unique<Unlabelled>(std::move(communicator));
