@@ -1,14 +1,11 @@
 #include "comm/launcher/launcher.h"
 
 #include <fcntl.h>
-#include <poll.h>
 #include <signal.h>
 #include <sys/ioctl.h>
-#include <sys/signalfd.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -28,6 +25,8 @@
 #include "base/file_size_errors.h"
 #include "base/status_macros.h"
 #include "comm/launcher/launcher_output.h"
+#include "comm/launcher/output_pump.h"
+#include "comm/launcher/signal_queue.h"
 #include "comm/startup/bootstrap_fd.h"
 #include "comm/startup/bootstrap_socket.h"
 
@@ -36,78 +35,9 @@ namespace {
 
 constexpr char kLoopback[] = "127.0.0.1";
 
-// While more than this waits to be written, ranks have to wait with printing.
-constexpr size_t kMaxQueuedBytes = size_t{4} << 20;
-
-// A pipe that poll() calls writable takes this much without blocking (PIPE_BUF
-// of Linux).
-constexpr size_t kMaxWrite = 4096;
-
 // A killed process loses its connections before its end can be seen: a peer
 // that misses it may be seen to end first, but not by more than this.
 constexpr absl::Duration kSimultaneous = absl::Milliseconds(500);
-
-bool IsIgnored(int signal) {
-  struct sigaction action = {};
-  return sigaction(signal, nullptr, &action) == 0 &&
-         action.sa_handler == SIG_IGN;
-}
-
-// Puts signals in the way of a descriptor instead of a handler; the destructor
-// restores what was. What the process ignores, as under nohup, it goes on
-// ignoring: a blocked signal would come in spite of that.
-class SignalQueue {
- public:
-  static absl::StatusOr<SignalQueue> Create() {
-    sigset_t handled;
-    sigemptyset(&handled);
-    for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGTSTP}) {
-      if (!IsIgnored(signal)) sigaddset(&handled, signal);
-    }
-    sigaddset(&handled, SIGCHLD);
-    SignalQueue queue;
-    // Ignored, it would keep from us how children end.
-    struct sigaction by_default = {};
-    by_default.sa_handler = SIG_DFL;
-    sigaction(SIGCHLD, &by_default, &queue.previous_child_);
-    pthread_sigmask(SIG_BLOCK, &handled, &queue.previous_);
-    queue.fd_.Reset(signalfd(-1, &handled, SFD_CLOEXEC | SFD_NONBLOCK));
-    if (!queue.fd_.is_open()) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("cannot make a signalfd: ", std::strerror(errno)));
-    }
-    return queue;
-  }
-
-  SignalQueue(SignalQueue&& other) noexcept
-      : fd_(std::move(other.fd_)),
-        previous_(other.previous_),
-        previous_child_(other.previous_child_),
-        restores_(std::exchange(other.restores_, false)) {}
-  SignalQueue& operator=(SignalQueue&&) = delete;
-  ~SignalQueue() {
-    if (!restores_) return;
-    pthread_sigmask(SIG_SETMASK, &previous_, nullptr);
-    sigaction(SIGCHLD, &previous_child_, nullptr);
-  }
-
-  int fd() const { return fd_.get(); }
-
-  // The next signal that has come; 0: none.
-  int Next() {
-    signalfd_siginfo info;
-    if (read(fd_.get(), &info, sizeof(info)) != sizeof(info)) return 0;
-    return static_cast<int>(info.ssi_signo);
-  }
-
- private:
-  SignalQueue() = default;
-
-  UniqueFd fd_;
-  sigset_t previous_ = {};
-  struct sigaction previous_child_ = {};
-  bool restores_ = true;
-};
 
 // A process without standard streams would get them as the first pipes.
 absl::Status OpenStandardStreams() {
@@ -195,6 +125,18 @@ absl::StatusOr<std::vector<ChildProcess>> StartRanks(
   return children;
 }
 
+std::vector<OutputPump::Source> OutputOf(
+    const std::vector<ChildProcess>& children) {
+  std::vector<OutputPump::Source> sources;
+  for (size_t rank = 0; rank < children.size(); ++rank) {
+    const ChildProcess& child = children[rank];
+    const int number = static_cast<int>(rank);
+    sources.push_back({child.stdout_fd(), number, OutputStream::kStdout});
+    sources.push_back({child.stderr_fd(), number, OutputStream::kStderr});
+  }
+  return sources;
+}
+
 // Runs ranks to their end, on one thread and one poll().
 class Supervisor {
  public:
@@ -203,43 +145,28 @@ class Supervisor {
       : options_(options),
         signals_(signals),
         children_(std::move(children)),
-        output_(isatty(options.stdout_fd), isatty(options.stderr_fd)) {
+        output_(OutputOf(children_), options.stdout_fd, options.stderr_fd) {
     report_.ranks.resize(children_.size());
-    for (size_t rank = 0; rank < children_.size(); ++rank) {
-      const ChildProcess& child = children_[rank];
-      const int number = static_cast<int>(rank);
-      sources_.push_back({child.stdout_fd(), number, OutputStream::kStdout});
-      sources_.push_back({child.stderr_fd(), number, OutputStream::kStderr});
-    }
   }
 
   LaunchReport Run() {
     while (alive() > 0) {
-      Poll();
+      output_.Poll(signals_->fd(), deadline_);
       HandleSignals();
       Reap();
       if (absl::Now() >= deadline_) Escalate();
     }
     // What ranks have printed is in the pipes by now. Whoever still holds the
     // other end has left the job.
-    for (Source& source : sources_) {
-      while (source.fd >= 0 && Read(&source)) {
-      }
-      output_.Close(source.rank, source.stream);
-    }
+    output_.CloseSources();
     WaitForReader();
+    report_.output_errno = output_.error();
     return report_;
   }
 
  private:
   // How far the launcher has gone to end the ranks.
   enum class Phase { kRunning, kGrace, kTerminating, kKilled };
-
-  struct Source {
-    int fd;  // -1: at its end
-    int rank;
-    OutputStream stream;
-  };
 
   size_t alive() const { return children_.size() - reaped_; }
 
@@ -249,75 +176,11 @@ class Supervisor {
     const bool is_told_to_end = report_.interrupt_signal != 0;
     deadline_ = is_told_to_end ? absl::Now() + options_.grace_period
                                : absl::InfiniteFuture();
-    while (!output_.empty() && !gives_output_up_ && absl::Now() < deadline_) {
-      Poll();
+    while (!output_.is_empty() && !gives_output_up_ &&
+           absl::Now() < deadline_) {
+      output_.Poll(signals_->fd(), deadline_);
       HandleSignals();
     }
-  }
-
-  // Waits until there is something to do, and moves output.
-  void Poll() {
-    std::vector<pollfd> fds = {{signals_->fd(), POLLIN, 0}};
-    const bool writes = !output_.empty();
-    if (writes) fds.push_back({SinkFd(), POLLOUT, 0});
-    const size_t first_source = fds.size();
-    const bool reads = output_.queued_bytes() < kMaxQueuedBytes;
-    for (const Source& source : sources_) {
-      fds.push_back({reads ? source.fd : -1, POLLIN, 0});
-    }
-    if (poll(fds.data(), fds.size(), PollMilliseconds(deadline_)) <= 0) return;
-    if (writes && fds[1].revents != 0) Write();
-    for (size_t i = 0; i < sources_.size(); ++i) {
-      if (fds[first_source + i].revents != 0) Read(&sources_[i]);
-    }
-  }
-
-  int SinkFd() const {
-    return output_.front().stream == OutputStream::kStdout ? options_.stdout_fd
-                                                           : options_.stderr_fd;
-  }
-
-  // Whether something was read.
-  bool Read(Source* source) {
-    char buffer[1 << 16];
-    const ssize_t count = read(source->fd, buffer, sizeof(buffer));
-    if (count < 0 && (errno == EAGAIN || errno == EINTR)) return false;
-    if (count > 0) {
-      if (!is_lost(source->stream)) {
-        output_.Append(source->rank, source->stream,
-                       {buffer, static_cast<size_t>(count)});
-      }
-      return true;
-    }
-    output_.Close(source->rank, source->stream);
-    source->fd = -1;
-    return false;
-  }
-
-  void Write() {
-    const absl::string_view bytes = output_.front().bytes;
-    const ssize_t count =
-        write(SinkFd(), bytes.data(), std::min(bytes.size(), kMaxWrite));
-    if (count >= 0) {
-      output_.Consume(static_cast<size_t>(count));
-    } else if (errno != EAGAIN && errno != EINTR) {
-      Lose(output_.front().stream, errno);
-    }
-    while (!output_.empty() && is_lost(output_.front().stream)) {
-      output_.Consume(output_.front().bytes.size());
-    }
-  }
-
-  bool is_lost(OutputStream stream) const {
-    return is_lost_[static_cast<size_t>(stream)];
-  }
-
-  // The ranks go on without. That nobody reads any more, as under a closed
-  // terminal, is no failure; a full disk is.
-  void Lose(OutputStream stream, int error) {
-    is_lost_[static_cast<size_t>(stream)] = true;
-    if (error == EPIPE || error == EIO) return;
-    if (report_.output_errno == 0) report_.output_errno = error;
   }
 
   void End(int signal) {
@@ -420,9 +283,7 @@ class Supervisor {
   SignalQueue* const signals_;
   std::vector<ChildProcess> children_;  // by rank
   size_t reaped_ = 0;
-  std::vector<Source> sources_;
-  OutputMerger output_;
-  std::array<bool, 2> is_lost_ = {};  // by OutputStream
+  OutputPump output_;
   bool gives_output_up_ = false;
   LaunchReport report_;
   Phase phase_ = Phase::kRunning;

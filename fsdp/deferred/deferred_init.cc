@@ -8,13 +8,11 @@
 #include <ATen/core/function_schema.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
-#include <ATen/ops/empty_strided.h>
 #include <c10/core/DispatchKey.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 #include <torch/nn/module.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -24,12 +22,16 @@
 
 #include "absl/status/status.h"
 #include "base/torch_status.h"
+#include "fsdp/deferred/called_operator.h"
 #include "fsdp/deferred/deferred_tensor.h"
 #include "fsdp/deferred/recorded_op.h"
 
 namespace fsdp {
 namespace {
 
+using deferred_internal::CalledOperator;
+using deferred_internal::DeferredTensorsIn;
+using deferred_internal::IsWritten;
 using deferred_internal::MakeDeferred;
 using deferred_internal::MapTensors;
 using deferred_internal::RecordedOp;
@@ -38,26 +40,6 @@ using torch::jit::Stack;
 
 // Of the innermost scope on this thread.
 thread_local int64_t min_deferred_bytes = 0;
-
-std::vector<at::Tensor> DeferredTensorsIn(const c10::IValue& value) {
-  std::vector<at::Tensor> found;
-  MapTensors(value, [&found](const at::Tensor& tensor) {
-    if (IsDeferred(tensor)) found.push_back(tensor);
-    return tensor;
-  });
-  return found;
-}
-
-at::Tensor MetaOf(const at::Tensor& tensor) {
-  if (!tensor.defined()) return tensor;
-  return at::empty_strided(
-      tensor.sizes(), tensor.strides(),
-      tensor.options().device(at::kMeta).requires_grad(false));
-}
-
-bool IsWritten(const c10::Argument& argument) {
-  return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
-}
 
 // From the generator the caller has given, if it is one of the CPU.
 uint64_t DrawSeed(c10::ArrayRef<c10::IValue> arguments) {
@@ -71,11 +53,12 @@ uint64_t DrawSeed(c10::ArrayRef<c10::IValue> arguments) {
   return at::check_generator<at::CPUGeneratorImpl>(generator)->random64();
 }
 
-// One operator that is called under a scope.
-class Call {
+// Runs one operator that is called under a scope, or records it in place of
+// that.
+class OperatorRecorder {
  public:
-  Call(const c10::OperatorHandle& op, Stack& stack)
-      : op_(op), schema_(op.schema()), stack_(stack) {}
+  OperatorRecorder(const c10::OperatorHandle& op, Stack& stack)
+      : op_(op), schema_(op.schema()), stack_(stack), called_(op, stack) {}
 
   void Run() {
     if (op_.hasKernelForDispatchKey(
@@ -87,9 +70,9 @@ class Call {
     }
     const c10::impl::ExcludeDispatchKeyGuard unrecorded(
         c10::DispatchKey::DeferredInit);
-    if (ReadsDeferred()) {
+    if (called_.ReadsDeferred()) {
       RunOnDeferred();
-    } else if (IsFactory()) {
+    } else if (called_.IsFactory()) {
       RunFactory();
     } else {
       op_.callBoxed(stack_);
@@ -97,74 +80,15 @@ class Call {
   }
 
  private:
-  c10::ArrayRef<c10::IValue> arguments() const {
-    return torch::jit::last(stack_, schema_.arguments().size());
-  }
-
-  bool ReadsDeferred() const {
-    return std::any_of(arguments().begin(), arguments().end(),
-                       [](const c10::IValue& argument) {
-                         return !DeferredTensorsIn(argument).empty();
-                       });
-  }
-
-  // Makes one dense tensor out of no other.
-  bool IsFactory() const {
-    if (schema_.returns().size() != 1 || !DeviceArgument().has_value() ||
-        schema_.returns()[0].type()->kind() != c10::TypeKind::TensorType) {
-      return false;
-    }
-    const c10::ArrayRef<c10::IValue> values = arguments();
-    for (size_t i = 0; i < values.size(); ++i) {
-      if (values[i].isTensor() || values[i].isTensorList()) return false;
-      if (schema_.arguments()[i].name() == "layout" && values[i].isInt() &&
-          values[i].toLayout() != c10::kStrided) {
-        return false;
-      }
-    }
-    return true;
-  }
-
-  std::optional<size_t> DeviceArgument() const {
-    const std::optional<int> index = schema_.argumentIndexWithName("device");
-    return index.has_value() ? std::optional<size_t>(*index) : std::nullopt;
-  }
-
-  bool IsView() const {
-    return std::any_of(schema_.returns().begin(), schema_.returns().end(),
-                       [](const c10::Argument& result) {
-                         return result.alias_info() != nullptr &&
-                                !IsWritten(result);
-                       });
-  }
-
-  // The same operator on tensors without memory: what it would return.
-  std::optional<Stack> OnMeta() const {
-    Stack meta;
-    for (const c10::IValue& argument : arguments()) {
-      meta.push_back(argument.isGenerator() ? c10::IValue()
-                                            : MapTensors(argument, MetaOf));
-    }
-    if (const std::optional<size_t> device = DeviceArgument()) {
-      meta[*device] = c10::Device(c10::kMeta);
-    }
-    if (const auto pinned = schema_.argumentIndexWithName("pin_memory")) {
-      meta[*pinned] = c10::IValue();
-    }
-    const absl::Status status =
-        TorchToStatus("on meta", [&] { op_.callBoxed(&meta); });
-    return status.ok() ? std::optional(std::move(meta)) : std::nullopt;
-  }
-
   void RunFactory() {
-    const std::optional<Stack> made = OnMeta();
+    const std::optional<Stack> made = called_.OnMeta();
     if (!made.has_value() ||
         static_cast<int64_t>(made->back().toTensor().nbytes()) <
             min_deferred_bytes) {
       op_.callBoxed(stack_);
       return;
     }
-    const c10::IValue& wanted = arguments()[*DeviceArgument()];
+    const c10::IValue& wanted = called_.arguments()[*called_.DeviceArgument()];
     const c10::Device device =
         wanted.isDevice() ? wanted.toDevice() : c10::Device(c10::kCPU);
     // The defaults may be others when it runs.
@@ -181,64 +105,28 @@ class Call {
 
   void RunOnDeferred() {
     // These change what a tensor looks at, not values.
-    if (IsView() || op_.hasTag(at::Tag::inplace_view)) {
+    if (called_.IsView() || op_.hasTag(at::Tag::inplace_view)) {
       op_.callBoxed(stack_);
       return;
     }
-    const std::optional<Stack> made = OnMeta();
-    if (!made.has_value() || !ReturnsTensors()) {
+    const std::optional<Stack> made = called_.OnMeta();
+    if (!made.has_value() || !called_.ReturnsTensors()) {
       RunOnValues();
-    } else if (!Writes()) {
-      ReturnDeferred(*made, OutputDevice());
-    } else if (WritesDeferredOnly()) {
+    } else if (!called_.Writes()) {
+      ReturnDeferred(*made, called_.OutputDevice());
+    } else if (called_.WritesDeferredOnly()) {
       RecordWrite();
     } else {
       RunOnValues();
     }
   }
 
-  bool ReturnsTensors() const {
-    return std::all_of(schema_.returns().begin(), schema_.returns().end(),
-                       [](const c10::Argument& result) {
-                         return result.type()->kind() ==
-                                c10::TypeKind::TensorType;
-                       });
-  }
-
-  bool Writes() const {
-    return std::any_of(schema_.arguments().begin(), schema_.arguments().end(),
-                       IsWritten);
-  }
-
-  bool WritesDeferredOnly() const {
-    const c10::ArrayRef<c10::IValue> values = arguments();
-    for (size_t i = 0; i < values.size(); ++i) {
-      if (IsWritten(schema_.arguments()[i]) &&
-          !(values[i].isTensor() && IsDeferred(values[i].toTensor()))) {
-        return false;
-      }
-    }
-    return true;
-  }
-
-  c10::Device OutputDevice() const {
-    if (const std::optional<size_t> index = DeviceArgument()) {
-      const c10::IValue& wanted = arguments()[*index];
-      if (wanted.isDevice()) return wanted.toDevice();
-    }
-    for (const c10::IValue& argument : arguments()) {
-      const std::vector<at::Tensor> deferred = DeferredTensorsIn(argument);
-      if (!deferred.empty()) return deferred.front().device();
-    }
-    return c10::Device(c10::kCPU);
-  }
-
   std::shared_ptr<RecordedOp> Record() const {
     std::optional<uint64_t> seed;
     if (op_.hasTag(at::Tag::nondeterministic_seeded)) {
-      seed = DrawSeed(arguments());
+      seed = DrawSeed(called_.arguments());
     }
-    return std::make_shared<RecordedOp>(op_, arguments(), seed,
+    return std::make_shared<RecordedOp>(op_, called_.arguments(), seed,
                                         min_deferred_bytes);
   }
 
@@ -260,7 +148,7 @@ class Call {
 
   void RecordWrite() {
     const std::shared_ptr<RecordedOp> op = Record();
-    const c10::ArrayRef<c10::IValue> values = arguments();
+    const c10::ArrayRef<c10::IValue> values = called_.arguments();
     std::vector<c10::IValue> results;
     for (const c10::Argument& result : schema_.returns()) {
       for (size_t i = 0; i < values.size(); ++i) {
@@ -297,10 +185,11 @@ class Call {
   const c10::OperatorHandle& op_;
   const c10::FunctionSchema& schema_;
   Stack& stack_;
+  const CalledOperator called_;
 };
 
 void OnOperator(const c10::OperatorHandle& op, Stack* stack) {
-  Call(op, *stack).Run();
+  OperatorRecorder(op, *stack).Run();
 }
 
 // The key that LibTorch sets aside for this.

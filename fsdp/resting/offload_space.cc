@@ -13,12 +13,14 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/check.h"
 #include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
+#include "comm/agreement.h"
 #include "comm/communicator.h"
 #include "fsdp/memory/device_copies.h"
 #include "fsdp/memory/resting_memory.h"
@@ -28,7 +30,6 @@
 #include "fsdp/resting/offload_plan.h"
 #include "fsdp/resting/resting_places.h"
 #include "fsdp/resting/step_rates.h"
-#include "fsdp/resting/stepped_kinds.h"
 #include "offload/file_store.h"
 #include "offload/host_store.h"
 #include "offload/offloader.h"
@@ -85,8 +86,8 @@ absl::StatusOr<std::shared_ptr<OffloadSpace>> OffloadSpace::Make(
   auto space = std::shared_ptr<OffloadSpace>(
       new OffloadSpace(std::move(flats), std::move(plan), options, device,
                        std::move(world), timeout));
-  FSDP_RETURN_IF_ERROR(AgreeInTime(*space->world_, space->MakeStores(),
-                                   "making room for what is offloaded"));
+  FSDP_RETURN_IF_ERROR(space->AgreeInTime(space->MakeStores(),
+                                          "making room for what is offloaded"));
   if (options.step_on == StepOn::kFaster) {
     FSDP_RETURN_IF_ERROR(space->ChooseWhereToStep());
   }
@@ -216,7 +217,7 @@ absl::Status OffloadSpace::OpenKept() {
     status.Update(entry.status());
     stage_entries_.push_back(entry.value_or(-1));
   }
-  return AgreeInTime(*world_, status, "opening kept files");
+  return AgreeInTime(status, "opening kept files");
 }
 
 // A kept file may have the region already.
@@ -258,6 +259,12 @@ std::shared_ptr<DeviceCopies> OffloadSpace::CopiesFor(c10::Device device) {
   return copies_;
 }
 
+absl::Status OffloadSpace::AgreeInTime(const absl::Status& mine,
+                                       absl::string_view what) {
+  return comm::Agree(*world_, mine, what,
+                     absl::Now() + world_->default_timeout());
+}
+
 // All ranks measure at once, as they step at once. The slowest decides.
 absl::Status OffloadSpace::ChooseWhereToStep() {
   step_on_ = StepOn::kDevice;
@@ -265,7 +272,7 @@ absl::Status OffloadSpace::ChooseWhereToStep() {
   constexpr char kWhat[] = "measuring where to step the optimizer";
   const absl::StatusOr<StepRates> mine =
       MeasureStepRates(device_, Pages(), absl::Now() + timeout_);
-  FSDP_RETURN_IF_ERROR(AgreeInTime(*world_, mine.status(), kWhat));
+  FSDP_RETURN_IF_ERROR(AgreeInTime(mine.status(), kWhat));
   FSDP_ASSIGN_OR_RETURN(
       const StepRates rates,
       SlowestStepRates(*mine, *world_, kWhat, absl::Now() + timeout_));

@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "base/device_streams.h"
@@ -94,6 +95,11 @@ class OffloadSpace : public std::enable_shared_from_this<OffloadSpace> {
   std::string Describe() const;
 
  private:
+  // What a step of the optimizer changes, and a rollback takes back. Gradients
+  // are only read by it.
+  static constexpr std::array<RestingKind, 2> kSteppedKinds = {
+      RestingKind::kParameters, RestingKind::kOptimizer};
+
   struct Saved {
     std::weak_ptr<RestingMemory> shard;
     int entry;
@@ -106,6 +112,9 @@ class OffloadSpace : public std::enable_shared_from_this<OffloadSpace> {
 
   bool LocksPages() const { return options_.lock_pages && HasStreams(device_); }
   offload::PageAllocator& Pages();
+  // comm::Agree(). Ranks wait here for one whose disk is slower, as long as for
+  // any collective.
+  absl::Status AgreeInTime(const absl::Status& mine, absl::string_view what);
   absl::Status MakeStores();
   absl::Status ChooseWhereToStep();
   absl::Status OpenKept();

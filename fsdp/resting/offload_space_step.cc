@@ -23,7 +23,6 @@
 #include "fsdp/resting/offload_plan.h"
 #include "fsdp/resting/offload_space.h"
 #include "fsdp/resting/resting_places.h"
-#include "fsdp/resting/stepped_kinds.h"
 #include "offload/offloader.h"
 
 namespace fsdp {
@@ -51,7 +50,7 @@ absl::Status OffloadSpace::BeginStep(const absl::Status& mine) {
   BeginStage();
   if (options_.rollback && status.ok()) status = FlushStepped();
   if (options_.keep) {
-    status = AgreeInTime(*world_, status, "beginning a step of the optimizer");
+    status = AgreeInTime(status, "beginning a step of the optimizer");
   }
   begun_ = status.ok();
   return status;
@@ -147,13 +146,12 @@ absl::Status OffloadSpace::SaveBeforeStep(RestingMemory& shard) {
 }
 
 absl::Status OffloadSpace::EndStep(const absl::Status& mine) {
-  const absl::Status agreed =
-      AgreeInTime(*world_, mine, "a step of the optimizer");
+  const absl::Status agreed = AgreeInTime(mine, "a step of the optimizer");
   if (agreed.ok()) {
     // No rank writes anything before all have committed, or else one that is
     // killed now would be of a stage that the others cannot go back to.
     if (options_.keep) {
-      AgreeInTime(*world_, Commit(), "committing a step").IgnoreError();
+      AgreeInTime(Commit(), "committing a step").IgnoreError();
     }
     begun_ = false;
     saved_.clear();
@@ -166,7 +164,7 @@ absl::Status OffloadSpace::EndStep(const absl::Status& mine) {
                     "OffloadOptions::rollback what was stepped stays so");
   }
   const absl::Status undone =
-      AgreeInTime(*world_, Rollback(), "undoing a step of the optimizer");
+      AgreeInTime(Rollback(), "undoing a step of the optimizer");
   if (undone.ok()) {
     return Annotate(agreed,
                     "a step of the optimizer failed; parameters and optimizer "

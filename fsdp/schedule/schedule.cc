@@ -1,103 +1,22 @@
 #include "fsdp/schedule/schedule.h"
 
 #include <algorithm>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status_macros.h"
+#include "fsdp/schedule/unit_order.h"
 
 namespace fsdp {
 namespace {
 
 constexpr int kRoot = 0;
-constexpr int kNone = -1;
+constexpr int kNone = UnitOrder::kNone;
 
 }  // namespace
-
-const char* Name(EventKind kind) {
-  switch (kind) {
-    case EventKind::kPreForward:
-      return "PreForward";
-    case EventKind::kPostForward:
-      return "PostForward";
-    case EventKind::kPreBackward:
-      return "PreBackward";
-    case EventKind::kPostBackward:
-      return "PostBackward";
-    case EventKind::kEndOfBackward:
-      return "EndOfBackward";
-    case EventKind::kReset:
-      return "Reset";
-    case EventKind::kUnshard:
-      return "Unshard";
-    case EventKind::kWaitUnshard:
-      return "WaitUnshard";
-    case EventKind::kReshard:
-      return "Reshard";
-    case EventKind::kRelease:
-      return "Release";
-    case EventKind::kSetReduction:
-      return "SetReduction";
-  }
-  return "?";
-}
-
-const char* Name(ActionKind kind) {
-  switch (kind) {
-    case ActionKind::kLoad:
-      return "Load";
-    case ActionKind::kGather:
-      return "Gather";
-    case ActionKind::kGatherCopy:
-      return "GatherCopy";
-    case ActionKind::kWaitGather:
-      return "WaitGather";
-    case ActionKind::kFree:
-      return "Free";
-    case ActionKind::kShrink:
-      return "Shrink";
-    case ActionKind::kDropPart:
-      return "DropPart";
-    case ActionKind::kAccumulate:
-      return "Accumulate";
-    case ActionKind::kFillReduceBuffer:
-      return "FillReduceBuffer";
-    case ActionKind::kReduce:
-      return "Reduce";
-    case ActionKind::kReplicate:
-      return "Replicate";
-    case ActionKind::kKeepSums:
-      return "KeepSums";
-    case ActionKind::kReplicateSums:
-      return "ReplicateSums";
-    case ActionKind::kWaitReduce:
-      return "WaitReduce";
-    case ActionKind::kStep:
-      return "Step";
-    case ActionKind::kOpenShards:
-      return "OpenShards";
-    case ActionKind::kCloseShards:
-      return "CloseShards";
-  }
-  return "?";
-}
-
-std::string ToString(const Event& event) {
-  if (event.kind == EventKind::kEndOfBackward ||
-      event.kind == EventKind::kReset || event.kind == EventKind::kRelease) {
-    return Name(event.kind);
-  }
-  return absl::StrCat(Name(event.kind), "(", event.unit, ")");
-}
-
-std::string ToString(const Action& action) {
-  return absl::StrCat(Name(action.kind), "(", action.unit, ")");
-}
 
 Schedule::Schedule(std::vector<ScheduledUnit> units, ScheduleOptions options)
     : units_(std::move(units)),
@@ -168,81 +87,6 @@ absl::StatusOr<Actions> Schedule::Next(const Event& event) {
   return actions;
 }
 
-absl::Status Schedule::Check(const Event& event) const {
-  const State& state = states_[event.unit];
-  switch (event.kind) {
-    case EventKind::kPreForward:
-      return CheckPreForward(event);
-    case EventKind::kPostForward:
-      return CheckPostForward(event);
-    case EventKind::kPreBackward:
-    case EventKind::kPostBackward:
-      return CheckBackward(event);
-    case EventKind::kReshard:
-      if (!state.running()) return absl::OkStatus();
-      return absl::FailedPreconditionError(
-          absl::StrCat("unit ", units_[event.unit].name,
-                       " cannot be resharded while it computes"));
-    case EventKind::kRelease:
-      if (!in_forward() && !in_backward_) return absl::OkStatus();
-      return absl::FailedPreconditionError(absl::StrCat(
-          "the parameters of ", units_[kRoot].name,
-          " cannot be taken as a whole inside its forward or backward"));
-    case EventKind::kSetReduction:
-      if (!in_forward() && !in_backward_) return absl::OkStatus();
-      return absl::FailedPreconditionError(absl::StrCat(
-          "how gradients of unit ", units_[event.unit].name,
-          " are reduced cannot change inside a forward or backward of the "
-          "model"));
-    default:
-      return absl::OkStatus();
-  }
-}
-
-absl::Status Schedule::CheckPreForward(const Event& event) const {
-  if (event.recomputes) return CheckBackward(event);
-  const bool inner_first = event.unit != kRoot && !in_forward();
-  if (inner_first && event.records_graph) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "forward with grad of unit ", units_[event.unit].name,
-        " outside a forward of its root ", units_[kRoot].name,
-        ": the root would not know that a backward is to come. Call the "
-        "root's forward, shard this module on its own, or run it under "
-        "torch::NoGradGuard"));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Schedule::CheckPostForward(const Event& event) const {
-  if (in_forward() && forward_stack_.back() == event.unit) {
-    return absl::OkStatus();
-  }
-  return absl::FailedPreconditionError(absl::StrCat(
-      "the forward of unit ", units_[event.unit].name,
-      " ends, but its iteration was given up after an error inside it: let "
-      "exceptions reach the caller of the root's forward"));
-}
-
-absl::Status Schedule::CheckBackward(const Event& event) const {
-  const bool post = event.kind == EventKind::kPostBackward;
-  const std::string& name = units_[event.unit].name;
-  if (states_[event.unit].stepped && (!post || event.reduces)) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "a second backward through unit ", name,
-        ", whose parameters were stepped in the first: with the optimizer in "
-        "backward every forward has one backward"));
-  }
-  if (options_.step_in_backward && in_forward() && post && event.reduces &&
-      event.synchronizes) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "a backward inside a forward has gradients of unit ", name,
-        ", and the optimizer in backward would step what the forward still "
-        "computes with: run that backward after the forward, or the optimizer "
-        "after backward"));
-  }
-  return absl::OkStatus();
-}
-
 void Schedule::PreForward(const Event& event, Actions& actions) {
   const int unit = event.unit;
   State& state = states_[unit];
@@ -256,13 +100,13 @@ void Schedule::PreForward(const Event& event, Actions& actions) {
     return;
   }
   if (!in_forward()) BeginIteration(actions);
-  forward_order_.push_back(unit);
+  order_.AddForward(unit);
   forward_stack_.push_back(unit);
   ++state.forwards;
   state.stepped = false;
   FreeWrongGuess(unit, actions);
   EnsureGathered(unit, actions);
-  const int next = PredictForward(unit);
+  const int next = order_.NextInForward(unit);
   if (options_.forward_prefetch) Prefetch(next, unit, actions);
   LoadAhead(/*forward=*/true, actions);
 }
@@ -281,9 +125,7 @@ void Schedule::BeginIteration(Actions& actions) {
   if (shares_memory_) PassFence(ActionKind::kOpenShards, actions);
   for (State& state : states_) state.backwards_to_come = 0;
   StopLoading();
-  forward_order_.clear();
-  post_forward_order_.clear();
-  forward_cursor_ = 0;
+  order_.BeginForward();
 }
 
 void Schedule::PostForward(const Event& event, Actions& actions) {
@@ -298,7 +140,7 @@ void Schedule::PostForward(const Event& event, Actions& actions) {
   }
   // Without grad it may still be recomputed, and have a backward then.
   ++states_[event.unit].backwards_to_come;
-  if (event.expects_backward) post_forward_order_.push_back(event.unit);
+  if (event.expects_backward) order_.AddExpectedBackward(event.unit);
   LeaveForward(event.unit, event.expects_backward, actions);
   if (!in_forward()) EndOutermostForward(actions);
 }
@@ -308,7 +150,7 @@ void Schedule::PostForward(const Event& event, Actions& actions) {
 // asked for inside the forward.
 void Schedule::EndOutermostForward(Actions& actions) {
   FreeWrongGuess(kNone, actions);
-  previous_forward_order_ = forward_order_;
+  order_.EndForward();
   FreeUnless(
       [](const State& state) {
         return !state.requested || state.is_copy || state.running();
@@ -333,7 +175,7 @@ void Schedule::LeaveForward(int unit, bool expects_backward, Actions& actions) {
 void Schedule::EnterBackward() {
   if (in_backward_) return;
   in_backward_ = true;
-  backward_cursor_ = post_forward_order_.size();
+  order_.BeginBackward();
   StopLoading();
 }
 
@@ -342,7 +184,7 @@ void Schedule::PreBackward(int unit, Actions& actions) {
   ++states_[unit].backwards;
   FreeWrongGuess(unit, actions);
   EnsureGathered(unit, actions);
-  const int next = PredictBackward(unit);
+  const int next = order_.NextInBackward(unit);
   if (options_.backward_prefetch) Prefetch(next, unit, actions);
   LoadAhead(/*forward=*/false, actions);
 }
@@ -500,8 +342,7 @@ void Schedule::Reset(Actions& actions) {
     state.stepped = before.stepped;
   }
   in_backward_ = false;
-  forward_order_.clear();
-  post_forward_order_.clear();
+  order_.Forget();
 }
 
 void Schedule::StartGather(int unit, Actions& actions, ActionKind how) {
@@ -570,15 +411,10 @@ void Schedule::Prefetch(int unit, int running_unit, Actions& actions) {
 // prediction.
 void Schedule::LoadAhead(bool forward, Actions& actions) {
   if (!rests_elsewhere_) return;
-  const std::vector<int>& order =
-      forward ? previous_forward_order_ : post_forward_order_;
   for (int i = 0; i < options_.load_distance; ++i) {
-    // Of the units to come, forward_cursor_ is the first, backward_cursor_ one
-    // past the last.
-    const size_t place =
-        forward ? forward_cursor_ + i : backward_cursor_ - 1 - i;
-    if (place >= order.size()) return;
-    const int unit = order[place];
+    const int unit =
+        forward ? order_.ToComeInForward(i) : order_.ToComeInBackward(i);
+    if (unit == kNone) return;
     State& state = states_[unit];
     if (!units_[unit].rests_elsewhere || state.loading || state.has_part ||
         state.gather != Gather::kSharded) {
@@ -637,24 +473,6 @@ bool Schedule::IsAncestor(int ancestor, int unit) const {
     if (i == ancestor) return true;
   }
   return false;
-}
-
-int Schedule::PredictForward(int unit) {
-  const auto begin = previous_forward_order_.begin();
-  const auto end = previous_forward_order_.end();
-  const auto found = std::find(begin + forward_cursor_, end, unit);
-  if (found == end) return kNone;
-  forward_cursor_ = found + 1 - begin;
-  return found + 1 == end ? kNone : *(found + 1);
-}
-
-int Schedule::PredictBackward(int unit) {
-  size_t i = backward_cursor_;
-  while (i > 0 && post_forward_order_[i - 1] != unit) --i;
-  if (i == 0) return kNone;
-  backward_cursor_ = i - 1;
-  return backward_cursor_ == 0 ? kNone
-                               : post_forward_order_[backward_cursor_ - 1];
 }
 
 }  // namespace fsdp

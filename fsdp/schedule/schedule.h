@@ -18,6 +18,7 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "fsdp/schedule/unit_order.h"
 
 namespace fsdp {
 
@@ -249,12 +250,11 @@ class Schedule {
   void FinishReduction(Actions& actions);
   void Step(int unit, Actions& actions);
   bool IsAncestor(int ancestor, int unit) const;
-  int PredictForward(int unit);
-  int PredictBackward(int unit);
 
   const std::vector<ScheduledUnit> units_;
   ScheduleOptions options_;
   std::vector<State> states_;
+  UnitOrder order_;
   std::vector<int> forward_stack_;
   bool in_backward_ = false;
   std::deque<Reduction> reductions_;  // in flight, oldest first
@@ -263,12 +263,6 @@ class Schedule {
   int num_parts_ = 0;  // units with has_part
   const bool shares_memory_;    // some unit does
   const bool rests_elsewhere_;  // some unit does
-
-  std::vector<int> forward_order_;           // of this forward, by kPreForward
-  std::vector<int> previous_forward_order_;  // of the last complete forward
-  size_t forward_cursor_ = 0;                // into previous_forward_order_
-  std::vector<int> post_forward_order_;      // units that expect a backward
-  size_t backward_cursor_ = 0;               // entries before it are to come
 };
 
 }  // namespace fsdp

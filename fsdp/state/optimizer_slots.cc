@@ -23,19 +23,20 @@ using torch::optim::OptimizerParamState;
 
 // Calls tensor(name, reference) and number(name, reference) for what a class of
 // states has.
-template <typename Visitor>
-void Visit(torch::optim::AdamParamState& state, Visitor& visitor) {
+template <typename State, typename Visitor>
+void VisitAdam(State& state, Visitor& visitor) {
   visitor.Number("step", state.step());
   visitor.Tensor("exp_avg", state.exp_avg());
   visitor.Tensor("exp_avg_sq", state.exp_avg_sq());
   visitor.Tensor("max_exp_avg_sq", state.max_exp_avg_sq());
 }
 template <typename Visitor>
+void Visit(torch::optim::AdamParamState& state, Visitor& visitor) {
+  VisitAdam(state, visitor);
+}
+template <typename Visitor>
 void Visit(torch::optim::AdamWParamState& state, Visitor& visitor) {
-  visitor.Number("step", state.step());
-  visitor.Tensor("exp_avg", state.exp_avg());
-  visitor.Tensor("exp_avg_sq", state.exp_avg_sq());
-  visitor.Tensor("max_exp_avg_sq", state.max_exp_avg_sq());
+  VisitAdam(state, visitor);
 }
 template <typename Visitor>
 void Visit(torch::optim::SGDParamState& state, Visitor& visitor) {

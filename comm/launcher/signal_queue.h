@@ -1,0 +1,42 @@
+// Signals to a launcher as something that poll() can wait for.
+#ifndef COMM_LAUNCHER_SIGNAL_QUEUE_H_
+#define COMM_LAUNCHER_SIGNAL_QUEUE_H_
+
+#include <signal.h>
+
+#include "absl/status/statusor.h"
+#include "comm/startup/bootstrap_fd.h"
+
+namespace fsdp::comm {
+
+// Puts SIGINT, SIGTERM, SIGHUP, SIGTSTP and SIGCHLD in the way of a descriptor
+// instead of a handler; the destructor restores what was. What the process
+// ignores, as under nohup, it goes on ignoring: a blocked signal would come in
+// spite of that. To be made while the process has one thread.
+class SignalQueue {
+ public:
+  // ResourceExhausted: no descriptor is left.
+  static absl::StatusOr<SignalQueue> Create();
+
+  SignalQueue(SignalQueue&& other) noexcept;
+  SignalQueue& operator=(SignalQueue&&) = delete;
+  ~SignalQueue();
+
+  // Readable when a signal has come.
+  int fd() const { return fd_.get(); }
+
+  // The next signal that has come; 0: none.
+  int Next();
+
+ private:
+  SignalQueue() = default;
+
+  UniqueFd fd_;
+  sigset_t previous_ = {};
+  struct sigaction previous_child_ = {};
+  bool restores_ = true;
+};
+
+}  // namespace fsdp::comm
+
+#endif  // COMM_LAUNCHER_SIGNAL_QUEUE_H_
