@@ -28,6 +28,7 @@
 #include "base/file_size_errors.h"
 #include "base/status_macros.h"
 #include "comm/launcher/launcher_output.h"
+#include "comm/launcher/launcher_process.h"
 #include "comm/startup/bootstrap_fd.h"
 #include "comm/startup/bootstrap_socket.h"
 

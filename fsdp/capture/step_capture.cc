@@ -17,7 +17,10 @@
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/agreement.h"
+#include "fsdp/model/sharded_model.h"
+#include "fsdp/optim/capturable_optimizer.h"
 #include "fsdp/runtime/runtime.h"
+#include "fsdp/runtime/step_log.h"
 
 namespace fsdp {
 namespace {

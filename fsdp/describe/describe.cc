@@ -12,6 +12,7 @@
 #include "flat_param/flat_parameter.h"
 #include "fsdp/describe/memory_plan.h"
 #include "fsdp/memory/resting_memory.h"
+#include "fsdp/model/sharded_model.h"
 #include "fsdp/resting/offload_space.h"
 #include "fsdp/runtime/runtime.h"
 #include "fsdp/schedule/schedule.h"

@@ -25,6 +25,7 @@
 #include "comm/agreement.h"
 #include "flat_param/flat_parameter.h"
 #include "fsdp/memory/resting_memory.h"
+#include "fsdp/model/sharded_model.h"
 #include "fsdp/model/unit_handle.h"
 #include "fsdp/runtime/runtime.h"
 #include "fsdp/state/lent_values.h"
@@ -371,6 +372,8 @@ absl::Status ForEachFullParameter(ShardedModel& model,
     return VisitAll(model, visit, options);
   });
 }
+
+absl::Status UnshardHandle::Wait() { return model_->WaitUnshard(unit_); }
 
 absl::StatusOr<UnshardHandle> Unshard(torch::nn::Module& module) {
   FSDP_ASSIGN_OR_RETURN(const UnitHandle handle, UnitOf(module));
