@@ -9,6 +9,7 @@
 #include <c10/core/Stream.h>
 #include <c10/core/StreamGuard.h>
 
+#include <memory>
 #include <optional>
 
 #include "absl/time/time.h"
@@ -46,6 +47,10 @@ class DeviceEvent {
  private:
   c10::Event event_{c10::kCPU};  // which has none
 };
+
+// One that several wait for, such as the end of a copy; null: nothing to wait
+// for.
+using SharedEvent = std::shared_ptr<const DeviceEvent>;
 
 // A stream beside the one that computes. Streams of a device's pool may be
 // shared: what runs on them is ordered by more than was asked for. Used by one

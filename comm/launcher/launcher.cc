@@ -25,6 +25,7 @@
 #include "base/file_size_errors.h"
 #include "base/status_macros.h"
 #include "comm/launcher/launcher_output.h"
+#include "comm/launcher/launcher_process.h"
 #include "comm/launcher/output_pump.h"
 #include "comm/launcher/signal_queue.h"
 #include "comm/startup/bootstrap_fd.h"

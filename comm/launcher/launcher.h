@@ -10,7 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "comm/launcher/launcher_process.h"
+#include "comm/launcher/process_end.h"
 
 namespace fsdp::comm {
 

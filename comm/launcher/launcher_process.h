@@ -10,15 +10,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "comm/launcher/process_end.h"
 #include "comm/startup/bootstrap_fd.h"
 
 namespace fsdp::comm {
-
-// How a process ended.
-struct ProcessEnd {
-  int exit_code = 0;
-  int signal = 0;  // that killed it; 0: it exited by itself
-};
 
 // A running program that leads a process group of its own and dies with the
 // thread that started it. The destructor kills and reaps it.

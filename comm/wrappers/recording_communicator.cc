@@ -8,6 +8,7 @@
 #include "comm/call.h"
 #include "comm/communicator.h"
 #include "comm/work.h"
+#include "comm/wrappers/forwarding_communicator.h"
 
 namespace fsdp::comm {
 namespace {

@@ -12,7 +12,8 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
-#include "comm/wrappers/forwarding_communicator.h"
+#include "comm/call.h"
+#include "comm/communicator.h"
 
 namespace fsdp::comm {
 

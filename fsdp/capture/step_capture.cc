@@ -19,6 +19,9 @@
 #include "base/torch_status.h"
 #include "comm/agreement.h"
 #include "fsdp/model/model_capture.h"
+#include "fsdp/model/sharded_model.h"
+#include "fsdp/optim/capturable_optimizer.h"
+#include "fsdp/runtime/step_log.h"
 
 namespace fsdp {
 namespace {

@@ -31,13 +31,12 @@
 #include "base/device_graph.h"
 #include "base/device_streams.h"
 #include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/model/sharded_model.h"
-#include "fsdp/optim/capturable_optimizer.h"
-#include "fsdp/runtime/step_log.h"
 
 namespace fsdp {
 
+class CapturableOptimizer;
 class ModelCapture;
+struct StepRecord;
 
 // The same on all ranks.
 struct CaptureOptions {
@@ -138,8 +137,8 @@ class CapturedStep {
   absl::Status failure_;
   Inputs inputs_;
   at::Tensor result_;
-  StepLog last_;
-  StepLog before_last_;
+  std::vector<StepRecord> last_;
+  std::vector<StepRecord> before_last_;
   std::vector<at::Tensor> memory_;  // that replays use
   int64_t optimizer_capture_ = 0;
   std::vector<Pinned> shards_;

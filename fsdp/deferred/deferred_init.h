@@ -16,7 +16,6 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
-#include "fsdp/deferred/deferred_tensor.h"
 
 namespace fsdp {
 

@@ -13,6 +13,7 @@
 #include "fsdp/describe/memory_plan.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/model/model_view.h"
+#include "fsdp/model/sharded_model.h"
 #include "fsdp/resting/offload_space.h"
 
 namespace fsdp {

@@ -5,9 +5,10 @@
 #include <string>
 
 #include "fsdp/describe/memory_plan.h"
-#include "fsdp/model/sharded_model.h"
 
 namespace fsdp {
+
+class ShardedModel;
 
 // The memory that this rank will need.
 MemoryPlan PlanMemory(const ShardedModel& model,

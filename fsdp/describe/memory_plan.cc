@@ -12,6 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "base/check.h"
 #include "fsdp/memory/buffer_fit.h"
+#include "fsdp/schedule/schedule.h"
 
 namespace fsdp {
 namespace {

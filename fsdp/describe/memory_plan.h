@@ -7,9 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/schedule/schedule.h"
-
 namespace fsdp {
+
+struct ScheduledUnit;
+struct ScheduleOptions;
 
 // Of one unit on this rank, in bytes.
 struct UnitBytes {

@@ -17,9 +17,6 @@
 
 namespace fsdp {
 
-// A copy to the host that is under way, or one from there.
-using SharedEvent = std::shared_ptr<const DeviceEvent>;
-
 // Memory of the device is used again: there is as much as was in use at once,
 // or `room`, if that is more. Copies up wait for copies down where there is
 // less than twice as much. The host's memory has to be page-locked, or else the

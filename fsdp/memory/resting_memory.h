@@ -15,11 +15,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "base/device_streams.h"
 #include "flat_param/guarded_storage.h"
-#include "fsdp/memory/device_copies.h"
 
 namespace fsdp {
 
+class DeviceCopies;
 class OffloadSpace;
 
 enum class Use {

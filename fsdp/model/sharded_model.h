@@ -27,6 +27,7 @@
 #include "fsdp/autograd/autograd.h"
 #include "fsdp/autograd/checkpoint_scope.h"
 #include "fsdp/model/backward_session.h"
+#include "fsdp/model/named_shard.h"
 #include "fsdp/model/order_check.h"
 #include "fsdp/model/parameter_owner.h"
 #include "fsdp/model/unit_observer.h"
@@ -45,18 +46,6 @@ namespace fsdp {
 
 struct ModelView;
 class OffloadSpace;
-
-// This rank's part of one parameter.
-struct NamedShard {
-  std::string name;            // without wrappers: "blocks.0.qkv.weight"
-  std::vector<int64_t> sizes;  // of the full parameter
-  // Leaf for an optimizer: 1-D, a range of the parameter's storage, maybe
-  // empty. Writing it changes the parameter from the next gather on.
-  at::Tensor shard;
-  int64_t begin;  // of the range, in elements
-  // Ranks that hold this same range: 1 unless the unit is replicated.
-  int replicas = 1;
-};
 
 // Used by one thread at a time: the rank's. Backward may run on the engine's
 // thread of a device, while that thread waits.

@@ -25,7 +25,7 @@
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "fsdp/memory/resting_memory.h"
-#include "fsdp/model/sharded_model.h"
+#include "fsdp/model/named_shard.h"
 #include "fsdp/optim/fused_rule.h"
 #include "fsdp/optim/fused_stepper.h"
 
@@ -189,6 +189,9 @@ FusedOptimizer<Base, Options>::FusedOptimizer(
     const FusedOptions& fused)
     : FusedOptimizer({OptimizerParamGroup(std::move(parameters))}, defaults,
                      fused) {}
+
+template <typename Base, typename Options>
+FusedOptimizer<Base, Options>::~FusedOptimizer() = default;
 
 template <typename Base, typename Options>
 at::Tensor FusedOptimizer<Base, Options>::step(LossClosure closure) {

@@ -24,12 +24,13 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "fsdp/model/sharded_model.h"
+#include "fsdp/model/named_shard.h"
 #include "fsdp/optim/capturable_optimizer.h"
-#include "fsdp/optim/fused_stepper.h"
 #include "fsdp/resting/resting_states.h"
 
 namespace fsdp {
+
+class FusedStepper;
 
 // What torch::optim's options lack. No part of states.
 struct FusedOptions {
@@ -57,6 +58,7 @@ class FusedOptimizer final : public Base,
   explicit FusedOptimizer(std::vector<at::Tensor> parameters,
                           const Options& defaults = Options(),
                           const FusedOptions& fused = FusedOptions());
+  ~FusedOptimizer() override;
 
   // Throws StatusError, InvalidArgument with nothing changed, on what the
   // kernels cannot step: sparse tensors, parameters with gaps in memory or of

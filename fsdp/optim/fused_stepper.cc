@@ -22,7 +22,7 @@
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "fsdp/memory/resting_memory.h"
-#include "fsdp/model/sharded_model.h"
+#include "fsdp/model/named_shard.h"
 #include "fsdp/optim/fused_rule.h"
 #include "fsdp/optim/fused_runs.h"
 #include "fsdp/optim/fused_stretch.h"

@@ -10,7 +10,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "comm/communicator.h"
-#include "fsdp/model/sharded_model.h"
+#include "fsdp/model/named_shard.h"
 
 namespace fsdp {
 

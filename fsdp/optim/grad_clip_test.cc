@@ -26,7 +26,7 @@
 #include "comm/testing/run_ranks.h"
 #include "comm/testing/run_refused_ranks.h"
 #include "comm/wrappers/recording_communicator.h"
-#include "fsdp/model/sharded_model.h"
+#include "fsdp/model/named_shard.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

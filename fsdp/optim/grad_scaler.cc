@@ -28,7 +28,7 @@
 #include "comm/call.h"
 #include "comm/communicator.h"
 #include "fsdp/memory/resting_memory.h"
-#include "fsdp/model/sharded_model.h"
+#include "fsdp/model/named_shard.h"
 #include "fsdp/optim/shard_gradients.h"
 
 namespace fsdp {

@@ -27,7 +27,7 @@
 #include "comm/local/local_communicator.h"
 #include "comm/testing/run_ranks.h"
 #include "comm/wrappers/recording_communicator.h"
-#include "fsdp/model/sharded_model.h"
+#include "fsdp/model/named_shard.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -15,7 +15,7 @@
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
-#include "fsdp/model/sharded_model.h"
+#include "fsdp/model/named_shard.h"
 #include "fsdp/optim/grad_clip.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

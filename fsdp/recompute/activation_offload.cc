@@ -40,13 +40,13 @@ class ABSL_SCOPED_LOCKABLE ActivationOffload::Turn {
       ABSL_EXCLUSIVE_LOCK_FUNCTION(offload.mutex_)
       : offload_(offload) {
     offload.mutex_.Lock();
-    offload.transfers_.Poll();
+    offload.transfers_->Poll();
   }
   Turn(const Turn&) = delete;
   Turn& operator=(const Turn&) = delete;
   ~Turn() ABSL_UNLOCK_FUNCTION() {
-    offload_.transfers_.Poll();
-    const std::vector<at::Tensor> dropped = offload_.transfers_.TakeDropped();
+    offload_.transfers_->Poll();
+    const std::vector<at::Tensor> dropped = offload_.transfers_->TakeDropped();
     offload_.mutex_.Unlock();
   }
 
@@ -110,9 +110,10 @@ ActivationOffload::ActivationOffload(Place place,
                                      const ActivationOffloadOptions& options)
     : options_(options),
       pages_(std::move(place.pages)),
-      transfers_(std::move(place.store), place.memory, options.window_bytes,
-                 options.timeout),
-      store_(transfers_.store()) {}
+      transfers_(absl::make_unique<TensorTransfers>(
+          std::move(place.store), place.memory, options.window_bytes,
+          options.timeout)),
+      store_(transfers_->store()) {}
 
 ActivationOffload::~ActivationOffload() = default;
 
@@ -146,7 +147,7 @@ std::shared_ptr<ActivationOffload::Entry> ActivationOffload::Take(
   if (entry == nullptr) {
     std::string region = absl::StrCat("activation ", next_id_++, " of ", whose);
     region.resize(std::min<size_t>(region.size(), offload::kMaxNameBytes));
-    MovedTensorPtr moved = transfers_.Write(tensor, *form, std::move(region));
+    MovedTensorPtr moved = transfers_->Write(tensor, *form, std::move(region));
     if (moved == nullptr) return nullptr;
     const c10::Storage& source = tensor.storage();
     entry = std::make_shared<Entry>(
@@ -190,19 +191,19 @@ absl::StatusOr<std::vector<at::Tensor>> ActivationOffload::MoveIn(
   for (size_t i = 0; i < result.size(); ++i) {
     if (moved.entries_[i] == nullptr) continue;
     const absl::Status started =
-        transfers_.StartRead(moved.entries_[i]->tensor, /*ahead=*/false);
+        transfers_->StartRead(moved.entries_[i]->tensor, /*ahead=*/false);
     if (!started.ok()) return failed(i, started);
   }
   for (size_t i = 0; i < result.size(); ++i) {
     if (moved.entries_[i] == nullptr) continue;
-    auto read = transfers_.Read(moved.entries_[i]->tensor);
+    auto read = transfers_->Read(moved.entries_[i]->tensor);
     if (!read.ok()) return failed(i, read.status());
     result[i] = *std::move(read);
   }
   const Next next = NextAfter(moved);
   for (const auto& entry : moved.entries_) {
     if (entry != nullptr && !Has(next, entry->tensor)) {
-      transfers_.Drop(entry->tensor);
+      transfers_->Drop(entry->tensor);
     }
   }
   ReadAhead(next);
@@ -241,9 +242,9 @@ void ActivationOffload::ReadAhead(const Next& next) {
       if (entry == nullptr) continue;
       const MovedTensorPtr& tensor = entry->tensor;
       if (tensor->packed.defined()) {
-        transfers_.Keep(tensor);
+        transfers_->Keep(tensor);
       } else if (!MakeRoomToRead(tensor->form.bytes(), next) ||
-                 !transfers_.StartRead(tensor, /*ahead=*/true).ok()) {
+                 !transfers_->StartRead(tensor, /*ahead=*/true).ok()) {
         return;
       }
     }
@@ -251,14 +252,14 @@ void ActivationOffload::ReadAhead(const Next& next) {
 }
 
 bool ActivationOffload::MakeRoomToRead(int64_t bytes, const Next& next) {
-  while (!transfers_.HasRoomToRead(bytes)) {
-    const auto& reading = transfers_.reading();
+  while (!transfers_->HasRoomToRead(bytes)) {
+    const auto& reading = transfers_->reading();
     const auto victim = std::find_if(
         reading.begin(), reading.end(), [&](const MovedTensorPtr& tensor) {
           return tensor->CanDrop() && !Has(next, tensor);
         });
     if (victim == reading.end()) return false;
-    transfers_.Drop(MovedTensorPtr(*victim));
+    transfers_->Drop(MovedTensorPtr(*victim));
   }
   return true;
 }
@@ -272,14 +273,14 @@ void ActivationOffload::Erase(const MovedArguments& moved) {
     Entries& same = found->second;
     same.erase(std::find(same.begin(), same.end(), entry));
     if (same.empty()) by_source_.erase(found);
-    transfers_.Abandon(entry->tensor);
+    transfers_->Abandon(entry->tensor);
   }
 }
 
 ActivationOffloadStats ActivationOffload::stats() {
   const Turn turn(*this);
   const offload::StoreStats store = store_.Stats();
-  static_cast<TensorTransferStats&>(stats_) = transfers_.stats();
+  static_cast<TensorTransferStats&>(stats_) = transfers_->stats();
   stats_.stored_bytes = store.used_bytes;
   stats_.peak_stored_bytes = store.peak_used_bytes;
   return stats_;
@@ -289,7 +290,7 @@ void ActivationOffload::WarnOfFirstFailure() {
   absl::Status failure;
   {
     const absl::MutexLock lock(&mutex_);
-    failure = transfers_.TakeFailure();
+    failure = transfers_->TakeFailure();
     if (failure.ok() || std::exchange(warned_, true)) return;
   }
   TORCH_WARN(

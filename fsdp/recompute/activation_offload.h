@@ -27,13 +27,16 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "fsdp/recompute/packed_form.h"
-#include "fsdp/recompute/tensor_transfers.h"
+#include "fsdp/recompute/transfer_stats.h"
 #include "offload/host_store.h"
 #include "offload/page_memory.h"
 #include "offload/param_store.h"
 
 namespace fsdp {
+
+struct MovedTensor;
+class PackedForm;
+class TensorTransfers;
 
 struct ActivationOffloadOptions {
   // Smaller tensors stay in memory.
@@ -140,7 +143,7 @@ class ActivationOffload
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Those whose backward is likely to be next, the nearest first.
   using Next = std::vector<const MovedArguments*>;
-  static bool Has(const Next& next, const MovedTensorPtr& tensor);
+  static bool Has(const Next& next, const std::shared_ptr<MovedTensor>& tensor);
   Next NextAfter(const MovedArguments& moved)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ReadAhead(const Next& next) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -153,7 +156,7 @@ class ActivationOffload
   const ActivationOffloadOptions options_;
   const std::unique_ptr<offload::PageAllocator> pages_;
   absl::Mutex mutex_;
-  TensorTransfers transfers_ ABSL_GUARDED_BY(mutex_);
+  const std::unique_ptr<TensorTransfers> transfers_ ABSL_PT_GUARDED_BY(mutex_);
   const offload::ParamStore& store_;
   int64_t next_id_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<int64_t, const MovedArguments*> moved_ ABSL_GUARDED_BY(mutex_);

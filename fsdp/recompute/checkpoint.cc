@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/Device.h>
+#include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/edge.h>
 #include <torch/csrc/autograd/engine.h>
@@ -21,7 +22,9 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_error.h"
+#include "fsdp/autograd/checkpoint_scope.h"
 #include "fsdp/recompute/activation_offload.h"
+#include "fsdp/recompute/ambient_state.h"
 #include "fsdp/recompute/checkpoint_arguments.h"
 #include "fsdp/recompute/region_outputs.h"
 
@@ -282,38 +285,54 @@ class RegionNode final : public Node {
 
 }  // namespace
 
+struct RegionForward::State {
+  State(const CheckpointOptions& options,
+        const std::vector<at::Tensor*>& arguments, std::string unit)
+      : units(UnitsUnderWay()),
+        scope(MayUseTrainable(units) || AnyRequiresGrad(arguments),
+              AnyRequiresGrad(arguments)),
+        ambient(AmbientState::Capture(Accelerators(arguments),
+                                      options.preserve_rng_state)),
+        options(options),
+        unit(std::move(unit)) {
+    for (const at::Tensor* tensor : arguments) {
+      versions.push_back(VersionOf(*tensor));
+    }
+  }
+
+  const RunningUnits units;  // around the region
+  RegionScope scope;
+  std::vector<uint32_t> versions;  // of the arguments
+  AmbientState ambient;
+  const CheckpointOptions options;
+  const std::string unit;
+  const c10::NoGradGuard no_grad;
+};
+
 RegionForward::RegionForward(const CheckpointOptions& options,
                              const std::vector<at::Tensor*>& arguments,
                              std::string unit)
-    : units_(UnitsUnderWay()),
-      scope_(MayUseTrainable(units_) || AnyRequiresGrad(arguments),
-             AnyRequiresGrad(arguments)),
-      ambient_(AmbientState::Capture(Accelerators(arguments),
-                                     options.preserve_rng_state)),
-      options_(options),
-      unit_(std::move(unit)) {
-  for (const at::Tensor* tensor : arguments) {
-    versions_.push_back(VersionOf(*tensor));
-  }
-}
+    : state_(std::make_unique<State>(options, arguments, std::move(unit))) {}
+
+RegionForward::~RegionForward() = default;
 
 void RegionForward::Finish(std::unique_ptr<RepeatableCall> call,
                            const std::vector<at::Tensor*>& outputs) {
   const std::vector<at::Tensor*> arguments = call->Arguments();
   for (size_t i = 0; i < arguments.size(); ++i) {
-    if (VersionOf(*arguments[i]) == versions_[i]) continue;
+    if (VersionOf(*arguments[i]) == state_->versions[i]) continue;
     throw StatusError(absl::FailedPreconditionError(absl::StrCat(
-        unit_.empty() ? "the function of " : "the forward of ",
-        RegionName(units_, unit_), " modified tensor ", i,
+        state_->unit.empty() ? "the function of " : "the forward of ",
+        RegionName(state_->units, state_->unit), " modified tensor ", i,
         " in its arguments in place: backward could not compute with it again. "
         "Modify a copy")));
   }
-  if (!scope_.requires_grad()) return;
+  if (!state_->scope.requires_grad()) return;
   GivenTensors given;
   for (const at::Tensor* argument : arguments) given.Add(*argument);
   std::shared_ptr<RegionNode> node(
-      new RegionNode(std::move(call), units_, std::move(ambient_), options_,
-                     unit_),
+      new RegionNode(std::move(call), state_->units, std::move(state_->ambient),
+                     state_->options, state_->unit),
       torch::autograd::deleteNode);
   node->Wrap(given, outputs);
 }

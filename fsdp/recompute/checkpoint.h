@@ -24,10 +24,8 @@
 #include <utility>
 #include <vector>
 
-#include "fsdp/autograd/checkpoint_scope.h"
 #include "fsdp/autograd/tensor_tree.h"
 #include "fsdp/options/checkpoint_options.h"
-#include "fsdp/recompute/ambient_state.h"
 
 namespace fsdp {
 namespace checkpoint_internal {
@@ -85,6 +83,7 @@ class RegionForward {
   RegionForward(const CheckpointOptions& options,
                 const std::vector<at::Tensor*>& arguments,
                 std::string unit = "");
+  ~RegionForward();
 
   // Replaces those of `outputs` that the call has made by aliases that
   // recompute it in backward, and views of arguments by differentiable ones.
@@ -94,13 +93,8 @@ class RegionForward {
               const std::vector<at::Tensor*>& outputs);
 
  private:
-  const RunningUnits units_;  // around the region
-  RegionScope scope_;
-  std::vector<uint32_t> versions_;  // of the arguments
-  AmbientState ambient_;
-  const CheckpointOptions options_;
-  const std::string unit_;
-  c10::NoGradGuard no_grad_;
+  struct State;
+  const std::unique_ptr<State> state_;
 };
 
 // Calls fn(args...) as a region, or, without grad, just so.

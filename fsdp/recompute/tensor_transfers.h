@@ -19,6 +19,7 @@
 #include "fsdp/memory/device_copies.h"
 #include "fsdp/recompute/device_stage.h"
 #include "fsdp/recompute/packed_form.h"
+#include "fsdp/recompute/transfer_stats.h"
 #include "offload/host_store.h"
 #include "offload/param_store.h"
 #include "offload/transfer.h"
@@ -66,15 +67,6 @@ struct MovedTensor {
   bool abandoned = false;  // nobody will ask for it
 };
 using MovedTensorPtr = std::shared_ptr<MovedTensor>;
-
-struct TensorTransferStats {
-  int64_t tensors_out = 0;  // whose writes have ended well
-  int64_t bytes_out = 0;
-  int64_t bytes_in = 0;
-  int64_t full = 0;    // writes that the store had no room for
-  int64_t failed = 0;  // and all others that came to nothing
-  double waited_seconds = 0;
-};
 
 // Tensors of devices with streams are copied beside what these compute. Their
 // bytes rest for the store in page-locked memory, or go straight into its own.

@@ -26,6 +26,7 @@
 #include "comm/communicator.h"
 #include "flat_param/flat_parameter.h"
 #include "fsdp/memory/resting_memory.h"
+#include "fsdp/model/sharded_model.h"
 #include "fsdp/model/unit_handle.h"
 #include "fsdp/state/lent_values.h"
 #include "fsdp/state/shard_gather.h"
@@ -370,6 +371,8 @@ absl::Status ForEachFullParameter(ShardedModel& model,
     return VisitAll(model, visit, options);
   });
 }
+
+absl::Status UnshardHandle::Wait() { return model_->WaitUnshard(unit_); }
 
 absl::StatusOr<UnshardHandle> Unshard(torch::nn::Module& module) {
   FSDP_ASSIGN_OR_RETURN(const UnitHandle handle, UnitOf(module));

@@ -13,9 +13,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "fsdp/model/sharded_model.h"
 
 namespace fsdp {
+
+class ShardedModel;
 
 struct SummonOptions {
   // Units inside the module, too; otherwise what it owns as a unit itself.
@@ -89,7 +90,7 @@ class UnshardHandle {
       : model_(std::move(model)), unit_(unit) {}
 
   // Returns when the parameters are there.
-  absl::Status Wait() { return model_->WaitUnshard(unit_); }
+  absl::Status Wait();
 
  private:
   std::shared_ptr<ShardedModel> model_;

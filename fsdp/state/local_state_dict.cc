@@ -18,6 +18,7 @@
 #include "comm/communicator.h"
 #include "flat_param/layout.h"
 #include "fsdp/memory/resting_memory.h"
+#include "fsdp/model/sharded_model.h"
 #include "fsdp/state/named_values.h"
 #include "fsdp/state/state_dict.h"
 #include "fsdp/state/state_dict_load.h"

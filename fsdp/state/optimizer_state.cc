@@ -25,6 +25,7 @@
 #include "flat_param/flat_parameter.h"
 #include "flat_param/layout.h"
 #include "fsdp/memory/resting_memory.h"
+#include "fsdp/model/sharded_model.h"
 #include "fsdp/resting/resting_states.h"
 #include "fsdp/state/optimizer_slots.h"
 #include "fsdp/state/shard_gather.h"

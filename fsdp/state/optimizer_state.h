@@ -15,11 +15,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "fsdp/model/sharded_model.h"
 #include "fsdp/state/parameter_pieces.h"
 #include "fsdp/state/state_dict.h"
 
 namespace fsdp {
+
+class ShardedModel;
 
 // Knows SGD, Adam, AdamW, Adagrad and RMSprop of torch::optim. Users call the
 // members of a sharded module with the names of these functions.

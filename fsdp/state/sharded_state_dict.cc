@@ -15,6 +15,7 @@
 #include "comm/agreement.h"
 #include "flat_param/layout.h"
 #include "fsdp/memory/resting_memory.h"
+#include "fsdp/model/sharded_model.h"
 #include "fsdp/state/named_values.h"
 #include "fsdp/state/parameter_pieces.h"
 #include "fsdp/state/state_dict.h"

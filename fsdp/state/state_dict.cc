@@ -19,6 +19,7 @@
 #include "comm/agreement.h"
 #include "flat_param/flat_parameter.h"
 #include "fsdp/memory/buffer_layout.h"
+#include "fsdp/model/sharded_model.h"
 #include "fsdp/state/named_values.h"
 #include "fsdp/state/shard_gather.h"
 #include "fsdp/state/state_dict_load.h"

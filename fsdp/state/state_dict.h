@@ -15,10 +15,11 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "flat_param/layout.h"
-#include "fsdp/model/sharded_model.h"
 #include "fsdp/state/parameter_pieces.h"
 
 namespace fsdp {
+
+class ShardedModel;
 
 // Parameters, then buffers, under every name the unwrapped module has for them;
 // tied parameters share a tensor.

@@ -1,0 +1,27 @@
+// What an optimizer gets of a sharded parameter.
+#ifndef FSDP_MODEL_NAMED_SHARD_H_
+#define FSDP_MODEL_NAMED_SHARD_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace fsdp {
+
+// This rank's part of one parameter.
+struct NamedShard {
+  std::string name;            // without wrappers: "blocks.0.qkv.weight"
+  std::vector<int64_t> sizes;  // of the full parameter
+  // Leaf for an optimizer: 1-D, a range of the parameter's storage, maybe
+  // empty. Writing it changes the parameter from the next gather on.
+  at::Tensor shard;
+  int64_t begin;  // of the range, in elements
+  // Ranks that hold this same range: 1 unless the unit is replicated.
+  int replicas = 1;
+};
+
+}  // namespace fsdp
+
+#endif  // FSDP_MODEL_NAMED_SHARD_H_
