@@ -55,6 +55,29 @@ cc_library(
             "fsdp/a_test.cc": "#include \"fsdp/fsdp.h\"\n#include \"gtest/gtest.h\"\n",
         }), [])
 
+    def test_what_every_test_has(self):
+        files = {
+            **BASE,
+            "tools/rules/cc.bzl": 'load("@rules_cc//cc:defs.bzl", "x")\nTEST_DEPS = ["@com_google_absl//absl/strings"]\n',
+            "base/BUILD.bazel": BASE["base/BUILD.bazel"] + '''
+load("//tools/rules:cc.bzl", "cc_test")
+cc_test(name = "a_test", srcs = ["a_test.cc"], deps = ["//third_party/libtorch"])
+''',
+            "base/a_test.cc": "#include \"absl/strings/str_cat.h\"\n#include <ATen/core/Tensor.h>\n",
+        }
+        self.assertEqual(findings(files), [])
+        files["base/BUILD.bazel"] = files["base/BUILD.bazel"].replace(
+            '"//third_party/libtorch"', '"//third_party/libtorch", "@com_google_absl//absl/strings"')
+        found = findings(files)
+        self.assertEqual(len(found), 1, found)
+        self.assertIn("every test has the dep @com_google_absl//absl/strings", found[0])
+        files["base/BUILD.bazel"] = BASE["base/BUILD.bazel"] + '''
+cc_test(name = "a_test", srcs = ["a_test.cc"], deps = ["//third_party/libtorch"])
+'''
+        found = findings(files)
+        self.assertEqual(len(found), 1, found)
+        self.assertIn("without the dep @com_google_absl//absl/strings", found[0])
+
     def test_a_header_without_its_dependency(self):
         for include, label in [("absl/status/statusor.h", "@com_google_absl//absl/status:statusor"),
                                ("ATen/core/Tensor.h", "//third_party/libtorch:libtorch"),

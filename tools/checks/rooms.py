@@ -147,7 +147,7 @@ class Rooms:
                     continue
                 self.edges.setdefault(row.name, {}).setdefault(name, (target.label, label))
                 if not row.is_open and name not in row.uses:
-                    self.findings.append(f"{target.label} may not use {target.written[label]}: the row of {row.name} in "
+                    self.findings.append(f"{target.label} may not use {target.written.get(label, label)}: the row of {row.name} in "
                                          f"{DOCUMENT} (line {row.line}) lacks {name}; do without, or add it there if {name} "
                                          "is below")
 
@@ -200,7 +200,7 @@ class Rooms:
             for label in target.deps:
                 other = self.row_of(package_of(label)) if label in self.targets else None
                 if other and not other.is_open and other is not row and row.name in self.needed_by(other.name):
-                    self.findings.append(f"{target.label} may not use {target.written[label]}: {other.name} needs {row.name}; "
+                    self.findings.append(f"{target.label} may not use {target.written.get(label, label)}: {other.name} needs {row.name}; "
                                          f"move the test to {other.name} or to a room of tests")
 
     def check_readmes(self):

@@ -1,10 +1,20 @@
 """cc_library, cc_binary and cc_test as this project declares them.
 
 Sources of what depends on LibTorch start with its headers precompiled (third_party/libtorch:precompiled), which is most of
-what there is to compile. They include what they use all the same: clang-tidy reads them without.
+what there is to compile, and tests have what all tests use. They include what they use all the same: clang-tidy reads them without.
 """
 
 load("@rules_cc//cc:defs.bzl", _cc_binary = "cc_binary", _cc_library = "cc_library", _cc_test = "cc_test")
+
+# Of every cc_test, which does not name them.
+TEST_DEPS = [
+    "//base/testing:status_matchers",
+    "@com_google_absl//absl/status",
+    "@com_google_absl//absl/status:statusor",
+    "@com_google_absl//absl/strings",
+    "@com_google_absl//absl/time",
+    "@com_google_googletest//:gtest_main",
+]
 
 _LIBTORCH = "//third_party/libtorch"
 
@@ -26,4 +36,5 @@ def cc_binary(**attributes):
     _cc_binary(**_with_precompiled(attributes, "precompiled"))
 
 def cc_test(**attributes):
+    attributes["deps"] = attributes.get("deps", []) + TEST_DEPS
     _cc_test(**_with_precompiled(attributes, "precompiled_for_tests"))
