@@ -33,6 +33,7 @@
 #include "absl/strings/string_view.h"
 #include "base/status_error.h"
 #include "base/testing/status_matchers.h"
+#include "fsdp/optim/fused_runs.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
