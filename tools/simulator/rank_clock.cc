@@ -85,8 +85,8 @@ void RankClock::Gather(int unit) {
     Copy(unit,
          sharded_.bytes[unit].shard + messages.gather / sharded_.shard.size);
   }
-  const double seconds = costs_.CollectiveSeconds(Collective::kAllGather,
-                                                  group, messages.gather);
+  const double seconds =
+      costs_.CollectiveSeconds(Collective::kAllGather, group, messages.gather);
   spent_[unit].gather += seconds;
   spent_[unit].gathered_bytes +=
       costs_.BytesSent(Collective::kAllGather, group, messages.gather);
@@ -164,7 +164,8 @@ void RankClock::StepOptimizer(int unit) {
   timeline_.Compute(SpanKind::kOptimizer, unit, seconds);
 }
 
-void RankClock::Compute(SpanKind kind, int unit, const Work& work, double share) {
+void RankClock::Compute(SpanKind kind, int unit, const Work& work,
+                        double share) {
   const double seconds = share * costs_.ComputeSeconds(work);
   spent_[unit].compute += seconds;
   timeline_.Compute(kind, unit, seconds);

@@ -65,7 +65,8 @@ class Rank {
     FSDP_RETURN_IF_ERROR(Report(before));
     clock_.Compute(SpanKind::kForward, unit, shape.forward, shape.share_before);
     for (int child : children_[unit]) FSDP_RETURN_IF_ERROR(Forward(child));
-    clock_.Compute(SpanKind::kForward, unit, shape.forward, 1 - shape.share_before);
+    clock_.Compute(SpanKind::kForward, unit, shape.forward,
+                   1 - shape.share_before);
     Event after{EventKind::kPostForward, unit};
     after.expects_backward = true;
     return Report(after);
@@ -74,12 +75,14 @@ class Rank {
   absl::Status Backward(int unit, bool synchronizes) {
     const UnitShape& shape = model_.units[unit];
     FSDP_RETURN_IF_ERROR(Report({EventKind::kPreBackward, unit}));
-    clock_.Compute(SpanKind::kBackward, unit, shape.backward, 1 - shape.share_before);
+    clock_.Compute(SpanKind::kBackward, unit, shape.backward,
+                   1 - shape.share_before);
     const std::vector<int>& children = children_[unit];
     for (auto child = children.rbegin(); child != children.rend(); ++child) {
       FSDP_RETURN_IF_ERROR(Backward(*child, synchronizes));
     }
-    clock_.Compute(SpanKind::kBackward, unit, shape.backward, shape.share_before);
+    clock_.Compute(SpanKind::kBackward, unit, shape.backward,
+                   shape.share_before);
     Event after{EventKind::kPostBackward, unit};
     after.reduces = sharded_.bytes[unit].trainable;
     after.synchronizes = synchronizes;
