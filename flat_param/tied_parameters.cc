@@ -2,14 +2,13 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "flat_param/overlap.h"
 
 namespace fsdp::flat_param {
 
@@ -31,37 +30,17 @@ int TiedParameters::Add(const std::string& name, const at::Tensor& tensor) {
 }
 
 absl::Status TiedParameters::CheckOverlaps() const {
-  struct Extent {
-    const void* storage;
-    int64_t begin;
-    int64_t end;
-    const std::string* name;
-  };
-  std::vector<Extent> extents;
+  std::vector<at::Tensor> tensors;
   for (const NamedParameter& parameter : parameters_) {
-    const at::Tensor& tensor = parameter.tensors.front();
-    if (tensor.numel() == 0) continue;
-    int64_t last = tensor.storage_offset();
-    for (int64_t d = 0; d < tensor.dim(); ++d) {
-      last += (tensor.size(d) - 1) * tensor.stride(d);
-    }
-    extents.push_back({tensor.storage().unsafeGetStorageImpl(),
-                       tensor.storage_offset(), last + 1, &parameter.name});
+    tensors.push_back(parameter.tensors.front());
   }
-  std::sort(
-      extents.begin(), extents.end(), [](const Extent& a, const Extent& b) {
-        return std::tie(a.storage, a.begin) < std::tie(b.storage, b.begin);
-      });
-  for (size_t i = 1; i < extents.size(); ++i) {
-    const Extent& a = extents[i - 1];
-    const Extent& b = extents[i];
-    if (a.storage != b.storage || a.end <= b.begin) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        "parameters ", *a.name, " and ", *b.name,
-        " are different views of the same memory: flattening would separate "
-        "them. Register the memory once and take views in forward"));
-  }
-  return absl::OkStatus();
+  const auto overlap = FindOverlap(tensors);
+  if (!overlap.has_value()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "parameters ", parameters_[overlap->first].name, " and ",
+      parameters_[overlap->second].name,
+      " are different views of the same memory: flattening would separate "
+      "them. Register the memory once and take views in forward"));
 }
 
 }  // namespace fsdp::flat_param

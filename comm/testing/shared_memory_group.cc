@@ -1,15 +1,13 @@
 #include "comm/testing/shared_memory_group.h"
 
 #include <memory>
-#include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "base/status_macros.h"
 #include "comm/shared_memory/shared_memory_communicator.h"
+#include "comm/testing/connect_ranks.h"
 
 namespace fsdp::comm::testing {
 
@@ -18,22 +16,9 @@ CreateSharedMemoryGroup(int world_size, absl::Duration timeout) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   SharedMemoryOptions options;
   options.timeout = timeout;
-  std::vector<absl::StatusOr<std::unique_ptr<Communicator>>> results(
-      world_size);
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < world_size; ++rank) {
-    threads.emplace_back([&, rank] {
-      results[rank] =
-          CreateSharedMemoryCommunicator(store, rank, world_size, options);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  std::vector<std::unique_ptr<Communicator>> group;
-  for (auto& result : results) {
-    FSDP_ASSIGN_OR_RETURN(auto communicator, std::move(result));
-    group.push_back(std::move(communicator));
-  }
-  return group;
+  return ConnectRanks(world_size, [&](int rank) {
+    return CreateSharedMemoryCommunicator(store, rank, world_size, options);
+  });
 }
 
 }  // namespace fsdp::comm::testing

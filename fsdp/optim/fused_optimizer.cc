@@ -191,6 +191,9 @@ FusedOptimizer<Base, Options>::FusedOptimizer(
                      fused) {}
 
 template <typename Base, typename Options>
+FusedOptimizer<Base, Options>::FusedOptimizer(FusedOptimizer&&) = default;
+
+template <typename Base, typename Options>
 FusedOptimizer<Base, Options>::~FusedOptimizer() = default;
 
 template <typename Base, typename Options>

@@ -58,6 +58,7 @@ class FusedOptimizer final : public Base,
   explicit FusedOptimizer(std::vector<at::Tensor> parameters,
                           const Options& defaults = Options(),
                           const FusedOptions& fused = FusedOptions());
+  FusedOptimizer(FusedOptimizer&&);
   ~FusedOptimizer() override;
 
   // Throws StatusError, InvalidArgument with nothing changed, on what the

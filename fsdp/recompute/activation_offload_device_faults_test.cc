@@ -15,6 +15,7 @@
 #include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
 #include "fsdp/recompute/activation_offload.h"
+#include "fsdp/recompute/activation_offload_calls.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "offload/host_store.h"
@@ -26,8 +27,12 @@ namespace {
 
 using ::fsdp::offload::ParamStore;
 using ::fsdp::offload::testing::Fault;
+using ::fsdp::offload::testing::FaultOf;
 using ::fsdp::offload::testing::WithFaults;
 using ::fsdp::testing::FakeDevice;
+using ::fsdp::testing::Make;
+using ::fsdp::testing::MoveOne;
+using ::fsdp::testing::SmallOptions;
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -50,40 +55,12 @@ std::unique_ptr<ParamStore> Host(int64_t tensors = 8) {
   return offload::HostStore::Make(tensors * kBytes).value();
 }
 
-ActivationOffloadOptions SmallOptions() {
-  ActivationOffloadOptions options;
-  options.min_bytes = 1;
-  options.timeout = absl::Seconds(60);
-  return options;
-}
-
-std::shared_ptr<ActivationOffload> Make(
-    std::unique_ptr<ParamStore> store,
-    const ActivationOffloadOptions& options = SmallOptions()) {
-  return ActivationOffload::Make(std::move(store), options).value();
-}
-
-std::unique_ptr<MovedArguments> MoveOne(ActivationOffload& offload,
-                                        at::Tensor tensor) {
-  return offload.MoveOut({&tensor}, "a region");
-}
-
 void ExpectMovesIn(MovedArguments& moved, const at::Tensor& expected) {
   const auto tensors = moved.MoveIn();
   ASSERT_OK(tensors.status());
   EXPECT_THAT(FakeDevice::HostWaits(), IsEmpty());
   EXPECT_TRUE(at::equal(tensors->at(0).cpu(), expected));
   FakeDevice::Reset();
-}
-
-Fault Faulty(Fault::Operation operation, Fault::Effect effect, int64_t nth,
-             int64_t count = 1) {
-  Fault fault;
-  fault.operation = operation;
-  fault.effect = effect;
-  fault.nth = nth;
-  fault.count = count;
-  return fault;
 }
 
 class DeviceFaultTest : public ::testing::Test {
@@ -98,7 +75,7 @@ class FailingStoreTest : public DeviceFaultTest,
 
 TEST_P(FailingStoreTest, WhatCannotBeWrittenStaysInMemoryOfTheHost) {
   const auto offload = Make(
-      WithFaults(Host(), {Faulty(Fault::Operation::kWrite, GetParam(), 1)}));
+      WithFaults(Host(), {FaultOf(Fault::Operation::kWrite, GetParam(), 1)}));
   const int64_t before = FakeDevice::bytes_in_use();
   Regions regions;
   for (int i = 0; i < 3; ++i) {
@@ -121,7 +98,7 @@ TEST_P(FailingStoreTest, WhatCannotBeWrittenStaysInMemoryOfTheHost) {
 
 TEST_P(FailingStoreTest, WhatCannotBeReadIsAnErrorAndCanBeReadAgain) {
   const auto offload = Make(
-      WithFaults(Host(), {Faulty(Fault::Operation::kRead, GetParam(), 0)}));
+      WithFaults(Host(), {FaultOf(Fault::Operation::kRead, GetParam(), 0)}));
   const auto moved = MoveOne(*offload, Numbers(1));
   offload->stats();  // finds it written
   EXPECT_THAT(
@@ -136,7 +113,7 @@ TEST_P(FailingStoreTest, WhatCannotBeReadIsAnErrorAndCanBeReadAgain) {
 
 TEST_P(FailingStoreTest, WhatCannotBeReadAheadIsReadOnceMore) {
   const auto offload = Make(
-      WithFaults(Host(), {Faulty(Fault::Operation::kRead, GetParam(), 1)}));
+      WithFaults(Host(), {FaultOf(Fault::Operation::kRead, GetParam(), 1)}));
   const auto first = MoveOne(*offload, Numbers(1));
   const auto second = MoveOne(*offload, Numbers(2));
   offload->stats();
@@ -211,7 +188,7 @@ TEST_F(DeviceFaultTest, AReadWaitsForTheWindowOfCopiesThatAreUnderWay) {
 }
 
 TEST_F(DeviceFaultTest, WhatIsAbandonedWhileTheStoreWritesIsErasedAfterwards) {
-  Fault slow = Faulty(Fault::Operation::kWrite, Fault::Effect::kDelay, 0);
+  Fault slow = FaultOf(Fault::Operation::kWrite, Fault::Effect::kDelay, 0);
   slow.delay = absl::Milliseconds(20);
   const auto offload = Make(WithFaults(Host(), {slow}));
   auto moved = MoveOne(*offload, Numbers(1));

@@ -23,11 +23,13 @@
 #include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
 #include "fsdp/recompute/activation_offload.h"
+#include "fsdp/recompute/activation_offload_calls.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "offload/file_store.h"
 #include "offload/host_store.h"
 #include "offload/param_store.h"
+#include "offload/testing/forwarding_store.h"
 #include "offload/transfer.h"
 
 namespace fsdp {
@@ -36,7 +38,10 @@ namespace {
 using ::fsdp::offload::HostStore;
 using ::fsdp::offload::ParamStore;
 using ::fsdp::testing::FakeDevice;
+using ::fsdp::testing::MoveOne;
+using ::fsdp::testing::SmallOptions;
 using ::fsdp::testing::StatusIs;
+using ::fsdp::testing::StoreComesTo;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using Code = absl::StatusCode;
@@ -54,53 +59,28 @@ at::Tensor Numbers(int64_t first) {
 }
 
 // Tells the device what the host reads and writes of its transfers.
-class WatchedStore : public ParamStore {
+class WatchedStore : public offload::testing::ForwardingStore {
  public:
-  explicit WatchedStore(std::unique_ptr<ParamStore> base)
-      : base_(std::move(base)) {}
+  using ForwardingStore::ForwardingStore;
 
-  absl::Status Create(absl::string_view region, int64_t bytes) override {
-    return base_->Create(region, bytes);
-  }
-  absl::Status Erase(absl::string_view region) override {
-    return base_->Erase(region);
-  }
-  absl::StatusOr<int64_t> Size(absl::string_view region) const override {
-    return base_->Size(region);
-  }
   absl::StatusOr<std::unique_ptr<offload::Transfer>> Read(
       absl::string_view region, int64_t offset, absl::Span<char> out) override {
     FakeDevice::HostWrite(Over(out.data(), out.size()), "a store's read");
-    return base_->Read(region, offset, out);
+    return ForwardingStore::Read(region, offset, out);
   }
   absl::StatusOr<std::unique_ptr<offload::Transfer>> Write(
       absl::string_view region, int64_t offset,
       absl::Span<const char> in) override {
     FakeDevice::HostRead(Over(in.data(), in.size()), "a store's write");
-    return base_->Write(region, offset, in);
+    return ForwardingStore::Write(region, offset, in);
   }
-  absl::StatusOr<std::unique_ptr<offload::Transfer>> Flush() override {
-    return base_->Flush();
-  }
-  absl::Status Rollback() override { return base_->Rollback(); }
-  offload::StoreStats Stats() const override { return base_->Stats(); }
-  std::string Describe() const override { return base_->Describe(); }
 
  private:
   static at::Tensor Over(const char* data, size_t bytes) {
     return at::from_blob(const_cast<char*>(data), {static_cast<int64_t>(bytes)},
                          at::TensorOptions(at::kByte));
   }
-
-  const std::unique_ptr<ParamStore> base_;
 };
-
-ActivationOffloadOptions SmallOptions() {
-  ActivationOffloadOptions options;
-  options.min_bytes = 1;
-  options.timeout = absl::Seconds(60);
-  return options;
-}
 
 using Offload = std::shared_ptr<ActivationOffload>;
 
@@ -155,29 +135,11 @@ std::vector<Place> Places() {
 }
 
 // Moves `tensor` out; null where it stays.
-std::unique_ptr<MovedArguments> MoveOne(ActivationOffload& offload,
-                                        at::Tensor tensor) {
-  return offload.MoveOut({&tensor}, "a region");
-}
-
 at::Tensor MoveIn(MovedArguments& moved) {
   auto tensors = moved.MoveIn();
   if (tensors.ok()) return tensors->at(0);
   ADD_FAILURE() << tensors.status();
   return at::Tensor();
-}
-
-// Asks until the store has no more than `bytes`.
-::testing::AssertionResult StoreComesTo(ActivationOffload& offload,
-                                        int64_t bytes) {
-  const absl::Time deadline = absl::Now() + absl::Seconds(60);
-  while (offload.stats().stored_bytes > bytes) {
-    if (absl::Now() > deadline) {
-      return ::testing::AssertionFailure()
-             << "the store has " << offload.stats().stored_bytes << " bytes";
-    }
-  }
-  return ::testing::AssertionSuccess();
 }
 
 class DeviceTest : public ::testing::Test {

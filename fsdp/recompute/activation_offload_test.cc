@@ -1,5 +1,7 @@
 #include "fsdp/recompute/activation_offload.h"
 
+#include "fsdp/recompute/activation_offload_calls.h"
+
 // Tensors without a graph. Regions: checkpoint_offload_test.cc.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
@@ -38,8 +40,12 @@ namespace {
 using ::fsdp::offload::HostStore;
 using ::fsdp::offload::ParamStore;
 using ::fsdp::offload::testing::Fault;
+using ::fsdp::offload::testing::FaultOf;
 using ::fsdp::offload::testing::WithFaults;
+using ::fsdp::testing::Make;
+using ::fsdp::testing::SmallOptions;
 using ::fsdp::testing::StatusIs;
+using ::fsdp::testing::StoreComesTo;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Code = absl::StatusCode;
@@ -58,19 +64,6 @@ WeakStorage MemoryOf(const at::Tensor& tensor) {
 
 std::unique_ptr<ParamStore> Host(int64_t tensors = 64) {
   return HostStore::Make(tensors * offload::StoredBytes(kBytes)).value();
-}
-
-ActivationOffloadOptions SmallOptions() {
-  ActivationOffloadOptions options;
-  options.min_bytes = 1;
-  options.timeout = absl::Seconds(60);
-  return options;
-}
-
-std::shared_ptr<ActivationOffload> Make(
-    std::unique_ptr<ParamStore> store,
-    const ActivationOffloadOptions& options = SmallOptions()) {
-  return ActivationOffload::Make(std::move(store), options).value();
 }
 
 // Moves `tensors` out; what stays is left in them.
@@ -341,35 +334,12 @@ Fault Delayed(Fault::Operation operation, absl::Duration delay) {
   return fault;
 }
 
-Fault Failing(Fault::Operation operation, Fault::Effect effect, int64_t nth,
-              int64_t count = 1) {
-  Fault fault;
-  fault.operation = operation;
-  fault.effect = effect;
-  fault.nth = nth;
-  fault.count = count;
-  return fault;
-}
-
 constexpr absl::Duration kNever = absl::Hours(1000);
 
 ActivationOffloadOptions ImpatientOptions() {
   ActivationOffloadOptions options = SmallOptions();
   options.timeout = absl::Milliseconds(1);
   return options;
-}
-
-// Asks until the store has no more than `bytes`.
-::testing::AssertionResult StoreComesTo(ActivationOffload& offload,
-                                        int64_t bytes) {
-  const absl::Time deadline = absl::Now() + absl::Seconds(60);
-  while (offload.stats().stored_bytes > bytes) {
-    if (absl::Now() > deadline) {
-      return ::testing::AssertionFailure()
-             << "the store has " << offload.stats().stored_bytes << " bytes";
-    }
-  }
-  return ::testing::AssertionSuccess();
 }
 
 TEST(SlowStoreTest, WhatIsStillBeingWrittenIsFoundInMemory) {
@@ -509,7 +479,7 @@ TEST_P(FailingStoreTest, WhatCannotBeWrittenStaysInMemory) {
   const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
   for (int nth = 0; nth < 3; ++nth) {
     const auto offload = Make(WithFaults(
-        Host(), {Failing(Fault::Operation::kWrite, GetParam(), nth)}));
+        Host(), {FaultOf(Fault::Operation::kWrite, GetParam(), nth)}));
     std::vector<at::Tensor> tensors = {Numbers(0), Numbers(1), Numbers(2)};
     auto moved = MoveOut(*offload, tensors);
     ASSERT_OK_AND_ASSIGN(const auto back, moved->MoveIn());
@@ -538,7 +508,7 @@ TEST_P(FailingStoreTest, OnlyTheFirstFailureIsReported) {
   Warnings warnings;
   const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
   const auto offload = Make(WithFaults(
-      Host(), {Failing(Fault::Operation::kWrite, GetParam(), 0, 1000)}));
+      Host(), {FaultOf(Fault::Operation::kWrite, GetParam(), 0, 1000)}));
   for (int i = 0; i < 4; ++i) {
     std::vector<at::Tensor> tensors = {Numbers(i)};
     const auto moved = MoveOut(*offload, tensors);
@@ -551,7 +521,7 @@ TEST_P(FailingStoreTest, OnlyTheFirstFailureIsReported) {
 
 TEST_P(FailingStoreTest, WhatCannotBeReadIsAnErrorAndCanBeReadAgain) {
   const auto offload = Make(
-      WithFaults(Host(), {Failing(Fault::Operation::kRead, GetParam(), 0)}));
+      WithFaults(Host(), {FaultOf(Fault::Operation::kRead, GetParam(), 0)}));
   const auto moved = MoveOne(*offload, Numbers(1));
   EXPECT_THAT(
       moved->MoveIn(),
@@ -567,7 +537,7 @@ TEST_P(FailingStoreTest, WhatCannotBeReadIsAnErrorAndCanBeReadAgain) {
 TEST_P(FailingStoreTest, WhatCannotBeReadAheadIsReadOnceMore) {
   for (int64_t count : {1, 2}) {
     const auto offload = Make(WithFaults(
-        Host(), {Failing(Fault::Operation::kRead, GetParam(), 1, count)}));
+        Host(), {FaultOf(Fault::Operation::kRead, GetParam(), 1, count)}));
     const auto regions = MoveRegions(*offload, 2);
     EXPECT_OK(CheckMovesIn(*regions[1], Numbers(1)));
     if (count == 2) {

@@ -41,6 +41,7 @@ using ::fsdp::offload::FileStore;
 using ::fsdp::offload::HostStore;
 using ::fsdp::offload::ParamStore;
 using ::fsdp::offload::testing::Fault;
+using ::fsdp::offload::testing::FaultOf;
 using ::fsdp::offload::testing::WithFaults;
 using ::fsdp::testing::FillParameters;
 using ::fsdp::testing::Rows;
@@ -519,16 +520,6 @@ TEST(RegionTest, ABackwardThatThrowsLeavesTheGraphUsable) {
   EXPECT_EQ(offload->stats().stored_bytes, 0);
 }
 
-Fault MakeFault(Fault::Operation operation, Fault::Effect effect, int64_t nth,
-                int64_t count = 1) {
-  Fault fault;
-  fault.operation = operation;
-  fault.effect = effect;
-  fault.nth = nth;
-  fault.count = count;
-  return fault;
-}
-
 class FaultTest : public ::testing::TestWithParam<Fault::Effect> {};
 
 TEST_P(FaultTest, AnyWriteThatFailsChangesNothingButMemory) {
@@ -536,7 +527,7 @@ TEST_P(FaultTest, AnyWriteThatFailsChangesNothingButMemory) {
   const std::vector<at::Tensor> expected = Step(chain, {});
   for (int64_t nth = 0; nth < 4; ++nth) {
     const auto offload = Offload(WithFaults(
-        Host(), {MakeFault(Fault::Operation::kWrite, GetParam(), nth)}));
+        Host(), {FaultOf(Fault::Operation::kWrite, GetParam(), nth)}));
     EXPECT_TRUE(Same(Step(chain, With(offload)), expected)) << nth;
     EXPECT_EQ(offload->stats().failed, 1);
     EXPECT_EQ(offload->stats().tensors_out, 3);
@@ -552,7 +543,7 @@ TEST_P(FaultTest, AnyReadThatFailsForGoodFailsBackwardWhichMayBeTriedAgain) {
     // The first is needed at once; others were to be read ahead.
     const int64_t count = nth == 0 ? 1 : 2;
     const auto offload = Offload(WithFaults(
-        Host(), {MakeFault(Fault::Operation::kRead, GetParam(), nth, count)}));
+        Host(), {FaultOf(Fault::Operation::kRead, GetParam(), nth, count)}));
     at::Tensor loss = chain.Loss(With(offload));
     EXPECT_THAT(
         Backward(loss, /*retain_graph=*/true),
@@ -582,10 +573,10 @@ TEST(SlowStoreTest, DelaysChangeNoBit) {
   Chain chain(6);
   const std::vector<at::Tensor> expected = Step(chain, {});
   Fault reads =
-      MakeFault(Fault::Operation::kRead, Fault::Effect::kDelay, 0, 1000);
+      FaultOf(Fault::Operation::kRead, Fault::Effect::kDelay, 0, 1000);
   reads.delay = absl::Milliseconds(2);
   Fault writes =
-      MakeFault(Fault::Operation::kWrite, Fault::Effect::kDelay, 0, 1000);
+      FaultOf(Fault::Operation::kWrite, Fault::Effect::kDelay, 0, 1000);
   for (int delay : {1, 5, 100'000'000}) {
     writes.delay = absl::Milliseconds(delay);
     const auto offload = Offload(WithFaults(Host(), {reads, writes}));
@@ -596,7 +587,7 @@ TEST(SlowStoreTest, DelaysChangeNoBit) {
 TEST(SlowStoreTest, AReadThatNeverEndsFailsBackwardAtTheDeadline) {
   Chain chain(3);
   Fault reads =
-      MakeFault(Fault::Operation::kRead, Fault::Effect::kDelay, 0, 1000);
+      FaultOf(Fault::Operation::kRead, Fault::Effect::kDelay, 0, 1000);
   reads.delay = absl::Hours(1000);
   const auto offload =
       Offload(WithFaults(Host(), {reads}), absl::Milliseconds(1));

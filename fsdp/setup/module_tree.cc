@@ -20,6 +20,7 @@
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
 #include "flat_param/guarded_storage.h"
+#include "flat_param/overlap.h"
 #include "fsdp/autograd/autograd.h"
 
 namespace fsdp {
@@ -157,44 +158,21 @@ class Reader {
 // Two parameters that share some elements but are not the same view would stop
 // sharing when sharded.
 absl::Status Reader::CheckOverlaps() const {
-  struct Extent {
-    const void* storage;
-    int64_t begin;
-    int64_t end;
-    int parameter;
+  std::vector<at::Tensor> tensors;
+  for (const auto& tied : tree_.parameters) tensors.push_back(tied.front());
+  const auto overlap = flat_param::FindOverlap(tensors);
+  if (!overlap.has_value()) return absl::OkStatus();
+  const auto name = [this](size_t id) {
+    return std::find_if(tree_.uses.begin(), tree_.uses.end(),
+                        [id](const ParameterUse& use) {
+                          return use.parameter == static_cast<int>(id);
+                        })
+        ->name;
   };
-  std::vector<Extent> extents;
-  for (size_t id = 0; id < tree_.parameters.size(); ++id) {
-    const at::Tensor& tensor = tree_.parameters[id].front();
-    if (tensor.numel() == 0) continue;
-    int64_t last = tensor.storage_offset();
-    for (int64_t d = 0; d < tensor.dim(); ++d) {
-      last += (tensor.size(d) - 1) * tensor.stride(d);
-    }
-    extents.push_back({tensor.storage().unsafeGetStorageImpl(),
-                       tensor.storage_offset(), last + 1,
-                       static_cast<int>(id)});
-  }
-  std::sort(
-      extents.begin(), extents.end(), [](const Extent& a, const Extent& b) {
-        return std::tie(a.storage, a.begin) < std::tie(b.storage, b.begin);
-      });
-  for (size_t i = 1; i < extents.size(); ++i) {
-    const Extent& a = extents[i - 1];
-    const Extent& b = extents[i];
-    if (a.storage != b.storage || a.end <= b.begin) continue;
-    const auto name = [this](int id) {
-      return std::find_if(
-                 tree_.uses.begin(), tree_.uses.end(),
-                 [id](const ParameterUse& use) { return use.parameter == id; })
-          ->name;
-    };
-    return absl::InvalidArgumentError(absl::StrCat(
-        "parameters ", name(a.parameter), " and ", name(b.parameter),
-        " are different views of the same memory: sharding would separate "
-        "them. Register the memory once and take views in forward"));
-  }
-  return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "parameters ", name(overlap->first), " and ", name(overlap->second),
+      " are different views of the same memory: sharding would separate "
+      "them. Register the memory once and take views in forward"));
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "absl/time/clock.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
+#include "offload/testing/forwarding_store.h"
 #include "offload/transfer.h"
 
 namespace fsdp::offload::testing {
@@ -58,44 +59,31 @@ class DelayedTransfer : public Transfer {
   const absl::Time not_before_;
 };
 
-class FaultyStore : public ParamStore {
+class FaultyStore : public ForwardingStore {
  public:
   FaultyStore(std::unique_ptr<ParamStore> base, std::vector<Fault> faults)
-      : base_(std::move(base)), faults_(std::move(faults)) {
+      : ForwardingStore(std::move(base)), faults_(std::move(faults)) {
     seen_.resize(faults_.size());
   }
-
-  absl::Status Create(absl::string_view region, int64_t bytes) override {
-    return base_->Create(region, bytes);
-  }
-  absl::Status Erase(absl::string_view region) override {
-    return base_->Erase(region);
-  }
-  absl::StatusOr<int64_t> Size(absl::string_view region) const override {
-    return base_->Size(region);
-  }
-  absl::Status Rollback() override { return base_->Rollback(); }
-  StoreStats Stats() const override { return base_->Stats(); }
-  std::string Describe() const override { return base_->Describe(); }
 
   Started Read(absl::string_view region, int64_t offset,
                absl::Span<char> out) override {
     return Start(
         Fault::Operation::kRead, region,
-        [&] { return base_->Read(region, offset, out); },
-        [&] { return base_->Read(region, offset, Half(out)); });
+        [&] { return ForwardingStore::Read(region, offset, out); },
+        [&] { return ForwardingStore::Read(region, offset, Half(out)); });
   }
 
   Started Write(absl::string_view region, int64_t offset,
                 absl::Span<const char> in) override {
     return Start(
         Fault::Operation::kWrite, region,
-        [&] { return base_->Write(region, offset, in); },
-        [&] { return base_->Write(region, offset, Half(in)); });
+        [&] { return ForwardingStore::Write(region, offset, in); },
+        [&] { return ForwardingStore::Write(region, offset, Half(in)); });
   }
 
   Started Flush() override {
-    const auto flush = [&] { return base_->Flush(); };
+    const auto flush = [&] { return ForwardingStore::Flush(); };
     return Start(Fault::Operation::kFlush, "", flush, flush);
   }
 
@@ -144,13 +132,22 @@ class FaultyStore : public ParamStore {
                                               start + fault->delay);
   }
 
-  const std::unique_ptr<ParamStore> base_;
   const std::vector<Fault> faults_;
   absl::Mutex mutex_;
   std::vector<int64_t> seen_ ABSL_GUARDED_BY(mutex_);  // that fit, by fault
 };
 
 }  // namespace
+
+Fault FaultOf(Fault::Operation operation, Fault::Effect effect, int64_t nth,
+              int64_t count) {
+  Fault fault;
+  fault.operation = operation;
+  fault.effect = effect;
+  fault.nth = nth;
+  fault.count = count;
+  return fault;
+}
 
 std::unique_ptr<ParamStore> WithFaults(std::unique_ptr<ParamStore> base,
                                        std::vector<Fault> faults) {

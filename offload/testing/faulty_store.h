@@ -35,6 +35,10 @@ struct Fault {
   absl::Duration delay = absl::Milliseconds(1);
 };
 
+// Of any region; see Fault.
+Fault FaultOf(Fault::Operation operation, Fault::Effect effect, int64_t nth,
+              int64_t count = 1);
+
 // Passes everything on to `base` but for what fits one of `faults`, of which
 // the first counts. What a write that failed did not reach still has its old
 // bytes, and no read says so.

@@ -1,7 +1,6 @@
 #include "offload/testing/held_store.h"
 
 #include <cstdint>
-#include <string>
 #include <utility>
 
 #include "absl/memory/memory.h"
@@ -9,6 +8,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
+#include "offload/testing/forwarding_store.h"
 #include "offload/transfer.h"
 
 namespace fsdp::offload::testing {
@@ -29,40 +29,21 @@ class HeldTransfer : public Transfer {
   const std::shared_ptr<Gate> gate_;
 };
 
-class HeldStore : public ParamStore {
+class HeldStore : public ForwardingStore {
  public:
   HeldStore(std::unique_ptr<ParamStore> base, std::shared_ptr<Gate> gate)
-      : base_(std::move(base)), gate_(std::move(gate)) {}
+      : ForwardingStore(std::move(base)), gate_(std::move(gate)) {}
 
-  absl::Status Create(absl::string_view region, int64_t bytes) override {
-    return base_->Create(region, bytes);
-  }
-  absl::Status Erase(absl::string_view region) override {
-    return base_->Erase(region);
-  }
-  absl::StatusOr<int64_t> Size(absl::string_view region) const override {
-    return base_->Size(region);
-  }
-  absl::StatusOr<std::unique_ptr<Transfer>> Read(
-      absl::string_view region, int64_t offset, absl::Span<char> out) override {
-    return base_->Read(region, offset, out);
-  }
   absl::StatusOr<std::unique_ptr<Transfer>> Write(
       absl::string_view region, int64_t offset,
       absl::Span<const char> in) override {
-    FSDP_ASSIGN_OR_RETURN(const auto written, base_->Write(region, offset, in));
+    FSDP_ASSIGN_OR_RETURN(const auto written,
+                          ForwardingStore::Write(region, offset, in));
     FSDP_RETURN_IF_ERROR(written->Wait(absl::InfiniteFuture()));
     return absl::make_unique<HeldTransfer>(gate_);
   }
-  absl::StatusOr<std::unique_ptr<Transfer>> Flush() override {
-    return base_->Flush();
-  }
-  absl::Status Rollback() override { return base_->Rollback(); }
-  StoreStats Stats() const override { return base_->Stats(); }
-  std::string Describe() const override { return base_->Describe(); }
 
  private:
-  const std::unique_ptr<ParamStore> base_;
   const std::shared_ptr<Gate> gate_;
 };
 

@@ -65,18 +65,24 @@ cc_test(name = "a_test", srcs = ["a_test.cc"], deps = ["//third_party/libtorch"]
 ''',
             "base/a_test.cc": "#include \"absl/strings/str_cat.h\"\n#include <ATen/core/Tensor.h>\n",
         }
-        self.assertEqual(findings(files), [])
-        files["base/BUILD.bazel"] = files["base/BUILD.bazel"].replace(
+        on_deps = lambda: [text for text in findings(files) if "dep @" in text]
+        self.assertEqual(on_deps(), [])
+        with_it = files["base/BUILD.bazel"]
+        files["base/BUILD.bazel"] = with_it.replace(
             '"//third_party/libtorch"', '"//third_party/libtorch", "@com_google_absl//absl/strings"')
-        found = findings(files)
-        self.assertEqual(len(found), 1, found)
-        self.assertIn("every test has the dep @com_google_absl//absl/strings", found[0])
-        files["base/BUILD.bazel"] = BASE["base/BUILD.bazel"] + '''
-cc_test(name = "a_test", srcs = ["a_test.cc"], deps = ["//third_party/libtorch"])
-'''
-        found = findings(files)
-        self.assertEqual(len(found), 1, found)
-        self.assertIn("without the dep @com_google_absl//absl/strings", found[0])
+        self.assertEqual(len(on_deps()), 1)
+        self.assertIn("every test has the dep @com_google_absl//absl/strings", on_deps()[0])
+        files["base/BUILD.bazel"] = with_it.replace('load("//tools/rules:cc.bzl", "cc_test")', "")
+        self.assertEqual(len(on_deps()), 1)
+        self.assertIn("includes absl/strings/str_cat.h without the dep @com_google_absl//absl/strings", on_deps()[0])
+
+    def test_a_rule_that_is_not_loaded(self):
+        found = findings({
+            **BASE,
+            "tools/rules/cc.bzl": "TEST_DEPS = []\n",
+            "offload/BUILD.bazel": 'load("//tools/rules:cc.bzl", "cc_test")\ncc_library(name = "offload")\n',
+        })
+        self.assertIn("//offload:offload: load cc_library from //tools/rules:cc.bzl: Bazel 9 has none of its own", found)
 
     def test_a_header_without_its_dependency(self):
         for include, label in [("absl/status/statusor.h", "@com_google_absl//absl/status:statusor"),

@@ -32,6 +32,7 @@
 #include "fsdp/recompute/checkpoint.h"
 #include "fsdp/testing/layered_net.h"
 #include "fsdp/testing/toy_model.h"
+#include "fsdp/tests/autograd/layer_regions.h"
 #include "gtest/gtest.h"
 #include "offload/file_store.h"
 #include "offload/host_store.h"
@@ -48,6 +49,8 @@ using ::fsdp::offload::testing::Fault;
 using ::fsdp::testing::FillParameters;
 using ::fsdp::testing::Layer;
 using ::fsdp::testing::LayerBody;
+using ::fsdp::testing::LayerInThree;
+using ::fsdp::testing::LayersNested;
 using ::fsdp::testing::Net;
 using ::fsdp::testing::NetBody;
 using ::fsdp::testing::Rows;
@@ -72,12 +75,12 @@ at::Tensor Region(Fn fn, const at::Tensor& x, const More&... more) {
   return CheckpointWith(options, std::move(fn), x, more...);
 }
 
+const auto kRegion = [](auto fn, const at::Tensor& x) {
+  return Region(std::move(fn), x);
+};
+
 at::Tensor InThreeRegions(Layer& layer, const at::Tensor& x) {
-  at::Tensor y =
-      Region([&](const at::Tensor& x) { return layer.fc->forward(x); }, x);
-  y = Region([](const at::Tensor& y) { return at::tanh(y); }, y);
-  y = Region([&](const at::Tensor& y) { return layer.out->forward(y); }, y);
-  return x + y;
+  return LayerInThree(kRegion, layer, x);
 }
 
 // The unit's own memory is an argument.
@@ -106,21 +109,8 @@ at::Tensor EachLayerInARegion(Net& net, const at::Tensor& x) {
 }
 
 at::Tensor NestedRegions(Net& net, const at::Tensor& x) {
-  return Region(
-      [&](const at::Tensor& x) {
-        const at::Tensor y = Forward(net.layers[0], x);
-        return Region(
-            [&](const at::Tensor& y) {
-              const at::Tensor z = Forward(net.layers[1], y);
-              return Region(
-                  [&](const at::Tensor& z) {
-                    return Forward(net.layers[2], z);
-                  },
-                  z);
-            },
-            y);
-      },
-      x);
+  const auto first = [](const at::Tensor& x) { return x; };
+  return LayersNested(kRegion, first, net, x);
 }
 
 // One argument of all regions.

@@ -30,6 +30,7 @@
 #include "fsdp/recompute/checkpoint.h"
 #include "fsdp/testing/layered_net.h"
 #include "fsdp/testing/toy_model.h"
+#include "fsdp/tests/autograd/layer_regions.h"
 #include "gtest/gtest.h"
 
 namespace fsdp {
@@ -43,6 +44,8 @@ using ::fsdp::comm::testing::RunRanks;
 using ::fsdp::testing::FillParameters;
 using ::fsdp::testing::Layer;
 using ::fsdp::testing::LayerBody;
+using ::fsdp::testing::LayerInThree;
+using ::fsdp::testing::LayersNested;
 using ::fsdp::testing::Net;
 using ::fsdp::testing::NetBody;
 using ::fsdp::testing::Rows;
@@ -64,12 +67,12 @@ at::Tensor LayerInOneRegion(Layer& layer, const at::Tensor& x) {
   return Region([&](const at::Tensor& x) { return WholeLayer(layer, x); }, x);
 }
 
+const auto kRegion = [](auto fn, const at::Tensor& x) {
+  return Region(std::move(fn), x);
+};
+
 at::Tensor LayerInThreeRegions(Layer& layer, const at::Tensor& x) {
-  at::Tensor y =
-      Region([&](const at::Tensor& x) { return layer.fc->forward(x); }, x);
-  y = Region([](const at::Tensor& y) { return at::tanh(y); }, y);
-  y = Region([&](const at::Tensor& y) { return layer.out->forward(y); }, y);
-  return x + y;
+  return LayerInThree(kRegion, layer, x);
 }
 
 // A part of the unit's parameters outside, another inside.
@@ -117,21 +120,10 @@ at::Tensor AllLayersInOneRegion(Net& net, const at::Tensor& x) {
 }
 
 at::Tensor LayersInNestedRegions(Net& net, const at::Tensor& x) {
-  return Region(
-      [&](const at::Tensor& x) {
-        const at::Tensor y = Forward(net.layers[0], net.embed->forward(x));
-        return Region(
-            [&](const at::Tensor& y) {
-              const at::Tensor z = Forward(net.layers[1], y);
-              return Region(
-                  [&](const at::Tensor& z) {
-                    return Forward(net.layers[2], z);
-                  },
-                  z);
-            },
-            y);
-      },
-      x);
+  const auto embed = [&net](const at::Tensor& x) {
+    return net.embed->forward(x);
+  };
+  return LayersNested(kRegion, embed, net, x);
 }
 
 at::Tensor FirstLayerTwiceInTwoRegions(Net& net, const at::Tensor& x) {

@@ -1,0 +1,23 @@
+// Communicators whose ranks have to connect at the same time.
+#ifndef COMM_TESTING_CONNECT_RANKS_H_
+#define COMM_TESTING_CONNECT_RANKS_H_
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "comm/communicator.h"
+
+namespace fsdp::comm::testing {
+
+// Calls `connect` for each rank, on a thread of its own. By rank; the error of
+// the lowest one that has failed.
+absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> ConnectRanks(
+    int world_size,
+    const std::function<
+        absl::StatusOr<std::unique_ptr<Communicator>>(int rank)>& connect);
+
+}  // namespace fsdp::comm::testing
+
+#endif  // COMM_TESTING_CONNECT_RANKS_H_

@@ -1,0 +1,53 @@
+// What tests of ActivationOffload make and ask for.
+#ifndef FSDP_RECOMPUTE_ACTIVATION_OFFLOAD_CALLS_H_
+#define FSDP_RECOMPUTE_ACTIVATION_OFFLOAD_CALLS_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "fsdp/recompute/activation_offload.h"
+#include "gtest/gtest.h"
+#include "offload/param_store.h"
+
+namespace fsdp::testing {
+
+// Any tensor is large enough to be moved.
+inline ActivationOffloadOptions SmallOptions() {
+  ActivationOffloadOptions options;
+  options.min_bytes = 1;
+  options.timeout = absl::Seconds(60);
+  return options;
+}
+
+inline std::shared_ptr<ActivationOffload> Make(
+    std::unique_ptr<offload::ParamStore> store,
+    const ActivationOffloadOptions& options = SmallOptions()) {
+  return ActivationOffload::Make(std::move(store), options).value();
+}
+
+inline std::unique_ptr<MovedArguments> MoveOne(ActivationOffload& offload,
+                                               at::Tensor tensor) {
+  return offload.MoveOut({&tensor}, "a region");
+}
+
+// Asks until the store has no more than `bytes`.
+inline ::testing::AssertionResult StoreComesTo(ActivationOffload& offload,
+                                               int64_t bytes) {
+  const absl::Time deadline = absl::Now() + absl::Seconds(60);
+  while (offload.stats().stored_bytes > bytes) {
+    if (absl::Now() > deadline) {
+      return ::testing::AssertionFailure()
+             << "the store has " << offload.stats().stored_bytes << " bytes";
+    }
+  }
+  return ::testing::AssertionSuccess();
+}
+
+}  // namespace fsdp::testing
+
+#endif  // FSDP_RECOMPUTE_ACTIVATION_OFFLOAD_CALLS_H_

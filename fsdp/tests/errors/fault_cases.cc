@@ -1,0 +1,317 @@
+#include "fsdp/tests/errors/fault_cases.h"
+
+#include <c10/core/GradMode.h>
+
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "base/status_error.h"
+#include "base/status_macros.h"
+#include "comm/mesh.h"
+#include "comm/work.h"
+#include "fsdp/precision/mixed_precision.h"
+#include "fsdp/recompute/checkpoint.h"
+#include "fsdp/testing/toy_model.h"
+
+namespace fsdp::faults {
+
+using ::fsdp::comm::Mesh;
+using ::fsdp::testing::FillParameters;
+using ::fsdp::testing::Loss;
+using ::fsdp::testing::Rows;
+using ::fsdp::testing::Unowned;
+
+namespace {
+
+constexpr int64_t kDim = 3;
+
+}  // namespace
+
+class Block : public torch::nn::Module {
+ public:
+  Block(FaultInjector* injector, bool checkpoints)
+      : fc(register_module("fc", torch::nn::Linear(kDim, 2))),
+        out(register_module("out", torch::nn::Linear(2, kDim))),
+        injector_(injector),
+        checkpoints_(checkpoints) {}
+
+  at::Tensor forward(const at::Tensor& x) {
+    const auto hidden = [this](const at::Tensor& y) {
+      return injector_->Pass("a unit's forward", fc->forward(y)).tanh();
+    };
+    const at::Tensor y = checkpoints_ ? Checkpoint(hidden, x) : hidden(x);
+    return injector_->Pass("the end of a unit", x + out->forward(y));
+  }
+
+  torch::nn::Linear fc, out;
+
+ private:
+  FaultInjector* const injector_;
+  const bool checkpoints_;
+};
+
+Net::Net(FaultInjector* injector, const NetOptions& options)
+    : first(register_module("first", std::make_shared<Block>(injector, false))),
+      second(register_module(
+          "second", std::make_shared<Block>(injector, options.checkpoints))),
+      head(register_module("head", torch::nn::Linear(kDim, kDim))),
+      injector_(injector),
+      options_(options) {
+  FillParameters(*this, 0);
+  if (!options.frozen) return;
+  for (at::Tensor& parameter : first->parameters()) {
+    parameter.set_requires_grad(false);
+  }
+}
+
+at::Tensor Net::forward(const at::Tensor& x) {
+  const auto front = [this](const at::Tensor& y) {
+    return injector_->Pass("behind a unit", Call(*first, y));
+  };
+  at::Tensor y = injector_->Pass("the root's forward", x);
+  y = options_.checkpoints ? Checkpoint(front, y) : front(y);
+  y = Call(*second, y);
+  return injector_->Pass("the end of the root", head->forward(y));
+}
+
+at::Tensor Net::Call(Block& block, const at::Tensor& x) const {
+  return options_.transparent ? block.forward(x) : Forward(block, x);
+}
+
+namespace {
+
+at::Tensor LossOf(Trainer& trainer, int64_t part) {
+  const Communicator& world = trainer.model->communicator();
+  const at::Tensor x = Rows(part * world.world_size() + world.rank(), 1, kDim);
+  const at::Tensor loss = Loss(trainer.model->forward(x), x);
+  trainer.loss += loss.item<double>();
+  trainer.graph = loss;
+  return loss;
+}
+
+void Step(const NamedShard& named) {
+  c10::NoGradGuard no_grad;
+  at::Tensor shard = named.shard;
+  if (shard.grad().defined()) shard.sub_(shard.grad(), 0.1);
+}
+
+void StepAndZeroGrad(Trainer& trainer) {
+  for (const NamedShard& named : trainer.model->NamedShards()) Step(named);
+  trainer.model->zero_grad();
+}
+
+void Negate(const at::Tensor& parameter) {
+  c10::NoGradGuard no_grad;
+  at::Tensor(parameter).neg_();
+}
+
+}  // namespace
+
+void Train(Trainer& trainer, int64_t part) {
+  ThrowIfError(trainer.model->Backward(LossOf(trainer, part)));
+  StepAndZeroGrad(trainer);
+}
+
+void TrainByPlainBackward(Trainer& trainer, int64_t part) {
+  const at::Tensor loss = LossOf(trainer, part);
+  trainer.injector->Pass("the user's own loss");
+  loss.backward();
+  StepAndZeroGrad(trainer);
+}
+
+void EditEach(Trainer& trainer, int64_t) {
+  VisitOptions options;
+  options.writeback = true;
+  ThrowIfError(trainer.model->ForEachFullParameter(
+      [&](const std::string& name, const at::Tensor& value) {
+        FSDP_RETURN_IF_ERROR(
+            trainer.injector->PassOrReturn(absl::StrCat("visiting ", name)));
+        Negate(value);
+        return absl::OkStatus();
+      },
+      options));
+}
+
+namespace {
+
+void Accumulate(Trainer& trainer, int64_t part) {
+  {
+    const NoSyncScope no_sync = trainer.model->NoSync();
+    ThrowIfError(trainer.model->Backward(LossOf(trainer, 2 * part)));
+  }
+  ThrowIfError(trainer.model->Backward(LossOf(trainer, 2 * part + 1)));
+  StepAndZeroGrad(trainer);
+}
+
+void TrainGatheredAhead(Trainer& trainer, int64_t part) {
+  ThrowIfError(trainer.model->RebuildFullParams().status());
+  Train(trainer, part);
+}
+
+// The optimizer is called by the model.
+void TrainInBackward(Trainer& trainer, int64_t part) {
+  ThrowIfError(trainer.model->Backward(LossOf(trainer, part)));
+  trainer.model->zero_grad();
+}
+
+void EditInScope(Trainer& trainer, int64_t) {
+  FullParamsScope scope = ValueOrThrow(trainer.model->SummonFullParams());
+  for (const auto& item : trainer.model.module()->named_parameters()) {
+    trainer.injector->Pass("a scope");
+    Negate(item.value());
+  }
+  ThrowIfError(scope.Close());
+}
+
+void EditOnOneRank(Trainer& trainer, int64_t) {
+  SummonOptions options;
+  options.rank0_only = true;
+  FullParamsScope scope =
+      ValueOrThrow(trainer.model->SummonFullParams(options));
+  if (trainer.model->communicator().rank() == 0) {
+    for (const at::Tensor& p : trainer.model.module()->parameters()) Negate(p);
+  }
+  ThrowIfError(scope.Close());
+}
+
+void ClipAndSave(Trainer& trainer, int64_t part) {
+  ThrowIfError(trainer.model->Backward(LossOf(trainer, part)));
+  ThrowIfError(trainer.model->ClipGradNorm(1e-3).status());
+  StepAndZeroGrad(trainer);
+  const StateDict dict = ValueOrThrow(trainer.model->GatherStateDict());
+  ThrowIfError(trainer.model->LoadStateDict(dict));
+}
+
+void Save(Trainer& trainer, int64_t) {
+  ThrowIfError(trainer.model->GatherStateDict().status());
+}
+
+Options UnitsWith(ShardingStrategy strategy) {
+  Options options;
+  options.wrap_policy = WrapModules<Block>();
+  options.unit.strategy = strategy;
+  options.timeout = absl::Seconds(20);
+  return options;
+}
+
+absl::Status AddHooks(Trainer& trainer, bool steps) {
+  FaultInjector* injector = trainer.injector;
+  if (steps) {
+    return trainer.model->StepInBackward(
+        [injector](absl::Span<const NamedShard> shards) -> absl::Status {
+          FSDP_RETURN_IF_ERROR(injector->PassOrReturn("the step in backward"));
+          for (NamedShard named : shards) {
+            Step(named);
+            named.shard.mutable_grad().reset();
+          }
+          return absl::OkStatus();
+        });
+  }
+  using Started = absl::StatusOr<std::unique_ptr<comm::Work>>;
+  return trainer.model->SetReductionHooks(
+      [injector](const ReduceScatterCall& call) -> Started {
+        FSDP_RETURN_IF_ERROR(injector->PassOrReturn("the reduce-scatter hook"));
+        return call.group.ReduceScatter(call.own, call.whole,
+                                        comm::ReduceOp::kSum, call.unit);
+      },
+      [injector](const AllReduceCall& call) -> Started {
+        FSDP_RETURN_IF_ERROR(injector->PassOrReturn("the all-reduce hook"));
+        return call.group.AllReduce(call.own, comm::ReduceOp::kSum, call.unit);
+      });
+}
+
+}  // namespace
+
+std::ostream& operator<<(std::ostream& out, const Case& c) {
+  return out << c.name;
+}
+
+std::vector<Case> Cases() {
+  using S = ShardingStrategy;
+  std::vector<Case> cases;
+  const auto add = [&cases](std::string name, int world, S strategy) -> Case& {
+    Case& c = cases.emplace_back();
+    c.name = std::move(name);
+    c.world = world;
+    c.options = UnitsWith(strategy);
+    return c;
+  };
+  add("FullShardAlone", 1, S::kFullShard);
+  add("FullShard", 3, S::kFullShard).options.reshard_root_after_forward = true;
+  add("ShardGradOp", 2, S::kShardGradOp);
+  add("ShardOptimizer", 2, S::kShardOptimizer);
+  add("NoShard", 2, S::kNoShard);
+  add("HybridShard", 4, S::kHybridShard).replicas = 2;
+  add("BackwardGroups", 4, S::kFullShard).options.unit.backward_group_size = 2;
+  Case& frozen = add("FrozenInBFloat16", 2, S::kFullShard);
+  frozen.net.frozen = true;
+  frozen.options.unit.precision = ComputeIn(at::kBFloat16);
+  Case& plain = add("PlainBackward", 2, S::kFullShard);
+  plain.iterate = &TrainByPlainBackward;
+  plain.frees_at_failure = plain.tells_peers = false;
+  add("Accumulation", 2, S::kFullShard).iterate = &Accumulate;
+  add("AccumulationOfOptimizerShards", 2, S::kShardOptimizer).iterate =
+      &Accumulate;
+  add("Checkpoints", 2, S::kFullShard).net.checkpoints = true;
+  Case& accumulates = add("CheckpointsAndAccumulation", 3, S::kShardGradOp);
+  accumulates.net.checkpoints = true;
+  accumulates.iterate = &Accumulate;
+  Case& transparent = add("Transparent", 2, S::kFullShard);
+  transparent.options.transparent = transparent.net.transparent = true;
+  Case& mixed = add("TransparentWithCheckpoints", 3, S::kShardGradOp);
+  mixed.options.transparent = mixed.net.transparent = true;
+  mixed.net.checkpoints = true;
+  Case& hooks = add("Hooks", 4, S::kHybridShard);
+  hooks.replicas = 2;
+  hooks.hooks = true;
+  Case& steps = add("StepInBackward", 2, S::kFullShard);
+  steps.hooks = steps.edits = true;
+  steps.iterate = &TrainInBackward;
+  Case& ahead = add("GatheredAhead", 2, S::kFullShard);
+  ahead.iterate = &TrainGatheredAhead;
+  ahead.frees_at_failure = false;
+  Case& clips = add("ClipAndSave", 2, S::kFullShard);
+  clips.iterate = &ClipAndSave;
+  clips.edits = clips.outside_iteration = true;
+  for (const auto& [name, edit] :
+       {std::pair<const char*, Iteration>("Scope", &EditInScope),
+        {"ScopeOnOneRank", &EditOnOneRank},
+        {"Save", &Save},
+        {"Visitor", &EditEach}}) {
+    Case& c = add(name, 4, S::kHybridShard);
+    c.replicas = 2;
+    c.iterate = edit;
+    c.edits = c.outside_iteration = true;
+  }
+  return cases;
+}
+
+absl::StatusOr<Trainer> MakeTrainer(const Case& c,
+                                    const std::shared_ptr<Net>& net,
+                                    Communicator& world,
+                                    FaultInjector* injector) {
+  std::vector<comm::MeshDimension> dimensions = {{"shard", -1}};
+  if (c.replicas > 1) {
+    dimensions.insert(dimensions.begin(), {"replicate", c.replicas});
+  }
+  FSDP_ASSIGN_OR_RETURN(const Mesh mesh,
+                        Mesh::Create(Unowned(world), dimensions));
+  FSDP_ASSIGN_OR_RETURN(Model model, FullyShard(net, mesh, c.options));
+  Trainer trainer{at::Tensor(), std::move(model), injector};
+  if (c.hooks) {
+    FSDP_RETURN_IF_ERROR(
+        AddHooks(trainer, /*steps=*/c.iterate == &TrainInBackward));
+  }
+  return trainer;
+}
+
+absl::StatusOr<Trainer> MakeTrainer(const Case& c, Communicator& world,
+                                    FaultInjector* injector) {
+  return MakeTrainer(c, std::make_shared<Net>(injector, c.net), world,
+                     injector);
+}
+
+}  // namespace fsdp::faults

@@ -1,0 +1,104 @@
+// Models that fail at a point of one's choice, and what is done with them.
+#ifndef FSDP_TESTS_ERRORS_FAULT_CASES_H_
+#define FSDP_TESTS_ERRORS_FAULT_CASES_H_
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/linear.h>
+
+#include <cstdint>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "comm/communicator.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/options/options.h"
+#include "fsdp/testing/fault_injector.h"
+
+namespace fsdp::faults {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::testing::FaultInjector;
+
+// --- What is trained ---------------------------------------------------------
+
+struct NetOptions {
+  bool checkpoints = false;  // a region around a unit, and one inside another
+  bool transparent = false;  // units are called directly
+  bool frozen = false;       // the first unit
+};
+
+class Block;
+
+class Net : public torch::nn::Module {
+ public:
+  // `injector` outlives the net.
+  Net(FaultInjector* injector, const NetOptions& options);
+
+  at::Tensor forward(const at::Tensor& x);
+
+  std::shared_ptr<Block> first, second;
+  torch::nn::Linear head;
+
+ private:
+  at::Tensor Call(Block& block, const at::Tensor& x) const;
+
+  FaultInjector* const injector_;
+  const NetOptions options_;
+};
+
+using Model = FullyShardedDataParallel<Net>;
+
+// One model of one rank.
+struct Trainer {
+  at::Tensor graph;  // of the last forward, outlives the model
+  Model model;
+  FaultInjector* injector;
+  double loss = 0;  // of the last iteration
+};
+
+// --- What is done with it ----------------------------------------------------
+
+// Throws what goes wrong. `part` numbers the data.
+using Iteration = void (*)(Trainer& trainer, int64_t part);
+
+void Train(Trainer& trainer, int64_t part);
+// By the user's own backward().
+void TrainByPlainBackward(Trainer& trainer, int64_t part);
+// A visitor may return what it fails with.
+void EditEach(Trainer& trainer, int64_t part);
+
+struct Case {
+  std::string name;
+  int world = 2;
+  Options options;
+  Iteration iterate = &Train;
+  NetOptions net;
+  int replicas = 1;
+  bool hooks = false;            // the model's own hooks
+  bool edits = false;            // parameters may have changed before an error
+  bool frees_at_failure = true;  // and not at the next step
+  bool tells_peers = true;       // when one rank fails
+  // Some collectives are in no forward or backward: when they fail, they may
+  // abort their group whatever the options say.
+  bool outside_iteration = false;
+};
+
+std::ostream& operator<<(std::ostream& out, const Case& c);
+
+std::vector<Case> Cases();
+
+absl::StatusOr<Trainer> MakeTrainer(const Case& c,
+                                    const std::shared_ptr<Net>& net,
+                                    Communicator& world,
+                                    FaultInjector* injector);
+// Of a new net.
+absl::StatusOr<Trainer> MakeTrainer(const Case& c, Communicator& world,
+                                    FaultInjector* injector);
+
+}  // namespace fsdp::faults
+
+#endif  // FSDP_TESTS_ERRORS_FAULT_CASES_H_
