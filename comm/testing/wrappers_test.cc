@@ -154,8 +154,6 @@ TEST(WrappersTest, AllToAllIsTheBases) {
     over.push_back(Record(base(LocalRank()), &log));
     over.push_back(CreateQuantizedCommunicator(base(LocalRank()), {}).value());
     over.push_back(
-        CreatePairedCommunicator(base(LocalRank()), LocalRank()).value());
-    over.push_back(
         CreatePairedCommunicator(LocalRank(), base(LocalRank())).value());
     over.push_back(
         CreateStagedCommunicator(base(LocalRank()), FakeDevice::device())
@@ -174,6 +172,11 @@ TEST(WrappersTest, AllToAllIsTheBases) {
   for (const auto& comm : all_over(WithoutExchange)) {
     EXPECT_FALSE(comm->HasAllToAll()) << comm->ToString();
   }
+  // Of a pair it is the device's.
+  const Rank pair =
+      CreatePairedCommunicator(WithoutExchange(LocalRank()), LocalRank())
+          .value();
+  EXPECT_TRUE(pair->HasAllToAll()) << pair->ToString();
 }
 
 TEST(WrappersTest, CommonMemoryIsTheBasesUnlessItWouldBeAnothers) {

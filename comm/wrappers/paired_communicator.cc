@@ -70,9 +70,8 @@ class PairedCommunicator final : public Communicator {
     return pair_->device->PrefersScaledInputs();
   }
   bool CanBeCaptured() const override { return pair_->device->CanBeCaptured(); }
-  bool HasAllToAll() const override {
-    return pair_->host->HasAllToAll() && pair_->device->HasAllToAll();
-  }
+  // The host's group answers for itself.
+  bool HasAllToAll() const override { return pair_->device->HasAllToAll(); }
   bool HasCommonMemory() const override {
     return pair_->device->HasCommonMemory();
   }

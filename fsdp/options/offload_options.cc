@@ -1,6 +1,20 @@
 #include "fsdp/options/offload_options.h"
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+
 namespace fsdp {
+namespace {
+
+absl::Status NotPositive(absl::string_view field, absl::string_view value) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("offload: ", field, " is ", value,
+                   ", which is not positive: leave it unset for its default"));
+}
+
+}  // namespace
 
 const char* ToString(Tier tier) {
   switch (tier) {
@@ -48,6 +62,24 @@ Tier OffloadOptions::tier(RestingKind kind) const {
       return optimizer;
   }
   return Tier::kDevice;
+}
+
+absl::Status OffloadOptions::Validate() const {
+  if (prefetch_distance < 0 || !(optimizer_state >= 0)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "offload: prefetch_distance ", prefetch_distance,
+        " and optimizer_state ", optimizer_state, " must not be negative"));
+  }
+  if (memory_budget.has_value() && *memory_budget <= 0) {
+    return NotPositive("memory_budget", absl::StrCat(*memory_budget));
+  }
+  if (buffer_bytes.has_value() && *buffer_bytes <= 0) {
+    return NotPositive("buffer_bytes", absl::StrCat(*buffer_bytes));
+  }
+  if (timeout.has_value() && *timeout <= absl::ZeroDuration()) {
+    return NotPositive("timeout", absl::FormatDuration(*timeout));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace fsdp

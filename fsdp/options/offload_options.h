@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "offload/param_store.h"
@@ -32,7 +33,7 @@ const char* ToString(RestingKind kind);
 // back parameters and states, or by the host, to which gradients come. The
 // results differ in the last bits. kFaster: what a measurement of a second,
 // when the model is sharded, says takes less time; the same on all ranks, and
-// perhaps another one in the next run (ShardedModel::Describe() tells).
+// perhaps another one in the next run (Describe() tells).
 enum class StepOn { kDevice, kHost, kFaster };
 
 const char* ToString(StepOn step_on);
@@ -103,6 +104,9 @@ struct OffloadOptions {
            optimizer != Tier::kDevice;
   }
   Tier tier(RestingKind kind) const;
+
+  // InvalidArgument: a number that is not positive, or negative.
+  absl::Status Validate() const;
 };
 
 }  // namespace fsdp

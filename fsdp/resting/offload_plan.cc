@@ -41,28 +41,8 @@ int64_t BytesOf(const RestingFlat& flat, RestingKind kind) {
   return 0;
 }
 
-absl::Status NotPositive(absl::string_view field, absl::string_view value) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("offload: ", field, " is ", value,
-                   ", which is not positive: leave it unset for its default"));
-}
-
 absl::Status CheckOptions(const OffloadOptions& options) {
-  if (options.prefetch_distance < 0 || !(options.optimizer_state >= 0)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("offload: prefetch_distance ", options.prefetch_distance,
-                     " and optimizer_state ", options.optimizer_state,
-                     " must not be negative"));
-  }
-  if (options.memory_budget.has_value() && *options.memory_budget <= 0) {
-    return NotPositive("memory_budget", absl::StrCat(*options.memory_budget));
-  }
-  if (options.buffer_bytes.has_value() && *options.buffer_bytes <= 0) {
-    return NotPositive("buffer_bytes", absl::StrCat(*options.buffer_bytes));
-  }
-  if (options.timeout.has_value() && *options.timeout <= absl::ZeroDuration()) {
-    return NotPositive("timeout", absl::FormatDuration(*options.timeout));
-  }
+  FSDP_RETURN_IF_ERROR(options.Validate());
   const bool on_ssd = std::any_of(
       kKinds.begin(), kKinds.end(),
       [&](RestingKind kind) { return options.tier(kind) == Tier::kSsd; });

@@ -2,6 +2,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "comm/mesh.h"
 #include "comm/quantized/quantized_communicator.h"
@@ -45,6 +46,12 @@ bool Placements::QuantizesGathers(const Placement& placement) const {
 absl::Status Placements::Quantize(int64_t exact_tail, Placement& placement) {
   if (!quantization_.any() || placement.shard->world_size() == 1) {
     return absl::OkStatus();
+  }
+  if (quantization_.reduce && !placement.shard->HasAllToAll()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "Options::quantize.reduce: ", placement.shard->ToString(),
+        " has no all-to-all, which such sums are made of: reduce exactly, or "
+        "train over another backend"));
   }
   placement.quantization = quantization_.ForGroup(exact_tail);
   Group& result = quantized_[{placement.shard.get(), exact_tail}];

@@ -144,13 +144,14 @@ absl::Status CheckOptions(const Options& options) {
   if (!positive(options.gradients.divide_factor) ||
       !positive(options.gradients.predivide_factor)) {
     return absl::InvalidArgumentError(
-        "the factors that gradients are divided by have to be positive");
+        "Options::gradients: what gradients are divided by has to be positive");
   }
   if (options.timeout.has_value() && *options.timeout <= absl::ZeroDuration()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "Options::timeout is ", absl::FormatDuration(*options.timeout),
         ": leave it unset for the communicator's"));
   }
+  FSDP_RETURN_IF_ERROR(options.offload.Validate());
   return options.quantize.Validate();
 }
 

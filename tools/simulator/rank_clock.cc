@@ -71,7 +71,7 @@ void RankClock::PassFence(int unit) {
       timeline_.Wait(unit, timeline_.now() + seconds);
 }
 
-// Runtime::GatherFlat() and GatherShared().
+// Gatherer::GatherFlat() and GatherShared().
 void RankClock::Gather(int unit) {
   const UnitMessages& messages = sharded_.messages[unit];
   if (sharded_.units[unit].shares_memory) {
@@ -141,7 +141,7 @@ void RankClock::StartReduction(SpanKind kind, int unit, double seconds) {
   }
 }
 
-// GradientBuffer::AccumulateMean().
+// ShardGradient::AccumulateMean().
 void RankClock::WaitReduce(int unit) {
   FSDP_CHECK(!reductions_.empty() && reductions_.front().unit == unit);
   spent_[unit].exposed_reduce +=

@@ -25,6 +25,7 @@
 #include "comm/local/local_communicator.h"
 #include "comm/mesh.h"
 #include "comm/testing/run_ranks.h"
+#include "comm/wrappers/forwarding_communicator.h"
 #include "comm/wrappers/recording_communicator.h"
 #include "fsdp/comm_hooks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
@@ -363,12 +364,42 @@ TEST(DivideFactorsTest, HaveToBePositive) {
   }));
 }
 
+class WithoutAllToAll final : public comm::ForwardingCommunicator {
+ public:
+  using ForwardingCommunicator::ForwardingCommunicator;
+  bool HasAllToAll() const override { return false; }
+};
+
+TEST(OptionsTest, QuantizedSumsAreRefusedWhereThereIsNoAllToAll) {
+  for (const bool reduce : {false, true}) {
+    const absl::Status status =
+        AllOk(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+          Options options;
+          options.quantize.gather = true;
+          options.quantize.reduce = reduce;
+          return FullyShard(MakeNet(kDim, 1),
+                            std::make_shared<WithoutAllToAll>(Unowned(world)),
+                            options)
+              .status();
+        }));
+    if (!reduce) {
+      EXPECT_OK(status);
+    } else {
+      EXPECT_THAT(status.message(), HasSubstr("has no all-to-all"));
+    }
+  }
+}
+
 TEST(OptionsTest, ZeroIsNoWordForUnset) {
   const std::vector<std::pair<std::string, void (*)(Options&)>> cases = {
       {"backward_group_size is 0: leave it unset",
        [](Options& options) { options.unit.backward_group_size = 0; }},
       {"Options::timeout is 0: leave it unset",
        [](Options& options) { options.timeout = absl::ZeroDuration(); }},
+      {"offload: memory_budget is 0, which is not positive: leave it unset",
+       [](Options& options) { options.offload.memory_budget = 0; }},
+      {"Options::gradients: what gradients are divided by has to be positive",
+       [](Options& options) { options.gradients.divide_factor = 0; }},
   };
   for (const auto& [text, spoil] : cases) {
     const std::vector<absl::Status> refused = comm::testing::RunRanks(
