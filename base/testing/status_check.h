@@ -1,5 +1,5 @@
-// For functions that return a Status: what runs on a rank cannot use GoogleTest's
-// assertions.
+// For functions that return a Status: what runs on a rank cannot use
+// GoogleTest's assertions.
 #ifndef BASE_TESTING_STATUS_CHECK_H_
 #define BASE_TESTING_STATUS_CHECK_H_
 

@@ -28,6 +28,7 @@
 #include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
+#include "base/testing/warnings.h"
 #include "base/torch_status.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
@@ -50,6 +51,7 @@ using ::fsdp::testing::NetImpl;
 using ::fsdp::testing::Rows;
 using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::Unowned;
+using ::fsdp::testing::Warnings;
 using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
@@ -469,16 +471,6 @@ TEST(ShardedModelTest, AVisitorThatFailsOnOneRankFailsOnAll) {
               Each(StatusIs(Code::kDataLoss, HasSubstr("disk full"))));
 }
 
-class Warnings : public c10::WarningHandler {
- public:
-  void process(const c10::Warning& warning) override {
-    text += warning.msg();
-    ++count;
-  }
-  std::string text;
-  int count = 0;
-};
-
 class LeavesOneOut : public torch::nn::Module {
  public:
   LeavesOneOut()
@@ -504,8 +496,8 @@ TEST(ShardedModelTest, NamesParametersWithoutGradientInTheFirstStepOnce) {
     return others.count == 0 ? absl::OkStatus()
                              : absl::InternalError(others.text);
   }));
-  EXPECT_EQ(warnings.count, 1);
-  EXPECT_THAT(warnings.text, HasSubstr("left.weight, left.bias"));
+  EXPECT_EQ(warnings.texts.size(), 1u);
+  EXPECT_THAT(warnings.text(), HasSubstr("left.weight, left.bias"));
 }
 
 // Backward inside forward, as for a penalty on gradients, and parameters of the
