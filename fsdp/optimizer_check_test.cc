@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
+#include "base/testing/warnings.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
@@ -38,6 +39,7 @@ using ::fsdp::testing::NetImpl;
 using ::fsdp::testing::Rows;
 using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::Unowned;
+using ::fsdp::testing::Warnings;
 using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
@@ -198,16 +200,6 @@ TEST(CheckOptimizerTest, FrozenShardsMayBeLeftOut) {
     return CheckOptimizer(*model, optimizer);
   }));
 }
-
-// Collects warnings of this thread.
-class Warnings : public c10::WarningHandler {
- public:
-  void process(const c10::Warning& warning) override { text_ += warning.msg(); }
-  const std::string& text() const { return text_; }
-
- private:
-  std::string text_;
-};
 
 TEST(CheckOptimizerTest, WarnsOfTrainableShardsOrAcceptsThem) {
   EXPECT_OK(RunAllRanks(1, [](Communicator& world) -> absl::Status {

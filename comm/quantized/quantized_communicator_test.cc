@@ -1,31 +1,29 @@
 #include "comm/quantized/quantized_communicator.h"
 
-#include <ATen/ops/empty.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
-#include <algorithm>
-#include <cmath>
 #include <cstdint>
-#include <cstring>
-#include <functional>
 #include <limits>
-#include <random>
+#include <memory>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
 #include "comm/call.h"
+#include "comm/communicator.h"
 #include "comm/local/local_communicator.h"
 #include "comm/local/loopback_communicator.h"
-#include "comm/quantized/quantized_message.h"
+#include "comm/quantized/quantized_group.h"
 #include "comm/testing/communicator_contract.h"
 #include "comm/testing/run_ranks.h"
 #include "comm/wrappers/recording_communicator.h"
@@ -40,30 +38,6 @@ using ::fsdp::testing::StatusIs;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::StartsWith;
-
-constexpr int kWorldSizes[] = {1, 2, 3, 5};
-constexpr int64_t kSizes[] = {0, 1, 7, 8, 257, 1021, 10'007};
-constexpr at::ScalarType kDtypes[] = {at::kFloat, at::kDouble, at::kHalf,
-                                      at::kBFloat16};
-
-absl::StatusOr<Group> QuantizedGroup(int world_size,
-                                     const QuantizationOptions& options,
-                                     CollectiveLog* log = nullptr) {
-  FSDP_ASSIGN_OR_RETURN(Group group, CreateLocalGroup(world_size));
-  for (auto& comm : group) {
-    if (log != nullptr) comm = Record(std::move(comm), log);
-    FSDP_ASSIGN_OR_RETURN(
-        comm, CreateQuantizedCommunicator(std::move(comm), options));
-  }
-  return group;
-}
-
-absl::Status RunQuantized(
-    int world_size, const QuantizationOptions& options,
-    const std::function<absl::Status(Communicator&)>& run) {
-  FSDP_ASSIGN_OR_RETURN(const Group group, QuantizedGroup(world_size, options));
-  return AllOk(RunRanks(group, run));
-}
 
 absl::StatusOr<Group> ExactWhereSmall(int world_size, absl::Duration timeout) {
   FSDP_ASSIGN_OR_RETURN(Group group, CreateLocalGroup(world_size, {timeout}));
@@ -80,243 +54,6 @@ INSTANTIATE_TEST_SUITE_P(Small, CommunicatorContract,
                          ::testing::Values(ContractBackend{"quantised",
                                                            ExactWhereSmall}),
                          BackendName);
-
-at::Tensor RandomNumbers(int seed, at::ScalarType dtype, int64_t size) {
-  std::mt19937 random(seed);
-  std::normal_distribution<double> normal;
-  const at::Tensor numbers = at::empty({size}, at::kDouble);
-  double* const data = numbers.mutable_data_ptr<double>();
-  for (int64_t i = 0; i < size; ++i) data[i] = normal(random);
-  return numbers.to(dtype);
-}
-
-bool SameBits(const at::Tensor& a, const at::Tensor& b) {
-  return a.scalar_type() == b.scalar_type() && a.nbytes() == b.nbytes() &&
-         (a.nbytes() == 0 ||
-          std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0);
-}
-
-// What the others get to see of `numbers`, of which the last `exact` are.
-at::Tensor Seen(const at::Tensor& numbers, int64_t exact, int64_t block) {
-  const MessageLayout layout(numbers.numel(), exact, block,
-                             numbers.scalar_type());
-  if (layout.quantized() == 0) return numbers;
-  const at::Tensor message = at::empty({layout.bytes()}, at::kByte);
-  const at::Tensor seen = at::empty(numbers.sizes(), numbers.options());
-  WriteMessages(layout, numbers, message);
-  ReadMessages(layout, message, seen);
-  return seen;
-}
-
-double Rounding(at::ScalarType dtype) {
-  return dtype == at::kBFloat16 ? 1.0 / 256
-         : dtype == at::kHalf   ? 1.0 / 2048
-                                : 1e-6;
-}
-
-// Half a step of the block's scale, and the rounding of what it becomes.
-double Tolerance(const at::Tensor& numbers, int64_t i, int64_t block) {
-  const int64_t begin = i / block * block;
-  const int64_t size = std::min(block, numbers.numel() - begin);
-  const double largest =
-      numbers.narrow(0, begin, size).abs().max().item<double>();
-  return largest * (0.5001 / 127 + Rounding(numbers.scalar_type()));
-}
-
-absl::Status Near(double actual, double expected, double tolerance,
-                  absl::string_view what) {
-  if (std::fabs(actual - expected) <= tolerance) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat(
-      what, " is ", actual, " and should be ", expected, " +- ", tolerance));
-}
-
-TEST(MessageLayoutTest, PartsAreAlignedAndDoNotOverlap) {
-  for (at::ScalarType dtype : kDtypes) {
-    const auto element = static_cast<int64_t>(c10::elementSize(dtype));
-    for (int64_t numel : kSizes) {
-      for (int64_t exact : {0, 1, 9, 2000}) {
-        const MessageLayout layout(numel, exact, 256, dtype);
-        EXPECT_EQ(layout.quantized() % 8, 0);
-        EXPECT_GE(layout.exact(), std::min(exact, numel));
-        EXPECT_LT(layout.exact(), std::min(exact, numel) + 8);
-        const at::Tensor messages = at::empty({2 * layout.bytes()}, at::kByte);
-        const at::Tensor scales = layout.Scales(messages)[1];
-        const at::Tensor tail = layout.Exact(messages)[1];
-        const at::Tensor values = layout.Values(messages)[1];
-        EXPECT_EQ(scales.storage_offset() * 4, layout.bytes());
-        EXPECT_GE(tail.storage_offset() * element,
-                  layout.bytes() + scales.numel() * 4);
-        EXPECT_GE(values.storage_offset(),
-                  (tail.storage_offset() + tail.numel()) * element);
-        EXPECT_GE(2 * layout.bytes(), values.storage_offset() + values.numel());
-        EXPECT_EQ(values.storage_offset() % 16, 0);
-        EXPECT_EQ(tail.storage_offset() * element % 16, 0);
-      }
-    }
-  }
-}
-
-absl::Status GatherOnce(Communicator& comm, at::ScalarType dtype, int64_t n,
-                        int64_t block, bool in_place) {
-  const int ranks = comm.world_size();
-  const at::Tensor out = at::full({n * ranks}, 77, dtype);
-  at::Tensor in = RandomNumbers(comm.rank(), dtype, n);
-  if (in_place) {
-    const at::Tensor own = out.narrow(0, comm.rank() * n, n);
-    own.copy_(in);
-    in = own;
-  }
-  FSDP_RETURN_IF_ERROR(Finish(comm.AllGather(out, in, "w")));
-  for (int rank = 0; rank < ranks; ++rank) {
-    const at::Tensor sent = RandomNumbers(rank, dtype, n);
-    const at::Tensor seen = ranks == 1 ? sent : Seen(sent, 0, block);
-    const at::Tensor part = out.narrow(0, rank * n, n);
-    if (!SameBits(part, seen)) return absl::InternalError("other bits");
-    for (int64_t i = 0; i < n; ++i) {
-      FSDP_RETURN_IF_ERROR(Near(part[i].item<double>(), sent[i].item<double>(),
-                                Tolerance(sent, i, block), "a number"));
-    }
-  }
-  return absl::OkStatus();
-}
-
-TEST(QuantizedAllGatherTest, AllRanksSeeTheSameCloseNumbers) {
-  for (int world_size : kWorldSizes) {
-    for (int64_t block : {32, 256}) {
-      QuantizationOptions options;
-      options.block = block;
-      EXPECT_OK(RunQuantized(world_size, options,
-                             [block](Communicator& comm) -> absl::Status {
-                               for (at::ScalarType dtype : kDtypes) {
-                                 for (int64_t n : {0, 1, 7, 8, 257, 1021}) {
-                                   for (bool in_place : {false, true}) {
-                                     FSDP_RETURN_IF_ERROR(GatherOnce(
-                                         comm, dtype, n, block, in_place));
-                                   }
-                                 }
-                               }
-                               return absl::OkStatus();
-                             }))
-          << world_size;
-    }
-  }
-}
-
-// What rank `rank` puts in: numbers, then flags of zeros and ones.
-at::Tensor Gradients(int rank, int world_size, at::ScalarType dtype, int64_t n,
-                     int64_t flags) {
-  const at::Tensor numbers = RandomNumbers(rank, dtype, n * world_size);
-  for (int segment = 0; segment < world_size; ++segment) {
-    for (int64_t i = 0; i < std::min(flags, n); ++i) {
-      numbers[segment * n + n - 1 - i] = (rank + i) % 3 == 0 ? 1 : 0;
-    }
-  }
-  return numbers;
-}
-
-struct SumCase {
-  at::ScalarType from = at::kFloat;
-  at::ScalarType to = at::kFloat;
-  int64_t n = 0;
-  ScaledSum sum;
-  enum { kInPlace, kApart, kScaled } way = kApart;
-};
-
-constexpr int64_t kFlags = 5;
-constexpr int64_t kBlock = 64;
-
-absl::Status SumOnce(Communicator& comm, const SumCase& test) {
-  const int ranks = comm.world_size();
-  const int64_t n = test.n;
-  const at::Tensor in = Gradients(comm.rank(), ranks, test.from, n, kFlags);
-  at::Tensor out = at::full({n}, 3, test.to);
-  if (test.way == SumCase::kInPlace) out = in.narrow(0, comm.rank() * n, n);
-  FSDP_RETURN_IF_ERROR(
-      Finish(test.way == SumCase::kScaled
-                 ? comm.ReduceScatterScaled(out, in, test.sum, "grads")
-                 : comm.ReduceScatter(out, in, ReduceOp::kSum, "grads")));
-  std::vector<at::Tensor> inputs;
-  for (int rank = 0; rank < ranks; ++rank) {
-    inputs.push_back(Gradients(rank, ranks, test.from, n, kFlags)
-                         .narrow(0, comm.rank() * n, n));
-  }
-  for (int64_t i = 0; i < n; ++i) {
-    double sum = 0;
-    double tolerance = 0;
-    for (const at::Tensor& input : inputs) {
-      sum += input[i].item<double>();
-      tolerance += Tolerance(input, i, kBlock);
-    }
-    const double held = test.sum.accumulate ? 3 : 0;
-    const double expected = held + test.sum.scale * sum;
-    tolerance = test.sum.scale * tolerance +
-                (std::fabs(expected) + tolerance) * Rounding(test.to);
-    const bool is_flag = i >= n - kFlags;
-    FSDP_RETURN_IF_ERROR(Near(out[i].item<double>(), expected,
-                              is_flag ? 0 : tolerance,
-                              is_flag ? "a flag" : "a sum"));
-  }
-  return absl::OkStatus();
-}
-
-TEST(QuantizedReduceScatterTest, SumsAreCloseAndFlagsExact) {
-  QuantizationOptions options;
-  options.block = kBlock;
-  options.exact_tail = kFlags;
-  for (int world_size : kWorldSizes) {
-    EXPECT_OK(
-        RunQuantized(world_size, options,
-                     [](Communicator& comm) -> absl::Status {
-                       for (at::ScalarType from : kDtypes) {
-                         for (int64_t n : {0, 1, 7, 8, 13, 257}) {
-                           SumCase test{from, from, n, {}, SumCase::kApart};
-                           FSDP_RETURN_IF_ERROR(SumOnce(comm, test));
-                           test.way = SumCase::kInPlace;
-                           FSDP_RETURN_IF_ERROR(SumOnce(comm, test));
-                           test.way = SumCase::kScaled;
-                           test.to = at::kFloat;
-                           test.sum.scale = 0.5;
-                           FSDP_RETURN_IF_ERROR(SumOnce(comm, test));
-                           test.sum.accumulate = true;
-                           FSDP_RETURN_IF_ERROR(SumOnce(comm, test));
-                         }
-                       }
-                       return absl::OkStatus();
-                     }))
-        << world_size;
-  }
-}
-
-TEST(QuantizedReduceScatterTest, GivesTheSameBitsEveryTime) {
-  constexpr int kRanks = 3;
-  constexpr int64_t kSize = 1021;
-  EXPECT_OK(RunQuantized(kRanks, {}, [](Communicator& comm) -> absl::Status {
-    at::Tensor first;
-    for (int repeat = 0; repeat < 3; ++repeat) {
-      const at::Tensor in =
-          RandomNumbers(comm.rank(), at::kBFloat16, kSize * kRanks);
-      const at::Tensor out = at::zeros({kSize}, at::kFloat);
-      FSDP_RETURN_IF_ERROR(
-          Finish(comm.ReduceScatterScaled(out, in, {1.0 / 3, false}, "w")));
-      if (repeat == 0) first = out;
-      if (!SameBits(first, out)) return absl::InternalError("other bits");
-    }
-    return absl::OkStatus();
-  }));
-}
-
-TEST(QuantizedReduceScatterTest, WhatIsNotFiniteIsNotLost) {
-  EXPECT_OK(RunQuantized(2, {}, [](Communicator& comm) -> absl::Status {
-    const at::Tensor in = RandomNumbers(comm.rank(), at::kFloat, 2 * 1024);
-    if (comm.rank() == 0) in[300] = std::numeric_limits<float>::infinity();
-    const at::Tensor out = at::zeros({1024});
-    FSDP_RETURN_IF_ERROR(
-        Finish(comm.ReduceScatter(out, in, ReduceOp::kSum, "w")));
-    const bool is_finite = std::isfinite(out.sum().item<double>());
-    if (is_finite != (comm.rank() == 1)) return absl::InternalError("lost");
-    return absl::OkStatus();
-  }));
-}
 
 // One call of each kind on two ranks.
 absl::Status CallAll(Communicator& comm, at::ScalarType dtype) {

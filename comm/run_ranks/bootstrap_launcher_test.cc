@@ -1,6 +1,5 @@
 // From LaunchRanks() to a collective: processes that find each other.
 
-#include <ATen/ops/full.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -14,7 +13,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
@@ -23,11 +21,14 @@
 #include "comm/launcher/launcher.h"
 #include "comm/launcher/launcher_stop_request.h"
 #include "comm/startup/environment.h"
+#include "comm/testing/ranks_of_one_host.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::comm {
 namespace {
+
+using ::fsdp::comm::testing::SumRanks;
 
 constexpr char kRole[] = "BOOTSTRAP_TEST_ROLE";
 constexpr absl::Duration kLimit = absl::Seconds(30);
@@ -38,16 +39,6 @@ absl::StatusOr<std::unique_ptr<Communicator>> ConnectRank() {
   ConnectOptions options;
   options.connect_timeout = options.timeout = kLimit;
   return Connect(environment, options);
-}
-
-absl::Status SumRanks(Communicator& communicator) {
-  const int n = communicator.world_size();
-  const at::Tensor sum = at::full({1}, communicator.rank(), at::kLong);
-  FSDP_ASSIGN_OR_RETURN(auto work,
-                        communicator.AllReduce(sum, ReduceOp::kSum, "ranks"));
-  FSDP_RETURN_IF_ERROR(work->Wait(absl::Now() + kLimit));
-  if (sum.item<int64_t>() == n * (n - 1) / 2) return absl::OkStatus();
-  return absl::InternalError("the sum of the ranks is wrong");
 }
 
 // What a rank does.

@@ -1,47 +1,36 @@
 #include "fsdp/optim/fused_optimizer.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/allclose.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/ones.h>
-#include <ATen/ops/randn.h>
-#include <ATen/record_function.h>
-#include <c10/core/Allocator.h>
-#include <c10/core/CPUAllocator.h>
 #include <c10/core/GradMode.h>
-#include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/optimizer.h>
 #include <torch/optim/schedulers/step_lr.h>
 #include <torch/optim/sgd.h>
-#include <torch/serialize.h>
 
 #include <cstdint>
-#include <functional>
 #include <memory>
-#include <new>
-#include <set>
-#include <sstream>
-#include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/strings/string_view.h"
-#include "base/status_error.h"
-#include "base/testing/status_matchers.h"
+#include "fsdp/optim/fused_optimizer_cases.h"
 #include "fsdp/optim/fused_runs.h"
-#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace fsdp {
 namespace {
 
-using ::fsdp::testing::StatusIs;
-using ::testing::HasSubstr;
+using ::fsdp::testing::FusedOptimizerTest;
+using ::fsdp::testing::Kind;
+using ::fsdp::testing::Kinds;
+using ::fsdp::testing::Load;
+using ::fsdp::testing::Of;
+using ::fsdp::testing::Saved;
+using ::fsdp::testing::Shards;
+using ::fsdp::testing::Sizes;
+using ::fsdp::testing::SomeAt;
 using torch::optim::AdamOptions;
 using torch::optim::AdamWOptions;
 using torch::optim::Optimizer;
@@ -49,143 +38,11 @@ using torch::optim::OptimizerOptions;
 using torch::optim::OptimizerParamGroup;
 using torch::optim::SGDOptions;
 
-const std::vector<int64_t>& Sizes() {
-  static const auto* const sizes = new std::vector<int64_t>{
-      0, 1, 2, 3, 5, 7, 0, 16, 64, 1, 1, 1, 13, 1009, 100, 31, 0};
-  return *sizes;
-}
-
-at::Tensor Random(int64_t numel, int seed, at::ScalarType dtype = at::kFloat) {
-  at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(seed);
-  return at::randn({numel}, generator, at::kFloat).to(dtype);
-}
-
-// Leaves that are slices of one tensor, as shards are, with gradients that are
-// slices of another.
-class Shards {
- public:
-  explicit Shards(std::vector<int64_t> sizes, at::ScalarType dtype = at::kFloat)
-      : sizes_(std::move(sizes)) {
-    int64_t numel = 0;
-    for (int64_t size : sizes_) numel += size;
-    values = Random(numel, 1, dtype);
-    Cut();
-  }
-
-  // The same values, every leaf with memory of its own.
-  Shards Apart() const { return Apart(values.scalar_type()); }
-  Shards Apart(at::ScalarType dtype) const {
-    Shards apart = *this;
-    apart.leaves.clear();
-    for (const at::Tensor& leaf : leaves) {
-      apart.leaves.push_back(leaf.detach().clone().to(dtype).requires_grad_());
-    }
-    apart.apart_ = true;
-    return apart;
-  }
-
-  // Gradients of step `step` for the leaves that `has` wants.
-  void SetGradients(int step, const std::function<bool(size_t)>& has = nullptr,
-                    at::ScalarType dtype = at::kFloat) {
-    const at::Tensor all = Random(values.numel(), 100 + step, dtype);
-    int64_t begin = 0;
-    for (size_t i = 0; i < leaves.size(); ++i) {
-      at::Tensor gradient = all.narrow(0, begin, sizes_[i]);
-      begin += sizes_[i];
-      if (apart_) gradient = gradient.clone();
-      leaves[i].mutable_grad() =
-          has == nullptr || has(i) ? gradient.detach() : at::Tensor();
-    }
-  }
-
-  at::Tensor All() const { return at::cat(leaves).detach(); }
-
-  at::Tensor values;
-  std::vector<at::Tensor> leaves;
-
- private:
-  void Cut() {
-    int64_t begin = 0;
-    for (int64_t size : sizes_) {
-      leaves.push_back(values.narrow(0, begin, size).detach().requires_grad_());
-      begin += size;
-    }
-  }
-
-  std::vector<int64_t> sizes_;
-  bool apart_ = false;
-};
-
-// An optimizer with and without fused kernels.
-struct Kind {
-  std::string name;
-  std::function<std::unique_ptr<OptimizerOptions>()> options;
-  std::function<std::unique_ptr<Optimizer>(std::vector<OptimizerParamGroup>)>
-      make_plain, make_fused;
-};
-
-std::unique_ptr<Optimizer> Of(const std::function<std::unique_ptr<Optimizer>(
-                                  std::vector<OptimizerParamGroup>)>& make,
-                              const std::vector<at::Tensor>& leaves) {
-  return make({OptimizerParamGroup(leaves)});
-}
-
-template <typename Fused, typename Plain, typename Options>
-Kind KindOf(std::string name, const Options& options) {
-  Kind kind;
-  kind.name = std::move(name);
-  kind.options = [options] { return std::make_unique<Options>(options); };
-  kind.make_plain = [options](std::vector<OptimizerParamGroup> groups) {
-    return std::make_unique<Plain>(std::move(groups), options);
-  };
-  kind.make_fused = [options](std::vector<OptimizerParamGroup> groups) {
-    return std::make_unique<Fused>(std::move(groups), options);
-  };
-  return kind;
-}
-
-Kind AdamWKind(std::string name, const AdamWOptions& options) {
-  return KindOf<FusedAdamW, torch::optim::AdamW>(std::move(name), options);
-}
-Kind AdamKind(std::string name, const AdamOptions& options) {
-  return KindOf<FusedAdam, torch::optim::Adam>(std::move(name), options);
-}
-Kind SgdKind(std::string name, const SGDOptions& options) {
-  return KindOf<FusedSGD, torch::optim::SGD>(std::move(name), options);
-}
-
-std::vector<Kind> Kinds() {
-  return {
-      AdamWKind("AdamW", AdamWOptions(1e-2)),
-      AdamWKind("AdamWAmsgrad",
-                AdamWOptions(1e-2).amsgrad(true).weight_decay(0).eps(1e-6)),
-      AdamKind("Adam", AdamOptions(1e-2)),
-      AdamKind("AdamDecayAmsgrad",
-               AdamOptions(1e-2).weight_decay(0.1).amsgrad(true)),
-      SgdKind("SGD", SGDOptions(0.1)),
-      SgdKind("SGDMomentum",
-              SGDOptions(0.1).momentum(0.9).dampening(0.3).weight_decay(0.01)),
-      SgdKind("SGDNesterov", SGDOptions(0.1).momentum(0.9).nesterov(true)),
-  };
-}
-
-// On one thread: tensors are so small that several would only wait for each
-// other.
-class FusedOptimizerTest : public ::testing::TestWithParam<Kind> {
- protected:
-  FusedOptimizerTest() { at::set_num_threads(1); }
-};
-
 INSTANTIATE_TEST_SUITE_P(Kinds, FusedOptimizerTest,
                          ::testing::ValuesIn(Kinds()),
                          [](const ::testing::TestParamInfo<Kind>& info) {
                            return info.param.name;
                          });
-
-// Each in turn lacks a gradient, some for the first steps.
-std::function<bool(size_t)> SomeAt(int step) {
-  return [step](size_t i) { return i % 5 != 0 || (step > 3 && step % 2 == 0); };
-}
 
 // Thirds of the leaves, with learning rates of their own and, in the last, what
 // else is changed by `adapt`.
@@ -322,21 +179,6 @@ TEST_P(FusedOptimizerTest, ConvertsGradientsOfAnotherDtype) {
   EXPECT_TRUE(shards.All().equal(expected.All()));
 }
 
-std::string Saved(const Optimizer& optimizer) {
-  std::ostringstream out;
-  torch::serialize::OutputArchive archive;
-  optimizer.save(archive);
-  archive.save_to(out);
-  return out.str();
-}
-
-void Load(const std::string& bytes, Optimizer& optimizer) {
-  std::istringstream in(bytes);
-  torch::serialize::InputArchive archive;
-  archive.load_from(in);
-  optimizer.load(archive);
-}
-
 TEST_P(FusedOptimizerTest, ReadsFilesOfTorchsAndTheOtherWayRound) {
   const Shards one(Sizes());
   Shards expected(Sizes());
@@ -422,72 +264,6 @@ TEST_P(FusedOptimizerTest, GoesUpTheGradientWithMaximize) {
   EXPECT_TRUE(at::allclose(shards.All(), expected.All(), 1e-5, 1e-6));
 }
 
-// Bytes that this thread allocates for tensors while it lives.
-class AllocationCounter : public c10::MemoryReportingInfoBase {
- public:
-  void reportMemoryUsage(void* /*ptr*/, int64_t alloc_size,
-                         size_t /*total_allocated*/, size_t /*total_reserved*/,
-                         c10::Device /*device*/) override {
-    if (alloc_size > 0) bytes += alloc_size;
-  }
-  bool memoryProfilingEnabled() const override { return true; }
-
-  int64_t bytes = 0;
-};
-
-int64_t BytesAllocatedBy(const std::function<void()>& fn) {
-  const auto counter = std::make_shared<AllocationCounter>();
-  const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, counter);
-  fn();
-  return counter->bytes;
-}
-
-TEST_P(FusedOptimizerTest, AllocatesItsStatesOnceAndNothingAfterwards) {
-  Shards shards(Sizes());
-  const auto optimizer = Of(GetParam().make_fused, shards.leaves);
-  shards.SetGradients(0);
-  const int64_t first = BytesAllocatedBy([&] { optimizer->step(); });
-  // At most three tensors like the parameters, the ends of runs and a number.
-  EXPECT_LE(first, 3 * 4 * shards.values.numel() + 5 * 64 + 64 + 3 * 64);
-  for (int step = 1; step < 4; ++step) {
-    shards.SetGradients(step);
-    EXPECT_EQ(BytesAllocatedBy([&] { optimizer->step(); }), 0) << step;
-  }
-}
-
-// Numbers of tensors in the calls of fused kernels.
-std::vector<size_t> CallsBy(const std::function<void()>& fn) {
-  static thread_local std::vector<size_t>* calls = nullptr;
-  std::vector<size_t> result;
-  calls = &result;
-  const at::CallbackHandle handle = at::addThreadLocalCallback(
-      at::RecordFunctionCallback([](const at::RecordFunction& function)
-                                     -> std::unique_ptr<at::ObserverContext> {
-        if (absl::string_view(function.name()).substr(0, 13) ==
-            "aten::_fused_") {
-          calls->push_back(function.inputs()[0].toTensorVector().size());
-        }
-        return nullptr;
-      })
-          .needsInputs(true)
-          .scopes({at::RecordScope::FUNCTION}));
-  fn();
-  at::removeCallback(handle);
-  return result;
-}
-
-TEST_P(FusedOptimizerTest, MergesNeighboursIntoOneTensorOfOneCall) {
-  Shards shards({16, 3, 0, 29, 64, 1000, 5, 11});  // 1128 is 70 vectors and 8
-  const auto optimizer = Of(GetParam().make_fused, shards.leaves);
-  shards.SetGradients(0);
-  // Whole vectors, and the elements that are left.
-  EXPECT_THAT(CallsBy([&] { optimizer->step(); }), ::testing::ElementsAre(2));
-  shards.SetGradients(1, [](size_t i) { return i != 3; });
-  EXPECT_THAT(CallsBy([&] { optimizer->step(); }), ::testing::ElementsAre(3));
-  shards.SetGradients(2, [](size_t) { return false; });
-  EXPECT_THAT(CallsBy([&] { optimizer->step(); }), ::testing::IsEmpty());
-}
-
 TEST_P(FusedOptimizerTest, LeavesWhatHasNoGradientWithoutState) {
   Shards shards({5, 70, 3});
   const auto optimizer = Of(GetParam().make_fused, shards.leaves);
@@ -499,209 +275,6 @@ TEST_P(FusedOptimizerTest, LeavesWhatHasNoGradientWithoutState) {
   EXPECT_TRUE(shards.leaves[2].equal(before.leaves[2]));
   EXPECT_EQ(optimizer->state().count(shards.leaves[0].unsafeGetTensorImpl()),
             0u);
-}
-
-TEST(FusedAdamWTest, StepsParametersThatLieOtherwiseThanTheirGradients) {
-  const auto make = [] {
-    return Random(12 * 7, 3).view({12, 7}).t().requires_grad_();
-  };
-  const at::Tensor expected = make();
-  const at::Tensor parameter = make();
-  torch::optim::AdamW plain({expected});
-  FusedAdamW fused(std::vector<at::Tensor>{parameter});
-  for (int step = 0; step < 3; ++step) {
-    const at::Tensor gradient = Random(12 * 7, step).view({7, 12});
-    expected.mutable_grad() = gradient;
-    parameter.mutable_grad() = gradient;
-    plain.step();
-    fused.step();
-  }
-  EXPECT_TRUE(at::allclose(parameter, expected, 1e-5, 1e-6));
-}
-
-TEST(FusedAdamWTest, FollowsGroupsAndOptionsThatChange) {
-  Shards expected(Sizes());
-  Shards shards(Sizes());
-  const std::vector<at::Tensor> some(expected.leaves.begin(),
-                                     expected.leaves.begin() + 9);
-  torch::optim::AdamW plain(some);
-  FusedAdamW fused(std::vector<at::Tensor>(shards.leaves.begin(),
-                                           shards.leaves.begin() + 9));
-  for (int step = 0; step < 9; ++step) {
-    expected.SetGradients(step);
-    shards.SetGradients(step);
-    if (step == 3) {
-      plain.add_param_group(OptimizerParamGroup(std::vector<at::Tensor>(
-          expected.leaves.begin() + 9, expected.leaves.end())));
-      fused.add_param_group(OptimizerParamGroup(std::vector<at::Tensor>(
-          shards.leaves.begin() + 9, shards.leaves.end())));
-    }
-    for (Optimizer* each : std::vector<Optimizer*>{&plain, &fused}) {
-      auto& options =
-          static_cast<AdamWOptions&>(each->param_groups().back().options());
-      options.lr(1e-3 * (step + 1)).weight_decay(step % 2);
-    }
-    plain.step();
-    fused.step();
-  }
-  EXPECT_TRUE(at::allclose(shards.All(), expected.All(), 1e-5, 1e-6));
-}
-
-// From a file, too, whose tensors have memory of their own.
-TEST(FusedAdamWTest, KeepsStatesAsTheParametersLie) {
-  Shards shards(Sizes());
-  FusedAdamW optimizer(shards.leaves);
-  for (int step = 0; step < 2; ++step) {
-    shards.SetGradients(step);
-    optimizer.step();
-    int64_t begin = 0;
-    std::set<const void*> storages;
-    for (const at::Tensor& leaf : shards.leaves) {
-      auto& state = static_cast<torch::optim::AdamWParamState&>(
-          *optimizer.state().at(leaf.unsafeGetTensorImpl()));
-      EXPECT_EQ(state.step(), step + 1);
-      EXPECT_EQ(state.exp_avg().storage_offset(), begin);
-      storages.insert(state.exp_avg().storage().unsafeGetStorageImpl());
-      begin += leaf.numel();
-    }
-    EXPECT_EQ(storages.size(), 1u);
-    Load(Saved(optimizer), optimizer);
-  }
-}
-
-TEST(FusedAdamWTest, WritesEachStateOnce) {
-  Shards shards(std::vector<int64_t>(50, 1000));
-  FusedAdamW optimizer(shards.leaves);
-  shards.SetGradients(0);
-  optimizer.step();
-  EXPECT_LT(Saved(optimizer).size(), 2 * 4 * 50000 * 1.5);
-}
-
-TEST(FusedAdamWTest, ReturnsTheLossOfItsClosure) {
-  const at::Tensor parameter = at::ones({3}).requires_grad_();
-  FusedAdamW optimizer(std::vector<at::Tensor>{parameter});
-  c10::NoGradGuard no_grad;
-  const at::Tensor loss = optimizer.step([&] {
-    const at::Tensor sum = parameter.sum();
-    sum.backward();
-    return sum;
-  });
-  EXPECT_EQ(loss.item<float>(), 3);
-  EXPECT_LT(parameter.sum().item<float>(), 3);
-}
-
-absl::Status StatusOfStep(Optimizer& optimizer) {
-  try {
-    optimizer.step();
-  } catch (const StatusError& error) {
-    return error.status();
-  }
-  return absl::OkStatus();
-}
-
-TEST(FusedAdamWTest, RefusesWhatTheKernelsCannotStepWithNothingChanged) {
-  Shards shards({3, 20});
-  FusedAdamW optimizer(shards.leaves);
-  shards.SetGradients(0);
-  const at::Tensor before = shards.All();
-  shards.leaves[1].mutable_grad() = shards.leaves[1].grad().to_sparse();
-  EXPECT_THAT(StatusOfStep(optimizer),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("parameter 1 of group 0: its gradient is "
-                                 "sparse")));
-  shards.leaves[1].mutable_grad() = at::ones({19});
-  EXPECT_THAT(StatusOfStep(optimizer),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("sizes [19], dtype Float, on cpu, and it has "
-                                 "sizes [20]")));
-  EXPECT_TRUE(shards.All().equal(before));
-  EXPECT_TRUE(optimizer.state().empty());
-
-  FusedAdamW of_gaps(std::vector<at::Tensor>{
-      at::ones({4, 4}).narrow(1, 0, 2).requires_grad_()});
-  EXPECT_THAT(StatusOfStep(of_gaps),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("parameter 0 of group 0: it is sparse, or its "
-                                 "elements have gaps")));
-  FusedAdamW of_complex(std::vector<at::Tensor>{
-      at::ones({4}, at::kComplexFloat).requires_grad_()});
-  EXPECT_THAT(StatusOfStep(of_complex),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("dtype ComplexFloat")));
-}
-
-// Fails an allocation while it lives: the first one, or the one after some.
-class FailingAllocator : public c10::Allocator {
- public:
-  explicit FailingAllocator(int before)
-      : before_(before), real_(c10::GetCPUAllocator()) {
-    c10::SetCPUAllocator(this);
-  }
-  ~FailingAllocator() override { c10::SetCPUAllocator(real_); }
-
-  c10::DataPtr allocate(size_t bytes) override {
-    if (before_-- == 0) throw std::bad_alloc();
-    return real_->allocate(bytes);
-  }
-  void copy_data(void* dest, const void* src,
-                 std::size_t count) const override {
-    default_copy_data(dest, src, count);
-  }
-  bool has_failed() const { return before_ < 0; }
-
- private:
-  int before_;
-  c10::Allocator* const real_;
-};
-
-// Whether the first step runs out of memory at its allocation `index`, after
-// which the next ones have to be exact.
-bool FailsAt(int index, const Kind& kind) {
-  Shards expected({3, 100, 1});
-  Shards shards({3, 100, 1});
-  const auto unbroken = Of(kind.make_fused, expected.leaves);
-  const auto optimizer = Of(kind.make_fused, shards.leaves);
-  shards.SetGradients(0);
-  bool failed = false;
-  {
-    const FailingAllocator allocator(index);
-    try {
-      optimizer->step();
-    } catch (const std::bad_alloc&) {
-      failed = true;
-    }
-    EXPECT_EQ(failed, allocator.has_failed());
-  }
-  if (!failed) return false;
-  for (int step = 0; step < 3; ++step) {
-    const auto has = [&](size_t i) { return step != 0 || i != 0; };
-    expected.SetGradients(step, has);
-    shards.SetGradients(step, has);
-    unbroken->step();
-    optimizer->step();
-  }
-  EXPECT_TRUE(shards.All().equal(expected.All())) << index;
-  return true;
-}
-
-TEST_P(FusedOptimizerTest, StepsAsIfNothingWasAfterRunningOutOfMemory) {
-  int failures = 0;
-  while (FailsAt(failures, GetParam())) ++failures;
-  EXPECT_GE(failures, 2);  // the ends of runs and a number, besides slots
-}
-
-TEST(FusedAdamWTest, RefusesAStateOfAnotherShape) {
-  Shards other({7});
-  torch::optim::AdamW written(other.leaves);
-  other.SetGradients(0);
-  written.step();
-  Shards shards({8});
-  FusedAdamW optimizer(shards.leaves);
-  Load(Saved(written), optimizer);
-  shards.SetGradients(0);
-  EXPECT_THAT(StatusOfStep(optimizer),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("its state has sizes [7], and it has [8]")));
 }
 
 }  // namespace

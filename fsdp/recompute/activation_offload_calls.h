@@ -3,13 +3,17 @@
 #define FSDP_RECOMPUTE_ACTIVATION_OFFLOAD_CALLS_H_
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/equal.h>
 
 #include <cstdint>
 #include <memory>
 #include <utility>
+#include <vector>
 
+#include "absl/status/status.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/status_macros.h"
 #include "fsdp/recompute/activation_offload.h"
 #include "gtest/gtest.h"
 #include "offload/param_store.h"
@@ -33,6 +37,23 @@ inline std::shared_ptr<ActivationOffload> Make(
 inline std::unique_ptr<MovedArguments> MoveOne(ActivationOffload& offload,
                                                at::Tensor tensor) {
   return offload.MoveOut({&tensor}, "a region");
+}
+
+// Moves `tensors` out; what stays is left in them.
+inline std::unique_ptr<MovedArguments> MoveOut(
+    ActivationOffload& offload, std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor*> pointers;
+  for (at::Tensor& tensor : tensors) pointers.push_back(&tensor);
+  return offload.MoveOut(pointers, "a region");
+}
+
+// Whether `moved` is one tensor, with the values of `expected`.
+inline absl::Status CheckMovesIn(MovedArguments& moved,
+                                 const at::Tensor& expected) {
+  FSDP_ASSIGN_OR_RETURN(const std::vector<at::Tensor> tensors, moved.MoveIn());
+  return tensors.size() == 1 && at::equal(tensors[0], expected)
+             ? absl::OkStatus()
+             : absl::InternalError("another tensor");
 }
 
 // Asks until the store has no more than `bytes`.

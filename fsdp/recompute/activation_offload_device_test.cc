@@ -26,10 +26,10 @@
 #include "fsdp/recompute/activation_offload_calls.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "offload/file_store.h"
 #include "offload/host_store.h"
 #include "offload/param_store.h"
 #include "offload/testing/forwarding_store.h"
+#include "offload/testing/temporary_file.h"
 #include "offload/transfer.h"
 
 namespace fsdp {
@@ -37,6 +37,7 @@ namespace {
 
 using ::fsdp::offload::HostStore;
 using ::fsdp::offload::ParamStore;
+using ::fsdp::offload::testing::TemporaryFile;
 using ::fsdp::testing::FakeDevice;
 using ::fsdp::testing::MoveOne;
 using ::fsdp::testing::SmallOptions;
@@ -102,19 +103,13 @@ Offload Staged(int64_t tensors, const ActivationOffloadOptions& options) {
 
 Offload InPagesThatAreNotLocked(int64_t tensors,
                                 const ActivationOffloadOptions& options) {
-  return ActivationOffload::Make(HostStore::Make(tensors * kBytes).value(),
-                                 options)
-      .value();
+  return ActivationOffload::Make(Host(tensors), options).value();
 }
 
 Offload InAFile(int64_t tensors, const ActivationOffloadOptions& options) {
-  offload::FileStoreOptions file;
-  file.directory = ::testing::TempDir();
-  file.capacity = tensors * kBytes;
-  file.block_bytes = offload::kPageBytes;
-  return ActivationOffload::Make(std::make_unique<WatchedStore>(
-                                     offload::FileStore::Make(file).value()),
-                                 options)
+  return ActivationOffload::Make(
+             std::make_unique<WatchedStore>(TemporaryFile(tensors * kBytes)),
+             options)
       .value();
 }
 

@@ -1,103 +1,45 @@
 // Regions whose arguments are offloaded compute what they compute without, and
 // promise what they promise without. Units: checkpoint_offload_units_test.cc.
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/tanh.h>
-#include <c10/core/StorageImpl.h>
-#include <c10/util/intrusive_ptr.h>
-#include <torch/nn/modules/linear.h>
 
-#include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/testing/status_matchers.h"
-#include "base/torch_status.h"
 #include "fsdp/recompute/activation_offload.h"
+#include "fsdp/recompute/activation_offload_calls.h"
 #include "fsdp/recompute/checkpoint.h"
+#include "fsdp/recompute/offloaded_regions.h"
 #include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "offload/file_store.h"
-#include "offload/host_store.h"
 #include "offload/param_store.h"
-#include "offload/testing/faulty_store.h"
 
 namespace fsdp {
 namespace {
 
-using ::fsdp::offload::FileStore;
-using ::fsdp::offload::HostStore;
 using ::fsdp::offload::ParamStore;
-using ::fsdp::offload::testing::Fault;
-using ::fsdp::offload::testing::FaultOf;
-using ::fsdp::offload::testing::WithFaults;
-using ::fsdp::testing::FillParameters;
+using ::fsdp::offloaded_regions::Backward;
+using ::fsdp::offloaded_regions::Chain;
+using ::fsdp::offloaded_regions::File;
+using ::fsdp::offloaded_regions::Host;
+using ::fsdp::offloaded_regions::kDim;
+using ::fsdp::offloaded_regions::kRows;
+using ::fsdp::offloaded_regions::MemoryOf;
+using ::fsdp::offloaded_regions::Offload;
+using ::fsdp::offloaded_regions::Same;
+using ::fsdp::offloaded_regions::Step;
+using ::fsdp::offloaded_regions::WeakStorage;
+using ::fsdp::offloaded_regions::With;
 using ::fsdp::testing::Rows;
-using ::fsdp::testing::StatusIs;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::torch::nn::Linear;
-using Code = absl::StatusCode;
-using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
-
-constexpr int64_t kRows = 3;
-constexpr int64_t kDim = 5;
-
-std::unique_ptr<ParamStore> Host(int64_t regions = 64) {
-  return HostStore::Make(regions * offload::kPageBytes).value();
-}
-
-std::unique_ptr<ParamStore> File() {
-  offload::FileStoreOptions options;
-  options.directory = ::testing::TempDir();
-  options.capacity = 64 * offload::kPageBytes;
-  options.block_bytes = offload::kPageBytes;
-  return FileStore::Make(options).value();
-}
-
-std::shared_ptr<ActivationOffload> Offload(
-    std::unique_ptr<ParamStore> store,
-    absl::Duration timeout = absl::Seconds(60)) {
-  ActivationOffloadOptions options;
-  options.min_bytes = 1;
-  options.timeout = timeout;
-  return ActivationOffload::Make(std::move(store), options).value();
-}
-
-CheckpointOptions With(std::shared_ptr<ActivationOffload> offload) {
-  CheckpointOptions options;
-  options.offload = std::move(offload);
-  return options;
-}
-
-WeakStorage MemoryOf(const at::Tensor& tensor) {
-  return tensor.storage().getWeakStorageImpl();
-}
-
-absl::Status Backward(const at::Tensor& loss, bool retain_graph = false) {
-  return TorchToStatus("backward", [&] { loss.backward({}, retain_graph); });
-}
-
-// Asks until what is being written is, and what nobody needs is erased.
-bool StoreComesTo(ActivationOffload& offload, int64_t bytes) {
-  const absl::Time deadline = absl::Now() + absl::Seconds(60);
-  while (offload.stats().stored_bytes != bytes) {
-    if (absl::Now() > deadline) return false;
-  }
-  return true;
-}
+using ::fsdp::testing::StoreComesTo;
 
 // Asks until `memory` is free.
 bool IsFreed(ActivationOffload& offload, const WeakStorage& memory) {
@@ -105,69 +47,6 @@ bool IsFreed(ActivationOffload& offload, const WeakStorage& memory) {
   while (!memory.expired()) {
     if (absl::Now() > deadline) return false;
     offload.stats();
-  }
-  return true;
-}
-
-// Layers in regions of their own, one after another.
-class Chain {
- public:
-  explicit Chain(int length) {
-    for (int i = 0; i < length; ++i) {
-      layers_.push_back(Linear(kDim, kDim));
-      FillParameters(*layers_.back(), 3 * i);
-    }
-  }
-
-  // The loss of a forward; `memory` gets what the regions were called with.
-  at::Tensor Loss(const CheckpointOptions& options,
-                  std::vector<WeakStorage>* memory = nullptr) {
-    at::Tensor x = input_.mul(2);
-    for (Linear& layer : layers_) {
-      if (memory != nullptr) memory->push_back(MemoryOf(x));
-      x = CheckpointWith(
-          options,
-          [layer](const at::Tensor& x) mutable {
-            return at::tanh(layer->forward(x));
-          },
-          x);
-    }
-    return x.square().mean();
-  }
-
-  // Of parameters and input, which start anew.
-  std::vector<at::Tensor> TakeGradients() {
-    std::vector<at::Tensor> gradients = {input_.grad()};
-    input_.mutable_grad().reset();
-    for (Linear& layer : layers_) {
-      for (at::Tensor& parameter : layer->parameters()) {
-        gradients.push_back(parameter.grad());
-        parameter.mutable_grad().reset();
-      }
-    }
-    return gradients;
-  }
-
- private:
-  at::Tensor input_ = Rows(1, kRows, kDim).requires_grad_();
-  std::vector<Linear> layers_;
-};
-
-// The loss and all gradients of a step.
-std::vector<at::Tensor> Step(Chain& chain, const CheckpointOptions& options) {
-  const at::Tensor loss = chain.Loss(options);
-  loss.backward();
-  std::vector<at::Tensor> results = chain.TakeGradients();
-  results.push_back(loss.detach());
-  return results;
-}
-
-bool Same(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
-  if (a.size() != b.size()) return false;
-  for (size_t i = 0; i < a.size(); ++i) {
-    if (!a[i].defined() || !b[i].defined() || !at::equal(a[i], b[i])) {
-      return false;
-    }
   }
   return true;
 }
@@ -256,170 +135,6 @@ INSTANTIATE_TEST_SUITE_P(Stores, StoreTest,
                          ::testing::Values(Store{"Host", [] { return Host(); }},
                                            Store{"File", File}),
                          [](const auto& info) { return info.param.name; });
-
-// What a function sees of an argument.
-struct Seen {
-  explicit Seen(const at::Tensor& tensor)
-      : sizes(tensor.sizes().vec()),
-        dtype(tensor.scalar_type()),
-        device(tensor.device()),
-        requires_grad(tensor.requires_grad()),
-        values(tensor.detach().to_dense().clone()) {
-    if (!tensor.is_sparse()) strides = tensor.strides().vec();
-  }
-  bool operator==(const Seen& other) const {
-    return sizes == other.sizes && strides == other.strides &&
-           dtype == other.dtype && device == other.device &&
-           requires_grad == other.requires_grad &&
-           at::equal(values, other.values);
-  }
-
-  std::vector<int64_t> sizes, strides;
-  at::ScalarType dtype;
-  c10::Device device;
-  bool requires_grad;
-  at::Tensor values;
-};
-
-struct Argument {
-  std::string name;
-  // Of a tensor [kRows, kDim] that is not a leaf.
-  std::function<at::Tensor(const at::Tensor&)> make;
-  bool moves = true;
-};
-
-class ArgumentTest : public ::testing::TestWithParam<Argument> {};
-
-TEST_P(ArgumentTest, IsTheSameWhenTheFunctionRunsAgain) {
-  const auto run = [](const CheckpointOptions& options,
-                      std::vector<Seen>* seen) {
-    const at::Tensor leaf = Rows(1, kRows, kDim).requires_grad_();
-    const at::Tensor y = CheckpointWith(
-        options,
-        [seen](const at::Tensor& argument, const at::Tensor& plain) {
-          if (seen != nullptr) seen->emplace_back(argument);
-          return argument.to(at::kFloat).sum() * plain;
-        },
-        GetParam().make(leaf.mul(1)), leaf);
-    y.sum().backward();
-    return leaf.grad();
-  };
-  const auto offload = Offload(Host());
-  std::vector<Seen> seen;
-  const at::Tensor gradient = run(With(offload), &seen);
-  EXPECT_TRUE(at::equal(gradient, run({}, nullptr)));
-  ASSERT_EQ(seen.size(), 2u);
-  EXPECT_TRUE(seen[0] == seen[1]);
-  EXPECT_EQ(offload->stats().tensors_out, GetParam().moves ? 1 : 0);
-  EXPECT_EQ(offload->stats().stored_bytes, 0);
-}
-
-std::vector<Argument> Arguments() {
-  using T = const at::Tensor&;
-  return {
-      {"Dense", [](T x) { return x; }},
-      {"WithoutGrad", [](T x) { return x.detach(); }},
-      {"Transposed", [](T x) { return x.t(); }},
-      {"Rows", [](T x) { return x.narrow(0, 1, 2); }},
-      {"Columns", [](T x) { return x.narrow(1, 1, 2); }},
-      {"Expanded",
-       [](T x) {
-         return x.unsqueeze(0).expand({4, kRows, kDim});
-       }},
-      {"Scalar", [](T x) { return x.sum(); }},
-      {"Half", [](T x) { return x.to(at::kHalf); }},
-      {"Double", [](T x) { return x.to(at::kDouble); }},
-      {"Overlapping", [](T x) { return x.reshape({-1}).unfold(0, 3, 1); },
-       false},
-      {"Integers", [](T x) { return x.to(at::kLong); }, false},
-      {"Sparse", [](T x) { return x.to_sparse(); }, false},
-      {"Empty", [](T x) { return x.narrow(0, 1, 0); }, false},
-      {"LeafThatRequiresGrad",
-       [](T x) { return x.detach().clone().requires_grad_(); }, false},
-  };
-}
-
-INSTANTIATE_TEST_SUITE_P(Kinds, ArgumentTest, ::testing::ValuesIn(Arguments()),
-                         [](const auto& info) { return info.param.name; });
-
-TEST(ArgumentsTest, MayBeTheSameTensorAndInContainers) {
-  const auto fn = [](const at::Tensor& x, const std::vector<at::Tensor>& more,
-                     const std::optional<at::Tensor>& none,
-                     const std::pair<at::Tensor, int>& pair) {
-    EXPECT_FALSE(none.has_value());
-    EXPECT_FALSE(more[1].defined());
-    return at::tanh(x) * more[0] + pair.first * pair.second;
-  };
-  const auto run = [&](const CheckpointOptions& options) {
-    const at::Tensor leaf = Rows(1, kRows, kDim).requires_grad_();
-    const at::Tensor x = leaf.mul(2);
-    CheckpointWith(options, fn, x, std::vector<at::Tensor>{x, at::Tensor()},
-                   std::optional<at::Tensor>(), std::make_pair(x.detach(), 3))
-        .sum()
-        .backward();
-    return leaf.grad();
-  };
-  const auto offload = Offload(Host());
-  EXPECT_TRUE(at::equal(run(With(offload)), run({})));
-  EXPECT_EQ(offload->stats().tensors_out, 1);
-}
-
-TEST(ArgumentsTest, OfManyRegionsAreWrittenOnce) {
-  const auto run = [](const CheckpointOptions& options) {
-    const at::Tensor leaf = Rows(1, kRows, kDim).requires_grad_();
-    const at::Tensor shared = at::tanh(leaf);
-    at::Tensor x = leaf.mul(2);
-    for (int i = 0; i < 4; ++i) {
-      x = CheckpointWith(
-          options,
-          [](const at::Tensor& x, const at::Tensor& shared) {
-            return at::tanh(x * shared);
-          },
-          x, shared);
-    }
-    x.sum().backward();
-    return leaf.grad();
-  };
-  const auto offload = Offload(Host());
-  EXPECT_TRUE(at::equal(run(With(offload)), run({})));
-  EXPECT_EQ(offload->stats().tensors_out, 5);
-  EXPECT_EQ(offload->stats().stored_bytes, 0);
-}
-
-TEST(ArgumentsTest, MayBeResultsAndResultsMayBeModified) {
-  const auto run = [](const CheckpointOptions& options) {
-    const at::Tensor leaf = Rows(1, kRows, kDim).requires_grad_();
-    auto [same, other] = CheckpointWith(
-        options,
-        [](const at::Tensor& x) { return std::make_pair(x, at::tanh(x)); },
-        leaf.mul(2));
-    other.mul_(3);
-    (same + other).square().sum().backward();
-    return leaf.grad();
-  };
-  EXPECT_TRUE(at::equal(run(With(Offload(Host()))), run({})));
-}
-
-TEST(ArgumentsTest, ModifiedBeforeBackwardAreRefusedWhereverTheyAre) {
-  const auto offload = Offload(Host());
-  for (const bool through_a_view : {false, true}) {
-    const at::Tensor x = Rows(1, kRows, kDim).requires_grad_().mul(2);
-    const at::Tensor y = CheckpointWith(
-        With(offload), [](const at::Tensor& x) { return at::tanh(x); }, x);
-    if (through_a_view) {
-      x.detach().view(-1).narrow(0, 1, 1).zero_();
-    } else {
-      x.detach().mul_(2);
-    }
-    EXPECT_THAT(Backward(y.sum()),
-                StatusIs(Code::kFailedPrecondition,
-                         HasSubstr("tensor 0 in the arguments of a "
-                                   "checkpointed region was modified in place "
-                                   "between")));
-  }
-  EXPECT_EQ(offload->stats().tensors_out, 2);
-  EXPECT_EQ(offload->stats().bytes_in, 0);
-}
 
 TEST(RegionTest, KeepsNoArgumentAfterItsBackwardWhereTheGraphIsRetained) {
   const auto offload = Offload(Host());
@@ -518,95 +233,6 @@ TEST(RegionTest, ABackwardThatThrowsLeavesTheGraphUsable) {
   again.mul(2).tanh().tanh().tanh().sum().backward();
   EXPECT_TRUE(at::equal(leaf.grad(), again.grad()));
   EXPECT_EQ(offload->stats().stored_bytes, 0);
-}
-
-class FaultTest : public ::testing::TestWithParam<Fault::Effect> {};
-
-TEST_P(FaultTest, AnyWriteThatFailsChangesNothingButMemory) {
-  Chain chain(4);
-  const std::vector<at::Tensor> expected = Step(chain, {});
-  for (int64_t nth = 0; nth < 4; ++nth) {
-    const auto offload = Offload(WithFaults(
-        Host(), {FaultOf(Fault::Operation::kWrite, GetParam(), nth)}));
-    EXPECT_TRUE(Same(Step(chain, With(offload)), expected)) << nth;
-    EXPECT_EQ(offload->stats().failed, 1);
-    EXPECT_EQ(offload->stats().tensors_out, 3);
-    EXPECT_TRUE(Same(Step(chain, With(offload)), expected)) << nth;
-    EXPECT_EQ(offload->stats().stored_bytes, 0);
-  }
-}
-
-TEST_P(FaultTest, AnyReadThatFailsForGoodFailsBackwardWhichMayBeTriedAgain) {
-  Chain chain(4);
-  const std::vector<at::Tensor> expected = Step(chain, {});
-  for (int64_t nth = 0; nth < 4; ++nth) {
-    // The first is needed at once; others were to be read ahead.
-    const int64_t count = nth == 0 ? 1 : 2;
-    const auto offload = Offload(WithFaults(
-        Host(), {FaultOf(Fault::Operation::kRead, GetParam(), nth, count)}));
-    at::Tensor loss = chain.Loss(With(offload));
-    EXPECT_THAT(
-        Backward(loss, /*retain_graph=*/true),
-        StatusIs(Code::kUnavailable,
-                 AllOf(HasSubstr("move tensor 0 in the arguments of a "
-                                 "checkpointed region, Float [3, 5] on cpu"),
-                       HasSubstr(absl::StrCat(
-                           "read region 'activation ", 2 * (3 - nth),
-                           " of a checkpointed region', offset 0, 60 bytes")),
-                       HasSubstr("injected failure"))));
-    chain.TakeGradients();
-    EXPECT_OK(Backward(loss));
-    std::vector<at::Tensor> results = chain.TakeGradients();
-    results.push_back(loss.detach());
-    EXPECT_TRUE(Same(results, expected)) << nth;
-    loss.reset();
-    EXPECT_EQ(offload->stats().stored_bytes, 0);
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(Effects, FaultTest,
-                         ::testing::Values(Fault::Effect::kRefuse,
-                                           Fault::Effect::kFail,
-                                           Fault::Effect::kShorten));
-
-TEST(SlowStoreTest, DelaysChangeNoBit) {
-  Chain chain(6);
-  const std::vector<at::Tensor> expected = Step(chain, {});
-  Fault reads =
-      FaultOf(Fault::Operation::kRead, Fault::Effect::kDelay, 0, 1000);
-  reads.delay = absl::Milliseconds(2);
-  Fault writes =
-      FaultOf(Fault::Operation::kWrite, Fault::Effect::kDelay, 0, 1000);
-  for (int delay : {1, 5, 100'000'000}) {
-    writes.delay = absl::Milliseconds(delay);
-    const auto offload = Offload(WithFaults(Host(), {reads, writes}));
-    EXPECT_TRUE(Same(Step(chain, With(offload)), expected)) << delay;
-  }
-}
-
-TEST(SlowStoreTest, AReadThatNeverEndsFailsBackwardAtTheDeadline) {
-  Chain chain(3);
-  Fault reads =
-      FaultOf(Fault::Operation::kRead, Fault::Effect::kDelay, 0, 1000);
-  reads.delay = absl::Hours(1000);
-  const auto offload =
-      Offload(WithFaults(Host(), {reads}), absl::Milliseconds(1));
-  const at::Tensor loss = chain.Loss(With(offload));
-  EXPECT_THAT(Backward(loss),
-              StatusIs(Code::kDeadlineExceeded,
-                       HasSubstr("read region 'activation 4 of")));
-}
-
-TEST(FullStoreTest, WhatHasNoRoomStaysInMemoryAndTheRunGoesOn) {
-  Chain chain(6);
-  const std::vector<at::Tensor> expected = Step(chain, {});
-  for (int64_t regions : {0, 1, 3}) {
-    const auto offload = Offload(Host(regions));
-    EXPECT_TRUE(Same(Step(chain, With(offload)), expected)) << regions;
-    EXPECT_EQ(offload->stats().tensors_out, regions);
-    EXPECT_EQ(offload->stats().full, 6 - regions);
-    EXPECT_EQ(offload->stats().failed, 0);
-  }
 }
 
 }  // namespace

@@ -18,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "base/testing/status_check.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/mesh.h"
@@ -37,6 +38,7 @@ using ::fsdp::comm::Mesh;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::flat_param::FlatParameter;
 using ::fsdp::flat_param::Precision;
+using ::fsdp::testing::Check;
 using ::fsdp::testing::UnitOf;
 using ::fsdp::testing::Unowned;
 
@@ -45,10 +47,6 @@ constexpr int64_t kNumel = 11;
 constexpr int kUnit = 0;
 
 at::Tensor Values() { return at::arange(kNumel, at::kFloat); }
-
-absl::Status Check(bool condition, const std::string& what) {
-  return condition ? absl::OkStatus() : absl::InternalError(what);
-}
 
 // One unit with one parameter.
 class OneUnit {

@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "base/testing/status_check.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/mesh.h"
@@ -35,14 +36,11 @@ using ::fsdp::comm::Mesh;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::flat_param::NamedParameter;
 using ::fsdp::testing::AddFlat;
+using ::fsdp::testing::Check;
 using ::fsdp::testing::EmptyUnit;
 using ::fsdp::testing::Unowned;
 
 constexpr int64_t kNumel = 6;
-
-absl::Status Check(bool condition, const std::string& what) {
-  return condition ? absl::OkStatus() : absl::InternalError(what);
-}
 
 // Two units, each with two parameters of float and, in a flat parameter of its
 // own, one of double.

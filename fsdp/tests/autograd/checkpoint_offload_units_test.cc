@@ -20,24 +20,24 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "base/testing/status_check.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
 #include "fsdp/autograd/autograd.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/recompute/activation_offload.h"
+#include "fsdp/recompute/activation_offload_calls.h"
 #include "fsdp/recompute/checkpoint.h"
 #include "fsdp/testing/layered_net.h"
 #include "fsdp/testing/toy_model.h"
 #include "fsdp/tests/autograd/layer_regions.h"
 #include "gtest/gtest.h"
-#include "offload/file_store.h"
 #include "offload/host_store.h"
 #include "offload/param_store.h"
 #include "offload/testing/faulty_store.h"
+#include "offload/testing/temporary_file.h"
 
 namespace fsdp {
 namespace {
@@ -46,14 +46,18 @@ using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::offload::ParamStore;
 using ::fsdp::offload::testing::Fault;
+using ::fsdp::offload::testing::TemporaryFile;
+using ::fsdp::testing::Check;
 using ::fsdp::testing::FillParameters;
 using ::fsdp::testing::Layer;
 using ::fsdp::testing::LayerBody;
 using ::fsdp::testing::LayerInThree;
 using ::fsdp::testing::LayersNested;
+using ::fsdp::testing::Make;
 using ::fsdp::testing::Net;
 using ::fsdp::testing::NetBody;
 using ::fsdp::testing::Rows;
+using ::fsdp::testing::StoreComesTo;
 using ::fsdp::testing::Unowned;
 using ::fsdp::testing::WholeLayer;
 using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
@@ -168,18 +172,7 @@ std::unique_ptr<ParamStore> Host() {
 }
 
 std::unique_ptr<ParamStore> File() {
-  offload::FileStoreOptions options;
-  options.directory = ::testing::TempDir();
-  options.capacity = 64 * offload::kPageBytes;
-  options.block_bytes = offload::kPageBytes;
-  return offload::FileStore::Make(options).value();
-}
-
-std::shared_ptr<ActivationOffload> Offload(std::unique_ptr<ParamStore> store) {
-  ActivationOffloadOptions options;
-  options.min_bytes = 1;
-  options.timeout = absl::Seconds(60);
-  return ActivationOffload::Make(std::move(store), options).value();
+  return TemporaryFile(64 * offload::kPageBytes);
 }
 
 at::Tensor Loss(FullyShardedDataParallel<Net>& model, int batch, int rank) {
@@ -221,11 +214,7 @@ absl::Status CheckSame(const std::vector<at::Tensor>& losses,
 }
 
 absl::Status CheckEmpty(ActivationOffload& offload) {
-  const absl::Time deadline = absl::Now() + absl::Seconds(60);
-  while (offload.stats().stored_bytes > 0) {
-    if (absl::Now() > deadline) return absl::InternalError("a region is left");
-  }
-  return absl::OkStatus();
+  return Check(StoreComesTo(offload, 0), "a region is left");
 }
 
 using MakeStore = std::unique_ptr<ParamStore> (*)();
@@ -243,7 +232,7 @@ TEST_P(OffloadedUnitsTest, TrainWithTheBitsOfThoseInMemory) {
          &make_store = make_store](Communicator& world) -> absl::Status {
           FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(scenario, world));
           FSDP_ASSIGN_OR_RETURN(auto reference, ShardNet(scenario, world));
-          const auto offload = Offload(make_store());
+          const auto offload = Make(make_store());
           for (int step = 0; step < 2; ++step) {
             offload_of_rank = nullptr;
             FSDP_ASSIGN_OR_RETURN(const auto expected,
@@ -285,7 +274,7 @@ TEST(OffloadedMemoryTest, ArgumentsOfAllRegionsAreGoneAfterForward) {
     SCOPED_TRACE(scenario.name);
     EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
       FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(scenario, world));
-      offload_of_rank = Offload(Host());
+      offload_of_rank = Make(Host());
       arguments_of_rank.clear();
       const at::Tensor loss = Loss(model, 0, world.rank());
       int alive = 0;
@@ -313,7 +302,7 @@ TEST(OffloadedFaultTest, AReadThatFailsNamesTheUnitAndTheNextStepIsExact) {
     fault.operation = Fault::Operation::kRead;
     fault.nth = 4;  // ahead: of the second unit's second region
     fault.count = 2;
-    offload_of_rank = Offload(offload::testing::WithFaults(Host(), {fault}));
+    offload_of_rank = Make(offload::testing::WithFaults(Host(), {fault}));
     const absl::Status status = model->Backward(Loss(model, 0, world.rank()));
     if (!absl::IsUnavailable(status) ||
         !absl::StrContains(status.message(),

@@ -17,7 +17,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/testing/fake_device.h"
 #include "base/testing/status_matchers.h"
@@ -26,17 +25,19 @@
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/recompute/activation_offload.h"
+#include "fsdp/recompute/activation_offload_calls.h"
 #include "fsdp/recompute/checkpoint.h"
 #include "fsdp/testing/layered_net.h"
 #include "fsdp/testing/toy_model.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "offload/file_store.h"
 #include "offload/param_store.h"
+#include "offload/testing/temporary_file.h"
 
 namespace fsdp {
 namespace {
 
+using ::fsdp::offload::testing::TemporaryFile;
 using ::fsdp::testing::FakeDevice;
 using ::fsdp::testing::FillParameters;
 using ::fsdp::testing::Layer;
@@ -44,6 +45,7 @@ using ::fsdp::testing::LayerBody;
 using ::fsdp::testing::Net;
 using ::fsdp::testing::NetBody;
 using ::fsdp::testing::Rows;
+using ::fsdp::testing::SmallOptions;
 using ::fsdp::testing::WholeLayer;
 using ::testing::IsEmpty;
 using Offload = std::shared_ptr<ActivationOffload>;
@@ -115,13 +117,6 @@ std::vector<Program> Programs() {
           {"AroundAndInside", InRegions, RegionsAround}};
 }
 
-ActivationOffloadOptions SmallOptions() {
-  ActivationOffloadOptions options;
-  options.min_bytes = 1;
-  options.timeout = absl::Seconds(60);
-  return options;
-}
-
 absl::StatusOr<Offload> InHostMemory(c10::Device device) {
   return ActivationOffload::MakeInHostMemory(16 * offload::kPageBytes, device,
                                              SmallOptions());
@@ -135,12 +130,8 @@ absl::StatusOr<Offload> WithoutWindow(c10::Device device) {
 }
 
 absl::StatusOr<Offload> InAFile(c10::Device /*device*/) {
-  offload::FileStoreOptions file;
-  file.directory = ::testing::TempDir();
-  file.capacity = 64 * offload::kPageBytes;
-  file.block_bytes = offload::kPageBytes;
-  FSDP_ASSIGN_OR_RETURN(auto store, offload::FileStore::Make(file));
-  return ActivationOffload::Make(std::move(store), SmallOptions());
+  return ActivationOffload::Make(TemporaryFile(64 * offload::kPageBytes),
+                                 SmallOptions());
 }
 
 using MakeOffload = absl::StatusOr<Offload> (*)(c10::Device);

@@ -17,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "base/status_macros.h"
+#include "base/testing/status_check.h"
 #include "base/testing/status_matchers.h"
 #include "base/torch_status.h"
 #include "comm/communicator.h"
@@ -35,6 +36,7 @@ using ::fsdp::comm::testing::CreateSharedMemoryGroup;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRanks;
 using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::Check;
 using ::fsdp::testing::FillParameters;
 using ::fsdp::testing::Loss;
 using ::fsdp::testing::MakeNet;
@@ -45,10 +47,6 @@ using Model = FullyShardedDataParallel<NetImpl>;
 
 constexpr int64_t kDim = 4;
 constexpr int kRanks = 2;
-
-absl::Status Check(bool condition, const std::string& what) {
-  return condition ? absl::OkStatus() : absl::InternalError(what);
-}
 
 // --- Tensors that are handed out ---------------------------------------------
 

@@ -18,6 +18,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/testing/status_check.h"
 #include "base/testing/status_matchers.h"
 #include "base/torch_status.h"
 #include "comm/communicator.h"
@@ -35,6 +36,7 @@ using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRanks;
 using ::fsdp::testing::BlockImpl;
 using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::Check;
 using ::fsdp::testing::FillParameters;
 using ::fsdp::testing::MakeNet;
 using ::fsdp::testing::Rows;
@@ -48,10 +50,6 @@ using ::torch::nn::Sequential;
 
 constexpr int64_t kDim = 4;
 constexpr int kRanks = 2;
-
-absl::Status Check(bool condition, const std::string& what) {
-  return condition ? absl::OkStatus() : absl::InternalError(what);
-}
 
 template <typename Net>
 std::shared_ptr<Net> Filled() {

@@ -6,7 +6,6 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <c10/core/GradMode.h>
-#include <c10/util/Exception.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/modulelist.h>
@@ -14,16 +13,15 @@
 #include <torch/optim/adam.h>
 #include <torch/optim/sgd.h>
 
-#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/testing/status_check.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
@@ -32,6 +30,7 @@
 #include "fsdp/options/options.h"
 #include "fsdp/precision/mixed_precision.h"
 #include "fsdp/state/full_params.h"
+#include "fsdp/testing/sharded_toy.h"
 #include "fsdp/testing/toy_model.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -43,28 +42,21 @@ using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRefusedRanks;
 using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::Check;
 using ::fsdp::testing::Loss;
 using ::fsdp::testing::MakeNet;
 using ::fsdp::testing::NetImpl;
 using ::fsdp::testing::Rows;
 using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::Unowned;
+using ::fsdp::testing::toy::CheckAllFreed;
+using ::fsdp::testing::toy::IsFreed;
+using ::fsdp::testing::toy::kBlocks;
+using ::fsdp::testing::toy::kDim;
+using ::fsdp::testing::toy::MakeModel;
+using ::fsdp::testing::toy::Model;
 using ::testing::Each;
 using ::testing::HasSubstr;
-
-constexpr int64_t kDim = 5;
-constexpr int kBlocks = 2;
-
-using Model = FullyShardedDataParallel<NetImpl>;
-
-absl::StatusOr<Model> MakeModel(Communicator& world,
-                                const Options& options = BlockUnits()) {
-  return FullyShard(MakeNet(kDim, kBlocks), Unowned(world), options);
-}
-
-absl::Status Check(bool condition, const std::string& what) {
-  return condition ? absl::OkStatus() : absl::InternalError(what);
-}
 
 at::Tensor DataOf(int rank) { return Rows(3 * rank, 3, kDim); }
 
@@ -197,15 +189,6 @@ TEST(ScopeTest, ACopyInBf16KeptForABackwardIsNotUsedAfterAnEdit) {
   }));
 }
 
-bool IsFreed(const at::Tensor& parameter) {
-  try {
-    (void)parameter.sum();
-    return false;
-  } catch (const c10::Error&) {
-    return true;
-  }
-}
-
 // A graph of before the scope, a unit that the user has unsharded.
 absl::Status SummonBetweenForwardAndBackward(Communicator& world,
                                              const Options& options) {
@@ -229,9 +212,7 @@ absl::Status SummonBetweenForwardAndBackward(Communicator& world,
     }
     FSDP_RETURN_IF_ERROR(full.Close());
   }
-  for (const auto& item : model.module()->named_parameters()) {
-    FSDP_RETURN_IF_ERROR(Check(IsFreed(item.value()), item.key() + " is left"));
-  }
+  FSDP_RETURN_IF_ERROR(CheckAllFreed(*model.module()));
   FSDP_RETURN_IF_ERROR(model->Backward(loss));
   for (int rank = 0; rank < world.world_size(); ++rank) {
     (Loss(plain->forward(DataOf(rank)), DataOf(rank)) / world.world_size())

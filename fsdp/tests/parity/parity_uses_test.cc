@@ -11,7 +11,6 @@
 
 #include <memory>
 #include <set>
-#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -19,6 +18,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/testing/status_check.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/local/local_communicator.h"
@@ -40,6 +40,7 @@ using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::AllOk;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::testing::Check;
 using ::fsdp::testing::CheckGradients;
 using ::fsdp::testing::Filled;
 using ::fsdp::testing::InputOf;
@@ -49,10 +50,6 @@ using ::fsdp::testing::SquareLoss;
 using ::fsdp::testing::UnitsOf;
 using ::fsdp::testing::Unowned;
 using ::torch::nn::Linear;
-
-absl::Status Check(bool condition, const std::string& what) {
-  return condition ? absl::OkStatus() : absl::InternalError(what);
-}
 
 at::Tensor DataOf(int rank, int step) {
   return InputOf(rank, Rows(4 * step, 3, kDim));

@@ -19,6 +19,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/testing/status_check.h"
 #include "base/testing/status_matchers.h"
 #include "base/torch_status.h"
 #include "comm/communicator.h"
@@ -40,6 +41,7 @@ using ::fsdp::comm::testing::CreateSharedMemoryGroup;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRanks;
 using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::Check;
 using ::fsdp::testing::CheckSameRecord;
 using ::fsdp::testing::FillParameters;
 using ::fsdp::testing::Loss;
@@ -57,10 +59,6 @@ using Model = FullyShardedDataParallel<NetImpl>;
 
 constexpr int64_t kDim = 4;
 constexpr int kRanks = 2;
-
-absl::Status Check(bool condition, const std::string& what) {
-  return condition ? absl::OkStatus() : absl::InternalError(what);
-}
 
 absl::Status CheckRefused(const absl::Status& status, const std::string& text) {
   return Check(status.code() == Code::kFailedPrecondition &&

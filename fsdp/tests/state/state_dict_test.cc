@@ -21,6 +21,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/testing/status_check.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/mesh.h"
@@ -40,6 +41,7 @@ using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRanks;
 using ::fsdp::comm::testing::RunRefusedRanks;
+using ::fsdp::testing::Check;
 using ::fsdp::testing::FillParameters;
 using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::Unowned;
@@ -133,10 +135,6 @@ absl::Status CheckSame(const StateDict& actual, const StateDict& expected) {
     }
   }
   return absl::OkStatus();
-}
-
-absl::Status Check(bool condition, const std::string& what) {
-  return condition ? absl::OkStatus() : absl::InternalError(what);
 }
 
 // --- Whole -------------------------------------------------------------------

@@ -1,0 +1,47 @@
+#include "comm/testing/ranks_of_one_host.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/full.h>
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "comm/communicator.h"
+#include "comm/startup/bootstrap_socket.h"
+#include "comm/startup/environment.h"
+
+namespace fsdp::comm::testing {
+
+std::vector<Environment> RanksOfOneHost(int world_size) {
+  Environment environment;
+  environment.world_size = environment.local_world_size = world_size;
+  environment.master_addr = "127.0.0.1";
+  environment.master_port = Listen("127.0.0.1", 0)->port;
+  environment.started_by = StartedBy::kSlurm;
+  std::vector<Environment> ranks(world_size, environment);
+  for (int rank = 0; rank < world_size; ++rank) {
+    ranks[rank].rank = ranks[rank].local_rank = rank;
+  }
+  return ranks;
+}
+
+absl::Status SumRanks(Communicator& communicator, c10::Device device) {
+  const int n = communicator.world_size();
+  const at::Tensor sum =
+      at::full({5}, communicator.rank(),
+               at::TensorOptions().dtype(at::kLong).device(device));
+  FSDP_ASSIGN_OR_RETURN(auto work,
+                        communicator.AllReduce(sum, ReduceOp::kSum, "ranks"));
+  FSDP_RETURN_IF_ERROR(work->Wait(absl::Now() + absl::Seconds(30)));
+  if (sum.sum().item<int64_t>() == 5 * n * (n - 1) / 2) return absl::OkStatus();
+  return absl::InternalError(
+      absl::StrCat("the sum of the ranks is wrong on ", device.str()));
+}
+
+}  // namespace fsdp::comm::testing

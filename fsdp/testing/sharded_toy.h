@@ -1,0 +1,35 @@
+// A sharded toy model, and whether its parameters are freed.
+#ifndef FSDP_TESTING_SHARDED_TOY_H_
+#define FSDP_TESTING_SHARDED_TOY_H_
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "comm/communicator.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/options/options.h"
+#include "fsdp/testing/toy_model.h"
+
+namespace fsdp::testing::toy {
+
+inline constexpr int64_t kDim = 5;
+inline constexpr int kBlocks = 2;
+
+using Model = FullyShardedDataParallel<NetImpl>;
+
+absl::StatusOr<Model> MakeModel(comm::Communicator& world,
+                                const Options& options = BlockUnits());
+
+// Whether LibTorch refuses to read it.
+bool IsFreed(const at::Tensor& parameter);
+
+// Names the parameter of `module` that is not freed.
+absl::Status CheckAllFreed(const torch::nn::Module& module);
+
+}  // namespace fsdp::testing::toy
+
+#endif  // FSDP_TESTING_SHARDED_TOY_H_

@@ -1,0 +1,130 @@
+#include "fsdp/tests/autograd/checkpoint_scenario.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/equal.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "comm/communicator.h"
+#include "comm/wrappers/recording_communicator.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/testing/layered_net.h"
+#include "fsdp/testing/toy_model.h"
+#include "fsdp/tests/autograd/layer_regions.h"
+
+namespace fsdp::testing {
+
+using ::fsdp::comm::Collective;
+using ::fsdp::comm::Communicator;
+
+namespace {
+
+const auto kRegion = [](auto fn, const at::Tensor& x) {
+  return Region(std::move(fn), x);
+};
+
+}  // namespace
+
+at::Tensor LayerInOneRegion(Layer& layer, const at::Tensor& x) {
+  return Region([&](const at::Tensor& x) { return WholeLayer(layer, x); }, x);
+}
+
+at::Tensor LayerInThreeRegions(Layer& layer, const at::Tensor& x) {
+  return LayerInThree(kRegion, layer, x);
+}
+
+at::Tensor EachLayer(Net& net, const at::Tensor& x) {
+  at::Tensor y = net.embed->forward(x);
+  for (const auto& layer : net.layers) y = Forward(layer, y);
+  return y;
+}
+
+at::Tensor EachLayerInARegion(Net& net, const at::Tensor& x) {
+  at::Tensor y = net.embed->forward(x);
+  for (const auto& layer : net.layers) {
+    y = Region([&](const at::Tensor& y) { return Forward(layer, y); }, y);
+  }
+  return y;
+}
+
+at::Tensor LayersInNestedRegions(Net& net, const at::Tensor& x) {
+  const auto embed = [&net](const at::Tensor& x) {
+    return net.embed->forward(x);
+  };
+  return LayersNested(kRegion, embed, net, x);
+}
+
+std::shared_ptr<Net> MakeNet(const Scenario& scenario) {
+  auto net = std::make_shared<Net>(scenario.layer, scenario.body);
+  FillParameters(*net, 1);
+  scenario.prepare(*net);
+  return net;
+}
+
+absl::StatusOr<FullyShardedDataParallel<Net>> ShardNet(
+    const Scenario& scenario, Communicator& communicator) {
+  Options options;
+  options.wrap_policy = WrapModules<Layer>();
+  options.unit.strategy = scenario.strategy;
+  options.transparent = scenario.transparent;
+  if (!scenario.ignored.empty()) {
+    options.ignore.parameter = [ignored = scenario.ignored](
+                                   const std::string& name, const at::Tensor&) {
+      return name == ignored;
+    };
+  }
+  options.abort_on_failure = false;
+  return FullyShard(MakeNet(scenario), Unowned(communicator), options);
+}
+
+absl::Status CheckCounts(const comm::CollectiveLog& log,
+                         const Scenario& scenario) {
+  for (int i = -1; i < Net::kLayers; ++i) {
+    const std::string unit = i == -1 ? "root" : absl::StrCat("layer", i);
+    const Counts expected = i == -1 ? scenario.root : scenario.layers[i];
+    const Counts actual = {
+        log.TotalsOf(Collective::kAllGather, unit).count,
+        log.TotalsOf(Collective::kReduceScatter, unit).count};
+    if (actual == expected) continue;
+    return absl::InternalError(absl::StrCat(unit, ": ", actual.gathers,
+                                            " all-gathers, ", actual.reductions,
+                                            " reduce-scatters"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckGradients(const ShardedModuleBase& model,
+                            const ShardedModuleBase& without_regions,
+                            Net& plain, bool exact) {
+  const auto parameters = plain.named_parameters();
+  for (size_t i = 0; i < model.NamedShards().size(); ++i) {
+    const NamedShard& named = model.NamedShards()[i];
+    const at::Tensor actual = named.shard.grad();
+    const at::Tensor same = without_regions.NamedShards()[i].shard.grad();
+    const at::Tensor truth = parameters[named.name].grad();
+    if (actual.defined() != truth.defined() ||
+        same.defined() != truth.defined()) {
+      return absl::InternalError(absl::StrCat(
+          named.name, truth.defined() ? " has no" : " has a", " gradient"));
+    }
+    if (!actual.defined()) continue;
+    if (exact && !at::equal(actual, same)) {
+      return absl::InternalError(absl::StrCat(named.name, " has other bits"));
+    }
+    if (!at::allclose(
+            actual,
+            truth.reshape({-1}).narrow(0, named.begin, named.shard.numel()),
+            1e-4, 1e-6)) {
+      return absl::InternalError(absl::StrCat(named.name, " is wrong"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace fsdp::testing

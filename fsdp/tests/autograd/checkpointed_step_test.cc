@@ -1,0 +1,226 @@
+// Steps with checkpointed regions: around the whole model, on one rank alone,
+// and after an exception.
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "base/torch_status.h"
+#include "comm/communicator.h"
+#include "comm/local/local_communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "comm/wrappers/recording_communicator.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/recompute/checkpoint.h"
+#include "fsdp/testing/layered_net.h"
+#include "fsdp/testing/toy_model.h"
+#include "fsdp/tests/autograd/checkpoint_scenario.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::AllOk;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::testing::CheckCounts;
+using ::fsdp::testing::CheckGradients;
+using ::fsdp::testing::EachLayer;
+using ::fsdp::testing::EachLayerInARegion;
+using ::fsdp::testing::Layer;
+using ::fsdp::testing::LayerBody;
+using ::fsdp::testing::LayersInNestedRegions;
+using ::fsdp::testing::LossOf;
+using ::fsdp::testing::MakeNet;
+using ::fsdp::testing::NetBody;
+using ::fsdp::testing::Region;
+using ::fsdp::testing::Rows;
+using ::fsdp::testing::Scenario;
+using ::fsdp::testing::ShardNet;
+using ::fsdp::testing::StatusIs;
+using ::fsdp::testing::WholeLayer;
+using ::testing::HasSubstr;
+using Code = absl::StatusCode;
+
+// The first event of its backward is a recomputation.
+TEST(CheckpointedStepTest, ARegionAroundTheWholeModel) {
+  ASSERT_OK_AND_ASSIGN(auto group, comm::CreateLocalGroup(2));
+  std::vector<comm::CollectiveLog> logs(group.size());
+  for (size_t rank = 0; rank < group.size(); ++rank) {
+    group[rank] = comm::Record(std::move(group[rank]), &logs[rank]);
+  }
+  const Scenario scenario = {"", WholeLayer, EachLayer};
+  const auto run = [&](Communicator& communicator) -> absl::Status {
+    comm::CollectiveLog& log = logs[communicator.rank()];
+    FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(scenario, communicator));
+    FSDP_ASSIGN_OR_RETURN(auto reference, ShardNet(scenario, communicator));
+    const auto plain = MakeNet(scenario);
+    for (int step = 0; step < 2; ++step) {
+      LossOf(*plain, step).backward();
+      FSDP_RETURN_IF_ERROR(reference->Backward(LossOf(*reference.get(), step)));
+      log.Clear();
+      const at::Tensor output =
+          Checkpoint([&](const at::Tensor& x) { return model->forward(x); },
+                     Rows(step, 2, Layer::kDim));
+      FSDP_RETURN_IF_ERROR(model->Backward(output.square().mean()));
+      if (communicator.world_size() > 1) {
+        FSDP_RETURN_IF_ERROR(CheckCounts(log, scenario));
+      }
+      FSDP_RETURN_IF_ERROR(
+          CheckGradients(*model, *reference, *plain, /*exact=*/true));
+    }
+    return absl::OkStatus();
+  };
+  EXPECT_OK(AllOk(RunRanks(group, run)));
+}
+
+// Data-dependent control flow in a region: the reduction of the rank that has
+// no gradient takes its place after the nested backward.
+TEST(CheckpointedStepTest, AUnitInARegionWhoseParametersOnlyOneRankUses) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+    Scenario scenario = {"", WholeLayer, EachLayerInARegion};
+    const auto skip = [rank = communicator.rank()](Layer& layer,
+                                                   const at::Tensor& x) {
+      return rank == 0 ? WholeLayer(layer, x) : x * 2;
+    };
+    Scenario skipping = scenario;
+    skipping.layer = skip;
+    FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(skipping, communicator));
+    FSDP_RETURN_IF_ERROR(model->Backward(LossOf(*model.get(), 0)));
+    for (const NamedShard& named : model->NamedShards()) {
+      if (!named.shard.grad().defined()) {
+        return absl::InternalError(
+            absl::StrCat(named.name, " has no gradient"));
+      }
+    }
+    return model->memory_stats().parameters.in_use_bytes == 0
+               ? absl::OkStatus()
+               : absl::InternalError("unsharded memory is left");
+  }));
+}
+
+class UsersError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// Throws when it runs for the `fails_at`-th time.
+struct Fuse {
+  int fails_at;
+  int runs = 0;
+
+  void Run() {
+    if (runs++ == fails_at) throw UsersError("blown fuse");
+  }
+};
+
+// The step in which region code throws fails, and the one after it is exact.
+absl::Status CheckExceptionInRegion(
+    Communicator& communicator, int fails_at, const NetBody& body,
+    const std::function<LayerBody(Fuse*)>& layer, bool through_us) {
+  Fuse fuse{fails_at};
+  const Scenario scenario = {"", layer(&fuse), body};
+  Fuse never{-1};
+  const Scenario undisturbed = {"", layer(&never), body};
+  FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(scenario, communicator));
+  FSDP_ASSIGN_OR_RETURN(auto reference, ShardNet(undisturbed, communicator));
+  const auto plain = MakeNet(undisturbed);
+  const absl::Status status = TorchToStatus("step", [&] {
+    const at::Tensor loss = LossOf(*model.get(), 0);
+    if (through_us) {
+      ThrowIfError(model->Backward(loss));
+    } else {
+      loss.backward();
+    }
+  });
+  if (!::testing::Value(status, StatusIs(Code::kUnknown, HasSubstr("fuse")))) {
+    return absl::InternalError(status.ToString());
+  }
+  for (at::Tensor& shard : model->Parameters()) shard.mutable_grad().reset();
+  FSDP_RETURN_IF_ERROR(model->Backward(LossOf(*model.get(), 1)));
+  if (model->memory_stats().parameters.in_use_bytes != 0) {
+    return absl::InternalError("unsharded memory is left");
+  }
+  FSDP_RETURN_IF_ERROR(reference->Backward(LossOf(*reference.get(), 1)));
+  LossOf(*plain, 1).backward();
+  return CheckGradients(*model, *reference, *plain, /*exact=*/true);
+}
+
+// `runs`: of layers, in forward and backward together.
+void ExpectExactAfterException(int runs, const NetBody& body,
+                               const std::function<LayerBody(Fuse*)>& layer) {
+  for (int fails_at = 0; fails_at < runs; ++fails_at) {
+    for (bool through_us : {true, false}) {
+      SCOPED_TRACE(absl::StrCat(fails_at, through_us ? " Backward" : " plain"));
+      EXPECT_OK(RunAllRanks(2, [&](Communicator& communicator) {
+        return CheckExceptionInRegion(communicator, fails_at, body, layer,
+                                      through_us);
+      }));
+    }
+  }
+}
+
+TEST(CheckpointedStepTest, AfterAnExceptionInARegionAroundTheNextStepIsExact) {
+  ExpectExactAfterException(6, EachLayerInARegion, [](Fuse* fuse) -> LayerBody {
+    return [fuse](Layer& layer, const at::Tensor& x) {
+      const at::Tensor y = WholeLayer(layer, x);
+      fuse->Run();
+      return y;
+    };
+  });
+}
+
+TEST(CheckpointedStepTest, AfterAnExceptionInARegionInsideTheNextStepIsExact) {
+  ExpectExactAfterException(6, EachLayer, [](Fuse* fuse) -> LayerBody {
+    return [fuse](Layer& layer, const at::Tensor& x) {
+      return Region(
+          [fuse, &layer](const at::Tensor& x) {
+            const at::Tensor y = WholeLayer(layer, x);
+            fuse->Run();
+            return y;
+          },
+          x);
+    };
+  });
+}
+
+TEST(CheckpointedStepTest, AfterAnExceptionInNestedRegionsTheNextStepIsExact) {
+  // The innermost layer runs for each region around it.
+  ExpectExactAfterException(3 + 3 + 2 + 1, LayersInNestedRegions,
+                            [](Fuse* fuse) -> LayerBody {
+                              return [fuse](Layer& layer, const at::Tensor& x) {
+                                const at::Tensor y = WholeLayer(layer, x);
+                                fuse->Run();
+                                return y;
+                              };
+                            });
+}
+
+// Regions keep fewer activations; memory of parameters is that of one unit in
+// addition to the root and a prefetched one.
+TEST(CheckpointedStepTest, RegionsAroundUnitsHoldTheRootAndTwoUnitsAtMost) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+    const Scenario scenario = {"", WholeLayer, EachLayerInARegion};
+    const Scenario without = {"", WholeLayer, EachLayer};
+    FSDP_ASSIGN_OR_RETURN(auto model, ShardNet(scenario, communicator));
+    FSDP_ASSIGN_OR_RETURN(auto reference, ShardNet(without, communicator));
+    for (int step = 0; step < 2; ++step) {
+      FSDP_RETURN_IF_ERROR(model->Backward(LossOf(*model.get(), step)));
+      FSDP_RETURN_IF_ERROR(reference->Backward(LossOf(*reference.get(), step)));
+    }
+    return model->memory_stats().parameters.peak_in_use_bytes <=
+                   reference->memory_stats().parameters.peak_in_use_bytes
+               ? absl::OkStatus()
+               : absl::InternalError("more unsharded memory");
+  }));
+}
+
+}  // namespace
+}  // namespace fsdp

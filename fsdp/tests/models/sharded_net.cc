@@ -1,0 +1,46 @@
+#include "fsdp/tests/models/sharded_net.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/equal.h>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "comm/communicator.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/testing/toy_model.h"
+
+namespace fsdp::sharded_net {
+
+using ::fsdp::testing::Loss;
+using ::fsdp::testing::MakeNet;
+using ::fsdp::testing::Rows;
+using ::fsdp::testing::Unowned;
+
+absl::StatusOr<FullyShardedDataParallel<NetImpl>> ShardNet(
+    Communicator& communicator, const Options& options) {
+  return FullyShard(MakeNet(kDim, 2), Unowned(communicator), options);
+}
+
+absl::Status CheckStepIsExact(FullyShardedDataParallel<NetImpl>& model,
+                              Communicator& communicator) {
+  FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<NetImpl> fresh,
+                        ShardNet(communicator));
+  const at::Tensor x = Rows(communicator.rank(), 2, kDim);
+  const at::Tensor loss = Loss(model->forward(x), x);
+  const at::Tensor expected = Loss(fresh->forward(x), x);
+  for (at::Tensor& shard : model->Parameters()) shard.mutable_grad().reset();
+  FSDP_RETURN_IF_ERROR(model->Backward(loss));
+  FSDP_RETURN_IF_ERROR(fresh->Backward(expected));
+  if (!at::equal(loss, expected)) return absl::InternalError("loss differs");
+  for (size_t i = 0; i < fresh->Parameters().size(); ++i) {
+    if (!at::equal(model->Parameters()[i].grad(),
+                   fresh->Parameters()[i].grad())) {
+      return absl::InternalError(absl::StrCat("gradient ", i, " differs"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace fsdp::sharded_net

@@ -1,0 +1,337 @@
+// Transparent units over iterations that differ, in evaluation, and what they
+// cost in collectives and memory.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/linear.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+#include <torch/nn/modules/linear.h>
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "comm/local/local_communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "comm/wrappers/recording_communicator.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/testing/toy_model.h"
+#include "fsdp/tests/models/transparent_training.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::AllOk;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::testing::Rows;
+using ::fsdp::testing::Training;
+using ::fsdp::testing::Unowned;
+using ::fsdp::transparent_nets::ExpectTrainsAsPlain;
+using ::fsdp::transparent_nets::kDim;
+using ::fsdp::transparent_nets::Layer;
+using ::fsdp::transparent_nets::Mlp;
+using ::fsdp::transparent_nets::Nested;
+using ::fsdp::transparent_nets::TrainingOf;
+using ::fsdp::transparent_nets::Transparent;
+using ::torch::nn::Linear;
+
+// --- What changes between iterations -----------------------------------------
+
+class Choosing : public Mlp {
+ public:
+  at::Tensor forward(const at::Tensor& x) {
+    if (choice == 0) return Mlp::forward(x);
+    if (choice == 1) return first->forward(third->forward(x).tanh());
+    return second->forward(x) + x;
+  }
+  int choice = 0;
+};
+
+TEST(TransparentTest, ControlFlowThatChanges) {
+  Training<Choosing> training =
+      TrainingOf<Choosing>(Transparent<torch::nn::LinearImpl>());
+  training.steps = 8;
+  training.before_forward = [](Choosing& net, int step, int) {
+    net.choice = (step / 2 + step) % 3;
+  };
+  ExpectTrainsAsPlain(training);
+}
+
+// The weight is frozen: without the bias, no gradient reaches the unit.
+class DataDependent : public Mlp {
+ public:
+  DataDependent() { second->weight.set_requires_grad(false); }
+  at::Tensor forward(const at::Tensor& x) {
+    at::Tensor y = at::linear(first->forward(x), second->weight);
+    if (with_bias) y = y + second->bias;
+    return third->forward(y);
+  }
+  bool with_bias = false;
+};
+
+TEST(TransparentTest, RanksThatUseDifferentParametersOfAUnit) {
+  Training<DataDependent> training =
+      TrainingOf<DataDependent>(Transparent<torch::nn::LinearImpl>());
+  training.before_forward = [](DataDependent& net, int step, int rank) {
+    net.with_bias = (step + rank) % 2 == 0;
+  };
+  ExpectTrainsAsPlain(training);
+}
+
+class FrozenEnds : public Mlp {
+ public:
+  FrozenEnds() {
+    for (const Linear& linear : {first, third}) {
+      for (at::Tensor& p : linear->parameters()) p.set_requires_grad(false);
+    }
+    second->bias.set_requires_grad(false);
+  }
+};
+
+TEST(TransparentTest, FrozenUnitsAndParameters) {
+  ExpectTrainsAsPlain<FrozenEnds, torch::nn::LinearImpl>();
+}
+
+TEST(TransparentTest, AFrozenUnitIsFreedInBackwardBeforeTheNextIsGathered) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+    auto net = std::make_shared<Mlp>();
+    for (at::Tensor& p : net->parameters()) p.set_requires_grad(false);
+    Options options = Transparent<torch::nn::LinearImpl>();
+    options.prefetch.forward = options.prefetch.backward = false;
+    FSDP_ASSIGN_OR_RETURN(auto model,
+                          FullyShard(net, Unowned(communicator), options));
+    int64_t one_unit = 0;
+    {
+      c10::NoGradGuard no_grad;
+      model->forward(Rows(0, 2, kDim));
+      one_unit = model->memory_stats().parameters.peak_in_use_bytes;
+    }
+    const at::Tensor x = Rows(0, 2, kDim).requires_grad_();
+    FSDP_RETURN_IF_ERROR(model->Backward(model->forward(x).sum()));
+    if (!x.grad().defined()) return absl::InternalError("no gradient of x");
+    const BufferPool::Stats stats = model->memory_stats().parameters;
+    if (stats.in_use_bytes != 0 || stats.peak_in_use_bytes != one_unit) {
+      return absl::InternalError(absl::StrCat("peak ", stats.peak_in_use_bytes,
+                                              " not ", one_unit, ", left ",
+                                              stats.in_use_bytes));
+    }
+    return absl::OkStatus();
+  }));
+}
+
+// The first operator on a unit runs without grad.
+class LooksFirst : public Mlp {
+ public:
+  at::Tensor forward(const at::Tensor& x) {
+    at::Tensor scale;
+    {
+      c10::NoGradGuard no_grad;
+      scale = second->weight.norm();
+    }
+    return third->forward(second->forward(first->forward(x)) / scale);
+  }
+};
+
+TEST(TransparentTest, AUnitFirstReadWithoutGrad) {
+  ExpectTrainsAsPlain<LooksFirst, torch::nn::LinearImpl>();
+}
+
+// --- Evaluation, and several forwards or backwards ---------------------------
+
+using MlpModel = FullyShardedDataParallel<Mlp>;
+
+absl::StatusOr<MlpModel> ShardMlp(Communicator& communicator) {
+  return FullyShard(TrainingOf<Mlp>({}).make_net(), Unowned(communicator),
+                    Transparent<torch::nn::LinearImpl>());
+}
+
+std::vector<at::Tensor> TakeGradients(MlpModel& model) {
+  std::vector<at::Tensor> gradients;
+  for (at::Tensor& shard : model->Parameters()) {
+    gradients.push_back(shard.grad().clone());
+    shard.mutable_grad().reset();
+  }
+  return gradients;
+}
+
+absl::Status CheckEqual(const std::vector<at::Tensor>& actual,
+                        const std::vector<at::Tensor>& expected,
+                        double factor) {
+  for (size_t i = 0; i < expected.size(); ++i) {
+    if (!at::allclose(actual[i], expected[i] * factor)) {
+      return absl::InternalError(absl::StrCat("gradient ", i));
+    }
+  }
+  return absl::OkStatus();
+}
+
+TEST(TransparentTest, EvaluationWithoutGradAndInInferenceMode) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(MlpModel model, ShardMlp(communicator));
+    const at::Tensor x = Rows(0, 3, kDim);
+    const at::Tensor expected = TrainingOf<Mlp>({}).make_net()->forward(x);
+    for (int round = 0; round < 2; ++round) {
+      {
+        c10::NoGradGuard no_grad;
+        if (!at::allclose(model->forward(x), expected)) {
+          return absl::InternalError("without grad");
+        }
+      }
+      {
+        c10::InferenceMode inference;
+        if (!at::allclose(model->forward(x), expected)) {
+          return absl::InternalError("in inference mode");
+        }
+      }
+      if (model->memory_stats().parameters.in_use_bytes != 0) {
+        return absl::InternalError("memory is left");
+      }
+      const at::Tensor output = model->forward(x);
+      if (!at::allclose(output, expected)) return absl::InternalError("train");
+      FSDP_RETURN_IF_ERROR(model->Backward(output.sum()));
+    }
+    return absl::OkStatus();
+  }));
+}
+
+TEST(TransparentTest, SeveralBackwardsThroughOneGraph) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(MlpModel model, ShardMlp(communicator));
+    const at::Tensor x = Rows(communicator.rank(), 3, kDim);
+    FSDP_RETURN_IF_ERROR(model->Backward(model->forward(x).sum()));
+    const std::vector<at::Tensor> once = TakeGradients(model);
+    const at::Tensor loss = model->forward(x).sum();
+    FSDP_RETURN_IF_ERROR(model->Backward(loss, /*retain_graph=*/true));
+    FSDP_RETURN_IF_ERROR(model->Backward(loss, /*retain_graph=*/true));
+    loss.backward();
+    return CheckEqual(TakeGradients(model), once, 3);
+  }));
+}
+
+TEST(TransparentTest, SeveralForwardsBeforeTheirBackwards) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(MlpModel model, ShardMlp(communicator));
+    const at::Tensor x = Rows(communicator.rank(), 3, kDim);
+    FSDP_RETURN_IF_ERROR(model->Backward(model->forward(x).sum()));
+    const std::vector<at::Tensor> once = TakeGradients(model);
+    const at::Tensor first = model->forward(x).sum();
+    const at::Tensor second = model->forward(x).sum();
+    first.backward();
+    second.backward();
+    FSDP_RETURN_IF_ERROR(CheckEqual(TakeGradients(model), once, 2));
+    const at::Tensor sum = model->forward(x).sum() + model->forward(x).sum();
+    FSDP_RETURN_IF_ERROR(model->Backward(sum));
+    return CheckEqual(TakeGradients(model), once, 2);
+  }));
+}
+
+TEST(TransparentTest, TwoModelsInOneLoss) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(MlpModel model, ShardMlp(communicator));
+    FSDP_ASSIGN_OR_RETURN(MlpModel other, ShardMlp(communicator));
+    const at::Tensor x = Rows(communicator.rank(), 3, kDim);
+    auto first = TrainingOf<Mlp>({}).make_net();
+    auto second = TrainingOf<Mlp>({}).make_net();
+    for (int step = 0; step < 2; ++step) {
+      const at::Tensor loss = other->forward(model->forward(x)).sum();
+      const at::Tensor expected = second->forward(first->forward(x)).sum();
+      if (!at::allclose(loss, expected)) return absl::InternalError("loss");
+      loss.backward();
+      TakeGradients(model);
+      TakeGradients(other);
+    }
+    return absl::OkStatus();
+  }));
+}
+
+// --- Collectives and memory --------------------------------------------------
+
+struct Counts {
+  int64_t gathers;
+  int64_t reductions;
+};
+
+// Of one step after two others.
+template <typename Net>
+absl::StatusOr<Counts> CountInSteadyState(const Options& options) {
+  FSDP_ASSIGN_OR_RETURN(auto group, comm::CreateLocalGroup(2));
+  std::vector<comm::CollectiveLog> logs(group.size());
+  for (size_t rank = 0; rank < group.size(); ++rank) {
+    group[rank] = comm::Record(std::move(group[rank]), &logs[rank]);
+  }
+  Training<Net> training = TrainingOf<Net>(options);
+  FSDP_RETURN_IF_ERROR(AllOk(comm::testing::RunRanks(
+      group, [&](Communicator& communicator) -> absl::Status {
+        FSDP_ASSIGN_OR_RETURN(
+            auto model,
+            FullyShard(training.make_net(), Unowned(communicator), options));
+        for (int step = 0; step < 3; ++step) {
+          logs[communicator.rank()].Clear();
+          FSDP_RETURN_IF_ERROR(
+              model->Backward(model->forward(Rows(step, 3, kDim)).sum()));
+        }
+        return absl::OkStatus();
+      })));
+  return Counts{logs[0].TotalsOf(comm::Collective::kAllGather).count,
+                logs[0].TotalsOf(comm::Collective::kReduceScatter).count};
+}
+
+TEST(TransparentTest, AStepTakes2nMinus1AllGathersAndNReduceScatters) {
+  // The root owns nothing: three units of one use each.
+  ASSERT_OK_AND_ASSIGN(Counts mlp, CountInSteadyState<Mlp>(
+                                       Transparent<torch::nn::LinearImpl>()));
+  EXPECT_EQ(mlp.reductions, 3);
+  EXPECT_EQ(mlp.gathers, 6);
+  // The root, which is kept, and two units.
+  ASSERT_OK_AND_ASSIGN(Counts nested,
+                       CountInSteadyState<Nested>(Transparent<Layer>()));
+  EXPECT_EQ(nested.reductions, 3);
+  EXPECT_EQ(nested.gathers, 5);
+}
+
+TEST(TransparentTest,
+     WithoutPrefetchAUnitThatBackwardDoesNotReadIsNotGathered) {
+  // The gradient of the first weight does not depend on the weight.
+  Options options = Transparent<torch::nn::LinearImpl>();
+  options.prefetch.backward = false;
+  ASSERT_OK_AND_ASSIGN(Counts counts, CountInSteadyState<Mlp>(options));
+  EXPECT_EQ(counts.gathers, 5);
+  EXPECT_EQ(counts.reductions, 3);
+}
+
+TEST(TransparentTest, HoldsTheUnitThatComputesAndTheNext) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& communicator) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(MlpModel model, ShardMlp(communicator));
+    {
+      // Nothing is prefetched in the first forward.
+      c10::NoGradGuard no_grad;
+      model->forward(Rows(0, 3, kDim));
+    }
+    const int64_t unit = model->memory_stats().parameters.peak_in_use_bytes;
+    for (int step = 0; step < 3; ++step) {
+      const at::Tensor x = Rows(step, 3, kDim);
+      const at::Tensor output = model->forward(x);
+      if (model->memory_stats().parameters.in_use_bytes != 0) {
+        return absl::InternalError("memory is left after forward");
+      }
+      FSDP_RETURN_IF_ERROR(model->Backward(output.sum()));
+      const BufferPool::Stats stats = model->memory_stats().parameters;
+      if (stats.in_use_bytes != 0 || stats.peak_in_use_bytes != 2 * unit) {
+        return absl::InternalError(absl::StrCat(
+            "peak ", stats.peak_in_use_bytes, ", left ", stats.in_use_bytes));
+      }
+    }
+    return absl::OkStatus();
+  }));
+}
+
+}  // namespace
+}  // namespace fsdp

@@ -1,0 +1,122 @@
+// Models that know nothing of units, trained against plain ones.
+#ifndef FSDP_TESTS_MODELS_TRANSPARENT_TRAINING_H_
+#define FSDP_TESTS_MODELS_TRANSPARENT_TRAINING_H_
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/ones.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "base/testing/status_matchers.h"
+#include "comm/communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/training_check.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::transparent_nets {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::testing::CheckTraining;
+using ::fsdp::testing::FillParameters;
+using ::fsdp::testing::Training;
+using ::torch::nn::Linear;
+
+inline constexpr int64_t kDim = 5;
+
+template <typename... Units>
+Options Transparent() {
+  Options options;
+  options.transparent = true;
+  options.wrap_policy = WrapModules<Units...>();
+  return options;
+}
+
+template <typename Net>
+Training<Net> TrainingOf(Options options) {
+  Training<Net> training;
+  training.options = std::move(options);
+  training.make_net = [] {
+    auto net = std::make_shared<Net>();
+    FillParameters(*net, 1);
+    return net;
+  };
+  return training;
+}
+
+template <typename Net>
+void ExpectTrainsAsPlain(const Training<Net>& training,
+                         std::vector<int> world_sizes = {1, 2, 3}) {
+  for (int world_size : world_sizes) {
+    EXPECT_OK(RunAllRanks(world_size,
+                          [&](Communicator& communicator) {
+                            return CheckTraining(communicator, training);
+                          }))
+        << world_size << " ranks";
+  }
+}
+
+template <typename Net, typename... Units>
+void ExpectTrainsAsPlain(std::vector<int> world_sizes = {1, 2, 3}) {
+  ExpectTrainsAsPlain(TrainingOf<Net>(Transparent<Units...>()), world_sizes);
+}
+
+class Mlp : public torch::nn::Module {
+ public:
+  Mlp()
+      : first(register_module("first", Linear(kDim, kDim))),
+        second(register_module("second", Linear(kDim, kDim))),
+        third(register_module("third", Linear(kDim, kDim))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    return third->forward(second->forward(first->forward(x).tanh()).tanh());
+  }
+  Linear first, second, third;
+};
+
+// A unit with parameters of its own around, between and after other units.
+class Layer : public torch::nn::Module {
+ public:
+  Layer()
+      : before(register_module(
+            "before",
+            torch::nn::LayerNorm(torch::nn::LayerNormOptions({kDim})))),
+        up(register_module("up", Linear(kDim, 2 * kDim))),
+        down(register_module("down", Linear(2 * kDim, kDim))),
+        after(register_module(
+            "after",
+            torch::nn::LayerNorm(torch::nn::LayerNormOptions({kDim})))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor hidden = up->forward(before->forward(x)).relu();
+    return after->forward(x + down->forward(hidden));
+  }
+  torch::nn::LayerNorm before;
+  Linear up, down;
+  torch::nn::LayerNorm after;
+};
+
+class Nested : public torch::nn::Module {
+ public:
+  Nested()
+      : embed(register_parameter("embed", at::ones({kDim}))),
+        first(register_module("first", std::make_shared<Layer>())),
+        second(register_module("second", std::make_shared<Layer>())),
+        scale(register_parameter("scale", at::ones({kDim}))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    return second->forward(first->forward(x * embed)) * scale;
+  }
+  at::Tensor embed;
+  std::shared_ptr<Layer> first, second;
+  at::Tensor scale;
+};
+
+}  // namespace fsdp::transparent_nets
+
+#endif  // FSDP_TESTS_MODELS_TRANSPARENT_TRAINING_H_

@@ -1,0 +1,199 @@
+// What is kept of what ranks write to whole parameters.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/ones_like.h>
+#include <c10/core/GradMode.h>
+
+#include <stdexcept>
+#include <string>
+
+#include "absl/status/status.h"
+#include "base/status_error.h"
+#include "base/status_macros.h"
+#include "base/testing/status_check.h"
+#include "base/testing/status_matchers.h"
+#include "comm/communicator.h"
+#include "comm/mesh.h"
+#include "comm/testing/run_ranks.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/options/options.h"
+#include "fsdp/state/full_params.h"
+#include "fsdp/testing/sharded_toy.h"
+#include "fsdp/testing/toy_model.h"
+#include "fsdp/tests/state/full_params_checks.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::testing::Backward;
+using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::Check;
+using ::fsdp::testing::MakeNet;
+using ::fsdp::testing::Rows;
+using ::fsdp::testing::Unowned;
+using ::fsdp::testing::toy::CheckAllFreed;
+using ::fsdp::testing::toy::IsFreed;
+using ::fsdp::testing::toy::kBlocks;
+using ::fsdp::testing::toy::kDim;
+using ::fsdp::testing::toy::MakeModel;
+using ::fsdp::testing::toy::Model;
+
+struct WriteCase {
+  const char* name;
+  bool writeback;
+  bool rank0_only;
+  ShardingStrategy strategy;
+  bool persists;
+  bool offload_to_cpu = false;
+};
+
+class WritebackTest : public ::testing::TestWithParam<WriteCase> {};
+
+// Rank r adds r + 1 to everything.
+TEST_P(WritebackTest, KeepsWhatItPromises) {
+  const WriteCase& c = GetParam();
+  EXPECT_OK(RunAllRanks(4, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(
+        comm::Mesh mesh,
+        comm::Mesh::Create(Unowned(world), {{"replicate", 2}, {"shard", 2}}));
+    Options options = BlockUnits();
+    options.unit.strategy = c.strategy;
+    FSDP_ASSIGN_OR_RETURN(Model model,
+                          FullyShard(MakeNet(kDim, kBlocks), mesh, options));
+    SummonOptions summon;
+    summon.writeback = c.writeback;
+    summon.rank0_only = c.rank0_only;
+    summon.offload_to_cpu = c.offload_to_cpu;
+    {
+      FSDP_ASSIGN_OR_RETURN(FullParamsScope full,
+                            model->SummonFullParams(summon));
+      const bool has_values = !c.rank0_only || world.rank() == 0;
+      c10::NoGradGuard no_grad;
+      for (at::Tensor& p : model.module()->parameters()) {
+        FSDP_RETURN_IF_ERROR(Check(IsFreed(p) != has_values, "values"));
+        if (has_values) p.add_(world.rank() + 1);
+      }
+      FSDP_RETURN_IF_ERROR(full.Close());
+    }
+    const auto expected = MakeNet(kDim, kBlocks);
+    return model->ForEachFullParameter(
+        [&](const std::string& name, const at::Tensor& value) -> absl::Status {
+          const at::Tensor added =
+              value - *expected->named_parameters().find(name);
+          if (!c.persists)
+            return Check(added.abs().max().item<float>() < 1e-6,
+                         name + " was written");
+          if (c.rank0_only) {
+            return Check(at::allclose(added, at::ones_like(added), 1e-4, 1e-5),
+                         name + " is not rank 0's");
+          }
+          // Every element is what one rank of the group has written.
+          FSDP_RETURN_IF_ERROR(
+              Check(added.min().item<float>() > 0.99, name + " was lost"));
+          return absl::OkStatus();
+        });
+  }));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, WritebackTest,
+    ::testing::Values(
+        WriteCase{"OwnRange", true, false, ShardingStrategy::kFullShard, true},
+        WriteCase{"Volatile", false, false, ShardingStrategy::kFullShard,
+                  false},
+        WriteCase{"OfRank0", true, true, ShardingStrategy::kFullShard, true},
+        WriteCase{"VolatileOfRank0", false, true, ShardingStrategy::kFullShard,
+                  false},
+        WriteCase{"Hybrid", true, false, ShardingStrategy::kHybridShard, true},
+        WriteCase{"HybridOfRank0", true, true, ShardingStrategy::kHybridShard,
+                  true},
+        WriteCase{"NotSharded", true, false, ShardingStrategy::kNoShard, true},
+        WriteCase{"NotShardedOffloaded", true, false,
+                  ShardingStrategy::kNoShard, true, true},
+        // What is not sharded is written in place.
+        WriteCase{"VolatileNotSharded", false, false,
+                  ShardingStrategy::kNoShard, true}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+TEST(SummonFullParamsTest, EditsToOtherRanksRangesAreLost) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world, Options()));
+    {
+      FSDP_ASSIGN_OR_RETURN(FullParamsScope full, model->SummonFullParams());
+      c10::NoGradGuard no_grad;
+      for (at::Tensor& p : model.module()->parameters()) {
+        p.fill_(world.rank());
+      }
+    }
+    int ranges[2] = {0, 0};
+    FSDP_RETURN_IF_ERROR(model->ForEachFullParameter(
+        [&](const std::string&, const at::Tensor& value) {
+          for (const int rank : {0, 1}) {
+            ranges[rank] += (value == rank).any().item<bool>();
+          }
+          return absl::OkStatus();
+        }));
+    return Check(ranges[0] > 0 && ranges[1] > 0, "not each its own");
+  }));
+}
+
+TEST(SummonFullParamsTest, ReplicasStayEqualWhateverEachWrites) {
+  EXPECT_OK(RunAllRanks(3, [](Communicator& world) -> absl::Status {
+    Options options = BlockUnits();
+    options.unit.strategy = ShardingStrategy::kNoShard;
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world, options));
+    {
+      FSDP_ASSIGN_OR_RETURN(FullParamsScope full, model->SummonFullParams());
+      c10::NoGradGuard no_grad;
+      for (at::Tensor& p : model.module()->parameters()) {
+        p.fill_(world.rank() + 1);
+      }
+    }
+    return model->ForEachFullParameter(
+        [&](const std::string& name, const at::Tensor& value) {
+          return Check((value == 1).all().item<bool>(), name);
+        });
+  }));
+}
+
+TEST(SummonFullParamsTest, AnExceptionInTheScopeStillWritesBackAndFrees) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+    try {
+      FullParamsScope full = ValueOrThrow(model->SummonFullParams());
+      c10::NoGradGuard no_grad;
+      for (at::Tensor& p : model.module()->parameters()) p.fill_(3);
+      throw std::runtime_error("in the scope");
+    } catch (const std::runtime_error&) {
+    }
+    FSDP_RETURN_IF_ERROR(CheckAllFreed(*model.module()));
+    FSDP_RETURN_IF_ERROR(model->ForEachFullParameter(
+        [&](const std::string& name, const at::Tensor& value) {
+          return Check((value == 3).all().item<bool>(), name);
+        }));
+    return Backward(model);
+  }));
+}
+
+TEST(SummonFullParamsTest, TheNextStepUsesWhatWasWritten) {
+  EXPECT_OK(RunAllRanks(3, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
+    FSDP_RETURN_IF_ERROR(Backward(model));
+    const auto plain = MakeNet(kDim, kBlocks);
+    c10::NoGradGuard no_grad;
+    {
+      FSDP_ASSIGN_OR_RETURN(FullParamsScope full, model->SummonFullParams());
+      for (at::Tensor& p : model.module()->parameters()) p.mul_(0.5);
+      for (at::Tensor& p : plain->parameters()) p.mul_(0.5);
+    }
+    const at::Tensor x = Rows(0, 2, kDim);
+    return Check(at::equal(model->forward(x), plain->forward(x)), "stale");
+  }));
+}
+
+}  // namespace
+}  // namespace fsdp
