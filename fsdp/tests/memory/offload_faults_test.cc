@@ -1,12 +1,8 @@
 // A store that fails at any moment: an error on all ranks, none of them left
 // waiting, and after a failed step of the optimizer a model as it was before.
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/equal.h>
 #include <torch/optim/adamw.h>
 
 #include <cstdint>
-#include <map>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,17 +16,12 @@
 #include "base/torch_status.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/fused_optimizer.h"
-#include "fsdp/optimizer_check.h"
 #include "fsdp/options/offload_options.h"
-#include "fsdp/resting/offload_space.h"
-#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/trained_values.h"
+#include "fsdp/tests/memory/offload_fault_plan.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "offload/host_store.h"
-#include "offload/page_memory.h"
-#include "offload/param_store.h"
 #include "offload/testing/faulty_store.h"
 
 namespace fsdp {
@@ -40,129 +31,22 @@ using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRanks;
 using ::fsdp::offload::testing::Fault;
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::Loss;
-using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::NetImpl;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::Unowned;
+using ::fsdp::offload_faults::Away;
+using ::fsdp::offload_faults::Backward;
+using ::fsdp::offload_faults::kInjected;
+using ::fsdp::offload_faults::kRanks;
+using ::fsdp::offload_faults::kSteps;
+using ::fsdp::offload_faults::MakeAdamW;
+using ::fsdp::offload_faults::MakeModel;
+using ::fsdp::offload_faults::Model;
+using ::fsdp::offload_faults::Offloading;
+using ::fsdp::offload_faults::Plan;
+using ::fsdp::offload_faults::Step;
+using ::fsdp::offload_faults::Undisturbed;
+using ::fsdp::testing::CheckEqual;
+using ::fsdp::testing::Values;
+using ::fsdp::testing::ValuesOf;
 using ::testing::HasSubstr;
-using Model = FullyShardedDataParallel<NetImpl>;
-using Values = std::map<std::string, at::Tensor>;
-
-constexpr int kRanks = 2;
-constexpr int64_t kDim = 5;
-constexpr int kSteps = 4;
-constexpr char kInjected[] = "injected failure";
-
-// Of one rank's store of one kind.
-struct Plan {
-  int rank = 0;
-  RestingKind kind = RestingKind::kOptimizer;
-  std::vector<Fault> faults;
-  // What rests in stores; the rest stays in memory.
-  enum class Away { kAll, kStates, kParameters, kGradients };
-  Away away = Away::kAll;
-  bool two_groups = false;
-  // So few that every use is a transfer.
-  int64_t buffer_pages = 10;
-};
-
-using Away = Plan::Away;
-
-OffloadOptions Offloading(int rank, const Plan& plan) {
-  OffloadOptions offload;
-  offload.parameters = offload.gradients = offload.optimizer = Tier::kSsd;
-  const auto here = [&](Away kind) {
-    return plan.away != Away::kAll && plan.away != kind;
-  };
-  if (here(Away::kParameters)) offload.parameters = Tier::kDevice;
-  if (here(Away::kGradients)) offload.gradients = Tier::kDevice;
-  if (here(Away::kStates)) offload.optimizer = Tier::kDevice;
-  offload.buffer_bytes = plan.buffer_pages * offload::kPageBytes;
-  offload.make_store = [rank, plan](RestingKind kind, int64_t capacity)
-      -> absl::StatusOr<std::unique_ptr<offload::ParamStore>> {
-    FSDP_ASSIGN_OR_RETURN(
-        std::unique_ptr<offload::ParamStore> store,
-        offload::HostStore::Make(capacity, offload::PageAllocator::System(),
-                                 /*rollback=*/true));
-    if (rank != plan.rank || kind != plan.kind) return store;
-    return offload::testing::WithFaults(std::move(store), plan.faults);
-  };
-  return offload;
-}
-
-absl::StatusOr<Model> MakeModel(Communicator& world,
-                                const OffloadOptions& offload) {
-  Options options = BlockUnits();
-  options.offload = offload;
-  return FullyShard(MakeNet(kDim, /*num_blocks=*/2), Unowned(world), options);
-}
-
-// With two groups, those of every unit are mixed.
-FusedAdamW MakeAdamW(Model& model, bool two_groups) {
-  const torch::optim::AdamWOptions options(1e-2);
-  std::vector<at::Tensor> groups[2];
-  int next = 0;
-  for (const at::Tensor& shard : model->Parameters()) {
-    groups[two_groups ? next++ % 2 : 0].push_back(shard);
-  }
-  FusedAdamW optimizer(groups[0], options);
-  if (two_groups) {
-    optimizer.add_param_group(
-        {groups[1], std::make_unique<torch::optim::AdamWOptions>(
-                        torch::optim::AdamWOptions(1e-3).weight_decay(0))});
-  }
-  return optimizer;
-}
-
-absl::Status Backward(Model& model, int step) {
-  const int rank = model->communicator().rank();
-  const at::Tensor x = Rows((step * kRanks + rank) * 3, 3, kDim);
-  absl::Status status;
-  status.Update(TorchToStatus("forward", [&] {
-    status = model->Backward(Loss(model->forward(x), x));
-  }));
-  return status;
-}
-
-absl::Status Step(FusedAdamW& optimizer) {
-  return TorchToStatus("step", [&] { optimizer.step(); });
-}
-
-// Parameters and states.
-absl::StatusOr<Values> ValuesOf(Model& model, FusedAdamW& optimizer) {
-  Values values;
-  FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->GatherStateDict());
-  for (const auto& item : dict) values[item.key()] = item.value();
-  FSDP_ASSIGN_OR_RETURN(const OptimizerStateDict states,
-                        model->GatherOptimizerState(optimizer));
-  for (const auto& item : states.tensors) values[item.key()] = item.value();
-  return values;
-}
-
-absl::Status CheckEqual(const Values& actual, const Values& expected) {
-  if (actual.size() != expected.size()) {
-    return absl::InternalError("other values");
-  }
-  for (const auto& [name, value] : expected) {
-    if (at::equal(actual.at(name), value)) continue;
-    return absl::InternalError(absl::StrCat(name, " differs"));
-  }
-  return absl::OkStatus();
-}
-
-// What an undisturbed run ends with.
-absl::StatusOr<Values> Undisturbed(Communicator& world, bool two_groups) {
-  FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world, OffloadOptions()));
-  FusedAdamW optimizer = MakeAdamW(model, two_groups);
-  for (int step = 0; step < kSteps; ++step) {
-    optimizer.zero_grad();
-    FSDP_RETURN_IF_ERROR(Backward(model, step));
-    FSDP_RETURN_IF_ERROR(Step(optimizer));
-  }
-  return ValuesOf(model, optimizer);
-}
 
 // What came of a disturbed one on a rank.
 struct Outcome {
@@ -184,7 +68,7 @@ absl::StatusOr<Outcome> Disturbed(Communicator& world, const Plan& plan,
     outcome.ended = Backward(model, step);
     if (!outcome.ended.ok()) return outcome;
     absl::StatusOr<Values> before = Values();
-    if (step == kSteps - 1) before = ValuesOf(model, optimizer);
+    if (step == kSteps - 1) before = ValuesOf(*model, optimizer);
     outcome.ended = before.status();
     if (!before.ok()) return outcome;
     absl::Status stepped = Step(optimizer);
@@ -195,14 +79,14 @@ absl::StatusOr<Outcome> Disturbed(Communicator& world, const Plan& plan,
         return Annotate(stepped, "an unclear error");
       }
       if (!before->empty()) {
-        FSDP_ASSIGN_OR_RETURN(const Values after, ValuesOf(model, optimizer));
+        FSDP_ASSIGN_OR_RETURN(const Values after, ValuesOf(*model, optimizer));
         FSDP_RETURN_IF_ERROR(CheckEqual(after, *before));
       }
       stepped = Step(optimizer);
     }
     FSDP_RETURN_IF_ERROR(stepped);
   }
-  const absl::StatusOr<Values> values = ValuesOf(model, optimizer);
+  const absl::StatusOr<Values> values = ValuesOf(*model, optimizer);
   outcome.ended = values.status();
   if (values.ok()) FSDP_RETURN_IF_ERROR(CheckEqual(*values, expected));
   return outcome;
@@ -395,115 +279,6 @@ TEST(OffloadFaultsTest, AfterAStepThatCouldNotBeUndoneNoOtherBegins) {
     }
   }
   EXPECT_TRUE(told);
-}
-
-TEST(OffloadFaultsTest, WhatIsHeldAcrossAStepIsRefusedOnAllRanks) {
-  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(const Values expected,
-                          Undisturbed(world, /*two_groups=*/false));
-    FSDP_ASSIGN_OR_RETURN(Model model,
-                          MakeModel(world, Offloading(world.rank(), Plan())));
-    FusedAdamW optimizer = MakeAdamW(model, /*two_groups=*/false);
-    for (int step = 0; step < kSteps; ++step) {
-      optimizer.zero_grad();
-      FSDP_RETURN_IF_ERROR(Backward(model, step));
-      {
-        Resident held;
-        if (world.rank() == 1) {
-          FSDP_ASSIGN_OR_RETURN(
-              held, Resident::Of(model->Parameters().back(), Use::kRead));
-        }
-        const absl::Status refused = Step(optimizer);
-        if (!absl::IsFailedPrecondition(refused) ||
-            !absl::StrContains(refused.message(), "fsdp::Resident")) {
-          return absl::InternalError(refused.ToString());
-        }
-      }
-      FSDP_RETURN_IF_ERROR(Step(optimizer));
-    }
-    FSDP_ASSIGN_OR_RETURN(const Values actual, ValuesOf(model, optimizer));
-    return CheckEqual(actual, expected);
-  }));
-}
-
-TEST(OffloadFaultsTest, ASecondOptimizerIsToldOfTheFirst) {
-  EXPECT_OK(RunAllRanks(1, [](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(Model model,
-                          MakeModel(world, Offloading(world.rank(), Plan())));
-    FusedAdamW first = MakeAdamW(model, /*two_groups=*/false);
-    FusedAdamW second = MakeAdamW(model, /*two_groups=*/false);
-    FSDP_RETURN_IF_ERROR(Backward(model, 0));
-    FSDP_RETURN_IF_ERROR(Step(first));
-    const absl::Status refused = Step(second);
-    if (absl::IsAlreadyExists(refused) &&
-        absl::StrContains(refused.message(), "another optimizer")) {
-      return absl::OkStatus();
-    }
-    return absl::InternalError(refused.ToString());
-  }));
-}
-
-TEST(OffloadFaultsTest, AStoreThatCannotBeMadeIsRefusedOnAllRanks) {
-  const std::vector<absl::Status> results =
-      RunRanks(kRanks, [](Communicator& world) {
-        OffloadOptions offload = Offloading(world.rank(), Plan());
-        if (world.rank() == 1) {
-          offload.make_store = [](RestingKind, int64_t)
-              -> absl::StatusOr<std::unique_ptr<offload::ParamStore>> {
-            return absl::ResourceExhaustedError("the disk is full");
-          };
-        }
-        return MakeModel(world, offload).status();
-      });
-  for (const absl::Status& result : results) {
-    EXPECT_TRUE(absl::IsResourceExhausted(result)) << result;
-    EXPECT_THAT(std::string(result.message()),
-                HasSubstr("rank 1: making the store of parameters: the disk is "
-                          "full"));
-  }
-}
-
-TEST(OffloadFaultsTest, AnOptimizerWithMoreStateThanPlannedIsToldWhatToSet) {
-  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
-    OffloadOptions offload = Offloading(world.rank(), Plan());
-    offload.optimizer_state = 0.001;
-    offload.buffer_bytes = 4 << 20;
-    Options options = BlockUnits();
-    options.offload = offload;
-    FSDP_ASSIGN_OR_RETURN(Model model, FullyShard(MakeNet(/*dim=*/160, 2),
-                                                  Unowned(world), options));
-    FusedAdamW optimizer(model->Parameters(), torch::optim::AdamWOptions(1e-2));
-    const at::Tensor x = Rows(0, 3, 160);
-    FSDP_RETURN_IF_ERROR(model->Backward(Loss(model->forward(x), x)));
-    const absl::Status status = Step(optimizer);
-    if (absl::IsResourceExhausted(status) &&
-        absl::StrContains(status.message(), "optimizer_state")) {
-      return absl::OkStatus();
-    }
-    return absl::InternalError(status.ToString());
-  }));
-}
-
-TEST(OffloadFaultsTest, AnotherOptimizerIsToldWhichOnesCan) {
-  EXPECT_OK(RunAllRanks(1, [](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(Model model,
-                          MakeModel(world, Offloading(world.rank(), Plan())));
-    torch::optim::AdamW optimizer(model->Parameters());
-    if (!absl::IsFailedPrecondition(CheckOptimizer(*model, optimizer))) {
-      return absl::InternalError("CheckOptimizer() has nothing to say");
-    }
-    FSDP_RETURN_IF_ERROR(
-        CheckOptimizer(*model, FusedAdamW(model->Parameters())));
-    const at::Tensor x = Rows(0, 3, kDim);
-    FSDP_RETURN_IF_ERROR(model->Backward(Loss(model->forward(x), x)));
-    const absl::Status status =
-        TorchToStatus("step", [&] { optimizer.step(); });
-    if (absl::IsFailedPrecondition(status) &&
-        absl::StrContains(status.message(), "FusedAdamW")) {
-      return absl::OkStatus();
-    }
-    return absl::InternalError(status.ToString());
-  }));
 }
 
 }  // namespace

@@ -9,7 +9,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -30,6 +29,7 @@
 #include "fsdp/options/offload_options.h"
 #include "fsdp/resting/offload_space.h"
 #include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/trained_values.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -40,14 +40,16 @@ using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRanks;
 using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::CheckEqual;
 using ::fsdp::testing::Loss;
 using ::fsdp::testing::MakeNet;
 using ::fsdp::testing::NetImpl;
 using ::fsdp::testing::Rows;
 using ::fsdp::testing::Unowned;
+using ::fsdp::testing::Values;
+using ::fsdp::testing::ValuesOf;
 using ::testing::HasSubstr;
 using Model = FullyShardedDataParallel<NetImpl>;
-using Values = std::map<std::string, at::Tensor>;
 namespace fs = std::filesystem;
 
 constexpr int64_t kDim = 6;
@@ -106,17 +108,6 @@ class OffloadKeepTest : public ::testing::TestWithParam<bool> {
     return model->Backward(Loss(model->forward(x), x));
   }
 
-  static absl::StatusOr<Values> ValuesOf(Model& model,
-                                         torch::optim::Optimizer& optimizer) {
-    Values values;
-    FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->GatherStateDict());
-    for (const auto& item : dict) values[item.key()] = item.value();
-    FSDP_ASSIGN_OR_RETURN(const OptimizerStateDict states,
-                          model->GatherOptimizerState(optimizer));
-    for (const auto& item : states.tensors) values[item.key()] = item.value();
-    return values;
-  }
-
   // One run up to `last` steps in all; `seed` of what the module has at first.
   static absl::StatusOr<Values> Run(Communicator& world, const Options& options,
                                     int64_t last, int seed = 0,
@@ -132,7 +123,7 @@ class OffloadKeepTest : public ::testing::TestWithParam<bool> {
       FSDP_RETURN_IF_ERROR(Backward(model, step));
       optimizer->step();
     }
-    FSDP_ASSIGN_OR_RETURN(Values values, ValuesOf(model, *optimizer));
+    FSDP_ASSIGN_OR_RETURN(Values values, ValuesOf(*model, *optimizer));
     if (end == End::kAfterBackward) {
       FSDP_RETURN_IF_ERROR(Backward(model, last));
     }
@@ -145,18 +136,6 @@ class OffloadKeepTest : public ::testing::TestWithParam<bool> {
           VisitOptions{/*writeback=*/true}));
     }
     return values;
-  }
-
-  static absl::Status CheckEqual(const Values& actual, const Values& expected) {
-    if (actual.size() != expected.size()) {
-      return absl::InternalError(
-          absl::StrCat(actual.size(), " values instead of ", expected.size()));
-    }
-    for (const auto& [name, value] : expected) {
-      if (at::equal(actual.at(name), value)) continue;
-      return absl::InternalError(absl::StrCat(name, " differs"));
-    }
-    return absl::OkStatus();
   }
 
   const fs::path directory_;
@@ -233,7 +212,8 @@ TEST_P(OffloadKeepTest, WhatWasLoadedIsKeptWholeOrNotAtAll) {
         const auto optimizer = MakeOptimizer(model);
         FSDP_RETURN_IF_ERROR(model->LoadStateDict(parameters));
         FSDP_RETURN_IF_ERROR(model->LoadOptimizerState(*optimizer, states));
-        FSDP_ASSIGN_OR_RETURN(const Values loaded, ValuesOf(model, *optimizer));
+        FSDP_ASSIGN_OR_RETURN(const Values loaded,
+                              ValuesOf(*model, *optimizer));
         FSDP_RETURN_IF_ERROR(CheckEqual(loaded, expected));
         OffloadSpace* const space = SpaceOf(model);
         if (begins) FSDP_RETURN_IF_ERROR(space->BeginStep());
@@ -302,7 +282,7 @@ TEST_P(OffloadKeepTest, RanksGoBackToTheLastStepThatAllHaveFinished) {
       FSDP_RETURN_IF_ERROR(Backward(model, step));
       optimizer->step();
     }
-    FSDP_ASSIGN_OR_RETURN(const Values actual, ValuesOf(model, *optimizer));
+    FSDP_ASSIGN_OR_RETURN(const Values actual, ValuesOf(*model, *optimizer));
     return CheckEqual(actual, six);
   }));
 }

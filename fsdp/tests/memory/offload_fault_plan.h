@@ -1,0 +1,65 @@
+// Training whose stores fail as a plan says.
+#ifndef FSDP_TESTS_MEMORY_OFFLOAD_FAULT_PLAN_H_
+#define FSDP_TESTS_MEMORY_OFFLOAD_FAULT_PLAN_H_
+
+#include <torch/optim/adamw.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "comm/communicator.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/optim/fused_optimizer.h"
+#include "fsdp/options/offload_options.h"
+#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/trained_values.h"
+#include "offload/testing/faulty_store.h"
+
+namespace fsdp::offload_faults {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::offload::testing::Fault;
+using ::fsdp::testing::NetImpl;
+using ::fsdp::testing::Values;
+using Model = FullyShardedDataParallel<NetImpl>;
+
+inline constexpr int kRanks = 2;
+inline constexpr int64_t kDim = 5;
+inline constexpr int kSteps = 4;
+inline constexpr char kInjected[] = "injected failure";
+
+// Of one rank's store of one kind.
+struct Plan {
+  int rank = 0;
+  RestingKind kind = RestingKind::kOptimizer;
+  std::vector<Fault> faults;
+  // What rests in stores; the rest stays in memory.
+  enum class Away { kAll, kStates, kParameters, kGradients };
+  Away away = Away::kAll;
+  bool two_groups = false;
+  // So few that every use is a transfer.
+  int64_t buffer_pages = 10;
+};
+
+using Away = Plan::Away;
+
+OffloadOptions Offloading(int rank, const Plan& plan);
+
+absl::StatusOr<Model> MakeModel(Communicator& world,
+                                const OffloadOptions& offload);
+
+// With two groups, those of every unit are mixed.
+FusedAdamW MakeAdamW(Model& model, bool two_groups);
+
+absl::Status Backward(Model& model, int step);
+
+absl::Status Step(FusedAdamW& optimizer);
+
+// What an undisturbed run ends with.
+absl::StatusOr<Values> Undisturbed(Communicator& world, bool two_groups);
+
+}  // namespace fsdp::offload_faults
+
+#endif  // FSDP_TESTS_MEMORY_OFFLOAD_FAULT_PLAN_H_

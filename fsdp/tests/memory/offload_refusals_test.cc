@@ -1,0 +1,167 @@
+// What training that rests in stores refuses, on all ranks, and what one is
+// told.
+#include <ATen/core/Tensor.h>
+#include <torch/optim/adamw.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "base/torch_status.h"
+#include "comm/communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/optim/fused_optimizer.h"
+#include "fsdp/optimizer_check.h"
+#include "fsdp/options/offload_options.h"
+#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/trained_values.h"
+#include "fsdp/tests/memory/offload_fault_plan.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "offload/param_store.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::offload_faults::Backward;
+using ::fsdp::offload_faults::kDim;
+using ::fsdp::offload_faults::kRanks;
+using ::fsdp::offload_faults::kSteps;
+using ::fsdp::offload_faults::MakeAdamW;
+using ::fsdp::offload_faults::MakeModel;
+using ::fsdp::offload_faults::Model;
+using ::fsdp::offload_faults::Offloading;
+using ::fsdp::offload_faults::Plan;
+using ::fsdp::offload_faults::Step;
+using ::fsdp::offload_faults::Undisturbed;
+using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::CheckEqual;
+using ::fsdp::testing::Loss;
+using ::fsdp::testing::MakeNet;
+using ::fsdp::testing::Rows;
+using ::fsdp::testing::Unowned;
+using ::fsdp::testing::Values;
+using ::fsdp::testing::ValuesOf;
+using ::testing::HasSubstr;
+
+TEST(OffloadFaultsTest, WhatIsHeldAcrossAStepIsRefusedOnAllRanks) {
+  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(const Values expected,
+                          Undisturbed(world, /*two_groups=*/false));
+    FSDP_ASSIGN_OR_RETURN(Model model,
+                          MakeModel(world, Offloading(world.rank(), Plan())));
+    FusedAdamW optimizer = MakeAdamW(model, /*two_groups=*/false);
+    for (int step = 0; step < kSteps; ++step) {
+      optimizer.zero_grad();
+      FSDP_RETURN_IF_ERROR(Backward(model, step));
+      {
+        Resident held;
+        if (world.rank() == 1) {
+          FSDP_ASSIGN_OR_RETURN(
+              held, Resident::Of(model->Parameters().back(), Use::kRead));
+        }
+        const absl::Status refused = Step(optimizer);
+        if (!absl::IsFailedPrecondition(refused) ||
+            !absl::StrContains(refused.message(), "fsdp::Resident")) {
+          return absl::InternalError(refused.ToString());
+        }
+      }
+      FSDP_RETURN_IF_ERROR(Step(optimizer));
+    }
+    FSDP_ASSIGN_OR_RETURN(const Values actual, ValuesOf(*model, optimizer));
+    return CheckEqual(actual, expected);
+  }));
+}
+
+TEST(OffloadFaultsTest, ASecondOptimizerIsToldOfTheFirst) {
+  EXPECT_OK(RunAllRanks(1, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model,
+                          MakeModel(world, Offloading(world.rank(), Plan())));
+    FusedAdamW first = MakeAdamW(model, /*two_groups=*/false);
+    FusedAdamW second = MakeAdamW(model, /*two_groups=*/false);
+    FSDP_RETURN_IF_ERROR(Backward(model, 0));
+    FSDP_RETURN_IF_ERROR(Step(first));
+    const absl::Status refused = Step(second);
+    if (absl::IsAlreadyExists(refused) &&
+        absl::StrContains(refused.message(), "another optimizer")) {
+      return absl::OkStatus();
+    }
+    return absl::InternalError(refused.ToString());
+  }));
+}
+
+TEST(OffloadFaultsTest, AStoreThatCannotBeMadeIsRefusedOnAllRanks) {
+  const std::vector<absl::Status> results =
+      RunRanks(kRanks, [](Communicator& world) {
+        OffloadOptions offload = Offloading(world.rank(), Plan());
+        if (world.rank() == 1) {
+          offload.make_store = [](RestingKind, int64_t)
+              -> absl::StatusOr<std::unique_ptr<offload::ParamStore>> {
+            return absl::ResourceExhaustedError("the disk is full");
+          };
+        }
+        return MakeModel(world, offload).status();
+      });
+  for (const absl::Status& result : results) {
+    EXPECT_TRUE(absl::IsResourceExhausted(result)) << result;
+    EXPECT_THAT(std::string(result.message()),
+                HasSubstr("rank 1: making the store of parameters: the disk is "
+                          "full"));
+  }
+}
+
+TEST(OffloadFaultsTest, AnOptimizerWithMoreStateThanPlannedIsToldWhatToSet) {
+  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
+    OffloadOptions offload = Offloading(world.rank(), Plan());
+    offload.optimizer_state = 0.001;
+    offload.buffer_bytes = 4 << 20;
+    Options options = BlockUnits();
+    options.offload = offload;
+    FSDP_ASSIGN_OR_RETURN(Model model, FullyShard(MakeNet(/*dim=*/160, 2),
+                                                  Unowned(world), options));
+    FusedAdamW optimizer(model->Parameters(), torch::optim::AdamWOptions(1e-2));
+    const at::Tensor x = Rows(0, 3, 160);
+    FSDP_RETURN_IF_ERROR(model->Backward(Loss(model->forward(x), x)));
+    const absl::Status status = Step(optimizer);
+    if (absl::IsResourceExhausted(status) &&
+        absl::StrContains(status.message(), "optimizer_state")) {
+      return absl::OkStatus();
+    }
+    return absl::InternalError(status.ToString());
+  }));
+}
+
+TEST(OffloadFaultsTest, AnotherOptimizerIsToldWhichOnesCan) {
+  EXPECT_OK(RunAllRanks(1, [](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Model model,
+                          MakeModel(world, Offloading(world.rank(), Plan())));
+    torch::optim::AdamW optimizer(model->Parameters());
+    if (!absl::IsFailedPrecondition(CheckOptimizer(*model, optimizer))) {
+      return absl::InternalError("CheckOptimizer() has nothing to say");
+    }
+    FSDP_RETURN_IF_ERROR(
+        CheckOptimizer(*model, FusedAdamW(model->Parameters())));
+    const at::Tensor x = Rows(0, 3, kDim);
+    FSDP_RETURN_IF_ERROR(model->Backward(Loss(model->forward(x), x)));
+    const absl::Status status =
+        TorchToStatus("step", [&] { optimizer.step(); });
+    if (absl::IsFailedPrecondition(status) &&
+        absl::StrContains(status.message(), "FusedAdamW")) {
+      return absl::OkStatus();
+    }
+    return absl::InternalError(status.ToString());
+  }));
+}
+
+}  // namespace
+}  // namespace fsdp

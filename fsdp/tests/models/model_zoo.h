@@ -1,0 +1,114 @@
+// What tests of models of many kinds have in common.
+#ifndef FSDP_TESTS_MODELS_MODEL_ZOO_H_
+#define FSDP_TESTS_MODELS_MODEL_ZOO_H_
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/linear.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "comm/communicator.h"
+#include "comm/mesh.h"
+#include "comm/testing/run_ranks.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/options/options.h"
+#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/training_task.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::model_zoo {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::Mesh;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::testing::CheckTask;
+using ::fsdp::testing::FillParameters;
+using ::fsdp::testing::Loss;
+using ::fsdp::testing::Rows;
+using ::fsdp::testing::TensorFunction;
+using ::fsdp::testing::TrainingTask;
+using ::fsdp::testing::Unowned;
+
+inline constexpr int64_t kDim = 6;
+
+inline absl::StatusOr<Mesh> Line(Communicator& communicator) {
+  return Mesh::Create(Unowned(communicator), {{"shard", -1}});
+}
+
+// Mean squared error on three rows per part.
+inline TrainingTask RowsTask(int64_t dim = kDim) {
+  TrainingTask task;
+  task.loss = [dim](const TensorFunction& forward, int64_t part) {
+    const at::Tensor x = Rows(part * 3, 3, dim);
+    return Loss(forward(x), x);
+  };
+  return task;
+}
+
+template <typename Net>
+std::shared_ptr<Net> Filled() {
+  auto net = std::make_shared<Net>();
+  FillParameters(*net, 1);
+  return net;
+}
+
+inline Options UnitsAt(std::set<std::string> paths) {
+  Options options;
+  options.wrap_policy = [paths = std::move(paths)](const WrapCandidate& c) {
+    return paths.count(c.path) > 0;
+  };
+  return options;
+}
+
+// `task` with a sharded model of `make` on each of `ranks` ranks.
+template <typename Net>
+void ExpectTrainsAsOneProcess(int ranks, const TrainingTask& task,
+                              const std::function<std::shared_ptr<Net>()>& make,
+                              const Options& options) {
+  EXPECT_OK(RunAllRanks(ranks, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(const Mesh mesh, Line(world));
+    return CheckTask<Net>(task, make, mesh, options);
+  }));
+}
+
+class MiddleImpl : public torch::nn::Module {
+ public:
+  MiddleImpl()
+      : inner(register_module("inner", torch::nn::Linear(4, 16))),
+        outer(register_module("outer", torch::nn::Linear(16, 16))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    return outer->forward(Forward(inner, x).tanh());
+  }
+  torch::nn::Linear inner;
+  torch::nn::Linear outer;
+};
+
+class Nested : public torch::nn::Module {
+ public:
+  Nested()
+      : first(register_module("first", torch::nn::Linear(kDim, 4))),
+        middle(register_module("middle", std::make_shared<MiddleImpl>())),
+        third(register_module("third", torch::nn::Linear(16, 4))),
+        last(register_module("last", torch::nn::Linear(4, kDim))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    return last->forward(Forward(third, Forward(middle, first->forward(x))));
+  }
+  torch::nn::Linear first;
+  std::shared_ptr<MiddleImpl> middle;
+  torch::nn::Linear third;
+  torch::nn::Linear last;
+};
+
+}  // namespace fsdp::model_zoo
+
+#endif  // FSDP_TESTS_MODELS_MODEL_ZOO_H_
