@@ -25,7 +25,7 @@ struct ClipGradNormOptions {
   bool error_if_nonfinite = false;
 
   // Longest wait of the host; positive. Unset: the communicator's default.
-  std::optional<absl::Duration> timeout;
+  std::optional<absl::Duration> timeout = std::nullopt;
 };
 
 // Multiplies all gradients by min(1, max_norm / (norm + 1e-6)), `norm` being

@@ -39,7 +39,7 @@ struct GradScalerOptions {
   int growth_interval = 2000;
 
   // Longest wait of the host; positive. Unset: the communicator's default.
-  std::optional<absl::Duration> timeout;
+  std::optional<absl::Duration> timeout = std::nullopt;
 };
 
 // For a checkpoint.

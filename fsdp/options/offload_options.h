@@ -49,15 +49,15 @@ struct OffloadOptions {
   // Bytes of the device that a rank may use for these, transfers included: what
   // fits stays there, parameters first and optimizer states last, and the rest
   // goes to its tier. Positive. Unset: all of it goes to its tier.
-  std::optional<int64_t> memory_budget;
+  std::optional<int64_t> memory_budget = std::nullopt;
 
   // Bytes of the host's memory, for transfers from and to files; what is read
   // ahead and written behind is in it. Positive. Unset: what the plan says.
-  std::optional<int64_t> buffer_bytes;
+  std::optional<int64_t> buffer_bytes = std::nullopt;
   // How many of the units that come next are read, or gathered, meanwhile.
   int prefetch_distance = 2;
   // Of each wait for a store; positive. Unset: that of Options::timeout.
-  std::optional<absl::Duration> timeout;
+  std::optional<absl::Duration> timeout = std::nullopt;
 
   // Where the optimizer of a model on a device steps parameters that rest
   // elsewhere with their states.

@@ -42,7 +42,7 @@ struct UnitOptions {
   // backward, as much as a group of this many consecutive ranks of the row
   // needs to gather among themselves. Divides the row. Unset: keep the shard
   // only.
-  std::optional<int> backward_group_size;
+  std::optional<int> backward_group_size = std::nullopt;
   MixedPrecision precision;
 };
 
@@ -93,12 +93,12 @@ struct InitOptions {
 // What sums of gradients are divided by. Both are positive.
 struct GradientOptions {
   // Unset: the number of ranks. 1 makes gradients sums.
-  std::optional<double> divide_factor;
+  std::optional<double> divide_factor = std::nullopt;
   // The part of it that gradients are divided by before the reduction; the rest
   // comes after it. Unset: all of it after, or before where the communicator
   // adds scaled inputs up faster (Communicator::PrefersScaledInputs), or about
   // half each for fp16.
-  std::optional<double> predivide_factor;
+  std::optional<double> predivide_factor = std::nullopt;
 };
 
 // Mistakes that are looked for.
@@ -163,7 +163,7 @@ struct Options {
   OffloadOptions offload;
 
   // Longest wait for a collective; positive. Unset: the communicator's default.
-  std::optional<absl::Duration> timeout;
+  std::optional<absl::Duration> timeout = std::nullopt;
 };
 
 }  // namespace fsdp
