@@ -173,7 +173,7 @@ TEST(WrappersTest, AllToAllIsTheBases) {
     EXPECT_FALSE(comm->HasAllToAll()) << comm->ToString();
   }
   // Of a pair it is the device's.
-  const Rank pair =
+  const auto pair =
       CreatePairedCommunicator(WithoutExchange(LocalRank()), LocalRank())
           .value();
   EXPECT_TRUE(pair->HasAllToAll()) << pair->ToString();
