@@ -21,6 +21,7 @@
 #include "comm/quantized/quantized_communicator.h"
 #include "comm/quantized/quantized_group.h"
 #include "comm/quantized/quantized_message.h"
+#include "comm/testing/finish.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::comm::testing {
@@ -28,19 +29,19 @@ namespace {
 
 constexpr int kWorldSizes[] = {1, 2, 3, 5};
 constexpr int64_t kSizes[] = {0, 1, 7, 8, 257, 1021, 10'007};
-constexpr at::ScalarType kDtypes[] = {
-    at::kFloat, at::kDouble, at::kHalf,
+constexpr at::ScalarType kDtypes[] = {at::kFloat, at::kDouble, at::kHalf,
+                                      at::kBFloat16};
 
-    // What the others get to see of `numbers`, of which the last `exact` are.
-    at::Tensor Seen(const at::Tensor& numbers, int64_t exact,
-                    int64_t block){const MessageLayout layout(
-        numbers.numel(), exact, block, numbers.scalar_type());
-if (layout.quantized() == 0) return numbers;
-const at::Tensor message = at::empty({layout.bytes()}, at::kByte);
-const at::Tensor seen = at::empty(numbers.sizes(), numbers.options());
-WriteMessages(layout, numbers, message);
-ReadMessages(layout, message, seen);
-return seen;
+// What the others get to see of `numbers`, of which the last `exact` are.
+at::Tensor Seen(const at::Tensor& numbers, int64_t exact, int64_t block) {
+  const MessageLayout layout(numbers.numel(), exact, block,
+                             numbers.scalar_type());
+  if (layout.quantized() == 0) return numbers;
+  const at::Tensor message = at::empty({layout.bytes()}, at::kByte);
+  const at::Tensor seen = at::empty(numbers.sizes(), numbers.options());
+  WriteMessages(layout, numbers, message);
+  ReadMessages(layout, message, seen);
+  return seen;
 }
 
 double Rounding(at::ScalarType dtype) {

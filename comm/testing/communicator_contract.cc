@@ -35,11 +35,6 @@ at::TensorOptions ContractTensor(at::ScalarType dtype) {
       CommunicatorContract::GetParam().device);
 }
 
-absl::Status Finish(absl::StatusOr<std::unique_ptr<Work>> work) {
-  FSDP_RETURN_IF_ERROR(work.status());
-  return (*work)->Wait(absl::Now() + absl::Seconds(30));
-}
-
 namespace {
 
 constexpr int kWorldSizes[] = {1, 2, 3, 5, 8};

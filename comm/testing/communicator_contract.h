@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "comm/communicator.h"
+#include "comm/testing/finish.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::comm::testing {
@@ -59,10 +60,6 @@ class CommunicatorContract : public ::testing::TestWithParam<ContractBackend> {
 
 // Of the tensors of the running test.
 at::TensorOptions ContractTensor(at::ScalarType dtype);
-
-// The result of starting and waiting, within a time that no working group
-// needs.
-absl::Status Finish(absl::StatusOr<std::unique_ptr<Work>> work);
 
 }  // namespace fsdp::comm::testing
 

@@ -202,7 +202,7 @@ TEST_P(OffloadKeepTest, WhatWasLoadedIsKeptWholeOrNotAtAll) {
       optimizer->step();
       FSDP_ASSIGN_OR_RETURN(parameters, other->GatherStateDict());
       FSDP_ASSIGN_OR_RETURN(states, other->GatherOptimizerState(*optimizer));
-      FSDP_ASSIGN_OR_RETURN(expected, ValuesOf(other, *optimizer));
+      FSDP_ASSIGN_OR_RETURN(expected, ValuesOf(*other, *optimizer));
     }
     FSDP_ASSIGN_OR_RETURN(const Values three, Run(world, Kept(), /*last=*/3));
     for (const bool begins : {false, true}) {

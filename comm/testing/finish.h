@@ -1,0 +1,25 @@
+// A collective from its start to its end.
+#ifndef COMM_TESTING_FINISH_H_
+#define COMM_TESTING_FINISH_H_
+
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "comm/work.h"
+
+namespace fsdp::comm::testing {
+
+// The result of starting and waiting, within a time that no working group
+// needs.
+inline absl::Status Finish(absl::StatusOr<std::unique_ptr<Work>> work) {
+  FSDP_RETURN_IF_ERROR(work.status());
+  return (*work)->Wait(absl::Now() + absl::Seconds(30));
+}
+
+}  // namespace fsdp::comm::testing
+
+#endif  // COMM_TESTING_FINISH_H_
