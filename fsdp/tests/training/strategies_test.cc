@@ -388,6 +388,7 @@ TEST(StrategiesTest, WhatAMeshCannotDoIsRefusedByAllRanks) {
                 fsdp::testing::StatusIs(absl::StatusCode::kInvalidArgument,
                                         HasSubstr("no gather for backward")));
   }
+}
 
 }  // namespace
 }  // namespace fsdp
