@@ -9,8 +9,7 @@
 namespace fsdp::offload {
 
 inline StoreStats StatsOf(const TransferMeter& reads,
-                          const TransferMeter& writes,
-                          const Extents& extents) {
+                          const TransferMeter& writes, const Extents& extents) {
   StoreStats stats;
   stats.reads = reads.stats();
   stats.writes = writes.stats();
