@@ -17,6 +17,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "base/testing/status_check.h"
 #include "base/testing/status_matchers.h"
 #include "comm/call.h"
 #include "comm/communicator.h"
@@ -29,6 +30,7 @@ namespace {
 
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::testing::Check;
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::Each;
@@ -67,17 +69,13 @@ absl::Status CheckMembers(Communicator& group, int world_rank,
                                           absl::StrJoin(expected, " ")));
 }
 
-absl::Status Expect(bool condition, const char* what) {
-  return condition ? absl::OkStatus() : absl::InternalError(what);
-}
-
 TEST(MeshTest, OneDimensionIsTheWorldItself) {
   for (const int world_size : {1, 2, 4, 6}) {
     for (const int size : {world_size, -1}) {
       EXPECT_OK(RunAllRanks(world_size, [&](Communicator& c) -> absl::Status {
         FSDP_ASSIGN_OR_RETURN(const Mesh mesh,
                               Mesh::Create(Unowned(c), {{"shard", size}}));
-        FSDP_RETURN_IF_ERROR(Expect(
+        FSDP_RETURN_IF_ERROR(Check(
             mesh.num_dimensions() == 1 && mesh.world().get() == &c &&
                 mesh.group(0).get() == &c && mesh.coordinate(0) == c.rank() &&
                 mesh.dimension(0).name == "shard" &&
@@ -111,11 +109,11 @@ TEST(MeshTest, TheLastDimensionVariesFastest) {
           const int row = c.rank() / shape.columns;
           const int column = c.rank() % shape.columns;
           FSDP_RETURN_IF_ERROR(
-              Expect(mesh.num_dimensions() == 2 && mesh.coordinate(0) == row &&
-                         mesh.coordinate(1) == column &&
-                         mesh.dimension(0).name == "row" &&
-                         mesh.dimension(1).size == shape.columns,
-                     "another place"));
+              Check(mesh.num_dimensions() == 2 && mesh.coordinate(0) == row &&
+                        mesh.coordinate(1) == column &&
+                        mesh.dimension(0).name == "row" &&
+                        mesh.dimension(1).size == shape.columns,
+                    "another place"));
           std::vector<int64_t> same_column;
           for (int i = 0; i < shape.rows; ++i) {
             same_column.push_back(i * shape.columns + column);
@@ -138,11 +136,11 @@ TEST(MeshTest, CopiesShareTheGroupsAndAMoveKeepsThem) {
         Mesh mesh, Mesh::Create(Unowned(c), {{"replicate", -1}, {"shard", 2}}));
     const Mesh copy = mesh;
     FSDP_RETURN_IF_ERROR(
-        Expect(copy.group(0) == mesh.group(0) && copy.group(1) == mesh.group(1),
-               "a copy has other groups"));
+        Check(copy.group(0) == mesh.group(0) && copy.group(1) == mesh.group(1),
+              "a copy has other groups"));
     const Mesh moved = std::move(mesh);
     FSDP_RETURN_IF_ERROR(
-        Expect(moved.group(1) == copy.group(1), "a move loses its groups"));
+        Check(moved.group(1) == copy.group(1), "a move loses its groups"));
     return Members(*moved.group(1), c.rank()).status();
   }));
 }
@@ -218,7 +216,7 @@ TEST(MeshTest, ToStringShowsWhichRanksShareAGroup) {
     FSDP_ASSIGN_OR_RETURN(
         const Mesh mesh,
         Mesh::Create(Unowned(c), {{"replicate", 2}, {"shard", 3}}));
-    return Expect(
+    return Check(
         mesh.ToString() ==
             absl::StrCat("replicate 2 x shard 3 ranks, this is rank ", c.rank(),
                          "\n  replicate: {0 3} {1 4} {2 5}"
@@ -232,7 +230,7 @@ TEST(MeshTest, ToStringAbbreviatesManyRanks) {
     FSDP_ASSIGN_OR_RETURN(
         const Mesh mesh,
         Mesh::Create(Unowned(c), {{"replicate", 5}, {"shard", 2}}));
-    return Expect(
+    return Check(
         mesh.ToString() ==
             absl::StrCat("replicate 5 x shard 2 ranks, this is rank ", c.rank(),
                          "\n  replicate: {0 2 ... 8} {1 3 ... 9}"
@@ -250,8 +248,8 @@ TEST(SplitConsecutiveTest, NeighboursShareAGroup) {
           FSDP_ASSIGN_OR_RETURN(const std::shared_ptr<Communicator> part,
                                 SplitConsecutive(world, size));
           FSDP_RETURN_IF_ERROR(
-              Expect((part == world) == (size == c.world_size()),
-                     "all ranks are the group itself, and only they"));
+              Check((part == world) == (size == c.world_size()),
+                    "all ranks are the group itself, and only they"));
           std::vector<int64_t> expected;
           for (int i = 0; i < size; ++i) {
             expected.push_back(c.rank() / size * size + i);

@@ -4,8 +4,6 @@
 #include <c10/core/GradMode.h>
 
 #include <cstdint>
-#include <functional>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -14,12 +12,14 @@
 #include "absl/strings/str_cat.h"
 #include "base/testing/status_matchers.h"
 #include "flat_param/layout.h"
+#include "flat_param/testing/error_text.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::flat_param {
 namespace {
 
+using ::fsdp::flat_param::testing::ErrorText;
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -214,25 +214,16 @@ TEST(FlatParameterTest, ParametersKeepTheirIdentity) {
   EXPECT_FALSE(rank.parameter.Owns(at::Tensor()));
 }
 
-std::string ErrorOf(const std::function<void()>& access) {
-  try {
-    access();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "";
-}
-
 TEST(FlatParameterTest, FreedParametersRaiseTheirUnitsText) {
   at::Tensor weight = Range({4, 4});
   Rank rank = MakeRank(Named({weight}));
   EXPECT_FALSE(rank.parameter.filled());
-  EXPECT_THAT(ErrorOf([&] { weight.sum(); }), HasSubstr(kFreed));
+  EXPECT_THAT(ErrorText([&] { weight.sum(); }), HasSubstr(kFreed));
   rank.parameter.Fill(rank.memory);
   EXPECT_TRUE(rank.parameter.filled());
-  EXPECT_EQ(ErrorOf([&] { weight.sum(); }), "");
+  EXPECT_EQ(ErrorText([&] { weight.sum(); }), "");
   rank.parameter.Empty();
-  EXPECT_THAT(ErrorOf([&] { weight.sum(); }), HasSubstr(kFreed));
+  EXPECT_THAT(ErrorText([&] { weight.sum(); }), HasSubstr(kFreed));
 }
 
 TEST(FlatParameterTest, HoldsItsMemoryWhileFilledOnly) {

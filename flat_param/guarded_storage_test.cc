@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/jit/serialization/pickle.h>
 
-#include <functional>
 #include <memory>
 #include <ostream>
 #include <sstream>
@@ -11,12 +10,14 @@
 #include <vector>
 
 #include "base/testing/status_matchers.h"
+#include "flat_param/testing/error_text.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::flat_param {
 namespace {
 
+using ::fsdp::flat_param::testing::ErrorText;
 using ::testing::HasSubstr;
 
 constexpr int64_t kRows = 4;
@@ -40,16 +41,6 @@ struct Guarded {
                          c10::Device(c10::kCPU), kText};
   at::Tensor parameter = TensorOver(storage, {kRows, kColumns});
 };
-
-// The text of the c10::Error that `access` throws, empty when it throws none.
-std::string ErrorOf(const std::function<void()>& access) {
-  try {
-    access();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "";
-}
 
 void Print(const at::Tensor& p) {
   std::ostringstream text;
@@ -184,13 +175,13 @@ TEST_P(AccessTest, ThrowsOurTextWhileEmptyAndWorksWhileFilled) {
   std::vector<float> first(kNumel, 1);
   std::vector<float> second(kNumel, 1);
   const auto access = [&] { GetParam().run(guarded.parameter); };
-  EXPECT_THAT(ErrorOf(access), HasSubstr(kText)) << "never filled";
+  EXPECT_THAT(ErrorText(access), HasSubstr(kText)) << "never filled";
   guarded.storage.Fill(first.data());
-  EXPECT_EQ(ErrorOf(access), "");
+  EXPECT_EQ(ErrorText(access), "");
   guarded.storage.Empty();
-  EXPECT_THAT(ErrorOf(access), HasSubstr(kText)) << "emptied";
+  EXPECT_THAT(ErrorText(access), HasSubstr(kText)) << "emptied";
   guarded.storage.Fill(second.data());
-  EXPECT_EQ(ErrorOf(access), "") << "filled at another address";
+  EXPECT_EQ(ErrorText(access), "") << "filled at another address";
 }
 
 INSTANTIATE_TEST_SUITE_P(Accesses, AccessTest, ::testing::ValuesIn(kAccesses),
@@ -236,7 +227,7 @@ TEST(GuardedStorageTest, ViewsMadeWhileEmptySeeTheNextFill) {
   Guarded guarded;
   const at::Tensor row = guarded.parameter.t().select(1, 1);
   const at::Tensor alias = guarded.parameter.detach().view({-1});
-  EXPECT_THAT(ErrorOf([&] { row.sum(); }), HasSubstr(kText));
+  EXPECT_THAT(ErrorText([&] { row.sum(); }), HasSubstr(kText));
   std::vector<float> memory(kNumel, 5);
   guarded.storage.Fill(memory.data());
   EXPECT_EQ(row.sum().item<float>(), 5 * kColumns);
@@ -254,10 +245,10 @@ TEST(GuardedStorageTest, BackwardThroughASavedTensorNeedsItFilled) {
   const auto backward = [&] {
     loss.backward(/*gradient=*/{}, /*retain_graph=*/true);
   };
-  EXPECT_THAT(ErrorOf(backward), HasSubstr(kText));
+  EXPECT_THAT(ErrorText(backward), HasSubstr(kText));
   EXPECT_FALSE(x.grad().defined());
   guarded.storage.Fill(second.data());
-  EXPECT_EQ(ErrorOf(backward), "");
+  EXPECT_EQ(ErrorText(backward), "");
   EXPECT_TRUE(x.grad().equal(at::full({kRows, kColumns}, 7)));
 }
 
@@ -267,7 +258,7 @@ TEST(GuardedStorageTest, CannotBeResized) {
     Guarded guarded;
     if (filled) guarded.storage.Fill(memory.data());
     const size_t bytes = guarded.storage.storage().nbytes();
-    EXPECT_NE(ErrorOf([&] { guarded.parameter.resize_({100}); }), "");
+    EXPECT_NE(ErrorText([&] { guarded.parameter.resize_({100}); }), "");
     EXPECT_EQ(guarded.storage.storage().nbytes(), bytes);
   }
 }
@@ -278,7 +269,7 @@ TEST(GuardedStorageTest, TensorsOutliveItAndThrow) {
   guarded->storage.Fill(memory.data());
   const at::Tensor parameter = guarded->parameter;
   guarded.reset();
-  EXPECT_THAT(ErrorOf([&] { parameter.sum(); }), HasSubstr(kText));
+  EXPECT_THAT(ErrorText([&] { parameter.sum(); }), HasSubstr(kText));
   EXPECT_TRUE(IsGuarded(parameter.storage()));
 }
 
@@ -286,7 +277,7 @@ TEST(GuardedStorageTest, OfNoBytesCanBeFilledAndEmptied) {
   GuardedStorage storage(0, c10::Device(c10::kCPU), kText);
   const at::Tensor empty = TensorOver(storage, {0});
   storage.Fill(nullptr);
-  EXPECT_EQ(ErrorOf([&] { empty.sum(); }), "");
+  EXPECT_EQ(ErrorText([&] { empty.sum(); }), "");
   storage.Empty();
   EXPECT_FALSE(storage.filled());
 }
@@ -317,7 +308,7 @@ TEST(GuardedStorageTest, ATagIsFoundFromViewsFilledOrNot) {
     EXPECT_EQ(TagOf(view.storage()), nullptr);
     guarded.storage.SetTag(&tag);
     EXPECT_EQ(TagOf(view.storage()), &tag);
-    EXPECT_THAT(ErrorOf([&] { view.sum(); }), HasSubstr(kText));
+    EXPECT_THAT(ErrorText([&] { view.sum(); }), HasSubstr(kText));
     guarded.storage.Fill(data);
     EXPECT_EQ(TagOf(view.storage()), &tag);
     EXPECT_EQ(view.sum().item<float>(), 0);
@@ -327,11 +318,11 @@ TEST(GuardedStorageTest, ATagIsFoundFromViewsFilledOrNot) {
     guarded.storage.SetTag(&tag);
     guarded.storage.Empty();
     EXPECT_EQ(TagOf(view.storage()), &tag);
-    EXPECT_THAT(ErrorOf([&] { view.sum(); }), HasSubstr(kText));
+    EXPECT_THAT(ErrorText([&] { view.sum(); }), HasSubstr(kText));
   }
   // The tag's owner may be gone with the storage's.
   EXPECT_EQ(TagOf(view.storage()), nullptr);
-  EXPECT_THAT(ErrorOf([&] { view.sum(); }), HasSubstr(kText));
+  EXPECT_THAT(ErrorText([&] { view.sum(); }), HasSubstr(kText));
 }
 
 TEST(GuardedStorageTest, OtherStoragesHaveNoTag) {

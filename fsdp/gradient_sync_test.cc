@@ -26,6 +26,7 @@
 #include "comm/wrappers/recording_communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/options/options.h"
+#include "fsdp/testing/gradient_check.h"
 #include "fsdp/testing/toy_model.h"
 #include "gtest/gtest.h"
 
@@ -38,6 +39,7 @@ using ::fsdp::comm::Communicator;
 using ::fsdp::comm::Mesh;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::testing::FillParameters;
+using ::fsdp::testing::MeanGradient;
 using ::fsdp::testing::Rows;
 using ::fsdp::testing::Unowned;
 
@@ -108,13 +110,7 @@ class Plain {
     }
   }
   at::Tensor Mean(const std::string& name) const {
-    at::Tensor sum;
-    for (const auto& net : nets_) {
-      const at::Tensor gradient = net->named_parameters()[name].grad();
-      if (!gradient.defined()) continue;
-      sum = sum.defined() ? sum + gradient : gradient;
-    }
-    return sum.defined() ? sum / kRanks : sum;
+    return MeanGradient(nets_, name);
   }
 
  private:

@@ -9,6 +9,7 @@
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "offload/file_layout.h"
+#include "offload/store_stats.h"
 
 namespace fsdp::offload {
 
@@ -195,13 +196,7 @@ absl::Status FileStore::Rollback() {
 
 StoreStats FileStore::Stats() const {
   absl::MutexLock lock(&mutex_);
-  StoreStats stats;
-  stats.reads = reads_.stats();
-  stats.writes = writes_.stats();
-  stats.capacity_bytes = extents_.capacity();
-  stats.used_bytes = extents_.used();
-  stats.peak_used_bytes = extents_.peak_used();
-  return stats;
+  return StatsOf(reads_, writes_, extents_);
 }
 
 std::string FileStore::Describe() const { return description_; }

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
+#include "offload/store_stats.h"
 
 namespace fsdp::offload {
 
@@ -192,13 +193,7 @@ absl::Status HostStore::Measure(TransferMeter HostStore::*meter, int64_t bytes,
 
 StoreStats HostStore::Stats() const {
   absl::MutexLock lock(&mutex_);
-  StoreStats stats;
-  stats.reads = reads_.stats();
-  stats.writes = writes_.stats();
-  stats.capacity_bytes = extents_.capacity();
-  stats.used_bytes = extents_.used();
-  stats.peak_used_bytes = extents_.peak_used();
-  return stats;
+  return StatsOf(reads_, writes_, extents_);
 }
 
 std::string HostStore::Describe() const {

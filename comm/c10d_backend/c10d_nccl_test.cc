@@ -13,18 +13,17 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
-#include "comm/work.h"
+#include "comm/testing/finish.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::comm {
 namespace {
 
+using ::fsdp::comm::testing::Finish;
 using ::fsdp::testing::StatusIs;
 using ::testing::HasSubstr;
 
@@ -39,11 +38,6 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateAlone() {
   options.device = 0;
   return CreateC10dNcclCommunicator(c10::make_intrusive<c10d::HashStore>(), 0,
                                     1, options);
-}
-
-absl::Status Finish(absl::StatusOr<std::unique_ptr<Work>> work) {
-  FSDP_RETURN_IF_ERROR(work.status());
-  return (*work)->Wait(absl::Now() + absl::Seconds(30));
 }
 
 at::TensorOptions OnGpu(at::ScalarType dtype) {

@@ -29,20 +29,20 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "comm/call.h"
 #include "comm/communicator.h"
+#include "comm/testing/finish.h"
 #include "comm/testing/run_ranks.h"
-#include "comm/work.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::comm::testing {
 namespace {
 
+using ::fsdp::comm::testing::Finish;
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -96,11 +96,6 @@ absl::Status RunOnGpus(int world_size, const RankFunction& fn,
         static_cast<c10::DeviceIndex>(comm.rank()));
     return fn(comm);
   }));
-}
-
-absl::Status Finish(absl::StatusOr<std::unique_ptr<Work>> work) {
-  FSDP_RETURN_IF_ERROR(work.status());
-  return (*work)->Wait(absl::Now() + absl::Seconds(30));
 }
 
 at::TensorOptions OnGpu(at::ScalarType dtype = at::kFloat) {

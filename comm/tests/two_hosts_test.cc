@@ -26,7 +26,6 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/check.h"
 #include "base/status_macros.h"
@@ -35,12 +34,14 @@
 #include "comm/mesh.h"
 #include "comm/startup/bootstrap_socket.h"
 #include "comm/startup/environment.h"
+#include "comm/testing/finish.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::comm {
 namespace {
 
+using ::fsdp::comm::testing::Finish;
 using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
@@ -48,11 +49,6 @@ using ::testing::HasSubstr;
 constexpr absl::Duration kLimit = absl::Seconds(30);
 constexpr int kNoNamespaces = 77;
 constexpr int kRanks = 4;
-
-absl::Status Finish(absl::StatusOr<std::unique_ptr<Work>> work) {
-  FSDP_RETURN_IF_ERROR(work.status());
-  return (*work)->Wait(absl::Now() + kLimit);
-}
 
 // Small enough for sums that are exact in any order.
 at::Tensor Numbers(int rank, int64_t size) {

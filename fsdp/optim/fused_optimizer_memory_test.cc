@@ -13,6 +13,7 @@
 
 #include "absl/strings/string_view.h"
 #include "fsdp/optim/fused_optimizer_cases.h"
+#include "fsdp/testing/memory_meter.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -22,6 +23,7 @@ namespace {
 using ::fsdp::testing::FusedOptimizerTest;
 using ::fsdp::testing::Kind;
 using ::fsdp::testing::Kinds;
+using ::fsdp::testing::MemoryMeter;
 using ::fsdp::testing::Of;
 using ::fsdp::testing::Shards;
 using ::fsdp::testing::Sizes;
@@ -32,24 +34,11 @@ INSTANTIATE_TEST_SUITE_P(Kinds, FusedOptimizerTest,
                            return info.param.name;
                          });
 
-// Bytes that this thread allocates for tensors while it lives.
-class AllocationCounter : public c10::MemoryReportingInfoBase {
- public:
-  void reportMemoryUsage(void* /*ptr*/, int64_t alloc_size,
-                         size_t /*total_allocated*/, size_t /*total_reserved*/,
-                         c10::Device /*device*/) override {
-    if (alloc_size > 0) bytes += alloc_size;
-  }
-  bool memoryProfilingEnabled() const override { return true; }
-
-  int64_t bytes = 0;
-};
-
 int64_t BytesAllocatedBy(const std::function<void()>& fn) {
-  const auto counter = std::make_shared<AllocationCounter>();
+  const auto counter = std::make_shared<MemoryMeter>();
   const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, counter);
   fn();
-  return counter->bytes;
+  return counter->allocated();
 }
 
 TEST_P(FusedOptimizerTest, AllocatesItsStatesOnceAndNothingAfterwards) {

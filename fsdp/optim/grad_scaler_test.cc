@@ -22,6 +22,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/status_macros.h"
+#include "base/testing/status_check.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/local/local_communicator.h"
@@ -37,6 +38,7 @@ namespace {
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::testing::Check;
 using ::fsdp::testing::IsOk;
 using ::fsdp::testing::StatusIs;
 using ::testing::Each;
@@ -46,10 +48,6 @@ using ::testing::SizeIs;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-
-absl::Status Expect(bool condition, const char* what) {
-  return condition ? absl::OkStatus() : absl::InternalError(what);
-}
 
 NamedShard ShardWith(const at::Tensor& gradient) {
   NamedShard named{"weight", {gradient.numel()}, at::zeros_like(gradient), 0};
@@ -273,14 +271,14 @@ TEST(ShardedGradScalerOfRanksTest, UnscalesEveryDtypeBesideEmptyOnes) {
         if (c.rank() == 1) shards.back().shard.mutable_grad().reset();
       }
       FSDP_ASSIGN_OR_RETURN(const bool found_inf, scaler.Unscale(shards));
-      FSDP_RETURN_IF_ERROR(Expect(!found_inf, "found what is not there"));
+      FSDP_RETURN_IF_ERROR(Check(!found_inf, "found what is not there"));
       for (const NamedShard& named : shards) {
         const at::Tensor& gradient = named.shard.grad();
         if (!gradient.defined()) continue;
         FSDP_RETURN_IF_ERROR(
-            Expect(at::equal(gradient * 256,
-                             at::arange(gradient.numel(), gradient.options())),
-                   "another gradient"));
+            Check(at::equal(gradient * 256,
+                            at::arange(gradient.numel(), gradient.options())),
+                  "another gradient"));
       }
       return absl::OkStatus();
     }));
@@ -306,8 +304,8 @@ TEST(ShardedGradScalerOfRanksTest, AllRanksFindWhatOneHas) {
               const bool stepped,
               scaler.Step([&called] { called = true; }, shards));
           FSDP_RETURN_IF_ERROR(scaler.Update());
-          return Expect(!stepped && !called && scaler.scale() == 32768,
-                        "not skipped");
+          return Check(!stepped && !called && scaler.scale() == 32768,
+                       "not skipped");
         }));
       }
     }

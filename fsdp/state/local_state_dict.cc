@@ -1,6 +1,5 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/cat.h>
-#include <c10/core/GradMode.h>
 #include <torch/nn/module.h>
 
 #include <map>
@@ -117,16 +116,9 @@ absl::Status LoadLocalStateDict(ShardedModel& model,
     FSDP_RETURN_IF_ERROR(comm::Agree(model.communicator(), status,
                                      "loading a local state dict",
                                      DeadlineOf(model)));
-    c10::NoGradGuard no_grad;
-    size_t next = 0;
-    for (int unit = 0; unit < model.num_units(); ++unit) {
-      for (const auto& flat : model.flats(unit)) {
-        const Resident resident =
-            ValueOrThrow(Resident::Of(flat->shard(), Use::kOverwrite));
-        at::Tensor shard = flat->shard().detach();
-        shard.copy_(dict.flats[next++].shard);
-      }
-    }
+    std::vector<at::Tensor> shards;
+    for (const LocalFlat& flat : dict.flats) shards.push_back(flat.shard);
+    OverwriteShards(model, shards);
     Apply(*plan);
     return absl::OkStatus();
   });

@@ -1,5 +1,4 @@
 #include <ATen/core/Tensor.h>
-#include <c10/core/GradMode.h>
 #include <torch/nn/module.h>
 
 #include <map>
@@ -114,16 +113,7 @@ absl::Status LoadShardedStateDict(ShardedModel& model,
     FSDP_RETURN_IF_ERROR(comm::Agree(
         model.communicator(), shards.ok() ? plan.status() : shards.status(),
         "loading a sharded state dict", DeadlineOf(model)));
-    c10::NoGradGuard no_grad;
-    size_t next = 0;
-    for (int unit = 0; unit < model.num_units(); ++unit) {
-      for (const auto& flat : model.flats(unit)) {
-        const Resident resident =
-            ValueOrThrow(Resident::Of(flat->shard(), Use::kOverwrite));
-        at::Tensor shard = flat->shard().detach();
-        shard.copy_((*shards)[next++]);
-      }
-    }
+    OverwriteShards(model, *shards);
     Apply(*plan);
     return absl::OkStatus();
   });

@@ -14,12 +14,14 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/types/span.h"
 #include "base/status_error.h"
 #include "base/status_macros.h"
 #include "flat_param/flat_parameter.h"
 #include "flat_param/layout.h"
 #include "fsdp/memory/buffer_layout.h"
 #include "fsdp/memory/resting_memory.h"
+#include "fsdp/model/sharded_model.h"
 
 namespace fsdp {
 namespace {
@@ -44,6 +46,19 @@ void CheckValue(const std::string& name, const at::Tensor& value,
 }
 
 }  // namespace
+
+void OverwriteShards(ShardedModel& model, absl::Span<const at::Tensor> shards) {
+  c10::NoGradGuard no_grad;
+  size_t next = 0;
+  for (int unit = 0; unit < model.num_units(); ++unit) {
+    for (const auto& flat : model.flats(unit)) {
+      const Resident resident =
+          ValueOrThrow(Resident::Of(flat->shard(), Use::kOverwrite));
+      at::Tensor shard = flat->shard().detach();
+      shard.copy_(shards[next++]);
+    }
+  }
+}
 
 at::Tensor CopyOf(const at::Tensor& tensor, c10::ScalarType dtype,
                   bool to_cpu) {

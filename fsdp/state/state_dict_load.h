@@ -12,7 +12,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "flat_param/flat_parameter.h"
+#include "fsdp/model/sharded_model.h"
 #include "fsdp/state/named_values.h"
 #include "fsdp/state/state_dict.h"
 
@@ -34,6 +36,9 @@ void Apply(const LoadPlan& plan);
 // Copies this rank's part of the whole `value` of parameter i into the shard.
 void TakeOwnRange(const flat_param::FlatParameter& flat, int i,
                   const at::Tensor& value);
+
+// Overwrites the model's shards, in the order of its flat parameters. Throws.
+void OverwriteShards(ShardedModel& model, absl::Span<const at::Tensor> shards);
 
 at::Tensor CopyOf(const at::Tensor& tensor, c10::ScalarType dtype, bool to_cpu);
 void AddOthers(const NamedValues& values, bool to_cpu, StateDict& dict);

@@ -13,8 +13,10 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
@@ -45,12 +47,44 @@ inline Gradients ShardGradients(const ShardedModuleBase& model) {
   return result;
 }
 
+// The mean of the gradients of parameter `name` in `nets`, of which those that
+// have none count as zero; undefined where none has one.
+template <typename Net>
+at::Tensor MeanGradient(const std::vector<std::shared_ptr<Net>>& nets,
+                        const std::string& name) {
+  at::Tensor sum;
+  for (const auto& net : nets) {
+    const at::Tensor gradient = net->named_parameters()[name].grad();
+    if (!gradient.defined()) continue;
+    sum = sum.defined() ? sum + gradient : gradient;
+  }
+  return sum.defined() ? sum / static_cast<double>(nets.size()) : sum;
+}
+
 using Forwarding = std::function<at::Tensor(at::Tensor)>;
 using LossOf = std::function<at::Tensor(Forwarding)>;
 
 // `input`, other for each rank: a gradient that is not reduced is then wrong.
 inline at::Tensor InputOf(int rank, const at::Tensor& input) {
   return input * (1 + rank) + 0.25 * rank;
+}
+
+// Adds the part that the gradients of `plain`, one of `world_size` modules,
+// have in the mean of all, in storage order.
+inline void AddShare(const torch::nn::Module& plain, int world_size,
+                     Gradients& means) {
+  for (const auto& item : plain.named_parameters()) {
+    at::Tensor gradient = item.value().grad();
+    if (!gradient.defined()) continue;
+    if (gradient.is_sparse()) gradient = gradient.to_dense();
+    // All parameters compared here are row-major or transposed.
+    const at::Tensor dense = item.value().is_contiguous()
+                                 ? gradient.reshape({-1})
+                                 : gradient.t().reshape({-1});
+    at::Tensor& mean = means[item.key()];
+    const at::Tensor share = dense / world_size;
+    mean = mean.defined() ? mean + share : share;
+  }
 }
 
 // Means over the ranks of what a plain module of each computes, in storage
@@ -64,20 +98,44 @@ Gradients PlainGradients(const std::function<std::shared_ptr<Net>()>& make_net,
     loss([&](at::Tensor x) -> at::Tensor {
       return plain->forward(InputOf(rank, x));
     }).backward();
-    for (const auto& item : plain->named_parameters()) {
-      at::Tensor gradient = item.value().grad();
-      if (!gradient.defined()) continue;
-      if (gradient.is_sparse()) gradient = gradient.to_dense();
-      // All parameters compared here are row-major or transposed.
-      const at::Tensor dense = item.value().is_contiguous()
-                                   ? gradient.reshape({-1})
-                                   : gradient.t().reshape({-1});
-      at::Tensor& mean = result[item.key()];
-      const at::Tensor share = dense / world_size;
-      mean = mean.defined() ? mean + share : share;
-    }
+    AddShare(*plain, world_size, result);
   }
   return result;
+}
+
+// ShardGradients() of all ranks together. A collective.
+inline absl::StatusOr<Gradients> SummedGradients(
+    comm::Communicator& communicator, const ShardedModuleBase& model) {
+  Gradients result = ShardGradients(model);
+  for (auto& [name, sum] : result) {
+    FSDP_ASSIGN_OR_RETURN(
+        auto work, communicator.AllReduce(sum, comm::ReduceOp::kSum, "test"));
+    FSDP_RETURN_IF_ERROR(work->Wait(absl::InfiniteFuture()));
+  }
+  return result;
+}
+
+// Gradients equal `means`, and the same names have one. A collective.
+inline absl::Status CheckMeans(comm::Communicator& communicator,
+                               const ShardedModuleBase& model,
+                               const Gradients& means) {
+  FSDP_ASSIGN_OR_RETURN(const Gradients actual,
+                        SummedGradients(communicator, model));
+  for (const auto& [name, sum] : actual) {
+    const auto found = means.find(name);
+    if (found == means.end()) {
+      return absl::InternalError(absl::StrCat(name, " has a gradient"));
+    }
+    if (!at::allclose(sum, found->second, 1e-4, 1e-6)) {
+      return absl::InternalError(absl::StrCat("gradient of ", name));
+    }
+  }
+  for (const auto& [name, gradient] : means) {
+    if (actual.count(name) == 0) {
+      return absl::InternalError(absl::StrCat(name, " has no gradient"));
+    }
+  }
+  return absl::OkStatus();
 }
 
 // `make_net` makes a module, `loss` runs it. Gradients equal the mean of those
@@ -93,24 +151,7 @@ absl::Status CheckGradients(
   FSDP_RETURN_IF_ERROR(model->Backward(loss([&](at::Tensor x) {
     return model->forward(InputOf(communicator.rank(), x));
   })));
-  Gradients actual = ShardGradients(*model);
-  for (auto& [name, sum] : actual) {
-    const auto found = expected.find(name);
-    if (found == expected.end()) {
-      return absl::InternalError(absl::StrCat(name, " has a gradient"));
-    }
-    FSDP_ASSIGN_OR_RETURN(
-        auto work, communicator.AllReduce(sum, comm::ReduceOp::kSum, "test"));
-    FSDP_RETURN_IF_ERROR(work->Wait(absl::InfiniteFuture()));
-    if (!at::allclose(sum, found->second, 1e-4, 1e-6)) {
-      return absl::InternalError(absl::StrCat("gradient of ", name));
-    }
-  }
-  for (const auto& [name, gradient] : expected) {
-    if (actual.count(name) == 0) {
-      return absl::InternalError(absl::StrCat(name, " has no gradient"));
-    }
-  }
+  FSDP_RETURN_IF_ERROR(CheckMeans(communicator, *model, expected));
   if (model->memory_stats().parameters.in_use_bytes != 0) {
     return absl::InternalError("unsharded memory is left");
   }

@@ -1,6 +1,9 @@
 #include "fsdp/testing/trained_values.h"
 
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
 #include <ATen/ops/equal.h>
+#include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
 #include "absl/status/status.h"
@@ -8,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/memory/resting_memory.h"
 
 namespace fsdp::testing {
 
@@ -20,6 +24,32 @@ absl::StatusOr<Values> ValuesOf(ShardedModuleBase& model,
                         model.GatherOptimizerState(optimizer));
   for (const auto& item : states.tensors) values[item.key()] = item.value();
   return values;
+}
+
+absl::Status CheckShards(const ShardedModuleBase& model,
+                         const torch::nn::Module& plain) {
+  const auto expected = plain.named_parameters();
+  for (const NamedShard& named : model.NamedShards()) {
+    FSDP_ASSIGN_OR_RETURN(const Resident resident,
+                          Resident::Of(named.shard, Use::kRead));
+    const at::Tensor whole = expected[named.name].detach().reshape({-1});
+    if (!at::allclose(named.shard,
+                      whole.narrow(0, named.begin, named.shard.numel()), 1e-5,
+                      1e-6)) {
+      return absl::InternalError(named.name);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SameBuffers(const torch::nn::Module& module,
+                         const torch::nn::Module& expected) {
+  const auto buffers = expected.named_buffers();
+  for (const auto& item : module.named_buffers()) {
+    if (at::allclose(item.value(), buffers[item.key()], 1e-5, 1e-6)) continue;
+    return absl::InternalError(absl::StrCat("buffer ", item.key()));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckEqual(const Values& actual, const Values& expected) {

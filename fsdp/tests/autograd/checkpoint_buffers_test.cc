@@ -22,6 +22,7 @@
 #include "fsdp/options/wrap_policy.h"
 #include "fsdp/recompute/checkpoint.h"
 #include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/trained_values.h"
 #include "gtest/gtest.h"
 
 namespace fsdp {
@@ -30,6 +31,7 @@ namespace {
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::testing::Rows;
+using ::fsdp::testing::SameBuffers;
 using ::fsdp::testing::Unowned;
 
 constexpr int64_t kDim = 5;
@@ -101,16 +103,6 @@ class Net : public torch::nn::Module {
 
   const Regions regions_;
 };
-
-absl::Status SameBuffers(const torch::nn::Module& module,
-                         const torch::nn::Module& expected) {
-  const auto buffers = expected.named_buffers();
-  for (const auto& item : module.named_buffers()) {
-    if (at::allclose(item.value(), buffers[item.key()], 1e-5, 1e-6)) continue;
-    return absl::InternalError(absl::StrCat("buffer ", item.key()));
-  }
-  return absl::OkStatus();
-}
 
 // Two steps on rows of this rank.
 absl::Status Check(Communicator& world, Regions regions, bool transparent) {

@@ -14,8 +14,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "base/torch_status.h"
@@ -34,11 +32,12 @@ namespace {
 
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::testing::AddShare;
+using ::fsdp::testing::CheckMeans;
 using ::fsdp::testing::Filled;
 using ::fsdp::testing::Gradients;
 using ::fsdp::testing::kDim;
 using ::fsdp::testing::Rows;
-using ::fsdp::testing::ShardGradients;
 using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::UnitImpl;
 using ::fsdp::testing::UnitsOf;
@@ -125,12 +124,7 @@ Gradients PlainMeans(const Program& program, int world_size) {
     for (int i = 0; i <= program.no_sync; ++i) {
       LossOf(net->forward(RowsOf(rank, i))).backward();
     }
-    for (const auto& item : net->named_parameters()) {
-      if (!item.value().grad().defined()) continue;
-      const at::Tensor share = item.value().grad().reshape({-1}) / world_size;
-      at::Tensor& mean = means[item.key()];
-      mean = mean.defined() ? mean + share : share;
-    }
+    AddShare(*net, world_size, means);
   }
   return means;
 }
@@ -154,20 +148,7 @@ absl::Status CheckHooks(Communicator& world, const Program& program) {
     if (i == 0 && program.when == When::kAfterForward) Register(*net);
     FSDP_RETURN_IF_ERROR(model->Backward(loss));
   }
-  const Gradients means = PlainMeans(program, world.world_size());
-  Gradients actual = ShardGradients(*model);
-  if (actual.size() != means.size()) {
-    return absl::InternalError("other parameters have gradients");
-  }
-  for (auto& [name, sum] : actual) {
-    FSDP_ASSIGN_OR_RETURN(auto work,
-                          world.AllReduce(sum, comm::ReduceOp::kSum, "test"));
-    FSDP_RETURN_IF_ERROR(work->Wait(absl::InfiniteFuture()));
-    if (!at::allclose(sum, means.at(name), 1e-4, 1e-6)) {
-      return absl::InternalError(absl::StrCat("gradient of ", name));
-    }
-  }
-  return absl::OkStatus();
+  return CheckMeans(world, *model, PlainMeans(program, world.world_size()));
 }
 
 void ExpectAsPlain(const Program& program) {

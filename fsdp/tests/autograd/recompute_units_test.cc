@@ -37,6 +37,7 @@
 #include "fsdp/recompute/checkpoint.h"
 #include "fsdp/testing/gradient_check.h"
 #include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/trained_values.h"
 #include "gtest/gtest.h"
 #include "offload/host_store.h"
 
@@ -48,6 +49,7 @@ using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::testing::Gradients;
 using ::fsdp::testing::kDim;
 using ::fsdp::testing::Rows;
+using ::fsdp::testing::SameBuffers;
 using ::fsdp::testing::ShardGradients;
 using ::fsdp::testing::Unowned;
 using ::torch::nn::BatchNorm1d;
@@ -169,16 +171,6 @@ absl::Status SameBits(const ShardedModuleBase& model,
     }
     return absl::InternalError(
         absl::StrCat("gradient of ", named.name, " has other bits"));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status SameBuffers(const torch::nn::Module& module,
-                         const torch::nn::Module& expected) {
-  const auto buffers = expected.named_buffers();
-  for (const auto& item : module.named_buffers()) {
-    if (at::allclose(item.value(), buffers[item.key()], 1e-5, 1e-6)) continue;
-    return absl::InternalError(absl::StrCat("buffer ", item.key()));
   }
   return absl::OkStatus();
 }

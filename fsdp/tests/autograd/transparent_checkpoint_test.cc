@@ -1,7 +1,6 @@
 // Checkpointed regions around units that nobody reports: gradients are those of
 // the same model without regions, however often backward comes.
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/allclose.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/linear.h>
 
@@ -9,8 +8,6 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
@@ -26,10 +23,11 @@ namespace {
 
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::testing::AddShare;
+using ::fsdp::testing::CheckMeans;
 using ::fsdp::testing::Gradients;
 using ::fsdp::testing::kDim;
 using ::fsdp::testing::Rows;
-using ::fsdp::testing::ShardGradients;
 using ::fsdp::testing::UnitsOf;
 using ::fsdp::testing::Unowned;
 using ::torch::nn::Linear;
@@ -110,12 +108,7 @@ Gradients PlainMeans(Backwards backwards, int world_size) {
           loss.backward({}, retain_graph);
           return absl::OkStatus();
         }));
-    for (const auto& item : net.named_parameters()) {
-      if (!item.value().grad().defined()) continue;
-      const at::Tensor share = item.value().grad().reshape({-1}) / world_size;
-      at::Tensor& mean = means[item.key()];
-      mean = mean.defined() ? mean + share : share;
-    }
+    AddShare(net, world_size, means);
   }
   return means;
 }
@@ -131,19 +124,8 @@ absl::Status Check(Communicator& world, Regions regions, Backwards backwards) {
       [&](const at::Tensor& loss, bool retain_graph) {
         return model->Backward(loss, retain_graph);
       }));
-  const Gradients means = PlainMeans(backwards, world.world_size());
-  Gradients actual = ShardGradients(*model);
-  if (actual.size() != means.size()) {
-    return absl::InternalError("other parameters have gradients");
-  }
-  for (auto& [name, sum] : actual) {
-    FSDP_ASSIGN_OR_RETURN(auto work,
-                          world.AllReduce(sum, comm::ReduceOp::kSum, "test"));
-    FSDP_RETURN_IF_ERROR(work->Wait(absl::InfiniteFuture()));
-    if (!at::allclose(sum, means.at(name), 1e-4, 1e-6)) {
-      return absl::InternalError(absl::StrCat("gradient of ", name));
-    }
-  }
+  FSDP_RETURN_IF_ERROR(
+      CheckMeans(world, *model, PlainMeans(backwards, world.world_size())));
   if (model->memory_stats().parameters.in_use_bytes != 0) {
     return absl::InternalError("unsharded memory is left");
   }

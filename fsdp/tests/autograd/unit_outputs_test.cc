@@ -19,7 +19,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
 #include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
@@ -43,8 +42,8 @@ using ::fsdp::testing::FillParameters;
 using ::fsdp::testing::Gradients;
 using ::fsdp::testing::kDim;
 using ::fsdp::testing::Rows;
-using ::fsdp::testing::ShardGradients;
 using ::fsdp::testing::SquareLoss;
+using ::fsdp::testing::SummedGradients;
 using ::fsdp::testing::UnitsOf;
 using ::fsdp::testing::Unowned;
 using ::torch::nn::Linear;
@@ -303,12 +302,7 @@ absl::StatusOr<Outcome> RunSharded(Communicator& world, const Body& body,
       Run(
           world.rank(), caller, [&](at::Tensor x) { return model->forward(x); },
           [&](const at::Tensor& loss) { return model->Backward(loss); }));
-  outcome.gradients = ShardGradients(*model);
-  for (auto& [name, sum] : outcome.gradients) {
-    FSDP_ASSIGN_OR_RETURN(auto work,
-                          world.AllReduce(sum, comm::ReduceOp::kSum, "test"));
-    FSDP_RETURN_IF_ERROR(work->Wait(absl::InfiniteFuture()));
-  }
+  FSDP_ASSIGN_OR_RETURN(outcome.gradients, SummedGradients(world, *model));
   if (model->memory_stats().parameters.in_use_bytes != 0) {
     return absl::InternalError("unsharded memory is left");
   }

@@ -1,142 +1,46 @@
-// What transparent units refuse, and what failures inside operators leave
-// behind: LibTorch swallows what an operator's callback throws.
+// What transparent units refuse.
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/allclose.h>
-#include <ATen/ops/equal.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
-#include <torch/nn/module.h>
-#include <torch/nn/modules/linear.h>
 
 #include <functional>
-#include <memory>
-#include <stdexcept>
-#include <string>
 #include <thread>
-#include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "base/torch_status.h"
 #include "comm/communicator.h"
-#include "comm/local/local_communicator.h"
-#include "comm/testing/failing_communicator.h"
 #include "comm/testing/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
+#include "fsdp/tests/errors/acting_net.h"
 #include "gtest/gtest.h"
 
 namespace fsdp {
 namespace {
 
+using ::fsdp::acting_net::Acting;
+using ::fsdp::acting_net::CheckStepIsExact;
+using ::fsdp::acting_net::Expect;
+using ::fsdp::acting_net::ExpectFails;
+using ::fsdp::acting_net::kDim;
+using ::fsdp::acting_net::kRanks;
+using ::fsdp::acting_net::Model;
+using ::fsdp::acting_net::ShardActing;
+using ::fsdp::acting_net::TransparentOptions;
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::comm::testing::RunRanks;
-using ::fsdp::testing::FillParameters;
 using ::fsdp::testing::Rows;
-using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::Unowned;
-using ::testing::AllOf;
-using ::testing::Each;
-using ::testing::HasSubstr;
-using ::torch::nn::Linear;
 using Code = absl::StatusCode;
-
-constexpr int64_t kDim = 4;
-constexpr int kRanks = 2;
-
-// Does what `act` says; without it, what a plain model of three layers does.
-class Acting : public torch::nn::Module {
- public:
-  using Act = std::function<at::Tensor(Acting& net, const at::Tensor& x)>;
-  Acting()
-      : first(register_module("first", Linear(kDim, kDim))),
-        second(register_module("second", Linear(kDim, kDim))),
-        third(register_module("third", Linear(kDim, kDim))) {
-    FillParameters(*this, 1);
-  }
-  at::Tensor forward(const at::Tensor& x) {
-    if (act) return act(*this, x);
-    return third->forward(second->forward(first->forward(x).tanh()).tanh());
-  }
-  Linear first, second, third;
-  Act act;
-};
-
-using Model = FullyShardedDataParallel<Acting>;
-
-Options TransparentOptions() {
-  Options options;
-  options.transparent = true;
-  options.wrap_policy = WrapModules<torch::nn::LinearImpl>();
-  options.abort_on_failure = false;
-  return options;
-}
-
-absl::StatusOr<Model> ShardActing(Communicator& communicator,
-                                  Options options = TransparentOptions()) {
-  return FullyShard(std::make_shared<Acting>(), Unowned(communicator), options);
-}
-
-// Whatever has happened before: nothing is gathered, and a step has the loss
-// and the gradients of a model that has never failed.
-absl::Status CheckStepIsExact(Model& model, Communicator& communicator) {
-  if (model->memory_stats().parameters.in_use_bytes != 0) {
-    return absl::InternalError("unsharded memory is left");
-  }
-  model->module()->act = nullptr;
-  FSDP_ASSIGN_OR_RETURN(Model fresh, ShardActing(communicator));
-  const at::Tensor x = Rows(communicator.rank(), 3, kDim);
-  const at::Tensor loss = model->forward(x).square().mean();
-  const at::Tensor expected = fresh->forward(x).square().mean();
-  if (!at::equal(loss, expected)) return absl::InternalError("loss differs");
-  for (at::Tensor& shard : model->Parameters()) shard.mutable_grad().reset();
-  FSDP_RETURN_IF_ERROR(model->Backward(loss));
-  FSDP_RETURN_IF_ERROR(fresh->Backward(expected));
-  for (size_t i = 0; i < fresh->Parameters().size(); ++i) {
-    if (!at::equal(model->Parameters()[i].grad(),
-                   fresh->Parameters()[i].grad())) {
-      return absl::InternalError(absl::StrCat("gradient ", i, " differs"));
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Expect(const absl::Status& status, Code code,
-                    const std::string& text) {
-  if (::testing::Value(status, StatusIs(code, HasSubstr(text)))) {
-    return absl::OkStatus();
-  }
-  return absl::InternalError(absl::StrCat("not refused: ", status.ToString()));
-}
-
-// `act` fails alike on all ranks, as the model's forward or in a backward of
-// it, and the model is as good as new afterwards.
-void ExpectFails(const Acting::Act& act, Code code, const std::string& text) {
-  EXPECT_OK(RunAllRanks(kRanks, [&](Communicator& communicator) {
-    FSDP_ASSIGN_OR_RETURN(Model model, ShardActing(communicator));
-    for (int round = 0; round < 2; ++round) {
-      model->module()->act = act;
-      const absl::Status status = TorchToStatus("step", [&] {
-        ThrowIfError(model->Backward(model->forward(Rows(0, 3, kDim)).sum()));
-      });
-      FSDP_RETURN_IF_ERROR(Expect(status, code, text));
-      FSDP_RETURN_IF_ERROR(CheckStepIsExact(model, communicator));
-    }
-    return absl::OkStatus();
-  }));
-}
 
 // --- Access outside forward --------------------------------------------------
 
@@ -302,157 +206,6 @@ TEST(TransparentErrorsTest, ACustomFunctionMayTakeAViewOfAParameter) {
     }
     return CheckStepIsExact(model, communicator);
   }));
-}
-
-// --- Exceptions --------------------------------------------------------------
-
-class UsersError : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
-
-TEST(TransparentErrorsTest, AnExceptionInForwardKeepsItsType) {
-  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& communicator) {
-    FSDP_ASSIGN_OR_RETURN(Model model, ShardActing(communicator));
-    for (int round = 0; round < 2; ++round) {
-      model->module()->act = [](Acting& net, const at::Tensor& x) {
-        net.second->forward(net.first->forward(x));
-        throw UsersError("out of tea");
-        return x;
-      };
-      bool kept_type = false;
-      TorchToStatus("forward", [&] {
-        try {
-          model->forward(Rows(0, 3, kDim));
-        } catch (const UsersError&) {
-          kept_type = true;
-        }
-      }).IgnoreError();
-      if (!kept_type) return absl::InternalError("type");
-      FSDP_RETURN_IF_ERROR(CheckStepIsExact(model, communicator));
-    }
-    return absl::OkStatus();
-  }));
-}
-
-TEST(TransparentErrorsTest, AnExceptionInBackward) {
-  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& communicator) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(Model model, ShardActing(communicator));
-    for (const bool through_us : {true, false}) {
-      model->module()->act = [](Acting& net, const at::Tensor& x) {
-        at::Tensor y = net.second->forward(net.first->forward(x));
-        y.register_hook([](const at::Tensor&) -> at::Tensor {
-          throw UsersError("in a hook");
-        });
-        return net.third->forward(y);
-      };
-      const at::Tensor loss = model->forward(Rows(0, 3, kDim)).sum();
-      const absl::Status status =
-          through_us ? model->Backward(loss)
-                     : TorchToStatus("backward", [&] { loss.backward(); });
-      FSDP_RETURN_IF_ERROR(Expect(status, Code::kUnknown, "in a hook"));
-      if (!through_us) {
-        // The next forward finds out.
-        c10::NoGradGuard no_grad;
-        model->module()->act = nullptr;
-        model->forward(Rows(0, 3, kDim));
-      }
-      FSDP_RETURN_IF_ERROR(CheckStepIsExact(model, communicator));
-    }
-    return absl::OkStatus();
-  }));
-}
-
-TEST(TransparentErrorsTest, AnExceptionInBackwardLeavesAnotherBackwardExact) {
-  EXPECT_OK(RunAllRanks(kRanks, [](Communicator& communicator) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(Model model, ShardActing(communicator));
-    FSDP_ASSIGN_OR_RETURN(Model fresh, ShardActing(communicator));
-    const at::Tensor x = Rows(0, 3, kDim);
-    const at::Tensor fails = model->forward(x).sum();
-    at::Tensor other = model->forward(x);
-    // Enters backward without the root's output.
-    const at::Tensor loss = other.square().mean();
-    const at::Tensor bad = fails * 2;
-    fails.register_hook(
-        [](const at::Tensor&) -> at::Tensor { throw UsersError("hook"); });
-    if (TorchToStatus("b", [&] { bad.backward(); }).ok()) {
-      return absl::InternalError("the hook did not throw");
-    }
-    FSDP_RETURN_IF_ERROR(TorchToStatus("b", [&] { loss.backward(); }));
-    FSDP_RETURN_IF_ERROR(fresh->Backward(fresh->forward(x).square().mean()));
-    for (size_t i = 0; i < fresh->Parameters().size(); ++i) {
-      if (!at::equal(model->Parameters()[i].grad(),
-                     fresh->Parameters()[i].grad())) {
-        return absl::InternalError(absl::StrCat("gradient ", i, " differs"));
-      }
-    }
-    return CheckStepIsExact(model, communicator);
-  }));
-}
-
-// A collective that fails inside an operator's callback: the error of the
-// step is its own, not that of the operator which then finds no memory.
-void ExpectReportsFailureOf(const std::string& label, int64_t nth,
-                            bool through_us) {
-  auto group = comm::CreateLocalGroup(kRanks);
-  ASSERT_OK(group.status());
-  comm::testing::FailurePlan plan;
-  plan.label = label;
-  plan.nth = nth;
-  plan.error = absl::UnavailableError("the cable was pulled");
-  (*group)[1] = FailOnPlan(std::move((*group)[1]), plan);
-  const std::vector<absl::Status> statuses =
-      RunRanks(*group, [&](Communicator& communicator) -> absl::Status {
-        Options options = TransparentOptions();
-        options.abort_on_failure = true;
-        options.prefetch.forward = options.prefetch.backward = false;
-        FSDP_ASSIGN_OR_RETURN(Model model, ShardActing(communicator, options));
-        return TorchToStatus("step", [&] {
-          const at::Tensor loss = model->forward(Rows(0, 3, kDim)).sum();
-          if (through_us) {
-            ThrowIfError(model->Backward(loss));
-          } else {
-            loss.backward();
-          }
-        });
-      });
-  if (through_us) {
-    EXPECT_THAT(statuses[1], StatusIs(Code::kUnavailable,
-                                      HasSubstr("the cable was pulled")));
-    EXPECT_THAT(statuses[0],
-                StatusIs(Code::kAborted, HasSubstr("the cable was pulled")));
-  } else {
-    EXPECT_FALSE(statuses[0].ok());
-    EXPECT_FALSE(statuses[1].ok());
-  }
-}
-
-TEST(TransparentErrorsTest, AGatherThatFailsInForward) {
-  // The first of a unit's calls broadcasts its parameters.
-  ExpectReportsFailureOf("second", 1, /*through_us=*/true);
-}
-
-TEST(TransparentErrorsTest, AGatherThatFailsInBackward) {
-  ExpectReportsFailureOf("second", 2, /*through_us=*/true);
-  ExpectReportsFailureOf("second", 2, /*through_us=*/false);
-}
-
-TEST(TransparentErrorsTest, RanksThatRunDifferentUnits) {
-  const std::vector<absl::Status> statuses =
-      RunRanks(kRanks, [](Communicator& communicator) -> absl::Status {
-        Options options = TransparentOptions();
-        options.abort_on_failure = true;
-        FSDP_ASSIGN_OR_RETURN(Model model, ShardActing(communicator, options));
-        model->module()->act = [&](Acting& net, const at::Tensor& x) {
-          return communicator.rank() == 0 ? net.first->forward(x)
-                                          : net.second->forward(x);
-        };
-        return TorchToStatus("forward",
-                             [&] { model->forward(Rows(0, 3, kDim)); });
-      });
-  EXPECT_THAT(statuses, Each(StatusIs(Code::kInvalidArgument,
-                                      AllOf(HasSubstr("all-gather of first"),
-                                            HasSubstr("of second")))));
 }
 
 // --- Autograd ----------------------------------------------------------------

@@ -1,40 +1,26 @@
 // What users gather between steps, beside ranks that are late with writing
 // their shards: where they compute with each other's memory, and where not.
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/allclose.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full_like.h>
 #include <c10/core/GradMode.h>
+#include <torch/nn/module.h>
 #include <torch/optim/sgd.h>
-#include <torch/types.h>
 
 #include <atomic>
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
-#include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
-#include "base/torch_status.h"
 #include "comm/communicator.h"
-#include "comm/fence.h"
-#include "comm/local/local_communicator.h"
 #include "comm/testing/run_ranks.h"
-#include "comm/testing/shared_memory_group.h"
-#include "comm/wrappers/forwarding_communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/recompute/checkpoint.h"
 #include "fsdp/state/full_params.h"
 #include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
+#include "fsdp/tests/memory/memory_requests.h"
 #include "gtest/gtest.h"
 
 namespace fsdp {
@@ -42,93 +28,28 @@ namespace {
 
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::AllOk;
-using ::fsdp::comm::testing::CreateSharedMemoryGroup;
 using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::memory_requests::Block;
+using ::fsdp::memory_requests::Fail;
+using ::fsdp::memory_requests::Group;
+using ::fsdp::memory_requests::kBlocks;
+using ::fsdp::memory_requests::kDim;
+using ::fsdp::memory_requests::kPatience;
+using ::fsdp::memory_requests::kRate;
+using ::fsdp::memory_requests::MakeGroup;
+using ::fsdp::memory_requests::Net;
+using ::fsdp::memory_requests::OptionsFor;
+using ::fsdp::memory_requests::Plain;
+using ::fsdp::memory_requests::Request;
+using ::fsdp::memory_requests::Requests;
+using ::fsdp::memory_requests::UnshardAndWait;
+using ::fsdp::memory_requests::Way;
+using ::fsdp::memory_requests::Ways;
+using ::fsdp::memory_requests::WithToldFences;
 using ::fsdp::testing::BlockImpl;
-using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::IsOk;
 using ::fsdp::testing::Loss;
 using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::NetImpl;
-using ::fsdp::testing::Rows;
-using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::Unowned;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-
-constexpr int64_t kDim = 7;
-constexpr int kBlocks = 3;
-constexpr double kRate = 0.5;
-constexpr absl::Duration kPatience = absl::Seconds(30);
-
-using Net = FullyShardedDataParallel<NetImpl>;
-using Group = std::vector<std::unique_ptr<Communicator>>;
-
-absl::Status Fail(const std::string& text) { return absl::InternalError(text); }
-
-// How ranks hold the parameters.
-struct Way {
-  std::string name;
-  bool in_one_host;     // a shared-memory group
-  bool shares = false;  // Options::share_memory
-  bool is_bf16 = false;
-};
-const std::vector<Way>& Ways() {
-  static const auto* const ways =
-      new std::vector<Way>{{"local", false},
-                           {"local bf16", false, false, true},
-                           {"host, gathered", true},
-                           {"host, common", true, true},
-                           {"host, common bf16", true, true, true}};
-  return *ways;
-}
-
-absl::StatusOr<Group> MakeGroup(const Way& way, int world_size) {
-  return way.in_one_host ? CreateSharedMemoryGroup(world_size)
-                         : comm::CreateLocalGroup(world_size);
-}
-
-Options OptionsFor(const Way& way) {
-  Options options = BlockUnits();
-  options.share_memory = way.shares;
-  options.abort_on_failure = false;
-  if (way.is_bf16) options.unit.precision.param_dtype = at::kBFloat16;
-  return options;
-}
-
-// Tells when a rank reaches a fence.
-class ToldFence final : public comm::Fence {
- public:
-  ToldFence(std::unique_ptr<comm::Fence> base, std::function<void()> tell)
-      : base_(std::move(base)), tell_(std::move(tell)) {}
-  void Arrive() override {
-    base_->Arrive();
-    tell_();
-  }
-  absl::Status Wait(absl::Time deadline) override {
-    return base_->Wait(deadline);
-  }
-
- private:
-  const std::unique_ptr<comm::Fence> base_;
-  const std::function<void()> tell_;
-};
-
-class WithToldFences final : public comm::ForwardingCommunicator {
- public:
-  WithToldFences(std::shared_ptr<Communicator> base, std::function<void()> tell)
-      : ForwardingCommunicator(std::move(base)), tell_(std::move(tell)) {}
-
-  absl::StatusOr<comm::CommonMemory> AllocateCommon(int64_t bytes) override {
-    FSDP_ASSIGN_OR_RETURN(comm::CommonMemory common,
-                          base().AllocateCommon(bytes));
-    common.fence = std::make_unique<ToldFence>(std::move(common.fence), tell_);
-    return common;
-  }
-
- private:
-  const std::function<void()> tell_;
-};
 
 // The last rank writes its shards when rank 0 has gone as far as it gets
 // without: to a fence of its next forward, or through it.
@@ -154,175 +75,16 @@ class LateRank {
   std::vector<absl::Notification> reached_;
 };
 
-// One thing a user does after backward and before the optimizer steps, and
-// after; and which blocks have the values of before the step meanwhile.
-struct Request {
-  std::string name;
-  std::function<absl::Status(Net&)> before;
-  std::function<absl::Status(Net&)> after;
-  std::vector<int> held;    // blocks
-  bool holds_root = false;  // the rest
-};
-
-absl::Status UnshardAndWait(torch::nn::Module& module) {
-  FSDP_ASSIGN_OR_RETURN(UnshardHandle handle, Unshard(module));
-  return handle.Wait();
-}
-
-torch::nn::Module& Block(Net& model, int i) {
-  return *model.module()->blocks[i];
-}
-
-absl::Status Nothing(Net&) { return absl::OkStatus(); }
-
-absl::Status ReshardAll(Net& model) {
-  for (int i = 0; i < kBlocks; ++i) {
-    FSDP_RETURN_IF_ERROR(Reshard(Block(model, i)));
-  }
-  return Reshard(*model.module());
-}
-
-std::vector<Request> Requests() {
-  return {
-      {"nothing", Nothing, Nothing, {}},
-      {"one unit",
-       [](Net& model) { return UnshardAndWait(Block(model, 0)); },
-       [](Net& model) { return Reshard(Block(model, 0)); },
-       {0}},
-      {"one unit, not waited for",
-       [](Net& model) { return Unshard(Block(model, 1)).status(); },
-       [](Net& model) { return Reshard(Block(model, 1)); },
-       {1}},
-      {"a look",
-       [](Net& model) -> absl::Status {
-         FSDP_RETURN_IF_ERROR(UnshardAndWait(Block(model, 0)));
-         return Reshard(Block(model, 0));
-       },
-       Nothing,
-       {}},
-      {"the root",
-       [](Net& model) { return UnshardAndWait(*model.module()); },
-       [](Net& model) { return Reshard(*model.module()); },
-       {},
-       true},
-      {"everything",
-       [](Net& model) { return model->RebuildFullParams().status(); },
-       ReshardAll,
-       {0, 1, 2},
-       true},
-      {"a forward that nobody goes back through, and the root that it keeps",
-       [](Net& model) -> absl::Status {
-         const at::AutoGradMode with_grad(true);
-         model->forward(Rows(0, 2, kDim));
-         return UnshardAndWait(*model.module());
-       },
-       [](Net& model) { return Reshard(*model.module()); },
-       {},
-       true},
-      {"a forward with grad, a look at its root",
-       [](Net& model) -> absl::Status {
-         const at::AutoGradMode with_grad(true);
-         model->forward(Rows(0, 2, kDim));
-         FSDP_RETURN_IF_ERROR(UnshardAndWait(*model.module()));
-         return Reshard(*model.module());
-       },
-       Nothing,
-       {}},
-      {"a forward that fails",
-       [](Net& model) -> absl::Status {
-         FSDP_RETURN_IF_ERROR(UnshardAndWait(Block(model, 2)));
-         return TorchToStatus("f", [&] { model->forward(Rows(0, 2, 3)); }).ok()
-                    ? Fail("a wrong shape is accepted")
-                    : absl::OkStatus();
-       },
-       Nothing,
-       {}},
-      {"full parameters",
-       [](Net& model) -> absl::Status {
-         FSDP_RETURN_IF_ERROR(UnshardAndWait(Block(model, 0)));
-         FSDP_ASSIGN_OR_RETURN(FullParamsScope scope,
-                               model->SummonFullParams());
-         return scope.Close();
-       },
-       Nothing,
-       {}},
-  };
-}
-
-// Plain LibTorch on the data of all ranks.
-class Plain {
- public:
-  Plain(int ranks, bool is_bf16)
-      : ranks_(ranks),
-        is_bf16_(is_bf16),
-        net_(MakeNet(kDim, kBlocks)),
-        before_(MakeNet(kDim, kBlocks)) {}
-
-  void Step(int step) {
-    CopyInto(*before_);
-    torch::optim::SGD optimizer(net_->parameters(), kRate);
-    optimizer.zero_grad();
-    for (int rank = 0; rank < ranks_; ++rank) {
-      const at::Tensor x = Data(step, rank);
-      (Loss(net_->forward(x), x) / ranks_).backward();
-    }
-    optimizer.step();
-    c10::NoGradGuard no_grad;
-    for (at::Tensor& parameter : net_->parameters()) {
-      parameter.mul_(Growth(step));
-    }
-  }
-
-  // With the values of before the step in what `request` holds.
-  at::Tensor Output(const Request& request, const at::Tensor& x) {
-    c10::NoGradGuard no_grad;
-    const auto mixed = MakeNet(kDim, kBlocks);
-    CopyInto(*mixed);
-    const auto old = before_->named_parameters();
-    for (auto& item : mixed->named_parameters()) {
-      bool held = item.key().rfind("blocks.", 0) != 0 && request.holds_root;
-      for (int block : request.held) {
-        held |= item.key().rfind(absl::StrCat("blocks.", block, "."), 0) == 0;
-      }
-      if (held) item.value().copy_(old[item.key()]);
-    }
-    if (!is_bf16_) return mixed->forward(x);
-    mixed->to(at::kBFloat16);
-    return mixed->forward(x.to(at::kBFloat16));
-  }
-
-  // After a step, so that values of before it are others in bf16, too.
-  static double Growth(int step) { return step % 2 == 0 ? 1.5 : 0.6; }
-
-  static at::Tensor Data(int step, int rank) {
-    return Rows(step * 100 + rank * 10, 4, kDim);
-  }
-
- private:
-  void CopyInto(NetImpl& target) {
-    c10::NoGradGuard no_grad;
-    const auto own = net_->named_parameters();
-    for (auto& item : target.named_parameters()) {
-      item.value().copy_(own[item.key()]);
-    }
-  }
-
-  const int ranks_;
-  const bool is_bf16_;
-  const std::shared_ptr<NetImpl> net_;
-  const std::shared_ptr<NetImpl> before_;
-};
-
 absl::Status TrainWith(const Request& request, const Way& way,
                        Communicator& world, LateRank& late, int steps) {
   const bool is_first = world.rank() == 0;
   const auto reach = [&late, is_first] {
     if (is_first) late.Reach();
   };
-  FSDP_ASSIGN_OR_RETURN(Net model, FullyShard(MakeNet(kDim, kBlocks),
-                                              std::make_shared<WithToldFences>(
-                                                  Unowned(world), reach),
-                                              OptionsFor(way)));
+  FSDP_ASSIGN_OR_RETURN(
+      Net model,
+      FullyShard(MakeNet(kDim, kBlocks), WithToldFences(Unowned(world), reach),
+                 OptionsFor(way)));
   torch::optim::SGD optimizer(model->Parameters(), kRate);
   Plain plain(world.world_size(), way.is_bf16);
   for (int step = 0; step < steps; ++step) {
@@ -418,101 +180,6 @@ TEST_P(RequestTest, AUnitHasTheValuesOfTheTimeOfUnshard) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, RequestTest, ::testing::Values(2, 3));
-
-// Backward would gather the new values of what forward has the old ones of, and
-// so would a region's recomputation.
-absl::Status TrainOnOldValues(const Way& way, bool root, bool in_region,
-                              Communicator& world) {
-  FSDP_ASSIGN_OR_RETURN(Net model, FullyShard(MakeNet(kDim, kBlocks),
-                                              Unowned(world), OptionsFor(way)));
-  torch::nn::Module& unit = root ? *model.module() : Block(model, 1);
-  torch::optim::SGD optimizer(model->Parameters(), kRate);
-  const at::Tensor x = Plain::Data(0, world.rank());
-  FSDP_RETURN_IF_ERROR(model->Backward(Loss(model->forward(x), x)));
-  FSDP_RETURN_IF_ERROR(UnshardAndWait(unit));
-  optimizer.step();
-  {
-    c10::NoGradGuard no_grad;
-    for (const NamedShard& named : model->NamedShards()) {
-      named.shard.mul_(Plain::Growth(0));
-    }
-  }
-  const auto forward = [&](const at::Tensor& input) {
-    return model->forward(input);
-  };
-  const absl::Status refused = TorchToStatus(
-      "forward", [&] { in_region ? Checkpoint(forward, x) : forward(x); });
-  if (!::testing::Value(
-          refused, StatusIs(absl::StatusCode::kFailedPrecondition,
-                            AllOf(HasSubstr(root ? "unit root" : "blocks.1"),
-                                  HasSubstr("Reshard() it after writing"))))) {
-    return Fail(refused.ToString());
-  }
-  FSDP_RETURN_IF_ERROR(Reshard(unit));
-  // Asked for after the step it is as good as not asked for.
-  FSDP_RETURN_IF_ERROR(UnshardAndWait(unit));
-  model->zero_grad();
-  const at::Tensor loss = Loss(model->forward(x), x);
-  FSDP_RETURN_IF_ERROR(model->Backward(loss));
-  optimizer.step();
-  Plain plain(world.world_size(), way.is_bf16);
-  plain.Step(0);
-  c10::NoGradGuard no_grad;
-  const at::Tensor expected = Loss(plain.Output(Requests()[0], x), x);
-  return at::allclose(loss.to(at::kFloat), expected.to(at::kFloat), 0.02, 0.02)
-             ? absl::OkStatus()
-             : Fail("another loss");
-}
-
-TEST(HeldUnitTest, TrainingOnValuesOfBeforeAStepIsRefusedByEveryBackend) {
-  for (const Way& way : Ways()) {
-    for (const int kind : {0, 1, 2, 3}) {
-      ASSERT_OK_AND_ASSIGN(const Group group, MakeGroup(way, 2));
-      EXPECT_OK(AllOk(RunRanks(group,
-                               [&](Communicator& world) {
-                                 return TrainOnOldValues(way, kind % 2 == 1,
-                                                         kind >= 2, world);
-                               })))
-          << way.name << " " << kind;
-    }
-  }
-}
-
-// What is not sharded is its shard, which nothing is older than.
-TEST(HeldUnitTest, AUnitThatIsNotShardedFollowsItsShard) {
-  ASSERT_OK_AND_ASSIGN(const Group group, comm::CreateLocalGroup(1));
-  EXPECT_OK(AllOk(RunRanks(group, [&](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(Net model, FullyShard(MakeNet(kDim, kBlocks),
-                                                Unowned(world), BlockUnits()));
-    FSDP_RETURN_IF_ERROR(model->RebuildFullParams().status());
-    {
-      c10::NoGradGuard no_grad;
-      for (const NamedShard& named : model->NamedShards()) named.shard.fill_(0);
-    }
-    const at::Tensor output = model->forward(Rows(0, 2, kDim));
-    return output.abs().sum().item<float>() == 0 ? absl::OkStatus()
-                                                 : Fail("old values");
-  })));
-}
-
-TEST(HeldUnitTest, AStepPassesTwoFences) {
-  ASSERT_OK_AND_ASSIGN(const Group group, CreateSharedMemoryGroup(2));
-  EXPECT_OK(AllOk(RunRanks(group, [&](Communicator& world) -> absl::Status {
-    int fences = 0;
-    FSDP_ASSIGN_OR_RETURN(
-        Net model, FullyShard(MakeNet(kDim, kBlocks),
-                              std::make_shared<WithToldFences>(
-                                  Unowned(world), [&fences] { ++fences; }),
-                              BlockUnits()));
-    for (int step = 0; step < 3; ++step) {
-      fences = 0;
-      const at::Tensor x = Plain::Data(step, world.rank());
-      FSDP_RETURN_IF_ERROR(model->Backward(Loss(model->forward(x), x)));
-      if (fences != 2) return Fail(absl::StrCat(fences, " fences"));
-    }
-    return absl::OkStatus();
-  })));
-}
 
 }  // namespace
 }  // namespace fsdp

@@ -1,6 +1,5 @@
 // Several optimizers of one model whose states are offloaded.
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/allclose.h>
 #include <torch/nn/module.h>
 #include <torch/optim/adamw.h>
 
@@ -25,6 +24,7 @@
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/options/offload_options.h"
 #include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/trained_values.h"
 #include "gtest/gtest.h"
 
 namespace fsdp {
@@ -33,6 +33,7 @@ namespace {
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::CheckShards;
 using ::fsdp::testing::Loss;
 using ::fsdp::testing::MakeNet;
 using ::fsdp::testing::NetImpl;
@@ -118,18 +119,7 @@ TEST_P(OffloadOptimizersTest, OverDisjointParametersTrainAsInOneProcess) {
       FSDP_RETURN_IF_ERROR(TorchToStatus("first", [&] { first.step(); }));
       FSDP_RETURN_IF_ERROR(TorchToStatus("second", [&] { second.step(); }));
     }
-    const auto expected = plain->named_parameters();
-    for (const NamedShard& named : model->NamedShards()) {
-      FSDP_ASSIGN_OR_RETURN(const Resident resident,
-                            Resident::Of(named.shard, Use::kRead));
-      const at::Tensor whole = expected[named.name].detach().reshape({-1});
-      if (!at::allclose(named.shard,
-                        whole.narrow(0, named.begin, named.shard.numel()), 1e-5,
-                        1e-6)) {
-        return absl::InternalError(named.name);
-      }
-    }
-    return absl::OkStatus();
+    return CheckShards(*model, *plain);
   }));
 }
 

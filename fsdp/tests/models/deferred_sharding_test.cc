@@ -2,7 +2,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
-#include <c10/core/Allocator.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/nn/init.h>
@@ -37,6 +36,7 @@
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/options/options.h"
 #include "fsdp/state/state_dict.h"
+#include "fsdp/testing/memory_meter.h"
 #include "fsdp/testing/toy_model.h"
 #include "fsdp/tie.h"
 #include "gmock/gmock.h"
@@ -48,6 +48,7 @@ namespace {
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::testing::MemoryMeter;
 using ::fsdp::testing::Rows;
 using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::Unowned;
@@ -276,22 +277,6 @@ TEST_P(WorldTest, AFunctionInitialisesEachDeferredModuleOnce) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, WorldTest, ::testing::Values(2, 3, 5, 8, 1));
 
-// Counts what this thread allocates on the CPU while it is set.
-class Meter : public c10::MemoryReportingInfoBase {
- public:
-  void reportMemoryUsage(void*, int64_t bytes, size_t, size_t,
-                         c10::Device) override {
-    live_ += bytes;
-    peak_ = std::max(peak_, live_);
-  }
-  bool memoryProfilingEnabled() const override { return true; }
-  int64_t peak() const { return peak_; }
-
- private:
-  int64_t live_ = 0;
-  int64_t peak_ = 0;
-};
-
 TEST(MemoryTest, ConstructionAndShardingTakeTheShardsAndAFewUnits) {
   constexpr int kRanks = 4;
   constexpr int kLayers = 16;
@@ -302,7 +287,7 @@ TEST(MemoryTest, ConstructionAndShardingTakeTheShardsAndAFewUnits) {
   constexpr int64_t kBound = kModel / kRanks + 8 * kUnit;
   static_assert(kBound < kModel * 3 / 4);
   EXPECT_OK(RunAllRanks(kRanks, [](Communicator& world) -> absl::Status {
-    const auto meter = std::make_shared<Meter>();
+    const auto meter = std::make_shared<MemoryMeter>();
     const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
     FSDP_ASSIGN_OR_RETURN(auto model,
                           FullyShard(MakeDeferred(kSeed, kWide, kLayers),

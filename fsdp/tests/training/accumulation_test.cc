@@ -24,6 +24,7 @@
 #include "comm/testing/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/options/options.h"
+#include "fsdp/testing/strategies.h"
 #include "fsdp/testing/toy_model.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -36,8 +37,9 @@ using ::fsdp::comm::Mesh;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRanks;
 using ::fsdp::testing::FillParameters;
+using ::fsdp::testing::kStrategies;
+using ::fsdp::testing::MeshOf;
 using ::fsdp::testing::Rows;
-using ::fsdp::testing::Unowned;
 
 constexpr int64_t kDim = 7;
 constexpr int64_t kRows = 2;  // per rank and backward
@@ -172,22 +174,11 @@ absl::Status CheckGradients(Model& model, const Gradients& expected,
   return full.Close();
 }
 
-// Rows of two ranks where the number of ranks is even.
-absl::StatusOr<Mesh> MeshOf(Communicator& world) {
-  const int row = world.world_size() % 2 == 0 ? 2 : world.world_size();
-  return Mesh::Create(Unowned(world), {{"replicate", -1}, {"shard", row}});
-}
-
 absl::StatusOr<Model> MakeModel(Communicator& world,
                                 const Options& options = Units()) {
   FSDP_ASSIGN_OR_RETURN(const Mesh mesh, MeshOf(world));
   return FullyShard(std::make_shared<TestNet>(), mesh, options);
 }
-
-constexpr ShardingStrategy kStrategies[] = {
-    ShardingStrategy::kFullShard,      ShardingStrategy::kShardGradOp,
-    ShardingStrategy::kShardOptimizer, ShardingStrategy::kNoShard,
-    ShardingStrategy::kHybridShard,    ShardingStrategy::kHybridShardGradOp};
 
 class OrderTest : public ::testing::TestWithParam<ShardingStrategy> {};
 

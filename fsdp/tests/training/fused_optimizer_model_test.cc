@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
+#include "base/testing/status_check.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
@@ -33,6 +34,7 @@ namespace {
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::Check;
 using ::fsdp::testing::Loss;
 using ::fsdp::testing::MakeNet;
 using ::fsdp::testing::NetImpl;
@@ -63,16 +65,12 @@ at::Tensor PartOf(const Communicator& world, int step) {
   return Rows(step * kRows + world.rank() * rows, rows, kDim);
 }
 
-absl::Status Expect(bool condition, absl::string_view what) {
-  return condition ? absl::OkStatus() : absl::InternalError(what);
-}
-
 absl::Status ExpectEqualShards(const Model& actual, const Model& expected) {
   for (size_t i = 0; i < expected->NamedShards().size(); ++i) {
     const NamedShard& named = actual->NamedShards()[i];
     FSDP_RETURN_IF_ERROR(
-        Expect(at::equal(named.shard, expected->NamedShards()[i].shard),
-               absl::StrCat(named.name, " differs")));
+        Check(at::equal(named.shard, expected->NamedShards()[i].shard),
+              absl::StrCat(named.name, " differs")));
   }
   return absl::OkStatus();
 }
@@ -99,8 +97,8 @@ TEST(FusedModelTest, TrainsAsTorchsOptimizerTrainsTheUnshardedModel) {
       FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->GatherStateDict());
       for (const auto& item : net->named_parameters()) {
         FSDP_RETURN_IF_ERROR(
-            Expect(at::allclose(dict[item.key()], item.value(), 1e-4, 1e-5),
-                   absl::StrCat(item.key(), " differs")));
+            Check(at::allclose(dict[item.key()], item.value(), 1e-4, 1e-5),
+                  absl::StrCat(item.key(), " differs")));
       }
       return absl::OkStatus();
     })) << world_size;
@@ -130,8 +128,8 @@ TEST(FusedModelTest, GivesTheBitsOfOneRankOnMore) {
     EXPECT_OK(RunAllRanks(world_size, [&](Communicator& world) -> absl::Status {
       FSDP_ASSIGN_OR_RETURN(const StateDict dict, TrainedOnEqualRows(world));
       for (const auto& item : expected) {
-        FSDP_RETURN_IF_ERROR(Expect(at::equal(dict[item.key()], item.value()),
-                                    absl::StrCat(item.key(), " differs")));
+        FSDP_RETURN_IF_ERROR(Check(at::equal(dict[item.key()], item.value()),
+                                   absl::StrCat(item.key(), " differs")));
       }
       return absl::OkStatus();
     })) << world_size;
@@ -157,7 +155,7 @@ absl::Status CheckInBackward(Communicator& world,
     FSDP_RETURN_IF_ERROR(ExpectEqualShards(inside, after));
     for (const at::Tensor& shard : inside->Parameters()) {
       FSDP_RETURN_IF_ERROR(
-          Expect(!shard.grad().defined(), "a gradient is left"));
+          Check(!shard.grad().defined(), "a gradient is left"));
     }
   }
   return absl::OkStatus();
@@ -200,7 +198,7 @@ TEST(FusedModelTest, LeavesGradientsOfOtherOptimizersAlone) {
       const bool equal =
           at::equal(named.shard, expected->NamedShards()[i].shard);
       FSDP_RETURN_IF_ERROR(
-          Expect(equal == (named.sizes.size() > 1), named.name));
+          Check(equal == (named.sizes.size() > 1), named.name));
     }
     return absl::OkStatus();
   }));
@@ -230,9 +228,9 @@ absl::Status CheckContinues(Communicator& world) {
   }
   for (size_t i = 0; i < resumed->Parameters().size(); ++i) {
     FSDP_RETURN_IF_ERROR(
-        Expect(at::allclose(resumed->Parameters()[i], unbroken->Parameters()[i],
-                            1e-4, 1e-5),
-               resumed->NamedShards()[i].name));
+        Check(at::allclose(resumed->Parameters()[i], unbroken->Parameters()[i],
+                           1e-4, 1e-5),
+              resumed->NamedShards()[i].name));
   }
   return absl::OkStatus();
 }
@@ -262,9 +260,9 @@ TEST(FusedModelTest, StepsByGradientsOfLowPrecision) {
       FSDP_RETURN_IF_ERROR(Backward(low, PartOf(world, step)));
       FSDP_RETURN_IF_ERROR(Backward(full, PartOf(world, step)));
       FSDP_RETURN_IF_ERROR(
-          Expect(low->Parameters()[0].grad().scalar_type() == at::kBFloat16 &&
-                     full->Parameters()[0].grad().scalar_type() == at::kFloat,
-                 "dtypes"));
+          Check(low->Parameters()[0].grad().scalar_type() == at::kBFloat16 &&
+                    full->Parameters()[0].grad().scalar_type() == at::kFloat,
+                "dtypes"));
       // Values that half the bits hold, whatever the scaling after reductions.
       for (size_t i = 0; i < low->Parameters().size(); ++i) {
         full->Parameters()[i].grad().copy_(low->Parameters()[i].grad());
@@ -294,7 +292,7 @@ TEST(FusedModelTest, StepsUnderAGradScaler) {
       FSDP_ASSIGN_OR_RETURN(const bool stepped,
                             scaler.Step(of_scaled, scaled->NamedShards()));
       FSDP_RETURN_IF_ERROR(scaler.Update());
-      FSDP_RETURN_IF_ERROR(Expect(stepped == (step != 2), "overflow"));
+      FSDP_RETURN_IF_ERROR(Check(stepped == (step != 2), "overflow"));
       if (!stepped) continue;
       of_plain.zero_grad();
       FSDP_RETURN_IF_ERROR(Backward(plain, x));
@@ -316,7 +314,7 @@ TEST(FusedModelTest, KeepsNoGradients) {
       optimizer.zero_grad();
       // This one, and on several ranks that of the buffer of gradients.
       const size_t users = world.world_size() == 1 ? 1 : 2;
-      FSDP_RETURN_IF_ERROR(Expect(
+      FSDP_RETURN_IF_ERROR(Check(
           gradient.use_count() == 1 && gradient.storage().use_count() == users,
           absl::StrCat(gradient.storage().use_count(), " users")));
     }

@@ -2,7 +2,6 @@
 #include "comm/quantized/gather_extension.h"
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/allclose.h>
 #include <c10/core/GradMode.h>
 #include <torch/optim/sgd.h>
 
@@ -24,6 +23,7 @@
 #include "comm/wrappers/recording_communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/trained_values.h"
 #include "gtest/gtest.h"
 
 namespace fsdp {
@@ -35,6 +35,7 @@ using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRanks;
 using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::CheckShards;
 using ::fsdp::testing::Loss;
 using ::fsdp::testing::MakeNet;
 using ::fsdp::testing::NetImpl;
@@ -144,16 +145,7 @@ TEST(GatherExtensionTrainingTest, ComputesWithWhatItReadsAndStepsExactShards) {
     if (extension->labels.empty() || extension->labels.front() != "root") {
       return absl::InternalError("labels");
     }
-    const auto expected = plain->named_parameters();
-    for (const NamedShard& named : model->NamedShards()) {
-      const at::Tensor whole = expected[named.name].detach().reshape({-1});
-      if (!at::allclose(named.shard,
-                        whole.narrow(0, named.begin, named.shard.numel()), 1e-5,
-                        1e-6)) {
-        return absl::InternalError(named.name);
-      }
-    }
-    return absl::OkStatus();
+    return CheckShards(*model, *plain);
   }));
 }
 

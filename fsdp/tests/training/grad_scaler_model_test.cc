@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/testing/status_check.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
@@ -27,15 +28,12 @@ namespace {
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::Check;
 using ::fsdp::testing::Loss;
 using ::fsdp::testing::MakeNet;
 using ::fsdp::testing::NetImpl;
 using ::fsdp::testing::Rows;
 using ::fsdp::testing::Unowned;
-
-absl::Status Expect(bool condition, const char* what) {
-  return condition ? absl::OkStatus() : absl::InternalError(what);
-}
 
 constexpr int64_t kDim = 7;
 
@@ -59,11 +57,11 @@ absl::StatusOr<std::vector<at::Tensor>> TrainClipped(Communicator& c,
     FSDP_RETURN_IF_ERROR(model->ClipGradNorm(0.1).status());
     FSDP_ASSIGN_OR_RETURN(const bool stepped,
                           scaler.Step(optimizer, model->NamedShards()));
-    FSDP_RETURN_IF_ERROR(Expect(stepped, "a step was skipped"));
+    FSDP_RETURN_IF_ERROR(Check(stepped, "a step was skipped"));
     FSDP_RETURN_IF_ERROR(scaler.Update());
   }
   FSDP_RETURN_IF_ERROR(
-      Expect(scaler.scale() == (scaled ? 4 * 65536 : 1), "another scale"));
+      Check(scaler.scale() == (scaled ? 4 * 65536 : 1), "another scale"));
   return model->Parameters();
 }
 
@@ -77,7 +75,7 @@ TEST(ScaledTrainingTest, ClippedStepsEqualThoseWithoutAScale) {
       for (size_t i = 0; i < plain.size(); ++i) {
         // Powers of two change no bit of what float32 holds.
         FSDP_RETURN_IF_ERROR(
-            Expect(at::equal(scaled[i], plain[i]), "another parameter"));
+            Check(at::equal(scaled[i], plain[i]), "another parameter"));
       }
       return absl::OkStatus();
     }));

@@ -31,6 +31,7 @@
 #include "comm/wrappers/recording_communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/options/options.h"
+#include "fsdp/testing/gradient_check.h"
 #include "fsdp/testing/toy_model.h"
 #include "gtest/gtest.h"
 
@@ -43,6 +44,7 @@ using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::AllOk;
 using ::fsdp::comm::testing::RunRanks;
 using ::fsdp::testing::FillParameters;
+using ::fsdp::testing::MeanGradient;
 using ::fsdp::testing::Rows;
 using ::fsdp::testing::Unowned;
 
@@ -118,13 +120,7 @@ class Plain {
   }
   // Undefined where no rank has one.
   at::Tensor Mean(const std::string& name) const {
-    at::Tensor sum;
-    for (const auto& net : nets_) {
-      const at::Tensor gradient = net->named_parameters()[name].grad();
-      if (!gradient.defined()) continue;
-      sum = sum.defined() ? sum + gradient : gradient;
-    }
-    return sum.defined() ? sum / static_cast<double>(nets_.size()) : sum;
+    return MeanGradient(nets_, name);
   }
 
  private:

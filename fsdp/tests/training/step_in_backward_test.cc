@@ -26,6 +26,7 @@
 #include "comm/testing/run_ranks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/options/options.h"
+#include "fsdp/testing/strategies.h"
 #include "fsdp/testing/toy_model.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -38,9 +39,9 @@ using ::fsdp::comm::Mesh;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRanks;
 using ::fsdp::testing::FillParameters;
+using ::fsdp::testing::MeshOf;
 using ::fsdp::testing::Rows;
 using ::fsdp::testing::StatusIs;
-using ::fsdp::testing::Unowned;
 using ::testing::Each;
 using ::testing::HasSubstr;
 
@@ -83,10 +84,7 @@ using Model = FullyShardedDataParallel<TestNet>;
 
 absl::StatusOr<Model> MakeModel(Communicator& world,
                                 ShardingStrategy strategy) {
-  const int row = world.world_size() % 2 == 0 ? 2 : world.world_size();
-  FSDP_ASSIGN_OR_RETURN(
-      const Mesh mesh,
-      Mesh::Create(Unowned(world), {{"replicate", -1}, {"shard", row}}));
+  FSDP_ASSIGN_OR_RETURN(const Mesh mesh, MeshOf(world));
   Options options;
   options.wrap_policy = WrapModules<LayerImpl>();
   options.unit.strategy = strategy;

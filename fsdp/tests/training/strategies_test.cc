@@ -1,24 +1,21 @@
 // Every sharding strategy trains as one process does, with the collectives it
 // promises.
+#include "fsdp/testing/strategies.h"
+
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/allclose.h>
 #include <ATen/ops/equal.h>
 
 #include <algorithm>
 #include <cstdint>
-#include <memory>
-#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "comm/communicator.h"
@@ -27,7 +24,6 @@
 #include "comm/testing/run_ranks.h"
 #include "comm/wrappers/forwarding_communicator.h"
 #include "comm/wrappers/recording_communicator.h"
-#include "fsdp/comm_hooks.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/options/options.h"
 #include "fsdp/testing/plain_oracle.h"
@@ -46,8 +42,10 @@ using ::fsdp::comm::testing::AllOk;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::testing::BlockUnits;
 using ::fsdp::testing::CheckAgainstPlain;
+using ::fsdp::testing::kStrategies;
 using ::fsdp::testing::Loss;
 using ::fsdp::testing::MakeNet;
+using ::fsdp::testing::MeshOf;
 using ::fsdp::testing::NetImpl;
 using ::fsdp::testing::Rows;
 using ::fsdp::testing::TrainingPlan;
@@ -57,17 +55,6 @@ using ::testing::HasSubstr;
 constexpr int64_t kDim = 7;
 constexpr int kBlocks = 3;
 constexpr int kUnits = kBlocks + 1;
-
-// Rows of two ranks where the number of ranks is even, else of all ranks.
-absl::StatusOr<Mesh> MeshOf(Communicator& world) {
-  const int row = world.world_size() % 2 == 0 ? 2 : world.world_size();
-  return Mesh::Create(Unowned(world), {{"replicate", -1}, {"shard", row}});
-}
-
-constexpr ShardingStrategy kStrategies[] = {
-    ShardingStrategy::kFullShard,      ShardingStrategy::kShardGradOp,
-    ShardingStrategy::kShardOptimizer, ShardingStrategy::kNoShard,
-    ShardingStrategy::kHybridShard,    ShardingStrategy::kHybridShardGradOp};
 
 struct Accumulation {
   const char* name;
@@ -259,109 +246,6 @@ TEST(HybridBytesTest, HybridAllReducesOnlyWhatARankHasReduced) {
                                           reduced, " bytes of ", scattered));
   };
   EXPECT_OK(AllOk(comm::testing::RunRanks(group, run)));
-}
-
-// --- Hooks and factors -------------------------------------------------------
-
-TEST(ReductionHookTest, CompressedReductionsTrainAlikeWithAndWithoutReplicas) {
-  for (const ShardingStrategy strategy :
-       {ShardingStrategy::kFullShard, ShardingStrategy::kHybridShard}) {
-    EXPECT_OK(RunAllRanks(4, [&](Communicator& world) -> absl::Status {
-      FSDP_ASSIGN_OR_RETURN(const Mesh mesh, MeshOf(world));
-      Options options = BlockUnits();
-      options.unit.strategy = strategy;
-      TrainingPlan plan;
-      plan.adam = false;
-      plan.prepare = [](ShardedModuleBase& model) {
-        return model.SetReductionHooks(CompressedReduceScatter(at::kBFloat16),
-                                       CompressedAllReduce(at::kBFloat16));
-      };
-      FSDP_RETURN_IF_ERROR(CheckAgainstPlain(plan, mesh, options,
-                                             /*relative=*/0.02,
-                                             /*absolute=*/0.005));
-      // Rounding shows: the hooks have been called.
-      return CheckAgainstPlain(plan, mesh, options, 1e-7, 1e-8).ok()
-                 ? absl::InternalError("nothing was rounded")
-                 : absl::OkStatus();
-    }));
-  }
-}
-
-TEST(ReductionHookTest, AreSetOnce) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(
-        FullyShardedDataParallel<NetImpl> model,
-        FullyShard(MakeNet(kDim, 1), Unowned(world), BlockUnits()));
-    FSDP_RETURN_IF_ERROR(
-        model->SetReductionHooks(CompressedReduceScatter(at::kHalf)));
-    const absl::Status second =
-        model->SetReductionHooks(CompressedReduceScatter(at::kHalf));
-    return second.code() == absl::StatusCode::kFailedPrecondition
-               ? absl::OkStatus()
-               : absl::InternalError("set twice");
-  }));
-}
-
-TEST(DivideFactorsTest, AnySplitGivesTheMeanAndOneGivesTheSum) {
-  for (const double before : {1.0, 2.0, 3.0, 8.0}) {
-    EXPECT_OK(RunAllRanks(3, [&](Communicator& world) -> absl::Status {
-      FSDP_ASSIGN_OR_RETURN(const Mesh mesh, MeshOf(world));
-      Options options = BlockUnits();
-      options.gradients.predivide_factor = before;
-      FSDP_RETURN_IF_ERROR(CheckAgainstPlain(TrainingPlan(), mesh, options));
-      TrainingPlan set_later;
-      set_later.prepare = [&](ShardedModuleBase& model) {
-        return model.SetGradientDivideFactors(before, 3 / before);
-      };
-      return CheckAgainstPlain(set_later, mesh, BlockUnits());
-    }));
-  }
-  EXPECT_OK(RunAllRanks(3, [](Communicator& world) -> absl::Status {
-    const auto gradient = [&](std::optional<double> factor) {
-      Options options = BlockUnits();
-      options.gradients.divide_factor = factor;
-      auto model =
-          ValueOrThrow(FullyShard(MakeNet(kDim, 1), Unowned(world), options));
-      ThrowIfError(Backward(model));
-      return model->NamedShards().front().shard.grad().clone();
-    };
-    return at::allclose(gradient(1.0), gradient(std::nullopt) * 3)
-               ? absl::OkStatus()
-               : absl::InternalError("not the sum");
-  }));
-}
-
-// A sum over ranks of 40,000 each is no fp16 number.
-TEST(DivideFactorsTest, InFp16APartComesBeforeTheReductionWhateverTheFactor) {
-  for (const std::optional<double> factor : {std::optional<double>(), {2.0}}) {
-    EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
-      Options options;
-      options.unit.precision.reduce_dtype = at::kHalf;
-      options.gradients.divide_factor = factor;
-      torch::nn::Linear linear(torch::nn::LinearOptions(1, 1).bias(false));
-      FSDP_ASSIGN_OR_RETURN(auto model,
-                            FullyShard(linear, Unowned(world), options));
-      FSDP_RETURN_IF_ERROR(
-          model->Backward(model->forward(at::full({1, 1}, 4e4)).sum()));
-      const at::Tensor shard = model->NamedShards().front().shard;
-      return shard.numel() == 0 || shard.grad().item<double>() == 4e4
-                 ? absl::OkStatus()
-                 : absl::InternalError(
-                       absl::StrCat(shard.grad().item<double>()));
-    }));
-  }
-}
-
-TEST(DivideFactorsTest, HaveToBePositive) {
-  EXPECT_OK(RunAllRanks(2, [](Communicator& world) -> absl::Status {
-    Options options;
-    options.gradients.divide_factor = 0;
-    const absl::Status status =
-        FullyShard(MakeNet(kDim, 1), Unowned(world), options).status();
-    return status.code() == absl::StatusCode::kInvalidArgument
-               ? absl::OkStatus()
-               : absl::InternalError("accepted");
-  }));
 }
 
 class WithoutAllToAll final : public comm::ForwardingCommunicator {

@@ -2,11 +2,9 @@
 // gathers that the user starts, in which order, and in how much memory.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/equal.h>
-#include <c10/core/Allocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/nn/module.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <set>
@@ -32,6 +30,7 @@
 #include "comm/wrappers/recording_communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/options/options.h"
+#include "fsdp/testing/memory_meter.h"
 #include "fsdp/testing/toy_model.h"
 #include "fsdp/testing/training_task.h"
 #include "gmock/gmock.h"
@@ -54,6 +53,7 @@ using ::fsdp::testing::CheckSameRecord;
 using ::fsdp::testing::FillParameters;
 using ::fsdp::testing::Loss;
 using ::fsdp::testing::MakeNet;
+using ::fsdp::testing::MemoryMeter;
 using ::fsdp::testing::NetImpl;
 using ::fsdp::testing::Rows;
 using ::fsdp::testing::RunPlain;
@@ -353,31 +353,12 @@ TEST(OrderTest, MayChangeFromStepToStepOnAllRanksAlike) {
 
 // --- Memory ------------------------------------------------------------------
 
-// Counts what this thread allocates on the CPU while it is set.
-class Meter : public c10::MemoryReportingInfoBase {
- public:
-  void reportMemoryUsage(void*, int64_t bytes, size_t, size_t,
-                         c10::Device) override {
-    live_ += bytes;
-    peak_ = std::max(peak_, live_);
-  }
-  bool memoryProfilingEnabled() const override { return true; }
-
-  int64_t live() const { return live_; }
-  // Since the last call.
-  int64_t TakePeak() { return std::exchange(peak_, live_); }
-
- private:
-  int64_t live_ = 0;
-  int64_t peak_ = 0;
-};
-
 struct Measured {
   std::vector<int64_t> peaks;  // of each step
   std::vector<int64_t> live;   // after each step
 };
 
-absl::StatusOr<Measured> MeasureSteps(Communicator& world, Meter& meter,
+absl::StatusOr<Measured> MeasureSteps(Communicator& world, MemoryMeter& meter,
                                       int64_t dim, int blocks) {
   FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(MakeNet(dim, blocks),
                                                Unowned(world), BlockUnits()));
@@ -404,7 +385,7 @@ TEST(MemoryTest, AllAllocationsOfAStepFitTheUnitsThatAreWholeAndRepeat) {
   constexpr int64_t kActivations = 64 * 1024;
   static_assert(kActivations < kBlock);
   EXPECT_OK(RunAllRanks(4, [&](Communicator& world) -> absl::Status {
-    const auto meter = std::make_shared<Meter>();
+    const auto meter = std::make_shared<MemoryMeter>();
     const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
     FSDP_ASSIGN_OR_RETURN(const Measured measured,
                           MeasureSteps(world, *meter, kWidth, kManyBlocks));

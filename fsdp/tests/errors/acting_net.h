@@ -1,0 +1,69 @@
+// A net that does what a test says, with transparent units.
+#ifndef FSDP_TESTS_ERRORS_ACTING_NET_H_
+#define FSDP_TESTS_ERRORS_ACTING_NET_H_
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/linear.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "comm/communicator.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/testing/toy_model.h"
+
+namespace fsdp::acting_net {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::testing::FillParameters;
+using ::torch::nn::Linear;
+using Code = absl::StatusCode;
+
+inline constexpr int64_t kDim = 4;
+inline constexpr int kRanks = 2;
+
+// Does what `act` says; without it, what a plain model of three layers does.
+class Acting : public torch::nn::Module {
+ public:
+  using Act = std::function<at::Tensor(Acting& net, const at::Tensor& x)>;
+  Acting()
+      : first(register_module("first", Linear(kDim, kDim))),
+        second(register_module("second", Linear(kDim, kDim))),
+        third(register_module("third", Linear(kDim, kDim))) {
+    FillParameters(*this, 1);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    if (act) return act(*this, x);
+    return third->forward(second->forward(first->forward(x).tanh()).tanh());
+  }
+  Linear first, second, third;
+  Act act;
+};
+
+using Model = FullyShardedDataParallel<Acting>;
+
+// Every layer a unit, transparently.
+Options TransparentOptions();
+
+absl::StatusOr<Model> ShardActing(
+    Communicator& communicator, const Options& options = TransparentOptions());
+
+// Whatever has happened before: nothing is gathered, and a step has the loss
+// and the gradients of a model that has never failed.
+absl::Status CheckStepIsExact(Model& model, Communicator& communicator);
+
+// An error where `status` is another one.
+absl::Status Expect(const absl::Status& status, Code code,
+                    const std::string& text);
+
+// `act` fails alike on all ranks, as the model's forward or in a backward of
+// it, and the model is as good as new afterwards.
+void ExpectFails(const Acting::Act& act, Code code, const std::string& text);
+
+}  // namespace fsdp::acting_net
+
+#endif  // FSDP_TESTS_ERRORS_ACTING_NET_H_

@@ -1,0 +1,152 @@
+// Units that users hold gathered over a step.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
+#include <c10/core/GradMode.h>
+#include <torch/nn/module.h>
+#include <torch/optim/sgd.h>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "base/torch_status.h"
+#include "comm/communicator.h"
+#include "comm/local/local_communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "comm/testing/shared_memory_group.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/recompute/checkpoint.h"
+#include "fsdp/state/full_params.h"
+#include "fsdp/testing/toy_model.h"
+#include "fsdp/tests/memory/memory_requests.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::AllOk;
+using ::fsdp::comm::testing::CreateSharedMemoryGroup;
+using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::memory_requests::Block;
+using ::fsdp::memory_requests::Fail;
+using ::fsdp::memory_requests::Group;
+using ::fsdp::memory_requests::kBlocks;
+using ::fsdp::memory_requests::kDim;
+using ::fsdp::memory_requests::kRate;
+using ::fsdp::memory_requests::MakeGroup;
+using ::fsdp::memory_requests::Net;
+using ::fsdp::memory_requests::OptionsFor;
+using ::fsdp::memory_requests::Plain;
+using ::fsdp::memory_requests::Requests;
+using ::fsdp::memory_requests::UnshardAndWait;
+using ::fsdp::memory_requests::Way;
+using ::fsdp::memory_requests::Ways;
+using ::fsdp::memory_requests::WithToldFences;
+using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::Loss;
+using ::fsdp::testing::MakeNet;
+using ::fsdp::testing::Rows;
+using ::fsdp::testing::StatusIs;
+using ::fsdp::testing::Unowned;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+// Backward would gather the new values of what forward has the old ones of, and
+// so would a region's recomputation.
+absl::Status TrainOnOldValues(const Way& way, bool root, bool in_region,
+                              Communicator& world) {
+  FSDP_ASSIGN_OR_RETURN(Net model, FullyShard(MakeNet(kDim, kBlocks),
+                                              Unowned(world), OptionsFor(way)));
+  torch::nn::Module& unit = root ? *model.module() : Block(model, 1);
+  torch::optim::SGD optimizer(model->Parameters(), kRate);
+  const at::Tensor x = Plain::Data(0, world.rank());
+  FSDP_RETURN_IF_ERROR(model->Backward(Loss(model->forward(x), x)));
+  FSDP_RETURN_IF_ERROR(UnshardAndWait(unit));
+  optimizer.step();
+  {
+    c10::NoGradGuard no_grad;
+    for (const NamedShard& named : model->NamedShards()) {
+      named.shard.mul_(Plain::Growth(0));
+    }
+  }
+  const auto forward = [&](const at::Tensor& input) {
+    return model->forward(input);
+  };
+  const absl::Status refused = TorchToStatus(
+      "forward", [&] { in_region ? Checkpoint(forward, x) : forward(x); });
+  if (!::testing::Value(
+          refused, StatusIs(absl::StatusCode::kFailedPrecondition,
+                            AllOf(HasSubstr(root ? "unit root" : "blocks.1"),
+                                  HasSubstr("Reshard() it after writing"))))) {
+    return Fail(refused.ToString());
+  }
+  FSDP_RETURN_IF_ERROR(Reshard(unit));
+  // Asked for after the step it is as good as not asked for.
+  FSDP_RETURN_IF_ERROR(UnshardAndWait(unit));
+  model->zero_grad();
+  const at::Tensor loss = Loss(model->forward(x), x);
+  FSDP_RETURN_IF_ERROR(model->Backward(loss));
+  optimizer.step();
+  Plain plain(world.world_size(), way.is_bf16);
+  plain.Step(0);
+  c10::NoGradGuard no_grad;
+  const at::Tensor expected = Loss(plain.Output(Requests()[0], x), x);
+  return at::allclose(loss.to(at::kFloat), expected.to(at::kFloat), 0.02, 0.02)
+             ? absl::OkStatus()
+             : Fail("another loss");
+}
+
+TEST(HeldUnitTest, TrainingOnValuesOfBeforeAStepIsRefusedByEveryBackend) {
+  for (const Way& way : Ways()) {
+    for (const int kind : {0, 1, 2, 3}) {
+      ASSERT_OK_AND_ASSIGN(const Group group, MakeGroup(way, 2));
+      EXPECT_OK(AllOk(RunRanks(group,
+                               [&](Communicator& world) {
+                                 return TrainOnOldValues(way, kind % 2 == 1,
+                                                         kind >= 2, world);
+                               })))
+          << way.name << " " << kind;
+    }
+  }
+}
+
+// What is not sharded is its shard, which nothing is older than.
+TEST(HeldUnitTest, AUnitThatIsNotShardedFollowsItsShard) {
+  ASSERT_OK_AND_ASSIGN(const Group group, comm::CreateLocalGroup(1));
+  EXPECT_OK(AllOk(RunRanks(group, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Net model, FullyShard(MakeNet(kDim, kBlocks),
+                                                Unowned(world), BlockUnits()));
+    FSDP_RETURN_IF_ERROR(model->RebuildFullParams().status());
+    {
+      c10::NoGradGuard no_grad;
+      for (const NamedShard& named : model->NamedShards()) named.shard.fill_(0);
+    }
+    const at::Tensor output = model->forward(Rows(0, 2, kDim));
+    return output.abs().sum().item<float>() == 0 ? absl::OkStatus()
+                                                 : Fail("old values");
+  })));
+}
+
+TEST(HeldUnitTest, AStepPassesTwoFences) {
+  ASSERT_OK_AND_ASSIGN(const Group group, CreateSharedMemoryGroup(2));
+  EXPECT_OK(AllOk(RunRanks(group, [&](Communicator& world) -> absl::Status {
+    int fences = 0;
+    FSDP_ASSIGN_OR_RETURN(
+        Net model,
+        FullyShard(MakeNet(kDim, kBlocks),
+                   WithToldFences(Unowned(world), [&fences] { ++fences; }),
+                   BlockUnits()));
+    for (int step = 0; step < 3; ++step) {
+      fences = 0;
+      const at::Tensor x = Plain::Data(step, world.rank());
+      FSDP_RETURN_IF_ERROR(model->Backward(Loss(model->forward(x), x)));
+      if (fences != 2) return Fail(absl::StrCat(fences, " fences"));
+    }
+    return absl::OkStatus();
+  })));
+}
+
+}  // namespace
+}  // namespace fsdp
