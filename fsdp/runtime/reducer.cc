@@ -145,7 +145,7 @@ void Reducer::ScaleAfterSums() {
 }
 
 bool Reducer::TakesGradients(int unit, int i) const {
-  return IsAlone(unit) && !reduces_beside_[unit] &&
+  return !reduces_beside_[unit] &&
          flats_[unit][i].shard_gradient.TakesGradients();
 }
 
@@ -183,8 +183,8 @@ absl::Status Reducer::FillReduceBuffer(int unit,
       own = gradients.subspan(first, flat.num_parameters);
       first += flat.num_parameters;
     }
-    const bool may_take = IsAlone(unit) && !reduces_beside_[unit] &&
-                          !own.empty() && !buffer.has_gradients();
+    const bool may_take =
+        !reduces_beside_[unit] && !own.empty() && !buffer.has_gradients();
     if (may_take && flat.shard_gradient.Take(own)) {
       if (hooks_.step) steps_.Expect(unit);
       continue;

@@ -124,7 +124,8 @@ class Reducer {
   RuntimeCommon& common_;
   SideStream stream_;
   // Per unit: whether what its reductions end with, and its steps, run beside
-  // what computes. The gradients of others are taken as they are.
+  // what computes, as those of every unit that is not alone do. The gradients
+  // of others are taken as they are.
   std::vector<bool> reduces_beside_;
   bool has_reduced_beside_ = false;       // in this backward
   std::vector<std::vector<Flat>> flats_;  // per unit

@@ -1,7 +1,8 @@
 """cc_library, cc_binary and cc_test as this project declares them.
 
 Sources of what depends on LibTorch start with its headers precompiled (third_party/libtorch:precompiled), which is most of
-what there is to compile, and tests have what all tests use. They include what they use all the same: clang-tidy reads them without.
+what there is to compile, and tests have what all tests use. They include what they use all the same: clang-tidy reads
+them without.
 """
 
 load("@rules_cc//cc:defs.bzl", _cc_binary = "cc_binary", _cc_library = "cc_library", _cc_test = "cc_test")
