@@ -6,6 +6,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -141,6 +142,34 @@ absl::Status CheckSame(Communicator& communicator, const std::string& text,
       " differ between ranks: ", different.size() == 1 ? "rank " : "ranks ",
       absl::StrJoin(different, ", "), " from rank 0; ",
       FirstDifference(expected, actual), " on rank ", different.front()));
+}
+
+absl::StatusOr<std::vector<std::string>> GatherStrings(
+    Communicator& communicator, absl::string_view mine, absl::string_view what,
+    absl::Time deadline) {
+  const auto own = static_cast<int64_t>(mine.size());
+  FSDP_ASSIGN_OR_RETURN(const std::vector<int64_t> sizes,
+                        GatherNumbers(communicator, own, what, deadline));
+  const int64_t longest = *std::max_element(sizes.begin(), sizes.end());
+  if (longest == 0) return std::vector<std::string>(sizes.size());
+  if (longest > kMaxText || *std::min_element(sizes.begin(), sizes.end()) < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(what, ": a rank announces a text of ", longest,
+                     " bytes, where ", kMaxText, " are the most"));
+  }
+  const at::Tensor in = at::zeros({longest}, at::kByte);
+  std::memcpy(in.mutable_data_ptr<uint8_t>(), mine.data(), mine.size());
+  const int ranks = communicator.world_size();
+  const at::Tensor out = at::empty({longest * ranks}, at::kByte);
+  FSDP_ASSIGN_OR_RETURN(auto work, communicator.AllGather(out, in, what));
+  FSDP_RETURN_IF_ERROR(work->Wait(deadline));
+  const char* const bytes =
+      reinterpret_cast<const char*>(out.const_data_ptr<uint8_t>());
+  std::vector<std::string> texts;
+  for (int rank = 0; rank < ranks; ++rank) {
+    texts.emplace_back(bytes + rank * longest, sizes[rank]);
+  }
+  return texts;
 }
 
 absl::Status Barrier(Communicator& communicator, absl::string_view what,

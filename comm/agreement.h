@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -45,6 +46,12 @@ absl::StatusOr<std::string> BroadcastString(Communicator& communicator,
                                             const std::string& text, int root,
                                             absl::string_view what,
                                             absl::Time deadline);
+
+// Every rank's text on all ranks, by rank. Each takes as much memory as the
+// longest.
+absl::StatusOr<std::vector<std::string>> GatherStrings(
+    Communicator& communicator, absl::string_view mine, absl::string_view what,
+    absl::Time deadline);
 
 }  // namespace fsdp::comm
 

@@ -202,5 +202,36 @@ TEST(BarrierTest, ARankThatDoesNotComeIsNamed) {
       StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("start")));
 }
 
+TEST(GatherStringsTest, EveryRankHasEveryText) {
+  for (const int world_size : {1, 2, 3, 5, 8}) {
+    // Empty, with zeros inside, and of lengths that differ.
+    const auto text_of = [](int rank) {
+      return absl::StrCat(std::string(rank * rank, 'a'),
+                          std::string(rank, '\0'));
+    };
+    EXPECT_OK(RunAllRanks(world_size, [&](Communicator& communicator) {
+      const absl::StatusOr<std::vector<std::string>> texts = GatherStrings(
+          communicator, text_of(communicator.rank()), "texts", Soon());
+      if (!texts.ok()) return texts.status();
+      for (int rank = 0; rank < world_size; ++rank) {
+        EXPECT_EQ((*texts)[rank], text_of(rank)) << rank;
+      }
+      EXPECT_EQ(texts->size(), world_size);
+      return absl::OkStatus();
+    }));
+  }
+}
+
+TEST(GatherStringsTest, NothingIsSentWhereAllAreEmpty) {
+  EXPECT_OK(RunAllRanks(3, [](Communicator& communicator) {
+    const absl::StatusOr<std::vector<std::string>> texts =
+        GatherStrings(communicator, "", "texts", Soon());
+    if (!texts.ok()) return texts.status();
+    EXPECT_THAT(*texts, Each(std::string()));
+    EXPECT_EQ(texts->size(), 3);
+    return absl::OkStatus();
+  }));
+}
+
 }  // namespace
 }  // namespace fsdp::comm

@@ -6,12 +6,9 @@
 #include <c10/core/GradMode.h>
 #include <torch/optim/optimizer.h>
 
-#include <algorithm>
 #include <map>
-#include <memory>
 #include <set>
 #include <string>
-#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -26,8 +23,8 @@
 #include "flat_param/layout.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/model/sharded_model.h"
-#include "fsdp/resting/resting_states.h"
 #include "fsdp/state/optimizer_slots.h"
+#include "fsdp/state/optimizer_values.h"
 #include "fsdp/state/shard_gather.h"
 #include "fsdp/state/whole_access.h"
 
@@ -40,46 +37,12 @@ using ::fsdp::flat_param::Slice;
 using torch::optim::Optimizer;
 using torch::optim::OptimizerParamState;
 
-// The optimizer as this model sees it.
-struct View {
-  std::map<std::string, OptimizerSlots> slots;  // of parameters with state
-  std::vector<OptimizerGroup> groups;
-};
-
 std::string KeyOf(const std::string& parameter, const std::string& slot) {
   return absl::StrCat(parameter, ".", slot);
 }
 
-absl::StatusOr<View> ReadOptimizer(const ShardedModel& model,
-                                   const Optimizer& optimizer) {
-  std::map<const void*, const NamedShard*> by_leaf;
-  for (const NamedShard& named : model.NamedShards()) {
-    by_leaf[named.shard.unsafeGetTensorImpl()] = &named;
-  }
-  View view;
-  for (const torch::optim::OptimizerParamGroup& group :
-       optimizer.param_groups()) {
-    OptimizerGroup& result = view.groups.emplace_back();
-    result.options = group.options().clone();
-    for (const at::Tensor& leaf : group.params()) {
-      const auto named = by_leaf.find(leaf.unsafeGetTensorImpl());
-      if (named == by_leaf.end()) {
-        return absl::InvalidArgumentError(
-            "the optimizer has a parameter that is no shard of this model: "
-            "make it from Parameters() or NamedShards()");
-      }
-      const std::string& name = named->second->name;
-      result.names.push_back(name);
-      const auto state = optimizer.state().find(leaf.unsafeGetTensorImpl());
-      if (state == optimizer.state().end()) continue;
-      FSDP_ASSIGN_OR_RETURN(view.slots[name], ReadSlots(*state->second));
-    }
-  }
-  return view;
-}
-
 // What ranks have to agree on, a line per parameter.
-std::string Fingerprint(const View& view) {
+std::string Fingerprint(const OptimizerValues& view) {
   std::string text;
   for (const auto& [name, slots] : view.slots) {
     absl::StrAppend(&text, name, ":");
@@ -98,18 +61,10 @@ std::string Fingerprint(const View& view) {
   return text;
 }
 
-absl::Status TakeUpStates(Optimizer& optimizer) {
-  auto* const resting = dynamic_cast<RestingStates*>(&optimizer);
-  return resting == nullptr ? absl::OkStatus() : resting->TakeUpStates();
-}
-
-absl::StatusOr<View> TakeView(const ShardedModel& model, Optimizer& optimizer) {
-  FSDP_RETURN_IF_ERROR(TakeUpStates(optimizer));
-  return ReadOptimizer(model, optimizer);
-}
-
-absl::StatusOr<View> AgreedView(ShardedModel& model, Optimizer& optimizer) {
-  absl::StatusOr<View> view = TakeView(model, optimizer);
+absl::StatusOr<OptimizerValues> AgreedView(ShardedModel& model,
+                                           Optimizer& optimizer) {
+  absl::StatusOr<OptimizerValues> view =
+      ReadOptimizerValues(model.NamedShards(), optimizer);
   FSDP_RETURN_IF_ERROR(comm::Agree(model.communicator(), view.status(),
                                    "reading an optimizer's state",
                                    DeadlineOf(model)));
@@ -119,7 +74,7 @@ absl::StatusOr<View> AgreedView(ShardedModel& model, Optimizer& optimizer) {
   return view;
 }
 
-std::map<std::string, int64_t> NumbersOf(const View& view) {
+std::map<std::string, int64_t> NumbersOf(const OptimizerValues& view) {
   std::map<std::string, int64_t> numbers;
   for (const auto& [name, slots] : view.slots) {
     for (const auto& [key, number] : slots.numbers) {
@@ -131,7 +86,7 @@ std::map<std::string, int64_t> NumbersOf(const View& view) {
 
 // The names of slots that parameters of `flat` have, with their dtypes.
 std::map<std::string, at::ScalarType> SlotsOf(const FlatParameter& flat,
-                                              const View& view) {
+                                              const OptimizerValues& view) {
   std::map<std::string, at::ScalarType> keys;
   for (int i = 0; i < flat.num_parameters(); ++i) {
     const auto slots = view.slots.find(flat.parameter(i).name);
@@ -143,7 +98,7 @@ std::map<std::string, at::ScalarType> SlotsOf(const FlatParameter& flat,
   return keys;
 }
 
-const at::Tensor* FindSlot(const View& view, const std::string& name,
+const at::Tensor* FindSlot(const OptimizerValues& view, const std::string& name,
                            const std::string& key) {
   const auto slots = view.slots.find(name);
   if (slots == view.slots.end()) return nullptr;
@@ -153,7 +108,7 @@ const at::Tensor* FindSlot(const View& view, const std::string& name,
 
 // Gathers slot `key` of all parameters of `flat`, adds it to `dict`.
 absl::Status GatherSlot(ShardedModel& model, int unit,
-                        const FlatParameter& flat, const View& view,
+                        const FlatParameter& flat, const OptimizerValues& view,
                         const std::string& key, at::ScalarType dtype,
                         const StateDictOptions& options,
                         OptimizerStateDict* dict) {
@@ -183,43 +138,6 @@ absl::Status GatherSlot(ShardedModel& model, int unit,
   return absl::OkStatus();
 }
 
-// New states and options for `optimizer`, in place of those it has.
-struct Replacement {
-  std::vector<std::pair<void*, std::unique_ptr<OptimizerParamState>>> states;
-  std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> options;
-};
-
-std::string Sorted(std::vector<std::string> names) {
-  std::sort(names.begin(), names.end());
-  return absl::StrJoin(names, ", ");
-}
-
-absl::Status PlanGroups(const std::vector<OptimizerGroup>& ours,
-                        const std::vector<OptimizerGroup>& theirs,
-                        Replacement* replacement) {
-  for (const OptimizerGroup& group : ours) {
-    const auto found = std::find_if(
-        theirs.begin(), theirs.end(), [&](const OptimizerGroup& other) {
-          return Sorted(other.names) == Sorted(group.names);
-        });
-    if (found == theirs.end()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("the optimizer has a group of ", Sorted(group.names),
-                       ", which the state has not: make its groups as they "
-                       "were when the state was taken"));
-    }
-    if (found->options == nullptr ||
-        typeid(*found->options) != typeid(*group.options)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "the state of the group of ", Sorted(group.names),
-          " is of another class of optimizer: load it into one of the class "
-          "it was taken from"));
-    }
-    replacement->options.push_back(found->options->clone());
-  }
-  return absl::OkStatus();
-}
-
 // "blocks.0.weight.exp_avg" as parameter and slot.
 absl::StatusOr<std::pair<std::string, std::string>> SplitKey(
     const std::string& key,
@@ -232,46 +150,8 @@ absl::StatusOr<std::pair<std::string, std::string>> SplitKey(
       "the state has ", key, ", but the optimizer has no such parameter"));
 }
 
-// `values`: of this rank's ranges, by parameter and slot.
-absl::StatusOr<Replacement> PlanReplacement(
-    const ShardedModel& model, const Optimizer& optimizer, const View& view,
-    const std::map<std::string, OptimizerSlots>& values,
-    const std::vector<OptimizerGroup>& groups) {
-  Replacement replacement;
-  FSDP_RETURN_IF_ERROR(PlanGroups(view.groups, groups, &replacement));
-  for (const NamedShard& named : model.NamedShards()) {
-    const auto slots = values.find(named.name);
-    if (slots == values.end() ||
-        (slots->second.tensors.empty() && slots->second.numbers.empty())) {
-      continue;
-    }
-    absl::StatusOr<std::unique_ptr<OptimizerParamState>> state =
-        MakeState(optimizer, slots->second);
-    if (!state.ok()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(named.name, ": ", state.status().message()));
-    }
-    replacement.states.emplace_back(named.shard.unsafeGetTensorImpl(),
-                                    *std::move(state));
-  }
-  return replacement;
-}
-
-void Apply(Replacement replacement, Optimizer& optimizer) {
-  for (size_t i = 0; i < optimizer.param_groups().size(); ++i) {
-    torch::optim::OptimizerParamGroup& group = optimizer.param_groups()[i];
-    group.set_options(std::move(replacement.options[i]));
-    for (const at::Tensor& leaf : group.params()) {
-      optimizer.state().erase(leaf.unsafeGetTensorImpl());
-    }
-  }
-  for (auto& [leaf, state] : replacement.states) {
-    optimizer.state()[leaf] = std::move(state);
-  }
-}
-
 // The parameters of `view`'s groups, with no slots yet.
-std::map<std::string, OptimizerSlots> Known(const View& view) {
+std::map<std::string, OptimizerSlots> Known(const OptimizerValues& view) {
   std::map<std::string, OptimizerSlots> known;
   for (const OptimizerGroup& group : view.groups) {
     for (const std::string& name : group.names) known[name];
@@ -308,12 +188,13 @@ absl::Status CheckShape(const std::string& key, const ParameterPiece& piece,
                    "]: give the parameter the memory format it had"));
 }
 
-absl::StatusOr<Replacement> PlanLoad(
+absl::StatusOr<OptimizerReplacement> PlanLoad(
     const ShardedModel& model, Optimizer& optimizer,
     absl::Span<const ParameterPiece> pieces,
     const std::map<std::string, int64_t>& numbers,
     const std::vector<OptimizerGroup>& groups) {
-  FSDP_ASSIGN_OR_RETURN(const View view, TakeView(model, optimizer));
+  FSDP_ASSIGN_OR_RETURN(const OptimizerValues view,
+                        ReadOptimizerValues(model.NamedShards(), optimizer));
   std::map<std::string, OptimizerSlots> values = Known(view);
   const SpecByName specs = SpecsOf(model);
   std::map<std::string, std::vector<const ParameterPiece*>> by_key;
@@ -343,7 +224,7 @@ absl::StatusOr<Replacement> PlanLoad(
     FSDP_ASSIGN_OR_RETURN(const auto names, SplitKey(key, values));
     values[names.first].numbers[names.second] = number;
   }
-  return PlanReplacement(model, optimizer, view, values, groups);
+  return PlanReplacement(model.NamedShards(), optimizer, view, values, groups);
 }
 
 }  // namespace
@@ -354,7 +235,8 @@ absl::StatusOr<OptimizerStateDict> GatherOptimizerState(
   return InWholeAccess(
       model, "GatherOptimizerState()",
       [&]() -> absl::StatusOr<OptimizerStateDict> {
-        FSDP_ASSIGN_OR_RETURN(const View view, AgreedView(model, optimizer));
+        FSDP_ASSIGN_OR_RETURN(const OptimizerValues view,
+                              AgreedView(model, optimizer));
         OptimizerStateDict dict;
         for (int unit = 0; unit < model.num_units(); ++unit) {
           for (const auto& flat : model.flats(unit)) {
@@ -376,7 +258,8 @@ absl::StatusOr<ShardedOptimizerState> MakeShardedOptimizerState(
   return InWholeAccess(
       model, "MakeShardedOptimizerState()",
       [&]() -> absl::StatusOr<ShardedOptimizerState> {
-        FSDP_ASSIGN_OR_RETURN(const View view, AgreedView(model, optimizer));
+        FSDP_ASSIGN_OR_RETURN(const OptimizerValues view,
+                              AgreedView(model, optimizer));
         ShardedOptimizerState result{{}, NumbersOf(view), view.groups};
         for (int unit = 0; unit < model.num_units(); ++unit) {
           for (const auto& flat : model.flats(unit)) {
@@ -406,7 +289,7 @@ absl::Status LoadShardedOptimizerState(
     const std::vector<OptimizerGroup>& groups) {
   return InWholeAccess(
       model, "LoadShardedOptimizerState()", [&]() -> absl::Status {
-        absl::StatusOr<Replacement> replacement =
+        absl::StatusOr<OptimizerReplacement> replacement =
             PlanLoad(model, optimizer, tensors, numbers, groups);
         FSDP_RETURN_IF_ERROR(
             comm::Agree(model.communicator(), replacement.status(),

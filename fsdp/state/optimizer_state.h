@@ -8,13 +8,13 @@
 
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "fsdp/state/optimizer_values.h"
 #include "fsdp/state/parameter_pieces.h"
 #include "fsdp/state/state_dict.h"
 
@@ -24,11 +24,6 @@ class ShardedModel;
 
 // Knows SGD, Adam, AdamW, Adagrad and RMSprop of torch::optim. Users call the
 // members of a sharded module with the names of these functions.
-
-struct OptimizerGroup {
-  std::vector<std::string> names;  // of parameters
-  std::shared_ptr<const torch::optim::OptimizerOptions> options;
-};
 
 // Tensors are named "weight.exp_avg", numbers "weight.step". A parameter that
 // has never been stepped has neither.

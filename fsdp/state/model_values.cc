@@ -1,0 +1,172 @@
+#include "fsdp/state/model_values.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/normal_mode.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+#include "comm/communicator.h"
+#include "flat_param/flat_parameter.h"
+#include "flat_param/layout.h"
+#include "fsdp/memory/resting_memory.h"
+#include "fsdp/model/sharded_model.h"
+#include "fsdp/state/named_values.h"
+#include "fsdp/state/shard_gather.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::flat_param::FlatParameter;
+using ::fsdp::flat_param::ParameterSpec;
+
+ValueRange RangeOf(const ShardedModel& model, std::string name,
+                   const ShardedValue& place) {
+  const FlatParameter& flat = *place.flat;
+  const ParameterSpec& spec = flat.layout().parameter(place.index);
+  ValueRange range{std::move(name),
+                   spec.sizes,
+                   spec.strides,
+                   flat.layout().InParameter(place.index, flat.rank()).begin,
+                   flat.ShardSlice(place.index),
+                   place.unit};
+  const comm::Communicator* const replicas = model.replica_group(place.unit);
+  if (replicas != nullptr) {
+    range.replica = replicas->rank();
+    range.replicas = replicas->world_size();
+  }
+  return range;
+}
+
+ParameterSpec SpecOf(const ValueRange& range) {
+  return {range.name, range.sizes, range.strides};
+}
+
+// `parts` of a parameter of `numel` elements: where the part `index` begins.
+int64_t PartBegin(int64_t numel, int index, int parts) {
+  return numel / parts * index + std::min<int64_t>(numel % parts, index);
+}
+
+// This rank's part of `whole`, among all that have the unit.
+void TakeEvenPart(const ShardedModel& model, const at::Tensor& whole,
+                  ValueRange& range) {
+  const comm::Communicator& shards = model.shard_group(range.unit);
+  const int parts = shards.world_size();
+  const int64_t begin = PartBegin(whole.numel(), shards.rank(), parts);
+  const int64_t end = PartBegin(whole.numel(), shards.rank() + 1, parts);
+  range.begin = begin;
+  range.values = whole.reshape({-1}).narrow(0, begin, end - begin).clone();
+  int64_t stride = 1;
+  for (size_t d = range.sizes.size(); d-- > 0;) {
+    range.strides[d] = stride;
+    stride *= std::max<int64_t>(range.sizes[d], 1);
+  }
+}
+
+// The ranges of `flat` that are not row-major, with their places there.
+std::vector<std::pair<ValueRange*, int>> RangesToTurn(
+    const FlatParameter& flat, const std::map<const void*, ValueRange*>& all) {
+  std::vector<std::pair<ValueRange*, int>> result;
+  for (int i = 0; i < flat.num_parameters(); ++i) {
+    const auto found = all.find(flat.ShardSlice(i).unsafeGetTensorImpl());
+    if (found != all.end()) result.emplace_back(found->second, i);
+  }
+  return result;
+}
+
+}  // namespace
+
+bool ValueRange::IsRowMajor() const {
+  int64_t stride = 1;
+  for (size_t d = sizes.size(); d-- > 0;) {
+    if (sizes[d] == 0) return true;
+    if (sizes[d] != 1 && strides[d] != stride) return false;
+    stride *= sizes[d];
+  }
+  return true;
+}
+
+absl::StatusOr<ModelAccess> ModelAccess::Begin(ShardedModel& model,
+                                               absl::string_view what) {
+  FSDP_RETURN_IF_ERROR(model.BeginWholeAccess(what));
+  return ModelAccess(&model);
+}
+
+ModelAccess::ModelAccess(ModelAccess&& other) noexcept
+    : model_(std::exchange(other.model_, nullptr)) {}
+
+ModelAccess::~ModelAccess() {
+  if (model_ != nullptr) model_->EndWholeAccess();
+}
+
+ModelValues ReadModelValues(ShardedModel& model,
+                            const torch::nn::Module& module) {
+  const NamedValues named = ReadNamedValues(model, module);
+  ModelValues values;
+  std::map<std::pair<const FlatParameter*, int>, std::string> first_names;
+  for (const NamedValues::Parameter& parameter : named.parameters) {
+    const auto [first, is_new] = first_names.try_emplace(
+        {parameter.place.flat, parameter.place.index}, parameter.name);
+    if (is_new) {
+      values.parameters.push_back(
+          RangeOf(model, parameter.name, parameter.place));
+    } else {
+      values.aliases[parameter.name] = first->second;
+    }
+  }
+  for (const NamedValues::Other& other : named.others) {
+    values.others.push_back(
+        {other.name, other.tensor, other.original, other.is_buffer});
+  }
+  return values;
+}
+
+absl::Status MakeRowMajor(ShardedModel& model,
+                          std::vector<ValueRange>& ranges) {
+  std::map<const void*, ValueRange*> turned;
+  for (ValueRange& range : ranges) {
+    if (range.IsRowMajor()) continue;
+    turned[range.values.unsafeGetTensorImpl()] = &range;
+  }
+  if (turned.empty()) return absl::OkStatus();
+  const NormalMode normal;
+  const c10::NoGradGuard no_grad;
+  for (int unit = 0; unit < model.num_units(); ++unit) {
+    for (const auto& flat : model.flats(unit)) {
+      const auto of_flat = RangesToTurn(*flat, turned);
+      if (of_flat.empty()) continue;
+      FSDP_ASSIGN_OR_RETURN(
+          const at::Tensor whole,
+          GatherShards(model, unit, flat->shard(), model.unit_name(unit)));
+      for (const auto& [range, place] : of_flat) {
+        TakeEvenPart(model, flat->ViewOf(whole, place), *range);
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TakeOwnPart(const at::Tensor& whole, const ValueRange& range) {
+  if (range.values.numel() == 0) return absl::OkStatus();
+  const NormalMode normal;
+  const c10::NoGradGuard no_grad;
+  FSDP_ASSIGN_OR_RETURN(const Resident resident,
+                        Resident::Of(range.values, Use::kUpdate));
+  return TorchToStatus(range.name, [&] {
+    at::Tensor target = range.values.detach();
+    target.copy_(flat_param::StorageOrderOf(whole, SpecOf(range))
+                     .narrow(0, range.begin, range.values.numel()));
+  });
+}
+
+}  // namespace fsdp

@@ -1,0 +1,88 @@
+// This rank's values of a sharded model by name, where they are: what files are
+// written from and read into. Nothing is copied.
+#ifndef FSDP_STATE_MODEL_VALUES_H_
+#define FSDP_STATE_MODEL_VALUES_H_
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace fsdp {
+
+class ShardedModel;
+
+// This rank's range of one parameter, in storage order.
+struct ValueRange {
+  std::string name;
+  std::vector<int64_t> sizes;    // of the whole parameter
+  std::vector<int64_t> strides;  // which give its storage order
+  int64_t begin;                 // in elements
+  // 1-D, of the parameter's dtype, maybe empty; may rest elsewhere
+  // (fsdp/memory/resting_memory.h). Writing it changes the parameter.
+  at::Tensor values;
+  int unit = 0;
+  // Which of the ranks that hold the same range this is.
+  int replica = 0;
+  int replicas = 1;
+
+  // Whether storage order is the order of elements in files.
+  bool IsRowMajor() const;
+};
+
+// Whole on every rank: a buffer, or a parameter that is not sharded.
+struct WholeValue {
+  std::string name;
+  at::Tensor tensor;           // of the module
+  c10::ScalarType file_dtype;  // that it has without mixed precision
+  bool is_buffer;
+};
+
+struct ModelValues {
+  // Each once, by its first name, in the order of named_parameters().
+  std::vector<ValueRange> parameters;
+  // Further names of tied parameters, and their first.
+  std::map<std::string, std::string> aliases;
+  std::vector<WholeValue> others;
+};
+
+// As long as it lives the model belongs to the caller; see
+// ShardedModel::BeginWholeAccess(), which is refused on this rank alone.
+class ModelAccess {
+ public:
+  static absl::StatusOr<ModelAccess> Begin(ShardedModel& model,
+                                           absl::string_view what);
+  ModelAccess(ModelAccess&& other) noexcept;
+  ModelAccess& operator=(ModelAccess&&) = delete;
+  ~ModelAccess();
+
+ private:
+  explicit ModelAccess(ShardedModel* model) : model_(model) {}
+
+  ShardedModel* model_;
+};
+
+// `module` is the wrapped one of `model`.
+ModelValues ReadModelValues(ShardedModel& model,
+                            const torch::nn::Module& module);
+
+// Puts an even part of the whole parameter, row-major, in place of each of
+// `ranges` that is not row-major: a copy. Collective where there is one, and
+// gathers one flat parameter at a time.
+absl::Status MakeRowMajor(ShardedModel& model, std::vector<ValueRange>& ranges);
+
+// `whole`, of the parameter's sizes, becomes the values of `range`, whatever
+// its storage order.
+absl::Status TakeOwnPart(const at::Tensor& whole, const ValueRange& range);
+
+}  // namespace fsdp
+
+#endif  // FSDP_STATE_MODEL_VALUES_H_

@@ -1,0 +1,133 @@
+#include "fsdp/state/optimizer_values.h"
+
+#include <ATen/core/Tensor.h>
+#include <torch/optim/optimizer.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <string>
+#include <typeinfo>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/types/span.h"
+#include "base/status_macros.h"
+#include "fsdp/resting/resting_states.h"
+
+namespace fsdp {
+namespace {
+
+using torch::optim::Optimizer;
+using torch::optim::OptimizerParamState;
+
+std::string Sorted(std::vector<std::string> names) {
+  std::sort(names.begin(), names.end());
+  return absl::StrJoin(names, ", ");
+}
+
+absl::Status PlanGroups(const std::vector<OptimizerGroup>& ours,
+                        const std::vector<OptimizerGroup>& theirs,
+                        OptimizerReplacement* replacement) {
+  for (const OptimizerGroup& group : ours) {
+    const auto found = std::find_if(
+        theirs.begin(), theirs.end(), [&](const OptimizerGroup& other) {
+          return Sorted(other.names) == Sorted(group.names);
+        });
+    if (found == theirs.end()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the optimizer has a group of ", Sorted(group.names),
+                       ", which the state has not: make its groups as they "
+                       "were when the state was taken"));
+    }
+    if (found->options == nullptr ||
+        typeid(*found->options) != typeid(*group.options)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "the state of the group of ", Sorted(group.names),
+          " is of another class of optimizer: load it into one of the class "
+          "it was taken from"));
+    }
+    replacement->options.push_back(found->options->clone());
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status TakeUpStates(Optimizer& optimizer) {
+  auto* const resting = dynamic_cast<RestingStates*>(&optimizer);
+  return resting == nullptr ? absl::OkStatus() : resting->TakeUpStates();
+}
+
+absl::StatusOr<OptimizerValues> ReadOptimizerValues(
+    absl::Span<const NamedShard> leaves, Optimizer& optimizer) {
+  FSDP_RETURN_IF_ERROR(TakeUpStates(optimizer));
+  std::map<const void*, const NamedShard*> by_leaf;
+  for (const NamedShard& named : leaves) {
+    by_leaf[named.shard.unsafeGetTensorImpl()] = &named;
+  }
+  OptimizerValues values;
+  for (const torch::optim::OptimizerParamGroup& group :
+       optimizer.param_groups()) {
+    OptimizerGroup& result = values.groups.emplace_back();
+    result.options = group.options().clone();
+    for (const at::Tensor& leaf : group.params()) {
+      const auto named = by_leaf.find(leaf.unsafeGetTensorImpl());
+      if (named == by_leaf.end()) {
+        return absl::InvalidArgumentError(
+            "the optimizer has a parameter that is no shard of this model: "
+            "make it from Parameters() or NamedShards()");
+      }
+      const std::string& name = named->second->name;
+      result.names.push_back(name);
+      const auto state = optimizer.state().find(leaf.unsafeGetTensorImpl());
+      if (state == optimizer.state().end()) continue;
+      FSDP_ASSIGN_OR_RETURN(values.slots[name], ReadSlots(*state->second));
+    }
+  }
+  return values;
+}
+
+absl::StatusOr<OptimizerReplacement> PlanReplacement(
+    absl::Span<const NamedShard> leaves, const Optimizer& optimizer,
+    const OptimizerValues& present,
+    const std::map<std::string, OptimizerSlots>& slots,
+    const std::vector<OptimizerGroup>& groups) {
+  OptimizerReplacement replacement;
+  FSDP_RETURN_IF_ERROR(PlanGroups(present.groups, groups, &replacement));
+  for (const NamedShard& named : leaves) {
+    const auto found = slots.find(named.name);
+    if (found == slots.end() ||
+        (found->second.tensors.empty() && found->second.numbers.empty())) {
+      continue;
+    }
+    absl::StatusOr<std::unique_ptr<OptimizerParamState>> state =
+        MakeState(optimizer, found->second);
+    if (!state.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(named.name, ": ", state.status().message()));
+    }
+    replacement.states.emplace_back(named.shard.unsafeGetTensorImpl(),
+                                    *std::move(state));
+  }
+  return replacement;
+}
+
+void Apply(OptimizerReplacement replacement, Optimizer& optimizer) {
+  for (size_t i = 0; i < optimizer.param_groups().size(); ++i) {
+    torch::optim::OptimizerParamGroup& group = optimizer.param_groups()[i];
+    group.set_options(std::move(replacement.options[i]));
+    for (const at::Tensor& leaf : group.params()) {
+      optimizer.state().erase(leaf.unsafeGetTensorImpl());
+    }
+  }
+  for (auto& [leaf, state] : replacement.states) {
+    optimizer.state()[leaf] = std::move(state);
+  }
+}
+
+}  // namespace fsdp

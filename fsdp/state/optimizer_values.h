@@ -1,0 +1,63 @@
+// What a LibTorch optimizer holds, by the names of its parameters, where it is:
+// nothing is copied and nothing travels.
+#ifndef FSDP_STATE_OPTIMIZER_VALUES_H_
+#define FSDP_STATE_OPTIMIZER_VALUES_H_
+
+#include <torch/optim/optimizer.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "fsdp/model/named_shard.h"
+#include "fsdp/state/optimizer_slots.h"
+
+namespace fsdp {
+
+struct OptimizerGroup {
+  std::vector<std::string> names;  // of parameters
+  std::shared_ptr<const torch::optim::OptimizerOptions> options;
+};
+
+struct OptimizerValues {
+  std::map<std::string, OptimizerSlots> slots;  // of parameters with state
+  std::vector<OptimizerGroup> groups;
+};
+
+// `leaves`: what the optimizer may step, with their names: the shards of a
+// sharded model. Slots' tensors are of their leaf's size, and may rest
+// elsewhere. InvalidArgument: an optimizer that is not known, or one with a
+// parameter that is not among `leaves`.
+absl::StatusOr<OptimizerValues> ReadOptimizerValues(
+    absl::Span<const NamedShard> leaves, torch::optim::Optimizer& optimizer);
+
+// New states and options for an optimizer, in place of those it has.
+struct OptimizerReplacement {
+  std::vector<
+      std::pair<void*, std::unique_ptr<torch::optim::OptimizerParamState>>>
+      states;
+  std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> options;
+};
+
+// Of `slots`, by parameter, and `groups`; `present`: what `optimizer` holds.
+// InvalidArgument: other groups, or another class of optimizer or of states.
+absl::StatusOr<OptimizerReplacement> PlanReplacement(
+    absl::Span<const NamedShard> leaves,
+    const torch::optim::Optimizer& optimizer, const OptimizerValues& present,
+    const std::map<std::string, OptimizerSlots>& slots,
+    const std::vector<OptimizerGroup>& groups);
+// TakeUpStates() has to follow.
+void Apply(OptimizerReplacement replacement,
+           torch::optim::Optimizer& optimizer);
+
+// Moves states to where they rest, for an optimizer whose states do.
+absl::Status TakeUpStates(torch::optim::Optimizer& optimizer);
+
+}  // namespace fsdp
+
+#endif  // FSDP_STATE_OPTIMIZER_VALUES_H_
