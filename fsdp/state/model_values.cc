@@ -1,13 +1,16 @@
 #include "fsdp/state/model_values.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/ScalarType.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <map>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -29,6 +32,7 @@ namespace {
 
 using ::fsdp::flat_param::FlatParameter;
 using ::fsdp::flat_param::ParameterSpec;
+using ::fsdp::flat_param::Slice;
 
 ValueRange RangeOf(const ShardedModel& model, std::string name,
                    const ShardedValue& place) {
@@ -39,6 +43,8 @@ ValueRange RangeOf(const ShardedModel& model, std::string name,
                    spec.strides,
                    flat.layout().InParameter(place.index, flat.rank()).begin,
                    flat.ShardSlice(place.index),
+                   place.flat,
+                   place.index,
                    place.unit};
   const comm::Communicator* const replicas = model.replica_group(place.unit);
   if (replicas != nullptr) {
@@ -73,15 +79,25 @@ void TakeEvenPart(const ShardedModel& model, const at::Tensor& whole,
   }
 }
 
-// The ranges of `flat` that are not row-major, with their places there.
-std::vector<std::pair<ValueRange*, int>> RangesToTurn(
-    const FlatParameter& flat, const std::map<const void*, ValueRange*>& all) {
-  std::vector<std::pair<ValueRange*, int>> result;
-  for (int i = 0; i < flat.num_parameters(); ++i) {
-    const auto found = all.find(flat.ShardSlice(i).unsafeGetTensorImpl());
-    if (found != all.end()) result.emplace_back(found->second, i);
+// Ranges of one flat parameter and dtype, which are gathered together: by unit
+// and first parameter, so in the same order on all ranks.
+using Together = std::map<std::tuple<int, std::string, c10::ScalarType>,
+                          std::vector<ValueRange*>>;
+
+// This rank's shard, with what `ranges` have of it and zeros elsewhere.
+absl::StatusOr<at::Tensor> ShardOf(const FlatParameter& flat,
+                                   c10::ScalarType dtype,
+                                   const std::vector<ValueRange*>& ranges) {
+  const at::Tensor shard =
+      at::zeros({flat.layout().shard_numel()},
+                at::TensorOptions().dtype(dtype).device(flat.device()));
+  for (const ValueRange* range : ranges) {
+    FSDP_ASSIGN_OR_RETURN(const Resident resident,
+                          Resident::Of(range->values, Use::kRead));
+    const Slice slice = flat.layout().InShard(range->index, flat.rank());
+    shard.narrow(0, slice.begin, slice.numel()).copy_(range->values);
   }
-  return result;
+  return shard;
 }
 
 }  // namespace
@@ -133,24 +149,24 @@ ModelValues ReadModelValues(ShardedModel& model,
 
 absl::Status MakeRowMajor(ShardedModel& model,
                           std::vector<ValueRange>& ranges) {
-  std::map<const void*, ValueRange*> turned;
+  Together turned;
   for (ValueRange& range : ranges) {
     if (range.IsRowMajor()) continue;
-    turned[range.values.unsafeGetTensorImpl()] = &range;
+    turned[{range.unit, range.flat->parameter(0).name,
+            range.values.scalar_type()}]
+        .push_back(&range);
   }
-  if (turned.empty()) return absl::OkStatus();
   const NormalMode normal;
   const c10::NoGradGuard no_grad;
-  for (int unit = 0; unit < model.num_units(); ++unit) {
-    for (const auto& flat : model.flats(unit)) {
-      const auto of_flat = RangesToTurn(*flat, turned);
-      if (of_flat.empty()) continue;
-      FSDP_ASSIGN_OR_RETURN(
-          const at::Tensor whole,
-          GatherShards(model, unit, flat->shard(), model.unit_name(unit)));
-      for (const auto& [range, place] : of_flat) {
-        TakeEvenPart(model, flat->ViewOf(whole, place), *range);
-      }
+  for (const auto& [place, of_flat] : turned) {
+    const auto& [unit, name, dtype] = place;
+    const FlatParameter& flat = *of_flat.front()->flat;
+    FSDP_ASSIGN_OR_RETURN(const at::Tensor shard,
+                          ShardOf(flat, dtype, of_flat));
+    FSDP_ASSIGN_OR_RETURN(const at::Tensor whole,
+                          GatherShards(model, unit, shard, name));
+    for (ValueRange* range : of_flat) {
+      TakeEvenPart(model, flat.ViewOf(whole, range->index), *range);
     }
   }
   return absl::OkStatus();

@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "flat_param/flat_parameter.h"
 
 namespace fsdp {
 
@@ -29,6 +30,9 @@ struct ValueRange {
   // 1-D, of the parameter's dtype, maybe empty; may rest elsewhere
   // (fsdp/memory/resting_memory.h). Writing it changes the parameter.
   at::Tensor values;
+  // Where the parameter lies; null where its model is not sharded.
+  const flat_param::FlatParameter* flat = nullptr;
+  int index = 0;  // in flat
   int unit = 0;
   // Which of the ranks that hold the same range this is.
   int replica = 0;
@@ -74,9 +78,10 @@ class ModelAccess {
 ModelValues ReadModelValues(ShardedModel& model,
                             const torch::nn::Module& module);
 
-// Puts an even part of the whole parameter, row-major, in place of each of
-// `ranges` that is not row-major: a copy. Collective where there is one, and
-// gathers one flat parameter at a time.
+// Puts an even part of the whole, row-major, in place of each of `ranges` that
+// is not row-major: a copy. `values` may be of anything laid out like the
+// parameter. Collective where there is one, and gathers one flat parameter at a
+// time.
 absl::Status MakeRowMajor(ShardedModel& model, std::vector<ValueRange>& ranges);
 
 // `whole`, of the parameter's sizes, becomes the values of `range`, whatever

@@ -1,0 +1,96 @@
+#include "checkpoint/bytes/tensor_bytes.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/ScalarType.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "base/check.h"
+#include "base/normal_mode.h"
+#include "base/torch_status.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+int64_t ItemBytes(c10::ScalarType dtype) {
+  return static_cast<int64_t>(c10::elementSize(dtype));
+}
+
+const char* BytesOf(const at::Tensor& tensor) {
+  return static_cast<const char*>(tensor.const_data_ptr());
+}
+
+}  // namespace
+
+TensorSource::TensorSource(at::Tensor values, c10::ScalarType dtype)
+    : values_(std::move(values)), dtype_(dtype) {}
+
+int64_t TensorSource::bytes() const {
+  return values_.numel() * ItemBytes(dtype_);
+}
+
+absl::Status TensorSource::Read(int64_t position, absl::Span<char> out) const {
+  const auto size = static_cast<int64_t>(out.size());
+  FSDP_CHECK(position >= 0 && size <= bytes() - position);
+  if (size == 0) return absl::OkStatus();
+  return TorchToStatus("writing a tensor", [&] {
+    const NormalMode normal;
+    const c10::NoGradGuard no_grad;
+    const int64_t item = ItemBytes(dtype_);
+    const int64_t begin = position / item;
+    const int64_t end = (position + size + item - 1) / item;
+    at::Tensor part = values_.detach().narrow(0, begin, end - begin);
+    if (part.scalar_type() != dtype_ || !part.is_cpu()) {
+      part = part.to(at::TensorOptions().dtype(dtype_).device(at::kCPU));
+    }
+    part = part.contiguous();
+    std::memcpy(out.data(), BytesOf(part) + (position - begin * item),
+                out.size());
+  });
+}
+
+TensorSink::TensorSink(at::Tensor values, c10::ScalarType dtype)
+    : values_(std::move(values)), dtype_(dtype) {}
+
+absl::Status TensorSink::Write(int64_t position, absl::Span<const char> bytes) {
+  const int64_t item = ItemBytes(dtype_);
+  const auto cut = static_cast<int64_t>(cut_.size());
+  FSDP_CHECK(position % item == cut);
+  int64_t begin = position / item;
+  if (cut > 0) {
+    const auto missing =
+        std::min(static_cast<size_t>(item - cut), bytes.size());
+    cut_.append(bytes.data(), missing);
+    bytes.remove_prefix(missing);
+    if (static_cast<int64_t>(cut_.size()) < item) return absl::OkStatus();
+    const absl::Status written = WriteElements(begin++, cut_);
+    cut_.clear();
+    if (!written.ok()) return written;
+  }
+  const size_t whole = bytes.size() / item * item;
+  cut_.assign(bytes.data() + whole, bytes.size() - whole);
+  return WriteElements(begin, bytes.first(whole));
+}
+
+absl::Status TensorSink::WriteElements(int64_t begin,
+                                       absl::Span<const char> bytes) {
+  if (bytes.empty()) return absl::OkStatus();
+  return TorchToStatus("reading a tensor", [&] {
+    const NormalMode normal;
+    const c10::NoGradGuard no_grad;
+    const int64_t count =
+        static_cast<int64_t>(bytes.size()) / ItemBytes(dtype_);
+    // In memory of its own, since the bytes need not be aligned.
+    const at::Tensor part = at::empty({count}, dtype_);
+    std::memcpy(part.mutable_data_ptr(), bytes.data(), bytes.size());
+    values_.detach().narrow(0, begin, count).copy_(part);
+  });
+}
+
+}  // namespace fsdp::checkpoint

@@ -1,0 +1,53 @@
+// Elements of tensors as bytes of a file, and back.
+#ifndef CHECKPOINT_BYTES_TENSOR_BYTES_H_
+#define CHECKPOINT_BYTES_TENSOR_BYTES_H_
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+
+namespace fsdp::checkpoint {
+
+// Gives out, in any pieces, also such as cut elements, the bytes that `values`
+// have in a file. Keeps one piece of them on the host at a time.
+class TensorSource {
+ public:
+  // `values`: 1-D, with values as long as it is used, on any device. `dtype`:
+  // in the file; casts round as copy_() does.
+  TensorSource(at::Tensor values, c10::ScalarType dtype);
+
+  int64_t bytes() const;
+  // The bytes from `position` on. Internal: what LibTorch throws.
+  absl::Status Read(int64_t position, absl::Span<char> out) const;
+
+ private:
+  at::Tensor values_;
+  c10::ScalarType dtype_;
+};
+
+// Takes bytes of a file, in order and in any pieces, as elements of `values`.
+class TensorSink {
+ public:
+  // `values`: 1-D, on any device and of any dtype that `dtype`, the file's, can
+  // be cast to; written by copy_(), so that autograd and graphs know of it.
+  TensorSink(at::Tensor values, c10::ScalarType dtype);
+
+  // The bytes from `position` on, which is where the last ones ended.
+  absl::Status Write(int64_t position, absl::Span<const char> bytes);
+
+ private:
+  absl::Status WriteElements(int64_t begin, absl::Span<const char> bytes);
+
+  at::Tensor values_;
+  c10::ScalarType dtype_;
+  std::string cut_;  // of an element of which more is to come
+};
+
+}  // namespace fsdp::checkpoint
+
+#endif  // CHECKPOINT_BYTES_TENSOR_BYTES_H_

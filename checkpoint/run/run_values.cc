@@ -1,0 +1,90 @@
+#include "checkpoint/run/run_values.h"
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <map>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+// The parameters, each once, with the names that it has besides.
+void ReadParameters(const torch::nn::Module& module, ModelValues* values) {
+  std::map<const void*, std::string> first_names;
+  for (const auto& item : module.named_parameters()) {
+    const at::Tensor& tensor = item.value();
+    if (!tensor.defined()) continue;
+    const auto [first, is_new] =
+        first_names.try_emplace(tensor.unsafeGetTensorImpl(), item.key());
+    if (!is_new) {
+      values->aliases[item.key()] = first->second;
+      continue;
+    }
+    values->parameters.push_back({item.key(), tensor.sizes().vec(),
+                                  tensor.strides().vec(), /*begin=*/0, tensor});
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<RunValues> RunValues::Read(const Run& run,
+                                          absl::string_view what) {
+  if (run.model == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(what, ": the run has no model: set Run::model"));
+  }
+  RunValues values;
+  if (dynamic_cast<ShardedModuleBase*>(run.model) != nullptr) {
+    FSDP_RETURN_IF_ERROR(values.ReadSharded(run, what));
+  } else {
+    FSDP_RETURN_IF_ERROR(values.ReadPlain(*run.model));
+  }
+  if (run.optimizer == nullptr) return values;
+  FSDP_ASSIGN_OR_RETURN(values.optimizer_,
+                        ReadOptimizerValues(values.leaves_, *run.optimizer));
+  return values;
+}
+
+absl::Status RunValues::ReadSharded(const Run& run, absl::string_view what) {
+  auto& module = dynamic_cast<ShardedModuleBase&>(*run.model);
+  sharded_ = &module.sharded_model();
+  FSDP_ASSIGN_OR_RETURN(ModelAccess access,
+                        ModelAccess::Begin(*sharded_, what));
+  access_.emplace(std::move(access));
+  model_ = ReadModelValues(*sharded_, *module.children().front());
+  leaves_ = module.NamedShards();
+  return absl::OkStatus();
+}
+
+absl::Status RunValues::ReadPlain(const torch::nn::Module& module) {
+  for (const auto& item : module.named_modules()) {
+    if (dynamic_cast<const ShardedModuleBase*>(item.value().get()) == nullptr) {
+      continue;
+    }
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the module ", item.key(),
+        " is sharded, but not the model that it is in: shard the whole model, "
+        "or save and load that module by itself"));
+  }
+  ReadParameters(module, &model_);
+  for (const auto& item : module.named_buffers()) {
+    if (!item.value().defined()) continue;
+    model_.others.push_back({item.key(), item.value(),
+                             item.value().scalar_type(), /*is_buffer=*/true});
+  }
+  for (const ValueRange& parameter : model_.parameters) {
+    leaves_.push_back({parameter.name, parameter.sizes, parameter.values,
+                       /*begin=*/0});
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace fsdp::checkpoint

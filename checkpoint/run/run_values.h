@@ -1,0 +1,61 @@
+// The tensors of a run by name, where they are: what this rank writes of each,
+// and what it has to read.
+#ifndef CHECKPOINT_RUN_RUN_VALUES_H_
+#define CHECKPOINT_RUN_RUN_VALUES_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "checkpoint/run/run.h"
+#include "fsdp/model/named_shard.h"
+#include "fsdp/model/sharded_model.h"
+#include "fsdp/state/model_values.h"
+#include "fsdp/state/optimizer_values.h"
+
+namespace fsdp::checkpoint {
+
+// As long as it lives, a sharded model is refused to others.
+class RunValues {
+ public:
+  // On this rank alone: no messages. `what`: the caller, for texts.
+  // InvalidArgument: no model; one that has sharded modules inside without
+  // being one; an optimizer of another class or of other parameters.
+  // FailedPrecondition: inside a forward or backward.
+  static absl::StatusOr<RunValues> Read(const Run& run, absl::string_view what);
+
+  // Null: the model is not sharded.
+  ShardedModel* sharded() const { return sharded_; }
+  // Names without wrappers. `values` of a model that is not sharded is the
+  // whole parameter, of any sizes.
+  const ModelValues& model() const { return model_; }
+  // What an optimizer may step, in the order of model().parameters.
+  const std::vector<NamedShard>& leaves() const { return leaves_; }
+  // Null without one.
+  const OptimizerValues* optimizer() const {
+    return optimizer_.has_value() ? &*optimizer_ : nullptr;
+  }
+
+ private:
+  RunValues() = default;
+  absl::Status ReadSharded(const Run& run, absl::string_view what);
+  absl::Status ReadPlain(const torch::nn::Module& module);
+
+  ShardedModel* sharded_ = nullptr;
+  std::optional<ModelAccess> access_;
+  ModelValues model_;
+  std::vector<NamedShard> leaves_;
+  std::optional<OptimizerValues> optimizer_;
+};
+
+}  // namespace fsdp::checkpoint
+
+#endif  // CHECKPOINT_RUN_RUN_VALUES_H_

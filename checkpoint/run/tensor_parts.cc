@@ -1,0 +1,163 @@
+#include "checkpoint/run/tensor_parts.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/ScalarType.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "checkpoint/run/torch_dtype.h"
+#include "fsdp/state/model_values.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+absl::StatusOr<TensorInfo> InfoOf(const std::string& name,
+                                  c10::ScalarType dtype,
+                                  std::vector<int64_t> sizes) {
+  const std::optional<Dtype> file_dtype = FileDtype(dtype);
+  if (!file_dtype.has_value()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tensor ", name, " is of dtype ", c10::toString(dtype),
+                     ", which no safetensors file can hold"));
+  }
+  return TensorInfo{name, *file_dtype, std::move(sizes)};
+}
+
+c10::ScalarType DtypeFor(c10::ScalarType own, const PartOptions& options) {
+  return c10::isFloatingType(own) ? options.model_dtype.value_or(own) : own;
+}
+
+at::Tensor Nothing(const at::Tensor& like) {
+  return at::empty({0}, like.options().requires_grad(false));
+}
+
+// Of `count` things, where those of `index` begin when `shares` share them.
+int64_t ShareBegin(int64_t count, int index, int shares) {
+  return count / shares * index + std::min<int64_t>(count % shares, index);
+}
+
+// This rank's share of a range that all replicas have.
+void TakeShare(int replica, int replicas, int64_t& begin, at::Tensor& values) {
+  if (replicas == 1) return;
+  const int64_t from = ShareBegin(values.numel(), replica, replicas);
+  const int64_t to = ShareBegin(values.numel(), replica + 1, replicas);
+  values = values.narrow(0, from, to - from);
+  begin += from;
+}
+
+// The values of a model that is not sharded, in row-major order.
+at::Tensor Whole(const at::Tensor& tensor, int rank) {
+  if (rank != 0) return Nothing(tensor);
+  return tensor.detach().contiguous().view({-1});
+}
+
+absl::StatusOr<TensorPart> PartOf(const WholeValue& other, int rank,
+                                  const PartOptions& options) {
+  if (other.tensor.layout() != c10::kStrided) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(other.is_buffer ? "buffer " : "parameter ", other.name,
+                     " is not strided: no safetensors file can hold it"));
+  }
+  TensorPart part;
+  FSDP_ASSIGN_OR_RETURN(part.info,
+                        InfoOf(other.name, DtypeFor(other.file_dtype, options),
+                               other.tensor.sizes().vec()));
+  part.values = Whole(other.tensor, rank);
+  return part;
+}
+
+// `range` is row-major, or of a model that is not sharded.
+TensorPart PartOf(const ValueRange& range, TensorInfo info,
+                  const at::Tensor& values, bool is_sharded, int rank) {
+  TensorPart part{std::move(info), range.begin, at::Tensor()};
+  if (is_sharded) {
+    part.values = values.detach();
+    TakeShare(range.replica, range.replicas, part.begin, part.values);
+  } else {
+    part.values = Whole(values, rank);
+  }
+  return part;
+}
+
+// The slot `key` of all parameters that have it.
+absl::StatusOr<TensorGroup> SlotGroup(const std::string& key,
+                                      const RunValues& values, int rank) {
+  TensorGroup group{absl::StrCat("optimizer/", key), {}};
+  std::vector<ValueRange> ranges;
+  for (const ValueRange& parameter : values.model().parameters) {
+    const auto slots = values.optimizer()->slots.find(parameter.name);
+    if (slots == values.optimizer()->slots.end()) continue;
+    const auto slot = slots->second.tensors.find(key);
+    if (slot == slots->second.tensors.end()) continue;
+    ranges.push_back(parameter);
+    ranges.back().values = slot->second;
+  }
+  const bool is_sharded = values.sharded() != nullptr;
+  if (is_sharded) {
+    FSDP_RETURN_IF_ERROR(MakeRowMajor(*values.sharded(), ranges));
+  }
+  for (const ValueRange& range : ranges) {
+    FSDP_ASSIGN_OR_RETURN(
+        TensorInfo info,
+        InfoOf(range.name, range.values.scalar_type(), range.sizes));
+    group.parts.push_back(
+        PartOf(range, std::move(info), range.values, is_sharded, rank));
+  }
+  return group;
+}
+
+absl::StatusOr<TensorGroup> ModelGroup(const RunValues& values, int rank,
+                                       const PartOptions& options) {
+  TensorGroup group{"model", {}};
+  const bool is_sharded = values.sharded() != nullptr;
+  std::vector<ValueRange> ranges = values.model().parameters;
+  if (is_sharded) {
+    FSDP_RETURN_IF_ERROR(MakeRowMajor(*values.sharded(), ranges));
+  }
+  for (const ValueRange& range : ranges) {
+    FSDP_ASSIGN_OR_RETURN(
+        TensorInfo info,
+        InfoOf(range.name, DtypeFor(range.values.scalar_type(), options),
+               range.sizes));
+    group.parts.push_back(
+        PartOf(range, std::move(info), range.values, is_sharded, rank));
+  }
+  for (const WholeValue& other : values.model().others) {
+    FSDP_ASSIGN_OR_RETURN(TensorPart part, PartOf(other, rank, options));
+    group.parts.push_back(std::move(part));
+  }
+  return group;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<TensorGroup>> PartsToWrite(
+    const RunValues& values, int rank, const PartOptions& options) {
+  const c10::NoGradGuard no_grad;
+  std::vector<TensorGroup> groups;
+  FSDP_ASSIGN_OR_RETURN(TensorGroup model, ModelGroup(values, rank, options));
+  groups.push_back(std::move(model));
+  if (values.optimizer() == nullptr) return groups;
+  std::set<std::string> keys;
+  for (const auto& [name, slots] : values.optimizer()->slots) {
+    for (const auto& [key, tensor] : slots.tensors) keys.insert(key);
+  }
+  for (const std::string& key : keys) {
+    FSDP_ASSIGN_OR_RETURN(TensorGroup group, SlotGroup(key, values, rank));
+    groups.push_back(std::move(group));
+  }
+  return groups;
+}
+
+}  // namespace fsdp::checkpoint

@@ -1,0 +1,48 @@
+// What this rank writes of the tensors of a run: one range of each.
+#ifndef CHECKPOINT_RUN_TENSOR_PARTS_H_
+#define CHECKPOINT_RUN_TENSOR_PARTS_H_
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/run/run_values.h"
+#include "checkpoint/tensor/tensor_info.h"
+
+namespace fsdp::checkpoint {
+
+struct TensorPart {
+  TensorInfo info;    // of the whole, as it is in the file
+  int64_t begin = 0;  // row-major, in elements
+  at::Tensor values;  // 1-D; of any dtype that can be cast; maybe resting
+};
+
+// Tensors that make a set of files together.
+struct TensorGroup {
+  std::string stem;  // of the files' names: "model", "optimizer/exp_avg"
+  std::vector<TensorPart> parts;
+};
+
+struct PartOptions {
+  // Of floating-point parameters and buffers; unset: their own.
+  std::optional<c10::ScalarType> model_dtype = std::nullopt;
+};
+
+// All ranks get equal infos in equal order, and ranges that cover each tensor
+// once, cut evenly: what several ranks hold is shared out among them. What is
+// whole on every rank is rank 0's. Tied parameters are there once, by their
+// first name. Collective only where a parameter's storage is not row-major.
+// InvalidArgument, naming the tensor: a dtype that no file has, a layout other
+// than strided.
+absl::StatusOr<std::vector<TensorGroup>> PartsToWrite(
+    const RunValues& values, int rank, const PartOptions& options);
+
+}  // namespace fsdp::checkpoint
+
+#endif  // CHECKPOINT_RUN_TENSOR_PARTS_H_

@@ -1,0 +1,385 @@
+#include "checkpoint/run/training_json.h"
+
+#include <torch/optim/optimizer.h>
+#include <torch/optim/schedulers/lr_scheduler.h>
+#include <torch/optim/schedulers/reduce_on_plateau_scheduler.h>
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/json.h"
+#include "base/status_macros.h"
+#include "checkpoint/run/optimizer_options.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+constexpr char kFormat[] = "libtorch_fsdp training state";
+constexpr int64_t kVersion = 1;
+
+absl::Status Bad(absl::string_view what) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("the training state of the checkpoint: ", what));
+}
+
+// --- Printing ---------------------------------------------------------------
+
+Json Texts(const std::map<std::string, std::string>& entries) {
+  Json::Object object;
+  for (const auto& [name, text] : entries) object.emplace_back(name, text);
+  return object;
+}
+
+Json Numbers(const TrainingRecord& record) {
+  Json::Object object;
+  for (const auto& [parameter, numbers] : record.numbers) {
+    Json::Object of_parameter;
+    for (const auto& [name, number] : numbers) {
+      of_parameter.emplace_back(name, number);
+    }
+    object.emplace_back(parameter, std::move(of_parameter));
+  }
+  return object;
+}
+
+absl::StatusOr<Json> Groups(const std::vector<OptimizerGroup>& groups) {
+  Json::Array array;
+  for (const OptimizerGroup& group : groups) {
+    FSDP_ASSIGN_OR_RETURN(Json options, OptionsToJson(*group.options));
+    array.push_back(Json::Object{{"options", std::move(options)},
+                                 {"parameters", group.names}});
+  }
+  return Json(std::move(array));
+}
+
+// JSON has no infinity, which is what a scheduler begins with.
+Json Metric(float value) {
+  if (std::isfinite(value)) return static_cast<double>(value);
+  return std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
+}
+
+Json Plateaus(const std::vector<PlateauState>& states) {
+  Json::Array array;
+  for (const PlateauState& state : states) {
+    array.push_back(Json::Object{{"best", Metric(state.best)},
+                                 {"last_epoch", state.last_epoch},
+                                 {"bad_epochs", state.bad_epochs},
+                                 {"cooldown", state.cooldown}});
+  }
+  return array;
+}
+
+// --- Parsing ----------------------------------------------------------------
+
+// The members of an object, each of which is asked for once.
+class Members {
+ public:
+  static absl::StatusOr<Members> Of(const Json& json, absl::string_view what) {
+    const auto* const object = json.As<Json::Object>();
+    if (object == nullptr) return Bad(absl::StrCat(what, " is no object"));
+    return Members(*object);
+  }
+
+  // Null where there is none.
+  const Json* Take(absl::string_view name) {
+    for (const auto& [key, value] : *object_) {
+      if (key != name) continue;
+      ++taken_;
+      return &value;
+    }
+    return nullptr;
+  }
+
+  absl::StatusOr<int64_t> TakeCount(absl::string_view name) {
+    const Json* const member = Take(name);
+    const auto* const number =
+        member == nullptr ? nullptr : member->As<int64_t>();
+    if (number == nullptr || *number < 0) {
+      return Bad(absl::StrCat("\"", name, "\" is no count"));
+    }
+    return *number;
+  }
+
+  // Of 32 bits.
+  absl::StatusOr<int64_t> TakeSmallCount(absl::string_view name) {
+    FSDP_ASSIGN_OR_RETURN(const int64_t count, TakeCount(name));
+    if (count > std::numeric_limits<int32_t>::max()) {
+      return Bad(absl::StrCat("\"", name, "\" is too large"));
+    }
+    return count;
+  }
+
+  absl::Status Finish(absl::string_view what) const {
+    if (taken_ == object_->size()) return absl::OkStatus();
+    return Bad(absl::StrCat(what,
+                            " has members that this version of the "
+                            "library does not know"));
+  }
+
+ private:
+  explicit Members(const Json::Object& object) : object_(&object) {}
+
+  const Json::Object* object_;
+  size_t taken_ = 0;
+};
+
+absl::Status ParseTexts(const Json* json, absl::string_view what,
+                        std::map<std::string, std::string>* texts) {
+  const auto* const object =
+      json == nullptr ? nullptr : json->As<Json::Object>();
+  if (object == nullptr) return Bad(absl::StrCat(what, " are no object"));
+  for (const auto& [name, value] : *object) {
+    const auto* const text = value.As<std::string>();
+    if (text == nullptr) {
+      return Bad(absl::StrCat(what, ": \"", name, "\" is no text"));
+    }
+    (*texts)[name] = *text;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ParseNumbers(const Json* json, TrainingRecord* record) {
+  const auto* const object =
+      json == nullptr ? nullptr : json->As<Json::Object>();
+  if (object == nullptr) return Bad("\"numbers\" are no object");
+  for (const auto& [parameter, of_parameter] : *object) {
+    const auto* const numbers = of_parameter.As<Json::Object>();
+    if (numbers == nullptr) {
+      return Bad(absl::StrCat("the numbers of ", parameter, " are no object"));
+    }
+    for (const auto& [name, value] : *numbers) {
+      const auto* const number = value.As<int64_t>();
+      if (number == nullptr) {
+        return Bad(absl::StrCat(parameter, ".", name, " is no whole number"));
+      }
+      record->numbers[parameter][name] = *number;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<OptimizerGroup> ParseGroup(const Json& json) {
+  FSDP_ASSIGN_OR_RETURN(Members members, Members::Of(json, "a group"));
+  OptimizerGroup group;
+  const Json* const options = members.Take("options");
+  if (options == nullptr) return Bad("a group has no options");
+  FSDP_ASSIGN_OR_RETURN(group.options, OptionsFromJson(*options));
+  const Json* const names = members.Take("parameters");
+  const auto* const array =
+      names == nullptr ? nullptr : names->As<Json::Array>();
+  if (array == nullptr) return Bad("a group has no list of parameters");
+  for (const Json& name : *array) {
+    const auto* const text = name.As<std::string>();
+    if (text == nullptr) return Bad("a parameter of a group is no text");
+    group.names.push_back(*text);
+  }
+  FSDP_RETURN_IF_ERROR(members.Finish("a group"));
+  return group;
+}
+
+absl::Status ParseOptimizer(const Json& json, TrainingRecord* record) {
+  FSDP_ASSIGN_OR_RETURN(Members members, Members::Of(json, "\"optimizer\""));
+  const Json* const groups = members.Take("groups");
+  const auto* const array =
+      groups == nullptr ? nullptr : groups->As<Json::Array>();
+  if (array == nullptr) return Bad("the optimizer has no list of groups");
+  record->groups.emplace();
+  for (const Json& one : *array) {
+    FSDP_ASSIGN_OR_RETURN(OptimizerGroup group, ParseGroup(one));
+    record->groups->push_back(std::move(group));
+  }
+  FSDP_RETURN_IF_ERROR(ParseNumbers(members.Take("numbers"), record));
+  return members.Finish("the optimizer");
+}
+
+absl::StatusOr<float> ParseMetric(const Json* json) {
+  if (json != nullptr) {
+    if (json->As<double>() != nullptr || json->As<int64_t>() != nullptr) {
+      return static_cast<float>(json->NumberOr(0));
+    }
+    if (const auto* const text = json->As<std::string>()) {
+      if (*text == "inf") return std::numeric_limits<float>::infinity();
+      if (*text == "-inf") return -std::numeric_limits<float>::infinity();
+      if (*text == "nan") return std::numeric_limits<float>::quiet_NaN();
+    }
+  }
+  return Bad("\"best\" of a scheduler is no number");
+}
+
+absl::Status ParsePlateaus(const Json* json, TrainingRecord* record) {
+  const auto* const array = json == nullptr ? nullptr : json->As<Json::Array>();
+  if (array == nullptr) return Bad("\"plateaus\" is no list");
+  for (const Json& one : *array) {
+    FSDP_ASSIGN_OR_RETURN(Members members, Members::Of(one, "a scheduler"));
+    PlateauState state;
+    FSDP_ASSIGN_OR_RETURN(state.best, ParseMetric(members.Take("best")));
+    FSDP_ASSIGN_OR_RETURN(state.last_epoch,
+                          members.TakeSmallCount("last_epoch"));
+    FSDP_ASSIGN_OR_RETURN(state.bad_epochs,
+                          members.TakeSmallCount("bad_epochs"));
+    FSDP_ASSIGN_OR_RETURN(state.cooldown, members.TakeSmallCount("cooldown"));
+    FSDP_RETURN_IF_ERROR(members.Finish("a scheduler"));
+    record->plateaus.push_back(state);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ParseSchedulers(const Json* json, TrainingRecord* record) {
+  const auto* const array = json == nullptr ? nullptr : json->As<Json::Array>();
+  if (array == nullptr) return Bad("\"scheduler_steps\" is no list");
+  for (const Json& one : *array) {
+    const auto* const steps = one.As<int64_t>();
+    if (steps == nullptr || *steps < 0 ||
+        *steps > std::numeric_limits<uint32_t>::max()) {
+      return Bad("\"scheduler_steps\" has what is no count");
+    }
+    record->scheduler_steps.push_back(*steps);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ParseScaler(const Json& json, TrainingRecord* record) {
+  FSDP_ASSIGN_OR_RETURN(Members members, Members::Of(json, "\"scaler\""));
+  GradScalerState& state = record->scaler.emplace();
+  const Json* const scale = members.Take("scale");
+  state.scale = scale == nullptr ? 0 : static_cast<float>(scale->NumberOr(0));
+  if (!(state.scale > 0)) return Bad("the scale of the scaler is not positive");
+  FSDP_ASSIGN_OR_RETURN(const int64_t tracker,
+                        members.TakeSmallCount("growth_tracker"));
+  state.growth_tracker = static_cast<int>(tracker);
+  return members.Finish("the scaler");
+}
+
+absl::Status CheckFormat(Members& members) {
+  const Json* const format = members.Take("format");
+  if (format == nullptr || !(*format == Json(kFormat))) {
+    return Bad("it does not say that it is one");
+  }
+  FSDP_ASSIGN_OR_RETURN(const int64_t version, members.TakeCount("version"));
+  if (version == kVersion) return absl::OkStatus();
+  return Bad(absl::StrCat("version ", version,
+                          ", where this library knows version ", kVersion));
+}
+
+}  // namespace
+
+TrainingRecord RecordOf(const Run& run, const OptimizerValues* optimizer,
+                        int64_t step, int world_size) {
+  TrainingRecord record;
+  record.step = step;
+  record.world_size = world_size;
+  if (optimizer != nullptr) {
+    record.groups = optimizer->groups;
+    for (const auto& [parameter, slots] : optimizer->slots) {
+      record.numbers[parameter] = slots.numbers;
+    }
+  }
+  for (const torch::optim::LRScheduler* scheduler : run.schedulers) {
+    record.scheduler_steps.push_back(StepsOf(*scheduler));
+  }
+  for (const auto* scheduler : run.plateau_schedulers) {
+    record.plateaus.push_back(StateOf(*scheduler));
+  }
+  if (run.scaler != nullptr) record.scaler = run.scaler->state();
+  record.entries = run.entries;
+  return record;
+}
+
+absl::StatusOr<std::string> ToText(const TrainingRecord& record) {
+  Json::Object object = {{"format", kFormat},
+                         {"version", kVersion},
+                         {"step", record.step},
+                         {"world_size", record.world_size}};
+  if (record.groups.has_value()) {
+    FSDP_ASSIGN_OR_RETURN(Json groups, Groups(*record.groups));
+    object.emplace_back("optimizer",
+                        Json::Object{{"groups", std::move(groups)},
+                                     {"numbers", Numbers(record)}});
+  }
+  object.emplace_back("scheduler_steps", record.scheduler_steps);
+  object.emplace_back("plateaus", Plateaus(record.plateaus));
+  if (record.scaler.has_value()) {
+    object.emplace_back(
+        "scaler",
+        Json::Object{{"scale", static_cast<double>(record.scaler->scale)},
+                     {"growth_tracker", record.scaler->growth_tracker}});
+  }
+  object.emplace_back("entries", Texts(record.entries));
+  return absl::StrCat(Json(std::move(object)).ToString(), "\n");
+}
+
+absl::StatusOr<TrainingRecord> ParseTraining(absl::string_view text) {
+  FSDP_ASSIGN_OR_RETURN(const Json json, Json::Parse(text));
+  FSDP_ASSIGN_OR_RETURN(Members members, Members::Of(json, "it"));
+  FSDP_RETURN_IF_ERROR(CheckFormat(members));
+  TrainingRecord record;
+  FSDP_ASSIGN_OR_RETURN(record.step, members.TakeCount("step"));
+  FSDP_ASSIGN_OR_RETURN(const int64_t ranks,
+                        members.TakeSmallCount("world_size"));
+  record.world_size = static_cast<int>(ranks);
+  if (const Json* const optimizer = members.Take("optimizer")) {
+    FSDP_RETURN_IF_ERROR(ParseOptimizer(*optimizer, &record));
+  }
+  FSDP_RETURN_IF_ERROR(
+      ParseSchedulers(members.Take("scheduler_steps"), &record));
+  FSDP_RETURN_IF_ERROR(ParsePlateaus(members.Take("plateaus"), &record));
+  if (const Json* const scaler = members.Take("scaler")) {
+    FSDP_RETURN_IF_ERROR(ParseScaler(*scaler, &record));
+  }
+  FSDP_RETURN_IF_ERROR(
+      ParseTexts(members.Take("entries"), "\"entries\"", &record.entries));
+  FSDP_RETURN_IF_ERROR(members.Finish("it"));
+  return record;
+}
+
+absl::Status CheckFits(const TrainingRecord& record, const Run& run) {
+  const auto differ = [](absl::string_view what, size_t saved, size_t here) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the checkpoint has ", saved, " ", what, ", this run has ",
+                     here, ": make them as they were when it was saved"));
+  };
+  if (run.schedulers.size() != record.scheduler_steps.size()) {
+    return differ("schedulers of learning rates", record.scheduler_steps.size(),
+                  run.schedulers.size());
+  }
+  if (run.plateau_schedulers.size() != record.plateaus.size()) {
+    return differ("ReduceLROnPlateau schedulers", record.plateaus.size(),
+                  run.plateau_schedulers.size());
+  }
+  if (run.scaler != nullptr && !record.scaler.has_value()) {
+    return absl::InvalidArgumentError(
+        "the checkpoint has no state of a gradient scaler: load it with "
+        "Run::scaler null");
+  }
+  if (run.optimizer != nullptr && !record.groups.has_value()) {
+    return absl::InvalidArgumentError(
+        "the checkpoint has no state of an optimizer: load it with "
+        "Run::optimizer null");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Restore(const TrainingRecord& record, Run& run) {
+  if (run.scaler != nullptr) {
+    FSDP_RETURN_IF_ERROR(run.scaler->SetState(*record.scaler));
+  }
+  for (size_t i = 0; i < run.schedulers.size(); ++i) {
+    SetSteps(*run.schedulers[i], record.scheduler_steps[i]);
+  }
+  for (size_t i = 0; i < run.plateau_schedulers.size(); ++i) {
+    SetState(*run.plateau_schedulers[i], record.plateaus[i]);
+  }
+  run.entries = record.entries;
+  return absl::OkStatus();
+}
+
+}  // namespace fsdp::checkpoint
