@@ -1,0 +1,87 @@
+#include "checkpoint/save/save_plan.h"
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+#include "checkpoint/huggingface/file_plan.h"
+#include "checkpoint/run/torch_dtype.h"
+#include "checkpoint/tensor/tensor_info.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+// "optimizer/exp_avg" as "optimizer/" and "exp_avg".
+std::pair<std::string, std::string> SplitStem(const std::string& stem) {
+  const size_t slash = stem.rfind('/');
+  if (slash == std::string::npos) return {"", stem};
+  return {stem.substr(0, slash + 1), stem.substr(slash + 1)};
+}
+
+absl::Status PlanGroup(const TensorGroup& group, int64_t max_file_bytes,
+                       SavePlan* plan) {
+  std::vector<TensorInfo> infos;
+  for (const TensorPart& part : group.parts) {
+    infos.push_back(part.info);
+    absl::StrAppend(&plan->text, group.stem, ": ", part.info.name, " ",
+                    ToString(part.info), "\n");
+  }
+  const auto [folder, stem] = SplitStem(group.stem);
+  FilePlanOptions options;
+  options.stem = stem;
+  options.max_file_bytes = max_file_bytes;
+  FSDP_ASSIGN_OR_RETURN(FilePlan files, PlanFiles(infos, options));
+  const auto first_file = static_cast<int64_t>(plan->files.size());
+  for (PlannedFile& file : files.files) {
+    plan->files.push_back(
+        {absl::StrCat(folder, file.name), std::move(file.header), file.bytes});
+  }
+  if (!files.index.empty()) {
+    const auto bytes = static_cast<int64_t>(files.index.size());
+    plan->files.push_back({absl::StrCat(folder, files.index_name),
+                           std::move(files.index), bytes});
+  }
+  for (size_t i = 0; i < group.parts.size(); ++i) {
+    const TensorPart& part = group.parts[i];
+    const int64_t item = ItemBytes(part.info.dtype);
+    const int64_t bytes = part.values.numel() * item;
+    if (bytes == 0) continue;
+    plan->ranges.push_back({first_file + files.tensors[i].file,
+                            files.tensors[i].offset + part.begin * item, bytes,
+                            part.values, *TorchDtype(part.info.dtype)});
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<SavePlan> PlanSave(
+    absl::Span<const TensorGroup> groups,
+    const std::map<std::string, std::string>& texts, int64_t max_file_bytes) {
+  SavePlan plan;
+  for (const TensorGroup& group : groups) {
+    FSDP_RETURN_IF_ERROR(PlanGroup(group, max_file_bytes, &plan));
+  }
+  for (const auto& [name, text] : texts) {
+    absl::StrAppend(&plan.text, name, "\n");
+    plan.files.push_back({name, text, static_cast<int64_t>(text.size())});
+  }
+  std::set<std::string> folders;
+  for (const SaveFile& file : plan.files) {
+    const std::string folder = SplitStem(file.name).first;
+    if (folder.empty()) continue;
+    FSDP_CHECK(folder.find('/') == folder.size() - 1);
+    folders.insert(folder.substr(0, folder.size() - 1));
+  }
+  plan.folders.assign(folders.begin(), folders.end());
+  return plan;
+}
+
+}  // namespace fsdp::checkpoint

@@ -1,0 +1,52 @@
+// Which bytes of which files each rank writes. Follows from names, dtypes,
+// shapes and ranges: no messages.
+#ifndef CHECKPOINT_SAVE_SAVE_PLAN_H_
+#define CHECKPOINT_SAVE_SAVE_PLAN_H_
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "checkpoint/run/tensor_parts.h"
+
+namespace fsdp::checkpoint {
+
+// A file that ranks write together, or rank 0 alone.
+struct SaveFile {
+  std::string name;  // relative: "optimizer/exp_avg.safetensors"
+  std::string head;  // the bytes it begins with, of rank 0
+  int64_t bytes = 0;
+};
+
+// What this rank writes of one tensor: never empty.
+struct SaveRange {
+  int64_t file = 0;
+  int64_t offset = 0;
+  int64_t bytes = 0;
+  at::Tensor values;  // 1-D, on any device; may rest elsewhere
+  c10::ScalarType dtype = c10::kFloat;  // in the file
+};
+
+struct SavePlan {
+  std::vector<SaveFile> files;     // on all ranks alike
+  std::vector<SaveRange> ranges;   // this rank's, in the order of `groups`
+  std::vector<std::string> folders;  // of files, relative; each once
+  std::string text;                // what ranks have to agree on, by lines
+};
+
+// Each of `groups` is a Hugging Face model by its stem: the files, and an index
+// where there are several. `texts`: further files of rank 0, by name; other
+// ranks pass the same names, with any text.
+absl::StatusOr<SavePlan> PlanSave(
+    absl::Span<const TensorGroup> groups,
+    const std::map<std::string, std::string>& texts, int64_t max_file_bytes);
+
+}  // namespace fsdp::checkpoint
+
+#endif  // CHECKPOINT_SAVE_SAVE_PLAN_H_
