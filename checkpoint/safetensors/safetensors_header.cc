@@ -44,10 +44,9 @@ absl::StatusOr<std::vector<int64_t>> Sizes(absl::string_view tensor,
     sizes.push_back(*size);
   }
   if (array == nullptr) {
-    return TensorError(tensor,
-                       absl::StrCat("\"", key, "\" is ",
-                                    json.ToString().substr(0, 100),
-                                    ", not a list of integers >= 0"));
+    return TensorError(tensor, absl::StrCat("\"", key, "\" is ",
+                                            json.ToString().substr(0, 100),
+                                            ", not a list of integers >= 0"));
   }
   return sizes;
 }
@@ -103,11 +102,10 @@ absl::StatusOr<PlacedTensor> ParseEntry(std::string name, const Json& json) {
   tensor.end = range[1];
   FSDP_ASSIGN_OR_RETURN(int64_t bytes, BytesOf(tensor.info));
   if (bytes != tensor.end - tensor.begin) {
-    return TensorError(
-        tensor.info.name,
-        absl::StrCat(ToString(tensor.info), " takes ", bytes,
-                     " bytes, but its data_offsets span ",
-                     tensor.end - tensor.begin));
+    return TensorError(tensor.info.name,
+                       absl::StrCat(ToString(tensor.info), " takes ", bytes,
+                                    " bytes, but its data_offsets span ",
+                                    tensor.end - tensor.begin));
   }
   return tensor;
 }

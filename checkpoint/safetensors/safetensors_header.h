@@ -63,8 +63,8 @@ absl::StatusOr<int64_t> ParseSafetensorsLength(absl::string_view first_bytes,
 
 // What the JSON header of a file of `file_bytes` says. InvalidArgument, naming
 // the tensor: all that the format's own implementation refuses (0.8), which is
-// anything but tensors that cover the data exactly. Memory is bounded: about ten
-// times the header, and 80 MB for the largest of its entries.
+// anything but tensors that cover the data exactly. Memory is bounded: about
+// ten times the header, and 80 MB for the largest of its entries.
 absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(absl::string_view json,
                                                          int64_t file_bytes);
 

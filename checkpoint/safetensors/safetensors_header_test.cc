@@ -61,9 +61,9 @@ TEST(SafetensorsHeaderTest, ReadsBackWhatItWrites) {
   for (const PlacedTensor& tensor : placed) {
     file_bytes += tensor.end - tensor.begin;
   }
-  EXPECT_THAT(ParseSafetensorsLength(header.substr(0, 8), file_bytes),
-              ::testing::Property(&absl::StatusOr<int64_t>::value,
-                                  header.size() - 8));
+  EXPECT_THAT(
+      ParseSafetensorsLength(header.substr(0, 8), file_bytes),
+      ::testing::Property(&absl::StatusOr<int64_t>::value, header.size() - 8));
   ASSERT_OK_AND_ASSIGN(SafetensorsHeader read,
                        ParseSafetensorsHeader(JsonOf(header), file_bytes));
   EXPECT_EQ(read.metadata, metadata);
@@ -90,7 +90,8 @@ TEST(SafetensorsHeaderTest, IsTheSameBytesEachTimeAndFillsBlocks) {
   }
   EXPECT_TRUE(is_full);
   ASSERT_OK_AND_ASSIGN(std::string none, FormatSafetensorsHeader({}, {}));
-  EXPECT_EQ(none.substr(0, 11), absl::string_view("\xF8\x0F\0\0\0\0\0\0{} ", 11));
+  EXPECT_EQ(none.substr(0, 11),
+            absl::string_view("\xF8\x0F\0\0\0\0\0\0{} ", 11));
 }
 
 TEST(SafetensorsHeaderTest, RefusesToWriteWhatNobodyCouldRead) {
@@ -182,8 +183,9 @@ INSTANTIATE_TEST_SUITE_P(
         Hostile{
             R"({"a": {"dtype": "F32", "shape": [2.0], "data_offsets": [0, 8]}})",
             "\"shape\" is [2.0]"},
-        Hostile{R"({"a": {"dtype": "F4", "shape": [3], "data_offsets": [0, 2]}})",
-                "whole bytes"},
+        Hostile{
+            R"({"a": {"dtype": "F4", "shape": [3], "data_offsets": [0, 2]}})",
+            "whole bytes"},
         Hostile{R"({"a": {"dtype": "F32", "shape": [4611686018427387904, 4],
                    "data_offsets": [0, 8]}})",
                 "does not fit 64 bits"},

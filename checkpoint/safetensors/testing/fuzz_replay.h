@@ -12,8 +12,8 @@ namespace fsdp::checkpoint {
 using FuzzTarget = int (*)(const uint8_t* data, size_t size);
 
 struct FuzzReplay {
-  std::string corpus;     // a folder
-  int mutations = 10000;  // of each file in it, by fixed seeds
+  std::string corpus;       // a folder
+  int mutations = 10000;    // of each file in it, by fixed seeds
   size_t max_bytes = 8192;  // of a mutation
 };
 
