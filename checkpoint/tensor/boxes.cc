@@ -86,10 +86,9 @@ std::vector<size_t> CutDimensions(absl::Span<const int64_t> shape,
                                   absl::Span<const Box> boxes) {
   std::vector<size_t> cut;
   for (size_t i = 0; i < shape.size(); ++i) {
-    const bool is_cut =
-        std::any_of(boxes.begin(), boxes.end(), [i, &shape](const Box& box) {
-          return box.sizes[i] != shape[i];
-        });
+    const bool is_cut = std::any_of(
+        boxes.begin(), boxes.end(),
+        [i, &shape](const Box& box) { return box.sizes[i] != shape[i]; });
     if (is_cut) cut.push_back(i);
   }
   return cut;

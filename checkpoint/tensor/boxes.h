@@ -23,10 +23,10 @@ struct Box {
 };
 
 // Boxes that hold the elements [begin, end) of a row-major tensor: at most
-// 2 d - 1 for d dimensions, 1 for a scalar, none for an empty range. In the order of
-// the elements, so that their contents lie back to back as the range's do.
-// `shape` is that of a TensorInfo that NumelOf() accepts, with
-// 0 <= begin <= end <= numel.
+// 2 d - 1 for d dimensions, 1 for a scalar, none for an empty range. In the
+// order of the elements, so that their contents lie back to back as the range's
+// do. `shape` is that of a TensorInfo that NumelOf() accepts, with 0 <= begin
+// <= end <= numel.
 std::vector<Box> RangeToBoxes(absl::Span<const int64_t> shape, int64_t begin,
                               int64_t end);
 

@@ -101,8 +101,8 @@ TEST(CheckInBoundsTest, NamesTheBox) {
   EXPECT_OK(CheckInBounds({3, 0}, {{3, 0}, {0, 0}}));
   constexpr int64_t kMost = INT64_MAX;
   const std::vector<Box> outside = {
-      {{0}, {3}},      {{0, 0}, {3}},          {{0, -1}, {1, 1}},
-      {{0, 0}, {1, -1}}, {{2, 0}, {2, 1}},       {{4, 0}, {0, 0}},
+      {{0}, {3}},           {{0, 0}, {3}},           {{0, -1}, {1, 1}},
+      {{0, 0}, {1, -1}},    {{2, 0}, {2, 1}},        {{4, 0}, {0, 0}},
       {{1, 0}, {kMost, 1}}, {{kMost, 0}, {kMost, 1}}};
   for (const Box& box : outside) {
     EXPECT_THAT(CheckInBounds({3, 5}, box),
