@@ -1,8 +1,10 @@
 #include "base/json.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstddef>
+#include <limits>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -64,10 +66,26 @@ void AppendUtf8(unsigned code, std::string& out) {
   }
 }
 
+// How many of the first bytes are characters of ASCII that a string holds as
+// they are. Most text is nothing else.
+size_t PlainLength(absl::string_view text) {
+  size_t length = 0;
+  while (length < text.size()) {
+    const auto c = static_cast<unsigned char>(text[length]);
+    if (c < 0x20 || c >= 0x7F || c == '"' || c == '\\') break;
+    ++length;
+  }
+  return length;
+}
+
 void AppendQuoted(absl::string_view text, std::string& out) {
   constexpr char kHex[] = "0123456789abcdef";
   out.push_back('"');
-  while (!text.empty()) {
+  while (true) {
+    const size_t plain = PlainLength(text);
+    out.append(text.data(), plain);
+    text.remove_prefix(plain);
+    if (text.empty()) break;
     const size_t length = Utf8Length(text);
     const char c = text.front();
     if (length == 0) {
@@ -102,22 +120,74 @@ void AppendDouble(double value, std::string& out) {
   }
 }
 
+// The keys of one object, most of which have few members.
+class Keys {
+ public:
+  // False for a key that is there already; `object` has all that are.
+  bool Insert(const std::string& key, const Json::Object& object) {
+    if (object.size() < kFew) return !Has(object, key);
+    if (seen_.empty()) {
+      for (const auto& member : object) seen_.insert(member.first);
+    }
+    return seen_.insert(key).second;
+  }
+
+ private:
+  static constexpr size_t kFew = 8;
+
+  static bool Has(const Json::Object& object, const std::string& key) {
+    return std::any_of(
+        object.begin(), object.end(),
+        [&key](const auto& member) { return member.first == key; });
+  }
+
+  absl::flat_hash_set<std::string> seen_;
+};
+
 // Recursive descent over `text`; one function per production.
 class Parser {
  public:
-  explicit Parser(absl::string_view text) : text_(text) {}
+  Parser(absl::string_view text, int64_t max_values)
+      : text_(text), max_values_(max_values), values_left_(max_values) {}
 
   absl::StatusOr<Json> Document() {
     FSDP_ASSIGN_OR_RETURN(Json value, Value(0));
-    SkipSpace();
-    if (position_ != text_.size()) return Error("text after the value");
+    FSDP_RETURN_IF_ERROR(End());
     return value;
+  }
+
+  absl::Status Members(
+      absl::FunctionRef<absl::Status(std::string, Json)> visit) {
+    SkipSpace();
+    if (!Consume("{")) return Error("expected an object");
+    absl::flat_hash_set<std::string> keys;
+    SkipSpace();
+    if (Consume("}")) return End();
+    do {
+      values_left_ = max_values_;
+      FSDP_ASSIGN_OR_RETURN(std::string key, Key());
+      if (!keys.insert(key).second) return GivenTwice(key);
+      FSDP_ASSIGN_OR_RETURN(Json value, Value(1));
+      FSDP_RETURN_IF_ERROR(visit(std::move(key), std::move(value)));
+      SkipSpace();
+    } while (Consume(","));
+    if (!Consume("}")) return Error("expected ',' or '}'");
+    return End();
   }
 
  private:
   absl::Status Error(absl::string_view what) const {
     return absl::InvalidArgumentError(
         absl::StrCat("JSON, byte ", position_, ": ", what));
+  }
+
+  absl::Status GivenTwice(absl::string_view key) const {
+    return Error(absl::StrCat("key \"", key, "\" is given twice"));
+  }
+  absl::Status End() {
+    SkipSpace();
+    return position_ == text_.size() ? absl::OkStatus()
+                                     : Error("text after the value");
   }
 
   char Peek() const {
@@ -137,6 +207,9 @@ class Parser {
 
   absl::StatusOr<Json> Value(int depth) {
     if (depth > kMaxDepth) return Error("nested too deep");
+    if (--values_left_ < 0) {
+      return Error(absl::StrCat("more than ", max_values_, " values"));
+    }
     SkipSpace();
     if (position_ == text_.size()) return Error("the text ends early");
     switch (Peek()) {
@@ -160,23 +233,27 @@ class Parser {
   absl::StatusOr<Json> ObjectValue(int depth) {
     Consume("{");
     Json::Object object;
-    absl::flat_hash_set<std::string> keys;
+    Keys keys;
     SkipSpace();
     if (Consume("}")) return Json(std::move(object));
     do {
-      SkipSpace();
-      FSDP_ASSIGN_OR_RETURN(std::string key, String());
-      if (!keys.insert(key).second) {
-        return Error(absl::StrCat("key \"", key, "\" is given twice"));
-      }
-      SkipSpace();
-      if (!Consume(":")) return Error("expected ':'");
+      FSDP_ASSIGN_OR_RETURN(std::string key, Key());
+      if (!keys.Insert(key, object)) return GivenTwice(key);
       FSDP_ASSIGN_OR_RETURN(Json value, Value(depth + 1));
       object.emplace_back(std::move(key), std::move(value));
       SkipSpace();
     } while (Consume(","));
     if (!Consume("}")) return Error("expected ',' or '}'");
     return Json(std::move(object));
+  }
+
+  // With the colon behind it.
+  absl::StatusOr<std::string> Key() {
+    SkipSpace();
+    FSDP_ASSIGN_OR_RETURN(std::string key, String());
+    SkipSpace();
+    if (!Consume(":")) return Error("expected ':'");
+    return key;
   }
 
   absl::StatusOr<Json> ArrayValue(int depth) {
@@ -196,7 +273,11 @@ class Parser {
   absl::StatusOr<std::string> String() {
     if (!Consume("\"")) return Error("expected a string");
     std::string out;
-    while (!Consume("\"")) {
+    while (true) {
+      const size_t plain = PlainLength(text_.substr(position_));
+      out.append(text_.data() + position_, plain);
+      position_ += plain;
+      if (Consume("\"")) break;
       if (Consume("\\")) {
         FSDP_RETURN_IF_ERROR(Escape(out));
         continue;
@@ -206,7 +287,7 @@ class Parser {
       if (static_cast<unsigned char>(Peek()) < 0x20) {
         return Error("a control character in a string");
       }
-      absl::StrAppend(&out, text_.substr(position_, length));
+      out.append(text_.data() + position_, length);
       position_ += length;
     }
     return out;
@@ -284,13 +365,30 @@ class Parser {
   }
 
   const absl::string_view text_;
+  const int64_t max_values_;
+  int64_t values_left_;  // of what is parsed now
   size_t position_ = 0;
 };
 
 }  // namespace
 
 absl::StatusOr<Json> Json::Parse(absl::string_view text) {
-  return Parser(text).Document();
+  return Parser(text, std::numeric_limits<int64_t>::max()).Document();
+}
+
+absl::Status Json::ParseMembers(
+    absl::string_view text, int64_t max_values,
+    absl::FunctionRef<absl::Status(std::string key, Json value)> visit) {
+  return Parser(text, max_values).Members(visit);
+}
+
+bool IsUtf8(absl::string_view text) {
+  while (!text.empty()) {
+    const size_t length = Utf8Length(text);
+    if (length == 0) return false;
+    text.remove_prefix(length);
+  }
+  return true;
 }
 
 std::string Json::ToString() const {

@@ -9,6 +9,8 @@
 #include <variant>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
@@ -39,6 +41,15 @@ class Json {
   // without fraction and exponent that fits is an int64_t, any other a double.
   static absl::StatusOr<Json> Parse(absl::string_view text);
 
+  // For large objects: calls `visit` with each member in turn, so that one of
+  // them is held at a time, and ends at its first error. What Parse() refuses
+  // is refused, with members before it visited; also a text that is no object,
+  // and a member of more than `max_values` values, each of which takes about 40
+  // times as much memory as the shortest takes text.
+  static absl::Status ParseMembers(
+      absl::string_view text, int64_t max_values,
+      absl::FunctionRef<absl::Status(std::string key, Json value)> visit);
+
   // On one line. Doubles survive a round trip; those that are not finite, which
   // JSON cannot say, become null. Bytes that are not UTF-8 become U+FFFD.
   std::string ToString() const;
@@ -65,6 +76,9 @@ class Json {
                Object>
       value_;
 };
+
+// Whether a string of JSON can say `text` as it is.
+bool IsUtf8(absl::string_view text);
 
 }  // namespace fsdp
 

@@ -116,6 +116,57 @@ TEST(JsonTest, RefusesWhatIsNotJson) {
                        HasSubstr("key \"a\" is given twice")));
 }
 
+TEST(JsonTest, AKeyGivenTwiceIsFoundInLargeObjectsToo) {
+  for (const int members : {1, 7, 8, 9, 1000}) {
+    std::string text = "{";
+    for (int i = 0; i < members; ++i) absl::StrAppend(&text, "\"", i, "\":1,");
+    EXPECT_OK(Json::Parse(text + "\"last\": 1}"));
+    for (const int twice : {0, members - 1}) {
+      EXPECT_THAT(Json::Parse(absl::StrCat(text, "\"", twice, "\": 1}")),
+                  StatusIs(absl::StatusCode::kInvalidArgument,
+                           HasSubstr("is given twice")));
+    }
+  }
+}
+
+TEST(JsonTest, MembersAreVisitedInTurn) {
+  std::string seen;
+  const auto visit = [&seen](const std::string& key, const Json& value) {
+    if (key == "stop") return absl::AbortedError("stopped");
+    absl::StrAppend(&seen, key, "=", value.ToString(), ";");
+    return absl::OkStatus();
+  };
+  EXPECT_OK(
+      Json::ParseMembers(R"( {"b": [1, {"x": 2}], "a" : null } )", 9, visit));
+  EXPECT_OK(Json::ParseMembers("{}", 0, visit));
+  EXPECT_EQ(seen, R"(b=[1, {"x": 2}];a=null;)");
+  EXPECT_THAT(Json::ParseMembers(R"({"stop": 1, oops)", 9, visit),
+              StatusIs(absl::StatusCode::kAborted, HasSubstr("stopped")));
+  for (const char* text : {"", "[]", "{", "{\"a\":}", "{\"a\":1,}", "{} 1",
+                           "{\"a\": 1, \"a\": 1}"}) {
+    EXPECT_THAT(Json::ParseMembers(text, 9, visit),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("byte")))
+        << text;
+  }
+}
+
+TEST(JsonTest, AMemberHasNoMoreValuesThanItMay) {
+  const auto visit = [](const std::string&, const Json&) {
+    return absl::OkStatus();
+  };
+  constexpr char kText[] = R"({"a": [1, 2], "b": [1, 2]})";
+  EXPECT_OK(Json::ParseMembers(kText, 3, visit));
+  EXPECT_THAT(Json::ParseMembers(kText, 2, visit),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("more than 2 values")));
+}
+
+TEST(JsonTest, KnowsUtf8) {
+  EXPECT_TRUE(IsUtf8(""));
+  EXPECT_TRUE(IsUtf8("a\xC3\xA4"));
+  EXPECT_FALSE(IsUtf8("a\xC3"));
+}
+
 TEST(JsonTest, RefusesDeepNestingInsteadOfOverflowingTheStack) {
   EXPECT_OK(Json::Parse(std::string(60, '[') + std::string(60, ']')));
   EXPECT_THAT(Json::Parse(std::string(1'000'000, '[')),

@@ -1,0 +1,36 @@
+#include "checkpoint/huggingface/file_names.h"
+
+#include <cstddef>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "base/status_macros.h"
+
+namespace fsdp::checkpoint {
+
+absl::Status CheckPlainFileName(absl::string_view name) {
+  constexpr size_t kMaxBytes = 255;
+  constexpr absl::string_view kForbidden("/\\\0", 3);
+  if (!name.empty() && name != "." && name != ".." &&
+      name.size() <= kMaxBytes &&
+      name.find_first_of(kForbidden) == absl::string_view::npos) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("\"", absl::Utf8SafeCEscape(name.substr(0, kMaxBytes)),
+                   "\" is no name of a file in the checkpoint's own folder"));
+}
+
+absl::Status CheckRelativePath(absl::string_view path) {
+  constexpr size_t kMaxBytes = 4096;
+  if (path.size() > kMaxBytes) {
+    return absl::InvalidArgumentError("a path of more than 4096 bytes");
+  }
+  for (const absl::string_view part : absl::StrSplit(path, '/')) {
+    FSDP_RETURN_IF_ERROR(CheckPlainFileName(part));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace fsdp::checkpoint

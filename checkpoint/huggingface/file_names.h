@@ -1,0 +1,20 @@
+// Names of files that come out of a file, and so cannot be trusted.
+#ifndef CHECKPOINT_HUGGINGFACE_FILE_NAMES_H_
+#define CHECKPOINT_HUGGINGFACE_FILE_NAMES_H_
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+
+namespace fsdp::checkpoint {
+
+// InvalidArgument for anything but the name of a file right in a folder: empty,
+// "." or "..", with '/', '\' or NUL, longer than 255 bytes.
+absl::Status CheckPlainFileName(absl::string_view name);
+
+// The same for each part of a path, which leads to no place outside of the
+// folder that it is relative to.
+absl::Status CheckRelativePath(absl::string_view path);
+
+}  // namespace fsdp::checkpoint
+
+#endif  // CHECKPOINT_HUGGINGFACE_FILE_NAMES_H_

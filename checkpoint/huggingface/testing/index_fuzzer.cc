@@ -1,0 +1,33 @@
+#include "checkpoint/huggingface/testing/index_fuzzer.h"
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "base/check.h"
+#include "checkpoint/huggingface/file_index.h"
+#include "checkpoint/huggingface/file_names.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+void Try(absl::string_view text) {
+  const absl::StatusOr<FileIndex> index = ParseFileIndex(text);
+  if (!index.ok()) return;
+  FSDP_CHECK(index->total_bytes.value_or(0) >= 0);
+  for (const std::string& file : index->files) {
+    FSDP_CHECK(CheckPlainFileName(file).ok());
+  }
+  for (const auto& [tensor, file] : index->weights) {
+    FSDP_CHECK(file >= 0 && file < static_cast<int>(index->files.size()));
+  }
+}
+
+}  // namespace
+}  // namespace fsdp::checkpoint
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  fsdp::checkpoint::Try(
+      {reinterpret_cast<const char*>(data), size});  // NOLINT
+  return 0;
+}
