@@ -51,8 +51,7 @@ absl::StatusOr<std::string> Format(const SmallFile& file) {
     const std::optional<Dtype> dtype = FileDtype(tensor.scalar_type());
     if (!dtype.has_value()) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "tensor ", name, " is of dtype ",
-          c10::toString(tensor.scalar_type()),
+          "tensor ", name, " is of dtype ", c10::toString(tensor.scalar_type()),
           ", which no safetensors file can hold"));
     }
     infos.push_back({name, *dtype, tensor.sizes().vec()});

@@ -105,8 +105,7 @@ absl::StatusOr<RankReport> Decode(absl::string_view bytes) {
         "a rank has sent what is no report of a checkpoint: do all run the "
         "same program?");
   }
-  report.status =
-      absl::Status(static_cast<absl::StatusCode>(code[0]), message);
+  report.status = absl::Status(static_cast<absl::StatusCode>(code[0]), message);
   report.whole_values = whole_values[0];
   return report;
 }

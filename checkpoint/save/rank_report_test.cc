@@ -24,7 +24,8 @@ RankReport Full() {
   report.plan = std::string("a\nb\0c", 5);
   report.own_bytes = {7, 0, int64_t{1} << 40};
   report.whole_values = 0xfedcba98;
-  report.pieces = {{0, 4096, 17, 1}, {3, int64_t{5} << 33, 1 << 20, 0xffffffff}};
+  report.pieces = {{0, 4096, 17, 1},
+                   {3, int64_t{5} << 33, 1 << 20, 0xffffffff}};
   return report;
 }
 

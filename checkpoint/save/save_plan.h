@@ -34,10 +34,10 @@ struct SaveRange {
 };
 
 struct SavePlan {
-  std::vector<SaveFile> files;     // on all ranks alike
-  std::vector<SaveRange> ranges;   // this rank's, in the order of `groups`
+  std::vector<SaveFile> files;       // on all ranks alike
+  std::vector<SaveRange> ranges;     // this rank's, in the order of `groups`
   std::vector<std::string> folders;  // of files, relative; each once
-  std::string text;                // what ranks have to agree on, by lines
+  std::string text;                  // what ranks have to agree on, by lines
 };
 
 // Each of `groups` is a Hugging Face model by its stem: the files, and an index
