@@ -1,0 +1,131 @@
+// Checkpoints of training runs, whose model files are a Hugging Face model.
+//
+//   auto checkpoints = fsdp::ValueOrThrow(fsdp::checkpoint::Checkpointer::Open(
+//       "/runs/7b", ranks));
+//   fsdp::checkpoint::Run run;
+//   run.model = model.get();            // sharded or not
+//   run.optimizer = &optimizer;
+//   auto step = fsdp::ValueOrThrow(checkpoints->LoadLatest(run)).value_or(0);
+//   while (...) {
+//     ...
+//     if (++step % 100 == 0) status = checkpoints->SaveAsync(step, run);
+//   }
+//   status = checkpoints->Wait();
+//
+// "/runs/7b/step-100" then has model.safetensors (or several, and an index),
+// optimizer/exp_avg.safetensors and so on, training.json, ranks/, and
+// manifest.json, which has the size and the CRC32C of each MiB of all others.
+// The files do not depend on the number of ranks: any number, with any strategy
+// and wrap policy, loads them. A folder step-N is whole or not there, whatever
+// is killed when.
+#ifndef CHECKPOINT_CHECKPOINTER_H_
+#define CHECKPOINT_CHECKPOINTER_H_
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "checkpoint/run/run.h"
+#include "comm/communicator.h"
+
+namespace fsdp::checkpoint {
+
+class FileSystem;
+
+// All ranks pass the same.
+struct CheckpointerOptions {
+  // Checkpoints that are kept: the newest ones, and those of steps that are
+  // multiples of keep_every. The newest, and the one that was loaded, stay.
+  std::optional<int64_t> keep_last = std::nullopt;  // unset: all
+  std::optional<int64_t> keep_every = std::nullopt;
+  // Of floating-point parameters and buffers in the files; unset: their own.
+  std::optional<c10::ScalarType> model_dtype = std::nullopt;
+  // Replace a checkpoint of the same step; it stays until the new one is there.
+  bool overwrite = false;
+  int64_t max_file_bytes = 5'000'000'000;
+  // Further small files beside the model's, by name: {"config.json", ...}.
+  std::map<std::string, std::string> texts = {};
+
+  // Memory for copies of values that are still to be written by SaveAsync(), at
+  // most, on each rank. 0: it returns when all is written.
+  int64_t staging_bytes = int64_t{4} << 30;
+  // Each rank writes no faster; unset: as fast as the disk.
+  std::optional<int64_t> bytes_per_second = std::nullopt;
+  // Of each wait for other ranks, and for the disk.
+  absl::Duration timeout = absl::Minutes(30);
+  // Null: the machine's. Outlives the checkpointer.
+  FileSystem* files = nullptr;
+};
+
+struct LoadRunOptions {
+  // Refuse names that are missing in the files or in the model.
+  bool strict = true;
+  // Of this rank: bytes read, of all that it has to read. May be null.
+  std::function<void(int64_t done, int64_t all)> progress = nullptr;
+};
+
+// A folder of checkpoints, used by one run at a time. All ranks make the same
+// calls, between steps, from one thread; what one rank cannot do all return as
+// an error, "rank 2: " in front. Between ranks only these go: a save's and a
+// load's agreement that all is well.
+class Checkpointer {
+ public:
+  // Makes the folder where there is none; its parent has to exist. Removes what
+  // killed runs have left half written. `ranks`: those of the model; null
+  // without. Collective. FailedPrecondition: a folder that has other things in
+  // it, or that another run uses.
+  static absl::StatusOr<std::unique_ptr<Checkpointer>> Open(
+      const std::string& folder,
+      const std::shared_ptr<comm::Communicator>& ranks,
+      const CheckpointerOptions& options = CheckpointerOptions());
+  Checkpointer(const Checkpointer&) = delete;
+  Checkpointer& operator=(const Checkpointer&) = delete;
+  // Waits for a save under way; its error is a warning then.
+  ~Checkpointer();
+
+  // When it returns, the checkpoint of `step` is on the disk, or, after an
+  // error, all is as before. AlreadyExists: there is one of that step.
+  absl::Status Save(int64_t step, const Run& run);
+
+  // Returns when the values are copied, which may change from then on; a thread
+  // writes them. Waits for an earlier save first: one is under way at a time,
+  // and its error is returned here, before anything is begun.
+  absl::Status SaveAsync(int64_t step, const Run& run);
+  // Until the save under way, if any, has ended; its error, once.
+  absl::Status Wait();
+
+  // The steps that can be loaded, rising. Not collective.
+  absl::StatusOr<std::vector<int64_t>> Steps() const;
+
+  // Loads the newest checkpoint: its step, or none where there is none. See
+  // Load().
+  absl::StatusOr<std::optional<int64_t>> LoadLatest(
+      Run& run, const LoadRunOptions& options = LoadRunOptions());
+  // Fills the model, the optimizer and the rest of `run`. What belongs to a
+  // rank, random states above all, comes back where the number of ranks is as it
+  // was. Every byte is held against its checksum. NotFound: no such step.
+  // InvalidArgument, with nothing changed, lists all that does not fit.
+  // DataLoss, naming the file and its bytes: damaged; the model may be filled in
+  // part. Collective.
+  absl::Status Load(int64_t step, Run& run,
+                    const LoadRunOptions& options = LoadRunOptions());
+
+ private:
+  class Impl;
+  explicit Checkpointer(std::unique_ptr<Impl> impl);
+
+  const std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace fsdp::checkpoint
+
+#endif  // CHECKPOINT_CHECKPOINTER_H_

@@ -1,0 +1,235 @@
+#include "checkpoint/load/load_plan.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status_macros.h"
+#include "checkpoint/catalog/catalog.h"
+#include "checkpoint/run/torch_dtype.h"
+#include "checkpoint/tensor/tensor_info.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+using Sizes = std::vector<int64_t>;
+
+std::string Text(const Sizes& sizes) {
+  return absl::StrCat("[", absl::StrJoin(sizes, ", "), "]");
+}
+
+int64_t Numel(const Sizes& sizes, size_t first_dim = 0) {
+  int64_t numel = 1;
+  for (size_t d = first_dim; d < sizes.size(); ++d) numel *= sizes[d];
+  return numel;
+}
+
+class Planner {
+ public:
+  Planner(const Catalog& catalog, absl::Span<const LoadTarget> targets,
+          const LoadPlanOptions& options)
+      : catalog_(catalog), targets_(targets), options_(options) {}
+
+  absl::StatusOr<LoadPlan> Run() {
+    for (size_t i = 0; i < targets_.size(); ++i) {
+      PlanTarget(static_cast<int>(i));
+    }
+    if (options_.strict) FindUnexpected();
+    if (problems_.empty()) return std::move(plan_);
+    return absl::InvalidArgumentError(
+        absl::StrCat("the files do not fit the model, which is as before:\n  ",
+                     absl::StrJoin(problems_, "\n  ")));
+  }
+
+ private:
+  void PlanTarget(int index) {
+    const LoadTarget& target = targets_[index];
+    const std::optional<TensorRecipe> recipe = RecipeOf(target);
+    if (!recipe.has_value()) return;
+    WholeRead read;
+    read.target = index;
+    read.dim = recipe->dim;
+    for (const RecipePiece& piece : recipe->pieces) {
+      const StoredTensor* const stored = catalog_.Find(piece.name);
+      if (stored == nullptr) {
+        if (options_.strict) Missing(target, piece.name);
+        return;
+      }
+      seen_.insert(stored);
+      if (!AddPiece(target, piece, *stored, &read)) return;
+    }
+    if (!CheckShape(target, read)) return;
+    if (IsStraight(target, read)) {
+      PlanStraight(target, read);
+    } else {
+      plan_.whole.push_back(std::move(read));
+    }
+  }
+
+  // Nothing: it keeps its value.
+  std::optional<TensorRecipe> RecipeOf(const LoadTarget& target) const {
+    if (options_.mapping != nullptr) return options_.mapping(target.name);
+    if (catalog_.Find(target.name) != nullptr) {
+      return TensorRecipe::Of(target.name);
+    }
+    for (const std::string& alias : target.aliases) {
+      if (catalog_.Find(alias) != nullptr) return TensorRecipe::Of(alias);
+    }
+    return TensorRecipe::Of(target.name);
+  }
+
+  void Missing(const LoadTarget& target, const std::string& name) {
+    problems_.push_back(
+        name == target.name
+            ? absl::StrCat("missing: ", name)
+            : absl::StrCat("missing: ", name, ", for ", target.name));
+  }
+
+  // False: it does not fit, which is noted.
+  bool AddPiece(const LoadTarget& target, const RecipePiece& piece,
+                const StoredTensor& stored, WholeRead* read) {
+    const Sizes& shape = stored.info.shape;
+    WholeRead::Piece result{&stored, 0, shape.empty() ? 1 : shape[0],
+                            piece.transposed};
+    const auto dtype = TorchDtype(stored.info.dtype);
+    if (!dtype.has_value()) {
+      return Refuse(target, absl::StrCat("dtype ", NameOf(stored.info.dtype),
+                                         ", which LibTorch does not have"));
+    }
+    if (c10::isFloatingType(*dtype) != target.is_floating) {
+      return Refuse(
+          target,
+          absl::StrCat(
+              "dtype ", NameOf(stored.info.dtype), " instead of ",
+              target.is_floating ? "a floating-point one" : "an integral one"));
+    }
+    if (piece.rows.has_value()) {
+      const auto [first, last] = *piece.rows;
+      if (shape.empty() || first < 0 || last < first || last > shape[0]) {
+        return Refuse(target,
+                      absl::StrCat("rows ", first, " to ", last, " of ",
+                                   piece.name, ", which is ", Text(shape)));
+      }
+      result.first_row = first;
+      result.rows = last - first;
+    }
+    if (piece.transposed && shape.size() < 2) {
+      return Refuse(target, absl::StrCat("the transpose of ", piece.name,
+                                         ", which is ", Text(shape)));
+    }
+    read->pieces.push_back(result);
+    return true;
+  }
+
+  bool Refuse(const LoadTarget& target, const std::string& why) {
+    problems_.push_back(absl::StrCat(target.name, ": ", why));
+    return false;
+  }
+
+  static Sizes ShapeOf(const WholeRead::Piece& piece) {
+    Sizes shape = piece.tensor->info.shape;
+    if (!shape.empty()) shape[0] = piece.rows;
+    if (piece.transposed) std::swap(shape[0], shape[1]);
+    return shape;
+  }
+
+  bool CheckShape(const LoadTarget& target, const WholeRead& read) {
+    if (read.pieces.empty()) return Refuse(target, "a recipe without pieces");
+    Sizes shape = ShapeOf(read.pieces.front());
+    const auto dim = static_cast<size_t>(read.dim);
+    for (size_t i = 1; i < read.pieces.size(); ++i) {
+      const Sizes next = ShapeOf(read.pieces[i]);
+      bool fits = next.size() == shape.size() && dim < shape.size();
+      for (size_t d = 0; fits && d < shape.size(); ++d) {
+        fits = d == dim || next[d] == shape[d];
+      }
+      if (!fits) {
+        return Refuse(target,
+                      absl::StrCat("pieces of shapes ", Text(shape), " and ",
+                                   Text(next), " do not go together"));
+      }
+      shape[dim] += next[dim];
+    }
+    if (shape == target.sizes) return true;
+    return Refuse(target, absl::StrCat("shape ", Text(shape), " instead of ",
+                                       Text(target.sizes)));
+  }
+
+  static bool IsStraight(const LoadTarget& target, const WholeRead& read) {
+    if (!target.values.defined()) return false;
+    if (read.pieces.size() > 1 && read.dim != 0) return false;
+    return std::none_of(read.pieces.begin(), read.pieces.end(),
+                        [](const auto& piece) { return piece.transposed; });
+  }
+
+  // The pieces are ranges of the target's elements, one behind the other.
+  void PlanStraight(const LoadTarget& target, const WholeRead& read) {
+    const int64_t end = target.begin + target.values.numel();
+    int64_t piece_begin = 0;
+    for (const WholeRead::Piece& piece : read.pieces) {
+      const Sizes& shape = piece.tensor->info.shape;
+      const int64_t row = shape.empty() ? 1 : Numel(shape, 1);
+      const int64_t piece_end = piece_begin + piece.rows * row;
+      const int64_t from = std::max(target.begin, piece_begin);
+      const int64_t to = std::min(end, piece_end);
+      if (from < to) {
+        const int64_t shift = piece.first_row * row - piece_begin;
+        AddRuns(target, read.target, *piece.tensor, from + shift, to + shift,
+                from - target.begin);
+      }
+      piece_begin = piece_end;
+    }
+  }
+
+  void AddRuns(const LoadTarget& target, int index, const StoredTensor& stored,
+               int64_t begin, int64_t end, int64_t element) {
+    absl::StatusOr<std::vector<FileRun>> runs = RunsOf(stored, begin, end);
+    if (!runs.ok()) {
+      Refuse(target, std::string(runs.status().message()));
+      return;
+    }
+    const int64_t item = ItemBytes(stored.info.dtype);
+    for (const FileRun& run : *runs) {
+      plan_.straight.push_back({index, element + run.target / item,
+                                *TorchDtype(stored.info.dtype), run});
+    }
+  }
+
+  void FindUnexpected() {
+    // Another name of what was found under one is none too many.
+    for (const LoadTarget& target : targets_) {
+      for (const std::string& alias : target.aliases) {
+        seen_.insert(catalog_.Find(alias));
+      }
+    }
+    for (const StoredTensor& stored : catalog_.tensors()) {
+      if (seen_.count(&stored) > 0) continue;
+      problems_.push_back(absl::StrCat("unexpected: ", stored.info.name));
+    }
+  }
+
+  const Catalog& catalog_;
+  const absl::Span<const LoadTarget> targets_;
+  const LoadPlanOptions& options_;
+  LoadPlan plan_;
+  std::set<const StoredTensor*> seen_;
+  std::vector<std::string> problems_;
+};
+
+}  // namespace
+
+absl::StatusOr<LoadPlan> PlanLoad(const Catalog& catalog,
+                                  absl::Span<const LoadTarget> targets,
+                                  const LoadPlanOptions& options) {
+  return Planner(catalog, targets, options).Run();
+}
+
+}  // namespace fsdp::checkpoint

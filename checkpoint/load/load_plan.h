@@ -1,0 +1,63 @@
+// Which bytes of which files fill a model. Follows from names, shapes and
+// ranges: nothing is read, and no messages are sent.
+#ifndef CHECKPOINT_LOAD_LOAD_PLAN_H_
+#define CHECKPOINT_LOAD_LOAD_PLAN_H_
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "checkpoint/catalog/catalog.h"
+#include "checkpoint/load/load_target.h"
+#include "checkpoint/load/tensor_recipe.h"
+
+namespace fsdp::checkpoint {
+
+// Bytes of a file that become elements of a target's values.
+struct StraightRead {
+  int target = 0;
+  int64_t element = 0;                  // the first one, of LoadTarget::values
+  c10::ScalarType dtype = c10::kFloat;  // in the file
+  FileRun run;
+};
+
+// A target that is put together from whole tensors.
+struct WholeRead {
+  struct Piece {
+    const StoredTensor* tensor;  // of the catalog
+    int64_t first_row = 0;
+    int64_t rows = 0;  // of a tensor without dimensions: 1
+    bool transposed = false;
+  };
+  int target = 0;
+  std::vector<Piece> pieces;
+  int64_t dim = 0;
+};
+
+struct LoadPlan {
+  std::vector<StraightRead> straight;
+  std::vector<WholeRead> whole;
+};
+
+struct LoadPlanOptions {
+  // Refuse what is missing, and what nobody asks for.
+  bool strict = true;
+  // Null: each tensor as it is, by its own name.
+  TensorMapping mapping = nullptr;
+};
+
+// InvalidArgument lists everything that does not fit at once: what is missing,
+// unexpected, of another shape, or not of floating point where it has to be.
+absl::StatusOr<LoadPlan> PlanLoad(const Catalog& catalog,
+                                  absl::Span<const LoadTarget> targets,
+                                  const LoadPlanOptions& options);
+
+}  // namespace fsdp::checkpoint
+
+#endif  // CHECKPOINT_LOAD_LOAD_PLAN_H_

@@ -1,0 +1,74 @@
+// The files of a checkpoint or a model, and what they say they have.
+#ifndef CHECKPOINT_LOAD_SOURCE_FOLDER_H_
+#define CHECKPOINT_LOAD_SOURCE_FOLDER_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "checkpoint/catalog/catalog.h"
+#include "checkpoint/catalog/safetensors_catalog.h"
+#include "checkpoint/files/checksums.h"
+#include "checkpoint/files/file_system.h"
+#include "checkpoint/files/range_reader.h"
+
+namespace fsdp::checkpoint {
+
+// What files should be, by their relative names.
+using SumsByName = std::map<std::string, FileSums>;
+
+// Names are relative to the folder. Thread-compatible.
+class SourceFolder {
+ public:
+  // `sums`: of all files that may be read; what is not there is refused, and
+  // what differs is damaged. Null: of files that others have written, of which
+  // nothing is known. Both outlive the folder.
+  SourceFolder(FileSystem& files, std::string root, const SumsByName* sums)
+      : files_(files), root_(std::move(root)), sums_(sums) {}
+
+  const std::string& root() const { return root_; }
+
+  // DataLoss for what is damaged; InvalidArgument for a file that is larger
+  // than `max_bytes`.
+  absl::StatusOr<std::string> ReadText(const std::string& name,
+                                       int64_t max_bytes) const;
+
+  // What the files of one stem have: "STEM.safetensors", or several with
+  // "STEM.safetensors.index.json". NotFound: neither is there.
+  absl::StatusOr<Catalog> ReadStem(const std::string& stem) const;
+
+  // What there is: an index, "model.safetensors", or any other safetensors
+  // files, such as torch.distributed.checkpoint writes for each rank. NotFound,
+  // with what was looked for.
+  absl::StatusOr<Catalog> ReadModel() const;
+  // Of one file, or of those of an index.
+  absl::StatusOr<Catalog> ReadFileOrIndex(const std::string& name) const;
+
+  // Over the files of `catalog`, by their numbers.
+  absl::StatusOr<std::unique_ptr<RangeReader>> Open(
+      const Catalog& catalog, const RangeReaderOptions& options) const;
+
+ private:
+  absl::StatusOr<SourceFile> SourceOf(const std::string& name) const;
+  absl::StatusOr<std::string> ReadBytes(const std::string& name, int64_t offset,
+                                        int64_t bytes) const;
+  absl::StatusOr<int64_t> SizeOf(const std::string& name) const;
+  absl::StatusOr<SafetensorsFile> ReadHeader(const std::string& name) const;
+  absl::StatusOr<Catalog> ReadIndexed(const std::string& index_name) const;
+  absl::StatusOr<Catalog> ReadAll(absl::Span<const std::string> names) const;
+  absl::Status InFile(const std::string& name,
+                      const absl::Status& status) const;
+
+  FileSystem& files_;
+  const std::string root_;
+  const SumsByName* const sums_;
+};
+
+}  // namespace fsdp::checkpoint
+
+#endif  // CHECKPOINT_LOAD_SOURCE_FOLDER_H_

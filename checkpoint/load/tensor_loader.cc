@@ -1,0 +1,161 @@
+#include "checkpoint/load/tensor_loader.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <tuple>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "base/normal_mode.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+#include "checkpoint/bytes/tensor_bytes.h"
+#include "checkpoint/catalog/catalog.h"
+#include "checkpoint/files/range_reader.h"
+#include "checkpoint/run/torch_dtype.h"
+#include "fsdp/memory/resting_memory.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+// One run of a file and the elements that it becomes.
+struct Job {
+  FileRun run;
+  TensorSink sink;
+};
+
+class Loader {
+ public:
+  Loader(const LoadPlan& plan, absl::Span<const LoadTarget> targets,
+         RangeReader& reader, const LoadProgress& progress)
+      : plan_(plan), targets_(targets), reader_(reader), progress_(progress) {
+    for (const StraightRead& read : plan.straight) all_ += read.run.bytes;
+    for (const WholeRead& read : plan.whole) {
+      for (const WholeRead::Piece& piece : read.pieces) {
+        all_ += BytesOf(piece);
+      }
+    }
+  }
+
+  absl::Status Run() {
+    const NormalMode normal;
+    const c10::NoGradGuard no_grad;
+    // What stays in memory is read in one go.
+    std::map<int, std::vector<const StraightRead*>> by_unit;
+    constexpr int kStays = -1;
+    for (const StraightRead& read : plan_.straight) {
+      const LoadTarget& target = targets_[read.target];
+      by_unit[RestsElsewhere(target.values) ? target.unit : kStays].push_back(
+          &read);
+    }
+    for (const auto& [unit, reads] : by_unit) {
+      FSDP_RETURN_IF_ERROR(LoadTogether(reads));
+    }
+    for (const WholeRead& read : plan_.whole) {
+      FSDP_RETURN_IF_ERROR(LoadWhole(read));
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  static int64_t RowElements(const WholeRead::Piece& piece) {
+    int64_t elements = 1;
+    const std::vector<int64_t>& shape = piece.tensor->info.shape;
+    for (size_t d = 1; d < shape.size(); ++d) elements *= shape[d];
+    return elements;
+  }
+
+  static int64_t BytesOf(const WholeRead::Piece& piece) {
+    return piece.rows * RowElements(piece) *
+           ItemBytes(piece.tensor->info.dtype);
+  }
+
+  absl::Status LoadTogether(const std::vector<const StraightRead*>& reads) {
+    Resident resident;
+    std::vector<Job> jobs;
+    for (const StraightRead* read : reads) {
+      const at::Tensor& values = targets_[read->target].values;
+      FSDP_RETURN_IF_ERROR(resident.Add(values, Use::kUpdate));
+      const auto elements =
+          static_cast<int64_t>(read->run.bytes / c10::elementSize(read->dtype));
+      jobs.push_back({read->run, TensorSink(values.detach().narrow(
+                                                0, read->element, elements),
+                                            read->dtype)});
+    }
+    return Read(jobs);
+  }
+
+  absl::Status LoadWhole(const WholeRead& read) {
+    std::vector<at::Tensor> pieces;
+    for (const WholeRead::Piece& piece : read.pieces) {
+      std::vector<int64_t> shape = piece.tensor->info.shape;
+      if (!shape.empty()) shape[0] = piece.rows;
+      at::Tensor& tensor = pieces.emplace_back(
+          at::empty(shape, *TorchDtype(piece.tensor->info.dtype)));
+      const int64_t begin = piece.first_row * RowElements(piece);
+      FSDP_RETURN_IF_ERROR(ReadPiece(*piece.tensor, begin, tensor.view({-1})));
+      if (piece.transposed) tensor = tensor.transpose(0, 1);
+    }
+    absl::StatusOr<at::Tensor> whole = absl::UnknownError("");
+    FSDP_RETURN_IF_ERROR(TorchToStatus("putting a tensor together", [&] {
+      whole = pieces.size() == 1 ? pieces.front() : at::cat(pieces, read.dim);
+    }));
+    return targets_[read.target].take_whole(*whole);
+  }
+
+  absl::Status ReadPiece(const StoredTensor& stored, int64_t begin,
+                         const at::Tensor& values) {
+    FSDP_ASSIGN_OR_RETURN(const std::vector<FileRun> runs,
+                          RunsOf(stored, begin, begin + values.numel()));
+    const int64_t item = ItemBytes(stored.info.dtype);
+    std::vector<Job> jobs;
+    for (const FileRun& run : runs) {
+      jobs.push_back({run, TensorSink(values.narrow(0, run.target / item,
+                                                    run.bytes / item),
+                                      values.scalar_type())});
+    }
+    return Read(jobs);
+  }
+
+  absl::Status Read(std::vector<Job>& jobs) {
+    std::sort(jobs.begin(), jobs.end(), [](const Job& a, const Job& b) {
+      return std::tie(a.run.file, a.run.offset) <
+             std::tie(b.run.file, b.run.offset);
+    });
+    std::vector<ReadRange> ranges;
+    for (const Job& job : jobs) {
+      ranges.push_back({job.run.file, job.run.offset, job.run.bytes});
+    }
+    return reader_.Read(ranges, [&](size_t range, int64_t position,
+                                    absl::Span<const char> bytes) {
+      done_ += static_cast<int64_t>(bytes.size());
+      if (progress_ != nullptr) progress_(done_, all_);
+      return jobs[range].sink.Write(position, bytes);
+    });
+  }
+
+  const LoadPlan& plan_;
+  const absl::Span<const LoadTarget> targets_;
+  RangeReader& reader_;
+  const LoadProgress& progress_;
+  int64_t done_ = 0;
+  int64_t all_ = 0;
+};
+
+}  // namespace
+
+absl::Status LoadTensors(const LoadPlan& plan,
+                         absl::Span<const LoadTarget> targets,
+                         RangeReader& reader, const LoadProgress& progress) {
+  return Loader(plan, targets, reader, progress).Run();
+}
+
+}  // namespace fsdp::checkpoint

@@ -1,0 +1,46 @@
+// Where the tensors of a model come from in files that name and lay them out
+// otherwise.
+#ifndef CHECKPOINT_LOAD_TENSOR_RECIPE_H_
+#define CHECKPOINT_LOAD_TENSOR_RECIPE_H_
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace fsdp::checkpoint {
+
+// A tensor of a file, or some of its rows.
+struct RecipePiece {
+  std::string name;  // in the file
+  // [first, last) of its dimension 0; unset: all.
+  std::optional<std::pair<int64_t, int64_t>> rows = std::nullopt;
+  // Then dimensions 0 and 1 change places, as in Linear and GPT-2's Conv1D.
+  bool transposed = false;
+};
+
+// The pieces one behind the other along `dim`, such as q, k and v of a fused
+// projection. Rows that are put together along dimension 0 as they are cost no
+// memory; anything else needs the whole tensor once.
+struct TensorRecipe {
+  std::vector<RecipePiece> pieces;
+  int64_t dim = 0;
+
+  // A tensor as it is.
+  static TensorRecipe Of(std::string name) {
+    TensorRecipe recipe;
+    recipe.pieces.push_back({std::move(name)});
+    return recipe;
+  }
+};
+
+// Of the name that a parameter or buffer has in the model. Nothing: it keeps
+// the value it has.
+using TensorMapping =
+    std::function<std::optional<TensorRecipe>(const std::string& name)>;
+
+}  // namespace fsdp::checkpoint
+
+#endif  // CHECKPOINT_LOAD_TENSOR_RECIPE_H_

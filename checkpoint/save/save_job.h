@@ -1,0 +1,64 @@
+// One checkpoint, from planned ranges to a committed folder.
+#ifndef CHECKPOINT_SAVE_SAVE_JOB_H_
+#define CHECKPOINT_SAVE_SAVE_JOB_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "checkpoint/commit/checkpoint_folder.h"
+#include "checkpoint/commit/checkpoint_list.h"
+#include "checkpoint/files/file_system.h"
+#include "checkpoint/files/range_writer.h"
+#include "checkpoint/save/save_plan.h"
+#include "comm/communicator.h"
+
+namespace fsdp::checkpoint {
+
+// Where to, and with whom. All of it outlives the save.
+struct SaveContext {
+  FileSystem* files = nullptr;
+  std::string root;
+  CheckpointFolder* folder = nullptr;  // of rank 0; null on the others
+  // A group of its own, used by nobody else meanwhile; null: a single rank.
+  comm::Communicator* ranks = nullptr;
+  RangeWriterOptions writer;
+  absl::Duration timeout;  // of each wait for other ranks
+  Retention retention;
+  bool overwrite = false;
+
+  int rank() const { return ranks == nullptr ? 0 : ranks->rank(); }
+  int world_size() const { return ranks == nullptr ? 1 : ranks->world_size(); }
+};
+
+struct SaveJob {
+  int64_t step = 0;
+  // Why this rank has nothing to save: all return it then.
+  absl::Status mine;
+  SavePlan plan;
+  // Files of this rank alone: safetensors. The second is kept where the values
+  // in it differ from rank 0's.
+  std::string rank_file;
+  std::string buffers_file;
+};
+
+std::string RankFileName(int rank);
+std::string BuffersFileName(int rank);
+
+// Writes all of the plan's ranges; gets the writer, or why there is none.
+using RangeFeed =
+    std::function<absl::Status(const absl::StatusOr<RangeWriter*>& writer)>;
+
+// Writes this rank's part, tells the others, and returns when rank 0 has
+// committed all of it, or with the error of the lowest rank that has one, on
+// all ranks; then nothing of it is left. Calls `feed` once, whatever happens.
+// Two collectives, and two more where ranks' buffers differ.
+absl::Status RunSave(const SaveContext& context, const SaveJob& job,
+                     const RangeFeed& feed);
+
+}  // namespace fsdp::checkpoint
+
+#endif  // CHECKPOINT_SAVE_SAVE_JOB_H_

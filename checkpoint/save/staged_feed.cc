@@ -1,0 +1,129 @@
+#include "checkpoint/save/staged_feed.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "base/status_macros.h"
+#include "checkpoint/bytes/tensor_bytes.h"
+#include "checkpoint/files/range_writer.h"
+#include "checkpoint/save/save_plan.h"
+#include "fsdp/memory/resting_memory.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+// What is copied before the other thread may write it.
+constexpr int64_t kPartBytes = int64_t{8} << 20;
+
+}  // namespace
+
+absl::Status WriteLive(const SavePlan& plan,
+                       const absl::StatusOr<RangeWriter*>& writer) {
+  FSDP_RETURN_IF_ERROR(writer.status());
+  Resident held;
+  for (const SaveRange& range : plan.ranges) {
+    // Released once the next is held: parameters of a unit share their memory.
+    FSDP_ASSIGN_OR_RETURN(Resident next,
+                          Resident::Of(range.values, Use::kRead, Where::kHost));
+    held = std::move(next);
+    const TensorSource source(OnHost(range.values), range.dtype);
+    FSDP_RETURN_IF_ERROR(
+        (*writer)->Write(range.file, range.offset, range.bytes,
+                         [&source](int64_t position, absl::Span<char> out) {
+                           return source.Read(position, out);
+                         }));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StagedFeed::Stage(const SavePlan& plan, absl::Duration timeout) {
+  Resident held;
+  for (const SaveRange& range : plan.ranges) {
+    absl::StatusOr<Resident> next =
+        Resident::Of(range.values, Use::kRead, Where::kHost);
+    absl::Status staged = next.status();
+    if (next.ok()) {
+      held = *std::move(next);
+      staged = StageRange(range, timeout);
+    }
+    if (staged.ok()) continue;
+    End(staged);
+    return staged;
+  }
+  End(absl::OkStatus());
+  return absl::OkStatus();
+}
+
+absl::Status StagedFeed::StageRange(const SaveRange& range,
+                                    absl::Duration timeout) {
+  const TensorSource source(OnHost(range.values), range.dtype);
+  // Two parts fit: one is written while the other is copied.
+  const int64_t step =
+      std::max<int64_t>(1, std::min(kPartBytes, ring_.capacity() / 2));
+  for (int64_t position = 0; position < range.bytes; position += step) {
+    const int64_t bytes = std::min(step, range.bytes - position);
+    FSDP_ASSIGN_OR_RETURN(const absl::Span<char> memory,
+                          ring_.Take(bytes, absl::Now() + timeout));
+    const absl::Status read = source.Read(position, memory);
+    // Also what could not be read has to be given back.
+    Push({range.file, range.offset + position, memory});
+    FSDP_RETURN_IF_ERROR(read);
+  }
+  return absl::OkStatus();
+}
+
+void StagedFeed::Abandon(const absl::Status& reason) { End(reason); }
+
+void StagedFeed::Push(const Part& part) {
+  const absl::MutexLock lock(&mutex_);
+  parts_.push_back(part);
+}
+
+void StagedFeed::End(const absl::Status& status) {
+  const absl::MutexLock lock(&mutex_);
+  ended_ = true;
+  end_ = status;
+}
+
+absl::Status StagedFeed::WriteTo(const absl::StatusOr<RangeWriter*>& writer) {
+  absl::Status status = writer.status();
+  // Whoever stages need not wait for what nobody writes.
+  if (!status.ok()) ring_.Close(status);
+  while (true) {
+    mutex_.LockWhen(absl::Condition(
+        +[](StagedFeed* feed) {
+          feed->mutex_.AssertHeld();
+          return feed->HasNews();
+        },
+        this));
+    if (parts_.empty()) {
+      status.Update(end_);
+      mutex_.Unlock();
+      break;
+    }
+    const Part part = parts_.front();
+    parts_.pop_front();
+    mutex_.Unlock();
+    if (status.ok()) {
+      status = (*writer)->Write(
+          part.file, part.offset, static_cast<int64_t>(part.bytes.size()),
+          [&part](int64_t position, absl::Span<char> out) {
+            std::memcpy(out.data(), part.bytes.data() + position, out.size());
+            return absl::OkStatus();
+          });
+      if (!status.ok()) ring_.Close(status);
+    }
+    ring_.GiveBack();
+  }
+  ring_.Open();
+  return status;
+}
+
+}  // namespace fsdp::checkpoint
