@@ -66,27 +66,26 @@ std::vector<size_t> SplitDims(absl::Span<const int64_t> shape,
                               absl::Span<const DcpBox> boxes) {
   std::vector<size_t> dims;
   for (size_t dim = 0; dim < shape.size(); ++dim) {
-    const bool is_split =
-        std::any_of(boxes.begin(), boxes.end(), [&](const DcpBox& box) {
-          return box.sizes[dim] != shape[dim];
-        });
+    const bool is_split = std::any_of(
+        boxes.begin(), boxes.end(),
+        [&](const DcpBox& box) { return box.sizes[dim] != shape[dim]; });
     if (is_split) dims.push_back(dim);
   }
   return dims;
 }
 
 absl::Status CheckInside(absl::Span<const int64_t> shape, const DcpBox& box) {
-  bool is_inside = box.offsets.size() == shape.size() &&
-                   box.sizes.size() == shape.size();
+  bool is_inside =
+      box.offsets.size() == shape.size() && box.sizes.size() == shape.size();
   for (size_t i = 0; is_inside && i < shape.size(); ++i) {
     is_inside = box.sizes[i] >= 0 && box.offsets[i] >= 0 &&
                 box.offsets[i] <= shape[i] &&
                 box.sizes[i] <= shape[i] - box.offsets[i];
   }
   if (is_inside) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "chunk [", absl::StrJoin(box.sizes, ", "), "] at [",
-      absl::StrJoin(box.offsets, ", "), "] is not inside of it"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("chunk [", absl::StrJoin(box.sizes, ", "), "] at [",
+                   absl::StrJoin(box.offsets, ", "), "] is not inside of it"));
 }
 
 }  // namespace
@@ -149,9 +148,9 @@ absl::Status CheckCover(absl::Span<const int64_t> shape,
   }
   const std::vector<size_t> dims = SplitDims(shape, all);
   if (dims.size() > kMaxSplitDims) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "its chunks split ", dims.size(), " dimensions; ", kMaxSplitDims,
-        " are read"));
+    return absl::InvalidArgumentError(absl::StrCat("its chunks split ",
+                                                   dims.size(), " dimensions; ",
+                                                   kMaxSplitDims, " are read"));
   }
   absl::flat_hash_map<Corner, int64_t> corners;
   const auto add = [&](const DcpBox& box, int64_t sign) {

@@ -33,15 +33,15 @@ Sizes Elements(const Sizes& shape, const DcpBox& box) {
     for (size_t dim = shape.size(); dim-- > 0;) {
       const int64_t at = left % shape[dim];
       left /= shape[dim];
-      is_inside &= at >= box.offsets[dim] &&
-                   at < box.offsets[dim] + box.sizes[dim];
+      is_inside &=
+          at >= box.offsets[dim] && at < box.offsets[dim] + box.sizes[dim];
     }
     if (is_inside) elements.push_back(i);
   }
   return elements;
 }
 
-const Sizes kShapes[] = {{},        {1},       {7},       {3, 5},
+const Sizes kShapes[] = {{},        {1},       {7},         {3, 5},
                          {1, 1, 4}, {2, 3, 4}, {3, 1, 2, 2}};
 
 TEST(RangeToBoxesTest, EveryRangeOfSmallShapes) {

@@ -11,9 +11,9 @@ namespace {
 
 absl::Status Bad(const DcpTensor& tensor, const DcpChunk& chunk,
                  absl::string_view why) {
-  return absl::InvalidArgumentError(absl::StrCat(
-      "tensor \"", tensor.info.name, "\", its chunk at [",
-      absl::StrJoin(chunk.box.offsets, ", "), "]: ", why));
+  return absl::InvalidArgumentError(
+      absl::StrCat("tensor \"", tensor.info.name, "\", its chunk at [",
+                   absl::StrJoin(chunk.box.offsets, ", "), "]: ", why));
 }
 
 }  // namespace
@@ -31,17 +31,17 @@ absl::StatusOr<int64_t> FindChunkBytes(const DcpTensor& tensor,
   const ArchiveTensor* const stored = value->tensor();
   if (stored == nullptr) return Bad(tensor, chunk, "is no tensor");
   if (stored->dtype != tensor.info.dtype || stored->shape != chunk.box.sizes) {
-    return Bad(tensor, chunk,
-               absl::StrCat("has ",
-                            ToString({"", stored->dtype, stored->shape}),
-                            " instead of ",
-                            ToString({"", tensor.info.dtype, chunk.box.sizes})));
+    return Bad(
+        tensor, chunk,
+        absl::StrCat("has ", ToString({"", stored->dtype, stored->shape}),
+                     " instead of ",
+                     ToString({"", tensor.info.dtype, chunk.box.sizes})));
   }
   if (!stored->IsContiguous()) {
-    return Bad(tensor, chunk,
-               absl::StrCat("its strides [",
-                            absl::StrJoin(stored->strides, ", "),
-                            "] are not row-major: save it with .contiguous()"));
+    return Bad(
+        tensor, chunk,
+        absl::StrCat("its strides [", absl::StrJoin(stored->strides, ", "),
+                     "] are not row-major: save it with .contiguous()"));
   }
   return stored->FirstByte();
 }

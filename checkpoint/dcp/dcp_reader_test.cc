@@ -70,8 +70,8 @@ TEST(DcpReaderTest, OfOneProcess) {
   EXPECT_EQ(tensors.at("model.bool").info.dtype, Dtype::kBool);
   EXPECT_TRUE(tensors.at("model.empty").chunks.empty());
   EXPECT_EQ(First("plain", metadata, tensors.at("model.scalar"), 0), 2.5f);
-  EXPECT_EQ(
-      First("plain", metadata, tensors.at("optim.state.w.exp_avg"), 0), 100);
+  EXPECT_EQ(First("plain", metadata, tensors.at("optim.state.w.exp_avg"), 0),
+            100);
   EXPECT_EQ(First("plain", metadata, tensors.at("optim.state.w.step"), 0), 7);
 }
 

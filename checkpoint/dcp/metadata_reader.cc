@@ -101,8 +101,7 @@ class Reader {
   // Of torch.Size((2, 3)).
   absl::StatusOr<std::vector<int64_t>> Sizes(const Node& node) const {
     const Node* tuple = &node;
-    if (Is(node, dcp_names::kSize) &&
-        document_[node.args].items.size() == 1) {
+    if (Is(node, dcp_names::kSize) && document_[node.args].items.size() == 1) {
       tuple = &document_[document_[node.args].items[0]];
     }
     if (tuple->kind != NodeKind::kTuple && tuple->kind != NodeKind::kList) {

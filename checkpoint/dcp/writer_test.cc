@@ -155,10 +155,9 @@ TEST(DcpWriterTest, WhatIsWrittenIsRead) {
     }
     EXPECT_EQ(metadata.values.size(), 3u);
     EXPECT_EQ(metadata.paths.size(), 9u);
-    ASSERT_OK_AND_ASSIGN(
-        const Value lr,
-        ReadDcpValue(metadata.values[0].second,
-                     testing::ReadFrom(written.files[0])));
+    ASSERT_OK_AND_ASSIGN(const Value lr,
+                         ReadDcpValue(metadata.values[0].second,
+                                      testing::ReadFrom(written.files[0])));
     EXPECT_EQ(std::get<double>(lr.is), 0.125);
   }
 }
@@ -192,16 +191,14 @@ TEST(DcpWriterTest, WhatCannotBeWritten) {
   EXPECT_THAT(DcpMetadataBytes({tensors[1]}, {}, {}).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("tensor \"model.bf16\": its chunks do not")));
-  const std::vector<DcpWriteTensor> f4 = {
-      Tensor({"packed"}, Dtype::kF4, {2})};
+  const std::vector<DcpWriteTensor> f4 = {Tensor({"packed"}, Dtype::kF4, {2})};
   EXPECT_THAT(LayOutDcpFile(0, f4, {{0, 0, 2}}, {}).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("no such dtype as F4")));
   ArchiveTensor tensor;
-  EXPECT_THAT(
-      LayOutDcpFile(0, {}, {}, {{{"t"}, Value{tensor}}}).status(),
-      StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("\"t\" has tensors: give them as tensors")));
+  EXPECT_THAT(LayOutDcpFile(0, {}, {}, {{{"t"}, Value{tensor}}}).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("\"t\" has tensors: give them as tensors")));
 }
 
 // Of a model that nobody holds.

@@ -50,8 +50,8 @@ class Walk {
 
   size_t Children(NodeId id) const {
     const Node& node = nodes_[id];
-    const bool calls = node.kind == NodeKind::kObject ||
-                       node.kind == NodeKind::kPersistent;
+    const bool calls =
+        node.kind == NodeKind::kObject || node.kind == NodeKind::kPersistent;
     return node.items.size() + (calls ? 3 : 0);
   }
 

@@ -262,16 +262,16 @@ class Machine {
     Node node;
     node.kind = NodeKind::kInt;
     // Only the one of four bytes has a sign.
-    node.integer = bytes == 4 ? static_cast<int32_t>(value)
-                              : static_cast<int64_t>(value);
+    node.integer =
+        bytes == 4 ? static_cast<int32_t>(value) : static_cast<int64_t>(value);
     return PushNode(std::move(node));
   }
 
   absl::Status PushLong(int length_bytes) {
     FSDP_ASSIGN_OR_RETURN(const uint64_t length, Integer(length_bytes));
     if (length > 8) {
-      return Bad(absl::StrCat("an integer of ", length,
-                              " bytes; 64 bits are read"));
+      return Bad(
+          absl::StrCat("an integer of ", length, " bytes; 64 bits are read"));
     }
     const int bits = static_cast<int>(8 * length);
     FSDP_ASSIGN_OR_RETURN(uint64_t value, Integer(static_cast<int>(length)));
@@ -347,8 +347,8 @@ class Machine {
   absl::Status Put(uint64_t at) {
     FSDP_ASSIGN_OR_RETURN(const NodeId top, Top());
     if (at >= bytes_.size()) {
-      return Bad(absl::StrCat("sets memo ", at, " in ", bytes_.size(),
-                              " bytes"));
+      return Bad(
+          absl::StrCat("sets memo ", at, " in ", bytes_.size(), " bytes"));
     }
     if (at >= memo_.size()) memo_.resize(at + 1, kNoNode);
     if (memo_[at] == kNoNode) ++memoised_;

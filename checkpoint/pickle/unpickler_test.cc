@@ -24,8 +24,8 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 const AllowList& Allowed() {
-  static const auto* const allowed = new AllowList(
-      {"torch.Size", "torch.float32", "collections.OrderedDict"});
+  static const auto* const allowed =
+      new AllowList({"torch.Size", "torch.float32", "collections.OrderedDict"});
   return *allowed;
 }
 
@@ -101,7 +101,8 @@ TEST(UnpicklerTest, ContainersAndTheMemo) {
 TEST(UnpicklerTest, ObjectsAreNamedNotMade) {
   // torch.Size((2, 3)), then a state.
   ASSERT_OK_AND_ASSIGN(const Document document,
-                       Read("\x80\x02" "ctorch\nSize\nK\x02K\x03\x86\x85R}b."));
+                       Read("\x80\x02"
+                            "ctorch\nSize\nK\x02K\x03\x86\x85R}b."));
   const Node& root = document.root();
   EXPECT_EQ(root.kind, NodeKind::kObject);
   EXPECT_EQ(document[root.global].text, "torch.Size");
@@ -114,8 +115,7 @@ TEST(UnpicklerTest, OtherNamesAreRefused) {
       "posix.system is not what a checkpoint needs: refused; nothing was "
       "executed";
   ExpectRefused("cposix\nsystem\n\x8c\x02ls\x85R.", kWhy);
-  ExpectRefused("\x8c\x05posix\x8c\x06system\x93\x8c\x02ls\x85R.",
-                kWhy);
+  ExpectRefused("\x8c\x05posix\x8c\x06system\x93\x8c\x02ls\x85R.", kWhy);
   // A module is no prefix.
   ExpectRefused("ctorch\nSize.__class__\n.", "torch.Size.__class__");
   ExpectRefused("c\n\n.", "pickle: . is not");
@@ -134,7 +134,9 @@ TEST(UnpicklerTest, WhatNoCheckpointHas) {
       {"\x80\x06N.", "protocol 6"},
       {Raw("\x8a\x09\0\0\0\0\0\0\0\0\1."), "an integer of 9 bytes"},
       {Raw("\x8b\xff\xff\xff\xff."), "an integer of 4294967295 bytes"},
-      {Raw("X\xff\xff\xff\xff" "ab."), "in the midst"},
+      {Raw("X\xff\xff\xff\xff"
+           "ab."),
+       "in the midst"},
       {"\x8d\xff\xff\xff\xff\xff\xff\xff\xff.", "in the midst"},
       {"h\x05.", "asks for memo 5"},
       {Raw("Nr\xff\xff\xff\x7f."), "sets memo 2147483647 in 7 bytes"},
@@ -175,7 +177,8 @@ TEST(UnpicklerTest, ReferencesDoNotBlowUp) {
     for (int j = 0; j < 10; ++j) bomb += absl::StrCat("h", std::string(1, i));
     bomb += absl::StrCat("eq", std::string(1, static_cast<char>(i + 1)));
   }
-  ExpectRefused(absl::StrCat("(", bomb, "t."), "refers to the same values so often");
+  ExpectRefused(absl::StrCat("(", bomb, "t."),
+                "refers to the same values so often");
 }
 
 // One long text, many times.
@@ -189,14 +192,14 @@ TEST(UnpicklerTest, TextsDoNotBlowUp) {
 
 TEST(UnpicklerTest, ManyValuesTakeTimeInProportion) {
   constexpr int kCount = 1000003;
-  ASSERT_OK_AND_ASSIGN(
-      const Document document,
-      Read(absl::StrCat("](", Repeat("K\x07", kCount), "e.")));
+  ASSERT_OK_AND_ASSIGN(const Document document,
+                       Read(absl::StrCat("](", Repeat("K\x07", kCount), "e.")));
   EXPECT_EQ(document.root().items.size(), static_cast<size_t>(kCount));
 }
 
 TEST(UnpicklerTest, TextsOutliveAMove) {
-  ASSERT_OK_AND_ASSIGN(Document document, Read("\x8c\x01" "a."));
+  ASSERT_OK_AND_ASSIGN(Document document, Read("\x8c\x01"
+                                               "a."));
   const Document moved = std::move(document);
   EXPECT_EQ(moved.root().text, "a");
 }

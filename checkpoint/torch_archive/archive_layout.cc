@@ -57,8 +57,8 @@ absl::StatusOr<ArchiveLayout> ArchiveLayout::Create(const Value& value,
   layout.Add("archive/.storage_alignment", absl::StrCat(alignment));
   layout.Add("archive/byteorder", "little");
   for (size_t i = 0; i < pickle.storage_bytes.size(); ++i) {
-    layout.AddPayload(absl::StrCat("archive/data/", i),
-                      pickle.storage_bytes[i], alignment);
+    layout.AddPayload(absl::StrCat("archive/data/", i), pickle.storage_bytes[i],
+                      alignment);
   }
   layout.Add("archive/version", "3\n");
   layout.bytes_ = layout.at_;
@@ -113,13 +113,11 @@ void ArchiveLayout::AddPayload(std::string name, int64_t bytes,
 
 void ArchiveLayout::Place(Entry entry, int64_t alignment) {
   entry.header = at_;
-  const auto unpadded =
-      at_ + static_cast<int64_t>(LocalHeader(entry).size());
+  const auto unpadded = at_ + static_cast<int64_t>(LocalHeader(entry).size());
   entry.padding = (alignment - unpadded % alignment) % alignment;
   const int64_t begin = unpadded + entry.padding;
   if (entry.is_payload) payloads_.push_back({begin, entry.bytes});
-  at_ = begin + entry.bytes +
-        static_cast<int64_t>(Descriptor(entry, 0).size());
+  at_ = begin + entry.bytes + static_cast<int64_t>(Descriptor(entry, 0).size());
   entries_.push_back(std::move(entry));
 }
 
@@ -197,7 +195,8 @@ std::string ArchiveLayout::Ends(int64_t directory_at,
   zip::Put(end, 1, 4);  // disks
   zip::Put(end, zip::kEnd, 4);
   zip::Put(end, 0, 4);  // disks
-  const uint64_t short_count = count < zip::kCountIn64 ? count : zip::kCountIn64;
+  const uint64_t short_count =
+      count < zip::kCountIn64 ? count : zip::kCountIn64;
   zip::Put(end, short_count, 2);
   zip::Put(end, short_count, 2);
   zip::Put(end, IsLarge(directory_bytes) ? zip::kIn64 : directory_bytes, 4);

@@ -45,8 +45,8 @@ Value Mixed() {
   Value::Dict group;
   group.items.emplace_back(Text("lr"), Value{0.1});
   group.items.emplace_back(Text("step"), Value{int64_t{70000}});
-  group.items.emplace_back(
-      Text("betas"), Value{Value::Tuple{{Value{0.9}, Value{0.95}}}});
+  group.items.emplace_back(Text("betas"),
+                           Value{Value::Tuple{{Value{0.9}, Value{0.95}}}});
   group.items.emplace_back(Text("fused"), Value{false});
   group.items.emplace_back(Text("foreach"), Value{});
   group.items.emplace_back(Text("params"),
@@ -187,8 +187,7 @@ TEST(ArchiveLayoutTest, SizesOf64Bits) {
     }
     return absl::OkStatus();
   };
-  ASSERT_OK_AND_ASSIGN(const Value value,
-                       ReadArchive(read, 0, layout.bytes()));
+  ASSERT_OK_AND_ASSIGN(const Value value, ReadArchive(read, 0, layout.bytes()));
   const auto& items = std::get<Value::List>(value.is).items;
   for (size_t i = 0; i < 3; ++i) {
     EXPECT_EQ(items[i].tensor()->FirstByte(), layout.payloads()[i].offset);

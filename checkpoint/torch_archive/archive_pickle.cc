@@ -109,7 +109,7 @@ class Writer {
     WriteStorage(*dtype, key, bytes);
     pickler_.Int(0);  // where it begins there
     WriteShape(tensor.shape);
-    pickler_.Bool(false);  // requires_grad
+    pickler_.Bool(false);                           // requires_grad
     pickler_.Global("collections", "OrderedDict");  // hooks
     pickler_.EmptyTuple();
     pickler_.Reduce();

@@ -84,12 +84,12 @@ class Builder {
       case NodeKind::kPersistent:
         break;
     }
-    return Bad(absl::StrCat(
-        node.kind == NodeKind::kBytes ? absl::string_view("bytes")
-        : node.kind == NodeKind::kGlobal
-            ? node.text
-            : absl::string_view("a storage without a tensor"),
-        " is no tensor, number, text, list or dict"));
+    return Bad(
+        absl::StrCat(node.kind == NodeKind::kBytes ? absl::string_view("bytes")
+                     : node.kind == NodeKind::kGlobal
+                         ? node.text
+                         : absl::string_view("a storage without a tensor"),
+                     " is no tensor, number, text, list or dict"));
   }
 
  private:
@@ -143,8 +143,7 @@ class Builder {
                                const TorchDtype* dtype) {
     ArchiveTensor tensor;
     int64_t elements = 0;
-    FSDP_RETURN_IF_ERROR(
-        Storage(document_[args[0]], dtype, tensor, elements));
+    FSDP_RETURN_IF_ERROR(Storage(document_[args[0]], dtype, tensor, elements));
     const Node& offset = document_[args[1]];
     if (offset.kind != NodeKind::kInt || offset.integer < 0) {
       return Bad("a tensor whose offset is none");
@@ -158,7 +157,8 @@ class Builder {
 
   absl::StatusOr<std::vector<int64_t>> Numbers(const Node& node) const {
     const Node* tuple = &node;
-    if (node.kind == NodeKind::kObject && document_[node.global].text == kSize &&
+    if (node.kind == NodeKind::kObject &&
+        document_[node.global].text == kSize &&
         document_[node.args].items.size() == 1) {
       tuple = &document_[document_[node.args].items[0]];
     }
@@ -201,7 +201,8 @@ class Builder {
   // where the storage's bytes are, and how many elements they are.
   absl::Status Storage(const Node& node, const TorchDtype* dtype,
                        ArchiveTensor& tensor, int64_t& elements) {
-    if (node.kind != NodeKind::kPersistent) return Bad("a storage that is none");
+    if (node.kind != NodeKind::kPersistent)
+      return Bad("a storage that is none");
     const std::vector<NodeId>& id = document_[node.args].items;
     if (id.size() != 5 || document_[id[0]].text != "storage" ||
         document_[id[1]].kind != NodeKind::kGlobal ||
@@ -237,8 +238,8 @@ class Builder {
     const ZipEntry* const entry =
         zip_.Find(absl::StrCat(folder_, "/data/", key));
     if (entry == nullptr) {
-      return Bad(absl::StrCat("storage \"", absl::CHexEscape(key),
-                              "\" is not in it"));
+      return Bad(
+          absl::StrCat("storage \"", absl::CHexEscape(key), "\" is not in it"));
     }
     tensor.storage_bytes = entry->bytes;
     // Many tensors may lie in one storage.
@@ -281,8 +282,8 @@ absl::Status CheckMarks(ZipReader& zip, const std::string& folder) {
   int value = 0;
   if (!absl::SimpleAtoi(number, &value) || value < 1 ||
       value > kNewestVersion) {
-    return Bad(absl::StrCat("version \"", absl::CHexEscape(number),
-                            "\"; 1 to ", kNewestVersion, " are read"));
+    return Bad(absl::StrCat("version \"", absl::CHexEscape(number), "\"; 1 to ",
+                            kNewestVersion, " are read"));
   }
   const ZipEntry* const order = zip.Find(absl::StrCat(folder, "/byteorder"));
   if (order == nullptr) return absl::OkStatus();

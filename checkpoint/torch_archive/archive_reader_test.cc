@@ -116,10 +116,9 @@ TEST(ArchiveReaderTest, ParametersAndStateDicts) {
 TEST(ArchiveReaderTest, SomewhereInAFile) {
   const std::string sample = Sample("archive.pt");
   const std::string file = absl::StrCat(std::string(5003, 'x'), sample, "yyy");
-  ASSERT_OK_AND_ASSIGN(
-      const Value value,
-      ReadArchive(testing::ReadFrom(file), 5003,
-                  static_cast<int64_t>(sample.size())));
+  ASSERT_OK_AND_ASSIGN(const Value value,
+                       ReadArchive(testing::ReadFrom(file), 5003,
+                                   static_cast<int64_t>(sample.size())));
   EXPECT_EQ(Element<int32_t>(file, *value.tensor(), 5), 5);
   EXPECT_EQ(value.tensor()->dtype, Dtype::kI32);
 }

@@ -31,9 +31,9 @@ TEST(Crc32Test, PiecesMakeTheWhole) {
     const uint32_t first = Crc32(view.substr(0, cut));
     const absl::string_view rest = view.substr(cut);
     EXPECT_EQ(Crc32(rest, first), whole) << cut;
-    EXPECT_EQ(CombineCrc32(first, Crc32(rest),
-                           static_cast<int64_t>(rest.size())),
-              whole)
+    EXPECT_EQ(
+        CombineCrc32(first, Crc32(rest), static_cast<int64_t>(rest.size())),
+        whole)
         << cut;
   }
 }

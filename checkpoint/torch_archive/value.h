@@ -49,7 +49,9 @@ struct Value {
 
   // Null for what is none.
   const Dict* dict() const { return std::get_if<Dict>(&is); }
-  const ArchiveTensor* tensor() const { return std::get_if<ArchiveTensor>(&is); }
+  const ArchiveTensor* tensor() const {
+    return std::get_if<ArchiveTensor>(&is);
+  }
   // The value of a key of a dict; null for none.
   const Value* Find(const std::string& key) const;
 };

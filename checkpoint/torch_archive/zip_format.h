@@ -27,7 +27,7 @@ inline constexpr int64_t kEndBytes = 22;
 inline constexpr uint16_t kEncryptedFlag = 0x0001;
 inline constexpr uint16_t kDescriptorFlag = 0x0008;
 inline constexpr uint16_t kUtf8Flag = 0x0800;
-inline constexpr uint16_t kExtra64 = 0x0001;  // sizes of 64 bits
+inline constexpr uint16_t kExtra64 = 0x0001;   // sizes of 64 bits
 inline constexpr uint32_t kIn64 = 0xffffffff;  // the size stands there
 inline constexpr uint16_t kCountIn64 = 0xffff;
 

@@ -101,8 +101,7 @@ absl::StatusOr<std::string> ZipReader::Read(const ZipEntry& entry,
                                              max_bytes, " are read"));
   }
   FSDP_ASSIGN_OR_RETURN(const int64_t begin, PayloadOffset(entry));
-  FSDP_ASSIGN_OR_RETURN(std::string bytes,
-                        Bytes(begin - offset_, entry.bytes));
+  FSDP_ASSIGN_OR_RETURN(std::string bytes, Bytes(begin - offset_, entry.bytes));
   if (entry.crc != 0 && Crc32(bytes) != entry.crc) {
     return BadEntry(entry.name, "has another CRC32 than was written");
   }
@@ -177,8 +176,8 @@ absl::Status ZipReader::ReadDirectory(const Directory& directory) {
     }
     const uint64_t name_bytes = zip::Get(left, 28, 2);
     const uint64_t extra_bytes = zip::Get(left, 30, 2);
-    const uint64_t whole = zip::kCentralHeaderBytes + name_bytes +
-                           extra_bytes + zip::Get(left, 32, 2);
+    const uint64_t whole = zip::kCentralHeaderBytes + name_bytes + extra_bytes +
+                           zip::Get(left, 32, 2);
     if (whole > left.size()) return Bad("its directory is torn off");
     const absl::string_view name =
         left.substr(zip::kCentralHeaderBytes, name_bytes);
@@ -209,17 +208,15 @@ absl::Status ZipReader::ReadDirectory(const Directory& directory) {
 }
 
 absl::Status ZipReader::CheckPlaces(int64_t directory_at) {
-  std::sort(entries_.begin(), entries_.end(),
-            [](const ZipEntry& a, const ZipEntry& b) {
-              return a.header < b.header;
-            });
+  std::sort(
+      entries_.begin(), entries_.end(),
+      [](const ZipEntry& a, const ZipEntry& b) { return a.header < b.header; });
   for (size_t i = 0; i < entries_.size(); ++i) {
     ZipEntry& entry = entries_[i];
-    entry.limit = i + 1 < entries_.size() ? entries_[i + 1].header
-                                          : directory_at;
+    entry.limit =
+        i + 1 < entries_.size() ? entries_[i + 1].header : directory_at;
     const int64_t least = zip::kLocalHeaderBytes +
-                          static_cast<int64_t>(entry.name.size()) +
-                          entry.bytes;
+                          static_cast<int64_t>(entry.name.size()) + entry.bytes;
     if (entry.limit < entry.header || least > entry.limit - entry.header) {
       return BadEntry(entry.name, "overlaps with what comes behind it");
     }
@@ -242,8 +239,8 @@ absl::StatusOr<std::string> ZipReader::Bytes(int64_t at, int64_t count) {
   const auto window_bytes = static_cast<int64_t>(window_.size());
   if (at < window_at_ || at + count > window_at_ + window_bytes) {
     window_at_ = std::max<int64_t>(0, std::min(at, length_ - kWindowBytes));
-    window_.resize(static_cast<size_t>(
-        std::min(kWindowBytes, length_ - window_at_)));
+    window_.resize(
+        static_cast<size_t>(std::min(kWindowBytes, length_ - window_at_)));
     const absl::Status read =
         read_(offset_ + window_at_, absl::MakeSpan(window_));
     if (!read.ok()) {

@@ -94,9 +94,8 @@ TEST(ZipReaderTest, HostileOnes) {
 }
 
 TEST(ZipReaderTest, LocalHeadersThatSayAnotherThing) {
-  for (const auto& [at, value] : {std::pair<size_t, uint64_t>{0, 7},
-                                  {26, 4},
-                                  {28, 0xffff}}) {
+  for (const auto& [at, value] :
+       {std::pair<size_t, uint64_t>{0, 7}, {26, 4}, {28, 0xffff}}) {
     const std::string file = With(Sample(), zip::kLocalHeader, 0, at, value, 2);
     ASSERT_OK_AND_ASSIGN(ZipReader zip, Open(file));
     EXPECT_THAT(zip.PayloadOffset(zip.entries()[0]).status(),

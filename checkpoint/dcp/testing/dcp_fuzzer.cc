@@ -21,8 +21,7 @@ void Check(const DcpMetadata& metadata) {
     for (const DcpChunk& chunk : tensor.chunks) {
       FSDP_CHECK(chunk.place.offset >= 0 && chunk.place.length >= 0);
       FSDP_CHECK(chunk.place.file >= 0 &&
-                 static_cast<size_t>(chunk.place.file) <
-                     metadata.files.size());
+                 static_cast<size_t>(chunk.place.file) < metadata.files.size());
       for (size_t i = 0; i < tensor.info.shape.size(); ++i) {
         FSDP_CHECK(chunk.box.offsets[i] + chunk.box.sizes[i] <=
                    tensor.info.shape[i]);

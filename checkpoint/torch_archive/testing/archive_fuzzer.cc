@@ -38,8 +38,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using fsdp::checkpoint::Value;
   const absl::string_view file(reinterpret_cast<const char*>(data), size);
   const absl::StatusOr<Value> value = fsdp::checkpoint::ReadArchive(
-      fsdp::checkpoint::testing::ReadFrom(file), 0,
-      static_cast<int64_t>(size));
+      fsdp::checkpoint::testing::ReadFrom(file), 0, static_cast<int64_t>(size));
   if (value.ok()) {
     fsdp::checkpoint::Check(*value, static_cast<int64_t>(size));
   }
