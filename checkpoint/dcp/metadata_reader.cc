@@ -1,0 +1,286 @@
+#include "checkpoint/dcp/metadata_reader.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "base/status_macros.h"
+#include "checkpoint/dcp/boxes.h"
+#include "checkpoint/dcp/names.h"
+#include "checkpoint/pickle/allow_list.h"
+#include "checkpoint/pickle/document.h"
+#include "checkpoint/pickle/unpickler.h"
+#include "checkpoint/tensor/tensor_info.h"
+#include "checkpoint/torch_archive/torch_dtype.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+absl::Status Bad(absl::string_view why) {
+  return absl::InvalidArgumentError(absl::StrCat(".metadata: ", why));
+}
+
+absl::Status BadEntry(absl::string_view name, absl::string_view why) {
+  return Bad(absl::StrCat("\"", absl::CHexEscape(name), "\": ", why));
+}
+
+const AllowList& Allowed() {
+  static const auto* const allowed = [] {
+    std::vector<std::string> names = {
+        dcp_names::kMetadata,
+        dcp_names::kTensor,
+        dcp_names::kBytes,
+        dcp_names::kChunk,
+        dcp_names::kIndex,
+        dcp_names::kProperties,
+        dcp_names::kOldProperties,
+        dcp_names::kMemoryFormat,
+        dcp_names::kOldMemoryFormat,
+        dcp_names::kStorageMeta,
+        dcp_names::kStorageInfo,
+        dcp_names::kLayout,
+        dcp_names::kSize,
+        "pathlib.PosixPath",
+        "pathlib._local.PosixPath",
+        "collections.OrderedDict",
+    };
+    AddTorchDtypeNames(names);
+    return new AllowList(names);
+  }();
+  return *allowed;
+}
+
+// The parts of a checkpoint's name and its offset are what finds a chunk.
+using ChunkKey = std::pair<absl::string_view, std::vector<int64_t>>;
+
+class Reader {
+ public:
+  explicit Reader(const Document& document) : document_(document) {}
+
+  absl::StatusOr<DcpMetadata> Read() {
+    const Node& root = document_.root();
+    if (!Is(root, dcp_names::kMetadata)) return Bad("is no Metadata of DCP");
+    FSDP_RETURN_IF_ERROR(ReadPlaces(Field(root, "storage_data")));
+    FSDP_RETURN_IF_ERROR(ReadEntries(Field(root, "state_dict_metadata")));
+    FSDP_RETURN_IF_ERROR(ReadPaths(Field(root, "planner_data")));
+    const Node& version = Field(root, "version");
+    if (version.kind == NodeKind::kString) {
+      metadata_.version = std::string(version.text);
+    }
+    return std::move(metadata_);
+  }
+
+ private:
+  bool Is(const Node& node, absl::string_view global) const {
+    return node.kind == NodeKind::kObject &&
+           document_[node.global].text == global;
+  }
+
+  // Of the dict that is an object's state; None where it lacks the field.
+  const Node& Field(const Node& object, absl::string_view name) const {
+    static const Node* const none = new Node;
+    const Node& state = document_[object.state];
+    if (state.kind != NodeKind::kDict) return *none;
+    for (size_t i = 0; i + 1 < state.items.size(); i += 2) {
+      const Node& key = document_[state.items[i]];
+      if (key.kind == NodeKind::kString && key.text == name) {
+        return document_[state.items[i + 1]];
+      }
+    }
+    return *none;
+  }
+
+  // Of torch.Size((2, 3)).
+  absl::StatusOr<std::vector<int64_t>> Sizes(const Node& node) const {
+    const Node* tuple = &node;
+    if (Is(node, dcp_names::kSize) && document_[node.args].items.size() == 1) {
+      tuple = &document_[document_[node.args].items[0]];
+    }
+    if (tuple->kind != NodeKind::kTuple && tuple->kind != NodeKind::kList) {
+      return Bad("a torch.Size is none");
+    }
+    std::vector<int64_t> sizes;
+    for (const NodeId item : tuple->items) {
+      const Node& size = document_[item];
+      if (size.kind != NodeKind::kInt || size.integer < 0) {
+        return Bad("a torch.Size has what is no size");
+      }
+      sizes.push_back(size.integer);
+    }
+    return sizes;
+  }
+
+  // MetadataIndex -> _StorageInfo.
+  absl::Status ReadPlaces(const Node& node) {
+    if (node.kind != NodeKind::kDict) return Bad("has no storage_data");
+    for (size_t i = 0; i + 1 < node.items.size(); i += 2) {
+      const Node& index = document_[node.items[i]];
+      const Node& info = document_[node.items[i + 1]];
+      const Node& fqn = Field(index, "fqn");
+      if (!Is(index, dcp_names::kIndex) || fqn.kind != NodeKind::kString ||
+          !Is(info, dcp_names::kStorageInfo)) {
+        return Bad("storage_data has what is no place of a chunk");
+      }
+      ChunkKey key;
+      key.first = fqn.text;
+      const Node& offset = Field(index, "offset");
+      if (offset.kind != NodeKind::kNone) {
+        FSDP_ASSIGN_OR_RETURN(key.second, Sizes(offset));
+      }
+      absl::StatusOr<DcpPlace> place = Place(info);
+      if (!place.ok()) return BadEntry(fqn.text, place.status().message());
+      // A value and a scalar's only chunk have keys alike; names are unique.
+      if (!places_.emplace(std::move(key), *place).second) {
+        return BadEntry(fqn.text, "has two places");
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<DcpPlace> Place(const Node& info) {
+    const Node& path = Field(info, "relative_path");
+    const Node& offset = Field(info, "offset");
+    const Node& length = Field(info, "length");
+    int64_t end = 0;
+    if (path.kind != NodeKind::kString || offset.kind != NodeKind::kInt ||
+        length.kind != NodeKind::kInt || offset.integer < 0 ||
+        length.integer < 0 ||
+        __builtin_add_overflow(offset.integer, length.integer, &end)) {
+      return absl::InvalidArgumentError("its place in a file is none");
+    }
+    const Node& transforms = Field(info, "transform_descriptors");
+    if (transforms.kind != NodeKind::kNone && !transforms.items.empty()) {
+      return absl::InvalidArgumentError(
+          "is compressed or otherwise transformed: save it without extensions");
+    }
+    FSDP_ASSIGN_OR_RETURN(const int file, File(path.text));
+    return DcpPlace{file, offset.integer, length.integer};
+  }
+
+  absl::StatusOr<int> File(absl::string_view path) {
+    const auto known = files_.find(path);
+    if (known != files_.end()) return known->second;
+    bool is_inside = path.find('\0') == absl::string_view::npos;
+    for (const absl::string_view part : absl::StrSplit(path, '/')) {
+      is_inside &= !part.empty() && part != "." && part != "..";
+    }
+    if (!is_inside) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("its file \"", absl::CHexEscape(path),
+                       "\" is not inside of the checkpoint: refused"));
+    }
+    const auto file = static_cast<int>(metadata_.files.size());
+    metadata_.files.emplace_back(path);
+    files_.emplace(path, file);
+    return file;
+  }
+
+  absl::Status ReadEntries(const Node& node) {
+    if (node.kind != NodeKind::kDict) return Bad("has no state_dict_metadata");
+    absl::flat_hash_map<absl::string_view, bool> names;
+    for (size_t i = 0; i + 1 < node.items.size(); i += 2) {
+      const Node& name = document_[node.items[i]];
+      const Node& entry = document_[node.items[i + 1]];
+      if (name.kind != NodeKind::kString) return Bad("a name is no text");
+      if (!names.emplace(name.text, true).second) {
+        return BadEntry(name.text, "is there twice");
+      }
+      if (Is(entry, dcp_names::kTensor)) {
+        FSDP_RETURN_IF_ERROR(ReadTensor(name.text, entry));
+      } else if (Is(entry, dcp_names::kBytes)) {
+        const auto place = places_.find(ChunkKey{name.text, {}});
+        if (place == places_.end()) {
+          return BadEntry(name.text, "is in no file");
+        }
+        metadata_.values.emplace_back(name.text, place->second);
+      } else {
+        return BadEntry(name.text, "is neither a tensor nor bytes");
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadTensor(absl::string_view name, const Node& entry) {
+    DcpTensor tensor;
+    tensor.info.name = std::string(name);
+    const Node& properties = Field(entry, "properties");
+    const Node& state = document_[properties.state];
+    const bool is_known = Is(properties, dcp_names::kProperties) ||
+                          Is(properties, dcp_names::kOldProperties);
+    const Node* const dtype_node =
+        is_known && state.kind == NodeKind::kTuple && !state.items.empty()
+            ? &document_[state.items[0]]
+            : nullptr;
+    const TorchDtype* const dtype =
+        dtype_node != nullptr && dtype_node->kind == NodeKind::kGlobal
+            ? TorchDtypeNamed(dtype_node->text)
+            : nullptr;
+    if (dtype == nullptr) return BadEntry(name, "its dtype is none");
+    tensor.info.dtype = dtype->dtype;
+    FSDP_ASSIGN_OR_RETURN(tensor.info.shape, Sizes(Field(entry, "size")));
+    FSDP_RETURN_IF_ERROR(BytesOf(tensor.info).status());
+    std::vector<DcpBox> boxes;
+    for (const NodeId item : Field(entry, "chunks").items) {
+      const Node& chunk = document_[item];
+      DcpBox box;
+      FSDP_ASSIGN_OR_RETURN(box.offsets, Sizes(Field(chunk, "offsets")));
+      FSDP_ASSIGN_OR_RETURN(box.sizes, Sizes(Field(chunk, "sizes")));
+      boxes.push_back(std::move(box));
+    }
+    const absl::Status cover = CheckCover(tensor.info.shape, boxes);
+    if (!cover.ok()) return BadEntry(name, cover.message());
+    for (DcpBox& box : boxes) {
+      if (box.Numel() == 0) continue;
+      const auto place = places_.find(ChunkKey{name, box.offsets});
+      if (place == places_.end()) {
+        return BadEntry(name, "a chunk of it is in no file");
+      }
+      tensor.chunks.push_back({std::move(box), place->second});
+    }
+    metadata_.tensors.push_back(std::move(tensor));
+    return absl::OkStatus();
+  }
+
+  // A planner of somebody's own may keep anything there.
+  absl::Status ReadPaths(const Node& node) {
+    if (node.kind != NodeKind::kDict) return absl::OkStatus();
+    for (size_t i = 0; i + 1 < node.items.size(); i += 2) {
+      const Node& name = document_[node.items[i]];
+      if (name.kind != NodeKind::kString) continue;
+      DcpPath path;
+      for (const NodeId item : document_[node.items[i + 1]].items) {
+        const Node& key = document_[item];
+        if (key.kind == NodeKind::kString) {
+          path.emplace_back(std::string(key.text));
+        } else if (key.kind == NodeKind::kInt) {
+          path.emplace_back(key.integer);
+        }
+      }
+      metadata_.paths.emplace_back(std::string(name.text), std::move(path));
+    }
+    return absl::OkStatus();
+  }
+
+  const Document& document_;
+  absl::flat_hash_map<ChunkKey, DcpPlace> places_;
+  absl::flat_hash_map<absl::string_view, int> files_;
+  DcpMetadata metadata_;
+};
+
+}  // namespace
+
+absl::StatusOr<DcpMetadata> ReadDcpMetadata(std::string bytes) {
+  absl::StatusOr<Document> document = Unpickle(std::move(bytes), Allowed());
+  if (!document.ok()) return Bad(document.status().message());
+  return Reader(*document).Read();
+}
+
+}  // namespace fsdp::checkpoint

@@ -1,0 +1,26 @@
+// Replays `.metadata` of samples and mutations of them.
+#include "checkpoint/dcp/testing/dcp_fuzzer.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "checkpoint/pickle/testing/replay.h"
+#include "checkpoint/torch_archive/testing/memory_file.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+TEST(DcpFuzzerTest, TheSamplesAndMutationsOfThem) {
+  std::vector<std::string> inputs;
+  for (const char* const sample : {"plain", "sharded", "transposed"}) {
+    inputs.push_back(testing::ReadWholeFile(
+        absl::StrCat("checkpoint/dcp/testing/data/", sample, "/metadata")));
+  }
+  testing::Replay(LLVMFuzzerTestOneInput, inputs, /*mutations=*/10000);
+}
+
+}  // namespace
+}  // namespace fsdp::checkpoint
