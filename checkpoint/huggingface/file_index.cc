@@ -21,10 +21,9 @@ absl::StatusOr<std::optional<int64_t>> TotalBytes(const Json& index) {
   constexpr double kMost = 9e18;
   const double value = total->NumberOr(-1);
   if (!(value >= 0 && value < kMost) || value != std::floor(value)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("an index of files whose metadata.total_size is ",
-                     total->ToString().substr(0, 100),
-                     ", not a number of bytes"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "an index of files whose metadata.total_size is ",
+        total->ToString().substr(0, 100), ", not a number of bytes"));
   }
   const int64_t* exact = total->As<int64_t>();
   return exact != nullptr ? *exact : static_cast<int64_t>(value);

@@ -40,7 +40,8 @@ TEST(FileIndexTest, ATotalIsNotNeeded) {
   }
   ASSERT_OK_AND_ASSIGN(
       FileIndex index,
-      ParseFileIndex(R"({"metadata": {"total_size": 13e9}, "weight_map": {}})"));
+      ParseFileIndex(
+          R"({"metadata": {"total_size": 13e9}, "weight_map": {}})"));
   EXPECT_EQ(index.total_bytes, 13'000'000'000);
 }
 

@@ -16,8 +16,8 @@ using ::testing::HasSubstr;
 
 TEST(FileNamesTest, WhatLeavesTheFolderIsRefused) {
   const std::string nul("a\0b", 3);
-  const std::string names[] = {"", ".", "..", "a\\b", nul,
-                               std::string(256, 'a')};
+  const std::string names[] = {"",     ".", "..",
+                               "a\\b", nul, std::string(256, 'a')};
   for (const std::string& name : names) {
     EXPECT_THAT(CheckPlainFileName(name),
                 StatusIs(absl::StatusCode::kInvalidArgument,

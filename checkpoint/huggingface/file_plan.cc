@@ -111,9 +111,9 @@ absl::StatusOr<FilePlan> PlanFiles(absl::Span<const TensorInfo> tensors,
   for (size_t i = 0; i < tensors.size(); ++i) {
     FSDP_ASSIGN_OR_RETURN(bytes[i], BytesOf(tensors[i]));
     if (__builtin_add_overflow(plan.total_bytes, bytes[i], &plan.total_bytes)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "tensors up to \"", tensors[i].name,
-          "\" have more bytes than 64 bits count"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("tensors up to \"", tensors[i].name,
+                       "\" have more bytes than 64 bits count"));
     }
   }
   const std::vector<std::vector<size_t>> groups =

@@ -98,9 +98,8 @@ TEST(FilePlanTest, TheIndexNamesAFileForEachTensor) {
 )");
   ASSERT_OK_AND_ASSIGN(FileIndex index, ParseFileIndex(plan.index));
   EXPECT_EQ(index.total_bytes, 13);
-  EXPECT_THAT(index.weights,
-              ElementsAre(std::pair("0", 0), std::pair("1", 1),
-                          std::pair("2", 1)));
+  EXPECT_THAT(index.weights, ElementsAre(std::pair("0", 0), std::pair("1", 1),
+                                         std::pair("2", 1)));
   EXPECT_EQ(index.files[1], plan.files[1].name);
 }
 

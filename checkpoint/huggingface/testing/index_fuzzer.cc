@@ -27,7 +27,6 @@ void Try(absl::string_view text) {
 }  // namespace fsdp::checkpoint
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  fsdp::checkpoint::Try(
-      {reinterpret_cast<const char*>(data), size});  // NOLINT
+  fsdp::checkpoint::Try({reinterpret_cast<const char*>(data), size});  // NOLINT
   return 0;
 }
