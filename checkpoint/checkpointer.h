@@ -111,11 +111,11 @@ class Checkpointer {
   absl::StatusOr<std::optional<int64_t>> LoadLatest(
       Run& run, const LoadRunOptions& options = LoadRunOptions());
   // Fills the model, the optimizer and the rest of `run`. What belongs to a
-  // rank, random states above all, comes back where the number of ranks is as it
-  // was. Every byte is held against its checksum. NotFound: no such step.
+  // rank, random states above all, comes back where the number of ranks is as
+  // it was. Every byte is held against its checksum. NotFound: no such step.
   // InvalidArgument, with nothing changed, lists all that does not fit.
-  // DataLoss, naming the file and its bytes: damaged; the model may be filled in
-  // part. Collective.
+  // DataLoss, naming the file and its bytes: damaged; the model may be filled
+  // in part. Collective.
   absl::Status Load(int64_t step, Run& run,
                     const LoadRunOptions& options = LoadRunOptions());
 

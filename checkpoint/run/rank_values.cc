@@ -17,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
 #include "base/normal_mode.h"
 #include "base/status_macros.h"
@@ -44,6 +45,14 @@ std::vector<std::pair<std::string, at::Generator>> Generators(
 }
 
 }  // namespace
+
+std::string RankFileName(int rank) {
+  return absl::StrFormat("%s/rank-%05d.safetensors", kRanksFolder, rank);
+}
+
+std::string BuffersFileName(int rank) {
+  return absl::StrFormat("%s/buffers-%05d.safetensors", kRanksFolder, rank);
+}
 
 absl::StatusOr<std::string> Format(const SmallFile& file) {
   std::vector<TensorInfo> infos;

@@ -17,6 +17,11 @@
 
 namespace fsdp::checkpoint {
 
+inline constexpr char kRanksFolder[] = "ranks";
+// "ranks/rank-00002.safetensors": of TakeRankValues(), and of TakeBuffers().
+std::string RankFileName(int rank);
+std::string BuffersFileName(int rank);
+
 // A small safetensors file in memory: named tensors, and texts as its metadata.
 struct SmallFile {
   std::map<std::string, at::Tensor> tensors;  // on the CPU

@@ -4,6 +4,7 @@
 #define CHECKPOINT_RUN_RUN_VALUES_H_
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 
 #include <cstdint>
 #include <map>
@@ -34,6 +35,8 @@ class RunValues {
 
   // Null: the model is not sharded.
   ShardedModel* sharded() const { return sharded_; }
+  // Where the model computes; the CPU if it has no parameters.
+  c10::Device device() const;
   // Names without wrappers. `values` of a model that is not sharded is the
   // whole parameter, of any sizes.
   const ModelValues& model() const { return model_; }

@@ -23,6 +23,7 @@ struct TrainingRecord {
   int world_size = 1;
   // Without an optimizer: nothing.
   std::optional<std::vector<OptimizerGroup>> groups;
+  std::vector<std::string> slots;  // names of tensors of its states
   // Numbers of its states, by parameter: {"weight": {"step": 7}}.
   std::map<std::string, std::map<std::string, int64_t>> numbers;
   std::vector<int64_t> scheduler_steps;
