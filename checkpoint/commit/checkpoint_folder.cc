@@ -54,8 +54,8 @@ absl::StatusOr<std::unique_ptr<CheckpointFolder>> CheckpointFolder::Claim(
                         files.Lock(JoinPath(root, kMarkerName), Holder()));
   // The marker is there before anything that it has to explain.
   FSDP_RETURN_IF_ERROR(files.SyncFolder(root));
-  auto folder = absl::WrapUnique(
-      new CheckpointFolder(files, root, std::move(lock)));
+  auto folder =
+      absl::WrapUnique(new CheckpointFolder(files, root, std::move(lock)));
   FSDP_RETURN_IF_ERROR(folder->RemoveLeftovers());
   return folder;
 }
@@ -121,10 +121,9 @@ absl::StatusOr<std::string> CheckpointFolder::Begin(int64_t step,
 
 absl::Status CheckpointFolder::Commit(int64_t step, const Manifest& manifest) {
   if (begun_.count(step) == 0 || manifest.step != step) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("commit step ", step, " in ", root_,
-                     ": it was not begun, or the manifest is of step ",
-                     manifest.step));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "commit step ", step, " in ", root_,
+        ": it was not begun, or the manifest is of step ", manifest.step));
   }
   const std::string path = StepPath(root_, step, Stage::kIncomplete);
   std::set<std::string> folders;

@@ -38,8 +38,8 @@ class CheckpointFolder {
   absl::StatusOr<std::string> Begin(int64_t step, bool overwrite = false);
 
   // All files are written and synced: from now on it is a checkpoint, and the
-  // latest. FailedPrecondition without Begin(); DataLoss if what is there is not
-  // what the manifest says, by its sizes.
+  // latest. FailedPrecondition without Begin(); DataLoss if what is there is
+  // not what the manifest says, by its sizes.
   absl::Status Commit(int64_t step, const Manifest& manifest);
 
   // Removes what was written since Begin().

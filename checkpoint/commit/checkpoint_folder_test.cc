@@ -41,9 +41,9 @@ TEST(CheckpointNamesTest, RoundTrips) {
     }
   }
   EXPECT_EQ(StepPath("/r", 7, Stage::kIncomplete), "/r/step-7.incomplete");
-  for (const char* name : {"", "step-", "step-07", "step--1", "step-+1",
-                           "step-1.", "step-1.new", "step-1 ", "step-1.deleted.",
-                           "step-99999999999999999999", "latest"}) {
+  for (const char* name :
+       {"", "step-", "step-07", "step--1", "step-+1", "step-1.", "step-1.new",
+        "step-1 ", "step-1.deleted.", "step-99999999999999999999", "latest"}) {
     EXPECT_FALSE(ParseStepName(name).has_value()) << name;
   }
 }
@@ -88,8 +88,8 @@ TEST_F(CheckpointFolderTest, SavesOneAfterTheOther) {
   EXPECT_THAT(Steps(), ElementsAre(5, 10));
   EXPECT_EQ(Latest(), 5);  // what was saved last
   EXPECT_EQ(*Load(files_, "/r/step-5"), ContentsOf(2));
-  EXPECT_THAT(*files_.List("/r"), ElementsAre(kMarkerName, "latest", "step-10",
-                                              "step-5"));
+  EXPECT_THAT(*files_.List("/r"),
+              ElementsAre(kMarkerName, "latest", "step-10", "step-5"));
 }
 
 TEST_F(CheckpointFolderTest, AStepThatIsThere) {
@@ -153,8 +153,8 @@ TEST_F(CheckpointFolderTest, LeftoversOfDeadRunsGo) {
   ASSERT_OK(ReplaceFile(files_, "/r/latest.tmp", "step"));
   ASSERT_OK(files_.MakeFolder("/r/step-notes"));
   Claim();
-  EXPECT_THAT(*files_.List("/r"), ElementsAre(kMarkerName, "latest", "step-1",
-                                              "step-notes"));
+  EXPECT_THAT(*files_.List("/r"),
+              ElementsAre(kMarkerName, "latest", "step-1", "step-notes"));
 }
 
 TEST_F(CheckpointFolderTest, AReplacementThatWasNotFinished) {
@@ -170,8 +170,8 @@ TEST_F(CheckpointFolderTest, AReplacementThatWasNotFinished) {
   EXPECT_EQ((*LatestCheckpoint(files_, "/r"))->path, "/r/step-2.replaced");
   Claim();
   EXPECT_EQ(*Load(files_, "/r/step-2"), ContentsOf(2));
-  EXPECT_THAT(*files_.List("/r"), ElementsAre(kMarkerName, "latest", "step-1",
-                                              "step-2"));
+  EXPECT_THAT(*files_.List("/r"),
+              ElementsAre(kMarkerName, "latest", "step-1", "step-2"));
 }
 
 TEST_F(CheckpointFolderTest, LatestThatSaysNothingTrue) {

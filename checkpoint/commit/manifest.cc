@@ -81,7 +81,8 @@ absl::StatusOr<FileSums> ParseSums(const Json& value, absl::string_view name,
   sums.blocks.resize(blocks->size() / kDigits);
   for (size_t i = 0; i < sums.blocks.size(); ++i) {
     const auto digits = absl::string_view(*blocks).substr(i * kDigits, kDigits);
-    if (!ParseHex(digits, sums.blocks[i])) return bad("its blocks are no digits");
+    if (!ParseHex(digits, sums.blocks[i]))
+      return bad("its blocks are no digits");
   }
   if (CombineBlocks(sums.bytes, sums.blocks) != sums.crc32c) {
     return bad("its crc32c is not that of its blocks");
@@ -99,8 +100,7 @@ absl::Status CheckSum(absl::string_view text, absl::string_view path) {
       !absl::EndsWith(rest.substr(0, rest.size() - kDigits), kBeforeSum)) {
     return Bad(path, "it does not end with a checksum");
   }
-  const uint32_t found =
-      offload::Crc32c(text.substr(0, text.size() - suffix));
+  const uint32_t found = offload::Crc32c(text.substr(0, text.size() - suffix));
   if (found == expected) return absl::OkStatus();
   return Bad(path, absl::StrCat("its CRC32C is ", Hex(found), " instead of ",
                                 Hex(expected)));
@@ -166,10 +166,9 @@ std::string FormatManifest(const Manifest& manifest) {
     for (const uint32_t sum : sums.blocks) {
       absl::StrAppend(&blocks, absl::Hex(sum, absl::kZeroPad8));
     }
-    files.emplace_back(
-        name, Json::Object{{"bytes", sums.bytes},
-                           {"crc32c", Hex(sums.crc32c)},
-                           {"blocks", std::move(blocks)}});
+    files.emplace_back(name, Json::Object{{"bytes", sums.bytes},
+                                          {"crc32c", Hex(sums.crc32c)},
+                                          {"blocks", std::move(blocks)}});
   }
   std::string text = Json(Json::Object{{"format", kFormat},
                                        {"version", kVersion},

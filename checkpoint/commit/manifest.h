@@ -26,8 +26,8 @@ struct Manifest {
   }
 };
 
-// InvalidArgument unless `name` can be a file of a checkpoint: one file name, or
-// one in one folder; no "..", nothing absolute, no control characters, no
+// InvalidArgument unless `name` can be a file of a checkpoint: one file name,
+// or one in one folder; no "..", nothing absolute, no control characters, no
 // backslash; not the manifest itself.
 absl::Status CheckFileName(absl::string_view name);
 

@@ -108,11 +108,11 @@ TEST(ManifestTest, HostileTextIsRefused) {
                 StatusIs(Code::kDataLoss, HasSubstr(test.why)))
         << test.from << " -> " << test.to;
   }
-  EXPECT_THAT(
-      ParseManifest(Resealed(absl::StrReplaceAll(
-                        text, {{"\"version\": 1", "\"version\": 2"}})),
-                    "m"),
-      StatusIs(Code::kUnimplemented, HasSubstr("load it with a newer program")));
+  EXPECT_THAT(ParseManifest(Resealed(absl::StrReplaceAll(
+                                text, {{"\"version\": 1", "\"version\": 2"}})),
+                            "m"),
+              StatusIs(Code::kUnimplemented,
+                       HasSubstr("load it with a newer program")));
 }
 
 }  // namespace

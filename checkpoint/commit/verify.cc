@@ -27,8 +27,7 @@ absl::Status Find(FileSystem& files, const std::string& root,
   FSDP_ASSIGN_OR_RETURN(const std::vector<std::string> names,
                         files.List(JoinPath(root, inside)));
   for (const std::string& name : names) {
-    const std::string relative =
-        inside.empty() ? name : JoinPath(inside, name);
+    const std::string relative = inside.empty() ? name : JoinPath(inside, name);
     FSDP_ASSIGN_OR_RETURN(const FileInfo info,
                           files.Stat(JoinPath(root, relative)));
     if (info.kind == FileInfo::Kind::kFolder && inside.empty()) {
@@ -76,8 +75,8 @@ absl::StatusOr<std::vector<Problem>> CompareSizes(FileSystem& files,
       continue;
     }
     const FileInfo& info = there->second;
-    const std::string sizes = absl::StrCat("has ", info.bytes,
-                                           " bytes instead of ", sums.bytes);
+    const std::string sizes =
+        absl::StrCat("has ", info.bytes, " bytes instead of ", sums.bytes);
     if (info.kind != FileInfo::Kind::kFile) {
       problems.push_back(Make(Kind::kUnreadable, name, "is no file"));
     } else if (info.bytes < sums.bytes) {
@@ -88,8 +87,8 @@ absl::StatusOr<std::vector<Problem>> CompareSizes(FileSystem& files,
     found.erase(there);
   }
   for (const auto& [name, info] : found) {
-    problems.push_back(
-        Make(Kind::kExtra, name, "is there, and the manifest does not have it"));
+    problems.push_back(Make(Kind::kExtra, name,
+                            "is there, and the manifest does not have it"));
   }
   return problems;
 }
@@ -143,8 +142,7 @@ absl::Status ProblemsStatus(absl::string_view folder,
   for (const Problem& problem : problems) {
     absl::StrAppend(&text, "\n  ", problem.text);
   }
-  return absl::DataLossError(
-      absl::StrCat(text, "\nLoad an older checkpoint."));
+  return absl::DataLossError(absl::StrCat(text, "\nLoad an older checkpoint."));
 }
 
 }  // namespace fsdp::checkpoint

@@ -87,8 +87,8 @@ absl::StatusOr<Contents> Load(FileSystem& files, const std::string& folder) {
   FSDP_RETURN_IF_ERROR(ProblemsStatus(folder, problems));
   Contents contents;
   for (const auto& [name, sums] : manifest.files) {
-    FSDP_ASSIGN_OR_RETURN(
-        contents[name], ReadFile(files, JoinPath(folder, name), kMaxBytes));
+    FSDP_ASSIGN_OR_RETURN(contents[name],
+                          ReadFile(files, JoinPath(folder, name), kMaxBytes));
   }
   return contents;
 }
