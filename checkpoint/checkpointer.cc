@@ -79,7 +79,7 @@ class Checkpointer::Impl {
     return Agree(claimed, "opening a folder of checkpoints");
   }
 
-  absl::Status Save(int64_t step, const Run& run) {
+  absl::Status Save(int64_t step, const TrainingRun& run) {
     FSDP_RETURN_IF_ERROR(Wait());
     const NormalMode normal;
     // Lives until all is written: live values belong to the save.
@@ -93,7 +93,7 @@ class Checkpointer::Impl {
                    });
   }
 
-  absl::Status SaveAsync(int64_t step, const Run& run) {
+  absl::Status SaveAsync(int64_t step, const TrainingRun& run) {
     if (options_.staging_bytes <= 0) return Save(step, run);
     FSDP_RETURN_IF_ERROR(Wait());
     const NormalMode normal;
@@ -139,7 +139,7 @@ class Checkpointer::Impl {
   }
 
   absl::StatusOr<std::optional<int64_t>> LoadLatest(
-      Run& run, const LoadRunOptions& options) {
+      TrainingRun& run, const LoadRunOptions& options) {
     FSDP_RETURN_IF_ERROR(Wait());
     FSDP_ASSIGN_OR_RETURN(const std::optional<int64_t> step, LatestStep());
     if (!step.has_value()) return std::optional<int64_t>();
@@ -147,7 +147,8 @@ class Checkpointer::Impl {
     return step;
   }
 
-  absl::Status Load(int64_t step, Run& run, const LoadRunOptions& options) {
+  absl::Status Load(int64_t step, TrainingRun& run,
+                    const LoadRunOptions& options) {
     FSDP_RETURN_IF_ERROR(Wait());
     LoadContext context;
     context.files = context_.files;
@@ -194,7 +195,8 @@ class Checkpointer::Impl {
   }
 
   // What is to be written, with the values where they are.
-  absl::Status Plan(const RunValues& values, const Run& run, SaveJob* job) {
+  absl::Status Plan(const RunValues& values, const TrainingRun& run,
+                    SaveJob* job) {
     PartOptions parts;
     parts.model_dtype = options_.model_dtype;
     FSDP_ASSIGN_OR_RETURN(const std::vector<TensorGroup> groups,
@@ -274,11 +276,11 @@ absl::StatusOr<std::unique_ptr<Checkpointer>> Checkpointer::Open(
   return std::unique_ptr<Checkpointer>(new Checkpointer(std::move(impl)));
 }
 
-absl::Status Checkpointer::Save(int64_t step, const Run& run) {
+absl::Status Checkpointer::Save(int64_t step, const TrainingRun& run) {
   return impl_->Save(step, run);
 }
 
-absl::Status Checkpointer::SaveAsync(int64_t step, const Run& run) {
+absl::Status Checkpointer::SaveAsync(int64_t step, const TrainingRun& run) {
   return impl_->SaveAsync(step, run);
 }
 
@@ -289,11 +291,11 @@ absl::StatusOr<std::vector<int64_t>> Checkpointer::Steps() const {
 }
 
 absl::StatusOr<std::optional<int64_t>> Checkpointer::LoadLatest(
-    Run& run, const LoadRunOptions& options) {
+    TrainingRun& run, const LoadRunOptions& options) {
   return impl_->LoadLatest(run, options);
 }
 
-absl::Status Checkpointer::Load(int64_t step, Run& run,
+absl::Status Checkpointer::Load(int64_t step, TrainingRun& run,
                                 const LoadRunOptions& options) {
   return impl_->Load(step, run, options);
 }

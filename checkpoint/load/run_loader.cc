@@ -49,7 +49,7 @@ struct Source {
 
 class Loading {
  public:
-  Loading(const LoadContext& context, int64_t step, Run& run)
+  Loading(const LoadContext& context, int64_t step, TrainingRun& run)
       : context_(context), step_(step), run_(run) {}
 
   absl::Status Load() {
@@ -224,7 +224,7 @@ class Loading {
 
   const LoadContext& context_;
   const int64_t step_;
-  Run& run_;
+  TrainingRun& run_;
   Manifest manifest_;
   std::optional<SourceFolder> folder_;
   std::optional<RunValues> values_;
@@ -238,7 +238,8 @@ class Loading {
 
 }  // namespace
 
-absl::Status LoadRun(const LoadContext& context, int64_t step, Run& run) {
+absl::Status LoadRun(const LoadContext& context, int64_t step,
+                     TrainingRun& run) {
   return Loading(context, step, run).Load();
 }
 

@@ -27,7 +27,8 @@ struct LoadContext {
 
 // Fills all of `run` from the checkpoint of `step`. Two agreements: nothing is
 // changed before the first one. Errors as those of Checkpointer::Load().
-absl::Status LoadRun(const LoadContext& context, int64_t step, Run& run);
+absl::Status LoadRun(const LoadContext& context, int64_t step,
+                     TrainingRun& run);
 
 }  // namespace fsdp::checkpoint
 

@@ -111,7 +111,8 @@ absl::StatusOr<SmallFile> ParseSmallFile(absl::string_view bytes) {
   return file;
 }
 
-absl::StatusOr<SmallFile> TakeRankValues(const Run& run, c10::Device device) {
+absl::StatusOr<SmallFile> TakeRankValues(const TrainingRun& run,
+                                         c10::Device device) {
   SmallFile file;
   for (const auto& [name, text] : run.rank_entries) {
     file.texts[absl::StrCat(kEntry, name)] = text;
@@ -128,7 +129,7 @@ absl::StatusOr<SmallFile> TakeRankValues(const Run& run, c10::Device device) {
 }
 
 absl::Status RestoreRankValues(const SmallFile& file, c10::Device device,
-                               Run& run) {
+                               TrainingRun& run) {
   run.rank_entries.clear();
   for (const auto& [name, text] : file.texts) {
     absl::string_view entry = name;

@@ -34,11 +34,12 @@ absl::StatusOr<SmallFile> ParseSmallFile(absl::string_view bytes);
 
 // The states of random generators, `device`'s and the CPU's, and the entries of
 // this rank.
-absl::StatusOr<SmallFile> TakeRankValues(const Run& run, c10::Device device);
+absl::StatusOr<SmallFile> TakeRankValues(const TrainingRun& run,
+                                         c10::Device device);
 // Puts them back. What there is of another device is left out. InvalidArgument:
 // a state that a generator does not take.
 absl::Status RestoreRankValues(const SmallFile& file, c10::Device device,
-                               Run& run);
+                               TrainingRun& run);
 
 // The values of the buffers, copied to the CPU, in the dtypes they have without
 // mixed precision.

@@ -35,11 +35,11 @@ void ReadParameters(const torch::nn::Module& module, ModelValues* values) {
 
 }  // namespace
 
-absl::StatusOr<RunValues> RunValues::Read(const Run& run,
+absl::StatusOr<RunValues> RunValues::Read(const TrainingRun& run,
                                           absl::string_view what) {
   if (run.model == nullptr) {
     return absl::InvalidArgumentError(
-        absl::StrCat(what, ": the run has no model: set Run::model"));
+        absl::StrCat(what, ": the run has no model: set TrainingRun::model"));
   }
   RunValues values;
   if (dynamic_cast<ShardedModuleBase*>(run.model) != nullptr) {
@@ -63,7 +63,8 @@ c10::Device RunValues::device() const {
                                    : model_.parameters.front().values.device();
 }
 
-absl::Status RunValues::ReadSharded(const Run& run, absl::string_view what) {
+absl::Status RunValues::ReadSharded(const TrainingRun& run,
+                                    absl::string_view what) {
   auto& module = dynamic_cast<ShardedModuleBase&>(*run.model);
   sharded_ = &module.sharded_model();
   FSDP_ASSIGN_OR_RETURN(ModelAccess access,

@@ -31,7 +31,8 @@ class RunValues {
   // InvalidArgument: no model; one that has sharded modules inside without
   // being one; an optimizer of another class or of other parameters.
   // FailedPrecondition: inside a forward or backward.
-  static absl::StatusOr<RunValues> Read(const Run& run, absl::string_view what);
+  static absl::StatusOr<RunValues> Read(const TrainingRun& run,
+                                        absl::string_view what);
 
   // Null: the model is not sharded.
   ShardedModel* sharded() const { return sharded_; }
@@ -49,7 +50,7 @@ class RunValues {
 
  private:
   RunValues() = default;
-  absl::Status ReadSharded(const Run& run, absl::string_view what);
+  absl::Status ReadSharded(const TrainingRun& run, absl::string_view what);
   absl::Status ReadPlain(const torch::nn::Module& module);
 
   ShardedModel* sharded_ = nullptr;

@@ -281,8 +281,9 @@ absl::Status CheckFormat(Members& members) {
 
 }  // namespace
 
-TrainingRecord RecordOf(const Run& run, const OptimizerValues* optimizer,
-                        int64_t step, int world_size) {
+TrainingRecord RecordOf(const TrainingRun& run,
+                        const OptimizerValues* optimizer, int64_t step,
+                        int world_size) {
   TrainingRecord record;
   record.step = step;
   record.world_size = world_size;
@@ -354,7 +355,7 @@ absl::StatusOr<TrainingRecord> ParseTraining(absl::string_view text) {
   return record;
 }
 
-absl::Status CheckFits(const TrainingRecord& record, const Run& run) {
+absl::Status CheckFits(const TrainingRecord& record, const TrainingRun& run) {
   const auto differ = [](absl::string_view what, size_t saved, size_t here) {
     return absl::InvalidArgumentError(
         absl::StrCat("the checkpoint has ", saved, " ", what, ", this run has ",
@@ -371,17 +372,17 @@ absl::Status CheckFits(const TrainingRecord& record, const Run& run) {
   if (run.scaler != nullptr && !record.scaler.has_value()) {
     return absl::InvalidArgumentError(
         "the checkpoint has no state of a gradient scaler: load it with "
-        "Run::scaler null");
+        "TrainingRun::scaler null");
   }
   if (run.optimizer != nullptr && !record.groups.has_value()) {
     return absl::InvalidArgumentError(
         "the checkpoint has no state of an optimizer: load it with "
-        "Run::optimizer null");
+        "TrainingRun::optimizer null");
   }
   return absl::OkStatus();
 }
 
-absl::Status Restore(const TrainingRecord& record, Run& run) {
+absl::Status Restore(const TrainingRecord& record, TrainingRun& run) {
   if (run.scaler != nullptr) {
     FSDP_RETURN_IF_ERROR(run.scaler->SetState(*record.scaler));
   }
