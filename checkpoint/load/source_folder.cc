@@ -59,7 +59,11 @@ absl::StatusOr<int64_t> SourceFolder::SizeOf(const std::string& name) const {
   FSDP_ASSIGN_OR_RETURN(const SourceFile source, SourceOf(name));
   if (source.sums != nullptr) return source.sums->bytes;
   FSDP_ASSIGN_OR_RETURN(const FileInfo info, files_.Stat(source.path));
-  return info.bytes;
+  if (info.kind != FileInfo::Kind::kOther) return info.bytes;
+  // A link, such as those of a cache that Hugging Face's hub has filled.
+  FSDP_ASSIGN_OR_RETURN(const auto file,
+                        files_.OpenForReading(source.path, Caching::kCached));
+  return file->Size();
 }
 
 absl::StatusOr<std::string> SourceFolder::ReadBytes(const std::string& name,

@@ -1,0 +1,92 @@
+// A model alone, in the files that everybody reads: Hugging Face's.
+//
+//   auto model = fsdp::FullyShard(net, ranks, options);   // also DeferredInit
+//   status = fsdp::checkpoint::LoadModel("/models/llama", *model);
+//   ...
+//   status = fsdp::checkpoint::ExportModel("/models/mine", *model);
+//
+// Each rank of a sharded model reads and writes its own ranges of the files; no
+// rank ever has the whole model. Checkpoints to go on from, with the optimizer,
+// are those of checkpointer.h.
+#ifndef CHECKPOINT_MODEL_FILES_H_
+#define CHECKPOINT_MODEL_FILES_H_
+
+#include <c10/core/ScalarType.h>
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "checkpoint/load/tensor_recipe.h"
+#include "comm/communicator.h"
+
+namespace fsdp::checkpoint {
+
+class FileSystem;
+
+struct LoadModelOptions {
+  // Refuse names that are missing in the files or in the model.
+  bool strict = true;
+  // From other names and layouts, such as transposes and fused projections, to
+  // the model's. Null: each tensor as it is, by its own name.
+  TensorMapping mapping = nullptr;
+  // Of this rank: bytes read, of all that it has to read. May be null.
+  std::function<void(int64_t done, int64_t all)> progress = nullptr;
+  // Of each wait for other ranks.
+  absl::Duration timeout = absl::Minutes(30);
+  // Null: the machine's. Outlives the call.
+  FileSystem* files = nullptr;
+};
+
+// Fills the parameters and buffers of `module`, which may be sharded. `path`: a
+// safetensors file; an index; or a folder with an index, "model.safetensors" or
+// files of ranks. Floating-point values are cast to the model's dtypes. A
+// module made under DeferredInit that is not sharded gets its values first.
+//
+// Collective where the module is sharded: what one rank cannot do all return,
+// "rank 2: " in front. NotFound: no such files. InvalidArgument, with nothing
+// changed, lists all that does not fit. DataLoss, naming the file: it is cut
+// off; the model may be filled in part.
+absl::Status LoadModel(const std::string& path, torch::nn::Module& module,
+                       const LoadModelOptions& options = LoadModelOptions());
+
+// All ranks pass the same.
+struct ExportOptions {
+  // Of floating-point parameters and buffers in the files; unset: their own.
+  std::optional<c10::ScalarType> dtype = std::nullopt;
+  // Of a folder. A larger tensor has a file of its own.
+  int64_t max_file_bytes = 5'000'000'000;
+  // Of a folder: small files beside the model's, by name, of rank 0:
+  // {"config.json", ...}.
+  std::map<std::string, std::string> texts = {};
+  // Those that call, where the module is not sharded and several do; then rank
+  // 0's values count. A sharded module has its own.
+  comm::Communicator* ranks = nullptr;
+  // Of each wait for other ranks, and for the disk.
+  absl::Duration timeout = absl::Minutes(30);
+  // Null: the machine's. Outlives the call.
+  FileSystem* files = nullptr;
+};
+
+// A new folder with the model as Hugging Face has it: "model.safetensors", or
+// several files and an index, and `texts`. Ranks write at once, into
+// "FOLDER.incomplete", which gets its name when all of it is on the disk; the
+// folder that it is in has to exist. What a killed call has left under that
+// name is replaced. Collective; errors as those of LoadModel(), and then
+// nothing is left. AlreadyExists: there is something of that name.
+// FailedPrecondition: another call writes there.
+absl::Status ExportModel(const std::string& folder, torch::nn::Module& module,
+                         const ExportOptions& options = ExportOptions());
+
+// The same as one safetensors file, which is replaced, whole, if there is one.
+absl::Status ExportFile(const std::string& path, torch::nn::Module& module,
+                        const ExportOptions& options = ExportOptions());
+
+}  // namespace fsdp::checkpoint
+
+#endif  // CHECKPOINT_MODEL_FILES_H_

@@ -1,0 +1,460 @@
+#include "checkpoint/model_files.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/linear.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "checkpoint/load/tensor_recipe.h"
+#include "comm/communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "fsdp/deferred/deferred_init.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/toy_transformer.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::LayerUnits;
+using ::fsdp::testing::MakeNet;
+using ::fsdp::testing::MakeTransformer;
+using ::fsdp::testing::NetImpl;
+using ::fsdp::testing::StatusIs;
+using ::fsdp::testing::Unowned;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kDim = 5;
+constexpr int kBlocks = 2;
+
+using Values = std::map<std::string, at::Tensor>;
+
+// A folder of its own, with nothing in it.
+std::string Folder(const std::string& name) {
+  const std::string path =
+      absl::StrCat(::testing::TempDir(), "/model_files_", name);
+  fs::remove_all(path);
+  fs::create_directory(path);
+  return path;
+}
+
+std::vector<std::string> Names(const std::string& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    names.push_back(entry.path().filename());
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+std::string Contents(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
+Values ValuesOf(const torch::nn::Module& module) {
+  Values values;
+  for (const auto& item : module.named_parameters()) {
+    values[item.key()] = item.value().detach();
+  }
+  for (const auto& item : module.named_buffers()) {
+    values[item.key()] = item.value();
+  }
+  return values;
+}
+
+template <typename Model>
+absl::StatusOr<Values> Gather(Model& model) {
+  FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->GatherStateDict());
+  Values values;
+  for (const auto& item : dict) values[item.key()] = item.value();
+  return values;
+}
+
+// Of the names in `expected`.
+absl::Status ExpectEqual(const Values& expected, const Values& actual) {
+  for (const auto& [name, value] : expected) {
+    const auto found = actual.find(name);
+    if (found == actual.end()) {
+      return absl::InternalError(absl::StrCat("no ", name));
+    }
+    if (value.scalar_type() == found->second.scalar_type() &&
+        at::equal(value, found->second)) {
+      continue;
+    }
+    return absl::InternalError(absl::StrCat(name, " differs"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<FullyShardedDataParallel<NetImpl>> ShardedNet(
+    Communicator& world, int seed, int num_blocks = kBlocks) {
+  return FullyShard(MakeNet(kDim, num_blocks, seed), Unowned(world),
+                    BlockUnits());
+}
+
+absl::Status ExportNet(int ranks, const std::string& path, int seed,
+                       const ExportOptions& options = {}) {
+  return RunAllRanks(ranks, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(auto model, ShardedNet(world, seed));
+    return ExportModel(path, *model, options);
+  });
+}
+
+class RanksTest : public ::testing::TestWithParam<int> {};
+
+TEST_P(RanksTest, WhatWasExportedComesBackToTheBit) {
+  const std::string root = Folder(absl::StrCat("bits_", GetParam()));
+  ExportOptions options;
+  options.texts["config.json"] = "{}";
+  ASSERT_OK(ExportNet(GetParam(), root + "/m", /*seed=*/1, options));
+  EXPECT_THAT(Names(root), ElementsAre("m"));
+  EXPECT_THAT(Names(root + "/m"),
+              ElementsAre("config.json", "model.safetensors"));
+  EXPECT_EQ(Contents(root + "/m/config.json"), "{}");
+  const Values expected = ValuesOf(*MakeNet(kDim, kBlocks, /*seed=*/1));
+  for (const int ranks : {1, 2, 3}) {
+    for (const char* path : {"/m", "/m/model.safetensors"}) {
+      EXPECT_OK(RunAllRanks(ranks, [&](Communicator& world) -> absl::Status {
+        FSDP_ASSIGN_OR_RETURN(auto model, ShardedNet(world, /*seed=*/2));
+        FSDP_RETURN_IF_ERROR(LoadModel(root + path, *model));
+        FSDP_ASSIGN_OR_RETURN(const Values actual, Gather(model));
+        return ExpectEqual(expected, actual);
+      })) << ranks << path;
+    }
+  }
+  const auto plain = MakeNet(kDim, kBlocks, /*seed=*/2);
+  EXPECT_OK(LoadModel(root + "/m", *plain));
+  EXPECT_OK(ExpectEqual(expected, ValuesOf(*plain)));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, RanksTest, ::testing::Values(1, 2, 3));
+
+TEST(ModelFilesTest, FilesDoNotDependOnTheRanks) {
+  const std::string root = Folder("alike");
+  for (const int ranks : {1, 2, 3}) {
+    ASSERT_OK(ExportNet(ranks, absl::StrCat(root, "/", ranks), /*seed=*/1));
+  }
+  // By ranks that have all of it, and by a program without ranks.
+  ASSERT_OK(RunAllRanks(2, [&](Communicator& world) {
+    ExportOptions options;
+    options.ranks = &world;
+    // Rank 0's values count.
+    return ExportModel(root + "/whole",
+                       *MakeNet(kDim, kBlocks, 1 + world.rank()), options);
+  }));
+  ASSERT_OK(ExportModel(root + "/plain", *MakeNet(kDim, kBlocks, 1)));
+  const std::string file = Contents(root + "/1/model.safetensors");
+  for (const char* other : {"/2", "/3", "/whole", "/plain"}) {
+    EXPECT_TRUE(Contents(root + other + "/model.safetensors") == file) << other;
+  }
+}
+
+TEST(ModelFilesTest, CastOnTheWay) {
+  const std::string root = Folder("cast");
+  ExportOptions options;
+  options.dtype = c10::kBFloat16;
+  ASSERT_OK(ExportNet(2, root + "/m", /*seed=*/1, options));
+  EXPECT_THAT(Contents(root + "/m/model.safetensors"),
+              AllOf(HasSubstr("\"BF16\""), Not(HasSubstr("\"F32\""))));
+  Values expected = ValuesOf(*MakeNet(kDim, kBlocks, /*seed=*/1));
+  for (auto& [name, value] : expected) {
+    value = value.to(c10::kBFloat16).to(c10::kFloat);
+  }
+  EXPECT_OK(RunAllRanks(3, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(auto model, ShardedNet(world, /*seed=*/2));
+    FSDP_RETURN_IF_ERROR(LoadModel(root + "/m/", *model));
+    FSDP_ASSIGN_OR_RETURN(const Values actual, Gather(model));
+    return ExpectEqual(expected, actual);
+  }));
+}
+
+TEST(ModelFilesTest, SeveralFilesLinksAndAnIndex) {
+  const std::string root = Folder("several");
+  ExportOptions options;
+  options.max_file_bytes = 200;
+  ASSERT_OK(ExportNet(3, root + "/m", /*seed=*/1, options));
+  ASSERT_THAT(Names(root + "/m"),
+              ::testing::Contains("model.safetensors.index.json"));
+  // As in the cache of Hugging Face's hub.
+  fs::create_directory(root + "/cache");
+  for (const std::string& name : Names(root + "/m")) {
+    fs::create_symlink(absl::StrCat("../m/", name),
+                       absl::StrCat(root, "/cache/", name));
+  }
+  fs::create_symlink("cache", root + "/link");
+  const Values expected = ValuesOf(*MakeNet(kDim, kBlocks, /*seed=*/1));
+  for (const char* path :
+       {"/m", "/m/model.safetensors.index.json", "/cache", "/link"}) {
+    const auto plain = MakeNet(kDim, kBlocks, /*seed=*/2);
+    EXPECT_OK(LoadModel(root + path, *plain)) << path;
+    EXPECT_OK(ExpectEqual(expected, ValuesOf(*plain))) << path;
+  }
+}
+
+// q, k, v and a projection as GPT-2's Conv1D has them.
+struct SplitImpl : torch::nn::Module {
+  SplitImpl() {
+    for (const char* name : {"q", "k", "v", "c"}) {
+      register_module(name, torch::nn::Linear(kDim, kDim));
+    }
+  }
+};
+
+// One fused projection, transposed, and a Linear.
+struct FusedImpl : torch::nn::Module {
+  FusedImpl()
+      : qkv(register_module("qkv", torch::nn::Linear(kDim, 3 * kDim))),
+        conv(register_module("conv", torch::nn::Linear(kDim, kDim))),
+        own(register_parameter("own", at::full({3}, 7.0))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    return conv->forward(qkv->forward(x).chunk(3, -1)[0]) + own.sum();
+  }
+
+  torch::nn::Linear qkv;
+  torch::nn::Linear conv;
+  at::Tensor own;
+};
+
+std::optional<TensorRecipe> FuseOf(const std::string& name) {
+  if (name == "own") return std::nullopt;
+  TensorRecipe recipe;
+  if (name == "conv.weight") {
+    recipe.pieces = {{"c.weight", std::nullopt, /*transposed=*/true}};
+  } else if (name == "conv.bias") {
+    recipe.pieces = {{"q.bias", {{0, 2}}}, {"c.bias", {{2, kDim}}}};
+  } else {
+    for (const char* part : {"q", "k", "v"}) {
+      recipe.pieces.push_back(
+          {absl::StrReplaceAll(name, {{"qkv", part}}), std::nullopt,
+           /*transposed=*/false});
+    }
+  }
+  return recipe;
+}
+
+TEST(ModelFilesTest, AMappingFusesTransposesAndCuts) {
+  const std::string root = Folder("mapping");
+  SplitImpl split;
+  testing::FillParameters(split, /*seed=*/3);
+  ASSERT_OK(ExportModel(root + "/m", split));
+  Values from = ValuesOf(split);
+  const Values expected = {
+      {"qkv.weight",
+       at::cat({from["q.weight"], from["k.weight"], from["v.weight"]})},
+      {"qkv.bias", at::cat({from["q.bias"], from["k.bias"], from["v.bias"]})},
+      {"conv.weight", from["c.weight"].t().contiguous()},
+      {"conv.bias", at::cat({from["q.bias"].slice(0, 0, 2),
+                             from["c.bias"].slice(0, 2, kDim)})},
+      {"own", at::full({3}, 7.0)}};
+  LoadModelOptions options;
+  options.mapping = FuseOf;
+  for (const int ranks : {1, 2, 3}) {
+    EXPECT_OK(RunAllRanks(ranks, [&](Communicator& world) -> absl::Status {
+      FSDP_ASSIGN_OR_RETURN(
+          auto model, FullyShard(std::make_shared<FusedImpl>(), Unowned(world),
+                                 BlockUnits()));
+      FSDP_RETURN_IF_ERROR(LoadModel(root + "/m", *model, options));
+      FSDP_ASSIGN_OR_RETURN(const Values actual, Gather(model));
+      return ExpectEqual(expected, actual);
+    })) << ranks;
+  }
+  FusedImpl plain;
+  EXPECT_OK(LoadModel(root + "/m", plain, options));
+  EXPECT_OK(ExpectEqual(expected, ValuesOf(plain)));
+}
+
+TEST(ModelFilesTest, AllThatDoesNotFitIsSaidAtOnceWithNothingChanged) {
+  const std::string root = Folder("misfit");
+  ASSERT_OK(ExportModel(root + "/m", *MakeNet(kDim, kBlocks, /*seed=*/1)));
+  const auto load = [&](Communicator& world, bool strict) -> absl::Status {
+    LoadModelOptions options;
+    options.strict = strict;
+    // One block less than the files.
+    FSDP_ASSIGN_OR_RETURN(auto model, ShardedNet(world, /*seed=*/2, 1));
+    absl::Status loaded = LoadModel(root + "/m", *model, options);
+    FSDP_ASSIGN_OR_RETURN(const Values actual, Gather(model));
+    // Refused: as it was. Otherwise: what both have.
+    Values expected = ValuesOf(*MakeNet(kDim, strict ? 1 : kBlocks,
+                                        /*seed=*/strict ? 2 : 1));
+    for (const auto& [name, value] : actual) {
+      if (expected.count(name) == 0) return absl::InternalError(name);
+      FSDP_RETURN_IF_ERROR(ExpectEqual({{name, expected[name]}}, actual));
+    }
+    return loaded;
+  };
+  EXPECT_THAT(RunAllRanks(2, [&](Communicator& w) { return load(w, true); }),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr(root + "/m: the files do not fit"),
+                             HasSubstr("unexpected: blocks.1.fc.weight"),
+                             HasSubstr("unexpected: blocks.1.out.bias"))));
+  EXPECT_OK(RunAllRanks(2, [&](Communicator& w) { return load(w, false); }));
+  const auto larger = MakeNet(kDim, 3, /*seed=*/2);
+  EXPECT_THAT(LoadModel(root + "/m", *larger),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("missing: blocks.2.fc.weight"),
+                             HasSubstr("missing: blocks.2.out.bias"))));
+  EXPECT_OK(ExpectEqual(ValuesOf(*MakeNet(kDim, 3, 2)), ValuesOf(*larger)));
+}
+
+TEST(ModelFilesTest, WhatOneRankRefusesAllRefuse) {
+  const std::string root = Folder("refuse");
+  ASSERT_OK(ExportModel(root + "/m", *MakeNet(kDim, kBlocks, /*seed=*/1)));
+  // Only rank 1 has no such file.
+  EXPECT_THAT(
+      RunAllRanks(2,
+                  [&](Communicator& world) -> absl::Status {
+                    FSDP_ASSIGN_OR_RETURN(auto model, ShardedNet(world, 2));
+                    const absl::Status loaded = LoadModel(
+                        root + (world.rank() == 1 ? "/none" : "/m"), *model);
+                    FSDP_ASSIGN_OR_RETURN(const Values actual, Gather(model));
+                    FSDP_RETURN_IF_ERROR(ExpectEqual(
+                        ValuesOf(*MakeNet(kDim, kBlocks, 2)), actual));
+                    return loaded;
+                  }),
+      StatusIs(absl::StatusCode::kNotFound,
+               AllOf(HasSubstr("rank 1: "), HasSubstr("/none"))));
+  // Only rank 0 looks whether the folder is there.
+  EXPECT_THAT(ExportNet(3, root + "/m", /*seed=*/2),
+              StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("/m exists")));
+  EXPECT_THAT(ExportNet(3, root + "/no/such", /*seed=*/2),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("/no/such")));
+  ExportOptions options;
+  options.texts["../up"] = "";
+  EXPECT_THAT(ExportNet(2, root + "/n", /*seed=*/2, options),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("\"../up\" is no name")));
+  EXPECT_THAT(Names(root), ElementsAre("m"));
+}
+
+TEST(ModelFilesTest, WhatAKilledExportHasLeftIsReplaced) {
+  const std::string root = Folder("left");
+  fs::create_directories(root + "/m.incomplete/deep");
+  std::ofstream(root + "/m.incomplete/deep/file") << "half";
+  ASSERT_OK(ExportNet(2, root + "/m", /*seed=*/1));
+  EXPECT_THAT(Names(root), ElementsAre("m"));
+  EXPECT_THAT(Names(root + "/m"), ElementsAre("model.safetensors"));
+}
+
+TEST(ModelFilesTest, OneFileIsReplacedWhole) {
+  const std::string root = Folder("file");
+  const std::string path = root + "/init";
+  std::ofstream(path) << std::string(100000, 'x');
+  std::ofstream(path + ".incomplete") << std::string(100000, 'y');
+  ASSERT_OK(RunAllRanks(3, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(auto model, ShardedNet(world, /*seed=*/1));
+    return ExportFile(path, *model);
+  }));
+  EXPECT_THAT(Names(root), ElementsAre("init"));
+  const auto plain = MakeNet(kDim, kBlocks, /*seed=*/2);
+  ASSERT_OK(LoadModel(path, *plain));
+  EXPECT_OK(ExpectEqual(ValuesOf(*MakeNet(kDim, kBlocks, 1)), ValuesOf(*plain)));
+  EXPECT_THAT(ExportFile(root, *plain),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("is a folder: name a file")));
+  EXPECT_THAT(Names(root), ElementsAre("init"));
+}
+
+TEST(ModelFilesTest, TiedWeightsAndBuffers) {
+  const std::string root = Folder("tied");
+  testing::ToyTransformerOptions toy;
+  toy.batch_norm = true;
+  const auto original = MakeTransformer(toy);
+  ASSERT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(MakeTransformer(toy),
+                                                 Unowned(world), LayerUnits()));
+    return ExportModel(root + "/m", *model);
+  }));
+  // Once, by its first name.
+  const std::string file = Contents(root + "/m/model.safetensors");
+  EXPECT_NE(absl::StrContains(file, "\"head.weight\""),
+            absl::StrContains(file, "\"embed.weight\""));
+  EXPECT_THAT(file, HasSubstr("\"bn.running_mean\""));
+  EXPECT_OK(RunAllRanks(3, [&](Communicator& world) -> absl::Status {
+    const auto other = MakeTransformer(toy);
+    testing::FillParameters(*other, /*seed=*/9);
+    FSDP_ASSIGN_OR_RETURN(auto model,
+                          FullyShard(other, Unowned(world), LayerUnits()));
+    FSDP_RETURN_IF_ERROR(LoadModel(root + "/m", *model));
+    FSDP_ASSIGN_OR_RETURN(const Values actual, Gather(model));
+    return ExpectEqual(ValuesOf(*original), actual);
+  }));
+}
+
+TEST(ModelFilesTest, FillsModelsThatWereMadeWithoutMemory) {
+  const std::string root = Folder("deferred");
+  ASSERT_OK(ExportModel(root + "/m", *MakeNet(kDim, kBlocks, /*seed=*/1)));
+  const Values expected = ValuesOf(*MakeNet(kDim, kBlocks, /*seed=*/1));
+  const auto make = [] {
+    DeferredInitOptions options;
+    options.min_bytes = 0;
+    const DeferredInit deferred(options);
+    return std::make_shared<NetImpl>(kDim, kBlocks);
+  };
+  for (const int ranks : {1, 2, 3}) {
+    EXPECT_OK(RunAllRanks(ranks, [&](Communicator& world) -> absl::Status {
+      FSDP_ASSIGN_OR_RETURN(auto model,
+                            FullyShard(make(), Unowned(world), BlockUnits()));
+      FSDP_RETURN_IF_ERROR(LoadModel(root + "/m", *model));
+      FSDP_ASSIGN_OR_RETURN(const Values actual, Gather(model));
+      return ExpectEqual(expected, actual);
+    })) << ranks;
+  }
+  const auto plain = make();
+  ASSERT_OK(LoadModel(root + "/m", *plain));
+  EXPECT_OK(ExpectEqual(expected, ValuesOf(*plain)));
+}
+
+TEST(ModelFilesTest, TellsHowFarItIs) {
+  const std::string root = Folder("progress");
+  ASSERT_OK(ExportModel(root + "/m", *MakeNet(kDim, kBlocks, /*seed=*/1)));
+  LoadModelOptions options;
+  int64_t last = 0, bytes = 0;
+  options.progress = [&](int64_t done, int64_t all) {
+    EXPECT_GT(done, last);
+    last = done;
+    bytes = all;
+  };
+  const auto plain = MakeNet(kDim, kBlocks, /*seed=*/2);
+  ASSERT_OK(LoadModel(root + "/m", *plain, options));
+  int64_t expected = 0;
+  for (const at::Tensor& parameter : plain->parameters()) {
+    expected += static_cast<int64_t>(parameter.nbytes());
+  }
+  EXPECT_EQ(last, expected);
+  EXPECT_EQ(bytes, expected);
+}
+
+}  // namespace
+}  // namespace fsdp::checkpoint
