@@ -112,8 +112,7 @@ class ModelLoad {
     if (RanksOf(module_) == nullptr) {
       FSDP_RETURN_IF_ERROR(Materialize(module_));
     }
-    FSDP_ASSIGN_OR_RETURN(RunValues values,
-                          ReadValues(module_, "LoadModel()"));
+    FSDP_ASSIGN_OR_RETURN(RunValues values, ReadValues(module_, "LoadModel()"));
     values_.emplace(std::move(values));
     FSDP_RETURN_IF_ERROR(ReadCatalog());
     targets_ = TargetsOf(*values_);
@@ -132,17 +131,16 @@ class ModelLoad {
   absl::Status ReadCatalog() {
     FSDP_ASSIGN_OR_RETURN(const FileInfo info, files_.Stat(path_));
     // A link is what it leads to.
-    const bool is_folder = info.kind == FileInfo::Kind::kFolder ||
-                           (info.kind == FileInfo::Kind::kOther &&
-                            files_.List(path_).ok());
+    const bool is_folder =
+        info.kind == FileInfo::Kind::kFolder ||
+        (info.kind == FileInfo::Kind::kOther && files_.List(path_).ok());
     folder_.emplace(files_, is_folder ? path_ : FolderOf(path_),
                     /*sums=*/nullptr);
     if (is_folder) {
       FSDP_ASSIGN_OR_RETURN(catalog_, folder_->ReadModel());
     } else {
-      FSDP_ASSIGN_OR_RETURN(
-          catalog_,
-          folder_->ReadFileOrIndex(path_.substr(path_.rfind('/') + 1)));
+      FSDP_ASSIGN_OR_RETURN(catalog_, folder_->ReadFileOrIndex(
+                                          path_.substr(path_.rfind('/') + 1)));
     }
     return absl::OkStatus();
   }
@@ -194,9 +192,9 @@ class NewFolder final : public Destination {
     FSDP_RETURN_IF_ERROR(CheckIsNew());
     FSDP_RETURN_IF_ERROR(files_.MakeFolder(incomplete_).status());
     FSDP_ASSIGN_OR_RETURN(
-        lock_, files_.Lock(Path(kLockName),
-                           absl::StrCat("process ", getpid(),
-                                        ", which exports a model")));
+        lock_,
+        files_.Lock(Path(kLockName), absl::StrCat("process ", getpid(),
+                                                  ", which exports a model")));
     FSDP_ASSIGN_OR_RETURN(const std::vector<std::string> names,
                           files_.List(incomplete_));
     for (const std::string& name : names) {
@@ -332,9 +330,9 @@ class ModelExport {
     for (const SaveFile& file : plan_.files) {
       paths.push_back(destination_.Path(file.name));
     }
-    FSDP_ASSIGN_OR_RETURN(const std::unique_ptr<RangeWriter> writer,
-                          RangeWriter::Create(Or(options_.files), paths,
-                                              RangeWriterOptions()));
+    FSDP_ASSIGN_OR_RETURN(
+        const std::unique_ptr<RangeWriter> writer,
+        RangeWriter::Create(Or(options_.files), paths, RangeWriterOptions()));
     if (IsFirst()) FSDP_RETURN_IF_ERROR(WriteHeads(*writer));
     FSDP_RETURN_IF_ERROR(WriteLive(plan_, writer.get()));
     return writer->Finish().status();

@@ -146,12 +146,15 @@ TEST_P(RanksTest, WhatWasExportedComesBackToTheBit) {
   const Values expected = ValuesOf(*MakeNet(kDim, kBlocks, /*seed=*/1));
   for (const int ranks : {1, 2, 3}) {
     for (const char* path : {"/m", "/m/model.safetensors"}) {
-      EXPECT_OK(RunAllRanks(ranks, [&](Communicator& world) -> absl::Status {
-        FSDP_ASSIGN_OR_RETURN(auto model, ShardedNet(world, /*seed=*/2));
-        FSDP_RETURN_IF_ERROR(LoadModel(root + path, *model));
-        FSDP_ASSIGN_OR_RETURN(const Values actual, Gather(model));
-        return ExpectEqual(expected, actual);
-      })) << ranks << path;
+      EXPECT_OK(RunAllRanks(
+          ranks,
+          [&](Communicator& world) -> absl::Status {
+            FSDP_ASSIGN_OR_RETURN(auto model, ShardedNet(world, /*seed=*/2));
+            FSDP_RETURN_IF_ERROR(LoadModel(root + path, *model));
+            FSDP_ASSIGN_OR_RETURN(const Values actual, Gather(model));
+            return ExpectEqual(expected, actual);
+          }))
+          << ranks << path;
     }
   }
   const auto plain = MakeNet(kDim, kBlocks, /*seed=*/2);
@@ -256,9 +259,9 @@ std::optional<TensorRecipe> FuseOf(const std::string& name) {
     recipe.pieces = {{"q.bias", {{0, 2}}}, {"c.bias", {{2, kDim}}}};
   } else {
     for (const char* part : {"q", "k", "v"}) {
-      recipe.pieces.push_back(
-          {absl::StrReplaceAll(name, {{"qkv", part}}), std::nullopt,
-           /*transposed=*/false});
+      recipe.pieces.push_back({absl::StrReplaceAll(name, {{"qkv", part}}),
+                               std::nullopt,
+                               /*transposed=*/false});
     }
   }
   return recipe;
@@ -346,8 +349,9 @@ TEST(ModelFilesTest, WhatOneRankRefusesAllRefuse) {
       StatusIs(absl::StatusCode::kNotFound,
                AllOf(HasSubstr("rank 1: "), HasSubstr("/none"))));
   // Only rank 0 looks whether the folder is there.
-  EXPECT_THAT(ExportNet(3, root + "/m", /*seed=*/2),
-              StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("/m exists")));
+  EXPECT_THAT(
+      ExportNet(3, root + "/m", /*seed=*/2),
+      StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("/m exists")));
   EXPECT_THAT(ExportNet(3, root + "/no/such", /*seed=*/2),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("/no/such")));
   ExportOptions options;
@@ -379,7 +383,8 @@ TEST(ModelFilesTest, OneFileIsReplacedWhole) {
   EXPECT_THAT(Names(root), ElementsAre("init"));
   const auto plain = MakeNet(kDim, kBlocks, /*seed=*/2);
   ASSERT_OK(LoadModel(path, *plain));
-  EXPECT_OK(ExpectEqual(ValuesOf(*MakeNet(kDim, kBlocks, 1)), ValuesOf(*plain)));
+  EXPECT_OK(
+      ExpectEqual(ValuesOf(*MakeNet(kDim, kBlocks, 1)), ValuesOf(*plain)));
   EXPECT_THAT(ExportFile(root, *plain),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("is a folder: name a file")));

@@ -75,7 +75,9 @@ absl::Status RunValues::ReadSharded(const TrainingRun& run,
 }
 
 absl::Status RunValues::ReadPlain(const torch::nn::Module& module) {
-  for (const auto& item : module.named_modules()) {
+  // Without the module itself, which may be in no shared_ptr.
+  for (const auto& item :
+       module.named_modules(/*name_prefix=*/"", /*include_self=*/false)) {
     if (dynamic_cast<const ShardedModuleBase*>(item.value().get()) == nullptr) {
       continue;
     }

@@ -231,7 +231,28 @@ ABSL_FLAG(std::string, json, gpt::TrainOptions().json,
 ABSL_FLAG(std::string, save_init, gpt::TrainOptions().save_init,
           "Write the initial parameters to this safetensors file.");
 ABSL_FLAG(std::string, init, gpt::TrainOptions().init,
-          "Read the initial parameters from this safetensors file.");
+          "Read the initial parameters from this safetensors file, or from the "
+          "folder of a Hugging Face model or of a step of --save.");
+ABSL_FLAG(std::string, save, gpt::TrainOptions().save,
+          "Keep checkpoints in this folder, which other runs do not use: the "
+          "model, the optimizer's state, random states and the place in the "
+          "data, when the run ends or is stopped by SIGTERM or SIGINT. Any "
+          "number of ranks reads them. Not with --sharding=none on several "
+          "ranks.");
+ABSL_FLAG(int64_t, save_every, gpt::TrainOptions().save_every,
+          "With --save: also after each so many steps; 0: only at the end.");
+ABSL_FLAG(bool, save_async, gpt::TrainOptions().save_async,
+          "With --save: write beside the next steps, from a copy in memory.");
+ABSL_FLAG(int64_t, keep_last, gpt::TrainOptions().keep_last,
+          "With --save: remove all but the newest so many; 0: keep all.");
+ABSL_FLAG(bool, resume, gpt::TrainOptions().resume,
+          "With --save: go on from the newest checkpoint, or begin where there "
+          "is none. With as many ranks as before, losses are those of an "
+          "unbroken run, to the bit. Parameters and learning rate are the "
+          "checkpoint's then. Not with --keep.");
+ABSL_FLAG(std::string, export, gpt::TrainOptions().export_dir,
+          "Write the trained model to this new folder, as a Hugging Face model "
+          "with a config.json. Not with --sharding=none on several ranks.");
 ABSL_FLAG(std::string, trace, gpt::TrainOptions().trace,
           "Write what all ranks gather, wait for and compute to this file, for "
           "ui.perfetto.dev and //tools:trace_report.");
@@ -292,6 +313,12 @@ absl::StatusOr<TrainOptions> ReadFlags() {
   options.json = ResolvePath(absl::GetFlag(FLAGS_json));
   options.save_init = ResolvePath(absl::GetFlag(FLAGS_save_init));
   options.init = ResolvePath(absl::GetFlag(FLAGS_init));
+  options.save = ResolvePath(absl::GetFlag(FLAGS_save));
+  options.save_every = absl::GetFlag(FLAGS_save_every);
+  options.save_async = absl::GetFlag(FLAGS_save_async);
+  options.keep_last = absl::GetFlag(FLAGS_keep_last);
+  options.resume = absl::GetFlag(FLAGS_resume);
+  options.export_dir = ResolvePath(absl::GetFlag(FLAGS_export));
   options.trace = ResolvePath(absl::GetFlag(FLAGS_trace));
   options.trace_steps = absl::GetFlag(FLAGS_trace_steps);
   options.sample = absl::GetFlag(FLAGS_sample);

@@ -50,6 +50,12 @@ TEST(FlagsTest, ReadsEveryFlag) {
                               "--save-init=d-e",
                               "--init",
                               "f",
+                              "--save=s-t",
+                              "--save-every=16",
+                              "--nosave_async",
+                              "--keep-last=17",
+                              "--resume",
+                              "--export=x",
                               "--sample=14",
                               "--precision=bf16",
                               "--recompute",
@@ -81,6 +87,12 @@ TEST(FlagsTest, ReadsEveryFlag) {
   EXPECT_EQ(options.json, "c");
   EXPECT_EQ(options.save_init, "d-e");
   EXPECT_EQ(options.init, "f");
+  EXPECT_EQ(options.save, "s-t");
+  EXPECT_EQ(options.save_every, 16);
+  EXPECT_FALSE(options.save_async);
+  EXPECT_EQ(options.keep_last, 17);
+  EXPECT_TRUE(options.resume);
+  EXPECT_EQ(options.export_dir, "x");
   EXPECT_EQ(options.sample, 14);
   EXPECT_EQ(options.trace, "t");
   EXPECT_EQ(options.trace_steps, 15);
@@ -103,12 +115,15 @@ TEST(FlagsTest, RelativePathsAreTheUsers) {
   ASSERT_OK_AND_ASSIGN(
       TrainOptions options,
       Parse({"--data=text", "--json=/abs/report", "--init=sub/init",
-             "--trace=t.json", "--offload=ssd", "--offload-dir=scratch"}));
+             "--trace=t.json", "--offload=ssd", "--offload-dir=scratch",
+             "--save=runs", "--export=model"}));
   EXPECT_EQ(options.data, "/home/user/text");
   EXPECT_EQ(options.json, "/abs/report");
   EXPECT_EQ(options.init, "/home/user/sub/init");
   EXPECT_EQ(options.trace, "/home/user/t.json");
   EXPECT_EQ(options.offload.directory, "/home/user/scratch");
+  EXPECT_EQ(options.save, "/home/user/runs");
+  EXPECT_EQ(options.export_dir, "/home/user/model");
   EXPECT_EQ(options.save_init, "");
   ASSERT_OK_AND_ASSIGN(options, Parse({"--data=count"}));
   EXPECT_EQ(options.data, "count");
@@ -124,6 +139,9 @@ TEST(FlagsTest, RefusesWhatIsWrong) {
   EXPECT_THAT(Parse({"--memory-budget=1GiB"}),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("--memory-budget=1GiB without --offload")));
+  EXPECT_THAT(Parse({"--resume"}),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("--resume without --save")));
   EXPECT_THAT(Parse({"stray"}), StatusIs(absl::StatusCode::kInvalidArgument,
                                          HasSubstr("\"stray\"")));
 }

@@ -48,6 +48,25 @@ absl::Status CheckDevice(const TrainOptions& options) {
   return absl::OkStatus();
 }
 
+absl::Status CheckSaving(const TrainOptions& options) {
+  FSDP_RETURN_IF_ERROR(
+      CheckRange("save-every", options.save_every, 0, 1 << 30));
+  FSDP_RETURN_IF_ERROR(CheckRange("keep-last", options.keep_last, 0, 1 << 30));
+  if (options.resume && options.offload.keep) {
+    return absl::InvalidArgumentError(
+        "--resume with --keep: a run goes on from checkpoints, or from the "
+        "files that --offload=ssd has kept; leave one of them away");
+  }
+  if (!options.save.empty()) return absl::OkStatus();
+  const absl::string_view flag = options.resume           ? "resume"
+                                 : options.save_every > 0 ? "save-every"
+                                 : options.keep_last > 0  ? "keep-last"
+                                                          : "";
+  if (flag.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--", flag, " without --save, which names the folder of checkpoints"));
+}
+
 }  // namespace
 
 absl::Status CheckOptions(const TrainOptions& options) {
@@ -66,6 +85,7 @@ absl::Status CheckOptions(const TrainOptions& options) {
   FSDP_RETURN_IF_ERROR(
       CheckRange("trace-steps", options.trace_steps, 1, 1 << 30));
   FSDP_RETURN_IF_ERROR(CheckDevice(options));
+  FSDP_RETURN_IF_ERROR(CheckSaving(options));
   if (options.sharding == Sharding::kNone &&
       options.precision != ComputeDtype::kFloat) {
     return absl::InvalidArgumentError(

@@ -54,8 +54,14 @@ struct TrainOptions {
   int threads = 0;   // per rank; 0: the host's cores divided among its ranks
   std::string data;  // a path or kCountDataName; empty: LibTorch's headers
   std::string json;  // a path; empty: none
-  std::string save_init;    // likewise
-  std::string init;         // likewise
+  std::string save_init;   // likewise
+  std::string init;        // a file or a folder
+  std::string save;        // a folder of checkpoints; empty: none
+  int64_t save_every = 0;  // steps; 0: the last one only
+  bool save_async = true;
+  int64_t keep_last = 0;  // checkpoints; 0: all
+  bool resume = false;
+  std::string export_dir;   // a new folder; empty: none
   std::string trace;        // likewise
   int64_t trace_steps = 5;  // the last ones
   int64_t sample = 300;     // bytes

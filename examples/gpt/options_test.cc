@@ -101,6 +101,29 @@ TEST(OptionsTest, ADevicesBackendNeedsADevice) {
   EXPECT_OK(CheckOptions(options));
 }
 
+TEST(OptionsTest, CheckpointsNeedAFolder) {
+  TrainOptions options;
+  options.save_every = 5;
+  EXPECT_THAT(CheckOptions(options),
+              StatusIs(kInvalid, HasSubstr("--save-every without --save")));
+  options.resume = true;
+  EXPECT_THAT(CheckOptions(options),
+              StatusIs(kInvalid, HasSubstr("--resume without --save")));
+  options.save = "runs";
+  options.keep_last = 2;
+  EXPECT_OK(CheckOptions(options));
+  options.offload.keep = true;
+  EXPECT_THAT(CheckOptions(options),
+              StatusIs(kInvalid, HasSubstr("--resume with --keep")));
+  options = {};
+  options.keep_last = 1;
+  EXPECT_THAT(CheckOptions(options),
+              StatusIs(kInvalid, HasSubstr("--keep-last without --save")));
+  options.keep_last = -1;
+  EXPECT_THAT(CheckOptions(options),
+              StatusIs(kInvalid, HasSubstr("--keep-last=-1: expected 0")));
+}
+
 TEST(OptionsTest, NamesTheFlagThatIsOutOfRange) {
   TrainOptions options;
   options.ranks = 0;

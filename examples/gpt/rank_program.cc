@@ -20,8 +20,10 @@
 #include "base/output_file.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
+#include "checkpoint/checkpointer.h"
+#include "checkpoint/model_files.h"
 #include "comm/agreement.h"
-#include "examples/gpt/checkpoint.h"
+#include "examples/gpt/checkpoints.h"
 #include "examples/gpt/count_data.h"
 #include "examples/gpt/device_batches.h"
 #include "examples/gpt/model.h"
@@ -65,14 +67,19 @@ class RankRun {
   absl::Status Run() {
     FSDP_RETURN_IF_ERROR(Agree(OpenOutputs(), "opening files to write"));
     FSDP_RETURN_IF_ERROR(Agree(ReadCorpus(), "reading data"));
+    FSDP_ASSIGN_OR_RETURN(checkpoints_,
+                          OpenCheckpoints(options_, context_.communicator));
     FSDP_RETURN_IF_ERROR(MakeModel());
     FSDP_RETURN_IF_ERROR(TrainModel());
+    if (!result_.stopped) {
+      FSDP_RETURN_IF_ERROR(ExportTrained(options_, *model_, communicator_));
+    }
     FSDP_RETURN_IF_ERROR(GatherPeakMemory());
     if (!result_.stopped) FSDP_RETURN_IF_ERROR(ValidateModel());
     FSDP_RETURN_IF_ERROR(Agree(PublishReport(), "writing the report"));
     if (result_.stopped) {
       return absl::CancelledError(
-          absl::StrCat("stopped after step ", result_.mean_losses.size()));
+          absl::StrCat("stopped after step ", result_.last_step));
     }
     FSDP_RETURN_IF_ERROR(SampleText());
     return Agree(CheckPrinted(), "printing");
@@ -91,6 +98,7 @@ class RankRun {
   // Before anything takes time.
   absl::Status OpenOutputs() {
     if (!IsFirst()) return absl::OkStatus();
+    FSDP_RETURN_IF_ERROR(CheckExport(options_, communicator_.world_size()));
     if (!options_.json.empty()) {
       FSDP_ASSIGN_OR_RETURN(fsdp::OutputFile file,
                             fsdp::OutputFile::Open(options_.json));
@@ -121,10 +129,9 @@ class RankRun {
     return absl::OkStatus();
   }
 
-  // A model without values yet, unless they are read from a file or needed
-  // whole. Sharding gives it values on its device: no rank ever holds all.
+  // A model without values yet, unless every rank has it whole. Sharding gives
+  // it values on its device: no rank ever holds all.
   absl::Status InitializeModel(Gpt& model) {
-    const bool reads_file = !options_.init.empty();
     const absl::Status made = fsdp::TorchToStatus("making the model", [&] {
       const fsdp::DeferredInit deferred;
       model = Gpt(options_.model);
@@ -132,26 +139,37 @@ class RankRun {
         model->set_jitter(Jitter(options_.jitter, options_.seed));
       }
       InitializeParameters(*model, options_.seed);
-      // A file is read into memory of the host.
-      if (!reads_file) model->to(context_.device);
+      model->to(context_.device);
     });
     FSDP_RETURN_IF_ERROR(Agree(made, "making the model"));
-    if (options_.sharding == Sharding::kNone || reads_file) {
-      FSDP_RETURN_IF_ERROR(
-          Agree(fsdp::Materialize(*model), "making the model"));
+    if (options_.sharding != Sharding::kNone) return absl::OkStatus();
+    return Agree(fsdp::Materialize(*model), "making the model");
+  }
+
+  // Each rank reads its own parts, unless the run goes on from other files.
+  absl::Status ReadInit() {
+    if (options_.init.empty()) return absl::OkStatus();
+    if (model_->offload() != nullptr && model_->offload()->step() > 0) {
+      return absl::OkStatus();
     }
-    if (!reads_file) return absl::OkStatus();
-    FSDP_RETURN_IF_ERROR(Agree(LoadParameters(options_.init, *model),
-                               "reading the initial parameters"));
-    return Agree(fsdp::TorchToStatus("moving the model",
-                                     [&] { model->to(context_.device); }),
-                 "moving the model");
+    const absl::Status read =
+        fsdp::checkpoint::LoadModel(options_.init, model_->module());
+    // Ranks of a sharded model have agreed.
+    if (options_.sharding != Sharding::kNone) return read;
+    return Agree(read, "reading the initial parameters");
+  }
+
+  absl::Status WriteInit() {
+    if (options_.save_init.empty()) return absl::OkStatus();
+    fsdp::checkpoint::ExportOptions exported;
+    exported.ranks = &communicator_;
+    return fsdp::checkpoint::ExportFile(options_.save_init, model_->module(),
+                                        exported);
   }
 
   absl::Status MakeModel() {
     Gpt model(nullptr);
     FSDP_RETURN_IF_ERROR(InitializeModel(model));
-    const std::vector<TensorSpec> specs = ParameterSpecs(*model);
     for (const at::Tensor& parameter : model->parameters()) {
       report_.num_parameters += parameter.numel();
     }
@@ -163,8 +181,8 @@ class RankRun {
                                         options_.sharding, options_.precision,
                                         options_.offload, options_.recompute));
     }
-    if (options_.save_init.empty()) return absl::OkStatus();
-    return SaveParameters(options_.save_init, specs, *model_, communicator_);
+    FSDP_RETURN_IF_ERROR(ReadInit());
+    return WriteInit();
   }
 
   DeviceBatches MakeBatches() const {
@@ -196,6 +214,7 @@ class RankRun {
     trainer.steps = options_.steps;
     trainer.lr = options_.lr;
     trainer.stop_requested = context_.stop_requested;
+    trainer.saving = Saving();
     std::optional<Traffic> before_timed;
     trainer.on_timed_begin = [&] { before_timed = TrafficSoFar(); };
     if (IsFirst()) {
@@ -217,6 +236,20 @@ class RankRun {
           *trace, communicator_, options_.trace, options_.trace_steps));
     }
     return ReportTraffic(before_timed.value_or(TrafficSoFar()));
+  }
+
+  SavingOptions Saving() const {
+    SavingOptions saving;
+    saving.checkpoints = checkpoints_.get();
+    saving.every = options_.save_every;
+    saving.async = options_.save_async;
+    saving.resume = options_.resume;
+    if (IsFirst()) {
+      saving.on_resumed = [this](int64_t step) {
+        Out() << "goes on after step " << step << std::endl;
+      };
+    }
+    return saving;
   }
 
   void PrintIntroduction() const {
@@ -343,6 +376,7 @@ class RankRun {
   Communicator& communicator_;
   std::shared_ptr<const TextCorpus> corpus_;
   std::unique_ptr<TrainableModel> model_;
+  std::unique_ptr<fsdp::checkpoint::Checkpointer> checkpoints_;  // or null
   TrainingResult result_;
   Report report_;
   // Of the first rank, where they are asked for.

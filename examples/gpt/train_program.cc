@@ -13,6 +13,7 @@
 #include "absl/flags/usage.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "base/file_size_errors.h"
 #include "base/start_thread.h"
 #include "base/status_macros.h"
@@ -157,6 +158,8 @@ int Launch(const TrainOptions& options, int argc, char** argv) {
   fsdp::comm::LaunchOptions launch;
   launch.ranks = options.ranks;
   launch.argv.assign(argv, argv + argc);
+  // Ranks that are told to end save before they do.
+  if (!options.save.empty()) launch.grace_period = absl::Minutes(2);
   const absl::StatusOr<fsdp::comm::LaunchReport> report =
       fsdp::comm::LaunchRanks(launch);
   if (!report.ok()) {

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -213,6 +214,89 @@ TEST_F(TrainTest, AKilledRunGoesOnFromItsLastFinishedStep) {
   EXPECT_THAT(again.output(), HasSubstr("goes on after step 40"));
 }
 
+// What --save has made, sorted.
+std::vector<std::string> Steps(const std::string& folder) {
+  std::vector<std::string> steps;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    const std::string name = entry.path().filename();
+    if (name.rfind("step-", 0) == 0) steps.push_back(name);
+  }
+  std::sort(steps.begin(), steps.end());
+  return steps;
+}
+
+TEST_F(TrainTest, GoesOnFromItsNewestCheckpoint) {
+  for (const char* backend : {"--backend=local", "--backend=gloo"}) {
+    const std::vector<double> unbroken =
+        Numbers(Run({backend, "--steps=12"}), "losses");
+    ASSERT_THAT(unbroken, SizeIs(12));
+    const std::string save = absl::StrCat("--save=", Path(backend));
+    Run({backend, "--steps=7", "--save-every=3", "--keep-last=2", save});
+    EXPECT_THAT(Steps(Path(backend)), ElementsAre("step-6", "step-7"));
+    const std::string exported = Path(absl::StrCat(backend, ".export"));
+    const Json second =
+        Run({backend, "--steps=12", "--resume", save, "--warmup=0",
+             absl::StrCat("--export=", exported)});
+    EXPECT_EQ(Numbers(second, "losses"),
+              std::vector<double>(unbroken.begin() + 7, unbroken.end()));
+    EXPECT_TRUE(std::filesystem::exists(exported + "/config.json"));
+    // The trained model is where a longer run is after its 12th step; a
+    // training of its own takes it up. Both kinds of folder will do.
+    const Json from_export =
+        Run({backend, "--steps=1", absl::StrCat("--init=", exported)});
+    const Json from_step =
+        Run({backend, "--steps=1",
+             absl::StrCat("--init=", Path(backend), "/step-12")});
+    EXPECT_THAT(Numbers(from_export, "losses"), SizeIs(1));
+    EXPECT_EQ(Numbers(from_export, "losses"), Numbers(from_step, "losses"));
+  }
+}
+
+TEST_F(TrainTest, AKilledRunGoesOnFromItsNewestCheckpoint) {
+  const std::vector<double> unbroken =
+      Numbers(Run({"--data=count", "--steps=40"}), "losses");
+  const std::vector<std::string> flags = {
+      "--data=count",
+      "--steps=40",
+      "--backend=local",
+      "--resume",
+      "--keep-last=2",
+      "--save-every=3",
+      absl::StrCat("--save=", Path("runs"))};
+  for (int kill = 0; kill < 3; ++kill) {
+    ChildProcess train(Command(flags));
+    ASSERT_TRUE(train.ReadUntil("step ")) << train.output();
+    train.Signal(SIGKILL);
+    train.Wait();
+  }
+  const std::vector<double> rest = Numbers(Run(flags), "losses");
+  ASSERT_LE(rest.size(), unbroken.size());
+  EXPECT_TRUE(std::equal(rest.rbegin(), rest.rend(), unbroken.rbegin()));
+  EXPECT_THAT(Steps(Path("runs")), ElementsAre("step-39", "step-40"));
+}
+
+TEST_F(TrainTest, ARunThatIsToldToEndSavesFirst) {
+  for (const char* backend : {"--backend=local", "--backend=gloo"}) {
+    const std::string save = absl::StrCat("--save=", Path(backend));
+    ChildProcess train(
+        Command({backend, "--data=count", "--steps=1000000", save}));
+    ASSERT_TRUE(train.ReadUntil("step 1/")) << train.output();
+    train.Signal(SIGTERM);
+    EXPECT_EQ(train.Wait(), 128 + SIGTERM) << train.output();
+    const std::vector<std::string> steps = Steps(Path(backend));
+    ASSERT_THAT(steps, SizeIs(1));
+    const std::string step = steps[0].substr(5);
+    EXPECT_THAT(train.output(), HasSubstr("stopped after step " + step));
+    ChildProcess again(Command(
+        {backend, "--data=count", "--resume", save, "--steps=" + step}));
+    EXPECT_EQ(again.Wait(), 0) << again.output();
+    EXPECT_THAT(again.output(), HasSubstr("goes on after step " + step));
+    ChildProcess refused(Command({backend, "--data=count", save}));
+    EXPECT_EQ(refused.Wait(), 1);
+    EXPECT_THAT(refused.output(), HasSubstr("--resume goes on from it"));
+  }
+}
+
 TEST_F(TrainTest, WhatRestsOnTheDiskMakesNoDifference) {
   const std::vector<double> losses = Numbers(Run({"--data=count"}), "losses");
   const auto run = [&](std::vector<std::string> flags) {
@@ -314,6 +398,11 @@ TEST_F(TrainTest, FilesToWriteAreTriedBeforeTheTraining) {
       }
     }
   }
+  ChildProcess train(
+      Command({"--backend=gloo", "--data=count", "--steps=1000000000",
+               absl::StrCat("--export=", directory_)}));
+  EXPECT_EQ(train.Wait(), 1);
+  EXPECT_THAT(train.output(), HasSubstr(absl::StrCat(directory_, " exists")));
 }
 
 // The program below a shell that sets what a user may have set.

@@ -27,13 +27,7 @@ class UnshardedModel final : public TrainableModel {
   std::vector<at::Tensor> OptimizerParameters() override {
     return model_->parameters();
   }
-  absl::Status ForEachFullParameter(
-      const fsdp::FullParameterVisitor& visit) override {
-    for (const auto& parameter : model_->named_parameters()) {
-      FSDP_RETURN_IF_ERROR(visit(parameter.key(), parameter.value()));
-    }
-    return absl::OkStatus();
-  }
+  torch::nn::Module& module() override { return *model_; }
 
  private:
   Gpt model_;
@@ -53,10 +47,7 @@ class ShardedGpt final : public TrainableModel {
   std::vector<at::Tensor> OptimizerParameters() override {
     return model_->Parameters();
   }
-  absl::Status ForEachFullParameter(
-      const fsdp::FullParameterVisitor& visit) override {
-    return model_->ForEachFullParameter(visit);
-  }
+  torch::nn::Module& module() override { return *model_; }
   const fsdp::OffloadSpace* offload() const override {
     return model_->offload();
   }

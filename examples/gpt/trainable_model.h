@@ -3,6 +3,7 @@
 #define EXAMPLES_GPT_TRAINABLE_MODEL_H_
 
 #include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
 
 #include <memory>
 #include <vector>
@@ -14,7 +15,6 @@
 #include "examples/gpt/options.h"
 #include "fsdp/options/offload_options.h"
 #include "fsdp/resting/offload_space.h"
-#include "fsdp/state/full_params.h"
 
 namespace gpt {
 
@@ -28,9 +28,8 @@ class TrainableModel {
   virtual absl::Status Backward(const at::Tensor& loss) = 0;
   // Leaves for an element-wise optimizer.
   virtual std::vector<at::Tensor> OptimizerParameters() = 0;
-  // Visits every whole parameter, on every rank, in the same order.
-  virtual absl::Status ForEachFullParameter(
-      const fsdp::FullParameterVisitor& visit) = 0;
+  // What is saved and loaded.
+  virtual torch::nn::Module& module() = 0;
   // What rests outside of memory; null: nothing may.
   virtual const fsdp::OffloadSpace* offload() const { return nullptr; }
 };

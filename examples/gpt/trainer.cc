@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -17,6 +18,8 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
+#include "checkpoint/checkpointer.h"
+#include "checkpoint/run/run.h"
 #include "comm/work.h"
 #include "examples/gpt/loss_queue.h"
 #include "examples/gpt/model.h"
@@ -76,34 +79,77 @@ class Training {
         communicator_(communicator),
         optimizer_(model.OptimizerParameters(),
                    torch::optim::AdamWOptions(options.lr)),
-        done_(options.done) {}
+        done_(options.done) {
+    run_.model = &model.module();
+    run_.optimizer = &optimizer_;
+  }
 
   absl::StatusOr<TrainingResult> Run(BatchSource& data) {
+    FSDP_RETURN_IF_ERROR(Resume());
     const int64_t last_step = options_.warmup + options_.steps;
-    const int64_t first_timed = std::max(options_.warmup, options_.done) + 1;
-    for (int64_t step = 1; step <= options_.done; ++step) data.Next();
-    for (int64_t step = options_.done + 1;
-         step <= last_step && !result_.stopped; ++step) {
+    const int64_t first_timed = std::max(options_.warmup, done_) + 1;
+    for (int64_t step = 1; step <= done_; ++step) data.Next();
+    for (int64_t step = done_ + 1; step <= last_step && !result_.stopped;
+         ++step) {
       if (step == first_timed && options_.on_timed_begin) {
         options_.on_timed_begin();
       }
-      const fsdp::TraceStep traced(step);
-      const Batch batch = NextBatch(data);
-      begins_.push_back(absl::Now());
-      const absl::StatusOr<at::Tensor> loss =
-          TrainStep(batch, model_, optimizer_);
-      if (!loss.ok()) return InStep(step, loss.status());
-      FSDP_RETURN_IF_ERROR(InStep(
-          step, fsdp::TorchToStatus("loss", [&] { losses_.Push(*loss); })));
-      const size_t ahead = loss->is_cpu() ? 0 : 1;
-      if (losses_.size() > ahead) FSDP_RETURN_IF_ERROR(EndStep());
+      FSDP_RETURN_IF_ERROR(Step(step, data));
+      const int64_t every = options_.saving.every;
+      if (every > 0 && step % every == 0) FSDP_RETURN_IF_ERROR(Save(step));
     }
     while (losses_.size() > 0) FSDP_RETURN_IF_ERROR(EndStep());
+    FSDP_RETURN_IF_ERROR(FinishSaving());
     result_.stopped = result_.stopped && done_ < last_step;
+    result_.last_step = done_;
     return std::move(result_);
   }
 
  private:
+  absl::Status Step(int64_t step, BatchSource& data) {
+    const fsdp::TraceStep traced(step);
+    const Batch batch = NextBatch(data);
+    begins_.push_back(absl::Now());
+    const absl::StatusOr<at::Tensor> loss =
+        TrainStep(batch, model_, optimizer_);
+    if (!loss.ok()) return InStep(step, loss.status());
+    FSDP_RETURN_IF_ERROR(InStep(
+        step, fsdp::TorchToStatus("loss", [&] { losses_.Push(*loss); })));
+    const size_t ahead = loss->is_cpu() ? 0 : 1;
+    return losses_.size() > ahead ? EndStep() : absl::OkStatus();
+  }
+
+  absl::Status Resume() {
+    const SavingOptions& saving = options_.saving;
+    if (saving.checkpoints == nullptr || !saving.resume) {
+      saved_ = done_;
+      return absl::OkStatus();
+    }
+    FSDP_ASSIGN_OR_RETURN(const std::optional<int64_t> step,
+                          saving.checkpoints->LoadLatest(run_));
+    done_ = step.value_or(done_);
+    saved_ = done_;
+    if (step.has_value() && saving.on_resumed) saving.on_resumed(*step);
+    return absl::OkStatus();
+  }
+
+  // What the steps up to `step` have made of the model, whether or not a device
+  // has computed it yet.
+  absl::Status Save(int64_t step) {
+    const SavingOptions& saving = options_.saving;
+    if (saving.checkpoints == nullptr) return absl::OkStatus();
+    const fsdp::TraceSpan span("save");
+    saved_ = step;
+    return InStep(step, saving.async ? saving.checkpoints->SaveAsync(step, run_)
+                                     : saving.checkpoints->Save(step, run_));
+  }
+
+  absl::Status FinishSaving() {
+    if (options_.saving.checkpoints == nullptr) return absl::OkStatus();
+    if (saved_ < done_) FSDP_RETURN_IF_ERROR(Save(done_));
+    return options_.saving.checkpoints->Wait();
+  }
+
   static absl::Status InStep(int64_t step, const absl::Status& status) {
     return status.ok() ? status
                        : fsdp::Annotate(status, absl::StrCat("step ", step));
@@ -142,6 +188,8 @@ class Training {
   std::deque<absl::Time> begins_;  // likewise
   absl::Time last_end_ = absl::InfinitePast();
   int64_t done_;
+  fsdp::checkpoint::TrainingRun run_;
+  int64_t saved_ = 0;  // the last step of which there is a checkpoint
   TrainingResult result_;
 };
 

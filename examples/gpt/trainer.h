@@ -8,11 +8,22 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "checkpoint/checkpointer.h"
 #include "comm/communicator.h"
 #include "examples/gpt/batch.h"
 #include "examples/gpt/trainable_model.h"
 
 namespace gpt {
+
+// Null: no checkpoints.
+struct SavingOptions {
+  fsdp::checkpoint::Checkpointer* checkpoints = nullptr;
+  int64_t every = 0;  // steps; 0: only the last step
+  bool async = true;
+  bool resume = false;  // from the newest one, if there is one
+  // That of this step was loaded.
+  std::function<void(int64_t step)> on_resumed;
+};
 
 struct TrainerOptions {
   int64_t done = 0;    // steps that an earlier run has taken, of all
@@ -26,6 +37,7 @@ struct TrainerOptions {
   std::function<void(int64_t step, double loss)> on_step;
   // Called before the first timed step.
   std::function<void()> on_timed_begin;
+  SavingOptions saving;
 };
 
 // Of the steps that were left, warm-up included, except where it says
@@ -35,6 +47,7 @@ struct TrainingResult {
   std::vector<double> own_losses;    // of this rank
   std::vector<double> step_seconds;  // of the timed steps
   bool stopped = false;              // before all steps were done
+  int64_t last_step = 0;             // the last one that is done, of all
 };
 
 // Trains by AdamW with torch's defaults and a constant learning rate. A step is
@@ -42,7 +55,9 @@ struct TrainingResult {
 // the moment when all ranks have finished it. On a device the host is a step
 // ahead, so that no step waits for it; when the ranks are to stop, they stop a
 // step later. All ranks return alike, except that errors name what failed on
-// each.
+// each. With SavingOptions the last step is saved, also one after which the
+// ranks were to stop, before Train() returns; what saving takes between two
+// steps is no part of either.
 absl::StatusOr<TrainingResult> Train(const TrainerOptions& options,
                                      TrainableModel& model, BatchSource& data,
                                      fsdp::comm::Communicator& communicator);

@@ -130,10 +130,10 @@ class FailingModel final : public TrainableModel {
   }
   absl::Status Backward(const at::Tensor&) override { return absl::OkStatus(); }
   std::vector<at::Tensor> OptimizerParameters() override { return {}; }
-  absl::Status ForEachFullParameter(
-      const fsdp::FullParameterVisitor&) override {
-    return absl::OkStatus();
-  }
+  torch::nn::Module& module() override { return module_; }
+
+ private:
+  torch::nn::Module module_;
 };
 
 TEST(TrainerTest, ErrorsNameTheStep) {
