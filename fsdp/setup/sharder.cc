@@ -20,6 +20,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
@@ -85,6 +86,10 @@ GradientScaling ScalingOf(const Options& options,
 // next unit's do not fit into: together, as much as the model.
 void GiveBackFreedMemory() {
 #ifdef __GLIBC__
+  // One at a time: where the program has another malloc, the first call sets up
+  // glibc's, and a second one meanwhile would find it half made.
+  static absl::Mutex mutex(absl::kConstInit);
+  const absl::MutexLock lock(&mutex);
   malloc_trim(0);
 #endif
 }
