@@ -6,6 +6,7 @@
 #include <c10/core/ScalarType.h>
 
 #ifdef __GLIBC__
+#include <dlfcn.h>
 #include <malloc.h>
 #endif
 
@@ -20,7 +21,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
@@ -82,15 +82,27 @@ GradientScaling ScalingOf(const Options& options,
   return {1 / before, before / factor};
 }
 
+#ifdef __GLIBC__
+// Whether malloc() is that of the library that malloc_trim() is of. Under
+// another one (jemalloc, a sanitizer's) the latter would set up a heap that
+// nobody uses, which glibc cannot do on two threads at a time.
+bool TrimsTheHeapInUse() {
+  static const bool result = [] {
+    Dl_info malloc_info;
+    Dl_info trim_info;
+    return dladdr(dlsym(RTLD_DEFAULT, "malloc"), &malloc_info) != 0 &&
+           dladdr(dlsym(RTLD_DEFAULT, "malloc_trim"), &trim_info) != 0 &&
+           malloc_info.dli_fbase == trim_info.dli_fbase;
+  }();
+  return result;
+}
+#endif
+
 // What whole parameters leave in the heap are holes between shards, which the
 // next unit's do not fit into: together, as much as the model.
 void GiveBackFreedMemory() {
 #ifdef __GLIBC__
-  // One at a time: where the program has another malloc, the first call sets up
-  // glibc's, and a second one meanwhile would find it half made.
-  static absl::Mutex mutex(absl::kConstInit);
-  const absl::MutexLock lock(&mutex);
-  malloc_trim(0);
+  if (TrimsTheHeapInUse()) malloc_trim(0);
 #endif
 }
 
