@@ -28,7 +28,7 @@ bazel_dep(
     repo_name = "com_google_absl",
 )
 bazel_dep(name = "overridden")
-things = use_extension("//third_party:extensions.bzl", "things")
+things = use_extension("<root>//third_party:extensions.bzl", "things")
 others = use_extension("@rules_cc//cc:extensions.bzl", "others")
 """
 
@@ -59,7 +59,7 @@ class ParsingTest(unittest.TestCase):
 
     def test_what_a_module_file_asks_for(self):
         self.assertEqual(modules.wanted(MODULE), {("rules_cc", "0.0.17"), ("abseil-cpp", "20240116.2")})
-        self.assertEqual(modules.extensions(MODULE), ["//third_party:extensions.bzl%things"])
+        self.assertEqual(modules.extensions(MODULE), ["<root>//third_party:extensions.bzl%things"])
 
     def test_what_bazel_lacks(self):
         self.assertEqual(modules.lacking(lacks("zlib@1.3.1.bcr.3")[1]), {("zlib", "1.3.1.bcr.3")})
@@ -106,7 +106,7 @@ class RegistryTest(unittest.TestCase):
         self.assertIsNone(modules.check(FakeBazel((0, "")), self.registry))
         self.assertEqual(modules.check(FakeBazel((1, "syntax error\n")), self.registry), "MODULE.bazel: syntax error")
         wrong = modules.check(FakeBazel((0, ""), (1, "no such extension")), self.registry)
-        self.assertEqual(wrong, "//third_party:extensions.bzl%libtorch: no such extension")
+        self.assertEqual(wrong, "<root>//third_party:extensions.bzl%libtorch: no such extension")
 
 
 if __name__ == "__main__":
