@@ -28,7 +28,7 @@ bazel_dep(
     repo_name = "com_google_absl",
 )
 bazel_dep(name = "overridden")
-things = use_extension("<root>//third_party:extensions.bzl", "things")
+things = use_extension("//third_party:extensions.bzl", "things")
 others = use_extension("@rules_cc//cc:extensions.bzl", "others")
 """
 
