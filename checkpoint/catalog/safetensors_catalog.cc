@@ -1,0 +1,224 @@
+#include "checkpoint/catalog/safetensors_catalog.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "base/status_macros.h"
+#include "checkpoint/catalog/sharding_info.h"
+#include "checkpoint/tensor/tensor_info.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+absl::Status Refuse(absl::string_view file, absl::string_view tensor,
+                    absl::string_view why) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(file, ", tensor \"", tensor, "\": ", why));
+}
+
+int64_t FileBytes(const SafetensorsHeader& header) {
+  return header.data_begin +
+         (header.tensors.empty() ? 0 : header.tensors.back().end);
+}
+
+// A tensor whose pieces are still coming.
+struct Growing {
+  StoredTensor tensor;  // its shape is as far as pieces reach
+  std::optional<std::vector<int64_t>> global_shape;
+};
+
+class PieceCollector {
+ public:
+  absl::Status AddFile(const SafetensorsFile& file) {
+    FSDP_ASSIGN_OR_RETURN(const int number,
+                          catalog_.AddFile(file.name, FileBytes(file.header)));
+    const auto found = file.header.metadata.find(std::string(kShardingInfoKey));
+    std::optional<ShardingInfo> info;
+    if (found != file.header.metadata.end()) {
+      absl::StatusOr<ShardingInfo> parsed = ParseShardingInfo(found->second);
+      if (!parsed.ok()) {
+        return absl::InvalidArgumentError(
+            absl::StrCat(file.name, ": ", parsed.status().message()));
+      }
+      info = *std::move(parsed);
+    }
+    for (const PlacedTensor& piece : file.header.tensors) {
+      FSDP_ASSIGN_OR_RETURN(const ShardEntry entry,
+                            EntryOf(file, piece.info, info));
+      StoredBox box{{entry.offsets, piece.info.shape},
+                    number,
+                    file.header.data_begin + piece.begin};
+      FSDP_RETURN_IF_ERROR(AddPiece(file, piece.info, entry, std::move(box)));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<Catalog> Take() {
+    for (Growing& growing : growing_) {
+      if (growing.global_shape.has_value()) {
+        growing.tensor.info.shape = *std::move(growing.global_shape);
+      }
+      FSDP_RETURN_IF_ERROR(catalog_.AddTensor(std::move(growing.tensor)));
+    }
+    return std::move(catalog_);
+  }
+
+ private:
+  // What is said of a piece; without any info it is the whole tensor.
+  static absl::StatusOr<ShardEntry> EntryOf(
+      const SafetensorsFile& file, const TensorInfo& piece,
+      const std::optional<ShardingInfo>& info) {
+    const std::vector<int64_t> zero(piece.shape.size(), 0);
+    if (!info.has_value()) return ShardEntry{piece.name, zero, std::nullopt};
+    const auto found = info->find(piece.name);
+    if (found == info->end()) {
+      return Refuse(file.name, piece.name,
+                    absl::StrCat("is not in the file's ", kShardingInfoKey));
+    }
+    return found->second;
+  }
+
+  absl::Status AddPiece(const SafetensorsFile& file, const TensorInfo& piece,
+                        const ShardEntry& entry, StoredBox box) {
+    const auto [found, is_new] =
+        numbers_.emplace(entry.tensor, growing_.size());
+    if (is_new) {
+      const std::vector<int64_t> zero(piece.shape.size(), 0);
+      growing_.push_back(
+          {{{entry.tensor, piece.dtype, zero}, {}}, entry.global_shape});
+    }
+    Growing& growing = growing_[found->second];
+    TensorInfo& whole = growing.tensor.info;
+    if (piece.dtype != whole.dtype ||
+        entry.global_shape != growing.global_shape ||
+        piece.shape.size() != whole.shape.size()) {
+      return Refuse(file.name, piece.name,
+                    "has another dtype, shape or number of dimensions than "
+                    "pieces of the same tensor before it");
+    }
+    if (entry.offsets.size() != piece.shape.size()) {
+      return Refuse(file.name, piece.name,
+                    absl::StrCat("is ", ToString(piece), ", but at [",
+                                 absl::StrJoin(entry.offsets, ", "), "]"));
+    }
+    for (size_t i = 0; i < piece.shape.size(); ++i) {
+      int64_t end = 0;
+      if (__builtin_add_overflow(entry.offsets[i], piece.shape[i], &end)) {
+        return Refuse(file.name, piece.name, "ends beyond what 64 bits count");
+      }
+      whole.shape[i] = std::max(whole.shape[i], end);
+    }
+    growing.tensor.boxes.push_back(std::move(box));
+    return absl::OkStatus();
+  }
+
+  Catalog catalog_;
+  std::vector<Growing> growing_;
+  absl::flat_hash_map<std::string, size_t> numbers_;
+};
+
+// As many as anybody reads.
+class Findings {
+ public:
+  void Add(std::string text) {
+    if (texts_.size() < kShown) texts_.push_back(std::move(text));
+    ++count_;
+  }
+  absl::Status ToStatus() const {
+    if (count_ == 0) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the index and the files of the model differ: ",
+        absl::StrJoin(texts_, "; "),
+        count_ > texts_.size()
+            ? absl::StrCat("; and ", count_ - texts_.size(), " more")
+            : "",
+        ". Files are missing, or they are of another model: fetch it again"));
+  }
+
+ private:
+  static constexpr size_t kShown = 50;
+  std::vector<std::string> texts_;
+  size_t count_ = 0;
+};
+
+// Both ways: what the index names and no file has, and what files have besides.
+absl::Status CompareNames(const FileIndex& index,
+                          absl::Span<const SafetensorsFile> files) {
+  Findings findings;
+  absl::flat_hash_map<absl::string_view, int> file_numbers;
+  for (const std::string& file : index.files) {
+    file_numbers.emplace(file, static_cast<int>(file_numbers.size()));
+  }
+  absl::flat_hash_map<absl::string_view, int> expected;  // file by tensor
+  for (const auto& [tensor, file] : index.weights) expected[tensor] = file;
+  std::vector<bool> is_there(index.files.size(), false);
+  for (const SafetensorsFile& file : files) {
+    const auto found = file_numbers.find(file.name);
+    if (found == file_numbers.end()) {
+      findings.Add(absl::StrCat("file ", file.name, " is not in the index"));
+      continue;
+    }
+    is_there[found->second] = true;
+    for (const PlacedTensor& tensor : file.header.tensors) {
+      const auto entry = expected.find(tensor.info.name);
+      if (entry != expected.end() && entry->second == found->second) {
+        expected.erase(entry);
+      } else {
+        findings.Add(absl::StrCat("tensor \"", tensor.info.name, "\" of ",
+                                  file.name, " is unexpected"));
+      }
+    }
+  }
+  for (size_t i = 0; i < is_there.size(); ++i) {
+    if (!is_there[i]) {
+      findings.Add(absl::StrCat("file ", index.files[i], " is missing"));
+    }
+  }
+  for (const auto& [tensor, file] : index.weights) {
+    if (is_there[file] && expected.contains(tensor)) {
+      findings.Add(absl::StrCat("tensor \"", tensor, "\" is missing in ",
+                                index.files[file]));
+    }
+  }
+  return findings.ToStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<Catalog> CatalogOfSafetensors(
+    absl::Span<const SafetensorsFile> files) {
+  PieceCollector collector;
+  for (const SafetensorsFile& file : files) {
+    FSDP_RETURN_IF_ERROR(collector.AddFile(file));
+  }
+  return collector.Take();
+}
+
+absl::StatusOr<Catalog> CatalogOfHuggingFace(
+    const FileIndex& index, absl::Span<const SafetensorsFile> files) {
+  FSDP_RETURN_IF_ERROR(CompareNames(index, files));
+  Catalog catalog;
+  for (const SafetensorsFile& file : files) {
+    FSDP_ASSIGN_OR_RETURN(const int number,
+                          catalog.AddFile(file.name, FileBytes(file.header)));
+    for (const PlacedTensor& tensor : file.header.tensors) {
+      std::vector<int64_t> zero(tensor.info.shape.size(), 0);
+      StoredBox box{{std::move(zero), tensor.info.shape},
+                    number,
+                    file.header.data_begin + tensor.begin};
+      FSDP_RETURN_IF_ERROR(catalog.AddTensor({tensor.info, {std::move(box)}}));
+    }
+  }
+  return catalog;
+}
+
+}  // namespace fsdp::checkpoint

@@ -1,0 +1,128 @@
+#include "checkpoint/catalog/shard_files.h"
+
+#include <cstddef>
+#include <functional>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/string_view.h"
+#include "base/status_macros.h"
+#include "checkpoint/catalog/sharding_info.h"
+#include "checkpoint/safetensors/safetensors_header.h"
+#include "checkpoint/tensor/boxes.h"
+#include "checkpoint/tensor/dtype.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+// What one file has, side by side.
+struct Contents {
+  std::vector<TensorInfo> infos;
+  std::vector<ShardPiece> pieces;
+  ShardingInfo sharding;
+};
+
+absl::Status Refuse(const TensorInfo& tensor, absl::string_view why) {
+  return absl::InvalidArgumentError(absl::StrCat(
+      "tensor \"", tensor.name, "\", ", ToString(tensor), ": ", why));
+}
+
+absl::Status CheckRange(const RankRange& range) {
+  FSDP_RETURN_IF_ERROR(BytesOf(range.tensor).status());
+  FSDP_ASSIGN_OR_RETURN(const int64_t numel, NumelOf(range.tensor));
+  if (range.begin < 0 || range.begin > range.end || range.end > numel) {
+    return Refuse(range.tensor, absl::StrCat("has no elements ", range.begin,
+                                             " to ", range.end));
+  }
+  if (ItemBytes(range.tensor.dtype) == 0) {
+    return Refuse(range.tensor,
+                  "elements that do not fill bytes cannot be sharded");
+  }
+  return absl::OkStatus();
+}
+
+std::vector<Box> BoxesOf(int rank, const RankRange& range) {
+  const std::vector<int64_t>& shape = range.tensor.shape;
+  for (const int64_t size : shape) {
+    if (size != 0) continue;
+    if (rank != 0) return {};
+    return {{std::vector<int64_t>(shape.size(), 0), shape}};
+  }
+  return RangeToBoxes(shape, range.begin, range.end);
+}
+
+// By file: the k-th box of every range is in the k-th.
+std::vector<Contents> Distribute(int rank, absl::Span<const RankRange> ranges) {
+  std::vector<Contents> files;
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    const TensorInfo& tensor = ranges[i].tensor;
+    int64_t begin = ranges[i].begin;
+    size_t k = 0;
+    for (Box& box : BoxesOf(rank, ranges[i])) {
+      if (k == files.size()) files.emplace_back();
+      Contents& file = files[k++];
+      const int64_t end = std::accumulate(box.sizes.begin(), box.sizes.end(),
+                                          int64_t{1}, std::multiplies<>()) +
+                          begin;
+      file.pieces.push_back({static_cast<int>(i), begin, end, 0});
+      file.sharding[tensor.name] = {tensor.name, std::move(box.offsets),
+                                    tensor.shape};
+      file.infos.push_back({tensor.name, tensor.dtype, std::move(box.sizes)});
+      begin = end;
+    }
+  }
+  return files;
+}
+
+absl::StatusOr<ShardFile> Finish(std::string name, Contents contents) {
+  ShardFile file;
+  file.name = std::move(name);
+  FSDP_ASSIGN_OR_RETURN(const std::vector<PlacedTensor> placed,
+                        PlaceTensors(contents.infos));
+  FSDP_ASSIGN_OR_RETURN(
+      file.header,
+      FormatSafetensorsHeader(placed, {{std::string(kShardingInfoKey),
+                                        FormatShardingInfo(contents.sharding)},
+                                       {"DCP_VERSION", "1.0"},
+                                       {"format", "pt"}}));
+  file.bytes = static_cast<int64_t>(file.header.size());
+  file.pieces = std::move(contents.pieces);
+  for (size_t i = 0; i < placed.size(); ++i) {
+    file.pieces[i].offset =
+        static_cast<int64_t>(file.header.size()) + placed[i].begin;
+    file.bytes += placed[i].end - placed[i].begin;
+  }
+  return file;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<ShardFile>> PlanShardFiles(
+    int rank, absl::Span<const RankRange> ranges) {
+  absl::flat_hash_set<absl::string_view> names;
+  for (const RankRange& range : ranges) {
+    FSDP_RETURN_IF_ERROR(CheckRange(range));
+    if (!names.insert(range.tensor.name).second) {
+      return Refuse(range.tensor, "is given twice");
+    }
+  }
+  std::vector<Contents> contents = Distribute(rank, ranges);
+  std::vector<ShardFile> files;
+  for (size_t i = 0; i < contents.size(); ++i) {
+    FSDP_ASSIGN_OR_RETURN(
+        ShardFile file,
+        Finish(absl::StrFormat("shard-%05d-model-%05d-of-%05d.safetensors",
+                               rank + 1, i + 1, contents.size()),
+               std::move(contents[i])));
+    files.push_back(std::move(file));
+  }
+  return files;
+}
+
+}  // namespace fsdp::checkpoint

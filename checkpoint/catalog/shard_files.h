@@ -1,0 +1,52 @@
+// Files of one rank alone, for storage without random writes: safetensors with
+// DCP's sharding info.
+#ifndef CHECKPOINT_CATALOG_SHARD_FILES_H_
+#define CHECKPOINT_CATALOG_SHARD_FILES_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "checkpoint/tensor/tensor_info.h"
+
+namespace fsdp::checkpoint {
+
+// A rank's part of a tensor: the elements [begin, end), row-major.
+struct RankRange {
+  TensorInfo tensor;
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
+// What goes to one place of a file.
+struct ShardPiece {
+  int range = 0;      // in the ranges given
+  int64_t begin = 0;  // elements of the tensor
+  int64_t end = 0;
+  int64_t offset = 0;  // bytes from the beginning of the file
+};
+
+struct ShardFile {
+  std::string name;    // "shard-00003-model-00001-of-00002.safetensors"
+  std::string header;  // the bytes it begins with
+  int64_t bytes = 0;   // of the whole file
+  std::vector<ShardPiece> pieces;
+};
+
+// The files of a rank. A range is cut into boxes. Readers in PyTorch up to 2.11
+// take one box of a tensor from a file, under the tensor's own name, and every
+// file with this ending; so the k-th box of each range goes into the rank's
+// k-th file. A rank that has cut a parameter only at its first and its last
+// element needs two or three files, and one without ranges none. Newer readers
+// need no other keys; "global_shape" tells them, and CatalogOfSafetensors(), of
+// pieces that are missing. Tensors without elements are in a file of rank 0.
+// InvalidArgument, naming the tensor: a name given twice, a range that the
+// tensor does not have, elements that do not fill bytes.
+absl::StatusOr<std::vector<ShardFile>> PlanShardFiles(
+    int rank, absl::Span<const RankRange> ranges);
+
+}  // namespace fsdp::checkpoint
+
+#endif  // CHECKPOINT_CATALOG_SHARD_FILES_H_
