@@ -1,0 +1,135 @@
+#include "checkpoint/files/checksums.h"
+
+#include <algorithm>
+#include <tuple>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "checkpoint/files/crc32c_combine.h"
+#include "offload/checksum.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+absl::Status Refuse(absl::string_view name, absl::string_view why) {
+  return absl::InternalError(
+      absl::StrCat("checksums of ", name, ": ", why,
+                   "; this checkpoint is not committed; report a bug"));
+}
+
+std::string Range(int64_t begin, int64_t end) {
+  return absl::StrCat("bytes [", begin, ", ", end, ")");
+}
+
+// `piece` is the next one of its file, whose first `done` bytes have been.
+absl::Status CheckNext(const Piece& piece, const NamedSize& file, int64_t done) {
+  int64_t end = 0;
+  if (piece.offset < 0 || piece.bytes < 0 ||
+      __builtin_add_overflow(piece.offset, piece.bytes, &end) ||
+      end > file.bytes) {
+    return Refuse(file.name, absl::StrCat("a piece of ", piece.bytes,
+                                          " bytes at ", piece.offset,
+                                          " of a file of ", file.bytes));
+  }
+  if (piece.bytes > 0 && piece.offset / kBlockBytes != (end - 1) / kBlockBytes) {
+    return Refuse(file.name, absl::StrCat("a piece of several blocks, ",
+                                          Range(piece.offset, end)));
+  }
+  if (piece.offset > done) {
+    return Refuse(file.name, absl::StrCat("nobody has written ",
+                                          Range(done, piece.offset)));
+  }
+  if (piece.offset < done) {
+    return Refuse(file.name,
+                  absl::StrCat("several have written ",
+                               Range(piece.offset, std::min(done, end))));
+  }
+  return absl::OkStatus();
+}
+
+// Appends a piece to the checksums of its file.
+void Append(const Piece& piece, FileSums& sums) {
+  if (piece.offset % kBlockBytes == 0) {
+    sums.blocks.push_back(piece.crc32c);
+  } else {
+    sums.blocks.back() =
+        Crc32cCombine(sums.blocks.back(), piece.crc32c, piece.bytes);
+  }
+  sums.bytes += piece.bytes;
+}
+
+}  // namespace
+
+uint32_t CombineBlocks(int64_t bytes, absl::Span<const uint32_t> blocks) {
+  uint32_t sum = 0;
+  for (const uint32_t block : blocks) {
+    const int64_t size = std::min(bytes, kBlockBytes);
+    sum = Crc32cCombine(sum, block, size);
+    bytes -= size;
+  }
+  return sum;
+}
+
+void AppendPieces(int64_t file, int64_t offset, absl::string_view bytes,
+                  std::vector<Piece>& pieces) {
+  while (!bytes.empty()) {
+    const auto size = std::min(static_cast<int64_t>(bytes.size()),
+                               kBlockBytes - offset % kBlockBytes);
+    const bool continues =
+        !pieces.empty() && pieces.back().file == file &&
+        pieces.back().offset + pieces.back().bytes == offset &&
+        offset % kBlockBytes != 0;
+    if (!continues) pieces.push_back({file, offset, 0, 0});
+    Piece& piece = pieces.back();
+    piece.crc32c = offload::Crc32c(bytes.substr(0, size), piece.crc32c);
+    piece.bytes += size;
+    offset += size;
+    bytes.remove_prefix(size);
+  }
+}
+
+void AppendZeroPieces(int64_t file, int64_t offset, int64_t bytes,
+                      std::vector<Piece>& pieces) {
+  const std::string zeros(std::min(bytes, kBlockBytes), '\0');
+  const uint32_t of_block = offload::Crc32c(zeros);
+  while (bytes > 0) {
+    const int64_t size = std::min(bytes, kBlockBytes - offset % kBlockBytes);
+    const auto part = absl::string_view(zeros).substr(0, size);
+    pieces.push_back(
+        {file, offset, size,
+         part.size() == zeros.size() ? of_block : offload::Crc32c(part)});
+    offset += size;
+    bytes -= size;
+  }
+}
+
+absl::StatusOr<std::vector<FileSums>> CombinePieces(
+    std::vector<Piece> pieces, absl::Span<const NamedSize> files) {
+  std::sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) {
+    return std::tie(a.file, a.offset, a.bytes) <
+           std::tie(b.file, b.offset, b.bytes);
+  });
+  std::vector<FileSums> sums(files.size());
+  for (const Piece& piece : pieces) {
+    if (piece.file < 0 || piece.file >= static_cast<int64_t>(files.size())) {
+      return Refuse(absl::StrCat("file ", piece.file),
+                    absl::StrCat("there are only ", files.size(), " files"));
+    }
+    if (piece.bytes == 0) continue;
+    FSDP_RETURN_IF_ERROR(
+        CheckNext(piece, files[piece.file], sums[piece.file].bytes));
+    Append(piece, sums[piece.file]);
+  }
+  for (size_t i = 0; i < files.size(); ++i) {
+    if (sums[i].bytes < files[i].bytes) {
+      return Refuse(files[i].name,
+                    absl::StrCat("nobody has written ",
+                                 Range(sums[i].bytes, files[i].bytes)));
+    }
+    sums[i].crc32c = CombineBlocks(sums[i].bytes, sums[i].blocks);
+  }
+  return sums;
+}
+
+}  // namespace fsdp::checkpoint

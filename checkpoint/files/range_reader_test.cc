@@ -1,0 +1,238 @@
+#include "checkpoint/files/range_reader.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "base/testing/no_threads.h"
+#include "base/testing/status_matchers.h"
+#include "checkpoint/files/checksums.h"
+#include "checkpoint/files/file_system.h"
+#include "checkpoint/files/real_file_system.h"
+#include "checkpoint/files/testing/faulty_file_system.h"
+#include "checkpoint/files/testing/simulated_file_system.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::checkpoint::testing {
+namespace {
+
+using ::fsdp::testing::NoThreads;
+using ::fsdp::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using Code = absl::StatusCode;
+
+std::string RandomBytes(size_t size) {
+  std::mt19937 random(size);
+  std::string bytes(size, '\0');
+  for (char& byte : bytes) byte = static_cast<char>(random());
+  return bytes;
+}
+
+RangeReaderOptions Small() {
+  RangeReaderOptions options;
+  options.chunk_bytes = 2 * kBlockBytes;
+  options.chunks = 2;
+  return options;
+}
+
+FileSums SumsOf(const std::string& bytes) {
+  std::vector<Piece> pieces;
+  AppendPieces(0, 0, bytes, pieces);
+  return (*CombinePieces(pieces,
+                         {{"f", static_cast<int64_t>(bytes.size())}}))[0];
+}
+
+// Two files of a disk, and what they should be.
+class RangeReaderTest : public ::testing::TestWithParam<bool> {
+ protected:
+  void SetUp() override {
+    for (const int64_t size : {9 * kBlockBytes + 12347, kBlockBytes / 2}) {
+      contents_.push_back(RandomBytes(size));
+      sums_.push_back(SumsOf(contents_.back()));
+      paths_.push_back(absl::StrCat("/f", paths_.size()));
+      ASSERT_OK(ReplaceFile(files_, paths_.back(), contents_.back()));
+    }
+  }
+
+  std::unique_ptr<RangeReader> Reader(FileSystem& files) {
+    std::vector<SourceFile> sources;
+    for (size_t i = 0; i < paths_.size(); ++i) {
+      sources.push_back({paths_[i], GetParam() ? &sums_[i] : nullptr});
+    }
+    return *RangeReader::Create(files, sources, Small());
+  }
+
+  // Reads, and compares what was handed out.
+  absl::Status ReadAndCompare(RangeReader& reader,
+                              const std::vector<ReadRange>& ranges) {
+    std::vector<std::string> found(ranges.size());
+    size_t last = 0;
+    const auto take = [&](size_t range, int64_t position,
+                          absl::Span<const char> bytes) {
+      EXPECT_GE(range, last);
+      last = range;
+      EXPECT_EQ(position, static_cast<int64_t>(found[range].size()));
+      found[range].append(bytes.data(), bytes.size());
+      return absl::OkStatus();
+    };
+    absl::Status status = reader.Read(ranges, take);
+    for (size_t i = 0; i < ranges.size() && status.ok(); ++i) {
+      EXPECT_TRUE(found[i] == contents_[ranges[i].file].substr(
+                                  ranges[i].offset, ranges[i].bytes))
+          << "range " << i;
+    }
+    return status;
+  }
+
+  std::vector<ReadRange> RandomRanges(int count, int64_t largest) {
+    std::vector<ReadRange> ranges;
+    for (int i = 0; i < count; ++i) {
+      ReadRange range;
+      range.file = static_cast<int64_t>(random_() % 2);
+      const auto size = static_cast<int64_t>(contents_[range.file].size());
+      range.offset = static_cast<int64_t>(random_() % (size + 1));
+      range.bytes = std::min<int64_t>(random_() % largest, size - range.offset);
+      ranges.push_back(range);
+    }
+    return ranges;
+  }
+
+  SimulatedFileSystem files_;
+  std::vector<std::string> paths_;
+  std::vector<std::string> contents_;
+  std::vector<FileSums> sums_;
+  std::mt19937 random_{5};
+};
+
+INSTANTIATE_TEST_SUITE_P(Checked, RangeReaderTest, ::testing::Bool());
+
+TEST_P(RangeReaderTest, RandomRanges) {
+  const auto reader = Reader(files_);
+  for (const int64_t largest : {1, 100, 5000, 3 << 20, 8 << 20}) {
+    std::vector<ReadRange> ranges = RandomRanges(30, largest);
+    EXPECT_OK(ReadAndCompare(*reader, ranges));
+    std::sort(ranges.begin(), ranges.end(),
+              [](const ReadRange& a, const ReadRange& b) {
+                return std::make_pair(a.file, a.offset) <
+                       std::make_pair(b.file, b.offset);
+              });
+    EXPECT_OK(ReadAndCompare(*reader, ranges));
+  }
+  EXPECT_OK(ReadAndCompare(*reader, {}));
+  EXPECT_OK(ReadAndCompare(*reader, {{0, 7, 0}, {1, 0, 0}}));
+}
+
+TEST_P(RangeReaderTest, TheRealDisk) {
+  FileSystem& real = RealFileSystem();
+  for (size_t i = 0; i < paths_.size(); ++i) {
+    paths_[i] = absl::StrCat(::testing::TempDir(), "/range_reader_test", i);
+    ASSERT_OK(ReplaceFile(real, paths_[i], contents_[i]));
+  }
+  const auto reader = Reader(real);
+  EXPECT_OK(ReadAndCompare(*reader, RandomRanges(50, 3 << 20)));
+  for (const std::string& path : paths_) EXPECT_OK(real.RemoveFile(path));
+}
+
+TEST_P(RangeReaderTest, WithoutThreadsItReadsItself) {
+  const NoThreads none;
+  EXPECT_OK(ReadAndCompare(*Reader(files_), RandomRanges(20, 3 << 20)));
+}
+
+TEST_P(RangeReaderTest, ABlockIsReadOnceInFileOrder) {
+  FaultyFileSystem counting(files_);
+  const auto reader = Reader(counting);
+  const auto size = static_cast<int64_t>(contents_[0].size());
+  for (int64_t at = 0; at < size; at += 300007) {
+    EXPECT_OK(
+        ReadAndCompare(*reader, {{0, at, std::min<int64_t>(300007, size - at)}}));
+  }
+  // Of files that nobody has checksums of, pages are; their ends twice.
+  const int64_t before = counting.read_bytes();
+  EXPECT_LE(before, size + (GetParam() ? 0 : 40 * 4096));
+  std::vector<ReadRange> ranges;
+  for (int64_t at = 0; at + 1000 <= size; at += 1000) {
+    ranges.push_back({0, at, 997});
+  }
+  EXPECT_OK(ReadAndCompare(*reader, ranges));
+  EXPECT_LE(counting.read_bytes(), before + size);
+}
+
+TEST_P(RangeReaderTest, WhatThereIsNotIsRefused) {
+  const auto reader = Reader(files_);
+  const auto size = static_cast<int64_t>(contents_[1].size());
+  EXPECT_THAT(ReadAndCompare(*reader, {{1, size, 1}}),
+              StatusIs(Code::kOutOfRange, HasSubstr("of /f1: it has 524288")));
+  EXPECT_FALSE(ReadAndCompare(*reader, {{1, -1, 1}}).ok());
+  EXPECT_FALSE(ReadAndCompare(*reader, {{1, 1, INT64_MAX}}).ok());
+  EXPECT_THAT(ReadAndCompare(*reader, {{2, 0, 1}}),
+              StatusIs(Code::kInvalidArgument, HasSubstr("only 2 files")));
+  EXPECT_OK(ReadAndCompare(*reader, {{1, 0, size}}));
+  EXPECT_FALSE(RangeReader::Create(files_, {}, {1, 2}).ok());
+  EXPECT_FALSE(RangeReader::Create(files_, {}, {kBlockBytes, 1}).ok());
+}
+
+class DamageTest : public RangeReaderTest {
+ protected:
+  void Damage(size_t file, int64_t offset) {
+    const auto open = *files_.OpenForWriting(paths_[file], Caching::kCached);
+    const char flipped = static_cast<char>(contents_[file][offset] ^ 1);
+    ASSERT_OK(open->PWrite(offset, absl::MakeConstSpan(&flipped, 1)));
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Checked, DamageTest, ::testing::Values(true));
+
+TEST_P(DamageTest, AFlippedBitIsNamedAndNothingOfItsBlockIsHandedOut) {
+  Damage(0, 5 * kBlockBytes + 3);
+  const auto reader = Reader(files_);
+  int64_t handed_out = 0;
+  const auto take = [&](size_t, int64_t, absl::Span<const char> bytes) {
+    handed_out += static_cast<int64_t>(bytes.size());
+    return absl::OkStatus();
+  };
+  EXPECT_THAT(
+      reader->Read({{0, 0, 9 * kBlockBytes}}, take),
+      StatusIs(Code::kDataLoss,
+               AllOf(HasSubstr("/f0, bytes [5242880, 6291456): their CRC32C is "),
+                     HasSubstr(absl::StrCat(
+                         "instead of ",
+                         absl::Hex(sums_[0].blocks[5], absl::kZeroPad8),
+                         "; the file is damaged; load an older checkpoint")))));
+  EXPECT_LE(handed_out, 5 * kBlockBytes);
+  // Other blocks are as good as before.
+  EXPECT_OK(ReadAndCompare(*reader, {{0, 6 * kBlockBytes, 3 * kBlockBytes}}));
+  EXPECT_FALSE(ReadAndCompare(*reader, {{0, 5 * kBlockBytes, 1}}).ok());
+}
+
+TEST_P(DamageTest, AnotherSizeIsNamed) {
+  const auto open = *files_.OpenForWriting("/f1", Caching::kCached);
+  ASSERT_OK(open->SetSize(kBlockBytes / 2 - 1));
+  EXPECT_THAT(ReadAndCompare(*Reader(files_), {{1, 0, 1}}),
+              StatusIs(Code::kDataLoss,
+                       HasSubstr("/f1: it has 524287 bytes instead of 524288")));
+  ASSERT_OK(files_.RemoveFile("/f1"));
+  EXPECT_THAT(ReadAndCompare(*Reader(files_), {{1, 0, 1}}),
+              StatusIs(Code::kNotFound, HasSubstr("/f1")));
+}
+
+TEST_P(DamageTest, AnErrorOfTakeEndsIt) {
+  const auto reader = Reader(files_);
+  const auto take = [](size_t, int64_t, absl::Span<const char>) {
+    return absl::CancelledError("enough");
+  };
+  EXPECT_THAT(reader->Read({{0, 0, 9 * kBlockBytes}}, take),
+              StatusIs(Code::kCancelled, HasSubstr("enough")));
+  EXPECT_OK(ReadAndCompare(*reader, {{0, 0, 9 * kBlockBytes}}));
+}
+
+}  // namespace
+}  // namespace fsdp::checkpoint::testing

@@ -1,0 +1,175 @@
+#include "checkpoint/files/range_writer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/memory/memory.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "base/status_macros.h"
+#include "checkpoint/files/direct_parts.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+// Small enough that the checksum finds it in the processor's cache.
+constexpr int64_t kSlice = int64_t{256} << 10;
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<RangeWriter>> RangeWriter::Create(
+    FileSystem& files, std::vector<std::string> paths,
+    RangeWriterOptions options) {
+  int64_t bytes = 0;
+  if (options.buffers < 2 || options.buffer_bytes <= 0 ||
+      options.buffer_bytes % kBlockBytes != 0 ||
+      __builtin_mul_overflow(options.buffers, options.buffer_bytes, &bytes)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "write ranges of files with ", options.buffers, " buffers of ",
+        options.buffer_bytes, " bytes: take at least 2, of a multiple of ",
+        kBlockBytes, " bytes"));
+  }
+  FSDP_ASSIGN_OR_RETURN(offload::PageMemory memory,
+                        offload::PageMemory::Allocate(
+                            offload::PageAllocator::System(), bytes));
+  return absl::WrapUnique(new RangeWriter(files, std::move(paths),
+                                          std::move(options),
+                                          std::move(memory)));
+}
+
+RangeWriter::RangeWriter(FileSystem& files, std::vector<std::string> paths,
+                         RangeWriterOptions options, offload::PageMemory memory)
+    : files_(files),
+      paths_(std::move(paths)),
+      options_(std::move(options)),
+      memory_(std::move(memory)),
+      open_(paths_.size()),
+      buffers_(options_.buffers),
+      pace_(options_.pace),
+      threads_(options_.buffers - 1) {  // while the last one is filled
+  absl::MutexLock lock(&mutex_);
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    buffers_[i].memory = memory_.data() + i * options_.buffer_bytes;
+    free_.push_back(&buffers_[i]);
+  }
+}
+
+RangeWriter::~RangeWriter() = default;
+
+absl::Status RangeWriter::CheckRange(int64_t file, int64_t offset,
+                                     int64_t bytes) const {
+  int64_t end = 0;
+  if (file >= 0 && file < static_cast<int64_t>(paths_.size()) && offset >= 0 &&
+      bytes >= 0 && !__builtin_add_overflow(offset, bytes, &end)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "write ", bytes, " bytes at ", offset, " of file ", file, " of ",
+      paths_.size(), ": there are no such bytes"));
+}
+
+absl::StatusOr<File*> RangeWriter::Open(int64_t file) {
+  if (open_[file] == nullptr) {
+    FSDP_ASSIGN_OR_RETURN(
+        open_[file], files_.OpenForWriting(paths_[file], Caching::kDirect));
+  }
+  return open_[file].get();
+}
+
+absl::Status RangeWriter::SetSize(int64_t file, int64_t bytes) {
+  FSDP_RETURN_IF_ERROR(failed_);
+  FSDP_RETURN_IF_ERROR(CheckRange(file, 0, bytes));
+  FSDP_ASSIGN_OR_RETURN(File* const open, Open(file));
+  return open->SetSize(bytes);
+}
+
+absl::Status RangeWriter::Write(int64_t file, int64_t offset, int64_t bytes,
+                                Fill fill) {
+  FSDP_RETURN_IF_ERROR(failed_);
+  FSDP_RETURN_IF_ERROR(CheckRange(file, offset, bytes));
+  failed_ = WriteOnce(file, offset, bytes, fill);
+  return failed_;
+}
+
+absl::Status RangeWriter::WriteOnce(int64_t file, int64_t offset, int64_t bytes,
+                                    Fill fill) {
+  int64_t position = 0;
+  while (position < bytes) {
+    const int64_t at = offset + position;
+    FSDP_RETURN_IF_ERROR(Seek(file, at));
+    const int64_t in_buffer = at % options_.buffer_bytes;
+    const int64_t size = std::min(
+        {bytes - position, options_.buffer_bytes - in_buffer, kSlice});
+    char* const memory = current_->memory + in_buffer;
+    FSDP_RETURN_IF_ERROR(fill(position, absl::MakeSpan(memory, size)));
+    AppendPieces(file, at, absl::string_view(memory, size), pieces_);
+    current_->end += size;
+    position += size;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RangeWriter::Seek(int64_t file, int64_t offset) {
+  const bool fits = current_ != nullptr && current_->index == file &&
+                    current_->end == offset &&
+                    (offset % options_.buffer_bytes != 0 ||
+                     current_->begin == current_->end);
+  if (fits) return absl::OkStatus();
+  FSDP_RETURN_IF_ERROR(Dispatch());
+  FSDP_ASSIGN_OR_RETURN(File* const open, Open(file));
+  absl::MutexLock lock(&mutex_);
+  mutex_.Await(absl::Condition(this, &RangeWriter::HasFree));
+  FSDP_RETURN_IF_ERROR(write_status_);
+  current_ = free_.back();
+  free_.pop_back();
+  *current_ = {current_->memory, open, file, offset, offset};
+  return absl::OkStatus();
+}
+
+absl::Status RangeWriter::Dispatch() {
+  if (current_ == nullptr) return absl::OkStatus();
+  FSDP_RETURN_IF_ERROR(pace_.Take(current_->end - current_->begin));
+  Buffer* const buffer = std::exchange(current_, nullptr);
+  threads_.Run([this, buffer] { WriteOut(buffer); });
+  return absl::OkStatus();
+}
+
+void RangeWriter::WriteOut(Buffer* buffer) {
+  const char* const memory =
+      buffer->memory + buffer->begin % options_.buffer_bytes;
+  absl::Status status = ForDirectParts(
+      buffer->begin, buffer->end, buffer->file->direct_bytes(),
+      [&](int64_t begin, int64_t end) {
+        return buffer->file->PWrite(
+            begin,
+            absl::MakeConstSpan(memory + (begin - buffer->begin), end - begin));
+      });
+  absl::MutexLock lock(&mutex_);
+  write_status_.Update(std::move(status));
+  free_.push_back(buffer);
+}
+
+absl::Status RangeWriter::AwaitAll() {
+  absl::MutexLock lock(&mutex_);
+  mutex_.Await(absl::Condition(this, &RangeWriter::AllFree));
+  return write_status_;
+}
+
+absl::Status RangeWriter::FinishOnce() {
+  FSDP_RETURN_IF_ERROR(Dispatch());
+  FSDP_RETURN_IF_ERROR(AwaitAll());
+  for (const std::unique_ptr<File>& file : open_) {
+    FSDP_RETURN_IF_ERROR(pace_.CheckCancelled());
+    if (file != nullptr) FSDP_RETURN_IF_ERROR(file->Sync());
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<Piece>> RangeWriter::Finish() {
+  FSDP_RETURN_IF_ERROR(failed_);
+  failed_ = FinishOnce();
+  FSDP_RETURN_IF_ERROR(failed_);
+  return std::move(pieces_);
+}
+
+}  // namespace fsdp::checkpoint

@@ -1,0 +1,114 @@
+// Writes many ranges of bytes of several files, as fast as the disk takes them.
+#ifndef CHECKPOINT_FILES_RANGE_WRITER_H_
+#define CHECKPOINT_FILES_RANGE_WRITER_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/types/span.h"
+#include "checkpoint/files/checksums.h"
+#include "checkpoint/files/file_system.h"
+#include "checkpoint/files/io_threads.h"
+#include "checkpoint/files/pace.h"
+#include "offload/page_memory.h"
+
+namespace fsdp::checkpoint {
+
+struct RangeWriterOptions {
+  // All the memory that it takes is buffers * buffer_bytes.
+  int64_t buffer_bytes = int64_t{4} << 20;  // a multiple of kBlockBytes
+  int buffers = 4;                          // at least 2
+  PaceOptions pace;
+};
+
+// Ranks write their ranges of the same files at the same time. Whole pages go
+// past the page cache where the file system can; pages at the ends of a range,
+// which others may write other bytes of, through it. Used by one thread.
+class RangeWriter {
+ public:
+  // Produces the bytes of a range from `position` on, one part after the other.
+  using Fill = absl::FunctionRef<absl::Status(int64_t position,
+                                              absl::Span<char> out)>;
+
+  // Pieces name files by their index in `paths`. A file is opened, or created,
+  // once something of it is written; its folder has to exist. `files` has to
+  // outlive the writer. ResourceExhausted without memory for the buffers;
+  // InvalidArgument for options that cannot be.
+  static absl::StatusOr<std::unique_ptr<RangeWriter>> Create(
+      FileSystem& files, std::vector<std::string> paths,
+      RangeWriterOptions options);
+  RangeWriter(const RangeWriter&) = delete;
+  RangeWriter& operator=(const RangeWriter&) = delete;
+  ~RangeWriter();  // waits; what was not dispatched yet is dropped
+
+  // Makes a file as large as it will be; one rank does. The others may have
+  // written to it before.
+  absl::Status SetSize(int64_t file, int64_t bytes);
+
+  // Ranges of one writer do not overlap. Fastest where one continues the one
+  // before. An error is that of `fill`, Cancelled, or one of an earlier write
+  // that was under way: after it, all calls return it.
+  absl::Status Write(int64_t file, int64_t offset, int64_t bytes, Fill fill);
+
+  // Once, at the end: everything is on the disk, and these are the checksums.
+  absl::StatusOr<std::vector<Piece>> Finish();
+
+ private:
+  // Bytes [begin, end) of a file, in memory at begin % buffer_bytes.
+  struct Buffer {
+    char* memory = nullptr;
+    File* file = nullptr;
+    int64_t index = -1;  // of the file
+    int64_t begin = 0;
+    int64_t end = 0;
+  };
+
+  RangeWriter(FileSystem& files, std::vector<std::string> paths,
+              RangeWriterOptions options, offload::PageMemory memory);
+
+  absl::Status CheckRange(int64_t file, int64_t offset, int64_t bytes) const;
+  absl::StatusOr<File*> Open(int64_t file);
+  // Makes current_ a buffer with room for byte `offset` of the file.
+  absl::Status Seek(int64_t file, int64_t offset);
+  absl::Status WriteOnce(int64_t file, int64_t offset, int64_t bytes,
+                         Fill fill);
+  // Starts to write current_, if there is one.
+  absl::Status Dispatch();
+  void WriteOut(Buffer* buffer);
+  absl::Status AwaitAll();
+  absl::Status FinishOnce();
+
+  bool HasFree() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return !free_.empty();
+  }
+  bool AllFree() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return free_.size() == buffers_.size();
+  }
+
+  FileSystem& files_;
+  const std::vector<std::string> paths_;
+  const RangeWriterOptions options_;
+  const offload::PageMemory memory_;
+  std::vector<std::unique_ptr<File>> open_;  // by path; null: not yet
+  std::vector<Buffer> buffers_;
+  Buffer* current_ = nullptr;  // being filled
+  std::vector<Piece> pieces_;
+  Pace pace_;
+  absl::Status failed_;  // what a call has returned
+
+  absl::Mutex mutex_;
+  std::vector<Buffer*> free_ ABSL_GUARDED_BY(mutex_);
+  absl::Status write_status_ ABSL_GUARDED_BY(mutex_);  // the first error
+  IoThreads threads_;  // the last member: ends first
+};
+
+}  // namespace fsdp::checkpoint
+
+#endif  // CHECKPOINT_FILES_RANGE_WRITER_H_

@@ -1,0 +1,230 @@
+#include "checkpoint/files/range_writer.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "base/testing/no_threads.h"
+#include "base/testing/status_matchers.h"
+#include "checkpoint/files/checksums.h"
+#include "checkpoint/files/file_system.h"
+#include "checkpoint/files/real_file_system.h"
+#include "checkpoint/files/testing/faulty_file_system.h"
+#include "checkpoint/files/testing/simulated_file_system.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::checkpoint::testing {
+namespace {
+
+using ::fsdp::testing::NoThreads;
+using ::fsdp::testing::StatusIs;
+using ::testing::HasSubstr;
+using Code = absl::StatusCode;
+
+constexpr int64_t kMax = int64_t{1} << 24;
+
+std::string RandomBytes(size_t size) {
+  std::mt19937 random(size);
+  std::string bytes(size, '\0');
+  for (char& byte : bytes) byte = static_cast<char>(random());
+  return bytes;
+}
+
+RangeWriterOptions Small() {
+  RangeWriterOptions options;
+  options.buffer_bytes = kBlockBytes;
+  options.buffers = 2;
+  return options;
+}
+
+// The bytes of `contents` from `offset` on, in order and completely.
+absl::Status WriteFrom(RangeWriter& writer, int64_t file,
+                       absl::string_view contents, int64_t offset,
+                       int64_t bytes) {
+  int64_t next = 0;
+  const auto fill = [&](int64_t position, absl::Span<char> out) {
+    EXPECT_EQ(position, next);
+    next += static_cast<int64_t>(out.size());
+    std::memcpy(out.data(), contents.data() + offset + position, out.size());
+    return absl::OkStatus();
+  };
+  absl::Status status = writer.Write(file, offset, bytes, fill);
+  EXPECT_TRUE(!status.ok() || next == bytes);
+  return status;
+}
+
+// All of it, its ranges dealt to as many writers in random order.
+void WriteAsRanks(FileSystem& files, const std::vector<std::string>& paths,
+                  const std::vector<std::string>& contents, int ranks) {
+  std::mt19937 random(ranks);
+  std::vector<Piece> pieces;
+  std::vector<std::unique_ptr<RangeWriter>> writers;
+  for (int rank = 0; rank < ranks; ++rank) {
+    writers.push_back(*RangeWriter::Create(files, paths, Small()));
+  }
+  struct Range {
+    size_t file;
+    int64_t offset;
+    int64_t bytes;
+  };
+  std::vector<Range> ranges;
+  std::vector<NamedSize> sizes;
+  for (size_t i = 0; i < contents.size(); ++i) {
+    const auto total = static_cast<int64_t>(contents[i].size());
+    sizes.push_back({paths[i], total});
+    ASSERT_OK(writers[0]->SetSize(static_cast<int64_t>(i), total));
+    for (int64_t at = 0, size = 0; at < total; at += size) {
+      size = std::min<int64_t>(random() % (2 * kBlockBytes), total - at);
+      ranges.push_back({i, at, size});
+    }
+  }
+  std::shuffle(ranges.begin(), ranges.end(), random);
+  for (const Range& range : ranges) {
+    ASSERT_OK(WriteFrom(*writers[random() % ranks],
+                        static_cast<int64_t>(range.file), contents[range.file],
+                        range.offset, range.bytes));
+  }
+  for (const auto& writer : writers) {
+    ASSERT_OK_AND_ASSIGN(const std::vector<Piece> more, writer->Finish());
+    pieces.insert(pieces.end(), more.begin(), more.end());
+  }
+  ASSERT_OK_AND_ASSIGN(const std::vector<FileSums> sums,
+                       CombinePieces(pieces, sizes));
+  for (size_t i = 0; i < contents.size(); ++i) {
+    EXPECT_EQ(*ReadFile(files, paths[i], kMax), contents[i]);
+    std::vector<Piece> whole;
+    AppendPieces(0, 0, contents[i], whole);
+    EXPECT_EQ(sums[i], (*CombinePieces(whole, {sizes[i]}))[0]);
+  }
+}
+
+class RanksTest : public ::testing::TestWithParam<int> {};
+
+TEST_P(RanksTest, WriteTheSameFiles) {
+  std::vector<std::string> contents;
+  for (const int64_t size : {int64_t{0}, int64_t{1}, int64_t{4096},
+                             int64_t{1000003}, 3 * kBlockBytes + 4097}) {
+    contents.push_back(RandomBytes(size));
+  }
+  SimulatedFileSystem simulated;
+  std::vector<std::string> paths;
+  for (size_t i = 0; i < contents.size(); ++i) {
+    paths.push_back(absl::StrCat("/file", i));
+  }
+  WriteAsRanks(simulated, paths, contents, GetParam());
+  FileSystem& real = RealFileSystem();
+  for (std::string& path : paths) {
+    path = absl::StrCat(::testing::TempDir(), "/range_writer_test",
+                        path.substr(1));
+  }
+  WriteAsRanks(real, paths, contents, GetParam());
+  for (const std::string& path : paths) EXPECT_OK(real.RemoveFile(path));
+}
+
+INSTANTIATE_TEST_SUITE_P(Numbers, RanksTest, ::testing::Values(1, 2, 3, 8));
+
+TEST(RangeWriterTest, WithoutThreadsItWritesItself) {
+  SimulatedFileSystem files;
+  const NoThreads none;
+  WriteAsRanks(files, {"/f"}, {RandomBytes(3 * kBlockBytes + 5)}, 2);
+}
+
+// Each rank's first and last page apart from the rest.
+TEST(RangeWriterTest, RangesThatFollowAreOneWrite) {
+  SimulatedFileSystem base;
+  FaultyFileSystem files(base);
+  auto writer = *RangeWriter::Create(files, {"/f"}, RangeWriterOptions());
+  const std::string bytes = RandomBytes(kBlockBytes);
+  for (int64_t at = 100; at < 500000; at += 100) {
+    ASSERT_OK(WriteFrom(*writer, 0, bytes, at, 100));
+  }
+  ASSERT_OK_AND_ASSIGN(const std::vector<Piece> pieces, writer->Finish());
+  EXPECT_EQ(pieces.size(), 1);
+  EXPECT_EQ(files.calls(), 1 + 3 + 1);  // open, parts, sync
+}
+
+TEST(RangeWriterTest, WhatSurvivesALossOfPower) {
+  SimulatedFileSystem files;
+  const std::string bytes = RandomBytes(2 * kBlockBytes + 77);
+  {
+    auto writer = *RangeWriter::Create(files, {"/f"}, Small());
+    ASSERT_OK(WriteFrom(*writer, 0, bytes, 0, 2 * kBlockBytes + 77));
+    ASSERT_OK(writer->Finish());
+    ASSERT_OK(files.SyncFolder("/"));
+  }
+  files.LosePower(1);
+  EXPECT_EQ(*ReadFile(files, "/f", kMax), bytes);
+}
+
+TEST(RangeWriterTest, EveryErrorIsTold) {
+  const std::string bytes = RandomBytes(3 * kBlockBytes);
+  for (int64_t call = 0; call < 6; ++call) {
+    SimulatedFileSystem base;
+    FaultyFileSystem files(base);
+    files.FailCall(call, ENOSPC, /*for_good=*/false);
+    auto writer = *RangeWriter::Create(files, {"/f"}, Small());
+    absl::Status status = writer->SetSize(0, 3 * kBlockBytes);
+    if (status.ok()) {
+      status = WriteFrom(*writer, 0, bytes, 0, 3 * kBlockBytes);
+    }
+    if (status.ok()) status = writer->Finish().status();
+    EXPECT_THAT(status, StatusIs(Code::kResourceExhausted, HasSubstr("/f")))
+        << call;
+  }
+}
+
+TEST(RangeWriterTest, AnErrorOfFillIsTheLastWord) {
+  SimulatedFileSystem files;
+  auto writer = *RangeWriter::Create(files, {"/f"}, Small());
+  const auto fails = [](int64_t, absl::Span<char>) {
+    return absl::DataLossError("the shard is gone");
+  };
+  EXPECT_THAT(writer->Write(0, 0, 10, fails),
+              StatusIs(Code::kDataLoss, HasSubstr("shard")));
+  EXPECT_THAT(writer->Finish(), StatusIs(Code::kDataLoss, HasSubstr("shard")));
+}
+
+TEST(RangeWriterTest, IsCancelled) {
+  SimulatedFileSystem files;
+  std::atomic<bool> cancelled{false};
+  RangeWriterOptions options = Small();
+  options.pace.cancelled = &cancelled;
+  auto writer = *RangeWriter::Create(files, {"/f"}, options);
+  const std::string bytes = RandomBytes(3 * kBlockBytes);
+  EXPECT_OK(WriteFrom(*writer, 0, bytes, 0, kBlockBytes));
+  cancelled = true;
+  EXPECT_THAT(WriteFrom(*writer, 0, bytes, kBlockBytes, 2 * kBlockBytes),
+              StatusIs(Code::kCancelled, HasSubstr("cancelled")));
+}
+
+TEST(RangeWriterTest, WhatCannotBeIsRefused) {
+  SimulatedFileSystem files;
+  RangeWriterOptions options = Small();
+  options.buffer_bytes = 4096;
+  EXPECT_THAT(RangeWriter::Create(files, {}, options),
+              StatusIs(Code::kInvalidArgument, HasSubstr("a multiple of")));
+  options = Small();
+  options.buffers = 1;
+  EXPECT_FALSE(RangeWriter::Create(files, {}, options).ok());
+  auto writer = *RangeWriter::Create(files, {"/f"}, Small());
+  EXPECT_THAT(WriteFrom(*writer, 1, "", 0, 0),
+              StatusIs(Code::kInvalidArgument, HasSubstr("file 1 of 1")));
+  EXPECT_FALSE(WriteFrom(*writer, 0, "", -1, 1).ok());
+  EXPECT_FALSE(WriteFrom(*writer, 0, "", INT64_MAX, 1).ok());
+  EXPECT_FALSE(writer->SetSize(0, -1).ok());
+  EXPECT_OK(writer->Finish());
+}
+
+}  // namespace
+}  // namespace fsdp::checkpoint::testing

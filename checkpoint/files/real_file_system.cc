@@ -1,0 +1,189 @@
+#include "checkpoint/files/real_file_system.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/memory/memory.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "base/status_macros.h"
+#include "checkpoint/files/file_error.h"
+#include "checkpoint/files/real_file.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+constexpr size_t kMaxHolderBytes = 512;
+
+class Descriptor {
+ public:
+  explicit Descriptor(int descriptor) : descriptor_(descriptor) {}
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  ~Descriptor() {
+    if (descriptor_ >= 0) close(descriptor_);
+  }
+  int get() const { return descriptor_; }
+
+ private:
+  const int descriptor_;
+};
+
+// Goes when its descriptor is closed, by us or by the end of the process.
+class RealLock : public FileLock {
+ public:
+  explicit RealLock(std::unique_ptr<Descriptor> file)
+      : file_(std::move(file)) {}
+
+ private:
+  const std::unique_ptr<Descriptor> file_;
+};
+
+absl::Status Held(const std::string& path, int descriptor) {
+  char text[kMaxHolderBytes];
+  const ssize_t bytes = pread(descriptor, text, sizeof(text), 0);
+  const absl::string_view holder = absl::StripAsciiWhitespace(
+      absl::string_view(text, std::max<ssize_t>(bytes, 0)));
+  return absl::FailedPreconditionError(absl::StrCat(
+      "lock ", path, ": somebody else has it: ",
+      holder.empty() ? "who does not say who it is" : holder,
+      "; end that run first, or choose another folder"));
+}
+
+absl::Status WriteHolder(const std::string& path, int descriptor,
+                         absl::string_view holder) {
+  const std::string text = absl::StrCat(holder.substr(0, kMaxHolderBytes), "\n");
+  const ssize_t count = pwrite(descriptor, text.data(), text.size(), 0);
+  if (count != static_cast<ssize_t>(text.size()) ||
+      ftruncate(descriptor, static_cast<off_t>(text.size())) != 0) {
+    return FileError(errno != 0 ? errno : EIO, "write", path);
+  }
+  return absl::OkStatus();
+}
+
+class Real : public FileSystem {
+ public:
+  absl::StatusOr<std::unique_ptr<File>> OpenForReading(
+      const std::string& path, Caching caching) override {
+    return RealFile::Open(path, O_RDONLY, caching);
+  }
+
+  absl::StatusOr<std::unique_ptr<File>> OpenForWriting(
+      const std::string& path, Caching caching) override {
+    return RealFile::Open(path, O_RDWR | O_CREAT | O_NOFOLLOW, caching);
+  }
+
+  absl::StatusOr<bool> MakeFolder(const std::string& path) override {
+    if (mkdir(path.c_str(), 0777) == 0) return true;
+    const int error = errno;
+    struct stat found = {};
+    if (error == EEXIST && stat(path.c_str(), &found) == 0) {
+      if (S_ISDIR(found.st_mode)) return false;
+      return FileError(ENOTDIR, "make folder", path);
+    }
+    return FileError(error, "make folder", path);
+  }
+
+  absl::Status Rename(const std::string& from, const std::string& to) override {
+    if (rename(from.c_str(), to.c_str()) == 0) return absl::OkStatus();
+    const int error = errno == EEXIST ? ENOTEMPTY : errno;
+    return FileError(error, absl::StrCat("rename ", from, " to"), to);
+  }
+
+  absl::Status RemoveFile(const std::string& path) override {
+    if (unlink(path.c_str()) == 0) return absl::OkStatus();
+    return FileError(errno, "remove", path);
+  }
+
+  absl::Status RemoveFolder(const std::string& path) override {
+    if (rmdir(path.c_str()) == 0) return absl::OkStatus();
+    const int error = errno == EEXIST ? ENOTEMPTY : errno;
+    return FileError(error, "remove folder", path);
+  }
+
+  absl::Status SyncFolder(const std::string& path) override {
+    const Descriptor folder(
+        open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (folder.get() < 0) return FileError(errno, "open folder", path);
+    while (fsync(folder.get()) != 0) {
+      // Some file systems of a network have no such thing.
+      if (errno == EINVAL) break;
+      if (errno != EINTR) return FileError(errno, "sync folder", path);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<std::vector<std::string>> List(
+      const std::string& folder) override {
+    DIR* const stream = opendir(folder.c_str());
+    if (stream == nullptr) return FileError(errno, "list", folder);
+    const std::unique_ptr<DIR, int (*)(DIR*)> closer(stream, closedir);
+    std::vector<std::string> names;
+    for (;;) {
+      errno = 0;
+      const dirent* const entry = readdir(stream);  // NOLINT: our own stream
+      if (entry == nullptr) break;
+      const absl::string_view name = entry->d_name;
+      if (name != "." && name != "..") names.emplace_back(name);
+    }
+    if (errno != 0) return FileError(errno, "list", folder);
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+
+  absl::StatusOr<FileInfo> Stat(const std::string& path) override {
+    struct stat found = {};
+    if (lstat(path.c_str(), &found) != 0) return FileError(errno, "stat", path);
+    if (S_ISDIR(found.st_mode)) return FileInfo{FileInfo::Kind::kFolder, 0};
+    if (!S_ISREG(found.st_mode)) return FileInfo{FileInfo::Kind::kOther, 0};
+    return FileInfo{FileInfo::Kind::kFile, static_cast<int64_t>(found.st_size)};
+  }
+
+  absl::StatusOr<int64_t> FreeBytes(const std::string& folder) override {
+    struct statvfs stats = {};
+    if (statvfs(folder.c_str(), &stats) != 0) {
+      return FileError(errno, "see how much is free in", folder);
+    }
+    return static_cast<int64_t>(stats.f_bavail) *
+           static_cast<int64_t>(stats.f_frsize);
+  }
+
+  absl::StatusOr<std::unique_ptr<FileLock>> Lock(
+      const std::string& path, absl::string_view holder) override {
+    auto file = absl::make_unique<Descriptor>(open(
+        path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666));
+    if (file->get() < 0) return FileError(errno, "open", path);
+    while (flock(file->get(), LOCK_EX | LOCK_NB) != 0) {
+      if (errno == EWOULDBLOCK) return Held(path, file->get());
+      if (errno != EINTR) return FileError(errno, "lock", path);
+    }
+    errno = 0;
+    FSDP_RETURN_IF_ERROR(WriteHolder(path, file->get(), holder));
+    return absl::make_unique<RealLock>(std::move(file));
+  }
+};
+
+}  // namespace
+
+FileSystem& RealFileSystem() {
+  static Real* const files = new Real;
+  return *files;
+}
+
+}  // namespace fsdp::checkpoint

@@ -1,0 +1,138 @@
+// What the simulated disk may lose, and may not.
+#include "checkpoint/files/testing/simulated_file_system.h"
+
+#include <cerrno>
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/types/span.h"
+#include "base/testing/status_matchers.h"
+#include "checkpoint/files/file_system.h"
+#include "checkpoint/files/testing/faulty_file_system.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::checkpoint::testing {
+namespace {
+
+using ::fsdp::testing::StatusIs;
+using ::testing::HasSubstr;
+using ::testing::UnorderedElementsAre;
+using Code = absl::StatusCode;
+
+constexpr int kSeeds = 200;
+
+void Write(File& file, int64_t offset, const std::string& bytes) {
+  ASSERT_OK(file.PWrite(offset, absl::MakeConstSpan(bytes.data(), bytes.size())));
+}
+
+// All that a folder with one synced file of two synced pages 'a' can be after a
+// loss of power behind `change`: names, and of the file "f" the two pages.
+template <typename Change>
+std::set<std::string> Outcomes(Change change) {
+  std::set<std::string> outcomes;
+  for (int seed = 0; seed < kSeeds; ++seed) {
+    SimulatedFileSystem files;
+    {
+      auto file = *files.OpenForWriting("/f", Caching::kCached);
+      Write(*file, 0, std::string(8192, 'a'));
+      EXPECT_OK(file->Sync());
+      EXPECT_OK(files.SyncFolder("/"));
+      change(files, *file);
+    }
+    files.LosePower(seed);
+    std::string text = absl::StrJoin(*files.List("/"), " ");
+    const auto contents = ReadFile(files, "/f", 1 << 20);
+    if (contents.ok() && contents->size() >= 8192) {
+      absl::StrAppend(&text, " ", contents->substr(4095, 2));
+    }
+    outcomes.insert(text);
+  }
+  return outcomes;
+}
+
+TEST(SimulatedFileSystemTest, PagesAreLostOneByOne) {
+  EXPECT_THAT(Outcomes([](FileSystem&, File& file) {
+                Write(file, 0, std::string(8192, 'b'));
+              }),
+              UnorderedElementsAre("f aa", "f ab", "f ba", "f bb"));
+  EXPECT_THAT(Outcomes([](FileSystem&, File& file) {
+                Write(file, 0, std::string(8192, 'b'));
+                EXPECT_OK(file.Sync());
+              }),
+              UnorderedElementsAre("f bb"));
+}
+
+TEST(SimulatedFileSystemTest, NamesAreLostOneByOneButRenamesAreWhole) {
+  EXPECT_THAT(Outcomes([](FileSystem& files, File&) {
+                EXPECT_OK(files.MakeFolder("/g"));
+                EXPECT_OK(files.MakeFolder("/h"));
+              }),
+              UnorderedElementsAre("f aa", "f g aa", "f h aa", "f g h aa"));
+  EXPECT_THAT(Outcomes([](FileSystem& files, File&) {
+                EXPECT_OK(files.Rename("/f", "/g"));
+              }),
+              UnorderedElementsAre("f aa", "g"));
+  EXPECT_THAT(Outcomes([](FileSystem& files, File&) {
+                EXPECT_OK(files.Rename("/f", "/g"));
+                EXPECT_OK(files.SyncFolder("/"));
+              }),
+              UnorderedElementsAre("g"));
+  EXPECT_THAT(Outcomes([](FileSystem& files, File&) {
+                EXPECT_OK(files.RemoveFile("/f"));
+              }),
+              UnorderedElementsAre("f aa", ""));
+}
+
+TEST(SimulatedFileSystemTest, AKilledProcessLosesNothingButItsFilesAndLocks) {
+  SimulatedFileSystem files;
+  auto file = *files.OpenForWriting("/f", Caching::kCached);
+  Write(*file, 0, "abc");
+  auto lock = *files.Lock("/lock", "it");
+  files.KillProcess();
+  EXPECT_EQ(*ReadFile(files, "/f", 9), "abc");
+  EXPECT_THAT(file->Sync(), StatusIs(Code::kAborted, HasSubstr("/f")));
+  const auto again = files.Lock("/lock", "another");
+  EXPECT_OK(again);
+  lock = nullptr;  // of the dead: frees nothing
+  EXPECT_THAT(files.Lock("/lock", "third"),
+              StatusIs(Code::kFailedPrecondition, HasSubstr("another")));
+}
+
+TEST(SimulatedFileSystemTest, IsFullAtItsCapacity) {
+  SimulatedFileSystem files(10);
+  ASSERT_OK_AND_ASSIGN(const auto file,
+                       files.OpenForWriting("/f", Caching::kCached));
+  EXPECT_THAT(file->SetSize(11),
+              StatusIs(Code::kResourceExhausted, HasSubstr("/f")));
+  EXPECT_OK(file->SetSize(10));
+  EXPECT_EQ(*files.FreeBytes("/"), 0);
+  EXPECT_OK(files.RemoveFile("/f"));
+  EXPECT_EQ(*files.FreeBytes("/"), 10);
+}
+
+TEST(FaultyFileSystemTest, FailsAndStopsAtItsCall) {
+  SimulatedFileSystem base;
+  FaultyFileSystem files(base);
+  EXPECT_OK(files.MakeFolder("/a"));
+  files.FailCall(1, EROFS, /*for_good=*/false);
+  EXPECT_OK(files.List("/"));
+  EXPECT_THAT(files.MakeFolder("/b"),
+              StatusIs(Code::kPermissionDenied, HasSubstr("make folder /b")));
+  EXPECT_OK(files.MakeFolder("/b"));
+  EXPECT_EQ(files.calls(), 3);
+  files.StopAtCall(4);
+  EXPECT_OK(files.MakeFolder("/c"));
+  EXPECT_OK(files.List("/"));
+  EXPECT_THAT(files.MakeFolder("/d"), StatusIs(Code::kAborted, HasSubstr("")));
+  EXPECT_THAT(files.List("/"), StatusIs(Code::kAborted, HasSubstr("ended")));
+  EXPECT_THAT(*base.List("/"), UnorderedElementsAre("a", "b", "c"));
+}
+
+}  // namespace
+}  // namespace fsdp::checkpoint::testing
