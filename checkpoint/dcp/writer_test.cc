@@ -190,7 +190,8 @@ TEST(DcpWriterTest, WhatCannotBeWritten) {
                        LayOutDcpFile(0, tensors, {{1, 0, 5}}, {}));
   EXPECT_THAT(DcpMetadataBytes({tensors[1]}, {}, {}).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("tensor \"model.bf16\": its chunks do not")));
+                       HasSubstr("tensor \"model.bf16\": element [0] is in "
+                                 "none")));
   const std::vector<DcpWriteTensor> f4 = {Tensor({"packed"}, Dtype::kF4, {2})};
   EXPECT_THAT(LayOutDcpFile(0, f4, {{0, 0, 2}}, {}).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
