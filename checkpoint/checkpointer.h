@@ -2,7 +2,7 @@
 //
 //   auto checkpoints = fsdp::ValueOrThrow(fsdp::checkpoint::Checkpointer::Open(
 //       "/runs/7b", ranks));
-//   fsdp::checkpoint::Run run;
+//   fsdp::checkpoint::TrainingRun run;
 //   run.model = model.get();            // sharded or not
 //   run.optimizer = &optimizer;
 //   auto step = fsdp::ValueOrThrow(checkpoints->LoadLatest(run)).value_or(0);
@@ -94,12 +94,12 @@ class Checkpointer {
 
   // When it returns, the checkpoint of `step` is on the disk, or, after an
   // error, all is as before. AlreadyExists: there is one of that step.
-  absl::Status Save(int64_t step, const Run& run);
+  absl::Status Save(int64_t step, const TrainingRun& run);
 
   // Returns when the values are copied, which may change from then on; a thread
   // writes them. Waits for an earlier save first: one is under way at a time,
   // and its error is returned here, before anything is begun.
-  absl::Status SaveAsync(int64_t step, const Run& run);
+  absl::Status SaveAsync(int64_t step, const TrainingRun& run);
   // Until the save under way, if any, has ended; its error, once.
   absl::Status Wait();
 
@@ -109,14 +109,14 @@ class Checkpointer {
   // Loads the newest checkpoint: its step, or none where there is none. See
   // Load().
   absl::StatusOr<std::optional<int64_t>> LoadLatest(
-      Run& run, const LoadRunOptions& options = LoadRunOptions());
+      TrainingRun& run, const LoadRunOptions& options = LoadRunOptions());
   // Fills the model, the optimizer and the rest of `run`. What belongs to a
-  // rank, random states above all, comes back where the number of ranks is as it
-  // was. Every byte is held against its checksum. NotFound: no such step.
+  // rank, random states above all, comes back where the number of ranks is as
+  // it was. Every byte is held against its checksum. NotFound: no such step.
   // InvalidArgument, with nothing changed, lists all that does not fit.
-  // DataLoss, naming the file and its bytes: damaged; the model may be filled in
-  // part. Collective.
-  absl::Status Load(int64_t step, Run& run,
+  // DataLoss, naming the file and its bytes: damaged; the model may be filled
+  // in part. Collective.
+  absl::Status Load(int64_t step, TrainingRun& run,
                     const LoadRunOptions& options = LoadRunOptions());
 
  private:

@@ -23,16 +23,18 @@ std::string Range(int64_t begin, int64_t end) {
 }
 
 // `piece` is the next one of its file, whose first `done` bytes have been.
-absl::Status CheckNext(const Piece& piece, const NamedSize& file, int64_t done) {
+absl::Status CheckNext(const Piece& piece, const NamedSize& file,
+                       int64_t done) {
   int64_t end = 0;
   if (piece.offset < 0 || piece.bytes < 0 ||
       __builtin_add_overflow(piece.offset, piece.bytes, &end) ||
       end > file.bytes) {
-    return Refuse(file.name, absl::StrCat("a piece of ", piece.bytes,
-                                          " bytes at ", piece.offset,
-                                          " of a file of ", file.bytes));
+    return Refuse(file.name,
+                  absl::StrCat("a piece of ", piece.bytes, " bytes at ",
+                               piece.offset, " of a file of ", file.bytes));
   }
-  if (piece.bytes > 0 && piece.offset / kBlockBytes != (end - 1) / kBlockBytes) {
+  if (piece.bytes > 0 &&
+      piece.offset / kBlockBytes != (end - 1) / kBlockBytes) {
     return Refuse(file.name, absl::StrCat("a piece of several blocks, ",
                                           Range(piece.offset, end)));
   }

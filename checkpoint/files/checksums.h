@@ -60,8 +60,8 @@ struct NamedSize {
 };
 
 // Of each of `files`, whose indices the pieces have, from those of all ranks in
-// any order. Internal, naming file and bytes, unless each byte is in exactly one
-// piece.
+// any order. Internal, naming file and bytes, unless each byte is in exactly
+// one piece.
 absl::StatusOr<std::vector<FileSums>> CombinePieces(
     std::vector<Piece> pieces, absl::Span<const NamedSize> files);
 

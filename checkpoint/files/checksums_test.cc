@@ -44,8 +44,8 @@ TEST_P(CombinePiecesTest, RandomCutsInAnyOrder) {
   for (int round = 0; round < 5; ++round) {
     std::vector<Piece> pieces;
     for (size_t at = 0; at < bytes.size();) {
-      const size_t size = random() % 2 == 0 ? random() % 5000
-                                            : random() % (2 * kBlockBytes);
+      const size_t size =
+          random() % 2 == 0 ? random() % 5000 : random() % (2 * kBlockBytes);
       std::vector<Piece> more;
       AppendPieces(0, at, absl::string_view(bytes).substr(at, size), more);
       pieces.insert(pieces.end(), more.begin(), more.end());
@@ -72,9 +72,8 @@ TEST(ChecksumsTest, WhatContinuesIsOnePiece) {
   AppendPieces(2, 10, whole.substr(10, kBlockBytes), pieces);
   AppendPieces(2, kBlockBytes + 10, whole.substr(kBlockBytes + 10), pieces);
   ASSERT_EQ(pieces.size(), 2);
-  EXPECT_EQ(pieces[0],
-            (Piece{2, 0, kBlockBytes,
-                   offload::Crc32c(whole.substr(0, kBlockBytes))}));
+  EXPECT_EQ(pieces[0], (Piece{2, 0, kBlockBytes,
+                              offload::Crc32c(whole.substr(0, kBlockBytes))}));
   EXPECT_EQ(pieces[1], (Piece{2, kBlockBytes, 100,
                               offload::Crc32c(whole.substr(kBlockBytes))}));
 }

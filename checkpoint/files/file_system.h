@@ -25,7 +25,8 @@ class File {
   File& operator=(const File&) = delete;
   virtual ~File() = default;
 
-  // All of `out`, from byte `offset` of the file on. DataLoss if it ends before.
+  // All of `out`, from byte `offset` of the file on. DataLoss if it ends
+  // before.
   virtual absl::Status PRead(int64_t offset, absl::Span<char> out) = 0;
   // All of `bytes`; the file grows as needed.
   virtual absl::Status PWrite(int64_t offset, absl::Span<const char> bytes) = 0;
@@ -98,8 +99,8 @@ class FileSystem {
   virtual absl::StatusOr<int64_t> FreeBytes(const std::string& folder) = 0;
 
   // Locks the file `path`, which is created if there is none, against all other
-  // processes and callers, and writes `holder` into it. FailedPrecondition, with
-  // what the holder has written there, while somebody has it.
+  // processes and callers, and writes `holder` into it. FailedPrecondition,
+  // with what the holder has written there, while somebody has it.
   virtual absl::StatusOr<std::unique_ptr<FileLock>> Lock(
       const std::string& path, absl::string_view holder) = 0;
 };

@@ -34,10 +34,10 @@ std::shared_ptr<FileSystem> Real() {
 }
 
 // The wrapper, and what it is over.
-std::shared_ptr<FileSystem> FaultyOver(const std::shared_ptr<FileSystem>& base) {
+std::shared_ptr<FileSystem> FaultyOver(
+    const std::shared_ptr<FileSystem>& base) {
   return std::shared_ptr<FileSystem>(
-      new FaultyFileSystem(*base),
-      [base](FileSystem* files) { delete files; });
+      new FaultyFileSystem(*base), [base](FileSystem* files) { delete files; });
 }
 
 std::string TempFolder(absl::string_view name) {
@@ -96,8 +96,8 @@ TEST(FileErrorTest, CodesAndWhatToDo) {
 
 TEST(RealFileSystemTest, TheLimitOnFilesIsAnError) {
   const std::string path = TempFolder("limit");
-  ASSERT_OK_AND_ASSIGN(
-      const auto file, RealFileSystem().OpenForWriting(path, Caching::kCached));
+  ASSERT_OK_AND_ASSIGN(const auto file,
+                       RealFileSystem().OpenForWriting(path, Caching::kCached));
   const FileSizeLimit limit(10000);
   const std::string bytes(20000, 'x');
   EXPECT_THAT(file->PWrite(0, absl::MakeConstSpan(bytes.data(), bytes.size())),

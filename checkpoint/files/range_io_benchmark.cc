@@ -52,8 +52,7 @@ double Seconds(Work work) {
 
 // Bytes that cost a copy, as those of a shard do.
 const std::string& Source() {
-  static const std::string* const source =
-      new std::string(kPlainPiece, '\x5a');
+  static const std::string* const source = new std::string(kPlainPiece, '\x5a');
   return *source;
 }
 
@@ -62,8 +61,8 @@ void PlainMove(const std::string& path, bool write, int threads) {
   FSDP_CHECK(file.ok());
   if (write) FSDP_CHECK((*file)->SetSize(0).ok());
   if (write) FSDP_CHECK((*file)->SetSize(kBytes).ok());
-  auto memory = offload::PageMemory::Allocate(
-      offload::PageAllocator::System(), kPlainPiece * threads);
+  auto memory = offload::PageMemory::Allocate(offload::PageAllocator::System(),
+                                              kPlainPiece * threads);
   FSDP_CHECK(memory.ok());
   std::memset(memory->data(), 1, memory->bytes());
   std::atomic<int64_t> next{0};
@@ -97,9 +96,8 @@ std::vector<Piece> WriteRanges(const std::string& path,
     return absl::OkStatus();
   };
   for (int64_t at = 0; at < kBytes; at += kRange) {
-    FSDP_CHECK((*writer)
-                   ->Write(0, at, std::min(kRange, kBytes - at), fill)
-                   .ok());
+    FSDP_CHECK(
+        (*writer)->Write(0, at, std::min(kRange, kBytes - at), fill).ok());
   }
   auto pieces = (*writer)->Finish();
   FSDP_CHECK(pieces.ok());

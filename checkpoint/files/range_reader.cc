@@ -34,12 +34,11 @@ absl::StatusOr<std::unique_ptr<RangeReader>> RangeReader::Create(
         options.chunk_bytes, " bytes: take at least 2, of a multiple of ",
         kBlockBytes, " bytes"));
   }
-  FSDP_ASSIGN_OR_RETURN(offload::PageMemory memory,
-                        offload::PageMemory::Allocate(
-                            offload::PageAllocator::System(), bytes));
-  return absl::WrapUnique(new RangeReader(files, std::move(sources),
-                                          std::move(options),
-                                          std::move(memory)));
+  FSDP_ASSIGN_OR_RETURN(
+      offload::PageMemory memory,
+      offload::PageMemory::Allocate(offload::PageAllocator::System(), bytes));
+  return absl::WrapUnique(new RangeReader(
+      files, std::move(sources), std::move(options), std::move(memory)));
 }
 
 RangeReader::RangeReader(FileSystem& files, std::vector<SourceFile> sources,
@@ -72,10 +71,9 @@ absl::Status RangeReader::Open(int64_t source) {
   if (wanted.sums != nullptr &&
       static_cast<int64_t>(wanted.sums->blocks.size()) !=
           BlocksOf(sizes_[source])) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("read ", wanted.path, ": there are ",
-                     wanted.sums->blocks.size(), " checksums for ",
-                     BlocksOf(sizes_[source]), " blocks"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "read ", wanted.path, ": there are ", wanted.sums->blocks.size(),
+        " checksums for ", BlocksOf(sizes_[source]), " blocks"));
   }
   open_[source] = std::move(file);
   return absl::OkStatus();
@@ -109,14 +107,14 @@ absl::Status RangeReader::TakeFrom(const Chunk& chunk,
     const ReadRange& range = ranges[cursor.range];
     const int64_t at = range.offset + cursor.position;
     if (cursor.position < range.bytes) {
-      const bool inside = range.file == chunk.source && at >= chunk.begin &&
-                          at < chunk.end;
+      const bool inside =
+          range.file == chunk.source && at >= chunk.begin && at < chunk.end;
       if (!inside) break;
       const int64_t size =
           std::min(range.bytes - cursor.position, chunk.end - at);
-      FSDP_RETURN_IF_ERROR(take(
-          cursor.range, cursor.position,
-          absl::MakeConstSpan(chunk.memory + (at - chunk.begin), size)));
+      FSDP_RETURN_IF_ERROR(
+          take(cursor.range, cursor.position,
+               absl::MakeConstSpan(chunk.memory + (at - chunk.begin), size)));
       cursor.position += size;
     }
     if (cursor.position == range.bytes) cursor = {cursor.range + 1, 0};
@@ -157,8 +155,8 @@ absl::Status RangeReader::ReadChunk(const Chunk& chunk) const {
       chunk.begin, chunk.end, chunk.file->direct_bytes(),
       [&chunk](int64_t begin, int64_t end) {
         return chunk.file->PRead(
-            begin, absl::MakeSpan(chunk.memory + (begin - chunk.begin),
-                                  end - begin));
+            begin,
+            absl::MakeSpan(chunk.memory + (begin - chunk.begin), end - begin));
       }));
   return sources_[chunk.source].sums != nullptr ? Verify(chunk)
                                                 : absl::OkStatus();
@@ -172,11 +170,11 @@ absl::Status RangeReader::Verify(const Chunk& chunk) const {
         absl::string_view(chunk.memory + (at - chunk.begin), size));
     const uint32_t expected = source.sums->blocks[at / kBlockBytes];
     if (found == expected) continue;
-    return absl::DataLossError(absl::StrCat(
-        source.path, ", bytes [", at, ", ", at + size, "): their CRC32C is ",
-        absl::Hex(found, absl::kZeroPad8), " instead of ",
-        absl::Hex(expected, absl::kZeroPad8), "; the file is damaged; ",
-        options_.advice));
+    return absl::DataLossError(
+        absl::StrCat(source.path, ", bytes [", at, ", ", at + size,
+                     "): their CRC32C is ", absl::Hex(found, absl::kZeroPad8),
+                     " instead of ", absl::Hex(expected, absl::kZeroPad8),
+                     "; the file is damaged; ", options_.advice));
   }
   return absl::OkStatus();
 }
@@ -211,8 +209,8 @@ absl::Status RangeReader::ReadAll(absl::Span<const ReadRange> ranges,
   FSDP_RETURN_IF_ERROR(CheckRanges(ranges));
   Cursor taken;
   // Passes over empty ranges, and what the call before has left.
-  FSDP_RETURN_IF_ERROR(TakeFrom(current_ != nullptr ? *current_ : Chunk(),
-                                ranges, taken, take));
+  FSDP_RETURN_IF_ERROR(
+      TakeFrom(current_ != nullptr ? *current_ : Chunk(), ranges, taken, take));
   Cursor planned = taken;
   while (taken.range < ranges.size()) {
     if (current_ != nullptr) free_.push_back(std::exchange(current_, nullptr));

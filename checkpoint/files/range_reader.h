@@ -43,15 +43,15 @@ struct RangeReaderOptions {
   std::string advice = "load an older checkpoint";
 };
 
-// Reads whole blocks of kBlockBytes, where there are checksums, several ahead of
-// what is handed out. A block is read once while ranges come in the order of
+// Reads whole blocks of kBlockBytes, where there are checksums, several ahead
+// of what is handed out. A block is read once while ranges come in the order of
 // their files and offsets, also those of several calls. Used by one thread.
 class RangeReader {
  public:
   // Gets the bytes of `ranges[range]` from `position` on; each range in order,
   // one after the other.
-  using Take = absl::FunctionRef<absl::Status(
-      size_t range, int64_t position, absl::Span<const char> bytes)>;
+  using Take = absl::FunctionRef<absl::Status(size_t range, int64_t position,
+                                              absl::Span<const char> bytes)>;
 
   // Opens nothing yet. `files` has to outlive the reader. InvalidArgument;
   // ResourceExhausted.

@@ -47,8 +47,8 @@ RangeReaderOptions Small() {
 FileSums SumsOf(const std::string& bytes) {
   std::vector<Piece> pieces;
   AppendPieces(0, 0, bytes, pieces);
-  return (*CombinePieces(pieces,
-                         {{"f", static_cast<int64_t>(bytes.size())}}))[0];
+  return (
+      *CombinePieces(pieces, {{"f", static_cast<int64_t>(bytes.size())}}))[0];
 }
 
 // Two files of a disk, and what they should be.
@@ -86,8 +86,8 @@ class RangeReaderTest : public ::testing::TestWithParam<bool> {
     };
     absl::Status status = reader.Read(ranges, take);
     for (size_t i = 0; i < ranges.size() && status.ok(); ++i) {
-      EXPECT_TRUE(found[i] == contents_[ranges[i].file].substr(
-                                  ranges[i].offset, ranges[i].bytes))
+      EXPECT_TRUE(found[i] == contents_[ranges[i].file].substr(ranges[i].offset,
+                                                               ranges[i].bytes))
           << "range " << i;
     }
     return status;
@@ -152,8 +152,8 @@ TEST_P(RangeReaderTest, ABlockIsReadOnceInFileOrder) {
   const auto reader = Reader(counting);
   const auto size = static_cast<int64_t>(contents_[0].size());
   for (int64_t at = 0; at < size; at += 300007) {
-    EXPECT_OK(
-        ReadAndCompare(*reader, {{0, at, std::min<int64_t>(300007, size - at)}}));
+    EXPECT_OK(ReadAndCompare(*reader,
+                             {{0, at, std::min<int64_t>(300007, size - at)}}));
   }
   // Of files that nobody has checksums of, pages are; their ends twice.
   const int64_t before = counting.read_bytes();
@@ -201,12 +201,13 @@ TEST_P(DamageTest, AFlippedBitIsNamedAndNothingOfItsBlockIsHandedOut) {
   };
   EXPECT_THAT(
       reader->Read({{0, 0, 9 * kBlockBytes}}, take),
-      StatusIs(Code::kDataLoss,
-               AllOf(HasSubstr("/f0, bytes [5242880, 6291456): their CRC32C is "),
-                     HasSubstr(absl::StrCat(
-                         "instead of ",
-                         absl::Hex(sums_[0].blocks[5], absl::kZeroPad8),
-                         "; the file is damaged; load an older checkpoint")))));
+      StatusIs(
+          Code::kDataLoss,
+          AllOf(
+              HasSubstr("/f0, bytes [5242880, 6291456): their CRC32C is "),
+              HasSubstr(absl::StrCat(
+                  "instead of ", absl::Hex(sums_[0].blocks[5], absl::kZeroPad8),
+                  "; the file is damaged; load an older checkpoint")))));
   EXPECT_LE(handed_out, 5 * kBlockBytes);
   // Other blocks are as good as before.
   EXPECT_OK(ReadAndCompare(*reader, {{0, 6 * kBlockBytes, 3 * kBlockBytes}}));
@@ -216,9 +217,10 @@ TEST_P(DamageTest, AFlippedBitIsNamedAndNothingOfItsBlockIsHandedOut) {
 TEST_P(DamageTest, AnotherSizeIsNamed) {
   const auto open = *files_.OpenForWriting("/f1", Caching::kCached);
   ASSERT_OK(open->SetSize(kBlockBytes / 2 - 1));
-  EXPECT_THAT(ReadAndCompare(*Reader(files_), {{1, 0, 1}}),
-              StatusIs(Code::kDataLoss,
-                       HasSubstr("/f1: it has 524287 bytes instead of 524288")));
+  EXPECT_THAT(
+      ReadAndCompare(*Reader(files_), {{1, 0, 1}}),
+      StatusIs(Code::kDataLoss,
+               HasSubstr("/f1: it has 524287 bytes instead of 524288")));
   ASSERT_OK(files_.RemoveFile("/f1"));
   EXPECT_THAT(ReadAndCompare(*Reader(files_), {{1, 0, 1}}),
               StatusIs(Code::kNotFound, HasSubstr("/f1")));

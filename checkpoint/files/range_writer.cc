@@ -29,12 +29,11 @@ absl::StatusOr<std::unique_ptr<RangeWriter>> RangeWriter::Create(
         options.buffer_bytes, " bytes: take at least 2, of a multiple of ",
         kBlockBytes, " bytes"));
   }
-  FSDP_ASSIGN_OR_RETURN(offload::PageMemory memory,
-                        offload::PageMemory::Allocate(
-                            offload::PageAllocator::System(), bytes));
-  return absl::WrapUnique(new RangeWriter(files, std::move(paths),
-                                          std::move(options),
-                                          std::move(memory)));
+  FSDP_ASSIGN_OR_RETURN(
+      offload::PageMemory memory,
+      offload::PageMemory::Allocate(offload::PageAllocator::System(), bytes));
+  return absl::WrapUnique(new RangeWriter(
+      files, std::move(paths), std::move(options), std::move(memory)));
 }
 
 RangeWriter::RangeWriter(FileSystem& files, std::vector<std::string> paths,
@@ -63,9 +62,9 @@ absl::Status RangeWriter::CheckRange(int64_t file, int64_t offset,
       bytes >= 0 && !__builtin_add_overflow(offset, bytes, &end)) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "write ", bytes, " bytes at ", offset, " of file ", file, " of ",
-      paths_.size(), ": there are no such bytes"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("write ", bytes, " bytes at ", offset, " of file ", file,
+                   " of ", paths_.size(), ": there are no such bytes"));
 }
 
 absl::StatusOr<File*> RangeWriter::Open(int64_t file) {
@@ -98,8 +97,8 @@ absl::Status RangeWriter::WriteOnce(int64_t file, int64_t offset, int64_t bytes,
     const int64_t at = offset + position;
     FSDP_RETURN_IF_ERROR(Seek(file, at));
     const int64_t in_buffer = at % options_.buffer_bytes;
-    const int64_t size = std::min(
-        {bytes - position, options_.buffer_bytes - in_buffer, kSlice});
+    const int64_t size =
+        std::min({bytes - position, options_.buffer_bytes - in_buffer, kSlice});
     char* const memory = current_->memory + in_buffer;
     FSDP_RETURN_IF_ERROR(fill(position, absl::MakeSpan(memory, size)));
     AppendPieces(file, at, absl::string_view(memory, size), pieces_);
@@ -110,10 +109,10 @@ absl::Status RangeWriter::WriteOnce(int64_t file, int64_t offset, int64_t bytes,
 }
 
 absl::Status RangeWriter::Seek(int64_t file, int64_t offset) {
-  const bool fits = current_ != nullptr && current_->index == file &&
-                    current_->end == offset &&
-                    (offset % options_.buffer_bytes != 0 ||
-                     current_->begin == current_->end);
+  const bool fits =
+      current_ != nullptr && current_->index == file &&
+      current_->end == offset &&
+      (offset % options_.buffer_bytes != 0 || current_->begin == current_->end);
   if (fits) return absl::OkStatus();
   FSDP_RETURN_IF_ERROR(Dispatch());
   FSDP_ASSIGN_OR_RETURN(File* const open, Open(file));

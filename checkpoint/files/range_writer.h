@@ -34,8 +34,8 @@ struct RangeWriterOptions {
 class RangeWriter {
  public:
   // Produces the bytes of a range from `position` on, one part after the other.
-  using Fill = absl::FunctionRef<absl::Status(int64_t position,
-                                              absl::Span<char> out)>;
+  using Fill =
+      absl::FunctionRef<absl::Status(int64_t position, absl::Span<char> out)>;
 
   // Pieces name files by their index in `paths`. A file is opened, or created,
   // once something of it is written; its folder has to exist. `files` has to

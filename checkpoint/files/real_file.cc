@@ -28,8 +28,8 @@ int OpenUninterrupted(const std::string& path, int flags) {
   }
 }
 
-// Moves all `bytes` by `move(done)`, which is pread(2) or pwrite(2) of the rest;
-// returns how many it has moved and leaves an errno if those are not all.
+// Moves all `bytes` by `move(done)`, which is pread(2) or pwrite(2) of the
+// rest; returns how many it has moved and leaves an errno if those are not all.
 template <typename Move>
 int64_t MoveAll(int64_t bytes, Move move) {
   int64_t done = 0;
@@ -85,7 +85,8 @@ int RealFile::DescriptorFor(int64_t offset, const char* memory,
                             int64_t bytes) const {
   const int64_t unit = direct_bytes();
   if (unit == 0 || bytes == 0) return cached_;
-  const auto address = static_cast<int64_t>(reinterpret_cast<uintptr_t>(memory));
+  const auto address =
+      static_cast<int64_t>(reinterpret_cast<uintptr_t>(memory));
   return (offset | address | bytes) % unit == 0 ? direct_ : cached_;
 }
 
@@ -94,8 +95,7 @@ absl::Status RealFile::PRead(int64_t offset, absl::Span<char> out) {
   const int64_t done = MoveAll(wanted, [&](int64_t done) {
     char* const rest = out.data() + done;
     const int descriptor = DescriptorFor(offset + done, rest, wanted - done);
-    const ssize_t count =
-        pread(descriptor, rest, wanted - done, offset + done);
+    const ssize_t count = pread(descriptor, rest, wanted - done, offset + done);
     if (count >= 0 || errno != EINVAL || descriptor == cached_) return count;
     direct_works_ = false;
     return pread(cached_, rest, wanted - done, offset + done);

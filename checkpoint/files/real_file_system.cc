@@ -60,15 +60,16 @@ absl::Status Held(const std::string& path, int descriptor) {
   const ssize_t bytes = pread(descriptor, text, sizeof(text), 0);
   const absl::string_view holder = absl::StripAsciiWhitespace(
       absl::string_view(text, std::max<ssize_t>(bytes, 0)));
-  return absl::FailedPreconditionError(absl::StrCat(
-      "lock ", path, ": somebody else has it: ",
-      holder.empty() ? "who does not say who it is" : holder,
-      "; end that run first, or choose another folder"));
+  return absl::FailedPreconditionError(
+      absl::StrCat("lock ", path, ": somebody else has it: ",
+                   holder.empty() ? "who does not say who it is" : holder,
+                   "; end that run first, or choose another folder"));
 }
 
 absl::Status WriteHolder(const std::string& path, int descriptor,
                          absl::string_view holder) {
-  const std::string text = absl::StrCat(holder.substr(0, kMaxHolderBytes), "\n");
+  const std::string text =
+      absl::StrCat(holder.substr(0, kMaxHolderBytes), "\n");
   const ssize_t count = pwrite(descriptor, text.data(), text.size(), 0);
   if (count != static_cast<ssize_t>(text.size()) ||
       ftruncate(descriptor, static_cast<off_t>(text.size())) != 0) {
@@ -166,8 +167,8 @@ class Real : public FileSystem {
 
   absl::StatusOr<std::unique_ptr<FileLock>> Lock(
       const std::string& path, absl::string_view holder) override {
-    auto file = absl::make_unique<Descriptor>(open(
-        path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666));
+    auto file = absl::make_unique<Descriptor>(
+        open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666));
     if (file->get() < 0) return FileError(errno, "open", path);
     while (flock(file->get(), LOCK_EX | LOCK_NB) != 0) {
       if (errno == EWOULDBLOCK) return Held(path, file->get());

@@ -17,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
 #include "base/normal_mode.h"
 #include "base/status_macros.h"
@@ -44,6 +45,14 @@ std::vector<std::pair<std::string, at::Generator>> Generators(
 }
 
 }  // namespace
+
+std::string RankFileName(int rank) {
+  return absl::StrFormat("%s/rank-%05d.safetensors", kRanksFolder, rank);
+}
+
+std::string BuffersFileName(int rank) {
+  return absl::StrFormat("%s/buffers-%05d.safetensors", kRanksFolder, rank);
+}
 
 absl::StatusOr<std::string> Format(const SmallFile& file) {
   std::vector<TensorInfo> infos;
@@ -102,7 +111,8 @@ absl::StatusOr<SmallFile> ParseSmallFile(absl::string_view bytes) {
   return file;
 }
 
-absl::StatusOr<SmallFile> TakeRankValues(const Run& run, c10::Device device) {
+absl::StatusOr<SmallFile> TakeRankValues(const TrainingRun& run,
+                                         c10::Device device) {
   SmallFile file;
   for (const auto& [name, text] : run.rank_entries) {
     file.texts[absl::StrCat(kEntry, name)] = text;
@@ -119,7 +129,7 @@ absl::StatusOr<SmallFile> TakeRankValues(const Run& run, c10::Device device) {
 }
 
 absl::Status RestoreRankValues(const SmallFile& file, c10::Device device,
-                               Run& run) {
+                               TrainingRun& run) {
   run.rank_entries.clear();
   for (const auto& [name, text] : file.texts) {
     absl::string_view entry = name;

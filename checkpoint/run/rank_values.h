@@ -17,6 +17,11 @@
 
 namespace fsdp::checkpoint {
 
+inline constexpr char kRanksFolder[] = "ranks";
+// "ranks/rank-00002.safetensors": of TakeRankValues(), and of TakeBuffers().
+std::string RankFileName(int rank);
+std::string BuffersFileName(int rank);
+
 // A small safetensors file in memory: named tensors, and texts as its metadata.
 struct SmallFile {
   std::map<std::string, at::Tensor> tensors;  // on the CPU
@@ -29,11 +34,12 @@ absl::StatusOr<SmallFile> ParseSmallFile(absl::string_view bytes);
 
 // The states of random generators, `device`'s and the CPU's, and the entries of
 // this rank.
-absl::StatusOr<SmallFile> TakeRankValues(const Run& run, c10::Device device);
+absl::StatusOr<SmallFile> TakeRankValues(const TrainingRun& run,
+                                         c10::Device device);
 // Puts them back. What there is of another device is left out. InvalidArgument:
 // a state that a generator does not take.
 absl::Status RestoreRankValues(const SmallFile& file, c10::Device device,
-                               Run& run);
+                               TrainingRun& run);
 
 // The values of the buffers, copied to the CPU, in the dtypes they have without
 // mixed precision.

@@ -17,7 +17,7 @@ namespace fsdp::checkpoint {
 
 // Borrowed: all of it outlives the calls that get it. Ranks pass the same, each
 // its own; `entries` count on rank 0 only.
-struct Run {
+struct TrainingRun {
   // Sharded by FullyShard(), or any module: then every rank has all of it, and
   // rank 0's values are saved. Never null.
   torch::nn::Module* model = nullptr;

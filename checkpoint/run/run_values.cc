@@ -35,11 +35,11 @@ void ReadParameters(const torch::nn::Module& module, ModelValues* values) {
 
 }  // namespace
 
-absl::StatusOr<RunValues> RunValues::Read(const Run& run,
+absl::StatusOr<RunValues> RunValues::Read(const TrainingRun& run,
                                           absl::string_view what) {
   if (run.model == nullptr) {
     return absl::InvalidArgumentError(
-        absl::StrCat(what, ": the run has no model: set Run::model"));
+        absl::StrCat(what, ": the run has no model: set TrainingRun::model"));
   }
   RunValues values;
   if (dynamic_cast<ShardedModuleBase*>(run.model) != nullptr) {
@@ -47,20 +47,30 @@ absl::StatusOr<RunValues> RunValues::Read(const Run& run,
   } else {
     FSDP_RETURN_IF_ERROR(values.ReadPlain(*run.model));
   }
+  for (const ValueRange& parameter : values.model_.parameters) {
+    values.leaves_.push_back({parameter.name, parameter.sizes, parameter.values,
+                              parameter.begin, parameter.replicas});
+  }
   if (run.optimizer == nullptr) return values;
   FSDP_ASSIGN_OR_RETURN(values.optimizer_,
                         ReadOptimizerValues(values.leaves_, *run.optimizer));
   return values;
 }
 
-absl::Status RunValues::ReadSharded(const Run& run, absl::string_view what) {
+c10::Device RunValues::device() const {
+  if (sharded_ != nullptr) return sharded_->device();
+  return model_.parameters.empty() ? c10::Device(c10::kCPU)
+                                   : model_.parameters.front().values.device();
+}
+
+absl::Status RunValues::ReadSharded(const TrainingRun& run,
+                                    absl::string_view what) {
   auto& module = dynamic_cast<ShardedModuleBase&>(*run.model);
   sharded_ = &module.sharded_model();
   FSDP_ASSIGN_OR_RETURN(ModelAccess access,
                         ModelAccess::Begin(*sharded_, what));
   access_.emplace(std::move(access));
   model_ = ReadModelValues(*sharded_, *module.children().front());
-  leaves_ = module.NamedShards();
   return absl::OkStatus();
 }
 
@@ -79,10 +89,6 @@ absl::Status RunValues::ReadPlain(const torch::nn::Module& module) {
     if (!item.value().defined()) continue;
     model_.others.push_back({item.key(), item.value(),
                              item.value().scalar_type(), /*is_buffer=*/true});
-  }
-  for (const ValueRange& parameter : model_.parameters) {
-    leaves_.push_back({parameter.name, parameter.sizes, parameter.values,
-                       /*begin=*/0});
   }
   return absl::OkStatus();
 }

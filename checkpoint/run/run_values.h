@@ -4,6 +4,7 @@
 #define CHECKPOINT_RUN_RUN_VALUES_H_
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 
 #include <cstdint>
 #include <map>
@@ -30,10 +31,13 @@ class RunValues {
   // InvalidArgument: no model; one that has sharded modules inside without
   // being one; an optimizer of another class or of other parameters.
   // FailedPrecondition: inside a forward or backward.
-  static absl::StatusOr<RunValues> Read(const Run& run, absl::string_view what);
+  static absl::StatusOr<RunValues> Read(const TrainingRun& run,
+                                        absl::string_view what);
 
   // Null: the model is not sharded.
   ShardedModel* sharded() const { return sharded_; }
+  // Where the model computes; the CPU if it has no parameters.
+  c10::Device device() const;
   // Names without wrappers. `values` of a model that is not sharded is the
   // whole parameter, of any sizes.
   const ModelValues& model() const { return model_; }
@@ -46,7 +50,7 @@ class RunValues {
 
  private:
   RunValues() = default;
-  absl::Status ReadSharded(const Run& run, absl::string_view what);
+  absl::Status ReadSharded(const TrainingRun& run, absl::string_view what);
   absl::Status ReadPlain(const torch::nn::Module& module);
 
   ShardedModel* sharded_ = nullptr;

@@ -9,6 +9,7 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -167,21 +168,27 @@ absl::Status ParseNumbers(const Json* json, TrainingRecord* record) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::vector<std::string>> ParseNames(const Json* json,
+                                                    absl::string_view what) {
+  const auto* const array = json == nullptr ? nullptr : json->As<Json::Array>();
+  if (array == nullptr) return Bad(absl::StrCat(what, " is no list"));
+  std::vector<std::string> names;
+  for (const Json& name : *array) {
+    const auto* const text = name.As<std::string>();
+    if (text == nullptr) return Bad(absl::StrCat(what, " has what is no text"));
+    names.push_back(*text);
+  }
+  return names;
+}
+
 absl::StatusOr<OptimizerGroup> ParseGroup(const Json& json) {
   FSDP_ASSIGN_OR_RETURN(Members members, Members::Of(json, "a group"));
   OptimizerGroup group;
   const Json* const options = members.Take("options");
   if (options == nullptr) return Bad("a group has no options");
   FSDP_ASSIGN_OR_RETURN(group.options, OptionsFromJson(*options));
-  const Json* const names = members.Take("parameters");
-  const auto* const array =
-      names == nullptr ? nullptr : names->As<Json::Array>();
-  if (array == nullptr) return Bad("a group has no list of parameters");
-  for (const Json& name : *array) {
-    const auto* const text = name.As<std::string>();
-    if (text == nullptr) return Bad("a parameter of a group is no text");
-    group.names.push_back(*text);
-  }
+  FSDP_ASSIGN_OR_RETURN(
+      group.names, ParseNames(members.Take("parameters"), "\"parameters\""));
   FSDP_RETURN_IF_ERROR(members.Finish("a group"));
   return group;
 }
@@ -197,6 +204,8 @@ absl::Status ParseOptimizer(const Json& json, TrainingRecord* record) {
     FSDP_ASSIGN_OR_RETURN(OptimizerGroup group, ParseGroup(one));
     record->groups->push_back(std::move(group));
   }
+  FSDP_ASSIGN_OR_RETURN(record->slots,
+                        ParseNames(members.Take("slots"), "\"slots\""));
   FSDP_RETURN_IF_ERROR(ParseNumbers(members.Take("numbers"), record));
   return members.Finish("the optimizer");
 }
@@ -272,16 +281,20 @@ absl::Status CheckFormat(Members& members) {
 
 }  // namespace
 
-TrainingRecord RecordOf(const Run& run, const OptimizerValues* optimizer,
-                        int64_t step, int world_size) {
+TrainingRecord RecordOf(const TrainingRun& run,
+                        const OptimizerValues* optimizer, int64_t step,
+                        int world_size) {
   TrainingRecord record;
   record.step = step;
   record.world_size = world_size;
   if (optimizer != nullptr) {
     record.groups = optimizer->groups;
+    std::set<std::string> names;
     for (const auto& [parameter, slots] : optimizer->slots) {
       record.numbers[parameter] = slots.numbers;
+      for (const auto& [name, tensor] : slots.tensors) names.insert(name);
     }
+    record.slots.assign(names.begin(), names.end());
   }
   for (const torch::optim::LRScheduler* scheduler : run.schedulers) {
     record.scheduler_steps.push_back(StepsOf(*scheduler));
@@ -303,6 +316,7 @@ absl::StatusOr<std::string> ToText(const TrainingRecord& record) {
     FSDP_ASSIGN_OR_RETURN(Json groups, Groups(*record.groups));
     object.emplace_back("optimizer",
                         Json::Object{{"groups", std::move(groups)},
+                                     {"slots", record.slots},
                                      {"numbers", Numbers(record)}});
   }
   object.emplace_back("scheduler_steps", record.scheduler_steps);
@@ -341,7 +355,7 @@ absl::StatusOr<TrainingRecord> ParseTraining(absl::string_view text) {
   return record;
 }
 
-absl::Status CheckFits(const TrainingRecord& record, const Run& run) {
+absl::Status CheckFits(const TrainingRecord& record, const TrainingRun& run) {
   const auto differ = [](absl::string_view what, size_t saved, size_t here) {
     return absl::InvalidArgumentError(
         absl::StrCat("the checkpoint has ", saved, " ", what, ", this run has ",
@@ -358,17 +372,17 @@ absl::Status CheckFits(const TrainingRecord& record, const Run& run) {
   if (run.scaler != nullptr && !record.scaler.has_value()) {
     return absl::InvalidArgumentError(
         "the checkpoint has no state of a gradient scaler: load it with "
-        "Run::scaler null");
+        "TrainingRun::scaler null");
   }
   if (run.optimizer != nullptr && !record.groups.has_value()) {
     return absl::InvalidArgumentError(
         "the checkpoint has no state of an optimizer: load it with "
-        "Run::optimizer null");
+        "TrainingRun::optimizer null");
   }
   return absl::OkStatus();
 }
 
-absl::Status Restore(const TrainingRecord& record, Run& run) {
+absl::Status Restore(const TrainingRecord& record, TrainingRun& run) {
   if (run.scaler != nullptr) {
     FSDP_RETURN_IF_ERROR(run.scaler->SetState(*record.scaler));
   }

@@ -23,6 +23,7 @@ struct TrainingRecord {
   int world_size = 1;
   // Without an optimizer: nothing.
   std::optional<std::vector<OptimizerGroup>> groups;
+  std::vector<std::string> slots;  // names of tensors of its states
   // Numbers of its states, by parameter: {"weight": {"step": 7}}.
   std::map<std::string, std::map<std::string, int64_t>> numbers;
   std::vector<int64_t> scheduler_steps;
@@ -32,8 +33,9 @@ struct TrainingRecord {
 };
 
 // What `run` is now. `optimizer`: its values, null without one.
-TrainingRecord RecordOf(const Run& run, const OptimizerValues* optimizer,
-                        int64_t step, int world_size);
+TrainingRecord RecordOf(const TrainingRun& run,
+                        const OptimizerValues* optimizer, int64_t step,
+                        int world_size);
 
 // InvalidArgument: options of an optimizer that are not known.
 absl::StatusOr<std::string> ToText(const TrainingRecord& record);
@@ -42,9 +44,9 @@ absl::StatusOr<TrainingRecord> ParseTraining(absl::string_view text);
 
 // InvalidArgument, with nothing changed: `run` has a scaler, an optimizer or
 // other numbers of schedulers than the run that was saved.
-absl::Status CheckFits(const TrainingRecord& record, const Run& run);
+absl::Status CheckFits(const TrainingRecord& record, const TrainingRun& run);
 // Schedulers, scaler and entries; of a record that fits.
-absl::Status Restore(const TrainingRecord& record, Run& run);
+absl::Status Restore(const TrainingRecord& record, TrainingRun& run);
 
 }  // namespace fsdp::checkpoint
 

@@ -17,6 +17,7 @@
 #include "checkpoint/commit/checkpoint_names.h"
 #include "checkpoint/commit/manifest.h"
 #include "checkpoint/files/checksums.h"
+#include "checkpoint/run/rank_values.h"
 #include "checkpoint/save/rank_report.h"
 #include "comm/agreement.h"
 #include "offload/checksum.h"
@@ -24,7 +25,6 @@
 namespace fsdp::checkpoint {
 namespace {
 
-constexpr char kRanksFolder[] = "ranks";
 constexpr char kLabel[] = "checkpoint";
 
 absl::Status WriteText(RangeWriter& writer, int64_t file,
@@ -241,14 +241,6 @@ class Save {
 };
 
 }  // namespace
-
-std::string RankFileName(int rank) {
-  return absl::StrFormat("%s/rank-%05d.safetensors", kRanksFolder, rank);
-}
-
-std::string BuffersFileName(int rank) {
-  return absl::StrFormat("%s/buffers-%05d.safetensors", kRanksFolder, rank);
-}
 
 absl::Status RunSave(const SaveContext& context, const SaveJob& job,
                      const RangeFeed& feed) {

@@ -45,9 +45,6 @@ struct SaveJob {
   std::string buffers_file;
 };
 
-std::string RankFileName(int rank);
-std::string BuffersFileName(int rank);
-
 // Writes all of the plan's ranges; gets the writer, or why there is none.
 using RangeFeed =
     std::function<absl::Status(const absl::StatusOr<RangeWriter*>& writer)>;

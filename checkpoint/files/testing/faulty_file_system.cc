@@ -64,8 +64,7 @@ absl::Status FaultyFileSystem::BeforeChange(absl::string_view what,
                                             const std::string& path) {
   absl::MutexLock lock(&mutex_);
   const int64_t call = calls_++;
-  const bool hit =
-      first_ >= 0 && (for_good_ ? call >= first_ : call == first_);
+  const bool hit = first_ >= 0 && (for_good_ ? call >= first_ : call == first_);
   if (!hit) return absl::OkStatus();
   return error_ != 0 ? FileError(error_, what, path)
                      : absl::AbortedError("the process has ended");

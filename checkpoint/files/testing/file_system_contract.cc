@@ -26,9 +26,7 @@ void FileSystemContract::SetUp() {
   ASSERT_OK(files_->MakeFolder(folder_));
 }
 
-void FileSystemContract::TearDown() {
-  EXPECT_OK(RemoveTree(*files_, folder_));
-}
+void FileSystemContract::TearDown() { EXPECT_OK(RemoveTree(*files_, folder_)); }
 
 namespace {
 
@@ -43,8 +41,8 @@ absl::StatusOr<std::string> ReadAt(File& file, int64_t offset, int64_t bytes) {
 }
 
 TEST_P(FileSystemContract, AFileHasWhatWasWritten) {
-  ASSERT_OK_AND_ASSIGN(
-      const auto file, files_->OpenForWriting(Path("a"), Caching::kCached));
+  ASSERT_OK_AND_ASSIGN(const auto file,
+                       files_->OpenForWriting(Path("a"), Caching::kCached));
   EXPECT_THAT(file->Size(), StatusIs(Code::kOk, ""));
   EXPECT_EQ(*file->Size(), 0);
   EXPECT_OK(WriteAt(*file, 3, "hello"));
@@ -112,19 +110,21 @@ TEST_P(FileSystemContract, Folders) {
   EXPECT_OK(files_->SyncFolder(Path("f")));
   EXPECT_OK(RemoveTree(*files_, Path("f")));
   EXPECT_OK(RemoveTree(*files_, Path("f")));
-  EXPECT_THAT(files_->Stat(Path("f")), StatusIs(Code::kNotFound, HasSubstr("f")));
+  EXPECT_THAT(files_->Stat(Path("f")),
+              StatusIs(Code::kNotFound, HasSubstr("f")));
   EXPECT_GT(*files_->FreeBytes(folder_), 0);
 }
 
 TEST_P(FileSystemContract, WhatIsNotThere) {
   EXPECT_THAT(files_->OpenForReading(Path("x"), Caching::kDirect),
-              StatusIs(Code::kNotFound,
-                       AllOf(HasSubstr(Path("x")), HasSubstr("check the path"))));
+              StatusIs(Code::kNotFound, AllOf(HasSubstr(Path("x")),
+                                              HasSubstr("check the path"))));
   EXPECT_THAT(files_->OpenForWriting(Path("x/a"), Caching::kDirect),
               StatusIs(Code::kNotFound, HasSubstr("open")));
   EXPECT_THAT(files_->OpenForReading(folder_, Caching::kCached),
               StatusIs(Code::kFailedPrecondition, HasSubstr("open")));
-  EXPECT_THAT(files_->List(Path("x")), StatusIs(Code::kNotFound, HasSubstr("x")));
+  EXPECT_THAT(files_->List(Path("x")),
+              StatusIs(Code::kNotFound, HasSubstr("x")));
   EXPECT_THAT(files_->RemoveFile(Path("x")),
               StatusIs(Code::kNotFound, HasSubstr("remove")));
   EXPECT_THAT(files_->SyncFolder(Path("x")),
@@ -153,7 +153,8 @@ TEST_P(FileSystemContract, Renames) {
 TEST_P(FileSystemContract, OneHasTheLock) {
   const std::string path = Path("lock");
   {
-    ASSERT_OK_AND_ASSIGN(const auto lock, files_->Lock(path, "process 7, moon"));
+    ASSERT_OK_AND_ASSIGN(const auto lock,
+                         files_->Lock(path, "process 7, moon"));
     EXPECT_THAT(files_->Lock(path, "process 8"),
                 StatusIs(Code::kFailedPrecondition,
                          AllOf(HasSubstr(path), HasSubstr("process 7, moon"))));

@@ -43,8 +43,7 @@ class SimulatedFileSystem::OpenFile : public File {
     FSDP_RETURN_IF_ERROR(CheckAlive());
     const auto size = static_cast<int64_t>(node_->bytes.size());
     const auto wanted = static_cast<int64_t>(out.size());
-    const int64_t found =
-        std::clamp<int64_t>(size - offset, 0, wanted);
+    const int64_t found = std::clamp<int64_t>(size - offset, 0, wanted);
     if (found > 0) std::memcpy(out.data(), &node_->bytes[offset], found);
     if (found == wanted) return absl::OkStatus();
     return EndsEarly(path_, offset, wanted, found);
@@ -88,8 +87,7 @@ class SimulatedFileSystem::OpenFile : public File {
   int64_t direct_bytes() const override { return kSimulatedPage; }
 
  private:
-  absl::Status CheckAlive() const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(files_.mutex_) {
+  absl::Status CheckAlive() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(files_.mutex_) {
     return process_ == files_.process_ ? absl::OkStatus() : Killed(path_);
   }
   absl::Status CheckWrites(absl::string_view what) const

@@ -28,7 +28,8 @@ using Code = absl::StatusCode;
 constexpr int kSeeds = 200;
 
 void Write(File& file, int64_t offset, const std::string& bytes) {
-  ASSERT_OK(file.PWrite(offset, absl::MakeConstSpan(bytes.data(), bytes.size())));
+  ASSERT_OK(
+      file.PWrite(offset, absl::MakeConstSpan(bytes.data(), bytes.size())));
 }
 
 // All that a folder with one synced file of two synced pages 'a' can be after a

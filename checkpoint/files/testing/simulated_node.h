@@ -17,7 +17,8 @@ namespace fsdp::checkpoint::testing {
 
 inline constexpr int64_t kSimulatedPage = 4096;
 
-using Entries = std::map<std::string, std::shared_ptr<SimulatedFileSystem::Node>>;
+using Entries =
+    std::map<std::string, std::shared_ptr<SimulatedFileSystem::Node>>;
 
 // A file or a folder: as programs see it, and as it is on the disk for sure.
 struct SimulatedFileSystem::Node {

@@ -1,0 +1,303 @@
+#include "checkpoint/checkpointer.h"
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/normal_mode.h"
+#include "base/start_thread.h"
+#include "base/status_error.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+#include "checkpoint/commit/checkpoint_folder.h"
+#include "checkpoint/commit/checkpoint_list.h"
+#include "checkpoint/files/file_system.h"
+#include "checkpoint/files/real_file_system.h"
+#include "checkpoint/load/run_loader.h"
+#include "checkpoint/run/rank_values.h"
+#include "checkpoint/run/run_values.h"
+#include "checkpoint/run/tensor_parts.h"
+#include "checkpoint/run/training_json.h"
+#include "checkpoint/save/save_job.h"
+#include "checkpoint/save/save_plan.h"
+#include "checkpoint/save/staged_feed.h"
+#include "checkpoint/save/staging_ring.h"
+#include "comm/agreement.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+constexpr char kTrainingName[] = "training.json";
+constexpr char kLabel[] = "checkpoint";
+
+}  // namespace
+
+class Checkpointer::Impl {
+ public:
+  Impl(std::string folder, const CheckpointerOptions& options)
+      : options_(options) {
+    context_.files =
+        options.files == nullptr ? &RealFileSystem() : options.files;
+    context_.root = std::move(folder);
+    context_.timeout = options.timeout;
+    context_.overwrite = options.overwrite;
+    context_.retention.keep_last = options.keep_last.value_or(0);
+    context_.retention.keep_every = options.keep_every.value_or(0);
+    context_.writer.pace.bytes_per_second =
+        options.bytes_per_second.value_or(0);
+  }
+  ~Impl() {
+    const absl::Status status = Wait();
+    if (!status.ok()) {
+      TORCH_WARN("a checkpoint was not saved: ", std::string(status.message()));
+    }
+  }
+
+  absl::Status Open(const std::shared_ptr<comm::Communicator>& ranks) {
+    if (ranks != nullptr) {
+      // Saves run on a thread of their own, beside the ranks' other calls.
+      FSDP_ASSIGN_OR_RETURN(ranks_, ranks->Split(/*color=*/0, ranks->rank()));
+      context_.ranks = ranks_.get();
+    }
+    absl::Status claimed;
+    if (context_.rank() == 0) {
+      auto folder = CheckpointFolder::Claim(*context_.files, context_.root);
+      claimed = folder.status();
+      if (folder.ok()) folder_ = *std::move(folder);
+      context_.folder = folder_.get();
+    }
+    return Agree(claimed, "opening a folder of checkpoints");
+  }
+
+  absl::Status Save(int64_t step, const TrainingRun& run) {
+    FSDP_RETURN_IF_ERROR(Wait());
+    const NormalMode normal;
+    // Lives until all is written: live values belong to the save.
+    absl::StatusOr<RunValues> values = RunValues::Read(run, "Save()");
+    SaveJob job;
+    job.step = step;
+    job.mine = values.ok() ? Plan(*values, run, &job) : values.status();
+    return RunSave(context_, job,
+                   [&job](const absl::StatusOr<RangeWriter*>& writer) {
+                     return WriteLive(job.plan, writer);
+                   });
+  }
+
+  absl::Status SaveAsync(int64_t step, const TrainingRun& run) {
+    if (options_.staging_bytes <= 0) return Save(step, run);
+    FSDP_RETURN_IF_ERROR(Wait());
+    const NormalMode normal;
+    absl::StatusOr<RunValues> values = RunValues::Read(run, "SaveAsync()");
+    job_.emplace();
+    job_->step = step;
+    job_->mine = values.ok() ? Plan(*values, run, &*job_) : values.status();
+    if (job_->mine.ok()) job_->mine = MakeRing(job_->plan);
+    if (ring_ == nullptr) {
+      // Without memory for copies there is nothing to do beside the training.
+      const absl::Status saved = RunSave(
+          context_, *job_, [this](const absl::StatusOr<RangeWriter*>& writer) {
+            return WriteLive(job_->plan, writer);
+          });
+      job_.reset();
+      return saved;
+    }
+    feed_.emplace(*ring_);
+    FSDP_RETURN_IF_ERROR(StartWriter());
+    if (job_->mine.ok()) {
+      // What goes wrong here is what the other thread tells all ranks.
+      feed_->Stage(job_->plan, options_.timeout).IgnoreError();
+    } else {
+      feed_->Abandon(job_->mine);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Wait() {
+    if (!writer_.joinable()) return absl::OkStatus();
+    writer_.join();
+    feed_.reset();
+    job_.reset();
+    return std::exchange(result_, absl::OkStatus());
+  }
+
+  absl::StatusOr<std::vector<int64_t>> Steps() const {
+    FSDP_ASSIGN_OR_RETURN(const std::vector<Committed> list,
+                          ListCheckpoints(*context_.files, context_.root));
+    std::vector<int64_t> steps;
+    for (const Committed& one : list) steps.push_back(one.step);
+    return steps;
+  }
+
+  absl::StatusOr<std::optional<int64_t>> LoadLatest(
+      TrainingRun& run, const LoadRunOptions& options) {
+    FSDP_RETURN_IF_ERROR(Wait());
+    FSDP_ASSIGN_OR_RETURN(const std::optional<int64_t> step, LatestStep());
+    if (!step.has_value()) return std::optional<int64_t>();
+    FSDP_RETURN_IF_ERROR(Load(*step, run, options));
+    return step;
+  }
+
+  absl::Status Load(int64_t step, TrainingRun& run,
+                    const LoadRunOptions& options) {
+    FSDP_RETURN_IF_ERROR(Wait());
+    LoadContext context;
+    context.files = context_.files;
+    context.root = context_.root;
+    context.rank = context_.rank();
+    context.world_size = context_.world_size();
+    context.agree = [this](const absl::Status& mine) {
+      return Agree(mine, "loading a checkpoint");
+    };
+    context.strict = options.strict;
+    context.progress = options.progress;
+    FSDP_RETURN_IF_ERROR(LoadRun(context, step, run));
+    context_.retention.keep = {step};
+    return absl::OkStatus();
+  }
+
+ private:
+  absl::Status Agree(const absl::Status& mine, absl::string_view what) {
+    if (context_.ranks == nullptr) return mine;
+    return comm::Agree(*context_.ranks, mine, what,
+                       absl::Now() + options_.timeout);
+  }
+
+  // What rank 0 sees, on all ranks: others may not see yet what it does.
+  absl::StatusOr<std::optional<int64_t>> LatestStep() {
+    absl::StatusOr<std::optional<Committed>> latest = std::nullopt;
+    if (context_.rank() == 0) {
+      latest = LatestCheckpoint(*context_.files, context_.root);
+    }
+    FSDP_RETURN_IF_ERROR(Agree(latest.status(), "looking for checkpoints"));
+    int64_t step = latest->has_value() ? (*latest)->step : -1;
+    if (context_.ranks != nullptr) {
+      FSDP_ASSIGN_OR_RETURN(
+          const std::string text,
+          comm::BroadcastString(*context_.ranks, absl::StrCat(step),
+                                /*root=*/0, kLabel,
+                                absl::Now() + options_.timeout));
+      if (!absl::SimpleAtoi(text, &step)) {
+        return absl::InternalError("rank 0 has sent no step");
+      }
+    }
+    if (step < 0) return std::optional<int64_t>();
+    return std::optional<int64_t>(step);
+  }
+
+  // What is to be written, with the values where they are.
+  absl::Status Plan(const RunValues& values, const TrainingRun& run,
+                    SaveJob* job) {
+    PartOptions parts;
+    parts.model_dtype = options_.model_dtype;
+    FSDP_ASSIGN_OR_RETURN(const std::vector<TensorGroup> groups,
+                          PartsToWrite(values, context_.rank(), parts));
+    std::map<std::string, std::string> texts = options_.texts;
+    const TrainingRecord record =
+        RecordOf(run, values.optimizer(), job->step, context_.world_size());
+    FSDP_ASSIGN_OR_RETURN(texts[kTrainingName], ToText(record));
+    FSDP_ASSIGN_OR_RETURN(job->plan,
+                          PlanSave(groups, texts, options_.max_file_bytes));
+    FSDP_ASSIGN_OR_RETURN(const SmallFile of_rank,
+                          TakeRankValues(run, values.device()));
+    FSDP_ASSIGN_OR_RETURN(job->rank_file, Format(of_rank));
+    return TorchToStatus("copying buffers", [&] {
+      job->buffers_file = ValueOrThrow(Format(TakeBuffers(values.model())));
+    });
+  }
+
+  // As large as it has to be, and kept.
+  absl::Status MakeRing(const SavePlan& plan) {
+    int64_t needed = 1;
+    for (const SaveRange& range : plan.ranges) needed += range.bytes;
+    needed = std::min(needed, options_.staging_bytes);
+    if (ring_ != nullptr && ring_->capacity() >= needed) {
+      return absl::OkStatus();
+    }
+    ring_.reset();
+    absl::StatusOr<offload::PageMemory> memory = StagingRing::Allocate(needed);
+    if (memory.ok()) ring_ = std::make_unique<StagingRing>(*std::move(memory));
+    return absl::OkStatus();
+  }
+
+  absl::Status StartWriter() {
+    absl::StatusOr<std::thread> thread =
+        StartThread("to write a checkpoint", [this] {
+          result_ = RunSave(context_, *job_,
+                            [this](const absl::StatusOr<RangeWriter*>& writer) {
+                              return feed_->WriteTo(writer);
+                            });
+        });
+    if (thread.ok()) {
+      writer_ = *std::move(thread);
+      return absl::OkStatus();
+    }
+    // The others wait for this rank's report.
+    job_->mine = thread.status();
+    const absl::Status result = RunSave(
+        context_, *job_, [](const absl::StatusOr<RangeWriter*>& writer) {
+          return writer.status();
+        });
+    feed_.reset();
+    job_.reset();
+    return result;
+  }
+
+  const CheckpointerOptions options_;
+  std::unique_ptr<comm::Communicator> ranks_;
+  std::unique_ptr<CheckpointFolder> folder_;
+  SaveContext context_;
+  std::unique_ptr<StagingRing> ring_;
+  // Of the save under way.
+  std::optional<SaveJob> job_;
+  std::optional<StagedFeed> feed_;
+  absl::Status result_;  // of writer_, after it has ended
+  std::thread writer_;
+};
+
+Checkpointer::Checkpointer(std::unique_ptr<Impl> impl)
+    : impl_(std::move(impl)) {}
+Checkpointer::~Checkpointer() = default;
+
+absl::StatusOr<std::unique_ptr<Checkpointer>> Checkpointer::Open(
+    const std::string& folder, const std::shared_ptr<comm::Communicator>& ranks,
+    const CheckpointerOptions& options) {
+  auto impl = std::make_unique<Impl>(folder, options);
+  FSDP_RETURN_IF_ERROR(impl->Open(ranks));
+  return std::unique_ptr<Checkpointer>(new Checkpointer(std::move(impl)));
+}
+
+absl::Status Checkpointer::Save(int64_t step, const TrainingRun& run) {
+  return impl_->Save(step, run);
+}
+
+absl::Status Checkpointer::SaveAsync(int64_t step, const TrainingRun& run) {
+  return impl_->SaveAsync(step, run);
+}
+
+absl::Status Checkpointer::Wait() { return impl_->Wait(); }
+
+absl::StatusOr<std::vector<int64_t>> Checkpointer::Steps() const {
+  return impl_->Steps();
+}
+
+absl::StatusOr<std::optional<int64_t>> Checkpointer::LoadLatest(
+    TrainingRun& run, const LoadRunOptions& options) {
+  return impl_->LoadLatest(run, options);
+}
+
+absl::Status Checkpointer::Load(int64_t step, TrainingRun& run,
+                                const LoadRunOptions& options) {
+  return impl_->Load(step, run, options);
+}
+
+}  // namespace fsdp::checkpoint

@@ -1,0 +1,457 @@
+#include "checkpoint/checkpointer.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/equal.h>
+#include <c10/core/ScalarType.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_error.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "checkpoint/run/run.h"
+#include "comm/communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/testing/toy_model.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::Loss;
+using ::fsdp::testing::MakeNet;
+using ::fsdp::testing::NetImpl;
+using ::fsdp::testing::Rows;
+using ::fsdp::testing::StatusIs;
+using ::fsdp::testing::Unowned;
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kDim = 5;
+constexpr int kBlocks = 2;
+
+using Model = FullyShardedDataParallel<NetImpl>;
+using Optimizer = torch::optim::AdamW;
+
+// An empty folder of its own.
+std::string Folder(const std::string& name) {
+  const std::string path = absl::StrCat(::testing::TempDir(), "/", name);
+  fs::remove_all(path);
+  return path;
+}
+
+std::string Contents(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
+// Of all files below `folder`, by relative name.
+std::map<std::string, std::string> Files(const std::string& folder) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    if (!entry.is_regular_file()) continue;
+    files[fs::relative(entry.path(), folder)] = Contents(entry.path());
+  }
+  return files;
+}
+
+// A sharded model and its optimizer on one rank.
+struct Training {
+  static absl::StatusOr<Training> Make(Communicator& world, int seed,
+                                       Options options = BlockUnits()) {
+    Training training;
+    FSDP_ASSIGN_OR_RETURN(Model model, FullyShard(MakeNet(kDim, kBlocks, seed),
+                                                  Unowned(world), options));
+    training.model = model;
+    training.optimizer = std::make_unique<Optimizer>(
+        training.model->Parameters(), torch::optim::AdamWOptions(0.01));
+    return training;
+  }
+
+  // A step whose values do not depend on how many ranks there are: gradients
+  // are functions of names and elements.
+  void StepAlike(int step) {
+    for (const NamedShard& named : model->NamedShards()) {
+      at::Tensor gradient =
+          at::arange(named.begin, named.begin + named.shard.numel(),
+                     named.shard.options().requires_grad(false));
+      gradient = (gradient * 0.1 + step + named.name.size()).sin();
+      named.shard.mutable_grad() = gradient;
+    }
+    optimizer->step();
+    optimizer->zero_grad();
+  }
+
+  absl::StatusOr<double> TrainStep(Communicator& world, int step) {
+    const at::Tensor x = Rows(step * 24 + world.rank() * 3, 3, kDim);
+    const at::Tensor loss = Loss(model->forward(x), x);
+    FSDP_RETURN_IF_ERROR(model->Backward(loss));
+    optimizer->step();
+    optimizer->zero_grad();
+    return loss.item<double>();
+  }
+
+  TrainingRun AsRun() {
+    TrainingRun run;
+    run.model = model.get();
+    run.optimizer = optimizer.get();
+    run.random_state = false;  // of all threads together
+    return run;
+  }
+
+  Model model{nullptr};
+  std::unique_ptr<Optimizer> optimizer;
+};
+
+// What the state dicts say: another way to the same values.
+absl::StatusOr<std::map<std::string, at::Tensor>> ValuesOf(Training& training) {
+  std::map<std::string, at::Tensor> values;
+  FSDP_ASSIGN_OR_RETURN(const StateDict dict,
+                        training.model->GatherStateDict());
+  for (const auto& item : dict) values[item.key()] = item.value();
+  FSDP_ASSIGN_OR_RETURN(
+      const OptimizerStateDict state,
+      training.model->GatherOptimizerState(*training.optimizer));
+  for (const auto& item : state.tensors) values[item.key()] = item.value();
+  for (const auto& [key, number] : state.numbers) {
+    values[key] = at::scalar_tensor(number, at::kLong);
+  }
+  return values;
+}
+
+absl::Status ExpectEqual(const std::map<std::string, at::Tensor>& a,
+                         const std::map<std::string, at::Tensor>& b) {
+  if (a.size() != b.size()) return absl::InternalError("other names");
+  for (const auto& [name, value] : a) {
+    const auto other = b.find(name);
+    if (other == b.end() ||
+        value.scalar_type() != other->second.scalar_type() ||
+        !at::equal(value, other->second)) {
+      return absl::InternalError(absl::StrCat(name, " differs"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SaveAlike(Communicator& world, const std::string& folder,
+                       const CheckpointerOptions& options = {}) {
+  FSDP_ASSIGN_OR_RETURN(Training training, Training::Make(world, /*seed=*/1));
+  training.StepAlike(0);
+  training.StepAlike(1);
+  FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
+                        Checkpointer::Open(folder, Unowned(world), options));
+  return checkpoints->Save(7, training.AsRun());
+}
+
+TEST(CheckpointerTest, FilesDoNotDependOnTheNumberOfRanks) {
+  std::map<std::string, std::string> expected;
+  for (const int ranks : {1, 2, 3, 4, 8}) {
+    const std::string folder = Folder("alike");
+    ASSERT_OK(RunAllRanks(
+        ranks, [&](Communicator& world) { return SaveAlike(world, folder); }));
+    std::map<std::string, std::string> files = Files(folder + "/step-7");
+    for (int rank = 0; rank < ranks; ++rank) {
+      EXPECT_EQ(
+          files.erase(absl::StrCat("ranks/rank-0000", rank, ".safetensors")),
+          1);
+    }
+    files.erase("manifest.json");
+    files.erase("training.json");  // has the number of ranks
+    EXPECT_EQ(files.size(), 3);    // the model and two moments
+    if (ranks == 1) expected = files;
+    EXPECT_TRUE(files == expected) << ranks;
+    EXPECT_EQ(Contents(folder + "/latest"), "step-7\n");
+  }
+}
+
+TEST(CheckpointerTest, AnyNumberOfRanksLoadsThem) {
+  for (const int ranks : {1, 2, 3, 8}) {
+    const std::string folder = Folder("any");
+    ASSERT_OK(RunAllRanks(
+        ranks, [&](Communicator& world) { return SaveAlike(world, folder); }));
+    for (const int readers : {1, 2, 3, 5}) {
+      for (const ShardingStrategy strategy :
+           {ShardingStrategy::kFullShard, ShardingStrategy::kShardGradOp,
+            ShardingStrategy::kNoShard}) {
+        EXPECT_OK(RunAllRanks(
+            readers,
+            [&](Communicator& world) -> absl::Status {
+              Options options;
+              options.unit.strategy = strategy;  // and all in one unit
+              FSDP_ASSIGN_OR_RETURN(Training training,
+                                    Training::Make(world, /*seed=*/2, options));
+              FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
+                                    Checkpointer::Open(folder, Unowned(world)));
+              TrainingRun run = training.AsRun();
+              FSDP_ASSIGN_OR_RETURN(const std::optional<int64_t> step,
+                                    checkpoints->LoadLatest(run));
+              if (step != 7) return absl::InternalError("another step");
+              FSDP_ASSIGN_OR_RETURN(Training expected,
+                                    Training::Make(world, /*seed=*/1));
+              expected.StepAlike(0);
+              expected.StepAlike(1);
+              FSDP_ASSIGN_OR_RETURN(const auto actual_values,
+                                    ValuesOf(training));
+              FSDP_ASSIGN_OR_RETURN(const auto expected_values,
+                                    ValuesOf(expected));
+              return ExpectEqual(actual_values, expected_values);
+            }))
+            << ranks << " to " << readers;
+      }
+    }
+  }
+}
+
+// A run that is saved, killed and loaded goes on as one that never ended.
+TEST(CheckpointerTest, TrainingGoesOnToTheBit) {
+  for (const int ranks : {1, 3}) {
+    for (const bool asynchronous : {false, true}) {
+      const std::string folder = Folder("goes_on");
+      EXPECT_OK(RunAllRanks(
+          ranks,
+          [&](Communicator& world) -> absl::Status {
+            FSDP_ASSIGN_OR_RETURN(Training unbroken, Training::Make(world, 1));
+            FSDP_ASSIGN_OR_RETURN(auto checkpoints,
+                                  Checkpointer::Open(folder, Unowned(world)));
+            std::vector<double> losses;
+            for (int step = 0; step < 10; ++step) {
+              if (step == 4) {
+                const TrainingRun run = unbroken.AsRun();
+                FSDP_RETURN_IF_ERROR(asynchronous
+                                         ? checkpoints->SaveAsync(step, run)
+                                         : checkpoints->Save(step, run));
+              }
+              FSDP_ASSIGN_OR_RETURN(const double loss,
+                                    unbroken.TrainStep(world, step));
+              losses.push_back(loss);
+            }
+            FSDP_RETURN_IF_ERROR(checkpoints->Wait());
+            checkpoints.reset();
+            FSDP_ASSIGN_OR_RETURN(Training resumed, Training::Make(world, 5));
+            FSDP_ASSIGN_OR_RETURN(checkpoints,
+                                  Checkpointer::Open(folder, Unowned(world)));
+            TrainingRun run = resumed.AsRun();
+            FSDP_ASSIGN_OR_RETURN(const std::optional<int64_t> step,
+                                  checkpoints->LoadLatest(run));
+            for (int i = static_cast<int>(step.value()); i < 10; ++i) {
+              FSDP_ASSIGN_OR_RETURN(const double loss,
+                                    resumed.TrainStep(world, i));
+              if (loss != losses[i]) {
+                return absl::InternalError(
+                    absl::StrCat("step ", i, " differs"));
+              }
+            }
+            FSDP_ASSIGN_OR_RETURN(const auto a, ValuesOf(unbroken));
+            FSDP_ASSIGN_OR_RETURN(const auto b, ValuesOf(resumed));
+            return ExpectEqual(a, b);
+          }))
+          << ranks << asynchronous;
+    }
+  }
+}
+
+// However small the memory for copies is, what is written is what was there
+// when SaveAsync() was called.
+TEST(CheckpointerTest, ValuesMayChangeOnceSaveAsyncHasReturned) {
+  const std::string sync = Folder("sync");
+  ASSERT_OK(RunAllRanks(
+      2, [&](Communicator& world) { return SaveAlike(world, sync); }));
+  const auto expected = Files(sync + "/step-7");
+  for (const int64_t staging_bytes : {0, 1, 7, 64, 1000, 1 << 20}) {
+    const std::string folder = Folder("async");
+    EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+      FSDP_ASSIGN_OR_RETURN(Training training, Training::Make(world, 1));
+      training.StepAlike(0);
+      training.StepAlike(1);
+      CheckpointerOptions options;
+      options.staging_bytes = staging_bytes;
+      FSDP_ASSIGN_OR_RETURN(
+          const auto checkpoints,
+          Checkpointer::Open(folder, Unowned(world), options));
+      FSDP_RETURN_IF_ERROR(checkpoints->SaveAsync(7, training.AsRun()));
+      for (int step = 2; step < 5; ++step) training.StepAlike(step);
+      return checkpoints->Wait();
+    }));
+    EXPECT_TRUE(Files(folder + "/step-7") == expected) << staging_bytes;
+  }
+}
+
+TEST(CheckpointerTest, AModuleWithoutRanks) {
+  const std::string folder = Folder("plain");
+  ASSERT_OK(RunAllRanks(
+      3, [&](Communicator& world) { return SaveAlike(world, folder); }));
+  auto net = MakeNet(kDim, kBlocks, /*seed=*/3);
+  Optimizer optimizer(net->parameters());
+  TrainingRun run;
+  run.model = net.get();
+  run.optimizer = &optimizer;
+  ASSERT_OK_AND_ASSIGN(const auto checkpoints,
+                       Checkpointer::Open(folder, nullptr));
+  ASSERT_OK_AND_ASSIGN(const auto step, checkpoints->LoadLatest(run));
+  EXPECT_EQ(step, 7);
+  // And back: the same files.
+  ASSERT_OK(checkpoints->Save(8, run));
+  auto first = Files(folder + "/step-7");
+  auto second = Files(folder + "/step-8");
+  for (const char* name : {"model.safetensors", "optimizer/exp_avg.safetensors",
+                           "optimizer/exp_avg_sq.safetensors"}) {
+    EXPECT_TRUE(first.at(name) == second.at(name)) << name;
+  }
+  EXPECT_THAT(*checkpoints->Steps(), ElementsAre(7, 8));
+}
+
+TEST(CheckpointerTest, CastOnWrite) {
+  const std::string folder = Folder("cast");
+  CheckpointerOptions options;
+  options.model_dtype = c10::kBFloat16;
+  ASSERT_OK(RunAllRanks(2, [&](Communicator& world) {
+    return SaveAlike(world, folder, options);
+  }));
+  EXPECT_OK(RunAllRanks(3, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Training training, Training::Make(world, 2));
+    FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
+                          Checkpointer::Open(folder, Unowned(world)));
+    TrainingRun run = training.AsRun();
+    FSDP_RETURN_IF_ERROR(checkpoints->Load(7, run));
+    FSDP_ASSIGN_OR_RETURN(Training expected, Training::Make(world, 1));
+    expected.StepAlike(0);
+    expected.StepAlike(1);
+    FSDP_ASSIGN_OR_RETURN(const auto actual, ValuesOf(training));
+    FSDP_ASSIGN_OR_RETURN(auto rounded, ValuesOf(expected));
+    for (auto& [name, value] : rounded) {
+      const bool is_state = absl::StrContains(name, "exp_avg");
+      if (is_state || !value.is_floating_point()) continue;
+      value = value.to(c10::kBFloat16).to(c10::kFloat);
+    }
+    return ExpectEqual(actual, rounded);
+  }));
+}
+
+TEST(CheckpointerTest, EntriesOfTheRunAndOfRanks) {
+  const std::string folder = Folder("entries");
+  EXPECT_OK(RunAllRanks(3, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Training training, Training::Make(world, 1));
+    FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
+                          Checkpointer::Open(folder, Unowned(world)));
+    TrainingRun run = training.AsRun();
+    run.entries["name"] = "Käfer";
+    run.rank_entries["at"] = absl::StrCat("row ", world.rank());
+    FSDP_RETURN_IF_ERROR(checkpoints->Save(1, run));
+    run.entries.clear();
+    run.rank_entries = {{"other", "x"}};
+    FSDP_RETURN_IF_ERROR(checkpoints->Load(1, run));
+    EXPECT_EQ(run.entries.at("name"), "Käfer");
+    EXPECT_EQ(run.rank_entries.size(), 1);
+    EXPECT_EQ(run.rank_entries.at("at"), absl::StrCat("row ", world.rank()));
+    return absl::OkStatus();
+  }));
+}
+
+TEST(CheckpointerTest, WhatDoesNotFitIsSaidByAllWithNothingChanged) {
+  const std::string folder = Folder("misfit");
+  ASSERT_OK(RunAllRanks(
+      2, [&](Communicator& world) { return SaveAlike(world, folder); }));
+  const auto statuses = RunRanks(3, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(
+        Model model,
+        FullyShard(MakeNet(kDim, kBlocks + 1), Unowned(world), BlockUnits()));
+    FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
+                          Checkpointer::Open(folder, Unowned(world)));
+    TrainingRun run;
+    run.model = model.get();
+    return checkpoints->Load(7, run);
+  });
+  EXPECT_THAT(statuses,
+              Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                            HasSubstr("missing: blocks.2.fc.weight"))));
+}
+
+TEST(CheckpointerTest, RefusalsOfOneRankAreThoseOfAll) {
+  const std::string folder = Folder("refusals");
+  const auto statuses = RunRanks(3, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Training training, Training::Make(world, 1));
+    FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
+                          Checkpointer::Open(folder, Unowned(world)));
+    TrainingRun run = training.AsRun();
+    FSDP_RETURN_IF_ERROR(checkpoints->Save(1, run));
+    if (world.rank() == 1) run.model = nullptr;
+    absl::Status failed = checkpoints->Save(2, run);
+    run.model = training.model.get();
+    // Nothing is left of it, and all goes on.
+    FSDP_RETURN_IF_ERROR(checkpoints->Save(2, run));
+    return failed;
+  });
+  EXPECT_THAT(statuses, Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                                      HasSubstr("rank 1: Save(): the run has "
+                                                "no model"))));
+  EXPECT_TRUE(fs::exists(folder + "/step-2/manifest.json"));
+}
+
+TEST(CheckpointerTest, AStepIsSavedOnce) {
+  const std::string folder = Folder("once");
+  auto net = MakeNet(kDim, kBlocks);
+  TrainingRun run;
+  run.model = net.get();
+  ASSERT_OK_AND_ASSIGN(const auto checkpoints,
+                       Checkpointer::Open(folder, nullptr));
+  ASSERT_OK(checkpoints->Save(1, run));
+  EXPECT_EQ(checkpoints->Save(1, run).code(), absl::StatusCode::kAlreadyExists);
+  // Also where it is found out beside the training.
+  ASSERT_OK(checkpoints->SaveAsync(1, run));
+  EXPECT_EQ(checkpoints->Wait().code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_OK(checkpoints->Wait());
+  EXPECT_EQ(checkpoints->Load(2, run).code(), absl::StatusCode::kNotFound);
+}
+
+TEST(CheckpointerTest, ADamagedFileIsNamed) {
+  const std::string folder = Folder("damaged");
+  auto net = MakeNet(kDim, kBlocks);
+  TrainingRun run;
+  run.model = net.get();
+  ASSERT_OK_AND_ASSIGN(const auto checkpoints,
+                       Checkpointer::Open(folder, nullptr));
+  ASSERT_OK(checkpoints->Save(1, run));
+  for (const char* name :
+       {"model.safetensors", "training.json", "ranks/rank-00000.safetensors"}) {
+    const std::string path = absl::StrCat(folder, "/step-1/", name);
+    const std::string good = Contents(path);
+    for (const size_t at : {size_t{0}, good.size() / 2, good.size() - 1}) {
+      std::string bad = good;
+      bad[at] = static_cast<char>(bad[at] ^ 4);
+      std::ofstream(path, std::ios::binary) << bad;
+      EXPECT_THAT(checkpoints->Load(1, run),
+                  StatusIs(absl::StatusCode::kDataLoss, HasSubstr(name)))
+          << name << at;
+    }
+    std::ofstream(path, std::ios::binary) << good;
+  }
+  EXPECT_OK(checkpoints->Load(1, run));
+}
+
+}  // namespace
+}  // namespace fsdp::checkpoint

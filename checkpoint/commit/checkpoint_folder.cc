@@ -1,0 +1,196 @@
+#include "checkpoint/commit/checkpoint_folder.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "absl/memory/memory.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "checkpoint/commit/checkpoint_names.h"
+#include "checkpoint/commit/verify.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+// For those whom the lock refuses.
+std::string Holder() {
+  char host[256] = "";
+  gethostname(host, sizeof(host) - 1);
+  return absl::StrCat("process ", getpid(), " on ", host, ", since ",
+                      absl::FormatTime(absl::Now(), absl::UTCTimeZone()));
+}
+
+absl::Status CheckIsOurs(const std::string& root,
+                         const std::vector<std::string>& names) {
+  const bool marked =
+      std::find(names.begin(), names.end(), kMarkerName) != names.end();
+  if (marked || names.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "checkpoints in ", root, ": there is something else in it (", names[0],
+      "), and no file ", kMarkerName,
+      "; name a new or an empty folder, or create that file if checkpoints "
+      "may be written and removed there"));
+}
+
+}  // namespace
+
+CheckpointFolder::CheckpointFolder(FileSystem& files, std::string root,
+                                   std::unique_ptr<FileLock> lock)
+    : files_(files), root_(std::move(root)), lock_(std::move(lock)) {}
+
+absl::StatusOr<std::unique_ptr<CheckpointFolder>> CheckpointFolder::Claim(
+    FileSystem& files, const std::string& root) {
+  FSDP_ASSIGN_OR_RETURN(const bool made, files.MakeFolder(root));
+  if (made) FSDP_RETURN_IF_ERROR(files.SyncFolder(FolderOf(root)));
+  FSDP_ASSIGN_OR_RETURN(const std::vector<std::string> names, files.List(root));
+  FSDP_RETURN_IF_ERROR(CheckIsOurs(root, names));
+  FSDP_ASSIGN_OR_RETURN(std::unique_ptr<FileLock> lock,
+                        files.Lock(JoinPath(root, kMarkerName), Holder()));
+  // The marker is there before anything that it has to explain.
+  FSDP_RETURN_IF_ERROR(files.SyncFolder(root));
+  auto folder =
+      absl::WrapUnique(new CheckpointFolder(files, root, std::move(lock)));
+  FSDP_RETURN_IF_ERROR(folder->RemoveLeftovers());
+  return folder;
+}
+
+absl::Status CheckpointFolder::RemoveLeftovers() {
+  FSDP_ASSIGN_OR_RETURN(const std::vector<std::string> names,
+                        files_.List(root_));
+  for (const std::string& name : names) {
+    const std::string path = JoinPath(root_, name);
+    const std::optional<StepFolder> folder = ParseStepName(name);
+    if (name == absl::StrCat(kLatestName, ".tmp")) {
+      FSDP_RETURN_IF_ERROR(files_.RemoveFile(path));
+    }
+    if (!folder.has_value()) continue;
+    if (folder->stage == Stage::kIncomplete ||
+        folder->stage == Stage::kDeleted) {
+      FSDP_RETURN_IF_ERROR(RemoveTree(files_, path));
+    } else if (folder->stage == Stage::kReplaced) {
+      FSDP_RETURN_IF_ERROR(SettleReplaced(folder->step));
+    }
+  }
+  return files_.SyncFolder(root_);
+}
+
+absl::Status CheckpointFolder::SettleReplaced(int64_t step) {
+  const std::string old = StepPath(root_, step, Stage::kReplaced);
+  const std::string live = StepPath(root_, step);
+  FSDP_ASSIGN_OR_RETURN(const bool replaced, Exists(files_, old));
+  if (!replaced) return absl::OkStatus();
+  FSDP_ASSIGN_OR_RETURN(const bool exists, Exists(files_, live));
+  if (exists) {
+    const absl::Status sound = ReadManifest(files_, live).status();
+    if (sound.ok()) return Remove(step, old);
+    // Only what is known to be damaged makes room for the old one.
+    if (!absl::IsDataLoss(sound) && !absl::IsNotFound(sound)) return sound;
+    FSDP_RETURN_IF_ERROR(Remove(step, live));
+  }
+  FSDP_RETURN_IF_ERROR(files_.Rename(old, live));
+  return files_.SyncFolder(root_);
+}
+
+absl::StatusOr<std::string> CheckpointFolder::Begin(int64_t step,
+                                                    bool overwrite) {
+  if (step < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("save step ", step, " in ", root_, ": no such step"));
+  }
+  FSDP_RETURN_IF_ERROR(SettleReplaced(step));
+  FSDP_ASSIGN_OR_RETURN(const bool exists,
+                        Exists(files_, StepPath(root_, step)));
+  if (exists && !overwrite) {
+    return absl::AlreadyExistsError(absl::StrCat(
+        "save step ", step, ": ", StepPath(root_, step),
+        " is there already; remove it, save with overwrite, or name another "
+        "folder for this run"));
+  }
+  const std::string path = StepPath(root_, step, Stage::kIncomplete);
+  FSDP_RETURN_IF_ERROR(RemoveTree(files_, path));
+  FSDP_RETURN_IF_ERROR(files_.MakeFolder(path).status());
+  begun_[step] = overwrite;
+  return path;
+}
+
+absl::Status CheckpointFolder::Commit(int64_t step, const Manifest& manifest) {
+  if (begun_.count(step) == 0 || manifest.step != step) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "commit step ", step, " in ", root_,
+        ": it was not begun, or the manifest is of step ", manifest.step));
+  }
+  const std::string path = StepPath(root_, step, Stage::kIncomplete);
+  std::set<std::string> folders;
+  for (const auto& [name, sums] : manifest.files) {
+    FSDP_RETURN_IF_ERROR(CheckFileName(name));
+    if (FolderOf(name) != ".") folders.insert(FolderOf(name));
+  }
+  FSDP_ASSIGN_OR_RETURN(const std::vector<Problem> problems,
+                        CompareSizes(files_, path, manifest));
+  FSDP_RETURN_IF_ERROR(ProblemsStatus(path, problems));
+  for (const std::string& folder : folders) {
+    FSDP_RETURN_IF_ERROR(files_.SyncFolder(JoinPath(path, folder)));
+  }
+  FSDP_RETURN_IF_ERROR(ReplaceFile(files_, JoinPath(path, kManifestName),
+                                   FormatManifest(manifest)));
+  if (begun_[step]) FSDP_RETURN_IF_ERROR(MoveAside(step));
+  FSDP_RETURN_IF_ERROR(files_.Rename(path, StepPath(root_, step)));
+  begun_.erase(step);
+  FSDP_RETURN_IF_ERROR(files_.SyncFolder(root_));
+  FSDP_RETURN_IF_ERROR(ReplaceFile(files_, JoinPath(root_, kLatestName),
+                                   absl::StrCat(StepName(step), "\n")));
+  return SettleReplaced(step);
+}
+
+absl::Status CheckpointFolder::MoveAside(int64_t step) {
+  FSDP_RETURN_IF_ERROR(SettleReplaced(step));
+  const std::string live = StepPath(root_, step);
+  FSDP_ASSIGN_OR_RETURN(const bool exists, Exists(files_, live));
+  if (!exists) return absl::OkStatus();
+  FSDP_RETURN_IF_ERROR(
+      files_.Rename(live, StepPath(root_, step, Stage::kReplaced)));
+  return files_.SyncFolder(root_);
+}
+
+absl::Status CheckpointFolder::Discard(int64_t step) {
+  begun_.erase(step);
+  return RemoveTree(files_, StepPath(root_, step, Stage::kIncomplete));
+}
+
+absl::Status CheckpointFolder::Remove(int64_t step, const std::string& path) {
+  const std::string deleted = StepPath(root_, step, Stage::kDeleted);
+  FSDP_RETURN_IF_ERROR(RemoveTree(files_, deleted));
+  FSDP_RETURN_IF_ERROR(files_.Rename(path, deleted));
+  FSDP_RETURN_IF_ERROR(files_.SyncFolder(root_));
+  return RemoveTree(files_, deleted);
+}
+
+absl::StatusOr<std::vector<int64_t>> CheckpointFolder::Prune(
+    const Retention& retention) {
+  FSDP_ASSIGN_OR_RETURN(const std::vector<Committed> list,
+                        ListCheckpoints(files_, root_));
+  FSDP_ASSIGN_OR_RETURN(const std::optional<Committed> latest,
+                        LatestCheckpoint(files_, root_));
+  std::vector<int64_t> steps;
+  std::map<int64_t, std::string> paths;
+  for (const Committed& one : list) {
+    steps.push_back(one.step);
+    paths[one.step] = one.path;
+  }
+  const std::vector<int64_t> unwanted = StepsToDelete(
+      steps,
+      latest.has_value() ? std::optional<int64_t>(latest->step) : std::nullopt,
+      retention);
+  for (const int64_t step : unwanted) {
+    FSDP_RETURN_IF_ERROR(Remove(step, paths[step]));
+  }
+  return unwanted;
+}
+
+}  // namespace fsdp::checkpoint

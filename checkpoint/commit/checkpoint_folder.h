@@ -1,0 +1,72 @@
+// The folder of a run's checkpoints, which either exist whole or not at all.
+#ifndef CHECKPOINT_COMMIT_CHECKPOINT_FOLDER_H_
+#define CHECKPOINT_COMMIT_CHECKPOINT_FOLDER_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/commit/checkpoint_list.h"
+#include "checkpoint/commit/manifest.h"
+#include "checkpoint/files/file_system.h"
+
+namespace fsdp::checkpoint {
+
+// Rank 0 has it; the other ranks write into StepPath(root, step,
+// Stage::kIncomplete) between its Begin() and Commit(). At every instant,
+// whatever is killed, ListCheckpoints() has what was committed last. Errors are
+// those of FileSystem where none is named. Thread-compatible.
+class CheckpointFolder {
+ public:
+  // Makes the folder, in one that has to exist, or takes one that is ours, or
+  // empty, and removes what dead runs have left half done. FailedPrecondition
+  // for a folder with other things in it, and while another run has it, which
+  // the text names.
+  static absl::StatusOr<std::unique_ptr<CheckpointFolder>> Claim(
+      FileSystem& files, const std::string& root);
+  CheckpointFolder(const CheckpointFolder&) = delete;
+  CheckpointFolder& operator=(const CheckpointFolder&) = delete;
+  // Another run may have it then.
+  ~CheckpointFolder() = default;
+
+  // The path of a new folder to write to. AlreadyExists for a step that there
+  // is, unless `overwrite`: then that one stays until the new one is committed.
+  absl::StatusOr<std::string> Begin(int64_t step, bool overwrite = false);
+
+  // All files are written and synced: from now on it is a checkpoint, and the
+  // latest. FailedPrecondition without Begin(); DataLoss if what is there is
+  // not what the manifest says, by its sizes.
+  absl::Status Commit(int64_t step, const Manifest& manifest);
+
+  // Removes what was written since Begin().
+  absl::Status Discard(int64_t step);
+
+  // Removes the checkpoints that need not be kept; returns their steps.
+  absl::StatusOr<std::vector<int64_t>> Prune(const Retention& retention);
+
+  const std::string& root() const { return root_; }
+
+ private:
+  CheckpointFolder(FileSystem& files, std::string root,
+                   std::unique_ptr<FileLock> lock);
+
+  absl::Status RemoveLeftovers();
+  // Of a replacement that was not finished: the old one is back, or gone.
+  absl::Status SettleReplaced(int64_t step);
+  absl::Status MoveAside(int64_t step);
+  // A committed one is whole until it is no more.
+  absl::Status Remove(int64_t step, const std::string& path);
+
+  FileSystem& files_;
+  const std::string root_;
+  const std::unique_ptr<FileLock> lock_;
+  std::map<int64_t, bool> begun_;  // whether to overwrite
+};
+
+}  // namespace fsdp::checkpoint
+
+#endif  // CHECKPOINT_COMMIT_CHECKPOINT_FOLDER_H_

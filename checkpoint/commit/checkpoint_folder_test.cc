@@ -1,0 +1,215 @@
+#include "checkpoint/commit/checkpoint_folder.h"
+
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/testing/status_matchers.h"
+#include "checkpoint/commit/checkpoint_list.h"
+#include "checkpoint/commit/checkpoint_names.h"
+#include "checkpoint/commit/manifest.h"
+#include "checkpoint/commit/testing/save_files.h"
+#include "checkpoint/files/file_system.h"
+#include "checkpoint/files/testing/simulated_file_system.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::checkpoint::testing {
+namespace {
+
+using ::fsdp::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using Code = absl::StatusCode;
+
+TEST(CheckpointNamesTest, RoundTrips) {
+  for (const int64_t step :
+       {int64_t{0}, int64_t{7}, std::numeric_limits<int64_t>::max()}) {
+    for (const Stage stage : {Stage::kCommitted, Stage::kIncomplete,
+                              Stage::kReplaced, Stage::kDeleted}) {
+      const auto parsed = ParseStepName(StepName(step, stage));
+      ASSERT_TRUE(parsed.has_value());
+      EXPECT_EQ(parsed->step, step);
+      EXPECT_EQ(parsed->stage, stage);
+    }
+  }
+  EXPECT_EQ(StepPath("/r", 7, Stage::kIncomplete), "/r/step-7.incomplete");
+  for (const char* name :
+       {"", "step-", "step-07", "step--1", "step-+1", "step-1.", "step-1.new",
+        "step-1 ", "step-1.deleted.", "step-99999999999999999999", "latest"}) {
+    EXPECT_FALSE(ParseStepName(name).has_value()) << name;
+  }
+}
+
+class CheckpointFolderTest : public ::testing::Test {
+ protected:
+  std::unique_ptr<CheckpointFolder> Claim() {
+    auto folder = CheckpointFolder::Claim(files_, "/r");
+    EXPECT_OK(folder);
+    return *std::move(folder);
+  }
+  std::vector<int64_t> Steps() {
+    std::vector<int64_t> steps;
+    const auto list = ListCheckpoints(files_, "/r");
+    EXPECT_OK(list);
+    for (const Committed& one : *list) steps.push_back(one.step);
+    return steps;
+  }
+  int64_t Latest() {
+    const auto latest = LatestCheckpoint(files_, "/r");
+    EXPECT_OK(latest);
+    return latest->has_value() ? (*latest)->step : -1;
+  }
+  void SaveSteps(const std::vector<int64_t>& steps) {
+    const auto folder = Claim();
+    for (const int64_t step : steps) {
+      ASSERT_OK(Save(files_, *folder, step, ContentsOf(step)));
+    }
+  }
+
+  SimulatedFileSystem files_;
+};
+
+TEST_F(CheckpointFolderTest, SavesOneAfterTheOther) {
+  {
+    const auto folder = Claim();
+    EXPECT_EQ(Latest(), -1);
+    EXPECT_OK(Save(files_, *folder, 10, ContentsOf(1)));
+    EXPECT_EQ(*ReadFile(files_, "/r/latest", 99), "step-10\n");
+    EXPECT_OK(Save(files_, *folder, 5, ContentsOf(2)));
+  }
+  EXPECT_THAT(Steps(), ElementsAre(5, 10));
+  EXPECT_EQ(Latest(), 5);  // what was saved last
+  EXPECT_EQ(*Load(files_, "/r/step-5"), ContentsOf(2));
+  EXPECT_THAT(*files_.List("/r"),
+              ElementsAre(kMarkerName, "latest", "step-10", "step-5"));
+}
+
+TEST_F(CheckpointFolderTest, AStepThatIsThere) {
+  SaveSteps({7});
+  const auto folder = Claim();
+  EXPECT_THAT(folder->Begin(7),
+              StatusIs(Code::kAlreadyExists,
+                       AllOf(HasSubstr("/r/step-7 is there already"),
+                             HasSubstr("save with overwrite"))));
+  EXPECT_OK(Save(files_, *folder, 7, ContentsOf(8), /*overwrite=*/true));
+  EXPECT_EQ(*Load(files_, "/r/step-7"), ContentsOf(8));
+  EXPECT_THAT(*files_.List("/r"), ElementsAre(kMarkerName, "latest", "step-7"));
+}
+
+TEST_F(CheckpointFolderTest, WhatCannotBeCommitted) {
+  const auto folder = Claim();
+  EXPECT_THAT(folder->Commit(1, Manifest()),
+              StatusIs(Code::kFailedPrecondition, HasSubstr("not begun")));
+  EXPECT_THAT(folder->Begin(-1),
+              StatusIs(Code::kInvalidArgument, HasSubstr("no such step")));
+  ASSERT_OK_AND_ASSIGN(const std::string path, folder->Begin(1));
+  EXPECT_EQ(path, "/r/step-1.incomplete");
+  ASSERT_OK_AND_ASSIGN(Manifest manifest,
+                       WriteFiles(files_, path, 1, ContentsOf(1)));
+  manifest.files["lost"] = {};
+  EXPECT_THAT(folder->Commit(1, manifest),
+              StatusIs(Code::kDataLoss, HasSubstr("lost: is missing")));
+  EXPECT_THAT(Steps(), IsEmpty());
+  EXPECT_OK(folder->Discard(1));
+  EXPECT_OK(folder->Discard(1));
+  EXPECT_THAT(*files_.List("/r"), ElementsAre(kMarkerName));
+}
+
+TEST_F(CheckpointFolderTest, AFolderThatIsNotOurs) {
+  ASSERT_OK(files_.MakeFolder("/r"));
+  ASSERT_OK(ReplaceFile(files_, "/r/thesis.tex", "!"));
+  EXPECT_THAT(CheckpointFolder::Claim(files_, "/r"),
+              StatusIs(Code::kFailedPrecondition,
+                       AllOf(HasSubstr("something else in it (thesis.tex)"),
+                             HasSubstr("name a new or an empty folder"))));
+  EXPECT_THAT(CheckpointFolder::Claim(files_, "/no/where"),
+              StatusIs(Code::kNotFound, HasSubstr("/no")));
+  ASSERT_OK(ReplaceFile(files_, absl::StrCat("/r/", kMarkerName), ""));
+  Claim();
+  EXPECT_EQ(*ReadFile(files_, "/r/thesis.tex", 9), "!");
+}
+
+TEST_F(CheckpointFolderTest, TwoRuns) {
+  const auto folder = Claim();
+  EXPECT_THAT(CheckpointFolder::Claim(files_, "/r"),
+              StatusIs(Code::kFailedPrecondition,
+                       AllOf(HasSubstr("/r"), HasSubstr("process "),
+                             HasSubstr(" on "), HasSubstr(", since "))));
+}
+
+TEST_F(CheckpointFolderTest, LeftoversOfDeadRunsGo) {
+  SaveSteps({1});
+  ASSERT_OK(files_.MakeFolder("/r/step-2.incomplete"));
+  ASSERT_OK(ReplaceFile(files_, "/r/step-2.incomplete/model", "half"));
+  ASSERT_OK(files_.MakeFolder("/r/step-0.deleted"));
+  ASSERT_OK(ReplaceFile(files_, "/r/latest.tmp", "step"));
+  ASSERT_OK(files_.MakeFolder("/r/step-notes"));
+  Claim();
+  EXPECT_THAT(*files_.List("/r"),
+              ElementsAre(kMarkerName, "latest", "step-1", "step-notes"));
+}
+
+TEST_F(CheckpointFolderTest, AReplacementThatWasNotFinished) {
+  SaveSteps({1, 2});
+  ASSERT_OK(files_.Rename("/r/step-2", "/r/step-2.replaced"));
+  EXPECT_EQ(Latest(), 2);
+  Claim();
+  EXPECT_EQ(*Load(files_, "/r/step-2"), ContentsOf(2));
+  // A damaged one makes room for the one before.
+  ASSERT_OK(files_.Rename("/r/step-2", "/r/step-2.replaced"));
+  ASSERT_OK(files_.MakeFolder("/r/step-2"));
+  ASSERT_OK(ReplaceFile(files_, "/r/step-2/manifest.json", "{}"));
+  EXPECT_EQ((*LatestCheckpoint(files_, "/r"))->path, "/r/step-2.replaced");
+  Claim();
+  EXPECT_EQ(*Load(files_, "/r/step-2"), ContentsOf(2));
+  EXPECT_THAT(*files_.List("/r"),
+              ElementsAre(kMarkerName, "latest", "step-1", "step-2"));
+}
+
+TEST_F(CheckpointFolderTest, LatestThatSaysNothingTrue) {
+  SaveSteps({1, 2});
+  for (const char* text : {"", "step-3\n", "step-01\n", "../step-1\n"}) {
+    ASSERT_OK(ReplaceFile(files_, "/r/latest", text));
+    EXPECT_EQ(Latest(), 2) << text;
+  }
+  ASSERT_OK(ReplaceFile(files_, "/r/latest", "step-1"));
+  EXPECT_EQ(Latest(), 1);
+  ASSERT_OK(files_.RemoveFile("/r/latest"));
+  EXPECT_EQ(Latest(), 2);
+  ASSERT_OK(ReplaceFile(files_, "/r/step-2/manifest.json", "{}"));
+  EXPECT_THAT(Steps(), ElementsAre(1));
+  EXPECT_EQ(Latest(), 1);
+}
+
+TEST_F(CheckpointFolderTest, PruneKeepsWhatItIsToldAndTheLatest) {
+  SaveSteps({1, 2, 3, 4, 5, 6});
+  ASSERT_OK(ReplaceFile(files_, "/r/latest", "step-1\n"));
+  const auto folder = Claim();
+  EXPECT_THAT(*folder->Prune({}), IsEmpty());
+  EXPECT_THAT(*folder->Prune({1, 2, {3}}), ElementsAre(5));
+  EXPECT_THAT(Steps(), ElementsAre(1, 2, 3, 4, 6));
+  EXPECT_THAT(*folder->Prune({2, 0, {}}), ElementsAre(2, 3));
+  EXPECT_THAT(*files_.List("/r"),
+              ElementsAre(kMarkerName, "latest", "step-1", "step-4", "step-6"));
+}
+
+TEST(StepsToDeleteTest, NeverTheNewest) {
+  EXPECT_THAT(StepsToDelete({1, 2, 3}, std::nullopt, {1, 0, {}}),
+              ElementsAre(1, 2));
+  EXPECT_THAT(StepsToDelete({1, 2, 3}, 2, {1, 0, {}}), ElementsAre(1));
+  EXPECT_THAT(StepsToDelete({1, 2, 3}, 3, {9, 0, {}}), IsEmpty());
+  EXPECT_THAT(StepsToDelete({}, std::nullopt, {1, 0, {}}), IsEmpty());
+  EXPECT_THAT(StepsToDelete({0, 50, 75, 100}, 100, {1, 50, {}}),
+              ElementsAre(75));
+}
+
+}  // namespace
+}  // namespace fsdp::checkpoint::testing

@@ -1,0 +1,45 @@
+// Which checkpoints a run's folder has. Changes nothing, and needs no claim.
+#ifndef CHECKPOINT_COMMIT_CHECKPOINT_LIST_H_
+#define CHECKPOINT_COMMIT_CHECKPOINT_LIST_H_
+
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "checkpoint/files/file_system.h"
+
+namespace fsdp::checkpoint {
+
+struct Committed {
+  int64_t step = 0;
+  std::string path;  // of its folder
+};
+
+// Those with a sound manifest, by rising step; their other files are not
+// looked at. One that was just being replaced when a run died is among them.
+absl::StatusOr<std::vector<Committed>> ListCheckpoints(FileSystem& files,
+                                                       const std::string& root);
+
+// What `latest` names if it is one of those, otherwise the newest; none if
+// there are none.
+absl::StatusOr<std::optional<Committed>> LatestCheckpoint(
+    FileSystem& files, const std::string& root);
+
+struct Retention {
+  int64_t keep_last = 0;   // the newest ones; 0: all
+  int64_t keep_every = 0;  // and steps that are multiples of it; 0: none
+  std::set<int64_t> keep;  // and these, as the one that was loaded and verified
+};
+
+// Of `steps`, which rise, those that need not be kept; never the newest, nor
+// `latest`.
+std::vector<int64_t> StepsToDelete(const std::vector<int64_t>& steps,
+                                   std::optional<int64_t> latest,
+                                   const Retention& retention);
+
+}  // namespace fsdp::checkpoint
+
+#endif  // CHECKPOINT_COMMIT_CHECKPOINT_LIST_H_

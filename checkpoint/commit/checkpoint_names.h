@@ -1,0 +1,40 @@
+// Names in the folder of a run's checkpoints. All pure: every rank has them.
+#ifndef CHECKPOINT_COMMIT_CHECKPOINT_NAMES_H_
+#define CHECKPOINT_COMMIT_CHECKPOINT_NAMES_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/strings/string_view.h"
+
+namespace fsdp::checkpoint {
+
+// The folder is ours if it has this file; its text says who uses it.
+inline constexpr char kMarkerName[] = ".libtorch_fsdp-checkpoints";
+// Holds the name of the newest checkpoint and a newline.
+inline constexpr char kLatestName[] = "latest";
+
+// What becomes of the folder of a step. Only kCommitted has no suffix.
+enum class Stage {
+  kCommitted,   // "step-7"
+  kIncomplete,  // "step-7.incomplete": being written, or left by a dead run
+  kReplaced,    // "step-7.replaced": committed, until the one after it is
+  kDeleted,     // "step-7.deleted": partly gone already
+};
+
+std::string StepName(int64_t step, Stage stage = Stage::kCommitted);
+std::string StepPath(absl::string_view root, int64_t step,
+                     Stage stage = Stage::kCommitted);
+
+struct StepFolder {
+  int64_t step = 0;
+  Stage stage = Stage::kCommitted;
+};
+
+// Nothing for a name that StepName() does not make.
+std::optional<StepFolder> ParseStepName(absl::string_view name);
+
+}  // namespace fsdp::checkpoint
+
+#endif  // CHECKPOINT_COMMIT_CHECKPOINT_NAMES_H_

@@ -1,0 +1,215 @@
+#include "checkpoint/commit/manifest.h"
+
+#include <utility>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "base/json.h"
+#include "base/status_macros.h"
+#include "offload/checksum.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+constexpr absl::string_view kFormat = "libtorch_fsdp checkpoint";
+constexpr int64_t kVersion = 1;
+// Of 16 TiB, and of what names take.
+constexpr int64_t kMaxManifestBytes = int64_t{256} << 20;
+constexpr size_t kMaxNameBytes = 255;
+
+constexpr absl::string_view kBeforeSum = ", \"crc32c\": \"";
+constexpr absl::string_view kAfterSum = "\"}\n";
+constexpr size_t kDigits = 8;
+
+std::string Hex(uint32_t sum) {
+  return absl::StrCat(absl::Hex(sum, absl::kZeroPad8));
+}
+
+absl::Status Bad(absl::string_view path, absl::string_view why) {
+  return absl::DataLossError(absl::StrCat(
+      path, ": ", why,
+      "; the manifest is damaged or not ours; load an older checkpoint"));
+}
+
+bool ParseHex(absl::string_view digits, uint32_t& sum) {
+  if (digits.size() != kDigits) return false;
+  sum = 0;
+  for (const char digit : digits) {
+    const size_t value = absl::string_view("0123456789abcdef").find(digit);
+    if (value == absl::string_view::npos) return false;
+    sum = sum << 4 | static_cast<uint32_t>(value);
+  }
+  return true;
+}
+
+// Whether `value` is an object with exactly these keys, in this order.
+bool HasKeys(const Json& value, const std::vector<absl::string_view>& keys) {
+  const auto* const object = value.As<Json::Object>();
+  if (object == nullptr || object->size() != keys.size()) return false;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    if ((*object)[i].first != keys[i]) return false;
+  }
+  return true;
+}
+
+absl::StatusOr<FileSums> ParseSums(const Json& value, absl::string_view name,
+                                   absl::string_view path) {
+  const auto bad = [&](absl::string_view why) {
+    return Bad(path, absl::StrCat("file \"", name, "\": ", why));
+  };
+  if (!HasKeys(value, {"bytes", "crc32c", "blocks"})) {
+    return bad("it has other members than bytes, crc32c and blocks");
+  }
+  const auto* const bytes = value.Find("bytes")->As<int64_t>();
+  const auto* const whole = value.Find("crc32c")->As<std::string>();
+  const auto* const blocks = value.Find("blocks")->As<std::string>();
+  FileSums sums;
+  if (bytes == nullptr || *bytes < 0) return bad("its bytes are no size");
+  sums.bytes = *bytes;
+  if (whole == nullptr || !ParseHex(*whole, sums.crc32c)) {
+    return bad("its crc32c is not eight digits");
+  }
+  if (blocks == nullptr || blocks->size() % kDigits != 0 ||
+      static_cast<int64_t>(blocks->size() / kDigits) != BlocksOf(*bytes)) {
+    return bad("its blocks are not eight digits for each MiB");
+  }
+  sums.blocks.resize(blocks->size() / kDigits);
+  for (size_t i = 0; i < sums.blocks.size(); ++i) {
+    const auto digits = absl::string_view(*blocks).substr(i * kDigits, kDigits);
+    if (!ParseHex(digits, sums.blocks[i]))
+      return bad("its blocks are no digits");
+  }
+  if (CombineBlocks(sums.bytes, sums.blocks) != sums.crc32c) {
+    return bad("its crc32c is not that of its blocks");
+  }
+  return sums;
+}
+
+// Checks the checksum at the end.
+absl::Status CheckSum(absl::string_view text, absl::string_view path) {
+  absl::string_view rest = text;
+  uint32_t expected = 0;
+  const size_t suffix = kBeforeSum.size() + kDigits + kAfterSum.size();
+  if (!absl::ConsumeSuffix(&rest, kAfterSum) || text.size() < suffix ||
+      !ParseHex(rest.substr(rest.size() - kDigits), expected) ||
+      !absl::EndsWith(rest.substr(0, rest.size() - kDigits), kBeforeSum)) {
+    return Bad(path, "it does not end with a checksum");
+  }
+  const uint32_t found = offload::Crc32c(text.substr(0, text.size() - suffix));
+  if (found == expected) return absl::OkStatus();
+  return Bad(path, absl::StrCat("its CRC32C is ", Hex(found), " instead of ",
+                                Hex(expected)));
+}
+
+absl::Status CheckHead(const Json& json, absl::string_view path) {
+  const Json* const format = json.Find("format");
+  const auto* const name =
+      format != nullptr ? format->As<std::string>() : nullptr;
+  if (name == nullptr || *name != kFormat) {
+    return Bad(path, absl::StrCat("its format is not \"", kFormat, "\""));
+  }
+  const Json* const member = json.Find("version");
+  const auto* const version =
+      member != nullptr ? member->As<int64_t>() : nullptr;
+  if (version == nullptr) return Bad(path, "it has no version");
+  if (*version != kVersion) {
+    return absl::UnimplementedError(absl::StrCat(
+        path, ": it is of version ", *version, ", and version ", kVersion,
+        " is what can be read; load it with a newer program"));
+  }
+  if (!HasKeys(json, {"format", "version", "step", "block_bytes", "files",
+                      "crc32c"})) {
+    return Bad(path, "it has other members than version 1 has");
+  }
+  const auto* const block = json.Find("block_bytes")->As<int64_t>();
+  if (block == nullptr || *block != kBlockBytes) {
+    return Bad(path, absl::StrCat("its block_bytes are not ", kBlockBytes));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckFileName(absl::string_view name) {
+  const auto bad = [name](absl::string_view why) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"", absl::CHexEscape(name.substr(0, kMaxNameBytes)),
+                     "\" as a file of a checkpoint: ", why));
+  };
+  if (name.size() > kMaxNameBytes) return bad("it is longer than 255 bytes");
+  if (name == kManifestName) return bad("that is the manifest");
+  for (const char c : name) {
+    if (absl::ascii_iscntrl(static_cast<unsigned char>(c)) || c == '\\') {
+      return bad("it has a control character or a backslash");
+    }
+  }
+  const std::vector<absl::string_view> parts = absl::StrSplit(name, '/');
+  if (parts.size() > 2) return bad("it is in more than one folder");
+  for (const absl::string_view part : parts) {
+    if (part.empty() || part == "." || part == "..") {
+      return bad("it is not relative to the checkpoint's folder");
+    }
+  }
+  return absl::OkStatus();
+}
+
+std::string FormatManifest(const Manifest& manifest) {
+  Json::Object files;
+  for (const auto& [name, sums] : manifest.files) {
+    std::string blocks;
+    blocks.reserve(sums.blocks.size() * kDigits);
+    for (const uint32_t sum : sums.blocks) {
+      absl::StrAppend(&blocks, absl::Hex(sum, absl::kZeroPad8));
+    }
+    files.emplace_back(name, Json::Object{{"bytes", sums.bytes},
+                                          {"crc32c", Hex(sums.crc32c)},
+                                          {"blocks", std::move(blocks)}});
+  }
+  std::string text = Json(Json::Object{{"format", kFormat},
+                                       {"version", kVersion},
+                                       {"step", manifest.step},
+                                       {"block_bytes", kBlockBytes},
+                                       {"files", std::move(files)}})
+                         .ToString();
+  text.pop_back();  // '}'
+  const std::string sum = Hex(offload::Crc32c(text));
+  return absl::StrCat(text, kBeforeSum, sum, kAfterSum);
+}
+
+absl::StatusOr<Manifest> ParseManifest(absl::string_view text,
+                                       absl::string_view path) {
+  if (static_cast<int64_t>(text.size()) > kMaxManifestBytes) {
+    return Bad(path, "it is larger than any manifest");
+  }
+  FSDP_RETURN_IF_ERROR(CheckSum(text, path));
+  const absl::StatusOr<Json> json = Json::Parse(text);
+  if (!json.ok()) return Bad(path, json.status().message());
+  FSDP_RETURN_IF_ERROR(CheckHead(*json, path));
+  const auto* const step = json->Find("step")->As<int64_t>();
+  const auto* const files = json->Find("files")->As<Json::Object>();
+  if (step == nullptr || *step < 0) return Bad(path, "its step is no number");
+  if (files == nullptr) return Bad(path, "its files are no object");
+  Manifest manifest;
+  manifest.step = *step;
+  for (const auto& [name, value] : *files) {
+    const absl::Status valid = CheckFileName(name);
+    if (!valid.ok()) return Bad(path, valid.message());
+    FSDP_ASSIGN_OR_RETURN(manifest.files[name], ParseSums(value, name, path));
+  }
+  return manifest;
+}
+
+absl::StatusOr<Manifest> ReadManifest(FileSystem& files,
+                                      const std::string& folder) {
+  const std::string path = JoinPath(folder, kManifestName);
+  FSDP_ASSIGN_OR_RETURN(const std::string text,
+                        ReadFile(files, path, kMaxManifestBytes));
+  return ParseManifest(text, path);
+}
+
+}  // namespace fsdp::checkpoint

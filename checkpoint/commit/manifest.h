@@ -1,0 +1,53 @@
+// What a committed checkpoint consists of: manifest.json.
+#ifndef CHECKPOINT_COMMIT_MANIFEST_H_
+#define CHECKPOINT_COMMIT_MANIFEST_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "checkpoint/files/checksums.h"
+#include "checkpoint/files/file_system.h"
+
+namespace fsdp::checkpoint {
+
+inline constexpr char kManifestName[] = "manifest.json";
+
+struct Manifest {
+  int64_t step = 0;
+  // By name relative to the checkpoint's folder, "optimizer/state.json".
+  std::map<std::string, FileSums> files;
+
+  friend bool operator==(const Manifest& a, const Manifest& b) {
+    return a.step == b.step && a.files == b.files;
+  }
+};
+
+// InvalidArgument unless `name` can be a file of a checkpoint: one file name,
+// or one in one folder; no "..", nothing absolute, no control characters, no
+// backslash; not the manifest itself.
+absl::Status CheckFileName(absl::string_view name);
+
+// One line of JSON:
+//   {"format": "libtorch_fsdp checkpoint", "version": 1, "step": 7,
+//    "block_bytes": 1048576, "files": {"model.safetensors": {"bytes": 3,
+//    "crc32c": "364b3fb7", "blocks": "364b3fb7"}}, "crc32c": "..."}
+// `blocks` has eight digits for each block; the last checksum is that of the
+// text in front of `, "crc32c": `.
+std::string FormatManifest(const Manifest& manifest);
+
+// DataLoss, naming `path` and what is wrong, for anything that FormatManifest()
+// does not make; Unimplemented for a later version.
+absl::StatusOr<Manifest> ParseManifest(absl::string_view text,
+                                       absl::string_view path);
+
+// Of a checkpoint's folder. NotFound: it was never committed.
+absl::StatusOr<Manifest> ReadManifest(FileSystem& files,
+                                      const std::string& folder);
+
+}  // namespace fsdp::checkpoint
+
+#endif  // CHECKPOINT_COMMIT_MANIFEST_H_

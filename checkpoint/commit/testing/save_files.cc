@@ -1,0 +1,96 @@
+#include "checkpoint/commit/testing/save_files.h"
+
+#include <cstring>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "base/status_macros.h"
+#include "checkpoint/commit/verify.h"
+#include "checkpoint/files/checksums.h"
+#include "checkpoint/files/range_writer.h"
+
+namespace fsdp::checkpoint::testing {
+namespace {
+
+constexpr int64_t kMaxBytes = int64_t{1} << 24;
+
+std::string RandomBytes(uint32_t seed, size_t size) {
+  std::mt19937 random(seed);
+  std::string bytes(size, '\0');
+  for (char& byte : bytes) byte = static_cast<char>(random());
+  return bytes;
+}
+
+}  // namespace
+
+Contents ContentsOf(uint32_t version) {
+  return {{"model.safetensors", RandomBytes(2 * version, 9001)},
+          {"optimizer/exp_avg.safetensors", RandomBytes(2 * version + 1, 4097)},
+          {"trainer.json", absl::StrCat("{\"version\": ", version, "}")}};
+}
+
+absl::StatusOr<Manifest> WriteFiles(FileSystem& files,
+                                    const std::string& folder, int64_t step,
+                                    const Contents& contents) {
+  std::vector<std::string> paths;
+  std::vector<NamedSize> sizes;
+  for (const auto& [name, bytes] : contents) {
+    paths.push_back(JoinPath(folder, name));
+    sizes.push_back({name, static_cast<int64_t>(bytes.size())});
+    if (FolderOf(name) != ".") {
+      FSDP_RETURN_IF_ERROR(
+          files.MakeFolder(JoinPath(folder, FolderOf(name))).status());
+    }
+  }
+  RangeWriterOptions options;
+  options.buffer_bytes = kBlockBytes;
+  options.buffers = 2;
+  FSDP_ASSIGN_OR_RETURN(const std::unique_ptr<RangeWriter> writer,
+                        RangeWriter::Create(files, paths, options));
+  int64_t file = 0;
+  for (const auto& [name, bytes] : contents) {
+    const auto size = static_cast<int64_t>(bytes.size());
+    FSDP_RETURN_IF_ERROR(writer->SetSize(file, size));
+    const auto fill = [&bytes = bytes](int64_t position, absl::Span<char> out) {
+      std::memcpy(out.data(), bytes.data() + position, out.size());
+      return absl::OkStatus();
+    };
+    FSDP_RETURN_IF_ERROR(writer->Write(file, 0, size, fill));
+    ++file;
+  }
+  FSDP_ASSIGN_OR_RETURN(const std::vector<Piece> pieces, writer->Finish());
+  FSDP_ASSIGN_OR_RETURN(const std::vector<FileSums> sums,
+                        CombinePieces(pieces, sizes));
+  Manifest manifest;
+  manifest.step = step;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    manifest.files[sizes[i].name] = sums[i];
+  }
+  return manifest;
+}
+
+absl::Status Save(FileSystem& files, CheckpointFolder& folder, int64_t step,
+                  const Contents& contents, bool overwrite) {
+  FSDP_ASSIGN_OR_RETURN(const std::string path, folder.Begin(step, overwrite));
+  FSDP_ASSIGN_OR_RETURN(const Manifest manifest,
+                        WriteFiles(files, path, step, contents));
+  return folder.Commit(step, manifest);
+}
+
+absl::StatusOr<Contents> Load(FileSystem& files, const std::string& folder) {
+  FSDP_ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(files, folder));
+  FSDP_ASSIGN_OR_RETURN(const std::vector<Problem> problems,
+                        VerifyFiles(files, folder, manifest, nullptr));
+  FSDP_RETURN_IF_ERROR(ProblemsStatus(folder, problems));
+  Contents contents;
+  for (const auto& [name, sums] : manifest.files) {
+    FSDP_ASSIGN_OR_RETURN(contents[name],
+                          ReadFile(files, JoinPath(folder, name), kMaxBytes));
+  }
+  return contents;
+}
+
+}  // namespace fsdp::checkpoint::testing

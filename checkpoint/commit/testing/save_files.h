@@ -1,0 +1,40 @@
+// Checkpoints of a few small files, for tests.
+#ifndef CHECKPOINT_COMMIT_TESTING_SAVE_FILES_H_
+#define CHECKPOINT_COMMIT_TESTING_SAVE_FILES_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/commit/checkpoint_folder.h"
+#include "checkpoint/commit/manifest.h"
+#include "checkpoint/files/file_system.h"
+
+namespace fsdp::checkpoint::testing {
+
+// By name relative to a checkpoint's folder.
+using Contents = std::map<std::string, std::string>;
+
+// "model.safetensors", "optimizer/exp_avg.safetensors" and "trainer.json",
+// whose bytes `version` decides.
+Contents ContentsOf(uint32_t version);
+
+// Writes files into `folder`, which has to exist, by a RangeWriter, as a rank
+// does.
+absl::StatusOr<Manifest> WriteFiles(FileSystem& files,
+                                    const std::string& folder, int64_t step,
+                                    const Contents& contents);
+
+// Begin(), the files, Commit().
+absl::Status Save(FileSystem& files, CheckpointFolder& folder, int64_t step,
+                  const Contents& contents, bool overwrite = false);
+
+// What the files of a committed checkpoint hold, if that is what its manifest
+// says.
+absl::StatusOr<Contents> Load(FileSystem& files, const std::string& folder);
+
+}  // namespace fsdp::checkpoint::testing
+
+#endif  // CHECKPOINT_COMMIT_TESTING_SAVE_FILES_H_

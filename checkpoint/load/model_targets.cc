@@ -1,0 +1,93 @@
+#include "checkpoint/load/model_targets.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_like.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/ScalarType.h>
+
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/normal_mode.h"
+#include "base/torch_status.h"
+#include "fsdp/memory/buffer_layout.h"
+#include "fsdp/state/model_values.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+// Fills a tensor that is whole on this rank.
+void FillWhole(const at::Tensor& tensor, LoadTarget& target) {
+  const bool is_plain = tensor.layout() == c10::kStrided &&
+                        tensor.is_contiguous() && !tensor.is_meta();
+  if (is_plain) target.values = tensor.detach().view({-1});
+  target.take_whole = [tensor](const at::Tensor& whole) {
+    return TorchToStatus("filling a tensor", [&] {
+      const c10::NoGradGuard no_grad;
+      CopyInto(tensor.detach(), whole);
+    });
+  };
+}
+
+LoadTarget TargetOf(const ValueRange& range, bool is_sharded) {
+  LoadTarget target;
+  target.name = range.name;
+  target.sizes = range.sizes;
+  target.unit = range.unit;
+  target.is_floating = c10::isFloatingType(range.values.scalar_type());
+  if (!is_sharded) {
+    FillWhole(range.values, target);
+    return target;
+  }
+  target.begin = range.begin;
+  if (range.IsRowMajor()) target.values = range.values;
+  target.take_whole = [range](const at::Tensor& whole) {
+    return TakeOwnPart(whole, range);
+  };
+  return target;
+}
+
+}  // namespace
+
+std::vector<LoadTarget> TargetsOf(const RunValues& values) {
+  std::vector<LoadTarget> targets;
+  std::map<std::string, size_t> by_name;
+  for (const ValueRange& range : values.model().parameters) {
+    by_name[range.name] = targets.size();
+    targets.push_back(TargetOf(range, values.sharded() != nullptr));
+  }
+  for (const auto& [alias, name] : values.model().aliases) {
+    targets[by_name.at(name)].aliases.push_back(alias);
+  }
+  for (const WholeValue& other : values.model().others) {
+    LoadTarget target;
+    target.name = other.name;
+    target.sizes = other.tensor.sizes().vec();
+    target.is_floating = c10::isFloatingType(other.file_dtype);
+    FillWhole(other.tensor, target);
+    targets.push_back(std::move(target));
+  }
+  return targets;
+}
+
+absl::StatusOr<NewState> MakeState(const RunValues& values, int index,
+                                   c10::ScalarType dtype) {
+  const ValueRange& parameter = values.model().parameters[index];
+  NewState state;
+  const absl::Status made = TorchToStatus("making an optimizer's state", [&] {
+    const NormalMode normal;
+    // Of the parameter's sizes and strides, as the optimizer would make it.
+    state.values = at::empty_like(parameter.values.detach(), dtype);
+  });
+  if (!made.ok()) return made;
+  ValueRange range = parameter;
+  range.values = state.values;
+  state.target = TargetOf(range, values.sharded() != nullptr);
+  return state;
+}
+
+}  // namespace fsdp::checkpoint

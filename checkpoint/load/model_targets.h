@@ -1,0 +1,31 @@
+// What of a model is to be filled from files.
+#ifndef CHECKPOINT_LOAD_MODEL_TARGETS_H_
+#define CHECKPOINT_LOAD_MODEL_TARGETS_H_
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "checkpoint/load/load_target.h"
+#include "checkpoint/run/run_values.h"
+
+namespace fsdp::checkpoint {
+
+// This rank's ranges of parameters, and all buffers and parameters that are not
+// sharded. Valid as long as `values`.
+std::vector<LoadTarget> TargetsOf(const RunValues& values);
+
+// New memory for something laid out like parameter `index` of values.model(),
+// such as an optimizer's state, and the target that fills it.
+struct NewState {
+  at::Tensor values;
+  LoadTarget target;
+};
+absl::StatusOr<NewState> MakeState(const RunValues& values, int index,
+                                   c10::ScalarType dtype);
+
+}  // namespace fsdp::checkpoint
+
+#endif  // CHECKPOINT_LOAD_MODEL_TARGETS_H_
