@@ -73,8 +73,8 @@ absl::StatusOr<DcpRankFile> LayOutDcpFile(
     absl::Span<const DcpRange> ranges, absl::Span<const DcpWriteValue> values,
     int64_t max_chunk_bytes = kDcpMaxChunkBytes);
 
-// What is around a chunk's elements, by the CRC32 (crc32.h) of these; offsets
-// are in the rank's file.
+// What is around a chunk's elements, by the CRC32 (crc32.h) of these, on which
+// only what comes behind them depends; offsets are in the rank's file.
 std::vector<ArchivePiece> FrameDcpChunk(const DcpWriteTensor& tensor,
                                         const DcpFileChunk& chunk,
                                         uint32_t crc);
