@@ -197,6 +197,8 @@ class Checkpointer::Impl {
   // What is to be written, with the values where they are.
   absl::Status Plan(const RunValues& values, const TrainingRun& run,
                     SaveJob* job) {
+    FSDP_RETURN_IF_ERROR(
+        values.CheckRanks(context_.rank(), context_.world_size()));
     PartOptions parts;
     parts.model_dtype = options_.model_dtype;
     FSDP_ASSIGN_OR_RETURN(const std::vector<TensorGroup> groups,

@@ -412,6 +412,22 @@ TEST(CheckpointerTest, RefusalsOfOneRankAreThoseOfAll) {
   EXPECT_TRUE(fs::exists(folder + "/step-2/manifest.json"));
 }
 
+TEST(CheckpointerTest, AModelOfOtherRanksIsRefused) {
+  const std::string folder = Folder("other_ranks");
+  const auto statuses = RunRanks(2, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Training training, Training::Make(world, 1));
+    FSDP_ASSIGN_OR_RETURN(
+        const auto checkpoints,
+        Checkpointer::Open(absl::StrCat(folder, world.rank()), nullptr));
+    TrainingRun run = training.AsRun();
+    const absl::Status loaded = checkpoints->Load(1, run);
+    EXPECT_EQ(loaded.code(), absl::StatusCode::kNotFound);
+    return checkpoints->Save(1, run);
+  });
+  EXPECT_THAT(statuses, Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                                      HasSubstr("sharded over 2 ranks"))));
+}
+
 TEST(CheckpointerTest, AStepIsSavedOnce) {
   const std::string folder = Folder("once");
   auto net = MakeNet(kDim, kBlocks);

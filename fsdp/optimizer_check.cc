@@ -101,10 +101,10 @@ absl::Status CheckOffload(const ShardedModuleBase& model,
   if (knows || space == nullptr || !space->plan().leaves_device()) {
     return absl::OkStatus();
   }
-  return absl::FailedPreconditionError(
+  return absl::FailedPreconditionError(absl::StrCat(
       "Options::offload lets parameters, gradients or optimizer states rest "
-      "elsewhere, which this optimizer knows nothing of: use FusedAdamW, "
-      "FusedAdam or FusedSGD");
+      "elsewhere, which this optimizer knows nothing of: use ",
+      kFusedOptimizers));
 }
 
 }  // namespace

@@ -8,8 +8,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
+#include "offload/commit_record.h"
+#include "offload/file_engine.h"
 #include "offload/file_layout.h"
 #include "offload/store_stats.h"
+#include "offload/stored_region.h"
 
 namespace fsdp::offload {
 

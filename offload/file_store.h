@@ -18,18 +18,21 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "offload/backing_file.h"
-#include "offload/commit_record.h"
 #include "offload/extents.h"
-#include "offload/file_engine.h"
 #include "offload/file_operation.h"
 #include "offload/page_memory.h"
 #include "offload/param_store.h"
-#include "offload/stored_region.h"
 #include "offload/system_calls.h"
 #include "offload/transfer.h"
 #include "offload/transfer_meter.h"
 
 namespace fsdp::offload {
+
+struct CommitRecord;
+class FileEngine;
+struct FileEngineParts;
+class FileLayout;
+struct StoredRegion;
 
 struct FileStoreOptions {
   std::string directory;
@@ -58,7 +61,7 @@ struct FileStoreOptions {
   bool keep = false;
   std::string name = "offload";
   // Whose it is ("run 7, rank 3 of 8, exp_avg"): Reopen() refuses a file of
-  // another owner. At most kMaxOwnerBytes.
+  // another owner. At most 1024 bytes.
   std::string owner;
   // A number that all files of one run share, written into one that is made:
   // see FileStore::run(). Reopen() does not look at it.

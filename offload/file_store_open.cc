@@ -12,6 +12,8 @@
 #include "base/file_size_errors.h"
 #include "base/status_macros.h"
 #include "offload/commit_log.h"
+#include "offload/commit_record.h"
+#include "offload/file_engine.h"
 #include "offload/file_layout.h"
 #include "offload/file_store.h"
 #include "offload/io_queue.h"

@@ -1,5 +1,6 @@
 """Everything that the WORKSPACE of this repository, or one that uses it as @libtorch_fsdp, has to declare."""
 
+load("@bazel_tools//tools/build_defs/repo:http.bzl", "http_archive")
 load("//third_party/repositories:archive.bzl", "source_archive")
 load("//third_party/repositories:cuda.bzl", "cuda_repository")
 load("//third_party/repositories:libtorch.bzl", "libtorch_repository")
@@ -85,6 +86,15 @@ def sources_without_module():
 
 def deps():
     """Declares what the workspace has not declared before: a repository of the same name that is there already wins."""
+
+    # Bazel 7 would take 0.0.9, which lacks cc/common.
+    if not native.existing_rule("rules_cc"):
+        http_archive(
+            name = "rules_cc",
+            sha256 = "abc605dd850f813bb37004b77db20106a19311a96b2da1c92b789da529d28fe1",
+            strip_prefix = "rules_cc-0.0.17",
+            urls = ["https://github.com/bazelbuild/rules_cc/releases/download/0.0.17/rules_cc-0.0.17.tar.gz"],
+        )
     for name, source in _SOURCES.items() + _SOURCES_WITHOUT_MODULE.items():
         if not native.existing_rule(name):
             source_archive(name = name, **source)

@@ -113,7 +113,12 @@ absl::StatusOr<std::string> CheckpointFolder::Begin(int64_t step,
         "folder for this run"));
   }
   const std::string path = StepPath(root_, step, Stage::kIncomplete);
-  FSDP_RETURN_IF_ERROR(RemoveTree(files_, path));
+  if (undiscarded_.count(step) > 0) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "save step ", step, ": ", path,
+        " has what is left of a save that failed and could not be removed; "
+        "save another step, or start the run again"));
+  }
   FSDP_RETURN_IF_ERROR(files_.MakeFolder(path).status());
   begun_[step] = overwrite;
   return path;
@@ -160,7 +165,14 @@ absl::Status CheckpointFolder::MoveAside(int64_t step) {
 
 absl::Status CheckpointFolder::Discard(int64_t step) {
   begun_.erase(step);
-  return RemoveTree(files_, StepPath(root_, step, Stage::kIncomplete));
+  const absl::Status removed =
+      RemoveTree(files_, StepPath(root_, step, Stage::kIncomplete));
+  if (removed.ok()) {
+    undiscarded_.erase(step);
+  } else {
+    undiscarded_.insert(step);
+  }
+  return removed;
 }
 
 absl::Status CheckpointFolder::Remove(int64_t step, const std::string& path) {

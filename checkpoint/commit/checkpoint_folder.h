@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -16,10 +17,11 @@
 
 namespace fsdp::checkpoint {
 
-// Rank 0 has it; the other ranks write into StepPath(root, step,
-// Stage::kIncomplete) between its Begin() and Commit(). At every instant,
-// whatever is killed, ListCheckpoints() has what was committed last. Errors are
-// those of FileSystem where none is named. Thread-compatible.
+// Rank 0 has it. The other ranks write into StepPath(root, step,
+// Stage::kIncomplete), which whoever comes first makes, after Claim() and, for
+// a step that was given up, after Discard(); and before Commit(). At every
+// instant, whatever is killed, ListCheckpoints() has what was committed last.
+// Errors are those of FileSystem where none is named. Thread-compatible.
 class CheckpointFolder {
  public:
   // Makes the folder, in one that has to exist, or takes one that is ours, or
@@ -33,8 +35,10 @@ class CheckpointFolder {
   // Another run may have it then.
   ~CheckpointFolder() = default;
 
-  // The path of a new folder to write to. AlreadyExists for a step that there
-  // is, unless `overwrite`: then that one stays until the new one is committed.
+  // The path of the folder to write to, which may be there already.
+  // AlreadyExists for a step that there is, unless `overwrite`: then that one
+  // stays until the new one is committed. FailedPrecondition where an earlier
+  // Discard() of the step has failed: something is left of that one.
   absl::StatusOr<std::string> Begin(int64_t step, bool overwrite = false);
 
   // All files are written and synced: from now on it is a checkpoint, and the
@@ -65,6 +69,7 @@ class CheckpointFolder {
   const std::string root_;
   const std::unique_ptr<FileLock> lock_;
   std::map<int64_t, bool> begun_;  // whether to overwrite
+  std::set<int64_t> undiscarded_;  // steps of which something is left
 };
 
 }  // namespace fsdp::checkpoint

@@ -176,8 +176,7 @@ TEST(DcpReaderTest, OverlappingChunksAreRefused) {
       ReadDcpMetadata(With(metadata, rows, std::string("K\x02K\x00\x86", 5)))
           .status(),
       StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("\"model.w\": its chunks do not have each element "
-                         "exactly once")));
+               HasSubstr("\"model.w\": element [2, 0] is in 2 of its pieces")));
 }
 
 }  // namespace

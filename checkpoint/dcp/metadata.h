@@ -8,7 +8,7 @@
 #include <variant>
 #include <vector>
 
-#include "checkpoint/dcp/boxes.h"
+#include "checkpoint/tensor/boxes.h"
 #include "checkpoint/tensor/tensor_info.h"
 
 namespace fsdp::checkpoint {
@@ -26,7 +26,7 @@ struct DcpPlace {
 };
 
 struct DcpChunk {
-  DcpBox box;
+  Box box;
   DcpPlace place;
 };
 

@@ -13,11 +13,11 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
-#include "checkpoint/dcp/boxes.h"
 #include "checkpoint/dcp/names.h"
 #include "checkpoint/pickle/allow_list.h"
 #include "checkpoint/pickle/document.h"
 #include "checkpoint/pickle/unpickler.h"
+#include "checkpoint/tensor/boxes.h"
 #include "checkpoint/tensor/tensor_info.h"
 #include "checkpoint/torch_archive/torch_dtype.h"
 
@@ -227,17 +227,19 @@ class Reader {
     tensor.info.dtype = dtype->dtype;
     FSDP_ASSIGN_OR_RETURN(tensor.info.shape, Sizes(Field(entry, "size")));
     FSDP_RETURN_IF_ERROR(BytesOf(tensor.info).status());
-    std::vector<DcpBox> boxes;
+    std::vector<Box> boxes;
     for (const NodeId item : Field(entry, "chunks").items) {
       const Node& chunk = document_[item];
-      DcpBox box;
+      Box box;
       FSDP_ASSIGN_OR_RETURN(box.offsets, Sizes(Field(chunk, "offsets")));
       FSDP_ASSIGN_OR_RETURN(box.sizes, Sizes(Field(chunk, "sizes")));
+      const absl::Status bounds = CheckInBounds(tensor.info.shape, box);
+      if (!bounds.ok()) return BadEntry(name, bounds.message());
       boxes.push_back(std::move(box));
     }
-    const absl::Status cover = CheckCover(tensor.info.shape, boxes);
-    if (!cover.ok()) return BadEntry(name, cover.message());
-    for (DcpBox& box : boxes) {
+    const absl::Status tiles = CheckTiles(tensor.info.shape, boxes);
+    if (!tiles.ok()) return BadEntry(name, tiles.message());
+    for (Box& box : boxes) {
       if (box.Numel() == 0) continue;
       const auto place = places_.find(ChunkKey{name, box.offsets});
       if (place == places_.end()) {

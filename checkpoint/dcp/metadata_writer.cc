@@ -12,11 +12,11 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
-#include "checkpoint/dcp/boxes.h"
 #include "checkpoint/dcp/metadata.h"
 #include "checkpoint/dcp/names.h"
 #include "checkpoint/dcp/writer.h"
 #include "checkpoint/pickle/pickler.h"
+#include "checkpoint/tensor/boxes.h"
 #include "checkpoint/torch_archive/torch_dtype.h"
 
 namespace fsdp::checkpoint {
@@ -47,13 +47,13 @@ class Writer {
   absl::Status Check() const {
     for (size_t i = 0; i < tensors_.size(); ++i) {
       const TensorInfo& info = tensors_[i].info;
-      std::vector<DcpBox> boxes;
+      std::vector<Box> boxes;
       size_t empty = 0;
       for (const Stored& stored : chunks_[i]) {
         boxes.push_back(stored.chunk->box);
         if (boxes.back().Numel() == 0) ++empty;
       }
-      absl::Status check = CheckCover(info.shape, boxes);
+      absl::Status check = CheckTiles(info.shape, boxes);
       if (check.ok() && empty > 1) {
         check = absl::InvalidArgumentError(
             "has no elements and is in several files");

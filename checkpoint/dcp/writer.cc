@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status_macros.h"
-#include "checkpoint/dcp/boxes.h"
+#include "checkpoint/tensor/boxes.h"
 #include "checkpoint/tensor/dtype.h"
 #include "checkpoint/tensor/tensor_info.h"
 #include "checkpoint/torch_archive/archive_layout.h"
@@ -24,7 +24,7 @@ int64_t AlignUp(int64_t offset) {
   return (offset + kDcpAlignment - 1) / kDcpAlignment * kDcpAlignment;
 }
 
-absl::StatusOr<ArchiveLayout> LayOutChunk(Dtype dtype, const DcpBox& box) {
+absl::StatusOr<ArchiveLayout> LayOutChunk(Dtype dtype, const Box& box) {
   ArchiveTensor tensor;
   tensor.dtype = dtype;
   tensor.shape = box.sizes;
@@ -64,9 +64,9 @@ absl::Status AddRange(const DcpWriteTensor& tensor, const DcpRange& range,
   const int64_t max_elements = std::max<int64_t>(
       1, max_chunk_bytes / std::max<int64_t>(1, ItemBytes(tensor.info.dtype)));
   chunk.first = range.begin;
-  for (const DcpBox& box :
+  for (const Box& box :
        RangeToBoxes(tensor.info.shape, range.begin, range.end)) {
-    for (DcpBox& piece : SplitBox(tensor.info.shape, box, max_elements)) {
+    for (Box& piece : SplitBox(tensor.info.shape, box, max_elements)) {
       chunk.box = std::move(piece);
       FSDP_RETURN_IF_ERROR(AddChunk(tensor, chunk, file));
       chunk.first += chunk.box.Numel();

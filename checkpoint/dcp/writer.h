@@ -9,8 +9,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "checkpoint/dcp/boxes.h"
 #include "checkpoint/dcp/metadata.h"
+#include "checkpoint/tensor/boxes.h"
 #include "checkpoint/tensor/tensor_info.h"
 #include "checkpoint/torch_archive/archive_layout.h"
 #include "checkpoint/torch_archive/value.h"
@@ -44,7 +44,7 @@ struct DcpRange {
 // range are in memory order and back to back.
 struct DcpFileChunk {
   int tensor = 0;
-  DcpBox box;
+  Box box;
   int64_t first = 0;    // its first element, of the tensor's
   int64_t offset = 0;   // of the torch.save() file: a multiple of 4096
   int64_t length = 0;   // of the torch.save() file
@@ -73,8 +73,8 @@ absl::StatusOr<DcpRankFile> LayOutDcpFile(
     absl::Span<const DcpRange> ranges, absl::Span<const DcpWriteValue> values,
     int64_t max_chunk_bytes = kDcpMaxChunkBytes);
 
-// What is around a chunk's elements, by the CRC32 (crc32.h) of these; offsets
-// are in the rank's file.
+// What is around a chunk's elements, by the CRC32 (crc32.h) of these, on which
+// only what comes behind them depends; offsets are in the rank's file.
 std::vector<ArchivePiece> FrameDcpChunk(const DcpWriteTensor& tensor,
                                         const DcpFileChunk& chunk,
                                         uint32_t crc);

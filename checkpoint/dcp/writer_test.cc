@@ -162,6 +162,19 @@ TEST(DcpWriterTest, WhatIsWrittenIsRead) {
   }
 }
 
+TEST(DcpWriterTest, WhatIsInFrontOfElementsIsThereBeforeThem) {
+  ASSERT_OK_AND_ASSIGN(const DcpRankFile file,
+                       LayOutDcpFile(0, Tensors(), {{0, 0, 105}}, {}));
+  const DcpFileChunk& chunk = file.chunks[0];
+  const std::vector<ArchivePiece> a = FrameDcpChunk(Tensors()[0], chunk, 1);
+  const std::vector<ArchivePiece> b = FrameDcpChunk(Tensors()[0], chunk, 2);
+  ASSERT_EQ(a.size(), 2u);
+  EXPECT_EQ(a[0].offset + static_cast<int64_t>(a[0].bytes.size()),
+            chunk.payload);
+  EXPECT_EQ(a[0].bytes, b[0].bytes);
+  EXPECT_NE(a[1].bytes, b[1].bytes);
+}
+
 // The bytes that torch 2.11 has read (testing/read_with_torch.py).
 TEST(DcpWriterTest, TheBytesStayAsTheyAre) {
   ASSERT_OK_AND_ASSIGN(const Written written, Write(3));
@@ -190,7 +203,8 @@ TEST(DcpWriterTest, WhatCannotBeWritten) {
                        LayOutDcpFile(0, tensors, {{1, 0, 5}}, {}));
   EXPECT_THAT(DcpMetadataBytes({tensors[1]}, {}, {}).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("tensor \"model.bf16\": its chunks do not")));
+                       HasSubstr("tensor \"model.bf16\": element [0] is in "
+                                 "none")));
   const std::vector<DcpWriteTensor> f4 = {Tensor({"packed"}, Dtype::kF4, {2})};
   EXPECT_THAT(LayOutDcpFile(0, f4, {{0, 0, 2}}, {}).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,

@@ -64,6 +64,7 @@ class Loading {
   absl::Status Plan() {
     FSDP_RETURN_IF_ERROR(OpenFolder());
     FSDP_ASSIGN_OR_RETURN(RunValues values, RunValues::Read(run_, "Load()"));
+    FSDP_RETURN_IF_ERROR(values.CheckRanks(context_.rank, context_.world_size));
     values_.emplace(std::move(values));
     FSDP_ASSIGN_OR_RETURN(const std::string text,
                           folder_->ReadText(kTrainingName, kMaxTrainingBytes));

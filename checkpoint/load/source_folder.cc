@@ -14,6 +14,7 @@
 #include "absl/types/span.h"
 #include "base/status_macros.h"
 #include "checkpoint/catalog/safetensors_catalog.h"
+#include "checkpoint/dcp/dcp_catalog.h"
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/range_reader.h"
 #include "checkpoint/huggingface/file_index.h"
@@ -181,9 +182,14 @@ absl::StatusOr<Catalog> SourceFolder::ReadModel() const {
     return ReadAll({usual});
   }
   if (!weights.empty()) return ReadAll(weights);
-  return absl::NotFoundError(absl::StrCat(root_, " has no model: neither *",
-                                          kIndexEnding, " nor *", kEnding,
-                                          " is there"));
+  if (std::find(names.begin(), names.end(), kDcpMetadataFile) != names.end()) {
+    DcpCatalogOptions options;
+    options.model_only = true;
+    return ReadDcpCatalog(files_, root_, options);
+  }
+  return absl::NotFoundError(
+      absl::StrCat(root_, " has no model: neither *", kIndexEnding, " nor *",
+                   kEnding, " nor ", kDcpMetadataFile, " is there"));
 }
 
 absl::StatusOr<std::unique_ptr<RangeReader>> SourceFolder::Open(

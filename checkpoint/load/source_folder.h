@@ -42,9 +42,10 @@ class SourceFolder {
   // "STEM.safetensors.index.json". NotFound: neither is there.
   absl::StatusOr<Catalog> ReadStem(const std::string& stem) const;
 
-  // What there is: an index, "model.safetensors", or any other safetensors
-  // files, such as torch.distributed.checkpoint writes for each rank. NotFound,
-  // with what was looked for.
+  // What there is: an index, "model.safetensors", any other safetensors files,
+  // such as torch.distributed.checkpoint writes for each rank, or its other
+  // format's `.metadata`, of which the model alone. NotFound, with what was
+  // looked for.
   absl::StatusOr<Catalog> ReadModel() const;
   // Of one file, or of those of an index.
   absl::StatusOr<Catalog> ReadFileOrIndex(const std::string& name) const;

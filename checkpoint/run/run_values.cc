@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "comm/communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 
 namespace fsdp::checkpoint {
@@ -55,6 +56,19 @@ absl::StatusOr<RunValues> RunValues::Read(const TrainingRun& run,
   FSDP_ASSIGN_OR_RETURN(values.optimizer_,
                         ReadOptimizerValues(values.leaves_, *run.optimizer));
   return values;
+}
+
+absl::Status RunValues::CheckRanks(int rank, int world_size) const {
+  if (sharded_ == nullptr) return absl::OkStatus();
+  const comm::Communicator& ranks = sharded_->communicator();
+  if (ranks.world_size() == world_size && ranks.rank() == rank) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "the model is sharded over ", ranks.world_size(),
+      " ranks, of which this is ", ranks.rank(),
+      ", but the checkpointer was opened for ", world_size,
+      ", of which this is ", rank, ": open it for the ranks of the model"));
 }
 
 c10::Device RunValues::device() const {

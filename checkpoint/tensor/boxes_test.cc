@@ -96,6 +96,34 @@ TEST(RangeToBoxesTest, EveryRangeOfManyShapes) {
   }
 }
 
+TEST(SplitBoxTest, PiecesAreSmallAndInOrder) {
+  const Shape shapes[] = {{},        {1},       {7},         {3, 5},
+                          {1, 1, 4}, {2, 3, 4}, {3, 1, 2, 2}};
+  for (const Shape& shape : shapes) {
+    const int64_t numel = Numel(shape);
+    for (int64_t begin = 0; begin <= numel; ++begin) {
+      for (int64_t end = begin; end <= numel; ++end) {
+        int64_t at = begin;
+        for (const Box& box : RangeToBoxes(shape, begin, end)) {
+          for (const Box& piece : SplitBox(shape, box, 3)) {
+            EXPECT_LE(piece.Numel(), 3);
+            for (const int64_t element : ElementsOf(shape, piece)) {
+              ASSERT_EQ(element, at++);
+            }
+          }
+        }
+        EXPECT_EQ(at, end);
+      }
+    }
+  }
+}
+
+TEST(BoxTest, Numel) {
+  EXPECT_EQ(Box{}.Numel(), 1);
+  EXPECT_EQ((Box{{0, 0}, {3, 5}}).Numel(), 15);
+  EXPECT_EQ((Box{{0, 0, 0}, {INT64_MAX, INT64_MAX, 0}}).Numel(), 0);
+}
+
 TEST(CheckInBoundsTest, NamesTheBox) {
   EXPECT_OK(CheckInBounds({}, {}));
   EXPECT_OK(CheckInBounds({3, 0}, {{3, 0}, {0, 0}}));
@@ -191,8 +219,31 @@ TEST(CheckTilesTest, FindsTheFirstElementThatIsNotInOnePiece) {
   EXPECT_LT(good, 2500);
 }
 
+TEST(CheckTilesTest, RangesOfAllCuts) {
+  for (const Shape& shape : {Shape{7}, Shape{3, 5}, Shape{2, 3, 4}}) {
+    const int64_t numel = Numel(shape);
+    for (int64_t cut = 0; cut <= numel; ++cut) {
+      std::vector<Box> boxes = RangeToBoxes(shape, 0, cut);
+      for (const Box& box : RangeToBoxes(shape, cut, numel)) {
+        boxes.push_back(box);
+      }
+      EXPECT_OK(CheckTiles(shape, boxes));
+      if (boxes.size() < 2) continue;
+      std::vector<Box> twice_instead = boxes;
+      twice_instead[0] = twice_instead[1];
+      EXPECT_FALSE(CheckTiles(shape, twice_instead).ok());
+      boxes.push_back(boxes[0]);
+      EXPECT_FALSE(CheckTiles(shape, boxes).ok());
+      boxes.resize(boxes.size() - 2);
+      EXPECT_FALSE(CheckTiles(shape, boxes).ok());
+    }
+  }
+}
+
 TEST(CheckTilesTest, SaysWhatIsWrong) {
   EXPECT_OK(CheckTiles({0, 2}, {}));
+  // Pieces without elements do not matter.
+  EXPECT_OK(CheckTiles({2}, {{{0}, {2}}, {{2}, {0}}, {{2}, {0}}}));
   EXPECT_THAT(CheckTiles({}, {}),
               StatusIs(kInvalid, HasSubstr("element [] is in none")));
   const Box all{{0, 0}, {2, 2}};

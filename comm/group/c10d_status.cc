@@ -1,10 +1,10 @@
 #include "comm/group/c10d_status.h"
 
 #include <string>
-#include <vector>
 
+#include "absl/status/status.h"
 #include "absl/strings/match.h"
-#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "base/torch_status.h"
 
 namespace fsdp::comm {
@@ -13,9 +13,7 @@ namespace {
 // Without "[/path/to/pair.cc:547] " and the C++ stack that follows the first
 // line.
 std::string Shortened(absl::string_view message) {
-  const std::vector<absl::string_view> lines =
-      absl::StrSplit(message, absl::MaxSplits('\n', 1));
-  std::string text(lines[0]);
+  std::string text(message.substr(0, message.find('\n')));
   const size_t begin = text.find("[/");
   const size_t end = text.find("] ", begin);
   if (end != std::string::npos) text.erase(begin, end + 2 - begin);

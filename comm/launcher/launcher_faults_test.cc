@@ -87,12 +87,25 @@ bool WaitsWithoutEnd(pid_t pid) {
   return false;
 }
 
+// Whether `pid` has waited for all its children, soon. One that has closed its
+// files may take a while to end.
+bool HasNoChildren(pid_t pid) {
+  const absl::Time deadline = absl::Now() + kLimit;
+  while (absl::Now() < deadline) {
+    std::ifstream file(absl::StrCat("/proc/", pid, "/task/", pid, "/children"));
+    std::string child;
+    if (file.is_open() && !(file >> child)) return true;
+  }
+  return false;
+}
+
 TEST(LauncherOutputTest, AReaderThatDoesNotReadCostsNothingAndOneSignalEndsIt) {
   Fifo fifo;
   fifo.Watch();
   LauncherProcess launcher("print_much_and_fail", fifo.path());
   // All is printed: what the pipe does not take is the launcher's to keep.
   ASSERT_TRUE(fifo.WriterIsGone());
+  ASSERT_TRUE(HasNoChildren(launcher.process().pid()));
   EXPECT_TRUE(WaitsWithoutEnd(launcher.process().pid()));
   launcher.process().Signal(SIGTERM);
   const std::optional<ProcessEnd> end = launcher.WaitForEndUnread();

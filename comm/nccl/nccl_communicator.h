@@ -5,6 +5,7 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <memory>
+#include <optional>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -44,8 +45,8 @@ struct NcclOptions {
   absl::Duration timeout = absl::Minutes(5);
   // How long a failed rank asks the others what they know.
   absl::Duration diagnosis_timeout = absl::Seconds(2);
-  // Index of this rank's GPU; -1: the current one of the calling thread.
-  int device = -1;
+  // Index of this rank's GPU; unset: the current one of the calling thread.
+  std::optional<int> device;
   NcclWindows windows = NcclWindows::kAbortable;
 };
 

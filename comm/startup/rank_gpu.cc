@@ -2,6 +2,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <optional>
+
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/cuda_status.h"
@@ -9,23 +11,24 @@
 
 namespace fsdp::comm {
 
-absl::StatusOr<c10::Device> FindGpu(int index) {
+absl::StatusOr<c10::Device> FindGpu(std::optional<int> index) {
   int num_devices = 0;
   FSDP_RETURN_IF_ERROR(
       CudaToStatus(cudaGetDeviceCount(&num_devices), "look for a GPU"));
-  if (index < 0) {
+  int gpu = index.value_or(0);
+  if (!index.has_value()) {
     FSDP_RETURN_IF_ERROR(
-        CudaToStatus(cudaGetDevice(&index), "ask for the current GPU"));
+        CudaToStatus(cudaGetDevice(&gpu), "ask for the current GPU"));
   }
-  if (index >= num_devices) {
+  if (gpu < 0 || gpu >= num_devices) {
     return absl::InvalidArgumentError(
-        absl::StrCat("there is no GPU ", index, ": this process sees ",
+        absl::StrCat("there is no GPU ", gpu, ": this process sees ",
                      num_devices, "; see CUDA_VISIBLE_DEVICES"));
   }
-  return c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
+  return c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(gpu));
 }
 
-absl::StatusOr<int> TakeGpu(int index, int local_rank) {
+absl::StatusOr<int> TakeGpu(std::optional<int> index, int local_rank) {
   int num_gpus = 0;
   FSDP_RETURN_IF_ERROR(
       CudaToStatus(cudaGetDeviceCount(&num_gpus), "look for a GPU"));
@@ -33,11 +36,10 @@ absl::StatusOr<int> TakeGpu(int index, int local_rank) {
     return absl::FailedPreconditionError(
         "this process sees no GPU; see CUDA_VISIBLE_DEVICES");
   }
-  if (index < 0) index = local_rank % num_gpus;
-  FSDP_RETURN_IF_ERROR(
-      CudaToStatus(cudaSetDevice(index),
-                   absl::StrCat("make GPU ", index, " the current one")));
-  return index;
+  const int gpu = index.value_or(local_rank % num_gpus);
+  FSDP_RETURN_IF_ERROR(CudaToStatus(
+      cudaSetDevice(gpu), absl::StrCat("make GPU ", gpu, " the current one")));
+  return gpu;
 }
 
 }  // namespace fsdp::comm

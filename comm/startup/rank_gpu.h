@@ -4,19 +4,21 @@
 
 #include <c10/core/Device.h>
 
+#include <optional>
+
 #include "absl/status/statusor.h"
 
 namespace fsdp::comm {
 
-// GPU `index`, or the calling thread's current one for -1. FailedPrecondition:
+// GPU `index`, by default the calling thread's current one. FailedPrecondition:
 // there is no GPU or driver; InvalidArgument: there is no such GPU.
-absl::StatusOr<c10::Device> FindGpu(int index);
+absl::StatusOr<c10::Device> FindGpu(std::optional<int> index);
 
-// The index of the GPU of a host's rank `local_rank`: `index`, or for -1 that
-// of the rank, modulo their number. It becomes the calling thread's current
-// one, for LibTorch goes back to the current one and would set up another.
-// FailedPrecondition: there is none.
-absl::StatusOr<int> TakeGpu(int index, int local_rank);
+// The index of the GPU of a host's rank `local_rank`: `index`, by default
+// that of the rank, modulo their number. It becomes the calling thread's
+// current one, for LibTorch goes back to the current one and would set up
+// another. FailedPrecondition: there is none.
+absl::StatusOr<int> TakeGpu(std::optional<int> index, int local_rank);
 
 }  // namespace fsdp::comm
 

@@ -21,6 +21,7 @@
 #include "fsdp/model/model_capture.h"
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/optim/capturable_optimizer.h"
+#include "fsdp/resting/resting_states.h"
 #include "fsdp/runtime/step_log.h"
 
 namespace fsdp {
@@ -47,10 +48,10 @@ absl::StatusOr<std::unique_ptr<CapturedStep>> CapturedStep::Make(
   FSDP_RETURN_IF_ERROR(ModelCapture(sharded).CheckCapturable());
   auto* const capturable = dynamic_cast<CapturableOptimizer*>(&optimizer);
   if (capturable == nullptr) {
-    return absl::FailedPreconditionError(
+    return absl::FailedPreconditionError(absl::StrCat(
         "a step of this optimizer cannot be captured: it counts steps and "
-        "reads learning rates on the host. Use FusedAdamW, FusedAdam or "
-        "FusedSGD (fsdp/optim/fused_optimizer.h)");
+        "reads learning rates on the host. Use ",
+        kFusedOptimizers, " (fsdp/optim/fused_optimizer.h)"));
   }
   if (options.make_graph == nullptr || step == nullptr) {
     return absl::InvalidArgumentError(

@@ -19,32 +19,34 @@
 namespace fsdp {
 
 struct FlatView {
-  const flat_param::FlatParameter* flat;  // of the model
-  c10::ScalarType reduce_dtype;
-  c10::ScalarType gradient_dtype;  // of the shard's
-  bool gradient_is_placed;         // in memory that the model was given
+  const flat_param::FlatParameter* flat = nullptr;  // of the model
+  c10::ScalarType reduce_dtype = c10::ScalarType::Undefined;
+  // Of the shard's.
+  c10::ScalarType gradient_dtype = c10::ScalarType::Undefined;
+  bool gradient_is_placed = false;  // in memory that the model was given
   // Of what is trained now; 0: nothing.
-  int64_t reduce_buffer_bytes;
-  int64_t shard_gradient_bytes;
+  int64_t reduce_buffer_bytes = 0;
+  int64_t shard_gradient_bytes = 0;
   // Autograd's gradients become those of the shard without a buffer.
-  bool takes_gradients;
+  bool takes_gradients = false;
   // All ranks compute with one copy, in which their shards may rest, too.
-  bool is_shared;
-  bool shares_shards;
+  bool is_shared = false;
+  bool shares_shards = false;
 };
 
 struct UnitView {
   std::string name;
-  ShardingStrategy strategy;
-  int parent;  // -1: none, the root
-  bool recomputed;
-  bool synchronizes;  // as SetUnitSynchronizes() has it
-  bool all_reduces;   // as SetUnitAllReduces() has it
-  int ranks;          // that it is sharded over
-  int part_ranks;  // that gather for backward; 0: all that it is sharded over
+  ShardingStrategy strategy = ShardingStrategy::kFullShard;
+  int parent = -1;  // -1: none, the root
+  bool recomputed = false;
+  bool synchronizes = true;  // as SetUnitSynchronizes() has it
+  bool all_reduces = true;   // as SetUnitAllReduces() has it
+  int ranks = 1;             // that it is sharded over
+  // That gather for backward; 0: all that it is sharded over.
+  int part_ranks = 0;
   // Of what is gathered and reduced in training.
   std::optional<comm::QuantizationOptions> quantization;
-  int64_t reduce_buffer_bytes;  // of all flat parameters
+  int64_t reduce_buffer_bytes = 0;  // of all flat parameters
   std::vector<FlatView> flats;
 };
 

@@ -6,7 +6,6 @@
 
 #include <functional>
 #include <memory>
-#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -14,6 +13,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/testing/status_matchers.h"
+#include "base/testing/users_error.h"
 #include "fsdp/recompute/activation_offload.h"
 #include "fsdp/recompute/activation_offload_calls.h"
 #include "fsdp/recompute/checkpoint.h"
@@ -40,6 +40,7 @@ using ::fsdp::offloaded_regions::WeakStorage;
 using ::fsdp::offloaded_regions::With;
 using ::fsdp::testing::Rows;
 using ::fsdp::testing::StoreComesTo;
+using ::fsdp::testing::UsersError;
 
 // Asks until `memory` is free.
 bool IsFreed(ActivationOffload& offload, const WeakStorage& memory) {
@@ -200,11 +201,6 @@ TEST(RegionTest, AChainOfManyRegionsIsDestroyedWithoutRecursion) {
   x.reset();
   EXPECT_EQ(offload->stats().stored_bytes, 0);
 }
-
-class UsersError : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
 
 TEST(RegionTest, ABackwardThatThrowsLeavesTheGraphUsable) {
   const auto offload = Offload(Host());

@@ -28,6 +28,7 @@
 
 #include "absl/status/status.h"
 #include "base/testing/status_matchers.h"
+#include "base/testing/users_error.h"
 #include "base/torch_status.h"
 #include "fsdp/testing/toy_model.h"
 #include "gmock/gmock.h"
@@ -39,6 +40,7 @@ namespace {
 using ::fsdp::testing::FillParameters;
 using ::fsdp::testing::Rows;
 using ::fsdp::testing::StatusIs;
+using ::fsdp::testing::UsersError;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::torch::nn::Linear;
@@ -412,11 +414,6 @@ TEST(CheckpointTest, RefusesARecomputationWithOtherResults) {
               StatusIs(Code::kFailedPrecondition,
                        HasSubstr("gave 1 tensors instead of 2")));
 }
-
-class UsersError : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
 
 TEST(CheckpointTest, ExceptionsKeepTheirTypeAndLeaveGraphsUsable) {
   bool fails = false;

@@ -29,6 +29,7 @@
 #include "fsdp/resting/kept_files.h"
 #include "fsdp/resting/offload_plan.h"
 #include "fsdp/resting/resting_places.h"
+#include "fsdp/resting/resting_states.h"
 #include "fsdp/resting/step_rates.h"
 #include "offload/file_store.h"
 #include "offload/host_store.h"
@@ -73,8 +74,8 @@ std::string AwayText(RestingKind kind, Tier tier, const std::string& name) {
       ToString(tier),
       " of Options::offload, and this tensor has values only "
       "while something of this library uses it: take fsdp::Resident::Of(tensor,"
-      " fsdp::Use::kRead) before reading it, and step it by fsdp::FusedAdamW, "
-      "FusedAdam or FusedSGD");
+      " fsdp::Use::kRead) before reading it, and step it by fsdp::",
+      kFusedOptimizers);
 }
 
 }  // namespace

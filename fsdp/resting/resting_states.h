@@ -6,6 +6,9 @@
 
 namespace fsdp {
 
+// Those of this library, for texts of errors.
+inline constexpr char kFusedOptimizers[] = "FusedAdamW, FusedAdam or FusedSGD";
+
 class RestingStates {
  public:
   virtual ~RestingStates() = default;

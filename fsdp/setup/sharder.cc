@@ -6,6 +6,7 @@
 #include <c10/core/ScalarType.h>
 
 #ifdef __GLIBC__
+#include <dlfcn.h>
 #include <malloc.h>
 #endif
 
@@ -81,11 +82,27 @@ GradientScaling ScalingOf(const Options& options,
   return {1 / before, before / factor};
 }
 
+#ifdef __GLIBC__
+// Whether malloc() is that of the library that malloc_trim() is of. Under
+// another one (jemalloc, a sanitizer's) the latter would set up a heap that
+// nobody uses, which glibc cannot do on two threads at a time.
+bool TrimsTheHeapInUse() {
+  static const bool result = [] {
+    Dl_info malloc_info;
+    Dl_info trim_info;
+    return dladdr(dlsym(RTLD_DEFAULT, "malloc"), &malloc_info) != 0 &&
+           dladdr(dlsym(RTLD_DEFAULT, "malloc_trim"), &trim_info) != 0 &&
+           malloc_info.dli_fbase == trim_info.dli_fbase;
+  }();
+  return result;
+}
+#endif
+
 // What whole parameters leave in the heap are holes between shards, which the
 // next unit's do not fit into: together, as much as the model.
 void GiveBackFreedMemory() {
 #ifdef __GLIBC__
-  malloc_trim(0);
+  if (TrimsTheHeapInUse()) malloc_trim(0);
 #endif
 }
 

@@ -15,11 +15,14 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "flat_param/flat_parameter.h"
 
 namespace fsdp {
 
 class ShardedModel;
+
+namespace flat_param {
+class FlatParameter;
+}  // namespace flat_param
 
 // This rank's range of one parameter, in storage order.
 struct ValueRange {

@@ -22,6 +22,7 @@
 #include "absl/time/time.h"
 #include "base/status_error.h"
 #include "base/status_macros.h"
+#include "base/testing/users_error.h"
 #include "comm/communicator.h"
 #include "comm/work.h"
 #include "comm/wrappers/forwarding_communicator.h"

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <memory>
 #include <ostream>
-#include <stdexcept>
 #include <string>
 
 #include "absl/status/status.h"
@@ -24,11 +23,6 @@ enum class FaultType {
 };
 
 std::ostream& operator<<(std::ostream& out, FaultType type);
-
-class UsersError : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
 
 // Of one rank, and used by its thread.
 class FaultInjector {

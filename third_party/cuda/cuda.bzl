@@ -1,7 +1,9 @@
 """cuda_library: a library with sources for nvcc."""
 
-load("@bazel_tools//tools/cpp:toolchain_utils.bzl", "find_cpp_toolchain")
 load("@rules_cc//cc:defs.bzl", "cc_library")
+load("@rules_cc//cc:find_cc_toolchain.bzl", "find_cc_toolchain")
+load("@rules_cc//cc/common:cc_common.bzl", "cc_common")
+load("@rules_cc//cc/common:cc_info.bzl", "CcInfo")
 
 # Compute capabilities that objects hold code for; the last one also as PTX, for GPUs to come.
 # --define=fsdp_cuda_archs=90 builds for one's own. --define=fsdp_cuda_lineinfo=1 adds the lines of the source, for
@@ -18,7 +20,7 @@ def _gencodes(archs):
     return flags + ["-gencode=arch=compute_{0},code=compute_{0}".format(archs[-1])]
 
 def _cuda_objects_impl(ctx):
-    cc = find_cpp_toolchain(ctx)
+    cc = find_cc_toolchain(ctx)
     context = cc_common.merge_cc_infos(cc_infos = [dep[CcInfo] for dep in ctx.attr.deps]).compilation_context
     nvcc = [folder.path for folder in ctx.files._toolkit if folder.basename == "bin"][0] + "/nvcc"
     archs = ctx.var.get("fsdp_cuda_archs", _DEFAULT_ARCHS).split(",")

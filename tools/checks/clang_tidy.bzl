@@ -1,5 +1,7 @@
 """Runs clang-tidy on every C++ source of our own targets; see --config=strict."""
 
+load("@rules_cc//cc/common:cc_info.bzl", "CcInfo")
+
 def _sources(ctx):
     files = []
     for target in getattr(ctx.rule.attr, "srcs", []):

@@ -3,7 +3,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
-#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -11,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
+#include "base/testing/users_error.h"
 #include "base/torch_status.h"
 #include "comm/communicator.h"
 #include "comm/local/local_communicator.h"
@@ -45,6 +45,7 @@ using ::fsdp::testing::Rows;
 using ::fsdp::testing::Scenario;
 using ::fsdp::testing::ShardNet;
 using ::fsdp::testing::StatusIs;
+using ::fsdp::testing::UsersError;
 using ::fsdp::testing::WholeLayer;
 using ::testing::HasSubstr;
 using Code = absl::StatusCode;
@@ -105,11 +106,6 @@ TEST(CheckpointedStepTest, AUnitInARegionWhoseParametersOnlyOneRankUses) {
                : absl::InternalError("unsharded memory is left");
   }));
 }
-
-class UsersError : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
 
 // Throws when it runs for the `fails_at`-th time.
 struct Fuse {

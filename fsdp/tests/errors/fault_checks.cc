@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/status_error.h"
+#include "base/testing/users_error.h"
 #include "base/torch_status.h"
 #include "comm/local/local_communicator.h"
 #include "comm/testing/run_ranks.h"

@@ -5,7 +5,6 @@
 #include <c10/core/GradMode.h>
 
 #include <cstdint>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,6 +14,7 @@
 #include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
+#include "base/testing/users_error.h"
 #include "base/torch_status.h"
 #include "comm/communicator.h"
 #include "comm/local/local_communicator.h"
@@ -42,15 +42,11 @@ using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRanks;
 using ::fsdp::testing::Rows;
 using ::fsdp::testing::StatusIs;
+using ::fsdp::testing::UsersError;
 using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
 using Code = absl::StatusCode;
-
-class UsersError : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
 
 TEST(TransparentErrorsTest, AnExceptionInForwardKeepsItsType) {
   EXPECT_OK(RunAllRanks(kRanks, [](Communicator& communicator) {

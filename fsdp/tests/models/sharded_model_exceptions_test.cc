@@ -7,7 +7,6 @@
 #include <torch/nn/modules/linear.h>
 
 #include <memory>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -16,6 +15,7 @@
 #include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
+#include "base/testing/users_error.h"
 #include "base/torch_status.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
@@ -43,15 +43,11 @@ using ::fsdp::testing::NetImpl;
 using ::fsdp::testing::Rows;
 using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::Unowned;
+using ::fsdp::testing::UsersError;
 using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
 using Code = absl::StatusCode;
-
-class UsersError : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
 
 class ThrowsOnDemand : public torch::nn::Module {
  public:

@@ -1,4 +1,4 @@
-"""The part of rules_cc that our dependencies load, by Bazel's own C++ rules."""
+"""The part of rules_cc that we and our dependencies load, by Bazel's own C++ rules."""
 
 cc_binary = native.cc_binary
 cc_import = native.cc_import

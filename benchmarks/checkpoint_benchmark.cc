@@ -1,0 +1,245 @@
+// Saves and loads a model of 2 GB on two ranks, in the folder that the
+// environment variable CHECKPOINT_DIRECTORY names (default /var/tmp). CRC32C
+// and fsync included; what was written is dropped from the page cache before it
+// is read. Counters: `GB/s`; `of_plain`, the speed over that of a program that
+// does nothing but write, or read, a file in pieces of 8 MiB past the page
+// cache, three at a time, in the same run, with fdatasync; `blocked_ms`, how
+// long SaveAsync() keeps the training waiting, and `copy_ms`, how long a copy
+// of as many bytes takes.
+#include <fcntl.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "base/status_error.h"
+#include "benchmark/benchmark.h"
+#include "checkpoint/checkpointer.h"
+#include "checkpoint/files/file_system.h"
+#include "checkpoint/files/real_file_system.h"
+#include "checkpoint/run/run.h"
+#include "comm/agreement.h"
+#include "comm/communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "fsdp/deferred/deferred_init.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "offload/page_memory.h"
+
+namespace fsdp {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kRanks = 2;
+constexpr int64_t kDim = 4096;
+constexpr int64_t kLayers = 32;
+constexpr int64_t kBytes = kLayers * kDim * kDim * 4;
+constexpr int64_t kPiece = int64_t{8} << 20;
+constexpr int kInFlight = 3;
+
+std::string Directory() {
+  const char* const directory = std::getenv("CHECKPOINT_DIRECTORY");
+  return absl::StrCat(directory != nullptr ? directory : "/var/tmp",
+                      "/checkpoint_benchmark");
+}
+
+double SecondsOf(const std::function<void()>& work) {
+  const absl::Time start = absl::Now();
+  work();
+  return absl::ToDoubleSeconds(absl::Now() - start);
+}
+
+// Writes or reads kBytes, and nothing else.
+double PlainSeconds(bool writes) {
+  const std::string path = Directory() + ".plain";
+  auto& files = checkpoint::RealFileSystem();
+  const auto file =
+      ValueOrThrow(files.OpenForWriting(path, checkpoint::Caching::kDirect));
+  const double seconds = SecondsOf([&] {
+    std::vector<std::thread> threads;
+    for (int i = 0; i < kInFlight; ++i) {
+      threads.emplace_back([&, i] {
+        const offload::PageMemory memory =
+            ValueOrThrow(offload::PageMemory::Allocate(
+                offload::PageAllocator::System(), kPiece));
+        std::memset(memory.data(), 0x5a, kPiece);
+        const absl::Span<char> bytes(memory.data(), kPiece);
+        for (int64_t at = i * kPiece; at < kBytes; at += kInFlight * kPiece) {
+          ThrowIfError(writes ? file->PWrite(at, bytes)
+                              : file->PRead(at, bytes));
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    if (writes) ThrowIfError(file->Sync());
+  });
+  if (!writes) fs::remove(path);
+  return seconds;
+}
+
+// Out of the page cache, so that it has to be read from the disk.
+void Forget(const std::string& folder) {
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    if (!entry.is_regular_file()) continue;
+    const int descriptor = open(entry.path().c_str(), O_RDONLY);
+    posix_fadvise(descriptor, 0, 0, POSIX_FADV_DONTNEED);
+    close(descriptor);
+  }
+}
+
+using Model = FullyShardedDataParallel<torch::nn::SequentialImpl>;
+
+Model MakeModel(comm::Communicator& world) {
+  torch::nn::Sequential layers;
+  {
+    const DeferredInit deferred;
+    for (int64_t i = 0; i < kLayers; ++i) {
+      layers->push_back(
+          torch::nn::Linear(torch::nn::LinearOptions(kDim, kDim).bias(false)));
+    }
+  }
+  Options options;
+  options.wrap_policy = WrapModules<torch::nn::LinearImpl>();
+  return ValueOrThrow(FullyShard(
+      layers,
+      std::shared_ptr<comm::Communicator>(&world, [](comm::Communicator*) {}),
+      options));
+}
+
+// Seconds of rank 0, when all ranks have finished.
+struct Figures {
+  std::vector<double> save;
+  std::vector<double> load;
+  std::vector<double> blocked;
+  std::vector<double> copy;
+};
+
+void Measure(comm::Communicator& world, int turns, Figures* figures) {
+  Model model = MakeModel(world);
+  const auto timed = [&](const std::function<void()>& work) {
+    const absl::Time deadline = absl::Now() + absl::Minutes(10);
+    ThrowIfError(comm::Barrier(world, "begin", deadline));
+    return SecondsOf([&] {
+      work();
+      ThrowIfError(comm::Barrier(world, "end", deadline));
+    });
+  };
+  const std::shared_ptr<comm::Communicator> ranks(&world,
+                                                  [](comm::Communicator*) {});
+  auto checkpoints =
+      ValueOrThrow(checkpoint::Checkpointer::Open(Directory(), ranks));
+  checkpoint::TrainingRun run;
+  run.model = model.get();
+  for (int turn = 0; turn < turns; ++turn) {
+    const int64_t step = 2 * turn;
+    const double save =
+        timed([&] { ThrowIfError(checkpoints->Save(step, run)); });
+    if (world.rank() == 0) Forget(Directory());
+    const double load =
+        timed([&] { ThrowIfError(checkpoints->Load(step, run)); });
+    const double blocked =
+        timed([&] { ThrowIfError(checkpoints->SaveAsync(step + 1, run)); });
+    ThrowIfError(checkpoints->Wait());
+    std::vector<at::Tensor> copies;
+    for (const NamedShard& named : model->NamedShards()) {
+      copies.push_back(at::zeros_like(named.shard.detach()));
+    }
+    const double copy = timed([&] {
+      for (size_t i = 0; i < copies.size(); ++i) {
+        copies[i].copy_(model->NamedShards()[i].shard.detach());
+      }
+    });
+    if (world.rank() != 0) continue;
+    figures->save.push_back(save);
+    figures->load.push_back(load);
+    figures->blocked.push_back(blocked);
+    figures->copy.push_back(copy);
+    fs::remove_all(absl::StrCat(Directory(), "/step-", step));
+    fs::remove_all(absl::StrCat(Directory(), "/step-", step + 1));
+  }
+}
+
+double Median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+void Report(benchmark::State& state, double seconds, double plain) {
+  state.SetIterationTime(seconds);
+  state.counters["GB/s"] = kBytes / seconds / 1e9;
+  state.counters["of_plain"] = plain / seconds;
+}
+
+// All in one run, in turns, so that the disk is the same for all.
+const Figures& AllFigures(std::vector<double>* plain_writes,
+                          std::vector<double>* plain_reads) {
+  constexpr int kTurns = 3;
+  static std::vector<double> writes, reads;
+  static const Figures* const figures = [] {
+    auto* const result = new Figures;
+    for (int turn = 0; turn < kTurns; ++turn) {
+      fs::remove_all(Directory());
+      writes.push_back(PlainSeconds(/*writes=*/true));
+      reads.push_back(PlainSeconds(/*writes=*/false));
+      ThrowIfError(comm::testing::AllOk(comm::testing::RunRanks(
+          kRanks,
+          [&](comm::Communicator& world) {
+            Measure(world, /*turns=*/1, result);
+            return absl::OkStatus();
+          },
+          absl::Minutes(20))));
+    }
+    fs::remove_all(Directory());
+    return result;
+  }();
+  *plain_writes = writes;
+  *plain_reads = reads;
+  return *figures;
+}
+
+void BM_Save(benchmark::State& state) {
+  std::vector<double> writes, reads;
+  const Figures& figures = AllFigures(&writes, &reads);
+  for (auto _ : state) Report(state, Median(figures.save), Median(writes));
+}
+BENCHMARK(BM_Save)->UseManualTime()->Iterations(1)->Unit(
+    benchmark::kMillisecond);
+
+void BM_Load(benchmark::State& state) {
+  std::vector<double> writes, reads;
+  const Figures& figures = AllFigures(&writes, &reads);
+  for (auto _ : state) Report(state, Median(figures.load), Median(reads));
+}
+BENCHMARK(BM_Load)->UseManualTime()->Iterations(1)->Unit(
+    benchmark::kMillisecond);
+
+void BM_SaveAsync(benchmark::State& state) {
+  std::vector<double> writes, reads;
+  const Figures& figures = AllFigures(&writes, &reads);
+  for (auto _ : state) state.SetIterationTime(Median(figures.blocked));
+  state.counters["blocked_ms"] = 1e3 * Median(figures.blocked);
+  state.counters["copy_ms"] = 1e3 * Median(figures.copy);
+}
+BENCHMARK(BM_SaveAsync)
+    ->UseManualTime()
+    ->Iterations(1)
+    ->Unit(benchmark::kMillisecond);
+
+}  // namespace
+}  // namespace fsdp

@@ -1,0 +1,36 @@
+// Folders of DCP checkpoints, so that what loads safetensors loads them too.
+#ifndef CHECKPOINT_DCP_DCP_CATALOG_H_
+#define CHECKPOINT_DCP_DCP_CATALOG_H_
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "checkpoint/catalog/catalog.h"
+#include "checkpoint/files/file_system.h"
+
+namespace fsdp::checkpoint {
+
+// What makes a folder a DCP checkpoint.
+inline constexpr char kDcpMetadataFile[] = ".metadata";
+
+struct DcpCatalogOptions {
+  // The model's tensors alone, by their names in the model. They are those in
+  // the state dict's item "model", or, as torchtitan has it, those at its top.
+  bool model_only = false;
+  // Then, only tensors whose names begin with it, which they lose.
+  std::string prefix;
+};
+
+// Which bytes of `folder` its tensors are. Values that are no tensors are left
+// out. Opens each file once and makes about two reads of 4 KiB for each chunk
+// of a tensor that is asked for, in the order of files and bytes.
+// InvalidArgument, naming tensor and file: what ReadDcpMetadata() and
+// FindChunkBytes() refuse, a chunk that its file does not have, names that are
+// alike without the prefix. NotFound: no `.metadata`, or a file is missing.
+absl::StatusOr<Catalog> ReadDcpCatalog(
+    FileSystem& files, const std::string& folder,
+    const DcpCatalogOptions& options = DcpCatalogOptions());
+
+}  // namespace fsdp::checkpoint
+
+#endif  // CHECKPOINT_DCP_DCP_CATALOG_H_

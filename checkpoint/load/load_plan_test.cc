@@ -1,0 +1,235 @@
+#include "checkpoint/load/load_plan.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/testing/status_matchers.h"
+#include "checkpoint/catalog/catalog.h"
+#include "checkpoint/load/load_target.h"
+#include "checkpoint/load/tensor_recipe.h"
+#include "checkpoint/tensor/tensor_info.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+using ::fsdp::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+using Sizes = std::vector<int64_t>;
+
+// A file of whole tensors, one behind the other.
+class Tensors {
+ public:
+  Tensors() { file_ = *catalog_.AddFile("model.safetensors", 1 << 20); }
+
+  Tensors& Add(const std::string& name, Sizes shape,
+               Dtype dtype = Dtype::kF32) {
+    StoredTensor tensor{{name, dtype, shape}, {}};
+    StoredBox box;
+    box.offsets.assign(shape.size(), 0);
+    box.sizes = shape;
+    box.file = file_;
+    box.offset = end_;
+    tensor.boxes.push_back(box);
+    end_ += *BytesOf(tensor.info);
+    const absl::Status added = catalog_.AddTensor(std::move(tensor));
+    EXPECT_TRUE(added.ok()) << added;
+    return *this;
+  }
+
+  const Catalog& catalog() const { return catalog_; }
+
+ private:
+  Catalog catalog_;
+  int file_ = 0;
+  int64_t end_ = 100;
+};
+
+// Elements [begin, end) of a target.
+LoadTarget Target(const std::string& name, Sizes sizes, int64_t begin,
+                  int64_t end) {
+  LoadTarget target;
+  target.name = name;
+  target.sizes = std::move(sizes);
+  target.begin = begin;
+  target.values = at::empty({end - begin});
+  return target;
+}
+
+// The file's element (of 4 bytes from byte 100 on) for each element of the
+// target's values; -1 for those that nothing fills.
+std::vector<int64_t> Filled(const LoadPlan& plan, const LoadTarget& target) {
+  std::vector<int64_t> from(target.values.numel(), -1);
+  for (const StraightRead& read : plan.straight) {
+    for (int64_t i = 0; i < read.run.bytes / 4; ++i) {
+      EXPECT_EQ(from[read.element + i], -1) << "filled twice";
+      from[read.element + i] = (read.run.offset - 100) / 4 + i;
+    }
+  }
+  return from;
+}
+
+std::vector<int64_t> Count(int64_t begin, int64_t end) {
+  std::vector<int64_t> numbers;
+  for (int64_t i = begin; i < end; ++i) numbers.push_back(i);
+  return numbers;
+}
+
+TEST(LoadPlanTest, EveryRangeOfATensor) {
+  const Tensors tensors = Tensors().Add("a", {3}).Add("w", {3, 2, 2});
+  for (int64_t begin = 0; begin <= 12; ++begin) {
+    for (int64_t end = begin; end <= 12; ++end) {
+      const std::vector<LoadTarget> targets = {
+          Target("w", {3, 2, 2}, begin, end)};
+      LoadPlanOptions options;
+      options.strict = false;
+      const auto plan = PlanLoad(tensors.catalog(), targets, options);
+      ASSERT_OK(plan.status());
+      EXPECT_EQ(Filled(*plan, targets[0]), Count(3 + begin, 3 + end));
+      EXPECT_TRUE(plan->whole.empty());
+    }
+  }
+}
+
+// q, k and v one behind the other, and one of them out of the three.
+TEST(LoadPlanTest, RowsOfSeveralTensorsCostNoMemory) {
+  const Tensors tensors =
+      Tensors().Add("v", {1, 4}).Add("q", {2, 4}).Add("k", {3, 4});
+  LoadPlanOptions options;
+  options.mapping = [](const std::string&) {
+    TensorRecipe recipe = TensorRecipe::Of("q");
+    recipe.pieces.push_back({"k", std::make_pair(int64_t{1}, int64_t{3})});
+    recipe.pieces.push_back({"v"});
+    return recipe;
+  };
+  options.strict = false;
+  // v: 0 to 3, q: 4 to 11, k: 12 to 23, without its first row.
+  std::vector<int64_t> whole = Count(4, 12);
+  for (const int64_t i : Count(16, 24)) whole.push_back(i);
+  for (const int64_t i : Count(0, 4)) whole.push_back(i);
+  for (int64_t begin = 0; begin <= 20; ++begin) {
+    for (int64_t end = begin; end <= 20; ++end) {
+      const std::vector<LoadTarget> targets = {
+          Target("qkv", {5, 4}, begin, end)};
+      const auto plan = PlanLoad(tensors.catalog(), targets, options);
+      ASSERT_OK(plan.status());
+      EXPECT_EQ(
+          Filled(*plan, targets[0]),
+          std::vector<int64_t>(whole.begin() + begin, whole.begin() + end));
+    }
+  }
+}
+
+TEST(LoadPlanTest, OtherRecipesNeedWholeTensors) {
+  const Tensors tensors = Tensors().Add("a", {2, 3}).Add("b", {4, 3});
+  LoadPlanOptions options;
+  options.mapping = [](const std::string& name) {
+    TensorRecipe recipe;
+    if (name == "t") {
+      recipe.pieces.push_back({"a", std::nullopt, /*transposed=*/true});
+    } else {
+      recipe.pieces.push_back({"a", std::nullopt, true});
+      recipe.pieces.push_back({"b", std::nullopt, true});
+      recipe.dim = 1;
+    }
+    return recipe;
+  };
+  const std::vector<LoadTarget> targets = {Target("t", {3, 2}, 0, 2),
+                                           Target("both", {3, 6}, 0, 0)};
+  const auto plan = PlanLoad(tensors.catalog(), targets, options);
+  ASSERT_OK(plan.status());
+  EXPECT_TRUE(plan->straight.empty());
+  ASSERT_EQ(plan->whole.size(), 2);
+  EXPECT_EQ(plan->whole[1].pieces.size(), 2);
+  EXPECT_TRUE(plan->whole[1].pieces[1].transposed);
+  EXPECT_EQ(plan->whole[1].dim, 1);
+}
+
+TEST(LoadPlanTest, AnyNameOfATiedTensorWillDo) {
+  const Tensors tensors = Tensors().Add("head", {2});
+  LoadTarget target = Target("embed", {2}, 0, 2);
+  EXPECT_FALSE(PlanLoad(tensors.catalog(), {target}, {}).ok());
+  target.aliases = {"other", "head"};
+  const auto plan = PlanLoad(tensors.catalog(), {target}, {});
+  ASSERT_OK(plan.status());
+  EXPECT_EQ(plan->straight.size(), 1);
+  // Both names in the file: the second is none too many.
+  const Tensors both = Tensors().Add("embed", {2}).Add("head", {2});
+  EXPECT_OK(PlanLoad(both.catalog(), {target}, {}).status());
+}
+
+TEST(LoadPlanTest, EverythingThatDoesNotFitIsListed) {
+  const Tensors tensors = Tensors()
+                              .Add("shape", {2, 3})
+                              .Add("dtype", {2}, Dtype::kI64)
+                              .Add("extra", {1})
+                              .Add("fits", {1});
+  const std::vector<LoadTarget> targets = {
+      Target("shape", {3, 2}, 0, 1), Target("dtype", {2}, 0, 2),
+      Target("gone", {1}, 0, 1), Target("fits", {1}, 0, 1)};
+  EXPECT_THAT(
+      PlanLoad(tensors.catalog(), targets, {}).status(),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               AllOf(HasSubstr("shape: shape [2, 3] instead of [3, 2]"),
+                     HasSubstr("dtype: dtype I64 instead of a floating-point"),
+                     HasSubstr("missing: gone"), HasSubstr("unexpected: extra"),
+                     Not(HasSubstr("fits")))));
+  // What is missing may keep its value; what has another shape may not.
+  LoadPlanOptions options;
+  options.strict = false;
+  EXPECT_THAT(
+      PlanLoad(tensors.catalog(), targets, options).status(),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               AllOf(HasSubstr("shape: "), HasSubstr("dtype: "),
+                     Not(HasSubstr("missing")), Not(HasSubstr("unexpected")))));
+}
+
+TEST(LoadPlanTest, RecipesThatCannotBeAreNamed) {
+  const Tensors tensors = Tensors().Add("a", {2, 3}).Add("b", {2, 4});
+  const auto why = [&](TensorRecipe recipe) {
+    LoadPlanOptions options;
+    options.mapping = [recipe](const std::string&) { return recipe; };
+    options.strict = false;
+    return std::string(
+        PlanLoad(tensors.catalog(), {Target("t", {4, 3}, 0, 1)}, options)
+            .status()
+            .message());
+  };
+  EXPECT_THAT(why({}), HasSubstr("without pieces"));
+  EXPECT_THAT(why({{{"a"}, {"b"}}, 0}), HasSubstr("do not go together"));
+  EXPECT_THAT(why({{{"a"}, {"a"}}, 7}), HasSubstr("do not go together"));
+  EXPECT_THAT(why({{{"a", std::make_pair(int64_t{1}, int64_t{3})}}, 0}),
+              HasSubstr("rows 1 to 3 of a"));
+  EXPECT_THAT(why({{{"a"}}, 0}), HasSubstr("shape [2, 3] instead of [4, 3]"));
+}
+
+// A mapping that names nothing leaves a tensor as it is.
+TEST(LoadPlanTest, NoRecipeKeepsTheValue) {
+  const Tensors tensors = Tensors().Add("a", {2});
+  LoadPlanOptions options;
+  options.mapping = [](const std::string& name) -> std::optional<TensorRecipe> {
+    if (name == "kept") return std::nullopt;
+    return TensorRecipe::Of(name);
+  };
+  const auto plan =
+      PlanLoad(tensors.catalog(),
+               {Target("a", {2}, 0, 2), Target("kept", {9}, 0, 9)}, options);
+  ASSERT_OK(plan.status());
+  ASSERT_EQ(plan->straight.size(), 1);
+  EXPECT_EQ(plan->straight[0].target, 0);
+}
+
+}  // namespace
+}  // namespace fsdp::checkpoint

@@ -1,0 +1,42 @@
+// Tensors in any format that //checkpoint reads and writes, for programs that
+// Python's libraries are compared with.
+#ifndef CHECKPOINT_TESTING_SAMPLE_TENSORS_H_
+#define CHECKPOINT_TESTING_SAMPLE_TENSORS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "checkpoint/tensor/tensor_info.h"
+
+namespace fsdp::checkpoint::testing {
+
+struct SampleTensor {
+  TensorInfo info;
+  std::string bytes;
+};
+
+// "NAME F32 [5,7] 1a2b3c4d": the last is the CRC32 of its bytes.
+std::string LineOf(const SampleTensor& tensor);
+
+// Dtypes and shapes of all sorts that PyTorch has, with bytes that differ.
+std::vector<SampleTensor> PatternTensors();
+
+// Of a folder: what SourceFolder::ReadModel() finds. Of a file: of its index,
+// of a safetensors file, or of a dict of tensors that torch.save() wrote.
+absl::StatusOr<std::vector<SampleTensor>> ReadSample(const std::string& path);
+
+// "safetensors": one file in the folder `path`; "huggingface": several and an
+// index; "shards": files of each of `ranks`, which have equal parts of each
+// tensor; "dcp": DCP, in the item "model"; "torch": the file `path`, by itself.
+absl::Status WriteSample(absl::Span<const SampleTensor> tensors,
+                         absl::string_view format, const std::string& path,
+                         int ranks);
+
+}  // namespace fsdp::checkpoint::testing
+
+#endif  // CHECKPOINT_TESTING_SAMPLE_TENSORS_H_

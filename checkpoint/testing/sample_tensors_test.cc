@@ -1,0 +1,69 @@
+#include "checkpoint/testing/sample_tensors.h"
+
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/testing/status_matchers.h"
+#include "checkpoint/files/file_system.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::checkpoint::testing {
+namespace {
+
+using ::fsdp::testing::StatusIs;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::UnorderedElementsAreArray;
+
+std::vector<std::string> Lines(const std::vector<SampleTensor>& tensors) {
+  std::vector<std::string> lines;
+  for (const SampleTensor& tensor : tensors) lines.push_back(LineOf(tensor));
+  return lines;
+}
+
+TEST(SampleTensorsTest, EveryFormatIsReadBack) {
+  const std::vector<SampleTensor> tensors = PatternTensors();
+  for (const std::string format :
+       {"safetensors", "huggingface", "shards", "dcp", "torch"}) {
+    for (const int ranks : {1, 2, 3}) {
+      const std::string path =
+          JoinPath(::testing::TempDir(), absl::StrCat(format, ranks));
+      ASSERT_OK(WriteSample(tensors, format, path, ranks)) << format;
+      ASSERT_OK_AND_ASSIGN(const std::vector<SampleTensor> read,
+                           ReadSample(path));
+      EXPECT_THAT(Lines(read), UnorderedElementsAreArray(Lines(tensors)))
+          << format << ranks;
+    }
+  }
+  EXPECT_THAT(
+      WriteSample(tensors, "npz", ::testing::TempDir(), 1),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no format npz")));
+}
+
+// What tools/checks/checkpoint_with_python has recorded, and what Python's
+// libraries said that they had written.
+TEST(SampleTensorsTest, WhatPythonWrote) {
+  for (const std::string sample :
+       {"safetensors", "transformers", "transformers_indexed", "dcp_fsdp2",
+        "dcp_hf_shards", "torch_save"}) {
+    const std::string folder =
+        absl::StrCat("checkpoint/testing/data/", sample, "/");
+    std::vector<std::string> expected;
+    std::ifstream file(folder + "lines.txt");
+    for (std::string line; std::getline(file, line);) expected.push_back(line);
+    EXPECT_THAT(expected, Not(IsEmpty())) << sample;
+    const std::string path =
+        folder + (sample == "torch_save" ? "model.pt" : "model");
+    ASSERT_OK_AND_ASSIGN(const std::vector<SampleTensor> read,
+                         ReadSample(path));
+    EXPECT_THAT(Lines(read), UnorderedElementsAreArray(expected)) << sample;
+  }
+}
+
+}  // namespace
+}  // namespace fsdp::checkpoint::testing
