@@ -1,0 +1,238 @@
+// From any number of ranks to any other, in any strategy, dtype and tier, with
+// any model and optimizer. A part in which each two choices meet; all of ranks,
+// strategies, dtypes and tiers where the environment has
+// CHECKPOINT_MATRIX=all.
+#include <ATen/core/Tensor.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "checkpoint/checkpointer.h"
+#include "checkpoint/run/run.h"
+#include "checkpoint/tests/covering.h"
+#include "checkpoint/tests/sharded_training.h"
+#include "comm/communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "fsdp/options/offload_options.h"
+#include "fsdp/options/options.h"
+#include "fsdp/testing/toy_model.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::checkpoint::testing {
+namespace {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::testing::Unowned;
+
+namespace fs = std::filesystem;
+
+constexpr int kRanks[] = {1, 2, 3, 4, 8};
+constexpr ShardingStrategy kSharding[] = {
+    ShardingStrategy::kFullShard, ShardingStrategy::kShardGradOp,
+    ShardingStrategy::kNoShard, ShardingStrategy::kHybridShard,
+    ShardingStrategy::kHybridShardGradOp};
+constexpr Tier kTiers[] = {Tier::kDevice, Tier::kCpu, Tier::kSsd};
+constexpr int kStepsBefore = 4;
+constexpr int kStepsAfter = 10;
+
+struct Case {
+  int writers = 1;
+  int readers = 1;
+  TrainingSetup before;
+  TrainingSetup after;
+  bool async = false;
+};
+
+std::string ToString(const Case& one) {
+  return absl::StrCat(one.writers, " to ", one.readers,
+                      one.async ? " async: " : ": ", ToString(one.before),
+                      " then ", ToString(one.after));
+}
+
+// Which of each a case has.
+enum Level {
+  kWriters,
+  kReaders,
+  kStrategy,
+  kNumbers,
+  kTier,
+  kOtherStrategy,
+  kOtherTier,
+  kModel,
+  kOptimizer,
+  kUnits,
+  kAsync,
+};
+const std::vector<int> kLevels = {
+    5, 5, 5, kNumNumberKinds, 3, 5, 3, kNumModelKinds, kNumOptimizerKinds, 4,
+    2};
+
+Case CaseOf(const std::vector<int>& row, const std::string& directory) {
+  Case result;
+  result.writers = kRanks[row[kWriters]];
+  result.readers = kRanks[row[kReaders]];
+  result.async = row[kAsync] != 0;
+  TrainingSetup& before = result.before;
+  before.model = static_cast<ModelKind>(row[kModel]);
+  before.numbers = static_cast<NumberKind>(row[kNumbers]);
+  before.optimizer = static_cast<OptimizerKind>(row[kOptimizer]);
+  before.directory = directory;
+  before.fused = row[kTier] != 0 || row[kOtherTier] != 0;
+  TrainingSetup& after = result.after;
+  after = before;
+  before.strategy = kSharding[row[kStrategy]];
+  before.tier = kTiers[row[kTier]];
+  before.units = row[kUnits] % 2 == 0;
+  after.strategy = kSharding[row[kOtherStrategy]];
+  after.tier = kTiers[row[kOtherTier]];
+  after.units = row[kUnits] / 2 == 0;
+  return result;
+}
+
+struct Expected {
+  Values values;                // whole
+  std::vector<Values> buffers;  // of each rank
+  std::vector<double> losses;   // of steps after the save
+};
+
+absl::Status Write(Communicator& world, const Case& one,
+                   const std::string& folder, Expected& expected) {
+  FSDP_ASSIGN_OR_RETURN(const auto training, ShardedTraining::Make(
+                                                 world, one.before, /*seed=*/1));
+  for (int step = 0; step < kStepsBefore; ++step) {
+    FSDP_RETURN_IF_ERROR(training->Step(step).status());
+  }
+  FSDP_ASSIGN_OR_RETURN(const Values values, training->Gather());
+  expected.buffers[world.rank()] = training->Buffers();
+  FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
+                        Checkpointer::Open(folder, Unowned(world)));
+  const TrainingRun run = training->AsRun();
+  FSDP_RETURN_IF_ERROR(one.async ? checkpoints->SaveAsync(kStepsBefore, run)
+                                 : checkpoints->Save(kStepsBefore, run));
+  for (int step = kStepsBefore; step < kStepsBefore + kStepsAfter; ++step) {
+    FSDP_ASSIGN_OR_RETURN(const double loss, training->Step(step));
+    if (world.rank() == 0) expected.losses.push_back(loss);
+  }
+  if (world.rank() == 0) expected.values = values;
+  return checkpoints->Wait();
+}
+
+// How far off, relative, the losses of one may be from those of the other.
+double ToleranceOf(const Case& one) {
+  if (one.writers == one.readers && one.before.strategy == one.after.strategy) {
+    return 0;
+  }
+  return one.before.numbers == NumberKind::kFloat32 ? 1e-6 : 0.1;
+}
+
+absl::Status Read(Communicator& world, const Case& one,
+                  const std::string& folder, const Expected& expected) {
+  FSDP_ASSIGN_OR_RETURN(const auto training, ShardedTraining::Make(
+                                                 world, one.after, /*seed=*/5));
+  FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
+                        Checkpointer::Open(folder, Unowned(world)));
+  TrainingRun run = training->AsRun();
+  FSDP_ASSIGN_OR_RETURN(const std::optional<int64_t> step,
+                        checkpoints->LoadLatest(run));
+  if (step != kStepsBefore) return absl::InternalError("another step");
+  FSDP_ASSIGN_OR_RETURN(const Values values, training->Gather());
+  if (world.rank() == 0) {
+    FSDP_RETURN_IF_ERROR(CheckSameBits(values, expected.values));
+  }
+  const size_t buffers_of = one.writers == one.readers ? world.rank() : 0;
+  FSDP_RETURN_IF_ERROR(
+      CheckSameBits(training->Buffers(), expected.buffers[buffers_of]));
+  // Each rank norms by the rows that it sees.
+  const bool same_rows = one.before.model != ModelKind::kBatchNorm ||
+                         one.writers == one.readers;
+  if (!same_rows) return absl::OkStatus();
+  const double tolerance = ToleranceOf(one);
+  for (int i = 0; i < kStepsAfter; ++i) {
+    FSDP_ASSIGN_OR_RETURN(const double loss, training->Step(kStepsBefore + i));
+    const double wanted = expected.losses[i];
+    if (std::abs(loss - wanted) <= tolerance * std::abs(wanted)) continue;
+    return absl::InternalError(absl::StrCat(
+        "loss ", i, " is ", loss, ", not ", wanted, ": off by ",
+        std::abs(loss - wanted) / std::abs(wanted)));
+  }
+  return absl::OkStatus();
+}
+
+void RunCases(const std::vector<std::vector<int>>& rows) {
+  const std::string folder = absl::StrCat(::testing::TempDir(), "/matrix");
+  const std::string directory = absl::StrCat(::testing::TempDir(), "/ssd");
+  for (const std::vector<int>& row : rows) {
+    fs::remove_all(folder);
+    fs::remove_all(directory);
+    fs::create_directories(directory);
+    const Case one = CaseOf(row, directory);
+    SCOPED_TRACE(ToString(one));
+    Expected expected;
+    expected.buffers.resize(one.writers);
+    EXPECT_OK(RunAllRanks(one.writers, [&](Communicator& world) {
+      return Write(world, one, folder, expected);
+    }));
+    if (expected.losses.size() != kStepsAfter) continue;
+    EXPECT_OK(RunAllRanks(one.readers, [&](Communicator& world) {
+      return Read(world, one, folder, expected);
+    }));
+  }
+}
+
+bool WantsAll() {
+  const char* const matrix = std::getenv("CHECKPOINT_MATRIX");
+  return matrix != nullptr && std::string(matrix) == "all";
+}
+
+TEST(MatrixTest, EachTwoChoices) {
+  if (WantsAll()) GTEST_SKIP() << "they are among all";
+  const auto rows = CoverPairs(kLevels);
+  std::cout << rows.size() << " combinations" << std::endl;
+  RunCases(rows);
+}
+
+// The same on as many ranks: to the bit.
+TEST(MatrixTest, TheSameAgain) {
+  for (const int ranks : {0, 1, 2, 3, 4}) {
+    for (const auto& some : CoverPairs(
+             {5, kNumNumberKinds, 3, kNumModelKinds, kNumOptimizerKinds})) {
+      // A fifth of them for each number.
+      if ((some[0] + some[1] + some[3] + some[4]) % 5 != ranks) continue;
+      RunCases({{ranks, ranks, some[0], some[1], some[2], some[0], some[2],
+                 some[3], some[4], 0, some[4] % 2}});
+    }
+  }
+}
+
+TEST(MatrixTest, All) {
+  if (!WantsAll()) GTEST_SKIP() << "CHECKPOINT_MATRIX=all is not set";
+  int count = 0;
+  for (std::vector<int> row : AllOf({5, 5, 5, kNumNumberKinds, 3})) {
+    // The others go round.
+    row.resize(kLevels.size());
+    for (size_t level = kOtherStrategy; level < kLevels.size(); ++level) {
+      row[level] = (count * 7 + count / 5 * static_cast<int>(level)) %
+                   kLevels[level];
+    }
+    row[kOtherTier] = row[kTier];
+    if (row[kWriters] == row[kReaders]) row[kOtherStrategy] = row[kStrategy];
+    RunCases({row});
+    if (++count % 100 == 0) std::cout << count << std::endl;
+  }
+}
+
+}  // namespace
+}  // namespace fsdp::checkpoint::testing

@@ -1,0 +1,293 @@
+#include "checkpoint/tests/sharded_training.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "checkpoint/tests/odd_net.h"
+#include "comm/communicator.h"
+#include "comm/mesh.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/optim/fused_optimizer.h"
+#include "fsdp/options/offload_options.h"
+#include "fsdp/options/options.h"
+#include "fsdp/options/wrap_policy.h"
+#include "fsdp/precision/mixed_precision.h"
+#include "fsdp/testing/strategies.h"
+#include "fsdp/testing/toy_model.h"
+#include "fsdp/testing/toy_transformer.h"
+#include "fsdp/testing/training_task.h"
+
+namespace fsdp::checkpoint::testing {
+namespace {
+
+using ::fsdp::testing::BlockImpl;
+using ::fsdp::testing::FillParameters;
+using ::fsdp::testing::LayerImpl;
+using ::fsdp::testing::ToyTransformerOptions;
+using ::fsdp::testing::TransformerImpl;
+
+constexpr int64_t kDim = 5;
+
+// Biases are a group of their own.
+template <typename Optimizer, typename OptimizerOptions>
+std::unique_ptr<torch::optim::Optimizer> WithGroups(
+    const ShardedModuleBase& model, OptimizerOptions options) {
+  std::vector<at::Tensor> biases;
+  std::vector<at::Tensor> others;
+  for (const NamedShard& named : model.NamedShards()) {
+    if (named.name == "left_out") continue;
+    (absl::EndsWith(named.name, "bias") ? biases : others)
+        .push_back(named.shard);
+  }
+  OptimizerOptions of_biases = options;
+  of_biases.lr(options.lr() / 2);
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  groups.emplace_back(std::move(others),
+                      std::make_unique<OptimizerOptions>(options));
+  groups.emplace_back(std::move(biases),
+                      std::make_unique<OptimizerOptions>(of_biases));
+  return std::make_unique<Optimizer>(std::move(groups), options);
+}
+
+std::unique_ptr<torch::optim::Optimizer> MakeFused(
+    const ShardedModuleBase& model, OptimizerKind kind) {
+  switch (kind) {
+    case OptimizerKind::kSgd:
+      return WithGroups<FusedSGD>(model,
+                                  torch::optim::SGDOptions(0.05).momentum(0.9));
+    case OptimizerKind::kAdam:
+      return WithGroups<FusedAdam>(
+          model, torch::optim::AdamOptions(0.01).amsgrad(true));
+    default:
+      return WithGroups<FusedAdamW>(
+          model, torch::optim::AdamWOptions(0.01).weight_decay(0.1));
+  }
+}
+
+std::unique_ptr<torch::optim::Optimizer> MakeOptimizer(
+    const ShardedModuleBase& model, OptimizerKind kind) {
+  switch (kind) {
+    case OptimizerKind::kSgd:
+      return WithGroups<torch::optim::SGD>(
+          model, torch::optim::SGDOptions(0.05).momentum(0.9));
+    case OptimizerKind::kAdam:
+      return WithGroups<torch::optim::Adam>(
+          model, torch::optim::AdamOptions(0.01).amsgrad(true));
+    case OptimizerKind::kAdamW:
+      return WithGroups<torch::optim::AdamW>(
+          model, torch::optim::AdamWOptions(0.01).weight_decay(0.1));
+    case OptimizerKind::kAdagrad:
+      return WithGroups<torch::optim::Adagrad>(
+          model, torch::optim::AdagradOptions(0.05).lr_decay(0.01));
+    case OptimizerKind::kRmsprop:
+      return WithGroups<torch::optim::RMSprop>(
+          model,
+          torch::optim::RMSpropOptions(0.005).centered(true).momentum(0.5));
+  }
+  return nullptr;
+}
+
+Options OptionsOf(const TrainingSetup& setup) {
+  Options options;
+  if (setup.units) options.wrap_policy = WrapModules<BlockImpl, LayerImpl>();
+  options.unit.strategy = setup.strategy;
+  if (setup.numbers == NumberKind::kMixed) {
+    options.unit.precision = ComputeIn(at::kBFloat16);
+  }
+  if (setup.model == ModelKind::kOdd) IgnoreWhatIsIgnored(options);
+  options.offload.parameters = setup.tier;
+  options.offload.gradients = setup.tier;
+  options.offload.optimizer = setup.tier;
+  options.offload.optimizer_state = 3;
+  options.offload.directory = setup.directory;
+  return options;
+}
+
+}  // namespace
+
+std::string ToString(const TrainingSetup& setup) {
+  constexpr const char* kModels[] = {"toy", "transformer", "batch norm", "odd"};
+  constexpr const char* kNumbers[] = {"float32", "bfloat16", "mixed"};
+  constexpr const char* kOptimizers[] = {"SGD", "Adam", "AdamW", "Adagrad",
+                                         "RMSprop"};
+  return absl::StrCat(kModels[static_cast<int>(setup.model)], ", ",
+                      kNumbers[static_cast<int>(setup.numbers)], ", ",
+                      setup.fused ? "fused " : "",
+                      kOptimizers[static_cast<int>(setup.optimizer)], ", ",
+                      ToString(setup.strategy), ", ", ToString(setup.tier),
+                      setup.units ? "" : ", one unit");
+}
+
+absl::Status CheckSameBits(const Values& actual, const Values& expected) {
+  for (const auto& [name, value] : expected) {
+    const auto found = actual.find(name);
+    if (found == actual.end()) {
+      return absl::InternalError(absl::StrCat("no ", name));
+    }
+    if (found->second.scalar_type() != value.scalar_type() ||
+        !at::equal(found->second, value)) {
+      return absl::InternalError(absl::StrCat(name, " differs"));
+    }
+  }
+  if (actual.size() == expected.size()) return absl::OkStatus();
+  for (const auto& [name, value] : actual) {
+    if (expected.count(name) == 0) {
+      return absl::InternalError(absl::StrCat("there is ", name));
+    }
+  }
+  return absl::OkStatus();
+}
+
+template <typename Net>
+absl::Status ShardedTraining::Shard(comm::Communicator& world,
+                                    std::shared_ptr<Net> net,
+                                    const TrainingSetup& setup) {
+  if (setup.numbers == NumberKind::kBFloat16) net->to(at::kBFloat16);
+  const bool hybrid = setup.strategy == ShardingStrategy::kHybridShard ||
+                      setup.strategy == ShardingStrategy::kHybridShardGradOp;
+  FSDP_ASSIGN_OR_RETURN(
+      const comm::Mesh mesh,
+      hybrid ? fsdp::testing::MeshOf(world)
+             : comm::Mesh::Create(fsdp::testing::Unowned(world),
+                                  {{"shard", -1}}));
+  FSDP_ASSIGN_OR_RETURN(
+      FullyShardedDataParallel<Net> model,
+      FullyShard(std::move(net), mesh, OptionsOf(setup)));
+  const at::ScalarType dtype = setup.numbers == NumberKind::kBFloat16
+                                   ? at::kBFloat16
+                                   : at::kFloat;
+  loss_ = [model, dtype](int64_t begin, int64_t rows) mutable {
+    if constexpr (std::is_same_v<Net, TransformerImpl>) {
+      return fsdp::testing::TransformerLoss(
+          [&](const at::Tensor& x) {
+            return model->forward(x).to(at::kFloat);
+          },
+          fsdp::testing::Sequences(begin, rows));
+    } else {
+      constexpr int64_t kColumns =
+          std::is_same_v<Net, OddNetImpl> ? OddNetImpl::kColumns : kDim;
+      const at::Tensor x = fsdp::testing::Rows(begin, rows, kColumns);
+      return model->forward(x.to(dtype)).to(at::kFloat).square().mean();
+    }
+  };
+  model_ = model.ptr();
+  return absl::OkStatus();
+}
+
+absl::Status ShardedTraining::MakeModel(comm::Communicator& world,
+                                        const TrainingSetup& setup, int seed) {
+  if (setup.model == ModelKind::kToy) {
+    return Shard(world, fsdp::testing::MakeNet(kDim, 2, seed), setup);
+  }
+  if (setup.model == ModelKind::kOdd) {
+    return Shard(world, std::make_shared<OddNetImpl>(seed), setup);
+  }
+  ToyTransformerOptions options;
+  options.batch_norm = setup.model == ModelKind::kBatchNorm;
+  auto transformer = std::make_shared<TransformerImpl>(options);
+  FillParameters(*transformer, seed);
+  return Shard(world, std::move(transformer), setup);
+}
+
+absl::StatusOr<std::unique_ptr<ShardedTraining>> ShardedTraining::Make(
+    comm::Communicator& world, const TrainingSetup& setup, int seed) {
+  std::unique_ptr<ShardedTraining> training(new ShardedTraining);
+  FSDP_RETURN_IF_ERROR(training->MakeModel(world, setup, seed));
+  training->optimizer_ = setup.fused
+                             ? MakeFused(*training->model_, setup.optimizer)
+                             : MakeOptimizer(*training->model_,
+                                             setup.optimizer);
+  training->scheduler_ = std::make_unique<torch::optim::StepLR>(
+      *training->optimizer_, /*step_size=*/3, /*gamma=*/0.8);
+  // Finds no loss good enough, so that it lowers the rates every third step.
+  training->plateau_ =
+      std::make_unique<torch::optim::ReduceLROnPlateauScheduler>(
+          *training->optimizer_, torch::optim::ReduceLROnPlateauScheduler::min,
+          /*factor=*/0.9, /*patience=*/1, /*threshold=*/0.9);
+  GradScalerOptions scaler;
+  scaler.init_scale = 16;
+  scaler.growth_interval = 3;
+  FSDP_ASSIGN_OR_RETURN(training->scaler_,
+                        ShardedGradScaler::Create(world, scaler));
+  return training;
+}
+
+absl::StatusOr<double> ShardedTraining::Step(int step) {
+  comm::Communicator& world = model_->communicator();
+  const int64_t rows = kRows / world.world_size();
+  model_->zero_grad();
+  const at::Tensor loss = loss_(step * kRows + world.rank() * rows, rows);
+  FSDP_RETURN_IF_ERROR(model_->Backward(scaler_->Scale(loss)));
+  FSDP_RETURN_IF_ERROR(
+      scaler_->Step(*optimizer_, model_->NamedShards()).status());
+  FSDP_RETURN_IF_ERROR(scaler_->Update());
+  FSDP_ASSIGN_OR_RETURN(
+      const double sum,
+      fsdp::testing::SumOverRanks(world, loss.item<double>()));
+  scheduler_->step();
+  plateau_->step(static_cast<float>(sum / world.world_size()));
+  return sum / world.world_size();
+}
+
+TrainingRun ShardedTraining::AsRun() {
+  TrainingRun run;
+  run.model = model_.get();
+  run.optimizer = optimizer_.get();
+  run.schedulers = {scheduler_.get()};
+  run.plateau_schedulers = {plateau_.get()};
+  run.scaler = &*scaler_;
+  run.random_state = false;
+  return run;
+}
+
+absl::StatusOr<Values> ShardedTraining::Gather() {
+  Values values;
+  FSDP_ASSIGN_OR_RETURN(const StateDict dict, model_->GatherStateDict());
+  for (const auto& item : dict) values[item.key()] = item.value().clone();
+  const int rank = model_->communicator().rank();
+  if (rank != 0) {
+    for (const auto& item : Buffers()) values.erase(item.first);
+  }
+  FSDP_ASSIGN_OR_RETURN(const OptimizerStateDict state,
+                        model_->GatherOptimizerState(*optimizer_));
+  for (const auto& item : state.tensors) {
+    values[item.key()] = item.value().clone();
+  }
+  for (const auto& [name, number] : state.numbers) {
+    values[name] = at::scalar_tensor(number, at::kLong);
+  }
+  int group = 0;
+  for (torch::optim::OptimizerParamGroup& one : optimizer_->param_groups()) {
+    values[absl::StrCat("rate of group ", group++)] =
+        at::scalar_tensor(one.options().get_lr(), at::kDouble);
+  }
+  values["scale"] = at::scalar_tensor(scaler_->scale());
+  values["growth"] = at::scalar_tensor(scaler_->state().growth_tracker);
+  return values;
+}
+
+Values ShardedTraining::Buffers() const {
+  Values values;
+  for (const auto& item : model_->children().front()->named_buffers()) {
+    values[item.key()] = item.value().clone();
+  }
+  return values;
+}
+
+}  // namespace fsdp::checkpoint::testing

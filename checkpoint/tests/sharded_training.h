@@ -1,0 +1,99 @@
+// Trains any of several models, by any optimizer, with all that a checkpoint
+// has of it.
+#ifndef CHECKPOINT_TESTS_SHARDED_TRAINING_H_
+#define CHECKPOINT_TESTS_SHARDED_TRAINING_H_
+
+#include <ATen/core/Tensor.h>
+#include <torch/optim/optimizer.h>
+#include <torch/optim/schedulers/reduce_on_plateau_scheduler.h>
+#include <torch/optim/schedulers/step_lr.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/run/run.h"
+#include "comm/communicator.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/optim/grad_scaler.h"
+#include "fsdp/options/options.h"
+
+namespace fsdp::checkpoint::testing {
+
+enum class ModelKind { kToy, kTransformer, kBatchNorm, kOdd };
+inline constexpr int kNumModelKinds = 4;
+
+enum class NumberKind { kFloat32, kBFloat16, kMixed };
+inline constexpr int kNumNumberKinds = 3;
+
+// kAdamW and those before it have a fused counterpart.
+enum class OptimizerKind { kSgd, kAdam, kAdamW, kAdagrad, kRmsprop };
+inline constexpr int kNumOptimizerKinds = 5;
+
+struct TrainingSetup {
+  ModelKind model = ModelKind::kToy;
+  NumberKind numbers = NumberKind::kFloat32;
+  OptimizerKind optimizer = OptimizerKind::kAdamW;
+  bool fused = false;  // of kAdagrad and kRmsprop: AdamW
+  ShardingStrategy strategy = ShardingStrategy::kFullShard;
+  Tier tier = Tier::kDevice;  // of all that rests; others than kDevice: fused
+  bool units = true;          // else all is one
+  std::string directory;      // of kSsd
+};
+
+// "transformer, bfloat16, Adam, SHARD_GRAD_OP".
+std::string ToString(const TrainingSetup& setup);
+
+using Values = std::map<std::string, at::Tensor>;  // by name
+
+// Internal, naming the first value that differs in any bit.
+absl::Status CheckSameBits(const Values& actual, const Values& expected);
+
+// On one rank. All ranks together see kRows rows a step, each its own.
+class ShardedTraining {
+ public:
+  static constexpr int64_t kRows = 24;  // the number of ranks divides it
+
+  static absl::StatusOr<std::unique_ptr<ShardedTraining>> Make(
+      comm::Communicator& world, const TrainingSetup& setup, int seed);
+
+  // The loss over the rows of all ranks.
+  absl::StatusOr<double> Step(int step);
+
+  // Without random states: ranks that are threads have them in common.
+  TrainingRun AsRun();
+
+  // By way of the state dicts, rank 0's buffers among them; learning rates; the
+  // scaler. A collective.
+  absl::StatusOr<Values> Gather();
+  // This rank's own.
+  Values Buffers() const;
+
+  torch::optim::Optimizer& optimizer() { return *optimizer_; }
+  ShardedModuleBase& model() { return *model_; }
+
+ private:
+  ShardedTraining() = default;
+  template <typename Net>
+  absl::Status Shard(comm::Communicator& world, std::shared_ptr<Net> net,
+                     const TrainingSetup& setup);
+  absl::Status MakeModel(comm::Communicator& world, const TrainingSetup& setup,
+                         int seed);
+
+  std::shared_ptr<ShardedModuleBase> model_;
+  // Of the rows from `begin` on.
+  std::function<at::Tensor(int64_t begin, int64_t rows)> loss_;
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;
+  std::unique_ptr<torch::optim::StepLR> scheduler_;
+  std::unique_ptr<torch::optim::ReduceLROnPlateauScheduler> plateau_;
+  std::optional<ShardedGradScaler> scaler_;
+};
+
+}  // namespace fsdp::checkpoint::testing
+
+#endif  // CHECKPOINT_TESTS_SHARDED_TRAINING_H_
