@@ -84,8 +84,18 @@ absl::Status TensorSink::WriteElements(int64_t begin,
   return TorchToStatus("reading a tensor", [&] {
     const NormalMode normal;
     const c10::NoGradGuard no_grad;
-    const int64_t count =
-        static_cast<int64_t>(bytes.size()) / ItemBytes(dtype_);
+    const int64_t item = ItemBytes(dtype_);
+    const int64_t count = static_cast<int64_t>(bytes.size()) / item;
+    if (values_.is_cpu() && values_.scalar_type() == dtype_ &&
+        values_.is_contiguous()) {
+      std::memcpy(static_cast<char*>(values_.mutable_data_ptr()) + begin * item,
+                  bytes.data(), bytes.size());
+      // As copy_() does it, for graphs that have computed with the values.
+      if (!values_.is_inference()) {
+        values_.unsafeGetTensorImpl()->bump_version();
+      }
+      return;
+    }
     // In memory of its own, since the bytes need not be aligned.
     const at::Tensor part = at::empty({count}, dtype_);
     std::memcpy(part.mutable_data_ptr(), bytes.data(), bytes.size());

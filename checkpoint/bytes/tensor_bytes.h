@@ -34,7 +34,7 @@ class TensorSource {
 class TensorSink {
  public:
   // `values`: 1-D, on any device and of any dtype that `dtype`, the file's, can
-  // be cast to; written by copy_(), so that autograd and graphs know of it.
+  // be cast to. Each write counts in its version.
   TensorSink(at::Tensor values, c10::ScalarType dtype);
 
   // The bytes from `position` on, which is where the last ones ended.
