@@ -93,7 +93,8 @@ class Checkpointer {
   ~Checkpointer();
 
   // When it returns, the checkpoint of `step` is on the disk, or, after an
-  // error, all is as before. AlreadyExists: there is one of that step.
+  // error, all is as before, unless the text says that the step is saved: older
+  // ones could not be removed then. AlreadyExists: there is one of that step.
   absl::Status Save(int64_t step, const TrainingRun& run);
 
   // Returns when the values are copied, which may change from then on; a thread

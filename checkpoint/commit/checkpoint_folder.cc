@@ -147,10 +147,30 @@ absl::Status CheckpointFolder::Commit(int64_t step, const Manifest& manifest) {
   if (begun_[step]) FSDP_RETURN_IF_ERROR(MoveAside(step));
   FSDP_RETURN_IF_ERROR(files_.Rename(path, StepPath(root_, step)));
   begun_.erase(step);
+  const absl::Status announced = Announce(step);
+  if (!announced.ok()) return Undo(step, announced);
+  const absl::Status settled = SettleReplaced(step);
+  if (settled.ok()) return settled;
+  return absl::Status(
+      settled.code(),
+      absl::StrCat("step ", step,
+                   " is saved, but the one it replaces could not be removed: ",
+                   settled.message()));
+}
+
+absl::Status CheckpointFolder::Announce(int64_t step) {
   FSDP_RETURN_IF_ERROR(files_.SyncFolder(root_));
-  FSDP_RETURN_IF_ERROR(ReplaceFile(files_, JoinPath(root_, kLatestName),
-                                   absl::StrCat(StepName(step), "\n")));
-  return SettleReplaced(step);
+  return ReplaceFile(files_, JoinPath(root_, kLatestName),
+                     absl::StrCat(StepName(step), "\n"));
+}
+
+absl::Status CheckpointFolder::Undo(int64_t step, const absl::Status& why) {
+  absl::Status undone = Remove(step, StepPath(root_, step));
+  undone.Update(SettleReplaced(step));
+  if (undone.ok()) return why;
+  return absl::Status(why.code(),
+                      absl::StrCat(why.message(), "; step ", step,
+                                   " may be saved all the same"));
 }
 
 absl::Status CheckpointFolder::MoveAside(int64_t step) {

@@ -43,7 +43,8 @@ class CheckpointFolder {
 
   // All files are written and synced: from now on it is a checkpoint, and the
   // latest. FailedPrecondition without Begin(); DataLoss if what is there is
-  // not what the manifest says, by its sizes.
+  // not what the manifest says, by its sizes. After an error it is not one,
+  // unless the text says so.
   absl::Status Commit(int64_t step, const Manifest& manifest);
 
   // Removes what was written since Begin().
@@ -62,6 +63,10 @@ class CheckpointFolder {
   // Of a replacement that was not finished: the old one is back, or gone.
   absl::Status SettleReplaced(int64_t step);
   absl::Status MoveAside(int64_t step);
+  // From now on it outlives a loss of power, and is the latest.
+  absl::Status Announce(int64_t step);
+  // What could not be announced is no checkpoint; returns `why`.
+  absl::Status Undo(int64_t step, const absl::Status& why);
   // A committed one is whole until it is no more.
   absl::Status Remove(int64_t step, const std::string& path);
 

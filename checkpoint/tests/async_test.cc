@@ -1,0 +1,294 @@
+// What goes on beside a save that is under way.
+#include <cerrno>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "checkpoint/checkpointer.h"
+#include "checkpoint/files/testing/faulty_file_system.h"
+#include "checkpoint/files/testing/simulated_file_system.h"
+#include "checkpoint/run/run.h"
+#include "checkpoint/tests/sharded_training.h"
+#include "checkpoint/tests/watched_file_system.h"
+#include "comm/agreement.h"
+#include "comm/communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "fsdp/testing/toy_model.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::checkpoint::testing {
+namespace {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::testing::StatusIs;
+using ::fsdp::testing::Unowned;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+constexpr char kRoot[] = "/run";
+
+// A disk whose writes the test holds.
+class AsyncTest : public ::testing::Test {
+ protected:
+  CheckpointerOptions OptionsOf(int64_t staging_bytes = int64_t{1} << 20) {
+    CheckpointerOptions options;
+    options.files = &files_;
+    options.staging_bytes = staging_bytes;
+    options.timeout = absl::Seconds(30);
+    return options;
+  }
+
+  absl::StatusOr<std::unique_ptr<Checkpointer>> Open(
+      Communicator& world, const CheckpointerOptions& options) {
+    return Checkpointer::Open(kRoot, Unowned(world), options);
+  }
+
+  static absl::Status Meet(Communicator& world) {
+    return comm::Barrier(world, "meet", absl::Now() + absl::Seconds(30));
+  }
+
+  // Of the newest checkpoint.
+  absl::Status CheckLatest(Communicator& world, Checkpointer& checkpoints,
+                           int64_t wanted, const Values& values) {
+    FSDP_ASSIGN_OR_RETURN(const auto training,
+                          ShardedTraining::Make(world, {}, /*seed=*/5));
+    TrainingRun run = training->AsRun();
+    FSDP_ASSIGN_OR_RETURN(const std::optional<int64_t> step,
+                          checkpoints.LoadLatest(run));
+    if (step != wanted) return absl::InternalError("another step");
+    FSDP_ASSIGN_OR_RETURN(const Values loaded, training->Gather());
+    return CheckSameBits(loaded, values);
+  }
+
+  SimulatedFileSystem disk_;
+  FaultyFileSystem faulty_{disk_};
+  WriteGate gate_;
+  WatchedFileSystem files_{faulty_, [this](absl::string_view what,
+                                           const std::string&) {
+                             return gate_.Pass(what);
+                           }};
+};
+
+// Not a byte is on the disk when the steps are taken.
+TEST_F(AsyncTest, StepsWhileTheDiskStandsStill) {
+  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(const auto training,
+                          ShardedTraining::Make(world, {}, /*seed=*/1));
+    FSDP_RETURN_IF_ERROR(training->Step(0).status());
+    FSDP_ASSIGN_OR_RETURN(const Values values, training->Gather());
+    FSDP_ASSIGN_OR_RETURN(const auto checkpoints, Open(world, OptionsOf()));
+    FSDP_RETURN_IF_ERROR(Meet(world));
+    if (world.rank() == 0) gate_.Hold();
+    FSDP_RETURN_IF_ERROR(Meet(world));
+    FSDP_RETURN_IF_ERROR(checkpoints->SaveAsync(1, training->AsRun()));
+    for (int step = 1; step < 4; ++step) {
+      FSDP_RETURN_IF_ERROR(training->Step(step).status());
+    }
+    FSDP_ASSIGN_OR_RETURN(const std::vector<int64_t> steps,
+                          checkpoints->Steps());
+    EXPECT_THAT(steps, IsEmpty());
+    FSDP_RETURN_IF_ERROR(Meet(world));
+    gate_.Release();
+    FSDP_RETURN_IF_ERROR(checkpoints->Wait());
+    return CheckLatest(world, *checkpoints, 1, values);
+  }));
+}
+
+// SaveAsync() waits for the disk where the memory for copies is too small.
+TEST_F(AsyncTest, LittleMemoryAndASlowDisk) {
+  for (const int64_t staging_bytes : {1, 64, 500, 2000}) {
+    SCOPED_TRACE(staging_bytes);
+    const int64_t saved = staging_bytes;
+    gate_.Hold();
+    std::thread disk([&] {
+      gate_.AwaitHeld();
+      gate_.Release();
+    });
+    EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+      FSDP_ASSIGN_OR_RETURN(const auto training,
+                            ShardedTraining::Make(world, {}, /*seed=*/1));
+      FSDP_RETURN_IF_ERROR(training->Step(0).status());
+      FSDP_ASSIGN_OR_RETURN(const Values values, training->Gather());
+      FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
+                            Open(world, OptionsOf(staging_bytes)));
+      FSDP_RETURN_IF_ERROR(checkpoints->SaveAsync(saved, training->AsRun()));
+      for (int step = 1; step < 4; ++step) {
+        FSDP_RETURN_IF_ERROR(training->Step(step).status());
+      }
+      FSDP_RETURN_IF_ERROR(checkpoints->Wait());
+      return CheckLatest(world, *checkpoints, saved, values);
+    }));
+    disk.join();
+  }
+}
+
+TEST_F(AsyncTest, TheErrorIsThatOfTheNextCallOnce) {
+  using Call = std::function<absl::Status(Checkpointer&, const TrainingRun&)>;
+  const std::vector<Call> calls = {
+      [](Checkpointer& c, const TrainingRun& run) { return c.Save(2, run); },
+      [](Checkpointer& c, const TrainingRun& run) {
+        return c.SaveAsync(2, run);
+      },
+      [](Checkpointer& c, const TrainingRun&) { return c.Wait(); }};
+  for (const Call& call : calls) {
+    EXPECT_OK(disk_.MakeFolder(kRoot));
+    EXPECT_OK(RemoveTree(disk_, kRoot));
+    EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+      FSDP_ASSIGN_OR_RETURN(const auto training,
+                            ShardedTraining::Make(world, {}, /*seed=*/1));
+      FSDP_ASSIGN_OR_RETURN(const auto checkpoints, Open(world, OptionsOf()));
+      FSDP_RETURN_IF_ERROR(Meet(world));
+      if (world.rank() == 0) {
+        faulty_.FailCall(faulty_.calls() + 3, ENOSPC, /*for_good=*/true);
+      }
+      FSDP_RETURN_IF_ERROR(Meet(world));
+      FSDP_RETURN_IF_ERROR(checkpoints->SaveAsync(1, training->AsRun()));
+      const absl::Status failed = call(*checkpoints, training->AsRun());
+      FSDP_RETURN_IF_ERROR(Meet(world));
+      faulty_.FailCall(-1, 0, false);
+      FSDP_RETURN_IF_ERROR(Meet(world));
+      if (failed.code() != absl::StatusCode::kResourceExhausted) {
+        return absl::InternalError(failed.ToString());
+      }
+      // Nothing was begun, and nothing of the error is left.
+      EXPECT_THAT(*checkpoints->Steps(), IsEmpty());
+      FSDP_RETURN_IF_ERROR(checkpoints->Wait());
+      FSDP_RETURN_IF_ERROR(checkpoints->Save(2, training->AsRun()));
+      EXPECT_THAT(*checkpoints->Steps(), ElementsAre(2));
+      return absl::OkStatus();
+    }));
+  }
+}
+
+TEST_F(AsyncTest, TwiceInARow) {
+  EXPECT_OK(RunAllRanks(3, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(const auto training,
+                          ShardedTraining::Make(world, {}, /*seed=*/1));
+    FSDP_ASSIGN_OR_RETURN(const auto checkpoints, Open(world, OptionsOf()));
+    Values last;
+    for (int step = 0; step < 4; ++step) {
+      FSDP_RETURN_IF_ERROR(training->Step(step).status());
+      FSDP_ASSIGN_OR_RETURN(last, training->Gather());
+      FSDP_RETURN_IF_ERROR(checkpoints->SaveAsync(step, training->AsRun()));
+    }
+    FSDP_RETURN_IF_ERROR(training->Step(4).status());
+    // Load() waits for the save that is under way.
+    FSDP_RETURN_IF_ERROR(CheckLatest(world, *checkpoints, 3, last));
+    EXPECT_THAT(*checkpoints->Steps(), ElementsAre(0, 1, 2, 3));
+    return absl::OkStatus();
+  }));
+}
+
+TEST_F(AsyncTest, DestroyedWhileASaveIsUnderWay) {
+  gate_.Hold();
+  std::thread disk([&] {
+    gate_.AwaitHeld();
+    gate_.Release();
+  });
+  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+    Values values;
+    {
+      FSDP_ASSIGN_OR_RETURN(const auto training,
+                            ShardedTraining::Make(world, {}, /*seed=*/1));
+      FSDP_ASSIGN_OR_RETURN(values, training->Gather());
+      FSDP_ASSIGN_OR_RETURN(const auto checkpoints, Open(world, OptionsOf()));
+      FSDP_RETURN_IF_ERROR(checkpoints->SaveAsync(1, training->AsRun()));
+    }
+    FSDP_ASSIGN_OR_RETURN(const auto checkpoints, Open(world, OptionsOf()));
+    return CheckLatest(world, *checkpoints, 1, values);
+  }));
+  disk.join();
+}
+
+// The model's ranks are gone for good, and the save is what it was or whole.
+TEST_F(AsyncTest, AnAbortedCommunicator) {
+  for (const bool async : {false, true}) {
+    SCOPED_TRACE(async);
+    EXPECT_OK(disk_.MakeFolder(kRoot));
+    EXPECT_OK(RemoveTree(disk_, kRoot));
+    Values expected;
+    const absl::Time begin = absl::Now();
+    RunRanks(2, [&](Communicator& world) -> absl::Status {
+      FSDP_ASSIGN_OR_RETURN(const auto training,
+                            ShardedTraining::Make(world, {}, /*seed=*/1));
+      FSDP_ASSIGN_OR_RETURN(const auto checkpoints, Open(world, OptionsOf()));
+      FSDP_RETURN_IF_ERROR(checkpoints->Save(1, training->AsRun()));
+      FSDP_ASSIGN_OR_RETURN(const Values values, training->Gather());
+      if (world.rank() == 0) expected = values;
+      FSDP_RETURN_IF_ERROR(Meet(world));
+      if (world.rank() == 0) gate_.Hold();
+      FSDP_RETURN_IF_ERROR(Meet(world));
+      std::thread breaker([&] {
+        if (world.rank() != 1) return;
+        gate_.AwaitHeld();
+        world.Abort(absl::AbortedError("the test"));
+        gate_.Release();
+      });
+      absl::Status status = async
+                                ? checkpoints->SaveAsync(2, training->AsRun())
+                                : checkpoints->Save(2, training->AsRun());
+      status.Update(checkpoints->Wait());
+      breaker.join();
+      return status;
+    });
+    EXPECT_LT(absl::Now() - begin, absl::Seconds(20));
+    EXPECT_OK(RunAllRanks(1, [&](Communicator& world) -> absl::Status {
+      FSDP_ASSIGN_OR_RETURN(const auto checkpoints, Open(world, OptionsOf()));
+      FSDP_ASSIGN_OR_RETURN(const std::vector<int64_t> steps,
+                            checkpoints->Steps());
+      return CheckLatest(world, *checkpoints, steps.back(), expected);
+    }));
+  }
+}
+
+// A rank that is no more: the others do not wait for it until the deadline.
+TEST_F(AsyncTest, ARankThatDiesWhileOthersSave) {
+  for (const bool async : {false, true}) {
+    for (const int dead : {0, 2}) {
+      SCOPED_TRACE(absl::StrCat("rank ", dead, async ? ", async" : ""));
+      EXPECT_OK(disk_.MakeFolder(kRoot));
+      EXPECT_OK(RemoveTree(disk_, kRoot));
+      const absl::Time begin = absl::Now();
+      const auto statuses = RunRanks(3, [&](Communicator& world) {
+        const auto run = [&]() -> absl::Status {
+          FSDP_ASSIGN_OR_RETURN(const auto training,
+                                ShardedTraining::Make(world, {}, /*seed=*/1));
+          FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
+                                Open(world, OptionsOf()));
+          FSDP_RETURN_IF_ERROR(checkpoints->Save(1, training->AsRun()));
+          FSDP_RETURN_IF_ERROR(Meet(world));
+          if (world.rank() == dead) return absl::CancelledError("dead");
+          if (!async) return checkpoints->Save(2, training->AsRun());
+          FSDP_RETURN_IF_ERROR(checkpoints->SaveAsync(2, training->AsRun()));
+          return checkpoints->Wait();
+        };
+        return run();
+      });
+      for (const absl::Status& status : statuses) EXPECT_FALSE(status.ok());
+      EXPECT_LT(absl::Now() - begin, absl::Seconds(15));
+      EXPECT_OK(RunAllRanks(1, [&](Communicator& world) -> absl::Status {
+        FSDP_ASSIGN_OR_RETURN(const auto checkpoints, Open(world, OptionsOf()));
+        EXPECT_THAT(*checkpoints->Steps(), ElementsAre(1));
+        return absl::OkStatus();
+      }));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fsdp::checkpoint::testing
