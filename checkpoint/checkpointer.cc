@@ -172,14 +172,14 @@ class Checkpointer::Impl {
                        absl::Now() + options_.timeout);
   }
 
-  // What rank 0 sees, on all ranks: others may not see yet what it does.
+  // What rank 0 sees, on all ranks: others may not see yet what it does. The
+  // file `latest` is for people: a run that is killed right after a commit
+  // leaves it behind, and the steps after it are there all the same.
   absl::StatusOr<std::optional<int64_t>> LatestStep() {
-    absl::StatusOr<std::optional<Committed>> latest = std::nullopt;
-    if (context_.rank() == 0) {
-      latest = LatestCheckpoint(*context_.files, context_.root);
-    }
-    FSDP_RETURN_IF_ERROR(Agree(latest.status(), "looking for checkpoints"));
-    int64_t step = latest->has_value() ? (*latest)->step : -1;
+    absl::StatusOr<std::vector<int64_t>> steps = std::vector<int64_t>();
+    if (context_.rank() == 0) steps = Steps();
+    FSDP_RETURN_IF_ERROR(Agree(steps.status(), "looking for checkpoints"));
+    int64_t step = steps->empty() ? -1 : steps->back();
     if (context_.ranks != nullptr) {
       FSDP_ASSIGN_OR_RETURN(
           const std::string text,

@@ -444,6 +444,31 @@ TEST(CheckpointerTest, AStepIsSavedOnce) {
   EXPECT_EQ(checkpoints->Load(2, run).code(), absl::StatusCode::kNotFound);
 }
 
+// Killed between the commit of step 8 and the moment when `latest` names it.
+TEST(CheckpointerTest, GoesOnFromTheNewestWhateverLatestSays) {
+  const std::string folder = Folder("newest");
+  ASSERT_OK(RunAllRanks(
+      2, [&](Communicator& world) { return SaveAlike(world, folder); }));
+  const std::string latest = Contents(folder + "/latest");
+  EXPECT_THAT(latest, HasSubstr("step-7"));
+  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Training training, Training::Make(world, 2));
+    FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
+                          Checkpointer::Open(folder, Unowned(world)));
+    return checkpoints->Save(8, training.AsRun());
+  }));
+  std::ofstream(folder + "/latest") << latest;
+  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(Training training, Training::Make(world, 3));
+    FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
+                          Checkpointer::Open(folder, Unowned(world)));
+    TrainingRun run = training.AsRun();
+    FSDP_ASSIGN_OR_RETURN(const auto step, checkpoints->LoadLatest(run));
+    if (step != 8) return absl::InternalError("not the newest");
+    return checkpoints->Save(9, run);
+  }));
+}
+
 TEST(CheckpointerTest, ADamagedFileIsNamed) {
   const std::string folder = Folder("damaged");
   auto net = MakeNet(kDim, kBlocks);

@@ -80,10 +80,10 @@ absl::StatusOr<std::unique_ptr<Checkpointer>> OpenCheckpoints(
   FSDP_ASSIGN_OR_RETURN(
       std::unique_ptr<Checkpointer> checkpoints,
       Checkpointer::Open(options.save, communicator, checkpointer));
-  FSDP_RETURN_IF_ERROR(fsdp::comm::Agree(
-      *communicator, CheckIsEmpty(*checkpoints, options),
-      "looking for checkpoints",
-      absl::Now() + communicator->default_timeout()));
+  FSDP_RETURN_IF_ERROR(
+      fsdp::comm::Agree(*communicator, CheckIsEmpty(*checkpoints, options),
+                        "looking for checkpoints",
+                        absl::Now() + communicator->default_timeout()));
   return checkpoints;
 }
 
