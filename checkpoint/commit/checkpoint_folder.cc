@@ -168,9 +168,8 @@ absl::Status CheckpointFolder::Undo(int64_t step, const absl::Status& why) {
   absl::Status undone = Remove(step, StepPath(root_, step));
   undone.Update(SettleReplaced(step));
   if (undone.ok()) return why;
-  return absl::Status(why.code(),
-                      absl::StrCat(why.message(), "; step ", step,
-                                   " may be saved all the same"));
+  return absl::Status(why.code(), absl::StrCat(why.message(), "; step ", step,
+                                               " may be saved all the same"));
 }
 
 absl::Status CheckpointFolder::MoveAside(int64_t step) {
