@@ -146,8 +146,10 @@ class ModelLoad {
   }
 
   absl::Status Fill() {
+    RangeReaderOptions options;
+    options.caching = CachingFor(*values_, /*world_size=*/1);
     FSDP_ASSIGN_OR_RETURN(const std::unique_ptr<RangeReader> reader,
-                          folder_->Open(catalog_, RangeReaderOptions()));
+                          folder_->Open(catalog_, options));
     return LoadTensors(plan_, targets_, *reader, options_.progress);
   }
 

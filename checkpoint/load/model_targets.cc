@@ -5,6 +5,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 
+#include <algorithm>
 #include <map>
 #include <string>
 #include <utility>
@@ -72,6 +73,16 @@ std::vector<LoadTarget> TargetsOf(const RunValues& values) {
     targets.push_back(std::move(target));
   }
   return targets;
+}
+
+Caching CachingFor(const RunValues& values, int world_size) {
+  const std::vector<ValueRange>& parameters = values.model().parameters;
+  const bool is_shared =
+      values.sharded() == nullptr
+          ? world_size > 1
+          : std::any_of(parameters.begin(), parameters.end(),
+                        [](const ValueRange& one) { return one.replicas > 1; });
+  return is_shared ? Caching::kCached : Caching::kDirect;
 }
 
 absl::StatusOr<NewState> MakeState(const RunValues& values, int index,

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "checkpoint/files/file_system.h"
 #include "checkpoint/load/load_target.h"
 #include "checkpoint/run/run_values.h"
 
@@ -16,6 +17,11 @@ namespace fsdp::checkpoint {
 // This rank's ranges of parameters, and all buffers and parameters that are not
 // sharded. Valid as long as `values`.
 std::vector<LoadTarget> TargetsOf(const RunValues& values);
+
+// How to read what fills them: ranks that have equal parts, `world_size` of
+// them where the model is not sharded, read the same bytes, which the page
+// cache gives to all but the first.
+Caching CachingFor(const RunValues& values, int world_size);
 
 // New memory for something laid out like parameter `index` of values.model(),
 // such as an optimizer's state, and the target that fills it.

@@ -201,6 +201,7 @@ class Loading {
 
   absl::Status FillFrom(const Source& source) {
     RangeReaderOptions options;
+    options.caching = CachingFor(*values_, context_.world_size);
     options.advice = absl::StrCat(
         "load an older checkpoint of ", context_.root,
         " (Checkpointer::Steps()), or look with tools/checkpoint verify");
