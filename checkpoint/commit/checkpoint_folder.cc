@@ -144,6 +144,7 @@ absl::Status CheckpointFolder::Commit(int64_t step, const Manifest& manifest) {
   }
   FSDP_RETURN_IF_ERROR(ReplaceFile(files_, JoinPath(path, kManifestName),
                                    FormatManifest(manifest)));
+  FSDP_RETURN_IF_ERROR(GiveUpOtherLines(manifest.after));
   if (begun_[step]) FSDP_RETURN_IF_ERROR(MoveAside(step));
   FSDP_RETURN_IF_ERROR(files_.Rename(path, StepPath(root_, step)));
   begun_.erase(step);
@@ -156,6 +157,17 @@ absl::Status CheckpointFolder::Commit(int64_t step, const Manifest& manifest) {
       absl::StrCat("step ", step,
                    " is saved, but the one it replaces could not be removed: ",
                    settled.message()));
+}
+
+absl::Status CheckpointFolder::GiveUpOtherLines(int64_t after) {
+  FSDP_ASSIGN_OR_RETURN(const bool exists,
+                        Exists(files_, StepPath(root_, after)));
+  if (after < 0 || !exists) return absl::OkStatus();
+  FSDP_ASSIGN_OR_RETURN(const std::optional<Committed> latest,
+                        LatestCheckpoint(files_, root_));
+  if (latest.has_value() && latest->step == after) return absl::OkStatus();
+  return ReplaceFile(files_, JoinPath(root_, kLatestName),
+                     absl::StrCat(StepName(after), "\n"));
 }
 
 absl::Status CheckpointFolder::Announce(int64_t step) {
@@ -211,6 +223,7 @@ absl::StatusOr<std::vector<int64_t>> CheckpointFolder::Prune(
   std::vector<int64_t> steps;
   std::map<int64_t, std::string> paths;
   for (const Committed& one : list) {
+    if (retention.ignore.count(one.step) > 0) continue;
     steps.push_back(one.step);
     paths[one.step] = one.path;
   }

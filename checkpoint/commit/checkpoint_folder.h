@@ -63,6 +63,9 @@ class CheckpointFolder {
   // Of a replacement that was not finished: the old one is back, or gone.
   absl::Status SettleReplaced(int64_t step);
   absl::Status MoveAside(int64_t step);
+  // A run that has loaded an older one goes on from there: `latest` says so
+  // before there is another that comes after it.
+  absl::Status GiveUpOtherLines(int64_t after);
   // From now on it outlives a loss of power, and is the latest.
   absl::Status Announce(int64_t step);
   // What could not be announced is no checkpoint; returns `why`.

@@ -18,12 +18,15 @@ struct Committed {
   std::string path;  // of its folder
 };
 
-// Those with a sound manifest, by rising step; their other files are not
-// looked at. One that was just being replaced when a run died is among them.
+// Those that were committed, by rising step; their files are not looked at. One
+// that was just being replaced when a run died is among them.
 absl::StatusOr<std::vector<Committed>> ListCheckpoints(FileSystem& files,
                                                        const std::string& root);
 
-// What `latest` names if it is one of those, otherwise the newest; none if
+// The one that the last run was at: what `latest` names, or what was committed
+// right after that by a run that died before it could write so
+// (Manifest::after). Higher steps of a line that was given up, because an older
+// one was loaded, do not count. The newest where `latest` names none; none if
 // there are none.
 absl::StatusOr<std::optional<Committed>> LatestCheckpoint(
     FileSystem& files, const std::string& root);
@@ -32,6 +35,8 @@ struct Retention {
   int64_t keep_last = 0;   // the newest ones; 0: all
   int64_t keep_every = 0;  // and steps that are multiples of it; 0: none
   std::set<int64_t> keep;  // and these, as the one that was loaded and verified
+  // Of a line that was given up: neither counted nor deleted.
+  std::set<int64_t> ignore = {};
 };
 
 // Of `steps`, which rise, those that need not be kept; never the newest, nor

@@ -73,9 +73,9 @@ class Save {
  private:
   // Short, since every rank gets it of every other.
   std::string PlanSummary() const {
-    return absl::StrFormat("%d bytes of names and shapes, checksum %08x",
-                           job_.plan.text.size(),
-                           offload::Crc32c(job_.plan.text));
+    return absl::StrFormat(
+        "step %d; %d bytes of names, shapes and numbers, checksum %08x",
+        job_.step, job_.plan.text.size(), offload::Crc32c(job_.plan.text));
   }
 
   // --- This rank's part -----------------------------------------------------
@@ -211,6 +211,7 @@ class Save {
                           CombinePieces(std::move(pieces), sizes));
     Manifest manifest;
     manifest.step = job_.step;
+    manifest.after = job_.after;
     for (size_t i = 0; i < names_.size(); ++i) {
       if (exists[i]) manifest.files[names_[i]] = std::move(sums[i]);
     }

@@ -73,6 +73,10 @@ absl::StatusOr<SavePlan> PlanSave(
     absl::StrAppend(&plan.text, name, "\n");
     plan.files.push_back({name, text, static_cast<int64_t>(text.size())});
   }
+  for (size_t i = 0; i < plan.files.size() - texts.size(); ++i) {
+    absl::StrAppend(&plan.text, plan.files[i].name, " of ",
+                    plan.files[i].bytes, " bytes\n");
+  }
   std::set<std::string> folders;
   for (const SaveFile& file : plan.files) {
     const std::string folder = SplitStem(file.name).first;
