@@ -63,8 +63,13 @@ class CheckpointFolder {
   // Of a replacement that was not finished: the old one is back, or gone.
   absl::Status SettleReplaced(int64_t step);
   absl::Status MoveAside(int64_t step);
-  // From now on it outlives a loss of power, and is the latest.
-  absl::Status Announce(int64_t step);
+  // Says which one will be the latest, as soon as it is committed.
+  absl::Status WriteNext(int64_t step);
+  // What is committed outlives a loss of power, and is the latest.
+  absl::Status Announce();
+  // A run has died since WriteNext(): before its checkpoint was committed, or
+  // after it.
+  absl::Status SettleNext();
   // What could not be announced is no checkpoint; returns `why`.
   absl::Status Undo(int64_t step, const absl::Status& why);
   // A committed one is whole until it is no more.

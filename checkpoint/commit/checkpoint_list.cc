@@ -12,8 +12,6 @@
 namespace fsdp::checkpoint {
 namespace {
 
-constexpr int64_t kMaxLatestBytes = 4096;
-
 bool HasManifest(FileSystem& files, const std::string& path, int64_t step) {
   const absl::StatusOr<Manifest> manifest = ReadManifest(files, path);
   return manifest.ok() && manifest->step == step;
