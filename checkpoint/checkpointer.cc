@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -11,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -21,6 +23,7 @@
 #include "base/torch_status.h"
 #include "checkpoint/commit/checkpoint_folder.h"
 #include "checkpoint/commit/checkpoint_list.h"
+#include "checkpoint/commit/manifest.h"
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/real_file_system.h"
 #include "checkpoint/load/run_loader.h"
@@ -39,6 +42,20 @@ namespace {
 
 constexpr char kTrainingName[] = "training.json";
 constexpr char kLabel[] = "checkpoint";
+
+// Of a file beside the model's.
+absl::Status CheckTextName(const std::string& name) {
+  if (!name.empty() && name[0] != '.' && !absl::StrContains(name, '/') &&
+      !absl::StrContains(name, '\0') &&
+      !absl::StrContains(name, ".safetensors") && name != kTrainingName &&
+      name != kManifestName) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "CheckpointerOptions::texts: \"", name,
+      "\" is no name for a file beside the model's: take one such as "
+      "config.json"));
+}
 
 }  // namespace
 
@@ -64,6 +81,9 @@ class Checkpointer::Impl {
   }
 
   absl::Status Open(const std::shared_ptr<comm::Communicator>& ranks) {
+    for (const auto& [name, text] : options_.texts) {
+      FSDP_RETURN_IF_ERROR(CheckTextName(name));
+    }
     if (ranks != nullptr) {
       // Saves run on a thread of their own, beside the ranks' other calls.
       FSDP_ASSIGN_OR_RETURN(ranks_, ranks->Split(/*color=*/0, ranks->rank()));
@@ -81,50 +101,43 @@ class Checkpointer::Impl {
 
   absl::Status Save(int64_t step, const TrainingRun& run) {
     FSDP_RETURN_IF_ERROR(Wait());
-    const NormalMode normal;
-    // Lives until all is written: live values belong to the save.
-    absl::StatusOr<RunValues> values = RunValues::Read(run, "Save()");
-    SaveJob job;
-    job.step = step;
-    job.mine = values.ok() ? Plan(*values, run, &job) : values.status();
-    return RunSave(context_, job,
-                   [&job](const absl::StatusOr<RangeWriter*>& writer) {
-                     return WriteLive(job.plan, writer);
-                   });
+    SaveNow(step, run, "Save()");
+    return Wait();
   }
 
   absl::Status SaveAsync(int64_t step, const TrainingRun& run) {
-    if (options_.staging_bytes <= 0) return Save(step, run);
     FSDP_RETURN_IF_ERROR(Wait());
+    if (options_.staging_bytes <= 0) {
+      SaveNow(step, run, "SaveAsync()");
+      return absl::OkStatus();
+    }
     const NormalMode normal;
-    absl::StatusOr<RunValues> values = RunValues::Read(run, "SaveAsync()");
-    job_.emplace();
-    job_->step = step;
-    job_->mine = values.ok() ? Plan(*values, run, &*job_) : values.status();
-    if (job_->mine.ok()) job_->mine = MakeRing(job_->plan);
+    std::optional<RunValues> values = Begin(step, run, "SaveAsync()");
+    if (job_->mine.ok()) MakeRing(job_->plan);
     if (ring_ == nullptr) {
       // Without memory for copies there is nothing to do beside the training.
-      const absl::Status saved = RunSave(
-          context_, *job_, [this](const absl::StatusOr<RangeWriter*>& writer) {
-            return WriteLive(job_->plan, writer);
-          });
-      job_.reset();
-      return saved;
+      WriteNow();
+      return absl::OkStatus();
     }
     feed_.emplace(*ring_);
-    FSDP_RETURN_IF_ERROR(StartWriter());
-    if (job_->mine.ok()) {
-      // What goes wrong here is what the other thread tells all ranks.
-      feed_->Stage(job_->plan, options_.timeout).IgnoreError();
-    } else {
-      feed_->Abandon(job_->mine);
+    if (!StartWriter()) return absl::OkStatus();
+    absl::Status staged = job_->mine;
+    if (staged.ok()) {
+      staged = Guard("copying values for a checkpoint", [this] {
+        return feed_->Stage(job_->plan, options_.timeout);
+      });
     }
+    // What goes wrong here is what the other thread tells all ranks.
+    if (!staged.ok()) feed_->Abandon(staged);
+    // Copies of parameters that are not row-major, for one.
+    std::vector<SaveRange>().swap(job_->plan.ranges);
     return absl::OkStatus();
   }
 
   absl::Status Wait() {
-    if (!writer_.joinable()) return absl::OkStatus();
-    writer_.join();
+    if (writer_.joinable()) writer_.join();
+    if (!job_.has_value()) return absl::OkStatus();
+    if (result_.ok()) abandoned_.erase(job_->step);
     feed_.reset();
     job_.reset();
     return std::exchange(result_, absl::OkStatus());
@@ -160,9 +173,9 @@ class Checkpointer::Impl {
     };
     context.strict = options.strict;
     context.progress = options.progress;
-    FSDP_RETURN_IF_ERROR(LoadRun(context, step, run));
-    context_.retention.keep = {step};
-    return absl::OkStatus();
+    FSDP_RETURN_IF_ERROR(Guard("loading a checkpoint",
+                               [&] { return LoadRun(context, step, run); }));
+    return GoOnFrom(step);
   }
 
  private:
@@ -172,14 +185,22 @@ class Checkpointer::Impl {
                        absl::Now() + options_.timeout);
   }
 
-  // What rank 0 sees, on all ranks: others may not see yet what it does. The
-  // file `latest` is for people: a run that is killed right after a commit
-  // leaves it behind, and the steps after it are there all the same.
+  // `body`'s result, or what it throws.
+  template <typename Body>
+  static absl::Status Guard(absl::string_view what, const Body& body) {
+    absl::Status result;
+    const absl::Status thrown = TorchToStatus(what, [&] { result = body(); });
+    return thrown.ok() ? result : thrown;
+  }
+
+  // What rank 0 sees, on all ranks: others may not see yet what it does.
   absl::StatusOr<std::optional<int64_t>> LatestStep() {
-    absl::StatusOr<std::vector<int64_t>> steps = std::vector<int64_t>();
-    if (context_.rank() == 0) steps = Steps();
-    FSDP_RETURN_IF_ERROR(Agree(steps.status(), "looking for checkpoints"));
-    int64_t step = steps->empty() ? -1 : steps->back();
+    absl::StatusOr<std::optional<Committed>> latest = std::nullopt;
+    if (context_.rank() == 0) {
+      latest = LatestCheckpoint(*context_.files, context_.root);
+    }
+    FSDP_RETURN_IF_ERROR(Agree(latest.status(), "looking for checkpoints"));
+    int64_t step = latest->has_value() ? (*latest)->step : -1;
     if (context_.ranks != nullptr) {
       FSDP_ASSIGN_OR_RETURN(
           const std::string text,
@@ -194,6 +215,53 @@ class Checkpointer::Impl {
     return std::optional<int64_t>(step);
   }
 
+  // Higher steps are of a line that the user has given up: they are replaced
+  // when the run gets there.
+  absl::Status GoOnFrom(int64_t step) {
+    context_.retention.keep = {step};
+    abandoned_.clear();
+    if (context_.rank() != 0) return absl::OkStatus();
+    FSDP_ASSIGN_OR_RETURN(const std::vector<int64_t> steps, Steps());
+    for (const int64_t one : steps) {
+      if (one > step) abandoned_.insert(one);
+    }
+    return absl::OkStatus();
+  }
+
+  // Sets job_; what goes wrong is in it. The values are nobody else's as long as
+  // the result lives.
+  std::optional<RunValues> Begin(int64_t step, const TrainingRun& run,
+                                  absl::string_view what) {
+    SaveJob& job = job_.emplace();
+    job.step = step;
+    context_.overwrite = options_.overwrite || abandoned_.count(step) > 0;
+    context_.retention.ignore = abandoned_;
+    std::optional<RunValues> values;
+    job.mine = Guard(what, [&]() -> absl::Status {
+      FSDP_ASSIGN_OR_RETURN(RunValues read, RunValues::Read(run, what));
+      values.emplace(std::move(read));
+      return Plan(*values, run, &job);
+    });
+    return values;
+  }
+
+  // The result is Wait()'s.
+  void SaveNow(int64_t step, const TrainingRun& run, absl::string_view what) {
+    const NormalMode normal;
+    // Lives until all is written: live values belong to the save.
+    const std::optional<RunValues> values = Begin(step, run, what);
+    WriteNow();
+  }
+
+  void WriteNow() {
+    result_ = Guard("writing a checkpoint", [this] {
+      return RunSave(context_, *job_,
+                     [this](const absl::StatusOr<RangeWriter*>& writer) {
+                       return WriteLive(job_->plan, writer);
+                     });
+    });
+  }
+
   // What is to be written, with the values where they are.
   absl::Status Plan(const RunValues& values, const TrainingRun& run,
                     SaveJob* job) {
@@ -204,11 +272,15 @@ class Checkpointer::Impl {
     FSDP_ASSIGN_OR_RETURN(const std::vector<TensorGroup> groups,
                           PartsToWrite(values, context_.rank(), parts));
     std::map<std::string, std::string> texts = options_.texts;
-    const TrainingRecord record =
+    TrainingRecord record =
         RecordOf(run, values.optimizer(), job->step, context_.world_size());
     FSDP_ASSIGN_OR_RETURN(texts[kTrainingName], ToText(record));
     FSDP_ASSIGN_OR_RETURN(job->plan,
                           PlanSave(groups, texts, options_.max_file_bytes));
+    // Numbers and options are those of all ranks, entries are rank 0's.
+    record.entries.clear();
+    FSDP_ASSIGN_OR_RETURN(const std::string numbers, ToText(record));
+    absl::StrAppend(&job->plan.text, numbers);
     FSDP_ASSIGN_OR_RETURN(const SmallFile of_rank,
                           TakeRankValues(run, values.device()));
     FSDP_ASSIGN_OR_RETURN(job->rank_file, Format(of_rank));
@@ -217,41 +289,42 @@ class Checkpointer::Impl {
     });
   }
 
-  // As large as it has to be, and kept.
-  absl::Status MakeRing(const SavePlan& plan) {
+  // As large as it has to be, and kept; null where there is no memory.
+  void MakeRing(const SavePlan& plan) {
     int64_t needed = 1;
     for (const SaveRange& range : plan.ranges) needed += range.bytes;
     needed = std::min(needed, options_.staging_bytes);
-    if (ring_ != nullptr && ring_->capacity() >= needed) {
-      return absl::OkStatus();
-    }
+    if (ring_ != nullptr && ring_->capacity() >= needed) return;
     ring_.reset();
     absl::StatusOr<offload::PageMemory> memory = StagingRing::Allocate(needed);
     if (memory.ok()) ring_ = std::make_unique<StagingRing>(*std::move(memory));
-    return absl::OkStatus();
   }
 
-  absl::Status StartWriter() {
+  // False: the save has failed already.
+  bool StartWriter() {
     absl::StatusOr<std::thread> thread =
-        StartThread("to write a checkpoint", [this] {
-          result_ = RunSave(context_, *job_,
-                            [this](const absl::StatusOr<RangeWriter*>& writer) {
-                              return feed_->WriteTo(writer);
-                            });
-        });
+        StartThread("to write a checkpoint", [this] { WriteStaged(); });
     if (thread.ok()) {
       writer_ = *std::move(thread);
-      return absl::OkStatus();
+      return true;
     }
     // The others wait for this rank's report.
     job_->mine = thread.status();
-    const absl::Status result = RunSave(
-        context_, *job_, [](const absl::StatusOr<RangeWriter*>& writer) {
-          return writer.status();
-        });
-    feed_.reset();
-    job_.reset();
-    return result;
+    WriteNow();
+    return false;
+  }
+
+  // On a thread of its own.
+  void WriteStaged() {
+    bool fed = false;
+    const auto feed = [&](const absl::StatusOr<RangeWriter*>& writer) {
+      fed = true;
+      return feed_->WriteTo(writer);
+    };
+    result_ = Guard("writing a checkpoint",
+                    [&] { return RunSave(context_, *job_, feed); });
+    // Whoever stages must not wait.
+    if (!fed) feed(result_).IgnoreError();
   }
 
   const CheckpointerOptions options_;
@@ -259,10 +332,12 @@ class Checkpointer::Impl {
   std::unique_ptr<CheckpointFolder> folder_;
   SaveContext context_;
   std::unique_ptr<StagingRing> ring_;
-  // Of the save under way.
+  // Of the save under way, or of one whose result nobody has got yet.
   std::optional<SaveJob> job_;
   std::optional<StagedFeed> feed_;
   absl::Status result_;  // of writer_, after it has ended
+  // Steps of a line that was given up; of rank 0.
+  std::set<int64_t> abandoned_;
   std::thread writer_;
 };
 

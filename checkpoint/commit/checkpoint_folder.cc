@@ -9,6 +9,7 @@
 
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
@@ -63,12 +64,11 @@ absl::StatusOr<std::unique_ptr<CheckpointFolder>> CheckpointFolder::Claim(
 absl::Status CheckpointFolder::RemoveLeftovers() {
   FSDP_ASSIGN_OR_RETURN(const std::vector<std::string> names,
                         files_.List(root_));
+  // While the folder is there that would have been committed.
+  FSDP_RETURN_IF_ERROR(SettleNext());
   for (const std::string& name : names) {
     const std::string path = JoinPath(root_, name);
     const std::optional<StepFolder> folder = ParseStepName(name);
-    if (name == absl::StrCat(kLatestName, ".tmp")) {
-      FSDP_RETURN_IF_ERROR(files_.RemoveFile(path));
-    }
     if (!folder.has_value()) continue;
     if (folder->stage == Stage::kIncomplete ||
         folder->stage == Stage::kDeleted) {
@@ -144,11 +144,11 @@ absl::Status CheckpointFolder::Commit(int64_t step, const Manifest& manifest) {
   }
   FSDP_RETURN_IF_ERROR(ReplaceFile(files_, JoinPath(path, kManifestName),
                                    FormatManifest(manifest)));
-  FSDP_RETURN_IF_ERROR(GiveUpOtherLines(manifest.after));
+  FSDP_RETURN_IF_ERROR(WriteNext(step));
   if (begun_[step]) FSDP_RETURN_IF_ERROR(MoveAside(step));
   FSDP_RETURN_IF_ERROR(files_.Rename(path, StepPath(root_, step)));
   begun_.erase(step);
-  const absl::Status announced = Announce(step);
+  const absl::Status announced = Announce();
   if (!announced.ok()) return Undo(step, announced);
   const absl::Status settled = SettleReplaced(step);
   if (settled.ok()) return settled;
@@ -159,29 +159,45 @@ absl::Status CheckpointFolder::Commit(int64_t step, const Manifest& manifest) {
                    settled.message()));
 }
 
-absl::Status CheckpointFolder::GiveUpOtherLines(int64_t after) {
-  FSDP_ASSIGN_OR_RETURN(const bool exists,
-                        Exists(files_, StepPath(root_, after)));
-  if (after < 0 || !exists) return absl::OkStatus();
-  FSDP_ASSIGN_OR_RETURN(const std::optional<Committed> latest,
-                        LatestCheckpoint(files_, root_));
-  if (latest.has_value() && latest->step == after) return absl::OkStatus();
-  return ReplaceFile(files_, JoinPath(root_, kLatestName),
-                     absl::StrCat(StepName(after), "\n"));
+absl::Status CheckpointFolder::WriteNext(int64_t step) {
+  FSDP_RETURN_IF_ERROR(WriteFile(files_, JoinPath(root_, kNextName),
+                                 absl::StrCat(StepName(step), "\n")));
+  return files_.SyncFolder(root_);
 }
 
-absl::Status CheckpointFolder::Announce(int64_t step) {
+absl::Status CheckpointFolder::Announce() {
   FSDP_RETURN_IF_ERROR(files_.SyncFolder(root_));
-  return ReplaceFile(files_, JoinPath(root_, kLatestName),
-                     absl::StrCat(StepName(step), "\n"));
+  FSDP_RETURN_IF_ERROR(files_.Rename(JoinPath(root_, kNextName),
+                                     JoinPath(root_, kLatestName)));
+  return files_.SyncFolder(root_);
+}
+
+absl::Status CheckpointFolder::SettleNext() {
+  const std::string path = JoinPath(root_, kNextName);
+  FSDP_ASSIGN_OR_RETURN(const bool exists, Exists(files_, path));
+  if (!exists) return absl::OkStatus();
+  const absl::StatusOr<std::string> text =
+      ReadFile(files_, path, kMaxLatestBytes);
+  const std::optional<StepFolder> next =
+      text.ok() ? ParseStepName(absl::StripSuffix(*text, "\n")) : std::nullopt;
+  if (!next.has_value() || next->stage != Stage::kCommitted) {
+    return files_.RemoveFile(path);
+  }
+  const std::string live = StepPath(root_, next->step);
+  FSDP_ASSIGN_OR_RETURN(
+      const bool incomplete,
+      Exists(files_, StepPath(root_, next->step, Stage::kIncomplete)));
+  const bool committed = !incomplete && ReadManifest(files_, live).ok();
+  return committed ? Announce() : files_.RemoveFile(path);
 }
 
 absl::Status CheckpointFolder::Undo(int64_t step, const absl::Status& why) {
   absl::Status undone = Remove(step, StepPath(root_, step));
   undone.Update(SettleReplaced(step));
   if (undone.ok()) return why;
-  return absl::Status(why.code(), absl::StrCat(why.message(), "; step ", step,
-                                               " may be saved all the same"));
+  return absl::Status(why.code(),
+                      absl::StrCat(why.message(), "; step ", step,
+                                   " may be saved all the same"));
 }
 
 absl::Status CheckpointFolder::MoveAside(int64_t step) {
@@ -196,8 +212,10 @@ absl::Status CheckpointFolder::MoveAside(int64_t step) {
 
 absl::Status CheckpointFolder::Discard(int64_t step) {
   begun_.erase(step);
-  const absl::Status removed =
-      RemoveTree(files_, StepPath(root_, step, Stage::kIncomplete));
+  // Before what shows that it was not committed.
+  absl::Status removed = SettleNext();
+  removed.Update(
+      RemoveTree(files_, StepPath(root_, step, Stage::kIncomplete)));
   if (removed.ok()) {
     undiscarded_.erase(step);
   } else {

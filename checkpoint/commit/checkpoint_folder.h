@@ -18,10 +18,10 @@
 namespace fsdp::checkpoint {
 
 // Rank 0 has it. The other ranks write into StepPath(root, step,
-// Stage::kIncomplete), which whoever comes first makes, after Claim() and, for
-// a step that was given up, after Discard(); and before Commit(). At every
-// instant, whatever is killed, ListCheckpoints() has what was committed last.
-// Errors are those of FileSystem where none is named. Thread-compatible.
+// Stage::kIncomplete), which whoever comes first makes, after Claim() and, for a
+// step that was given up, after Discard(); and before Commit(). At every instant,
+// whatever is killed, ListCheckpoints() has what was committed last. Errors are
+// those of FileSystem where none is named. Thread-compatible.
 class CheckpointFolder {
  public:
   // Makes the folder, in one that has to exist, or takes one that is ours, or
@@ -63,11 +63,13 @@ class CheckpointFolder {
   // Of a replacement that was not finished: the old one is back, or gone.
   absl::Status SettleReplaced(int64_t step);
   absl::Status MoveAside(int64_t step);
-  // A run that has loaded an older one goes on from there: `latest` says so
-  // before there is another that comes after it.
-  absl::Status GiveUpOtherLines(int64_t after);
-  // From now on it outlives a loss of power, and is the latest.
-  absl::Status Announce(int64_t step);
+  // Says which one will be the latest, as soon as it is committed.
+  absl::Status WriteNext(int64_t step);
+  // What is committed outlives a loss of power, and is the latest.
+  absl::Status Announce();
+  // A run has died since WriteNext(): before its checkpoint was committed, or
+  // after it.
+  absl::Status SettleNext();
   // What could not be announced is no checkpoint; returns `why`.
   absl::Status Undo(int64_t step, const absl::Status& why);
   // A committed one is whole until it is no more.

@@ -1,12 +1,10 @@
 #include "checkpoint/commit/checkpoint_list.h"
 
-#include <algorithm>
 #include <map>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
-#include "absl/types/span.h"
 #include "base/status_macros.h"
 #include "checkpoint/commit/checkpoint_names.h"
 #include "checkpoint/commit/manifest.h"
@@ -14,31 +12,13 @@
 namespace fsdp::checkpoint {
 namespace {
 
-constexpr int64_t kMaxLatestBytes = 4096;
-
-// Of the step that `latest` names; -1 if it names none.
-absl::StatusOr<int64_t> NamedLatest(FileSystem& files,
-                                    const std::string& root) {
-  const absl::StatusOr<std::string> text =
+// What `latest` says; empty where there is none.
+absl::StatusOr<std::string> NamedLatest(FileSystem& files,
+                                        const std::string& root) {
+  absl::StatusOr<std::string> text =
       ReadFile(files, JoinPath(root, kLatestName), kMaxLatestBytes);
-  if (absl::IsNotFound(text.status())) return -1;
-  FSDP_RETURN_IF_ERROR(text.status());
-  const std::optional<StepFolder> folder =
-      ParseStepName(absl::StripSuffix(*text, "\n"));
-  const bool is_name = folder.has_value() && folder->stage == Stage::kCommitted;
-  return is_name ? folder->step : -1;
-}
-
-// The highest of `list` that comes right after `step`; null if there is none.
-const Committed* FindNext(FileSystem& files, absl::Span<const Committed> list,
-                          int64_t step) {
-  const Committed* next = nullptr;
-  for (const Committed& one : list) {
-    if (one.step <= step) continue;
-    const absl::StatusOr<Manifest> manifest = ReadManifest(files, one.path);
-    if (manifest.ok() && manifest->after == step) next = &one;
-  }
-  return next;
+  if (absl::IsNotFound(text.status())) return std::string();
+  return text;
 }
 
 }  // namespace
@@ -67,16 +47,11 @@ absl::StatusOr<std::optional<Committed>> LatestCheckpoint(
   FSDP_ASSIGN_OR_RETURN(const std::vector<Committed> list,
                         ListCheckpoints(files, root));
   if (list.empty()) return std::nullopt;
-  FSDP_ASSIGN_OR_RETURN(const int64_t named, NamedLatest(files, root));
-  const auto found =
-      std::find_if(list.begin(), list.end(),
-                   [named](const Committed& one) { return one.step == named; });
-  if (found == list.end()) return list.back();
-  const Committed* latest = &*found;
-  while (const Committed* next = FindNext(files, list, latest->step)) {
-    latest = next;
+  FSDP_ASSIGN_OR_RETURN(const std::string text, NamedLatest(files, root));
+  for (const Committed& one : list) {
+    if (absl::StripSuffix(text, "\n") == StepName(one.step)) return one;
   }
-  return *latest;
+  return list.back();
 }
 
 std::vector<int64_t> StepsToDelete(const std::vector<int64_t>& steps,

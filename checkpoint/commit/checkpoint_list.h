@@ -18,16 +18,14 @@ struct Committed {
   std::string path;  // of its folder
 };
 
-// Those that were committed, by rising step; their files are not looked at. One
-// that was just being replaced when a run died is among them.
+// Those that have a manifest, by rising step, however sound it and the other
+// files are. One that was just being replaced when a run died is among them.
 absl::StatusOr<std::vector<Committed>> ListCheckpoints(FileSystem& files,
                                                        const std::string& root);
 
-// The one that the last run was at: what `latest` names, or what was committed
-// right after that by a run that died before it could write so
-// (Manifest::after). Higher steps of a line that was given up, because an older
-// one was loaded, do not count. The newest where `latest` names none; none if
-// there are none.
+// What `latest` names if it is one of those, otherwise the newest; none if
+// there are none. Higher steps than `latest` are of a line of training that was
+// given up, because an older checkpoint was loaded.
 absl::StatusOr<std::optional<Committed>> LatestCheckpoint(
     FileSystem& files, const std::string& root);
 
@@ -35,8 +33,7 @@ struct Retention {
   int64_t keep_last = 0;   // the newest ones; 0: all
   int64_t keep_every = 0;  // and steps that are multiples of it; 0: none
   std::set<int64_t> keep;  // and these, as the one that was loaded and verified
-  // Of a line that was given up: neither counted nor deleted.
-  std::set<int64_t> ignore = {};
+  std::set<int64_t> ignore = {};  // neither counted nor removed
 };
 
 // Of `steps`, which rise, those that need not be kept; never the newest, nor

@@ -14,6 +14,9 @@ namespace fsdp::checkpoint {
 inline constexpr char kMarkerName[] = ".libtorch_fsdp-checkpoints";
 // Holds the name of the newest checkpoint and a newline.
 inline constexpr char kLatestName[] = "latest";
+// Holds the same of the one that is just being committed, and becomes "latest".
+inline constexpr char kNextName[] = "latest.tmp";
+inline constexpr int64_t kMaxLatestBytes = 4096;  // that are believed
 
 // What becomes of the folder of a step. Only kCommitted has no suffix.
 enum class Stage {

@@ -122,8 +122,8 @@ absl::Status CheckHead(const Json& json, absl::string_view path) {
         path, ": it is of version ", *version, ", and version ", kVersion,
         " is what can be read; load it with a newer program"));
   }
-  if (!HasKeys(json, {"format", "version", "step", "after", "block_bytes",
-                      "files", "crc32c"})) {
+  if (!HasKeys(json, {"format", "version", "step", "block_bytes", "files",
+                      "crc32c"})) {
     return Bad(path, "it has other members than version 1 has");
   }
   const auto* const block = json.Find("block_bytes")->As<int64_t>();
@@ -173,7 +173,6 @@ std::string FormatManifest(const Manifest& manifest) {
   std::string text = Json(Json::Object{{"format", kFormat},
                                        {"version", kVersion},
                                        {"step", manifest.step},
-                                       {"after", manifest.after},
                                        {"block_bytes", kBlockBytes},
                                        {"files", std::move(files)}})
                          .ToString();
@@ -194,14 +193,9 @@ absl::StatusOr<Manifest> ParseManifest(absl::string_view text,
   const auto* const step = json->Find("step")->As<int64_t>();
   const auto* const files = json->Find("files")->As<Json::Object>();
   if (step == nullptr || *step < 0) return Bad(path, "its step is no number");
-  const auto* const after = json->Find("after")->As<int64_t>();
-  if (after == nullptr || *after < -1) {
-    return Bad(path, "the step that it comes after is no number");
-  }
   if (files == nullptr) return Bad(path, "its files are no object");
   Manifest manifest;
   manifest.step = *step;
-  manifest.after = *after;
   for (const auto& [name, value] : *files) {
     const absl::Status valid = CheckFileName(name);
     if (!valid.ok()) return Bad(path, valid.message());

@@ -18,13 +18,11 @@ inline constexpr char kManifestName[] = "manifest.json";
 
 struct Manifest {
   int64_t step = 0;
-  // The checkpoint that the run has loaded or saved before this one; -1: none.
-  int64_t after = -1;
   // By name relative to the checkpoint's folder, "optimizer/state.json".
   std::map<std::string, FileSums> files;
 
   friend bool operator==(const Manifest& a, const Manifest& b) {
-    return a.step == b.step && a.after == b.after && a.files == b.files;
+    return a.step == b.step && a.files == b.files;
   }
 };
 
@@ -35,9 +33,8 @@ absl::Status CheckFileName(absl::string_view name);
 
 // One line of JSON:
 //   {"format": "libtorch_fsdp checkpoint", "version": 1, "step": 7,
-//    "after": 6, "block_bytes": 1048576, "files": {"model.safetensors":
-//    {"bytes": 3, "crc32c": "364b3fb7", "blocks": "364b3fb7"}}, "crc32c":
-//    "..."}
+//    "block_bytes": 1048576, "files": {"model.safetensors": {"bytes": 3,
+//    "crc32c": "364b3fb7", "blocks": "364b3fb7"}}, "crc32c": "..."}
 // `blocks` has eight digits for each block; the last checksum is that of the
 // text in front of `, "crc32c": `.
 std::string FormatManifest(const Manifest& manifest);

@@ -67,17 +67,20 @@ absl::StatusOr<std::string> ReadFile(FileSystem& files, const std::string& path,
   return contents;
 }
 
+absl::Status WriteFile(FileSystem& files, const std::string& path,
+                       absl::string_view contents) {
+  FSDP_ASSIGN_OR_RETURN(const std::unique_ptr<File> file,
+                        files.OpenForWriting(path, Caching::kCached));
+  FSDP_RETURN_IF_ERROR(file->SetSize(0));
+  FSDP_RETURN_IF_ERROR(
+      file->PWrite(0, absl::MakeConstSpan(contents.data(), contents.size())));
+  return file->Sync();
+}
+
 absl::Status ReplaceFile(FileSystem& files, const std::string& path,
                          absl::string_view contents) {
   const std::string temporary = absl::StrCat(path, ".tmp");
-  {
-    FSDP_ASSIGN_OR_RETURN(const std::unique_ptr<File> file,
-                          files.OpenForWriting(temporary, Caching::kCached));
-    FSDP_RETURN_IF_ERROR(file->SetSize(0));  // of an attempt that has failed
-    FSDP_RETURN_IF_ERROR(
-        file->PWrite(0, absl::MakeConstSpan(contents.data(), contents.size())));
-    FSDP_RETURN_IF_ERROR(file->Sync());
-  }
+  FSDP_RETURN_IF_ERROR(WriteFile(files, temporary, contents));
   FSDP_RETURN_IF_ERROR(files.Rename(temporary, path));
   return files.SyncFolder(FolderOf(path));
 }

@@ -121,6 +121,11 @@ absl::Status RemoveTree(FileSystem& files, const std::string& path);
 absl::StatusOr<std::string> ReadFile(FileSystem& files, const std::string& path,
                                      int64_t max_bytes);
 
+// Creates or overwrites it. What it holds survives a loss of power, its name
+// once its folder is synced.
+absl::Status WriteFile(FileSystem& files, const std::string& path,
+                       absl::string_view contents);
+
 // `path` holds what it held before or all of `contents`, whatever happens, and
 // after OK the latter, on the disk. "`path`.tmp" may remain otherwise.
 absl::Status ReplaceFile(FileSystem& files, const std::string& path,

@@ -16,6 +16,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/json.h"
 #include "base/status_macros.h"
@@ -308,6 +309,16 @@ TrainingRecord RecordOf(const TrainingRun& run,
 }
 
 absl::StatusOr<std::string> ToText(const TrainingRecord& record) {
+  for (const auto& [name, text] : record.entries) {
+    if (IsUtf8(name) && IsUtf8(text)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("TrainingRun::entries: \"", absl::CHexEscape(name),
+                     "\" is not UTF-8: encode bytes, for example as hex"));
+  }
+  if (record.scaler.has_value() && !std::isfinite(record.scaler->scale)) {
+    return absl::InvalidArgumentError(
+        "the scale of the gradient scaler is not finite");
+  }
   Json::Object object = {{"format", kFormat},
                          {"version", kVersion},
                          {"step", record.step},

@@ -211,7 +211,6 @@ class Save {
                           CombinePieces(std::move(pieces), sizes));
     Manifest manifest;
     manifest.step = job_.step;
-    manifest.after = job_.after;
     for (size_t i = 0; i < names_.size(); ++i) {
       if (exists[i]) manifest.files[names_[i]] = std::move(sums[i]);
     }

@@ -36,7 +36,6 @@ struct SaveContext {
 
 struct SaveJob {
   int64_t step = 0;
-  int64_t after = -1;  // Manifest::after
   // Why this rank has nothing to save: all return it then.
   absl::Status mine;
   SavePlan plan;

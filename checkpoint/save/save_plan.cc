@@ -74,8 +74,8 @@ absl::StatusOr<SavePlan> PlanSave(
     plan.files.push_back({name, text, static_cast<int64_t>(text.size())});
   }
   for (size_t i = 0; i < plan.files.size() - texts.size(); ++i) {
-    absl::StrAppend(&plan.text, plan.files[i].name, " of ",
-                    plan.files[i].bytes, " bytes\n");
+    absl::StrAppend(&plan.text, plan.files[i].name, " of ", plan.files[i].bytes,
+                    " bytes\n");
   }
   std::set<std::string> folders;
   for (const SaveFile& file : plan.files) {

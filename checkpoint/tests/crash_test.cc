@@ -133,7 +133,8 @@ absl::StatusOr<int> LoadAndGoOn(Communicator& world, const Scenario& scenario,
   }
   FSDP_RETURN_IF_ERROR(
       comm::Agree(world, same, "same", absl::Now() + absl::Seconds(20)));
-  FSDP_RETURN_IF_ERROR(checkpoints->Save(9, training->AsRun()));
+  // Also the step at which the run has died.
+  FSDP_RETURN_IF_ERROR(checkpoints->Save(*step + 1, training->AsRun()));
   return found;
 }
 

@@ -1,0 +1,173 @@
+// What ranks send each other for checkpoints: that all is well, and nothing
+// that grows with the model.
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "checkpoint/checkpointer.h"
+#include "checkpoint/files/testing/simulated_file_system.h"
+#include "checkpoint/run/run.h"
+#include "checkpoint/tests/sharded_training.h"
+#include "comm/call.h"
+#include "comm/communicator.h"
+#include "comm/local/local_communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "comm/wrappers/recording_communicator.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/testing/toy_model.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::checkpoint::testing {
+namespace {
+
+using ::fsdp::comm::CollectiveLog;
+using ::fsdp::comm::CollectiveRecord;
+using ::fsdp::comm::Communicator;
+using ::fsdp::testing::Unowned;
+using ::testing::ElementsAre;
+
+constexpr int kRanks = 4;
+
+using Program =
+    std::function<absl::Status(Communicator& world, CollectiveLog& log)>;
+
+// What rank 1 has sent in the part of `program` after it has cleared the log.
+std::vector<CollectiveRecord> TraceOf(const Program& program) {
+  auto group = comm::CreateLocalGroup(kRanks);
+  EXPECT_OK(group);
+  std::vector<CollectiveLog> logs(kRanks);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    (*group)[rank] = comm::Record(std::move((*group)[rank]), &logs[rank]);
+  }
+  EXPECT_OK(comm::testing::AllOk(
+      comm::testing::RunRanks(*group, [&](Communicator& world) {
+        return program(world, logs[world.rank()]);
+      })));
+  return logs[1].Trace();
+}
+
+std::vector<std::string> NamesOf(const std::vector<CollectiveRecord>& trace) {
+  std::vector<std::string> names;
+  for (const CollectiveRecord& record : trace) {
+    names.push_back(absl::StrCat(comm::CollectiveName(record.collective),
+                                 " of ", record.label));
+  }
+  return names;
+}
+
+int64_t BytesOf(const std::vector<CollectiveRecord>& trace) {
+  int64_t bytes = 0;
+  for (const CollectiveRecord& record : trace) bytes += record.bytes;
+  return bytes;
+}
+
+// A save of a toy model of so many columns, which has more and larger tensors
+// the wider it is.
+std::vector<CollectiveRecord> TraceOfToy(int64_t dim, bool async) {
+  SimulatedFileSystem disk;
+  return TraceOf([&](Communicator& world, CollectiveLog& log) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(
+        auto model, FullyShard(fsdp::testing::MakeNet(dim, 2), Unowned(world),
+                               fsdp::testing::BlockUnits()));
+    CheckpointerOptions options;
+    options.files = &disk;
+    options.staging_bytes = 1 << 16;
+    FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
+                          Checkpointer::Open("/run", Unowned(world), options));
+    TrainingRun run;
+    run.model = model.get();
+    log.Clear();
+    if (!async) return checkpoints->Save(1, run);
+    FSDP_RETURN_IF_ERROR(checkpoints->SaveAsync(1, run));
+    return checkpoints->Wait();
+  });
+}
+
+// Reports: how long they are, and they; and rank 0's answer likewise.
+TEST(CollectivesTest, ASaveIsTwoExchanges) {
+  for (const bool async : {false, true}) {
+    const auto trace = TraceOfToy(/*dim=*/5, async);
+    EXPECT_THAT(
+        NamesOf(trace),
+        ElementsAre("all-gather of checkpoint", "all-gather of checkpoint",
+                    "broadcast of checkpoint", "broadcast of checkpoint"));
+    EXPECT_LT(BytesOf(trace), 20'000);
+  }
+}
+
+// Sixteen times the elements: no more messages, and only as many bytes more as
+// there are checksums of blocks.
+TEST(CollectivesTest, LargerModelsDoNotSendMore) {
+  const auto small = TraceOfToy(/*dim=*/64, /*async=*/false);
+  const auto large = TraceOfToy(/*dim=*/256, /*async=*/false);
+  EXPECT_EQ(NamesOf(large), NamesOf(small));
+  EXPECT_LT(BytesOf(large), BytesOf(small) + 2'000);
+}
+
+std::vector<CollectiveRecord> TraceOfLoad(SimulatedFileSystem& disk) {
+  return TraceOf([&](Communicator& world, CollectiveLog& log) -> absl::Status {
+    TrainingSetup setup;
+    setup.fused = true;
+    FSDP_ASSIGN_OR_RETURN(const auto training,
+                          ShardedTraining::Make(world, setup, /*seed=*/1));
+    FSDP_RETURN_IF_ERROR(training->Step(0).status());
+    CheckpointerOptions options;
+    options.files = &disk;
+    FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
+                          Checkpointer::Open("/run", Unowned(world), options));
+    TrainingRun run = training->AsRun();
+    FSDP_RETURN_IF_ERROR(checkpoints->Save(1, run));
+    log.Clear();
+    return checkpoints->Load(1, run);
+  });
+}
+
+TEST(CollectivesTest, ALoadAgreesThatAllIsWell) {
+  SimulatedFileSystem disk;
+  const auto trace = TraceOfLoad(disk);
+  EXPECT_THAT(NamesOf(trace),
+              ElementsAre("all-gather of loading a checkpoint",
+                          "all-gather of loading a checkpoint"));
+}
+
+// Buffers that differ between ranks, and weights whose storage is not
+// row-major, are what else is sent.
+TEST(CollectivesTest, WhatElseIsSent) {
+  SimulatedFileSystem disk;
+  const auto trace = TraceOf([&](Communicator& world,
+                                 CollectiveLog& log) -> absl::Status {
+    TrainingSetup setup;
+    setup.model = ModelKind::kOdd;
+    setup.units = false;
+    FSDP_ASSIGN_OR_RETURN(const auto training,
+                          ShardedTraining::Make(world, setup, /*seed=*/1));
+    FSDP_RETURN_IF_ERROR(training->Step(0).status());
+    CheckpointerOptions options;
+    options.files = &disk;
+    FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
+                          Checkpointer::Open("/run", Unowned(world), options));
+    log.Clear();
+    return checkpoints->Save(1, training->AsRun());
+  });
+  int reports = 0;
+  int others = 0;
+  for (const std::string& name : NamesOf(trace)) {
+    (absl::StrContains(name, "of checkpoint") ? reports : others) += 1;
+  }
+  EXPECT_EQ(reports, 6);
+  EXPECT_GT(others, 0);
+  EXPECT_LE(others, 9) << ::testing::PrintToString(NamesOf(trace));
+}
+
+}  // namespace
+}  // namespace fsdp::checkpoint::testing
