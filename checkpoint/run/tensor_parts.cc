@@ -59,7 +59,7 @@ void TakeShare(int replica, int replicas, int64_t& begin, at::Tensor& values) {
 // The values of a model that is not sharded, in row-major order.
 at::Tensor Whole(const at::Tensor& tensor, int rank) {
   if (rank != 0) return Nothing(tensor);
-  return tensor.detach().contiguous().view({-1});
+  return tensor.detach().resolve_conj().resolve_neg().contiguous().view({-1});
 }
 
 absl::StatusOr<TensorPart> PartOf(const WholeValue& other, int rank,
