@@ -203,6 +203,18 @@ TEST(ModelFilesTest, CastOnTheWay) {
   }));
 }
 
+TEST(ModelFilesTest, NothingIsCastToWhatHasNoFractions) {
+  const std::string root = Folder("no_fractions");
+  for (const c10::ScalarType dtype :
+       {c10::kInt, c10::kBool, c10::kComplexFloat}) {
+    ExportOptions options;
+    options.dtype = dtype;
+    EXPECT_THAT(ExportNet(2, root + "/m", /*seed=*/1, options),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         HasSubstr("name a floating-point dtype")));
+  }
+}
+
 TEST(ModelFilesTest, SeveralFilesLinksAndAnIndex) {
   const std::string root = Folder("several");
   ExportOptions options;

@@ -39,7 +39,7 @@ LoadTarget TargetOf(const ValueRange& range, bool is_sharded) {
   target.name = range.name;
   target.sizes = range.sizes;
   target.unit = range.unit;
-  target.is_floating = c10::isFloatingType(range.values.scalar_type());
+  target.dtype = range.values.scalar_type();
   if (!is_sharded) {
     FillWhole(range.values, target);
     return target;
@@ -68,7 +68,7 @@ std::vector<LoadTarget> TargetsOf(const RunValues& values) {
     LoadTarget target;
     target.name = other.name;
     target.sizes = other.tensor.sizes().vec();
-    target.is_floating = c10::isFloatingType(other.file_dtype);
+    target.dtype = other.file_dtype;
     FillWhole(other.tensor, target);
     targets.push_back(std::move(target));
   }

@@ -144,6 +144,13 @@ absl::StatusOr<TensorGroup> ModelGroup(const RunValues& values, int rank,
 
 absl::StatusOr<std::vector<TensorGroup>> PartsToWrite(
     const RunValues& values, int rank, const PartOptions& options) {
+  if (options.model_dtype.has_value() &&
+      !c10::isFloatingType(*options.model_dtype)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "floating-point values cannot be saved as ",
+        c10::toString(*options.model_dtype),
+        ": name a floating-point dtype, or none, for those that they have"));
+  }
   const c10::NoGradGuard no_grad;
   std::vector<TensorGroup> groups;
   FSDP_ASSIGN_OR_RETURN(TensorGroup model, ModelGroup(values, rank, options));
