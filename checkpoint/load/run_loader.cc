@@ -180,6 +180,8 @@ class Loading {
   // --- Writes ---------------------------------------------------------------
 
   absl::Status Fill() {
+    all_ = BytesOf(model_.plan);
+    for (const Source& source : optimizer_) all_ += BytesOf(source.plan);
     FSDP_RETURN_IF_ERROR(FillFrom(model_));
     for (const Source& source : optimizer_) {
       FSDP_RETURN_IF_ERROR(FillFrom(source));
@@ -207,7 +209,16 @@ class Loading {
         " (Checkpointer::Steps()), or look with tools/checkpoint verify");
     FSDP_ASSIGN_OR_RETURN(const auto reader,
                           folder_->Open(source.catalog, options));
-    return LoadTensors(source.plan, source.targets, *reader, context_.progress);
+    LoadProgress progress = nullptr;
+    if (context_.progress != nullptr) {
+      progress = [this](int64_t bytes, int64_t) {
+        context_.progress(done_ + bytes, all_);
+      };
+    }
+    FSDP_RETURN_IF_ERROR(
+        LoadTensors(source.plan, source.targets, *reader, progress));
+    done_ += BytesOf(source.plan);
+    return absl::OkStatus();
   }
 
   // Those of this rank, where ranks had different ones.
@@ -236,6 +247,9 @@ class Loading {
   std::map<std::string, OptimizerSlots> slots_;  // new ones
   std::optional<SmallFile> rank_file_;
   std::optional<SmallFile> buffers_file_;
+  // Bytes of the plans, for context_.progress.
+  int64_t done_ = 0;
+  int64_t all_ = 0;
 };
 
 }  // namespace
