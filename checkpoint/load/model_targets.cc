@@ -98,6 +98,9 @@ absl::StatusOr<NewState> MakeState(const RunValues& values, int index,
   ValueRange range = parameter;
   range.values = state.values;
   state.target = TargetOf(range, values.sharded() != nullptr);
+  for (const auto& [alias, name] : values.model().aliases) {
+    if (name == parameter.name) state.target.aliases.push_back(alias);
+  }
   return state;
 }
 

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,6 +19,7 @@
 #include "base/normal_mode.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
+#include "checkpoint/catalog/catalog.h"
 #include "checkpoint/commit/checkpoint_list.h"
 #include "checkpoint/commit/manifest.h"
 #include "checkpoint/files/range_reader.h"
@@ -105,6 +107,7 @@ class Loading {
 
   absl::Status PlanOptimizer() {
     if (values_->optimizer() == nullptr) return absl::OkStatus();
+    UseFirstNames();
     for (const auto& [parameter, numbers] : record_.numbers) {
       slots_[parameter].numbers = numbers;
     }
@@ -114,8 +117,41 @@ class Loading {
     if (!context_.strict) DropUnknownSlots();
     // What does not fit is said before anything is read.
     return PlanReplacement(values_->leaves(), *run_.optimizer,
-                           *values_->optimizer(), slots_, *record_.groups)
+                           *values_->optimizer(), slots_, *record_.groups,
+                           context_.strict)
         .status();
+  }
+
+  // Tied parameters have the names that this model calls them by, whichever of
+  // theirs the checkpoint has.
+  void UseFirstNames() {
+    const std::map<std::string, std::string>& aliases =
+        values_->model().aliases;
+    for (const auto& [alias, name] : aliases) {
+      auto numbers = record_.numbers.extract(alias);
+      if (numbers.empty()) continue;
+      numbers.key() = name;
+      record_.numbers.insert(std::move(numbers));  // unless it is there
+    }
+    for (OptimizerGroup& group : *record_.groups) {
+      std::set<std::string> names;
+      for (const std::string& name : group.names) {
+        const auto alias = aliases.find(name);
+        names.insert(alias == aliases.end() ? name : alias->second);
+      }
+      group.names.assign(names.begin(), names.end());
+    }
+  }
+
+  // The state of `parameter`, by any of its names.
+  const StoredTensor* FindState(const Catalog& catalog,
+                                const std::string& parameter) const {
+    const StoredTensor* found = catalog.Find(parameter);
+    for (const auto& [alias, name] : values_->model().aliases) {
+      if (found != nullptr) break;
+      if (name == parameter) found = catalog.Find(alias);
+    }
+    return found;
   }
 
   absl::Status PlanSlot(const std::string& slot) {
@@ -125,7 +161,7 @@ class Loading {
     const std::vector<ValueRange>& parameters = values_->model().parameters;
     for (size_t i = 0; i < parameters.size(); ++i) {
       const StoredTensor* const stored =
-          source.catalog.Find(parameters[i].name);
+          FindState(source.catalog, parameters[i].name);
       if (stored == nullptr) continue;
       const auto dtype = TorchDtype(stored->info.dtype);
       if (!dtype.has_value()) {
@@ -188,10 +224,10 @@ class Loading {
     }
     FSDP_RETURN_IF_ERROR(FillOwnBuffers());
     if (values_->optimizer() != nullptr) {
-      FSDP_ASSIGN_OR_RETURN(
-          OptimizerReplacement replacement,
-          PlanReplacement(values_->leaves(), *run_.optimizer,
-                          *values_->optimizer(), slots_, *record_.groups));
+      FSDP_ASSIGN_OR_RETURN(OptimizerReplacement replacement,
+                            PlanReplacement(values_->leaves(), *run_.optimizer,
+                                            *values_->optimizer(), slots_,
+                                            *record_.groups, context_.strict));
       Apply(std::move(replacement), *run_.optimizer);
       FSDP_RETURN_IF_ERROR(TakeUpStates(*run_.optimizer));
     }

@@ -1,7 +1,8 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
-#include <torch/nn/modules/linear.h>
+#include <torch/nn/module.h>
 #include <torch/optim/adamw.h>
+#include <torch/optim/optimizer.h>
 
 #include <cstdint>
 #include <filesystem>
@@ -98,6 +99,109 @@ TEST(LoadTest, ProgressIsThatOfTheModelAndTheOptimizer) {
   TrainingRun run = loaded.AsRun();
   ASSERT_OK(LoadRun(context, 7, run));
   EXPECT_EQ(last, expected);
+}
+
+// A parameter under each of `names`, all of them one if `tied`.
+struct Weights : torch::nn::Module {
+  Weights(const std::vector<std::string>& names, bool tied) {
+    for (const std::string& name : names) {
+      const at::Tensor value = tied && !weights.empty()
+                                   ? weights.front()
+                                   : at::full({3}, 1.0 * weights.size());
+      weights.push_back(register_parameter(name, value));
+    }
+  }
+
+  std::vector<at::Tensor> weights;
+};
+
+using Groups = std::vector<std::vector<int>>;  // of indices of weights
+
+// Stepped once; each group's learning rate is by 1 above that before it.
+std::unique_ptr<torch::optim::AdamW> Stepped(const Weights& model,
+                                             const Groups& groups,
+                                             double first_rate,
+                                             double gradient) {
+  std::vector<torch::optim::OptimizerParamGroup> result;
+  for (const std::vector<int>& indices : groups) {
+    std::vector<at::Tensor> weights;
+    for (const int i : indices) weights.push_back(model.weights[i]);
+    for (at::Tensor& weight : weights) {
+      weight.mutable_grad() = at::full({3}, gradient);
+    }
+    result.emplace_back(weights,
+                        std::make_unique<torch::optim::AdamWOptions>(
+                            first_rate + static_cast<double>(result.size())));
+  }
+  auto optimizer = std::make_unique<torch::optim::AdamW>(std::move(result));
+  optimizer->step();
+  return optimizer;
+}
+
+TrainingRun RunOf(Weights& model, torch::optim::Optimizer& optimizer) {
+  TrainingRun run;
+  run.model = &model;
+  run.optimizer = &optimizer;
+  run.random_state = false;
+  return run;
+}
+
+std::vector<double> Rates(const torch::optim::Optimizer& optimizer) {
+  std::vector<double> rates;
+  for (const auto& group : optimizer.param_groups()) {
+    rates.push_back(group.options().get_lr());
+  }
+  return rates;
+}
+
+double Moment(torch::optim::Optimizer& optimizer, const at::Tensor& weight) {
+  auto& state = dynamic_cast<torch::optim::AdamWParamState&>(
+      *optimizer.state().at(weight.unsafeGetTensorImpl()));
+  return state.exp_avg()[0].item<double>();
+}
+
+TEST(LoadTest, OtherGroupsAreForThoseWhoAreNotStrict) {
+  const std::string folder = Folder("load_groups");
+  Weights saved({"a", "b", "c"}, /*tied=*/false);
+  const auto optimizer = Stepped(saved, {{0, 1}, {2}}, 10, /*gradient=*/1);
+  ASSERT_OK(Save(folder, RunOf(saved, *optimizer)));
+  struct Case {
+    Groups groups;
+    std::vector<double> rates;
+  };
+  // Of a, b, c, d.
+  const std::vector<Case> cases = {
+      {{{0, 1, 2, 3}}, {10}},            // most in common
+      {{{2, 3}, {0}}, {11, 10}},         // not in their order
+      {{{3}, {2}}, {10, 11}},            // nothing in common: its place
+      {{{3}, {2}, {1}}, {20, 11, 10}}};  // not as many: its own
+  for (const Case& one : cases) {
+    Weights loaded({"a", "b", "c", "d"}, false);
+    const auto other = Stepped(loaded, one.groups, 20, /*gradient=*/5);
+    TrainingRun run = RunOf(loaded, *other);
+    LoadContext context = Alone(folder);
+    EXPECT_FALSE(LoadRun(context, 7, run).ok());
+    context.strict = false;
+    ASSERT_OK(LoadRun(context, 7, run));
+    EXPECT_EQ(Rates(*other), one.rates);
+    EXPECT_NEAR(Moment(*other, loaded.weights[2]), 0.1, 1e-6);
+    size_t stepped = 0;
+    for (const auto& group : one.groups) stepped += group.size();
+    EXPECT_LE(other->state().size(), stepped);
+  }
+}
+
+TEST(LoadTest, TiedParametersMayHaveAnotherFirstName) {
+  const std::string folder = Folder("load_tied");
+  Weights saved({"embed", "head", "other"}, /*tied=*/true);
+  const auto optimizer = Stepped(saved, {{0}}, 10, /*gradient=*/1);
+  ASSERT_OK(Save(folder, RunOf(saved, *optimizer)));
+  Weights loaded({"other", "head", "embed"}, /*tied=*/true);
+  const auto other = Stepped(loaded, {{0}}, 20, /*gradient=*/5);
+  TrainingRun run = RunOf(loaded, *other);
+  ASSERT_OK(LoadRun(Alone(folder), 7, run));
+  EXPECT_EQ(Rates(*other), std::vector<double>{10});
+  EXPECT_NEAR(Moment(*other, loaded.weights[0]), 0.1, 1e-6);
 }
 
 }  // namespace
