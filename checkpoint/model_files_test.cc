@@ -374,6 +374,19 @@ TEST(ModelFilesTest, WhatOneRankRefusesAllRefuse) {
   EXPECT_THAT(Names(root), ElementsAre("m"));
 }
 
+TEST(ModelFilesTest, TheWrappedModuleHasNoValues) {
+  const std::string root = Folder("wrapped");
+  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+    const auto net = MakeNet(kDim, kBlocks, /*seed=*/1);
+    FSDP_ASSIGN_OR_RETURN(auto model,
+                          FullyShard(net, Unowned(world), BlockUnits()));
+    EXPECT_THAT(ExportModel(root + "/m", *net),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         HasSubstr("pass the model that FullyShard()")));
+    return absl::OkStatus();
+  }));
+}
+
 TEST(ModelFilesTest, WhatAKilledExportHasLeftIsReplaced) {
   const std::string root = Folder("left");
   fs::create_directories(root + "/m.incomplete/deep");

@@ -29,7 +29,8 @@ class RunValues {
  public:
   // On this rank alone: no messages. `what`: the caller, for texts.
   // InvalidArgument: no model; one that has sharded modules inside without
-  // being one; an optimizer of another class or of other parameters.
+  // being one, or is inside one; an optimizer of another class or of other
+  // parameters.
   // FailedPrecondition: inside a forward or backward.
   static absl::StatusOr<RunValues> Read(const TrainingRun& run,
                                         absl::string_view what);
