@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/ScalarType.h>
 
 #include <cstdint>
 #include <map>
@@ -31,6 +32,7 @@
 #include "checkpoint/run/torch_dtype.h"
 #include "checkpoint/run/training_json.h"
 #include "fsdp/memory/buffer_layout.h"
+#include "fsdp/state/model_values.h"
 #include "fsdp/state/optimizer_values.h"
 
 namespace fsdp::checkpoint {
@@ -39,7 +41,7 @@ namespace {
 constexpr char kTrainingName[] = "training.json";
 // A million parameters' names and numbers.
 constexpr int64_t kMaxTrainingBytes = int64_t{256} << 20;
-// Random states, and buffers that differ between ranks.
+// Random states and entries, and the names of values of the rank.
 constexpr int64_t kMaxRankBytes = int64_t{1} << 30;
 
 // Files of one stem, and what they fill.
@@ -200,17 +202,23 @@ class Loading {
   // Only of as many ranks: others have no use for them.
   absl::Status ReadRankFiles() {
     if (record_.world_size != context_.world_size) return absl::OkStatus();
-    const auto read = [this](const std::string& name,
+    const auto read = [this](const std::string& name, int64_t max_bytes,
                              std::optional<SmallFile>& file) -> absl::Status {
       FSDP_ASSIGN_OR_RETURN(const std::string text,
-                            folder_->ReadText(name, kMaxRankBytes));
+                            folder_->ReadText(name, max_bytes));
       FSDP_ASSIGN_OR_RETURN(file, ParseSmallFile(text));
       return absl::OkStatus();
     };
-    FSDP_RETURN_IF_ERROR(read(RankFileName(context_.rank), rank_file_));
+    FSDP_RETURN_IF_ERROR(
+        read(RankFileName(context_.rank), kMaxRankBytes, rank_file_));
     const std::string buffers = BuffersFileName(context_.rank);
     if (manifest_.files.count(buffers) == 0) return absl::OkStatus();
-    return read(buffers, buffers_file_);
+    int64_t max_bytes = kMaxRankBytes;
+    for (const WholeValue& other : values_->model().others) {
+      max_bytes += other.tensor.numel() *
+                   static_cast<int64_t>(c10::elementSize(other.file_dtype));
+    }
+    return read(buffers, max_bytes, whole_values_file_);
   }
 
   // --- Writes ---------------------------------------------------------------
@@ -222,7 +230,7 @@ class Loading {
     for (const Source& source : optimizer_) {
       FSDP_RETURN_IF_ERROR(FillFrom(source));
     }
-    FSDP_RETURN_IF_ERROR(FillOwnBuffers());
+    FSDP_RETURN_IF_ERROR(FillOwnWholeValues());
     if (values_->optimizer() != nullptr) {
       FSDP_ASSIGN_OR_RETURN(OptimizerReplacement replacement,
                             PlanReplacement(values_->leaves(), *run_.optimizer,
@@ -258,17 +266,18 @@ class Loading {
   }
 
   // Those of this rank, where ranks had different ones.
-  absl::Status FillOwnBuffers() {
-    if (!buffers_file_.has_value()) return absl::OkStatus();
-    return TorchToStatus("filling buffers", [&] {
-      const c10::NoGradGuard no_grad;
-      for (const WholeValue& other : values_->model().others) {
-        const auto found = buffers_file_->tensors.find(other.name);
-        if (found == buffers_file_->tensors.end()) continue;
-        if (found->second.sizes() != other.tensor.sizes()) continue;
-        CopyInto(other.tensor.detach(), found->second);
-      }
-    });
+  absl::Status FillOwnWholeValues() {
+    if (!whole_values_file_.has_value()) return absl::OkStatus();
+    return TorchToStatus(
+        "filling buffers and parameters that are not sharded", [&] {
+          const c10::NoGradGuard no_grad;
+          for (const WholeValue& other : values_->model().others) {
+            const auto found = whole_values_file_->tensors.find(other.name);
+            if (found == whole_values_file_->tensors.end()) continue;
+            if (found->second.sizes() != other.tensor.sizes()) continue;
+            CopyInto(other.tensor.detach(), found->second);
+          }
+        });
   }
 
   const LoadContext& context_;
@@ -282,7 +291,7 @@ class Loading {
   std::vector<Source> optimizer_;
   std::map<std::string, OptimizerSlots> slots_;  // new ones
   std::optional<SmallFile> rank_file_;
-  std::optional<SmallFile> buffers_file_;
+  std::optional<SmallFile> whole_values_file_;
   // Bytes of the plans, for context_.progress.
   int64_t done_ = 0;
   int64_t all_ = 0;

@@ -12,7 +12,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/files/real_file_system.h"
@@ -20,6 +22,7 @@
 #include "checkpoint/run/run.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
+#include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/testing/toy_model.h"
 #include "gtest/gtest.h"
 
@@ -28,6 +31,7 @@ namespace {
 
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::testing::BlockUnits;
 using ::fsdp::testing::MakeNet;
 using ::fsdp::testing::NetImpl;
 using ::fsdp::testing::Unowned;
@@ -99,6 +103,36 @@ TEST(LoadTest, ProgressIsThatOfTheModelAndTheOptimizer) {
   TrainingRun run = loaded.AsRun();
   ASSERT_OK(LoadRun(context, 7, run));
   EXPECT_EQ(last, expected);
+}
+
+absl::StatusOr<FullyShardedDataParallel<NetImpl>> WithIgnoredHead(
+    Communicator& world, int seed) {
+  Options options = BlockUnits();
+  options.ignore.parameter = [](const std::string& name, const at::Tensor&) {
+    return name == "head.weight";
+  };
+  return FullyShard(MakeNet(kDim, kBlocks, seed), Unowned(world), options);
+}
+
+// Of what is not sharded, each rank gets its own.
+TEST(LoadTest, IgnoredParametersThatDifferBetweenRanks) {
+  const std::string folder = Folder("load_ignored");
+  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(auto saved, WithIgnoredHead(world, 1));
+    saved->module()->head->weight.detach().fill_(7 + world.rank());
+    TrainingRun run;
+    run.model = saved.get();
+    run.random_state = false;  // of all threads together
+    FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
+                          Checkpointer::Open(folder, Unowned(world)));
+    FSDP_RETURN_IF_ERROR(checkpoints->Save(7, run));
+    FSDP_ASSIGN_OR_RETURN(auto loaded, WithIgnoredHead(world, 2));
+    run.model = loaded.get();
+    FSDP_RETURN_IF_ERROR(checkpoints->Load(7, run));
+    const at::Tensor& weight = loaded->module()->head->weight;
+    EXPECT_TRUE(weight.eq(7 + world.rank()).all().item<bool>());
+    return absl::OkStatus();
+  }));
 }
 
 // A parameter under each of `names`, all of them one if `tied`.
