@@ -85,21 +85,29 @@ Caching CachingFor(const RunValues& values, int world_size) {
   return is_shared ? Caching::kCached : Caching::kDirect;
 }
 
-absl::StatusOr<NewState> MakeState(const RunValues& values, int index,
+absl::StatusOr<NewState> MakeState(const RunValues& values, int leaf,
                                    c10::ScalarType dtype) {
-  const ValueRange& parameter = values.model().parameters[index];
+  const auto& named = values.leaves()[leaf];
   NewState state;
   const absl::Status made = TorchToStatus("making an optimizer's state", [&] {
     const NormalMode normal;
     // Of the parameter's sizes and strides, as the optimizer would make it.
-    state.values = at::empty_like(parameter.values.detach(), dtype);
+    state.values = at::empty_like(named.shard.detach(), dtype);
   });
   if (!made.ok()) return made;
-  ValueRange range = parameter;
+  const std::vector<ValueRange>& parameters = values.model().parameters;
+  if (static_cast<size_t>(leaf) >= parameters.size()) {
+    state.target.name = named.name;
+    state.target.sizes = named.sizes;
+    state.target.dtype = dtype;
+    FillWhole(state.values, state.target);
+    return state;
+  }
+  ValueRange range = parameters[leaf];
   range.values = state.values;
   state.target = TargetOf(range, values.sharded() != nullptr);
   for (const auto& [alias, name] : values.model().aliases) {
-    if (name == parameter.name) state.target.aliases.push_back(alias);
+    if (name == range.name) state.target.aliases.push_back(alias);
   }
   return state;
 }

@@ -160,20 +160,20 @@ class Loading {
     Source& source = optimizer_.emplace_back();
     FSDP_ASSIGN_OR_RETURN(source.catalog,
                           folder_->ReadStem(absl::StrCat("optimizer/", slot)));
-    const std::vector<ValueRange>& parameters = values_->model().parameters;
-    for (size_t i = 0; i < parameters.size(); ++i) {
+    const std::vector<NamedShard>& leaves = values_->leaves();
+    for (size_t i = 0; i < leaves.size(); ++i) {
       const StoredTensor* const stored =
-          FindState(source.catalog, parameters[i].name);
+          FindState(source.catalog, leaves[i].name);
       if (stored == nullptr) continue;
       const auto dtype = TorchDtype(stored->info.dtype);
       if (!dtype.has_value()) {
         return absl::InvalidArgumentError(absl::StrCat(
-            slot, " of ", parameters[i].name, " is ",
-            NameOf(stored->info.dtype), ", which LibTorch does not have"));
+            slot, " of ", leaves[i].name, " is ", NameOf(stored->info.dtype),
+            ", which LibTorch does not have"));
       }
       FSDP_ASSIGN_OR_RETURN(NewState state,
                             MakeState(*values_, static_cast<int>(i), *dtype));
-      slots_[parameters[i].name].tensors[slot] = state.values;
+      slots_[leaves[i].name].tensors[slot] = state.values;
       source.targets.push_back(std::move(state.target));
     }
     LoadPlanOptions options;

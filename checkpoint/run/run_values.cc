@@ -65,6 +65,11 @@ absl::StatusOr<RunValues> RunValues::Read(const TrainingRun& run,
     values.leaves_.push_back({parameter.name, parameter.sizes, parameter.values,
                               parameter.begin, parameter.replicas});
   }
+  for (const WholeValue& other : values.model_.others) {
+    if (other.is_buffer) continue;
+    values.leaves_.push_back(
+        {other.name, other.tensor.sizes().vec(), other.tensor, /*begin=*/0});
+  }
   if (run.optimizer == nullptr) return values;
   FSDP_ASSIGN_OR_RETURN(values.optimizer_,
                         ReadOptimizerValues(values.leaves_, *run.optimizer));

@@ -44,7 +44,8 @@ class RunValues {
   // Names without wrappers. `values` of a model that is not sharded is the
   // whole parameter, of any sizes.
   const ModelValues& model() const { return model_; }
-  // What an optimizer may step, in the order of model().parameters.
+  // What an optimizer may step, in the order of model().parameters, and behind
+  // them parameters that are not sharded though the model is, each whole.
   const std::vector<NamedShard>& leaves() const { return leaves_; }
   // Null without one.
   const OptimizerValues* optimizer() const {

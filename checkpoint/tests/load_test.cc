@@ -1,4 +1,5 @@
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
 #include <ATen/ops/full.h>
 #include <torch/nn/module.h>
 #include <torch/optim/adamw.h>
@@ -131,6 +132,44 @@ TEST(LoadTest, IgnoredParametersThatDifferBetweenRanks) {
     FSDP_RETURN_IF_ERROR(checkpoints->Load(7, run));
     const at::Tensor& weight = loaded->module()->head->weight;
     EXPECT_TRUE(weight.eq(7 + world.rank()).all().item<bool>());
+    return absl::OkStatus();
+  }));
+}
+
+// Of their states rank 0's are saved.
+TEST(LoadTest, AnOptimizerOverIgnoredParameters) {
+  const std::string folder = Folder("load_ignored_states");
+  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+    const auto make = [](FullyShardedDataParallel<NetImpl>& model,
+                         double gradient) {
+      std::vector<at::Tensor> leaves = model->Parameters();
+      leaves.push_back(model->module()->head->weight);
+      for (at::Tensor& leaf : leaves) {
+        leaf.mutable_grad() = at::full(leaf.sizes(), gradient);
+      }
+      auto optimizer = std::make_unique<torch::optim::AdamW>(leaves);
+      optimizer->step();
+      return optimizer;
+    };
+    FSDP_ASSIGN_OR_RETURN(auto saved, WithIgnoredHead(world, 1));
+    const auto optimizer = make(saved, 1 + world.rank());
+    TrainingRun run;
+    run.model = saved.get();
+    run.optimizer = optimizer.get();
+    run.random_state = false;  // of all threads together
+    FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
+                          Checkpointer::Open(folder, Unowned(world)));
+    FSDP_RETURN_IF_ERROR(checkpoints->Save(7, run));
+    FSDP_ASSIGN_OR_RETURN(auto loaded, WithIgnoredHead(world, 2));
+    const auto other = make(loaded, 9);
+    run.model = loaded.get();
+    run.optimizer = other.get();
+    FSDP_RETURN_IF_ERROR(checkpoints->Load(7, run));
+    const auto& state =
+        dynamic_cast<torch::optim::AdamWParamState&>(*other->state().at(
+            loaded->module()->head->weight.unsafeGetTensorImpl()));
+    EXPECT_EQ(state.step(), 1);
+    EXPECT_TRUE(at::allclose(state.exp_avg(), at::full({kDim, kDim}, 0.1)));
     return absl::OkStatus();
   }));
 }
