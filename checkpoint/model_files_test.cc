@@ -203,6 +203,18 @@ TEST(ModelFilesTest, CastOnTheWay) {
   }));
 }
 
+TEST(ModelFilesTest, NothingIsCastToWhatHasNoFractions) {
+  const std::string root = Folder("no_fractions");
+  for (const c10::ScalarType dtype :
+       {c10::kInt, c10::kBool, c10::kComplexFloat}) {
+    ExportOptions options;
+    options.dtype = dtype;
+    EXPECT_THAT(ExportNet(2, root + "/m", /*seed=*/1, options),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         HasSubstr("name a floating-point dtype")));
+  }
+}
+
 TEST(ModelFilesTest, SeveralFilesLinksAndAnIndex) {
   const std::string root = Folder("several");
   ExportOptions options;
@@ -360,6 +372,19 @@ TEST(ModelFilesTest, WhatOneRankRefusesAllRefuse) {
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("\"../up\" is no name")));
   EXPECT_THAT(Names(root), ElementsAre("m"));
+}
+
+TEST(ModelFilesTest, TheWrappedModuleHasNoValues) {
+  const std::string root = Folder("wrapped");
+  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
+    const auto net = MakeNet(kDim, kBlocks, /*seed=*/1);
+    FSDP_ASSIGN_OR_RETURN(auto model,
+                          FullyShard(net, Unowned(world), BlockUnits()));
+    EXPECT_THAT(ExportModel(root + "/m", *net),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         HasSubstr("pass the model that FullyShard()")));
+    return absl::OkStatus();
+  }));
 }
 
 TEST(ModelFilesTest, WhatAKilledExportHasLeftIsReplaced) {

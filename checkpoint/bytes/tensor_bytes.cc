@@ -49,7 +49,8 @@ absl::Status TensorSource::Read(int64_t position, absl::Span<char> out) const {
     if (part.scalar_type() != dtype_ || !part.is_cpu()) {
       part = part.to(at::TensorOptions().dtype(dtype_).device(at::kCPU));
     }
-    part = part.contiguous();
+    // Lazy conjugation and negation are not in the bytes.
+    part = part.resolve_conj().resolve_neg().contiguous();
     std::memcpy(out.data(), BytesOf(part) + (position - begin * item),
                 out.size());
   });
@@ -87,7 +88,7 @@ absl::Status TensorSink::WriteElements(int64_t begin,
     const int64_t item = ItemBytes(dtype_);
     const int64_t count = static_cast<int64_t>(bytes.size()) / item;
     if (values_.is_cpu() && values_.scalar_type() == dtype_ &&
-        values_.is_contiguous()) {
+        values_.is_contiguous() && !values_.is_conj() && !values_.is_neg()) {
       std::memcpy(static_cast<char*>(values_.mutable_data_ptr()) + begin * item,
                   bytes.data(), bytes.size());
       // As copy_() does it, for graphs that have computed with the values.

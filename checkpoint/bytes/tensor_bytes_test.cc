@@ -1,9 +1,12 @@
 #include "checkpoint/bytes/tensor_bytes.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/_neg_view.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/imag.h>
+#include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/ScalarType.h>
 
@@ -56,6 +59,40 @@ TEST(TensorSourceTest, NothingAndStridesAndNonFloats) {
   std::string bytes(80, '?');
   EXPECT_OK(TensorSource(strided, c10::kLong).Read(0, absl::MakeSpan(bytes)));
   EXPECT_EQ(bytes, MemoryOf(strided.contiguous()));
+}
+
+// Whose bytes in memory are not its values.
+std::vector<at::Tensor> Lazy() {
+  const at::Tensor parts = Values(46, c10::kFloat).view({23, 2});
+  return {at::view_as_complex(parts).conj(),
+          at::imag(at::view_as_complex(parts).conj()),
+          at::_neg_view(Values(23, c10::kFloat))};
+}
+
+at::Tensor Plain(const at::Tensor& values) {
+  const at::Tensor plain = at::zeros(values.sizes(), values.options());
+  plain.copy_(values);
+  return plain;
+}
+
+TEST(TensorSourceTest, LazyConjugationAndNegationCount) {
+  for (const at::Tensor& values : Lazy()) {
+    ASSERT_TRUE(values.is_conj() || values.is_neg());
+    const TensorSource source(values, values.scalar_type());
+    std::string bytes(source.bytes(), '?');
+    EXPECT_OK(source.Read(0, absl::MakeSpan(bytes)));
+    EXPECT_EQ(bytes, MemoryOf(Plain(values)));
+  }
+}
+
+TEST(TensorSinkTest, LazyConjugationAndNegationCount) {
+  for (const at::Tensor& values : Lazy()) {
+    const at::Tensor expected = Plain(values).add(1);
+    const std::string bytes = MemoryOf(expected);
+    EXPECT_OK(TensorSink(values, values.scalar_type()).Write(0, bytes));
+    EXPECT_TRUE(values.is_conj() || values.is_neg());
+    EXPECT_TRUE(at::equal(Plain(values), expected));
+  }
 }
 
 TEST(TensorSinkTest, AnyPiecesOfAnyCast) {

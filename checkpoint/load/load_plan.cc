@@ -15,6 +15,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/catalog/catalog.h"
 #include "checkpoint/run/torch_dtype.h"
+#include "checkpoint/tensor/dtype.h"
 #include "checkpoint/tensor/tensor_info.h"
 
 namespace fsdp::checkpoint {
@@ -30,6 +31,20 @@ int64_t Numel(const Sizes& sizes, size_t first_dim = 0) {
   int64_t numel = 1;
   for (size_t d = first_dim; d < sizes.size(); ++d) numel *= sizes[d];
   return numel;
+}
+
+// Nothing is cut off: an index or a flag is what it was or is refused.
+bool CanBecome(c10::ScalarType stored, c10::ScalarType wanted) {
+  if (c10::isFloatingType(wanted)) return c10::isFloatingType(stored);
+  if (c10::isComplexType(wanted)) return c10::isComplexType(stored);
+  return stored == wanted;
+}
+
+std::string Wanted(c10::ScalarType dtype) {
+  if (c10::isFloatingType(dtype)) return "a floating-point one";
+  if (c10::isComplexType(dtype)) return "a complex one";
+  const std::optional<Dtype> name = FileDtype(dtype);
+  return name.has_value() ? std::string(NameOf(*name)) : c10::toString(dtype);
 }
 
 class Planner {
@@ -104,12 +119,9 @@ class Planner {
       return Refuse(target, absl::StrCat("dtype ", NameOf(stored.info.dtype),
                                          ", which LibTorch does not have"));
     }
-    if (c10::isFloatingType(*dtype) != target.is_floating) {
-      return Refuse(
-          target,
-          absl::StrCat(
-              "dtype ", NameOf(stored.info.dtype), " instead of ",
-              target.is_floating ? "a floating-point one" : "an integral one"));
+    if (!CanBecome(*dtype, target.dtype)) {
+      return Refuse(target, absl::StrCat("dtype ", NameOf(stored.info.dtype),
+                                         " instead of ", Wanted(target.dtype)));
     }
     if (piece.rows.has_value()) {
       const auto [first, last] = *piece.rows;

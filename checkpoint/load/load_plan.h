@@ -53,7 +53,8 @@ struct LoadPlanOptions {
 };
 
 // InvalidArgument lists everything that does not fit at once: what is missing,
-// unexpected, of another shape, or not of floating point where it has to be.
+// unexpected, of another shape, or of a dtype that would be cut off: only
+// floating point becomes other floating point, and complex other complex.
 absl::StatusOr<LoadPlan> PlanLoad(const Catalog& catalog,
                                   absl::Span<const LoadTarget> targets,
                                   const LoadPlanOptions& options);

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/ScalarType.h>
 
 #include <cstdint>
 #include <optional>
@@ -15,6 +16,7 @@
 #include "checkpoint/catalog/catalog.h"
 #include "checkpoint/load/load_target.h"
 #include "checkpoint/load/tensor_recipe.h"
+#include "checkpoint/tensor/dtype.h"
 #include "checkpoint/tensor/tensor_info.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -194,6 +196,40 @@ TEST(LoadPlanTest, EverythingThatDoesNotFitIsListed) {
       StatusIs(absl::StatusCode::kInvalidArgument,
                AllOf(HasSubstr("shape: "), HasSubstr("dtype: "),
                      Not(HasSubstr("missing")), Not(HasSubstr("unexpected")))));
+}
+
+TEST(LoadPlanTest, OnlyFloatingPointIsCast) {
+  struct Case {
+    Dtype stored;
+    c10::ScalarType wanted;
+    std::string why;  // empty: it fits
+  };
+  const std::vector<Case> cases = {
+      {Dtype::kBF16, c10::kDouble, ""},
+      {Dtype::kF64, c10::kHalf, ""},
+      {Dtype::kC64, c10::kComplexDouble, ""},
+      {Dtype::kI64, c10::kLong, ""},
+      {Dtype::kBool, c10::kBool, ""},
+      {Dtype::kC64, c10::kFloat, "dtype C64 instead of a floating-point one"},
+      {Dtype::kF32, c10::kComplexFloat, "dtype F32 instead of a complex one"},
+      {Dtype::kF32, c10::kLong, "dtype F32 instead of I64"},
+      {Dtype::kI64, c10::kChar, "dtype I64 instead of I8"},
+      {Dtype::kI8, c10::kLong, "dtype I8 instead of I64"},
+      {Dtype::kU8, c10::kBool, "dtype U8 instead of BOOL"},
+      {Dtype::kBool, c10::kFloat, "dtype BOOL instead of a floating-point one"},
+  };
+  for (const Case& one : cases) {
+    const Tensors tensors = Tensors().Add("a", {2}, one.stored);
+    LoadTarget target = Target("a", {2}, 0, 2);
+    target.dtype = one.wanted;
+    const auto plan = PlanLoad(tensors.catalog(), {target}, {});
+    if (one.why.empty()) {
+      EXPECT_OK(plan.status());
+    } else {
+      EXPECT_THAT(plan.status(), StatusIs(absl::StatusCode::kInvalidArgument,
+                                          HasSubstr(one.why)));
+    }
+  }
 }
 
 TEST(LoadPlanTest, RecipesThatCannotBeAreNamed) {

@@ -3,6 +3,7 @@
 #define CHECKPOINT_LOAD_LOAD_TARGET_H_
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 
 #include <cstdint>
 #include <functional>
@@ -17,7 +18,8 @@ struct LoadTarget {
   std::string name;                       // in the model
   std::vector<std::string> aliases = {};  // any of them will do
   std::vector<int64_t> sizes;             // of the whole tensor
-  bool is_floating = true;
+  // Of the value, without mixed precision. Only floating-point values are cast.
+  c10::ScalarType dtype = c10::kFloat;
   // The elements from `begin` on, row-major: 1-D, of any dtype and device,
   // maybe resting, maybe empty. Undefined: only take_whole() can fill it.
   at::Tensor values;

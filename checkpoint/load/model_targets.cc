@@ -39,7 +39,7 @@ LoadTarget TargetOf(const ValueRange& range, bool is_sharded) {
   target.name = range.name;
   target.sizes = range.sizes;
   target.unit = range.unit;
-  target.is_floating = c10::isFloatingType(range.values.scalar_type());
+  target.dtype = range.values.scalar_type();
   if (!is_sharded) {
     FillWhole(range.values, target);
     return target;
@@ -68,7 +68,7 @@ std::vector<LoadTarget> TargetsOf(const RunValues& values) {
     LoadTarget target;
     target.name = other.name;
     target.sizes = other.tensor.sizes().vec();
-    target.is_floating = c10::isFloatingType(other.file_dtype);
+    target.dtype = other.file_dtype;
     FillWhole(other.tensor, target);
     targets.push_back(std::move(target));
   }
@@ -85,19 +85,30 @@ Caching CachingFor(const RunValues& values, int world_size) {
   return is_shared ? Caching::kCached : Caching::kDirect;
 }
 
-absl::StatusOr<NewState> MakeState(const RunValues& values, int index,
+absl::StatusOr<NewState> MakeState(const RunValues& values, int leaf,
                                    c10::ScalarType dtype) {
-  const ValueRange& parameter = values.model().parameters[index];
+  const auto& named = values.leaves()[leaf];
   NewState state;
   const absl::Status made = TorchToStatus("making an optimizer's state", [&] {
     const NormalMode normal;
     // Of the parameter's sizes and strides, as the optimizer would make it.
-    state.values = at::empty_like(parameter.values.detach(), dtype);
+    state.values = at::empty_like(named.shard.detach(), dtype);
   });
   if (!made.ok()) return made;
-  ValueRange range = parameter;
+  const std::vector<ValueRange>& parameters = values.model().parameters;
+  if (static_cast<size_t>(leaf) >= parameters.size()) {
+    state.target.name = named.name;
+    state.target.sizes = named.sizes;
+    state.target.dtype = dtype;
+    FillWhole(state.values, state.target);
+    return state;
+  }
+  ValueRange range = parameters[leaf];
   range.values = state.values;
   state.target = TargetOf(range, values.sharded() != nullptr);
+  for (const auto& [alias, name] : values.model().aliases) {
+    if (name == range.name) state.target.aliases.push_back(alias);
+  }
   return state;
 }
 

@@ -23,13 +23,13 @@ std::vector<LoadTarget> TargetsOf(const RunValues& values);
 // cache gives to all but the first.
 Caching CachingFor(const RunValues& values, int world_size);
 
-// New memory for something laid out like parameter `index` of values.model(),
-// such as an optimizer's state, and the target that fills it.
+// New memory for something laid out like `values.leaves()[leaf]`, such as an
+// optimizer's state, and the target that fills it.
 struct NewState {
   at::Tensor values;
   LoadTarget target;
 };
-absl::StatusOr<NewState> MakeState(const RunValues& values, int index,
+absl::StatusOr<NewState> MakeState(const RunValues& values, int leaf,
                                    c10::ScalarType dtype);
 
 }  // namespace fsdp::checkpoint

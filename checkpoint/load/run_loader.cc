@@ -2,11 +2,13 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/ScalarType.h>
 
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,6 +20,7 @@
 #include "base/normal_mode.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
+#include "checkpoint/catalog/catalog.h"
 #include "checkpoint/commit/checkpoint_list.h"
 #include "checkpoint/commit/manifest.h"
 #include "checkpoint/files/range_reader.h"
@@ -29,6 +32,7 @@
 #include "checkpoint/run/torch_dtype.h"
 #include "checkpoint/run/training_json.h"
 #include "fsdp/memory/buffer_layout.h"
+#include "fsdp/state/model_values.h"
 #include "fsdp/state/optimizer_values.h"
 
 namespace fsdp::checkpoint {
@@ -37,7 +41,7 @@ namespace {
 constexpr char kTrainingName[] = "training.json";
 // A million parameters' names and numbers.
 constexpr int64_t kMaxTrainingBytes = int64_t{256} << 20;
-// Random states, and buffers that differ between ranks.
+// Random states and entries, and the names of values of the rank.
 constexpr int64_t kMaxRankBytes = int64_t{1} << 30;
 
 // Files of one stem, and what they fill.
@@ -105,6 +109,7 @@ class Loading {
 
   absl::Status PlanOptimizer() {
     if (values_->optimizer() == nullptr) return absl::OkStatus();
+    UseFirstNames();
     for (const auto& [parameter, numbers] : record_.numbers) {
       slots_[parameter].numbers = numbers;
     }
@@ -114,28 +119,61 @@ class Loading {
     if (!context_.strict) DropUnknownSlots();
     // What does not fit is said before anything is read.
     return PlanReplacement(values_->leaves(), *run_.optimizer,
-                           *values_->optimizer(), slots_, *record_.groups)
+                           *values_->optimizer(), slots_, *record_.groups,
+                           context_.strict)
         .status();
+  }
+
+  // Tied parameters have the names that this model calls them by, whichever of
+  // theirs the checkpoint has.
+  void UseFirstNames() {
+    const std::map<std::string, std::string>& aliases =
+        values_->model().aliases;
+    for (const auto& [alias, name] : aliases) {
+      auto numbers = record_.numbers.extract(alias);
+      if (numbers.empty()) continue;
+      numbers.key() = name;
+      record_.numbers.insert(std::move(numbers));  // unless it is there
+    }
+    for (OptimizerGroup& group : *record_.groups) {
+      std::set<std::string> names;
+      for (const std::string& name : group.names) {
+        const auto alias = aliases.find(name);
+        names.insert(alias == aliases.end() ? name : alias->second);
+      }
+      group.names.assign(names.begin(), names.end());
+    }
+  }
+
+  // The state of `parameter`, by any of its names.
+  const StoredTensor* FindState(const Catalog& catalog,
+                                const std::string& parameter) const {
+    const StoredTensor* found = catalog.Find(parameter);
+    for (const auto& [alias, name] : values_->model().aliases) {
+      if (found != nullptr) break;
+      if (name == parameter) found = catalog.Find(alias);
+    }
+    return found;
   }
 
   absl::Status PlanSlot(const std::string& slot) {
     Source& source = optimizer_.emplace_back();
     FSDP_ASSIGN_OR_RETURN(source.catalog,
                           folder_->ReadStem(absl::StrCat("optimizer/", slot)));
-    const std::vector<ValueRange>& parameters = values_->model().parameters;
-    for (size_t i = 0; i < parameters.size(); ++i) {
+    const std::vector<NamedShard>& leaves = values_->leaves();
+    for (size_t i = 0; i < leaves.size(); ++i) {
       const StoredTensor* const stored =
-          source.catalog.Find(parameters[i].name);
+          FindState(source.catalog, leaves[i].name);
       if (stored == nullptr) continue;
       const auto dtype = TorchDtype(stored->info.dtype);
       if (!dtype.has_value()) {
         return absl::InvalidArgumentError(absl::StrCat(
-            slot, " of ", parameters[i].name, " is ",
-            NameOf(stored->info.dtype), ", which LibTorch does not have"));
+            slot, " of ", leaves[i].name, " is ", NameOf(stored->info.dtype),
+            ", which LibTorch does not have"));
       }
       FSDP_ASSIGN_OR_RETURN(NewState state,
                             MakeState(*values_, static_cast<int>(i), *dtype));
-      slots_[parameters[i].name].tensors[slot] = state.values;
+      slots_[leaves[i].name].tensors[slot] = state.values;
       source.targets.push_back(std::move(state.target));
     }
     LoadPlanOptions options;
@@ -164,32 +202,40 @@ class Loading {
   // Only of as many ranks: others have no use for them.
   absl::Status ReadRankFiles() {
     if (record_.world_size != context_.world_size) return absl::OkStatus();
-    const auto read = [this](const std::string& name,
+    const auto read = [this](const std::string& name, int64_t max_bytes,
                              std::optional<SmallFile>& file) -> absl::Status {
       FSDP_ASSIGN_OR_RETURN(const std::string text,
-                            folder_->ReadText(name, kMaxRankBytes));
+                            folder_->ReadText(name, max_bytes));
       FSDP_ASSIGN_OR_RETURN(file, ParseSmallFile(text));
       return absl::OkStatus();
     };
-    FSDP_RETURN_IF_ERROR(read(RankFileName(context_.rank), rank_file_));
+    FSDP_RETURN_IF_ERROR(
+        read(RankFileName(context_.rank), kMaxRankBytes, rank_file_));
     const std::string buffers = BuffersFileName(context_.rank);
     if (manifest_.files.count(buffers) == 0) return absl::OkStatus();
-    return read(buffers, buffers_file_);
+    int64_t max_bytes = kMaxRankBytes;
+    for (const WholeValue& other : values_->model().others) {
+      max_bytes += other.tensor.numel() *
+                   static_cast<int64_t>(c10::elementSize(other.file_dtype));
+    }
+    return read(buffers, max_bytes, whole_values_file_);
   }
 
   // --- Writes ---------------------------------------------------------------
 
   absl::Status Fill() {
+    all_ = BytesOf(model_.plan);
+    for (const Source& source : optimizer_) all_ += BytesOf(source.plan);
     FSDP_RETURN_IF_ERROR(FillFrom(model_));
     for (const Source& source : optimizer_) {
       FSDP_RETURN_IF_ERROR(FillFrom(source));
     }
-    FSDP_RETURN_IF_ERROR(FillOwnBuffers());
+    FSDP_RETURN_IF_ERROR(FillOwnWholeValues());
     if (values_->optimizer() != nullptr) {
-      FSDP_ASSIGN_OR_RETURN(
-          OptimizerReplacement replacement,
-          PlanReplacement(values_->leaves(), *run_.optimizer,
-                          *values_->optimizer(), slots_, *record_.groups));
+      FSDP_ASSIGN_OR_RETURN(OptimizerReplacement replacement,
+                            PlanReplacement(values_->leaves(), *run_.optimizer,
+                                            *values_->optimizer(), slots_,
+                                            *record_.groups, context_.strict));
       Apply(std::move(replacement), *run_.optimizer);
       FSDP_RETURN_IF_ERROR(TakeUpStates(*run_.optimizer));
     }
@@ -207,21 +253,31 @@ class Loading {
         " (Checkpointer::Steps()), or look with tools/checkpoint verify");
     FSDP_ASSIGN_OR_RETURN(const auto reader,
                           folder_->Open(source.catalog, options));
-    return LoadTensors(source.plan, source.targets, *reader, context_.progress);
+    LoadProgress progress = nullptr;
+    if (context_.progress != nullptr) {
+      progress = [this](int64_t bytes, int64_t) {
+        context_.progress(done_ + bytes, all_);
+      };
+    }
+    FSDP_RETURN_IF_ERROR(
+        LoadTensors(source.plan, source.targets, *reader, progress));
+    done_ += BytesOf(source.plan);
+    return absl::OkStatus();
   }
 
   // Those of this rank, where ranks had different ones.
-  absl::Status FillOwnBuffers() {
-    if (!buffers_file_.has_value()) return absl::OkStatus();
-    return TorchToStatus("filling buffers", [&] {
-      const c10::NoGradGuard no_grad;
-      for (const WholeValue& other : values_->model().others) {
-        const auto found = buffers_file_->tensors.find(other.name);
-        if (found == buffers_file_->tensors.end()) continue;
-        if (found->second.sizes() != other.tensor.sizes()) continue;
-        CopyInto(other.tensor.detach(), found->second);
-      }
-    });
+  absl::Status FillOwnWholeValues() {
+    if (!whole_values_file_.has_value()) return absl::OkStatus();
+    return TorchToStatus(
+        "filling buffers and parameters that are not sharded", [&] {
+          const c10::NoGradGuard no_grad;
+          for (const WholeValue& other : values_->model().others) {
+            const auto found = whole_values_file_->tensors.find(other.name);
+            if (found == whole_values_file_->tensors.end()) continue;
+            if (found->second.sizes() != other.tensor.sizes()) continue;
+            CopyInto(other.tensor.detach(), found->second);
+          }
+        });
   }
 
   const LoadContext& context_;
@@ -235,7 +291,10 @@ class Loading {
   std::vector<Source> optimizer_;
   std::map<std::string, OptimizerSlots> slots_;  // new ones
   std::optional<SmallFile> rank_file_;
-  std::optional<SmallFile> buffers_file_;
+  std::optional<SmallFile> whole_values_file_;
+  // Bytes of the plans, for context_.progress.
+  int64_t done_ = 0;
+  int64_t all_ = 0;
 };
 
 }  // namespace

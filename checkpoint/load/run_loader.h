@@ -22,7 +22,8 @@ struct LoadContext {
   // OK where it is OK on all ranks; otherwise one rank's error, on all.
   std::function<absl::Status(const absl::Status& mine)> agree;
   bool strict = true;
-  LoadProgress progress;  // may be null
+  // Of the model and the optimizer together; may be null.
+  LoadProgress progress;
 };
 
 // Fills all of `run` from the checkpoint of `step`. Two agreements: nothing is

@@ -32,18 +32,22 @@ struct Job {
   TensorSink sink;
 };
 
+int64_t RowElements(const WholeRead::Piece& piece) {
+  int64_t elements = 1;
+  const std::vector<int64_t>& shape = piece.tensor->info.shape;
+  for (size_t d = 1; d < shape.size(); ++d) elements *= shape[d];
+  return elements;
+}
+
 class Loader {
  public:
   Loader(const LoadPlan& plan, absl::Span<const LoadTarget> targets,
          RangeReader& reader, const LoadProgress& progress)
-      : plan_(plan), targets_(targets), reader_(reader), progress_(progress) {
-    for (const StraightRead& read : plan.straight) all_ += read.run.bytes;
-    for (const WholeRead& read : plan.whole) {
-      for (const WholeRead::Piece& piece : read.pieces) {
-        all_ += BytesOf(piece);
-      }
-    }
-  }
+      : plan_(plan),
+        targets_(targets),
+        reader_(reader),
+        progress_(progress),
+        all_(BytesOf(plan)) {}
 
   absl::Status Run() {
     const NormalMode normal;
@@ -66,18 +70,6 @@ class Loader {
   }
 
  private:
-  static int64_t RowElements(const WholeRead::Piece& piece) {
-    int64_t elements = 1;
-    const std::vector<int64_t>& shape = piece.tensor->info.shape;
-    for (size_t d = 1; d < shape.size(); ++d) elements *= shape[d];
-    return elements;
-  }
-
-  static int64_t BytesOf(const WholeRead::Piece& piece) {
-    return piece.rows * RowElements(piece) *
-           ItemBytes(piece.tensor->info.dtype);
-  }
-
   absl::Status LoadTogether(const std::vector<const StraightRead*>& reads) {
     Resident resident;
     std::vector<Job> jobs;
@@ -147,10 +139,22 @@ class Loader {
   RangeReader& reader_;
   const LoadProgress& progress_;
   int64_t done_ = 0;
-  int64_t all_ = 0;
+  const int64_t all_;
 };
 
 }  // namespace
+
+int64_t BytesOf(const LoadPlan& plan) {
+  int64_t bytes = 0;
+  for (const StraightRead& read : plan.straight) bytes += read.run.bytes;
+  for (const WholeRead& read : plan.whole) {
+    for (const WholeRead::Piece& piece : read.pieces) {
+      bytes +=
+          piece.rows * RowElements(piece) * ItemBytes(piece.tensor->info.dtype);
+    }
+  }
+  return bytes;
+}
 
 absl::Status LoadTensors(const LoadPlan& plan,
                          absl::Span<const LoadTarget> targets,

@@ -16,6 +16,9 @@ namespace fsdp::checkpoint {
 // Gets, now and then, how many bytes of the plan have been read.
 using LoadProgress = std::function<void(int64_t bytes, int64_t all)>;
 
+// All that LoadTensors() reads.
+int64_t BytesOf(const LoadPlan& plan);
+
 // Carries out `plan`, of `targets`. `reader`: over the files of the catalog, by
 // their numbers. What rests elsewhere is in memory one unit at a time; a target
 // that is put together from whole tensors costs the memory of these. After an

@@ -147,12 +147,12 @@ absl::Status RestoreRankValues(const SmallFile& file, c10::Device device,
   });
 }
 
-SmallFile TakeBuffers(const ModelValues& model) {
+SmallFile TakeWholeValues(const ModelValues& model) {
   const NormalMode normal;
   const c10::NoGradGuard no_grad;
   SmallFile file;
   for (const WholeValue& other : model.others) {
-    if (!other.is_buffer || other.tensor.layout() != c10::kStrided) continue;
+    if (other.tensor.layout() != c10::kStrided) continue;
     at::Tensor copy = at::empty(other.tensor.sizes(), other.file_dtype);
     copy.copy_(other.tensor);
     file.tensors[other.name] = copy;

@@ -18,7 +18,8 @@
 namespace fsdp::checkpoint {
 
 inline constexpr char kRanksFolder[] = "ranks";
-// "ranks/rank-00002.safetensors": of TakeRankValues(), and of TakeBuffers().
+// "ranks/rank-00002.safetensors": of TakeRankValues(), and of
+// TakeWholeValues().
 std::string RankFileName(int rank);
 std::string BuffersFileName(int rank);
 
@@ -41,9 +42,13 @@ absl::StatusOr<SmallFile> TakeRankValues(const TrainingRun& run,
 absl::Status RestoreRankValues(const SmallFile& file, c10::Device device,
                                TrainingRun& run);
 
-// The values of the buffers, copied to the CPU, in the dtypes they have without
+// The values of buffers and of parameters that are not sharded, which may
+// differ between ranks, copied to the CPU, in the dtypes they have without
 // mixed precision.
-SmallFile TakeBuffers(const ModelValues& model);
+SmallFile TakeWholeValues(const ModelValues& model);
+inline SmallFile TakeBuffers(const ModelValues& model) {
+  return TakeWholeValues(model);
+}
 
 }  // namespace fsdp::checkpoint
 

@@ -34,6 +34,19 @@ void ReadParameters(const torch::nn::Module& module, ModelValues* values) {
   }
 }
 
+// A wrapped module itself has no values while nothing computes.
+absl::Status CheckNotWrapped(const torch::nn::Module& module) {
+  for (const auto& item : module.named_parameters()) {
+    const at::Tensor& tensor = item.value();
+    if (!tensor.defined() || !IsOfShardedModel(tensor)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("the parameter ", item.key(),
+                     " belongs to a sharded model: pass the model that "
+                     "FullyShard() returned"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<RunValues> RunValues::Read(const TrainingRun& run,
@@ -51,6 +64,11 @@ absl::StatusOr<RunValues> RunValues::Read(const TrainingRun& run,
   for (const ValueRange& parameter : values.model_.parameters) {
     values.leaves_.push_back({parameter.name, parameter.sizes, parameter.values,
                               parameter.begin, parameter.replicas});
+  }
+  for (const WholeValue& other : values.model_.others) {
+    if (other.is_buffer) continue;
+    values.leaves_.push_back(
+        {other.name, other.tensor.sizes().vec(), other.tensor, /*begin=*/0});
   }
   if (run.optimizer == nullptr) return values;
   FSDP_ASSIGN_OR_RETURN(values.optimizer_,
@@ -89,6 +107,7 @@ absl::Status RunValues::ReadSharded(const TrainingRun& run,
 }
 
 absl::Status RunValues::ReadPlain(const torch::nn::Module& module) {
+  FSDP_RETURN_IF_ERROR(CheckNotWrapped(module));
   // Without the module itself, which may be in no shared_ptr.
   for (const auto& item :
        module.named_modules(/*name_prefix=*/"", /*include_self=*/false)) {

@@ -29,7 +29,8 @@ class RunValues {
  public:
   // On this rank alone: no messages. `what`: the caller, for texts.
   // InvalidArgument: no model; one that has sharded modules inside without
-  // being one; an optimizer of another class or of other parameters.
+  // being one, or is inside one; an optimizer of another class or of other
+  // parameters.
   // FailedPrecondition: inside a forward or backward.
   static absl::StatusOr<RunValues> Read(const TrainingRun& run,
                                         absl::string_view what);
@@ -43,7 +44,8 @@ class RunValues {
   // Names without wrappers. `values` of a model that is not sharded is the
   // whole parameter, of any sizes.
   const ModelValues& model() const { return model_; }
-  // What an optimizer may step, in the order of model().parameters.
+  // What an optimizer may step, in the order of model().parameters, and behind
+  // them parameters that are not sharded though the model is, each whole.
   const std::vector<NamedShard>& leaves() const { return leaves_; }
   // Null without one.
   const OptimizerValues* optimizer() const {

@@ -59,7 +59,7 @@ void TakeShare(int replica, int replicas, int64_t& begin, at::Tensor& values) {
 // The values of a model that is not sharded, in row-major order.
 at::Tensor Whole(const at::Tensor& tensor, int rank) {
   if (rank != 0) return Nothing(tensor);
-  return tensor.detach().contiguous().view({-1});
+  return tensor.detach().resolve_conj().resolve_neg().contiguous().view({-1});
 }
 
 absl::StatusOr<TensorPart> PartOf(const WholeValue& other, int rank,
@@ -90,18 +90,25 @@ TensorPart PartOf(const ValueRange& range, TensorInfo info,
   return part;
 }
 
+// Null: the optimizer has none.
+const at::Tensor* FindSlot(const RunValues& values, const std::string& name,
+                           const std::string& key) {
+  const auto slots = values.optimizer()->slots.find(name);
+  if (slots == values.optimizer()->slots.end()) return nullptr;
+  const auto slot = slots->second.tensors.find(key);
+  return slot == slots->second.tensors.end() ? nullptr : &slot->second;
+}
+
 // The slot `key` of all parameters that have it.
 absl::StatusOr<TensorGroup> SlotGroup(const std::string& key,
                                       const RunValues& values, int rank) {
   TensorGroup group{absl::StrCat("optimizer/", key), {}};
   std::vector<ValueRange> ranges;
   for (const ValueRange& parameter : values.model().parameters) {
-    const auto slots = values.optimizer()->slots.find(parameter.name);
-    if (slots == values.optimizer()->slots.end()) continue;
-    const auto slot = slots->second.tensors.find(key);
-    if (slot == slots->second.tensors.end()) continue;
+    const at::Tensor* const slot = FindSlot(values, parameter.name, key);
+    if (slot == nullptr) continue;
     ranges.push_back(parameter);
-    ranges.back().values = slot->second;
+    ranges.back().values = *slot;
   }
   const bool is_sharded = values.sharded() != nullptr;
   if (is_sharded) {
@@ -113,6 +120,15 @@ absl::StatusOr<TensorGroup> SlotGroup(const std::string& key,
         InfoOf(range.name, range.values.scalar_type(), range.sizes));
     group.parts.push_back(
         PartOf(range, std::move(info), range.values, is_sharded, rank));
+  }
+  for (const WholeValue& other : values.model().others) {
+    const at::Tensor* const slot = FindSlot(values, other.name, key);
+    if (other.is_buffer || slot == nullptr) continue;
+    FSDP_ASSIGN_OR_RETURN(
+        TensorPart part,
+        PartOf({other.name, *slot, slot->scalar_type(), /*is_buffer=*/false},
+               rank, PartOptions()));
+    group.parts.push_back(std::move(part));
   }
   return group;
 }
@@ -144,6 +160,13 @@ absl::StatusOr<TensorGroup> ModelGroup(const RunValues& values, int rank,
 
 absl::StatusOr<std::vector<TensorGroup>> PartsToWrite(
     const RunValues& values, int rank, const PartOptions& options) {
+  if (options.model_dtype.has_value() &&
+      !c10::isFloatingType(*options.model_dtype)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "floating-point values cannot be saved as ",
+        c10::toString(*options.model_dtype),
+        ": name a floating-point dtype, or none, for those that they have"));
+  }
   const c10::NoGradGuard no_grad;
   std::vector<TensorGroup> groups;
   FSDP_ASSIGN_OR_RETURN(TensorGroup model, ModelGroup(values, rank, options));

@@ -38,8 +38,8 @@ struct PartOptions {
 // once, cut evenly: what several ranks hold is shared out among them. What is
 // whole on every rank is rank 0's. Tied parameters are there once, by their
 // first name. Collective only where a parameter's storage is not row-major.
-// InvalidArgument, naming the tensor: a dtype that no file has, a layout other
-// than strided.
+// InvalidArgument: a dtype that no file has or a layout other than strided,
+// naming the tensor; a model_dtype that is not of floating point.
 absl::StatusOr<std::vector<TensorGroup>> PartsToWrite(
     const RunValues& values, int rank, const PartOptions& options);
 

@@ -21,6 +21,7 @@
 #include "base/torch_status.h"
 #include "comm/communicator.h"
 #include "flat_param/flat_parameter.h"
+#include "flat_param/guarded_storage.h"
 #include "flat_param/layout.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/model/sharded_model.h"
@@ -123,6 +124,10 @@ ModelAccess::ModelAccess(ModelAccess&& other) noexcept
 
 ModelAccess::~ModelAccess() {
   if (model_ != nullptr) model_->EndWholeAccess();
+}
+
+bool IsOfShardedModel(const at::Tensor& parameter) {
+  return parameter.has_storage() && flat_param::IsGuarded(parameter.storage());
 }
 
 ModelValues ReadModelValues(ShardedModel& model,

@@ -77,6 +77,10 @@ class ModelAccess {
   ShardedModel* model_;
 };
 
+// Whether `parameter` is that of a wrapped module itself, which has values only
+// while its unit computes.
+bool IsOfShardedModel(const at::Tensor& parameter);
+
 // `module` is the wrapped one of `model`.
 ModelValues ReadModelValues(ShardedModel& model,
                             const torch::nn::Module& module);

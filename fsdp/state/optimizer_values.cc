@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <typeinfo>
 #include <utility>
@@ -30,15 +31,49 @@ std::string Sorted(std::vector<std::string> names) {
   return absl::StrJoin(names, ", ");
 }
 
+// Of the same names; null: there is none.
+const OptimizerGroup* SameGroup(const OptimizerGroup& group,
+                                const std::vector<OptimizerGroup>& theirs) {
+  const std::string names = Sorted(group.names);
+  const auto found = std::find_if(theirs.begin(), theirs.end(),
+                                  [&](const OptimizerGroup& other) {
+                                    return Sorted(other.names) == names;
+                                  });
+  return found == theirs.end() ? nullptr : &*found;
+}
+
+// With most names in common with `ours[index]`, which itself is the answer
+// where nothing else is.
+const OptimizerGroup* NearestGroup(const std::vector<OptimizerGroup>& ours,
+                                   size_t index,
+                                   const std::vector<OptimizerGroup>& theirs) {
+  const std::set<std::string> names(ours[index].names.begin(),
+                                    ours[index].names.end());
+  const auto common = [&names](const OptimizerGroup& other) {
+    return std::count_if(
+        other.names.begin(), other.names.end(),
+        [&names](const std::string& name) { return names.count(name) > 0; });
+  };
+  const bool is_as_many = theirs.size() == ours.size();
+  const OptimizerGroup* nearest = is_as_many ? &theirs[index] : &ours[index];
+  auto most = is_as_many ? common(theirs[index]) : 0;
+  for (const OptimizerGroup& other : theirs) {
+    const auto count = common(other);
+    if (count <= most) continue;
+    nearest = &other;
+    most = count;
+  }
+  return nearest;
+}
+
 absl::Status PlanGroups(const std::vector<OptimizerGroup>& ours,
-                        const std::vector<OptimizerGroup>& theirs,
+                        const std::vector<OptimizerGroup>& theirs, bool strict,
                         OptimizerReplacement* replacement) {
-  for (const OptimizerGroup& group : ours) {
-    const auto found = std::find_if(
-        theirs.begin(), theirs.end(), [&](const OptimizerGroup& other) {
-          return Sorted(other.names) == Sorted(group.names);
-        });
-    if (found == theirs.end()) {
+  for (size_t i = 0; i < ours.size(); ++i) {
+    const OptimizerGroup& group = ours[i];
+    const OptimizerGroup* const found =
+        strict ? SameGroup(group, theirs) : NearestGroup(ours, i, theirs);
+    if (found == nullptr) {
       return absl::InvalidArgumentError(
           absl::StrCat("the optimizer has a group of ", Sorted(group.names),
                        ", which the state has not: make its groups as they "
@@ -96,10 +131,16 @@ absl::StatusOr<OptimizerReplacement> PlanReplacement(
     absl::Span<const NamedShard> leaves, const Optimizer& optimizer,
     const OptimizerValues& present,
     const std::map<std::string, OptimizerSlots>& slots,
-    const std::vector<OptimizerGroup>& groups) {
+    const std::vector<OptimizerGroup>& groups, bool strict) {
   OptimizerReplacement replacement;
-  FSDP_RETURN_IF_ERROR(PlanGroups(present.groups, groups, &replacement));
+  FSDP_RETURN_IF_ERROR(
+      PlanGroups(present.groups, groups, strict, &replacement));
+  std::set<std::string> stepped;
+  for (const OptimizerGroup& group : present.groups) {
+    stepped.insert(group.names.begin(), group.names.end());
+  }
   for (const NamedShard& named : leaves) {
+    if (!strict && stepped.count(named.name) == 0) continue;
     const auto found = slots.find(named.name);
     if (found == slots.end() ||
         (found->second.tensors.empty() && found->second.numbers.empty())) {

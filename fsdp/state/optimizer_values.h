@@ -46,11 +46,15 @@ struct OptimizerReplacement {
 
 // Of `slots`, by parameter, and `groups`; `present`: what `optimizer` holds.
 // InvalidArgument: other groups, or another class of optimizer or of states.
+// Not `strict`: groups may be others; each of the optimizer gets the options of
+// that with which it has most names in common, then of that in its place if
+// there are as many, or keeps its own; and states of what is in none are left
+// out.
 absl::StatusOr<OptimizerReplacement> PlanReplacement(
     absl::Span<const NamedShard> leaves,
     const torch::optim::Optimizer& optimizer, const OptimizerValues& present,
     const std::map<std::string, OptimizerSlots>& slots,
-    const std::vector<OptimizerGroup>& groups);
+    const std::vector<OptimizerGroup>& groups, bool strict = true);
 // TakeUpStates() has to follow.
 void Apply(OptimizerReplacement replacement,
            torch::optim::Optimizer& optimizer);
