@@ -59,8 +59,10 @@ absl::StatusOr<SourceFile> SourceFolder::SourceOf(
 absl::StatusOr<int64_t> SourceFolder::SizeOf(const std::string& name) const {
   FSDP_ASSIGN_OR_RETURN(const SourceFile source, SourceOf(name));
   if (source.sums != nullptr) return source.sums->bytes;
-  FSDP_ASSIGN_OR_RETURN(const FileInfo info, files_.Stat(source.path));
-  return info.bytes;
+  // Also of what is behind a link, as in the cache of huggingface_hub.
+  FSDP_ASSIGN_OR_RETURN(const std::unique_ptr<File> file,
+                        files_.OpenForReading(source.path, Caching::kCached));
+  return file->Size();
 }
 
 absl::StatusOr<std::string> SourceFolder::ReadBytes(const std::string& name,
