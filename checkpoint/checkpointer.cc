@@ -228,10 +228,10 @@ class Checkpointer::Impl {
     return absl::OkStatus();
   }
 
-  // Sets job_; what goes wrong is in it. The values are nobody else's as long as
-  // the result lives.
+  // Sets job_; what goes wrong is in it. The values are nobody else's as long
+  // as the result lives.
   std::optional<RunValues> Begin(int64_t step, const TrainingRun& run,
-                                  absl::string_view what) {
+                                 absl::string_view what) {
     SaveJob& job = job_.emplace();
     job.step = step;
     context_.overwrite = options_.overwrite || abandoned_.count(step) > 0;
@@ -285,7 +285,7 @@ class Checkpointer::Impl {
                           TakeRankValues(run, values.device()));
     FSDP_ASSIGN_OR_RETURN(job->rank_file, Format(of_rank));
     return TorchToStatus("copying buffers", [&] {
-      job->buffers_file = ValueOrThrow(Format(TakeBuffers(values.model())));
+      job->buffers_file = ValueOrThrow(Format(TakeWholeValues(values.model())));
     });
   }
 

@@ -46,9 +46,6 @@ absl::Status RestoreRankValues(const SmallFile& file, c10::Device device,
 // differ between ranks, copied to the CPU, in the dtypes they have without
 // mixed precision.
 SmallFile TakeWholeValues(const ModelValues& model);
-inline SmallFile TakeBuffers(const ModelValues& model) {
-  return TakeWholeValues(model);
-}
 
 }  // namespace fsdp::checkpoint
 

@@ -1,0 +1,264 @@
+#include "tools/checkpoint/source.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
+#include "base/status_macros.h"
+#include "checkpoint/commit/checkpoint_list.h"
+#include "checkpoint/commit/checkpoint_names.h"
+#include "checkpoint/dcp/dcp_catalog.h"
+#include "checkpoint/dcp/metadata.h"
+#include "checkpoint/dcp/metadata_reader.h"
+#include "checkpoint/load/source_folder.h"
+#include "tools/checkpoint/torch_file.h"
+
+namespace fsdp::checkpoint::tool {
+namespace {
+
+constexpr absl::string_view kEnding = ".safetensors";
+constexpr absl::string_view kIndexEnding = ".safetensors.index.json";
+constexpr char kModelStem[] = "model";
+constexpr int64_t kMaxMetadataBytes = int64_t{512} << 20;
+constexpr absl::string_view kRankFolder = "ranks/";
+
+bool HasName(const std::vector<std::string>& names, absl::string_view name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+// "model" for "model-00001-of-00002".
+absl::string_view WithoutNumber(absl::string_view stem) {
+  constexpr absl::string_view kNumber = "-00001-of-00001";
+  if (stem.size() <= kNumber.size()) return stem;
+  const absl::string_view end = stem.substr(stem.size() - kNumber.size());
+  if (end[0] != '-' || end.substr(6, 4) != "-of-") return stem;
+  return stem.substr(0, stem.size() - kNumber.size());
+}
+
+// Adds the tensors of `part` under other names.
+absl::Status AddCatalog(const Catalog& part, absl::string_view prefix,
+                        Catalog& catalog) {
+  std::vector<int> numbers;
+  for (const StoredFile& file : part.files()) {
+    FSDP_ASSIGN_OR_RETURN(numbers.emplace_back(),
+                          catalog.AddFile(file.name, file.bytes));
+  }
+  for (StoredTensor tensor : part.tensors()) {
+    tensor.info.name.insert(0, prefix);
+    for (StoredBox& box : tensor.boxes) box.file = numbers[box.file];
+    FSDP_RETURN_IF_ERROR(catalog.AddTensor(std::move(tensor)));
+  }
+  return absl::OkStatus();
+}
+
+const SumsByName* SumsOf(const Source& source) {
+  const bool has_sums = source.manifest.has_value() && !source.unchecked;
+  return has_sums ? &source.manifest->files : nullptr;
+}
+
+// What stands in front of "-00001-of-00002.safetensors" and the like, but not
+// of ranks.
+std::set<std::string> StemsOf(const Manifest& manifest) {
+  std::set<std::string> indexed;
+  std::set<std::string> stems;
+  for (const auto& [name, sums] : manifest.files) {
+    if (absl::EndsWith(name, kIndexEnding)) {
+      indexed.emplace(absl::StripSuffix(name, kIndexEnding));
+    }
+  }
+  for (const auto& [name, sums] : manifest.files) {
+    if (!absl::EndsWith(name, kEnding) || absl::StartsWith(name, kRankFolder)) {
+      continue;
+    }
+    const absl::string_view stem = absl::StripSuffix(name, kEnding);
+    const std::string whole(WithoutNumber(stem));
+    stems.insert(indexed.count(whole) > 0 ? whole : std::string(stem));
+  }
+  return stems;
+}
+
+bool HasPieces(const Catalog& catalog) {
+  const auto& files = catalog.files();
+  const auto& tensors = catalog.tensors();
+  return std::any_of(files.begin(), files.end(),
+                     [](const StoredFile& file) {
+                       return absl::StartsWith(file.name, "shard-");
+                     }) ||
+         std::any_of(tensors.begin(), tensors.end(),
+                     [](const StoredTensor& t) { return t.boxes.size() > 1; });
+}
+
+absl::Status ReadCheckpoint(const SourceOptions& options, Source& source) {
+  source.format = Format::kCheckpoint;
+  const SourceFolder folder(*source.files, source.folder, SumsOf(source));
+  const std::set<std::string> stems = StemsOf(*source.manifest);
+  if (stems.count(kModelStem) == 0) {
+    FSDP_ASSIGN_OR_RETURN(source.catalog, folder.ReadModel());
+    return absl::OkStatus();
+  }
+  FSDP_ASSIGN_OR_RETURN(source.catalog, folder.ReadStem(kModelStem));
+  for (const std::string& stem : stems) {
+    if (options.model_only || stem == kModelStem) continue;
+    FSDP_ASSIGN_OR_RETURN(const Catalog part, folder.ReadStem(stem));
+    FSDP_RETURN_IF_ERROR(
+        AddCatalog(part, absl::StrCat(stem, "/"), source.catalog));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadDcp(const SourceOptions& options, Source& source) {
+  source.format = Format::kDcp;
+  DcpCatalogOptions dcp;
+  dcp.model_only = options.model_only;
+  FSDP_ASSIGN_OR_RETURN(source.catalog,
+                        ReadDcpCatalog(*source.files, source.folder, dcp));
+  if (options.model_only) return absl::OkStatus();
+  FSDP_ASSIGN_OR_RETURN(
+      std::string bytes,
+      ReadFile(*source.files, JoinPath(source.folder, kDcpMetadataFile),
+               kMaxMetadataBytes));
+  FSDP_ASSIGN_OR_RETURN(const DcpMetadata metadata,
+                        ReadDcpMetadata(std::move(bytes)));
+  for (const auto& [name, place] : metadata.values) {
+    source.others.push_back(name);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadSafetensors(Source& source) {
+  const SourceFolder folder(*source.files, source.folder, nullptr);
+  FSDP_ASSIGN_OR_RETURN(source.catalog, folder.ReadModel());
+  source.format =
+      HasPieces(source.catalog) ? Format::kRankFiles : Format::kHuggingFace;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> LatestOf(FileSystem& files,
+                                     const std::string& run) {
+  FSDP_ASSIGN_OR_RETURN(const auto latest, LatestCheckpoint(files, run));
+  if (latest.has_value()) return latest->path;
+  return absl::NotFoundError(
+      absl::StrCat(run, " has no checkpoint that is whole: see checkpoint ls"));
+}
+
+absl::StatusOr<Source> OpenFolder(FileSystem& files, const std::string& path,
+                                  const SourceOptions& options) {
+  FSDP_ASSIGN_OR_RETURN(const std::vector<std::string> names, files.List(path));
+  if (IsRunFolder(names)) {
+    FSDP_ASSIGN_OR_RETURN(const std::string latest, LatestOf(files, path));
+    return OpenSource(files, latest, options);
+  }
+  Source source;
+  source.files = &files;
+  source.path = path;
+  source.folder = path;
+  source.unchecked = options.unchecked;
+  if (HasName(names, kManifestName)) {
+    FSDP_ASSIGN_OR_RETURN(source.manifest, ReadManifest(files, path));
+    FSDP_RETURN_IF_ERROR(ReadCheckpoint(options, source));
+  } else if (HasName(names, kDcpMetadataFile)) {
+    FSDP_RETURN_IF_ERROR(ReadDcp(options, source));
+  } else {
+    FSDP_RETURN_IF_ERROR(ReadSafetensors(source));
+  }
+  return source;
+}
+
+absl::StatusOr<Source> OpenFile(FileSystem& files, const std::string& path) {
+  const size_t slash = path.rfind('/');
+  const std::string name =
+      slash == std::string::npos ? path : path.substr(slash + 1);
+  if (name == kDcpMetadataFile || absl::EndsWith(name, ".distcp")) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, " is a part of a checkpoint: name its folder"));
+  }
+  Source source;
+  source.files = &files;
+  source.path = path;
+  source.folder = FolderOf(path);
+  FSDP_ASSIGN_OR_RETURN(const bool is_torch, IsTorchFile(files, path));
+  if (is_torch) {
+    source.format = Format::kTorch;
+    FSDP_ASSIGN_OR_RETURN(TorchFile file, ReadTorchFile(files, path));
+    source.catalog = std::move(file.catalog);
+    source.others = std::move(file.others);
+    source.unreadable = std::move(file.unreadable);
+    return source;
+  }
+  if (!absl::EndsWith(name, kEnding) && !absl::EndsWith(name, kIndexEnding)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        path, " is no file of torch.save(), nor has it a name that ends with ",
+        kEnding, " or ", kIndexEnding));
+  }
+  const SourceFolder folder(files, source.folder, nullptr);
+  FSDP_ASSIGN_OR_RETURN(source.catalog, folder.ReadFileOrIndex(name));
+  return source;
+}
+
+}  // namespace
+
+absl::string_view NameOf(Format format) {
+  switch (format) {
+    case Format::kCheckpoint:
+      return "a checkpoint";
+    case Format::kHuggingFace:
+      return "a Hugging Face model";
+    case Format::kRankFiles:
+      return "safetensors files of single ranks";
+    case Format::kDcp:
+      return "a checkpoint of torch.distributed.checkpoint";
+    case Format::kTorch:
+      break;
+  }
+  return "a file of torch.save()";
+}
+
+absl::StatusOr<Source> OpenSource(FileSystem& files, const std::string& path,
+                                  const SourceOptions& options) {
+  FSDP_ASSIGN_OR_RETURN(const bool is_folder, IsFolder(files, path));
+  return is_folder ? OpenFolder(files, path, options) : OpenFile(files, path);
+}
+
+absl::Status CheckAllReadable(const Source& source) {
+  if (source.unreadable.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      source.path, " has tensors that cannot be read as they are:", "\n  ",
+      absl::StrJoin(source.unreadable, "\n  ")));
+}
+
+bool HasRankFiles(const Source& source) {
+  return source.format == Format::kRankFiles ||
+         (source.format == Format::kCheckpoint && HasPieces(source.catalog));
+}
+
+absl::StatusOr<std::unique_ptr<RangeReader>> ReaderOf(
+    const Source& source, RangeReaderOptions options) {
+  options.advice = "take another checkpoint, or read it with --unchecked";
+  const SourceFolder folder(*source.files, source.folder, SumsOf(source));
+  return folder.Open(source.catalog, options);
+}
+
+bool IsRunFolder(const std::vector<std::string>& names) {
+  return std::any_of(names.begin(), names.end(), [](const std::string& name) {
+    return name == kMarkerName || ParseStepName(name).has_value();
+  });
+}
+
+absl::StatusOr<bool> IsFolder(FileSystem& files, const std::string& path) {
+  FSDP_ASSIGN_OR_RETURN(const FileInfo info, files.Stat(path));
+  if (info.kind != FileInfo::Kind::kOther) {
+    return info.kind == FileInfo::Kind::kFolder;
+  }
+  return files.List(path).ok();
+}
+
+}  // namespace fsdp::checkpoint::tool

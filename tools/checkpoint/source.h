@@ -1,0 +1,79 @@
+// Opens whatever has tensors, in any format there is.
+#ifndef TOOLS_CHECKPOINT_SOURCE_H_
+#define TOOLS_CHECKPOINT_SOURCE_H_
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "checkpoint/catalog/catalog.h"
+#include "checkpoint/commit/manifest.h"
+#include "checkpoint/files/file_system.h"
+#include "checkpoint/files/range_reader.h"
+
+namespace fsdp::checkpoint::tool {
+
+enum class Format {
+  kCheckpoint,   // of a run, with a manifest
+  kHuggingFace,  // safetensors with whole tensors, an index or not
+  kRankFiles,    // safetensors with the pieces of each rank
+  kDcp,          // torch.distributed.checkpoint
+  kTorch,        // a file of torch.save()
+};
+
+// "a Hugging Face model".
+absl::string_view NameOf(Format format);
+
+struct SourceOptions {
+  // The model's tensors, by their names in the model, without the optimizer's.
+  bool model_only = false;
+  // Checksums of the manifest are ignored.
+  bool unchecked = false;
+};
+
+// Its tensors: those of a checkpoint's optimizer are named after their file,
+// "optimizer/exp_avg/layer.weight"; those of torch.save() by their keys,
+// "model.layer.weight". What belongs to single ranks is left out.
+struct Source {
+  FileSystem* files = nullptr;
+  std::string path;    // of the folder or the file
+  std::string folder;  // to which names of files are relative
+  Format format = Format::kHuggingFace;
+  std::optional<Manifest> manifest;  // of a checkpoint
+  bool unchecked = false;
+  Catalog catalog;
+  // What has no tensor that can be read: "optim.param_groups.0.lr".
+  std::vector<std::string> others;
+  // Tensors whose elements lie in another order, and why, each as a text.
+  std::vector<std::string> unreadable;
+};
+
+// Of a run's folder, its latest checkpoint. NotFound, with what was looked for;
+// InvalidArgument and DataLoss, naming the file, for what its readers refuse.
+absl::StatusOr<Source> OpenSource(FileSystem& files, const std::string& path,
+                                  const SourceOptions& options = {});
+
+// InvalidArgument, naming them, if some tensors cannot be read.
+absl::Status CheckAllReadable(const Source& source);
+
+// Whether its safetensors files have the pieces of single ranks, as
+// kRankFiles says of those without a manifest.
+bool HasRankFiles(const Source& source);
+
+// Over the files of its catalog; checks what a manifest has the checksums of.
+// The source has to outlive it.
+absl::StatusOr<std::unique_ptr<RangeReader>> ReaderOf(
+    const Source& source, RangeReaderOptions options = {});
+
+// Are these the names in a folder of a run's checkpoints?
+bool IsRunFolder(const std::vector<std::string>& names);
+
+// Whether it is a folder, or a link to one.
+absl::StatusOr<bool> IsFolder(FileSystem& files, const std::string& path);
+
+}  // namespace fsdp::checkpoint::tool
+
+#endif  // TOOLS_CHECKPOINT_SOURCE_H_

@@ -1,0 +1,194 @@
+#include "tools/checkpoint/source.h"
+
+#include <unistd.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/testing/status_matchers.h"
+#include "checkpoint/catalog/catalog.h"
+#include "checkpoint/commit/checkpoint_names.h"
+#include "checkpoint/files/file_system.h"
+#include "checkpoint/files/real_file_system.h"
+#include "checkpoint/files/testing/simulated_file_system.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tools/checkpoint/testing/small_checkpoint.h"
+
+namespace fsdp::checkpoint::tool {
+namespace {
+
+using ::fsdp::checkpoint::testing::Contents;
+using ::fsdp::checkpoint::testing::SimulatedFileSystem;
+using ::fsdp::testing::StatusIs;
+using testing::FlipByte;
+using ::testing::HasSubstr;
+using testing::ModelFiles;
+using testing::RankFiles;
+using testing::ReadAll;
+using testing::SaveRun;
+using testing::SmallModel;
+using ::testing::UnorderedElementsAre;
+using testing::WriteFolder;
+
+std::vector<std::string> Names(const Source& source) {
+  std::vector<std::string> names;
+  for (const StoredTensor& tensor : source.catalog.tensors()) {
+    names.push_back(tensor.info.name);
+  }
+  return names;
+}
+
+TEST(SourceTest, ACheckpointOfARun) {
+  SimulatedFileSystem files;
+  ASSERT_OK(SaveRun(files, "/run", 3, SmallModel()));
+  ASSERT_OK(SaveRun(files, "/run", 7, SmallModel()));
+  ASSERT_OK_AND_ASSIGN(const Source latest, OpenSource(files, "/run"));
+  EXPECT_EQ(latest.path, "/run/step-7");
+  EXPECT_EQ(latest.format, Format::kCheckpoint);
+  EXPECT_THAT(Names(latest),
+              UnorderedElementsAre("w", "b", "scalar", "empty", "ids",
+                                   "optimizer/exp_avg/w"));
+  SourceOptions options;
+  options.model_only = true;
+  ASSERT_OK_AND_ASSIGN(const Source model,
+                       OpenSource(files, "/run/step-3", options));
+  EXPECT_EQ(model.manifest->step, 3);
+  EXPECT_THAT(Names(model),
+              UnorderedElementsAre("w", "b", "scalar", "empty", "ids"));
+}
+
+TEST(SourceTest, ChecksumsAreChecked) {
+  SimulatedFileSystem files;
+  ASSERT_OK(SaveRun(files, "/run", 3, SmallModel()));
+  ASSERT_OK(FlipByte(files, "/run/step-3/model.safetensors", 4100));
+  EXPECT_THAT(ReadAll(files, "/run"),
+              StatusIs(absl::StatusCode::kDataLoss,
+                       HasSubstr("model.safetensors, bytes [0, ")));
+  SourceOptions options;
+  options.unchecked = true;
+  ASSERT_OK(OpenSource(files, "/run", options));
+}
+
+TEST(SourceTest, AModelInSeveralFiles) {
+  SimulatedFileSystem files;
+  ASSERT_OK(WriteFolder(files, "/hf", ModelFiles(SmallModel(), "model", 40)));
+  ASSERT_OK_AND_ASSIGN(const Source source, OpenSource(files, "/hf"));
+  EXPECT_EQ(source.format, Format::kHuggingFace);
+  EXPECT_GT(source.catalog.files().size(), 1u);
+  ASSERT_OK_AND_ASSIGN(const Source index,
+                       OpenSource(files, "/hf/model.safetensors.index.json"));
+  EXPECT_EQ(Names(index), Names(source));
+  ASSERT_OK_AND_ASSIGN(const auto all, ReadAll(files, "/hf"));
+  for (const testing::SmallTensor& tensor : SmallModel()) {
+    EXPECT_EQ(all.at(tensor.info.name), tensor.bytes) << tensor.info.name;
+  }
+  ASSERT_OK(files.RemoveFile(
+      absl::StrCat("/hf/", source.catalog.files().back().name)));
+  EXPECT_THAT(OpenSource(files, "/hf"),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr(source.catalog.files().back().name)));
+}
+
+TEST(SourceTest, FilesOfSingleRanks) {
+  SimulatedFileSystem files;
+  ASSERT_OK(WriteFolder(files, "/ranks", RankFiles(SmallModel(), 3)));
+  ASSERT_OK_AND_ASSIGN(const Source source, OpenSource(files, "/ranks"));
+  EXPECT_EQ(source.format, Format::kRankFiles);
+  EXPECT_TRUE(HasRankFiles(source));
+  ASSERT_OK_AND_ASSIGN(const auto all, ReadAll(files, "/ranks"));
+  for (const testing::SmallTensor& tensor : SmallModel()) {
+    EXPECT_EQ(all.at(tensor.info.name), tensor.bytes) << tensor.info.name;
+  }
+}
+
+// Those of Python.
+TEST(SourceTest, OtherFormats) {
+  FileSystem& files = RealFileSystem();
+  ASSERT_OK_AND_ASSIGN(
+      const Source torch,
+      OpenSource(files, "checkpoint/torch_archive/testing/data/mixed.pt"));
+  EXPECT_EQ(torch.format, Format::kTorch);
+  EXPECT_THAT(CheckAllReadable(torch),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("ordered.t: its strides")));
+  SimulatedFileSystem copy;
+  ASSERT_OK(copy.MakeFolder("/dcp"));
+  for (const std::string name : {"metadata", "__0_0.distcp"}) {
+    ASSERT_OK_AND_ASSIGN(
+        const std::string bytes,
+        ReadFile(files, "checkpoint/dcp/testing/data/plain/" + name, 1 << 20));
+    ASSERT_OK(ReplaceFile(
+        copy, "/dcp/" + (name == "metadata" ? "." + name : name), bytes));
+  }
+  ASSERT_OK_AND_ASSIGN(const Source dcp, OpenSource(copy, "/dcp"));
+  EXPECT_EQ(dcp.format, Format::kDcp);
+  EXPECT_THAT(Names(dcp), ::testing::Contains("model.w"));
+  EXPECT_THAT(dcp.others, ::testing::Contains("optim.param_groups.0.lr"));
+}
+
+TEST(SourceTest, Refusals) {
+  SimulatedFileSystem files;
+  ASSERT_OK(files.MakeFolder("/empty"));
+  ASSERT_OK(files.MakeFolder("/run"));
+  ASSERT_OK(files.MakeFolder("/damaged"));
+  ASSERT_OK(ReplaceFile(files, JoinPath("/run", kMarkerName), ""));
+  ASSERT_OK(ReplaceFile(files, "/damaged/manifest.json", "{}"));
+  ASSERT_OK(ReplaceFile(files, "/notes.txt", "some text"));
+  ASSERT_OK(ReplaceFile(files, "/bad.safetensors", "some text"));
+  ASSERT_OK(ReplaceFile(files, "/__0_0.distcp", "PK"));
+  struct Case {
+    std::string path;
+    absl::StatusCode code;
+    std::string text;
+  };
+  for (const Case& c : std::vector<Case>{
+           {"/no/such", absl::StatusCode::kNotFound, "/no/such"},
+           {"/empty", absl::StatusCode::kNotFound, "/empty has no model"},
+           {"/run", absl::StatusCode::kNotFound, "see checkpoint ls"},
+           {"/damaged", absl::StatusCode::kDataLoss, "/damaged/manifest.json"},
+           {"/notes.txt", absl::StatusCode::kInvalidArgument,
+            "is no file of torch.save()"},
+           {"/bad.safetensors", absl::StatusCode::kInvalidArgument,
+            "/bad.safetensors"},
+           {"/__0_0.distcp", absl::StatusCode::kInvalidArgument,
+            "name its folder"}}) {
+    EXPECT_THAT(OpenSource(files, c.path), StatusIs(c.code, HasSubstr(c.text)))
+        << c.path;
+  }
+}
+
+// A file that leads elsewhere, by a name in an index.
+TEST(SourceTest, HostileNames) {
+  SimulatedFileSystem files;
+  ASSERT_OK(
+      WriteFolder(files, "/hf",
+                  {{"model.safetensors.index.json",
+                    R"({"weight_map": {"w": "../secret.safetensors"}})"}}));
+  EXPECT_THAT(OpenSource(files, "/hf"),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("..")));
+}
+
+// As the cache of huggingface_hub has them.
+TEST(SourceTest, FilesAndFoldersBehindLinks) {
+  namespace fs = std::filesystem;
+  const std::string root =
+      absl::StrCat(::testing::TempDir(), "/source_test.", getpid());
+  FileSystem& files = RealFileSystem();
+  ASSERT_OK(files.MakeFolder(root));
+  ASSERT_OK(WriteFolder(files, root + "/blobs", ModelFiles(SmallModel())));
+  ASSERT_OK(files.MakeFolder(root + "/snapshot"));
+  fs::create_symlink("../blobs/model.safetensors",
+                     root + "/snapshot/model.safetensors");
+  fs::create_directory_symlink("snapshot", root + "/latest");
+  EXPECT_OK(ReadAll(files, root + "/snapshot"));
+  EXPECT_OK(ReadAll(files, root + "/latest"));
+  EXPECT_OK(ReadAll(files, root + "/snapshot/model.safetensors"));
+  fs::remove_all(root);
+}
+
+}  // namespace
+}  // namespace fsdp::checkpoint::tool
