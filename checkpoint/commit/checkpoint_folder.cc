@@ -167,8 +167,8 @@ absl::Status CheckpointFolder::WriteNext(int64_t step) {
 
 absl::Status CheckpointFolder::Announce() {
   FSDP_RETURN_IF_ERROR(files_.SyncFolder(root_));
-  FSDP_RETURN_IF_ERROR(files_.Rename(JoinPath(root_, kNextName),
-                                     JoinPath(root_, kLatestName)));
+  FSDP_RETURN_IF_ERROR(
+      files_.Rename(JoinPath(root_, kNextName), JoinPath(root_, kLatestName)));
   return files_.SyncFolder(root_);
 }
 
@@ -195,9 +195,8 @@ absl::Status CheckpointFolder::Undo(int64_t step, const absl::Status& why) {
   absl::Status undone = Remove(step, StepPath(root_, step));
   undone.Update(SettleReplaced(step));
   if (undone.ok()) return why;
-  return absl::Status(why.code(),
-                      absl::StrCat(why.message(), "; step ", step,
-                                   " may be saved all the same"));
+  return absl::Status(why.code(), absl::StrCat(why.message(), "; step ", step,
+                                               " may be saved all the same"));
 }
 
 absl::Status CheckpointFolder::MoveAside(int64_t step) {
@@ -214,8 +213,7 @@ absl::Status CheckpointFolder::Discard(int64_t step) {
   begun_.erase(step);
   // Before what shows that it was not committed.
   absl::Status removed = SettleNext();
-  removed.Update(
-      RemoveTree(files_, StepPath(root_, step, Stage::kIncomplete)));
+  removed.Update(RemoveTree(files_, StepPath(root_, step, Stage::kIncomplete)));
   if (removed.ok()) {
     undiscarded_.erase(step);
   } else {

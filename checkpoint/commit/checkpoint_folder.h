@@ -18,10 +18,10 @@
 namespace fsdp::checkpoint {
 
 // Rank 0 has it. The other ranks write into StepPath(root, step,
-// Stage::kIncomplete), which whoever comes first makes, after Claim() and, for a
-// step that was given up, after Discard(); and before Commit(). At every instant,
-// whatever is killed, ListCheckpoints() has what was committed last. Errors are
-// those of FileSystem where none is named. Thread-compatible.
+// Stage::kIncomplete), which whoever comes first makes, after Claim() and, for
+// a step that was given up, after Discard(); and before Commit(). At every
+// instant, whatever is killed, ListCheckpoints() has what was committed last.
+// Errors are those of FileSystem where none is named. Thread-compatible.
 class CheckpointFolder {
  public:
   // Makes the folder, in one that has to exist, or takes one that is ours, or

@@ -17,6 +17,7 @@
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/checkpointer.h"
+#include "checkpoint/files/file_system.h"
 #include "checkpoint/files/testing/faulty_file_system.h"
 #include "checkpoint/files/testing/simulated_file_system.h"
 #include "checkpoint/run/run.h"
@@ -78,8 +79,8 @@ class AsyncTest : public ::testing::Test {
   SimulatedFileSystem disk_;
   FaultyFileSystem faulty_{disk_};
   WriteGate gate_;
-  WatchedFileSystem files_{faulty_, [this](absl::string_view what,
-                                           const std::string&) {
+  WatchedFileSystem files_{faulty_,
+                           [this](absl::string_view what, const std::string&) {
                              return gate_.Pass(what);
                            }};
 };
@@ -239,9 +240,8 @@ TEST_F(AsyncTest, AnAbortedCommunicator) {
         world.Abort(absl::AbortedError("the test"));
         gate_.Release();
       });
-      absl::Status status = async
-                                ? checkpoints->SaveAsync(2, training->AsRun())
-                                : checkpoints->Save(2, training->AsRun());
+      absl::Status status = async ? checkpoints->SaveAsync(2, training->AsRun())
+                                  : checkpoints->Save(2, training->AsRun());
       status.Update(checkpoints->Wait());
       breaker.join();
       return status;

@@ -38,8 +38,8 @@ using ::testing::ElementsAre;
 
 constexpr int kRanks = 4;
 
-using Program = std::function<absl::Status(Communicator& world,
-                                           CollectiveLog& log)>;
+using Program =
+    std::function<absl::Status(Communicator& world, CollectiveLog& log)>;
 
 // What rank 1 has sent in the part of `program` after it has cleared the log.
 std::vector<CollectiveRecord> TraceOf(const Program& program) {
@@ -97,11 +97,10 @@ std::vector<CollectiveRecord> TraceOfToy(int64_t dim, bool async) {
 TEST(CollectivesTest, ASaveIsTwoExchanges) {
   for (const bool async : {false, true}) {
     const auto trace = TraceOfToy(/*dim=*/5, async);
-    EXPECT_THAT(NamesOf(trace),
-                ElementsAre("all-gather of checkpoint",
-                            "all-gather of checkpoint",
-                            "broadcast of checkpoint",
-                            "broadcast of checkpoint"));
+    EXPECT_THAT(
+        NamesOf(trace),
+        ElementsAre("all-gather of checkpoint", "all-gather of checkpoint",
+                    "broadcast of checkpoint", "broadcast of checkpoint"));
     EXPECT_LT(BytesOf(trace), 20'000);
   }
 }
@@ -145,22 +144,21 @@ TEST(CollectivesTest, ALoadAgreesThatAllIsWell) {
 // row-major, are what else is sent.
 TEST(CollectivesTest, WhatElseIsSent) {
   SimulatedFileSystem disk;
-  const auto trace =
-      TraceOf([&](Communicator& world, CollectiveLog& log) -> absl::Status {
-        TrainingSetup setup;
-        setup.model = ModelKind::kOdd;
-        setup.units = false;
-        FSDP_ASSIGN_OR_RETURN(const auto training,
-                              ShardedTraining::Make(world, setup, /*seed=*/1));
-        FSDP_RETURN_IF_ERROR(training->Step(0).status());
-        CheckpointerOptions options;
-        options.files = &disk;
-        FSDP_ASSIGN_OR_RETURN(
-            const auto checkpoints,
-            Checkpointer::Open("/run", Unowned(world), options));
-        log.Clear();
-        return checkpoints->Save(1, training->AsRun());
-      });
+  const auto trace = TraceOf([&](Communicator& world,
+                                 CollectiveLog& log) -> absl::Status {
+    TrainingSetup setup;
+    setup.model = ModelKind::kOdd;
+    setup.units = false;
+    FSDP_ASSIGN_OR_RETURN(const auto training,
+                          ShardedTraining::Make(world, setup, /*seed=*/1));
+    FSDP_RETURN_IF_ERROR(training->Step(0).status());
+    CheckpointerOptions options;
+    options.files = &disk;
+    FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
+                          Checkpointer::Open("/run", Unowned(world), options));
+    log.Clear();
+    return checkpoints->Save(1, training->AsRun());
+  });
   int reports = 0;
   int others = 0;
   for (const std::string& name : NamesOf(trace)) {

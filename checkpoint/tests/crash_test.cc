@@ -92,9 +92,9 @@ absl::Status RunAndDie(Communicator& world, const Scenario& scenario,
                        FaultyFileSystem& files, int64_t call) {
   FSDP_ASSIGN_OR_RETURN(const auto training,
                         ShardedTraining::Make(world, Setup(), /*seed=*/1));
-  FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
-                        Checkpointer::Open(kRoot, Unowned(world),
-                                           OptionsOf(scenario, files)));
+  FSDP_ASSIGN_OR_RETURN(
+      const auto checkpoints,
+      Checkpointer::Open(kRoot, Unowned(world), OptionsOf(scenario, files)));
   FSDP_RETURN_IF_ERROR(training->Step(1).status());
   FSDP_RETURN_IF_ERROR(checkpoints->Save(1, training->AsRun()));
   FSDP_RETURN_IF_ERROR(training->Step(2).status());
@@ -111,9 +111,9 @@ absl::StatusOr<int> LoadAndGoOn(Communicator& world, const Scenario& scenario,
                                 const std::map<int, Values>& expected) {
   FSDP_ASSIGN_OR_RETURN(const auto training,
                         ShardedTraining::Make(world, Setup(), /*seed=*/5));
-  FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
-                        Checkpointer::Open(kRoot, Unowned(world),
-                                           OptionsOf(scenario, files)));
+  FSDP_ASSIGN_OR_RETURN(
+      const auto checkpoints,
+      Checkpointer::Open(kRoot, Unowned(world), OptionsOf(scenario, files)));
   TrainingRun run = training->AsRun();
   FSDP_ASSIGN_OR_RETURN(const std::optional<int64_t> step,
                         checkpoints->LoadLatest(run));

@@ -159,7 +159,8 @@ class FaultyRun {
     }
     const bool names = absl::StrContains(failed.message(), kRoot);
     if (failed.code() == fault_.code && names) return absl::OkStatus();
-    return absl::InternalError(absl::StrCat("the error was ", failed.ToString()));
+    return absl::InternalError(
+        absl::StrCat("the error was ", failed.ToString()));
   }
 
   absl::Status CheckHas(Communicator& world, Checkpointer& checkpoints,
@@ -191,9 +192,8 @@ void FailEverywhere(const Scenario& scenario) {
       SCOPED_TRACE(absl::StrCat("errno ", fault.error, " at call ", call,
                                 fault.for_good ? " and after it" : ""));
       FaultyRun run(scenario, fault, call);
-      EXPECT_OK(RunAllRanks(scenario.ranks, [&](Communicator& world) {
-        return run.Run(world);
-      }));
+      EXPECT_OK(RunAllRanks(
+          scenario.ranks, [&](Communicator& world) { return run.Run(world); }));
       if (::testing::Test::HasFailure()) return;
       unimportant += run.did_not_matter();
       if (run.was_over()) break;

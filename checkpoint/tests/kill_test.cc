@@ -97,11 +97,12 @@ void Say(Communicator& world, absl::string_view what, int64_t step) {
 absl::Status Train(Communicator& world, const Role& role,
                    std::atomic<int64_t>& changes) {
   const bool kills = role.call >= 0 && world.rank() == role.victim;
-  WatchedFileSystem files(
-      RealFileSystem(), [&](absl::string_view, const std::string&) {
-        if (kills && changes++ == role.call) kill(getpid(), SIGKILL);
-        return absl::OkStatus();
-      });
+  WatchedFileSystem files(RealFileSystem(),
+                          [&](absl::string_view, const std::string&) {
+                            if (kills && changes++ == role.call)
+                              kill(getpid(), SIGKILL);
+                            return absl::OkStatus();
+                          });
   FSDP_ASSIGN_OR_RETURN(const auto training,
                         ShardedTraining::Make(world, {}, /*seed=*/1));
   CheckpointerOptions options;
@@ -142,10 +143,8 @@ int Main(int argc, char** argv, const Role& role) {
                             return Train(*ranks, role, changes);
                           });
   }
-  const absl::Status status =
-      comm::testing::RunAllRanks(2, [&](Communicator& world) {
-        return Train(world, role, changes);
-      });
+  const absl::Status status = comm::testing::RunAllRanks(
+      2, [&](Communicator& world) { return Train(world, role, changes); });
   if (!status.ok()) std::cout << "\nfailed " << status << std::endl;
   return status.ok() ? EXIT_SUCCESS : EXIT_FAILURE;
 }
@@ -162,8 +161,8 @@ struct Outcome {
 Outcome Execute(const Role& role) {
   char program[4096] = "";
   FSDP_CHECK(readlink("/proc/self/exe", program, sizeof(program) - 1) > 0);
-  const std::string command = absl::StrCat(kRole, "='", ToString(role), "' '",
-                                           program, "' 2>&1");
+  const std::string command =
+      absl::StrCat(kRole, "='", ToString(role), "' '", program, "' 2>&1");
   FILE* const pipe = popen(command.c_str(), "r");
   FSDP_CHECK(pipe != nullptr);
   Outcome outcome;

@@ -77,8 +77,8 @@ enum Level {
   kAsync,
 };
 const std::vector<int> kLevels = {
-    5, 5, 5, kNumNumberKinds, 3, 5, 3, kNumModelKinds, kNumOptimizerKinds, 4,
-    2};
+    5, 5, 5, kNumNumberKinds, 3, 5, 3, kNumModelKinds, kNumOptimizerKinds,
+    4, 2};
 
 Case CaseOf(const std::vector<int>& row, const std::string& directory) {
   Case result;
@@ -110,8 +110,8 @@ struct Expected {
 
 absl::Status Write(Communicator& world, const Case& one,
                    const std::string& folder, Expected& expected) {
-  FSDP_ASSIGN_OR_RETURN(const auto training, ShardedTraining::Make(
-                                                 world, one.before, /*seed=*/1));
+  FSDP_ASSIGN_OR_RETURN(const auto training,
+                        ShardedTraining::Make(world, one.before, /*seed=*/1));
   for (int step = 0; step < kStepsBefore; ++step) {
     FSDP_RETURN_IF_ERROR(training->Step(step).status());
   }
@@ -143,8 +143,8 @@ double ToleranceOf(const Case& one) {
 
 absl::Status Read(Communicator& world, const Case& one,
                   const std::string& folder, const Expected& expected) {
-  FSDP_ASSIGN_OR_RETURN(const auto training, ShardedTraining::Make(
-                                                 world, one.after, /*seed=*/5));
+  FSDP_ASSIGN_OR_RETURN(const auto training,
+                        ShardedTraining::Make(world, one.after, /*seed=*/5));
   FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
                         Checkpointer::Open(folder, Unowned(world)));
   TrainingRun run = training->AsRun();
@@ -159,8 +159,8 @@ absl::Status Read(Communicator& world, const Case& one,
   FSDP_RETURN_IF_ERROR(
       CheckSameBits(training->Buffers(), expected.buffers[buffers_of]));
   // Each rank norms by the rows that it sees.
-  const bool same_rows = one.before.model != ModelKind::kBatchNorm ||
-                         one.writers == one.readers;
+  const bool same_rows =
+      one.before.model != ModelKind::kBatchNorm || one.writers == one.readers;
   if (!same_rows) return absl::OkStatus();
   const double tolerance = ToleranceOf(one);
   // Losses get small, and what they are made of does not.
@@ -169,9 +169,9 @@ absl::Status Read(Communicator& world, const Case& one,
     FSDP_ASSIGN_OR_RETURN(const double loss, training->Step(kStepsBefore + i));
     const double wanted = expected.losses[i];
     if (std::abs(loss - wanted) <= tolerance * scale) continue;
-    return absl::InternalError(
-        absl::StrCat("loss ", i, " is ", loss, ", not ", wanted, ": off by ",
-                     std::abs(loss - wanted) / scale));
+    return absl::InternalError(absl::StrCat("loss ", i, " is ", loss, ", not ",
+                                            wanted, ": off by ",
+                                            std::abs(loss - wanted) / scale));
   }
   return absl::OkStatus();
 }
@@ -229,8 +229,8 @@ TEST(MatrixTest, All) {
     // The others go round.
     row.resize(kLevels.size());
     for (size_t level = kOtherStrategy; level < kLevels.size(); ++level) {
-      row[level] = (count * 7 + count / 5 * static_cast<int>(level)) %
-                   kLevels[level];
+      row[level] =
+          (count * 7 + count / 5 * static_cast<int>(level)) % kLevels[level];
     }
     row[kOtherTier] = row[kTier];
     if (row[kWriters] == row[kReaders]) row[kOtherStrategy] = row[kStrategy];

@@ -163,21 +163,17 @@ absl::Status ShardedTraining::Shard(comm::Communicator& world,
                       setup.strategy == ShardingStrategy::kHybridShardGradOp;
   FSDP_ASSIGN_OR_RETURN(
       const comm::Mesh mesh,
-      hybrid ? fsdp::testing::MeshOf(world)
-             : comm::Mesh::Create(fsdp::testing::Unowned(world),
-                                  {{"shard", -1}}));
-  FSDP_ASSIGN_OR_RETURN(
-      FullyShardedDataParallel<Net> model,
-      FullyShard(std::move(net), mesh, OptionsOf(setup)));
-  const at::ScalarType dtype = setup.numbers == NumberKind::kBFloat16
-                                   ? at::kBFloat16
-                                   : at::kFloat;
+      hybrid
+          ? fsdp::testing::MeshOf(world)
+          : comm::Mesh::Create(fsdp::testing::Unowned(world), {{"shard", -1}}));
+  FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<Net> model,
+                        FullyShard(std::move(net), mesh, OptionsOf(setup)));
+  const at::ScalarType dtype =
+      setup.numbers == NumberKind::kBFloat16 ? at::kBFloat16 : at::kFloat;
   loss_ = [model, dtype](int64_t begin, int64_t rows) mutable {
     if constexpr (std::is_same_v<Net, TransformerImpl>) {
       return fsdp::testing::TransformerLoss(
-          [&](const at::Tensor& x) {
-            return model->forward(x).to(at::kFloat);
-          },
+          [&](const at::Tensor& x) { return model->forward(x).to(at::kFloat); },
           fsdp::testing::Sequences(begin, rows));
     } else {
       constexpr int64_t kColumns =
@@ -209,10 +205,9 @@ absl::StatusOr<std::unique_ptr<ShardedTraining>> ShardedTraining::Make(
     comm::Communicator& world, const TrainingSetup& setup, int seed) {
   std::unique_ptr<ShardedTraining> training(new ShardedTraining);
   FSDP_RETURN_IF_ERROR(training->MakeModel(world, setup, seed));
-  training->optimizer_ = setup.fused
-                             ? MakeFused(*training->model_, setup.optimizer)
-                             : MakeOptimizer(*training->model_,
-                                             setup.optimizer);
+  training->optimizer_ =
+      setup.fused ? MakeFused(*training->model_, setup.optimizer)
+                  : MakeOptimizer(*training->model_, setup.optimizer);
   training->scheduler_ = std::make_unique<torch::optim::StepLR>(
       *training->optimizer_, /*step_size=*/3, /*gamma=*/0.8);
   // Finds no loss good enough, so that it lowers the rates every third step.
@@ -237,9 +232,8 @@ absl::StatusOr<double> ShardedTraining::Step(int step) {
   FSDP_RETURN_IF_ERROR(
       scaler_->Step(*optimizer_, model_->NamedShards()).status());
   FSDP_RETURN_IF_ERROR(scaler_->Update());
-  FSDP_ASSIGN_OR_RETURN(
-      const double sum,
-      fsdp::testing::SumOverRanks(world, loss.item<double>()));
+  FSDP_ASSIGN_OR_RETURN(const double sum, fsdp::testing::SumOverRanks(
+                                              world, loss.item<double>()));
   scheduler_->step();
   plateau_->step(static_cast<float>(sum / world.world_size()));
   return sum / world.world_size();

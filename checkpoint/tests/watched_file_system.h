@@ -24,9 +24,8 @@ class WatchedFileSystem : public FileSystem {
  public:
   // Called in front of each change: of a file's contents with "write",
   // otherwise with any other word. May block; an error is that of the call.
-  using BeforeChange =
-      std::function<absl::Status(absl::string_view what,
-                                 const std::string& path)>;
+  using BeforeChange = std::function<absl::Status(absl::string_view what,
+                                                  const std::string& path)>;
 
   WatchedFileSystem(FileSystem& base, BeforeChange before_change)
       : base_(base), before_change_(std::move(before_change)) {}
