@@ -18,6 +18,9 @@
 namespace fsdp::checkpoint {
 namespace {
 
+// Of the memory that a sink takes.
+constexpr int64_t kCopyBytes = int64_t{1} << 20;
+
 int64_t ItemBytes(c10::ScalarType dtype) {
   return static_cast<int64_t>(c10::elementSize(dtype));
 }
@@ -98,9 +101,15 @@ absl::Status TensorSink::WriteElements(int64_t begin,
       return;
     }
     // In memory of its own, since the bytes need not be aligned.
-    const at::Tensor part = at::empty({count}, dtype_);
-    std::memcpy(part.mutable_data_ptr(), bytes.data(), bytes.size());
-    values_.detach().narrow(0, begin, count).copy_(part);
+    const at::Tensor copy =
+        at::empty({std::min(count, kCopyBytes / item)}, dtype_);
+    for (int64_t done = 0; done < count; done += copy.numel()) {
+      const int64_t size = std::min(copy.numel(), count - done);
+      const at::Tensor part = copy.narrow(0, 0, size);
+      std::memcpy(part.mutable_data_ptr(), bytes.data() + done * item,
+                  size * item);
+      values_.detach().narrow(0, begin + done, size).copy_(part);
+    }
   });
 }
 

@@ -1,0 +1,71 @@
+// Plans of very many ranks and parameters, without their values.
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "base/testing/status_matchers.h"
+#include "checkpoint/files/checksums.h"
+#include "checkpoint/run/tensor_parts.h"
+#include "checkpoint/save/save_plan.h"
+#include "checkpoint/tests/large_plan.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::checkpoint::testing {
+namespace {
+
+constexpr int kRanks = 4096;
+constexpr int kParameters = 10'000;
+
+absl::StatusOr<SavePlan> PlanOf(const LargePlan& large, int rank) {
+  const std::vector<TensorGroup> groups = large.PartsOf(rank);
+  return PlanSave(groups, {{"config.json", "{}"}},
+                  /*max_file_bytes=*/5'000'000'000);
+}
+
+TEST(PlanTest, RanksAgreeAndTheirRangesMeet) {
+  const LargePlan large(kParameters, kRanks);
+  ASSERT_OK_AND_ASSIGN(const SavePlan first, PlanOf(large, 0));
+  EXPECT_EQ(first.files.front().name.substr(0, 5), "model");
+  for (const int rank : {1, 2, 3, 2047, 2048, 4095}) {
+    ASSERT_OK_AND_ASSIGN(const SavePlan before, PlanOf(large, rank - 1));
+    ASSERT_OK_AND_ASSIGN(const SavePlan plan, PlanOf(large, rank));
+    EXPECT_EQ(plan.text, first.text);
+    ASSERT_FALSE(plan.ranges.empty());
+    ASSERT_FALSE(before.ranges.empty());
+    // A rank goes on behind what the one before has.
+    const SaveRange& last = before.ranges.back();
+    const SaveRange& next = plan.ranges.back();
+    EXPECT_EQ(next.file, last.file);
+    EXPECT_GE(next.offset, last.offset + last.bytes);
+    for (const SaveRange& range : plan.ranges) {
+      EXPECT_LE(range.offset + range.bytes, plan.files[range.file].bytes);
+    }
+  }
+}
+
+// All that rank 0 does with the reports of all ranks.
+TEST(PlanTest, ReportsOfAllRanks) {
+  const LargePlan large(/*parameters=*/200, kRanks);
+  std::vector<NamedSize> files;
+  ASSERT_OK_AND_ASSIGN(const SavePlan first, PlanOf(large, 0));
+  for (const SaveFile& file : first.files) {
+    files.push_back({file.name, file.bytes});
+  }
+  std::vector<Piece> pieces;
+  for (size_t i = 0; i < files.size(); ++i) {
+    AppendZeroPieces(static_cast<int64_t>(i), 0,
+                     static_cast<int64_t>(first.files[i].head.size()), pieces);
+  }
+  for (int rank = 0; rank < kRanks; ++rank) {
+    ASSERT_OK_AND_ASSIGN(const SavePlan plan, PlanOf(large, rank));
+    for (const SaveRange& range : plan.ranges) {
+      AppendZeroPieces(range.file, range.offset, range.bytes, pieces);
+    }
+  }
+  // Each byte is written once.
+  EXPECT_OK(CombinePieces(std::move(pieces), files));
+}
+
+}  // namespace
+}  // namespace fsdp::checkpoint::testing
