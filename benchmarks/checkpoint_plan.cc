@@ -32,8 +32,10 @@ void BM_Plan(benchmark::State& state) {
     benchmark::DoNotOptimize(plan->ranges.size());
   }
 }
-BENCHMARK(BM_Plan)->Args({8, 1000})->Args({4096, 10'000})->Unit(
-    benchmark::kMillisecond);
+BENCHMARK(BM_Plan)
+    ->Args({8, 1000})
+    ->Args({4096, 10'000})
+    ->Unit(benchmark::kMillisecond);
 
 // Rank 0, of what all have written.
 void BM_CombineReports(benchmark::State& state) {
@@ -60,8 +62,10 @@ void BM_CombineReports(benchmark::State& state) {
   }
   state.counters["pieces"] = static_cast<double>(pieces.size());
 }
-BENCHMARK(BM_CombineReports)->Args({8, 1000})->Args({4096, 200})->Unit(
-    benchmark::kMillisecond);
+BENCHMARK(BM_CombineReports)
+    ->Args({8, 1000})
+    ->Args({4096, 200})
+    ->Unit(benchmark::kMillisecond);
 
 }  // namespace
 }  // namespace fsdp::checkpoint

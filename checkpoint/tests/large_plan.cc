@@ -27,10 +27,10 @@ LargePlan::LargePlan(int parameters, int ranks) {
     std::vector<ParameterSpec> specs;
     for (int i = first; i < first + kInUnit && i < parameters; ++i) {
       const int64_t columns = 37 + i % 11;
-      specs.push_back({absl::StrCat("layers.", first / kInUnit, ".part", i,
-                                    ".weight"),
-                       {1024, columns},
-                       {columns, 1}});
+      specs.push_back(
+          {absl::StrCat("layers.", first / kInUnit, ".part", i, ".weight"),
+           {1024, columns},
+           {columns, 1}});
     }
     absl::StatusOr<FlatLayout> layout =
         FlatLayout::Create(std::move(specs), sizeof(float), ranks);

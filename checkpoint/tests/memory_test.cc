@@ -134,8 +134,7 @@ TEST(MemoryTest, BuffersOnly) {
 int main(int argc, char** argv) {
   using fsdp::checkpoint::testing::kRole;
   if (const char* const folder = std::getenv(kRole)) {
-    const absl::Status status =
-        fsdp::checkpoint::testing::RunProgram(folder);
+    const absl::Status status = fsdp::checkpoint::testing::RunProgram(folder);
     if (!status.ok()) std::cout << status << std::endl;
     return status.ok() ? EXIT_SUCCESS : EXIT_FAILURE;
   }
