@@ -444,29 +444,40 @@ TEST(CheckpointerTest, AStepIsSavedOnce) {
   EXPECT_EQ(checkpoints->Load(2, run).code(), absl::StatusCode::kNotFound);
 }
 
-// Killed between the commit of step 8 and the moment when `latest` names it.
-TEST(CheckpointerTest, GoesOnFromTheNewestWhateverLatestSays) {
-  const std::string folder = Folder("newest");
-  ASSERT_OK(RunAllRanks(
-      2, [&](Communicator& world) { return SaveAlike(world, folder); }));
-  const std::string latest = Contents(folder + "/latest");
-  EXPECT_THAT(latest, HasSubstr("step-7"));
-  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(Training training, Training::Make(world, 2));
-    FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
-                          Checkpointer::Open(folder, Unowned(world)));
-    return checkpoints->Save(8, training.AsRun());
-  }));
-  std::ofstream(folder + "/latest") << latest;
-  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(Training training, Training::Make(world, 3));
-    FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
-                          Checkpointer::Open(folder, Unowned(world)));
-    TrainingRun run = training.AsRun();
-    FSDP_ASSIGN_OR_RETURN(const auto step, checkpoints->LoadLatest(run));
-    if (step != 8) return absl::InternalError("not the newest");
-    return checkpoints->Save(9, run);
-  }));
+// A run that has loaded an older step replaces those of the line that it has
+// given up when it gets there, and goes on from its own.
+TEST(CheckpointerTest, AnOlderStepBeginsANewLine) {
+  const std::string folder = Folder("line");
+  auto net = MakeNet(kDim, kBlocks);
+  TrainingRun run;
+  run.model = net.get();
+  CheckpointerOptions options;
+  options.keep_last = 3;
+  for (const int64_t step : {7, 8, 9}) {
+    ASSERT_OK_AND_ASSIGN(const auto checkpoints,
+                         Checkpointer::Open(folder, nullptr, options));
+    ASSERT_OK(checkpoints->Save(step, run));
+  }
+  const std::string before = Contents(folder + "/step-9/model.safetensors");
+  {
+    ASSERT_OK_AND_ASSIGN(const auto checkpoints,
+                         Checkpointer::Open(folder, nullptr, options));
+    ASSERT_OK(checkpoints->Load(7, run));
+    net->parameters()[0].detach().fill_(5);
+    ASSERT_OK(checkpoints->Save(8, run));
+    // What is of this line is not replaced.
+    EXPECT_EQ(checkpoints->Save(8, run).code(),
+              absl::StatusCode::kAlreadyExists);
+  }
+  ASSERT_OK_AND_ASSIGN(const auto checkpoints,
+                       Checkpointer::Open(folder, nullptr, options));
+  net->parameters()[0].detach().fill_(6);
+  EXPECT_EQ(*checkpoints->LoadLatest(run), 8);
+  EXPECT_EQ(net->parameters()[0].min().item<float>(), 5);
+  EXPECT_THAT(*checkpoints->Steps(), ElementsAre(7, 8, 9));
+  ASSERT_OK(checkpoints->SaveAsync(9, run));
+  ASSERT_OK(checkpoints->Wait());
+  EXPECT_NE(Contents(folder + "/step-9/model.safetensors"), before);
 }
 
 TEST(CheckpointerTest, ADamagedFileIsNamed) {

@@ -34,7 +34,11 @@ absl::StatusOr<std::vector<Committed>> ListCheckpoints(
       const std::string path = JoinPath(root, name);
       FSDP_ASSIGN_OR_RETURN(const bool committed,
                             Exists(files, JoinPath(path, kManifestName)));
-      if (committed) found[folder->step] = path;
+      if (!committed) continue;
+      // The one that it replaces is still there, and better than a damaged one.
+      const bool has_other = found.count(folder->step) > 0;
+      if (has_other && !ReadManifest(files, path).ok()) continue;
+      found[folder->step] = path;
     }
   }
   std::vector<Committed> list;
