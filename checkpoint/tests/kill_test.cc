@@ -46,7 +46,7 @@ using ::fsdp::testing::Unowned;
 namespace fs = std::filesystem;
 
 constexpr char kRole[] = "CHECKPOINT_KILL_TEST_ROLE";
-constexpr int64_t kSteps = 130;  // each of which is saved
+constexpr int64_t kSteps = 200;  // each of which is saved
 constexpr int kKillsInOneProcess = 100;
 constexpr int kKillsOfRanks = 12;
 
@@ -205,7 +205,8 @@ void KillAndGoOn(const std::string& folder, bool processes, int kills) {
       EXPECT_GE(outcome.loaded, least) << outcome.output;
     }
     EXPECT_FALSE(absl::StrContains(outcome.output, "failed")) << outcome.output;
-    EXPECT_EQ(outcome.ended, i == kills || outcome.saved == kSteps)
+    EXPECT_EQ(outcome.ended,
+              i == kills || outcome.loaded == kSteps || outcome.saved == kSteps)
         << outcome.output;
     saved = std::max(outcome.saved, saved);
     least = saved;
