@@ -139,7 +139,7 @@ int Main(int argc, char** argv, const Role& role) {
   std::atomic<int64_t> changes{0};
   if (role.processes) {
     return comm::RunRanks(argc, argv, /*ranks=*/2,
-                          [&](std::shared_ptr<Communicator> ranks) {
+                          [&](const std::shared_ptr<Communicator>& ranks) {
                             return Train(*ranks, role, changes);
                           });
   }
