@@ -118,10 +118,11 @@ class Loading {
     }
     if (!context_.strict) DropUnknownSlots();
     // What does not fit is said before anything is read.
-    return PlanReplacement(values_->leaves(), *run_.optimizer,
-                           *values_->optimizer(), slots_, *record_.groups,
-                           context_.strict)
-        .status();
+    FSDP_ASSIGN_OR_RETURN(replacement_,
+                          PlanReplacement(values_->leaves(), *run_.optimizer,
+                                          *values_->optimizer(), slots_,
+                                          *record_.groups, context_.strict));
+    return absl::OkStatus();
   }
 
   // Tied parameters have the names that this model calls them by, whichever of
@@ -232,11 +233,7 @@ class Loading {
     }
     FSDP_RETURN_IF_ERROR(FillOwnWholeValues());
     if (values_->optimizer() != nullptr) {
-      FSDP_ASSIGN_OR_RETURN(OptimizerReplacement replacement,
-                            PlanReplacement(values_->leaves(), *run_.optimizer,
-                                            *values_->optimizer(), slots_,
-                                            *record_.groups, context_.strict));
-      Apply(std::move(replacement), *run_.optimizer);
+      Apply(std::move(replacement_), *run_.optimizer);
       FSDP_RETURN_IF_ERROR(TakeUpStates(*run_.optimizer));
     }
     FSDP_RETURN_IF_ERROR(Restore(record_, run_));
@@ -290,6 +287,7 @@ class Loading {
   Source model_;
   std::vector<Source> optimizer_;
   std::map<std::string, OptimizerSlots> slots_;  // new ones
+  OptimizerReplacement replacement_;             // of slots_
   std::optional<SmallFile> rank_file_;
   std::optional<SmallFile> whole_values_file_;
   // Bytes of the plans, for context_.progress.
