@@ -99,8 +99,8 @@ absl::Status RunValues::ReadSharded(const TrainingRun& run,
                                     absl::string_view what) {
   auto& module = dynamic_cast<ShardedModuleBase&>(*run.model);
   sharded_ = &module.sharded_model();
-  FSDP_ASSIGN_OR_RETURN(ModelAccess access,
-                        ModelAccess::Begin(*sharded_, what));
+  FSDP_ASSIGN_OR_RETURN(WholeAccess access,
+                        WholeAccess::BeginAlone(*sharded_, what));
   access_.emplace(std::move(access));
   model_ = ReadModelValues(*sharded_, *module.children().front());
   return absl::OkStatus();

@@ -21,6 +21,7 @@
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/state/model_values.h"
 #include "fsdp/state/optimizer_values.h"
+#include "fsdp/state/whole_access.h"
 
 namespace fsdp::checkpoint {
 
@@ -58,7 +59,7 @@ class RunValues {
   absl::Status ReadPlain(const torch::nn::Module& module);
 
   ShardedModel* sharded_ = nullptr;
-  std::optional<ModelAccess> access_;
+  std::optional<WholeAccess> access_;
   ModelValues model_;
   std::vector<NamedShard> leaves_;
   std::optional<OptimizerValues> optimizer_;

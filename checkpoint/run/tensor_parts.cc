@@ -5,7 +5,6 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -42,16 +41,10 @@ at::Tensor Nothing(const at::Tensor& like) {
   return at::empty({0}, like.options().requires_grad(false));
 }
 
-// Of `count` things, where those of `index` begin when `shares` share them.
-int64_t ShareBegin(int64_t count, int index, int shares) {
-  return count / shares * index + std::min<int64_t>(count % shares, index);
-}
-
 // This rank's share of a range that all replicas have.
 void TakeShare(int replica, int replicas, int64_t& begin, at::Tensor& values) {
   if (replicas == 1) return;
-  const int64_t from = ShareBegin(values.numel(), replica, replicas);
-  const int64_t to = ShareBegin(values.numel(), replica + 1, replicas);
+  const auto [from, to] = EvenPart(values.numel(), replica, replicas);
   values = values.narrow(0, from, to - from);
   begin += from;
 }

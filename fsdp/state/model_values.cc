@@ -59,18 +59,12 @@ ParameterSpec SpecOf(const ValueRange& range) {
   return {range.name, range.sizes, range.strides};
 }
 
-// `parts` of a parameter of `numel` elements: where the part `index` begins.
-int64_t PartBegin(int64_t numel, int index, int parts) {
-  return numel / parts * index + std::min<int64_t>(numel % parts, index);
-}
-
 // This rank's part of `whole`, among all that have the unit.
 void TakeEvenPart(const ShardedModel& model, const at::Tensor& whole,
                   ValueRange& range) {
   const comm::Communicator& shards = model.shard_group(range.unit);
-  const int parts = shards.world_size();
-  const int64_t begin = PartBegin(whole.numel(), shards.rank(), parts);
-  const int64_t end = PartBegin(whole.numel(), shards.rank() + 1, parts);
+  const auto [begin, end] =
+      EvenPart(whole.numel(), shards.rank(), shards.world_size());
   range.begin = begin;
   range.values = whole.reshape({-1}).narrow(0, begin, end - begin).clone();
   int64_t stride = 1;
@@ -113,21 +107,15 @@ bool ValueRange::IsRowMajor() const {
   return true;
 }
 
-absl::StatusOr<ModelAccess> ModelAccess::Begin(ShardedModel& model,
-                                               absl::string_view what) {
-  FSDP_RETURN_IF_ERROR(model.BeginWholeAccess(what));
-  return ModelAccess(&model);
-}
-
-ModelAccess::ModelAccess(ModelAccess&& other) noexcept
-    : model_(std::exchange(other.model_, nullptr)) {}
-
-ModelAccess::~ModelAccess() {
-  if (model_ != nullptr) model_->EndWholeAccess();
-}
-
 bool IsOfShardedModel(const at::Tensor& parameter) {
   return parameter.has_storage() && flat_param::IsGuarded(parameter.storage());
+}
+
+std::pair<int64_t, int64_t> EvenPart(int64_t count, int index, int parts) {
+  const auto begin = [=](int64_t i) {
+    return count / parts * i + std::min(count % parts, i);
+  };
+  return {begin(index), begin(index + 1)};
 }
 
 ModelValues ReadModelValues(ShardedModel& model,

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -61,25 +62,13 @@ struct ModelValues {
   std::vector<WholeValue> others;
 };
 
-// As long as it lives the model belongs to the caller; see
-// ShardedModel::BeginWholeAccess(), which is refused on this rank alone.
-class ModelAccess {
- public:
-  static absl::StatusOr<ModelAccess> Begin(ShardedModel& model,
-                                           absl::string_view what);
-  ModelAccess(ModelAccess&& other) noexcept;
-  ModelAccess& operator=(ModelAccess&&) = delete;
-  ~ModelAccess();
-
- private:
-  explicit ModelAccess(ShardedModel* model) : model_(model) {}
-
-  ShardedModel* model_;
-};
-
 // Whether `parameter` is that of a wrapped module itself, which has values only
 // while its unit computes.
 bool IsOfShardedModel(const at::Tensor& parameter);
+
+// Of `count` things that `parts` share out evenly: the range [first, second) of
+// part `index`.
+std::pair<int64_t, int64_t> EvenPart(int64_t count, int index, int parts);
 
 // `module` is the wrapped one of `model`.
 ModelValues ReadModelValues(ShardedModel& model,

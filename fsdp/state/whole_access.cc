@@ -1,6 +1,7 @@
 #include "fsdp/state/whole_access.h"
 
 #include "absl/time/clock.h"
+#include "base/status_macros.h"
 #include "comm/agreement.h"
 
 namespace fsdp {
@@ -17,6 +18,12 @@ absl::StatusOr<WholeAccess> WholeAccess::Begin(ShardedModel& model,
   if (all.ok()) return WholeAccess(&model);
   if (mine.ok()) model.EndWholeAccess();
   return all;
+}
+
+absl::StatusOr<WholeAccess> WholeAccess::BeginAlone(ShardedModel& model,
+                                                    absl::string_view what) {
+  FSDP_RETURN_IF_ERROR(model.BeginWholeAccess(what));
+  return WholeAccess(&model);
 }
 
 WholeAccess::WholeAccess(WholeAccess&& other) noexcept : model_(other.model_) {

@@ -21,6 +21,9 @@ class WholeAccess {
   // refused on all. `what` names the caller: "GatherStateDict()".
   static absl::StatusOr<WholeAccess> Begin(ShardedModel& model,
                                            absl::string_view what);
+  // The same, but a refusal is of this rank alone: nothing is sent.
+  static absl::StatusOr<WholeAccess> BeginAlone(ShardedModel& model,
+                                                absl::string_view what);
   WholeAccess(WholeAccess&& other) noexcept;
   WholeAccess& operator=(WholeAccess&&) = delete;
   ~WholeAccess();
