@@ -12,7 +12,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -31,6 +30,7 @@
 #include "checkpoint/run/run_values.h"
 #include "checkpoint/run/tensor_parts.h"
 #include "checkpoint/run/training_json.h"
+#include "checkpoint/save/plan_writer.h"
 #include "checkpoint/save/save_job.h"
 #include "checkpoint/save/save_plan.h"
 #include "checkpoint/save/staged_feed.h"
@@ -43,18 +43,11 @@ namespace {
 constexpr char kTrainingName[] = "training.json";
 constexpr char kLabel[] = "checkpoint";
 
-// Of a file beside the model's.
-absl::Status CheckTextName(const std::string& name) {
-  if (!name.empty() && name[0] != '.' && !absl::StrContains(name, '/') &&
-      !absl::StrContains(name, '\0') &&
-      !absl::StrContains(name, ".safetensors") && name != kTrainingName &&
-      name != kManifestName) {
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "CheckpointerOptions::texts: \"", name,
-      "\" is no name for a file beside the model's: take one such as "
-      "config.json"));
+constexpr char kTexts[] = "CheckpointerOptions::texts";
+
+// The checkpoint has files of these names itself.
+bool IsTaken(const std::string& name) {
+  return name == kTrainingName || name == kManifestName;
 }
 
 }  // namespace
@@ -82,7 +75,10 @@ class Checkpointer::Impl {
 
   absl::Status Open(const std::shared_ptr<comm::Communicator>& ranks) {
     for (const auto& [name, text] : options_.texts) {
-      FSDP_RETURN_IF_ERROR(CheckTextName(name));
+      FSDP_RETURN_IF_ERROR(CheckTextName(kTexts, name));
+      if (!IsTaken(name)) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat(kTexts, ": a checkpoint has a ", name, " of its own"));
     }
     if (ranks != nullptr) {
       // Saves run on a thread of their own, beside the ranks' other calls.
@@ -257,7 +253,8 @@ class Checkpointer::Impl {
     result_ = Guard("writing a checkpoint", [this] {
       return RunSave(context_, *job_,
                      [this](const absl::StatusOr<RangeWriter*>& writer) {
-                       return WriteLive(job_->plan, writer);
+                       return writer.ok() ? WriteLive(job_->plan, **writer)
+                                          : writer.status();
                      });
     });
   }
@@ -284,6 +281,8 @@ class Checkpointer::Impl {
     FSDP_ASSIGN_OR_RETURN(const SmallFile of_rank,
                           TakeRankValues(run, values.device()));
     FSDP_ASSIGN_OR_RETURN(job->rank_file, Format(of_rank));
+    // Of a single rank they cannot differ from those of others.
+    if (context_.world_size() == 1) return absl::OkStatus();
     return TorchToStatus("copying buffers", [&] {
       job->buffers_file = ValueOrThrow(Format(TakeWholeValues(values.model())));
     });

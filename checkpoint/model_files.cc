@@ -14,7 +14,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
@@ -34,8 +33,8 @@
 #include "checkpoint/run/run.h"
 #include "checkpoint/run/run_values.h"
 #include "checkpoint/run/tensor_parts.h"
+#include "checkpoint/save/plan_writer.h"
 #include "checkpoint/save/save_plan.h"
-#include "checkpoint/save/staged_feed.h"
 #include "comm/agreement.h"
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/fully_sharded_data_parallel.h"
@@ -303,7 +302,7 @@ class ModelExport {
 
   absl::Status Plan(const RunValues& values) {
     for (const auto& [name, text] : options_.texts) {
-      FSDP_RETURN_IF_ERROR(CheckName(name));
+      FSDP_RETURN_IF_ERROR(CheckTextName("ExportOptions::texts", name));
     }
     PartOptions parts;
     parts.model_dtype = options_.dtype;
@@ -312,18 +311,6 @@ class ModelExport {
     FSDP_ASSIGN_OR_RETURN(
         plan_, PlanSave(groups, options_.texts, options_.max_file_bytes));
     return absl::OkStatus();
-  }
-
-  static absl::Status CheckName(const std::string& name) {
-    if (!name.empty() && name[0] != '.' && !absl::StrContains(name, '/') &&
-        !absl::StrContains(name, '\0') &&
-        !absl::StrContains(name, ".safetensors")) {
-      return absl::OkStatus();
-    }
-    return absl::InvalidArgumentError(absl::StrCat(
-        "ExportOptions::texts: \"", name,
-        "\" is no name for a file beside the model's: take one such as "
-        "config.json"));
   }
 
   // This rank's ranges, to the disk.
@@ -335,24 +322,9 @@ class ModelExport {
     FSDP_ASSIGN_OR_RETURN(
         const std::unique_ptr<RangeWriter> writer,
         RangeWriter::Create(Or(options_.files), paths, RangeWriterOptions()));
-    if (IsFirst()) FSDP_RETURN_IF_ERROR(WriteHeads(*writer));
-    FSDP_RETURN_IF_ERROR(WriteLive(plan_, writer.get()));
+    if (IsFirst()) FSDP_RETURN_IF_ERROR(WriteHeads(plan_, *writer));
+    FSDP_RETURN_IF_ERROR(WriteLive(plan_, *writer));
     return writer->Finish().status();
-  }
-
-  absl::Status WriteHeads(RangeWriter& writer) {
-    for (size_t i = 0; i < plan_.files.size(); ++i) {
-      const SaveFile& file = plan_.files[i];
-      const auto index = static_cast<int64_t>(i);
-      FSDP_RETURN_IF_ERROR(writer.SetSize(index, file.bytes));
-      FSDP_RETURN_IF_ERROR(writer.Write(
-          index, 0, static_cast<int64_t>(file.head.size()),
-          [&file](int64_t position, absl::Span<char> out) {
-            std::memcpy(out.data(), file.head.data() + position, out.size());
-            return absl::OkStatus();
-          }));
-    }
-    return absl::OkStatus();
   }
 
   torch::nn::Module& module_;

@@ -1,6 +1,7 @@
 #include "checkpoint/files/range_writer.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "absl/memory/memory.h"
@@ -88,6 +89,15 @@ absl::Status RangeWriter::Write(int64_t file, int64_t offset, int64_t bytes,
   FSDP_RETURN_IF_ERROR(CheckRange(file, offset, bytes));
   failed_ = WriteOnce(file, offset, bytes, fill);
   return failed_;
+}
+
+absl::Status RangeWriter::WriteBytes(int64_t file, int64_t offset,
+                                     absl::string_view bytes) {
+  return Write(file, offset, static_cast<int64_t>(bytes.size()),
+               [bytes](int64_t position, absl::Span<char> out) {
+                 std::memcpy(out.data(), bytes.data() + position, out.size());
+                 return absl::OkStatus();
+               });
 }
 
 absl::Status RangeWriter::WriteOnce(int64_t file, int64_t offset, int64_t bytes,

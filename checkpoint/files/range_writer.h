@@ -11,6 +11,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
 #include "checkpoint/files/checksums.h"
@@ -56,6 +57,10 @@ class RangeWriter {
   // before. An error is that of `fill`, Cancelled, or one of an earlier write
   // that was under way: after it, all calls return it.
   absl::Status Write(int64_t file, int64_t offset, int64_t bytes, Fill fill);
+
+  // The same of bytes that are there already.
+  absl::Status WriteBytes(int64_t file, int64_t offset,
+                          absl::string_view bytes);
 
   // Once, at the end: everything is on the disk, and these are the checksums.
   absl::StatusOr<std::vector<Piece>> Finish();

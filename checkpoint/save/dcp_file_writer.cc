@@ -81,15 +81,6 @@ class ChunkBytes {
   uint32_t crc_ = 0;
 };
 
-absl::Status WriteValue(const DcpFileValue& value, RangeWriter& writer) {
-  return writer.Write(0, value.offset, static_cast<int64_t>(value.bytes.size()),
-                      [&value](int64_t position, absl::Span<char> out) {
-                        std::memcpy(out.data(), value.bytes.data() + position,
-                                    out.size());
-                        return absl::OkStatus();
-                      });
-}
-
 absl::Status WriteChunks(const DcpRankFile& layout,
                          absl::Span<const DcpWriteTensor> tensors,
                          absl::Span<const TensorPart> parts,
@@ -129,7 +120,7 @@ absl::Status WriteDcpFile(FileSystem& files, const std::string& path,
                         RangeWriter::Create(files, {path}, options));
   FSDP_RETURN_IF_ERROR(writer->SetSize(0, layout.bytes));
   for (const DcpFileValue& value : layout.values) {
-    FSDP_RETURN_IF_ERROR(WriteValue(value, *writer));
+    FSDP_RETURN_IF_ERROR(writer->WriteBytes(0, value.offset, value.bytes));
   }
   FSDP_RETURN_IF_ERROR(WriteChunks(layout, tensors, parts, *writer));
   return writer->Finish().status();

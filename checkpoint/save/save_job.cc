@@ -1,7 +1,6 @@
 #include "checkpoint/save/save_job.h"
 
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
@@ -12,12 +11,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
-#include "absl/types/span.h"
 #include "base/status_macros.h"
 #include "checkpoint/commit/checkpoint_names.h"
 #include "checkpoint/commit/manifest.h"
 #include "checkpoint/files/checksums.h"
 #include "checkpoint/run/rank_values.h"
+#include "checkpoint/save/plan_writer.h"
 #include "checkpoint/save/rank_report.h"
 #include "comm/agreement.h"
 #include "offload/checksum.h"
@@ -26,16 +25,6 @@ namespace fsdp::checkpoint {
 namespace {
 
 constexpr char kLabel[] = "checkpoint";
-
-absl::Status WriteText(RangeWriter& writer, int64_t file,
-                       const std::string& text) {
-  return writer.Write(file, 0, static_cast<int64_t>(text.size()),
-                      [&text](int64_t position, absl::Span<char> out) {
-                        std::memcpy(out.data(), text.data() + position,
-                                    out.size());
-                        return absl::OkStatus();
-                      });
-}
 
 class Save {
  public:
@@ -83,15 +72,17 @@ class Save {
   absl::StatusOr<std::vector<Piece>> WritePart(const RangeFeed& feed) {
     absl::StatusOr<std::unique_ptr<RangeWriter>> writer = Begin();
     absl::Status status = writer.status();
-    if (status.ok()) status = WriteHeads(**writer);
+    if (status.ok() && context_.rank() == 0) {
+      status = WriteHeads(job_.plan, **writer);
+    }
     if (!status.ok()) {
       // What feeds has to end.
       feed(status).IgnoreError();
       return status;
     }
     FSDP_RETURN_IF_ERROR(feed(writer->get()));
-    FSDP_RETURN_IF_ERROR(WriteText(**writer, first_rank_file_ + context_.rank(),
-                                   job_.rank_file));
+    FSDP_RETURN_IF_ERROR((*writer)->WriteBytes(
+        first_rank_file_ + context_.rank(), 0, job_.rank_file));
     return (*writer)->Finish();
   }
 
@@ -110,17 +101,6 @@ class Save {
     FSDP_RETURN_IF_ERROR(
         files.MakeFolder(JoinPath(folder_, kRanksFolder)).status());
     return RangeWriter::Create(files, paths_, context_.writer);
-  }
-
-  absl::Status WriteHeads(RangeWriter& writer) {
-    if (context_.rank() != 0) return absl::OkStatus();
-    for (size_t i = 0; i < job_.plan.files.size(); ++i) {
-      const SaveFile& file = job_.plan.files[i];
-      const auto index = static_cast<int64_t>(i);
-      FSDP_RETURN_IF_ERROR(writer.SetSize(index, file.bytes));
-      FSDP_RETURN_IF_ERROR(WriteText(writer, index, file.head));
-    }
-    return absl::OkStatus();
   }
 
   // --- All ranks together ---------------------------------------------------
@@ -163,8 +143,8 @@ class Save {
     FSDP_ASSIGN_OR_RETURN(
         const auto writer,
         RangeWriter::Create(*context_.files, paths_, context_.writer));
-    FSDP_RETURN_IF_ERROR(WriteText(
-        *writer, first_buffers_file_ + context_.rank(), job_.buffers_file));
+    FSDP_RETURN_IF_ERROR(writer->WriteBytes(
+        first_buffers_file_ + context_.rank(), 0, job_.buffers_file));
     FSDP_ASSIGN_OR_RETURN(const std::vector<Piece> pieces, writer->Finish());
     report->pieces.insert(report->pieces.end(), pieces.begin(), pieces.end());
     report->own_bytes.push_back(static_cast<int64_t>(job_.buffers_file.size()));

@@ -7,7 +7,9 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status_macros.h"
@@ -61,6 +63,18 @@ absl::Status PlanGroup(const TensorGroup& group, int64_t max_file_bytes,
 }
 
 }  // namespace
+
+absl::Status CheckTextName(absl::string_view option, absl::string_view name) {
+  if (!name.empty() && name[0] != '.' && !absl::StrContains(name, '/') &&
+      !absl::StrContains(name, '\0') &&
+      !absl::StrContains(name, ".safetensors")) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      option, ": \"", name,
+      "\" is no name for a file beside the model's: take one such as "
+      "config.json"));
+}
 
 absl::StatusOr<SavePlan> PlanSave(
     absl::Span<const TensorGroup> groups,

@@ -11,7 +11,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "checkpoint/run/tensor_parts.h"
 
@@ -39,6 +41,10 @@ struct SavePlan {
   std::vector<std::string> folders;  // of files, relative; each once
   std::string text;                  // what ranks have to agree on, by lines
 };
+
+// InvalidArgument unless `name` can be one of the texts beside a model's files,
+// such as "config.json". `option`: where the user gave it, for the error.
+absl::Status CheckTextName(absl::string_view option, absl::string_view name);
 
 // Each of `groups` is a Hugging Face model by its stem: the files, and an index
 // where there are several. `texts`: further files of rank 0, by name; other

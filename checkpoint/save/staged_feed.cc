@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -23,25 +22,6 @@ namespace {
 constexpr int64_t kPartBytes = int64_t{8} << 20;
 
 }  // namespace
-
-absl::Status WriteLive(const SavePlan& plan,
-                       const absl::StatusOr<RangeWriter*>& writer) {
-  FSDP_RETURN_IF_ERROR(writer.status());
-  Resident held;
-  for (const SaveRange& range : plan.ranges) {
-    // Released once the next is held: parameters of a unit share their memory.
-    FSDP_ASSIGN_OR_RETURN(Resident next,
-                          Resident::Of(range.values, Use::kRead, Where::kHost));
-    held = std::move(next);
-    const TensorSource source(OnHost(range.values), range.dtype);
-    FSDP_RETURN_IF_ERROR(
-        (*writer)->Write(range.file, range.offset, range.bytes,
-                         [&source](int64_t position, absl::Span<char> out) {
-                           return source.Read(position, out);
-                         }));
-  }
-  return absl::OkStatus();
-}
 
 absl::Status StagedFeed::Stage(const SavePlan& plan, absl::Duration timeout) {
   Resident held;
@@ -112,12 +92,8 @@ absl::Status StagedFeed::WriteTo(const absl::StatusOr<RangeWriter*>& writer) {
     parts_.pop_front();
     mutex_.Unlock();
     if (status.ok()) {
-      status = (*writer)->Write(
-          part.file, part.offset, static_cast<int64_t>(part.bytes.size()),
-          [&part](int64_t position, absl::Span<char> out) {
-            std::memcpy(out.data(), part.bytes.data() + position, out.size());
-            return absl::OkStatus();
-          });
+      status = (*writer)->WriteBytes(part.file, part.offset,
+                                     {part.bytes.data(), part.bytes.size()});
       if (!status.ok()) ring_.Close(status);
     }
     ring_.GiveBack();

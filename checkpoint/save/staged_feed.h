@@ -1,5 +1,5 @@
-// This rank's values on their way to files: straight from where they are, or by
-// way of memory that a thread copies them to while another one writes.
+// This rank's values on their way to files by way of memory that a thread
+// copies them to while another one writes.
 #ifndef CHECKPOINT_SAVE_STAGED_FEED_H_
 #define CHECKPOINT_SAVE_STAGED_FEED_H_
 
@@ -19,11 +19,6 @@
 #include "checkpoint/save/staging_ring.h"
 
 namespace fsdp::checkpoint {
-
-// Writes all of `plan.ranges` while they are read; values that rest elsewhere
-// are in memory one unit at a time.
-absl::Status WriteLive(const SavePlan& plan,
-                       const absl::StatusOr<RangeWriter*>& writer);
 
 // One thread stages, another one writes what it has staged.
 class StagedFeed {

@@ -1,6 +1,5 @@
 #include "checkpoint/commit/testing/save_files.h"
 
-#include <cstring>
 #include <memory>
 #include <random>
 #include <vector>
@@ -54,11 +53,7 @@ absl::StatusOr<Manifest> WriteFiles(FileSystem& files,
   for (const auto& [name, bytes] : contents) {
     const auto size = static_cast<int64_t>(bytes.size());
     FSDP_RETURN_IF_ERROR(writer->SetSize(file, size));
-    const auto fill = [&bytes = bytes](int64_t position, absl::Span<char> out) {
-      std::memcpy(out.data(), bytes.data() + position, out.size());
-      return absl::OkStatus();
-    };
-    FSDP_RETURN_IF_ERROR(writer->Write(file, 0, size, fill));
+    FSDP_RETURN_IF_ERROR(writer->WriteBytes(file, 0, bytes));
     ++file;
   }
   FSDP_ASSIGN_OR_RETURN(const std::vector<Piece> pieces, writer->Finish());
