@@ -76,7 +76,7 @@ bool Shares(const at::Tensor& a, const at::Tensor& b) {
 bool Holds(const c10::IValue& argument, const at::Tensor& result) {
   if (argument.isTensor()) return Shares(argument.toTensor(), result);
   if (!argument.isTensorList()) return false;
-  for (const at::Tensor& each : argument.toTensorList()) {
+  for (const at::Tensor& each : argument.toTensorVector()) {
     if (Shares(each, result)) return true;
   }
   return false;
@@ -162,7 +162,7 @@ class Call {
   c10::List<at::Tensor> TakeList(const c10::List<at::Tensor>& list,
                                  bool touches, bool writes) {
     c10::List<at::Tensor> taken;
-    for (const at::Tensor& tensor : list) {
+    for (const at::Tensor& tensor : list.vec()) {
       TORCH_CHECK(!tensor.defined() || tensor.device() == TheDevice(), name_,
                   ": a list has a tensor on ", tensor.device(),
                   ", others are on ", TheDevice());
@@ -220,7 +220,7 @@ class Call {
         if (value.isTensor()) {
           put(value.toTensor());
         } else if (value.isTensorList()) {
-          for (const at::Tensor& result : value.toTensorList()) put(result);
+          for (const at::Tensor& result : value.toTensorVector()) put(result);
         }
       }
     });
@@ -234,7 +234,7 @@ class Call {
         value = Give(value.toTensor(), touches);
       } else if (value.isTensorList()) {
         c10::List<at::Tensor> given;
-        for (const at::Tensor& result : value.toTensorList()) {
+        for (const at::Tensor& result : value.toTensorVector()) {
           given.push_back(Give(result, touches));
         }
         value = std::move(given);
