@@ -6,7 +6,6 @@
 #include <optional>
 #include <set>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -16,7 +15,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/normal_mode.h"
-#include "base/start_thread.h"
 #include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
@@ -30,11 +28,9 @@
 #include "checkpoint/run/run_values.h"
 #include "checkpoint/run/tensor_parts.h"
 #include "checkpoint/run/training_json.h"
-#include "checkpoint/save/plan_writer.h"
 #include "checkpoint/save/save_job.h"
 #include "checkpoint/save/save_plan.h"
-#include "checkpoint/save/staged_feed.h"
-#include "checkpoint/save/staging_ring.h"
+#include "checkpoint/save/saver.h"
 #include "comm/agreement.h"
 
 namespace fsdp::checkpoint {
@@ -97,46 +93,29 @@ class Checkpointer::Impl {
 
   absl::Status Save(int64_t step, const TrainingRun& run) {
     FSDP_RETURN_IF_ERROR(Wait());
-    SaveNow(step, run, "Save()");
+    {
+      const NormalMode normal;
+      // Lives until all is written: live values belong to the save.
+      std::optional<RunValues> values;
+      saver_.Save(context_, Begin(step, run, "Save()", values));
+    }
     return Wait();
   }
 
   absl::Status SaveAsync(int64_t step, const TrainingRun& run) {
     FSDP_RETURN_IF_ERROR(Wait());
-    if (options_.staging_bytes <= 0) {
-      SaveNow(step, run, "SaveAsync()");
-      return absl::OkStatus();
-    }
     const NormalMode normal;
-    std::optional<RunValues> values = Begin(step, run, "SaveAsync()");
-    if (job_->mine.ok()) MakeRing(job_->plan);
-    if (ring_ == nullptr) {
-      // Without memory for copies there is nothing to do beside the training.
-      WriteNow();
-      return absl::OkStatus();
-    }
-    feed_.emplace(*ring_);
-    if (!StartWriter()) return absl::OkStatus();
-    absl::Status staged = job_->mine;
-    if (staged.ok()) {
-      staged = Guard("copying values for a checkpoint", [this] {
-        return feed_->Stage(job_->plan, options_.timeout);
-      });
-    }
-    // What goes wrong here is what the other thread tells all ranks.
-    if (!staged.ok()) feed_->Abandon(staged);
-    // Copies of parameters that are not row-major, for one.
-    std::vector<SaveRange>().swap(job_->plan.ranges);
+    std::optional<RunValues> values;
+    SaveJob job = Begin(step, run, "SaveAsync()", values);
+    saver_.SaveCopies(context_, std::move(job), options_.staging_bytes);
     return absl::OkStatus();
   }
 
   absl::Status Wait() {
-    if (writer_.joinable()) writer_.join();
-    if (!job_.has_value()) return absl::OkStatus();
-    if (result_.ok()) abandoned_.erase(job_->step);
-    feed_.reset();
-    job_.reset();
-    return std::exchange(result_, absl::OkStatus());
+    const std::optional<Saver::Ended> ended = saver_.Wait();
+    if (!ended.has_value()) return absl::OkStatus();
+    if (ended->status.ok()) abandoned_.erase(ended->step);
+    return ended->status;
   }
 
   absl::StatusOr<std::vector<int64_t>> Steps() const {
@@ -169,8 +148,9 @@ class Checkpointer::Impl {
     };
     context.strict = options.strict;
     context.progress = options.progress;
-    FSDP_RETURN_IF_ERROR(Guard("loading a checkpoint",
-                               [&] { return LoadRun(context, step, run); }));
+    FSDP_RETURN_IF_ERROR(TorchToStatus("loading a checkpoint", [&] {
+      ThrowIfError(LoadRun(context, step, run));
+    }));
     return GoOnFrom(step);
   }
 
@@ -179,14 +159,6 @@ class Checkpointer::Impl {
     if (context_.ranks == nullptr) return mine;
     return comm::Agree(*context_.ranks, mine, what,
                        absl::Now() + options_.timeout);
-  }
-
-  // `body`'s result, or what it throws.
-  template <typename Body>
-  static absl::Status Guard(absl::string_view what, const Body& body) {
-    absl::Status result;
-    const absl::Status thrown = TorchToStatus(what, [&] { result = body(); });
-    return thrown.ok() ? result : thrown;
   }
 
   // What rank 0 sees, on all ranks: others may not see yet what it does.
@@ -224,39 +196,19 @@ class Checkpointer::Impl {
     return absl::OkStatus();
   }
 
-  // Sets job_; what goes wrong is in it. The values are nobody else's as long
-  // as the result lives.
-  std::optional<RunValues> Begin(int64_t step, const TrainingRun& run,
-                                 absl::string_view what) {
-    SaveJob& job = job_.emplace();
+  // What to save, or why nothing can be. `values`: nobody else's as long as
+  // they live.
+  SaveJob Begin(int64_t step, const TrainingRun& run, absl::string_view what,
+                std::optional<RunValues>& values) {
+    SaveJob job;
     job.step = step;
     context_.overwrite = options_.overwrite || abandoned_.count(step) > 0;
     context_.retention.ignore = abandoned_;
-    std::optional<RunValues> values;
-    job.mine = Guard(what, [&]() -> absl::Status {
-      FSDP_ASSIGN_OR_RETURN(RunValues read, RunValues::Read(run, what));
-      values.emplace(std::move(read));
-      return Plan(*values, run, &job);
+    job.mine = TorchToStatus(what, [&] {
+      values.emplace(ValueOrThrow(RunValues::Read(run, what)));
+      ThrowIfError(Plan(*values, run, &job));
     });
-    return values;
-  }
-
-  // The result is Wait()'s.
-  void SaveNow(int64_t step, const TrainingRun& run, absl::string_view what) {
-    const NormalMode normal;
-    // Lives until all is written: live values belong to the save.
-    const std::optional<RunValues> values = Begin(step, run, what);
-    WriteNow();
-  }
-
-  void WriteNow() {
-    result_ = Guard("writing a checkpoint", [this] {
-      return RunSave(context_, *job_,
-                     [this](const absl::StatusOr<RangeWriter*>& writer) {
-                       return writer.ok() ? WriteLive(job_->plan, **writer)
-                                          : writer.status();
-                     });
-    });
+    return job;
   }
 
   // What is to be written, with the values where they are.
@@ -288,56 +240,13 @@ class Checkpointer::Impl {
     });
   }
 
-  // As large as it has to be, and kept; null where there is no memory.
-  void MakeRing(const SavePlan& plan) {
-    int64_t needed = 1;
-    for (const SaveRange& range : plan.ranges) needed += range.bytes;
-    needed = std::min(needed, options_.staging_bytes);
-    if (ring_ != nullptr && ring_->capacity() >= needed) return;
-    ring_.reset();
-    absl::StatusOr<offload::PageMemory> memory = StagingRing::Allocate(needed);
-    if (memory.ok()) ring_ = std::make_unique<StagingRing>(*std::move(memory));
-  }
-
-  // False: the save has failed already.
-  bool StartWriter() {
-    absl::StatusOr<std::thread> thread =
-        StartThread("to write a checkpoint", [this] { WriteStaged(); });
-    if (thread.ok()) {
-      writer_ = *std::move(thread);
-      return true;
-    }
-    // The others wait for this rank's report.
-    job_->mine = thread.status();
-    WriteNow();
-    return false;
-  }
-
-  // On a thread of its own.
-  void WriteStaged() {
-    bool fed = false;
-    const auto feed = [&](const absl::StatusOr<RangeWriter*>& writer) {
-      fed = true;
-      return feed_->WriteTo(writer);
-    };
-    result_ = Guard("writing a checkpoint",
-                    [&] { return RunSave(context_, *job_, feed); });
-    // Whoever stages must not wait.
-    if (!fed) feed(result_).IgnoreError();
-  }
-
   const CheckpointerOptions options_;
   std::unique_ptr<comm::Communicator> ranks_;
   std::unique_ptr<CheckpointFolder> folder_;
   SaveContext context_;
-  std::unique_ptr<StagingRing> ring_;
-  // Of the save under way, or of one whose result nobody has got yet.
-  std::optional<SaveJob> job_;
-  std::optional<StagedFeed> feed_;
-  absl::Status result_;  // of writer_, after it has ended
   // Steps of a line that was given up; of rank 0.
   std::set<int64_t> abandoned_;
-  std::thread writer_;
+  Saver saver_;
 };
 
 Checkpointer::Checkpointer(std::unique_ptr<Impl> impl)
