@@ -4,8 +4,12 @@
 // is read. Counters: `GB/s`; `of_plain`, the speed over that of a program that
 // does nothing but write, or read, a file in pieces of 8 MiB past the page
 // cache, three at a time, in the same run, with fdatasync; `blocked_ms`, how
-// long SaveAsync() keeps the training waiting, and `copy_ms`, how long a copy
-// of as many bytes takes.
+// long SaveAsync() keeps the training waiting the first time, when its memory
+// is new, `later_ms`, how long after that, and `copy_ms`, how long a copy of as
+// many bytes takes. Steps of the model, one core for each rank: `alone_ms`, of
+// one of kSteps, and `beside_ms`, where a save is under way when they begin,
+// without what SaveAsync() takes.
+#include <ATen/Parallel.h>
 #include <fcntl.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
@@ -52,6 +56,8 @@ constexpr int64_t kLayers = 32;
 constexpr int64_t kBytes = kLayers * kDim * kDim * 4;
 constexpr int64_t kPiece = int64_t{8} << 20;
 constexpr int kInFlight = 3;
+constexpr int kSteps = 6;
+constexpr int64_t kRows = 32;
 
 std::string Directory() {
   const char* const directory = std::getenv("CHECKPOINT_DIRECTORY");
@@ -122,17 +128,46 @@ Model MakeModel(comm::Communicator& world) {
       options));
 }
 
-// Seconds of rank 0, when all ranks have finished.
+// Seconds of rank 0, from when all ranks begin until all have finished.
+using Timed = std::function<double(const std::function<void()>& work)>;
+
 struct Figures {
   std::vector<double> save;
   std::vector<double> load;
   std::vector<double> blocked;
+  std::vector<double> later;
   std::vector<double> copy;
+  std::vector<double> alone;
+  std::vector<double> beside;
 };
 
-void Measure(comm::Communicator& world, int turns, Figures* figures) {
+void Train(Model& model) {
+  for (int step = 0; step < kSteps; ++step) {
+    model->forward(torch::ones({kRows, kDim})).sum().backward();
+    for (const NamedShard& named : model->NamedShards()) {
+      named.shard.mutable_grad().reset();
+    }
+  }
+}
+
+// Copies of all shards, in memory that is not new.
+double CopySeconds(Model& model, const Timed& timed) {
+  const std::vector<NamedShard> shards = model->NamedShards();
+  std::vector<at::Tensor> copies;
+  for (const NamedShard& named : shards) {
+    copies.push_back(at::zeros_like(named.shard.detach()));
+  }
+  return timed([&] {
+    for (size_t i = 0; i < copies.size(); ++i) {
+      copies[i].copy_(shards[i].shard.detach());
+    }
+  });
+}
+
+// One of each; rank 0 keeps them.
+void Measure(comm::Communicator& world, Figures* figures) {
   Model model = MakeModel(world);
-  const auto timed = [&](const std::function<void()>& work) {
+  const Timed timed = [&](const std::function<void()>& work) {
     const absl::Time deadline = absl::Now() + absl::Minutes(10);
     ThrowIfError(comm::Barrier(world, "begin", deadline));
     return SecondsOf([&] {
@@ -146,33 +181,22 @@ void Measure(comm::Communicator& world, int turns, Figures* figures) {
       ValueOrThrow(checkpoint::Checkpointer::Open(Directory(), ranks));
   checkpoint::TrainingRun run;
   run.model = model.get();
-  for (int turn = 0; turn < turns; ++turn) {
-    const int64_t step = 2 * turn;
-    const double save =
-        timed([&] { ThrowIfError(checkpoints->Save(step, run)); });
-    if (world.rank() == 0) Forget(Directory());
-    const double load =
-        timed([&] { ThrowIfError(checkpoints->Load(step, run)); });
-    const double blocked =
-        timed([&] { ThrowIfError(checkpoints->SaveAsync(step + 1, run)); });
-    ThrowIfError(checkpoints->Wait());
-    std::vector<at::Tensor> copies;
-    for (const NamedShard& named : model->NamedShards()) {
-      copies.push_back(at::zeros_like(named.shard.detach()));
-    }
-    const double copy = timed([&] {
-      for (size_t i = 0; i < copies.size(); ++i) {
-        copies[i].copy_(model->NamedShards()[i].shard.detach());
-      }
-    });
-    if (world.rank() != 0) continue;
-    figures->save.push_back(save);
-    figures->load.push_back(load);
-    figures->blocked.push_back(blocked);
-    figures->copy.push_back(copy);
-    fs::remove_all(absl::StrCat(Directory(), "/step-", step));
-    fs::remove_all(absl::StrCat(Directory(), "/step-", step + 1));
-  }
+  Figures mine;
+  mine.save = {timed([&] { ThrowIfError(checkpoints->Save(0, run)); })};
+  if (world.rank() == 0) Forget(Directory());
+  mine.load = {timed([&] { ThrowIfError(checkpoints->Load(0, run)); })};
+  const auto save_async = [&](int64_t step) {
+    return timed([&] { ThrowIfError(checkpoints->SaveAsync(step, run)); });
+  };
+  mine.blocked = {save_async(1)};
+  ThrowIfError(checkpoints->Wait());
+  mine.copy = {CopySeconds(model, timed)};
+  Train(model);
+  mine.alone = {timed([&] { Train(model); }) / kSteps};
+  mine.later = {save_async(2)};
+  mine.beside = {timed([&] { Train(model); }) / kSteps};
+  ThrowIfError(checkpoints->Wait());
+  if (world.rank() == 0) *figures = mine;
 }
 
 double Median(std::vector<double> values) {
@@ -192,21 +216,28 @@ const Figures& AllFigures(std::vector<double>* plain_writes,
   constexpr int kTurns = 3;
   static std::vector<double> writes, reads;
   static const Figures* const figures = [] {
-    auto* const result = new Figures;
+    auto* const all = new Figures;
     for (int turn = 0; turn < kTurns; ++turn) {
       fs::remove_all(Directory());
       writes.push_back(PlainSeconds(/*writes=*/true));
       reads.push_back(PlainSeconds(/*writes=*/false));
+      Figures one;
       ThrowIfError(comm::testing::AllOk(comm::testing::RunRanks(
           kRanks,
           [&](comm::Communicator& world) {
-            Measure(world, /*turns=*/1, result);
+            at::set_num_threads(1);
+            Measure(world, &one);
             return absl::OkStatus();
           },
           absl::Minutes(20))));
+      for (const auto of :
+           {&Figures::save, &Figures::load, &Figures::blocked, &Figures::later,
+            &Figures::copy, &Figures::alone, &Figures::beside}) {
+        (all->*of).push_back((one.*of).front());
+      }
     }
     fs::remove_all(Directory());
-    return result;
+    return all;
   }();
   *plain_writes = writes;
   *plain_reads = reads;
@@ -234,9 +265,22 @@ void BM_SaveAsync(benchmark::State& state) {
   const Figures& figures = AllFigures(&writes, &reads);
   for (auto _ : state) state.SetIterationTime(Median(figures.blocked));
   state.counters["blocked_ms"] = 1e3 * Median(figures.blocked);
+  state.counters["later_ms"] = 1e3 * Median(figures.later);
   state.counters["copy_ms"] = 1e3 * Median(figures.copy);
 }
 BENCHMARK(BM_SaveAsync)
+    ->UseManualTime()
+    ->Iterations(1)
+    ->Unit(benchmark::kMillisecond);
+
+void BM_StepsBesideSave(benchmark::State& state) {
+  std::vector<double> writes, reads;
+  const Figures& figures = AllFigures(&writes, &reads);
+  for (auto _ : state) state.SetIterationTime(Median(figures.beside));
+  state.counters["alone_ms"] = 1e3 * Median(figures.alone);
+  state.counters["beside_ms"] = 1e3 * Median(figures.beside);
+}
+BENCHMARK(BM_StepsBesideSave)
     ->UseManualTime()
     ->Iterations(1)
     ->Unit(benchmark::kMillisecond);
