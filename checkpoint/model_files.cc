@@ -37,7 +37,6 @@
 #include "checkpoint/save/save_plan.h"
 #include "comm/agreement.h"
 #include "fsdp/deferred/deferred_init.h"
-#include "fsdp/fully_sharded_data_parallel.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -47,13 +46,6 @@ constexpr char kLockName[] = ".lock";
 
 FileSystem& Or(FileSystem* files) {
   return files == nullptr ? RealFileSystem() : *files;
-}
-
-// Null: the module is not sharded.
-comm::Communicator* RanksOf(torch::nn::Module& module) {
-  auto* const sharded = dynamic_cast<ShardedModuleBase*>(&module);
-  return sharded == nullptr ? nullptr
-                            : &sharded->sharded_model().communicator();
 }
 
 absl::StatusOr<RunValues> ReadValues(torch::nn::Module& module,

@@ -49,6 +49,11 @@ absl::Status CheckNotWrapped(const torch::nn::Module& module) {
 
 }  // namespace
 
+comm::Communicator* RanksOf(torch::nn::Module& module) {
+  auto* const sharded = dynamic_cast<ShardedModuleBase*>(&module);
+  return sharded == nullptr ? nullptr : &sharded->communicator();
+}
+
 absl::StatusOr<RunValues> RunValues::Read(const TrainingRun& run,
                                           absl::string_view what) {
   if (run.model == nullptr) {

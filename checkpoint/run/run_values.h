@@ -5,6 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
+#include <torch/nn/module.h>
 
 #include <cstdint>
 #include <map>
@@ -17,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "checkpoint/run/run.h"
+#include "comm/communicator.h"
 #include "fsdp/model/named_shard.h"
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/state/model_values.h"
@@ -24,6 +26,9 @@
 #include "fsdp/state/whole_access.h"
 
 namespace fsdp::checkpoint {
+
+// The ranks of a model that FullyShard() has made; null: it is not sharded.
+comm::Communicator* RanksOf(torch::nn::Module& module);
 
 // As long as it lives, a sharded model is refused to others.
 class RunValues {

@@ -245,10 +245,10 @@ class Export {
 
 }  // namespace
 
-absl::Status ExportDcp(FileSystem& files, const std::string& folder,
-                       absl::Span<const TensorGroup> groups,
-                       comm::Communicator* ranks,
-                       const DcpExportOptions& options) {
+absl::Status WriteDcp(FileSystem& files, const std::string& folder,
+                      absl::Span<const TensorGroup> groups,
+                      comm::Communicator* ranks,
+                      const DcpExportOptions& options) {
   return Export(files, folder, ranks, options).Run(groups);
 }
 

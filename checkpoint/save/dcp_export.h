@@ -43,10 +43,10 @@ struct DcpExportOptions {
 // null: a single rank. What one rank cannot do all return as an error.
 // AlreadyExists: `folder` is there. InvalidArgument: ranks with other tensors,
 // parts that do not have each element once, a dtype that PyTorch lacks.
-absl::Status ExportDcp(FileSystem& files, const std::string& folder,
-                       absl::Span<const TensorGroup> groups,
-                       comm::Communicator* ranks,
-                       const DcpExportOptions& options = DcpExportOptions());
+absl::Status WriteDcp(FileSystem& files, const std::string& folder,
+                      absl::Span<const TensorGroup> groups,
+                      comm::Communicator* ranks,
+                      const DcpExportOptions& options = DcpExportOptions());
 
 }  // namespace fsdp::checkpoint
 

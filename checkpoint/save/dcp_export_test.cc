@@ -101,12 +101,12 @@ std::vector<absl::Status> ExportAll(FileSystem& files,
                                     const std::string& folder, int world_size,
                                     const DcpExportOptions& options) {
   if (world_size == 1) {
-    return {ExportDcp(files, folder, PartsOf(0, 1), nullptr, options)};
+    return {WriteDcp(files, folder, PartsOf(0, 1), nullptr, options)};
   }
   return comm::testing::RunRanks(
       world_size, [&](comm::Communicator& ranks) -> absl::Status {
-        return ExportDcp(files, folder, PartsOf(ranks.rank(), world_size),
-                         &ranks, options);
+        return WriteDcp(files, folder, PartsOf(ranks.rank(), world_size),
+                        &ranks, options);
       });
 }
 
@@ -230,10 +230,10 @@ TEST(DcpExportTest, WhatIsRefused) {
   }
   std::vector<TensorGroup> groups = PartsOf(0, 1);
   groups[1].stem = "ema";
-  EXPECT_THAT(ExportDcp(files, "/other", groups, nullptr),
+  EXPECT_THAT(WriteDcp(files, "/other", groups, nullptr),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("no place for tensors of ema")));
-  EXPECT_THAT(ExportDcp(files, "/other", PartsOf(0, 2), nullptr),
+  EXPECT_THAT(WriteDcp(files, "/other", PartsOf(0, 2), nullptr),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("\"model.a.weight\": element [2, 3, 1] is in "
                                  "none")));
@@ -241,8 +241,8 @@ TEST(DcpExportTest, WhatIsRefused) {
       2, [&](comm::Communicator& ranks) -> absl::Status {
         DcpExportOptions options = Options();
         if (ranks.rank() == 1) options.names = DcpNames::kTorchtitan;
-        return ExportDcp(files, "/other", PartsOf(ranks.rank(), 2), &ranks,
-                         options);
+        return WriteDcp(files, "/other", PartsOf(ranks.rank(), 2), &ranks,
+                        options);
       });
   for (const absl::Status& status : statuses) {
     EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument,

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Checks that Python's libraries read what //checkpoint writes, and that it reads what they write.
 
-usage: check_with_python.py FOLDER_OF_BINARIES [--record DATA]      (the folder has sample_reader and sample_writer)
+usage: check_with_python.py FOLDER_OF_BINARIES [--record DATA]      (the folder has sample_reader,
+sample_writer and dcp_training)
 
 Prints a line for each check, and at the end how many passed, failed and were skipped for want of a library; exits with 1
 if any failed. --record: also makes the folders of `data`, which tests read where there is no Python.
@@ -350,6 +351,54 @@ def dcp_hugging_face_reader_loads_ours(at, case):
     state = like(lines)
     dcp.load(state, storage_reader=dcp.HuggingFaceStorageReader(path), no_dist=True)
     expect_same(lines, lines_of(state))
+
+
+def go_on(_, folder, name, losses):
+    """A run that dcp_training has begun, as FSDP2."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    model = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3, bias=False))
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    optimizer = getattr(torch.optim, name)(model.parameters())  # all else is in the folder
+    model_state, optim_state = get_state_dict(model, optimizer)
+    dcp.load({"model": model_state, "optim": optim_state}, checkpoint_id=folder)
+    set_state_dict(model, optimizer, model_state_dict=model_state, optim_state_dict=optim_state)
+    for step, expected in enumerate(losses, start=5):
+        rows = torch.sin(torch.arange(14) * 0.7 + step).view(2, 7)
+        loss = model(rows).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if abs(loss.item() - expected) > 1e-6:
+            raise Failed(f"step {step}: the loss is {loss.item()}, and {expected} where it began")
+
+
+@check("torch", "AdamW", "Adam", "SGD")
+def two_ranks_of_fsdp2_go_on_where_three_of_ours_were(at, name):
+    losses = [float(line) for line in at.run("dcp_training", at.path("ours"), name).splitlines()]
+    if len(losses) != 5 or losses[0] <= losses[-1]:
+        raise Failed(f"losses are {losses}")
+    ranks_of(go_on, at, at.path("ours"), name, losses)
+
+
+@check("torch", "AdamW")
+def names_of_torchtitan_are_in_ours(at, name):
+    import torch
+    import torch.distributed.checkpoint as dcp
+    at.run("dcp_training", at.path("ours"), name, "torchtitan")
+    state = {"0.weight": torch.zeros(5, 7), "optimizer": {"state.0.weight.exp_avg": torch.zeros(5, 7),
+                                                         "state.0.weight.step": torch.tensor(0.0),
+                                                         "param_groups.2.weight.lr": 0.0,
+                                                         "param_groups.2.weight.betas": (0.0, 0.0)}}
+    dcp.load(state, checkpoint_id=at.path("ours"), no_dist=True)
+    optimizer = state["optimizer"]
+    found = (optimizer["state.0.weight.step"].item(), optimizer["param_groups.2.weight.lr"],
+             optimizer["param_groups.2.weight.betas"], optimizer["state.0.weight.exp_avg"].count_nonzero().item())
+    if found != (5, 0.05, (0.8, 0.9), 35):
+        raise Failed(f"it has {found}")
 
 
 # --- All of them --------------------------------------------------------------
