@@ -104,7 +104,7 @@ bool CalledOperator::WritesDeferredOnly() const {
 
 c10::Device CalledOperator::OutputDevice() const {
   if (const std::optional<size_t> index = DeviceArgument()) {
-    const c10::IValue& wanted = arguments()[*index];
+    const c10::IValue wanted = arguments()[*index];
     if (wanted.isDevice()) return wanted.toDevice();
   }
   for (const c10::IValue& argument : arguments()) {

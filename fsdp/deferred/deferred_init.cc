@@ -88,7 +88,7 @@ class OperatorRecorder {
       op_.callBoxed(stack_);
       return;
     }
-    const c10::IValue& wanted = called_.arguments()[*called_.DeviceArgument()];
+    const c10::IValue wanted = called_.arguments()[*called_.DeviceArgument()];
     const c10::Device device =
         wanted.isDevice() ? wanted.toDevice() : c10::Device(c10::kCPU);
     // The defaults may be others when it runs.
