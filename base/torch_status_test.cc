@@ -28,7 +28,7 @@ using ::testing::Not;
 template <typename E>
 absl::Status Thrown() {
   return TorchToStatus("gather of blocks.3", [] {
-    throw E({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, "the text");
+    throw E({"Thrown", __FILE__, static_cast<uint32_t>(__LINE__)}, "the text");
   });
 }
 

@@ -79,6 +79,7 @@ double PlainSeconds(bool writes) {
       ValueOrThrow(files.OpenForWriting(path, checkpoint::Caching::kDirect));
   const double seconds = SecondsOf([&] {
     std::vector<std::thread> threads;
+    threads.reserve(kInFlight);
     for (int i = 0; i < kInFlight; ++i) {
       threads.emplace_back([&, i] {
         const offload::PageMemory memory =

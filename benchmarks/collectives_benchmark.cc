@@ -23,6 +23,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/check.h"
+#include "base/status_macros.h"
 #include "benchmark/benchmark.h"
 #include "comm/communicator.h"
 #include "comm/hierarchical/host_layout.h"
@@ -147,8 +148,7 @@ class CommonExchange final : public Exchange {
 
   absl::Status Run() override {
     common_.fence->Arrive();
-    const absl::Status read = common_.fence->Wait(absl::Now() + kTimeout);
-    if (!read.ok()) return read;
+    FSDP_RETURN_IF_ERROR(common_.fence->Wait(absl::Now() + kTimeout));
     if (casts_) shard_.copy_(source_);
     const absl::Status written =
         Finish(comm_->AllGather(whole_, shard_, "bench"));

@@ -165,7 +165,8 @@ void AddOffload(const Place& place, int turns) {
       OffloadCase what;
       what.units = absl::GetFlag(FLAGS_units);
       what.dim = absl::GetFlag(FLAGS_matrix);
-      what.rows = absl::GetFlag(FLAGS_rows) * (dtype == at::kBFloat16 ? 4 : 1);
+      what.rows =
+          absl::GetFlag(FLAGS_rows) * int64_t{dtype == at::kBFloat16 ? 4 : 1};
       what.dtype = dtype;
       what.step_on = step_on;
       AddBenchmark(

@@ -43,7 +43,7 @@ TEST(GpuCollectivesTest, RunsOnADeviceWithStreams) {
   place.ranks = 3;
   for (const DeviceCollective collective :
        {DeviceCollective::kAllGather, DeviceCollective::kReduceScatter}) {
-    ExpectFigures(collective, 4 * 1021 * 3, place);
+    ExpectFigures(collective, int64_t{4} * 1021 * 3, place);
   }
 }
 

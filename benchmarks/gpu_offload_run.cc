@@ -144,6 +144,7 @@ OffloadOptions AllInHostMemory(StepOn step_on) {
 double MedianRatio(const std::vector<double>& over,
                    const std::vector<double>& under) {
   std::vector<double> ratios;
+  ratios.reserve(over.size());
   for (size_t i = 0; i < over.size(); ++i) ratios.push_back(over[i] / under[i]);
   return Median(std::move(ratios));
 }

@@ -131,7 +131,7 @@ std::function<at::Tensor()> CapturedShardedStep(Model model,
       *model, *optimizer,
       [model, optimizer, rows](const CapturedStep::Inputs& /*none*/) mutable
       -> absl::StatusOr<at::Tensor> {
-        const at::Tensor loss = LossOf(model->forward(rows.tokens), rows);
+        at::Tensor loss = LossOf(model->forward(rows.tokens), rows);
         FSDP_RETURN_IF_ERROR(model->Backward(loss));
         optimizer->step();
         optimizer->zero_grad();
@@ -190,6 +190,7 @@ class TrainStepRun final : public TurnRun {
  private:
   void AddTimes(Figures& figures) const {
     std::vector<double> ratios;
+    ratios.reserve(ours_.times().size());
     for (size_t i = 0; i < ours_.times().size(); ++i) {
       ratios.push_back(ours_.times()[i].whole / plain_.times()[i].whole);
     }

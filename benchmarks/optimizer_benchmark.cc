@@ -93,7 +93,8 @@ double Seconds(const Step& step) {
 }
 
 double Median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + values.size() / 2,
+  std::nth_element(values.begin(),
+                   values.begin() + static_cast<int64_t>(values.size() / 2),
                    values.end());
   return values[values.size() / 2];
 }
@@ -114,10 +115,10 @@ void BM_AdamW(benchmark::State& state, Step (*make)(const Slices&),
     state.SetIterationTime(step_seconds.back());
     sum_seconds.push_back(Seconds([&] { sum.add_(addend); }));
   }
-  const double speed =
-      slices.numel * kBytesPerElement / 1e9 / Median(step_seconds);
+  const auto numel = static_cast<double>(slices.numel);
+  const double speed = numel * kBytesPerElement / 1e9 / Median(step_seconds);
   const double bound =
-      slices.numel * kBytesPerElementOfSum / 1e9 / Median(sum_seconds);
+      numel * kBytesPerElementOfSum / 1e9 / Median(sum_seconds);
   state.counters["GB/s"] = speed;
   state.counters["of_memory"] = speed / bound;
   at::set_num_threads(threads);

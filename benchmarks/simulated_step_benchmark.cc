@@ -157,7 +157,8 @@ class Prediction {
     costs.host_memory_bandwidth = cores_ * CopyBandwidth(cores_);
     // AdamW reads four numbers and writes three.
     costs.optimizer_bandwidth =
-        7.0 * sizeof(float) * scenario_.model.num_elements() / alone.optimizer;
+        7.0 * sizeof(float) *
+        static_cast<double>(scenario_.model.num_elements()) / alone.optimizer;
     costs.levels = {MeasureNetwork()};
     return ValueOrThrow(simulator::Simulate(scenario_)).seconds;
   }
@@ -174,7 +175,8 @@ class Prediction {
     level.bandwidth = kInfinity;
     if (ranks() == 1) return level;
     const CollectiveSeconds seconds = MeasureCollectives(group_, kUnitBytes);
-    const double bytes = kUnitBytes / ranks() * (ranks() - 1);
+    const auto bytes =
+        static_cast<double>(kUnitBytes / ranks() * (ranks() - 1));
     const auto bandwidth = [&](double of_unit) {
       return bytes / std::max(1e-9, of_unit - seconds.latency);
     };
@@ -196,7 +198,8 @@ class Prediction {
 };
 
 double Median(std::vector<double> numbers) {
-  const auto middle = numbers.begin() + numbers.size() / 2;
+  const auto middle =
+      numbers.begin() + static_cast<int64_t>(numbers.size() / 2);
   std::nth_element(numbers.begin(), middle, numbers.end());
   return *middle;
 }

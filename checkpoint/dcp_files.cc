@@ -30,8 +30,7 @@ absl::StatusOr<DcpExportOptions> OptionsFor(const TrainingRun& run,
                                             const RunValues& values,
                                             const ExportDcpOptions& options) {
   DcpExportOptions result;
-  result.names =
-      options.torchtitan ? DcpNames::kTorchtitan : DcpNames::kPlain;
+  result.names = options.torchtitan ? DcpNames::kTorchtitan : DcpNames::kPlain;
   result.timeout = options.timeout;
   if (values.optimizer() == nullptr) return result;
   result.numbers =
@@ -63,9 +62,9 @@ absl::Status Export(const std::string& folder, const TrainingRun& run,
     groups = PartsToWrite(*values, rank, parts);
   }
   FSDP_RETURN_IF_ERROR(agree(groups.status()));
-  return WriteDcp(
-      options.files == nullptr ? RealFileSystem() : *options.files,
-      std::string(absl::StripSuffix(folder, "/")), *groups, ranks, *wanted);
+  return WriteDcp(options.files == nullptr ? RealFileSystem() : *options.files,
+                  std::string(absl::StripSuffix(folder, "/")), *groups, ranks,
+                  *wanted);
 }
 
 }  // namespace

@@ -32,12 +32,12 @@
 namespace fsdp::checkpoint {
 namespace {
 
+using ::fsdp::checkpoint::testing::FaultyFileSystem;
+using ::fsdp::checkpoint::testing::SimulatedFileSystem;
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRanks;
 using ::fsdp::testing::BlockUnits;
-using ::fsdp::checkpoint::testing::FaultyFileSystem;
-using ::fsdp::checkpoint::testing::SimulatedFileSystem;
 using ::fsdp::testing::Loss;
 using ::fsdp::testing::MakeNet;
 using ::fsdp::testing::Rows;
@@ -103,10 +103,9 @@ TEST_P(DcpFilesTest, IsThereWhollyOrNotAtAll) {
   for (int64_t call = -1; call < calls; ++call) {
     FaultyFileSystem files(disk_);
     if (call >= 0) files.FailCall(call, ENOSPC, /*for_good=*/false);
-    const std::vector<absl::Status> statuses =
-        RunRanks(GetParam(), [&](Communicator& world) {
-          return TrainAndExport(world, files);
-        });
+    const std::vector<absl::Status> statuses = RunRanks(
+        GetParam(),
+        [&](Communicator& world) { return TrainAndExport(world, files); });
     calls = std::max(calls, files.calls());
     if (statuses[0].ok()) {
       EXPECT_THAT(statuses, Each(absl::OkStatus()));
@@ -127,19 +126,19 @@ INSTANTIATE_TEST_SUITE_P(Ranks, DcpFilesTest, ::testing::Values(1, 2, 3));
 
 // What one rank refuses all refuse, at once.
 TEST_F(DcpFilesTest, OtherRanksHearOfAnOptimizerThatIsNotKnown) {
-  const std::vector<absl::Status> statuses = RunRanks(2, [&](Communicator&
-                                                                 world) {
-    auto net = MakeNet(kDim, kBlocks);
-    FSDP_ASSIGN_OR_RETURN(auto model,
-                          FullyShard(net, Unowned(world), BlockUnits()));
-    torch::optim::Adam adam(model->Parameters());
-    torch::optim::LBFGS lbfgs(model->Parameters());
-    TrainingRun run;
-    run.model = model.get();
-    run.optimizer = &adam;
-    if (world.rank() == 1) run.optimizer = &lbfgs;
-    return ExportDcp(kFolder, run, Into(disk_));
-  });
+  const std::vector<absl::Status> statuses =
+      RunRanks(2, [&](Communicator& world) {
+        auto net = MakeNet(kDim, kBlocks);
+        FSDP_ASSIGN_OR_RETURN(auto model,
+                              FullyShard(net, Unowned(world), BlockUnits()));
+        torch::optim::Adam adam(model->Parameters());
+        torch::optim::LBFGS lbfgs(model->Parameters());
+        TrainingRun run;
+        run.model = model.get();
+        run.optimizer = &adam;
+        if (world.rank() == 1) run.optimizer = &lbfgs;
+        return ExportDcp(kFolder, run, Into(disk_));
+      });
   EXPECT_THAT(statuses, Each(StatusIs(absl::StatusCode::kInvalidArgument,
                                       HasSubstr("rank 1: "))));
 }

@@ -34,7 +34,7 @@ class FakeDeviceGraphTest : public ::testing::Test {
     graph_ = std::make_unique<FakeDeviceGraph>();
   }
 
-  static at::Tensor Of(std::vector<float> values) {
+  static at::Tensor Of(const std::vector<float>& values) {
     return at::tensor(values).to(FakeDevice::device());
   }
   static std::vector<float> Values(const at::Tensor& tensor) {

@@ -128,7 +128,7 @@ class Call {
 
   // The twin of an argument; `touches` the memory.
   at::Tensor Take(const at::Tensor& tensor, bool touches, bool writes) {
-    const at::Tensor twin = twins_.Of(tensor, writes);
+    at::Tensor twin = twins_.Of(tensor, writes);
     if (captured_ && tensor.defined() && tensor.is_cpu() && !writes) {
       return Number(tensor);
     }
@@ -177,7 +177,7 @@ class Call {
       const c10::List<std::optional<at::Tensor>>& list) {
     indexed_ = true;
     c10::List<std::optional<at::Tensor>> taken;
-    for (const std::optional<at::Tensor>& index : list) {
+    for (const std::optional<at::Tensor>& index : list.vec()) {
       if (!index.has_value() || !index->defined()) {
         taken.push_back(index);
         continue;

@@ -127,6 +127,7 @@ void State::Free(void* pointer) {
       return;
     }
     std::vector<int> spared;
+    spared.reserve(allocation->spared.size());
     for (int64_t stream : allocation->spared) {
       spared.push_back(HappensBefore::ActorOf(stream));
     }
@@ -201,7 +202,7 @@ c10::DataPtr State::AllocatePinned(size_t bytes) {
   auto* const pinned = new Allocation;
   pinned->memory = std::move(memory);
   pinned->range = {Address(data), Address(data) + bytes};
-  Pin(data, bytes);
+  Pin(data, static_cast<int64_t>(bytes));
   return c10::DataPtr(data, pinned, &FreePinned,
                       c10::Device(c10::DeviceType::CPU));
 }

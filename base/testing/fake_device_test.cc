@@ -245,7 +245,8 @@ TEST_F(FakeDeviceRaces, MemoryIsUnpinnedBeforeACopyHasLanded) {
     FakeDevice::Reset();
     const at::Tensor x = Ones(7);
     const at::Tensor host = at::empty({7});
-    FakeDevice::Pin(host.mutable_data_ptr(), host.nbytes());
+    FakeDevice::Pin(host.mutable_data_ptr(),
+                    static_cast<int64_t>(host.nbytes()));
     ASSERT_TRUE(host.is_pinned());
     host.copy_(x, /*non_blocking=*/true);
     c10::Event event(c10::DeviceType::PrivateUse1);

@@ -63,22 +63,24 @@ struct Net : torch::nn::Module {
   torch::nn::Linear head = nullptr;
 };
 
-using MakeStep = std::function<std::function<void()>(std::vector<at::Tensor>)>;
+using MakeStep =
+    std::function<std::function<void()>(const std::vector<at::Tensor>&)>;
 
-std::function<void()> StepOf(std::shared_ptr<torch::optim::Optimizer> made) {
+std::function<void()> StepOf(
+    const std::shared_ptr<torch::optim::Optimizer>& made) {
   return [made] { made->step(); };
 }
 
-std::function<void()> AdamW(std::vector<at::Tensor> parameters) {
+std::function<void()> AdamW(const std::vector<at::Tensor>& parameters) {
   return StepOf(std::make_shared<torch::optim::AdamW>(parameters));
 }
 
-std::function<void()> Sgd(std::vector<at::Tensor> parameters) {
+std::function<void()> Sgd(const std::vector<at::Tensor>& parameters) {
   return StepOf(std::make_shared<torch::optim::SGD>(
       parameters, torch::optim::SGDOptions(0.1).momentum(0.9)));
 }
 
-std::function<void()> FusedAdamW(std::vector<at::Tensor> parameters) {
+std::function<void()> FusedAdamW(const std::vector<at::Tensor>& parameters) {
   struct State {
     std::vector<at::Tensor> parameters, first, second, steps;
   };

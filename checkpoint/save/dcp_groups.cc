@@ -82,9 +82,8 @@ absl::StatusOr<std::vector<DcpWriteValue>> DcpGroupValues(
       continue;
     }
     const auto add = [&](const std::string& key, Value value) {
-      values.push_back(
-          {{"optim", "param_groups", static_cast<int64_t>(i), key},
-           std::move(value)});
+      values.push_back({{"optim", "param_groups", static_cast<int64_t>(i), key},
+                        std::move(value)});
     };
     for (const auto& [key, value] : options) add(key, value);
     Value::List parameters;

@@ -131,18 +131,18 @@ TEST(DcpGroupsTest, ClassesHaveDifferentKeys) {
 }
 
 TEST(DcpGroupsTest, TorchtitanHasOneOfEachParameter) {
-  const auto values = DcpGroupValues(
-      DcpNames::kTorchtitan,
-      {Group({"a", "b.c"}, torch::optim::SGDOptions(0.5)), Group({"d"}, torch::optim::SGDOptions(2))});
+  const auto values =
+      DcpGroupValues(DcpNames::kTorchtitan,
+                     {Group({"a", "b.c"}, torch::optim::SGDOptions(0.5)),
+                      Group({"d"}, torch::optim::SGDOptions(2))});
   ASSERT_TRUE(values.ok()) << values.status();
   std::map<std::string, std::string> rates;
   for (const auto& [name, value] : ByName(*values)) {
     if (name.substr(name.size() - 3) == ".lr") rates[name] = value;
   }
-  EXPECT_THAT(rates,
-              ElementsAre(Pair("optimizer.param_groups.a.lr", "0.5"),
-                          Pair("optimizer.param_groups.b.c.lr", "0.5"),
-                          Pair("optimizer.param_groups.d.lr", "2")));
+  EXPECT_THAT(rates, ElementsAre(Pair("optimizer.param_groups.a.lr", "0.5"),
+                                 Pair("optimizer.param_groups.b.c.lr", "0.5"),
+                                 Pair("optimizer.param_groups.d.lr", "2")));
   // The name of a parameter is one key, dots and all.
   EXPECT_EQ(values->front().path.size(), 2);
 }

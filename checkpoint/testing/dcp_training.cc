@@ -66,8 +66,7 @@ absl::Status Train(const std::shared_ptr<comm::Communicator>& ranks,
   nn::Sequential net(nn::Linear(nn::LinearOptions(7, 5)), nn::Tanh(),
                      nn::Linear(nn::LinearOptions(5, 3).bias(false)));
   auto model = ValueOrThrow(FullyShard(net, ranks, Options()));
-  auto optimizer =
-      ValueOrThrow(MakeOptimizer(name, model->Parameters()));
+  auto optimizer = ValueOrThrow(MakeOptimizer(name, model->Parameters()));
   TrainingRun run;
   run.model = model.get();
   run.optimizer = optimizer.get();
