@@ -18,6 +18,11 @@ bool Overlap(const HappensBefore::Range& a, const HappensBefore::Range& b) {
 
 at::Generator Generator() { return at::detail::getDefaultCPUGenerator(); }
 
+// Ranges are numbers, so that those of different allocations compare.
+char* Memory(uintptr_t address) {
+  return reinterpret_cast<char*>(address);  // NOLINT(performance-no-int-to-ptr)
+}
+
 }  // namespace
 
 Capture::Capture(int64_t origin)
@@ -66,7 +71,7 @@ void Capture::Access(int64_t stream, const std::vector<Range>& ranges,
     if (IsOwn(range)) continue;
     others_.push_back(range);
     if (!writes) continue;
-    const char* const begin = reinterpret_cast<const char*>(range.begin);
+    const char* const begin = Memory(range.begin);
     saved_.push_back(
         {range.begin,
          std::vector<char>(begin, begin + (range.end - range.begin))});
@@ -97,13 +102,12 @@ void Capture::Wait(int64_t stream, int event) {
 
 std::string Capture::End(int64_t stream) {
   for (auto saved = saved_.rbegin(); saved != saved_.rend(); ++saved) {
-    std::memcpy(reinterpret_cast<void*>(saved->begin), saved->bytes.data(),
-                saved->bytes.size());
+    std::memcpy(Memory(saved->begin), saved->bytes.data(), saved->bytes.size());
   }
   saved_.clear();
   Generator().set_state(generator_);
   for (const auto& [begin, end] : own_) {
-    std::memset(reinterpret_cast<void*>(begin), 0xff, end - begin);
+    std::memset(Memory(begin), 0xff, end - begin);
   }
   if (!IsOfThisThread() || stream != origin_) {
     Invalidate("it ends on another thread or stream than it has begun on");
