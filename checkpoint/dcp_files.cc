@@ -53,18 +53,20 @@ absl::Status Export(const std::string& folder, const TrainingRun& run,
                        absl::Now() + options.timeout);
   };
   FSDP_RETURN_IF_ERROR(agree(values.status()));
+  DcpExportOptions wanted;
+  std::vector<TensorGroup> groups;
   const int rank = ranks == nullptr ? 0 : ranks->rank();
-  absl::StatusOr<DcpExportOptions> wanted = OptionsFor(run, *values, options);
-  absl::StatusOr<std::vector<TensorGroup>> groups = wanted.status();
-  if (wanted.ok()) {
+  const auto plan = [&]() -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(wanted, OptionsFor(run, *values, options));
     PartOptions parts;
     parts.model_dtype = options.model_dtype;
-    groups = PartsToWrite(*values, rank, parts);
-  }
-  FSDP_RETURN_IF_ERROR(agree(groups.status()));
+    FSDP_ASSIGN_OR_RETURN(groups, PartsToWrite(*values, rank, parts));
+    return absl::OkStatus();
+  };
+  FSDP_RETURN_IF_ERROR(agree(plan()));
   return WriteDcp(options.files == nullptr ? RealFileSystem() : *options.files,
-                  std::string(absl::StripSuffix(folder, "/")), *groups, ranks,
-                  *wanted);
+                  std::string(absl::StripSuffix(folder, "/")), groups, ranks,
+                  wanted);
 }
 
 }  // namespace
