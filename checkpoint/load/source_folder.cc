@@ -226,10 +226,18 @@ absl::StatusOr<Catalog> SourceFolder::ReadModel() const {
 
 absl::StatusOr<std::unique_ptr<RangeReader>> SourceFolder::Open(
     const Catalog& catalog, const RangeReaderOptions& options) const {
+  return OpenAll({&catalog}, options);
+}
+
+absl::StatusOr<std::unique_ptr<RangeReader>> SourceFolder::OpenAll(
+    absl::Span<const Catalog* const> catalogs,
+    const RangeReaderOptions& options) const {
   std::vector<SourceFile> sources;
-  for (const StoredFile& file : catalog.files()) {
-    FSDP_ASSIGN_OR_RETURN(SourceFile source, SourceOf(file.name));
-    sources.push_back(std::move(source));
+  for (const Catalog* const catalog : catalogs) {
+    for (const StoredFile& file : catalog->files()) {
+      FSDP_ASSIGN_OR_RETURN(SourceFile source, SourceOf(file.name));
+      sources.push_back(std::move(source));
+    }
   }
   return RangeReader::Create(files_, std::move(sources), options);
 }

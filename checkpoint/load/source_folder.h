@@ -53,6 +53,10 @@ class SourceFolder {
   // Over the files of `catalog`, by their numbers.
   absl::StatusOr<std::unique_ptr<RangeReader>> Open(
       const Catalog& catalog, const RangeReaderOptions& options) const;
+  // Over those of several, one catalog's behind the other's.
+  absl::StatusOr<std::unique_ptr<RangeReader>> OpenAll(
+      absl::Span<const Catalog* const> catalogs,
+      const RangeReaderOptions& options) const;
 
  private:
   absl::StatusOr<SourceFile> SourceOf(const std::string& name) const;

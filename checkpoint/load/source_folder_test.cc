@@ -59,8 +59,7 @@ class SourceFolderTest : public ::testing::TestWithParam<bool> {
     std::vector<Piece> pieces;
     AppendPieces(0, 0, contents, pieces);
     sums_[name] =
-        CombinePieces(pieces,
-                      {{name, static_cast<int64_t>(contents.size())}})
+        CombinePieces(pieces, {{name, static_cast<int64_t>(contents.size())}})
             ->front();
   }
 
