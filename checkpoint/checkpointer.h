@@ -115,8 +115,8 @@ class Checkpointer {
   // rank, random states above all, comes back where the number of ranks is as
   // it was. Every byte is held against its checksum. NotFound: no such step.
   // InvalidArgument, with nothing changed, lists all that does not fit.
-  // DataLoss, naming the file and its bytes: damaged; the model may be filled
-  // in part. Collective.
+  // DataLoss, naming the file and its bytes: damaged; the model and the
+  // optimizer may be filled in part. Collective.
   absl::Status Load(int64_t step, TrainingRun& run,
                     const LoadRunOptions& options = LoadRunOptions());
 

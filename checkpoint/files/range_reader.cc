@@ -47,8 +47,7 @@ RangeReader::RangeReader(FileSystem& files, std::vector<SourceFile> sources,
       sources_(std::move(sources)),
       options_(std::move(options)),
       memory_(std::move(memory)),
-      open_(sources_.size()),
-      sizes_(sources_.size()),
+      sizes_(sources_.size(), -1),
       chunks_(options_.chunks),
       threads_(options_.chunks - 1) {  // while one is handed out
   for (size_t i = 0; i < chunks_.size(); ++i) {
@@ -57,43 +56,64 @@ RangeReader::RangeReader(FileSystem& files, std::vector<SourceFile> sources,
   }
 }
 
-absl::Status RangeReader::Open(int64_t source) {
-  if (open_[source] != nullptr) return absl::OkStatus();
+absl::StatusOr<std::shared_ptr<File>> RangeReader::Open(int64_t source) {
+  const auto found = std::find_if(
+      open_.begin(), open_.end(),
+      [source](const OpenFile& open) { return open.source == source; });
+  if (found != open_.end()) {
+    open_.splice(open_.begin(), open_, found);
+    return found->file;
+  }
+  FSDP_ASSIGN_OR_RETURN(
+      std::shared_ptr<File> file,
+      files_.OpenForReading(sources_[source].path, options_.caching));
+  FSDP_ASSIGN_OR_RETURN(const int64_t bytes, file->Size());
+  FSDP_RETURN_IF_ERROR(CheckSize(source, bytes));
+  sizes_[source] = bytes;
+  open_.push_front({source, file});
+  if (open_.size() > size_t{kMostOpenFiles}) open_.pop_back();
+  return file;
+}
+
+absl::Status RangeReader::CheckSize(int64_t source, int64_t bytes) const {
   const SourceFile& wanted = sources_[source];
-  FSDP_ASSIGN_OR_RETURN(std::unique_ptr<File> file,
-                        files_.OpenForReading(wanted.path, options_.caching));
-  FSDP_ASSIGN_OR_RETURN(sizes_[source], file->Size());
-  if (wanted.sums != nullptr && wanted.sums->bytes != sizes_[source]) {
+  if (wanted.sums != nullptr && wanted.sums->bytes != bytes) {
     return absl::DataLossError(absl::StrCat(
-        wanted.path, ": it has ", sizes_[source], " bytes instead of ",
+        wanted.path, ": it has ", bytes, " bytes instead of ",
         wanted.sums->bytes, "; the file is damaged; ", options_.advice));
   }
   if (wanted.sums != nullptr &&
-      static_cast<int64_t>(wanted.sums->blocks.size()) !=
-          BlocksOf(sizes_[source])) {
+      static_cast<int64_t>(wanted.sums->blocks.size()) != BlocksOf(bytes)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "read ", wanted.path, ": there are ", wanted.sums->blocks.size(),
-        " checksums for ", BlocksOf(sizes_[source]), " blocks"));
+        " checksums for ", BlocksOf(bytes), " blocks"));
   }
-  open_[source] = std::move(file);
+  if (sizes_[source] >= 0 && sizes_[source] != bytes) {
+    return absl::DataLossError(absl::StrCat(
+        wanted.path, ": it has ", bytes, " bytes instead of ", sizes_[source],
+        ": somebody has changed it while it was read; load it again"));
+  }
   return absl::OkStatus();
+}
+
+absl::StatusOr<int64_t> RangeReader::SizeOf(int64_t file) {
+  if (file < 0 || file >= static_cast<int64_t>(sources_.size())) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "read file ", file, ": there are only ", sources_.size(), " files"));
+  }
+  if (sizes_[file] < 0) FSDP_RETURN_IF_ERROR(Open(file).status());
+  return sizes_[file];
 }
 
 absl::Status RangeReader::CheckRanges(absl::Span<const ReadRange> ranges) {
   for (const ReadRange& range : ranges) {
-    if (range.file < 0 || range.file >= static_cast<int64_t>(sources_.size())) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("read file ", range.file, ": there are only ",
-                       sources_.size(), " files"));
-    }
-    FSDP_RETURN_IF_ERROR(Open(range.file));
+    FSDP_ASSIGN_OR_RETURN(const int64_t size, SizeOf(range.file));
     int64_t end = 0;
     if (range.offset < 0 || range.bytes < 0 ||
-        __builtin_add_overflow(range.offset, range.bytes, &end) ||
-        end > sizes_[range.file]) {
+        __builtin_add_overflow(range.offset, range.bytes, &end) || end > size) {
       return absl::OutOfRangeError(absl::StrCat(
           "read ", range.bytes, " bytes at ", range.offset, " of ",
-          sources_[range.file].path, ": it has ", sizes_[range.file],
+          sources_[range.file].path, ": it has ", size,
           " bytes; it is not the file that was planned for, or it is damaged"));
     }
   }
@@ -128,7 +148,6 @@ void RangeReader::Plan(absl::Span<const ReadRange> ranges, Cursor& cursor,
     return absl::OkStatus();
   };
   chunk.source = ranges[cursor.range].file;
-  chunk.file = open_[chunk.source].get();
   chunk.read = false;
   const int64_t unit = UnitOf(sources_[chunk.source]);
   chunk.begin = (ranges[cursor.range].offset + cursor.position) / unit * unit;
@@ -179,12 +198,15 @@ absl::Status RangeReader::Verify(const Chunk& chunk) const {
   return absl::OkStatus();
 }
 
-void RangeReader::StartReads(absl::Span<const ReadRange> ranges,
-                             Cursor& cursor) {
+absl::Status RangeReader::StartReads(absl::Span<const ReadRange> ranges,
+                                     Cursor& cursor) {
   while (!free_.empty() && cursor.range < ranges.size()) {
+    FSDP_ASSIGN_OR_RETURN(std::shared_ptr<File> file,
+                          Open(ranges[cursor.range].file));
     Chunk* const chunk = free_.back();
     free_.pop_back();
     Plan(ranges, cursor, *chunk);
+    chunk->file = std::move(file);
     pending_.push_back(chunk);
     threads_.Run([this, chunk] {
       absl::Status status = ReadChunk(*chunk);
@@ -193,6 +215,7 @@ void RangeReader::StartReads(absl::Span<const ReadRange> ranges,
       chunk->read = true;
     });
   }
+  return absl::OkStatus();
 }
 
 absl::Status RangeReader::AwaitNext() {
@@ -201,6 +224,7 @@ absl::Status RangeReader::AwaitNext() {
   current_ = chunk;
   absl::MutexLock lock(&mutex_);
   mutex_.Await(absl::Condition(&chunk->read));
+  chunk->file = nullptr;
   return chunk->status;
 }
 
@@ -214,7 +238,7 @@ absl::Status RangeReader::ReadAll(absl::Span<const ReadRange> ranges,
   Cursor planned = taken;
   while (taken.range < ranges.size()) {
     if (current_ != nullptr) free_.push_back(std::exchange(current_, nullptr));
-    StartReads(ranges, planned);
+    FSDP_RETURN_IF_ERROR(StartReads(ranges, planned));
     FSDP_RETURN_IF_ERROR(AwaitNext());
     FSDP_RETURN_IF_ERROR(TakeFrom(*current_, ranges, taken, take));
   }

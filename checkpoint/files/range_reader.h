@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <list>
 #include <memory>
 #include <string>
 #include <vector>
@@ -48,6 +49,11 @@ struct RangeReaderOptions {
 // their files and offsets, also those of several calls. Used by one thread.
 class RangeReader {
  public:
+  // At a time, besides those of the chunks that are being read. Each has up to
+  // two descriptors, of the 1024 that a process usually may have, and all ranks
+  // of a process have readers.
+  static constexpr int kMostOpenFiles = 16;
+
   // Gets the bytes of `ranges[range]` from `position` on; each range in order,
   // one after the other.
   using Take = absl::FunctionRef<absl::Status(size_t range, int64_t position,
@@ -62,6 +68,9 @@ class RangeReader {
   RangeReader& operator=(const RangeReader&) = delete;
   ~RangeReader() = default;
 
+  // Bytes of a file. The errors are those of Read().
+  absl::StatusOr<int64_t> SizeOf(int64_t file);
+
   // DataLoss, naming the file and its bytes, for what is not as its checksum
   // says or not there; OutOfRange for a range that a sound file does not have;
   // the errors of FileSystem and of `take`. What was handed out before is good.
@@ -73,10 +82,14 @@ class RangeReader {
     size_t range = 0;
     int64_t position = 0;
   };
+  struct OpenFile {
+    int64_t source = -1;
+    std::shared_ptr<File> file;
+  };
   // Bytes [begin, end) of a file, in `memory`.
   struct Chunk {
     char* memory = nullptr;
-    File* file = nullptr;
+    std::shared_ptr<File> file;  // while it is read
     int64_t source = -1;
     int64_t begin = 0;
     int64_t end = 0;
@@ -87,8 +100,10 @@ class RangeReader {
   RangeReader(FileSystem& files, std::vector<SourceFile> sources,
               RangeReaderOptions options, offload::PageMemory memory);
 
-  // Opens the file of a source, once, and sees how large it is.
-  absl::Status Open(int64_t source);
+  // Opens the file of a source, unless it is open, and sees how large it is;
+  // closes the one that was not used for longest.
+  absl::StatusOr<std::shared_ptr<File>> Open(int64_t source);
+  absl::Status CheckSize(int64_t source, int64_t bytes) const;
   absl::Status CheckRanges(absl::Span<const ReadRange> ranges);
   // Moves `cursor` past what is in `chunk`, and hands that to `take`.
   static absl::Status TakeFrom(const Chunk& chunk,
@@ -97,7 +112,7 @@ class RangeReader {
   // Makes `chunk` what is to be read for `cursor`, and moves that past it.
   void Plan(absl::Span<const ReadRange> ranges, Cursor& cursor, Chunk& chunk);
   // Starts as many reads as there is memory for.
-  void StartReads(absl::Span<const ReadRange> ranges, Cursor& cursor);
+  absl::Status StartReads(absl::Span<const ReadRange> ranges, Cursor& cursor);
   absl::Status ReadChunk(const Chunk& chunk) const;
   absl::Status Verify(const Chunk& chunk) const;
   // The next one of pending_ becomes current_.
@@ -109,9 +124,9 @@ class RangeReader {
   const std::vector<SourceFile> sources_;
   const RangeReaderOptions options_;
   const offload::PageMemory memory_;
-  std::vector<std::unique_ptr<File>> open_;  // by source; null: not yet
-  std::vector<int64_t> sizes_;
-  std::vector<Chunk> chunks_;  // `read` and `status`: by mutex_
+  std::list<OpenFile> open_;    // the last used one first
+  std::vector<int64_t> sizes_;  // by source; -1: not opened yet
+  std::vector<Chunk> chunks_;   // `read` and `status`: by mutex_
   std::vector<Chunk*> free_;
   std::deque<Chunk*> pending_;
   Chunk* current_ = nullptr;  // what was handed out last

@@ -166,6 +166,50 @@ TEST_P(RangeReaderTest, ABlockIsReadOnceInFileOrder) {
   EXPECT_LE(counting.read_bytes(), before + size);
 }
 
+TEST_P(RangeReaderTest, FewOfManyFilesAreOpen) {
+  constexpr int kFiles = 300;
+  std::vector<SourceFile> sources;
+  const FileSums sums = SumsOf(contents_[1]);
+  std::vector<ReadRange> ranges;
+  for (int i = 0; i < kFiles; ++i) {
+    sources.push_back({absl::StrCat("/many", i), GetParam() ? &sums : nullptr});
+    ASSERT_OK(ReplaceFile(files_, sources.back().path, contents_[1]));
+    ranges.push_back({i, 5, 10});
+  }
+  FaultyFileSystem counting(files_);
+  const auto reader = *RangeReader::Create(counting, sources, Small());
+  std::vector<std::string> found(kFiles);
+  const auto take = [&](size_t i, int64_t, absl::Span<const char> bytes) {
+    found[i].append(bytes.data(), bytes.size());
+    return absl::OkStatus();
+  };
+  ASSERT_OK(reader->Read(ranges, take));
+  EXPECT_EQ(found,
+            std::vector<std::string>(kFiles, contents_[1].substr(5, 10)));
+  EXPECT_LE(counting.most_open(), RangeReader::kMostOpenFiles + Small().chunks);
+  EXPECT_EQ(counting.opened(), 2 * kFiles);  // to see all sizes, and to read
+  ASSERT_OK(reader->Read({ranges[kFiles - 2], ranges[kFiles - 1]}, take));
+  EXPECT_EQ(counting.opened(), 2 * kFiles);
+}
+
+TEST_P(RangeReaderTest, AFileThatIsAnotherOneWhenItIsOpenedAgainIsRefused) {
+  for (int i = 0; i < RangeReader::kMostOpenFiles; ++i) {
+    contents_.push_back("other");
+    sums_.push_back(SumsOf(contents_.back()));
+    paths_.push_back(absl::StrCat("/other", i));
+    ASSERT_OK(ReplaceFile(files_, paths_.back(), contents_.back()));
+  }
+  const auto reader = Reader(files_);
+  EXPECT_OK(ReadAndCompare(*reader, {{1, 0, 5}}));
+  ASSERT_OK(ReplaceFile(files_, paths_[1], contents_[1] + "more"));
+  for (size_t i = 2; i < paths_.size(); ++i) {
+    EXPECT_OK(ReadAndCompare(*reader, {{static_cast<int64_t>(i), 0, 5}}));
+  }
+  EXPECT_THAT(
+      ReadAndCompare(*reader, {{1, 0, 5}}),
+      StatusIs(Code::kDataLoss, HasSubstr("/f1: it has 524292 bytes instead")));
+}
+
 TEST_P(RangeReaderTest, WhatThereIsNotIsRefused) {
   const auto reader = Reader(files_);
   const auto size = static_cast<int64_t>(contents_[1].size());

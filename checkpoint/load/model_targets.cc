@@ -2,8 +2,10 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_like.h>
+#include <c10/core/Device.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
+#include <c10/core/TensorOptions.h>
 
 #include <algorithm>
 #include <map>
@@ -14,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/normal_mode.h"
+#include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "fsdp/memory/buffer_layout.h"
 #include "fsdp/state/model_values.h"
@@ -22,9 +25,9 @@ namespace fsdp::checkpoint {
 namespace {
 
 // Fills a tensor that is whole on this rank.
-void FillWhole(const at::Tensor& tensor, LoadTarget& target) {
-  const bool is_plain = tensor.layout() == c10::kStrided &&
-                        tensor.is_contiguous() && !tensor.is_meta();
+void FillWhole(const at::Tensor& tensor, bool has_values, LoadTarget& target) {
+  const bool is_plain =
+      tensor.layout() == c10::kStrided && tensor.is_contiguous() && has_values;
   if (is_plain) target.values = tensor.detach().view({-1});
   target.take_whole = [tensor](const at::Tensor& whole) {
     return TorchToStatus("filling a tensor", [&] {
@@ -34,14 +37,14 @@ void FillWhole(const at::Tensor& tensor, LoadTarget& target) {
   };
 }
 
-LoadTarget TargetOf(const ValueRange& range, bool is_sharded) {
+LoadTarget TargetOf(const ValueRange& range, bool is_sharded, bool has_values) {
   LoadTarget target;
   target.name = range.name;
   target.sizes = range.sizes;
   target.unit = range.unit;
   target.dtype = range.values.scalar_type();
   if (!is_sharded) {
-    FillWhole(range.values, target);
+    FillWhole(range.values, has_values, target);
     return target;
   }
   target.begin = range.begin;
@@ -59,7 +62,8 @@ std::vector<LoadTarget> TargetsOf(const RunValues& values) {
   std::map<std::string, size_t> by_name;
   for (const ValueRange& range : values.model().parameters) {
     by_name[range.name] = targets.size();
-    targets.push_back(TargetOf(range, values.sharded() != nullptr));
+    targets.push_back(
+        TargetOf(range, values.sharded() != nullptr, !range.values.is_meta()));
   }
   for (const auto& [alias, name] : values.model().aliases) {
     targets[by_name.at(name)].aliases.push_back(alias);
@@ -69,7 +73,7 @@ std::vector<LoadTarget> TargetsOf(const RunValues& values) {
     target.name = other.name;
     target.sizes = other.tensor.sizes().vec();
     target.dtype = other.file_dtype;
-    FillWhole(other.tensor, target);
+    FillWhole(other.tensor, !other.tensor.is_meta(), target);
     targets.push_back(std::move(target));
   }
   return targets;
@@ -85,31 +89,39 @@ Caching CachingFor(const RunValues& values, int world_size) {
   return is_shared ? Caching::kCached : Caching::kDirect;
 }
 
-absl::StatusOr<NewState> MakeState(const RunValues& values, int leaf,
-                                   c10::ScalarType dtype) {
-  const auto& named = values.leaves()[leaf];
-  NewState state;
-  const absl::Status made = TorchToStatus("making an optimizer's state", [&] {
+absl::StatusOr<at::Tensor> MakeState(const RunValues& values, int leaf,
+                                     c10::ScalarType dtype,
+                                     c10::Device device) {
+  at::Tensor state;
+  FSDP_RETURN_IF_ERROR(TorchToStatus("making an optimizer's state", [&] {
     const NormalMode normal;
     // Of the parameter's sizes and strides, as the optimizer would make it.
-    state.values = at::empty_like(named.shard.detach(), dtype);
-  });
-  if (!made.ok()) return made;
+    state = at::empty_like(values.leaves()[leaf].shard.detach(),
+                           at::TensorOptions().dtype(dtype).device(device));
+  }));
+  return state;
+}
+
+LoadTarget StateTarget(const RunValues& values, int leaf,
+                       const at::Tensor& state) {
   const std::vector<ValueRange>& parameters = values.model().parameters;
   if (static_cast<size_t>(leaf) >= parameters.size()) {
-    state.target.name = named.name;
-    state.target.sizes = named.sizes;
-    state.target.dtype = dtype;
-    FillWhole(state.values, state.target);
-    return state;
+    const auto& named = values.leaves()[leaf];
+    LoadTarget target;
+    target.name = named.name;
+    target.sizes = named.sizes;
+    target.dtype = state.scalar_type();
+    FillWhole(state, /*has_values=*/true, target);
+    return target;
   }
   ValueRange range = parameters[leaf];
-  range.values = state.values;
-  state.target = TargetOf(range, values.sharded() != nullptr);
+  range.values = state;
+  LoadTarget target =
+      TargetOf(range, values.sharded() != nullptr, /*has_values=*/true);
   for (const auto& [alias, name] : values.model().aliases) {
-    if (name == range.name) state.target.aliases.push_back(alias);
+    if (name == range.name) target.aliases.push_back(alias);
   }
-  return state;
+  return target;
 }
 
 }  // namespace fsdp::checkpoint

@@ -3,6 +3,7 @@
 #define CHECKPOINT_LOAD_MODEL_TARGETS_H_
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
 #include <vector>
@@ -23,14 +24,13 @@ std::vector<LoadTarget> TargetsOf(const RunValues& values);
 // cache gives to all but the first.
 Caching CachingFor(const RunValues& values, int world_size);
 
-// New memory for something laid out like `values.leaves()[leaf]`, such as an
-// optimizer's state, and the target that fills it.
-struct NewState {
-  at::Tensor values;
-  LoadTarget target;
-};
-absl::StatusOr<NewState> MakeState(const RunValues& values, int leaf,
-                                   c10::ScalarType dtype);
+// Memory for something laid out like `values.leaves()[leaf]`, such as an
+// optimizer's state; on c10::kMeta, none.
+absl::StatusOr<at::Tensor> MakeState(const RunValues& values, int leaf,
+                                     c10::ScalarType dtype, c10::Device device);
+// What fills such memory. On c10::kMeta, what would: to plan with.
+LoadTarget StateTarget(const RunValues& values, int leaf,
+                       const at::Tensor& state);
 
 }  // namespace fsdp::checkpoint
 

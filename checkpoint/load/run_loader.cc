@@ -5,10 +5,8 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/types/span.h"
 #include "base/normal_mode.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
@@ -26,14 +25,13 @@
 #include "checkpoint/files/range_reader.h"
 #include "checkpoint/load/load_plan.h"
 #include "checkpoint/load/model_targets.h"
+#include "checkpoint/load/optimizer_loader.h"
 #include "checkpoint/load/source_folder.h"
 #include "checkpoint/run/rank_values.h"
 #include "checkpoint/run/run_values.h"
-#include "checkpoint/run/torch_dtype.h"
 #include "checkpoint/run/training_json.h"
 #include "fsdp/memory/buffer_layout.h"
 #include "fsdp/state/model_values.h"
-#include "fsdp/state/optimizer_values.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -44,7 +42,7 @@ constexpr int64_t kMaxTrainingBytes = int64_t{256} << 20;
 // Random states and entries, and the names of values of the rank.
 constexpr int64_t kMaxRankBytes = int64_t{1} << 30;
 
-// Files of one stem, and what they fill.
+// The files of the model, and what they fill.
 struct Source {
   Catalog catalog;
   std::vector<LoadTarget> targets;
@@ -109,95 +107,8 @@ class Loading {
 
   absl::Status PlanOptimizer() {
     if (values_->optimizer() == nullptr) return absl::OkStatus();
-    UseFirstNames();
-    for (const auto& [parameter, numbers] : record_.numbers) {
-      slots_[parameter].numbers = numbers;
-    }
-    for (const std::string& slot : record_.slots) {
-      FSDP_RETURN_IF_ERROR(PlanSlot(slot));
-    }
-    if (!context_.strict) DropUnknownSlots();
-    // What does not fit is said before anything is read.
-    FSDP_ASSIGN_OR_RETURN(replacement_,
-                          PlanReplacement(values_->leaves(), *run_.optimizer,
-                                          *values_->optimizer(), slots_,
-                                          *record_.groups, context_.strict));
-    return absl::OkStatus();
-  }
-
-  // Tied parameters have the names that this model calls them by, whichever of
-  // theirs the checkpoint has.
-  void UseFirstNames() {
-    const std::map<std::string, std::string>& aliases =
-        values_->model().aliases;
-    for (const auto& [alias, name] : aliases) {
-      auto numbers = record_.numbers.extract(alias);
-      if (numbers.empty()) continue;
-      numbers.key() = name;
-      record_.numbers.insert(std::move(numbers));  // unless it is there
-    }
-    for (OptimizerGroup& group : *record_.groups) {
-      std::set<std::string> names;
-      for (const std::string& name : group.names) {
-        const auto alias = aliases.find(name);
-        names.insert(alias == aliases.end() ? name : alias->second);
-      }
-      group.names.assign(names.begin(), names.end());
-    }
-  }
-
-  // The state of `parameter`, by any of its names.
-  const StoredTensor* FindState(const Catalog& catalog,
-                                const std::string& parameter) const {
-    const StoredTensor* found = catalog.Find(parameter);
-    for (const auto& [alias, name] : values_->model().aliases) {
-      if (found != nullptr) break;
-      if (name == parameter) found = catalog.Find(alias);
-    }
-    return found;
-  }
-
-  absl::Status PlanSlot(const std::string& slot) {
-    Source& source = optimizer_.emplace_back();
-    FSDP_ASSIGN_OR_RETURN(source.catalog,
-                          folder_->ReadStem(absl::StrCat("optimizer/", slot)));
-    const std::vector<NamedShard>& leaves = values_->leaves();
-    for (size_t i = 0; i < leaves.size(); ++i) {
-      const StoredTensor* const stored =
-          FindState(source.catalog, leaves[i].name);
-      if (stored == nullptr) continue;
-      const auto dtype = TorchDtype(stored->info.dtype);
-      if (!dtype.has_value()) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            slot, " of ", leaves[i].name, " is ", NameOf(stored->info.dtype),
-            ", which LibTorch does not have"));
-      }
-      FSDP_ASSIGN_OR_RETURN(NewState state,
-                            MakeState(*values_, static_cast<int>(i), *dtype));
-      slots_[leaves[i].name].tensors[slot] = state.values;
-      source.targets.push_back(std::move(state.target));
-    }
-    LoadPlanOptions options;
-    options.strict = context_.strict;
-    absl::StatusOr<LoadPlan> plan =
-        PlanLoad(source.catalog, source.targets, options);
-    if (!plan.ok()) {
-      return absl::Status(plan.status().code(),
-                          absl::StrCat("the optimizer's ", slot, ": ",
-                                       plan.status().message()));
-    }
-    source.plan = *std::move(plan);
-    return absl::OkStatus();
-  }
-
-  // Of parameters that the model does not have.
-  void DropUnknownSlots() {
-    std::map<std::string, OptimizerSlots> known;
-    for (const NamedShard& leaf : values_->leaves()) {
-      const auto found = slots_.find(leaf.name);
-      if (found != slots_.end()) known.insert(*found);
-    }
-    slots_ = std::move(known);
+    optimizer_.emplace(*values_, *run_.optimizer);
+    return optimizer_->Plan(*folder_, record_, context_.strict);
   }
 
   // Only of as many ranks: others have no use for them.
@@ -225,16 +136,23 @@ class Loading {
   // --- Writes ---------------------------------------------------------------
 
   absl::Status Fill() {
+    std::vector<const Catalog*> catalogs = {&model_.catalog};
     all_ = BytesOf(model_.plan);
-    for (const Source& source : optimizer_) all_ += BytesOf(source.plan);
-    FSDP_RETURN_IF_ERROR(FillFrom(model_));
-    for (const Source& source : optimizer_) {
-      FSDP_RETURN_IF_ERROR(FillFrom(source));
+    if (optimizer_.has_value()) {
+      all_ += optimizer_->bytes();
+      for (const Catalog* slot : optimizer_->Catalogs()) {
+        catalogs.push_back(slot);
+      }
     }
+    FSDP_ASSIGN_OR_RETURN(reader_, Open(catalogs));
+    FSDP_RETURN_IF_ERROR(Read(0, model_.plan, model_.targets));
     FSDP_RETURN_IF_ERROR(FillOwnWholeValues());
-    if (values_->optimizer() != nullptr) {
-      Apply(std::move(replacement_), *run_.optimizer);
-      FSDP_RETURN_IF_ERROR(TakeUpStates(*run_.optimizer));
+    if (optimizer_.has_value()) {
+      FSDP_RETURN_IF_ERROR(
+          optimizer_->Fill([this](size_t catalog, const LoadPlan& plan,
+                                  absl::Span<const LoadTarget> targets) {
+            return Read(1 + catalog, plan, targets);
+          }));
     }
     FSDP_RETURN_IF_ERROR(Restore(record_, run_));
     run_.rank_entries.clear();
@@ -242,14 +160,24 @@ class Loading {
     return RestoreRankValues(*rank_file_, values_->device(), run_);
   }
 
-  absl::Status FillFrom(const Source& source) {
+  absl::StatusOr<std::unique_ptr<RangeReader>> Open(
+      absl::Span<const Catalog* const> catalogs) {
+    int64_t files = 0;
+    for (const Catalog* catalog : catalogs) {
+      first_files_.push_back(files);
+      files += static_cast<int64_t>(catalog->files().size());
+    }
     RangeReaderOptions options;
     options.caching = CachingFor(*values_, context_.world_size);
     options.advice = absl::StrCat(
         "load an older checkpoint of ", context_.root,
         " (Checkpointer::Steps()), or look with tools/checkpoint verify");
-    FSDP_ASSIGN_OR_RETURN(const auto reader,
-                          folder_->Open(source.catalog, options));
+    return folder_->OpenAll(catalogs, options);
+  }
+
+  // From the files of one of the catalogs.
+  absl::Status Read(size_t catalog, const LoadPlan& plan,
+                    absl::Span<const LoadTarget> targets) {
     LoadProgress progress = nullptr;
     if (context_.progress != nullptr) {
       progress = [this](int64_t bytes, int64_t) {
@@ -257,8 +185,8 @@ class Loading {
       };
     }
     FSDP_RETURN_IF_ERROR(
-        LoadTensors(source.plan, source.targets, *reader, progress));
-    done_ += BytesOf(source.plan);
+        LoadTensors(plan, targets, *reader_, progress, first_files_[catalog]));
+    done_ += BytesOf(plan);
     return absl::OkStatus();
   }
 
@@ -285,9 +213,9 @@ class Loading {
   std::optional<RunValues> values_;
   TrainingRecord record_;
   Source model_;
-  std::vector<Source> optimizer_;
-  std::map<std::string, OptimizerSlots> slots_;  // new ones
-  OptimizerReplacement replacement_;             // of slots_
+  std::optional<OptimizerLoader> optimizer_;
+  std::unique_ptr<RangeReader> reader_;
+  std::vector<int64_t> first_files_;  // of each catalog, in reader_
   std::optional<SmallFile> rank_file_;
   std::optional<SmallFile> whole_values_file_;
   // Bytes of the plans, for context_.progress.

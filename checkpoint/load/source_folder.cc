@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
 #include "checkpoint/catalog/safetensors_catalog.h"
@@ -27,6 +28,28 @@ constexpr char kEnding[] = ".safetensors";
 constexpr char kIndexEnding[] = ".safetensors.index.json";
 // Of an index: ten times that of the largest models there are.
 constexpr int64_t kMaxIndexBytes = int64_t{256} << 20;
+
+// What is read of every safetensors file, and is more than most headers have.
+constexpr int64_t kHeadBytes = int64_t{64} << 10;
+
+RangeReaderOptions ForSmallReads() {
+  RangeReaderOptions options;
+  options.chunk_bytes = kBlockBytes;
+  options.caching = Caching::kCached;
+  return options;
+}
+
+absl::StatusOr<std::vector<std::string>> ReadBytes(
+    RangeReader& reader, absl::Span<const ReadRange> ranges) {
+  std::vector<std::string> texts(ranges.size());
+  for (size_t i = 0; i < ranges.size(); ++i) texts[i].reserve(ranges[i].bytes);
+  FSDP_RETURN_IF_ERROR(reader.Read(
+      ranges, [&texts](size_t i, int64_t, absl::Span<const char> part) {
+        texts[i].append(part.data(), part.size());
+        return absl::OkStatus();
+      }));
+  return texts;
+}
 
 // "optimizer/exp_avg" has its index, and that its files, in "optimizer/".
 std::string FolderIn(const std::string& name) {
@@ -56,62 +79,78 @@ absl::StatusOr<SourceFile> SourceFolder::SourceOf(
   return source;
 }
 
-absl::StatusOr<int64_t> SourceFolder::SizeOf(const std::string& name) const {
-  FSDP_ASSIGN_OR_RETURN(const SourceFile source, SourceOf(name));
-  if (source.sums != nullptr) return source.sums->bytes;
-  FSDP_ASSIGN_OR_RETURN(const FileInfo info, files_.Stat(source.path));
-  if (info.kind != FileInfo::Kind::kOther) return info.bytes;
-  // A link, such as those of a cache that Hugging Face's hub has filled.
-  FSDP_ASSIGN_OR_RETURN(const auto file,
-                        files_.OpenForReading(source.path, Caching::kCached));
-  return file->Size();
-}
-
-absl::StatusOr<std::string> SourceFolder::ReadBytes(const std::string& name,
-                                                    int64_t offset,
-                                                    int64_t bytes) const {
-  FSDP_ASSIGN_OR_RETURN(SourceFile source, SourceOf(name));
-  RangeReaderOptions options;
-  options.chunk_bytes = kBlockBytes;
-  options.chunks = 2;
-  options.caching = Caching::kCached;
-  FSDP_ASSIGN_OR_RETURN(const auto reader,
-                        RangeReader::Create(files_, {source}, options));
-  std::string result;
-  result.reserve(bytes);
-  FSDP_RETURN_IF_ERROR(
-      reader->Read({{0, offset, bytes}},
-                   [&result](size_t, int64_t, absl::Span<const char> part) {
-                     result.append(part.data(), part.size());
-                     return absl::OkStatus();
-                   }));
-  return result;
-}
-
 absl::StatusOr<std::string> SourceFolder::ReadText(const std::string& name,
                                                    int64_t max_bytes) const {
-  FSDP_ASSIGN_OR_RETURN(const int64_t bytes, SizeOf(name));
+  FSDP_ASSIGN_OR_RETURN(SourceFile source, SourceOf(name));
+  FSDP_ASSIGN_OR_RETURN(
+      const auto reader,
+      RangeReader::Create(files_, {std::move(source)}, ForSmallReads()));
+  FSDP_ASSIGN_OR_RETURN(const int64_t bytes, reader->SizeOf(0));
   if (bytes > max_bytes) {
     return InFile(name, absl::InvalidArgumentError(absl::StrCat(
                             "has ", bytes, " bytes, where ", max_bytes,
                             " are the most that such a file can have")));
   }
-  return ReadBytes(name, 0, bytes);
+  FSDP_ASSIGN_OR_RETURN(std::vector<std::string> text,
+                        ReadBytes(*reader, {{0, 0, bytes}}));
+  return std::move(text.front());
 }
 
-absl::StatusOr<SafetensorsFile> SourceFolder::ReadHeader(
-    const std::string& name) const {
-  FSDP_ASSIGN_OR_RETURN(const int64_t size, SizeOf(name));
-  FSDP_ASSIGN_OR_RETURN(
-      const std::string first,
-      ReadBytes(name, 0, std::min(size, kSafetensorsLengthBytes)));
-  const absl::StatusOr<int64_t> length = ParseSafetensorsLength(first, size);
+absl::Status SourceFolder::AddHeader(
+    const std::string& name, int64_t file, std::string head,
+    RangeReader& reader, std::vector<SafetensorsFile>& headers) const {
+  FSDP_ASSIGN_OR_RETURN(const int64_t size, reader.SizeOf(file));
+  const absl::StatusOr<int64_t> length = ParseSafetensorsLength(
+      absl::string_view(head).substr(0, kSafetensorsLengthBytes), size);
   FSDP_RETURN_IF_ERROR(InFile(name, length.status()));
-  FSDP_ASSIGN_OR_RETURN(const std::string json,
-                        ReadBytes(name, kSafetensorsLengthBytes, *length));
-  absl::StatusOr<SafetensorsHeader> header = ParseSafetensorsHeader(json, size);
+  const int64_t end = kSafetensorsLengthBytes + *length;
+  const auto have = static_cast<int64_t>(head.size());
+  if (have < end) {
+    FSDP_ASSIGN_OR_RETURN(const std::vector<std::string> rest,
+                          ReadBytes(reader, {{file, have, end - have}}));
+    head += rest.front();
+  }
+  absl::StatusOr<SafetensorsHeader> header = ParseSafetensorsHeader(
+      absl::string_view(head).substr(kSafetensorsLengthBytes, *length), size);
   FSDP_RETURN_IF_ERROR(InFile(name, header.status()));
-  return SafetensorsFile{name, *std::move(header)};
+  headers.push_back({name, *std::move(header)});
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<SafetensorsFile>> SourceFolder::ReadHeaders(
+    absl::Span<const std::string> names, bool skip_missing) const {
+  std::vector<std::string> found;
+  std::vector<SourceFile> sources;
+  for (const std::string& name : names) {
+    absl::StatusOr<SourceFile> source = SourceOf(name);
+    if (skip_missing && absl::IsNotFound(source.status())) continue;
+    FSDP_RETURN_IF_ERROR(source.status());
+    found.push_back(name);
+    sources.push_back(*std::move(source));
+  }
+  FSDP_ASSIGN_OR_RETURN(
+      const auto reader,
+      RangeReader::Create(files_, std::move(sources), ForSmallReads()));
+  std::vector<SafetensorsFile> headers;
+  const auto count = static_cast<int64_t>(found.size());
+  // As many at once as stay open, so that each is opened once.
+  for (int64_t i = 0; i < count;) {
+    std::vector<ReadRange> heads;
+    const int64_t end = std::min(count, i + RangeReader::kMostOpenFiles);
+    for (; i < end; ++i) {
+      const absl::StatusOr<int64_t> size = reader->SizeOf(i);
+      if (skip_missing && absl::IsNotFound(size.status())) continue;
+      FSDP_RETURN_IF_ERROR(size.status());
+      heads.push_back({i, 0, std::min(*size, kHeadBytes)});
+    }
+    FSDP_ASSIGN_OR_RETURN(std::vector<std::string> texts,
+                          ReadBytes(*reader, heads));
+    for (size_t k = 0; k < heads.size(); ++k) {
+      FSDP_RETURN_IF_ERROR(AddHeader(found[heads[k].file], heads[k].file,
+                                     std::move(texts[k]), *reader, headers));
+    }
+  }
+  return headers;
 }
 
 absl::StatusOr<Catalog> SourceFolder::ReadIndexed(
@@ -120,14 +159,10 @@ absl::StatusOr<Catalog> SourceFolder::ReadIndexed(
                         ReadText(index_name, kMaxIndexBytes));
   absl::StatusOr<FileIndex> index = ParseFileIndex(text);
   FSDP_RETURN_IF_ERROR(InFile(index_name, index.status()));
-  std::vector<SafetensorsFile> headers;
-  for (std::string& name : index->files) {
-    name.insert(0, FolderIn(index_name));
-    absl::StatusOr<SafetensorsFile> header = ReadHeader(name);
-    if (absl::IsNotFound(header.status())) continue;  // listed with all others
-    FSDP_RETURN_IF_ERROR(header.status());
-    headers.push_back(*std::move(header));
-  }
+  for (std::string& name : index->files) name.insert(0, FolderIn(index_name));
+  // What is missing is listed with all others.
+  FSDP_ASSIGN_OR_RETURN(const std::vector<SafetensorsFile> headers,
+                        ReadHeaders(index->files, /*skip_missing=*/true));
   absl::StatusOr<Catalog> catalog = CatalogOfHuggingFace(*index, headers);
   FSDP_RETURN_IF_ERROR(InFile(index_name, catalog.status()));
   return catalog;
@@ -135,11 +170,8 @@ absl::StatusOr<Catalog> SourceFolder::ReadIndexed(
 
 absl::StatusOr<Catalog> SourceFolder::ReadAll(
     absl::Span<const std::string> names) const {
-  std::vector<SafetensorsFile> headers;
-  for (const std::string& name : names) {
-    FSDP_ASSIGN_OR_RETURN(SafetensorsFile header, ReadHeader(name));
-    headers.push_back(std::move(header));
-  }
+  FSDP_ASSIGN_OR_RETURN(const std::vector<SafetensorsFile> headers,
+                        ReadHeaders(names, /*skip_missing=*/false));
   absl::StatusOr<Catalog> catalog = CatalogOfSafetensors(headers);
   if (catalog.ok()) return catalog;
   return absl::Status(catalog.status().code(),
@@ -194,10 +226,18 @@ absl::StatusOr<Catalog> SourceFolder::ReadModel() const {
 
 absl::StatusOr<std::unique_ptr<RangeReader>> SourceFolder::Open(
     const Catalog& catalog, const RangeReaderOptions& options) const {
+  return OpenAll({&catalog}, options);
+}
+
+absl::StatusOr<std::unique_ptr<RangeReader>> SourceFolder::OpenAll(
+    absl::Span<const Catalog* const> catalogs,
+    const RangeReaderOptions& options) const {
   std::vector<SourceFile> sources;
-  for (const StoredFile& file : catalog.files()) {
-    FSDP_ASSIGN_OR_RETURN(SourceFile source, SourceOf(file.name));
-    sources.push_back(std::move(source));
+  for (const Catalog* const catalog : catalogs) {
+    for (const StoredFile& file : catalog->files()) {
+      FSDP_ASSIGN_OR_RETURN(SourceFile source, SourceOf(file.name));
+      sources.push_back(std::move(source));
+    }
   }
   return RangeReader::Create(files_, std::move(sources), options);
 }

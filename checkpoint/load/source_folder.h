@@ -53,13 +53,21 @@ class SourceFolder {
   // Over the files of `catalog`, by their numbers.
   absl::StatusOr<std::unique_ptr<RangeReader>> Open(
       const Catalog& catalog, const RangeReaderOptions& options) const;
+  // Over those of several, one catalog's behind the other's.
+  absl::StatusOr<std::unique_ptr<RangeReader>> OpenAll(
+      absl::Span<const Catalog* const> catalogs,
+      const RangeReaderOptions& options) const;
 
  private:
   absl::StatusOr<SourceFile> SourceOf(const std::string& name) const;
-  absl::StatusOr<std::string> ReadBytes(const std::string& name, int64_t offset,
-                                        int64_t bytes) const;
-  absl::StatusOr<int64_t> SizeOf(const std::string& name) const;
-  absl::StatusOr<SafetensorsFile> ReadHeader(const std::string& name) const;
+  // In the order of `names`, without files that are not there if
+  // `skip_missing`.
+  absl::StatusOr<std::vector<SafetensorsFile>> ReadHeaders(
+      absl::Span<const std::string> names, bool skip_missing) const;
+  // Of number `file` of `reader`, which begins with `head`.
+  absl::Status AddHeader(const std::string& name, int64_t file,
+                         std::string head, RangeReader& reader,
+                         std::vector<SafetensorsFile>& headers) const;
   absl::StatusOr<Catalog> ReadIndexed(const std::string& index_name) const;
   absl::StatusOr<Catalog> ReadAll(absl::Span<const std::string> names) const;
   absl::Status InFile(const std::string& name,

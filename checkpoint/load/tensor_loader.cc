@@ -42,11 +42,12 @@ int64_t RowElements(const WholeRead::Piece& piece) {
 class Loader {
  public:
   Loader(const LoadPlan& plan, absl::Span<const LoadTarget> targets,
-         RangeReader& reader, const LoadProgress& progress)
+         RangeReader& reader, const LoadProgress& progress, int64_t first_file)
       : plan_(plan),
         targets_(targets),
         reader_(reader),
         progress_(progress),
+        first_file_(first_file),
         all_(BytesOf(plan)) {}
 
   absl::Status Run() {
@@ -124,7 +125,8 @@ class Loader {
     });
     std::vector<ReadRange> ranges;
     for (const Job& job : jobs) {
-      ranges.push_back({job.run.file, job.run.offset, job.run.bytes});
+      ranges.push_back(
+          {first_file_ + job.run.file, job.run.offset, job.run.bytes});
     }
     return reader_.Read(ranges, [&](size_t range, int64_t position,
                                     absl::Span<const char> bytes) {
@@ -138,6 +140,7 @@ class Loader {
   const absl::Span<const LoadTarget> targets_;
   RangeReader& reader_;
   const LoadProgress& progress_;
+  const int64_t first_file_;
   int64_t done_ = 0;
   const int64_t all_;
 };
@@ -158,8 +161,9 @@ int64_t BytesOf(const LoadPlan& plan) {
 
 absl::Status LoadTensors(const LoadPlan& plan,
                          absl::Span<const LoadTarget> targets,
-                         RangeReader& reader, const LoadProgress& progress) {
-  return Loader(plan, targets, reader, progress).Run();
+                         RangeReader& reader, const LoadProgress& progress,
+                         int64_t first_file) {
+  return Loader(plan, targets, reader, progress, first_file).Run();
 }
 
 }  // namespace fsdp::checkpoint

@@ -20,12 +20,13 @@ using LoadProgress = std::function<void(int64_t bytes, int64_t all)>;
 int64_t BytesOf(const LoadPlan& plan);
 
 // Carries out `plan`, of `targets`. `reader`: over the files of the catalog, by
-// their numbers. What rests elsewhere is in memory one unit at a time; a target
-// that is put together from whole tensors costs the memory of these. After an
-// error some targets are filled. `progress` may be null.
+// their numbers plus `first_file`. What rests elsewhere is in memory one unit
+// at a time; a target that is put together from whole tensors costs the memory
+// of these. After an error some targets are filled. `progress` may be null.
 absl::Status LoadTensors(const LoadPlan& plan,
                          absl::Span<const LoadTarget> targets,
-                         RangeReader& reader, const LoadProgress& progress);
+                         RangeReader& reader, const LoadProgress& progress,
+                         int64_t first_file = 0);
 
 }  // namespace fsdp::checkpoint
 

@@ -94,6 +94,10 @@ absl::Status RunValues::CheckRanks(int rank, int world_size) const {
       ", of which this is ", rank, ": open it for the ranks of the model"));
 }
 
+std::map<std::string, OptimizerSlots> RunValues::ReleaseStates() {
+  return std::exchange(optimizer_->slots, {});
+}
+
 c10::Device RunValues::device() const {
   if (sharded_ != nullptr) return sharded_->device();
   return model_.parameters.empty() ? c10::Device(c10::kCPU)

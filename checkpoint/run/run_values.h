@@ -22,6 +22,7 @@
 #include "fsdp/model/named_shard.h"
 #include "fsdp/model/sharded_model.h"
 #include "fsdp/state/model_values.h"
+#include "fsdp/state/optimizer_slots.h"
 #include "fsdp/state/optimizer_values.h"
 #include "fsdp/state/whole_access.h"
 
@@ -57,6 +58,8 @@ class RunValues {
   const OptimizerValues* optimizer() const {
     return optimizer_.has_value() ? &*optimizer_ : nullptr;
   }
+  // The states of optimizer(), by parameter, which are not held here any more.
+  std::map<std::string, OptimizerSlots> ReleaseStates();
 
  private:
   RunValues() = default;

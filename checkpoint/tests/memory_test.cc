@@ -2,8 +2,10 @@
 // program of its own, this one started again.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
+#include <c10/core/ScalarType.h>
 #include <stdio.h>
 #include <torch/nn/module.h>
+#include <torch/optim/adamw.h>
 #include <unistd.h>
 
 #include <cstdint>
@@ -12,6 +14,7 @@
 #include <iostream>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -36,17 +39,31 @@ constexpr int64_t kStagingBytes = 32 * kMiB;
 // RangeWriter's and RangeReader's, and what else a program comes to need.
 constexpr int64_t kBufferBytes = 16 * kMiB;
 constexpr int64_t kSlackBytes = 12 * kMiB;
+// Of states that take the place of others: at a time.
+constexpr int64_t kStateBatchBytes = 64 * kMiB;
 
 struct Large : torch::nn::Module {
-  Large() {
+  explicit Large(int64_t bytes) {
     constexpr int64_t kTensors = 10;
     for (int64_t i = 0; i < kTensors; ++i) {
       register_parameter(
           absl::StrCat("weight", i),
-          at::full({kModelBytes / kTensors / 4}, static_cast<double>(i)));
+          at::full({bytes / kTensors / 4}, static_cast<double>(i)));
     }
   }
 };
+
+// AdamW's states of a model, of `dtype`, as after a step.
+void SetStates(torch::nn::Module& model, c10::ScalarType dtype,
+               torch::optim::AdamW& optimizer) {
+  for (const at::Tensor& parameter : model.parameters()) {
+    auto state = std::make_unique<torch::optim::AdamWParamState>();
+    state->step(1);
+    state->exp_avg(at::full(parameter.sizes(), 1.0, dtype));
+    state->exp_avg_sq(at::full(parameter.sizes(), 2.0, dtype));
+    optimizer.state()[parameter.unsafeGetTensorImpl()] = std::move(state);
+  }
+}
 
 // Of /proc/self/status, in bytes: "VmHWM:   1234 kB".
 int64_t StatusBytes(absl::string_view name) {
@@ -74,8 +91,26 @@ absl::Status Measure(absl::string_view name, const Call& call) {
   return absl::OkStatus();
 }
 
+absl::Status RunWithOptimizer(const std::string& folder) {
+  const auto model = std::make_shared<Large>(kModelBytes / 2);
+  torch::optim::AdamW optimizer(model->parameters());
+  TrainingRun run;
+  run.model = model.get();
+  run.optimizer = &optimizer;
+  FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
+                        Checkpointer::Open(folder, nullptr));
+  SetStates(*model, c10::kFloat, optimizer);
+  FSDP_RETURN_IF_ERROR(checkpoints->Save(1, run));
+  FSDP_RETURN_IF_ERROR(
+      Measure("states", [&] { return checkpoints->Load(1, run); }));
+  SetStates(*model, c10::kDouble, optimizer);
+  return Measure("states of another dtype",
+                 [&] { return checkpoints->Load(1, run); });
+}
+
 absl::Status RunProgram(const std::string& folder) {
-  const auto model = std::make_shared<Large>();
+  FSDP_RETURN_IF_ERROR(RunWithOptimizer(folder + "_optimizer"));
+  const auto model = std::make_shared<Large>(kModelBytes);
   TrainingRun run;
   run.model = model.get();
   CheckpointerOptions options;
@@ -111,7 +146,7 @@ TEST(MemoryTest, BuffersOnly) {
   char program[4096] = "";
   FSDP_CHECK(readlink("/proc/self/exe", program, sizeof(program) - 1) > 0);
   const std::string folder = absl::StrCat(::testing::TempDir(), "/memory");
-  const std::string command = absl::StrCat("rm -rf '", folder, "'; ", kRole,
+  const std::string command = absl::StrCat("rm -rf '", folder, "'*; ", kRole,
                                            "='", folder, "' '", program, "'");
   FILE* const pipe = popen(command.c_str(), "r");
   FSDP_CHECK(pipe != nullptr);
@@ -126,6 +161,9 @@ TEST(MemoryTest, BuffersOnly) {
   EXPECT_LT(BytesOf("async", output),
             kStagingBytes + kBufferBytes + kSlackBytes);
   EXPECT_LT(BytesOf("load", output), kBufferBytes + kSlackBytes);
+  EXPECT_LT(BytesOf("states", output), kBufferBytes + kSlackBytes);
+  EXPECT_LT(BytesOf("states of another dtype", output),
+            kStateBatchBytes + kBufferBytes + kSlackBytes);
 }
 
 }  // namespace

@@ -223,6 +223,15 @@ absl::Status FusedOptimizer<Base, Options>::TakeUpStates() {
 }
 
 template <typename Base, typename Options>
+absl::Status FusedOptimizer<Base, Options>::TakeUpStatesOf(
+    absl::Span<const at::Tensor> parameters) {
+  return TorchToStatus("taking up optimizer states", [&] {
+    ThrowIfError(stepper_->TakeUpStatesOf(parameters, this->param_groups_,
+                                          this->state_));
+  });
+}
+
+template <typename Base, typename Options>
 void FusedOptimizer<Base, Options>::KeepRatesOnDevice() {
   stepper_->KeepRatesOnDevice();
 }

@@ -73,6 +73,7 @@ class FusedOptimizer final : public Base,
 
   // See resting_states.h; optimizer state dicts call it.
   absl::Status TakeUpStates() override;
+  absl::Status TakeUpStatesOf(absl::Span<const at::Tensor> parameters) override;
 
   // See capturable_optimizer.h; CapturedStep calls them.
   void KeepRatesOnDevice() override;

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -97,6 +98,25 @@ absl::Status FusedStepper::TakeUpStates(const Groups& groups,
     for (FusedStretch& stretch : batch.stretches) {
       FSDP_RETURN_IF_ERROR(stretch.TakeUp(*rule_, num_slots, states));
     }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FusedStepper::TakeUpStatesOf(
+    absl::Span<const at::Tensor> parameters, const Groups& groups,
+    OptimizerStates& states) {
+  const c10::NoGradGuard no_grad;
+  FSDP_RETURN_IF_ERROR(Arrange(groups, states));
+  std::set<std::pair<size_t, size_t>> done;
+  for (const at::Tensor& parameter : parameters) {
+    const auto place = places_.find(parameter.unsafeGetTensorImpl());
+    if (place == places_.end()) continue;
+    const auto [batch_number, stretch] = place->second;
+    if (!done.insert({batch_number, stretch}).second) continue;
+    Batch& batch = batches_[batch_number];
+    const int num_slots = rule_->NumSlots(groups[batch.group].options());
+    FSDP_RETURN_IF_ERROR(
+        batch.stretches[stretch].TakeUp(*rule_, num_slots, states));
   }
   return absl::OkStatus();
 }

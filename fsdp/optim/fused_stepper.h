@@ -67,6 +67,9 @@ class FusedStepper {
   // Moves states that lie in memory to where they rest, and adds those that an
   // earlier run has kept (OffloadOptions::keep).
   absl::Status TakeUpStates(const Groups& groups, OptimizerStates& states);
+  // Of the stretches that these are in.
+  absl::Status TakeUpStatesOf(absl::Span<const at::Tensor> parameters,
+                              const Groups& groups, OptimizerStates& states);
 
  private:
   // What goes into one call.

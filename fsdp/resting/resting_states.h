@@ -2,7 +2,10 @@
 #ifndef FSDP_RESTING_RESTING_STATES_H_
 #define FSDP_RESTING_RESTING_STATES_H_
 
+#include <ATen/core/Tensor.h>
+
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 
 namespace fsdp {
 
@@ -16,6 +19,10 @@ class RestingStates {
   // rest, and adds those that an earlier run has kept (OffloadOptions::keep).
   // step() does the same. After an error some have been moved.
   virtual absl::Status TakeUpStates() = 0;
+  // The same of these parameters, and of those that lie in one memory with
+  // them; of others nothing is brought in.
+  virtual absl::Status TakeUpStatesOf(
+      absl::Span<const at::Tensor> parameters) = 0;
 };
 
 }  // namespace fsdp

@@ -98,6 +98,13 @@ absl::Status TakeUpStates(Optimizer& optimizer) {
   return resting == nullptr ? absl::OkStatus() : resting->TakeUpStates();
 }
 
+absl::Status TakeUpStates(Optimizer& optimizer,
+                          absl::Span<const at::Tensor> leaves) {
+  auto* const resting = dynamic_cast<RestingStates*>(&optimizer);
+  return resting == nullptr ? absl::OkStatus()
+                            : resting->TakeUpStatesOf(leaves);
+}
+
 absl::StatusOr<OptimizerValues> ReadOptimizerValues(
     absl::Span<const NamedShard> leaves, Optimizer& optimizer) {
   FSDP_RETURN_IF_ERROR(TakeUpStates(optimizer));
@@ -158,14 +165,30 @@ absl::StatusOr<OptimizerReplacement> PlanReplacement(
   return replacement;
 }
 
-void Apply(OptimizerReplacement replacement, Optimizer& optimizer) {
+void ApplyOptions(const OptimizerReplacement& replacement,
+                  Optimizer& optimizer) {
+  std::set<const void*> successors;
+  for (const auto& [leaf, state] : replacement.states) successors.insert(leaf);
   for (size_t i = 0; i < optimizer.param_groups().size(); ++i) {
     torch::optim::OptimizerParamGroup& group = optimizer.param_groups()[i];
-    group.set_options(std::move(replacement.options[i]));
+    group.set_options(replacement.options[i]->clone());
     for (const at::Tensor& leaf : group.params()) {
+      if (successors.count(leaf.unsafeGetTensorImpl()) > 0) continue;
       optimizer.state().erase(leaf.unsafeGetTensorImpl());
     }
   }
+}
+
+absl::Status ApplyState(const at::Tensor& leaf, const OptimizerSlots& slots,
+                        Optimizer& optimizer) {
+  FSDP_ASSIGN_OR_RETURN(std::unique_ptr<OptimizerParamState> state,
+                        MakeState(optimizer, slots));
+  optimizer.state()[leaf.unsafeGetTensorImpl()] = std::move(state);
+  return absl::OkStatus();
+}
+
+void Apply(OptimizerReplacement replacement, Optimizer& optimizer) {
+  ApplyOptions(replacement, optimizer);
   for (auto& [leaf, state] : replacement.states) {
     optimizer.state()[leaf] = std::move(state);
   }

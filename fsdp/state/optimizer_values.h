@@ -3,6 +3,7 @@
 #ifndef FSDP_STATE_OPTIMIZER_VALUES_H_
 #define FSDP_STATE_OPTIMIZER_VALUES_H_
 
+#include <ATen/core/Tensor.h>
 #include <torch/optim/optimizer.h>
 
 #include <map>
@@ -59,8 +60,19 @@ absl::StatusOr<OptimizerReplacement> PlanReplacement(
 void Apply(OptimizerReplacement replacement,
            torch::optim::Optimizer& optimizer);
 
+// Apply() in parts, for states that are not all in memory at a time: the
+// options, and the end of states that none takes the place of. ApplyState() of
+// each parameter that has one, and TakeUpStates(), have to follow.
+void ApplyOptions(const OptimizerReplacement& replacement,
+                  torch::optim::Optimizer& optimizer);
+absl::Status ApplyState(const at::Tensor& leaf, const OptimizerSlots& slots,
+                        torch::optim::Optimizer& optimizer);
+
 // Moves states to where they rest, for an optimizer whose states do.
 absl::Status TakeUpStates(torch::optim::Optimizer& optimizer);
+// The same of those of `leaves` alone.
+absl::Status TakeUpStates(torch::optim::Optimizer& optimizer,
+                          absl::Span<const at::Tensor> leaves);
 
 }  // namespace fsdp
 

@@ -1,0 +1,71 @@
+// A file system that hands its calls on to another one, for tests that watch
+// them or come between.
+#ifndef CHECKPOINT_FILES_TESTING_FORWARDING_FILE_SYSTEM_H_
+#define CHECKPOINT_FILES_TESTING_FORWARDING_FILE_SYSTEM_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "checkpoint/files/file_system.h"
+
+namespace fsdp::checkpoint::testing {
+
+// `base` has to outlive it, as it has to outlive its files. Thread-safe if the
+// hooks are.
+class ForwardingFileSystem : public FileSystem {
+ public:
+  explicit ForwardingFileSystem(FileSystem& base) : base_(base) {}
+
+  // By PRead().
+  int64_t read_bytes() const { return read_bytes_; }
+  // Files opened, and the most of them that were open at a time.
+  int64_t opened() const { return opened_; }
+  int64_t most_open() const { return most_open_; }
+
+  absl::StatusOr<std::unique_ptr<File>> OpenForReading(
+      const std::string& path, Caching caching) override;
+  absl::StatusOr<std::unique_ptr<File>> OpenForWriting(
+      const std::string& path, Caching caching) override;
+  absl::StatusOr<bool> MakeFolder(const std::string& path) override;
+  absl::Status Rename(const std::string& from, const std::string& to) override;
+  absl::Status RemoveFile(const std::string& path) override;
+  absl::Status RemoveFolder(const std::string& path) override;
+  absl::Status SyncFolder(const std::string& path) override;
+  absl::StatusOr<std::vector<std::string>> List(
+      const std::string& folder) override;
+  absl::StatusOr<FileInfo> Stat(const std::string& path) override;
+  absl::StatusOr<int64_t> FreeBytes(const std::string& folder) override;
+  absl::StatusOr<std::unique_ptr<FileLock>> Lock(
+      const std::string& path, absl::string_view holder) override;
+
+ protected:
+  // In front of each call that changes something: of a file's contents with
+  // "write", otherwise with other words. May block; after an error the call,
+  // whose error it is, is not made.
+  virtual absl::Status BeforeChange(absl::string_view what,
+                                    const std::string& path);
+  // The same in front of all others.
+  virtual absl::Status BeforeReading(const std::string& path);
+
+ private:
+  class OpenFile;
+
+  std::unique_ptr<File> Wrap(std::unique_ptr<File> file,
+                             const std::string& path);
+
+  FileSystem& base_;
+  std::atomic<int64_t> read_bytes_{0};
+  std::atomic<int64_t> opened_{0};
+  std::atomic<int64_t> open_{0};
+  std::atomic<int64_t> most_open_{0};
+};
+
+}  // namespace fsdp::checkpoint::testing
+
+#endif  // CHECKPOINT_FILES_TESTING_FORWARDING_FILE_SYSTEM_H_

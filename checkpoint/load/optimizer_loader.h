@@ -1,0 +1,103 @@
+// The states of an optimizer, from the files of a checkpoint.
+#ifndef CHECKPOINT_LOAD_OPTIMIZER_LOADER_H_
+#define CHECKPOINT_LOAD_OPTIMIZER_LOADER_H_
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+#include <torch/optim/optimizer.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "checkpoint/catalog/catalog.h"
+#include "checkpoint/load/load_plan.h"
+#include "checkpoint/load/load_target.h"
+#include "checkpoint/load/source_folder.h"
+#include "checkpoint/run/run_values.h"
+#include "checkpoint/run/training_json.h"
+#include "fsdp/state/optimizer_slots.h"
+#include "fsdp/state/optimizer_values.h"
+
+namespace fsdp::checkpoint {
+
+// States that there are already, laid out and of the dtype as in the files, are
+// filled where they are. Others are made, filled and taken up a few at a time,
+// so that what they take the place of, or where they rest elsewhere the memory
+// that they are read into, is never there for all of them.
+class OptimizerLoader {
+ public:
+  // All outlive it. `values`: with those of `optimizer`, which go over to this.
+  OptimizerLoader(RunValues& values, torch::optim::Optimizer& optimizer)
+      : values_(values), optimizer_(optimizer) {}
+
+  // Changes and allocates nothing. The names of `record` become the model's.
+  // InvalidArgument lists, for a slot, all that does not fit.
+  absl::Status Plan(const SourceFolder& folder, TrainingRecord& record,
+                    bool strict);
+
+  // Of the slots, as long as this lives; after Plan().
+  std::vector<const Catalog*> Catalogs() const;
+  // That Fill() reads.
+  int64_t bytes() const;
+
+  // Reads from the files of Catalogs()[catalog].
+  using Read =
+      absl::FunctionRef<absl::Status(size_t catalog, const LoadPlan& plan,
+                                     absl::Span<const LoadTarget> targets)>;
+  // Once. After an error the optimizer is filled in part.
+  absl::Status Fill(Read read);
+
+ private:
+  // The files of one slot, and what they fill.
+  struct Slot {
+    std::string name;
+    Catalog catalog;
+    std::vector<LoadTarget> targets;
+    std::vector<LoadPlan> parts;  // of each target
+  };
+  // A target of a slot.
+  struct Place {
+    size_t slot;
+    size_t target;
+  };
+
+  void UseFirstNames(TrainingRecord& record) const;
+  const StoredTensor* FindState(const Catalog& catalog,
+                                const std::string& parameter) const;
+  absl::Status PlanSlot(const SourceFolder& folder, const std::string& name,
+                        bool strict);
+  absl::StatusOr<at::Tensor> StateFor(int leaf, const std::string& slot,
+                                      c10::ScalarType dtype);
+  void KeepStepped();
+  at::Tensor& StateAt(int leaf, Place place);
+  // Those whose state is still to be made, or the others.
+  std::vector<Place> PlacesOf(absl::Span<const int> leaves, bool is_new);
+  // Of a leaf's new states, what is there beside old ones or only for a while.
+  int64_t PassingBytes(int leaf);
+  absl::Status ReadPlaces(absl::Span<const Place> places, Read read);
+  absl::Status FillBatch(absl::Span<const int> leaves, Read read);
+
+  RunValues& values_;
+  torch::optim::Optimizer& optimizer_;
+  std::vector<Slot> slots_;
+  std::map<std::string, OptimizerSlots> present_;  // by parameter, as states_
+  // New ones. Tensors that are still to be made are on c10::kMeta.
+  std::map<std::string, OptimizerSlots> states_;
+  std::set<std::pair<const void*, int64_t>> taken_;  // memory of states_
+  OptimizerReplacement replacement_;
+  std::vector<int> leaves_;  // that get a state
+  std::vector<std::vector<Place>> places_by_leaf_;
+};
+
+}  // namespace fsdp::checkpoint
+
+#endif  // CHECKPOINT_LOAD_OPTIMIZER_LOADER_H_
