@@ -280,7 +280,9 @@ class Checkpointer::Impl {
     absl::StrAppend(&job->plan.text, numbers);
     FSDP_ASSIGN_OR_RETURN(const SmallFile of_rank,
                           TakeRankValues(run, values.device()));
-    FSDP_ASSIGN_OR_RETURN(job->rank_file, Format(of_rank));
+    FSDP_ASSIGN_OR_RETURN(std::string rank_file, Format(of_rank));
+    job->plan.own.push_back(
+        WholeFile(RankFileName(context_.rank()), std::move(rank_file)));
     // Of a single rank they cannot differ from those of others.
     if (context_.world_size() == 1) return absl::OkStatus();
     return TorchToStatus("copying buffers", [&] {

@@ -46,9 +46,8 @@ absl::Status PlanGroup(const TensorGroup& group, int64_t max_file_bytes,
         {absl::StrCat(folder, file.name), std::move(file.header), file.bytes});
   }
   if (!files.index.empty()) {
-    const auto bytes = static_cast<int64_t>(files.index.size());
-    plan->files.push_back({absl::StrCat(folder, files.index_name),
-                           std::move(files.index), bytes});
+    plan->files.push_back(WholeFile(absl::StrCat(folder, files.index_name),
+                                    std::move(files.index)));
   }
   for (size_t i = 0; i < group.parts.size(); ++i) {
     const TensorPart& part = group.parts[i];
@@ -63,6 +62,11 @@ absl::Status PlanGroup(const TensorGroup& group, int64_t max_file_bytes,
 }
 
 }  // namespace
+
+SaveFile WholeFile(std::string name, std::string bytes) {
+  const auto size = static_cast<int64_t>(bytes.size());
+  return {std::move(name), std::move(bytes), size};
+}
 
 absl::Status CheckTextName(absl::string_view option, absl::string_view name) {
   if (!name.empty() && name[0] != '.' && !absl::StrContains(name, '/') &&
@@ -85,7 +89,7 @@ absl::StatusOr<SavePlan> PlanSave(
   }
   for (const auto& [name, text] : texts) {
     absl::StrAppend(&plan.text, name, "\n");
-    plan.files.push_back({name, text, static_cast<int64_t>(text.size())});
+    plan.files.push_back(WholeFile(name, text));
   }
   for (size_t i = 0; i < plan.files.size() - texts.size(); ++i) {
     absl::StrAppend(&plan.text, plan.files[i].name, " of ", plan.files[i].bytes,
