@@ -15,6 +15,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "absl/types/span.h"
 #include "base/normal_mode.h"
 #include "base/start_thread.h"
 #include "base/status_error.h"
@@ -32,6 +33,7 @@
 #include "checkpoint/run/training_json.h"
 #include "checkpoint/save/plan_writer.h"
 #include "checkpoint/save/save_job.h"
+#include "checkpoint/save/save_layout.h"
 #include "checkpoint/save/save_plan.h"
 #include "checkpoint/save/staged_feed.h"
 #include "checkpoint/save/staging_ring.h"
@@ -63,6 +65,7 @@ class Checkpointer::Impl {
     context_.overwrite = options.overwrite;
     context_.retention.keep_last = options.keep_last.value_or(0);
     context_.retention.keep_every = options.keep_every.value_or(0);
+    context_.writer.in_order = options.layout == SaveLayout::kPerRank;
     context_.writer.pace.bytes_per_second =
         options.bytes_per_second.value_or(0);
   }
@@ -272,8 +275,7 @@ class Checkpointer::Impl {
     TrainingRecord record =
         RecordOf(run, values.optimizer(), job->step, context_.world_size());
     FSDP_ASSIGN_OR_RETURN(texts[kTrainingName], ToText(record));
-    FSDP_ASSIGN_OR_RETURN(job->plan,
-                          PlanSave(groups, texts, options_.max_file_bytes));
+    FSDP_ASSIGN_OR_RETURN(job->plan, PlanFiles(groups, texts));
     // Numbers and options are those of all ranks, entries are rank 0's.
     record.entries.clear();
     FSDP_ASSIGN_OR_RETURN(const std::string numbers, ToText(record));
@@ -288,6 +290,14 @@ class Checkpointer::Impl {
     return TorchToStatus("copying buffers", [&] {
       job->buffers_file = ValueOrThrow(Format(TakeWholeValues(values.model())));
     });
+  }
+
+  absl::StatusOr<SavePlan> PlanFiles(
+      absl::Span<const TensorGroup> groups,
+      const std::map<std::string, std::string>& texts) const {
+    return options_.layout == SaveLayout::kPerRank
+               ? PlanSavePerRank(groups, texts, context_.rank())
+               : PlanSave(groups, texts, options_.max_file_bytes);
   }
 
   // As large as it has to be, and kept; null where there is no memory.

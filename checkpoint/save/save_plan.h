@@ -42,7 +42,7 @@ struct SavePlan {
   std::vector<SaveFile> files;
   std::vector<SaveFile> own;         // of this rank alone
   std::vector<SaveRange> ranges;     // this rank's, in the order of `groups`
-  std::vector<std::string> folders;  // of `files`, relative; each once
+  std::vector<std::string> folders;  // of those files, relative; each once
   std::string text;                  // what ranks have to agree on, by lines
 };
 
@@ -56,6 +56,13 @@ absl::Status CheckTextName(absl::string_view option, absl::string_view name);
 absl::StatusOr<SavePlan> PlanSave(
     absl::Span<const TensorGroup> groups,
     const std::map<std::string, std::string>& texts, int64_t max_file_bytes);
+
+// The same in own files of each rank (PlanShardFiles()), "model" as
+// "shard-00003-model-00001-of-00002.safetensors", whose ranges are in the order
+// of their files. `texts` are own ones of rank 0.
+absl::StatusOr<SavePlan> PlanSavePerRank(
+    absl::Span<const TensorGroup> groups,
+    const std::map<std::string, std::string>& texts, int rank);
 
 }  // namespace fsdp::checkpoint
 

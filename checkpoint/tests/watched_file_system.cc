@@ -27,6 +27,9 @@ class WatchedFileSystem::OpenFile : public File {
   }
   absl::Status PWrite(int64_t offset, absl::Span<const char> bytes) override {
     FSDP_RETURN_IF_ERROR(files_.before_change_("write", path_));
+    if (files_.before_write_ != nullptr) {
+      files_.before_write_(path_, offset, static_cast<int64_t>(bytes.size()));
+    }
     return base_->PWrite(offset, bytes);
   }
   absl::Status SetSize(int64_t bytes) override {

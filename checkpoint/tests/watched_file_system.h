@@ -27,8 +27,15 @@ class WatchedFileSystem : public FileSystem {
   using BeforeChange = std::function<absl::Status(absl::string_view what,
                                                   const std::string& path)>;
 
-  WatchedFileSystem(FileSystem& base, BeforeChange before_change)
-      : base_(base), before_change_(std::move(before_change)) {}
+  // Besides, in front of each write of a file's contents; or null.
+  using BeforeWrite = std::function<void(const std::string& path,
+                                         int64_t offset, int64_t bytes)>;
+
+  WatchedFileSystem(FileSystem& base, BeforeChange before_change,
+                    BeforeWrite before_write = nullptr)
+      : base_(base),
+        before_change_(std::move(before_change)),
+        before_write_(std::move(before_write)) {}
 
   absl::StatusOr<std::unique_ptr<File>> OpenForReading(
       const std::string& path, Caching caching) override;
@@ -51,6 +58,7 @@ class WatchedFileSystem : public FileSystem {
 
   FileSystem& base_;
   const BeforeChange before_change_;
+  const BeforeWrite before_write_;
 };
 
 // Writes that wait until the test lets them. Thread-safe.
