@@ -14,6 +14,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "absl/types/span.h"
 #include "base/normal_mode.h"
 #include "base/status_error.h"
 #include "base/status_macros.h"
@@ -29,6 +30,7 @@
 #include "checkpoint/run/tensor_parts.h"
 #include "checkpoint/run/training_json.h"
 #include "checkpoint/save/save_job.h"
+#include "checkpoint/save/save_layout.h"
 #include "checkpoint/save/save_plan.h"
 #include "checkpoint/save/saver.h"
 #include "comm/agreement.h"
@@ -59,6 +61,7 @@ class Checkpointer::Impl {
     context_.overwrite = options.overwrite;
     context_.retention.keep_last = options.keep_last.value_or(0);
     context_.retention.keep_every = options.keep_every.value_or(0);
+    context_.writer.in_order = options.layout == SaveLayout::kPerRank;
     context_.writer.pace.bytes_per_second =
         options.bytes_per_second.value_or(0);
   }
@@ -224,20 +227,29 @@ class Checkpointer::Impl {
     TrainingRecord record =
         RecordOf(run, values.optimizer(), job->step, context_.world_size());
     FSDP_ASSIGN_OR_RETURN(texts[kTrainingName], ToText(record));
-    FSDP_ASSIGN_OR_RETURN(job->plan,
-                          PlanSave(groups, texts, options_.max_file_bytes));
+    FSDP_ASSIGN_OR_RETURN(job->plan, PlanFiles(groups, texts));
     // Numbers and options are those of all ranks, entries are rank 0's.
     record.entries.clear();
     FSDP_ASSIGN_OR_RETURN(const std::string numbers, ToText(record));
     absl::StrAppend(&job->plan.text, numbers);
     FSDP_ASSIGN_OR_RETURN(const SmallFile of_rank,
                           TakeRankValues(run, values.device()));
-    FSDP_ASSIGN_OR_RETURN(job->rank_file, Format(of_rank));
+    FSDP_ASSIGN_OR_RETURN(std::string rank_file, Format(of_rank));
+    job->plan.own.push_back(
+        WholeFile(RankFileName(context_.rank()), std::move(rank_file)));
     // Of a single rank they cannot differ from those of others.
     if (context_.world_size() == 1) return absl::OkStatus();
     return TorchToStatus("copying buffers", [&] {
       job->buffers_file = ValueOrThrow(Format(TakeWholeValues(values.model())));
     });
+  }
+
+  absl::StatusOr<SavePlan> PlanFiles(
+      absl::Span<const TensorGroup> groups,
+      const std::map<std::string, std::string>& texts) const {
+    return options_.layout == SaveLayout::kPerRank
+               ? PlanSavePerRank(groups, texts, context_.rank())
+               : PlanSave(groups, texts, options_.max_file_bytes);
   }
 
   const CheckpointerOptions options_;

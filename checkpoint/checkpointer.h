@@ -15,9 +15,9 @@
 // "/runs/7b/step-100" then has model.safetensors (or several, and an index),
 // optimizer/exp_avg.safetensors and so on, training.json, ranks/, and
 // manifest.json, which has the size and the CRC32C of each MiB of all others.
-// The files do not depend on the number of ranks: any number, with any strategy
-// and wrap policy, loads them. A folder step-N is whole or not there, whatever
-// is killed when.
+// The files do not depend on the number of ranks, and any number, with any
+// strategy and wrap policy, loads them. A folder step-N is whole or not there,
+// whatever is killed when.
 #ifndef CHECKPOINT_CHECKPOINTER_H_
 #define CHECKPOINT_CHECKPOINTER_H_
 
@@ -35,6 +35,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "checkpoint/run/run.h"
+#include "checkpoint/save/save_layout.h"
 #include "comm/communicator.h"
 
 namespace fsdp::checkpoint {
@@ -51,7 +52,10 @@ struct CheckpointerOptions {
   std::optional<c10::ScalarType> model_dtype = std::nullopt;
   // Replace a checkpoint of the same step; it stays until the new one is there.
   bool overwrite = false;
-  int64_t max_file_bytes = 5'000'000'000;
+  // Without random writes: kPerRank. Any layout loads at any number of ranks;
+  // `checkpoint consolidate` makes a Hugging Face model of files of ranks.
+  SaveLayout layout = SaveLayout::kShared;
+  int64_t max_file_bytes = 5'000'000'000;  // of kShared
   // Further small files beside the model's, by name: {"config.json", ...}.
   std::map<std::string, std::string> texts = {};
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -30,10 +31,14 @@ int64_t FileBytes(const SafetensorsHeader& header) {
          (header.tensors.empty() ? 0 : header.tensors.back().end);
 }
 
+// The position of tensors that have none.
+constexpr int64_t kLast = std::numeric_limits<int64_t>::max();
+
 // A tensor whose pieces are still coming.
 struct Growing {
   StoredTensor tensor;  // its shape is as far as pieces reach
   std::optional<std::vector<int64_t>> global_shape;
+  int64_t position;
 };
 
 class PieceCollector {
@@ -63,6 +68,10 @@ class PieceCollector {
   }
 
   absl::StatusOr<Catalog> Take() {
+    std::stable_sort(growing_.begin(), growing_.end(),
+                     [](const Growing& a, const Growing& b) {
+                       return a.position < b.position;
+                     });
     for (Growing& growing : growing_) {
       if (growing.global_shape.has_value()) {
         growing.tensor.info.shape = *std::move(growing.global_shape);
@@ -78,7 +87,9 @@ class PieceCollector {
       const SafetensorsFile& file, const TensorInfo& piece,
       const std::optional<ShardingInfo>& info) {
     const std::vector<int64_t> zero(piece.shape.size(), 0);
-    if (!info.has_value()) return ShardEntry{piece.name, zero, std::nullopt};
+    if (!info.has_value()) {
+      return ShardEntry{piece.name, zero, std::nullopt, std::nullopt};
+    }
     const auto found = info->find(piece.name);
     if (found == info->end()) {
       return Refuse(file.name, piece.name,
@@ -94,9 +105,11 @@ class PieceCollector {
     if (is_new) {
       const std::vector<int64_t> zero(piece.shape.size(), 0);
       growing_.push_back(
-          {{{entry.tensor, piece.dtype, zero}, {}}, entry.global_shape});
+          {{{entry.tensor, piece.dtype, zero}, {}}, entry.global_shape, kLast});
     }
     Growing& growing = growing_[found->second];
+    growing.position =
+        std::min(growing.position, entry.position.value_or(growing.position));
     TensorInfo& whole = growing.tensor.info;
     if (piece.dtype != whole.dtype ||
         entry.global_shape != growing.global_shape ||

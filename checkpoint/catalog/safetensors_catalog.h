@@ -20,9 +20,10 @@ struct SafetensorsFile {
 
 // Of all files of a folder that has no index: tensors are whole, or, in files
 // with DCP's sharding info, pieces, which together have to be the tensors.
-// Without "global_shape" a tensor is as large as its pieces reach, so that a
-// last piece that is missing is not noticed. InvalidArgument, naming file and
-// tensor.
+// Tensors are in the order of their positions where files say them, else of
+// the files. Without "global_shape" a tensor is as large as its pieces reach,
+// so that a last piece that is missing is not noticed. InvalidArgument, naming
+// file and tensor.
 absl::StatusOr<Catalog> CatalogOfSafetensors(
     absl::Span<const SafetensorsFile> files);
 

@@ -1,8 +1,11 @@
 #include "checkpoint/catalog/shard_files.h"
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "base/status_macros.h"
 #include "checkpoint/catalog/sharding_info.h"
 #include "checkpoint/safetensors/safetensors_header.h"
@@ -72,7 +76,7 @@ std::vector<Contents> Distribute(int rank, absl::Span<const RankRange> ranges) {
                           begin;
       file.pieces.push_back({static_cast<int>(i), begin, end, 0});
       file.sharding[tensor.name] = {tensor.name, std::move(box.offsets),
-                                    tensor.shape};
+                                    tensor.shape, static_cast<int64_t>(i)};
       file.infos.push_back({tensor.name, tensor.dtype, std::move(box.sizes)});
       begin = end;
     }
@@ -101,10 +105,28 @@ absl::StatusOr<ShardFile> Finish(std::string name, Contents contents) {
   return file;
 }
 
+constexpr absl::string_view kDigits = "0123456789";
+constexpr size_t kMinDigits = 5;
+
+// Take the digits away; false: there are fewer than names have.
+bool ConsumeFirstNumber(absl::string_view* text) {
+  const size_t digits =
+      std::min(text->find_first_not_of(kDigits), text->size());
+  text->remove_prefix(digits);
+  return digits >= kMinDigits;
+}
+bool ConsumeLastNumber(absl::string_view* text) {
+  const size_t last = text->find_last_not_of(kDigits);
+  const size_t begin = last == absl::string_view::npos ? 0 : last + 1;
+  const size_t digits = text->size() - begin;
+  text->remove_suffix(digits);
+  return digits >= kMinDigits;
+}
+
 }  // namespace
 
 absl::StatusOr<std::vector<ShardFile>> PlanShardFiles(
-    int rank, absl::Span<const RankRange> ranges) {
+    int rank, absl::Span<const RankRange> ranges, absl::string_view stem) {
   absl::flat_hash_set<absl::string_view> names;
   for (const RankRange& range : ranges) {
     FSDP_RETURN_IF_ERROR(CheckRange(range));
@@ -113,16 +135,31 @@ absl::StatusOr<std::vector<ShardFile>> PlanShardFiles(
     }
   }
   std::vector<Contents> contents = Distribute(rank, ranges);
+  if (rank == 0 && contents.empty()) contents.emplace_back();
   std::vector<ShardFile> files;
   for (size_t i = 0; i < contents.size(); ++i) {
     FSDP_ASSIGN_OR_RETURN(
         ShardFile file,
-        Finish(absl::StrFormat("shard-%05d-model-%05d-of-%05d.safetensors",
-                               rank + 1, i + 1, contents.size()),
+        Finish(absl::StrFormat("shard-%05d-%s-%05d-of-%05d.safetensors",
+                               rank + 1, stem, i + 1, contents.size()),
                std::move(contents[i])));
     files.push_back(std::move(file));
   }
   return files;
+}
+
+std::optional<std::string> StemOfShardFile(absl::string_view name) {
+  const size_t slash = name.rfind('/');
+  const size_t begin = slash == absl::string_view::npos ? 0 : slash + 1;
+  absl::string_view stem = name.substr(begin);
+  const bool is_shard =
+      absl::ConsumePrefix(&stem, "shard-") && ConsumeFirstNumber(&stem) &&
+      absl::ConsumePrefix(&stem, "-") &&
+      absl::ConsumeSuffix(&stem, ".safetensors") && ConsumeLastNumber(&stem) &&
+      absl::ConsumeSuffix(&stem, "-of-") && ConsumeLastNumber(&stem) &&
+      absl::ConsumeSuffix(&stem, "-") && !stem.empty();
+  if (!is_shard) return std::nullopt;
+  return absl::StrCat(name.substr(0, begin), stem);
 }
 
 }  // namespace fsdp::checkpoint

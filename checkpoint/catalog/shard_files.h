@@ -4,10 +4,12 @@
 #define CHECKPOINT_CATALOG_SHARD_FILES_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "checkpoint/tensor/tensor_info.h"
 
@@ -35,17 +37,25 @@ struct ShardFile {
   std::vector<ShardPiece> pieces;
 };
 
-// The files of a rank. A range is cut into boxes. Readers in PyTorch up to 2.11
-// take one box of a tensor from a file, under the tensor's own name, and every
-// file with this ending; so the k-th box of each range goes into the rank's
-// k-th file. A rank that has cut a parameter only at its first and its last
-// element needs two or three files, and one without ranges none. Newer readers
-// need no other keys; "global_shape" tells them, and CatalogOfSafetensors(), of
-// pieces that are missing. Tensors without elements are in a file of rank 0.
-// InvalidArgument, naming the tensor: a name given twice, a range that the
-// tensor does not have, elements that do not fill bytes.
+// The files of a rank, whose `ranges` are of all tensors in an order that all
+// ranks have: pieces say their places in it. A range is cut into boxes. Readers
+// in PyTorch up to 2.11 take one box of a tensor from a file, under the
+// tensor's own name, and every file with this ending; so the k-th box of each
+// range goes into the rank's k-th file. A rank that has cut a parameter only at
+// its first and its last element needs two or three files, and one without
+// elements none, unless it is rank 0. Newer readers need no other keys;
+// "global_shape" tells them, and CatalogOfSafetensors(), of pieces that are
+// missing. Tensors without elements are in a file of rank 0. `stem`: in place
+// of the "model" of the names. InvalidArgument, naming the tensor: a name given
+// twice, a range that the tensor does not have, elements that do not fill
+// bytes.
 absl::StatusOr<std::vector<ShardFile>> PlanShardFiles(
-    int rank, absl::Span<const RankRange> ranges);
+    int rank, absl::Span<const RankRange> ranges,
+    absl::string_view stem = "model");
+
+// "optimizer/exp_avg" of "optimizer/shard-00003-exp_avg-00001-of-00002" and the
+// ending; none for other names.
+std::optional<std::string> StemOfShardFile(absl::string_view name);
 
 }  // namespace fsdp::checkpoint
 

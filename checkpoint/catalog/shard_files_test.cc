@@ -57,17 +57,45 @@ TEST(ShardFilesTest, TheKthBoxIsInTheKthFile) {
   EXPECT_EQ(files[1].pieces[0].end, 15);
   EXPECT_THAT(files[1].header,
               HasSubstr(R"({"DCP_SHARDING_INFO": "{\"w\": {\"saved_offsets\": )"
-                        R"([1, 0], \"global_shape\": [4, 5]}}", )"
+                        R"([1, 0], \"global_shape\": [4, 5], )"
+                        R"(\"tensor_position\": 0}}", )"
                         R"("DCP_VERSION": "1.0", "format": "pt"})"));
 }
 
 TEST(ShardFilesTest, ARankWithoutRangesHasNoFile) {
   const TensorInfo w{"w", Dtype::kF32, {4}};
-  EXPECT_THAT(*PlanShardFiles(0, {{w, 2, 2}}), IsEmpty());
+  EXPECT_THAT(*PlanShardFiles(1, {{w, 2, 2}}), IsEmpty());
+  EXPECT_EQ(PlanShardFiles(0, {{w, 2, 2}})->size(), 1);
   // What has no elements is somewhere all the same, once.
   const TensorInfo none{"none", Dtype::kF32, {4, 0}};
   EXPECT_EQ(PlanShardFiles(0, {{none, 0, 0}})->size(), 1);
   EXPECT_THAT(*PlanShardFiles(1, {{none, 0, 0}}), IsEmpty());
+}
+
+TEST(ShardFilesTest, NamesHaveAStem) {
+  const TensorInfo w{"w", Dtype::kF32, {4}};
+  ASSERT_OK_AND_ASSIGN(const std::vector<ShardFile> files,
+                       PlanShardFiles(100'000, {{w, 0, 4}}, "exp_avg"));
+  EXPECT_EQ(files[0].name, "shard-100001-exp_avg-00001-of-00001.safetensors");
+  const std::vector<std::pair<std::string, std::optional<std::string>>> names =
+      {{files[0].name, "exp_avg"},
+       {absl::StrCat("optimizer/", files[0].name), "optimizer/exp_avg"},
+       {"shard-00001-a-00001-of-00002-00001-of-00002.safetensors",
+        "a-00001-of-00002"},
+       {"shard-00001-model-00001-of-00002.safetensors", "model"},
+       {"shard-00001--00001-of-00002.safetensors", std::nullopt},
+       {"shard-0001-model-00001-of-00002.safetensors", std::nullopt},
+       {"shard-00001-model-0001-of-00002.safetensors", std::nullopt},
+       {"shard-00001-model-00001-of-00002.safetensor", std::nullopt},
+       {"shard-00001-00002-of-00003.safetensors", std::nullopt},
+       {"shard-00001", std::nullopt},
+       {"model-00001-of-00002.safetensors", std::nullopt},
+       {"model.safetensors", std::nullopt},
+       {"12345", std::nullopt},
+       {"", std::nullopt}};
+  for (const auto& [name, stem] : names) {
+    EXPECT_EQ(StemOfShardFile(name), stem) << name;
+  }
 }
 
 TEST(ShardFilesTest, WhatCannotBeShardedIsNamed) {
@@ -140,6 +168,22 @@ AllRanks PlanAll(const std::vector<TensorInfo>& tensors, int ranks) {
     }
   }
   return all;
+}
+
+// Though every file has them by the size of their elements.
+TEST(ShardFilesTest, TensorsKeepTheirOrder) {
+  const std::vector<TensorInfo> tensors = {{"b", Dtype::kBF16, {3}},
+                                           {"none", Dtype::kF32, {0}},
+                                           {"d", Dtype::kF64, {4}},
+                                           {"a", Dtype::kF32, {}}};
+  for (const int ranks : {1, 2, 5}) {
+    ASSERT_OK_AND_ASSIGN(const Catalog catalog,
+                         CatalogOfSafetensors(PlanAll(tensors, ranks).files));
+    ASSERT_EQ(catalog.tensors().size(), tensors.size());
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      EXPECT_EQ(catalog.tensors()[i].info, tensors[i]);
+    }
+  }
 }
 
 // All ranks' files, read as one catalog, have every element where it was put.

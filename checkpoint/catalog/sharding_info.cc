@@ -13,6 +13,7 @@ namespace {
 constexpr absl::string_view kOffsets = "saved_offsets";
 constexpr absl::string_view kTensor = "logical_fqn";
 constexpr absl::string_view kShape = "global_shape";
+constexpr absl::string_view kPosition = "tensor_position";
 constexpr int64_t kMaxValues = 1024;  // of an entry
 
 absl::Status Refuse(absl::string_view name, absl::string_view why) {
@@ -39,12 +40,19 @@ absl::StatusOr<std::vector<int64_t>> Sizes(absl::string_view name,
 
 absl::StatusOr<ShardEntry> ParseEntry(const std::string& name,
                                       const Json& json) {
-  ShardEntry entry{name, {}, std::nullopt};
+  ShardEntry entry{name, {}, std::nullopt, std::nullopt};
   const Json* offsets = json.Find(kOffsets);
   if (offsets == nullptr) return Refuse(name, "it has no \"saved_offsets\"");
   FSDP_ASSIGN_OR_RETURN(entry.offsets, Sizes(name, kOffsets, *offsets));
   if (const Json* shape = json.Find(kShape)) {
     FSDP_ASSIGN_OR_RETURN(entry.global_shape, Sizes(name, kShape, *shape));
+  }
+  if (const Json* position = json.Find(kPosition)) {
+    const auto* const number = position->As<int64_t>();
+    if (number == nullptr || *number < 0) {
+      return Refuse(name, "\"tensor_position\" is no integer >= 0");
+    }
+    entry.position = *number;
   }
   if (const Json* tensor = json.Find(kTensor)) {
     if (tensor->As<std::string>() == nullptr) {
@@ -66,6 +74,9 @@ std::string FormatShardingInfo(const ShardingInfo& info) {
     }
     if (entry.global_shape.has_value()) {
       members.emplace_back(kShape, *entry.global_shape);
+    }
+    if (entry.position.has_value()) {
+      members.emplace_back(kPosition, *entry.position);
     }
     object.emplace_back(name, std::move(members));
   }

@@ -1,7 +1,8 @@
 // Which part of which tensor a safetensors file of one rank has, as PyTorch's
 // distributed checkpoints (DCP) say it: JSON under one key of the metadata,
 //   {"layer.weight": {"saved_offsets": [8, 0]}},
-// with "logical_fqn" and "global_shape" from newer writers.
+// with "logical_fqn" and "global_shape" from newer writers, and, which others
+// do not look at, our "tensor_position".
 #ifndef CHECKPOINT_CATALOG_SHARDING_INFO_H_
 #define CHECKPOINT_CATALOG_SHARDING_INFO_H_
 
@@ -22,6 +23,8 @@ struct ShardEntry {
   std::string tensor;            // of which it is a part
   std::vector<int64_t> offsets;  // of the part in the tensor
   std::optional<std::vector<int64_t>> global_shape;
+  // Among all tensors, in the order of the model.
+  std::optional<int64_t> position = std::nullopt;
 };
 
 // By the name that the part has in the file.

@@ -55,7 +55,7 @@ void AppendZeroPieces(int64_t file, int64_t offset, int64_t bytes,
                       std::vector<Piece>& pieces);
 
 struct NamedSize {
-  std::string name;  // for errors
+  std::string name;
   int64_t bytes = 0;
 };
 

@@ -44,9 +44,11 @@ RangeWriter::RangeWriter(FileSystem& files, std::vector<std::string> paths,
       options_(std::move(options)),
       memory_(std::move(memory)),
       open_(paths_.size()),
+      ends_(paths_.size(), 0),
       buffers_(options_.buffers),
       pace_(options_.pace),
-      threads_(options_.buffers - 1) {  // while the last one is filled
+      // While the last one is filled.
+      threads_(options_.in_order ? 1 : options_.buffers - 1) {
   absl::MutexLock lock(&mutex_);
   for (size_t i = 0; i < buffers_.size(); ++i) {
     buffers_[i].memory = memory_.data() + i * options_.buffer_bytes;
@@ -71,7 +73,9 @@ absl::Status RangeWriter::CheckRange(int64_t file, int64_t offset,
 absl::StatusOr<File*> RangeWriter::Open(int64_t file) {
   if (open_[file] == nullptr) {
     FSDP_ASSIGN_OR_RETURN(
-        open_[file], files_.OpenForWriting(paths_[file], Caching::kDirect));
+        open_[file], files_.OpenForWriting(
+                         paths_[file], options_.in_order ? Caching::kCached
+                                                         : Caching::kDirect));
   }
   return open_[file].get();
 }
@@ -102,6 +106,12 @@ absl::Status RangeWriter::WriteBytes(int64_t file, int64_t offset,
 
 absl::Status RangeWriter::WriteOnce(int64_t file, int64_t offset, int64_t bytes,
                                     Fill fill) {
+  if (options_.in_order && offset != ends_[file]) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("write ", paths_[file], " at ", offset, ", where ",
+                     ends_[file], " is next: it is written in order"));
+  }
+  if (bytes == 0) FSDP_RETURN_IF_ERROR(Open(file).status());
   int64_t position = 0;
   while (position < bytes) {
     const int64_t at = offset + position;
@@ -115,6 +125,7 @@ absl::Status RangeWriter::WriteOnce(int64_t file, int64_t offset, int64_t bytes,
     current_->end += size;
     position += size;
   }
+  ends_[file] = offset + bytes;
   return absl::OkStatus();
 }
 

@@ -26,6 +26,9 @@ struct RangeWriterOptions {
   // All the memory that it takes is buffers * buffer_bytes.
   int64_t buffer_bytes = int64_t{4} << 20;  // a multiple of kBlockBytes
   int buffers = 4;                          // at least 2
+  // For storage that takes no others: the bytes of each file go to it front to
+  // back, one write after the other, through the page cache. Without SetSize().
+  bool in_order = false;
   PaceOptions pace;
 };
 
@@ -54,8 +57,10 @@ class RangeWriter {
   absl::Status SetSize(int64_t file, int64_t bytes);
 
   // Ranges of one writer do not overlap. Fastest where one continues the one
-  // before. An error is that of `fill`, Cancelled, or one of an earlier write
-  // that was under way: after it, all calls return it.
+  // before. Of no bytes, it creates the file. InvalidArgument: with `in_order`,
+  // what is not the file's next byte. Another error is that of `fill`,
+  // Cancelled, or one of an earlier write that was under way: after it, all
+  // calls return it.
   absl::Status Write(int64_t file, int64_t offset, int64_t bytes, Fill fill);
 
   // The same of bytes that are there already.
@@ -102,6 +107,7 @@ class RangeWriter {
   const RangeWriterOptions options_;
   const offload::PageMemory memory_;
   std::vector<std::unique_ptr<File>> open_;  // by path; null: not yet
+  std::vector<int64_t> ends_;  // by path; of what was written last
   std::vector<Buffer> buffers_;
   Buffer* current_ = nullptr;  // being filled
   std::vector<Piece> pieces_;

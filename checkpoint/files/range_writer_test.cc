@@ -8,6 +8,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -152,6 +153,56 @@ TEST(RangeWriterTest, RangesThatFollowAreOneWrite) {
   ASSERT_OK_AND_ASSIGN(const std::vector<Piece> pieces, writer->Finish());
   EXPECT_EQ(pieces.size(), 1);
   EXPECT_EQ(files.calls(), 1 + 3 + 1);  // open, parts, sync
+}
+
+// Wherever it stops, there is what comes first, and no more.
+TEST(RangeWriterTest, InOrderFilesGrow) {
+  const std::string a = RandomBytes(5 * kBlockBytes + 4099);
+  const std::string b = RandomBytes(2 * kBlockBytes + 1);
+  RangeWriterOptions options = Small();
+  options.buffers = 4;
+  options.in_order = true;
+  for (int64_t call = 0; call < 16; ++call) {
+    SimulatedFileSystem base;
+    FaultyFileSystem files(base);
+    files.StopAtCall(call);
+    auto writer = *RangeWriter::Create(files, {"/a", "/b"}, options);
+    absl::Status status;
+    const auto write = [&](int64_t file, const std::string& bytes,
+                           int64_t begin, int64_t end) {
+      status.Update(WriteFrom(*writer, file, bytes, begin, end - begin));
+    };
+    const auto a_bytes = static_cast<int64_t>(a.size());
+    write(0, a, 0, 17);
+    write(1, b, 0, kBlockBytes);
+    write(0, a, 17, 2 * kBlockBytes + 5);
+    write(0, a, 2 * kBlockBytes + 5, a_bytes);
+    write(1, b, kBlockBytes, static_cast<int64_t>(b.size()));
+    status.Update(writer->Finish().status());
+    writer.reset();
+    for (const auto& [path, bytes] : {std::pair("/a", a), std::pair("/b", b)}) {
+      if (!*Exists(base, path)) continue;
+      const std::string there = *ReadFile(base, path, kMax);
+      EXPECT_TRUE(status.ok() ? there == bytes
+                              : bytes.compare(0, there.size(), there) == 0)
+          << path << " after " << call << " calls";
+    }
+  }
+}
+
+TEST(RangeWriterTest, InOrderTakesNothingElse) {
+  SimulatedFileSystem files;
+  RangeWriterOptions options = Small();
+  options.in_order = true;
+  const std::string bytes = RandomBytes(10);
+  for (const int64_t offset : {0, 2, 4}) {
+    auto writer = *RangeWriter::Create(files, {"/f", "/none"}, options);
+    ASSERT_OK(WriteFrom(*writer, 1, "", 0, 0));
+    ASSERT_OK(WriteFrom(*writer, 0, bytes, 0, 3));
+    EXPECT_THAT(WriteFrom(*writer, 0, bytes, offset, 1),
+                StatusIs(Code::kInvalidArgument, HasSubstr("/f at ")));
+  }
+  EXPECT_EQ(files.Stat("/none")->bytes, 0);
 }
 
 TEST(RangeWriterTest, WhatSurvivesALossOfPower) {

@@ -15,6 +15,7 @@
 #include "absl/types/span.h"
 #include "base/status_macros.h"
 #include "checkpoint/catalog/safetensors_catalog.h"
+#include "checkpoint/catalog/shard_files.h"
 #include "checkpoint/dcp/dcp_catalog.h"
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/range_reader.h"
@@ -185,7 +186,26 @@ absl::StatusOr<Catalog> SourceFolder::ReadStem(const std::string& stem) const {
     FSDP_ASSIGN_OR_RETURN(is_indexed, Exists(files_, JoinPath(root_, index)));
   }
   if (is_indexed) return ReadIndexed(index);
+  FSDP_ASSIGN_OR_RETURN(const std::vector<std::string> shards, ShardsOf(stem));
+  if (!shards.empty()) return ReadAll(shards);
   return ReadAll({absl::StrCat(stem, kEnding)});
+}
+
+absl::StatusOr<std::vector<std::string>> SourceFolder::ShardsOf(
+    const std::string& stem) const {
+  std::vector<std::string> names;
+  if (sums_ != nullptr) {
+    for (const auto& [name, sums] : *sums_) names.push_back(name);
+  } else {
+    FSDP_ASSIGN_OR_RETURN(names, files_.List(FolderOf(JoinPath(root_, stem))));
+    for (std::string& name : names) name.insert(0, FolderIn(stem));
+  }
+  names.erase(std::remove_if(names.begin(), names.end(),
+                             [&stem](const std::string& name) {
+                               return StemOfShardFile(name) != stem;
+                             }),
+              names.end());
+  return names;
 }
 
 absl::StatusOr<Catalog> SourceFolder::ReadFileOrIndex(

@@ -38,8 +38,9 @@ class SourceFolder {
   absl::StatusOr<std::string> ReadText(const std::string& name,
                                        int64_t max_bytes) const;
 
-  // What the files of one stem have: "STEM.safetensors", or several with
-  // "STEM.safetensors.index.json". NotFound: neither is there.
+  // What the files of one stem have: "STEM.safetensors", several with
+  // "STEM.safetensors.index.json", or those of ranks, "shard-00001-STEM" and so
+  // on. NotFound: none is there.
   absl::StatusOr<Catalog> ReadStem(const std::string& stem) const;
 
   // What there is: an index, "model.safetensors", any other safetensors files,
@@ -69,6 +70,9 @@ class SourceFolder {
                          std::string head, RangeReader& reader,
                          std::vector<SafetensorsFile>& headers) const;
   absl::StatusOr<Catalog> ReadIndexed(const std::string& index_name) const;
+  // Files of ranks; maybe none.
+  absl::StatusOr<std::vector<std::string>> ShardsOf(
+      const std::string& stem) const;
   absl::StatusOr<Catalog> ReadAll(absl::Span<const std::string> names) const;
   absl::Status InFile(const std::string& name,
                       const absl::Status& status) const;

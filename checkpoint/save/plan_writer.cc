@@ -20,6 +20,14 @@ absl::Status WriteHeads(const SavePlan& plan, RangeWriter& writer) {
   return absl::OkStatus();
 }
 
+absl::Status WriteOwnHeads(const SavePlan& plan, RangeWriter& writer) {
+  auto index = static_cast<int64_t>(plan.files.size());
+  for (const SaveFile& file : plan.own) {
+    FSDP_RETURN_IF_ERROR(writer.WriteBytes(index++, 0, file.head));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status WriteLive(const SavePlan& plan, RangeWriter& writer) {
   Resident held;
   for (const SaveRange& range : plan.ranges) {

@@ -8,9 +8,14 @@
 
 namespace fsdp::checkpoint {
 
-// Makes all files of the plan as large as they will be, and writes what they
-// begin with: what rank 0 does. The first files of the writer are the plan's.
+// The first files of the writer are the plan's `files`, and `own` the next.
+
+// Makes all of `files` as large as they will be, and writes what they begin
+// with: what rank 0 does.
 absl::Status WriteHeads(const SavePlan& plan, RangeWriter& writer);
+
+// Writes what this rank's own files begin with.
+absl::Status WriteOwnHeads(const SavePlan& plan, RangeWriter& writer);
 
 // Writes all of `plan.ranges` while they are read; values that rest elsewhere
 // are in memory one unit at a time.

@@ -1,14 +1,18 @@
 #include "checkpoint/save/rank_report.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <map>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
+#include "absl/types/span.h"
+#include "base/status_macros.h"
 #include "checkpoint/files/checksums.h"
 
 namespace fsdp::checkpoint {
@@ -65,16 +69,73 @@ class Reader {
   bool ok_ = true;
 };
 
-std::string FirstDifference(absl::string_view first, absl::string_view other) {
-  const std::vector<absl::string_view> ours = absl::StrSplit(first, '\n');
-  const std::vector<absl::string_view> theirs = absl::StrSplit(other, '\n');
-  for (size_t i = 0; i < ours.size() && i < theirs.size(); ++i) {
-    if (ours[i] == theirs[i]) continue;
-    return absl::StrCat("rank 0 has \"", ours[i], "\" and that rank \"",
-                        theirs[i], "\"");
+// Neighboring blocks of a file as one; the checksum of each goes to `sums`.
+std::vector<int64_t> PlacesOf(absl::Span<const Piece> pieces,
+                              std::vector<uint32_t>& sums) {
+  std::vector<int64_t> places;  // file, offset and bytes of each
+  bool is_run = false;
+  for (const Piece& piece : pieces) {
+    const size_t size = places.size();
+    const bool is_block =
+        piece.bytes == kBlockBytes && piece.offset % kBlockBytes == 0;
+    sums.push_back(piece.crc32c);
+    if (is_block && is_run && places[size - 3] == piece.file &&
+        places[size - 2] + places[size - 1] == piece.offset) {
+      places[size - 1] += kBlockBytes;
+    } else {
+      places.insert(places.end(), {piece.file, piece.offset, piece.bytes});
+    }
+    is_run = is_block;
   }
-  return absl::StrCat("rank 0 has ", ours.size(), " files and tensors and ",
-                      "that rank ", theirs.size());
+  return places;
+}
+
+// The pieces of one place; the checksums are the first ones of `sums`, which
+// loses them. False: there are no such pieces, or not as many checksums.
+bool AddPieces(absl::Span<const int64_t> place,
+               absl::Span<const uint32_t>& sums, std::vector<Piece>& pieces) {
+  const int64_t file = place[0];
+  const int64_t offset = place[1];
+  const int64_t bytes = place[2];
+  int64_t end = 0;
+  if (file < 0 || offset < 0 || bytes <= 0 ||
+      __builtin_add_overflow(offset, bytes, &end)) {
+    return false;
+  }
+  const bool is_run = offset % kBlockBytes == 0 && bytes % kBlockBytes == 0;
+  const int64_t count = is_run ? bytes / kBlockBytes : 1;
+  if (count > static_cast<int64_t>(sums.size())) return false;
+  for (int64_t i = 0; i < count; ++i) {
+    pieces.push_back({file, offset + i * kBlockBytes,
+                      is_run ? kBlockBytes : bytes, sums[i]});
+  }
+  sums.remove_prefix(count);
+  return true;
+}
+
+// False: these are no pieces.
+bool PiecesOf(absl::Span<const int64_t> places, absl::Span<const uint32_t> sums,
+              std::vector<Piece>& pieces) {
+  if (places.size() % 3 != 0) return false;
+  for (size_t i = 0; i < places.size(); i += 3) {
+    if (!AddPieces(places.subspan(i, 3), sums, pieces)) return false;
+  }
+  return sums.empty();
+}
+
+// Of a rank's pieces, whose own files are behind all `first`.
+absl::Status RenumberOwn(int64_t shared, int64_t first, int64_t own,
+                         std::vector<Piece>& pieces) {
+  for (Piece& piece : pieces) {
+    if (piece.file < shared) continue;
+    if (piece.file - shared >= own) {
+      return absl::InternalError(absl::StrCat(
+          "checksums of file ", piece.file, ", where there are ", shared + own,
+          "; this checkpoint is not committed; report a bug"));
+    }
+    piece.file += first - shared;
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -84,10 +145,18 @@ std::string Encode(const RankReport& report) {
   const int32_t code = report.status.raw_code();
   writer.Add(&code, 1);
   writer.Add(report.status.message().data(), report.status.message().size());
-  writer.Add(report.plan.data(), report.plan.size());
-  writer.Add(report.own_bytes.data(), report.own_bytes.size());
-  writer.Add(&report.whole_values, 1);
-  writer.Add(report.pieces.data(), report.pieces.size());
+  const uint32_t sums[] = {report.plan, report.whole_values};
+  writer.Add(sums, 2);
+  std::vector<int64_t> sizes;
+  for (const NamedSize& file : report.own_files) sizes.push_back(file.bytes);
+  writer.Add(sizes.data(), sizes.size());
+  for (const NamedSize& file : report.own_files) {
+    writer.Add(file.name.data(), file.name.size());
+  }
+  std::vector<uint32_t> piece_sums;
+  const std::vector<int64_t> places = PlacesOf(report.pieces, piece_sums);
+  writer.Add(places.data(), places.size());
+  writer.Add(piece_sums.data(), piece_sums.size());
   return std::move(writer).Take();
 }
 
@@ -95,18 +164,25 @@ absl::StatusOr<RankReport> Decode(absl::string_view bytes) {
   Reader reader(bytes);
   const std::vector<int32_t> code = reader.Take<int32_t>();
   const std::string message = reader.TakeText();
+  const std::vector<uint32_t> sums = reader.Take<uint32_t>();
   RankReport report;
-  report.plan = reader.TakeText();
-  report.own_bytes = reader.Take<int64_t>();
-  const std::vector<uint32_t> whole_values = reader.Take<uint32_t>();
-  report.pieces = reader.Take<Piece>();
-  if (!reader.ok() || code.size() != 1 || whole_values.size() != 1) {
+  bool valid = true;
+  for (const int64_t size : reader.Take<int64_t>()) {
+    valid &= size >= 0;
+    report.own_files.push_back({"", size});
+  }
+  for (NamedSize& file : report.own_files) file.name = reader.TakeText();
+  const std::vector<int64_t> places = reader.Take<int64_t>();
+  const std::vector<uint32_t> piece_sums = reader.Take<uint32_t>();
+  valid &= reader.ok() && code.size() == 1 && sums.size() == 2;
+  if (!valid || !PiecesOf(places, piece_sums, report.pieces)) {
     return absl::InternalError(
         "a rank has sent what is no report of a checkpoint: do all run the "
         "same program?");
   }
   report.status = absl::Status(static_cast<absl::StatusCode>(code[0]), message);
-  report.whole_values = whole_values[0];
+  report.plan = sums[0];
+  report.whole_values = sums[1];
   return report;
 }
 
@@ -118,14 +194,39 @@ absl::Status CheckReports(absl::Span<const RankReport> reports) {
     return absl::Status(status.code(),
                         absl::StrCat("rank ", rank, ": ", status.message()));
   }
-  for (size_t rank = 1; rank < reports.size(); ++rank) {
-    if (reports[rank].plan == reports[0].plan) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        "ranks do not save the same tensors: ",
-        FirstDifference(reports[0].plan, reports[rank].plan), " (rank ", rank,
-        "): do all have the same model and optimizer?"));
-  }
   return absl::OkStatus();
+}
+
+bool HaveOnePlan(absl::Span<const RankReport> reports) {
+  return std::all_of(reports.begin(), reports.end(),
+                     [&reports](const RankReport& report) {
+                       return report.plan == reports[0].plan;
+                     });
+}
+
+absl::StatusOr<std::map<std::string, FileSums>> CombineReports(
+    std::vector<NamedSize> shared, absl::Span<RankReport> reports) {
+  const auto count = static_cast<int64_t>(shared.size());
+  std::vector<NamedSize> files = std::move(shared);
+  std::vector<Piece> pieces;
+  for (RankReport& report : reports) {
+    FSDP_RETURN_IF_ERROR(RenumberOwn(
+        count, static_cast<int64_t>(files.size()),
+        static_cast<int64_t>(report.own_files.size()), report.pieces));
+    files.insert(files.end(), report.own_files.begin(), report.own_files.end());
+    pieces.insert(pieces.end(), report.pieces.begin(), report.pieces.end());
+    std::vector<Piece>().swap(report.pieces);
+  }
+  FSDP_ASSIGN_OR_RETURN(std::vector<FileSums> sums,
+                        CombinePieces(std::move(pieces), files));
+  std::map<std::string, FileSums> result;
+  for (size_t i = 0; i < files.size(); ++i) {
+    if (result.emplace(files[i].name, std::move(sums[i])).second) continue;
+    return absl::InternalError(absl::StrCat("several ranks have written a ",
+                                            files[i].name,
+                                            " of their own; report a bug"));
+  }
+  return result;
 }
 
 }  // namespace fsdp::checkpoint

@@ -3,6 +3,7 @@
 #define CHECKPOINT_SAVE_RANK_REPORT_H_
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -16,22 +17,34 @@ namespace fsdp::checkpoint {
 
 struct RankReport {
   absl::Status status;
-  std::string plan;  // what ranks have to agree on, as text
-  // Sizes of the files that are this rank's alone, in the plan's order.
-  std::vector<int64_t> own_bytes;
+  uint32_t plan = 0;  // the checksum of what ranks have to agree on
   // Of the values that every rank has whole.
   uint32_t whole_values = 0;
+  // Files that this rank alone writes.
+  std::vector<NamedSize> own_files;
+  // Of what it has written. Files that ranks write together come first, as
+  // they number them; own ones go on from there. None is empty.
   std::vector<Piece> pieces;
 };
 
-// For ranks of one byte order.
+// For ranks of one byte order. Four bytes for each block that one rank has
+// written whole, and what says which files they are of.
 std::string Encode(const RankReport& report);
-// Internal: no such text.
+// Internal: no such text. What comes back is no larger than `bytes` justify.
 absl::StatusOr<RankReport> Decode(absl::string_view bytes);
 
-// The error of the lowest rank that has one, "rank 2: " in front, or
-// InvalidArgument where plans differ, with the first line that does.
+// The error of the lowest rank that has one, "rank 2: " in front.
 absl::Status CheckReports(absl::Span<const RankReport> reports);
+
+// Whether all ranks have the same plan.
+bool HaveOnePlan(absl::Span<const RankReport> reports);
+
+// All files there are, from all ranks' reports without errors, which lose their
+// pieces: `shared`, those that ranks write together, and each rank's own.
+// Internal: a name that is there twice; pieces of files that there are not, or
+// that do not make up the files.
+absl::StatusOr<std::map<std::string, FileSums>> CombineReports(
+    std::vector<NamedSize> shared, absl::Span<RankReport> reports);
 
 }  // namespace fsdp::checkpoint
 

@@ -1,11 +1,13 @@
 #include "checkpoint/save/rank_report.h"
 
+#include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/files/checksums.h"
 #include "gmock/gmock.h"
@@ -15,18 +17,43 @@ namespace fsdp::checkpoint {
 namespace {
 
 using ::fsdp::testing::StatusIs;
-using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Key;
 
 RankReport Full() {
   RankReport report;
   report.status = absl::DataLossError("the disk");
-  report.plan = std::string("a\nb\0c", 5);
-  report.own_bytes = {7, 0, int64_t{1} << 40};
+  report.plan = 0x89abcdef;
+  report.own_files = {{"ranks/a", 7}, {"", 0}, {"b", int64_t{1} << 40}};
   report.whole_values = 0xfedcba98;
   report.pieces = {{0, 4096, 17, 1},
-                   {3, int64_t{5} << 33, 1 << 20, 0xffffffff}};
+                   {3, int64_t{5} << 33, kBlockBytes, 0xffffffff},
+                   {3, (int64_t{5} << 33) + kBlockBytes, kBlockBytes, 2},
+                   {3, (int64_t{5} << 33) + 2 * kBlockBytes, 1, 3},
+                   {4, 3 * kBlockBytes, kBlockBytes, 4},
+                   {5, 4 * kBlockBytes, kBlockBytes, 5},
+                   {5, 6 * kBlockBytes, kBlockBytes, 6},
+                   {5, 8 * kBlockBytes - 1, 1, 7}};
   return report;
+}
+
+// What Encode() makes of a report, with lists of its own at the end.
+std::string EncodedWith(const std::vector<int64_t>& sizes,
+                        const std::vector<int64_t>& places,
+                        const std::vector<uint32_t>& sums) {
+  // Without what is replaced: the lengths of three empty lists.
+  std::string bytes = Encode(RankReport());
+  bytes.resize(bytes.size() - 3 * sizeof(uint64_t));
+  const auto add = [&bytes](const void* values, uint64_t count, size_t size) {
+    bytes.append(reinterpret_cast<const char*>(&count), sizeof(count));
+    bytes.append(static_cast<const char*>(values), count * size);
+  };
+  add(sizes.data(), sizes.size(), sizeof(int64_t));
+  for (size_t i = 0; i < sizes.size(); ++i) add("name", 4, 1);
+  add(places.data(), places.size(), sizeof(int64_t));
+  add(sums.data(), sums.size(), sizeof(uint32_t));
+  return bytes;
 }
 
 TEST(RankReportTest, ComesBack) {
@@ -35,7 +62,11 @@ TEST(RankReportTest, ComesBack) {
     ASSERT_OK(back.status());
     EXPECT_EQ(back->status, report.status);
     EXPECT_EQ(back->plan, report.plan);
-    EXPECT_EQ(back->own_bytes, report.own_bytes);
+    ASSERT_EQ(back->own_files.size(), report.own_files.size());
+    for (size_t i = 0; i < report.own_files.size(); ++i) {
+      EXPECT_EQ(back->own_files[i].name, report.own_files[i].name);
+      EXPECT_EQ(back->own_files[i].bytes, report.own_files[i].bytes);
+    }
     EXPECT_EQ(back->whole_values, report.whole_values);
     EXPECT_EQ(back->pieces, report.pieces);
   }
@@ -52,6 +83,59 @@ TEST(RankReportTest, WhatIsCutOffOrTooLongIsNone) {
   EXPECT_FALSE(Decode(std::string(64, '\xff')).ok());
 }
 
+TEST(RankReportTest, BlocksTakeFourBytes) {
+  RankReport report;
+  const size_t empty = Encode(report).size();
+  for (int64_t i = 0; i < 1000; ++i) {
+    report.pieces.push_back({2, i * kBlockBytes, kBlockBytes, 7});
+  }
+  EXPECT_EQ(Encode(report).size(), empty + 4 * 1000 + 3 * sizeof(int64_t));
+}
+
+TEST(RankReportTest, WhatNobodyEncodes) {
+  constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
+  struct Case {
+    std::vector<int64_t> sizes;
+    std::vector<int64_t> places;
+    std::vector<uint32_t> sums;
+  };
+  const std::vector<Case> bad = {
+      {{-1}, {}, {}},                                       // a negative size
+      {{}, {0, 0}, {1}},                                    // half a place
+      {{}, {0, 0, 0, 0}, {1}},                              // one and a third
+      {{}, {-1, 0, 1}, {1}},                                // negative
+      {{}, {0, -kBlockBytes, kBlockBytes}, {1}},            // negative
+      {{}, {0, 0, -kBlockBytes}, {1}},                      // negative
+      {{}, {0, 0, 0}, {}},                                  // empty
+      {{}, {0, kMax, 1}, {1}},                              // too far
+      {{}, {0, 1, kMax}, {1}},                              // too long
+      {{}, {0, 0, kMax / kBlockBytes * kBlockBytes}, {1}},  // too many blocks
+      {{}, {0, 0, 2 * kBlockBytes}, {1}},                   // one too many
+      {{}, {0, 0, kBlockBytes}, {1, 2}},                    // a sum too many
+      {{}, {}, {1}}};                                       // of nothing
+  for (size_t i = 0; i < bad.size(); ++i) {
+    const Case& one = bad[i];
+    EXPECT_EQ(
+        Decode(EncodedWith(one.sizes, one.places, one.sums)).status().code(),
+        absl::StatusCode::kInternal)
+        << i;
+  }
+  EXPECT_OK(Decode(EncodedWith({5}, {0, 0, 2 * kBlockBytes}, {1, 2})));
+}
+
+// Any byte that is changed gives a report or an error.
+TEST(RankReportTest, ChangedBytes) {
+  const std::string bytes = Encode(Full());
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    for (const int change : {1, 0x80, 0xff}) {
+      std::string other = bytes;
+      other[i] = static_cast<char>(other[i] ^ change);
+      const absl::StatusOr<RankReport> back = Decode(other);
+      EXPECT_TRUE(!back.ok() || back->pieces.size() <= bytes.size());
+    }
+  }
+}
+
 TEST(RankReportTest, TheLowestErrorCounts) {
   std::vector<RankReport> reports(4);
   EXPECT_OK(CheckReports(reports));
@@ -65,16 +149,50 @@ TEST(RankReportTest, TheLowestErrorCounts) {
 
 TEST(RankReportTest, PlansHaveToBeEqual) {
   std::vector<RankReport> reports(3);
-  for (RankReport& report : reports) report.plan = "w F32[2]\nb F32[3]";
-  reports[2].plan = "w F32[2]\nb BF16[3]";
-  EXPECT_THAT(CheckReports(reports),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       AllOf(HasSubstr("\"b F32[3]\""),
-                             HasSubstr("\"b BF16[3]\" (rank 2)"))));
-  reports[2].plan = "w F32[2]";
-  EXPECT_THAT(CheckReports(reports),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("rank 0 has 2 files")));
+  for (RankReport& report : reports) report.plan = 7;
+  EXPECT_TRUE(HaveOnePlan(reports));
+  reports[2].plan = 8;
+  EXPECT_FALSE(HaveOnePlan(reports));
+}
+
+// Two ranks write "m" together, and each its own.
+std::vector<RankReport> OfTwoRanks() {
+  std::vector<RankReport> reports(2);
+  reports[0].own_files = {{"a", 1}, {"b", 2}};
+  reports[0].pieces = {{0, 0, 3, 1}, {1, 0, 1, 2}, {2, 0, 2, 3}};
+  reports[1].own_files = {{"c", 4}};
+  reports[1].pieces = {{1, 0, 4, 4}, {0, 3, 2, 5}};
+  return reports;
+}
+
+TEST(RankReportTest, ReportsMakeAllFiles) {
+  std::vector<RankReport> reports = OfTwoRanks();
+  ASSERT_OK_AND_ASSIGN(const auto files,
+                       CombineReports({{"m", 5}}, absl::MakeSpan(reports)));
+  EXPECT_THAT(files, ElementsAre(Key("a"), Key("b"), Key("c"), Key("m")));
+  EXPECT_EQ(files.at("b"), (FileSums{2, 3, {3}}));
+  EXPECT_EQ(files.at("c"), (FileSums{4, 4, {4}}));
+  EXPECT_EQ(files.at("m").bytes, 5);
+}
+
+TEST(RankReportTest, ReportsThatMakeNoFiles) {
+  const auto combine = [](std::vector<RankReport> reports) {
+    return CombineReports({{"m", 5}}, absl::MakeSpan(reports)).status();
+  };
+  std::vector<RankReport> twice = OfTwoRanks();
+  twice[1].own_files[0].name = "b";
+  EXPECT_THAT(combine(twice),
+              StatusIs(absl::StatusCode::kInternal,
+                       HasSubstr("several ranks have written a b")));
+  std::vector<RankReport> beyond = OfTwoRanks();
+  beyond[1].pieces[0].file = 2;
+  EXPECT_THAT(combine(beyond),
+              StatusIs(absl::StatusCode::kInternal,
+                       HasSubstr("file 2, where there are 2")));
+  std::vector<RankReport> missing = OfTwoRanks();
+  missing[1].pieces.pop_back();
+  EXPECT_THAT(combine(missing), StatusIs(absl::StatusCode::kInternal,
+                                         HasSubstr("checksums of m: nobody")));
 }
 
 }  // namespace

@@ -9,8 +9,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
+#include "absl/types/span.h"
 #include "base/status_macros.h"
 #include "checkpoint/commit/checkpoint_names.h"
 #include "checkpoint/commit/manifest.h"
@@ -32,58 +32,60 @@ class Save {
       : context_(context),
         job_(job),
         folder_(StepPath(context.root, job.step, Stage::kIncomplete)) {
-    for (const SaveFile& file : job.plan.files) names_.push_back(file.name);
-    first_rank_file_ = static_cast<int64_t>(names_.size());
-    for (int rank = 0; rank < context.world_size(); ++rank) {
-      names_.push_back(RankFileName(rank));
-    }
-    first_buffers_file_ = static_cast<int64_t>(names_.size());
-    for (int rank = 0; rank < context.world_size(); ++rank) {
-      names_.push_back(BuffersFileName(rank));
-    }
-    for (const std::string& name : names_) {
-      paths_.push_back(JoinPath(folder_, name));
-    }
+    for (const SaveFile& file : job.plan.files) AddPath(file.name);
+    for (const SaveFile& file : job.plan.own) AddPath(file.name);
   }
 
   absl::Status Run(const RangeFeed& feed) {
     RankReport report;
-    report.plan = PlanSummary();
+    report.plan = offload::Crc32c(Agreed());
     report.whole_values = offload::Crc32c(job_.buffers_file);
-    report.own_bytes = {static_cast<int64_t>(job_.rank_file.size())};
-    absl::StatusOr<std::vector<Piece>> written = WritePart(feed);
-    report.status = written.status();
-    if (written.ok()) report.pieces = *std::move(written);
+    report.status = WritePart(feed, &report);
     absl::Status status = ExchangeAll(std::move(report));
     if (context_.rank() == 0) status = Finish(status);
     return Share(status);
   }
 
  private:
-  // Short, since every rank gets it of every other.
-  std::string PlanSummary() const {
-    return absl::StrFormat(
-        "step %d; %d bytes of names, shapes and numbers, checksum %08x",
-        job_.step, job_.plan.text.size(), offload::Crc32c(job_.plan.text));
+  // What is the same on all ranks, by lines.
+  std::string Agreed() const {
+    return absl::StrCat("step ", job_.step, "\n", job_.plan.text);
+  }
+
+  int64_t AddPath(const std::string& name) {
+    paths_.push_back(JoinPath(folder_, name));
+    return static_cast<int64_t>(paths_.size()) - 1;
   }
 
   // --- This rank's part -----------------------------------------------------
 
-  absl::StatusOr<std::vector<Piece>> WritePart(const RangeFeed& feed) {
+  absl::Status WritePart(const RangeFeed& feed, RankReport* report) {
     absl::StatusOr<std::unique_ptr<RangeWriter>> writer = Begin();
-    absl::Status status = writer.status();
-    if (status.ok() && context_.rank() == 0) {
-      status = WriteHeads(job_.plan, **writer);
-    }
-    if (!status.ok()) {
+    const absl::Status begun =
+        writer.ok() ? WriteBeginnings(**writer) : writer.status();
+    if (!begun.ok()) {
       // What feeds has to end.
-      feed(status).IgnoreError();
-      return status;
+      feed(begun).IgnoreError();
+      return begun;
     }
     FSDP_RETURN_IF_ERROR(feed(writer->get()));
-    FSDP_RETURN_IF_ERROR((*writer)->WriteBytes(
-        first_rank_file_ + context_.rank(), 0, job_.rank_file));
-    return (*writer)->Finish();
+    for (const SaveFile& file : job_.plan.own) {
+      report->own_files.push_back({file.name, file.bytes});
+    }
+    return Finish(**writer, report);
+  }
+
+  absl::Status WriteBeginnings(RangeWriter& writer) {
+    if (context_.rank() == 0) {
+      FSDP_RETURN_IF_ERROR(WriteHeads(job_.plan, writer));
+    }
+    return WriteOwnHeads(job_.plan, writer);
+  }
+
+  static absl::Status Finish(RangeWriter& writer, RankReport* report) {
+    FSDP_ASSIGN_OR_RETURN(const std::vector<Piece> pieces, writer.Finish());
+    report->pieces.insert(report->pieces.end(), pieces.begin(), pieces.end());
+    return absl::OkStatus();
   }
 
   absl::StatusOr<std::unique_ptr<RangeWriter>> Begin() {
@@ -127,6 +129,12 @@ class Save {
   absl::Status ExchangeAll(RankReport mine) {
     FSDP_RETURN_IF_ERROR(Exchange(mine));
     FSDP_RETURN_IF_ERROR(CheckReports(reports_));
+    if (!HaveOnePlan(reports_)) {
+      // All ranks see that.
+      return comm::CheckSame(*context_.ranks, Agreed(),
+                             "names, shapes and numbers of what is saved",
+                             Deadline());
+    }
     std::vector<bool> differs;
     bool any_differs = false;
     for (const RankReport& report : reports_) {
@@ -140,15 +148,15 @@ class Save {
   }
 
   absl::Status AddBuffers(RankReport* report) {
+    const std::string name = BuffersFileName(context_.rank());
+    const int64_t file = AddPath(name);
     FSDP_ASSIGN_OR_RETURN(
         const auto writer,
         RangeWriter::Create(*context_.files, paths_, context_.writer));
-    FSDP_RETURN_IF_ERROR(writer->WriteBytes(
-        first_buffers_file_ + context_.rank(), 0, job_.buffers_file));
-    FSDP_ASSIGN_OR_RETURN(const std::vector<Piece> pieces, writer->Finish());
-    report->pieces.insert(report->pieces.end(), pieces.begin(), pieces.end());
-    report->own_bytes.push_back(static_cast<int64_t>(job_.buffers_file.size()));
-    return absl::OkStatus();
+    FSDP_RETURN_IF_ERROR(writer->WriteBytes(file, 0, job_.buffers_file));
+    report->own_files.push_back(
+        {name, static_cast<int64_t>(job_.buffers_file.size())});
+    return Finish(*writer, report);
   }
 
   // --- Rank 0 ---------------------------------------------------------------
@@ -170,30 +178,15 @@ class Save {
   }
 
   absl::Status Commit() {
-    std::vector<NamedSize> sizes;
-    for (const std::string& name : names_) sizes.push_back({name, 0});
-    for (size_t i = 0; i < job_.plan.files.size(); ++i) {
-      sizes[i].bytes = job_.plan.files[i].bytes;
+    std::vector<NamedSize> shared;
+    for (const SaveFile& file : job_.plan.files) {
+      shared.push_back({file.name, file.bytes});
     }
-    std::vector<Piece> pieces;
-    std::vector<bool> exists(names_.size(), true);
-    for (size_t rank = 0; rank < reports_.size(); ++rank) {
-      RankReport& report = reports_[rank];
-      sizes[first_rank_file_ + rank].bytes = report.own_bytes[0];
-      exists[first_buffers_file_ + rank] = report.own_bytes.size() > 1;
-      if (report.own_bytes.size() > 1) {
-        sizes[first_buffers_file_ + rank].bytes = report.own_bytes[1];
-      }
-      pieces.insert(pieces.end(), report.pieces.begin(), report.pieces.end());
-      report.pieces.clear();
-    }
-    FSDP_ASSIGN_OR_RETURN(std::vector<FileSums> sums,
-                          CombinePieces(std::move(pieces), sizes));
     Manifest manifest;
     manifest.step = job_.step;
-    for (size_t i = 0; i < names_.size(); ++i) {
-      if (exists[i]) manifest.files[names_[i]] = std::move(sums[i]);
-    }
+    FSDP_ASSIGN_OR_RETURN(
+        manifest.files,
+        CombineReports(std::move(shared), absl::MakeSpan(reports_)));
     return context_.folder->Commit(job_.step, manifest);
   }
 
@@ -213,10 +206,7 @@ class Save {
   const SaveContext& context_;
   const SaveJob& job_;
   const std::string folder_;
-  std::vector<std::string> names_;  // of all files that there may be
-  std::vector<std::string> paths_;
-  int64_t first_rank_file_ = 0;
-  int64_t first_buffers_file_ = 0;
+  std::vector<std::string> paths_;  // of the plan's files, and own ones
   std::vector<RankReport> reports_;
 };
 

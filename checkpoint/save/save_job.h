@@ -39,9 +39,8 @@ struct SaveJob {
   // Why this rank has nothing to save: all return it then.
   absl::Status mine;
   SavePlan plan;
-  // Files of this rank alone: safetensors. The second is kept where the values
-  // in it differ from rank 0's.
-  std::string rank_file;
+  // A safetensors file of this rank, kept where the values in it differ from
+  // rank 0's.
   std::string buffers_file;
 };
 
@@ -52,7 +51,8 @@ using RangeFeed =
 // Writes this rank's part, tells the others, and returns when rank 0 has
 // committed all of it, or with the error of the lowest rank that has one, on
 // all ranks; then nothing of it is left. Calls `feed` once, whatever happens.
-// Two collectives, and two more where ranks' buffers differ.
+// Two exchanges, one more where ranks' buffers differ, and one that finds the
+// difference where their plans do.
 absl::Status RunSave(const SaveContext& context, const SaveJob& job,
                      const RangeFeed& feed);
 

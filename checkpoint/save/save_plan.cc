@@ -1,9 +1,11 @@
 #include "checkpoint/save/save_plan.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -13,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status_macros.h"
+#include "checkpoint/catalog/shard_files.h"
 #include "checkpoint/huggingface/file_plan.h"
 #include "checkpoint/run/torch_dtype.h"
 #include "checkpoint/tensor/tensor_info.h"
@@ -27,14 +30,19 @@ std::pair<std::string, std::string> SplitStem(const std::string& stem) {
   return {stem.substr(0, slash + 1), stem.substr(slash + 1)};
 }
 
-absl::Status PlanGroup(const TensorGroup& group, int64_t max_file_bytes,
-                       SavePlan* plan) {
-  std::vector<TensorInfo> infos;
+// What ranks have to agree on of each tensor.
+void AddLines(const TensorGroup& group, SavePlan* plan) {
   for (const TensorPart& part : group.parts) {
-    infos.push_back(part.info);
     absl::StrAppend(&plan->text, group.stem, ": ", part.info.name, " ",
                     ToString(part.info), "\n");
   }
+}
+
+absl::Status PlanGroup(const TensorGroup& group, int64_t max_file_bytes,
+                       SavePlan* plan) {
+  AddLines(group, plan);
+  std::vector<TensorInfo> infos;
+  for (const TensorPart& part : group.parts) infos.push_back(part.info);
   const auto [folder, stem] = SplitStem(group.stem);
   FilePlanOptions options;
   options.stem = stem;
@@ -46,9 +54,8 @@ absl::Status PlanGroup(const TensorGroup& group, int64_t max_file_bytes,
         {absl::StrCat(folder, file.name), std::move(file.header), file.bytes});
   }
   if (!files.index.empty()) {
-    const auto bytes = static_cast<int64_t>(files.index.size());
-    plan->files.push_back({absl::StrCat(folder, files.index_name),
-                           std::move(files.index), bytes});
+    plan->files.push_back(WholeFile(absl::StrCat(folder, files.index_name),
+                                    std::move(files.index)));
   }
   for (size_t i = 0; i < group.parts.size(); ++i) {
     const TensorPart& part = group.parts[i];
@@ -62,7 +69,55 @@ absl::Status PlanGroup(const TensorGroup& group, int64_t max_file_bytes,
   return absl::OkStatus();
 }
 
+absl::Status PlanGroupPerRank(const TensorGroup& group, int rank,
+                              SavePlan* plan) {
+  AddLines(group, plan);
+  std::vector<RankRange> parts;
+  for (const TensorPart& part : group.parts) {
+    const int64_t count = part.values.numel();
+    const int64_t begin = count == 0 ? 0 : part.begin;
+    parts.push_back({part.info, begin, begin + count});
+  }
+  const auto [folder, stem] = SplitStem(group.stem);
+  FSDP_ASSIGN_OR_RETURN(std::vector<ShardFile> files,
+                        PlanShardFiles(rank, parts, stem));
+  for (ShardFile& file : files) {
+    const auto index = static_cast<int64_t>(plan->own.size());
+    for (const ShardPiece& piece : file.pieces) {
+      const TensorPart& part = group.parts[piece.range];
+      const int64_t count = piece.end - piece.begin;
+      if (count == 0) continue;
+      plan->ranges.push_back(
+          {index, piece.offset, count * ItemBytes(part.info.dtype),
+           part.values.narrow(0, piece.begin - part.begin, count),
+           *TorchDtype(part.info.dtype)});
+    }
+    plan->own.push_back(
+        {absl::StrCat(folder, file.name), std::move(file.header), file.bytes});
+  }
+  return absl::OkStatus();
+}
+
+// Those of `files` and `own`.
+std::vector<std::string> FoldersOf(const SavePlan& plan) {
+  std::set<std::string> folders;
+  for (const std::vector<SaveFile>* files : {&plan.files, &plan.own}) {
+    for (const SaveFile& file : *files) {
+      const std::string folder = SplitStem(file.name).first;
+      if (folder.empty()) continue;
+      FSDP_CHECK(folder.find('/') == folder.size() - 1);
+      folders.insert(folder.substr(0, folder.size() - 1));
+    }
+  }
+  return {folders.begin(), folders.end()};
+}
+
 }  // namespace
+
+SaveFile WholeFile(std::string name, std::string bytes) {
+  const auto size = static_cast<int64_t>(bytes.size());
+  return {std::move(name), std::move(bytes), size};
+}
 
 absl::Status CheckTextName(absl::string_view option, absl::string_view name) {
   if (!name.empty() && name[0] != '.' && !absl::StrContains(name, '/') &&
@@ -85,20 +140,33 @@ absl::StatusOr<SavePlan> PlanSave(
   }
   for (const auto& [name, text] : texts) {
     absl::StrAppend(&plan.text, name, "\n");
-    plan.files.push_back({name, text, static_cast<int64_t>(text.size())});
+    plan.files.push_back(WholeFile(name, text));
   }
   for (size_t i = 0; i < plan.files.size() - texts.size(); ++i) {
     absl::StrAppend(&plan.text, plan.files[i].name, " of ", plan.files[i].bytes,
                     " bytes\n");
   }
-  std::set<std::string> folders;
-  for (const SaveFile& file : plan.files) {
-    const std::string folder = SplitStem(file.name).first;
-    if (folder.empty()) continue;
-    FSDP_CHECK(folder.find('/') == folder.size() - 1);
-    folders.insert(folder.substr(0, folder.size() - 1));
+  plan.folders = FoldersOf(plan);
+  return plan;
+}
+
+absl::StatusOr<SavePlan> PlanSavePerRank(
+    absl::Span<const TensorGroup> groups,
+    const std::map<std::string, std::string>& texts, int rank) {
+  SavePlan plan;
+  plan.text = "files of each rank\n";
+  for (const TensorGroup& group : groups) {
+    FSDP_RETURN_IF_ERROR(PlanGroupPerRank(group, rank, &plan));
   }
-  plan.folders.assign(folders.begin(), folders.end());
+  std::sort(plan.ranges.begin(), plan.ranges.end(),
+            [](const SaveRange& a, const SaveRange& b) {
+              return std::tie(a.file, a.offset) < std::tie(b.file, b.offset);
+            });
+  for (const auto& [name, text] : texts) {
+    absl::StrAppend(&plan.text, name, "\n");
+    if (rank == 0) plan.own.push_back(WholeFile(name, text));
+  }
+  plan.folders = FoldersOf(plan);
   return plan;
 }
 

@@ -19,16 +19,18 @@
 
 namespace fsdp::checkpoint {
 
-// A file that ranks write together, or rank 0 alone.
 struct SaveFile {
   std::string name;  // relative: "optimizer/exp_avg.safetensors"
-  std::string head;  // the bytes it begins with, of rank 0
+  std::string head;  // the bytes it begins with
   int64_t bytes = 0;
 };
 
+// One of these bytes.
+SaveFile WholeFile(std::string name, std::string bytes);
+
 // What this rank writes of one tensor: never empty.
 struct SaveRange {
-  int64_t file = 0;
+  int64_t file = 0;  // in SavePlan::files, or, from their number on, in `own`
   int64_t offset = 0;
   int64_t bytes = 0;
   at::Tensor values;  // 1-D, on any device; may rest elsewhere
@@ -36,9 +38,11 @@ struct SaveRange {
 };
 
 struct SavePlan {
-  std::vector<SaveFile> files;       // on all ranks alike
+  // On all ranks alike: ranks write them together, rank 0 the heads.
+  std::vector<SaveFile> files;
+  std::vector<SaveFile> own;         // of this rank alone
   std::vector<SaveRange> ranges;     // this rank's, in the order of `groups`
-  std::vector<std::string> folders;  // of files, relative; each once
+  std::vector<std::string> folders;  // of those files, relative; each once
   std::string text;                  // what ranks have to agree on, by lines
 };
 
@@ -52,6 +56,13 @@ absl::Status CheckTextName(absl::string_view option, absl::string_view name);
 absl::StatusOr<SavePlan> PlanSave(
     absl::Span<const TensorGroup> groups,
     const std::map<std::string, std::string>& texts, int64_t max_file_bytes);
+
+// The same in own files of each rank (PlanShardFiles()), "model" as
+// "shard-00003-model-00001-of-00002.safetensors", whose ranges are in the order
+// of their files. `texts` are own ones of rank 0.
+absl::StatusOr<SavePlan> PlanSavePerRank(
+    absl::Span<const TensorGroup> groups,
+    const std::map<std::string, std::string>& texts, int rank);
 
 }  // namespace fsdp::checkpoint
 

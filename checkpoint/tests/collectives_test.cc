@@ -1,5 +1,7 @@
 // What ranks send each other for checkpoints: that all is well, and nothing
 // that grows with the model.
+#include <torch/nn/modules/linear.h>
+
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -33,8 +35,11 @@ namespace {
 using ::fsdp::comm::CollectiveLog;
 using ::fsdp::comm::CollectiveRecord;
 using ::fsdp::comm::Communicator;
+using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::Unowned;
+using ::testing::AllOf;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 constexpr int kRanks = 4;
 
@@ -112,6 +117,31 @@ TEST(CollectivesTest, LargerModelsDoNotSendMore) {
   const auto large = TraceOfToy(/*dim=*/256, /*async=*/false);
   EXPECT_EQ(NamesOf(large), NamesOf(small));
   EXPECT_LT(BytesOf(large), BytesOf(small) + 2'000);
+}
+
+// Equal plans are known by a checksum; where that differs ranks look further.
+TEST(CollectivesTest, PlansThatDiffer) {
+  SimulatedFileSystem disk;
+  const auto results =
+      comm::testing::RunRanks(2, [&disk](Communicator& world) -> absl::Status {
+        torch::nn::Linear model(3, 2 + world.rank());
+        CheckpointerOptions options;
+        options.files = &disk;
+        FSDP_ASSIGN_OR_RETURN(
+            const auto checkpoints,
+            Checkpointer::Open("/run", Unowned(world), options));
+        TrainingRun run;
+        run.model = model.get();
+        return checkpoints->Save(1, run);
+      });
+  for (const absl::Status& result : results) {
+    EXPECT_THAT(
+        result,
+        StatusIs(absl::StatusCode::kInvalidArgument,
+                 AllOf(HasSubstr("rank 1 from rank 0"),
+                       HasSubstr("\"model: weight F32[2, 3]\" on rank 0 and "
+                                 "\"model: weight F32[3, 3]\" on rank 1"))));
+  }
 }
 
 std::vector<CollectiveRecord> TraceOfLoad(SimulatedFileSystem& disk) {

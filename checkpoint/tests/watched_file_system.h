@@ -22,16 +22,28 @@ class WatchedFileSystem : public ForwardingFileSystem {
   using OnChange = std::function<absl::Status(absl::string_view what,
                                               const std::string& path)>;
 
-  WatchedFileSystem(FileSystem& base, OnChange on_change)
-      : ForwardingFileSystem(base), on_change_(std::move(on_change)) {}
+  // As the hook of that name; or null.
+  using OnWrite = std::function<void(const std::string& path, int64_t offset,
+                                     int64_t bytes)>;
+
+  WatchedFileSystem(FileSystem& base, OnChange on_change,
+                    OnWrite on_write = nullptr)
+      : ForwardingFileSystem(base),
+        on_change_(std::move(on_change)),
+        on_write_(std::move(on_write)) {}
 
  private:
   absl::Status BeforeChange(absl::string_view what,
                             const std::string& path) override {
     return on_change_(what, path);
   }
+  void BeforeWrite(const std::string& path, int64_t offset,
+                   int64_t bytes) override {
+    if (on_write_ != nullptr) on_write_(path, offset, bytes);
+  }
 
   const OnChange on_change_;
+  const OnWrite on_write_;
 };
 
 // Writes that wait until the test lets them. Thread-safe.

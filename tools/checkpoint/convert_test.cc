@@ -262,6 +262,10 @@ TEST(ConsolidateTest, ThePiecesOfRanks) {
     EXPECT_THAT(*files.List("/out"), ElementsAre("model.safetensors"));
     ASSERT_OK_AND_ASSIGN(const auto all, ReadAll(files, "/out"));
     EXPECT_EQ(all, Model());
+    // As if ranks had written them together.
+    for (const auto& [name, bytes] : ModelFiles(SmallModel())) {
+      EXPECT_EQ(*ReadFile(files, JoinPath("/out", name), 1 << 20), bytes);
+    }
   }
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -14,6 +15,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "base/status_macros.h"
+#include "checkpoint/catalog/shard_files.h"
 #include "checkpoint/commit/checkpoint_list.h"
 #include "checkpoint/commit/checkpoint_names.h"
 #include "checkpoint/dcp/dcp_catalog.h"
@@ -65,8 +67,8 @@ const SumsByName* SumsOf(const Source& source) {
   return has_sums ? &source.manifest->files : nullptr;
 }
 
-// What stands in front of "-00001-of-00002.safetensors" and the like, but not
-// of ranks.
+// What stands in front of "-00001-of-00002.safetensors" and the like, once
+// where there are files of ranks, but not what is of single ranks.
 std::set<std::string> StemsOf(const Manifest& manifest) {
   std::set<std::string> indexed;
   std::set<std::string> stems;
@@ -77,6 +79,10 @@ std::set<std::string> StemsOf(const Manifest& manifest) {
   }
   for (const auto& [name, sums] : manifest.files) {
     if (!absl::EndsWith(name, kEnding) || absl::StartsWith(name, kRankFolder)) {
+      continue;
+    }
+    if (std::optional<std::string> of_rank = StemOfShardFile(name)) {
+      stems.insert(*std::move(of_rank));
       continue;
     }
     const absl::string_view stem = absl::StripSuffix(name, kEnding);

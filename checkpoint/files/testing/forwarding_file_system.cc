@@ -28,6 +28,7 @@ class ForwardingFileSystem::OpenFile : public File {
   }
   absl::Status PWrite(int64_t offset, absl::Span<const char> bytes) override {
     FSDP_RETURN_IF_ERROR(files_.BeforeChange("write", path_));
+    files_.BeforeWrite(path_, offset, static_cast<int64_t>(bytes.size()));
     return base_->PWrite(offset, bytes);
   }
   absl::Status SetSize(int64_t bytes) override {

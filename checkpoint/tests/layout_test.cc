@@ -1,0 +1,335 @@
+// SaveLayout::kPerRank: files of single ranks, for storage without random
+// writes.
+#include <torch/nn/modules/linear.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "checkpoint/checkpointer.h"
+#include "checkpoint/commit/manifest.h"
+#include "checkpoint/commit/verify.h"
+#include "checkpoint/files/checksums.h"
+#include "checkpoint/files/file_system.h"
+#include "checkpoint/files/testing/simulated_file_system.h"
+#include "checkpoint/model_files.h"
+#include "checkpoint/run/run.h"
+#include "checkpoint/save/save_layout.h"
+#include "checkpoint/tests/sharded_training.h"
+#include "checkpoint/tests/watched_file_system.h"
+#include "comm/communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "fsdp/testing/toy_model.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tools/checkpoint/convert.h"
+
+namespace fsdp::checkpoint::testing {
+namespace {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::testing::StatusIs;
+using ::fsdp::testing::Unowned;
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr int64_t kMaxBytes = int64_t{1} << 24;
+constexpr int64_t kMaxFileBytes = 300;  // of shared files: several
+
+CheckpointerOptions OptionsFor(FileSystem& files, SaveLayout layout) {
+  CheckpointerOptions options;
+  options.files = &files;
+  options.layout = layout;
+  options.max_file_bytes = kMaxFileBytes;
+  options.staging_bytes = 1 << 10;  // several times as much is written
+  options.texts = {{"config.json", "{}"}, {"empty.txt", ""}};
+  return options;
+}
+
+TrainingSetup SetupOf(ModelKind model) {
+  TrainingSetup setup;
+  setup.model = model;
+  setup.units = model != ModelKind::kOdd;
+  return setup;
+}
+
+struct Saved {
+  Values values;                // whole
+  std::vector<Values> buffers;  // of each rank
+};
+
+// Saves step 1 of a run that has stepped once.
+Saved SaveOn(int ranks, FileSystem& files, const std::string& root,
+             SaveLayout layout, ModelKind model, bool async = false) {
+  Saved saved;
+  saved.buffers.resize(ranks);
+  EXPECT_OK(RunAllRanks(ranks, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(
+        const auto training,
+        ShardedTraining::Make(world, SetupOf(model), /*seed=*/1));
+    FSDP_RETURN_IF_ERROR(training->Step(0).status());
+    FSDP_ASSIGN_OR_RETURN(Values values, training->Gather());
+    saved.buffers[world.rank()] = training->Buffers();
+    FSDP_ASSIGN_OR_RETURN(
+        const auto checkpoints,
+        Checkpointer::Open(root, Unowned(world), OptionsFor(files, layout)));
+    const TrainingRun run = training->AsRun();
+    FSDP_RETURN_IF_ERROR(async ? checkpoints->SaveAsync(1, run)
+                               : checkpoints->Save(1, run));
+    if (world.rank() == 0) saved.values = std::move(values);
+    return checkpoints->Wait();
+  }));
+  return saved;
+}
+
+std::vector<absl::Status> LoadOn(int ranks, FileSystem& files, ModelKind model,
+                                 const Saved& expected) {
+  return RunRanks(ranks, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(
+        const auto training,
+        ShardedTraining::Make(world, SetupOf(model), /*seed=*/5));
+    FSDP_ASSIGN_OR_RETURN(
+        const auto checkpoints,
+        Checkpointer::Open("/run", Unowned(world),
+                           OptionsFor(files, SaveLayout::kPerRank)));
+    TrainingRun run = training->AsRun();
+    FSDP_RETURN_IF_ERROR(checkpoints->Load(1, run));
+    FSDP_ASSIGN_OR_RETURN(const Values values, training->Gather());
+    if (world.rank() == 0) {
+      FSDP_RETURN_IF_ERROR(CheckSameBits(values, expected.values));
+    }
+    const bool as_many = ranks == static_cast<int>(expected.buffers.size());
+    return CheckSameBits(training->Buffers(),
+                         expected.buffers[as_many ? world.rank() : 0]);
+  });
+}
+
+TEST(LayoutTest, LoadsAtAnyNumberOfRanks) {
+  for (const int writers : {1, 2, 3}) {
+    for (const ModelKind model : {ModelKind::kOdd, ModelKind::kTransformer}) {
+      SimulatedFileSystem files;
+      const bool async = model == ModelKind::kOdd;
+      const Saved saved =
+          SaveOn(writers, files, "/run", SaveLayout::kPerRank, model, async);
+      ASSERT_OK_AND_ASSIGN(const Manifest manifest,
+                           ReadManifest(files, "/run/step-1"));
+      EXPECT_THAT(*VerifyFiles(files, "/run/step-1", manifest, nullptr),
+                  IsEmpty());
+      for (const int readers : {1, 2, 3, 5}) {
+        SCOPED_TRACE(absl::StrCat(writers, " to ", readers));
+        EXPECT_THAT(LoadOn(readers, files, model, saved),
+                    Each(StatusIs(absl::StatusCode::kOk, "")));
+      }
+    }
+  }
+}
+
+// The optimizer's states are in files of their own, as the model is.
+TEST(LayoutTest, FilesHaveTheirRanksNames) {
+  SimulatedFileSystem files;
+  SaveOn(2, files, "/run", SaveLayout::kPerRank, ModelKind::kToy);
+  ASSERT_OK_AND_ASSIGN(const auto names, files.List("/run/step-1"));
+  for (const std::string& name : names) {
+    EXPECT_FALSE(absl::StartsWith(name, "model")) << name;
+  }
+  EXPECT_THAT(names, AllOf(Contains("config.json"), Contains("empty.txt"),
+                           Contains("training.json")));
+  for (const int rank : {1, 2}) {
+    EXPECT_THAT(
+        names,
+        Contains(HasSubstr(absl::StrCat("shard-0000", rank, "-model-00001"))));
+    EXPECT_THAT(*files.List("/run/step-1/optimizer"),
+                Contains(HasSubstr(
+                    absl::StrCat("shard-0000", rank, "-exp_avg-00001"))));
+  }
+}
+
+// The model's files in a folder, by name.
+std::map<std::string, std::string> ModelFilesIn(FileSystem& files,
+                                                const std::string& folder) {
+  std::map<std::string, std::string> contents;
+  const std::vector<std::string> names = *files.List(folder);
+  for (const std::string& name : names) {
+    if (!absl::StartsWith(name, "model")) continue;
+    contents[name] = *ReadFile(files, JoinPath(folder, name), kMaxBytes);
+  }
+  return contents;
+}
+
+TEST(LayoutTest, ConsolidatedItIsTheSharedOne) {
+  tool::ConvertOptions options;
+  options.write.max_file_bytes = kMaxFileBytes;
+  for (const int ranks : {1, 2, 3}) {
+    for (const ModelKind model : {ModelKind::kOdd, ModelKind::kBatchNorm}) {
+      SimulatedFileSystem files;
+      SaveOn(ranks, files, "/shared", SaveLayout::kShared, model);
+      SaveOn(ranks, files, "/run", SaveLayout::kPerRank, model);
+      ASSERT_OK(tool::Consolidate(files, "/run", "/out", options));
+      const auto expected = ModelFilesIn(files, "/shared/step-1");
+      EXPECT_GT(expected.size(), 2);
+      EXPECT_EQ(ModelFilesIn(files, "/out"), expected);
+    }
+  }
+}
+
+// What goes to files, by path.
+class WriteLog {
+ public:
+  absl::Status Change(absl::string_view what, const std::string& path) {
+    const absl::MutexLock lock(&mutex_);
+    if (what == "set size") resized_.push_back(path);
+    if (what == "open") ++opened_[path];
+    return absl::OkStatus();
+  }
+  void Write(const std::string& path, int64_t offset, int64_t bytes) {
+    const absl::MutexLock lock(&mutex_);
+    EXPECT_EQ(offset, ends_[path]) << path;
+    ends_[path] = offset + bytes;
+  }
+
+  // Once each, and no more than what was written.
+  void ExpectWritten(const std::string& path, int64_t bytes) {
+    const absl::MutexLock lock(&mutex_);
+    EXPECT_EQ(ends_[path], bytes) << path;
+    EXPECT_EQ(opened_[path], 1) << path;
+    EXPECT_THAT(resized_, ::testing::Not(Contains(path)));
+  }
+
+ private:
+  absl::Mutex mutex_;
+  std::map<std::string, int64_t> ends_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, int> opened_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::string> resized_ ABSL_GUARDED_BY(mutex_);
+};
+
+TEST(LayoutTest, FilesAreWrittenFrontToBack) {
+  for (const bool async : {false, true}) {
+    SimulatedFileSystem base;
+    WriteLog log;
+    WatchedFileSystem files(
+        base,
+        [&log](absl::string_view what, const std::string& path) {
+          return log.Change(what, path);
+        },
+        [&log](const std::string& path, int64_t offset, int64_t bytes) {
+          log.Write(path, offset, bytes);
+        });
+    SaveOn(3, files, "/run", SaveLayout::kPerRank, ModelKind::kOdd, async);
+    ASSERT_OK_AND_ASSIGN(const Manifest manifest,
+                         ReadManifest(base, "/run/step-1"));
+    // Three ranks' models, two states of the optimizer and own values.
+    EXPECT_GT(manifest.files.size(), 3 * 4);
+    for (const auto& [name, sums] : manifest.files) {
+      log.ExpectWritten(JoinPath("/run/step-1.incomplete", name), sums.bytes);
+    }
+  }
+}
+
+// A file of rank 2 of 3.
+std::string FileOfLastRank(FileSystem& files) {
+  const std::vector<std::string> names = *files.List("/run/step-1");
+  for (const std::string& name : names) {
+    if (absl::StartsWith(name, "shard-00003-model")) {
+      return JoinPath("/run/step-1", name);
+    }
+  }
+  return "none";
+}
+
+TEST(LayoutTest, AFileThatIsMissing) {
+  SimulatedFileSystem files;
+  const Saved saved =
+      SaveOn(3, files, "/run", SaveLayout::kPerRank, ModelKind::kToy);
+  const std::string path = FileOfLastRank(files);
+  ASSERT_OK(files.RemoveFile(path));
+  EXPECT_THAT(LoadOn(2, files, ModelKind::kToy, saved),
+              Each(StatusIs(absl::StatusCode::kNotFound,
+                            AllOf(HasSubstr("rank 0: "), HasSubstr(path)))));
+}
+
+TEST(LayoutTest, AFileThatIsDamaged) {
+  SimulatedFileSystem files;
+  const Saved saved =
+      SaveOn(3, files, "/run", SaveLayout::kPerRank, ModelKind::kToy);
+  const std::string path = FileOfLastRank(files);
+  for (const bool at_end : {false, true}) {
+    std::string bytes = *ReadFile(files, path, kMaxBytes);
+    char& byte = at_end ? bytes.back() : bytes[9];
+    byte = static_cast<char>(byte ^ 1);
+    ASSERT_OK(WriteFile(files, path, bytes));
+    EXPECT_THAT(LoadOn(2, files, ModelKind::kToy, saved),
+                Each(StatusIs(absl::StatusCode::kDataLoss, HasSubstr(path))));
+    byte = static_cast<char>(byte ^ 1);
+    ASSERT_OK(WriteFile(files, path, bytes));
+  }
+}
+
+TEST(LayoutTest, RanksHaveToAgree) {
+  SimulatedFileSystem files;
+  EXPECT_THAT(RunRanks(2,
+                       [&](Communicator& world) -> absl::Status {
+                         const SaveLayout layout = world.rank() == 0
+                                                       ? SaveLayout::kPerRank
+                                                       : SaveLayout::kShared;
+                         FSDP_ASSIGN_OR_RETURN(
+                             const auto checkpoints,
+                             Checkpointer::Open("/run", Unowned(world),
+                                                OptionsFor(files, layout)));
+                         TrainingRun run;
+                         torch::nn::Linear mine(3, 2);
+                         run.model = mine.get();
+                         return checkpoints->Save(1, run);
+                       }),
+              Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                            HasSubstr("\"files of each rank\" on rank 0"))));
+  EXPECT_THAT(*files.List("/run"), Each(HasSubstr("libtorch_fsdp")));
+}
+
+// Without ranks; and files for LoadModel().
+TEST(LayoutTest, OneProcess) {
+  SimulatedFileSystem files;
+  ASSERT_OK_AND_ASSIGN(
+      const auto checkpoints,
+      Checkpointer::Open("/run", nullptr,
+                         OptionsFor(files, SaveLayout::kPerRank)));
+  torch::nn::Linear saved(3, 2);
+  TrainingRun run;
+  run.model = saved.get();
+  ASSERT_OK(checkpoints->Save(1, run));
+  torch::nn::Linear loaded(3, 2);
+  run.model = loaded.get();
+  ASSERT_OK(checkpoints->Load(1, run));
+  EXPECT_TRUE(loaded->weight.equal(saved->weight));
+  torch::nn::Linear other(3, 2);
+  LoadModelOptions options;
+  options.files = &files;
+  ASSERT_OK(LoadModel("/run/step-1", *other, options));
+  EXPECT_TRUE(other->bias.equal(saved->bias));
+  // No tensors at all.
+  torch::nn::Module empty;
+  run.model = &empty;
+  ASSERT_OK(checkpoints->Save(2, run));
+  EXPECT_OK(checkpoints->Load(2, run));
+}
+
+}  // namespace
+}  // namespace fsdp::checkpoint::testing
