@@ -134,6 +134,11 @@ std::string ToString(const TrainingSetup& setup) {
                       setup.units ? "" : ", one unit");
 }
 
+bool StepsElementsAlike(const TrainingSetup& setup) {
+  return setup.numbers != NumberKind::kBFloat16 || setup.fused ||
+         setup.optimizer == OptimizerKind::kAdagrad;
+}
+
 absl::Status CheckSameBits(const Values& actual, const Values& expected) {
   for (const auto& [name, value] : expected) {
     const auto found = actual.find(name);

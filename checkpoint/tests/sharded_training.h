@@ -49,6 +49,13 @@ struct TrainingSetup {
 // "transformer, bfloat16, Adam, SHARD_GRAD_OP".
 std::string ToString(const TrainingSetup& setup);
 
+// Whether what a step makes of an element is the same wherever the shard that
+// it is in begins. LibTorch adds a multiple of a bfloat16 tensor, which all
+// steps but Adagrad's do, with one rounding in whole vectors of elements, and
+// with two in what is left behind them: x.add_(y, alpha) rounds alpha * y
+// there. Fused steps have kernels of their own.
+bool StepsElementsAlike(const TrainingSetup& setup);
+
 using Values = std::map<std::string, at::Tensor>;  // by name
 
 // Internal, naming the first value that differs in any bit.
