@@ -208,8 +208,8 @@ TEST_F(StepsBesideTest, ADiskThatGetsFull) {
         FSDP_RETURN_IF_ERROR(step());
         FSDP_RETURN_IF_ERROR(step());
         // The next call has the error, and begins nothing.
-        FSDP_RETURN_IF_ERROR(CheckIsFull(
-            world, checkpoints->SaveAsync(4, training->AsRun())));
+        FSDP_RETURN_IF_ERROR(
+            CheckIsFull(world, checkpoints->SaveAsync(4, training->AsRun())));
         FSDP_RETURN_IF_ERROR(CheckLatest(world, *checkpoints, 1, first));
         FSDP_RETURN_IF_ERROR(Meet(world));
         if (world.rank() == 0) {

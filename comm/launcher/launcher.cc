@@ -175,7 +175,7 @@ class Supervisor {
   // somebody wants the job to end.
   void WaitForReader() {
     const bool is_told_to_end = report_.interrupt_signal != 0;
-    deadline_ = is_told_to_end ? absl::Now() + options_.grace_period
+    deadline_ = is_told_to_end ? absl::Now() + options_.stop_period
                                : absl::InfiniteFuture();
     while (!output_.is_empty() && !gives_output_up_ &&
            absl::Now() < deadline_) {
@@ -215,7 +215,7 @@ class Supervisor {
     }
     End(signal);
     phase_ = Phase::kTerminating;
-    deadline_ = absl::Now() + options_.grace_period;
+    deadline_ = absl::Now() + options_.stop_period;
   }
 
   void Escalate() {

@@ -32,9 +32,12 @@ struct LaunchOptions {
   std::vector<std::pair<std::string, std::string>> environment;
 
   // How long the other ranks may go on when one has failed, since they may be
-  // about to say why; then they get SIGTERM. Also how long ranks may take to
-  // end when the launcher is told to.
+  // about to say why; then they get SIGTERM.
   absl::Duration grace_period = absl::Seconds(10);
+
+  // How long ranks may take to end when the launcher is told to and has told
+  // them; then they get SIGKILL.
+  absl::Duration stop_period = absl::Seconds(10);
 
   // From SIGTERM to SIGKILL.
   absl::Duration terminate_period = absl::Seconds(3);

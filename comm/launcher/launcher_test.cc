@@ -138,6 +138,17 @@ TEST(LauncherTest, SurvivorsMaySayWhatTheyMiss) {
             "code 1");
 }
 
+// Time to save in belongs to ranks that are told to end, not to those of a job
+// that has failed.
+TEST(LauncherTest, AFailureDoesNotWaitForTheStopPeriod) {
+  const Fifo fifo;
+  LaunchOptions options = Options("rank_1_exits_with_3", 2);
+  options.stop_period = absl::Hours(1);
+  ASSERT_OK_AND_ASSIGN(const Launched launched, LaunchWith(fifo, options));
+  EXPECT_EQ(launched.report.first_failed_rank, 1);
+  EXPECT_TRUE(launched.report.ranks[0].forced);
+}
+
 TEST(LauncherTest, StoppedRanksEnd) {
   const Fifo fifo;
   ASSERT_OK_AND_ASSIGN(const Launched launched,

@@ -161,7 +161,7 @@ int LaunchTwo() {
   options.ranks = 2;
   options.argv = {"launcher_test"};
   options.environment = {{kRole, std::getenv(kNestedRole)}};
-  options.grace_period = absl::Seconds(60);
+  options.stop_period = absl::Seconds(60);
   const absl::StatusOr<LaunchReport> report = LaunchRanks(options);
   return report.ok() ? report->exit_code() : 103;
 }

@@ -159,7 +159,7 @@ int Launch(const TrainOptions& options, int argc, char** argv) {
   launch.ranks = options.ranks;
   launch.argv.assign(argv, argv + argc);
   // Ranks that are told to end save before they do.
-  if (!options.save.empty()) launch.grace_period = absl::Minutes(2);
+  if (!options.save.empty()) launch.stop_period = absl::Minutes(2);
   const absl::StatusOr<fsdp::comm::LaunchReport> report =
       fsdp::comm::LaunchRanks(launch);
   if (!report.ok()) {
