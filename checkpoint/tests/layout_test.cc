@@ -89,9 +89,9 @@ Saved SaveOn(int ranks, FileSystem& files, const std::string& root,
     FSDP_RETURN_IF_ERROR(training->Step(0).status());
     FSDP_ASSIGN_OR_RETURN(Values values, training->Gather());
     saved.buffers[world.rank()] = training->Buffers();
-    FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
-                          Checkpointer::Open(root, Unowned(world),
-                                             OptionsFor(files, layout)));
+    FSDP_ASSIGN_OR_RETURN(
+        const auto checkpoints,
+        Checkpointer::Open(root, Unowned(world), OptionsFor(files, layout)));
     const TrainingRun run = training->AsRun();
     FSDP_RETURN_IF_ERROR(async ? checkpoints->SaveAsync(1, run)
                                : checkpoints->Save(1, run));
@@ -128,8 +128,8 @@ TEST(LayoutTest, LoadsAtAnyNumberOfRanks) {
     for (const ModelKind model : {ModelKind::kOdd, ModelKind::kTransformer}) {
       SimulatedFileSystem files;
       const bool async = model == ModelKind::kOdd;
-      const Saved saved = SaveOn(writers, files, "/run", SaveLayout::kPerRank,
-                                 model, async);
+      const Saved saved =
+          SaveOn(writers, files, "/run", SaveLayout::kPerRank, model, async);
       ASSERT_OK_AND_ASSIGN(const Manifest manifest,
                            ReadManifest(files, "/run/step-1"));
       EXPECT_THAT(*VerifyFiles(files, "/run/step-1", manifest, nullptr),
@@ -154,8 +154,9 @@ TEST(LayoutTest, FilesHaveTheirRanksNames) {
   EXPECT_THAT(names, AllOf(Contains("config.json"), Contains("empty.txt"),
                            Contains("training.json")));
   for (const int rank : {1, 2}) {
-    EXPECT_THAT(names, Contains(HasSubstr(
-                           absl::StrCat("shard-0000", rank, "-model-00001"))));
+    EXPECT_THAT(
+        names,
+        Contains(HasSubstr(absl::StrCat("shard-0000", rank, "-model-00001"))));
     EXPECT_THAT(*files.List("/run/step-1/optimizer"),
                 Contains(HasSubstr(
                     absl::StrCat("shard-0000", rank, "-exp_avg-00001"))));
@@ -260,10 +261,9 @@ TEST(LayoutTest, AFileThatIsMissing) {
       SaveOn(3, files, "/run", SaveLayout::kPerRank, ModelKind::kToy);
   const std::string path = FileOfLastRank(files);
   ASSERT_OK(files.RemoveFile(path));
-  EXPECT_THAT(
-      LoadOn(2, files, ModelKind::kToy, saved),
-      Each(StatusIs(absl::StatusCode::kNotFound,
-                    AllOf(HasSubstr("rank 0: "), HasSubstr(path)))));
+  EXPECT_THAT(LoadOn(2, files, ModelKind::kToy, saved),
+              Each(StatusIs(absl::StatusCode::kNotFound,
+                            AllOf(HasSubstr("rank 0: "), HasSubstr(path)))));
 }
 
 TEST(LayoutTest, AFileThatIsDamaged) {
@@ -285,23 +285,22 @@ TEST(LayoutTest, AFileThatIsDamaged) {
 
 TEST(LayoutTest, RanksHaveToAgree) {
   SimulatedFileSystem files;
-  EXPECT_THAT(
-      RunRanks(2,
-               [&](Communicator& world) -> absl::Status {
-                 const SaveLayout layout = world.rank() == 0
-                                               ? SaveLayout::kPerRank
-                                               : SaveLayout::kShared;
-                 FSDP_ASSIGN_OR_RETURN(
-                     const auto checkpoints,
-                     Checkpointer::Open("/run", Unowned(world),
-                                        OptionsFor(files, layout)));
-                 TrainingRun run;
-                 torch::nn::Linear mine(3, 2);
-                 run.model = mine.get();
-                 return checkpoints->Save(1, run);
-               }),
-      Each(StatusIs(absl::StatusCode::kInvalidArgument,
-                    HasSubstr("\"files of each rank\" on rank 0"))));
+  EXPECT_THAT(RunRanks(2,
+                       [&](Communicator& world) -> absl::Status {
+                         const SaveLayout layout = world.rank() == 0
+                                                       ? SaveLayout::kPerRank
+                                                       : SaveLayout::kShared;
+                         FSDP_ASSIGN_OR_RETURN(
+                             const auto checkpoints,
+                             Checkpointer::Open("/run", Unowned(world),
+                                                OptionsFor(files, layout)));
+                         TrainingRun run;
+                         torch::nn::Linear mine(3, 2);
+                         run.model = mine.get();
+                         return checkpoints->Save(1, run);
+                       }),
+              Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                            HasSubstr("\"files of each rank\" on rank 0"))));
   EXPECT_THAT(*files.List("/run"), Each(HasSubstr("libtorch_fsdp")));
 }
 
