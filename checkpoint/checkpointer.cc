@@ -208,17 +208,35 @@ class Checkpointer::Impl {
     context_.overwrite = options_.overwrite || abandoned_.count(step) > 0;
     context_.retention.ignore = abandoned_;
     job.mine = TorchToStatus(what, [&] {
-      values.emplace(ValueOrThrow(RunValues::Read(run, what)));
+      absl::StatusOr<RunValues> read = RunValues::Read(run, what);
+      const absl::Status mine =
+          read.ok() ? read->CheckRanks(context_.rank(), context_.world_size())
+                    : read.status();
+      if (!AllGoOn(run, what, read, mine)) return ThrowIfError(mine);
+      values.emplace(*std::move(read));
       ThrowIfError(Plan(*values, run, &job));
     });
     return job;
   }
 
+  // False: this rank does not, or, where those that do would wait for it,
+  // another one, whose report will say why.
+  bool AllGoOn(const TrainingRun& run, absl::string_view what,
+               const absl::StatusOr<RunValues>& read,
+               const absl::Status& mine) {
+    bool is_collective = read.ok() && IsCollective(*read);
+    if (!read.ok()) {
+      TrainingRun model_only;
+      model_only.model = run.model;
+      const absl::StatusOr<RunValues> model = RunValues::Read(model_only, what);
+      is_collective = model.ok() && IsCollective(*model);
+    }
+    return is_collective ? Agree(mine, "saving a checkpoint").ok() : mine.ok();
+  }
+
   // What is to be written, with the values where they are.
   absl::Status Plan(const RunValues& values, const TrainingRun& run,
                     SaveJob* job) {
-    FSDP_RETURN_IF_ERROR(
-        values.CheckRanks(context_.rank(), context_.world_size()));
     PartOptions parts;
     parts.model_dtype = options_.model_dtype;
     FSDP_ASSIGN_OR_RETURN(const std::vector<TensorGroup> groups,

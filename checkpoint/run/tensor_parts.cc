@@ -5,6 +5,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -150,6 +151,14 @@ absl::StatusOr<TensorGroup> ModelGroup(const RunValues& values, int rank,
 }
 
 }  // namespace
+
+bool IsCollective(const RunValues& values) {
+  const std::vector<ValueRange>& ranges = values.model().parameters;
+  return values.sharded() != nullptr &&
+         std::any_of(ranges.begin(), ranges.end(), [](const ValueRange& range) {
+           return !range.IsRowMajor();
+         });
+}
 
 absl::StatusOr<std::vector<TensorGroup>> PartsToWrite(
     const RunValues& values, int rank, const PartOptions& options) {

@@ -34,10 +34,14 @@ struct PartOptions {
   std::optional<c10::ScalarType> model_dtype = std::nullopt;
 };
 
+// Whether PartsToWrite() is collective: a parameter's storage is not row-major.
+// Ranks agree.
+bool IsCollective(const RunValues& values);
+
 // All ranks get equal infos in equal order, and ranges that cover each tensor
 // once, cut evenly: what several ranks hold is shared out among them. What is
 // whole on every rank is rank 0's. Tied parameters are there once, by their
-// first name. Collective only where a parameter's storage is not row-major.
+// first name. Collective only where IsCollective().
 // InvalidArgument: a dtype that no file has or a layout other than strided,
 // naming the tensor; a model_dtype that is not of floating point.
 absl::StatusOr<std::vector<TensorGroup>> PartsToWrite(

@@ -1,6 +1,7 @@
 // What ranks send each other for checkpoints: that all is well, and nothing
 // that grows with the model.
 #include <torch/nn/modules/linear.h>
+#include <torch/optim/lbfgs.h>
 
 #include <cstdint>
 #include <functional>
@@ -13,6 +14,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/checkpointer.h"
@@ -38,8 +41,10 @@ using ::fsdp::comm::Communicator;
 using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::Unowned;
 using ::testing::AllOf;
+using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 constexpr int kRanks = 4;
 
@@ -196,7 +201,40 @@ TEST(CollectivesTest, WhatElseIsSent) {
   }
   EXPECT_EQ(reports, 6);
   EXPECT_GT(others, 0);
-  EXPECT_LE(others, 9) << ::testing::PrintToString(NamesOf(trace));
+  EXPECT_LE(others, 10) << ::testing::PrintToString(NamesOf(trace));
+}
+
+// Those that could go on do not wait for it where that takes messages.
+TEST(CollectivesTest, ARankThatCannotSave) {
+  SimulatedFileSystem disk;
+  const absl::Time begin = absl::Now();
+  const auto results =
+      comm::testing::RunRanks(3, [&disk](Communicator& world) -> absl::Status {
+        TrainingSetup setup;
+        setup.model = ModelKind::kOdd;
+        setup.units = false;
+        FSDP_ASSIGN_OR_RETURN(const auto training,
+                              ShardedTraining::Make(world, setup, /*seed=*/1));
+        CheckpointerOptions options;
+        options.files = &disk;
+        FSDP_ASSIGN_OR_RETURN(
+            const auto checkpoints,
+            Checkpointer::Open("/run", Unowned(world), options));
+        torch::optim::LBFGS unknown(training->model().Parameters());
+        TrainingRun run = training->AsRun();
+        run.schedulers.clear();
+        run.plateau_schedulers.clear();
+        if (world.rank() == 1) run.optimizer = &unknown;
+        absl::Status status = checkpoints->Save(1, run);
+        if (!status.ok()) {
+          FSDP_RETURN_IF_ERROR(checkpoints->SaveAsync(1, run));
+          EXPECT_EQ(checkpoints->Wait(), status);
+        }
+        return status;
+      });
+  EXPECT_THAT(results, Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                                     StartsWith("rank 1: "))));
+  EXPECT_LT(absl::Now() - begin, absl::Minutes(1));
 }
 
 }  // namespace
