@@ -91,7 +91,9 @@ class Checkpointer::Impl {
       if (folder.ok()) folder_ = *std::move(folder);
       context_.folder = folder_.get();
     }
-    return Agree(claimed, "opening a folder of checkpoints");
+    FSDP_RETURN_IF_ERROR(Agree(claimed, "opening a folder of checkpoints"));
+    if (folder_ != nullptr) context_.token = folder_->token();
+    return ShareText(&context_.token);
   }
 
   absl::Status Save(int64_t step, const TrainingRun& run) {
@@ -164,6 +166,15 @@ class Checkpointer::Impl {
                        absl::Now() + options_.timeout);
   }
 
+  // Rank 0's, on all ranks.
+  absl::Status ShareText(std::string* text) {
+    if (context_.ranks == nullptr) return absl::OkStatus();
+    FSDP_ASSIGN_OR_RETURN(
+        *text, comm::BroadcastString(*context_.ranks, *text, /*root=*/0, kLabel,
+                                     absl::Now() + options_.timeout));
+    return absl::OkStatus();
+  }
+
   // What rank 0 sees, on all ranks: others may not see yet what it does.
   absl::StatusOr<std::optional<int64_t>> LatestStep() {
     absl::StatusOr<std::optional<Committed>> latest = std::nullopt;
@@ -172,15 +183,10 @@ class Checkpointer::Impl {
     }
     FSDP_RETURN_IF_ERROR(Agree(latest.status(), "looking for checkpoints"));
     int64_t step = latest->has_value() ? (*latest)->step : -1;
-    if (context_.ranks != nullptr) {
-      FSDP_ASSIGN_OR_RETURN(
-          const std::string text,
-          comm::BroadcastString(*context_.ranks, absl::StrCat(step),
-                                /*root=*/0, kLabel,
-                                absl::Now() + options_.timeout));
-      if (!absl::SimpleAtoi(text, &step)) {
-        return absl::InternalError("rank 0 has sent no step");
-      }
+    std::string text = absl::StrCat(step);
+    FSDP_RETURN_IF_ERROR(ShareText(&text));
+    if (!absl::SimpleAtoi(text, &step)) {
+      return absl::InternalError("rank 0 has sent no step");
     }
     if (step < 0) return std::optional<int64_t>();
     return std::optional<int64_t>(step);

@@ -3,8 +3,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <optional>
+#include <random>
 #include <set>
+#include <string>
 #include <utility>
 
 #include "absl/memory/memory.h"
@@ -27,6 +30,13 @@ std::string Holder() {
                       absl::FormatTime(absl::Now(), absl::UTCTimeZone()));
 }
 
+// Of 64 bits: no two runs have the same.
+std::string RandomToken() {
+  std::random_device random;
+  const uint64_t high = random();
+  return absl::StrCat(absl::Hex(high << 32 | random(), absl::kZeroPad16));
+}
+
 absl::Status CheckIsOurs(const std::string& root,
                          const std::vector<std::string>& names) {
   const bool marked =
@@ -43,7 +53,10 @@ absl::Status CheckIsOurs(const std::string& root,
 
 CheckpointFolder::CheckpointFolder(FileSystem& files, std::string root,
                                    std::unique_ptr<FileLock> lock)
-    : files_(files), root_(std::move(root)), lock_(std::move(lock)) {}
+    : files_(files),
+      root_(std::move(root)),
+      lock_(std::move(lock)),
+      token_(RandomToken()) {}
 
 absl::StatusOr<std::unique_ptr<CheckpointFolder>> CheckpointFolder::Claim(
     FileSystem& files, const std::string& root) {
@@ -112,7 +125,7 @@ absl::StatusOr<std::string> CheckpointFolder::Begin(int64_t step,
         " is there already; remove it, save with overwrite, or name another "
         "folder for this run"));
   }
-  const std::string path = StepPath(root_, step, Stage::kIncomplete);
+  const std::string path = IncompletePath(root_, step, token_);
   if (undiscarded_.count(step) > 0) {
     return absl::FailedPreconditionError(absl::StrCat(
         "save step ", step, ": ", path,
@@ -130,7 +143,7 @@ absl::Status CheckpointFolder::Commit(int64_t step, const Manifest& manifest) {
         "commit step ", step, " in ", root_,
         ": it was not begun, or the manifest is of step ", manifest.step));
   }
-  const std::string path = StepPath(root_, step, Stage::kIncomplete);
+  const std::string path = IncompletePath(root_, step, token_);
   std::set<std::string> folders;
   for (const auto& [name, sums] : manifest.files) {
     FSDP_RETURN_IF_ERROR(CheckFileName(name));
@@ -184,11 +197,28 @@ absl::Status CheckpointFolder::SettleNext() {
     return files_.RemoveFile(path);
   }
   const std::string live = StepPath(root_, next->step);
-  FSDP_ASSIGN_OR_RETURN(
-      const bool incomplete,
-      Exists(files_, StepPath(root_, next->step, Stage::kIncomplete)));
-  const bool committed = !incomplete && ReadManifest(files_, live).ok();
+  FSDP_ASSIGN_OR_RETURN(const bool uncommitted, IsUncommitted(next->step));
+  const bool committed = !uncommitted && ReadManifest(files_, live).ok();
   return committed ? Announce() : files_.RemoveFile(path);
+}
+
+absl::StatusOr<bool> CheckpointFolder::IsUncommitted(int64_t step) {
+  FSDP_ASSIGN_OR_RETURN(const std::vector<std::string> names,
+                        files_.List(root_));
+  for (const std::string& name : names) {
+    const std::optional<StepFolder> folder = ParseStepName(name);
+    if (!folder.has_value() || folder->step != step ||
+        folder->stage != Stage::kIncomplete) {
+      continue;
+    }
+    // Without one it was not about to get its name: ranks of a run that was
+    // killed may still write there.
+    FSDP_ASSIGN_OR_RETURN(
+        const bool has_manifest,
+        Exists(files_, JoinPath(JoinPath(root_, name), kManifestName)));
+    if (has_manifest) return true;
+  }
+  return false;
 }
 
 absl::Status CheckpointFolder::Undo(int64_t step, const absl::Status& why) {
@@ -213,7 +243,7 @@ absl::Status CheckpointFolder::Discard(int64_t step) {
   begun_.erase(step);
   // Before what shows that it was not committed.
   absl::Status removed = SettleNext();
-  removed.Update(RemoveTree(files_, StepPath(root_, step, Stage::kIncomplete)));
+  removed.Update(RemoveTree(files_, IncompletePath(root_, step, token_)));
   if (removed.ok()) {
     undiscarded_.erase(step);
   } else {

@@ -17,9 +17,9 @@
 
 namespace fsdp::checkpoint {
 
-// Rank 0 has it. The other ranks write into StepPath(root, step,
-// Stage::kIncomplete), which whoever comes first makes, after Claim() and, for
-// a step that was given up, after Discard(); and before Commit(). At every
+// Rank 0 has it. The other ranks write into IncompletePath(root, step, token),
+// which whoever comes first makes, after Claim() and, for a step that was given
+// up, after Discard(); and before Commit(). At every
 // instant, whatever is killed, ListCheckpoints() has what was committed last.
 // Errors are those of FileSystem where none is named. Thread-compatible.
 class CheckpointFolder {
@@ -54,6 +54,8 @@ class CheckpointFolder {
   absl::StatusOr<std::vector<int64_t>> Prune(const Retention& retention);
 
   const std::string& root() const { return root_; }
+  // Of this run; drawn by Claim().
+  const std::string& token() const { return token_; }
 
  private:
   CheckpointFolder(FileSystem& files, std::string root,
@@ -70,6 +72,8 @@ class CheckpointFolder {
   // A run has died since WriteNext(): before its checkpoint was committed, or
   // after it.
   absl::Status SettleNext();
+  // Is a checkpoint of `step` written that has not got its name?
+  absl::StatusOr<bool> IsUncommitted(int64_t step);
   // What could not be announced is no checkpoint; returns `why`.
   absl::Status Undo(int64_t step, const absl::Status& why);
   // A committed one is whole until it is no more.
@@ -78,6 +82,7 @@ class CheckpointFolder {
   FileSystem& files_;
   const std::string root_;
   const std::unique_ptr<FileLock> lock_;
+  const std::string token_;
   std::map<int64_t, bool> begun_;  // whether to overwrite
   std::set<int64_t> undiscarded_;  // steps of which something is left
 };

@@ -32,18 +32,24 @@ using Code = absl::StatusCode;
 TEST(CheckpointNamesTest, RoundTrips) {
   for (const int64_t step :
        {int64_t{0}, int64_t{7}, std::numeric_limits<int64_t>::max()}) {
-    for (const Stage stage : {Stage::kCommitted, Stage::kIncomplete,
-                              Stage::kReplaced, Stage::kDeleted}) {
+    for (const Stage stage :
+         {Stage::kCommitted, Stage::kReplaced, Stage::kDeleted}) {
       const auto parsed = ParseStepName(StepName(step, stage));
       ASSERT_TRUE(parsed.has_value());
       EXPECT_EQ(parsed->step, step);
       EXPECT_EQ(parsed->stage, stage);
     }
   }
-  EXPECT_EQ(StepPath("/r", 7, Stage::kIncomplete), "/r/step-7.incomplete");
+  EXPECT_EQ(IncompletePath("/r", 7, "4f1a"), "/r/step-7.incomplete-4f1a");
+  const auto incomplete = ParseStepName("step-7.incomplete-4f1a");
+  ASSERT_TRUE(incomplete.has_value());
+  EXPECT_EQ(incomplete->step, 7);
+  EXPECT_EQ(incomplete->stage, Stage::kIncomplete);
   for (const char* name :
        {"", "step-", "step-07", "step--1", "step-+1", "step-1.", "step-1.new",
-        "step-1 ", "step-1.deleted.", "step-99999999999999999999", "latest"}) {
+        "step-1 ", "step-1.deleted.", "step-1.incomplete", "step-1.incomplete-",
+        "step-1.incomplete-G", "step-01.incomplete-a",
+        "step-99999999999999999999", "latest"}) {
     EXPECT_FALSE(ParseStepName(name).has_value()) << name;
   }
 }
@@ -111,7 +117,7 @@ TEST_F(CheckpointFolderTest, WhatCannotBeCommitted) {
   EXPECT_THAT(folder->Begin(-1),
               StatusIs(Code::kInvalidArgument, HasSubstr("no such step")));
   ASSERT_OK_AND_ASSIGN(const std::string path, folder->Begin(1));
-  EXPECT_EQ(path, "/r/step-1.incomplete");
+  EXPECT_EQ(path, absl::StrCat("/r/step-1.incomplete-", folder->token()));
   ASSERT_OK_AND_ASSIGN(Manifest manifest,
                        WriteFiles(files_, path, 1, ContentsOf(1)));
   manifest.files["lost"] = {};
@@ -147,14 +153,37 @@ TEST_F(CheckpointFolderTest, TwoRuns) {
 
 TEST_F(CheckpointFolderTest, LeftoversOfDeadRunsGo) {
   SaveSteps({1});
-  ASSERT_OK(files_.MakeFolder("/r/step-2.incomplete"));
-  ASSERT_OK(ReplaceFile(files_, "/r/step-2.incomplete/model", "half"));
+  ASSERT_OK(files_.MakeFolder("/r/step-2.incomplete-77"));
+  ASSERT_OK(ReplaceFile(files_, "/r/step-2.incomplete-77/model", "half"));
   ASSERT_OK(files_.MakeFolder("/r/step-0.deleted"));
   ASSERT_OK(ReplaceFile(files_, "/r/latest.tmp", "step"));
   ASSERT_OK(files_.MakeFolder("/r/step-notes"));
   Claim();
   EXPECT_THAT(*files_.List("/r"),
               ElementsAre(kMarkerName, "latest", "step-1", "step-notes"));
+}
+
+// Ranks of a run that was killed may go on for a while.
+TEST_F(CheckpointFolderTest, DeadRunsDoNotWriteIntoTheNextOnes) {
+  std::string stale;
+  {
+    const auto killed = Claim();
+    ASSERT_OK_AND_ASSIGN(stale, killed->Begin(2));
+  }
+  {
+    const auto folder = Claim();
+    ASSERT_OK(folder->Begin(2));
+    ASSERT_OK(files_.MakeFolder(stale));
+    ASSERT_OK(ReplaceFile(files_, stale + "/model", "stale"));
+    ASSERT_OK(Save(files_, *folder, 2, ContentsOf(2)));
+  }
+  EXPECT_EQ(*Load(files_, "/r/step-2"), ContentsOf(2));
+  // As if the run had ended before it could name the latest.
+  ASSERT_OK(files_.RemoveFile("/r/latest"));
+  ASSERT_OK(ReplaceFile(files_, "/r/latest.tmp", "step-2\n"));
+  Claim();
+  EXPECT_EQ(Latest(), 2);
+  EXPECT_THAT(*files_.List("/r"), ElementsAre(kMarkerName, "latest", "step-2"));
 }
 
 TEST_F(CheckpointFolderTest, AReplacementThatWasNotFinished) {

@@ -18,24 +18,30 @@ inline constexpr char kLatestName[] = "latest";
 inline constexpr char kNextName[] = "latest.tmp";
 inline constexpr int64_t kMaxLatestBytes = 4096;  // that are believed
 
-// What becomes of the folder of a step. Only kCommitted has no suffix.
+// What becomes of the folder of a step. Only kCommitted has no suffix; that of
+// kIncomplete has the token of the run that writes it: ranks of a run that was
+// killed, which may go on for a while, do not write into the next one's.
 enum class Stage {
   kCommitted,   // "step-7"
-  kIncomplete,  // "step-7.incomplete": being written, or left by a dead run
+  kIncomplete,  // "step-7.incomplete-4f1a": being written, or left
   kReplaced,    // "step-7.replaced": committed, until the one after it is
   kDeleted,     // "step-7.deleted": partly gone already
 };
 
+// Not of kIncomplete.
 std::string StepName(int64_t step, Stage stage = Stage::kCommitted);
 std::string StepPath(absl::string_view root, int64_t step,
                      Stage stage = Stage::kCommitted);
+// `token`: [0-9a-f]+.
+std::string IncompletePath(absl::string_view root, int64_t step,
+                           absl::string_view token);
 
 struct StepFolder {
   int64_t step = 0;
   Stage stage = Stage::kCommitted;
 };
 
-// Nothing for a name that StepName() does not make.
+// Nothing for a name that those above do not make.
 std::optional<StepFolder> ParseStepName(absl::string_view name);
 
 }  // namespace fsdp::checkpoint

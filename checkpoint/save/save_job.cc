@@ -31,7 +31,7 @@ class Save {
   Save(const SaveContext& context, const SaveJob& job)
       : context_(context),
         job_(job),
-        folder_(StepPath(context.root, job.step, Stage::kIncomplete)) {
+        folder_(IncompletePath(context.root, job.step, context.token)) {
     for (const SaveFile& file : job.plan.files) AddPath(file.name);
     for (const SaveFile& file : job.plan.own) AddPath(file.name);
   }

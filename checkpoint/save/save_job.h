@@ -22,6 +22,7 @@ namespace fsdp::checkpoint {
 struct SaveContext {
   FileSystem* files = nullptr;
   std::string root;
+  std::string token;  // CheckpointFolder::token(), on all ranks
   CheckpointFolder* folder = nullptr;  // of rank 0; null on the others
   // A group of its own, used by nobody else meanwhile; null: a single rank.
   comm::Communicator* ranks = nullptr;

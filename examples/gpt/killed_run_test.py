@@ -42,7 +42,7 @@ def unfinished(folder):
     found = set()
     if folder.exists():
         for entry in os.scandir(folder):
-            if entry.name.endswith(".incomplete"):
+            if ".incomplete-" in entry.name:
                 found.add((entry.name, entry.inode()))
     return found
 

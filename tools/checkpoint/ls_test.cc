@@ -28,7 +28,7 @@ using testing::SmallModel;
 using testing::WriteFolder;
 
 std::optional<absl::Time> Noon(const std::string& path) {
-  if (path == "/run/step-9.incomplete") return std::nullopt;
+  if (path == "/run/step-9.incomplete-77") return std::nullopt;
   return absl::FromCivil(absl::CivilSecond(2026, 11, 22, 12, 0, 0),
                          absl::LocalTimeZone());
 }
@@ -37,8 +37,8 @@ TEST(LsTest, CheckpointsOfARun) {
   SimulatedFileSystem files;
   ASSERT_OK(SaveRun(files, "/run", 3, SmallModel()));
   ASSERT_OK(SaveRun(files, "/run", 12, SmallModel()));
-  ASSERT_OK(files.MakeFolder("/run/step-9.incomplete"));
-  ASSERT_OK(ReplaceFile(files, "/run/step-9.incomplete/x", "12345"));
+  ASSERT_OK(files.MakeFolder("/run/step-9.incomplete-77"));
+  ASSERT_OK(ReplaceFile(files, "/run/step-9.incomplete-77/x", "12345"));
   ASSERT_OK(files.MakeFolder("/run/step-1.deleted"));
   ASSERT_OK_AND_ASSIGN(const std::string text, List(files, "/run", Noon));
   EXPECT_THAT(text, HasSubstr("/run: checkpoints of a run\n"));

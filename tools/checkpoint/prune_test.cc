@@ -35,7 +35,7 @@ class PruneTest : public ::testing::Test {
     for (const int64_t step : {10, 15, 20, 25}) {
       ASSERT_OK(SaveRun(files_, "/run", step, SmallModel()));
     }
-    ASSERT_OK(files_.MakeFolder("/run/step-30.incomplete"));
+    ASSERT_OK(files_.MakeFolder("/run/step-30.incomplete-77"));
   }
 
   std::vector<int64_t> Steps() {
@@ -64,12 +64,12 @@ TEST_F(PruneTest, RemovesWhatNeedNotBeKept) {
   ASSERT_OK_AND_ASSIGN(const std::string plan, Prune(files_, "/run", options));
   EXPECT_EQ(plan,
             "would remove step-15\n"
-            "would remove step-30.incomplete, which a run has left\n");
+            "would remove step-30.incomplete-77, which a run has left\n");
   EXPECT_THAT(Steps(), ElementsAre(10, 15, 20, 25));
   options.dry_run = false;
   ASSERT_OK_AND_ASSIGN(const std::string done, Prune(files_, "/run", options));
   EXPECT_EQ(done,
-            "removed step-15\nremoved step-30.incomplete, which a run has "
+            "removed step-15\nremoved step-30.incomplete-77, which a run has "
             "left\n");
   EXPECT_THAT(Steps(), ElementsAre(10, 20, 25));
   ASSERT_OK_AND_ASSIGN(const std::string again, Prune(files_, "/run", options));
