@@ -33,6 +33,7 @@ namespace {
 
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::Mesh;
+using ::fsdp::comm::MeshDimension;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::testing::AdamW;
 using ::fsdp::testing::BlockUnits;
@@ -139,12 +140,12 @@ std::vector<Figures> ReadFigures() {
 }
 
 absl::StatusOr<TaskRecord> Train(const Case& c, Communicator& communicator) {
-  FSDP_ASSIGN_OR_RETURN(
-      Mesh mesh,
-      c.replicas == 1
-          ? Mesh::Create(Unowned(communicator), {{"shard", -1}})
-          : Mesh::Create(Unowned(communicator),
-                         {{"replicate", c.replicas}, {"shard", -1}}));
+  std::vector<MeshDimension> dimensions = {{"shard", -1}};
+  if (c.replicas > 1) {
+    dimensions.insert(dimensions.begin(), {"replicate", c.replicas});
+  }
+  FSDP_ASSIGN_OR_RETURN(Mesh mesh,
+                        Mesh::Create(Unowned(communicator), dimensions));
   if (c.transformer) {
     FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<TransformerImpl> model,
                           FullyShard(MakeTransformer(), mesh, c.options));
