@@ -222,6 +222,12 @@ class Checkpointer::Impl {
       values.emplace(*std::move(read));
       ThrowIfError(Plan(*values, run, &job));
     });
+    if (options_.progress != nullptr) {
+      const int64_t all = job.plan.BytesToWrite(context_.rank());
+      context_.writer.progress = [this, all](int64_t done) {
+        options_.progress(done, all);
+      };
+    }
     return job;
   }
 

@@ -62,6 +62,10 @@ struct CheckpointerOptions {
   // Memory for copies of values that are still to be written by SaveAsync(), at
   // most, on each rank. 0: it returns when all is written.
   int64_t staging_bytes = int64_t{4} << 30;
+  // Of this rank and the save under way: bytes on their way to the disk, of all
+  // that it writes. Called by the thread that writes them, which is another one
+  // in a SaveAsync(). May be null.
+  std::function<void(int64_t done, int64_t all)> progress = nullptr;
   // Each rank writes no faster; unset: as fast as the disk.
   std::optional<int64_t> bytes_per_second = std::nullopt;
   // Of each wait for other ranks, and for the disk.

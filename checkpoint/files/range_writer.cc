@@ -150,6 +150,8 @@ absl::Status RangeWriter::Dispatch() {
   if (current_ == nullptr) return absl::OkStatus();
   FSDP_RETURN_IF_ERROR(pace_.Take(current_->end - current_->begin));
   Buffer* const buffer = std::exchange(current_, nullptr);
+  dispatched_ += buffer->end - buffer->begin;
+  if (options_.progress != nullptr) options_.progress(dispatched_);
   threads_.Run([this, buffer] { WriteOut(buffer); });
   return absl::OkStatus();
 }

@@ -3,6 +3,7 @@
 #define CHECKPOINT_FILES_RANGE_WRITER_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -30,6 +31,9 @@ struct RangeWriterOptions {
   // back, one write after the other, through the page cache. Without SetSize().
   bool in_order = false;
   PaceOptions pace;
+  // Gets the bytes so far that are on their way to the disk, from the thread
+  // that writes. May be null.
+  std::function<void(int64_t bytes)> progress = nullptr;
 };
 
 // Ranks write their ranges of the same files at the same time. Whole pages go
@@ -112,7 +116,8 @@ class RangeWriter {
   Buffer* current_ = nullptr;  // being filled
   std::vector<Piece> pieces_;
   Pace pace_;
-  absl::Status failed_;  // what a call has returned
+  int64_t dispatched_ = 0;  // bytes
+  absl::Status failed_;     // what a call has returned
 
   absl::Mutex mutex_;
   std::vector<Buffer*> free_ ABSL_GUARDED_BY(mutex_);

@@ -150,9 +150,11 @@ class Save {
   absl::Status AddBuffers(RankReport* report) {
     const std::string name = BuffersFileName(context_.rank());
     const int64_t file = AddPath(name);
+    RangeWriterOptions options = context_.writer;
+    options.progress = nullptr;  // of what was planned
     FSDP_ASSIGN_OR_RETURN(
         const auto writer,
-        RangeWriter::Create(*context_.files, paths_, context_.writer));
+        RangeWriter::Create(*context_.files, paths_, std::move(options)));
     FSDP_RETURN_IF_ERROR(writer->WriteBytes(file, 0, job_.buffers_file));
     report->own_files.push_back(
         {name, static_cast<int64_t>(job_.buffers_file.size())});

@@ -114,6 +114,19 @@ std::vector<std::string> FoldersOf(const SavePlan& plan) {
 
 }  // namespace
 
+int64_t SavePlan::BytesToWrite(int rank) const {
+  int64_t bytes = 0;
+  for (const SaveRange& range : ranges) bytes += range.bytes;
+  const auto add_heads = [&bytes](const std::vector<SaveFile>& of) {
+    for (const SaveFile& file : of) {
+      bytes += static_cast<int64_t>(file.head.size());
+    }
+  };
+  if (rank == 0) add_heads(files);
+  add_heads(own);
+  return bytes;
+}
+
 SaveFile WholeFile(std::string name, std::string bytes) {
   const auto size = static_cast<int64_t>(bytes.size());
   return {std::move(name), std::move(bytes), size};

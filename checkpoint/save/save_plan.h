@@ -44,6 +44,9 @@ struct SavePlan {
   std::vector<SaveRange> ranges;     // this rank's, in the order of `groups`
   std::vector<std::string> folders;  // of those files, relative; each once
   std::string text;                  // what ranks have to agree on, by lines
+
+  // What this rank writes, which is `rank`.
+  int64_t BytesToWrite(int rank) const;
 };
 
 // InvalidArgument unless `name` can be one of the texts beside a model's files,

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -17,6 +18,7 @@
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/checkpointer.h"
+#include "checkpoint/commit/manifest.h"
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/testing/faulty_file_system.h"
 #include "checkpoint/files/testing/simulated_file_system.h"
@@ -42,6 +44,7 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
 constexpr char kRoot[] = "/run";
+constexpr int kRanks = 2;
 
 // A disk whose writes the test holds.
 class AsyncTest : public ::testing::Test {
@@ -135,6 +138,46 @@ TEST_F(AsyncTest, LittleMemoryAndASlowDisk) {
       return CheckLatest(world, *checkpoints, saved, values);
     }));
     disk.join();
+  }
+}
+
+// Of each rank: rising, up to all that it writes, which is as much as ranks'
+// files have together.
+TEST_F(AsyncTest, ProgressOfEachRank) {
+  std::vector<std::vector<std::pair<int64_t, int64_t>>> calls(2 * kRanks);
+  EXPECT_OK(RunAllRanks(kRanks, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(const auto training,
+                          ShardedTraining::Make(world, {}, /*seed=*/1));
+    FSDP_RETURN_IF_ERROR(training->Step(0).status());
+    CheckpointerOptions options = OptionsOf();
+    auto* mine = &calls[world.rank()];
+    options.progress = [&mine](int64_t done, int64_t all) {
+      mine->emplace_back(done, all);
+    };
+    FSDP_ASSIGN_OR_RETURN(const auto checkpoints, Open(world, options));
+    FSDP_RETURN_IF_ERROR(checkpoints->Save(1, training->AsRun()));
+    mine = &calls[kRanks + world.rank()];
+    FSDP_RETURN_IF_ERROR(checkpoints->SaveAsync(2, training->AsRun()));
+    return checkpoints->Wait();
+  }));
+  const auto manifest = ReadManifest(disk_, absl::StrCat(kRoot, "/step-1"));
+  ASSERT_OK(manifest);
+  int64_t written = 0;
+  for (const auto& [name, sums] : manifest->files) written += sums.bytes;
+  for (const int save : {0, kRanks}) {
+    int64_t sum = 0;
+    for (int rank = 0; rank < kRanks; ++rank) {
+      int64_t before = 0;
+      for (const auto& [done, all] : calls[save + rank]) {
+        EXPECT_GT(done, before);
+        EXPECT_LE(done, all);
+        before = done;
+      }
+      ASSERT_FALSE(calls[save + rank].empty());
+      EXPECT_EQ(before, calls[save + rank].back().second);
+      sum += before;
+    }
+    EXPECT_EQ(sum, written);
   }
 }
 
