@@ -83,7 +83,7 @@ std::map<std::string, std::string> Files(const std::string& folder) {
 // A sharded model and its optimizer on one rank.
 struct Training {
   static absl::StatusOr<Training> Make(Communicator& world, int seed,
-                                       Options options = BlockUnits()) {
+                                       const Options& options = BlockUnits()) {
     Training training;
     FSDP_ASSIGN_OR_RETURN(Model model, FullyShard(MakeNet(kDim, kBlocks, seed),
                                                   Unowned(world), options));

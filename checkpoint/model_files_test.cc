@@ -351,7 +351,7 @@ TEST(ModelFilesTest, WhatOneRankRefusesAllRefuse) {
       RunAllRanks(2,
                   [&](Communicator& world) -> absl::Status {
                     FSDP_ASSIGN_OR_RETURN(auto model, ShardedNet(world, 2));
-                    const absl::Status loaded = LoadModel(
+                    absl::Status loaded = LoadModel(
                         root + (world.rank() == 1 ? "/none" : "/m"), *model);
                     FSDP_ASSIGN_OR_RETURN(const Values actual, Gather(model));
                     FSDP_RETURN_IF_ERROR(ExpectEqual(

@@ -234,7 +234,7 @@ TEST(LoadPlanTest, OnlyFloatingPointIsCast) {
 
 TEST(LoadPlanTest, RecipesThatCannotBeAreNamed) {
   const Tensors tensors = Tensors().Add("a", {2, 3}).Add("b", {2, 4});
-  const auto why = [&](TensorRecipe recipe) {
+  const auto why = [&](const TensorRecipe& recipe) {
     LoadPlanOptions options;
     options.mapping = [recipe](const std::string&) { return recipe; };
     options.strict = false;

@@ -110,6 +110,7 @@ class Loader {
                           RunsOf(stored, begin, begin + values.numel()));
     const int64_t item = ItemBytes(stored.info.dtype);
     std::vector<Job> jobs;
+    jobs.reserve(runs.size());
     for (const FileRun& run : runs) {
       jobs.push_back({run, TensorSink(values.narrow(0, run.target / item,
                                                     run.bytes / item),
@@ -124,6 +125,7 @@ class Loader {
              std::tie(b.run.file, b.run.offset);
     });
     std::vector<ReadRange> ranges;
+    ranges.reserve(jobs.size());
     for (const Job& job : jobs) {
       ranges.push_back(
           {first_file_ + job.run.file, job.run.offset, job.run.bytes});
