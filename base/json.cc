@@ -14,6 +14,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/json_members.h"
 #include "base/status_macros.h"
 
 namespace fsdp {
@@ -147,6 +148,8 @@ class Keys {
 // Recursive descent over `text`; one function per production.
 class Parser {
  public:
+  using Visit = absl::FunctionRef<absl::Status(std::string key, Json value)>;
+
   Parser(absl::string_view text, int64_t max_values)
       : text_(text), max_values_(max_values), values_left_(max_values) {}
 
@@ -156,22 +159,21 @@ class Parser {
     return value;
   }
 
-  absl::Status Members(
-      absl::FunctionRef<absl::Status(std::string, Json)> visit) {
-    SkipSpace();
-    if (!Consume("{")) return Error("expected an object");
-    absl::flat_hash_set<std::string> keys;
-    SkipSpace();
-    if (Consume("}")) return End();
-    do {
-      values_left_ = max_values_;
-      FSDP_ASSIGN_OR_RETURN(std::string key, Key());
-      if (!keys.insert(key).second) return GivenTwice(key);
-      FSDP_ASSIGN_OR_RETURN(Json value, Value(1));
-      FSDP_RETURN_IF_ERROR(visit(std::move(key), std::move(value)));
+  absl::Status Members(Visit visit) {
+    FSDP_RETURN_IF_ERROR(MembersOf(/*depth=*/1, visit));
+    return End();
+  }
+
+  absl::Status Members(absl::string_view opened, Visit visit,
+                       Visit visit_opened) {
+    FSDP_RETURN_IF_ERROR(ForEachKey([&](std::string key) -> absl::Status {
       SkipSpace();
-    } while (Consume(","));
-    if (!Consume("}")) return Error("expected ',' or '}'");
+      if (key != opened || Peek() != '{') {
+        return Member(/*depth=*/1, std::move(key), visit);
+      }
+      FSDP_RETURN_IF_ERROR(visit(std::move(key), Json(Json::Object())));
+      return MembersOf(/*depth=*/2, visit_opened);
+    }));
     return End();
   }
 
@@ -203,6 +205,34 @@ class Parser {
            absl::StrContains(" \t\n\r", text_[position_])) {
       ++position_;
     }
+  }
+
+  // Of the object that begins here, calls `take(key)` in front of each value,
+  // which it has to consume.
+  absl::Status ForEachKey(absl::FunctionRef<absl::Status(std::string)> take) {
+    SkipSpace();
+    if (!Consume("{")) return Error("expected an object");
+    absl::flat_hash_set<std::string> keys;
+    SkipSpace();
+    if (Consume("}")) return absl::OkStatus();
+    do {
+      values_left_ = max_values_;
+      FSDP_ASSIGN_OR_RETURN(std::string key, Key());
+      if (!keys.insert(key).second) return GivenTwice(key);
+      FSDP_RETURN_IF_ERROR(take(std::move(key)));
+      SkipSpace();
+    } while (Consume(","));
+    return Consume("}") ? absl::OkStatus() : Error("expected ',' or '}'");
+  }
+
+  absl::Status MembersOf(int depth, Visit visit) {
+    return ForEachKey(
+        [&](std::string key) { return Member(depth, std::move(key), visit); });
+  }
+
+  absl::Status Member(int depth, std::string key, Visit visit) {
+    FSDP_ASSIGN_OR_RETURN(Json value, Value(depth));
+    return visit(std::move(key), std::move(value));
   }
 
   absl::StatusOr<Json> Value(int depth) {
@@ -380,6 +410,13 @@ absl::Status Json::ParseMembers(
     absl::string_view text, int64_t max_values,
     absl::FunctionRef<absl::Status(std::string key, Json value)> visit) {
   return Parser(text, max_values).Members(visit);
+}
+
+absl::Status ParseMembers(
+    absl::string_view text, absl::string_view opened, int64_t max_values,
+    absl::FunctionRef<absl::Status(std::string key, Json value)> visit,
+    absl::FunctionRef<absl::Status(std::string key, Json value)> visit_opened) {
+  return Parser(text, max_values).Members(opened, visit, visit_opened);
 }
 
 bool IsUtf8(absl::string_view text) {

@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/json_members.h"
 #include "base/testing/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -126,6 +127,57 @@ TEST(JsonTest, AKeyGivenTwiceIsFoundInLargeObjectsToo) {
                   StatusIs(absl::StatusCode::kInvalidArgument,
                            HasSubstr("is given twice")));
     }
+  }
+}
+
+TEST(JsonTest, TheMembersOfAMemberAreVisitedInTurn) {
+  std::string seen;
+  const auto visit_as = [&seen](const char* kind) {
+    return [&seen, kind](const std::string& key, const Json& value) {
+      if (key == "stop") return absl::AbortedError("stopped");
+      absl::StrAppend(&seen, kind, key, "=", value.ToString(), ";");
+      return absl::OkStatus();
+    };
+  };
+  const auto parse = [&](const std::string& text, int64_t max_values) {
+    return ParseMembers(text, "map", max_values, visit_as("outer "),
+                        visit_as("inner "));
+  };
+  EXPECT_OK(parse(R"({"a": {"map": {"x": 1}}, "map" : {"b": [2], "c": 3 } ,
+                      "d": 4})",
+                  3));
+  EXPECT_EQ(seen,
+            R"(outer a={"map": {"x": 1}};outer map={};inner b=[2];inner c=3;)"
+            R"(outer d=4;)");
+  seen.clear();
+  EXPECT_OK(parse(R"({"map": {}})", 1));
+  EXPECT_OK(parse(R"({"map": [1]})", 2));
+  EXPECT_EQ(seen, "outer map={};outer map=[1];");
+  EXPECT_THAT(parse(R"({"map": {"stop": 1, oops)", 9),
+              StatusIs(absl::StatusCode::kAborted, HasSubstr("stopped")));
+  for (const char* text :
+       {"", "[]", R"({"map": {)", R"({"map": {"a": 1,}})", R"({"map": {"a"}})",
+        R"({"map": {"a": 1, "a": 1}})", R"({"map": {}, "map": {}})",
+        R"({"map": {} {}})", R"({"map": {}} 1)", R"({"map": {"a": [1, 2, 3]}})",
+        R"({"map": {"a": 1})"}) {
+    EXPECT_THAT(parse(text, 3),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("byte")))
+        << text;
+  }
+}
+
+// Neither way of parsing takes one level more.
+TEST(JsonTest, MembersAreNestedAsDeepAsInAWholeText) {
+  const auto ignore = [](const std::string&, const Json&) {
+    return absl::OkStatus();
+  };
+  for (const int depth : {62, 63, 64}) {
+    const std::string text =
+        absl::StrCat(R"({"map": {"a": )", std::string(depth, '['),
+                     std::string(depth, ']'), "}}");
+    EXPECT_EQ(ParseMembers(text, "map", 99, ignore, ignore).ok(),
+              Json::Parse(text).ok())
+        << depth;
   }
 }
 

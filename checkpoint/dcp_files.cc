@@ -6,7 +6,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "base/normal_mode.h"
 #include "base/status_error.h"
@@ -65,8 +64,7 @@ absl::Status Export(const std::string& folder, const TrainingRun& run,
   };
   FSDP_RETURN_IF_ERROR(agree(plan()));
   return WriteDcp(options.files == nullptr ? RealFileSystem() : *options.files,
-                  std::string(absl::StripSuffix(folder, "/")), groups, ranks,
-                  wanted);
+                  folder, groups, ranks, wanted);
 }
 
 }  // namespace

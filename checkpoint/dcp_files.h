@@ -50,9 +50,10 @@ struct ExportDcpOptions {
 // folder: `.metadata`, and a file for each rank. Schedulers, scaler and random
 // states are not among them. The folder is whole or not there; the one that it
 // is in has to exist. Collective; what one rank cannot do all return, "rank 2:
-// " in front. AlreadyExists: there is something of that name. InvalidArgument:
-// an optimizer of another class than SGD, Adam, AdamW, Adagrad and RMSprop, or
-// a dtype that PyTorch lacks.
+// " in front. AlreadyExists: there is something of that name.
+// FailedPrecondition: another call writes there. InvalidArgument: an optimizer
+// of another class than SGD, Adam, AdamW, Adagrad and RMSprop, or a dtype that
+// PyTorch lacks.
 absl::Status ExportDcp(const std::string& folder, const TrainingRun& run,
                        const ExportDcpOptions& options = ExportDcpOptions());
 

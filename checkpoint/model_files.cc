@@ -1,7 +1,6 @@
 #include "checkpoint/model_files.h"
 
 #include <torch/nn/module.h>
-#include <unistd.h>
 
 #include <cstdint>
 #include <cstring>
@@ -22,6 +21,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/catalog/catalog.h"
 #include "checkpoint/files/file_system.h"
+#include "checkpoint/files/new_path.h"
 #include "checkpoint/files/range_reader.h"
 #include "checkpoint/files/range_writer.h"
 #include "checkpoint/files/real_file_system.h"
@@ -40,9 +40,6 @@
 
 namespace fsdp::checkpoint {
 namespace {
-
-// In a folder that is being written.
-constexpr char kLockName[] = ".lock";
 
 FileSystem& Or(FileSystem* files) {
   return files == nullptr ? RealFileSystem() : *files;
@@ -157,113 +154,13 @@ class ModelLoad {
 
 // --- Saving -----------------------------------------------------------------
 
-// Where an export goes. Of its methods only Path() is called on all ranks.
-class Destination {
- public:
-  virtual ~Destination() = default;
-  // Of the plan's file of that name, as long as it is being written.
-  virtual std::string Path(const std::string& name) const = 0;
-  // Before anything is written.
-  virtual absl::Status Begin(const SavePlan& plan) = 0;
-  // Everything is on the disk.
-  virtual absl::Status Commit() = 0;
-  virtual void Discard() = 0;
-};
-
-class NewFolder final : public Destination {
- public:
-  NewFolder(FileSystem& files, std::string path)
-      : files_(files),
-        path_(std::move(path)),
-        incomplete_(absl::StrCat(path_, ".incomplete")) {}
-
-  std::string Path(const std::string& name) const override {
-    return JoinPath(incomplete_, name);
-  }
-
-  absl::Status Begin(const SavePlan&) override {
-    FSDP_RETURN_IF_ERROR(CheckIsNew());
-    FSDP_RETURN_IF_ERROR(files_.MakeFolder(incomplete_).status());
-    FSDP_ASSIGN_OR_RETURN(
-        lock_,
-        files_.Lock(Path(kLockName), absl::StrCat("process ", getpid(),
-                                                  ", which exports a model")));
-    FSDP_ASSIGN_OR_RETURN(const std::vector<std::string> names,
-                          files_.List(incomplete_));
-    for (const std::string& name : names) {
-      if (name == kLockName) continue;
-      FSDP_RETURN_IF_ERROR(RemoveTree(files_, Path(name)));
-    }
-    return absl::OkStatus();
-  }
-
-  absl::Status Commit() override {
-    FSDP_RETURN_IF_ERROR(CheckIsNew());
-    FSDP_RETURN_IF_ERROR(files_.RemoveFile(Path(kLockName)));
-    FSDP_RETURN_IF_ERROR(files_.SyncFolder(incomplete_));
-    FSDP_RETURN_IF_ERROR(files_.Rename(incomplete_, path_));
-    return files_.SyncFolder(FolderOf(path_));
-  }
-
-  void Discard() override {
-    // Without the lock it is another call's.
-    if (lock_ != nullptr) RemoveTree(files_, incomplete_).IgnoreError();
-  }
-
- private:
-  absl::Status CheckIsNew() {
-    FSDP_ASSIGN_OR_RETURN(const bool exists, Exists(files_, path_));
-    if (!exists) return absl::OkStatus();
-    return absl::AlreadyExistsError(absl::StrCat(
-        path_, " exists: name a new folder for the model, or move that one"));
-  }
-
-  FileSystem& files_;
-  const std::string path_;
-  const std::string incomplete_;
-  std::unique_ptr<FileLock> lock_;
-};
-
-class OneFile final : public Destination {
- public:
-  OneFile(FileSystem& files, std::string path)
-      : files_(files),
-        path_(std::move(path)),
-        incomplete_(absl::StrCat(path_, ".incomplete")) {}
-
-  std::string Path(const std::string&) const override { return incomplete_; }
-  absl::Status Begin(const SavePlan&) override {
-    FSDP_ASSIGN_OR_RETURN(const bool exists, Exists(files_, path_));
-    if (exists) {
-      FSDP_ASSIGN_OR_RETURN(const FileInfo info, files_.Stat(path_));
-      if (info.kind == FileInfo::Kind::kFolder) {
-        return absl::InvalidArgumentError(
-            absl::StrCat(path_, " is a folder: name a file"));
-      }
-    }
-    // What is there of it is not cut off when it is opened.
-    FSDP_ASSIGN_OR_RETURN(const bool left, Exists(files_, incomplete_));
-    return left ? files_.RemoveFile(incomplete_) : absl::OkStatus();
-  }
-  absl::Status Commit() override {
-    FSDP_RETURN_IF_ERROR(files_.Rename(incomplete_, path_));
-    return files_.SyncFolder(FolderOf(path_));
-  }
-  void Discard() override { files_.RemoveFile(incomplete_).IgnoreError(); }
-
- private:
-  FileSystem& files_;
-  const std::string path_;
-  const std::string incomplete_;
-};
-
 class ModelExport {
  public:
   ModelExport(torch::nn::Module& module, const ExportOptions& options,
-              Destination& destination)
+              NewPath& output)
       : module_(module),
         options_(options),
-        destination_(destination),
+        output_(output),
         together_(RanksOf(module) == nullptr ? options.ranks : RanksOf(module),
                   "exporting a model", options.timeout) {}
 
@@ -275,22 +172,13 @@ class ModelExport {
     FSDP_RETURN_IF_ERROR(together_.Agree(Plan(*values)));
     FSDP_RETURN_IF_ERROR(together_.CheckSame(plan_.text));
     FSDP_RETURN_IF_ERROR(together_.Agree(
-        IsFirst() ? OrDiscard(destination_.Begin(plan_)) : absl::OkStatus()));
-    const absl::Status written = together_.Agree(Write());
-    if (!IsFirst()) {
-      return written.ok() ? together_.Agree(absl::OkStatus()) : written;
-    }
-    if (!written.ok()) return OrDiscard(written);
-    return together_.Agree(OrDiscard(destination_.Commit()));
+        IsFirst() ? output_.Claim("exports a model") : absl::OkStatus()));
+    FSDP_RETURN_IF_ERROR(together_.Agree(Write()));
+    return together_.Agree(IsFirst() ? output_.Commit() : absl::OkStatus());
   }
 
  private:
   bool IsFirst() const { return together_.rank() == 0; }
-
-  absl::Status OrDiscard(const absl::Status& status) {
-    if (!status.ok()) destination_.Discard();
-    return status;
-  }
 
   absl::Status Plan(const RunValues& values) {
     for (const auto& [name, text] : options_.texts) {
@@ -309,7 +197,9 @@ class ModelExport {
   absl::Status Write() {
     std::vector<std::string> paths;
     for (const SaveFile& file : plan_.files) {
-      paths.push_back(destination_.Path(file.name));
+      paths.push_back(output_.kind() == NewPath::Kind::kFolder
+                          ? JoinPath(output_.incomplete(), file.name)
+                          : output_.incomplete());
     }
     FSDP_ASSIGN_OR_RETURN(
         const std::unique_ptr<RangeWriter> writer,
@@ -321,7 +211,7 @@ class ModelExport {
 
   torch::nn::Module& module_;
   const ExportOptions& options_;
-  Destination& destination_;
+  NewPath& output_;
   const Together together_;
   SavePlan plan_;
 };
@@ -335,10 +225,8 @@ absl::Status LoadModel(const std::string& path, torch::nn::Module& module,
 
 absl::Status ExportModel(const std::string& folder, torch::nn::Module& module,
                          const ExportOptions& options) {
-  std::string path = folder;
-  while (path.size() > 1 && path.back() == '/') path.pop_back();
-  NewFolder destination(Or(options.files), path);
-  return ModelExport(module, options, destination).Run();
+  NewPath output(Or(options.files), folder, NewPath::Kind::kFolder);
+  return ModelExport(module, options, output).Run();
 }
 
 absl::Status ExportFile(const std::string& path, torch::nn::Module& module,
@@ -346,8 +234,8 @@ absl::Status ExportFile(const std::string& path, torch::nn::Module& module,
   ExportOptions one = options;
   one.max_file_bytes = std::numeric_limits<int64_t>::max();
   one.texts.clear();
-  OneFile destination(Or(options.files), path);
-  return ModelExport(module, one, destination).Run();
+  NewPath output(Or(options.files), path, NewPath::Kind::kReplacedFile);
+  return ModelExport(module, one, output).Run();
 }
 
 }  // namespace fsdp::checkpoint

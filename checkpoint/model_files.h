@@ -79,8 +79,9 @@ struct ExportOptions {
 // "FOLDER.incomplete", which gets its name when all of it is on the disk; the
 // folder that it is in has to exist. What a killed call has left under that
 // name is replaced. Collective; errors as those of LoadModel(), and then
-// nothing is left. AlreadyExists: there is something of that name.
-// FailedPrecondition: another call writes there.
+// nothing is left, or the text says that it is there (files/new_path.h).
+// AlreadyExists: there is something of that name. FailedPrecondition: another
+// call writes there.
 absl::Status ExportModel(const std::string& folder, torch::nn::Module& module,
                          const ExportOptions& options = ExportOptions());
 

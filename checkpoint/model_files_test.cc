@@ -26,6 +26,8 @@
 #include "absl/strings/str_replace.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
+#include "checkpoint/files/new_path.h"
+#include "checkpoint/files/real_file_system.h"
 #include "checkpoint/load/tensor_recipe.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
@@ -361,16 +363,20 @@ TEST(ModelFilesTest, WhatOneRankRefusesAllRefuse) {
       StatusIs(absl::StatusCode::kNotFound,
                AllOf(HasSubstr("rank 1: "), HasSubstr("/none"))));
   // Only rank 0 looks whether the folder is there.
-  EXPECT_THAT(
-      ExportNet(3, root + "/m", /*seed=*/2),
-      StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("/m exists")));
+  EXPECT_THAT(ExportNet(3, root + "/m", /*seed=*/2),
+              StatusIs(absl::StatusCode::kAlreadyExists,
+                       HasSubstr("/m is there already")));
   EXPECT_THAT(ExportNet(3, root + "/no/such", /*seed=*/2),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("/no/such")));
-  ExportOptions options;
-  options.texts["../up"] = "";
-  EXPECT_THAT(ExportNet(2, root + "/n", /*seed=*/2, options),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("\"../up\" is no name")));
+  for (const std::string& name :
+       {std::string("../up"), std::string("a\\b"), std::string(".hidden"),
+        std::string(256, 'a'), std::string("x.safetensors")}) {
+    ExportOptions options;
+    options.texts[name] = "";
+    EXPECT_THAT(ExportNet(2, root + "/n", /*seed=*/2, options),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         HasSubstr(absl::StrCat("\"", name, "\" is no name"))));
+  }
   EXPECT_THAT(Names(root), ElementsAre("m"));
 }
 
@@ -385,6 +391,18 @@ TEST(ModelFilesTest, TheWrappedModuleHasNoValues) {
                          HasSubstr("pass the model that FullyShard()")));
     return absl::OkStatus();
   }));
+}
+
+TEST(ModelFilesTest, OneExportsUnderAName) {
+  const std::string root = Folder("claimed");
+  NewPath other(RealFileSystem(), root + "/m", NewPath::Kind::kFolder);
+  ASSERT_OK(other.Claim("is another program"));
+  for (const auto& exported : {ExportModel, ExportFile}) {
+    EXPECT_THAT(exported(root + "/m", *MakeNet(kDim, kBlocks), {}),
+                StatusIs(absl::StatusCode::kFailedPrecondition,
+                         HasSubstr("which is another program")));
+    EXPECT_THAT(Names(root), ElementsAre("m.incomplete", "m.incomplete.lock"));
+  }
 }
 
 TEST(ModelFilesTest, WhatAKilledExportHasLeftIsReplaced) {

@@ -9,7 +9,7 @@
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "checkpoint/huggingface/file_names.h"
+#include "checkpoint/files/file_names.h"
 #include "checkpoint/tensor/dtype.h"
 
 namespace fsdp::checkpoint {

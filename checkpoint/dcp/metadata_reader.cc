@@ -10,10 +10,10 @@
 #include "absl/status/status.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
 #include "checkpoint/dcp/names.h"
+#include "checkpoint/files/file_names.h"
 #include "checkpoint/pickle/allow_list.h"
 #include "checkpoint/pickle/document.h"
 #include "checkpoint/pickle/unpickler.h"
@@ -168,11 +168,7 @@ class Reader {
   absl::StatusOr<int> File(absl::string_view path) {
     const auto known = files_.find(path);
     if (known != files_.end()) return known->second;
-    bool is_inside = path.find('\0') == absl::string_view::npos;
-    for (const absl::string_view part : absl::StrSplit(path, '/')) {
-      is_inside &= !part.empty() && part != "." && part != "..";
-    }
-    if (!is_inside) {
+    if (!CheckRelativePath(path).ok()) {
       return absl::InvalidArgumentError(
           absl::StrCat("its file \"", absl::CHexEscape(path),
                        "\" is not inside of the checkpoint: refused"));

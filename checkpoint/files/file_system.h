@@ -100,7 +100,8 @@ class FileSystem {
 
   // Locks the file `path`, which is created if there is none, against all other
   // processes and callers, and writes `holder` into it. FailedPrecondition,
-  // with what the holder has written there, while somebody has it.
+  // with what the holder has written there, while somebody has it. The holder
+  // may remove the file, whoever comes then locks a new one.
   virtual absl::StatusOr<std::unique_ptr<FileLock>> Lock(
       const std::string& path, absl::string_view holder) = 0;
 };

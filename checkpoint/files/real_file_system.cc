@@ -55,6 +55,23 @@ class RealLock : public FileLock {
   const std::unique_ptr<Descriptor> file_;
 };
 
+// False while somebody else has it.
+absl::StatusOr<bool> TryLock(const std::string& path, int descriptor) {
+  while (flock(descriptor, LOCK_EX | LOCK_NB) != 0) {
+    if (errno == EWOULDBLOCK) return false;
+    if (errno != EINTR) return FileError(errno, "lock", path);
+  }
+  return true;
+}
+
+// Whether the open file is the one that has this name now.
+bool IsAt(const std::string& path, int descriptor) {
+  struct stat opened = {};
+  struct stat named = {};
+  return fstat(descriptor, &opened) == 0 && lstat(path.c_str(), &named) == 0 &&
+         opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
+}
+
 absl::Status Held(const std::string& path, int descriptor) {
   char text[kMaxHolderBytes];
   const ssize_t bytes = pread(descriptor, text, sizeof(text), 0);
@@ -167,13 +184,17 @@ class Real : public FileSystem {
 
   absl::StatusOr<std::unique_ptr<FileLock>> Lock(
       const std::string& path, absl::string_view holder) override {
-    auto file = absl::make_unique<Descriptor>(
-        open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666));
-    if (file->get() < 0) return FileError(errno, "open", path);
-    while (flock(file->get(), LOCK_EX | LOCK_NB) != 0) {
-      if (errno == EWOULDBLOCK) return Held(path, file->get());
-      if (errno != EINTR) return FileError(errno, "lock", path);
-    }
+    std::unique_ptr<Descriptor> file;
+    bool locked = false;
+    // A holder may remove the file while we open it, and then we would have a
+    // lock that nobody else meets.
+    do {
+      file = absl::make_unique<Descriptor>(
+          open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666));
+      if (file->get() < 0) return FileError(errno, "open", path);
+      FSDP_ASSIGN_OR_RETURN(locked, TryLock(path, file->get()));
+    } while (!IsAt(path, file->get()));
+    if (!locked) return Held(path, file->get());
     errno = 0;
     FSDP_RETURN_IF_ERROR(WriteHolder(path, file->get(), holder));
     return absl::make_unique<RealLock>(std::move(file));

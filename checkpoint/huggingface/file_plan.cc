@@ -12,7 +12,7 @@
 #include "absl/strings/string_view.h"
 #include "base/json.h"
 #include "base/status_macros.h"
-#include "checkpoint/huggingface/file_names.h"
+#include "checkpoint/files/file_names.h"
 
 namespace fsdp::checkpoint {
 namespace {

@@ -21,6 +21,8 @@
 #include "base/status_macros.h"
 #include "checkpoint/dcp/dcp_catalog.h"
 #include "checkpoint/dcp/metadata.h"
+#include "checkpoint/files/file_system.h"
+#include "checkpoint/files/new_path.h"
 #include "checkpoint/save/dcp_file_writer.h"
 #include "checkpoint/tensor/dtype.h"
 #include "checkpoint/tensor/tensor_info.h"
@@ -59,30 +61,23 @@ class Export {
   Export(FileSystem& files, const std::string& folder,
          comm::Communicator* ranks, const DcpExportOptions& options)
       : files_(files),
-        folder_(folder),
-        incomplete_(absl::StrCat(folder, ".incomplete")),
+        output_(files, folder, NewPath::Kind::kFolder),
         ranks_(ranks),
         options_(options),
         rank_(ranks == nullptr ? 0 : ranks->rank()) {}
 
   absl::Status Run(absl::Span<const TensorGroup> groups) {
-    const absl::Status status = RunAll(groups);
-    if (!status.ok() && made_) {
-      RemoveTree(files_, incomplete_).IgnoreError();
-    }
-    return status;
-  }
-
- private:
-  absl::Status RunAll(absl::Span<const TensorGroup> groups) {
     absl::Status status = LayOut(groups);
-    if (status.ok() && rank_ == 0) status = MakeFolder();
+    if (status.ok() && rank_ == 0) {
+      status = output_.Claim("exports a DCP checkpoint");
+    }
     FSDP_RETURN_IF_ERROR(Agree(status));
     FSDP_RETURN_IF_ERROR(GatherRanges());
     FSDP_RETURN_IF_ERROR(Agree(WriteFile()));
     return Agree(rank_ == 0 ? Commit() : absl::OkStatus());
   }
 
+ private:
   absl::Time Deadline() const { return absl::Now() + options_.timeout; }
 
   absl::Status Agree(const absl::Status& mine) {
@@ -195,21 +190,10 @@ class Export {
 
   // --- Files ----------------------------------------------------------------
 
-  absl::Status MakeFolder() {
-    FSDP_ASSIGN_OR_RETURN(const bool exists, Exists(files_, folder_));
-    if (exists) {
-      return absl::AlreadyExistsError(absl::StrCat(
-          folder_, " is there already: export into a folder of another name"));
-    }
-    FSDP_RETURN_IF_ERROR(RemoveTree(files_, incomplete_));
-    made_ = true;
-    return files_.MakeFolder(incomplete_).status();
-  }
-
   absl::Status WriteFile() const {
     if (file_.bytes == 0) return absl::OkStatus();
-    return WriteDcpFile(files_, JoinPath(incomplete_, file_.name), file_,
-                        tensors_, parts_, options_.writer);
+    return WriteDcpFile(files_, JoinPath(output_.incomplete(), file_.name),
+                        file_, tensors_, parts_, options_.writer);
   }
 
   absl::Status Commit() {
@@ -221,16 +205,13 @@ class Export {
     }
     FSDP_ASSIGN_OR_RETURN(const std::string metadata,
                           DcpMetadataBytes(tensors_, options_.values, layouts));
-    FSDP_RETURN_IF_ERROR(
-        ReplaceFile(files_, JoinPath(incomplete_, kDcpMetadataFile), metadata));
-    FSDP_RETURN_IF_ERROR(files_.SyncFolder(incomplete_));
-    FSDP_RETURN_IF_ERROR(files_.Rename(incomplete_, folder_));
-    return files_.SyncFolder(FolderOf(folder_));
+    FSDP_RETURN_IF_ERROR(ReplaceFile(
+        files_, JoinPath(output_.incomplete(), kDcpMetadataFile), metadata));
+    return output_.Commit();
   }
 
   FileSystem& files_;
-  const std::string folder_;
-  const std::string incomplete_;
+  NewPath output_;  // claimed by rank 0
   comm::Communicator* const ranks_;
   const DcpExportOptions& options_;
   const int rank_;
@@ -240,7 +221,6 @@ class Export {
   // This rank's; on rank 0, once they are gathered, those of all.
   std::vector<std::vector<DcpRange>> ranges_;
   DcpRankFile file_;
-  bool made_ = false;  // the folder, by this rank
 };
 
 }  // namespace

@@ -41,7 +41,8 @@ struct DcpExportOptions {
 // until the end it is "FOLDER.incomplete", and what a killed export has left
 // there is replaced. Four collectives, in one of which ranks tell their ranges;
 // null: a single rank. What one rank cannot do all return as an error.
-// AlreadyExists: `folder` is there. InvalidArgument: ranks with other tensors,
+// AlreadyExists: `folder` is there. FailedPrecondition: another export writes
+// it. InvalidArgument: ranks with other tensors,
 // parts that do not have each element once, a dtype that PyTorch lacks.
 absl::Status WriteDcp(FileSystem& files, const std::string& folder,
                       absl::Span<const TensorGroup> groups,

@@ -23,6 +23,7 @@
 #include "checkpoint/catalog/catalog.h"
 #include "checkpoint/dcp/dcp_catalog.h"
 #include "checkpoint/files/file_system.h"
+#include "checkpoint/files/new_path.h"
 #include "checkpoint/files/real_file_system.h"
 #include "checkpoint/files/testing/faulty_file_system.h"
 #include "checkpoint/files/testing/simulated_file_system.h"
@@ -197,16 +198,16 @@ TEST(DcpExportTest, OnARealDisk) {
 // next export works.
 TEST(DcpExportTest, EveryCallThatFails) {
   for (const int world_size : {1, 2}) {
-    bool failed = true;
-    for (int64_t call = 0; failed; ++call) {
+    int64_t calls = 1;
+    for (int64_t call = 0; call < calls; ++call) {
       testing::SimulatedFileSystem disk;
       testing::FaultyFileSystem files(disk);
       files.FailCall(call, ENOSPC, /*for_good=*/false);
       const auto statuses = ExportAll(files, "/out", world_size, Options());
-      failed = files.calls() > call;
+      calls = std::max(calls, files.calls());
       ASSERT_OK_AND_ASSIGN(const bool exists, Exists(disk, "/out"));
       for (const absl::Status& status : statuses) {
-        EXPECT_EQ(status.ok(), !failed) << call;
+        EXPECT_EQ(status.ok(), exists) << call;
       }
       if (exists) {
         ExpectAll(disk, "/out", DcpNames::kPlain);
@@ -227,6 +228,15 @@ TEST(DcpExportTest, WhatIsRefused) {
   for (const absl::Status& status : ExportAll(files, "/out", 2, Options())) {
     EXPECT_THAT(status, StatusIs(absl::StatusCode::kAlreadyExists,
                                  HasSubstr("/out is there already")));
+  }
+  {
+    NewPath other(files, "/other", NewPath::Kind::kFolder);
+    ASSERT_OK(other.Claim("is another program"));
+    for (const absl::Status& status :
+         ExportAll(files, "/other", 2, Options())) {
+      EXPECT_THAT(status, StatusIs(absl::StatusCode::kFailedPrecondition,
+                                   HasSubstr("which is another program")));
+    }
   }
   std::vector<TensorGroup> groups = PartsOf(0, 1);
   groups[1].stem = "ema";

@@ -16,6 +16,7 @@
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "checkpoint/catalog/shard_files.h"
+#include "checkpoint/files/file_names.h"
 #include "checkpoint/huggingface/file_plan.h"
 #include "checkpoint/run/torch_dtype.h"
 #include "checkpoint/tensor/tensor_info.h"
@@ -133,8 +134,7 @@ SaveFile WholeFile(std::string name, std::string bytes) {
 }
 
 absl::Status CheckTextName(absl::string_view option, absl::string_view name) {
-  if (!name.empty() && name[0] != '.' && !absl::StrContains(name, '/') &&
-      !absl::StrContains(name, '\0') &&
+  if (CheckPlainFileName(name).ok() && name[0] != '.' &&
       !absl::StrContains(name, ".safetensors")) {
     return absl::OkStatus();
   }

@@ -26,6 +26,7 @@ namespace {
 using ::fsdp::checkpoint::testing::FaultyFileSystem;
 using ::fsdp::checkpoint::testing::SimulatedFileSystem;
 using ::fsdp::testing::StatusIs;
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using testing::FlipByte;
 using testing::Floats;
@@ -236,21 +237,37 @@ TEST(ConvertTest, OfAFullDiskNothingRemains) {
       files.FailCall(call, ENOSPC, /*for_good=*/false);
       const absl::Status status =
           Convert(files, "/hf", "/out", To(format)).status();
-      // Behind the rename it is there.
-      if (call < count.calls() - 1) {
+      if (status.ok()) {  // what failed was to tidy up
+        ASSERT_OK(disk.Rename("/out", "/whole"));
+        ASSERT_OK_AND_ASSIGN(const auto whole, ReadAll(disk, "/whole"));
+        const bool dcp = format == std::string("dcp");
+        EXPECT_EQ(whole, Model(dcp ? "model." : ""));
+        ASSERT_OK(disk.Stat("/whole")->kind == FileInfo::Kind::kFolder
+                      ? RemoveTree(disk, "/whole")
+                      : disk.RemoveFile("/whole"));
+      } else {
         EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted,
                                      HasSubstr("/out")));
         EXPECT_THAT(*disk.List("/"), Not(::testing::Contains("out")));
       }
-      ASSERT_OK(RemoveTree(disk, "/out.incomplete"));
-      if (Exists(disk, "/out").value_or(false)) {
-        if (format == std::string("torch")) {
-          ASSERT_OK(disk.RemoveFile("/out"));
-        } else {
-          ASSERT_OK(RemoveTree(disk, "/out"));
-        }
-      }
     }
+  }
+}
+
+TEST(ConvertTest, NeedsSpaceAndANameThatIsFree) {
+  SimulatedFileSystem disk(/*capacity_bytes=*/20000);
+  ASSERT_OK(WriteFolder(disk, "/hf", ModelFiles(SmallModel())));
+  ASSERT_OK(WriteFolder(disk, "/out.incomplete", {{"left", "behind"}}));
+  EXPECT_THAT(Convert(disk, "/hf", "/hf", To("dcp")),
+              StatusIs(absl::StatusCode::kAlreadyExists,
+                       HasSubstr("not written over")));
+  ASSERT_OK(ReplaceFile(disk, "/full", std::string(*disk.FreeBytes("/"), 'x')));
+  for (const char* format : {"hf", "dcp", "torch"}) {
+    EXPECT_THAT(Convert(disk, "/hf", "/out", To(format)),
+                StatusIs(absl::StatusCode::kResourceExhausted,
+                         AllOf(HasSubstr("/out will have "),
+                               HasSubstr("free space there"))));
+    EXPECT_THAT(*disk.List("/"), ElementsAre("full", "hf"));
   }
 }
 

@@ -16,6 +16,7 @@
 #include "checkpoint/dcp/metadata.h"
 #include "checkpoint/dcp/writer.h"
 #include "checkpoint/files/file_system.h"
+#include "checkpoint/files/new_path.h"
 #include "checkpoint/files/range_writer.h"
 #include "checkpoint/huggingface/file_plan.h"
 #include "checkpoint/tensor/tensor_info.h"
@@ -23,7 +24,7 @@
 #include "checkpoint/torch_archive/crc32.h"
 #include "checkpoint/torch_archive/value.h"
 #include "tools/checkpoint/cast_reader.h"
-#include "tools/checkpoint/new_output.h"
+#include "tools/checkpoint/text.h"
 
 namespace fsdp::checkpoint::tool {
 namespace {
@@ -74,6 +75,18 @@ absl::StatusOr<CastReader> ReaderFor(const Source& source,
                                      const WriteOptions& options) {
   return CastReader::Create(source, options.prefix, options.dtype,
                             options.progress);
+}
+
+// Refuses what the disk has no room for, once what a killed program has left
+// there is gone.
+absl::Status Claim(NewPath& output, FileSystem& files, int64_t bytes) {
+  FSDP_RETURN_IF_ERROR(output.Claim("writes a model"));
+  FSDP_ASSIGN_OR_RETURN(const int64_t space,
+                        files.FreeBytes(FolderOf(output.path())));
+  if (space >= bytes) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      output.path(), " will have ", SizeText(bytes), ", and the disk has ",
+      SizeText(space), ": free space there or choose another folder"));
 }
 
 // --- torch.distributed.checkpoint --------------------------------------------
@@ -201,19 +214,19 @@ absl::StatusOr<WriteReport> WriteHuggingFace(const Source& source,
   FSDP_ASSIGN_OR_RETURN(const FilePlan plan, PlanFiles(reader.infos(), layout));
   int64_t bytes = static_cast<int64_t>(plan.index.size());
   for (const PlannedFile& file : plan.files) bytes += file.bytes;
-  FSDP_ASSIGN_OR_RETURN(
-      NewOutput output,
-      NewOutput::Create(*source.files, out, NewOutput::Kind::kFolder, bytes));
+  NewPath output(*source.files, out, NewPath::Kind::kFolder);
+  FSDP_RETURN_IF_ERROR(Claim(output, *source.files, bytes));
   std::vector<std::string> paths;
   for (const PlannedFile& file : plan.files) {
-    paths.push_back(JoinPath(output.path(), file.name));
+    paths.push_back(JoinPath(output.incomplete(), file.name));
   }
   FSDP_ASSIGN_OR_RETURN(const std::unique_ptr<RangeWriter> writer,
                         RangeWriter::Create(*source.files, paths, {}));
   FSDP_RETURN_IF_ERROR(WriteHuggingFaceFiles(reader, plan, *writer));
   if (!plan.index_name.empty()) {
     FSDP_RETURN_IF_ERROR(ReplaceFile(
-        *source.files, JoinPath(output.path(), plan.index_name), plan.index));
+        *source.files, JoinPath(output.incomplete(), plan.index_name),
+        plan.index));
   }
   FSDP_RETURN_IF_ERROR(output.Commit());
   WriteReport report = ReportOf(reader);
@@ -230,18 +243,18 @@ absl::StatusOr<WriteReport> WriteDcp(const Source& source,
   FSDP_ASSIGN_OR_RETURN(const std::string metadata,
                         DcpMetadataBytes(plan.tensors, {}, plan.files));
   const int64_t bytes = plan.bytes + static_cast<int64_t>(metadata.size());
-  FSDP_ASSIGN_OR_RETURN(
-      NewOutput output,
-      NewOutput::Create(*source.files, out, NewOutput::Kind::kFolder, bytes));
+  NewPath output(*source.files, out, NewPath::Kind::kFolder);
+  FSDP_RETURN_IF_ERROR(Claim(output, *source.files, bytes));
   std::vector<std::string> paths;
   for (const DcpRankFile& file : plan.files) {
-    paths.push_back(JoinPath(output.path(), file.name));
+    paths.push_back(JoinPath(output.incomplete(), file.name));
   }
   FSDP_ASSIGN_OR_RETURN(const std::unique_ptr<RangeWriter> writer,
                         RangeWriter::Create(*source.files, paths, {}));
   FSDP_RETURN_IF_ERROR(WriteDcpFiles(reader, plan, *writer));
-  FSDP_RETURN_IF_ERROR(ReplaceFile(
-      *source.files, JoinPath(output.path(), kDcpMetadataFile), metadata));
+  FSDP_RETURN_IF_ERROR(
+      ReplaceFile(*source.files,
+                  JoinPath(output.incomplete(), kDcpMetadataFile), metadata));
   FSDP_RETURN_IF_ERROR(output.Commit());
   WriteReport report = ReportOf(reader);
   report.files = static_cast<int64_t>(plan.files.size()) + 1;
@@ -255,13 +268,11 @@ absl::StatusOr<WriteReport> WriteTorch(const Source& source,
   FSDP_ASSIGN_OR_RETURN(CastReader reader, ReaderFor(source, options));
   FSDP_ASSIGN_OR_RETURN(const ArchiveLayout layout,
                         ArchiveLayout::Create(StateDict(reader.infos())));
-  FSDP_ASSIGN_OR_RETURN(
-      NewOutput output,
-      NewOutput::Create(*source.files, out, NewOutput::Kind::kFile,
-                        layout.bytes()));
+  NewPath output(*source.files, out, NewPath::Kind::kFile);
+  FSDP_RETURN_IF_ERROR(Claim(output, *source.files, layout.bytes()));
   FSDP_ASSIGN_OR_RETURN(
       const std::unique_ptr<RangeWriter> writer,
-      RangeWriter::Create(*source.files, {output.path()}, {}));
+      RangeWriter::Create(*source.files, {output.incomplete()}, {}));
   FSDP_RETURN_IF_ERROR(WriteArchive(reader, layout, *writer));
   FSDP_RETURN_IF_ERROR(output.Commit());
   WriteReport report = ReportOf(reader);

@@ -34,8 +34,9 @@ struct WriteReport {
 
 // Each makes `out`, which appears once it is whole; reads and writes tensors
 // one by one in O(buffer) memory. InvalidArgument: a prefix that no name has,
-// dtypes that the format lacks, and tensors that cannot be read; the errors of
-// NewOutput, RangeReader and RangeWriter.
+// dtypes that the format lacks, and tensors that cannot be read;
+// ResourceExhausted, before any is, if the disk has too little space; the
+// errors of NewPath, RangeReader and RangeWriter.
 absl::StatusOr<WriteReport> WriteHuggingFace(const Source& source,
                                              const std::string& out,
                                              const WriteOptions& options);

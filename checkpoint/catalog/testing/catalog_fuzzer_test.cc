@@ -1,14 +1,16 @@
 #include "checkpoint/catalog/testing/catalog_fuzzer.h"
 
-#include "checkpoint/safetensors/testing/fuzz_replay.h"
+#include "base/testing/fuzz_replay.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::checkpoint {
 namespace {
 
 TEST(CatalogFuzzerTest, MutationsOfTheCorpusAreReadOrRefused) {
-  ReplayFuzzer(LLVMFuzzerTestOneInput,
-               {"checkpoint/catalog/testing/catalog_corpus"});
+  fsdp::testing::ReplayFuzzer(
+      LLVMFuzzerTestOneInput,
+      fsdp::testing::ReadCorpus("checkpoint/catalog/testing/catalog_corpus"),
+      /*mutations=*/10000);
 }
 
 }  // namespace

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "checkpoint/pickle/testing/replay.h"
+#include "base/testing/fuzz_replay.h"
 #include "checkpoint/torch_archive/testing/memory_file.h"
 
 namespace fsdp::checkpoint {
@@ -19,7 +19,8 @@ TEST(DcpFuzzerTest, TheSamplesAndMutationsOfThem) {
     inputs.push_back(testing::ReadWholeFile(
         absl::StrCat("checkpoint/dcp/testing/data/", sample, "/metadata")));
   }
-  testing::Replay(LLVMFuzzerTestOneInput, inputs, /*mutations=*/10000);
+  fsdp::testing::ReplayFuzzer(LLVMFuzzerTestOneInput, inputs,
+                              /*mutations=*/10000);
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 #include "checkpoint/files/testing/file_system_contract.h"
 
+#include <atomic>
 #include <cstdint>
+#include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -17,6 +19,7 @@ using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using Code = absl::StatusCode;
 
 void FileSystemContract::SetUp() {
@@ -162,6 +165,29 @@ TEST_P(FileSystemContract, OneHasTheLock) {
   ASSERT_OK_AND_ASSIGN(const auto lock, files_->Lock(path, "process 8"));
   EXPECT_THAT(files_->Lock(path, "9"),
               StatusIs(Code::kFailedPrecondition, HasSubstr("process 8")));
+}
+
+// Whoever holds a lock may remove its file, and still nobody shares it.
+TEST_P(FileSystemContract, TheFileOfALockMayBeRemoved) {
+  const std::string path = Path("lock");
+  std::atomic<int> inside{0};
+  std::atomic<int> had{0};
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < 4; ++thread) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 500; ++i) {
+        const auto lock = files_->Lock(path, "a thread");
+        if (!lock.ok()) continue;
+        EXPECT_EQ(inside.fetch_add(1), 0);
+        ++had;
+        inside.fetch_sub(1);
+        EXPECT_OK(files_->RemoveFile(path));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_GT(had, 0);
+  EXPECT_THAT(*files_->List(folder_), IsEmpty());
 }
 
 TEST_P(FileSystemContract, ATreeTooDeepStays) {

@@ -5,8 +5,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "base/check.h"
+#include "checkpoint/files/file_names.h"
 #include "checkpoint/huggingface/file_index.h"
-#include "checkpoint/huggingface/file_names.h"
 
 namespace fsdp::checkpoint {
 namespace {

@@ -1,14 +1,16 @@
 #include "checkpoint/huggingface/testing/index_fuzzer.h"
 
-#include "checkpoint/safetensors/testing/fuzz_replay.h"
+#include "base/testing/fuzz_replay.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::checkpoint {
 namespace {
 
 TEST(IndexFuzzerTest, MutationsOfTheCorpusAreReadOrRefused) {
-  ReplayFuzzer(LLVMFuzzerTestOneInput,
-               {"checkpoint/huggingface/testing/index_corpus"});
+  fsdp::testing::ReplayFuzzer(
+      LLVMFuzzerTestOneInput,
+      fsdp::testing::ReadCorpus("checkpoint/huggingface/testing/index_corpus"),
+      /*mutations=*/10000);
 }
 
 }  // namespace

@@ -6,26 +6,27 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/pickle/testing/replay.h"
+#include "base/testing/fuzz_replay.h"
 
 namespace fsdp::checkpoint {
 namespace {
 
 TEST(PickleFuzzerTest, TheCorpusAndMutationsOfIt) {
-  testing::Replay(LLVMFuzzerTestOneInput,
-                  testing::ReadCorpus("checkpoint/pickle/testing/corpus"),
-                  /*mutations=*/2000);
+  fsdp::testing::ReplayFuzzer(
+      LLVMFuzzerTestOneInput,
+      fsdp::testing::ReadCorpus("checkpoint/pickle/testing/corpus"),
+      /*mutations=*/2000);
 }
 
 TEST(PickleFuzzerTest, AnyTwoBytes) {
-  std::vector<std::string> inputs = {""};
+  std::vector<std::string> inputs;
   for (int first = 0; first < 256; ++first) {
     for (int second = 0; second < 256; ++second) {
       inputs.push_back(
           {static_cast<char>(first), static_cast<char>(second), '.'});
     }
   }
-  testing::Replay(LLVMFuzzerTestOneInput, inputs, /*mutations=*/0);
+  fsdp::testing::ReplayFuzzer(LLVMFuzzerTestOneInput, inputs, /*mutations=*/0);
 }
 
 }  // namespace

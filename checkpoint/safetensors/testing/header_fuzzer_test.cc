@@ -1,14 +1,16 @@
 #include "checkpoint/safetensors/testing/header_fuzzer.h"
 
-#include "checkpoint/safetensors/testing/fuzz_replay.h"
+#include "base/testing/fuzz_replay.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::checkpoint {
 namespace {
 
 TEST(HeaderFuzzerTest, MutationsOfTheCorpusAreReadOrRefused) {
-  ReplayFuzzer(LLVMFuzzerTestOneInput,
-               {"checkpoint/safetensors/testing/header_corpus"});
+  fsdp::testing::ReplayFuzzer(
+      LLVMFuzzerTestOneInput,
+      fsdp::testing::ReadCorpus("checkpoint/safetensors/testing/header_corpus"),
+      /*mutations=*/10000);
 }
 
 }  // namespace

@@ -3,15 +3,16 @@
 
 #include <gtest/gtest.h>
 
-#include "checkpoint/pickle/testing/replay.h"
+#include "base/testing/fuzz_replay.h"
 
 namespace fsdp::checkpoint {
 namespace {
 
 TEST(ArchiveFuzzerTest, TheSamplesAndMutationsOfThem) {
-  testing::Replay(LLVMFuzzerTestOneInput,
-                  testing::ReadCorpus("checkpoint/torch_archive/testing/data"),
-                  /*mutations=*/3000);
+  fsdp::testing::ReplayFuzzer(
+      LLVMFuzzerTestOneInput,
+      fsdp::testing::ReadCorpus("checkpoint/torch_archive/testing/data"),
+      /*mutations=*/3000);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
-// Names of files that come out of a file, and so cannot be trusted.
-#ifndef CHECKPOINT_HUGGINGFACE_FILE_NAMES_H_
-#define CHECKPOINT_HUGGINGFACE_FILE_NAMES_H_
+// Which names may become paths: names that come out of a file, or from a user,
+// cannot be trusted. Who asks for more than this asks for this first.
+#ifndef CHECKPOINT_FILES_FILE_NAMES_H_
+#define CHECKPOINT_FILES_FILE_NAMES_H_
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -17,4 +18,4 @@ absl::Status CheckRelativePath(absl::string_view path);
 
 }  // namespace fsdp::checkpoint
 
-#endif  // CHECKPOINT_HUGGINGFACE_FILE_NAMES_H_
+#endif  // CHECKPOINT_FILES_FILE_NAMES_H_

@@ -1,4 +1,4 @@
-#include "checkpoint/huggingface/file_names.h"
+#include "checkpoint/files/file_names.h"
 
 #include <cstddef>
 

@@ -1,0 +1,399 @@
+#include "checkpoint/files/new_path.h"
+
+#include <cerrno>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "checkpoint/files/file_system.h"
+#include "checkpoint/files/real_file_system.h"
+#include "checkpoint/files/testing/faulty_file_system.h"
+#include "checkpoint/files/testing/simulated_file_system.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+using ::fsdp::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using testing::FaultyFileSystem;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using testing::SimulatedFileSystem;
+using Code = absl::StatusCode;
+using Kind = NewPath::Kind;
+
+constexpr char kWhat[] = "tests";
+
+// What a test writes: one file, or a folder with one.
+absl::Status Fill(FileSystem& files, const NewPath& output,
+                  const std::string& text) {
+  return WriteFile(files,
+                   output.kind() == Kind::kFolder
+                       ? JoinPath(output.incomplete(), "a")
+                       : output.incomplete(),
+                   text);
+}
+
+absl::StatusOr<std::string> TextOf(FileSystem& files, const std::string& path,
+                                   Kind kind) {
+  return ReadFile(files, kind == Kind::kFolder ? JoinPath(path, "a") : path,
+                  1 << 20);
+}
+
+absl::Status Make(FileSystem& files, const std::string& path, Kind kind,
+                  const std::string& text) {
+  NewPath output(files, path, kind);
+  FSDP_RETURN_IF_ERROR(output.Claim(kWhat));
+  FSDP_RETURN_IF_ERROR(Fill(files, output, text));
+  return output.Commit();
+}
+
+// --- On every file system, for every kind ------------------------------------
+
+struct Case {
+  std::string name;
+  std::function<std::shared_ptr<FileSystem>()> make;
+  std::string folder;
+  Kind kind;
+};
+
+std::vector<Case> Cases() {
+  std::vector<Case> cases;
+  for (const Kind kind : {Kind::kFolder, Kind::kFile, Kind::kReplacedFile}) {
+    const int number = static_cast<int>(kind);
+    cases.push_back({absl::StrCat("Simulated", number),
+                     [] { return std::make_shared<SimulatedFileSystem>(); },
+                     "/folder", kind});
+    cases.push_back({absl::StrCat("Real", number),
+                     [] {
+                       return std::shared_ptr<FileSystem>(&RealFileSystem(),
+                                                          [](FileSystem*) {});
+                     },
+                     absl::StrCat(::testing::TempDir(), "/new_path_", number),
+                     kind});
+  }
+  return cases;
+}
+
+class NewPathTest : public ::testing::TestWithParam<Case> {
+ protected:
+  void SetUp() override {
+    files_ = GetParam().make();
+    ASSERT_OK(RemoveTree(*files_, GetParam().folder));
+    ASSERT_OK(files_->MakeFolder(GetParam().folder));
+    path_ = JoinPath(GetParam().folder, "out");
+  }
+  void TearDown() override {
+    EXPECT_OK(RemoveTree(*files_, GetParam().folder));
+  }
+
+  std::vector<std::string> Names() const {
+    return files_->List(GetParam().folder)
+        .value_or(std::vector<std::string>{"?"});
+  }
+
+  std::shared_ptr<FileSystem> files_;
+  std::string path_;
+  const Kind kind_ = GetParam().kind;
+};
+
+TEST_P(NewPathTest, HasItsNameOnceItIsWhole) {
+  NewPath output(*files_, path_ + "//", kind_);
+  EXPECT_EQ(output.path(), path_);
+  EXPECT_EQ(output.incomplete(), path_ + ".incomplete");
+  ASSERT_OK(output.Claim(kWhat));
+  ASSERT_OK(Fill(*files_, output, "text"));
+  EXPECT_THAT(Names(), ElementsAre("out.incomplete", "out.incomplete.lock"));
+  ASSERT_OK(output.Commit());
+  EXPECT_THAT(Names(), ElementsAre("out"));
+  EXPECT_EQ(*TextOf(*files_, path_, kind_), "text");
+  output.Discard();
+  EXPECT_THAT(Names(), ElementsAre("out"));
+}
+
+TEST_P(NewPathTest, WithoutCommitNothingRemains) {
+  {
+    NewPath output(*files_, path_, kind_);
+    ASSERT_OK(output.Claim(kWhat));
+    ASSERT_OK(Fill(*files_, output, "text"));
+  }
+  EXPECT_THAT(Names(), IsEmpty());
+  NewPath output(*files_, path_, kind_);
+  ASSERT_OK(output.Claim(kWhat));
+  output.Discard();
+  EXPECT_THAT(Names(), IsEmpty());
+  ASSERT_OK(Make(*files_, path_, kind_, "text"));
+}
+
+TEST_P(NewPathTest, OneHasTheClaim) {
+  NewPath first(*files_, path_, kind_);
+  ASSERT_OK(first.Claim("was here first"));
+  ASSERT_OK(Fill(*files_, first, "text"));
+  {
+    NewPath second(*files_, path_, kind_);
+    EXPECT_THAT(second.Claim(kWhat),
+                StatusIs(Code::kFailedPrecondition,
+                         AllOf(HasSubstr(path_), HasSubstr("process "),
+                               HasSubstr(", which was here first"))));
+  }
+  ASSERT_OK(first.Commit());
+  EXPECT_EQ(*TextOf(*files_, path_, kind_), "text");
+  EXPECT_THAT(Names(), ElementsAre("out"));
+}
+
+TEST_P(NewPathTest, WhatAKilledOneHasLeftIsReplaced) {
+  ASSERT_OK(WriteFile(*files_, path_ + ".incomplete.lock", "process 7"));
+  // Even of another kind.
+  ASSERT_OK(files_->MakeFolder(path_ + ".incomplete"));
+  ASSERT_OK(WriteFile(*files_, path_ + ".incomplete/b", "a longer text"));
+  ASSERT_OK(Make(*files_, path_, kind_, "text"));
+  EXPECT_EQ(*TextOf(*files_, path_, kind_), "text");
+  ASSERT_OK(RemoveTree(*files_, GetParam().folder));
+  ASSERT_OK(files_->MakeFolder(GetParam().folder));
+  ASSERT_OK(WriteFile(*files_, path_ + ".incomplete", "a longer text"));
+  ASSERT_OK(Make(*files_, path_, kind_, "text"));
+  EXPECT_EQ(*TextOf(*files_, path_, kind_), "text");
+  EXPECT_THAT(Names(), ElementsAre("out"));
+  if (kind_ != Kind::kFolder) return;
+  EXPECT_THAT(*files_->List(path_), ElementsAre("a"));
+}
+
+TEST_P(NewPathTest, WhatIsThereIsNotTouched) {
+  ASSERT_OK(WriteFile(*files_, path_, "old"));
+  const absl::Status status = Make(*files_, path_, kind_, "new");
+  if (kind_ == Kind::kReplacedFile) {
+    EXPECT_OK(status);
+    EXPECT_EQ(*TextOf(*files_, path_, kind_), "new");
+  } else {
+    EXPECT_THAT(status, StatusIs(Code::kAlreadyExists,
+                                 HasSubstr("is not written over")));
+    EXPECT_EQ(*ReadFile(*files_, path_, 99), "old");
+  }
+  ASSERT_OK(files_->RemoveFile(path_));
+  ASSERT_OK(files_->MakeFolder(path_));
+  EXPECT_THAT(Make(*files_, path_, kind_, "new"),
+              kind_ == Kind::kReplacedFile
+                  ? StatusIs(Code::kInvalidArgument, HasSubstr("is a folder"))
+                  : StatusIs(Code::kAlreadyExists, HasSubstr(path_)));
+  EXPECT_THAT(Names(), ElementsAre("out"));
+}
+
+TEST_P(NewPathTest, WhoTakesTheNameWithoutAClaimKeepsIt) {
+  NewPath output(*files_, path_, kind_);
+  ASSERT_OK(output.Claim(kWhat));
+  ASSERT_OK(Fill(*files_, output, "text"));
+  ASSERT_OK(files_->MakeFolder(path_));
+  EXPECT_FALSE(output.Commit().ok());
+  EXPECT_THAT(Names(), ElementsAre("out"));
+  EXPECT_THAT(*files_->List(path_), IsEmpty());
+}
+
+TEST_P(NewPathTest, WhatCannotBe) {
+  NewPath none(*files_, "", kind_);
+  EXPECT_THAT(none.Claim(kWhat),
+              StatusIs(Code::kInvalidArgument, HasSubstr("is no path")));
+  NewPath root(*files_, "//", kind_);
+  EXPECT_FALSE(root.Claim(kWhat).ok());
+  NewPath nowhere(*files_, path_ + "/no/such", kind_);
+  EXPECT_THAT(nowhere.Claim(kWhat),
+              StatusIs(Code::kNotFound, HasSubstr(path_ + "/no")));
+  EXPECT_THAT(Names(), IsEmpty());
+}
+
+TEST_P(NewPathTest, NothingWrittenIsNoFile) {
+  NewPath output(*files_, path_, kind_);
+  ASSERT_OK(output.Claim(kWhat));
+  if (kind_ == Kind::kFolder) {
+    EXPECT_OK(output.Commit());
+    EXPECT_THAT(*files_->List(path_), IsEmpty());
+    return;
+  }
+  EXPECT_THAT(output.Commit(),
+              StatusIs(Code::kNotFound, HasSubstr("out.incomplete")));
+  EXPECT_THAT(Names(), IsEmpty());
+}
+
+// Many that want one name: whoever gets it finds nothing of the others.
+TEST_P(NewPathTest, SeveralAtOnce) {
+  constexpr int kThreads = 4;
+  constexpr int kRounds = 100;
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < kThreads; ++thread) {
+    threads.emplace_back([this, thread] {
+      for (int round = 0; round < kRounds; ++round) {
+        const std::string text = absl::StrCat(thread, ".", round);
+        NewPath output(*files_, path_, kind_);
+        const absl::Status claimed = output.Claim(kWhat);
+        if (!claimed.ok()) {
+          EXPECT_THAT(claimed,
+                      StatusIs(Code::kFailedPrecondition, HasSubstr(path_)));
+          continue;
+        }
+        EXPECT_OK(Fill(*files_, output, text));
+        EXPECT_EQ(*TextOf(*files_, output.incomplete(), kind_), text);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_THAT(Names(), IsEmpty());
+}
+
+INSTANTIATE_TEST_SUITE_P(All, NewPathTest, ::testing::ValuesIn(Cases()),
+                         [](const auto& test) { return test.param.name; });
+
+// --- A disk that fails, a process that ends ----------------------------------
+
+class NewPathFaultsTest : public ::testing::TestWithParam<Kind> {
+ protected:
+  // A disk where a killed call has left something, and, for a file that is
+  // replaced, what it replaces.
+  static std::unique_ptr<SimulatedFileSystem> Disk() {
+    auto disk = std::make_unique<SimulatedFileSystem>();
+    if (GetParam() == Kind::kReplacedFile) {
+      EXPECT_OK(ReplaceFile(*disk, "/out", "old"));
+    }
+    EXPECT_OK(ReplaceFile(*disk, "/out.incomplete", "left"));
+    return disk;
+  }
+
+  static absl::Status Run(FileSystem& files) {
+    return Make(files, "/out", GetParam(), std::string(10000, 'x'));
+  }
+
+  static int64_t Calls() {
+    const auto disk = Disk();
+    FaultyFileSystem files(*disk);
+    EXPECT_OK(Run(files));
+    return files.calls();
+  }
+
+  // Whole, or as before.
+  static void ExpectSound(FileSystem& files, bool whole) {
+    const auto text = TextOf(files, "/out", GetParam());
+    if (whole) {
+      EXPECT_EQ(*text, std::string(10000, 'x'));
+    } else if (GetParam() == Kind::kReplacedFile) {
+      EXPECT_EQ(*text, "old");
+    } else {
+      EXPECT_FALSE(*Exists(files, "/out"));
+    }
+  }
+
+  // Somebody who comes after a crash succeeds.
+  static void ExpectNextWorks(FileSystem& files) {
+    if (GetParam() != Kind::kReplacedFile && *Exists(files, "/out")) {
+      EXPECT_THAT(Run(files),
+                  StatusIs(Code::kAlreadyExists, HasSubstr("/out")));
+      return;
+    }
+    EXPECT_OK(Run(files));
+    ExpectSound(files, /*whole=*/true);
+    EXPECT_THAT(*files.List("/"), ElementsAre("out"));
+  }
+};
+
+TEST_P(NewPathFaultsTest, TheProcessIsKilledAtEveryCall) {
+  const int64_t calls = Calls();
+  for (int64_t call = 0; call <= calls; ++call) {
+    SCOPED_TRACE(absl::StrCat("killed at call ", call, " of ", calls));
+    const auto disk = Disk();
+    FaultyFileSystem files(*disk);
+    files.StopAtCall(call);
+    // Behind the last sync there is but the lock to remove.
+    const bool committed = Run(files).ok();
+    EXPECT_EQ(committed, call >= calls - 2);
+    disk->KillProcess();
+    const auto text = TextOf(*disk, "/out", GetParam());
+    ExpectSound(*disk, text.ok() && text->size() == 10000);
+    if (committed) ExpectSound(*disk, /*whole=*/true);
+    ExpectNextWorks(*disk);
+  }
+}
+
+TEST_P(NewPathFaultsTest, PowerIsLostAtEveryCall) {
+  const int64_t calls = Calls();
+  for (int64_t call = 0; call <= calls; ++call) {
+    for (int seed = 0; seed < 12; ++seed) {
+      SCOPED_TRACE(absl::StrCat("lost at call ", call, ", seed ", seed));
+      const auto disk = Disk();
+      FaultyFileSystem files(*disk);
+      files.StopAtCall(call);
+      const bool committed = Run(files).ok();
+      disk->LosePower(seed);
+      const auto text = TextOf(*disk, "/out", GetParam());
+      ExpectSound(*disk, text.ok() && text->size() == 10000);
+      if (committed) ExpectSound(*disk, /*whole=*/true);
+      if (call == calls) {
+        EXPECT_THAT(*disk->List("/"), ElementsAre("out"));
+      }
+      ExpectNextWorks(*disk);
+    }
+  }
+}
+
+// What fails once leaves nothing, and an error says so: but for a file that is
+// replaced, which nobody can bring back.
+TEST_P(NewPathFaultsTest, TheDiskFailsOnceAtEveryCall) {
+  const int64_t calls = Calls();
+  for (int64_t call = 0; call < calls; ++call) {
+    SCOPED_TRACE(absl::StrCat("call ", call));
+    const auto disk = Disk();
+    FaultyFileSystem files(*disk);
+    files.FailCall(call, ENOSPC, /*for_good=*/false);
+    const absl::Status status = Run(files);
+    if (status.ok()) {
+      EXPECT_GE(call, calls - 2);
+      ExpectSound(*disk, /*whole=*/true);
+    } else {
+      EXPECT_THAT(status,
+                  StatusIs(Code::kResourceExhausted, HasSubstr("/out")));
+      const bool replaced =
+          absl::StrContains(status.message(), "/out is replaced, but");
+      EXPECT_EQ(replaced,
+                GetParam() == Kind::kReplacedFile && call == calls - 3);
+      ExpectSound(*disk, replaced);
+      if (call == 0) continue;  // it had no claim to what was left
+      EXPECT_EQ(disk->List("/")->size(),
+                GetParam() == Kind::kReplacedFile ? 1u : 0u);
+    }
+    ExpectNextWorks(*disk);
+  }
+}
+
+TEST_P(NewPathFaultsTest, TheDiskFailsForGoodAtEveryCall) {
+  const int64_t calls = Calls();
+  for (int64_t call = 0; call < calls; ++call) {
+    SCOPED_TRACE(absl::StrCat("call ", call));
+    const auto disk = Disk();
+    FaultyFileSystem files(*disk);
+    files.FailCall(call, EIO, /*for_good=*/true);
+    const absl::Status status = Run(files);
+    bool there = true;
+    if (!status.ok()) {
+      EXPECT_THAT(status, StatusIs(Code::kUnavailable, HasSubstr("/out")));
+      there = absl::StrContains(status.message(), "/out is ");
+    }
+    EXPECT_EQ(there, call >= calls - 3);
+    ExpectSound(*disk, there);
+    ExpectNextWorks(*disk);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, NewPathFaultsTest,
+                         ::testing::Values(Kind::kFolder, Kind::kFile,
+                                           Kind::kReplacedFile));
+
+}  // namespace
+}  // namespace fsdp::checkpoint
