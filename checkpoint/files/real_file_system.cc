@@ -30,6 +30,8 @@ namespace fsdp::checkpoint {
 namespace {
 
 constexpr size_t kMaxHolderBytes = 512;
+// To lock a file that others remove.
+constexpr int kMaxTries = 1000;
 
 class Descriptor {
  public:
@@ -188,12 +190,18 @@ class Real : public FileSystem {
     bool locked = false;
     // A holder may remove the file while we open it, and then we would have a
     // lock that nobody else meets.
-    do {
+    for (int tries = 0; file == nullptr || !IsAt(path, file->get()); ++tries) {
+      if (tries == kMaxTries) {
+        return absl::UnavailableError(
+            absl::StrCat("lock ", path,
+                         ": it is never the file that was opened; choose a "
+                         "folder on another file system"));
+      }
       file = absl::make_unique<Descriptor>(
           open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666));
       if (file->get() < 0) return FileError(errno, "open", path);
       FSDP_ASSIGN_OR_RETURN(locked, TryLock(path, file->get()));
-    } while (!IsAt(path, file->get()));
+    }
     if (!locked) return Held(path, file->get());
     errno = 0;
     FSDP_RETURN_IF_ERROR(WriteHolder(path, file->get(), holder));
