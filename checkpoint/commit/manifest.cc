@@ -1,5 +1,6 @@
 #include "checkpoint/commit/manifest.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -7,10 +8,10 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "base/json.h"
 #include "base/status_macros.h"
+#include "checkpoint/files/file_names.h"
 #include "offload/checksum.h"
 
 namespace fsdp::checkpoint {
@@ -148,12 +149,11 @@ absl::Status CheckFileName(absl::string_view name) {
       return bad("it has a control character or a backslash");
     }
   }
-  const std::vector<absl::string_view> parts = absl::StrSplit(name, '/');
-  if (parts.size() > 2) return bad("it is in more than one folder");
-  for (const absl::string_view part : parts) {
-    if (part.empty() || part == "." || part == "..") {
-      return bad("it is not relative to the checkpoint's folder");
-    }
+  if (std::count(name.begin(), name.end(), '/') > 1) {
+    return bad("it is in more than one folder");
+  }
+  if (!CheckRelativePath(name).ok()) {
+    return bad("it is not relative to the checkpoint's folder");
   }
   return absl::OkStatus();
 }
