@@ -362,7 +362,9 @@ def go_on(_, folder, name, losses):
     from torch.distributed.fsdp import fully_shard
     model = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3, bias=False))
     fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
-    optimizer = getattr(torch.optim, name)(model.parameters())  # all else is in the folder
+    # What decides which states there are; all else is in the folder.
+    options = {"Adam": {"amsgrad": True}, "SGD": {"momentum": 0.5}}.get(name, {})
+    optimizer = getattr(torch.optim, name)(model.parameters(), **options)
     model_state, optim_state = get_state_dict(model, optimizer)
     dcp.load({"model": model_state, "optim": optim_state}, checkpoint_id=folder)
     set_state_dict(model, optimizer, model_state_dict=model_state, optim_state_dict=optim_state)
@@ -379,7 +381,7 @@ def go_on(_, folder, name, losses):
 @check("torch", "AdamW", "Adam", "SGD")
 def two_ranks_of_fsdp2_go_on_where_three_of_ours_were(at, name):
     losses = [float(line) for line in at.run("dcp_training", at.path("ours"), name).splitlines()]
-    if len(losses) != 5 or losses[0] <= losses[-1]:
+    if len(set(losses)) != 5:
         raise Failed(f"losses are {losses}")
     ranks_of(go_on, at, at.path("ours"), name, losses)
 

@@ -34,8 +34,7 @@ void TryWithChecksum(absl::string_view text) {
   constexpr absl::string_view kBeforeSum = ", \"crc32c\": \"";
   const absl::string_view body = text.substr(0, text.rfind(kBeforeSum));
   const uint32_t sum = offload::Crc32c(body);
-  Try(absl::StrCat(body, kBeforeSum, absl::Hex(sum, absl::kZeroPad8),
-                   "\"}\n"));
+  Try(absl::StrCat(body, kBeforeSum, absl::Hex(sum, absl::kZeroPad8), "\"}\n"));
 }
 
 }  // namespace
