@@ -47,7 +47,9 @@ class Reader {
     bytes_.remove_prefix(sizeof(size));
     if (size > bytes_.size() / sizeof(T)) return Fail<T>();
     std::vector<T> values(size);
-    std::memcpy(values.data(), bytes_.data(), size * sizeof(T));
+    if (size > 0) {
+      std::memcpy(values.data(), bytes_.data(), size * sizeof(T));
+    }
     bytes_.remove_prefix(size * sizeof(T));
     return values;
   }

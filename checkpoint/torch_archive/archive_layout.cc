@@ -133,7 +133,7 @@ std::string ArchiveLayout::LocalHeader(const Entry& entry) {
   zip::Put(header, flags, 2);
   zip::Put(header, 0, 2);  // stored
   zip::Put(header, 0, 4);  // time and date
-  zip::Put(header, 0, 12);
+  header.append(12, '\0');
   zip::Put(header, entry.name.size(), 2);
   zip::Put(header, extra.size() + 4 + entry.padding, 2);
   absl::StrAppend(&header, entry.name, extra, kPaddingId);

@@ -31,7 +31,7 @@ inline constexpr uint16_t kExtra64 = 0x0001;   // sizes of 64 bits
 inline constexpr uint32_t kIn64 = 0xffffffff;  // the size stands there
 inline constexpr uint16_t kCountIn64 = 0xffff;
 
-// Little-endian; `at` + bytes <= text.size().
+// Little-endian, of 8 bytes at most; `at` + bytes <= text.size().
 inline uint64_t Get(absl::string_view text, size_t at, int bytes) {
   uint64_t value = 0;
   for (int i = 0; i < bytes; ++i) {
