@@ -27,9 +27,7 @@ void Free(void* memory) {
   std::free(memory);
 }
 
-}  // namespace
-
-void* operator new(size_t size) {
+void* Allocate(size_t size) {
   void* memory = std::malloc(size);
   if (memory == nullptr) std::abort();
   Raise(largest, size);
@@ -37,8 +35,19 @@ void* operator new(size_t size) {
   Raise(most_held, held.fetch_add(bytes) + bytes);
   return memory;
 }
+
+}  // namespace
+
+void* operator new(size_t size) { return Allocate(size); }
+// A sanitizer has one of its own, which would not go with our delete.
+void* operator new(size_t size, const std::nothrow_t&) noexcept {
+  return Allocate(size);
+}
 void operator delete(void* memory) noexcept { Free(memory); }
 void operator delete(void* memory, size_t) noexcept { Free(memory); }
+void operator delete(void* memory, const std::nothrow_t&) noexcept {
+  Free(memory);
+}
 
 namespace fsdp::testing {
 
