@@ -1,7 +1,5 @@
 #include "checkpoint/commit/checkpoint_folder.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <optional>
@@ -24,9 +22,7 @@ namespace {
 
 // For those whom the lock refuses.
 std::string Holder() {
-  char host[256] = "";
-  gethostname(host, sizeof(host) - 1);
-  return absl::StrCat("process ", getpid(), " on ", host, ", since ",
+  return absl::StrCat(ThisProcess(), ", since ",
                       absl::FormatTime(absl::Now(), absl::UTCTimeZone()));
 }
 

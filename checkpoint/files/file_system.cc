@@ -1,5 +1,7 @@
 #include "checkpoint/files/file_system.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -28,6 +30,12 @@ absl::Status RemoveTree(FileSystem& files, const std::string& path, int depth) {
 }
 
 }  // namespace
+
+std::string ThisProcess() {
+  char host[256] = "";
+  gethostname(host, sizeof(host) - 1);
+  return absl::StrCat("process ", getpid(), " on ", host);
+}
 
 std::string JoinPath(absl::string_view folder, absl::string_view name) {
   return absl::StrCat(folder, "/", name);

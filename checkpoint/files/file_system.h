@@ -106,6 +106,9 @@ class FileSystem {
       const std::string& path, absl::string_view holder) = 0;
 };
 
+// "process 7 on the-host", for the text of Lock().
+std::string ThisProcess();
+
 // "folder/name".
 std::string JoinPath(absl::string_view folder, absl::string_view name);
 // "." for a name without folder, "/" for what is at the top.

@@ -1,7 +1,5 @@
 #include "checkpoint/files/new_path.h"
 
-#include <unistd.h>
-
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
@@ -13,12 +11,6 @@ namespace {
 std::string WithoutSlashes(absl::string_view path) {
   while (path.size() > 1 && path.back() == '/') path.remove_suffix(1);
   return std::string(path);
-}
-
-std::string Holder(absl::string_view what) {
-  char host[256] = "";
-  gethostname(host, sizeof(host) - 1);
-  return absl::StrCat("process ", getpid(), " on ", host, ", which ", what);
 }
 
 }  // namespace
@@ -36,7 +28,9 @@ absl::Status NewPath::Claim(absl::string_view what) {
   FSDP_CHECK(lock_ == nullptr);
   // So that a refusal, where that is all, changes nothing on the disk.
   FSDP_RETURN_IF_ERROR(CheckIsFree());
-  FSDP_ASSIGN_OR_RETURN(lock_, files_.Lock(lock_path_, Holder(what)));
+  FSDP_ASSIGN_OR_RETURN(
+      lock_,
+      files_.Lock(lock_path_, absl::StrCat(ThisProcess(), ", which ", what)));
   const absl::Status begun = Begin();
   if (!begun.ok()) Discard();
   return begun;
