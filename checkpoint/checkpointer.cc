@@ -38,7 +38,6 @@
 namespace fsdp::checkpoint {
 namespace {
 
-constexpr char kTrainingName[] = "training.json";
 constexpr char kLabel[] = "checkpoint";
 
 constexpr char kTexts[] = "CheckpointerOptions::texts";

@@ -36,7 +36,6 @@
 namespace fsdp::checkpoint {
 namespace {
 
-constexpr char kTrainingName[] = "training.json";
 // A million parameters' names and numbers.
 constexpr int64_t kMaxTrainingBytes = int64_t{256} << 20;
 // Random states and entries, and the names of values of the rank.

@@ -18,6 +18,8 @@
 
 namespace fsdp::checkpoint {
 
+inline constexpr char kTrainingName[] = "training.json";
+
 struct TrainingRecord {
   int64_t step = 0;
   int world_size = 1;
