@@ -18,6 +18,7 @@
 #include "absl/strings/strip.h"
 #include "base/status_macros.h"
 #include "checkpoint/catalog/sharding_info.h"
+#include "checkpoint/files/file_names.h"
 #include "checkpoint/safetensors/safetensors_header.h"
 #include "checkpoint/tensor/boxes.h"
 #include "checkpoint/tensor/dtype.h"
@@ -149,9 +150,7 @@ absl::StatusOr<std::vector<ShardFile>> PlanShardFiles(
 }
 
 std::optional<std::string> StemOfShardFile(absl::string_view name) {
-  const size_t slash = name.rfind('/');
-  const size_t begin = slash == absl::string_view::npos ? 0 : slash + 1;
-  absl::string_view stem = name.substr(begin);
+  absl::string_view stem = LastPart(name);
   const bool is_shard =
       absl::ConsumePrefix(&stem, "shard-") && ConsumeFirstNumber(&stem) &&
       absl::ConsumePrefix(&stem, "-") &&
@@ -159,7 +158,7 @@ std::optional<std::string> StemOfShardFile(absl::string_view name) {
       absl::ConsumeSuffix(&stem, "-of-") && ConsumeLastNumber(&stem) &&
       absl::ConsumeSuffix(&stem, "-") && !stem.empty();
   if (!is_shard) return std::nullopt;
-  return absl::StrCat(name.substr(0, begin), stem);
+  return absl::StrCat(FolderPart(name), stem);
 }
 
 }  // namespace fsdp::checkpoint

@@ -33,4 +33,13 @@ absl::Status CheckRelativePath(absl::string_view path) {
   return absl::OkStatus();
 }
 
+absl::string_view FolderPart(absl::string_view path) {
+  const size_t slash = path.rfind('/');
+  return slash == absl::string_view::npos ? "" : path.substr(0, slash + 1);
+}
+
+absl::string_view LastPart(absl::string_view path) {
+  return path.substr(FolderPart(path).size());
+}
+
 }  // namespace fsdp::checkpoint

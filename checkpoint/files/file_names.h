@@ -1,5 +1,6 @@
-// Which names may become paths: names that come out of a file, or from a user,
-// cannot be trusted. Who asks for more than this asks for this first.
+// Names that are paths: their parts, and which names may become paths. Those
+// that come out of a file, or from a user, cannot be trusted. Who asks for more
+// than this asks for this first.
 #ifndef CHECKPOINT_FILES_FILE_NAMES_H_
 #define CHECKPOINT_FILES_FILE_NAMES_H_
 
@@ -15,6 +16,11 @@ absl::Status CheckPlainFileName(absl::string_view name);
 // The same for each part of a path, which leads to no place outside of the
 // folder that it is relative to.
 absl::Status CheckRelativePath(absl::string_view path);
+
+// "optimizer/" and "exp_avg" of "optimizer/exp_avg": two parts of `path` that
+// are all of it. The first is empty for a name right in its folder.
+absl::string_view FolderPart(absl::string_view path);
+absl::string_view LastPart(absl::string_view path);
 
 }  // namespace fsdp::checkpoint
 

@@ -46,5 +46,22 @@ TEST(FileNamesTest, OthersAreAccepted) {
   EXPECT_THAT(CheckRelativePath(deep).message(), HasSubstr("4096"));
 }
 
+TEST(FileNamesTest, ThePartsOfAPathAreAllOfIt) {
+  struct {
+    const char* path;
+    const char* folder;
+    const char* last;
+  } const cases[] = {{"optimizer/exp_avg", "optimizer/", "exp_avg"},
+                     {"a/b/c", "a/b/", "c"},
+                     {"model.safetensors", "", "model.safetensors"},
+                     {"a/", "a/", ""},
+                     {"/a", "/", "a"},
+                     {"", "", ""}};
+  for (const auto& c : cases) {
+    EXPECT_EQ(FolderPart(c.path), c.folder) << c.path;
+    EXPECT_EQ(LastPart(c.path), c.last) << c.path;
+  }
+}
+
 }  // namespace
 }  // namespace fsdp::checkpoint

@@ -17,6 +17,7 @@
 #include "checkpoint/catalog/safetensors_catalog.h"
 #include "checkpoint/catalog/shard_files.h"
 #include "checkpoint/dcp/dcp_catalog.h"
+#include "checkpoint/files/file_names.h"
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/range_reader.h"
 #include "checkpoint/huggingface/file_index.h"
@@ -50,12 +51,6 @@ absl::StatusOr<std::vector<std::string>> ReadBytes(
         return absl::OkStatus();
       }));
   return texts;
-}
-
-// "optimizer/exp_avg" has its index, and that its files, in "optimizer/".
-std::string FolderIn(const std::string& name) {
-  const size_t slash = name.rfind('/');
-  return slash == std::string::npos ? "" : name.substr(0, slash + 1);
 }
 
 }  // namespace
@@ -160,7 +155,8 @@ absl::StatusOr<Catalog> SourceFolder::ReadIndexed(
                         ReadText(index_name, kMaxIndexBytes));
   absl::StatusOr<FileIndex> index = ParseFileIndex(text);
   FSDP_RETURN_IF_ERROR(InFile(index_name, index.status()));
-  for (std::string& name : index->files) name.insert(0, FolderIn(index_name));
+  const std::string folder(FolderPart(index_name));
+  for (std::string& name : index->files) name.insert(0, folder);
   // What is missing is listed with all others.
   FSDP_ASSIGN_OR_RETURN(const std::vector<SafetensorsFile> headers,
                         ReadHeaders(index->files, /*skip_missing=*/true));
@@ -198,7 +194,8 @@ absl::StatusOr<std::vector<std::string>> SourceFolder::ShardsOf(
     for (const auto& [name, sums] : *sums_) names.push_back(name);
   } else {
     FSDP_ASSIGN_OR_RETURN(names, files_.List(FolderOf(JoinPath(root_, stem))));
-    for (std::string& name : names) name.insert(0, FolderIn(stem));
+    const std::string folder(FolderPart(stem));
+    for (std::string& name : names) name.insert(0, folder);
   }
   names.erase(std::remove_if(names.begin(), names.end(),
                              [&stem](const std::string& name) {

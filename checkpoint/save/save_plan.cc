@@ -13,6 +13,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "checkpoint/catalog/shard_files.h"
@@ -23,13 +25,6 @@
 
 namespace fsdp::checkpoint {
 namespace {
-
-// "optimizer/exp_avg" as "optimizer/" and "exp_avg".
-std::pair<std::string, std::string> SplitStem(const std::string& stem) {
-  const size_t slash = stem.rfind('/');
-  if (slash == std::string::npos) return {"", stem};
-  return {stem.substr(0, slash + 1), stem.substr(slash + 1)};
-}
 
 // What ranks have to agree on of each tensor.
 void AddLines(const TensorGroup& group, SavePlan* plan) {
@@ -44,9 +39,9 @@ absl::Status PlanGroup(const TensorGroup& group, int64_t max_file_bytes,
   AddLines(group, plan);
   std::vector<TensorInfo> infos;
   for (const TensorPart& part : group.parts) infos.push_back(part.info);
-  const auto [folder, stem] = SplitStem(group.stem);
+  const absl::string_view folder = FolderPart(group.stem);
   FilePlanOptions options;
-  options.stem = stem;
+  options.stem = std::string(LastPart(group.stem));
   options.max_file_bytes = max_file_bytes;
   FSDP_ASSIGN_OR_RETURN(FilePlan files, PlanFiles(infos, options));
   const auto first_file = static_cast<int64_t>(plan->files.size());
@@ -79,9 +74,9 @@ absl::Status PlanGroupPerRank(const TensorGroup& group, int rank,
     const int64_t begin = count == 0 ? 0 : part.begin;
     parts.push_back({part.info, begin, begin + count});
   }
-  const auto [folder, stem] = SplitStem(group.stem);
+  const absl::string_view folder = FolderPart(group.stem);
   FSDP_ASSIGN_OR_RETURN(std::vector<ShardFile> files,
-                        PlanShardFiles(rank, parts, stem));
+                        PlanShardFiles(rank, parts, LastPart(group.stem)));
   for (ShardFile& file : files) {
     const auto index = static_cast<int64_t>(plan->own.size());
     for (const ShardPiece& piece : file.pieces) {
@@ -104,10 +99,10 @@ std::vector<std::string> FoldersOf(const SavePlan& plan) {
   std::set<std::string> folders;
   for (const std::vector<SaveFile>* files : {&plan.files, &plan.own}) {
     for (const SaveFile& file : *files) {
-      const std::string folder = SplitStem(file.name).first;
-      if (folder.empty()) continue;
-      FSDP_CHECK(folder.find('/') == folder.size() - 1);
-      folders.insert(folder.substr(0, folder.size() - 1));
+      absl::string_view folder = FolderPart(file.name);
+      if (!absl::ConsumeSuffix(&folder, "/")) continue;
+      FSDP_CHECK(!absl::StrContains(folder, '/'));
+      folders.emplace(folder);
     }
   }
   return {folders.begin(), folders.end()};

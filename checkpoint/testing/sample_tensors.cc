@@ -22,6 +22,7 @@
 #include "checkpoint/dcp/dcp_catalog.h"
 #include "checkpoint/dcp/metadata.h"
 #include "checkpoint/dcp/writer.h"
+#include "checkpoint/files/file_names.h"
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/range_reader.h"
 #include "checkpoint/files/real_file_system.h"
@@ -268,9 +269,8 @@ absl::StatusOr<std::vector<SampleTensor>> ReadSample(const std::string& path) {
     return ReadArchiveSample(path);
   }
   const SourceFolder folder(files, FolderOf(path), /*sums=*/nullptr);
-  FSDP_ASSIGN_OR_RETURN(
-      const Catalog catalog,
-      folder.ReadFileOrIndex(path.substr(path.rfind('/') + 1)));
+  FSDP_ASSIGN_OR_RETURN(const Catalog catalog,
+                        folder.ReadFileOrIndex(std::string(LastPart(path))));
   return ReadCatalog(folder, catalog);
 }
 

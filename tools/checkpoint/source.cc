@@ -21,6 +21,7 @@
 #include "checkpoint/dcp/dcp_catalog.h"
 #include "checkpoint/dcp/metadata.h"
 #include "checkpoint/dcp/metadata_reader.h"
+#include "checkpoint/files/file_names.h"
 #include "checkpoint/load/source_folder.h"
 #include "tools/checkpoint/torch_file.h"
 
@@ -180,9 +181,7 @@ absl::StatusOr<Source> OpenFolder(FileSystem& files, const std::string& path,
 }
 
 absl::StatusOr<Source> OpenFile(FileSystem& files, const std::string& path) {
-  const size_t slash = path.rfind('/');
-  const std::string name =
-      slash == std::string::npos ? path : path.substr(slash + 1);
+  const absl::string_view name = LastPart(path);
   if (name == kDcpMetadataFile || absl::EndsWith(name, ".distcp")) {
     return absl::InvalidArgumentError(
         absl::StrCat(path, " is a part of a checkpoint: name its folder"));
@@ -206,7 +205,8 @@ absl::StatusOr<Source> OpenFile(FileSystem& files, const std::string& path) {
         kEnding, " or ", kIndexEnding));
   }
   const SourceFolder folder(files, source.folder, nullptr);
-  FSDP_ASSIGN_OR_RETURN(source.catalog, folder.ReadFileOrIndex(name));
+  FSDP_ASSIGN_OR_RETURN(source.catalog,
+                        folder.ReadFileOrIndex(std::string(name)));
   return source;
 }
 

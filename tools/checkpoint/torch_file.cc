@@ -13,6 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
+#include "checkpoint/files/file_names.h"
 #include "checkpoint/tensor/tensor_info.h"
 #include "checkpoint/torch_archive/archive_reader.h"
 #include "checkpoint/torch_archive/value.h"
@@ -117,13 +118,9 @@ absl::StatusOr<TorchFile> ReadTorchFile(FileSystem& files,
       0, bytes);
   FSDP_RETURN_IF_ERROR(InFile(path, value.status()));
   TorchFile result;
-  const size_t slash = path.rfind('/');
   FSDP_RETURN_IF_ERROR(InFile(
       path,
-      result.catalog
-          .AddFile(slash == std::string::npos ? path : path.substr(slash + 1),
-                   bytes)
-          .status()));
+      result.catalog.AddFile(std::string(LastPart(path)), bytes).status()));
   FSDP_RETURN_IF_ERROR(InFile(path, Walker(result).Walk("", *value)));
   return result;
 }

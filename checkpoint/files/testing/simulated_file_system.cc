@@ -12,13 +12,14 @@
 #include "absl/types/span.h"
 #include "base/status_macros.h"
 #include "checkpoint/files/file_error.h"
+#include "checkpoint/files/file_names.h"
 #include "checkpoint/files/testing/simulated_node.h"
 
 namespace fsdp::checkpoint::testing {
 namespace {
 
 std::string NameIn(const std::string& path) {
-  return path.substr(path.rfind('/') + 1);
+  return std::string(LastPart(path));
 }
 
 absl::Status Killed(const std::string& path) {
