@@ -15,11 +15,11 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "absl/time/clock.h"
 #include "absl/types/span.h"
 #include "base/normal_mode.h"
 #include "base/status_macros.h"
 #include "checkpoint/catalog/catalog.h"
+#include "checkpoint/files/file_names.h"
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/new_path.h"
 #include "checkpoint/files/range_reader.h"
@@ -33,9 +33,9 @@
 #include "checkpoint/run/run.h"
 #include "checkpoint/run/run_values.h"
 #include "checkpoint/run/tensor_parts.h"
+#include "checkpoint/run/together.h"
 #include "checkpoint/save/plan_writer.h"
 #include "checkpoint/save/save_plan.h"
-#include "comm/agreement.h"
 #include "fsdp/deferred/deferred_init.h"
 
 namespace fsdp::checkpoint {
@@ -51,30 +51,6 @@ absl::StatusOr<RunValues> ReadValues(torch::nn::Module& module,
   run.model = &module;
   return RunValues::Read(run, what);
 }
-
-// What ranks agree on, where there are several.
-class Together {
- public:
-  Together(comm::Communicator* ranks, absl::string_view what,
-           absl::Duration timeout)
-      : ranks_(ranks), what_(what), timeout_(timeout) {}
-
-  int rank() const { return ranks_ == nullptr ? 0 : ranks_->rank(); }
-  absl::Status Agree(const absl::Status& mine) const {
-    if (ranks_ == nullptr) return mine;
-    return comm::Agree(*ranks_, mine, what_, absl::Now() + timeout_);
-  }
-  absl::Status CheckSame(const std::string& text) const {
-    if (ranks_ == nullptr) return absl::OkStatus();
-    return comm::CheckSame(*ranks_, text, "names and shapes of what is saved",
-                           absl::Now() + timeout_);
-  }
-
- private:
-  comm::Communicator* const ranks_;
-  const std::string what_;
-  const absl::Duration timeout_;
-};
 
 // --- Loading ----------------------------------------------------------------
 
@@ -127,8 +103,8 @@ class ModelLoad {
     if (is_folder) {
       FSDP_ASSIGN_OR_RETURN(catalog_, folder_->ReadModel());
     } else {
-      FSDP_ASSIGN_OR_RETURN(catalog_, folder_->ReadFileOrIndex(
-                                          path_.substr(path_.rfind('/') + 1)));
+      FSDP_ASSIGN_OR_RETURN(
+          catalog_, folder_->ReadFileOrIndex(std::string(LastPart(path_))));
     }
     return absl::OkStatus();
   }
@@ -161,8 +137,8 @@ class ModelExport {
       : module_(module),
         options_(options),
         output_(output),
-        together_(RanksOf(module) == nullptr ? options.ranks : RanksOf(module),
-                  "exporting a model", options.timeout) {}
+        together_(RanksOf(module, options.ranks), "exporting a model",
+                  options.timeout) {}
 
   absl::Status Run() {
     const NormalMode normal;
@@ -170,7 +146,8 @@ class ModelExport {
     // What follows may need all ranks.
     FSDP_RETURN_IF_ERROR(together_.Agree(values.status()));
     FSDP_RETURN_IF_ERROR(together_.Agree(Plan(*values)));
-    FSDP_RETURN_IF_ERROR(together_.CheckSame(plan_.text));
+    FSDP_RETURN_IF_ERROR(
+        together_.CheckSame(plan_.text, "names and shapes of what is saved"));
     FSDP_RETURN_IF_ERROR(together_.Agree(
         IsFirst() ? output_.Claim("exports a model") : absl::OkStatus()));
     FSDP_RETURN_IF_ERROR(together_.Agree(Write()));

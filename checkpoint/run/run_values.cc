@@ -49,9 +49,10 @@ absl::Status CheckNotWrapped(const torch::nn::Module& module) {
 
 }  // namespace
 
-comm::Communicator* RanksOf(torch::nn::Module& module) {
+comm::Communicator* RanksOf(torch::nn::Module& module,
+                            comm::Communicator* otherwise) {
   auto* const sharded = dynamic_cast<ShardedModuleBase*>(&module);
-  return sharded == nullptr ? nullptr : &sharded->communicator();
+  return sharded == nullptr ? otherwise : &sharded->communicator();
 }
 
 absl::StatusOr<RunValues> RunValues::Read(const TrainingRun& run,

@@ -28,8 +28,10 @@
 
 namespace fsdp::checkpoint {
 
-// The ranks of a model that FullyShard() has made; null: it is not sharded.
-comm::Communicator* RanksOf(torch::nn::Module& module);
+// The ranks of a model that FullyShard() has made; of one that is not sharded,
+// `otherwise`.
+comm::Communicator* RanksOf(torch::nn::Module& module,
+                            comm::Communicator* otherwise = nullptr);
 
 // As long as it lives, a sharded model is refused to others.
 class RunValues {

@@ -16,13 +16,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
-#include "absl/time/clock.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
 #include "checkpoint/dcp/dcp_catalog.h"
 #include "checkpoint/dcp/metadata.h"
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/new_path.h"
+#include "checkpoint/run/together.h"
 #include "checkpoint/save/dcp_file_writer.h"
 #include "checkpoint/tensor/dtype.h"
 #include "checkpoint/tensor/tensor_info.h"
@@ -62,29 +62,22 @@ class Export {
          comm::Communicator* ranks, const DcpExportOptions& options)
       : files_(files),
         output_(files, folder, NewPath::Kind::kFolder),
-        ranks_(ranks),
+        together_(ranks, kLabel, options.timeout),
         options_(options),
-        rank_(ranks == nullptr ? 0 : ranks->rank()) {}
+        rank_(together_.rank()) {}
 
   absl::Status Run(absl::Span<const TensorGroup> groups) {
     absl::Status status = LayOut(groups);
     if (status.ok() && rank_ == 0) {
       status = output_.Claim("exports a DCP checkpoint");
     }
-    FSDP_RETURN_IF_ERROR(Agree(status));
+    FSDP_RETURN_IF_ERROR(together_.Agree(status));
     FSDP_RETURN_IF_ERROR(GatherRanges());
-    FSDP_RETURN_IF_ERROR(Agree(WriteFile()));
-    return Agree(rank_ == 0 ? Commit() : absl::OkStatus());
+    FSDP_RETURN_IF_ERROR(together_.Agree(WriteFile()));
+    return together_.Agree(rank_ == 0 ? Commit() : absl::OkStatus());
   }
 
  private:
-  absl::Time Deadline() const { return absl::Now() + options_.timeout; }
-
-  absl::Status Agree(const absl::Status& mine) {
-    if (ranks_ == nullptr) return mine;
-    return comm::Agree(*ranks_, mine, kLabel, Deadline());
-  }
-
   // --- What there is to write -----------------------------------------------
 
   void Add(TensorPart part, DcpPath path) {
@@ -156,10 +149,11 @@ class Export {
 
   // Every rank's ranges, in ranges_ of rank 0.
   absl::Status GatherRanges() {
-    if (ranks_ == nullptr) return absl::OkStatus();
+    if (together_.ranks() == nullptr) return absl::OkStatus();
     FSDP_ASSIGN_OR_RETURN(
         const std::vector<std::string> texts,
-        comm::GatherStrings(*ranks_, EncodeRanges(), kLabel, Deadline()));
+        comm::GatherStrings(*together_.ranks(), EncodeRanges(), kLabel,
+                            together_.Deadline()));
     std::vector<std::vector<DcpRange>> all;
     for (size_t rank = 0; rank < texts.size(); ++rank) {
       std::vector<int64_t> numbers(texts[rank].size() / sizeof(int64_t));
@@ -212,7 +206,7 @@ class Export {
 
   FileSystem& files_;
   NewPath output_;  // claimed by rank 0
-  comm::Communicator* const ranks_;
+  const Together together_;
   const DcpExportOptions& options_;
   const int rank_;
   std::vector<DcpWriteTensor> tensors_;
