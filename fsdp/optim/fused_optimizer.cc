@@ -191,7 +191,8 @@ FusedOptimizer<Base, Options>::FusedOptimizer(
                      fused) {}
 
 template <typename Base, typename Options>
-FusedOptimizer<Base, Options>::FusedOptimizer(FusedOptimizer&&) = default;
+FusedOptimizer<Base, Options>::FusedOptimizer(FusedOptimizer&&) noexcept =
+    default;
 
 template <typename Base, typename Options>
 FusedOptimizer<Base, Options>::~FusedOptimizer() = default;
