@@ -75,7 +75,9 @@ DeviceStage::DeviceStage(c10::Device device, absl::Duration timeout)
 
 DeviceStage::~DeviceStage() {
   const absl::Status ended = AwaitAll(absl::Now() + timeout_);
-  if (!ended.ok()) TORCH_WARN("fsdp: ", ended.ToString());
+  if (!ended.ok()) {
+    TORCH_WARN("fsdp: ", ended.ToString());
+  }
 }
 
 c10::Stream DeviceStage::CurrentStream() const {
