@@ -198,6 +198,7 @@ template <typename Base, typename Options>
 FusedOptimizer<Base, Options>::~FusedOptimizer() = default;
 
 template <typename Base, typename Options>
+// NOLINTNEXTLINE(google-default-arguments): as LibTorch declares it.
 at::Tensor FusedOptimizer<Base, Options>::step(LossClosure closure) {
   at::Tensor loss;
   if (closure != nullptr) {

@@ -119,7 +119,7 @@ void DeviceStage::Poll() {
 
 // A device that has come to its end copies nothing.
 absl::Status DeviceStage::AwaitFirstLeaving(absl::Time deadline) {
-  const absl::Status reached = Await(leaving_.front().last, deadline);
+  absl::Status reached = Await(leaving_.front().last, deadline);
   if (absl::IsDeadlineExceeded(reached)) return reached;
   const Leaving first = std::move(leaving_.front());
   leaving_.pop_front();
