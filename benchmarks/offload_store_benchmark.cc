@@ -92,9 +92,9 @@ void BM_Store(benchmark::State& state, bool write, bool checksums,
     state.SetIterationTime(of_store);
     ratios.push_back(of_plain / of_store);
   }
-  std::nth_element(ratios.begin(), ratios.begin() + ratios.size() / 2,
-                   ratios.end());
-  state.counters["of_plain"] = ratios[ratios.size() / 2];
+  const auto middle = ratios.begin() + static_cast<int64_t>(ratios.size() / 2);
+  std::nth_element(ratios.begin(), middle, ratios.end());
+  state.counters["of_plain"] = *middle;
   state.counters["GB/s"] =
       benchmark::Counter(static_cast<double>(kBytes) * 1e-9,
                          benchmark::Counter::kIsIterationInvariantRate);

@@ -40,6 +40,7 @@ double Sum(const std::vector<double>& numbers) {
 
 void OnAllRanks(int ranks, const std::function<void(int)>& fn) {
   std::vector<std::thread> threads;
+  threads.reserve(ranks);
   for (int rank = 0; rank < ranks; ++rank) {
     threads.emplace_back([&fn, rank] {
       at::set_num_threads(1);
@@ -139,6 +140,7 @@ CollectiveSeconds MeasureCollectives(const Group& group, int64_t bytes) {
     };
     const auto measure = [&](int64_t shard, bool reduces) {
       std::vector<at::Tensor> buffers;
+      buffers.reserve(kBuffers);
       for (int k = 0; k < kBuffers; ++k) {
         buffers.push_back(at::ones({shard * ranks}));
       }

@@ -68,6 +68,7 @@ RankStep ShardedStep(Model model, int64_t rows) {
 
 void OnAllRanks(const std::function<void(int)>& fn) {
   std::vector<std::thread> threads;
+  threads.reserve(kRanks);
   for (int rank = 0; rank < kRanks; ++rank) {
     threads.emplace_back([&fn, rank] {
       at::set_num_threads(1);
@@ -147,10 +148,11 @@ void BM_Step(benchmark::State& state, const std::string& backend,
     ++steps;
   }
   const auto per_rank_step = [&](comm::Collective collective) {
-    return log.TotalsOf(collective).bytes / static_cast<double>(steps * kRanks);
+    return static_cast<double>(log.TotalsOf(collective).bytes) /
+           static_cast<double>(steps * kRanks);
   };
-  state.counters["ms"] = 1e3 * sharded_seconds / steps;
-  state.counters["floor_ms"] = 1e3 * plain_seconds / steps;
+  state.counters["ms"] = 1e3 * sharded_seconds / static_cast<double>(steps);
+  state.counters["floor_ms"] = 1e3 * plain_seconds / static_cast<double>(steps);
   state.counters["ratio_to_floor"] = sharded_seconds / plain_seconds;
   const double gathered = per_rank_step(comm::Collective::kAllGather);
   // Quantised sums are all-to-alls.

@@ -97,8 +97,8 @@ absl::StatusOr<std::string> BroadcastString(Communicator& communicator,
   // Where one rank plays all of them, the root's text is its own.
   const at::Tensor bytes = at::zeros({count}, at::kByte);
   char* data = reinterpret_cast<char*>(bytes.mutable_data_ptr<uint8_t>());
-  std::memcpy(data, text.data(),
-              std::min(text.size(), static_cast<size_t>(count)));
+  std::copy_n(text.data(), std::min(text.size(), static_cast<size_t>(count)),
+              data);
   FSDP_RETURN_IF_ERROR(
       BroadcastTensor(communicator, bytes, root, what, deadline));
   return std::string(data, static_cast<size_t>(count));
@@ -166,6 +166,7 @@ absl::StatusOr<std::vector<std::string>> GatherStrings(
   const char* const bytes =
       reinterpret_cast<const char*>(out.const_data_ptr<uint8_t>());
   std::vector<std::string> texts;
+  texts.reserve(ranks);
   for (int rank = 0; rank < ranks; ++rank) {
     texts.emplace_back(bytes + rank * longest, sizes[rank]);
   }

@@ -206,7 +206,7 @@ TEST(GatherStringsTest, EveryRankHasEveryText) {
   for (const int world_size : {1, 2, 3, 5, 8}) {
     // Empty, with zeros inside, and of lengths that differ.
     const auto text_of = [](int rank) {
-      return absl::StrCat(std::string(rank * rank, 'a'),
+      return absl::StrCat(std::string(size_t{1} * rank * rank, 'a'),
                           std::string(rank, '\0'));
     };
     EXPECT_OK(RunAllRanks(world_size, [&](Communicator& communicator) {

@@ -115,10 +115,12 @@ TEST(MeshTest, TheLastDimensionVariesFastest) {
                         mesh.dimension(1).size == shape.columns,
                     "another place"));
           std::vector<int64_t> same_column;
+          same_column.reserve(shape.rows);
           for (int i = 0; i < shape.rows; ++i) {
             same_column.push_back(i * shape.columns + column);
           }
           std::vector<int64_t> same_row;
+          same_row.reserve(shape.columns);
           for (int i = 0; i < shape.columns; ++i) {
             same_row.push_back(row * shape.columns + i);
           }
@@ -221,7 +223,7 @@ TEST(MeshTest, ToStringShowsWhichRanksShareAGroup) {
             absl::StrCat("replicate 2 x shard 3 ranks, this is rank ", c.rank(),
                          "\n  replicate: {0 3} {1 4} {2 5}"
                          "\n  shard: {0 1 2} {3 4 5}"),
-        mesh.ToString().c_str());
+        mesh.ToString());
   }));
 }
 
@@ -235,7 +237,7 @@ TEST(MeshTest, ToStringAbbreviatesManyRanks) {
             absl::StrCat("replicate 5 x shard 2 ranks, this is rank ", c.rank(),
                          "\n  replicate: {0 2 ... 8} {1 3 ... 9}"
                          "\n  shard: {0 1} {2 3} {4 5} {6 7} ... (5 groups)"),
-        mesh.ToString().c_str());
+        mesh.ToString());
   }));
 }
 
@@ -251,6 +253,7 @@ TEST(SplitConsecutiveTest, NeighboursShareAGroup) {
               Check((part == world) == (size == c.world_size()),
                     "all ranks are the group itself, and only they"));
           std::vector<int64_t> expected;
+          expected.reserve(size);
           for (int i = 0; i < size; ++i) {
             expected.push_back(c.rank() / size * size + i);
           }

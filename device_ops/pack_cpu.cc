@@ -87,6 +87,7 @@ template <typename Out>
 void WriteAll(const std::vector<PackedRange>& ranges, const Scaling& scaling,
               Out* out) {
   std::vector<int64_t> ends;  // as if the ranges followed each other
+  ends.reserve(ranges.size());
   int64_t total = 0;
   for (const PackedRange& range : ranges) ends.push_back(total += range.numel);
   at::parallel_for(0, total, kGrain, [&](int64_t begin, int64_t end) {

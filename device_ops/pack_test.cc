@@ -102,6 +102,7 @@ TEST(PackTest, HasTheSameBitsOnOtherDevices) {
   for (int64_t size : {0, 1, 257, 1021}) {
     const PackCase test = MakePackCase(size, 11);
     std::vector<at::Tensor> sources;
+    sources.reserve(test.sources.size());
     for (const at::Tensor& source : test.sources) {
       sources.push_back(source.to(FakeDevice::device()));
     }

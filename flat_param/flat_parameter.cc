@@ -52,7 +52,8 @@ absl::StatusOr<FlatLayout> LayoutOf(
     specs.push_back(
         {parameter.name, dense.sizes().vec(), dense.strides().vec()});
   }
-  return FlatLayout::Create(std::move(specs), c10::elementSize(narrowest),
+  return FlatLayout::Create(std::move(specs),
+                            static_cast<int64_t>(c10::elementSize(narrowest)),
                             world_size);
 }
 

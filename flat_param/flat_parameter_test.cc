@@ -28,6 +28,7 @@ constexpr char kFreed[] = "unit blocks.0 is not gathered";
 
 std::vector<NamedParameter> Named(std::vector<at::Tensor> tensors) {
   std::vector<NamedParameter> parameters;
+  parameters.reserve(tensors.size());
   for (size_t i = 0; i < tensors.size(); ++i) {
     parameters.push_back({absl::StrCat("p", i), {std::move(tensors[i])}});
   }
@@ -123,7 +124,8 @@ TEST_P(WorldSizeTest, FilledParametersHaveTheirOldValuesSizesAndStrides) {
   rank.parameter.Fill(rank.memory);
   for (size_t i = 0; i < values.size(); ++i) {
     SCOPED_TRACE(i);
-    const at::Tensor& tensor = rank.parameter.parameter(i).tensors.front();
+    const at::Tensor& tensor =
+        rank.parameter.parameter(static_cast<int>(i)).tensors.front();
     EXPECT_EQ(tensor.strides(), values[i].strides());
     EXPECT_TRUE(tensor.equal(values[i]));
   }

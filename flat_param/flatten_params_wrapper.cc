@@ -125,6 +125,7 @@ void FlattenParamsWrapperBase::Convert(Args... args) {
       [&](const at::Tensor& flat) { return flat.to(args...); }));
 }
 
+// NOLINTBEGIN(google-default-arguments): as LibTorch declares them.
 void FlattenParamsWrapperBase::to(torch::Device device, torch::Dtype dtype,
                                   bool non_blocking) {
   Convert(device, dtype, non_blocking);
@@ -137,6 +138,7 @@ void FlattenParamsWrapperBase::to(torch::Dtype dtype, bool non_blocking) {
 void FlattenParamsWrapperBase::to(torch::Device device, bool non_blocking) {
   Convert(device, non_blocking);
 }
+// NOLINTEND(google-default-arguments)
 
 void FlattenParamsWrapperBase::pretty_print(std::ostream& stream) const {
   stream << name() << "(" << num_params_managed() << " parameters, "

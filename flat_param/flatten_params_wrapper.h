@@ -105,10 +105,12 @@ class FlattenParamsWrapperBase : public WrapperModule {
   // whether there is a wrapper.
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
+  // NOLINTBEGIN(google-default-arguments): as LibTorch declares them.
   void to(torch::Device device, torch::Dtype dtype,
           bool non_blocking = false) override;
   void to(torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Device device, bool non_blocking = false) override;
+  // NOLINTEND(google-default-arguments)
   void pretty_print(std::ostream& stream) const override;
   std::shared_ptr<torch::nn::Module> wrapped_module() const override;
 
@@ -171,6 +173,7 @@ class FlattenParamsWrapperImpl
     return (*module_)[std::forward<Index>(index)];
   }
 
+  // NOLINTNEXTLINE(google-default-arguments): as LibTorch declares it.
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<torch::Device>& device =
           std::nullopt) const override {

@@ -31,6 +31,7 @@ int TiedParameters::Add(const std::string& name, const at::Tensor& tensor) {
 
 absl::Status TiedParameters::CheckOverlaps() const {
   std::vector<at::Tensor> tensors;
+  tensors.reserve(parameters_.size());
   for (const NamedParameter& parameter : parameters_) {
     tensors.push_back(parameter.tensors.front());
   }

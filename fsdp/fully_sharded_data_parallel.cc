@@ -29,6 +29,7 @@ std::vector<at::Tensor> ShardedModuleBase::Parameters() const {
   return parameters;
 }
 
+// NOLINTNEXTLINE(google-default-arguments): as LibTorch declares it.
 void ShardedModuleBase::zero_grad(bool set_to_none) {
   ParameterOwner& owner = model_->parameter_owner();
   owner.OpenGradients();

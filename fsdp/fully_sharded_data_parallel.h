@@ -156,6 +156,7 @@ class ShardedModuleBase : public torch::nn::Module {
 
   // Gradients start anew, as by an optimizer's zero_grad(), also those that a
   // NoSync() scope has left whole, which no optimizer knows of.
+  // NOLINTNEXTLINE(google-default-arguments): as LibTorch declares it.
   void zero_grad(bool set_to_none = true) override;
 
   // Visits each full parameter, of its own shape, holding one unit at a time.

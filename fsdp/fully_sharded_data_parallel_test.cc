@@ -59,7 +59,7 @@ Trained TrainPlain(int world_size, int steps) {
   torch::optim::AdamW optimizer(net->parameters(), 1e-2);
   for (int step = 0; step < steps; ++step) {
     const at::Tensor x =
-        Rows(step * world_size * kRowsPerRank, world_size * kRowsPerRank, kDim);
+        Rows(kRowsPerRank * world_size * step, kRowsPerRank * world_size, kDim);
     at::Tensor loss = Loss(net->forward(x), x);
     optimizer.zero_grad();
     loss.backward();

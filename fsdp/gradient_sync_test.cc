@@ -157,7 +157,7 @@ absl::Status CheckGradients(const ShardedModuleBase& model,
   return absl::OkStatus();
 }
 
-std::vector<bool> AllBut(std::vector<int> others) {
+std::vector<bool> AllBut(const std::vector<int>& others) {
   std::vector<bool> result(kUnits, true);
   for (int i : others) result[i] = false;
   return result;

@@ -46,6 +46,7 @@ std::string ScriptModuleImpl::type_name() const {
   return script_.type()->name()->name();
 }
 
+// NOLINTNEXTLINE(google-default-arguments): as LibTorch declares it.
 void ScriptModuleImpl::train(bool on) {
   torch::nn::Module::train(on);
   script_.train(on);

@@ -45,6 +45,7 @@ class ScriptModuleImpl : public torch::nn::Module {
   // The last part of the type's name: "Block" of "__torch__.net.Block".
   std::string type_name() const;
 
+  // NOLINTNEXTLINE(google-default-arguments): as LibTorch declares it.
   void train(bool on = true) override;
 
  private:

@@ -66,7 +66,7 @@ class Program {
 };
 
 void AddParameter(Module& module, const std::string& name,
-                  std::vector<int64_t> sizes, bool trainable = true) {
+                  const std::vector<int64_t>& sizes, bool trainable = true) {
   module.register_parameter(name, at::zeros(sizes).set_requires_grad(trainable),
                             false);
 }

@@ -85,6 +85,7 @@ Schedule MakeSchedule(const std::vector<PlannedUnit>& units,
 void IntroduceModules(const ShardPlan& plan, ShardedModel& model,
                       bool transparent) {
   std::vector<std::pair<std::shared_ptr<torch::nn::Module>, int>> modules;
+  modules.reserve(plan.tree.modules.size());
   for (const std::shared_ptr<torch::nn::Module>& module : plan.tree.modules) {
     modules.emplace_back(module, ShardedModel::kNoUnit);
   }

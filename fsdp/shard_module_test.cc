@@ -44,7 +44,7 @@ constexpr int64_t kDim = 4;
 constexpr int kRanks = 2;
 
 absl::StatusOr<FullyShardedDataParallel<NetImpl>> ShardNet(
-    Communicator& communicator, Options options = BlockUnits()) {
+    Communicator& communicator, const Options& options = BlockUnits()) {
   return FullyShard(MakeNet(kDim, 2), Unowned(communicator), options);
 }
 

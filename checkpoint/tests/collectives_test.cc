@@ -68,6 +68,7 @@ std::vector<CollectiveRecord> TraceOf(const Program& program) {
 
 std::vector<std::string> NamesOf(const std::vector<CollectiveRecord>& trace) {
   std::vector<std::string> names;
+  names.reserve(trace.size());
   for (const CollectiveRecord& record : trace) {
     names.push_back(absl::StrCat(comm::CollectiveName(record.collective),
                                  " of ", record.label));

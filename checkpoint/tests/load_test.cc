@@ -178,9 +178,10 @@ TEST(LoadTest, AnOptimizerOverIgnoredParameters) {
 struct Weights : torch::nn::Module {
   Weights(const std::vector<std::string>& names, bool tied) {
     for (const std::string& name : names) {
-      const at::Tensor value = tied && !weights.empty()
-                                   ? weights.front()
-                                   : at::full({3}, 1.0 * weights.size());
+      const at::Tensor value =
+          tied && !weights.empty()
+              ? weights.front()
+              : at::full({3}, static_cast<double>(weights.size()));
       weights.push_back(register_parameter(name, value));
     }
   }
@@ -198,6 +199,7 @@ std::unique_ptr<torch::optim::AdamW> Stepped(const Weights& model,
   std::vector<torch::optim::OptimizerParamGroup> result;
   for (const std::vector<int>& indices : groups) {
     std::vector<at::Tensor> weights;
+    weights.reserve(indices.size());
     for (const int i : indices) weights.push_back(model.weights[i]);
     for (at::Tensor& weight : weights) {
       weight.mutable_grad() = at::full({3}, gradient);

@@ -63,10 +63,12 @@ std::vector<MeetingPlace> MeetAll(const std::vector<Environment>& ranks) {
   return places;
 }
 
+using Condition = std::function<bool()>;
+
 // Ranks 0 and 2 of 4, whose limits are over once both wait for the others.
 std::vector<absl::Status> MeetWithTwoMissing(
-    const std::function<void(WaitLimits* limits,
-                             std::function<bool()> both_wait)>& set_limits) {
+    const std::function<void(WaitLimits* limits, const Condition& both_wait)>&
+        set_limits) {
   std::vector<Environment> ranks = RanksOfOneHost(4);
   ranks.erase(ranks.begin() + 3);
   ranks.erase(ranks.begin() + 1);
@@ -88,7 +90,7 @@ std::vector<absl::Status> MeetWithTwoMissing(
 
 TEST(MeetTest, AMissingRankIsNamed) {
   const std::vector<absl::Status> results =
-      MeetWithTwoMissing([](WaitLimits* limits, auto both_wait) {
+      MeetWithTwoMissing([](WaitLimits* limits, const Condition& both_wait) {
         limits->now = [both_wait] {
           return both_wait() ? absl::InfiniteFuture() : absl::Now();
         };
@@ -103,7 +105,7 @@ TEST(MeetTest, AMissingRankIsNamed) {
 
 TEST(MeetTest, AWishToStopIsHeardWhereRanksWait) {
   const std::vector<absl::Status> results =
-      MeetWithTwoMissing([](WaitLimits* limits, auto both_wait) {
+      MeetWithTwoMissing([](WaitLimits* limits, const Condition& both_wait) {
         limits->stop_requested = both_wait;
       });
   const absl::Status& own =

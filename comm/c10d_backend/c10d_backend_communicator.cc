@@ -271,16 +271,17 @@ absl::StatusOr<at::Tensor> C10dBackendCommunicator::AllocateSymmetric(
 absl::StatusOr<std::vector<C10dBackendCommunicator::Member>>
 C10dBackendCommunicator::Members(int color, int key) {
   constexpr absl::string_view kWhat = "split the group";
+  const int64_t mine = int64_t{2} * rank();
   at::Tensor all;
   FSDP_RETURN_IF_ERROR(TorchToStatus(kWhat, [&] {
     all =
-        at::empty({2 * world_size()},
+        at::empty({int64_t{2} * world_size()},
                   at::TensorOptions().dtype(at::kLong).device(options_.device));
-    all[2 * rank()].fill_(color);
-    all[2 * rank() + 1].fill_(key);
+    all[mine].fill_(color);
+    all[mine + 1].fill_(key);
   }));
-  FSDP_ASSIGN_OR_RETURN(
-      auto work, AllGather(all, all.narrow(0, 2 * rank(), 2), "the group"));
+  FSDP_ASSIGN_OR_RETURN(auto work,
+                        AllGather(all, all.narrow(0, mine, 2), "the group"));
   FSDP_RETURN_IF_ERROR(work->Wait(absl::Now() + options_.timeout));
   std::vector<Member> members;
   FSDP_RETURN_IF_ERROR(TorchToStatus(kWhat, [&] {

@@ -85,7 +85,7 @@ C10dBackendGroup::Launch(Call call, int64_t bytes, Start start, Finish finish) {
   FSDP_ASSIGN_OR_RETURN(auto entry, watched_.Begin(std::move(call), bytes));
   WorkPtr work;
   bool is_captured = false;
-  const absl::Status started =
+  absl::Status started =
       C10dToStatus(entry->Describe(rank(), world_size()), [&] {
         is_captured = options_.is_capturing && options_.is_capturing();
         work = start(*backend_);

@@ -169,7 +169,7 @@ class C10dBackendStreamTest : public ::testing::Test {
 
 TEST_F(C10dBackendStreamTest, FollowsTheCurrentStreamWithoutTheHost) {
   const at::Tensor shard = Full(7, 2);
-  const at::Tensor whole = Full(7 * kRanks, 0);
+  const at::Tensor whole = Full(int64_t{7} * kRanks, 0);
   const at::Tensor sum = Full(7, 0);
   const auto run = [&]() -> absl::Status {
     for (int step = 0; step < 3; ++step) {
@@ -198,7 +198,7 @@ TEST_F(C10dBackendStreamTest, AScaleComesBehindAPlainSum) {
       for (at::ScalarType to : {at::kFloat, at::kDouble}) {
         const at::Tensor out = Full(5, 100, to);
         ASSERT_OK_AND_ASSIGN(auto work, communicator_->ReduceScatterScaled(
-                                            out, Full(5 * kRanks, 4),
+                                            out, Full(int64_t{5} * kRanks, 4),
                                             {scale, accumulate}, "mean"));
         ASSERT_OK(work->Wait(Soon()));
         EXPECT_TRUE(AllAre(out, 4 * scale * kRanks + (accumulate ? 100 : 0)));

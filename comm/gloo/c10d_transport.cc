@@ -23,7 +23,7 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 // the receive that is half done when a connection breaks, only those queued
 // behind it; so there has to be one, and Wait() looks at it first.
 constexpr int64_t kTailBytes = 1024;
-constexpr int64_t kLongBytes = 64 * 1024;
+constexpr int64_t kLongBytes = int64_t{64} * 1024;
 
 // Deadlines are the business of whoever calls Abort(): a time-out inside Gloo
 // would break the connections without saying why.

@@ -45,6 +45,7 @@ absl::StatusOr<Group> CreateGlooGroup(int world_size, absl::Duration timeout) {
   std::vector<absl::StatusOr<std::unique_ptr<Communicator>>> results(
       world_size);
   std::vector<std::thread> threads;
+  threads.reserve(world_size);
   for (int rank = 0; rank < world_size; ++rank) {
     threads.emplace_back([&, rank] {
       results[rank] =
@@ -131,6 +132,8 @@ TEST(GlooCommunicatorTest, NamesTheInterfaceThatNobodyReached) {
       [never](
           const c10::intrusive_ptr<c10d::Store>&, int, int,
           absl::Duration) -> absl::StatusOr<std::unique_ptr<MessageTransport>> {
+    // Held by the call: its function may be gone before it returns.
+    // NOLINTNEXTLINE(performance-unnecessary-copy-initialization)
     const auto held = never;
     held->WaitForNotification();
     return absl::UnavailableError("over");

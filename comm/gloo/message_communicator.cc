@@ -209,6 +209,7 @@ StorePtr StoreOfNextGroup(const StorePtr& store, int rank) {
 absl::Status Meet(const StorePtr& store, int rank, int world_size,
                   absl::Duration timeout) {
   std::vector<std::string> keys;
+  keys.reserve(world_size);
   for (int peer = 0; peer < world_size; ++peer) {
     keys.push_back(absl::StrCat("here/", peer));
   }

@@ -190,7 +190,7 @@ absl::Status ConnectTogether(const c10::intrusive_ptr<c10d::Store>& store,
             TorchToStatus("connect", [&] { result = connect(); });
         connect = nullptr;
         absl::MutexLock lock(&attempt->mutex);
-        attempt->result = thrown.ok() ? std::move(result) : thrown;
+        attempt->result = thrown.ok() ? result : thrown;
       });
   if (!thread.ok()) return session.Tell(thread.status());
   const absl::Status own = session.AwaitOwn(attempt.get());

@@ -37,6 +37,7 @@ std::vector<absl::Status> RunRanks(int world_size, const Connect& connect,
   const auto store = c10::make_intrusive<c10d::HashStore>();
   std::vector<absl::Status> results(world_size);
   std::vector<std::thread> threads;
+  threads.reserve(world_size);
   for (int rank = 0; rank < world_size; ++rank) {
     threads.emplace_back([&, rank] {
       // A thread that is left behind may begin after the end of this test.
@@ -111,6 +112,7 @@ TEST(ConnectTogetherTest, NamesWhoIsNotThroughAtTheDeadline) {
   };
   std::vector<absl::Status> results(3);
   std::vector<std::thread> threads;
+  threads.reserve(3);
   for (int rank = 0; rank < 3; ++rank) {
     threads.emplace_back([&, rank] {
       results[rank] = ConnectTogether(store, rank, 3, limits, [hang, rank] {

@@ -139,7 +139,7 @@ absl::StatusOr<std::unique_ptr<Work>> HierarchicalCommunicator::Start(
   }
   FSDP_ASSIGN_OR_RETURN(
       auto operation,
-      group_->Post(std::move(call),
+      group_->Post(call,
                    [run = std::move(run), collectives = collectives_,
                     label = std::string(label)](HierarchicalGroup& group) {
                      return run(*collectives, group, label);
@@ -159,7 +159,7 @@ absl::StatusOr<at::Tensor> HierarchicalCommunicator::AllocateSymmetric(
                               return absl::OkStatus();
                             }));
   FSDP_RETURN_IF_ERROR(group_->Wait(*operation, absl::Now() + timeout_));
-  return *std::move(memory);
+  return std::move(*memory);
 }
 
 // What all ranks have passed to Split(), by rank.
@@ -210,7 +210,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> HierarchicalCommunicator::Split(
   const auto part = std::make_shared<std::unique_ptr<Communicator>>();
   FSDP_ASSIGN_OR_RETURN(
       auto operation,
-      group_->Post(std::move(call),
+      group_->Post(call,
                    [part, color, key, collectives = collectives_](
                        HierarchicalGroup& group) -> absl::Status {
                      FSDP_ASSIGN_OR_RETURN(

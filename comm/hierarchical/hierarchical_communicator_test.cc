@@ -62,7 +62,8 @@ HostLayout LayoutOf(int world_size, int ranks_per_host) {
 }
 
 ContractBackend Backend(std::string name, int ranks_per_host,
-                        GroupFactory inside, GroupFactory between) {
+                        const GroupFactory& inside,
+                        const GroupFactory& between) {
   ContractBackend backend;
   backend.name = std::move(name);
   backend.create = [=](int world_size, absl::Duration timeout) {

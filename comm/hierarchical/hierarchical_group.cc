@@ -72,7 +72,7 @@ absl::StatusOr<std::shared_ptr<HierarchicalGroup>> HierarchicalGroup::Create(
     HierarchicalParts parts) {
   std::shared_ptr<HierarchicalGroup> group(
       new HierarchicalGroup(std::move(parts)));
-  const absl::Status started = group->StartThreads();
+  absl::Status started = group->StartThreads();
   if (started.ok()) return group;
   group->Abort(started);
   return started;
@@ -86,7 +86,7 @@ absl::Status HierarchicalGroup::StartThreads() {
 HierarchicalGroup::~HierarchicalGroup() { Stop(); }
 
 absl::StatusOr<std::shared_ptr<HierarchicalGroup::Operation>>
-HierarchicalGroup::Post(Call call, Run run) {
+HierarchicalGroup::Post(const Call& call, Run run) {
   int64_t sequence = 0;
   {
     absl::MutexLock lock(&mutex_);
@@ -96,7 +96,7 @@ HierarchicalGroup::Post(Call call, Run run) {
 }
 
 absl::StatusOr<std::shared_ptr<HierarchicalGroup::Operation>>
-HierarchicalGroup::PostUncounted(std::string name, Run run) {
+HierarchicalGroup::PostUncounted(const std::string& name, Run run) {
   auto operation = queue_.Post(
       name, [this, name, run = std::move(run)] { return Execute(name, run); });
   if (operation == nullptr) return ErrorOf(name);

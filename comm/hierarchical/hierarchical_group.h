@@ -53,11 +53,11 @@ class HierarchicalGroup {
   const HostLayout& layout() const { return layout_; }
 
   // Queues an operation. Fails at once when the group has failed.
-  absl::StatusOr<std::shared_ptr<Operation>> Post(Call call, Run run);
+  absl::StatusOr<std::shared_ptr<Operation>> Post(const Call& call, Run run);
 
   // The same for what is not counted as a call.
-  absl::StatusOr<std::shared_ptr<Operation>> PostUncounted(std::string name,
-                                                           Run run);
+  absl::StatusOr<std::shared_ptr<Operation>> PostUncounted(
+      const std::string& name, Run run);
 
   // As Work::Wait, for an operation of this group.
   absl::Status Wait(const Operation& operation, absl::Time deadline);

@@ -264,6 +264,7 @@ absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> CreateLocalGroup(
   }
   const auto group = std::make_shared<Rendezvous>(world_size);
   std::vector<std::unique_ptr<Communicator>> communicators;
+  communicators.reserve(world_size);
   for (int rank = 0; rank < world_size; ++rank) {
     communicators.push_back(std::make_unique<LocalCommunicator>(
         Seat{group, rank}, options.timeout));

@@ -92,6 +92,7 @@ class Both {
   static std::vector<at::Tensor> Copies(const std::vector<at::Tensor>& tensors,
                                         c10::Device device) {
     std::vector<at::Tensor> copies;
+    copies.reserve(tensors.size());
     for (const at::Tensor& tensor : tensors) {
       copies.push_back(tensor.clone().to(device));
     }
@@ -185,8 +186,8 @@ TEST_P(LoopbackCommunicator, ReducesIntoItsOwnSlice) {
   for (const int world_size : kWorldSizes) {
     const int rank = world_size / 2;
     const auto group = Create(rank, world_size, device());
-    const at::Tensor in = at::ones({7 * world_size}, device());
-    const at::Tensor out = in.narrow(0, 7 * rank, 7);
+    const at::Tensor in = at::ones({int64_t{7} * world_size}, device());
+    const at::Tensor out = in.narrow(0, int64_t{7} * rank, 7);
     ASSERT_OK(Finish(group->ReduceScatter(out, in, ReduceOp::kSum, "w")));
     EXPECT_TRUE(out.cpu().eq(world_size).all().item<bool>());
   }

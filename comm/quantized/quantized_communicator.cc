@@ -192,7 +192,7 @@ std::shared_ptr<GatherExtension> GathersOf(const QuantizationOptions& options) {
 
 class QuantizedCommunicator final : public ForwardingCommunicator {
  public:
-  QuantizedCommunicator(std::shared_ptr<Communicator> base,
+  QuantizedCommunicator(const std::shared_ptr<Communicator>& base,
                         const QuantizationOptions& options)
       : ForwardingCommunicator(base),
         group_(base),
@@ -364,7 +364,8 @@ int64_t SumMessageBytes(int64_t numel, at::ScalarType dtype, int world_size,
                         const QuantizationOptions& options) {
   const MessageLayout layout = LayoutOfSum(numel, dtype, options);
   const bool applies = IsQuantized(layout, dtype, world_size, options);
-  return options.reduce && applies ? 2 * world_size * layout.bytes() : 0;
+  return options.reduce && applies ? int64_t{2} * world_size * layout.bytes()
+                                   : 0;
 }
 
 }  // namespace fsdp::comm

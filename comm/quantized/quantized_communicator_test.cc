@@ -152,7 +152,7 @@ TEST(QuantizationLogTest, AnOverflowIsCountedAndSpoilsNothing) {
   options.log = &log;
   EXPECT_OK(RunQuantized(2, options, [](Communicator& comm) -> absl::Status {
     for (const bool overflows : {false, true, false}) {
-      const at::Tensor in = at::full({2 * 1024}, 0.25);
+      const at::Tensor in = at::full({int64_t{2} * 1024}, 0.25);
       in[0] = 127;
       if (overflows) in[700] = std::numeric_limits<float>::infinity();
       FSDP_RETURN_IF_ERROR(Finish(
@@ -206,7 +206,7 @@ Results OnTwoStreams(c10::Device device, const at::Tensor& numbers) {
 
 TEST(QuantizedCommunicatorTest, StreamsWaitForWhatTheyNeedAndTheHostDoesNot) {
   FakeDevice::Register();
-  const at::Tensor numbers = RandomNumbers(1, at::kBFloat16, 3 * 1021);
+  const at::Tensor numbers = RandomNumbers(1, at::kBFloat16, int64_t{3} * 1021);
   const Results expected = OnTwoStreams(at::kCPU, numbers);
   FakeDevice::Reset();
   const Results actual = OnTwoStreams(FakeDevice::device(), numbers);

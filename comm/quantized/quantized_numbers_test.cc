@@ -172,6 +172,7 @@ absl::Status SumOnce(Communicator& comm, const SumCase& test) {
                  ? comm.ReduceScatterScaled(out, in, test.sum, "grads")
                  : comm.ReduceScatter(out, in, ReduceOp::kSum, "grads")));
   std::vector<at::Tensor> inputs;
+  inputs.reserve(ranks);
   for (int rank = 0; rank < ranks; ++rank) {
     inputs.push_back(Gradients(rank, ranks, test.from, n, kFlags)
                          .narrow(0, comm.rank() * n, n));
@@ -243,7 +244,8 @@ TEST(QuantizedReduceScatterTest, GivesTheSameBitsEveryTime) {
 
 TEST(QuantizedReduceScatterTest, WhatIsNotFiniteIsNotLost) {
   EXPECT_OK(RunQuantized(2, {}, [](Communicator& comm) -> absl::Status {
-    const at::Tensor in = RandomNumbers(comm.rank(), at::kFloat, 2 * 1024);
+    const at::Tensor in =
+        RandomNumbers(comm.rank(), at::kFloat, int64_t{2} * 1024);
     if (comm.rank() == 0) in[300] = std::numeric_limits<float>::infinity();
     const at::Tensor out = at::zeros({1024});
     FSDP_RETURN_IF_ERROR(

@@ -117,7 +117,8 @@ void SumScaledTyped(absl::Span<const void* const> inputs, int64_t count,
 template <typename Fn>
 void DispatchFloating(at::ScalarType dtype, Fn fn) {
   switch (dtype) {
-    case at::ScalarType::Float:
+    // The cases differ by type, which the check does not see.
+    case at::ScalarType::Float:  // NOLINT(bugprone-branch-clone)
       return fn(float());
     case at::ScalarType::Double:
       return fn(double());

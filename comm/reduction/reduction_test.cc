@@ -19,6 +19,7 @@ template <typename T>
 std::vector<T> ReduceVectors(at::ScalarType dtype, ReduceOp op,
                              const std::vector<std::vector<T>>& inputs) {
   std::vector<const void*> pointers;
+  pointers.reserve(inputs.size());
   for (const auto& input : inputs) pointers.push_back(input.data());
   std::vector<T> out(inputs[0].size());
   Reduce(dtype, op, pointers, static_cast<int64_t>(out.size()), out.data());

@@ -85,10 +85,10 @@ absl::StatusOr<std::shared_ptr<SharedGroup>> SharedGroup::Create(
     auto* shown = reinterpret_cast<SharedRankBlock*>(segment->data());
     peers.push_back({members[i].world_rank, std::move(segment), shown});
   }
-  const std::shared_ptr<SharedGroup> group(
-      new SharedGroup(host, std::move(peers), rank));
-  absl::MutexLock lock(&host->mutex());
-  host->Add(group);
+  std::shared_ptr<SharedGroup> group(
+      new SharedGroup(std::move(host), std::move(peers), rank));
+  absl::MutexLock lock(&group->host_->mutex());
+  group->host_->Add(group);
   return group;
 }
 
@@ -100,7 +100,7 @@ SharedGroup::SharedGroup(std::shared_ptr<SharedHost> host,
 
 absl::StatusOr<std::shared_ptr<SharedGroup::Operation>> SharedGroup::Start(
     Call call, SharedBuffers buffers, absl::Time deadline) {
-  const auto operation = std::make_shared<Operation>(
+  auto operation = std::make_shared<Operation>(
       std::move(call), SharedOperation(std::move(buffers), rank_, world_size(),
                                        SharedRankBlock::kSlotBytes));
   uint64_t oldest = 0;  // call that must be finished by all
@@ -144,12 +144,13 @@ void SharedGroup::Post(Operation& operation) {
   posted.in = SharedPlace();
   posted.out = SharedPlace();
   if (operation.work.input_may_be_read_in_place()) {
-    posted.in =
-        host_->heap()->Find(buffers.in.const_data_ptr(), buffers.in.nbytes());
+    posted.in = host_->heap()->Find(buffers.in.const_data_ptr(),
+                                    static_cast<int64_t>(buffers.in.nbytes()));
   }
   if (buffers.collective == Collective::kAllGather && posted.in.exists()) {
     posted.out =
-        host_->heap()->Find(buffers.out.const_data_ptr(), buffers.out.nbytes());
+        host_->heap()->Find(buffers.out.const_data_ptr(),
+                            static_cast<int64_t>(buffers.out.nbytes()));
   }
   operation.in = posted.in;
   own().arrived.store(num_calls_, kRelease);
@@ -240,6 +241,7 @@ bool SharedGroup::Match(Operation& operation) {
   for (const Peer& other : peers_) {
     if (other.block->calls[index].call == own_call) continue;
     std::vector<std::string> calls;
+    calls.reserve(world_size());
     for (int peer = 0; peer < world_size(); ++peer) {
       calls.push_back(absl::StrCat(
           "rank ", peer, " called ",

@@ -231,19 +231,21 @@ TEST(SharedGroupTest, WhatWasReadWhereARankHasItIsOfNoUseOnceItHasFailed) {
 
 // Who comes last is done, since no peer has to read anything of it.
 TEST(SharedGroupTest, NothingMovesInOneMemoryOfAllRanks) {
+  constexpr int64_t kPart = 64;
   std::vector<Rank> ranks = Connect(3);
   const std::shared_ptr<SharedSegment> common =
-      SharedSegment::Create(64 * 3).value();
+      SharedSegment::Create(kPart * 3).value();
   for (bool in_place : {true, false}) {
     std::vector<std::shared_ptr<SharedGroup::Operation>> operations;
     for (Rank& rank : ranks) {
-      const at::Tensor out = rank.host->heap()->MakeTensor(common, 0, 64 * 3);
+      const at::Tensor out =
+          rank.host->heap()->MakeTensor(common, 0, kPart * 3);
       const int part = rank.group->rank();
       const at::Tensor in =
-          out.narrow(0, 64 * (in_place ? part : 2 - part), 64);
+          out.narrow(0, kPart * (in_place ? part : 2 - part), kPart);
       operations.push_back(
           rank.group
-              ->Start({Collective::kAllGather, "flat", "uint8", 64, ""},
+              ->Start({Collective::kAllGather, "flat", "uint8", kPart, ""},
                       {Collective::kAllGather, out, in}, absl::InfinitePast())
               .value());
     }

@@ -156,10 +156,11 @@ TEST(SharedMemoryTest, AResultIsThereBeforeThePeersHaveTakenTheirs) {
   for (int rank : {0, 1}) {
     in.push_back(Symmetric(*group[rank], 8).value());
     in[rank].fill_(rank + 1);
-    works.push_back(group[rank]
-                        ->ReduceScatter(in[rank].narrow(0, rank * 4, 4),
-                                        in[rank], ReduceOp::kSum, "early")
-                        .value());
+    works.push_back(
+        group[rank]
+            ->ReduceScatter(in[rank].narrow(0, int64_t{4} * rank, 4), in[rank],
+                            ReduceOp::kSum, "early")
+            .value());
   }
   // Rank 0 has started first, so its part is not computed yet.
   EXPECT_OK(works[1]->WaitForResult(Soon()));

@@ -22,7 +22,7 @@ constexpr int64_t kMargin = 40;
 
 // Small enough for exact sums.
 float Value(int rank, int64_t i) {
-  return static_cast<float>((rank * 13 + i * 7) % 101);
+  return static_cast<float>((rank * int64_t{13} + i * 7) % 101);
 }
 
 at::Tensor Input(int rank, int64_t numel) {
@@ -113,6 +113,7 @@ class World {
                                      slots_[rank].data());
       }
       std::vector<SharedSource> slots;
+      slots.reserve(slots_.size());
       for (auto& slot : slots_) slots.push_back({slot.data(), true});
       for (const SharedOperation& operation : operations_) {
         operation.TakeParts(chunk, slots);

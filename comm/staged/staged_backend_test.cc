@@ -56,6 +56,7 @@ TEST(StagedBackendTest, RanksShareADeviceAndHaveTheHostBesides) {
     const std::vector<Environment> ranks = RanksOfOneHost(world_size);
     std::vector<absl::Status> results(world_size);
     std::vector<std::thread> threads;
+    threads.reserve(world_size);
     for (int rank = 0; rank < world_size; ++rank) {
       threads.emplace_back(
           [&, rank] { results[rank] = ConnectAndSum(ranks[rank]); });

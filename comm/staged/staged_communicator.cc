@@ -41,7 +41,7 @@ class StagedWork final : public Work {
 };
 
 // What a scaled sum becomes of `sum`, which may be `out`.
-void Scale(at::Tensor out, const at::Tensor& sum, ScaledSum scaled) {
+void Scale(const at::Tensor& out, const at::Tensor& sum, ScaledSum scaled) {
   if (scaled.accumulate) {
     out.add_(sum, scaled.scale);
     return;

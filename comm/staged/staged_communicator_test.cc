@@ -170,7 +170,7 @@ TEST_F(StagedCommunicatorTest, NeitherCallsNorStreamsMakeTheHostSynchronize) {
         AllOk(RunRanks(group, [&](Communicator& comm) -> absl::Status {
           const at::Tensor in = OnDevice(7, comm.rank());
           const at::Tensor out =
-              at::empty({7 * comm.world_size()}, in.options());
+              at::empty({int64_t{7} * comm.world_size()}, in.options());
           for (int step = 0; step < 5; ++step) {
             in.add_(1);
             FSDP_ASSIGN_OR_RETURN(auto gathered, comm.AllGather(out, in, "w"));

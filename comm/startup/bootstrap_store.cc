@@ -83,7 +83,8 @@ class PoliteStore final : public c10d::PrefixStore {
 
 std::string RankList(const std::vector<int>& ranks) {
   const size_t listed = std::min(ranks.size(), kMaxListedRanks);
-  const std::vector<int> first(ranks.begin(), ranks.begin() + listed);
+  const std::vector<int> first(ranks.begin(),
+                               ranks.begin() + static_cast<int64_t>(listed));
   return absl::StrCat(
       ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(first, ", "),
       listed < ranks.size()
@@ -249,7 +250,7 @@ absl::Status Meet(const Environment& environment, const WaitLimits& limits,
     }
   }));
   place->store = polite;
-  const absl::Status met = AwaitAll(*polite, environment, limits);
+  absl::Status met = AwaitAll(*polite, environment, limits);
   if (!met.ok()) {
     // Whoever is still on the way learns the reason, too.
     const bool is_wrong =

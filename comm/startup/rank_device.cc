@@ -19,7 +19,8 @@ absl::StatusOr<int> CountDevices(c10::DeviceType type) {
                      " devices; for GPUs build with --config=cuda and link "
                      "//third_party/libtorch:cuda"));
   }
-  const int count = c10::impl::getDeviceGuardImpl(type)->deviceCount();
+  const c10::DeviceIndex count =
+      c10::impl::getDeviceGuardImpl(type)->deviceCount();
   if (count > 0) return count;
   return absl::FailedPreconditionError(
       absl::StrCat("this process sees 0 ", name,

@@ -170,7 +170,7 @@ struct Mismatch {
 
 std::vector<Mismatch> Mismatches() {
   const auto sum = [](int64_t size, at::ScalarType dtype, ReduceOp op,
-                      std::string label) {
+                      const std::string& label) {
     return [=](Communicator& comm) {
       return comm.AllReduce(Zeros(size, dtype), op, label);
     };

@@ -12,7 +12,7 @@
 namespace fsdp::comm::testing {
 
 double Value(int rank, int64_t i) {
-  return static_cast<double>((rank * 7 + i * 3) % 9);
+  return static_cast<double>((rank * int64_t{7} + i * 3) % 9);
 }
 
 double Reduced(ReduceOp op, int world_size, int64_t i) {

@@ -113,7 +113,8 @@ absl::StatusOr<std::shared_ptr<Communicator>> ConnectRank(
 }
 
 // The world, then its rows and columns.
-absl::StatusOr<std::string> Collectives(std::shared_ptr<Communicator> world) {
+absl::StatusOr<std::string> Collectives(
+    const std::shared_ptr<Communicator>& world) {
   FSDP_ASSIGN_OR_RETURN(uint64_t hash, RunCollectives(*world));
   std::string text = absl::StrCat("world ", hash);
   FSDP_ASSIGN_OR_RETURN(const Mesh mesh,
@@ -178,7 +179,7 @@ Output RunOnLoopback(absl::string_view task) {
 }
 
 Output RunOnTwoHosts(absl::string_view task) {
-  const Output output = Run(Command(task));
+  Output output = Run(Command(task));
   if (output.exit_code != kNoNamespaces) {
     std::printf("two network namespaces are the hosts\n");
     return output;

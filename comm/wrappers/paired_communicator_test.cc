@@ -30,7 +30,7 @@ using ::testing::HasSubstr;
 bool IsOdd(const at::Tensor& tensor) { return tensor.numel() % 2 == 1; }
 
 absl::StatusOr<Group> CreatePairedGroup(int world_size, absl::Duration timeout,
-                                        TakesHost takes_host = IsOdd) {
+                                        const TakesHost& takes_host = IsOdd) {
   FSDP_ASSIGN_OR_RETURN(Group hosts, CreateLocalGroup(world_size, {timeout}));
   FSDP_ASSIGN_OR_RETURN(Group devices, CreateLocalGroup(world_size, {timeout}));
   Group group;

@@ -10,7 +10,8 @@ namespace {
 using ::fsdp::testing::FakeDevice;
 
 bool Lock(const at::Tensor& memory, const at::Tensor& /*like*/) {
-  FakeDevice::Pin(memory.mutable_data_ptr(), memory.nbytes());
+  FakeDevice::Pin(memory.mutable_data_ptr(),
+                  static_cast<int64_t>(memory.nbytes()));
   return true;
 }
 

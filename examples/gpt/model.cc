@@ -96,7 +96,7 @@ void InitializeParameters(GptImpl& model, uint64_t seed) {
       embedding->weight.normal_(0, 1, generator);
     } else if (auto* linear = module->as<torch::nn::Linear>()) {
       // Kaiming uniform with a = sqrt(5), by the same roundings as PyTorch.
-      const double fan_in = linear->weight.size(1);
+      const auto fan_in = static_cast<double>(linear->weight.size(1));
       const double gain = std::sqrt(2.0 / (1.0 + std::pow(std::sqrt(5.0), 2)));
       const double bound = std::sqrt(3.0) * (gain / std::sqrt(fan_in));
       linear->weight.uniform_(-bound, bound, generator);

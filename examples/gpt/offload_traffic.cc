@@ -30,7 +30,7 @@ absl::StatusOr<OffloadReport> ReportOffload(
   OffloadReport report;
   report.plan = space.plan();
   for (const std::vector<int64_t>& numbers : by_rank) {
-    report.waited_seconds.push_back(numbers[0] / 1e6);
+    report.waited_seconds.push_back(static_cast<double>(numbers[0]) / 1e6);
     for (int kind = 0; kind < kNumRestingKinds; ++kind) {
       report.bytes_read[kind] += numbers[1 + 2 * kind];
       report.bytes_written[kind] += numbers[2 + 2 * kind];

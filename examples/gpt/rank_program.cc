@@ -152,7 +152,7 @@ class RankRun {
     if (model_->offload() != nullptr && model_->offload()->step() > 0) {
       return absl::OkStatus();
     }
-    const absl::Status read =
+    absl::Status read =
         fsdp::checkpoint::LoadModel(options_.init, model_->module());
     // Ranks of a sharded model have agreed.
     if (options_.sharding != Sharding::kNone) return read;
@@ -176,10 +176,10 @@ class RankRun {
     if (options_.sharding == Sharding::kNone) {
       model_ = MakeUnsharded(std::move(model));
     } else {
-      FSDP_ASSIGN_OR_RETURN(model_,
-                            MakeSharded(std::move(model), context_.communicator,
-                                        options_.sharding, options_.precision,
-                                        options_.offload, options_.recompute));
+      FSDP_ASSIGN_OR_RETURN(
+          model_, MakeSharded(model, context_.communicator, options_.sharding,
+                              options_.precision, options_.offload,
+                              options_.recompute));
     }
     FSDP_RETURN_IF_ERROR(ReadInit());
     return WriteInit();
@@ -255,14 +255,15 @@ class RankRun {
   void PrintIntroduction() const {
     if (!IsFirst()) return;
     Out() << absl::StrFormat(
-        "%.1f million parameters, %s, %s\n", report_.num_parameters / 1e6,
+        "%.1f million parameters, %s, %s\n",
+        static_cast<double>(report_.num_parameters) / 1e6,
         options_.sharding == Sharding::kNone ? "not sharded" : "sharded",
         communicator_.ToString());
     if (corpus_ != nullptr) {
       Out() << absl::StrFormat(
           "text: %d files, %.1f MB to train on, %.1f MB held out\n",
-          corpus_->num_files, corpus_->train.size() / 1e6,
-          corpus_->validation.size() / 1e6);
+          corpus_->num_files, static_cast<double>(corpus_->train.size()) / 1e6,
+          static_cast<double>(corpus_->validation.size()) / 1e6);
     }
     const fsdp::OffloadSpace* const offload = model_->offload();
     if (offload != nullptr) Out() << offload->Describe();
@@ -386,7 +387,7 @@ class RankRun {
 
 int NumThreads(const TrainOptions& options, int ranks_on_host) {
   if (options.threads > 0) return options.threads;
-  const int cores = std::thread::hardware_concurrency();
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
   return std::max(1, cores / ranks_on_host);
 }
 

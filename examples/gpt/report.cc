@@ -35,8 +35,8 @@ Json OfAny(const std::vector<double>& values, const Function& function) {
 }
 
 double TokensPerSecond(const Report& report) {
-  const double tokens = static_cast<double>(report.world) *
-                        report.options.batch * report.options.model.seq;
+  const auto tokens = static_cast<double>(report.world * report.options.batch *
+                                          report.options.model.seq);
   return tokens / Median(report.step_seconds);
 }
 
@@ -48,6 +48,10 @@ void AppendRow(absl::string_view name, absl::string_view value,
 double PerStep(double total, const Report& report) {
   return total /
          static_cast<double>(std::max<size_t>(1, report.step_seconds.size()));
+}
+
+double PerStep(int64_t total, const Report& report) {
+  return PerStep(static_cast<double>(total), report);
 }
 
 Json PerStepByKind(const BytesByKind& bytes, const Report& report) {
@@ -90,6 +94,7 @@ Json OffloadToJson(const Report& report) {
 // "parameters 12.0 MB, gradients 6.0 MB, optimizer 12.0 MB".
 std::string MegabytesPerStep(const BytesByKind& bytes, const Report& report) {
   std::vector<std::string> parts;
+  parts.reserve(fsdp::kNumRestingKinds);
   for (int kind = 0; kind < fsdp::kNumRestingKinds; ++kind) {
     parts.push_back(absl::StrFormat(
         "%s %.1f MB", fsdp::ToString(static_cast<RestingKind>(kind)),

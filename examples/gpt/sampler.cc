@@ -31,7 +31,8 @@ std::string Sample(const LogitsFunction& logits, absl::string_view prompt,
       at::make_generator<at::CPUGeneratorImpl>(options.seed);
   std::string text(prompt);
   while (text.size() < prompt.size() + options.num_bytes) {
-    const int64_t context = std::min<int64_t>(text.size(), options.seq);
+    const int64_t context =
+        std::min(static_cast<int64_t>(text.size()), options.seq);
     const at::Tensor last =
         logits(Tokens(absl::string_view(text).substr(text.size() - context)))
             .select(/*dim=*/1, context - 1)

@@ -11,7 +11,7 @@ namespace gpt {
 
 Batch WindowsAt(absl::string_view text, absl::Span<const int64_t> starts,
                 int64_t seq) {
-  const int64_t batch = starts.size();
+  const auto batch = static_cast<int64_t>(starts.size());
   const at::Tensor windows = at::empty({batch, seq + 1}, at::kLong);
   int64_t* out = windows.mutable_data_ptr<int64_t>();
   for (int64_t start : starts) {
@@ -29,7 +29,7 @@ RandomWindows::RandomWindows(absl::string_view text, BatchShape shape,
       generator_(at::make_generator<at::CPUGeneratorImpl>(seed)) {}
 
 Batch RandomWindows::Next() {
-  const int64_t num_starts = text_.size() - shape_.seq;
+  const int64_t num_starts = static_cast<int64_t>(text_.size()) - shape_.seq;
   const at::Tensor starts =
       at::randint(num_starts, {shape_.batch}, generator_, at::kLong);
   return WindowsAt(
@@ -40,7 +40,7 @@ Batch RandomWindows::Next() {
 
 std::vector<Batch> EvenWindows(absl::string_view text, BatchShape shape,
                                int64_t num_windows, int rank, int world_size) {
-  const int64_t num_starts = text.size() - shape.seq;
+  const int64_t num_starts = static_cast<int64_t>(text.size()) - shape.seq;
   const int64_t num_batches = num_windows / (world_size * shape.batch);
   std::vector<Batch> batches;
   for (int64_t i = 0; i < num_batches; ++i) {

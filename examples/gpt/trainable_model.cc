@@ -76,7 +76,7 @@ std::unique_ptr<TrainableModel> MakeUnsharded(Gpt model) {
 }
 
 absl::StatusOr<std::unique_ptr<TrainableModel>> MakeSharded(
-    Gpt model, std::shared_ptr<fsdp::comm::Communicator> communicator,
+    const Gpt& model, std::shared_ptr<fsdp::comm::Communicator> communicator,
     Sharding sharding, ComputeDtype precision,
     const fsdp::OffloadOptions& offload, bool recompute) {
   fsdp::Options options;

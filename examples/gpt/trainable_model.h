@@ -40,7 +40,7 @@ std::unique_ptr<TrainableModel> MakeUnsharded(Gpt model);
 // Every block is a unit; the embeddings and the head are the root's. `sharding`
 // is not kNone. With `recompute` backward runs the blocks again. Collective.
 absl::StatusOr<std::unique_ptr<TrainableModel>> MakeSharded(
-    Gpt model, std::shared_ptr<fsdp::comm::Communicator> communicator,
+    const Gpt& model, std::shared_ptr<fsdp::comm::Communicator> communicator,
     Sharding sharding = Sharding::kFull,
     ComputeDtype precision = ComputeDtype::kFloat,
     const fsdp::OffloadOptions& offload = fsdp::OffloadOptions(),

@@ -218,7 +218,8 @@ absl::StatusOr<double> ValidationLoss(TrainableModel& model,
   }));
   FSDP_ASSIGN_OR_RETURN(std::vector<double> sums,
                         SumOverRanks({own}, "validation", communicator));
-  return sums[0] / (communicator.world_size() * batches.size());
+  return sums[0] /
+         static_cast<double>(communicator.world_size() * batches.size());
 }
 
 }  // namespace gpt

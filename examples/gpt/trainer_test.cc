@@ -151,6 +151,7 @@ TEST(TrainerTest, ErrorsNameTheStep) {
 
 TEST(TrainerTest, ValidationLossIsTheMeanOverAllRanks) {
   std::vector<Batch> batches;
+  batches.reserve(2);
   for (int rank = 0; rank < 2; ++rank) {
     batches.push_back(CountData(kModel.vocab, kShape, rank).Next());
   }

@@ -10,7 +10,7 @@
 #include "comm/scalars.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 
-absl::Status Train(std::shared_ptr<fsdp::comm::Communicator> ranks) {
+absl::Status Train(const std::shared_ptr<fsdp::comm::Communicator>& ranks) {
   torch::nn::Sequential net(torch::nn::Linear(64, 256), torch::nn::ReLU(),
                             torch::nn::Linear(256, 1));
   fsdp::Options options;

@@ -13,7 +13,7 @@
 #include "fsdp/fully_sharded_data_parallel.h"
 
 absl::Status Train(const std::string& folder,
-                   std::shared_ptr<fsdp::comm::Communicator> ranks) {
+                   const std::shared_ptr<fsdp::comm::Communicator>& ranks) {
   torch::nn::Sequential net(torch::nn::Linear(64, 256), torch::nn::ReLU(),
                             torch::nn::Linear(256, 1));
   FSDP_ASSIGN_OR_RETURN(auto model, fsdp::FullyShard(net, ranks));
@@ -45,7 +45,7 @@ int main(int argc, char** argv) {
     std::cerr << "usage: resumable FOLDER\n";
     return 1;
   }
-  return fsdp::comm::RunRanks(argc, argv, /*ranks=*/2, [argv](auto ranks) {
-    return Train(argv[1], ranks);
-  });
+  return fsdp::comm::RunRanks(
+      argc, argv, /*ranks=*/2,
+      [argv](const auto& ranks) { return Train(argv[1], ranks); });
 }

@@ -56,6 +56,7 @@ class UnitExitsTest : public ::testing::Test {
   size_t End(const UnitForward& forward, std::vector<at::Tensor> outputs,
              const SeenTensors& inputs = {}) {
     std::vector<at::Tensor*> pointers;
+    pointers.reserve(outputs.size());
     for (at::Tensor& output : outputs) pointers.push_back(&output);
     return AttachExits(log_, forward, pointers, inputs).size();
   }

@@ -184,14 +184,14 @@ TEST_F(StepCaptureRefusalsTest, AStepThatReadsValues) {
         [t = training_.get(), own = training_->step, before_the_step](
             const CapturedStep::Inputs& in) -> absl::StatusOr<at::Tensor> {
       if (before_the_step) {
-        const at::Tensor loss = Loss(t->model->forward(in[0]), in[0]);
+        at::Tensor loss = Loss(t->model->forward(in[0]), in[0]);
         (void)loss.item<float>();
         FSDP_RETURN_IF_ERROR(t->model->Backward(loss));
         t->optimizer->step();
         t->optimizer->zero_grad();
         return loss;
       }
-      FSDP_ASSIGN_OR_RETURN(const at::Tensor loss, own(in));
+      FSDP_ASSIGN_OR_RETURN(at::Tensor loss, own(in));
       (void)loss.item<float>();
       return loss;
     };
@@ -222,7 +222,7 @@ TEST_F(StepCaptureRefusalsTest, AnErrorInBackward) {
   training_->step =
       [t = training_.get()](
           const CapturedStep::Inputs& in) -> absl::StatusOr<at::Tensor> {
-    const at::Tensor loss = Loss(t->model->forward(in[0]), in[0]);
+    at::Tensor loss = Loss(t->model->forward(in[0]), in[0]);
     FSDP_RETURN_IF_ERROR(t->model->Backward(loss));
     t->optimizer->step();
     t->optimizer->zero_grad();
@@ -266,7 +266,7 @@ TEST_F(StepCaptureRefusalsTest, ParametersWithoutAGradientOnThisRank) {
   FusedAdamW optimizer(model->Parameters());
   const auto step =
       [&](const CapturedStep::Inputs& in) -> absl::StatusOr<at::Tensor> {
-    const at::Tensor loss = model->forward(in[0]).sum();
+    at::Tensor loss = model->forward(in[0]).sum();
     FSDP_RETURN_IF_ERROR(model->Backward(loss));
     optimizer.step();
     optimizer.zero_grad();
@@ -285,7 +285,7 @@ TEST_F(StepCaptureRefusalsTest, GradientsThatStayWhereNoneWere) {
   training_->step =
       [t = training_.get(), own = training_->step](
           const CapturedStep::Inputs& in) -> absl::StatusOr<at::Tensor> {
-    const at::Tensor loss = Loss(t->model->forward(in[0]), in[0]);
+    at::Tensor loss = Loss(t->model->forward(in[0]), in[0]);
     t->optimizer->zero_grad();
     FSDP_RETURN_IF_ERROR(t->model->Backward(loss));
     t->optimizer->step();

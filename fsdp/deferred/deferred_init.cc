@@ -110,15 +110,13 @@ class OperatorRecorder {
       return;
     }
     const std::optional<Stack> made = called_.OnMeta();
-    if (!made.has_value() || !called_.ReturnsTensors()) {
-      RunOnValues();
-    } else if (!called_.Writes()) {
-      ReturnDeferred(*made, called_.OutputDevice());
-    } else if (called_.WritesDeferredOnly()) {
-      RecordWrite();
-    } else {
-      RunOnValues();
+    if (made.has_value() && called_.ReturnsTensors()) {
+      if (!called_.Writes()) {
+        return ReturnDeferred(*made, called_.OutputDevice());
+      }
+      if (called_.WritesDeferredOnly()) return RecordWrite();
     }
+    RunOnValues();
   }
 
   std::shared_ptr<RecordedOp> Record() const {
@@ -140,6 +138,7 @@ class OperatorRecorder {
     const std::shared_ptr<RecordedOp> op = Record();
     for (const c10::IValue& result : made) op->AddOutput(result.toTensor());
     std::vector<c10::IValue> results;
+    results.reserve(made.size());
     for (size_t i = 0; i < made.size(); ++i) {
       results.emplace_back(MakeDeferred(op, static_cast<int>(i), device));
     }

@@ -51,7 +51,7 @@ constexpr int64_t kDim = 6;
 DeferredInitOptions Everything() { return {/*min_bytes=*/0}; }
 
 template <typename Make>
-auto Deferred(Make make) {
+auto Deferred(const Make& make) {
   const DeferredInit deferred(Everything());
   return make();
 }

@@ -45,6 +45,7 @@ std::vector<std::shared_ptr<const RecordedOp>> HistoryUntil(
     }
   }
   std::vector<std::shared_ptr<const RecordedOp>> ops;
+  ops.reserve(found.size());
   for (auto& [sequence, op] : found) ops.push_back(std::move(op));
   return ops;
 }

@@ -44,10 +44,11 @@ int64_t TrainableBytes(const flat_param::FlatParameter& flat) {
   for (int i = 0; i < flat.num_parameters(); ++i) {
     const at::Tensor& slice = flat.ShardSlice(i);
     any |= slice.requires_grad();
-    (slice.requires_grad() ? trainable : frozen) += slice.nbytes();
+    (slice.requires_grad() ? trainable : frozen) +=
+        static_cast<int64_t>(slice.nbytes());
   }
   if (!any) return 0;
-  return frozen == 0 ? flat.shard().nbytes() : trainable;
+  return frozen == 0 ? static_cast<int64_t>(flat.shard().nbytes()) : trainable;
 }
 
 bool OptimizerRestsElsewhere(const flat_param::FlatParameter& flat) {
@@ -96,7 +97,7 @@ UnitBytes BytesOf(const UnitView& unit) {
     const MessageBytes messages = MessagesOf(unit, view);
     bytes.gather_messages += messages.gather;
     bytes.reduce_messages += messages.reduce;
-    const int64_t shard = flat.shard().nbytes();
+    const auto shard = static_cast<int64_t>(flat.shard().nbytes());
     const bool away = RestsElsewhere(flat.shard());
     (away ? bytes.away : bytes.shard) += shard;
     bytes.stateless +=
@@ -138,16 +139,17 @@ int DepthOf(const std::vector<UnitView>& units, int unit) {
 // One line for each flat parameter, the first with the unit's name.
 std::string DescribeUnit(const std::vector<UnitView>& units, int index) {
   const UnitView& unit = units[index];
-  std::string name =
-      absl::StrCat(std::string(2 * DepthOf(units, index), ' '), unit.name);
+  std::string name = absl::StrCat(
+      std::string(size_t{2} * DepthOf(units, index), ' '), unit.name);
   std::string strategy = ToString(unit.strategy);
   std::string text;
   for (const FlatView& view : unit.flats) {
     const flat_param::FlatParameter& flat = *view.flat;
     absl::StrAppendFormat(
         &text, "%-32s %-29s %10d %12.2f %12.2f  %s/%s/%s%s%s%s\n", name,
-        strategy, flat.num_parameters(), flat.unsharded_bytes() / kMiB,
-        flat.shard().nbytes() / kMiB, Short(flat.dtype()),
+        strategy, flat.num_parameters(),
+        static_cast<double>(flat.unsharded_bytes()) / kMiB,
+        static_cast<double>(flat.shard().nbytes()) / kMiB, Short(flat.dtype()),
         Short(flat.compute_dtype()), Short(view.reduce_dtype),
         view.shard_gradient_bytes > 0 ? "" : " frozen",
         MessagesOf(unit, view).ToString(),
@@ -167,6 +169,7 @@ MemoryPlan PlanMemory(const ShardedModel& model,
                       const MemoryPlanOptions& options) {
   const ModelView view = ViewOf(model);
   std::vector<UnitBytes> bytes;
+  bytes.reserve(view.units.size());
   for (const UnitView& unit : view.units) bytes.push_back(BytesOf(unit));
   MemoryPlan plan =
       PlanMemory(view.scheduled_units, bytes, view.schedule_options, options);

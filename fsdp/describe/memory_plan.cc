@@ -253,7 +253,8 @@ std::string MemoryPlan::ToString() const {
   std::string text =
       absl::StrFormat("%-34s %12s\n", "memory of this rank", "MiB");
   const auto add = [&text](const char* kind, int64_t bytes) {
-    absl::StrAppendFormat(&text, "  %-32s %12.2f\n", kind, bytes / kMiB);
+    absl::StrAppendFormat(&text, "  %-32s %12.2f\n", kind,
+                          static_cast<double>(bytes) / kMiB);
   };
   add("shards", shards);
   add("gradients of shards", gradients);
@@ -282,7 +283,8 @@ MemoryPlan PlanMemory(const std::vector<ScheduledUnit>& units,
     plan.gradients += unit.gradient;
     largest_gradient = std::max(largest_gradient, unit.gradient);
     plan.optimizer += static_cast<int64_t>(
-        options.optimizer_state * (unit.shard + unit.away - unit.stateless));
+        options.optimizer_state *
+        static_cast<double>(unit.shard + unit.away - unit.stateless));
   }
   if (schedule_options.step_in_backward) plan.gradients = largest_gradient;
   Simulation simulation(units, bytes, schedule_options);

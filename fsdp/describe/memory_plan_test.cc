@@ -144,7 +144,7 @@ class RandomUnits {
     unit.sharded = !unit.replicated || choices_.Chance(60);
     units_.push_back(unit);
     UnitBytes& bytes = bytes_.emplace_back();
-    bytes.unsharded = 100 * choices_.Between(1, 50);
+    bytes.unsharded = int64_t{100} * choices_.Between(1, 50);
     bytes.part = bytes.unsharded / 4;
     bytes.reduce_buffer = bytes.unsharded + 16;
     bytes.trainable = choices_.Chance(80);

@@ -101,8 +101,7 @@ bool CanHold(const at::Tensor& target, const at::Tensor& value) {
 
 void CopyInto(const at::Tensor& target, const at::Tensor& value) {
   if (target.layout() != c10::kStrided) {
-    at::Tensor written = target;
-    written.copy_(value);
+    target.copy_(value);
     return;
   }
   at::Tensor from = value;

@@ -110,6 +110,7 @@ void BufferPool::SortFree() {
 
 std::vector<at::Tensor> BufferPool::free_buffers() const {
   std::vector<at::Tensor> buffers;
+  buffers.reserve(free_.size());
   for (const FreeBuffer& free : free_) buffers.push_back(free.buffer);
   return buffers;
 }

@@ -177,8 +177,10 @@ TEST_F(BufferPoolTest, StepsOfEqualRequestsAllocateOnlyInTheFirst) {
 
 TEST_F(BufferPoolTest, StepsFromSortedBuffersUseTheSameInTheSameOrder) {
   std::vector<at::Tensor> buffers;
+  buffers.reserve(3);
   for (int i = 0; i < 3; ++i) buffers.push_back(Acquire(100));
   std::vector<const void*> sorted;
+  sorted.reserve(buffers.size());
   for (const at::Tensor& buffer : buffers) {
     sorted.push_back(buffer.const_data_ptr());
   }

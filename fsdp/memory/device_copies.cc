@@ -57,7 +57,9 @@ DeviceCopies::~DeviceCopies() {
     last->Record(device_);
     ended = Await(last);
   }));
-  if (!ended.ok()) TORCH_WARN("fsdp: ", ended.ToString());
+  if (!ended.ok()) {
+    TORCH_WARN("fsdp: ", ended.ToString());
+  }
 }
 
 absl::StatusOr<at::Tensor> DeviceCopies::Acquire(int64_t bytes) {

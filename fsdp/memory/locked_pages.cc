@@ -47,7 +47,9 @@ void LockedPages::Free(char* memory, int64_t bytes) {
     const absl::Status unlocked = TorchToStatus("unlock pages", [&] {
       device_ops::UnlockPages(memory, bytes, device_);
     });
-    if (!unlocked.ok()) TORCH_WARN("fsdp: ", unlocked.ToString());
+    if (!unlocked.ok()) {
+      TORCH_WARN("fsdp: ", unlocked.ToString());
+    }
   }
   System().Free(memory, bytes);
 }

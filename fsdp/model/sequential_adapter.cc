@@ -128,6 +128,7 @@ class RepeatableUnit final : public checkpoint_internal::RepeatableCall {
     std::vector<at::Tensor*> outputs;
     AddTensors(output, outputs);
     std::vector<at::Tensor> tensors;
+    tensors.reserve(outputs.size());
     for (const at::Tensor* tensor : outputs) tensors.push_back(*tensor);
     return tensors;
   }

@@ -76,7 +76,7 @@ absl::Status ShardedModel::CheckParameters(int unit, bool records_graph) {
   for (const auto& flat : flats(unit)) {
     FSDP_RETURN_IF_ERROR(flat->CheckBinding());
   }
-  const absl::Status unwritten = CheckUnwrittenBetweenForwards(unit);
+  absl::Status unwritten = CheckUnwrittenBetweenForwards(unit);
   if (!unwritten.ok()) {
     GiveUpIteration(unwritten);
     return unwritten;

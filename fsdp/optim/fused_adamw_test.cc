@@ -34,14 +34,14 @@ using torch::optim::OptimizerParamGroup;
 
 TEST(FusedAdamWTest, StepsParametersThatLieOtherwiseThanTheirGradients) {
   const auto make = [] {
-    return Random(12 * 7, 3).view({12, 7}).t().requires_grad_();
+    return Random(84, 3).view({12, 7}).t().requires_grad_();
   };
   const at::Tensor expected = make();
   const at::Tensor parameter = make();
   torch::optim::AdamW plain({expected});
   FusedAdamW fused(std::vector<at::Tensor>{parameter});
   for (int step = 0; step < 3; ++step) {
-    const at::Tensor gradient = Random(12 * 7, step).view({7, 12});
+    const at::Tensor gradient = Random(84, step).view({7, 12});
     expected.mutable_grad() = gradient;
     parameter.mutable_grad() = gradient;
     plain.step();

@@ -191,12 +191,14 @@ FusedOptimizer<Base, Options>::FusedOptimizer(
                      fused) {}
 
 template <typename Base, typename Options>
-FusedOptimizer<Base, Options>::FusedOptimizer(FusedOptimizer&&) = default;
+FusedOptimizer<Base, Options>::FusedOptimizer(FusedOptimizer&&) noexcept =
+    default;
 
 template <typename Base, typename Options>
 FusedOptimizer<Base, Options>::~FusedOptimizer() = default;
 
 template <typename Base, typename Options>
+// NOLINTNEXTLINE(google-default-arguments): as LibTorch declares it.
 at::Tensor FusedOptimizer<Base, Options>::step(LossClosure closure) {
   at::Tensor loss;
   if (closure != nullptr) {

@@ -58,12 +58,13 @@ class FusedOptimizer final : public Base,
   explicit FusedOptimizer(std::vector<at::Tensor> parameters,
                           const Options& defaults = Options(),
                           const FusedOptions& fused = FusedOptions());
-  FusedOptimizer(FusedOptimizer&&);
+  FusedOptimizer(FusedOptimizer&&) noexcept;
   ~FusedOptimizer() override;
 
   // Throws StatusError, InvalidArgument with nothing changed, on what the
   // kernels cannot step: sparse tensors, parameters with gaps in memory or of
   // other dtypes than float, double, half and bfloat16.
+  // NOLINTNEXTLINE(google-default-arguments): as LibTorch declares it.
   at::Tensor step(LossClosure closure = nullptr) override;
 
   // Steps what of one unit has a gradient, and drops its gradients. Costs

@@ -88,11 +88,11 @@ Kind KindOf(std::string name, const Options& options) {
   Kind kind;
   kind.name = std::move(name);
   kind.options = [options] { return std::make_unique<Options>(options); };
-  kind.make_plain = [options](std::vector<OptimizerParamGroup> groups) {
-    return std::make_unique<Plain>(std::move(groups), options);
+  kind.make_plain = [options](const std::vector<OptimizerParamGroup>& groups) {
+    return std::make_unique<Plain>(groups, options);
   };
-  kind.make_fused = [options](std::vector<OptimizerParamGroup> groups) {
-    return std::make_unique<Fused>(std::move(groups), options);
+  kind.make_fused = [options](const std::vector<OptimizerParamGroup>& groups) {
+    return std::make_unique<Fused>(groups, options);
   };
   return kind;
 }

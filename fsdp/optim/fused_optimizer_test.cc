@@ -49,12 +49,12 @@ INSTANTIATE_TEST_SUITE_P(Kinds, FusedOptimizerTest,
 std::vector<OptimizerParamGroup> Thirds(const std::vector<at::Tensor>& leaves,
                                         const Kind& kind) {
   std::vector<OptimizerParamGroup> groups;
-  const size_t third = leaves.size() / 3;
-  for (size_t g = 0; g < 3; ++g) {
+  const auto third = static_cast<int64_t>(leaves.size() / 3);
+  for (int64_t g = 0; g < 3; ++g) {
     const auto begin = leaves.begin() + g * third;
     const auto end = g == 2 ? leaves.end() : begin + third;
     std::unique_ptr<OptimizerOptions> options = kind.options();
-    options->set_lr(options->get_lr() * (1 + g));
+    options->set_lr(options->get_lr() * static_cast<double>(1 + g));
     if (auto* adamw = dynamic_cast<AdamWOptions*>(options.get()); g == 2) {
       if (adamw != nullptr) adamw->betas({0.8, 0.9}).weight_decay(0.2);
     }
@@ -108,11 +108,13 @@ TEST_P(FusedOptimizerTest, StepsMergedSlicesToTheSameBitsAsSlicesApart) {
 // A tensor of 1000 elements over `ranks`, whose parts end anywhere.
 at::Tensor TrainedOver(int64_t ranks, const Kind& kind) {
   std::vector<int64_t> sizes;
+  sizes.reserve(ranks);
   for (int64_t rank = 0; rank < ranks; ++rank) {
     sizes.push_back((rank + 1) * 1000 / ranks - rank * 1000 / ranks);
   }
   const Shards shards = Shards(std::move(sizes)).Apart();
   std::vector<std::unique_ptr<Optimizer>> optimizers;
+  optimizers.reserve(shards.leaves.size());
   for (const at::Tensor& leaf : shards.leaves) {
     optimizers.push_back(Of(kind.make_fused, {leaf}));
   }

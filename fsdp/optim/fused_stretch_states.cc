@@ -102,7 +102,7 @@ absl::StatusOr<at::Tensor> FusedStretch::Zeros(int64_t numel,
         Place(what, numel * static_cast<int64_t>(options.dtype().itemsize()),
               options.device()));
     if (memory != nullptr) {
-      const at::Tensor all =
+      at::Tensor all =
           memory->AsTensor(c10::typeMetaToScalarType(options.dtype()));
       FSDP_RETURN_IF_ERROR(resident_.Add(all, Use::kUpdate));
       return all;

@@ -95,6 +95,7 @@ std::vector<NamedShard> ShardsOf(const std::vector<Whole>& wholes,
 
 double NormOf(const std::vector<Whole>& wholes, double p) {
   std::vector<at::Tensor> all;
+  all.reserve(wholes.size());
   for (const Whole& whole : wholes) {
     all.push_back(whole.gradient.to(at::kDouble));
   }
@@ -253,7 +254,7 @@ TEST(ClipGradNormTest, ANormThatIsNotFiniteIsRefusedOrPassedOn) {
           RunRefusedRanks(3, [&](Communicator& communicator) -> absl::Status {
             const std::vector<NamedShard> shards =
                 ShardsOf(wholes, communicator);
-            const absl::Status refused =
+            absl::Status refused =
                 ClipGradNorm(communicator, shards, options).status();
             if (!at::equal(shards[0].shard.grad(),
                            ShardsOf(wholes, communicator)[0].shard.grad())) {

@@ -37,6 +37,7 @@ NamedShard ShardWith(const at::Tensor& gradient, int replicas = 1) {
 
 std::vector<int64_t> Sizes(const GradientGroup& group) {
   std::vector<int64_t> sizes;
+  sizes.reserve(group.gradients.size());
   for (const at::Tensor& gradient : group.gradients) {
     sizes.push_back(gradient.numel());
   }
@@ -88,6 +89,7 @@ TEST(GroupGradientsTest, ARunEndsBeforeAFloatCannotAddItUp) {
   constexpr int64_t kHalf = int64_t{1} << 23;
   const at::Tensor flat = at::empty({3 * kHalf});
   std::vector<NamedShard> shards;
+  shards.reserve(3);
   for (int i = 0; i < 3; ++i) {
     shards.push_back(ShardWith(flat.narrow(0, i * kHalf, kHalf)));
   }

@@ -43,6 +43,7 @@ inline std::unique_ptr<MovedArguments> MoveOne(ActivationOffload& offload,
 inline std::unique_ptr<MovedArguments> MoveOut(
     ActivationOffload& offload, std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor*> pointers;
+  pointers.reserve(tensors.size());
   for (at::Tensor& tensor : tensors) pointers.push_back(&tensor);
   return offload.MoveOut(pointers, "a region");
 }

@@ -162,7 +162,8 @@ TEST_P(PlacesTest, MemoryGoesAndComesBackWithTheSameBits) {
         return x.narrow(0, 1, 1).expand({3, 5});
       },
       [](const at::Tensor& x) { return x.to(at::kBFloat16); }};
-  const auto offload = GetParam().make(views.size(), SmallOptions());
+  const auto offload =
+      GetParam().make(static_cast<int64_t>(views.size()), SmallOptions());
   for (const View& view : views) {
     const at::Tensor expected = view(OnCpu(1));
     FakeDevice::Reset();
@@ -171,7 +172,7 @@ TEST_P(PlacesTest, MemoryGoesAndComesBackWithTheSameBits) {
     FakeDevice::Reset();
     const auto moved = MoveOne(*offload, std::move(tensor));
     ASSERT_NE(moved, nullptr);
-    EXPECT_FALSE(tensor.defined());
+    EXPECT_FALSE(tensor.defined());  // NOLINT(bugprone-use-after-move)
     const absl::Time deadline = absl::Now() + absl::Seconds(60);
     while (FakeDevice::bytes_in_use() > before) {
       ASSERT_LT(absl::Now(), deadline);
@@ -228,8 +229,8 @@ TEST_P(PlacesTest, StreamsAreOrderedWhateverTheWindowAndTheRegionsAhead) {
       options.window_bytes = window;
       options.regions_ahead = ahead;
       // A file has no room for what is new while it writes what nobody needs.
-      const auto offload =
-          GetParam().make((GetParam().straight ? 1 : 3) * kRegions, options);
+      const auto offload = GetParam().make(
+          int64_t{GetParam().straight ? 1 : 3} * kRegions, options);
       const at::Tensor sum = Train(*offload, kRegions, /*steps=*/3);
       EXPECT_EQ(offload->stats().failed, 0);
       EXPECT_THAT(FakeDevice::Races(), IsEmpty());

@@ -60,7 +60,7 @@ TEST(ActivationOffloadTest, MemoryGoesAndComesBackWithTheSameBits) {
     ASSERT_EQ(back.size(), 2u);
     EXPECT_TRUE(at::equal(back[0], Numbers(1)));
     EXPECT_TRUE(at::equal(back[1], Numbers(2)));
-    EXPECT_EQ(offload->stats().bytes_in, 2 * round * kBytes);
+    EXPECT_EQ(offload->stats().bytes_in, int64_t{2} * round * kBytes);
   }
   moved.reset();
   EXPECT_EQ(offload->stats().stored_bytes, 0);
@@ -278,6 +278,7 @@ TEST(ThreadsTest, UseOneOffloadAtTheSameTime) {
   const at::Tensor shared = Numbers(1, 1021);
   std::vector<absl::Status> results(3);
   std::vector<std::thread> threads;
+  threads.reserve(3);
   for (int t = 0; t < 3; ++t) {
     threads.emplace_back([&, t] {
       for (int step = 0; step < 5; ++step) {

@@ -27,6 +27,7 @@ RegionArguments::RegionArguments(const std::vector<at::Tensor*>& tensors,
   if (offload == nullptr) return;
   at::Tensor none;
   std::vector<at::Tensor*> may_move;
+  may_move.reserve(tensors_.size());
   for (size_t i = 0; i < tensors_.size(); ++i) {
     may_move.push_back(stays[i] ? &none : &tensors_[i]);
   }

@@ -234,7 +234,7 @@ TEST(CheckpointTest, NestedRegionsRunOncePerRegionAround) {
 }
 
 at::Tensor Deep(int depth, const at::Tensor& x) {
-  const at::Tensor y = at::tanh(x);
+  at::Tensor y = at::tanh(x);
   if (depth == 0) return y;
   return Checkpoint([depth](const at::Tensor& y) { return Deep(depth - 1, y); },
                     y);

@@ -75,7 +75,9 @@ DeviceStage::DeviceStage(c10::Device device, absl::Duration timeout)
 
 DeviceStage::~DeviceStage() {
   const absl::Status ended = AwaitAll(absl::Now() + timeout_);
-  if (!ended.ok()) TORCH_WARN("fsdp: ", ended.ToString());
+  if (!ended.ok()) {
+    TORCH_WARN("fsdp: ", ended.ToString());
+  }
 }
 
 c10::Stream DeviceStage::CurrentStream() const {
@@ -117,7 +119,7 @@ void DeviceStage::Poll() {
 
 // A device that has come to its end copies nothing.
 absl::Status DeviceStage::AwaitFirstLeaving(absl::Time deadline) {
-  const absl::Status reached = Await(leaving_.front().last, deadline);
+  absl::Status reached = Await(leaving_.front().last, deadline);
   if (absl::IsDeadlineExceeded(reached)) return reached;
   const Leaving first = std::move(leaving_.front());
   leaving_.pop_front();

@@ -44,6 +44,7 @@ inline WeakStorage MemoryOf(const at::Tensor& tensor) {
 inline std::vector<std::unique_ptr<MovedArguments>> MoveRegions(
     ActivationOffload& offload, int count) {
   std::vector<std::unique_ptr<MovedArguments>> regions;
+  regions.reserve(count);
   for (int i = 0; i < count; ++i) {
     regions.push_back(MoveOne(offload, Numbers(i)));
   }

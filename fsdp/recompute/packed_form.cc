@@ -58,7 +58,7 @@ bool MayOverlap(const std::vector<int64_t>& sizes,
 // align to more than that, and round up what is asked for.
 at::Tensor AllocateAligned(int64_t elements, at::ScalarType dtype,
                            c10::Device device, int64_t misalignment) {
-  const int64_t item = c10::elementSize(dtype);
+  const auto item = static_cast<int64_t>(c10::elementSize(dtype));
   const auto options = at::TensorOptions().dtype(dtype).device(device);
   if (!device.is_cpu()) {
     const int64_t before = misalignment / item;

@@ -205,7 +205,7 @@ absl::Status TensorTransfers::Settle(const MovedTensorPtr& moved,
                                      absl::Time deadline) {
   const absl::Time begin = absl::Now();
   const bool writes = moved->IsBeingWritten();
-  const absl::Status result =
+  absl::Status result =
       writes ? FinishWrite(*moved, deadline) : moved->transfer->Wait(deadline);
   stats_.waited_seconds += absl::ToDoubleSeconds(absl::Now() - begin);
   if (absl::IsDeadlineExceeded(result)) return result;

@@ -66,6 +66,7 @@ std::deque<DeferredReleases::Pending>::iterator DeferredReleases::Find(
       [entry](const Pending& pending) { return pending.entry == entry; });
 }
 
+// NOLINTNEXTLINE(performance-unnecessary-value-param): an iterator.
 absl::Status DeferredReleases::Finish(std::deque<Pending>::iterator pending) {
   if (!pending->used->Wait(absl::Now() + timeout_)) {
     return absl::DeadlineExceededError(absl::StrCat(

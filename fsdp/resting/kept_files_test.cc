@@ -60,7 +60,7 @@ class KeptFilesTest : public ::testing::Test {
       file.directory = Directory(run);
       file.name = KeptFileName("k", kind, world.rank(), world.world_size());
       file.owner = file.name;
-      file.capacity = 2 * 4096;
+      file.capacity = int64_t{2} * 4096;
       file.block_bytes = 4096;
       file.keep = true;
       file.max_regions = 4;
@@ -134,7 +134,7 @@ class KeptFilesTest : public ::testing::Test {
 TEST_F(KeptFilesTest, AllFilesOfARunHaveItsNumberAndNoOtherRunHas) {
   std::vector<uint64_t> runs;
   for (const char* run : {"a", "b"}) {
-    std::vector<uint64_t> of_ranks(2 * 2);
+    std::vector<uint64_t> of_ranks(4);
     for (int opening = 0; opening < 2; ++opening) {
       ASSERT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
         FSDP_ASSIGN_OR_RETURN(const KeptFiles kept, Open(run, world));

@@ -246,25 +246,26 @@ bool OffloadPlan::leaves_device() const {
 }
 
 std::string OffloadPlan::ToString() const {
-  constexpr double kMiB = 1 << 20;
+  const auto mib = [](int64_t bytes) {
+    return static_cast<double>(bytes) / (1 << 20);
+  };
   std::string text = absl::StrFormat("%-34s %12s %12s %12s\n", "rests, in MiB",
                                      "device", "cpu", "ssd");
   for (RestingKind kind : kKinds) {
     const Bytes& of_kind = of(kind);
     absl::StrAppendFormat(&text, "  %-32s %12.2f %12.2f %12.2f\n",
-                          fsdp::ToString(kind), of_kind.device / kMiB,
-                          of_kind.cpu / kMiB, of_kind.ssd / kMiB);
+                          fsdp::ToString(kind), mib(of_kind.device),
+                          mib(of_kind.cpu), mib(of_kind.ssd));
   }
   absl::StrAppendFormat(&text, "  %-32s %12.2f", "buffers for transfers",
-                        transfer_bytes / kMiB);
+                        mib(transfer_bytes));
   if (transfer_bytes != buffer_bytes) {
-    absl::StrAppendFormat(&text, " %12.2f", buffer_bytes / kMiB);
+    absl::StrAppendFormat(&text, " %12.2f", mib(buffer_bytes));
   }
   absl::StrAppend(&text, "\n");
-  absl::StrAppendFormat(&text, "  %-32s %12.2f", "total",
-                        device_bytes() / kMiB);
+  absl::StrAppendFormat(&text, "  %-32s %12.2f", "total", mib(device_bytes()));
   if (budget > 0) {
-    absl::StrAppendFormat(&text, " of a budget of %.2f", budget / kMiB);
+    absl::StrAppendFormat(&text, " of a budget of %.2f", mib(budget));
   }
   absl::StrAppend(&text, "\n");
   return text;

@@ -69,8 +69,8 @@ TEST(OffloadPlanTest, BuffersAreOfTheUnitsAtWorkNotOfTheModel) {
                        PlanOffload(flats, ToSsd(), /*on_cpu=*/true));
   EXPECT_EQ(many.buffer_bytes, few.buffer_bytes);
   // A unit being read, one stepped and one written, of 40 MiB each, at least.
-  EXPECT_GE(few.buffer_bytes, 3 * 40 * kMiB);
-  EXPECT_LE(few.buffer_bytes, 4 * 40 * kMiB);
+  EXPECT_GE(few.buffer_bytes, 3 * (40 * kMiB));
+  EXPECT_LE(few.buffer_bytes, 4 * (40 * kMiB));
 }
 
 TEST(OffloadPlanTest, KeepsParametersThenGradientsThenStates) {
@@ -144,16 +144,16 @@ TEST(OffloadPlanTest, ADeviceHasMemoryForWhatPassesThrough) {
   ASSERT_OK_AND_ASSIGN(const OffloadPlan stepping,
                        PlanOffload(Flats(), options, /*on_cpu=*/false));
   // All of a unit on its way up, and all of one on its way down.
-  EXPECT_EQ(stepping.transfer_bytes, 2 * 40 * kMiB);
+  EXPECT_EQ(stepping.transfer_bytes, 2 * (40 * kMiB));
   EXPECT_EQ(stepping.buffer_bytes, 0);
   options.step_on = StepOn::kHost;
   ASSERT_OK_AND_ASSIGN(const OffloadPlan computing,
                        PlanOffload(Flats(), options, /*on_cpu=*/false));
-  EXPECT_EQ(computing.transfer_bytes, 3 * 10 * kMiB + 3 * 10 * kMiB);
+  EXPECT_EQ(computing.transfer_bytes, 3 * (10 * kMiB) + 3 * (10 * kMiB));
   options.gradients = Tier::kDevice;
   ASSERT_OK_AND_ASSIGN(const OffloadPlan parameters,
                        PlanOffload(Flats(), options, /*on_cpu=*/false));
-  EXPECT_EQ(parameters.transfer_bytes, 3 * 10 * kMiB);
+  EXPECT_EQ(parameters.transfer_bytes, 3 * (10 * kMiB));
   EXPECT_EQ(parameters.device_bytes(), 30 * kMiB + 30 * kMiB);
 }
 

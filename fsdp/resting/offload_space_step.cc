@@ -146,7 +146,7 @@ absl::Status OffloadSpace::SaveBeforeStep(RestingMemory& shard) {
 }
 
 absl::Status OffloadSpace::EndStep(const absl::Status& mine) {
-  const absl::Status agreed = AgreeInTime(mine, "a step of the optimizer");
+  absl::Status agreed = AgreeInTime(mine, "a step of the optimizer");
   if (agreed.ok()) {
     // No rank writes anything before all have committed, or else one that is
     // killed now would be of a stage that the others cannot go back to.

@@ -144,7 +144,7 @@ absl::StatusOr<at::Tensor> Gatherer::CopyOwnShard(Flat& flat) {
   flat.memory_is_pooled = true;
   const flat_param::Slice range =
       parameter.layout().ShardRange(parameter.rank());
-  const at::Tensor own =
+  at::Tensor own =
       RangeOf(parameter.AsFlat(flat.memory), range.begin, range.numel());
   FSDP_ASSIGN_OR_RETURN(const Resident resident,
                         Resident::Of(parameter.shard(), Use::kRead));

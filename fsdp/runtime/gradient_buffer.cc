@@ -105,7 +105,7 @@ at::Tensor ReduceBuffer::Segment(at::ScalarType dtype, int rank) const {
 
 GradientBuffer::GradientBuffer(flat_param::FlatParameter* parameter,
                                GradientBufferOptions options)
-    : parameter_(parameter), options_(options) {}
+    : parameter_(parameter), options_(std::move(options)) {}
 
 GradientBuffer::Layout GradientBuffer::CurrentLayout(const Layout& with) const {
   std::vector<bool> trained(parameter_->num_parameters());

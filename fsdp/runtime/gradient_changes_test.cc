@@ -167,6 +167,7 @@ TEST(GradientChangesTest, WhatIsFrozenKeepsItsGradientAndTheRestStaysTogether) {
   Unit unit(1, 0);
   const auto firsts = [&] {
     std::vector<float> values;
+    values.reserve(kNumParameters);
     for (int i = 0; i < kNumParameters; ++i) {
       values.push_back(unit.Grad(i)[0].item<float>());
     }

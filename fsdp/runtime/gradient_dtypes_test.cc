@@ -54,7 +54,8 @@ TEST(MeanOverTest, DividesAfterAReductionInAWiderRange) {
 // Of all ranks, with parameters of 10 and 3 elements.
 class Group {
  public:
-  Group(int world_size, at::ScalarType stored, GradientBufferOptions options) {
+  Group(int world_size, at::ScalarType stored,
+        const GradientBufferOptions& options) {
     for (int rank = 0; rank < world_size; ++rank) {
       std::vector<NamedParameter> parameters = {
           {"a", {at::zeros({2, 5}, stored).requires_grad_()}},

@@ -23,6 +23,7 @@ using ::fsdp::flat_param::Slice;
 FlatLayout LayoutOf(const std::vector<int64_t>& sizes, int64_t element_size,
                     int world_size) {
   std::vector<ParameterSpec> specs;
+  specs.reserve(sizes.size());
   for (size_t i = 0; i < sizes.size(); ++i) {
     specs.push_back({absl::StrCat("p", i), {sizes[i]}, {1}});
   }
@@ -53,7 +54,8 @@ std::vector<int> Reference(const FlatLayout& layout,
     for (int i = 0; i < layout.num_parameters(); ++i) {
       if (!trained[i]) continue;
       segment.insert(segment.end(), layout.InShard(i, rank).numel(), i);
-      segment.resize(RoundUp(segment.size(), aligned), kGap);
+      segment.resize(RoundUp(static_cast<int64_t>(segment.size()), aligned),
+                     kGap);
     }
     longest = std::max(longest, segment.size());
   }
@@ -62,9 +64,9 @@ std::vector<int> Reference(const FlatLayout& layout,
   for (std::vector<int>& segment : segments) {
     segment.resize(longest, kGap);
     segment.resize(longest + flags, kFlag);
-    segment.resize(
-        RoundUp(segment.size(), std::max<int64_t>(1, 16 / element_size)),
-        kTail);
+    segment.resize(RoundUp(static_cast<int64_t>(segment.size()),
+                           std::max<int64_t>(1, 16 / element_size)),
+                   kTail);
     buffer.insert(buffer.end(), segment.begin(), segment.end());
   }
   return buffer;

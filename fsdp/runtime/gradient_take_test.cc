@@ -32,6 +32,7 @@ class TakeTest : public ::testing::Test {
   void Shard(const Tensors& tensors, GradientScaling scaling = {},
              at::ScalarType reduce = at::kFloat) {
     std::vector<NamedParameter> parameters;
+    parameters.reserve(tensors.size());
     for (size_t i = 0; i < tensors.size(); ++i) {
       parameters.push_back({absl::StrCat("p", i),
                             {tensors[i].detach().clone().requires_grad_()}});

@@ -215,7 +215,7 @@ void ShardGradient::TakeOne(int i, const at::Tensor& gradient) const {
   const at::Tensor value =
       flat_param::StorageOrderOf(gradient, parameter_->layout().parameter(i));
   at::Tensor slice = parameter_->ShardSlice(i);
-  at::Tensor present = slice.grad();
+  const at::Tensor& present = slice.grad();
   if (present.defined()) {
     present.add_(value);
   } else {

@@ -31,7 +31,7 @@ class ShardGradient {
   ShardGradient(flat_param::FlatParameter* parameter,
                 GradientBufferOptions options);
 
-  ShardGradient(ShardGradient&&) = default;
+  ShardGradient(ShardGradient&&) noexcept = default;
   ShardGradient(const ShardGradient&) = delete;
 
   // That of the GradientBuffer.

@@ -33,6 +33,7 @@ class UnitStepsTest : public ::testing::Test {
     ASSERT_OK_AND_ASSIGN(auto group, comm::CreateLocalGroup(1));
     const std::shared_ptr<comm::Communicator> world = std::move(group[0]);
     std::vector<RuntimeUnit> units;
+    units.reserve(3);
     for (int i = 0; i < 3; ++i) {
       units.push_back(testing::UnitOf(at::zeros({4}).set_requires_grad(true),
                                       {world, {}, {}}, *world));

@@ -289,7 +289,8 @@ TEST(ScheduleResetTest, AtEveryPointFreesEverythingAndTheNextStepIsWhole) {
     WatchedSchedule schedule(Layers(3), {});
     Trace(schedule, step);
     const std::string expected = Trace(schedule, step);
-    Trace(schedule, Events(step.begin(), step.begin() + length));
+    Trace(schedule,
+          Events(step.begin(), step.begin() + static_cast<int64_t>(length)));
     EXPECT_THAT(schedule.Next(Reset()), IsOk());
     EXPECT_TRUE(AllSharded(schedule, 4));
     EXPECT_FALSE(schedule.in_forward());

@@ -18,7 +18,8 @@ void UnitOrder::Forget() {
 int UnitOrder::NextInForward(int unit) {
   const auto begin = previous_forward_.begin();
   const auto end = previous_forward_.end();
-  const auto found = std::find(begin + forward_cursor_, end, unit);
+  const auto found =
+      std::find(begin + static_cast<int64_t>(forward_cursor_), end, unit);
   if (found == end) return kNone;
   forward_cursor_ = found + 1 - begin;
   return found + 1 == end ? kNone : *(found + 1);

@@ -33,6 +33,7 @@ std::vector<std::string> Paths(const ModuleTree& tree, bool units_only) {
 
 std::vector<std::string> Names(const ModuleTree& tree) {
   std::vector<std::string> names;
+  names.reserve(tree.uses.size());
   for (const ParameterUse& use : tree.uses) names.push_back(use.name);
   return names;
 }
@@ -114,6 +115,7 @@ TEST(ReadModuleTreeTest, FindsTiesByObjectAndByMemory) {
   ASSERT_OK_AND_ASSIGN(const ModuleTree tree,
                        ReadModuleTree(std::make_shared<Tied>(), {}));
   std::vector<int> parameters;
+  parameters.reserve(tree.uses.size());
   for (const ParameterUse& use : tree.uses) parameters.push_back(use.parameter);
   EXPECT_THAT(parameters, ElementsAre(0, 0, 0, 1, 2, 3));
   EXPECT_EQ(tree.parameters[0].size(), 2);  // two objects, one parameter

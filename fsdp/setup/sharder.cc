@@ -306,8 +306,9 @@ absl::StatusOr<std::vector<RestingFlat>> Sharder::RestingFlats() {
                         static_cast<int64_t>(c10::elementSize(kind.stored));
       if (!AnyTrainable(parameters)) continue;
       flat.gradients = ShardGradientBytes(layout, GradientsOf(planned, kind));
-      flat.optimizer = static_cast<int64_t>(options_.offload.optimizer_state *
-                                            flat.parameters);
+      flat.optimizer =
+          static_cast<int64_t>(options_.offload.optimizer_state *
+                               static_cast<double>(flat.parameters));
     }
   }
   return flats;

@@ -136,6 +136,7 @@ absl::StatusOr<ModuleGraph> MergePlaces(absl::Span<const ModuleNode> modules) {
 absl::Status AddAll(const ModuleGraph& graph,
                     absl::Span<const ModuleNode> modules, UnitTree& tree) {
   std::vector<size_t> missing_parents;
+  missing_parents.reserve(graph.objects.size());
   for (const ModuleObject& object : graph.objects) {
     missing_parents.push_back(object.parents.size());
   }
@@ -251,7 +252,7 @@ std::string UnitPlan::ToString() const {
   std::vector<int> depth;
   for (const Unit& unit : units) {
     depth.push_back(unit.parent == kNone ? 0 : depth[unit.parent] + 1);
-    absl::StrAppend(&text, std::string(2 * depth.back(), ' '),
+    absl::StrAppend(&text, std::string(size_t{2} * depth.back(), ' '),
                     DisplayName(unit), ":");
     for (const OwnedParameter& parameter : unit.parameters) {
       absl::StrAppend(&text, " ", absl::StrJoin(parameter.names, "="));

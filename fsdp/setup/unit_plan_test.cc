@@ -189,7 +189,8 @@ TEST(PlanUnitsTest, RefusesAModelWithoutParameters) {
 }
 
 TEST(PlanUnitsTest, RefusesMalformedTrees) {
-  const auto refuses = [](std::vector<ModuleNode> modules, const char* why) {
+  const auto refuses = [](const std::vector<ModuleNode>& modules,
+                          const char* why) {
     EXPECT_THAT(PlanUnits(modules, {{0, "w", 0}}),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
   };
@@ -238,7 +239,8 @@ struct RandomModel {
     std::vector<bool> is_unit(num_modules);
     for (int i = 0; i < num_modules; ++i) {
       is_unit[i] = i == 0 || random() % 2 == 0;
-      const int num_places = i == 0 ? 0 : 1 + random() % 5 / 3;
+      const int num_places =
+          i == 0 ? 0 : 1 + static_cast<int>(random() % 5 / 3);
       for (int place = 0; place < num_places; ++place) {
         children[random() % i].push_back(i);
       }
@@ -371,6 +373,7 @@ TEST(PlanUnitsPropertyTest, KeepsTheOrderOfFirstUse) {
       std::vector<std::ptrdiff_t> first_uses;
       for (const OwnedParameter& parameter : unit.parameters) {
         std::vector<std::ptrdiff_t> uses;
+        uses.reserve(parameter.names.size());
         for (const std::string& name : parameter.names) {
           uses.push_back(position(name));
         }

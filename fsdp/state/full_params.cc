@@ -288,7 +288,7 @@ absl::StatusOr<FullParamsScope> SummonFullParams(torch::nn::Module& module,
   auto impl = std::make_unique<FullParamsScope::Impl>(options);
   FullParamsScope scope(std::move(impl));
   for (const std::shared_ptr<ShardedModel>& model : models) {
-    const absl::Status status = scope.impl_->Open(model, units[model.get()]);
+    absl::Status status = scope.impl_->Open(model, units[model.get()]);
     if (status.ok()) continue;
     scope.impl_->GiveUp();
     return status;

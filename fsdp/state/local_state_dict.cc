@@ -62,7 +62,7 @@ absl::Status CheckLocal(const ShardedModel& model, const LocalStateDict& dict) {
   for (int unit = 0; unit < model.num_units(); ++unit) {
     flats += static_cast<int>(model.flats(unit).size());
   }
-  compare("flat parameters:", dict.flats.size(), flats);
+  compare("flat parameters:", static_cast<int64_t>(dict.flats.size()), flats);
   return Differ("the local state dict", differences);
 }
 
@@ -117,6 +117,7 @@ absl::Status LoadLocalStateDict(ShardedModel& model,
                                      "loading a local state dict",
                                      DeadlineOf(model)));
     std::vector<at::Tensor> shards;
+    shards.reserve(dict.flats.size());
     for (const LocalFlat& flat : dict.flats) shards.push_back(flat.shard);
     OverwriteShards(model, shards);
     Apply(*plan);
@@ -165,6 +166,7 @@ absl::StatusOr<StateDict> ConsolidateLocalStateDicts(
     }
     FSDP_RETURN_IF_ERROR(NotOneModel(differences));
     std::vector<at::Tensor> parts;
+    parts.reserve(shards.size());
     for (const auto& [rank, shard] : shards) parts.push_back(shard);
     const at::Tensor whole = at::cat(parts);
     for (int i = 0; i < layout.num_parameters(); ++i) {

@@ -83,7 +83,7 @@ using Together = std::map<std::tuple<int, std::string, c10::ScalarType>,
 absl::StatusOr<at::Tensor> ShardOf(const FlatParameter& flat,
                                    c10::ScalarType dtype,
                                    const std::vector<ValueRange*>& ranges) {
-  const at::Tensor shard =
+  at::Tensor shard =
       at::zeros({flat.layout().shard_numel()},
                 at::TensorOptions().dtype(dtype).device(flat.device()));
   for (const ValueRange* range : ranges) {

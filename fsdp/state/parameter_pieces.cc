@@ -13,7 +13,7 @@
 namespace fsdp {
 
 absl::Status CopyFromPieces(absl::Span<const ParameterPiece* const> pieces,
-                            int64_t begin, at::Tensor target) {
+                            int64_t begin, const at::Tensor& target) {
   std::vector<const ParameterPiece*> sorted(pieces.begin(), pieces.end());
   std::sort(sorted.begin(), sorted.end(),
             [](const ParameterPiece* a, const ParameterPiece* b) {

@@ -26,7 +26,7 @@ struct ParameterPiece {
 // on into `target`, 1-D. NotFound, naming the first element that no piece has;
 // nothing is copied then.
 absl::Status CopyFromPieces(absl::Span<const ParameterPiece* const> pieces,
-                            int64_t begin, at::Tensor target);
+                            int64_t begin, const at::Tensor& target);
 
 }  // namespace fsdp
 

@@ -13,7 +13,7 @@ absl::Time DeadlineOf(const ShardedModel& model) {
 absl::StatusOr<WholeAccess> WholeAccess::Begin(ShardedModel& model,
                                                absl::string_view what) {
   const absl::Status mine = model.BeginWholeAccess(what);
-  const absl::Status all =
+  absl::Status all =
       comm::Agree(model.communicator(), mine, what, DeadlineOf(model));
   if (all.ok()) return WholeAccess(&model);
   if (mine.ok()) model.EndWholeAccess();

@@ -18,7 +18,7 @@
 namespace fsdp::testing {
 
 at::Tensor Training::Batch(int i) {
-  return Rows(3 * i, 3, kDim).to(FakeDevice::device());
+  return Rows(int64_t{3} * i, 3, kDim).to(FakeDevice::device());
 }
 
 double Training::RateOf(int i) { return static_cast<float>(1e-2 / (1 + i)); }

@@ -42,6 +42,8 @@ class PassInBackward : public torch::autograd::Function<PassInBackward> {
   static torch::autograd::variable_list backward(
       torch::autograd::AutogradContext* context,
       const torch::autograd::variable_list& gradients) {
+    // Saved data are numbers and texts.
+    // NOLINTNEXTLINE(performance-no-int-to-ptr)
     reinterpret_cast<FaultInjector*>(context->saved_data["injector"].toInt())
         ->Pass(context->saved_data["point"].toStringRef());
     return {gradients[0], at::Tensor(), at::Tensor()};

@@ -95,7 +95,7 @@ Gradients PlainGradients(const std::function<std::shared_ptr<Net>()>& make_net,
   Gradients result;
   for (int rank = 0; rank < world_size; ++rank) {
     std::shared_ptr<Net> plain = make_net();
-    loss([&](at::Tensor x) -> at::Tensor {
+    loss([&](const at::Tensor& x) -> at::Tensor {
       return plain->forward(InputOf(rank, x));
     }).backward();
     AddShare(*plain, world_size, result);
@@ -148,7 +148,7 @@ absl::Status CheckGradients(
       PlainGradients<Net>(make_net, loss, communicator.world_size());
   FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<Net> model,
                         FullyShard(make_net(), Unowned(communicator), options));
-  FSDP_RETURN_IF_ERROR(model->Backward(loss([&](at::Tensor x) {
+  FSDP_RETURN_IF_ERROR(model->Backward(loss([&](const at::Tensor& x) {
     return model->forward(InputOf(communicator.rank(), x));
   })));
   FSDP_RETURN_IF_ERROR(CheckMeans(communicator, *model, expected));

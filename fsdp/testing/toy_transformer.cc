@@ -18,6 +18,7 @@ namespace fsdp::testing {
 namespace {
 
 constexpr int64_t kHeads = 2;
+constexpr int64_t kHeadWidth = kToyWidth / kHeads;
 
 torch::nn::LayerNorm MakeNorm() {
   return torch::nn::LayerNorm(torch::nn::LayerNormOptions({kToyWidth}));
@@ -37,11 +38,11 @@ LayerImpl::LayerImpl()
 at::Tensor LayerImpl::Attend(const at::Tensor& x) {
   std::vector<at::Tensor> parts = qkv_->forward(x).chunk(3, -1);
   for (at::Tensor& part : parts) {
-    part = part.view({x.size(0), x.size(1), kHeads, kToyWidth / kHeads})
-               .transpose(1, 2);
+    part =
+        part.view({x.size(0), x.size(1), kHeads, kHeadWidth}).transpose(1, 2);
   }
-  const at::Tensor scores = parts[0].matmul(parts[1].transpose(2, 3)) /
-                            std::sqrt(double{kToyWidth / kHeads});
+  const at::Tensor scores =
+      parts[0].matmul(parts[1].transpose(2, 3)) / std::sqrt(double{kHeadWidth});
   return scores.softmax(-1).matmul(parts[2]).transpose(1, 2).reshape(x.sizes());
 }
 

@@ -53,7 +53,7 @@ fsdp::OffloadOptions OffloadTo(const std::string& name) {
 
 absl::StatusOr<std::vector<double>> Losses(
     const SharedDevice& shared, c10::Device device, const std::string& offload,
-    std::shared_ptr<fsdp::comm::Communicator> ranks) {
+    const std::shared_ptr<fsdp::comm::Communicator>& ranks) {
   Gpt model(kModel);
   InitializeParameters(*model, kSeed);
   FSDP_RETURN_IF_ERROR(

@@ -33,6 +33,7 @@ std::vector<double> PlainLosses(const PlainTraining& training) {
   torch::optim::AdamW reference(model->parameters(),
                                 torch::optim::AdamWOptions(training.lr));
   std::vector<CountData> streams;
+  streams.reserve(training.ranks);
   for (int rank = 0; rank < training.ranks; ++rank) {
     streams.emplace_back(training.model.vocab, training.shape, rank);
   }

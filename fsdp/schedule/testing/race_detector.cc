@@ -53,6 +53,7 @@ void RaceDetector::Acquire(int rank, const Clock& clock) {
 
 void RaceDetector::Barrier() {
   std::vector<Clock> arrivals;
+  arrivals.reserve(clocks_.size());
   for (size_t rank = 0; rank < clocks_.size(); ++rank) {
     arrivals.push_back(Release(static_cast<int>(rank)));
   }

@@ -39,7 +39,8 @@ std::vector<bool> MayWriteBefore(const Events& step) {
   const auto last = std::find_if(step.rbegin(), step.rend(), IsBackward);
   std::vector<bool> may(step.size());
   for (size_t i = 0; i < step.size(); ++i) {
-    may[i] = step.begin() + i <= first || step.begin() + i >= last.base();
+    const auto event = step.begin() + static_cast<int64_t>(i);
+    may[i] = event <= first || event >= last.base();
   }
   return may;
 }

@@ -157,7 +157,7 @@ at::Tensor ProgramUnitModule::Region(const at::Tensor& x,
   return CheckpointWith(options, body, x);
 }
 
-std::vector<at::Tensor> ProgramUnitModule::forward(at::Tensor x,
+std::vector<at::Tensor> ProgramUnitModule::forward(const at::Tensor& x,
                                                    ProgramCall call) {
   if (unit_.counter && is_training()) {
     const torch::NoGradGuard no_grad;
@@ -251,7 +251,7 @@ at::Tensor ProgramModel::CallUnit(ProgramUnitModule& unit,
   return y;
 }
 
-at::Tensor ProgramModel::forward(at::Tensor x) {
+at::Tensor ProgramModel::forward(const at::Tensor& x) {
   if (writes_input_) x.mul_(1.25);
   at::Tensor y = embedding_.is_empty() ? x * 1 : embedding_->forward(x);
   for (const auto& unit : units_) {

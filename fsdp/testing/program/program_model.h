@@ -54,7 +54,7 @@ class ProgramUnitModule : public torch::nn::Module {
                     const ModelKind& kind, bool is_child);
 
   // One output, or two as `unit` says.
-  std::vector<at::Tensor> forward(at::Tensor x, ProgramCall call);
+  std::vector<at::Tensor> forward(const at::Tensor& x, ProgramCall call);
 
   // What the next call is to be given.
   const ProgramCall& call() const { return call_; }
@@ -91,7 +91,7 @@ class ProgramModel : public torch::nn::Module {
   // The values depend on `program` alone. Nothing is tied or frozen jointly.
   ProgramModel(const Program& program, const ModelKind& kind);
 
-  at::Tensor forward(at::Tensor x);
+  at::Tensor forward(const at::Tensor& x);
 
   void set_place(const ProgramPlace& place);
   void set_offload(const std::shared_ptr<ActivationOffload>& offload);

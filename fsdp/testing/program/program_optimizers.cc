@@ -67,8 +67,9 @@ Groups MakeGroups(const Program& p, int optimizer, const Options& options,
 }
 
 template <typename Plain, typename Options>
-void AddPlain(Groups groups, const Options& options, ProgramOptimizers* all) {
-  auto optimizer = std::make_unique<Plain>(std::move(groups), options);
+void AddPlain(const Groups& groups, const Options& options,
+              ProgramOptimizers* all) {
+  auto optimizer = std::make_unique<Plain>(groups, options);
   all->unit_steps.push_back(
       [raw = optimizer.get()](absl::Span<const NamedShard>) {
         raw->step();
@@ -80,7 +81,7 @@ void AddPlain(Groups groups, const Options& options, ProgramOptimizers* all) {
 template <typename Plain, typename Fused, typename Options>
 void AddEither(bool fused, Groups groups, const Options& options,
                ProgramOptimizers* all) {
-  if (!fused) return AddPlain<Plain>(std::move(groups), options, all);
+  if (!fused) return AddPlain<Plain>(groups, options, all);
   auto optimizer = std::make_unique<Fused>(std::move(groups), options);
   all->unit_steps.push_back(
       [raw = optimizer.get()](absl::Span<const NamedShard> unit) {

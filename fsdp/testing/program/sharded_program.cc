@@ -330,7 +330,7 @@ absl::Status ShardedRun::HalveGradients() {
   const torch::NoGradGuard no_grad;
   std::set<const void*> seen;
   for (at::Tensor& parameter : model_.module()->parameters()) {
-    const at::Tensor gradient = parameter.grad();
+    const at::Tensor& gradient = parameter.grad();
     if (!gradient.defined() || gradient.numel() == 0) continue;
     if (seen.insert(gradient.data_ptr()).second) at::Tensor(gradient).mul_(0.5);
   }

@@ -218,7 +218,7 @@ TEST(AutogradTest, RetainGraphAllowsASecondBackward) {
     FSDP_ASSIGN_OR_RETURN(FullyShardedDataParallel<UsedTwice> model,
                           FullyShard(Filled<UsedTwice>(), Unowned(communicator),
                                      UnitsOf<UnitImpl>()));
-    const at::Tensor loss = SquareLoss([&](at::Tensor x) {
+    const at::Tensor loss = SquareLoss([&](const at::Tensor& x) {
       return model->forward(InputOf(communicator.rank(), x));
     });
     FSDP_RETURN_IF_ERROR(model->Backward(loss, /*retain_graph=*/true));
@@ -274,9 +274,10 @@ absl::Status TwoForwardsOnThreads(Communicator& world, bool one_backward) {
   };
   std::vector<at::Tensor> losses;
   for (const int64_t row : {0, 5}) {
-    loss_of([&](at::Tensor x) { return plain->forward(x); }, row).backward();
+    loss_of([&](const at::Tensor& x) { return plain->forward(x); }, row)
+        .backward();
     losses.push_back(
-        loss_of([&](at::Tensor x) { return model->forward(x); }, row));
+        loss_of([&](const at::Tensor& x) { return model->forward(x); }, row));
     if (!one_backward) FSDP_RETURN_IF_ERROR(model->Backward(losses.back()));
   }
   if (one_backward) {

@@ -36,7 +36,7 @@ TEST_P(FaultInShardingTest, RanksThatFailAlikeMayTryAgain) {
       std::shared_ptr<Net>& net = nets[world.rank()];
       net = std::make_shared<Net>(injector, c.net);
       injector->Arm(point, FaultType::kStatus);
-      const absl::Status status = MakeTrainer(c, net, world, injector).status();
+      absl::Status status = MakeTrainer(c, net, world, injector).status();
       injector->Disarm();
       if (injector->failed_at().empty()) return status;
       return CheckReported({status, std::nullopt}, *injector,
