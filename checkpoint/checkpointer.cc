@@ -28,6 +28,7 @@
 #include "checkpoint/run/rank_values.h"
 #include "checkpoint/run/run_values.h"
 #include "checkpoint/run/tensor_parts.h"
+#include "checkpoint/run/together.h"
 #include "checkpoint/run/training_json.h"
 #include "checkpoint/save/save_job.h"
 #include "checkpoint/save/save_layout.h"
@@ -217,7 +218,7 @@ class Checkpointer::Impl {
       const absl::Status mine =
           read.ok() ? read->CheckRanks(context_.rank(), context_.world_size())
                     : read.status();
-      if (!AllGoOn(run, what, read, mine)) return ThrowIfError(mine);
+      if (!AllGoOn(run, what, read, mine, &job.plan)) return ThrowIfError(mine);
       values.emplace(*std::move(read));
       ThrowIfError(Plan(*values, run, &job));
     });
@@ -231,10 +232,10 @@ class Checkpointer::Impl {
   }
 
   // False: this rank does not, or, where those that do would wait for it,
-  // another one, whose report will say why.
+  // another one, whose report or whose text in place of a plan will say why.
   bool AllGoOn(const TrainingRun& run, absl::string_view what,
-               const absl::StatusOr<RunValues>& read,
-               const absl::Status& mine) {
+               const absl::StatusOr<RunValues>& read, const absl::Status& mine,
+               SavePlan* plan) {
     bool is_collective = read.ok() && IsCollective(*read);
     if (!read.ok()) {
       TrainingRun model_only;
@@ -242,16 +243,26 @@ class Checkpointer::Impl {
       const absl::StatusOr<RunValues> model = RunValues::Read(model_only, what);
       is_collective = model.ok() && IsCollective(*model);
     }
-    return is_collective ? Agree(mine, "saving a checkpoint").ok() : mine.ok();
+    if (!is_collective || context_.ranks == nullptr) return mine.ok();
+    if (!Agree(mine, "saving a checkpoint").ok()) return false;
+    plan->text = TextOf(*read, Parts());
+    return CheckSameParts(Together(context_.ranks, "saving a checkpoint",
+                                   options_.timeout),
+                          *read, Parts())
+        .ok();
+  }
+
+  PartOptions Parts() const {
+    PartOptions parts;
+    parts.model_dtype = options_.model_dtype;
+    return parts;
   }
 
   // What is to be written, with the values where they are.
   absl::Status Plan(const RunValues& values, const TrainingRun& run,
                     SaveJob* job) {
-    PartOptions parts;
-    parts.model_dtype = options_.model_dtype;
     FSDP_ASSIGN_OR_RETURN(const std::vector<TensorGroup> groups,
-                          PartsToWrite(values, context_.rank(), parts));
+                          PartsToWrite(values, context_.rank(), Parts()));
     std::map<std::string, std::string> texts = options_.texts;
     TrainingRecord record =
         RecordOf(run, values.optimizer(), job->step, context_.world_size());

@@ -44,12 +44,13 @@ absl::Status Export(const std::string& folder, const TrainingRun& run,
       run.model == nullptr ? options.ranks : RanksOf(*run.model, options.ranks),
       "exporting a DCP checkpoint", options.timeout);
   FSDP_RETURN_IF_ERROR(together.Agree(values.status()));
+  PartOptions parts;
+  parts.model_dtype = options.model_dtype;
+  FSDP_RETURN_IF_ERROR(CheckSameParts(together, *values, parts));
   DcpExportOptions wanted;
   std::vector<TensorGroup> groups;
   const auto plan = [&]() -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(wanted, OptionsFor(*values, options));
-    PartOptions parts;
-    parts.model_dtype = options.model_dtype;
     FSDP_ASSIGN_OR_RETURN(groups,
                           PartsToWrite(*values, together.rank(), parts));
     return absl::OkStatus();

@@ -144,8 +144,12 @@ class ModelExport {
     const NormalMode normal;
     absl::StatusOr<RunValues> values = ReadValues(module_, "ExportModel()");
     // What follows may need all ranks.
-    FSDP_RETURN_IF_ERROR(together_.Agree(values.status()));
-    FSDP_RETURN_IF_ERROR(together_.Agree(Plan(*values)));
+    FSDP_RETURN_IF_ERROR(
+        together_.Agree(values.ok() ? CheckTexts() : values.status()));
+    PartOptions parts;
+    parts.model_dtype = options_.dtype;
+    FSDP_RETURN_IF_ERROR(CheckSameParts(together_, *values, parts));
+    FSDP_RETURN_IF_ERROR(together_.Agree(Plan(*values, parts)));
     FSDP_RETURN_IF_ERROR(
         together_.CheckSame(plan_.text, "names and shapes of what is saved"));
     FSDP_RETURN_IF_ERROR(together_.Agree(
@@ -157,12 +161,14 @@ class ModelExport {
  private:
   bool IsFirst() const { return together_.rank() == 0; }
 
-  absl::Status Plan(const RunValues& values) {
+  absl::Status CheckTexts() const {
     for (const auto& [name, text] : options_.texts) {
       FSDP_RETURN_IF_ERROR(CheckTextName("ExportOptions::texts", name));
     }
-    PartOptions parts;
-    parts.model_dtype = options_.dtype;
+    return absl::OkStatus();
+  }
+
+  absl::Status Plan(const RunValues& values, const PartOptions& parts) {
     FSDP_ASSIGN_OR_RETURN(const std::vector<TensorGroup> groups,
                           PartsToWrite(values, together_.rank(), parts));
     FSDP_ASSIGN_OR_RETURN(

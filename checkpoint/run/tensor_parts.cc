@@ -160,6 +160,30 @@ bool IsCollective(const RunValues& values) {
          });
 }
 
+std::string TextOf(const RunValues& values, const PartOptions& options) {
+  std::string text = absl::StrCat("dtype: ",
+                                  options.model_dtype.has_value()
+                                      ? c10::toString(*options.model_dtype)
+                                      : "the model's",
+                                  "\n");
+  if (values.optimizer() == nullptr) return text + "no optimizer\n";
+  for (const auto& [name, slots] : values.optimizer()->slots) {
+    absl::StrAppend(&text, "optimizer of ", name, ":");
+    for (const auto& [key, tensor] : slots.tensors) {
+      absl::StrAppend(&text, " ", key, " ",
+                      c10::toString(tensor.scalar_type()));
+    }
+    text += "\n";
+  }
+  return text;
+}
+
+absl::Status CheckSameParts(const Together& together, const RunValues& values,
+                            const PartOptions& options) {
+  if (!IsCollective(values)) return absl::OkStatus();
+  return together.CheckSame(TextOf(values, options), "what is to be saved");
+}
+
 absl::StatusOr<std::vector<TensorGroup>> PartsToWrite(
     const RunValues& values, int rank, const PartOptions& options) {
   if (options.model_dtype.has_value() &&

@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/run/run_values.h"
+#include "checkpoint/run/together.h"
 #include "checkpoint/tensor/tensor_info.h"
 
 namespace fsdp::checkpoint {
@@ -37,6 +38,13 @@ struct PartOptions {
 // Whether PartsToWrite() is collective: a parameter's storage is not row-major.
 // Ranks agree.
 bool IsCollective(const RunValues& values);
+// What PartsToWrite() goes by where it is collective: ranks whose texts differ
+// would wait for each other.
+std::string TextOf(const RunValues& values, const PartOptions& options);
+// Before that, where IsCollective(): InvalidArgument on all ranks if their
+// texts differ. No message otherwise.
+absl::Status CheckSameParts(const Together& together, const RunValues& values,
+                            const PartOptions& options);
 
 // All ranks get equal infos in equal order, and ranges that cover each tensor
 // once, cut evenly: what several ranks hold is shared out among them. What is

@@ -1,6 +1,7 @@
 // What ranks send each other for checkpoints: that all is well, and nothing
 // that grows with the model.
 #include <torch/nn/modules/linear.h>
+#include <torch/optim/adamw.h>
 #include <torch/optim/lbfgs.h>
 
 #include <cstdint>
@@ -19,6 +20,7 @@
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/checkpointer.h"
+#include "checkpoint/dcp_files.h"
 #include "checkpoint/files/testing/simulated_file_system.h"
 #include "checkpoint/run/run.h"
 #include "checkpoint/tests/sharded_training.h"
@@ -235,6 +237,40 @@ TEST(CollectivesTest, ARankThatCannotSave) {
       });
   EXPECT_THAT(results, Each(StatusIs(absl::StatusCode::kInvalidArgument,
                                      StartsWith("rank 1: "))));
+  EXPECT_LT(absl::Now() - begin, absl::Minutes(1));
+}
+
+// Nor for one that would send something else.
+TEST(CollectivesTest, ARankWithOtherStates) {
+  SimulatedFileSystem disk;
+  const absl::Time begin = absl::Now();
+  const auto results =
+      comm::testing::RunRanks(3, [&disk](Communicator& world) -> absl::Status {
+        TrainingSetup setup;
+        setup.model = ModelKind::kOdd;
+        setup.units = false;
+        FSDP_ASSIGN_OR_RETURN(const auto training,
+                              ShardedTraining::Make(world, setup, /*seed=*/1));
+        FSDP_RETURN_IF_ERROR(training->Step(0).status());
+        CheckpointerOptions options;
+        options.files = &disk;
+        FSDP_ASSIGN_OR_RETURN(
+            const auto checkpoints,
+            Checkpointer::Open("/run", Unowned(world), options));
+        torch::optim::AdamW fresh(training->model().Parameters());
+        TrainingRun run = training->AsRun();
+        run.schedulers.clear();
+        run.plateau_schedulers.clear();
+        if (world.rank() == 2) run.optimizer = &fresh;
+        ExportDcpOptions dcp;
+        dcp.files = &disk;
+        EXPECT_THAT(ExportDcp("/dcp", run, dcp),
+                    StatusIs(absl::StatusCode::kInvalidArgument,
+                             HasSubstr("what is to be saved")));
+        return checkpoints->Save(1, run);
+      });
+  EXPECT_THAT(results, Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                                     HasSubstr("rank 2"))));
   EXPECT_LT(absl::Now() - begin, absl::Minutes(1));
 }
 
