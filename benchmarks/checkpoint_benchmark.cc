@@ -155,6 +155,7 @@ void Train(Model& model) {
 double CopySeconds(Model& model, const Timed& timed) {
   const std::vector<NamedShard> shards = model->NamedShards();
   std::vector<at::Tensor> copies;
+  copies.reserve(shards.size());
   for (const NamedShard& named : shards) {
     copies.push_back(at::zeros_like(named.shard.detach()));
   }

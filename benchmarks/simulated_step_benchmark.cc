@@ -175,8 +175,8 @@ class Prediction {
     level.bandwidth = kInfinity;
     if (ranks() == 1) return level;
     const CollectiveSeconds seconds = MeasureCollectives(group_, kUnitBytes);
-    const auto bytes =
-        static_cast<double>(kUnitBytes / ranks() * (ranks() - 1));
+    const int64_t of_rank = kUnitBytes / ranks();
+    const auto bytes = static_cast<double>(of_rank * (ranks() - 1));
     const auto bandwidth = [&](double of_unit) {
       return bytes / std::max(1e-9, of_unit - seconds.latency);
     };

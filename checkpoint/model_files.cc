@@ -179,6 +179,7 @@ class ModelExport {
   // This rank's ranges, to the disk.
   absl::Status Write() {
     std::vector<std::string> paths;
+    paths.reserve(plan_.files.size());
     for (const SaveFile& file : plan_.files) {
       paths.push_back(output_.kind() == NewPath::Kind::kFolder
                           ? JoinPath(output_.incomplete(), file.name)

@@ -134,8 +134,8 @@ absl::Status OptimizerLoader::PlanSlot(const SourceFolder& folder,
         absl::StrCat("the optimizer's ", name, ": ", plan.status().message()));
   }
   slot.parts.resize(slot.targets.size());
-  for (StraightRead& read : plan->straight) {
-    slot.parts[read.target].straight.push_back(std::move(read));
+  for (const StraightRead& read : plan->straight) {
+    slot.parts[read.target].straight.push_back(read);
   }
   for (WholeRead& read : plan->whole) {
     slot.parts[read.target].whole.push_back(std::move(read));
@@ -178,6 +178,7 @@ void OptimizerLoader::KeepStepped() {
 
 std::vector<const Catalog*> OptimizerLoader::Catalogs() const {
   std::vector<const Catalog*> catalogs;
+  catalogs.reserve(slots_.size());
   for (const Slot& slot : slots_) catalogs.push_back(&slot.catalog);
   return catalogs;
 }

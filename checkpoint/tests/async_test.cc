@@ -144,7 +144,8 @@ TEST_F(AsyncTest, LittleMemoryAndASlowDisk) {
 // Of each rank: rising, up to all that it writes, which is as much as ranks'
 // files have together.
 TEST_F(AsyncTest, ProgressOfEachRank) {
-  std::vector<std::vector<std::pair<int64_t, int64_t>>> calls(2 * kRanks);
+  std::vector<std::vector<std::pair<int64_t, int64_t>>> calls(size_t{2} *
+                                                              kRanks);
   EXPECT_OK(RunAllRanks(kRanks, [&](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(const auto training,
                           ShardedTraining::Make(world, {}, /*seed=*/1));

@@ -187,6 +187,7 @@ std::vector<absl::Status> OnAllRanks(
     const std::function<absl::Status(PeerCollectives&, int rank)>& call) {
   std::vector<absl::Status> results(world_size);
   std::vector<std::thread> threads;
+  threads.reserve(world_size);
   for (int rank = 0; rank < world_size; ++rank) {
     threads.emplace_back([&, rank] {
       PeerMessages messages(std::make_unique<MailTransport>(&mail, rank));
@@ -227,7 +228,7 @@ TEST(PeerCollectivesTest, AnAllReduceIsTheSumWhateverItsChunks) {
   for (const int world_size : {1, 2, 3}) {
     for (const int64_t count :
          {int64_t{0}, int64_t{1}, int64_t{5}, world_size * kChunk,
-          2 * world_size * kChunk + 1}) {
+          int64_t{2} * world_size * kChunk + 1}) {
       Mail mail;
       EXPECT_THAT(OnAllRanks(mail, world_size,
                              [&](PeerCollectives& peers, int rank) {

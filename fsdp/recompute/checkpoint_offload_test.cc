@@ -162,7 +162,7 @@ TEST(RegionTest, KeepsNoArgumentAfterItsBackwardWhereTheGraphIsRetained) {
 
 at::Tensor Deep(const CheckpointOptions& options, int depth,
                 const at::Tensor& x) {
-  const at::Tensor y = at::tanh(x);
+  at::Tensor y = at::tanh(x);
   if (depth == 0) return y;
   return CheckpointWith(
       options,

@@ -53,11 +53,11 @@ constexpr int kNumKinds = 5;
 
 // Small integers, so that sums are exact in any order.
 at::Tensor Gradient(const at::Tensor& parameter, Kind kind, int seed) {
-  const at::Tensor plain = at::arange(parameter.numel(), at::kLong)
-                               .add(seed)
-                               .remainder(7)
-                               .view(parameter.sizes())
-                               .to(parameter.scalar_type());
+  at::Tensor plain = at::arange(parameter.numel(), at::kLong)
+                         .add(seed)
+                         .remainder(7)
+                         .view(parameter.sizes())
+                         .to(parameter.scalar_type());
   switch (kind) {
     case Kind::kUndefined:
       return {};
@@ -102,6 +102,7 @@ struct Rank {
   static std::unique_ptr<FlatParameter> Make(const Tensors& tensors,
                                              int world_size, int rank) {
     std::vector<NamedParameter> parameters;
+    parameters.reserve(tensors.size());
     for (size_t i = 0; i < tensors.size(); ++i) {
       parameters.push_back({absl::StrCat("p", i),
                             {tensors[i].detach().clone().requires_grad_()}});
@@ -172,7 +173,8 @@ at::Tensor ReferenceBuffer(const FlatLayout& layout, const Tensors& gradients,
   const at::Tensor flat = ReferenceFlat(layout, gradients, dtype);
   at::Tensor flags = at::zeros({segment_numel - layout.shard_numel()}, dtype);
   for (size_t i = 0; i < gradients.size(); ++i) {
-    if (gradients[i].defined()) flags[i].fill_(1);
+    if (!gradients[i].defined()) continue;
+    flags[static_cast<int64_t>(i)].fill_(1);
   }
   Tensors parts;
   for (int rank = 0; rank < layout.world_size(); ++rank) {
@@ -262,7 +264,7 @@ TEST_P(GradientBufferWorldTest, MeanOverRanksArrivesInTheSlices) {
   for (int i = 0; i < world_size; ++i) {
     const FlatLayout& layout = ranks[i]->flat->layout();
     ASSERT_OK(ranks[i]->AccumulateMean(memory));
-    for (size_t k = 0; k < parameters.size(); ++k) {
+    for (int k = 0; k < static_cast<int>(parameters.size()); ++k) {
       SCOPED_TRACE(absl::StrCat("rank ", i, " parameter ", k));
       const at::Tensor& gradient = ranks[i]->flat->ShardSlice(k).grad();
       ASSERT_EQ(gradient.defined(), produced[k]);

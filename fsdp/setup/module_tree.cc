@@ -159,6 +159,7 @@ class Reader {
 // sharing when sharded.
 absl::Status Reader::CheckOverlaps() const {
   std::vector<at::Tensor> tensors;
+  tensors.reserve(tree_.parameters.size());
   for (const auto& tied : tree_.parameters) tensors.push_back(tied.front());
   const auto overlap = flat_param::FindOverlap(tensors);
   if (!overlap.has_value()) return absl::OkStatus();

@@ -243,7 +243,8 @@ absl::StatusOr<Values> TrainOnDevice(const DeviceProgram& program,
         }));
   }
   std::vector<at::Tensor> batches;
-  for (int i = 0; i < kSteps; ++i) {
+  batches.reserve(kSteps);
+  for (int64_t i = 0; i < kSteps; ++i) {
     batches.push_back(Rows(3 * i, 3, kDim).to(place.device));
   }
   int64_t allocations = 0;

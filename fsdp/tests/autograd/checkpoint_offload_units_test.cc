@@ -247,7 +247,7 @@ TEST_P(OffloadedUnitsTest, TrainWithTheBitsOfThoseInMemory) {
           const ActivationOffloadStats stats = offload->stats();
           // A region inside one whose argument is still being written has the
           // same.
-          const int64_t most = 4 * scenario.tensors;
+          const int64_t most = int64_t{4} * scenario.tensors;
           return stats.failed == 0 && stats.full == 0 &&
                          stats.tensors_out <= most &&
                          stats.tensors_out >= (make_store == &Host ? most : 4)

@@ -179,7 +179,7 @@ class SilentImpl : public torch::nn::Module {
 class WritingImpl : public torch::nn::Module {
  public:
   WritingImpl() : fc(register_module("fc", Linear(kDim, kDim))) {}
-  at::Tensor forward(at::Tensor x) { return fc->forward(x.mul_(2)); }
+  at::Tensor forward(const at::Tensor& x) { return fc->forward(x.mul_(2)); }
   Linear fc;
 };
 
@@ -235,7 +235,7 @@ absl::Status Step(Communicator& world, Calls calls, bool transparent) {
                                                Unowned(world), options));
   at::Tensor loss;
   FSDP_RETURN_IF_ERROR(TorchToStatus("forward", [&] {
-    loss = model->forward(Rows(10 * world.rank(), 2, kDim)).sum();
+    loss = model->forward(Rows(int64_t{10} * world.rank(), 2, kDim)).sum();
   }));
   return model->Backward(loss);
 }
@@ -283,7 +283,7 @@ TEST(RecomputedCallTest, NeedsARetainedGraphForASecondBackward) {
                           FullyShard(std::make_shared<Net>(Calls::kGood),
                                      Unowned(world), options));
     const at::Tensor loss =
-        model->forward(Rows(10 * world.rank(), 2, kDim)).sum();
+        model->forward(Rows(int64_t{10} * world.rank(), 2, kDim)).sum();
     EXPECT_OK(model->Backward(loss, /*retain_graph=*/true));
     EXPECT_OK(model->Backward(loss));
     EXPECT_THAT(

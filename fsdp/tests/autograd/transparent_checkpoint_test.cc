@@ -103,7 +103,7 @@ Gradients PlainMeans(Backwards backwards, int world_size) {
   for (int rank = 0; rank < world_size; ++rank) {
     RegionNet net(Regions::kNone);
     EXPECT_OK(Run(
-        backwards, rank, [&](at::Tensor x) { return net.forward(x); },
+        backwards, rank, [&](const at::Tensor& x) { return net.forward(x); },
         [](const at::Tensor& loss, bool retain_graph) {
           loss.backward({}, retain_graph);
           return absl::OkStatus();
@@ -120,7 +120,8 @@ absl::Status Check(Communicator& world, Regions regions, Backwards backwards) {
                         FullyShard(std::make_shared<RegionNet>(regions),
                                    Unowned(world), options));
   FSDP_RETURN_IF_ERROR(Run(
-      backwards, world.rank(), [&](at::Tensor x) { return model->forward(x); },
+      backwards, world.rank(),
+      [&](const at::Tensor& x) { return model->forward(x); },
       [&](const at::Tensor& loss, bool retain_graph) {
         return model->Backward(loss, retain_graph);
       }));

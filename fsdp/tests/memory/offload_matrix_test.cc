@@ -135,7 +135,7 @@ absl::Status Disturb(ToyModel& model, torch::optim::Optimizer& optimizer,
     FSDP_ASSIGN_OR_RETURN(FullParamsScope scope,
                           model->SummonFullParams(options));
     const torch::NoGradGuard no_grad;
-    for (at::Tensor parameter : model.module()->parameters()) {
+    for (const at::Tensor& parameter : model.module()->parameters()) {
       parameter.mul_(0.75);
     }
     FSDP_RETURN_IF_ERROR(scope.Close());
@@ -144,7 +144,7 @@ absl::Status Disturb(ToyModel& model, torch::optim::Optimizer& optimizer,
     VisitOptions options;
     options.writeback = true;
     FSDP_RETURN_IF_ERROR(model->ForEachFullParameter(
-        [](const std::string&, at::Tensor value) {
+        [](const std::string&, const at::Tensor& value) {
           value.add_(0.01);
           return absl::OkStatus();
         },
@@ -198,7 +198,7 @@ absl::Status EvaluateNowAndThen(ToyModel& model, torch::optim::Optimizer&,
   VisitOptions options;
   options.writeback = true;
   return model->ForEachFullParameter(
-      [mean](const std::string&, at::Tensor value) {
+      [mean](const std::string&, const at::Tensor& value) {
         value.add_(mean / 16);
         return absl::OkStatus();
       },
