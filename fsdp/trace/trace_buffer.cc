@@ -1,6 +1,7 @@
 #include "fsdp/trace/trace_buffer.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -96,10 +97,13 @@ void TraceBuffer::SetUnitBytes(absl::string_view unit, UnitBytes bytes) {
 }
 
 std::vector<TraceBuffer::Record> TraceBuffer::Records() const {
-  std::vector<Record> records(ring_.begin(), ring_.begin() + size_);
+  const auto at = [](auto& list, size_t i) {
+    return list.begin() + static_cast<std::ptrdiff_t>(i);
+  };
+  std::vector<Record> records(ring_.begin(), at(ring_, size_));
   // Once it is full, the next one goes where the oldest is.
   if (size_ == ring_.size()) {
-    std::rotate(records.begin(), records.begin() + next_, records.end());
+    std::rotate(records.begin(), at(records, next_), records.end());
   }
   return records;
 }

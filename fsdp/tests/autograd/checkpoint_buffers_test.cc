@@ -163,7 +163,7 @@ TEST(CheckpointBuffersTest, CountABatchOnceInARegionOfAUnit) {
     testing::FillParameters(*block, 1);
     FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(block, Unowned(world)));
     auto plain = MakeBlock();
-    const at::Tensor x = Rows(world.rank() * 4, 4, kDim);
+    const at::Tensor x = Rows(int64_t{4} * world.rank(), 4, kDim);
     plain->forward(x).sum().backward();
     FSDP_RETURN_IF_ERROR(model->Backward(model->forward(x).sum()));
     return SameBuffers(*model->module(), *plain);

@@ -72,14 +72,14 @@ class BlockImpl : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& x) {
     ++runs;
     const at::Tensor hidden = norm->forward(fc->forward(x)).tanh();
-    computed.emplace_back(hidden.getIntrusivePtr());
+    computed_.emplace_back(hidden.getIntrusivePtr());
     const at::Tensor kept = at::dropout(hidden, dropout, is_training());
     return x + out->forward(kept);
   }
 
   int num_alive() const {
     int alive = 0;
-    for (const Weak& tensor : computed) alive += !tensor.expired();
+    for (const Weak& tensor : computed_) alive += !tensor.expired();
     return alive;
   }
 
@@ -92,7 +92,7 @@ class BlockImpl : public torch::nn::Module {
  private:
   using Weak =
       c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
-  std::vector<Weak> computed;
+  std::vector<Weak> computed_;
 };
 
 // How the net calls its blocks.

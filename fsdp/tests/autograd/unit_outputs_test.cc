@@ -63,77 +63,81 @@ std::vector<Body> Bodies() {
     return Forward(linear, x);
   };
   return {
-      {"one", [h](Linear& l, at::Tensor x) -> Tensors { return {h(l, x)}; }},
+      {"one",
+       [h](Linear& l, const at::Tensor& x) -> Tensors { return {h(l, x)}; }},
       {"a tensor and its view",
-       [h](Linear& l, at::Tensor x) -> Tensors {
+       [h](Linear& l, const at::Tensor& x) -> Tensors {
          const at::Tensor y = h(l, x);
          return {y, y.narrow(1, 0, 2)};
        }},
       {"a view before its tensor",
-       [h](Linear& l, at::Tensor x) -> Tensors {
+       [h](Linear& l, const at::Tensor& x) -> Tensors {
          const at::Tensor y = h(l, x);
          return {y.narrow(1, 0, 2), y};
        }},
       {"a view alone",
-       [h](Linear& l, at::Tensor x) -> Tensors {
+       [h](Linear& l, const at::Tensor& x) -> Tensors {
          return {h(l, x).narrow(1, 0, 3)};
        }},
       {"a transposed view",
-       [h](Linear& l, at::Tensor x) -> Tensors { return {h(l, x).t()}; }},
+       [h](Linear& l, const at::Tensor& x) -> Tensors {
+         return {h(l, x).t()};
+       }},
       {"views that overlap",
-       [h](Linear& l, at::Tensor x) -> Tensors {
+       [h](Linear& l, const at::Tensor& x) -> Tensors {
          const at::Tensor y = h(l, x);
          return {y.narrow(1, 0, 3), y.narrow(1, 1, 3)};
        }},
       {"one twice",
-       [h](Linear& l, at::Tensor x) -> Tensors {
+       [h](Linear& l, const at::Tensor& x) -> Tensors {
          const at::Tensor y = h(l, x);
          return {y, y};
        }},
       {"views that LibTorch lets nobody modify",
-       [h](Linear& l, at::Tensor x) -> Tensors {
+       [h](Linear& l, const at::Tensor& x) -> Tensors {
          return h(l, x).unbind(/*dim=*/0);
        }},
       {"its view modified inside",
-       [h](Linear& l, at::Tensor x) -> Tensors {
+       [h](Linear& l, const at::Tensor& x) -> Tensors {
          const at::Tensor y = h(l, x);
          const at::Tensor view = y.narrow(1, 0, 2);
          view.mul_(2);
          return {y, view};
        }},
       {"its input",
-       [h](Linear& l, at::Tensor x) -> Tensors {
+       [h](Linear& l, const at::Tensor& x) -> Tensors {
          return {h(l, x), x};
        },
        false, true},
-      {"its input alone", [](Linear&, at::Tensor x) -> Tensors { return {x}; },
-       false, true},
+      {"its input alone",
+       [](Linear&, const at::Tensor& x) -> Tensors { return {x}; }, false,
+       true},
       {"a view of its input",
-       [h](Linear& l, at::Tensor x) -> Tensors {
+       [h](Linear& l, const at::Tensor& x) -> Tensors {
          return {h(l, x), x.narrow(1, 1, 2)};
        },
        false, true},
       {"its input modified",
-       [h](Linear& l, at::Tensor x) -> Tensors {
+       [h](Linear& l, const at::Tensor& x) -> Tensors {
          x.mul_(3);
          return {h(l, x)};
        },
        true},
       {"its input modified by itself",
-       [h](Linear& l, at::Tensor x) -> Tensors {
+       [h](Linear& l, const at::Tensor& x) -> Tensors {
          const at::Tensor y = h(l, x).detach();
          x.mul_(h(l, x * 2));
          return {y};
        },
        true},
       {"its input modified and returned",
-       [h](Linear& l, at::Tensor x) -> Tensors {
+       [h](Linear& l, const at::Tensor& x) -> Tensors {
          x.mul_(3);
          return {h(l, x), x};
        },
        true, true},
       {"a view of its input modified",
-       [h](Linear& l, at::Tensor x) -> Tensors {
+       [h](Linear& l, const at::Tensor& x) -> Tensors {
          x.narrow(1, 0, 2).mul_(3);
          return {h(l, x)};
        },
@@ -206,7 +210,7 @@ constexpr const char* kModes[] = {"trainable", "frozen", "owning nothing",
 
 class BodyNet : public torch::nn::Module {
  public:
-  BodyNet(Body body, Mode mode)
+  BodyNet(const Body& body, Mode mode)
       : unit(register_module("unit", std::make_shared<BodyUnit>(body))),
         mode_(mode) {
     FillParameters(*this, 1);
@@ -229,8 +233,9 @@ class BodyNet : public torch::nn::Module {
  private:
   static Body InRegion(Body body) {
     body.run = [run = body.run](Linear& linear, at::Tensor x) {
-      return Checkpoint([run, &linear](at::Tensor y) { return run(linear, y); },
-                        std::move(x));
+      return Checkpoint(
+          [run, &linear](const at::Tensor& y) { return run(linear, y); },
+          std::move(x));
     };
     return body;
   }
@@ -252,7 +257,7 @@ absl::StatusOr<Outcome> Run(int rank, const Caller& caller, const Call& call,
   FillParameters(*first, 7);
   Outcome outcome;
   FSDP_RETURN_IF_ERROR(TorchToStatus("the program", [&] {
-    at::Tensor given = first->forward(Rows(rank * 3, 3, kDim));
+    at::Tensor given = first->forward(Rows(int64_t{3} * rank, 3, kDim));
     Tensors got = call(given);
     caller.run(given, got);
     at::Tensor loss;
@@ -278,7 +283,7 @@ absl::StatusOr<Outcome> RunPlain(int rank, const Body& body, Mode mode,
   FSDP_ASSIGN_OR_RETURN(
       Outcome outcome,
       Run(
-          rank, caller, [&](at::Tensor x) { return net.forward(x); },
+          rank, caller, [&](const at::Tensor& x) { return net.forward(x); },
           [](const at::Tensor& loss) {
             loss.backward();
             return absl::OkStatus();
@@ -300,7 +305,8 @@ absl::StatusOr<Outcome> RunSharded(Communicator& world, const Body& body,
   FSDP_ASSIGN_OR_RETURN(
       Outcome outcome,
       Run(
-          world.rank(), caller, [&](at::Tensor x) { return model->forward(x); },
+          world.rank(), caller,
+          [&](const at::Tensor& x) { return model->forward(x); },
           [&](const at::Tensor& loss) { return model->Backward(loss); }));
   FSDP_ASSIGN_OR_RETURN(outcome.gradients, SummedGradients(world, *model));
   if (model->memory_stats().parameters.in_use_bytes != 0) {

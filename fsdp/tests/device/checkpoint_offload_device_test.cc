@@ -155,7 +155,8 @@ absl::StatusOr<Values> Train(const Program& program, const Offload& offload,
   FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(net, world, options));
   FusedAdamW optimizer(model->Parameters(), torch::optim::AdamWOptions(1e-2));
   std::vector<at::Tensor> batches;
-  for (int i = 0; i < kSteps; ++i) {
+  batches.reserve(kSteps);
+  for (int64_t i = 0; i < kSteps; ++i) {
     batches.push_back(Rows(3 * i, kRows, Layer::kDim).to(device));
   }
   for (int i = 0; i < kSteps; ++i) {

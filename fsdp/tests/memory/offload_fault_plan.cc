@@ -79,7 +79,7 @@ FusedAdamW MakeAdamW(Model& model, bool two_groups) {
 
 absl::Status Backward(Model& model, int step) {
   const int rank = model->communicator().rank();
-  const at::Tensor x = Rows((step * kRanks + rank) * 3, 3, kDim);
+  const at::Tensor x = Rows(int64_t{3} * (step * kRanks + rank), 3, kDim);
   absl::Status status;
   status.Update(TorchToStatus("forward", [&] {
     status = model->Backward(Loss(model->forward(x), x));

@@ -84,7 +84,7 @@ TEST(FreezingTest, FreezingAndUnfreezingBetweenSteps) {
                                      UnitsOf<UnitImpl>()));
     const auto gradients_of_unit = [&]() -> absl::StatusOr<int> {
       FSDP_RETURN_IF_ERROR(model->Backward(
-          SquareLoss([&](at::Tensor x) { return model->forward(x); })));
+          SquareLoss([&](const at::Tensor& x) { return model->forward(x); })));
       int count = 0;
       for (const NamedShard& named : model->NamedShards()) {
         count += named.name.find("unit.") == 0 && named.shard.grad().defined();
@@ -111,10 +111,10 @@ TEST(FreezingTest, FreezingAndUnfreezingBetweenSteps) {
 class TiedPair : public torch::nn::Module {
  public:
   TiedPair()
-      : weight(register_parameter("weight", at::ones({kDim, kDim}))),
-        inner(register_module("inner", std::make_shared<Inner>(weight))) {}
+      : weight_(register_parameter("weight", at::ones({kDim, kDim}))),
+        inner_(register_module("inner", std::make_shared<Inner>(weight_))) {}
   at::Tensor forward(const at::Tensor& x) {
-    return Forward(inner, x.matmul(weight));
+    return Forward(inner_, x.matmul(weight_));
   }
 
  private:
@@ -126,8 +126,8 @@ class TiedPair : public torch::nn::Module {
     at::Tensor same;
   };
 
-  at::Tensor weight;
-  std::shared_ptr<Inner> inner;
+  at::Tensor weight_;
+  std::shared_ptr<Inner> inner_;
 };
 
 TEST(FreezingTest, ATiedParameterIsFrozenByAnyOfItsNames) {
