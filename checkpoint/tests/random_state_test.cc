@@ -15,7 +15,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
-#include <filesystem>
 #include <iostream>
 #include <memory>
 #include <mutex>
@@ -35,6 +34,7 @@
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/checkpointer.h"
+#include "checkpoint/files/testing/real_files.h"
 #include "checkpoint/run/run.h"
 #include "comm/communicator.h"
 #include "comm/run_ranks/run_ranks.h"
@@ -46,8 +46,6 @@ namespace fsdp::checkpoint::testing {
 namespace {
 
 using ::fsdp::comm::Communicator;
-
-namespace fs = std::filesystem;
 
 constexpr char kRole[] = "CHECKPOINT_RANDOM_STATE_TEST_ROLE";
 constexpr int64_t kSaved = 4;
@@ -170,17 +168,11 @@ std::vector<std::string> LossesOf(const Role& role) {
   return losses;
 }
 
-std::string Folder(const std::string& name) {
-  const std::string path = absl::StrCat(::testing::TempDir(), "/", name);
-  fs::remove_all(path);
-  return path;
-}
-
 TEST(RandomStateTest, LossesGoOnWithThemAndOnlyWithThem) {
   for (const int ranks : {1, 2}) {
     SCOPED_TRACE(ranks);
     Role role;
-    role.folder = Folder("random");
+    role.folder = FreePath("random");
     role.ranks = ranks;
     role.with_states = true;
     const std::vector<std::string> unbroken = LossesOf(role);
@@ -203,7 +195,7 @@ at::Tensor Generator() {
 
 TEST(RandomStateTest, WithoutItTheGeneratorIsLeftAlone) {
   ASSERT_OK_AND_ASSIGN(const auto checkpoints,
-                       Checkpointer::Open(Folder("alone"), nullptr));
+                       Checkpointer::Open(FreePath("alone"), nullptr));
   const auto net = MakeNet(1);
   TrainingRun run;
   run.model = net.get();
