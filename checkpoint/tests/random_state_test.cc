@@ -4,13 +4,11 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/equal.h>
-#include <stdio.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>
 #include <torch/utils.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -33,6 +31,7 @@
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
+#include "base/testing/this_program.h"
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/files/testing/real_files.h"
 #include "checkpoint/run/run.h"
@@ -46,6 +45,7 @@ namespace fsdp::checkpoint::testing {
 namespace {
 
 using ::fsdp::comm::Communicator;
+using ::fsdp::testing::RunThisProgram;
 
 constexpr char kRole[] = "CHECKPOINT_RANDOM_STATE_TEST_ROLE";
 constexpr int64_t kSaved = 4;
@@ -141,18 +141,9 @@ absl::Status Train(const std::shared_ptr<Communicator>& world,
 
 // The lines of all ranks, of steps from kSaved on, sorted.
 std::vector<std::string> LossesOf(const Role& role) {
-  char program[4096] = "";
-  FSDP_CHECK(readlink("/proc/self/exe", program, sizeof(program) - 1) > 0);
-  const std::string command =
-      absl::StrCat(kRole, "='", ToString(role), "' '", program, "' 2>&1");
-  FILE* const pipe = popen(command.c_str(), "r");
-  FSDP_CHECK(pipe != nullptr);
-  std::string output;
-  char buffer[4096];
-  for (size_t size; (size = fread(buffer, 1, sizeof(buffer), pipe)) > 0;) {
-    output.append(buffer, size);
-  }
-  EXPECT_EQ(pclose(pipe), 0) << output;
+  const auto [code, output] =
+      RunThisProgram(absl::StrCat(kRole, "='", ToString(role), "'"));
+  EXPECT_EQ(code, 0) << output;
   std::vector<std::string> losses;
   for (const absl::string_view line : absl::StrSplit(output, '\n')) {
     const size_t at = line.find("loss of rank");
