@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
@@ -25,6 +24,7 @@
 #include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
+#include "checkpoint/files/testing/real_files.h"
 #include "checkpoint/run/run.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
@@ -36,6 +36,9 @@
 namespace fsdp::checkpoint {
 namespace {
 
+using ::fsdp::checkpoint::testing::FreePath;
+using ::fsdp::checkpoint::testing::ReadFilesBelow;
+using ::fsdp::checkpoint::testing::ReadWholeFile;
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRanks;
@@ -50,35 +53,11 @@ using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-namespace fs = std::filesystem;
-
 constexpr int64_t kDim = 5;
 constexpr int kBlocks = 2;
 
 using Model = FullyShardedDataParallel<NetImpl>;
 using Optimizer = torch::optim::AdamW;
-
-// An empty folder of its own.
-std::string Folder(const std::string& name) {
-  const std::string path = absl::StrCat(::testing::TempDir(), "/", name);
-  fs::remove_all(path);
-  return path;
-}
-
-std::string Contents(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return std::string(std::istreambuf_iterator<char>(file), {});
-}
-
-// Of all files below `folder`, by relative name.
-std::map<std::string, std::string> Files(const std::string& folder) {
-  std::map<std::string, std::string> files;
-  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
-    if (!entry.is_regular_file()) continue;
-    files[fs::relative(entry.path(), folder)] = Contents(entry.path());
-  }
-  return files;
-}
 
 // A sharded model and its optimizer on one rank.
 struct Training {
@@ -171,10 +150,11 @@ absl::Status SaveAlike(Communicator& world, const std::string& folder,
 TEST(CheckpointerTest, FilesDoNotDependOnTheNumberOfRanks) {
   std::map<std::string, std::string> expected;
   for (const int ranks : {1, 2, 3, 4, 8}) {
-    const std::string folder = Folder("alike");
+    const std::string folder = FreePath("alike");
     ASSERT_OK(RunAllRanks(
         ranks, [&](Communicator& world) { return SaveAlike(world, folder); }));
-    std::map<std::string, std::string> files = Files(folder + "/step-7");
+    std::map<std::string, std::string> files =
+        ReadFilesBelow(folder + "/step-7");
     for (int rank = 0; rank < ranks; ++rank) {
       EXPECT_EQ(
           files.erase(absl::StrCat("ranks/rank-0000", rank, ".safetensors")),
@@ -185,13 +165,13 @@ TEST(CheckpointerTest, FilesDoNotDependOnTheNumberOfRanks) {
     EXPECT_EQ(files.size(), 3);    // the model and two moments
     if (ranks == 1) expected = files;
     EXPECT_TRUE(files == expected) << ranks;
-    EXPECT_EQ(Contents(folder + "/latest"), "step-7\n");
+    EXPECT_EQ(ReadWholeFile(folder + "/latest"), "step-7\n");
   }
 }
 
 TEST(CheckpointerTest, AnyNumberOfRanksLoadsThem) {
   for (const int ranks : {1, 2, 3, 8}) {
-    const std::string folder = Folder("any");
+    const std::string folder = FreePath("any");
     ASSERT_OK(RunAllRanks(
         ranks, [&](Communicator& world) { return SaveAlike(world, folder); }));
     for (const int readers : {1, 2, 3, 5}) {
@@ -231,7 +211,7 @@ TEST(CheckpointerTest, AnyNumberOfRanksLoadsThem) {
 TEST(CheckpointerTest, TrainingGoesOnToTheBit) {
   for (const int ranks : {1, 3}) {
     for (const bool asynchronous : {false, true}) {
-      const std::string folder = Folder("goes_on");
+      const std::string folder = FreePath("goes_on");
       EXPECT_OK(RunAllRanks(
           ranks,
           [&](Communicator& world) -> absl::Status {
@@ -278,12 +258,12 @@ TEST(CheckpointerTest, TrainingGoesOnToTheBit) {
 // However small the memory for copies is, what is written is what was there
 // when SaveAsync() was called.
 TEST(CheckpointerTest, ValuesMayChangeOnceSaveAsyncHasReturned) {
-  const std::string sync = Folder("sync");
+  const std::string sync = FreePath("sync");
   ASSERT_OK(RunAllRanks(
       2, [&](Communicator& world) { return SaveAlike(world, sync); }));
-  const auto expected = Files(sync + "/step-7");
+  const auto expected = ReadFilesBelow(sync + "/step-7");
   for (const int64_t staging_bytes : {0, 1, 7, 64, 1000, 1 << 20}) {
-    const std::string folder = Folder("async");
+    const std::string folder = FreePath("async");
     EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
       FSDP_ASSIGN_OR_RETURN(Training training, Training::Make(world, 1));
       training.StepAlike(0);
@@ -297,12 +277,13 @@ TEST(CheckpointerTest, ValuesMayChangeOnceSaveAsyncHasReturned) {
       for (int step = 2; step < 5; ++step) training.StepAlike(step);
       return checkpoints->Wait();
     }));
-    EXPECT_TRUE(Files(folder + "/step-7") == expected) << staging_bytes;
+    EXPECT_TRUE(ReadFilesBelow(folder + "/step-7") == expected)
+        << staging_bytes;
   }
 }
 
 TEST(CheckpointerTest, AModuleWithoutRanks) {
-  const std::string folder = Folder("plain");
+  const std::string folder = FreePath("plain");
   ASSERT_OK(RunAllRanks(
       3, [&](Communicator& world) { return SaveAlike(world, folder); }));
   auto net = MakeNet(kDim, kBlocks, /*seed=*/3);
@@ -316,8 +297,8 @@ TEST(CheckpointerTest, AModuleWithoutRanks) {
   EXPECT_EQ(step, 7);
   // And back: the same files.
   ASSERT_OK(checkpoints->Save(8, run));
-  auto first = Files(folder + "/step-7");
-  auto second = Files(folder + "/step-8");
+  auto first = ReadFilesBelow(folder + "/step-7");
+  auto second = ReadFilesBelow(folder + "/step-8");
   for (const char* name : {"model.safetensors", "optimizer/exp_avg.safetensors",
                            "optimizer/exp_avg_sq.safetensors"}) {
     EXPECT_TRUE(first.at(name) == second.at(name)) << name;
@@ -326,7 +307,7 @@ TEST(CheckpointerTest, AModuleWithoutRanks) {
 }
 
 TEST(CheckpointerTest, CastOnWrite) {
-  const std::string folder = Folder("cast");
+  const std::string folder = FreePath("cast");
   CheckpointerOptions options;
   options.model_dtype = c10::kBFloat16;
   ASSERT_OK(RunAllRanks(2, [&](Communicator& world) {
@@ -353,7 +334,7 @@ TEST(CheckpointerTest, CastOnWrite) {
 }
 
 TEST(CheckpointerTest, EntriesOfTheRunAndOfRanks) {
-  const std::string folder = Folder("entries");
+  const std::string folder = FreePath("entries");
   EXPECT_OK(RunAllRanks(3, [&](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(Training training, Training::Make(world, 1));
     FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
@@ -373,7 +354,7 @@ TEST(CheckpointerTest, EntriesOfTheRunAndOfRanks) {
 }
 
 TEST(CheckpointerTest, WhatDoesNotFitIsSaidByAllWithNothingChanged) {
-  const std::string folder = Folder("misfit");
+  const std::string folder = FreePath("misfit");
   ASSERT_OK(RunAllRanks(
       2, [&](Communicator& world) { return SaveAlike(world, folder); }));
   const auto statuses = RunRanks(3, [&](Communicator& world) -> absl::Status {
@@ -392,7 +373,7 @@ TEST(CheckpointerTest, WhatDoesNotFitIsSaidByAllWithNothingChanged) {
 }
 
 TEST(CheckpointerTest, RefusalsOfOneRankAreThoseOfAll) {
-  const std::string folder = Folder("refusals");
+  const std::string folder = FreePath("refusals");
   const auto statuses = RunRanks(3, [&](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(Training training, Training::Make(world, 1));
     FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
@@ -409,11 +390,11 @@ TEST(CheckpointerTest, RefusalsOfOneRankAreThoseOfAll) {
   EXPECT_THAT(statuses, Each(StatusIs(absl::StatusCode::kInvalidArgument,
                                       HasSubstr("rank 1: Save(): the run has "
                                                 "no model"))));
-  EXPECT_TRUE(fs::exists(folder + "/step-2/manifest.json"));
+  EXPECT_TRUE(std::filesystem::exists(folder + "/step-2/manifest.json"));
 }
 
 TEST(CheckpointerTest, AModelOfOtherRanksIsRefused) {
-  const std::string folder = Folder("other_ranks");
+  const std::string folder = FreePath("other_ranks");
   const auto statuses = RunRanks(2, [&](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(Training training, Training::Make(world, 1));
     FSDP_ASSIGN_OR_RETURN(
@@ -429,7 +410,7 @@ TEST(CheckpointerTest, AModelOfOtherRanksIsRefused) {
 }
 
 TEST(CheckpointerTest, AStepIsSavedOnce) {
-  const std::string folder = Folder("once");
+  const std::string folder = FreePath("once");
   auto net = MakeNet(kDim, kBlocks);
   TrainingRun run;
   run.model = net.get();
@@ -447,7 +428,7 @@ TEST(CheckpointerTest, AStepIsSavedOnce) {
 // A run that has loaded an older step replaces those of the line that it has
 // given up when it gets there, and goes on from its own.
 TEST(CheckpointerTest, AnOlderStepBeginsANewLine) {
-  const std::string folder = Folder("line");
+  const std::string folder = FreePath("line");
   auto net = MakeNet(kDim, kBlocks);
   TrainingRun run;
   run.model = net.get();
@@ -458,7 +439,8 @@ TEST(CheckpointerTest, AnOlderStepBeginsANewLine) {
                          Checkpointer::Open(folder, nullptr, options));
     ASSERT_OK(checkpoints->Save(step, run));
   }
-  const std::string before = Contents(folder + "/step-9/model.safetensors");
+  const std::string before =
+      ReadWholeFile(folder + "/step-9/model.safetensors");
   {
     ASSERT_OK_AND_ASSIGN(const auto checkpoints,
                          Checkpointer::Open(folder, nullptr, options));
@@ -477,11 +459,11 @@ TEST(CheckpointerTest, AnOlderStepBeginsANewLine) {
   EXPECT_THAT(*checkpoints->Steps(), ElementsAre(7, 8, 9));
   ASSERT_OK(checkpoints->SaveAsync(9, run));
   ASSERT_OK(checkpoints->Wait());
-  EXPECT_NE(Contents(folder + "/step-9/model.safetensors"), before);
+  EXPECT_NE(ReadWholeFile(folder + "/step-9/model.safetensors"), before);
 }
 
 TEST(CheckpointerTest, ADamagedFileIsNamed) {
-  const std::string folder = Folder("damaged");
+  const std::string folder = FreePath("damaged");
   auto net = MakeNet(kDim, kBlocks);
   TrainingRun run;
   run.model = net.get();
@@ -491,7 +473,7 @@ TEST(CheckpointerTest, ADamagedFileIsNamed) {
   for (const char* name :
        {"model.safetensors", "training.json", "ranks/rank-00000.safetensors"}) {
     const std::string path = absl::StrCat(folder, "/step-1/", name);
-    const std::string good = Contents(path);
+    const std::string good = ReadWholeFile(path);
     for (const size_t at : {size_t{0}, good.size() / 2, good.size() - 1}) {
       std::string bad = good;
       bad[at] = static_cast<char>(bad[at] ^ 4);

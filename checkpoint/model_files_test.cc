@@ -7,11 +7,9 @@
 #include <torch/nn/module.h>
 #include <torch/nn/modules/linear.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
@@ -28,6 +26,7 @@
 #include "base/testing/status_matchers.h"
 #include "checkpoint/files/new_path.h"
 #include "checkpoint/files/real_file_system.h"
+#include "checkpoint/files/testing/real_files.h"
 #include "checkpoint/load/tensor_recipe.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
@@ -41,14 +40,19 @@
 namespace fsdp::checkpoint {
 namespace {
 
+using ::fsdp::checkpoint::testing::EmptyFolder;
+using ::fsdp::checkpoint::testing::NamesIn;
+using ::fsdp::checkpoint::testing::ReadWholeFile;
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::FillParameters;
 using ::fsdp::testing::LayerUnits;
 using ::fsdp::testing::MakeNet;
 using ::fsdp::testing::MakeTransformer;
 using ::fsdp::testing::NetImpl;
 using ::fsdp::testing::StatusIs;
+using ::fsdp::testing::ToyTransformerOptions;
 using ::fsdp::testing::Unowned;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
@@ -61,29 +65,6 @@ constexpr int64_t kDim = 5;
 constexpr int kBlocks = 2;
 
 using Values = std::map<std::string, at::Tensor>;
-
-// A folder of its own, with nothing in it.
-std::string Folder(const std::string& name) {
-  const std::string path =
-      absl::StrCat(::testing::TempDir(), "/model_files_", name);
-  fs::remove_all(path);
-  fs::create_directory(path);
-  return path;
-}
-
-std::vector<std::string> Names(const std::string& folder) {
-  std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    names.push_back(entry.path().filename());
-  }
-  std::sort(names.begin(), names.end());
-  return names;
-}
-
-std::string Contents(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return std::string(std::istreambuf_iterator<char>(file), {});
-}
 
 Values ValuesOf(const torch::nn::Module& module) {
   Values values;
@@ -137,14 +118,15 @@ absl::Status ExportNet(int ranks, const std::string& path, int seed,
 class RanksTest : public ::testing::TestWithParam<int> {};
 
 TEST_P(RanksTest, WhatWasExportedComesBackToTheBit) {
-  const std::string root = Folder(absl::StrCat("bits_", GetParam()));
+  const std::string root =
+      EmptyFolder(absl::StrCat("model_files_bits_", GetParam()));
   ExportOptions options;
   options.texts["config.json"] = "{}";
   ASSERT_OK(ExportNet(GetParam(), root + "/m", /*seed=*/1, options));
-  EXPECT_THAT(Names(root), ElementsAre("m"));
-  EXPECT_THAT(Names(root + "/m"),
+  EXPECT_THAT(NamesIn(root), ElementsAre("m"));
+  EXPECT_THAT(NamesIn(root + "/m"),
               ElementsAre("config.json", "model.safetensors"));
-  EXPECT_EQ(Contents(root + "/m/config.json"), "{}");
+  EXPECT_EQ(ReadWholeFile(root + "/m/config.json"), "{}");
   const Values expected = ValuesOf(*MakeNet(kDim, kBlocks, /*seed=*/1));
   for (const int ranks : {1, 2, 3}) {
     for (const char* path : {"/m", "/m/model.safetensors"}) {
@@ -167,7 +149,7 @@ TEST_P(RanksTest, WhatWasExportedComesBackToTheBit) {
 INSTANTIATE_TEST_SUITE_P(All, RanksTest, ::testing::Values(1, 2, 3));
 
 TEST(ModelFilesTest, FilesDoNotDependOnTheRanks) {
-  const std::string root = Folder("alike");
+  const std::string root = EmptyFolder("model_files_alike");
   for (const int ranks : {1, 2, 3}) {
     ASSERT_OK(ExportNet(ranks, absl::StrCat(root, "/", ranks), /*seed=*/1));
   }
@@ -180,18 +162,19 @@ TEST(ModelFilesTest, FilesDoNotDependOnTheRanks) {
                        *MakeNet(kDim, kBlocks, 1 + world.rank()), options);
   }));
   ASSERT_OK(ExportModel(root + "/plain", *MakeNet(kDim, kBlocks, 1)));
-  const std::string file = Contents(root + "/1/model.safetensors");
+  const std::string file = ReadWholeFile(root + "/1/model.safetensors");
   for (const char* other : {"/2", "/3", "/whole", "/plain"}) {
-    EXPECT_TRUE(Contents(root + other + "/model.safetensors") == file) << other;
+    EXPECT_TRUE(ReadWholeFile(root + other + "/model.safetensors") == file)
+        << other;
   }
 }
 
 TEST(ModelFilesTest, CastOnTheWay) {
-  const std::string root = Folder("cast");
+  const std::string root = EmptyFolder("model_files_cast");
   ExportOptions options;
   options.dtype = c10::kBFloat16;
   ASSERT_OK(ExportNet(2, root + "/m", /*seed=*/1, options));
-  EXPECT_THAT(Contents(root + "/m/model.safetensors"),
+  EXPECT_THAT(ReadWholeFile(root + "/m/model.safetensors"),
               AllOf(HasSubstr("\"BF16\""), Not(HasSubstr("\"F32\""))));
   Values expected = ValuesOf(*MakeNet(kDim, kBlocks, /*seed=*/1));
   for (auto& [name, value] : expected) {
@@ -206,7 +189,7 @@ TEST(ModelFilesTest, CastOnTheWay) {
 }
 
 TEST(ModelFilesTest, NothingIsCastToWhatHasNoFractions) {
-  const std::string root = Folder("no_fractions");
+  const std::string root = EmptyFolder("model_files_no_fractions");
   for (const c10::ScalarType dtype :
        {c10::kInt, c10::kBool, c10::kComplexFloat}) {
     ExportOptions options;
@@ -218,15 +201,15 @@ TEST(ModelFilesTest, NothingIsCastToWhatHasNoFractions) {
 }
 
 TEST(ModelFilesTest, SeveralFilesLinksAndAnIndex) {
-  const std::string root = Folder("several");
+  const std::string root = EmptyFolder("model_files_several");
   ExportOptions options;
   options.max_file_bytes = 200;
   ASSERT_OK(ExportNet(3, root + "/m", /*seed=*/1, options));
-  ASSERT_THAT(Names(root + "/m"),
+  ASSERT_THAT(NamesIn(root + "/m"),
               ::testing::Contains("model.safetensors.index.json"));
   // As in the cache of Hugging Face's hub.
   fs::create_directory(root + "/cache");
-  for (const std::string& name : Names(root + "/m")) {
+  for (const std::string& name : NamesIn(root + "/m")) {
     fs::create_symlink(absl::StrCat("../m/", name),
                        absl::StrCat(root, "/cache/", name));
   }
@@ -282,9 +265,9 @@ std::optional<TensorRecipe> FuseOf(const std::string& name) {
 }
 
 TEST(ModelFilesTest, AMappingFusesTransposesAndCuts) {
-  const std::string root = Folder("mapping");
+  const std::string root = EmptyFolder("model_files_mapping");
   SplitImpl split;
-  testing::FillParameters(split, /*seed=*/3);
+  FillParameters(split, /*seed=*/3);
   ASSERT_OK(ExportModel(root + "/m", split));
   Values from = ValuesOf(split);
   const Values expected = {
@@ -313,7 +296,7 @@ TEST(ModelFilesTest, AMappingFusesTransposesAndCuts) {
 }
 
 TEST(ModelFilesTest, AllThatDoesNotFitIsSaidAtOnceWithNothingChanged) {
-  const std::string root = Folder("misfit");
+  const std::string root = EmptyFolder("model_files_misfit");
   ASSERT_OK(ExportModel(root + "/m", *MakeNet(kDim, kBlocks, /*seed=*/1)));
   const auto load = [&](Communicator& world, bool strict) -> absl::Status {
     LoadModelOptions options;
@@ -346,7 +329,7 @@ TEST(ModelFilesTest, AllThatDoesNotFitIsSaidAtOnceWithNothingChanged) {
 }
 
 TEST(ModelFilesTest, WhatOneRankRefusesAllRefuse) {
-  const std::string root = Folder("refuse");
+  const std::string root = EmptyFolder("model_files_refuse");
   ASSERT_OK(ExportModel(root + "/m", *MakeNet(kDim, kBlocks, /*seed=*/1)));
   // Only rank 1 has no such file.
   EXPECT_THAT(
@@ -377,11 +360,11 @@ TEST(ModelFilesTest, WhatOneRankRefusesAllRefuse) {
                 StatusIs(absl::StatusCode::kInvalidArgument,
                          HasSubstr(absl::StrCat("\"", name, "\" is no name"))));
   }
-  EXPECT_THAT(Names(root), ElementsAre("m"));
+  EXPECT_THAT(NamesIn(root), ElementsAre("m"));
 }
 
 TEST(ModelFilesTest, TheWrappedModuleHasNoValues) {
-  const std::string root = Folder("wrapped");
+  const std::string root = EmptyFolder("model_files_wrapped");
   EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
     const auto net = MakeNet(kDim, kBlocks, /*seed=*/1);
     FSDP_ASSIGN_OR_RETURN(auto model,
@@ -394,28 +377,29 @@ TEST(ModelFilesTest, TheWrappedModuleHasNoValues) {
 }
 
 TEST(ModelFilesTest, OneExportsUnderAName) {
-  const std::string root = Folder("claimed");
+  const std::string root = EmptyFolder("model_files_claimed");
   NewPath other(RealFileSystem(), root + "/m", NewPath::Kind::kFolder);
   ASSERT_OK(other.Claim("is another program"));
   for (const auto& exported : {ExportModel, ExportFile}) {
     EXPECT_THAT(exported(root + "/m", *MakeNet(kDim, kBlocks), {}),
                 StatusIs(absl::StatusCode::kFailedPrecondition,
                          HasSubstr("which is another program")));
-    EXPECT_THAT(Names(root), ElementsAre("m.incomplete", "m.incomplete.lock"));
+    EXPECT_THAT(NamesIn(root),
+                ElementsAre("m.incomplete", "m.incomplete.lock"));
   }
 }
 
 TEST(ModelFilesTest, WhatAKilledExportHasLeftIsReplaced) {
-  const std::string root = Folder("left");
+  const std::string root = EmptyFolder("model_files_left");
   fs::create_directories(root + "/m.incomplete/deep");
   std::ofstream(root + "/m.incomplete/deep/file") << "half";
   ASSERT_OK(ExportNet(2, root + "/m", /*seed=*/1));
-  EXPECT_THAT(Names(root), ElementsAre("m"));
-  EXPECT_THAT(Names(root + "/m"), ElementsAre("model.safetensors"));
+  EXPECT_THAT(NamesIn(root), ElementsAre("m"));
+  EXPECT_THAT(NamesIn(root + "/m"), ElementsAre("model.safetensors"));
 }
 
 TEST(ModelFilesTest, OneFileIsReplacedWhole) {
-  const std::string root = Folder("file");
+  const std::string root = EmptyFolder("model_files_file");
   const std::string path = root + "/init";
   std::ofstream(path) << std::string(100000, 'x');
   std::ofstream(path + ".incomplete") << std::string(100000, 'y');
@@ -423,7 +407,7 @@ TEST(ModelFilesTest, OneFileIsReplacedWhole) {
     FSDP_ASSIGN_OR_RETURN(auto model, ShardedNet(world, /*seed=*/1));
     return ExportFile(path, *model);
   }));
-  EXPECT_THAT(Names(root), ElementsAre("init"));
+  EXPECT_THAT(NamesIn(root), ElementsAre("init"));
   const auto plain = MakeNet(kDim, kBlocks, /*seed=*/2);
   ASSERT_OK(LoadModel(path, *plain));
   EXPECT_OK(
@@ -431,12 +415,12 @@ TEST(ModelFilesTest, OneFileIsReplacedWhole) {
   EXPECT_THAT(ExportFile(root, *plain),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("is a folder: name a file")));
-  EXPECT_THAT(Names(root), ElementsAre("init"));
+  EXPECT_THAT(NamesIn(root), ElementsAre("init"));
 }
 
 TEST(ModelFilesTest, TiedWeightsAndBuffers) {
-  const std::string root = Folder("tied");
-  testing::ToyTransformerOptions toy;
+  const std::string root = EmptyFolder("model_files_tied");
+  ToyTransformerOptions toy;
   toy.batch_norm = true;
   const auto original = MakeTransformer(toy);
   ASSERT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
@@ -445,13 +429,13 @@ TEST(ModelFilesTest, TiedWeightsAndBuffers) {
     return ExportModel(root + "/m", *model);
   }));
   // Once, by its first name.
-  const std::string file = Contents(root + "/m/model.safetensors");
+  const std::string file = ReadWholeFile(root + "/m/model.safetensors");
   EXPECT_NE(absl::StrContains(file, "\"head.weight\""),
             absl::StrContains(file, "\"embed.weight\""));
   EXPECT_THAT(file, HasSubstr("\"bn.running_mean\""));
   EXPECT_OK(RunAllRanks(3, [&](Communicator& world) -> absl::Status {
     const auto other = MakeTransformer(toy);
-    testing::FillParameters(*other, /*seed=*/9);
+    FillParameters(*other, /*seed=*/9);
     FSDP_ASSIGN_OR_RETURN(auto model,
                           FullyShard(other, Unowned(world), LayerUnits()));
     FSDP_RETURN_IF_ERROR(LoadModel(root + "/m", *model));
@@ -461,7 +445,7 @@ TEST(ModelFilesTest, TiedWeightsAndBuffers) {
 }
 
 TEST(ModelFilesTest, FillsModelsThatWereMadeWithoutMemory) {
-  const std::string root = Folder("deferred");
+  const std::string root = EmptyFolder("model_files_deferred");
   ASSERT_OK(ExportModel(root + "/m", *MakeNet(kDim, kBlocks, /*seed=*/1)));
   const Values expected = ValuesOf(*MakeNet(kDim, kBlocks, /*seed=*/1));
   const auto make = [] {
@@ -485,7 +469,7 @@ TEST(ModelFilesTest, FillsModelsThatWereMadeWithoutMemory) {
 }
 
 TEST(ModelFilesTest, TellsHowFarItIs) {
-  const std::string root = Folder("progress");
+  const std::string root = EmptyFolder("model_files_progress");
   ASSERT_OK(ExportModel(root + "/m", *MakeNet(kDim, kBlocks, /*seed=*/1)));
   LoadModelOptions options;
   int64_t last = 0, bytes = 0;

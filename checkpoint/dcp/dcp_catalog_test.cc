@@ -14,12 +14,12 @@
 #include "checkpoint/dcp/metadata.h"
 #include "checkpoint/dcp/writer.h"
 #include "checkpoint/files/file_system.h"
+#include "checkpoint/files/testing/real_files.h"
 #include "checkpoint/files/testing/simulated_file_system.h"
 #include "checkpoint/tensor/dtype.h"
 #include "checkpoint/tensor/tensor_info.h"
 #include "checkpoint/torch_archive/archive_layout.h"
 #include "checkpoint/torch_archive/crc32.h"
-#include "checkpoint/torch_archive/testing/memory_file.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

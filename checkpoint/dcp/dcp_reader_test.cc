@@ -16,6 +16,7 @@
 #include "checkpoint/dcp/chunk_reader.h"
 #include "checkpoint/dcp/metadata.h"
 #include "checkpoint/dcp/metadata_reader.h"
+#include "checkpoint/files/testing/real_files.h"
 #include "checkpoint/tensor/dtype.h"
 #include "checkpoint/torch_archive/testing/memory_file.h"
 #include "checkpoint/torch_archive/value.h"

@@ -110,9 +110,14 @@ std::vector<std::string> FoldersOf(const SavePlan& plan) {
 
 }  // namespace
 
-int64_t SavePlan::BytesToWrite(int rank) const {
+int64_t SavePlan::BytesOfRanges() const {
   int64_t bytes = 0;
   for (const SaveRange& range : ranges) bytes += range.bytes;
+  return bytes;
+}
+
+int64_t SavePlan::BytesToWrite(int rank) const {
+  int64_t bytes = BytesOfRanges();
   const auto add_heads = [&bytes](const std::vector<SaveFile>& of) {
     for (const SaveFile& file : of) {
       bytes += static_cast<int64_t>(file.head.size());

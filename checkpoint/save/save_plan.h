@@ -45,6 +45,7 @@ struct SavePlan {
   std::vector<std::string> folders;  // of those files, relative; each once
   std::string text;                  // what ranks have to agree on, by lines
 
+  int64_t BytesOfRanges() const;
   // What this rank writes, which is `rank`.
   int64_t BytesToWrite(int rank) const;
 };

@@ -26,12 +26,6 @@ namespace {
 
 constexpr char kWhat[] = "writing a checkpoint";
 
-int64_t BytesOf(const SavePlan& plan) {
-  int64_t bytes = 0;
-  for (const SaveRange& range : plan.ranges) bytes += range.bytes;
-  return bytes;
-}
-
 // As large as it has to be, or `ring` if that will do; null where there is no
 // memory.
 std::unique_ptr<StagingRing> RingOf(int64_t bytes,
@@ -59,7 +53,7 @@ void Saver::SaveCopies(const SaveContext& context, SaveJob job,
                        int64_t staging_bytes) {
   context_ = context;
   job_.emplace(std::move(job));
-  const int64_t bytes = std::max<int64_t>(1, BytesOf(job_->plan));
+  const int64_t bytes = std::max<int64_t>(1, job_->plan.BytesOfRanges());
   if (staging_bytes > 0) {
     ring_ = RingOf(std::min(bytes, staging_bytes), std::move(ring_));
   }

@@ -26,6 +26,7 @@
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/range_reader.h"
 #include "checkpoint/files/real_file_system.h"
+#include "checkpoint/files/testing/real_files.h"
 #include "checkpoint/huggingface/file_plan.h"
 #include "checkpoint/load/source_folder.h"
 #include "checkpoint/tensor/dtype.h"

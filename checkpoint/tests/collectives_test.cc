@@ -50,11 +50,26 @@ using ::testing::StartsWith;
 
 constexpr int kRanks = 4;
 
-using Program =
-    std::function<absl::Status(Communicator& world, CollectiveLog& log)>;
+// A run of one rank, and what it points to.
+struct OwnedRun {
+  std::shared_ptr<void> owner;
+  TrainingRun run;
+};
 
-// What rank 1 has sent in the part of `program` after it has cleared the log.
-std::vector<CollectiveRecord> TraceOf(const Program& program) {
+using MakeRun = std::function<absl::StatusOr<OwnedRun>(Communicator& world)>;
+using Act = std::function<absl::Status(Checkpointer&, TrainingRun&)>;
+
+absl::Status Save(Checkpointer& checkpoints, TrainingRun& run) {
+  return checkpoints.Save(1, run);
+}
+
+// What rank 1 has sent in `act`, on a new disk and after `before`.
+std::vector<CollectiveRecord> TraceOf(const MakeRun& make, const Act& act,
+                                      const Act& before = nullptr) {
+  SimulatedFileSystem disk;
+  CheckpointerOptions options;
+  options.files = &disk;
+  options.staging_bytes = 1 << 16;
   auto group = comm::CreateLocalGroup(kRanks);
   EXPECT_OK(group);
   std::vector<CollectiveLog> logs(kRanks);
@@ -62,10 +77,28 @@ std::vector<CollectiveRecord> TraceOf(const Program& program) {
     (*group)[rank] = comm::Record(std::move((*group)[rank]), &logs[rank]);
   }
   EXPECT_OK(comm::testing::AllOk(
-      comm::testing::RunRanks(*group, [&](Communicator& world) {
-        return program(world, logs[world.rank()]);
+      comm::testing::RunRanks(*group, [&](Communicator& world) -> absl::Status {
+        FSDP_ASSIGN_OR_RETURN(OwnedRun made, make(world));
+        FSDP_ASSIGN_OR_RETURN(
+            const auto checkpoints,
+            Checkpointer::Open("/run", Unowned(world), options));
+        if (before != nullptr) {
+          FSDP_RETURN_IF_ERROR(before(*checkpoints, made.run));
+        }
+        logs[world.rank()].Clear();
+        return act(*checkpoints, made.run);
       })));
   return logs[1].Trace();
+}
+
+// Of a training that has stepped once.
+MakeRun Stepped(const TrainingSetup& setup) {
+  return [setup](Communicator& world) -> absl::StatusOr<OwnedRun> {
+    FSDP_ASSIGN_OR_RETURN(std::shared_ptr<ShardedTraining> training,
+                          ShardedTraining::Make(world, setup, /*seed=*/1));
+    FSDP_RETURN_IF_ERROR(training->Step(0).status());
+    return OwnedRun{training, training->AsRun()};
+  };
 }
 
 std::vector<std::string> NamesOf(const std::vector<CollectiveRecord>& trace) {
@@ -87,23 +120,20 @@ int64_t BytesOf(const std::vector<CollectiveRecord>& trace) {
 // A save of a toy model of so many columns, which has more and larger tensors
 // the wider it is.
 std::vector<CollectiveRecord> TraceOfToy(int64_t dim, bool async) {
-  SimulatedFileSystem disk;
-  return TraceOf([&](Communicator& world, CollectiveLog& log) -> absl::Status {
+  const auto make = [dim](Communicator& world) -> absl::StatusOr<OwnedRun> {
     FSDP_ASSIGN_OR_RETURN(
         auto model, FullyShard(fsdp::testing::MakeNet(dim, 2), Unowned(world),
                                fsdp::testing::BlockUnits()));
-    CheckpointerOptions options;
-    options.files = &disk;
-    options.staging_bytes = 1 << 16;
-    FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
-                          Checkpointer::Open("/run", Unowned(world), options));
-    TrainingRun run;
-    run.model = model.get();
-    log.Clear();
-    if (!async) return checkpoints->Save(1, run);
-    FSDP_RETURN_IF_ERROR(checkpoints->SaveAsync(1, run));
-    return checkpoints->Wait();
-  });
+    OwnedRun made{model.ptr(), {}};
+    made.run.model = model.get();
+    return made;
+  };
+  const auto save_async = [](Checkpointer& checkpoints,
+                             TrainingRun& run) -> absl::Status {
+    FSDP_RETURN_IF_ERROR(checkpoints.SaveAsync(1, run));
+    return checkpoints.Wait();
+  };
+  return async ? TraceOf(make, save_async) : TraceOf(make, Save);
 }
 
 // Reports: how long they are, and they; and rank 0's answer likewise.
@@ -152,27 +182,15 @@ TEST(CollectivesTest, PlansThatDiffer) {
   }
 }
 
-std::vector<CollectiveRecord> TraceOfLoad(SimulatedFileSystem& disk) {
-  return TraceOf([&](Communicator& world, CollectiveLog& log) -> absl::Status {
-    TrainingSetup setup;
-    setup.fused = true;
-    FSDP_ASSIGN_OR_RETURN(const auto training,
-                          ShardedTraining::Make(world, setup, /*seed=*/1));
-    FSDP_RETURN_IF_ERROR(training->Step(0).status());
-    CheckpointerOptions options;
-    options.files = &disk;
-    FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
-                          Checkpointer::Open("/run", Unowned(world), options));
-    TrainingRun run = training->AsRun();
-    FSDP_RETURN_IF_ERROR(checkpoints->Save(1, run));
-    log.Clear();
-    return checkpoints->Load(1, run);
-  });
-}
-
 TEST(CollectivesTest, ALoadAgreesThatAllIsWell) {
-  SimulatedFileSystem disk;
-  const auto trace = TraceOfLoad(disk);
+  TrainingSetup setup;
+  setup.fused = true;
+  const auto trace = TraceOf(
+      Stepped(setup),
+      [](Checkpointer& checkpoints, TrainingRun& run) {
+        return checkpoints.Load(1, run);
+      },
+      /*before=*/Save);
   EXPECT_THAT(NamesOf(trace),
               ElementsAre("all-gather of loading a checkpoint",
                           "all-gather of loading a checkpoint"));
@@ -181,22 +199,10 @@ TEST(CollectivesTest, ALoadAgreesThatAllIsWell) {
 // Buffers that differ between ranks, and weights whose storage is not
 // row-major, are what else is sent.
 TEST(CollectivesTest, WhatElseIsSent) {
-  SimulatedFileSystem disk;
-  const auto trace = TraceOf([&](Communicator& world,
-                                 CollectiveLog& log) -> absl::Status {
-    TrainingSetup setup;
-    setup.model = ModelKind::kOdd;
-    setup.units = false;
-    FSDP_ASSIGN_OR_RETURN(const auto training,
-                          ShardedTraining::Make(world, setup, /*seed=*/1));
-    FSDP_RETURN_IF_ERROR(training->Step(0).status());
-    CheckpointerOptions options;
-    options.files = &disk;
-    FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
-                          Checkpointer::Open("/run", Unowned(world), options));
-    log.Clear();
-    return checkpoints->Save(1, training->AsRun());
-  });
+  TrainingSetup setup;
+  setup.model = ModelKind::kOdd;
+  setup.units = false;
+  const auto trace = TraceOf(Stepped(setup), Save);
   int reports = 0;
   int others = 0;
   for (const std::string& name : NamesOf(trace)) {

@@ -5,7 +5,6 @@
 #include <iostream>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,7 +19,6 @@
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/files/testing/faulty_file_system.h"
 #include "checkpoint/files/testing/simulated_file_system.h"
-#include "checkpoint/run/run.h"
 #include "checkpoint/tests/sharded_training.h"
 #include "comm/agreement.h"
 #include "comm/communicator.h"
@@ -90,22 +88,25 @@ class FaultyRun {
     FSDP_RETURN_IF_ERROR(CheckError(world, failed));
     const bool is_saved = absl::StrContains(failed.message(), "is saved, but");
     if (failed.ok() || is_saved) {
-      return CheckHas(world, *checkpoints, step, after);
+      return CheckLatest(world, *checkpoints, Setup(), step, after);
     }
     const bool may_be = absl::StrContains(failed.message(), "may be saved");
-    const absl::Status old = CheckHas(world, *checkpoints, 1, before);
+    const absl::Status old =
+        CheckLatest(world, *checkpoints, Setup(), 1, before);
     if (!old.ok() && may_be) {
-      FSDP_RETURN_IF_ERROR(CheckHas(world, *checkpoints, step, after));
+      FSDP_RETURN_IF_ERROR(
+          CheckLatest(world, *checkpoints, Setup(), step, after));
     } else {
       FSDP_RETURN_IF_ERROR(old);
     }
     // The same step again where nothing of it is left.
     if (!fault_.for_good) {
       FSDP_RETURN_IF_ERROR(Save(*checkpoints, *training, step));
-      FSDP_RETURN_IF_ERROR(CheckHas(world, *checkpoints, step, after));
+      FSDP_RETURN_IF_ERROR(
+          CheckLatest(world, *checkpoints, Setup(), step, after));
     }
     FSDP_RETURN_IF_ERROR(Save(*checkpoints, *training, 3));
-    return CheckHas(world, *checkpoints, 3, after);
+    return CheckLatest(world, *checkpoints, Setup(), 3, after);
   }
 
   // The save came to its end before the fault.
@@ -161,18 +162,6 @@ class FaultyRun {
     if (failed.code() == fault_.code && names) return absl::OkStatus();
     return absl::InternalError(
         absl::StrCat("the error was ", failed.ToString()));
-  }
-
-  absl::Status CheckHas(Communicator& world, Checkpointer& checkpoints,
-                        int64_t wanted, const Values& values) {
-    FSDP_ASSIGN_OR_RETURN(const auto training,
-                          ShardedTraining::Make(world, Setup(), /*seed=*/5));
-    TrainingRun run = training->AsRun();
-    FSDP_ASSIGN_OR_RETURN(const std::optional<int64_t> step,
-                          checkpoints.LoadLatest(run));
-    if (step != wanted) return absl::InternalError("another step");
-    FSDP_ASSIGN_OR_RETURN(const Values loaded, training->Gather());
-    return CheckSameBits(loaded, values);
   }
 
   const Scenario scenario_;

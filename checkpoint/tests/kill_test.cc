@@ -1,15 +1,12 @@
 // Programs that are killed: this one, started again with a role, that goes on
 // where the one before was, and ends with the bits of an unbroken run.
 #include <signal.h>
-#include <stdio.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
-#include <filesystem>
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -26,8 +23,10 @@
 #include "absl/strings/strip.h"
 #include "base/check.h"
 #include "base/status_macros.h"
+#include "base/testing/this_program.h"
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/files/real_file_system.h"
+#include "checkpoint/files/testing/real_files.h"
 #include "checkpoint/run/run.h"
 #include "checkpoint/tests/sharded_training.h"
 #include "checkpoint/tests/watched_file_system.h"
@@ -41,9 +40,8 @@ namespace fsdp::checkpoint::testing {
 namespace {
 
 using ::fsdp::comm::Communicator;
+using ::fsdp::testing::RunThisProgram;
 using ::fsdp::testing::Unowned;
-
-namespace fs = std::filesystem;
 
 constexpr char kRole[] = "CHECKPOINT_KILL_TEST_ROLE";
 constexpr int64_t kSteps = 200;  // each of which is saved
@@ -159,18 +157,9 @@ struct Outcome {
 };
 
 Outcome Execute(const Role& role) {
-  char program[4096] = "";
-  FSDP_CHECK(readlink("/proc/self/exe", program, sizeof(program) - 1) > 0);
-  const std::string command =
-      absl::StrCat(kRole, "='", ToString(role), "' '", program, "' 2>&1");
-  FILE* const pipe = popen(command.c_str(), "r");
-  FSDP_CHECK(pipe != nullptr);
   Outcome outcome;
-  char buffer[4096];
-  for (size_t size; (size = fread(buffer, 1, sizeof(buffer), pipe)) > 0;) {
-    outcome.output.append(buffer, size);
-  }
-  pclose(pipe);
+  outcome.output =
+      RunThisProgram(absl::StrCat(kRole, "='", ToString(role), "'")).output;
   for (absl::string_view line : absl::StrSplit(outcome.output, '\n')) {
     absl::ConsumePrefix(&line, "[0] ");
     int64_t step = 0;
@@ -188,7 +177,6 @@ Outcome Execute(const Role& role) {
 
 // Kills one after the other in one folder; then one that is not killed.
 void KillAndGoOn(const std::string& folder, bool processes, int kills) {
-  fs::remove_all(folder);
   std::mt19937_64 random(1);
   int64_t saved = 0;
   int64_t least = 0;
@@ -216,13 +204,12 @@ void KillAndGoOn(const std::string& folder, bool processes, int kills) {
 }
 
 TEST(KillTest, AProcess) {
-  KillAndGoOn(absl::StrCat(::testing::TempDir(), "/kill_process"),
-              /*processes=*/false, kKillsInOneProcess);
+  KillAndGoOn(FreePath("kill_process"), /*processes=*/false,
+              kKillsInOneProcess);
 }
 
 TEST(KillTest, OneRankOfTwoProcesses) {
-  KillAndGoOn(absl::StrCat(::testing::TempDir(), "/kill_rank"),
-              /*processes=*/true, kKillsOfRanks);
+  KillAndGoOn(FreePath("kill_rank"), /*processes=*/true, kKillsOfRanks);
 }
 
 }  // namespace

@@ -6,7 +6,6 @@
 #include <torch/optim/optimizer.h>
 
 #include <cstdint>
-#include <filesystem>
 #include <memory>
 #include <string>
 #include <utility>
@@ -14,11 +13,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/files/real_file_system.h"
+#include "checkpoint/files/testing/real_files.h"
 #include "checkpoint/load/run_loader.h"
 #include "checkpoint/run/run.h"
 #include "comm/communicator.h"
@@ -30,6 +29,7 @@
 namespace fsdp::checkpoint {
 namespace {
 
+using ::fsdp::checkpoint::testing::FreePath;
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::testing::BlockUnits;
@@ -39,13 +39,6 @@ using ::fsdp::testing::Unowned;
 
 constexpr int64_t kDim = 5;
 constexpr int kBlocks = 2;
-
-// An empty folder of its own.
-std::string Folder(const std::string& name) {
-  const std::string path = absl::StrCat(::testing::TempDir(), "/", name);
-  std::filesystem::remove_all(path);
-  return path;
-}
 
 // A model that is not sharded and has stepped once.
 struct Plain {
@@ -86,7 +79,7 @@ LoadContext Alone(const std::string& folder) {
 }
 
 TEST(LoadTest, ProgressIsThatOfTheModelAndTheOptimizer) {
-  const std::string folder = Folder("load_progress");
+  const std::string folder = FreePath("load_progress");
   Plain saved(/*seed=*/1);
   ASSERT_OK(Save(folder, saved.AsRun()));
   Plain loaded(/*seed=*/2);
@@ -117,7 +110,7 @@ absl::StatusOr<FullyShardedDataParallel<NetImpl>> WithIgnoredHead(
 
 // Of what is not sharded, each rank gets its own.
 TEST(LoadTest, IgnoredParametersThatDifferBetweenRanks) {
-  const std::string folder = Folder("load_ignored");
+  const std::string folder = FreePath("load_ignored");
   EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(auto saved, WithIgnoredHead(world, 1));
     saved->module()->head->weight.detach().fill_(7 + world.rank());
@@ -138,7 +131,7 @@ TEST(LoadTest, IgnoredParametersThatDifferBetweenRanks) {
 
 // Of their states rank 0's are saved.
 TEST(LoadTest, AnOptimizerOverIgnoredParameters) {
-  const std::string folder = Folder("load_ignored_states");
+  const std::string folder = FreePath("load_ignored_states");
   EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {
     const auto make = [](FullyShardedDataParallel<NetImpl>& model,
                          double gradient) {
@@ -236,7 +229,7 @@ double Moment(torch::optim::Optimizer& optimizer, const at::Tensor& weight) {
 }
 
 TEST(LoadTest, OtherGroupsAreForThoseWhoAreNotStrict) {
-  const std::string folder = Folder("load_groups");
+  const std::string folder = FreePath("load_groups");
   Weights saved({"a", "b", "c"}, /*tied=*/false);
   const auto optimizer = Stepped(saved, {{0, 1}, {2}}, 10, /*gradient=*/1);
   ASSERT_OK(Save(folder, RunOf(saved, *optimizer)));
@@ -267,7 +260,7 @@ TEST(LoadTest, OtherGroupsAreForThoseWhoAreNotStrict) {
 }
 
 TEST(LoadTest, TiedParametersMayHaveAnotherFirstName) {
-  const std::string folder = Folder("load_tied");
+  const std::string folder = FreePath("load_tied");
   Weights saved({"embed", "head", "other"}, /*tied=*/true);
   const auto optimizer = Stepped(saved, {{0}}, 10, /*gradient=*/1);
   ASSERT_OK(Save(folder, RunOf(saved, *optimizer)));

@@ -8,7 +8,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
-#include <filesystem>
 #include <iostream>
 #include <map>
 #include <memory>
@@ -23,6 +22,7 @@
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/checkpointer.h"
+#include "checkpoint/files/testing/real_files.h"
 #include "checkpoint/run/run.h"
 #include "checkpoint/tests/covering.h"
 #include "checkpoint/tests/sharded_training.h"
@@ -39,8 +39,6 @@ namespace {
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::testing::Unowned;
-
-namespace fs = std::filesystem;
 
 constexpr int kRanks[] = {1, 2, 3, 4, 8};
 constexpr ShardingStrategy kSharding[] = {
@@ -185,12 +183,9 @@ absl::Status Read(Communicator& world, const Case& one,
 using Summary = std::map<double, std::pair<int, double>>;
 
 void RunCases(const std::vector<std::vector<int>>& rows, Summary& summary) {
-  const std::string folder = absl::StrCat(::testing::TempDir(), "/matrix");
-  const std::string directory = absl::StrCat(::testing::TempDir(), "/ssd");
   for (const std::vector<int>& row : rows) {
-    fs::remove_all(folder);
-    fs::remove_all(directory);
-    fs::create_directories(directory);
+    const std::string folder = FreePath("matrix");
+    const std::string directory = EmptyFolder("ssd");
     const Case one = CaseOf(row, directory);
     SCOPED_TRACE(ToString(one));
     Expected expected;

@@ -3,10 +3,8 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
 #include <c10/core/ScalarType.h>
-#include <stdio.h>
 #include <torch/nn/module.h>
 #include <torch/optim/adamw.h>
-#include <unistd.h>
 
 #include <cstdint>
 #include <cstdlib>
@@ -25,7 +23,9 @@
 #include "absl/strings/strip.h"
 #include "base/check.h"
 #include "base/status_macros.h"
+#include "base/testing/this_program.h"
 #include "checkpoint/checkpointer.h"
+#include "checkpoint/files/testing/real_files.h"
 #include "checkpoint/run/run.h"
 #include "gtest/gtest.h"
 
@@ -109,14 +109,15 @@ absl::Status RunWithOptimizer(const std::string& folder) {
 }
 
 absl::Status RunProgram(const std::string& folder) {
-  FSDP_RETURN_IF_ERROR(RunWithOptimizer(folder + "_optimizer"));
+  FSDP_RETURN_IF_ERROR(RunWithOptimizer(folder + "/optimizer"));
   const auto model = std::make_shared<Large>(kModelBytes);
   TrainingRun run;
   run.model = model.get();
   CheckpointerOptions options;
   options.staging_bytes = kStagingBytes;
-  FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
-                        Checkpointer::Open(folder, nullptr, options));
+  FSDP_ASSIGN_OR_RETURN(
+      const auto checkpoints,
+      Checkpointer::Open(folder + "/model", nullptr, options));
   FSDP_RETURN_IF_ERROR(
       Measure("save", [&] { return checkpoints->Save(1, run); }));
   // Once before: what of LibTorch is used for the first time is no buffer.
@@ -143,19 +144,9 @@ int64_t BytesOf(absl::string_view name, const std::string& output) {
 }
 
 TEST(MemoryTest, BuffersOnly) {
-  char program[4096] = "";
-  FSDP_CHECK(readlink("/proc/self/exe", program, sizeof(program) - 1) > 0);
-  const std::string folder = absl::StrCat(::testing::TempDir(), "/memory");
-  const std::string command = absl::StrCat("rm -rf '", folder, "'*; ", kRole,
-                                           "='", folder, "' '", program, "'");
-  FILE* const pipe = popen(command.c_str(), "r");
-  FSDP_CHECK(pipe != nullptr);
-  std::string output;
-  char buffer[4096];
-  for (size_t size; (size = fread(buffer, 1, sizeof(buffer), pipe)) > 0;) {
-    output.append(buffer, size);
-  }
-  EXPECT_EQ(pclose(pipe), 0) << output;
+  const auto [code, output] = fsdp::testing::RunThisProgram(
+      absl::StrCat(kRole, "='", EmptyFolder("memory"), "'"));
+  EXPECT_EQ(code, 0) << output;
   std::cout << output;
   EXPECT_LT(BytesOf("save", output), kBufferBytes + kSlackBytes);
   EXPECT_LT(BytesOf("async", output),

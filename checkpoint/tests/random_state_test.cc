@@ -4,18 +4,15 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/equal.h>
-#include <stdio.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>
 #include <torch/utils.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
-#include <filesystem>
 #include <iostream>
 #include <memory>
 #include <mutex>
@@ -34,7 +31,9 @@
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
+#include "base/testing/this_program.h"
 #include "checkpoint/checkpointer.h"
+#include "checkpoint/files/testing/real_files.h"
 #include "checkpoint/run/run.h"
 #include "comm/communicator.h"
 #include "comm/run_ranks/run_ranks.h"
@@ -46,8 +45,7 @@ namespace fsdp::checkpoint::testing {
 namespace {
 
 using ::fsdp::comm::Communicator;
-
-namespace fs = std::filesystem;
+using ::fsdp::testing::RunThisProgram;
 
 constexpr char kRole[] = "CHECKPOINT_RANDOM_STATE_TEST_ROLE";
 constexpr int64_t kSaved = 4;
@@ -143,18 +141,9 @@ absl::Status Train(const std::shared_ptr<Communicator>& world,
 
 // The lines of all ranks, of steps from kSaved on, sorted.
 std::vector<std::string> LossesOf(const Role& role) {
-  char program[4096] = "";
-  FSDP_CHECK(readlink("/proc/self/exe", program, sizeof(program) - 1) > 0);
-  const std::string command =
-      absl::StrCat(kRole, "='", ToString(role), "' '", program, "' 2>&1");
-  FILE* const pipe = popen(command.c_str(), "r");
-  FSDP_CHECK(pipe != nullptr);
-  std::string output;
-  char buffer[4096];
-  for (size_t size; (size = fread(buffer, 1, sizeof(buffer), pipe)) > 0;) {
-    output.append(buffer, size);
-  }
-  EXPECT_EQ(pclose(pipe), 0) << output;
+  const auto [code, output] =
+      RunThisProgram(absl::StrCat(kRole, "='", ToString(role), "'"));
+  EXPECT_EQ(code, 0) << output;
   std::vector<std::string> losses;
   for (const absl::string_view line : absl::StrSplit(output, '\n')) {
     const size_t at = line.find("loss of rank");
@@ -170,17 +159,11 @@ std::vector<std::string> LossesOf(const Role& role) {
   return losses;
 }
 
-std::string Folder(const std::string& name) {
-  const std::string path = absl::StrCat(::testing::TempDir(), "/", name);
-  fs::remove_all(path);
-  return path;
-}
-
 TEST(RandomStateTest, LossesGoOnWithThemAndOnlyWithThem) {
   for (const int ranks : {1, 2}) {
     SCOPED_TRACE(ranks);
     Role role;
-    role.folder = Folder("random");
+    role.folder = FreePath("random");
     role.ranks = ranks;
     role.with_states = true;
     const std::vector<std::string> unbroken = LossesOf(role);
@@ -203,7 +186,7 @@ at::Tensor Generator() {
 
 TEST(RandomStateTest, WithoutItTheGeneratorIsLeftAlone) {
   ASSERT_OK_AND_ASSIGN(const auto checkpoints,
-                       Checkpointer::Open(Folder("alone"), nullptr));
+                       Checkpointer::Open(FreePath("alone"), nullptr));
   const auto net = MakeNet(1);
   TrainingRun run;
   run.model = net.get();

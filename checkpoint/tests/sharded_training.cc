@@ -9,7 +9,9 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,6 +21,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "checkpoint/checkpointer.h"
+#include "checkpoint/run/run.h"
 #include "checkpoint/tests/odd_net.h"
 #include "comm/communicator.h"
 #include "comm/mesh.h"
@@ -287,6 +291,19 @@ Values ShardedTraining::Buffers() const {
     values[item.key()] = item.value().clone();
   }
   return values;
+}
+
+absl::Status CheckLatest(comm::Communicator& world, Checkpointer& checkpoints,
+                         const TrainingSetup& setup, int64_t step,
+                         const Values& values) {
+  FSDP_ASSIGN_OR_RETURN(const auto training,
+                        ShardedTraining::Make(world, setup, /*seed=*/5));
+  TrainingRun run = training->AsRun();
+  FSDP_ASSIGN_OR_RETURN(const std::optional<int64_t> latest,
+                        checkpoints.LoadLatest(run));
+  if (latest != step) return absl::InternalError("another step");
+  FSDP_ASSIGN_OR_RETURN(const Values loaded, training->Gather());
+  return CheckSameBits(loaded, values);
 }
 
 }  // namespace fsdp::checkpoint::testing

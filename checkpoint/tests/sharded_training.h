@@ -17,6 +17,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "checkpoint/checkpointer.h"
 #include "checkpoint/run/run.h"
 #include "comm/communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
@@ -100,6 +101,12 @@ class ShardedTraining {
   std::unique_ptr<torch::optim::ReduceLROnPlateauScheduler> plateau_;
   std::optional<ShardedGradScaler> scaler_;
 };
+
+// Internal unless the newest of `checkpoints` is that of `step` and has
+// `values` when another training of `setup` has loaded it. A collective.
+absl::Status CheckLatest(comm::Communicator& world, Checkpointer& checkpoints,
+                         const TrainingSetup& setup, int64_t step,
+                         const Values& values);
 
 }  // namespace fsdp::checkpoint::testing
 

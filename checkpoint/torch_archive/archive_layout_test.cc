@@ -17,6 +17,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "base/testing/status_matchers.h"
+#include "checkpoint/files/testing/real_files.h"
 #include "checkpoint/tensor/dtype.h"
 #include "checkpoint/torch_archive/archive_reader.h"
 #include "checkpoint/torch_archive/crc32.h"

@@ -14,6 +14,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "base/testing/status_matchers.h"
+#include "checkpoint/files/testing/real_files.h"
 #include "checkpoint/tensor/dtype.h"
 #include "checkpoint/torch_archive/testing/memory_file.h"
 #include "checkpoint/torch_archive/value.h"

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/testing/status_matchers.h"
+#include "checkpoint/files/testing/real_files.h"
 #include "checkpoint/torch_archive/testing/memory_file.h"
 #include "checkpoint/torch_archive/zip_format.h"
 

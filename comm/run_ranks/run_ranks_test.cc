@@ -1,8 +1,6 @@
 // Programs that consist of RunRanks(): this one, started again with a role.
 #include "comm/run_ranks/run_ranks.h"
 
-#include <stdio.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -13,8 +11,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "base/check.h"
 #include "base/status_macros.h"
+#include "base/testing/this_program.h"
 #include "comm/communicator.h"
 #include "comm/scalars.h"
 #include "gmock/gmock.h"
@@ -23,6 +21,8 @@
 namespace fsdp::comm {
 namespace {
 
+using ::fsdp::testing::ProgramOutcome;
+using ::fsdp::testing::RunThisProgram;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -40,31 +40,14 @@ absl::Status RunRole(const std::string& role, Communicator& ranks) {
   return absl::NotFoundError("there is no such file");
 }
 
-struct Outcome {
-  int code = -1;
-  std::string output;  // both streams
-};
-
-// `before` the program on a shell's command line: variables.
-Outcome Execute(const std::string& role, const std::string& before = "") {
-  char program[4096] = "";
-  FSDP_CHECK(readlink("/proc/self/exe", program, sizeof(program) - 1) > 0);
-  const std::string command =
-      absl::StrCat(before, " ", kRole, "=", role, " '", program, "' 2>&1");
-  FILE* const pipe = popen(command.c_str(), "r");
-  FSDP_CHECK(pipe != nullptr);
-  Outcome outcome;
-  char buffer[4096];
-  for (size_t size; (size = fread(buffer, 1, sizeof(buffer), pipe)) > 0;) {
-    outcome.output.append(buffer, size);
-  }
-  const int status = pclose(pipe);
-  if (WIFEXITED(status)) outcome.code = WEXITSTATUS(status);
-  return outcome;
+// `before`: further variables.
+ProgramOutcome Execute(const std::string& role,
+                       const std::string& before = "") {
+  return RunThisProgram(absl::StrCat(before, " ", kRole, "=", role));
 }
 
 TEST(RunRanksTest, StartsAsManyAsItIsTold) {
-  const Outcome outcome = Execute("sum");
+  const ProgramOutcome outcome = Execute("sum");
   EXPECT_EQ(outcome.code, 0) << outcome.output;
   for (int rank = 0; rank < 3; ++rank) {
     EXPECT_THAT(outcome.output, HasSubstr(absl::StrCat("[", rank, "] rank ",
@@ -73,7 +56,7 @@ TEST(RunRanksTest, StartsAsManyAsItIsTold) {
 }
 
 TEST(RunRanksTest, AnErrorOfOneRankEndsAllWithItsText) {
-  const Outcome outcome = Execute("fail");
+  const ProgramOutcome outcome = Execute("fail");
   EXPECT_EQ(outcome.code, EXIT_FAILURE);
   EXPECT_THAT(outcome.output,
               AllOf(HasSubstr("[1] NOT_FOUND: there is no such file"),
@@ -81,7 +64,7 @@ TEST(RunRanksTest, AnErrorOfOneRankEndsAllWithItsText) {
 }
 
 TEST(RunRanksTest, SoDoesWhatItThrows) {
-  const Outcome outcome = Execute("throw");
+  const ProgramOutcome outcome = Execute("throw");
   EXPECT_EQ(outcome.code, EXIT_FAILURE);
   EXPECT_THAT(
       outcome.output,
@@ -90,7 +73,7 @@ TEST(RunRanksTest, SoDoesWhatItThrows) {
 }
 
 TEST(RunRanksTest, ARankThatOthersHaveStartedStartsNone) {
-  const Outcome outcome = Execute(
+  const ProgramOutcome outcome = Execute(
       "sum", "RANK=0 WORLD_SIZE=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500");
   EXPECT_EQ(outcome.code, 0) << outcome.output;
   EXPECT_THAT(outcome.output,
@@ -98,7 +81,7 @@ TEST(RunRanksTest, ARankThatOthersHaveStartedStartsNone) {
 }
 
 TEST(RunRanksTest, SaysWhatIsWrongWithTheEnvironment) {
-  const Outcome outcome = Execute("sum", "RANK=zero WORLD_SIZE=2");
+  const ProgramOutcome outcome = Execute("sum", "RANK=zero WORLD_SIZE=2");
   EXPECT_EQ(outcome.code, EXIT_FAILURE);
   EXPECT_THAT(outcome.output, HasSubstr("RANK"));
 }

@@ -7,7 +7,6 @@
 #include <ATen/ops/remainder.h>
 #include <ATen/ops/zeros.h>
 #include <stdlib.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdint>
@@ -27,8 +26,8 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "absl/time/time.h"
-#include "base/check.h"
 #include "base/status_macros.h"
+#include "base/testing/this_program.h"
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/communicator.h"
 #include "comm/mesh.h"
@@ -42,6 +41,9 @@ namespace fsdp::comm {
 namespace {
 
 using ::fsdp::comm::testing::Finish;
+using ::fsdp::testing::ProgramOutcome;
+using ::fsdp::testing::ProgramPath;
+using ::fsdp::testing::RunCommand;
 using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
@@ -145,56 +147,35 @@ absl::Status RunRank(absl::string_view task) {
                      : absl::OkStatus();
 }
 
-struct Output {
-  int exit_code = 0;
-  std::string text;
-};
-
-Output Run(const std::string& command) {
-  Output output;
-  FILE* pipe = popen(absl::StrCat(command, " 2>&1").c_str(), "r");
-  FSDP_CHECK(pipe != nullptr);
-  char buffer[4096];
-  while (const size_t size = fread(buffer, 1, sizeof(buffer), pipe)) {
-    output.text.append(buffer, size);
-  }
-  const int status = pclose(pipe);
-  output.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  return output;
-}
-
-std::string Self() {
-  char path[4096] = "";
-  FSDP_CHECK(readlink("/proc/self/exe", path, sizeof(path) - 1) > 0);
-  return path;
-}
-
 std::string Command(absl::string_view task) {
-  return absl::StrCat("comm/testing/two_hosts.sh 2 ", Self(), " --rank=", task);
+  return absl::StrCat("comm/testing/two_hosts.sh 2 ", ProgramPath(),
+                      " --rank=", task);
 }
 
-Output RunOnLoopback(absl::string_view task) {
+ProgramOutcome RunOnLoopback(absl::string_view task) {
   const int port = Listen("127.0.0.1", 0)->port;
-  return Run(absl::StrCat("TWO_HOSTS_LOOPBACK=", port, " ", Command(task)));
+  return RunCommand(
+      absl::StrCat("TWO_HOSTS_LOOPBACK=", port, " ", Command(task)));
 }
 
-Output RunOnTwoHosts(absl::string_view task) {
-  Output output = Run(Command(task));
-  if (output.exit_code != kNoNamespaces) {
+ProgramOutcome RunOnTwoHosts(absl::string_view task) {
+  ProgramOutcome outcome = RunCommand(Command(task));
+  if (outcome.code != kNoNamespaces) {
     std::printf("two network namespaces are the hosts\n");
-    return output;
+    return outcome;
   }
   std::printf(
       "NOTE: no network namespaces here, so the hosts differ by name only: "
       "%s",
-      output.text.c_str());
+      outcome.output.c_str());
   return RunOnLoopback(task);
 }
 
 // The lines that begin with "rank N `what`", without that, by rank.
-std::vector<std::string> Lines(const Output& output, absl::string_view what) {
+std::vector<std::string> Lines(const ProgramOutcome& outcome,
+                               absl::string_view what) {
   std::vector<std::string> lines(kRanks);
-  for (absl::string_view line : absl::StrSplit(output.text, '\n')) {
+  for (absl::string_view line : absl::StrSplit(outcome.output, '\n')) {
     for (int rank = 0; rank < kRanks; ++rank) {
       const std::string prefix = absl::StrCat("rank ", rank, " ", what, " ");
       if (!absl::StartsWith(line, prefix)) continue;
@@ -205,12 +186,12 @@ std::vector<std::string> Lines(const Output& output, absl::string_view what) {
 }
 
 TEST(TwoHostsTest, GetWhatOneHostGets) {
-  const Output one = RunOnLoopback("one_host");
-  ASSERT_EQ(one.exit_code, 0) << one.text;
+  const ProgramOutcome one = RunOnLoopback("one_host");
+  ASSERT_EQ(one.code, 0) << one.output;
   EXPECT_THAT(Lines(one, "is"), Each(HasSubstr("shared memory, rank")));
   EXPECT_THAT(Lines(one, "has"), Each(HasSubstr("world")));
-  const Output two = RunOnTwoHosts("collectives");
-  ASSERT_EQ(two.exit_code, 0) << two.text;
+  const ProgramOutcome two = RunOnTwoHosts("collectives");
+  ASSERT_EQ(two.code, 0) << two.output;
   EXPECT_THAT(Lines(two, "is"),
               Each(HasSubstr("hierarchical (shared memory inside 2 hosts, gloo "
                              "between them)")));
@@ -218,18 +199,18 @@ TEST(TwoHostsTest, GetWhatOneHostGets) {
 }
 
 // What went between the hosts; unknown where they differ by name only.
-std::optional<int64_t> BytesOf(const Output& output) {
+std::optional<int64_t> BytesOf(const ProgramOutcome& outcome) {
   constexpr absl::string_view kBegin = "between the hosts went ";
-  const size_t begin = output.text.find(std::string(kBegin));
+  const size_t begin = outcome.output.find(std::string(kBegin));
   if (begin == std::string::npos) return std::nullopt;
-  return std::atoll(output.text.c_str() + begin + kBegin.size());
+  return std::atoll(outcome.output.c_str() + begin + kBegin.size());
 }
 
 TEST(TwoHostsTest, HostsOfTwoRanksExchangeHalfOfWhatPlainGlooSends) {
-  const Output hierarchical = RunOnTwoHosts("much");
-  const Output gloo = RunOnTwoHosts("much_gloo");
-  EXPECT_EQ(hierarchical.exit_code, 0) << hierarchical.text;
-  EXPECT_EQ(gloo.exit_code, 0) << gloo.text;
+  const ProgramOutcome hierarchical = RunOnTwoHosts("much");
+  const ProgramOutcome gloo = RunOnTwoHosts("much_gloo");
+  EXPECT_EQ(hierarchical.code, 0) << hierarchical.output;
+  EXPECT_EQ(gloo.code, 0) << gloo.output;
   const std::optional<int64_t> bytes = BytesOf(hierarchical);
   if (!bytes.has_value()) {
     std::printf("NOTE: no cable, so nothing is known of what went over it\n");
@@ -245,15 +226,15 @@ TEST(TwoHostsTest, HostsOfTwoRanksExchangeHalfOfWhatPlainGlooSends) {
 // Rank 0 serves the store, by which ranks of different hosts tell each other.
 TEST(TwoHostsTest, ARankThatDiesEndsTheOthersOnBothHosts) {
   for (int victim : {0, 3}) {
-    const Output output = RunOnTwoHosts(absl::StrCat("die", victim));
-    ASSERT_EQ(output.exit_code, 0) << output.text;
-    const std::vector<std::string> ends = Lines(output, "ends with");
+    const ProgramOutcome outcome = RunOnTwoHosts(absl::StrCat("die", victim));
+    ASSERT_EQ(outcome.code, 0) << outcome.output;
+    const std::vector<std::string> ends = Lines(outcome, "ends with");
     for (int rank = 0; rank < kRanks; ++rank) {
       if (rank == victim) continue;
       EXPECT_THAT(ends[rank],
                   AllOf(HasSubstr("UNAVAILABLE"),
                         HasSubstr(absl::StrCat("on rank ", rank, " of 4"))))
-          << output.text;
+          << outcome.output;
     }
   }
 }

@@ -64,9 +64,11 @@ class Stretch {
   int64_t at_;
 };
 
-WriteReport ReportOf(const CastReader& reader) {
+WriteReport ReportOf(const CastReader& reader, size_t files, int64_t bytes) {
   WriteReport report;
   report.tensors = static_cast<int64_t>(reader.infos().size());
+  report.files = static_cast<int64_t>(files);
+  report.bytes = bytes;
   report.became_infinite = reader.became_infinite();
   return report;
 }
@@ -229,10 +231,7 @@ absl::StatusOr<WriteReport> WriteHuggingFace(const Source& source,
         plan.index));
   }
   FSDP_RETURN_IF_ERROR(output.Commit());
-  WriteReport report = ReportOf(reader);
-  report.files = static_cast<int64_t>(plan.files.size());
-  report.bytes = bytes;
-  return report;
+  return ReportOf(reader, plan.files.size(), bytes);
 }
 
 absl::StatusOr<WriteReport> WriteDcp(const Source& source,
@@ -256,10 +255,7 @@ absl::StatusOr<WriteReport> WriteDcp(const Source& source,
       ReplaceFile(*source.files,
                   JoinPath(output.incomplete(), kDcpMetadataFile), metadata));
   FSDP_RETURN_IF_ERROR(output.Commit());
-  WriteReport report = ReportOf(reader);
-  report.files = static_cast<int64_t>(plan.files.size()) + 1;
-  report.bytes = bytes;
-  return report;
+  return ReportOf(reader, plan.files.size() + 1, bytes);
 }
 
 absl::StatusOr<WriteReport> WriteTorch(const Source& source,
@@ -275,10 +271,7 @@ absl::StatusOr<WriteReport> WriteTorch(const Source& source,
       RangeWriter::Create(*source.files, {output.incomplete()}, {}));
   FSDP_RETURN_IF_ERROR(WriteArchive(reader, layout, *writer));
   FSDP_RETURN_IF_ERROR(output.Commit());
-  WriteReport report = ReportOf(reader);
-  report.files = 1;
-  report.bytes = layout.bytes();
-  return report;
+  return ReportOf(reader, 1, layout.bytes());
 }
 
 }  // namespace fsdp::checkpoint::tool

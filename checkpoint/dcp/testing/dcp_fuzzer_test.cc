@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/testing/fuzz_replay.h"
-#include "checkpoint/torch_archive/testing/memory_file.h"
+#include "checkpoint/files/testing/real_files.h"
 
 namespace fsdp::checkpoint {
 namespace {

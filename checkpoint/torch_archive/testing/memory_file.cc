@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <fstream>
-#include <iterator>
 #include <string>
 #include <vector>
 
@@ -14,13 +12,6 @@
 #include "checkpoint/torch_archive/crc32.h"
 
 namespace fsdp::checkpoint::testing {
-
-std::string ReadWholeFile(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  FSDP_CHECK(file.good());
-  return std::string(std::istreambuf_iterator<char>(file),
-                     std::istreambuf_iterator<char>());
-}
 
 ReadAt ReadFrom(absl::string_view bytes) {
   return [bytes](int64_t offset, absl::Span<char> into) {

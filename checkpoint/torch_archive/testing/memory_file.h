@@ -11,9 +11,6 @@
 
 namespace fsdp::checkpoint::testing {
 
-// Stops the program where there is no such file.
-std::string ReadWholeFile(const std::string& path);
-
 // Reads from `bytes`, which outlive it; stops the program when asked for what
 // lies outside.
 ReadAt ReadFrom(absl::string_view bytes);
