@@ -1,6 +1,7 @@
 #include "fsdp/trace/compute_spans.h"
 
 #include <algorithm>
+#include <cstddef>
 
 #include "fsdp/schedule/schedule.h"
 
@@ -76,7 +77,7 @@ void ComputeSpans::Leave(int unit, bool in_backward) {
   for (size_t i = running_.size(); i-- > 0;) {
     const bool is_backward = running_[i].category == TraceCategory::kBackward;
     if (running_[i].unit != unit || is_backward != in_backward) continue;
-    running_.erase(running_.begin() + i);
+    running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(i));
     return;
   }
 }

@@ -124,7 +124,7 @@ class Writer {
         Name(span.category), "\",\"pid\":", of_.rank, ",\"tid\":", RowOf(span),
         ",\"ts\":", Micros(span.begin_ns - of_.base_ns),
         ",\"dur\":", Micros(span.end_ns - span.begin_ns), ",\"args\":{");
-    absl::string_view comma = "";
+    absl::string_view comma;
     if (span.category == TraceCategory::kStep) {
       absl::StrAppend(&text_, "\"step\":", span.step);
       comma = ",";

@@ -126,9 +126,10 @@ TEST(StepBytesTest, FullShardingMovesThreeTimesTheModel) {
       const Spent total = Simulate(model, sharding, Free()).total;
       const Padding padding = PaddingOf(model, ranks, element);
       // 6 psi (N - 1) / N for two bytes, and padding, which moves as well.
-      EXPECT_EQ(TimesRanks(total.bytes(), ranks),
-                (3 * element * psi + 2 * padding.gather + padding.reduce) *
-                    (ranks - 1));
+      EXPECT_EQ(
+          TimesRanks(total.bytes(), ranks),
+          (int64_t{3} * element * psi + 2 * padding.gather + padding.reduce) *
+              (ranks - 1));
       EXPECT_EQ(TimesRanks(total.gathered_bytes, ranks),
                 2 * (element * psi + padding.gather) * (ranks - 1));
       EXPECT_EQ(total.replicated_bytes, 0);
@@ -138,7 +139,7 @@ TEST(StepBytesTest, FullShardingMovesThreeTimesTheModel) {
 
 // 16384 * 8 divides them, so that only flags remain.
 TEST(StepBytesTest, WithoutPaddingItIsTheFormulaOfZero3) {
-  const ModelShape model = Chain(3, 16384 * 8 * 3, 0);
+  const ModelShape model = Chain(3, int64_t{16384} * 8 * 3, 0);
   const int64_t psi = model.num_elements();
   for (int ranks = 1; ranks <= 16384; ranks *= 2) {
     ShardingOptions sharding = Over(ranks, 2);
@@ -190,9 +191,9 @@ TEST(StepBytesTest, HybridShardingReducesAcrossReplicas) {
     // Each unit's segment in `rows` pieces: there and back.
     int64_t replicated = 0;
     for (size_t i = 0; i < model.units.size(); ++i) {
-      const int64_t segment =
-          (psi * 4 + padding.reduce) / kRow / model.units.size();
-      replicated += 2 * (rows - 1) * ((segment + rows - 1) / rows);
+      const int64_t segment = (psi * 4 + padding.reduce) / kRow /
+                              static_cast<int64_t>(model.units.size());
+      replicated += int64_t{2} * (rows - 1) * ((segment + rows - 1) / rows);
     }
     EXPECT_EQ(step.total.replicated_bytes, replicated);
   }
@@ -260,7 +261,7 @@ TEST(StepTimeTest, CommunicationIsGathersAndReductions) {
   const ModelShape model = Chain(7, 1 << 16, 0);
   for (const int ranks : {2, 4, 8, 16}) {
     const StepResult step = Simulate(model, Over(ranks), Network(0.5, 1024));
-    const double piece = (1 << 18) / ranks;
+    const double piece = double{1 << 18} / ranks;
     const double flags = FlatLayout::kAlignmentBytes;
     // 2n - 1 gathers and n reductions.
     EXPECT_DOUBLE_EQ(step.total.gather,
@@ -272,7 +273,7 @@ TEST(StepTimeTest, CommunicationIsGathersAndReductions) {
 
 // 1 s gathers and reductions, 2 s forwards, 4 s backwards, 3 units in the root.
 TEST(StepTimeTest, OverlapsWhatIsPrefetched) {
-  const ModelShape model = Chain(3, 4 * 16, 2);
+  const ModelShape model = Chain(3, int64_t{4} * 16, 2);
   CostOptions costs = Network(1, kInfinity);
   const StepResult step = Simulate(model, Over(2), costs);
   // Of gathers the root's is waited for and the first layer's, behind it; of

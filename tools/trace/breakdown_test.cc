@@ -20,6 +20,7 @@ using C = TraceCategory;
 
 std::vector<std::string> Lines(const std::vector<Slice>& slices) {
   std::vector<std::string> lines;
+  lines.reserve(slices.size());
   for (const Slice& slice : slices) {
     lines.push_back(absl::StrCat(slice.begin, "-", slice.end, " ", slice.what,
                                  slice.unit.empty() ? "" : " of ", slice.unit));

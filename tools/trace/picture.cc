@@ -72,10 +72,11 @@ class Picture {
       exposed += step.exposed();
       seconds += step.seconds();
     }
+    const auto num_steps = static_cast<double>(steps_.size());
     chart_.title = absl::StrCat("Step ", steps_.front().step);
     chart_.subtitle = absl::StrFormat(
         "%.2f ms, of it exposed communication %.2f ms (%.1f %%)%s",
-        seconds / steps_.size() * 1e3, exposed / steps_.size() * 1e3,
+        seconds / num_steps * 1e3, exposed / num_steps * 1e3,
         seconds > 0 ? 100 * exposed / seconds : 0.0,
         num_left_out == 0
             ? ""
@@ -151,7 +152,8 @@ class Picture {
       bar.begin = span.begin;
       bar.end = std::min(span.end, step.end);
       bar.label = span.unit;
-      bar.title = absl::StrFormat("%s, %.2f MB", span.name, span.bytes / 1e6);
+      bar.title = absl::StrFormat("%s, %.2f MB", span.name,
+                                  1e-6 * static_cast<double>(span.bytes));
       bar.part = static_cast<int>(part);
       chart_.bars.push_back(std::move(bar));
     }

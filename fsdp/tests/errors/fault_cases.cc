@@ -203,7 +203,7 @@ absl::Status AddHooks(Trainer& trainer, bool steps) {
     return trainer.model->StepInBackward(
         [injector](absl::Span<const NamedShard> shards) -> absl::Status {
           FSDP_RETURN_IF_ERROR(injector->PassOrReturn("the step in backward"));
-          for (NamedShard named : shards) {
+          for (const NamedShard& named : shards) {
             Step(named);
             named.shard.mutable_grad().reset();
           }

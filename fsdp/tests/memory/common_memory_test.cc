@@ -69,8 +69,8 @@ absl::Status RunSharing(int world_size, const RankFunction& fn) {
   return AllOk(RunRanks(CreateSharedMemoryGroup(world_size).value(), fn));
 }
 
-absl::StatusOr<Net> ShardedNet(Communicator& world, Options options) {
-  return FullyShard(MakeNet(kDim, kBlocks), Unowned(world), std::move(options));
+absl::StatusOr<Net> ShardedNet(Communicator& world, const Options& options) {
+  return FullyShard(MakeNet(kDim, kBlocks), Unowned(world), options);
 }
 
 Options Bf16() {
@@ -118,7 +118,7 @@ INSTANTIATE_TEST_SUITE_P(All, CommonMemoryTest,
 
 absl::Status TrainOneStep(Net& model, torch::optim::Optimizer& optimizer,
                           int rank) {
-  const at::Tensor input = Rows(rank * 4, 4, kDim);
+  const at::Tensor input = Rows(int64_t{4} * rank, 4, kDim);
   model->zero_grad();
   FSDP_RETURN_IF_ERROR(model->Backward(Loss(model->forward(input), input)));
   optimizer.step();

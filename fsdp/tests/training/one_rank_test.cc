@@ -71,7 +71,7 @@ TORCH_MODULE(Odd);
 using Model = FullyShardedDataParallel<OddImpl>;
 using Gradients = std::map<std::string, at::Tensor>;
 
-at::Tensor Inputs(int index) { return Rows(4 * index, 4, 6); }
+at::Tensor Inputs(int index) { return Rows(int64_t{4} * index, 4, 6); }
 
 // One model that is trained, sharded or not.
 struct Training {
