@@ -33,7 +33,7 @@ std::vector<RankTrace> Traces(int world_size, int64_t num_steps) {
     traces[rank].rank = rank;
     std::vector<Span>& spans = traces[rank].spans;
     for (int64_t step = 1; step <= num_steps; ++step) {
-      const double t = 100.0 * step + rank;
+      const double t = 100.0 * static_cast<double>(step) + rank;
       spans.push_back({C::kStep, "", "", t, t + 10, 0, step});
       spans.push_back({C::kGathering, "", "a", t, t + 2});
       spans.push_back({C::kGatherWait, "WaitGather a", "a", t + 1, t + 2});

@@ -28,7 +28,7 @@ std::vector<RankTrace> Traces(int world_size, int64_t num_steps) {
     for (int64_t step = 1; step <= num_steps; ++step) {
       const auto add = [&](C category, const char* unit, double begin,
                            double end, int64_t bytes) {
-        const double t = 100.0 * step + rank;
+        const double t = 100.0 * static_cast<double>(step) + rank;
         traces[rank].spans.push_back({category, "a name", unit,
                                       (t + begin) * 1e-3, (t + end) * 1e-3,
                                       bytes, step});

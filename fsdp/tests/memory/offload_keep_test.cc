@@ -129,7 +129,7 @@ class OffloadKeepTest : public ::testing::TestWithParam<bool> {
     }
     if (end == End::kAfterLoading) {
       FSDP_RETURN_IF_ERROR(model->ForEachFullParameter(
-          [](const std::string&, at::Tensor value) {
+          [](const std::string&, const at::Tensor& value) {
             value.zero_();
             return absl::OkStatus();
           },

@@ -55,7 +55,7 @@ std::string EmptyDirectory() {
 }
 
 at::Tensor RowsOf(int step, int rank) {
-  return Rows((step * kRanks + rank) * 3, 3, kDim);
+  return Rows(int64_t{3} * (step * kRanks + rank), 3, kDim);
 }
 
 absl::Status Backward(Model& model, int step) {
