@@ -211,8 +211,9 @@ TEST_F(DcpLoadTest, WhatDoesNotFitIsRefused) {
   first.StateOf("head.bias").exp_avg_sq(at::Tensor());
   ASSERT_OK(Export(first.AsRun()));
   Plain other(/*seed=*/1);
-  EXPECT_THAT(Load(other.AsRun()),
-              StatusIs(kInvalid, HasSubstr("missing: exp_avg_sq of head.bias")));
+  EXPECT_THAT(
+      Load(other.AsRun()),
+      StatusIs(kInvalid, HasSubstr("missing: exp_avg_sq of head.bias")));
   EXPECT_EQ(other.StateOf("head.weight").step(), 1);
 
   Plain wider(/*seed=*/1, kDim + 1);
@@ -220,8 +221,8 @@ TEST_F(DcpLoadTest, WhatDoesNotFitIsRefused) {
       Load(wider.AsRun()),
       StatusIs(kInvalid, AllOf(HasSubstr("/dcp: the files do not fit the "
                                          "model, which is as before:\n"),
-                               HasSubstr("\n  head.bias: shape [5] instead of "
-                                         "[6]\n"),
+                               HasSubstr("\n  embed.bias: shape [5] instead "
+                                         "of [6]\n"),
                                HasSubstr("\n  head.weight: shape "))));
 
   TrainingRun run = other.AsRun();
@@ -270,9 +271,9 @@ TEST_F(DcpLoadTest, ADamagedFileIsRefused) {
   ASSERT_OK(disk_.RemoveFile(path));
   EXPECT_THAT(Load(other.AsRun()),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr(path)));
-  EXPECT_THAT(LoadDcp("/other", other.AsRun(), From(disk_)),
-              StatusIs(absl::StatusCode::kNotFound,
-                       HasSubstr("/other/.metadata")));
+  EXPECT_THAT(
+      LoadDcp("/other", other.AsRun(), From(disk_)),
+      StatusIs(absl::StatusCode::kNotFound, HasSubstr("/other/.metadata")));
   EXPECT_THAT(Load(TrainingRun()),
               StatusIs(kInvalid, HasSubstr("the run has no model")));
 }

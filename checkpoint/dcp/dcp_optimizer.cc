@@ -235,9 +235,8 @@ class Reader {
   static bool IsInItem(const DcpPath& path) {
     const std::string* const item =
         path.size() < 2 ? nullptr : std::get_if<std::string>(&path.front());
-    return item != nullptr &&
-           std::find(std::begin(kItems), std::end(kItems), *item) !=
-               std::end(kItems);
+    return item != nullptr && std::find(std::begin(kItems), std::end(kItems),
+                                        *item) != std::end(kItems);
   }
 
   absl::Status AddTensor(const DcpTensor& tensor, Entry entry) {

@@ -65,12 +65,10 @@ void Save(const StateDict& dict, FileSystem& files,
           const std::function<void(DcpRankFile&)>& change = nullptr) {
   std::vector<DcpRange> ranges;
   for (size_t i = 0; i < dict.tensors.size(); ++i) {
-    ranges.push_back(
-        {static_cast<int>(i), 0, *NumelOf(dict.tensors[i].info)});
+    ranges.push_back({static_cast<int>(i), 0, *NumelOf(dict.tensors[i].info)});
   }
-  ASSERT_OK_AND_ASSIGN(
-      DcpRankFile layout,
-      LayOutDcpFile(0, dict.tensors, ranges, dict.values));
+  ASSERT_OK_AND_ASSIGN(DcpRankFile layout,
+                       LayOutDcpFile(0, dict.tensors, ranges, dict.values));
   std::string file(static_cast<size_t>(layout.bytes), '\0');
   const auto put = [&file](int64_t offset, absl::string_view text) {
     file.replace(static_cast<size_t>(offset), text.size(), text);
@@ -81,15 +79,14 @@ void Save(const StateDict& dict, FileSystem& files,
   for (const DcpFileChunk& chunk : layout.chunks) {
     const auto index = static_cast<size_t>(chunk.tensor);
     put(chunk.payload, dict.bytes[index]);
-    for (const ArchivePiece& piece : FrameDcpChunk(
-             dict.tensors[index], chunk, Crc32(dict.bytes[index]))) {
+    for (const ArchivePiece& piece :
+         FrameDcpChunk(dict.tensors[index], chunk, Crc32(dict.bytes[index]))) {
       put(piece.offset, piece.bytes);
     }
   }
   if (change != nullptr) change(layout);
-  ASSERT_OK_AND_ASSIGN(
-      const std::string metadata,
-      DcpMetadataBytes(dict.tensors, dict.values, {layout}));
+  ASSERT_OK_AND_ASSIGN(const std::string metadata,
+                       DcpMetadataBytes(dict.tensors, dict.values, {layout}));
   ASSERT_OK(files.MakeFolder(kFolder));
   ASSERT_OK(ReplaceFile(files, JoinPath(kFolder, layout.name), file));
   ASSERT_OK(ReplaceFile(files, JoinPath(kFolder, kDcpMetadataFile), metadata));

@@ -26,9 +26,8 @@ ReadAt PlaceReader::read() const {
 
 absl::Status PlaceReader::InFile(const absl::Status& status) const {
   if (status.ok()) return status;
-  return absl::Status(
-      status.code(),
-      absl::StrCat(JoinPath(folder_, name()), ": ", status.message()));
+  return absl::Status(status.code(), absl::StrCat(JoinPath(folder_, name()),
+                                                  ": ", status.message()));
 }
 
 absl::Status PlaceReader::Open(const DcpPlace& place, absl::string_view what) {
@@ -45,10 +44,9 @@ absl::Status PlaceReader::Open(const DcpPlace& place, absl::string_view what) {
       place.offset <= open_bytes_ - place.length) {
     return absl::OkStatus();
   }
-  return InFile(absl::InvalidArgumentError(
-      absl::StrCat("has ", open_bytes_, " bytes, but ", what, " is in ",
-                   place.length, " from byte ", place.offset,
-                   " on: the file is cut off; copy it again")));
+  return InFile(absl::InvalidArgumentError(absl::StrCat(
+      "has ", open_bytes_, " bytes, but ", what, " is in ", place.length,
+      " from byte ", place.offset, " on: the file is cut off; copy it again")));
 }
 
 }  // namespace fsdp::checkpoint

@@ -46,9 +46,9 @@ class DcpLoading {
     FSDP_ASSIGN_OR_RETURN(DcpMetadata metadata,
                           ReadDcpFolder(*context_.files, context_.root));
     const std::vector<DcpTensor> model = TakeModel(metadata);
-    FSDP_ASSIGN_OR_RETURN(Catalog catalog,
-                          FindDcpTensors(*context_.files, context_.root,
-                                         metadata.files, model));
+    FSDP_ASSIGN_OR_RETURN(
+        Catalog catalog,
+        FindDcpTensors(*context_.files, context_.root, metadata.files, model));
     FSDP_RETURN_IF_ERROR(
         InFolder(tensors_->PlanModel(std::move(catalog), context_.strict)));
     if (run_.optimizer == nullptr) return absl::OkStatus();
@@ -78,8 +78,8 @@ class DcpLoading {
 
   absl::Status InFolder(const absl::Status& status) const {
     if (status.ok()) return status;
-    return absl::Status(status.code(), absl::StrCat(context_.root, ": ",
-                                                    status.message()));
+    return absl::Status(status.code(),
+                        absl::StrCat(context_.root, ": ", status.message()));
   }
 
   const LoadContext& context_;

@@ -4,6 +4,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <cmath>
+#include <cstddef>
 #include <map>
 #include <memory>
 #include <set>
@@ -79,6 +80,70 @@ std::vector<std::string> NeededStates(const Json& options) {
   return needed;
 }
 
+// Of one group.
+class OptionsTranslator {
+ public:
+  // All outlive it. `own`: options of the optimizer here. `what`: the group.
+  OptionsTranslator(const Json& own, bool strict, const std::string& what,
+                    std::vector<std::string>& problems)
+      : own_(own), strict_(strict), what_(what), problems_(problems) {}
+
+  // What is refused is noted; null where nothing can be made of the others.
+  std::shared_ptr<const torch::optim::OptimizerOptions> Translate(
+      const Options& options) {
+    Json::Object known = {{"class", ClassOf(own_)}};
+    const size_t members = own_.As<Json::Object>()->size();
+    for (const auto& [key, value] : *own_.As<Json::Object>()) {
+      if (key == "class") continue;
+      const auto found = options.find(key);
+      if (found == options.end()) {
+        Refuse(key, "missing");
+      } else if (!IsFinite(found->second)) {
+        Refuse(key, "is not finite");
+      } else {
+        known.emplace_back(key, found->second);
+      }
+    }
+    for (const auto& [key, value] : options) {
+      if (own_.Find(key) == nullptr) CheckOther(key, value);
+    }
+    if (known.size() < members) return nullptr;
+    absl::StatusOr<std::unique_ptr<torch::optim::OptimizerOptions>> made =
+        OptionsFromJson(Json(std::move(known)));
+    if (made.ok()) return *std::move(made);
+    problems_.push_back(absl::StrCat(what_, ": ", made.status().message()));
+    return nullptr;
+  }
+
+ private:
+  void Refuse(const std::string& key, absl::string_view why) {
+    problems_.push_back(absl::StrCat(what_, ".", key, ": ", why));
+  }
+
+  // An option that LibTorch's class lacks.
+  void CheckOther(const std::string& key, const Json& value) {
+    const std::string name = ClassOf(own_);
+    if (IsWithoutEffect(key)) return;
+    if (key == "maximize" && IsOff(value)) return;
+    if (key == "decoupled_weight_decay") {
+      const bool is_decoupled = !IsOff(value);
+      if (is_decoupled == (name == "AdamW")) return;
+      return Refuse(
+          key, absl::StrCat("is that of ", is_decoupled ? "AdamW" : "Adam"));
+    }
+    if (key != "maximize" && !strict_) return;
+    Refuse(key, absl::StrCat("LibTorch's ", name, " has no such option",
+                             key == "maximize"
+                                 ? ""
+                                 : "; load without `strict` to leave it out"));
+  }
+
+  const Json& own_;
+  const bool strict_;
+  const std::string& what_;
+  std::vector<std::string>& problems_;
+};
+
 class Translator {
  public:
   Translator(const DcpOptimizer& stored, const RunValues& values,
@@ -107,13 +172,14 @@ class Translator {
     CheckNames();
     // Of another class all else is wrong, too.
     if (problems_.empty()) {
-      FSDP_RETURN_IF_ERROR(TranslateGroups());
+      TranslateGroups();
       FSDP_RETURN_IF_ERROR(CheckComplete());
     }
     if (problems_.empty()) return std::move(record_);
     return absl::InvalidArgumentError(absl::StrCat(
-        "the optimizer of the files does not fit this one, of the class ", ClassOf(own_),
-        ", which is as before:\n  ", absl::StrJoin(problems_, "\n  ")));
+        "the optimizer of the files does not fit this one, of the class ",
+        ClassOf(own_), ", which is as before:\n  ",
+        absl::StrJoin(problems_, "\n  ")));
   }
 
  private:
@@ -178,24 +244,22 @@ class Translator {
 
   // --- Groups ---------------------------------------------------------------
 
-  absl::Status TranslateGroups() {
+  void TranslateGroups() {
     record_.groups.emplace();
     if (stored_.groups.empty()) {
       record_.groups = groups_;
     } else if (stored_.is_flattened) {
-      return Unflatten();
+      Unflatten();
     } else {
       for (size_t i = 0; i < stored_.groups.size(); ++i) {
         const DcpGroup& group = stored_.groups[i];
-        FSDP_RETURN_IF_ERROR(AddGroup(absl::StrCat("param_groups.", i),
-                                      group.options, group.names));
+        AddGroup(absl::StrCat("param_groups.", i), group.options, group.names);
       }
     }
-    return absl::OkStatus();
   }
 
   // Groups as they are here, of what each of their parameters has.
-  absl::Status Unflatten() {
+  void Unflatten() {
     std::map<std::string, const DcpGroup*> found;
     for (const DcpGroup& group : stored_.groups) {
       found[FirstName(group.names.front())] = &group;
@@ -215,16 +279,14 @@ class Translator {
       if (first == nullptr) {
         record_.groups->push_back(group);
       } else {
-        FSDP_RETURN_IF_ERROR(
-            AddGroup(absl::StrCat("param_groups.", first->names.front()),
-                     first->options, group.names));
+        AddGroup(absl::StrCat("param_groups.", first->names.front()),
+                 first->options, group.names);
       }
     }
-    if (!strict_) return absl::OkStatus();
+    if (!strict_) return;
     for (const auto& [name, group] : found) {
       Problem("unexpected: param_groups.", name);
     }
-    return absl::OkStatus();
   }
 
   void CheckAlike(const DcpGroup& a, const DcpGroup& b) {
@@ -233,60 +295,15 @@ class Translator {
             a.names.front(), ", with which it is in one group here");
   }
 
-  absl::Status AddGroup(const std::string& what, const Options& options,
-                        const std::vector<std::string>& names) {
-    Json::Object known = {{"class", ClassOf(own_)}};
-    bool is_whole = true;
-    const auto refuse = [&](const std::string& key, absl::string_view why) {
-      Problem(what, ".", key, ": ", why);
-      is_whole = false;
-    };
-    for (const auto& [key, value] : *own_.As<Json::Object>()) {
-      if (key == "class") continue;
-      const auto found = options.find(key);
-      if (found == options.end()) {
-        refuse(key, "missing");
-      } else if (!IsFinite(found->second)) {
-        refuse(key, "is not finite");
-      } else {
-        known.emplace_back(key, found->second);
-      }
-    }
-    for (const auto& [key, value] : options) {
-      if (own_.Find(key) == nullptr) CheckOther(what, key, value);
-    }
+  void AddGroup(const std::string& what, const Options& options,
+                const std::vector<std::string>& names) {
     OptimizerGroup group;
     group.names = names;
-    if (is_whole) {
-      absl::StatusOr<std::unique_ptr<torch::optim::OptimizerOptions>> made =
-          OptionsFromJson(Json(std::move(known)));
-      if (made.ok()) {
-        group.options = *std::move(made);
-      } else {
-        Problem(what, ": ", made.status().message());
-      }
-    }
+    group.options =
+        OptionsTranslator(own_, strict_, what, problems_).Translate(options);
     // What is refused is not looked at any more.
     if (group.options == nullptr) group.options = groups_.front().options;
     record_.groups->push_back(std::move(group));
-    return absl::OkStatus();
-  }
-
-  // An option that LibTorch's class lacks.
-  void CheckOther(const std::string& what, const std::string& key,
-                  const Json& value) {
-    const std::string name = ClassOf(own_);
-    if (IsWithoutEffect(key)) return;
-    if (key == "maximize" && IsOff(value)) return;
-    if (key == "decoupled_weight_decay") {
-      const bool is_decoupled = !IsOff(value);
-      if (is_decoupled == (name == "AdamW")) return;
-      return Problem(what, ".", key, ": is that of ",
-                     is_decoupled ? "AdamW" : "Adam");
-    }
-    if (key != "maximize" && !strict_) return;
-    Problem(what, ".", key, ": LibTorch's ", name, " has no such option",
-            key == "maximize" ? "" : "; load without `strict` to leave it out");
   }
 
   const DcpOptimizer& stored_;

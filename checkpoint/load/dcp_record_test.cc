@@ -132,7 +132,7 @@ TEST(DcpRecordTest, GroupsOfAList) {
   EXPECT_THAT((*record.groups)[1].names, ElementsAre("b", "tied"));
   EXPECT_EQ(OptionsToJson(*(*record.groups)[1].options)->ToString(),
             "{\"class\": \"AdamW\", \"lr\": 0.5, \"betas\": [0.5, 0.75], "
-            "\"eps\": 1e-08, \"weight_decay\": 0, \"amsgrad\": false}");
+            "\"eps\": 1e-08, \"weight_decay\": 0.0, \"amsgrad\": false}");
 }
 
 TEST(DcpRecordTest, FlattenedGroupsAreThoseOfTheRun) {
@@ -157,6 +157,7 @@ TEST(DcpRecordTest, FlattenedGroupsThatDoNotFit) {
               StatusIs(absl::StatusCode::kInvalidArgument,
                        AllOf(HasSubstr("missing: param_groups.c\n"),
                              HasSubstr("unexpected: param_groups.d"))));
+  AddState(stored, "c", "max_exp_avg_sq");  // which its own options ask for
   ASSERT_OK_AND_ASSIGN(const TrainingRecord record,
                        ToAdamW(stored, /*strict=*/false));
   EXPECT_EQ((*record.groups)[1].options->get_lr(), 9);  // its own
@@ -202,10 +203,11 @@ TEST(DcpRecordTest, OptionsThatAreRefused) {
   for (const auto& one : cases) {
     DcpOptimizer stored = Listed();
     one.change(stored.groups[0].options);
-    EXPECT_THAT(ToAdamW(stored).status(),
-                StatusIs(absl::StatusCode::kInvalidArgument,
-                         AllOf(HasSubstr("does not fit this one, of the class AdamW"),
-                               HasSubstr(one.why))));
+    EXPECT_THAT(
+        ToAdamW(stored).status(),
+        StatusIs(absl::StatusCode::kInvalidArgument,
+                 AllOf(HasSubstr("does not fit this one, of the class AdamW"),
+                       HasSubstr(one.why))));
     EXPECT_EQ(ToAdamW(stored, /*strict=*/false).ok(), one.is_strict) << one.why;
   }
 }
@@ -219,13 +221,14 @@ TEST(DcpRecordTest, StatesThatAreRefused) {
   EXPECT_THAT(
       Translate<torch::optim::SGD>(Listed(), torch::optim::SGDOptions(1))
           .status(),
-      StatusIs(absl::StatusCode::kInvalidArgument,
-               AllOf(HasSubstr("this one, of the class SGD, which is as before:\n"),
-                     HasSubstr("no state named exp_avg\n"),
-                     HasSubstr("no state named exp_avg_sq\n"),
-                     HasSubstr("no state named step"),
-                     // Options of another class are no news then.
-                     Not(HasSubstr("missing")))));
+      StatusIs(
+          absl::StatusCode::kInvalidArgument,
+          AllOf(HasSubstr("this one, of the class SGD, which is as before:\n"),
+                HasSubstr("no state named exp_avg\n"),
+                HasSubstr("no state named exp_avg_sq\n"),
+                HasSubstr("no state named step"),
+                // Options of another class are no news then.
+                Not(HasSubstr("missing")))));
   // Of one parameter some are missing; of another all are: it has not stepped.
   DcpOptimizer stored = Listed();
   stored.numbers.erase("b");
@@ -258,13 +261,13 @@ TEST(DcpRecordTest, StatesThatAnRmspropNeeds) {
     AddState(stored, name, "square_avg");
     stored.numbers[name]["step"] = 1;
   }
-  EXPECT_THAT(Translate<torch::optim::RMSprop>(stored,
-                                               torch::optim::RMSpropOptions(1))
-                  .status(),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       AllOf(HasSubstr("missing: momentum_buffer of a\n"),
-                             HasSubstr("missing: grad_avg of a"),
-                             Not(HasSubstr("of c")))));
+  EXPECT_THAT(
+      Translate<torch::optim::RMSprop>(stored, torch::optim::RMSpropOptions(1))
+          .status(),
+      StatusIs(
+          absl::StatusCode::kInvalidArgument,
+          AllOf(HasSubstr("missing: momentum_buffer of a\n"),
+                HasSubstr("missing: grad_avg of a"), Not(HasSubstr("of c")))));
 }
 
 }  // namespace

@@ -68,12 +68,11 @@ class Training {
     nn::Sequential net(nn::Linear(nn::LinearOptions(7, 5)), nn::Tanh(),
                        nn::Linear(nn::LinearOptions(5, 3).bias(false)));
     std::unique_ptr<Training> training(new Training);
-    FSDP_ASSIGN_OR_RETURN(
-        training->model_,
-        FullyShard(net,
-                   std::shared_ptr<comm::Communicator>(
-                       &world, [](comm::Communicator*) {}),
-                   Options()));
+    FSDP_ASSIGN_OR_RETURN(training->model_,
+                          FullyShard(net,
+                                     std::shared_ptr<comm::Communicator>(
+                                         &world, [](comm::Communicator*) {}),
+                                     Options()));
     FSDP_ASSIGN_OR_RETURN(
         training->optimizer_,
         MakeOptimizer(optimizer, training->model_->Parameters()));

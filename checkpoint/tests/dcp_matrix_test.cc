@@ -149,14 +149,14 @@ absl::Status Read(Communicator& world, const Case& one, Handover& handover) {
   }
   // Each rank norms by the rows that it sees, and has buffers of its own.
   if (one.before.model == ModelKind::kBatchNorm) return absl::OkStatus();
-  double tolerance = one.before.numbers == NumberKind::kFloat32 ? 1e-6 : 1.0 / 64;
+  double tolerance =
+      one.before.numbers == NumberKind::kFloat32 ? 1e-6 : 1.0 / 64;
   if (one.IsSame()) tolerance = 0;
   for (int i = 0; i < kStepsAfter; ++i) {
     FSDP_ASSIGN_OR_RETURN(const double loss, training->Step(kStepsBefore + i));
     const double wanted = handover.losses[i];
     // Losses get small, and what they are made of does not.
-    const double off =
-        std::abs(loss - wanted) / std::abs(handover.losses[0]);
+    const double off = std::abs(loss - wanted) / std::abs(handover.losses[0]);
     if (off <= tolerance) continue;
     return absl::InternalError(absl::StrCat("loss ", i, " is ", loss, ", not ",
                                             wanted, ": off by ", off));
@@ -187,8 +187,7 @@ TEST(DcpMatrixTest, EachTwoChoices) { RunCases(CoverPairs(kLevels)); }
 TEST(DcpMatrixTest, TheSameAgain) {
   for (const std::vector<int>& some :
        CoverPairs({3, 2, kNumOptimizerKinds, kNumNumberKinds})) {
-    RunCases(
-        {{some[0], some[0], some[1], some[2], 0, some[3], 0, 0, 0, 0}});
+    RunCases({{some[0], some[0], some[1], some[2], 0, some[3], 0, 0, 0, 0}});
   }
 }
 
