@@ -3,9 +3,12 @@
 #define CHECKPOINT_DCP_DCP_CATALOG_H_
 
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "checkpoint/catalog/catalog.h"
+#include "checkpoint/dcp/metadata.h"
 #include "checkpoint/files/file_system.h"
 
 namespace fsdp::checkpoint {
@@ -30,6 +33,19 @@ struct DcpCatalogOptions {
 absl::StatusOr<Catalog> ReadDcpCatalog(
     FileSystem& files, const std::string& folder,
     const DcpCatalogOptions& options = DcpCatalogOptions());
+
+// The same in steps, for those who want several parts of a folder: what its
+// `.metadata` says;
+absl::StatusOr<DcpMetadata> ReadDcpFolder(FileSystem& files,
+                                          const std::string& folder);
+// the model's tensors, by their names in the model, which `metadata` is without
+// from then on;
+std::vector<DcpTensor> TakeModel(DcpMetadata& metadata);
+// where the bytes of some are. `names`: DcpMetadata::files.
+absl::StatusOr<Catalog> FindDcpTensors(FileSystem& files,
+                                       const std::string& folder,
+                                       const std::vector<std::string>& names,
+                                       absl::Span<const DcpTensor> tensors);
 
 }  // namespace fsdp::checkpoint
 

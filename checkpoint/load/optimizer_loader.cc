@@ -83,8 +83,8 @@ const StoredTensor* OptimizerLoader::FindState(
   return found;
 }
 
-absl::Status OptimizerLoader::Plan(const SourceFolder& folder,
-                                   TrainingRecord& record, bool strict) {
+absl::Status OptimizerLoader::Plan(ReadSlot read_slot, TrainingRecord& record,
+                                   bool strict) {
   UseFirstNames(record);
   for (const auto& [parameter, numbers] : record.numbers) {
     states_[parameter].numbers = numbers;
@@ -92,7 +92,8 @@ absl::Status OptimizerLoader::Plan(const SourceFolder& folder,
   present_ = values_.ReleaseStates();
   places_by_leaf_.resize(values_.leaves().size());
   for (const std::string& name : record.slots) {
-    FSDP_RETURN_IF_ERROR(PlanSlot(folder, name, strict));
+    FSDP_ASSIGN_OR_RETURN(Catalog catalog, read_slot(name));
+    FSDP_RETURN_IF_ERROR(PlanSlot(name, std::move(catalog), strict));
   }
   // What does not fit is said before anything is read.
   FSDP_ASSIGN_OR_RETURN(
@@ -103,12 +104,11 @@ absl::Status OptimizerLoader::Plan(const SourceFolder& folder,
   return absl::OkStatus();
 }
 
-absl::Status OptimizerLoader::PlanSlot(const SourceFolder& folder,
-                                       const std::string& name, bool strict) {
+absl::Status OptimizerLoader::PlanSlot(const std::string& name, Catalog catalog,
+                                       bool strict) {
   Slot& slot = slots_.emplace_back();
   slot.name = name;
-  FSDP_ASSIGN_OR_RETURN(slot.catalog,
-                        folder.ReadStem(absl::StrCat("optimizer/", name)));
+  slot.catalog = std::move(catalog);
   const auto& leaves = values_.leaves();
   for (size_t i = 0; i < leaves.size(); ++i) {
     const StoredTensor* const stored = FindState(slot.catalog, leaves[i].name);

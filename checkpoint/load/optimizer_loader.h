@@ -21,7 +21,6 @@
 #include "checkpoint/catalog/catalog.h"
 #include "checkpoint/load/load_plan.h"
 #include "checkpoint/load/load_target.h"
-#include "checkpoint/load/source_folder.h"
 #include "checkpoint/run/run_values.h"
 #include "checkpoint/run/training_json.h"
 #include "fsdp/state/optimizer_slots.h"
@@ -39,10 +38,12 @@ class OptimizerLoader {
   OptimizerLoader(RunValues& values, torch::optim::Optimizer& optimizer)
       : values_(values), optimizer_(optimizer) {}
 
+  // What the files have of a slot: "exp_avg".
+  using ReadSlot =
+      absl::FunctionRef<absl::StatusOr<Catalog>(const std::string& name)>;
   // Changes and allocates nothing. The names of `record` become the model's.
   // InvalidArgument lists, for a slot, all that does not fit.
-  absl::Status Plan(const SourceFolder& folder, TrainingRecord& record,
-                    bool strict);
+  absl::Status Plan(ReadSlot read_slot, TrainingRecord& record, bool strict);
 
   // Of the slots, as long as this lives; after Plan().
   std::vector<const Catalog*> Catalogs() const;
@@ -73,8 +74,7 @@ class OptimizerLoader {
   void UseFirstNames(TrainingRecord& record) const;
   const StoredTensor* FindState(const Catalog& catalog,
                                 const std::string& parameter) const;
-  absl::Status PlanSlot(const SourceFolder& folder, const std::string& name,
-                        bool strict);
+  absl::Status PlanSlot(const std::string& name, Catalog catalog, bool strict);
   absl::StatusOr<at::Tensor> StateFor(int leaf, const std::string& slot,
                                       c10::ScalarType dtype);
   void KeepStepped();

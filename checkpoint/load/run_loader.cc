@@ -5,7 +5,6 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -15,7 +14,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/types/span.h"
 #include "base/normal_mode.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
@@ -23,9 +21,8 @@
 #include "checkpoint/commit/checkpoint_list.h"
 #include "checkpoint/commit/manifest.h"
 #include "checkpoint/files/range_reader.h"
-#include "checkpoint/load/load_plan.h"
 #include "checkpoint/load/model_targets.h"
-#include "checkpoint/load/optimizer_loader.h"
+#include "checkpoint/load/run_tensors.h"
 #include "checkpoint/load/source_folder.h"
 #include "checkpoint/run/rank_values.h"
 #include "checkpoint/run/run_values.h"
@@ -40,13 +37,6 @@ namespace {
 constexpr int64_t kMaxTrainingBytes = int64_t{256} << 20;
 // Random states and entries, and the names of values of the rank.
 constexpr int64_t kMaxRankBytes = int64_t{1} << 30;
-
-// The files of the model, and what they fill.
-struct Source {
-  Catalog catalog;
-  std::vector<LoadTarget> targets;
-  LoadPlan plan;
-};
 
 class Loading {
  public:
@@ -71,8 +61,7 @@ class Loading {
                           folder_->ReadText(kTrainingName, kMaxTrainingBytes));
     FSDP_ASSIGN_OR_RETURN(record_, ParseTraining(text));
     FSDP_RETURN_IF_ERROR(CheckFits(record_, run_));
-    FSDP_RETURN_IF_ERROR(PlanModel());
-    FSDP_RETURN_IF_ERROR(PlanOptimizer());
+    FSDP_RETURN_IF_ERROR(PlanTensors());
     return ReadRankFiles();
   }
 
@@ -94,20 +83,16 @@ class Loading {
         steps.empty() ? "none" : absl::StrJoin(steps, ", ")));
   }
 
-  absl::Status PlanModel() {
-    FSDP_ASSIGN_OR_RETURN(model_.catalog, folder_->ReadStem("model"));
-    model_.targets = TargetsOf(*values_);
-    LoadPlanOptions options;
-    options.strict = context_.strict;
-    FSDP_ASSIGN_OR_RETURN(model_.plan,
-                          PlanLoad(model_.catalog, model_.targets, options));
-    return absl::OkStatus();
-  }
-
-  absl::Status PlanOptimizer() {
-    if (values_->optimizer() == nullptr) return absl::OkStatus();
-    optimizer_.emplace(*values_, *run_.optimizer);
-    return optimizer_->Plan(*folder_, record_, context_.strict);
+  absl::Status PlanTensors() {
+    tensors_.emplace(*values_, run_.optimizer);
+    FSDP_ASSIGN_OR_RETURN(Catalog model, folder_->ReadStem("model"));
+    FSDP_RETURN_IF_ERROR(
+        tensors_->PlanModel(std::move(model), context_.strict));
+    return tensors_->PlanOptimizer(
+        [this](const std::string& slot) {
+          return folder_->ReadStem(absl::StrCat("optimizer/", slot));
+        },
+        record_, context_.strict);
   }
 
   // Only of as many ranks: others have no use for them.
@@ -135,58 +120,19 @@ class Loading {
   // --- Writes ---------------------------------------------------------------
 
   absl::Status Fill() {
-    std::vector<const Catalog*> catalogs = {&model_.catalog};
-    all_ = BytesOf(model_.plan);
-    if (optimizer_.has_value()) {
-      all_ += optimizer_->bytes();
-      for (const Catalog* slot : optimizer_->Catalogs()) {
-        catalogs.push_back(slot);
-      }
-    }
-    FSDP_ASSIGN_OR_RETURN(reader_, Open(catalogs));
-    FSDP_RETURN_IF_ERROR(Read(0, model_.plan, model_.targets));
-    FSDP_RETURN_IF_ERROR(FillOwnWholeValues());
-    if (optimizer_.has_value()) {
-      FSDP_RETURN_IF_ERROR(
-          optimizer_->Fill([this](size_t catalog, const LoadPlan& plan,
-                                  absl::Span<const LoadTarget> targets) {
-            return Read(1 + catalog, plan, targets);
-          }));
-    }
-    FSDP_RETURN_IF_ERROR(Restore(record_, run_));
-    run_.rank_entries.clear();
-    if (!rank_file_.has_value()) return absl::OkStatus();
-    return RestoreRankValues(*rank_file_, values_->device(), run_);
-  }
-
-  absl::StatusOr<std::unique_ptr<RangeReader>> Open(
-      absl::Span<const Catalog* const> catalogs) {
-    int64_t files = 0;
-    for (const Catalog* catalog : catalogs) {
-      first_files_.push_back(files);
-      files += static_cast<int64_t>(catalog->files().size());
-    }
     RangeReaderOptions options;
     options.caching = CachingFor(*values_, context_.world_size);
     options.advice = absl::StrCat(
         "load an older checkpoint of ", context_.root,
         " (Checkpointer::Steps()), or look with tools/checkpoint verify");
-    return folder_->OpenAll(catalogs, options);
-  }
-
-  // From the files of one of the catalogs.
-  absl::Status Read(size_t catalog, const LoadPlan& plan,
-                    absl::Span<const LoadTarget> targets) {
-    LoadProgress progress = nullptr;
-    if (context_.progress != nullptr) {
-      progress = [this](int64_t bytes, int64_t) {
-        context_.progress(done_ + bytes, all_);
-      };
-    }
-    FSDP_RETURN_IF_ERROR(
-        LoadTensors(plan, targets, *reader_, progress, first_files_[catalog]));
-    done_ += BytesOf(plan);
-    return absl::OkStatus();
+    FSDP_RETURN_IF_ERROR(tensors_->Open(*folder_, options, context_.progress));
+    FSDP_RETURN_IF_ERROR(tensors_->FillModel());
+    FSDP_RETURN_IF_ERROR(FillOwnWholeValues());
+    FSDP_RETURN_IF_ERROR(tensors_->FillOptimizer());
+    FSDP_RETURN_IF_ERROR(Restore(record_, run_));
+    run_.rank_entries.clear();
+    if (!rank_file_.has_value()) return absl::OkStatus();
+    return RestoreRankValues(*rank_file_, values_->device(), run_);
   }
 
   // Those of this rank, where ranks had different ones.
@@ -211,15 +157,9 @@ class Loading {
   std::optional<SourceFolder> folder_;
   std::optional<RunValues> values_;
   TrainingRecord record_;
-  Source model_;
-  std::optional<OptimizerLoader> optimizer_;
-  std::unique_ptr<RangeReader> reader_;
-  std::vector<int64_t> first_files_;  // of each catalog, in reader_
+  std::optional<RunTensors> tensors_;
   std::optional<SmallFile> rank_file_;
   std::optional<SmallFile> whole_values_file_;
-  // Bytes of the plans, for context_.progress.
-  int64_t done_ = 0;
-  int64_t all_ = 0;
 };
 
 }  // namespace

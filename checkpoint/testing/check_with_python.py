@@ -353,44 +353,106 @@ def dcp_hugging_face_reader_loads_ours(at, case):
     expect_same(lines, lines_of(state))
 
 
-def go_on(_, folder, name, losses):
-    """A run that dcp_training has begun, as FSDP2."""
+def training_run(name, from_ours):
+    """The model and the optimizer of dcp_run.cc, as FSDP2."""
     import torch
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
+    torch.manual_seed(3)
     model = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3, bias=False))
     fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
     # What decides which states there are; all else is in the folder.
     options = {"Adam": {"amsgrad": True}, "SGD": {"momentum": 0.5}}.get(name, {})
-    optimizer = getattr(torch.optim, name)(model.parameters(), **options)
-    model_state, optim_state = get_state_dict(model, optimizer)
-    dcp.load({"model": model_state, "optim": optim_state}, checkpoint_id=folder)
-    set_state_dict(model, optimizer, model_state_dict=model_state, optim_state_dict=optim_state)
-    for step, expected in enumerate(losses, start=5):
+    if not from_ours:
+        options = {"AdamW": {"lr": 0.04, "weight_decay": 0.2, "betas": (0.7, 0.95), "fused": True},
+                   "Adam": {"lr": 0.03, "amsgrad": True, "eps": 0.01, "weight_decay": 0.1},
+                   "SGD": {"lr": 0.1, "momentum": 0.8, "nesterov": True}}[name]
+    return model, getattr(torch.optim, name)(model.parameters(), **options)
+
+
+def train(model, optimizer, steps):
+    """The losses."""
+    import torch
+    losses = []
+    for step in steps:
         rows = torch.sin(torch.arange(14) * 0.7 + step).view(2, 7)
         loss = model(rows).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if abs(loss.item() - expected) > 1e-6:
-            raise Failed(f"step {step}: the loss is {loss.item()}, and {expected} where it began")
+        losses.append(loss.item())
+    return losses
+
+
+def go_on(_, folder, name, losses):
+    """A run that dcp_training has begun."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+    model, optimizer = training_run(name, from_ours=True)
+    model_state, optim_state = get_state_dict(model, optimizer)
+    dcp.load({"model": model_state, "optim": optim_state}, checkpoint_id=folder)
+    set_state_dict(model, optimizer, model_state_dict=model_state, optim_state_dict=optim_state)
+    expect_near(train(model, optimizer, range(5, 10)), losses, 1e-6)
+
+
+def begin(rank, folder, name, style):
+    """A run that dcp_training goes on with; its own losses from there in a file beside it."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+    model, optimizer = training_run(name, from_ours=False)
+    # It leaves a rate in the groups that only schedulers ask for.
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+    train(model, optimizer, range(5))
+    if style == "torchtitan":
+        options = StateDictOptions(flatten_optimizer_state_dict=True)
+        model_state, optim_state = get_state_dict(model, optimizer, options=options)
+        state = {**model_state, "optimizer": optim_state, "lr_scheduler": scheduler.state_dict(), "train_state": {"step": 5}}
+    else:
+        model_state, optim_state = get_state_dict(model, optimizer)
+        state = {"model": model_state, "optim": optim_state, "step": 5}
+    dcp.save(state, checkpoint_id=folder)
+    losses = train(model, optimizer, range(5, 10))
+    if rank == 0:
+        pathlib.Path(folder + ".losses").write_text("".join(f"{loss:.9g}\n" for loss in losses))
+
+
+def floats(lines):
+    """A number on each."""
+    return [float(line) for line in lines.splitlines()]
+
+
+def expect_near(losses, others, limit):
+    """Of the steps from the fifth on."""
+    if len(set(losses)) != 5 or len(others) != 5:
+        raise Failed(f"losses are {losses} and {others}")
+    for step, (loss, other) in enumerate(zip(losses, others), start=5):
+        if abs(loss - other) > limit:
+            raise Failed(f"step {step}: the loss is {loss}, and {other} where it began")
 
 
 @check("torch", "AdamW", "Adam", "SGD")
 def two_ranks_of_fsdp2_go_on_where_three_of_ours_were(at, name):
-    losses = [float(line) for line in at.run("dcp_training", at.path("ours"), name).splitlines()]
-    if len(set(losses)) != 5:
-        raise Failed(f"losses are {losses}")
+    losses = floats(at.run("dcp_training", "export", at.path("ours"), name))
     ranks_of(go_on, at, at.path("ours"), name, losses)
+
+
+@check("torch", ("AdamW", "plain"), ("AdamW", "torchtitan"), ("Adam", "plain"), ("Adam", "torchtitan"), ("SGD", "plain"),
+       ("SGD", "torchtitan"))
+def three_of_our_ranks_go_on_where_two_of_fsdp2_were(at, case):
+    name, style = case
+    ranks_of(begin, at, at.path("model"), name, style)
+    losses = floats(pathlib.Path(at.path("model.losses")).read_text())
+    if name == "AdamW":
+        at.record(f"dcp_adamw_{style}", at.path("model"), [f"{loss:.9g}" for loss in losses])
+    expect_near(floats(at.run("dcp_training", "load", at.path("model"), name)), losses, 1e-6)
 
 
 @check("torch", "AdamW")
 def names_of_torchtitan_are_in_ours(at, name):
     import torch
     import torch.distributed.checkpoint as dcp
-    at.run("dcp_training", at.path("ours"), name, "torchtitan")
+    at.run("dcp_training", "export_torchtitan", at.path("ours"), name)
     state = {"0.weight": torch.zeros(5, 7), "optimizer": {"state.0.weight.exp_avg": torch.zeros(5, 7),
                                                          "state.0.weight.step": torch.tensor(0.0),
                                                          "param_groups.2.weight.lr": 0.0,

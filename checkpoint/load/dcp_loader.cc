@@ -1,0 +1,98 @@
+#include "checkpoint/load/dcp_loader.h"
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/normal_mode.h"
+#include "base/status_macros.h"
+#include "checkpoint/catalog/catalog.h"
+#include "checkpoint/dcp/dcp_catalog.h"
+#include "checkpoint/dcp/dcp_optimizer.h"
+#include "checkpoint/dcp/metadata.h"
+#include "checkpoint/files/range_reader.h"
+#include "checkpoint/load/dcp_record.h"
+#include "checkpoint/load/model_targets.h"
+#include "checkpoint/load/run_tensors.h"
+#include "checkpoint/load/source_folder.h"
+#include "checkpoint/run/run_values.h"
+#include "checkpoint/run/training_json.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+class DcpLoading {
+ public:
+  DcpLoading(const LoadContext& context, const TrainingRun& run)
+      : context_(context),
+        run_(run),
+        folder_(*context.files, context.root, /*sums=*/nullptr) {}
+
+  absl::Status Load() {
+    const NormalMode normal;
+    FSDP_RETURN_IF_ERROR(context_.agree(Plan()));
+    return context_.agree(Fill());
+  }
+
+ private:
+  absl::Status Plan() {
+    FSDP_ASSIGN_OR_RETURN(RunValues values, RunValues::Read(run_, "LoadDcp()"));
+    values_.emplace(std::move(values));
+    tensors_.emplace(*values_, run_.optimizer);
+    FSDP_ASSIGN_OR_RETURN(DcpMetadata metadata,
+                          ReadDcpFolder(*context_.files, context_.root));
+    const std::vector<DcpTensor> model = TakeModel(metadata);
+    FSDP_ASSIGN_OR_RETURN(
+        Catalog catalog,
+        FindDcpTensors(*context_.files, context_.root, metadata.files, model));
+    FSDP_RETURN_IF_ERROR(
+        InFolder(tensors_->PlanModel(std::move(catalog), context_.strict)));
+    if (run_.optimizer == nullptr) return absl::OkStatus();
+    FSDP_ASSIGN_OR_RETURN(
+        DcpOptimizer stored,
+        ReadDcpOptimizer(*context_.files, context_.root, metadata));
+    return InFolder(PlanOptimizer(std::move(stored)));
+  }
+
+  absl::Status PlanOptimizer(DcpOptimizer stored) {
+    FSDP_ASSIGN_OR_RETURN(
+        TrainingRecord record,
+        RecordOfDcp(stored, *values_, *run_.optimizer, context_.strict));
+    const auto take = [&stored](const std::string& slot) {
+      return absl::StatusOr<Catalog>(std::move(stored.slots.at(slot)));
+    };
+    return tensors_->PlanOptimizer(take, record, context_.strict);
+  }
+
+  absl::Status Fill() {
+    RangeReaderOptions options;
+    options.caching = CachingFor(*values_, context_.world_size);
+    FSDP_RETURN_IF_ERROR(tensors_->Open(folder_, options, context_.progress));
+    FSDP_RETURN_IF_ERROR(tensors_->FillModel());
+    return tensors_->FillOptimizer();
+  }
+
+  absl::Status InFolder(const absl::Status& status) const {
+    if (status.ok()) return status;
+    return absl::Status(status.code(),
+                        absl::StrCat(context_.root, ": ", status.message()));
+  }
+
+  const LoadContext& context_;
+  const TrainingRun& run_;
+  const SourceFolder folder_;
+  std::optional<RunValues> values_;
+  std::optional<RunTensors> tensors_;
+};
+
+}  // namespace
+
+absl::Status LoadDcpRun(const LoadContext& context, const TrainingRun& run) {
+  return DcpLoading(context, run).Load();
+}
+
+}  // namespace fsdp::checkpoint

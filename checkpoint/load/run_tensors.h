@@ -1,0 +1,69 @@
+// The model and the optimizer of a run, filled from files of any format.
+#ifndef CHECKPOINT_LOAD_RUN_TENSORS_H_
+#define CHECKPOINT_LOAD_RUN_TENSORS_H_
+
+#include <torch/optim/optimizer.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "checkpoint/catalog/catalog.h"
+#include "checkpoint/files/range_reader.h"
+#include "checkpoint/load/load_plan.h"
+#include "checkpoint/load/load_target.h"
+#include "checkpoint/load/optimizer_loader.h"
+#include "checkpoint/load/source_folder.h"
+#include "checkpoint/load/tensor_loader.h"
+#include "checkpoint/run/run_values.h"
+#include "checkpoint/run/training_json.h"
+
+namespace fsdp::checkpoint {
+
+// Each call once, in their order.
+class RunTensors {
+ public:
+  // Both outlive it. `optimizer`: null without one.
+  RunTensors(RunValues& values, torch::optim::Optimizer* optimizer)
+      : values_(values), of_run_(optimizer) {}
+
+  // Change nothing. InvalidArgument lists what does not fit. Without an
+  // optimizer there is nothing to plan for it, nor to fill.
+  absl::Status PlanModel(Catalog catalog, bool strict);
+  absl::Status PlanOptimizer(OptimizerLoader::ReadSlot read_slot,
+                             TrainingRecord& record, bool strict);
+
+  // Of the files of the catalogs, which are in `folder`. `progress` may be
+  // null.
+  absl::Status Open(const SourceFolder& folder,
+                    const RangeReaderOptions& options, LoadProgress progress);
+  // After an error they are filled in part.
+  absl::Status FillModel();
+  absl::Status FillOptimizer();
+
+ private:
+  // From the files of one of the catalogs.
+  absl::Status Read(size_t catalog, const LoadPlan& plan,
+                    absl::Span<const LoadTarget> targets);
+
+  RunValues& values_;
+  torch::optim::Optimizer* const of_run_;
+  Catalog model_;
+  std::vector<LoadTarget> targets_;  // of the model
+  LoadPlan plan_;                    // of the model
+  std::optional<OptimizerLoader> optimizer_;
+  std::unique_ptr<RangeReader> reader_;
+  std::vector<int64_t> first_files_;  // of each catalog, in reader_
+  LoadProgress progress_;
+  // Bytes of the plans, for progress_.
+  int64_t done_ = 0;
+  int64_t all_ = 0;
+};
+
+}  // namespace fsdp::checkpoint
+
+#endif  // CHECKPOINT_LOAD_RUN_TENSORS_H_

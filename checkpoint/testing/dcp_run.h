@@ -1,0 +1,27 @@
+// A small training on three ranks that FSDP2 takes over, or takes from it.
+// check_with_python.py has the same model, data and optimizers.
+#ifndef CHECKPOINT_TESTING_DCP_RUN_H_
+#define CHECKPOINT_TESTING_DCP_RUN_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace fsdp::checkpoint::testing {
+
+struct DcpRun {
+  std::string folder;
+  std::string optimizer;    // "AdamW", "Adam", "SGD"
+  bool torchtitan = false;  // of ExportAndGoOn(): its names
+};
+
+// Five steps, ExportDcp(), and the losses of five further ones.
+absl::StatusOr<std::vector<double>> ExportAndGoOn(const DcpRun& run);
+
+// LoadDcp() of what has made five steps, and the losses of five further ones.
+absl::StatusOr<std::vector<double>> LoadAndGoOn(const DcpRun& run);
+
+}  // namespace fsdp::checkpoint::testing
+
+#endif  // CHECKPOINT_TESTING_DCP_RUN_H_
