@@ -17,7 +17,8 @@
 //   dcp.save({"model": model_state, "optim": optim_state},
 //            checkpoint_id="/runs/theirs")
 //
-// or as torchtitan does:
+// or, as in PyTorch's tutorial, in an item of their own ({"app": {"model": ...,
+// "optim": ...}}), or as torchtitan does:
 //
 //   status = fsdp::checkpoint::LoadDcp("/runs/theirs", run);
 //

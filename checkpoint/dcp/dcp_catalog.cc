@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <set>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -39,6 +40,23 @@ void KeepPrefixed(absl::string_view prefix, std::vector<DcpTensor>& tensors) {
                                }),
                 tensors.end());
   for (DcpTensor& tensor : tensors) tensor.info.name.erase(0, prefix.size());
+}
+
+// What is in an item of its own, {"app": {"model": ..., "optim": ...}}, is as
+// if it were at the top, if that has no model itself.
+void Unwrap(DcpMetadata& metadata) {
+  const DcpPath::value_type model(kModelItem);
+  std::set<DcpPath::value_type> wrappers;
+  for (const auto& [name, path] : metadata.paths) {
+    if (path.size() > 1 && path.front() == model) return;
+    if (path.size() > 2 && path[1] == model) wrappers.insert(path.front());
+  }
+  if (wrappers.size() != 1) return;
+  for (auto& [name, path] : metadata.paths) {
+    if (path.size() > 1 && path.front() == *wrappers.begin()) {
+      path.erase(path.begin());
+    }
+  }
 }
 
 // Finds the bytes of chunks, file by file.
@@ -129,9 +147,13 @@ absl::StatusOr<DcpMetadata> ReadDcpFolder(FileSystem& files,
   FSDP_ASSIGN_OR_RETURN(std::string bytes,
                         ReadFile(files, path, kMaxMetadataBytes));
   absl::StatusOr<DcpMetadata> metadata = ReadDcpMetadata(std::move(bytes));
-  if (metadata.ok()) return metadata;
-  return absl::Status(metadata.status().code(),
-                      absl::StrCat(folder, ": ", metadata.status().message()));
+  if (!metadata.ok()) {
+    return absl::Status(
+        metadata.status().code(),
+        absl::StrCat(folder, ": ", metadata.status().message()));
+  }
+  Unwrap(*metadata);
+  return metadata;
 }
 
 std::vector<DcpTensor> TakeModel(DcpMetadata& metadata) {

@@ -18,7 +18,8 @@ inline constexpr char kDcpMetadataFile[] = ".metadata";
 
 struct DcpCatalogOptions {
   // The model's tensors alone, by their names in the model. They are those in
-  // the state dict's item "model", or, as torchtitan has it, those at its top.
+  // the state dict's item "model", which may be in another item, {"app":
+  // {"model": ...}}, or, as torchtitan has it, those at its top.
   bool model_only = false;
   // Then, only tensors whose names begin with it, which they lose.
   std::string prefix;

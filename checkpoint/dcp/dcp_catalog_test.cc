@@ -29,6 +29,7 @@ namespace {
 using ::fsdp::testing::StatusIs;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::UnorderedElementsAre;
 
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
@@ -170,6 +171,41 @@ TEST(DcpCatalogTest, ModelsAsTorchtitanNamesThem) {
   EXPECT_THAT(
       Values(files, "/ours", catalog, "head.weight"),
       ElementsAre(100, 101, 102, 103, 104, 105, 106, 107, 108, 109, 110, 111));
+}
+
+// As with an object that has model and optimizer in its state_dict().
+TEST(DcpCatalogTest, ModelsInAnItemOfTheUsers) {
+  testing::SimulatedFileSystem files;
+  PutOurs(files, {{"app", "model", "head.weight"},
+                  {"app", "optim", "state", "head.weight", "exp_avg"},
+                  {"epoch_means"}});
+  DcpCatalogOptions options;
+  options.model_only = true;
+  ASSERT_OK_AND_ASSIGN(const Catalog catalog,
+                       ReadDcpCatalog(files, "/ours", options));
+  EXPECT_THAT(Names(catalog), ElementsAre("head.weight"));
+  ASSERT_OK_AND_ASSIGN(const Catalog all, ReadDcpCatalog(files, "/ours"));
+  EXPECT_THAT(Names(all), ElementsAre("app.model.head.weight",
+                                      "app.optim.state.head.weight.exp_avg",
+                                      "epoch_means"));
+}
+
+// Which of two is meant nobody can know, and one at the top is nearer.
+TEST(DcpCatalogTest, ModelsInSeveralItems) {
+  DcpCatalogOptions options;
+  options.model_only = true;
+  {
+    testing::SimulatedFileSystem files;
+    PutOurs(files, {{"teacher", "model", "w"}, {"student", "model", "w"}});
+    ASSERT_OK_AND_ASSIGN(const Catalog catalog,
+                         ReadDcpCatalog(files, "/ours", options));
+    EXPECT_THAT(Names(catalog), IsEmpty());
+  }
+  testing::SimulatedFileSystem files;
+  PutOurs(files, {{"ema", "model", "w"}, {"model", "v"}});
+  ASSERT_OK_AND_ASSIGN(const Catalog catalog,
+                       ReadDcpCatalog(files, "/ours", options));
+  EXPECT_THAT(Names(catalog), ElementsAre("v"));
 }
 
 TEST(DcpCatalogTest, WhatIsRefused) {
