@@ -411,6 +411,8 @@ def begin(rank, folder, name, style):
     else:
         model_state, optim_state = get_state_dict(model, optimizer)
         state = {"model": model_state, "optim": optim_state, "step": 5}
+        if style == "app":  # what objects with a state_dict(), as in PyTorch's tutorial, become
+            state = {"app": state, "epoch": 1}
     dcp.save(state, checkpoint_id=folder)
     losses = train(model, optimizer, range(5, 10))
     if rank == 0:
@@ -438,7 +440,7 @@ def two_ranks_of_fsdp2_go_on_where_three_of_ours_were(at, name):
 
 
 @check("torch", ("AdamW", "plain"), ("AdamW", "torchtitan"), ("Adam", "plain"), ("Adam", "torchtitan"), ("SGD", "plain"),
-       ("SGD", "torchtitan"))
+       ("SGD", "torchtitan"), ("Adam", "app"))
 def three_of_our_ranks_go_on_where_two_of_fsdp2_were(at, case):
     name, style = case
     ranks_of(begin, at, at.path("model"), name, style)
