@@ -1,0 +1,35 @@
+// Replays the folders of samples that have one file, and mutations of them.
+#include "checkpoint/dcp/testing/dcp_folder_fuzzer.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/testing/fuzz_replay.h"
+#include "checkpoint/files/testing/real_files.h"
+
+namespace fsdp::checkpoint {
+namespace {
+
+TEST(DcpFolderFuzzerTest, TheSamplesAndMutationsOfThem) {
+  std::vector<std::string> inputs;
+  for (const char* const sample : {"plain", "transposed"}) {
+    const std::string folder =
+        absl::StrCat("checkpoint/dcp/testing/data/", sample);
+    const std::string metadata =
+        testing::ReadWholeFile(absl::StrCat(folder, "/metadata"));
+    ASSERT_LT(metadata.size(), 65536u);
+    inputs.push_back(std::string{static_cast<char>(metadata.size() % 256),
+                                 static_cast<char>(metadata.size() / 256)});
+    absl::StrAppend(
+        &inputs.back(), metadata,
+        testing::ReadWholeFile(absl::StrCat(folder, "/__0_0.distcp")));
+  }
+  fsdp::testing::ReplayFuzzer(LLVMFuzzerTestOneInput, inputs,
+                              /*mutations=*/5000);
+}
+
+}  // namespace
+}  // namespace fsdp::checkpoint
