@@ -41,6 +41,7 @@ namespace {
 
 constexpr char kLabel[] = "checkpoint";
 
+constexpr char kSaving[] = "saving a checkpoint";
 constexpr char kTexts[] = "CheckpointerOptions::texts";
 
 // The checkpoint has files of these names itself.
@@ -218,7 +219,9 @@ class Checkpointer::Impl {
       const absl::Status mine =
           read.ok() ? read->CheckRanks(context_.rank(), context_.world_size())
                     : read.status();
-      if (!AllGoOn(run, what, read, mine, &job.plan)) return ThrowIfError(mine);
+      job.others = AllGoOn(run, what, read, mine);
+      ThrowIfError(mine);
+      if (!job.others.ok()) return;
       values.emplace(*std::move(read));
       ThrowIfError(Plan(*values, run, &job));
     });
@@ -231,11 +234,11 @@ class Checkpointer::Impl {
     return job;
   }
 
-  // False: this rank does not, or, where those that do would wait for it,
-  // another one, whose report or whose text in place of a plan will say why.
-  bool AllGoOn(const TrainingRun& run, absl::string_view what,
-               const absl::StatusOr<RunValues>& read, const absl::Status& mine,
-               SavePlan* plan) {
+  // Whether all go on to Plan(). Where that takes no messages it is asked of
+  // this rank alone.
+  absl::Status AllGoOn(const TrainingRun& run, absl::string_view what,
+                       const absl::StatusOr<RunValues>& read,
+                       const absl::Status& mine) {
     bool is_collective = read.ok() && IsCollective(*read);
     if (!read.ok()) {
       TrainingRun model_only;
@@ -243,13 +246,10 @@ class Checkpointer::Impl {
       const absl::StatusOr<RunValues> model = RunValues::Read(model_only, what);
       is_collective = model.ok() && IsCollective(*model);
     }
-    if (!is_collective || context_.ranks == nullptr) return mine.ok();
-    if (!Agree(mine, "saving a checkpoint").ok()) return false;
-    plan->text = TextOf(*read, Parts());
-    return CheckSameParts(Together(context_.ranks, "saving a checkpoint",
-                                   options_.timeout),
-                          *read, Parts())
-        .ok();
+    if (!is_collective || context_.ranks == nullptr) return mine;
+    const Together together(context_.ranks, kSaving, options_.timeout);
+    FSDP_RETURN_IF_ERROR(together.Agree(mine));
+    return CheckSameParts(together, *read, Parts());
   }
 
   PartOptions Parts() const {

@@ -59,19 +59,23 @@ absl::Status Export(const std::string& folder, const TrainingRun& run,
   absl::StatusOr<RunValues> values = RunValues::Read(run, kWhat);
   const Together together = TogetherOf(
       run, options.ranks, "exporting a DCP checkpoint", options.timeout);
-  FSDP_RETURN_IF_ERROR(together.Agree(values.status()));
+  DcpExportOptions wanted;
+  const auto take = [&]() -> absl::Status {
+    FSDP_RETURN_IF_ERROR(values.status());
+    FSDP_ASSIGN_OR_RETURN(wanted, OptionsFor(*values, options));
+    return absl::OkStatus();
+  };
+  FSDP_RETURN_IF_ERROR(together.Agree(take()));
   PartOptions parts;
   parts.model_dtype = options.model_dtype;
   FSDP_RETURN_IF_ERROR(CheckSameParts(together, *values, parts));
-  DcpExportOptions wanted;
   std::vector<TensorGroup> groups;
   const auto plan = [&]() -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(wanted, OptionsFor(*values, options));
     FSDP_ASSIGN_OR_RETURN(groups,
                           PartsToWrite(*values, together.rank(), parts));
     return absl::OkStatus();
   };
-  FSDP_RETURN_IF_ERROR(together.Agree(plan()));
+  FSDP_RETURN_IF_ERROR(together.Agree(Caught(kWhat, plan)));
   return WriteDcp(Or(options.files), folder, groups, together.ranks(), wanted);
 }
 

@@ -1,6 +1,8 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
+#include <c10/core/ScalarType.h>
+#include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/optimizer.h>
@@ -9,6 +11,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -55,13 +58,16 @@ using AdamState = torch::optim::AdamParamState;
 
 // A model that is not sharded and has stepped `seed` times.
 struct Plain {
-  explicit Plain(int seed, int64_t dim = kDim)
+  explicit Plain(int seed, int64_t dim = kDim,
+                 c10::ScalarType dtype = c10::kFloat)
       : model(MakeNet(dim, kBlocks, seed)),
         optimizer(model->parameters(),
                   torch::optim::AdamOptions(0.01 * (1 + seed)).eps(0.5)) {
+    model->to(dtype);
     for (int step = 0; step < seed; ++step) {
       for (at::Tensor& parameter : model->parameters()) {
-        parameter.mutable_grad() = at::full(parameter.sizes(), 0.5 + step);
+        parameter.mutable_grad() =
+            at::full(parameter.sizes(), 0.5 + step, dtype);
       }
       optimizer.step();
     }
@@ -249,6 +255,65 @@ TEST_F(DcpLoadTest, OtherGroupsAreForThoseWhoAreNotStrict) {
   options.strict = false;
   ASSERT_OK(LoadDcp(kFolder, run, options));
   EXPECT_EQ(of_some.state().size(), 1u);
+}
+
+// As PyTorch does it, whether there are states already or not: of less
+// precision they would stop to decay.
+TEST_F(DcpLoadTest, StatesBecomeOfTheirParametersDtype) {
+  Plain first(/*seed=*/3, kDim, c10::kBFloat16);
+  ASSERT_OK(Export(first.AsRun()));
+  for (const int steps : {0, 1}) {
+    Plain other(steps);
+    ASSERT_OK(Load(other.AsRun()));
+    AdamState& wanted = first.StateOf("head.weight");
+    AdamState& state = other.StateOf("head.weight");
+    EXPECT_EQ(state.step(), 3);
+    EXPECT_EQ(state.exp_avg().scalar_type(), c10::kFloat);
+    EXPECT_TRUE(at::equal(state.exp_avg(), wanted.exp_avg().to(c10::kFloat)));
+    EXPECT_EQ(state.exp_avg_sq().scalar_type(), c10::kFloat);
+    EXPECT_TRUE(
+        at::equal(state.exp_avg_sq(), wanted.exp_avg_sq().to(c10::kFloat)));
+  }
+}
+
+// What a callback of the user's throws on one rank.
+TEST_F(DcpLoadTest, WhatOneRankThrowsAllReturn) {
+  Plain first(/*seed=*/1);
+  ASSERT_OK(Export(first.AsRun()));
+  const std::vector<absl::Status> statuses =
+      RunRanks(2, [&](Communicator& world) {
+        FSDP_ASSIGN_OR_RETURN(
+            auto model, FullyShard(MakeNet(kDim, kBlocks, 1), Unowned(world),
+                                   BlockUnits()));
+        TrainingRun run;
+        run.model = model.get();
+        LoadDcpOptions options = From(disk_);
+        options.progress = [&world](int64_t, int64_t) {
+          if (world.rank() == 1) throw std::runtime_error("no more lines");
+        };
+        return LoadDcp(kFolder, run, options);
+      });
+  EXPECT_THAT(
+      statuses,
+      Each(StatusIs(absl::StatusCode::kUnknown,
+                    AllOf(HasSubstr("rank 1: "), HasSubstr("no more lines")))));
+}
+
+// It could not begin with a parameter later.
+TEST_F(DcpLoadTest, AdagradNeedsAStateOfEachParameter) {
+  Plain first(/*seed=*/0);
+  torch::optim::Adagrad of_some({first.model->head->bias});
+  TrainingRun run = first.AsRun();
+  run.optimizer = &of_some;
+  ASSERT_OK(Export(run));
+  torch::optim::Adagrad of_all(first.model->parameters());
+  run.optimizer = &of_all;
+  LoadDcpOptions options = From(disk_);
+  options.strict = false;
+  EXPECT_THAT(LoadDcp(kFolder, run, options),
+              StatusIs(kInvalid, HasSubstr("head.weight: there is no state of "
+                                           "it")));
+  EXPECT_EQ(of_all.state().size(), first.model->parameters().size());
 }
 
 TEST_F(DcpLoadTest, ADamagedFileIsRefused) {

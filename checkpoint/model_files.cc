@@ -52,6 +52,9 @@ absl::StatusOr<RunValues> ReadValues(torch::nn::Module& module,
   return RunValues::Read(run, what);
 }
 
+constexpr char kLoading[] = "loading a model";
+constexpr char kExporting[] = "exporting a model";
+
 // --- Loading ----------------------------------------------------------------
 
 class ModelLoad {
@@ -65,10 +68,10 @@ class ModelLoad {
 
   absl::Status Run() {
     const NormalMode normal;
-    const Together together(RanksOf(module_), "loading a model",
-                            options_.timeout);
-    FSDP_RETURN_IF_ERROR(together.Agree(Plan()));
-    return together.Agree(Fill());
+    const Together together(RanksOf(module_), kLoading, options_.timeout);
+    FSDP_RETURN_IF_ERROR(
+        together.Agree(Caught(kLoading, [this] { return Plan(); })));
+    return together.Agree(Caught(kLoading, [this] { return Fill(); }));
   }
 
  private:
@@ -137,8 +140,8 @@ class ModelExport {
       : module_(module),
         options_(options),
         output_(output),
-        together_(RanksOf(module, options.ranks), "exporting a model",
-                  options.timeout) {}
+        together_(RanksOf(module, options.ranks), kExporting, options.timeout) {
+  }
 
   absl::Status Run() {
     const NormalMode normal;
@@ -149,12 +152,14 @@ class ModelExport {
     PartOptions parts;
     parts.model_dtype = options_.dtype;
     FSDP_RETURN_IF_ERROR(CheckSameParts(together_, *values, parts));
-    FSDP_RETURN_IF_ERROR(together_.Agree(Plan(*values, parts)));
+    FSDP_RETURN_IF_ERROR(together_.Agree(
+        Caught(kExporting, [&] { return Plan(*values, parts); })));
     FSDP_RETURN_IF_ERROR(
         together_.CheckSame(plan_.text, "names and shapes of what is saved"));
     FSDP_RETURN_IF_ERROR(together_.Agree(
         IsFirst() ? output_.Claim("exports a model") : absl::OkStatus()));
-    FSDP_RETURN_IF_ERROR(together_.Agree(Write()));
+    FSDP_RETURN_IF_ERROR(
+        together_.Agree(Caught(kExporting, [this] { return Write(); })));
     return together_.Agree(IsFirst() ? output_.Commit() : absl::OkStatus());
   }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
@@ -43,12 +44,20 @@ void KeepPrefixed(absl::string_view prefix, std::vector<DcpTensor>& tensors) {
 }
 
 // What is in an item of its own, {"app": {"model": ..., "optim": ...}}, is as
-// if it were at the top, if that has no model itself.
+// if it were at the top, unless that may have a model or an optimizer itself.
 void Unwrap(DcpMetadata& metadata) {
+  absl::flat_hash_set<absl::string_view> tensors;
+  for (const DcpTensor& tensor : metadata.tensors) {
+    tensors.insert(tensor.info.name);
+  }
   const DcpPath::value_type model(kModelItem);
   std::set<DcpPath::value_type> wrappers;
   for (const auto& [name, path] : metadata.paths) {
-    if (path.size() > 1 && path.front() == model) return;
+    for (const char* const item : {kModelItem, "optim", "optimizer"}) {
+      if (!path.empty() && path.front() == DcpPath::value_type(item)) return;
+    }
+    if (!tensors.contains(name)) continue;
+    if (path.size() < 2) return;
     if (path.size() > 2 && path[1] == model) wrappers.insert(path.front());
   }
   if (wrappers.size() != 1) return;

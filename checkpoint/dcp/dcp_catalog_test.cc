@@ -28,8 +28,8 @@ namespace {
 
 using ::fsdp::testing::StatusIs;
 using ::testing::ElementsAre;
+using ::testing::ElementsAreArray;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using ::testing::UnorderedElementsAre;
 
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
@@ -177,8 +177,7 @@ TEST(DcpCatalogTest, ModelsAsTorchtitanNamesThem) {
 TEST(DcpCatalogTest, ModelsInAnItemOfTheUsers) {
   testing::SimulatedFileSystem files;
   PutOurs(files, {{"app", "model", "head.weight"},
-                  {"app", "optim", "state", "head.weight", "exp_avg"},
-                  {"epoch_means"}});
+                  {"app", "optim", "state", "head.weight", "exp_avg"}});
   DcpCatalogOptions options;
   options.model_only = true;
   ASSERT_OK_AND_ASSIGN(const Catalog catalog,
@@ -186,26 +185,30 @@ TEST(DcpCatalogTest, ModelsInAnItemOfTheUsers) {
   EXPECT_THAT(Names(catalog), ElementsAre("head.weight"));
   ASSERT_OK_AND_ASSIGN(const Catalog all, ReadDcpCatalog(files, "/ours"));
   EXPECT_THAT(Names(all), ElementsAre("app.model.head.weight",
-                                      "app.optim.state.head.weight.exp_avg",
-                                      "epoch_means"));
+                                      "app.optim.state.head.weight.exp_avg"));
 }
 
-// Which of two is meant nobody can know, and one at the top is nearer.
+// Which of two is meant nobody can know, and what is at the top is meant.
 TEST(DcpCatalogTest, ModelsInSeveralItems) {
+  struct {
+    std::vector<DcpPath> paths;
+    std::vector<std::string> model;
+  } const cases[] = {
+      {{{"teacher", "model", "w"}, {"student", "model", "w"}}, {}},
+      {{{"ema", "model", "w"}, {"model", "v"}}, {"v"}},
+      {{{"ema", "model", "w"}, {"w"}}, {"w"}},
+      {{{"ema", "model", "w"}, {"optim", "state", "w", "exp_avg"}}, {}},
+      {{{"ema", "model", "w"}, {"optimizer", "state.w.exp_avg"}}, {}},
+  };
   DcpCatalogOptions options;
   options.model_only = true;
-  {
+  for (const auto& c : cases) {
     testing::SimulatedFileSystem files;
-    PutOurs(files, {{"teacher", "model", "w"}, {"student", "model", "w"}});
+    PutOurs(files, c.paths);
     ASSERT_OK_AND_ASSIGN(const Catalog catalog,
                          ReadDcpCatalog(files, "/ours", options));
-    EXPECT_THAT(Names(catalog), IsEmpty());
+    EXPECT_THAT(Names(catalog), ElementsAreArray(c.model));
   }
-  testing::SimulatedFileSystem files;
-  PutOurs(files, {{"ema", "model", "w"}, {"model", "v"}});
-  ASSERT_OK_AND_ASSIGN(const Catalog catalog,
-                       ReadDcpCatalog(files, "/ours", options));
-  EXPECT_THAT(Names(catalog), ElementsAre("v"));
 }
 
 TEST(DcpCatalogTest, WhatIsRefused) {

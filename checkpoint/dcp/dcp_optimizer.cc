@@ -49,7 +49,7 @@ struct Entry {
   bool is_state = false;  // otherwise an option of a group
   std::string owner;      // a state's parameter; flattened: a group's
   int64_t group = -1;     // not flattened
-  std::string key;        // "exp_avg", "lr"
+  std::string key;        // "exp_avg", "lr"; empty: all groups, in a list
 };
 
 // "NAME.KEY": no key has a dot in it.
@@ -64,6 +64,8 @@ bool Split(absl::string_view text, Entry& entry) {
 // Nothing for what is of no optimizer.
 std::optional<Entry> EntryOf(const DcpPath& path) {
   Entry entry;
+  // As PyTorch saved it before 2.4.
+  if (path.size() == 2 && path[1] == DcpPath::value_type(kGroups)) return entry;
   const int64_t* const index =
       path.size() >= 4 && path[1] == DcpPath::value_type(kGroups)
           ? std::get_if<int64_t>(&path[2])
@@ -289,22 +291,57 @@ class Reader {
   }
 
   absl::Status ReadScalar(const Scalar& scalar) {
+    if (scalar.entry.key.empty()) return ReadGroups(scalar);
     FSDP_ASSIGN_OR_RETURN(Json json, scalar.tensor == nullptr
                                          ? ReadValue(scalar.place)
                                          : ReadElement(*scalar.tensor));
     const Entry& entry = scalar.entry;
     if (entry.is_state) {
       if (json == Json()) return absl::OkStatus();  // None: there is none
-      FSDP_ASSIGN_OR_RETURN(result_.numbers[entry.owner][entry.key],
-                            CountOf(json));
+      const absl::StatusOr<int64_t> count = CountOf(json);
+      // Whoever knows the optimizer knows that it has no other numbers.
+      if (entry.key == kStep) FSDP_RETURN_IF_ERROR(count.status());
+      result_.numbers[entry.owner][entry.key] = count.ok() ? *count : 0;
       return absl::OkStatus();
     }
-    DcpGroup& group =
-        entry.group >= 0 ? groups_[entry.group] : flat_groups_[entry.owner];
-    if (entry.key == kParameters && entry.group >= 0) {
+    if (entry.group < 0) {
+      flat_groups_[entry.owner].options[entry.key] = std::move(json);
+      return absl::OkStatus();
+    }
+    return SetOption(entry.key, std::move(json), groups_[entry.group]);
+  }
+
+  static absl::Status SetOption(const std::string& key, Json json,
+                                DcpGroup& group) {
+    if (key == kParameters) {
       FSDP_ASSIGN_OR_RETURN(group.names, NamesOf(json));
     } else {
-      group.options[entry.key] = std::move(json);
+      group.options[key] = std::move(json);
+    }
+    return absl::OkStatus();
+  }
+
+  // A list of dicts.
+  absl::Status ReadGroups(const Scalar& scalar) {
+    if (scalar.tensor != nullptr) {
+      return absl::InvalidArgumentError("is a tensor, not a list of groups");
+    }
+    FSDP_ASSIGN_OR_RETURN(const Value value,
+                          ReadDcpValue(scalar.place, places_.read()));
+    const auto* const list = std::get_if<Value::List>(&value.is);
+    for (const Value& item :
+         list == nullptr ? std::vector<Value>{Value()} : list->items) {
+      if (item.dict() == nullptr) {
+        return absl::InvalidArgumentError("is no list of groups");
+      }
+      DcpGroup& group = groups_[static_cast<int64_t>(groups_.size())];
+      for (const auto& [key, option] : item.dict()->items) {
+        const auto* const name = std::get_if<std::string>(&key.is);
+        if (name == nullptr) {
+          return absl::InvalidArgumentError("has an option without a name");
+        }
+        FSDP_RETURN_IF_ERROR(SetOption(*name, JsonOf(option), group));
+      }
     }
     return absl::OkStatus();
   }

@@ -18,6 +18,7 @@
 #include "checkpoint/dcp/metadata.h"
 #include "checkpoint/dcp/writer.h"
 #include "checkpoint/files/file_system.h"
+#include "checkpoint/files/testing/real_files.h"
 #include "checkpoint/files/testing/simulated_file_system.h"
 #include "checkpoint/tensor/dtype.h"
 #include "checkpoint/tensor/tensor_info.h"
@@ -180,6 +181,7 @@ TEST(DcpOptimizerTest, NumbersOfAllSorts) {
   dict.Add({"optim", "state", "b", "step"}, Dtype::kF64, {}, 6.0);
   dict.AddValue({"optim", "state", "c", "step"}, Value{int64_t{7}});
   dict.AddValue({"optim", "state", "d", "step"}, Value{8.0});
+  dict.Add({"optim", "state", "e", "step"}, Dtype::kI32, {}, int32_t{9});
   dict.AddValue({"optim", "state", "d", "momentum_buffer"},
                 Value{Value::None{}});
   dict.Add({"optim", "param_groups", 1, "lr"}, Dtype::kF32, {}, 0.5F);
@@ -192,7 +194,7 @@ TEST(DcpOptimizerTest, NumbersOfAllSorts) {
     steps[name] = numbers.at("step");
   }
   EXPECT_THAT(steps, ElementsAre(Pair("a", 5), Pair("b", 6), Pair("c", 7),
-                                 Pair("d", 8)));
+                                 Pair("d", 8), Pair("e", 9)));
   EXPECT_THAT(read.slots, IsEmpty());
   ASSERT_EQ(read.groups.size(), 2u);
   EXPECT_THAT(Texts(read.groups[0]),
@@ -200,8 +202,42 @@ TEST(DcpOptimizerTest, NumbersOfAllSorts) {
   EXPECT_THAT(Texts(read.groups[1]), ElementsAre(Pair("lr", "0.5")));
 }
 
+// One value for all groups.
+TEST(DcpOptimizerTest, GroupsOfPyTorchBefore24) {
+  const auto pair = [](const std::string& key, Value value) {
+    return std::pair<Value, Value>(Text(key), std::move(value));
+  };
+  StateDict dict;
+  dict.AddValue(
+      {"optim", "param_groups"},
+      List({Value{Value::Dict{{pair("lr", Value{0.5}),
+                               pair("betas", Tuple({Value{0.5}, Value{0.75}})),
+                               pair("params", List({Text("w"), Text("b")}))}}},
+            Value{Value::Dict{{pair("params", List({Text("c")})),
+                               pair("lr", Value{0.25})}}}}));
+  ASSERT_OK_AND_ASSIGN(const DcpOptimizer read, SaveAndRead(dict));
+  EXPECT_FALSE(read.is_flattened);
+  ASSERT_EQ(read.groups.size(), 2u);
+  EXPECT_THAT(read.groups[0].names, ElementsAre("w", "b"));
+  EXPECT_THAT(Texts(read.groups[0]),
+              ElementsAre(Pair("betas", "[0.5, 0.75]"), Pair("lr", "0.5")));
+  EXPECT_THAT(read.groups[1].names, ElementsAre("c"));
+  EXPECT_THAT(Texts(read.groups[1]), ElementsAre(Pair("lr", "0.25")));
+}
+
+// Whoever knows the optimizer refuses them by their names.
+TEST(DcpOptimizerTest, NumbersThatAreNoCounts) {
+  StateDict dict;
+  dict.AddValue({"optim", "state", "w", "note"}, Text("x"));
+  dict.AddValue({"optim", "state", "w", "mean"}, Value{0.5});
+  ASSERT_OK_AND_ASSIGN(const DcpOptimizer read, SaveAndRead(dict));
+  EXPECT_THAT(read.numbers.at("w"),
+              ElementsAre(Pair("mean", 0), Pair("note", 0)));
+}
+
 TEST(DcpOptimizerTest, WhatIsRefused) {
   const DcpPath step = {"optim", "state", "w", "step"};
+  const DcpPath groups = {"optim", "param_groups"};
   const DcpPath params = {"optim", "param_groups", 0, "params"};
   const struct {
     std::function<void(StateDict&)> make;
@@ -224,6 +260,17 @@ TEST(DcpOptimizerTest, WhatIsRefused) {
        "\"optim.param_groups.0.params\": is no list of names"},
       {[&](StateDict& dict) { dict.AddValue(params, Text("w")); },
        "is no list of names"},
+      {[&](StateDict& dict) { dict.AddValue(groups, List({Text("w")})); },
+       "\"optim.param_groups\": is no list of groups"},
+      {[&](StateDict& dict) { dict.AddValue(groups, Text("w")); },
+       "is no list of groups"},
+      {[&](StateDict& dict) {
+         dict.AddValue(groups,
+                       List({Value{Value::Dict{{{Value{1.0}, Value{}}}}}}));
+       },
+       "has an option without a name"},
+      {[&](StateDict& dict) { dict.Add(groups, Dtype::kF32, {}, 1.0F); },
+       "is a tensor, not a list of groups"},
       {[&](StateDict& dict) {
          dict.Add(step, Dtype::kF32, {}, 1.0F);
          dict.Add({"optimizer", "state.w.step"}, Dtype::kF32, {}, 1.0F);

@@ -20,10 +20,13 @@
 #include "checkpoint/load/run_tensors.h"
 #include "checkpoint/load/source_folder.h"
 #include "checkpoint/run/run_values.h"
+#include "checkpoint/run/together.h"
 #include "checkpoint/run/training_json.h"
 
 namespace fsdp::checkpoint {
 namespace {
+
+constexpr char kWhat[] = "LoadDcp()";
 
 class DcpLoading {
  public:
@@ -34,13 +37,14 @@ class DcpLoading {
 
   absl::Status Load() {
     const NormalMode normal;
-    FSDP_RETURN_IF_ERROR(context_.agree(Plan()));
-    return context_.agree(Fill());
+    FSDP_RETURN_IF_ERROR(
+        context_.agree(Caught(kWhat, [this] { return Plan(); })));
+    return context_.agree(Caught(kWhat, [this] { return Fill(); }));
   }
 
  private:
   absl::Status Plan() {
-    FSDP_ASSIGN_OR_RETURN(RunValues values, RunValues::Read(run_, "LoadDcp()"));
+    FSDP_ASSIGN_OR_RETURN(RunValues values, RunValues::Read(run_, kWhat));
     values_.emplace(std::move(values));
     tensors_.emplace(*values_, run_.optimizer);
     FSDP_ASSIGN_OR_RETURN(DcpMetadata metadata,

@@ -247,6 +247,7 @@ class Translator {
   void TranslateGroups() {
     record_.groups.emplace();
     if (stored_.groups.empty()) {
+      if (strict_) Problem("missing: param_groups");
       record_.groups = groups_;
     } else if (stored_.is_flattened) {
       Unflatten();

@@ -163,14 +163,18 @@ TEST(DcpRecordTest, FlattenedGroupsThatDoNotFit) {
   EXPECT_EQ((*record.groups)[1].options->get_lr(), 9);  // its own
 }
 
-TEST(DcpRecordTest, WithoutGroupsThoseOfTheRunStay) {
+TEST(DcpRecordTest, WithoutGroupsThoseOfTheRunStayUnlessStrict) {
   DcpOptimizer stored = AdamWOf({});
   for (const char* const name : {"tied", "b", "c"}) {
     AddState(stored, name, "max_exp_avg_sq");
   }
-  ASSERT_OK_AND_ASSIGN(const TrainingRecord record, ToAdamW(stored));
+  ASSERT_OK_AND_ASSIGN(const TrainingRecord record,
+                       ToAdamW(stored, /*strict=*/false));
   ASSERT_EQ(record.groups->size(), 2u);
   EXPECT_EQ((*record.groups)[0].options->get_lr(), 9);
+  EXPECT_THAT(ToAdamW(stored).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("missing: param_groups")));
 }
 
 TEST(DcpRecordTest, OptionsThatAreRefused) {

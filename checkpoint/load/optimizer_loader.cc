@@ -39,6 +39,12 @@ bool CanTake(const at::Tensor& held, const at::Tensor& like) {
          !held.is_inference() && !held.is_conj() && !held.is_neg();
 }
 
+// As in PyTorch, states of floating-point parameters become of their dtype.
+c10::ScalarType StateDtype(c10::ScalarType stored, const at::Tensor& shard) {
+  const c10::ScalarType own = shard.scalar_type();
+  return c10::isFloatingType(own) && c10::isFloatingType(stored) ? own : stored;
+}
+
 bool MayRest(const at::Tensor& shard) {
   return RestingMemory::Of(shard) != nullptr;
 }
@@ -120,7 +126,9 @@ absl::Status OptimizerLoader::PlanSlot(const std::string& name, Catalog catalog,
           ", which LibTorch does not have"));
     }
     const int leaf = static_cast<int>(i);
-    FSDP_ASSIGN_OR_RETURN(at::Tensor state, StateFor(leaf, name, *dtype));
+    FSDP_ASSIGN_OR_RETURN(
+        at::Tensor state,
+        StateFor(leaf, name, StateDtype(*dtype, leaves[i].shard)));
     places_by_leaf_[i].push_back({slots_.size() - 1, slot.targets.size()});
     slot.targets.push_back(StateTarget(values_, leaf, state));
     states_[leaves[i].name].tensors[name] = std::move(state);

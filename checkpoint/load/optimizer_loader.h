@@ -28,7 +28,8 @@
 
 namespace fsdp::checkpoint {
 
-// States that there are already, laid out and of the dtype as in the files, are
+// States are cast to the dtype of their parameter, if both are of floating
+// point. Those that there are already, laid out so and of that dtype, are
 // filled where they are. Others are made, filled and taken up a few at a time,
 // so that what they take the place of, or where they rest elsewhere the memory
 // that they are read into, is never there for all of them.

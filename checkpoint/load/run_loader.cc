@@ -26,6 +26,7 @@
 #include "checkpoint/load/source_folder.h"
 #include "checkpoint/run/rank_values.h"
 #include "checkpoint/run/run_values.h"
+#include "checkpoint/run/together.h"
 #include "checkpoint/run/training_json.h"
 #include "fsdp/memory/buffer_layout.h"
 #include "fsdp/state/model_values.h"
@@ -33,6 +34,7 @@
 namespace fsdp::checkpoint {
 namespace {
 
+constexpr char kWhat[] = "loading a checkpoint";
 // A million parameters' names and numbers.
 constexpr int64_t kMaxTrainingBytes = int64_t{256} << 20;
 // Random states and entries, and the names of values of the rank.
@@ -45,8 +47,9 @@ class Loading {
 
   absl::Status Load() {
     const NormalMode normal;
-    FSDP_RETURN_IF_ERROR(context_.agree(Plan()));
-    return context_.agree(Fill());
+    FSDP_RETURN_IF_ERROR(
+        context_.agree(Caught(kWhat, [this] { return Plan(); })));
+    return context_.agree(Caught(kWhat, [this] { return Fill(); }));
   }
 
  private:

@@ -4,12 +4,18 @@
 
 #include <string>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "comm/communicator.h"
 
 namespace fsdp::checkpoint {
+
+// What `act` returns, or, as a Status, what it throws: ranks that agree on it
+// must not lose one. `what` it does, for errors.
+absl::Status Caught(absl::string_view what,
+                    absl::FunctionRef<absl::Status()> act);
 
 class Together {
  public:

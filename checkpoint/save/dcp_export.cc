@@ -73,7 +73,8 @@ class Export {
     }
     FSDP_RETURN_IF_ERROR(together_.Agree(status));
     FSDP_RETURN_IF_ERROR(GatherRanges());
-    FSDP_RETURN_IF_ERROR(together_.Agree(WriteFile()));
+    FSDP_RETURN_IF_ERROR(
+        together_.Agree(Caught(kLabel, [this] { return WriteFile(); })));
     return together_.Agree(rank_ == 0 ? Commit() : absl::OkStatus());
   }
 

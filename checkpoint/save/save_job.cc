@@ -135,6 +135,7 @@ class Save {
                              "names, shapes and numbers of what is saved",
                              Deadline());
     }
+    FSDP_RETURN_IF_ERROR(job_.others);
     std::vector<bool> differs;
     bool any_differs = false;
     for (const RankReport& report : reports_) {

@@ -39,6 +39,8 @@ struct SaveJob {
   int64_t step = 0;
   // Why this rank has nothing to save: all return it then.
   absl::Status mine;
+  // Why there is no plan where `mine` is OK: what became of asking the others.
+  absl::Status others;
   SavePlan plan;
   // A safetensors file of this rank, kept where the values in it differ from
   // rank 0's.

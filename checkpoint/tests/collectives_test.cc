@@ -1,5 +1,6 @@
 // What ranks send each other for checkpoints: that all is well, and nothing
 // that grows with the model.
+#include <c10/core/ScalarType.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/lbfgs.h>
@@ -22,6 +23,7 @@
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/dcp_files.h"
 #include "checkpoint/files/testing/simulated_file_system.h"
+#include "checkpoint/model_files.h"
 #include "checkpoint/run/run.h"
 #include "checkpoint/tests/sharded_training.h"
 #include "comm/call.h"
@@ -271,6 +273,12 @@ TEST(CollectivesTest, ARankWithOtherStates) {
         ExportDcpOptions dcp;
         dcp.files = &disk;
         EXPECT_THAT(ExportDcp("/dcp", run, dcp),
+                    StatusIs(absl::StatusCode::kInvalidArgument,
+                             HasSubstr("what is to be saved")));
+        ExportOptions model;
+        model.files = &disk;
+        if (world.rank() == 2) model.dtype = c10::kBFloat16;
+        EXPECT_THAT(ExportModel("/model", *run.model, model),
                     StatusIs(absl::StatusCode::kInvalidArgument,
                              HasSubstr("what is to be saved")));
         return checkpoints->Save(1, run);

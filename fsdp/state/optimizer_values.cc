@@ -1,6 +1,7 @@
 #include "fsdp/state/optimizer_values.h"
 
 #include <ATen/core/Tensor.h>
+#include <torch/optim/adagrad.h>
 #include <torch/optim/optimizer.h>
 
 #include <algorithm>
@@ -31,15 +32,35 @@ std::string Sorted(std::vector<std::string> names) {
   return absl::StrJoin(names, ", ");
 }
 
-// Of the same names; null: there is none.
-const OptimizerGroup* SameGroup(const OptimizerGroup& group,
-                                const std::vector<OptimizerGroup>& theirs) {
-  const std::string names = Sorted(group.names);
-  const auto found = std::find_if(theirs.begin(), theirs.end(),
-                                  [&](const OptimizerGroup& other) {
-                                    return Sorted(other.names) == names;
-                                  });
-  return found == theirs.end() ? nullptr : &*found;
+// By their names; the first of those that have the same.
+std::map<std::string, const OptimizerGroup*> ByNames(
+    const std::vector<OptimizerGroup>& groups) {
+  std::map<std::string, const OptimizerGroup*> result;
+  for (const OptimizerGroup& group : groups) {
+    result.try_emplace(Sorted(group.names), &group);
+  }
+  return result;
+}
+
+// Each with that of the same names.
+absl::Status CheckSameGroups(
+    const std::map<std::string, const OptimizerGroup*>& ours,
+    const std::map<std::string, const OptimizerGroup*>& theirs) {
+  for (const auto& [names, group] : ours) {
+    if (theirs.count(names) > 0) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("the optimizer has a group of ", names,
+                     ", which the state has not: make its groups as they were "
+                     "when the state was taken"));
+  }
+  for (const auto& [names, group] : theirs) {
+    if (ours.count(names) > 0) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("the state has a group of ", names,
+                     ", which the optimizer has not: make its groups as they "
+                     "were when the state was taken"));
+  }
+  return absl::OkStatus();
 }
 
 // With most names in common with `ours[index]`, which itself is the answer
@@ -66,19 +87,21 @@ const OptimizerGroup* NearestGroup(const std::vector<OptimizerGroup>& ours,
   return nearest;
 }
 
+// Whether it can step a parameter that has no state.
+bool CanBegin(const Optimizer& optimizer) {
+  return dynamic_cast<const torch::optim::Adagrad*>(&optimizer) == nullptr;
+}
+
 absl::Status PlanGroups(const std::vector<OptimizerGroup>& ours,
                         const std::vector<OptimizerGroup>& theirs, bool strict,
                         OptimizerReplacement* replacement) {
+  const auto by_names = ByNames(theirs);
+  if (strict) FSDP_RETURN_IF_ERROR(CheckSameGroups(ByNames(ours), by_names));
   for (size_t i = 0; i < ours.size(); ++i) {
     const OptimizerGroup& group = ours[i];
-    const OptimizerGroup* const found =
-        strict ? SameGroup(group, theirs) : NearestGroup(ours, i, theirs);
-    if (found == nullptr) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("the optimizer has a group of ", Sorted(group.names),
-                       ", which the state has not: make its groups as they "
-                       "were when the state was taken"));
-    }
+    const OptimizerGroup* const found = strict
+                                            ? by_names.at(Sorted(group.names))
+                                            : NearestGroup(ours, i, theirs);
     if (found->options == nullptr ||
         typeid(*found->options) != typeid(*group.options)) {
       return absl::InvalidArgumentError(absl::StrCat(
@@ -151,7 +174,12 @@ absl::StatusOr<OptimizerReplacement> PlanReplacement(
     const auto found = slots.find(named.name);
     if (found == slots.end() ||
         (found->second.tensors.empty() && found->second.numbers.empty())) {
-      continue;
+      if (stepped.count(named.name) == 0 || CanBegin(optimizer)) continue;
+      return absl::InvalidArgumentError(absl::StrCat(
+          named.name,
+          ": there is no state of it, and torch::optim::Adagrad "
+          "makes one only when it is constructed: load into an optimizer that "
+          "does not step it"));
     }
     absl::StatusOr<std::unique_ptr<OptimizerParamState>> state =
         MakeState(optimizer, found->second);
