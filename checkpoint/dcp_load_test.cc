@@ -311,7 +311,7 @@ TEST_F(DcpLoadTest, AdagradNeedsAStateOfEachParameter) {
   LoadDcpOptions options = From(disk_);
   options.strict = false;
   EXPECT_THAT(LoadDcp(kFolder, run, options),
-              StatusIs(kInvalid, HasSubstr("head.weight: there is no state of "
+              StatusIs(kInvalid, HasSubstr("embed.weight: there is no state of "
                                            "it")));
   EXPECT_EQ(of_all.state().size(), first.model->parameters().size());
 }
