@@ -128,6 +128,7 @@ class Checkpointer::Impl {
     FSDP_ASSIGN_OR_RETURN(const std::vector<Committed> list,
                           ListCheckpoints(*context_.files, context_.root));
     std::vector<int64_t> steps;
+    steps.reserve(list.size());
     for (const Committed& one : list) steps.push_back(one.step);
     return steps;
   }

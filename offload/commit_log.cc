@@ -95,7 +95,8 @@ absl::Status CommitLog::Drop(IoQueue& queue, int64_t commit) {
 // zeros.
 absl::Status CommitLog::WriteAt(IoQueue& queue, absl::string_view what,
                                 absl::string_view bytes, int64_t offset) {
-  const int64_t size = std::max(kPageBytes, StoredBytes(bytes.size()));
+  const int64_t size =
+      std::max(kPageBytes, StoredBytes(static_cast<int64_t>(bytes.size())));
   FSDP_CHECK(size <= memory_.bytes());
   std::memset(memory_.data(), 0, size);
   bytes.copy(memory_.data(), bytes.size());

@@ -26,7 +26,7 @@ void Append(std::string& out, T value) {
 }
 
 void AppendString(std::string& out, absl::string_view value) {
-  Append<int64_t>(out, value.size());
+  Append(out, static_cast<int64_t>(value.size()));
   out.append(value.data(), value.size());
 }
 
@@ -55,7 +55,7 @@ class Reader {
   std::string TakeString() { return std::string(TakeBytes(Take<int64_t>())); }
 
   bool ok() const { return ok_; }
-  int64_t left() const { return bytes_.size(); }
+  int64_t left() const { return static_cast<int64_t>(bytes_.size()); }
 
  private:
   absl::string_view bytes_;
@@ -95,7 +95,7 @@ void AppendRegion(std::string& out, const CommitRecord::Region& region) {
   AppendString(out, region.name);
   Append(out, region.bytes);
   Append(out, region.offset);
-  Append<int64_t>(out, region.blocks.size());
+  Append(out, static_cast<int64_t>(region.blocks.size()));
   for (const CommitRecord::Block& block : region.blocks) {
     Append(out, block.generation);
     Append(out, block.checksum);
@@ -179,7 +179,7 @@ std::string CommitRecord::Encode() const {
   std::string payload;
   Append(payload, file_id);
   Append(payload, commit);
-  Append<int64_t>(payload, regions.size());
+  Append(payload, static_cast<int64_t>(regions.size()));
   for (const Region& region : regions) AppendRegion(payload, region);
   return Framed(kRecordMagic, payload);
 }

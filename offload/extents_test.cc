@@ -69,7 +69,7 @@ TEST(ExtentsTest, RandomPiecesNeverOverlap) {
       extents.Give(start, bytes);
       std::fill_n(taken.begin() + start, bytes, false);
     } else {
-      const int64_t bytes = 1 + random() % 23;
+      const auto bytes = static_cast<int64_t>(1 + random() % 23);
       const std::optional<int64_t> start = extents.Take(bytes);
       const auto free = std::search_n(taken.begin(), taken.end(), bytes, false);
       ASSERT_EQ(start.has_value(), free != taken.end());

@@ -158,7 +158,7 @@ void FileEngine::Split(const std::shared_ptr<FileOperation>& operation) {
     piece.writes = op.kind == FileOperation::Kind::kWrite;
     at = start + piece.end;
   }
-  op.pieces_left = op.pieces.size();
+  op.pieces_left = static_cast<int64_t>(op.pieces.size());
   if (op.pieces.empty()) {
     --running_;
     Finish(op);
@@ -179,7 +179,8 @@ void FileEngine::StartPieces() {
 }
 
 void FileEngine::PreparePieces() {
-  const int64_t next = std::min<int64_t>(ready_.size(), parts_.queue->depth());
+  const int64_t next = std::min<int64_t>(static_cast<int64_t>(ready_.size()),
+                                         parts_.queue->depth());
   for (int64_t i = 0; i < next; ++i) runner_.Prepare(*ready_[i]);
 }
 

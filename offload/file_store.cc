@@ -101,14 +101,14 @@ absl::StatusOr<int64_t> FileStore::Size(absl::string_view region) const {
 absl::StatusOr<std::unique_ptr<Transfer>> FileStore::Read(
     absl::string_view region, int64_t offset, absl::Span<char> out) {
   return Start(FileOperation::Kind::kRead, region, offset, out.data(),
-               out.size());
+               static_cast<int64_t>(out.size()));
 }
 
 absl::StatusOr<std::unique_ptr<Transfer>> FileStore::Write(
     absl::string_view region, int64_t offset, absl::Span<const char> in) {
   // Nobody writes to the memory of a write.
   return Start(FileOperation::Kind::kWrite, region, offset,
-               const_cast<char*>(in.data()), in.size());
+               const_cast<char*>(in.data()), static_cast<int64_t>(in.size()));
 }
 
 absl::StatusOr<std::unique_ptr<Transfer>> FileStore::Start(

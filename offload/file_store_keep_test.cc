@@ -87,7 +87,7 @@ TEST_P(FileStoreKeepTest, PartsOfBlocksThatAreCommittedAreCopied) {
     const auto store = Make();
     ASSERT_OK(store->Create("region", kSize));
     ASSERT_OK(WriteNow(*store, "region", 0, wanted));
-    for (int step = 0; step < 5; ++step) {
+    for (int64_t step = 0; step < 5; ++step) {
       ASSERT_OK(Finish(store->Flush()));
       ASSERT_OK(WriteNow(*store, "region", kBlock - 3, "across"));
       ASSERT_OK(WriteNow(*store, "region", kBlock + 7 * step, "more"));
@@ -191,7 +191,7 @@ TEST_P(FileStoreKeepTest, RefusesAFileThatWasCutOff) {
   const auto store = Make();
   ASSERT_OK(store->Create("region", 1 << 18));
   ASSERT_OK(WriteNow(*store, "region", 0, Pattern(1, 1 << 18)));
-  const int64_t bytes = std::filesystem::file_size(Path());
+  const auto bytes = static_cast<int64_t>(std::filesystem::file_size(Path()));
   std::filesystem::resize_file(Path(), bytes - (1 << 18) - kBlock);
   EXPECT_THAT(ReadNow(*store, "region", 0, 1 << 18),
               StatusIs(absl::StatusCode::kDataLoss,
@@ -201,7 +201,7 @@ TEST_P(FileStoreKeepTest, RefusesAFileThatWasCutOff) {
 
 TEST_P(FileStoreKeepTest, DoesNotReopenAFileThatWasCutOff) {
   Make();
-  const int64_t bytes = std::filesystem::file_size(Path());
+  const auto bytes = static_cast<int64_t>(std::filesystem::file_size(Path()));
   std::filesystem::resize_file(Path(), bytes - 1);
   EXPECT_THAT(
       FileStore::Reopen(options_),
@@ -217,7 +217,7 @@ TEST_P(FileStoreKeepTest, FindsEveryFlippedBit) {
     ASSERT_OK(WriteNow(*store, "region", 0, bytes));
     ASSERT_OK(Finish(store->Flush()));
   }
-  const int64_t start = Contents().find(bytes);
+  const auto start = static_cast<int64_t>(Contents().find(bytes));
   for (const int64_t at :
        {int64_t{0}, kBlock - 1, 3 * kBlock + 17, kSize - 1}) {
     const char flipped = static_cast<char>(bytes[at] ^ 16);
@@ -253,11 +253,10 @@ TEST_P(FileStoreKeepTest, ATornCommitLeavesTheOneBefore) {
     EXPECT_EQ(store->commit(), 1);
     EXPECT_EQ(*ReadNow(*store, "region", 0, kSize), Pattern(1, kSize));
   }
-  const int64_t record = Contents().find("region");
-  ASSERT_NE(record, std::string::npos);
+  ASSERT_NE(Contents().find("region"), std::string::npos);
   for (size_t at = Contents().find("region"); at != std::string::npos;
        at = Contents().find("region")) {
-    Overwrite(at, "REGION");
+    Overwrite(static_cast<int64_t>(at), "REGION");
   }
   EXPECT_THAT(FileStore::Reopen(options_),
               StatusIs(absl::StatusCode::kDataLoss, HasSubstr("commits")));
@@ -272,6 +271,9 @@ TEST_P(FileStoreKeepTest, RestartsAtAnyTimeFindTheLastCommit) {
   };
   using Model = std::map<std::string, Region>;
   std::mt19937 random(1);
+  const auto below = [&random](int64_t n) {
+    return static_cast<int64_t>(random() % n);
+  };
   Model now;
   Model committed;
   auto store = Make();
@@ -279,14 +281,14 @@ TEST_P(FileStoreKeepTest, RestartsAtAnyTimeFindTheLastCommit) {
     const std::string name = absl::StrCat("region ", random() % 6);
     const uint32_t what = random() % 100;
     if (now.count(name) == 0) {
-      const int64_t size = random() % (3 * kBlock);
+      const int64_t size = below(3 * kBlock);
       if (store->Create(name, size).ok()) {
         now[name] = {action, std::string(size, '\0')};
       }
     } else if (what < 65) {
-      const int64_t size = now[name].bytes.size();
-      const int64_t offset = random() % (size + 1);
-      const std::string bytes = Pattern(action, random() % (size - offset + 1));
+      const auto size = static_cast<int64_t>(now[name].bytes.size());
+      const int64_t offset = below(size + 1);
+      const std::string bytes = Pattern(action, below(size - offset + 1));
       ASSERT_OK(WriteNow(*store, name, offset, bytes));
       now[name].bytes.replace(offset, bytes.size(), bytes);
     } else if (what < 73) {

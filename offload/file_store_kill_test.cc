@@ -57,7 +57,8 @@ class Child {
   // The next report within `patience`; -1 for none, as after the process' end.
   int64_t Next(absl::Duration patience) {
     pollfd waiting = {report_, POLLIN, 0};
-    if (poll(&waiting, 1, absl::ToInt64Milliseconds(patience)) != 1) return -1;
+    const auto timeout = static_cast<int>(absl::ToInt64Milliseconds(patience));
+    if (poll(&waiting, 1, timeout) != 1) return -1;
     int64_t value = 0;
     const ssize_t bytes = read(report_, &value, sizeof(value));
     return bytes == sizeof(value) ? value : -1;
@@ -169,7 +170,7 @@ TEST_P(FileStoreKillTest, AtAnyTimeTheLastCommitIsThere) {
       FSDP_CHECK(status.ok());
     });
     // A few commits, then some time into the next one.
-    const int64_t commits = 1 + random() % 4;
+    const auto commits = static_cast<int64_t>(1 + random() % 4);
     for (int64_t i = 0; i < commits; ++i) {
       const int64_t reported = child.Next(absl::Seconds(60));
       ASSERT_GT(reported, last);

@@ -124,7 +124,7 @@ absl::StatusOr<std::unique_ptr<Transfer>> HostStore::Read(
     absl::string_view region, int64_t offset, absl::Span<char> out) {
   FSDP_ASSIGN_OR_RETURN(const std::shared_ptr<Region> from,
                         Find("read", region));
-  const int64_t bytes = out.size();
+  const auto bytes = static_cast<int64_t>(out.size());
   FSDP_RETURN_IF_ERROR(CheckRange("read", region, from->bytes, offset, bytes));
   FSDP_RETURN_IF_ERROR(Measure(&HostStore::reads_, bytes, [&] {
     absl::ReaderMutexLock lock(&from->mutex);
@@ -144,7 +144,7 @@ absl::StatusOr<std::unique_ptr<Transfer>> HostStore::Write(
     absl::string_view region, int64_t offset, absl::Span<const char> in) {
   FSDP_ASSIGN_OR_RETURN(const std::shared_ptr<Region> to,
                         Find("write", region));
-  const int64_t bytes = in.size();
+  const auto bytes = static_cast<int64_t>(in.size());
   FSDP_RETURN_IF_ERROR(CheckRange("write", region, to->bytes, offset, bytes));
   FSDP_RETURN_IF_ERROR(Measure(&HostStore::writes_, bytes, [&] {
     absl::MutexLock lock(&to->mutex);

@@ -62,6 +62,7 @@ TEST_P(IoQueueTest, MovesAsManyAtATimeAsItsDepth) {
   EXPECT_THAT(queue->Describe(), ::testing::HasSubstr("5"));
   for (int round = 0; round < 20; ++round) {
     std::vector<std::string> bytes;
+    bytes.reserve(5);
     std::vector<IoRequest> requests(5);
     for (int i = 0; i < 5; ++i) {
       bytes.push_back(std::string(1021, static_cast<char>('a' + i + round)));
@@ -70,7 +71,8 @@ TEST_P(IoQueueTest, MovesAsManyAtATimeAsItsDepth) {
                             IoRequest::Kind::kRead}) {
       const bool moves = kind != IoRequest::Kind::kSync;
       for (int i = 0; i < 5; ++i) {
-        requests[i] = {kind, bytes[i].data(), moves ? 1021 : 0, i * 1021, -1};
+        requests[i] = {kind, bytes[i].data(), moves ? 1021 : 0,
+                       int64_t{1021} * i, -1};
         queue->Start(&requests[i]);
       }
       EXPECT_EQ(WaitForAll(*queue, 5).size(), 5);
@@ -95,7 +97,8 @@ TEST_P(IoQueueTest, ReturnsWhatTheSystemSays) {
   WaitForAll(*queue, 2);
   EXPECT_EQ(end.result, 2);
   EXPECT_EQ(bytes, "bc23456789");
-  EXPECT_EQ(negative.result, -EINVAL) << std::strerror(-negative.result);
+  EXPECT_EQ(negative.result, -EINVAL)
+      << std::strerror(static_cast<int>(-negative.result));
 }
 
 TEST_P(IoQueueTest, WakesBeforeAndDuringAWait) {
@@ -118,7 +121,8 @@ TEST_P(IoQueueTest, AWakeLosesNoRequest) {
   for (int round = 0; round < 100; ++round) {
     IoRequest requests[3];
     for (int i = 0; i < 3; ++i) {
-      requests[i] = {IoRequest::Kind::kWrite, bytes.data(), 4096, i * 4096, -1};
+      requests[i] = {IoRequest::Kind::kWrite, bytes.data(), 4096,
+                     int64_t{4096} * i, -1};
       queue->Start(&requests[i]);
       queue->Wake();
     }

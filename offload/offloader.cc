@@ -70,7 +70,7 @@ absl::Status Offloader::Remove(int index) {
   Entry& entry = At(index);
   FSDP_CHECK(!entry.use);
   // What could not be moved is not needed any more.
-  const absl::Status settled =
+  absl::Status settled =
       entry.transfer != nullptr ? Settle(entry) : absl::OkStatus();
   if (entry.transfer != nullptr) {
     orphans_.push_back(
@@ -122,7 +122,7 @@ absl::StatusOr<absl::Span<char>> Offloader::Acquire(int index, Use use) {
 }
 
 absl::Status Offloader::BringIn(Entry& entry) {
-  const absl::Status started = StartRead(entry);
+  absl::Status started = StartRead(entry);
   if (started.ok()) return Settle(entry);
   Drop(entry);
   return started;

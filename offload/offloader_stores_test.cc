@@ -61,11 +61,13 @@ TEST(OffloaderStoresTest, EntriesOfAllStoresHaveWhatTheyShould) {
   offloader->AddStore(Host());
   offloader->AddStore(File(true));
   std::mt19937 random(11);
-  const auto below = [&random](size_t n) { return random() % n; };
+  const auto below = [&random](size_t n) {
+    return static_cast<int64_t>(random() % n);
+  };
   std::map<int, Model> entries;
   for (int turn = 0; turn < 1500; ++turn) {
     const int store = static_cast<int>(below(kStores));
-    const size_t what = below(100);
+    const int64_t what = below(100);
     if (entries.size() < 4 || what < 8) {
       const int64_t bytes = below(20000);
       ASSERT_OK_AND_ASSIGN(const int entry,
@@ -90,7 +92,7 @@ TEST(OffloaderStoresTest, EntriesOfAllStoresHaveWhatTheyShould) {
         ASSERT_OK(offloader->Remove(entry));
         entries.erase(chosen);
       } else if (what < 50) {
-        model.now = Pattern(turn, model.now.size());
+        model.now = Pattern(turn, static_cast<int64_t>(model.now.size()));
         ASSERT_OK(Put(*offloader, entry, model.now));
       } else if (what < 70) {
         offloader->Prefetch(entry);

@@ -173,7 +173,7 @@ void PieceRunner::StartWrite(Piece& piece, char* data, int64_t begin,
 
 absl::Status PieceRunner::FinishWrite(Piece& piece) {
   Block& block = *piece.block;
-  const absl::Status moved = Moved(piece);
+  absl::Status moved = Moved(piece);
   if (!moved.ok()) {
     block.damaged = true;
     return moved;

@@ -78,7 +78,8 @@ absl::Status Run(int argc, char** argv) {
     FSDP_ASSIGN_OR_RETURN(rows.emplace_back(), SimulateRanks(scenario, ranks));
   }
   absl::PrintF("%d units, %.2f million parameters\n\n%s",
-               scenario.model.units.size(), scenario.model.num_elements() / 1e6,
+               scenario.model.units.size(),
+               static_cast<double>(scenario.model.num_elements()) / 1e6,
                StepTable(rows));
   const ReportRow& last = rows.back();
   if (settings.per_unit) {

@@ -198,8 +198,8 @@ TEST(RunsTest, EveryRangeIsReadInOrder) {
     const int64_t item = ItemBytes(tensor.info.dtype);
     const int64_t numel = *NumelOf(tensor.info);
     for (int i = 0; i < 20; ++i) {
-      int64_t begin = random() % (numel + 1);
-      int64_t end = random() % (numel + 1);
+      auto begin = static_cast<int64_t>(random() % (numel + 1));
+      auto end = static_cast<int64_t>(random() % (numel + 1));
       if (begin > end) std::swap(begin, end);
       ASSERT_OK_AND_ASSIGN(std::vector<FileRun> runs,
                            RunsOf(tensor, begin, end));

@@ -161,8 +161,10 @@ TEST(HuggingFaceCatalogTest, AllDifferencesAreReportedAtOnce) {
 }
 
 TEST(HuggingFaceCatalogTest, AListOfDifferencesEnds) {
+  constexpr int kTensors = 60;
   std::vector<TensorInfo> tensors;
-  for (int i = 0; i < 60; ++i) {
+  tensors.reserve(kTensors);
+  for (int i = 0; i < kTensors; ++i) {
     tensors.push_back({std::to_string(i), Dtype::kU8, {1}});
   }
   EXPECT_THAT(CatalogOfHuggingFace(Index(R"({"weight_map": {}})"),

@@ -96,7 +96,7 @@ absl::Status CheckpointFolder::SettleReplaced(int64_t step) {
   if (!replaced) return absl::OkStatus();
   FSDP_ASSIGN_OR_RETURN(const bool exists, Exists(files_, live));
   if (exists) {
-    const absl::Status sound = ReadManifest(files_, live).status();
+    absl::Status sound = ReadManifest(files_, live).status();
     if (sound.ok()) return Remove(step, old);
     // Only what is known to be damaged makes room for the old one.
     if (!absl::IsDataLoss(sound) && !absl::IsNotFound(sound)) return sound;
@@ -121,7 +121,7 @@ absl::StatusOr<std::string> CheckpointFolder::Begin(int64_t step,
         " is there already; remove it, save with overwrite, or name another "
         "folder for this run"));
   }
-  const std::string path = IncompletePath(root_, step, token_);
+  std::string path = IncompletePath(root_, step, token_);
   if (undiscarded_.count(step) > 0) {
     return absl::FailedPreconditionError(absl::StrCat(
         "save step ", step, ": ", path,
@@ -159,7 +159,7 @@ absl::Status CheckpointFolder::Commit(int64_t step, const Manifest& manifest) {
   begun_.erase(step);
   const absl::Status announced = Announce();
   if (!announced.ok()) return Undo(step, announced);
-  const absl::Status settled = SettleReplaced(step);
+  absl::Status settled = SettleReplaced(step);
   if (settled.ok()) return settled;
   return absl::Status(
       settled.code(),
@@ -269,7 +269,7 @@ absl::StatusOr<std::vector<int64_t>> CheckpointFolder::Prune(
     steps.push_back(one.step);
     paths[one.step] = one.path;
   }
-  const std::vector<int64_t> unwanted = StepsToDelete(
+  std::vector<int64_t> unwanted = StepsToDelete(
       steps,
       latest.has_value() ? std::optional<int64_t>(latest->step) : std::nullopt,
       retention);

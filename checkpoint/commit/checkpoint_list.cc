@@ -42,6 +42,7 @@ absl::StatusOr<std::vector<Committed>> ListCheckpoints(
     }
   }
   std::vector<Committed> list;
+  list.reserve(found.size());
   for (const auto& [step, path] : found) list.push_back({step, path});
   return list;
 }

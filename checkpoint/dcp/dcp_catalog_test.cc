@@ -138,8 +138,9 @@ void PutOurs(FileSystem& files, const std::vector<DcpPath>& paths) {
   for (const DcpFileChunk& chunk : layout.chunks) {
     std::string bytes(static_cast<size_t>(chunk.bytes), '\0');
     for (int64_t i = 0; i < chunk.bytes / 4; ++i) {
-      const auto value = static_cast<float>(100 * chunk.tensor + chunk.first) +
-                         static_cast<float>(i);
+      const auto value =
+          static_cast<float>(int64_t{100} * chunk.tensor + chunk.first) +
+          static_cast<float>(i);
       std::memcpy(&bytes[static_cast<size_t>(i * 4)], &value, sizeof(value));
     }
     file.replace(static_cast<size_t>(chunk.payload), bytes.size(), bytes);

@@ -60,7 +60,7 @@ std::vector<DcpWriteValue> Values() {
 
 // Byte i of tensor t.
 char Byte(int tensor, int64_t i) {
-  return static_cast<char>((tensor * 37 + i * 11) % 64);
+  return static_cast<char>((int64_t{37} * tensor + i * 11) % 64);
 }
 
 struct Written {

@@ -47,7 +47,8 @@ TEST_P(CombinePiecesTest, RandomCutsInAnyOrder) {
       const size_t size =
           random() % 2 == 0 ? random() % 5000 : random() % (2 * kBlockBytes);
       std::vector<Piece> more;
-      AppendPieces(0, at, absl::string_view(bytes).substr(at, size), more);
+      AppendPieces(0, static_cast<int64_t>(at),
+                   absl::string_view(bytes).substr(at, size), more);
       pieces.insert(pieces.end(), more.begin(), more.end());
       at += size;
     }

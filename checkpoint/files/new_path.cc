@@ -46,7 +46,7 @@ absl::Status NewPath::Begin() {
 
 absl::Status NewPath::Commit() {
   FSDP_CHECK(lock_ != nullptr);
-  const absl::Status renamed = Rename();
+  absl::Status renamed = Rename();
   if (!renamed.ok()) {
     Discard();
     return renamed;

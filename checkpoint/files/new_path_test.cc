@@ -230,6 +230,7 @@ TEST_P(NewPathTest, SeveralAtOnce) {
   constexpr int kThreads = 4;
   constexpr int kRounds = 100;
   std::vector<std::thread> threads;
+  threads.reserve(kThreads);
   for (int thread = 0; thread < kThreads; ++thread) {
     threads.emplace_back([this, thread] {
       for (int round = 0; round < kRounds; ++round) {

@@ -6,6 +6,7 @@
 // the median of all turns. Arguments: MiB of a buffer, buffers.
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -67,6 +68,7 @@ void PlainMove(const std::string& path, bool write, int threads) {
   std::memset(memory->data(), 1, memory->bytes());
   std::atomic<int64_t> next{0};
   std::vector<std::thread> running;
+  running.reserve(threads);
   for (int i = 0; i < threads; ++i) {
     running.emplace_back([&, i] {
       char* const piece = memory->data() + i * kPlainPiece;
@@ -133,9 +135,10 @@ void TakeTurns(benchmark::State& state, Ours ours, Plain plain) {
     state.SetIterationTime(of_ours);
     ratios.push_back(of_plain / of_ours);
   }
-  std::nth_element(ratios.begin(), ratios.begin() + ratios.size() / 2,
-                   ratios.end());
-  state.counters["of_plain"] = ratios[ratios.size() / 2];
+  const auto median =
+      ratios.begin() + static_cast<std::ptrdiff_t>(ratios.size() / 2);
+  std::nth_element(ratios.begin(), median, ratios.end());
+  state.counters["of_plain"] = *median;
   state.counters["GB/s"] =
       benchmark::Counter(static_cast<double>(kBytes) * 1e-9,
                          benchmark::Counter::kIsIterationInvariantRate);

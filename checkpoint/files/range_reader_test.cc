@@ -65,6 +65,7 @@ class RangeReaderTest : public ::testing::TestWithParam<bool> {
 
   std::unique_ptr<RangeReader> Reader(FileSystem& files) {
     std::vector<SourceFile> sources;
+    sources.reserve(paths_.size());
     for (size_t i = 0; i < paths_.size(); ++i) {
       sources.push_back({paths_[i], GetParam() ? &sums_[i] : nullptr});
     }
@@ -100,7 +101,8 @@ class RangeReaderTest : public ::testing::TestWithParam<bool> {
       range.file = static_cast<int64_t>(random_() % 2);
       const auto size = static_cast<int64_t>(contents_[range.file].size());
       range.offset = static_cast<int64_t>(random_() % (size + 1));
-      range.bytes = std::min<int64_t>(random_() % largest, size - range.offset);
+      range.bytes = std::min(static_cast<int64_t>(random_() % largest),
+                             size - range.offset);
       ranges.push_back(range);
     }
     return ranges;

@@ -71,6 +71,7 @@ void WriteAsRanks(FileSystem& files, const std::vector<std::string>& paths,
   std::mt19937 random(ranks);
   std::vector<Piece> pieces;
   std::vector<std::unique_ptr<RangeWriter>> writers;
+  writers.reserve(ranks);
   for (int rank = 0; rank < ranks; ++rank) {
     writers.push_back(*RangeWriter::Create(files, paths, Small()));
   }
@@ -86,7 +87,8 @@ void WriteAsRanks(FileSystem& files, const std::vector<std::string>& paths,
     sizes.push_back({paths[i], total});
     ASSERT_OK(writers[0]->SetSize(static_cast<int64_t>(i), total));
     for (int64_t at = 0, size = 0; at < total; at += size) {
-      size = std::min<int64_t>(random() % (2 * kBlockBytes), total - at);
+      size = std::min(static_cast<int64_t>(random() % (2 * kBlockBytes)),
+                      total - at);
       ranges.push_back({i, at, size});
     }
   }
@@ -120,6 +122,7 @@ TEST_P(RanksTest, WriteTheSameFiles) {
   }
   SimulatedFileSystem simulated;
   std::vector<std::string> paths;
+  paths.reserve(contents.size());
   for (size_t i = 0; i < contents.size(); ++i) {
     paths.push_back(absl::StrCat("/file", i));
   }

@@ -32,6 +32,7 @@ constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 // Tensors "0", "1", ... of so many bytes.
 std::vector<TensorInfo> OfBytes(const std::vector<int64_t>& sizes) {
   std::vector<TensorInfo> tensors;
+  tensors.reserve(sizes.size());
   for (const int64_t size : sizes) {
     tensors.push_back({absl::StrCat(tensors.size()), Dtype::kU8, {size}});
   }
@@ -152,6 +153,7 @@ TEST(FilePlanTest, WhatCannotBeWrittenIsNamed) {
 TEST(FilePlanTest, ManyTensorsTakeNoTimeToSpeakOf) {
   constexpr int kTensors = 200'000;
   std::vector<TensorInfo> tensors;
+  tensors.reserve(kTensors);
   for (int i = 0; i < kTensors; ++i) {
     tensors.push_back({absl::StrCat("model.layers.", i, ".mlp.weight"),
                        Dtype::kBF16,

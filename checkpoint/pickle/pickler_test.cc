@@ -94,7 +94,8 @@ TEST_P(PicklerTest, TextsAndNamesAreWrittenOnce) {
   ASSERT_OK_AND_ASSIGN(const Document document, Unpickle(pickle, allowed_));
   const std::vector<NodeId>& items = document.root().items;
   ASSERT_EQ(items.size(), 3u * (kTexts + 1));
-  EXPECT_EQ(document[items[2 * kTexts]].text, "a text with a number: 600");
+  EXPECT_EQ(document[items[size_t{2} * kTexts]].text,
+            "a text with a number: 600");
   EXPECT_EQ(items.front(), items[kTexts + 1]);
   EXPECT_EQ(items.back(), items[kTexts]);
 }

@@ -40,6 +40,7 @@ TEST(SafetensorsHeaderTest, LargerElementsComeFirstThenTheOrderGiven) {
                                      {"step", Dtype::kI64, {1}},
                                      {"half", Dtype::kBF16, {5}}}));
   std::vector<int64_t> begins;
+  begins.reserve(placed.size());
   for (const PlacedTensor& tensor : placed) begins.push_back(tensor.begin);
   EXPECT_THAT(begins, ElementsAre(46, 8, 49, 32, 32, 0, 36));
   EXPECT_EQ(placed[2].end, 50);
@@ -57,7 +58,7 @@ TEST(SafetensorsHeaderTest, ReadsBackWhatItWrites) {
   const SafetensorsMetadata metadata = {{"format", "pt"}, {"\n", "\""}};
   ASSERT_OK_AND_ASSIGN(std::string header,
                        FormatSafetensorsHeader(placed, metadata));
-  int64_t file_bytes = header.size();
+  auto file_bytes = static_cast<int64_t>(header.size());
   for (const PlacedTensor& tensor : placed) {
     file_bytes += tensor.end - tensor.begin;
   }
@@ -101,8 +102,9 @@ TEST(SafetensorsHeaderTest, RefusesToWriteWhatNobodyCouldRead) {
               StatusIs(kInvalid, HasSubstr("has no such name")));
   EXPECT_THAT(FormatSafetensorsHeader({}, {{"note", "\xFF"}}),
               StatusIs(kInvalid, HasSubstr("metadata \"note\"")));
+  constexpr size_t kTooLong = 100'000'000;
   EXPECT_THAT(
-      FormatSafetensorsHeader({}, {{"long", std::string(100'000'000, 'x')}}),
+      FormatSafetensorsHeader({}, {{"long", std::string(kTooLong, 'x')}}),
       StatusIs(kInvalid, HasSubstr("write them into more files")));
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max() / 8;
   std::vector<TensorInfo> many(9, {"w", Dtype::kU8, {kMost}});

@@ -150,6 +150,7 @@ std::string Encode(const RankReport& report) {
   const uint32_t sums[] = {report.plan, report.whole_values};
   writer.Add(sums, 2);
   std::vector<int64_t> sizes;
+  sizes.reserve(report.own_files.size());
   for (const NamedSize& file : report.own_files) sizes.push_back(file.bytes);
   writer.Add(sizes.data(), sizes.size());
   for (const NamedSize& file : report.own_files) {

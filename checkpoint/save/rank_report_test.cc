@@ -89,7 +89,8 @@ TEST(RankReportTest, BlocksTakeFourBytes) {
   for (int64_t i = 0; i < 1000; ++i) {
     report.pieces.push_back({2, i * kBlockBytes, kBlockBytes, 7});
   }
-  EXPECT_EQ(Encode(report).size(), empty + 4 * 1000 + 3 * sizeof(int64_t));
+  EXPECT_EQ(Encode(report).size(),
+            empty + size_t{4} * 1000 + 3 * sizeof(int64_t));
 }
 
 TEST(RankReportTest, WhatNobodyEncodes) {

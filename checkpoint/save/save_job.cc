@@ -61,7 +61,7 @@ class Save {
 
   absl::Status WritePart(const RangeFeed& feed, RankReport* report) {
     absl::StatusOr<std::unique_ptr<RangeWriter>> writer = Begin();
-    const absl::Status begun =
+    absl::Status begun =
         writer.ok() ? WriteBeginnings(**writer) : writer.status();
     if (!begun.ok()) {
       // What feeds has to end.
@@ -170,8 +170,7 @@ class Save {
       context_.folder->Discard(job_.step).IgnoreError();
       return status;
     }
-    const absl::Status pruned =
-        context_.folder->Prune(context_.retention).status();
+    absl::Status pruned = context_.folder->Prune(context_.retention).status();
     if (pruned.ok()) return pruned;
     return absl::Status(
         pruned.code(),
@@ -182,6 +181,7 @@ class Save {
 
   absl::Status Commit() {
     std::vector<NamedSize> shared;
+    shared.reserve(job_.plan.files.size());
     for (const SaveFile& file : job_.plan.files) {
       shared.push_back({file.name, file.bytes});
     }

@@ -38,6 +38,7 @@ absl::Status PlanGroup(const TensorGroup& group, int64_t max_file_bytes,
                        SavePlan* plan) {
   AddLines(group, plan);
   std::vector<TensorInfo> infos;
+  infos.reserve(group.parts.size());
   for (const TensorPart& part : group.parts) infos.push_back(part.info);
   const absl::string_view folder = FolderPart(group.stem);
   FilePlanOptions options;

@@ -148,7 +148,8 @@ std::vector<Box> RandomTiles(std::mt19937& random, const Shape& shape) {
     const size_t dim = random() % shape.size();
     Box& tile = tiles[which];
     if (tile.sizes[dim] < 2) continue;
-    const int64_t keep = 1 + random() % (tile.sizes[dim] - 1);
+    const auto keep =
+        1 + static_cast<int64_t>(random() % (tile.sizes[dim] - 1));
     Box rest = tile;
     rest.offsets[dim] += keep;
     rest.sizes[dim] -= keep;

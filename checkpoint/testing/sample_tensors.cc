@@ -82,6 +82,7 @@ absl::StatusOr<std::vector<SampleTensor>> ReadCatalog(
     SampleTensor& sample = tensors.emplace_back();
     sample.info = stored.info;
     std::vector<ReadRange> ranges;
+    ranges.reserve(runs.size());
     for (const FileRun& run : runs) {
       ranges.push_back({run.file, run.offset, run.bytes});
     }

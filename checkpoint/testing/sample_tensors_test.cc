@@ -23,6 +23,7 @@ using ::testing::UnorderedElementsAreArray;
 
 std::vector<std::string> Lines(const std::vector<SampleTensor>& tensors) {
   std::vector<std::string> lines;
+  lines.reserve(tensors.size());
   for (const SampleTensor& tensor : tensors) lines.push_back(LineOf(tensor));
   return lines;
 }

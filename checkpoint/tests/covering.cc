@@ -47,6 +47,7 @@ std::vector<std::vector<int>> CoverPairs(const std::vector<int>& levels) {
     size_t best_count = 0;
     for (int attempt = 0; attempt < kTries; ++attempt) {
       std::vector<int> row;
+      row.reserve(levels.size());
       for (const int level : levels) {
         row.push_back(static_cast<int>(random() % level));
       }

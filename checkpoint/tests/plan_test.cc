@@ -49,6 +49,7 @@ TEST(PlanTest, ReportsOfAllRanks) {
   const LargePlan large(/*parameters=*/200, kRanks);
   std::vector<NamedSize> files;
   ASSERT_OK_AND_ASSIGN(const SavePlan first, PlanOf(large, 0));
+  files.reserve(first.files.size());
   for (const SaveFile& file : first.files) {
     files.push_back({file.name, file.bytes});
   }

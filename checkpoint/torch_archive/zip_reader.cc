@@ -241,8 +241,7 @@ absl::StatusOr<std::string> ZipReader::Bytes(int64_t at, int64_t count) {
     window_at_ = std::max<int64_t>(0, std::min(at, length_ - kWindowBytes));
     window_.resize(
         static_cast<size_t>(std::min(kWindowBytes, length_ - window_at_)));
-    const absl::Status read =
-        read_(offset_ + window_at_, absl::MakeSpan(window_));
+    absl::Status read = read_(offset_ + window_at_, absl::MakeSpan(window_));
     if (!read.ok()) {
       window_.clear();
       return read;

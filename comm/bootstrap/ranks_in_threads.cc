@@ -27,6 +27,7 @@ absl::Status RunInThreads(int num_threads,
                           std::vector<absl::Status>* results) {
   results->resize(num_threads);
   std::vector<std::thread> threads;
+  threads.reserve(num_threads);
   for (int i = 0; i < num_threads; ++i) {
     threads.emplace_back([&, i] { (*results)[i] = fn(i); });
   }

@@ -90,6 +90,7 @@ absl::Status PeerCollectives::ReduceScatter(char* out, const char* in,
                                             at::ScalarType dtype, int64_t count,
                                             ReduceOp op, const Agree& agree) {
   std::vector<Part> parts;
+  parts.reserve(world_size_);
   for (int rank = 0; rank < world_size_; ++rank) {
     parts.push_back({rank * count, count});
   }

@@ -28,7 +28,7 @@ absl::Status ConnectionError(const absl::Status& status) {
 
 absl::Status C10dToStatus(absl::string_view what,
                           absl::FunctionRef<void()> fn) {
-  const absl::Status status = TorchToStatus(what, fn);
+  absl::Status status = TorchToStatus(what, fn);
   if (status.ok()) return status;
   if (absl::IsUnknown(status)) return ConnectionError(status);
   const std::string text = Shortened(status.message());

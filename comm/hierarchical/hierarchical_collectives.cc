@@ -107,6 +107,7 @@ absl::Status HierarchicalCollectives::ReduceScatter(HierarchicalGroup& group,
   FSDP_ASSIGN_OR_RETURN(const at::Tensor sums,
                         Scratch(group, out, out.numel() * hosts));
   std::vector<Started> works;
+  works.reserve(hosts);
   for (int host = 0; host < hosts; ++host) {
     works.push_back({&group.host(), group.host().ReduceScatter(
                                         PartOf(sums, host, hosts),
@@ -126,6 +127,7 @@ absl::Status HierarchicalCollectives::AllToAll(HierarchicalGroup& group,
   const int hosts = group.layout().num_hosts;
   FSDP_ASSIGN_OR_RETURN(const at::Tensor sent, Scratch(group, in, in.numel()));
   std::vector<Started> works;
+  works.reserve(hosts);
   for (int host = 0; host < hosts; ++host) {
     works.push_back(
         {&group.host(), group.host().AllToAll(PartOf(sent, host, hosts),

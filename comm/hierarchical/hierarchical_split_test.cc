@@ -15,10 +15,13 @@ using Kind = SplitPlan::Kind;
 std::vector<SplitPlan> Plans(const std::function<SplitRequest(int)>& request) {
   HostLayout layout;
   layout.num_hosts = layout.ranks_per_host = 4;
+  constexpr int kRanks = 16;
   std::vector<SplitRequest> requests;
-  for (int rank = 0; rank < 16; ++rank) requests.push_back(request(rank));
+  requests.reserve(kRanks);
+  for (int rank = 0; rank < kRanks; ++rank) requests.push_back(request(rank));
   std::vector<SplitPlan> plans;
-  for (int rank = 0; rank < 16; ++rank) {
+  plans.reserve(kRanks);
+  for (int rank = 0; rank < kRanks; ++rank) {
     plans.push_back(PlanSplit(requests, layout, rank));
   }
   return plans;

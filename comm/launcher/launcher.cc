@@ -94,6 +94,7 @@ std::vector<std::string> RankEnvironment(const LaunchOptions& options, int rank,
                           options.ranks)));
   for (const auto& [name, value] : options.environment) variables[name] = value;
   std::vector<std::string> result;
+  result.reserve(variables.size());
   for (const auto& [name, value] : variables) {
     result.push_back(absl::StrCat(name, "=", value));
   }

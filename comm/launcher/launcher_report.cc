@@ -86,6 +86,7 @@ std::string LaunchReport::ToString() const {
     others[EndText(ranks[rank])].push_back(static_cast<int>(rank));
   }
   std::vector<std::string> groups;
+  groups.reserve(others.size());
   for (const auto& [end, members] : others) {
     groups.push_back(GroupText(members, ranks[members[0]]));
   }

@@ -182,8 +182,8 @@ class LocalCommunicator final : public Communicator {
     call.label = "the group";
     FSDP_ASSIGN_OR_RETURN(
         auto operation,
-        seat_.group->Enter(seat_.rank, std::move(call),
-                           SplitRequest{color, key, seat}, AssignSeats));
+        seat_.group->Enter(seat_.rank, call, SplitRequest{color, key, seat},
+                           AssignSeats));
     FSDP_RETURN_IF_ERROR(
         seat_.group->Wait(seat_.rank, operation, absl::Now() + timeout_));
     return std::make_unique<LocalCommunicator>(*seat, timeout_);
@@ -231,12 +231,15 @@ class LocalCommunicator final : public Communicator {
 
  private:
   // `counted` is the tensor whose dtype and count all ranks must share.
-  absl::StatusOr<std::unique_ptr<Work>> Start(
-      Collective collective, absl::string_view label, std::string detail,
-      const at::Tensor& counted, Buffers buffers, Rendezvous::Action move) {
-    Call call{collective, std::string(label),
-              std::string(DtypeName(counted.scalar_type())), counted.numel(),
-              std::move(detail)};
+  absl::StatusOr<std::unique_ptr<Work>> Start(Collective collective,
+                                              absl::string_view label,
+                                              std::string detail,
+                                              const at::Tensor& counted,
+                                              Buffers buffers,
+                                              const Rendezvous::Action& move) {
+    const Call call{collective, std::string(label),
+                    std::string(DtypeName(counted.scalar_type())),
+                    counted.numel(), std::move(detail)};
     if (!counted.device().is_cpu()) {
       return absl::UnimplementedError(absl::StrCat(
           comm::ToString(call), " on rank ", rank(), " of ", world_size(),
@@ -244,8 +247,7 @@ class LocalCommunicator final : public Communicator {
     }
     FSDP_ASSIGN_OR_RETURN(
         auto operation,
-        seat_.group->Enter(seat_.rank, std::move(call), std::move(buffers),
-                           std::move(move)));
+        seat_.group->Enter(seat_.rank, call, std::move(buffers), move));
     return std::make_unique<LocalWork>(seat_, std::move(operation), timeout_);
   }
 

@@ -33,7 +33,7 @@ Rendezvous::Rendezvous(int world_size)
 }
 
 absl::StatusOr<std::shared_ptr<Rendezvous::Operation>> Rendezvous::Enter(
-    int rank, Call call, std::any payload, Action action) {
+    int rank, const Call& call, std::any payload, const Action& action) {
   FSDP_CHECK(rank >= 0 && rank < world_size_);
   std::shared_ptr<Operation> operation;
   {

@@ -44,9 +44,9 @@ class Rendezvous {
   // enter runs, in its thread, before Enter returns. `payload` is dropped as
   // soon as the operation is done or has failed. Fails at once when the group
   // has failed, with the errors of Wait.
-  absl::StatusOr<std::shared_ptr<Operation>> Enter(int rank, Call call,
+  absl::StatusOr<std::shared_ptr<Operation>> Enter(int rank, const Call& call,
                                                    std::any payload,
-                                                   Action action);
+                                                   const Action& action);
 
   // Blocks until `operation`, which `rank` has entered, is done. Errors as in
   // Work::Wait; a missed deadline is a failure of the group. An action that

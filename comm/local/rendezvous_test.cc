@@ -168,6 +168,7 @@ TEST(RendezvousTest, ConcurrentRanksAgree) {
   Rendezvous group(kRanks);
   std::vector<std::string> errors(kRanks);
   std::vector<std::thread> threads;
+  threads.reserve(kRanks);
   for (int rank = 0; rank < kRanks; ++rank) {
     threads.emplace_back([&, rank] {
       for (int i = 0; i < kOperations; ++i) {

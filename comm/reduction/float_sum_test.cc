@@ -14,7 +14,7 @@ namespace {
 using Vectors = std::vector<std::vector<float>>;
 
 Vectors RandomVectors(int count, int64_t size) {
-  std::mt19937 random(static_cast<unsigned>(count * 1000 + size));
+  std::mt19937 random(static_cast<unsigned>(int64_t{1000} * count + size));
   std::normal_distribution<float> normal;
   Vectors vectors(count, std::vector<float>(size));
   for (std::vector<float>& vector : vectors) {

@@ -14,6 +14,7 @@ absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> ConnectRanks(
   std::vector<absl::StatusOr<std::unique_ptr<Communicator>>> results(
       world_size);
   std::vector<std::thread> threads;
+  threads.reserve(world_size);
   for (int rank = 0; rank < world_size; ++rank) {
     threads.emplace_back([&, rank] { results[rank] = connect(rank); });
   }

@@ -63,6 +63,7 @@ std::vector<absl::Status> RunRanks(
     const RankFunction& fn, absl::Duration limit) {
   Progress progress(communicators.size());
   std::vector<std::thread> threads;
+  threads.reserve(communicators.size());
   for (size_t rank = 0; rank < communicators.size(); ++rank) {
     threads.emplace_back(RunRank, std::ref(*communicators[rank]), rank,
                          std::cref(fn), &progress);

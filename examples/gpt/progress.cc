@@ -55,12 +55,14 @@ std::string Progress::Line(int64_t step, double loss, absl::Time now) const {
       absl::StrFormat("step %d/%d  loss %.3f", step, options_.num_steps, loss);
   const double seconds = absl::ToDoubleSeconds(now - first_time_);
   if (step == first_step_ || seconds <= 0) return line;
-  const double steps_per_second = (step - first_step_) / seconds;
-  absl::StrAppendFormat(&line, "  %.0f tokens/s",
-                        steps_per_second * options_.tokens_per_step);
+  const double steps_per_second =
+      static_cast<double>(step - first_step_) / seconds;
+  absl::StrAppendFormat(
+      &line, "  %.0f tokens/s",
+      steps_per_second * static_cast<double>(options_.tokens_per_step));
   if (step == options_.num_steps) return line;
-  const auto left =
-      absl::Seconds((options_.num_steps - step) / steps_per_second);
+  const auto left = absl::Seconds(
+      static_cast<double>(options_.num_steps - step) / steps_per_second);
   absl::StrAppend(&line, "  ETA ", Clock(left));
   return line;
 }

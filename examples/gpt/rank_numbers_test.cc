@@ -19,6 +19,7 @@ using ::fsdp::comm::testing::RunAllRanks;
 TEST(GatherNumbersTest, EveryRankHasThoseOfAll) {
   for (const int ranks : {1, 2, 3, 5}) {
     std::vector<std::vector<int64_t>> expected;
+    expected.reserve(ranks);
     for (int64_t rank = 0; rank < ranks; ++rank) {
       expected.push_back({rank, -10 * rank});
     }

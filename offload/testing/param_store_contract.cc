@@ -95,15 +95,18 @@ TEST_P(ParamStoreContract, MovesRangesOfAnyOffsetAndLength) {
   ASSERT_OK(store->Create("region", kSize));
   std::string model(kSize, '\0');
   std::mt19937 random(1);
+  const auto below = [&random](int64_t n) {
+    return static_cast<int64_t>(random() % n);
+  };
   for (int round = 0; round < 60; ++round) {
-    const int64_t offset = random() % kSize;
-    const int64_t size = std::min<int64_t>(
-        kSize - offset, random() % (round % 2 == 0 ? 9000 : 2 * kMiB));
+    const int64_t offset = below(kSize);
+    const int64_t size =
+        std::min(kSize - offset, below(round % 2 == 0 ? 9000 : 2 * kMiB));
     const std::string bytes = Pattern(round, size);
     ASSERT_OK(WriteNow(*store, "region", offset, bytes));
     model.replace(offset, size, bytes);
-    const int64_t from = random() % kSize;
-    const int64_t wanted = std::min<int64_t>(kSize - from, random() % kMiB);
+    const int64_t from = below(kSize);
+    const int64_t wanted = std::min(kSize - from, below(kMiB));
     ASSERT_OK(Same(ReadNow(*store, "region", from, wanted),
                    model.substr(from, wanted)));
   }
@@ -144,13 +147,15 @@ TEST_P(ParamStoreContract, TransfersOfTheSameBytesTakeEffectInOrder) {
   std::string model(kSize, '\0');
   std::vector<Started> started(150);
   std::mt19937 random(2);
+  const auto below = [&random](int64_t n) {
+    return static_cast<int64_t>(random() % n);
+  };
   for (size_t i = 0; i < started.size(); ++i) {
-    const int64_t offset = random() % kSize;
-    const int64_t size =
-        std::min<int64_t>(kSize - offset, random() % (kMiB / 2));
+    const int64_t offset = below(kSize);
+    const int64_t size = std::min(kSize - offset, below(kMiB / 2));
     Started& it = started[i];
     if (random() % 2 == 0) {
-      it.bytes = Pattern(i, size);
+      it.bytes = Pattern(static_cast<int64_t>(i), size);
       model.replace(offset, size, it.bytes);
       ASSERT_OK_AND_ASSIGN(it.transfer,
                            store->Write("region", offset, it.bytes));

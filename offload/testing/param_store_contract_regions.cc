@@ -74,7 +74,7 @@ TEST_P(ParamStoreContract, RefusesRegionsThatCannotBe) {
 }
 
 TEST_P(ParamStoreContract, RefusesMoreThanItsCapacity) {
-  const auto store = Make(3 * 4096);
+  const auto store = Make(int64_t{3} * 4096);
   ASSERT_OK(store->Create("first", 4097));
   EXPECT_THAT(store->Create("second", 4097),
               StatusIs(absl::StatusCode::kResourceExhausted,
@@ -89,7 +89,7 @@ TEST_P(ParamStoreContract, RefusesMoreThanItsCapacity) {
 }
 
 TEST_P(ParamStoreContract, UsesTheSpaceOfErasedRegionsAgain) {
-  constexpr int64_t kSize = 3 * 4096;
+  constexpr int64_t kSize = int64_t{3} * 4096;
   const auto store = Make(3 * kSize);
   for (int round = 0; round < 20; ++round) {
     for (int i = 0; i < 3; ++i) {
@@ -137,7 +137,7 @@ TEST_P(ParamStoreContract, ServesManyThreads) {
     std::mt19937 random(thread);
     for (int round = 0; round < kRounds; ++round) {
       ASSERT_OK(store->Create(name, kSize));
-      const int64_t offset = random() % kSize;
+      const auto offset = static_cast<int64_t>(random() % kSize);
       const std::string bytes = Pattern(thread * 100 + round, kSize - offset);
       ASSERT_OK(WriteNow(*store, name, offset, bytes));
       ASSERT_EQ(*ReadNow(*store, name, offset, kSize - offset), bytes);
@@ -150,6 +150,7 @@ TEST_P(ParamStoreContract, ServesManyThreads) {
     }
   };
   std::vector<std::thread> threads;
+  threads.reserve(kThreads);
   for (int i = 0; i < kThreads; ++i) threads.emplace_back(work, i);
   for (std::thread& thread : threads) thread.join();
   ASSERT_OK(Finish(store->Flush()));
@@ -157,7 +158,7 @@ TEST_P(ParamStoreContract, ServesManyThreads) {
 }
 
 TEST_P(ParamStoreContract, CountsWhatItMoves) {
-  const auto store = Make(10 * 4096);
+  const auto store = Make(int64_t{10} * 4096);
   EXPECT_EQ(store->Stats().capacity_bytes, 10 * 4096);
   ASSERT_OK(store->Create("first", 4097));
   ASSERT_OK(store->Create("second", 4096));

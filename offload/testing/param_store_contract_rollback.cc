@@ -96,6 +96,9 @@ TEST_P(ParamStoreContract, RollbackAtAnyTimeFindsTheLastFlush) {
   const auto store = Make(4 << 20);
   std::map<std::string, Model> regions;
   std::mt19937 random(3);
+  const auto below = [&random](int64_t n) {
+    return static_cast<int64_t>(random() % n);
+  };
   for (int action = 0; action < 300; ++action) {
     const std::string name = absl::StrCat("region ", random() % 5);
     const uint32_t what = random() % 100;
@@ -105,10 +108,11 @@ TEST_P(ParamStoreContract, RollbackAtAnyTimeFindsTheLastFlush) {
       regions[name] = {zeros, zeros};
     } else if (what < 60) {
       std::string& now = regions[name].now;
-      const int64_t offset = what < 30 ? 0 : random() % (now.size() + 1);
-      const int64_t left = now.size() - offset;
+      const auto size = static_cast<int64_t>(now.size());
+      const int64_t offset = what < 30 ? 0 : below(size + 1);
+      const int64_t left = size - offset;
       const std::string bytes =
-          Pattern(action, what < 30 ? left : random() % (left + 1));
+          Pattern(action, what < 30 ? left : below(left + 1));
       ASSERT_OK(WriteNow(*store, name, offset, bytes));
       now.replace(offset, bytes.size(), bytes);
     } else if (what < 65) {

@@ -116,6 +116,7 @@ std::string HelpOf(absl::string_view program, const CommandSpec& command) {
       absl::StrCat(program, " ", Usage(command), "\n  ", command.summary, "\n");
   if (!command.help.empty()) absl::StrAppend(&text, command.help, "\n");
   std::vector<std::vector<std::string>> rows;
+  rows.reserve(command.flags.size());
   for (const FlagSpec& flag : command.flags) {
     rows.push_back({FlagText(flag), flag.help});
   }

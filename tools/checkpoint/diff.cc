@@ -137,7 +137,7 @@ class Comparison {
       done_ += static_cast<int64_t>(a_.bytes.size());
       if (options_.progress) options_.progress(done_, total_);
     }
-    if (diff.different > 0) different_.push_back(std::move(diff));
+    if (diff.different > 0) different_.push_back(diff);
     return absl::OkStatus();
   }
 

@@ -219,6 +219,7 @@ absl::StatusOr<WriteReport> WriteHuggingFace(const Source& source,
   NewPath output(*source.files, out, NewPath::Kind::kFolder);
   FSDP_RETURN_IF_ERROR(Claim(output, *source.files, bytes));
   std::vector<std::string> paths;
+  paths.reserve(plan.files.size());
   for (const PlannedFile& file : plan.files) {
     paths.push_back(JoinPath(output.incomplete(), file.name));
   }
@@ -245,6 +246,7 @@ absl::StatusOr<WriteReport> WriteDcp(const Source& source,
   NewPath output(*source.files, out, NewPath::Kind::kFolder);
   FSDP_RETURN_IF_ERROR(Claim(output, *source.files, bytes));
   std::vector<std::string> paths;
+  paths.reserve(plan.files.size());
   for (const DcpRankFile& file : plan.files) {
     paths.push_back(JoinPath(output.incomplete(), file.name));
   }

@@ -34,6 +34,7 @@ absl::StatusOr<Plan> MakePlan(FileSystem& files, const std::string& root,
   FSDP_ASSIGN_OR_RETURN(const std::optional<Committed> latest,
                         LatestCheckpoint(files, root));
   std::vector<int64_t> steps;
+  steps.reserve(list.size());
   for (const Committed& one : list) steps.push_back(one.step);
   Plan plan;
   if (latest.has_value()) {
@@ -59,7 +60,7 @@ absl::Status VerifyNewest(FileSystem& files, const std::string& root,
   FSDP_ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(files, path));
   FSDP_ASSIGN_OR_RETURN(const std::vector<Problem> problems,
                         VerifyFiles(files, path, manifest, progress));
-  const absl::Status sound = ProblemsStatus(path, problems);
+  absl::Status sound = ProblemsStatus(path, problems);
   if (sound.ok()) return sound;
   return absl::Status(
       sound.code(),

@@ -76,6 +76,7 @@ absl::Status StreamPacked(RangeReader& reader, const StoredTensor& tensor,
                           TakeBytes take) {
   FSDP_ASSIGN_OR_RETURN(const int64_t bytes, BytesOf(tensor.info));
   std::vector<FileRun> runs;
+  runs.reserve(tensor.boxes.size());
   for (const StoredBox& box : tensor.boxes) {
     runs.push_back({box.file, box.offset, bytes, 0});
   }

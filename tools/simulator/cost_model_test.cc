@@ -44,7 +44,8 @@ TEST(CostModelTest, ARingPassesAllPiecesButOnesOwn) {
     const CostModel model = Create(OneLevel(1e-3, 1e6), ranks);
     const double once = (ranks - 1) * (1e-3 + 100 / 1e6);
     const auto seconds = [&](Collective collective) {
-      return model.CollectiveSeconds(collective, {ranks, 1}, 100 * ranks);
+      return model.CollectiveSeconds(collective, {ranks, 1},
+                                     int64_t{100} * ranks);
     };
     EXPECT_DOUBLE_EQ(seconds(Collective::kAllGather), once);
     EXPECT_DOUBLE_EQ(seconds(Collective::kReduceScatter), once);

@@ -26,6 +26,7 @@ absl::StatusOr<Settings> Parse(std::vector<std::string> arguments) {
   absl::FlagSaver restore;
   arguments.insert(arguments.begin(), "simulate");
   std::vector<char*> argv;
+  argv.reserve(arguments.size());
   for (std::string& argument : arguments) argv.push_back(&argument[0]);
   return ParseFlags(static_cast<int>(argv.size()), argv.data());
 }

@@ -50,9 +50,10 @@ UnitShape MakeBlock(const GptShape& gpt, int64_t index) {
   AddLinear("fc", gpt.dim, 4 * gpt.dim, block);
   AddLinear("out", 4 * gpt.dim, gpt.dim, block);
   const double dim = static_cast<double>(gpt.dim);
-  const double tokens = static_cast<double>(gpt.batch) * gpt.seq;
+  const double seq = static_cast<double>(gpt.seq);
+  const double tokens = static_cast<double>(gpt.batch) * seq;
   const double linear = 2 * tokens * 12 * dim * dim;
-  const double attention = 4 * tokens * gpt.seq * dim;
+  const double attention = 4 * tokens * seq * dim;
   block.forward.flops = linear + attention;
   block.backward.flops = (gpt.recompute ? 3 : 2) * block.forward.flops;
   return block;
@@ -95,7 +96,8 @@ absl::StatusOr<ModelShape> MakeGpt(const GptShape& gpt) {
   AddNorm("ln", gpt.dim, root);
   root.parameters.push_back(Parameter("head.weight", {gpt.vocab, gpt.dim}));
   root.forward.flops =
-      2.0 * gpt.batch * gpt.seq * static_cast<double>(gpt.vocab) * gpt.dim;
+      2.0 * static_cast<double>(gpt.batch) * static_cast<double>(gpt.seq) *
+      static_cast<double>(gpt.vocab) * static_cast<double>(gpt.dim);
   root.backward.flops = 2 * root.forward.flops;
   for (int64_t i = 0; i < gpt.layers; ++i) {
     model.units.push_back(MakeBlock(gpt, i));

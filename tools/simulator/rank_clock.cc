@@ -13,7 +13,8 @@ void RankClock::Restart() {
 
 int64_t RankClock::OptimizerState(const UnitBytes& unit) const {
   if (!unit.trainable) return 0;
-  return static_cast<int64_t>(optimizer_state_ * unit.shard);
+  return static_cast<int64_t>(optimizer_state_ *
+                              static_cast<double>(unit.shard));
 }
 
 void RankClock::Execute(const Action& action) {

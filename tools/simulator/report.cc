@@ -1,5 +1,6 @@
 #include "tools/simulator/report.h"
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -10,11 +11,15 @@ namespace fsdp::simulator {
 namespace {
 
 constexpr double kMilli = 1e-3;
-constexpr double kMega = 1e6;
-constexpr double kMiB = 1 << 20;
 
 double Percent(double part, double whole) {
   return whole == 0 ? 0 : 100 * part / whole;
+}
+
+double Megabytes(int64_t bytes) { return static_cast<double>(bytes) / 1e6; }
+
+double Mebibytes(int64_t bytes) {
+  return static_cast<double>(bytes) / (1 << 20);
 }
 
 }  // namespace
@@ -42,9 +47,10 @@ std::string StepTable(const std::vector<ReportRow>& rows) {
     const MemoryPlan& peak = row.step.peak;
     absl::StrAppendFormat(
         &text, "%8d %10.1f %10.1f %10.1f %10.1f %10.1f %10.1f %10.1f %10.1f\n",
-        row.ranks, row.step.total.bytes() / kMega, peak.shards / kMiB,
-        peak.gradients / kMiB, peak.optimizer / kMiB, peak.gathered / kMiB,
-        peak.parts / kMiB, peak.in_flight / kMiB, peak.total() / kMiB);
+        row.ranks, Megabytes(row.step.total.bytes()), Mebibytes(peak.shards),
+        Mebibytes(peak.gradients), Mebibytes(peak.optimizer),
+        Mebibytes(peak.gathered), Mebibytes(peak.parts),
+        Mebibytes(peak.in_flight), Mebibytes(peak.total()));
   }
   return text;
 }
@@ -59,7 +65,7 @@ std::string UnitTable(const ModelShape& model, const StepResult& step) {
         &text, "%-24s %10.3f %10.3f %10.3f %10.3f %10.3f %10.3f %10.1f\n", name,
         spent.compute / kMilli, spent.copies / kMilli, spent.gather / kMilli,
         spent.exposed_gather / kMilli, spent.reduce / kMilli,
-        spent.exposed_reduce / kMilli, spent.bytes() / kMega);
+        spent.exposed_reduce / kMilli, Megabytes(spent.bytes()));
   };
   for (size_t i = 0; i < step.units.size(); ++i) {
     add(model.units[i].name, step.units[i]);

@@ -57,7 +57,7 @@ TEST(ShardingTest, LowPrecisionHalvesWhatIsGathered) {
   options.compute_bytes = 2;
   ASSERT_OK_AND_ASSIGN(const ShardedShape shape, Shard(Model(), options));
   // Aligned for the narrower dtype: 37 * 11 to a multiple of 8, and the bias.
-  const int64_t shard = (408 + 37 + 4 * 8 - 1) / (4 * 8) * 8;
+  const int shard = (408 + 37 + 4 * 8 - 1) / (4 * 8) * 8;
   EXPECT_TRUE(shape.casts());
   EXPECT_EQ(shape.bytes[1].shard, shard * 4);
   EXPECT_EQ(shape.messages[1].gather, shard * 4 * 2);

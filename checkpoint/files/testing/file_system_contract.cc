@@ -172,8 +172,10 @@ TEST_P(FileSystemContract, TheFileOfALockMayBeRemoved) {
   const std::string path = Path("lock");
   std::atomic<int> inside{0};
   std::atomic<int> had{0};
+  constexpr int kThreads = 4;
   std::vector<std::thread> threads;
-  for (int thread = 0; thread < 4; ++thread) {
+  threads.reserve(kThreads);
+  for (int thread = 0; thread < kThreads; ++thread) {
     threads.emplace_back([&] {
       for (int i = 0; i < 500; ++i) {
         const auto lock = files_->Lock(path, "a thread");

@@ -14,8 +14,6 @@
 #include "absl/strings/match.h"
 #include "base/check.h"
 
-extern char** environ;
-
 namespace gpt::testing {
 
 ChildProcess::ChildProcess(std::vector<std::string> argv) {
@@ -27,6 +25,7 @@ ChildProcess::ChildProcess(std::vector<std::string> argv) {
   posix_spawn_file_actions_adddup2(&actions, pipe_fds[1], STDOUT_FILENO);
   posix_spawn_file_actions_adddup2(&actions, pipe_fds[1], STDERR_FILENO);
   std::vector<char*> pointers;
+  pointers.reserve(argv.size() + 1);
   for (std::string& argument : argv) pointers.push_back(&argument[0]);
   pointers.push_back(nullptr);
   FSDP_CHECK(posix_spawn(&pid_, pointers[0], &actions, nullptr, pointers.data(),

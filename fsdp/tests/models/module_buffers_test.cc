@@ -176,7 +176,7 @@ TEST(BufferTest, ThatCannotBeSentIsRefusedByAllRanks) {
     const auto statuses = RunRanks(kRanks, [&](Communicator& world) {
       auto net = std::make_shared<HoldsABuffer>(
           world.rank() == 1 ? make() : at::eye(kDim).to_sparse());
-      const absl::Status status = FullyShard(net, Unowned(world)).status();
+      absl::Status status = FullyShard(net, Unowned(world)).status();
       if (!TorchToStatus("use", [&] { net->linear->weight.sum(); }).ok()) {
         return absl::InternalError("the module was changed");
       }

@@ -230,7 +230,7 @@ TEST(SequentialTest, RunsAUnitThatReturnsTensorsInTuples) {
 class ReturnsANumberImpl : public torch::nn::Module {
  public:
   ReturnsANumberImpl() : linear(register_module("linear", Linear(kDim, 1))) {}
-  double forward(at::Tensor x) {
+  double forward(const at::Tensor& x) {
     return linear->forward(x).sum().item<float>();
   }
   Linear linear;

@@ -55,7 +55,7 @@ TEST(GuideTest, GroupsThatDecayAndACosineSchedule) {
     }
     plain_optimizer.zero_grad();
     for (int rank = 0; rank < kRanks; ++rank) {
-      const at::Tensor x = Rows(3 * rank, 3, kDim);
+      const at::Tensor x = Rows(int64_t{3} * rank, 3, kDim);
       (Loss(plain->forward(x), x) / kRanks).backward();
     }
     plain_optimizer.step();
@@ -76,7 +76,7 @@ TEST(GuideTest, GroupsThatDecayAndACosineSchedule) {
       const double lr = 1e-2 * 0.5 * (1 + std::cos(kPi * step / kSteps));
       for (auto& group : optimizer.param_groups()) group.options().set_lr(lr);
       optimizer.zero_grad();
-      const at::Tensor x = Rows(3 * world.rank(), 3, kDim);
+      const at::Tensor x = Rows(int64_t{3} * world.rank(), 3, kDim);
       FSDP_RETURN_IF_ERROR(model->Backward(Loss(model->forward(x), x)));
       optimizer.step();
     }

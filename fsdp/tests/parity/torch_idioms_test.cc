@@ -226,7 +226,7 @@ const Write kWrites[] = {
     {"ByHand",
      [](Model& model) {
        c10::NoGradGuard no_grad;
-       for (at::Tensor shard : model->Parameters()) shard.mul_(2);
+       for (const at::Tensor& shard : model->Parameters()) shard.mul_(2);
        return absl::OkStatus();
      }},
 };

@@ -143,7 +143,7 @@ TEST(SummonFullParamsTest, OptionsThatDifferBetweenRanksAreRefusedByAll) {
     FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
     SummonOptions options;
     options.writeback = world.rank() == 0;
-    const absl::Status refused = model->SummonFullParams(options).status();
+    absl::Status refused = model->SummonFullParams(options).status();
     FSDP_RETURN_IF_ERROR(Backward(model));
     return refused;
   };
@@ -169,7 +169,7 @@ class WholeInUse {
 TEST(ForEachFullParameterTest, AVisitorThatFailsOnOneRankFailsOnAll) {
   const auto run = [](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
-    const absl::Status failed = model->ForEachFullParameter(
+    absl::Status failed = model->ForEachFullParameter(
         [&](const std::string& name, const at::Tensor&) {
           return Check(world.rank() != 1 || name != "head.bias", "my disk");
         },
@@ -187,7 +187,7 @@ TEST(ForEachFullParameterTest, OptionsThatDifferBetweenRanksAreRefusedByAll) {
     FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(world));
     VisitOptions options;
     options.rank0_only = world.rank() == 0;
-    const absl::Status refused = model->ForEachFullParameter(
+    absl::Status refused = model->ForEachFullParameter(
         [](auto&, auto&) { return absl::OkStatus(); }, options);
     FSDP_RETURN_IF_ERROR(Backward(model));
     return refused;

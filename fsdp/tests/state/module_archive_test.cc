@@ -103,7 +103,7 @@ TEST(SaveTest, WhatRank0CannotWriteAllRanksAreTold) {
   const auto run = [&](Communicator& world) -> absl::Status {
     FSDP_ASSIGN_OR_RETURN(auto model, FullyShard(MakeNet(kDim, kBlocks),
                                                  Unowned(world), BlockUnits()));
-    const absl::Status refused =
+    absl::Status refused =
         TorchToStatus("saving", [&] { torch::save(model, path); });
     FSDP_RETURN_IF_ERROR(
         model->Backward(model->forward(Rows(0, 2, kDim)).sum()));

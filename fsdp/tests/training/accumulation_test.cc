@@ -159,7 +159,7 @@ absl::Status CheckGradients(Model& model, const Gradients& expected,
   FSDP_ASSIGN_OR_RETURN(FullParamsScope full, model->SummonFullParams(options));
   for (const auto& item : model.module()->named_parameters()) {
     const at::Tensor gradient = item.value().grad();
-    const at::Tensor wanted = expected.at(item.key());
+    const at::Tensor& wanted = expected.at(item.key());
     if (gradient.defined() != wanted.defined()) {
       return absl::InternalError(absl::StrCat(
           item.key(), wanted.defined() ? " has no" : " has a", " gradient"));
@@ -220,7 +220,7 @@ INSTANTIATE_TEST_SUITE_P(All, OrderTest, ::testing::ValuesIn(kStrategies),
 TEST(NoSyncTest, GivesTheGradientsOfTheConcatenatedBatch) {
   EXPECT_OK(RunAllRanks(3, [](Communicator& world) -> absl::Status {
     TestNet plain;
-    const at::Tensor x = Rows(0, 3 * 3 * kRows, kDim);
+    const at::Tensor x = Rows(0, 3 * (3 * kRows), kDim);
     (plain.forward(x) - x.tanh()).square().mean().backward();
     Gradients expected;
     for (const auto& item : plain.named_parameters()) {

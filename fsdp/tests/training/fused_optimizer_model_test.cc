@@ -112,7 +112,7 @@ absl::StatusOr<StateDict> TrainedOnEqualRows(Communicator& world) {
   FusedAdamW optimizer(model->Parameters(), AdamWOptions(1e-2));
   for (int step = 0; step < kSteps; ++step) {
     optimizer.zero_grad();
-    FSDP_RETURN_IF_ERROR(Backward(model, Rows(step * 5, 5, kDim)));
+    FSDP_RETURN_IF_ERROR(Backward(model, Rows(int64_t{5} * step, 5, kDim)));
     optimizer.step();
   }
   return model->GatherStateDict();

@@ -50,7 +50,8 @@ constexpr double kRate = 0.1;
 // Numbers in steps of 1/64, as int16.
 class FixedPoint : public comm::GatherExtension {
  public:
-  explicit FixedPoint(std::string name = "fixed point") : name_(name) {}
+  explicit FixedPoint(std::string name = "fixed point")
+      : name_(std::move(name)) {}
 
   static at::Tensor Rounded(const at::Tensor& numbers) {
     return numbers.mul(64).round().div(64);
@@ -82,7 +83,7 @@ Options Extended(std::shared_ptr<FixedPoint> extension) {
 }
 
 at::Tensor RowsOf(int step, int rank, int ranks) {
-  return Rows((step * ranks + rank) * 3, 3, kDim);
+  return Rows(int64_t{3} * (step * ranks + rank), 3, kDim);
 }
 
 // Plain LibTorch: computes with rounded parameters and steps exact ones.

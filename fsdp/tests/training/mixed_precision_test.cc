@@ -259,7 +259,7 @@ class HandMade {
 TEST(MixedPrecisionTest, TrainsAsRoundingByHandDoes) {
   for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
     HandMade expected(dtype);
-    for (int step = 0; step < 4; ++step) {
+    for (int64_t step = 0; step < 4; ++step) {
       expected.Step({Rows(2 * step, 1, kDim), Rows(2 * step + 1, 1, kDim)});
     }
     EXPECT_OK(RunAllRanks(2, [&](Communicator& world) -> absl::Status {

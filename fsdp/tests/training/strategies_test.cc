@@ -54,7 +54,7 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kDim = 7;
 constexpr int kBlocks = 3;
-constexpr int kUnits = kBlocks + 1;
+constexpr int64_t kUnits = kBlocks + 1;
 
 struct Accumulation {
   const char* name;

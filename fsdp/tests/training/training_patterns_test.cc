@@ -382,7 +382,7 @@ TEST(MemoryTest, AllAllocationsOfAStepFitTheUnitsThatAreWholeAndRepeat) {
   constexpr int64_t kBlock = 4 * (2 * kWidth * 2 * kWidth + 3 * kWidth);
   constexpr int64_t kRoot = 4 * (2 * kWidth * kWidth + 2 * kWidth);
   constexpr int64_t kModel = kRoot + kManyBlocks * kBlock;
-  constexpr int64_t kActivations = 64 * 1024;
+  constexpr int64_t kActivations = int64_t{64} * 1024;
   static_assert(kActivations < kBlock);
   EXPECT_OK(RunAllRanks(4, [&](Communicator& world) -> absl::Status {
     const auto meter = std::make_shared<MemoryMeter>();
