@@ -70,6 +70,7 @@ absl::StatusOr<Group> CreateNcclGroup(int world_size, NcclOptions options) {
   std::vector<absl::StatusOr<std::unique_ptr<Communicator>>> results(
       world_size);
   std::vector<std::thread> threads;
+  threads.reserve(world_size);
   for (int rank = 0; rank < world_size; ++rank) {
     threads.emplace_back([&, rank, options]() mutable {
       options.device = rank;

@@ -139,7 +139,7 @@ absl::StatusOr<std::unique_ptr<NcclHandle>> NcclHandle::Connect(
 absl::StatusOr<std::unique_ptr<NcclHandle>> NcclHandle::Split(
     int color, int key, absl::Time deadline) {
   std::unique_ptr<NcclHandle> part(new NcclHandle(device_));
-  const absl::Status status =
+  absl::Status status =
       Call("split an NCCL group", deadline,
            [made = part->state_, color, key](ncclComm_t comm) {
              return ncclCommSplit(comm, color, key, made->made(),
@@ -215,7 +215,7 @@ void NcclHandle::Close(absl::Time deadline) {
 // on this host. What it says is of no use to anyone: the communicator is gone.
 void NcclHandle::End(Ending ending, absl::Time deadline) {
   const absl::MutexLock lock(&ending_);
-  const ncclComm_t comm = state_->End();
+  ncclComm* const comm = state_->End();
   if (comm == nullptr) return;
   const auto end = [state = state_, comm, device = device_, ending] {
     static_cast<void>(cudaSetDevice(device));

@@ -248,6 +248,7 @@ TEST_F(NcclHandleTest, CallsOfSeveralThreadsTakeTurns) {
   };
   std::vector<absl::Status> results(3);
   std::vector<std::thread> threads;
+  threads.reserve(results.size());
   for (absl::Status& result : results) {
     threads.emplace_back([&] {
       for (int i = 0; i < 101; ++i) {

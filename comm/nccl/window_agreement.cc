@@ -8,7 +8,7 @@ absl::StatusOr<WindowOutcome> AgreeOnWindow(const WindowSteps& steps) {
   FSDP_ASSIGN_OR_RETURN(const bool is_allocated,
                         steps.true_on_all(steps.allocate().ok()));
   if (!is_allocated) return WindowOutcome::kNoMemory;
-  const absl::Status registered = steps.register_window();
+  absl::Status registered = steps.register_window();
   // The other ranks may be in there still.
   if (absl::IsAborted(registered) || absl::IsDeadlineExceeded(registered)) {
     return registered;

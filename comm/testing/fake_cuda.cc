@@ -13,7 +13,7 @@
 #include "absl/synchronization/mutex.h"
 
 // LibTorch's, which libtorch_cuda implements by the driver.
-namespace c10::cuda::_internal {
+namespace c10::cuda::_internal {  // NOLINT(readability-identifier-naming)
 void setHasPrimaryContext(bool (*has_context)(DeviceIndex device));
 }  // namespace c10::cuda::_internal
 

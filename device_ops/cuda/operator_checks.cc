@@ -28,6 +28,7 @@ at::Tensor OnDevice(const at::Tensor& tensor) { return tensor.to(Device()); }
 
 std::vector<at::Tensor> OnDevice(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> moved;
+  moved.reserve(tensors.size());
   for (const at::Tensor& tensor : tensors) moved.push_back(OnDevice(tensor));
   return moved;
 }

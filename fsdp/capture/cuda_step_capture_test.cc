@@ -89,7 +89,7 @@ absl::StatusOr<Training> Start(const World& world, const Options& options) {
 absl::StatusOr<at::Tensor> TrainStep(Training& training, const at::Tensor& x) {
   // Random numbers of the GPU's generator, too.
   const at::Tensor noisy = x + 0.1 * at::rand_like(x);
-  const at::Tensor loss = Loss(training.model->forward(noisy), x);
+  at::Tensor loss = Loss(training.model->forward(noisy), x);
   FSDP_RETURN_IF_ERROR(training.model->Backward(loss));
   FSDP_RETURN_IF_ERROR(training.model->ClipGradNorm(0.1).status());
   training.optimizer->step();
@@ -97,7 +97,7 @@ absl::StatusOr<at::Tensor> TrainStep(Training& training, const at::Tensor& x) {
   return loss;
 }
 
-at::Tensor Batch(int i) { return Rows(3 * i, 3, kDim).to(kGpu); }
+at::Tensor Batch(int i) { return Rows(int64_t{3} * i, 3, kDim).to(kGpu); }
 
 absl::StatusOr<std::unique_ptr<CapturedStep>> Capture(Training& training) {
   CaptureOptions options;
@@ -211,6 +211,7 @@ TEST(CudaStepCaptureTest, WhatTheGuideShows) {
   ASSERT_OK_AND_ASSIGN(const World world, LoopbackOf(1));
   ASSERT_OK_AND_ASSIGN(Training training, Start(world, BlockUnits()));
   std::vector<at::Tensor> batches;
+  batches.reserve(kSteps);
   for (int i = 0; i < kSteps; ++i) batches.push_back(Batch(i));
   EXPECT_OK(Train(training.model, *training.optimizer, batches));
 }

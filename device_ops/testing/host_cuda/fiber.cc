@@ -81,6 +81,8 @@ Fiber::~Fiber() {
 
 void Fiber::Enter(unsigned high, unsigned low) {
   const uint64_t self = static_cast<uint64_t>(high) << 32 | low;
+  // makecontext() passes nothing but ints.
+  // NOLINTNEXTLINE(performance-no-int-to-ptr)
   auto* const fiber = reinterpret_cast<Fiber*>(static_cast<uintptr_t>(self));
   EndSwitch(nullptr, &fiber->caller_stack_, &fiber->caller_stack_bytes_);
   fiber->body_();

@@ -66,7 +66,7 @@ __global__ void MirrorKernel(const int* in, int* out) {
 
 std::vector<int> Mirrored(void (*kernel)(const int*, int*), Order order) {
   KernelMachine::Get().set_order(order);
-  std::vector<int> in(3 * 96);
+  std::vector<int> in(size_t{3} * 96);
   std::iota(in.begin(), in.end(), 1000);
   std::vector<int> out(in.size());
   EXPECT_EQ(Launch(kernel, dim3(3), dim3(96), in.data(), out.data()),
