@@ -4,6 +4,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/lbfgs.h>
+#include <torch/optim/optimizer.h>
 
 #include <cstdint>
 #include <functional>
@@ -65,12 +66,18 @@ absl::Status Save(Checkpointer& checkpoints, TrainingRun& run) {
   return checkpoints.Save(1, run);
 }
 
+absl::StatusOr<std::unique_ptr<Checkpointer>> OpenOn(
+    SimulatedFileSystem& disk, Communicator& world,
+    CheckpointerOptions options = CheckpointerOptions()) {
+  options.files = &disk;
+  return Checkpointer::Open("/run", Unowned(world), options);
+}
+
 // What rank 1 has sent in `act`, on a new disk and after `before`.
 std::vector<CollectiveRecord> TraceOf(const MakeRun& make, const Act& act,
                                       const Act& before = nullptr) {
   SimulatedFileSystem disk;
   CheckpointerOptions options;
-  options.files = &disk;
   options.staging_bytes = 1 << 16;
   auto group = comm::CreateLocalGroup(kRanks);
   EXPECT_OK(group);
@@ -81,9 +88,8 @@ std::vector<CollectiveRecord> TraceOf(const MakeRun& make, const Act& act,
   EXPECT_OK(comm::testing::AllOk(
       comm::testing::RunRanks(*group, [&](Communicator& world) -> absl::Status {
         FSDP_ASSIGN_OR_RETURN(OwnedRun made, make(world));
-        FSDP_ASSIGN_OR_RETURN(
-            const auto checkpoints,
-            Checkpointer::Open("/run", Unowned(world), options));
+        FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
+                              OpenOn(disk, world, options));
         if (before != nullptr) {
           FSDP_RETURN_IF_ERROR(before(*checkpoints, made.run));
         }
@@ -91,6 +97,15 @@ std::vector<CollectiveRecord> TraceOf(const MakeRun& make, const Act& act,
         return act(*checkpoints, made.run);
       })));
   return logs[1].Trace();
+}
+
+// Buffers that differ between ranks, and weights whose storage is not
+// row-major: what takes messages of its own.
+TrainingSetup OddSetup() {
+  TrainingSetup setup;
+  setup.model = ModelKind::kOdd;
+  setup.units = false;
+  return setup;
 }
 
 // Of a training that has stepped once.
@@ -165,11 +180,7 @@ TEST(CollectivesTest, PlansThatDiffer) {
   const auto results =
       comm::testing::RunRanks(2, [&disk](Communicator& world) -> absl::Status {
         torch::nn::Linear model(3, 2 + world.rank());
-        CheckpointerOptions options;
-        options.files = &disk;
-        FSDP_ASSIGN_OR_RETURN(
-            const auto checkpoints,
-            Checkpointer::Open("/run", Unowned(world), options));
+        FSDP_ASSIGN_OR_RETURN(const auto checkpoints, OpenOn(disk, world));
         TrainingRun run;
         run.model = model.get();
         return checkpoints->Save(1, run);
@@ -198,13 +209,8 @@ TEST(CollectivesTest, ALoadAgreesThatAllIsWell) {
                           "all-gather of loading a checkpoint"));
 }
 
-// Buffers that differ between ranks, and weights whose storage is not
-// row-major, are what else is sent.
 TEST(CollectivesTest, WhatElseIsSent) {
-  TrainingSetup setup;
-  setup.model = ModelKind::kOdd;
-  setup.units = false;
-  const auto trace = TraceOf(Stepped(setup), Save);
+  const auto trace = TraceOf(Stepped(OddSetup()), Save);
   int reports = 0;
   int others = 0;
   for (const std::string& name : NamesOf(trace)) {
@@ -215,77 +221,80 @@ TEST(CollectivesTest, WhatElseIsSent) {
   EXPECT_LE(others, 10) << ::testing::PrintToString(NamesOf(trace));
 }
 
+using OddAct =
+    std::function<absl::Status(int rank, ShardedTraining&, Checkpointer&)>;
+
+// What three ranks return of an odd training each, and soon: none waits for
+// messages that another does not send.
+std::vector<absl::Status> OnOddRanks(SimulatedFileSystem& disk,
+                                     const OddAct& act) {
+  const absl::Time begin = absl::Now();
+  auto results =
+      comm::testing::RunRanks(3, [&](Communicator& world) -> absl::Status {
+        FSDP_ASSIGN_OR_RETURN(
+            const auto training,
+            ShardedTraining::Make(world, OddSetup(), /*seed=*/1));
+        FSDP_ASSIGN_OR_RETURN(const auto checkpoints, OpenOn(disk, world));
+        return act(world.rank(), *training, *checkpoints);
+      });
+  EXPECT_LT(absl::Now() - begin, absl::Minutes(1));
+  return results;
+}
+
+// With `optimizer`, unless it is null, and without schedulers, which are of the
+// training's own.
+TrainingRun RunWith(ShardedTraining& training,
+                    torch::optim::Optimizer* optimizer) {
+  TrainingRun run = training.AsRun();
+  run.schedulers.clear();
+  run.plateau_schedulers.clear();
+  if (optimizer != nullptr) run.optimizer = optimizer;
+  return run;
+}
+
 // Those that could go on do not wait for it where that takes messages.
 TEST(CollectivesTest, ARankThatCannotSave) {
   SimulatedFileSystem disk;
-  const absl::Time begin = absl::Now();
-  const auto results =
-      comm::testing::RunRanks(3, [&disk](Communicator& world) -> absl::Status {
-        TrainingSetup setup;
-        setup.model = ModelKind::kOdd;
-        setup.units = false;
-        FSDP_ASSIGN_OR_RETURN(const auto training,
-                              ShardedTraining::Make(world, setup, /*seed=*/1));
-        CheckpointerOptions options;
-        options.files = &disk;
-        FSDP_ASSIGN_OR_RETURN(
-            const auto checkpoints,
-            Checkpointer::Open("/run", Unowned(world), options));
-        torch::optim::LBFGS unknown(training->model().Parameters());
-        TrainingRun run = training->AsRun();
-        run.schedulers.clear();
-        run.plateau_schedulers.clear();
-        if (world.rank() == 1) run.optimizer = &unknown;
-        absl::Status status = checkpoints->Save(1, run);
-        if (!status.ok()) {
-          FSDP_RETURN_IF_ERROR(checkpoints->SaveAsync(1, run));
-          EXPECT_EQ(checkpoints->Wait(), status);
-        }
-        return status;
-      });
-  EXPECT_THAT(results, Each(StatusIs(absl::StatusCode::kInvalidArgument,
-                                     StartsWith("rank 1: "))));
-  EXPECT_LT(absl::Now() - begin, absl::Minutes(1));
+  const auto act = [](int rank, ShardedTraining& training,
+                      Checkpointer& checkpoints) -> absl::Status {
+    torch::optim::LBFGS unknown(training.model().Parameters());
+    const TrainingRun run = RunWith(training, rank == 1 ? &unknown : nullptr);
+    absl::Status status = checkpoints.Save(1, run);
+    if (!status.ok()) {
+      FSDP_RETURN_IF_ERROR(checkpoints.SaveAsync(1, run));
+      EXPECT_EQ(checkpoints.Wait(), status);
+    }
+    return status;
+  };
+  EXPECT_THAT(OnOddRanks(disk, act),
+              Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                            StartsWith("rank 1: "))));
 }
 
 // Nor for one that would send something else.
 TEST(CollectivesTest, ARankWithOtherStates) {
   SimulatedFileSystem disk;
-  const absl::Time begin = absl::Now();
-  const auto results =
-      comm::testing::RunRanks(3, [&disk](Communicator& world) -> absl::Status {
-        TrainingSetup setup;
-        setup.model = ModelKind::kOdd;
-        setup.units = false;
-        FSDP_ASSIGN_OR_RETURN(const auto training,
-                              ShardedTraining::Make(world, setup, /*seed=*/1));
-        FSDP_RETURN_IF_ERROR(training->Step(0).status());
-        CheckpointerOptions options;
-        options.files = &disk;
-        FSDP_ASSIGN_OR_RETURN(
-            const auto checkpoints,
-            Checkpointer::Open("/run", Unowned(world), options));
-        torch::optim::AdamW fresh(training->model().Parameters());
-        TrainingRun run = training->AsRun();
-        run.schedulers.clear();
-        run.plateau_schedulers.clear();
-        if (world.rank() == 2) run.optimizer = &fresh;
-        ExportDcpOptions dcp;
-        dcp.files = &disk;
-        EXPECT_THAT(ExportDcp("/dcp", run, dcp),
-                    StatusIs(absl::StatusCode::kInvalidArgument,
-                             HasSubstr("what is to be saved")));
-        ExportOptions model;
-        model.files = &disk;
-        if (world.rank() == 2) model.dtype = c10::kBFloat16;
-        EXPECT_THAT(ExportModel("/model", *run.model, model),
-                    StatusIs(absl::StatusCode::kInvalidArgument,
-                             HasSubstr("what is to be saved")));
-        return checkpoints->Save(1, run);
-      });
-  EXPECT_THAT(results, Each(StatusIs(absl::StatusCode::kInvalidArgument,
-                                     HasSubstr("rank 2"))));
-  EXPECT_LT(absl::Now() - begin, absl::Minutes(1));
+  const auto act = [&disk](int rank, ShardedTraining& training,
+                           Checkpointer& checkpoints) -> absl::Status {
+    FSDP_RETURN_IF_ERROR(training.Step(0).status());
+    torch::optim::AdamW fresh(training.model().Parameters());
+    const TrainingRun run = RunWith(training, rank == 2 ? &fresh : nullptr);
+    ExportDcpOptions dcp;
+    dcp.files = &disk;
+    EXPECT_THAT(ExportDcp("/dcp", run, dcp),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         HasSubstr("what is to be saved")));
+    ExportOptions model;
+    model.files = &disk;
+    if (rank == 2) model.dtype = c10::kBFloat16;
+    EXPECT_THAT(ExportModel("/model", *run.model, model),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         HasSubstr("what is to be saved")));
+    return checkpoints.Save(1, run);
+  };
+  EXPECT_THAT(
+      OnOddRanks(disk, act),
+      Each(StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("rank 2"))));
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <map>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -24,8 +25,6 @@
 #include "checkpoint/tests/sharded_training.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
-#include "fsdp/options/offload_options.h"
-#include "fsdp/options/options.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::checkpoint::testing {
@@ -35,11 +34,6 @@ using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
 
 constexpr char kFolder[] = "/dcp";
-constexpr ShardingStrategy kSharding[] = {
-    ShardingStrategy::kFullShard, ShardingStrategy::kShardGradOp,
-    ShardingStrategy::kNoShard, ShardingStrategy::kHybridShard,
-    ShardingStrategy::kHybridShardGradOp};
-constexpr Tier kTiers[] = {Tier::kDevice, Tier::kCpu, Tier::kSsd};
 constexpr int kStepsBefore = 4;
 constexpr int kStepsAfter = 10;
 
@@ -82,18 +76,9 @@ Case CaseOf(const std::vector<int>& row, const std::string& directory) {
   result.writers = 1 + row[kWriters];
   result.readers = 1 + row[kReaders];
   result.torchtitan = row[kNames] != 0;
-  TrainingSetup& before = result.before;
-  before.model = static_cast<ModelKind>(row[kModel]);
-  before.numbers = static_cast<NumberKind>(row[kNumbers]);
-  before.optimizer = static_cast<OptimizerKind>(row[kOptimizer]);
-  before.directory = directory;
-  before.fused = row[kTier] != 0 || row[kOtherTier] != 0;
-  TrainingSetup& after = result.after;
-  after = before;
-  before.strategy = kSharding[row[kStrategy]];
-  before.tier = kTiers[row[kTier]];
-  after.strategy = kSharding[row[kOtherStrategy]];
-  after.tier = kTiers[row[kOtherTier]];
+  std::tie(result.before, result.after) =
+      SetupsOf({row[kModel], row[kNumbers], row[kOptimizer], row[kStrategy],
+                row[kTier], row[kOtherStrategy], row[kOtherTier], directory});
   return result;
 }
 

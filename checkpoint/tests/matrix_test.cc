@@ -13,6 +13,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -28,8 +29,6 @@
 #include "checkpoint/tests/sharded_training.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
-#include "fsdp/options/offload_options.h"
-#include "fsdp/options/options.h"
 #include "fsdp/testing/toy_model.h"
 #include "gtest/gtest.h"
 
@@ -41,11 +40,6 @@ using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::testing::Unowned;
 
 constexpr int kRanks[] = {1, 2, 3, 4, 8};
-constexpr ShardingStrategy kSharding[] = {
-    ShardingStrategy::kFullShard, ShardingStrategy::kShardGradOp,
-    ShardingStrategy::kNoShard, ShardingStrategy::kHybridShard,
-    ShardingStrategy::kHybridShardGradOp};
-constexpr Tier kTiers[] = {Tier::kDevice, Tier::kCpu, Tier::kSsd};
 constexpr int kStepsBefore = 4;
 constexpr int kStepsAfter = 10;
 
@@ -86,20 +80,11 @@ Case CaseOf(const std::vector<int>& row, const std::string& directory) {
   result.writers = kRanks[row[kWriters]];
   result.readers = kRanks[row[kReaders]];
   result.async = row[kAsync] != 0;
-  TrainingSetup& before = result.before;
-  before.model = static_cast<ModelKind>(row[kModel]);
-  before.numbers = static_cast<NumberKind>(row[kNumbers]);
-  before.optimizer = static_cast<OptimizerKind>(row[kOptimizer]);
-  before.directory = directory;
-  before.fused = row[kTier] != 0 || row[kOtherTier] != 0;
-  TrainingSetup& after = result.after;
-  after = before;
-  before.strategy = kSharding[row[kStrategy]];
-  before.tier = kTiers[row[kTier]];
-  before.units = row[kUnits] % 2 == 0;
-  after.strategy = kSharding[row[kOtherStrategy]];
-  after.tier = kTiers[row[kOtherTier]];
-  after.units = row[kUnits] / 2 == 0;
+  std::tie(result.before, result.after) =
+      SetupsOf({row[kModel], row[kNumbers], row[kOptimizer], row[kStrategy],
+                row[kTier], row[kOtherStrategy], row[kOtherTier], directory});
+  result.before.units = row[kUnits] % 2 == 0;
+  result.after.units = row[kUnits] / 2 == 0;
   return result;
 }
 

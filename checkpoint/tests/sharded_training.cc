@@ -125,6 +125,21 @@ Options OptionsOf(const TrainingSetup& setup) {
 
 }  // namespace
 
+std::pair<TrainingSetup, TrainingSetup> SetupsOf(const SetupChoice& choice) {
+  TrainingSetup before;
+  before.model = static_cast<ModelKind>(choice.model);
+  before.numbers = static_cast<NumberKind>(choice.numbers);
+  before.optimizer = static_cast<OptimizerKind>(choice.optimizer);
+  before.directory = choice.directory;
+  before.fused = choice.tier != 0 || choice.other_tier != 0;
+  TrainingSetup after = before;
+  before.strategy = kStrategies[choice.strategy];
+  before.tier = kTiers[choice.tier];
+  after.strategy = kStrategies[choice.other_strategy];
+  after.tier = kTiers[choice.other_tier];
+  return {std::move(before), std::move(after)};
+}
+
 std::string ToString(const TrainingSetup& setup) {
   constexpr const char* kModels[] = {"toy", "transformer", "batch norm", "odd"};
   constexpr const char* kNumbers[] = {"float32", "bfloat16", "mixed"};

@@ -14,6 +14,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -22,6 +23,7 @@
 #include "comm/communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/grad_scaler.h"
+#include "fsdp/options/offload_options.h"
 #include "fsdp/options/options.h"
 
 namespace fsdp::checkpoint::testing {
@@ -46,6 +48,28 @@ struct TrainingSetup {
   bool units = true;          // else all is one
   std::string directory;      // of kSsd
 };
+
+inline constexpr ShardingStrategy kStrategies[] = {
+    ShardingStrategy::kFullShard, ShardingStrategy::kShardGradOp,
+    ShardingStrategy::kNoShard, ShardingStrategy::kHybridShard,
+    ShardingStrategy::kHybridShardGradOp};
+inline constexpr Tier kTiers[] = {Tier::kDevice, Tier::kCpu, Tier::kSsd};
+
+// Which of each a run that saves and one that loads have.
+struct SetupChoice {
+  int model = 0;      // a ModelKind
+  int numbers = 0;    // a NumberKind
+  int optimizer = 0;  // an OptimizerKind
+  int strategy = 0;   // of kStrategies
+  int tier = 0;       // of kTiers
+  int other_strategy = 0;
+  int other_tier = 0;
+  std::string directory;
+};
+
+// The one that saves, and the one that loads, which has the others. Both are
+// fused where either has to be: they have one optimizer.
+std::pair<TrainingSetup, TrainingSetup> SetupsOf(const SetupChoice& choice);
 
 // "transformer, bfloat16, Adam, SHARD_GRAD_OP".
 std::string ToString(const TrainingSetup& setup);
