@@ -55,8 +55,7 @@ class Checkpointer::Impl {
  public:
   Impl(std::string folder, const CheckpointerOptions& options)
       : options_(options) {
-    context_.files =
-        options.files == nullptr ? &RealFileSystem() : options.files;
+    context_.files = &OrReal(options.files);
     context_.root = std::move(folder);
     context_.timeout = options.timeout;
     context_.overwrite = options.overwrite;
@@ -163,9 +162,7 @@ class Checkpointer::Impl {
 
  private:
   absl::Status Agree(const absl::Status& mine, absl::string_view what) {
-    if (context_.ranks == nullptr) return mine;
-    return comm::Agree(*context_.ranks, mine, what,
-                       absl::Now() + options_.timeout);
+    return Together(context_.ranks, what, options_.timeout).Agree(mine);
   }
 
   // Rank 0's, on all ranks.

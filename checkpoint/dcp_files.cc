@@ -12,7 +12,6 @@
 #include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
-#include "checkpoint/files/file_system.h"
 #include "checkpoint/files/real_file_system.h"
 #include "checkpoint/load/dcp_loader.h"
 #include "checkpoint/load/run_loader.h"
@@ -27,10 +26,6 @@ namespace fsdp::checkpoint {
 namespace {
 
 constexpr char kWhat[] = "ExportDcp()";
-
-FileSystem& Or(FileSystem* files) {
-  return files == nullptr ? RealFileSystem() : *files;
-}
 
 Together TogetherOf(const TrainingRun& run, comm::Communicator* otherwise,
                     absl::string_view what, absl::Duration timeout) {
@@ -76,7 +71,8 @@ absl::Status Export(const std::string& folder, const TrainingRun& run,
     return absl::OkStatus();
   };
   FSDP_RETURN_IF_ERROR(together.Agree(Caught(kWhat, plan)));
-  return WriteDcp(Or(options.files), folder, groups, together.ranks(), wanted);
+  return WriteDcp(OrReal(options.files), folder, groups, together.ranks(),
+                  wanted);
 }
 
 absl::Status Load(const std::string& folder, const TrainingRun& run,
@@ -84,7 +80,7 @@ absl::Status Load(const std::string& folder, const TrainingRun& run,
   const Together together = TogetherOf(
       run, /*otherwise=*/nullptr, "loading a DCP checkpoint", options.timeout);
   LoadContext context;
-  context.files = &Or(options.files);
+  context.files = &OrReal(options.files);
   context.root = folder;
   if (together.ranks() != nullptr) {
     context.rank = together.rank();

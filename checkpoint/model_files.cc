@@ -41,10 +41,6 @@
 namespace fsdp::checkpoint {
 namespace {
 
-FileSystem& Or(FileSystem* files) {
-  return files == nullptr ? RealFileSystem() : *files;
-}
-
 absl::StatusOr<RunValues> ReadValues(torch::nn::Module& module,
                                      absl::string_view what) {
   TrainingRun run;
@@ -64,7 +60,7 @@ class ModelLoad {
       : path_(path),
         module_(module),
         options_(options),
-        files_(Or(options.files)) {}
+        files_(OrReal(options.files)) {}
 
   absl::Status Run() {
     const NormalMode normal;
@@ -190,9 +186,9 @@ class ModelExport {
                           ? JoinPath(output_.incomplete(), file.name)
                           : output_.incomplete());
     }
-    FSDP_ASSIGN_OR_RETURN(
-        const std::unique_ptr<RangeWriter> writer,
-        RangeWriter::Create(Or(options_.files), paths, RangeWriterOptions()));
+    FSDP_ASSIGN_OR_RETURN(const std::unique_ptr<RangeWriter> writer,
+                          RangeWriter::Create(OrReal(options_.files), paths,
+                                              RangeWriterOptions()));
     if (IsFirst()) FSDP_RETURN_IF_ERROR(WriteHeads(plan_, *writer));
     FSDP_RETURN_IF_ERROR(WriteLive(plan_, *writer));
     return writer->Finish().status();
@@ -214,7 +210,7 @@ absl::Status LoadModel(const std::string& path, torch::nn::Module& module,
 
 absl::Status ExportModel(const std::string& folder, torch::nn::Module& module,
                          const ExportOptions& options) {
-  NewPath output(Or(options.files), folder, NewPath::Kind::kFolder);
+  NewPath output(OrReal(options.files), folder, NewPath::Kind::kFolder);
   return ModelExport(module, options, output).Run();
 }
 
@@ -223,7 +219,7 @@ absl::Status ExportFile(const std::string& path, torch::nn::Module& module,
   ExportOptions one = options;
   one.max_file_bytes = std::numeric_limits<int64_t>::max();
   one.texts.clear();
-  NewPath output(Or(options.files), path, NewPath::Kind::kReplacedFile);
+  NewPath output(OrReal(options.files), path, NewPath::Kind::kReplacedFile);
   return ModelExport(module, one, output).Run();
 }
 

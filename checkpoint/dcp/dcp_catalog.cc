@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <set>
 #include <string>
 #include <tuple>
@@ -43,6 +44,15 @@ void KeepPrefixed(absl::string_view prefix, std::vector<DcpTensor>& tensors) {
   for (DcpTensor& tensor : tensors) tensor.info.name.erase(0, prefix.size());
 }
 
+// Whether it is that of an item with a model or an optimizer.
+bool IsItem(const DcpPath::value_type& key) {
+  const auto* const name = std::get_if<std::string>(&key);
+  return name != nullptr && (*name == kModelItem ||
+                             std::find(std::begin(kDcpOptimizerItems),
+                                       std::end(kDcpOptimizerItems),
+                                       *name) != std::end(kDcpOptimizerItems));
+}
+
 // What is in an item of its own, {"app": {"model": ..., "optim": ...}}, is as
 // if it were at the top, unless that may have a model or an optimizer itself.
 void Unwrap(DcpMetadata& metadata) {
@@ -53,9 +63,7 @@ void Unwrap(DcpMetadata& metadata) {
   const DcpPath::value_type model(kModelItem);
   std::set<DcpPath::value_type> wrappers;
   for (const auto& [name, path] : metadata.paths) {
-    for (const char* const item : {kModelItem, "optim", "optimizer"}) {
-      if (!path.empty() && path.front() == DcpPath::value_type(item)) return;
-    }
+    if (!path.empty() && IsItem(path.front())) return;
     if (!tensors.contains(name)) continue;
     if (path.size() < 2) return;
     if (path.size() > 2 && path[1] == model) wrappers.insert(path.front());

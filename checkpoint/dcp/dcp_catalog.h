@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "checkpoint/catalog/catalog.h"
 #include "checkpoint/dcp/metadata.h"
@@ -15,6 +16,9 @@ namespace fsdp::checkpoint {
 
 // What makes a folder a DCP checkpoint.
 inline constexpr char kDcpMetadataFile[] = ".metadata";
+// The items of a state dict that may be an optimizer's.
+inline constexpr absl::string_view kDcpOptimizerItems[] = {"optim",
+                                                           "optimizer"};
 
 struct DcpCatalogOptions {
   // The model's tensors alone, by their names in the model. They are those in

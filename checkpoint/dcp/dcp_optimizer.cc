@@ -38,7 +38,6 @@
 namespace fsdp::checkpoint {
 namespace {
 
-constexpr absl::string_view kItems[] = {"optim", "optimizer"};
 constexpr char kStates[] = "state";
 constexpr char kGroups[] = "param_groups";
 constexpr char kParameters[] = "params";  // of a group
@@ -237,8 +236,9 @@ class Reader {
   static bool IsInItem(const DcpPath& path) {
     const std::string* const item =
         path.size() < 2 ? nullptr : std::get_if<std::string>(&path.front());
-    return item != nullptr && std::find(std::begin(kItems), std::end(kItems),
-                                        *item) != std::end(kItems);
+    return item != nullptr && std::find(std::begin(kDcpOptimizerItems),
+                                        std::end(kDcpOptimizerItems),
+                                        *item) != std::end(kDcpOptimizerItems);
   }
 
   absl::Status AddTensor(const DcpTensor& tensor, Entry entry) {

@@ -216,4 +216,8 @@ FileSystem& RealFileSystem() {
   return *files;
 }
 
+FileSystem& OrReal(FileSystem* files) {
+  return files == nullptr ? RealFileSystem() : *files;
+}
+
 }  // namespace fsdp::checkpoint

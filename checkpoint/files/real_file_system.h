@@ -11,6 +11,9 @@ namespace fsdp::checkpoint {
 // something is created or removed.
 FileSystem& RealFileSystem();
 
+// `files`; null: RealFileSystem().
+FileSystem& OrReal(FileSystem* files);
+
 }  // namespace fsdp::checkpoint
 
 #endif  // CHECKPOINT_FILES_REAL_FILE_SYSTEM_H_

@@ -7,9 +7,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
 #include "base/normal_mode.h"
 #include "base/status_macros.h"
+#include "base/torch_status.h"
 #include "checkpoint/catalog/catalog.h"
 #include "checkpoint/dcp/dcp_catalog.h"
 #include "checkpoint/dcp/dcp_optimizer.h"
@@ -54,12 +54,13 @@ class DcpLoading {
         Catalog catalog,
         FindDcpTensors(*context_.files, context_.root, metadata.files, model));
     FSDP_RETURN_IF_ERROR(
-        InFolder(tensors_->PlanModel(std::move(catalog), context_.strict)));
+        Annotate(tensors_->PlanModel(std::move(catalog), context_.strict),
+                 context_.root));
     if (run_.optimizer == nullptr) return absl::OkStatus();
     FSDP_ASSIGN_OR_RETURN(
         DcpOptimizer stored,
         ReadDcpOptimizer(*context_.files, context_.root, metadata));
-    return InFolder(PlanOptimizer(std::move(stored)));
+    return Annotate(PlanOptimizer(std::move(stored)), context_.root);
   }
 
   absl::Status PlanOptimizer(DcpOptimizer stored) {
@@ -78,12 +79,6 @@ class DcpLoading {
     FSDP_RETURN_IF_ERROR(tensors_->Open(folder_, options, context_.progress));
     FSDP_RETURN_IF_ERROR(tensors_->FillModel());
     return tensors_->FillOptimizer();
-  }
-
-  absl::Status InFolder(const absl::Status& status) const {
-    if (status.ok()) return status;
-    return absl::Status(status.code(),
-                        absl::StrCat(context_.root, ": ", status.message()));
   }
 
   const LoadContext& context_;

@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
+#include "base/torch_status.h"
 #include "checkpoint/load/model_targets.h"
 #include "checkpoint/load/tensor_loader.h"
 #include "checkpoint/run/torch_dtype.h"
@@ -137,9 +138,7 @@ absl::Status OptimizerLoader::PlanSlot(const std::string& name, Catalog catalog,
   options.strict = strict;
   absl::StatusOr<LoadPlan> plan = PlanLoad(slot.catalog, slot.targets, options);
   if (!plan.ok()) {
-    return absl::Status(
-        plan.status().code(),
-        absl::StrCat("the optimizer's ", name, ": ", plan.status().message()));
+    return Annotate(plan.status(), absl::StrCat("the optimizer's ", name));
   }
   slot.parts.resize(slot.targets.size());
   for (const StraightRead& read : plan->straight) {

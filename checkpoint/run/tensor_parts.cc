@@ -150,16 +150,8 @@ absl::StatusOr<TensorGroup> ModelGroup(const RunValues& values, int rank,
   return group;
 }
 
-}  // namespace
-
-bool IsCollective(const RunValues& values) {
-  const std::vector<ValueRange>& ranges = values.model().parameters;
-  return values.sharded() != nullptr &&
-         std::any_of(ranges.begin(), ranges.end(), [](const ValueRange& range) {
-           return !range.IsRowMajor();
-         });
-}
-
+// What PartsToWrite() goes by where it is collective: ranks whose texts differ
+// would wait for each other.
 std::string TextOf(const RunValues& values, const PartOptions& options) {
   std::string text = absl::StrCat("dtype: ",
                                   options.model_dtype.has_value()
@@ -176,6 +168,16 @@ std::string TextOf(const RunValues& values, const PartOptions& options) {
     text += "\n";
   }
   return text;
+}
+
+}  // namespace
+
+bool IsCollective(const RunValues& values) {
+  const std::vector<ValueRange>& ranges = values.model().parameters;
+  return values.sharded() != nullptr &&
+         std::any_of(ranges.begin(), ranges.end(), [](const ValueRange& range) {
+           return !range.IsRowMajor();
+         });
 }
 
 absl::Status CheckSameParts(const Together& together, const RunValues& values,

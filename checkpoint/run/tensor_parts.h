@@ -38,11 +38,9 @@ struct PartOptions {
 // Whether PartsToWrite() is collective: a parameter's storage is not row-major.
 // Ranks agree.
 bool IsCollective(const RunValues& values);
-// What PartsToWrite() goes by where it is collective: ranks whose texts differ
-// would wait for each other.
-std::string TextOf(const RunValues& values, const PartOptions& options);
 // Before that, where IsCollective(): InvalidArgument on all ranks if their
-// texts differ. No message otherwise.
+// options or the states of their optimizers differ: they would wait for each
+// other. No message otherwise.
 absl::Status CheckSameParts(const Together& together, const RunValues& values,
                             const PartOptions& options);
 

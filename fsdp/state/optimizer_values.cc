@@ -95,8 +95,11 @@ bool CanBegin(const Optimizer& optimizer) {
 absl::Status PlanGroups(const std::vector<OptimizerGroup>& ours,
                         const std::vector<OptimizerGroup>& theirs, bool strict,
                         OptimizerReplacement* replacement) {
-  const auto by_names = ByNames(theirs);
-  if (strict) FSDP_RETURN_IF_ERROR(CheckSameGroups(ByNames(ours), by_names));
+  std::map<std::string, const OptimizerGroup*> by_names;  // if `strict`
+  if (strict) {
+    by_names = ByNames(theirs);
+    FSDP_RETURN_IF_ERROR(CheckSameGroups(ByNames(ours), by_names));
+  }
   for (size_t i = 0; i < ours.size(); ++i) {
     const OptimizerGroup& group = ours[i];
     const OptimizerGroup* const found = strict
