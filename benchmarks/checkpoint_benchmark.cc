@@ -75,8 +75,9 @@ double SecondsOf(const std::function<void()>& work) {
 double PlainSeconds(bool writes) {
   const std::string path = Directory() + ".plain";
   auto& files = checkpoint::RealFileSystem();
-  const auto file =
-      ValueOrThrow(files.OpenForWriting(path, checkpoint::Caching::kDirect));
+  const auto caching = checkpoint::Caching::kDirect;
+  const auto file = ValueOrThrow(writes ? files.OpenForWriting(path, caching)
+                                        : files.OpenForReading(path, caching));
   const double seconds = SecondsOf([&] {
     std::vector<std::thread> threads;
     threads.reserve(kInFlight);

@@ -68,7 +68,9 @@ struct CheckpointerOptions {
   std::function<void(int64_t done, int64_t all)> progress = nullptr;
   // Each rank writes no faster; unset: as fast as the disk.
   std::optional<int64_t> bytes_per_second = std::nullopt;
-  // Of each wait for other ranks, and for the disk.
+  // Of each wait for other ranks, who may be writing for as long, and for the
+  // disk. After a wait that was too long saves and loads fail until the
+  // checkpointer is opened again.
   absl::Duration timeout = absl::Minutes(30);
   // Null: the machine's. Outlives the checkpointer.
   FileSystem* files = nullptr;

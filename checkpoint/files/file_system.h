@@ -75,7 +75,9 @@ class FileSystem {
 
   virtual absl::StatusOr<std::unique_ptr<File>> OpenForReading(
       const std::string& path, Caching caching) = 0;
-  // Created, empty, if there is none; what is there stays. For reading as well.
+  // Created, empty, if there is none; what is there stays. Not for reading: a
+  // host that reads a page of a network file system to write a part of it may
+  // write it back whole, over what another host has written there.
   virtual absl::StatusOr<std::unique_ptr<File>> OpenForWriting(
       const std::string& path, Caching caching) = 0;
 

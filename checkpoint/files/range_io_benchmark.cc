@@ -58,7 +58,8 @@ const std::string& Source() {
 }
 
 void PlainMove(const std::string& path, bool write, int threads) {
-  auto file = RealFileSystem().OpenForWriting(path, Caching::kDirect);
+  auto file = write ? RealFileSystem().OpenForWriting(path, Caching::kDirect)
+                    : RealFileSystem().OpenForReading(path, Caching::kDirect);
   FSDP_CHECK(file.ok());
   if (write) FSDP_CHECK((*file)->SetSize(0).ok());
   if (write) FSDP_CHECK((*file)->SetSize(kBytes).ok());

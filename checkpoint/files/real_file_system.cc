@@ -106,7 +106,7 @@ class Real : public FileSystem {
 
   absl::StatusOr<std::unique_ptr<File>> OpenForWriting(
       const std::string& path, Caching caching) override {
-    return RealFile::Open(path, O_RDWR | O_CREAT | O_NOFOLLOW, caching);
+    return RealFile::Open(path, O_WRONLY | O_CREAT | O_NOFOLLOW, caching);
   }
 
   absl::StatusOr<bool> MakeFolder(const std::string& path) override {

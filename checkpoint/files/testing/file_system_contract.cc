@@ -52,16 +52,27 @@ TEST_P(FileSystemContract, AFileHasWhatWasWritten) {
   EXPECT_OK(WriteAt(*file, 1, ""));
   EXPECT_OK(file->Sync());
   EXPECT_EQ(*file->Size(), 8);
-  EXPECT_EQ(*ReadAt(*file, 0, 8), absl::string_view("\0\0\0hello", 8));
-  EXPECT_EQ(*ReadAt(*file, 8, 0), "");
+  ASSERT_OK_AND_ASSIGN(const auto reader,
+                       files_->OpenForReading(Path("a"), Caching::kCached));
+  EXPECT_EQ(*ReadAt(*reader, 0, 8), absl::string_view("\0\0\0hello", 8));
+  EXPECT_EQ(*ReadAt(*reader, 8, 0), "");
   EXPECT_OK(file->SetSize(4));
   EXPECT_OK(file->SetSize(6));
-  EXPECT_EQ(*ReadAt(*file, 0, 6), absl::string_view("\0\0\0h\0\0", 6));
-  EXPECT_THAT(ReadAt(*file, 4, 3),
+  EXPECT_EQ(*ReadAt(*reader, 0, 6), absl::string_view("\0\0\0h\0\0", 6));
+  EXPECT_THAT(ReadAt(*reader, 4, 3),
               StatusIs(Code::kDataLoss,
                        AllOf(HasSubstr(Path("a")),
                              HasSubstr("ends after 2 of the 3 bytes from byte "
                                        "4 on; somebody has cut it off"))));
+}
+
+TEST_P(FileSystemContract, WhatIsOpenForWritingIsNotForReading) {
+  ASSERT_OK(ReplaceFile(*files_, Path("a"), "first"));
+  for (const Caching caching : {Caching::kCached, Caching::kDirect}) {
+    ASSERT_OK_AND_ASSIGN(const auto file,
+                         files_->OpenForWriting(Path("a"), caching));
+    EXPECT_FALSE(ReadAt(*file, 0, 1).ok());
+  }
 }
 
 TEST_P(FileSystemContract, DirectAndCachedBytesAreTheSame) {

@@ -42,6 +42,7 @@ class SimulatedFileSystem::OpenFile : public File {
   absl::Status PRead(int64_t offset, absl::Span<char> out) override {
     absl::MutexLock lock(&files_.mutex_);
     FSDP_RETURN_IF_ERROR(CheckAlive());
+    if (writes_) return FileError(EBADF, "read", path_);
     const auto size = static_cast<int64_t>(node_->bytes.size());
     const auto wanted = static_cast<int64_t>(out.size());
     const int64_t found = std::clamp<int64_t>(size - offset, 0, wanted);
