@@ -33,7 +33,7 @@
 #include "comm/host/shared_segment.h"
 #include "comm/local/local_communicator.h"
 #include "comm/shared_memory/shared_memory_communicator.h"
-#include "comm/startup/bootstrap_store.h"
+#include "comm/meeting/meeting.h"
 #include "comm/wrappers/forwarding_communicator.h"
 #include "comm/wrappers/paired_communicator.h"
 
