@@ -119,11 +119,10 @@ TEST(ConnectTest, ARankThatDoesNotKnowTheSecret) {
                                    AllOf(HasSubstr("rank 1 of 3"),
                                          HasSubstr("FSDP_JOB_SECRET"))));
   for (const int rank : {0, 2}) {
-    EXPECT_THAT(
-        results[rank],
-        StatusIs(absl::StatusCode::kDeadlineExceeded,
-                 AllOf(HasSubstr("missing: rank 1"),
-                       HasSubstr("do not know the job's secret: 1 "))));
+    EXPECT_THAT(results[rank],
+                StatusIs(absl::StatusCode::kDeadlineExceeded,
+                         AllOf(HasSubstr("missing: rank 1"),
+                               HasSubstr("do not know the job's secret: 1 "))));
   }
 }
 

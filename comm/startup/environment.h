@@ -70,8 +70,8 @@ using GetEnvironmentVariable = absl::FunctionRef<const char*(const char* name)>;
 //             from SLURM_JOB_ID and SLURM_STEP_ID; MASTER_ADDR and MASTER_PORT
 //             come before both.
 // and FSDP_JOB_SECRET, GLOO_SOCKET_IFNAME. An empty variable is one that is not
-// set. Nothing set: one rank. InvalidArgument names the variable, its value and what is
-// expected.
+// set. Nothing set: one rank. InvalidArgument names the variable, its value and
+// what is expected.
 absl::StatusOr<Environment> ReadEnvironment(GetEnvironmentVariable get);
 
 // The first host of a Slurm node list: "node003" for "node[003-010,12]".
