@@ -85,10 +85,15 @@ absl::StatusOr<absl::string_view> Unframed(uint64_t magic,
   return payload;
 }
 
+// More than any disk has, and little enough to add and multiply.
+constexpr int64_t kMaxCapacity = int64_t{1} << 56;
+constexpr int64_t kMaxRegions = int64_t{1} << 40;
+
 bool Plausible(const FileHeader& header) {
-  return header.block_bytes > 0 && header.block_bytes % kPageBytes == 0 &&
-         header.capacity >= 0 && header.capacity % kPageBytes == 0 &&
-         header.max_regions >= 0;
+  return header.block_bytes > 0 && header.block_bytes <= kMaxCapacity &&
+         header.block_bytes % kPageBytes == 0 && header.capacity >= 0 &&
+         header.capacity <= kMaxCapacity && header.capacity % kPageBytes == 0 &&
+         header.max_regions >= 0 && header.max_regions <= kMaxRegions;
 }
 
 void AppendRegion(std::string& out, const CommitRecord::Region& region) {

@@ -48,6 +48,17 @@ _SOURCES_WITHOUT_MODULE = {
         },
         urls = ["https://github.com/axboe/liburing/archive/refs/tags/liburing-2.3.tar.gz"],
     ),
+    "com_github_mbedtls": dict(
+        build_file = Label("//third_party/mbedtls:mbedtls.BUILD"),
+        debian_package = "mbedtls",
+        sha256 = "bdf7c5bbdc338da3edad89b2885d4f8668f9a6fffeba6ec17a60333e36dade6f",
+        strip_prefixes = {
+            "bdf7c5bbdc338da3edad89b2885d4f8668f9a6fffeba6ec17a60333e36dade6f": "mbedtls-2.28.3",
+            # Debian packed the same tree again.
+            "3b4953aa55a681e084d31892d9904cc5328d6b4958ea57b90ae4b4f94ae69a8d": "Mbed-TLS-mbedtls-8f97ca5",
+        },
+        urls = ["https://github.com/Mbed-TLS/mbedtls/archive/refs/tags/v2.28.3.tar.gz"],
+    ),
     "com_github_facebook_rocksdb": dict(
         build_file = Label("//third_party/crc32c:rocksdb.BUILD"),
         debian_package = "rocksdb",

@@ -32,8 +32,8 @@
 #include "comm/hierarchical/host_layout.h"
 #include "comm/host/shared_segment.h"
 #include "comm/local/local_communicator.h"
+#include "comm/meeting/meeting.h"
 #include "comm/shared_memory/shared_memory_communicator.h"
-#include "comm/startup/bootstrap_store.h"
 #include "comm/wrappers/forwarding_communicator.h"
 #include "comm/wrappers/paired_communicator.h"
 

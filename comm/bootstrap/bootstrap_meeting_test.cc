@@ -3,7 +3,6 @@
 #include <functional>
 #include <set>
 #include <thread>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -14,8 +13,8 @@
 #include "base/testing/status_matchers.h"
 #include "comm/bootstrap/ranks_in_threads.h"
 #include "comm/group/wait_limits.h"
+#include "comm/meeting/meeting.h"
 #include "comm/startup/bootstrap_socket.h"
-#include "comm/startup/bootstrap_store.h"
 #include "comm/startup/environment.h"
 #include "comm/testing/ranks_of_one_host.h"
 #include "gmock/gmock.h"

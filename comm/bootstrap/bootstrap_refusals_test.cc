@@ -2,7 +2,6 @@
 #include <cstdint>
 #include <string>
 #include <thread>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -13,6 +12,7 @@
 #include "base/testing/status_matchers.h"
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/bootstrap/ranks_in_threads.h"
+#include "comm/meeting/job_store.h"
 #include "comm/startup/bootstrap_socket.h"
 #include "comm/startup/environment.h"
 #include "comm/testing/ranks_of_one_host.h"
@@ -90,17 +90,40 @@ TEST(ConnectTest, WaitingForGoodbyesChangesNothingInTheError) {
     FSDP_CHECK(WaitUntilReachable("127.0.0.1", rank0.master_port,
                                   {absl::Now() + kLimit})
                    .ok());
-    c10d::TCPStoreOptions options;
-    options.port = static_cast<uint16_t>(rank0.master_port);
-    options.waitWorkers = false;
-    c10d::TCPStore visitor("127.0.0.1", options);
-    visitor.add("/fsdp/visitors", 1);
+    const auto visitor =
+        JobStore::Connect({"127.0.0.1", rank0.master_port, rank0.secret},
+                          kLimit, {absl::Now() + kLimit});
+    FSDP_CHECK(visitor.ok());
+    (*visitor)->add("/fsdp/visitors", 1);
   });
   EXPECT_THAT(Connect(rank0, Options(absl::Seconds(1))),
               StatusIs(absl::StatusCode::kDeadlineExceeded,
                        AllOf(HasSubstr("1 of 2 ranks met"),
                              HasSubstr("missing: rank 1"))));
   visit.join();
+}
+
+TEST(ConnectTest, ARankThatDoesNotKnowTheSecret) {
+  std::vector<Environment> ranks = RanksOfOneHost(3);
+  for (Environment& rank : ranks) rank.secret = "of the job";
+  ranks[1].secret = "of another job";
+  std::vector<absl::Status> results;
+  RunInThreads(
+      3,
+      [&](int i) {
+        return Connect(ranks[i], Options(absl::Seconds(1))).status();
+      },
+      &results)
+      .IgnoreError();
+  EXPECT_THAT(results[1], StatusIs(absl::StatusCode::kPermissionDenied,
+                                   AllOf(HasSubstr("rank 1 of 3"),
+                                         HasSubstr("FSDP_JOB_SECRET"))));
+  for (const int rank : {0, 2}) {
+    EXPECT_THAT(results[rank],
+                StatusIs(absl::StatusCode::kDeadlineExceeded,
+                         AllOf(HasSubstr("missing: rank 1"),
+                               HasSubstr("do not know the job's secret: 1 "))));
+  }
 }
 
 TEST(ConnectTest, ARankThatFailsTellsTheOthers) {

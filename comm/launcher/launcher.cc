@@ -18,11 +18,13 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "base/file_size_errors.h"
+#include "base/hmac.h"
 #include "base/status_macros.h"
 #include "comm/launcher/launcher_output.h"
 #include "comm/launcher/launcher_process.h"
@@ -64,7 +66,8 @@ std::optional<int> ColumnsOf(int fd) {
 
 // The environment of `rank` as "NAME=value".
 std::vector<std::string> RankEnvironment(const LaunchOptions& options, int rank,
-                                         const Listener& listener) {
+                                         const Listener& listener,
+                                         const std::string& secret) {
   std::map<std::string, std::string> variables;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     variables.insert(absl::StrSplit(*entry, absl::MaxSplits('=', 1)));
@@ -77,6 +80,10 @@ std::vector<std::string> RankEnvironment(const LaunchOptions& options, int rank,
       absl::StrCat(options.ranks);
   variables["MASTER_ADDR"] = kLoopback;
   variables["MASTER_PORT"] = absl::StrCat(listener.port);
+  // Whoever has started the launcher may have given the ranks one already.
+  if (variables["FSDP_JOB_SECRET"].empty()) {
+    variables["FSDP_JOB_SECRET"] = secret;
+  }
   if (rank == 0) {
     variables["FSDP_LAUNCHER_LISTEN_FD"] = absl::StrCat(listener.fd.get());
   }
@@ -108,12 +115,13 @@ absl::StatusOr<std::vector<ChildProcess>> StartRanks(
   // the socket's backlog. Here it closes again, so that a dead rank 0 refuses
   // connections.
   FSDP_ASSIGN_OR_RETURN(const Listener listener, Listen(kLoopback, 0));
+  const std::string secret = absl::BytesToHexString(RandomBytes(32));
   std::vector<ChildProcess> children;
   for (int rank = 0; rank < options.ranks; ++rank) {
     ChildProcess::Options child;
     child.program = options.program;
     child.argv = options.argv;
-    child.environment = RankEnvironment(options, rank, listener);
+    child.environment = RankEnvironment(options, rank, listener, secret);
     if (rank == 0) child.inherited_fd = listener.fd.get();
     absl::StatusOr<ChildProcess> started = ChildProcess::Start(child);
     if (!started.ok()) {

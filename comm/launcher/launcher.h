@@ -79,7 +79,8 @@ struct LaunchReport {
 
 // Runs options.ranks > 0 copies of the program and returns when all have ended.
 // They get torchrun's variables, a free port on the loopback interface
-// (ReadEnvironment knows where to take it from), OMP_NUM_THREADS = this host's
+// (ReadEnvironment knows where to take it from), a secret of the job unless
+// FSDP_JOB_SECRET is set, OMP_NUM_THREADS = this host's
 // cores divided by the ranks unless it is set, and, where stdout_fd is a
 // terminal, what TerminalColumns() reads.
 //

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -122,6 +123,19 @@ std::string Numeric(const sockaddr* address, socklen_t length) {
   return host;
 }
 
+// A free port may be given to whoever connects to it, which then talks to
+// itself.
+bool IsOwnEnd(int fd) {
+  sockaddr_storage local = {};
+  sockaddr_storage remote = {};
+  socklen_t length = sizeof(local);
+  socklen_t remote_length = sizeof(remote);
+  return getsockname(fd, reinterpret_cast<sockaddr*>(&local), &length) == 0 &&
+         getpeername(fd, reinterpret_cast<sockaddr*>(&remote),
+                     &remote_length) == 0 &&
+         length == remote_length && std::memcmp(&local, &remote, length) == 0;
+}
+
 std::string LocalAddress(int fd) {
   sockaddr_storage local = {};
   socklen_t length = sizeof(local);
@@ -130,9 +144,8 @@ std::string LocalAddress(int fd) {
   return Numeric(address, length);
 }
 
-// Connects and hangs up at once.
-absl::StatusOr<Route> TryConnect(const addrinfo& to, absl::Time deadline) {
-  const UniqueFd fd(
+absl::StatusOr<Connection> TryConnect(const addrinfo& to, absl::Time deadline) {
+  UniqueFd fd(
       socket(to.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd.is_open()) return absl::UnavailableError(std::strerror(errno));
   if (connect(fd.get(), to.ai_addr, to.ai_addrlen) != 0) {
@@ -148,17 +161,21 @@ absl::StatusOr<Route> TryConnect(const addrinfo& to, absl::Time deadline) {
     getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length);
     if (error != 0) return absl::UnavailableError(std::strerror(error));
   }
-  return Route{LocalAddress(fd.get()), Numeric(to.ai_addr, to.ai_addrlen)};
+  if (IsOwnEnd(fd.get())) {
+    return absl::UnavailableError(std::strerror(ECONNREFUSED));
+  }
+  Route route{LocalAddress(fd.get()), Numeric(to.ai_addr, to.ai_addrlen)};
+  return Connection{std::move(fd), std::move(route)};
 }
 
-absl::StatusOr<Route> TryAll(const std::string& address, int port,
-                             absl::Time deadline) {
+absl::StatusOr<Connection> TryAll(const std::string& address, int port,
+                                  absl::Time deadline) {
   FSDP_ASSIGN_OR_RETURN(const Addresses addresses, Resolve(address, port));
   absl::Status last;
   for (const addrinfo* to = addresses.get(); to != nullptr; to = to->ai_next) {
-    absl::StatusOr<Route> route = TryConnect(*to, deadline);
-    if (route.ok()) return route;
-    last = route.status();
+    absl::StatusOr<Connection> connection = TryConnect(*to, deadline);
+    if (connection.ok()) return connection;
+    last = connection.status();
   }
   return last;
 }
@@ -192,9 +209,17 @@ absl::StatusOr<Listener> AdoptListener(int fd, int port) {
 
 absl::StatusOr<Route> WaitUntilReachable(const std::string& address, int port,
                                          const WaitLimits& limits) {
+  FSDP_ASSIGN_OR_RETURN(Connection connection,
+                        ConnectTo(address, port, limits));
+  return std::move(connection.route);
+}
+
+absl::StatusOr<Connection> ConnectTo(const std::string& address, int port,
+                                     const WaitLimits& limits) {
   for (;;) {
-    absl::StatusOr<Route> route = TryAll(address, port, limits.deadline);
-    if (route.ok()) return route;
+    absl::StatusOr<Connection> connection =
+        TryAll(address, port, limits.deadline);
+    if (connection.ok()) return connection;
     if (limits.stopped()) {
       return absl::CancelledError(absl::StrCat(
           "asked to stop while nobody answered at ", address, ":", port));
@@ -202,7 +227,7 @@ absl::StatusOr<Route> WaitUntilReachable(const std::string& address, int port,
     if (limits.now() + kRetryDelay >= limits.deadline) {
       return absl::DeadlineExceededError(
           absl::StrCat("nobody answers at ", address, ":", port, ": ",
-                       route.status().message()));
+                       connection.status().message()));
     }
     absl::SleepFor(kRetryDelay);
   }

@@ -32,6 +32,16 @@ struct Route {
   std::string remote;
 };
 
+struct Connection {
+  UniqueFd fd;  // non-blocking, close-on-exec
+  Route route;
+};
+
+// Connects as soon as somebody listens on `address`:`port`. Errors: as
+// WaitUntilReachable().
+absl::StatusOr<Connection> ConnectTo(const std::string& address, int port,
+                                     const WaitLimits& limits);
+
 // Waits until somebody listens on `address`:`port`. DeadlineExceeded says what
 // the last attempt met with; Cancelled: asked to stop.
 absl::StatusOr<Route> WaitUntilReachable(const std::string& address, int port,

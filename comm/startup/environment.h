@@ -41,6 +41,10 @@ struct Environment {
   bool agent_store = false;
   std::string agent_store_prefix;
 
+  // What only the ranks of this job know, by which they know each other; empty:
+  // whoever can reach the place is taken for a rank.
+  std::string secret;
+
   // A socket that already listens at the place and that rank 0 takes over; -1
   // where it has to open one.
   int listen_fd = -1;
@@ -65,9 +69,9 @@ using GetEnvironmentVariable = absl::FunctionRef<const char*(const char* name)>;
 //             SLURM_STEP_NODELIST or SLURM_JOB_NODELIST and its port follows
 //             from SLURM_JOB_ID and SLURM_STEP_ID; MASTER_ADDR and MASTER_PORT
 //             come before both.
-// and GLOO_SOCKET_IFNAME. An empty variable is one that is not set. Nothing
-// set: one rank. InvalidArgument names the variable, its value and what is
-// expected.
+// and FSDP_JOB_SECRET, GLOO_SOCKET_IFNAME. An empty variable is one that is not
+// set. Nothing set: one rank. InvalidArgument names the variable, its value and
+// what is expected.
 absl::StatusOr<Environment> ReadEnvironment(GetEnvironmentVariable get);
 
 // The first host of a Slurm node list: "node003" for "node[003-010,12]".

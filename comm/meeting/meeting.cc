@@ -1,6 +1,7 @@
-#include "comm/startup/bootstrap_store.h"
+#include "comm/meeting/meeting.h"
 
 #include <algorithm>
+#include <memory>
 #include <string>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -18,7 +19,10 @@
 #include "base/torch_status.h"
 #include "comm/group/status_text.h"
 #include "comm/group/store_exchange.h"
+#include "comm/meeting/job_store.h"
+#include "comm/meeting/store_server.h"
 #include "comm/startup/bootstrap_socket.h"
+#include "comm/startup/environment.h"
 
 namespace fsdp::comm {
 namespace {
@@ -30,6 +34,10 @@ constexpr char kArrivalsKey[] = "arrivals";
 constexpr char kVisitorsKey[] = "visitors";
 constexpr char kVerdictKey[] = "verdict";
 constexpr char kMasterAddressKey[] = "master_address";
+constexpr char kRefusalsKey[] = "refusals";
+
+// In front of all keys, after the prefix of an agent's store.
+constexpr char kPrefix[] = "/fsdp";
 
 // How long rank 0 stays for the others' goodbyes.
 constexpr absl::Duration kGoodbyeTimeout = absl::Seconds(3);
@@ -45,16 +53,19 @@ std::string GoodbyeKey(int64_t number) {
 // Says goodbye where it ends.
 class PoliteStore final : public c10d::PrefixStore {
  public:
-  // `hosts`: the store itself ends with this object.
-  PoliteStore(std::string prefix, StorePtr store, bool hosts)
-      : PrefixStore(std::move(prefix), std::move(store)), hosts_(hosts) {}
+  // `server`: of the store, which ends with this object; null: another
+  // process serves it.
+  PoliteStore(std::string prefix, StorePtr store,
+              std::unique_ptr<StoreServer> server)
+      : PrefixStore(std::move(prefix), std::move(store)),
+        server_(std::move(server)) {}
 
   ~PoliteStore() override {
     // A peer that is gone cannot be waited for, nor told: an error here has no
     // consequence.
     TorchToStatus("goodbye", [this] {
       if (number_ > 0) set(GoodbyeKey(number_), std::vector<uint8_t>{1});
-      if (hosts_) AwaitGoodbyes();
+      if (server_ != nullptr) AwaitGoodbyes();
     }).IgnoreError();
   }
 
@@ -76,7 +87,7 @@ class PoliteStore final : public c10d::PrefixStore {
     AwaitKeys(*this, goodbyes, {absl::Now() + kGoodbyeTimeout});
   }
 
-  const bool hosts_;
+  const std::unique_ptr<StoreServer> server_;
   int64_t number_ = 0;  // 0: has not entered
   int64_t expected_ = 0;
 };
@@ -92,6 +103,15 @@ std::string RankList(const std::vector<int>& ranks) {
           : "");
 }
 
+// "; 2 callers ..." where there were some.
+std::string Refusals(c10d::Store& store) {
+  if (!store.check({kRefusalsKey})) return "";
+  return absl::StrCat("; refused, since they do not know the job's secret: ",
+                      store.add(kRefusalsKey, 0),
+                      " callers; FSDP_JOB_SECRET has to be the same on all "
+                      "ranks, or set on none");
+}
+
 absl::Status MissingError(c10d::Store& store, const Environment& environment) {
   std::vector<int> missing;
   for (int rank = 0; rank < environment.world_size; ++rank) {
@@ -105,7 +125,7 @@ absl::Status MissingError(c10d::Store& store, const Environment& environment) {
       environment.started_by == StartedBy::kSlurm
           ? "; ranks are those that srun starts"
           : "",
-      ")"));
+      ")", Refusals(store)));
 }
 
 // The first verdict counts and is everybody's.
@@ -189,28 +209,53 @@ absl::StatusOr<Listener> OpenListener(const Environment& environment) {
   return Listen(environment.master_addr, environment.master_port);
 }
 
-absl::StatusOr<StorePtr> OpenStore(const Environment& environment, bool hosts,
-                                   absl::Time deadline) {
+struct OpenedStore {
+  StorePtr client;
+  std::unique_ptr<StoreServer> server;  // of rank 0
+};
+
+absl::Duration StoreTimeout(absl::Time deadline) {
+  return std::max(absl::Seconds(1), deadline - absl::Now());
+}
+
+// That of torchrun's agent, which has a protocol of its own.
+absl::StatusOr<OpenedStore> OpenAgentStore(const Environment& environment,
+                                           absl::Time deadline) {
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(environment.master_port);
-  options.isServer = hosts;
   options.waitWorkers = false;
-  options.timeout = absl::ToChronoMilliseconds(
-      std::max(absl::Seconds(1), deadline - absl::Now()));
-  Listener listener;
-  std::string address = environment.master_addr;
-  if (hosts) {
-    FSDP_ASSIGN_OR_RETURN(listener, OpenListener(environment));
-    options.masterListenFd = listener.fd.get();
-    // Hosts need not be able to reach themselves by the name others use.
-    if (!IsLoopback(address)) address = "127.0.0.1";
-  }
-  StorePtr store;
+  options.timeout = absl::ToChronoMilliseconds(StoreTimeout(deadline));
+  OpenedStore opened;
   FSDP_RETURN_IF_ERROR(TorchToStatus("open the store", [&] {
-    store = c10::make_intrusive<c10d::TCPStore>(address, options);
+    opened.client =
+        c10::make_intrusive<c10d::TCPStore>(environment.master_addr, options);
   }));
-  listener.fd.Release();  // to the store
-  return store;
+  return opened;
+}
+
+absl::StatusOr<OpenedStore> OpenStore(const Environment& environment,
+                                      bool hosts, const WaitLimits& limits) {
+  if (environment.agent_store) {
+    return OpenAgentStore(environment, limits.deadline);
+  }
+  OpenedStore opened;
+  JobStorePlace place{environment.master_addr, environment.master_port,
+                      environment.secret};
+  if (hosts) {
+    FSDP_ASSIGN_OR_RETURN(Listener listener, OpenListener(environment));
+    StoreServerOptions options;
+    options.refusals_key = absl::StrCat(kPrefix, "/", kRefusalsKey);
+    FSDP_ASSIGN_OR_RETURN(
+        opened.server,
+        StoreServer::Start(std::move(listener.fd), environment.secret,
+                           std::move(options)));
+    // Hosts need not be able to reach themselves by the name others use.
+    if (!IsLoopback(place.address)) place.address = "127.0.0.1";
+  }
+  FSDP_ASSIGN_OR_RETURN(
+      opened.client,
+      JobStore::Connect(place, StoreTimeout(limits.deadline), limits));
+  return opened;
 }
 
 absl::StatusOr<Route> FindRoute(const Environment& environment,
@@ -238,11 +283,11 @@ absl::Status Meet(const Environment& environment, const WaitLimits& limits,
   suspect->Set(
       "the store where the ranks meet accepts connections but does not answer; "
       "is the process that serves it, often rank 0, stopped?");
-  FSDP_ASSIGN_OR_RETURN(StorePtr store,
-                        OpenStore(environment, hosts, limits.deadline));
+  FSDP_ASSIGN_OR_RETURN(OpenedStore opened,
+                        OpenStore(environment, hosts, limits));
   auto polite = c10::make_intrusive<PoliteStore>(
-      absl::StrCat(environment.agent_store_prefix, "/fsdp"), std::move(store),
-      hosts);
+      absl::StrCat(environment.agent_store_prefix, kPrefix),
+      std::move(opened.client), std::move(opened.server));
   FSDP_RETURN_IF_ERROR(TorchToStatus("the store broke off", [&] {
     polite->Enter();
     if (!IsLoopback(route.local)) {

@@ -1,7 +1,7 @@
 // Where the ranks of a job find each other: a key-value store that rank 0
 // serves.
-#ifndef COMM_STARTUP_BOOTSTRAP_STORE_H_
-#define COMM_STARTUP_BOOTSTRAP_STORE_H_
+#ifndef COMM_MEETING_MEETING_H_
+#define COMM_MEETING_MEETING_H_
 
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -55,15 +55,18 @@ struct MeetingPlace {
 // and on one rank:
 //   FailedPrecondition  rank 0's port is in use
 //   DeadlineExceeded    nobody answers at the master address
+//   PermissionDenied    this rank or what listens there does not know the
+//                       job's secret; the others then lack this rank, and say
+//                       how many callers were refused
 //   Unavailable         the store broke off
 //   Cancelled           this rank is to stop; the others hear of it as Aborted
 // An error may leave the store in `place`, so that the error can be told before
-// its end waits for goodbyes. May hang past the deadline where the process that
-// serves the store has been stopped, since c10d's store has no deadline for an
-// answer; `suspect` says so by then.
+// its end waits for goodbyes. May hang past the deadline where torchrun's
+// agent, which serves the store, has been stopped, since c10d's store has no
+// deadline for an answer; `suspect` says so by then.
 absl::Status Meet(const Environment& environment, const WaitLimits& limits,
                   Suspect* suspect, MeetingPlace* place);
 
 }  // namespace fsdp::comm
 
-#endif  // COMM_STARTUP_BOOTSTRAP_STORE_H_
+#endif  // COMM_MEETING_MEETING_H_

@@ -1,0 +1,47 @@
+#include "comm/group/testing/report_fuzzer.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "base/check.h"
+#include "comm/group/failure_report.h"
+#include "comm/group/status_text.h"
+
+namespace fsdp::comm {
+namespace {
+
+void CheckStatus(absl::string_view text) {
+  const std::optional<absl::Status> status = DecodeStatus(text);
+  if (!status.has_value()) return;
+  FSDP_CHECK(DecodeStatus(EncodeStatus(*status)) == status);
+}
+
+void CheckReport(absl::string_view text) {
+  const std::optional<RankReport> report = Decode(text);
+  if (!report.has_value()) return;
+  const std::optional<RankReport> again = Decode(Encode(*report));
+  FSDP_CHECK(again.has_value() && again->cause == report->cause &&
+             again->text == report->text &&
+             again->position == report->position);
+  // What a rank makes of it, beside one that has said nothing and itself.
+  const std::vector<std::optional<RankReport>> reports = {RankReport{},
+                                                          std::nullopt, report};
+  for (const bool store_answers : {false, true}) {
+    FSDP_CHECK(!Verdict(/*rank=*/0, reports, store_answers).ok());
+  }
+}
+
+}  // namespace
+}  // namespace fsdp::comm
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const absl::string_view text(reinterpret_cast<const char*>(data), size);
+  fsdp::comm::CheckStatus(text);
+  fsdp::comm::CheckReport(text);
+  return 0;
+}

@@ -1,0 +1,177 @@
+#include "comm/meeting/job_store.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_join.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status_error.h"
+#include "base/status_macros.h"
+#include "comm/meeting/store_connection.h"
+#include "comm/meeting/store_message.h"
+
+namespace fsdp::comm {
+namespace {
+
+// How much longer than a wait in the store its answer may take.
+constexpr absl::Duration kAnswerTime = absl::Seconds(5);
+
+std::string Text(const std::vector<uint8_t>& bytes) {
+  return {bytes.begin(), bytes.end()};
+}
+
+std::vector<uint8_t> Bytes(const std::string& text) {
+  return {text.begin(), text.end()};
+}
+
+// Whoever serves is a rank of the job, and may be wrong all the same.
+const std::string& FirstText(const StoreMessage& reply) {
+  TORCH_CHECK_WITH(DistStoreError, !reply.texts.empty(),
+                   "the job's store has sent an answer without a value");
+  return reply.texts[0];
+}
+
+void ThrowUnlessThere(const StoreMessage& reply,
+                      const std::vector<std::string>& keys,
+                      std::chrono::milliseconds timeout) {
+  TORCH_CHECK_WITH(DistStoreError,
+                   reply.code != static_cast<uint8_t>(StoreReply::kNotThere),
+                   "the job's store has none of it after ", timeout.count(),
+                   " ms: ", absl::StrJoin(keys, ", "));
+}
+
+}  // namespace
+
+class JobStore::Pool {
+ public:
+  explicit Pool(JobStorePlace place) : place_(std::move(place)) {}
+
+  absl::Status Open(const WaitLimits& limits) {
+    FSDP_ASSIGN_OR_RETURN(std::unique_ptr<StoreConnection> connection,
+                          Take(limits));
+    Return(std::move(connection));
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<StoreMessage> Call(const StoreMessage& ask,
+                                    absl::Time deadline) {
+    FSDP_ASSIGN_OR_RETURN(std::unique_ptr<StoreConnection> connection,
+                          Take({deadline}));
+    absl::StatusOr<StoreMessage> reply = connection->Call(ask, deadline);
+    // One that has failed may still get the answer.
+    if (reply.ok() || absl::IsFailedPrecondition(reply.status())) {
+      Return(std::move(connection));
+    }
+    return reply;
+  }
+
+ private:
+  absl::StatusOr<std::unique_ptr<StoreConnection>> Take(
+      const WaitLimits& limits) {
+    {
+      absl::MutexLock lock(&mutex_);
+      if (!idle_.empty()) {
+        std::unique_ptr<StoreConnection> last = std::move(idle_.back());
+        idle_.pop_back();
+        return last;
+      }
+    }
+    return StoreConnection::Open(place_.address, place_.port, place_.secret,
+                                 limits);
+  }
+
+  void Return(std::unique_ptr<StoreConnection> connection) {
+    absl::MutexLock lock(&mutex_);
+    idle_.push_back(std::move(connection));
+  }
+
+  const JobStorePlace place_;
+  absl::Mutex mutex_;
+  std::vector<std::unique_ptr<StoreConnection>> idle_ ABSL_GUARDED_BY(mutex_);
+};
+
+absl::StatusOr<c10::intrusive_ptr<JobStore>> JobStore::Connect(
+    const JobStorePlace& place, absl::Duration timeout,
+    const WaitLimits& limits) {
+  auto pool = std::make_shared<Pool>(place);
+  FSDP_RETURN_IF_ERROR(pool->Open(limits));
+  return c10::intrusive_ptr<JobStore>::reclaim(
+      new JobStore(std::move(pool), absl::ToChronoMilliseconds(timeout)));
+}
+
+JobStore::JobStore(std::shared_ptr<Pool> pool,
+                   std::chrono::milliseconds timeout)
+    : Store(timeout), pool_(std::move(pool)) {}
+
+JobStore::~JobStore() = default;
+
+c10::intrusive_ptr<c10d::Store> JobStore::clone() {
+  return c10::intrusive_ptr<JobStore>::reclaim(
+      new JobStore(pool_, getTimeout()));
+}
+
+StoreMessage JobStore::Ask(StoreAsk ask, std::vector<std::string> texts,
+                           int64_t number,
+                           std::chrono::milliseconds wait) const {
+  const absl::Duration limit =
+      absl::FromChrono(std::max(wait, getTimeout())) + kAnswerTime;
+  return ValueOrThrow(
+      pool_->Call({static_cast<uint8_t>(ask), number, std::move(texts)},
+                  absl::Now() + limit));
+}
+
+void JobStore::set(const std::string& key, const std::vector<uint8_t>& value) {
+  Ask(StoreAsk::kSet, {key, Text(value)});
+}
+
+std::vector<uint8_t> JobStore::compareSet(const std::string& key,
+                                          const std::vector<uint8_t>& expected,
+                                          const std::vector<uint8_t>& desired) {
+  return Bytes(FirstText(
+      Ask(StoreAsk::kCompareAndSet, {key, Text(expected), Text(desired)})));
+}
+
+std::vector<uint8_t> JobStore::get(const std::string& key) {
+  const StoreMessage reply =
+      Ask(StoreAsk::kGet, {key}, getTimeout().count(), getTimeout());
+  ThrowUnlessThere(reply, {key}, getTimeout());
+  return Bytes(FirstText(reply));
+}
+
+int64_t JobStore::add(const std::string& key, int64_t value) {
+  return Ask(StoreAsk::kAdd, {key}, value).number;
+}
+
+bool JobStore::deleteKey(const std::string& key) {
+  return Ask(StoreAsk::kDelete, {key}).number != 0;
+}
+
+bool JobStore::check(const std::vector<std::string>& keys) {
+  return Ask(StoreAsk::kCheck, keys).number != 0;
+}
+
+int64_t JobStore::getNumKeys() { return Ask(StoreAsk::kCount, {}).number; }
+
+void JobStore::wait(const std::vector<std::string>& keys) {
+  wait(keys, getTimeout());
+}
+
+void JobStore::wait(const std::vector<std::string>& keys,
+                    const std::chrono::milliseconds& timeout) {
+  ThrowUnlessThere(Ask(StoreAsk::kWait, keys, timeout.count(), timeout), keys,
+                   timeout);
+}
+
+}  // namespace fsdp::comm

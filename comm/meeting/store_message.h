@@ -1,0 +1,67 @@
+// What goes over a connection to a job's store once both ends trust each other.
+#ifndef COMM_MEETING_STORE_MESSAGE_H_
+#define COMM_MEETING_STORE_MESSAGE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace fsdp::comm {
+
+// What a rank asks for; `number` and `texts` of the message, and of the reply
+// where it is kDone.
+enum class StoreAsk : uint8_t {
+  kSet = 1,        // key, value
+  kCompareAndSet,  // key, expected, new value; the value then
+  kGet,            // key; waits `number` ms for it; its value
+  kAdd,            // key; `number` to add; the sum
+  kCheck,          // keys; 1 if all are there, or 0
+  kWait,           // keys; waits `number` ms for all of them
+  kDelete,         // key; 1 if it was there, or 0
+  kCount,          // how many keys there are
+};
+
+enum class StoreReply : uint8_t {
+  kDone = 100,
+  kNotThere,  // in time
+  kRefused,   // a text says why
+};
+
+// The longest frame, and so what one side makes the other keep.
+inline constexpr size_t kMaxFrameBytes = size_t{16} << 20;
+
+struct StoreMessage {
+  uint8_t code = 0;  // a StoreAsk or a StoreReply
+  int64_t number = 0;
+  std::vector<std::string> texts;
+};
+
+// As a frame: its length in four bytes, code, number, and the texts, each after
+// its length; little-endian. InvalidArgument: longer than kMaxFrameBytes.
+absl::StatusOr<std::string> EncodeFrame(const StoreMessage& message);
+
+// Bytes as they come, cut into messages.
+class FrameReader {
+ public:
+  void Append(absl::string_view bytes);
+
+  // The next message; none while it is not complete. InvalidArgument: these are
+  // no frames; of no more use then. Keeps at most one frame and what was
+  // appended after it.
+  absl::StatusOr<std::optional<StoreMessage>> Next();
+
+  size_t buffered_bytes() const { return buffer_.size() - begin_; }
+
+ private:
+  std::string buffer_;
+  size_t begin_ = 0;
+};
+
+}  // namespace fsdp::comm
+
+#endif  // COMM_MEETING_STORE_MESSAGE_H_

@@ -1,0 +1,220 @@
+#include "comm/meeting/store_server.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <list>
+#include <memory>
+#include <string>
+#include <thread>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "absl/memory/memory.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/hmac.h"
+#include "base/start_thread.h"
+#include "base/status_macros.h"
+#include "comm/meeting/store_proof.h"
+#include "comm/meeting/store_session.h"
+#include "comm/startup/bootstrap_fd.h"
+#include "comm/startup/bootstrap_socket.h"
+
+namespace fsdp::comm {
+namespace {
+
+constexpr size_t kReadBytes = size_t{64} << 10;
+constexpr short kGone = POLLERR | POLLHUP | POLLRDHUP | POLLNVAL;
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<StoreServer>> StoreServer::Start(
+    UniqueFd listener, std::string secret, StoreServerOptions options) {
+  UniqueFd wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake.is_open()) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("serve the job's store: ", std::strerror(errno)));
+  }
+  auto server =
+      absl::WrapUnique(new StoreServer(std::move(listener), std::move(wake),
+                                       std::move(secret), std::move(options)));
+  FSDP_ASSIGN_OR_RETURN(server->thread_,
+                        StartThread("to serve the job's store",
+                                    [self = server.get()] { self->Serve(); }));
+  return server;
+}
+
+StoreServer::StoreServer(UniqueFd listener, UniqueFd wake, std::string secret,
+                         StoreServerOptions options)
+    : secret_(std::move(secret)),
+      options_(std::move(options)),
+      listener_(std::move(listener)),
+      wake_(std::move(wake)) {}
+
+StoreServer::~StoreServer() {
+  if (!thread_.joinable()) return;
+  const uint64_t one = 1;
+  // Cannot fail: the counter is far from full.
+  static_cast<void>(write(wake_.get(), &one, sizeof(one)));
+  thread_.join();
+}
+
+void StoreServer::Serve() {
+  for (;;) {
+    std::vector<pollfd> watched = Watched();
+    const int ready = poll(watched.data(), watched.size(), PollTimeout());
+    if (ready < 0 && errno != EINTR) return;
+    if (watched[0].revents != 0) return;
+    const absl::Time now = absl::Now();
+    size_t index = 2;
+    for (auto caller = callers_.begin(); caller != callers_.end(); ++index) {
+      const short events = ready > 0 ? watched[index].revents : short{0};
+      if (!IsLate(*caller, now) && Handle(*caller, events)) {
+        ++caller;
+      } else {
+        caller = callers_.erase(caller);
+        accepts_ = true;
+      }
+    }
+    ResumeWaits();
+    if (ready > 0 && watched[1].revents != 0) Accept();
+  }
+}
+
+std::vector<pollfd> StoreServer::Watched() const {
+  std::vector<pollfd> watched;
+  watched.reserve(2 + callers_.size());
+  watched.push_back({wake_.get(), POLLIN, 0});
+  // poll() passes over negative ones.
+  watched.push_back({accepts_ ? listener_.get() : -1, POLLIN, 0});
+  for (const Caller& caller : callers_) {
+    StoreSession& session = const_cast<Caller&>(caller).session;
+    short events = POLLRDHUP;
+    if (!session.output().empty()) events |= POLLOUT;
+    if (session.wants_input() || !session.accepted()) events |= POLLIN;
+    watched.push_back({caller.fd.get(), events, 0});
+  }
+  return watched;
+}
+
+int StoreServer::PollTimeout() const {
+  absl::Time next = absl::InfiniteFuture();
+  for (const Caller& caller : callers_) {
+    if (!caller.session.accepted()) {
+      next = std::min(next, caller.came + options_.claim_timeout);
+    } else if (caller.session.is_waiting()) {
+      next = std::min(next, caller.session.wait_deadline());
+    }
+  }
+  return PollMilliseconds(next);
+}
+
+bool StoreServer::IsLate(const Caller& caller, absl::Time now) const {
+  return !caller.session.accepted() &&
+         now >= caller.came + options_.claim_timeout;
+}
+
+void StoreServer::Accept() {
+  for (;;) {
+    const auto strangers = static_cast<size_t>(std::count_if(
+        callers_.begin(), callers_.end(),
+        [](const Caller& one) { return !one.session.accepted(); }));
+    if (strangers >= options_.max_strangers) DropStranger();
+    UniqueFd fd(accept4(listener_.get(), nullptr, nullptr,
+                        SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (!fd.is_open()) {
+      const bool is_full = errno == EMFILE || errno == ENFILE ||
+                           errno == ENOBUFS || errno == ENOMEM;
+      if (is_full && DropStranger()) continue;
+      // Without a stranger to hang up on, until somebody leaves.
+      accepts_ = !is_full;
+      return;
+    }
+    callers_.push_back(
+        {std::move(fd),
+         StoreSession(secret_, RandomBytes(kNonceBytes), &table_),
+         absl::Now()});
+    if (!Write(callers_.back())) callers_.pop_back();
+  }
+}
+
+bool StoreServer::DropStranger() {
+  const auto first =
+      std::find_if(callers_.begin(), callers_.end(),
+                   [](const Caller& one) { return !one.session.accepted(); });
+  if (first == callers_.end()) return false;
+  callers_.erase(first);
+  return true;
+}
+
+bool StoreServer::Handle(Caller& caller, short events) {
+  if ((events & POLLIN) != 0) {
+    if (!Read(caller)) return false;
+  } else if ((events & kGone) != 0) {
+    return false;
+  }
+  // What was asked for meanwhile is answered when the answer before is sent.
+  while (!caller.session.output().empty()) {
+    if (!Write(caller)) return false;
+    if (!caller.session.output().empty()) break;
+    if (!caller.session.Advance(absl::Now()).ok()) return false;
+  }
+  return true;
+}
+
+bool StoreServer::Read(Caller& caller) {
+  char bytes[kReadBytes];
+  const ssize_t count = recv(caller.fd.get(), bytes, sizeof(bytes), 0);
+  if (count < 0) return errno == EAGAIN || errno == EINTR;
+  if (count == 0) return false;
+  const absl::Status received =
+      caller.session.Receive({bytes, static_cast<size_t>(count)}, absl::Now());
+  if (absl::IsPermissionDenied(received) && !options_.refusals_key.empty()) {
+    table_.Add(options_.refusals_key, 1).IgnoreError();
+  }
+  return received.ok();
+}
+
+bool StoreServer::Write(Caller& caller) {
+  std::string& output = caller.session.output();
+  const ssize_t count =
+      send(caller.fd.get(), output.data(), output.size(), MSG_NOSIGNAL);
+  if (count < 0) return errno == EAGAIN || errno == EINTR;
+  output.erase(0, static_cast<size_t>(count));
+  return true;
+}
+
+void StoreServer::ResumeWaits() {
+  const absl::Time now = absl::Now();
+  // Whoever goes on may set further keys.
+  for (;;) {
+    const std::vector<std::string> keys = table_.TakeNewKeys();
+    const std::unordered_set<std::string> added(keys.begin(), keys.end());
+    bool any = false;
+    for (auto caller = callers_.begin(); caller != callers_.end();) {
+      StoreSession& session = caller->session;
+      const bool is_over =
+          session.is_waiting() && (now >= session.wait_deadline() ||
+                                   added.count(session.missing_key()) > 0);
+      const bool stays = !is_over || (session.Advance(now).ok() &&
+                                      Handle(*caller, /*events=*/0));
+      any |= is_over;
+      caller = stays ? std::next(caller) : callers_.erase(caller);
+    }
+    if (!any) return;
+  }
+}
+
+}  // namespace fsdp::comm

@@ -1,0 +1,80 @@
+// Serves a job's store to those who know the job's secret.
+#ifndef COMM_MEETING_STORE_SERVER_H_
+#define COMM_MEETING_STORE_SERVER_H_
+
+#include <poll.h>
+
+#include <cstddef>
+#include <list>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "comm/meeting/store_session.h"
+#include "comm/meeting/store_table.h"
+#include "comm/startup/bootstrap_fd.h"
+
+namespace fsdp::comm {
+
+struct StoreServerOptions {
+  // Whoever has not shown by then that it knows the secret is hung up on.
+  absl::Duration claim_timeout = absl::Seconds(10);
+  // Callers that have not shown it yet; of more, the one that came first is
+  // hung up on.
+  size_t max_strangers = 128;
+  // Where the store counts those that do not know the secret; empty: nowhere.
+  std::string refusals_key = {};
+};
+
+// Answers on a thread of its own until it is destroyed. Strangers cost a
+// connection each, for a short time, and reach nothing.
+class StoreServer {
+ public:
+  // `listener` listens already. ResourceExhausted: no thread, no descriptors.
+  static absl::StatusOr<std::unique_ptr<StoreServer>> Start(
+      UniqueFd listener, std::string secret, StoreServerOptions options = {});
+  StoreServer(const StoreServer&) = delete;
+  StoreServer& operator=(const StoreServer&) = delete;
+  ~StoreServer();
+
+ private:
+  struct Caller {
+    UniqueFd fd;
+    StoreSession session;
+    absl::Time came;
+  };
+
+  StoreServer(UniqueFd listener, UniqueFd wake, std::string secret,
+              StoreServerOptions options);
+
+  void Serve();
+  // The descriptors to wait for: wake_, listener_, then all callers.
+  std::vector<pollfd> Watched() const;
+  int PollTimeout() const;
+  void Accept();
+  // Hangs up on the stranger that came first; false: there is none.
+  bool DropStranger();
+  // Whether to go on with a caller.
+  bool Handle(Caller& caller, short events);
+  bool Read(Caller& caller);
+  static bool Write(Caller& caller);
+  // Callers whose wait is over.
+  void ResumeWaits();
+  bool IsLate(const Caller& caller, absl::Time now) const;
+
+  const std::string secret_;
+  const StoreServerOptions options_;
+  UniqueFd listener_;
+  const UniqueFd wake_;  // readable: the end
+  StoreTable table_;
+  std::list<Caller> callers_;  // as they came
+  bool accepts_ = true;        // false: until somebody leaves
+  std::thread thread_;
+};
+
+}  // namespace fsdp::comm
+
+#endif  // COMM_MEETING_STORE_SERVER_H_

@@ -1,0 +1,262 @@
+// Over real sockets: ranks, strangers, and those that say nothing.
+#include "comm/meeting/store_server.h"
+
+#include <fcntl.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/testing/status_matchers.h"
+#include "comm/group/wait_limits.h"
+#include "comm/meeting/store_connection.h"
+#include "comm/meeting/store_message.h"
+#include "comm/meeting/store_proof.h"
+#include "comm/startup/bootstrap_fd.h"
+#include "comm/startup/bootstrap_socket.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::comm {
+namespace {
+
+using ::fsdp::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr char kSecret[] = "of the job";
+
+absl::Time Soon() { return absl::Now() + absl::Seconds(20); }
+
+StoreMessage Ask(StoreAsk ask, std::vector<std::string> texts,
+                 int64_t number = 0) {
+  return {static_cast<uint8_t>(ask), number, std::move(texts)};
+}
+
+// Until the other end hangs up; whether it does.
+bool IsHungUpOn(int fd) {
+  timeval limit = {20, 0};
+  setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+  char bytes[256];
+  for (;;) {
+    const ssize_t count = recv(fd, bytes, sizeof(bytes), 0);
+    if (count <= 0) return count == 0 || errno == ECONNRESET;
+  }
+}
+
+class StoreServerTest : public ::testing::Test {
+ protected:
+  void Start(StoreServerOptions options = {}) {
+    ASSERT_OK_AND_ASSIGN(Listener listener, Listen("127.0.0.1", 0));
+    port_ = listener.port;
+    ASSERT_OK_AND_ASSIGN(server_,
+                         StoreServer::Start(std::move(listener.fd), kSecret,
+                                            std::move(options)));
+  }
+
+  absl::StatusOr<std::unique_ptr<StoreConnection>> Connect(
+      const std::string& secret = kSecret) const {
+    return StoreConnection::Open("127.0.0.1", port_, secret, {Soon()});
+  }
+
+  // A socket that blocks, and nothing said.
+  UniqueFd Stranger() const {
+    auto connection = ConnectTo("127.0.0.1", port_, {Soon()});
+    EXPECT_OK(connection);
+    UniqueFd fd = std::move(connection->fd);
+    const int flags = fcntl(fd.get(), F_GETFL);
+    fcntl(fd.get(), F_SETFL, flags & ~O_NONBLOCK);
+    return fd;
+  }
+
+  void ExpectAnswers(const std::string& key) const {
+    ASSERT_OK_AND_ASSIGN(const auto rank, Connect());
+    EXPECT_OK(rank->Call(Ask(StoreAsk::kSet, {key, "value"}), Soon()));
+    ASSERT_OK_AND_ASSIGN(const StoreMessage answer,
+                         rank->Call(Ask(StoreAsk::kGet, {key}), Soon()));
+    EXPECT_EQ(answer.texts, std::vector<std::string>{"value"});
+  }
+
+  int port_ = 0;
+  std::unique_ptr<StoreServer> server_;
+};
+
+TEST_F(StoreServerTest, AnswersRanks) {
+  Start();
+  ExpectAnswers("a");
+  ExpectAnswers(std::string(1'000'000, 'k'));
+}
+
+TEST_F(StoreServerTest, AWaitEndsWhenAnotherRankSetsTheKey) {
+  Start();
+  ASSERT_OK_AND_ASSIGN(const auto waiting, Connect());
+  absl::StatusOr<StoreMessage> answer;
+  std::thread wait([&] {
+    answer = waiting->Call(Ask(StoreAsk::kWait, {"a", "b"}, 20'000), Soon());
+  });
+  ExpectAnswers("b");
+  ExpectAnswers("a");
+  wait.join();
+  ASSERT_OK(answer);
+  EXPECT_EQ(answer->code, static_cast<uint8_t>(StoreReply::kDone));
+}
+
+TEST_F(StoreServerTest, AWaitEndsAtItsDeadline) {
+  Start();
+  ASSERT_OK_AND_ASSIGN(const auto waiting, Connect());
+  ASSERT_OK_AND_ASSIGN(const StoreMessage answer,
+                       waiting->Call(Ask(StoreAsk::kWait, {"a"}, 50), Soon()));
+  EXPECT_EQ(answer.code, static_cast<uint8_t>(StoreReply::kNotThere));
+}
+
+TEST_F(StoreServerTest, AnotherSecretIsRefusedAndCounted) {
+  StoreServerOptions options;
+  options.refusals_key = "refusals";
+  Start(std::move(options));
+  for (const char* secret : {"", "of another job"}) {
+    EXPECT_THAT(Connect(secret), StatusIs(absl::StatusCode::kPermissionDenied,
+                                          AllOf(HasSubstr("stranger"),
+                                                HasSubstr("FSDP_JOB_SECRET"))));
+  }
+  ASSERT_OK_AND_ASSIGN(const auto rank, Connect());
+  ASSERT_OK_AND_ASSIGN(const StoreMessage answer,
+                       rank->Call(Ask(StoreAsk::kGet, {"refusals"}), Soon()));
+  EXPECT_EQ(answer.texts, std::vector<std::string>{"2"});
+}
+
+TEST_F(StoreServerTest, WhoeverSaysNothingIsHungUpOn) {
+  StoreServerOptions options;
+  options.claim_timeout = absl::Milliseconds(50);
+  Start(std::move(options));
+  const UniqueFd silent = Stranger();
+  const UniqueFd slow = Stranger();
+  ASSERT_EQ(send(slow.get(), kStoreMagic.data(), 3, MSG_NOSIGNAL), 3);
+  EXPECT_TRUE(IsHungUpOn(silent.get()));
+  EXPECT_TRUE(IsHungUpOn(slow.get()));
+  ExpectAnswers("a");
+}
+
+TEST_F(StoreServerTest, OtherProtocolsAreHungUpOn) {
+  Start();
+  for (const std::string text : {"GET / HTTP/1.1\r\n\r\n", "SSH-2.0-x\r\n"}) {
+    const UniqueFd fd = Stranger();
+    ASSERT_GT(send(fd.get(), text.data(), text.size(), MSG_NOSIGNAL), 0);
+    EXPECT_TRUE(IsHungUpOn(fd.get()));
+  }
+  ExpectAnswers("a");
+}
+
+// A thousand that say nothing keep no rank out.
+TEST_F(StoreServerTest, ManyStrangers) {
+  StoreServerOptions options;
+  options.max_strangers = 8;
+  Start(std::move(options));
+  std::vector<UniqueFd> strangers;
+  for (int i = 0; i < 1000; ++i) {
+    strangers.push_back(Stranger());
+    if (i >= 500 && i % 2 == 0) strangers.erase(strangers.begin());
+  }
+  ExpectAnswers("a");
+  EXPECT_TRUE(IsHungUpOn(strangers[0].get()));
+}
+
+// Three messages that make the server answer 40 MB, which nobody reads.
+TEST_F(StoreServerTest, ARankThatDoesNotReadIsInNobodysWay) {
+  Start();
+  const std::string value(10'000'000, 'v');
+  ASSERT_OK_AND_ASSIGN(const auto rank, Connect());
+  ASSERT_OK(rank->Call(Ask(StoreAsk::kSet, {"large", value}), Soon()));
+  ASSERT_OK_AND_ASSIGN(const auto lazy, Connect());
+  for (int i = 0; i < 4; ++i) {
+    // Its answer is not waited for.
+    EXPECT_THAT(lazy->Call(Ask(StoreAsk::kGet, {"large"}), absl::Now()),
+                StatusIs(absl::StatusCode::kDeadlineExceeded));
+  }
+  ExpectAnswers("a");
+}
+
+TEST_F(StoreServerTest, ManyRanksAtOnce) {
+  Start();
+  constexpr int kRanks = 16;
+  constexpr int kCalls = 100;
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    ranks.emplace_back([this] {
+      const auto connection = Connect();
+      ASSERT_OK(connection);
+      for (int i = 0; i < kCalls; ++i) {
+        ASSERT_OK((*connection)->Call(Ask(StoreAsk::kAdd, {"sum"}, 1), Soon()));
+      }
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+  ASSERT_OK_AND_ASSIGN(const auto rank, Connect());
+  ASSERT_OK_AND_ASSIGN(const StoreMessage answer,
+                       rank->Call(Ask(StoreAsk::kAdd, {"sum"}, 0), Soon()));
+  EXPECT_EQ(answer.number, kRanks * kCalls);
+}
+
+TEST_F(StoreServerTest, ConnectionsBreakOffWhenItEnds) {
+  Start();
+  ASSERT_OK_AND_ASSIGN(const auto rank, Connect());
+  server_.reset();
+  EXPECT_THAT(rank->Call(Ask(StoreAsk::kCount, {}), Soon()),
+              StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_THAT(StoreConnection::Open("127.0.0.1", port_, kSecret,
+                                    {absl::Now() + absl::Milliseconds(50)}),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       HasSubstr("nobody answers")));
+}
+
+// What listens, but is no store.
+class NoStoreTest : public ::testing::Test {
+ protected:
+  // Says `text` to the first who connects.
+  absl::Status OpenWhatSays(const std::string& text, absl::Time deadline) {
+    auto listener = Listen("127.0.0.1", 0);
+    if (!listener.ok()) return listener.status();
+    std::thread serve([&listener, &text] {
+      const UniqueFd fd(accept(listener->fd.get(), nullptr, nullptr));
+      send(fd.get(), text.data(), text.size(), MSG_NOSIGNAL);
+      IsHungUpOn(fd.get());
+    });
+    const absl::Status status =
+        StoreConnection::Open("127.0.0.1", listener->port, kSecret, {deadline})
+            .status();
+    serve.join();
+    return status;
+  }
+};
+
+TEST_F(NoStoreTest, AnotherProtocol) {
+  EXPECT_THAT(OpenWhatSays(std::string(kGreetingBytes, 'x'), Soon()),
+              StatusIs(absl::StatusCode::kUnavailable,
+                       HasSubstr("is no store of a job")));
+}
+
+TEST_F(NoStoreTest, SaysNothing) {
+  EXPECT_THAT(OpenWhatSays("", absl::Now() + absl::Milliseconds(50)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       HasSubstr("does not answer")));
+}
+
+TEST_F(NoStoreTest, DoesNotKnowTheSecret) {
+  EXPECT_THAT(
+      OpenWhatSays(absl::StrCat(kStoreMagic, std::string(kNonceBytes, 'n'),
+                                std::string(kWelcomeBytes, 'p')),
+                   Soon()),
+      StatusIs(absl::StatusCode::kPermissionDenied,
+               HasSubstr("does not know the secret of this job")));
+}
+
+}  // namespace
+}  // namespace fsdp::comm

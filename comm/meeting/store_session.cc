@@ -1,0 +1,186 @@
+#include "comm/meeting/store_session.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "base/hmac.h"
+#include "base/status_macros.h"
+#include "comm/meeting/store_message.h"
+#include "comm/meeting/store_proof.h"
+#include "comm/meeting/store_table.h"
+
+namespace fsdp::comm {
+namespace {
+
+// No wait is longer; a caller that wants to wait longer asks again.
+constexpr absl::Duration kMaxWait = absl::Hours(24);
+
+StoreMessage Done(int64_t number = 0, std::vector<std::string> texts = {}) {
+  return {static_cast<uint8_t>(StoreReply::kDone), number, std::move(texts)};
+}
+
+StoreMessage NotThere() {
+  return {static_cast<uint8_t>(StoreReply::kNotThere), 0, {}};
+}
+
+StoreMessage Refused(absl::string_view why) {
+  return {static_cast<uint8_t>(StoreReply::kRefused), 0, {std::string(why)}};
+}
+
+StoreMessage DoneOrRefused(const absl::Status& status) {
+  return status.ok() ? Done() : Refused(status.message());
+}
+
+// How many texts come with it; nullopt: as many as there are.
+std::optional<size_t> TextsOf(StoreAsk ask) {
+  switch (ask) {
+    case StoreAsk::kSet:
+      return 2;
+    case StoreAsk::kCompareAndSet:
+      return 3;
+    case StoreAsk::kGet:
+    case StoreAsk::kAdd:
+    case StoreAsk::kDelete:
+      return 1;
+    case StoreAsk::kCount:
+      return 0;
+    case StoreAsk::kCheck:
+    case StoreAsk::kWait:
+      break;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+StoreSession::StoreSession(std::string secret, std::string nonce,
+                           StoreTable* table)
+    : secret_(std::move(secret)),
+      nonce_(std::move(nonce)),
+      table_(table),
+      output_(absl::StrCat(kStoreMagic, nonce_)) {}
+
+absl::Status StoreSession::Receive(absl::string_view bytes, absl::Time now) {
+  if (!accepted_) FSDP_RETURN_IF_ERROR(ReceiveClaim(&bytes));
+  if (!accepted_) return absl::OkStatus();
+  frames_.Append(bytes);
+  return Advance(now);
+}
+
+absl::Status StoreSession::ReceiveClaim(absl::string_view* bytes) {
+  const size_t count = std::min(bytes->size(), kClaimBytes - claim_.size());
+  claim_.append(bytes->data(), count);
+  bytes->remove_prefix(count);
+  const absl::string_view begin =
+      absl::string_view(claim_).substr(0, kStoreMagic.size());
+  if (!absl::StartsWith(kStoreMagic, begin)) {
+    return absl::InvalidArgumentError("not a rank of this library");
+  }
+  if (claim_.size() < kClaimBytes) return absl::OkStatus();
+  FSDP_RETURN_IF_ERROR(CheckClaim());
+  accepted_ = true;
+  const std::string caller_nonce =
+      claim_.substr(kStoreMagic.size(), kNonceBytes);
+  output_ += ListenerProof(secret_, nonce_, caller_nonce);
+  return absl::OkStatus();
+}
+
+absl::Status StoreSession::CheckClaim() const {
+  const absl::string_view claim = claim_;
+  const absl::string_view nonce = claim.substr(kStoreMagic.size(), kNonceBytes);
+  const absl::string_view proof = claim.substr(kClaimBytes - kHmacBytes);
+  if (SameInConstantTime(proof, CallerProof(secret_, nonce_, nonce))) {
+    return absl::OkStatus();
+  }
+  return absl::PermissionDeniedError("does not know the job's secret");
+}
+
+absl::Status StoreSession::Advance(absl::Time now) {
+  if (is_waiting()) {
+    const std::optional<StoreMessage> end = EndOfWait(now);
+    if (!end.has_value()) return absl::OkStatus();
+    wait_.reset();
+    FSDP_RETURN_IF_ERROR(Reply(*end));
+  }
+  // One answer is on its way at a time, however many are asked for at once.
+  while (accepted_ && wants_input()) {
+    FSDP_ASSIGN_OR_RETURN(std::optional<StoreMessage> message, frames_.Next());
+    if (!message.has_value()) break;
+    FSDP_RETURN_IF_ERROR(Answer(*std::move(message), now));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StoreSession::Answer(StoreMessage message, absl::Time now) {
+  const auto ask = static_cast<StoreAsk>(message.code);
+  if (ask < StoreAsk::kSet || ask > StoreAsk::kCount ||
+      TextsOf(ask).value_or(message.texts.size()) != message.texts.size()) {
+    return absl::InvalidArgumentError("a message that asks for nothing known");
+  }
+  const std::optional<StoreMessage> reply = Act(std::move(message), now);
+  return reply.has_value() ? Reply(*reply) : absl::OkStatus();
+}
+
+std::optional<StoreMessage> StoreSession::Act(StoreMessage message,
+                                              absl::Time now) {
+  std::vector<std::string>& texts = message.texts;
+  switch (const auto ask = static_cast<StoreAsk>(message.code)) {
+    case StoreAsk::kSet:
+      return DoneOrRefused(table_->Set(texts[0], std::move(texts[1])));
+    case StoreAsk::kCompareAndSet: {
+      absl::StatusOr<std::string> value =
+          table_->CompareAndSet(texts[0], texts[1], std::move(texts[2]));
+      if (!value.ok()) return Refused(value.status().message());
+      return Done(0, {*std::move(value)});
+    }
+    case StoreAsk::kAdd: {
+      const absl::StatusOr<int64_t> sum = table_->Add(texts[0], message.number);
+      return sum.ok() ? Done(*sum) : Refused(sum.status().message());
+    }
+    case StoreAsk::kCheck:
+      return Done(table_->FirstMissing(texts) == nullptr ? 1 : 0);
+    case StoreAsk::kDelete:
+      return Done(table_->Delete(texts[0]) ? 1 : 0);
+    case StoreAsk::kCount:
+      return Done(static_cast<int64_t>(table_->size()));
+    case StoreAsk::kGet:
+    case StoreAsk::kWait: {
+      const absl::Duration limit = std::clamp(
+          absl::Milliseconds(message.number), absl::ZeroDuration(), kMaxWait);
+      wait_ = Wait{ask, std::move(texts), "", now + limit};
+      std::optional<StoreMessage> end = EndOfWait(now);
+      if (end.has_value()) wait_.reset();
+      return end;
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<StoreMessage> StoreSession::EndOfWait(absl::Time now) {
+  const std::string* const missing = table_->FirstMissing(wait_->keys);
+  if (missing != nullptr) {
+    wait_->missing = *missing;
+    if (now < wait_->deadline) return std::nullopt;
+    return NotThere();
+  }
+  if (wait_->ask == StoreAsk::kWait) return Done();
+  return Done(0, {*table_->Find(wait_->keys[0])});
+}
+
+absl::Status StoreSession::Reply(const StoreMessage& reply) {
+  FSDP_ASSIGN_OR_RETURN(const std::string frame, EncodeFrame(reply));
+  output_ += frame;
+  return absl::OkStatus();
+}
+
+}  // namespace fsdp::comm

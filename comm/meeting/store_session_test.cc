@@ -1,0 +1,235 @@
+#include "comm/meeting/store_session.h"
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "base/hmac.h"
+#include "base/testing/status_matchers.h"
+#include "comm/meeting/store_message.h"
+#include "comm/meeting/store_proof.h"
+#include "comm/meeting/store_table.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::comm {
+namespace {
+
+using ::fsdp::testing::StatusIs;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+const absl::Time kNow = absl::UnixEpoch();
+constexpr char kSecret[] = "of the job";
+
+std::string ListenerNonce() { return std::string(kNonceBytes, 'l'); }
+std::string CallerNonce() { return std::string(kNonceBytes, 'c'); }
+
+std::string Claim(absl::string_view secret = kSecret) {
+  return absl::StrCat(kStoreMagic, CallerNonce(),
+                      CallerProof(secret, ListenerNonce(), CallerNonce()));
+}
+
+std::string Ask(StoreAsk ask, std::vector<std::string> texts,
+                int64_t number = 0) {
+  return EncodeFrame({static_cast<uint8_t>(ask), number, std::move(texts)})
+      .value();
+}
+
+class StoreSessionTest : public ::testing::Test {
+ protected:
+  StoreSession Session() { return {kSecret, ListenerNonce(), &table_}; }
+
+  // Of a caller that is in.
+  StoreSession Accepted() {
+    StoreSession session = Session();
+    EXPECT_OK(session.Receive(Claim(), kNow));
+    session.output().clear();
+    return session;
+  }
+
+  // The only answer there is, sent.
+  static StoreMessage Answer(StoreSession& session) {
+    FrameReader reader;
+    reader.Append(session.output());
+    session.output().clear();
+    const auto message = reader.Next();
+    EXPECT_TRUE(message.ok() && message->has_value());
+    EXPECT_EQ(reader.buffered_bytes(), 0);
+    if (!message.ok() || !message->has_value()) return {};
+    return **message;
+  }
+
+  static void ExpectDone(const StoreMessage& message) {
+    EXPECT_EQ(message.code, static_cast<uint8_t>(StoreReply::kDone));
+  }
+
+  StoreTable table_;
+};
+
+TEST_F(StoreSessionTest, BothShowThatTheyKnowTheSecret) {
+  StoreSession session = Session();
+  EXPECT_EQ(session.output(), absl::StrCat(kStoreMagic, ListenerNonce()));
+  EXPECT_EQ(session.output().size(), kGreetingBytes);
+  session.output().clear();
+  EXPECT_FALSE(session.accepted());
+  ASSERT_OK(session.Receive(Claim(), kNow));
+  EXPECT_TRUE(session.accepted());
+  EXPECT_EQ(session.output(),
+            ListenerProof(kSecret, ListenerNonce(), CallerNonce()));
+  EXPECT_NE(session.output(),
+            CallerProof(kSecret, ListenerNonce(), CallerNonce()));
+}
+
+// What was right for one connection is wrong for the next.
+TEST_F(StoreSessionTest, ProofsAreOfTheirNonces) {
+  StoreSession session(kSecret, std::string(kNonceBytes, 'm'), &table_);
+  EXPECT_THAT(session.Receive(Claim(), kNow),
+              StatusIs(absl::StatusCode::kPermissionDenied));
+}
+
+TEST_F(StoreSessionTest, StrangersReachNothing) {
+  const std::vector<std::string> claims = {
+      Claim("of another job"), Claim(""),
+      absl::StrCat(kStoreMagic, CallerNonce(),
+                   ListenerProof(kSecret, ListenerNonce(), CallerNonce())),
+      absl::StrCat(kStoreMagic, CallerNonce(), std::string(kHmacBytes, '\0'))};
+  for (const std::string& claim : claims) {
+    StoreSession session = Session();
+    EXPECT_THAT(session.Receive(claim + Ask(StoreAsk::kSet, {"a", "b"}), kNow),
+                StatusIs(absl::StatusCode::kPermissionDenied));
+    EXPECT_FALSE(session.accepted());
+    EXPECT_EQ(session.output().size(), kGreetingBytes);
+  }
+  EXPECT_EQ(table_.size(), 0);
+}
+
+// As soon as it can be seen.
+TEST_F(StoreSessionTest, OtherProtocolsAreHungUpOn) {
+  for (const char* text : {"GET / HTTP/1.1\r\n", "\x16\x03\x01", "FSDPjob0"}) {
+    StoreSession session = Session();
+    EXPECT_THAT(session.Receive(text, kNow),
+                StatusIs(absl::StatusCode::kInvalidArgument));
+  }
+}
+
+TEST_F(StoreSessionTest, AClaimMayComeByteByByte) {
+  StoreSession session = Session();
+  session.output().clear();
+  const std::string bytes = Claim() + Ask(StoreAsk::kSet, {"a", "1"});
+  for (const char byte : bytes) {
+    ASSERT_OK(session.Receive(std::string(1, byte), kNow));
+    if (session.accepted() && session.output().size() == kWelcomeBytes) {
+      session.output().clear();
+    }
+  }
+  EXPECT_TRUE(session.accepted());
+  ExpectDone(Answer(session));
+  EXPECT_EQ(*table_.Find("a"), "1");
+}
+
+TEST_F(StoreSessionTest, DoesWhatItIsAskedFor) {
+  StoreSession session = Accepted();
+  ASSERT_OK(session.Receive(Ask(StoreAsk::kSet, {"a", "1"}), kNow));
+  ExpectDone(Answer(session));
+  ASSERT_OK(session.Receive(Ask(StoreAsk::kGet, {"a"}), kNow));
+  EXPECT_THAT(Answer(session).texts, ElementsAre("1"));
+  ASSERT_OK(session.Receive(Ask(StoreAsk::kAdd, {"a"}, -3), kNow));
+  EXPECT_EQ(Answer(session).number, -2);
+  ASSERT_OK(
+      session.Receive(Ask(StoreAsk::kCompareAndSet, {"a", "-2", "x"}), kNow));
+  EXPECT_THAT(Answer(session).texts, ElementsAre("x"));
+  ASSERT_OK(session.Receive(Ask(StoreAsk::kCheck, {"a", "b"}), kNow));
+  EXPECT_EQ(Answer(session).number, 0);
+  ASSERT_OK(session.Receive(Ask(StoreAsk::kCheck, {"a"}), kNow));
+  EXPECT_EQ(Answer(session).number, 1);
+  ASSERT_OK(session.Receive(Ask(StoreAsk::kCount, {}), kNow));
+  EXPECT_EQ(Answer(session).number, 1);
+  ASSERT_OK(session.Receive(Ask(StoreAsk::kDelete, {"a"}), kNow));
+  EXPECT_EQ(Answer(session).number, 1);
+  EXPECT_EQ(table_.size(), 0);
+}
+
+TEST_F(StoreSessionTest, WhatTheTableRefusesIsAnAnswer) {
+  StoreSession session = Accepted();
+  ASSERT_OK(table_.Set("a", "text"));
+  ASSERT_OK(session.Receive(Ask(StoreAsk::kAdd, {"a"}, 1), kNow));
+  const StoreMessage answer = Answer(session);
+  EXPECT_EQ(answer.code, static_cast<uint8_t>(StoreReply::kRefused));
+  EXPECT_THAT(answer.texts, ElementsAre(HasSubstr("no number")));
+}
+
+TEST_F(StoreSessionTest, AWaitEndsWhenAllKeysAreThere) {
+  StoreSession session = Accepted();
+  ASSERT_OK(table_.Set("a", ""));
+  ASSERT_OK(session.Receive(Ask(StoreAsk::kWait, {"a", "b", "c"}, 500), kNow));
+  EXPECT_TRUE(session.is_waiting());
+  EXPECT_FALSE(session.wants_input());
+  EXPECT_EQ(session.missing_key(), "b");
+  EXPECT_EQ(session.wait_deadline(), kNow + absl::Milliseconds(500));
+  ASSERT_OK(table_.Set("b", ""));
+  ASSERT_OK(session.Advance(kNow));
+  EXPECT_EQ(session.missing_key(), "c");
+  EXPECT_EQ(session.output(), "");
+  ASSERT_OK(table_.Set("c", ""));
+  ASSERT_OK(session.Advance(kNow));
+  EXPECT_FALSE(session.is_waiting());
+  ExpectDone(Answer(session));
+}
+
+TEST_F(StoreSessionTest, AWaitEndsAtItsDeadline) {
+  StoreSession session = Accepted();
+  for (const StoreAsk ask : {StoreAsk::kWait, StoreAsk::kGet}) {
+    ASSERT_OK(session.Receive(Ask(ask, {"a"}, 500), kNow));
+    ASSERT_OK(session.Advance(kNow + absl::Milliseconds(499)));
+    EXPECT_TRUE(session.is_waiting());
+    ASSERT_OK(session.Advance(kNow + absl::Milliseconds(500)));
+    EXPECT_EQ(Answer(session).code,
+              static_cast<uint8_t>(StoreReply::kNotThere));
+  }
+  ASSERT_OK(session.Receive(Ask(StoreAsk::kWait, {"a"}, -1), kNow));
+  EXPECT_EQ(Answer(session).code, static_cast<uint8_t>(StoreReply::kNotThere));
+}
+
+// However much is asked for at once, one answer is kept at a time.
+TEST_F(StoreSessionTest, AnswersWhenTheAnswerBeforeIsSent) {
+  StoreSession session = Accepted();
+  std::string asks;
+  for (int i = 0; i < 3; ++i) asks += Ask(StoreAsk::kAdd, {"a"}, 1);
+  asks += Ask(StoreAsk::kWait, {"b"}, 1000);
+  asks += Ask(StoreAsk::kCount, {});
+  ASSERT_OK(session.Receive(asks, kNow));
+  for (int i = 1; i <= 3; ++i) {
+    EXPECT_EQ(Answer(session).number, i);
+    ASSERT_OK(session.Advance(kNow));
+  }
+  EXPECT_TRUE(session.is_waiting());
+  ASSERT_OK(table_.Set("b", ""));
+  ASSERT_OK(session.Advance(kNow));
+  ExpectDone(Answer(session));
+  ASSERT_OK(session.Advance(kNow));
+  EXPECT_EQ(Answer(session).number, 2);
+}
+
+TEST_F(StoreSessionTest, WhatIsNoMessageEndsIt) {
+  const std::vector<std::string> bad = {
+      Ask(static_cast<StoreAsk>(0), {}), Ask(static_cast<StoreAsk>(9), {}),
+      Ask(StoreAsk::kSet, {"a"}),        Ask(StoreAsk::kSet, {"a", "b", "c"}),
+      Ask(StoreAsk::kGet, {}),           Ask(StoreAsk::kAdd, {"a", "b"}),
+      Ask(StoreAsk::kCount, {"a"}),      Ask(StoreAsk::kCompareAndSet, {"a"}),
+      Ask(StoreAsk::kDelete, {}),        std::string(4, '\xff')};
+  for (const std::string& bytes : bad) {
+    StoreSession session = Accepted();
+    EXPECT_THAT(session.Receive(bytes, kNow),
+                StatusIs(absl::StatusCode::kInvalidArgument));
+  }
+  EXPECT_EQ(table_.size(), 0);
+}
+
+}  // namespace
+}  // namespace fsdp::comm
