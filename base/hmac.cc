@@ -8,8 +8,12 @@
 
 #include "absl/strings/string_view.h"
 #include "base/check.h"
-#include "mbedtls/constant_time.h"
 #include "mbedtls/md.h"
+
+// Says nothing of the language that it is in.
+extern "C" {
+#include "mbedtls/constant_time.h"
+}
 
 namespace fsdp {
 namespace {

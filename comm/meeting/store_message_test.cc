@@ -16,6 +16,7 @@ namespace fsdp::comm {
 namespace {
 
 using ::fsdp::testing::StatusIs;
+using ::testing::_;
 
 std::string Frame(const StoreMessage& message) {
   return EncodeFrame(message).value();
@@ -97,7 +98,7 @@ TEST(FrameTest, WhatIsNoFrame) {
   for (const std::string& bytes : bad) {
     FrameReader reader;
     reader.Append(bytes);
-    EXPECT_THAT(reader.Next(), StatusIs(absl::StatusCode::kInvalidArgument))
+    EXPECT_THAT(reader.Next(), StatusIs(absl::StatusCode::kInvalidArgument, _))
         << ::testing::PrintToString(bytes);
   }
 }
@@ -112,9 +113,9 @@ TEST(FrameTest, TheLongest) {
   ExpectSame(*read, longest);
   EXPECT_THAT(
       EncodeFrame({1, 0, {std::string(kMaxFrameBytes - rest + 1, 'x')}}),
-      StatusIs(absl::StatusCode::kInvalidArgument));
+      StatusIs(absl::StatusCode::kInvalidArgument, _));
   EXPECT_THAT(EncodeFrame({1, 0, {std::string(kMaxFrameBytes * 2, 'x')}}),
-              StatusIs(absl::StatusCode::kInvalidArgument));
+              StatusIs(absl::StatusCode::kInvalidArgument, _));
 }
 
 }  // namespace

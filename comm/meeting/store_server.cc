@@ -1,5 +1,6 @@
 #include "comm/meeting/store_server.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -43,7 +44,11 @@ constexpr short kGone = POLLERR | POLLHUP | POLLRDHUP | POLLNVAL;
 absl::StatusOr<std::unique_ptr<StoreServer>> StoreServer::Start(
     UniqueFd listener, std::string secret, StoreServerOptions options) {
   UniqueFd wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!wake.is_open()) {
+  // Whoever has called may be gone when it is accepted.
+  const int flags = fcntl(listener.get(), F_GETFL);
+  const bool returns =
+      flags >= 0 && fcntl(listener.get(), F_SETFL, flags | O_NONBLOCK) == 0;
+  if (!wake.is_open() || !returns) {
     return absl::ResourceExhaustedError(
         absl::StrCat("serve the job's store: ", std::strerror(errno)));
   }
@@ -128,10 +133,6 @@ bool StoreServer::IsLate(const Caller& caller, absl::Time now) const {
 
 void StoreServer::Accept() {
   for (;;) {
-    const auto strangers = static_cast<size_t>(std::count_if(
-        callers_.begin(), callers_.end(),
-        [](const Caller& one) { return !one.session.accepted(); }));
-    if (strangers >= options_.max_strangers) DropStranger();
     UniqueFd fd(accept4(listener_.get(), nullptr, nullptr,
                         SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (!fd.is_open()) {
@@ -147,6 +148,10 @@ void StoreServer::Accept() {
          StoreSession(secret_, RandomBytes(kNonceBytes), &table_),
          absl::Now()});
     if (!Write(callers_.back())) callers_.pop_back();
+    const auto strangers = static_cast<size_t>(std::count_if(
+        callers_.begin(), callers_.end(),
+        [](const Caller& one) { return !one.session.accepted(); }));
+    if (strangers > options_.max_strangers) DropStranger();
   }
 }
 

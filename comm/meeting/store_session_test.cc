@@ -21,6 +21,7 @@ namespace fsdp::comm {
 namespace {
 
 using ::fsdp::testing::StatusIs;
+using ::testing::_;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -90,7 +91,7 @@ TEST_F(StoreSessionTest, BothShowThatTheyKnowTheSecret) {
 TEST_F(StoreSessionTest, ProofsAreOfTheirNonces) {
   StoreSession session(kSecret, std::string(kNonceBytes, 'm'), &table_);
   EXPECT_THAT(session.Receive(Claim(), kNow),
-              StatusIs(absl::StatusCode::kPermissionDenied));
+              StatusIs(absl::StatusCode::kPermissionDenied, _));
 }
 
 TEST_F(StoreSessionTest, StrangersReachNothing) {
@@ -102,7 +103,7 @@ TEST_F(StoreSessionTest, StrangersReachNothing) {
   for (const std::string& claim : claims) {
     StoreSession session = Session();
     EXPECT_THAT(session.Receive(claim + Ask(StoreAsk::kSet, {"a", "b"}), kNow),
-                StatusIs(absl::StatusCode::kPermissionDenied));
+                StatusIs(absl::StatusCode::kPermissionDenied, _));
     EXPECT_FALSE(session.accepted());
     EXPECT_EQ(session.output().size(), kGreetingBytes);
   }
@@ -114,7 +115,7 @@ TEST_F(StoreSessionTest, OtherProtocolsAreHungUpOn) {
   for (const char* text : {"GET / HTTP/1.1\r\n", "\x16\x03\x01", "FSDPjob0"}) {
     StoreSession session = Session();
     EXPECT_THAT(session.Receive(text, kNow),
-                StatusIs(absl::StatusCode::kInvalidArgument));
+                StatusIs(absl::StatusCode::kInvalidArgument, _));
   }
 }
 
@@ -226,7 +227,7 @@ TEST_F(StoreSessionTest, WhatIsNoMessageEndsIt) {
   for (const std::string& bytes : bad) {
     StoreSession session = Accepted();
     EXPECT_THAT(session.Receive(bytes, kNow),
-                StatusIs(absl::StatusCode::kInvalidArgument));
+                StatusIs(absl::StatusCode::kInvalidArgument, _));
   }
   EXPECT_EQ(table_.size(), 0);
 }

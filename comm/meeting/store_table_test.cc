@@ -12,6 +12,7 @@ namespace fsdp::comm {
 namespace {
 
 using ::fsdp::testing::StatusIs;
+using ::testing::_;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::IsNull;
@@ -49,10 +50,10 @@ TEST(StoreTableTest, Adds) {
   EXPECT_EQ(table.Add("a", -7).value(), -2);
   ASSERT_OK(table.Set("text", "1x"));
   EXPECT_THAT(table.Add("text", 1),
-              StatusIs(absl::StatusCode::kInvalidArgument));
+              StatusIs(absl::StatusCode::kInvalidArgument, _));
   ASSERT_OK(table.Set("max", "9223372036854775807"));
   EXPECT_THAT(table.Add("max", 1),
-              StatusIs(absl::StatusCode::kInvalidArgument));
+              StatusIs(absl::StatusCode::kInvalidArgument, _));
   EXPECT_EQ(table.Add("max", 0).value(), 9223372036854775807);
 }
 
@@ -82,9 +83,9 @@ TEST(StoreTableTest, HoldsSoManyBytes) {
   StoreTable table(/*max_bytes=*/10);
   ASSERT_OK(table.Set("abc", "1234567"));
   EXPECT_THAT(table.Set("d", ""),
-              StatusIs(absl::StatusCode::kResourceExhausted));
+              StatusIs(absl::StatusCode::kResourceExhausted, _));
   EXPECT_THAT(table.Set("abc", "12345678"),
-              StatusIs(absl::StatusCode::kResourceExhausted));
+              StatusIs(absl::StatusCode::kResourceExhausted, _));
   EXPECT_THAT(table.Find("abc"), Pointee(std::string("1234567")));
   ASSERT_OK(table.Set("abc", "7654321"));
   ASSERT_OK(table.Set("abc", ""));
@@ -92,9 +93,9 @@ TEST(StoreTableTest, HoldsSoManyBytes) {
   EXPECT_TRUE(table.Delete("d"));
   ASSERT_OK(table.Set("e", "123456"));
   EXPECT_THAT(table.CompareAndSet("f", "", "1"),
-              StatusIs(absl::StatusCode::kResourceExhausted));
+              StatusIs(absl::StatusCode::kResourceExhausted, _));
   EXPECT_THAT(table.Add("f", 1),
-              StatusIs(absl::StatusCode::kResourceExhausted));
+              StatusIs(absl::StatusCode::kResourceExhausted, _));
   EXPECT_THAT(table.Find("f"), IsNull());
 }
 
