@@ -120,11 +120,13 @@ absl::Status SaveRun(FileSystem& files, const std::string& root, int64_t step,
 
 absl::Status FlipByte(FileSystem& files, const std::string& path,
                       int64_t offset) {
+  FSDP_ASSIGN_OR_RETURN(const std::unique_ptr<File> before,
+                        files.OpenForReading(path, Caching::kCached));
+  char byte = 0;
+  FSDP_RETURN_IF_ERROR(before->PRead(offset, absl::MakeSpan(&byte, 1)));
+  byte = static_cast<char>(byte ^ 1);
   FSDP_ASSIGN_OR_RETURN(const std::unique_ptr<File> file,
                         files.OpenForWriting(path, Caching::kCached));
-  char byte = 0;
-  FSDP_RETURN_IF_ERROR(file->PRead(offset, absl::MakeSpan(&byte, 1)));
-  byte = static_cast<char>(byte ^ 1);
   return file->PWrite(offset, absl::MakeConstSpan(&byte, 1));
 }
 
