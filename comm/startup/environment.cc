@@ -374,6 +374,7 @@ absl::StatusOr<Environment> ReadEnvironment(GetEnvironmentVariable get) {
   const Variables variables(get);
   Environment environment;
   environment.interface = variables.Value("GLOO_SOCKET_IFNAME");
+  environment.inspection_folder = variables.Value("FSDP_INSPECT_DIR");
   // torchrun may run inside a Slurm step, and mpirun starts its own daemons by
   // srun: the innermost launcher counts.
   if (variables.Has("RANK")) {
