@@ -26,6 +26,13 @@ constexpr absl::Duration kPollInterval = absl::Milliseconds(20);
 // From here on a record of another host is said to be old.
 constexpr absl::Duration kOld = absl::Seconds(1);
 
+// Short of this a store is not taken to be one that does not answer.
+constexpr absl::Duration kPatience = absl::Milliseconds(500);
+
+absl::Time AtLeastPatience(absl::Time deadline) {
+  return std::max(deadline, absl::Now() + kPatience);
+}
+
 std::string Key(int rank) { return absl::StrCat("record/", rank); }
 
 // "HOST\n", then the address of the rank's segment as it is in memory.
@@ -118,13 +125,13 @@ void PeerRecords::Seal() {
 void PeerRecords::Publish(absl::Time deadline) {
   if (mail_ == nullptr) return;
   const std::string bytes =
-      Encode(recorder_->Read(absl::ToUnixNanos(absl::Now())));
+      EncodeRecord(recorder_->Read(absl::ToUnixNanos(absl::Now())));
   const auto publish = [mail = mail_, key = Key(rank_), bytes] {
     TorchToStatus("show what this rank does", [&] {
       mail->store->set(key, std::vector<uint8_t>(bytes.begin(), bytes.end()));
     }).IgnoreError();
   };
-  if (!CallInTime(publish, deadline)) mail_ = nullptr;
+  if (!CallInTime(publish, AtLeastPatience(deadline))) mail_ = nullptr;
 }
 
 void PeerRecords::Fetch(absl::Time fresh, absl::Time deadline) {
@@ -147,13 +154,13 @@ void PeerRecords::Fetch(absl::Time fresh, absl::Time deadline) {
       mail->fetched[peer] = std::string(bytes.begin(), bytes.end());
     }
   };
-  if (!CallInTime(fetch, deadline)) {
+  if (!CallInTime(fetch, AtLeastPatience(deadline))) {
     mail_ = nullptr;
     return;
   }
   absl::MutexLock lock(&mail_->mutex);
   for (const auto& [peer, bytes] : mail_->fetched) {
-    if (auto record = Decode(bytes)) peers_[peer].published = *record;
+    if (auto record = DecodeRecord(bytes)) peers_[peer].published = *record;
   }
   mail_->fetched.clear();
 }

@@ -40,13 +40,14 @@ class PeerRecords {
   // Once all ranks have connected: nobody else can look any more.
   void Seal();
 
-  // Shows this rank's record to ranks of other hosts, if there are any. Gives
-  // the store up that does not answer by `deadline`.
+  // Shows this rank's record to ranks of other hosts, if there are any. A store
+  // that does not answer by `deadline`, or half a second later than now, is
+  // asked nothing more.
   void Publish(absl::Time deadline);
 
   // Of all ranks, this one included. Of ranks of other hosts what they have
   // published last: looks until that is no older than `fresh` by their clocks,
-  // or `deadline` has passed.
+  // or `deadline` has passed; of the store as Publish().
   std::vector<SeenRank> Read(absl::Time fresh, absl::Time deadline);
 
   // Whether this rank is the first of its host to call it.

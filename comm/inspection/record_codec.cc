@@ -108,7 +108,7 @@ OperationRecord TakeOperation(Reader& reader) {
 
 }  // namespace
 
-std::string Encode(const RankRecord& record) {
+std::string EncodeRecord(const RankRecord& record) {
   std::string bytes;
   Put(bytes, kFormat);
   Put(bytes, record.pid);
@@ -135,7 +135,7 @@ std::string Encode(const RankRecord& record) {
   return bytes;
 }
 
-std::optional<RankRecord> Decode(absl::string_view bytes) {
+std::optional<RankRecord> DecodeRecord(absl::string_view bytes) {
   if (bytes.size() > kMaxEncodedBytes) return std::nullopt;
   Reader reader(bytes);
   if (reader.Take<uint32_t>() != kFormat) return std::nullopt;

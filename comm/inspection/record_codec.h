@@ -15,12 +15,12 @@ inline constexpr int kSentOperations = 16;  // the last ones
 inline constexpr size_t kMaxEncodedBytes = 4096;
 
 // Of kMaxEncodedBytes at most.
-std::string Encode(const RankRecord& record);
+std::string EncodeRecord(const RankRecord& record);
 
-// Nothing for what is no record: of more bytes, or others than Encode() makes.
-// What it gives is as bounded as what Encode() has been given, and its text can
-// be printed.
-std::optional<RankRecord> Decode(absl::string_view bytes);
+// Nothing for what is no record: of more bytes, or others than EncodeRecord()
+// makes. What it gives is as bounded as what EncodeRecord() has been given, and
+// its text can be printed.
+std::optional<RankRecord> DecodeRecord(absl::string_view bytes);
 
 }  // namespace fsdp::comm
 

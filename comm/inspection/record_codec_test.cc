@@ -45,9 +45,9 @@ std::string TextOf(const RankRecord& record) {
 
 TEST(RecordCodecTest, AFullRecordFitsAndComesBack) {
   const RankRecord full = FullRecord();
-  const std::string bytes = Encode(full);
+  const std::string bytes = EncodeRecord(full);
   EXPECT_THAT(bytes, SizeIs(Le(kMaxEncodedBytes)));
-  const std::optional<RankRecord> back = Decode(bytes);
+  const std::optional<RankRecord> back = DecodeRecord(bytes);
   ASSERT_TRUE(back.has_value());
   EXPECT_EQ(back->pid, full.pid);
   EXPECT_EQ(back->taken_ns, 777);
@@ -68,32 +68,34 @@ TEST(RecordCodecTest, AFullRecordFitsAndComesBack) {
 }
 
 TEST(RecordCodecTest, AnEmptyRecordComesBack) {
-  const std::optional<RankRecord> back = Decode(Encode(RankRecord()));
+  const std::optional<RankRecord> back =
+      DecodeRecord(EncodeRecord(RankRecord()));
   ASSERT_TRUE(back.has_value());
   EXPECT_THAT(back->operations, SizeIs(0));
 }
 
 TEST(RecordCodecTest, WhatIsTooShortOrTooLongIsRefused) {
-  const std::string bytes = Encode(FullRecord());
+  const std::string bytes = EncodeRecord(FullRecord());
   for (size_t size = 0; size < bytes.size(); ++size) {
-    EXPECT_FALSE(Decode(bytes.substr(0, size)).has_value()) << size;
+    EXPECT_FALSE(DecodeRecord(bytes.substr(0, size)).has_value()) << size;
   }
-  EXPECT_FALSE(Decode(bytes + "x").has_value());
+  EXPECT_FALSE(DecodeRecord(bytes + "x").has_value());
   Allocations::Start();
-  EXPECT_FALSE(Decode(std::string(kMaxEncodedBytes + 1, '\1')).has_value());
+  EXPECT_FALSE(
+      DecodeRecord(std::string(kMaxEncodedBytes + 1, '\1')).has_value());
   EXPECT_THAT(Allocations::Largest(), Le(2 * kMaxEncodedBytes));
 }
 
 TEST(RecordCodecTest, OtherBytesGiveNothingOrWhatIsBounded) {
   std::mt19937 random(1);
-  const std::string bytes = Encode(FullRecord());
+  const std::string bytes = EncodeRecord(FullRecord());
   int refused = 0;
   for (int round = 0; round < 5000; ++round) {
     std::string wrong = bytes;
     for (int i = 0; i < 1 + round % 5; ++i) {
       wrong[random() % wrong.size()] = static_cast<char>(random());
     }
-    const std::optional<RankRecord> record = Decode(wrong);
+    const std::optional<RankRecord> record = DecodeRecord(wrong);
     if (!record) {
       ++refused;
       continue;
