@@ -35,6 +35,8 @@
 #include "checkpoint/save/save_plan.h"
 #include "checkpoint/save/saver.h"
 #include "comm/agreement.h"
+#include "comm/communicator.h"
+#include "comm/rank_activity.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -97,6 +99,8 @@ class Checkpointer::Impl {
   }
 
   absl::Status Save(int64_t step, const TrainingRun& run) {
+    const comm::PhaseScope phase(Activity(), comm::Phase::kCheckpoint,
+                                 "saving");
     FSDP_RETURN_IF_ERROR(Wait());
     {
       const NormalMode normal;
@@ -108,6 +112,8 @@ class Checkpointer::Impl {
   }
 
   absl::Status SaveAsync(int64_t step, const TrainingRun& run) {
+    const comm::PhaseScope phase(Activity(), comm::Phase::kCheckpoint,
+                                 "copying what is saved");
     FSDP_RETURN_IF_ERROR(Wait());
     const NormalMode normal;
     std::optional<RunValues> values;
@@ -143,6 +149,8 @@ class Checkpointer::Impl {
 
   absl::Status Load(int64_t step, TrainingRun& run,
                     const LoadRunOptions& options) {
+    const comm::PhaseScope phase(Activity(), comm::Phase::kCheckpoint,
+                                 "loading");
     FSDP_RETURN_IF_ERROR(Wait());
     LoadContext context;
     context.files = context_.files;
@@ -161,6 +169,11 @@ class Checkpointer::Impl {
   }
 
  private:
+  // Null: nobody asks.
+  std::shared_ptr<comm::RankActivity> Activity() const {
+    return ranks_ == nullptr ? nullptr : ranks_->activity();
+  }
+
   absl::Status Agree(const absl::Status& mine, absl::string_view what) {
     return Together(context_.ranks, what, options_.timeout).Agree(mine);
   }

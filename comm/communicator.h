@@ -14,6 +14,7 @@
 #include "absl/time/time.h"
 #include "comm/call.h"
 #include "comm/fence.h"
+#include "comm/rank_activity.h"
 #include "comm/work.h"
 
 namespace fsdp::comm {
@@ -86,6 +87,10 @@ class Communicator {
   // The same on all ranks; a part that Split() makes may have some where the
   // whole has none.
   virtual bool HasCommonMemory() const { return false; }
+
+  // Where this rank notes what it does, for whoever looks at a job that hangs;
+  // null: nobody does. May be called from any thread.
+  virtual std::shared_ptr<RankActivity> activity() const { return nullptr; }
 
   // `bytes` >= 0 of uninitialised memory (uint8, 64-byte aligned) that the
   // group's backend can reach best; plain memory where a backend has nothing

@@ -2,6 +2,8 @@
 #ifndef COMM_WORK_H_
 #define COMM_WORK_H_
 
+#include <cstdint>
+
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 
@@ -38,6 +40,10 @@ class Work {
   // Makes the current stream of the tensors' device wait, without blocking the
   // host where the device allows it. On CPU: Wait(now + default_timeout()).
   virtual absl::Status BlockCurrentStream() = 0;
+
+  // The one by which errors name it: 17 in "all-gather #17 of blocks.2". -1:
+  // they do not, or it is the number of calls of the group before it.
+  virtual int64_t number() const { return -1; }
 };
 
 }  // namespace fsdp::comm

@@ -31,6 +31,9 @@
 #include "comm/hierarchical/hierarchical_group.h"
 #include "comm/hierarchical/host_layout.h"
 #include "comm/host/shared_segment.h"
+#include "comm/inspection/inspected_communicator.h"
+#include "comm/inspection/inspector.h"
+#include "comm/inspection/peer_records.h"
 #include "comm/local/local_communicator.h"
 #include "comm/meeting/meeting.h"
 #include "comm/shared_memory/shared_memory_communicator.h"
@@ -299,6 +302,29 @@ absl::StatusOr<CommunicatorPtr> ConnectBoth(const Environment& environment,
                 StoreOf(place, "device"));
 }
 
+// In front of a group that has connected; `peers` null: it has one rank.
+absl::StatusOr<CommunicatorPtr> Inspected(CommunicatorPtr ranks,
+                                          const Environment& environment,
+                                          const ConnectOptions& options,
+                                          std::unique_ptr<PeerRecords> peers) {
+  InspectorOptions inspection;
+  inspection.warn_after = options.warn_after;
+  inspection.folder = options.inspection_folder.empty()
+                          ? environment.inspection_folder
+                          : options.inspection_folder;
+  if (peers != nullptr) peers->Seal();
+  FSDP_ASSIGN_OR_RETURN(
+      std::shared_ptr<Inspector> inspector,
+      Inspector::Start(std::move(inspection), std::move(peers)));
+  return Inspect(std::move(ranks), std::move(inspector));
+}
+
+// What a rank has once it has connected.
+struct Connected {
+  CommunicatorPtr ranks;
+  std::unique_ptr<PeerRecords> peers;
+};
+
 absl::StatusOr<CommunicatorPtr> ConnectProcesses(const Environment& environment,
                                                  const ConnectOptions& options,
                                                  const WaitLimits& limits,
@@ -313,11 +339,17 @@ absl::StatusOr<CommunicatorPtr> ConnectProcesses(const Environment& environment,
   suspect->Set(
       "a rank, or the store where the ranks meet, accepts connections but does "
       "not answer; is its process stopped?");
-  const auto connected = std::make_shared<CommunicatorPtr>();
+  const auto connected = std::make_shared<Connected>();
   const auto connect = [connected, environment, options, place = *place,
                         deadline = limits.deadline]() -> absl::Status {
-    FSDP_ASSIGN_OR_RETURN(*connected,
+    FSDP_ASSIGN_OR_RETURN(connected->ranks,
                           ConnectBoth(environment, options, place, deadline));
+    if (environment.world_size == 1) return absl::OkStatus();
+    FSDP_ASSIGN_OR_RETURN(
+        connected->peers,
+        PeerRecords::Connect(StoreOf(place, "inspection"), environment.rank,
+                             environment.world_size, HostName(options),
+                             deadline));
     return absl::OkStatus();
   };
   WaitLimits slower = limits;
@@ -325,7 +357,8 @@ absl::StatusOr<CommunicatorPtr> ConnectProcesses(const Environment& environment,
   FSDP_RETURN_IF_ERROR(ConnectTogether(StoreOf(*place, "together"),
                                        environment.rank, environment.world_size,
                                        slower, connect));
-  return std::move(*connected);
+  return Inspected(std::move(connected->ranks), environment, options,
+                   std::move(connected->peers));
 }
 
 absl::Status CheckEnvironment(const Environment& environment) {
@@ -364,8 +397,10 @@ absl::StatusOr<CommunicatorPtr> Dispatch(const Environment& environment,
                         (options.backend == Backend::kAuto && is_alone);
   if (is_local && is_alone) {
     FSDP_ASSIGN_OR_RETURN(CommunicatorPtr host, ConnectLocal(options));
-    return Paired(std::move(host), environment, options,
-                  c10::make_intrusive<c10d::HashStore>());
+    FSDP_ASSIGN_OR_RETURN(CommunicatorPtr both,
+                          Paired(std::move(host), environment, options,
+                                 c10::make_intrusive<c10d::HashStore>()));
+    return Inspected(std::move(both), environment, options, nullptr);
   }
   if (is_local) {
     return absl::InvalidArgumentError(absl::StrCat(

@@ -44,6 +44,16 @@ struct ConnectOptions {
   // Communicator::default_timeout() of the group.
   absl::Duration timeout = absl::Minutes(5);
 
+  // How long a rank may wait for the others before it says on standard error
+  // for what, and where they are; then after twice that time, and so on. Zero:
+  // never. It is not told what a device waits for.
+  absl::Duration warn_after = absl::Seconds(30);
+
+  // Where a rank of a group that fails appends what all ranks were doing, as
+  // "rank-N.txt"; empty: environment.inspection_folder, or else nowhere but,
+  // shorter and once per host, on standard error.
+  std::string inspection_folder;
+
   // The network interface that peers connect to ("eth0"); empty:
   // environment.interface, or else the one that leads to rank 0.
   std::string interface;

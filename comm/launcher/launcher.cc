@@ -208,6 +208,11 @@ class Supervisor {
 
   void OnSignal(int signal) {
     if (signal == SIGCHLD) return;
+    if (signal == SIGQUIT || signal == SIGUSR1) {
+      // What the ranks have started would be ended by it.
+      for (const ChildProcess& child : children_) child.SignalAlone(signal);
+      return;
+    }
     if (signal == SIGTSTP) {
       // Ranks are not in the terminal's foreground group.
       Signal(SIGSTOP);

@@ -88,10 +88,12 @@ struct LaunchReport {
 // the others are ended as LaunchOptions says; stopped ones too. SIGINT, SIGTERM
 // and SIGHUP to this process are passed on, a second one kills all ranks at
 // once, and once they have ended one is enough to give up a reader that does
-// not read; SIGTSTP stops and continues them with this process. A signal that
-// the process ignores, such as SIGHUP under nohup, stays ignored. Ranks, and
-// what they leave in their process groups, never outlive the call; ranks do not
-// outlive this process either, however it ends.
+// not read; SIGTSTP stops and continues them with this process; SIGQUIT and
+// SIGUSR1 are passed on for the ranks to show what they are doing, and ranks
+// that do not handle them ignore them. Another signal that the process ignores,
+// such as SIGHUP under nohup, stays ignored. Ranks, and what they leave in
+// their process groups, never outlive the call; ranks do not outlive this
+// process either, however it ends.
 //
 // To be called from the main thread while there is no other, before LibTorch is
 // used. Handles the signals named above and SIGCHLD until it returns; other

@@ -59,6 +59,9 @@ struct ExecArguments {
 
 [[noreturn]] void Exec(const ExecArguments& arguments) {
   setpgid(0, 0);
+  // A rank that somebody asks what it is doing before it can answer.
+  signal(SIGQUIT, SIG_IGN);
+  signal(SIGUSR1, SIG_IGN);
   sigset_t none;
   sigemptyset(&none);
   const int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
@@ -124,6 +127,10 @@ void ChildProcess::Signal(int signal) const {
   if (pid_.get() == 0) return;
   // A program that has left its group is still ours.
   if (kill(-pid_.get(), signal) != 0) kill(pid_.get(), signal);
+}
+
+void ChildProcess::SignalAlone(int signal) const {
+  if (pid_.get() != 0) kill(pid_.get(), signal);
 }
 
 std::optional<ProcessEnd> ChildProcess::TryReap() {

@@ -26,7 +26,8 @@ class ChildProcess {
     int inherited_fd = -1;                 // stays open in the child; -1: none
   };
 
-  // Its standard input is empty, its signal mask too. Only for processes of one
+  // Its standard input is empty, its signal mask too; it ignores SIGQUIT and
+  // SIGUSR1 until it has decided what they are for. Only for processes of one
   // thread: the child is made by fork.
   static absl::StatusOr<ChildProcess> Start(const Options& options);
 
@@ -43,6 +44,8 @@ class ChildProcess {
   // Sends `signal` to the process and what it has started. No effect once it
   // has been reaped.
   void Signal(int signal) const;
+  // To the process alone.
+  void SignalAlone(int signal) const;
 
   // How the process ended, once it has; kills what is left of its group. Never
   // blocks.

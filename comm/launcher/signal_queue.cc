@@ -19,6 +19,13 @@ bool IsIgnored(int signal) {
          action.sa_handler == SIG_IGN;
 }
 
+bool HasHandler(int signal) {
+  struct sigaction action = {};
+  sigaction(signal, nullptr, &action);
+  return (action.sa_flags & SA_SIGINFO) != 0 ||
+         (action.sa_handler != SIG_DFL && action.sa_handler != SIG_IGN);
+}
+
 }  // namespace
 
 absl::StatusOr<SignalQueue> SignalQueue::Create() {
@@ -26,6 +33,9 @@ absl::StatusOr<SignalQueue> SignalQueue::Create() {
   sigemptyset(&handled);
   for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGTSTP}) {
     if (!IsIgnored(signal)) sigaddset(&handled, signal);
+  }
+  for (int signal : {SIGQUIT, SIGUSR1}) {
+    if (!HasHandler(signal)) sigaddset(&handled, signal);
   }
   sigaddset(&handled, SIGCHLD);
   SignalQueue queue;

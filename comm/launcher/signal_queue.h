@@ -12,7 +12,9 @@ namespace fsdp::comm {
 // Puts SIGINT, SIGTERM, SIGHUP, SIGTSTP and SIGCHLD in the way of a descriptor
 // instead of a handler; the destructor restores what was. What the process
 // ignores, as under nohup, it goes on ignoring: a blocked signal would come in
-// spite of that. To be made while the process has one thread.
+// spite of that. SIGQUIT and SIGUSR1, too, but those also when they are
+// ignored, as shells have it for what runs in the background, and not when the
+// process has a handler. To be made while the process has one thread.
 class SignalQueue {
  public:
   // ResourceExhausted: no descriptor is left.

@@ -13,6 +13,7 @@
 #include "base/torch_status.h"
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/communicator.h"
+#include "comm/inspection/inspection_signals.h"
 #include "comm/launcher/launcher.h"
 #include "comm/startup/environment.h"
 
@@ -36,8 +37,15 @@ int Launch(int argc, char** argv, int ranks) {
 
 absl::Status RunRank(const Environment& environment, const RankMain& fn,
                      const ConnectOptions& options) {
+  // Before connecting, which may take long; a program that answers these
+  // signals itself goes on doing so.
+  const auto signals = InspectionSignals::Install(
+      options.inspection_folder.empty() ? environment.inspection_folder
+                                        : options.inspection_folder);
+  if (!signals.ok()) std::cerr << signals.status() << std::endl;
   FSDP_ASSIGN_OR_RETURN(std::shared_ptr<Communicator> ranks,
                         Connect(environment, options));
+  if (signals.ok()) (*signals)->Show(*ranks);
   absl::Status result;
   const absl::Status thrown =
       TorchToStatus("an exception", [&] { result = fn(ranks); });

@@ -27,7 +27,10 @@ using RankMain =
 // What `fn` returns or throws is printed on standard error, and ends the other
 // ranks with its text. Returns the program's exit code: that of ExitCodeOf(),
 // or for the process that has started the ranks of LaunchReport::exit_code().
-// Writes past `ulimit -f` are errors meanwhile.
+// Writes past `ulimit -f` are errors meanwhile, and SIGQUIT and SIGUSR1 show
+// what a rank, or each that this process has started, is doing
+// (comm/inspection/inspection_signals.h), unless the program has handlers for
+// them.
 //
 // To be called first in main(): see LaunchRanks() (comm/launcher/launcher.h).
 int RunRanks(int argc, char** argv, int ranks, const RankMain& fn,

@@ -133,6 +133,10 @@ absl::StatusOr<std::shared_ptr<SharedGroup::Operation>> SharedGroup::Start(
   return operation;
 }
 
+int64_t SharedGroup::NumberOf(const Operation& operation) {
+  return static_cast<int64_t>(operation.sequence);
+}
+
 void SharedGroup::Post(Operation& operation) {
   operation.sequence = num_calls_++;
   operation.first_chunk = num_chunks_;

@@ -60,6 +60,9 @@ class SharedGroup final : public ProgressSource,
                                                    SharedBuffers buffers,
                                                    absl::Time deadline);
 
+  // Counts this group's calls from 0.
+  static int64_t NumberOf(const Operation& operation);
+
   // Blocks until the result is there, and with `inputs_free` until no peer
   // reads this rank's input any more. Errors as Work::Wait().
   absl::Status Wait(Operation& operation, bool inputs_free,

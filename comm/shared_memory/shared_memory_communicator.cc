@@ -50,6 +50,7 @@ class SharedWork final : public Work {
   absl::Status BlockCurrentStream() override {
     return Wait(absl::Now() + timeout_);
   }
+  int64_t number() const override { return SharedGroup::NumberOf(*operation_); }
 
  private:
   const std::shared_ptr<SharedGroup> group_;

@@ -375,6 +375,7 @@ absl::StatusOr<Environment> ReadEnvironment(GetEnvironmentVariable get) {
   Environment environment;
   environment.interface = variables.Value("GLOO_SOCKET_IFNAME");
   environment.secret = variables.Value("FSDP_JOB_SECRET");
+  environment.inspection_folder = variables.Value("FSDP_INSPECT_DIR");
   // torchrun may run inside a Slurm step, and mpirun starts its own daemons by
   // srun: the innermost launcher counts.
   if (variables.Has("RANK")) {

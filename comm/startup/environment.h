@@ -52,6 +52,10 @@ struct Environment {
   // The network interface to use between hosts ("eth0"); empty: the one that
   // leads to master_addr.
   std::string interface;
+
+  // Where ranks write what they were doing when a job hangs or fails; empty: on
+  // standard error.
+  std::string inspection_folder;
 };
 
 // The value of an environment variable, or null; std::getenv fits.
@@ -69,9 +73,9 @@ using GetEnvironmentVariable = absl::FunctionRef<const char*(const char* name)>;
 //             SLURM_STEP_NODELIST or SLURM_JOB_NODELIST and its port follows
 //             from SLURM_JOB_ID and SLURM_STEP_ID; MASTER_ADDR and MASTER_PORT
 //             come before both.
-// and FSDP_JOB_SECRET, GLOO_SOCKET_IFNAME. An empty variable is one that is not
-// set. Nothing set: one rank. InvalidArgument names the variable, its value and
-// what is expected.
+// and FSDP_JOB_SECRET, GLOO_SOCKET_IFNAME, FSDP_INSPECT_DIR. An empty variable
+// is one that is not set. Nothing set: one rank. InvalidArgument names the
+// variable, its value and what is expected.
 absl::StatusOr<Environment> ReadEnvironment(GetEnvironmentVariable get);
 
 // The first host of a Slurm node list: "node003" for "node[003-010,12]".

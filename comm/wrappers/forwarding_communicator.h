@@ -14,6 +14,7 @@
 #include "absl/time/time.h"
 #include "base/check.h"
 #include "comm/communicator.h"
+#include "comm/rank_activity.h"
 #include "comm/work.h"
 
 namespace fsdp::comm {
@@ -40,6 +41,9 @@ class ForwardingCommunicator : public Communicator {
   }
   bool HasAllToAll() const override { return base_->HasAllToAll(); }
   bool HasCommonMemory() const override { return base_->HasCommonMemory(); }
+  std::shared_ptr<RankActivity> activity() const override {
+    return base_->activity();
+  }
   absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override {
     return base_->AllocateSymmetric(bytes);
   }

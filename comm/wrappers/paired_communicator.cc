@@ -34,6 +34,7 @@ class PairedWork final : public Work {
   absl::Status BlockCurrentStream() override {
     return Noted(base_->BlockCurrentStream());
   }
+  int64_t number() const override { return base_->number(); }
 
  private:
   absl::Status Noted(absl::Status status) {

@@ -20,6 +20,7 @@
 #include "base/torch_status.h"
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/communicator.h"
+#include "comm/inspection/inspection_signals.h"
 #include "comm/launcher/launcher.h"
 #include "comm/launcher/launcher_stop_request.h"
 #include "comm/local/local_communicator.h"
@@ -139,8 +140,12 @@ absl::Status RunProcess(const TrainOptions& options,
   FSDP_ASSIGN_OR_RETURN(const DeviceChoice device,
                         DeviceChoiceOf(options, environment, nccl_on));
   connect.device = device.connect;
+  const auto signals =
+      fsdp::comm::InspectionSignals::Install(environment.inspection_folder);
+  if (!signals.ok()) std::cerr << signals.status() << std::endl;
   FSDP_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> communicator,
                         fsdp::comm::Connect(environment, connect));
+  if (signals.ok()) (*signals)->Show(*communicator);
   const Place place{device.device, environment.local_world_size, stop,
                     ReadCorpus(options, argv0)};
   return RunOne(options, place, std::move(communicator));

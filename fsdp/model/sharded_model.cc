@@ -21,6 +21,7 @@
 #include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "comm/communicator.h"
+#include "comm/rank_activity.h"
 #include "flat_param/flat_parameter.h"
 #include "fsdp/autograd/autograd.h"
 #include "fsdp/model/parameter_owner.h"
@@ -50,6 +51,7 @@ ShardedModel::ShardedModel(std::unique_ptr<Runtime> runtime, Schedule schedule,
     : runtime_(std::move(runtime)),
       schedule_(std::move(schedule)),
       settings_(std::move(settings)),
+      activity_(runtime_->communicator().activity()),
       owner_(std::make_shared<ParameterOwner>()),
       units_(runtime_->num_units()),
       backward_(runtime_->num_units()),
@@ -166,6 +168,7 @@ absl::Status ShardedModel::TransitionOrGiveUp(
   RECORD_USER_SCOPE_WITH_INPUTS(
       absl::StrCat("fsdp::", Name(event.kind), "(", unit_name(event.unit), ")"),
       BytesOf(*runtime_, event.unit));
+  if (activity_ != nullptr) NotePhase(event);
   absl::StatusOr<Actions> actions = schedule_.Next(event);
   absl::Status status = actions.status();
   if (status.ok()) status = runtime_->Execute(*actions, gradients);
@@ -173,7 +176,34 @@ absl::Status ShardedModel::TransitionOrGiveUp(
   // to give up.
   if (!actions.ok() && !schedule_.in_forward()) return status;
   if (!status.ok()) GiveUpIteration(status);
+  // Out of the root's forward, or of backward.
+  if (activity_ != nullptr && !schedule_.in_forward() &&
+      !schedule_.in_backward()) {
+    activity_->Note(comm::Phase::kOutside, "", /*pool_bytes=*/-1);
+  }
   return status;
+}
+
+// For whoever asks what this rank is doing while it waits for others.
+void ShardedModel::NotePhase(const Event& event) {
+  const MemoryStats memory = runtime_->memory_stats();
+  const int64_t pools =
+      memory.parameters.reserved_bytes + memory.gradients.reserved_bytes;
+  switch (event.kind) {
+    case EventKind::kPreForward:
+      return activity_->Note(
+          event.recomputes ? comm::Phase::kBackward : comm::Phase::kForward,
+          unit_name(event.unit), pools);
+    case EventKind::kPreBackward:
+    case EventKind::kPostBackward:
+      return activity_->Note(comm::Phase::kBackward, unit_name(event.unit),
+                             pools);
+    case EventKind::kEndOfBackward:
+      // It may still wait for what it has reduced.
+      return activity_->Note(comm::Phase::kBackward, "", pools);
+    default:
+      return;
+  }
 }
 
 // A backward that threw has left the engine without its last callback. What it

@@ -23,6 +23,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "comm/communicator.h"
+#include "comm/rank_activity.h"
 #include "flat_param/flat_parameter.h"
 #include "fsdp/autograd/autograd.h"
 #include "fsdp/autograd/checkpoint_scope.h"
@@ -286,6 +287,7 @@ class ShardedModel final : public BackwardListener,
   // that fails the iteration is given up.
   absl::Status TransitionOrGiveUp(const Event& event,
                                   const std::vector<at::Tensor>& gradients);
+  void NotePhase(const Event& event);
   // What becomes of the reductions in flight. Waiting for them is too late once
   // the user may have had the gradients.
   enum class InFlight { kFinish, kDrop };
@@ -346,6 +348,7 @@ class ShardedModel final : public BackwardListener,
   const std::unique_ptr<Runtime> runtime_;
   Schedule schedule_;
   Settings settings_;
+  const std::shared_ptr<comm::RankActivity> activity_;  // null: nobody asks
   const std::shared_ptr<ParameterOwner> owner_;
   std::vector<UnitState> units_;
   std::vector<NamedShard> named_shards_;

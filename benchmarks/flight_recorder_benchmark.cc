@@ -1,0 +1,214 @@
+// What it costs that every operation is recorded: `ns_per_operation` from its
+// call to the end of its wait, beyond what the backend takes, `ns_per_note` of
+// a phase, and, with how many of both a training step has, `percent_of_step`.
+//   ./bazelw run -c opt //benchmarks:flight_recorder_benchmark
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status_error.h"
+#include "benchmark/benchmark.h"
+#include "benchmarks/residual_mlp.h"
+#include "comm/communicator.h"
+#include "comm/inspection/flight_recorder.h"
+#include "comm/inspection/inspected_communicator.h"
+#include "comm/inspection/inspector.h"
+#include "comm/local/local_communicator.h"
+#include "comm/rank_activity.h"
+#include "comm/work.h"
+#include "comm/wrappers/forwarding_communicator.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/optim/fused_optimizer.h"
+
+namespace fsdp {
+namespace {
+
+constexpr int kRanks = 2;
+constexpr int kCalls = 20'000;
+
+class DoneWork final : public comm::Work {
+ public:
+  absl::Status Wait(absl::Time /*deadline*/) override {
+    return absl::OkStatus();
+  }
+  absl::Status BlockCurrentStream() override { return absl::OkStatus(); }
+};
+
+// Whose all-reduces take no time.
+class DoneRanks final : public comm::ForwardingCommunicator {
+ public:
+  using ForwardingCommunicator::ForwardingCommunicator;
+
+ protected:
+  absl::StatusOr<std::unique_ptr<comm::Work>> DoAllReduce(
+      const at::Tensor& /*tensor*/, comm::ReduceOp /*op*/,
+      absl::string_view /*label*/) override {
+    return std::make_unique<DoneWork>();
+  }
+};
+
+std::shared_ptr<comm::Inspector> Alone() {
+  return ValueOrThrow(comm::Inspector::Start({}, /*peers=*/nullptr));
+}
+
+std::unique_ptr<comm::Communicator> MakeDoneRanks() {
+  auto group = ValueOrThrow(comm::CreateLocalGroup(1));
+  return std::make_unique<DoneRanks>(std::move(group[0]));
+}
+
+double NsPerCall(const std::function<void()>& call) {
+  const absl::Time begin = absl::Now();
+  for (int i = 0; i < kCalls; ++i) call();
+  return absl::ToDoubleNanoseconds(absl::Now() - begin) / kCalls;
+}
+
+double NsPerAllReduce(comm::Communicator& ranks, const at::Tensor& tensor) {
+  return NsPerCall([&] {
+    auto work = ValueOrThrow(
+        ranks.AllReduce(tensor, comm::ReduceOp::kSum, "blocks.7.feed_forward"));
+    ThrowIfError(work->Wait(absl::InfiniteFuture()));
+  });
+}
+
+struct Costs {
+  double ns_per_operation;
+  double ns_per_note;
+};
+
+// In turn with the same without a recorder.
+Costs Measure() {
+  const at::Tensor tensor = at::ones({4});
+  const auto plain = MakeDoneRanks();
+  const auto inspected = comm::Inspect(MakeDoneRanks(), Alone());
+  const auto activity = inspected->activity();
+  const double without = NsPerAllReduce(*plain, tensor);
+  return {NsPerAllReduce(*inspected, tensor) - without, NsPerCall([&] {
+            activity->Note(comm::Phase::kForward, "blocks.7.feed_forward", 1);
+          })};
+}
+
+void BM_Operation(benchmark::State& state) {
+  Costs sum = {0, 0};
+  for (auto _ : state) {
+    const Costs costs = Measure();
+    sum.ns_per_operation += costs.ns_per_operation;
+    sum.ns_per_note += costs.ns_per_note;
+  }
+  const auto rounds = static_cast<double>(state.iterations());
+  state.counters["ns_per_operation"] = sum.ns_per_operation / rounds;
+  state.counters["ns_per_note"] = sum.ns_per_note / rounds;
+}
+BENCHMARK(BM_Operation)->Unit(benchmark::kMillisecond);
+
+// Counts the notes of all ranks.
+class CountedActivity final : public comm::RankActivity {
+ public:
+  explicit CountedActivity(std::atomic<int64_t>* notes) : notes_(notes) {}
+  void Note(comm::Phase /*phase*/, absl::string_view /*unit*/,
+            int64_t /*pool_bytes*/) override {
+    ++*notes_;
+  }
+  std::string Describe() const override { return ""; }
+
+ private:
+  std::atomic<int64_t>* const notes_;
+};
+
+class CountedRanks final : public comm::ForwardingCommunicator {
+ public:
+  CountedRanks(std::unique_ptr<comm::Communicator> base,
+               std::atomic<int64_t>* notes)
+      : ForwardingCommunicator(std::move(base)),
+        activity_(std::make_shared<CountedActivity>(notes)) {}
+  std::shared_ptr<comm::RankActivity> activity() const override {
+    return activity_;
+  }
+
+ private:
+  const std::shared_ptr<comm::RankActivity> activity_;
+};
+
+std::function<void()> Step(std::shared_ptr<comm::Communicator> ranks,
+                           int64_t rows) {
+  Options options;
+  options.wrap_policy = WrapModules<ResidualBlockImpl>();
+  auto model = ValueOrThrow(FullyShard(std::make_shared<ResidualMlpImpl>(),
+                                       std::move(ranks), options));
+  auto optimizer = std::make_shared<FusedAdamW>(model->Parameters());
+  const at::Tensor x = at::randn({rows, ResidualMlpImpl::kDim});
+  return [model, optimizer, x]() mutable {
+    ThrowIfError(model->Backward(ReconstructionLoss(model->forward(x), x)));
+    optimizer->step();
+    optimizer->zero_grad();
+  };
+}
+
+void OnAllRanks(const std::function<void(int)>& fn) {
+  std::vector<std::thread> threads;
+  threads.reserve(kRanks);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    threads.emplace_back([&fn, rank] {
+      at::set_num_threads(1);
+      fn(rank);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+// What a rank records in a step, over the time that the step takes.
+void BM_Step(benchmark::State& state) {
+  std::atomic<int64_t> notes{0};
+  std::vector<std::shared_ptr<comm::Inspector>> inspectors;
+  std::vector<std::function<void()>> steps(kRanks);
+  auto group = ValueOrThrow(comm::CreateLocalGroup(kRanks));
+  for (int rank = 0; rank < kRanks; ++rank) inspectors.push_back(Alone());
+  OnAllRanks([&](int rank) {
+    steps[rank] = Step(
+        std::make_shared<CountedRanks>(
+            comm::Inspect(std::move(group[rank]), inspectors[rank]), &notes),
+        state.range(0));
+    steps[rank]();
+  });
+  const auto operations = [&] {
+    return inspectors[0]->recorder().Read(0).num_operations;
+  };
+  const uint64_t operations_before = operations();
+  notes = 0;
+  double seconds = 0;
+  for (auto _ : state) {
+    const absl::Time begin = absl::Now();
+    OnAllRanks([&](int rank) { steps[rank](); });
+    seconds += absl::ToDoubleSeconds(absl::Now() - begin);
+  }
+  const auto rounds = static_cast<double>(state.iterations());
+  const Costs costs = Measure();
+  const double operations_per_step =
+      static_cast<double>(operations() - operations_before) / rounds;
+  const double notes_per_step = static_cast<double>(notes) / kRanks / rounds;
+  state.counters["operations"] = operations_per_step;
+  state.counters["notes"] = notes_per_step;
+  state.counters["percent_of_step"] =
+      (operations_per_step * costs.ns_per_operation +
+       notes_per_step * costs.ns_per_note) *
+      1e-9 / (seconds / rounds) * 100;
+}
+BENCHMARK(BM_Step)->Arg(64)->Arg(512)->UseRealTime()->Unit(
+    benchmark::kMillisecond);
+
+}  // namespace
+}  // namespace fsdp

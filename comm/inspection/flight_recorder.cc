@@ -1,0 +1,331 @@
+#include "comm/inspection/flight_recorder.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <new>
+#include <optional>
+#include <utility>
+
+#include "base/check.h"
+
+namespace fsdp::comm {
+namespace {
+
+using Word = std::atomic<uint64_t>;
+static_assert(Word::is_always_lock_free, "processes can share no locks");
+
+constexpr auto kAcquire = std::memory_order_acquire;
+constexpr auto kRelease = std::memory_order_release;
+constexpr auto kRelaxed = std::memory_order_relaxed;
+
+// Text in words; what is too long loses its middle.
+template <int kBytes>
+struct TextWords {
+  static constexpr int kWords = kBytes / 8;
+
+  // Returns how many bytes there are.
+  uint64_t Set(absl::string_view text) {
+    constexpr size_t kCapacity = kBytes;
+    std::array<char, kCapacity> bytes;
+    const size_t size = std::min(text.size(), kCapacity);
+    const size_t tail = text.size() > kCapacity ? kCapacity / 2 : 0;
+    text.copy(bytes.data(), size - tail);
+    if (tail > 0) {
+      text.copy(bytes.data() + size - tail, tail, text.size() - tail);
+    }
+    for (size_t i = 0; i * 8 < size; ++i) {
+      uint64_t word = 0;
+      std::memcpy(&word, bytes.data() + i * 8,
+                  std::min<size_t>(8, size - i * 8));
+      words[i].store(word, kRelease);
+    }
+    return size;
+  }
+
+  std::string Get(uint64_t size) const {
+    std::array<char, kBytes> bytes;
+    for (int i = 0; i < kWords; ++i) {
+      const uint64_t word = words[i].load(kAcquire);
+      std::memcpy(bytes.data() + ptrdiff_t{i} * 8, &word, 8);
+    }
+    std::string text(bytes.data(), std::min<uint64_t>(size, kBytes));
+    // Whoever reads it may print it.
+    std::replace_if(
+        text.begin(), text.end(), [](char c) { return c >= 0 && c < ' '; },
+        '?');
+    return text;
+  }
+
+  Word words[kWords];
+};
+
+// `version` is odd while somebody writes what follows it. All words are stored
+// with kRelease and loaded with kAcquire, which keeps them between the two
+// looks at the version, at no cost on x86.
+struct Slot {
+  Word version;  // (ticket << 1) | writing
+  Word meta;     // see Meta
+  Word number;
+  Word call;
+  Word bytes;
+  Word started_ns;
+  Word waited_ns;
+  Word ended_ns;
+  TextWords<FlightRecorder::kLabelBytes> label;
+};
+static_assert(sizeof(Slot) == 128, "two cache lines");
+
+struct PhaseNote {
+  Word version;
+  Word meta;  // phase, label_size << 24
+  Word since_ns;
+  Word pool_bytes;
+  TextWords<FlightRecorder::kLabelBytes> unit;
+};
+
+struct Group {
+  Word id;  // 0: free
+  Word calls;
+};
+
+struct Block {
+  Word tickets;  // handed out; the first is 1
+  Word claimed;
+  Word pid;
+  alignas(64) PhaseNote note;
+  alignas(64) Group groups[FlightRecorder::kGroups];
+  alignas(64) Slot slots[FlightRecorder::kOperations];
+};
+
+struct Meta {
+  uint64_t kind;
+  uint64_t state;
+  uint64_t dtype;
+  uint64_t label_size;
+  uint64_t group;
+};
+
+uint64_t Pack(const Meta& meta) {
+  return meta.kind | meta.state << 8 | meta.dtype << 16 |
+         meta.label_size << 24 | meta.group << 32;
+}
+
+Meta Unpack(uint64_t word) {
+  return {word & 0xff, word >> 8 & 0xff, word >> 16 & 0xff, word >> 24 & 0xff,
+          word >> 32};
+}
+
+Block& BlockAt(char* memory) { return *reinterpret_cast<Block*>(memory); }
+const Block& BlockAt(const char* memory) {
+  return *reinterpret_cast<const Block*>(memory);
+}
+
+Slot& SlotOf(char* memory, uint64_t ticket) {
+  return BlockAt(memory).slots[ticket % FlightRecorder::kOperations];
+}
+
+// Whether the slot is `ticket`'s to be written until Unlock().
+bool Lock(Slot& slot, uint64_t ticket) {
+  uint64_t version = ticket << 1;
+  return slot.version.compare_exchange_strong(version, version | 1, kAcquire);
+}
+void Unlock(Slot& slot, uint64_t ticket) {
+  slot.version.store(ticket << 1, kRelease);
+}
+
+void SetState(Slot& slot, OperationState state) {
+  Meta meta = Unpack(slot.meta.load(kRelaxed));
+  meta.state = static_cast<uint64_t>(state);
+  slot.meta.store(Pack(meta), kRelease);
+}
+
+// A value out of `count` that a peer has written, the last where it is none.
+template <typename Enum>
+Enum EnumOf(uint64_t value, int count) {
+  return static_cast<Enum>(std::min<uint64_t>(value, count - 1));
+}
+
+OperationRecord Copy(const Slot& slot, uint64_t ticket) {
+  const Meta meta = Unpack(slot.meta.load(kAcquire));
+  OperationRecord record;
+  record.ticket = ticket;
+  record.kind = EnumOf<OperationKind>(meta.kind, kNumOperationKinds);
+  record.state = EnumOf<OperationState>(meta.state, kNumOperationStates);
+  record.dtype = static_cast<int8_t>(meta.dtype);
+  if (meta.group < FlightRecorder::kGroups) {
+    record.group = static_cast<int>(meta.group);
+  }
+  record.number = static_cast<int64_t>(slot.number.load(kAcquire));
+  record.call = slot.call.load(kAcquire);
+  record.bytes = static_cast<int64_t>(slot.bytes.load(kAcquire));
+  record.started_ns = static_cast<int64_t>(slot.started_ns.load(kAcquire));
+  record.waited_ns = static_cast<int64_t>(slot.waited_ns.load(kAcquire));
+  record.ended_ns = static_cast<int64_t>(slot.ended_ns.load(kAcquire));
+  record.label = slot.label.Get(meta.label_size);
+  return record;
+}
+
+// How often a reader looks again at what is being written.
+constexpr int kLooks = 100;
+
+// Nothing where the slot has gone on to a later operation, or does not come to
+// rest: a process may end in the middle of a write.
+std::optional<OperationRecord> ReadSlot(const Slot& slot, uint64_t ticket) {
+  for (int look = 0; look < kLooks; ++look) {
+    const uint64_t before = slot.version.load(kAcquire);
+    if (before >> 1 != ticket) return std::nullopt;
+    OperationRecord record = Copy(slot, ticket);
+    if (before % 2 == 0 && slot.version.load(kAcquire) == before) return record;
+  }
+  return std::nullopt;
+}
+
+void ReadNote(const PhaseNote& note, RankRecord& record) {
+  for (int look = 0; look < kLooks; ++look) {
+    const uint64_t before = note.version.load(kAcquire);
+    const Meta meta = Unpack(note.meta.load(kAcquire));
+    record.phase = EnumOf<Phase>(meta.kind, kNumPhases);
+    record.phase_ns = static_cast<int64_t>(note.since_ns.load(kAcquire));
+    record.pool_bytes = static_cast<int64_t>(note.pool_bytes.load(kAcquire));
+    record.unit = note.unit.Get(meta.label_size);
+    if (before % 2 == 0 && note.version.load(kAcquire) == before) return;
+  }
+}
+
+std::shared_ptr<char> OwnMemory() {
+  const auto bytes = static_cast<size_t>(FlightRecorder::Bytes());
+  void* memory = ::operator new (bytes, std::align_val_t{64});
+  std::memset(memory, 0, bytes);
+  return {static_cast<char*>(memory),
+          [](char* begin) { ::operator delete (begin, std::align_val_t{64}); }};
+}
+
+}  // namespace
+
+FlightRecorder::FlightRecorder(std::shared_ptr<char> memory)
+    : memory_(std::move(memory)) {
+  FSDP_CHECK(reinterpret_cast<uintptr_t>(memory_.get()) % alignof(Block) == 0);
+  BlockAt(memory_.get()).pid = static_cast<uint64_t>(getpid());
+}
+
+FlightRecorder::FlightRecorder() : FlightRecorder(OwnMemory()) {}
+
+int64_t FlightRecorder::Bytes() { return sizeof(Block); }
+
+int FlightRecorder::AddGroup(uint64_t id) {
+  Block& block = BlockAt(memory_.get());
+  for (int i = 0; i < kGroups; ++i) {
+    uint64_t none = 0;
+    if (block.groups[i].id.compare_exchange_strong(none, id)) return i;
+  }
+  return -1;
+}
+
+FlightRecorder::Ticket FlightRecorder::Begin(const Begun& operation,
+                                             int64_t now_ns) {
+  Block& block = BlockAt(memory_.get());
+  const uint64_t call =
+      operation.group < 0
+          ? 0
+          : block.groups[operation.group].calls.fetch_add(1, kRelaxed);
+  const uint64_t ticket = block.tickets.fetch_add(1, kRelaxed) + 1;
+  Slot& slot = SlotOf(memory_.get(), ticket);
+  uint64_t before = slot.version.load(kRelaxed);
+  if (before % 2 != 0 || before >= ticket << 1 ||
+      !slot.version.compare_exchange_strong(before, ticket << 1 | 1,
+                                            kAcquire)) {
+    return {};
+  }
+  const uint64_t label_size = slot.label.Set(operation.label);
+  slot.meta.store(Pack({static_cast<uint64_t>(operation.kind),
+                        static_cast<uint64_t>(OperationState::kStarting),
+                        static_cast<uint8_t>(operation.dtype), label_size,
+                        static_cast<uint32_t>(operation.group)}),
+                  kRelease);
+  slot.number.store(static_cast<uint64_t>(int64_t{-1}), kRelease);
+  slot.call.store(call, kRelease);
+  slot.bytes.store(static_cast<uint64_t>(operation.bytes), kRelease);
+  slot.started_ns.store(static_cast<uint64_t>(now_ns), kRelease);
+  slot.waited_ns.store(0, kRelease);
+  slot.ended_ns.store(0, kRelease);
+  Unlock(slot, ticket);
+  return {ticket};
+}
+
+void FlightRecorder::Started(Ticket ticket, int64_t number) {
+  Slot& slot = SlotOf(memory_.get(), ticket.value);
+  if (ticket.value == 0 || !Lock(slot, ticket.value)) return;
+  slot.number.store(static_cast<uint64_t>(number), kRelease);
+  SetState(slot, OperationState::kStarted);
+  Unlock(slot, ticket.value);
+}
+
+void FlightRecorder::Waits(Ticket ticket, int64_t now_ns) {
+  Slot& slot = SlotOf(memory_.get(), ticket.value);
+  if (ticket.value == 0 || !Lock(slot, ticket.value)) return;
+  slot.waited_ns.store(static_cast<uint64_t>(now_ns), kRelease);
+  SetState(slot, OperationState::kWaiting);
+  Unlock(slot, ticket.value);
+}
+
+void FlightRecorder::Ends(Ticket ticket, OperationState state, int64_t now_ns) {
+  Slot& slot = SlotOf(memory_.get(), ticket.value);
+  if (ticket.value == 0 || !Lock(slot, ticket.value)) return;
+  slot.ended_ns.store(static_cast<uint64_t>(now_ns), kRelease);
+  SetState(slot, state);
+  Unlock(slot, ticket.value);
+}
+
+void FlightRecorder::Note(Phase phase, absl::string_view unit,
+                          int64_t pool_bytes, int64_t now_ns) {
+  PhaseNote& note = BlockAt(memory_.get()).note;
+  uint64_t version = note.version.load(kRelaxed);
+  if (version % 2 != 0 ||
+      !note.version.compare_exchange_strong(version, version | 1, kAcquire)) {
+    return;
+  }
+  Meta meta = {};
+  meta.kind = static_cast<uint64_t>(phase);
+  meta.label_size = note.unit.Set(unit);
+  note.meta.store(Pack(meta), kRelease);
+  note.since_ns.store(static_cast<uint64_t>(now_ns), kRelease);
+  if (pool_bytes >= 0) {
+    note.pool_bytes.store(static_cast<uint64_t>(pool_bytes), kRelease);
+  }
+  note.version.store(version + 2, kRelease);
+}
+
+RankRecord FlightRecorder::Read(int64_t now_ns) const {
+  return Read(memory_.get(), now_ns);
+}
+
+RankRecord FlightRecorder::Read(const char* memory, int64_t now_ns) {
+  const Block& block = BlockAt(memory);
+  RankRecord record;
+  record.taken_ns = now_ns;
+  record.pid = static_cast<int64_t>(block.pid.load(kAcquire));
+  ReadNote(block.note, record);
+  const uint64_t last = block.tickets.load(kAcquire);
+  record.num_operations = last;
+  const uint64_t first = last > kOperations ? last - kOperations : 0;
+  for (uint64_t ticket = first + 1; ticket - first <= last - first; ++ticket) {
+    auto operation = ReadSlot(block.slots[ticket % kOperations], ticket);
+    if (operation) record.operations.push_back(*std::move(operation));
+  }
+  for (const Group& group : block.groups) {
+    const uint64_t id = group.id.load(kAcquire);
+    if (id == 0) break;
+    record.groups.push_back({id, group.calls.load(kAcquire)});
+  }
+  return record;
+}
+
+bool FlightRecorder::Claim(char* memory) {
+  return BlockAt(memory).claimed.exchange(1) == 0;
+}
+
+}  // namespace fsdp::comm

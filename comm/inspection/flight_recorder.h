@@ -1,0 +1,133 @@
+// The last operations of one rank, in memory that others may look at while it
+// writes.
+#ifndef COMM_INSPECTION_FLIGHT_RECORDER_H_
+#define COMM_INSPECTION_FLIGHT_RECORDER_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "comm/rank_activity.h"
+
+namespace fsdp::comm {
+
+// Whatever makes ranks wait for one another.
+enum class OperationKind : uint8_t {
+  kAllGather,
+  kReduceScatter,
+  kAllToAll,
+  kAllReduce,
+  kBroadcast,
+  kSplit,
+  kAllocate,
+  kFence,
+};
+inline constexpr int kNumOperationKinds =
+    static_cast<int>(OperationKind::kFence) + 1;
+
+enum class OperationState : uint8_t {
+  kStarting,  // the call has not returned
+  kStarted,   // nobody waits for it
+  kWaiting,   // the host waits for it
+  kOnDevice,  // left to a device, which does not say when it is done
+  kDone,
+  kFailed,
+  kDropped,  // nobody has waited for it, or will
+};
+inline constexpr int kNumOperationStates =
+    static_cast<int>(OperationState::kDropped) + 1;
+
+// Times are nanoseconds since 1970; 0: not yet.
+struct OperationRecord {
+  uint64_t ticket = 0;  // counts this rank's operations
+  OperationKind kind = OperationKind::kAllGather;
+  OperationState state = OperationState::kStarting;
+  int8_t dtype = -1;       // at::ScalarType; -1: none
+  int group = -1;          // in RankRecord::groups; -1: unknown
+  uint64_t call = 0;       // counts the group's calls from 0
+  int64_t number = -1;     // by which errors name it; -1: by `call`
+  int64_t bytes = 0;       // of the whole tensor
+  int64_t started_ns = 0;  // when it was called
+  int64_t waited_ns = 0;   // when the host began to wait
+  int64_t ended_ns = 0;
+  std::string label;  // "blocks.2"
+};
+
+// A group that a rank belongs to: ranks give the same group the same id.
+struct GroupRecord {
+  uint64_t id = 0;
+  uint64_t calls = 0;  // made so far
+};
+
+struct RankRecord {
+  int64_t pid = 0;
+  int64_t taken_ns = 0;  // when this was read
+  Phase phase = Phase::kUnknown;
+  std::string unit;             // "" where the phase is of none
+  int64_t phase_ns = 0;         // since when
+  int64_t pool_bytes = 0;       // what the phase's owner holds in pools
+  uint64_t num_operations = 0;  // begun so far
+  std::vector<GroupRecord> groups;
+  std::vector<OperationRecord> operations;  // the last ones, oldest first
+};
+
+// One rank's end, which writes. Thread-safe; no call waits or allocates, but
+// for Read(). Two writes that meet at one place drop one of them.
+class FlightRecorder {
+ public:
+  static constexpr int kOperations = 100;  // kept
+  static constexpr int kGroups = 32;       // told apart
+  static constexpr int kLabelBytes = 64;   // what is longer loses its middle
+
+  // Names an operation as long as it is kept.
+  struct Ticket {
+    uint64_t value = 0;  // 0: not recorded
+  };
+
+  struct Begun {
+    OperationKind kind;
+    int8_t dtype = -1;
+    int group = -1;
+    int64_t bytes = 0;
+    absl::string_view label = {};
+  };
+
+  // Bytes() that are zero and aligned to 64, for which `memory` is kept.
+  explicit FlightRecorder(std::shared_ptr<char> memory);
+  // In memory of its own.
+  FlightRecorder();
+  static int64_t Bytes();
+
+  // Where a group's calls are counted; -1: there are too many groups.
+  int AddGroup(uint64_t id);
+
+  Ticket Begin(const Begun& operation, int64_t now_ns);
+  // The call has returned; `number` as OperationRecord's.
+  void Started(Ticket ticket, int64_t number);
+  void Waits(Ticket ticket, int64_t now_ns);
+  // `state` is one of those after kWaiting.
+  void Ends(Ticket ticket, OperationState state, int64_t now_ns);
+
+  // As RankActivity::Note().
+  void Note(Phase phase, absl::string_view unit, int64_t pool_bytes,
+            int64_t now_ns);
+
+  RankRecord Read(int64_t now_ns) const;
+
+  // What another rank, which need not be well, has in `memory`: Bytes() that
+  // may change at any time.
+  static RankRecord Read(const char* memory, int64_t now_ns);
+
+  // Whether this is the first call for that memory, by whatever process.
+  static bool Claim(char* memory);
+  char* memory() const { return memory_.get(); }
+
+ private:
+  const std::shared_ptr<char> memory_;
+};
+
+}  // namespace fsdp::comm
+
+#endif  // COMM_INSPECTION_FLIGHT_RECORDER_H_

@@ -1,0 +1,259 @@
+#include "comm/inspection/flight_recorder.h"
+
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "base/testing/allocations.h"
+#include "comm/rank_activity.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::comm {
+namespace {
+
+using ::fsdp::testing::Allocations;
+using ::testing::IsEmpty;
+using ::testing::Le;
+using ::testing::SizeIs;
+
+using Ticket = FlightRecorder::Ticket;
+
+constexpr int64_t kNow = 1'000'000;
+
+// Operation `i` from its call to its end; all that is recorded tells `i`.
+void RecordOne(FlightRecorder& recorder, int group, int64_t i) {
+  std::array<char, 24> digits;
+  char* const begin = digits.data();
+  char* end = begin;
+  for (int64_t rest = i; end == begin || rest > 0; rest /= 10) {
+    *end++ = static_cast<char>('0' + rest % 10);
+  }
+  const Ticket ticket = recorder.Begin(
+      {OperationKind::kReduceScatter, /*dtype=*/6, group, i,
+       absl::string_view(begin, static_cast<size_t>(end - begin))},
+      kNow + i);
+  recorder.Started(ticket, i);
+  recorder.Waits(ticket, kNow + 2 * i);
+  recorder.Ends(ticket, OperationState::kDone, kNow + 3 * i);
+}
+
+// What RecordOne() writes as the label.
+std::string LabelOf(int64_t i) {
+  const std::string forward = absl::StrCat(i);
+  return {forward.rbegin(), forward.rend()};
+}
+
+class FlightRecorderSizeTest : public ::testing::TestWithParam<int> {};
+
+TEST_P(FlightRecorderSizeTest, KeepsTheLastHundred) {
+  const int size = GetParam();
+  FlightRecorder recorder;
+  const int group = recorder.AddGroup(7);
+  for (int i = 0; i < size; ++i) RecordOne(recorder, group, i);
+  const RankRecord record = recorder.Read(kNow);
+  EXPECT_EQ(record.num_operations, size);
+  const int first = size > 100 ? size - 100 : 0;
+  ASSERT_THAT(record.operations, SizeIs(size - first));
+  for (int i = first; i < size; ++i) {
+    const OperationRecord& operation = record.operations[i - first];
+    EXPECT_EQ(operation.kind, OperationKind::kReduceScatter);
+    EXPECT_EQ(operation.state, OperationState::kDone);
+    EXPECT_EQ(operation.dtype, 6);
+    EXPECT_EQ(operation.group, 0);
+    EXPECT_EQ(operation.call, i);
+    EXPECT_EQ(operation.number, i);
+    EXPECT_EQ(operation.bytes, i);
+    EXPECT_EQ(operation.started_ns, kNow + i);
+    EXPECT_EQ(operation.waited_ns, kNow + 2 * i);
+    EXPECT_EQ(operation.ended_ns, kNow + 3 * i);
+    EXPECT_EQ(operation.label, LabelOf(i));
+  }
+  ASSERT_THAT(record.groups, SizeIs(1));
+  EXPECT_EQ(record.groups[0].id, 7);
+  EXPECT_EQ(record.groups[0].calls, size);
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, FlightRecorderSizeTest,
+                         ::testing::Values(0, 1, 99, 100, 101, 200, 1234));
+
+TEST(FlightRecorderTest, ShowsHowFarAnOperationIs) {
+  FlightRecorder recorder;
+  const auto state = [&] { return recorder.Read(kNow).operations[0].state; };
+  const Ticket ticket = recorder.Begin({OperationKind::kFence}, 1);
+  EXPECT_EQ(state(), OperationState::kStarting);
+  EXPECT_EQ(recorder.Read(kNow).operations[0].number, -1);
+  recorder.Started(ticket, 5);
+  EXPECT_EQ(state(), OperationState::kStarted);
+  EXPECT_EQ(recorder.Read(kNow).operations[0].number, 5);
+  EXPECT_EQ(recorder.Read(kNow).operations[0].waited_ns, 0);
+  recorder.Waits(ticket, 2);
+  EXPECT_EQ(state(), OperationState::kWaiting);
+  EXPECT_EQ(recorder.Read(kNow).operations[0].ended_ns, 0);
+  recorder.Ends(ticket, OperationState::kFailed, 3);
+  EXPECT_EQ(state(), OperationState::kFailed);
+}
+
+// It may end long after a hundred others have begun.
+TEST(FlightRecorderTest, WhatIsForgottenChangesNothingWhenItEnds) {
+  FlightRecorder recorder;
+  const Ticket old = recorder.Begin({OperationKind::kFence}, 1);
+  for (int i = 0; i < 100; ++i) RecordOne(recorder, -1, i);
+  recorder.Started(old, 77);
+  recorder.Waits(old, 77);
+  recorder.Ends(old, OperationState::kFailed, 77);
+  const RankRecord record = recorder.Read(kNow);
+  ASSERT_THAT(record.operations, SizeIs(100));
+  for (int i = 0; i < 100; ++i) {
+    EXPECT_EQ(record.operations[i].number, i);
+    EXPECT_EQ(record.operations[i].state, OperationState::kDone);
+  }
+}
+
+TEST(FlightRecorderTest, LongLabelsLoseTheirMiddle) {
+  FlightRecorder recorder;
+  const std::string label = absl::StrCat(
+      std::string(40, 'a'), std::string(9, 'b'), std::string(40, 'c'));
+  recorder.Begin({OperationKind::kFence, -1, -1, 0, label}, 1);
+  recorder.Begin({OperationKind::kFence, -1, -1, 0, label.substr(0, 64)}, 1);
+  recorder.Note(Phase::kForward, label, 0, 1);
+  const RankRecord record = recorder.Read(kNow);
+  const std::string expected =
+      absl::StrCat(std::string(32, 'a'), std::string(32, 'c'));
+  EXPECT_EQ(record.operations[0].label, expected);
+  EXPECT_EQ(record.operations[1].label, label.substr(0, 64));
+  EXPECT_EQ(record.unit, expected);
+}
+
+TEST(FlightRecorderTest, NotesThePhase) {
+  FlightRecorder recorder;
+  EXPECT_EQ(recorder.Read(kNow).phase, Phase::kUnknown);
+  recorder.Note(Phase::kBackward, "blocks.3", 4096, 17);
+  recorder.Note(Phase::kForward, "blocks.4", 8192, 18);
+  recorder.Note(Phase::kForward, "blocks", -1, 18);
+  const RankRecord record = recorder.Read(kNow);
+  EXPECT_EQ(record.phase, Phase::kForward);
+  EXPECT_EQ(record.unit, "blocks");
+  EXPECT_EQ(record.pool_bytes, 8192);
+  EXPECT_EQ(record.phase_ns, 18);
+  EXPECT_EQ(record.taken_ns, kNow);
+  EXPECT_EQ(record.pid, getpid());
+}
+
+TEST(FlightRecorderTest, CountsTheCallsOfEachGroup) {
+  FlightRecorder recorder;
+  for (int i = 0; i < FlightRecorder::kGroups; ++i) {
+    EXPECT_EQ(recorder.AddGroup(100 + i), i);
+  }
+  EXPECT_EQ(recorder.AddGroup(1), -1);
+  for (const int group : {31, 0, 31, -1}) RecordOne(recorder, group, 1);
+  const RankRecord record = recorder.Read(kNow);
+  ASSERT_THAT(record.groups, SizeIs(FlightRecorder::kGroups));
+  EXPECT_EQ(record.groups[0].calls, 1);
+  EXPECT_EQ(record.groups[1].calls, 0);
+  EXPECT_EQ(record.groups[31].calls, 2);
+  EXPECT_EQ(record.groups[31].id, 131);
+  EXPECT_EQ(record.operations[2].call, 1);
+  EXPECT_EQ(record.operations[3].group, -1);
+}
+
+TEST(FlightRecorderTest, RecordingAllocatesNothing) {
+  FlightRecorder recorder;
+  const int group = recorder.AddGroup(1);
+  Allocations::Start();
+  for (int i = 0; i < 1000; ++i) {
+    RecordOne(recorder, group, i);
+    recorder.Note(Phase::kForward, "blocks.0.attention.projection", 1, i);
+  }
+  EXPECT_EQ(Allocations::Largest(), 0);
+}
+
+// Two ranks' threads write round after round of the ring while another looks.
+TEST(FlightRecorderTest, ReadersSeeWholeOperations) {
+  constexpr int64_t kEach = 20'000;
+  FlightRecorder recorder;
+  const int group = recorder.AddGroup(1);
+  std::atomic<int> writing{2};
+  std::vector<std::thread> writers;
+  writers.reserve(2);
+  for (int writer = 0; writer < 2; ++writer) {
+    writers.emplace_back([&, writer] {
+      for (int64_t i = 0; i < kEach; ++i) {
+        RecordOne(recorder, group, i * 2 + writer);
+        recorder.Note(Phase::kForward, LabelOf(i), i, i);
+      }
+      --writing;
+    });
+  }
+  int64_t seen = 0;
+  while (writing > 0 || seen == 0) {
+    const RankRecord record = recorder.Read(kNow);
+    EXPECT_EQ(record.unit, record.phase == Phase::kUnknown
+                               ? ""
+                               : LabelOf(record.pool_bytes));
+    EXPECT_EQ(record.phase_ns, record.pool_bytes);
+    uint64_t last = 0;
+    for (const OperationRecord& operation : record.operations) {
+      const int64_t i = operation.bytes;
+      ASSERT_EQ(operation.label, LabelOf(i));
+      ASSERT_EQ(operation.started_ns, kNow + i);
+      ASSERT_EQ(operation.number,
+                operation.state == OperationState::kStarting ? -1 : i);
+      ASSERT_EQ(operation.ended_ns,
+                operation.state == OperationState::kDone ? kNow + 3 * i : 0);
+      ASSERT_LT(last, operation.ticket);
+      last = operation.ticket;
+      ++seen;
+    }
+  }
+  for (std::thread& writer : writers) writer.join();
+  const RankRecord record = recorder.Read(kNow);
+  EXPECT_EQ(record.num_operations, 2 * kEach);
+  EXPECT_EQ(record.groups[0].calls, 2 * kEach);
+}
+
+TEST(FlightRecorderTest, WhatAnotherProcessHasInItsMemoryIsBounded) {
+  std::mt19937 random(1);
+  const auto bytes = static_cast<size_t>(FlightRecorder::Bytes());
+  for (int round = 0; round < 200; ++round) {
+    FlightRecorder recorder;
+    for (int i = 0; i < 150; ++i) RecordOne(recorder, -1, i);
+    // All of it at first, then ever less.
+    for (size_t i = 0; i < bytes; i += 1 + random() % (1 + round * 10)) {
+      recorder.memory()[i] = static_cast<char>(random());
+    }
+    const RankRecord record = FlightRecorder::Read(recorder.memory(), kNow);
+    EXPECT_THAT(record.operations, SizeIs(Le(100)));
+    EXPECT_THAT(record.groups, SizeIs(Le(FlightRecorder::kGroups)));
+    EXPECT_LT(static_cast<int>(record.phase), kNumPhases);
+    EXPECT_THAT(record.unit, SizeIs(Le(FlightRecorder::kLabelBytes)));
+    for (const OperationRecord& operation : record.operations) {
+      EXPECT_LT(static_cast<int>(operation.kind), kNumOperationKinds);
+      EXPECT_LT(static_cast<int>(operation.state), kNumOperationStates);
+      EXPECT_LT(operation.group, FlightRecorder::kGroups);
+      EXPECT_THAT(operation.label, SizeIs(Le(FlightRecorder::kLabelBytes)));
+      for (const char c : operation.label) EXPECT_FALSE(c >= 0 && c < ' ');
+    }
+  }
+}
+
+TEST(FlightRecorderTest, OneOfSeveralClaimsIt) {
+  FlightRecorder recorder;
+  EXPECT_TRUE(FlightRecorder::Claim(recorder.memory()));
+  EXPECT_FALSE(FlightRecorder::Claim(recorder.memory()));
+  EXPECT_THAT(recorder.Read(kNow).operations, IsEmpty());
+}
+
+}  // namespace
+}  // namespace fsdp::comm

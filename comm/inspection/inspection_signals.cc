@@ -1,0 +1,168 @@
+#include "comm/inspection/inspection_signals.h"
+
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "base/start_thread.h"
+#include "base/status_macros.h"
+#include "comm/inspection/whole_text.h"
+#include "comm/rank_activity.h"
+
+namespace fsdp::comm {
+namespace {
+
+constexpr std::array<int, 2> kSignals = {SIGQUIT, SIGUSR1};
+
+// A handler can reach nothing but variables of static storage.
+std::atomic<int> asked_fd{-1};
+static_assert(std::atomic<int>::is_always_lock_free,
+              "a signal handler must not take a lock");
+
+void Ask(int /*signal*/) {
+  const int error = errno;
+  const uint64_t one = 1;
+  // Full: somebody has asked already.
+  const ssize_t written = write(asked_fd, &one, sizeof(one));
+  static_cast<void>(written);
+  errno = error;
+}
+
+// Shells start what runs in the background with SIGQUIT ignored: that is not a
+// program's wish.
+bool IsFree(const struct sigaction& action) {
+  return (action.sa_flags & SA_SIGINFO) == 0 &&
+         (action.sa_handler == SIG_DFL || action.sa_handler == SIG_IGN);
+}
+
+}  // namespace
+
+class InspectionSignals::State {
+ public:
+  explicit State(std::string folder) : folder_(std::move(folder)) {}
+  ~State() {
+    if (takes_signals_) {
+      for (size_t i = 0; i < kSignals.size(); ++i) {
+        sigaction(kSignals[i], &previous_[i], nullptr);
+      }
+    }
+    {
+      absl::MutexLock lock(&mutex_);
+      ending_ = true;
+    }
+    if (thread_.joinable()) {
+      const uint64_t one = 1;
+      const ssize_t written = write(fd_, &one, sizeof(one));
+      static_cast<void>(written);
+      thread_.join();
+    }
+    // Stays open: a handler may be about to write.
+    if (fd_ >= 0) asked_fd = -1;
+  }
+
+  absl::Status Start() {
+    for (size_t i = 0; i < kSignals.size(); ++i) {
+      sigaction(kSignals[i], nullptr, &previous_[i]);
+      if (IsFree(previous_[i])) continue;
+      return absl::FailedPreconditionError(absl::StrCat(
+          "the program has a handler for ", strsignal(kSignals[i]),
+          ", which stays: the signal does not show what this rank does"));
+    }
+    fd_ = eventfd(0, EFD_CLOEXEC);
+    if (fd_ < 0) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("cannot make an eventfd: ", std::strerror(errno)));
+    }
+    FSDP_ASSIGN_OR_RETURN(
+        thread_, StartThread("to answer signals", [this] { Answer(); }));
+    asked_fd = fd_;
+    struct sigaction ask = {};
+    ask.sa_handler = Ask;
+    // Files and sockets in use should not notice.
+    ask.sa_flags = SA_RESTART;
+    for (const int number : kSignals) sigaction(number, &ask, nullptr);
+    takes_signals_ = true;
+    return absl::OkStatus();
+  }
+
+  void Show(std::shared_ptr<RankActivity> activity, int rank) {
+    absl::MutexLock lock(&mutex_);
+    activity_ = std::move(activity);
+    rank_ = rank;
+  }
+
+ private:
+  void Answer() {
+    while (true) {
+      uint64_t asked = 0;
+      if (read(fd_, &asked, sizeof(asked)) < 0) {
+        if (errno == EINTR) continue;
+        return;
+      }
+      std::shared_ptr<RankActivity> activity;
+      int rank = 0;
+      {
+        absl::MutexLock lock(&mutex_);
+        if (ending_) return;
+        activity = activity_;
+        rank = rank_;
+      }
+      if (activity == nullptr) {
+        WriteWhole(STDERR_FILENO, absl::StrCat("fsdp: process ", getpid(),
+                                               " has not connected yet\n"));
+        continue;
+      }
+      Write(rank, absl::StrCat("fsdp: ", activity->Describe()));
+    }
+  }
+
+  void Write(int rank, const std::string& text) const {
+    if (folder_.empty()) return WriteWhole(STDERR_FILENO, text);
+    const absl::Status written =
+        AppendWhole(InspectionFile(folder_, rank), text);
+    if (written.ok()) return;
+    WriteWhole(STDERR_FILENO,
+               absl::StrCat("fsdp: ", written.message(), "\n", text));
+  }
+
+  const std::string folder_;
+  int fd_ = -1;
+  bool takes_signals_ = false;
+  std::array<struct sigaction, kSignals.size()> previous_ = {};
+  std::thread thread_;
+  absl::Mutex mutex_;
+  bool ending_ ABSL_GUARDED_BY(mutex_) = false;
+  std::shared_ptr<RankActivity> activity_ ABSL_GUARDED_BY(mutex_);
+  int rank_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+absl::StatusOr<std::unique_ptr<InspectionSignals>> InspectionSignals::Install(
+    const std::string& folder) {
+  auto state = std::make_unique<State>(folder);
+  FSDP_RETURN_IF_ERROR(state->Start());
+  return std::unique_ptr<InspectionSignals>(
+      new InspectionSignals(std::move(state)));
+}
+
+InspectionSignals::InspectionSignals(std::unique_ptr<State> state)
+    : state_(std::move(state)) {}
+
+InspectionSignals::~InspectionSignals() = default;
+
+void InspectionSignals::Show(const Communicator& ranks) {
+  state_->Show(ranks.activity(), ranks.rank());
+}
+
+}  // namespace fsdp::comm

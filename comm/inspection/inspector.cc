@@ -1,0 +1,214 @@
+#include "comm/inspection/inspector.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/start_thread.h"
+#include "base/status_macros.h"
+#include "comm/inspection/process_memory.h"
+#include "comm/inspection/record_text.h"
+#include "comm/inspection/whole_text.h"
+
+namespace fsdp::comm {
+namespace {
+
+// How often it is looked what this rank waits for: early enough for
+// `warn_after`, and seldom enough to cost nothing.
+constexpr absl::Duration kMinInterval = absl::Milliseconds(10);
+constexpr absl::Duration kMaxInterval = absl::Seconds(5);
+// How long ranks of other hosts are waited for.
+constexpr absl::Duration kFetch = absl::Seconds(1);
+// How long Stop() waits for the thread before leaving it behind.
+constexpr absl::Duration kPatience = absl::Seconds(4);
+// What standard error gets of a failure; the file gets all.
+constexpr int kRanksOnTerminal = 8;
+constexpr int kOperationsOnTerminal = 4;
+
+absl::Duration IntervalOf(absl::Duration warn_after) {
+  if (warn_after <= absl::ZeroDuration()) return kMaxInterval;
+  return std::clamp(warn_after / 4, kMinInterval, kMaxInterval);
+}
+
+int64_t NowNs() { return absl::GetCurrentTimeNanos(); }
+
+std::shared_ptr<FlightRecorder> RecorderOf(const PeerRecords* peers) {
+  return peers != nullptr ? peers->recorder()
+                          : std::make_shared<FlightRecorder>();
+}
+
+bool WakesPeople(const absl::Status& status) {
+  return absl::IsDeadlineExceeded(status) || absl::IsUnavailable(status);
+}
+
+}  // namespace
+
+Inspector::Inspector(InspectorOptions options,
+                     std::unique_ptr<PeerRecords> peers)
+    : options_(std::move(options)),
+      peers_(std::move(peers)),
+      recorder_(RecorderOf(peers_.get())) {}
+
+absl::StatusOr<std::shared_ptr<Inspector>> Inspector::Start(
+    InspectorOptions options, std::unique_ptr<PeerRecords> peers) {
+  if (!options.write) {
+    options.write = [](absl::string_view lines) {
+      WriteWhole(STDERR_FILENO, lines);
+    };
+  }
+  std::shared_ptr<Inspector> inspector(
+      new Inspector(std::move(options), std::move(peers)));
+  if (inspector->peers_ == nullptr) return inspector;
+  {
+    absl::MutexLock lock(&inspector->mutex_);
+    inspector->ended_ = false;
+  }
+  // The thread keeps it alive, should it be left behind.
+  absl::StatusOr<std::thread> thread = StartThread(
+      "to watch for ranks that hang", [inspector] { inspector->Run(); });
+  if (!thread.ok()) {
+    absl::MutexLock lock(&inspector->mutex_);
+    inspector->ended_ = true;
+    return thread.status();
+  }
+  inspector->thread_ = *std::move(thread);
+  return inspector;
+}
+
+Inspector::~Inspector() = default;
+
+void Inspector::Note(Phase phase, absl::string_view unit, int64_t pool_bytes) {
+  recorder_->Note(phase, unit, pool_bytes, NowNs());
+}
+
+std::string Inspector::Describe() const {
+  SeenRank own;
+  own.record = recorder_->Read(NowNs());
+  own.process = absl::StrCat("process ", own.record->pid);
+  if (const auto memory = ReadProcessMemory()) {
+    absl::StrAppend(&own.process, ", ", BytesText(memory->resident_bytes),
+                    " resident, ", BytesText(memory->peak_bytes), " at most, ",
+                    BytesText(own.record->pool_bytes), " in pools");
+  }
+  return RecordText(peers_ == nullptr ? 0 : peers_->rank(), own,
+                    FlightRecorder::kOperations);
+}
+
+void Inspector::OnFailure(FlightRecorder::Ticket ticket,
+                          const absl::Status& status) {
+  absl::MutexLock lock(&mutex_);
+  if (has_failed_ || stopping_ || peers_ == nullptr) return;
+  has_failed_ = true;
+  failure_ = Failure{ticket.value, status};
+}
+
+void Inspector::Stop() {
+  {
+    absl::MutexLock lock(&mutex_);
+    stopping_ = true;
+    mutex_.AwaitWithTimeout(absl::Condition(&ended_), kPatience);
+    if (!thread_.joinable()) return;
+    if (!ended_) {
+      thread_.detach();
+      return;
+    }
+  }
+  thread_.join();
+}
+
+void Inspector::Run() {
+  const absl::Duration interval =
+      options_.interval.value_or(IntervalOf(options_.warn_after));
+  const auto has_news = [this]() {
+    mutex_.AssertHeld();
+    return stopping_ || failure_.has_value();
+  };
+  while (true) {
+    std::optional<Failure> failure;
+    bool stopping = false;
+    {
+      absl::MutexLock lock(&mutex_);
+      mutex_.AwaitWithTimeout(absl::Condition(&has_news), interval);
+      failure = std::exchange(failure_, std::nullopt);
+      stopping = stopping_;
+    }
+    if (failure) Join(*failure);
+    if (stopping) break;
+    if (!failure) Look();
+  }
+  absl::MutexLock lock(&mutex_);
+  ended_ = true;
+}
+
+// Whether to say now that the operation takes long; it is due again after twice
+// the time then.
+bool Inspector::IsDue(const OperationRecord& operation, int64_t now_ns) {
+  const int64_t since = operation.state == OperationState::kWaiting
+                            ? operation.waited_ns
+                            : operation.started_ns;
+  const int64_t limit = absl::ToInt64Nanoseconds(options_.warn_after);
+  int64_t& due = due_ns_.try_emplace(operation.ticket, limit).first->second;
+  if (now_ns - since < due) return false;
+  while (due <= now_ns - since) due *= 2;
+  return true;
+}
+
+void Inspector::Look() {
+  const absl::Time now = absl::Now();
+  peers_->Publish(now + kFetch);
+  if (options_.warn_after <= absl::ZeroDuration()) return;
+  const int64_t now_ns = absl::ToUnixNanos(now);
+  const RankRecord own = recorder_->Read(now_ns);
+  std::vector<OperationRecord> due;
+  std::map<uint64_t, int64_t> still_waited_for;
+  for (const OperationRecord& operation : own.operations) {
+    if (operation.state != OperationState::kWaiting &&
+        operation.state != OperationState::kStarting) {
+      continue;
+    }
+    if (IsDue(operation, now_ns)) due.push_back(operation);
+    still_waited_for[operation.ticket] = due_ns_[operation.ticket];
+  }
+  due_ns_ = std::move(still_waited_for);
+  if (due.empty()) return;
+  const std::vector<SeenRank> ranks = peers_->Read(now, now + kFetch);
+  for (const OperationRecord& operation : due) {
+    options_.write(absl::StrCat(
+        "fsdp: ", WaitText(peers_->rank(), operation, ranks), "\n"));
+  }
+}
+
+void Inspector::Join(const Failure& failure) {
+  const absl::Time now = absl::Now();
+  peers_->Publish(now + kFetch);
+  const std::vector<SeenRank> ranks = peers_->Read(now, now + kFetch);
+  const RankRecord& own = *ranks[peers_->rank()].record;
+  std::optional<GroupCall> call;
+  for (const OperationRecord& operation : own.operations) {
+    if (operation.ticket == failure.ticket) call = CallOfGroup(own, operation);
+  }
+  const std::string title = absl::StrCat(
+      "fsdp: rank ", peers_->rank(), " has failed (", failure.status.ToString(),
+      "). What the ranks were doing:\n");
+  if (!options_.folder.empty()) {
+    const absl::Status written = AppendWhole(
+        InspectionFile(options_.folder, peers_->rank()),
+        absl::StrCat(title,
+                     JoinedText(call, ranks, static_cast<int>(ranks.size()),
+                                FlightRecorder::kOperations)));
+    if (!written.ok()) {
+      options_.write(absl::StrCat("fsdp: ", written.message(), "\n"));
+    }
+  }
+  if (!WakesPeople(failure.status) || !peers_->ClaimForHost()) return;
+  options_.write(absl::StrCat(
+      title, JoinedText(call, ranks, kRanksOnTerminal, kOperationsOnTerminal)));
+}
+
+}  // namespace fsdp::comm

@@ -1,0 +1,90 @@
+// Watches what one rank records: says what it waits for, and what all ranks
+// were doing when its group fails.
+#ifndef COMM_INSPECTION_INSPECTOR_H_
+#define COMM_INSPECTION_INSPECTOR_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "comm/inspection/flight_recorder.h"
+#include "comm/inspection/peer_records.h"
+#include "comm/rank_activity.h"
+
+namespace fsdp::comm {
+
+struct InspectorOptions {
+  // How long the host may wait for an operation before it is told; then after
+  // twice that time, and so on. Not positive: never.
+  absl::Duration warn_after = absl::Seconds(30);
+  // How often to look, and to publish for other hosts. Unset: a quarter of
+  // warn_after, 5 s at most.
+  std::optional<absl::Duration> interval;
+  // What all ranks were doing when the group failed is appended to a file for
+  // each rank in this folder, "rank-N.txt"; empty: to none.
+  std::string folder;
+  // Takes whole lines, from a thread of the inspector; null: standard error.
+  std::function<void(absl::string_view lines)> write;
+};
+
+class Inspector final : public RankActivity {
+ public:
+  // `peers` null: this rank is alone, and there is nothing to wait for. Starts
+  // a thread otherwise; ResourceExhausted: none can be started.
+  static absl::StatusOr<std::shared_ptr<Inspector>> Start(
+      InspectorOptions options, std::unique_ptr<PeerRecords> peers);
+  ~Inspector() override;
+
+  FlightRecorder& recorder() const { return *recorder_; }
+
+  void Note(Phase phase, absl::string_view unit, int64_t pool_bytes) override;
+  std::string Describe() const override;
+
+  // The operation has failed, and with it the group: the first time what all
+  // ranks do now is written to the folder, and on standard error where the
+  // cause is a deadline or a rank that is gone and no other rank of the host
+  // has done so. In the inspector's thread; Stop() waits for it.
+  void OnFailure(FlightRecorder::Ticket ticket, const absl::Status& status);
+
+  // Ends the thread within a few seconds. Once; nothing is watched any more.
+  void Stop();
+
+ private:
+  struct Failure {
+    uint64_t ticket = 0;
+    absl::Status status;
+  };
+
+  Inspector(InspectorOptions options, std::unique_ptr<PeerRecords> peers);
+
+  void Run();
+  void Look();
+  bool IsDue(const OperationRecord& operation, int64_t now_ns);
+  void Join(const Failure& failure);
+
+  const InspectorOptions options_;
+  const std::unique_ptr<PeerRecords> peers_;  // the thread's
+  const std::shared_ptr<FlightRecorder> recorder_;
+  std::map<uint64_t, int64_t> due_ns_;  // the thread's: by ticket
+
+  absl::Mutex mutex_;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  bool ended_ ABSL_GUARDED_BY(mutex_) = true;
+  bool has_failed_ ABSL_GUARDED_BY(mutex_) = false;
+  std::optional<Failure> failure_ ABSL_GUARDED_BY(mutex_);  // to be told
+  std::thread thread_;
+};
+
+}  // namespace fsdp::comm
+
+#endif  // COMM_INSPECTION_INSPECTOR_H_

@@ -1,0 +1,270 @@
+#include "comm/inspection/inspector.h"
+
+#include <cstdint>
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/testing/no_threads.h"
+#include "base/testing/status_matchers.h"
+#include "comm/inspection/flight_recorder.h"
+#include "comm/inspection/peer_records.h"
+#include "comm/rank_activity.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::comm {
+namespace {
+
+using ::fsdp::testing::NoThreads;
+using ::fsdp::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::SizeIs;
+
+constexpr absl::Duration kLimit = absl::Seconds(30);
+// So short that what a test says has waited is due at once.
+constexpr absl::Duration kWarnAfter = absl::Milliseconds(40);
+
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+using Peers = std::vector<std::unique_ptr<PeerRecords>>;
+
+// By rank; those of equal `hosts` see each other's memory.
+Peers ConnectPeers(const std::vector<std::string>& hosts,
+                   const StorePtr& store) {
+  Peers peers(hosts.size());
+  std::vector<std::thread> threads;
+  for (size_t rank = 0; rank < hosts.size(); ++rank) {
+    threads.emplace_back([&, rank] {
+      peers[rank] = *PeerRecords::Connect(store, static_cast<int>(rank),
+                                          static_cast<int>(hosts.size()),
+                                          hosts[rank], absl::Now() + kLimit);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return peers;
+}
+
+Peers ConnectPeers(const std::vector<std::string>& hosts) {
+  return ConnectPeers(hosts, c10::make_intrusive<c10d::HashStore>());
+}
+
+// `count` calls of the group of all ranks, of which the last is waited for
+// since `ago`, the others are done.
+FlightRecorder::Ticket Call(FlightRecorder& recorder, int count,
+                            absl::Duration ago) {
+  const int group = recorder.AddGroup(1);
+  const int64_t then = absl::ToUnixNanos(absl::Now() - ago);
+  FlightRecorder::Ticket ticket;
+  for (int i = 0; i < count; ++i) {
+    ticket = recorder.Begin({OperationKind::kAllGather, /*dtype=*/6, group, 64,
+                             absl::StrCat("blocks.", i)},
+                            then);
+    recorder.Started(ticket, -1);
+    recorder.Waits(ticket, then);
+    if (i + 1 < count) recorder.Ends(ticket, OperationState::kDone, then);
+  }
+  return ticket;
+}
+
+// What an inspector has written.
+class Written {
+ public:
+  void operator()(absl::string_view text) {
+    absl::MutexLock lock(&mutex_);
+    texts_.emplace_back(text);
+  }
+  // Until there are so many; fewer after kLimit.
+  std::vector<std::string> Await(size_t count) {
+    absl::MutexLock lock(&mutex_);
+    const auto is_there = [&]() {
+      mutex_.AssertHeld();
+      return texts_.size() >= count;
+    };
+    mutex_.AwaitWithTimeout(absl::Condition(&is_there), kLimit);
+    return texts_;
+  }
+
+ private:
+  absl::Mutex mutex_;
+  std::vector<std::string> texts_ ABSL_GUARDED_BY(mutex_);
+};
+
+InspectorOptions WritingTo(Written& written,
+                           absl::Duration warn_after = kWarnAfter) {
+  InspectorOptions options;
+  options.warn_after = warn_after;
+  options.write = [&written](absl::string_view text) { written(text); };
+  return options;
+}
+
+TEST(InspectorTest, SaysForWhatItWaitsAndWhoIsBehind) {
+  Peers peers = ConnectPeers({"a", "a", "a"});
+  Call(*peers[0]->recorder(), 3, absl::Seconds(31));
+  Call(*peers[1]->recorder(), 3, absl::Seconds(31));
+  Call(*peers[2]->recorder(), 1, absl::Seconds(32));
+  Written written;
+  ASSERT_OK_AND_ASSIGN(
+      const auto inspector,
+      Inspector::Start(WritingTo(written), std::move(peers[0])));
+  const std::vector<std::string> texts = written.Await(1);
+  inspector->Stop();
+  ASSERT_THAT(texts, SizeIs(1));
+  EXPECT_THAT(
+      texts[0],
+      AllOf(HasSubstr("fsdp: rank 0 has waited 31 s for all-gather #2 of "
+                      "blocks.2; rank 1 is in it; rank 2 is behind by 2 "
+                      "calls: it is in all-gather #0 of blocks.0 for 32 s"),
+            HasSubstr("; process ")));
+  EXPECT_EQ(texts[0].back(), '\n');
+}
+
+TEST(InspectorTest, SaysItAgainAfterTwiceTheTime) {
+  constexpr absl::Duration kShort = absl::Milliseconds(40);
+  Peers peers = ConnectPeers({"a", "a"});
+  Written written;
+  const absl::Time begin = absl::Now();
+  Call(*peers[0]->recorder(), 1, absl::ZeroDuration());
+  ASSERT_OK_AND_ASSIGN(
+      const auto inspector,
+      Inspector::Start(WritingTo(written, kShort), std::move(peers[0])));
+  EXPECT_THAT(written.Await(3), SizeIs(3));
+  EXPECT_GE(absl::Now() - begin, 4 * kShort);
+  inspector->Stop();
+}
+
+TEST(InspectorTest, SaysNothingOfWhatNobodyWaitsForOrWhereItIsOff) {
+  for (const absl::Duration warn_after : {kWarnAfter, absl::ZeroDuration()}) {
+    Peers peers = ConnectPeers({"a", "b"});
+    FlightRecorder& recorder = *peers[0]->recorder();
+    const FlightRecorder::Ticket ticket = Call(recorder, 3, absl::Seconds(31));
+    if (warn_after > absl::ZeroDuration()) {
+      recorder.Ends(ticket, OperationState::kDone, 1);
+      recorder.Started(recorder.Begin({OperationKind::kAllReduce}, 1), -1);
+    }
+    Written written;
+    InspectorOptions options = WritingTo(written, warn_after);
+    options.interval = absl::Milliseconds(5);
+    ASSERT_OK_AND_ASSIGN(const auto inspector,
+                         Inspector::Start(options, std::move(peers[0])));
+    // It publishes whenever it begins to look: once it does so a second time
+    // it has looked.
+    for (int looks = 0; looks < 2; ++looks) {
+      const auto seen = peers[1]->Read(absl::Now(), absl::Now() + kLimit);
+      EXPECT_TRUE(seen[0].record.has_value());
+    }
+    inspector->Stop();
+    EXPECT_THAT(written.Await(0), IsEmpty());
+  }
+}
+
+std::string TextOfFile(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file),
+          std::istreambuf_iterator<char>()};
+}
+
+TEST(InspectorTest, OneRankOfAHostTellsWhatAllDidWhenTheGroupFailed) {
+  Peers peers = ConnectPeers({"a", "a", "a"});
+  const auto failed = Call(*peers[1]->recorder(), 3, absl::Seconds(5));
+  Call(*peers[2]->recorder(), 1, absl::Seconds(5));
+  Call(*peers[0]->recorder(), 3, absl::Seconds(5));
+  Written written;
+  InspectorOptions options = WritingTo(written, absl::ZeroDuration());
+  options.folder = ::testing::TempDir();
+  for (const int rank : {0, 1}) {
+    std::remove(absl::StrCat(options.folder, "/rank-", rank, ".txt").c_str());
+  }
+  for (const int rank : {1, 0}) {
+    ASSERT_OK_AND_ASSIGN(const auto inspector,
+                         Inspector::Start(options, std::move(peers[rank])));
+    inspector->OnFailure(failed, absl::DeadlineExceededError("not done"));
+    inspector->OnFailure(failed, absl::DeadlineExceededError("a second one"));
+    inspector->Stop();
+  }
+  const std::vector<std::string> texts = written.Await(1);
+  ASSERT_THAT(texts, SizeIs(1));
+  const auto who_is_behind = AllOf(
+      HasSubstr("rank 1 has failed (DEADLINE_EXCEEDED: not done)"),
+      HasSubstr("\nranks 0, 1 are in it; rank 2 is behind by 2 calls: it is "
+                "in all-gather #0 of blocks.0"),
+      HasSubstr("\nrank 0 (process "),
+      HasSubstr("  all-gather #1 of blocks.1, float32, 64 bytes: done in"));
+  EXPECT_THAT(texts[0], who_is_behind);
+  EXPECT_THAT(TextOfFile(absl::StrCat(options.folder, "/rank-1.txt")),
+              who_is_behind);
+  EXPECT_THAT(
+      TextOfFile(absl::StrCat(options.folder, "/rank-0.txt")),
+      AllOf(HasSubstr("rank 0 has failed"), Not(HasSubstr("a second one"))));
+}
+
+TEST(InspectorTest, OnlyFailuresThatNobodyElseExplainsAreShown) {
+  for (const absl::Status& status : {absl::AbortedError("rank 1 aborted"),
+                                     absl::InvalidArgumentError("x")}) {
+    Peers peers = ConnectPeers({"a", "a"});
+    const auto failed = Call(*peers[0]->recorder(), 1, absl::Seconds(1));
+    Written written;
+    ASSERT_OK_AND_ASSIGN(
+        const auto inspector,
+        Inspector::Start(WritingTo(written, absl::ZeroDuration()),
+                         std::move(peers[0])));
+    inspector->OnFailure(failed, status);
+    inspector->Stop();
+    EXPECT_THAT(written.Await(0), IsEmpty());
+  }
+}
+
+TEST(InspectorTest, AFolderThatIsNotThereIsNamed) {
+  Peers peers = ConnectPeers({"a", "a"});
+  const auto failed = Call(*peers[0]->recorder(), 1, absl::Seconds(1));
+  Written written;
+  InspectorOptions options = WritingTo(written, absl::ZeroDuration());
+  options.folder = "/there/is/no/such/folder";
+  ASSERT_OK_AND_ASSIGN(const auto inspector,
+                       Inspector::Start(options, std::move(peers[0])));
+  inspector->OnFailure(failed, absl::AbortedError("x"));
+  inspector->Stop();
+  ASSERT_THAT(written.Await(1), SizeIs(1));
+  EXPECT_THAT(written.Await(1)[0],
+              HasSubstr("/there/is/no/such/folder/rank-0.txt"));
+}
+
+TEST(InspectorTest, DescribesThisRankAlone) {
+  ASSERT_OK_AND_ASSIGN(const auto inspector, Inspector::Start({}, nullptr));
+  Call(inspector->recorder(), 2, absl::Seconds(12));
+  inspector->Note(Phase::kForward, "blocks.1", 3 << 20);
+  EXPECT_THAT(
+      inspector->Describe(),
+      AllOf(HasSubstr("rank 0 (process "), HasSubstr(" resident, "),
+            HasSubstr("3.0 MiB in pools"),
+            HasSubstr("is in all-gather #1 of blocks.1 for 12 s (forward of "
+                      "blocks.1), after 2 operations"),
+            HasSubstr("  all-gather #0 of blocks.0")));
+  inspector->Stop();
+}
+
+TEST(InspectorTest, SaysWhyItDoesNotStart) {
+  Peers peers = ConnectPeers({"a", "a"});
+  const NoThreads none;
+  EXPECT_THAT(Inspector::Start({}, std::move(peers[0])).status(),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       HasSubstr("to watch for ranks that hang")));
+}
+
+}  // namespace
+}  // namespace fsdp::comm

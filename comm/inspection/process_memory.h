@@ -1,0 +1,29 @@
+// How much memory this process has.
+#ifndef COMM_INSPECTION_PROCESS_MEMORY_H_
+#define COMM_INSPECTION_PROCESS_MEMORY_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/strings/string_view.h"
+
+namespace fsdp::comm {
+
+struct ProcessMemory {
+  int64_t resident_bytes = 0;
+  int64_t peak_bytes = 0;  // most that was resident
+};
+
+// Of this process; nothing where the system does not tell.
+std::optional<ProcessMemory> ReadProcessMemory();
+
+// From what /proc/self/status has.
+std::optional<ProcessMemory> ParseProcessMemory(absl::string_view status);
+
+// "1.5 GiB".
+std::string BytesText(int64_t bytes);
+
+}  // namespace fsdp::comm
+
+#endif  // COMM_INSPECTION_PROCESS_MEMORY_H_

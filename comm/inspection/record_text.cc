@@ -1,0 +1,342 @@
+#include "comm/inspection/record_text.h"
+
+#include <c10/core/ScalarType.h>
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "comm/call.h"
+#include "comm/communicator.h"
+
+namespace fsdp::comm {
+namespace {
+
+// A list of more names than that tells nobody anything.
+constexpr size_t kMostNames = 16;
+constexpr size_t kMostBehind = 8;
+
+// Where a rank is, seen from a call of its group.
+struct Standing {
+  enum Where { kUnknown, kOutside, kBehind, kIn, kPast };
+  Where where = kUnknown;
+  uint64_t missing = 0;  // calls, where it is behind
+};
+
+Standing StandingOf(const SeenRank& seen, const GroupCall& call) {
+  if (!seen.record) return {};
+  const RankRecord& record = *seen.record;
+  for (size_t group = 0; group < record.groups.size(); ++group) {
+    if (record.groups[group].id != call.group) continue;
+    const uint64_t calls = record.groups[group].calls;
+    if (calls <= call.call) return {Standing::kBehind, call.call + 1 - calls};
+    for (const OperationRecord& operation : record.operations) {
+      if (operation.group != static_cast<int>(group) ||
+          operation.call != call.call) {
+        continue;
+      }
+      const bool is_over = operation.state == OperationState::kDone ||
+                           operation.state == OperationState::kDropped;
+      return {is_over ? Standing::kPast : Standing::kIn};
+    }
+    return {Standing::kPast};
+  }
+  return {Standing::kOutside};
+}
+
+absl::string_view KindName(OperationKind kind) {
+  switch (kind) {
+    case OperationKind::kAllGather:
+      return CollectiveName(Collective::kAllGather);
+    case OperationKind::kReduceScatter:
+      return CollectiveName(Collective::kReduceScatter);
+    case OperationKind::kAllToAll:
+      return CollectiveName(Collective::kAllToAll);
+    case OperationKind::kAllReduce:
+      return CollectiveName(Collective::kAllReduce);
+    case OperationKind::kBroadcast:
+      return CollectiveName(Collective::kBroadcast);
+    case OperationKind::kSplit:
+      return CollectiveName(Collective::kSplit);
+    case OperationKind::kAllocate:
+      return "allocation";
+    case OperationKind::kFence:
+      return "fence";
+  }
+  return "operation";
+}
+
+std::string DtypeText(int8_t dtype) {
+  if (dtype < 0 || dtype >= static_cast<int8_t>(c10::ScalarType::NumOptions)) {
+    return "";
+  }
+  return absl::StrCat(", ", DtypeName(static_cast<c10::ScalarType>(dtype)));
+}
+
+// Clocks of hosts differ, and what a peer says need not be a time.
+int64_t Since(int64_t then_ns, int64_t now_ns) {
+  return then_ns <= 0 || then_ns > now_ns ? 0 : now_ns - then_ns;
+}
+
+// "31 s", "1.2 ms".
+std::string Span(int64_t ns) {
+  if (ns >= 10'000'000'000) return absl::StrCat(ns / 1'000'000'000, " s");
+  if (ns >= 100'000'000) {
+    return absl::StrCat(ns / 1'000'000'000, ".", ns / 100'000'000 % 10, " s");
+  }
+  if (ns >= 100'000) {
+    return absl::StrCat(ns / 1'000'000, ".", ns / 100'000 % 10, " ms");
+  }
+  return absl::StrCat(ns / 1'000, " us");
+}
+
+// "ranks 0, 1 are", "rank 3 is".
+std::string Ranks(const std::vector<int>& ranks, absl::string_view verb_of_one,
+                  absl::string_view verb_of_many) {
+  const size_t shown = std::min(ranks.size(), kMostNames);
+  std::string text =
+      absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ",
+                   absl::StrJoin(ranks.begin(), ranks.begin() + shown, ", "));
+  if (shown < ranks.size()) {
+    absl::StrAppend(&text, " and ", ranks.size() - shown, " more");
+  }
+  return absl::StrCat(text, " ",
+                      ranks.size() == 1 ? verb_of_one : verb_of_many);
+}
+
+const OperationRecord* FirstOpen(const RankRecord& record) {
+  for (const OperationRecord& operation : record.operations) {
+    if (operation.state == OperationState::kWaiting ||
+        operation.state == OperationState::kStarting) {
+      return &operation;
+    }
+  }
+  return nullptr;
+}
+
+std::string PhaseText(const RankRecord& record) {
+  if (record.phase == Phase::kUnknown) return "";
+  std::string text = absl::StrCat(PhaseName(record.phase));
+  if (!record.unit.empty()) absl::StrAppend(&text, " of ", record.unit);
+  return text;
+}
+
+std::string BehindText(int rank, const Standing& standing,
+                       const SeenRank& seen) {
+  std::string text =
+      absl::StrCat("rank ", rank, " is behind by ", standing.missing,
+                   standing.missing == 1 ? " call" : " calls", ": it ",
+                   PositionOf(*seen.record));
+  if (!seen.process.empty()) absl::StrAppend(&text, "; ", seen.process);
+  return text;
+}
+
+struct Others {
+  std::vector<int> in;
+  std::vector<int> past;
+  std::vector<int> unknown;
+  std::vector<int> behind;          // the most first
+  std::vector<Standing> standings;  // by rank
+};
+
+// `left_out`: -1: nobody.
+Others Classify(int left_out, const GroupCall& call,
+                absl::Span<const SeenRank> ranks) {
+  Others others;
+  for (int rank = 0; rank < static_cast<int>(ranks.size()); ++rank) {
+    others.standings.push_back(StandingOf(ranks[rank], call));
+    if (rank == left_out) continue;
+    switch (others.standings.back().where) {
+      case Standing::kUnknown:
+        others.unknown.push_back(rank);
+        break;
+      case Standing::kOutside:
+        break;
+      case Standing::kBehind:
+        others.behind.push_back(rank);
+        break;
+      case Standing::kIn:
+        others.in.push_back(rank);
+        break;
+      case Standing::kPast:
+        others.past.push_back(rank);
+        break;
+    }
+  }
+  std::stable_sort(
+      others.behind.begin(), others.behind.end(), [&](int a, int b) {
+        return others.standings[a].missing > others.standings[b].missing;
+      });
+  return others;
+}
+
+std::string TextOf(const Others& others, absl::Span<const SeenRank> ranks) {
+  std::vector<std::string> parts;
+  if (!others.in.empty()) {
+    parts.push_back(absl::StrCat(Ranks(others.in, "is", "are"), " in it"));
+  }
+  if (!others.past.empty()) {
+    parts.push_back(Ranks(others.past, "has finished it", "have finished it"));
+  }
+  for (size_t i = 0; i < others.behind.size() && i < kMostBehind; ++i) {
+    const int rank = others.behind[i];
+    parts.push_back(BehindText(rank, others.standings[rank], ranks[rank]));
+  }
+  if (others.behind.size() > kMostBehind) {
+    parts.push_back(absl::StrCat(others.behind.size() - kMostBehind,
+                                 " more ranks are behind by less"));
+  }
+  for (const int rank : others.unknown) {
+    if (ranks[rank].process.empty()) continue;
+    parts.push_back(absl::StrCat("of rank ", rank, ": ", ranks[rank].process));
+  }
+  if (!others.unknown.empty()) {
+    parts.push_back(
+        absl::StrCat("nothing is known of ", Ranks(others.unknown, "", "")));
+    parts.back().pop_back();
+  }
+  return parts.empty() ? "no other rank is known to be part of it"
+                       : absl::StrJoin(parts, "; ");
+}
+
+std::string StateText(const OperationRecord& operation, int64_t now_ns) {
+  const std::string ago =
+      absl::StrCat(Span(Since(operation.ended_ns, now_ns)), " ago");
+  const int64_t took = Since(operation.started_ns, operation.ended_ns);
+  switch (operation.state) {
+    case OperationState::kStarting:
+      return absl::StrCat("being started for ",
+                          Span(Since(operation.started_ns, now_ns)));
+    case OperationState::kStarted:
+      return absl::StrCat("started ", Span(Since(operation.started_ns, now_ns)),
+                          " ago");
+    case OperationState::kWaiting:
+      return absl::StrCat("waiting for ",
+                          Span(Since(operation.waited_ns, now_ns)));
+    case OperationState::kOnDevice:
+      return absl::StrCat("left to the device ", ago);
+    case OperationState::kDone:
+      return absl::StrCat("done in ", Span(took), ", ", ago);
+    case OperationState::kFailed:
+      return absl::StrCat("FAILED after ", Span(took), ", ", ago);
+    case OperationState::kDropped:
+      return absl::StrCat("not waited for, dropped ", ago);
+  }
+  return "";
+}
+
+}  // namespace
+
+std::optional<GroupCall> CallOfGroup(const RankRecord& record,
+                                     const OperationRecord& operation) {
+  if (operation.group < 0 ||
+      operation.group >= static_cast<int>(record.groups.size())) {
+    return std::nullopt;
+  }
+  return GroupCall{record.groups[operation.group].id, operation.call};
+}
+
+std::string NameOf(const OperationRecord& operation) {
+  std::string text = absl::StrCat(KindName(operation.kind), " #");
+  if (operation.number >= 0) {
+    absl::StrAppend(&text, operation.number);
+  } else {
+    absl::StrAppend(&text, operation.call);
+  }
+  if (!operation.label.empty()) {
+    absl::StrAppend(&text, " of ", operation.label);
+  }
+  return text;
+}
+
+std::string PositionOf(const RankRecord& record) {
+  const std::string phase = PhaseText(record);
+  const std::string in_phase =
+      phase.empty() ? "" : absl::StrCat(" (", phase, ")");
+  if (const OperationRecord* open = FirstOpen(record)) {
+    const int64_t since = open->state == OperationState::kWaiting
+                              ? open->waited_ns
+                              : open->started_ns;
+    return absl::StrCat("is in ", NameOf(*open), " for ",
+                        Span(Since(since, record.taken_ns)), in_phase);
+  }
+  if (record.operations.empty()) {
+    return absl::StrCat("has called nothing yet", in_phase);
+  }
+  const OperationRecord& last = record.operations.back();
+  const int64_t since = std::max(last.started_ns, last.ended_ns);
+  return absl::StrCat("has called nothing since ", NameOf(last), ", ",
+                      Span(Since(since, record.taken_ns)), " ago", in_phase);
+}
+
+std::string StandingOfOthers(int rank, const GroupCall& call,
+                             absl::Span<const SeenRank> ranks) {
+  return TextOf(Classify(rank, call, ranks), ranks);
+}
+
+std::string WaitText(int rank, const OperationRecord& operation,
+                     absl::Span<const SeenRank> ranks) {
+  const RankRecord& own = *ranks[rank].record;
+  const int64_t since = operation.state == OperationState::kWaiting
+                            ? operation.waited_ns
+                            : operation.started_ns;
+  std::string text = absl::StrCat("rank ", rank, " has waited ",
+                                  Span(Since(since, own.taken_ns)), " for ",
+                                  NameOf(operation));
+  if (const auto call = CallOfGroup(own, operation)) {
+    absl::StrAppend(&text, "; ", StandingOfOthers(rank, *call, ranks));
+  }
+  return text;
+}
+
+std::string RecordText(int rank, const SeenRank& seen, int max_operations) {
+  std::string text = absl::StrCat("rank ", rank);
+  if (!seen.process.empty()) absl::StrAppend(&text, " (", seen.process, ")");
+  if (!seen.record) return absl::StrCat(text, " is not known\n");
+  const RankRecord& record = *seen.record;
+  absl::StrAppend(&text, " ", PositionOf(record), ", after ",
+                  record.num_operations, " operations");
+  if (record.phase != Phase::kUnknown) {
+    absl::StrAppend(&text, "; ", PhaseText(record), " since ",
+                    Span(Since(record.phase_ns, record.taken_ns)));
+  }
+  absl::StrAppend(&text, "\n");
+  const auto count = static_cast<int>(record.operations.size());
+  for (int i = std::max(0, count - max_operations); i < count; ++i) {
+    const OperationRecord& operation = record.operations[i];
+    absl::StrAppend(&text, "  ", NameOf(operation), DtypeText(operation.dtype),
+                    ", ", operation.bytes,
+                    " bytes: ", StateText(operation, record.taken_ns), "\n");
+  }
+  return text;
+}
+
+std::string JoinedText(const std::optional<GroupCall>& call,
+                       absl::Span<const SeenRank> ranks, int max_ranks,
+                       int max_operations) {
+  std::vector<int> order(ranks.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::string text;
+  if (call) {
+    const Others others = Classify(-1, *call, ranks);
+    absl::StrAppend(&text, TextOf(others, ranks), "\n");
+    std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
+      return others.standings[a].missing > others.standings[b].missing;
+    });
+  }
+  const int shown = std::min(max_ranks, static_cast<int>(ranks.size()));
+  for (int i = 0; i < shown; ++i) {
+    absl::StrAppend(&text,
+                    RecordText(order[i], ranks[order[i]], max_operations));
+  }
+  if (shown < static_cast<int>(ranks.size())) {
+    absl::StrAppend(&text, "and ", ranks.size() - shown, " more ranks\n");
+  }
+  return text;
+}
+
+}  // namespace fsdp::comm

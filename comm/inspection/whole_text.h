@@ -1,0 +1,24 @@
+// Texts of several lines that others' lines do not come between, where the
+// system can help it.
+#ifndef COMM_INSPECTION_WHOLE_TEXT_H_
+#define COMM_INSPECTION_WHOLE_TEXT_H_
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+
+namespace fsdp::comm {
+
+// By as few calls of write(2) as it takes; drops what cannot be written.
+void WriteWhole(int fd, absl::string_view text);
+
+// Makes the file if need be. The error names it.
+absl::Status AppendWhole(const std::string& path, absl::string_view text);
+
+// "FOLDER/rank-2.txt".
+std::string InspectionFile(const std::string& folder, int rank);
+
+}  // namespace fsdp::comm
+
+#endif  // COMM_INSPECTION_WHOLE_TEXT_H_

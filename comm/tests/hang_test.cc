@@ -1,0 +1,309 @@
+// What a job that hangs says of itself: long waits, the end at the deadline,
+// and the answer to a signal. The job is this program, started again with a
+// role.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/zeros.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+#include "base/testing/this_program.h"
+#include "comm/bootstrap/bootstrap.h"
+#include "comm/communicator.h"
+#include "comm/inspection/inspection_signals.h"
+#include "comm/rank_activity.h"
+#include "comm/run_ranks/run_ranks.h"
+#include "comm/testing/ranks_of_one_host.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::comm {
+namespace {
+
+using ::fsdp::comm::testing::SumRanks;
+using ::fsdp::testing::ProgramOutcome;
+using ::fsdp::testing::RunThisProgram;
+using ::testing::AllOf;
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+
+constexpr int kRanks = 3;
+constexpr int kVictim = 2;
+constexpr absl::Duration kLimit = absl::Seconds(30);
+constexpr char kRole[] = "HANG_TEST_ROLE";
+constexpr char kBackend[] = "HANG_TEST_BACKEND";
+
+int Rank() { return std::atoi(std::getenv("RANK")); }
+
+ConnectOptions OptionsOf(const std::string& role) {
+  ConnectOptions options;
+  const char* backend = std::getenv(kBackend);
+  if (backend != nullptr) options.backend = ParseBackend(backend).value();
+  options.timeout = kLimit;
+  options.warn_after = absl::Milliseconds(100);
+  if (role == "asked") options.warn_after = absl::ZeroDuration();
+  // Known once the launcher has made this process a rank.
+  if (role == "busy" && std::getenv("RANK") != nullptr) {
+    options.host = Rank() == kVictim ? "one" : "another";
+  }
+  return options;
+}
+
+absl::StatusOr<std::vector<int64_t>> Gather(Communicator& ranks, int64_t own) {
+  at::Tensor all = at::zeros({kRanks}, at::kLong);
+  at::Tensor in = at::zeros({1}, at::kLong);
+  in.fill_(own);
+  FSDP_ASSIGN_OR_RETURN(auto work, ranks.AllGather(all, in, "processes"));
+  FSDP_RETURN_IF_ERROR(work->Wait(absl::Now() + kLimit));
+  const auto* begin = all.const_data_ptr<int64_t>();
+  return std::vector<int64_t>(begin, begin + kRanks);
+}
+
+// The victim stops; when the others have given up it may end as well.
+absl::Status Stop(Communicator& ranks) {
+  FSDP_ASSIGN_OR_RETURN(const std::vector<int64_t> processes,
+                        Gather(ranks, getpid()));
+  if (ranks.rank() == kVictim) raise(SIGSTOP);
+  const at::Tensor in = at::zeros({8});
+  const at::Tensor out = at::zeros({8 * kRanks});
+  FSDP_ASSIGN_OR_RETURN(auto work, ranks.AllGather(out, in, "blocks.2"));
+  const absl::Status status = work->Wait(absl::Now() + absl::Seconds(2));
+  if (ranks.rank() == 0) {
+    kill(static_cast<pid_t>(processes[kVictim]), SIGCONT);
+  }
+  return status;
+}
+
+// The victim does something else until the others say that they wait.
+absl::Status BeBusy(Communicator& ranks) {
+  FSDP_RETURN_IF_ERROR(SumRanks(ranks));
+  if (ranks.rank() == kVictim) {
+    ranks.activity()->Note(Phase::kCheckpoint, "saving", -1);
+    poll(nullptr, 0, 1000);
+  }
+  return SumRanks(ranks);
+}
+
+// The victim does nothing until it is killed.
+absl::Status BeAsked(Communicator& ranks) {
+  FSDP_RETURN_IF_ERROR(SumRanks(ranks));
+  ranks.activity()->Note(Phase::kForward, "blocks.7", 5 << 20);
+  std::fprintf(stderr, "ready\n");
+  while (ranks.rank() == kVictim) pause();
+  return SumRanks(ranks);
+}
+
+absl::Status RunRole(const std::string& role, Communicator& ranks) {
+  if (role == "stop") return Stop(ranks);
+  if (role == "busy") return BeBusy(ranks);
+  FSDP_CHECK(role == "asked");
+  return BeAsked(ranks);
+}
+
+class StoppedRankTest : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(StoppedRankTest, IsNamedWhileTheOthersWaitAndWhenTheyGiveUp) {
+  const ProgramOutcome outcome =
+      RunThisProgram(absl::StrCat(kRole, "=stop ", kBackend, "=", GetParam()));
+  EXPECT_NE(outcome.code, 0);
+  for (const int rank : {0, 1}) {
+    EXPECT_THAT(
+        outcome.output,
+        ContainsRegex(absl::StrCat(
+            "\\[", rank, "\\] fsdp: rank ", rank,
+            " has waited [0-9.]+ m?s for all-gather #1 of blocks.2; rank ",
+            1 - rank,
+            " is in it; rank 2 is behind by 1 call: it has called nothing "
+            "since all-gather #0 of processes, [0-9.]+ m?s ago; process "
+            "[0-9]+ is stopped")));
+  }
+  EXPECT_THAT(
+      outcome.output,
+      AllOf(ContainsRegex("fsdp: rank [01] has failed .*What the ranks were"),
+            ContainsRegex("\\] ranks 0, 1 are in it; rank 2 is behind by 1 "
+                          "call: it has called nothing since all-gather #0"),
+            ContainsRegex("\\]   all-gather #1 of blocks.2, float32, 96 bytes: "
+                          "(FAILED after|waiting for)")));
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, StoppedRankTest,
+                         ::testing::Values("shared_memory", "gloo"),
+                         [](const auto& info) {
+                           return std::string(info.param);
+                         });
+
+TEST(BusyRankTest, OfAnotherHostIsNamedByWhatItPublishes) {
+  const ProgramOutcome outcome =
+      RunThisProgram(absl::StrCat(kRole, "=busy ", kBackend, "=gloo"));
+  EXPECT_EQ(outcome.code, 0) << outcome.output;
+  EXPECT_THAT(
+      outcome.output,
+      ContainsRegex(
+          "fsdp: rank 0 has waited [0-9.]+ m?s for all-reduce #1 of ranks; "
+          "rank 1 is in it; rank 2 is behind by 1 call: it has called nothing "
+          "since all-reduce #0 of ranks, [0-9.]+ m?s ago "
+          ".checkpoint of saving."));
+}
+
+// The launcher in a process of its own, whose standard error is read. Killed by
+// the destructor, and its ranks with it.
+class Job {
+ public:
+  explicit Job(const std::string& role) {
+    int output[2];
+    FSDP_CHECK(pipe2(output, O_CLOEXEC) == 0);
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, output[1], STDERR_FILENO);
+    std::string program = "hang_test";
+    char* argv[] = {program.data(), nullptr};
+    setenv(kRole, role.c_str(), 1);
+    FSDP_CHECK(posix_spawn(&pid_, "/proc/self/exe", &actions, nullptr, argv,
+                           environ) == 0);
+    unsetenv(kRole);
+    posix_spawn_file_actions_destroy(&actions);
+    close(output[1]);
+    output_ = output[0];
+  }
+  Job(const Job&) = delete;
+  Job& operator=(const Job&) = delete;
+  ~Job() {
+    Signal(SIGKILL);
+    waitpid(pid_, nullptr, 0);
+    close(output_);
+  }
+
+  void Signal(int number) const { kill(pid_, number); }
+
+  // The next line that has `text`; empty where none comes.
+  std::string Await(absl::string_view text) {
+    const absl::Time deadline = absl::Now() + kLimit;
+    while (true) {
+      const size_t end = text_.find('\n');
+      if (end != std::string::npos) {
+        const std::string line = text_.substr(0, end);
+        text_.erase(0, end + 1);
+        if (absl::StrContains(line, text)) return line;
+        continue;
+      }
+      pollfd readable = {output_, POLLIN, 0};
+      const int64_t left = absl::ToInt64Milliseconds(deadline - absl::Now());
+      if (left <= 0 || poll(&readable, 1, static_cast<int>(left)) != 1) {
+        return "";
+      }
+      char buffer[4096];
+      const ssize_t size = read(output_, buffer, sizeof(buffer));
+      if (size <= 0) return "";
+      text_.append(buffer, size);
+    }
+  }
+
+ private:
+  pid_t pid_ = 0;
+  int output_ = -1;
+  std::string text_;
+};
+
+TEST(InspectionSignalTest, ToTheLauncherShowsAllRanks) {
+  for (const int number : {SIGQUIT, SIGUSR1}) {
+    Job job("asked");
+    for (int rank = 0; rank < kRanks; ++rank) {
+      ASSERT_NE(job.Await("ready"), "");
+    }
+    // Ranks 0 and 1 are on their way into the second call.
+    std::string waits;
+    const absl::Time deadline = absl::Now() + kLimit;
+    while (absl::Now() < deadline && !absl::StrContains(waits, "is in")) {
+      job.Signal(number);
+      waits = job.Await("fsdp: rank 0 (process ");
+      ASSERT_NE(waits, "");
+    }
+    EXPECT_THAT(waits, AllOf(HasSubstr("[0] "), HasSubstr(" resident, "),
+                             HasSubstr("5.0 MiB in pools"),
+                             HasSubstr("is in all-reduce #1 of ranks for"),
+                             HasSubstr("forward of blocks.7")));
+    EXPECT_THAT(job.Await("  all-reduce #0 of ranks"),
+                HasSubstr("int64, 40 bytes: done in"));
+    job.Signal(number);
+    EXPECT_THAT(job.Await("fsdp: rank 2 (process "),
+                HasSubstr("has called nothing since all-reduce #0 of ranks"));
+    job.Signal(number);
+    EXPECT_NE(job.Await("fsdp: rank 1 (process "), "");
+  }
+}
+
+void Nothing(int /*signal*/) {}
+
+TEST(InspectionSignalTest, AHandlerOfTheProgramStays) {
+  struct sigaction own = {};
+  own.sa_handler = Nothing;
+  struct sigaction before = {};
+  sigaction(SIGUSR1, &own, &before);
+  const auto refused = InspectionSignals::Install();
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refused.status().message()),
+              HasSubstr("the program has a handler for User defined signal 1"));
+  struct sigaction now = {};
+  sigaction(SIGUSR1, nullptr, &now);
+  EXPECT_EQ(now.sa_handler, &Nothing);
+  sigaction(SIGQUIT, nullptr, &now);
+  EXPECT_EQ(now.sa_handler, SIG_DFL);
+  sigaction(SIGUSR1, &before, nullptr);
+}
+
+TEST(InspectionSignalTest, WhatWasIsRestored) {
+  signal(SIGQUIT, SIG_IGN);
+  {
+    const auto installed = InspectionSignals::Install();
+    ASSERT_TRUE(installed.ok());
+    struct sigaction now = {};
+    sigaction(SIGQUIT, nullptr, &now);
+    EXPECT_NE(now.sa_handler, SIG_IGN);
+    EXPECT_FALSE(InspectionSignals::Install().ok());
+  }
+  struct sigaction now = {};
+  sigaction(SIGQUIT, nullptr, &now);
+  EXPECT_EQ(now.sa_handler, SIG_IGN);
+  sigaction(SIGUSR1, nullptr, &now);
+  EXPECT_EQ(now.sa_handler, SIG_DFL);
+  signal(SIGQUIT, SIG_DFL);
+}
+
+}  // namespace
+
+int RunTestRole(int argc, char** argv, const std::string& role) {
+  return RunRanks(
+      argc, argv, kRanks,
+      [&](const std::shared_ptr<Communicator>& ranks) {
+        return RunRole(role, *ranks);
+      },
+      OptionsOf(role));
+}
+
+}  // namespace fsdp::comm
+
+int main(int argc, char** argv) {
+  if (const char* role = std::getenv("HANG_TEST_ROLE")) {
+    return fsdp::comm::RunTestRole(argc, argv, role);
+  }
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
