@@ -1,6 +1,7 @@
 #include "comm/launcher/launcher.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -10,7 +11,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
-#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -26,9 +26,9 @@
 #include "base/file_size_errors.h"
 #include "base/hmac.h"
 #include "base/status_macros.h"
-#include "comm/launcher/launcher_output.h"
 #include "comm/launcher/launcher_process.h"
-#include "comm/launcher/output_pump.h"
+#include "comm/launcher/launcher_supervisor.h"
+#include "comm/launcher/restart_policy.h"
 #include "comm/launcher/signal_queue.h"
 #include "comm/startup/bootstrap_fd.h"
 #include "comm/startup/bootstrap_socket.h"
@@ -37,10 +37,6 @@ namespace fsdp::comm {
 namespace {
 
 constexpr char kLoopback[] = "127.0.0.1";
-
-// A killed process loses its connections before its end can be seen: a peer
-// that misses it may be seen to end first, but not by more than this.
-constexpr absl::Duration kSimultaneous = absl::Milliseconds(500);
 
 // A process without standard streams would get them as the first pipes.
 absl::Status OpenStandardStreams() {
@@ -64,10 +60,17 @@ std::optional<int> ColumnsOf(int fd) {
   return known ? size.ws_col : 80;
 }
 
+// One start of the ranks.
+struct Start {
+  int ranks;
+  int restart;  // how many there were before
+  const Listener& listener;
+  std::string secret;
+};
+
 // The environment of `rank` as "NAME=value".
-std::vector<std::string> RankEnvironment(const LaunchOptions& options, int rank,
-                                         const Listener& listener,
-                                         const std::string& secret) {
+std::vector<std::string> RankEnvironment(const LaunchOptions& options,
+                                         const Start& start, int rank) {
   std::map<std::string, std::string> variables;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     variables.insert(absl::StrSplit(*entry, absl::MaxSplits('=', 1)));
@@ -77,15 +80,19 @@ std::vector<std::string> RankEnvironment(const LaunchOptions& options, int rank,
   variables["FSDP_LAUNCHER"] = "1";
   variables["RANK"] = variables["LOCAL_RANK"] = absl::StrCat(rank);
   variables["WORLD_SIZE"] = variables["LOCAL_WORLD_SIZE"] =
-      absl::StrCat(options.ranks);
+      absl::StrCat(start.ranks);
   variables["MASTER_ADDR"] = kLoopback;
-  variables["MASTER_PORT"] = absl::StrCat(listener.port);
+  variables["MASTER_PORT"] = absl::StrCat(start.listener.port);
+  variables["TORCHELASTIC_RESTART_COUNT"] = absl::StrCat(start.restart);
+  variables["TORCHELASTIC_MAX_RESTARTS"] =
+      absl::StrCat(options.restarts.max_restarts);
   // Whoever has started the launcher may have given the ranks one already.
   if (variables["FSDP_JOB_SECRET"].empty()) {
-    variables["FSDP_JOB_SECRET"] = secret;
+    variables["FSDP_JOB_SECRET"] = start.secret;
   }
   if (rank == 0) {
-    variables["FSDP_LAUNCHER_LISTEN_FD"] = absl::StrCat(listener.fd.get());
+    variables["FSDP_LAUNCHER_LISTEN_FD"] =
+        absl::StrCat(start.listener.fd.get());
   }
   if (const auto columns = ColumnsOf(options.stdout_fd); columns.has_value()) {
     const std::string prefix = absl::StrCat("[", rank, "] ");
@@ -98,7 +105,7 @@ std::vector<std::string> RankEnvironment(const LaunchOptions& options, int rank,
       "OMP_NUM_THREADS",
       absl::StrCat(
           std::max(1, static_cast<int>(std::thread::hardware_concurrency()) /
-                          options.ranks)));
+                          start.ranks)));
   for (const auto& [name, value] : options.environment) variables[name] = value;
   std::vector<std::string> result;
   result.reserve(variables.size());
@@ -109,202 +116,150 @@ std::vector<std::string> RankEnvironment(const LaunchOptions& options, int rank,
 }
 
 absl::StatusOr<std::vector<ChildProcess>> StartRanks(
-    const LaunchOptions& options) {
+    const LaunchOptions& options, int ranks, int restart) {
   // The port is taken before anybody is told of it, and rank 0 inherits the
   // socket: nothing can come between. Peers that are faster than rank 0 wait in
   // the socket's backlog. Here it closes again, so that a dead rank 0 refuses
   // connections.
   FSDP_ASSIGN_OR_RETURN(const Listener listener, Listen(kLoopback, 0));
-  const std::string secret = absl::BytesToHexString(RandomBytes(32));
   std::vector<ChildProcess> children;
-  for (int rank = 0; rank < options.ranks; ++rank) {
+  const Start start = {ranks, restart, listener,
+                       absl::BytesToHexString(RandomBytes(32))};
+  for (int rank = 0; rank < ranks; ++rank) {
     ChildProcess::Options child;
     child.program = options.program;
     child.argv = options.argv;
-    child.environment = RankEnvironment(options, rank, listener, secret);
+    child.environment = RankEnvironment(options, start, rank);
     if (rank == 0) child.inherited_fd = listener.fd.get();
     absl::StatusOr<ChildProcess> started = ChildProcess::Start(child);
     if (!started.ok()) {
-      return absl::Status(
-          started.status().code(),
-          absl::StrCat("starting rank ", rank, " of ", options.ranks, ": ",
-                       started.status().message()));
+      return absl::Status(started.status().code(),
+                          absl::StrCat("starting rank ", rank, " of ", ranks,
+                                       ": ", started.status().message()));
     }
     children.push_back(*std::move(started));
   }
   return children;
 }
 
-std::vector<OutputPump::Source> OutputOf(
-    const std::vector<ChildProcess>& children) {
-  std::vector<OutputPump::Source> sources;
-  for (size_t rank = 0; rank < children.size(); ++rank) {
-    const ChildProcess& child = children[rank];
-    const int number = static_cast<int>(rank);
-    sources.push_back({child.stdout_fd(), number, OutputStream::kStdout});
-    sources.push_back({child.stderr_fd(), number, OutputStream::kStderr});
-  }
-  return sources;
+Supervisor::Options SupervisorOptions(const LaunchOptions& options) {
+  return {options.grace_period, options.stop_period, options.terminate_period,
+          options.stdout_fd, options.stderr_fd};
 }
 
-// Runs ranks to their end, on one thread and one poll().
-class Supervisor {
+absl::Status CheckRestarts(const LaunchOptions& options) {
+  const RestartOptions& restarts = options.restarts;
+  if (restarts.max_restarts < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("restarts.max_restarts is ",
+                                                   restarts.max_restarts,
+                                                   ": expected at least 0"));
+  }
+  if (restarts.min_ranks > options.ranks) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("restarts.min_ranks is ", restarts.min_ranks,
+                     ": expected at most ranks, ", options.ranks));
+  }
+  return absl::OkStatus();
+}
+
+// One attempt after the other.
+class Job {
  public:
-  Supervisor(const LaunchOptions& options, SignalQueue* signals,
-             std::vector<ChildProcess> children)
+  Job(const LaunchOptions& options, SignalQueue* signals)
       : options_(options),
         signals_(signals),
-        children_(std::move(children)),
-        output_(OutputOf(children_), options.stdout_fd, options.stderr_fd) {
-    report_.ranks.resize(children_.size());
-  }
+        policy_(options.restarts),
+        ranks_(options.ranks) {}
 
-  LaunchReport Run() {
-    while (alive() > 0) {
-      output_.Poll(signals_->fd(), deadline_);
-      HandleSignals();
-      Reap();
-      if (absl::Now() >= deadline_) Escalate();
+  absl::StatusOr<LaunchReport> Run() {
+    for (bool again = true; again;) {
+      FSDP_RETURN_IF_ERROR(RunAttempt(&again));
     }
-    // What ranks have printed is in the pipes by now. Whoever still holds the
-    // other end has left the job.
-    output_.CloseSources();
-    WaitForReader();
-    report_.output_errno = output_.error();
     return report_;
   }
 
  private:
-  // How far the launcher has gone to end the ranks.
-  enum class Phase { kRunning, kGrace, kTerminating, kKilled };
+  // Sets *again to whether there is to be another one.
+  absl::Status RunAttempt(bool* again) {
+    absl::StatusOr<std::vector<ChildProcess>> children =
+        StartRanks(options_, ranks_, policy_.restarts());
+    if (!children.ok()) return WithAttempts(children.status());
+    Supervisor supervisor(SupervisorOptions(options_), signals_,
+                          *std::move(children));
+    supervisor.Run();
+    Note(supervisor);
+    *again = Decide(&supervisor);
+    return absl::OkStatus();
+  }
 
-  size_t alive() const { return children_.size() - reaped_; }
+  // What there has been before a restart could not be had.
+  absl::Status WithAttempts(const absl::Status& status) const {
+    if (report_.ranks.empty()) return status;
+    return absl::Status(
+        status.code(),
+        absl::StrCat("restart ", policy_.restarts(), ": ", status.message(),
+                     "\nbefore: ", report_.ToString()));
+  }
 
-  // Until what the ranks have printed is written: as long as it takes, unless
-  // somebody wants the job to end.
-  void WaitForReader() {
-    const bool is_told_to_end = report_.interrupt_signal != 0;
-    deadline_ = is_told_to_end ? absl::Now() + options_.stop_period
-                               : absl::InfiniteFuture();
-    while (!output_.is_empty() && !gives_output_up_ &&
-           absl::Now() < deadline_) {
-      output_.Poll(signals_->fd(), deadline_);
-      HandleSignals();
+  void Note(const Supervisor& supervisor) {
+    if (!report_.ranks.empty()) {
+      report_.failed_attempts.push_back(report_.last_attempt());
+    }
+    LaunchAttempt attempt = supervisor.attempt();
+    report_.ranks = std::move(attempt.ranks);
+    report_.first_failed_rank = attempt.first_failed_rank;
+    report_.lasted = attempt.lasted;
+    Update(supervisor);
+  }
+
+  void Update(const Supervisor& supervisor) {
+    report_.interrupt_signal = supervisor.interrupt_signal();
+    if (report_.output_errno == 0) {
+      report_.output_errno = supervisor.output_errno();
     }
   }
 
-  void End(int signal) {
-    sent_signals_.insert(signal);
-    Signal(signal);
-  }
-
-  void Signal(int signal) {
-    for (const ChildProcess& child : children_) child.Signal(signal);
-  }
-
-  void HandleSignals() {
-    for (int signal; (signal = signals_->Next()) != 0;) OnSignal(signal);
-  }
-
-  void OnSignal(int signal) {
-    if (signal == SIGCHLD) return;
-    if (signal == SIGQUIT || signal == SIGUSR1) {
-      // What the ranks have started would be ended by it.
-      for (const ChildProcess& child : children_) child.SignalAlone(signal);
-      return;
+  bool Decide(Supervisor* supervisor) {
+    if (report_.first_failed_rank < 0 || report_.interrupt_signal != 0) {
+      return false;
     }
-    if (signal == SIGTSTP) {
-      // Ranks are not in the terminal's foreground group.
-      Signal(SIGSTOP);
-      raise(SIGSTOP);
-      Signal(SIGCONT);
-      return;
-    }
-    if (report_.interrupt_signal == 0) report_.interrupt_signal = signal;
-    gives_output_up_ = alive() == 0;
-    if (gives_output_up_) return;
-    if (phase_ >= Phase::kTerminating) {
-      Kill();
-      return;
-    }
-    End(signal);
-    phase_ = Phase::kTerminating;
-    deadline_ = absl::Now() + options_.stop_period;
+    const LaunchAttempt attempt = report_.last_attempt();
+    const RestartPolicy::Decision decision = policy_.Decide(attempt);
+    report_.gave_up = decision.why_none;
+    if (decision.ranks == 0) return false;
+    supervisor->Say(
+        absl::StrCat(attempt.ToString(), "\nrestart ", policy_.restarts(),
+                     " of ", options_.restarts.max_restarts, ", with ",
+                     decision.ranks, decision.ranks == 1 ? " rank" : " ranks",
+                     ", in ", absl::FormatDuration(decision.pause)));
+    Update(*supervisor);
+    ranks_ = decision.ranks;
+    return report_.interrupt_signal == 0 && Pause(decision.pause);
   }
 
-  void Escalate() {
-    if (phase_ == Phase::kGrace) {
-      End(SIGTERM);
-      phase_ = Phase::kTerminating;
-      deadline_ = absl::Now() + options_.terminate_period;
-    } else {
-      Kill();
-    }
-  }
-
-  void Kill() {
-    if (phase_ == Phase::kKilled) return;
-    End(SIGKILL);
-    phase_ = Phase::kKilled;
-    deadline_ = absl::InfiniteFuture();
-  }
-
-  void Reap() {
-    for (size_t rank = 0; rank < children_.size(); ++rank) {
-      const std::optional<ProcessEnd> end = children_[rank].TryReap();
-      if (!end.has_value()) continue;
-      ++reaped_;
-      report_.ranks[rank] = {*end, sent_signals_.count(end->signal) > 0};
-      if (end->signal != 0 || end->exit_code != 0) {
-        OnFailure(static_cast<int>(rank));
+  // False where a signal has told the launcher to end meanwhile.
+  bool Pause(absl::Duration duration) {
+    const absl::Time end = absl::Now() + duration;
+    while (absl::Now() < end) {
+      pollfd wake = {signals_->fd(), POLLIN, 0};
+      if (poll(&wake, 1, PollMilliseconds(end)) <= 0) continue;
+      const int signal = signals_->Next();
+      if (signal == SIGTSTP) raise(SIGSTOP);
+      if (signal == 0 || signal == SIGCHLD || signal == SIGTSTP ||
+          signal == SIGQUIT || signal == SIGUSR1) {
+        continue;
       }
+      report_.interrupt_signal = signal;
+      return false;
     }
-  }
-
-  void OnFailure(int rank) {
-    if (phase_ == Phase::kRunning) {
-      report_.first_failed_rank = rank;
-      phase_ = Phase::kGrace;
-      first_failure_ = absl::Now();
-      deadline_ = first_failure_ + options_.grace_period;
-      return;
-    }
-    if (phase_ != Phase::kGrace) return;
-    const Reason reason = ReasonOf(rank);
-    const Reason first = ReasonOf(report_.first_failed_rank);
-    const bool is_cause =
-        reason > first && (first == Reason::kEcho ||
-                           absl::Now() - first_failure_ < kSimultaneous);
-    if (is_cause) report_.first_failed_rank = rank;
-  }
-
-  // Why a rank may have failed; of two the greater one explains the other.
-  enum class Reason {
-    kEcho,      // it has been told of another rank's failure, and says so
-    kDecision,  // it ended by itself
-    kVictim,    // it was killed
-  };
-
-  Reason ReasonOf(int rank) const {
-    const ProcessEnd& end = report_.ranks[rank].end;
-    if (end.signal == 0 && end.exit_code == kPeerFailedExitCode) {
-      return Reason::kEcho;
-    }
-    return end.signal == 0 || end.signal == SIGABRT ? Reason::kDecision
-                                                    : Reason::kVictim;
+    return true;
   }
 
   const LaunchOptions& options_;
   SignalQueue* const signals_;
-  std::vector<ChildProcess> children_;  // by rank
-  size_t reaped_ = 0;
-  OutputPump output_;
-  bool gives_output_up_ = false;
+  RestartPolicy policy_;
+  int ranks_;  // of the next attempt
   LaunchReport report_;
-  Phase phase_ = Phase::kRunning;
-  std::set<int> sent_signals_;                    // to end the ranks
-  absl::Time deadline_ = absl::InfiniteFuture();  // of the phase
-  absl::Time first_failure_ = absl::InfinitePast();
 };
 
 }  // namespace
@@ -317,12 +272,11 @@ absl::StatusOr<LaunchReport> LaunchRanks(const LaunchOptions& options) {
   if (options.argv.empty()) {
     return absl::InvalidArgumentError("argv is empty: expected the program");
   }
+  FSDP_RETURN_IF_ERROR(CheckRestarts(options));
   const FileSizeErrors errors;
   FSDP_RETURN_IF_ERROR(OpenStandardStreams());
   FSDP_ASSIGN_OR_RETURN(SignalQueue signals, SignalQueue::Create());
-  FSDP_ASSIGN_OR_RETURN(std::vector<ChildProcess> children,
-                        StartRanks(options));
-  return Supervisor(options, &signals, std::move(children)).Run();
+  return Job(options, &signals).Run();
 }
 
 std::optional<int> TerminalColumns() {

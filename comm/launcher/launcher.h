@@ -7,21 +7,12 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "comm/launcher/process_end.h"
+#include "comm/launcher/launcher_report.h"
+#include "comm/launcher/restart_options.h"
 
 namespace fsdp::comm {
-
-// The exit code by which a rank says that it ends because another one has
-// failed, which is then the one to blame.
-inline constexpr int kPeerFailedExitCode = 113;
-
-// That for Aborted, with which communicators pass on what another rank has
-// failed with; EXIT_SUCCESS for OK, EXIT_FAILURE for all else. What a rank's
-// main() should return.
-int ExitCodeOf(const absl::Status& status);
 
 struct LaunchOptions {
   int ranks = 1;
@@ -42,39 +33,12 @@ struct LaunchOptions {
   // From SIGTERM to SIGKILL.
   absl::Duration terminate_period = absl::Seconds(3);
 
-  // Where the output of ranks goes; not owned.
+  // Whether the job is started again when a rank has failed. By default never.
+  RestartOptions restarts;
+
+  // Where the output of ranks goes, and what is said of restarts; not owned.
   int stdout_fd = 1;
   int stderr_fd = 2;
-};
-
-struct RankEnd {
-  ProcessEnd end;
-  bool forced = false;  // killed by a signal of the launcher
-};
-
-struct LaunchReport {
-  std::vector<RankEnd> ranks;  // by rank
-
-  // The rank that, before the launcher ended any, was the first to end other
-  // than by exiting with 0; of several at about the same time, one that was
-  // killed. One that only says that another one has failed,
-  // kPeerFailedExitCode, gives way to that one. -1: none.
-  int first_failed_rank = -1;
-
-  // The signal that told the launcher to end; 0: none.
-  int interrupt_signal = 0;
-
-  // Why what ranks have printed could not be written; 0: it was, or nobody
-  // reads it any more.
-  int output_errno = 0;
-
-  // 0 where all is well; 128 + interrupt_signal; else that of the rank that
-  // failed first: its exit code, or 128 + the signal that killed it; else 1
-  // where output could not be written.
-  int exit_code() const;
-
-  // "rank 2 was killed by signal 9 (SIGKILL); then rank 0 exited with code 1".
-  std::string ToString() const;
 };
 
 // Runs options.ranks > 0 copies of the program and returns when all have ended.
@@ -83,6 +47,12 @@ struct LaunchReport {
 // FSDP_JOB_SECRET is set, OMP_NUM_THREADS = this host's
 // cores divided by the ranks unless it is set, and, where stdout_fd is a
 // terminal, what TerminalColumns() reads.
+//
+// Where options.restarts says so, a job of which a rank has failed is started
+// again, once all its ranks have ended: with a port of its own, and with the
+// number of the restart in TORCHELASTIC_RESTART_COUNT. Each attempt has the
+// same argv: a program goes on from what it has saved. A signal to the launcher
+// ends the job, also between two attempts.
 //
 // The ranks' output comes out in whole lines after "[rank] ". When one fails
 // the others are ended as LaunchOptions says; stopped ones too. SIGINT, SIGTERM

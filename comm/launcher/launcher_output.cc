@@ -82,6 +82,14 @@ void OutputMerger::Close(int rank, OutputStream stream) {
   partial_.erase(found);
 }
 
+void OutputMerger::Say(absl::string_view text) {
+  const bool covers_progress =
+      !progress_.empty() && is_terminal(OutputStream::kStderr);
+  progress_.clear();
+  Push(OutputStream::kStderr,
+       absl::StrCat(covers_progress ? kClearLine : "", text, "\n"));
+}
+
 OutputMerger::Chunk OutputMerger::front() const {
   FSDP_CHECK(!queue_.empty());
   const auto& [stream, bytes] = queue_.front();

@@ -42,6 +42,10 @@ class OutputMerger {
   // A stream of `rank` has ended.
   void Close(int rank, OutputStream stream);
 
+  // A line of the launcher's own, to standard error, behind all that has come.
+  // Ends progress lines.
+  void Say(absl::string_view text);
+
   // What has to be written next, valid until the next change; the queue must
   // not be empty.
   bool empty() const { return queue_.empty(); }

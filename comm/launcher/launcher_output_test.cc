@@ -48,6 +48,25 @@ TEST(OutputMergerTest, StreamsAreApartAndInOrder) {
   EXPECT_EQ(Take(merger, kErr), "[2] b\n");
 }
 
+TEST(OutputMergerTest, SaysLinesOfItsOwn) {
+  OutputMerger merger(false, false);
+  merger.Append(1, kOut, "one\n");
+  merger.Say("over");
+  EXPECT_EQ(merger.front().stream, kOut);
+  EXPECT_EQ(Take(merger, kErr), "over\n");
+}
+
+// The rank that showed it is gone.
+TEST(OutputMergerTest, WhatItSaysEndsProgress) {
+  OutputMerger merger(true, true);
+  merger.Append(0, kOut, "\r50%");
+  Take(merger);
+  merger.Say("over");
+  EXPECT_EQ(Take(merger, kErr), "\r\x1b[Kover\n");
+  merger.Say("out");
+  EXPECT_EQ(Take(merger, kErr), "out\n");
+}
+
 TEST(OutputMergerTest, EndsTheLastLineOfAStream) {
   OutputMerger merger(false, false);
   merger.Append(0, kOut, "no end");

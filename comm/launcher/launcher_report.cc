@@ -1,4 +1,4 @@
-// LaunchReport: what became of the ranks, in words and as an exit code.
+#include "comm/launcher/launcher_report.h"
 
 #include <signal.h>
 
@@ -10,7 +10,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "comm/launcher/launcher.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 
 namespace fsdp::comm {
 namespace {
@@ -55,11 +56,53 @@ std::string GroupText(const std::vector<int>& ranks, const RankEnd& end) {
                       " ", end.end.signal == 0 ? "" : verb, EndText(end));
 }
 
+// "rank 2 was killed by ...", "then ranks 0, 1 exited with code 113".
+void AppendEnds(const LaunchAttempt& attempt, std::vector<std::string>* parts) {
+  const std::vector<RankEnd>& ranks = attempt.ranks;
+  const int first_failed = attempt.first_failed_rank;
+  if (first_failed >= 0) {
+    parts->push_back(GroupText({first_failed}, ranks[first_failed]));
+  }
+  std::map<std::string, std::vector<int>> others;
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    if (static_cast<int>(rank) == first_failed) continue;
+    others[EndText(ranks[rank])].push_back(static_cast<int>(rank));
+  }
+  std::vector<std::string> groups;
+  groups.reserve(others.size());
+  for (const auto& [end, members] : others) {
+    groups.push_back(GroupText(members, ranks[members[0]]));
+  }
+  if (groups.empty()) return;
+  parts->push_back(
+      absl::StrCat(parts->empty() ? "" : "then ", absl::StrJoin(groups, ", ")));
+}
+
+std::string AttemptLine(size_t number, const LaunchAttempt& attempt,
+                        absl::string_view text) {
+  const size_t ranks = attempt.ranks.size();
+  return absl::StrCat(
+      "attempt ", number, " (", ranks, ranks == 1 ? " rank, " : " ranks, ",
+      absl::FormatDuration(absl::Trunc(attempt.lasted, absl::Seconds(1))),
+      "): ", text);
+}
+
 }  // namespace
 
 int ExitCodeOf(const absl::Status& status) {
   if (status.ok()) return EXIT_SUCCESS;
-  return absl::IsAborted(status) ? kPeerFailedExitCode : EXIT_FAILURE;
+  if (absl::IsAborted(status)) return kPeerFailedExitCode;
+  return absl::IsInvalidArgument(status) ? kUsageErrorExitCode : EXIT_FAILURE;
+}
+
+std::string LaunchAttempt::ToString() const {
+  std::vector<std::string> parts;
+  AppendEnds(*this, &parts);
+  return absl::StrJoin(parts, "; ");
+}
+
+LaunchAttempt LaunchReport::last_attempt() const {
+  return {ranks, first_failed_rank, lasted};
 }
 
 int LaunchReport::exit_code() const {
@@ -77,28 +120,22 @@ std::string LaunchReport::ToString() const {
     parts.push_back(
         absl::StrCat("interrupted by ", SignalText(interrupt_signal)));
   }
-  if (first_failed_rank >= 0) {
-    parts.push_back(GroupText({first_failed_rank}, ranks[first_failed_rank]));
-  }
-  std::map<std::string, std::vector<int>> others;
-  for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    if (static_cast<int>(rank) == first_failed_rank) continue;
-    others[EndText(ranks[rank])].push_back(static_cast<int>(rank));
-  }
-  std::vector<std::string> groups;
-  groups.reserve(others.size());
-  for (const auto& [end, members] : others) {
-    groups.push_back(GroupText(members, ranks[members[0]]));
-  }
-  if (!groups.empty()) {
-    parts.push_back(absl::StrCat(parts.empty() ? "" : "then ",
-                                 absl::StrJoin(groups, ", ")));
-  }
+  AppendEnds(last_attempt(), &parts);
   if (output_errno != 0) {
     parts.push_back(absl::StrCat("what they printed could not be written: ",
                                  std::strerror(output_errno)));
   }
-  return absl::StrJoin(parts, "; ");
+  const std::string last = absl::StrJoin(parts, "; ");
+  std::vector<std::string> lines;
+  for (const LaunchAttempt& attempt : failed_attempts) {
+    lines.push_back(AttemptLine(lines.size() + 1, attempt, attempt.ToString()));
+  }
+  lines.push_back(lines.empty()
+                      ? last
+                      : AttemptLine(lines.size() + 1, last_attempt(), last));
+  if (!gave_up.empty())
+    lines.push_back(absl::StrCat("not restarted: ", gave_up));
+  return absl::StrJoin(lines, "\n");
 }
 
 }  // namespace fsdp::comm

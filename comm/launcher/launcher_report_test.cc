@@ -1,4 +1,6 @@
 // What LaunchReport makes of the ends of ranks; launcher_test has real ones.
+#include "comm/launcher/launcher_report.h"
+
 #include <signal.h>
 
 #include <cerrno>
@@ -6,7 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "comm/launcher/launcher.h"
+#include "absl/time/time.h"
 #include "comm/launcher/process_end.h"
 #include "gtest/gtest.h"
 
@@ -80,15 +82,48 @@ TEST(LaunchReportTest, SaysWhatHasHappenedAndGivesItsExitCode) {
        "File too large"},
   };
   for (const Case& c : cases) {
-    const LaunchReport report{c.ranks, c.first_failed, c.interrupt_signal,
-                              c.output_errno};
+    LaunchReport report;
+    report.ranks = c.ranks;
+    report.first_failed_rank = c.first_failed;
+    report.interrupt_signal = c.interrupt_signal;
+    report.output_errno = c.output_errno;
     EXPECT_EQ(report.ToString(), c.text);
     EXPECT_EQ(report.exit_code(), c.exit_code) << c.text;
   }
 }
 
+TEST(LaunchReportTest, NamesEveryAttempt) {
+  LaunchReport report;
+  report.failed_attempts = {
+      {{Exited(113), Killed(SIGKILL)}, 1, absl::Milliseconds(61700)},
+      {{Exited(3)}, 0, absl::Milliseconds(20)}};
+  report.ranks = {Ended(SIGINT)};
+  report.interrupt_signal = SIGINT;
+  report.lasted = absl::Seconds(2);
+  report.gave_up = "it is late";
+  EXPECT_EQ(report.ToString(),
+            "attempt 1 (2 ranks, 1m1s): rank 1 was killed by signal 9 "
+            "(SIGKILL); then rank 0 exited with code 113 (another rank had "
+            "failed)\n"
+            "attempt 2 (1 rank, 0): rank 0 exited with code 3\n"
+            "attempt 3 (1 rank, 2s): interrupted by signal 2 (SIGINT); then "
+            "rank 0 was ended by the launcher with signal 2 (SIGINT)\n"
+            "not restarted: it is late");
+  EXPECT_EQ(report.exit_code(), 128 + SIGINT);
+}
+
+TEST(LaunchReportTest, OneAttemptNeedsNoNumber) {
+  LaunchReport report;
+  report.ranks = {Exited(2)};
+  report.first_failed_rank = 0;
+  report.gave_up = "it would fail again";
+  EXPECT_EQ(report.ToString(),
+            "rank 0 exited with code 2\nnot restarted: it would fail again");
+}
+
 TEST(LaunchReportTest, ExitCodesOfRanks) {
   EXPECT_EQ(ExitCodeOf(absl::OkStatus()), 0);
+  EXPECT_EQ(ExitCodeOf(absl::InvalidArgumentError("--steps=0")), 2);
   EXPECT_EQ(ExitCodeOf(absl::AbortedError("rank 1 has failed")),
             kPeerFailedExitCode);
   EXPECT_EQ(ExitCodeOf(absl::InternalError("mine")), 1);

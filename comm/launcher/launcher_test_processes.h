@@ -69,7 +69,7 @@ inline std::string ReadAll(int fd) {
 class LauncherProcess {
  public:
   LauncherProcess(const std::string& role, const std::string& fifo = "",
-                  int ignored_signal = 0) {
+                  int ignored_signal = 0, int max_restarts = 0) {
     ChildProcess::Options options;
     options.program = "/proc/self/exe";
     options.argv = {"launcher_test"};
@@ -77,6 +77,10 @@ class LauncherProcess {
                            absl::StrCat(kNestedRole, "=", role),
                            absl::StrCat(kFifo, "=", fifo),
                            absl::StrCat(kIgnoredSignal, "=", ignored_signal)};
+    if (max_restarts > 0) {
+      options.environment.push_back(
+          absl::StrCat(kMaxRestarts, "=", max_restarts));
+    }
     process_.emplace(*ChildProcess::Start(options));
   }
 

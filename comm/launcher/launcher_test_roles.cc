@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "comm/launcher/launcher.h"
+#include "comm/launcher/launcher_report.h"
 #include "comm/launcher/launcher_stop_request.h"
 #include "comm/startup/bootstrap_fd.h"
 #include "comm/startup/bootstrap_socket.h"
@@ -154,6 +155,53 @@ int UseThePort() {
   return environment->listen_fd == -1 && port > 0 ? 0 : 102;
 }
 
+int Restart() {
+  const absl::StatusOr<Environment> environment = ReadEnvironment(std::getenv);
+  return environment.ok() ? environment->restart_count : -1;
+}
+
+// Until the second restart rank 1 fails, while there is one.
+int FailTwice() {
+  const absl::StatusOr<Environment> environment = ReadEnvironment(std::getenv);
+  if (!environment.ok()) return 100;
+  const int restart = environment->restart_count;
+  if (Rank() != 1 && restart < 2 && environment->world_size > 1) return Wait();
+  std::printf("rank %d of %d, restart %d of %d\n", environment->rank,
+              environment->world_size, restart, environment->max_restarts);
+  return Rank() == 1 && restart < 2 ? 3 : 0;
+}
+
+int Rank1IsKilled() {
+  if (Rank() == 1) raise(SIGKILL);
+  return Wait();
+}
+
+// Rank 1 says that it would fail again.
+int Rank1IsAskedTooMuch() { return Rank() == 1 ? kUsageErrorExitCode : Wait(); }
+
+int UseThePortAfterAFailure() { return Restart() == 0 ? 3 : UseThePort(); }
+
+// The first attempt leaves a process behind that holds the FIFO; the second one
+// tells whether anybody does.
+int LeaveGrandchildAndFail() {
+  if (Restart() == 0) {
+    LeaveGrandchild();
+    return 3;
+  }
+  const UniqueFd fifo(open(std::getenv(kFifo), O_RDONLY | O_NONBLOCK));
+  char byte;
+  return read(fifo.get(), &byte, 1) == 0 ? 0 : 104;
+}
+
+void ReadRestarts(LaunchOptions& options) {
+  const char* restarts = std::getenv(kMaxRestarts);
+  if (restarts == nullptr) return;
+  options.restarts.max_restarts = std::atoi(restarts);
+  options.restarts.pause = options.restarts.longest_pause = absl::Hours(1);
+  options.grace_period = absl::ZeroDuration();
+  options.stderr_fd = 1;
+}
+
 int LaunchTwo() {
   const int ignored = std::atoi(std::getenv(kIgnoredSignal));
   if (ignored != 0) signal(ignored, SIG_IGN);
@@ -162,6 +210,7 @@ int LaunchTwo() {
   options.argv = {"launcher_test"};
   options.environment = {{kRole, std::getenv(kNestedRole)}};
   options.stop_period = absl::Seconds(60);
+  ReadRestarts(options);
   const absl::StatusOr<LaunchReport> report = LaunchRanks(options);
   return report.ok() ? report->exit_code() : 103;
 }
@@ -184,6 +233,11 @@ const std::map<std::string, std::function<int()>>& Roles() {
       {"refuse_to_stop", RefuseToStop},
       {"print_terminal", PrintTerminal},
       {"use_the_port", UseThePort},
+      {"fail_twice", FailTwice},
+      {"rank_1_is_killed_at_once", Rank1IsKilled},
+      {"rank_1_is_asked_too_much", Rank1IsAskedTooMuch},
+      {"use_the_port_after_a_failure", UseThePortAfterAFailure},
+      {"leave_grandchild_and_fail", LeaveGrandchildAndFail},
       {"launch_two", LaunchTwo},
   };
   return roles;

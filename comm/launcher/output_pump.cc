@@ -54,6 +54,10 @@ void OutputPump::CloseSources() {
   }
 }
 
+void OutputPump::Say(absl::string_view text) {
+  if (!is_lost(OutputStream::kStderr)) merger_.Say(text);
+}
+
 int OutputPump::SinkFd() const {
   return merger_.front().stream == OutputStream::kStdout ? stdout_fd_
                                                          : stderr_fd_;

@@ -5,6 +5,7 @@
 #include <array>
 #include <vector>
 
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "comm/launcher/launcher_output.h"
 
@@ -29,6 +30,9 @@ class OutputPump {
 
   // Reads what is in the pipes by now; nothing more comes from them.
   void CloseSources();
+
+  // Has a line of the launcher's own written behind what was read.
+  void Say(absl::string_view text);
 
   // Whether all that was read is written, or lost.
   bool is_empty() const { return merger_.empty(); }

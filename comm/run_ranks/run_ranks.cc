@@ -15,6 +15,8 @@
 #include "comm/communicator.h"
 #include "comm/inspection/inspection_signals.h"
 #include "comm/launcher/launcher.h"
+#include "comm/launcher/launcher_report.h"
+#include "comm/launcher/restart_options.h"
 #include "comm/startup/environment.h"
 
 namespace fsdp::comm {
@@ -25,13 +27,16 @@ int Print(const absl::Status& status) {
   return ExitCodeOf(status);
 }
 
-int Launch(int argc, char** argv, int ranks) {
+int Launch(int argc, char** argv, int ranks, const RestartOptions& restarts) {
   LaunchOptions launch;
+  launch.restarts = restarts;
   launch.ranks = ranks;
   launch.argv.assign(argv, argv + argc);
   const absl::StatusOr<LaunchReport> report = LaunchRanks(launch);
   if (!report.ok()) return Print(report.status());
-  if (report->exit_code() != 0) std::cerr << report->ToString() << std::endl;
+  if (report->exit_code() != 0 || !report->failed_attempts.empty()) {
+    std::cerr << report->ToString() << std::endl;
+  }
   return report->exit_code();
 }
 
@@ -58,7 +63,7 @@ absl::Status RunRank(const Environment& environment, const RankMain& fn,
 }  // namespace
 
 int RunRanks(int argc, char** argv, int ranks, const RankMain& fn,
-             const ConnectOptions& options) {
+             const ConnectOptions& options, const RestartOptions& restarts) {
   const FileSizeErrors errors;
   const absl::StatusOr<Environment> environment = ReadEnvironment(std::getenv);
   if (!environment.ok()) return Print(environment.status());
@@ -67,7 +72,9 @@ int RunRanks(int argc, char** argv, int ranks, const RankMain& fn,
     return Print(absl::InvalidArgumentError(
         absl::StrCat("RunRanks: cannot start ", ranks, " ranks")));
   }
-  if (!is_rank && ranks > 1) return Launch(argc, argv, ranks);
+  if (!is_rank && (ranks > 1 || restarts.max_restarts > 0)) {
+    return Launch(argc, argv, ranks, restarts);
+  }
   return Print(RunRank(*environment, fn, options));
 }
 

@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/communicator.h"
+#include "comm/launcher/restart_options.h"
 
 namespace fsdp::comm {
 
@@ -22,7 +23,13 @@ using RankMain =
 // Where somebody has started this process as a rank (torchrun, srun, mpirun:
 // see ReadEnvironment()), connects it with the others and runs `fn`. Otherwise
 // starts `ranks` processes of this program on this host, with the same
-// arguments, each of which does that; or runs `fn` here where `ranks` is 1.
+// arguments, each of which does that; or runs `fn` here where `ranks` is 1 and
+// there are no restarts.
+//
+// `restarts`: whether ranks that this process has started are started again
+// when one fails; whoever starts them elsewhere decides there, as `torchrun
+// --max-restarts`. `fn` has to go on from what it has saved: see
+// comm/launcher/restart_options.h.
 //
 // What `fn` returns or throws is printed on standard error, and ends the other
 // ranks with its text. Returns the program's exit code: that of ExitCodeOf(),
@@ -34,7 +41,8 @@ using RankMain =
 //
 // To be called first in main(): see LaunchRanks() (comm/launcher/launcher.h).
 int RunRanks(int argc, char** argv, int ranks, const RankMain& fn,
-             const ConnectOptions& options = {});
+             const ConnectOptions& options = {},
+             const RestartOptions& restarts = {});
 
 }  // namespace fsdp::comm
 

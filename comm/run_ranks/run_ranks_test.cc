@@ -11,9 +11,12 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/testing/this_program.h"
 #include "comm/communicator.h"
+#include "comm/launcher/launcher_report.h"
+#include "comm/launcher/restart_options.h"
 #include "comm/scalars.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -29,13 +32,22 @@ using ::testing::Not;
 
 constexpr char kRole[] = "RUN_RANKS_TEST_ROLE";
 
-// What every rank of a role does.
+int Number(const char* variable, int otherwise) {
+  const char* value = std::getenv(variable);
+  return value == nullptr ? otherwise : std::atoi(value);
+}
+
+// What every rank of a role does. No restarted one fails.
 absl::Status RunRole(const std::string& role, Communicator& ranks) {
+  const int restart = Number("TORCHELASTIC_RESTART_COUNT", 0);
   FSDP_ASSIGN_OR_RETURN(const double sum, Sum(ranks, ranks.rank() + 1));
   std::cout << absl::StrCat("rank ", ranks.rank(), " of ", ranks.world_size(),
                             " has ", sum, "\n")
             << std::flush;
-  if (role == "sum" || ranks.rank() != 1) return Sum(ranks, 1).status();
+  const int failing = role == "fail_alone" ? 0 : 1;
+  if (role == "sum" || restart > 0 || ranks.rank() != failing) {
+    return Sum(ranks, 1).status();
+  }
   if (role == "throw") throw std::runtime_error("the file is empty");
   return absl::NotFoundError("there is no such file");
 }
@@ -72,6 +84,23 @@ TEST(RunRanksTest, SoDoesWhatItThrows) {
             HasSubstr("rank 1 aborted: an exception: the file is empty")));
 }
 
+TEST(RunRanksTest, IsStartedAgainWhereItMayBe) {
+  const ProgramOutcome outcome = Execute("fail", "RUN_RANKS_TEST_RESTARTS=1");
+  EXPECT_EQ(outcome.code, 0) << outcome.output;
+  EXPECT_THAT(outcome.output,
+              AllOf(HasSubstr("[1] NOT_FOUND: there is no such file"),
+                    HasSubstr("\nrestart 1 of 1, with 3 ranks, in 1ms\n"),
+                    HasSubstr("[1] rank 1 of 3 has 6\n"),
+                    HasSubstr("\nattempt 2 (3 ranks, ")));
+}
+
+TEST(RunRanksTest, SoIsALoneRank) {
+  const ProgramOutcome outcome =
+      Execute("fail_alone", "RUN_RANKS_TEST_RESTARTS=1 RUN_RANKS_TEST_RANKS=1");
+  EXPECT_EQ(outcome.code, 0) << outcome.output;
+  EXPECT_THAT(outcome.output, HasSubstr("[0] rank 0 of 1 has 1\n"));
+}
+
 TEST(RunRanksTest, ARankThatOthersHaveStartedStartsNone) {
   const ProgramOutcome outcome = Execute(
       "sum", "RANK=0 WORLD_SIZE=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500");
@@ -82,7 +111,7 @@ TEST(RunRanksTest, ARankThatOthersHaveStartedStartsNone) {
 
 TEST(RunRanksTest, SaysWhatIsWrongWithTheEnvironment) {
   const ProgramOutcome outcome = Execute("sum", "RANK=zero WORLD_SIZE=2");
-  EXPECT_EQ(outcome.code, EXIT_FAILURE);
+  EXPECT_EQ(outcome.code, kUsageErrorExitCode);
   EXPECT_THAT(outcome.output, HasSubstr("RANK"));
 }
 
@@ -97,17 +126,22 @@ TEST(RunRanksTest, OneRankIsThisProcess) {
   EXPECT_EQ(RunRanks(0, argv, 1, fn), 0);
   EXPECT_TRUE(ran);
   ran = false;
-  EXPECT_EQ(RunRanks(0, argv, 0, fn), EXIT_FAILURE);
+  EXPECT_EQ(RunRanks(0, argv, 0, fn), kUsageErrorExitCode);
   EXPECT_FALSE(ran);
 }
 
 }  // namespace
 
 int RunTestRole(int argc, char** argv, const std::string& role) {
-  return RunRanks(argc, argv, 3,
-                  [&](const std::shared_ptr<Communicator>& ranks) {
-                    return RunRole(role, *ranks);
-                  });
+  RestartOptions restarts;
+  restarts.max_restarts = Number("RUN_RANKS_TEST_RESTARTS", 0);
+  restarts.pause = absl::Milliseconds(1);
+  return RunRanks(
+      argc, argv, Number("RUN_RANKS_TEST_RANKS", 3),
+      [&](const std::shared_ptr<Communicator>& ranks) {
+        return RunRole(role, *ranks);
+      },
+      {}, restarts);
 }
 
 }  // namespace fsdp::comm

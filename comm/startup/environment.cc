@@ -5,6 +5,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -124,6 +125,20 @@ absl::Status CheckLocalSize(const Environment& environment,
       ": expected at most the size of the job, ", environment.world_size));
 }
 
+absl::Status ReadRestarts(const Variables& variables,
+                          Environment* environment) {
+  const absl::string_view source = Name(environment->started_by);
+  for (const auto& [name, value] :
+       {std::make_pair("TORCHELASTIC_RESTART_COUNT",
+                       &environment->restart_count),
+        std::make_pair("TORCHELASTIC_MAX_RESTARTS",
+                       &environment->max_restarts)}) {
+    if (!variables.Has(name)) continue;
+    FSDP_ASSIGN_OR_RETURN(*value, variables.Integer(name, 0, kMaxInt, source));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ReadTorchrun(const Variables& variables,
                           Environment* environment) {
   const bool launched = variables.Has("FSDP_LAUNCHER");
@@ -144,13 +159,14 @@ absl::Status ReadTorchrun(const Variables& variables,
         environment->listen_fd,
         variables.Integer("FSDP_LAUNCHER_LISTEN_FD", 0, kMaxInt, source));
   }
-  // Keys of an earlier attempt stay in the agent's store: torchrun numbers the
-  // attempts.
+  FSDP_RETURN_IF_ERROR(ReadRestarts(variables, environment));
+  // Keys of an earlier attempt may stay in the agent's store. torchrun numbers
+  // the attempts, but not where hosts have come or gone.
   if (!launched && variables.Value("TORCHELASTIC_USE_AGENT_STORE") == "True") {
     environment->agent_store = true;
-    environment->agent_store_prefix = absl::StrCat(
-        "/worker/attempt_",
-        variables.Find("TORCHELASTIC_RESTART_COUNT").value_or("0"));
+    environment->agent_store_prefix =
+        absl::StrCat("/worker/attempt_", environment->restart_count, "_of_",
+                     environment->world_size, "_ranks");
   }
   return absl::OkStatus();
 }

@@ -37,7 +37,8 @@ struct Environment {
   StartedBy started_by = StartedBy::kNobody;
 
   // The place is served by the launcher's own store (torchrun's agent), so
-  // that rank 0 is a client as well; keys begin with this prefix.
+  // that rank 0 is a client as well; keys begin with this prefix, which is
+  // another one after each restart and with another number of ranks.
   bool agent_store = false;
   std::string agent_store_prefix;
 
@@ -48,6 +49,11 @@ struct Environment {
   // A socket that already listens at the place and that rank 0 takes over; -1
   // where it has to open one.
   int listen_fd = -1;
+
+  // How often the job has been restarted, and may be: of torchrun and --ranks;
+  // of others 0.
+  int restart_count = 0;
+  int max_restarts = 0;
 
   // The network interface to use between hosts ("eth0"); empty: the one that
   // leads to master_addr.
@@ -64,7 +70,8 @@ using GetEnvironmentVariable = absl::FunctionRef<const char*(const char* name)>;
 // Reads the variables of the first of these that has started this process:
 //   torchrun  RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; LOCAL_RANK and
 //             LOCAL_WORLD_SIZE, which default to one rank per host;
-//             TORCHELASTIC_USE_AGENT_STORE. --ranks sets the same.
+//             TORCHELASTIC_USE_AGENT_STORE, TORCHELASTIC_RESTART_COUNT,
+//             TORCHELASTIC_MAX_RESTARTS. --ranks sets the same.
 //   Open MPI  OMPI_COMM_WORLD_{RANK,SIZE,LOCAL_RANK,LOCAL_SIZE}; MASTER_ADDR
 //             and MASTER_PORT, unless all ranks are on one host
 //   Slurm     SLURM_PROCID, SLURM_LOCALID; SLURM_STEP_NUM_TASKS or

@@ -110,8 +110,23 @@ TEST(EnvironmentTest, ReadsTorchrunsAgentStore) {
                              {"TORCHELASTIC_RESTART_COUNT", "2"},
                              {"GLOO_SOCKET_IFNAME", "eth1"}})));
   EXPECT_TRUE(environment.agent_store);
-  EXPECT_EQ(environment.agent_store_prefix, "/worker/attempt_2");
+  EXPECT_EQ(environment.agent_store_prefix, "/worker/attempt_2_of_8_ranks");
   EXPECT_EQ(environment.interface, "eth1");
+}
+
+TEST(EnvironmentTest, ReadsHowOftenTheJobWasRestarted) {
+  ASSERT_OK_AND_ASSIGN(
+      Environment environment,
+      Read(With(Torchrun(), {{"TORCHELASTIC_RESTART_COUNT", "2"},
+                             {"TORCHELASTIC_MAX_RESTARTS", "5"}})));
+  EXPECT_EQ(environment.restart_count, 2);
+  EXPECT_EQ(environment.max_restarts, 5);
+  ASSERT_OK_AND_ASSIGN(environment, Read(Torchrun()));
+  EXPECT_EQ(environment.restart_count, 0);
+  EXPECT_EQ(environment.max_restarts, 0);
+  EXPECT_THAT(Read(With(Torchrun(), {{"TORCHELASTIC_RESTART_COUNT", "-1"}})),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("TORCHELASTIC_RESTART_COUNT=-1")));
 }
 
 TEST(EnvironmentTest, ReadsTheLauncher) {

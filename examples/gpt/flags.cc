@@ -134,6 +134,20 @@ bool AbslParseFlag(absl::string_view text, Sharding* sharding,
   return false;
 }
 
+bool AbslParseFlag(absl::string_view text, RestartRanks* ranks,
+                   std::string* error) {
+  if (text != "same" && text != "fewer") {
+    *error = "expected same or fewer";
+    return false;
+  }
+  *ranks = text == "same" ? RestartRanks::kSame : RestartRanks::kFewer;
+  return true;
+}
+
+std::string AbslUnparseFlag(RestartRanks ranks) {
+  return ranks == RestartRanks::kSame ? "same" : "fewer";
+}
+
 bool AbslParseFlag(absl::string_view text, ComputeDtype* dtype,
                    std::string* error) {
   if (text != "fp32" && text != "bf16") {
@@ -250,6 +264,17 @@ ABSL_FLAG(bool, resume, gpt::TrainOptions().resume,
           "is none. With as many ranks as before, losses are those of an "
           "unbroken run, to the bit. Parameters and learning rate are the "
           "checkpoint's then. Not with --keep.");
+ABSL_FLAG(int, max_restarts, gpt::TrainOptions().max_restarts,
+          "With --save --resume, or --keep: start the ranks again when one has "
+          "failed, at most so often, to go on from the newest checkpoint. Not "
+          "when the run is told to stop, when it was asked for what cannot be "
+          "(exit code 2), or after three attempts in a row that have saved "
+          "nothing new. Under torchrun its own --max-restarts decides.");
+ABSL_FLAG(gpt::RestartRanks, restart_ranks, gpt::TrainOptions().restart_ranks,
+          "With --max-restarts: with as many ranks (same), or without those "
+          "that have failed (fewer): their batches are others then.");
+ABSL_FLAG(int, min_ranks, gpt::TrainOptions().min_ranks,
+          "With --restart-ranks=fewer: with fewer than this the run ends.");
 ABSL_FLAG(std::string, export, gpt::TrainOptions().export_dir,
           "Write the trained model to this new folder, as a Hugging Face model "
           "with a config.json. Not with --sharding=none on several ranks.");
@@ -318,6 +343,9 @@ absl::StatusOr<TrainOptions> ReadFlags() {
   options.save_async = absl::GetFlag(FLAGS_save_async);
   options.keep_last = absl::GetFlag(FLAGS_keep_last);
   options.resume = absl::GetFlag(FLAGS_resume);
+  options.max_restarts = absl::GetFlag(FLAGS_max_restarts);
+  options.restart_ranks = absl::GetFlag(FLAGS_restart_ranks);
+  options.min_ranks = absl::GetFlag(FLAGS_min_ranks);
   options.export_dir = ResolvePath(absl::GetFlag(FLAGS_export));
   options.trace = ResolvePath(absl::GetFlag(FLAGS_trace));
   options.trace_steps = absl::GetFlag(FLAGS_trace_steps);

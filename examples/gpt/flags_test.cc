@@ -56,6 +56,9 @@ TEST(FlagsTest, ReadsEveryFlag) {
                               "--nosave_async",
                               "--keep-last=17",
                               "--resume",
+                              "--max-restarts=18",
+                              "--restart-ranks=fewer",
+                              "--min-ranks=2",
                               "--export=x",
                               "--sample=14",
                               "--precision=bf16",
@@ -93,6 +96,9 @@ TEST(FlagsTest, ReadsEveryFlag) {
   EXPECT_FALSE(options.save_async);
   EXPECT_EQ(options.keep_last, 17);
   EXPECT_TRUE(options.resume);
+  EXPECT_EQ(options.max_restarts, 18);
+  EXPECT_EQ(options.restart_ranks, RestartRanks::kFewer);
+  EXPECT_EQ(options.min_ranks, 2);
   EXPECT_EQ(options.export_dir, "x");
   EXPECT_EQ(options.sample, 14);
   EXPECT_EQ(options.trace, "t");

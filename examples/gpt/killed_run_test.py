@@ -6,35 +6,25 @@ The program is this test's runfile examples/gpt/train, below the directory that 
 moment is drawn from is printed; the environment's KILLED_RUN_SEED has another one for all of them.
 """
 import collections
-import ctypes
-import hashlib
 import json
 import os
 import pathlib
 import random
 import re
-import signal
-import subprocess
 import tempfile
-import threading
 import time
 import unittest
 
-PROGRAM = "examples/gpt/train"
+import training_run
+from training_run import Run, committed_steps, sums
+
 KILLS = 20
 RANKS = 2
 SAVE_EVERY = 6  # steps
 STEPS_AFTER = 15  # of the last start, behind the newest checkpoint
 MODEL = ["--layers=3", "--dim=96", "--heads=2", "--seq=16", "--vocab=256", "--batch=2", "--threads=1", "--seed=3",
          "--warmup=0", "--sample=0", f"--ranks={RANKS}"]
-PR_SET_CHILD_SUBREAPER = 36
 BEFORE, DURING, BETWEEN = "before the first checkpoint", "during a save", "between two saves"
-
-
-def committed_steps(folder):
-    """The steps that there are checkpoints of, rising."""
-    names = os.listdir(folder) if folder.exists() else []
-    return sorted(int(name[5:]) for name in names if re.fullmatch(r"step-\d+", name))
 
 
 def unfinished(folder):
@@ -45,63 +35,6 @@ def unfinished(folder):
             if ".incomplete-" in entry.name:
                 found.add((entry.name, entry.inode()))
     return found
-
-
-def sums(checkpoint):
-    """The SHA-256 of its files, but of those of ranks, which have random states that no seed is given for, and of the
-    manifest, which has their checksums."""
-    return {str(path.relative_to(checkpoint)): hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in sorted(checkpoint.rglob("*"))
-            if path.is_file() and path.parent.name != "ranks" and path.name != "manifest.json"}
-
-
-class Run:
-    """A started program, whose output a thread reads."""
-
-    def __init__(self, flags):
-        self.began = time.monotonic()
-        self.process = subprocess.Popen([PROGRAM, *MODEL, *flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                        text=True)
-        self.output = ""
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self):
-        for line in self.process.stdout:
-            self.output += line
-
-    def ended(self):
-        return self.process.poll() is not None
-
-    def ranks(self):
-        """Their processes, which are groups of their own; by rank, as far as they have been started."""
-        pid = self.process.pid
-        try:
-            return [int(child) for child in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-        except OSError:
-            return []
-
-    def kill(self, victim):
-        """All of it, or one rank, after which the others end by themselves."""
-        ranks = self.ranks()
-        pids = [self.process.pid, *ranks] if victim is None else ranks[victim:victim + 1]
-        for pid in pids:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass  # with its launcher
-        return len(pids) > 0
-
-    def wait(self):
-        """Until nothing of it is left: what it has locked is free then."""
-        code = self.process.wait()
-        self._reader.join()
-        self.process.stdout.close()
-        while True:
-            try:
-                os.waitpid(-1, 0)  # orphans are this process's children
-            except ChildProcessError:
-                return code
 
 
 class Moment:
@@ -141,12 +74,8 @@ class KilledRunTest(unittest.TestCase):
         temporary = tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR"))
         self.addCleanup(temporary.cleanup)
         self.folder = pathlib.Path(temporary.name)
-        text = self.folder / "text"
-        draw = random.Random(1)
-        text.write_text("\n".join(" ".join(draw.choice("to be or not that is the question".split()) for _ in range(12))
-                                  for _ in range(2000)))
-        self.data = f"--data={text}"
-        self.assertEqual(ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), 0)
+        self.data = f"--data={training_run.write_text(self.folder)}"
+        training_run.adopt_orphans()
 
     def flags(self, save, *others):
         return [self.data, f"--save={save}", "--keep_last=3", "--resume", *others]
@@ -154,7 +83,7 @@ class KilledRunTest(unittest.TestCase):
     def finish(self, save, steps, *others):
         """Runs to the end; the losses of its steps."""
         report = self.folder / "report.json"
-        run = Run(self.flags(save, f"--steps={steps}", f"--json={report}", *others))
+        run = Run(MODEL + self.flags(save, f"--steps={steps}", f"--json={report}", *others))
         self.assertEqual(run.wait(), 0, run.output)
         return run.output, json.loads(report.read_text())["losses"]
 
@@ -162,7 +91,7 @@ class KilledRunTest(unittest.TestCase):
         """The phase in which it was killed."""
         left, steps = unfinished(save), committed_steps(save)
         # More steps than it can get to.
-        run = Run(self.flags(save, f"--save_every={SAVE_EVERY}", "--steps=1000000", moment.flag))
+        run = Run(MODEL + self.flags(save, f"--save_every={SAVE_EVERY}", "--steps=1000000", moment.flag))
         moment.wait_for(run, save, left)
         self.assertFalse(run.ended(), run.output)
         self.assertTrue(run.kill(moment.victim), run.output)

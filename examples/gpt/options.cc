@@ -67,6 +67,39 @@ absl::Status CheckSaving(const TrainOptions& options) {
       "--", flag, " without --save, which names the folder of checkpoints"));
 }
 
+// A run that is started again has to find what it had.
+absl::Status CheckRestarts(const TrainOptions& options) {
+  FSDP_RETURN_IF_ERROR(
+      CheckRange("max-restarts", options.max_restarts, 0, 1 << 20));
+  FSDP_RETURN_IF_ERROR(
+      CheckRange("min-ranks", options.min_ranks, 1, options.ranks));
+  const bool fewer = options.restart_ranks == RestartRanks::kFewer;
+  if (options.max_restarts == 0) {
+    if (!fewer && options.min_ranks == 1) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat(fewer ? "--restart-ranks=fewer" : "--min-ranks",
+                     " without --max-restarts, which says how often a run is "
+                     "started again"));
+  }
+  if (options.backend == Backend::kLocal && options.ranks > 1) {
+    return absl::InvalidArgumentError(
+        "--max-restarts with --backend=local: ranks that are threads of one "
+        "process end together; leave --backend away");
+  }
+  const bool keeps = options.offload.keep;
+  if (keeps && fewer) {
+    return absl::InvalidArgumentError(
+        "--restart-ranks=fewer with --keep, whose files are for one number of "
+        "ranks: --save --resume goes on with any");
+  }
+  if (!keeps && !options.resume) {
+    return absl::InvalidArgumentError(
+        "--max-restarts without --save and --resume, or --keep: there would be "
+        "nothing to go on from");
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status CheckOptions(const TrainOptions& options) {
@@ -86,6 +119,7 @@ absl::Status CheckOptions(const TrainOptions& options) {
       CheckRange("trace-steps", options.trace_steps, 1, 1 << 30));
   FSDP_RETURN_IF_ERROR(CheckDevice(options));
   FSDP_RETURN_IF_ERROR(CheckSaving(options));
+  FSDP_RETURN_IF_ERROR(CheckRestarts(options));
   if (options.sharding == Sharding::kNone &&
       options.precision != ComputeDtype::kFloat) {
     return absl::InvalidArgumentError(

@@ -27,6 +27,9 @@ enum class Device { kCpu, kCuda };
 enum class DeviceBackend { kAuto, kNccl, kStaged };
 // kNone: every rank on its own; the others as fsdp::ShardingStrategy.
 enum class Sharding { kFull, kGradients, kOptimizer, kReplicated, kNone };
+// With how many ranks a run is started again: as many, or without those that
+// have failed.
+enum class RestartRanks { kSame, kFewer };
 enum class ComputeDtype { kFloat, kBFloat16 };
 
 // The value of --data that asks for synthetic data.
@@ -61,6 +64,9 @@ struct TrainOptions {
   bool save_async = true;
   int64_t keep_last = 0;  // checkpoints; 0: all
   bool resume = false;
+  int max_restarts = 0;  // by the program that starts the ranks
+  RestartRanks restart_ranks = RestartRanks::kSame;
+  int min_ranks = 1;
   std::string export_dir;   // a new folder; empty: none
   std::string trace;        // likewise
   int64_t trace_steps = 5;  // the last ones

@@ -146,5 +146,50 @@ TEST(OptionsTest, NamesTheFlagThatIsOutOfRange) {
   EXPECT_THAT(CheckOptions(options), StatusIs(kInvalid, HasSubstr("--lr=nan")));
 }
 
+TEST(OptionsTest, RestartsNeedSomethingToGoOnFrom) {
+  TrainOptions options;
+  options.max_restarts = 3;
+  EXPECT_THAT(CheckOptions(options),
+              StatusIs(kInvalid, HasSubstr("nothing to go on from")));
+  options.save = "runs";
+  options.resume = true;
+  EXPECT_OK(CheckOptions(options));
+  options.restart_ranks = RestartRanks::kFewer;
+  EXPECT_OK(CheckOptions(options));
+  options.backend = Backend::kLocal;
+  EXPECT_THAT(CheckOptions(options),
+              StatusIs(kInvalid, HasSubstr("with --backend=local")));
+  options.ranks = 1;
+  EXPECT_OK(CheckOptions(options));
+  options.max_restarts = -1;
+  EXPECT_THAT(CheckOptions(options),
+              StatusIs(kInvalid, HasSubstr("--max-restarts=-1")));
+}
+
+TEST(OptionsTest, KeptFilesAreForOneNumberOfRanks) {
+  TrainOptions options;
+  options.max_restarts = 3;
+  options.offload.optimizer = fsdp::Tier::kSsd;
+  options.offload.keep = true;
+  EXPECT_OK(CheckOptions(options));
+  options.restart_ranks = RestartRanks::kFewer;
+  EXPECT_THAT(
+      CheckOptions(options),
+      StatusIs(kInvalid, HasSubstr("--restart-ranks=fewer with --keep")));
+}
+
+TEST(OptionsTest, FewerRanksAreForRestarts) {
+  TrainOptions options;
+  options.restart_ranks = RestartRanks::kFewer;
+  EXPECT_THAT(CheckOptions(options),
+              StatusIs(kInvalid, HasSubstr("--restart-ranks=fewer without")));
+  options.restart_ranks = RestartRanks::kSame;
+  options.min_ranks = 2;
+  EXPECT_THAT(CheckOptions(options),
+              StatusIs(kInvalid, HasSubstr("--min-ranks without")));
+  options.min_ranks = 3;
+  EXPECT_THAT(CheckOptions(options), StatusIs(kInvalid, HasSubstr("1 to 2")));
+}
+
 }  // namespace
 }  // namespace gpt

@@ -6,9 +6,11 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -23,6 +25,7 @@
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/model_files.h"
 #include "comm/agreement.h"
+#include "comm/scalars.h"
 #include "examples/gpt/checkpoints.h"
 #include "examples/gpt/count_data.h"
 #include "examples/gpt/device_batches.h"
@@ -71,9 +74,7 @@ class RankRun {
                           OpenCheckpoints(options_, context_.communicator));
     FSDP_RETURN_IF_ERROR(MakeModel());
     FSDP_RETURN_IF_ERROR(TrainModel());
-    if (!result_.stopped) {
-      FSDP_RETURN_IF_ERROR(ExportTrained(options_, *model_, communicator_));
-    }
+    if (!result_.stopped) FSDP_RETURN_IF_ERROR(Export());
     FSDP_RETURN_IF_ERROR(GatherPeakMemory());
     if (!result_.stopped) FSDP_RETURN_IF_ERROR(ValidateModel());
     FSDP_RETURN_IF_ERROR(Agree(PublishReport(), "writing the report"));
@@ -98,7 +99,9 @@ class RankRun {
   // Before anything takes time.
   absl::Status OpenOutputs() {
     if (!IsFirst()) return absl::OkStatus();
-    FSDP_RETURN_IF_ERROR(CheckExport(options_, communicator_.world_size()));
+    if (!context_.is_restarted) {
+      FSDP_RETURN_IF_ERROR(CheckExport(options_, communicator_.world_size()));
+    }
     if (!options_.json.empty()) {
       FSDP_ASSIGN_OR_RETURN(fsdp::OutputFile file,
                             fsdp::OutputFile::Open(options_.json));
@@ -109,6 +112,18 @@ class RankRun {
                           fsdp::OutputFile::Open(options_.trace));
     trace_.emplace(std::move(file));
     return absl::OkStatus();
+  }
+
+  // An attempt before this one may have come so far.
+  absl::Status Export() {
+    if (options_.export_dir.empty()) return absl::OkStatus();
+    std::error_code ignored;
+    const bool is_there = context_.is_restarted && IsFirst() &&
+                          std::filesystem::exists(options_.export_dir, ignored);
+    FSDP_ASSIGN_OR_RETURN(const double done,
+                          fsdp::comm::Max(communicator_, is_there ? 1 : 0));
+    if (done > 0) return absl::OkStatus();
+    return ExportTrained(options_, *model_, communicator_);
   }
 
   absl::Status CheckPrinted() const {

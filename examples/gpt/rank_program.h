@@ -32,6 +32,8 @@ struct RankContext {
   std::ostream* out = nullptr;
   std::optional<int> columns;
   std::function<bool()> stop_requested;
+  // The same job has run before, until a rank failed.
+  bool is_restarted = false;
 };
 
 // Trains, validates, samples, and reports. Collective. Cancelled when the ranks

@@ -2,9 +2,11 @@
 
 #include <c10/core/Device.h>
 
+#include <cstdint>
 #include <cstdlib>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -18,14 +20,18 @@
 #include "base/start_thread.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
+#include "checkpoint/newest_step.h"
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/communicator.h"
 #include "comm/inspection/inspection_signals.h"
 #include "comm/launcher/launcher.h"
+#include "comm/launcher/launcher_report.h"
 #include "comm/launcher/launcher_stop_request.h"
+#include "comm/launcher/restart_options.h"
 #include "comm/local/local_communicator.h"
 #include "comm/startup/environment.h"
 #include "comm/wrappers/recording_communicator.h"
+#include "examples/gpt/checkpoints.h"
 #include "examples/gpt/default_data.h"
 #include "examples/gpt/device_choice.h"
 #include "examples/gpt/flags.h"
@@ -59,6 +65,7 @@ struct Place {
   int ranks_on_host = 1;
   const StopRequest& stop;
   absl::StatusOr<std::shared_ptr<const TextCorpus>> corpus;
+  bool is_restarted = false;
 };
 
 // Runs one rank in this thread.
@@ -71,6 +78,7 @@ absl::Status RunOne(const TrainOptions& options, const Place& place,
   context.device = place.device;
   context.ranks_on_host = place.ranks_on_host;
   context.corpus = place.corpus;
+  context.is_restarted = place.is_restarted;
   context.out = &std::cout;
   context.columns = fsdp::comm::TerminalColumns();
   context.stop_requested = [&place] { return place.stop.requested(); };
@@ -133,8 +141,10 @@ absl::StatusOr<DeviceChoice> DeviceChoiceOf(const TrainOptions& options,
 // This process as the only rank, or as one of those that somebody has started.
 absl::Status RunProcess(const TrainOptions& options,
                         const Environment& environment, const StopRequest& stop,
-                        const std::string& argv0, const NcclOn& nccl_on) {
+                        const std::string& argv0, const NcclOn& nccl_on,
+                        const TrainHooks& hooks) {
   fsdp::comm::ConnectOptions connect;
+  if (hooks.connecting) hooks.connecting(connect);
   connect.backend = BackendOf(options);
   connect.stop_requested = [&stop] { return stop.requested(); };
   FSDP_ASSIGN_OR_RETURN(const DeviceChoice device,
@@ -146,8 +156,9 @@ absl::Status RunProcess(const TrainOptions& options,
   FSDP_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> communicator,
                         fsdp::comm::Connect(environment, connect));
   if (signals.ok()) (*signals)->Show(*communicator);
+  if (hooks.connected) communicator = hooks.connected(std::move(communicator));
   const Place place{device.device, environment.local_world_size, stop,
-                    ReadCorpus(options, argv0)};
+                    ReadCorpus(options, argv0), environment.restart_count > 0};
   return RunOne(options, place, std::move(communicator));
 }
 
@@ -158,10 +169,35 @@ int ExitCode(const absl::Status& status, const StopRequest& stop) {
              : fsdp::comm::ExitCodeOf(status);
 }
 
+fsdp::comm::RestartOptions RestartsOf(const TrainOptions& options) {
+  fsdp::comm::RestartOptions restarts;
+  restarts.max_restarts = options.max_restarts;
+  restarts.min_ranks = options.min_ranks;
+  if (options.restart_ranks == RestartRanks::kFewer) {
+    restarts.on_restart = fsdp::comm::RanksLeft;
+  }
+  if (options.save.empty()) return restarts;
+  restarts.progress = [folder = options.save]() -> int64_t {
+    const absl::StatusOr<std::optional<int64_t>> newest =
+        fsdp::checkpoint::NewestStep(folder);
+    return newest.ok() ? newest->value_or(-1) : -1;
+  };
+  return restarts;
+}
+
 // Starts this program once more for every rank.
 int Launch(const TrainOptions& options, int argc, char** argv) {
+  if (options.max_restarts > 0) {
+    // Restarted ranks take what is there for the job's own.
+    const absl::Status exportable = CheckExport(options, options.ranks);
+    if (!exportable.ok()) {
+      std::cerr << exportable << std::endl;
+      return fsdp::comm::ExitCodeOf(exportable);
+    }
+  }
   fsdp::comm::LaunchOptions launch;
   launch.ranks = options.ranks;
+  launch.restarts = RestartsOf(options);
   launch.argv.assign(argv, argv + argc);
   // Ranks that are told to end save before they do.
   if (!options.save.empty()) launch.stop_period = absl::Minutes(2);
@@ -171,13 +207,16 @@ int Launch(const TrainOptions& options, int argc, char** argv) {
     std::cerr << report.status() << std::endl;
     return EXIT_FAILURE;
   }
-  if (report->exit_code() != 0) std::cerr << report->ToString() << std::endl;
+  if (report->exit_code() != 0 || !report->failed_attempts.empty()) {
+    std::cerr << report->ToString() << std::endl;
+  }
   return report->exit_code();
 }
 
 }  // namespace
 
-int TrainProgram(int argc, char** argv, const NcclOn& nccl_on) {
+int TrainProgram(int argc, char** argv, const NcclOn& nccl_on,
+                 const TrainHooks& hooks) {
   const fsdp::FileSizeErrors errors;
   absl::SetProgramUsageMessage(
       "Trains a byte-level GPT with Fully Sharded Data Parallel.\n\n"
@@ -188,20 +227,21 @@ int TrainProgram(int argc, char** argv, const NcclOn& nccl_on) {
   for (const absl::Status& status : {options.status(), environment.status()}) {
     if (status.ok()) continue;
     std::cerr << status << std::endl;
-    return EXIT_FAILURE;
+    return fsdp::comm::ExitCodeOf(status);
   }
-  const bool is_alone = options->ranks == 1;
+  const bool is_alone = options->ranks == 1 && options->max_restarts == 0;
   const bool is_rank =
       environment->started_by != fsdp::comm::StartedBy::kNobody ||
       (options->device == Device::kCuda && is_alone);
-  const bool threads = options->backend == Backend::kLocal ||
-                       (options->backend == Backend::kAuto && is_alone);
+  const bool threads = options->max_restarts == 0 &&
+                       (options->backend == Backend::kLocal ||
+                        (options->backend == Backend::kAuto && is_alone));
   if (!is_rank && !threads) return Launch(*options, argc, argv);
   const StopRequest stop;
-  return ExitCode(
-      is_rank ? RunProcess(*options, *environment, stop, argv[0], nccl_on)
-              : RunThreads(*options, stop, argv[0]),
-      stop);
+  return ExitCode(is_rank ? RunProcess(*options, *environment, stop, argv[0],
+                                       nccl_on, hooks)
+                          : RunThreads(*options, stop, argv[0]),
+                  stop);
 }
 
 }  // namespace gpt

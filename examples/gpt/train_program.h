@@ -2,12 +2,27 @@
 #ifndef EXAMPLES_GPT_TRAIN_PROGRAM_H_
 #define EXAMPLES_GPT_TRAIN_PROGRAM_H_
 
+#include <functional>
+#include <memory>
+
+#include "comm/bootstrap/bootstrap.h"
+#include "comm/communicator.h"
 #include "examples/gpt/device_choice.h"
 
 namespace gpt {
 
+// What programs for tests do otherwise; each may be empty. Of ranks that are
+// processes.
+struct TrainHooks {
+  std::function<void(fsdp::comm::ConnectOptions&)> connecting;
+  std::function<std::unique_ptr<fsdp::comm::Communicator>(
+      std::unique_ptr<fsdp::comm::Communicator>)>
+      connected;
+};
+
 // What main() does, with NCCL where `nccl_on` is not empty. The exit code.
-int TrainProgram(int argc, char** argv, const NcclOn& nccl_on);
+int TrainProgram(int argc, char** argv, const NcclOn& nccl_on,
+                 const TrainHooks& hooks = {});
 
 }  // namespace gpt
 

@@ -1,0 +1,88 @@
+// Runs the ranks of one attempt to their end.
+#ifndef COMM_LAUNCHER_LAUNCHER_SUPERVISOR_H_
+#define COMM_LAUNCHER_LAUNCHER_SUPERVISOR_H_
+
+#include <cstddef>
+#include <set>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "comm/launcher/launcher_process.h"
+#include "comm/launcher/launcher_report.h"
+#include "comm/launcher/output_pump.h"
+#include "comm/launcher/signal_queue.h"
+
+namespace fsdp::comm {
+
+// On one thread and one poll(). Ends the ranks when one fails or the launcher
+// is told to end.
+class Supervisor {
+ public:
+  // Of the same names as in LaunchOptions.
+  struct Options {
+    absl::Duration grace_period;
+    absl::Duration stop_period;
+    absl::Duration terminate_period;
+    int stdout_fd = 1;
+    int stderr_fd = 2;
+  };
+
+  // `signals` outlives it.
+  Supervisor(const Options& options, SignalQueue* signals,
+             std::vector<ChildProcess> children);
+
+  // Returns once all ranks have ended and what they have printed is written, or
+  // nobody is waited for that does not read it. To be called once.
+  void Run();
+
+  // Has a line written behind the ranks' output, after Run().
+  void Say(absl::string_view text);
+
+  LaunchAttempt attempt() const;
+  int interrupt_signal() const { return interrupt_signal_; }  // 0: none
+  int output_errno() const { return output_.error(); }
+
+ private:
+  // How far the launcher has gone to end the ranks.
+  enum class Phase { kRunning, kGrace, kTerminating, kKilled };
+
+  // Why a rank may have failed; of two the greater one explains the other.
+  enum class Reason {
+    kEcho,      // it has been told of another rank's failure, and says so
+    kDecision,  // it ended by itself
+    kVictim,    // it was killed
+  };
+
+  size_t alive() const { return children_.size() - reaped_; }
+  void WaitForReader();
+  void End(int signal);
+  void Signal(int signal);
+  void HandleSignals();
+  void OnSignal(int signal);
+  void Escalate();
+  void Kill();
+  void Reap();
+  void OnFailure(int rank);
+  Reason ReasonOf(int rank) const;
+
+  const Options options_;
+  SignalQueue* const signals_;
+  std::vector<ChildProcess> children_;  // by rank
+  size_t reaped_ = 0;
+  OutputPump output_;
+  bool gives_output_up_ = false;
+  std::vector<RankEnd> ranks_;
+  int first_failed_rank_ = -1;
+  int interrupt_signal_ = 0;
+  Phase phase_ = Phase::kRunning;
+  std::set<int> sent_signals_;                    // to end the ranks
+  absl::Time deadline_ = absl::InfiniteFuture();  // of the phase
+  absl::Time first_failure_ = absl::InfinitePast();
+  const absl::Time start_;
+  absl::Time end_ = absl::InfinitePast();
+};
+
+}  // namespace fsdp::comm
+
+#endif  // COMM_LAUNCHER_LAUNCHER_SUPERVISOR_H_

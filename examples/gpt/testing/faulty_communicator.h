@@ -1,0 +1,20 @@
+// A communicator in whose operations a rank meets its fault.
+#ifndef EXAMPLES_GPT_TESTING_FAULTY_COMMUNICATOR_H_
+#define EXAMPLES_GPT_TESTING_FAULTY_COMMUNICATOR_H_
+
+#include <memory>
+
+#include "comm/communicator.h"
+#include "examples/gpt/testing/fault_plan.h"
+
+namespace gpt {
+
+// The trainer's all-reduce of "loss" ends a step. When the fault comes, a line
+// goes to standard error first: "injected kill into step 3 at
+// 1763900000.123456", the time by the clock of the host.
+std::unique_ptr<fsdp::comm::Communicator> WithFault(
+    std::unique_ptr<fsdp::comm::Communicator> base, const Fault& fault);
+
+}  // namespace gpt
+
+#endif  // EXAMPLES_GPT_TESTING_FAULTY_COMMUNICATOR_H_

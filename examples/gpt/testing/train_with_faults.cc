@@ -1,0 +1,64 @@
+// examples/gpt:train in which something goes wrong, for tests of what happens
+// then. The environment says what:
+//   GPT_FAULT_PLAN       fault_plan.h
+//   GPT_TIMEOUT_S        ConnectOptions::timeout
+//   GPT_CONNECT_TIMEOUT_S
+#include <cstdlib>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/numbers.h"
+#include "absl/time/time.h"
+#include "comm/bootstrap/bootstrap.h"
+#include "comm/communicator.h"
+#include "examples/gpt/testing/fault_plan.h"
+#include "examples/gpt/testing/faulty_communicator.h"
+#include "examples/gpt/train_program.h"
+
+namespace gpt {
+namespace {
+
+const char* Variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+void ReadSeconds(const char* name, absl::Duration* duration) {
+  int seconds = 0;
+  if (absl::SimpleAtoi(Variable(name), &seconds)) {
+    *duration = absl::Seconds(seconds);
+  }
+}
+
+int Main(int argc, char** argv) {
+  const absl::StatusOr<std::vector<Fault>> plan =
+      ParseFaultPlan(Variable("GPT_FAULT_PLAN"));
+  if (!plan.ok()) {
+    std::cerr << plan.status() << std::endl;
+    return 2;
+  }
+  TrainHooks hooks;
+  hooks.connecting = [](fsdp::comm::ConnectOptions& options) {
+    ReadSeconds("GPT_TIMEOUT_S", &options.timeout);
+    ReadSeconds("GPT_CONNECT_TIMEOUT_S", &options.connect_timeout);
+  };
+  hooks.connected = [&plan](std::unique_ptr<fsdp::comm::Communicator> ranks) {
+    int restart = 0;
+    if (!absl::SimpleAtoi(Variable("TORCHELASTIC_RESTART_COUNT"), &restart)) {
+      restart = 0;
+    }
+    const std::optional<Fault> fault = FaultOf(*plan, restart, ranks->rank());
+    return fault.has_value() ? WithFault(std::move(ranks), *fault)
+                             : std::move(ranks);
+  };
+  return TrainProgram(argc, argv, /*nccl_on=*/nullptr, hooks);
+}
+
+}  // namespace
+}  // namespace gpt
+
+int main(int argc, char** argv) { return gpt::Main(argc, argv); }
