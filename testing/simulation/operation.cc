@@ -30,6 +30,15 @@ uint64_t Hash(uint64_t hash, const char* data, size_t bytes) {
   return hash;
 }
 
+// Null where there is none any more, which the storage may say by throwing.
+const char* DataOf(const c10::StorageImpl& storage) {
+  try {
+    return static_cast<const char*>(storage.data());
+  } catch (const c10::Error&) {
+    return nullptr;
+  }
+}
+
 bool TakesAtStart(const OperationContext& context) {
   switch (context.options->moves) {
     case Moves::kAtStart:
@@ -65,7 +74,7 @@ void Operation::CheckMemory(int rank, const Memory& memory) {
   if (memory.bytes == 0) return;
   const c10::StorageImpl& storage =
       *memory.tensor.storage().unsafeGetStorageImpl();
-  const char* const begin = static_cast<const char*>(storage.data());
+  const char* const begin = DataOf(storage);
   if (begin != nullptr && memory.data >= begin &&
       memory.data + memory.bytes <= begin + storage.nbytes()) {
     return;
@@ -135,6 +144,7 @@ void Operation::Enter(int rank, const comm::Call& call, comm::ReduceOp op,
 }
 
 void Operation::Cancel(int rank) {
+  if (!all_entered()) never_ends_ = true;
   sides_[rank].cancelled = true;
   sides_[rank].out.tensor = at::Tensor();
   sides_[rank].in.tensor = at::Tensor();
@@ -149,7 +159,9 @@ bool Operation::Reads(int reader, int source) const {
 }
 
 bool Operation::CanLaunch(int rank) const {
-  if (!sides_[rank].call.has_value() || sides_[rank].launched) return false;
+  if (!sides_[rank].call.has_value() || sides_[rank].launched || never_ends_) {
+    return false;
+  }
   const bool is_broadcast =
       sides_[rank].call->collective == Collective::kBroadcast;
   if (!is_broadcast || !context_.options->root_ends_early) {
@@ -256,11 +268,15 @@ void Operation::ReadFor(int rank) {
   }
 }
 
-// In memory that all ranks see at once, the inputs are the output.
+// In memory that all ranks see at once, the inputs may be the output.
 bool Operation::IsThereAlready(const Side& side) const {
-  return side.call->collective == Collective::kAllGather && IsSlice(side) &&
-         !context_.options->late_visibility &&
-         context_.memories->Contains(side.out.data);
+  if (side.call->collective != Collective::kAllGather) return false;
+  const char* place = side.out.data;
+  for (const Side& source : sides_) {
+    if (source.in.data != place) return false;
+    place += source.in.bytes;
+  }
+  return true;
 }
 
 void Operation::WriteTo(int rank, const std::vector<char>& result) {

@@ -111,6 +111,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
   const bool reads_at_end_;
   std::vector<Side> sides_;
   size_t entered_ = 0;
+  bool never_ends_ = false;  // a rank was cancelled before all had called
   comm::ReduceOp op_ = comm::ReduceOp::kSum;
   int root_ = 0;
 };
