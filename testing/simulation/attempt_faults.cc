@@ -1,0 +1,187 @@
+#include "testing/simulation/attempt_faults.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "testing/simulation/rank_training.h"
+
+namespace fsdp::simulation {
+namespace {
+
+bool IsOfEvents(FaultKind kind) {
+  switch (kind) {
+    case FaultKind::kThrow:
+    case FaultKind::kDiskFull:
+    case FaultKind::kDiskError:
+    case FaultKind::kSsdError:
+    case FaultKind::kSsdTorn:
+      return false;
+    default:
+      return true;
+  }
+}
+
+}  // namespace
+
+AttemptFaults::AttemptFaults(Simulation& simulation, Network& network,
+                             const Attempt& attempt)
+    : simulation_(simulation),
+      network_(network),
+      attempt_(attempt),
+      happened_(attempt.faults.size(), false) {
+  simulation_.set_on_event(
+      [this](int process, int64_t number) { OnEvent(process, number); });
+}
+
+AttemptFaults::~AttemptFaults() { simulation_.set_on_event(nullptr); }
+
+void AttemptFaults::Plant(int rank, DiskView& disk, SimulatedSsd& ssd) {
+  for (const Fault& fault : attempt_.faults) {
+    if (fault.rank != rank) continue;
+    switch (fault.kind) {
+      case FaultKind::kDiskFull:
+        disk.Fail(fault.at, ENOSPC, /*for_good=*/true);
+        break;
+      case FaultKind::kDiskError:
+        disk.Fail(fault.at, EIO, /*for_good=*/false);
+        break;
+      case FaultKind::kSsdError:
+        ssd.Fail(fault.at);
+        break;
+      case FaultKind::kSsdTorn:
+        ssd.Tear(fault.at);
+        break;
+      default:
+        break;
+    }
+  }
+}
+
+std::optional<int64_t> AttemptFaults::ThrowsAt(int rank) const {
+  for (const Fault& fault : attempt_.faults) {
+    if (fault.rank == rank && fault.kind == FaultKind::kThrow) return fault.at;
+  }
+  return std::nullopt;
+}
+
+void AttemptFaults::Collect(int rank, const DiskView& disk,
+                            const SimulatedSsd& ssd,
+                            std::optional<int64_t> thrown_at) {
+  for (size_t i = 0; i < happened_.size(); ++i) {
+    const Fault& fault = attempt_.faults[i];
+    if (fault.rank != rank || IsOfEvents(fault.kind)) continue;
+    const bool is_disk = fault.kind == FaultKind::kDiskFull ||
+                         fault.kind == FaultKind::kDiskError;
+    const std::optional<int64_t> at = fault.kind == FaultKind::kThrow
+                                          ? thrown_at
+                                      : is_disk ? disk.failed_at()
+                                                : ssd.failed_at();
+    happened_[i] = at.has_value();
+    if (at.has_value()) last_ = std::max(last_, absl::Nanoseconds(*at));
+  }
+}
+
+void AttemptFaults::OnEvent(int rank, int64_t number) {
+  for (size_t i = 0; i < happened_.size(); ++i) {
+    const Fault& fault = attempt_.faults[i];
+    if (happened_[i] || fault.rank != rank || fault.at != number) continue;
+    if (!IsOfEvents(fault.kind)) continue;
+    happened_[i] = true;
+    Trigger(fault);
+  }
+}
+
+void AttemptFaults::Trigger(const Fault& fault) {
+  absl::Duration lasts = absl::ZeroDuration();
+  switch (fault.kind) {
+    case FaultKind::kKill:
+    case FaultKind::kSilence:
+      simulation_.Kill(fault.rank);
+      network_.ProcessDied(fault.rank);
+      break;
+    case FaultKind::kLosePower:
+      for (int rank = 0; rank < attempt_.world_size; ++rank) {
+        simulation_.Kill(rank);
+      }
+      break;
+    case FaultKind::kStop:
+    case FaultKind::kLongStop:
+      simulation_.Stop(fault.rank, fault.duration);
+      lasts = fault.duration;
+      break;
+    case FaultKind::kSlow:
+      simulation_.Slow(fault.rank, 10);
+      break;
+    default:
+      simulation_.JumpClock(fault.duration);
+      lasts = std::max(fault.duration, -fault.duration);
+  }
+  last_ =
+      std::max(last_, absl::Nanoseconds(simulation_.elapsed_nanos()) + lasts);
+}
+
+std::vector<std::string> AttemptFaults::Happened() const {
+  std::vector<std::string> names;
+  for (size_t i = 0; i < happened_.size(); ++i) {
+    if (!happened_[i]) continue;
+    names.push_back(absl::StrCat("fault: ", ToString(attempt_.faults[i].kind)));
+  }
+  return names;
+}
+
+bool AttemptFaults::any() const {
+  return std::find(happened_.begin(), happened_.end(), true) != happened_.end();
+}
+
+bool AttemptFaults::any_that_may_fail() const {
+  for (size_t i = 0; i < happened_.size(); ++i) {
+    const FaultKind kind = attempt_.faults[i].kind;
+    if (kind == FaultKind::kStop || kind == FaultKind::kSlow) continue;
+    if (happened_[i]) return true;
+  }
+  return false;
+}
+
+bool AttemptFaults::power_is_lost() const {
+  for (size_t i = 0; i < happened_.size(); ++i) {
+    if (happened_[i] && attempt_.faults[i].kind == FaultKind::kLosePower) {
+      return true;
+    }
+  }
+  return false;
+}
+
+bool AttemptFaults::IsNamedBy(const absl::Status& status) const {
+  const absl::string_view text = status.message();
+  for (size_t i = 0; i < happened_.size(); ++i) {
+    const Fault& fault = attempt_.faults[i];
+    if (!happened_[i]) continue;
+    if (absl::StrContains(text, absl::StrCat("rank ", fault.rank))) return true;
+    switch (fault.kind) {
+      case FaultKind::kThrow:
+        if (absl::StrContains(text, kUsersError)) return true;
+        break;
+      case FaultKind::kClockJump:
+        if (absl::IsDeadlineExceeded(status)) return true;
+        break;
+      case FaultKind::kDiskFull:
+      case FaultKind::kDiskError:
+        if (absl::StrContains(text, "/run")) return true;
+        break;
+      case FaultKind::kSsdError:
+      case FaultKind::kSsdTorn:
+        if (absl::IsDataLoss(status) || absl::IsUnavailable(status))
+          return true;
+        break;
+      default:
+        break;
+    }
+  }
+  return false;
+}
+
+}  // namespace fsdp::simulation

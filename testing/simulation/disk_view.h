@@ -1,0 +1,61 @@
+// The disk of a simulation as one rank sees it.
+#ifndef TESTING_SIMULATION_DISK_VIEW_H_
+#define TESTING_SIMULATION_DISK_VIEW_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "checkpoint/files/file_system.h"
+#include "checkpoint/files/testing/forwarding_file_system.h"
+#include "testing/simulation/mutant.h"
+#include "testing/simulation/simulation.h"
+
+namespace fsdp::simulation {
+
+// Calls are events, take time, and fail when they are to; those of a dead
+// process reach nothing.
+class DiskView : public checkpoint::testing::ForwardingFileSystem {
+ public:
+  DiskView(Simulation& simulation, checkpoint::FileSystem& disk, int process,
+           Mutant mutant)
+      : ForwardingFileSystem(disk),
+        simulation_(simulation),
+        process_(process),
+        mutant_(mutant) {}
+
+  // Change number `call` of this rank, from 0, and all after it if `for_good`,
+  // fail with `error`, an errno.
+  void Fail(int64_t call, int error, bool for_good);
+  // Simulation::elapsed_nanos() when the first one has.
+  std::optional<int64_t> failed_at() const { return failed_at_; }
+
+  absl::StatusOr<std::unique_ptr<checkpoint::File>> OpenForWriting(
+      const std::string& path, checkpoint::Caching caching) override;
+  absl::Status SyncFolder(const std::string& path) override;
+
+ private:
+  class LyingFile;
+
+  absl::Status BeforeChange(absl::string_view what,
+                            const std::string& path) override;
+  absl::Status BeforeReading(const std::string& path) override;
+
+  Simulation& simulation_;
+  const int process_;
+  const Mutant mutant_;
+  bool is_late_write_ = false;
+  int64_t changes_ = 0;
+  int64_t fails_at_ = -1;
+  int error_ = 0;
+  bool for_good_ = false;
+  std::optional<int64_t> failed_at_;
+};
+
+}  // namespace fsdp::simulation
+
+#endif  // TESTING_SIMULATION_DISK_VIEW_H_

@@ -1,0 +1,137 @@
+#include "testing/simulation/mutant.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "comm/fence.h"
+#include "comm/work.h"
+#include "comm/wrappers/forwarding_communicator.h"
+
+namespace fsdp::simulation {
+namespace {
+
+using comm::Communicator;
+using comm::ReduceOp;
+using comm::Work;
+using StartedWork = absl::StatusOr<std::unique_ptr<Work>>;
+
+class MutantWork final : public Work {
+ public:
+  MutantWork(std::unique_ptr<Work> base, Mutant mutant, bool waits)
+      : base_(std::move(base)), mutant_(mutant), waits_(waits) {}
+
+  absl::Status Wait(absl::Time deadline) override {
+    if (!waits_) return absl::OkStatus();
+    if (mutant_ == Mutant::kNoDeadlines) deadline += absl::Hours(10);
+    const absl::Status status = mutant_ == Mutant::kNoInputWait
+                                    ? base_->WaitForResult(deadline)
+                                    : base_->Wait(deadline);
+    return mutant_ == Mutant::kNoErrors ? absl::OkStatus() : status;
+  }
+  absl::Status WaitForResult(absl::Time deadline) override {
+    if (!waits_ || mutant_ != Mutant::kNone) return Wait(deadline);
+    return base_->WaitForResult(deadline);
+  }
+  absl::Status BlockCurrentStream() override {
+    return waits_ ? base_->BlockCurrentStream() : absl::OkStatus();
+  }
+
+ private:
+  const std::unique_ptr<Work> base_;
+  const Mutant mutant_;
+  const bool waits_;
+};
+
+class NoFence final : public comm::Fence {
+ public:
+  explicit NoFence(std::unique_ptr<comm::Fence> base)
+      : base_(std::move(base)) {}
+
+  void Arrive() override { base_->Arrive(); }
+  absl::Status Wait(absl::Time) override { return absl::OkStatus(); }
+
+ private:
+  const std::unique_ptr<comm::Fence> base_;
+};
+
+class MutantCommunicator final : public comm::ForwardingCommunicator {
+ public:
+  MutantCommunicator(std::unique_ptr<Communicator> base, Mutant mutant)
+      : ForwardingCommunicator(std::move(base)), mutant_(mutant) {}
+
+  absl::StatusOr<comm::CommonMemory> AllocateCommon(int64_t bytes) override {
+    FSDP_ASSIGN_OR_RETURN(comm::CommonMemory memory,
+                          base().AllocateCommon(bytes));
+    if (mutant_ == Mutant::kNoFenceWait) {
+      memory.fence = std::make_unique<NoFence>(std::move(memory.fence));
+    }
+    return memory;
+  }
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
+                                                      int key) override {
+    FSDP_ASSIGN_OR_RETURN(auto part, base().Split(color, key));
+    return Mutate(std::move(part), mutant_);
+  }
+
+ protected:
+  StartedWork DoAllGather(const at::Tensor& out, const at::Tensor& in,
+                          absl::string_view label) override {
+    return Wrap(base().AllGather(out, in, label), Mutant::kNoGatherWait);
+  }
+  StartedWork DoReduceScatter(const at::Tensor& out, const at::Tensor& in,
+                              ReduceOp op, absl::string_view label) override {
+    return Wrap(base().ReduceScatter(out, in, op, label),
+                Mutant::kNoReduceWait);
+  }
+  StartedWork DoReduceScatterScaled(const at::Tensor& out, const at::Tensor& in,
+                                    comm::ScaledSum sum,
+                                    absl::string_view label) override {
+    return Wrap(base().ReduceScatterScaled(out, in, sum, label),
+                Mutant::kNoReduceWait);
+  }
+  StartedWork DoAllReduce(const at::Tensor& tensor, ReduceOp op,
+                          absl::string_view label) override {
+    return Wrap(base().AllReduce(tensor, op, label), Mutant::kNone);
+  }
+  StartedWork DoBroadcast(const at::Tensor& tensor, int root,
+                          absl::string_view label) override {
+    return Wrap(base().Broadcast(tensor, root, label),
+                Mutant::kNoBroadcastWait);
+  }
+
+ private:
+  // `forgets`: the mutant that does not wait for it.
+  StartedWork Wrap(StartedWork work, Mutant forgets) const {
+    FSDP_RETURN_IF_ERROR(work.status());
+    return std::make_unique<MutantWork>(
+        *std::move(work), mutant_,
+        mutant_ == Mutant::kNone || mutant_ != forgets);
+  }
+
+  const Mutant mutant_;
+};
+
+}  // namespace
+
+const char* ToString(Mutant mutant) {
+  constexpr const char* kNames[] = {
+      "none",          "no gather wait", "no reduce wait", "no broadcast wait",
+      "no input wait", "no fence wait",  "no errors",      "no deadlines",
+      "no sync",       "no folder sync", "late writes"};
+  return kNames[static_cast<int>(mutant)];
+}
+
+std::unique_ptr<Communicator> Mutate(std::unique_ptr<Communicator> base,
+                                     Mutant mutant) {
+  if (mutant == Mutant::kNone) return base;
+  return std::make_unique<MutantCommunicator>(std::move(base), mutant);
+}
+
+}  // namespace fsdp::simulation

@@ -1,0 +1,334 @@
+#include "testing/simulation/operation.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "testing/simulation/arithmetic.h"
+
+namespace fsdp::simulation {
+namespace {
+
+using ::fsdp::comm::Collective;
+
+constexpr int kPoison = 0xFF;  // NaN of every floating-point dtype
+
+uint64_t Hash(uint64_t hash, const char* data, size_t bytes) {
+  for (; bytes >= sizeof(uint64_t); bytes -= sizeof(uint64_t)) {
+    uint64_t word = 0;
+    std::memcpy(&word, data, sizeof(word));
+    hash = (hash ^ word) * 0x9E3779B97F4A7C15U;
+    hash ^= hash >> 29;
+    data += sizeof(word);
+  }
+  for (size_t i = 0; i < bytes; ++i) {
+    hash = (hash ^ static_cast<unsigned char>(data[i])) * 1099511628211U;
+  }
+  return hash;
+}
+
+// Null where there is none any more, which the storage may say by throwing.
+const char* DataOf(const c10::StorageImpl& storage) {
+  try {
+    return static_cast<const char*>(storage.data());
+  } catch (const c10::Error&) {
+    return nullptr;
+  }
+}
+
+bool TakesAtStart(const OperationContext& context) {
+  switch (context.options->moves) {
+    case Moves::kAtStart:
+      return true;
+    case Moves::kAtEnd:
+      return false;
+    default:
+      return context.simulation->Chance(250);
+  }
+}
+
+bool ReadsAtEnd(const OperationContext& context) {
+  return context.options->moves == Moves::kAtEnd ||
+         context.simulation->Chance(400);
+}
+
+}  // namespace
+
+Operation::Operation(OperationContext context, int64_t sequence)
+    : context_(std::move(context)),
+      sequence_(sequence),
+      takes_at_start_(TakesAtStart(context_)),
+      reads_at_end_(ReadsAtEnd(context_)),
+      sides_(context_.processes.size()) {}
+
+Operation::Memory Operation::MemoryOf(const at::Tensor& tensor) {
+  if (!tensor.defined()) return {};
+  return {tensor, static_cast<char*>(tensor.mutable_data_ptr()),
+          tensor.nbytes()};
+}
+
+void Operation::CheckMemory(int rank, const Memory& memory) {
+  if (memory.bytes == 0) return;
+  const c10::StorageImpl& storage =
+      *memory.tensor.storage().unsafeGetStorageImpl();
+  const char* const begin = DataOf(storage);
+  if (begin != nullptr && memory.data >= begin &&
+      memory.data + memory.bytes <= begin + storage.nbytes()) {
+    return;
+  }
+  context_.simulation->Violation(absl::StrCat(
+      "rank ", rank, " has given up memory of ",
+      comm::Name(*sides_[rank].call, sequence_), " before that was done"));
+  Cancel(rank);
+}
+
+// `out` and `in` share memory.
+bool Operation::IsSlice(const Side& side) {
+  return side.out.data < side.in.data + side.in.bytes &&
+         side.in.data < side.out.data + side.out.bytes;
+}
+
+void Operation::Poison(Side& side) {
+  if (side.out.bytes == 0 || context_.memories->Contains(side.out.data)) return;
+  const bool is_gather = side.call->collective == Collective::kAllGather;
+  const bool receives = side.call->collective == Collective::kBroadcast &&
+                        side.reads == 0 && &side != &sides_[root_];
+  if (receives) std::memset(side.out.data, kPoison, side.out.bytes);
+  if (side.in_place || (IsSlice(side) && !is_gather)) return;
+  const std::vector<char> own(side.in.data, side.in.data + side.in.bytes);
+  std::memset(side.out.data, kPoison, side.out.bytes);
+  if (IsSlice(side)) std::memcpy(side.in.data, own.data(), own.size());
+}
+
+// Without what is also to be written.
+uint64_t Operation::HashInput(int rank) const {
+  const Side& side = sides_[rank];
+  const char* const begin = side.in.data;
+  const char* const end = begin + side.in.bytes;
+  if (side.in_place || side.call->collective == Collective::kAllGather ||
+      !IsSlice(side)) {
+    return Hash(1, begin, side.in.bytes);
+  }
+  const uint64_t first = Hash(1, begin, side.out.data - begin);
+  const char* const rest = side.out.data + side.out.bytes;
+  return Hash(first, rest, end - rest);
+}
+
+void Operation::Enter(int rank, const comm::Call& call, comm::ReduceOp op,
+                      int root, Buffers buffers) {
+  op_ = op;
+  root_ = root;
+  Side& side = sides_[rank];
+  side.call = call;
+  side.out = MemoryOf(buffers.out);
+  side.in = MemoryOf(buffers.in);
+  side.scaled = buffers.scaled;
+  side.in_place = side.in.data == side.out.data &&
+                  side.in.bytes == side.out.bytes && side.in.bytes > 0;
+  side.before.assign(side.out.data, side.out.data + side.out.bytes);
+  side.clock = context_.memories->Release(context_.processes[rank]);
+  const bool sends_and_forgets = call.collective == Collective::kBroadcast &&
+                                 rank == root &&
+                                 context_.options->root_ends_early;
+  if (takes_at_start_ || sends_and_forgets) {
+    side.taken.assign(side.in.data, side.in.data + side.in.bytes);
+    side.reads = sides_.size();
+  }
+  Poison(side);
+  side.in_hash = HashInput(rank);
+  ++entered_;
+  LaunchAll();
+}
+
+void Operation::Cancel(int rank) {
+  if (!all_entered()) never_ends_ = true;
+  sides_[rank].cancelled = true;
+  sides_[rank].out.tensor = at::Tensor();
+  sides_[rank].in.tensor = at::Tensor();
+}
+
+void Operation::Lose(int rank) { sides_[rank].lost = true; }
+
+bool Operation::Reads(int reader, int source) const {
+  const bool from_root =
+      sides_[reader].call->collective == Collective::kBroadcast;
+  return from_root ? source == root_ : true;
+}
+
+bool Operation::CanLaunch(int rank) const {
+  if (!sides_[rank].call.has_value() || sides_[rank].launched || never_ends_) {
+    return false;
+  }
+  const bool is_broadcast =
+      sides_[rank].call->collective == Collective::kBroadcast;
+  if (!is_broadcast || !context_.options->root_ends_early) {
+    return all_entered();
+  }
+  return sides_[root_].call.has_value();
+}
+
+void Operation::LaunchAll() {
+  for (size_t rank = 0; rank < sides_.size(); ++rank) {
+    if (CanLaunch(static_cast<int>(rank))) Launch(static_cast<int>(rank));
+  }
+}
+
+// When this rank's result is read and written.
+void Operation::Launch(int rank) {
+  Simulation& simulation = *context_.simulation;
+  const NetworkOptions& options = *context_.options;
+  sides_[rank].launched = true;
+  absl::Duration whole = simulation.RandomDelay(options.slowest);
+  if (simulation.Chance(options.lost_per_mille)) whole += options.slowest * 10;
+  absl::Duration reads = whole;
+  if (!reads_at_end_) {
+    reads = absl::Nanoseconds(
+        simulation.Random(absl::ToInt64Nanoseconds(whole) + 1));
+  }
+  const std::shared_ptr<Operation> self = shared_from_this();
+  simulation.After(reads, [self, rank, rest = whole - reads] {
+    if (self->sides_[rank].cancelled) return;
+    for (size_t source = 0; source < self->sides_.size(); ++source) {
+      if (!self->Reads(rank, static_cast<int>(source))) continue;
+      const Side& side = self->sides_[source];
+      if (side.taken.empty() && side.in.bytes > 0 &&
+          (side.cancelled || side.lost)) {
+        return;  // never comes
+      }
+    }
+    const std::vector<char> result = self->Compute(rank);
+    if (self->sides_[rank].cancelled) return;
+    self->ReadFor(rank);
+    self->context_.simulation->After(
+        rest, [self, rank, result] { self->WriteTo(rank, result); });
+  });
+}
+
+const char* Operation::InputOf(int source, size_t offset) {
+  Side& side = sides_[source];
+  if (!side.taken.empty()) return side.taken.data() + offset;
+  CheckMemory(source, side.in);
+  return side.cancelled ? nullptr : side.in.data + offset;
+}
+
+std::vector<char> Operation::ComputeSum(int rank, size_t slot_bytes) {
+  const Side& side = sides_[rank];
+  std::vector<const char*> inputs;
+  for (size_t source = 0; source < sides_.size(); ++source) {
+    inputs.push_back(InputOf(static_cast<int>(source), rank * slot_bytes));
+    if (inputs.back() == nullptr) return {};
+  }
+  const at::ScalarType dtype = side.in.tensor.scalar_type();
+  const size_t bytes = slot_bytes == 0 ? side.in.bytes : slot_bytes;
+  std::vector<char> sum = ReduceInOrder(
+      dtype, op_, inputs,
+      static_cast<int64_t>(bytes / side.in.tensor.element_size()));
+  if (!side.scaled) return sum;
+  return ScaleInto(dtype, sum, *side.scaled, side.out.tensor.scalar_type(),
+                   side.before);
+}
+
+std::vector<char> Operation::Compute(int rank) {
+  const Side& side = sides_[rank];
+  if (side.out.bytes == 0) return {};
+  const size_t slot = side.in.bytes / sides_.size();
+  std::vector<char> result;
+  switch (side.call->collective) {
+    case Collective::kReduceScatter:
+      return ComputeSum(rank, slot);
+    case Collective::kAllReduce:
+      return ComputeSum(rank, 0);
+    case Collective::kBroadcast: {
+      const char* const data = InputOf(root_, 0);
+      if (data != nullptr) result.assign(data, data + side.out.bytes);
+      return result;
+    }
+    default:
+      break;
+  }
+  const bool gathers = side.call->collective == Collective::kAllGather;
+  const size_t bytes = gathers ? side.in.bytes : slot;
+  for (size_t source = 0; source < sides_.size(); ++source) {
+    const char* const data =
+        InputOf(static_cast<int>(source), gathers ? 0 : rank * slot);
+    if (data != nullptr) result.insert(result.end(), data, data + bytes);
+  }
+  return result;
+}
+
+void Operation::ReadFor(int rank) {
+  for (size_t source = 0; source < sides_.size(); ++source) {
+    Side& side = sides_[source];
+    if (!Reads(rank, static_cast<int>(source)) || !side.taken.empty()) continue;
+    ++side.reads;
+    MaybeDone(static_cast<int>(source));
+  }
+}
+
+// In memory that all ranks see at once, the inputs may be the output.
+bool Operation::IsThereAlready(const Side& side) const {
+  if (side.call->collective != Collective::kAllGather) return false;
+  const char* place = side.out.data;
+  for (const Side& source : sides_) {
+    if (source.in.data != place) return false;
+    place += source.in.bytes;
+  }
+  return true;
+}
+
+void Operation::WriteTo(int rank, const std::vector<char>& result) {
+  Side& side = sides_[rank];
+  if (side.cancelled) return;
+  CheckMemory(rank, side.out);
+  if (!side.cancelled) CheckMemory(rank, side.in);
+  if (side.cancelled) return;
+  if (HashInput(rank) != side.in_hash) {
+    context_.simulation->Violation(
+        absl::StrCat("rank ", rank, " has changed the input of ",
+                     comm::Name(*side.call, sequence_), " while that ran"));
+  }
+  const bool stays = side.in_place && side.reads < sides_.size();
+  if (stays && side.taken.empty()) side.taken = side.before;
+  if (!IsThereAlready(side)) {
+    std::copy(result.begin(), result.end(), side.out.data);
+  }
+  context_.memories->Delivered(context_.processes[rank], side.out.data,
+                               result.size());
+  side.in_hash = HashInput(rank);
+  side.has_result = true;
+  MaybeDone(rank);
+}
+
+void Operation::MaybeDone(int rank) {
+  Side& side = sides_[rank];
+  const bool is_broadcast = side.call->collective == Collective::kBroadcast;
+  const bool is_read = side.reads >= sides_.size() || !side.taken.empty() ||
+                       (is_broadcast && rank != root_);
+  if (!side.has_result || !is_read || side.done || side.cancelled) return;
+  CheckMemory(rank, side.in);
+  if (side.cancelled) return;
+  if (HashInput(rank) != side.in_hash) {
+    context_.simulation->Violation(absl::StrCat(
+        "rank ", rank, " has changed the input of ",
+        comm::Name(*side.call, sequence_), " before that was done"));
+  }
+  if (side.call->collective == Collective::kReduceScatter &&
+      context_.options->overwrites_inputs &&
+      !context_.memories->Contains(side.in.data)) {
+    const std::vector<char> kept(side.out.data, side.out.data + side.out.bytes);
+    std::memset(side.in.data, kPoison, side.in.bytes);
+    std::memcpy(side.out.data, kept.data(), kept.size());
+  }
+  side.done = true;
+}
+
+void Operation::Acquire(int rank) {
+  for (const Side& side : sides_) {
+    context_.memories->Acquire(context_.processes[rank], side.clock);
+  }
+}
+
+}  // namespace fsdp::simulation

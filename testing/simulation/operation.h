@@ -1,0 +1,121 @@
+// One collective of a simulated group: who has called, and when which bytes
+// move.
+#ifndef TESTING_SIMULATION_OPERATION_H_
+#define TESTING_SIMULATION_OPERATION_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/call.h"
+#include "comm/communicator.h"
+#include "testing/simulation/common_memories.h"
+#include "testing/simulation/network.h"
+#include "testing/simulation/simulation.h"
+
+namespace fsdp::simulation {
+
+// What one rank brings to a collective.
+struct Buffers {
+  at::Tensor out;
+  at::Tensor in;  // `out` where the collective is in place
+  std::optional<comm::ScaledSum> scaled;
+};
+
+// What an operation needs to know about its group.
+struct OperationContext {
+  Simulation* simulation;
+  const NetworkOptions* options;
+  CommonMemories* memories;
+  std::vector<int> processes;  // by rank
+};
+
+// Until it is done an operation owns its buffers: it fills what it will write
+// with what nobody should read, and whoever changes what it still reads is a
+// violation of the contract, as is memory that is given up.
+class Operation : public std::enable_shared_from_this<Operation> {
+ public:
+  Operation(OperationContext context, int64_t sequence);
+  Operation(const Operation&) = delete;
+  Operation& operator=(const Operation&) = delete;
+
+  // `call` of this rank, once. Starts what can be started.
+  void Enter(int rank, const comm::Call& call, comm::ReduceOp op, int root,
+             Buffers buffers);
+  // Moves nothing from or to this rank any more.
+  void Cancel(int rank);
+  // Nobody gets what this rank has not sent yet.
+  void Lose(int rank);
+
+  int64_t sequence() const { return sequence_; }
+  const std::optional<comm::Call>& call(int rank) const {
+    return sides_[rank].call;
+  }
+  bool has_result(int rank) const { return sides_[rank].has_result; }
+  bool is_done(int rank) const { return sides_[rank].done; }
+  bool all_entered() const { return entered_ == sides_.size(); }
+  // What this rank has to see when its call is done.
+  void Acquire(int rank);
+
+ private:
+  struct Memory {
+    at::Tensor tensor;
+    char* data = nullptr;
+    size_t bytes = 0;
+  };
+  struct Side {
+    std::optional<comm::Call> call;
+    Memory out;
+    Memory in;
+    std::optional<comm::ScaledSum> scaled;
+    bool in_place = false;  // `in` and `out` are one
+    uint64_t in_hash = 0;
+    std::vector<char> before;  // of `out`
+    std::vector<char> taken;   // `in`, where it was read at once
+    CommonMemories::Clock clock;
+    bool launched = false;
+    bool cancelled = false;
+    bool lost = false;
+    size_t reads = 0;  // ranks that have read `in`
+    bool has_result = false;
+    bool done = false;
+  };
+
+  static Memory MemoryOf(const at::Tensor& tensor);
+  // Whether what was given is still there.
+  void CheckMemory(int rank, const Memory& memory);
+  static bool IsSlice(const Side& side);
+  bool IsThereAlready(const Side& side) const;
+  void Poison(Side& side);
+  uint64_t HashInput(int rank) const;
+
+  bool CanLaunch(int rank) const;
+  void LaunchAll();
+  void Launch(int rank);
+  bool Reads(int reader, int source) const;
+  // The bytes of `source`'s input, from `offset` on.
+  const char* InputOf(int source, size_t offset);
+  std::vector<char> Compute(int rank);
+  std::vector<char> ComputeSum(int rank, size_t slot_bytes);
+  void ReadFor(int rank);
+  void WriteTo(int rank, const std::vector<char>& result);
+  void MaybeDone(int rank);
+
+  const OperationContext context_;
+  const int64_t sequence_;
+  const bool takes_at_start_;
+  const bool reads_at_end_;
+  std::vector<Side> sides_;
+  size_t entered_ = 0;
+  bool never_ends_ = false;  // a rank was cancelled before all had called
+  comm::ReduceOp op_ = comm::ReduceOp::kSum;
+  int root_ = 0;
+};
+
+}  // namespace fsdp::simulation
+
+#endif  // TESTING_SIMULATION_OPERATION_H_

@@ -1,0 +1,165 @@
+#include "testing/simulation/plain_training.h"
+
+#include <ATen/ops/equal.h>
+#include <torch/types.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "fsdp/testing/toy_model.h"
+#include "testing/simulation/optimizers.h"
+
+namespace fsdp::simulation {
+namespace {
+
+using ::fsdp::testing::Loss;
+using ::fsdp::testing::MakeNet;
+using ::fsdp::testing::NetImpl;
+using ::fsdp::testing::Rows;
+
+using Tensors = std::vector<at::Tensor>;
+
+class PlainRun {
+ public:
+  PlainRun(const Training& training, const NetworkOptions& network)
+      : t_(training),
+        network_(network),
+        net_(MakeNet(t_.dim, t_.blocks)),
+        master_(MakeNet(t_.dim, t_.blocks)) {
+    fsdp::testing::FillParameters(*master_, /*seed=*/3);
+    if (t_.bfloat16) net_->to(at::kBFloat16);
+    optimizer_ = MakeOptimizer(t_, master_->parameters());
+  }
+
+  Values Snapshot() const {
+    Values values;
+    for (const auto& item : master_->named_parameters()) {
+      values[item.key()] = item.value().detach().clone();
+    }
+    return values;
+  }
+
+  std::vector<std::vector<float>> Step(int step, int world_size) {
+    const torch::NoGradGuard no_grad;
+    const Tensors compute = net_->parameters();
+    Tensors master = master_->parameters();
+    for (size_t i = 0; i < master.size(); ++i) {
+      at::Tensor(compute[i]).copy_(master[i]);
+    }
+    std::vector<std::vector<float>> losses(t_.backwards);
+    std::vector<Tensors> whole(world_size);  // under NoSync, by rank
+    Tensors gradients;
+    for (int i = 0; i < t_.backwards; ++i) {
+      for (int rank = 0; rank < world_size; ++rank) {
+        float loss = 0;
+        const Tensors mine = Backward(step, i, rank, world_size, &loss);
+        losses[i].push_back(loss);
+        if (!t_.no_sync) whole[rank].clear();
+        AddTo(whole[rank], mine);
+      }
+      if (t_.no_sync && i + 1 < t_.backwards) continue;
+      AddTo(gradients, Mean(whole, world_size));
+    }
+    for (size_t i = 0; i < master.size(); ++i) {
+      master[i].mutable_grad() = gradients[i];
+    }
+    optimizer_->step();
+    return losses;
+  }
+
+ private:
+  static void AddTo(Tensors& sums, const Tensors& more) {
+    if (sums.empty()) sums.resize(more.size());
+    for (size_t i = 0; i < more.size(); ++i) {
+      sums[i] = sums[i].defined() ? sums[i] + more[i] : more[i];
+    }
+  }
+
+  // In float32, of one rank.
+  Tensors Backward(int step, int backward, int rank, int world_size,
+                   float* loss_value) {
+    const at::AutoGradMode with_grad(true);
+    const at::Tensor x = DataOf(t_, step, backward, rank, world_size);
+    const at::Tensor in = t_.bfloat16 ? x.to(at::kBFloat16) : x;
+    const at::Tensor loss =
+        Loss(net_->forward(in).to(at::kFloat), x) / t_.backwards;
+    *loss_value = loss.item<float>();
+    net_->zero_grad();
+    loss.backward();
+    Tensors gradients;
+    for (const at::Tensor& parameter : net_->parameters()) {
+      gradients.push_back(parameter.grad().to(at::kFloat).clone());
+    }
+    return gradients;
+  }
+
+  Tensors Mean(const std::vector<Tensors>& by_rank, int world_size) const {
+    const double divisor = t_.divide == 0 ? world_size : t_.divide;
+    const int row = world_size / t_.mesh_rows;
+    Tensors sums;
+    for (int begin = 0; begin < world_size; begin += row) {
+      Tensors row_sums;
+      for (int rank = begin; rank < begin + row; ++rank) {
+        Tensors scaled = by_rank[rank];
+        if (network_.prefers_scaled_inputs) Scale(scaled, 1 / divisor);
+        AddTo(row_sums, scaled);
+      }
+      AddTo(sums, row_sums);
+    }
+    if (!network_.prefers_scaled_inputs) Scale(sums, 1 / divisor);
+    return sums;
+  }
+
+  static void Scale(Tensors& tensors, double factor) {
+    for (at::Tensor& tensor : tensors) tensor = tensor * factor;
+  }
+
+  const Training t_;
+  const NetworkOptions network_;
+  const std::shared_ptr<NetImpl> net_;     // what computes
+  const std::shared_ptr<NetImpl> master_;  // what is trained
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;
+};
+
+}  // namespace
+
+at::Tensor DataOf(const Training& training, int step, int backward, int rank,
+                  int world_size) {
+  const int64_t part =
+      int64_t{step * training.backwards + backward} * world_size + rank;
+  return Rows(part * training.rows, training.rows, training.dim);
+}
+
+PlainRecord TrainPlain(const Training& training, const NetworkOptions& network,
+                       const std::vector<int>& world_sizes) {
+  PlainRecord record;
+  PlainRun run(training, network);
+  record.values.push_back(run.Snapshot());
+  for (size_t step = 0; step < world_sizes.size(); ++step) {
+    record.losses.push_back(
+        run.Step(static_cast<int>(step), world_sizes[step]));
+    record.values.push_back(run.Snapshot());
+  }
+  return record;
+}
+
+std::string FirstDifference(const Values& actual, const Values& expected) {
+  for (const auto& [name, value] : expected) {
+    const auto found = actual.find(name);
+    if (found == actual.end()) return absl::StrCat("there is no ", name);
+    const at::Tensor& other = found->second;
+    if (other.scalar_type() != value.scalar_type() ||
+        !at::equal(other, value)) {
+      return absl::StrCat(name, " is off by ",
+                          (other.to(at::kDouble) - value.to(at::kDouble))
+                              .abs()
+                              .max()
+                              .item<double>());
+    }
+  }
+  return actual.size() == expected.size() ? "" : "there is too much";
+}
+
+}  // namespace fsdp::simulation

@@ -1,0 +1,235 @@
+#include "testing/simulation/rank_training.h"
+
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "checkpoint/checkpointer.h"
+#include "checkpoint/run/run.h"
+#include "comm/mesh.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/options/options.h"
+#include "fsdp/options/wrap_policy.h"
+#include "fsdp/precision/mixed_precision.h"
+#include "fsdp/testing/toy_model.h"
+#include "offload/file_store.h"
+#include "testing/simulation/optimizers.h"
+#include "testing/simulation/simulated_net.h"
+#include "testing/simulation/simulation.h"
+
+namespace fsdp::simulation {
+namespace {
+
+using checkpoint::Checkpointer;
+using checkpoint::CheckpointerOptions;
+using checkpoint::TrainingRun;
+using offload::ParamStore;
+
+constexpr char kRoot[] = "/run";
+
+absl::Status Different(absl::string_view text) {
+  return absl::InternalError(absl::StrCat(kDiffers, text));
+}
+
+WrapPolicy PolicyOf(Wrap wrap) {
+  switch (wrap) {
+    case Wrap::kBlocks:
+      return WrapModules<SimulatedBlockImpl>();
+    case Wrap::kLinears:
+      return WrapModules<SimulatedBlockImpl, torch::nn::LinearImpl>();
+    default:
+      return nullptr;
+  }
+}
+
+class RankRun {
+ public:
+  RankRun(const RankWorld& world, RankReport* report)
+      : world_(world),
+        t_(world.scenario->training),
+        comm_(*world.communicator),
+        report_(*report) {}
+
+  absl::Status Run() {
+    FSDP_RETURN_IF_ERROR(Create());
+    int64_t start = -1;
+    if (checkpoints_ != nullptr) {
+      TrainingRun run = AsRun();
+      FSDP_ASSIGN_OR_RETURN(report_.loaded, checkpoints_->LoadLatest(run));
+      start = report_.loaded.value_or(-1);
+    }
+    expected_ = &world_.expected(start);
+    if (start >= 0) FSDP_RETURN_IF_ERROR(Compare(start, "what is loaded"));
+    for (int64_t step = std::max<int64_t>(start, 0); step < t_.steps; ++step) {
+      FSDP_RETURN_IF_ERROR(Step(static_cast<int>(step)));
+      FSDP_RETURN_IF_ERROR(MaybeSave(step + 1));
+    }
+    FSDP_RETURN_IF_ERROR(AwaitSave());
+    return Compare(t_.steps, "the result");
+  }
+
+ private:
+  absl::Status Create() {
+    std::vector<comm::MeshDimension> dimensions = {{"shard", -1}};
+    if (t_.mesh_rows > 1)
+      dimensions = {{"replicate", t_.mesh_rows}, {"shard", -1}};
+    FSDP_ASSIGN_OR_RETURN(
+        const comm::Mesh mesh,
+        comm::Mesh::Create(fsdp::testing::Unowned(comm_), dimensions));
+    FSDP_ASSIGN_OR_RETURN(
+        model_,
+        FullyShard(MakeSimulatedNet(t_.dim, t_.blocks), mesh, OptionsOf()));
+    optimizer_ = MakeOptimizer(t_, model_->Parameters());
+    if (t_.save_every == 0) return absl::OkStatus();
+    CheckpointerOptions options;
+    options.files = world_.disk;
+    options.timeout = absl::Seconds(20);
+    options.overwrite = true;
+    if (t_.keep_last > 0) options.keep_last = t_.keep_last;
+    if (t_.small_staging) options.staging_bytes = 256;
+    FSDP_ASSIGN_OR_RETURN(
+        checkpoints_,
+        Checkpointer::Open(kRoot, fsdp::testing::Unowned(comm_), options));
+    return absl::OkStatus();
+  }
+
+  Options OptionsOf() const {
+    Options options;
+    options.wrap_policy = PolicyOf(t_.wrap);
+    options.unit.strategy = t_.strategy;
+    if (t_.bfloat16) options.unit.precision = ComputeIn(at::kBFloat16);
+    options.prefetch = t_.prefetch;
+    options.reshard_root_after_forward = t_.reshard_root;
+    options.share_memory = t_.share_memory;
+    options.checks.order = t_.check_order;
+    if (t_.divide > 0) options.gradients.divide_factor = t_.divide;
+    const auto tier = [](bool rests) {
+      return rests ? Tier::kSsd : Tier::kDevice;
+    };
+    OffloadOptions& offload = options.offload;
+    offload.parameters = tier(t_.rest_parameters);
+    offload.gradients = tier(t_.rest_gradients);
+    offload.optimizer = tier(t_.rest_states);
+    offload.optimizer_state = t_.optimizer == Optimizer::kSgd ? 1 : 2;
+    offload.rollback = t_.rollback;
+    offload.checksums = t_.checksums;
+    offload.prefetch_distance = t_.prefetch_distance;
+    offload.block_bytes = 4096;
+    offload.make_store = [this](RestingKind, int64_t capacity)
+        -> absl::StatusOr<std::unique_ptr<ParamStore>> {
+      offload::FileStoreOptions file;
+      file.directory = world_.scratch;
+      file.capacity = capacity;
+      file.block_bytes = 4096;
+      file.queue_depth = 4;
+      file.queue = offload::FileStoreOptions::Queue::kThreads;
+      file.direct = false;
+      file.checksums = t_.checksums;
+      file.rollback = t_.rollback;
+      file.system = world_.ssd;
+      return offload::FileStore::Make(file);
+    };
+    return options;
+  }
+
+  TrainingRun AsRun() {
+    TrainingRun run;
+    run.model = model_.get();
+    run.optimizer = optimizer_.get();
+    run.random_state = false;  // of all threads together
+    return run;
+  }
+
+  absl::Status Step(int step) {
+    optimizer_->zero_grad();
+    for (int i = 0; i < t_.backwards; ++i) {
+      std::optional<NoSyncScope> no_sync;
+      if (t_.no_sync && i + 1 < t_.backwards) no_sync.emplace(model_->NoSync());
+      const at::Tensor x =
+          DataOf(t_, step, i, comm_.rank(), comm_.world_size());
+      MaybeThrow();
+      const at::Tensor loss =
+          fsdp::testing::Loss(model_->forward(x).to(at::kFloat), x) /
+          t_.backwards;
+      const auto got = loss.item<float>();
+      const float wanted = expected_->losses[step][i][comm_.rank()];
+      if (!(got == wanted)) {
+        return Different(absl::StrCat("the loss of step ", step, ", backward ",
+                                      i, " is ", got, ", not ", wanted));
+      }
+      FSDP_RETURN_IF_ERROR(model_->Backward(loss));
+    }
+    Simulation::Current()->Event("steps");
+    optimizer_->step();
+    return absl::OkStatus();
+  }
+
+  void MaybeThrow() {
+    if (world_.throws_at != forwards_++) return;
+    report_.thrown_at = Simulation::Current()->elapsed_nanos();
+    // Where the library sees it, and where it does not.
+    if (t_.dim % 2 == 1)
+      return model_.module()->FailNext(std::string(kUsersError));
+    throw std::runtime_error(std::string(kUsersError));
+  }
+
+  absl::Status MaybeSave(int64_t step) {
+    if (checkpoints_ == nullptr || step % t_.save_every != 0) {
+      return absl::OkStatus();
+    }
+    // Also that of the one before.
+    FSDP_RETURN_IF_ERROR(AwaitSave());
+    world_.save_begins(step);
+    if (t_.save_async) {
+      FSDP_RETURN_IF_ERROR(checkpoints_->SaveAsync(step, AsRun()));
+      saving_ = step;
+      return absl::OkStatus();
+    }
+    FSDP_RETURN_IF_ERROR(checkpoints_->Save(step, AsRun()));
+    report_.saved = step;
+    return absl::OkStatus();
+  }
+
+  absl::Status AwaitSave() {
+    if (!saving_.has_value()) return absl::OkStatus();
+    FSDP_RETURN_IF_ERROR(checkpoints_->Wait());
+    report_.saved = std::exchange(saving_, std::nullopt);
+    return absl::OkStatus();
+  }
+
+  absl::Status Compare(int64_t step, absl::string_view what) {
+    FSDP_ASSIGN_OR_RETURN(const StateDict dict, model_->GatherStateDict());
+    Values values;
+    for (const auto& item : dict) values[item.key()] = item.value();
+    const std::string difference =
+        FirstDifference(values, expected_->values[step]);
+    if (difference.empty()) return absl::OkStatus();
+    return Different(absl::StrCat(what, " of step ", step, ": ", difference));
+  }
+
+  const RankWorld& world_;
+  const Training& t_;
+  comm::Communicator& comm_;
+  RankReport& report_;
+  FullyShardedDataParallel<SimulatedNetImpl> model_{nullptr};
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;
+  std::unique_ptr<Checkpointer> checkpoints_;
+  const PlainRecord* expected_ = nullptr;
+  int64_t forwards_ = 0;
+  std::optional<int64_t> saving_;
+};
+
+}  // namespace
+
+absl::Status TrainRank(const RankWorld& world, RankReport* report) {
+  return RankRun(world, report).Run();
+}
+
+}  // namespace fsdp::simulation

@@ -1,0 +1,55 @@
+// One rank of a simulated training.
+#ifndef TESTING_SIMULATION_RANK_TRAINING_H_
+#define TESTING_SIMULATION_RANK_TRAINING_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "checkpoint/files/file_system.h"
+#include "comm/communicator.h"
+#include "offload/system_calls.h"
+#include "testing/simulation/plain_training.h"
+#include "testing/simulation/scenario.h"
+
+namespace fsdp::simulation {
+
+// What an error begins with that no fault explains: other numbers than plain
+// LibTorch has.
+inline constexpr absl::string_view kDiffers = "differs: ";
+// What a rank's own code throws (FaultKind::kThrow).
+inline constexpr absl::string_view kUsersError = "the user's code has failed";
+
+struct RankWorld {
+  const Scenario* scenario;
+  // Its owner is the one who calls.
+  comm::Communicator* communicator;
+  checkpoint::FileSystem* disk;
+  offload::SystemCalls* ssd;
+  std::string scratch;  // a folder of the system, for the SSD's files
+  std::optional<int64_t> throws_at;  // of its forwards, from 0
+  // What plain LibTorch gives from a checkpoint of `step` on, with the ranks of
+  // now; -1: from the start.
+  std::function<const PlainRecord&(int64_t step)> expected;
+  std::function<void(int64_t step)> save_begins;
+};
+
+struct RankReport {
+  absl::Status status;
+  int64_t ended_at = -1;  // Simulation::elapsed_nanos(); -1: it has not
+  std::optional<int64_t> loaded;
+  std::optional<int64_t> saved;      // the newest that was said to be
+  std::optional<int64_t> thrown_at;  // as ended_at
+};
+
+// Trains from the newest checkpoint, or the start, to the end, and compares
+// every loss, what was loaded and what comes out with `expected`.
+absl::Status TrainRank(const RankWorld& world, RankReport* report);
+
+}  // namespace fsdp::simulation
+
+#endif  // TESTING_SIMULATION_RANK_TRAINING_H_

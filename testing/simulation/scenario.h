@@ -1,0 +1,111 @@
+// One simulated run as plain data: what is trained, how, on which network and
+// disk, and what goes wrong.
+#ifndef TESTING_SIMULATION_SCENARIO_H_
+#define TESTING_SIMULATION_SCENARIO_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "fsdp/options/options.h"
+#include "testing/simulation/network.h"
+
+namespace fsdp::simulation {
+
+enum class FaultKind {
+  kKill,       // a rank is no more, and its peers notice
+  kSilence,    // the same, and they do not
+  kStop,       // a rank stands still for less than any deadline
+  kLongStop,   // for longer than every deadline
+  kSlow,       // ten times slower from then on
+  kThrow,      // a rank's own code fails in forward
+  kClockJump,  // of all clocks on the wall, either way
+  kLosePower,  // all ranks at once, and what was not synced
+  kDiskFull,   // for one rank, until the end
+  kDiskError,  // one call of one rank fails
+  kSsdError,   // a read or write of a tier's file fails
+  kSsdTorn,    // half of it is written, and nobody says so
+};
+inline constexpr int kNumFaultKinds = 12;
+const char* ToString(FaultKind kind);
+
+struct Fault {
+  FaultKind kind = FaultKind::kKill;
+  int rank = 0;
+  // At this one of the rank's events, from 0; of disks: of its changes; of
+  // kThrow and tiers' files: of its forwards and its requests.
+  int64_t at = 0;
+  absl::Duration duration = absl::ZeroDuration();  // of kStop and kClockJump
+};
+
+enum class Wrap { kBlocks, kWhole, kLinears };
+enum class Optimizer { kSgd, kAdamW };
+
+struct Training {
+  int64_t dim = 4;
+  int blocks = 2;
+  int64_t rows = 2;  // per rank and backward
+  int steps = 4;
+  int backwards = 1;
+  bool no_sync = false;
+  bool bfloat16 = false;  // computed in; reduced in float32
+  ShardingStrategy strategy = ShardingStrategy::kFullShard;
+  int mesh_rows = 1;
+  Wrap wrap = Wrap::kBlocks;
+  PrefetchOptions prefetch;
+  bool reshard_root = false;
+  bool share_memory = true;
+  bool check_order = true;
+  double divide = 0;  // gradients by this; 0: by the number of ranks
+  Optimizer optimizer = Optimizer::kSgd;
+  bool fused = false;
+
+  // What rests in files of a simulated SSD.
+  bool rest_parameters = false;
+  bool rest_gradients = false;
+  bool rest_states = false;
+  bool rollback = false;
+  bool checksums = true;
+  int prefetch_distance = 2;
+
+  int save_every = 0;  // steps; 0: never
+  bool save_async = false;
+  bool small_staging = false;  // less than is to be copied
+  int keep_last = 0;           // 0: all
+};
+
+// A start of the ranks, and what happens to them.
+struct Attempt {
+  int world_size = 2;
+  std::vector<Fault> faults;
+  uint64_t power_seed = 0;  // what is lost with the power
+};
+
+struct Scenario {
+  uint64_t seed = 0;
+  Training training;
+  NetworkOptions network;
+  // All but the last one have faults.
+  std::vector<Attempt> attempts;
+};
+
+struct DrawOptions {
+  bool faults = true;
+  bool saves = true;
+};
+
+// The same on every machine.
+Scenario DrawScenario(uint64_t seed,
+                      const DrawOptions& options = DrawOptions());
+
+// One line per part, for people.
+std::string ToString(const Scenario& scenario);
+
+// What the scenario has, to be counted: "strategy FULL_SHARD", "3 ranks".
+std::vector<std::string> FeaturesOf(const Scenario& scenario);
+
+}  // namespace fsdp::simulation
+
+#endif  // TESTING_SIMULATION_SCENARIO_H_

@@ -1,0 +1,261 @@
+#include "testing/simulation/seed_run.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "base/torch_status.h"
+#include "checkpoint/files/testing/simulated_file_system.h"
+#include "comm/communicator.h"
+#include "testing/simulation/attempt_faults.h"
+#include "testing/simulation/disk_view.h"
+#include "testing/simulation/plain_training.h"
+#include "testing/simulation/rank_training.h"
+#include "testing/simulation/simulated_communicator.h"
+#include "testing/simulation/simulated_ssd.h"
+#include "testing/simulation/simulation.h"
+
+namespace fsdp::simulation {
+namespace {
+
+using checkpoint::testing::SimulatedFileSystem;
+
+// After the last fault: a deadline of a collective, one of a save, and what is
+// done before and after.
+constexpr absl::Duration kLongestEnd = absl::Seconds(90);
+
+// Puts the warnings of a thread into the log.
+class Warnings : public c10::WarningHandler {
+ public:
+  explicit Warnings(Simulation& simulation)
+      : simulation_(simulation), guard_(this) {}
+
+  void process(const c10::Warning& warning) override {
+    simulation_.Log(absl::StrCat("warns: ", warning.msg()));
+  }
+
+ private:
+  Simulation& simulation_;
+  const c10::WarningUtils::WarningHandlerGuard guard_;
+};
+
+class SeedRun {
+ public:
+  SeedRun(const Scenario& scenario, const SeedOptions& options)
+      : scenario_(scenario),
+        options_(options),
+        simulation_({scenario.seed, options.keep_log}) {
+    result_.features = FeaturesOf(scenario);
+  }
+
+  SeedResult Run() {
+    simulation_.Enter();
+    for (const Attempt& attempt : scenario_.attempts) {
+      if (RunAttempt(attempt) || !result_.problem.empty()) break;
+    }
+    simulation_.Leave();
+    result_.log_hash = simulation_.log_hash();
+    result_.log = simulation_.log();
+    result_.events = simulation_.events();
+    return std::move(result_);
+  }
+
+ private:
+  // Of one attempt.
+  struct Rank {
+    std::unique_ptr<comm::Communicator> communicator;
+    std::unique_ptr<DiskView> disk;
+    std::unique_ptr<SimulatedSsd> ssd;
+    RankReport report;
+  };
+
+  // Whether all ranks have ended well.
+  bool RunAttempt(const Attempt& attempt) {
+    simulation_.Log(
+        absl::StrCat("an attempt of ", attempt.world_size, " ranks"));
+    Network network(simulation_, NetworkOf(attempt));
+    world_size_ = attempt.world_size;
+    expected_.clear();
+    std::vector<Rank> ranks(attempt.world_size);
+    std::vector<int> processes;
+    for (int i = 0; i < attempt.world_size; ++i) processes.push_back(i);
+    auto communicators = CreateSimulatedGroup(network, processes);
+    AttemptFaults faults(simulation_, network, attempt);
+    std::vector<std::function<void()>> bodies;
+    for (int i = 0; i < attempt.world_size; ++i) {
+      Rank& rank = ranks[i];
+      rank.communicator = Mutate(std::move(communicators[i]), options_.mutant);
+      rank.disk =
+          std::make_unique<DiskView>(simulation_, disk_, i, options_.mutant);
+      rank.ssd = std::make_unique<SimulatedSsd>(simulation_);
+      faults.Plant(i, *rank.disk, *rank.ssd);
+      bodies.emplace_back(
+          [this, &rank, &faults, i] { RunRank(i, rank, faults); });
+    }
+    simulation_.RunProcesses(bodies);
+    for (int i = 0; i < attempt.world_size; ++i) {
+      faults.Collect(i, *ranks[i].disk, *ranks[i].ssd,
+                     ranks[i].report.thrown_at);
+    }
+    Note(faults.Happened());
+    const bool done = Judge(attempt, ranks, faults);
+    ranks.clear();
+    if (faults.power_is_lost()) {
+      disk_.LosePower(attempt.power_seed);
+    } else {
+      disk_.KillProcess();
+    }
+    return done;
+  }
+
+  NetworkOptions NetworkOf(const Attempt& attempt) const {
+    NetworkOptions network = scenario_.network;
+    for (const Fault& fault : attempt.faults) {
+      if (fault.kind == FaultKind::kSilence) network.notices_deaths = false;
+    }
+    return network;
+  }
+
+  void RunRank(int i, Rank& rank, const AttemptFaults& faults) {
+    RankWorld world;
+    world.scenario = &scenario_;
+    world.communicator = rank.communicator.get();
+    world.disk = rank.disk.get();
+    world.ssd = rank.ssd.get();
+    world.scratch = options_.scratch;
+    world.throws_at = faults.ThrowsAt(i);
+    world.expected = [this](int64_t step) -> const PlainRecord& {
+      return Expected(step);
+    };
+    world.save_begins = [this](int64_t step) { saved_by_[step] = worlds_; };
+    absl::Status status;
+    Warnings warnings(simulation_);
+    const absl::Status thrown = TorchToStatus(
+        "training", [&] { status = TrainRank(world, &rank.report); });
+    rank.report.status = thrown.ok() ? status : thrown;
+    rank.report.ended_at = simulation_.elapsed_nanos();
+    simulation_.Log(absl::StrCat("ends: ", rank.report.status.ToString()));
+    rank.communicator.reset();
+  }
+
+  // The record of a training that goes on from step `step`, by as many ranks as
+  // now.
+  const PlainRecord& Expected(int64_t step) {
+    const auto found = expected_.find(step);
+    if (found != expected_.end()) return found->second;
+    worlds_ = step < 0 ? std::vector<int>() : saved_by_[step];
+    worlds_.resize(std::max<int64_t>(step, 0));
+    worlds_.resize(scenario_.training.steps, world_size_);
+    return expected_
+        .emplace(step,
+                 TrainPlain(scenario_.training, scenario_.network, worlds_))
+        .first->second;
+  }
+
+  // --- What has come of it --------------------------------------------------
+
+  void Problem(const std::string& text) {
+    if (result_.problem.empty()) result_.problem = text;
+  }
+  void Note(const std::vector<std::string>& features) {
+    result_.features.insert(result_.features.end(), features.begin(),
+                            features.end());
+  }
+
+  bool Judge(const Attempt& attempt, const std::vector<Rank>& ranks,
+             const AttemptFaults& faults) {
+    if (!simulation_.violation().empty()) Problem(simulation_.violation());
+    bool all_ok = true;
+    bool one_names_it = false;
+    int failed = 0;
+    for (int i = 0; i < attempt.world_size; ++i) {
+      const RankReport& report = ranks[i].report;
+      JudgeLoaded(i, report);
+      if (simulation_.IsDead(i)) {
+        all_ok = false;
+        continue;
+      }
+      all_ok = all_ok && report.status.ok();
+      if (report.status.ok()) continue;
+      ++failed;
+      JudgeError(i, report, faults);
+      one_names_it = one_names_it || faults.IsNamedBy(report.status);
+    }
+    if (failed > 0 && faults.any() && !one_names_it) {
+      Problem(absl::StrCat("no error names what has happened: ",
+                           ranks[0].report.status.ToString(), "; ",
+                           ranks.back().report.status.ToString()));
+    }
+    for (const Rank& rank : ranks) NoteSaved(rank.report);
+    if (all_ok) Note({"ends well"});
+    if (failed > 0) Note({"ends with errors"});
+    return all_ok;
+  }
+
+  void JudgeError(int rank, const RankReport& report,
+                  const AttemptFaults& faults) {
+    const std::string text = report.status.ToString();
+    if (absl::StrContains(text, kDiffers) || !faults.any_that_may_fail()) {
+      Problem(absl::StrCat("rank ", rank, ": ", text));
+      return;
+    }
+    if (!absl::StrContains(text, "rank ") && !faults.IsNamedBy(report.status)) {
+      Problem(absl::StrCat("rank ", rank, " says nobody's name: ", text));
+    }
+    const auto ended = absl::Nanoseconds(report.ended_at);
+    if (ended > faults.last() + kLongestEnd) {
+      Problem(absl::StrCat("rank ", rank, " ends ",
+                           absl::FormatDuration(ended - faults.last()),
+                           " after the last fault: ", text));
+    }
+  }
+
+  void JudgeLoaded(int rank, const RankReport& report) {
+    if (!report.loaded.has_value()) {
+      if (newest_saved_.has_value() && report.status.ok()) {
+        Problem(absl::StrCat("rank ", rank, " has found no checkpoint"));
+      }
+      return;
+    }
+    if (rank == 0) Note({"a checkpoint loaded"});
+    if (newest_saved_.has_value() && *report.loaded < *newest_saved_) {
+      Problem(absl::StrCat("rank ", rank, " has loaded step ", *report.loaded,
+                           ", but step ", *newest_saved_, " was saved"));
+    }
+  }
+
+  void NoteSaved(const RankReport& report) {
+    if (!report.saved.has_value()) return;
+    newest_saved_ = std::max(newest_saved_.value_or(0), *report.saved);
+  }
+
+  const Scenario& scenario_;
+  const SeedOptions options_;
+  Simulation simulation_;
+  SimulatedFileSystem disk_;
+  int world_size_ = 0;
+  std::map<int64_t, PlainRecord> expected_;       // by the step they go on from
+  std::vector<int> worlds_;                       // number of ranks, by step
+  std::map<int64_t, std::vector<int>> saved_by_;  // worlds_ of saves
+  std::optional<int64_t> newest_saved_;
+  SeedResult result_;
+};
+
+}  // namespace
+
+SeedResult RunSeed(const Scenario& scenario, const SeedOptions& options) {
+  return SeedRun(scenario, options).Run();
+}
+
+}  // namespace fsdp::simulation

@@ -1,0 +1,37 @@
+// Runs a scenario and judges how it has ended.
+#ifndef TESTING_SIMULATION_SEED_RUN_H_
+#define TESTING_SIMULATION_SEED_RUN_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "testing/simulation/mutant.h"
+#include "testing/simulation/scenario.h"
+
+namespace fsdp::simulation {
+
+struct SeedOptions {
+  Mutant mutant = Mutant::kNone;
+  bool keep_log = false;
+  std::string scratch;  // a folder of the system
+};
+
+struct SeedResult {
+  std::string problem;  // empty: none
+  // Of the scenario, and of what has happened: "killed", "restarted".
+  std::vector<std::string> features;
+  uint64_t log_hash = 0;
+  std::vector<std::string> log;
+  int64_t events = 0;
+};
+
+// A problem is: a contract of a communicator that is broken; other bits than
+// plain LibTorch's; an error that no fault explains; a rank that after a fault
+// neither ends well nor returns an error that says what has happened, or not
+// in time; a checkpoint that was said to be saved and cannot be loaded.
+SeedResult RunSeed(const Scenario& scenario, const SeedOptions& options);
+
+}  // namespace fsdp::simulation
+
+#endif  // TESTING_SIMULATION_SEED_RUN_H_

@@ -1,0 +1,229 @@
+#include "testing/simulation/simulated_communicator.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "comm/call.h"
+#include "comm/fence.h"
+#include "comm/unwinding.h"
+#include "comm/work.h"
+
+namespace fsdp::simulation {
+namespace {
+
+using comm::Call;
+using comm::Collective;
+using comm::Communicator;
+using comm::ReduceOp;
+using comm::Work;
+
+class SimulatedWork final : public Work {
+ public:
+  SimulatedWork(std::shared_ptr<Group> group, int rank,
+                std::shared_ptr<Operation> operation)
+      : group_(std::move(group)),
+        rank_(rank),
+        operation_(std::move(operation)) {}
+
+  absl::Status Wait(absl::Time deadline) override {
+    return WaitFor(/*result_only=*/false, deadline);
+  }
+  absl::Status WaitForResult(absl::Time deadline) override {
+    return WaitFor(/*result_only=*/true, deadline);
+  }
+  absl::Status BlockCurrentStream() override {
+    return Wait(absl::Now() + group_->network().options.timeout);
+  }
+
+ private:
+  absl::Status WaitFor(bool result_only, absl::Time deadline) {
+    if (result_) return *result_;
+    absl::Status status =
+        group_->Wait(rank_, operation_, result_only, deadline);
+    if (!result_only || !status.ok()) result_ = status;
+    return status;
+  }
+
+  const std::shared_ptr<Group> group_;
+  const int rank_;
+  const std::shared_ptr<Operation> operation_;
+  std::optional<absl::Status> result_;
+};
+
+class SimulatedFence final : public comm::Fence {
+ public:
+  SimulatedFence(std::shared_ptr<Group> group, int rank, int64_t number)
+      : group_(std::move(group)), rank_(rank), number_(number) {}
+
+  void Arrive() override { group_->Arrive(rank_, number_); }
+  absl::Status Wait(absl::Time deadline) override {
+    return group_->AwaitFence(rank_, number_, deadline);
+  }
+
+ private:
+  const std::shared_ptr<Group> group_;
+  const int rank_;
+  const int64_t number_;
+};
+
+class SimulatedCommunicator final : public Communicator {
+ public:
+  SimulatedCommunicator(std::shared_ptr<Group> group, int rank)
+      : group_(std::move(group)), rank_(rank) {}
+  ~SimulatedCommunicator() override {
+    if (unwinding_) group_->Abort(rank_, comm::EndedByException());
+    group_->Leave(rank_);
+  }
+
+  int rank() const override { return rank_; }
+  int world_size() const override { return group_->world_size(); }
+  absl::Duration default_timeout() const override { return options().timeout; }
+  std::string ToString() const override {
+    return absl::StrCat("simulated, rank ", rank_, " of ", world_size());
+  }
+  bool PrefersScaledInputs() const override {
+    return options().prefers_scaled_inputs;
+  }
+  bool HasAllToAll() const override { return options().has_all_to_all; }
+  bool HasCommonMemory() const override { return options().has_common_memory; }
+
+  absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override {
+    FSDP_ASSIGN_OR_RETURN(at::Tensor memory, AllocatePlain(bytes));
+    if (options().symmetric_is_collective) {
+      FSDP_RETURN_IF_ERROR(group_->Barrier(
+          rank_, absl::StrCat("symmetric memory of ", bytes, " bytes")));
+    }
+    if (bytes > 0) std::memset(memory.mutable_data_ptr(), 0xFF, bytes);
+    return memory;
+  }
+
+  absl::StatusOr<comm::CommonMemory> AllocateCommon(int64_t bytes) override {
+    if (!HasCommonMemory()) return Communicator::AllocateCommon(bytes);
+    if (bytes < 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("cannot allocate ", bytes, " bytes"));
+    }
+    comm::CommonMemory common;
+    FSDP_ASSIGN_OR_RETURN(common.memory, group_->AllocateCommon(rank_, bytes));
+    common.fence =
+        std::make_unique<SimulatedFence>(group_, rank_, next_fence_++);
+    return common;
+  }
+
+  absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
+                                                      int key) override {
+    if (color < 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("split on rank ", rank_, " of ", world_size(),
+                       ": color ", color, " is negative"));
+    }
+    FSDP_ASSIGN_OR_RETURN(auto seat, group_->Split(rank_, color, key));
+    return std::make_unique<SimulatedCommunicator>(seat.first, seat.second);
+  }
+
+  void Abort(const absl::Status& reason) override {
+    group_->Abort(rank_, reason);
+  }
+
+ protected:
+  absl::StatusOr<std::unique_ptr<Work>> DoAllGather(
+      const at::Tensor& out, const at::Tensor& in,
+      absl::string_view label) override {
+    return Start({Collective::kAllGather, std::string(label), "", 0, ""}, in,
+                 {out, in, std::nullopt});
+  }
+
+  absl::StatusOr<std::unique_ptr<Work>> DoReduceScatter(
+      const at::Tensor& out, const at::Tensor& in, ReduceOp op,
+      absl::string_view label) override {
+    return Start({Collective::kReduceScatter, std::string(label), "", 0,
+                  std::string(ReduceOpName(op))},
+                 out, {out, in, std::nullopt}, op);
+  }
+
+  absl::StatusOr<std::unique_ptr<Work>> DoReduceScatterScaled(
+      const at::Tensor& out, const at::Tensor& in, comm::ScaledSum sum,
+      absl::string_view label) override {
+    if (!options().scales_itself) {
+      return Communicator::DoReduceScatterScaled(out, in, sum, label);
+    }
+    return Start({Collective::kReduceScatter, std::string(label), "", 0,
+                  absl::StrCat("sum times ", sum.scale)},
+                 out, {out, in, sum});
+  }
+
+  absl::StatusOr<std::unique_ptr<Work>> DoAllToAll(
+      const at::Tensor& out, const at::Tensor& in,
+      absl::string_view label) override {
+    return Start({Collective::kAllToAll, std::string(label), "", 0, ""}, in,
+                 {out, in, std::nullopt});
+  }
+
+  absl::StatusOr<std::unique_ptr<Work>> DoAllReduce(
+      const at::Tensor& tensor, ReduceOp op, absl::string_view label) override {
+    return Start({Collective::kAllReduce, std::string(label), "", 0,
+                  std::string(ReduceOpName(op))},
+                 tensor, {tensor, tensor, std::nullopt}, op);
+  }
+
+  absl::StatusOr<std::unique_ptr<Work>> DoBroadcast(
+      const at::Tensor& tensor, int root, absl::string_view label) override {
+    return Start({Collective::kBroadcast, std::string(label), "", 0,
+                  absl::StrCat("root ", root)},
+                 tensor, {tensor, tensor, std::nullopt}, ReduceOp::kSum, root);
+  }
+
+ private:
+  const NetworkOptions& options() const { return group_->network().options; }
+
+  // `counted` is the tensor whose dtype and count all ranks must share.
+  absl::StatusOr<std::unique_ptr<Work>> Start(Call call,
+                                              const at::Tensor& counted,
+                                              Buffers buffers,
+                                              ReduceOp op = ReduceOp::kSum,
+                                              int root = 0) {
+    call.dtype = std::string(comm::DtypeName(counted.scalar_type()));
+    call.count = counted.numel();
+    if (!counted.device().is_cpu()) {
+      return absl::UnimplementedError(
+          absl::StrCat(comm::ToString(call), ": not on the CPU"));
+    }
+    FSDP_ASSIGN_OR_RETURN(
+        std::shared_ptr<Operation> operation,
+        group_->Start(rank_, call, op, root, std::move(buffers)));
+    return std::make_unique<SimulatedWork>(group_, rank_, std::move(operation));
+  }
+
+  const std::shared_ptr<Group> group_;
+  const int rank_;
+  int64_t next_fence_ = 0;
+  const comm::Unwinding unwinding_;
+};
+
+}  // namespace
+
+std::vector<std::unique_ptr<Communicator>> CreateSimulatedGroup(
+    Network& network, std::vector<int> processes) {
+  const std::shared_ptr<Group> group =
+      Group::Make(network, std::move(processes));
+  std::vector<std::unique_ptr<Communicator>> ranks;
+  for (int rank = 0; rank < group->world_size(); ++rank) {
+    ranks.push_back(std::make_unique<SimulatedCommunicator>(group, rank));
+  }
+  return ranks;
+}
+
+}  // namespace fsdp::simulation

@@ -1,0 +1,45 @@
+// The files in which a rank's tiers rest, with reads and writes that take
+// simulated time.
+#ifndef TESTING_SIMULATION_SIMULATED_SSD_H_
+#define TESTING_SIMULATION_SIMULATED_SSD_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "absl/status/statusor.h"
+#include "offload/io_queue.h"
+#include "offload/system_calls.h"
+#include "testing/simulation/simulation.h"
+
+namespace fsdp::simulation {
+
+// Bytes lie in a file of the system; requests are over in any order, and move
+// their bytes when they start, or when they are over. Outlives its queues.
+class SimulatedSsd : public offload::SystemCalls {
+ public:
+  explicit SimulatedSsd(Simulation& simulation) : simulation_(simulation) {}
+
+  absl::StatusOr<std::unique_ptr<offload::IoQueue>> MakeQueue(
+      offload::QueueKind kind, int descriptor, int depth) override;
+
+  // Request number `request` from 0 fails with EIO; or, a write, is half done
+  // and said to be whole.
+  void Fail(int64_t request);
+  void Tear(int64_t request);
+  // Simulation::elapsed_nanos() when it has.
+  std::optional<int64_t> failed_at() const { return failed_at_; }
+
+ private:
+  class Queue;
+
+  Simulation& simulation_;
+  int64_t requests_ = 0;
+  int64_t fails_at_ = -1;
+  int64_t tears_at_ = -1;
+  std::optional<int64_t> failed_at_;
+};
+
+}  // namespace fsdp::simulation
+
+#endif  // TESTING_SIMULATION_SIMULATED_SSD_H_

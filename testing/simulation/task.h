@@ -1,0 +1,47 @@
+// A thread of a simulation.
+#ifndef TESTING_SIMULATION_TASK_H_
+#define TESTING_SIMULATION_TASK_H_
+
+#include <pthread.h>
+#include <semaphore.h>
+
+#include <cstdint>
+#include <functional>
+
+#include "absl/time/time.h"
+
+namespace fsdp::simulation {
+
+class Simulation;
+
+struct Task {
+  enum class State { kReady, kBlocked, kEnded };
+
+  Task(Simulation* of, int task_id, int of_process)
+      : simulation(of), id(task_id), process(of_process) {
+    sem_init(&baton, /*pshared=*/0, 0);
+  }
+  Task(const Task&) = delete;
+  Task& operator=(const Task&) = delete;
+  ~Task() { sem_destroy(&baton); }
+
+  Simulation* const simulation;
+  const int id;
+  const int process;
+  sem_t baton;
+  State state = State::kReady;
+  int64_t runs_at = 0;  // of a ready one
+  uint64_t tie = 0;     // among those of one time
+  // Of a blocked one.
+  const std::function<bool()>* ready = nullptr;
+  absl::Time deadline = absl::InfiniteFuture();
+  bool timed_out = false;
+
+  const void* identity = nullptr;  // Abseil's, of the thread
+  int64_t posts = 0;
+  pthread_t thread = {};
+};
+
+}  // namespace fsdp::simulation
+
+#endif  // TESTING_SIMULATION_TASK_H_
