@@ -40,8 +40,8 @@ class RankActivity {
   virtual std::string Describe() const = 0;
 };
 
-// Notes `phase` of `what`, and that the rank is outside when it ends. `activity`
-// may be null.
+// Notes `phase` of `what`, and that the rank is outside when it ends.
+// `activity` may be null.
 class PhaseScope {
  public:
   PhaseScope(std::shared_ptr<RankActivity> activity, Phase phase,

@@ -130,8 +130,7 @@ class InspectionSignals::State {
 
   void Write(int rank, const std::string& text) const {
     if (folder_.empty()) return WriteWhole(STDERR_FILENO, text);
-    const absl::Status written =
-        AppendWhole(InspectionFile(folder_, rank), text);
+    const absl::Status written = AppendForRank(folder_, rank, text);
     if (written.ok()) return;
     WriteWhole(STDERR_FILENO,
                absl::StrCat("fsdp: ", written.message(), "\n", text));

@@ -197,8 +197,8 @@ void Inspector::Join(const Failure& failure) {
       "fsdp: rank ", peers_->rank(), " has failed (", failure.status.ToString(),
       "). What the ranks were doing:\n");
   if (!options_.folder.empty()) {
-    const absl::Status written = AppendWhole(
-        InspectionFile(options_.folder, peers_->rank()),
+    const absl::Status written = AppendForRank(
+        options_.folder, peers_->rank(),
         absl::StrCat(title,
                      JoinedText(call, ranks, static_cast<int>(ranks.size()),
                                 FlightRecorder::kOperations)));

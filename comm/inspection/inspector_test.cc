@@ -1,7 +1,8 @@
 #include "comm/inspection/inspector.h"
 
+#include <unistd.h>
+
 #include <cstdint>
-#include <cstdio>
 #include <fstream>
 #include <iterator>
 #include <memory>
@@ -186,10 +187,8 @@ TEST(InspectorTest, OneRankOfAHostTellsWhatAllDidWhenTheGroupFailed) {
   Call(*peers[0]->recorder(), 3, absl::Seconds(5));
   Written written;
   InspectorOptions options = WritingTo(written, absl::ZeroDuration());
-  options.folder = ::testing::TempDir();
-  for (const int rank : {0, 1}) {
-    std::remove(absl::StrCat(options.folder, "/rank-", rank, ".txt").c_str());
-  }
+  // Is made.
+  options.folder = absl::StrCat(::testing::TempDir(), "/inspection.", getpid());
   for (const int rank : {1, 0}) {
     ASSERT_OK_AND_ASSIGN(const auto inspector,
                          Inspector::Start(options, std::move(peers[rank])));

@@ -120,9 +120,11 @@ const OperationRecord* FirstOpen(const RankRecord& record) {
 
 std::string PhaseText(const RankRecord& record) {
   if (record.phase == Phase::kUnknown) return "";
-  std::string text = absl::StrCat(PhaseName(record.phase));
-  if (!record.unit.empty()) absl::StrAppend(&text, " of ", record.unit);
-  return text;
+  if (record.unit.empty()) return std::string(PhaseName(record.phase));
+  // What a phase that is of no unit is for, instead of one.
+  const bool is_of_unit = record.phase != Phase::kCheckpoint;
+  return absl::StrCat(PhaseName(record.phase), is_of_unit ? " of " : ": ",
+                      record.unit);
 }
 
 std::string BehindText(int rank, const Standing& standing,
@@ -269,6 +271,10 @@ std::string PositionOf(const RankRecord& record) {
   }
   const OperationRecord& last = record.operations.back();
   const int64_t since = std::max(last.started_ns, last.ended_ns);
+  if (last.state == OperationState::kFailed) {
+    return absl::StrCat("has failed in ", NameOf(last), " ",
+                        Span(Since(since, record.taken_ns)), " ago", in_phase);
+  }
   return absl::StrCat("has called nothing since ", NameOf(last), ", ",
                       Span(Since(since, record.taken_ns)), " ago", in_phase);
 }

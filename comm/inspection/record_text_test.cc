@@ -135,6 +135,14 @@ TEST(RecordTextTest, SaysWhereARankIs) {
   EXPECT_EQ(PositionOf(record),
             "has called nothing since all-reduce #4 of loss, 30 s ago "
             "(outside forward and backward)");
+  record.operations[0].state = OperationState::kFailed;
+  record.phase = Phase::kCheckpoint;
+  record.unit = "saving";
+  EXPECT_EQ(PositionOf(record),
+            "has failed in all-reduce #4 of loss 30 s ago (checkpoint: "
+            "saving)");
+  record.phase = Phase::kOutside;
+  record.unit = "";
   record.operations[0].state = OperationState::kStarting;
   EXPECT_EQ(
       PositionOf(record),

@@ -1,6 +1,7 @@
 #include "comm/inspection/whole_text.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -25,23 +26,21 @@ bool WriteAll(int fd, absl::string_view text) {
 
 void WriteWhole(int fd, absl::string_view text) { WriteAll(fd, text); }
 
-absl::Status AppendWhole(const std::string& path, absl::string_view text) {
+absl::Status AppendForRank(const std::string& folder, int rank,
+                           absl::string_view text) {
+  const std::string path = absl::StrCat(folder, "/rank-", rank, ".txt");
+  const auto error = [&path](int number) {
+    return absl::ErrnoToStatus(
+        number, absl::StrCat("cannot write what the ranks do to ", path));
+  };
+  mkdir(folder.c_str(), 0755);  // what is there already stays
   const int fd =
       open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-  if (fd < 0) {
-    return absl::ErrnoToStatus(
-        errno, absl::StrCat("cannot write what the ranks do to ", path));
-  }
+  if (fd < 0) return error(errno);
   const bool is_written = WriteAll(fd, text);
-  const int error = errno;
+  const int number = errno;
   close(fd);
-  if (is_written) return absl::OkStatus();
-  return absl::ErrnoToStatus(
-      error, absl::StrCat("cannot write what the ranks do to ", path));
-}
-
-std::string InspectionFile(const std::string& folder, int rank) {
-  return absl::StrCat(folder, "/rank-", rank, ".txt");
+  return is_written ? absl::OkStatus() : error(number);
 }
 
 }  // namespace fsdp::comm

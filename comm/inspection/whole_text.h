@@ -13,11 +13,10 @@ namespace fsdp::comm {
 // By as few calls of write(2) as it takes; drops what cannot be written.
 void WriteWhole(int fd, absl::string_view text);
 
-// Makes the file if need be. The error names it.
-absl::Status AppendWhole(const std::string& path, absl::string_view text);
-
-// "FOLDER/rank-2.txt".
-std::string InspectionFile(const std::string& folder, int rank);
+// To FOLDER/rank-RANK.txt; makes the file, and the folder if its parent is
+// there. The error names the file.
+absl::Status AppendForRank(const std::string& folder, int rank,
+                           absl::string_view text);
 
 }  // namespace fsdp::comm
 

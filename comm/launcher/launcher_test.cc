@@ -241,6 +241,20 @@ TEST(LauncherTest, StopsAndGoesOnWithItsRanks) {
   EXPECT_THAT(launcher.output(), HasSubstr("[1] stopped by 2"));
 }
 
+// Asked what they are doing, those that do not answer go on.
+TEST(LauncherTest, SignalsThatInspectEndNobody) {
+  LauncherProcess launcher("train");
+  ASSERT_TRUE(launcher.WaitForLines("ready", 2)) << launcher.output();
+  for (const int signal : {SIGQUIT, SIGUSR1, SIGINT}) {
+    launcher.process().Signal(signal);
+  }
+  const std::optional<ProcessEnd> end = launcher.WaitForEnd();
+  ASSERT_TRUE(end.has_value());
+  EXPECT_EQ(end->exit_code, 128 + SIGINT);
+  EXPECT_THAT(launcher.output(), HasSubstr("[0] stopped by 2"));
+  EXPECT_THAT(launcher.output(), HasSubstr("[1] stopped by 2"));
+}
+
 TEST(LauncherTest, ASecondInterruptKills) {
   LauncherProcess launcher("refuse_to_stop");
   ASSERT_TRUE(launcher.WaitForLines("ready", 2)) << launcher.output();

@@ -160,7 +160,7 @@ TEST(BusyRankTest, OfAnotherHostIsNamedByWhatItPublishes) {
           "fsdp: rank 0 has waited [0-9.]+ m?s for all-reduce #1 of ranks; "
           "rank 1 is in it; rank 2 is behind by 1 call: it has called nothing "
           "since all-reduce #0 of ranks, [0-9.]+ m?s ago "
-          ".checkpoint of saving."));
+          ".checkpoint: saving."));
 }
 
 // The launcher in a process of its own, whose standard error is read. Killed by

@@ -1,0 +1,115 @@
+// What a sharded model notes of itself for whoever asks why a rank hangs.
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "comm/communicator.h"
+#include "comm/rank_activity.h"
+#include "comm/testing/run_ranks.h"
+#include "comm/wrappers/forwarding_communicator.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/options/options.h"
+#include "fsdp/testing/toy_model.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::Loss;
+using ::fsdp::testing::MakeNet;
+using ::fsdp::testing::NetImpl;
+using ::fsdp::testing::Rows;
+using ::fsdp::testing::Unowned;
+using ::testing::ElementsAre;
+
+constexpr int64_t kDim = 7;
+
+// What one rank has noted, each phase once where it is noted again and again.
+class Notes final : public comm::RankActivity {
+ public:
+  void Note(comm::Phase phase, absl::string_view unit,
+            int64_t pool_bytes) override {
+    std::string text(comm::PhaseName(phase));
+    if (!unit.empty()) absl::StrAppend(&text, " of ", unit);
+    if (texts.empty() || texts.back() != text) texts.push_back(text);
+    most_pool_bytes = std::max(most_pool_bytes, pool_bytes);
+  }
+  std::string Describe() const override { return ""; }
+
+  std::vector<std::string> texts;
+  int64_t most_pool_bytes = -1;
+};
+
+class NotedRanks final : public comm::ForwardingCommunicator {
+ public:
+  NotedRanks(Communicator& base, std::shared_ptr<Notes> notes)
+      : ForwardingCommunicator(Unowned(base)), notes_(std::move(notes)) {}
+  std::shared_ptr<comm::RankActivity> activity() const override {
+    return notes_;
+  }
+
+ private:
+  const std::shared_ptr<Notes> notes_;
+};
+
+// What each rank notes in a step, and what its pools hold then.
+absl::Status NoteSteps(Communicator& ranks,
+                       std::vector<std::vector<std::string>>& results) {
+  const auto notes = std::make_shared<Notes>();
+  FSDP_ASSIGN_OR_RETURN(
+      auto model,
+      FullyShard(MakeNet(kDim, 2), std::make_shared<NotedRanks>(ranks, notes),
+                 BlockUnits()));
+  notes->texts.clear();
+  const at::Tensor x = Rows(ranks.rank(), 3, kDim);
+  const at::Tensor loss = Loss(model->forward(x), x);
+  notes->texts.emplace_back("loss");
+  FSDP_RETURN_IF_ERROR(model->Backward(loss));
+  notes->texts.emplace_back("step");
+  const MemoryStats memory = model->memory_stats();
+  if (notes->most_pool_bytes !=
+      memory.parameters.reserved_bytes + memory.gradients.reserved_bytes) {
+    return absl::InternalError("the pools hold something else");
+  }
+  {
+    const at::NoGradGuard no_grad;
+    model->forward(x);
+  }
+  results[ranks.rank()] = notes->texts;
+  return absl::OkStatus();
+}
+
+TEST(ActivityTest, AStepIsNotedUnitByUnit) {
+  std::vector<std::vector<std::string>> results(2);
+  ASSERT_OK(RunAllRanks(
+      2, [&](Communicator& ranks) { return NoteSteps(ranks, results); }));
+  for (const std::vector<std::string>& texts : results) {
+    EXPECT_THAT(
+        texts,
+        ElementsAre("forward of root", "forward of blocks.0",
+                    "forward of blocks.1", "outside forward and backward",
+                    "loss", "backward of root", "backward of blocks.1",
+                    "backward of blocks.0", "backward of root", "backward",
+                    "outside forward and backward", "step", "forward of root",
+                    "forward of blocks.0", "forward of blocks.1",
+                    "outside forward and backward"));
+  }
+}
+
+}  // namespace
+}  // namespace fsdp
