@@ -14,6 +14,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -114,6 +115,29 @@ TEST(LauncherTest, OneRankIsLaunchedAsWell) {
 TEST(LauncherTest, RankZeroInheritsTheListeningPort) {
   ASSERT_OK_AND_ASSIGN(const Launched launched, Launch("use_the_port", 2));
   EXPECT_EQ(launched.report.exit_code(), 0) << launched.report.ToString();
+}
+
+TEST(LauncherTest, EachJobHasASecretOfItsOwn) {
+  std::set<std::string> secrets;
+  for (int job = 0; job < 2; ++job) {
+    ASSERT_OK_AND_ASSIGN(const Launched launched, Launch("print_secret", 2));
+    const std::vector<std::string> lines = Lines(launched.out);
+    ASSERT_EQ(lines.size(), 2);
+    const std::string secret = lines[0].substr(4);
+    EXPECT_EQ(lines,
+              (std::vector<std::string>{"[0] " + secret, "[1] " + secret}));
+    EXPECT_EQ(secret.size(), 64);
+    secrets.insert(secret);
+  }
+  EXPECT_EQ(secrets.size(), 2);
+}
+
+TEST(LauncherTest, ASecretThatIsThereStays) {
+  ASSERT_EQ(setenv("FSDP_JOB_SECRET", "ours", /*overwrite=*/1), 0);
+  const absl::StatusOr<Launched> launched = Launch("print_secret", 1);
+  unsetenv("FSDP_JOB_SECRET");
+  ASSERT_OK(launched);
+  EXPECT_EQ(launched->out, "[0] ours\n");
 }
 
 TEST(LauncherTest, AFailingRankEndsTheOthers) {

@@ -36,6 +36,13 @@ int Print() {
   return 0;
 }
 
+int PrintSecret() {
+  const absl::StatusOr<Environment> environment = ReadEnvironment(std::getenv);
+  if (!environment.ok()) return 100;
+  std::printf("%s\n", environment->secret.c_str());
+  return 0;
+}
+
 int Wait() {
   for (;;) pause();
 }
@@ -218,6 +225,7 @@ int LaunchTwo() {
 const std::map<std::string, std::function<int()>>& Roles() {
   static const auto& roles = *new std::map<std::string, std::function<int()>>{
       {"print", Print},
+      {"print_secret", PrintSecret},
       {"rank_1_exits_with_3", Rank1ExitsWith3},
       {"rank_1_is_stopped", Rank0ExitsRank1IsStopped},
       {"rank_1_ignores_sigterm", Rank0ExitsRank1IgnoresSigterm},

@@ -114,6 +114,14 @@ TEST(EnvironmentTest, ReadsTorchrunsAgentStore) {
   EXPECT_EQ(environment.interface, "eth1");
 }
 
+TEST(EnvironmentTest, ReadsTheSecret) {
+  ASSERT_OK_AND_ASSIGN(Environment environment, Read(Torchrun()));
+  EXPECT_EQ(environment.secret, "");
+  ASSERT_OK_AND_ASSIGN(environment,
+                       Read(With(Torchrun(), {{"FSDP_JOB_SECRET", "ours"}})));
+  EXPECT_EQ(environment.secret, "ours");
+}
+
 TEST(EnvironmentTest, ReadsHowOftenTheJobWasRestarted) {
   ASSERT_OK_AND_ASSIGN(
       Environment environment,
