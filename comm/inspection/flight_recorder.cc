@@ -8,6 +8,7 @@
 #include <cstring>
 #include <new>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include "base/check.h"
@@ -180,10 +181,12 @@ std::optional<OperationRecord> ReadSlot(const Slot& slot, uint64_t ticket) {
     if (before >> 1 != ticket) return std::nullopt;
     OperationRecord record = Copy(slot, ticket);
     if (before % 2 == 0 && slot.version.load(kAcquire) == before) return record;
+    std::this_thread::yield();
   }
   return std::nullopt;
 }
 
+// Nothing where it does not come to rest, as ReadSlot().
 void ReadNote(const PhaseNote& note, RankRecord& record) {
   for (int look = 0; look < kLooks; ++look) {
     const uint64_t before = note.version.load(kAcquire);
@@ -193,7 +196,12 @@ void ReadNote(const PhaseNote& note, RankRecord& record) {
     record.pool_bytes = static_cast<int64_t>(note.pool_bytes.load(kAcquire));
     record.unit = note.unit.Get(meta.label_size);
     if (before % 2 == 0 && note.version.load(kAcquire) == before) return;
+    std::this_thread::yield();
   }
+  record.phase = Phase::kUnknown;
+  record.phase_ns = 0;
+  record.pool_bytes = 0;
+  record.unit.clear();
 }
 
 std::shared_ptr<char> OwnMemory() {

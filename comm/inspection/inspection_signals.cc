@@ -24,6 +24,7 @@
 namespace fsdp::comm {
 namespace {
 
+// The second is for those that have no use for it: schedulers of jobs may.
 constexpr std::array<int, 2> kSignals = {SIGQUIT, SIGUSR1};
 
 // A handler can reach nothing but variables of static storage.
@@ -53,11 +54,7 @@ class InspectionSignals::State {
  public:
   explicit State(std::string folder) : folder_(std::move(folder)) {}
   ~State() {
-    if (takes_signals_) {
-      for (size_t i = 0; i < kSignals.size(); ++i) {
-        sigaction(kSignals[i], &previous_[i], nullptr);
-      }
-    }
+    for (size_t i = 0; i < kSignals.size(); ++i) Restore(i);
     {
       absl::MutexLock lock(&mutex_);
       ending_ = true;
@@ -73,12 +70,11 @@ class InspectionSignals::State {
   }
 
   absl::Status Start() {
-    for (size_t i = 0; i < kSignals.size(); ++i) {
-      sigaction(kSignals[i], nullptr, &previous_[i]);
-      if (IsFree(previous_[i])) continue;
-      return absl::FailedPreconditionError(absl::StrCat(
-          "the program has a handler for ", strsignal(kSignals[i]),
-          ", which stays: the signal does not show what this rank does"));
+    sigaction(SIGQUIT, nullptr, &previous_[0]);
+    if (!IsFree(previous_[0])) {
+      return absl::FailedPreconditionError(
+          "the program has a handler for SIGQUIT, which stays: the signal does "
+          "not show what this rank is doing");
     }
     fd_ = eventfd(0, EFD_CLOEXEC);
     if (fd_ < 0) {
@@ -92,8 +88,11 @@ class InspectionSignals::State {
     ask.sa_handler = Ask;
     // Files and sockets in use should not notice.
     ask.sa_flags = SA_RESTART;
-    for (const int number : kSignals) sigaction(number, &ask, nullptr);
-    takes_signals_ = true;
+    for (size_t i = 0; i < kSignals.size(); ++i) {
+      sigaction(kSignals[i], nullptr, &previous_[i]);
+      taken_[i] = IsFree(previous_[i]);
+      if (taken_[i]) sigaction(kSignals[i], &ask, nullptr);
+    }
     return absl::OkStatus();
   }
 
@@ -104,6 +103,15 @@ class InspectionSignals::State {
   }
 
  private:
+  // Unless the program has set a handler since.
+  void Restore(size_t i) {
+    struct sigaction now = {};
+    sigaction(kSignals[i], nullptr, &now);
+    if (taken_[i] && now.sa_handler == Ask) {
+      sigaction(kSignals[i], &previous_[i], nullptr);
+    }
+  }
+
   void Answer() {
     while (true) {
       uint64_t asked = 0;
@@ -138,7 +146,7 @@ class InspectionSignals::State {
 
   const std::string folder_;
   int fd_ = -1;
-  bool takes_signals_ = false;
+  std::array<bool, kSignals.size()> taken_ = {};
   std::array<struct sigaction, kSignals.size()> previous_ = {};
   std::thread thread_;
   absl::Mutex mutex_;

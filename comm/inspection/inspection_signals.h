@@ -16,14 +16,14 @@ namespace fsdp::comm {
 class InspectionSignals {
  public:
   // To `folder` as files "rank-N.txt", which are appended to; empty: on
-  // standard error. RunRanks() calls it; in other programs call it once, where
-  // the program has no handlers of its own for these signals.
-  // FailedPrecondition: there is one, which stays, or another
-  // InspectionSignals. ResourceExhausted: no thread or descriptor is left.
+  // standard error. RunRanks() calls it; other programs call it once. A handler
+  // of the program for SIGUSR1 stays. FailedPrecondition: so does one for
+  // SIGQUIT, and nothing is installed; or there is another InspectionSignals.
+  // ResourceExhausted: no thread or descriptor is left.
   static absl::StatusOr<std::unique_ptr<InspectionSignals>> Install(
       const std::string& folder = "");
 
-  // What was is restored.
+  // What was is restored, unless the program has set something since.
   ~InspectionSignals();
   InspectionSignals(const InspectionSignals&) = delete;
   InspectionSignals& operator=(const InspectionSignals&) = delete;

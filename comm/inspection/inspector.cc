@@ -102,10 +102,18 @@ std::string Inspector::Describe() const {
 
 void Inspector::OnFailure(FlightRecorder::Ticket ticket,
                           const absl::Status& status) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (has_failed_ || stopping_ || peers_ == nullptr) return;
+    has_failed_ = true;
+  }
+  // Now, since those that are behind may come once the others have given up;
+  // and looked at before it is claimed, so that what is shown is the first
+  // look.
+  Failure failure{ticket.value, status, peers_->ReadHost()};
+  failure.is_shown = WakesPeople(status) && peers_->ClaimForHost();
   absl::MutexLock lock(&mutex_);
-  if (has_failed_ || stopping_ || peers_ == nullptr) return;
-  has_failed_ = true;
-  failure_ = Failure{ticket.value, status};
+  failure_ = std::move(failure);
 }
 
 void Inspector::Stop() {
@@ -187,11 +195,17 @@ void Inspector::Look() {
 void Inspector::Join(const Failure& failure) {
   const absl::Time now = absl::Now();
   peers_->Publish(now + kFetch);
-  const std::vector<SeenRank> ranks = peers_->Read(now, now + kFetch);
-  const RankRecord& own = *ranks[peers_->rank()].record;
+  const RankRecord& own = *failure.host[peers_->rank()].record;
   std::optional<GroupCall> call;
+  absl::Time begin = now;
   for (const OperationRecord& operation : own.operations) {
-    if (operation.ticket == failure.ticket) call = CallOfGroup(own, operation);
+    if (operation.ticket != failure.ticket) continue;
+    call = CallOfGroup(own, operation);
+    begin = absl::FromUnixNanos(operation.started_ns);
+  }
+  std::vector<SeenRank> ranks = peers_->Read(begin, now + kFetch);
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    if (failure.host[rank].record) ranks[rank] = failure.host[rank];
   }
   const std::string title = absl::StrCat(
       "fsdp: rank ", peers_->rank(), " has failed (", failure.status.ToString(),
@@ -206,7 +220,7 @@ void Inspector::Join(const Failure& failure) {
       options_.write(absl::StrCat("fsdp: ", written.message(), "\n"));
     }
   }
-  if (!WakesPeople(failure.status) || !peers_->ClaimForHost()) return;
+  if (!failure.is_shown) return;
   options_.write(absl::StrCat(
       title, JoinedText(call, ranks, kRanksOnTerminal, kOperationsOnTerminal)));
 }

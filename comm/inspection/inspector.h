@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -19,6 +20,7 @@
 #include "absl/time/time.h"
 #include "comm/inspection/flight_recorder.h"
 #include "comm/inspection/peer_records.h"
+#include "comm/inspection/record_text.h"
 #include "comm/rank_activity.h"
 
 namespace fsdp::comm {
@@ -50,10 +52,11 @@ class Inspector final : public RankActivity {
   void Note(Phase phase, absl::string_view unit, int64_t pool_bytes) override;
   std::string Describe() const override;
 
-  // The operation has failed, and with it the group: the first time what all
-  // ranks do now is written to the folder, and on standard error where the
-  // cause is a deadline or a rank that is gone and no other rank of the host
-  // has done so. In the inspector's thread; Stop() waits for it.
+  // The operation has failed, and with it the group. The first time, what the
+  // ranks of this host do at this moment, and those of others did, is written
+  // to the folder, and on standard error where the cause is a deadline or a
+  // rank that is gone and no other rank of the host has begun to: in the
+  // inspector's thread, for which Stop() waits.
   void OnFailure(FlightRecorder::Ticket ticket, const absl::Status& status);
 
   // Ends the thread within a few seconds. Once; nothing is watched any more.
@@ -63,6 +66,8 @@ class Inspector final : public RankActivity {
   struct Failure {
     uint64_t ticket = 0;
     absl::Status status;
+    std::vector<SeenRank> host;  // when it happened
+    bool is_shown = false;       // on standard error
   };
 
   Inspector(InspectorOptions options, std::unique_ptr<PeerRecords> peers);
@@ -73,7 +78,7 @@ class Inspector final : public RankActivity {
   void Join(const Failure& failure);
 
   const InspectorOptions options_;
-  const std::unique_ptr<PeerRecords> peers_;  // the thread's
+  const std::unique_ptr<PeerRecords> peers_;  // the thread's, but for const
   const std::shared_ptr<FlightRecorder> recorder_;
   std::map<uint64_t, int64_t> due_ns_;  // the thread's: by ticket
 

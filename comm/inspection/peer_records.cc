@@ -182,6 +182,22 @@ std::vector<SeenRank> PeerRecords::Read(absl::Time fresh, absl::Time deadline) {
     if (absl::Now() + kPollInterval >= deadline) break;
     if (!all_fresh()) absl::SleepFor(kPollInterval);
   }
+  std::vector<SeenRank> seen = ReadHost();
+  for (int peer = 0; peer < static_cast<int>(peers_.size()); ++peer) {
+    const Peer& from = peers_[peer];
+    if (peer == rank_ || from.segment != nullptr || !from.published) continue;
+    seen[peer].record = from.published;
+    const absl::Duration age =
+        absl::Now() - absl::FromUnixNanos(from.published->taken_ns);
+    if (age > kOld) {
+      seen[peer].process = absl::StrCat("on another host, as it was ",
+                                        absl::ToInt64Seconds(age), " s ago");
+    }
+  }
+  return seen;
+}
+
+std::vector<SeenRank> PeerRecords::ReadHost() const {
   const int64_t now_ns = absl::ToUnixNanos(absl::Now());
   std::vector<SeenRank> seen(peers_.size());
   for (int peer = 0; peer < static_cast<int>(peers_.size()); ++peer) {
@@ -191,20 +207,12 @@ std::vector<SeenRank> PeerRecords::Read(absl::Time fresh, absl::Time deadline) {
     } else if (from.segment != nullptr) {
       seen[peer].record = FlightRecorder::Read(from.segment->data(), now_ns);
       seen[peer].process = from.process->Describe();
-    } else if (from.published) {
-      seen[peer].record = from.published;
-      const absl::Duration age =
-          absl::Now() - absl::FromUnixNanos(from.published->taken_ns);
-      if (age > kOld) {
-        seen[peer].process = absl::StrCat("on another host, as it was ",
-                                          absl::ToInt64Seconds(age), " s ago");
-      }
     }
   }
   return seen;
 }
 
-bool PeerRecords::ClaimForHost() {
+bool PeerRecords::ClaimForHost() const {
   for (int peer = 0; peer < static_cast<int>(peers_.size()); ++peer) {
     if (peer == rank_) return FlightRecorder::Claim(recorder_->memory());
     if (peers_[peer].segment != nullptr) {

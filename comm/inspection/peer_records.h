@@ -25,7 +25,7 @@ class Store;
 
 namespace fsdp::comm {
 
-// Not thread-safe, but for recorder().
+// Used by one thread at a time, but for what is const.
 class PeerRecords {
  public:
   // Collective, of all ranks that meet in `store`, which nobody else uses.
@@ -50,8 +50,11 @@ class PeerRecords {
   // or `deadline` has passed; of the store as Publish().
   std::vector<SeenRank> Read(absl::Time fresh, absl::Time deadline);
 
+  // Of the ranks of this host, this one included, at once. By rank of all.
+  std::vector<SeenRank> ReadHost() const;
+
   // Whether this rank is the first of its host to call it.
-  bool ClaimForHost();
+  bool ClaimForHost() const;
 
  private:
   struct Peer {

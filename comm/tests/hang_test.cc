@@ -252,21 +252,30 @@ TEST(InspectionSignalTest, ToTheLauncherShowsAllRanks) {
 
 void Nothing(int /*signal*/) {}
 
-TEST(InspectionSignalTest, AHandlerOfTheProgramStays) {
-  struct sigaction own = {};
-  own.sa_handler = Nothing;
-  struct sigaction before = {};
-  sigaction(SIGUSR1, &own, &before);
+auto HandlerOf(int number) {
+  struct sigaction action = {};
+  sigaction(number, nullptr, &action);
+  return action.sa_handler;
+}
+
+TEST(InspectionSignalTest, HandlersOfTheProgramStay) {
+  signal(SIGUSR1, Nothing);
+  {
+    const auto installed = InspectionSignals::Install();
+    ASSERT_TRUE(installed.ok());
+    EXPECT_EQ(HandlerOf(SIGUSR1), &Nothing);
+    EXPECT_NE(HandlerOf(SIGQUIT), SIG_DFL);
+    signal(SIGQUIT, Nothing);
+  }
+  EXPECT_EQ(HandlerOf(SIGQUIT), &Nothing);
+  signal(SIGUSR1, SIG_DFL);
   const auto refused = InspectionSignals::Install();
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(refused.status().message()),
-              HasSubstr("the program has a handler for User defined signal 1"));
-  struct sigaction now = {};
-  sigaction(SIGUSR1, nullptr, &now);
-  EXPECT_EQ(now.sa_handler, &Nothing);
-  sigaction(SIGQUIT, nullptr, &now);
-  EXPECT_EQ(now.sa_handler, SIG_DFL);
-  sigaction(SIGUSR1, &before, nullptr);
+              HasSubstr("the program has a handler for SIGQUIT"));
+  EXPECT_EQ(HandlerOf(SIGQUIT), &Nothing);
+  EXPECT_EQ(HandlerOf(SIGUSR1), SIG_DFL);
+  signal(SIGQUIT, SIG_DFL);
 }
 
 TEST(InspectionSignalTest, WhatWasIsRestored) {
@@ -274,16 +283,12 @@ TEST(InspectionSignalTest, WhatWasIsRestored) {
   {
     const auto installed = InspectionSignals::Install();
     ASSERT_TRUE(installed.ok());
-    struct sigaction now = {};
-    sigaction(SIGQUIT, nullptr, &now);
-    EXPECT_NE(now.sa_handler, SIG_IGN);
+    EXPECT_NE(HandlerOf(SIGQUIT), SIG_IGN);
+    EXPECT_NE(HandlerOf(SIGUSR1), SIG_DFL);
     EXPECT_FALSE(InspectionSignals::Install().ok());
   }
-  struct sigaction now = {};
-  sigaction(SIGQUIT, nullptr, &now);
-  EXPECT_EQ(now.sa_handler, SIG_IGN);
-  sigaction(SIGUSR1, nullptr, &now);
-  EXPECT_EQ(now.sa_handler, SIG_DFL);
+  EXPECT_EQ(HandlerOf(SIGQUIT), SIG_IGN);
+  EXPECT_EQ(HandlerOf(SIGUSR1), SIG_DFL);
   signal(SIGQUIT, SIG_DFL);
 }
 
