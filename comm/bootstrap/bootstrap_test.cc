@@ -2,9 +2,11 @@
 #include "comm/bootstrap/bootstrap.h"
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -195,6 +197,41 @@ TEST(ConnectTest, RanksMeetInTheStoreOfTorchrunsAgent) {
     rank.agent_store_prefix = "/worker/attempt_0";
   }
   EXPECT_THAT(ConnectAll(ranks, Options()), Each(::fsdp::testing::IsOk()));
+}
+
+// As torchrun starts ranks: again in the same store, where hosts have gone also
+// without another number for the attempt.
+TEST(ConnectTest, WhatAnAttemptHasLeftInTheAgentsStoreConfusesNoOther) {
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(RanksOfOneHost(1)[0].master_port);
+  options.isServer = true;
+  options.waitWorkers = false;
+  const auto agent = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+  const std::pair<int, int> attempts[] = {{0, 3}, {1, 3}, {1, 2}};
+  for (const auto& [restart, world_size] : attempts) {
+    std::vector<Environment> ranks;
+    for (int rank = 0; rank < world_size; ++rank) {
+      const std::map<std::string, std::string> variables = {
+          {"RANK", absl::StrCat(rank)},
+          {"WORLD_SIZE", absl::StrCat(world_size)},
+          {"LOCAL_RANK", absl::StrCat(rank)},
+          {"LOCAL_WORLD_SIZE", absl::StrCat(world_size)},
+          {"MASTER_ADDR", "127.0.0.1"},
+          {"MASTER_PORT", absl::StrCat(agent->getPort())},
+          {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+          {"TORCHELASTIC_RESTART_COUNT", absl::StrCat(restart)},
+      };
+      ASSERT_OK_AND_ASSIGN(
+          Environment environment,
+          ReadEnvironment([&variables](const char* name) -> const char* {
+            const auto found = variables.find(name);
+            return found == variables.end() ? nullptr : found->second.c_str();
+          }));
+      ranks.push_back(std::move(environment));
+    }
+    EXPECT_THAT(ConnectAll(ranks, Options()), Each(::fsdp::testing::IsOk()))
+        << "restart " << restart << ", " << world_size << " ranks";
+  }
 }
 
 TEST(ParseBackendTest, KnowsItsNames) {

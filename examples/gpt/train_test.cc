@@ -22,6 +22,7 @@
 #include "absl/strings/string_view.h"
 #include "base/json.h"
 #include "base/testing/status_matchers.h"
+#include "comm/launcher/launcher_report.h"
 #include "examples/gpt/batch.h"
 #include "examples/gpt/options.h"
 #include "examples/gpt/testing/child_process.h"
@@ -33,6 +34,7 @@ namespace gpt {
 namespace {
 
 using ::fsdp::Json;
+using ::fsdp::comm::kUsageErrorExitCode;
 using ::testing::AllOf;
 using ::testing::AnyOf;
 using testing::ChildProcess;
@@ -342,7 +344,7 @@ TEST_F(TrainTest, WhatCannotRestWhereItShouldEndsAllRanks) {
                                         HasSubstr("/no/such/disk")));
     ChildProcess small(Command(
         {backend, "--data=count", "--offload=ssd", "--memory-budget=1KiB"}));
-    EXPECT_EQ(small.Wait(), 1);
+    EXPECT_EQ(small.Wait(), kUsageErrorExitCode);
     EXPECT_THAT(small.output(),
                 HasSubstr("a memory budget of 1024 bytes is too small"));
   }
@@ -378,10 +380,10 @@ TEST_F(TrainTest, EndsOnEveryRankWithTheReason) {
     EXPECT_THAT(missing.output(), HasSubstr("/no/such/text"));
     std::ofstream(Path("empty")).flush();
     ChildProcess empty(Command({backend, "--data", Path("empty")}));
-    EXPECT_EQ(empty.Wait(), 1);
+    EXPECT_EQ(empty.Wait(), kUsageErrorExitCode);
     EXPECT_THAT(empty.output(), HasSubstr("0 bytes are too few"));
     ChildProcess small(Command({backend, "--vocab=100"}));
-    EXPECT_EQ(small.Wait(), 1);
+    EXPECT_EQ(small.Wait(), kUsageErrorExitCode);
     EXPECT_THAT(small.output(), HasSubstr("--vocab=100 is too small"));
   }
 }
@@ -396,7 +398,7 @@ TEST_F(TrainTest, FilesToWriteAreTriedBeforeTheTraining) {
         ChildProcess train(
             Command({backend, "--data=count", "--steps=1000000000",
                      absl::StrCat(flag, path)}));
-        EXPECT_EQ(train.Wait(), 1);
+        EXPECT_EQ(train.Wait(), kUsageErrorExitCode);
         EXPECT_THAT(train.output(), HasSubstr(absl::StrCat("writing ", path)));
       }
     }

@@ -1,0 +1,52 @@
+#!/usr/bin/env python3
+"""A fixed batch of trials of real jobs, and a short soak; the program is this test's runfile."""
+import contextlib
+import io
+import json
+import os
+import pathlib
+import tempfile
+import unittest
+
+import chaos
+
+# The quick ones: none that has to wait for a deadline.
+FAULTS = "kill,step_segv,step_throw,step_exit,store_dead,kill_launcher,stop_continue,disk_full,file_size,shm_full"
+
+
+class ChaosTest(unittest.TestCase):
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR"))
+        self.addCleanup(scratch.cleanup)
+        self.out = pathlib.Path(scratch.name)
+
+    def main(self, *flags):
+        said = io.StringIO()
+        with contextlib.redirect_stderr(said):
+            code = chaos.main([*flags, f"--out={self.out}"])
+        return code, said.getvalue()
+
+    def test_nothing_is_wrong_and_nothing_is_left(self):
+        code, said = self.main("--trials=10", f"--faults={FAULTS}", "--seed=11")
+        self.assertEqual(code, 0, said)
+        data = json.loads((self.out / "report.json").read_text())
+        self.assertEqual(len(data["trials"]), 10)
+        for trial in data["trials"]:
+            self.assertTrue(trial["skipped"] or trial["detection_s"] is not None, trial)
+        self.assertIn("## Defects\n\nNone.\n", (self.out / "report.md").read_text())
+
+    def test_a_run_that_restarts_ends_with_the_bits_of_an_unbroken_one(self):
+        code, said = self.main("--soak=120", "--every=30", "--backend=shared_memory", "--seed=12")
+        self.assertEqual(code, 0, said)
+        self.assertIn("the bits of an unbroken run", said)
+
+    def test_wrong_flags_are_refused(self):
+        for flags in (["--faults=flood"], ["--ranks=1"], ["--backend=pigeons"]):
+            with self.assertRaises(SystemExit) as raised:
+                self.main(*flags)
+            self.assertEqual(raised.exception.code, 2)
+        self.assertEqual(self.main("--faults=partition", "--backend=shared_memory")[0], 2)
+
+
+if __name__ == "__main__":
+    unittest.main()

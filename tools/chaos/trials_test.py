@@ -1,0 +1,115 @@
+#!/usr/bin/env python3
+"""Tests of trials.py and faults.py, with shell scripts for programs: what is taken for a defect."""
+import os
+import pathlib
+import re
+import tempfile
+import time
+import unittest
+
+import faults
+import soak
+import trials
+from faults import Expect, Fault, Moment, Plan
+
+# What the example prints and writes, as far as trials look at it.
+BEGINS = """#!/bin/sh
+for flag; do case "$flag" in --json=*) json="${flag#--json=}";; --steps=*) steps="${flag#--steps=}";; esac; done
+losses() { i=0; text=; while [ $i -lt $steps ]; do text="$text$i,"; i=$((i + 1)); done; echo "{\\"losses\\": [${text%,}]}" > "$json"; }
+echo "0.1 million parameters"
+"""
+
+
+def plan_now(**changes):
+    return Plan("now", lambda job: time.time(), Moment.TRAINING, **changes)
+
+
+class TrialsTest(unittest.TestCase):
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR"))
+        self.addCleanup(scratch.cleanup)
+        self.folder = pathlib.Path(scratch.name)
+
+    def run_trial(self, expect, script, plan=None, **changes):
+        program = self.folder / "program"
+        program.write_text(BEGINS + script)
+        program.chmod(0o755)
+        runner = trials.Runner(program, 2, self.folder)
+        runner._expected[2] = [float(step) for step in range(faults.STEPS)]
+        plan = plan or plan_now(**changes)
+        return runner.run(Fault("some", expect, "", lambda trial: plan), "gloo", 1)
+
+    def test_a_job_that_survives_has_the_losses_of_one_without_a_fault(self):
+        self.assertEqual(self.run_trial(Expect.SURVIVES, "losses").defects, [])
+        self.assertEqual(self.run_trial(Expect.SURVIVES, "losses; sed -i s/7,/8,/ $json").defects,
+                         ["losses are others than those of a run without a fault, from step 8 on"])
+        self.assertEqual(self.run_trial(Expect.SURVIVES, "exit 3").defects, ["it failed, with [3]"])
+
+    def test_a_job_that_fails_says_why(self):
+        result = self.run_trial(Expect.FAILS, "echo '[0] UNAVAILABLE: rank 1 is gone, port 1234' >&2; exit 1",
+                                says="rank 1", victims={1})
+        self.assertEqual(result.defects, [])
+        self.assertEqual(result.errors, ["UNAVAILABLE: rank N is gone, port N"])
+        self.assertIsNotNone(result.detection_s)
+        self.assertEqual(self.run_trial(Expect.FAILS, "exit 1", says="rank 1").defects,
+                         ["nothing that it prints has 'rank 1'"])
+        self.assertEqual(self.run_trial(Expect.FAILS, "exit 0").defects, ["it ended well"])
+
+    def test_texts_are_alike_without_numbers(self):
+        self.assertEqual(trials.errors_of("[1] UNKNOWN: write /a/b/trial.x1/run/step-6.incomplete-1ab2/x: full\n"
+                                          "UNKNOWN: write /c/trial.y/run/step-12.incomplete-c/x: full\nplain 3\n"),
+                         ["UNKNOWN: write DIR/run/step-N.incomplete-N/x: full"])
+
+    def test_crashes_are_defects_but_for_those_of_the_victim(self):
+        text = "echo '[1] terminate called'; echo 'rank 1 was killed by signal 6'; exit 1"
+        self.assertEqual(self.run_trial(Expect.EITHER, text, victims={1}).defects, [])
+        self.assertEqual(self.run_trial(Expect.EITHER, text, victims={0}).defects,
+                         ["crash: [1] terminate called", "crash: signal 6 killed ranks [1]"])
+        self.assertEqual(self.run_trial(Expect.EITHER, "echo 'ranks 0, 1 were killed by signal 11'; exit 1",
+                                        victims={1}).defects, ["crash: signal 11 killed ranks [0]"])
+
+    def test_what_is_left_is_a_defect(self):
+        result = self.run_trial(Expect.FAILS, "touch $TMPDIR/file; exit 1")
+        self.assertEqual(len(result.defects), 1)
+        self.assertRegex(result.defects[0], r"left behind: .*/tmp/file")
+
+    def test_a_hang_is_a_defect(self):
+        limit, trials.LIMIT_S = trials.LIMIT_S, 0.3
+        try:
+            result = self.run_trial(Expect.FAILS, "sleep 600")
+        finally:
+            trials.LIMIT_S = limit
+        self.assertTrue(result.hang)
+        self.assertIn("hangs", result.defects[0])
+
+    def test_nan_has_to_show(self):
+        self.assertEqual(self.run_trial(Expect.NAN, "echo '{\"losses\": [1, null]}' > $json").defects, [])
+        self.assertEqual(self.run_trial(Expect.NAN, "losses").defects, ["the last loss is 399"])
+
+    def test_a_fault_that_never_comes_is_a_defect(self):
+        result = self.run_trial(Expect.FAILS, "exit 1", Plan("by the program"))
+        self.assertIn("the program has not come to the fault", result.defects)
+        result = self.run_trial(Expect.FAILS, "echo 'injected kill into step 3 at 1000.5'; exit 1", Plan("by it"))
+        self.assertEqual(result.defects, [])
+        self.assertGreater(result.detection_s, 1000)
+
+    def test_every_fault_has_its_turn(self):
+        some = [(fault, "gloo") for fault in list(faults.FAULTS.values())[:5]]
+        chosen = trials.choose(some, 12, seed=3)
+        self.assertEqual(len(chosen), 12)
+        for fault, _ in some:
+            self.assertIn(sum(one is fault for one, _, _ in chosen), (2, 3))
+        self.assertEqual(chosen, trials.choose(some, 12, seed=3))
+        self.assertNotEqual(chosen, trials.choose(some, 12, seed=4))
+
+    def test_a_soak_has_a_fault_in_each_attempt(self):
+        entries = soak.fault_plan(trials.random.Random(1), 40, 3, 100).split(";")
+        for attempt, entry in enumerate(entries):
+            match = re.fullmatch(r"fault=\w+,restart=(\d+),rank=([012]),step=(\d+),when=(start|wait)", entry)
+            self.assertIsNotNone(match, entry)
+            self.assertEqual(int(match[1]), attempt)
+            self.assertTrue(90 <= int(match[3]) <= 100)
+
+
+if __name__ == "__main__":
+    unittest.main()
