@@ -106,7 +106,8 @@ NetworkOptions DrawNetwork(Choices& choices) {
   return n;
 }
 
-Fault DrawFault(Choices& choices, const Training& t, int world_size) {
+Fault DrawFault(Choices& choices, const Training& t, int world_size,
+                bool is_first) {
   Fault fault;
   const bool rests = t.rest_parameters || t.rest_gradients || t.rest_states;
   int last = t.save_every > 0 ? 9 : 7;
@@ -114,6 +115,9 @@ Fault DrawFault(Choices& choices, const Training& t, int world_size) {
     fault.kind = static_cast<FaultKind>(choices.Int(10, 11));
   } else {
     fault.kind = static_cast<FaultKind>(choices.Int(0, last));
+  }
+  if (t.save_every > 0 && !is_first && choices.Chance(15)) {
+    fault.kind = FaultKind::kRot;
   }
   // Torn writes are for checksums to find.
   if (fault.kind == FaultKind::kSsdTorn && !t.checksums) {
@@ -143,8 +147,11 @@ Fault DrawFault(Choices& choices, const Training& t, int world_size) {
     case FaultKind::kSsdTorn:
       fault.at = choices.Event(80);
       break;
+    case FaultKind::kRot:
+      fault.at = choices.Int(0, 100'000);
+      break;
     default:
-      fault.at = choices.Event(1000);
+      fault.at = choices.Chance(50) ? choices.Event(1000) : choices.Int(0, 500);
   }
   return fault;
 }
@@ -152,10 +159,10 @@ Fault DrawFault(Choices& choices, const Training& t, int world_size) {
 }  // namespace
 
 const char* ToString(FaultKind kind) {
-  constexpr const char* kNames[] = {"kill",       "silence",    "stop",
-                                    "long stop",  "slow",       "throw",
-                                    "clock jump", "lose power", "disk full",
-                                    "disk error", "ssd error",  "ssd torn"};
+  constexpr const char* kNames[] = {
+      "kill",      "silence",    "stop",       "long stop", "slow",
+      "throw",     "clock jump", "lose power", "disk full", "disk error",
+      "ssd error", "ssd torn",   "rot"};
   return kNames[static_cast<int>(kind)];
 }
 
@@ -184,7 +191,8 @@ Scenario DrawScenario(uint64_t seed, const DrawOptions& options) {
     if (i == with_faults) continue;
     const int count = choices.Chance(80) ? 1 : 2;
     for (int k = 0; k < count; ++k) {
-      attempt.faults.push_back(DrawFault(choices, t, attempt.world_size));
+      attempt.faults.push_back(
+          DrawFault(choices, t, attempt.world_size, i == 0));
     }
   }
   return scenario;
