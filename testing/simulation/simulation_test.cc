@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -122,6 +123,17 @@ TEST(SimulationTest, TheOrderIsTheSeedsAlone) {
   };
   EXPECT_EQ(order(1), order(1));
   EXPECT_NE(order(1), order(2));
+}
+
+TEST(SimulationTest, ChanceIsTheSeedsAlone) {
+  const auto number = [](uint64_t seed) {
+    unsigned value = 0;
+    const Simulated run(
+        {[&value](Simulation&) { value = std::random_device()(); }}, seed);
+    return value;
+  };
+  EXPECT_EQ(number(1), number(1));
+  EXPECT_NE(number(1), number(2));
 }
 
 TEST(SimulationTest, TheDeadRunWhenAllOthersHaveEnded) {
