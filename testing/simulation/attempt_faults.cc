@@ -34,7 +34,8 @@ AttemptFaults::AttemptFaults(Simulation& simulation, Network& network,
       network_(network),
       attempt_(attempt),
       mesh_rows_(mesh_rows),
-      happened_(attempt.faults.size(), false) {
+      happened_(attempt.faults.size(), false),
+      last_(absl::Nanoseconds(simulation.elapsed_nanos())) {
   simulation_.set_on_event(
       [this](int process, int64_t number) { OnEvent(process, number); });
 }

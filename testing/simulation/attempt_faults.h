@@ -62,7 +62,7 @@ class AttemptFaults {
   const int mesh_rows_;
   std::vector<bool> happened_;  // by fault
   Rot rot_;
-  absl::Duration last_ = absl::ZeroDuration();
+  absl::Duration last_;
 };
 
 }  // namespace fsdp::simulation

@@ -11,6 +11,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "testing/simulation/mutant.h"
+#include "testing/simulation/program_seed.h"
 #include "testing/simulation/scenario.h"
 #include "testing/simulation/seed_run.h"
 
@@ -19,6 +20,7 @@ namespace {
 
 constexpr int kSeeds = 400;
 constexpr int kSeedsSeenTwice = 25;
+constexpr int kPrograms = 100;
 constexpr int kSeedsPerMutant = 300;
 
 SeedResult Simulate(uint64_t seed, Mutant mutant = Mutant::kNone) {
@@ -78,6 +80,14 @@ TEST_F(BatchTest, ASeedIsTheSameEveryTime) {
     EXPECT_GT(first.events, 0);
     EXPECT_EQ(first.log_hash, second.log_hash) << seed;
     EXPECT_EQ(first.events, second.events) << seed;
+  }
+}
+
+TEST_F(BatchTest, ProgramsGiveWhatPlainLibTorchGives) {
+  SeedOptions options;
+  options.scratch = ::testing::TempDir();
+  for (uint64_t seed = 0; seed < kPrograms; ++seed) {
+    ASSERT_EQ(RunProgramSeed(seed, options).problem, "") << seed;
   }
 }
 

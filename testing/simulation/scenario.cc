@@ -91,7 +91,7 @@ void DrawSaves(Choices& choices, Training& t) {
   if (choices.Chance(40)) t.keep_last = choices.Int(1, 2);
 }
 
-NetworkOptions DrawNetwork(Choices& choices) {
+NetworkOptions DrawNetworkBy(Choices& choices) {
   NetworkOptions n;
   n.moves = static_cast<Moves>(choices.Int(0, 2));
   n.slowest = absl::Microseconds(choices.Chance(50) ? 1000 : 50'000);
@@ -166,6 +166,11 @@ const char* ToString(FaultKind kind) {
   return kNames[static_cast<int>(kind)];
 }
 
+NetworkOptions DrawNetwork(uint64_t seed) {
+  Choices choices(~seed);
+  return DrawNetworkBy(choices);
+}
+
 Scenario DrawScenario(uint64_t seed, const DrawOptions& options) {
   Choices choices(seed);
   Scenario scenario;
@@ -176,7 +181,7 @@ Scenario DrawScenario(uint64_t seed, const DrawOptions& options) {
   DrawOptionsOf(choices, t);
   DrawRest(choices, t);
   if (options.saves) DrawSaves(choices, t);
-  scenario.network = DrawNetwork(choices);
+  scenario.network = DrawNetwork(seed);
   const int with_faults =
       options.faults && choices.Chance(75) ? choices.Int(1, 2) : 0;
   for (int i = 0; i <= with_faults; ++i) {

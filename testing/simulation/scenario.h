@@ -101,6 +101,9 @@ struct DrawOptions {
 Scenario DrawScenario(uint64_t seed,
                       const DrawOptions& options = DrawOptions());
 
+// That of the seed, as in its scenario.
+NetworkOptions DrawNetwork(uint64_t seed);
+
 // One line per part, for people.
 std::string ToString(const Scenario& scenario);
 
