@@ -19,6 +19,7 @@ bool IsOfEvents(FaultKind kind) {
     case FaultKind::kDiskError:
     case FaultKind::kSsdError:
     case FaultKind::kSsdTorn:
+    case FaultKind::kRot:
       return false;
     default:
       return true;
@@ -28,11 +29,13 @@ bool IsOfEvents(FaultKind kind) {
 }  // namespace
 
 AttemptFaults::AttemptFaults(Simulation& simulation, Network& network,
-                             const Attempt& attempt)
+                             const Attempt& attempt, int mesh_rows)
     : simulation_(simulation),
       network_(network),
       attempt_(attempt),
-      happened_(attempt.faults.size(), false) {
+      mesh_rows_(mesh_rows),
+      happened_(attempt.faults.size(), false),
+      last_(absl::Nanoseconds(simulation.elapsed_nanos())) {
   simulation_.set_on_event(
       [this](int process, int64_t number) { OnEvent(process, number); });
 }
@@ -61,6 +64,17 @@ void AttemptFaults::Plant(int rank, DiskView& disk, SimulatedSsd& ssd) {
   }
 }
 
+void AttemptFaults::PlantRot(checkpoint::FileSystem& disk) {
+  for (size_t i = 0; i < happened_.size(); ++i) {
+    const Fault& fault = attempt_.faults[i];
+    if (fault.kind == FaultKind::kRot) happened_[i] = rot_.Flip(disk, fault.at);
+  }
+}
+
+void AttemptFaults::RemoveRot(checkpoint::FileSystem& disk) {
+  rot_.FlipBack(disk);
+}
+
 std::optional<int64_t> AttemptFaults::ThrowsAt(int rank) const {
   for (const Fault& fault : attempt_.faults) {
     if (fault.rank == rank && fault.kind == FaultKind::kThrow) return fault.at;
@@ -74,6 +88,7 @@ void AttemptFaults::Collect(int rank, const DiskView& disk,
   for (size_t i = 0; i < happened_.size(); ++i) {
     const Fault& fault = attempt_.faults[i];
     if (fault.rank != rank || IsOfEvents(fault.kind)) continue;
+    if (fault.kind == FaultKind::kRot) continue;
     const bool is_disk = fault.kind == FaultKind::kDiskFull ||
                          fault.kind == FaultKind::kDiskError;
     const std::optional<int64_t> at = fault.kind == FaultKind::kThrow
@@ -155,21 +170,31 @@ bool AttemptFaults::power_is_lost() const {
   return false;
 }
 
+bool AttemptFaults::HasRank(absl::string_view text, int rank) const {
+  const int row = attempt_.world_size / mesh_rows_;
+  for (const int name : {rank, rank % row, rank / row}) {
+    if (absl::StrContains(text, absl::StrCat("rank ", name))) return true;
+  }
+  return false;
+}
+
 bool AttemptFaults::IsNamedBy(const absl::Status& status) const {
   const absl::string_view text = status.message();
   for (size_t i = 0; i < happened_.size(); ++i) {
     const Fault& fault = attempt_.faults[i];
     if (!happened_[i]) continue;
-    if (absl::StrContains(text, absl::StrCat("rank ", fault.rank))) return true;
+    if (HasRank(text, fault.rank)) return true;
     switch (fault.kind) {
       case FaultKind::kThrow:
         if (absl::StrContains(text, kUsersError)) return true;
         break;
       case FaultKind::kClockJump:
+      case FaultKind::kLongStop:
         if (absl::IsDeadlineExceeded(status)) return true;
         break;
       case FaultKind::kDiskFull:
       case FaultKind::kDiskError:
+      case FaultKind::kRot:
         if (absl::StrContains(text, "/run")) return true;
         break;
       case FaultKind::kSsdError:

@@ -9,9 +9,12 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "checkpoint/files/file_system.h"
 #include "testing/simulation/disk_view.h"
 #include "testing/simulation/group.h"
+#include "testing/simulation/rot.h"
 #include "testing/simulation/scenario.h"
 #include "testing/simulation/simulated_ssd.h"
 #include "testing/simulation/simulation.h"
@@ -22,13 +25,16 @@ namespace fsdp::simulation {
 class AttemptFaults {
  public:
   AttemptFaults(Simulation& simulation, Network& network,
-                const Attempt& attempt);
+                const Attempt& attempt, int mesh_rows);
   AttemptFaults(const AttemptFaults&) = delete;
   AttemptFaults& operator=(const AttemptFaults&) = delete;
   ~AttemptFaults();
 
   // Of rank `rank`, before it runs.
   void Plant(int rank, DiskView& disk, SimulatedSsd& ssd);
+  // Of what is on the disk, before the ranks run; undone afterwards.
+  void PlantRot(checkpoint::FileSystem& disk);
+  void RemoveRot(checkpoint::FileSystem& disk);
   std::optional<int64_t> ThrowsAt(int rank) const;
   // After it has run: which of these have happened, and when.
   void Collect(int rank, const DiskView& disk, const SimulatedSsd& ssd,
@@ -47,12 +53,16 @@ class AttemptFaults {
  private:
   void OnEvent(int rank, int64_t number);
   void Trigger(const Fault& fault);
+  // Whether a text has the rank, in any of its groups.
+  bool HasRank(absl::string_view text, int rank) const;
 
   Simulation& simulation_;
   Network& network_;
   const Attempt& attempt_;
+  const int mesh_rows_;
   std::vector<bool> happened_;  // by fault
-  absl::Duration last_ = absl::ZeroDuration();
+  Rot rot_;
+  absl::Duration last_;
 };
 
 }  // namespace fsdp::simulation

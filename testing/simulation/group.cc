@@ -105,7 +105,9 @@ absl::Status Group::Wait(int rank, const std::shared_ptr<Operation>& operation,
   if (!in_time && !members_[rank].knows) {
     std::vector<std::string> missing;
     for (int peer = 0; peer < world_size(); ++peer) {
-      if (!operation->call(peer)) missing.push_back(LastSeen(peer));
+      if (!operation->call(peer) || operation->is_lost(peer)) {
+        missing.push_back(LastSeen(peer));
+      }
     }
     return GiveUp(rank, name, missing);
   }

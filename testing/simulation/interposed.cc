@@ -1,6 +1,6 @@
 // What the threads of a simulation ask of the system, answered by it: the time,
-// threads, and Abseil's ways to wait. Linked into a program it is there for all
-// of it, and does for threads that are no tasks what was done before.
+// chance, threads, and Abseil's ways to wait. Linked into a program it is there
+// for all of it, and does for threads that are no tasks what was done before.
 #include <dlfcn.h>
 #include <pthread.h>
 #include <sys/syscall.h>
@@ -75,6 +75,17 @@ absl::Time RealNow() __asm__("__real_" FSDP_NAME_OF_NOW);
 absl::Time WrappedNow() {
   const Simulation* const simulation = Simulation::Current();
   return simulation == nullptr ? RealNow() : simulation->Now();
+}
+
+// What libstdc++'s std::random_device gives.
+unsigned RandomNumber(void* device) __asm__("_ZNSt13random_device9_M_getvalEv");
+
+unsigned RandomNumber(void* device) {
+  using Get = unsigned (*)(void*);
+  static const auto get = Next<Get>("_ZNSt13random_device9_M_getvalEv");
+  Simulation* const simulation = Simulation::Current();
+  if (simulation == nullptr) return get(device);
+  return static_cast<unsigned>(simulation->Random(uint64_t{1} << 32));
 }
 
 extern "C" {

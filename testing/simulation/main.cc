@@ -23,6 +23,7 @@
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "testing/simulation/program_seed.h"
 #include "testing/simulation/scenario.h"
 #include "testing/simulation/seed_run.h"
 
@@ -34,6 +35,7 @@ constexpr char kUsage[] =
     "--first=N    the first seed, 0\n"
     "--minutes=N  as many seeds as there is time for\n"
     "--seed=N     one seed, with all that happens in it\n"
+    "--programs   those of //fsdp/testing/program, without faults\n"
     "--mutant=N   with a planted bug (mutant.h): ends well where it is found\n"
     "--keep_going goes on behind a seed that has a problem\n";
 
@@ -44,6 +46,7 @@ struct Flags {
   int64_t mutant = 0;
   std::optional<int64_t> seed;
   bool keep_going = false;
+  bool programs = false;
 };
 
 std::optional<Flags> ParseFlags(int argc, char** argv) {
@@ -53,6 +56,10 @@ std::optional<Flags> ParseFlags(int argc, char** argv) {
     int64_t seed = 0;
     if (text == "--keep_going") {
       flags.keep_going = true;
+      continue;
+    }
+    if (text == "--programs") {
+      flags.programs = true;
       continue;
     }
     const auto number = [&text](absl::string_view name, int64_t* value) {
@@ -139,17 +146,17 @@ class Batch {
   }
 
  private:
-  SeedResult Simulate(const Scenario& scenario) {
+  SeedResult Simulate(int64_t seed) {
     std::snprintf(running, sizeof(running), "while seed %llu ran\n",
-                  static_cast<unsigned long long>(scenario.seed));
-    return RunSeed(scenario, options_);
+                  static_cast<unsigned long long>(seed));
+    return flags_.programs ? RunProgramSeed(seed, options_)
+                           : RunSeed(DrawScenario(seed), options_);
   }
 
   int RunOne(int64_t seed) {
-    const Scenario scenario = DrawScenario(seed);
-    const SeedResult result = Simulate(scenario);
+    const SeedResult result = Simulate(seed);
     for (const std::string& line : result.log) std::cout << line << "\n";
-    std::cout << ToString(scenario) << "\n"
+    std::cout << Describe(seed) << "\n"
               << absl::StrFormat("log %016x, %d events\n", result.log_hash,
                                  result.events)
               << (result.problem.empty() ? "no problem" : result.problem)
@@ -158,15 +165,19 @@ class Batch {
   }
 
   void Count(int64_t seed) {
-    const Scenario scenario = DrawScenario(seed);
-    const SeedResult result = Simulate(scenario);
+    const SeedResult result = Simulate(seed);
     for (const std::string& feature : result.features) ++features_[feature];
     events_ += result.events;
     if (result.problem.empty()) return;
     ++problems_;
-    std::cout << ToString(scenario) << "\nPROBLEM: " << result.problem
+    std::cout << Describe(seed) << "\nPROBLEM: " << result.problem
               << "\nreplay: ./bazelw run //testing/simulation -- --seed="
-              << seed << std::endl;
+              << seed << (flags_.programs ? " --programs" : "") << std::endl;
+  }
+
+  std::string Describe(int64_t seed) const {
+    return flags_.programs ? absl::StrCat("program ", seed)
+                           : ToString(DrawScenario(seed));
   }
 
   std::string Progress(int64_t seeds, absl::Duration took) const {

@@ -70,6 +70,12 @@ Operation::Memory Operation::MemoryOf(const at::Tensor& tensor) {
           tensor.nbytes()};
 }
 
+// What a dead process does on its way to its end is nobody's business.
+void Operation::Violation(int rank, absl::string_view text) {
+  if (context_.simulation->IsDead(context_.processes[rank])) return;
+  context_.simulation->Violation(text);
+}
+
 void Operation::CheckMemory(int rank, const Memory& memory) {
   if (memory.bytes == 0) return;
   const c10::StorageImpl& storage =
@@ -79,9 +85,9 @@ void Operation::CheckMemory(int rank, const Memory& memory) {
       memory.data + memory.bytes <= begin + storage.nbytes()) {
     return;
   }
-  context_.simulation->Violation(absl::StrCat(
-      "rank ", rank, " has given up memory of ",
-      comm::Name(*sides_[rank].call, sequence_), " before that was done"));
+  Violation(rank, absl::StrCat("rank ", rank, " has given up memory of ",
+                               comm::Name(*sides_[rank].call, sequence_),
+                               " before that was done"));
   Cancel(rank);
 }
 
@@ -286,9 +292,9 @@ void Operation::WriteTo(int rank, const std::vector<char>& result) {
   if (!side.cancelled) CheckMemory(rank, side.in);
   if (side.cancelled) return;
   if (HashInput(rank) != side.in_hash) {
-    context_.simulation->Violation(
-        absl::StrCat("rank ", rank, " has changed the input of ",
-                     comm::Name(*side.call, sequence_), " while that ran"));
+    Violation(rank, absl::StrCat("rank ", rank, " has changed the input of ",
+                                 comm::Name(*side.call, sequence_),
+                                 " while that ran"));
   }
   const bool stays = side.in_place && side.reads < sides_.size();
   if (stays && side.taken.empty()) side.taken = side.before;
@@ -311,9 +317,9 @@ void Operation::MaybeDone(int rank) {
   CheckMemory(rank, side.in);
   if (side.cancelled) return;
   if (HashInput(rank) != side.in_hash) {
-    context_.simulation->Violation(absl::StrCat(
-        "rank ", rank, " has changed the input of ",
-        comm::Name(*side.call, sequence_), " before that was done"));
+    Violation(rank, absl::StrCat("rank ", rank, " has changed the input of ",
+                                 comm::Name(*side.call, sequence_),
+                                 " before that was done"));
   }
   if (side.call->collective == Collective::kReduceScatter &&
       context_.options->overwrites_inputs &&

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/string_view.h"
 #include "comm/call.h"
 #include "comm/communicator.h"
 #include "testing/simulation/common_memories.h"
@@ -57,6 +58,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
   }
   bool has_result(int rank) const { return sides_[rank].has_result; }
   bool is_done(int rank) const { return sides_[rank].done; }
+  bool is_lost(int rank) const { return sides_[rank].lost; }
   bool all_entered() const { return entered_ == sides_.size(); }
   // What this rank has to see when its call is done.
   void Acquire(int rank);
@@ -86,6 +88,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
   };
 
   static Memory MemoryOf(const at::Tensor& tensor);
+  void Violation(int rank, absl::string_view text);
   // Whether what was given is still there.
   void CheckMemory(int rank, const Memory& memory);
   static bool IsSlice(const Side& side);

@@ -91,7 +91,7 @@ void DrawSaves(Choices& choices, Training& t) {
   if (choices.Chance(40)) t.keep_last = choices.Int(1, 2);
 }
 
-NetworkOptions DrawNetwork(Choices& choices) {
+NetworkOptions DrawNetworkBy(Choices& choices) {
   NetworkOptions n;
   n.moves = static_cast<Moves>(choices.Int(0, 2));
   n.slowest = absl::Microseconds(choices.Chance(50) ? 1000 : 50'000);
@@ -106,7 +106,8 @@ NetworkOptions DrawNetwork(Choices& choices) {
   return n;
 }
 
-Fault DrawFault(Choices& choices, const Training& t, int world_size) {
+Fault DrawFault(Choices& choices, const Training& t, int world_size,
+                bool is_first) {
   Fault fault;
   const bool rests = t.rest_parameters || t.rest_gradients || t.rest_states;
   int last = t.save_every > 0 ? 9 : 7;
@@ -114,6 +115,9 @@ Fault DrawFault(Choices& choices, const Training& t, int world_size) {
     fault.kind = static_cast<FaultKind>(choices.Int(10, 11));
   } else {
     fault.kind = static_cast<FaultKind>(choices.Int(0, last));
+  }
+  if (t.save_every > 0 && !is_first && choices.Chance(15)) {
+    fault.kind = FaultKind::kRot;
   }
   // Torn writes are for checksums to find.
   if (fault.kind == FaultKind::kSsdTorn && !t.checksums) {
@@ -143,8 +147,11 @@ Fault DrawFault(Choices& choices, const Training& t, int world_size) {
     case FaultKind::kSsdTorn:
       fault.at = choices.Event(80);
       break;
+    case FaultKind::kRot:
+      fault.at = choices.Int(0, 100'000);
+      break;
     default:
-      fault.at = choices.Event(1000);
+      fault.at = choices.Chance(50) ? choices.Event(1000) : choices.Int(0, 500);
   }
   return fault;
 }
@@ -152,11 +159,16 @@ Fault DrawFault(Choices& choices, const Training& t, int world_size) {
 }  // namespace
 
 const char* ToString(FaultKind kind) {
-  constexpr const char* kNames[] = {"kill",       "silence",    "stop",
-                                    "long stop",  "slow",       "throw",
-                                    "clock jump", "lose power", "disk full",
-                                    "disk error", "ssd error",  "ssd torn"};
+  constexpr const char* kNames[] = {
+      "kill",      "silence",    "stop",       "long stop", "slow",
+      "throw",     "clock jump", "lose power", "disk full", "disk error",
+      "ssd error", "ssd torn",   "rot"};
   return kNames[static_cast<int>(kind)];
+}
+
+NetworkOptions DrawNetwork(uint64_t seed) {
+  Choices choices(~seed);
+  return DrawNetworkBy(choices);
 }
 
 Scenario DrawScenario(uint64_t seed, const DrawOptions& options) {
@@ -169,7 +181,7 @@ Scenario DrawScenario(uint64_t seed, const DrawOptions& options) {
   DrawOptionsOf(choices, t);
   DrawRest(choices, t);
   if (options.saves) DrawSaves(choices, t);
-  scenario.network = DrawNetwork(choices);
+  scenario.network = DrawNetwork(seed);
   const int with_faults =
       options.faults && choices.Chance(75) ? choices.Int(1, 2) : 0;
   for (int i = 0; i <= with_faults; ++i) {
@@ -184,7 +196,8 @@ Scenario DrawScenario(uint64_t seed, const DrawOptions& options) {
     if (i == with_faults) continue;
     const int count = choices.Chance(80) ? 1 : 2;
     for (int k = 0; k < count; ++k) {
-      attempt.faults.push_back(DrawFault(choices, t, attempt.world_size));
+      attempt.faults.push_back(
+          DrawFault(choices, t, attempt.world_size, i == 0));
     }
   }
   return scenario;

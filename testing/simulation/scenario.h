@@ -27,8 +27,9 @@ enum class FaultKind {
   kDiskError,  // one call of one rank fails
   kSsdError,   // a read or write of a tier's file fails
   kSsdTorn,    // half of it is written, and nobody says so
+  kRot,        // a bit of the newest checkpoint, while the attempt lasts
 };
-inline constexpr int kNumFaultKinds = 12;
+inline constexpr int kNumFaultKinds = 13;
 const char* ToString(FaultKind kind);
 
 struct Fault {
@@ -99,6 +100,9 @@ struct DrawOptions {
 // The same on every machine.
 Scenario DrawScenario(uint64_t seed,
                       const DrawOptions& options = DrawOptions());
+
+// That of the seed, as in its scenario.
+NetworkOptions DrawNetwork(uint64_t seed);
 
 // One line per part, for people.
 std::string ToString(const Scenario& scenario);

@@ -3,7 +3,6 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <functional>
 #include <map>
 #include <memory>
@@ -91,7 +90,9 @@ class SeedRun {
     std::vector<int> processes;
     for (int i = 0; i < attempt.world_size; ++i) processes.push_back(i);
     auto communicators = CreateSimulatedGroup(network, processes);
-    AttemptFaults faults(simulation_, network, attempt);
+    AttemptFaults faults(simulation_, network, attempt,
+                         scenario_.training.mesh_rows);
+    faults.PlantRot(disk_);
     std::vector<std::function<void()>> bodies;
     for (int i = 0; i < attempt.world_size; ++i) {
       Rank& rank = ranks[i];
@@ -111,6 +112,7 @@ class SeedRun {
     Note(faults.Happened());
     const bool done = Judge(attempt, ranks, faults);
     ranks.clear();
+    faults.RemoveRot(disk_);
     if (faults.power_is_lost()) {
       disk_.LosePower(attempt.power_seed);
     } else {

@@ -298,7 +298,7 @@ void Simulation::Event(absl::string_view text) {
   Log(text);
   if (++events_ > options_.most_events) Hang("it does not end");
   Process& mine = ProcessOf(process());
-  if (mine.dead) return;
+  if (mine.dead && ghosts_run_) return;
   if (on_event_ && process() != kDriver) on_event_(process(), mine.events);
   ++mine.events;
   Sleep(RandomDelay(absl::Microseconds(500)) * mine.slow);

@@ -136,7 +136,7 @@ class Simulation {
   int64_t next_timer_ = 0;
   int64_t events_ = 0;
   bool ghosts_run_ = false;
-  int spawning_ = kDriver - 1;  // the process of a thread of Spawn()
+  int spawning_ = kDriver - 1;  // of a thread of RunProcesses()
   std::vector<std::unique_ptr<Task>> tasks_;
   int next_task_ = 0;
   std::vector<std::unique_ptr<Process>> processes_;  // kDriver first

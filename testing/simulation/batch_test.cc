@@ -1,0 +1,116 @@
+// A fixed batch of simulated trainings: none has a problem, each is the same
+// every time, and bugs that are planted are found.
+#include <ATen/Parallel.h>
+
+#include <cstdint>
+#include <iostream>
+#include <map>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "testing/simulation/mutant.h"
+#include "testing/simulation/program_seed.h"
+#include "testing/simulation/scenario.h"
+#include "testing/simulation/seed_run.h"
+
+namespace fsdp::simulation {
+namespace {
+
+constexpr int kSeeds = 400;
+constexpr int kSeedsSeenTwice = 25;
+constexpr int kPrograms = 100;
+constexpr int kSeedsPerMutant = 300;
+
+SeedResult Simulate(uint64_t seed, Mutant mutant = Mutant::kNone) {
+  SeedOptions options;
+  options.mutant = mutant;
+  options.scratch = ::testing::TempDir();
+  return RunSeed(DrawScenario(seed), options);
+}
+
+class BatchTest : public ::testing::Test {
+ protected:
+  // Threads of LibTorch's would run beside.
+  void SetUp() override { at::set_num_threads(1); }
+};
+
+TEST_F(BatchTest, TrainingsGiveTheBitsOfPlainLibTorchOrSayWhatHasHappened) {
+  std::map<std::string, int> features;
+  for (uint64_t seed = 0; seed < kSeeds; ++seed) {
+    const SeedResult result = Simulate(seed);
+    ASSERT_EQ(result.problem, "") << ToString(DrawScenario(seed));
+    for (const std::string& feature : result.features) ++features[feature];
+  }
+  // What never happens tests nothing.
+  for (int kind = 0; kind < kNumFaultKinds; ++kind) {
+    const std::string name =
+        absl::StrCat("fault: ", ToString(static_cast<FaultKind>(kind)));
+    EXPECT_GT(features[name], 0) << name;
+  }
+  for (const char* name : {"ranks 1",
+                           "ranks 2",
+                           "ranks 3",
+                           "ranks 5",
+                           "ranks 8",
+                           "bfloat16",
+                           "accumulation",
+                           "accumulation, no sync",
+                           "common memory",
+                           "common memory, seen late",
+                           "parameters rest",
+                           "gradients rest",
+                           "states rest",
+                           "saves",
+                           "saves beside",
+                           "small staging",
+                           "a checkpoint loaded",
+                           "another number of ranks",
+                           "ends well",
+                           "ends with errors"}) {
+    EXPECT_GT(features[name], 0) << name;
+  }
+}
+
+TEST_F(BatchTest, ASeedIsTheSameEveryTime) {
+  for (uint64_t seed = 0; seed < kSeedsSeenTwice; ++seed) {
+    const SeedResult first = Simulate(seed);
+    const SeedResult second = Simulate(seed);
+    EXPECT_GT(first.events, 0);
+    EXPECT_EQ(first.log_hash, second.log_hash) << seed;
+    EXPECT_EQ(first.events, second.events) << seed;
+  }
+}
+
+TEST_F(BatchTest, ProgramsGiveWhatPlainLibTorchGives) {
+  SeedOptions options;
+  options.scratch = ::testing::TempDir();
+  for (uint64_t seed = 0; seed < kPrograms; ++seed) {
+    ASSERT_EQ(RunProgramSeed(seed, options).problem, "") << seed;
+  }
+}
+
+class MutantTest : public BatchTest,
+                   public ::testing::WithParamInterface<int> {};
+
+TEST_P(MutantTest, IsFound) {
+  for (uint64_t seed = 0; seed < kSeedsPerMutant; ++seed) {
+    const SeedResult result = Simulate(seed, static_cast<Mutant>(GetParam()));
+    if (result.problem.empty()) continue;
+    std::cout << "seed " << seed << ": " << result.problem << std::endl;
+    return;
+  }
+  FAIL() << "none of " << kSeedsPerMutant << " seeds has found it";
+}
+
+INSTANTIATE_TEST_SUITE_P(All, MutantTest, ::testing::Range(1, kNumMutants),
+                         [](const ::testing::TestParamInfo<int>& info) {
+                           std::string name =
+                               ToString(static_cast<Mutant>(info.param));
+                           for (char& c : name) c = c == ' ' ? '_' : c;
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace fsdp::simulation
