@@ -197,47 +197,6 @@ void MakeEarlierCalls(std::vector<Rank>& ranks, int calls) {
   }
 }
 
-MakeScenario OfRanks(RanksScenario::Options options,
-                     std::function<void(Rank&)> body) {
-  return [=] {
-    std::vector<RankThread> threads;
-    for (int i = 0; i < options.world_size; ++i) threads.push_back({i, body});
-    return std::make_unique<RanksScenario>(options, std::move(threads));
-  };
-}
-
-// Gathers into common memory, where the shards lie: nothing moves.
-absl::Status GatherInPlace(Rank& rank) {
-  const int n = rank.world_size();
-  const auto part = static_cast<int64_t>(sizeof(float));
-  const at::Tensor all =
-      rank.host->heap()
-          ->MakeTensor(rank.common, SharedGroup::FenceBytes(n), n * part)
-          .view(at::kFloat);
-  const at::Tensor own = all.narrow(0, rank.rank, 1);
-  auto operation =
-      rank.group->Start({Collective::kAllGather, "unit", "float32", 1, ""},
-                        {Collective::kAllGather, all, own}, rank.deadline);
-  if (!operation.ok()) return operation.status();
-  return rank.group->Wait(**operation, /*inputs_free=*/false, rank.deadline);
-}
-
-void Train(Rank& rank, int steps, TrainingFences fences) {
-  auto* shards = reinterpret_cast<float*>(rank.data);
-  for (int step = 0; step < steps; ++step) {
-    if (fences.open) ExpectOk(rank.PassFence(), rank, "opening shards");
-    ExpectOk(GatherInPlace(rank), rank, "gathering");
-    for (int peer = 0; peer < rank.world_size(); ++peer) {
-      if (shards[peer] == static_cast<float>(step)) continue;
-      Violate(absl::StrCat("rank ", rank.rank, " computes step ", step,
-                           " with what rank ", peer, " has after ",
-                           shards[peer]));
-    }
-    if (fences.close) ExpectOk(rank.PassFence(), rank, "closing shards");
-    shards[rank.rank] += 1;
-  }
-}
-
 }  // namespace
 
 MakeScenario Calls(CollectiveCalls calls) {
@@ -246,23 +205,17 @@ MakeScenario Calls(CollectiveCalls calls) {
   options.before = [calls](std::vector<Rank>& ranks) {
     MakeEarlierCalls(ranks, calls.earlier_calls);
   };
-  return OfRanks(options, [calls](Rank& rank) {
+  return OnAllRanks(options, [calls](Rank& rank) {
     const absl::Status status = MakeCalls(rank, calls);
     if (calls.failures == Failures::kNone) ExpectOk(status, rank, "calling");
     if (calls.leave) rank.group->Leave();
   });
 }
 
-MakeScenario TrainingSteps(int ranks, int steps, TrainingFences fences) {
-  RanksScenario::Options options;
-  options.world_size = ranks;
-  return OfRanks(options, [=](Rank& rank) { Train(rank, steps, fences); });
-}
-
 MakeScenario Mismatch(int ranks) {
   RanksScenario::Options options;
   options.world_size = ranks;
-  return OfRanks(options, [](Rank& rank) {
+  return OnAllRanks(options, [](Rank& rank) {
     // One calls something else than the others.
     const Collectives what =
         rank.rank == 0 ? Collectives::kAllReduce : Collectives::kAllGather;
@@ -302,7 +255,7 @@ MakeScenario AbortWhileWaiting() {
 MakeScenario FreedMemory(int ranks) {
   RanksScenario::Options options;
   options.world_size = ranks;
-  return OfRanks(options, [](Rank& rank) {
+  return OnAllRanks(options, [](Rank& rank) {
     for (int call = 0; call < 2; ++call) {
       Prepared prepared =
           Prepare(rank, Collectives::kAllGather, Memory::kSymmetric, call);

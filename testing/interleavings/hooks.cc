@@ -14,6 +14,7 @@
 #include <cstring>
 #include <ctime>
 
+#include "absl/time/time.h"
 #include "testing/interleavings/machine.h"
 #include "testing/interleavings/raw_atomics.h"
 
@@ -234,16 +235,6 @@ long __wrap_syscall(long number, ...) {
   return 0;
 }
 
-int __real_clock_gettime(clockid_t clock, timespec* time);
-int __wrap_clock_gettime(clockid_t clock, timespec* time) {
-  Machine* machine = Machine::Current();
-  if (machine == nullptr) return __real_clock_gettime(clock, time);
-  const int64_t now = machine->Now();
-  time->tv_sec = now / 1'000'000'000;
-  time->tv_nsec = now % 1'000'000'000;
-  return 0;
-}
-
 // One core, so that nobody spins: to look again shows nothing new.
 int __real_sched_getaffinity(pid_t pid, size_t size, cpu_set_t* set);
 int __wrap_sched_getaffinity(pid_t pid, size_t size, cpu_set_t* set) {
@@ -255,9 +246,16 @@ int __wrap_sched_getaffinity(pid_t pid, size_t size, cpu_set_t* set) {
   return 0;
 }
 
-// --- absl::Mutex, of the releases that this repository is built with --------
+// --- Abseil, of the releases that this repository is built with --------------
 
-#define MUTEX(release)                                                         \
+// absl::Now() and absl::Mutex. The library's own calls stay as they are.
+#define ABSEIL(release)                                                        \
+  __attribute__((weak)) absl::Time __real__ZN4absl##release##3NowEv();         \
+  absl::Time __wrap__ZN4absl##release##3NowEv() {                              \
+    Machine* machine = Machine::Current();                                     \
+    if (machine == nullptr) return __real__ZN4absl##release##3NowEv();         \
+    return absl::FromUnixNanos(machine->Now());                                \
+  }                                                                            \
   __attribute__((weak)) void __real__ZN4absl##release##5Mutex4LockEv(void*);   \
   void __wrap__ZN4absl##release##5Mutex4LockEv(void* mutex) {                  \
     Machine* machine = Machine::Current();                                     \
@@ -270,8 +268,8 @@ int __wrap_sched_getaffinity(pid_t pid, size_t size, cpu_set_t* set) {
     __real__ZN4absl##release##5Mutex6UnlockEv(mutex);                          \
     if (machine != nullptr) machine->Unlock(mutex);                            \
   }
-MUTEX(12lts_20220623)
-MUTEX(12lts_20240116)
-#undef MUTEX
+ABSEIL(12lts_20220623)
+ABSEIL(12lts_20240116)
+#undef ABSEIL
 
 }  // extern "C"

@@ -22,9 +22,9 @@ constexpr int64_t kMaxSteps = 20'000;
 // 2001-09-09, so that nothing wraps.
 constexpr int64_t kBegin = 1'000'000'000'000'000'000;
 
-thread_local Machine* current = nullptr;
-
 }  // namespace
+
+__thread Machine* Machine::current_ = nullptr;
 
 Machine::Machine(MachineOptions options, const Mutation* mutation)
     : options_(std::move(options)), mutation_(mutation), threads_(kMaxThreads) {
@@ -33,14 +33,12 @@ Machine::Machine(MachineOptions options, const Mutation* mutation)
   for (Thread& thread : threads_) {
     thread.fiber = std::make_unique<Fiber>([this] { EndOfThread(); });
   }
-  FSDP_CHECK(current == nullptr);
-  current = this;
+  FSDP_CHECK(current_ == nullptr);
+  current_ = this;
   Reset();
 }
 
-Machine::~Machine() { current = nullptr; }
-
-Machine* Machine::Current() { return current; }
+Machine::~Machine() { current_ = nullptr; }
 
 void Machine::Reset() {
   arena_.Reset();
@@ -67,7 +65,7 @@ void Machine::AddThread(int rank, std::function<void()> body) {
   thread.state = State::kReady;
   thread.next = Footprint();
   thread.ticks = 0;
-  thread.callers.clear();
+  thread.depth = 0;
 }
 
 void Machine::Run(Search& search) {
@@ -271,14 +269,6 @@ std::string Machine::DescribeTrace() const { return ToString(trace_, arena_); }
 
 int Machine::current_rank() const {
   return self_ >= 0 ? threads_[self_].rank : rank_of_caller_;
-}
-
-void Machine::EnterFunction(uintptr_t caller) {
-  if (self_ >= 0) self().callers.push_back(caller);
-}
-
-void Machine::LeaveFunction() {
-  if (self_ >= 0 && !self().callers.empty()) self().callers.pop_back();
 }
 
 }  // namespace fsdp::interleavings

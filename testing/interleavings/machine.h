@@ -6,6 +6,8 @@
 #ifndef TESTING_INTERLEAVINGS_MACHINE_H_
 #define TESTING_INTERLEAVINGS_MACHINE_H_
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -46,7 +48,7 @@ class Machine {
   ~Machine();
 
   // The one whose threads the caller's thread of the system runs; null: none.
-  static Machine* Current();
+  static Machine* Current() { return current_; }
 
   // --- An execution ---------------------------------------------------------
   void Reset();
@@ -93,11 +95,19 @@ class Machine {
   bool HasEnded(int rank);
   void TouchSegment(int number, bool writes);
   int current_rank() const;
-  void EnterFunction(uintptr_t caller);
-  void LeaveFunction();
+  void EnterFunction(uintptr_t caller) {
+    if (self_ < 0) return;
+    Thread& thread = threads_[self_];
+    if (thread.depth < kMaxDepth) thread.callers[thread.depth] = caller;
+    ++thread.depth;
+  }
+  void LeaveFunction() {
+    if (self_ >= 0) --threads_[self_].depth;
+  }
   bool is_exploring() const { return mode_ == Mode::kExplore && self_ >= 0; }
 
  private:
+  static constexpr int kMaxDepth = 128;
   enum class Mode {
     kDirect,   // operations just happen: before and after the threads run
     kExplore,  // the search decides
@@ -112,7 +122,9 @@ class Machine {
     uintptr_t awaited = 0;  // kAsleep: the futex; kLocking: the mutex
     int64_t wake_time = 0;
     int64_t ticks = 0;  // of its clock
-    std::vector<uintptr_t> callers;
+    // Of the functions that are under way.
+    int depth = 0;
+    std::array<uintptr_t, kMaxDepth> callers;
   };
   struct Mutex {
     int holder = -1;
@@ -145,9 +157,19 @@ class Machine {
   Order OrderAt(uintptr_t site, Order order, Operation operation,
                 uint64_t offset);
   bool IsDropped(uintptr_t site);
+  // Return addresses on the stack of the thread that runs.
+  const uintptr_t* callers_begin() const {
+    return threads_[self_].callers.data();
+  }
+  const uintptr_t* callers_end() const {
+    return callers_begin() + std::min(threads_[self_].depth, kMaxDepth);
+  }
   void Record(const char* what);
   void RecordAt(const char* what, uint64_t offset, uint64_t value, bool is_old,
                 uintptr_t site);
+
+  // Looked at in every function that is watched: no wrapper around it.
+  static __thread Machine* current_;
 
   const MachineOptions options_;
   const Mutation* const mutation_;

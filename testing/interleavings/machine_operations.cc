@@ -242,6 +242,7 @@ int64_t Machine::Now() {
   if (self_ < 0) return now_;
   if (mode_ == Mode::kDrain) {
     now_ += kAges;
+    GoToMain();  // as FutexWait()
   } else if (options_.time_jump > 0) {
     Step(FootprintOf(kClock, false));
   }
@@ -267,9 +268,9 @@ Machine::Order Machine::OrderAt(uintptr_t site, Order order,
   const auto [found, is_new] = sites_.try_emplace(site);
   if (is_new) found->second = {operation, order, arena_.NameOf(offset)};
   if (operation == Operation::kUpdate) {
-    for (uintptr_t caller : self().callers) {
-      sites_.try_emplace(caller,
-                         Site{Operation::kCall, order, arena_.NameOf(offset)});
+    for (const uintptr_t* it = callers_begin(); it != callers_end(); ++it) {
+      if (sites_.count(*it) > 0) continue;
+      sites_[*it] = {Operation::kCall, order, arena_.NameOf(offset)};
     }
   }
   const bool mutated = mutation_ != nullptr && !mutation_->drops &&
@@ -281,8 +282,7 @@ bool Machine::IsDropped(uintptr_t site) {
   if (mutation_ == nullptr || !mutation_->drops) return false;
   const auto& sites = mutation_->sites;
   if (sites.count(site) > 0) return true;
-  const auto& callers = self().callers;
-  return std::any_of(callers.begin(), callers.end(),
+  return std::any_of(callers_begin(), callers_end(),
                      [&](uintptr_t pc) { return sites.count(pc) > 0; });
 }
 

@@ -1,41 +1,31 @@
+#include <iostream>
+#include <vector>
+
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "testing/interleavings/cases.h"
 #include "testing/interleavings/checker.h"
-#include "testing/interleavings/scenarios.h"
 
 namespace fsdp::interleavings {
 namespace {
 
-TEST(ProtocolTest, Doorbell) {
-  for (int turns : {1, 2}) {
-    const CheckResult r = Explore(Doorbells(2, turns, false), {});
-    std::cout << turns << ": " << r << "\n";
-  }
-  const CheckResult r = Explore(Doorbells(2, 1, true), {});
-  std::cout << "spin: " << r << "\n";
-  const CheckResult r3 = Explore(Doorbells(3, 1, false), {});
-  std::cout << "3: " << r3 << "\n";
-}
-TEST(ProtocolTest, Fence) {
-  CheckOptions o;
-  o.max_executions = 300000;
-  for (int turns : {1, 2}) {
-    const CheckResult r = Explore(Fences(2, turns), o);
-    std::cout << turns << ": " << r << "\n";
-  }
-  o.max_preemptions = 2;
-  std::cout << "3: " << Explore(Fences(3, 1), o) << "\n";
-}
-TEST(ProtocolTest, AllGather) {
-  CheckOptions o;
-  o.max_executions = 100000;
-  CollectiveCalls c;
-  c.calls = {Collectives::kAllGather};
-  for (int p : {0, 1, 2, 3, -1}) {
-    o.max_preemptions = p;
-    std::cout << p << ": " << Explore(Calls(c), o) << "\n";
+using ::testing::IsEmpty;
+
+class ProtocolTest : public ::testing::TestWithParam<int> {};
+
+// Prints what was explored: how much that is belongs to what passes.
+TEST_P(ProtocolTest, KeepsItsPromises) {
+  for (const Case& c : AllCases(GetParam())) {
+    const CheckResult result = Explore(c.scenario, c.options);
+    std::cout << GetParam() << " ranks, " << c.name << ": " << result << "\n"
+              << std::flush;
+    EXPECT_THAT(result.violation, IsEmpty()) << c.name;
+    EXPECT_TRUE(result.is_complete) << c.name;
+    EXPECT_GT(result.completed, 1) << c.name;
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(OfRanks, ProtocolTest, ::testing::Values(2, 3));
 
 }  // namespace
 }  // namespace fsdp::interleavings

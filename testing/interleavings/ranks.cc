@@ -24,8 +24,6 @@ using ::fsdp::comm::SharedMember;
 using ::fsdp::comm::SharedRankBlock;
 using ::fsdp::comm::SharedSegment;
 
-// Where rank `rank` has a segment that it has created, which comes as the
-// `nth` of its own: mailbox, block, and for rank 0 the common memory.
 void NameWithin(Arena& arena, uint64_t segment, size_t begin, size_t bytes,
                 const char* name) {
   arena.Name(segment + begin, static_cast<int64_t>(bytes), name);
@@ -115,6 +113,15 @@ void RanksScenario::Connect(Machine& machine) {
 
 void RanksScenario::Check(Machine& machine) {
   if (options_.after) options_.after(machine);
+}
+
+MakeScenario OnAllRanks(RanksScenario::Options options,
+                        std::function<void(Rank&)> body) {
+  return [=] {
+    std::vector<RankThread> threads;
+    for (int i = 0; i < options.world_size; ++i) threads.push_back({i, body});
+    return std::make_unique<RanksScenario>(options, std::move(threads));
+  };
 }
 
 void ExpectOk(const absl::Status& status, const Rank& rank, const char* what) {

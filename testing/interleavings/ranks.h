@@ -66,6 +66,10 @@ class RanksScenario final : public Scenario {
   std::vector<Rank> ranks_;
 };
 
+// The same on all ranks.
+MakeScenario OnAllRanks(RanksScenario::Options options,
+                        std::function<void(Rank&)> body);
+
 // A violation unless the status is ok.
 void ExpectOk(const absl::Status& status, const Rank& rank, const char* what);
 

@@ -22,17 +22,28 @@ enum class Failures {
 };
 
 // Every rank writes its part of common memory and passes a fence, reads all
-// parts and passes another one, `rounds` times. Nobody passes before all have
-// come.
-MakeScenario Fences(int ranks, int rounds, Failures failures = Failures::kNone);
+// parts and passes another one, and so on: `fences` in all. Nobody passes
+// before all have come.
+MakeScenario Fences(int ranks, int fences, Failures failures = Failures::kNone);
 
-// Steps of training in common memory: all ranks gather, and read all shards;
-// then each writes its own in place, as an optimizer does.
-struct TrainingFences {
-  bool open = true;   // before shards are read
-  bool close = true;  // before they are written
+// A model of two units whose shards lie in common memory is trained as the real
+// Schedule says: ranks compute with each other's shards, and write their own in
+// place, as an optimizer does, between steps.
+struct Training {
+  int ranks = 2;
+  int steps = 2;
+  // A forward alone, without gradients, in each step.
+  bool evaluates = false;
+  // Asks for a unit's parameters before the optimizer's step (Unshard()).
+  bool user_unshards = false;
+  // What is left out, on all ranks: the nth fence from 0, waits for reductions.
+  int left_out_fence = -1;
+  bool leaves_out_reductions = false;
+  // As it once was: what the user asks for opens shards and is gathered in
+  // place, and the forward that comes next finds them open.
+  bool unsharding_opens = false;
 };
-MakeScenario TrainingSteps(int ranks, int steps, TrainingFences fences);
+MakeScenario TrainingSteps(Training training);
 
 enum class Collectives {
   kAllGather,
