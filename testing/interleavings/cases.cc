@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/string_view.h"
 #include "testing/interleavings/scenarios.h"
 
 namespace fsdp::interleavings {
@@ -13,13 +14,31 @@ constexpr int kAll = Search::kUnbounded;
 // Two hours: beyond the scenarios' deadlines.
 constexpr int64_t kTooLong = int64_t{7200} * 1'000'000'000;
 
+constexpr absl::string_view kForMutations[] = {
+    "doorbell",
+    "doorbell, deadline",
+    "fence",
+    "fence, a rank is killed",
+    "all-gather",
+    "all-gathers, one slot twice",
+    "reduce-scatter in place",
+    "all-reduce by parts",
+    "broadcast",
+    "calls where earlier ones were posted",
+    "ranks that leave",
+    "calls that differ",
+    "freed memory",
+    "evaluation",
+    "abort from another thread",
+};
+
 class Cases {
  public:
   explicit Cases(int ranks) : ranks_(ranks) {}
 
   CheckOptions& Add(std::string name, MakeScenario scenario,
                     int max_preemptions) {
-    cases_.push_back({std::move(name), std::move(scenario), {}});
+    cases_.push_back({std::move(name), std::move(scenario), {}, false});
     cases_.back().options.max_preemptions = max_preemptions;
     return cases_.back().options;
   }
@@ -58,14 +77,14 @@ void AddDoorbells(Cases& cases) {
 void AddFences(Cases& cases) {
   const int n = cases.ranks();
   cases.Add("fence", Fences(n, 1), cases.Bound(kAll, 1));
-  cases.Add("fences", Fences(n, cases.Bound(4, 2)), cases.Bound(2, 0));
+  cases.Add("fences", Fences(n, cases.Bound(4, 2)), cases.Bound(1, 0));
   cases
       .Add("fence, a rank is killed", Fences(n, 1, Failures::kExpected),
            cases.Bound(3, 0))
       .machine.mortal_ranks = {1};
   cases
       .Add("fence, too late", Fences(n, 1, Failures::kExpected),
-           cases.Bound(2, 0))
+           cases.Bound(1, 0))
       .machine.time_jump = kTooLong;
 }
 
@@ -79,7 +98,7 @@ void AddCollectives(Cases& cases) {
   cases.AddCalls("reduce-scatter", {C::kReduceScatter, C::kReduceScatter},
                  cases.Bound(1, 0));
   cases.AddCalls("reduce-scatter in place", {C::kReduceScatter},
-                 cases.Bound(2, 0), Memory::kSymmetric);
+                 cases.Bound(1, 0), Memory::kSymmetric);
   cases.AddCalls("all-to-all", {C::kAllToAll}, 1);
   cases.AddCalls("all-reduce", {C::kAllReduce}, 1);
   cases.AddCalls("all-reduce by parts", {C::kLargeAllReduce}, 0);
@@ -92,11 +111,10 @@ void AddCalling(Cases& cases) {
   calls.calls = {Collectives::kAllGather, Collectives::kReduceScatter,
                  Collectives::kAllGather};
   calls.in_flight_together = true;
-  cases.Add("calls in flight together", Calls(calls), cases.Bound(1, 0));
+  cases.Add("calls in flight together", Calls(calls), 0);
   calls.calls = {Collectives::kAllGather, Collectives::kAllGather};
   calls.earlier_calls = 63;
-  cases.Add("calls where earlier ones were posted", Calls(calls),
-            cases.Bound(1, 0));
+  cases.Add("calls where earlier ones were posted", Calls(calls), 0);
   calls.earlier_calls = 0;
   calls.calls = {Collectives::kAllGather};
   calls.leave = true;
@@ -135,7 +153,13 @@ std::vector<Case> AllCases(int ranks) {
   if (ranks == 2) {
     cases.Add("abort from another thread", AbortWhileWaiting(), kAll);
   }
-  return cases.Take();
+  std::vector<Case> all = cases.Take();
+  for (Case& c : all) {
+    for (absl::string_view name : kForMutations) {
+      c.is_for_mutations = c.is_for_mutations || c.name == name;
+    }
+  }
+  return all;
 }
 
 }  // namespace fsdp::interleavings

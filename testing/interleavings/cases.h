@@ -13,6 +13,8 @@ struct Case {
   std::string name;
   MakeScenario scenario;
   CheckOptions options;
+  // Quick, and sees what others would: with which the code is weakened.
+  bool is_for_mutations = false;
 };
 
 // Of 2 or 3 ranks.

@@ -189,7 +189,9 @@ void Machine::FutexWait(uintptr_t address, uint32_t value, int64_t timeout,
   if (options_.time_jump > 0) thread.next.Add(kClock, false);
   thread.next.may_be_reordered = false;
   Reschedule();
-  if (is_exploring()) Record("wakes up");
+  if (!is_exploring()) return;
+  memory_.LeaveFutex(self_, offset);
+  Record("wakes up");
 }
 
 void Machine::FutexWake(uintptr_t address, uintptr_t site) {

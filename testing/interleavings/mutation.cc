@@ -90,7 +90,9 @@ std::string FunctionAt(uintptr_t site) {
   return absl::StrReplaceAll(
       WithoutParameters(absl::StrReplaceAll(
           Symbol(site), {{"(anonymous namespace)::", ""}, {" const", ""}})),
-      {{"fsdp::comm::", ""}, {"fsdp::interleavings::", ""}});
+      {{"fsdp::comm::", ""},
+       {"fsdp::interleavings::", ""},
+       {"::::operator", "'s lambda"}});
 }
 
 const char* Name(std::memory_order order) {

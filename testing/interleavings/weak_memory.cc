@@ -37,7 +37,8 @@ WeakMemory::Location& WeakMemory::At(uint64_t address, uint64_t initial) {
 
 int WeakMemory::OldestVisible(int thread, const Location& location, Order order,
                               bool is_futex) const {
-  const VectorClock& clock = clocks_[thread];
+  VectorClock clock = clocks_[thread];
+  clock.Join(shown_[thread]);
   int oldest = location.settled;
   if (order == std::memory_order_seq_cst) {
     oldest = std::max(oldest, location.last_seq_cst);
@@ -134,7 +135,13 @@ void WeakMemory::Fence(int thread, Order order) {
 }
 
 void WeakMemory::WakeFutex(int thread, uint64_t address) {
-  locations_[address].wakes.Join(clocks_[thread]);
+  VectorClock& wakes = locations_[address].wakes;
+  wakes.Join(clocks_[thread]);
+  wakes.Join(shown_[thread]);
+}
+
+void WeakMemory::LeaveFutex(int thread, uint64_t address) {
+  shown_[thread].Join(locations_[address].wakes);
 }
 
 void WeakMemory::Settle() {

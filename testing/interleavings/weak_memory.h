@@ -57,8 +57,12 @@ class WeakMemory {
               Epoch executed);
   void Fence(int thread, Order order);
 
-  // `thread` has woken whoever sleeps on a futex.
+  // `thread` wakes whoever sleeps on a futex, and one that has been woken goes
+  // on. What is there before a wake-up is seen after it, as Linux has it (its
+  // memory-barriers.txt), but orders no plain accesses: the language knows
+  // nothing of it.
   void WakeFutex(int thread, uint64_t address);
+  void LeaveFutex(int thread, uint64_t address);
 
   // What has been stored up to now is seen by all: time has passed.
   void Settle();
@@ -111,6 +115,8 @@ class WeakMemory {
   Epoch Tick(int thread) { return {thread, ++clocks_[thread][thread]}; }
 
   std::array<VectorClock, kMaxThreads> clocks_;
+  // What the kernel has made visible, beyond that.
+  std::array<VectorClock, kMaxThreads> shown_;
   // Of fences: what the next relaxed stores release, and what relaxed loads
   // have seen and a fence would acquire.
   std::array<VectorClock, kMaxThreads> fence_released_;
