@@ -17,6 +17,20 @@ TEST_DEPS = [
     "@com_google_googletest//:gtest_main",
 ]
 
+# For sources whose every access to memory //testing/interleavings sees: as production has them, but functions stay apart,
+# so that places in them have names. Those that other modes instrument for themselves are not.
+WATCHED_COPTS = [
+    "-O1",
+    "-fno-inline",
+    "-fno-optimize-sibling-calls",
+    "-fno-sanitize=all",
+    "-fsanitize=thread",
+    "-U__SANITIZE_THREAD__",
+    # About atomic_thread_fence, which the sanitizer does not know, but the checker does.
+    "-Wno-unknown-warning-option",
+    "-Wno-tsan",
+]
+
 _LIBTORCH = "//third_party/libtorch"
 
 def _with_precompiled(attributes, precompiled):

@@ -1,0 +1,165 @@
+#include "testing/interleavings/cases.h"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "testing/interleavings/scenarios.h"
+
+namespace fsdp::interleavings {
+namespace {
+
+constexpr int kAll = Search::kUnbounded;
+// Two hours: beyond the scenarios' deadlines.
+constexpr int64_t kTooLong = int64_t{7200} * 1'000'000'000;
+
+constexpr absl::string_view kForMutations[] = {
+    "doorbell",
+    "doorbell, deadline",
+    "fence",
+    "fence, a rank is killed",
+    "all-gather",
+    "all-gathers, one slot twice",
+    "reduce-scatter in place",
+    "all-reduce by parts",
+    "broadcast",
+    "calls where earlier ones were posted",
+    "ranks that leave",
+    "calls that differ",
+    "freed memory",
+    "evaluation",
+    "abort from another thread",
+};
+
+class Cases {
+ public:
+  explicit Cases(int ranks) : ranks_(ranks) {}
+
+  CheckOptions& Add(std::string name, MakeScenario scenario,
+                    int max_preemptions) {
+    cases_.push_back({std::move(name), std::move(scenario), {}, false});
+    cases_.back().options.max_preemptions = max_preemptions;
+    return cases_.back().options;
+  }
+  void AddCalls(std::string name, std::vector<Collectives> calls,
+                int max_preemptions, Memory memory = Memory::kPrivate) {
+    CollectiveCalls all;
+    all.ranks = ranks_;
+    all.calls = std::move(calls);
+    all.memory = memory;
+    Add(std::move(name), Calls(all), max_preemptions);
+  }
+  int ranks() const { return ranks_; }
+  // Fewer preemptions where there are three ranks.
+  int Bound(int of_two, int of_three) const {
+    return ranks_ == 2 ? of_two : of_three;
+  }
+  std::vector<Case> Take() { return std::move(cases_); }
+
+ private:
+  const int ranks_;
+  std::vector<Case> cases_;
+};
+
+void AddDoorbells(Cases& cases) {
+  const int n = cases.ranks();
+  cases.Add("doorbell", Doorbells(n, n == 2 ? 2 : 1, false), kAll);
+  cases.Add("doorbell, spinning", Doorbells(2, 1, true), kAll);
+  cases.Add("doorbell, spurious wake-ups", Doorbells(n, 1, false), kAll)
+      .machine.spurious_wakeups = 2;
+  CheckOptions& late = cases.Add("doorbell, deadline", DoorbellDeadline(n),
+                                 cases.Bound(kAll, 2));
+  late.machine.time_jump = kTooLong;
+  late.machine.nobody_oversleeps = false;
+}
+
+void AddFences(Cases& cases) {
+  const int n = cases.ranks();
+  cases.Add("fence", Fences(n, 1), cases.Bound(kAll, 1));
+  cases.Add("fences", Fences(n, cases.Bound(4, 2)), cases.Bound(1, 0));
+  cases
+      .Add("fence, a rank is killed", Fences(n, 1, Failures::kExpected),
+           cases.Bound(3, 0))
+      .machine.mortal_ranks = {1};
+  cases
+      .Add("fence, too late", Fences(n, 1, Failures::kExpected),
+           cases.Bound(1, 0))
+      .machine.time_jump = kTooLong;
+}
+
+void AddCollectives(Cases& cases) {
+  using C = Collectives;
+  cases.AddCalls("all-gather", {C::kAllGather}, cases.Bound(2, 1));
+  cases.AddCalls("all-gathers, one slot twice",
+                 {C::kAllGather, C::kAllGather, C::kAllGather}, 1);
+  cases.AddCalls("all-gathers in place", {C::kAllGather, C::kAllGather},
+                 cases.Bound(1, 0), Memory::kSymmetric);
+  cases.AddCalls("reduce-scatter", {C::kReduceScatter, C::kReduceScatter},
+                 cases.Bound(1, 0));
+  cases.AddCalls("reduce-scatter in place", {C::kReduceScatter},
+                 cases.Bound(1, 0), Memory::kSymmetric);
+  cases.AddCalls("all-to-all", {C::kAllToAll}, 1);
+  cases.AddCalls("all-reduce", {C::kAllReduce}, 1);
+  cases.AddCalls("all-reduce by parts", {C::kLargeAllReduce}, 0);
+  cases.AddCalls("broadcast", {C::kBroadcast, C::kBroadcast}, 1);
+}
+
+void AddCalling(Cases& cases) {
+  CollectiveCalls calls;
+  calls.ranks = cases.ranks();
+  calls.calls = {Collectives::kAllGather, Collectives::kReduceScatter,
+                 Collectives::kAllGather};
+  calls.in_flight_together = true;
+  cases.Add("calls in flight together", Calls(calls), 0);
+  calls.calls = {Collectives::kAllGather, Collectives::kAllGather};
+  calls.earlier_calls = 63;
+  cases.Add("calls where earlier ones were posted", Calls(calls), 0);
+  calls.earlier_calls = 0;
+  calls.calls = {Collectives::kAllGather};
+  calls.leave = true;
+  cases.Add("ranks that leave", Calls(calls), 1);
+  calls.leave = false;
+  calls.memory = Memory::kSymmetric;
+  calls.failures = Failures::kExpected;
+  cases.Add("calls, a rank is killed", Calls(calls), cases.Bound(1, 0))
+      .machine.mortal_ranks = {1};
+  cases.Add("calls, too late", Calls(calls), cases.Bound(1, 0))
+      .machine.time_jump = kTooLong;
+  cases.Add("calls that differ", Mismatch(cases.ranks()), cases.Bound(2, 0));
+  cases.Add("freed memory", FreedMemory(cases.ranks()), cases.Bound(1, 0));
+}
+
+void AddTraining(Cases& cases) {
+  Training training;
+  training.ranks = cases.ranks();
+  cases.Add("training", TrainingSteps(training), cases.Bound(1, 0));
+  training.evaluates = true;
+  cases.Add("evaluation", TrainingSteps(training), 1);
+  training.evaluates = false;
+  training.user_unshards = true;
+  cases.Add("training, unsharding between", TrainingSteps(training), 0);
+}
+
+}  // namespace
+
+std::vector<Case> AllCases(int ranks) {
+  Cases cases(ranks);
+  AddDoorbells(cases);
+  AddFences(cases);
+  AddCollectives(cases);
+  AddCalling(cases);
+  AddTraining(cases);
+  if (ranks == 2) {
+    cases.Add("abort from another thread", AbortWhileWaiting(), kAll);
+  }
+  std::vector<Case> all = cases.Take();
+  for (Case& c : all) {
+    for (absl::string_view name : kForMutations) {
+      c.is_for_mutations = c.is_for_mutations || c.name == name;
+    }
+  }
+  return all;
+}
+
+}  // namespace fsdp::interleavings

@@ -1,0 +1,83 @@
+#include "testing/interleavings/checker.h"
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace fsdp::interleavings {
+namespace {
+
+// Executions from call to call of on_progress.
+constexpr int64_t kReportInterval = 20'000;
+
+double SecondsSince(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin)
+      .count();
+}
+
+void Execute(const MakeScenario& make, Machine& machine, Search& search,
+             CheckResult* result) {
+  machine.Reset();
+  const std::unique_ptr<Scenario> scenario = make();
+  scenario->SetUp(machine);
+  machine.Run(search);
+  ++result->executions;
+  result->steps = std::max(result->steps, machine.num_steps());
+  if (machine.has_completed() && machine.violation().empty()) {
+    ++result->completed;
+    scenario->Check(machine);
+  }
+  if (machine.violation().empty()) return;
+  result->violation = machine.violation();
+  result->trace = machine.DescribeTrace();
+}
+
+}  // namespace
+
+CheckResult Explore(const MakeScenario& make, const CheckOptions& options) {
+  // Before there is a machine, whose time stands still.
+  const auto begin = std::chrono::steady_clock::now();
+  CheckResult result;
+  {
+    Machine machine(options.machine, options.mutation);
+    Search search(options.max_preemptions);
+    bool is_left = true;
+    while (is_left && result.violation.empty() &&
+           result.executions < options.max_executions) {
+      Execute(make, machine, search, &result);
+      is_left = search.Finish(machine.PendingSteps());
+      if (options.on_progress && result.executions % kReportInterval == 0) {
+        options.on_progress(result.executions, search.Progress());
+      }
+    }
+    result.is_complete = !is_left && result.violation.empty();
+    result.sites = machine.sites();
+  }
+  result.seconds = SecondsSince(begin);
+  return result;
+}
+
+std::string ToString(const CheckResult& result) {
+  std::string text = absl::StrFormat(
+      "%d executions (%d complete) of up to %d steps in %.2f s%s",
+      result.executions, result.completed, result.steps, result.seconds,
+      result.is_complete ? "" : ", not all");
+  if (!result.violation.empty()) {
+    absl::StrAppend(&text, "\n", result.violation, "\n", result.trace);
+  }
+  return text;
+}
+
+std::ostream& operator<<(std::ostream& out, const CheckResult& result) {
+  return out << ToString(result);
+}
+
+void Violate(std::string what) { Machine::Current()->Violate(std::move(what)); }
+
+}  // namespace fsdp::interleavings

@@ -1,0 +1,273 @@
+// Collectives and common memory.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "comm/call.h"
+#include "comm/host/shared_rank_block.h"
+#include "comm/host/shared_segment.h"
+#include "comm/shared_memory/shared_group.h"
+#include "comm/shared_memory/shared_operation.h"
+#include "testing/interleavings/ranks.h"
+#include "testing/interleavings/scenarios.h"
+
+namespace fsdp::interleavings {
+namespace {
+
+using ::fsdp::comm::Call;
+using ::fsdp::comm::Collective;
+using ::fsdp::comm::ReduceOp;
+using ::fsdp::comm::SharedBuffers;
+using ::fsdp::comm::SharedGroup;
+using ::fsdp::comm::SharedSegment;
+
+// Elements of a rank's part: one, as no more shows more.
+constexpr int64_t kPart = 1;
+// So many that an all-reduce goes by parts, which each rank has one of.
+constexpr int64_t kLarge = (32 << 10) / sizeof(float) + 16;
+
+at::Tensor Floats(int64_t count) { return at::empty({count}, at::kFloat); }
+
+at::Tensor SymmetricFloats(Rank& rank, int64_t count) {
+  const int64_t bytes = count * static_cast<int64_t>(sizeof(float));
+  return rank.host->heap()
+      ->MakeTensor(SharedSegment::Create(bytes).value(), 0, bytes)
+      .view(at::kFloat);
+}
+
+// What rank `rank` sends to rank `to` in call `call`.
+float Sent(int call, int rank, int to) {
+  return static_cast<float>(100 * (call + 1) + 10 * rank + to);
+}
+
+// One call of one rank: its buffers, and what has to come of it.
+struct Prepared {
+  Collectives what;
+  at::Tensor in;
+  at::Tensor out;
+  std::vector<float> expected;  // of the first elements of each part of `out`
+  std::shared_ptr<SharedGroup::Operation> operation;
+};
+
+bool IsInPlace(Collectives what) {
+  return what == Collectives::kAllReduce ||
+         what == Collectives::kLargeAllReduce ||
+         what == Collectives::kBroadcast;
+}
+
+Collective KindOf(Collectives what) {
+  switch (what) {
+    case Collectives::kAllGather:
+      return Collective::kAllGather;
+    case Collectives::kReduceScatter:
+      return Collective::kReduceScatter;
+    case Collectives::kAllToAll:
+      return Collective::kAllToAll;
+    case Collectives::kAllReduce:
+    case Collectives::kLargeAllReduce:
+      return Collective::kAllReduce;
+    case Collectives::kBroadcast:
+      break;
+  }
+  return Collective::kBroadcast;
+}
+
+float SumSentTo(int call, int to, int world_size) {
+  float sum = 0;
+  for (int peer = 0; peer < world_size; ++peer) sum += Sent(call, peer, to);
+  return sum;
+}
+
+Prepared Prepare(Rank& rank, Collectives what, Memory memory, int call) {
+  const int n = rank.world_size();
+  Prepared prepared;
+  prepared.what = what;
+  const bool divided =
+      what == Collectives::kReduceScatter || what == Collectives::kAllToAll;
+  const int64_t count = what == Collectives::kLargeAllReduce ? kLarge
+                        : divided                            ? n * kPart
+                                                             : kPart;
+  prepared.in = memory == Memory::kSymmetric && !IsInPlace(what)
+                    ? SymmetricFloats(rank, count)
+                    : Floats(count);
+  float* in = prepared.in.mutable_data_ptr<float>();
+  if (what == Collectives::kLargeAllReduce) prepared.in.zero_();
+  for (int to = 0; to < (divided ? n : 1); ++to) {
+    in[to] = Sent(call, rank.rank, to);
+  }
+  switch (what) {
+    case Collectives::kAllGather:
+      for (int r = 0; r < n; ++r) prepared.expected.push_back(Sent(call, r, 0));
+      break;
+    case Collectives::kAllToAll:
+      for (int r = 0; r < n; ++r) {
+        prepared.expected.push_back(Sent(call, r, rank.rank));
+      }
+      break;
+    case Collectives::kReduceScatter:
+      prepared.expected.push_back(SumSentTo(call, rank.rank, n));
+      break;
+    case Collectives::kAllReduce:
+    case Collectives::kLargeAllReduce:
+      prepared.expected.push_back(SumSentTo(call, 0, n));
+      break;
+    case Collectives::kBroadcast:
+      prepared.expected.push_back(Sent(call, 0, 0));
+      break;
+  }
+  prepared.out = IsInPlace(what)
+                     ? std::exchange(prepared.in, at::Tensor())
+                     : Floats(static_cast<int64_t>(prepared.expected.size()));
+  return prepared;
+}
+
+absl::Status StartCall(Rank& rank, Prepared& prepared) {
+  SharedBuffers buffers = {KindOf(prepared.what), prepared.out, prepared.in};
+  const at::Tensor& counted =
+      prepared.in.defined() ? prepared.in : prepared.out;
+  auto operation = rank.group->Start(
+      {buffers.collective, "unit", "float32", counted.numel(), ""}, buffers,
+      rank.deadline);
+  if (operation.ok()) prepared.operation = *std::move(operation);
+  return operation.status();
+}
+
+void ExpectReceived(const Rank& rank, const Prepared& prepared, size_t call) {
+  const float* out = prepared.out.const_data_ptr<float>();
+  for (size_t i = 0; i < prepared.expected.size(); ++i) {
+    if (out[i] == prepared.expected[i]) continue;
+    Violate(absl::StrCat("rank ", rank.rank, " gets ", out[i], " instead of ",
+                         prepared.expected[i], " from call ", call));
+  }
+}
+
+absl::Status FinishCall(Rank& rank, Prepared& prepared, size_t call,
+                        const CollectiveCalls& calls) {
+  const absl::Status status = rank.group->Wait(
+      *prepared.operation, calls.waits_for_inputs, rank.deadline);
+  if (!status.ok()) return status;
+  ExpectReceived(rank, prepared, call);
+  // The next call's values, over these.
+  if (prepared.in.defined()) {
+    prepared.in.mutable_data_ptr<float>()[0] = -1;
+  }
+  return status;
+}
+
+absl::Status MakeCalls(Rank& rank, const CollectiveCalls& calls) {
+  std::vector<Prepared> prepared;
+  for (size_t i = 0; i < calls.calls.size(); ++i) {
+    prepared.push_back(
+        Prepare(rank, calls.calls[i], calls.memory, static_cast<int>(i)));
+    absl::Status status = StartCall(rank, prepared.back());
+    if (status.ok() && !calls.in_flight_together) {
+      status = FinishCall(rank, prepared.back(), i, calls);
+    }
+    if (!status.ok()) return status;
+  }
+  for (size_t i = 0; i < prepared.size() && calls.in_flight_together; ++i) {
+    const absl::Status status = FinishCall(rank, prepared[i], i, calls);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+// One thread makes the calls of all ranks.
+void MakeEarlierCalls(std::vector<Rank>& ranks, int calls) {
+  for (int call = 0; call < calls; ++call) {
+    std::vector<Prepared> prepared;
+    for (Rank& rank : ranks) {
+      prepared.push_back(
+          Prepare(rank, Collectives::kAllGather, Memory::kPrivate, call));
+      ExpectOk(StartCall(rank, prepared.back()), rank, "earlier");
+    }
+    for (size_t i = 0; i < ranks.size(); ++i) {
+      ExpectOk(
+          ranks[i].group->Wait(*prepared[i].operation,
+                               /*inputs_free=*/false, absl::InfinitePast()),
+          ranks[i], "earlier");
+    }
+  }
+}
+
+}  // namespace
+
+MakeScenario Calls(CollectiveCalls calls) {
+  RanksScenario::Options options;
+  options.world_size = calls.ranks;
+  options.before = [calls](std::vector<Rank>& ranks) {
+    MakeEarlierCalls(ranks, calls.earlier_calls);
+  };
+  return OnAllRanks(options, [calls](Rank& rank) {
+    const absl::Status status = MakeCalls(rank, calls);
+    if (calls.failures == Failures::kNone) ExpectOk(status, rank, "calling");
+    if (calls.leave) rank.group->Leave();
+  });
+}
+
+MakeScenario Mismatch(int ranks) {
+  RanksScenario::Options options;
+  options.world_size = ranks;
+  return OnAllRanks(options, [](Rank& rank) {
+    // One calls something else than the others.
+    const Collectives what =
+        rank.rank == 0 ? Collectives::kAllReduce : Collectives::kAllGather;
+    Prepared prepared = Prepare(rank, what, Memory::kPrivate, 0);
+    absl::Status status = StartCall(rank, prepared);
+    if (status.ok()) {
+      status = rank.group->Wait(*prepared.operation, /*inputs_free=*/true,
+                                rank.deadline);
+    }
+    if (status.code() == absl::StatusCode::kInvalidArgument) return;
+    Violate(absl::StrCat("rank ", rank.rank, " is told ", status.ToString()));
+  });
+}
+
+MakeScenario AbortWhileWaiting() {
+  return [] {
+    const auto wait = [](Rank& rank) {
+      Prepared prepared =
+          Prepare(rank, Collectives::kAllGather, Memory::kPrivate, 0);
+      absl::Status status = StartCall(rank, prepared);
+      if (status.ok()) {
+        status = rank.group->Wait(*prepared.operation, /*inputs_free=*/true,
+                                  rank.deadline);
+      }
+      if (status.code() == absl::StatusCode::kAborted) return;
+      Violate(absl::StrCat("the waiter is told ", status.ToString()));
+    };
+    const auto abort = [](Rank& rank) {
+      rank.group->Abort(absl::InternalError("why"));
+    };
+    return std::make_unique<RanksScenario>(
+        RanksScenario::Options(),
+        std::vector<RankThread>{{0, wait}, {0, abort}});
+  };
+}
+
+MakeScenario FreedMemory(int ranks) {
+  RanksScenario::Options options;
+  options.world_size = ranks;
+  return OnAllRanks(options, [](Rank& rank) {
+    for (int call = 0; call < 2; ++call) {
+      Prepared prepared =
+          Prepare(rank, Collectives::kAllGather, Memory::kSymmetric, call);
+      ExpectOk(StartCall(rank, prepared), rank, "calling");
+      // The group holds on to what it has lent.
+      prepared.in.reset();
+      ExpectOk(rank.group->Wait(*prepared.operation, /*inputs_free=*/false,
+                                rank.deadline),
+               rank, "waiting");
+      ExpectReceived(rank, prepared, static_cast<size_t>(call));
+    }
+  });
+}
+
+}  // namespace fsdp::interleavings

@@ -1,0 +1,274 @@
+#include "testing/interleavings/machine.h"
+
+#include <algorithm>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "base/check.h"
+#include "testing/interleavings/places.h"
+
+namespace fsdp::interleavings {
+namespace {
+
+// An execution that is longer never ends: so long is none of ours.
+constexpr int64_t kMaxSteps = 20'000;
+
+// 2001-09-09, so that nothing wraps.
+constexpr int64_t kBegin = 1'000'000'000'000'000'000;
+
+}  // namespace
+
+__thread Machine* Machine::current_ = nullptr;
+
+Machine::Machine(MachineOptions options, const Mutation* mutation)
+    : options_(std::move(options)), mutation_(mutation), threads_(kMaxThreads) {
+  // One thread of the system holds what several threads here have locked.
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
+  for (Thread& thread : threads_) {
+    thread.fiber = std::make_unique<Fiber>([this] { EndOfThread(); });
+  }
+  FSDP_CHECK(current_ == nullptr);
+  current_ = this;
+  Reset();
+}
+
+Machine::~Machine() { current_ = nullptr; }
+
+void Machine::Reset() {
+  arena_.Reset();
+  memory_ = WeakMemory();
+  mutexes_.clear();
+  num_threads_ = 0;
+  std::fill(std::begin(is_dead_), std::end(is_dead_), false);
+  any_dead_ = false;
+  time_has_jumped_ = false;
+  has_completed_ = false;
+  now_ = kBegin;
+  spurious_left_ = options_.spurious_wakeups;
+  num_steps_ = 0;
+  violation_.clear();
+  trace_.clear();
+}
+
+void Machine::AddThread(int rank, std::function<void()> body) {
+  const int environment = static_cast<int>(options_.mortal_ranks.size()) + 1;
+  FSDP_CHECK(num_threads_ + environment < kMaxThreads);
+  Thread& thread = threads_[num_threads_++];
+  thread.fiber->Start(std::move(body));
+  thread.rank = rank;
+  thread.state = State::kReady;
+  thread.next = Footprint();
+  thread.ticks = 0;
+  thread.depth = 0;
+}
+
+void Machine::Run(Search& search) {
+  search_ = &search;
+  mode_ = Mode::kExplore;
+  memory_.Synchronize();
+  // Each up to its first operation.
+  is_launching_ = true;
+  for (int i = 0; i < num_threads(); ++i) SwitchTo(i);
+  is_launching_ = false;
+  Reschedule();
+  Drain();
+  mode_ = Mode::kDirect;
+}
+
+void Machine::Drain() {
+  mode_ = Mode::kDrain;
+  bool any = true;
+  while (any) {
+    any = false;
+    for (int i = 0; i < num_threads(); ++i) {
+      if (threads_[i].state == State::kDone) continue;
+      any = true;
+      SwitchTo(i);
+    }
+  }
+}
+
+void Machine::EndOfThread() {
+  self().state = State::kDone;
+  if (mode_ == Mode::kExplore && !is_launching_) {
+    Reschedule();
+  } else {
+    GoToMain();
+  }
+}
+
+void Machine::SwitchTo(int thread) {
+  const int from = std::exchange(self_, thread);
+  if (from == thread) return;
+  if (from < 0) {
+    Fiber::Switch(&main_, threads_[thread].fiber.get());
+  } else {
+    Fiber::Switch(threads_[from].fiber.get(), threads_[thread].fiber.get());
+  }
+}
+
+void Machine::GoToMain() {
+  const int from = std::exchange(self_, -1);
+  if (from >= 0) Fiber::Switch(threads_[from].fiber.get(), &main_);
+}
+
+bool Machine::IsEnabled(int thread) const {
+  const Thread& t = threads_[thread];
+  if (is_dead_[t.rank]) return false;
+  if (t.state != State::kLocking) return t.state == State::kReady;
+  const auto mutex = mutexes_.find(reinterpret_cast<void*>(t.awaited));
+  return mutex == mutexes_.end() || mutex->second.holder < 0;
+}
+
+bool Machine::AllDone() const {
+  for (int i = 0; i < num_threads(); ++i) {
+    const Thread& thread = threads_[i];
+    if (thread.state != State::kDone && !is_dead_[thread.rank]) return false;
+  }
+  return true;
+}
+
+// Threads, then one to kill each mortal rank, then one that lets time jump.
+Candidates Machine::PendingSteps() const {
+  Candidates candidates;
+  for (int i = 0; i < num_threads(); ++i) {
+    if (threads_[i].state == State::kDone) continue;
+    candidates[i].is_pending = true;
+    candidates[i].is_enabled = IsEnabled(i);
+    candidates[i].next = threads_[i].next;
+  }
+  int place = num_threads();
+  const bool all_done = AllDone();
+  for (int rank : options_.mortal_ranks) {
+    Candidate& killer = candidates[place++];
+    killer.is_environment = true;
+    killer.is_pending = !any_dead_;
+    for (int i = 0; i < num_threads() && !any_dead_; ++i) {
+      const Thread& thread = threads_[i];
+      if (thread.rank == rank && thread.state != State::kDone && !all_done) {
+        killer.is_enabled = true;
+      }
+    }
+    killer.next.Add(LifeOf(rank), true);
+    killer.next.Add(kKilling, true);
+  }
+  if (options_.time_jump > 0) {
+    Candidate& clock = candidates[place];
+    clock.is_environment = true;
+    clock.is_pending = !time_has_jumped_;
+    clock.is_enabled = !time_has_jumped_ && !all_done;
+    clock.next.Add(kClock, true);
+  }
+  return candidates;
+}
+
+// Hands on to whoever the search wants to go next, which may be the caller.
+void Machine::Reschedule() {
+  if (is_launching_) return GoToMain();
+  while (true) {
+    const Candidates candidates = PendingSteps();
+    const bool any =
+        std::any_of(candidates.begin(), candidates.end(),
+                    [](const Candidate& c) { return c.is_enabled; });
+    has_completed_ = AllDone();
+    if (has_completed_ || (!any && !LetTimePass())) {
+      mode_ = Mode::kDrain;
+      return GoToMain();
+    }
+    if (!any) continue;
+    const std::optional<int> chosen = search_->ChooseThread(candidates);
+    if (!chosen) {
+      mode_ = Mode::kDrain;
+      return GoToMain();
+    }
+    if (*chosen < num_threads()) return SwitchTo(*chosen);
+    ActAsEnvironment(*chosen - num_threads());
+  }
+}
+
+void Machine::ActAsEnvironment(int index) {
+  const auto& mortal = options_.mortal_ranks;
+  if (index < static_cast<int>(mortal.size())) {
+    is_dead_[mortal[index]] = true;
+    any_dead_ = true;
+    trace_.push_back({-1, mortal[index], "a rank is killed", false});
+    return;
+  }
+  time_has_jumped_ = true;
+  now_ += options_.time_jump;
+  trace_.push_back({-1, 0, "time jumps", false});
+  for (int i = 0; i < num_threads(); ++i) {
+    Thread& thread = threads_[i];
+    if (thread.state == State::kAsleep && thread.wake_time <= now_) {
+      thread.state = State::kReady;
+    }
+  }
+}
+
+// Nobody can go on: to the end of somebody's sleep. False: nobody's ends.
+bool Machine::LetTimePass() {
+  int64_t next = std::numeric_limits<int64_t>::max();
+  for (int i = 0; i < num_threads(); ++i) {
+    const Thread& thread = threads_[i];
+    if (thread.state == State::kAsleep && !is_dead_[thread.rank]) {
+      next = std::min(next, thread.wake_time);
+    }
+  }
+  if (next == std::numeric_limits<int64_t>::max()) {
+    Violate("a deadlock: nobody can go on");
+    return false;
+  }
+  if (options_.nobody_oversleeps && !any_dead_ && !time_has_jumped_) {
+    Violate("a wake-up is lost: all sleep until their time is over");
+    return false;
+  }
+  now_ = std::max(now_, next);
+  memory_.Settle();
+  search_->Synchronize();
+  trace_.push_back({-1, 0, "time passes", false});
+  for (int i = 0; i < num_threads(); ++i) {
+    Thread& thread = threads_[i];
+    if (thread.state == State::kAsleep && thread.wake_time <= now_) {
+      thread.state = State::kReady;
+    }
+  }
+  return true;
+}
+
+Footprint Machine::FootprintOf(uint64_t place, bool writes) const {
+  Footprint footprint;
+  footprint.Add(place, writes);
+  const int rank = threads_[self_].rank;
+  const auto& mortal = options_.mortal_ranks;
+  if (std::find(mortal.begin(), mortal.end(), rank) != mortal.end()) {
+    footprint.Add(LifeOf(rank), false);
+  }
+  return footprint;
+}
+
+bool Machine::Step(const Footprint& footprint) {
+  self().next = footprint;
+  if (++num_steps_ > kMaxSteps) Violate("an execution that does not end");
+  if (mode_ == Mode::kExplore) Reschedule();
+  return mode_ == Mode::kExplore;
+}
+
+void Machine::Violate(std::string what) {
+  if (mode_ == Mode::kDrain || !violation_.empty()) return;
+  violation_ = std::move(what);
+  if (mode_ == Mode::kExplore) mode_ = Mode::kDrain;
+}
+
+std::string Machine::DescribeTrace() const { return ToString(trace_, arena_); }
+
+int Machine::current_rank() const {
+  return self_ >= 0 ? threads_[self_].rank : rank_of_caller_;
+}
+
+}  // namespace fsdp::interleavings

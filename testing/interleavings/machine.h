@@ -1,0 +1,202 @@
+// One execution of threads of ranks, every operation of which on shared memory,
+// futexes, mutexes and the clock waits until the search lets it happen.
+//
+// The hooks (hooks.cc) call it for code that is compiled to be watched; what
+// others do to shared memory it does not see.
+#ifndef TESTING_INTERLEAVINGS_MACHINE_H_
+#define TESTING_INTERLEAVINGS_MACHINE_H_
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "testing/interleavings/arena.h"
+#include "testing/interleavings/fiber.h"
+#include "testing/interleavings/mutation.h"
+#include "testing/interleavings/search.h"
+#include "testing/interleavings/trace.h"
+#include "testing/interleavings/vector_clock.h"
+#include "testing/interleavings/weak_memory.h"
+
+namespace fsdp::interleavings {
+
+struct MachineOptions {
+  // Ranks that may be killed at any point, at most one of them.
+  std::vector<int> mortal_ranks;
+  // Once, at any point, so much time passes (ns); 0: never.
+  int64_t time_jump = 0;
+  // FUTEX_WAIT returns so often for no reason.
+  int spurious_wakeups = 0;
+  // Nobody has to sleep until its time is over: others wake whom they should.
+  bool nobody_oversleeps = true;
+};
+
+class Machine {
+ public:
+  using Order = std::memory_order;
+  using Modify = uint64_t (*)(uint64_t old, uint64_t operand);
+
+  Machine(MachineOptions options, const Mutation* mutation);
+  Machine(const Machine&) = delete;
+  Machine& operator=(const Machine&) = delete;
+  ~Machine();
+
+  // The one whose threads the caller's thread of the system runs; null: none.
+  static Machine* Current() { return current_; }
+
+  // --- An execution ---------------------------------------------------------
+  void Reset();
+  void AddThread(int rank, std::function<void()> body);
+  // Until all threads have ended, or sleep for ever or are dead.
+  void Run(Search& search);
+  // The rank on whose behalf code runs that belongs to no thread.
+  void set_rank(int rank) { rank_of_caller_ = rank; }
+
+  // What is wrong; only the first is kept.
+  void Violate(std::string what);
+  const std::string& violation() const { return violation_; }
+  std::string DescribeTrace() const;
+  Candidates PendingSteps() const;
+  bool was_killed(int rank) const { return is_dead_[rank]; }
+  bool time_has_jumped() const { return time_has_jumped_; }
+  // All threads that live have ended, as the search wanted it.
+  bool has_completed() const { return has_completed_; }
+  int64_t num_steps() const { return num_steps_; }
+  Arena& arena() { return arena_; }
+  const Sites& sites() const { return sites_; }
+
+  // --- What threads do; `site` is where in the program ----------------------
+  uint64_t Load(uintptr_t address, int bytes, Order order, uintptr_t site);
+  void Store(uintptr_t address, int bytes, uint64_t value, Order order,
+             uintptr_t site);
+  uint64_t Update(uintptr_t address, int bytes, Modify modify, uint64_t operand,
+                  Order order, uintptr_t site);
+  bool CompareExchange(uintptr_t address, int bytes, uint64_t* expected,
+                       uint64_t desired, Order success, Order failure,
+                       uintptr_t site);
+  void Fence(Order order);
+  void Access(uintptr_t address, int64_t bytes, bool writes, uintptr_t site);
+  // Nanoseconds from now on; -1: for ever.
+  void FutexWait(uintptr_t address, uint32_t value, int64_t timeout,
+                 uintptr_t site);
+  void FutexWake(uintptr_t address, uintptr_t site);
+  // Until nobody holds the mutex.
+  void Lock(void* mutex);
+  void Unlock(void* mutex);
+  int64_t Now();  // ns
+  // Before a look at, or a change of, something that belongs to `rank`, or to
+  // the segment with this number.
+  bool HasEnded(int rank);
+  void TouchSegment(int number, bool writes);
+  int current_rank() const;
+  void EnterFunction(uintptr_t caller) {
+    if (self_ < 0) return;
+    Thread& thread = threads_[self_];
+    if (thread.depth < kMaxDepth) thread.callers[thread.depth] = caller;
+    ++thread.depth;
+  }
+  void LeaveFunction() {
+    if (self_ >= 0) --threads_[self_].depth;
+  }
+  bool is_exploring() const { return mode_ == Mode::kExplore && self_ >= 0; }
+
+ private:
+  static constexpr int kMaxDepth = 128;
+  enum class Mode {
+    kDirect,   // operations just happen: before and after the threads run
+    kExplore,  // the search decides
+    kDrain,    // threads end as soon as they can: nobody looks any more
+  };
+  enum class State { kReady, kAsleep, kLocking, kDone };
+  struct Thread {
+    std::unique_ptr<Fiber> fiber;
+    int rank = 0;
+    State state = State::kDone;
+    Footprint next;
+    uintptr_t awaited = 0;  // kAsleep: the futex; kLocking: the mutex
+    int64_t wake_time = 0;
+    int64_t ticks = 0;  // of its clock
+    // Of the functions that are under way.
+    int depth = 0;
+    std::array<uintptr_t, kMaxDepth> callers;
+  };
+  struct Mutex {
+    int holder = -1;
+    VectorClock clock;
+  };
+
+  Thread& self() { return threads_[self_]; }
+  int num_threads() const { return num_threads_; }
+  Footprint FootprintOf(uint64_t place, bool writes) const;
+  // Whether an operation is for the search to decide on.
+  bool IsWatched(uintptr_t address) const {
+    return is_exploring() && arena_.Find(address).has_value();
+  }
+  uint64_t CheckedOffset(uintptr_t address);
+  // Returns once the search wants the step to be taken; false: drains.
+  bool Step(const Footprint& footprint);
+  bool BeforeAtomic(uintptr_t address, int bytes, bool writes, uintptr_t site);
+  void Reschedule();
+  void SwitchTo(int thread);
+  void GoToMain();
+  bool IsEnabled(int thread) const;
+  bool AllDone() const;
+  bool LetTimePass();
+  void ActAsEnvironment(int thread);
+  void EndOfThread();
+  void Drain();
+  void CheckRace(uint64_t offset, int64_t bytes, bool writes, bool atomic,
+                 uintptr_t site);
+  // The order of an operation there, after the mutation.
+  Order OrderAt(uintptr_t site, Order order, Operation operation,
+                uint64_t offset);
+  bool IsDropped(uintptr_t site);
+  // Return addresses on the stack of the thread that runs.
+  const uintptr_t* callers_begin() const {
+    return threads_[self_].callers.data();
+  }
+  const uintptr_t* callers_end() const {
+    return callers_begin() + std::min(threads_[self_].depth, kMaxDepth);
+  }
+  void Record(const char* what);
+  void RecordAt(const char* what, uint64_t offset, uint64_t value, bool is_old,
+                uintptr_t site);
+
+  // Looked at in every function that is watched: no wrapper around it.
+  static __thread Machine* current_;
+
+  const MachineOptions options_;
+  const Mutation* const mutation_;
+  Arena arena_;
+  Sites sites_;
+  std::vector<Thread> threads_;
+  int num_threads_ = 0;
+  jmp_buf main_;
+
+  Search* search_ = nullptr;
+  Mode mode_ = Mode::kDirect;
+  bool is_launching_ = false;
+  int self_ = -1;  // the thread that runs; -1: none of them
+  int rank_of_caller_ = 0;
+  WeakMemory memory_;
+  std::unordered_map<void*, Mutex> mutexes_;
+  bool is_dead_[Arena::kMaxRanks] = {};
+  bool any_dead_ = false;
+  bool time_has_jumped_ = false;
+  bool has_completed_ = false;
+  int64_t now_ = 0;
+  int spurious_left_ = 0;
+  int64_t num_steps_ = 0;
+  std::string violation_;
+  Trace trace_;
+};
+
+}  // namespace fsdp::interleavings
+
+#endif  // TESTING_INTERLEAVINGS_MACHINE_H_

@@ -1,0 +1,60 @@
+// Explores further than the tests do:
+//   bazel run -c opt //testing/interleavings -- --ranks=3 --preemptions=2
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
+#include "absl/strings/match.h"
+#include "testing/interleavings/cases.h"
+#include "testing/interleavings/checker.h"
+
+ABSL_FLAG(int, ranks, 2, "2 or 3");
+ABSL_FLAG(int, preemptions, -2,
+          "how often a thread is interrupted at most, in an execution; -1: any "
+          "number; -2: as the tests have it");
+ABSL_FLAG(std::string, cases, "", "only cases whose names contain this");
+ABSL_FLAG(int64_t, executions, INT64_MAX, "at most so many of each case");
+
+namespace fsdp::interleavings {
+namespace {
+
+constexpr int kAsTests = -2;
+
+int Main() {
+  const int ranks = absl::GetFlag(FLAGS_ranks);
+  if (ranks != 2 && ranks != 3) {
+    std::fprintf(stderr, "--ranks=%d: 2 or 3\n", ranks);
+    return 2;
+  }
+  int num_violations = 0;
+  for (Case& c : AllCases(ranks)) {
+    if (!absl::StrContains(c.name, absl::GetFlag(FLAGS_cases))) continue;
+    const int preemptions = absl::GetFlag(FLAGS_preemptions);
+    if (preemptions != kAsTests) c.options.max_preemptions = preemptions;
+    c.options.max_executions = absl::GetFlag(FLAGS_executions);
+    c.options.on_progress = [&](int64_t executions, double progress) {
+      std::fprintf(stderr, "%s: %lld executions, about %.4f %% explored\n",
+                   c.name.c_str(), static_cast<long long>(executions),
+                   100 * progress);
+    };
+    const CheckResult result = Explore(c.scenario, c.options);
+    std::printf("%s: %s\n", c.name.c_str(), ToString(result).c_str());
+    std::fflush(stdout);
+    if (!result.violation.empty()) ++num_violations;
+  }
+  return num_violations == 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace fsdp::interleavings
+
+int main(int argc, char** argv) {
+  absl::SetProgramUsageMessage(
+      "explores the interleavings of ranks that share memory");
+  absl::ParseCommandLine(argc, argv);
+  return fsdp::interleavings::Main();
+}

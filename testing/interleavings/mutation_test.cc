@@ -1,0 +1,83 @@
+// Whether the checker would see what it is there for: each place where the
+// protocol synchronizes is weakened, one at a time, and some case has to find
+// it, or the place is in the list of those where nothing can be seen.
+#include "testing/interleavings/mutation.h"
+
+#include <iostream>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "testing/interleavings/cases.h"
+#include "testing/interleavings/checker.h"
+
+namespace fsdp::interleavings {
+namespace {
+
+using ::testing::IsEmpty;
+
+// Why nothing is lost by it, for mutations that nobody can see.
+const std::map<std::string, std::string>& Equivalent() {
+  static const auto* const reasons = new std::map<std::string, std::string>{};
+  return *reasons;
+}
+
+struct Explored {
+  Case c;
+  Sites sites;
+};
+
+bool Reaches(const Sites& sites, const Mutation& mutation) {
+  for (uintptr_t site : mutation.sites) {
+    if (sites.count(site) > 0) return true;
+  }
+  return false;
+}
+
+// The name of the case that has found it; empty: none has.
+std::string FoundBy(const Mutation& mutation,
+                    const std::vector<Explored>& cases) {
+  for (const Explored& explored : cases) {
+    if (!Reaches(explored.sites, mutation)) continue;
+    CheckOptions options = explored.c.options;
+    options.mutation = &mutation;
+    const CheckResult result = Explore(explored.c.scenario, options);
+    if (!result.violation.empty()) {
+      return explored.c.name + ": " + result.violation;
+    }
+  }
+  return "";
+}
+
+TEST(MutationTest, WhatMattersIsFound) {
+  std::vector<Explored> cases;
+  Sites sites;
+  for (Case& c : AllCases(2)) {
+    if (!c.is_for_mutations) continue;
+    CheckResult result = Explore(c.scenario, c.options);
+    ASSERT_THAT(result.violation, IsEmpty()) << c.name;
+    sites.insert(result.sites.begin(), result.sites.end());
+    cases.push_back({std::move(c), std::move(result.sites)});
+  }
+  const std::vector<Mutation> mutations = AllMutations(sites);
+  EXPECT_GT(mutations.size(), 30u);
+  for (const Mutation& mutation : mutations) {
+    const auto reason = Equivalent().find(mutation.name);
+    const std::string found = FoundBy(mutation, cases);
+    std::cout << mutation.name << ": "
+              << (found.empty() ? "NOT FOUND" : found.substr(0, 120)) << "\n"
+              << std::flush;
+    if (reason == Equivalent().end()) {
+      EXPECT_NE(found, "") << mutation.name;
+    } else {
+      EXPECT_EQ(found, "") << mutation.name << " is found after all, though "
+                           << reason->second;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fsdp::interleavings

@@ -1,0 +1,190 @@
+// Doorbells and fences.
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "comm/host/doorbell.h"
+#include "comm/host/shared_segment.h"
+#include "testing/interleavings/ranks.h"
+#include "testing/interleavings/scenarios.h"
+
+namespace fsdp::interleavings {
+namespace {
+
+using ::fsdp::comm::Doorbell;
+using ::fsdp::comm::SharedSegment;
+
+constexpr auto kAcquire = std::memory_order_acquire;
+constexpr auto kRelease = std::memory_order_release;
+
+// What a waiter shows to those who ring: one message slot for each.
+struct Desk {
+  Doorbell bell;
+  struct alignas(64) Slot {
+    std::atomic<uint32_t> messages;
+    uint32_t text;
+  } slots[Arena::kMaxRanks];
+};
+
+class DoorbellScenario final : public Scenario {
+ public:
+  DoorbellScenario(int ranks, int turns, bool spins)
+      : ranks_(ranks), turns_(turns), spins_(spins) {}
+
+  void SetUp(Machine& machine) override {
+    for (int rank = 0; rank < ranks_; ++rank) {
+      machine.set_rank(rank);
+      segments_.push_back(
+          rank == 0 ? SharedSegment::Create(sizeof(Desk)).value()
+                    : SharedSegment::Open(segments_[0]->address()).value());
+      machine.AddThread(rank,
+                        [this, rank] { rank == 0 ? Wait() : Send(rank); });
+    }
+    const uint64_t at =
+        machine.arena()
+            .segment(static_cast<int>(segments_[0]->address().inode) - 1)
+            ->offset;
+    machine.arena().Name(at, 4, "rings");
+    machine.arena().Name(at + 4, 4, "sleepers");
+  }
+
+ private:
+  Desk& DeskOf(int rank) {
+    return *reinterpret_cast<Desk*>(segments_[rank]->data());
+  }
+
+  void Send(int rank) {
+    Desk& desk = DeskOf(rank);
+    Desk::Slot& slot = desk.slots[rank];
+    for (int turn = 1; turn <= turns_; ++turn) {
+      if (turn == 1) slot.text = 100u + static_cast<uint32_t>(rank);
+      slot.messages.store(static_cast<uint32_t>(turn), kRelease);
+      desk.bell.Ring();
+    }
+  }
+
+  void Wait() {
+    Desk& desk = DeskOf(0);
+    // No time passes while one looks, so a turn of spinning ends at the time
+    // that the clock's own steps take.
+    const absl::Duration spin =
+        spins_ ? absl::Nanoseconds(1) : absl::ZeroDuration();
+    const absl::Time deadline = absl::Now() + absl::Hours(1);
+    for (int rank = 1; rank < ranks_; ++rank) {
+      Desk::Slot& slot = desk.slots[rank];
+      while (true) {
+        const uint32_t seen = desk.bell.Count();
+        if (slot.messages.load(kAcquire) == static_cast<uint32_t>(turns_)) {
+          break;
+        }
+        desk.bell.Await(seen, spin, deadline);
+      }
+      if (slot.text != 100u + static_cast<uint32_t>(rank)) {
+        Violate("the message is not what was written before the ring");
+      }
+    }
+  }
+
+  const int ranks_;
+  const int turns_;
+  const bool spins_;
+  std::vector<std::unique_ptr<SharedSegment>> segments_;
+};
+
+class DoorbellDeadlineScenario final : public Scenario {
+ public:
+  explicit DoorbellDeadlineScenario(int ranks) : ranks_(ranks) {}
+
+  void SetUp(Machine& machine) override {
+    for (int rank = 0; rank < ranks_; ++rank) {
+      machine.set_rank(rank);
+      segments_.push_back(
+          rank == 0 ? SharedSegment::Create(sizeof(Doorbell)).value()
+                    : SharedSegment::Open(segments_[0]->address()).value());
+      machine.AddThread(rank, [this, rank] {
+        auto* bell = reinterpret_cast<Doorbell*>(segments_[rank]->data());
+        if (rank > 0) return bell->Ring();
+        const absl::Time deadline = absl::Now() + absl::Seconds(1);
+        while (absl::Now() < deadline) {
+          bell->Await(bell->Count(), absl::ZeroDuration(), deadline);
+        }
+        has_ended_ = true;
+      });
+    }
+  }
+  void Check(Machine& machine) override {
+    if (!has_ended_) machine.Violate("the waiter has not ended");
+  }
+
+ private:
+  const int ranks_;
+  std::vector<std::unique_ptr<SharedSegment>> segments_;
+  bool has_ended_ = false;
+};
+
+// A part of common memory.
+struct alignas(64) Cell {
+  uint64_t value;
+};
+
+Cell* Cells(const Rank& rank) { return reinterpret_cast<Cell*>(rank.data); }
+
+// What is true whatever ranks see of it: who has come how often.
+using Arrivals = std::vector<uint64_t>;
+
+void PassFences(Rank& rank, int fences, Failures failures, Arrivals& came) {
+  Cell* cells = Cells(rank);
+  for (int fence = 0; fence < fences; ++fence) {
+    const uint64_t round = static_cast<uint64_t>(fence) / 2 + 1;
+    const bool reads = fence % 2 == 0;
+    if (reads) cells[rank.rank].value = round;
+    ++came[rank.rank];
+    const absl::Status status = rank.PassFence();
+    if (!status.ok() && failures == Failures::kExpected) return;
+    ExpectOk(status, rank, "at a fence");
+    for (int peer = 0; peer < rank.world_size(); ++peer) {
+      if (came[peer] < came[rank.rank]) {
+        Violate(absl::StrCat("rank ", rank.rank, " passes a fence before rank ",
+                             peer, " has come"));
+      }
+      if (reads && cells[peer].value != round) {
+        Violate(absl::StrCat("rank ", rank.rank, " sees ", cells[peer].value,
+                             " of rank ", peer, " in round ", round));
+      }
+    }
+  }
+}
+
+}  // namespace
+
+MakeScenario Doorbells(int ranks, int turns, bool spins) {
+  return
+      [=] { return std::make_unique<DoorbellScenario>(ranks, turns, spins); };
+}
+
+MakeScenario DoorbellDeadline(int ranks) {
+  return [=] { return std::make_unique<DoorbellDeadlineScenario>(ranks); };
+}
+
+MakeScenario Fences(int ranks, int fences, Failures failures) {
+  return [=] {
+    const auto came = std::make_shared<Arrivals>(ranks);
+    std::vector<RankThread> threads;
+    for (int i = 0; i < ranks; ++i) {
+      threads.push_back(
+          {i, [=](Rank& rank) { PassFences(rank, fences, failures, *came); }});
+    }
+    RanksScenario::Options options;
+    options.world_size = ranks;
+    options.common_bytes = static_cast<int64_t>(sizeof(Cell)) * ranks;
+    return std::make_unique<RanksScenario>(std::move(options),
+                                           std::move(threads));
+  };
+}
+
+}  // namespace fsdp::interleavings

@@ -1,0 +1,78 @@
+// Scenarios of ranks that share memory: hosts, groups and fences as
+// comm/shared_memory makes them, and what their threads do.
+#ifndef TESTING_INTERLEAVINGS_RANKS_H_
+#define TESTING_INTERLEAVINGS_RANKS_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "comm/fence.h"
+#include "comm/host/shared_host.h"
+#include "comm/host/shared_segment.h"
+#include "comm/shared_memory/shared_group.h"
+#include "testing/interleavings/checker.h"
+
+namespace fsdp::interleavings {
+
+struct Rank {
+  int rank = 0;
+  std::shared_ptr<comm::SharedHost> host;
+  std::shared_ptr<comm::SharedGroup> group;
+  std::unique_ptr<comm::Fence> fence;
+  std::shared_ptr<comm::SharedSegment> common;
+  char* data = nullptr;  // of the common memory, behind the fence's counters
+  absl::Time deadline;   // an hour from the beginning
+
+  int world_size() const { return group->world_size(); }
+  // Arrives and waits.
+  absl::Status PassFence() {
+    fence->Arrive();
+    return fence->Wait(deadline);
+  }
+};
+
+struct RankThread {
+  int rank;
+  std::function<void(Rank&)> body;
+};
+
+class RanksScenario final : public Scenario {
+ public:
+  // Common memory has `common_bytes`, zero at first. `before` runs when all are
+  // connected, before there are threads; `after` when all that live have ended.
+  struct Options {
+    int world_size = 2;
+    int64_t common_bytes = 64;
+    std::function<void(std::vector<Rank>&)> before;
+    std::function<void(Machine&)> after;
+  };
+  RanksScenario(Options options, std::vector<RankThread> threads);
+  ~RanksScenario() override;
+
+  void SetUp(Machine& machine) override;
+  void Check(Machine& machine) override;
+
+ private:
+  void Connect(Machine& machine);
+  void NamePlaces(Machine& machine) const;
+
+  const Options options_;
+  const std::vector<RankThread> threads_;
+  std::vector<Rank> ranks_;
+};
+
+// The same on all ranks.
+MakeScenario OnAllRanks(RanksScenario::Options options,
+                        std::function<void(Rank&)> body);
+
+// A violation unless the status is ok.
+void ExpectOk(const absl::Status& status, const Rank& rank, const char* what);
+
+}  // namespace fsdp::interleavings
+
+#endif  // TESTING_INTERLEAVINGS_RANKS_H_

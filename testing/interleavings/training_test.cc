@@ -1,0 +1,62 @@
+// The bug that a checker of the schedule alone could not see: a rank wrote its
+// shard in place while another one still computed with it. Here ranks really
+// pass fences, or do not, and memory says what they read.
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "testing/interleavings/checker.h"
+#include "testing/interleavings/scenarios.h"
+
+namespace fsdp::interleavings {
+namespace {
+
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+// By the values, or because nothing orders the accesses.
+auto IsStaleRead() {
+  return AnyOf(HasSubstr("data race at common memory"),
+               HasSubstr("with a shard of rank"));
+}
+
+CheckResult ResultOf(const Training& training) {
+  CheckOptions options;
+  options.max_preemptions = 0;
+  const CheckResult result = Explore(TrainingSteps(training), options);
+  return result;
+}
+
+TEST(TrainingTest, AnOptimizerThatWritesWhatAPeerStillReadsIsFound) {
+  Training training;
+  training.user_unshards = true;
+  EXPECT_THAT(ResultOf(training).violation, IsEmpty());
+  training.unsharding_opens = true;
+  EXPECT_THAT(ResultOf(training).violation, IsStaleRead());
+}
+
+// Between the optimizer's writes and the next forward, on which nothing else
+// waits.
+TEST(TrainingTest, AForwardThatDoesNotOpenShardsIsFound) {
+  Training training;
+  constexpr int kSecondOpening = 2;
+  training.left_out_fence = kSecondOpening;
+  EXPECT_THAT(ResultOf(training).violation, IsStaleRead());
+}
+
+TEST(TrainingTest, WithoutReductionsNothingTellsThatPeersHaveRead) {
+  Training training;
+  training.leaves_out_reductions = true;
+  EXPECT_THAT(ResultOf(training).violation, IsStaleRead());
+}
+
+TEST(TrainingTest, AnEvaluationThatDoesNotCloseShardsIsFound) {
+  Training training;
+  training.evaluates = true;
+  EXPECT_THAT(ResultOf(training).violation, IsEmpty());
+  constexpr int kFirstClosing = 1;
+  training.left_out_fence = kFirstClosing;
+  EXPECT_THAT(ResultOf(training).violation, IsStaleRead());
+}
+
+}  // namespace
+}  // namespace fsdp::interleavings

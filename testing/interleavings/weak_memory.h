@@ -1,0 +1,130 @@
+// Memory as the C++ standard has it: which older values a load may still see,
+// and which plain accesses race.
+//
+// Stores to one location take effect in the order in which they are executed,
+// and a load sees one that has been executed: what only load buffering could
+// show is not seen. A seq_cst load sees no store older than the last seq_cst
+// one; seq_cst fences are not modelled. C++20's release sequences: only
+// read-modify-writes continue one.
+#ifndef TESTING_INTERLEAVINGS_WEAK_MEMORY_H_
+#define TESTING_INTERLEAVINGS_WEAK_MEMORY_H_
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "testing/interleavings/vector_clock.h"
+
+namespace fsdp::interleavings {
+
+// Two plain accesses, or a plain and an atomic one, that nothing orders.
+struct Race {
+  uint64_t address;
+  int other_thread;
+  bool other_writes;
+  uintptr_t other_site;  // where in the program
+};
+
+// Threads are numbered from 0. One execution. Addresses are any numbers.
+class WeakMemory {
+ public:
+  using Order = std::memory_order;
+
+  // Stores that a load may see, by index into the location's history.
+  struct Candidates {
+    // Those that no interleaving shows without staleness, and the newest.
+    std::vector<int> indices;
+  };
+
+  // `executed` is what `thread` follows in the order in which conflicting
+  // operations were executed: a load that does not follow the next store could
+  // have come before it, which another interleaving shows. `initial` is what
+  // the location holds if nobody has stored there. `is_futex`: the kernel
+  // looks, which follows all wake-ups of this futex.
+  Candidates Look(int thread, uint64_t address, Order order, uint64_t initial,
+                  const VectorClock& executed, bool is_futex);
+
+  uint64_t Load(int thread, uint64_t address, Order order, int index);
+  void Store(int thread, uint64_t address, Order order, uint64_t value,
+             Epoch executed);
+  // Of the newest value, which `Look` need not have been asked for.
+  uint64_t Newest(uint64_t address, uint64_t initial);
+  // Reads the newest value and stores `value`.
+  void Update(int thread, uint64_t address, Order order, uint64_t value,
+              Epoch executed);
+  void Fence(int thread, Order order);
+
+  // `thread` wakes whoever sleeps on a futex, and one that has been woken goes
+  // on. What is there before a wake-up is seen after it, as Linux has it (its
+  // memory-barriers.txt), but orders no plain accesses: the language knows
+  // nothing of it.
+  void WakeFutex(int thread, uint64_t address);
+  void LeaveFutex(int thread, uint64_t address);
+
+  // What has been stored up to now is seen by all: time has passed.
+  void Settle();
+
+  // A plain access; what it races with, if anything.
+  std::optional<Race> Access(int thread, uint64_t address, int64_t bytes,
+                             bool writes, bool atomic, uintptr_t site);
+
+  // What all threads have done is before what they do next, as between threads
+  // that have been joined and others that are then started.
+  void Synchronize();
+  // `thread` follows `other`, as when a mutex goes from one to the other.
+  void Release(int thread, VectorClock* clock);
+  void Acquire(int thread, const VectorClock& clock);
+
+ private:
+  struct Stored {
+    uint64_t value;
+    Epoch by;
+    VectorClock released;  // what who acquires it follows
+    Epoch executed;
+  };
+  struct Seen {
+    uint32_t time;
+    int index;
+  };
+  struct Location {
+    std::vector<Stored> history;
+    std::array<std::vector<Seen>, kMaxThreads> seen;
+    int last_seq_cst = 0;
+    int settled = 0;
+    VectorClock wakes;
+    // Looks in a row that have seen something old.
+    std::array<int, kMaxThreads> old_looks{};
+  };
+  struct Touch {
+    Epoch by;
+    uint8_t mask;  // of the bytes of a word
+    bool writes;
+    bool atomic;
+    uintptr_t site;
+  };
+
+  Location& At(uint64_t address, uint64_t initial);
+  int OldestVisible(int thread, const Location& location, Order order,
+                    bool is_futex) const;
+  void See(int thread, Location& location, int index, Order order);
+  std::optional<Race> TouchWord(int thread, uint64_t word, uint8_t mask,
+                                const Touch& touch);
+  Epoch Tick(int thread) { return {thread, ++clocks_[thread][thread]}; }
+
+  std::array<VectorClock, kMaxThreads> clocks_;
+  // What the kernel has made visible, beyond that.
+  std::array<VectorClock, kMaxThreads> shown_;
+  // Of fences: what the next relaxed stores release, and what relaxed loads
+  // have seen and a fence would acquire.
+  std::array<VectorClock, kMaxThreads> fence_released_;
+  std::array<VectorClock, kMaxThreads> fence_seen_;
+  std::unordered_map<uint64_t, Location> locations_;
+  std::unordered_map<uint64_t, std::vector<Touch>> words_;
+};
+
+}  // namespace fsdp::interleavings
+
+#endif  // TESTING_INTERLEAVINGS_WEAK_MEMORY_H_
