@@ -14,6 +14,7 @@ import pathlib
 import platform
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import textwrap
@@ -31,7 +32,7 @@ from trials import Result, Runner, choose  # noqa: E402  pylint: disable=wrong-i
 
 PROGRAM = "examples/gpt/testing/train_with_faults"
 BACKENDS = ("shared_memory", "gloo")
-EPILOG = "exit codes: 0 all is as it should be, 1 there are defects, 2 a flag is wrong"
+EPILOG = "exit codes: 0 all is as it should be, 1 there are defects, 2 a flag is wrong, 130 Ctrl-C, 143 SIGTERM"
 
 
 def log(text: str) -> None:
@@ -138,6 +139,8 @@ def main(argv: List[str]) -> int:
     program = find_program(flags)
     seed = random.SystemRandom().getrandbits(32) if flags.seed is None else flags.seed
     log(f"--seed={seed}")
+    # Jobs and scratch files end with this program, however it is told to end.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     scratch = pathlib.Path(tempfile.mkdtemp(prefix="chaos.", dir=os.environ.get("TEST_TMPDIR")))
     try:
         return (run_soak if flags.soak else run_trials)(flags, program, scratch, seed)
