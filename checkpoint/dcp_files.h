@@ -98,8 +98,9 @@ struct LoadDcpOptions {
 // "rank 2: " in front. NotFound: no such folder, or a file of it is missing.
 // InvalidArgument, with nothing changed: a damaged file; what does not fit, all
 // of the model's, of the optimizer's groups or of one kind of its states in a
-// list; no optimizer in the files. DataLoss, naming the file: it has been cut
-// off meanwhile; the run may be filled in part.
+// list; no optimizer in the files, or one as Megatron keeps it. DataLoss,
+// naming the file: it has been cut off meanwhile; the run may be filled in
+// part.
 absl::Status LoadDcp(const std::string& folder, const TrainingRun& run,
                      const LoadDcpOptions& options = LoadDcpOptions());
 

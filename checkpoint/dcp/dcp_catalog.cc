@@ -18,6 +18,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
 #include "checkpoint/catalog/catalog.h"
@@ -191,8 +192,9 @@ std::vector<DcpTensor> TakeModel(DcpMetadata& metadata) {
   std::vector<DcpTensor> rest;
   for (DcpTensor& tensor : metadata.tensors) {
     const DcpPath* const path = path_of(tensor);
-    const bool is_in_path = path != nullptr && path->size() > 1;
-    if (has_item ? !is_in_item(tensor) : is_in_path) {
+    const bool is_other = (path != nullptr && path->size() > 1) ||
+                          IsMegatronOptimizer(metadata, tensor.info.name);
+    if (has_item ? !is_in_item(tensor) : is_other) {
       rest.push_back(std::move(tensor));
       continue;
     }
@@ -203,6 +205,16 @@ std::vector<DcpTensor> TakeModel(DcpMetadata& metadata) {
   }
   metadata.tensors = std::move(rest);
   return model;
+}
+
+bool IsMegatronOptimizer(const DcpMetadata& metadata, absl::string_view name) {
+  if (!metadata.paths.empty()) return false;
+  if (absl::ConsumePrefix(&name, "chained_")) {
+    name.remove_prefix(
+        std::min(name.find_first_not_of("0123456789"), name.size()));
+    if (!absl::ConsumePrefix(&name, ".")) return false;
+  }
+  return absl::StartsWith(name, "optimizer.");
 }
 
 absl::StatusOr<Catalog> FindDcpTensors(FileSystem& files,

@@ -23,7 +23,7 @@ inline constexpr absl::string_view kDcpOptimizerItems[] = {"optim",
 struct DcpCatalogOptions {
   // The model's tensors alone, by their names in the model. They are those in
   // the state dict's item "model", which may be in another item, {"app":
-  // {"model": ...}}, or, as torchtitan has it, those at its top.
+  // {"model": ...}}, or, as torchtitan and Megatron have it, those at its top.
   bool model_only = false;
   // Then, only tensors whose names begin with it, which they lose.
   std::string prefix;
@@ -46,6 +46,11 @@ absl::StatusOr<DcpMetadata> ReadDcpFolder(FileSystem& files,
 // the model's tensors, by their names in the model, which `metadata` is without
 // from then on;
 std::vector<DcpTensor> TakeModel(DcpMetadata& metadata);
+// whether a tensor of that name is of an optimizer, where names are all there
+// is (no `metadata.paths`), as in Megatron's files:
+// "optimizer.state.exp_avg.NAME", "chained_0.optimizer.state.exp_avg.NAME". It
+// is not among the model's;
+bool IsMegatronOptimizer(const DcpMetadata& metadata, absl::string_view name);
 // where the bytes of some are. `names`: DcpMetadata::files.
 absl::StatusOr<Catalog> FindDcpTensors(FileSystem& files,
                                        const std::string& folder,

@@ -12,9 +12,9 @@
 #include "base/testing/status_matchers.h"
 #include "checkpoint/catalog/catalog.h"
 #include "checkpoint/dcp/metadata.h"
+#include "checkpoint/dcp/testing/samples.h"
 #include "checkpoint/dcp/writer.h"
 #include "checkpoint/files/file_system.h"
-#include "checkpoint/files/testing/real_files.h"
 #include "checkpoint/files/testing/simulated_file_system.h"
 #include "checkpoint/tensor/dtype.h"
 #include "checkpoint/tensor/tensor_info.h"
@@ -36,19 +36,6 @@ constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 
 void Put(FileSystem& files, const std::string& path, absl::string_view bytes) {
   ASSERT_OK(ReplaceFile(files, path, bytes));
-}
-
-// What Python wrote, in the folder "/NAME".
-void PutSample(FileSystem& files, absl::string_view name,
-               const std::vector<std::string>& data) {
-  const std::string folder = absl::StrCat("/", name);
-  ASSERT_OK(files.MakeFolder(folder));
-  const std::string from =
-      absl::StrCat("checkpoint/dcp/testing/data/", name, "/");
-  Put(files, folder + "/.metadata", testing::ReadWholeFile(from + "metadata"));
-  for (const std::string& file : data) {
-    Put(files, JoinPath(folder, file), testing::ReadWholeFile(from + file));
-  }
 }
 
 std::vector<std::string> Names(const Catalog& catalog) {
@@ -81,7 +68,7 @@ std::vector<float> Values(FileSystem& files, const std::string& folder,
 
 TEST(DcpCatalogTest, OfOneProcess) {
   testing::SimulatedFileSystem files;
-  PutSample(files, "plain", {"__0_0.distcp"});
+  testing::PutDcpSample(files, "plain");
   ASSERT_OK_AND_ASSIGN(const Catalog all, ReadDcpCatalog(files, "/plain"));
   EXPECT_EQ(all.tensors().size(), 8u);
   EXPECT_THAT(Values(files, "/plain", all, "optim.state.w.step"),
@@ -107,7 +94,7 @@ TEST(DcpCatalogTest, OfOneProcess) {
 
 TEST(DcpCatalogTest, OfTwoRanks) {
   testing::SimulatedFileSystem files;
-  PutSample(files, "sharded", {"__0_0.distcp", "__1_0.distcp"});
+  testing::PutDcpSample(files, "sharded");
   ASSERT_OK_AND_ASSIGN(const Catalog catalog,
                        ReadDcpCatalog(files, "/sharded"));
   EXPECT_EQ(catalog.files().size(), 2u);

@@ -219,6 +219,13 @@ class Reader {
       return entry;
     };
     for (const DcpTensor& tensor : metadata_.tensors) {
+      if (IsMegatronOptimizer(metadata_, tensor.info.name)) {
+        return Bad(absl::StrCat(
+            "has the optimizer as Megatron keeps it, such as \"",
+            absl::CHexEscape(tensor.info.name),
+            "\", which is not read: load the model alone, by LoadModel() or "
+            "with TrainingRun::optimizer null"));
+      }
       std::optional<Entry> entry = find(tensor.info.name);
       if (entry.has_value()) {
         FSDP_RETURN_IF_ERROR(AddTensor(tensor, *std::move(entry)));

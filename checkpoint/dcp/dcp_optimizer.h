@@ -39,9 +39,9 @@ struct DcpOptimizer {
 // "optim.param_groups.0.lr", or, flattened, "optim.param_groups.NAME.lr". The
 // state "step" is a number; other tensors are only found. Reads each number and
 // each option. Memory is in proportion to what files have of them.
-// InvalidArgument, naming file and value: two optimizers, a step that is no
-// count, values that overlap, and what FindDcpTensors() and ReadDcpValue()
-// refuse.
+// InvalidArgument, naming file and value: two optimizers, one as Megatron keeps
+// it, a step that is no count, values that overlap, and what FindDcpTensors()
+// and ReadDcpValue() refuse.
 absl::StatusOr<DcpOptimizer> ReadDcpOptimizer(FileSystem& files,
                                               const std::string& folder,
                                               const DcpMetadata& metadata);

@@ -159,6 +159,10 @@ TEST(DcpReaderTest, HostileMetadata) {
        "its place in a file is none"},
       {With(metadata, "state_dict_metadata", "state_dict_metadatx"),
        "has no state_dict_metadata"},
+      {With(File("megatron_0_15", "metadata"), "MCoreMetadata",
+            "MCoreMetadatx"),
+       "megatron.core.dist_checkpointing.strategies.torch.MCoreMetadatx is not "
+       "what a checkpoint needs"},
       {"N.", "is no Metadata of DCP"},
       {"cposix\nsystem\n.", "nothing was executed"},
       {"", "pickle: ends after 0 bytes"},

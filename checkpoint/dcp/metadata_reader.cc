@@ -48,6 +48,12 @@ const AllowList& Allowed() {
         dcp_names::kStorageInfo,
         dcp_names::kLayout,
         dcp_names::kSize,
+        dcp_names::kMegatronMetadata,
+        dcp_names::kMegatronPlan,
+        dcp_names::kPlan,
+        dcp_names::kWriteItem,
+        dcp_names::kWriteItemType,
+        dcp_names::kTensorWriteData,
         "pathlib.PosixPath",
         "pathlib._local.PosixPath",
         "collections.OrderedDict",
@@ -67,7 +73,11 @@ class Reader {
 
   absl::StatusOr<DcpMetadata> Read() {
     const Node& root = document_.root();
-    if (!Is(root, dcp_names::kMetadata)) return Bad("is no Metadata of DCP");
+    // Which has a field more, of tensors that are laid out otherwise.
+    if (!Is(root, dcp_names::kMetadata) &&
+        !Is(root, dcp_names::kMegatronMetadata)) {
+      return Bad("is no Metadata of DCP");
+    }
     FSDP_RETURN_IF_ERROR(ReadPlaces(Field(root, "storage_data")));
     FSDP_RETURN_IF_ERROR(ReadEntries(Field(root, "state_dict_metadata")));
     FSDP_RETURN_IF_ERROR(ReadPaths(Field(root, "planner_data")));

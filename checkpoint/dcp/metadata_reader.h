@@ -12,10 +12,11 @@ namespace fsdp::checkpoint {
 // As torch 2.0 or newer, torchtitan and Megatron write it. Nothing is executed.
 // Time and memory are in proportion to its size.
 //
-// InvalidArgument, naming the tensor: another format; a class that is not DCP's
-// own; chunks that leave their tensor, overlap or leave a part of it out, or
-// are in no file; transformed (compressed) chunks; dtypes that safetensors
-// lacks; a file whose path leaves the checkpoint's folder.
+// InvalidArgument, naming the tensor: another format; a class that is not of
+// DCP's own or of what Megatron adds; chunks that leave their tensor, overlap
+// or leave a part of it out, or are in no file; transformed (compressed)
+// chunks; dtypes that safetensors lacks; a file whose path leaves the
+// checkpoint's folder.
 absl::StatusOr<DcpMetadata> ReadDcpMetadata(std::string bytes);
 
 }  // namespace fsdp::checkpoint

@@ -30,6 +30,20 @@ inline constexpr char kOldProperties[] =
 inline constexpr char kOldMemoryFormat[] =
     "torch.distributed._shard.sharded_tensor.metadata.MEM_FORMAT_ENCODING";
 
+// Megatron's: what its versions before 0.16 have instead of Metadata, and the
+// plans of all ranks, which are not needed.
+inline constexpr char kMegatronMetadata[] =
+    "megatron.core.dist_checkpointing.strategies.torch.MCoreMetadata";
+inline constexpr char kMegatronPlan[] =
+    "megatron.core.dist_checkpointing.strategies.torch.MCoreSavePlan";
+inline constexpr char kPlan[] = "torch.distributed.checkpoint.planner.SavePlan";
+inline constexpr char kWriteItem[] =
+    "torch.distributed.checkpoint.planner.WriteItem";
+inline constexpr char kWriteItemType[] =
+    "torch.distributed.checkpoint.planner.WriteItemType";
+inline constexpr char kTensorWriteData[] =
+    "torch.distributed.checkpoint.planner.TensorWriteData";
+
 }  // namespace fsdp::checkpoint::dcp_names
 
 #endif  // CHECKPOINT_DCP_NAMES_H_

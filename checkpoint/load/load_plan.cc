@@ -111,9 +111,7 @@ class Planner {
   // False: it does not fit, which is noted.
   bool AddPiece(const LoadTarget& target, const RecipePiece& piece,
                 const StoredTensor& stored, WholeRead* read) {
-    const Sizes& shape = stored.info.shape;
-    WholeRead::Piece result{&stored, 0, shape.empty() ? 1 : shape[0],
-                            piece.transposed};
+    WholeRead::Piece result{&stored, 0, stored.info.shape, piece.transposed};
     const auto dtype = TorchDtype(stored.info.dtype);
     if (!dtype.has_value()) {
       return Refuse(target, absl::StrCat("dtype ", NameOf(stored.info.dtype),
@@ -123,21 +121,46 @@ class Planner {
       return Refuse(target, absl::StrCat("dtype ", NameOf(stored.info.dtype),
                                          " instead of ", Wanted(target.dtype)));
     }
+    if (piece.layer.has_value()) {
+      if (!TakeLayer(*piece.layer, &result)) {
+        return Refuse(target,
+                      absl::StrCat("layer ", *piece.layer, " of ", piece.name,
+                                   ", which is ", Text(result.shape)));
+      }
+    }
     if (piece.rows.has_value()) {
       const auto [first, last] = *piece.rows;
-      if (shape.empty() || first < 0 || last < first || last > shape[0]) {
-        return Refuse(target,
-                      absl::StrCat("rows ", first, " to ", last, " of ",
-                                   piece.name, ", which is ", Text(shape)));
+      if (!TakeRows(first, last, &result)) {
+        return Refuse(target, absl::StrCat("rows ", first, " to ", last, " of ",
+                                           piece.name, ", which is ",
+                                           Text(result.shape)));
       }
-      result.first_row = first;
-      result.rows = last - first;
     }
-    if (piece.transposed && shape.size() < 2) {
+    if (piece.transposed && result.shape.size() < 2) {
       return Refuse(target, absl::StrCat("the transpose of ", piece.name,
-                                         ", which is ", Text(shape)));
+                                         ", which is ", Text(result.shape)));
     }
-    read->pieces.push_back(result);
+    read->pieces.push_back(std::move(result));
+    return true;
+  }
+
+  // False: it has no such layer.
+  static bool TakeLayer(int64_t layer, WholeRead::Piece* piece) {
+    Sizes& shape = piece->shape;
+    if (shape.empty() || layer < 0 || layer >= shape[0]) return false;
+    shape.erase(shape.begin());
+    piece->begin += layer * Numel(shape);
+    return true;
+  }
+
+  // False: it has no such rows.
+  static bool TakeRows(int64_t first, int64_t last, WholeRead::Piece* piece) {
+    Sizes& shape = piece->shape;
+    if (shape.empty() || first < 0 || last < first || last > shape[0]) {
+      return false;
+    }
+    piece->begin += first * Numel(shape, 1);
+    shape[0] = last - first;
     return true;
   }
 
@@ -147,8 +170,7 @@ class Planner {
   }
 
   static Sizes ShapeOf(const WholeRead::Piece& piece) {
-    Sizes shape = piece.tensor->info.shape;
-    if (!shape.empty()) shape[0] = piece.rows;
+    Sizes shape = piece.shape;
     if (piece.transposed) std::swap(shape[0], shape[1]);
     return shape;
   }
@@ -187,13 +209,11 @@ class Planner {
     const int64_t end = target.begin + target.values.numel();
     int64_t piece_begin = 0;
     for (const WholeRead::Piece& piece : read.pieces) {
-      const Sizes& shape = piece.tensor->info.shape;
-      const int64_t row = shape.empty() ? 1 : Numel(shape, 1);
-      const int64_t piece_end = piece_begin + piece.rows * row;
+      const int64_t piece_end = piece_begin + Numel(piece.shape);
       const int64_t from = std::max(target.begin, piece_begin);
       const int64_t to = std::min(end, piece_end);
       if (from < to) {
-        const int64_t shift = piece.first_row * row - piece_begin;
+        const int64_t shift = piece.begin - piece_begin;
         AddRuns(target, read.target, *piece.tensor, from + shift, to + shift,
                 from - target.begin);
       }

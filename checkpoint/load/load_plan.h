@@ -31,8 +31,8 @@ struct StraightRead {
 struct WholeRead {
   struct Piece {
     const StoredTensor* tensor;  // of the catalog
-    int64_t first_row = 0;
-    int64_t rows = 0;  // of a tensor without dimensions: 1
+    int64_t begin = 0;           // its first element, of the tensor's
+    std::vector<int64_t> shape;  // in the file
     bool transposed = false;
   };
   int target = 0;

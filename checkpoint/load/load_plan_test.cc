@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/catalog/catalog.h"
 #include "checkpoint/load/load_target.h"
@@ -134,6 +135,39 @@ TEST(LoadPlanTest, RowsOfSeveralTensorsCostNoMemory) {
   }
 }
 
+// One of those that a file has in one tensor, and rows of it.
+TEST(LoadPlanTest, ALayerOfSeveralCostsNoMemory) {
+  const Tensors tensors = Tensors().Add("first", {1}).Add("all", {3, 4, 2});
+  LoadPlanOptions options;
+  options.mapping = [](const std::string& name) {
+    TensorRecipe recipe = TensorRecipe::Of("all");
+    recipe.pieces[0].layer = 1;
+    if (name == "rows") recipe.pieces[0].rows = {1, 3};
+    return recipe;
+  };
+  options.strict = false;
+  // first: 0, layers: 1 to 8, 9 to 16, 17 to 24.
+  for (int64_t begin = 0; begin <= 4; ++begin) {
+    for (int64_t end = begin; end <= 4; ++end) {
+      const std::vector<LoadTarget> targets = {
+          Target("whole", {4, 2}, begin, end),
+          Target("rows", {2, 2}, begin, end)};
+      const auto plan = PlanLoad(tensors.catalog(), targets, options);
+      ASSERT_OK(plan.status());
+      EXPECT_TRUE(plan->whole.empty());
+      for (const int target : {0, 1}) {
+        LoadPlan one;
+        for (const StraightRead& read : plan->straight) {
+          if (read.target == target) one.straight.push_back(read);
+        }
+        const int64_t first = target == 0 ? 9 : 11;
+        EXPECT_EQ(Filled(one, targets[static_cast<size_t>(target)]),
+                  Count(first + begin, first + end));
+      }
+    }
+  }
+}
+
 TEST(LoadPlanTest, OtherRecipesNeedWholeTensors) {
   const Tensors tensors = Tensors().Add("a", {2, 3}).Add("b", {4, 3});
   LoadPlanOptions options;
@@ -248,6 +282,15 @@ TEST(LoadPlanTest, RecipesThatCannotBeAreNamed) {
   EXPECT_THAT(why({{{"a"}, {"a"}}, 7}), HasSubstr("do not go together"));
   EXPECT_THAT(why({{{"a", std::make_pair(int64_t{1}, int64_t{3})}}, 0}),
               HasSubstr("rows 1 to 3 of a"));
+  for (const int64_t layer : {int64_t{-1}, int64_t{2}, INT64_MAX}) {
+    EXPECT_THAT(why({{{"a", std::nullopt, false, layer}}, 0}),
+                HasSubstr(absl::StrCat("layer ", layer, " of a, which is [2")));
+  }
+  EXPECT_THAT(
+      why({{{"a", std::make_pair(int64_t{2}, int64_t{4}), false, 1}}, 0}),
+      HasSubstr("rows 2 to 4 of a, which is [3]"));
+  EXPECT_THAT(why({{{"a", std::nullopt, true, 1}}, 0}),
+              HasSubstr("the transpose of a, which is [3]"));
   EXPECT_THAT(why({{{"a"}}, 0}), HasSubstr("shape [2, 3] instead of [4, 3]"));
 }
 

@@ -32,10 +32,9 @@ struct Job {
   TensorSink sink;
 };
 
-int64_t RowElements(const WholeRead::Piece& piece) {
+int64_t Elements(const WholeRead::Piece& piece) {
   int64_t elements = 1;
-  const std::vector<int64_t>& shape = piece.tensor->info.shape;
-  for (size_t d = 1; d < shape.size(); ++d) elements *= shape[d];
+  for (const int64_t size : piece.shape) elements *= size;
   return elements;
 }
 
@@ -89,12 +88,10 @@ class Loader {
   absl::Status LoadWhole(const WholeRead& read) {
     std::vector<at::Tensor> pieces;
     for (const WholeRead::Piece& piece : read.pieces) {
-      std::vector<int64_t> shape = piece.tensor->info.shape;
-      if (!shape.empty()) shape[0] = piece.rows;
       at::Tensor& tensor = pieces.emplace_back(
-          at::empty(shape, *TorchDtype(piece.tensor->info.dtype)));
-      const int64_t begin = piece.first_row * RowElements(piece);
-      FSDP_RETURN_IF_ERROR(ReadPiece(*piece.tensor, begin, tensor.view({-1})));
+          at::empty(piece.shape, *TorchDtype(piece.tensor->info.dtype)));
+      FSDP_RETURN_IF_ERROR(
+          ReadPiece(*piece.tensor, piece.begin, tensor.view({-1})));
       if (piece.transposed) tensor = tensor.transpose(0, 1);
     }
     absl::StatusOr<at::Tensor> whole = absl::UnknownError("");
@@ -154,8 +151,7 @@ int64_t BytesOf(const LoadPlan& plan) {
   for (const StraightRead& read : plan.straight) bytes += read.run.bytes;
   for (const WholeRead& read : plan.whole) {
     for (const WholeRead::Piece& piece : read.pieces) {
-      bytes +=
-          piece.rows * RowElements(piece) * ItemBytes(piece.tensor->info.dtype);
+      bytes += Elements(piece) * ItemBytes(piece.tensor->info.dtype);
     }
   }
   return bytes;

@@ -19,6 +19,10 @@ struct RecipePiece {
   std::optional<std::pair<int64_t, int64_t>> rows = std::nullopt;
   // Then dimensions 0 and 1 change places, as in Linear and GPT-2's Conv1D.
   bool transposed = false;
+  // The tensor is meant that has this place in dimension 0 of the file's, as
+  // where Megatron keeps all layers in one; `rows` and `transposed` are those
+  // of what is left. Unset: the file's.
+  std::optional<int64_t> layer = std::nullopt;
 };
 
 // The pieces one behind the other along `dim`, such as q, k and v of a fused

@@ -15,7 +15,9 @@ namespace {
 
 TEST(DcpFuzzerTest, TheSamplesAndMutationsOfThem) {
   std::vector<std::string> inputs;
-  for (const char* const sample : {"plain", "sharded", "transposed"}) {
+  for (const char* const sample :
+       {"plain", "sharded", "transposed", "torchtitan_0_2", "torchtitan_0_3",
+        "megatron_0_15", "megatron_0_16"}) {
     inputs.push_back(testing::ReadWholeFile(
         absl::StrCat("checkpoint/dcp/testing/data/", sample, "/metadata")));
   }
