@@ -108,10 +108,12 @@ TEST(EnvironmentTest, ReadsTorchrunsAgentStore) {
       Environment environment,
       Read(With(Torchrun(), {{"TORCHELASTIC_USE_AGENT_STORE", "True"},
                              {"TORCHELASTIC_RESTART_COUNT", "2"},
-                             {"GLOO_SOCKET_IFNAME", "eth1"}})));
+                             {"GLOO_SOCKET_IFNAME", "eth1"},
+                             {"FSDP_INSPECT_DIR", "/tmp/hangs"}})));
   EXPECT_TRUE(environment.agent_store);
   EXPECT_EQ(environment.agent_store_prefix, "/worker/attempt_2_of_8_ranks");
   EXPECT_EQ(environment.interface, "eth1");
+  EXPECT_EQ(environment.inspection_folder, "/tmp/hangs");
 }
 
 TEST(EnvironmentTest, ReadsTheSecret) {
