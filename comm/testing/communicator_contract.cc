@@ -263,6 +263,36 @@ TEST_P(CommunicatorContract, ScaledSumsGoIntoAnyFloatingDtype) {
   }
 }
 
+TEST_P(CommunicatorContract, SumsIntoOneOutputAreMadeInTheirOrder) {
+  const auto run = [](Communicator& comm) -> absl::Status {
+    constexpr int64_t kSize = 1021;
+    const auto input = [&] {
+      return MakeTensor(at::kFloat, kSize * comm.world_size(),
+                        [&](int64_t i) { return Value(comm.rank(), i); });
+    };
+    const at::Tensor out =
+        MakeTensor(at::kFloat, kSize, [](int64_t) { return 100.0; });
+    constexpr double kScales[] = {0.5, 2, 8};
+    std::vector<std::unique_ptr<Work>> works;
+    for (const double scale : kScales) {
+      FSDP_ASSIGN_OR_RETURN(
+          auto work, comm.ReduceScatterScaled(
+                         out, input(), {scale, !works.empty()}, "one output"));
+      works.push_back(std::move(work));
+    }
+    for (const auto& work : works) {
+      FSDP_RETURN_IF_ERROR(work->Wait(absl::Now() + absl::Seconds(30)));
+    }
+    return CheckTensor(out, [&](int64_t i) {
+      return 10.5 * Reduced(ReduceOp::kSum, comm.world_size(),
+                            comm.rank() * kSize + i);
+    });
+  };
+  for (int world_size : kWorldSizes) {
+    EXPECT_OK(AllOk(RunRanks(Create(world_size), run))) << world_size;
+  }
+}
+
 TEST_P(CommunicatorContract, AllToAllGivesEveryRankItsPartOfEachInput) {
   for (int world_size : kWorldSizes) {
     const auto run = [](Communicator& comm) -> absl::Status {

@@ -77,7 +77,13 @@ absl::StatusOr<std::shared_ptr<Operation>> Group::Start(
          /*at_once=*/true);
     return Error(rank, name);
   }
-  mine->Enter(rank, call, op, root, std::move(buffers));
+  std::shared_ptr<Operation> in_front;
+  if (buffers.scaled) {
+    for (const std::shared_ptr<Operation>& open : Open()) {
+      if (open->SumsInto(rank, buffers.out.const_data_ptr())) in_front = open;
+    }
+  }
+  mine->Enter(rank, call, op, root, std::move(buffers), std::move(in_front));
   if (mine->all_entered()) operations_.erase(sequence);
   FailOnAbsentees(*mine);
   open_.push_back(mine);

@@ -97,7 +97,14 @@ bool Operation::IsSlice(const Side& side) {
          side.in.data < side.out.data + side.out.bytes;
 }
 
+bool Operation::SumsInto(int rank, const void* out) const {
+  const Side& side = sides_[rank];
+  return side.call && side.scaled && !side.has_result && !side.cancelled &&
+         side.out.data == out;
+}
+
 void Operation::Poison(Side& side) {
+  if (side.in_front != nullptr) return;  // has done that
   if (side.out.bytes == 0 || context_.memories->Contains(side.out.data)) return;
   const bool is_gather = side.call->collective == Collective::kAllGather;
   const bool receives = side.call->collective == Collective::kBroadcast &&
@@ -124,7 +131,8 @@ uint64_t Operation::HashInput(int rank) const {
 }
 
 void Operation::Enter(int rank, const comm::Call& call, comm::ReduceOp op,
-                      int root, Buffers buffers) {
+                      int root, Buffers buffers,
+                      std::shared_ptr<Operation> in_front) {
   op_ = op;
   root_ = root;
   Side& side = sides_[rank];
@@ -132,6 +140,7 @@ void Operation::Enter(int rank, const comm::Call& call, comm::ReduceOp op,
   side.out = MemoryOf(buffers.out);
   side.in = MemoryOf(buffers.in);
   side.scaled = buffers.scaled;
+  side.in_front = std::move(in_front);
   side.in_place = side.in.data == side.out.data &&
                   side.in.bytes == side.out.bytes && side.in.bytes > 0;
   side.before.assign(side.out.data, side.out.data + side.out.bytes);
@@ -229,12 +238,9 @@ std::vector<char> Operation::ComputeSum(int rank, size_t slot_bytes) {
   }
   const at::ScalarType dtype = side.in.tensor.scalar_type();
   const size_t bytes = slot_bytes == 0 ? side.in.bytes : slot_bytes;
-  std::vector<char> sum = ReduceInOrder(
+  return ReduceInOrder(
       dtype, op_, inputs,
       static_cast<int64_t>(bytes / side.in.tensor.element_size()));
-  if (!side.scaled) return sum;
-  return ScaleInto(dtype, sum, *side.scaled, side.out.tensor.scalar_type(),
-                   side.before);
 }
 
 std::vector<char> Operation::Compute(int rank) {
@@ -285,9 +291,17 @@ bool Operation::IsThereAlready(const Side& side) const {
   return true;
 }
 
-void Operation::WriteTo(int rank, const std::vector<char>& result) {
+void Operation::WriteTo(int rank, std::vector<char> result) {
   Side& side = sides_[rank];
   if (side.cancelled) return;
+  if (side.in_front != nullptr &&
+      side.in_front->SumsInto(rank, side.out.data)) {
+    context_.simulation->After(absl::Microseconds(10),
+                               [self = shared_from_this(), rank, result] {
+                                 self->WriteTo(rank, result);
+                               });
+    return;
+  }
   CheckMemory(rank, side.out);
   if (!side.cancelled) CheckMemory(rank, side.in);
   if (side.cancelled) return;
@@ -298,6 +312,14 @@ void Operation::WriteTo(int rank, const std::vector<char>& result) {
   }
   const bool stays = side.in_place && side.reads < sides_.size();
   if (stays && side.taken.empty()) side.taken = side.before;
+  if (side.scaled && side.out.bytes > 0) {
+    if (side.in_front != nullptr) {
+      side.before.assign(side.out.data, side.out.data + side.out.bytes);
+    }
+    result = ScaleInto(side.in.tensor.scalar_type(), result, *side.scaled,
+                       side.out.tensor.scalar_type(), side.before);
+  }
+  side.in_front.reset();
   if (!IsThereAlready(side)) {
     std::copy(result.begin(), result.end(), side.out.data);
   }

@@ -44,9 +44,10 @@ class Operation : public std::enable_shared_from_this<Operation> {
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
 
-  // `call` of this rank, once. Starts what can be started.
+  // `call` of this rank, once. Starts what can be started. `in_front`: an
+  // operation that sums into the same output, or null.
   void Enter(int rank, const comm::Call& call, comm::ReduceOp op, int root,
-             Buffers buffers);
+             Buffers buffers, std::shared_ptr<Operation> in_front);
   // Moves nothing from or to this rank any more.
   void Cancel(int rank);
   // Nobody gets what this rank has not sent yet.
@@ -60,6 +61,8 @@ class Operation : public std::enable_shared_from_this<Operation> {
   bool is_done(int rank) const { return sides_[rank].done; }
   bool is_lost(int rank) const { return sides_[rank].lost; }
   bool all_entered() const { return entered_ == sides_.size(); }
+  // Whether it is still to write a scaled sum to `out`.
+  bool SumsInto(int rank, const void* out) const;
   // What this rank has to see when its call is done.
   void Acquire(int rank);
 
@@ -74,6 +77,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
     Memory out;
     Memory in;
     std::optional<comm::ScaledSum> scaled;
+    std::shared_ptr<Operation> in_front;
     bool in_place = false;  // `in` and `out` are one
     uint64_t in_hash = 0;
     std::vector<char> before;  // of `out`
@@ -105,7 +109,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
   std::vector<char> Compute(int rank);
   std::vector<char> ComputeSum(int rank, size_t slot_bytes);
   void ReadFor(int rank);
-  void WriteTo(int rank, const std::vector<char>& result);
+  void WriteTo(int rank, std::vector<char> result);
   void MaybeDone(int rank);
 
   const OperationContext context_;

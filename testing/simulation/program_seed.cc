@@ -20,6 +20,7 @@
 #include "testing/simulation/scenario.h"
 #include "testing/simulation/simulated_communicator.h"
 #include "testing/simulation/simulation.h"
+#include "testing/simulation/warnings.h"
 
 namespace fsdp::simulation {
 namespace {
@@ -85,6 +86,7 @@ SeedResult RunProgramSeed(uint64_t seed, const SeedOptions& options) {
         const std::unique_ptr<comm::Communicator> world =
             Mutate(std::move(ranks[rank]), options.mutant);
         absl::Status& status = statuses[rank];
+        Warnings warnings(simulation);
         const absl::Status thrown = TorchToStatus("training", [&] {
           status = RunShardedProgram(program, record, *world, options.scratch);
         });

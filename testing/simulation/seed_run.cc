@@ -1,7 +1,5 @@
 #include "testing/simulation/seed_run.h"
 
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 #include <functional>
 #include <map>
@@ -24,6 +22,7 @@
 #include "testing/simulation/simulated_communicator.h"
 #include "testing/simulation/simulated_ssd.h"
 #include "testing/simulation/simulation.h"
+#include "testing/simulation/warnings.h"
 
 namespace fsdp::simulation {
 namespace {
@@ -33,21 +32,6 @@ using checkpoint::testing::SimulatedFileSystem;
 // After the last fault: a deadline of a collective, one of a save, and what is
 // done before and after.
 constexpr absl::Duration kLongestEnd = absl::Seconds(90);
-
-// Puts the warnings of a thread into the log.
-class Warnings : public c10::WarningHandler {
- public:
-  explicit Warnings(Simulation& simulation)
-      : simulation_(simulation), guard_(this) {}
-
-  void process(const c10::Warning& warning) override {
-    simulation_.Log(absl::StrCat("warns: ", warning.msg()));
-  }
-
- private:
-  Simulation& simulation_;
-  const c10::WarningUtils::WarningHandlerGuard guard_;
-};
 
 class SeedRun {
  public:
