@@ -31,6 +31,7 @@ using ::fsdp::comm::SharedSegment;
 // Elements of a rank's part: one, as no more shows more.
 constexpr int64_t kPart = 1;
 // So many that an all-reduce goes by parts, which each rank has one of.
+constexpr int64_t kLong = 3 * comm::SharedRankBlock::kSlotBytes / sizeof(float);
 constexpr int64_t kLarge = (32 << 10) / sizeof(float) + 16;
 
 at::Tensor Floats(int64_t count) { return at::empty({count}, at::kFloat); }
@@ -65,6 +66,7 @@ bool IsInPlace(Collectives what) {
 Collective KindOf(Collectives what) {
   switch (what) {
     case Collectives::kAllGather:
+    case Collectives::kLongAllGather:
       return Collective::kAllGather;
     case Collectives::kReduceScatter:
       return Collective::kReduceScatter;
@@ -91,9 +93,10 @@ Prepared Prepare(Rank& rank, Collectives what, Memory memory, int call) {
   prepared.what = what;
   const bool divided =
       what == Collectives::kReduceScatter || what == Collectives::kAllToAll;
-  const int64_t count = what == Collectives::kLargeAllReduce ? kLarge
-                        : divided                            ? n * kPart
-                                                             : kPart;
+  const int64_t count = what == Collectives::kLargeAllReduce  ? kLarge
+                        : what == Collectives::kLongAllGather ? kLong
+                        : divided                             ? n * kPart
+                                                              : kPart;
   prepared.in = memory == Memory::kSymmetric && !IsInPlace(what)
                     ? SymmetricFloats(rank, count)
                     : Floats(count);
@@ -104,6 +107,7 @@ Prepared Prepare(Rank& rank, Collectives what, Memory memory, int call) {
   }
   switch (what) {
     case Collectives::kAllGather:
+    case Collectives::kLongAllGather:
       for (int r = 0; r < n; ++r) prepared.expected.push_back(Sent(call, r, 0));
       break;
     case Collectives::kAllToAll:
@@ -122,9 +126,11 @@ Prepared Prepare(Rank& rank, Collectives what, Memory memory, int call) {
       prepared.expected.push_back(Sent(call, 0, 0));
       break;
   }
-  prepared.out = IsInPlace(what)
-                     ? std::exchange(prepared.in, at::Tensor())
-                     : Floats(static_cast<int64_t>(prepared.expected.size()));
+  prepared.out =
+      IsInPlace(what)
+          ? std::exchange(prepared.in, at::Tensor())
+          : Floats(static_cast<int64_t>(prepared.expected.size()) *
+                   (what == Collectives::kLongAllGather ? kLong : 1));
   return prepared;
 }
 
@@ -141,9 +147,11 @@ absl::Status StartCall(Rank& rank, Prepared& prepared) {
 
 void ExpectReceived(const Rank& rank, const Prepared& prepared, size_t call) {
   const float* out = prepared.out.const_data_ptr<float>();
+  const size_t part = prepared.what == Collectives::kLongAllGather ? kLong : 1;
   for (size_t i = 0; i < prepared.expected.size(); ++i) {
-    if (out[i] == prepared.expected[i]) continue;
-    Violate(absl::StrCat("rank ", rank.rank, " gets ", out[i], " instead of ",
+    const float got = out[i * part];
+    if (got == prepared.expected[i]) continue;
+    Violate(absl::StrCat("rank ", rank.rank, " gets ", got, " instead of ",
                          prepared.expected[i], " from call ", call));
   }
 }
@@ -179,32 +187,11 @@ absl::Status MakeCalls(Rank& rank, const CollectiveCalls& calls) {
   return absl::OkStatus();
 }
 
-// One thread makes the calls of all ranks.
-void MakeEarlierCalls(std::vector<Rank>& ranks, int calls) {
-  for (int call = 0; call < calls; ++call) {
-    std::vector<Prepared> prepared;
-    for (Rank& rank : ranks) {
-      prepared.push_back(
-          Prepare(rank, Collectives::kAllGather, Memory::kPrivate, call));
-      ExpectOk(StartCall(rank, prepared.back()), rank, "earlier");
-    }
-    for (size_t i = 0; i < ranks.size(); ++i) {
-      ExpectOk(
-          ranks[i].group->Wait(*prepared[i].operation,
-                               /*inputs_free=*/false, absl::InfinitePast()),
-          ranks[i], "earlier");
-    }
-  }
-}
-
 }  // namespace
 
 MakeScenario Calls(CollectiveCalls calls) {
   RanksScenario::Options options;
   options.world_size = calls.ranks;
-  options.before = [calls](std::vector<Rank>& ranks) {
-    MakeEarlierCalls(ranks, calls.earlier_calls);
-  };
   return OnAllRanks(options, [calls](Rank& rank) {
     const absl::Status status = MakeCalls(rank, calls);
     if (calls.failures == Failures::kNone) ExpectOk(status, rank, "calling");
@@ -226,6 +213,44 @@ MakeScenario Mismatch(int ranks) {
                                 rank.deadline);
     }
     if (status.code() == absl::StatusCode::kInvalidArgument) return;
+    Violate(absl::StrCat("rank ", rank.rank, " is told ", status.ToString()));
+  });
+}
+
+MakeScenario RunAhead(int ranks) {
+  RanksScenario::Options options;
+  options.world_size = ranks;
+  const auto post = [](Rank& rank) {
+    Prepared prepared =
+        Prepare(rank, Collectives::kAllGather, Memory::kPrivate, 0);
+    ExpectOk(StartCall(rank, prepared), rank, "posting");
+    return prepared;
+  };
+  options.before = [post](std::vector<Rank>& all) {
+    for (int i = 0; i < comm::SharedRankBlock::kCalls; ++i) post(all[0]);
+  };
+  return OnAllRanks(options, [post](Rank& rank) {
+    const Prepared prepared = post(rank);
+    if (rank.rank == 0) return;
+    ExpectOk(rank.group->Wait(*prepared.operation, /*inputs_free=*/false,
+                              rank.deadline),
+             rank, "waiting");
+  });
+}
+
+MakeScenario LeaveInstead(int ranks) {
+  RanksScenario::Options options;
+  options.world_size = ranks;
+  return OnAllRanks(options, [](Rank& rank) {
+    if (rank.rank == rank.world_size() - 1) return rank.group->Leave();
+    Prepared prepared =
+        Prepare(rank, Collectives::kAllGather, Memory::kPrivate, 0);
+    absl::Status status = StartCall(rank, prepared);
+    if (status.ok()) {
+      status = rank.group->Wait(*prepared.operation, /*inputs_free=*/true,
+                                rank.deadline);
+    }
+    if (status.code() == absl::StatusCode::kUnavailable) return;
     Violate(absl::StrCat("rank ", rank.rank, " is told ", status.ToString()));
   });
 }
