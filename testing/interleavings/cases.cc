@@ -25,9 +25,10 @@ constexpr absl::string_view kForMutations[] = {
     "all-reduce by parts",
     "broadcast",
     "calls in flight together",
-    "as many calls as there is room for",
+    "as many all-gathers as there is room for",
+    "as many broadcasts as there is room for",
     "a rank that leaves instead",
-    "all-gather of many chunks",
+    "broadcast of many chunks",
     "ranks that leave",
     "calls that differ",
     "freed memory",
@@ -107,7 +108,7 @@ void AddCollectives(Cases& cases) {
   cases.AddCalls("all-reduce", {C::kAllReduce}, cases.Bound(1, 0));
   cases.AddCalls("all-reduce by parts", {C::kLargeAllReduce},
                  cases.Bound(1, 0));
-  cases.AddCalls("all-gather of many chunks", {C::kLongAllGather}, 0);
+  cases.AddCalls("broadcast of many chunks", {C::kLongBroadcast}, 0);
   cases.AddCalls("broadcast", {C::kBroadcast, C::kBroadcast},
                  cases.Bound(1, 0));
 }
@@ -120,7 +121,11 @@ void AddCalling(Cases& cases) {
   calls.in_flight_together = true;
   cases.Add("calls in flight together", Calls(calls), 0);
   calls.in_flight_together = false;
-  cases.Add("as many calls as there is room for", RunAhead(cases.ranks()),
+  cases.Add("as many all-gathers as there is room for",
+            RunAhead(cases.ranks(), Collectives::kAllGather),
+            cases.Bound(1, 0));
+  cases.Add("as many broadcasts as there is room for",
+            RunAhead(cases.ranks(), Collectives::kBroadcast),
             cases.Bound(1, 0));
   cases.Add("a rank that leaves instead", LeaveInstead(cases.ranks()),
             cases.Bound(1, 0));
@@ -130,8 +135,8 @@ void AddCalling(Cases& cases) {
   calls.leave = false;
   calls.memory = Memory::kSymmetric;
   calls.failures = Failures::kExpected;
-  cases.Add("calls, a rank is killed", Calls(calls), cases.Bound(1, 0))
-      .machine.mortal_ranks = {1};
+  cases.Add("calls, a rank is killed", Calls(calls), 0).machine.mortal_ranks = {
+      1};
   cases.Add("calls, too late", Calls(calls), 0).machine.time_jump = kTooLong;
   cases.Add("calls that differ", Mismatch(cases.ranks()), cases.Bound(2, 0));
   cases.Add("freed memory", FreedMemory(cases.ranks()), cases.Bound(1, 0));

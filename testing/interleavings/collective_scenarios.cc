@@ -60,13 +60,12 @@ struct Prepared {
 bool IsInPlace(Collectives what) {
   return what == Collectives::kAllReduce ||
          what == Collectives::kLargeAllReduce ||
-         what == Collectives::kBroadcast;
+         what == Collectives::kBroadcast || what == Collectives::kLongBroadcast;
 }
 
 Collective KindOf(Collectives what) {
   switch (what) {
     case Collectives::kAllGather:
-    case Collectives::kLongAllGather:
       return Collective::kAllGather;
     case Collectives::kReduceScatter:
       return Collective::kReduceScatter;
@@ -76,6 +75,7 @@ Collective KindOf(Collectives what) {
     case Collectives::kLargeAllReduce:
       return Collective::kAllReduce;
     case Collectives::kBroadcast:
+    case Collectives::kLongBroadcast:
       break;
   }
   return Collective::kBroadcast;
@@ -94,7 +94,7 @@ Prepared Prepare(Rank& rank, Collectives what, Memory memory, int call) {
   const bool divided =
       what == Collectives::kReduceScatter || what == Collectives::kAllToAll;
   const int64_t count = what == Collectives::kLargeAllReduce  ? kLarge
-                        : what == Collectives::kLongAllGather ? kLong
+                        : what == Collectives::kLongBroadcast ? kLong
                         : divided                             ? n * kPart
                                                               : kPart;
   prepared.in = memory == Memory::kSymmetric && !IsInPlace(what)
@@ -107,7 +107,6 @@ Prepared Prepare(Rank& rank, Collectives what, Memory memory, int call) {
   }
   switch (what) {
     case Collectives::kAllGather:
-    case Collectives::kLongAllGather:
       for (int r = 0; r < n; ++r) prepared.expected.push_back(Sent(call, r, 0));
       break;
     case Collectives::kAllToAll:
@@ -123,14 +122,13 @@ Prepared Prepare(Rank& rank, Collectives what, Memory memory, int call) {
       prepared.expected.push_back(SumSentTo(call, 0, n));
       break;
     case Collectives::kBroadcast:
+    case Collectives::kLongBroadcast:
       prepared.expected.push_back(Sent(call, 0, 0));
       break;
   }
-  prepared.out =
-      IsInPlace(what)
-          ? std::exchange(prepared.in, at::Tensor())
-          : Floats(static_cast<int64_t>(prepared.expected.size()) *
-                   (what == Collectives::kLongAllGather ? kLong : 1));
+  prepared.out = IsInPlace(what)
+                     ? std::exchange(prepared.in, at::Tensor())
+                     : Floats(static_cast<int64_t>(prepared.expected.size()));
   return prepared;
 }
 
@@ -147,9 +145,8 @@ absl::Status StartCall(Rank& rank, Prepared& prepared) {
 
 void ExpectReceived(const Rank& rank, const Prepared& prepared, size_t call) {
   const float* out = prepared.out.const_data_ptr<float>();
-  const size_t part = prepared.what == Collectives::kLongAllGather ? kLong : 1;
   for (size_t i = 0; i < prepared.expected.size(); ++i) {
-    const float got = out[i * part];
+    const float got = out[i];
     if (got == prepared.expected[i]) continue;
     Violate(absl::StrCat("rank ", rank.rank, " gets ", got, " instead of ",
                          prepared.expected[i], " from call ", call));
@@ -217,21 +214,20 @@ MakeScenario Mismatch(int ranks) {
   });
 }
 
-MakeScenario RunAhead(int ranks) {
+MakeScenario RunAhead(int ranks, Collectives what) {
   RanksScenario::Options options;
   options.world_size = ranks;
-  const auto post = [](Rank& rank) {
-    Prepared prepared =
-        Prepare(rank, Collectives::kAllGather, Memory::kPrivate, 0);
+  const auto post = [what](Rank& rank) {
+    Prepared prepared = Prepare(rank, what, Memory::kPrivate, 0);
     ExpectOk(StartCall(rank, prepared), rank, "posting");
     return prepared;
   };
   options.before = [post](std::vector<Rank>& all) {
-    for (int i = 0; i < comm::SharedRankBlock::kCalls; ++i) post(all[0]);
+    for (int i = 0; i < comm::SharedRankBlock::kCalls; ++i) post(all.back());
   };
   return OnAllRanks(options, [post](Rank& rank) {
     const Prepared prepared = post(rank);
-    if (rank.rank == 0) return;
+    if (rank.rank == rank.world_size() - 1) return;
     ExpectOk(rank.group->Wait(*prepared.operation, /*inputs_free=*/false,
                               rank.deadline),
              rank, "waiting");

@@ -47,12 +47,12 @@ MakeScenario TrainingSteps(Training training);
 
 enum class Collectives {
   kAllGather,
-  kLongAllGather,  // more chunks than are staged ahead
   kReduceScatter,
   kAllToAll,
   kAllReduce,
   kLargeAllReduce,  // by parts
   kBroadcast,
+  kLongBroadcast,  // more chunks than are staged ahead
 };
 enum class Memory {
   kPrivate,    // peers read a copy in a slot
@@ -76,9 +76,9 @@ MakeScenario Calls(CollectiveCalls calls);
 // The ranks' calls differ: everybody is told.
 MakeScenario Mismatch(int ranks);
 
-// Rank 0 has posted as many calls as there is room for, and makes one more when
-// the others have made the first.
-MakeScenario RunAhead(int ranks);
+// The last rank has posted as many calls as there is room for, and makes one
+// more when the others have made the first.
+MakeScenario RunAhead(int ranks, Collectives what);
 
 // Rank 0 calls, and the last rank leaves instead.
 MakeScenario LeaveInstead(int ranks);

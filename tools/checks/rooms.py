@@ -15,7 +15,7 @@ DOCUMENT = "docs/architecture.md"
 ROOMS = ["room", "what it is for", "may use"]
 EXCEPTIONS = ["public header", "includes", "because"]
 # Every package below these is a room.
-TOPS = ("base", "checkpoint", "comm", "device_ops", "flat_param", "fsdp", "offload")
+TOPS = ("base", "checkpoint", "comm", "device_ops", "flat_param", "fsdp", "offload", "testing")
 # Every room below these has a README.
 HAVE_READMES = ("comm", "fsdp")
 ANY = "any"
