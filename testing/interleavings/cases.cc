@@ -24,7 +24,11 @@ constexpr absl::string_view kForMutations[] = {
     "reduce-scatter in place",
     "all-reduce by parts",
     "broadcast",
-    "calls where earlier ones were posted",
+    "calls in flight together",
+    "as many all-gathers as there is room for",
+    "as many broadcasts as there is room for",
+    "a rank that leaves instead",
+    "broadcast of many chunks",
     "ranks that leave",
     "calls that differ",
     "freed memory",
@@ -67,7 +71,7 @@ void AddDoorbells(Cases& cases) {
   cases.Add("doorbell", Doorbells(n, n == 2 ? 2 : 1, false), kAll);
   cases.Add("doorbell, spinning", Doorbells(2, 1, true), kAll);
   cases.Add("doorbell, spurious wake-ups", Doorbells(n, 1, false), kAll)
-      .machine.spurious_wakeups = 2;
+      .machine.spurious_wakeups = cases.Bound(2, 1);
   CheckOptions& late = cases.Add("doorbell, deadline", DoorbellDeadline(n),
                                  cases.Bound(kAll, 2));
   late.machine.time_jump = kTooLong;
@@ -92,17 +96,21 @@ void AddCollectives(Cases& cases) {
   using C = Collectives;
   cases.AddCalls("all-gather", {C::kAllGather}, cases.Bound(2, 1));
   cases.AddCalls("all-gathers, one slot twice",
-                 {C::kAllGather, C::kAllGather, C::kAllGather}, 1);
+                 {C::kAllGather, C::kAllGather, C::kAllGather},
+                 cases.Bound(1, 0));
   cases.AddCalls("all-gathers in place", {C::kAllGather, C::kAllGather},
                  cases.Bound(1, 0), Memory::kSymmetric);
   cases.AddCalls("reduce-scatter", {C::kReduceScatter, C::kReduceScatter},
                  cases.Bound(1, 0));
   cases.AddCalls("reduce-scatter in place", {C::kReduceScatter},
                  cases.Bound(1, 0), Memory::kSymmetric);
-  cases.AddCalls("all-to-all", {C::kAllToAll}, 1);
-  cases.AddCalls("all-reduce", {C::kAllReduce}, 1);
-  cases.AddCalls("all-reduce by parts", {C::kLargeAllReduce}, 0);
-  cases.AddCalls("broadcast", {C::kBroadcast, C::kBroadcast}, 1);
+  cases.AddCalls("all-to-all", {C::kAllToAll}, cases.Bound(1, 0));
+  cases.AddCalls("all-reduce", {C::kAllReduce}, cases.Bound(1, 0));
+  cases.AddCalls("all-reduce by parts", {C::kLargeAllReduce},
+                 cases.Bound(1, 0));
+  cases.AddCalls("broadcast of many chunks", {C::kLongBroadcast}, 0);
+  cases.AddCalls("broadcast", {C::kBroadcast, C::kBroadcast},
+                 cases.Bound(1, 0));
 }
 
 void AddCalling(Cases& cases) {
@@ -112,20 +120,24 @@ void AddCalling(Cases& cases) {
                  Collectives::kAllGather};
   calls.in_flight_together = true;
   cases.Add("calls in flight together", Calls(calls), 0);
-  calls.calls = {Collectives::kAllGather, Collectives::kAllGather};
-  calls.earlier_calls = 63;
-  cases.Add("calls where earlier ones were posted", Calls(calls), 0);
-  calls.earlier_calls = 0;
+  calls.in_flight_together = false;
+  cases.Add("as many all-gathers as there is room for",
+            RunAhead(cases.ranks(), Collectives::kAllGather),
+            cases.Bound(1, 0));
+  cases.Add("as many broadcasts as there is room for",
+            RunAhead(cases.ranks(), Collectives::kBroadcast),
+            cases.Bound(1, 0));
+  cases.Add("a rank that leaves instead", LeaveInstead(cases.ranks()),
+            cases.Bound(1, 0));
   calls.calls = {Collectives::kAllGather};
   calls.leave = true;
-  cases.Add("ranks that leave", Calls(calls), 1);
+  cases.Add("ranks that leave", Calls(calls), cases.Bound(1, 0));
   calls.leave = false;
   calls.memory = Memory::kSymmetric;
   calls.failures = Failures::kExpected;
-  cases.Add("calls, a rank is killed", Calls(calls), cases.Bound(1, 0))
-      .machine.mortal_ranks = {1};
-  cases.Add("calls, too late", Calls(calls), cases.Bound(1, 0))
-      .machine.time_jump = kTooLong;
+  cases.Add("calls, a rank is killed", Calls(calls), 0).machine.mortal_ranks = {
+      1};
+  cases.Add("calls, too late", Calls(calls), 0).machine.time_jump = kTooLong;
   cases.Add("calls that differ", Mismatch(cases.ranks()), cases.Bound(2, 0));
   cases.Add("freed memory", FreedMemory(cases.ranks()), cases.Bound(1, 0));
 }
@@ -135,7 +147,7 @@ void AddTraining(Cases& cases) {
   training.ranks = cases.ranks();
   cases.Add("training", TrainingSteps(training), cases.Bound(1, 0));
   training.evaluates = true;
-  cases.Add("evaluation", TrainingSteps(training), 1);
+  cases.Add("evaluation", TrainingSteps(training), cases.Bound(1, 0));
   training.evaluates = false;
   training.user_unshards = true;
   cases.Add("training, unsharding between", TrainingSteps(training), 0);

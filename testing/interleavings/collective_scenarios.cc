@@ -31,6 +31,7 @@ using ::fsdp::comm::SharedSegment;
 // Elements of a rank's part: one, as no more shows more.
 constexpr int64_t kPart = 1;
 // So many that an all-reduce goes by parts, which each rank has one of.
+constexpr int64_t kLong = 3 * comm::SharedRankBlock::kSlotBytes / sizeof(float);
 constexpr int64_t kLarge = (32 << 10) / sizeof(float) + 16;
 
 at::Tensor Floats(int64_t count) { return at::empty({count}, at::kFloat); }
@@ -59,7 +60,7 @@ struct Prepared {
 bool IsInPlace(Collectives what) {
   return what == Collectives::kAllReduce ||
          what == Collectives::kLargeAllReduce ||
-         what == Collectives::kBroadcast;
+         what == Collectives::kBroadcast || what == Collectives::kLongBroadcast;
 }
 
 Collective KindOf(Collectives what) {
@@ -74,6 +75,7 @@ Collective KindOf(Collectives what) {
     case Collectives::kLargeAllReduce:
       return Collective::kAllReduce;
     case Collectives::kBroadcast:
+    case Collectives::kLongBroadcast:
       break;
   }
   return Collective::kBroadcast;
@@ -91,9 +93,10 @@ Prepared Prepare(Rank& rank, Collectives what, Memory memory, int call) {
   prepared.what = what;
   const bool divided =
       what == Collectives::kReduceScatter || what == Collectives::kAllToAll;
-  const int64_t count = what == Collectives::kLargeAllReduce ? kLarge
-                        : divided                            ? n * kPart
-                                                             : kPart;
+  const int64_t count = what == Collectives::kLargeAllReduce  ? kLarge
+                        : what == Collectives::kLongBroadcast ? kLong
+                        : divided                             ? n * kPart
+                                                              : kPart;
   prepared.in = memory == Memory::kSymmetric && !IsInPlace(what)
                     ? SymmetricFloats(rank, count)
                     : Floats(count);
@@ -119,6 +122,7 @@ Prepared Prepare(Rank& rank, Collectives what, Memory memory, int call) {
       prepared.expected.push_back(SumSentTo(call, 0, n));
       break;
     case Collectives::kBroadcast:
+    case Collectives::kLongBroadcast:
       prepared.expected.push_back(Sent(call, 0, 0));
       break;
   }
@@ -142,8 +146,9 @@ absl::Status StartCall(Rank& rank, Prepared& prepared) {
 void ExpectReceived(const Rank& rank, const Prepared& prepared, size_t call) {
   const float* out = prepared.out.const_data_ptr<float>();
   for (size_t i = 0; i < prepared.expected.size(); ++i) {
-    if (out[i] == prepared.expected[i]) continue;
-    Violate(absl::StrCat("rank ", rank.rank, " gets ", out[i], " instead of ",
+    const float got = out[i];
+    if (got == prepared.expected[i]) continue;
+    Violate(absl::StrCat("rank ", rank.rank, " gets ", got, " instead of ",
                          prepared.expected[i], " from call ", call));
   }
 }
@@ -179,32 +184,11 @@ absl::Status MakeCalls(Rank& rank, const CollectiveCalls& calls) {
   return absl::OkStatus();
 }
 
-// One thread makes the calls of all ranks.
-void MakeEarlierCalls(std::vector<Rank>& ranks, int calls) {
-  for (int call = 0; call < calls; ++call) {
-    std::vector<Prepared> prepared;
-    for (Rank& rank : ranks) {
-      prepared.push_back(
-          Prepare(rank, Collectives::kAllGather, Memory::kPrivate, call));
-      ExpectOk(StartCall(rank, prepared.back()), rank, "earlier");
-    }
-    for (size_t i = 0; i < ranks.size(); ++i) {
-      ExpectOk(
-          ranks[i].group->Wait(*prepared[i].operation,
-                               /*inputs_free=*/false, absl::InfinitePast()),
-          ranks[i], "earlier");
-    }
-  }
-}
-
 }  // namespace
 
 MakeScenario Calls(CollectiveCalls calls) {
   RanksScenario::Options options;
   options.world_size = calls.ranks;
-  options.before = [calls](std::vector<Rank>& ranks) {
-    MakeEarlierCalls(ranks, calls.earlier_calls);
-  };
   return OnAllRanks(options, [calls](Rank& rank) {
     const absl::Status status = MakeCalls(rank, calls);
     if (calls.failures == Failures::kNone) ExpectOk(status, rank, "calling");
@@ -226,6 +210,43 @@ MakeScenario Mismatch(int ranks) {
                                 rank.deadline);
     }
     if (status.code() == absl::StatusCode::kInvalidArgument) return;
+    Violate(absl::StrCat("rank ", rank.rank, " is told ", status.ToString()));
+  });
+}
+
+MakeScenario RunAhead(int ranks, Collectives what) {
+  RanksScenario::Options options;
+  options.world_size = ranks;
+  const auto post = [what](Rank& rank) {
+    Prepared prepared = Prepare(rank, what, Memory::kPrivate, 0);
+    ExpectOk(StartCall(rank, prepared), rank, "posting");
+    return prepared;
+  };
+  options.before = [post](std::vector<Rank>& all) {
+    for (int i = 0; i < comm::SharedRankBlock::kCalls; ++i) post(all.back());
+  };
+  return OnAllRanks(options, [post](Rank& rank) {
+    const Prepared prepared = post(rank);
+    if (rank.rank == rank.world_size() - 1) return;
+    ExpectOk(rank.group->Wait(*prepared.operation, /*inputs_free=*/false,
+                              rank.deadline),
+             rank, "waiting");
+  });
+}
+
+MakeScenario LeaveInstead(int ranks) {
+  RanksScenario::Options options;
+  options.world_size = ranks;
+  return OnAllRanks(options, [](Rank& rank) {
+    if (rank.rank == rank.world_size() - 1) return rank.group->Leave();
+    Prepared prepared =
+        Prepare(rank, Collectives::kAllGather, Memory::kPrivate, 0);
+    absl::Status status = StartCall(rank, prepared);
+    if (status.ok()) {
+      status = rank.group->Wait(*prepared.operation, /*inputs_free=*/true,
+                                rank.deadline);
+    }
+    if (status.code() == absl::StatusCode::kUnavailable) return;
     Violate(absl::StrCat("rank ", rank.rank, " is told ", status.ToString()));
   });
 }

@@ -270,7 +270,11 @@ Machine::Order Machine::OrderAt(uintptr_t site, Order order,
   const auto [found, is_new] = sites_.try_emplace(site);
   if (is_new) found->second = {operation, order, arena_.NameOf(offset)};
   if (operation == Operation::kUpdate) {
-    for (const uintptr_t* it = callers_begin(); it != callers_end(); ++it) {
+    // Whom the update is for is not far from it.
+    constexpr int kNear = 3;
+    const int near = std::min<int>(kNear, callers_end() - callers_begin());
+    for (const uintptr_t* it = callers_end() - near; it != callers_end();
+         ++it) {
       if (sites_.count(*it) > 0) continue;
       sites_[*it] = {Operation::kCall, order, arena_.NameOf(offset)};
     }

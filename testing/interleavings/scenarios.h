@@ -52,6 +52,7 @@ enum class Collectives {
   kAllReduce,
   kLargeAllReduce,  // by parts
   kBroadcast,
+  kLongBroadcast,  // more chunks than are staged ahead
 };
 enum class Memory {
   kPrivate,    // peers read a copy in a slot
@@ -65,8 +66,6 @@ struct CollectiveCalls {
   bool in_flight_together = false;
   // Wait() for inputs, too, before they are written again.
   bool waits_for_inputs = true;
-  // Calls before those that are explored.
-  int earlier_calls = 0;
   // Ranks leave as soon as they are done.
   bool leave = false;
   Failures failures = Failures::kNone;
@@ -76,6 +75,13 @@ MakeScenario Calls(CollectiveCalls calls);
 
 // The ranks' calls differ: everybody is told.
 MakeScenario Mismatch(int ranks);
+
+// The last rank has posted as many calls as there is room for, and makes one
+// more when the others have made the first.
+MakeScenario RunAhead(int ranks, Collectives what);
+
+// Rank 0 calls, and the last rank leaves instead.
+MakeScenario LeaveInstead(int ranks);
 
 // One thread of rank 0 waits for what never comes, another one aborts.
 MakeScenario AbortWhileWaiting();

@@ -11,6 +11,7 @@ namespace {
 constexpr int kMaxOldLooks = 12;
 
 constexpr int64_t kWordBytes = 8;
+constexpr int64_t kPage = 4096;
 
 bool Acquires(std::memory_order order) {
   return order == std::memory_order_acquire ||
@@ -166,6 +167,11 @@ std::optional<Race> WeakMemory::Access(int thread, uint64_t address,
     }
     race = TouchWord(thread, word, mask, touch);
     address = stop;
+    // Of much memory, which is accessed from begin to end, a word of each page.
+    if (bytes > kPage) {
+      address = std::max(address, std::min(end - 1, address / kPage * kPage +
+                                                        uint64_t{kPage}));
+    }
   }
   return race;
 }

@@ -67,7 +67,8 @@ class WeakMemory {
   // What has been stored up to now is seen by all: time has passed.
   void Settle();
 
-  // A plain access; what it races with, if anything.
+  // A plain access; what it races with, if anything. Of more than a page only
+  // some words are looked at.
   std::optional<Race> Access(int thread, uint64_t address, int64_t bytes,
                              bool writes, bool atomic, uintptr_t site);
 
