@@ -116,7 +116,10 @@ Fault DrawFault(Choices& choices, const Training& t, int world_size,
   } else {
     fault.kind = static_cast<FaultKind>(choices.Int(0, last));
   }
-  if (t.save_every > 0 && !is_first && choices.Chance(15)) {
+  // What saves are for.
+  const bool loses_power = t.save_every > 0 && choices.Chance(35);
+  if (loses_power) fault.kind = FaultKind::kLosePower;
+  if (t.save_every > 0 && !is_first && choices.Chance(40)) {
     fault.kind = FaultKind::kRot;
   }
   // Torn writes are for checksums to find.
@@ -151,7 +154,8 @@ Fault DrawFault(Choices& choices, const Training& t, int world_size,
       fault.at = choices.Int(0, 100'000);
       break;
     default:
-      fault.at = choices.Chance(50) ? choices.Event(1000) : choices.Int(0, 500);
+      fault.at = loses_power || choices.Chance(50) ? choices.Int(0, 700)
+                                                   : choices.Event(1000);
   }
   return fault;
 }
