@@ -121,7 +121,9 @@ class Communicator {
 
   // out[i] = scale * (sum over ranks q of in_q[rank * n + i]), or added to
   // out[i]. `out` is of any floating-point dtype and does not overlap `in`; the
-  // sum is rounded to the dtype of `in` first.
+  // sum is rounded to the dtype of `in` first. Sums that are added to one `out`
+  // may be started before those in front of them are done, and are made in this
+  // order if they are waited for in it.
   absl::StatusOr<std::unique_ptr<Work>> ReduceScatterScaled(
       const at::Tensor& out, const at::Tensor& in, ScaledSum sum,
       absl::string_view label);

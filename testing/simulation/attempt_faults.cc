@@ -67,7 +67,9 @@ void AttemptFaults::Plant(int rank, DiskView& disk, SimulatedSsd& ssd) {
 void AttemptFaults::PlantRot(checkpoint::FileSystem& disk) {
   for (size_t i = 0; i < happened_.size(); ++i) {
     const Fault& fault = attempt_.faults[i];
-    if (fault.kind == FaultKind::kRot) happened_[i] = rot_.Flip(disk, fault.at);
+    if (fault.kind != FaultKind::kRot) continue;
+    happened_[i] = rot_.Flip(disk, fault.at);
+    return;  // one at a time
   }
 }
 
