@@ -145,10 +145,11 @@ void AddCalling(Cases& cases) {
 void AddTraining(Cases& cases) {
   Training training;
   training.ranks = cases.ranks();
-  cases.Add("training", TrainingSteps(training), cases.Bound(1, 0));
   training.evaluates = true;
   cases.Add("evaluation", TrainingSteps(training), cases.Bound(1, 0));
+  if (cases.ranks() > 2) return;  // too many orders, even without preemptions
   training.evaluates = false;
+  cases.Add("training", TrainingSteps(training), 1);
   training.user_unshards = true;
   cases.Add("training, unsharding between", TrainingSteps(training), 0);
 }
