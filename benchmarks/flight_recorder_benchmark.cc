@@ -2,17 +2,14 @@
 // call to the end of its wait, beyond what the backend takes, `ns_per_note` of
 // a phase, and, with how many of both a training step has, `percent_of_step`.
 //   ./bazelw run -c opt //benchmarks:flight_recorder_benchmark
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/ones.h>
-#include <ATen/ops/randn.h>
 
 #include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -23,7 +20,8 @@
 #include "absl/time/time.h"
 #include "base/status_error.h"
 #include "benchmark/benchmark.h"
-#include "benchmarks/residual_mlp.h"
+#include "benchmarks/rank_threads.h"
+#include "benchmarks/sharded_mlp.h"
 #include "comm/communicator.h"
 #include "comm/inspection/flight_recorder.h"
 #include "comm/inspection/inspected_communicator.h"
@@ -32,8 +30,6 @@
 #include "comm/rank_activity.h"
 #include "comm/work.h"
 #include "comm/wrappers/forwarding_communicator.h"
-#include "fsdp/fully_sharded_data_parallel.h"
-#include "fsdp/optim/fused_optimizer.h"
 
 namespace fsdp {
 namespace {
@@ -143,33 +139,6 @@ class CountedRanks final : public comm::ForwardingCommunicator {
   const std::shared_ptr<comm::RankActivity> activity_;
 };
 
-std::function<void()> Step(std::shared_ptr<comm::Communicator> ranks,
-                           int64_t rows) {
-  Options options;
-  options.wrap_policy = WrapModules<ResidualBlockImpl>();
-  auto model = ValueOrThrow(FullyShard(std::make_shared<ResidualMlpImpl>(),
-                                       std::move(ranks), options));
-  auto optimizer = std::make_shared<FusedAdamW>(model->Parameters());
-  const at::Tensor x = at::randn({rows, ResidualMlpImpl::kDim});
-  return [model, optimizer, x]() mutable {
-    ThrowIfError(model->Backward(ReconstructionLoss(model->forward(x), x)));
-    optimizer->step();
-    optimizer->zero_grad();
-  };
-}
-
-void OnAllRanks(const std::function<void(int)>& fn) {
-  std::vector<std::thread> threads;
-  threads.reserve(kRanks);
-  for (int rank = 0; rank < kRanks; ++rank) {
-    threads.emplace_back([&fn, rank] {
-      at::set_num_threads(1);
-      fn(rank);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-}
-
 // What a rank records in a step, over the time that the step takes.
 void BM_Step(benchmark::State& state) {
   std::atomic<int64_t> notes{0};
@@ -177,10 +146,10 @@ void BM_Step(benchmark::State& state) {
   std::vector<std::function<void()>> steps(kRanks);
   auto group = ValueOrThrow(comm::CreateLocalGroup(kRanks));
   for (int rank = 0; rank < kRanks; ++rank) inspectors.push_back(Alone());
-  OnAllRanks([&](int rank) {
-    steps[rank] = Step(
-        std::make_shared<CountedRanks>(
-            comm::Inspect(std::move(group[rank]), inspectors[rank]), &notes),
+  OnAllRanks(kRanks, [&](int rank) {
+    steps[rank] = StepOf(
+        ShardMlp(std::make_shared<CountedRanks>(
+            comm::Inspect(std::move(group[rank]), inspectors[rank]), &notes)),
         state.range(0));
     steps[rank]();
   });
@@ -192,7 +161,7 @@ void BM_Step(benchmark::State& state) {
   double seconds = 0;
   for (auto _ : state) {
     const absl::Time begin = absl::Now();
-    OnAllRanks([&](int rank) { steps[rank](); });
+    OnAllRanks(kRanks, [&](int rank) { steps[rank](); });
     seconds += absl::ToDoubleSeconds(absl::Now() - begin);
   }
   const auto rounds = static_cast<double>(state.iterations());

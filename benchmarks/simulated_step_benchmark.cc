@@ -22,6 +22,7 @@
 #include "absl/time/time.h"
 #include "base/status_error.h"
 #include "benchmark/benchmark.h"
+#include "benchmarks/rank_threads.h"
 #include "benchmarks/residual_mlp.h"
 #include "benchmarks/step_calibration.h"
 #include "comm/communicator.h"

@@ -1,13 +1,11 @@
 #include "benchmarks/step_calibration.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 
 #include <functional>
 #include <memory>
 #include <numeric>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -15,6 +13,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_error.h"
+#include "benchmarks/rank_threads.h"
 #include "comm/communicator.h"
 #include "comm/work.h"
 
@@ -37,18 +36,6 @@ double Sum(const std::vector<double>& numbers) {
 }
 
 }  // namespace
-
-void OnAllRanks(int ranks, const std::function<void(int)>& fn) {
-  std::vector<std::thread> threads;
-  threads.reserve(ranks);
-  for (int rank = 0; rank < ranks; ++rank) {
-    threads.emplace_back([&fn, rank] {
-      at::set_num_threads(1);
-      fn(rank);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-}
 
 double PlainSeconds::compute() const { return Sum(forward) + Sum(backward); }
 

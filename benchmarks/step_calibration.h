@@ -17,9 +17,6 @@ namespace fsdp {
 
 using Group = std::vector<std::shared_ptr<comm::Communicator>>;
 
-// Runs `fn` for ranks 0 to `ranks` - 1, each in a thread that computes alone.
-void OnAllRanks(int ranks, const std::function<void(int)>& fn);
-
 // Seconds on one rank; units: the root, of head and loss, then the blocks.
 struct PlainSeconds {
   std::vector<double> forward;

@@ -4,7 +4,6 @@
 // gathered parameters and reduce buffers in use on a rank, over what the plan
 // says; none where no such memory is used. `sent_MB`: what a rank sends.
 //   ./bazelw run -c opt //benchmarks:train_step_benchmark
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/randn.h>
 
@@ -12,7 +11,6 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <utility>
 #include <vector>
@@ -21,7 +19,9 @@
 #include "absl/time/time.h"
 #include "base/status_error.h"
 #include "benchmark/benchmark.h"
+#include "benchmarks/rank_threads.h"
 #include "benchmarks/residual_mlp.h"
+#include "benchmarks/sharded_mlp.h"
 #include "comm/communicator.h"
 #include "comm/gloo/gloo_communicator.h"
 #include "comm/local/local_communicator.h"
@@ -35,7 +35,7 @@ namespace {
 
 constexpr int kRanks = 2;
 using RankStep = std::function<void()>;
-using Model = FullyShardedDataParallel<ResidualMlpImpl>;
+using Model = ShardedMlp;
 
 RankStep PlainStep(int64_t rows) {
   auto net = std::make_shared<ResidualMlpImpl>();
@@ -51,31 +51,7 @@ RankStep PlainStep(int64_t rows) {
 Model Sharded(std::shared_ptr<comm::Communicator> communicator, bool quantize) {
   Options options;
   options.quantize.gather = options.quantize.reduce = quantize;
-  options.wrap_policy = WrapModules<ResidualBlockImpl>();
-  return ValueOrThrow(FullyShard(std::make_shared<ResidualMlpImpl>(),
-                                 std::move(communicator), options));
-}
-
-RankStep ShardedStep(Model model, int64_t rows) {
-  auto optimizer = std::make_shared<FusedAdamW>(model->Parameters());
-  const at::Tensor x = at::randn({rows, ResidualMlpImpl::kDim});
-  return [model, optimizer, x]() mutable {
-    ThrowIfError(model->Backward(ReconstructionLoss(model->forward(x), x)));
-    optimizer->step();
-    optimizer->zero_grad();
-  };
-}
-
-void OnAllRanks(const std::function<void(int)>& fn) {
-  std::vector<std::thread> threads;
-  threads.reserve(kRanks);
-  for (int rank = 0; rank < kRanks; ++rank) {
-    threads.emplace_back([&fn, rank] {
-      at::set_num_threads(1);
-      fn(rank);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  return ShardMlp(std::move(communicator), options);
 }
 
 using Group = std::vector<std::shared_ptr<comm::Communicator>>;
@@ -93,7 +69,7 @@ Group MakeGroup(const std::string& backend, comm::CollectiveLog* log) {
   Group group(kRanks);
   auto local = ValueOrThrow(comm::CreateLocalGroup(kRanks));
   const auto store = c10::make_intrusive<c10d::HashStore>();
-  OnAllRanks([&](int rank) {
+  OnAllRanks(kRanks, [&](int rank) {
     std::unique_ptr<comm::Communicator> communicator =
         backend == "local" ? std::move(local[rank])
                            : Connect(backend, store, rank);
@@ -109,7 +85,8 @@ double Seconds(const std::function<void()>& fn) {
 }
 
 double SecondsPerStep(const std::vector<RankStep>& steps) {
-  return Seconds([&steps] { OnAllRanks([&](int rank) { steps[rank](); }); });
+  return Seconds(
+      [&steps] { OnAllRanks(kRanks, [&](int rank) { steps[rank](); }); });
 }
 
 double OfPlan(const Model& model) {
@@ -129,9 +106,9 @@ void BM_Step(benchmark::State& state, const std::string& backend,
   std::vector<RankStep> sharded(kRanks);
   std::vector<RankStep> plain(kRanks);
   std::vector<Model> models(kRanks, nullptr);
-  OnAllRanks([&](int rank) {
+  OnAllRanks(kRanks, [&](int rank) {
     models[rank] = Sharded(group[rank], quantize);
-    sharded[rank] = ShardedStep(models[rank], rows);
+    sharded[rank] = StepOf(models[rank], rows);
   });
   for (RankStep& step : plain) step = PlainStep(rows);
   SecondsPerStep(sharded);
