@@ -58,10 +58,12 @@ std::string NewestCheckpoint(FileSystem& disk) {
 }
 
 void Turn(FileSystem& disk, const std::string& path, int64_t bit) {
+  const auto before = disk.OpenForReading(path, checkpoint::Caching::kCached);
+  FSDP_CHECK(before.ok());
+  char byte = 0;
+  FSDP_CHECK((*before)->PRead(bit / 8, absl::MakeSpan(&byte, 1)).ok());
   const auto file = disk.OpenForWriting(path, checkpoint::Caching::kCached);
   FSDP_CHECK(file.ok());
-  char byte = 0;
-  FSDP_CHECK((*file)->PRead(bit / 8, absl::MakeSpan(&byte, 1)).ok());
   byte = static_cast<char>(byte ^ (1 << (bit % 8)));
   FSDP_CHECK((*file)->PWrite(bit / 8, absl::MakeSpan(&byte, 1)).ok());
   FSDP_CHECK((*file)->Sync().ok());
