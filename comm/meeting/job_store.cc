@@ -107,7 +107,7 @@ absl::StatusOr<c10::intrusive_ptr<JobStore>> JobStore::Connect(
     const WaitLimits& limits) {
   auto pool = std::make_shared<Pool>(place);
   FSDP_RETURN_IF_ERROR(pool->Open(limits));
-  return c10::intrusive_ptr<JobStore>::reclaim(
+  return c10::intrusive_ptr<JobStore>::unsafe_steal_from_new(
       new JobStore(std::move(pool), absl::ToChronoMilliseconds(timeout)));
 }
 
@@ -118,7 +118,7 @@ JobStore::JobStore(std::shared_ptr<Pool> pool,
 JobStore::~JobStore() = default;
 
 c10::intrusive_ptr<c10d::Store> JobStore::clone() {
-  return c10::intrusive_ptr<JobStore>::reclaim(
+  return c10::intrusive_ptr<JobStore>::unsafe_steal_from_new(
       new JobStore(pool_, getTimeout()));
 }
 
