@@ -105,10 +105,9 @@ std::vector<pollfd> StoreServer::Watched() const {
   // poll() passes over negative ones.
   watched.push_back({accepts_ ? listener_.get() : -1, POLLIN, 0});
   for (const Caller& caller : callers_) {
-    StoreSession& session = const_cast<Caller&>(caller).session;
     short events = POLLRDHUP;
-    if (!session.output().empty()) events |= POLLOUT;
-    if (session.wants_input() || !session.accepted()) events |= POLLIN;
+    if (caller.session.has_output()) events |= POLLOUT;
+    if (caller.session.wants_input()) events |= POLLIN;
     watched.push_back({caller.fd.get(), events, 0});
   }
   return watched;
@@ -117,7 +116,7 @@ std::vector<pollfd> StoreServer::Watched() const {
 int StoreServer::PollTimeout() const {
   absl::Time next = absl::InfiniteFuture();
   for (const Caller& caller : callers_) {
-    if (!caller.session.accepted()) {
+    if (IsStranger(caller)) {
       next = std::min(next, caller.came + options_.claim_timeout);
     } else if (caller.session.is_waiting()) {
       next = std::min(next, caller.session.wait_deadline());
@@ -127,8 +126,7 @@ int StoreServer::PollTimeout() const {
 }
 
 bool StoreServer::IsLate(const Caller& caller, absl::Time now) const {
-  return !caller.session.accepted() &&
-         now >= caller.came + options_.claim_timeout;
+  return IsStranger(caller) && now >= caller.came + options_.claim_timeout;
 }
 
 void StoreServer::Accept() {
@@ -148,17 +146,14 @@ void StoreServer::Accept() {
          StoreSession(secret_, RandomBytes(kNonceBytes), &table_),
          absl::Now()});
     if (!Write(callers_.back())) callers_.pop_back();
-    const auto strangers = static_cast<size_t>(std::count_if(
-        callers_.begin(), callers_.end(),
-        [](const Caller& one) { return !one.session.accepted(); }));
+    const auto strangers = static_cast<size_t>(
+        std::count_if(callers_.begin(), callers_.end(), IsStranger));
     if (strangers > options_.max_strangers) DropStranger();
   }
 }
 
 bool StoreServer::DropStranger() {
-  const auto first =
-      std::find_if(callers_.begin(), callers_.end(),
-                   [](const Caller& one) { return !one.session.accepted(); });
+  const auto first = std::find_if(callers_.begin(), callers_.end(), IsStranger);
   if (first == callers_.end()) return false;
   callers_.erase(first);
   return true;
@@ -171,9 +166,9 @@ bool StoreServer::Handle(Caller& caller, short events) {
     return false;
   }
   // What was asked for meanwhile is answered when the answer before is sent.
-  while (!caller.session.output().empty()) {
+  while (caller.session.has_output()) {
     if (!Write(caller)) return false;
-    if (!caller.session.output().empty()) break;
+    if (caller.session.has_output()) break;
     if (!caller.session.Advance(absl::Now()).ok()) return false;
   }
   return true;

@@ -55,6 +55,10 @@ class StoreServer {
   std::vector<pollfd> Watched() const;
   int PollTimeout() const;
   void Accept();
+  // Who has not shown yet that it knows the secret.
+  static bool IsStranger(const Caller& caller) {
+    return !caller.session.accepted();
+  }
   // Hangs up on the stranger that came first; false: there is none.
   bool DropStranger();
   // Whether to go on with a caller.

@@ -34,10 +34,13 @@ class StoreSession {
   // Whether the caller has shown that it knows the secret.
   bool accepted() const { return accepted_; }
   // Whether there is something to Receive() for before anything else.
-  bool wants_input() const { return output_.empty() && !is_waiting(); }
+  bool wants_input() const {
+    return !accepted_ || (output_.empty() && !is_waiting());
+  }
 
   // What is to be sent; whoever sends takes it off.
   std::string& output() { return output_; }
+  bool has_output() const { return !output_.empty(); }
 
   // Whether the caller waits for keys.
   bool is_waiting() const { return wait_.has_value(); }
