@@ -149,8 +149,8 @@ absl::Status StoreConnection::Await(short events,
                                     const WaitLimits& limits) const {
   for (;;) {
     pollfd ready = {fd_.get(), events, 0};
-    const absl::Time until =
-        std::min(limits.deadline, limits.now() + kAskAgain);
+    // Nobody is asked while answers come at once.
+    const absl::Time until = std::min(limits.deadline, absl::Now() + kAskAgain);
     if (poll(&ready, 1, PollMilliseconds(until)) > 0) return absl::OkStatus();
     if (limits.stopped()) {
       return absl::CancelledError(absl::StrCat(
