@@ -1,0 +1,36 @@
+// Where a replica writes down who took part in which steps.
+#ifndef REPLICAS_HISTORY_FILE_H_
+#define REPLICAS_HISTORY_FILE_H_
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "replicas/membership/history.h"
+#include "replicas/membership/roster.h"
+
+namespace fsdp::replicas {
+
+// Of all lives of a replica; each appends what it has seen.
+class HistoryFile {
+ public:
+  // "replica-2.txt" in `folder`, which is made where there is none. Errors: as
+  // of the disk.
+  static absl::StatusOr<std::unique_ptr<HistoryFile>> Open(
+      const std::string& folder, int replica);
+
+  // Appends a line where `roster` says something new.
+  absl::Status Add(const Roster& roster);
+
+ private:
+  explicit HistoryFile(std::string path) : path_(std::move(path)) {}
+
+  const std::string path_;
+  History history_;  // of this life
+};
+
+}  // namespace fsdp::replicas
+
+#endif  // REPLICAS_HISTORY_FILE_H_
