@@ -1,4 +1,4 @@
-// Where a replica writes down who took part in which steps.
+// Where replicas write down who took part in which steps.
 #ifndef REPLICAS_HISTORY_FILE_H_
 #define REPLICAS_HISTORY_FILE_H_
 
@@ -30,6 +30,10 @@ class HistoryFile {
   const std::string path_;
   History history_;  // of this life
 };
+
+// What all files of a folder say together. Errors: as of the disk, and of
+// History.
+absl::StatusOr<History> ReadHistory(const std::string& folder);
 
 }  // namespace fsdp::replicas
 

@@ -121,6 +121,7 @@ absl::Status JoinedReplica::AwaitLoss(const absl::Status& failure) {
                                  absl::FormatDuration(patience)));
   }
   FSDP_RETURN_IF_ERROR(next.status());
+  if (next->cause != Cause::kLost) return failure;  // a replay: nobody was lost
   roster_ = *std::move(next);
   return absl::OkStatus();
 }

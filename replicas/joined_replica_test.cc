@@ -13,6 +13,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -127,8 +128,29 @@ TEST(JoinedReplicaTest, WithEveryStrategy) {
   }
 }
 
-// So many losses, each at any moment.
-TEST(JoinedReplicaTest, ManyLosses) {
+// The same steps by the same replicas with the same bits.
+void ExpectSame(const ThreadsResult& a, const ThreadsResult& b) {
+  ASSERT_OK(a.status);
+  ASSERT_OK(b.status);
+  ASSERT_EQ(a.steps.size(), b.steps.size());
+  for (const auto& [step, record] : a.steps) {
+    const StepRecord& other = b.steps.at(step);
+    ASSERT_EQ(record.began, other.began) << step;
+    ASSERT_EQ(record.finished, other.finished) << step;
+    // Of those that ended after the step not all have written it down.
+    for (const auto& [replica, values] : record.values) {
+      const auto theirs = other.values.find(replica);
+      if (theirs == other.values.end()) continue;
+      for (size_t rank = 0; rank < values.size(); ++rank) {
+        if (values[rank].empty() || theirs->second[rank].empty()) continue;
+        ASSERT_TRUE(values[rank] == theirs->second[rank]) << step;
+      }
+    }
+  }
+}
+
+// So many losses, each at any moment; and once more as its history says.
+TEST(JoinedReplicaTest, ManyLossesAndTheirReplay) {
   const char* const wanted = std::getenv("REPLICA_LOSSES");
   const int losses = wanted == nullptr ? 20 : std::atoi(wanted);
   std::mt19937 random(7);
@@ -141,10 +163,14 @@ TEST(JoinedReplicaTest, ManyLosses) {
                               static_cast<Moment>(random() % kNumMoments),
                               static_cast<End>(random() % 2)});
   }
+  options.history_folder = ::testing::TempDir() + "/history";
   const ThreadsResult result = TrainReplicas(options);
   ExpectRight(options, result);
   RecordProperty("losses", result.losses);
   EXPECT_GE(result.losses, losses * 3 / 4);
+  options.losses.clear();
+  options.replay = std::exchange(options.history_folder, "");
+  ExpectSame(TrainReplicas(options), result);
 }
 
 }  // namespace

@@ -37,8 +37,8 @@ constexpr char kEntering[] = "entering replicas";
 
 // What was a member and is none any more is lost; the process may start anew.
 absl::Status AsLost(const absl::Status& status) {
-  if (!absl::IsFailedPrecondition(status) &&
-      !absl::IsAlreadyExists(status) && !absl::IsOutOfRange(status)) {
+  if (!absl::IsFailedPrecondition(status) && !absl::IsAlreadyExists(status) &&
+      !absl::IsOutOfRange(status)) {
     return status;
   }
   return absl::AbortedError(absl::StrCat(

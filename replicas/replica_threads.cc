@@ -34,11 +34,14 @@
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/testing/toy_model.h"
 #include "replicas/column.h"
+#include "replicas/history_file.h"
 #include "replicas/joined_replica.h"
 #include "replicas/live_log.h"
+#include "replicas/membership/history.h"
 #include "replicas/membership/registers.h"
 #include "replicas/membership/roster.h"
 #include "replicas/membership/testing/memory_registers.h"
+#include "replicas/replay_log.h"
 #include "replicas/step_log.h"
 
 namespace fsdp::replicas::testing {
@@ -290,7 +293,7 @@ class Rank {
   }
   static comm::ConnectOptions ColumnOptions() {
     comm::ConnectOptions options;
-    options.connect_timeout = absl::Minutes(1);
+    options.connect_timeout = kLimit;  // for who comes back in a replay
     options.timeout = absl::Minutes(1);
     return options;
   }
@@ -323,6 +326,12 @@ class Rank {
 
   absl::Status StartLog() {
     const ThreadsOptions& options = stage_.options;
+    if (!options.replay.empty()) {
+      FSDP_ASSIGN_OR_RETURN(History history, ReadHistory(options.replay));
+      log_ = std::make_unique<ReplayLog>(std::move(history), life_.id,
+                                         options.steps);
+      return absl::OkStatus();
+    }
     LiveLogOptions log;
     log.membership.self = life_.id;
     log.membership.rank = inside_.rank();
@@ -376,7 +385,7 @@ class Rank {
   std::unique_ptr<torch::optim::AdamW> optimizer_;
   checkpoint::TrainingRun run_;
   Column column_;
-  std::unique_ptr<LiveLog> log_;
+  std::unique_ptr<StepLog> log_;
   std::optional<MortalLog> mortal_log_;
   std::optional<JoinedReplica> replica_;
   Whereabouts where_;

@@ -51,6 +51,7 @@ struct ThreadsOptions {
   // By rising step.
   std::vector<Loss> losses;
   std::string history_folder;
+  std::string replay;  // such a folder; no losses but those of it
   fsdp::Options sharding;
 };
 

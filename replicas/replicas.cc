@@ -20,9 +20,12 @@
 #include "comm/communicator.h"
 #include "comm/startup/environment.h"
 #include "replicas/column.h"
+#include "replicas/history_file.h"
 #include "replicas/joined_replica.h"
 #include "replicas/live_log.h"
+#include "replicas/membership/history.h"
 #include "replicas/membership/roster.h"
+#include "replicas/replay_log.h"
 #include "replicas/step_log.h"
 #include "replicas/store_registers.h"
 
@@ -35,6 +38,7 @@ using ::fsdp::replicas::JoinedReplicaOptions;
 using ::fsdp::replicas::LiveLog;
 using ::fsdp::replicas::LiveLogOptions;
 using ::fsdp::replicas::Member;
+using ::fsdp::replicas::ReplayLog;
 using ::fsdp::replicas::ReplicaId;
 using ::fsdp::replicas::Roster;
 using ::fsdp::replicas::StepLog;
@@ -47,6 +51,8 @@ constexpr char kPrefix[] = "replicas";
 constexpr int kBeats = 20;
 constexpr absl::Duration kShortestBeat = absl::Milliseconds(20);
 constexpr absl::Duration kLongestBeat = absl::Milliseconds(200);
+
+constexpr absl::Duration kLongestReplay = absl::Hours(24 * 365);
 
 absl::Status Check(const comm::Environment& environment,
                    const checkpoint::TrainingRun* run,
@@ -152,7 +158,7 @@ class Replicas::Impl::Joined final : public Impl {
         options_(options),
         run_(run),
         self_{environment.replica, environment.replica_incarnation},
-        column_(KeeperFor(environment), options.between) {}
+        column_(KeeperFor(environment), ColumnOptions(options)) {}
 
   absl::Status Start() {
     FSDP_ASSIGN_OR_RETURN(log_, StartLog());
@@ -189,7 +195,20 @@ class Replicas::Impl::Joined final : public Impl {
     return keeper;
   }
 
+  static comm::ConnectOptions ColumnOptions(const ReplicaOptions& options) {
+    comm::ConnectOptions column = options.between;
+    // Who comes back waits for the others to get that far.
+    if (!options.replay.empty()) column.connect_timeout = kLongestReplay;
+    return column;
+  }
+
   absl::StatusOr<std::unique_ptr<StepLog>> StartLog() {
+    if (!options_.replay.empty()) {
+      FSDP_ASSIGN_OR_RETURN(replicas::History history,
+                            replicas::ReadHistory(options_.replay));
+      return std::make_unique<ReplayLog>(std::move(history), self_,
+                                         options_.steps);
+    }
     FSDP_ASSIGN_OR_RETURN(
         auto registers,
         StoreRegisters::Connect({environment_.keeper_addr,

@@ -61,8 +61,12 @@ struct ReplicaOptions {
   absl::Duration step_timeout = absl::ZeroDuration();
 
   // Where each replica appends who took part in which steps, as
-  // "replica-0.txt"; empty: nowhere. See Replay().
+  // "replica-0.txt"; empty: nowhere.
   std::string history_folder;
+  // Such a folder: replicas take part, and are lost, as they were in that run,
+  // and end with its bits. One that is lost ends with Aborted, and has to be
+  // started again; else any loss is an error. Empty: no replay.
+  std::string replay;
 
   // Of the groups between replicas: backend, device, timeouts.
   comm::ConnectOptions between;
