@@ -1,23 +1,19 @@
 // How replicas agree on who computes which step: a log of rosters, of which
 // each is made once, by whichever rank sees first that it is due.
 //
-// The log is a ring of kLogEntries registers, and entry n is set by exchanging
-// entry n - kLogEntries for it. So of all proposals for one number one is made,
-// however late a stopped process wakes up with another, and nothing is ever
-// removed that somebody could set a second time. A proposal is made of facts
-// about the entry before (all ranks have voted, members have left or are
-// silent), which stay true until another entry is made. Consensus is thus the
-// registers', whose keeper must outlive the run.
+// Of all proposals for one entry the log takes one, however late a stopped
+// process comes with another. A proposal is made of facts about the entry
+// before: all ranks have voted for it, members of it have left or are silent.
+// Those stay true until the entry after it is made, by whomever. Consensus is
+// thus the registers', whose keeper must outlive the run.
 #ifndef REPLICAS_MEMBERSHIP_MEMBERSHIP_H_
 #define REPLICAS_MEMBERSHIP_MEMBERSHIP_H_
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -26,12 +22,13 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "replicas/membership/heartbeats.h"
+#include "replicas/membership/notice_board.h"
 #include "replicas/membership/registers.h"
 #include "replicas/membership/roster.h"
+#include "replicas/membership/roster_log.h"
 
 namespace fsdp::replicas {
-
-inline constexpr int64_t kLogEntries = 64;
 
 struct MembershipOptions {
   ReplicaId self;
@@ -50,8 +47,10 @@ struct MembershipOptions {
   // How often a rank lets hear of itself and listens; at most a quarter of
   // loss_timeout.
   absl::Duration beat_interval = absl::Seconds(1);
-  // How often waits look for what nobody has rung a bell for.
+  // How often waits look whether something is due that nobody has seen to.
   absl::Duration poll_interval = absl::Milliseconds(200);
+  // How many entries the log has; the same for all.
+  int64_t log_entries = 64;
 
   // The time of all durations here and of the registers' deadlines. A rank that
   // was stopped, whose clock jumped or who could not reach the registers counts
@@ -63,10 +62,11 @@ struct MembershipOptions {
 // computes, and one that calls Poll() every beat_interval meanwhile and aborts
 // collectives of columns once latest().epoch is newer than theirs.
 //
-// Of each replica one rank calls Request(); all call AwaitMembership(), agree
-// on the largest number that one of them was given, and take that entry
-// (Entry()). From then on each of them goes through the same entries, one by
-// one:
+// Of each replica rank 0 alone calls Request() and AwaitMembership(), and tells
+// the others the number of the entry that it was given, or the error; they take
+// it by Entry(). (A rank that awaited it by itself might do so for ever: the
+// replica may be lost again before it looks.) From then on each of them goes
+// through the same entries, one by one:
 //
 //   compute roster.step, reduce along columns   // may be aborted
 //   VoteFor(roster)                             // unless aborted
@@ -81,7 +81,10 @@ struct MembershipOptions {
 //                       gave last counts for nothing. It may request again,
 //                       with what state it has whole.
 //   AlreadyExists       a newer incarnation of this replica has come, or this
-//                       one's is taken: the process is to end.
+//                       one's is taken: the replica's processes are to end.
+//   OutOfRange          this rank has slept for more entries than the log has.
+//                       Its replica may be a member still, but cannot go on:
+//                       its processes are to end.
 //   DeadlineExceeded    as it says.
 class Membership {
  public:
@@ -91,8 +94,8 @@ class Membership {
 
   // "Here I am, and could begin with `first_step`": this replica becomes a
   // member with the next step that is finished, or with the next founding.
-  // Does nothing while it is one. A request that was lost on the way is made
-  // again by AwaitMembership() of the same object.
+  // Does nothing while it is one. AwaitMembership() of the same object makes a
+  // request again that was lost on the way, also one that was Unavailable.
   absl::Status Request(int64_t first_step);
 
   // The newest roster once it has this replica as a member, or the run has
@@ -104,8 +107,8 @@ class Membership {
   // said so, and entry number + 1 tells it. May be repeated.
   absl::Status VoteFor(const Roster& roster);
 
-  // Entry `number`; nullopt: it has not been made yet. FailedPrecondition: it
-  // is older than the log.
+  // Entry `number`; nullopt: it has not been made yet. OutOfRange: it is
+  // older than the log.
   absl::StatusOr<std::optional<Roster>> Entry(int64_t number);
   // The entry after `roster`, which this replica is a member of, once it has
   // been made and if it is still one there. Does what Poll() does meanwhile.
@@ -118,7 +121,7 @@ class Membership {
   // As of the last call that asked the registers; asks nobody.
   Roster latest() const;
 
-  // This replica goes, with all of its ranks; any one of them says so.
+  // This incarnation is over, with all of its ranks; any one of them says so.
   absl::Status Leave();
 
   bool HasEnded(const Roster& roster) const {
@@ -127,19 +130,67 @@ class Membership {
   const MembershipOptions& options() const { return options_; }
 
  private:
-  // What this rank knows of another one's beats.
-  struct Heard {
-    std::string beat;
-    absl::Time changed;
+  // A request on its way.
+  struct JoinRequest {
+    int64_t first_step = 0;
+    int64_t number = 0;  // of the notice; 0: none yet
+    bool is_written = false;
   };
-  using RankKey = std::tuple<int, int, int>;  // replica, incarnation, rank
 
   Membership(const MembershipOptions& options, Registers* registers);
 
+  // Brings latest_ up to date.
+  absl::StatusOr<Roster> Follow() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<Roster> PollLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Times from before are worth nothing where this rank has not looked since.
+  void NoticeGap(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // The entry that is due after `roster`; nullopt: none is.
+  absl::StatusOr<std::optional<Roster>> Due(const Roster& roster,
+                                            absl::Time now)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::optional<Roster> DueFounding(const Roster& roster, absl::Time now)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Members that have not voted long after this rank did.
+  absl::StatusOr<std::vector<ReplicaId>> Slow(const Roster& roster,
+                                              absl::Time now)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status Propose(const Roster& before, const Roster& next)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  std::vector<std::string> VotesOf(const Roster& roster,
+                                   const ReplicaId& id) const;
+  absl::StatusOr<bool> HasAllVotes(const Roster& roster) const;
+  absl::StatusOr<std::vector<ReplicaId>> NotVoted(const Roster& roster) const;
+
+  // Brings join_ on its way, or again where it was lost.
+  absl::Status PostJoin(const Roster& newest)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // AlreadyExists where a newer incarnation has come.
+  absl::Status CheckNotReplaced(const Roster& roster) const
+      ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  // One look of AwaitMembership(); nullopt: not yet.
+  absl::StatusOr<std::optional<Roster>> FindMembership();
+
   const MembershipOptions options_;
   Registers* const registers_;
+  RosterLog log_;
 
-  mutable absl::Mutex latest_mutex_;
+  // Held while the registers are asked, but not while one is waited for.
+  absl::Mutex mutex_;
+  NoticeBoard notices_ ABSL_GUARDED_BY(mutex_);
+  NoticeBoard::Pending pending_ ABSL_GUARDED_BY(mutex_);
+  Heartbeats heartbeats_ ABSL_GUARDED_BY(mutex_);
+  absl::Time polled_at_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
+  int64_t voted_for_ ABSL_GUARDED_BY(mutex_) = -1;  // the entry's number
+  absl::Time voted_at_ ABSL_GUARDED_BY(mutex_);
+  // Since when there are requests and no members.
+  std::optional<absl::Time> founding_since_ ABSL_GUARDED_BY(mutex_);
+  std::optional<JoinRequest> join_ ABSL_GUARDED_BY(mutex_);
+  bool has_requested_ ABSL_GUARDED_BY(mutex_) = false;  // ever
+
+  // For latest(), which waits for nobody.
+  mutable absl::Mutex latest_mutex_ ABSL_ACQUIRED_AFTER(mutex_);
   Roster latest_ ABSL_GUARDED_BY(latest_mutex_);
 };
 

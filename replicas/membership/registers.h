@@ -32,7 +32,7 @@ class Registers {
                            const std::string& value) = 0;
   // Sets `value`, which is not empty, where the key has `expected`; an empty
   // `expected` means that there is no such key. What the key has afterwards;
-  // empty where there is none.
+  // `expected` or nothing where there is none.
   virtual absl::StatusOr<std::string> CompareAndSet(
       const std::string& key, const std::string& expected,
       const std::string& value) = 0;

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,6 +35,8 @@ struct ReplicaId {
 
 // "2.1": replica 2 in its incarnation 1.
 std::string ToString(const ReplicaId& id);
+// Back; nullopt for all else.
+std::optional<ReplicaId> ParseReplicaId(absl::string_view text);
 
 struct Member {
   ReplicaId id;
@@ -92,11 +95,11 @@ struct Notice {
 // including number `seen`, in order; one may be missing that was never written.
 //
 // A leave ends its incarnation: neither a join before nor one after it in
-// `pending` counts. A join of a larger incarnation ends those before.
+// `pending` counts. A notice of a larger incarnation ends all smaller ones.
 
 // Joins that count: at most one per replica, by rising replica.
 std::vector<Notice> Waiting(absl::Span<const Notice> pending);
-// Members that have left, or of which a larger incarnation is waiting.
+// Members that have left, or of which there is a larger incarnation.
 std::vector<ReplicaId> Gone(const Roster& roster,
                             absl::Span<const Notice> pending);
 
