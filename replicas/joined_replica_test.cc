@@ -121,7 +121,7 @@ TEST(JoinedReplicaTest, WithEveryStrategy) {
     options.replicas = 3;
     options.steps = 12;
     options.sharding = fsdp::testing::BlockUnits();
-    options.sharding.sharding_strategy = strategy;
+    options.sharding.unit.strategy = strategy;
     options.losses = {{2, 2, 0, Moment::kAfterBackward, End::kDies},
                       {6, 0, 1, Moment::kBeforeVote, End::kLeaves}};
     ExpectRight(options, TrainReplicas(options));

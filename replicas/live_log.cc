@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -28,9 +29,9 @@
 namespace fsdp::replicas {
 namespace {
 
-// How long a rank waits to become a member before it asks whether the program
-// is to end.
-constexpr absl::Duration kEnterSlice = absl::Seconds(1);
+// How long a rank waits before it asks whether the program is to end, and
+// whether the keeper still answers.
+constexpr absl::Duration kSlice = absl::Seconds(1);
 
 constexpr int64_t kNotYet = -1;  // as the number of an entry
 constexpr char kEntering[] = "entering replicas";
@@ -83,7 +84,7 @@ absl::StatusOr<std::optional<int64_t>> LiveLog::AwaitMembership(
   int64_t number = kNotYet;
   if (mine.ok() && options_.membership.rank == 0) {
     const absl::StatusOr<Roster> roster =
-        membership_->AwaitMembership(absl::Now() + kEnterSlice);
+        membership_->AwaitMembership(absl::Now() + kSlice);
     if (roster.ok()) {
       number = roster->number;
     } else if (!absl::IsDeadlineExceeded(roster.status())) {
@@ -157,7 +158,16 @@ absl::Status LiveLog::VoteFor(const Roster& roster) {
 
 absl::StatusOr<Roster> LiveLog::AwaitNext(const Roster& roster,
                                           absl::Time deadline) {
-  absl::StatusOr<Roster> next = membership_->AwaitNext(roster, deadline);
+  absl::Time answered = absl::Now();
+  absl::StatusOr<Roster> next = absl::UnknownError("");
+  for (;;) {
+    const absl::Time now = absl::Now();
+    next = membership_->AwaitNext(roster, std::min(deadline, now + kSlice));
+    const bool is_silent = absl::IsUnavailable(next.status());
+    if (!is_silent) answered = absl::Now();
+    if (!is_silent && !absl::IsDeadlineExceeded(next.status())) break;
+    if (now >= deadline || now - answered > options_.patience) break;
+  }
   if (!next.ok()) return AsLost(next.status());
   over_ = membership_->HasEnded(*next);
   FSDP_RETURN_IF_ERROR(Note(*next));

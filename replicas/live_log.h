@@ -33,6 +33,8 @@ struct LiveLogOptions {
   // Asked while Enter() waits; may be null.
   std::function<bool()> stop_requested;
   std::string history_folder;  // empty: none
+  // How long the keeper may be silent while an entry is waited for.
+  absl::Duration patience = absl::Seconds(30);
 };
 
 // A thread of it lets the others hear of this rank, looks who is lost, and

@@ -56,7 +56,8 @@ struct Life {
   std::atomic<bool> is_alive{true};
 };
 
-absl::Status Dead() { return absl::UnavailableError("this rank is dead"); }
+// Nobody has to be patient with the dead.
+absl::Status Dead() { return absl::CancelledError("this rank is dead"); }
 
 // Reach the shared ones as long as the life lasts.
 class MortalRegisters final : public Registers {

@@ -41,7 +41,6 @@ using ::fsdp::replicas::Member;
 using ::fsdp::replicas::ReplayLog;
 using ::fsdp::replicas::ReplicaId;
 using ::fsdp::replicas::Roster;
-using ::fsdp::replicas::StepLog;
 using ::fsdp::replicas::StoreRegisters;
 
 // In front of all keys of a run.
@@ -168,8 +167,7 @@ class Replicas::Impl::Joined final : public Impl {
     joined.steps = options_.steps;
     joined.first_step = options_.first_step;
     joined.timeout = options_.between.timeout;
-    // Silence has to be noticed, and an entry to be made.
-    joined.patience = 2 * options_.loss_timeout + absl::Seconds(10);
+    joined.patience = Patience();
     replica_.emplace(joined, *log_, column_, run_);
     return absl::OkStatus();
   }
@@ -183,6 +181,11 @@ class Replicas::Impl::Joined final : public Impl {
   }
 
  private:
+  // Silence has to be noticed, and an entry to be made.
+  absl::Duration Patience() const {
+    return 2 * options_.loss_timeout + absl::Seconds(10);
+  }
+
   // The place where the ranks of a column meet.
   static comm::Environment KeeperFor(const comm::Environment& environment) {
     comm::Environment keeper = environment;
@@ -202,7 +205,7 @@ class Replicas::Impl::Joined final : public Impl {
     return column;
   }
 
-  absl::StatusOr<std::unique_ptr<StepLog>> StartLog() {
+  absl::StatusOr<std::unique_ptr<replicas::StepLog>> StartLog() {
     if (!options_.replay.empty()) {
       FSDP_ASSIGN_OR_RETURN(replicas::History history,
                             replicas::ReadHistory(options_.replay));
@@ -231,6 +234,7 @@ class Replicas::Impl::Joined final : public Impl {
     log.inside = checkpoint::RanksOf(*run_.model);
     log.stop_requested = options_.between.stop_requested;
     log.history_folder = options_.history_folder;
+    log.patience = Patience();
     log.on_epoch = [this](int64_t epoch) {
       column_.EndBefore(epoch,
                         absl::AbortedError("replicas have come or gone"));
@@ -254,7 +258,7 @@ class Replicas::Impl::Joined final : public Impl {
   checkpoint::TrainingRun& run_;
   const ReplicaId self_;
   Column column_;
-  std::unique_ptr<StepLog> log_;  // whose thread ends what column_ has
+  std::unique_ptr<replicas::StepLog> log_;  // whose thread ends what column_ has
   std::optional<JoinedReplica> replica_;
 };
 

@@ -84,7 +84,7 @@ class Replicas {
   // environment without what replicas need. Unavailable, DeadlineExceeded,
   // PermissionDenied: no keeper there.
   static absl::StatusOr<std::unique_ptr<Replicas>> Join(
-      const comm::Environment& environment, const checkpoint::TrainingRun& run,
+      const comm::Environment& environment, checkpoint::TrainingRun* run,
       const ReplicaOptions& options);
   Replicas(const Replicas&) = delete;
   Replicas& operator=(const Replicas&) = delete;
