@@ -375,6 +375,11 @@ absl::Status CheckEnvironment(const Environment& environment) {
         absl::StrCat(environment.world_size,
                      " ranks need an address and a port at which to meet"));
   }
+  if (environment.kept_store && environment.kept_store_prefix.empty()) {
+    return absl::InvalidArgumentError(
+        "kept_store_prefix is empty: expected one that no other group has had, "
+        "since what a group leaves in a kept store stays there");
+  }
   return absl::OkStatus();
 }
 

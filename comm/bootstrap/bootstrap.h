@@ -84,7 +84,8 @@ struct ConnectOptions {
 //
 // Returns within connect_timeout and a few seconds, even if a peer is stopped
 // meanwhile. Rank 0 serves the others as long as its communicator exists; its
-// destructor then waits a few seconds for those of the others.
+// destructor then waits a few seconds for those of the others. Where a keeper
+// serves (Environment::kept_store), nobody waits.
 absl::StatusOr<std::unique_ptr<Communicator>> Connect(
     const Environment& environment, const ConnectOptions& options = {});
 
