@@ -200,8 +200,6 @@ absl::Status Membership::VoteFor(const Roster& roster) {
   // Who votes last makes the entry, so that nobody has to find out.
   FSDP_ASSIGN_OR_RETURN(const bool all, HasAllVotes(roster));
   if (!all) return absl::OkStatus();
-  FSDP_ASSIGN_OR_RETURN(const Roster newest, Follow());
-  if (newest.number != roster.number) return absl::OkStatus();
   FSDP_ASSIGN_OR_RETURN(pending_, notices_.ReadAfter(roster.notices_seen));
   return Propose(roster, AfterStep(roster, pending_.notices, pending_.seen));
 }

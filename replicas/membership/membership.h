@@ -118,7 +118,8 @@ class Membership {
   // Lets hear of this rank, follows the log, and makes the next entry if one
   // is due. The newest entry; number -1: there is none yet.
   absl::StatusOr<Roster> Poll();
-  // As of the last call that asked the registers; asks nobody.
+  // What Poll() last returned to any thread, or found for another call; asks
+  // nobody.
   Roster latest() const;
 
   // This incarnation is over, with all of its ranks; any one of them says so.

@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/time/time.h"
 #include "base/testing/status_matchers.h"
 #include "gmock/gmock.h"
@@ -37,10 +38,12 @@ class TestRegisters final : public testing::ForwardingRegisters {
   absl::StatusOr<std::optional<std::string>> Get(
       const std::string& key) override {
     if (is_away) return absl::UnavailableError("away");
+    ++gets;
     return ForwardingRegisters::Get(key);
   }
   absl::Status Set(const std::string& key, const std::string& value) override {
     if (is_away || sets_fail) return absl::UnavailableError("away");
+    if (absl::StartsWith(key, "membership/notice/")) ++notices;
     return ForwardingRegisters::Set(key, value);
   }
   absl::StatusOr<int64_t> Add(const std::string& key, int64_t addend) override {
@@ -59,7 +62,9 @@ class TestRegisters final : public testing::ForwardingRegisters {
 
   bool is_away = false;
   bool sets_fail = false;
+  int gets = 0;
   int adds = 0;
+  int notices = 0;  // written
   int waits = 0;
   std::function<void()> meanwhile;
 
@@ -210,9 +215,9 @@ TEST_F(MembershipTest, AllRanksOfAllMembersVote) {
   auto second = Of(0, 0, 1);
   EXPECT_OK(first->Request(0));
   ASSERT_OK_AND_ASSIGN(const Roster roster, first->AwaitMembership(now_));
-  EXPECT_OK(second->VoteFor(roster));
-  EXPECT_EQ(Poll(*second), Encode(roster));
   EXPECT_OK(first->VoteFor(roster));
+  EXPECT_EQ(Poll(*first), Encode(roster));
+  EXPECT_OK(second->VoteFor(roster));
   EXPECT_EQ(Poll(*second), "1 0 1 1 finished 0.0");
 }
 
@@ -294,11 +299,27 @@ TEST_F(MembershipTest, OneRequestHasOneNumber) {
   EXPECT_FALSE(late->AwaitMembership(now_).ok());
   EXPECT_FALSE(late->AwaitMembership(now_).ok());
   EXPECT_EQ(registers_.adds, 1);
+  EXPECT_EQ(registers_.notices, 1 + 1);  // one is the other replica's
   AllVote(members);
   EXPECT_EQ(Poll(*late), "1 1 6 2 finished 0.0 3.0*");
   EXPECT_OK(late->AwaitMembership(now_));
   EXPECT_OK(late->Request(0));  // it is one
   EXPECT_EQ(registers_.adds, 1);
+}
+
+TEST_F(MembershipTest, NobodyRequestsAgainUnasked) {
+  // The state that the request spoke of has been trained since.
+  auto members = Founded(2);
+  EXPECT_OK(members[1]->AwaitMembership(now_));
+  EXPECT_OK(TellGone(memory_, {1, 0}));
+  EXPECT_EQ(Poll(*members[0]), "1 1 5 2 lost 0.0");
+  EXPECT_OK(members[0]->VoteFor(*members[0]->Poll()));
+  EXPECT_FALSE(members[1]->AwaitMembership(now_).ok());
+  EXPECT_OK(members[0]->VoteFor(*members[0]->Poll()));
+  EXPECT_EQ(Poll(*members[0]), "3 1 7 3 finished 0.0");
+  EXPECT_OK(members[1]->Request(6));
+  EXPECT_OK(members[0]->VoteFor(*members[0]->Poll()));
+  EXPECT_EQ(Poll(*members[0]), "4 2 8 4 finished 0.0 1.0*");
 }
 
 TEST_F(MembershipTest, AnIncarnationIsForOneStartOnly) {
@@ -395,6 +416,14 @@ TEST_F(MembershipTest, WhoSleptOrWasCutOffCountsFromThenOn) {
   EXPECT_EQ(Poll(*members[0], 2), "1 1 5 2 lost 0.0");
 }
 
+TEST_F(MembershipTest, AClockThatGoesBackHidesNobody) {
+  auto members = Founded(2);
+  EXPECT_EQ(Poll(*members[0], 1), "0 0 5 2 founded 0.0 1.0*");
+  now_ -= absl::Seconds(5000);
+  EXPECT_EQ(Poll(*members[0], 9), "0 0 5 2 founded 0.0 1.0*");
+  EXPECT_EQ(Poll(*members[0], 2), "1 1 5 2 lost 0.0");
+}
+
 TEST_F(MembershipTest, HalfTheTimeoutIsNoGap) {
   auto members = Founded(2);
   EXPECT_EQ(Poll(*members[0], 1), "0 0 5 2 founded 0.0 1.0*");
@@ -472,6 +501,18 @@ TEST_F(MembershipTest, WithoutTheStateAllBeginAnew) {
   EXPECT_EQ(Encode(founded), "2 2 4 5 founded 0.1 1.0*");
 }
 
+TEST_F(MembershipTest, EveryFoundingHasItsTime) {
+  auto first = Of(0);
+  EXPECT_OK(first->Request(0));
+  EXPECT_EQ(Poll(*first, 20), "0 0 0 1 founded 0.0");
+  EXPECT_EQ(Poll(*first, 100), "0 0 0 1 founded 0.0");
+  auto again = Of(0, 1);
+  EXPECT_OK(again->Request(0));
+  EXPECT_EQ(Poll(*first), "1 1 0 1 lost");
+  EXPECT_EQ(Poll(*first, 19), "1 1 0 1 lost");
+  EXPECT_EQ(Poll(*first, 1), "2 2 0 2 founded 0.1");
+}
+
 TEST_F(MembershipTest, ARunEndsWithItsLastStep) {
   options_.steps = 6;
   auto members = Founded(2);
@@ -500,13 +541,17 @@ TEST_F(MembershipTest, WaitsEndWithTheEntry) {
   auto members = Founded(2);
   const Roster roster = members[0]->latest();
   EXPECT_OK(members[0]->VoteFor(roster));
-  registers_.meanwhile = [&] { EXPECT_OK(members[1]->VoteFor(roster)); };
+  registers_.meanwhile = [&] {
+    EXPECT_OK(members[1]->VoteFor(roster));
+    registers_.gets = 0;
+  };
   const absl::Time before = now_;
   ASSERT_OK_AND_ASSIGN(const Roster next,
                        members[0]->AwaitNext(roster, now_ + absl::Seconds(60)));
   EXPECT_EQ(Encode(next), "1 0 6 2 finished 0.0 1.0");
   EXPECT_EQ(now_, before);
   EXPECT_EQ(registers_.waits, 1);
+  EXPECT_EQ(registers_.gets, 1);  // the entry, and no poll
 }
 
 TEST_F(MembershipTest, ADeadlineNamesWhoIsMissing) {

@@ -45,6 +45,7 @@ class World {
     // When its launcher has noticed that a process ended.
     absl::Time over_at = absl::InfiniteFuture();
     absl::Time restart_at = absl::UnixEpoch();
+    bool is_given_up = false;  // nobody starts it again
   };
   // What happens to one rank, beside being dead or asleep.
   struct Trouble {
@@ -182,6 +183,7 @@ std::vector<SimulatedRank*> World::Ranks() const {
 bool World::IsOver() const {
   if (!checker_.has_ended()) return false;
   for (const Slot& slot : slots_) {
+    if (slot.is_given_up) continue;
     if (slot.now == nullptr) return false;
     for (const auto& rank : slot.now->ranks) {
       if (!rank->is_done()) return false;
@@ -228,6 +230,7 @@ void World::Tick() {
 
 void World::LookAfter(int replica) {
   Slot& slot = slots_[static_cast<size_t>(replica)];
+  if (slot.is_given_up) return;
   if (slot.now == nullptr) {
     if (now_ >= slot.restart_at ||
         (!has_faults() && !replicas_.empty() && checker_.has_ended())) {
@@ -242,7 +245,11 @@ void World::LookAfter(int replica) {
   }
   if (now_ < slot.over_at) return;
   for (const auto& rank : slot.now->ranks) rank->is_dead = true;
-  if (OneIn(2)) TellGone(registers_, slot.now->id).IgnoreError();
+  // The others have to find out by themselves.
+  slot.is_given_up = replica >= options_.min_replicas && OneIn(3);
+  if (!slot.is_given_up && OneIn(2)) {
+    TellGone(registers_, slot.now->id).IgnoreError();
+  }
   slot.now = nullptr;
   slot.over_at = absl::InfiniteFuture();
   slot.restart_at =
