@@ -30,6 +30,7 @@ absl::Status Column::Connect(int64_t epoch, int index, int size) {
   environment.kept_store_prefix =
       absl::StrCat(place_.kept_store_prefix, "/epoch/", epoch);
   comm::ConnectOptions options = options_;
+  options.shows_failures = false;  // replicas may come and go
   options.stop_requested = [this, epoch] {
     return IsOver(epoch) ||
            (options_.stop_requested && options_.stop_requested());

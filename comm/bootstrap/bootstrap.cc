@@ -309,6 +309,7 @@ absl::StatusOr<CommunicatorPtr> Inspected(CommunicatorPtr ranks,
                                           std::unique_ptr<PeerRecords> peers) {
   InspectorOptions inspection;
   inspection.warn_after = options.warn_after;
+  inspection.shows_failures = options.shows_failures;
   inspection.folder = options.inspection_folder.empty()
                           ? environment.inspection_folder
                           : options.inspection_folder;

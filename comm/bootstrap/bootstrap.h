@@ -54,6 +54,10 @@ struct ConnectOptions {
   // shorter and once per host, on standard error.
   std::string inspection_folder;
 
+  // Whether it is told on standard error that the group has failed: not where
+  // that is expected, and somebody goes on without who is lost.
+  bool shows_failures = true;
+
   // The network interface that peers connect to ("eth0"); empty:
   // environment.interface, or else the one that leads to rank 0.
   std::string interface;
