@@ -63,9 +63,25 @@ std::map<std::string, at::Tensor> TrainPlain(
   return parameters;
 }
 
+std::string Describe(const std::map<int64_t, StepRecord>& steps) {
+  std::string text;
+  const auto names = [&text](const std::vector<ReplicaId>& ids) {
+    for (const ReplicaId& id : ids) absl::StrAppend(&text, " ", ToString(id));
+  };
+  for (const auto& [step, record] : steps) {
+    absl::StrAppend(&text, "step ", step, ": begun by");
+    names(record.began);
+    absl::StrAppend(&text, ", finished by");
+    names(record.finished);
+    absl::StrAppend(&text, "\n");
+  }
+  return text;
+}
+
 // Every step was finished once, by replicas that agree to the bit, and the
 // model is what it has to be.
 void ExpectRight(const ThreadsOptions& options, const ThreadsResult& result) {
+  SCOPED_TRACE(Describe(result.steps));
   ASSERT_OK(result.status);
   ASSERT_EQ(static_cast<int64_t>(result.steps.size()), options.steps);
   for (int64_t step = 0; step < options.steps; ++step) {
@@ -74,8 +90,8 @@ void ExpectRight(const ThreadsOptions& options, const ThreadsResult& result) {
   const auto plain = TrainPlain(result.steps, options.ranks);
   ASSERT_EQ(plain.size(), result.parameters.size());
   for (const auto& [name, value] : plain) {
-    EXPECT_TRUE(at::allclose(result.parameters.at(name), value, 1e-5, 1e-6))
-        << name;
+    const at::Tensor off = (result.parameters.at(name) - value).abs().max();
+    EXPECT_LT(off.item<double>(), 1e-5) << name;
   }
 }
 

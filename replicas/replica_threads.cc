@@ -281,6 +281,8 @@ class Rank {
       where_ = {begin->step, IsWhole(*begin)};
       FSDP_RETURN_IF_ERROR(Step(*begin));
     }
+    if (where_.step < stage_.options.steps - 1)
+      return absl::OkStatus();  // late
     FSDP_ASSIGN_OR_RETURN(const StateDict dict, model_->GatherStateDict());
     if (inside_.rank() == 0) stage_.protocol.AddParameters(dict);
     return absl::OkStatus();

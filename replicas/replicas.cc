@@ -88,6 +88,8 @@ absl::Status Check(const comm::Environment& environment,
 // Sees to it that calls come in their order, and none after an error.
 class Replicas::Impl {
  public:
+  explicit Impl(const ReplicaOptions& options)
+      : steps_done_(options.first_step) {}
   virtual ~Impl() = default;
 
   absl::StatusOr<std::optional<Step>> BeginStep() {
@@ -100,6 +102,7 @@ class Replicas::Impl {
     absl::StatusOr<std::optional<Step>> step = Begin();
     failure_ = step.status();
     in_step_ = step.ok() && step->has_value();
+    if (in_step_) steps_done_ = (*step)->step;
     return step;
   }
 
@@ -111,8 +114,11 @@ class Replicas::Impl {
     }
     failure_ = Finish();
     in_step_ = false;
+    if (failure_.ok()) ++steps_done_;
     return failure_;
   }
+
+  int64_t steps_done() const { return steps_done_; }
 
   virtual std::string Members() const = 0;
 
@@ -123,6 +129,7 @@ class Replicas::Impl {
   virtual absl::StatusOr<std::optional<Step>> Begin() = 0;
   virtual absl::Status Finish() = 0;
 
+  int64_t steps_done_;
   bool in_step_ = false;
   absl::Status failure_;
 };
@@ -131,29 +138,26 @@ class Replicas::Impl {
 class Replicas::Impl::Alone final : public Impl {
  public:
   explicit Alone(const ReplicaOptions& options)
-      : steps_(options.steps), step_(options.first_step) {}
+      : Impl(options), steps_(options.steps) {}
 
   std::string Members() const override { return "0.0"; }
 
  private:
   absl::StatusOr<std::optional<Step>> Begin() override {
-    if (step_ >= steps_) return std::nullopt;
-    return Step{step_, /*index=*/0, /*size=*/1};
+    if (steps_done() >= steps_) return std::nullopt;
+    return Step{steps_done(), /*index=*/0, /*size=*/1};
   }
-  absl::Status Finish() override {
-    ++step_;
-    return absl::OkStatus();
-  }
+  absl::Status Finish() override { return absl::OkStatus(); }
 
   const int64_t steps_;
-  int64_t step_;
 };
 
 class Replicas::Impl::Joined final : public Impl {
  public:
   Joined(const comm::Environment& environment, const ReplicaOptions& options,
          checkpoint::TrainingRun& run)
-      : environment_(environment),
+      : Impl(options),
+        environment_(environment),
         options_(options),
         run_(run),
         self_{environment.replica, environment.replica_incarnation},
@@ -258,7 +262,8 @@ class Replicas::Impl::Joined final : public Impl {
   checkpoint::TrainingRun& run_;
   const ReplicaId self_;
   Column column_;
-  std::unique_ptr<replicas::StepLog> log_;  // whose thread ends what column_ has
+  std::unique_ptr<replicas::StepLog>
+      log_;  // whose thread ends what column_ has
   std::optional<JoinedReplica> replica_;
 };
 
@@ -282,6 +287,7 @@ absl::StatusOr<std::optional<Replicas::Step>> Replicas::BeginStep() {
   return impl_->BeginStep();
 }
 absl::Status Replicas::FinishStep() { return impl_->FinishStep(); }
+int64_t Replicas::steps_done() const { return impl_->steps_done(); }
 std::string Replicas::Members() const { return impl_->Members(); }
 
 }  // namespace fsdp

@@ -108,6 +108,9 @@ class Replicas {
   // this replica's; Aborted: it has been given up for lost.
   absl::Status FinishStep();
 
+  // How many steps of the run this replica's model has gone through: those of
+  // the run, unless it has come after the last one and was given nothing.
+  int64_t steps_done() const;
   // "0.1 2.3": replicas that have finished the last step, each with its
   // incarnation.
   std::string Members() const;
