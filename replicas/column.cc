@@ -8,7 +8,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/communicator.h"

@@ -43,6 +43,11 @@ std::vector<uint8_t> AsBytes(const std::string& text) {
   return {text.begin(), text.end()};
 }
 
+absl::Status Silent(const absl::Status& status) {
+  return absl::UnavailableError(
+      absl::StrCat(kWhat, " does not answer: ", status.message()));
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<StoreRegisters>> StoreRegisters::Connect(
@@ -68,7 +73,7 @@ absl::Status StoreRegisters::CheckIdentity() {
   std::optional<std::string> found;
   const absl::Status status =
       TorchToStatus(kWhat, [&] { found = store_->Find(KeyOf(kIdentityKey)); });
-  if (!status.ok()) return absl::UnavailableError(status.message());
+  if (!status.ok()) return Silent(status);
   if (found == identity_) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat(kWhat,
@@ -87,7 +92,7 @@ absl::Status StoreRegisters::Call(absl::FunctionRef<void()> call) {
     return absl::InvalidArgumentError(status.message());
   }
   broke_off_ = true;
-  return absl::UnavailableError(status.message());
+  return Silent(status);
 }
 
 absl::StatusOr<std::optional<std::string>> StoreRegisters::Get(

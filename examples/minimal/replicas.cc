@@ -1,5 +1,7 @@
 // The smallest training of two replicas of two ranks each: kill any of its
 // processes while it runs.
+#include "replicas/replicas.h"
+
 #include <torch/torch.h>
 
 #include <chrono>
@@ -13,7 +15,6 @@
 #include "comm/run_ranks/run_ranks.h"
 #include "comm/startup/environment.h"
 #include "fsdp/fully_sharded_data_parallel.h"
-#include "replicas/replicas.h"
 
 absl::Status Train(const std::shared_ptr<fsdp::comm::Communicator>& ranks) {
   torch::nn::Sequential net(torch::nn::Linear(64, 256), torch::nn::ReLU(),
