@@ -4,11 +4,8 @@
 
 #include <torch/torch.h>
 
-#include <chrono>
-#include <cstdlib>
 #include <iostream>
 #include <memory>
-#include <thread>
 
 #include "base/status_macros.h"
 #include "checkpoint/run/run.h"
@@ -16,14 +13,13 @@
 #include "comm/startup/environment.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 
-absl::Status Train(const std::shared_ptr<fsdp::comm::Communicator>& ranks) {
+absl::Status Train(const std::shared_ptr<fsdp::comm::Communicator>& ranks,
+                   const fsdp::comm::Environment& environment) {
   torch::nn::Sequential net(torch::nn::Linear(64, 256), torch::nn::ReLU(),
                             torch::nn::Linear(256, 1));
   FSDP_ASSIGN_OR_RETURN(auto model, fsdp::FullyShard(net, ranks));
   torch::optim::AdamW optimizer(model->Parameters(), 1e-2);
 
-  FSDP_ASSIGN_OR_RETURN(const auto environment,
-                        fsdp::comm::ReadEnvironment(std::getenv));
   fsdp::checkpoint::TrainingRun run;
   run.model = model.get();
   run.optimizer = &optimizer;
@@ -51,4 +47,11 @@ absl::Status Train(const std::shared_ptr<fsdp::comm::Communicator>& ranks) {
                 << std::endl;
     }
   }
+}
+
+int main(int argc, char** argv) {
+  fsdp::comm::RestartOptions restarts;
+  restarts.max_restarts = 100;  // of each replica
+  return fsdp::comm::RunReplicas(argc, argv, {/*replicas=*/2, /*ranks=*/2},
+                                 Train, {}, restarts);
 }
