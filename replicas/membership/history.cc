@@ -58,6 +58,7 @@ std::string ToLine(const Span& span) {
 Span ToSpan(const Roster& roster) {
   Span span;
   span.from_step = roster.step;
+  span.replicas.reserve(roster.members.size());
   for (const Member& member : roster.members) {
     span.replicas.push_back(member.id);
   }

@@ -16,9 +16,10 @@ using ::fsdp::testing::StatusIs;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-Span From(int64_t step, std::vector<int> replicas) {
+Span From(int64_t step, const std::vector<int>& replicas) {
   Span span;
   span.from_step = step;
+  span.replicas.reserve(replicas.size());
   for (const int replica : replicas) span.replicas.push_back({replica, 0});
   return span;
 }
