@@ -22,7 +22,7 @@ absl::Time At(double seconds) {
   return absl::UnixEpoch() + absl::Seconds(seconds);
 }
 
-Roster Members(std::vector<ReplicaId> ids) {
+Roster Members(const std::vector<ReplicaId>& ids) {
   Roster roster;
   roster.number = 0;
   for (const ReplicaId& id : ids) roster.members.push_back({id, false});

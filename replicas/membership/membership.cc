@@ -1,6 +1,7 @@
 #include "replicas/membership/membership.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -342,6 +343,7 @@ absl::Status Membership::Propose(const Roster& before, const Roster& next) {
 std::vector<std::string> Membership::VotesOf(const Roster& roster,
                                              const ReplicaId& id) const {
   std::vector<std::string> keys;
+  keys.reserve(static_cast<size_t>(options_.ranks_per_replica));
   for (int rank = 0; rank < options_.ranks_per_replica; ++rank) {
     keys.push_back(VoteKey(roster.number, id, rank));
   }

@@ -50,6 +50,7 @@ TEST(MembershipThreadsTest, StepsAndWatchersAtOnce) {
   std::vector<std::unique_ptr<Membership>> members;
   std::vector<std::vector<Roster>> seen(kReplicas);
   std::vector<std::thread> threads;
+  threads.reserve(kReplicas);
   for (int replica = 0; replica < kReplicas; ++replica) {
     MembershipOptions options;
     options.self.replica = replica;

@@ -153,6 +153,7 @@ std::vector<Notice> Waiting(absl::Span<const Notice> pending) {
     joins[notice.id.replica] = notice;
   }
   std::vector<Notice> waiting;
+  waiting.reserve(joins.size());
   for (const auto& join : joins) waiting.push_back(join.second);
   return waiting;
 }

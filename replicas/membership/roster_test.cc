@@ -35,12 +35,14 @@ Notice Leave(int replica, int incarnation) {
 
 std::vector<std::string> Texts(const std::vector<Notice>& notices) {
   std::vector<std::string> texts;
+  texts.reserve(notices.size());
   for (const Notice& notice : notices) texts.push_back(Encode(notice));
   return texts;
 }
 
 std::vector<std::string> Texts(const std::vector<ReplicaId>& ids) {
   std::vector<std::string> texts;
+  texts.reserve(ids.size());
   for (const ReplicaId& id : ids) texts.push_back(ToString(id));
   return texts;
 }

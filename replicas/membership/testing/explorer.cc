@@ -279,7 +279,7 @@ void World::Launch(int replica) {
     auto registers = std::make_unique<FaultyRegisters>(
         &registers_, FaultyRegisters::Hooks{
                          [this, self, its] { return FateOf(**self, *its); },
-                         [this](std::function<void()> call) {
+                         [this](const std::function<void()>& call) {
                            later_.emplace(now_ + RandomUpTo(2 * kLossTimeout),
                                           call);
                          },

@@ -9,7 +9,7 @@
 namespace fsdp::replicas::testing {
 namespace {
 
-constexpr uint64_t kSeeds = 4000;
+constexpr uint64_t kSeeds = 3000;
 
 uint64_t FromEnvironment(const char* name, uint64_t otherwise) {
   const char* const text = std::getenv(name);

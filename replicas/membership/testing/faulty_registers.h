@@ -31,7 +31,7 @@ class FaultyRegisters final : public Registers {
     // Asked before each call; others may run meanwhile.
     std::function<Fate()> fate;
     // Takes what is to be done later.
-    std::function<void(std::function<void()>)> later;
+    std::function<void(const std::function<void()>&)> later;
     // Told after each exchange.
     std::function<void()> exchanged;
   };

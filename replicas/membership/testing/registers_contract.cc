@@ -1,6 +1,7 @@
 #include "replicas/membership/testing/registers_contract.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -21,7 +22,6 @@
 namespace fsdp::replicas::testing {
 namespace {
 
-using ::fsdp::testing::IsOk;
 using ::fsdp::testing::StatusIs;
 using ::testing::_;
 using ::testing::ElementsAreArray;
@@ -157,6 +157,7 @@ TEST_P(RegistersContract, ThreadsAddAndExchangeOneAfterTheOther) {
   constexpr int kThreads = 3;
   constexpr int kRounds = 50;
   std::vector<std::thread> threads;
+  threads.reserve(kThreads);
   std::vector<int64_t> sums[kThreads];
   int exchanged[kThreads] = {};
   for (int thread = 0; thread < kThreads; ++thread) {
@@ -174,13 +175,14 @@ TEST_P(RegistersContract, ThreadsAddAndExchangeOneAfterTheOther) {
   for (std::thread& thread : threads) thread.join();
   std::vector<int64_t> all;
   std::vector<int64_t> expected;
+  expected.reserve(size_t{kThreads} * kRounds);
   int winners = 0;
   for (int thread = 0; thread < kThreads; ++thread) {
     all.insert(all.end(), sums[thread].begin(), sums[thread].end());
     winners += exchanged[thread];
   }
   std::sort(all.begin(), all.end());
-  for (int64_t i = 1; i <= kThreads * kRounds; ++i) expected.push_back(i);
+  for (int i = 1; i <= kThreads * kRounds; ++i) expected.push_back(i);
   EXPECT_THAT(all, ElementsAreArray(expected));
   EXPECT_EQ(winners, kRounds);
 }
