@@ -52,6 +52,7 @@ absl::Status Train(const std::shared_ptr<fsdp::comm::Communicator>& ranks,
 int main(int argc, char** argv) {
   fsdp::comm::RestartOptions restarts;
   restarts.max_restarts = 100;  // of each replica
+  restarts.max_without_progress = 100;
   return fsdp::comm::RunReplicas(argc, argv, {/*replicas=*/2, /*ranks=*/2},
                                  Train, {}, restarts);
 }
