@@ -4,7 +4,9 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/ScalarType.h>
 
+#include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -26,6 +28,7 @@
 #include "checkpoint/run/training_json.h"
 #include "comm/agreement.h"
 #include "comm/communicator.h"
+#include "comm/work.h"
 #include "fsdp/memory/buffer_layout.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/model/named_shard.h"
@@ -41,6 +44,9 @@ using checkpoint::TrainingRecord;
 using checkpoint::TrainingRun;
 
 constexpr char kWhat[] = "handing a run over to a replica";
+
+// Of broadcasts that are under way at a time, unless one is larger.
+constexpr int64_t kMostInFlight = int64_t{64} << 20;
 
 // The shards and buffers of a rank: equal texts can be copied to each other.
 std::string LayoutOf(const RunValues& values) {
@@ -204,22 +210,43 @@ class Handover {
     for (const WholeValue& other : values_->model().others) {
       FSDP_RETURN_IF_ERROR(SendWhole(other));
     }
+    FSDP_RETURN_IF_ERROR(Flush());
     if (run_.optimizer != nullptr) FSDP_RETURN_IF_ERROR(FillOptimizer());
     return gives() ? absl::OkStatus() : Restore(record_, run_);
   }
 
-  // `values`, dense, of all ranks become those of the root.
+  // `values`, dense, of all ranks become those of the root by the next Flush().
   absl::Status Send(const at::Tensor& values, const std::string& label) {
-    if (values.numel() == 0) return absl::OkStatus();
+    const auto count = static_cast<int64_t>(values.nbytes());
+    if (count == 0) return absl::OkStatus();
+    if (bytes_in_flight_ + count > kMostInFlight) {
+      FSDP_RETURN_IF_ERROR(Flush());
+    }
+    Transfer transfer;
     FSDP_ASSIGN_OR_RETURN(
-        const Resident resident,
+        transfer.resident,
         Resident::Of(values, gives() ? Use::kRead : Use::kUpdate));
-    at::Tensor bytes = values.detach();
-    const bool is_dense = bytes.is_contiguous();
-    if (!is_dense) bytes = bytes.contiguous();
-    FSDP_RETURN_IF_ERROR(comm::BroadcastTensor(
-        ranks_, bytes.view({-1}).view(c10::kByte), root_, label, deadline_));
-    if (!is_dense && !gives()) values.detach().copy_(bytes);
+    transfer.values = values.detach();
+    transfer.dense = transfer.values.contiguous();
+    FSDP_ASSIGN_OR_RETURN(
+        transfer.work,
+        ranks_.Broadcast(transfer.dense.view({-1}).view(c10::kByte), root_,
+                         label));
+    bytes_in_flight_ += count;
+    in_flight_.push_back(std::move(transfer));
+    return absl::OkStatus();
+  }
+
+  // Until all that is under way has arrived.
+  absl::Status Flush() {
+    for (const Transfer& transfer : in_flight_) {
+      FSDP_RETURN_IF_ERROR(transfer.work->Wait(deadline_));
+      if (!gives() && !transfer.dense.is_same(transfer.values)) {
+        transfer.values.copy_(transfer.dense);
+      }
+    }
+    in_flight_.clear();
+    bytes_in_flight_ = 0;
     return absl::OkStatus();
   }
 
@@ -236,12 +263,16 @@ class Handover {
     return found == slots_.end() ? std::vector<Slot>() : found->second;
   }
 
-  // States of one leaf after the other, so that those that rest elsewhere are
-  // never all in memory.
+  // A few states at a time, so that those that rest elsewhere are never all in
+  // memory.
   absl::Status FillOptimizer() {
     std::map<std::string, OptimizerSlots> present = values_->ReleaseStates();
     if (!gives()) ApplyOptions(replacement_, *run_.optimizer);
+    std::vector<at::Tensor> arriving;  // leaves
     for (const NamedShard& leaf : values_->leaves()) {
+      if (bytes_in_flight_ > kMostInFlight / 2) {
+        FSDP_RETURN_IF_ERROR(TakeUp(arriving));
+      }
       if (gives()) {
         for (const Slot& slot : SlotsOf(leaf.name)) {
           FSDP_RETURN_IF_ERROR(
@@ -251,8 +282,17 @@ class Handover {
         present.erase(leaf.name);
         FSDP_RETURN_IF_ERROR(TakeState(leaf));
       }
+      arriving.push_back(leaf.shard);
     }
+    FSDP_RETURN_IF_ERROR(TakeUp(arriving));
     return gives() ? absl::OkStatus() : TakeUpStates(*run_.optimizer);
+  }
+
+  // Once they have arrived, states of these leaves may go where they rest.
+  absl::Status TakeUp(std::vector<at::Tensor>& arriving) {
+    FSDP_RETURN_IF_ERROR(Flush());
+    const std::vector<at::Tensor> leaves = std::exchange(arriving, {});
+    return gives() ? absl::OkStatus() : TakeUpStates(*run_.optimizer, leaves);
   }
 
   absl::Status TakeState(const NamedShard& leaf) {
@@ -266,9 +306,16 @@ class Handover {
       FSDP_RETURN_IF_ERROR(Send(tensor, leaf.name));
     }
     if (state.numbers.empty() && state.tensors.empty()) return absl::OkStatus();
-    FSDP_RETURN_IF_ERROR(ApplyState(leaf.shard, state, *run_.optimizer));
-    return TakeUpStates(*run_.optimizer, {leaf.shard});
+    return ApplyState(leaf.shard, state, *run_.optimizer);
   }
+
+  // A broadcast under way.
+  struct Transfer {
+    std::unique_ptr<comm::Work> work;
+    Resident resident;
+    at::Tensor values;
+    at::Tensor dense;  // `values` themselves where they are
+  };
 
   comm::Communicator& ranks_;
   const int root_;
@@ -280,6 +327,8 @@ class Handover {
   TrainingRecord record_;
   SlotsByParameter slots_;
   OptimizerReplacement replacement_;
+  std::vector<Transfer> in_flight_;
+  int64_t bytes_in_flight_ = 0;
 };
 
 }  // namespace

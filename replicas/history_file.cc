@@ -21,10 +21,17 @@
 namespace fsdp::replicas {
 
 absl::StatusOr<std::unique_ptr<HistoryFile>> HistoryFile::Open(
-    const std::string& folder, int replica) {
+    const std::string& folder, const ReplicaId& self) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  const std::string path = absl::StrCat(folder, "/replica-", replica, ".txt");
+  const std::string path =
+      absl::StrCat(folder, "/replica-", self.replica, ".txt");
+  if (self.incarnation == 1 && std::filesystem::exists(path)) {
+    return absl::AlreadyExistsError(absl::StrCat(
+        path,
+        " is the history of another run: name another folder, or remove "
+        "this one"));
+  }
   std::unique_ptr<HistoryFile> file(new HistoryFile(path));
   if (error || !std::ofstream(path, std::ios::app)) {
     return absl::ErrnoToStatus(

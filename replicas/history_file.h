@@ -16,10 +16,11 @@ namespace fsdp::replicas {
 // Of all lives of a replica; each appends what it has seen.
 class HistoryFile {
  public:
-  // "replica-2.txt" in `folder`, which is made where there is none. Errors: as
-  // of the disk.
+  // "replica-2.txt" in `folder`, which is made where there is none.
+  // AlreadyExists: the first life of `self`, incarnation 1, finds it there,
+  // from another run. Errors: as of the disk.
   static absl::StatusOr<std::unique_ptr<HistoryFile>> Open(
-      const std::string& folder, int replica);
+      const std::string& folder, const ReplicaId& self);
 
   // Appends a line where `roster` says something new.
   absl::Status Add(const Roster& roster);

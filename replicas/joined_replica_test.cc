@@ -19,9 +19,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/testing/status_matchers.h"
+#include "checkpoint/files/testing/real_files.h"
 #include "fsdp/options/options.h"
 #include "fsdp/testing/toy_model.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "replicas/history_file.h"
 #include "replicas/membership/roster.h"
 #include "replicas/replica_threads.h"
 
@@ -31,6 +34,8 @@ namespace {
 using ::fsdp::testing::Loss;
 using ::fsdp::testing::MakeNet;
 using ::fsdp::testing::NetImpl;
+using ::fsdp::testing::StatusIs;
+using ::testing::HasSubstr;
 
 constexpr int64_t kComparableSteps = 500;
 
@@ -183,7 +188,7 @@ TEST(JoinedReplicaTest, ManyLossesAndTheirReplay) {
                               static_cast<Moment>(random() % kNumMoments),
                               static_cast<End>(random() % 2)});
   }
-  options.history_folder = ::testing::TempDir() + "/history";
+  options.history_folder = checkpoint::testing::FreePath("history");
   const ThreadsResult result = TrainReplicas(options);
   ExpectRight(options, result);
   RecordProperty("losses", result.losses);
@@ -191,6 +196,15 @@ TEST(JoinedReplicaTest, ManyLossesAndTheirReplay) {
   options.losses.clear();
   options.replay = std::exchange(options.history_folder, "");
   ExpectSame(TrainReplicas(options), result);
+}
+
+TEST(JoinedReplicaTest, TheHistoryOfAnotherRunIsLeftAlone) {
+  const std::string folder = checkpoint::testing::FreePath("history");
+  ASSERT_OK(HistoryFile::Open(folder, {2, 1}).status());
+  ASSERT_OK(HistoryFile::Open(folder, {2, 2}).status());  // its second life
+  EXPECT_THAT(
+      HistoryFile::Open(folder, {2, 1}).status(),
+      StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("another run")));
 }
 
 }  // namespace

@@ -57,9 +57,9 @@ absl::StatusOr<std::unique_ptr<LiveLog>> LiveLog::Start(
       Membership::Create(log->options_.membership, log->registers_.get()));
   const MembershipOptions& membership = log->options_.membership;
   if (!log->options_.history_folder.empty() && membership.rank == 0) {
-    FSDP_ASSIGN_OR_RETURN(log->history_,
-                          HistoryFile::Open(log->options_.history_folder,
-                                            membership.self.replica));
+    FSDP_ASSIGN_OR_RETURN(
+        log->history_,
+        HistoryFile::Open(log->options_.history_folder, membership.self));
   }
   FSDP_ASSIGN_OR_RETURN(log->thread_,
                         StartThread("to watch over replicas",

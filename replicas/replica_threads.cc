@@ -412,7 +412,7 @@ absl::Status LiveOnce(Stage& stage, const ReplicaId& id) {
 // Starts a replica again and again until the run is over.
 void Supervise(Stage& stage, int replica) {
   const absl::Time deadline = absl::Now() + kLimit;
-  for (int incarnation = 0;; ++incarnation) {
+  for (int incarnation = 1;; ++incarnation) {
     const absl::Status status = LiveOnce(stage, {replica, incarnation});
     if (status.ok()) return;
     if (absl::Now() < deadline) continue;

@@ -61,7 +61,7 @@ struct ReplicaOptions {
   absl::Duration step_timeout = absl::ZeroDuration();
 
   // Where each replica appends who took part in which steps, as
-  // "replica-0.txt"; empty: nowhere.
+  // "replica-0.txt"; of this run alone. Empty: nowhere.
   std::string history_folder;
   // Such a folder: replicas take part, and are lost, as they were in that run,
   // and end with its bits. One that is lost ends with Aborted, and has to be
