@@ -85,8 +85,7 @@ TEST_F(KeptStoreTest, OneGroupAfterTheOther) {
       options.backend = backend;
       const std::string prefix =
           absl::StrCat("group/", static_cast<int>(backend), "/", world_size);
-      EXPECT_THAT(ConnectAll(Group(world_size, prefix), options),
-                  Each(IsOk()));
+      EXPECT_THAT(ConnectAll(Group(world_size, prefix), options), Each(IsOk()));
     }
   }
 }
