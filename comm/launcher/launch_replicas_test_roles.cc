@@ -166,6 +166,13 @@ int FailOnce() {
   return IsThere(GoneKey(self.replica, self.replica_incarnation - 1)) ? 0 : 107;
 }
 
+// More than a pipe takes.
+int PrintMuch() {
+  const std::string line(99, 'a');
+  for (int i = 0; i < 2000; ++i) std::printf("%s\n", line.c_str());
+  return 0;
+}
+
 // A training loop of 1 ms steps that stops when told to.
 int Train() {
   const StopRequest stop;
@@ -214,6 +221,7 @@ const std::map<std::string, std::function<int()>>& Roles() {
       {"replica_1_is_asked_too_much", [] { return Replica1Exits(2, 1); }},
       {"all_fail", AllFail},
       {"fail_once", FailOnce},
+      {"print_much", PrintMuch},
       {"train", Train},
       {"refuse_to_stop", RefuseToStop},
       {"answer_questions", AnswerQuestions},
