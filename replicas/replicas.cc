@@ -51,6 +51,10 @@ constexpr int kBeats = 20;
 constexpr absl::Duration kShortestBeat = absl::Milliseconds(20);
 constexpr absl::Duration kLongestBeat = absl::Milliseconds(200);
 
+// What the groups of so many epochs have left in the keeper stays: somebody may
+// be about to leave them.
+constexpr int64_t kKeptEpochs = 4;
+
 constexpr absl::Duration kLongestReplay = absl::Hours(24 * 365);
 
 absl::Status Check(const comm::Environment& environment,
@@ -239,11 +243,23 @@ class Replicas::Impl::Joined final : public Impl {
     log.stop_requested = options_.between.stop_requested;
     log.history_folder = options_.history_folder;
     log.patience = Patience();
-    log.on_epoch = [this](int64_t epoch) {
+    log.on_epoch = [this, keeper = registers.get()](int64_t epoch) {
       column_.EndBefore(epoch,
                         absl::AbortedError("replicas have come or gone"));
+      Forget(*keeper, epoch - kKeptEpochs);
     };
     return LiveLog::Start(std::move(log), std::move(registers));
+  }
+
+  // Takes what groups up to `epoch` have left out of the keeper. What cannot be
+  // taken out now stays, which is little.
+  void Forget(StoreRegisters& keeper, int64_t epoch) {
+    for (; forgotten_ < epoch; ++forgotten_) {
+      keeper
+          .RemoveAll(absl::StrCat("column/", environment_.rank, "/epoch/",
+                                  forgotten_, "/"))
+          .IgnoreError();
+    }
   }
 
   absl::StatusOr<std::optional<Step>> Begin() override {
@@ -265,6 +281,7 @@ class Replicas::Impl::Joined final : public Impl {
   std::unique_ptr<replicas::StepLog>
       log_;  // whose thread ends what column_ has
   std::optional<JoinedReplica> replica_;
+  int64_t forgotten_ = 0;  // epochs before it; of the log's thread
 };
 
 absl::StatusOr<std::unique_ptr<Replicas>> Replicas::Join(

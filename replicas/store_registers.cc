@@ -131,6 +131,10 @@ absl::Status StoreRegisters::Remove(const std::string& key) {
   return Call([&] { store_->deleteKey(KeyOf(key)); });
 }
 
+absl::Status StoreRegisters::RemoveAll(const std::string& prefix) {
+  return Call([&] { store_->DeleteAll(KeyOf(prefix)); });
+}
+
 absl::StatusOr<bool> StoreRegisters::HasAll(
     const std::vector<std::string>& keys) {
   std::vector<std::string> all;

@@ -40,6 +40,9 @@ class StoreRegisters final : public Registers {
   absl::StatusOr<bool> HasAll(const std::vector<std::string>& keys) override;
   absl::Status Await(const std::string& key, absl::Time deadline) override;
 
+  // All keys that begin with `prefix`, which is not empty.
+  absl::Status RemoveAll(const std::string& prefix);
+
  private:
   StoreRegisters(c10::intrusive_ptr<comm::JobStore> store,
                  const std::string& prefix)

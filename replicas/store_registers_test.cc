@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -83,6 +84,19 @@ TEST(StoreRegistersTest, PrefixesKeepRunsApart) {
   ASSERT_OK(one->Set("key", "value"));
   ASSERT_OK_AND_ASSIGN(const auto found, other->Get("key"));
   EXPECT_EQ(found, std::nullopt);
+}
+
+TEST(StoreRegistersTest, AllThatBeginsWithAPrefixIsRemoved) {
+  const Keeper keeper;
+  ASSERT_OK_AND_ASSIGN(const auto registers, keeper.Connect());
+  for (const std::string key : {"epoch/1/a", "epoch/1/b", "epoch/11/a"}) {
+    ASSERT_OK(registers->Set(key, "value"));
+  }
+  ASSERT_OK(registers->RemoveAll("epoch/1/"));
+  ASSERT_OK_AND_ASSIGN(const auto removed, registers->Get("epoch/1/b"));
+  EXPECT_EQ(removed, std::nullopt);
+  ASSERT_OK_AND_ASSIGN(const auto other, registers->Get("epoch/11/a"));
+  EXPECT_EQ(other, "value");
 }
 
 TEST(StoreRegistersTest, AKeeperThatIsGoneIsUnavailable) {

@@ -1,4 +1,5 @@
 // Ranks that meet in a store which others serve for longer than they live.
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -14,6 +15,7 @@
 #include "comm/bootstrap/ranks_in_threads.h"
 #include "comm/communicator.h"
 #include "comm/group/wait_limits.h"
+#include "comm/meeting/job_store.h"
 #include "comm/meeting/meeting.h"
 #include "comm/meeting/store_server.h"
 #include "comm/startup/bootstrap_socket.h"
@@ -138,6 +140,25 @@ TEST_F(KeptStoreTest, AGroupAfterOneThatHasFailed) {
                                        HasSubstr("rank 1 has no data"))));
     EXPECT_THAT(ConnectAll(Group(2, prefix + "/second"), options),
                 Each(IsOk()));
+  }
+}
+
+TEST_F(KeptStoreTest, WhatAGroupHasLeftCanBeDeleted) {
+  ASSERT_OK_AND_ASSIGN(const auto store,
+                       JobStore::Connect({"127.0.0.1", port_, kSecret}, kLimit,
+                                         {absl::Now() + kLimit}));
+  store->set("of nobody", "1");
+  for (const Backend backend : {Backend::kGloo, Backend::kAuto}) {
+    ConnectOptions options = Options();
+    options.backend = backend;
+    EXPECT_THAT(ConnectAll(Group(3, "group/1"), options), Each(IsOk()));
+    EXPECT_THAT(ConnectAll(Group(2, "group/10"), options), Each(IsOk()));
+    const int64_t keys = store->getNumKeys();
+    const int64_t deleted = store->DeleteAll("group/1/");
+    EXPECT_GT(deleted, 3);
+    EXPECT_EQ(store->getNumKeys(), keys - deleted);
+    EXPECT_GT(store->DeleteAll("group/10/"), 2);
+    EXPECT_EQ(store->getNumKeys(), 1);
   }
 }
 

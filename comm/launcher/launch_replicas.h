@@ -8,10 +8,10 @@
 
 namespace fsdp::comm {
 
-// Runs `replicas` > 0 times what LaunchRanks(options) runs, each with a launcher
-// of its own, and returns when all have ended. Replicas outlive each other:
-// what becomes of one is nothing to the others. Of each options.restarts are
-// its own, with as many ranks each time (on_restart is refused), and a line
+// Runs `replicas` > 0 times what LaunchRanks(options) runs, each with a
+// launcher of its own, and returns when all have ended. Replicas outlive each
+// other: what becomes of one is nothing to the others. Of each options.restarts
+// are its own, with as many ranks each time (on_restart is refused), and a line
 // that its launcher says begins with "replica 1: ".
 //
 // The ranks get the variables of replicas that ReadEnvironment() reads, besides

@@ -4,6 +4,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cstddef>
 #include <fstream>
 #include <map>
 #include <optional>
@@ -135,6 +136,24 @@ TEST(LaunchReplicasSignalsTest, QuestionsReachAllRanks) {
   EXPECT_TRUE(launcher.WaitForLines("] asked", 4)) << launcher.output();
   launcher.process().SignalAlone(SIGTERM);
   const std::optional<ProcessEnd> end = launcher.WaitForEnd();
+  ASSERT_TRUE(end.has_value());
+  EXPECT_EQ(end->exit_code, 128 + SIGTERM);
+}
+
+TEST(LaunchReplicasSignalsTest, OneSignalEndsTheWaitForAReader) {
+  LauncherProcess launcher = Start("print_much");
+  const pid_t pid = launcher.process().pid();
+  const absl::Time deadline = absl::Now() + kLimit;
+  // The first child is the keeper; then launchers come, and go.
+  const auto wait_for = [&](size_t children) {
+    while (ChildrenOf(pid).size() != children && absl::Now() < deadline) {
+      poll(nullptr, 0, 1);
+    }
+  };
+  wait_for(3);
+  wait_for(1);
+  launcher.process().SignalAlone(SIGTERM);
+  const std::optional<ProcessEnd> end = launcher.WaitForEndUnread();
   ASSERT_TRUE(end.has_value());
   EXPECT_EQ(end->exit_code, 128 + SIGTERM);
 }

@@ -175,9 +175,9 @@ TEST(LaunchReplicasTest, WhereAllFailTheLastOneIsTheAnswer) {
 }
 
 TEST(LaunchReplicasTest, RefusesBadOptions) {
-  EXPECT_THAT(Launch(0, TwoRanks("print_place")),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("replicas is 0")));
+  EXPECT_THAT(
+      Launch(0, TwoRanks("print_place")),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("replicas is 0")));
   LaunchOptions options = TwoRanks("print_place");
   options.ranks = 0;
   EXPECT_THAT(Launch(2, options), StatusIs(absl::StatusCode::kInvalidArgument,
@@ -205,10 +205,11 @@ class LoneReplicaTest : public ::testing::Test {
   absl::StatusOr<std::string> LaunchWith(const std::string& secret) {
     FSDP_ASSIGN_OR_RETURN(Listener listener, Listen("127.0.0.1", 0));
     FSDP_ASSIGN_OR_RETURN(const ChildProcess keeper, ChildProcess::Fork([&] {
-      const auto server = StartKeeper(std::move(listener.fd), "ours");
-      for (;;) pause();
-      return 0;
-    }));
+                            const auto server =
+                                StartKeeper(std::move(listener.fd), "ours");
+                            for (;;) pause();
+                            return 0;
+                          }));
     LaunchOptions options = Restarted("fail_once", 1);
     options.environment.insert(
         options.environment.end(),

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <memory>
@@ -53,10 +54,10 @@ absl::StatusOr<int64_t> Ask(StoreAsk ask, std::vector<std::string> texts,
       const std::unique_ptr<StoreConnection> keeper,
       StoreConnection::Open(self.keeper_addr, self.keeper_port, self.secret,
                             {deadline}));
-  FSDP_ASSIGN_OR_RETURN(const StoreMessage reply,
-                        keeper->Call({static_cast<uint8_t>(ask), number,
-                                      std::move(texts)},
-                                     deadline));
+  FSDP_ASSIGN_OR_RETURN(
+      const StoreMessage reply,
+      keeper->Call({static_cast<uint8_t>(ask), number, std::move(texts)},
+                   deadline));
   if (reply.code == static_cast<uint8_t>(StoreReply::kDone)) {
     return reply.number;
   }
@@ -64,8 +65,7 @@ absl::StatusOr<int64_t> Ask(StoreAsk ask, std::vector<std::string> texts,
 }
 
 bool HasCome(const std::string& key) {
-  return Ask(StoreAsk::kWait, {key},
-             absl::ToInt64Milliseconds(kLimit) / 2)
+  return Ask(StoreAsk::kWait, {key}, absl::ToInt64Milliseconds(kLimit) / 2)
       .ok();
 }
 
@@ -80,8 +80,8 @@ int PrintPlace() {
   Print(absl::StrCat("replica ", self.replica, " of ", self.replicas,
                      ", incarnation ", self.replica_incarnation, ", rank ",
                      self.rank, " of ", self.world_size, ", local ",
-                     self.local_rank, " of ", self.local_world_size,
-                     ", store ", self.keeper_addr));
+                     self.local_rank, " of ", self.local_world_size, ", store ",
+                     self.keeper_addr));
   return self.keeper_port > 0 && self.keeper_port != self.master_port ? 0 : 100;
 }
 
@@ -104,7 +104,8 @@ int KillOnce() {
   if (self.replica == 0) {
     return HasCome(GoneKey(1, 1)) && HasCome("again") ? 0 : 101;
   }
-  if (self.replica_incarnation == 1) return self.rank == 1 ? raise(SIGKILL) : Wait();
+  if (self.replica_incarnation == 1)
+    return self.rank == 1 ? raise(SIGKILL) : Wait();
   const bool told = IsThere(GoneKey(1, 1)) && !IsThere(GoneKey(1, 2)) &&
                     !IsThere(GoneKey(0, 1));
   return told && Ask(StoreAsk::kSet, {"again", "1"}).ok() ? 0 : 102;
@@ -130,11 +131,31 @@ int Replica1Exits(int code, int incarnations) {
   return HasCome(GoneKey(1, incarnations)) ? 0 : 105;
 }
 
-// Replica 1 ends after replica 0.
+// The launcher of a rank's launcher.
+pid_t Grandparent() {
+  std::ifstream file(absl::StrCat("/proc/", getppid(), "/stat"));
+  std::string number, name, state;
+  pid_t parent = 0;
+  file >> number >> name >> state >> parent;
+  return parent;
+}
+
+int CountChildren(pid_t pid) {
+  std::ifstream file(absl::StrCat("/proc/", pid, "/task/", pid, "/children"));
+  int children = 0;
+  for (pid_t child; file >> child;) ++children;
+  return children;
+}
+
+// Replica 1 ends once the launcher has seen the end of replica 0, and has
+// nobody left but the keeper and this one.
 int AllFail() {
-  const Environment self = Self();
-  if (self.replica == 0) return 3;
-  return HasCome(GoneKey(0, 1)) ? 4 : 106;
+  if (Self().replica == 0) return 3;
+  const absl::Time deadline = absl::Now() + kLimit;
+  while (CountChildren(Grandparent()) > 2 && absl::Now() < deadline) {
+    poll(nullptr, 0, 1);
+  }
+  return 4;
 }
 
 // Of a replica that is alone: fails until its second attempt.
@@ -143,6 +164,13 @@ int FailOnce() {
   PrintPlace();
   if (self.restart_count == 0) return 3;
   return IsThere(GoneKey(self.replica, self.replica_incarnation - 1)) ? 0 : 107;
+}
+
+// More than a pipe takes.
+int PrintMuch() {
+  const std::string line(99, 'a');
+  for (int i = 0; i < 2000; ++i) std::printf("%s\n", line.c_str());
+  return 0;
 }
 
 // A training loop of 1 ms steps that stops when told to.
@@ -193,10 +221,15 @@ const std::map<std::string, std::function<int()>>& Roles() {
       {"replica_1_is_asked_too_much", [] { return Replica1Exits(2, 1); }},
       {"all_fail", AllFail},
       {"fail_once", FailOnce},
+      {"print_much", PrintMuch},
       {"train", Train},
       {"refuse_to_stop", RefuseToStop},
       {"answer_questions", AnswerQuestions},
-      {"wait", [] { Print("ready"); return Wait(); }},
+      {"wait",
+       [] {
+         Print("ready");
+         return Wait();
+       }},
       {"launch_two", LaunchTwo},
   };
   return roles;

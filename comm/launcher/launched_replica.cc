@@ -25,11 +25,10 @@ std::string GoneKey(int replica, int incarnation) {
 absl::StatusOr<std::optional<LaunchedReplica>> LaunchedReplica::Read(
     GetEnvironmentVariable get) {
   // Who has started the launcher itself does not count.
-  FSDP_ASSIGN_OR_RETURN(Environment environment,
-                        ReadEnvironment([get](const char* name) {
-                          return absl::StartsWith(name, "FSDP_") ? get(name)
-                                                                 : nullptr;
-                        }));
+  FSDP_ASSIGN_OR_RETURN(
+      Environment environment, ReadEnvironment([get](const char* name) {
+        return absl::StartsWith(name, "FSDP_") ? get(name) : nullptr;
+      }));
   if (environment.replicas == 0) return std::nullopt;
   return LaunchedReplica(std::move(environment));
 }

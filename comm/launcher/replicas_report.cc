@@ -18,8 +18,8 @@ namespace fsdp::comm {
 int ReplicasReport::exit_code() const {
   if (interrupt_signal != 0) return 128 + interrupt_signal;
   if (keeper_was_lost || output_errno != 0) return EXIT_FAILURE;
-  const bool any_is_done = std::any_of(
-      replicas.begin(), replicas.end(), [](const ProcessEnd& end) {
+  const bool any_is_done =
+      std::any_of(replicas.begin(), replicas.end(), [](const ProcessEnd& end) {
         return end.signal == 0 && end.exit_code == 0;
       });
   if (any_is_done || last_failed_replica < 0) return EXIT_SUCCESS;
@@ -30,7 +30,8 @@ int ReplicasReport::exit_code() const {
 std::string ReplicasReport::ToString() const {
   std::vector<std::string> parts;
   if (interrupt_signal != 0) {
-    parts.push_back(absl::StrCat("interrupted by ", SignalText(interrupt_signal)));
+    parts.push_back(
+        absl::StrCat("interrupted by ", SignalText(interrupt_signal)));
   }
   if (keeper_was_lost) {
     parts.push_back("the keeper of the replicas had ended");
@@ -38,9 +39,8 @@ std::string ReplicasReport::ToString() const {
   std::map<std::string, std::vector<size_t>> groups;
   for (size_t replica = 0; replica < replicas.size(); ++replica) {
     const ProcessEnd& end = replicas[replica];
-    groups[end.signal != 0
-               ? absl::StrCat("killed by ", SignalText(end.signal))
-               : absl::StrCat("exited with code ", end.exit_code)]
+    groups[end.signal != 0 ? absl::StrCat("killed by ", SignalText(end.signal))
+                           : absl::StrCat("exited with code ", end.exit_code)]
         .push_back(replica);
   }
   for (const auto& [end, members] : groups) {

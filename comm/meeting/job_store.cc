@@ -174,6 +174,10 @@ bool JobStore::deleteKey(const std::string& key) {
   return Ask(StoreAsk::kDelete, {key}).number != 0;
 }
 
+int64_t JobStore::DeleteAll(const std::string& prefix) {
+  return Ask(StoreAsk::kDeleteAll, {prefix}).number;
+}
+
 bool JobStore::check(const std::vector<std::string>& keys) {
   return Ask(StoreAsk::kCheck, keys).number != 0;
 }

@@ -53,6 +53,9 @@ class JobStore final : public c10d::Store {
   bool Await(const std::string& key, std::chrono::milliseconds timeout);
   int64_t add(const std::string& key, int64_t value) override;
   bool deleteKey(const std::string& key) override;
+  // All keys that begin with `prefix`, which is not empty: what a group has
+  // left in a store that outlives it. How many there were.
+  int64_t DeleteAll(const std::string& prefix);
   bool check(const std::vector<std::string>& keys) override;
   int64_t getNumKeys() override;
   void wait(const std::vector<std::string>& keys) override;

@@ -99,11 +99,11 @@ TEST(RunReplicasTest, ReplicasAreGroupsAndSoAreTheirColumns) {
   const ProgramOutcome outcome = Execute("sum");
   EXPECT_EQ(outcome.code, 0) << outcome.output;
   for (const char* rank : {"[0.0]", "[0.1]", "[1.0]", "[1.1]"}) {
-    EXPECT_THAT(
-        outcome.output,
-        AllOf(HasSubstr(absl::StrCat(rank, " incarnation 1: the ranks have 3\n")),
-              HasSubstr(
-                  absl::StrCat(rank, " incarnation 1: the column has 6\n"))));
+    EXPECT_THAT(outcome.output,
+                AllOf(HasSubstr(absl::StrCat(
+                          rank, " incarnation 1: the ranks have 3\n")),
+                      HasSubstr(absl::StrCat(
+                          rank, " incarnation 1: the column has 6\n"))));
   }
 }
 
@@ -130,11 +130,10 @@ TEST(RunReplicasTest, ARankThatIsKilledIsNothingToTheOtherReplica) {
 TEST(RunReplicasTest, SaysWhatBecameOfAReplicaThatWasGivenUp) {
   const ProgramOutcome outcome = Execute("fail");
   EXPECT_EQ(outcome.code, 0) << outcome.output;
-  EXPECT_THAT(
-      outcome.output,
-      AllOf(HasSubstr("NOT_FOUND: there is no such file"),
-            HasSubstr(
-                "\nreplica 0 exited with code 0; replica 1 exited with code 1\n")));
+  EXPECT_THAT(outcome.output,
+              AllOf(HasSubstr("NOT_FOUND: there is no such file"),
+                    HasSubstr("\nreplica 0 exited with code 0; replica 1 "
+                              "exited with code 1\n")));
 }
 
 // As on one of several hosts; the place of the keeper is not looked for here.

@@ -45,8 +45,9 @@ struct Environment {
   // The place is served by a keeper, a StoreServer (comm/meeting) of a process
   // that outlives the ranks: rank 0 is a client as well, nobody listens, and
   // nobody waits for goodbyes. Keys begin with this prefix, which is not empty
-  // and which no other group has had before: what a group leaves stays there.
-  // Comes before agent_store. No variable sets it.
+  // and which no other group has had before: what a group leaves stays there
+  // until somebody deletes it (JobStore::DeleteAll()). Comes before
+  // agent_store. No variable sets it.
   bool kept_store = false;
   std::string kept_store_prefix;
 

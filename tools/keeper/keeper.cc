@@ -1,6 +1,8 @@
 // Serves the store that outlives the replicas of a job, where they are on
 // several hosts.
 //   bazel run //tools/keeper -- --port=29400
+#include "comm/meeting/keeper.h"
+
 #include <signal.h>
 
 #include <cstdlib>
@@ -19,7 +21,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
-#include "comm/meeting/keeper.h"
 #include "comm/startup/bootstrap_socket.h"
 
 ABSL_FLAG(int, port, 29400, "The port to listen on; 0: any that is free.");
@@ -85,8 +86,9 @@ std::string Greeting(const Settings& settings, int port) {
   return absl::StrCat(
       "keeper: listens on port ", port,
       is_open ? " of all interfaces" : absl::StrCat(" of ", settings.address),
-      settings.secret.empty() ? ", for anybody" : "", "; FSDP_REPLICA_STORE=",
-      is_open ? "<this host>" : settings.address, ":", port);
+      settings.secret.empty() ? ", for anybody" : "",
+      "; FSDP_REPLICA_STORE=", is_open ? "<this host>" : settings.address, ":",
+      port);
 }
 
 absl::Status Run(const Settings& settings) {
