@@ -254,6 +254,7 @@ class Replicas::Impl::Joined final : public Impl {
   // Takes what groups up to `epoch` have left out of the keeper. What cannot be
   // taken out now stays, which is little.
   void Forget(StoreRegisters& keeper, int64_t epoch) {
+    forgotten_ = std::max(forgotten_, epoch - kKeptEpochs);
     for (; forgotten_ < epoch; ++forgotten_) {
       keeper
           .RemoveAll(absl::StrCat("column/", environment_.rank, "/epoch/",
