@@ -65,10 +65,11 @@ class Run:
         self.process = subprocess.Popen(command, env=dict(os.environ, KILLS_MARK=self.mark), stdout=self.output,
                                         stderr=subprocess.STDOUT)
 
-    def step_of(self, replica):
-        """The newest step that `replica` has finished, and by how many it was."""
+    def newest_of(self, replica):
+        """The newest step that `replica` has finished, and the incarnations of those that did, by replica."""
         words = last_line(os.path.join(self.folder, f"replica-{replica}.rank-0")).split()
-        return (int(words[0]), len(words) - 2) if words else (-1, 0)
+        members = dict(map(int, word.split(".")) for word in words[2:])
+        return (int(words[0]), members) if words else (-1, {})
 
     def text(self):
         self.output.flush()
@@ -103,12 +104,13 @@ class ReplicaKillsTest(unittest.TestCase):
         self.addCleanup(run.end)
         return run
 
-    def await_whole(self, run, step, deadline):
-        """Until all replicas have finished a step after `step` together."""
+    def await_whole(self, run, lives, deadline):
+        """Until all replicas have finished a step together in these lives or later ones. The step."""
         while time.time() < deadline:
             self.assertIsNone(run.process.poll(), run.text())
-            if all(run.step_of(replica)[0] > step and run.step_of(replica)[1] == REPLICAS for replica in range(REPLICAS)):
-                return
+            step, members = min((run.newest_of(replica) for replica in range(REPLICAS)), key=lambda newest: newest[0])
+            if len(members) == REPLICAS and all(members[replica] >= lives[replica] for replica in members):
+                return step
             time.sleep(0.01)
         self.fail("the replicas did not get together again:\n" + run.text())
 
@@ -116,18 +118,18 @@ class ReplicaKillsTest(unittest.TestCase):
         chance = random.Random(5)
         steps = KILLS * STEPS_PER_KILL
         run = self.start(steps)
-        kills, away = 0, []
+        kills, away, lives = 0, [], [1] * REPLICAS
         while kills < KILLS:
-            newest = max(run.step_of(replica)[0] for replica in range(REPLICAS))
-            if newest > steps - STEPS_PER_KILL:
-                break
             began = time.time()
-            self.await_whole(run, newest, began + SECONDS_PER_KILL)
+            if self.await_whole(run, lives, began + SECONDS_PER_KILL) > steps - STEPS_PER_KILL:
+                break
             if kills:
                 away.append(time.time() - began)
             time.sleep(chance.random() * 0.05)  # anywhere in a step
             ranks = ranks_of(run.mark)
-            os.kill(ranks[chance.choice(sorted(ranks))], signal.SIGKILL)
+            victim = chance.choice(sorted(ranks))
+            os.kill(ranks[victim], signal.SIGKILL)
+            lives[victim[0]] += 1
             kills += 1
         self.assertEqual(run.process.wait(SECONDS_PER_KILL * 4), 0, run.text())
         self.assertGreaterEqual(kills, (KILLS + 1) // 2)
