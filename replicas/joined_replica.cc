@@ -54,7 +54,13 @@ absl::StatusOr<std::optional<Roster>> JoinedReplica::BeginStep() {
   }
   if (roster_.step >= options_.steps) return std::nullopt;
   Roster begin = roster_;
+  const bool is_new = IsNew();
   FSDP_RETURN_IF_ERROR(Settle());
+  // By the epoch with which the step begins, as a replay does, which knows
+  // nothing of losses before FinishStep().
+  if (is_new && run_.random_state) {
+    SeedAnew(begin.epoch, options_.self.replica, options_.rank);
+  }
   return begin;
 }
 
@@ -90,12 +96,7 @@ absl::Status JoinedReplica::HandOverToNew() {
   if (size == 1 || (!gives && index == 0)) return absl::OkStatus();
   FSDP_ASSIGN_OR_RETURN(const std::shared_ptr<comm::Communicator> part,
                         column_.ConnectPart(index, size));
-  FSDP_RETURN_IF_ERROR(
-      HandOver(*part, /*root=*/0, run_, absl::Now() + options_.timeout));
-  if (IsNew() && run_.random_state) {
-    SeedAnew(roster_.epoch, options_.self.replica, options_.rank);
-  }
-  return absl::OkStatus();
+  return HandOver(*part, /*root=*/0, run_, absl::Now() + options_.timeout);
 }
 
 absl::Status JoinedReplica::ReadLeaves() {
