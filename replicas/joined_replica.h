@@ -49,9 +49,6 @@ class JoinedReplica {
   const Roster& finished() const { return finished_; }
 
  private:
-  // Whether this one waits longer than others, so that one goes on where
-  // nobody is to blame.
-  bool IsFirst() const;
   bool IsNew() const;
   int Index() const;
 
