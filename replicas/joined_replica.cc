@@ -112,6 +112,7 @@ absl::Status JoinedReplica::AwaitLoss(const absl::Status& failure) {
   column_.Abort(failure);
   // It does not fit to the others, who go on without it.
   if (IsNew() && absl::IsInvalidArgument(failure)) return failure;
+  if (options_.stop_requested && options_.stop_requested()) return failure;
   // One waits longer than the others, so that it goes on where nobody is to
   // blame: one that has the state, without which nobody could.
   const bool is_last = Donor(roster_)->id == options_.self;

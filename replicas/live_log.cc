@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iostream>
 #include <memory>
 #include <optional>
 #include <string>
@@ -140,7 +141,7 @@ absl::StatusOr<Roster> LiveLog::Enter(int64_t first_step) {
   over_ = membership_->HasEnded(roster);
   if (over_) return roster;
   FSDP_ASSIGN_OR_RETURN(roster, BeginOf(std::move(roster)));
-  FSDP_RETURN_IF_ERROR(Note(roster));
+  Note(roster);
   entered_with_ = *number;
   return roster;
 }
@@ -177,12 +178,27 @@ absl::StatusOr<Roster> LiveLog::AwaitNext(const Roster& roster,
   }
   if (!next.ok()) return AsLost(next.status());
   over_ = membership_->HasEnded(*next);
-  FSDP_RETURN_IF_ERROR(Note(*next));
+  Note(*next);
   return next;
 }
 
-absl::Status LiveLog::Note(const Roster& roster) {
-  return history_ == nullptr ? absl::OkStatus() : history_->Add(roster);
+// What a person wants to know of; training goes on whatever becomes of it.
+void LiveLog::Note(const Roster& roster) {
+  const ReplicaId& self = options_.membership.self;
+  if (roster.cause == Cause::kFounded && roster.epoch > 0 &&
+      options_.membership.rank == 0 && Donor(roster)->id == self) {
+    std::cerr << absl::StrCat(
+        "fsdp: no replica was left that had the state of the run, which begins "
+        "again at step ",
+        roster.step, " with that of replica ", ToString(self), "\n");
+  }
+  if (history_ == nullptr) return;
+  const absl::Status added = history_->Add(roster);
+  if (added.ok()) return;
+  std::cerr << absl::StrCat(
+      "fsdp: replica ", ToString(self),
+      " does not write its history any more: ", added.ToString(), "\n");
+  history_ = nullptr;
 }
 
 // --- The thread that watches ------------------------------------------------

@@ -65,7 +65,7 @@ class LiveLog final : public StepLog {
   absl::StatusOr<Roster> Entry(int64_t number);
   // With which its step began.
   absl::StatusOr<Roster> BeginOf(Roster roster);
-  absl::Status Note(const Roster& roster);
+  void Note(const Roster& roster);
   void Watch();
   void WatchOnce();
   void EndIfLost(const Roster& newest);
