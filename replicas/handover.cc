@@ -8,7 +8,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -168,7 +167,6 @@ class Handover {
     FSDP_ASSIGN_OR_RETURN(slots_, ParseSlots(slots_text_));
     FSDP_RETURN_IF_ERROR(CheckFits(record_, run_));
     if (gives() || run_.optimizer == nullptr) return absl::OkStatus();
-    FSDP_RETURN_IF_ERROR(CheckSlots());
     std::map<std::string, OptimizerSlots> planned;
     for (const NamedShard& leaf : values_->leaves()) {
       const auto numbers = record_.numbers.find(leaf.name);
@@ -185,19 +183,6 @@ class Handover {
         replacement_,
         PlanReplacement(values_->leaves(), *run_.optimizer,
                         *values_->optimizer(), planned, *record_.groups));
-    return absl::OkStatus();
-  }
-
-  // A state that no leaf takes would stop everybody in the middle.
-  absl::Status CheckSlots() const {
-    std::set<std::string> names;
-    for (const NamedShard& leaf : values_->leaves()) names.insert(leaf.name);
-    for (const auto& [parameter, slots] : slots_) {
-      if (names.count(parameter) > 0) continue;
-      return absl::InvalidArgumentError(
-          absl::StrCat(kWhat, ": the optimizer has a state of ", parameter,
-                       ", which the model has not"));
-    }
     return absl::OkStatus();
   }
 
@@ -284,8 +269,7 @@ class Handover {
       }
       arriving.push_back(leaf.shard);
     }
-    FSDP_RETURN_IF_ERROR(TakeUp(arriving));
-    return gives() ? absl::OkStatus() : TakeUpStates(*run_.optimizer);
+    return TakeUp(arriving);
   }
 
   // Once they have arrived, states of these leaves may go where they rest.

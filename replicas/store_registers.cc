@@ -115,9 +115,7 @@ absl::StatusOr<std::string> StoreRegisters::CompareAndSet(
     found = AsText(
         store_->compareSet(KeyOf(key), AsBytes(expected), AsBytes(value)));
   }));
-  // What was expected and is not exchanged is what the store says of a key that
-  // is not there.
-  return found == expected && expected != value ? std::string() : found;
+  return found;
 }
 
 absl::StatusOr<int64_t> StoreRegisters::Add(const std::string& key,
