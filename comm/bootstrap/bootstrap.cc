@@ -309,6 +309,7 @@ absl::StatusOr<CommunicatorPtr> Inspected(CommunicatorPtr ranks,
                                           std::unique_ptr<PeerRecords> peers) {
   InspectorOptions inspection;
   inspection.warn_after = options.warn_after;
+  inspection.shows_failures = options.shows_failures;
   inspection.folder = options.inspection_folder.empty()
                           ? environment.inspection_folder
                           : options.inspection_folder;
@@ -374,6 +375,11 @@ absl::Status CheckEnvironment(const Environment& environment) {
     return absl::InvalidArgumentError(
         absl::StrCat(environment.world_size,
                      " ranks need an address and a port at which to meet"));
+  }
+  if (environment.kept_store && environment.kept_store_prefix.empty()) {
+    return absl::InvalidArgumentError(
+        "kept_store_prefix is empty: expected one that no other group has had, "
+        "since what a group leaves in a kept store stays there");
   }
   return absl::OkStatus();
 }

@@ -54,6 +54,10 @@ struct ConnectOptions {
   // shorter and once per host, on standard error.
   std::string inspection_folder;
 
+  // Whether it is told on standard error that the group has failed: not where
+  // that is expected, and somebody goes on without who is lost.
+  bool shows_failures = true;
+
   // The network interface that peers connect to ("eth0"); empty:
   // environment.interface, or else the one that leads to rank 0.
   std::string interface;
@@ -84,7 +88,8 @@ struct ConnectOptions {
 //
 // Returns within connect_timeout and a few seconds, even if a peer is stopped
 // meanwhile. Rank 0 serves the others as long as its communicator exists; its
-// destructor then waits a few seconds for those of the others.
+// destructor then waits a few seconds for those of the others. Where a keeper
+// serves (Environment::kept_store), nobody waits.
 absl::StatusOr<std::unique_ptr<Communicator>> Connect(
     const Environment& environment, const ConnectOptions& options = {});
 

@@ -111,7 +111,8 @@ void Inspector::OnFailure(FlightRecorder::Ticket ticket,
   // and looked at before it is claimed, so that what is shown is the first
   // look.
   Failure failure{ticket.value, status, peers_->ReadHost()};
-  failure.is_shown = WakesPeople(status) && peers_->ClaimForHost();
+  failure.is_shown =
+      options_.shows_failures && WakesPeople(status) && peers_->ClaimForHost();
   absl::MutexLock lock(&mutex_);
   failure_ = std::move(failure);
 }

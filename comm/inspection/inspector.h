@@ -35,6 +35,8 @@ struct InspectorOptions {
   // What all ranks were doing when the group failed is appended to a file for
   // each rank in this folder, "rank-N.txt"; empty: to none.
   std::string folder;
+  // Whether a failure is told on standard error, too.
+  bool shows_failures = true;
   // Takes whole lines, from a thread of the inspector; null: standard error.
   std::function<void(absl::string_view lines)> write;
 };

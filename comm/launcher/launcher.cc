@@ -1,16 +1,14 @@
 #include "comm/launcher/launcher.h"
 
-#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdlib>
-#include <cstring>
 #include <map>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -21,11 +19,16 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "base/file_size_errors.h"
 #include "base/hmac.h"
 #include "base/status_macros.h"
+#include "comm/launcher/launch_options.h"
+#include "comm/launcher/launched_replica.h"
+#include "comm/launcher/launcher_output.h"
 #include "comm/launcher/launcher_process.h"
 #include "comm/launcher/launcher_supervisor.h"
 #include "comm/launcher/restart_policy.h"
@@ -38,20 +41,8 @@ namespace {
 
 constexpr char kLoopback[] = "127.0.0.1";
 
-// A process without standard streams would get them as the first pipes.
-absl::Status OpenStandardStreams() {
-  for (;;) {
-    const int fd = open("/dev/null", O_RDWR | O_CLOEXEC);
-    if (fd < 0) {
-      return absl::UnavailableError(
-          absl::StrCat("cannot open /dev/null: ", std::strerror(errno)));
-    }
-    if (fd > STDERR_FILENO) {
-      close(fd);
-      return absl::OkStatus();
-    }
-  }
-}
+// How long the keeper of replicas may take to hear of an end.
+constexpr absl::Duration kTellTime = absl::Seconds(5);
 
 std::optional<int> ColumnsOf(int fd) {
   if (!isatty(fd)) return std::nullopt;
@@ -66,7 +57,12 @@ struct Start {
   int restart;  // how many there were before
   const Listener& listener;
   std::string secret;
+  const std::optional<LaunchedReplica>& replica;
 };
+
+std::string PrefixOf(const std::optional<LaunchedReplica>& replica) {
+  return replica.has_value() ? replica->rank_prefix() : "";
+}
 
 // The environment of `rank` as "NAME=value".
 std::vector<std::string> RankEnvironment(const LaunchOptions& options,
@@ -86,8 +82,9 @@ std::vector<std::string> RankEnvironment(const LaunchOptions& options,
   variables["TORCHELASTIC_RESTART_COUNT"] = absl::StrCat(start.restart);
   variables["TORCHELASTIC_MAX_RESTARTS"] =
       absl::StrCat(options.restarts.max_restarts);
-  // Whoever has started the launcher may have given the ranks one already.
-  if (variables["FSDP_JOB_SECRET"].empty()) {
+  // Whoever has started the launcher may have given the ranks one already. That
+  // of a replica is its keeper's.
+  if (variables["FSDP_JOB_SECRET"].empty() && !start.replica.has_value()) {
     variables["FSDP_JOB_SECRET"] = start.secret;
   }
   if (rank == 0) {
@@ -95,10 +92,10 @@ std::vector<std::string> RankEnvironment(const LaunchOptions& options,
         absl::StrCat(start.listener.fd.get());
   }
   if (const auto columns = ColumnsOf(options.stdout_fd); columns.has_value()) {
-    const std::string prefix = absl::StrCat("[", rank, "] ");
+    const std::string label = RankLabel(PrefixOf(start.replica), rank);
     variables["FSDP_LAUNCHER_TTY"] = "1";
     variables["FSDP_LAUNCHER_COLUMNS"] =
-        absl::StrCat(std::max(1, *columns - static_cast<int>(prefix.size())));
+        absl::StrCat(std::max(1, *columns - static_cast<int>(label.size())));
   }
   // Ranks that each take all cores spend their time waiting for one another.
   variables.emplace(
@@ -107,6 +104,10 @@ std::vector<std::string> RankEnvironment(const LaunchOptions& options,
           std::max(1, static_cast<int>(std::thread::hardware_concurrency()) /
                           start.ranks)));
   for (const auto& [name, value] : options.environment) variables[name] = value;
+  if (start.replica.has_value()) {
+    variables["FSDP_REPLICA_INCARNATION"] =
+        absl::StrCat(start.replica->incarnation(start.restart));
+  }
   std::vector<std::string> result;
   result.reserve(variables.size());
   for (const auto& [name, value] : variables) {
@@ -116,7 +117,8 @@ std::vector<std::string> RankEnvironment(const LaunchOptions& options,
 }
 
 absl::StatusOr<std::vector<ChildProcess>> StartRanks(
-    const LaunchOptions& options, int ranks, int restart) {
+    const LaunchOptions& options, int ranks, int restart,
+    const std::optional<LaunchedReplica>& replica) {
   // The port is taken before anybody is told of it, and rank 0 inherits the
   // socket: nothing can come between. Peers that are faster than rank 0 wait in
   // the socket's backlog. Here it closes again, so that a dead rank 0 refuses
@@ -124,7 +126,7 @@ absl::StatusOr<std::vector<ChildProcess>> StartRanks(
   FSDP_ASSIGN_OR_RETURN(const Listener listener, Listen(kLoopback, 0));
   std::vector<ChildProcess> children;
   const Start start = {ranks, restart, listener,
-                       absl::BytesToHexString(RandomBytes(32))};
+                       absl::BytesToHexString(RandomBytes(32)), replica};
   for (int rank = 0; rank < ranks; ++rank) {
     ChildProcess::Options child;
     child.program = options.program;
@@ -143,30 +145,18 @@ absl::StatusOr<std::vector<ChildProcess>> StartRanks(
 }
 
 Supervisor::Options SupervisorOptions(const LaunchOptions& options) {
-  return {options.grace_period, options.stop_period, options.terminate_period,
-          options.stdout_fd, options.stderr_fd};
-}
-
-absl::Status CheckRestarts(const LaunchOptions& options) {
-  const RestartOptions& restarts = options.restarts;
-  if (restarts.max_restarts < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("restarts.max_restarts is ",
-                                                   restarts.max_restarts,
-                                                   ": expected at least 0"));
-  }
-  if (restarts.min_ranks > options.ranks) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("restarts.min_ranks is ", restarts.min_ranks,
-                     ": expected at most ranks, ", options.ranks));
-  }
-  return absl::OkStatus();
+  return {options.grace_period,  options.stop_period, options.terminate_period,
+          options.stdout_fd,     options.stderr_fd,   /*rank_prefix=*/"",
+          /*on_failure=*/nullptr};
 }
 
 // One attempt after the other.
 class Job {
  public:
-  Job(const LaunchOptions& options, SignalQueue* signals)
+  Job(const LaunchOptions& options, std::optional<LaunchedReplica> replica,
+      SignalQueue* signals)
       : options_(options),
+        replica_(std::move(replica)),
         signals_(signals),
         policy_(options.restarts),
         ranks_(options.ranks) {}
@@ -182,12 +172,18 @@ class Job {
   // Sets *again to whether there is to be another one.
   absl::Status RunAttempt(bool* again) {
     absl::StatusOr<std::vector<ChildProcess>> children =
-        StartRanks(options_, ranks_, policy_.restarts());
+        StartRanks(options_, ranks_, policy_.restarts(), replica_);
     if (!children.ok()) return WithAttempts(children.status());
-    Supervisor supervisor(SupervisorOptions(options_), signals_,
-                          *std::move(children));
+    Supervisor::Options options = SupervisorOptions(options_);
+    std::string untold;
+    if (replica_.has_value()) {
+      options.rank_prefix = replica_->rank_prefix();
+      options.on_failure = [this, &untold] { untold = TellEnd(); };
+    }
+    Supervisor supervisor(options, signals_, *std::move(children));
     supervisor.Run();
     Note(supervisor);
+    if (!untold.empty()) Say(&supervisor, untold);
     *again = Decide(&supervisor);
     return absl::OkStatus();
   }
@@ -219,6 +215,25 @@ class Job {
     }
   }
 
+  // So that other replicas need not wait until the silence of this one tells.
+  // What to say where that fails.
+  std::string TellEnd() const {
+    const int incarnation = replica_->incarnation(policy_.restarts());
+    const absl::Status told =
+        replica_->TellEnd(incarnation, absl::Now() + kTellTime);
+    if (told.ok()) return "";
+    return absl::StrCat("telling the keeper that incarnation ", incarnation,
+                        " has ended: ", told.message());
+  }
+
+  void Say(Supervisor* supervisor, absl::string_view text) {
+    const std::string name =
+        replica_.has_value() ? absl::StrCat(replica_->name(), ": ") : "";
+    supervisor->Say(absl::StrCat(
+        name, absl::StrReplaceAll(text, {{"\n", absl::StrCat("\n", name)}})));
+    Update(*supervisor);
+  }
+
   bool Decide(Supervisor* supervisor) {
     if (report_.first_failed_rank < 0 || report_.interrupt_signal != 0) {
       return false;
@@ -227,12 +242,11 @@ class Job {
     const RestartPolicy::Decision decision = policy_.Decide(attempt);
     report_.gave_up = decision.why_none;
     if (decision.ranks == 0) return false;
-    supervisor->Say(
+    Say(supervisor,
         absl::StrCat(attempt.ToString(), "\nrestart ", policy_.restarts(),
                      " of ", options_.restarts.max_restarts, ", with ",
                      decision.ranks, decision.ranks == 1 ? " rank" : " ranks",
                      ", in ", absl::FormatDuration(decision.pause)));
-    Update(*supervisor);
     ranks_ = decision.ranks;
     return report_.interrupt_signal == 0 && Pause(decision.pause);
   }
@@ -256,6 +270,7 @@ class Job {
   }
 
   const LaunchOptions& options_;
+  const std::optional<LaunchedReplica> replica_;
   SignalQueue* const signals_;
   RestartPolicy policy_;
   int ranks_;  // of the next attempt
@@ -265,18 +280,15 @@ class Job {
 }  // namespace
 
 absl::StatusOr<LaunchReport> LaunchRanks(const LaunchOptions& options) {
-  if (options.ranks < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("ranks is ", options.ranks, ": expected at least 1"));
-  }
-  if (options.argv.empty()) {
-    return absl::InvalidArgumentError("argv is empty: expected the program");
-  }
-  FSDP_RETURN_IF_ERROR(CheckRestarts(options));
+  FSDP_RETURN_IF_ERROR(CheckLaunchOptions(options));
+  FSDP_ASSIGN_OR_RETURN(std::optional<LaunchedReplica> replica,
+                        LaunchedReplica::Read([&options](const char* name) {
+                          return FindVariable(options, name);
+                        }));
   const FileSizeErrors errors;
   FSDP_RETURN_IF_ERROR(OpenStandardStreams());
   FSDP_ASSIGN_OR_RETURN(SignalQueue signals, SignalQueue::Create());
-  return Job(options, &signals).Run();
+  return Job(options, std::move(replica), &signals).Run();
 }
 
 std::optional<int> TerminalColumns() {

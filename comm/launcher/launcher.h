@@ -3,43 +3,12 @@
 #define COMM_LAUNCHER_LAUNCHER_H_
 
 #include <optional>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/time/time.h"
+#include "comm/launcher/launch_options.h"
 #include "comm/launcher/launcher_report.h"
-#include "comm/launcher/restart_options.h"
 
 namespace fsdp::comm {
-
-struct LaunchOptions {
-  int ranks = 1;
-  std::vector<std::string> argv;  // of every rank, argv[0] included
-  std::string program = "/proc/self/exe";
-
-  // Set for the ranks, over what this process has: NAME, value.
-  std::vector<std::pair<std::string, std::string>> environment;
-
-  // How long the other ranks may go on when one has failed, since they may be
-  // about to say why; then they get SIGTERM.
-  absl::Duration grace_period = absl::Seconds(10);
-
-  // How long ranks may take to end when the launcher is told to and has told
-  // them; then they get SIGKILL.
-  absl::Duration stop_period = absl::Seconds(10);
-
-  // From SIGTERM to SIGKILL.
-  absl::Duration terminate_period = absl::Seconds(3);
-
-  // Whether the job is started again when a rank has failed. By default never.
-  RestartOptions restarts;
-
-  // Where the output of ranks goes, and what is said of restarts; not owned.
-  int stdout_fd = 1;
-  int stderr_fd = 2;
-};
 
 // Runs options.ranks > 0 copies of the program and returns when all have ended.
 // They get torchrun's variables, a free port on the loopback interface
@@ -54,7 +23,14 @@ struct LaunchOptions {
 // same argv: a program goes on from what it has saved. A signal to the launcher
 // ends the job, also between two attempts.
 //
-// The ranks' output comes out in whole lines after "[rank] ". When one fails
+// Where the ranks' variables say that they are a replica (ReadEnvironment()),
+// each attempt is another incarnation, FSDP_REPLICA_INCARNATION the first one,
+// and as soon as a rank has failed the keeper is told that its incarnation has
+// ended: by the key "replicas/gone/1/2" for incarnation 2 of replica 1. The
+// secret is the keeper's; none is drawn.
+//
+// The ranks' output comes out in whole lines after "[rank] ", or "[1.rank] " of
+// replica 1. When one fails
 // the others are ended as LaunchOptions says; stopped ones too. SIGINT, SIGTERM
 // and SIGHUP to this process are passed on, a second one kills all ranks at
 // once, and once they have ended one is enough to give up a reader that does

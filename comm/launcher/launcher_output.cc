@@ -23,20 +23,24 @@ absl::string_view Shown(absl::string_view text) {
 
 }  // namespace
 
+std::string RankLabel(absl::string_view prefix, int rank) {
+  return absl::StrCat("[", prefix, rank, "] ");
+}
+
 void OutputMerger::Push(OutputStream stream, std::string bytes) {
   queued_bytes_ += bytes.size();
   queue_.emplace_back(stream, std::move(bytes));
 }
 
 void OutputMerger::PushLine(const Source& source, absl::string_view text) {
-  const auto& [rank, stream] = source;
+  const OutputStream stream = source.second;
   if (!is_terminal(stream)) {
-    Push(stream, absl::StrCat("[", rank, "] ", text, "\n"));
+    Push(stream, absl::StrCat(LabelOf(source), text, "\n"));
     return;
   }
   const bool shows_progress = !progress_.empty();
   if (source == progress_source_) progress_.clear();
-  Push(stream, absl::StrCat(shows_progress ? kClearLine : "", "[", rank, "] ",
+  Push(stream, absl::StrCat(shows_progress ? kClearLine : "", LabelOf(source),
                             Shown(text), "\n", progress_));
 }
 
@@ -47,7 +51,7 @@ void OutputMerger::PushProgress(const Source& source, std::string* partial) {
   *partial =
       absl::StrCat("\r", shown, absl::EndsWith(*partial, "\r") ? "\r" : "");
   std::string line;
-  if (!shown.empty()) line = absl::StrCat("[", source.first, "] ", shown);
+  if (!shown.empty()) line = absl::StrCat(LabelOf(source), shown);
   const bool is_shown = source == progress_source_ && line == progress_;
   // One rank may clear its own line, not that of another.
   if (is_shown || (line.empty() && source != progress_source_)) return;
@@ -56,9 +60,9 @@ void OutputMerger::PushProgress(const Source& source, std::string* partial) {
   Push(source.second, absl::StrCat(kClearLine, progress_));
 }
 
-void OutputMerger::Append(int rank, OutputStream stream,
+void OutputMerger::Append(int from, OutputStream stream,
                           absl::string_view bytes) {
-  const Source source(rank, stream);
+  const Source source(from, stream);
   std::string& partial = partial_[source];
   for (size_t end; (end = bytes.find('\n')) != absl::string_view::npos;
        bytes.remove_prefix(end + 1)) {
@@ -74,8 +78,8 @@ void OutputMerger::Append(int rank, OutputStream stream,
   }
 }
 
-void OutputMerger::Close(int rank, OutputStream stream) {
-  const Source source(rank, stream);
+void OutputMerger::Close(int from, OutputStream stream) {
+  const Source source(from, stream);
   const auto found = partial_.find(source);
   if (found == partial_.end()) return;
   if (!found->second.empty()) PushLine(source, found->second);

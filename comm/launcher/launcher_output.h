@@ -8,6 +8,7 @@
 #include <map>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/string_view.h"
 
@@ -15,9 +16,12 @@ namespace fsdp::comm {
 
 enum class OutputStream { kStdout = 0, kStderr = 1 };
 
-// Turns the bytes of each rank's streams into whole lines "[rank] text" in the
-// order in which they were completed. A line without an end is ended where its
-// stream ends, and after kMaxLine bytes.
+// "[3] ", or "[1.3] " with the prefix "1.".
+std::string RankLabel(absl::string_view prefix, int rank);
+
+// Turns the bytes of each source's streams, such as a rank's, into whole lines
+// after its label, "[0] text", in the order in which they were completed. A
+// line without an end is ended where its stream ends, and after kMaxLine bytes.
 //
 // Where a stream goes to a terminal, text after a '\r' is a progress line: it
 // is shown at once, stays below the other lines, and is replaced by the next
@@ -33,14 +37,17 @@ class OutputMerger {
     absl::string_view bytes;
   };
 
-  OutputMerger(bool stdout_is_terminal, bool stderr_is_terminal)
-      : is_terminal_{stdout_is_terminal, stderr_is_terminal} {}
+  // `labels`: of the sources, "[0] ".
+  OutputMerger(bool stdout_is_terminal, bool stderr_is_terminal,
+               std::vector<std::string> labels)
+      : labels_(std::move(labels)),
+        is_terminal_{stdout_is_terminal, stderr_is_terminal} {}
 
-  // `bytes` have come from a stream of `rank`.
-  void Append(int rank, OutputStream stream, absl::string_view bytes);
+  // `bytes` have come from a stream of a source, by the index of its label.
+  void Append(int from, OutputStream stream, absl::string_view bytes);
 
-  // A stream of `rank` has ended.
-  void Close(int rank, OutputStream stream);
+  // A stream of that source has ended.
+  void Close(int from, OutputStream stream);
 
   // A line of the launcher's own, to standard error, behind all that has come.
   // Ends progress lines.
@@ -61,10 +68,14 @@ class OutputMerger {
   bool is_terminal(OutputStream stream) const {
     return is_terminal_[static_cast<size_t>(stream)];
   }
+  const std::string& LabelOf(const Source& source) const {
+    return labels_[static_cast<size_t>(source.first)];
+  }
   void Push(OutputStream stream, std::string bytes);
   void PushLine(const Source& source, absl::string_view text);
   void PushProgress(const Source& source, std::string* partial);
 
+  const std::vector<std::string> labels_;
   const std::array<bool, 2> is_terminal_;
   std::map<Source, std::string> partial_;  // lines that have not ended
   std::deque<std::pair<OutputStream, std::string>> queue_;

@@ -1,6 +1,7 @@
 #include "comm/launcher/launcher_output.h"
 
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
@@ -14,6 +15,10 @@ using ::testing::StartsWith;
 
 constexpr OutputStream kOut = OutputStream::kStdout;
 constexpr OutputStream kErr = OutputStream::kStderr;
+
+std::vector<std::string> Labels() {
+  return {RankLabel("", 0), RankLabel("", 1), RankLabel("", 2)};
+}
 
 // What is queued for `stream`; takes at most `piece` bytes at a time.
 std::string Take(OutputMerger& merger, OutputStream stream = kOut,
@@ -30,7 +35,7 @@ std::string Take(OutputMerger& merger, OutputStream stream = kOut,
 }
 
 TEST(OutputMergerTest, KeepsTheLinesOfRanksWhole) {
-  OutputMerger merger(false, false);
+  OutputMerger merger(false, false, Labels());
   merger.Append(0, kOut, "one ");
   merger.Append(1, kOut, "two\nthr");
   merger.Append(0, kOut, "line\n\n");
@@ -38,8 +43,17 @@ TEST(OutputMergerTest, KeepsTheLinesOfRanksWhole) {
   EXPECT_EQ(Take(merger), "[1] two\n[0] one line\n[0] \n[1] three\n");
 }
 
+TEST(OutputMergerTest, LinesMayHaveOtherLabelsOrNone) {
+  OutputMerger merger(false, true, {RankLabel("12.", 3), ""});
+  merger.Append(0, kOut, "a\n");
+  merger.Append(1, kOut, "[0.0] b\n");
+  EXPECT_EQ(Take(merger), "[12.3] a\n[0.0] b\n");
+  merger.Append(0, kErr, "\r10%");
+  EXPECT_EQ(Take(merger, kErr), "\r\x1b[K[12.3] 10%");
+}
+
 TEST(OutputMergerTest, StreamsAreApartAndInOrder) {
-  OutputMerger merger(false, false);
+  OutputMerger merger(false, false, Labels());
   merger.Append(2, kOut, "a");
   merger.Append(2, kErr, "b\n");
   EXPECT_EQ(merger.front().stream, kErr);
@@ -49,7 +63,7 @@ TEST(OutputMergerTest, StreamsAreApartAndInOrder) {
 }
 
 TEST(OutputMergerTest, SaysLinesOfItsOwn) {
-  OutputMerger merger(false, false);
+  OutputMerger merger(false, false, Labels());
   merger.Append(1, kOut, "one\n");
   merger.Say("over");
   EXPECT_EQ(merger.front().stream, kOut);
@@ -58,7 +72,7 @@ TEST(OutputMergerTest, SaysLinesOfItsOwn) {
 
 // The rank that showed it is gone.
 TEST(OutputMergerTest, WhatItSaysEndsProgress) {
-  OutputMerger merger(true, true);
+  OutputMerger merger(true, true, Labels());
   merger.Append(0, kOut, "\r50%");
   Take(merger);
   merger.Say("over");
@@ -68,7 +82,7 @@ TEST(OutputMergerTest, WhatItSaysEndsProgress) {
 }
 
 TEST(OutputMergerTest, EndsTheLastLineOfAStream) {
-  OutputMerger merger(false, false);
+  OutputMerger merger(false, false, Labels());
   merger.Append(0, kOut, "no end");
   merger.Close(0, kOut);
   merger.Close(0, kErr);
@@ -77,7 +91,7 @@ TEST(OutputMergerTest, EndsTheLastLineOfAStream) {
 }
 
 TEST(OutputMergerTest, EndsEndlessLines) {
-  OutputMerger merger(false, false);
+  OutputMerger merger(false, false, Labels());
   const std::string block(1 << 16, 'x');
   for (size_t sent = 0; sent < OutputMerger::kMaxLine; sent += block.size()) {
     EXPECT_TRUE(merger.empty());
@@ -90,7 +104,7 @@ TEST(OutputMergerTest, EndsEndlessLines) {
 }
 
 TEST(OutputMergerTest, CarriageReturnsAreBytesOutsideTerminals) {
-  OutputMerger merger(false, true);
+  OutputMerger merger(false, true, Labels());
   merger.Append(0, kOut, "\r10%\r20%");
   EXPECT_TRUE(merger.empty());
   merger.Append(0, kOut, "\r30%\n");
@@ -98,7 +112,7 @@ TEST(OutputMergerTest, CarriageReturnsAreBytesOutsideTerminals) {
 }
 
 TEST(OutputMergerTest, TerminalShowsProgressAtOnce) {
-  OutputMerger merger(true, true);
+  OutputMerger merger(true, true, Labels());
   merger.Append(0, kOut, "\rstep 1");
   EXPECT_EQ(Take(merger), "\r\x1b[K[0] step 1");
   merger.Append(0, kOut, "0");
@@ -110,7 +124,7 @@ TEST(OutputMergerTest, TerminalShowsProgressAtOnce) {
 }
 
 TEST(OutputMergerTest, ProgressStaysBelowLines) {
-  OutputMerger merger(true, true);
+  OutputMerger merger(true, true, Labels());
   merger.Append(0, kOut, "\r50%");
   Take(merger);
   merger.Append(1, kErr, "warning\n");
@@ -122,7 +136,7 @@ TEST(OutputMergerTest, ProgressStaysBelowLines) {
 }
 
 TEST(OutputMergerTest, ProgressEndsWithItsStream) {
-  OutputMerger merger(true, false);
+  OutputMerger merger(true, false, Labels());
   merger.Append(0, kOut, "\r50%");
   Take(merger);
   merger.Close(0, kOut);
@@ -130,7 +144,7 @@ TEST(OutputMergerTest, ProgressEndsWithItsStream) {
 }
 
 TEST(OutputMergerTest, ProgressMayBeCleared) {
-  OutputMerger merger(true, false);
+  OutputMerger merger(true, false, Labels());
   merger.Append(0, kOut, "\r50%");
   merger.Append(1, kOut, "\r");
   merger.Append(0, kOut, "\r");

@@ -8,6 +8,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -57,35 +58,61 @@ struct ExecArguments {
   int error_fd;  // takes errno where the program cannot be started
 };
 
-[[noreturn]] void Exec(const ExecArguments& arguments) {
+// Whether this new process is what a ChildProcess says.
+bool BecomeChild(pid_t launcher, int stdout_fd, int stderr_fd) {
   setpgid(0, 0);
+  const int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
+  return prctl(PR_SET_PDEATHSIG, SIGKILL) == 0 && null >= 0 &&
+         dup2(null, STDIN_FILENO) >= 0 && dup2(stdout_fd, STDOUT_FILENO) >= 0 &&
+         dup2(stderr_fd, STDERR_FILENO) >= 0 &&
+         // The launcher may have died before prctl.
+         getppid() == launcher;
+}
+
+[[noreturn]] void Exec(const ExecArguments& arguments) {
   // A rank that somebody asks what it is doing before it can answer.
   signal(SIGQUIT, SIG_IGN);
   signal(SIGUSR1, SIG_IGN);
   sigset_t none;
   sigemptyset(&none);
-  const int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
-  const bool ready = prctl(PR_SET_PDEATHSIG, SIGKILL) == 0 && null >= 0 &&
-                     dup2(null, STDIN_FILENO) >= 0 &&
-                     dup2(arguments.stdout_fd, STDOUT_FILENO) >= 0 &&
-                     dup2(arguments.stderr_fd, STDERR_FILENO) >= 0 &&
+  const bool ready = BecomeChild(arguments.launcher, arguments.stdout_fd,
+                                 arguments.stderr_fd) &&
                      (arguments.inherited_fd < 0 ||
                       fcntl(arguments.inherited_fd, F_SETFD, 0) == 0) &&
                      sigprocmask(SIG_SETMASK, &none, nullptr) == 0;
-  // The launcher may have died before prctl.
-  if (ready && getppid() == arguments.launcher) {
-    execve(arguments.program, arguments.argv, arguments.environment);
-  }
+  if (ready) execve(arguments.program, arguments.argv, arguments.environment);
   const int error = errno;
   // Nobody is left to tell where this fails.
   const ssize_t written = write(arguments.error_fd, &error, sizeof(error));
   _exit(written == sizeof(error) ? 127 : 126);
 }
 
+absl::Status ForkError() {
+  return absl::ResourceExhaustedError(
+      absl::StrCat("cannot start a process: ", std::strerror(errno)));
+}
+
 }  // namespace
 
+absl::Status OpenStandardStreams() {
+  for (;;) {
+    const int fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+    if (fd < 0) {
+      return absl::UnavailableError(
+          absl::StrCat("cannot open /dev/null: ", std::strerror(errno)));
+    }
+    if (fd > STDERR_FILENO) {
+      close(fd);
+      return absl::OkStatus();
+    }
+  }
+}
+
 ChildProcess::ChildProcess(pid_t pid, UniqueFd stdout_fd, UniqueFd stderr_fd)
-    : pid_(pid), stdout_(std::move(stdout_fd)), stderr_(std::move(stderr_fd)) {}
+    : pid_(pid), stdout_(std::move(stdout_fd)), stderr_(std::move(stderr_fd)) {
+  fcntl(stdout_.get(), F_SETFL, O_NONBLOCK);
+  fcntl(stderr_.get(), F_SETFL, O_NONBLOCK);
+}
 
 absl::StatusOr<ChildProcess> ChildProcess::Start(const Options& options) {
   FSDP_ASSIGN_OR_RETURN(Pipe out, MakePipe());
@@ -99,10 +126,7 @@ absl::StatusOr<ChildProcess> ChildProcess::Start(const Options& options) {
                                    err.write.get(),         error.write.get()};
   const pid_t pid = fork();
   if (pid == 0) Exec(arguments);
-  if (pid < 0) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("cannot start a process: ", std::strerror(errno)));
-  }
+  if (pid < 0) return ForkError();
   ChildProcess child(pid, std::move(out.read), std::move(err.read));
   // A successful exec closes the pipe and nothing comes.
   error.write.Reset();
@@ -111,9 +135,22 @@ absl::StatusOr<ChildProcess> ChildProcess::Start(const Options& options) {
     return absl::FailedPreconditionError(absl::StrCat(
         "cannot run ", options.program, ": ", std::strerror(exec_errno)));
   }
-  fcntl(child.stdout_fd(), F_SETFL, O_NONBLOCK);
-  fcntl(child.stderr_fd(), F_SETFL, O_NONBLOCK);
   return child;
+}
+
+absl::StatusOr<ChildProcess> ChildProcess::Fork(
+    const std::function<int()>& run) {
+  FSDP_ASSIGN_OR_RETURN(Pipe out, MakePipe());
+  FSDP_ASSIGN_OR_RETURN(Pipe err, MakePipe());
+  const pid_t launcher = getpid();
+  const pid_t pid = fork();
+  if (pid == 0) {
+    const bool ready = BecomeChild(launcher, out.write.get(), err.write.get());
+    // What this process would do at its end is its parent's.
+    _exit(ready ? run() : 126);
+  }
+  if (pid < 0) return ForkError();
+  return ChildProcess(pid, std::move(out.read), std::move(err.read));
 }
 
 ChildProcess::~ChildProcess() {
@@ -147,6 +184,14 @@ std::optional<ProcessEnd> ChildProcess::TryReap() {
   pid_.Clear();
   if (info.si_code == CLD_EXITED) return ProcessEnd{info.si_status, 0};
   return ProcessEnd{0, info.si_status};
+}
+
+bool ChildProcess::HasStopped() const {
+  siginfo_t info = {};
+  return pid_.get() != 0 &&
+         waitid(P_PID, static_cast<id_t>(pid_.get()), &info,
+                WSTOPPED | WNOHANG) == 0 &&
+         info.si_pid != 0;
 }
 
 }  // namespace fsdp::comm

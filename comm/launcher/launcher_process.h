@@ -1,21 +1,27 @@
-// One rank as a child process.
+// One rank, or one part of a launcher, as a child process.
 #ifndef COMM_LAUNCHER_LAUNCHER_PROCESS_H_
 #define COMM_LAUNCHER_LAUNCHER_PROCESS_H_
 
 #include <sys/types.h>
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "comm/launcher/process_end.h"
 #include "comm/startup/bootstrap_fd.h"
 
 namespace fsdp::comm {
 
-// A running program that leads a process group of its own and dies with the
+// Opens standard streams that this process does not have: it would get them as
+// the first pipes.
+absl::Status OpenStandardStreams();
+
+// A running process that leads a process group of its own and dies with the
 // thread that started it. The destructor kills and reaps it.
 class ChildProcess {
  public:
@@ -30,6 +36,12 @@ class ChildProcess {
   // SIGUSR1 until it has decided what they are for. Only for processes of one
   // thread: the child is made by fork.
   static absl::StatusOr<ChildProcess> Start(const Options& options);
+
+  // A copy of this process that does nothing but `run`, and exits with what
+  // that returns. It has this process's signal mask and handlers, and what it
+  // has open; its standard streams are those of Start(). Only for processes of
+  // one thread.
+  static absl::StatusOr<ChildProcess> Fork(const std::function<int()>& run);
 
   ChildProcess(ChildProcess&& other) noexcept = default;
   ChildProcess& operator=(ChildProcess&&) = delete;
@@ -50,6 +62,9 @@ class ChildProcess {
   // How the process ended, once it has; kills what is left of its group. Never
   // blocks.
   std::optional<ProcessEnd> TryReap();
+
+  // Whether it has been stopped since the last call. Never blocks.
+  bool HasStopped() const;
 
  private:
   // A process id that a move leaves behind.

@@ -16,26 +16,6 @@
 namespace fsdp::comm {
 namespace {
 
-std::string SignalText(int signal) {
-  static constexpr struct {
-    int signal;
-    const char* name;
-  } kNames[] = {
-      {SIGHUP, "SIGHUP"},   {SIGINT, "SIGINT"},   {SIGQUIT, "SIGQUIT"},
-      {SIGILL, "SIGILL"},   {SIGTRAP, "SIGTRAP"}, {SIGABRT, "SIGABRT"},
-      {SIGBUS, "SIGBUS"},   {SIGFPE, "SIGFPE"},   {SIGKILL, "SIGKILL"},
-      {SIGSEGV, "SIGSEGV"}, {SIGPIPE, "SIGPIPE"}, {SIGALRM, "SIGALRM"},
-      {SIGTERM, "SIGTERM"}, {SIGXCPU, "SIGXCPU"}, {SIGXFSZ, "SIGXFSZ"},
-      {SIGSYS, "SIGSYS"},
-  };
-  for (const auto& known : kNames) {
-    if (known.signal == signal) {
-      return absl::StrCat("signal ", signal, " (", known.name, ")");
-    }
-  }
-  return absl::StrCat("signal ", signal);
-}
-
 std::string EndText(const RankEnd& rank) {
   if (rank.end.signal == 0) {
     return absl::StrCat("exited with code ", rank.end.exit_code,
@@ -88,6 +68,26 @@ std::string AttemptLine(size_t number, const LaunchAttempt& attempt,
 }
 
 }  // namespace
+
+std::string SignalText(int signal) {
+  static constexpr struct {
+    int signal;
+    const char* name;
+  } kNames[] = {
+      {SIGHUP, "SIGHUP"},   {SIGINT, "SIGINT"},   {SIGQUIT, "SIGQUIT"},
+      {SIGILL, "SIGILL"},   {SIGTRAP, "SIGTRAP"}, {SIGABRT, "SIGABRT"},
+      {SIGBUS, "SIGBUS"},   {SIGFPE, "SIGFPE"},   {SIGKILL, "SIGKILL"},
+      {SIGSEGV, "SIGSEGV"}, {SIGPIPE, "SIGPIPE"}, {SIGALRM, "SIGALRM"},
+      {SIGTERM, "SIGTERM"}, {SIGXCPU, "SIGXCPU"}, {SIGXFSZ, "SIGXFSZ"},
+      {SIGSYS, "SIGSYS"},
+  };
+  for (const auto& known : kNames) {
+    if (known.signal == signal) {
+      return absl::StrCat("signal ", signal, " (", known.name, ")");
+    }
+  }
+  return absl::StrCat("signal ", signal);
+}
 
 int ExitCodeOf(const absl::Status& status) {
   if (status.ok()) return EXIT_SUCCESS;

@@ -25,6 +25,9 @@ inline constexpr int kUsageErrorExitCode = 2;
 // return.
 int ExitCodeOf(const absl::Status& status);
 
+// "signal 9 (SIGKILL)".
+std::string SignalText(int signal);
+
 struct RankEnd {
   ProcessEnd end;
   bool forced = false;  // killed by a signal of the launcher

@@ -172,6 +172,19 @@ TEST(LauncherRestartsTest, ASignalEndsThePause) {
   }
 }
 
+// Nobody is there to answer them, before the ranks start and after they have
+// ended.
+TEST(LauncherRestartsTest, SignalsThatInspectEndNoLauncher) {
+  LaunchOptions options = Options("rank_1_is_asked_too_much", 2, 1);
+  options.restarts.progress = [] {
+    raise(SIGQUIT);
+    raise(SIGUSR1);
+    return 0;
+  };
+  ASSERT_OK_AND_ASSIGN(const Launched launched, Launch(options));
+  EXPECT_EQ(launched.report.exit_code(), kUsageErrorExitCode);
+}
+
 TEST(LauncherRestartsTest, RefusesBadOptions) {
   EXPECT_THAT(Launch(Options("print", 2, -1)),
               StatusIs(absl::StatusCode::kInvalidArgument,

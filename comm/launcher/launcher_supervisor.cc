@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -31,6 +32,15 @@ std::vector<OutputPump::Source> OutputOf(
   return sources;
 }
 
+std::vector<std::string> Labels(const std::string& prefix, size_t ranks) {
+  std::vector<std::string> labels;
+  labels.reserve(ranks);
+  for (size_t rank = 0; rank < ranks; ++rank) {
+    labels.push_back(RankLabel(prefix, static_cast<int>(rank)));
+  }
+  return labels;
+}
+
 }  // namespace
 
 Supervisor::Supervisor(const Options& options, SignalQueue* signals,
@@ -38,7 +48,9 @@ Supervisor::Supervisor(const Options& options, SignalQueue* signals,
     : options_(options),
       signals_(signals),
       children_(std::move(children)),
-      output_(OutputOf(children_), options.stdout_fd, options.stderr_fd),
+      output_(OutputOf(children_),
+              Labels(options.rank_prefix, children_.size()), options.stdout_fd,
+              options.stderr_fd),
       ranks_(children_.size()),
       start_(absl::Now()) {}
 
@@ -146,6 +158,10 @@ void Supervisor::Reap() {
 }
 
 void Supervisor::OnFailure(int rank) {
+  const bool is_first = !std::exchange(has_failed_, true);
+  if (is_first && interrupt_signal_ == 0 && options_.on_failure) {
+    options_.on_failure();
+  }
   if (phase_ == Phase::kRunning) {
     first_failed_rank_ = rank;
     phase_ = Phase::kGrace;

@@ -3,7 +3,9 @@
 #define COMM_LAUNCHER_LAUNCHER_SUPERVISOR_H_
 
 #include <cstddef>
+#include <functional>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "absl/strings/string_view.h"
@@ -26,6 +28,11 @@ class Supervisor {
     absl::Duration terminate_period;
     int stdout_fd = 1;
     int stderr_fd = 2;
+    std::string rank_prefix;  // see RankLabel()
+    // Called once where a rank has ended otherwise than by exiting with 0
+    // though nobody has told the launcher to end, before the others are ended;
+    // may be null.
+    std::function<void()> on_failure;
   };
 
   // `signals` outlives it.
@@ -70,6 +77,7 @@ class Supervisor {
   SignalQueue* const signals_;
   std::vector<ChildProcess> children_;  // by rank
   size_t reaped_ = 0;
+  bool has_failed_ = false;  // any of them
   OutputPump output_;
   bool gives_output_up_ = false;
   std::vector<RankEnd> ranks_;

@@ -9,6 +9,7 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -65,23 +66,25 @@ inline std::string ReadAll(int fd) {
   return text;
 }
 
-// This program as a launcher of two ranks in a process of its own.
+// This program as a launcher, such as one of two ranks, in a process of its
+// own.
 class LauncherProcess {
  public:
+  // `environment`: "NAME=value", by which the program knows that it is one.
+  explicit LauncherProcess(std::vector<std::string> environment) {
+    Start(std::move(environment));
+  }
+
   LauncherProcess(const std::string& role, const std::string& fifo = "",
                   int ignored_signal = 0, int max_restarts = 0) {
-    ChildProcess::Options options;
-    options.program = "/proc/self/exe";
-    options.argv = {"launcher_test"};
-    options.environment = {absl::StrCat(kRole, "=launch_two"),
-                           absl::StrCat(kNestedRole, "=", role),
-                           absl::StrCat(kFifo, "=", fifo),
-                           absl::StrCat(kIgnoredSignal, "=", ignored_signal)};
+    std::vector<std::string> environment = {
+        absl::StrCat(kRole, "=launch_two"),
+        absl::StrCat(kNestedRole, "=", role), absl::StrCat(kFifo, "=", fifo),
+        absl::StrCat(kIgnoredSignal, "=", ignored_signal)};
     if (max_restarts > 0) {
-      options.environment.push_back(
-          absl::StrCat(kMaxRestarts, "=", max_restarts));
+      environment.push_back(absl::StrCat(kMaxRestarts, "=", max_restarts));
     }
-    process_.emplace(*ChildProcess::Start(options));
+    Start(std::move(environment));
   }
 
   ChildProcess& process() { return *process_; }
@@ -117,6 +120,14 @@ class LauncherProcess {
   const std::string& output() const { return output_; }
 
  private:
+  void Start(std::vector<std::string> environment) {
+    ChildProcess::Options options;
+    options.program = "/proc/self/exe";
+    options.argv = {"launcher_test"};
+    options.environment = std::move(environment);
+    process_.emplace(*ChildProcess::Start(options));
+  }
+
   bool ReadMore(absl::Time deadline) {
     pollfd ready = {process_->stdout_fd(), POLLIN, 0};
     const int64_t left = absl::ToInt64Milliseconds(deadline - absl::Now());

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "comm/launcher/launcher.h"
 #include "comm/launcher/launcher_report.h"
@@ -197,7 +198,13 @@ int LeaveGrandchildAndFail() {
   }
   const UniqueFd fifo(open(std::getenv(kFifo), O_RDONLY | O_NONBLOCK));
   char byte;
-  return read(fifo.get(), &byte, 1) == 0 ? 0 : 104;
+  // What is killed may take a moment to end.
+  const absl::Time deadline = absl::Now() + absl::Seconds(20);
+  while (absl::Now() < deadline) {
+    if (read(fifo.get(), &byte, 1) == 0) return 0;
+    poll(nullptr, 0, 1);
+  }
+  return 104;
 }
 
 void ReadRestarts(LaunchOptions& options) {

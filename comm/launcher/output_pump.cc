@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -23,12 +24,13 @@ constexpr size_t kMaxWrite = 4096;
 
 }  // namespace
 
-OutputPump::OutputPump(std::vector<Source> sources, int stdout_fd,
+OutputPump::OutputPump(std::vector<Source> sources,
+                       std::vector<std::string> labels, int stdout_fd,
                        int stderr_fd)
     : sources_(std::move(sources)),
       stdout_fd_(stdout_fd),
       stderr_fd_(stderr_fd),
-      merger_(isatty(stdout_fd), isatty(stderr_fd)) {}
+      merger_(isatty(stdout_fd), isatty(stderr_fd), std::move(labels)) {}
 
 void OutputPump::Poll(int wake_fd, absl::Time deadline) {
   std::vector<pollfd> fds = {{wake_fd, POLLIN, 0}};
@@ -50,7 +52,7 @@ void OutputPump::CloseSources() {
   for (Source& source : sources_) {
     while (source.fd >= 0 && Read(&source)) {
     }
-    merger_.Close(source.rank, source.stream);
+    merger_.Close(source.label, source.stream);
   }
 }
 
@@ -70,12 +72,12 @@ bool OutputPump::Read(Source* source) {
   if (count < 0 && (errno == EAGAIN || errno == EINTR)) return false;
   if (count > 0) {
     if (!is_lost(source->stream)) {
-      merger_.Append(source->rank, source->stream,
+      merger_.Append(source->label, source->stream,
                      {buffer, static_cast<size_t>(count)});
     }
     return true;
   }
-  merger_.Close(source->rank, source->stream);
+  merger_.Close(source->label, source->stream);
   source->fd = -1;
   return false;
 }

@@ -3,6 +3,7 @@
 #define COMM_LAUNCHER_OUTPUT_PUMP_H_
 
 #include <array>
+#include <string>
 #include <vector>
 
 #include "absl/strings/string_view.h"
@@ -17,12 +18,14 @@ class OutputPump {
  public:
   // A pipe that does not block; not owned.
   struct Source {
-    int fd;  // -1: at its end
-    int rank;
+    int fd;     // -1: at its end
+    int label;  // the index of its label
     OutputStream stream;
   };
 
-  OutputPump(std::vector<Source> sources, int stdout_fd, int stderr_fd);
+  // `labels`: as of OutputMerger.
+  OutputPump(std::vector<Source> sources, std::vector<std::string> labels,
+             int stdout_fd, int stderr_fd);
 
   // Waits until there is something to read or to write, `wake_fd` is readable,
   // or it is `deadline`; and moves what there is.

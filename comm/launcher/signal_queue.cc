@@ -29,16 +29,19 @@ bool HasHandler(int signal) {
 }  // namespace
 
 absl::StatusOr<SignalQueue> SignalQueue::Create() {
+  SignalQueue queue;
   sigset_t handled;
   sigemptyset(&handled);
+  sigemptyset(&queue.questions_);
   for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGTSTP}) {
     if (!IsIgnored(signal)) sigaddset(&handled, signal);
   }
   for (int signal : {SIGQUIT, SIGUSR1}) {
-    if (!HasHandler(signal)) sigaddset(&handled, signal);
+    if (HasHandler(signal)) continue;
+    sigaddset(&handled, signal);
+    sigaddset(&queue.questions_, signal);
   }
   sigaddset(&handled, SIGCHLD);
-  SignalQueue queue;
   // Ignored, it would keep from us how children end.
   struct sigaction by_default = {};
   by_default.sa_handler = SIG_DFL;
@@ -54,12 +57,17 @@ absl::StatusOr<SignalQueue> SignalQueue::Create() {
 
 SignalQueue::SignalQueue(SignalQueue&& other) noexcept
     : fd_(std::move(other.fd_)),
+      questions_(other.questions_),
       previous_(other.previous_),
       previous_child_(other.previous_child_),
       restores_(std::exchange(other.restores_, false)) {}
 
 SignalQueue::~SignalQueue() {
   if (!restores_) return;
+  // Questions that nobody is left to answer would end the process.
+  const timespec at_once = {};
+  while (sigtimedwait(&questions_, nullptr, &at_once) > 0) {
+  }
   pthread_sigmask(SIG_SETMASK, &previous_, nullptr);
   sigaction(SIGCHLD, &previous_child_, nullptr);
 }

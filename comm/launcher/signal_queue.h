@@ -10,7 +10,8 @@
 namespace fsdp::comm {
 
 // Puts SIGINT, SIGTERM, SIGHUP, SIGTSTP and SIGCHLD in the way of a descriptor
-// instead of a handler; the destructor restores what was. What the process
+// instead of a handler; the destructor restores what was, and what has come and
+// was not taken comes then, but for SIGQUIT and SIGUSR1. What the process
 // ignores, as under nohup, it goes on ignoring: a blocked signal would come in
 // spite of that. SIGQUIT and SIGUSR1, too, but those also when they are
 // ignored, as shells have it for what runs in the background, and not when the
@@ -34,6 +35,7 @@ class SignalQueue {
   SignalQueue() = default;
 
   UniqueFd fd_;
+  sigset_t questions_ = {};  // SIGQUIT and SIGUSR1, where they are handled
   sigset_t previous_ = {};
   struct sigaction previous_child_ = {};
   bool restores_ = true;

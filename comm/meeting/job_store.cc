@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -150,12 +151,31 @@ std::vector<uint8_t> JobStore::get(const std::string& key) {
   return Bytes(FirstText(reply));
 }
 
+std::optional<std::string> JobStore::Find(const std::string& key) {
+  const StoreMessage reply = Ask(StoreAsk::kGet, {key});
+  if (reply.code == static_cast<uint8_t>(StoreReply::kNotThere)) {
+    return std::nullopt;
+  }
+  return FirstText(reply);
+}
+
+bool JobStore::Await(const std::string& key,
+                     std::chrono::milliseconds timeout) {
+  const StoreMessage reply =
+      Ask(StoreAsk::kWait, {key}, timeout.count(), timeout);
+  return reply.code != static_cast<uint8_t>(StoreReply::kNotThere);
+}
+
 int64_t JobStore::add(const std::string& key, int64_t value) {
   return Ask(StoreAsk::kAdd, {key}, value).number;
 }
 
 bool JobStore::deleteKey(const std::string& key) {
   return Ask(StoreAsk::kDelete, {key}).number != 0;
+}
+
+int64_t JobStore::DeleteAll(const std::string& prefix) {
+  return Ask(StoreAsk::kDeleteAll, {prefix}).number;
 }
 
 bool JobStore::check(const std::vector<std::string>& keys) {

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
@@ -47,8 +48,14 @@ class JobStore final : public c10d::Store {
                                   const std::vector<uint8_t>& desired) override;
   // Waits for the key.
   std::vector<uint8_t> get(const std::string& key) override;
+  // As get() and wait(), for who can go on without the key.
+  std::optional<std::string> Find(const std::string& key);
+  bool Await(const std::string& key, std::chrono::milliseconds timeout);
   int64_t add(const std::string& key, int64_t value) override;
   bool deleteKey(const std::string& key) override;
+  // All keys that begin with `prefix`, which is not empty: what a group has
+  // left in a store that outlives it. How many there were.
+  int64_t DeleteAll(const std::string& prefix);
   bool check(const std::vector<std::string>& keys) override;
   int64_t getNumKeys() override;
   void wait(const std::vector<std::string>& keys) override;

@@ -34,9 +34,8 @@ constexpr char kArrivalsKey[] = "arrivals";
 constexpr char kVisitorsKey[] = "visitors";
 constexpr char kVerdictKey[] = "verdict";
 constexpr char kMasterAddressKey[] = "master_address";
-constexpr char kRefusalsKey[] = "refusals";
 
-// In front of all keys, after the prefix of an agent's store.
+// In front of all keys, after the prefix of a store that rank 0 does not serve.
 constexpr char kPrefix[] = "/fsdp";
 
 // How long rank 0 stays for the others' goodbyes.
@@ -45,12 +44,23 @@ constexpr absl::Duration kGoodbyeTimeout = absl::Seconds(3);
 // Messages list so many ranks.
 constexpr size_t kMaxListedRanks = 16;
 
+bool IsServedByRank0(const Environment& environment) {
+  return !environment.kept_store && !environment.agent_store;
+}
+
+std::string PrefixOf(const Environment& environment) {
+  if (environment.kept_store) {
+    return absl::StrCat(environment.kept_store_prefix, kPrefix);
+  }
+  return absl::StrCat(environment.agent_store_prefix, kPrefix);
+}
+
 std::string ClaimKey(int rank) { return absl::StrCat("claim/", rank); }
 std::string GoodbyeKey(int64_t number) {
   return absl::StrCat("goodbye/", number);
 }
 
-// Says goodbye where it ends.
+// Says goodbye where it ends, if it has entered.
 class PoliteStore final : public c10d::PrefixStore {
  public:
   // `server`: of the store, which ends with this object; null: another
@@ -104,15 +114,17 @@ std::string RankList(const std::vector<int>& ranks) {
 }
 
 // "; 2 callers ..." where there were some.
-std::string Refusals(c10d::Store& store) {
-  if (!store.check({kRefusalsKey})) return "";
+std::string Refusals(PoliteStore& store) {
+  // Whoever was refused has said nothing of a group.
+  c10d::Store& all = *store.getUnderlyingStore();
+  if (!all.check({kRefusalsKey})) return "";
   return absl::StrCat("; refused, since they do not know the job's secret: ",
-                      store.add(kRefusalsKey, 0),
+                      all.add(kRefusalsKey, 0),
                       " callers; FSDP_JOB_SECRET has to be the same on all "
                       "ranks, or set on none");
 }
 
-absl::Status MissingError(c10d::Store& store, const Environment& environment) {
+absl::Status MissingError(PoliteStore& store, const Environment& environment) {
   std::vector<int> missing;
   for (int rank = 0; rank < environment.world_size; ++rank) {
     if (!store.check({ClaimKey(rank)})) missing.push_back(rank);
@@ -162,7 +174,7 @@ absl::Status Arrive(c10d::Store& store, const Environment& environment) {
   return absl::OkStatus();
 }
 
-absl::Status AwaitAll(c10d::Store& store, const Environment& environment,
+absl::Status AwaitAll(PoliteStore& store, const Environment& environment,
                       const WaitLimits& limits) {
   absl::Status result;
   FSDP_RETURN_IF_ERROR(TorchToStatus("the store broke off", [&] {
@@ -235,7 +247,7 @@ absl::StatusOr<OpenedStore> OpenAgentStore(const Environment& environment,
 
 absl::StatusOr<OpenedStore> OpenStore(const Environment& environment,
                                       bool hosts, const WaitLimits& limits) {
-  if (environment.agent_store) {
+  if (environment.agent_store && !environment.kept_store) {
     return OpenAgentStore(environment, limits.deadline);
   }
   OpenedStore opened;
@@ -243,12 +255,9 @@ absl::StatusOr<OpenedStore> OpenStore(const Environment& environment,
                       environment.secret};
   if (hosts) {
     FSDP_ASSIGN_OR_RETURN(Listener listener, OpenListener(environment));
-    StoreServerOptions options;
-    options.refusals_key = absl::StrCat(kPrefix, "/", kRefusalsKey);
     FSDP_ASSIGN_OR_RETURN(
         opened.server,
-        StoreServer::Start(std::move(listener.fd), environment.secret,
-                           std::move(options)));
+        StoreServer::Start(std::move(listener.fd), environment.secret));
     // Hosts need not be able to reach themselves by the name others use.
     if (!IsLoopback(place.address)) place.address = "127.0.0.1";
   }
@@ -265,16 +274,17 @@ absl::StatusOr<Route> FindRoute(const Environment& environment,
   if (route.ok() || absl::IsCancelled(route.status())) return route;
   return absl::Status(
       route.status().code(),
-      absl::StrCat(route.status().message(),
-                   "; does rank 0 run there, and does no firewall keep this "
-                   "host from it?"));
+      absl::StrCat(
+          route.status().message(),
+          environment.kept_store ? "; does the keeper" : "; does rank 0",
+          " run there, and does no firewall keep this host from it?"));
 }
 
 }  // namespace
 
 absl::Status Meet(const Environment& environment, const WaitLimits& limits,
                   Suspect* suspect, MeetingPlace* place) {
-  const bool hosts = environment.rank == 0 && !environment.agent_store;
+  const bool hosts = environment.rank == 0 && IsServedByRank0(environment);
   Route route;
   route.local = "127.0.0.1";
   if (!hosts) {
@@ -285,11 +295,11 @@ absl::Status Meet(const Environment& environment, const WaitLimits& limits,
       "is the process that serves it, often rank 0, stopped?");
   FSDP_ASSIGN_OR_RETURN(OpenedStore opened,
                         OpenStore(environment, hosts, limits));
-  auto polite = c10::make_intrusive<PoliteStore>(
-      absl::StrCat(environment.agent_store_prefix, kPrefix),
-      std::move(opened.client), std::move(opened.server));
+  auto polite = c10::make_intrusive<PoliteStore>(PrefixOf(environment),
+                                                 std::move(opened.client),
+                                                 std::move(opened.server));
   FSDP_RETURN_IF_ERROR(TorchToStatus("the store broke off", [&] {
-    polite->Enter();
+    if (IsServedByRank0(environment)) polite->Enter();
     if (!IsLoopback(route.local)) {
       polite->c10d::Store::set(kMasterAddressKey, route.remote);
     }

@@ -1,5 +1,5 @@
 // Where the ranks of a job find each other: a key-value store that rank 0
-// serves.
+// serves, or a process that outlives them.
 #ifndef COMM_MEETING_MEETING_H_
 #define COMM_MEETING_MEETING_H_
 
@@ -36,9 +36,10 @@ class Suspect {
 };
 
 struct MeetingPlace {
-  // All ranks can reach it as long as rank 0 holds it. Whoever drops the last
-  // reference says goodbye; rank 0 then waits a few seconds for the goodbyes of
-  // the others, so that nobody's store goes away under it. Clones say nothing.
+  // All ranks can reach it as long as rank 0 holds it, or whoever else serves
+  // it does. Where rank 0 does, whoever drops the last reference says goodbye;
+  // rank 0 then waits a few seconds for the goodbyes of the others, so that
+  // nobody's store goes away under it. Clones say nothing.
   c10::intrusive_ptr<c10d::Store> store;
 
   // An address of this host by which the other ranks can reach it: the one on

@@ -55,7 +55,7 @@ absl::Status StoreConnection::ShakeHands(absl::string_view secret,
     return absl::UnavailableError(absl::StrCat(
         "what listens at ", place_,
         " is no store of a job of this library, or of another version of it; "
-        "is MASTER_PORT in use?"));
+        "does another program use this port?"));
   }
   const std::string listener_nonce = greeting.substr(kStoreMagic.size());
   const std::string nonce = RandomBytes(kNonceBytes);
@@ -138,9 +138,9 @@ absl::StatusOr<size_t> StoreConnection::ReceiveSome(char* bytes, size_t count,
     if (got < 0 && errno == EAGAIN) {
       FSDP_RETURN_IF_ERROR(Await(POLLIN, limits));
     } else if (got == 0 || errno != EINTR) {
-      return absl::UnavailableError(
-          absl::StrCat("the job's store at ", place_, " broke off: ",
-                       got == 0 ? "closed by rank 0" : std::strerror(errno)));
+      return absl::UnavailableError(absl::StrCat(
+          "the job's store at ", place_, " broke off: ",
+          got == 0 ? "closed by who serves it" : std::strerror(errno)));
     }
   }
 }
@@ -160,7 +160,7 @@ absl::Status StoreConnection::Await(short events,
     return absl::DeadlineExceededError(
         absl::StrCat("the job's store at ", place_,
                      " accepts connections but does not answer; is the "
-                     "process that serves it, rank 0, stopped?"));
+                     "process that serves it, often rank 0, stopped?"));
   }
 }
 

@@ -24,6 +24,7 @@ enum class StoreAsk : uint8_t {
   kWait,           // keys; waits `number` ms for all of them
   kDelete,         // key; 1 if it was there, or 0
   kCount,          // how many keys there are
+  kDeleteAll,      // what keys begin with, not empty; how many there were
 };
 
 enum class StoreReply : uint8_t {

@@ -42,7 +42,7 @@ constexpr short kGone = POLLERR | POLLHUP | POLLRDHUP | POLLNVAL;
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<StoreServer>> StoreServer::Start(
-    UniqueFd listener, std::string secret, StoreServerOptions options) {
+    UniqueFd listener, std::string secret, const StoreServerOptions& options) {
   UniqueFd wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   // Whoever has called may be gone when it is accepted.
   const int flags = fcntl(listener.get(), F_GETFL);
@@ -52,9 +52,8 @@ absl::StatusOr<std::unique_ptr<StoreServer>> StoreServer::Start(
     return absl::ResourceExhaustedError(
         absl::StrCat("serve the job's store: ", std::strerror(errno)));
   }
-  auto server =
-      absl::WrapUnique(new StoreServer(std::move(listener), std::move(wake),
-                                       std::move(secret), std::move(options)));
+  auto server = absl::WrapUnique(new StoreServer(
+      std::move(listener), std::move(wake), std::move(secret), options));
   FSDP_ASSIGN_OR_RETURN(server->thread_,
                         StartThread("to serve the job's store",
                                     [self = server.get()] { self->Serve(); }));
@@ -62,9 +61,9 @@ absl::StatusOr<std::unique_ptr<StoreServer>> StoreServer::Start(
 }
 
 StoreServer::StoreServer(UniqueFd listener, UniqueFd wake, std::string secret,
-                         StoreServerOptions options)
+                         const StoreServerOptions& options)
     : secret_(std::move(secret)),
-      options_(std::move(options)),
+      options_(options),
       listener_(std::move(listener)),
       wake_(std::move(wake)) {}
 
@@ -181,8 +180,8 @@ bool StoreServer::Read(Caller& caller) {
   if (count == 0) return false;
   const absl::Status received =
       caller.session.Receive({bytes, static_cast<size_t>(count)}, absl::Now());
-  if (absl::IsPermissionDenied(received) && !options_.refusals_key.empty()) {
-    table_.Add(options_.refusals_key, 1).IgnoreError();
+  if (absl::IsPermissionDenied(received)) {
+    table_.Add(kRefusalsKey, 1).IgnoreError();
   }
   return received.ok();
 }

@@ -19,14 +19,15 @@
 
 namespace fsdp::comm {
 
+// Where a store counts the callers that do not know the secret.
+inline constexpr char kRefusalsKey[] = "/fsdp/refusals";
+
 struct StoreServerOptions {
   // Whoever has not shown by then that it knows the secret is hung up on.
   absl::Duration claim_timeout = absl::Seconds(10);
   // Callers that have not shown it yet; of more, the one that came first is
   // hung up on.
   size_t max_strangers = 128;
-  // Where the store counts those that do not know the secret; empty: nowhere.
-  std::string refusals_key = {};
 };
 
 // Answers on a thread of its own until it is destroyed. Strangers cost a
@@ -35,7 +36,8 @@ class StoreServer {
  public:
   // `listener` listens already. ResourceExhausted: no thread, no descriptors.
   static absl::StatusOr<std::unique_ptr<StoreServer>> Start(
-      UniqueFd listener, std::string secret, StoreServerOptions options = {});
+      UniqueFd listener, std::string secret,
+      const StoreServerOptions& options = {});
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;
   ~StoreServer();
@@ -48,7 +50,7 @@ class StoreServer {
   };
 
   StoreServer(UniqueFd listener, UniqueFd wake, std::string secret,
-              StoreServerOptions options);
+              const StoreServerOptions& options);
 
   void Serve();
   // The descriptors to wait for: wake_, listener_, then all callers.

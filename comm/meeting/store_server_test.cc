@@ -56,12 +56,11 @@ bool IsHungUpOn(int fd) {
 
 class StoreServerTest : public ::testing::Test {
  protected:
-  void Start(StoreServerOptions options = {}) {
+  void Start(const StoreServerOptions& options = {}) {
     ASSERT_OK_AND_ASSIGN(Listener listener, Listen("127.0.0.1", 0));
     port_ = listener.port;
-    ASSERT_OK_AND_ASSIGN(server_,
-                         StoreServer::Start(std::move(listener.fd), kSecret,
-                                            std::move(options)));
+    ASSERT_OK_AND_ASSIGN(
+        server_, StoreServer::Start(std::move(listener.fd), kSecret, options));
   }
 
   absl::StatusOr<std::unique_ptr<StoreConnection>> Connect(
@@ -120,9 +119,7 @@ TEST_F(StoreServerTest, AWaitEndsAtItsDeadline) {
 }
 
 TEST_F(StoreServerTest, AnotherSecretIsRefusedAndCounted) {
-  StoreServerOptions options;
-  options.refusals_key = "refusals";
-  Start(std::move(options));
+  Start();
   for (const char* secret : {"", "of another job"}) {
     EXPECT_THAT(Connect(secret), StatusIs(absl::StatusCode::kPermissionDenied,
                                           AllOf(HasSubstr("stranger"),
@@ -130,14 +127,14 @@ TEST_F(StoreServerTest, AnotherSecretIsRefusedAndCounted) {
   }
   ASSERT_OK_AND_ASSIGN(const auto rank, Connect());
   ASSERT_OK_AND_ASSIGN(const StoreMessage answer,
-                       rank->Call(Ask(StoreAsk::kGet, {"refusals"}), Soon()));
+                       rank->Call(Ask(StoreAsk::kGet, {kRefusalsKey}), Soon()));
   EXPECT_EQ(answer.texts, std::vector<std::string>{"2"});
 }
 
 TEST_F(StoreServerTest, WhoeverSaysNothingIsHungUpOn) {
   StoreServerOptions options;
   options.claim_timeout = absl::Milliseconds(50);
-  Start(std::move(options));
+  Start(options);
   const UniqueFd silent = Stranger();
   const UniqueFd slow = Stranger();
   ASSERT_EQ(send(slow.get(), kStoreMagic.data(), 3, MSG_NOSIGNAL), 3);
@@ -160,7 +157,7 @@ TEST_F(StoreServerTest, OtherProtocolsAreHungUpOn) {
 TEST_F(StoreServerTest, ManyStrangers) {
   StoreServerOptions options;
   options.max_strangers = 8;
-  Start(std::move(options));
+  Start(options);
   std::vector<UniqueFd> strangers;
   for (int i = 0; i < 1000; ++i) {
     strangers.push_back(Stranger());

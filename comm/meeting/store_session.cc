@@ -51,6 +51,7 @@ std::optional<size_t> TextsOf(StoreAsk ask) {
     case StoreAsk::kGet:
     case StoreAsk::kAdd:
     case StoreAsk::kDelete:
+    case StoreAsk::kDeleteAll:
       return 1;
     case StoreAsk::kCount:
       return 0;
@@ -123,7 +124,7 @@ absl::Status StoreSession::Advance(absl::Time now) {
 
 absl::Status StoreSession::Answer(StoreMessage message, absl::Time now) {
   const auto ask = static_cast<StoreAsk>(message.code);
-  if (ask < StoreAsk::kSet || ask > StoreAsk::kCount ||
+  if (ask < StoreAsk::kSet || ask > StoreAsk::kDeleteAll ||
       TextsOf(ask).value_or(message.texts.size()) != message.texts.size()) {
     return absl::InvalidArgumentError("a message that asks for nothing known");
   }
@@ -153,6 +154,9 @@ std::optional<StoreMessage> StoreSession::Act(StoreMessage message,
       return Done(table_->Delete(texts[0]) ? 1 : 0);
     case StoreAsk::kCount:
       return Done(static_cast<int64_t>(table_->size()));
+    case StoreAsk::kDeleteAll:
+      if (texts[0].empty()) return Refused("all keys begin with an empty text");
+      return Done(table_->DeleteAll(texts[0]));
     case StoreAsk::kGet:
     case StoreAsk::kWait: {
       const absl::Duration limit = std::clamp(

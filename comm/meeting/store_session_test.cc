@@ -156,6 +156,16 @@ TEST_F(StoreSessionTest, DoesWhatItIsAskedFor) {
   EXPECT_EQ(table_.size(), 0);
 }
 
+TEST_F(StoreSessionTest, DeletesWhatBeginsWithATextButNotAll) {
+  StoreSession session = Accepted();
+  for (const char* key : {"a/1", "a/2", "b"}) ASSERT_OK(table_.Set(key, ""));
+  ASSERT_OK(session.Receive(Ask(StoreAsk::kDeleteAll, {"a/"}), kNow));
+  EXPECT_EQ(Answer(session).number, 2);
+  ASSERT_OK(session.Receive(Ask(StoreAsk::kDeleteAll, {""}), kNow));
+  EXPECT_EQ(Answer(session).code, static_cast<uint8_t>(StoreReply::kRefused));
+  EXPECT_EQ(table_.size(), 1);
+}
+
 TEST_F(StoreSessionTest, WhatTheTableRefusesIsAnAnswer) {
   StoreSession session = Accepted();
   ASSERT_OK(table_.Set("a", "text"));
@@ -218,12 +228,17 @@ TEST_F(StoreSessionTest, AnswersWhenTheAnswerBeforeIsSent) {
 }
 
 TEST_F(StoreSessionTest, WhatIsNoMessageEndsIt) {
-  const std::vector<std::string> bad = {
-      Ask(static_cast<StoreAsk>(0), {}), Ask(static_cast<StoreAsk>(9), {}),
-      Ask(StoreAsk::kSet, {"a"}),        Ask(StoreAsk::kSet, {"a", "b", "c"}),
-      Ask(StoreAsk::kGet, {}),           Ask(StoreAsk::kAdd, {"a", "b"}),
-      Ask(StoreAsk::kCount, {"a"}),      Ask(StoreAsk::kCompareAndSet, {"a"}),
-      Ask(StoreAsk::kDelete, {}),        std::string(4, '\xff')};
+  const std::vector<std::string> bad = {Ask(static_cast<StoreAsk>(0), {}),
+                                        Ask(static_cast<StoreAsk>(10), {}),
+                                        Ask(StoreAsk::kSet, {"a"}),
+                                        Ask(StoreAsk::kSet, {"a", "b", "c"}),
+                                        Ask(StoreAsk::kGet, {}),
+                                        Ask(StoreAsk::kAdd, {"a", "b"}),
+                                        Ask(StoreAsk::kCount, {"a"}),
+                                        Ask(StoreAsk::kCompareAndSet, {"a"}),
+                                        Ask(StoreAsk::kDelete, {}),
+                                        Ask(StoreAsk::kDeleteAll, {}),
+                                        std::string(4, '\xff')};
   for (const std::string& bytes : bad) {
     StoreSession session = Accepted();
     EXPECT_THAT(session.Receive(bytes, kNow),

@@ -8,8 +8,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "base/status_macros.h"
 
 namespace fsdp::comm {
@@ -60,6 +62,21 @@ bool StoreTable::Delete(const std::string& key) {
   bytes_ -= key.size() + found->second.size();
   values_.erase(found);
   return true;
+}
+
+int64_t StoreTable::DeleteAll(absl::string_view prefix) {
+  int64_t deleted = 0;
+  for (auto entry = values_.begin(); entry != values_.end();) {
+    const auto& [key, value] = *entry;
+    if (!absl::StartsWith(key, prefix)) {
+      ++entry;
+      continue;
+    }
+    bytes_ -= key.size() + value.size();
+    entry = values_.erase(entry);
+    ++deleted;
+  }
+  return deleted;
 }
 
 const std::string* StoreTable::Find(const std::string& key) const {

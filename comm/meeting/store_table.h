@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 
 namespace fsdp::comm {
 
@@ -32,6 +33,8 @@ class StoreTable {
   // something else, or the sum does not fit into 64 bits.
   absl::StatusOr<int64_t> Add(const std::string& key, int64_t addend);
   bool Delete(const std::string& key);
+  // All keys that begin with `prefix`; how many there were.
+  int64_t DeleteAll(absl::string_view prefix);
 
   // Null: there is none. Valid until the table changes.
   const std::string* Find(const std::string& key) const;

@@ -79,6 +79,21 @@ TEST(StoreTableTest, TellsNewKeysOnce) {
   EXPECT_THAT(table.TakeNewKeys(), ElementsAre("a"));
 }
 
+TEST(StoreTableTest, DeletesWhatBeginsWithAPrefix) {
+  StoreTable table(/*max_bytes=*/12);
+  for (const char* key : {"a", "a/", "a/1", "b/1"})
+    ASSERT_OK(table.Set(key, ""));
+  ASSERT_OK(table.Set("a/1", "xyz"));
+  EXPECT_EQ(table.DeleteAll("a/"), 2);
+  EXPECT_EQ(table.DeleteAll("a/"), 0);
+  EXPECT_THAT(table.Find("a"), Pointee(std::string()));
+  EXPECT_THAT(table.Find("b/1"), Pointee(std::string()));
+  // Their bytes are free again.
+  ASSERT_OK(table.Set("c", "1234567"));
+  EXPECT_THAT(table.Set("d", ""),
+              StatusIs(absl::StatusCode::kResourceExhausted, _));
+}
+
 TEST(StoreTableTest, HoldsSoManyBytes) {
   StoreTable table(/*max_bytes=*/10);
   ASSERT_OK(table.Set("abc", "1234567"));

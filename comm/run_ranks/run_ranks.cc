@@ -1,5 +1,7 @@
 #include "comm/run_ranks/run_ranks.h"
 
+#include <signal.h>
+
 #include <cstdlib>
 #include <iostream>
 #include <memory>
@@ -14,8 +16,11 @@
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/communicator.h"
 #include "comm/inspection/inspection_signals.h"
+#include "comm/launcher/launch_options.h"
+#include "comm/launcher/launch_replicas.h"
 #include "comm/launcher/launcher.h"
 #include "comm/launcher/launcher_report.h"
+#include "comm/launcher/replicas_report.h"
 #include "comm/launcher/restart_options.h"
 #include "comm/startup/environment.h"
 
@@ -27,12 +32,8 @@ int Print(const absl::Status& status) {
   return ExitCodeOf(status);
 }
 
-int Launch(int argc, char** argv, int ranks, const RestartOptions& restarts) {
-  LaunchOptions launch;
-  launch.restarts = restarts;
-  launch.ranks = ranks;
-  launch.argv.assign(argv, argv + argc);
-  const absl::StatusOr<LaunchReport> report = LaunchRanks(launch);
+int LaunchOne(const LaunchOptions& options) {
+  const absl::StatusOr<LaunchReport> report = LaunchRanks(options);
   if (!report.ok()) return Print(report.status());
   if (report->exit_code() != 0 || !report->failed_attempts.empty()) {
     std::cerr << report->ToString() << std::endl;
@@ -40,7 +41,60 @@ int Launch(int argc, char** argv, int ranks, const RestartOptions& restarts) {
   return report->exit_code();
 }
 
-absl::Status RunRank(const Environment& environment, const RankMain& fn,
+int LaunchSeveral(int replicas, const LaunchOptions& options) {
+  const absl::StatusOr<ReplicasReport> report =
+      LaunchReplicas(replicas, options);
+  if (!report.ok()) return Print(report.status());
+  if (report->exit_code() != 0 || report->last_failed_replica >= 0) {
+    std::cerr << report->ToString() << std::endl;
+  }
+  return report->exit_code();
+}
+
+int Launch(int argc, char** argv, const ReplicaCounts& counts,
+           const RestartOptions& restarts) {
+  // Whoever asks what the ranks are doing may do so before there are any, and
+  // after they have ended.
+  for (const int question : {SIGQUIT, SIGUSR1}) {
+    struct sigaction action = {};
+    sigaction(question, nullptr, &action);
+    if (action.sa_handler == SIG_DFL) signal(question, SIG_IGN);
+  }
+  LaunchOptions launch;
+  launch.restarts = restarts;
+  launch.ranks = counts.ranks;
+  launch.argv.assign(argv, argv + argc);
+  return counts.replicas > 0 ? LaunchSeveral(counts.replicas, launch)
+                             : LaunchOne(launch);
+}
+
+// What is to be started, where `counts` were asked for.
+absl::StatusOr<ReplicaCounts> CountsFor(const Environment& environment,
+                                        ReplicaCounts counts) {
+  const bool is_rank = environment.started_by != StartedBy::kNobody;
+  if (counts.replicas < 0 || (!is_rank && counts.ranks < 1)) {
+    return absl::InvalidArgumentError(
+        counts.replicas < 0
+            ? absl::StrCat("RunReplicas: cannot start ", counts.replicas,
+                           " replicas")
+            : absl::StrCat("RunRanks: cannot start ", counts.ranks, " ranks"));
+  }
+  const bool is_replica = is_rank || environment.replicas > 0;
+  if (is_replica && counts.replicas > 0 &&
+      counts.replicas != environment.replicas) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "RunReplicas: ", counts.replicas,
+        " replicas are asked for, but this process was started as a part of ",
+        environment.replicas == 0
+            ? absl::StrCat("a job without replicas, by ",
+                           Name(environment.started_by))
+            : absl::StrCat(environment.replicas, " (FSDP_REPLICAS)")));
+  }
+  if (is_replica) counts.replicas = 0;
+  return counts;
+}
+
+absl::Status RunRank(const Environment& environment, const ReplicaMain& fn,
                      const ConnectOptions& options) {
   // Before connecting, which may take long; a program that answers these
   // signals itself goes on doing so.
@@ -53,7 +107,7 @@ absl::Status RunRank(const Environment& environment, const RankMain& fn,
   if (signals.ok()) (*signals)->Show(*ranks);
   absl::Status result;
   const absl::Status thrown =
-      TorchToStatus("an exception", [&] { result = fn(ranks); });
+      TorchToStatus("an exception", [&] { result = fn(ranks, environment); });
   if (!thrown.ok()) result = thrown;
   // Before it is destroyed, which would tell the others less.
   if (!result.ok()) ranks->Abort(result);
@@ -62,20 +116,31 @@ absl::Status RunRank(const Environment& environment, const RankMain& fn,
 
 }  // namespace
 
-int RunRanks(int argc, char** argv, int ranks, const RankMain& fn,
-             const ConnectOptions& options, const RestartOptions& restarts) {
+int RunReplicas(int argc, char** argv, const ReplicaCounts& counts,
+                const ReplicaMain& fn, const ConnectOptions& options,
+                const RestartOptions& restarts) {
   const FileSizeErrors errors;
   const absl::StatusOr<Environment> environment = ReadEnvironment(std::getenv);
   if (!environment.ok()) return Print(environment.status());
+  const absl::StatusOr<ReplicaCounts> starts = CountsFor(*environment, counts);
+  if (!starts.ok()) return Print(starts.status());
   const bool is_rank = environment->started_by != StartedBy::kNobody;
-  if (!is_rank && ranks < 1) {
-    return Print(absl::InvalidArgumentError(
-        absl::StrCat("RunRanks: cannot start ", ranks, " ranks")));
-  }
-  if (!is_rank && (ranks > 1 || restarts.max_restarts > 0)) {
-    return Launch(argc, argv, ranks, restarts);
-  }
+  const bool is_alone =
+      starts->replicas == 0 && starts->ranks == 1 && restarts.max_restarts == 0;
+  if (!is_rank && !is_alone) return Launch(argc, argv, *starts, restarts);
   return Print(RunRank(*environment, fn, options));
+}
+
+int RunRanks(int argc, char** argv, int ranks, const RankMain& fn,
+             const ConnectOptions& options, const RestartOptions& restarts) {
+  ReplicaCounts counts;
+  counts.ranks = ranks;
+  return RunReplicas(
+      argc, argv, counts,
+      [&fn](std::shared_ptr<Communicator> members, const Environment&) {
+        return fn(std::move(members));
+      },
+      options, restarts);
 }
 
 }  // namespace fsdp::comm

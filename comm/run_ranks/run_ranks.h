@@ -13,6 +13,7 @@
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/communicator.h"
 #include "comm/launcher/restart_options.h"
+#include "comm/startup/environment.h"
 
 namespace fsdp::comm {
 
@@ -37,12 +38,33 @@ using RankMain =
 // Writes past `ulimit -f` are errors meanwhile, and SIGQUIT and SIGUSR1 show
 // what a rank, or each that this process has started, is doing
 // (comm/inspection/inspection_signals.h), unless the program has handlers for
-// them.
+// them. The process that has started ranks ignores both from then on.
 //
 // To be called first in main(): see LaunchRanks() (comm/launcher/launcher.h).
 int RunRanks(int argc, char** argv, int ranks, const RankMain& fn,
              const ConnectOptions& options = {},
              const RestartOptions& restarts = {});
+
+// What one rank of a replica does; `environment` says of which one. Without
+// replicas environment.replicas is 0.
+using ReplicaMain = std::function<absl::Status(
+    std::shared_ptr<Communicator> ranks, const Environment& environment)>;
+
+struct ReplicaCounts {
+  int replicas = 0;  // 0: none, as RunRanks()
+  int ranks = 1;     // of each, or of the job
+};
+
+// RunRanks() for a job of replicas that outlive each other, --replicas=2
+// --ranks=4: LaunchReplicas() (comm/launcher/launch_replicas.h) starts them and
+// their keeper on this host. Where the environment says already which replica
+// this is, as on several hosts with `tools/keeper`, only its ranks are started,
+// or this process is one of them; counts.replicas is then that number, or 0.
+// `restarts` are those of each replica. Returns ReplicasReport::exit_code() in
+// the process that has started replicas.
+int RunReplicas(int argc, char** argv, const ReplicaCounts& counts,
+                const ReplicaMain& fn, const ConnectOptions& options = {},
+                const RestartOptions& restarts = {});
 
 }  // namespace fsdp::comm
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <optional>
 #include <string>
@@ -15,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "base/status_macros.h"
 
 namespace fsdp::comm {
@@ -23,6 +25,8 @@ namespace {
 constexpr int kMaxInt = std::numeric_limits<int>::max();
 constexpr int kMaxPort = 65535;
 constexpr char kLoopback[] = "127.0.0.1";
+constexpr char kIncarnationName[] = "FSDP_REPLICA_INCARNATION";
+constexpr char kKeeperName[] = "FSDP_REPLICA_STORE";
 
 // Derived ports lie below the range that Linux hands out by itself (32768 on).
 constexpr uint64_t kFirstDerivedPort = 15000;
@@ -52,15 +56,17 @@ class Variables {
     return names.back();
   }
 
+  static absl::Status NotSet(const char* name, absl::string_view source) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, " is not set, but other variables of ", source,
+                     " are; set all of them or none"));
+  }
+
   // The integer in `name`, which must be set and in [min, max].
   absl::StatusOr<int> Integer(const char* name, int min, int max,
                               absl::string_view source) const {
     const std::optional<std::string> text = Find(name);
-    if (!text.has_value()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(name, " is not set, but other variables of ", source,
-                       " are; set all of them or none"));
-    }
+    if (!text.has_value()) return NotSet(name, source);
     int value = 0;
     if (!absl::SimpleAtoi(*text, &value) || value < min || value > max) {
       return absl::InvalidArgumentError(absl::StrCat(
@@ -317,6 +323,51 @@ absl::Status ReadSlurm(const Variables& variables, Environment* environment) {
   return ReadSlurmMaster(variables, environment);
 }
 
+// "host:29500" or "[::1]:29500".
+absl::Status ReadKeeper(const Variables& variables, Environment* environment) {
+  const std::string text = variables.Value(kKeeperName);
+  const size_t colon = text.rfind(':');
+  if (colon != std::string::npos) {
+    absl::string_view host = absl::string_view(text).substr(0, colon);
+    const bool has_brackets =
+        absl::ConsumePrefix(&host, "[") && absl::ConsumeSuffix(&host, "]");
+    const bool is_port =
+        absl::SimpleAtoi(text.substr(colon + 1), &environment->keeper_port) &&
+        environment->keeper_port >= 1 && environment->keeper_port <= kMaxPort;
+    const bool is_host = !host.empty() &&
+                         host.find_first_of("[]") == host.npos &&
+                         (has_brackets || !absl::StrContains(host, ':'));
+    environment->keeper_addr = std::string(host);
+    if (is_host && is_port) return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      kKeeperName, "=", text,
+      ": expected the host of the replicas' keeper and its port, from 1 to ",
+      kMaxPort, ", as in node1:29400 or [::1]:29400"));
+}
+
+// After the restarts have been read.
+absl::Status ReadReplica(const Variables& variables, Environment* environment) {
+  const char* const kNames[] = {"FSDP_REPLICA", "FSDP_REPLICAS",
+                                kIncarnationName, kKeeperName};
+  const bool any = std::any_of(
+      std::begin(kNames), std::end(kNames),
+      [&variables](const char* name) { return variables.Has(name); });
+  if (!any) return absl::OkStatus();
+  const absl::string_view source = "replicas";
+  FSDP_RETURN_IF_ERROR(ReadRank(variables, "FSDP_REPLICA", "FSDP_REPLICAS",
+                                source, &environment->replica,
+                                &environment->replicas));
+  const bool numbers_attempts = environment->started_by == StartedBy::kTorchrun;
+  const int attempts = numbers_attempts ? environment->restart_count : 0;
+  FSDP_ASSIGN_OR_RETURN(
+      const int first,
+      variables.Integer(kIncarnationName, 1, kMaxInt - attempts, source));
+  environment->replica_incarnation = first + attempts;
+  if (!variables.Has(kKeeperName)) return variables.NotSet(kKeeperName, source);
+  return ReadKeeper(variables, environment);
+}
+
 // A variable that only a launcher sets, without the rank that belongs to it,
 // hides a broken start: a lone process would train as if it were the whole job.
 absl::Status CheckNothingSet(const Variables& variables) {
@@ -403,6 +454,7 @@ absl::StatusOr<Environment> ReadEnvironment(GetEnvironmentVariable get) {
   } else {
     FSDP_RETURN_IF_ERROR(CheckNothingSet(variables));
   }
+  FSDP_RETURN_IF_ERROR(ReadReplica(variables, &environment));
   return environment;
 }
 

@@ -42,6 +42,15 @@ struct Environment {
   bool agent_store = false;
   std::string agent_store_prefix;
 
+  // The place is served by a keeper, a StoreServer (comm/meeting) of a process
+  // that outlives the ranks: rank 0 is a client as well, nobody listens, and
+  // nobody waits for goodbyes. Keys begin with this prefix, which is not empty
+  // and which no other group has had before: what a group leaves stays there
+  // until somebody deletes it (JobStore::DeleteAll()). Comes before
+  // agent_store. No variable sets it.
+  bool kept_store = false;
+  std::string kept_store_prefix;
+
   // What only the ranks of this job know, by which they know each other; empty:
   // whoever can reach the place is taken for a rank.
   std::string secret;
@@ -54,6 +63,17 @@ struct Environment {
   // of others 0.
   int restart_count = 0;
   int max_restarts = 0;
+
+  // Which replica these ranks are, where a job has several that outlive each
+  // other. Each is a job of its own in all that stands above; 0 replicas: there
+  // are none.
+  int replica = 0;  // 0 <= replica < replicas
+  int replicas = 0;
+  // How often it has been started, this time included: from 1.
+  int replica_incarnation = 0;
+  // Where the keeper of all replicas can be reached.
+  std::string keeper_addr;
+  int keeper_port = 0;
 
   // The network interface to use between hosts ("eth0"); empty: the one that
   // leads to master_addr.
@@ -80,9 +100,12 @@ using GetEnvironmentVariable = absl::FunctionRef<const char*(const char* name)>;
 //             SLURM_STEP_NODELIST or SLURM_JOB_NODELIST and its port follows
 //             from SLURM_JOB_ID and SLURM_STEP_ID; MASTER_ADDR and MASTER_PORT
 //             come before both.
-// and FSDP_JOB_SECRET, GLOO_SOCKET_IFNAME, FSDP_INSPECT_DIR. An empty variable
-// is one that is not set. Nothing set: one rank. InvalidArgument names the
-// variable, its value and what is expected.
+// and FSDP_JOB_SECRET, GLOO_SOCKET_IFNAME, FSDP_INSPECT_DIR; of replicas all of
+// FSDP_REPLICA, FSDP_REPLICAS, FSDP_REPLICA_INCARNATION, to which torchrun's
+// TORCHELASTIC_RESTART_COUNT is added since each of its attempts has the same
+// variables, and FSDP_REPLICA_STORE ("host:port", "[::1]:port"). An empty
+// variable is one that is not set. Nothing set: one rank. InvalidArgument names
+// the variable, its value and what is expected.
 absl::StatusOr<Environment> ReadEnvironment(GetEnvironmentVariable get);
 
 // The first host of a Slurm node list: "node003" for "node[003-010,12]".

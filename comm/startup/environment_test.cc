@@ -2,6 +2,7 @@
 
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -139,6 +140,79 @@ TEST(EnvironmentTest, ReadsHowOftenTheJobWasRestarted) {
                        HasSubstr("TORCHELASTIC_RESTART_COUNT=-1")));
 }
 
+const Map& Replica() {
+  static const Map& map = *new Map{
+      {"FSDP_REPLICA", "2"},
+      {"FSDP_REPLICAS", "3"},
+      {"FSDP_REPLICA_INCARNATION", "4"},
+      {"FSDP_REPLICA_STORE", "node1:29400"},
+  };
+  return map;
+}
+
+void ExpectReplica(const Environment& environment, int incarnation) {
+  EXPECT_EQ(environment.replica, 2);
+  EXPECT_EQ(environment.replicas, 3);
+  EXPECT_EQ(environment.replica_incarnation, incarnation);
+  EXPECT_EQ(environment.keeper_addr, "node1");
+  EXPECT_EQ(environment.keeper_port, 29400);
+  EXPECT_FALSE(environment.kept_store);
+}
+
+TEST(EnvironmentTest, ReadsTheReplicaBesideTheRank) {
+  for (const Map& launcher : {Map(), Slurm(), Torchrun()}) {
+    ASSERT_OK_AND_ASSIGN(const Environment plain, Read(launcher));
+    EXPECT_EQ(plain.replicas, 0);
+    ASSERT_OK_AND_ASSIGN(const Environment environment,
+                         Read(With(launcher, Replica())));
+    ExpectReplica(environment, 4);
+    ExpectRanks(environment, plain.rank, plain.world_size, plain.local_rank,
+                plain.local_world_size);
+    EXPECT_EQ(environment.master_addr, plain.master_addr);
+    EXPECT_EQ(environment.master_port, plain.master_port);
+  }
+}
+
+// Of --ranks each attempt has its own.
+TEST(EnvironmentTest, EachAttemptOfTorchrunIsAnotherIncarnation) {
+  const Map restarted =
+      With(With(Torchrun(), Replica()), {{"TORCHELASTIC_RESTART_COUNT", "2"}});
+  ASSERT_OK_AND_ASSIGN(Environment environment, Read(restarted));
+  ExpectReplica(environment, 4 + 2);
+  ASSERT_OK_AND_ASSIGN(environment,
+                       Read(With(restarted, {{"FSDP_LAUNCHER", "1"}})));
+  ExpectReplica(environment, 4);
+  EXPECT_THAT(
+      Read(With(restarted, {{"FSDP_REPLICA_INCARNATION", "2147483646"}})),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("FSDP_REPLICA_INCARNATION=2147483646")));
+}
+
+TEST(EnvironmentTest, TheKeepersHostMayBeAnAddress) {
+  const std::vector<std::pair<std::string, std::string>> hosts = {
+      {"10.0.0.1:1", "10.0.0.1"}, {"[fe80::1]:1", "fe80::1"}};
+  for (const auto& [place, host] : hosts) {
+    ASSERT_OK_AND_ASSIGN(
+        const Environment environment,
+        Read(With(Replica(), {{"FSDP_REPLICA_STORE", place}})));
+    EXPECT_EQ(environment.keeper_addr, host);
+    EXPECT_EQ(environment.keeper_port, 1);
+  }
+}
+
+TEST(EnvironmentTest, RefusesAKeeperWithoutHostOrPort) {
+  for (const char* place :
+       {"node1", "29400", ":29400", "node1:", "node1:0", "node1:65536",
+        "node1:x", "::1:29400", "[]:29400", "[::1:29400", "::1]:29400",
+        "[a]b:29400", "[[a]]:29400"}) {
+    EXPECT_THAT(Read(With(Replica(), {{"FSDP_REPLICA_STORE", place}})),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         AllOf(HasSubstr(std::string("FSDP_REPLICA_STORE=") +
+                                         place + ": expected the host"),
+                               HasSubstr("node1:29400 or [::1]:29400"))));
+  }
+}
+
 TEST(EnvironmentTest, ReadsTheLauncher) {
   ASSERT_OK_AND_ASSIGN(
       Environment environment,
@@ -274,6 +348,17 @@ TEST(EnvironmentTest, RefusesWithVariableValueAndExpectation) {
       {With(Slurm(), {{"SLURM_LOCALID", "2"}}), {"SLURM_LOCALID=2"}},
       {With(Slurm(), {{"SLURM_NODEID", "4"}}), {"2(x3),1", "host 4"}},
       {With(Slurm(), {{"SLURM_STEP_TASKS_PER_NODE", "2(x"}}), {"2(x"}},
+      {Without(Replica(), "FSDP_REPLICA"),
+       {"FSDP_REPLICA is not set", "variables of replicas are"}},
+      {Without(Replica(), "FSDP_REPLICAS"), {"FSDP_REPLICAS is not set"}},
+      {Without(Replica(), "FSDP_REPLICA_INCARNATION"),
+       {"FSDP_REPLICA_INCARNATION is not set"}},
+      {Without(Replica(), "FSDP_REPLICA_STORE"),
+       {"FSDP_REPLICA_STORE is not set", "set all of them or none"}},
+      {With(Replica(), {{"FSDP_REPLICA", "3"}}),
+       {"FSDP_REPLICA=3", "less than FSDP_REPLICAS=3"}},
+      {With(Replica(), {{"FSDP_REPLICA_INCARNATION", "0"}}),
+       {"FSDP_REPLICA_INCARNATION=0", "at least 1"}},
       {With(Slurm(), {{"WORLD_SIZE", "4"}}),
        {"WORLD_SIZE=4", "SLURM_NTASKS=7"}},
   };

@@ -15,9 +15,9 @@ DOCUMENT = "docs/architecture.md"
 ROOMS = ["room", "what it is for", "may use"]
 EXCEPTIONS = ["public header", "includes", "because"]
 # Every package below these is a room.
-TOPS = ("base", "checkpoint", "comm", "device_ops", "flat_param", "fsdp", "offload", "testing")
+TOPS = ("base", "checkpoint", "comm", "device_ops", "flat_param", "fsdp", "offload", "replicas", "testing")
 # Every room below these has a README.
-HAVE_READMES = ("comm", "fsdp")
+HAVE_READMES = ("comm", "fsdp", "replicas")
 ANY = "any"
 LIBTORCH = "LibTorch"
 NEEDS_LIBTORCH = {"//third_party/libtorch:libtorch", "//third_party/libtorch:cuda", "//third_party/libtorch:c10_cuda"}

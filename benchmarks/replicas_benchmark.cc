@@ -1,0 +1,207 @@
+// What replicas cost: two of one rank each, threads of this process that share
+// memory as processes of one host do, and a keeper. `finish` is FinishStep()
+// for gradients of so many MB; `votes_ms` of it is what it takes with next to
+// no gradients: two messages to the keeper, and waiting for the slower one.
+// `of_all_reduce`: the time of an all-reduce of as many bytes by the same
+// backend, in the same run, over that of FinishStep(), which copies the
+// gradients first and writes the means last. `join` is what a replica waits for
+// that is given a model of so many MB with the two states of AdamW: `GB/s`, and
+// `of_broadcast`, the time of a broadcast of as many bytes in one tensor over
+// it; the others wait as long.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/ones.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/adamw.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status_error.h"
+#include "benchmark/benchmark.h"
+#include "benchmarks/rank_threads.h"
+#include "checkpoint/run/run.h"
+#include "comm/communicator.h"
+#include "comm/meeting/store_server.h"
+#include "comm/startup/bootstrap_socket.h"
+#include "comm/startup/environment.h"
+#include "comm/testing/shared_memory_group.h"
+#include "comm/work.h"
+#include "replicas/replicas.h"
+
+namespace fsdp {
+namespace {
+
+constexpr int kReplicas = 2;
+constexpr absl::Duration kTimeout = absl::Minutes(2);
+constexpr int64_t kMegabyte = 1'000'000;
+
+// A keeper of this process, and the environment of its replicas.
+class Keeper {
+ public:
+  Keeper() {
+    comm::Listener listener = ValueOrThrow(comm::Listen("127.0.0.1", 0));
+    environment_.keeper_addr = "127.0.0.1";
+    environment_.keeper_port = listener.port;
+    environment_.secret = "of the benchmark";
+    environment_.replicas = kReplicas;
+    environment_.replica_incarnation = 1;
+    server_ = ValueOrThrow(
+        comm::StoreServer::Start(std::move(listener.fd), environment_.secret));
+  }
+
+  comm::Environment EnvironmentOf(int replica) const {
+    comm::Environment environment = environment_;
+    environment.replica = replica;
+    return environment;
+  }
+
+ private:
+  comm::Environment environment_;
+  std::unique_ptr<comm::StoreServer> server_;
+};
+
+// Layers of a megabyte of parameters, unsharded: what one rank holds.
+struct Training {
+  explicit Training(int64_t megabytes) {
+    for (int64_t i = 0; i < megabytes; ++i) {
+      net->push_back(
+          torch::nn::Linear(torch::nn::LinearOptions(500, 500).bias(false)));
+    }
+    optimizer = std::make_unique<torch::optim::AdamW>(
+        net->parameters(), torch::optim::AdamWOptions(1e-3));
+    run.model = net.ptr().get();
+    run.optimizer = optimizer.get();
+    run.random_state = false;
+    for (at::Tensor& parameter : net->parameters()) {
+      parameter.mutable_grad() = at::ones(parameter.sizes());
+    }
+  }
+
+  torch::nn::Sequential net;
+  std::unique_ptr<torch::optim::AdamW> optimizer;
+  checkpoint::TrainingRun run;
+};
+
+double Median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + values.size() / 2,
+                   values.end());
+  return values[values.size() / 2];
+}
+
+// Of `steps` steps, as replica 0 sees them; the first ones find memory.
+std::vector<double> FinishSeconds(int64_t megabytes, int64_t steps) {
+  const Keeper keeper;
+  std::vector<double> seconds;
+  OnAllRanks(kReplicas, [&](int replica) {
+    Training training(megabytes);
+    ReplicaOptions options;
+    options.steps = steps + 2;
+    const auto replicas = ValueOrThrow(
+        Replicas::Join(keeper.EnvironmentOf(replica), &training.run, options));
+    while (const auto step = ValueOrThrow(replicas->BeginStep())) {
+      const absl::Time begin = absl::Now();
+      ThrowIfError(replicas->FinishStep());
+      if (replica != 0 || step->step < 2) continue;
+      seconds.push_back(absl::ToDoubleSeconds(absl::Now() - begin));
+    }
+  });
+  return seconds;
+}
+
+using Collective = std::function<absl::StatusOr<std::unique_ptr<comm::Work>>(
+    comm::Communicator& ranks, const at::Tensor& tensor)>;
+
+double CollectiveSeconds(int64_t megabytes, const Collective& start) {
+  const auto group =
+      ValueOrThrow(comm::testing::CreateSharedMemoryGroup(kReplicas, kTimeout));
+  std::vector<double> seconds;
+  OnAllRanks(kReplicas, [&](int rank) {
+    const at::Tensor tensor =
+        ValueOrThrow(group[rank]->AllocateSymmetric(megabytes * kMegabyte))
+            .zero_()
+            .view(at::kFloat);
+    for (int i = 0; i < 7; ++i) {
+      const absl::Time begin = absl::Now();
+      ThrowIfError(ValueOrThrow(start(*group[rank], tensor))
+                       ->Wait(absl::Now() + kTimeout));
+      if (rank == 0 && i >= 2) {
+        seconds.push_back(absl::ToDoubleSeconds(absl::Now() - begin));
+      }
+    }
+  });
+  return Median(std::move(seconds));
+}
+
+void BM_Finish(benchmark::State& state) {
+  const int64_t megabytes = state.range(0);
+  const double all_reduce = CollectiveSeconds(
+      megabytes, [](comm::Communicator& ranks, const at::Tensor& tensor) {
+        return ranks.AllReduce(tensor, comm::ReduceOp::kSum, "plain");
+      });
+  const std::vector<double> seconds =
+      FinishSeconds(megabytes, static_cast<int64_t>(state.max_iterations));
+  size_t step = 0;
+  for (auto _ : state) state.SetIterationTime(seconds.at(step++));
+  state.counters["of_all_reduce"] = all_reduce / Median(seconds);
+  state.counters["votes_ms"] = 1e3 * Median(FinishSeconds(1, 20));
+}
+
+// From BeginStep() of a replica without the state until it has it.
+double JoinSeconds(int64_t megabytes) {
+  const Keeper keeper;
+  double seconds = 0;
+  OnAllRanks(kReplicas, [&](int replica) {
+    Training training(megabytes);
+    if (replica == 0) training.optimizer->step();  // makes its states
+    ReplicaOptions options;
+    options.steps = 2;
+    options.first_step = replica == 0 ? 1 : 0;
+    const auto replicas = ValueOrThrow(
+        Replicas::Join(keeper.EnvironmentOf(replica), &training.run, options));
+    const absl::Time begin = absl::Now();
+    ValueOrThrow(replicas->BeginStep());
+    if (replica == 1) seconds = absl::ToDoubleSeconds(absl::Now() - begin);
+    ThrowIfError(replicas->FinishStep());
+    ValueOrThrow(replicas->BeginStep());
+  });
+  return seconds;
+}
+
+void BM_Join(benchmark::State& state) {
+  const int64_t megabytes = state.range(0);
+  const int64_t all = 3 * megabytes;  // with AdamW's states
+  const double broadcast = CollectiveSeconds(
+      all, [](comm::Communicator& ranks, const at::Tensor& tensor) {
+        return ranks.Broadcast(tensor, /*root=*/0, "plain");
+      });
+  std::vector<double> seconds;
+  for (auto _ : state) {
+    seconds.push_back(JoinSeconds(megabytes));
+    state.SetIterationTime(seconds.back());
+  }
+  const double median = Median(seconds);
+  state.counters["GB/s"] = static_cast<double>(all) / 1e3 / median;
+  state.counters["of_broadcast"] = broadcast / median;
+}
+
+BENCHMARK(BM_Finish)
+    ->ArgName("MB")
+    ->Arg(1)
+    ->Arg(30)
+    ->Arg(300)
+    ->UseManualTime()
+    ->Unit(benchmark::kMillisecond);
+BENCHMARK(BM_Join)->ArgName("MB")->Arg(1)->Arg(300)->UseManualTime()->Unit(
+    benchmark::kMillisecond);
+
+}  // namespace
+}  // namespace fsdp

@@ -1,0 +1,42 @@
+#include "comm/launcher/launch_options.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "comm/launcher/restart_options.h"
+
+namespace fsdp::comm {
+
+absl::Status CheckLaunchOptions(const LaunchOptions& options) {
+  if (options.ranks < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("ranks is ", options.ranks, ": expected at least 1"));
+  }
+  if (options.argv.empty()) {
+    return absl::InvalidArgumentError("argv is empty: expected the program");
+  }
+  const RestartOptions& restarts = options.restarts;
+  if (restarts.max_restarts < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("restarts.max_restarts is ",
+                                                   restarts.max_restarts,
+                                                   ": expected at least 0"));
+  }
+  if (restarts.min_ranks > options.ranks) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("restarts.min_ranks is ", restarts.min_ranks,
+                     ": expected at most ranks, ", options.ranks));
+  }
+  return absl::OkStatus();
+}
+
+const char* FindVariable(const LaunchOptions& options, const char* name) {
+  const auto& set = options.environment;
+  const auto last = std::find_if(
+      set.rbegin(), set.rend(),
+      [name](const auto& variable) { return variable.first == name; });
+  return last != set.rend() ? last->second.c_str() : std::getenv(name);
+}
+
+}  // namespace fsdp::comm

@@ -1,0 +1,51 @@
+// What a launcher starts, and how it ends it.
+#ifndef COMM_LAUNCHER_LAUNCH_OPTIONS_H_
+#define COMM_LAUNCHER_LAUNCH_OPTIONS_H_
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "comm/launcher/restart_options.h"
+
+namespace fsdp::comm {
+
+struct LaunchOptions {
+  int ranks = 1;
+  std::vector<std::string> argv;  // of every rank, argv[0] included
+  std::string program = "/proc/self/exe";
+
+  // Set for the ranks, over what this process has: NAME, value.
+  std::vector<std::pair<std::string, std::string>> environment;
+
+  // How long the other ranks may go on when one has failed, since they may be
+  // about to say why; then they get SIGTERM.
+  absl::Duration grace_period = absl::Seconds(10);
+
+  // How long ranks may take to end when the launcher is told to and has told
+  // them; then they get SIGKILL.
+  absl::Duration stop_period = absl::Seconds(10);
+
+  // From SIGTERM to SIGKILL.
+  absl::Duration terminate_period = absl::Seconds(3);
+
+  // Whether the job is started again when a rank has failed. By default never.
+  RestartOptions restarts;
+
+  // Where the output of ranks goes, and what is said of restarts; not owned.
+  int stdout_fd = 1;
+  int stderr_fd = 2;
+};
+
+// InvalidArgument where LaunchRanks() would not start.
+absl::Status CheckLaunchOptions(const LaunchOptions& options);
+
+// What a variable is for the ranks, by options.environment or by this process's
+// environment; null: it is not set. Valid until one of them changes.
+const char* FindVariable(const LaunchOptions& options, const char* name);
+
+}  // namespace fsdp::comm
+
+#endif  // COMM_LAUNCHER_LAUNCH_OPTIONS_H_

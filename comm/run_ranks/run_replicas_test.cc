@@ -1,0 +1,223 @@
+// Programs that consist of RunReplicas(): this one, started again with a role.
+#include <signal.h>
+
+#include <cstdlib>
+#include <iostream>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "base/testing/this_program.h"
+#include "comm/bootstrap/bootstrap.h"
+#include "comm/communicator.h"
+#include "comm/launcher/launcher_report.h"
+#include "comm/launcher/restart_options.h"
+#include "comm/run_ranks/run_ranks.h"
+#include "comm/scalars.h"
+#include "comm/startup/environment.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::comm {
+namespace {
+
+using ::fsdp::testing::ProgramOutcome;
+using ::fsdp::testing::RunThisProgram;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr char kRole[] = "RUN_REPLICAS_TEST_ROLE";
+
+void PrintSum(const std::string& what, const Environment& self, double sum) {
+  std::cout << absl::StrCat("incarnation ", self.replica_incarnation, ": ",
+                            what, " ", sum, "\n")
+            << std::flush;
+}
+
+// The same rank of all replicas.
+absl::StatusOr<std::unique_ptr<Communicator>> ConnectColumn(
+    const Environment& self, int epoch) {
+  Environment column = self;
+  column.rank = self.replica;
+  column.world_size = self.replicas;
+  column.master_addr = self.keeper_addr;
+  column.master_port = self.keeper_port;
+  column.kept_store = true;
+  column.kept_store_prefix = absl::StrCat("column/", self.rank, "/", epoch);
+  return Connect(column);
+}
+
+absl::Status AddUp(Communicator& ranks, const Environment& self, int epoch) {
+  FSDP_ASSIGN_OR_RETURN(const double sum, Sum(ranks, ranks.rank() + 1));
+  PrintSum("the ranks have", self, sum);
+  if (self.replicas == 0) return absl::OkStatus();
+  FSDP_ASSIGN_OR_RETURN(const auto column, ConnectColumn(self, epoch));
+  FSDP_ASSIGN_OR_RETURN(const double all, Sum(*column, sum));
+  PrintSum("the column has", self, all);
+  return absl::OkStatus();
+}
+
+// Rank 1 of replica 1 is killed in the middle of its first life. The ranks of
+// the other replica go on as before, in columns with its second one.
+absl::Status LoseARank(Communicator& ranks, const Environment& self) {
+  if (self.replica_incarnation == 1) {
+    FSDP_ASSIGN_OR_RETURN(const auto column, ConnectColumn(self, 1));
+    FSDP_RETURN_IF_ERROR(Sum(*column, 1).status());
+    if (self.replica == 1 && self.rank == 1) raise(SIGKILL);
+    if (self.replica == 1) return Sum(ranks, 1).status();
+    if (Sum(*column, 1).ok()) return absl::InternalError("nobody was missed");
+  }
+  return AddUp(ranks, self, /*epoch=*/2);
+}
+
+absl::Status PlayRank(const std::string& role, Communicator& ranks,
+                      const Environment& self) {
+  if (role == "lose_a_rank") return LoseARank(ranks, self);
+  if (role == "fail" && self.replica == 1) {
+    return absl::NotFoundError("there is no such file");
+  }
+  if (role == "place") {
+    std::cout << absl::StrCat("replica ", self.replica, " of ", self.replicas,
+                              ", incarnation ", self.replica_incarnation, "\n");
+  }
+  if (role != "sum") return absl::OkStatus();
+  return AddUp(ranks, self, /*epoch=*/1);
+}
+
+// `before`: further variables.
+ProgramOutcome Execute(const std::string& role,
+                       const std::string& before = "") {
+  return RunThisProgram(absl::StrCat(before, " ", kRole, "=", role));
+}
+
+TEST(RunReplicasTest, ReplicasAreGroupsAndSoAreTheirColumns) {
+  const ProgramOutcome outcome = Execute("sum");
+  EXPECT_EQ(outcome.code, 0) << outcome.output;
+  for (const char* rank : {"[0.0]", "[0.1]", "[1.0]", "[1.1]"}) {
+    EXPECT_THAT(outcome.output,
+                AllOf(HasSubstr(absl::StrCat(
+                          rank, " incarnation 1: the ranks have 3\n")),
+                      HasSubstr(absl::StrCat(
+                          rank, " incarnation 1: the column has 6\n"))));
+  }
+}
+
+TEST(RunReplicasTest, WithoutReplicasItIsAJobOfRanks) {
+  const ProgramOutcome outcome = Execute("sum", "RUN_REPLICAS_TEST_REPLICAS=0");
+  EXPECT_EQ(outcome.code, 0) << outcome.output;
+  EXPECT_THAT(outcome.output,
+              AllOf(HasSubstr("[0] incarnation 0: the ranks have 3\n"),
+                    HasSubstr("[1] incarnation 0: the ranks have 3\n")));
+}
+
+TEST(RunReplicasTest, ARankThatIsKilledIsNothingToTheOtherReplica) {
+  const ProgramOutcome outcome =
+      Execute("lose_a_rank", "RUN_REPLICAS_TEST_RESTARTS=1");
+  EXPECT_EQ(outcome.code, 0) << outcome.output;
+  for (const char* rank : {"[0.0] incarnation 1", "[0.1] incarnation 1",
+                           "[1.0] incarnation 2", "[1.1] incarnation 2"}) {
+    EXPECT_THAT(outcome.output,
+                HasSubstr(absl::StrCat(rank, ": the column has 6\n")));
+  }
+  EXPECT_THAT(outcome.output, Not(HasSubstr("replica 0: ")));
+}
+
+TEST(RunReplicasTest, SaysWhatBecameOfAReplicaThatWasGivenUp) {
+  const ProgramOutcome outcome = Execute("fail");
+  EXPECT_EQ(outcome.code, 0) << outcome.output;
+  EXPECT_THAT(outcome.output,
+              AllOf(HasSubstr("NOT_FOUND: there is no such file"),
+                    HasSubstr("\nreplica 0 exited with code 0; replica 1 "
+                              "exited with code 1\n")));
+}
+
+// As on one of several hosts; the place of the keeper is not looked for here.
+TEST(RunReplicasTest, AProcessThatIsAReplicaStartsNoOther) {
+  constexpr char kReplica[] =
+      "FSDP_REPLICA=1 FSDP_REPLICAS=2 FSDP_REPLICA_INCARNATION=3 "
+      "FSDP_REPLICA_STORE=127.0.0.1:1";
+  for (const char* replicas : {"0", "2"}) {
+    const ProgramOutcome outcome = Execute(
+        "place",
+        absl::StrCat(kReplica, " RUN_REPLICAS_TEST_REPLICAS=", replicas));
+    EXPECT_EQ(outcome.code, 0) << outcome.output;
+    EXPECT_THAT(outcome.output,
+                AllOf(HasSubstr("[1.0] replica 1 of 2, incarnation 3\n"),
+                      HasSubstr("[1.1] replica 1 of 2, incarnation 3\n"),
+                      Not(HasSubstr("replica 0"))));
+  }
+  const ProgramOutcome outcome =
+      Execute("place", absl::StrCat(kReplica, " RUN_REPLICAS_TEST_REPLICAS=3"));
+  EXPECT_EQ(outcome.code, kUsageErrorExitCode);
+  EXPECT_THAT(outcome.output,
+              HasSubstr("3 replicas are asked for, but this process was "
+                        "started as a part of 2 (FSDP_REPLICAS)"));
+}
+
+TEST(RunReplicasTest, RefusesWhatCannotBe) {
+  ProgramOutcome outcome = Execute("sum", "RUN_REPLICAS_TEST_REPLICAS=-1");
+  EXPECT_EQ(outcome.code, kUsageErrorExitCode);
+  EXPECT_THAT(outcome.output, HasSubstr("cannot start -1 replicas"));
+  outcome = Execute("sum", "RUN_REPLICAS_TEST_RANKS=0");
+  EXPECT_EQ(outcome.code, kUsageErrorExitCode);
+  EXPECT_THAT(outcome.output, HasSubstr("cannot start 0 ranks"));
+  outcome = Execute(
+      "sum", "RANK=0 WORLD_SIZE=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500");
+  EXPECT_EQ(outcome.code, kUsageErrorExitCode);
+  EXPECT_THAT(outcome.output,
+              HasSubstr("2 replicas are asked for, but this process was "
+                        "started as a part of a job without replicas, by "
+                        "torchrun"));
+}
+
+TEST(RunReplicasTest, AQuestionThatComesTooLateEndsNobody) {
+  for (const char* replicas : {"0", "2"}) {
+    const ProgramOutcome outcome =
+        Execute("raise_at_the_end",
+                absl::StrCat("RUN_REPLICAS_TEST_REPLICAS=", replicas));
+    EXPECT_EQ(outcome.code, 0) << outcome.output;
+  }
+}
+
+int Number(const char* variable, int otherwise) {
+  const char* value = std::getenv(variable);
+  return value == nullptr ? otherwise : std::atoi(value);
+}
+
+}  // namespace
+
+int RunTestRole(int argc, char** argv, const std::string& role) {
+  ReplicaCounts counts;
+  counts.replicas = Number("RUN_REPLICAS_TEST_REPLICAS", 2);
+  counts.ranks = Number("RUN_REPLICAS_TEST_RANKS", 2);
+  RestartOptions restarts;
+  restarts.max_restarts = Number("RUN_REPLICAS_TEST_RESTARTS", 0);
+  restarts.pause = absl::Milliseconds(1);
+  const bool is_rank = std::getenv("RANK") != nullptr;
+  const int code = RunReplicas(
+      argc, argv, counts,
+      [&](const std::shared_ptr<Communicator>& ranks, const Environment& self) {
+        return PlayRank(role, *ranks, self);
+      },
+      {}, restarts);
+  if (role == "raise_at_the_end" && !is_rank) {
+    raise(SIGQUIT);
+    raise(SIGUSR1);
+  }
+  return code;
+}
+
+}  // namespace fsdp::comm
+
+int main(int argc, char** argv) {
+  if (const char* role = std::getenv("RUN_REPLICAS_TEST_ROLE")) {
+    return fsdp::comm::RunTestRole(argc, argv, role);
+  }
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}

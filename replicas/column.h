@@ -1,0 +1,59 @@
+// The ranks of one number in all replicas that take part.
+#ifndef REPLICAS_COLUMN_H_
+#define REPLICAS_COLUMN_H_
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "comm/bootstrap/bootstrap.h"
+#include "comm/communicator.h"
+#include "comm/startup/environment.h"
+
+namespace fsdp::replicas {
+
+// A group of its own in each epoch, since its members differ. Used by one
+// thread; another one ends what is of an epoch that is over.
+class Column {
+ public:
+  // `place`: where the ranks of the column meet, with its keys' prefix; which
+  // rank this is, and of how many, is another matter in each epoch.
+  Column(comm::Environment place, comm::ConnectOptions options)
+      : place_(std::move(place)), options_(std::move(options)) {}
+
+  // Gives the group of an earlier epoch up and joins that of `epoch` as rank
+  // `index` of `size`. Errors as of comm::Connect(). Cancelled: the epoch is
+  // over already.
+  absl::Status Connect(int64_t epoch, int index, int size);
+
+  // Whether there is a group of `epoch`, which may have failed meanwhile.
+  bool IsOf(int64_t epoch) const;
+  // After Connect() was OK.
+  comm::Communicator& ranks() {
+    absl::MutexLock lock(&mutex_);
+    return *ranks_;
+  }
+
+  // Whoever waits in a group of an epoch before `epoch`, or for one, returns at
+  // once. From any thread.
+  void EndBefore(int64_t epoch, const absl::Status& reason);
+  // Ends what there is.
+  void Abort(const absl::Status& reason);
+
+ private:
+  bool IsOver(int64_t epoch) const;
+
+  const comm::Environment place_;
+  const comm::ConnectOptions options_;
+  mutable absl::Mutex mutex_;
+  std::shared_ptr<comm::Communicator> ranks_ ABSL_GUARDED_BY(mutex_);
+  int64_t epoch_ ABSL_GUARDED_BY(mutex_) = -1;       // of ranks_
+  int64_t first_alive_ ABSL_GUARDED_BY(mutex_) = 0;  // the others are over
+};
+
+}  // namespace fsdp::replicas
+
+#endif  // REPLICAS_COLUMN_H_

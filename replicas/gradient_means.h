@@ -1,0 +1,67 @@
+// Gradients of shards, averaged over the replicas that take part in a step.
+#ifndef REPLICAS_GRADIENT_MEANS_H_
+#define REPLICAS_GRADIENT_MEANS_H_
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "comm/communicator.h"
+
+namespace fsdp::replicas {
+
+// Of one rank, with those of the same rank in other replicas: its column. In
+// two parts, since a replica may be lost in between: gradients stay as they are
+// until it is known over whom the mean is. Needs as much memory as the
+// gradients. Not thread-safe.
+class GradientMeans {
+ public:
+  // `column` outlives it. `leaves`: what the optimizer steps, in the same order
+  // and of the same sizes and dtypes in all of the column.
+  GradientMeans(comm::Communicator& column, std::vector<at::Tensor> leaves);
+
+  // Adds the gradients of all of the column up, elsewhere. A leaf that has a
+  // gradient in some only has zeros in the others. Collective; sums are made in
+  // the order of ranks, the same bits in all. After an error, of this rank or
+  // of another, the column is aborted.
+  absl::Status Sum(absl::Time deadline);
+
+  // Once, after Sum() was OK: gradients become the sums divided by the number
+  // of ranks of the column. No messages. After an error they are so in part.
+  absl::Status Apply();
+
+ private:
+  // Sums of one device and dtype, one leaf after the other.
+  using Kind = std::pair<c10::Device, c10::ScalarType>;
+  struct LessKind {
+    bool operator()(const Kind& a, const Kind& b) const;
+  };
+  // A leaf that has a gradient in the column.
+  struct Part {
+    size_t leaf;
+    Kind kind;
+    int64_t begin;  // in sums_, in elements
+  };
+
+  absl::Status Plan(absl::Time deadline);
+  absl::Status Reserve(const std::map<Kind, int64_t, LessKind>& counts);
+  absl::Status AddUp(absl::Time deadline);
+  absl::Status CopyGradient(const Part& part) const;
+  at::Tensor SumOf(const Part& part) const;
+
+  comm::Communicator& column_;
+  const std::vector<at::Tensor> leaves_;
+  std::vector<Part> parts_;
+  std::map<Kind, at::Tensor, LessKind> sums_;  // kept from step to step
+};
+
+}  // namespace fsdp::replicas
+
+#endif  // REPLICAS_GRADIENT_MEANS_H_

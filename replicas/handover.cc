@@ -1,0 +1,342 @@
+#include "replicas/handover.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/time.h"
+#include "base/normal_mode.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+#include "checkpoint/run/run.h"
+#include "checkpoint/run/run_values.h"
+#include "checkpoint/run/training_json.h"
+#include "comm/agreement.h"
+#include "comm/communicator.h"
+#include "comm/work.h"
+#include "fsdp/memory/buffer_layout.h"
+#include "fsdp/memory/resting_memory.h"
+#include "fsdp/model/named_shard.h"
+#include "fsdp/state/model_values.h"
+#include "fsdp/state/optimizer_slots.h"
+#include "fsdp/state/optimizer_values.h"
+
+namespace fsdp::replicas {
+namespace {
+
+using checkpoint::RunValues;
+using checkpoint::TrainingRecord;
+using checkpoint::TrainingRun;
+
+constexpr char kWhat[] = "handing a run over to a replica";
+
+// Of broadcasts that are under way at a time, unless one is larger.
+constexpr int64_t kMostInFlight = int64_t{64} << 20;
+
+// The shards and buffers of a rank: equal texts can be copied to each other.
+std::string LayoutOf(const RunValues& values) {
+  std::string text;
+  for (const ValueRange& range : values.model().parameters) {
+    absl::StrAppend(
+        &text, range.name, ": ", toString(range.values.scalar_type()), " of [",
+        absl::StrJoin(range.sizes, ", "), "], elements ", range.begin, " to ",
+        range.begin + range.values.numel(), "\n");
+  }
+  for (const WholeValue& other : values.model().others) {
+    absl::StrAppend(&text, other.name, ": ",
+                    toString(other.tensor.scalar_type()), " of [",
+                    absl::StrJoin(other.tensor.sizes(), ", "), "], ",
+                    LayoutText(other.tensor), "\n");
+  }
+  return text;
+}
+
+// A state of the optimizer: "exp_avg float32 weight".
+struct Slot {
+  std::string name;
+  c10::ScalarType dtype;
+};
+using SlotsByParameter = std::map<std::string, std::vector<Slot>>;
+
+std::string FormatSlots(const OptimizerValues* optimizer) {
+  std::string text;
+  if (optimizer == nullptr) return text;
+  for (const auto& [parameter, slots] : optimizer->slots) {
+    for (const auto& [name, tensor] : slots.tensors) {
+      absl::StrAppend(&text, name, " ", static_cast<int>(tensor.scalar_type()),
+                      " ", parameter, "\n");
+    }
+  }
+  return text;
+}
+
+// Of a rank of this job, which runs the same program.
+absl::StatusOr<SlotsByParameter> ParseSlots(const std::string& text) {
+  SlotsByParameter slots;
+  for (const absl::string_view line :
+       absl::StrSplit(text, '\n', absl::SkipEmpty())) {
+    const std::vector<std::string> words =
+        absl::StrSplit(line, absl::MaxSplits(' ', 2));
+    int dtype = 0;
+    if (words.size() != 3 || !absl::SimpleAtoi(words[1], &dtype) || dtype < 0 ||
+        dtype >= static_cast<int>(c10::ScalarType::NumOptions)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(kWhat, ": \"", line, "\" is no state of an optimizer"));
+    }
+    slots[words[2]].push_back({words[0], static_cast<c10::ScalarType>(dtype)});
+  }
+  return slots;
+}
+
+class Handover {
+ public:
+  Handover(comm::Communicator& ranks, int root, TrainingRun& run,
+           absl::Time deadline)
+      : ranks_(ranks), root_(root), run_(run), deadline_(deadline) {}
+
+  absl::Status Run() {
+    FSDP_RETURN_IF_ERROR(Agree(Caught([this] { return Read(); })));
+    FSDP_RETURN_IF_ERROR(comm::CheckSame(ranks_, LayoutOf(*values_),
+                                         "shards of ranks of the same number",
+                                         deadline_));
+    FSDP_RETURN_IF_ERROR(SendRecord());
+    FSDP_RETURN_IF_ERROR(Agree(Caught([this] { return Plan(); })));
+    // From here on ranks are filled: who cannot go on tells the others.
+    absl::Status status = Caught([this] { return Fill(); });
+    if (!status.ok()) ranks_.Abort(status);
+    return status;
+  }
+
+ private:
+  bool gives() const { return ranks_.rank() == root_; }
+
+  absl::Status Agree(const absl::Status& mine) {
+    return comm::Agree(ranks_, mine, kWhat, deadline_);
+  }
+
+  static absl::Status Caught(absl::FunctionRef<absl::Status()> act) {
+    absl::Status status;
+    status.Update(TorchToStatus(kWhat, [&] { status = act(); }));
+    return status;
+  }
+
+  // --- Changes nothing ------------------------------------------------------
+
+  absl::Status Read() {
+    FSDP_ASSIGN_OR_RETURN(RunValues values,
+                          RunValues::Read(run_, "HandOver()"));
+    values_.emplace(std::move(values));
+    for (const WholeValue& other : values_->model().others) {
+      FSDP_RETURN_IF_ERROR(CheckCanBeSent(other.name, other.tensor));
+    }
+    if (!gives()) return absl::OkStatus();
+    slots_text_ = FormatSlots(values_->optimizer());
+    FSDP_ASSIGN_OR_RETURN(
+        record_text_,
+        ToText(checkpoint::RecordOf(run_, values_->optimizer(), /*step=*/0,
+                                    /*world_size=*/1)));
+    return absl::OkStatus();
+  }
+
+  absl::Status SendRecord() {
+    FSDP_ASSIGN_OR_RETURN(
+        record_text_,
+        comm::BroadcastString(ranks_, record_text_, root_, kWhat, deadline_));
+    FSDP_ASSIGN_OR_RETURN(
+        slots_text_,
+        comm::BroadcastString(ranks_, slots_text_, root_, kWhat, deadline_));
+    return absl::OkStatus();
+  }
+
+  absl::Status Plan() {
+    FSDP_ASSIGN_OR_RETURN(record_, checkpoint::ParseTraining(record_text_));
+    FSDP_ASSIGN_OR_RETURN(slots_, ParseSlots(slots_text_));
+    FSDP_RETURN_IF_ERROR(CheckFits(record_, run_));
+    if (gives() || run_.optimizer == nullptr) return absl::OkStatus();
+    FSDP_RETURN_IF_ERROR(CheckSlots());
+    std::map<std::string, OptimizerSlots> planned;
+    for (const NamedShard& leaf : values_->leaves()) {
+      const auto numbers = record_.numbers.find(leaf.name);
+      if (numbers != record_.numbers.end()) {
+        planned[leaf.name].numbers = numbers->second;
+      }
+      for (const Slot& slot : SlotsOf(leaf.name)) {
+        planned[leaf.name].tensors[slot.name] = at::empty(
+            leaf.shard.sizes(),
+            leaf.shard.options().dtype(slot.dtype).device(c10::kMeta));
+      }
+    }
+    FSDP_ASSIGN_OR_RETURN(
+        replacement_,
+        PlanReplacement(values_->leaves(), *run_.optimizer,
+                        *values_->optimizer(), planned, *record_.groups));
+    return absl::OkStatus();
+  }
+
+  // A state that no leaf takes would stop everybody in the middle.
+  absl::Status CheckSlots() const {
+    std::set<std::string> names;
+    for (const NamedShard& leaf : values_->leaves()) names.insert(leaf.name);
+    for (const auto& [parameter, slots] : slots_) {
+      if (names.count(parameter) > 0) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat(kWhat, ": the optimizer has a state of ", parameter,
+                       ", which the model has not"));
+    }
+    return absl::OkStatus();
+  }
+
+  // --- Writes ---------------------------------------------------------------
+
+  absl::Status Fill() {
+    for (const ValueRange& range : values_->model().parameters) {
+      FSDP_RETURN_IF_ERROR(Send(range.values, range.name));
+    }
+    for (const WholeValue& other : values_->model().others) {
+      FSDP_RETURN_IF_ERROR(SendWhole(other));
+    }
+    FSDP_RETURN_IF_ERROR(Flush());
+    if (run_.optimizer != nullptr) FSDP_RETURN_IF_ERROR(FillOptimizer());
+    return gives() ? absl::OkStatus() : Restore(record_, run_);
+  }
+
+  // `values`, dense, of all ranks become those of the root by the next Flush().
+  absl::Status Send(const at::Tensor& values, const std::string& label) {
+    const auto count = static_cast<int64_t>(values.nbytes());
+    if (count == 0) return absl::OkStatus();
+    if (bytes_in_flight_ + count > kMostInFlight) {
+      FSDP_RETURN_IF_ERROR(Flush());
+    }
+    Transfer transfer;
+    FSDP_ASSIGN_OR_RETURN(
+        transfer.resident,
+        Resident::Of(values, gives() ? Use::kRead : Use::kUpdate));
+    transfer.values = values.detach();
+    transfer.dense = transfer.values.contiguous();
+    FSDP_ASSIGN_OR_RETURN(
+        transfer.work,
+        ranks_.Broadcast(transfer.dense.view({-1}).view(c10::kByte), root_,
+                         label));
+    bytes_in_flight_ += count;
+    in_flight_.push_back(std::move(transfer));
+    return absl::OkStatus();
+  }
+
+  // Until all that is under way has arrived.
+  absl::Status Flush() {
+    for (const Transfer& transfer : in_flight_) {
+      FSDP_RETURN_IF_ERROR(transfer.work->Wait(deadline_));
+      if (!gives() && !transfer.dense.is_same(transfer.values)) {
+        transfer.values.copy_(transfer.dense);
+      }
+    }
+    in_flight_.clear();
+    bytes_in_flight_ = 0;
+    return absl::OkStatus();
+  }
+
+  // A buffer may be expanded, or sparse.
+  absl::Status SendWhole(const WholeValue& other) {
+    for (const at::Tensor& part : PartsOf(other.tensor.detach())) {
+      FSDP_RETURN_IF_ERROR(Send(DistinctOf(part), other.name));
+    }
+    return absl::OkStatus();
+  }
+
+  std::vector<Slot> SlotsOf(const std::string& parameter) const {
+    const auto found = slots_.find(parameter);
+    return found == slots_.end() ? std::vector<Slot>() : found->second;
+  }
+
+  // A few states at a time, so that those that rest elsewhere are never all in
+  // memory.
+  absl::Status FillOptimizer() {
+    std::map<std::string, OptimizerSlots> present = values_->ReleaseStates();
+    if (!gives()) ApplyOptions(replacement_, *run_.optimizer);
+    std::vector<at::Tensor> arriving;  // leaves
+    for (const NamedShard& leaf : values_->leaves()) {
+      if (bytes_in_flight_ > kMostInFlight / 2) {
+        FSDP_RETURN_IF_ERROR(TakeUp(arriving));
+      }
+      if (gives()) {
+        for (const Slot& slot : SlotsOf(leaf.name)) {
+          FSDP_RETURN_IF_ERROR(
+              Send(present.at(leaf.name).tensors.at(slot.name), leaf.name));
+        }
+      } else {
+        present.erase(leaf.name);
+        FSDP_RETURN_IF_ERROR(TakeState(leaf));
+      }
+      arriving.push_back(leaf.shard);
+    }
+    FSDP_RETURN_IF_ERROR(TakeUp(arriving));
+    return gives() ? absl::OkStatus() : TakeUpStates(*run_.optimizer);
+  }
+
+  // Once they have arrived, states of these leaves may go where they rest.
+  absl::Status TakeUp(std::vector<at::Tensor>& arriving) {
+    FSDP_RETURN_IF_ERROR(Flush());
+    const std::vector<at::Tensor> leaves = std::exchange(arriving, {});
+    return gives() ? absl::OkStatus() : TakeUpStates(*run_.optimizer, leaves);
+  }
+
+  absl::Status TakeState(const NamedShard& leaf) {
+    OptimizerSlots state;
+    const auto numbers = record_.numbers.find(leaf.name);
+    if (numbers != record_.numbers.end()) state.numbers = numbers->second;
+    for (const Slot& slot : SlotsOf(leaf.name)) {
+      at::Tensor& tensor = state.tensors[slot.name];
+      tensor =
+          at::empty(leaf.shard.sizes(), leaf.shard.options().dtype(slot.dtype));
+      FSDP_RETURN_IF_ERROR(Send(tensor, leaf.name));
+    }
+    if (state.numbers.empty() && state.tensors.empty()) return absl::OkStatus();
+    return ApplyState(leaf.shard, state, *run_.optimizer);
+  }
+
+  // A broadcast under way.
+  struct Transfer {
+    std::unique_ptr<comm::Work> work;
+    Resident resident;
+    at::Tensor values;
+    at::Tensor dense;  // `values` themselves where they are
+  };
+
+  comm::Communicator& ranks_;
+  const int root_;
+  TrainingRun& run_;
+  const absl::Time deadline_;
+  std::optional<RunValues> values_;
+  std::string record_text_;
+  std::string slots_text_;
+  TrainingRecord record_;
+  SlotsByParameter slots_;
+  OptimizerReplacement replacement_;
+  std::vector<Transfer> in_flight_;
+  int64_t bytes_in_flight_ = 0;
+};
+
+}  // namespace
+
+absl::Status HandOver(comm::Communicator& ranks, int root, TrainingRun& run,
+                      absl::Time deadline) {
+  const NormalMode normal;
+  return Handover(ranks, root, run, deadline).Run();
+}
+
+}  // namespace fsdp::replicas

@@ -1,0 +1,284 @@
+#include "replicas/handover.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full_like.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "checkpoint/files/testing/real_files.h"
+#include "checkpoint/run/run.h"
+#include "checkpoint/tests/covering.h"
+#include "checkpoint/tests/sharded_training.h"
+#include "comm/communicator.h"
+#include "comm/testing/run_ranks.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::replicas {
+namespace {
+
+using ::fsdp::checkpoint::TrainingRun;
+using ::fsdp::checkpoint::testing::CheckSameBits;
+using ::fsdp::checkpoint::testing::CoverPairs;
+using ::fsdp::checkpoint::testing::kNumModelKinds;
+using ::fsdp::checkpoint::testing::kNumNumberKinds;
+using ::fsdp::checkpoint::testing::kNumOptimizerKinds;
+using ::fsdp::checkpoint::testing::ShardedTraining;
+using ::fsdp::checkpoint::testing::TrainingSetup;
+using ::fsdp::checkpoint::testing::Values;
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::comm::testing::RunRanks;
+using ::fsdp::testing::StatusIs;
+using ::testing::_;
+using ::testing::Each;
+using ::testing::HasSubstr;
+
+absl::Time Deadline() { return absl::Now() + absl::Seconds(60); }
+
+// Ranks of one process as replicas of as many ranks each.
+struct Groups {
+  static absl::StatusOr<Groups> Make(Communicator& world, int ranks) {
+    Groups groups;
+    const int replica = world.rank() / ranks;
+    FSDP_ASSIGN_OR_RETURN(groups.inside, world.Split(replica, world.rank()));
+    FSDP_ASSIGN_OR_RETURN(groups.column,
+                          world.Split(world.rank() % ranks, world.rank()));
+    return groups;
+  }
+
+  std::unique_ptr<Communicator> inside;
+  std::unique_ptr<Communicator> column;
+};
+
+struct Shape {
+  int replicas = 2;
+  int ranks = 1;
+  int root = 0;
+  int steps_of_root = 3;
+  int steps_of_others = 0;
+};
+
+// After the handover every replica is the root as it was, and goes on alike.
+absl::Status CheckHandover(Communicator& world, const Shape& shape,
+                           const TrainingSetup& setup) {
+  FSDP_ASSIGN_OR_RETURN(const Groups groups, Groups::Make(world, shape.ranks));
+  const int replica = groups.column->rank();
+  const bool is_root = replica == shape.root;
+  FSDP_ASSIGN_OR_RETURN(
+      const auto training,
+      ShardedTraining::Make(*groups.inside, setup, /*seed=*/replica + 1));
+  const int steps = is_root ? shape.steps_of_root : shape.steps_of_others;
+  for (int step = 0; step < steps; ++step) {
+    FSDP_RETURN_IF_ERROR(training->Step(10 * replica + step).status());
+  }
+  FSDP_ASSIGN_OR_RETURN(const Values before, training->Gather());
+  TrainingRun run = training->AsRun();
+  run.entries["from"] = absl::StrCat("replica ", replica);
+  run.rank_entries["own"] = absl::StrCat("rank ", world.rank());
+
+  FSDP_RETURN_IF_ERROR(HandOver(*groups.column, shape.root, run, Deadline()));
+
+  if (run.entries["from"] != absl::StrCat("replica ", shape.root)) {
+    return absl::InternalError("entries are not the root's");
+  }
+  if (run.rank_entries["own"] != absl::StrCat("rank ", world.rank())) {
+    return absl::InternalError("entries of the rank are gone");
+  }
+  FSDP_ASSIGN_OR_RETURN(Values after, training->Gather());
+  if (is_root) FSDP_RETURN_IF_ERROR(CheckSameBits(after, before));
+  std::vector<double> losses;
+  for (int step = 50; step < 53; ++step) {
+    FSDP_ASSIGN_OR_RETURN(losses.emplace_back(), training->Step(step));
+  }
+  FSDP_ASSIGN_OR_RETURN(const Values later, training->Gather());
+  // Each against the root's, rank by rank of the column.
+  for (const Values* const values : {&std::as_const(after), &later}) {
+    for (const auto& [name, value] : *values) {
+      at::Tensor other = value.clone().contiguous();
+      FSDP_ASSIGN_OR_RETURN(
+          auto work, groups.column->Broadcast(other.view({-1}).view(at::kByte),
+                                              shape.root, name));
+      FSDP_RETURN_IF_ERROR(work->Wait(Deadline()));
+      if (at::equal(value, other)) continue;
+      return absl::InternalError(
+          absl::StrCat(name, values == &after ? " was not handed over"
+                                              : " differs some steps later"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+TEST(HandoverTest, WithAnyModelOptimizerStrategyAndTier) {
+  enum Level { kModel, kNumbers, kOptimizer, kStrategy, kTier, kUnits };
+  for (const std::vector<int>& row : CoverPairs(
+           {kNumModelKinds, kNumNumberKinds, kNumOptimizerKinds, 5, 3, 2})) {
+    checkpoint::testing::SetupChoice choice;
+    choice.model = row[kModel];
+    choice.numbers = row[kNumbers];
+    choice.optimizer = row[kOptimizer];
+    choice.strategy = choice.other_strategy = row[kStrategy];
+    choice.tier = choice.other_tier = row[kTier];
+    choice.directory = checkpoint::testing::EmptyFolder("ssd");
+    TrainingSetup setup = checkpoint::testing::SetupsOf(choice).first;
+    setup.units = row[kUnits] == 0;
+    SCOPED_TRACE(ToString(setup));
+    Shape shape;
+    shape.ranks = 2;
+    EXPECT_OK(RunAllRanks(4, [&](Communicator& world) {
+      return CheckHandover(world, shape, setup);
+    }));
+  }
+}
+
+TEST(HandoverTest, BetweenAnyNumbersOfReplicasAndRanks) {
+  for (const auto& [replicas, ranks] :
+       std::map<int, int>{{2, 3}, {3, 1}, {5, 1}, {1, 2}}) {
+    for (const int root : {0, replicas - 1}) {
+      Shape shape;
+      shape.replicas = replicas;
+      shape.ranks = ranks;
+      shape.root = root;
+      SCOPED_TRACE(absl::StrCat(replicas, " of ", ranks, ", from ", root));
+      EXPECT_OK(RunAllRanks(replicas * ranks, [&](Communicator& world) {
+        return CheckHandover(world, shape, TrainingSetup());
+      }));
+    }
+  }
+}
+
+TEST(HandoverTest, OverStatesThatAreThereAlready) {
+  Shape shape;
+  shape.ranks = 2;
+  shape.steps_of_others = 2;
+  EXPECT_OK(RunAllRanks(4, [&](Communicator& world) {
+    return CheckHandover(world, shape, TrainingSetup());
+  }));
+}
+
+TEST(HandoverTest, ARootWithoutStatesLeavesNone) {
+  Shape shape;
+  shape.steps_of_root = 0;
+  shape.steps_of_others = 2;
+  EXPECT_OK(RunAllRanks(2, [&](Communicator& world) {
+    return CheckHandover(world, shape, TrainingSetup());
+  }));
+}
+
+// A module without shards, and gradients between backward and step.
+struct Plain {
+  explicit Plain(int width, double start)
+      : net(torch::nn::Linear(3, width), torch::nn::BatchNorm1d(width)),
+        optimizer(net->parameters(), torch::optim::AdamWOptions(0.1)) {
+    const torch::NoGradGuard no_grad;
+    for (at::Tensor& parameter : net->parameters()) parameter.fill_(start);
+    run.model = net.ptr().get();
+    run.optimizer = &optimizer;
+    run.random_state = false;
+  }
+
+  void Step() {
+    for (at::Tensor& parameter : net->parameters()) {
+      parameter.mutable_grad() = at::full_like(parameter, 0.5);
+    }
+    optimizer.step();
+  }
+
+  torch::nn::Sequential net;
+  torch::optim::AdamW optimizer;
+  TrainingRun run;
+};
+
+TEST(HandoverTest, GradientsStay) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& column) -> absl::Status {
+    Plain plain(4, column.rank());
+    plain.Step();
+    const double mine = 10 + column.rank();
+    for (at::Tensor& parameter : plain.net->parameters()) {
+      parameter.mutable_grad().fill_(mine);
+    }
+    FSDP_RETURN_IF_ERROR(HandOver(column, 1, plain.run, Deadline()));
+    for (const at::Tensor& parameter : plain.net->parameters()) {
+      if (!at::equal(parameter.grad(), at::full_like(parameter, mine))) {
+        return absl::InternalError("a gradient changed");
+      }
+    }
+    return absl::OkStatus();
+  }));
+}
+
+TEST(HandoverTest, OptionsOfTheOptimizerTravel) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& column) -> absl::Status {
+    Plain plain(4, 0);
+    auto& options = plain.optimizer.param_groups()[0].options();
+    options.set_lr(column.rank() + 1.0);
+    FSDP_RETURN_IF_ERROR(HandOver(column, 1, plain.run, Deadline()));
+    const double lr = plain.optimizer.param_groups()[0].options().get_lr();
+    return lr == 2.0 ? absl::OkStatus() : absl::InternalError("other lr");
+  }));
+}
+
+TEST(HandoverTest, OtherModelsAreRefusedWithNothingChanged) {
+  const auto statuses = RunRanks(3, [](Communicator& column) -> absl::Status {
+    Plain plain(column.rank() == 2 ? 5 : 4, column.rank());
+    const absl::Status status = HandOver(column, 0, plain.run, Deadline());
+    for (const at::Tensor& parameter : plain.net->parameters()) {
+      if (!at::equal(parameter, at::full_like(parameter, column.rank()))) {
+        return absl::InternalError("a parameter changed");
+      }
+    }
+    return status;
+  });
+  EXPECT_THAT(statuses, Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                                      HasSubstr("0.weight"))));
+}
+
+TEST(HandoverTest, AnotherOptimizerIsRefusedWithNothingChanged) {
+  const auto statuses = RunRanks(2, [](Communicator& column) -> absl::Status {
+    Plain plain(4, column.rank());
+    plain.Step();
+    torch::optim::SGD other(plain.net->parameters(),
+                            torch::optim::SGDOptions(0.1));
+    if (column.rank() == 1) plain.run.optimizer = &other;
+    const at::Tensor before = plain.net->parameters()[0].clone();
+    const absl::Status status = HandOver(column, 0, plain.run, Deadline());
+    if (!at::equal(before, plain.net->parameters()[0])) {
+      return absl::InternalError("a parameter changed");
+    }
+    return status;
+  });
+  EXPECT_THAT(statuses, Each(StatusIs(absl::StatusCode::kInvalidArgument, _)));
+}
+
+TEST(HandoverTest, ARankThatIsAbortedEndsTheOthers) {
+  const auto statuses = RunRanks(3, [](Communicator& column) -> absl::Status {
+    Plain plain(4, column.rank());
+    if (column.rank() == 0) {
+      column.Abort(absl::UnavailableError("lost"));
+      return absl::OkStatus();
+    }
+    const absl::Status status = HandOver(column, 0, plain.run, Deadline());
+    return status.ok() ? absl::InternalError("it went on") : absl::OkStatus();
+  });
+  EXPECT_THAT(statuses, Each(StatusIs(absl::StatusCode::kOk, _)));
+}
+
+}  // namespace
+}  // namespace fsdp::replicas

@@ -1,0 +1,154 @@
+#include "replicas/joined_replica.h"
+
+#include <ATen/core/Tensor.h>
+#include <torch/utils.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+#include "checkpoint/run/run_values.h"
+#include "comm/communicator.h"
+#include "fsdp/model/named_shard.h"
+#include "replicas/column.h"
+#include "replicas/gradient_means.h"
+#include "replicas/handover.h"
+#include "replicas/membership/roster.h"
+#include "replicas/step_log.h"
+
+namespace fsdp::replicas {
+namespace {
+
+// Random states are a rank's own: one that begins with another's state begins
+// with a seed that follows from the history.
+void SeedAnew(int64_t epoch, int replica, int rank) {
+  constexpr uint64_t kFactor = 0x9e3779b97f4a7c15;
+  uint64_t seed = static_cast<uint64_t>(epoch);
+  for (const int part : {replica, rank}) {
+    seed = (seed ^ (seed >> 29)) * kFactor + static_cast<uint64_t>(part);
+  }
+  torch::manual_seed(seed);
+}
+
+}  // namespace
+
+int JoinedReplica::Index() const {
+  const Member* const self = FindMember(roster_, options_.self.replica);
+  return static_cast<int>(self - roster_.members.data());
+}
+
+bool JoinedReplica::IsFirst() const { return Index() == 0; }
+bool JoinedReplica::IsNew() const { return roster_.members[Index()].is_new; }
+
+absl::StatusOr<std::optional<Roster>> JoinedReplica::BeginStep() {
+  if (roster_.number < 0) {
+    FSDP_ASSIGN_OR_RETURN(roster_, log_.Enter(options_.first_step));
+  }
+  if (roster_.step >= options_.steps) return std::nullopt;
+  Roster begin = roster_;
+  FSDP_RETURN_IF_ERROR(Settle());
+  return begin;
+}
+
+absl::Status JoinedReplica::Settle() {
+  while (settled_epoch_ != roster_.epoch) {
+    const absl::Status status = ConnectAll();
+    if (status.ok()) {
+      settled_epoch_ = roster_.epoch;
+    } else {
+      FSDP_RETURN_IF_ERROR(AwaitLoss(status));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status JoinedReplica::ConnectAll() {
+  means_ = nullptr;  // it is of the column before
+  FSDP_RETURN_IF_ERROR(column_.Connect(
+      roster_.epoch, Index(), static_cast<int>(roster_.members.size())));
+  FSDP_RETURN_IF_ERROR(HandOverToNew());
+  return ReadLeaves();
+}
+
+absl::Status JoinedReplica::HandOverToNew() {
+  const bool has_new =
+      std::any_of(roster_.members.begin(), roster_.members.end(),
+                  [](const Member& member) { return member.is_new; });
+  if (!has_new) return absl::OkStatus();
+  const bool gives = Donor(roster_)->id == options_.self;
+  const bool takes_part = gives || IsNew();
+  FSDP_ASSIGN_OR_RETURN(
+      const std::unique_ptr<comm::Communicator> part,
+      column_.ranks().Split(takes_part ? 1 : 0, gives ? 0 : 1 + Index()));
+  if (!takes_part) return absl::OkStatus();
+  FSDP_RETURN_IF_ERROR(
+      HandOver(*part, /*root=*/0, run_, absl::Now() + options_.timeout));
+  if (IsNew() && run_.random_state) {
+    SeedAnew(roster_.epoch, options_.self.replica, options_.rank);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status JoinedReplica::ReadLeaves() {
+  FSDP_ASSIGN_OR_RETURN(const checkpoint::RunValues values,
+                        checkpoint::RunValues::Read(run_, "Replicas"));
+  std::vector<at::Tensor> leaves;
+  for (const NamedShard& leaf : values.leaves()) leaves.push_back(leaf.shard);
+  means_ = std::make_unique<GradientMeans>(column_.ranks(), std::move(leaves));
+  return absl::OkStatus();
+}
+
+absl::Status JoinedReplica::AwaitLoss(const absl::Status& failure) {
+  column_.Abort(failure);
+  // It does not fit to the others, who go on without it.
+  if (IsNew() && absl::IsInvalidArgument(failure)) return failure;
+  const absl::Duration patience = options_.patience * (IsFirst() ? 2 : 1);
+  absl::StatusOr<Roster> next = log_.AwaitNext(roster_, absl::Now() + patience);
+  if (absl::IsDeadlineExceeded(next.status())) {
+    return Annotate(failure,
+                    absl::StrCat("between replicas, none of which is lost "
+                                 "after ",
+                                 absl::FormatDuration(patience)));
+  }
+  FSDP_RETURN_IF_ERROR(next.status());
+  if (next->cause != Cause::kLost) return failure;  // a replay: nobody was lost
+  roster_ = *std::move(next);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> JoinedReplica::TryFinish() {
+  FSDP_ASSIGN_OR_RETURN(roster_, log_.SkipLosses(roster_));
+  FSDP_RETURN_IF_ERROR(Settle());
+  const absl::Status status = means_->Sum(absl::Now() + options_.timeout);
+  if (!status.ok()) {
+    FSDP_RETURN_IF_ERROR(AwaitLoss(status));
+    return false;
+  }
+  FSDP_RETURN_IF_ERROR(log_.VoteFor(roster_));
+  FSDP_ASSIGN_OR_RETURN(
+      Roster next, log_.AwaitNext(roster_, absl::Now() + options_.timeout));
+  std::swap(roster_, next);
+  if (roster_.cause != Cause::kFinished) return false;
+  finished_ = std::move(next);
+  return true;
+}
+
+absl::Status JoinedReplica::FinishStep() {
+  for (;;) {
+    FSDP_ASSIGN_OR_RETURN(const bool is_finished, TryFinish());
+    if (is_finished) break;
+  }
+  return means_->Apply();
+}
+
+}  // namespace fsdp::replicas

@@ -1,0 +1,122 @@
+// A run of replicas for replica_kills_test.py, which kills what this starts.
+//   trainer FOLDER STEPS REPLICAS RANKS [HISTORY]
+// Each rank appends a line for each step that it has finished to
+// FOLDER/replica-0.rank-1: the step, and a hash of its shards' bits after it.
+#include <ATen/core/Tensor.h>
+#include <torch/optim/adamw.h>
+
+#include <cstdint>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "checkpoint/run/run.h"
+#include "comm/communicator.h"
+#include "comm/launcher/restart_options.h"
+#include "comm/run_ranks/run_ranks.h"
+#include "comm/startup/environment.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/testing/toy_model.h"
+#include "replicas/replicas.h"
+
+namespace fsdp {
+namespace {
+
+constexpr int64_t kDim = 32;
+constexpr int64_t kRows = 4;
+
+struct Arguments {
+  std::string folder;
+  int64_t steps = 0;
+  int replicas = 0;
+  int ranks = 0;
+  std::string replay;
+};
+
+// FNV-1a.
+uint64_t HashOf(const std::vector<at::Tensor>& shards) {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (const at::Tensor& shard : shards) {
+    const auto* const bytes =
+        static_cast<const unsigned char*>(shard.data_ptr());
+    for (size_t i = 0; i < shard.nbytes(); ++i) {
+      hash = (hash ^ bytes[i]) * 0x100000001b3;
+    }
+  }
+  return hash;
+}
+
+absl::Status Train(const Arguments& arguments,
+                   const std::shared_ptr<comm::Communicator>& ranks,
+                   const comm::Environment& environment) {
+  const int seed = 100 * environment.replica + environment.replica_incarnation;
+  FSDP_ASSIGN_OR_RETURN(
+      auto model, FullyShard(testing::MakeNet(kDim, /*num_blocks=*/3, seed),
+                             ranks, testing::BlockUnits()));
+  torch::optim::AdamW optimizer(model->Parameters(),
+                                torch::optim::AdamWOptions(0.01));
+  checkpoint::TrainingRun run;
+  run.model = model.get();
+  run.optimizer = &optimizer;
+  ReplicaOptions options;
+  options.steps = arguments.steps;
+  options.replay = arguments.replay;
+  if (options.replay.empty()) {
+    options.history_folder = arguments.folder + "/history";
+  }
+  options.loss_timeout = absl::Seconds(5);
+  FSDP_ASSIGN_OR_RETURN(auto replicas,
+                        Replicas::Join(environment, &run, options));
+  std::ofstream log(absl::StrCat(arguments.folder, "/replica-",
+                                 environment.replica, ".rank-", ranks->rank()),
+                    std::ios::app);
+  for (;;) {
+    FSDP_ASSIGN_OR_RETURN(const auto step, replicas->BeginStep());
+    if (!step.has_value()) return absl::OkStatus();
+    const int64_t part =
+        (step->step * step->size + step->index) * ranks->world_size() +
+        ranks->rank();
+    const at::Tensor x = testing::Rows(part * kRows, kRows, kDim);
+    optimizer.zero_grad();
+    FSDP_RETURN_IF_ERROR(model->Backward(testing::Loss(model->forward(x), x)));
+    FSDP_RETURN_IF_ERROR(replicas->FinishStep());
+    optimizer.step();
+    log << absl::StrCat(step->step, " ", absl::Hex(HashOf(model->Parameters())),
+                        " ", replicas->Members(), "\n")
+        << std::flush;
+  }
+}
+
+int Main(int argc, char** argv) {
+  Arguments arguments;
+  if (argc < 5 || !absl::SimpleAtoi(argv[2], &arguments.steps) ||
+      !absl::SimpleAtoi(argv[3], &arguments.replicas) ||
+      !absl::SimpleAtoi(argv[4], &arguments.ranks)) {
+    std::cerr << "usage: trainer FOLDER STEPS REPLICAS RANKS [HISTORY]\n";
+    return 2;
+  }
+  arguments.folder = argv[1];
+  if (argc > 5) arguments.replay = argv[5];
+  comm::RestartOptions restarts;
+  restarts.max_restarts = 1'000'000;
+  restarts.max_without_progress = 1'000'000;
+  restarts.pause = restarts.longest_pause = absl::Milliseconds(10);
+  return comm::RunReplicas(
+      argc, argv, {arguments.replicas, arguments.ranks},
+      [&arguments](const auto& ranks, const auto& environment) {
+        return Train(arguments, ranks, environment);
+      },
+      {}, restarts);
+}
+
+}  // namespace
+}  // namespace fsdp
+
+int main(int argc, char** argv) { return fsdp::Main(argc, argv); }

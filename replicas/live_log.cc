@@ -1,0 +1,213 @@
+#include "replicas/live_log.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/full.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/start_thread.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+#include "comm/agreement.h"
+#include "comm/communicator.h"
+#include "replicas/history_file.h"
+#include "replicas/membership/membership.h"
+#include "replicas/membership/registers.h"
+#include "replicas/membership/roster.h"
+
+namespace fsdp::replicas {
+namespace {
+
+// How long a rank waits before it asks whether the program is to end, and
+// whether the keeper still answers.
+constexpr absl::Duration kSlice = absl::Seconds(1);
+
+constexpr int64_t kNotYet = -1;  // as the number of an entry
+constexpr char kEntering[] = "entering replicas";
+
+// What was a member and is none any more is lost; the process may start anew.
+absl::Status AsLost(const absl::Status& status) {
+  if (!absl::IsFailedPrecondition(status) && !absl::IsAlreadyExists(status) &&
+      !absl::IsOutOfRange(status)) {
+    return status;
+  }
+  return absl::AbortedError(absl::StrCat(
+      "this replica has been given up for lost: ", status.message()));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<LiveLog>> LiveLog::Start(
+    LiveLogOptions options, std::unique_ptr<Registers> registers) {
+  std::unique_ptr<LiveLog> log(
+      new LiveLog(std::move(options), std::move(registers)));
+  FSDP_ASSIGN_OR_RETURN(
+      log->membership_,
+      Membership::Create(log->options_.membership, log->registers_.get()));
+  const MembershipOptions& membership = log->options_.membership;
+  if (!log->options_.history_folder.empty() && membership.rank == 0) {
+    FSDP_ASSIGN_OR_RETURN(
+        log->history_,
+        HistoryFile::Open(log->options_.history_folder, membership.self));
+  }
+  FSDP_ASSIGN_OR_RETURN(log->thread_,
+                        StartThread("to watch over replicas",
+                                    [raw = log.get()] { raw->Watch(); }));
+  return log;
+}
+
+LiveLog::~LiveLog() {
+  {
+    absl::MutexLock lock(&mutex_);
+    stops_ = true;
+  }
+  if (thread_.joinable()) thread_.join();
+  // Those who cannot be told find out by the silence.
+  if (entered_ && !over_) membership_->Leave().IgnoreError();
+}
+
+// --- The rank's own thread --------------------------------------------------
+
+absl::StatusOr<std::optional<int64_t>> LiveLog::AwaitMembership(
+    absl::Status mine) {
+  int64_t number = kNotYet;
+  if (mine.ok() && options_.membership.rank == 0) {
+    const absl::StatusOr<Roster> roster =
+        membership_->AwaitMembership(absl::Now() + kSlice);
+    if (roster.ok()) {
+      number = roster->number;
+    } else if (!absl::IsDeadlineExceeded(roster.status())) {
+      mine = roster.status();
+    }
+  }
+  if (options_.stop_requested && options_.stop_requested()) {
+    mine.Update(absl::CancelledError(
+        "asked to stop while this replica waited to take part"));
+  }
+  comm::Communicator* const inside = options_.inside;
+  if (inside != nullptr && inside->world_size() > 1) {
+    const absl::Time deadline = absl::Now() + inside->default_timeout();
+    FSDP_RETURN_IF_ERROR(comm::Agree(*inside, mine, kEntering, deadline));
+    const at::Tensor text = at::full({1}, number, at::kLong);
+    FSDP_RETURN_IF_ERROR(
+        comm::BroadcastTensor(*inside, text, /*root=*/0, kEntering, deadline));
+    number = text.item<int64_t>();
+  }
+  FSDP_RETURN_IF_ERROR(mine);
+  if (number == kNotYet) return std::nullopt;
+  return number;
+}
+
+absl::StatusOr<Roster> LiveLog::Entry(int64_t number) {
+  FSDP_ASSIGN_OR_RETURN(const std::optional<Roster> entry,
+                        membership_->Entry(number));
+  if (entry.has_value()) return *entry;
+  return absl::InternalError(
+      absl::StrCat("entry ", number, " of the replicas' log is gone"));
+}
+
+absl::StatusOr<Roster> LiveLog::BeginOf(Roster roster) {
+  while (roster.cause == Cause::kLost) {
+    FSDP_ASSIGN_OR_RETURN(roster, Entry(roster.number - 1));
+  }
+  return roster;
+}
+
+absl::StatusOr<Roster> LiveLog::Enter(int64_t first_step) {
+  entered_ = true;
+  absl::Status requested;
+  if (options_.membership.rank == 0) {
+    requested = membership_->Request(first_step);
+    // One that did not get through is made again.
+    if (absl::IsUnavailable(requested)) requested = absl::OkStatus();
+  }
+  std::optional<int64_t> number;
+  while (!number.has_value()) {
+    FSDP_ASSIGN_OR_RETURN(number, AwaitMembership(requested));
+  }
+  FSDP_ASSIGN_OR_RETURN(Roster roster, Entry(*number));
+  over_ = membership_->HasEnded(roster);
+  if (over_) return roster;
+  FSDP_ASSIGN_OR_RETURN(roster, BeginOf(std::move(roster)));
+  FSDP_RETURN_IF_ERROR(Note(roster));
+  return roster;
+}
+
+absl::StatusOr<Roster> LiveLog::SkipLosses(const Roster& roster) {
+  Roster newest = roster;
+  while (membership_->latest().number > newest.number) {
+    FSDP_ASSIGN_OR_RETURN(newest, AwaitNext(newest, absl::Now()));
+  }
+  return newest;
+}
+
+absl::Status LiveLog::VoteFor(const Roster& roster) {
+  return AsLost(membership_->VoteFor(roster));
+}
+
+absl::StatusOr<Roster> LiveLog::AwaitNext(const Roster& roster,
+                                          absl::Time deadline) {
+  absl::Time answered = absl::Now();
+  absl::StatusOr<Roster> next = absl::UnknownError("");
+  for (;;) {
+    const absl::Time now = absl::Now();
+    next = membership_->AwaitNext(roster, std::min(deadline, now + kSlice));
+    const bool is_silent = absl::IsUnavailable(next.status());
+    if (!is_silent) answered = absl::Now();
+    if (!is_silent && !absl::IsDeadlineExceeded(next.status())) break;
+    if (now >= deadline || now - answered > options_.patience) break;
+  }
+  if (!next.ok()) return AsLost(next.status());
+  over_ = membership_->HasEnded(*next);
+  FSDP_RETURN_IF_ERROR(Note(*next));
+  return next;
+}
+
+absl::Status LiveLog::Note(const Roster& roster) {
+  return history_ == nullptr ? absl::OkStatus() : history_->Add(roster);
+}
+
+// --- The thread that watches ------------------------------------------------
+
+void LiveLog::Watch() {
+  absl::MutexLock lock(&mutex_);
+  while (!stops_) {
+    mutex_.Unlock();
+    WatchOnce();
+    mutex_.Lock();
+    mutex_.AwaitWithTimeout(absl::Condition(&stops_),
+                            options_.membership.beat_interval);
+  }
+}
+
+// A keeper that does not answer is asked again; who needs it says so.
+void LiveLog::WatchOnce() {
+  TakeUpEnds(membership_->latest());
+  const absl::StatusOr<Roster> newest = membership_->Poll();
+  if (!newest.ok() || newest->epoch <= epoch_) return;
+  epoch_ = newest->epoch;
+  if (options_.on_epoch) options_.on_epoch(epoch_);
+}
+
+void LiveLog::TakeUpEnds(const Roster& roster) {
+  for (const Member& member : roster.members) {
+    if (member.id == options_.membership.self) continue;
+    const absl::StatusOr<bool> has_ended = registers_->HasAll(
+        {absl::StrCat("gone/", member.id.replica, "/", member.id.incarnation)});
+    if (!has_ended.ok()) return;
+    if (*has_ended) TellGone(*registers_, member.id).IgnoreError();
+  }
+}
+
+}  // namespace fsdp::replicas

@@ -1,0 +1,276 @@
+#include "replicas/membership/history.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+#include "absl/types/span.h"
+#include "base/check.h"
+#include "replicas/membership/roster.h"
+
+namespace fsdp::replicas {
+namespace {
+
+// Counts beyond this are no counts of this run.
+constexpr int64_t kFar = int64_t{1} << 61;
+
+constexpr absl::string_view kFounded = " founded at step ";
+constexpr absl::string_view kFrom = " from step ";
+constexpr absl::string_view kWithin = " within step ";
+constexpr absl::string_view kBy = " by ";
+constexpr absl::string_view kReplicas = ": replicas ";
+
+absl::string_view WordsFor(Cause cause) {
+  switch (cause) {
+    case Cause::kFounded:
+      return kFounded;
+    case Cause::kFinished:
+      return kFrom;
+    case Cause::kLost:
+      break;
+  }
+  return kWithin;
+}
+
+// Cuts `rest` at the first `end`, which has to be there.
+bool TakeUntil(absl::string_view end, absl::string_view& rest,
+               absl::string_view& taken) {
+  const size_t at = rest.find(end);
+  if (at == absl::string_view::npos) return false;
+  taken = rest.substr(0, at);
+  rest.remove_prefix(at + end.size());
+  return true;
+}
+
+bool ParseReplicas(absl::string_view text, std::vector<ReplicaId>& replicas) {
+  for (const absl::string_view word : absl::StrSplit(text, ' ')) {
+    const std::optional<ReplicaId> id = ParseReplicaId(word);
+    if (!id.has_value() ||
+        (!replicas.empty() && replicas.back().replica >= id->replica)) {
+      return false;
+    }
+    replicas.push_back(*id);
+  }
+  return true;
+}
+
+bool Has(const std::vector<ReplicaId>& replicas, const ReplicaId& id) {
+  return std::find(replicas.begin(), replicas.end(), id) != replicas.end();
+}
+
+// nullopt: no line of a history.
+std::optional<Span> ParseLine(absl::string_view line) {
+  absl::string_view rest = line;
+  absl::string_view epoch;
+  absl::string_view step;
+  absl::string_view founder;
+  if (!absl::ConsumePrefix(&rest, "epoch ")) return std::nullopt;
+  for (const Cause cause : {Cause::kFounded, Cause::kFinished, Cause::kLost}) {
+    absl::string_view after = rest;
+    if (!TakeUntil(WordsFor(cause), after, epoch)) continue;
+    Span span;
+    span.cause = cause;
+    const bool founds = cause == Cause::kFounded;
+    if (!TakeUntil(founds ? kBy : kReplicas, after, step)) return std::nullopt;
+    if (founds && !TakeUntil(kReplicas, after, founder)) return std::nullopt;
+    if (!absl::SimpleAtoi(epoch, &span.epoch) ||
+        !absl::SimpleAtoi(step, &span.from_step) || span.epoch < 0 ||
+        span.epoch > kFar || span.from_step < 0 || span.from_step > kFar ||
+        !ParseReplicas(after, span.replicas)) {
+      return std::nullopt;
+    }
+    if (founds) {
+      const std::optional<ReplicaId> id = ParseReplicaId(founder);
+      if (!id.has_value() || !Has(span.replicas, *id)) return std::nullopt;
+      span.founder = *id;
+    }
+    if (ToLine(span) != line) return std::nullopt;  // " 7", "007", "+7"
+    return span;
+  }
+  return std::nullopt;
+}
+
+Span ToSpan(const Roster& roster) {
+  Span span;
+  span.epoch = roster.epoch;
+  span.cause = roster.cause;
+  span.from_step = roster.step;
+  if (roster.cause == Cause::kFounded) span.founder = Donor(roster)->id;
+  for (const Member& member : roster.members) {
+    span.replicas.push_back(member.id);
+  }
+  return span;
+}
+
+// What `span` cannot be where `before` was the epoch before, if that is known;
+// empty: it can.
+absl::string_view Misfit(const Span& before, const Span& span) {
+  if (span.epoch <= before.epoch) return "its epoch does not rise";
+  if (span.cause == Cause::kFounded) return "";
+  if (span.from_step < before.from_step) return "its step is an earlier one";
+  const bool is_next = span.epoch == before.epoch + 1;
+  if (span.cause == Cause::kFinished) {
+    const bool later = span.from_step > before.from_step;
+    return later ? "" : "its step has begun already";
+  }
+  const bool all_were_there = std::all_of(
+      span.replicas.begin(), span.replicas.end(),
+      [&](const ReplicaId& id) { return Has(before.replicas, id); });
+  const bool fewer = span.replicas.size() < before.replicas.size();
+  return !is_next || (all_were_there && fewer) ? "" : "nobody is lost in it";
+}
+
+}  // namespace
+
+bool operator==(const Span& a, const Span& b) {
+  return a.epoch == b.epoch && a.cause == b.cause &&
+         a.from_step == b.from_step && a.founder == b.founder &&
+         a.replicas == b.replicas;
+}
+
+std::string ToLine(const Span& span) {
+  std::string line =
+      absl::StrCat("epoch ", span.epoch, WordsFor(span.cause), span.from_step);
+  if (span.cause == Cause::kFounded) {
+    absl::StrAppend(&line, kBy, ToString(span.founder));
+  }
+  absl::StrAppend(&line, absl::StripSuffix(kReplicas, " "));
+  for (const ReplicaId& id : span.replicas) {
+    absl::StrAppend(&line, " ", ToString(id));
+  }
+  return line;
+}
+
+absl::StatusOr<History> History::Parse(absl::string_view text) {
+  if (text.size() > kMaxHistoryBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("a history of ", text.size(),
+                                                   " bytes is longer than ",
+                                                   kMaxHistoryBytes));
+  }
+  History history;
+  int64_t number = 0;
+  for (const absl::string_view line : absl::StrSplit(text, '\n')) {
+    ++number;
+    if (line.empty() || line[0] == '#') continue;
+    const std::optional<Span> span = ParseLine(line);
+    const absl::string_view misfit =
+        !span.has_value()        ? "it is no line of a history"
+        : history.spans_.empty() ? ""
+                                 : Misfit(history.spans_.back(), *span);
+    if (!misfit.empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("line ", number, " of the history, \"",
+                       absl::CHexEscape(line.substr(0, 80)), "\": ", misfit));
+    }
+    if (span->cause == Cause::kFounded) history.spans_.clear();
+    history.spans_.push_back(*span);
+  }
+  return history;
+}
+
+absl::StatusOr<History> History::Merge(absl::Span<const History> parts) {
+  std::map<int64_t, Span> by_epoch;
+  for (const History& part : parts) {
+    for (const Span& span : part.spans_) {
+      const auto [known, is_new] = by_epoch.try_emplace(span.epoch, span);
+      if (is_new || known->second == span) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat("histories of different runs: \"", ToLine(known->second),
+                       "\" in one, \"", ToLine(span), "\" in another"));
+    }
+  }
+  History merged;
+  for (auto& [epoch, span] : by_epoch) {
+    if (span.cause == Cause::kFounded) merged.spans_.clear();
+    const bool follows = merged.spans_.empty()
+                             ? span.cause == Cause::kFounded
+                             : merged.spans_.back().epoch + 1 == epoch;
+    const absl::string_view misfit = !follows ? "an epoch before it is missing"
+                                     : merged.spans_.empty()
+                                         ? ""
+                                         : Misfit(merged.spans_.back(), span);
+    if (!misfit.empty()) {
+      // What was before a founding whose line is there does not matter.
+      const bool is_replaced = std::any_of(
+          by_epoch.upper_bound(epoch), by_epoch.end(), [](const auto& later) {
+            return later.second.cause == Cause::kFounded;
+          });
+      if (is_replaced) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat("\"", ToLine(span), "\": ", misfit,
+                       ": the files of all replicas are needed"));
+    }
+    merged.spans_.push_back(std::move(span));
+  }
+  return merged;
+}
+
+std::optional<std::string> History::Add(const Roster& roster) {
+  if (!spans_.empty() && spans_.back().epoch >= roster.epoch) {
+    return std::nullopt;
+  }
+  if (roster.cause == Cause::kFounded) spans_.clear();
+  spans_.push_back(ToSpan(roster));
+  return ToLine(spans_.back());
+}
+
+std::string History::ToText() const {
+  std::string text;
+  for (const Span& span : spans_) absl::StrAppend(&text, ToLine(span), "\n");
+  return text;
+}
+
+Roster FirstEntry(const History& history) {
+  const Span& span = history.spans().front();
+  FSDP_CHECK(span.cause == Cause::kFounded);
+  Roster roster;
+  roster.number = 0;
+  roster.epoch = span.epoch;
+  roster.step = span.from_step;
+  roster.cause = Cause::kFounded;
+  for (const ReplicaId& id : span.replicas) {
+    roster.members.push_back({id, /*is_new=*/id != span.founder});
+  }
+  return roster;
+}
+
+Roster EntryAfter(const History& history, const Roster& roster) {
+  const std::vector<Span>& spans = history.spans();
+  const auto later =
+      std::find_if(spans.begin(), spans.end(),
+                   [&](const Span& span) { return span.epoch > roster.epoch; });
+  Roster next = roster;
+  ++next.number;
+  const bool is_lost = later != spans.end() && later->cause == Cause::kLost &&
+                       later->from_step == roster.step;
+  next.cause = is_lost ? Cause::kLost : Cause::kFinished;
+  if (!is_lost) {
+    ++next.step;
+    for (Member& member : next.members) member.is_new = false;
+  }
+  if (later == spans.end() || later->from_step != next.step) return next;
+  if (later->cause != next.cause) return next;  // a loss within the next step
+  next.epoch = later->epoch;
+  next.members.clear();
+  for (const ReplicaId& id : later->replicas) {
+    const Member* const before = FindMember(roster, id.replica);
+    const bool was_member = before != nullptr && before->id == id;
+    next.members.push_back({id, !was_member || (is_lost && before->is_new)});
+  }
+  return next;
+}
+
+}  // namespace fsdp::replicas

@@ -1,0 +1,177 @@
+#include "replicas/membership/history.h"
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/testing/status_matchers.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "replicas/membership/roster.h"
+
+namespace fsdp::replicas {
+namespace {
+
+using ::fsdp::testing::StatusIs;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr char kText[] =
+    "epoch 0 founded at step 3 by 1.0: replicas 0.0 1.0 2.0\n"
+    "epoch 1 within step 5: replicas 0.0 2.0\n"
+    "epoch 2 within step 5: replicas 0.0\n"
+    "epoch 3 from step 6: replicas 0.0 1.1\n"
+    "epoch 4 from step 8: replicas 0.0 1.1 2.3\n"
+    "epoch 5 within step 8: replicas 1.1 2.3\n"
+    "epoch 6 from step 9: replicas 0.1 2.3\n";
+
+History Parsed(const std::string& text) {
+  absl::StatusOr<History> history = History::Parse(text);
+  EXPECT_OK(history.status());
+  return history.ok() ? *history : History();
+}
+
+Roster MakeRoster(int64_t epoch, int64_t step, Cause cause,
+                  std::vector<Member> members) {
+  Roster roster;
+  roster.number = 2 * epoch;
+  roster.epoch = epoch;
+  roster.step = step;
+  roster.cause = cause;
+  roster.members = std::move(members);
+  return roster;
+}
+
+TEST(HistoryTest, LinesAreAsTheyAreDocumented) {
+  History history;
+  EXPECT_EQ(history.Add(MakeRoster(0, 2, Cause::kFounded,
+                                   {{{0, 1}, true}, {{2, 0}, false}})),
+            "epoch 0 founded at step 2 by 2.0: replicas 0.1 2.0");
+  EXPECT_EQ(history.Add(MakeRoster(1, 4, Cause::kLost, {{{2, 0}, false}})),
+            "epoch 1 within step 4: replicas 2.0");
+  EXPECT_EQ(history.Add(MakeRoster(2, 5, Cause::kFinished,
+                                   {{{0, 2}, true}, {{2, 0}, false}})),
+            "epoch 2 from step 5: replicas 0.2 2.0");
+}
+
+TEST(HistoryTest, AnEpochIsWrittenDownOnce) {
+  History history;
+  const Roster roster = MakeRoster(1, 4, Cause::kFinished, {{{2, 0}, false}});
+  EXPECT_TRUE(history.Add(roster).has_value());
+  EXPECT_EQ(history.Add(roster), std::nullopt);
+  EXPECT_EQ(history.Add(MakeRoster(1, 5, Cause::kFinished, {{{2, 0}, false}})),
+            std::nullopt);
+}
+
+TEST(HistoryTest, WhatIsWrittenIsRead) {
+  EXPECT_EQ(Parsed(kText).ToText(), kText);
+  EXPECT_EQ(Parsed(std::string("# a comment\n\n") + kText).ToText(), kText);
+  EXPECT_THAT(Parsed("").spans(), IsEmpty());
+}
+
+TEST(HistoryTest, AFoundingIsTheBeginning) {
+  const History history =
+      Parsed(std::string(kText) +
+             "epoch 8 founded at step 7 by 0.2: replicas 0.2 1.2\n");
+  EXPECT_EQ(history.ToText(),
+            "epoch 8 founded at step 7 by 0.2: replicas 0.2 1.2\n");
+}
+
+TEST(HistoryTest, OtherLinesAreRefusedByNumber) {
+  for (const std::string line :
+       {"epoch 7", "epoch 7 from step 9", "epoch 7 from step 10: replicas ",
+        "epoch 7 from step 10: replicas 1.0 0.0",
+        "epoch 7 from step 10: replicas 1.0 1.1",
+        "epoch 7 from step 010: replicas 1.0",
+        "epoch +7 from step 10: replicas 1.0",
+        "epoch 7 from step -1: replicas 1.0",
+        "epoch 7 from step 10: replicas 1.0 ",
+        "epoch 7 founded at step 10: replicas 1.0",
+        "epoch 7 founded at step 10 by 0.0: replicas 1.0",
+        "epoch 7 from step 99999999999999999999: replicas 1.0",
+        "epoch 7 from step 9223372036854775807: replicas 1.0",
+        // Which do not fit to those before.
+        "epoch 6 from step 10: replicas 1.0",
+        "epoch 7 from step 8: replicas 1.0",
+        "epoch 7 from step 9: replicas 1.0",
+        "epoch 7 within step 9: replicas 0.1 2.3",
+        "epoch 7 within step 9: replicas 0.2",
+        "epoch 7 within step 8: replicas 0.1"}) {
+    EXPECT_THAT(
+        History::Parse(kText + line).status(),
+        StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("line 8")))
+        << line;
+  }
+}
+
+TEST(HistoryTest, PartsOfARunAreOneHistory) {
+  const std::string text = kText;
+  const size_t third = text.find("epoch 2");
+  const size_t fifth = text.find("epoch 4");
+  // Of one that was lost, one that came then, and one that was there for long.
+  const std::vector<History> parts = {Parsed(text.substr(fifth)),
+                                      Parsed(text.substr(0, third)),
+                                      Parsed(text.substr(0, fifth))};
+  const absl::StatusOr<History> merged = History::Merge(parts);
+  ASSERT_OK(merged.status());
+  EXPECT_EQ(merged->ToText(), kText);
+}
+
+TEST(HistoryTest, AMissingPartIsMissed) {
+  const std::string text = kText;
+  EXPECT_THAT(
+      History::Merge({Parsed(text.substr(0, text.find("epoch 2"))),
+                      Parsed(text.substr(text.find("epoch 3")))})
+          .status(),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("missing")));
+  EXPECT_THAT(
+      History::Merge({Parsed(text.substr(text.find("epoch 3")))}).status(),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("missing")));
+}
+
+TEST(HistoryTest, PartsOfDifferentRunsAreRefused) {
+  EXPECT_THAT(
+      History::Merge(
+          {Parsed(kText), Parsed("epoch 4 from step 8: replicas 0.0 1.1\n")})
+          .status(),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("different runs")));
+}
+
+TEST(HistoryTest, WhatIsMissingBeforeAFoundingDoesNotMatter) {
+  const absl::StatusOr<History> merged = History::Merge(
+      {Parsed("epoch 4 from step 8: replicas 0.0 1.1\n"),
+       Parsed("epoch 9 founded at step 2 by 0.2: replicas 0.2\n"),
+       Parsed("epoch 10 from step 4: replicas 0.2 1.4\n")});
+  ASSERT_OK(merged.status());
+  EXPECT_EQ(merged->ToText(),
+            "epoch 9 founded at step 2 by 0.2: replicas 0.2\n"
+            "epoch 10 from step 4: replicas 0.2 1.4\n");
+}
+
+TEST(HistoryTest, TheLogIsMadeAgain) {
+  const History history = Parsed(kText);
+  Roster roster = FirstEntry(history);
+  std::vector<std::string> entries;
+  while (roster.step < 11) {
+    entries.push_back(Describe(roster));
+    roster = EntryAfter(history, roster);
+  }
+  EXPECT_THAT(entries,
+              ::testing::ElementsAre(
+                  "entry 0 (step 3, epoch 0, founded): 0.0(new) 1.0 2.0(new)",
+                  "entry 1 (step 4, epoch 0, finished): 0.0 1.0 2.0",
+                  "entry 2 (step 5, epoch 0, finished): 0.0 1.0 2.0",
+                  "entry 3 (step 5, epoch 1, lost): 0.0 2.0",
+                  "entry 4 (step 5, epoch 2, lost): 0.0",
+                  "entry 5 (step 6, epoch 3, finished): 0.0 1.1(new)",
+                  "entry 6 (step 7, epoch 3, finished): 0.0 1.1",
+                  "entry 7 (step 8, epoch 4, finished): 0.0 1.1 2.3(new)",
+                  "entry 8 (step 8, epoch 5, lost): 1.1 2.3(new)",
+                  "entry 9 (step 9, epoch 6, finished): 0.1(new) 2.3",
+                  "entry 10 (step 10, epoch 6, finished): 0.1 2.3"));
+}
+
+}  // namespace
+}  // namespace fsdp::replicas

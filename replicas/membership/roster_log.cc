@@ -1,0 +1,88 @@
+#include "replicas/membership/roster_log.h"
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+#include "replicas/membership/registers.h"
+#include "replicas/membership/roster.h"
+
+namespace fsdp::replicas {
+namespace {
+
+std::string BellOf(int64_t number) {
+  return absl::StrCat("membership/bell/", number);
+}
+
+}  // namespace
+
+std::string RosterLog::SlotOf(int64_t number) const {
+  return absl::StrCat("membership/log/", number % entries_);
+}
+
+absl::StatusOr<Roster> RosterLog::Read(const std::string& slot) {
+  FSDP_ASSIGN_OR_RETURN(const std::optional<std::string> text,
+                        registers_->Get(slot));
+  if (!text.has_value()) return Roster{};
+  absl::StatusOr<Roster> roster = DecodeRoster(*text);
+  if (!roster.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(slot, ": ", roster.status().message()));
+  }
+  return roster;
+}
+
+absl::StatusOr<std::optional<Roster>> RosterLog::Entry(int64_t number) {
+  FSDP_CHECK(number >= 0);
+  FSDP_ASSIGN_OR_RETURN(Roster there, Read(SlotOf(number)));
+  if (there.number < number) return std::nullopt;
+  if (there.number > number) {
+    return absl::OutOfRangeError(absl::StrCat(
+        "entry ", number, " of the replicas' log is gone: there is ",
+        Describe(there), ". This process has fallen ", there.number - number,
+        " entries behind, and is to end"));
+  }
+  return std::optional<Roster>(std::move(there));
+}
+
+absl::StatusOr<Roster> RosterLog::Newest(Roster known) {
+  while (true) {
+    FSDP_ASSIGN_OR_RETURN(Roster there, Read(SlotOf(known.number + 1)));
+    if (there.number <= known.number) return known;
+    known = std::move(there);
+  }
+}
+
+absl::StatusOr<bool> RosterLog::Propose(const Roster& next) {
+  const std::string slot = SlotOf(next.number);
+  FSDP_ASSIGN_OR_RETURN(const Roster there, Read(slot));
+  if (there.number >= next.number) return false;
+  const int64_t expected = next.number - entries_;
+  if (there.number != (expected < 0 ? -1 : expected)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the keeper of the replicas' log has lost entry ", expected,
+        ": there is ", Describe(there), ". The run cannot go on with it"));
+  }
+  const std::string text = Encode(next);
+  FSDP_ASSIGN_OR_RETURN(
+      const std::string now,
+      registers_->CompareAndSet(slot, expected < 0 ? "" : Encode(there), text));
+  if (now != text) return false;
+  // From here on nothing is needed: waits also look by themselves.
+  registers_->Set(BellOf(next.number), "1").IgnoreError();
+  if (expected >= 0) registers_->Remove(BellOf(expected)).IgnoreError();
+  return true;
+}
+
+absl::Status RosterLog::Await(int64_t number, absl::Time deadline) {
+  return registers_->Await(BellOf(number), deadline);
+}
+
+}  // namespace fsdp::replicas

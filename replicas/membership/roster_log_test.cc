@@ -1,0 +1,159 @@
+#include "replicas/membership/roster_log.h"
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/testing/status_matchers.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "replicas/membership/roster.h"
+#include "replicas/membership/testing/forwarding_registers.h"
+#include "replicas/membership/testing/memory_registers.h"
+
+namespace fsdp::replicas {
+namespace {
+
+using ::fsdp::testing::StatusIs;
+using ::testing::_;
+using ::testing::HasSubstr;
+
+Roster Numbered(int64_t number, int incarnation = 0) {
+  Roster roster;
+  roster.number = number;
+  roster.epoch = 0;
+  roster.step = number;
+  roster.cause = number == 0 ? Cause::kFounded : Cause::kFinished;
+  roster.members = {{{0, incarnation}, false}};
+  return roster;
+}
+
+class RosterLogTest : public ::testing::TestWithParam<int> {
+ protected:
+  int64_t entries() const { return GetParam(); }
+  void MakeUpTo(int64_t last) {
+    for (int64_t number = 0; number <= last; ++number) {
+      ASSERT_THAT(log_.Propose(Numbered(number)), ::fsdp::testing::IsOk());
+    }
+  }
+
+  testing::MemoryRegisters registers_;
+  RosterLog log_{&registers_, GetParam()};
+};
+
+INSTANTIATE_TEST_SUITE_P(Entries, RosterLogTest, ::testing::Values(2, 3, 64));
+
+TEST_P(RosterLogTest, NothingIsThereAtFirst) {
+  ASSERT_OK_AND_ASSIGN(const auto entry, log_.Entry(0));
+  EXPECT_EQ(entry, std::nullopt);
+  ASSERT_OK_AND_ASSIGN(const Roster newest, log_.Newest(Roster{}));
+  EXPECT_EQ(newest.number, -1);
+}
+
+TEST_P(RosterLogTest, KeepsTheNewestEntries) {
+  const int64_t last = 2 * entries() + 1;
+  MakeUpTo(last);
+  for (int64_t number = last - entries() + 1; number <= last; ++number) {
+    ASSERT_OK_AND_ASSIGN(const auto entry, log_.Entry(number));
+    ASSERT_TRUE(entry.has_value()) << number;
+    EXPECT_EQ(*entry, Numbered(number));
+  }
+  EXPECT_THAT(
+      log_.Entry(last - entries()),
+      StatusIs(absl::StatusCode::kOutOfRange, HasSubstr("entries behind")));
+  ASSERT_OK_AND_ASSIGN(const auto next, log_.Entry(last + 1));
+  EXPECT_EQ(next, std::nullopt);
+}
+
+TEST_P(RosterLogTest, TheNewestIsFoundFromAnyOther) {
+  const int64_t last = 3 * entries() + 1;
+  MakeUpTo(last);
+  for (int64_t known = -1; known <= last; ++known) {
+    ASSERT_OK_AND_ASSIGN(const Roster newest,
+                         log_.Newest(known < 0 ? Roster{} : Numbered(known)));
+    EXPECT_EQ(newest, Numbered(last)) << known;
+  }
+}
+
+TEST_P(RosterLogTest, OneProposalForANumberIsMade) {
+  EXPECT_THAT(*log_.Propose(Numbered(0, 1)), true);
+  EXPECT_THAT(*log_.Propose(Numbered(0, 2)), false);
+  ASSERT_OK_AND_ASSIGN(const auto entry, log_.Entry(0));
+  EXPECT_EQ(*entry, Numbered(0, 1));
+}
+
+TEST_P(RosterLogTest, AProposalThatComesLateIsNotMade) {
+  for (int64_t late = 0; late <= 2 * entries(); ++late) {
+    MakeUpTo(late + entries());
+    EXPECT_THAT(*log_.Propose(Numbered(late, 9)), false) << late;
+    ASSERT_OK_AND_ASSIGN(const auto entry, log_.Entry(late + entries()));
+    EXPECT_EQ(*entry, Numbered(late + entries()));
+  }
+}
+
+// Another makes an entry between this process's look and its exchange.
+class Overtaken final : public testing::ForwardingRegisters {
+ public:
+  using ForwardingRegisters::ForwardingRegisters;
+  absl::StatusOr<std::string> CompareAndSet(const std::string& key,
+                                            const std::string& expected,
+                                            const std::string& value) override {
+    for (int64_t number = first; number <= last; ++number) {
+      EXPECT_OK(RosterLog(base(), entries).Propose(Numbered(number)));
+    }
+    last = -1;
+    return base()->CompareAndSet(key, expected, value);
+  }
+
+  int64_t entries = 0;
+  int64_t first = 0;
+  int64_t last = -1;
+};
+
+TEST_P(RosterLogTest, WhoWasOvertakenByOneOrManyMakesNothing) {
+  for (const int64_t rounds : {1, 2, 3}) {
+    testing::MemoryRegisters base;
+    Overtaken registers(&base);
+    registers.entries = entries();
+    RosterLog log(&registers, entries());
+    registers.last = (rounds - 1) * entries();
+    EXPECT_THAT(*log.Propose(Numbered(0, 9)), false);
+    ASSERT_OK_AND_ASSIGN(const Roster newest, log.Newest(Roster{}));
+    EXPECT_EQ(newest, Numbered((rounds - 1) * entries()));
+  }
+}
+
+TEST_P(RosterLogTest, RegistersThatForgotAreNoticed) {
+  MakeUpTo(entries() - 1);
+  ASSERT_OK(registers_.Remove("membership/log/0"));
+  EXPECT_THAT(log_.Propose(Numbered(entries())),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("has lost entry 0")));
+}
+
+TEST_P(RosterLogTest, WhatIsNoRosterIsAnError) {
+  ASSERT_OK(registers_.Set("membership/log/0", "text"));
+  EXPECT_THAT(log_.Entry(0), StatusIs(absl::StatusCode::kInvalidArgument,
+                                      HasSubstr("membership/log/0: ")));
+  EXPECT_THAT(log_.Propose(Numbered(0)),
+              StatusIs(absl::StatusCode::kInvalidArgument, _));
+}
+
+TEST_P(RosterLogTest, ABellIsRungForEachEntry) {
+  MakeUpTo(0);
+  EXPECT_OK(log_.Await(0, absl::Now() + absl::Seconds(60)));
+  EXPECT_THAT(log_.Await(1, absl::Now()),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, _));
+}
+
+TEST_P(RosterLogTest, ALongRunKeepsNoMore) {
+  MakeUpTo(entries() - 1);
+  const size_t keys = registers_.size();
+  MakeUpTo(5 * entries());
+  EXPECT_EQ(registers_.size(), keys);
+}
+
+}  // namespace
+}  // namespace fsdp::replicas

@@ -1,0 +1,25 @@
+#include "replicas/membership/testing/memory_registers.h"
+
+#include <memory>
+
+#include "gtest/gtest.h"
+#include "replicas/membership/testing/registers_contract.h"
+
+namespace fsdp::replicas::testing {
+namespace {
+
+INSTANTIATE_TEST_SUITE_P(Memory, RegistersContract,
+                         ::testing::Values(RegistersUnderTest{
+                             [] { return std::make_shared<MemoryRegisters>(); },
+                             nullptr}));
+
+TEST(MemoryRegistersTest, CountsItsKeys) {
+  MemoryRegisters registers;
+  EXPECT_EQ(registers.size(), 0u);
+  registers.Set("key", "1").IgnoreError();
+  registers.Set("key", "2").IgnoreError();
+  EXPECT_EQ(registers.size(), 1u);
+}
+
+}  // namespace
+}  // namespace fsdp::replicas::testing

@@ -1,0 +1,103 @@
+// One rank's process in a simulation: what a training does with Membership, one
+// action after the other.
+#ifndef REPLICAS_MEMBERSHIP_TESTING_SIMULATED_RANK_H_
+#define REPLICAS_MEMBERSHIP_TESTING_SIMULATED_RANK_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "replicas/membership/membership.h"
+#include "replicas/membership/registers.h"
+#include "replicas/membership/roster.h"
+#include "replicas/membership/testing/log_checker.h"
+
+namespace fsdp::replicas::testing {
+
+class SimulatedRank;
+
+// The ranks of one incarnation, and what they tell each other directly.
+struct SimulatedReplica {
+  ReplicaId id;
+  std::vector<std::unique_ptr<SimulatedRank>> ranks;
+  bool is_over = false;  // all of its processes are to end
+  // By how often a rank has come so far.
+  std::map<int, int64_t> numbers;  // the entry with which all begin
+  std::map<int, int> evicted;      // how many ranks know it
+};
+
+// What it asks of its world.
+struct RankSurroundings {
+  LogChecker* checker;
+  std::function<int(int)> random;  // 0 to n - 1
+  // The rank with the same number of that replica; null: it does not run.
+  std::function<SimulatedRank*(const ReplicaId&)> peer;
+  std::function<void(const State&)> save;
+};
+
+class SimulatedRank {
+ public:
+  SimulatedRank(const MembershipOptions& options,
+                std::unique_ptr<Registers> registers, SimulatedReplica* replica,
+                const State& checkpoint, const RankSurroundings& surroundings);
+
+  void Act();
+
+  bool is_done() const { return phase_ == Phase::kDone; }
+  bool was_evicted() const { return was_evicted_; }
+  std::string Text() const;
+
+  // Of the world: killed, asleep until, amid an action.
+  bool is_dead = false;
+  absl::Time asleep_until = absl::InfinitePast();
+  bool is_acting = false;
+
+ private:
+  enum class Phase {
+    kRequest,
+    kJoin,
+    kFollow,
+    kTake,
+    kCompute,
+    kWait,
+    kEvicted,
+    kDone
+  };
+
+  void Join();
+  void Follow();
+  void Take();
+  void Compute();
+  void Wait();
+  void Return();
+  void Enter(const Roster& roster);
+  // Watches, and gives up what a newer epoch has made useless.
+  bool IsAborted();
+  // Whether the call is over for now; reacts to what is wrong for good.
+  bool Failed(const absl::Status& status);
+
+  const MembershipOptions options_;
+  const std::unique_ptr<Registers> registers_;
+  SimulatedReplica* const replica_;
+  const RankSurroundings surroundings_;
+  std::unique_ptr<Membership> membership_;
+
+  Phase phase_;
+  int coming_ = 0;
+  State state_;
+  bool is_whole_ = true;  // state_
+  Roster roster_;
+  int work_ = 0;
+  bool has_voted_ = false;
+  bool was_evicted_ = false;
+};
+
+}  // namespace fsdp::replicas::testing
+
+#endif  // REPLICAS_MEMBERSHIP_TESTING_SIMULATED_RANK_H_

@@ -1,0 +1,92 @@
+#include "replicas/membership/testing/text_fuzzer.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "base/check.h"
+#include "replicas/membership/history.h"
+#include "replicas/membership/roster.h"
+
+namespace fsdp::replicas {
+namespace {
+
+// Counts further than this are read, but not counted further.
+constexpr int64_t kFar = int64_t{1} << 61;
+
+void CheckMade(const Roster& roster) {
+  const absl::StatusOr<Roster> again = DecodeRoster(Encode(roster));
+  FSDP_CHECK(again.ok() && *again == roster);
+}
+
+// What the rules make of a roster after these notices.
+void CheckRules(const Roster& roster, const std::vector<Notice>& notices) {
+  const int64_t seen =
+      roster.notices_seen + static_cast<int64_t>(notices.size());
+  if (roster.members.empty()) {
+    if (!Waiting(notices).empty()) CheckMade(Found(roster, notices, seen));
+    return;
+  }
+  CheckMade(AfterStep(roster, notices, seen));
+  const std::vector<ReplicaId> gone = Gone(roster, notices);
+  if (!gone.empty()) CheckMade(Without(roster, gone));
+}
+
+// A roster, and a notice on each line after it.
+void CheckLog(absl::string_view text) {
+  const std::vector<absl::string_view> lines = absl::StrSplit(text, '\n');
+  const absl::string_view first = lines.empty() ? text : lines[0];
+  const absl::StatusOr<Roster> roster = DecodeRoster(first);
+  FSDP_CHECK(!roster.ok() || Encode(*roster) == first);
+  std::vector<Notice> notices;
+  for (const absl::string_view line : lines) {
+    const absl::StatusOr<Notice> notice = DecodeNotice(line);
+    if (!notice.ok()) continue;
+    FSDP_CHECK(Encode(*notice) == line);
+    notices.push_back(*notice);
+  }
+  if (roster.ok() &&
+      std::max({roster->number, roster->step, roster->notices_seen}) < kFar) {
+    CheckRules(*roster, notices);
+  }
+}
+
+// As long as a replay may take here.
+constexpr int kMaxEntries = 200;
+
+void CheckReplay(const History& history) {
+  Roster roster = FirstEntry(history);
+  for (int i = 0; i < kMaxEntries; ++i) {
+    const Roster next = EntryAfter(history, roster);
+    FSDP_CHECK(next.number == roster.number + 1);
+    FSDP_CHECK((next.cause == Cause::kLost) == (next.step == roster.step));
+    roster = next;
+  }
+}
+
+void CheckHistory(absl::string_view text) {
+  const absl::StatusOr<History> history = History::Parse(text);
+  if (!history.ok() || history->spans().empty()) return;
+  const std::string written = history->ToText();
+  const absl::StatusOr<History> again = History::Parse(written);
+  FSDP_CHECK(again.ok() && again->spans() == history->spans());
+  const absl::StatusOr<History> merged = History::Merge({*history, *again});
+  if (!merged.ok()) return;
+  FSDP_CHECK(merged->spans() == history->spans());
+  CheckReplay(*merged);
+}
+
+}  // namespace
+}  // namespace fsdp::replicas
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const absl::string_view text(reinterpret_cast<const char*>(data), size);
+  fsdp::replicas::CheckLog(text);
+  fsdp::replicas::CheckHistory(text);
+  return 0;
+}

@@ -1,0 +1,311 @@
+#include "replicas/replicas.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+#include "checkpoint/run/run.h"
+#include "checkpoint/run/run_values.h"
+#include "comm/bootstrap/bootstrap.h"
+#include "comm/communicator.h"
+#include "comm/startup/environment.h"
+#include "replicas/column.h"
+#include "replicas/history_file.h"
+#include "replicas/joined_replica.h"
+#include "replicas/live_log.h"
+#include "replicas/membership/history.h"
+#include "replicas/membership/roster.h"
+#include "replicas/replay_log.h"
+#include "replicas/step_log.h"
+#include "replicas/store_registers.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::replicas::Column;
+using ::fsdp::replicas::JoinedReplica;
+using ::fsdp::replicas::JoinedReplicaOptions;
+using ::fsdp::replicas::LiveLog;
+using ::fsdp::replicas::LiveLogOptions;
+using ::fsdp::replicas::Member;
+using ::fsdp::replicas::ReplayLog;
+using ::fsdp::replicas::ReplicaId;
+using ::fsdp::replicas::Roster;
+using ::fsdp::replicas::StoreRegisters;
+
+// In front of all keys of a run.
+constexpr char kPrefix[] = "replicas";
+
+// Signs of life, and looks at those of others, within loss_timeout.
+constexpr int kBeats = 20;
+constexpr absl::Duration kShortestBeat = absl::Milliseconds(20);
+constexpr absl::Duration kLongestBeat = absl::Milliseconds(200);
+
+// What the groups of so many epochs have left in the keeper stays: somebody may
+// be about to leave them.
+constexpr int64_t kKeptEpochs = 4;
+
+constexpr absl::Duration kLongestReplay = absl::Hours(24 * 365);
+
+absl::Status Check(const comm::Environment& environment,
+                   const checkpoint::TrainingRun* run,
+                   const ReplicaOptions& options) {
+  const auto refuse = [](const auto&... text) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Replicas::Join(): ", text...));
+  };
+  if (run == nullptr || run->model == nullptr) {
+    return refuse("the run has no model: set TrainingRun::model");
+  }
+  if (run->optimizer == nullptr) {
+    return refuse("the run has no optimizer: set TrainingRun::optimizer");
+  }
+  if (options.steps < 0 || options.first_step < 0) {
+    return refuse("steps (", options.steps, ") and first_step (",
+                  options.first_step, ") cannot be negative");
+  }
+  if (options.loss_timeout < absl::Milliseconds(100)) {
+    return refuse("loss_timeout is ",
+                  absl::FormatDuration(options.loss_timeout),
+                  ": a busy rank is silent for longer than 100 ms");
+  }
+  const comm::Communicator* const inside = checkpoint::RanksOf(*run->model);
+  const int ranks = inside == nullptr ? 1 : inside->world_size();
+  if (ranks == environment.world_size) return absl::OkStatus();
+  return refuse("the model is sharded over ", ranks,
+                " ranks, but a replica has ", environment.world_size,
+                ": shard it over all ranks of its replica");
+}
+
+}  // namespace
+
+// Sees to it that calls come in their order, and none after an error.
+class Replicas::Impl {
+ public:
+  explicit Impl(const ReplicaOptions& options)
+      : steps_done_(options.first_step) {}
+  virtual ~Impl() = default;
+
+  absl::StatusOr<std::optional<Step>> BeginStep() {
+    FSDP_RETURN_IF_ERROR(failure_);
+    if (in_step_) {
+      return absl::FailedPreconditionError(
+          "BeginStep(): the step before is not finished: call FinishStep() "
+          "after backward");
+    }
+    absl::StatusOr<std::optional<Step>> step = Begin();
+    failure_ = step.status();
+    in_step_ = step.ok() && step->has_value();
+    if (in_step_) steps_done_ = (*step)->step;
+    return step;
+  }
+
+  absl::Status FinishStep() {
+    FSDP_RETURN_IF_ERROR(failure_);
+    if (!in_step_) {
+      return absl::FailedPreconditionError(
+          "FinishStep(): no step has begun: call BeginStep() first");
+    }
+    failure_ = Finish();
+    in_step_ = false;
+    if (failure_.ok()) ++steps_done_;
+    return failure_;
+  }
+
+  int64_t steps_done() const { return steps_done_; }
+
+  virtual std::string Members() const = 0;
+
+  class Alone;
+  class Joined;
+
+ private:
+  virtual absl::StatusOr<std::optional<Step>> Begin() = 0;
+  virtual absl::Status Finish() = 0;
+
+  int64_t steps_done_;
+  bool in_step_ = false;
+  absl::Status failure_;
+};
+
+// There are no others.
+class Replicas::Impl::Alone final : public Impl {
+ public:
+  explicit Alone(const ReplicaOptions& options)
+      : Impl(options), steps_(options.steps) {}
+
+  std::string Members() const override { return "0.0"; }
+
+ private:
+  absl::StatusOr<std::optional<Step>> Begin() override {
+    if (steps_done() >= steps_) return std::nullopt;
+    return Step{steps_done(), /*index=*/0, /*size=*/1};
+  }
+  absl::Status Finish() override { return absl::OkStatus(); }
+
+  const int64_t steps_;
+};
+
+class Replicas::Impl::Joined final : public Impl {
+ public:
+  Joined(const comm::Environment& environment, const ReplicaOptions& options,
+         checkpoint::TrainingRun& run)
+      : Impl(options),
+        environment_(environment),
+        options_(options),
+        run_(run),
+        self_{environment.replica, environment.replica_incarnation},
+        column_(KeeperFor(environment), ColumnOptions(options)) {}
+
+  absl::Status Start() {
+    FSDP_ASSIGN_OR_RETURN(log_, StartLog());
+    JoinedReplicaOptions joined;
+    joined.self = self_;
+    joined.rank = environment_.rank;
+    joined.steps = options_.steps;
+    joined.first_step = options_.first_step;
+    joined.timeout = options_.between.timeout;
+    joined.patience = Patience();
+    replica_.emplace(joined, *log_, column_, run_);
+    return absl::OkStatus();
+  }
+
+  std::string Members() const override {
+    std::string text;
+    for (const Member& member : replica_->finished().members) {
+      absl::StrAppend(&text, text.empty() ? "" : " ", ToString(member.id));
+    }
+    return text;
+  }
+
+ private:
+  // Silence has to be noticed, and an entry to be made.
+  absl::Duration Patience() const {
+    return 2 * options_.loss_timeout + absl::Seconds(10);
+  }
+
+  // The place where the ranks of a column meet.
+  static comm::Environment KeeperFor(const comm::Environment& environment) {
+    comm::Environment keeper = environment;
+    keeper.master_addr = environment.keeper_addr;
+    keeper.master_port = environment.keeper_port;
+    keeper.kept_store = true;
+    keeper.kept_store_prefix =
+        absl::StrCat(kPrefix, "/column/", environment.rank);
+    keeper.listen_fd = -1;
+    return keeper;
+  }
+
+  static comm::ConnectOptions ColumnOptions(const ReplicaOptions& options) {
+    comm::ConnectOptions column = options.between;
+    // Who comes back waits for the others to get that far.
+    if (!options.replay.empty()) column.connect_timeout = kLongestReplay;
+    return column;
+  }
+
+  absl::StatusOr<std::unique_ptr<replicas::StepLog>> StartLog() {
+    if (!options_.replay.empty()) {
+      FSDP_ASSIGN_OR_RETURN(replicas::History history,
+                            replicas::ReadHistory(options_.replay));
+      return std::make_unique<ReplayLog>(std::move(history), self_,
+                                         options_.steps);
+    }
+    FSDP_ASSIGN_OR_RETURN(
+        auto registers,
+        StoreRegisters::Connect({environment_.keeper_addr,
+                                 environment_.keeper_port, environment_.secret},
+                                kPrefix,
+                                {absl::Now() + options_.between.connect_timeout,
+                                 options_.between.stop_requested}));
+    LiveLogOptions log;
+    log.membership.self = self_;
+    log.membership.rank = environment_.rank;
+    log.membership.ranks_per_replica = environment_.world_size;
+    log.membership.replicas = environment_.replicas;
+    log.membership.steps = options_.steps;
+    log.membership.found_timeout = options_.found_timeout;
+    log.membership.loss_timeout = options_.loss_timeout;
+    log.membership.step_timeout = options_.step_timeout;
+    log.membership.beat_interval =
+        std::clamp(options_.loss_timeout / kBeats, kShortestBeat, kLongestBeat);
+    log.membership.poll_interval = log.membership.beat_interval;
+    log.inside = checkpoint::RanksOf(*run_.model);
+    log.stop_requested = options_.between.stop_requested;
+    log.history_folder = options_.history_folder;
+    log.patience = Patience();
+    log.on_epoch = [this, keeper = registers.get()](int64_t epoch) {
+      column_.EndBefore(epoch,
+                        absl::AbortedError("replicas have come or gone"));
+      Forget(*keeper, epoch - kKeptEpochs);
+    };
+    return LiveLog::Start(std::move(log), std::move(registers));
+  }
+
+  // Takes what groups up to `epoch` have left out of the keeper. What cannot be
+  // taken out now stays, which is little.
+  void Forget(StoreRegisters& keeper, int64_t epoch) {
+    forgotten_ = std::max(forgotten_, epoch - kKeptEpochs);
+    for (; forgotten_ < epoch; ++forgotten_) {
+      keeper
+          .RemoveAll(absl::StrCat("column/", environment_.rank, "/epoch/",
+                                  forgotten_, "/"))
+          .IgnoreError();
+    }
+  }
+
+  absl::StatusOr<std::optional<Step>> Begin() override {
+    FSDP_ASSIGN_OR_RETURN(const std::optional<Roster> roster,
+                          replica_->BeginStep());
+    if (!roster.has_value()) return std::nullopt;
+    const Member* const self = FindMember(*roster, self_.replica);
+    return Step{roster->step, static_cast<int>(self - roster->members.data()),
+                static_cast<int>(roster->members.size())};
+  }
+
+  absl::Status Finish() override { return replica_->FinishStep(); }
+
+  const comm::Environment environment_;
+  const ReplicaOptions options_;
+  checkpoint::TrainingRun& run_;
+  const ReplicaId self_;
+  Column column_;
+  std::unique_ptr<replicas::StepLog>
+      log_;  // whose thread ends what column_ has
+  std::optional<JoinedReplica> replica_;
+  int64_t forgotten_ = 0;  // epochs before it; of the log's thread
+};
+
+absl::StatusOr<std::unique_ptr<Replicas>> Replicas::Join(
+    const comm::Environment& environment, checkpoint::TrainingRun* run,
+    const ReplicaOptions& options) {
+  FSDP_RETURN_IF_ERROR(Check(environment, run, options));
+  if (environment.replicas == 0) {
+    return std::unique_ptr<Replicas>(
+        new Replicas(std::make_unique<Impl::Alone>(options)));
+  }
+  auto joined = std::make_unique<Impl::Joined>(environment, options, *run);
+  FSDP_RETURN_IF_ERROR(joined->Start());
+  return std::unique_ptr<Replicas>(new Replicas(std::move(joined)));
+}
+
+Replicas::Replicas(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Replicas::~Replicas() = default;
+
+absl::StatusOr<std::optional<Replicas::Step>> Replicas::BeginStep() {
+  return impl_->BeginStep();
+}
+absl::Status Replicas::FinishStep() { return impl_->FinishStep(); }
+int64_t Replicas::steps_done() const { return impl_->steps_done(); }
+std::string Replicas::Members() const { return impl_->Members(); }
+
+}  // namespace fsdp

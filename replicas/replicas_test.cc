@@ -1,0 +1,311 @@
+// As users call it, with a keeper in this process and ranks that are threads.
+#include "replicas/replicas.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/equal.h>
+#include <torch/optim/sgd.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "base/status_error.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "checkpoint/run/run.h"
+#include "comm/communicator.h"
+#include "comm/meeting/store_server.h"
+#include "comm/startup/bootstrap_socket.h"
+#include "comm/startup/environment.h"
+#include "comm/testing/run_ranks.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/testing/toy_model.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::testing::Loss;
+using ::fsdp::testing::MakeNet;
+using ::fsdp::testing::NetImpl;
+using ::fsdp::testing::Rows;
+using ::fsdp::testing::StatusIs;
+using ::fsdp::testing::Unowned;
+using ::testing::_;
+using ::testing::HasSubstr;
+
+constexpr int64_t kDim = 5;
+
+// A model of one rank and what trains it.
+struct Training {
+  static absl::StatusOr<std::unique_ptr<Training>> Make(Communicator& ranks,
+                                                        int seed) {
+    auto training = std::make_unique<Training>();
+    FSDP_ASSIGN_OR_RETURN(training->model,
+                          FullyShard(MakeNet(kDim, 1, seed), Unowned(ranks)));
+    training->optimizer = std::make_unique<torch::optim::SGD>(
+        training->model->Parameters(), torch::optim::SGDOptions(0.1));
+    training->run.model = training->model.get();
+    training->run.optimizer = training->optimizer.get();
+    training->run.random_state = false;
+    return training;
+  }
+
+  absl::Status Compute(int64_t row) {
+    const at::Tensor x = Rows(row, 2, kDim);
+    optimizer->zero_grad();
+    return model->Backward(Loss(model->forward(x), x));
+  }
+
+  FullyShardedDataParallel<NetImpl> model{nullptr};
+  std::unique_ptr<torch::optim::SGD> optimizer;
+  checkpoint::TrainingRun run;
+};
+
+// An environment of rank 0 of 1 in replica `replica`, and its keeper.
+class ReplicasTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_OK_AND_ASSIGN(comm::Listener listener, comm::Listen("127.0.0.1", 0));
+    environment_.keeper_addr = "127.0.0.1";
+    environment_.keeper_port = listener.port;
+    environment_.secret = "of the test";
+    ASSERT_OK_AND_ASSIGN(
+        keeper_,
+        comm::StoreServer::Start(std::move(listener.fd), environment_.secret));
+  }
+
+  comm::Environment EnvironmentOf(int replica, int replicas) const {
+    comm::Environment environment = environment_;
+    environment.replica = replica;
+    environment.replicas = replicas;
+    environment.replica_incarnation = 1;
+    return environment;
+  }
+
+  comm::Environment environment_;
+  std::unique_ptr<comm::StoreServer> keeper_;
+};
+
+// Every thread a replica of one rank.
+absl::Status RunReplicas(
+    int replicas,
+    const std::function<absl::Status(int replica, Communicator& inside)>& fn) {
+  return RunAllRanks(replicas, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(const auto inside, world.Split(world.rank(), 0));
+    return fn(world.rank(), *inside);
+  });
+}
+
+TEST_F(ReplicasTest, TrainTogetherFromTheStateOfTheFurthest) {
+  std::vector<std::string> texts(3);
+  EXPECT_OK(
+      RunReplicas(3, [&](int replica, Communicator& inside) -> absl::Status {
+        FSDP_ASSIGN_OR_RETURN(const auto training,
+                              Training::Make(inside, replica));
+        ReplicaOptions options;
+        options.steps = 6;
+        options.first_step = replica == 1 ? 4 : 0;
+        training->run.entries["of"] = absl::StrCat(replica);
+        FSDP_ASSIGN_OR_RETURN(
+            const auto replicas,
+            Replicas::Join(EnvironmentOf(replica, 3), &training->run, options));
+        int64_t expected = 4;
+        for (;;) {
+          FSDP_ASSIGN_OR_RETURN(const auto step, replicas->BeginStep());
+          if (!step.has_value()) break;
+          if (step->step != expected || step->index != replica ||
+              step->size != 3) {
+            return absl::InternalError("another step");
+          }
+          FSDP_RETURN_IF_ERROR(training->Compute(10 * step->step + replica));
+          FSDP_RETURN_IF_ERROR(replicas->FinishStep());
+          training->optimizer->step();
+          if (replicas->steps_done() != ++expected) {
+            return absl::InternalError("another count");
+          }
+        }
+        if (expected != 6) return absl::InternalError("too few steps");
+        texts[replica] = absl::StrCat(training->run.entries["of"], ": ",
+                                      replicas->Members());
+        return absl::OkStatus();
+      }));
+  EXPECT_THAT(texts, ::testing::Each("1: 0.1 1.1 2.1"));
+}
+
+TEST_F(ReplicasTest, GradientsBecomeTheMean) {
+  std::vector<at::Tensor> before(2);
+  std::vector<at::Tensor> after(2);
+  EXPECT_OK(
+      RunReplicas(2, [&](int replica, Communicator& inside) -> absl::Status {
+        FSDP_ASSIGN_OR_RETURN(const auto training, Training::Make(inside, 0));
+        ReplicaOptions options;
+        options.steps = 1;
+        FSDP_ASSIGN_OR_RETURN(
+            const auto replicas,
+            Replicas::Join(EnvironmentOf(replica, 2), &training->run, options));
+        FSDP_RETURN_IF_ERROR(replicas->BeginStep().status());
+        FSDP_RETURN_IF_ERROR(training->Compute(10 * replica));
+        const at::Tensor gradient = training->model->Parameters()[0].grad();
+        before[replica] = gradient.clone();
+        FSDP_RETURN_IF_ERROR(replicas->FinishStep());
+        after[replica] = gradient.clone();
+        return absl::OkStatus();
+      }));
+  EXPECT_FALSE(at::equal(before[0], before[1]));
+  for (const at::Tensor& mean : after) {
+    EXPECT_TRUE(at::equal(mean, (before[0] + before[1]) / 2));
+  }
+}
+
+TEST_F(ReplicasTest, WithoutOthersItIsPlainTraining) {
+  EXPECT_OK(RunAllRanks(2, [](Communicator& ranks) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(const auto training, Training::Make(ranks, 0));
+    ReplicaOptions options;
+    options.steps = 3;
+    options.first_step = 1;
+    comm::Environment environment;
+    environment.rank = ranks.rank();
+    environment.world_size = 2;
+    FSDP_ASSIGN_OR_RETURN(const auto replicas,
+                          Replicas::Join(environment, &training->run, options));
+    for (const int64_t expected : {1, 2}) {
+      FSDP_ASSIGN_OR_RETURN(const auto step, replicas->BeginStep());
+      if (!step.has_value() || step->step != expected || step->size != 1) {
+        return absl::InternalError("another step");
+      }
+      FSDP_RETURN_IF_ERROR(replicas->FinishStep());
+    }
+    FSDP_ASSIGN_OR_RETURN(const auto step, replicas->BeginStep());
+    return step.has_value() ? absl::InternalError("one more")
+                            : absl::OkStatus();
+  }));
+}
+
+TEST_F(ReplicasTest, CallsHaveTheirOrder) {
+  EXPECT_OK(
+      RunReplicas(1, [&](int replica, Communicator& inside) -> absl::Status {
+        FSDP_ASSIGN_OR_RETURN(const auto training, Training::Make(inside, 0));
+        ReplicaOptions options;
+        options.steps = 2;
+        FSDP_ASSIGN_OR_RETURN(
+            const auto replicas,
+            Replicas::Join(EnvironmentOf(replica, 1), &training->run, options));
+        EXPECT_THAT(replicas->FinishStep(),
+                    StatusIs(absl::StatusCode::kFailedPrecondition,
+                             HasSubstr("BeginStep")));
+        FSDP_RETURN_IF_ERROR(replicas->BeginStep().status());
+        EXPECT_THAT(replicas->BeginStep().status(),
+                    StatusIs(absl::StatusCode::kFailedPrecondition,
+                             HasSubstr("FinishStep")));
+        FSDP_RETURN_IF_ERROR(training->Compute(0));
+        return replicas->FinishStep();  // neither was the end
+      }));
+}
+
+TEST_F(ReplicasTest, WhatDoesNotFitIsRefused) {
+  EXPECT_OK(RunReplicas(
+      1, [&](int /*replica*/, Communicator& inside) -> absl::Status {
+        FSDP_ASSIGN_OR_RETURN(const auto training, Training::Make(inside, 0));
+        const auto join =
+            [&](const std::function<void(checkpoint::TrainingRun&)>& change,
+                ReplicaOptions options = {}) {
+              checkpoint::TrainingRun run = training->run;
+              change(run);
+              return Replicas::Join(EnvironmentOf(0, 1), &run, options)
+                  .status();
+            };
+        EXPECT_THAT(join([](auto& run) { run.model = nullptr; }),
+                    StatusIs(absl::StatusCode::kInvalidArgument,
+                             HasSubstr("no model")));
+        EXPECT_THAT(join([](auto& run) { run.optimizer = nullptr; }),
+                    StatusIs(absl::StatusCode::kInvalidArgument,
+                             HasSubstr("no optimizer")));
+        ReplicaOptions negative;
+        negative.steps = -1;
+        EXPECT_THAT(join([](auto&) {}, negative),
+                    StatusIs(absl::StatusCode::kInvalidArgument,
+                             HasSubstr("steps (-1)")));
+        ReplicaOptions hasty;
+        hasty.loss_timeout = absl::Milliseconds(1);
+        EXPECT_THAT(join([](auto&) {}, hasty),
+                    StatusIs(absl::StatusCode::kInvalidArgument,
+                             HasSubstr("loss_timeout")));
+        comm::Environment two = EnvironmentOf(0, 1);
+        two.world_size = 2;
+        EXPECT_THAT(Replicas::Join(two, &training->run, {}).status(),
+                    StatusIs(absl::StatusCode::kInvalidArgument,
+                             HasSubstr("sharded over 1 ranks")));
+        return absl::OkStatus();
+      }));
+}
+
+TEST_F(ReplicasTest, AKeeperThatDiesEndsAll) {
+  EXPECT_OK(
+      RunReplicas(1, [&](int replica, Communicator& inside) -> absl::Status {
+        FSDP_ASSIGN_OR_RETURN(const auto training, Training::Make(inside, 0));
+        ReplicaOptions options;
+        options.steps = 2;
+        options.loss_timeout = absl::Milliseconds(200);
+        FSDP_ASSIGN_OR_RETURN(
+            const auto replicas,
+            Replicas::Join(EnvironmentOf(replica, 1), &training->run, options));
+        FSDP_RETURN_IF_ERROR(replicas->BeginStep().status());
+        FSDP_RETURN_IF_ERROR(training->Compute(0));
+        keeper_ = nullptr;
+        const absl::Status status = replicas->FinishStep();
+        EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable,
+                                     HasSubstr("keeper")));
+        EXPECT_EQ(replicas->BeginStep().status(), status);  // it lasts
+        return absl::OkStatus();
+      }));
+}
+
+TEST_F(ReplicasTest, AModelThatDiffersIsRefusedAndTheOthersGoOn) {
+  std::vector<absl::Status> ends(2);
+  EXPECT_OK(
+      RunReplicas(2, [&](int replica, Communicator& inside) -> absl::Status {
+        Training training;
+        FSDP_ASSIGN_OR_RETURN(
+            training.model,
+            FullyShard(MakeNet(kDim + replica, 1, 0), Unowned(inside)));
+        training.optimizer = std::make_unique<torch::optim::SGD>(
+            training.model->Parameters(), torch::optim::SGDOptions(0.1));
+        training.run.model = training.model.get();
+        training.run.optimizer = training.optimizer.get();
+        training.run.random_state = false;
+        ReplicaOptions options;
+        options.steps = 2;
+        options.loss_timeout = absl::Milliseconds(500);
+        FSDP_ASSIGN_OR_RETURN(
+            auto replicas,
+            Replicas::Join(EnvironmentOf(replica, 2), &training.run, options));
+        for (;;) {
+          const auto step = replicas->BeginStep();
+          ends[replica] = step.status();
+          if (!step.ok() || !step->has_value()) break;
+          const at::Tensor x = Rows((*step)->step, 2, kDim + replica);
+          FSDP_RETURN_IF_ERROR(
+              training.model->Backward(Loss(training.model->forward(x), x)));
+          FSDP_RETURN_IF_ERROR(replicas->FinishStep());
+        }
+        return absl::OkStatus();
+      }));
+  EXPECT_OK(ends[0]);
+  EXPECT_THAT(ends[1], StatusIs(absl::StatusCode::kInvalidArgument,
+                                HasSubstr("embed.weight")));
+}
+
+}  // namespace
+}  // namespace fsdp

@@ -1,0 +1,66 @@
+// The memory that replicas share, kept by a job's store that outlives them.
+#ifndef REPLICAS_STORE_REGISTERS_H_
+#define REPLICAS_STORE_REGISTERS_H_
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "comm/group/wait_limits.h"
+#include "comm/meeting/job_store.h"
+#include "replicas/membership/registers.h"
+
+namespace fsdp::replicas {
+
+class StoreRegisters final : public Registers {
+ public:
+  // Keys begin with `prefix`. A call fails with Unavailable where the store has
+  // not answered for some seconds. Errors: as JobStore::Connect().
+  static absl::StatusOr<std::unique_ptr<StoreRegisters>> Connect(
+      const comm::JobStorePlace& place, const std::string& prefix,
+      const comm::WaitLimits& limits);
+
+  absl::StatusOr<std::optional<std::string>> Get(
+      const std::string& key) override;
+  absl::Status Set(const std::string& key, const std::string& value) override;
+  absl::StatusOr<std::string> CompareAndSet(const std::string& key,
+                                            const std::string& expected,
+                                            const std::string& value) override;
+  absl::StatusOr<int64_t> Add(const std::string& key, int64_t addend) override;
+  absl::Status Remove(const std::string& key) override;
+  absl::StatusOr<bool> HasAll(const std::vector<std::string>& keys) override;
+  absl::Status Await(const std::string& key, absl::Time deadline) override;
+
+  // All keys that begin with `prefix`, which is not empty.
+  absl::Status RemoveAll(const std::string& prefix);
+
+ private:
+  StoreRegisters(c10::intrusive_ptr<comm::JobStore> store,
+                 const std::string& prefix)
+      : store_(std::move(store)), prefix_(prefix + "/") {}
+
+  // Notes which life of the store this is.
+  absl::Status Identify();
+  // FailedPrecondition where it has been started anew, and has lost all.
+  absl::Status CheckIdentity();
+  absl::Status Call(absl::FunctionRef<void()> call);
+  std::string KeyOf(const std::string& key) const { return prefix_ + key; }
+
+  const c10::intrusive_ptr<comm::JobStore> store_;
+  const std::string prefix_;
+  std::string identity_;
+  std::atomic<bool> broke_off_{false};  // so that the store may be another one
+};
+
+}  // namespace fsdp::replicas
+
+#endif  // REPLICAS_STORE_REGISTERS_H_

@@ -1,0 +1,139 @@
+#include "replicas/store_registers.h"
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status_error.h"
+#include "base/testing/status_matchers.h"
+#include "comm/meeting/job_store.h"
+#include "comm/meeting/store_server.h"
+#include "comm/startup/bootstrap_socket.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "replicas/membership/registers.h"
+#include "replicas/membership/testing/registers_contract.h"
+
+namespace fsdp::replicas {
+namespace {
+
+using ::fsdp::testing::StatusIs;
+using ::testing::_;
+using ::testing::HasSubstr;
+
+constexpr char kSecret[] = "of the test";
+
+// A keeper in this process.
+struct Keeper {
+  explicit Keeper(int port = 0) {
+    comm::Listener listener = ValueOrThrow(comm::Listen("127.0.0.1", port));
+    place = {"127.0.0.1", listener.port, kSecret};
+    server =
+        ValueOrThrow(comm::StoreServer::Start(std::move(listener.fd), kSecret));
+  }
+
+  absl::StatusOr<std::unique_ptr<StoreRegisters>> Connect(
+      const std::string& prefix = "test") const {
+    return StoreRegisters::Connect(place, prefix,
+                                   {absl::Now() + absl::Seconds(20)});
+  }
+
+  comm::JobStorePlace place;
+  std::unique_ptr<comm::StoreServer> server;
+};
+
+// Registers and what keeps them.
+struct Kept {
+  std::shared_ptr<Keeper> keeper;
+  std::unique_ptr<StoreRegisters> registers;
+};
+
+std::shared_ptr<Registers> View(const std::shared_ptr<Keeper>& keeper) {
+  auto kept = std::make_shared<Kept>();
+  kept->keeper = keeper;
+  kept->registers = ValueOrThrow(keeper->Connect());
+  Registers* const registers = kept->registers.get();
+  return {std::move(kept), registers};
+}
+
+testing::RegistersUnderTest OfAStore() {
+  const auto keeper = std::make_shared<std::shared_ptr<Keeper>>();
+  return {
+      [keeper] {
+        *keeper = std::make_shared<Keeper>();
+        return View(*keeper);
+      },
+      [keeper](const std::shared_ptr<Registers>&) { return View(*keeper); }};
+}
+
+using testing::RegistersContract;
+
+INSTANTIATE_TEST_SUITE_P(Store, RegistersContract,
+                         ::testing::Values(OfAStore()));
+
+TEST(StoreRegistersTest, PrefixesKeepRunsApart) {
+  const Keeper keeper;
+  ASSERT_OK_AND_ASSIGN(const auto one, keeper.Connect("one"));
+  ASSERT_OK_AND_ASSIGN(const auto other, keeper.Connect("other"));
+  ASSERT_OK(one->Set("key", "value"));
+  ASSERT_OK_AND_ASSIGN(const auto found, other->Get("key"));
+  EXPECT_EQ(found, std::nullopt);
+}
+
+TEST(StoreRegistersTest, AllThatBeginsWithAPrefixIsRemoved) {
+  const Keeper keeper;
+  ASSERT_OK_AND_ASSIGN(const auto registers, keeper.Connect());
+  for (const std::string key : {"epoch/1/a", "epoch/1/b", "epoch/11/a"}) {
+    ASSERT_OK(registers->Set(key, "value"));
+  }
+  ASSERT_OK(registers->RemoveAll("epoch/1/"));
+  ASSERT_OK_AND_ASSIGN(const auto removed, registers->Get("epoch/1/b"));
+  EXPECT_EQ(removed, std::nullopt);
+  ASSERT_OK_AND_ASSIGN(const auto other, registers->Get("epoch/11/a"));
+  EXPECT_EQ(other, "value");
+}
+
+TEST(StoreRegistersTest, AKeeperThatIsGoneIsUnavailable) {
+  Keeper keeper;
+  ASSERT_OK_AND_ASSIGN(const auto registers, keeper.Connect());
+  keeper.server = nullptr;
+  EXPECT_THAT(registers->Set("key", "value"),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("keeper")));
+  EXPECT_THAT(registers->Await("key", absl::Now() + absl::Milliseconds(50)),
+              StatusIs(absl::StatusCode::kUnavailable, _));
+}
+
+TEST(StoreRegistersTest, AKeeperThatWasStartedAnewIsNotTakenForTheOldOne) {
+  Keeper keeper;
+  ASSERT_OK_AND_ASSIGN(const auto registers, keeper.Connect());
+  ASSERT_OK(registers->Set("key", "value"));
+  keeper.server = nullptr;
+  EXPECT_THAT(registers->Get("key").status(),
+              StatusIs(absl::StatusCode::kUnavailable, _));
+  const Keeper successor(keeper.place.port);
+  EXPECT_THAT(
+      registers->Get("key").status(),
+      StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("anew")));
+  EXPECT_THAT(
+      registers->CompareAndSet("key", "", "mine").status(),
+      StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("anew")));
+}
+
+TEST(StoreRegistersTest, WhoDoesNotKnowTheSecretGetsNothing) {
+  const Keeper keeper;
+  comm::JobStorePlace place = keeper.place;
+  place.secret = "another";
+  EXPECT_THAT(
+      StoreRegisters::Connect(place, "test", {absl::Now() + absl::Seconds(20)})
+          .status(),
+      StatusIs(absl::StatusCode::kPermissionDenied, _));
+}
+
+}  // namespace
+}  // namespace fsdp::replicas
