@@ -446,6 +446,7 @@ ThreadsResult TrainReplicas(const ThreadsOptions& options) {
   failed.status = server.status();
   if (!server.ok()) return failed;
   std::vector<std::thread> replicas;
+  replicas.reserve(options.replicas);
   for (int replica = 0; replica < options.replicas; ++replica) {
     replicas.emplace_back([&stage, replica] { Supervise(stage, replica); });
   }

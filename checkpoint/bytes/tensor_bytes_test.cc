@@ -70,7 +70,7 @@ std::vector<at::Tensor> Lazy() {
 }
 
 at::Tensor Plain(const at::Tensor& values) {
-  const at::Tensor plain = at::zeros(values.sizes(), values.options());
+  at::Tensor plain = at::zeros(values.sizes(), values.options());
   plain.copy_(values);
   return plain;
 }

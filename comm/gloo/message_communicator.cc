@@ -216,7 +216,7 @@ absl::Status Meet(const StorePtr& store, int rank, int world_size,
   FSDP_RETURN_IF_ERROR(TorchToStatus("reach the store", [&] {
     store->set(keys[rank], absl::StrCat(world_size));
   }));
-  const absl::Status met = TorchToStatus("wait for the other ranks", [&] {
+  absl::Status met = TorchToStatus("wait for the other ranks", [&] {
     store->wait(keys, absl::ToChronoMilliseconds(timeout));
   });
   std::vector<std::string> missing;

@@ -145,6 +145,7 @@ absl::StatusOr<size_t> StoreConnection::ReceiveSome(char* bytes, size_t count,
   }
 }
 
+// NOLINTNEXTLINE(google-runtime-int): as pollfd has it
 absl::Status StoreConnection::Await(short events,
                                     const WaitLimits& limits) const {
   for (;;) {

@@ -42,6 +42,7 @@ class StoreConnection {
   absl::StatusOr<size_t> ReceiveSome(char* bytes, size_t count,
                                      const WaitLimits& limits);
   // Until the socket has one of `events`.
+  // NOLINTNEXTLINE(google-runtime-int): as pollfd has it
   absl::Status Await(short events, const WaitLimits& limits) const;
 
   const UniqueFd fd_;

@@ -84,7 +84,8 @@ void StoreServer::Serve() {
     const absl::Time now = absl::Now();
     size_t index = 2;
     for (auto caller = callers_.begin(); caller != callers_.end(); ++index) {
-      const short events = ready > 0 ? watched[index].revents : short{0};
+      const auto events =
+          ready > 0 ? watched[index].revents : decltype(pollfd::revents){0};
       if (!IsLate(*caller, now) && Handle(*caller, events)) {
         ++caller;
       } else {
@@ -104,7 +105,7 @@ std::vector<pollfd> StoreServer::Watched() const {
   // poll() passes over negative ones.
   watched.push_back({accepts_ ? listener_.get() : -1, POLLIN, 0});
   for (const Caller& caller : callers_) {
-    short events = POLLRDHUP;
+    auto events = decltype(pollfd::events){POLLRDHUP};
     if (caller.session.has_output()) events |= POLLOUT;
     if (caller.session.wants_input()) events |= POLLIN;
     watched.push_back({caller.fd.get(), events, 0});
@@ -158,6 +159,7 @@ bool StoreServer::DropStranger() {
   return true;
 }
 
+// NOLINTNEXTLINE(google-runtime-int): as pollfd has it
 bool StoreServer::Handle(Caller& caller, short events) {
   if ((events & POLLIN) != 0) {
     if (!Read(caller)) return false;

@@ -64,6 +64,7 @@ class StoreServer {
   // Hangs up on the stranger that came first; false: there is none.
   bool DropStranger();
   // Whether to go on with a caller.
+  // NOLINTNEXTLINE(google-runtime-int): as pollfd has it
   bool Handle(Caller& caller, short events);
   bool Read(Caller& caller);
   static bool Write(Caller& caller);

@@ -127,7 +127,7 @@ absl::Status FullParamsScope::Impl::Open(
                    ", offload_to_cpu ", options_.offload_to_cpu,
                    ", with_grads ", options_.with_grads),
       "the options of SummonFullParams()", DeadlineOf(*model)));
-  const absl::Status status = TorchToStatus("summoning full parameters", [&] {
+  absl::Status status = TorchToStatus("summoning full parameters", [&] {
     for (int unit : units) {
       for (const auto& flat : model->flats(unit)) {
         ThrowIfError(Take(*model, unit, *flat));
@@ -219,13 +219,12 @@ absl::Status FullParamsScope::Impl::WriteGradientsBack(
 
 absl::Status FullParamsScope::Impl::Close() {
   for (const Whole& whole : wholes_) Hide(whole);
-  const absl::Status status =
-      TorchToStatus("writing full parameters back", [this] {
-        for (const Whole& whole : wholes_) {
-          ThrowIfError(WriteBack(whole));
-          ThrowIfError(WriteGradientsBack(whole));
-        }
-      });
+  absl::Status status = TorchToStatus("writing full parameters back", [this] {
+    for (const Whole& whole : wholes_) {
+      ThrowIfError(WriteBack(whole));
+      ThrowIfError(WriteGradientsBack(whole));
+    }
+  });
   wholes_.clear();
   for (const Accessed& accessed : models_) {
     if (!status.ok()) accessed.model->Abort(status);

@@ -38,7 +38,6 @@ std::unique_ptr<ParamStore> ParamStoreContract::Make(int64_t capacity) {
 namespace {
 
 using ::fsdp::testing::StatusIs;
-using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr int64_t kMiB = int64_t{1} << 20;

@@ -73,7 +73,7 @@ absl::StatusOr<Calls> CallsOf(const Step& step) {
 }
 
 std::shared_ptr<NetImpl> OnDevice(int blocks) {
-  const std::shared_ptr<NetImpl> net = MakeNet(kDim, blocks);
+  std::shared_ptr<NetImpl> net = MakeNet(kDim, blocks);
   FakeDevice::Move(net->parameters());
   return net;
 }
