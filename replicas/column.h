@@ -2,12 +2,15 @@
 #ifndef REPLICAS_COLUMN_H_
 #define REPLICAS_COLUMN_H_
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/communicator.h"
@@ -29,6 +32,11 @@ class Column {
   // over already.
   absl::Status Connect(int64_t epoch, int index, int size);
 
+  // A group of some of the column's ranks, of which this is `index` of `size`;
+  // once in an epoch, after Connect() was OK. It ends as the column does.
+  absl::StatusOr<std::shared_ptr<comm::Communicator>> ConnectPart(int index,
+                                                                  int size);
+
   // Whether there is a group of `epoch`, which may have failed meanwhile.
   bool IsOf(int64_t epoch) const;
   // After Connect() was OK.
@@ -44,13 +52,19 @@ class Column {
   void Abort(const absl::Status& reason);
 
  private:
+  absl::StatusOr<std::shared_ptr<comm::Communicator>> ConnectGroup(
+      int64_t epoch, absl::string_view name, int index, int size);
+  using Groups = std::array<std::shared_ptr<comm::Communicator>, 2>;
+  Groups GroupsLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  static void End(const Groups& groups, const absl::Status& reason);
   bool IsOver(int64_t epoch) const;
 
   const comm::Environment place_;
   const comm::ConnectOptions options_;
   mutable absl::Mutex mutex_;
   std::shared_ptr<comm::Communicator> ranks_ ABSL_GUARDED_BY(mutex_);
-  int64_t epoch_ ABSL_GUARDED_BY(mutex_) = -1;       // of ranks_
+  std::weak_ptr<comm::Communicator> part_ ABSL_GUARDED_BY(mutex_);
+  int64_t epoch_ ABSL_GUARDED_BY(mutex_) = -1;       // of both
   int64_t first_alive_ ABSL_GUARDED_BY(mutex_) = 0;  // the others are over
 };
 

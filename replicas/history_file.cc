@@ -1,6 +1,7 @@
 #include "replicas/history_file.h"
 
 #include <cerrno>
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -13,19 +14,26 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/torch_status.h"
 #include "replicas/membership/history.h"
 #include "replicas/membership/roster.h"
 
 namespace fsdp::replicas {
+namespace {
+
+constexpr char kNamePrefix[] = "replica-";
+constexpr char kNameSuffix[] = ".txt";
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<HistoryFile>> HistoryFile::Open(
     const std::string& folder, const ReplicaId& self) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   const std::string path =
-      absl::StrCat(folder, "/replica-", self.replica, ".txt");
+      absl::StrCat(folder, "/", kNamePrefix, self.replica, kNameSuffix);
   if (self.incarnation == 1 && std::filesystem::exists(path)) {
     return absl::AlreadyExistsError(absl::StrCat(
         path,
@@ -46,6 +54,11 @@ absl::StatusOr<History> ReadHistory(const std::string& folder) {
   std::vector<History> parts;
   for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
     const std::string path = entry.path().string();
+    const std::string name = entry.path().filename().string();
+    if (!absl::StartsWith(name, kNamePrefix) ||
+        !absl::EndsWith(name, kNameSuffix)) {
+      continue;
+    }
     std::ifstream file(path);
     std::ostringstream text;
     if (!file || !(text << file.rdbuf())) {
@@ -71,11 +84,16 @@ absl::StatusOr<History> ReadHistory(const std::string& folder) {
 absl::Status HistoryFile::Add(const Roster& roster) {
   const std::optional<std::string> line = history_.Add(roster);
   if (!line.has_value()) return absl::OkStatus();
+  std::error_code ignored;
+  const uintmax_t size = std::filesystem::file_size(path_, ignored);
   std::ofstream file(path_, std::ios::app);
   file << *line << "\n" << std::flush;
   if (file) return absl::OkStatus();
-  return absl::ErrnoToStatus(
+  const absl::Status status = absl::ErrnoToStatus(
       errno, absl::StrCat("writing the history of replicas to ", path_));
+  file.close();
+  std::filesystem::resize_file(path_, size, ignored);  // no part of a line
+  return status;
 }
 
 }  // namespace fsdp::replicas

@@ -3,7 +3,6 @@
 #include <ATen/core/Tensor.h>
 #include <torch/utils.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -47,7 +46,6 @@ int JoinedReplica::Index() const {
   return static_cast<int>(self - roster_.members.data());
 }
 
-bool JoinedReplica::IsFirst() const { return Index() == 0; }
 bool JoinedReplica::IsNew() const { return roster_.members[Index()].is_new; }
 
 absl::StatusOr<std::optional<Roster>> JoinedReplica::BeginStep() {
@@ -56,7 +54,13 @@ absl::StatusOr<std::optional<Roster>> JoinedReplica::BeginStep() {
   }
   if (roster_.step >= options_.steps) return std::nullopt;
   Roster begin = roster_;
+  const bool is_new = IsNew();
   FSDP_RETURN_IF_ERROR(Settle());
+  // By the epoch with which the step begins, as a replay does, which knows
+  // nothing of losses before FinishStep().
+  if (is_new && run_.random_state) {
+    SeedAnew(begin.epoch, options_.self.replica, options_.rank);
+  }
   return begin;
 }
 
@@ -81,22 +85,18 @@ absl::Status JoinedReplica::ConnectAll() {
 }
 
 absl::Status JoinedReplica::HandOverToNew() {
-  const bool has_new =
-      std::any_of(roster_.members.begin(), roster_.members.end(),
-                  [](const Member& member) { return member.is_new; });
-  if (!has_new) return absl::OkStatus();
   const bool gives = Donor(roster_)->id == options_.self;
-  const bool takes_part = gives || IsNew();
-  FSDP_ASSIGN_OR_RETURN(
-      const std::unique_ptr<comm::Communicator> part,
-      column_.ranks().Split(takes_part ? 1 : 0, gives ? 0 : 1 + Index()));
-  if (!takes_part) return absl::OkStatus();
-  FSDP_RETURN_IF_ERROR(
-      HandOver(*part, /*root=*/0, run_, absl::Now() + options_.timeout));
-  if (IsNew() && run_.random_state) {
-    SeedAnew(roster_.epoch, options_.self.replica, options_.rank);
+  int index = 0;  // of this one, behind the donor
+  int size = 1;
+  for (const Member& member : roster_.members) {
+    if (!member.is_new) continue;
+    if (member.id == options_.self) index = size;
+    ++size;
   }
-  return absl::OkStatus();
+  if (size == 1 || (!gives && index == 0)) return absl::OkStatus();
+  FSDP_ASSIGN_OR_RETURN(const std::shared_ptr<comm::Communicator> part,
+                        column_.ConnectPart(index, size));
+  return HandOver(*part, /*root=*/0, run_, absl::Now() + options_.timeout);
 }
 
 absl::Status JoinedReplica::ReadLeaves() {
@@ -112,7 +112,11 @@ absl::Status JoinedReplica::AwaitLoss(const absl::Status& failure) {
   column_.Abort(failure);
   // It does not fit to the others, who go on without it.
   if (IsNew() && absl::IsInvalidArgument(failure)) return failure;
-  const absl::Duration patience = options_.patience * (IsFirst() ? 2 : 1);
+  if (options_.stop_requested && options_.stop_requested()) return failure;
+  // One waits longer than the others, so that it goes on where nobody is to
+  // blame: one that has the state, without which nobody could.
+  const bool is_last = Donor(roster_)->id == options_.self;
+  const absl::Duration patience = options_.patience * (is_last ? 2 : 1);
   absl::StatusOr<Roster> next = log_.AwaitNext(roster_, absl::Now() + patience);
   if (absl::IsDeadlineExceeded(next.status())) {
     return Annotate(failure,

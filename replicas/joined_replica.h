@@ -3,6 +3,7 @@
 #define REPLICAS_JOINED_REPLICA_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -27,6 +28,8 @@ struct JoinedReplicaOptions {
   absl::Duration timeout = absl::Minutes(5);
   // After a failure between replicas: for the log to say who is lost.
   absl::Duration patience = absl::Seconds(30);
+  // Whether the program is to end, so that nobody is lost; may be null.
+  std::function<bool()> stop_requested;
 };
 
 // Carries out what the log says: connects the ranks of a column in each epoch,
@@ -49,9 +52,6 @@ class JoinedReplica {
   const Roster& finished() const { return finished_; }
 
  private:
-  // Whether this one waits longer than others, so that one goes on where
-  // nobody is to blame.
-  bool IsFirst() const;
   bool IsNew() const;
   int Index() const;
 

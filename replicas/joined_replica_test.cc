@@ -22,9 +22,7 @@
 #include "checkpoint/files/testing/real_files.h"
 #include "fsdp/options/options.h"
 #include "fsdp/testing/toy_model.h"
-#include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "replicas/history_file.h"
 #include "replicas/membership/roster.h"
 #include "replicas/replica_threads.h"
 
@@ -34,8 +32,6 @@ namespace {
 using ::fsdp::testing::Loss;
 using ::fsdp::testing::MakeNet;
 using ::fsdp::testing::NetImpl;
-using ::fsdp::testing::StatusIs;
-using ::testing::HasSubstr;
 
 constexpr int64_t kComparableSteps = 500;
 
@@ -196,15 +192,6 @@ TEST(JoinedReplicaTest, ManyLossesAndTheirReplay) {
   options.losses.clear();
   options.replay = std::exchange(options.history_folder, "");
   ExpectSame(TrainReplicas(options), result);
-}
-
-TEST(JoinedReplicaTest, TheHistoryOfAnotherRunIsLeftAlone) {
-  const std::string folder = checkpoint::testing::FreePath("history");
-  ASSERT_OK(HistoryFile::Open(folder, {2, 1}).status());
-  ASSERT_OK(HistoryFile::Open(folder, {2, 2}).status());  // its second life
-  EXPECT_THAT(
-      HistoryFile::Open(folder, {2, 1}).status(),
-      StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("another run")));
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iostream>
 #include <memory>
 #include <optional>
 #include <string>
@@ -140,20 +141,27 @@ absl::StatusOr<Roster> LiveLog::Enter(int64_t first_step) {
   over_ = membership_->HasEnded(roster);
   if (over_) return roster;
   FSDP_ASSIGN_OR_RETURN(roster, BeginOf(std::move(roster)));
-  FSDP_RETURN_IF_ERROR(Note(roster));
+  Note(roster);
+  entered_with_ = *number;
   return roster;
 }
 
 absl::StatusOr<Roster> LiveLog::SkipLosses(const Roster& roster) {
   Roster newest = roster;
   while (membership_->latest().number > newest.number) {
-    FSDP_ASSIGN_OR_RETURN(newest, AwaitNext(newest, absl::Now()));
+    FSDP_ASSIGN_OR_RETURN(newest,
+                          AwaitNext(newest, absl::Now() + options_.patience));
   }
   return newest;
 }
 
 absl::Status LiveLog::VoteFor(const Roster& roster) {
-  return AsLost(membership_->VoteFor(roster));
+  const absl::Time deadline = absl::Now() + options_.patience;
+  for (;;) {
+    const absl::Status status = AsLost(membership_->VoteFor(roster));
+    if (!absl::IsUnavailable(status) || absl::Now() >= deadline) return status;
+    absl::SleepFor(options_.membership.poll_interval);
+  }
 }
 
 absl::StatusOr<Roster> LiveLog::AwaitNext(const Roster& roster,
@@ -170,12 +178,27 @@ absl::StatusOr<Roster> LiveLog::AwaitNext(const Roster& roster,
   }
   if (!next.ok()) return AsLost(next.status());
   over_ = membership_->HasEnded(*next);
-  FSDP_RETURN_IF_ERROR(Note(*next));
+  Note(*next);
   return next;
 }
 
-absl::Status LiveLog::Note(const Roster& roster) {
-  return history_ == nullptr ? absl::OkStatus() : history_->Add(roster);
+// What a person wants to know of; training goes on whatever becomes of it.
+void LiveLog::Note(const Roster& roster) {
+  const ReplicaId& self = options_.membership.self;
+  if (roster.cause == Cause::kFounded && roster.epoch > 0 &&
+      options_.membership.rank == 0 && Donor(roster)->id == self) {
+    std::cerr << absl::StrCat(
+        "fsdp: no replica was left that had the state of the run, which begins "
+        "again at step ",
+        roster.step, " with that of replica ", ToString(self), "\n");
+  }
+  if (history_ == nullptr) return;
+  const absl::Status added = history_->Add(roster);
+  if (added.ok()) return;
+  std::cerr << absl::StrCat(
+      "fsdp: replica ", ToString(self),
+      " does not write its history any more: ", added.ToString(), "\n");
+  history_ = nullptr;
 }
 
 // --- The thread that watches ------------------------------------------------
@@ -195,9 +218,22 @@ void LiveLog::Watch() {
 void LiveLog::WatchOnce() {
   TakeUpEnds(membership_->latest());
   const absl::StatusOr<Roster> newest = membership_->Poll();
-  if (!newest.ok() || newest->epoch <= epoch_) return;
+  if (!newest.ok()) return;
+  EndIfLost(*newest);
+  if (newest->epoch <= epoch_) return;
   epoch_ = newest->epoch;
   if (options_.on_epoch) options_.on_epoch(epoch_);
+}
+
+// Ranks that wait for the one because of which their replica is lost.
+void LiveLog::EndIfLost(const Roster& newest) {
+  const int64_t entered = entered_with_;
+  if (options_.inside == nullptr || entered < 0 || newest.number <= entered ||
+      IsMember(newest, options_.membership.self)) {
+    return;
+  }
+  options_.inside->Abort(absl::AbortedError(absl::StrCat(
+      "this replica has been given up for lost: ", Describe(newest))));
 }
 
 void LiveLog::TakeUpEnds(const Roster& roster) {

@@ -2,6 +2,7 @@
 #ifndef REPLICAS_LIVE_LOG_H_
 #define REPLICAS_LIVE_LOG_H_
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -25,7 +26,8 @@ namespace fsdp::replicas {
 
 struct LiveLogOptions {
   MembershipOptions membership;
-  // The ranks of this replica; outlives the log. Null: there is one.
+  // The ranks of this replica, aborted once it is lost; outlives the log. Null:
+  // there is one.
   comm::Communicator* inside = nullptr;
   // Called from another thread once the members are others than in epochs
   // before `epoch`.
@@ -33,7 +35,7 @@ struct LiveLogOptions {
   // Asked while Enter() waits; may be null.
   std::function<bool()> stop_requested;
   std::string history_folder;  // empty: none
-  // How long the keeper may be silent while an entry is waited for.
+  // How long the keeper may be silent after a step has begun.
   absl::Duration patience = absl::Seconds(30);
 };
 
@@ -63,9 +65,10 @@ class LiveLog final : public StepLog {
   absl::StatusOr<Roster> Entry(int64_t number);
   // With which its step began.
   absl::StatusOr<Roster> BeginOf(Roster roster);
-  absl::Status Note(const Roster& roster);
+  void Note(const Roster& roster);
   void Watch();
   void WatchOnce();
+  void EndIfLost(const Roster& newest);
   void TakeUpEnds(const Roster& roster);
 
   const LiveLogOptions options_;
@@ -75,6 +78,7 @@ class LiveLog final : public StepLog {
   bool entered_ = false;
   bool over_ = false;
   int64_t epoch_ = -1;  // that on_epoch() was called for; of the thread
+  std::atomic<int64_t> entered_with_{-1};  // the entry's number; -1: not yet
 
   absl::Mutex mutex_;
   bool stops_ ABSL_GUARDED_BY(mutex_) = false;

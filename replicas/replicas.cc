@@ -176,6 +176,7 @@ class Replicas::Impl::Joined final : public Impl {
     joined.first_step = options_.first_step;
     joined.timeout = options_.between.timeout;
     joined.patience = Patience();
+    joined.stop_requested = options_.between.stop_requested;
     replica_.emplace(joined, *log_, column_, run_);
     return absl::OkStatus();
   }

@@ -1,0 +1,154 @@
+#include "replicas/live_log.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/ones.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/testing/status_matchers.h"
+#include "comm/communicator.h"
+#include "comm/local/local_communicator.h"
+#include "comm/work.h"
+#include "gtest/gtest.h"
+#include "replicas/membership/membership.h"
+#include "replicas/membership/registers.h"
+#include "replicas/membership/roster.h"
+#include "replicas/membership/testing/forwarding_registers.h"
+#include "replicas/membership/testing/memory_registers.h"
+
+namespace fsdp::replicas {
+namespace {
+
+using ::fsdp::testing::StatusIs;
+using ::testing::_;
+
+// Silent for so many votes.
+class SilentRegisters final : public testing::ForwardingRegisters {
+ public:
+  SilentRegisters(Registers* base, std::atomic<int>* silent_votes)
+      : ForwardingRegisters(base), silent_votes_(silent_votes) {}
+
+  absl::Status Set(const std::string& key, const std::string& value) override {
+    if (key.find("/vote/") != std::string::npos && (*silent_votes_)-- > 0) {
+      return absl::UnavailableError("the keeper is silent");
+    }
+    return base()->Set(key, value);
+  }
+
+ private:
+  std::atomic<int>* const silent_votes_;
+};
+
+class LiveLogTest : public ::testing::Test {
+ protected:
+  LiveLogOptions OptionsOf(int replica, int replicas) {
+    LiveLogOptions options;
+    options.membership.self = {replica, 1};
+    options.membership.replicas = replicas;
+    options.membership.steps = 5;
+    options.membership.loss_timeout = absl::Seconds(30);
+    options.membership.beat_interval = absl::Milliseconds(10);
+    options.membership.poll_interval = absl::Milliseconds(10);
+    options.patience = absl::Seconds(20);
+    return options;
+  }
+
+  absl::StatusOr<std::unique_ptr<LiveLog>> Start(LiveLogOptions options) {
+    return LiveLog::Start(std::move(options), std::make_unique<SilentRegisters>(
+                                                  &registers_, &silent_votes_));
+  }
+
+  testing::MemoryRegisters registers_;
+  std::atomic<int> silent_votes_{0};
+};
+
+TEST_F(LiveLogTest, AKeeperThatIsSilentForAWhileCostsNothing) {
+  ASSERT_OK_AND_ASSIGN(const auto log, Start(OptionsOf(0, 1)));
+  ASSERT_OK_AND_ASSIGN(const Roster roster, log->Enter(0));
+  silent_votes_ = 3;
+  EXPECT_OK(log->VoteFor(roster));
+  ASSERT_OK_AND_ASSIGN(const Roster next,
+                       log->AwaitNext(roster, absl::Now() + absl::Minutes(1)));
+  EXPECT_EQ(next.step, 1);
+}
+
+TEST_F(LiveLogTest, AKeeperThatStaysSilentEndsTheStep) {
+  LiveLogOptions options = OptionsOf(0, 1);
+  options.patience = absl::Milliseconds(50);
+  ASSERT_OK_AND_ASSIGN(const auto log, Start(std::move(options)));
+  ASSERT_OK_AND_ASSIGN(const Roster roster, log->Enter(0));
+  silent_votes_ = 1'000'000'000;
+  EXPECT_THAT(log->VoteFor(roster),
+              StatusIs(absl::StatusCode::kUnavailable, _));
+}
+
+// They may wait for the one because of which it is lost, which is stopped.
+TEST_F(LiveLogTest, RanksOfAReplicaThatIsLostDoNotWaitForEachOther) {
+  ASSERT_OK_AND_ASSIGN(const auto inside, comm::CreateLocalGroup(2));
+  LiveLogOptions options = OptionsOf(0, 1);
+  options.inside = inside[0].get();
+  options.membership.ranks_per_replica = 2;
+  LiveLogOptions second = OptionsOf(0, 1);
+  second.inside = inside[1].get();
+  second.membership.ranks_per_replica = 2;
+  second.membership.rank = 1;
+  ASSERT_OK_AND_ASSIGN(const auto log, Start(std::move(options)));
+  absl::Status entered = absl::UnknownError("");
+  std::thread other([&] {
+    auto stopped = Start(std::move(second));
+    EXPECT_OK(stopped.status());
+    entered = (*stopped)->Enter(0).status();
+  });  // whose end is the replica's
+  EXPECT_OK(log->Enter(0).status());
+  ASSERT_OK_AND_ASSIGN(const auto work,
+                       inside[0]->Broadcast(at::ones({1}), 1, "of the test"));
+  EXPECT_THAT(work->Wait(absl::Now() + absl::Minutes(1)),
+              StatusIs(absl::StatusCode::kAborted, _));
+  other.join();
+  EXPECT_OK(entered);
+}
+
+TEST_F(LiveLogTest, WhoEndsTellsTheOthersAtOnce) {
+  ASSERT_OK_AND_ASSIGN(const auto stays, Start(OptionsOf(0, 2)));
+  ASSERT_OK_AND_ASSIGN(auto leaves, Start(OptionsOf(1, 2)));
+  absl::StatusOr<Roster> first = absl::UnknownError("");
+  std::thread other([&] { first = leaves->Enter(0); });
+  ASSERT_OK_AND_ASSIGN(const Roster roster, stays->Enter(0));
+  other.join();
+  EXPECT_OK(first.status());
+  const absl::Time began = absl::Now();
+  leaves = nullptr;
+  ASSERT_OK_AND_ASSIGN(const Roster next,
+                       stays->AwaitNext(roster, began + absl::Minutes(1)));
+  EXPECT_EQ(next.cause, Cause::kLost);
+  EXPECT_LT(absl::Now() - began, absl::Seconds(15));
+}
+
+// As a launcher does that has seen its replica end.
+TEST_F(LiveLogTest, WhomALauncherHasSeenEndIsGoneAtOnce) {
+  ASSERT_OK_AND_ASSIGN(const auto stays, Start(OptionsOf(0, 2)));
+  ASSERT_OK_AND_ASSIGN(auto ends, Start(OptionsOf(1, 2)));
+  absl::StatusOr<Roster> first = absl::UnknownError("");
+  std::thread other([&] { first = ends->Enter(0); });
+  ASSERT_OK_AND_ASSIGN(const Roster roster, stays->Enter(0));
+  other.join();
+  EXPECT_OK(first.status());
+  const absl::Time began = absl::Now();
+  EXPECT_OK(registers_.Set("gone/1/1", "1"));
+  ASSERT_OK_AND_ASSIGN(const Roster next,
+                       stays->AwaitNext(roster, began + absl::Minutes(1)));
+  EXPECT_EQ(next.cause, Cause::kLost);
+  EXPECT_LT(absl::Now() - began, absl::Seconds(15));
+}
+
+}  // namespace
+}  // namespace fsdp::replicas
