@@ -206,7 +206,7 @@ TEST(GradientMeansTest, ARankThatCannotEndsTheOthers) {
     if (column.rank() == 1) {
       column.Abort(absl::UnavailableError("its replica is lost"));
     }
-    const absl::Status status = means.Sum(Deadline());
+    absl::Status status = means.Sum(Deadline());
     for (size_t i = 0; i < leaves.size(); ++i) {
       FSDP_RETURN_IF_ERROR(CheckEqual(
           leaves[i].grad(),

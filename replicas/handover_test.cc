@@ -238,7 +238,7 @@ TEST(HandoverTest, OptionsOfTheOptimizerTravel) {
 TEST(HandoverTest, OtherModelsAreRefusedWithNothingChanged) {
   const auto statuses = RunRanks(3, [](Communicator& column) -> absl::Status {
     Plain plain(column.rank() == 2 ? 5 : 4, column.rank());
-    const absl::Status status = HandOver(column, 0, plain.run, Deadline());
+    absl::Status status = HandOver(column, 0, plain.run, Deadline());
     for (const at::Tensor& parameter : plain.net->parameters()) {
       if (!at::equal(parameter, at::full_like(parameter, column.rank()))) {
         return absl::InternalError("a parameter changed");
@@ -258,7 +258,7 @@ TEST(HandoverTest, AnotherOptimizerIsRefusedWithNothingChanged) {
                             torch::optim::SGDOptions(0.1));
     if (column.rank() == 1) plain.run.optimizer = &other;
     const at::Tensor before = plain.net->parameters()[0].clone();
-    const absl::Status status = HandOver(column, 0, plain.run, Deadline());
+    absl::Status status = HandOver(column, 0, plain.run, Deadline());
     if (!at::equal(before, plain.net->parameters()[0])) {
       return absl::InternalError("a parameter changed");
     }

@@ -89,7 +89,7 @@ absl::Status HistoryFile::Add(const Roster& roster) {
   std::ofstream file(path_, std::ios::app);
   file << *line << "\n" << std::flush;
   if (file) return absl::OkStatus();
-  const absl::Status status = absl::ErrnoToStatus(
+  absl::Status status = absl::ErrnoToStatus(
       errno, absl::StrCat("writing the history of replicas to ", path_));
   file.close();
   std::filesystem::resize_file(path_, size, ignored);  // no part of a line

@@ -158,7 +158,7 @@ absl::StatusOr<Roster> LiveLog::SkipLosses(const Roster& roster) {
 absl::Status LiveLog::VoteFor(const Roster& roster) {
   const absl::Time deadline = absl::Now() + options_.patience;
   for (;;) {
-    const absl::Status status = AsLost(membership_->VoteFor(roster));
+    absl::Status status = AsLost(membership_->VoteFor(roster));
     if (!absl::IsUnavailable(status) || absl::Now() >= deadline) return status;
     absl::SleepFor(options_.membership.poll_interval);
   }

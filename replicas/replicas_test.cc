@@ -42,7 +42,6 @@ using ::fsdp::testing::NetImpl;
 using ::fsdp::testing::Rows;
 using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::Unowned;
-using ::testing::_;
 using ::testing::HasSubstr;
 
 constexpr int64_t kDim = 5;
@@ -156,7 +155,7 @@ TEST_F(ReplicasTest, GradientsBecomeTheMean) {
             const auto replicas,
             Replicas::Join(EnvironmentOf(replica, 2), &training->run, options));
         FSDP_RETURN_IF_ERROR(replicas->BeginStep().status());
-        FSDP_RETURN_IF_ERROR(training->Compute(10 * replica));
+        FSDP_RETURN_IF_ERROR(training->Compute(int64_t{10} * replica));
         const at::Tensor gradient = training->model->Parameters()[0].grad();
         before[replica] = gradient.clone();
         FSDP_RETURN_IF_ERROR(replicas->FinishStep());
@@ -220,7 +219,7 @@ TEST_F(ReplicasTest, WhatDoesNotFitIsRefused) {
         FSDP_ASSIGN_OR_RETURN(const auto training, Training::Make(inside, 0));
         const auto join =
             [&](const std::function<void(checkpoint::TrainingRun&)>& change,
-                ReplicaOptions options = {}) {
+                const ReplicaOptions& options = ReplicaOptions()) {
               checkpoint::TrainingRun run = training->run;
               change(run);
               return Replicas::Join(EnvironmentOf(0, 1), &run, options)

@@ -87,7 +87,7 @@ absl::Status StoreRegisters::Call(absl::FunctionRef<void()> call) {
     broke_off_ = false;
   }
   const absl::Status status = TorchToStatus(kWhat, call);
-  if (status.ok()) return status;
+  if (status.ok()) return absl::OkStatus();
   if (absl::IsFailedPrecondition(status)) {  // it was refused
     return absl::InvalidArgumentError(status.message());
   }

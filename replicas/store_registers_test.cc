@@ -59,7 +59,7 @@ std::shared_ptr<Registers> View(const std::shared_ptr<Keeper>& keeper) {
   kept->keeper = keeper;
   kept->registers = ValueOrThrow(keeper->Connect());
   Registers* const registers = kept->registers.get();
-  return {std::move(kept), registers};
+  return {kept, registers};
 }
 
 testing::RegistersUnderTest OfAStore() {
