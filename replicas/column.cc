@@ -77,11 +77,6 @@ absl::StatusOr<std::shared_ptr<comm::Communicator>> Column::ConnectGroup(
                   absl::StrCat("connecting replicas in epoch ", epoch));
 }
 
-bool Column::IsOf(int64_t epoch) const {
-  absl::MutexLock lock(&mutex_);
-  return ranks_ != nullptr && epoch_ == epoch;
-}
-
 bool Column::IsOver(int64_t epoch) const {
   absl::MutexLock lock(&mutex_);
   return epoch < first_alive_;

@@ -37,8 +37,6 @@ class Column {
   absl::StatusOr<std::shared_ptr<comm::Communicator>> ConnectPart(int index,
                                                                   int size);
 
-  // Whether there is a group of `epoch`, which may have failed meanwhile.
-  bool IsOf(int64_t epoch) const;
   // After Connect() was OK.
   comm::Communicator& ranks() {
     absl::MutexLock lock(&mutex_);

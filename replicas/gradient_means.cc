@@ -7,7 +7,8 @@
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
-#include <algorithm>
+#include <cstdint>
+#include <map>
 #include <memory>
 #include <tuple>
 #include <utility>
@@ -21,6 +22,7 @@
 #include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
+#include "checkpoint/run/together.h"
 #include "comm/communicator.h"
 #include "comm/work.h"
 #include "fsdp/memory/resting_memory.h"
@@ -63,13 +65,11 @@ GradientMeans::GradientMeans(comm::Communicator& column,
 absl::Status GradientMeans::Sum(absl::Time deadline) {
   parts_.clear();
   if (column_.world_size() == 1) return absl::OkStatus();
-  absl::Status status;
-  const absl::Status thrown = TorchToStatus(kWhat, [&] {
-    const NormalMode normal;
-    status = Plan(deadline);
-    if (status.ok()) status = AddUp(deadline);
+  const NormalMode normal;
+  absl::Status status = checkpoint::Caught(kWhat, [&]() -> absl::Status {
+    FSDP_RETURN_IF_ERROR(Plan(deadline));
+    return AddUp(deadline);
   });
-  status.Update(thrown);
   // The others wait for this rank, and do not know.
   if (!status.ok()) column_.Abort(status);
   return status;
@@ -171,9 +171,8 @@ absl::Status GradientMeans::AddUp(absl::Time deadline) {
 
 absl::Status GradientMeans::Apply() {
   const double count = column_.world_size();
-  absl::Status status;
-  const absl::Status thrown = TorchToStatus(kWhat, [&] {
-    const NormalMode normal;
+  const NormalMode normal;
+  return TorchToStatus(kWhat, [&] {
     for (const Part& part : parts_) {
       const at::Tensor& leaf = leaves_[part.leaf];
       const at::Tensor sum = SumOf(part);
@@ -187,8 +186,6 @@ absl::Status GradientMeans::Apply() {
       gradient.copy_(sum.div_(count).view(gradient.sizes()));
     }
   });
-  status.Update(thrown);
-  return status;
 }
 
 }  // namespace fsdp::replicas

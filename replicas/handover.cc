@@ -12,7 +12,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
@@ -21,9 +20,9 @@
 #include "absl/time/time.h"
 #include "base/normal_mode.h"
 #include "base/status_macros.h"
-#include "base/torch_status.h"
 #include "checkpoint/run/run.h"
 #include "checkpoint/run/run_values.h"
+#include "checkpoint/run/together.h"
 #include "checkpoint/run/training_json.h"
 #include "comm/agreement.h"
 #include "comm/communicator.h"
@@ -38,6 +37,7 @@
 namespace fsdp::replicas {
 namespace {
 
+using checkpoint::Caught;
 using checkpoint::RunValues;
 using checkpoint::TrainingRecord;
 using checkpoint::TrainingRun;
@@ -109,14 +109,14 @@ class Handover {
       : ranks_(ranks), root_(root), run_(run), deadline_(deadline) {}
 
   absl::Status Run() {
-    FSDP_RETURN_IF_ERROR(Agree(Caught([this] { return Read(); })));
+    FSDP_RETURN_IF_ERROR(Agree(Caught(kWhat, [this] { return Read(); })));
     FSDP_RETURN_IF_ERROR(comm::CheckSame(ranks_, LayoutOf(*values_),
                                          "shards of ranks of the same number",
                                          deadline_));
     FSDP_RETURN_IF_ERROR(SendRecord());
-    FSDP_RETURN_IF_ERROR(Agree(Caught([this] { return Plan(); })));
+    FSDP_RETURN_IF_ERROR(Agree(Caught(kWhat, [this] { return Plan(); })));
     // From here on ranks are filled: who cannot go on tells the others.
-    absl::Status status = Caught([this] { return Fill(); });
+    absl::Status status = Caught(kWhat, [this] { return Fill(); });
     if (!status.ok()) ranks_.Abort(status);
     return status;
   }
@@ -126,12 +126,6 @@ class Handover {
 
   absl::Status Agree(const absl::Status& mine) {
     return comm::Agree(ranks_, mine, kWhat, deadline_);
-  }
-
-  static absl::Status Caught(absl::FunctionRef<absl::Status()> act) {
-    absl::Status status;
-    status.Update(TorchToStatus(kWhat, [&] { status = act(); }));
-    return status;
   }
 
   // --- Changes nothing ------------------------------------------------------

@@ -42,8 +42,7 @@ void SeedAnew(int64_t epoch, int replica, int rank) {
 }  // namespace
 
 int JoinedReplica::Index() const {
-  const Member* const self = FindMember(roster_, options_.self.replica);
-  return static_cast<int>(self - roster_.members.data());
+  return IndexOf(roster_, options_.self.replica);
 }
 
 bool JoinedReplica::IsNew() const { return roster_.members[Index()].is_new; }

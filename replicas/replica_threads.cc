@@ -363,11 +363,9 @@ class Rank {
 
   absl::Status Step(const Roster& begin) {
     FSDP_RETURN_IF_ERROR(At(Moment::kAfterBegin));
-    const Member* const self = FindMember(begin, life_.id.replica);
-    const at::Tensor x =
-        RowsOf(where_.step, static_cast<int>(self - begin.members.data()),
-               static_cast<int>(begin.members.size()), inside_.rank(),
-               inside_.world_size());
+    const at::Tensor x = RowsOf(where_.step, IndexOf(begin, life_.id.replica),
+                                static_cast<int>(begin.members.size()),
+                                inside_.rank(), inside_.world_size());
     optimizer_->zero_grad();
     FSDP_RETURN_IF_ERROR(
         model_->Backward(fsdp::testing::Loss(model_->forward(x), x)));

@@ -268,8 +268,7 @@ class Replicas::Impl::Joined final : public Impl {
     FSDP_ASSIGN_OR_RETURN(const std::optional<Roster> roster,
                           replica_->BeginStep());
     if (!roster.has_value()) return std::nullopt;
-    const Member* const self = FindMember(*roster, self_.replica);
-    return Step{roster->step, static_cast<int>(self - roster->members.data()),
+    return Step{roster->step, IndexOf(*roster, self_.replica),
                 static_cast<int>(roster->members.size())};
   }
 

@@ -72,6 +72,10 @@ inline bool operator!=(const Roster& a, const Roster& b) { return !(a == b); }
 
 // The member of that replica, of whatever incarnation; null: it has none.
 const Member* FindMember(const Roster& roster, int replica);
+// Where that one is among the members: it is one.
+inline int IndexOf(const Roster& roster, int replica) {
+  return static_cast<int>(FindMember(roster, replica) - roster.members.data());
+}
 inline bool IsMember(const Roster& roster, const ReplicaId& id) {
   const Member* const member = FindMember(roster, id.replica);
   return member != nullptr && member->id == id;
