@@ -143,6 +143,7 @@ class CountedRanks final : public comm::ForwardingCommunicator {
 void BM_Step(benchmark::State& state) {
   std::atomic<int64_t> notes{0};
   std::vector<std::shared_ptr<comm::Inspector>> inspectors;
+  inspectors.reserve(kRanks);
   std::vector<std::function<void()>> steps(kRanks);
   auto group = ValueOrThrow(comm::CreateLocalGroup(kRanks));
   for (int rank = 0; rank < kRanks; ++rank) inspectors.push_back(Alone());

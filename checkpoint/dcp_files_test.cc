@@ -43,7 +43,6 @@ using ::fsdp::testing::MakeNet;
 using ::fsdp::testing::Rows;
 using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::Unowned;
-using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;

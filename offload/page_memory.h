@@ -19,8 +19,8 @@ class PageAllocator {
   virtual absl::StatusOr<char*> Allocate(int64_t bytes) = 0;
   virtual void Free(char* memory, int64_t bytes) = 0;
 
-  // Pages of the operating system, large ones where it has them, which take
-  // memory once they are touched.
+  // Pages of the operating system, large ones where it has them and `bytes` are
+  // enough for one, which take memory once they are touched.
   static PageAllocator& System();
 };
 

@@ -65,6 +65,7 @@ struct StateDict {
 void Save(const StateDict& dict, FileSystem& files,
           const std::function<void(DcpRankFile&)>& change = nullptr) {
   std::vector<DcpRange> ranges;
+  ranges.reserve(dict.tensors.size());
   for (size_t i = 0; i < dict.tensors.size(); ++i) {
     ranges.push_back({static_cast<int>(i), 0, *NumelOf(dict.tensors[i].info)});
   }
