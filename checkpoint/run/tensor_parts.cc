@@ -165,7 +165,7 @@ std::string TextOf(const RunValues& values, const PartOptions& options) {
       absl::StrAppend(&text, " ", key, " ",
                       c10::toString(tensor.scalar_type()));
     }
-    text += "\n";
+    text += '\n';
   }
   return text;
 }

@@ -37,7 +37,6 @@ namespace {
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
 using ::fsdp::comm::testing::RunRanks;
-using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::Unowned;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
