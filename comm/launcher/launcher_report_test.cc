@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "comm/launcher/process_end.h"
+#include "comm/launcher/processes/process_end.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::comm {
