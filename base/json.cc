@@ -16,56 +16,13 @@
 #include "absl/strings/str_cat.h"
 #include "base/json_members.h"
 #include "base/status_macros.h"
+#include "base/utf8.h"
 
 namespace fsdp {
 namespace {
 
 constexpr int kMaxDepth = 64;
 constexpr absl::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
-
-// Bytes of the UTF-8 sequence that `text` begins with; 0 if there is none.
-size_t Utf8Length(absl::string_view text) {
-  const auto byte = [text](size_t i) -> unsigned {
-    return i < text.size() ? static_cast<unsigned char>(text[i]) : 0;
-  };
-  const auto continues = [&byte](size_t i) { return (byte(i) & 0xC0) == 0x80; };
-  const unsigned first = byte(0);
-  if (first < 0x80) return text.empty() ? 0 : 1;
-  if (first < 0xC2) return 0;  // a continuation or an overlong form
-  if (first < 0xE0) return continues(1) ? 2 : 0;
-  if (first < 0xF0) {
-    const bool overlong = first == 0xE0 && byte(1) < 0xA0;
-    const bool surrogate = first == 0xED && byte(1) >= 0xA0;
-    return continues(1) && continues(2) && !overlong && !surrogate ? 3 : 0;
-  }
-  if (first > 0xF4) return 0;
-  const bool overlong = first == 0xF0 && byte(1) < 0x90;
-  const bool too_large = first == 0xF4 && byte(1) >= 0x90;
-  return continues(1) && continues(2) && continues(3) && !overlong && !too_large
-             ? 4
-             : 0;
-}
-
-void AppendUtf8(unsigned code, std::string& out) {
-  const auto append = [&out](unsigned byte) {
-    out.push_back(static_cast<char>(byte));
-  };
-  if (code < 0x80) {
-    append(code);
-  } else if (code < 0x800) {
-    append(0xC0 | code >> 6);
-    append(0x80 | (code & 0x3F));
-  } else if (code < 0x10000) {
-    append(0xE0 | code >> 12);
-    append(0x80 | (code >> 6 & 0x3F));
-    append(0x80 | (code & 0x3F));
-  } else {
-    append(0xF0 | code >> 18);
-    append(0x80 | (code >> 12 & 0x3F));
-    append(0x80 | (code >> 6 & 0x3F));
-    append(0x80 | (code & 0x3F));
-  }
-}
 
 // How many of the first bytes are characters of ASCII that a string holds as
 // they are. Most text is nothing else.
@@ -145,53 +102,24 @@ class Keys {
   absl::flat_hash_set<std::string> seen_;
 };
 
-// Recursive descent over `text`; one function per production.
-class Parser {
+// What a text consists of, from its beginning on: spaces, signs, strings and
+// numbers.
+class Scanner {
  public:
-  using Visit = absl::FunctionRef<absl::Status(std::string key, Json value)>;
+  explicit Scanner(absl::string_view text) : text_(text) {}
 
-  Parser(absl::string_view text, int64_t max_values)
-      : text_(text), max_values_(max_values), values_left_(max_values) {}
-
-  absl::StatusOr<Json> Document() {
-    FSDP_ASSIGN_OR_RETURN(Json value, Value(0));
-    FSDP_RETURN_IF_ERROR(End());
-    return value;
-  }
-
-  absl::Status Members(Visit visit) {
-    FSDP_RETURN_IF_ERROR(MembersOf(/*depth=*/1, visit));
-    return End();
-  }
-
-  absl::Status Members(absl::string_view opened, Visit visit,
-                       Visit visit_opened) {
-    FSDP_RETURN_IF_ERROR(ForEachKey([&](std::string key) -> absl::Status {
-      SkipSpace();
-      if (key != opened || Peek() != '{') {
-        return Member(/*depth=*/1, std::move(key), visit);
-      }
-      FSDP_RETURN_IF_ERROR(visit(std::move(key), Json(Json::Object())));
-      return MembersOf(/*depth=*/2, visit_opened);
-    }));
-    return End();
-  }
-
- private:
   absl::Status Error(absl::string_view what) const {
     return absl::InvalidArgumentError(
         absl::StrCat("JSON, byte ", position_, ": ", what));
   }
 
-  absl::Status GivenTwice(absl::string_view key) const {
-    return Error(absl::StrCat("key \"", key, "\" is given twice"));
-  }
   absl::Status End() {
     SkipSpace();
     return position_ == text_.size() ? absl::OkStatus()
                                      : Error("text after the value");
   }
 
+  bool is_at_end() const { return position_ == text_.size(); }
   char Peek() const {
     return position_ < text_.size() ? text_[position_] : '\0';
   }
@@ -205,99 +133,6 @@ class Parser {
            absl::StrContains(" \t\n\r", text_[position_])) {
       ++position_;
     }
-  }
-
-  // Of the object that begins here, calls `take(key)` in front of each value,
-  // which it has to consume.
-  absl::Status ForEachKey(absl::FunctionRef<absl::Status(std::string)> take) {
-    SkipSpace();
-    if (!Consume("{")) return Error("expected an object");
-    absl::flat_hash_set<std::string> keys;
-    SkipSpace();
-    if (Consume("}")) return absl::OkStatus();
-    do {
-      values_left_ = max_values_;
-      FSDP_ASSIGN_OR_RETURN(std::string key, Key());
-      if (!keys.insert(key).second) return GivenTwice(key);
-      FSDP_RETURN_IF_ERROR(take(std::move(key)));
-      SkipSpace();
-    } while (Consume(","));
-    return Consume("}") ? absl::OkStatus() : Error("expected ',' or '}'");
-  }
-
-  absl::Status MembersOf(int depth, Visit visit) {
-    return ForEachKey(
-        [&](std::string key) { return Member(depth, std::move(key), visit); });
-  }
-
-  absl::Status Member(int depth, std::string key, Visit visit) {
-    FSDP_ASSIGN_OR_RETURN(Json value, Value(depth));
-    return visit(std::move(key), std::move(value));
-  }
-
-  absl::StatusOr<Json> Value(int depth) {
-    if (depth > kMaxDepth) return Error("nested too deep");
-    if (--values_left_ < 0) {
-      return Error(absl::StrCat("more than ", max_values_, " values"));
-    }
-    SkipSpace();
-    if (position_ == text_.size()) return Error("the text ends early");
-    switch (Peek()) {
-      case '{':
-        return ObjectValue(depth);
-      case '[':
-        return ArrayValue(depth);
-      case '"': {
-        FSDP_ASSIGN_OR_RETURN(std::string text, String());
-        return Json(std::move(text));
-      }
-      default:
-        break;
-    }
-    if (Consume("true")) return Json(true);
-    if (Consume("false")) return Json(false);
-    if (Consume("null")) return Json();
-    return Number();
-  }
-
-  absl::StatusOr<Json> ObjectValue(int depth) {
-    Consume("{");
-    Json::Object object;
-    Keys keys;
-    SkipSpace();
-    if (Consume("}")) return Json(std::move(object));
-    do {
-      FSDP_ASSIGN_OR_RETURN(std::string key, Key());
-      if (!keys.Insert(key, object)) return GivenTwice(key);
-      FSDP_ASSIGN_OR_RETURN(Json value, Value(depth + 1));
-      object.emplace_back(std::move(key), std::move(value));
-      SkipSpace();
-    } while (Consume(","));
-    if (!Consume("}")) return Error("expected ',' or '}'");
-    return Json(std::move(object));
-  }
-
-  // With the colon behind it.
-  absl::StatusOr<std::string> Key() {
-    SkipSpace();
-    FSDP_ASSIGN_OR_RETURN(std::string key, String());
-    SkipSpace();
-    if (!Consume(":")) return Error("expected ':'");
-    return key;
-  }
-
-  absl::StatusOr<Json> ArrayValue(int depth) {
-    Consume("[");
-    Json::Array array;
-    SkipSpace();
-    if (Consume("]")) return Json(std::move(array));
-    do {
-      FSDP_ASSIGN_OR_RETURN(Json value, Value(depth + 1));
-      array.push_back(std::move(value));
-      SkipSpace();
-    } while (Consume(","));
-    if (!Consume("]")) return Error("expected ',' or ']'");
-    return Json(std::move(array));
   }
 
   absl::StatusOr<std::string> String() {
@@ -323,6 +158,35 @@ class Parser {
     return out;
   }
 
+  absl::StatusOr<Json> Number() {
+    const size_t begin = position_;
+    bool integral = true;
+    Consume("-");
+    if (!Consume("0") && !Digits()) return Error("expected a value");
+    if (Consume(".")) {
+      integral = false;
+      if (!Digits()) return Error("expected digits after '.'");
+    }
+    if (Consume("e") || Consume("E")) {
+      integral = false;
+      if (!Consume("+")) Consume("-");
+      if (!Digits()) return Error("expected digits of an exponent");
+    }
+    const absl::string_view digits = text_.substr(begin, position_ - begin);
+    const char* end = digits.data() + digits.size();
+    int64_t integer = 0;
+    if (integral &&
+        std::from_chars(digits.data(), end, integer).ec == std::errc()) {
+      return Json(integer);
+    }
+    double value = 0;
+    if (std::from_chars(digits.data(), end, value).ec != std::errc()) {
+      return Error("a number out of range");
+    }
+    return Json(value);
+  }
+
+ private:
   absl::Status Escape(std::string& out) {
     constexpr absl::string_view kNames = "\"\\/bfnrt";
     constexpr absl::string_view kValues = "\"\\/\b\f\n\r\t";
@@ -366,38 +230,144 @@ class Parser {
     return position_ > begin;
   }
 
-  absl::StatusOr<Json> Number() {
-    const size_t begin = position_;
-    bool integral = true;
-    Consume("-");
-    if (!Consume("0") && !Digits()) return Error("expected a value");
-    if (Consume(".")) {
-      integral = false;
-      if (!Digits()) return Error("expected digits after '.'");
-    }
-    if (Consume("e") || Consume("E")) {
-      integral = false;
-      if (!Consume("+")) Consume("-");
-      if (!Digits()) return Error("expected digits of an exponent");
-    }
-    const absl::string_view digits = text_.substr(begin, position_ - begin);
-    const char* end = digits.data() + digits.size();
-    int64_t integer = 0;
-    if (integral &&
-        std::from_chars(digits.data(), end, integer).ec == std::errc()) {
-      return Json(integer);
-    }
-    double value = 0;
-    if (std::from_chars(digits.data(), end, value).ec != std::errc()) {
-      return Error("a number out of range");
-    }
-    return Json(value);
+  const absl::string_view text_;
+  size_t position_ = 0;
+};
+
+// Recursive descent; one function per production.
+class Parser {
+ public:
+  using Visit = absl::FunctionRef<absl::Status(std::string key, Json value)>;
+
+  Parser(absl::string_view text, int64_t max_values)
+      : scanner_(text), max_values_(max_values), values_left_(max_values) {}
+
+  absl::StatusOr<Json> Document() {
+    FSDP_ASSIGN_OR_RETURN(Json value, Value(0));
+    FSDP_RETURN_IF_ERROR(scanner_.End());
+    return value;
   }
 
-  const absl::string_view text_;
+  absl::Status Members(Visit visit) {
+    FSDP_RETURN_IF_ERROR(MembersOf(/*depth=*/1, visit));
+    return scanner_.End();
+  }
+
+  absl::Status Members(absl::string_view opened, Visit visit,
+                       Visit visit_opened) {
+    FSDP_RETURN_IF_ERROR(ForEachKey([&](std::string key) -> absl::Status {
+      scanner_.SkipSpace();
+      if (key != opened || scanner_.Peek() != '{') {
+        return Member(/*depth=*/1, std::move(key), visit);
+      }
+      FSDP_RETURN_IF_ERROR(visit(std::move(key), Json(Json::Object())));
+      return MembersOf(/*depth=*/2, visit_opened);
+    }));
+    return scanner_.End();
+  }
+
+ private:
+  absl::Status GivenTwice(absl::string_view key) const {
+    return scanner_.Error(absl::StrCat("key \"", key, "\" is given twice"));
+  }
+
+  // Of the object that begins here, calls `take(key)` in front of each value,
+  // which it has to consume.
+  absl::Status ForEachKey(absl::FunctionRef<absl::Status(std::string)> take) {
+    scanner_.SkipSpace();
+    if (!scanner_.Consume("{")) return scanner_.Error("expected an object");
+    absl::flat_hash_set<std::string> keys;
+    scanner_.SkipSpace();
+    if (scanner_.Consume("}")) return absl::OkStatus();
+    do {
+      values_left_ = max_values_;
+      FSDP_ASSIGN_OR_RETURN(std::string key, Key());
+      if (!keys.insert(key).second) return GivenTwice(key);
+      FSDP_RETURN_IF_ERROR(take(std::move(key)));
+      scanner_.SkipSpace();
+    } while (scanner_.Consume(","));
+    return scanner_.Consume("}") ? absl::OkStatus()
+                                 : scanner_.Error("expected ',' or '}'");
+  }
+
+  absl::Status MembersOf(int depth, Visit visit) {
+    return ForEachKey(
+        [&](std::string key) { return Member(depth, std::move(key), visit); });
+  }
+
+  absl::Status Member(int depth, std::string key, Visit visit) {
+    FSDP_ASSIGN_OR_RETURN(Json value, Value(depth));
+    return visit(std::move(key), std::move(value));
+  }
+
+  absl::StatusOr<Json> Value(int depth) {
+    if (depth > kMaxDepth) return scanner_.Error("nested too deep");
+    if (--values_left_ < 0) {
+      return scanner_.Error(absl::StrCat("more than ", max_values_, " values"));
+    }
+    scanner_.SkipSpace();
+    if (scanner_.is_at_end()) return scanner_.Error("the text ends early");
+    switch (scanner_.Peek()) {
+      case '{':
+        return ObjectValue(depth);
+      case '[':
+        return ArrayValue(depth);
+      case '"': {
+        FSDP_ASSIGN_OR_RETURN(std::string text, scanner_.String());
+        return Json(std::move(text));
+      }
+      default:
+        break;
+    }
+    if (scanner_.Consume("true")) return Json(true);
+    if (scanner_.Consume("false")) return Json(false);
+    if (scanner_.Consume("null")) return Json();
+    return scanner_.Number();
+  }
+
+  absl::StatusOr<Json> ObjectValue(int depth) {
+    scanner_.Consume("{");
+    Json::Object object;
+    Keys keys;
+    scanner_.SkipSpace();
+    if (scanner_.Consume("}")) return Json(std::move(object));
+    do {
+      FSDP_ASSIGN_OR_RETURN(std::string key, Key());
+      if (!keys.Insert(key, object)) return GivenTwice(key);
+      FSDP_ASSIGN_OR_RETURN(Json value, Value(depth + 1));
+      object.emplace_back(std::move(key), std::move(value));
+      scanner_.SkipSpace();
+    } while (scanner_.Consume(","));
+    if (!scanner_.Consume("}")) return scanner_.Error("expected ',' or '}'");
+    return Json(std::move(object));
+  }
+
+  // With the colon behind it.
+  absl::StatusOr<std::string> Key() {
+    scanner_.SkipSpace();
+    FSDP_ASSIGN_OR_RETURN(std::string key, scanner_.String());
+    scanner_.SkipSpace();
+    if (!scanner_.Consume(":")) return scanner_.Error("expected ':'");
+    return key;
+  }
+
+  absl::StatusOr<Json> ArrayValue(int depth) {
+    scanner_.Consume("[");
+    Json::Array array;
+    scanner_.SkipSpace();
+    if (scanner_.Consume("]")) return Json(std::move(array));
+    do {
+      FSDP_ASSIGN_OR_RETURN(Json value, Value(depth + 1));
+      array.push_back(std::move(value));
+      scanner_.SkipSpace();
+    } while (scanner_.Consume(","));
+    if (!scanner_.Consume("]")) return scanner_.Error("expected ',' or ']'");
+    return Json(std::move(array));
+  }
+
+  Scanner scanner_;
   const int64_t max_values_;
   int64_t values_left_;  // of what is parsed now
-  size_t position_ = 0;
 };
 
 }  // namespace
@@ -417,15 +387,6 @@ absl::Status ParseMembers(
     absl::FunctionRef<absl::Status(std::string key, Json value)> visit,
     absl::FunctionRef<absl::Status(std::string key, Json value)> visit_opened) {
   return Parser(text, max_values).Members(opened, visit, visit_opened);
-}
-
-bool IsUtf8(absl::string_view text) {
-  while (!text.empty()) {
-    const size_t length = Utf8Length(text);
-    if (length == 0) return false;
-    text.remove_prefix(length);
-  }
-  return true;
 }
 
 std::string Json::ToString() const {

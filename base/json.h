@@ -1,4 +1,8 @@
-// JSON values: strict parsing (RFC 8259) and printing.
+// JSON values: strict parsing (RFC 8259) and printing. Our own, since it reads
+// headers that strangers wrote, of many megabytes: keys that are given twice
+// and bytes that are not UTF-8 are refused, 64 bits of an integer are kept, and
+// the memory of what is read has a limit (ParseMembers()). Libraries lack some
+// of it, and would be one more dependency.
 #ifndef BASE_JSON_H_
 #define BASE_JSON_H_
 
@@ -76,9 +80,6 @@ class Json {
                Object>
       value_;
 };
-
-// Whether a string of JSON can say `text` as it is.
-bool IsUtf8(absl::string_view text);
 
 }  // namespace fsdp
 

@@ -213,12 +213,6 @@ TEST(JsonTest, AMemberHasNoMoreValuesThanItMay) {
                        HasSubstr("more than 2 values")));
 }
 
-TEST(JsonTest, KnowsUtf8) {
-  EXPECT_TRUE(IsUtf8(""));
-  EXPECT_TRUE(IsUtf8("a\xC3\xA4"));
-  EXPECT_FALSE(IsUtf8("a\xC3"));
-}
-
 TEST(JsonTest, RefusesDeepNestingInsteadOfOverflowingTheStack) {
   EXPECT_OK(Json::Parse(std::string(60, '[') + std::string(60, ']')));
   EXPECT_THAT(Json::Parse(std::string(1'000'000, '[')),

@@ -54,8 +54,7 @@ struct Access {
 
 void PrintTo(const Access& access, std::ostream* os) { *os << access.name; }
 
-const Access kAccesses[] = {
-    // Element by element.
+const Access kElementwise[] = {
     {"Mul", [](const at::Tensor& p) { p.mul(2); }},
     {"Add", [](const at::Tensor& p) { p.add(p); }},
     {"Negate", [](const at::Tensor& p) { p.neg(); }},
@@ -63,7 +62,9 @@ const Access kAccesses[] = {
     {"Where", [](const at::Tensor& p) { at::where(p > 0, p, -p); }},
     {"Compare", [](const at::Tensor& p) { p.eq(0); }},
     {"FusedMultiplyAdd", [](const at::Tensor& p) { p.addcmul(p, p); }},
-    // Reductions.
+};
+
+const Access kReductions[] = {
     {"Sum", [](const at::Tensor& p) { p.sum(); }},
     {"Norm", [](const at::Tensor& p) { p.norm(); }},
     {"Max", [](const at::Tensor& p) { p.max(); }},
@@ -77,7 +78,9 @@ const Access kAccesses[] = {
      [](const at::Tensor& p) {
        p.allclose(at::zeros({kRows, kColumns}));
      }},
-    // Copies.
+};
+
+const Access kCopies[] = {
     {"Clone", [](const at::Tensor& p) { p.clone(); }},
     {"DetachClone", [](const at::Tensor& p) { p.detach().clone(); }},
     {"CopyFrom",
@@ -102,7 +105,9 @@ const Access kAccesses[] = {
      }},
     {"Print", Print},
     {"Pickle", [](const at::Tensor& p) { torch::jit::pickle_save(p); }},
-    // Raw pointers.
+};
+
+const Access kPointers[] = {
     {"DataPtr", [](const at::Tensor& p) { p.data_ptr<float>(); }},
     {"UntypedDataPtr", [](const at::Tensor& p) { p.data_ptr(); }},
     {"ConstDataPtr", [](const at::Tensor& p) { p.const_data_ptr(); }},
@@ -112,7 +117,9 @@ const Access kAccesses[] = {
      [](const at::Tensor& p) { p.mutable_data_ptr<float>(); }},
     {"StorageData", [](const at::Tensor& p) { p.storage().data(); }},
     {"Accessor", [](const at::Tensor& p) { p.accessor<float, 2>()[0][0]; }},
-    // Layers.
+};
+
+const Access kLayers[] = {
     {"MatMul",
      [](const at::Tensor& p) {
        at::ones({2, kRows}).matmul(p);
@@ -148,7 +155,9 @@ const Access kAccesses[] = {
        const at::Tensor heads = p.view({1, 1, kRows, kColumns});
        at::scaled_dot_product_attention(heads, heads, heads);
      }},
-    // Indices and views.
+};
+
+const Access kViews[] = {
     {"IndexSelect",
      [](const at::Tensor& p) { p.index_select(0, at::zeros({1}, at::kLong)); }},
     {"Index",
@@ -156,7 +165,9 @@ const Access kAccesses[] = {
     {"SelectAdd", [](const at::Tensor& p) { p.select(0, 1).add(1); }},
     {"ViewAdd", [](const at::Tensor& p) { p.view({-1}).add(1); }},
     {"StridedSum", [](const at::Tensor& p) { p.as_strided({2}, {2}).sum(); }},
-    // In place.
+};
+
+const Access kInPlace[] = {
     {"AddInPlace", [](const at::Tensor& p) { p.add_(1); }},
     {"MulInPlace", [](const at::Tensor& p) { p.mul_(2); }},
     {"Fill", [](const at::Tensor& p) { p.fill_(1); }},
@@ -164,8 +175,9 @@ const Access kAccesses[] = {
     {"Uniform", [](const at::Tensor& p) { p.uniform_(); }},
     {"Normal", [](const at::Tensor& p) { p.normal_(); }},
     {"MaskedFill",
-     [](const at::Tensor&
-            p) { p.masked_fill_(at::ones({kRows, kColumns}, at::kBool), 0); }},
+     [](const at::Tensor& p) {
+       p.masked_fill_(at::ones({kRows, kColumns}, at::kBool), 0);
+     }},
 };
 
 class AccessTest : public ::testing::TestWithParam<Access> {};
@@ -184,10 +196,24 @@ TEST_P(AccessTest, ThrowsOurTextWhileEmptyAndWorksWhileFilled) {
   EXPECT_EQ(ErrorText(access), "") << "filled at another address";
 }
 
-INSTANTIATE_TEST_SUITE_P(Accesses, AccessTest, ::testing::ValuesIn(kAccesses),
-                         [](const ::testing::TestParamInfo<Access>& info) {
-                           return std::string(info.param.name);
-                         });
+std::string NameOf(const ::testing::TestParamInfo<Access>& info) {
+  return info.param.name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Elementwise, AccessTest,
+                         ::testing::ValuesIn(kElementwise), NameOf);
+INSTANTIATE_TEST_SUITE_P(Reductions, AccessTest,
+                         ::testing::ValuesIn(kReductions), NameOf);
+INSTANTIATE_TEST_SUITE_P(Copies, AccessTest, ::testing::ValuesIn(kCopies),
+                         NameOf);
+INSTANTIATE_TEST_SUITE_P(Pointers, AccessTest, ::testing::ValuesIn(kPointers),
+                         NameOf);
+INSTANTIATE_TEST_SUITE_P(Layers, AccessTest, ::testing::ValuesIn(kLayers),
+                         NameOf);
+INSTANTIATE_TEST_SUITE_P(Views, AccessTest, ::testing::ValuesIn(kViews),
+                         NameOf);
+INSTANTIATE_TEST_SUITE_P(InPlace, AccessTest, ::testing::ValuesIn(kInPlace),
+                         NameOf);
 
 TEST(GuardedStorageTest, IsEmptyAtFirstAndKeepsItsSize) {
   Guarded guarded;

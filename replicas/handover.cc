@@ -102,11 +102,77 @@ absl::StatusOr<SlotsByParameter> ParseSlots(const std::string& text) {
   return slots;
 }
 
+// Fills the memory of ranks with what the root has in its own, several
+// tensors at a time.
+class Broadcasts {
+ public:
+  Broadcasts(comm::Communicator& ranks, int root, absl::Time deadline)
+      : ranks_(ranks), root_(root), deadline_(deadline) {}
+
+  // `values`, dense, of all ranks become those of the root by the next Flush().
+  absl::Status Send(const at::Tensor& values, const std::string& label) {
+    const auto count = static_cast<int64_t>(values.nbytes());
+    if (count == 0) return absl::OkStatus();
+    if (bytes_in_flight_ + count > kMostInFlight) {
+      FSDP_RETURN_IF_ERROR(Flush());
+    }
+    Transfer transfer;
+    FSDP_ASSIGN_OR_RETURN(
+        transfer.resident,
+        Resident::Of(values, gives() ? Use::kRead : Use::kUpdate));
+    transfer.values = values.detach();
+    transfer.dense = transfer.values.contiguous();
+    FSDP_ASSIGN_OR_RETURN(
+        transfer.work,
+        ranks_.Broadcast(transfer.dense.view({-1}).view(c10::kByte), root_,
+                         label));
+    bytes_in_flight_ += count;
+    in_flight_.push_back(std::move(transfer));
+    return absl::OkStatus();
+  }
+
+  // Until all that is under way has arrived.
+  absl::Status Flush() {
+    for (const Transfer& transfer : in_flight_) {
+      FSDP_RETURN_IF_ERROR(transfer.work->Wait(deadline_));
+      if (!gives() && !transfer.dense.is_same(transfer.values)) {
+        transfer.values.copy_(transfer.dense);
+      }
+    }
+    in_flight_.clear();
+    bytes_in_flight_ = 0;
+    return absl::OkStatus();
+  }
+
+  int64_t bytes_in_flight() const { return bytes_in_flight_; }
+
+ private:
+  // A broadcast under way.
+  struct Transfer {
+    std::unique_ptr<comm::Work> work;
+    Resident resident;
+    at::Tensor values;
+    at::Tensor dense;  // `values` themselves where they are
+  };
+
+  bool gives() const { return ranks_.rank() == root_; }
+
+  comm::Communicator& ranks_;
+  const int root_;
+  const absl::Time deadline_;
+  std::vector<Transfer> in_flight_;
+  int64_t bytes_in_flight_ = 0;
+};
+
 class Handover {
  public:
   Handover(comm::Communicator& ranks, int root, TrainingRun& run,
            absl::Time deadline)
-      : ranks_(ranks), root_(root), run_(run), deadline_(deadline) {}
+      : ranks_(ranks),
+        root_(root),
+        run_(run),
+        deadline_(deadline),
+        broadcasts_(ranks, root, deadline) {}
 
   absl::Status Run() {
     FSDP_RETURN_IF_ERROR(Agree(Caught(kWhat, [this] { return Read(); })));
@@ -184,55 +250,20 @@ class Handover {
 
   absl::Status Fill() {
     for (const ValueRange& range : values_->model().parameters) {
-      FSDP_RETURN_IF_ERROR(Send(range.values, range.name));
+      FSDP_RETURN_IF_ERROR(broadcasts_.Send(range.values, range.name));
     }
     for (const WholeValue& other : values_->model().others) {
       FSDP_RETURN_IF_ERROR(SendWhole(other));
     }
-    FSDP_RETURN_IF_ERROR(Flush());
+    FSDP_RETURN_IF_ERROR(broadcasts_.Flush());
     if (run_.optimizer != nullptr) FSDP_RETURN_IF_ERROR(FillOptimizer());
     return gives() ? absl::OkStatus() : Restore(record_, run_);
-  }
-
-  // `values`, dense, of all ranks become those of the root by the next Flush().
-  absl::Status Send(const at::Tensor& values, const std::string& label) {
-    const auto count = static_cast<int64_t>(values.nbytes());
-    if (count == 0) return absl::OkStatus();
-    if (bytes_in_flight_ + count > kMostInFlight) {
-      FSDP_RETURN_IF_ERROR(Flush());
-    }
-    Transfer transfer;
-    FSDP_ASSIGN_OR_RETURN(
-        transfer.resident,
-        Resident::Of(values, gives() ? Use::kRead : Use::kUpdate));
-    transfer.values = values.detach();
-    transfer.dense = transfer.values.contiguous();
-    FSDP_ASSIGN_OR_RETURN(
-        transfer.work,
-        ranks_.Broadcast(transfer.dense.view({-1}).view(c10::kByte), root_,
-                         label));
-    bytes_in_flight_ += count;
-    in_flight_.push_back(std::move(transfer));
-    return absl::OkStatus();
-  }
-
-  // Until all that is under way has arrived.
-  absl::Status Flush() {
-    for (const Transfer& transfer : in_flight_) {
-      FSDP_RETURN_IF_ERROR(transfer.work->Wait(deadline_));
-      if (!gives() && !transfer.dense.is_same(transfer.values)) {
-        transfer.values.copy_(transfer.dense);
-      }
-    }
-    in_flight_.clear();
-    bytes_in_flight_ = 0;
-    return absl::OkStatus();
   }
 
   // A buffer may be expanded, or sparse.
   absl::Status SendWhole(const WholeValue& other) {
     for (const at::Tensor& part : PartsOf(other.tensor.detach())) {
-      FSDP_RETURN_IF_ERROR(Send(DistinctOf(part), other.name));
+      FSDP_RETURN_IF_ERROR(broadcasts_.Send(DistinctOf(part), other.name));
     }
     return absl::OkStatus();
   }
@@ -249,13 +280,13 @@ class Handover {
     if (!gives()) ApplyOptions(replacement_, *run_.optimizer);
     std::vector<at::Tensor> arriving;  // leaves
     for (const NamedShard& leaf : values_->leaves()) {
-      if (bytes_in_flight_ > kMostInFlight / 2) {
+      if (broadcasts_.bytes_in_flight() > kMostInFlight / 2) {
         FSDP_RETURN_IF_ERROR(TakeUp(arriving));
       }
       if (gives()) {
         for (const Slot& slot : SlotsOf(leaf.name)) {
-          FSDP_RETURN_IF_ERROR(
-              Send(present.at(leaf.name).tensors.at(slot.name), leaf.name));
+          FSDP_RETURN_IF_ERROR(broadcasts_.Send(
+              present.at(leaf.name).tensors.at(slot.name), leaf.name));
         }
       } else {
         present.erase(leaf.name);
@@ -268,7 +299,7 @@ class Handover {
 
   // Once they have arrived, states of these leaves may go where they rest.
   absl::Status TakeUp(std::vector<at::Tensor>& arriving) {
-    FSDP_RETURN_IF_ERROR(Flush());
+    FSDP_RETURN_IF_ERROR(broadcasts_.Flush());
     const std::vector<at::Tensor> leaves = std::exchange(arriving, {});
     return gives() ? absl::OkStatus() : TakeUpStates(*run_.optimizer, leaves);
   }
@@ -281,19 +312,11 @@ class Handover {
       at::Tensor& tensor = state.tensors[slot.name];
       tensor =
           at::empty(leaf.shard.sizes(), leaf.shard.options().dtype(slot.dtype));
-      FSDP_RETURN_IF_ERROR(Send(tensor, leaf.name));
+      FSDP_RETURN_IF_ERROR(broadcasts_.Send(tensor, leaf.name));
     }
     if (state.numbers.empty() && state.tensors.empty()) return absl::OkStatus();
     return ApplyState(leaf.shard, state, *run_.optimizer);
   }
-
-  // A broadcast under way.
-  struct Transfer {
-    std::unique_ptr<comm::Work> work;
-    Resident resident;
-    at::Tensor values;
-    at::Tensor dense;  // `values` themselves where they are
-  };
 
   comm::Communicator& ranks_;
   const int root_;
@@ -305,8 +328,7 @@ class Handover {
   TrainingRecord record_;
   SlotsByParameter slots_;
   OptimizerReplacement replacement_;
-  std::vector<Transfer> in_flight_;
-  int64_t bytes_in_flight_ = 0;
+  Broadcasts broadcasts_;
 };
 
 }  // namespace

@@ -160,53 +160,31 @@ absl::StatusOr<std::vector<std::string>> NamesOf(const Json& json) {
       "torch.distributed.checkpoint.state_dict returns");
 }
 
-class Reader {
+// A number or an option, and where it is.
+struct Scalar {
+  std::string name;  // in the state dict
+  Entry entry;
+  DcpPlace place;
+  const DcpTensor* tensor;  // null: a value
+};
+
+// What a checkpoint has of an optimizer.
+struct Entries {
+  std::map<std::string, std::vector<DcpTensor>> slots;
+  std::vector<Scalar> scalars;
+};
+
+absl::Status Bad(const std::string& folder, absl::string_view why) {
+  return absl::InvalidArgumentError(absl::StrCat(folder, ": ", why));
+}
+
+// Finds entries by their names; reads no file.
+class Finder {
  public:
-  Reader(FileSystem& files, const std::string& folder,
-         const DcpMetadata& metadata)
-      : files_(files),
-        folder_(folder),
-        metadata_(metadata),
-        places_(files, folder, metadata.files) {}
+  Finder(const std::string& folder, const DcpMetadata& metadata)
+      : folder_(folder), metadata_(metadata) {}
 
-  absl::StatusOr<DcpOptimizer> Read() && {
-    FSDP_RETURN_IF_ERROR(FindEntries());
-    FSDP_RETURN_IF_ERROR(ReadScalars());
-    for (auto& [name, tensors] : slots_) {
-      FSDP_ASSIGN_OR_RETURN(
-          result_.slots[name],
-          FindDcpTensors(files_, folder_, metadata_.files, tensors));
-    }
-    if (!groups_.empty() && !flat_groups_.empty()) {
-      return Bad("has groups of an optimizer both in a list and flattened");
-    }
-    result_.is_flattened = !flat_groups_.empty();
-    for (auto& [index, group] : groups_) {
-      result_.groups.push_back(std::move(group));
-    }
-    for (auto& [name, group] : flat_groups_) {
-      group.names = {name};
-      result_.groups.push_back(std::move(group));
-    }
-    return std::move(result_);
-  }
-
- private:
-  // A number or an option, and where it is.
-  struct Scalar {
-    std::string name;  // in the state dict
-    Entry entry;
-    DcpPlace place;
-    const DcpTensor* tensor;  // null: a value
-  };
-
-  absl::Status Bad(absl::string_view why) const {
-    return absl::InvalidArgumentError(absl::StrCat(folder_, ": ", why));
-  }
-
-  // --- What there is --------------------------------------------------------
-
-  absl::Status FindEntries() {
+  absl::StatusOr<Entries> Find() && {
     absl::flat_hash_map<absl::string_view, const DcpPath*> paths;
     for (const auto& [name, path] : metadata_.paths) paths[name] = &path;
     const auto find = [&](const std::string& name) -> std::optional<Entry> {
@@ -220,11 +198,12 @@ class Reader {
     };
     for (const DcpTensor& tensor : metadata_.tensors) {
       if (IsMegatronOptimizer(metadata_, tensor.info.name)) {
-        return Bad(absl::StrCat(
+        const std::string why = absl::StrCat(
             "has the optimizer as Megatron keeps it, such as \"",
             absl::CHexEscape(tensor.info.name),
             "\", which is not read: load the model alone, by LoadModel() or "
-            "with TrainingRun::optimizer null"));
+            "with TrainingRun::optimizer null");
+        return Bad(folder_, why);
       }
       std::optional<Entry> entry = find(tensor.info.name);
       if (entry.has_value()) {
@@ -234,12 +213,14 @@ class Reader {
     for (const auto& [name, place] : metadata_.values) {
       std::optional<Entry> entry = find(name);
       if (!entry.has_value()) continue;
-      scalars_.push_back({name, *std::move(entry), place, nullptr});
+      found_.scalars.push_back({name, *std::move(entry), place, nullptr});
     }
-    if (items_.size() < 2) return absl::OkStatus();
-    return Bad("has an optimizer in \"optim\" and another in \"optimizer\"");
+    if (items_.size() < 2) return std::move(found_);
+    return Bad(folder_,
+               "has an optimizer in \"optim\" and another in \"optimizer\"");
   }
 
+ private:
   static bool IsInItem(const DcpPath& path) {
     const std::string* const item =
         path.size() < 2 ? nullptr : std::get_if<std::string>(&path.front());
@@ -252,31 +233,68 @@ class Reader {
     if (entry.is_state && entry.key != kStep) {
       DcpTensor state = tensor;
       state.info.name = std::move(entry.owner);
-      slots_[entry.key].push_back(std::move(state));
+      found_.slots[entry.key].push_back(std::move(state));
       return absl::OkStatus();
     }
     FSDP_ASSIGN_OR_RETURN(const int64_t numel, NumelOf(tensor.info));
     if (numel != 1) {
-      return Bad(absl::StrCat("\"", absl::CHexEscape(tensor.info.name),
-                              "\": is no number but a tensor, ",
-                              ToString(tensor.info)));
+      return Bad(folder_, absl::StrCat("\"", absl::CHexEscape(tensor.info.name),
+                                       "\": is no number but a tensor, ",
+                                       ToString(tensor.info)));
     }
-    scalars_.push_back({tensor.info.name, std::move(entry),
-                        tensor.chunks.front().place, &tensor});
+    found_.scalars.push_back({tensor.info.name, std::move(entry),
+                              tensor.chunks.front().place, &tensor});
     return absl::OkStatus();
   }
 
-  // --- Numbers and options --------------------------------------------------
+  const std::string& folder_;
+  const DcpMetadata& metadata_;
+  std::set<std::string> items_;  // that have any entry
+  Entries found_;
+};
 
-  absl::Status ReadScalars() {
-    std::sort(scalars_.begin(), scalars_.end(),
+class Reader {
+ public:
+  Reader(FileSystem& files, const std::string& folder,
+         const DcpMetadata& metadata)
+      : files_(files),
+        folder_(folder),
+        metadata_(metadata),
+        places_(files, folder, metadata.files) {}
+
+  absl::StatusOr<DcpOptimizer> Read() && {
+    FSDP_ASSIGN_OR_RETURN(Entries entries, Finder(folder_, metadata_).Find());
+    FSDP_RETURN_IF_ERROR(ReadScalars(std::move(entries.scalars)));
+    for (auto& [name, tensors] : entries.slots) {
+      FSDP_ASSIGN_OR_RETURN(
+          result_.slots[name],
+          FindDcpTensors(files_, folder_, metadata_.files, tensors));
+    }
+    if (!groups_.empty() && !flat_groups_.empty()) {
+      return Bad(folder_,
+                 "has groups of an optimizer both in a list and flattened");
+    }
+    result_.is_flattened = !flat_groups_.empty();
+    for (auto& [index, group] : groups_) {
+      result_.groups.push_back(std::move(group));
+    }
+    for (auto& [name, group] : flat_groups_) {
+      group.names = {name};
+      result_.groups.push_back(std::move(group));
+    }
+    return std::move(result_);
+  }
+
+ private:
+  absl::Status ReadScalars(std::vector<Scalar> scalars) {
+    std::sort(scalars.begin(), scalars.end(),
               [](const Scalar& a, const Scalar& b) {
                 return std::tie(a.place.file, a.place.offset) <
                        std::tie(b.place.file, b.place.offset);
               });
     int file = -1;
     int64_t end = 0;  // of the one before it, in the same file
-    for (const Scalar& scalar : scalars_) {
+    for (const Scalar& scalar : scalars) {
       const std::string what =
           absl::StrCat("\"", absl::CHexEscape(scalar.name), "\"");
       FSDP_RETURN_IF_ERROR(places_.Open(scalar.place, what));
@@ -377,9 +395,6 @@ class Reader {
   const std::string& folder_;
   const DcpMetadata& metadata_;
   PlaceReader places_;
-  std::set<std::string> items_;  // that have any entry
-  std::map<std::string, std::vector<DcpTensor>> slots_;
-  std::vector<Scalar> scalars_;
   std::map<int64_t, DcpGroup> groups_;
   std::map<std::string, DcpGroup> flat_groups_;  // by parameter
   DcpOptimizer result_;

@@ -67,28 +67,13 @@ const AllowList& Allowed() {
 // The parts of a checkpoint's name and its offset are what finds a chunk.
 using ChunkKey = std::pair<absl::string_view, std::vector<int64_t>>;
 
-class Reader {
+// Objects of Python in a document, as this reader looks at them.
+class Objects {
  public:
-  explicit Reader(const Document& document) : document_(document) {}
+  explicit Objects(const Document& document) : document_(document) {}
 
-  absl::StatusOr<DcpMetadata> Read() {
-    const Node& root = document_.root();
-    // Which has a field more, of tensors that are laid out otherwise.
-    if (!Is(root, dcp_names::kMetadata) &&
-        !Is(root, dcp_names::kMegatronMetadata)) {
-      return Bad("is no Metadata of DCP");
-    }
-    FSDP_RETURN_IF_ERROR(ReadPlaces(Field(root, "storage_data")));
-    FSDP_RETURN_IF_ERROR(ReadEntries(Field(root, "state_dict_metadata")));
-    FSDP_RETURN_IF_ERROR(ReadPaths(Field(root, "planner_data")));
-    const Node& version = Field(root, "version");
-    if (version.kind == NodeKind::kString) {
-      metadata_.version = std::string(version.text);
-    }
-    return std::move(metadata_);
-  }
+  const Node& at(NodeId id) const { return document_[id]; }
 
- private:
   bool Is(const Node& node, absl::string_view global) const {
     return node.kind == NodeKind::kObject &&
            document_[node.global].text == global;
@@ -128,22 +113,32 @@ class Reader {
     return sizes;
   }
 
+ private:
+  const Document& document_;
+};
+
+// storage_data: where chunks and values are.
+class Places {
+ public:
+  explicit Places(const Objects& objects) : objects_(objects) {}
+
   // MetadataIndex -> _StorageInfo.
-  absl::Status ReadPlaces(const Node& node) {
+  absl::Status Read(const Node& node) {
     if (node.kind != NodeKind::kDict) return Bad("has no storage_data");
     for (size_t i = 0; i + 1 < node.items.size(); i += 2) {
-      const Node& index = document_[node.items[i]];
-      const Node& info = document_[node.items[i + 1]];
-      const Node& fqn = Field(index, "fqn");
-      if (!Is(index, dcp_names::kIndex) || fqn.kind != NodeKind::kString ||
-          !Is(info, dcp_names::kStorageInfo)) {
+      const Node& index = objects_.at(node.items[i]);
+      const Node& info = objects_.at(node.items[i + 1]);
+      const Node& fqn = objects_.Field(index, "fqn");
+      if (!objects_.Is(index, dcp_names::kIndex) ||
+          fqn.kind != NodeKind::kString ||
+          !objects_.Is(info, dcp_names::kStorageInfo)) {
         return Bad("storage_data has what is no place of a chunk");
       }
       ChunkKey key;
       key.first = fqn.text;
-      const Node& offset = Field(index, "offset");
+      const Node& offset = objects_.Field(index, "offset");
       if (offset.kind != NodeKind::kNone) {
-        FSDP_ASSIGN_OR_RETURN(key.second, Sizes(offset));
+        FSDP_ASSIGN_OR_RETURN(key.second, objects_.Sizes(offset));
       }
       absl::StatusOr<DcpPlace> place = Place(info);
       if (!place.ok()) return BadEntry(fqn.text, place.status().message());
@@ -155,10 +150,20 @@ class Reader {
     return absl::OkStatus();
   }
 
+  // Null where it is in no file.
+  const DcpPlace* Find(absl::string_view name,
+                       const std::vector<int64_t>& offsets) const {
+    const auto place = places_.find(ChunkKey{name, offsets});
+    return place == places_.end() ? nullptr : &place->second;
+  }
+
+  std::vector<std::string> TakeFiles() { return std::move(names_); }
+
+ private:
   absl::StatusOr<DcpPlace> Place(const Node& info) {
-    const Node& path = Field(info, "relative_path");
-    const Node& offset = Field(info, "offset");
-    const Node& length = Field(info, "length");
+    const Node& path = objects_.Field(info, "relative_path");
+    const Node& offset = objects_.Field(info, "offset");
+    const Node& length = objects_.Field(info, "length");
     int64_t end = 0;
     if (path.kind != NodeKind::kString || offset.kind != NodeKind::kInt ||
         length.kind != NodeKind::kInt || offset.integer < 0 ||
@@ -166,7 +171,7 @@ class Reader {
         __builtin_add_overflow(offset.integer, length.integer, &end)) {
       return absl::InvalidArgumentError("its place in a file is none");
     }
-    const Node& transforms = Field(info, "transform_descriptors");
+    const Node& transforms = objects_.Field(info, "transform_descriptors");
     if (transforms.kind != NodeKind::kNone && !transforms.items.empty()) {
       return absl::InvalidArgumentError(
           "is compressed or otherwise transformed: save it without extensions");
@@ -183,12 +188,43 @@ class Reader {
           absl::StrCat("its file \"", absl::CHexEscape(path),
                        "\" is not inside of the checkpoint: refused"));
     }
-    const auto file = static_cast<int>(metadata_.files.size());
-    metadata_.files.emplace_back(path);
+    const auto file = static_cast<int>(names_.size());
+    names_.emplace_back(path);
     files_.emplace(path, file);
     return file;
   }
 
+  const Objects& objects_;
+  absl::flat_hash_map<ChunkKey, DcpPlace> places_;
+  absl::flat_hash_map<absl::string_view, int> files_;
+  std::vector<std::string> names_;  // of files
+};
+
+class Reader {
+ public:
+  explicit Reader(const Document& document)
+      : document_(document), objects_(document), places_(objects_) {}
+
+  absl::StatusOr<DcpMetadata> Read() {
+    const Node& root = document_.root();
+    // Which has a field more, of tensors that are laid out otherwise.
+    if (!objects_.Is(root, dcp_names::kMetadata) &&
+        !objects_.Is(root, dcp_names::kMegatronMetadata)) {
+      return Bad("is no Metadata of DCP");
+    }
+    FSDP_RETURN_IF_ERROR(places_.Read(objects_.Field(root, "storage_data")));
+    metadata_.files = places_.TakeFiles();
+    FSDP_RETURN_IF_ERROR(
+        ReadEntries(objects_.Field(root, "state_dict_metadata")));
+    FSDP_RETURN_IF_ERROR(ReadPaths(objects_.Field(root, "planner_data")));
+    const Node& version = objects_.Field(root, "version");
+    if (version.kind == NodeKind::kString) {
+      metadata_.version = std::string(version.text);
+    }
+    return std::move(metadata_);
+  }
+
+ private:
   absl::Status ReadEntries(const Node& node) {
     if (node.kind != NodeKind::kDict) return Bad("has no state_dict_metadata");
     absl::flat_hash_map<absl::string_view, bool> names;
@@ -199,14 +235,12 @@ class Reader {
       if (!names.emplace(name.text, true).second) {
         return BadEntry(name.text, "is there twice");
       }
-      if (Is(entry, dcp_names::kTensor)) {
+      if (objects_.Is(entry, dcp_names::kTensor)) {
         FSDP_RETURN_IF_ERROR(ReadTensor(name.text, entry));
-      } else if (Is(entry, dcp_names::kBytes)) {
-        const auto place = places_.find(ChunkKey{name.text, {}});
-        if (place == places_.end()) {
-          return BadEntry(name.text, "is in no file");
-        }
-        metadata_.values.emplace_back(name.text, place->second);
+      } else if (objects_.Is(entry, dcp_names::kBytes)) {
+        const DcpPlace* const place = places_.Find(name.text, {});
+        if (place == nullptr) return BadEntry(name.text, "is in no file");
+        metadata_.values.emplace_back(name.text, *place);
       } else {
         return BadEntry(name.text, "is neither a tensor nor bytes");
       }
@@ -217,10 +251,10 @@ class Reader {
   absl::Status ReadTensor(absl::string_view name, const Node& entry) {
     DcpTensor tensor;
     tensor.info.name = std::string(name);
-    const Node& properties = Field(entry, "properties");
+    const Node& properties = objects_.Field(entry, "properties");
     const Node& state = document_[properties.state];
-    const bool is_known = Is(properties, dcp_names::kProperties) ||
-                          Is(properties, dcp_names::kOldProperties);
+    const bool is_known = objects_.Is(properties, dcp_names::kProperties) ||
+                          objects_.Is(properties, dcp_names::kOldProperties);
     const Node* const dtype_node =
         is_known && state.kind == NodeKind::kTuple && !state.items.empty()
             ? &document_[state.items[0]]
@@ -231,14 +265,17 @@ class Reader {
             : nullptr;
     if (dtype == nullptr) return BadEntry(name, "its dtype is none");
     tensor.info.dtype = dtype->dtype;
-    FSDP_ASSIGN_OR_RETURN(tensor.info.shape, Sizes(Field(entry, "size")));
+    FSDP_ASSIGN_OR_RETURN(tensor.info.shape,
+                          objects_.Sizes(objects_.Field(entry, "size")));
     FSDP_RETURN_IF_ERROR(BytesOf(tensor.info).status());
     std::vector<Box> boxes;
-    for (const NodeId item : Field(entry, "chunks").items) {
+    for (const NodeId item : objects_.Field(entry, "chunks").items) {
       const Node& chunk = document_[item];
       Box box;
-      FSDP_ASSIGN_OR_RETURN(box.offsets, Sizes(Field(chunk, "offsets")));
-      FSDP_ASSIGN_OR_RETURN(box.sizes, Sizes(Field(chunk, "sizes")));
+      FSDP_ASSIGN_OR_RETURN(box.offsets,
+                            objects_.Sizes(objects_.Field(chunk, "offsets")));
+      FSDP_ASSIGN_OR_RETURN(box.sizes,
+                            objects_.Sizes(objects_.Field(chunk, "sizes")));
       const absl::Status bounds = CheckInBounds(tensor.info.shape, box);
       if (!bounds.ok()) return BadEntry(name, bounds.message());
       boxes.push_back(std::move(box));
@@ -247,11 +284,11 @@ class Reader {
     if (!tiles.ok()) return BadEntry(name, tiles.message());
     for (Box& box : boxes) {
       if (box.Numel() == 0) continue;
-      const auto place = places_.find(ChunkKey{name, box.offsets});
-      if (place == places_.end()) {
+      const DcpPlace* const place = places_.Find(name, box.offsets);
+      if (place == nullptr) {
         return BadEntry(name, "a chunk of it is in no file");
       }
-      tensor.chunks.push_back({std::move(box), place->second});
+      tensor.chunks.push_back({std::move(box), *place});
     }
     metadata_.tensors.push_back(std::move(tensor));
     return absl::OkStatus();
@@ -278,8 +315,8 @@ class Reader {
   }
 
   const Document& document_;
-  absl::flat_hash_map<ChunkKey, DcpPlace> places_;
-  absl::flat_hash_map<absl::string_view, int> files_;
+  const Objects objects_;
+  Places places_;
   DcpMetadata metadata_;
 };
 

@@ -47,6 +47,97 @@ std::string Wanted(c10::ScalarType dtype) {
   return name.has_value() ? std::string(NameOf(*name)) : c10::toString(dtype);
 }
 
+// False: it has no such layer.
+bool TakeLayer(int64_t layer, WholeRead::Piece* piece) {
+  Sizes& shape = piece->shape;
+  if (shape.empty() || layer < 0 || layer >= shape[0]) return false;
+  shape.erase(shape.begin());
+  piece->begin += layer * Numel(shape);
+  return true;
+}
+
+// False: it has no such rows.
+bool TakeRows(int64_t first, int64_t last, WholeRead::Piece* piece) {
+  Sizes& shape = piece->shape;
+  if (shape.empty() || first < 0 || last < first || last > shape[0]) {
+    return false;
+  }
+  piece->begin += first * Numel(shape, 1);
+  shape[0] = last - first;
+  return true;
+}
+
+absl::Status Bad(const std::string& why) {
+  return absl::InvalidArgumentError(why);
+}
+
+// What a recipe takes out of `stored` for `target`. The error says why it does
+// not fit.
+absl::StatusOr<WholeRead::Piece> PieceOf(const LoadTarget& target,
+                                         const RecipePiece& piece,
+                                         const StoredTensor& stored) {
+  WholeRead::Piece result{&stored, 0, stored.info.shape, piece.transposed};
+  const auto dtype = TorchDtype(stored.info.dtype);
+  if (!dtype.has_value()) {
+    return Bad(absl::StrCat("dtype ", NameOf(stored.info.dtype),
+                            ", which LibTorch does not have"));
+  }
+  if (!CanBecome(*dtype, target.dtype)) {
+    return Bad(absl::StrCat("dtype ", NameOf(stored.info.dtype), " instead of ",
+                            Wanted(target.dtype)));
+  }
+  if (piece.layer.has_value() && !TakeLayer(*piece.layer, &result)) {
+    return Bad(absl::StrCat("layer ", *piece.layer, " of ", piece.name,
+                            ", which is ", Text(result.shape)));
+  }
+  if (piece.rows.has_value()) {
+    const auto [first, last] = *piece.rows;
+    if (!TakeRows(first, last, &result)) {
+      return Bad(absl::StrCat("rows ", first, " to ", last, " of ", piece.name,
+                              ", which is ", Text(result.shape)));
+    }
+  }
+  if (piece.transposed && result.shape.size() < 2) {
+    return Bad(absl::StrCat("the transpose of ", piece.name, ", which is ",
+                            Text(result.shape)));
+  }
+  return result;
+}
+
+Sizes ShapeOf(const WholeRead::Piece& piece) {
+  Sizes shape = piece.shape;
+  if (piece.transposed) std::swap(shape[0], shape[1]);
+  return shape;
+}
+
+absl::Status CheckShape(const LoadTarget& target, const WholeRead& read) {
+  if (read.pieces.empty()) return Bad("a recipe without pieces");
+  Sizes shape = ShapeOf(read.pieces.front());
+  const auto dim = static_cast<size_t>(read.dim);
+  for (size_t i = 1; i < read.pieces.size(); ++i) {
+    const Sizes next = ShapeOf(read.pieces[i]);
+    bool fits = next.size() == shape.size() && dim < shape.size();
+    for (size_t d = 0; fits && d < shape.size(); ++d) {
+      fits = d == dim || next[d] == shape[d];
+    }
+    if (!fits) {
+      return Bad(absl::StrCat("pieces of shapes ", Text(shape), " and ",
+                              Text(next), " do not go together"));
+    }
+    shape[dim] += next[dim];
+  }
+  if (shape == target.sizes) return absl::OkStatus();
+  return Bad(
+      absl::StrCat("shape ", Text(shape), " instead of ", Text(target.sizes)));
+}
+
+bool IsStraight(const LoadTarget& target, const WholeRead& read) {
+  if (!target.values.defined()) return false;
+  if (read.pieces.size() > 1 && read.dim != 0) return false;
+  return std::none_of(read.pieces.begin(), read.pieces.end(),
+                      [](const auto& piece) { return piece.transposed; });
+}
+
 class Planner {
  public:
   Planner(const Catalog& catalog, absl::Span<const LoadTarget> targets,
@@ -79,9 +170,12 @@ class Planner {
         return;
       }
       seen_.insert(stored);
-      if (!AddPiece(target, piece, *stored, &read)) return;
+      absl::StatusOr<WholeRead::Piece> taken = PieceOf(target, piece, *stored);
+      if (!taken.ok()) return Refuse(target, taken.status());
+      read.pieces.push_back(*std::move(taken));
     }
-    if (!CheckShape(target, read)) return;
+    const absl::Status fits = CheckShape(target, read);
+    if (!fits.ok()) return Refuse(target, fits);
     if (IsStraight(target, read)) {
       PlanStraight(target, read);
     } else {
@@ -108,100 +202,8 @@ class Planner {
             : absl::StrCat("missing: ", name, ", for ", target.name));
   }
 
-  // False: it does not fit, which is noted.
-  bool AddPiece(const LoadTarget& target, const RecipePiece& piece,
-                const StoredTensor& stored, WholeRead* read) {
-    WholeRead::Piece result{&stored, 0, stored.info.shape, piece.transposed};
-    const auto dtype = TorchDtype(stored.info.dtype);
-    if (!dtype.has_value()) {
-      return Refuse(target, absl::StrCat("dtype ", NameOf(stored.info.dtype),
-                                         ", which LibTorch does not have"));
-    }
-    if (!CanBecome(*dtype, target.dtype)) {
-      return Refuse(target, absl::StrCat("dtype ", NameOf(stored.info.dtype),
-                                         " instead of ", Wanted(target.dtype)));
-    }
-    if (piece.layer.has_value()) {
-      if (!TakeLayer(*piece.layer, &result)) {
-        return Refuse(target,
-                      absl::StrCat("layer ", *piece.layer, " of ", piece.name,
-                                   ", which is ", Text(result.shape)));
-      }
-    }
-    if (piece.rows.has_value()) {
-      const auto [first, last] = *piece.rows;
-      if (!TakeRows(first, last, &result)) {
-        return Refuse(target, absl::StrCat("rows ", first, " to ", last, " of ",
-                                           piece.name, ", which is ",
-                                           Text(result.shape)));
-      }
-    }
-    if (piece.transposed && result.shape.size() < 2) {
-      return Refuse(target, absl::StrCat("the transpose of ", piece.name,
-                                         ", which is ", Text(result.shape)));
-    }
-    read->pieces.push_back(std::move(result));
-    return true;
-  }
-
-  // False: it has no such layer.
-  static bool TakeLayer(int64_t layer, WholeRead::Piece* piece) {
-    Sizes& shape = piece->shape;
-    if (shape.empty() || layer < 0 || layer >= shape[0]) return false;
-    shape.erase(shape.begin());
-    piece->begin += layer * Numel(shape);
-    return true;
-  }
-
-  // False: it has no such rows.
-  static bool TakeRows(int64_t first, int64_t last, WholeRead::Piece* piece) {
-    Sizes& shape = piece->shape;
-    if (shape.empty() || first < 0 || last < first || last > shape[0]) {
-      return false;
-    }
-    piece->begin += first * Numel(shape, 1);
-    shape[0] = last - first;
-    return true;
-  }
-
-  bool Refuse(const LoadTarget& target, const std::string& why) {
-    problems_.push_back(absl::StrCat(target.name, ": ", why));
-    return false;
-  }
-
-  static Sizes ShapeOf(const WholeRead::Piece& piece) {
-    Sizes shape = piece.shape;
-    if (piece.transposed) std::swap(shape[0], shape[1]);
-    return shape;
-  }
-
-  bool CheckShape(const LoadTarget& target, const WholeRead& read) {
-    if (read.pieces.empty()) return Refuse(target, "a recipe without pieces");
-    Sizes shape = ShapeOf(read.pieces.front());
-    const auto dim = static_cast<size_t>(read.dim);
-    for (size_t i = 1; i < read.pieces.size(); ++i) {
-      const Sizes next = ShapeOf(read.pieces[i]);
-      bool fits = next.size() == shape.size() && dim < shape.size();
-      for (size_t d = 0; fits && d < shape.size(); ++d) {
-        fits = d == dim || next[d] == shape[d];
-      }
-      if (!fits) {
-        return Refuse(target,
-                      absl::StrCat("pieces of shapes ", Text(shape), " and ",
-                                   Text(next), " do not go together"));
-      }
-      shape[dim] += next[dim];
-    }
-    if (shape == target.sizes) return true;
-    return Refuse(target, absl::StrCat("shape ", Text(shape), " instead of ",
-                                       Text(target.sizes)));
-  }
-
-  static bool IsStraight(const LoadTarget& target, const WholeRead& read) {
-    if (!target.values.defined()) return false;
-    if (read.pieces.size() > 1 && read.dim != 0) return false;
-    return std::none_of(read.pieces.begin(), read.pieces.end(),
-                        [](const auto& piece) { return piece.transposed; });
+  void Refuse(const LoadTarget& target, const absl::Status& why) {
+    problems_.push_back(absl::StrCat(target.name, ": ", why.message()));
   }
 
   // The pieces are ranges of the target's elements, one behind the other.
@@ -224,10 +226,7 @@ class Planner {
   void AddRuns(const LoadTarget& target, int index, const StoredTensor& stored,
                int64_t begin, int64_t end, int64_t element) {
     absl::StatusOr<std::vector<FileRun>> runs = RunsOf(stored, begin, end);
-    if (!runs.ok()) {
-      Refuse(target, std::string(runs.status().message()));
-      return;
-    }
+    if (!runs.ok()) return Refuse(target, runs.status());
     const int64_t item = ItemBytes(stored.info.dtype);
     for (const FileRun& run : *runs) {
       plan_.straight.push_back({index, element + run.target / item,

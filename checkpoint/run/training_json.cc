@@ -20,6 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/json.h"
 #include "base/status_macros.h"
+#include "base/utf8.h"
 #include "checkpoint/run/optimizer_options.h"
 
 namespace fsdp::checkpoint {

@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/json.h"
 #include "base/status_macros.h"
+#include "base/utf8.h"
 #include "checkpoint/tensor/dtype.h"
 
 namespace fsdp::checkpoint {

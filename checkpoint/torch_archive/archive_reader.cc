@@ -48,99 +48,16 @@ const AllowList& Allowed() {
   return *allowed;
 }
 
-// From the tree of data.pkl to values.
-class Builder {
+// What data.pkl says of tensors and of the storages that they lie in.
+class Tensors {
  public:
-  Builder(const Document& document, ZipReader& zip, std::string folder)
+  Tensors(const Document& document, ZipReader& zip, std::string folder)
       : document_(document), zip_(zip), folder_(std::move(folder)) {}
-
-  // Recurses no deeper than documents do.
-  absl::StatusOr<Value> Build(const Node& node) {
-    switch (node.kind) {
-      case NodeKind::kNone:
-        return Value{};
-      case NodeKind::kBool:
-        return Value{node.integer != 0};
-      case NodeKind::kInt:
-        return Value{node.integer};
-      case NodeKind::kDouble:
-        return Value{node.real};
-      case NodeKind::kString:
-        return Value{std::string(node.text)};
-      case NodeKind::kTuple: {
-        FSDP_ASSIGN_OR_RETURN(std::vector<Value> items, Items(node));
-        return Value{Value::Tuple{std::move(items)}};
-      }
-      case NodeKind::kList: {
-        FSDP_ASSIGN_OR_RETURN(std::vector<Value> items, Items(node));
-        return Value{Value::List{std::move(items)}};
-      }
-      case NodeKind::kDict:
-        return Dict(node);
-      case NodeKind::kObject:
-        return Object(node);
-      case NodeKind::kBytes:
-      case NodeKind::kGlobal:
-      case NodeKind::kPersistent:
-        break;
-    }
-    return Bad(
-        absl::StrCat(node.kind == NodeKind::kBytes ? absl::string_view("bytes")
-                     : node.kind == NodeKind::kGlobal
-                         ? node.text
-                         : absl::string_view("a storage without a tensor"),
-                     " is no tensor, number, text, list or dict"));
-  }
-
- private:
-  absl::StatusOr<std::vector<Value>> Items(const Node& node) {
-    std::vector<Value> items;
-    items.reserve(node.items.size());
-    for (const NodeId item : node.items) {
-      FSDP_ASSIGN_OR_RETURN(Value value, Build(document_[item]));
-      items.push_back(std::move(value));
-    }
-    return items;
-  }
-
-  absl::StatusOr<Value> Dict(const Node& node) {
-    Value::Dict dict;
-    dict.items.reserve(node.items.size() / 2);
-    for (size_t i = 0; i + 1 < node.items.size(); i += 2) {
-      FSDP_ASSIGN_OR_RETURN(Value key, Build(document_[node.items[i]]));
-      FSDP_ASSIGN_OR_RETURN(Value value, Build(document_[node.items[i + 1]]));
-      dict.items.emplace_back(std::move(key), std::move(value));
-    }
-    return Value{std::move(dict)};
-  }
-
-  absl::StatusOr<Value> Object(const Node& node) {
-    const absl::string_view name = document_[node.global].text;
-    const std::vector<NodeId>& args = document_[node.args].items;
-    if (name == kOrderedDict && args.empty()) return Dict(node);
-    if (name == kSize && args.size() == 1) return Build(document_[args[0]]);
-    if (name == kParameter && args.size() == 3) {
-      return Build(document_[args[0]]);
-    }
-    if (name == kTensor2 && (args.size() == 6 || args.size() == 7)) {
-      return Tensor(args, nullptr);
-    }
-    if (name == kTensor3 && (args.size() == 7 || args.size() == 8)) {
-      const Node& dtype = document_[args[6]];
-      const TorchDtype* const known = dtype.kind == NodeKind::kGlobal
-                                          ? TorchDtypeNamed(dtype.text)
-                                          : nullptr;
-      if (known == nullptr) return Bad("a tensor whose dtype is none");
-      return Tensor(args, known);
-    }
-    return Bad(absl::StrCat(name, " with ", args.size(),
-                            " arguments is not what torch.save() writes"));
-  }
 
   // (storage, offset, shape, strides, requires_grad, hooks, ...); without
   // `dtype` the storage has it.
-  absl::StatusOr<Value> Tensor(const std::vector<NodeId>& args,
-                               const TorchDtype* dtype) {
+  absl::StatusOr<ArchiveTensor> Build(const std::vector<NodeId>& args,
+                                      const TorchDtype* dtype) {
     ArchiveTensor tensor;
     int64_t elements = 0;
     FSDP_RETURN_IF_ERROR(Storage(document_[args[0]], dtype, tensor, elements));
@@ -152,9 +69,10 @@ class Builder {
     FSDP_ASSIGN_OR_RETURN(tensor.shape, Numbers(document_[args[2]]));
     FSDP_ASSIGN_OR_RETURN(tensor.strides, Numbers(document_[args[3]]));
     FSDP_RETURN_IF_ERROR(CheckExtent(tensor, elements));
-    return Value{std::move(tensor)};
+    return tensor;
   }
 
+ private:
   absl::StatusOr<std::vector<int64_t>> Numbers(const Node& node) const {
     const Node* tuple = &node;
     if (node.kind == NodeKind::kObject &&
@@ -255,6 +173,105 @@ class Builder {
   ZipReader& zip_;
   const std::string folder_;
   absl::flat_hash_map<std::string, int64_t> places_;  // by storage
+};
+
+// From the tree of data.pkl to values.
+class Builder {
+ public:
+  Builder(const Document& document, ZipReader& zip, std::string folder)
+      : document_(document), tensors_(document, zip, std::move(folder)) {}
+
+  // Recurses no deeper than documents do.
+  absl::StatusOr<Value> Build(const Node& node) {
+    switch (node.kind) {
+      case NodeKind::kNone:
+        return Value{};
+      case NodeKind::kBool:
+        return Value{node.integer != 0};
+      case NodeKind::kInt:
+        return Value{node.integer};
+      case NodeKind::kDouble:
+        return Value{node.real};
+      case NodeKind::kString:
+        return Value{std::string(node.text)};
+      case NodeKind::kTuple: {
+        FSDP_ASSIGN_OR_RETURN(std::vector<Value> items, Items(node));
+        return Value{Value::Tuple{std::move(items)}};
+      }
+      case NodeKind::kList: {
+        FSDP_ASSIGN_OR_RETURN(std::vector<Value> items, Items(node));
+        return Value{Value::List{std::move(items)}};
+      }
+      case NodeKind::kDict:
+        return Dict(node);
+      case NodeKind::kObject:
+        return Object(node);
+      case NodeKind::kBytes:
+      case NodeKind::kGlobal:
+      case NodeKind::kPersistent:
+        break;
+    }
+    return Bad(
+        absl::StrCat(node.kind == NodeKind::kBytes ? absl::string_view("bytes")
+                     : node.kind == NodeKind::kGlobal
+                         ? node.text
+                         : absl::string_view("a storage without a tensor"),
+                     " is no tensor, number, text, list or dict"));
+  }
+
+ private:
+  absl::StatusOr<std::vector<Value>> Items(const Node& node) {
+    std::vector<Value> items;
+    items.reserve(node.items.size());
+    for (const NodeId item : node.items) {
+      FSDP_ASSIGN_OR_RETURN(Value value, Build(document_[item]));
+      items.push_back(std::move(value));
+    }
+    return items;
+  }
+
+  absl::StatusOr<Value> Dict(const Node& node) {
+    Value::Dict dict;
+    dict.items.reserve(node.items.size() / 2);
+    for (size_t i = 0; i + 1 < node.items.size(); i += 2) {
+      FSDP_ASSIGN_OR_RETURN(Value key, Build(document_[node.items[i]]));
+      FSDP_ASSIGN_OR_RETURN(Value value, Build(document_[node.items[i + 1]]));
+      dict.items.emplace_back(std::move(key), std::move(value));
+    }
+    return Value{std::move(dict)};
+  }
+
+  absl::StatusOr<Value> Object(const Node& node) {
+    const absl::string_view name = document_[node.global].text;
+    const std::vector<NodeId>& args = document_[node.args].items;
+    if (name == kOrderedDict && args.empty()) return Dict(node);
+    if (name == kSize && args.size() == 1) return Build(document_[args[0]]);
+    if (name == kParameter && args.size() == 3) {
+      return Build(document_[args[0]]);
+    }
+    if (name == kTensor2 && (args.size() == 6 || args.size() == 7)) {
+      return Tensor(args, nullptr);
+    }
+    if (name == kTensor3 && (args.size() == 7 || args.size() == 8)) {
+      const Node& dtype = document_[args[6]];
+      const TorchDtype* const known = dtype.kind == NodeKind::kGlobal
+                                          ? TorchDtypeNamed(dtype.text)
+                                          : nullptr;
+      if (known == nullptr) return Bad("a tensor whose dtype is none");
+      return Tensor(args, known);
+    }
+    return Bad(absl::StrCat(name, " with ", args.size(),
+                            " arguments is not what torch.save() writes"));
+  }
+
+  absl::StatusOr<Value> Tensor(const std::vector<NodeId>& args,
+                               const TorchDtype* dtype) {
+    FSDP_ASSIGN_OR_RETURN(ArchiveTensor tensor, tensors_.Build(args, dtype));
+    return Value{std::move(tensor)};
+  }
+
+  const Document& document_;
+  Tensors tensors_;
 };
 
 // What all names of entries begin with.

@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "comm/launcher/process_end.h"
+#include "comm/launcher/processes/process_end.h"
 
 namespace fsdp::comm {
 

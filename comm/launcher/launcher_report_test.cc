@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "comm/launcher/process_end.h"
+#include "comm/launcher/processes/process_end.h"
 #include "gtest/gtest.h"
 
 namespace fsdp::comm {
@@ -19,69 +19,71 @@ RankEnd Exited(int code) { return {ProcessEnd{code, 0}, false}; }
 RankEnd Killed(int signal) { return {ProcessEnd{0, signal}, false}; }
 RankEnd Ended(int signal) { return {ProcessEnd{0, signal}, true}; }
 
+struct Case {
+  std::vector<RankEnd> ranks;
+  int first_failed = -1;
+  int interrupt_signal = 0;
+  int output_errno = 0;
+  int exit_code;
+  std::string text;
+};
+
+const Case kCases[] = {
+    {{Exited(0)}, -1, 0, 0, 0, "rank 0 exited with code 0"},
+    {{Exited(0), Exited(0)}, -1, 0, 0, 0, "ranks 0, 1 exited with code 0"},
+    {{Exited(3)}, 0, 0, 0, 3, "rank 0 exited with code 3"},
+    {{Exited(0), Killed(SIGKILL), Exited(113)},
+     1,
+     0,
+     0,
+     128 + SIGKILL,
+     "rank 1 was killed by signal 9 (SIGKILL); then rank 0 exited with code "
+     "0, rank 2 exited with code 113 (another rank had failed)"},
+    {{Ended(SIGTERM), Exited(1), Ended(SIGTERM)},
+     1,
+     0,
+     0,
+     1,
+     "rank 1 exited with code 1; then ranks 0, 2 were ended by the launcher "
+     "with signal 15 (SIGTERM)"},
+    {{Killed(SIGUSR1)},
+     0,
+     0,
+     0,
+     128 + SIGUSR1,
+     "rank 0 was killed by signal 10"},
+    {{Exited(0), Killed(SIGINT)},
+     -1,
+     SIGINT,
+     0,
+     128 + SIGINT,
+     "interrupted by signal 2 (SIGINT); then rank 0 exited with code 0, rank "
+     "1 was killed by signal 2 (SIGINT)"},
+    // A signal to the launcher is its answer, whoever has failed before.
+    {{Exited(3)},
+     0,
+     SIGTERM,
+     0,
+     128 + SIGTERM,
+     "interrupted by signal 15 (SIGTERM); rank 0 exited with code 3"},
+    {{Exited(0)},
+     -1,
+     0,
+     ENOSPC,
+     1,
+     "rank 0 exited with code 0; what they printed could not be written: No "
+     "space left on device"},
+    {{Exited(3)},
+     0,
+     0,
+     EFBIG,
+     3,
+     "rank 0 exited with code 3; what they printed could not be written: "
+     "File too large"},
+};
+
 TEST(LaunchReportTest, SaysWhatHasHappenedAndGivesItsExitCode) {
-  struct Case {
-    std::vector<RankEnd> ranks;
-    int first_failed = -1;
-    int interrupt_signal = 0;
-    int output_errno = 0;
-    int exit_code;
-    std::string text;
-  };
-  const Case cases[] = {
-      {{Exited(0)}, -1, 0, 0, 0, "rank 0 exited with code 0"},
-      {{Exited(0), Exited(0)}, -1, 0, 0, 0, "ranks 0, 1 exited with code 0"},
-      {{Exited(3)}, 0, 0, 0, 3, "rank 0 exited with code 3"},
-      {{Exited(0), Killed(SIGKILL), Exited(113)},
-       1,
-       0,
-       0,
-       128 + SIGKILL,
-       "rank 1 was killed by signal 9 (SIGKILL); then rank 0 exited with code "
-       "0, rank 2 exited with code 113 (another rank had failed)"},
-      {{Ended(SIGTERM), Exited(1), Ended(SIGTERM)},
-       1,
-       0,
-       0,
-       1,
-       "rank 1 exited with code 1; then ranks 0, 2 were ended by the launcher "
-       "with signal 15 (SIGTERM)"},
-      {{Killed(SIGUSR1)},
-       0,
-       0,
-       0,
-       128 + SIGUSR1,
-       "rank 0 was killed by signal 10"},
-      {{Exited(0), Killed(SIGINT)},
-       -1,
-       SIGINT,
-       0,
-       128 + SIGINT,
-       "interrupted by signal 2 (SIGINT); then rank 0 exited with code 0, rank "
-       "1 was killed by signal 2 (SIGINT)"},
-      // A signal to the launcher is its answer, whoever has failed before.
-      {{Exited(3)},
-       0,
-       SIGTERM,
-       0,
-       128 + SIGTERM,
-       "interrupted by signal 15 (SIGTERM); rank 0 exited with code 3"},
-      {{Exited(0)},
-       -1,
-       0,
-       ENOSPC,
-       1,
-       "rank 0 exited with code 0; what they printed could not be written: No "
-       "space left on device"},
-      {{Exited(3)},
-       0,
-       0,
-       EFBIG,
-       3,
-       "rank 0 exited with code 3; what they printed could not be written: "
-       "File too large"},
-  };
-  for (const Case& c : cases) {
+  for (const Case& c : kCases) {
     LaunchReport report;
     report.ranks = c.ranks;
     report.first_failed_rank = c.first_failed;

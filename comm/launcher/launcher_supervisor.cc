@@ -11,7 +11,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "comm/launcher/launcher_output.h"
+#include "comm/launcher/processes/output_merger.h"
 
 namespace fsdp::comm {
 namespace {

@@ -10,10 +10,10 @@
 
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "comm/launcher/launcher_process.h"
 #include "comm/launcher/launcher_report.h"
-#include "comm/launcher/output_pump.h"
-#include "comm/launcher/signal_queue.h"
+#include "comm/launcher/processes/child_process.h"
+#include "comm/launcher/processes/output_pump.h"
+#include "comm/launcher/processes/signal_queue.h"
 
 namespace fsdp::comm {
 

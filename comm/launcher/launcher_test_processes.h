@@ -18,8 +18,8 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/check.h"
-#include "comm/launcher/launcher_process.h"
 #include "comm/launcher/launcher_test_roles.h"
+#include "comm/launcher/processes/child_process.h"
 #include "comm/startup/bootstrap_fd.h"
 #include "gtest/gtest.h"
 

@@ -7,7 +7,7 @@
 
 #include "absl/time/time.h"
 #include "comm/launcher/launcher_report.h"
-#include "comm/launcher/process_end.h"
+#include "comm/launcher/processes/process_end.h"
 #include "comm/launcher/restart_options.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -17,10 +17,10 @@
 #include "comm/communicator.h"
 #include "comm/inspection/inspection_signals.h"
 #include "comm/launcher/launch_options.h"
-#include "comm/launcher/launch_replicas.h"
 #include "comm/launcher/launcher.h"
 #include "comm/launcher/launcher_report.h"
-#include "comm/launcher/replicas_report.h"
+#include "comm/launcher/replicas/launch_replicas.h"
+#include "comm/launcher/replicas/replicas_report.h"
 #include "comm/launcher/restart_options.h"
 #include "comm/startup/environment.h"
 

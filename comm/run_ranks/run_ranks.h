@@ -56,12 +56,12 @@ struct ReplicaCounts {
 };
 
 // RunRanks() for a job of replicas that outlive each other, --replicas=2
-// --ranks=4: LaunchReplicas() (comm/launcher/launch_replicas.h) starts them and
-// their keeper on this host. Where the environment says already which replica
-// this is, as on several hosts with `tools/keeper`, only its ranks are started,
-// or this process is one of them; counts.replicas is then that number, or 0.
-// `restarts` are those of each replica. Returns ReplicasReport::exit_code() in
-// the process that has started replicas.
+// --ranks=4: LaunchReplicas() (comm/launcher/replicas/launch_replicas.h) starts
+// them and their keeper on this host. Where the environment says already which
+// replica this is, as on several hosts with `tools/keeper`, only its ranks are
+// started, or this process is one of them; counts.replicas is then that number,
+// or 0. `restarts` are those of each replica. Returns
+// ReplicasReport::exit_code() in the process that has started replicas.
 int RunReplicas(int argc, char** argv, const ReplicaCounts& counts,
                 const ReplicaMain& fn, const ConnectOptions& options = {},
                 const RestartOptions& restarts = {});

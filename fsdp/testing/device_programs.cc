@@ -96,19 +96,7 @@ class PointsImpl : public torch::nn::Module {
   at::Tensor factors_[2];
 };
 
-}  // namespace
-
-void PrintTo(const DeviceProgram& program, std::ostream* out) {
-  *out << program.name;
-}
-
-std::string NameOfCase(const std::tuple<DeviceProgram, int>& param) {
-  const auto& [program, world_size] = param;
-  return absl::StrCat(program.name, "Of", world_size);
-}
-
-std::vector<DeviceProgram> DevicePrograms() {
-  std::vector<DeviceProgram> programs;
+void AddStrategies(std::vector<DeviceProgram>& programs) {
   programs.push_back(With("FullShard", [](Options&) {}));
   programs.push_back(
       With("OneUnit", [](Options& options) { options.wrap_policy = nullptr; }));
@@ -118,6 +106,9 @@ std::vector<DeviceProgram> DevicePrograms() {
   programs.push_back(With("NoShard", [](Options& options) {
     options.unit.strategy = ShardingStrategy::kNoShard;
   }));
+}
+
+void AddDtypes(std::vector<DeviceProgram>& programs) {
   programs.push_back(With("BFloat16", [](Options& options) {
     options.unit.precision.param_dtype = at::kBFloat16;
   }));
@@ -142,9 +133,9 @@ std::vector<DeviceProgram> DevicePrograms() {
     options.unit.precision.reduce_dtype = at::kFloat;
   }));
   programs.back().is_coarse = true;
-  programs.push_back(With("WithoutPrefetch", [](Options& options) {
-    options.prefetch.forward = options.prefetch.backward = false;
-  }));
+}
+
+void AddOffloading(std::vector<DeviceProgram>& programs) {
   programs.push_back(With("AllOnTheCpu", [](Options& options) {
     OffloadOptions& offload = options.offload;
     offload.parameters = offload.gradients = offload.optimizer = Tier::kCpu;
@@ -173,6 +164,9 @@ std::vector<DeviceProgram> DevicePrograms() {
   }));
   programs.push_back(With("StatesInStores", StatesInStores));
   programs.push_back(With("AllInStores", AllInStores));
+}
+
+void AddSteps(std::vector<DeviceProgram>& programs) {
   programs.emplace_back();
   programs.back().name = "Clipped";
   programs.back().clips = true;
@@ -221,6 +215,28 @@ std::vector<DeviceProgram> DevicePrograms() {
     }
     return model->Backward(loss());
   };
+}
+
+}  // namespace
+
+void PrintTo(const DeviceProgram& program, std::ostream* out) {
+  *out << program.name;
+}
+
+std::string NameOfCase(const std::tuple<DeviceProgram, int>& param) {
+  const auto& [program, world_size] = param;
+  return absl::StrCat(program.name, "Of", world_size);
+}
+
+std::vector<DeviceProgram> DevicePrograms() {
+  std::vector<DeviceProgram> programs;
+  AddStrategies(programs);
+  AddDtypes(programs);
+  programs.push_back(With("WithoutPrefetch", [](Options& options) {
+    options.prefetch.forward = options.prefetch.backward = false;
+  }));
+  AddOffloading(programs);
+  AddSteps(programs);
   return programs;
 }
 

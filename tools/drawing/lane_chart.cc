@@ -57,6 +57,18 @@ double TickOf(double length) {
   return power;
 }
 
+// The whole name, or what comes behind its last dot, or nothing.
+absl::string_view LabelThatFits(absl::string_view name, double width) {
+  const size_t dot = name.rfind('.');
+  for (const absl::string_view label :
+       {name, dot == absl::string_view::npos ? "" : name.substr(dot + 1)}) {
+    if (kLetter * static_cast<double>(label.size()) + 4 <= width) {
+      return label;
+    }
+  }
+  return "";
+}
+
 class Drawing {
  public:
   explicit Drawing(const LaneChart& chart)
@@ -217,18 +229,6 @@ class Drawing {
           Escape(label));
     }
     text_ += "</g>\n";
-  }
-
-  // The whole name, or what comes behind its last dot, or nothing.
-  static absl::string_view LabelThatFits(absl::string_view name, double width) {
-    const size_t dot = name.rfind('.');
-    for (const absl::string_view label :
-         {name, dot == absl::string_view::npos ? "" : name.substr(dot + 1)}) {
-      if (kLetter * static_cast<double>(label.size()) + 4 <= width) {
-        return label;
-      }
-    }
-    return "";
   }
 
   // Returns where it ends.

@@ -209,11 +209,7 @@ void MemoryModel::Do(const Action& action) {
       break;  // a hint
     case ActionKind::kGather:
     case ActionKind::kGatherCopy:
-      if (unit.memory != Unit::Memory::kFree) {
-        Violate(action.unit, "it is gathered while it is there");
-      }
-      unit.is_copy = action.kind == ActionKind::kGatherCopy;
-      Gather(unit);
+      DoGather(action);
       break;
     case ActionKind::kWaitGather:
       if (unit.memory != Unit::Memory::kInFlight) {
@@ -223,21 +219,10 @@ void MemoryModel::Do(const Action& action) {
       break;
     case ActionKind::kFree:
     case ActionKind::kShrink:
-      if (unit.memory != Unit::Memory::kGathered) {
-        Violate(action.unit, "it is freed without being gathered");
-      }
-      if (action.kind == ActionKind::kShrink) {
-        unit.part_version = unit.gathered_version;
-      }
-      Free(unit);
+      DoFree(action);
       break;
     case ActionKind::kDropPart:
-      if (unit.part_version < 0) Violate(action.unit, "there is no part of it");
-      if (unit.memory == Unit::Memory::kInFlight && !unit.is_copy &&
-          !unit.reads_shards) {
-        Violate(action.unit, "its part is dropped while a gather reads it");
-      }
-      unit.part_version = -1;
+      DropPart(action.unit);
       break;
     case ActionKind::kAccumulate:
       if (unit.given.empty()) Violate(action.unit, "it has no gradients");
@@ -271,6 +256,36 @@ void MemoryModel::Do(const Action& action) {
       ranks_.Barrier();
       break;
   }
+}
+
+void MemoryModel::DoGather(const Action& action) {
+  Unit& unit = units_[action.unit];
+  if (unit.memory != Unit::Memory::kFree) {
+    Violate(action.unit, "it is gathered while it is there");
+  }
+  unit.is_copy = action.kind == ActionKind::kGatherCopy;
+  Gather(unit);
+}
+
+void MemoryModel::DoFree(const Action& action) {
+  Unit& unit = units_[action.unit];
+  if (unit.memory != Unit::Memory::kGathered) {
+    Violate(action.unit, "it is freed without being gathered");
+  }
+  if (action.kind == ActionKind::kShrink) {
+    unit.part_version = unit.gathered_version;
+  }
+  Free(unit);
+}
+
+void MemoryModel::DropPart(int index) {
+  Unit& unit = units_[index];
+  if (unit.part_version < 0) Violate(index, "there is no part of it");
+  if (unit.memory == Unit::Memory::kInFlight && !unit.is_copy &&
+      !unit.reads_shards) {
+    Violate(index, "its part is dropped while a gather reads it");
+  }
+  unit.part_version = -1;
 }
 
 // In common memory a gather moves nothing, and orders ranks only where they

@@ -116,6 +116,9 @@ class MemoryModel {
   void CheckEndOfBackward(bool synchronizes);
 
   void Do(const Action& action);
+  void DoGather(const Action& action);
+  void DoFree(const Action& action);
+  void DropPart(int index);
   void Gather(Unit& unit);
   void WaitGather(Unit& unit);
   void Free(Unit& unit);

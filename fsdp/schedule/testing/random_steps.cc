@@ -11,6 +11,17 @@ namespace {
 
 constexpr int kMaxUnits = 12;
 constexpr int kMaxNonsense = 40;
+// What is there twice is twice as likely.
+constexpr EventKind kNonsense[] = {
+    EventKind::kPreForward,  EventKind::kPostForward,
+    EventKind::kPreForward,  EventKind::kPostForward,
+    EventKind::kPreBackward, EventKind::kPostBackward,
+    EventKind::kPreBackward, EventKind::kPostBackward,
+    EventKind::kUnshard,     EventKind::kWaitUnshard,
+    EventKind::kReshard,     EventKind::kRelease,
+    EventKind::kReset,       EventKind::kEndOfBackward,
+    EventKind::kSetReduction};
+constexpr int kNonsenseKinds = sizeof(kNonsense) / sizeof(kNonsense[0]);
 
 }  // namespace
 
@@ -200,22 +211,12 @@ void RandomModel::InsertRequests(Events& events) {
 // backward without recomputing or ends as another than it began, a backward
 // that ends inside a recomputation or synchronises in part.
 Events RandomModel::Nonsense() {
-  constexpr EventKind kKinds[] = {
-      EventKind::kPreForward,  EventKind::kPostForward,
-      EventKind::kPreForward,  EventKind::kPostForward,
-      EventKind::kPreBackward, EventKind::kPostBackward,
-      EventKind::kPreBackward, EventKind::kPostBackward,
-      EventKind::kUnshard,     EventKind::kWaitUnshard,
-      EventKind::kReshard,     EventKind::kRelease,
-      EventKind::kReset,       EventKind::kEndOfBackward,
-      EventKind::kSetReduction};
-  constexpr int kNumKinds = sizeof(kKinds) / sizeof(kKinds[0]);
   Events events;
   std::vector<Event> forwards;  // under way
   bool in_backward = false;
   bool synchronizes = choices_.Chance(60);
   for (int i = choices_.Between(1, kMaxNonsense); i > 0; --i) {
-    Event event{kKinds[choices_.Between(0, kNumKinds - 1)], AnyUnit()};
+    Event event{kNonsense[choices_.Between(0, kNonsenseKinds - 1)], AnyUnit()};
     event.reduces = choices_.Chance(70);
     event.synchronizes = synchronizes;
     switch (event.kind) {

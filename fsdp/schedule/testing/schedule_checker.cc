@@ -69,6 +69,20 @@ bool ScheduleChecker::BeginsIteration(const Event& event) const {
          forwards_.empty();
 }
 
+// Where its values and gradients are stays, and what the user has set.
+void ScheduleChecker::Reset(Unit& unit) {
+  const Unit before = unit;
+  unit = Unit();
+  unit.memory = before.memory;
+  unit.has_part = before.has_part;
+  unit.shard = before.shard;
+  unit.has_whole_gradients = before.has_whole_gradients;
+  unit.stepped = before.stepped;
+  unit.has_sums = before.has_sums;
+  unit.synchronizes = before.synchronizes;
+  unit.all_reduces = before.all_reduces;
+}
+
 // What has ended before the actions are carried out.
 void ScheduleChecker::BeforeActions(const Event& event) {
   Unit& unit = units_[event.unit];
@@ -119,18 +133,7 @@ void ScheduleChecker::BeforeActions(const Event& event) {
       shards_open_ = false;
       forwards_.clear();
       reductions_.clear();
-      for (Unit& each : units_) {
-        const Unit before = each;
-        each = Unit();
-        each.memory = before.memory;
-        each.has_part = before.has_part;
-        each.shard = before.shard;
-        each.has_whole_gradients = before.has_whole_gradients;
-        each.stepped = before.stepped;
-        each.has_sums = before.has_sums;
-        each.synchronizes = before.synchronizes;
-        each.all_reduces = before.all_reduces;
-      }
+      for (Unit& each : units_) Reset(each);
       break;
     default:
       break;

@@ -60,6 +60,7 @@ class ScheduleChecker {
   bool MustBeRefused(const Event& event) const;
   bool BeginsIteration(const Event& event) const;
   bool EndsParts(const Event& event) const;
+  static void Reset(Unit& unit);
   void BeforeActions(const Event& event);
   std::string AfterActions(const Event& event);
   std::string BeginToUse(Unit& unit, int& uses);

@@ -58,91 +58,103 @@ struct Body {
   bool returns_input = false;  // or a view of it
 };
 
-std::vector<Body> Bodies() {
-  const auto h = [](Linear& linear, const at::Tensor& x) {
-    return Forward(linear, x);
-  };
+std::vector<Body> BodiesThatReturnTheirs() {
   return {
       {"one",
-       [h](Linear& l, const at::Tensor& x) -> Tensors { return {h(l, x)}; }},
+       [](Linear& l, const at::Tensor& x) -> Tensors {
+         return {Forward(l, x)};
+       }},
       {"a tensor and its view",
-       [h](Linear& l, const at::Tensor& x) -> Tensors {
-         const at::Tensor y = h(l, x);
+       [](Linear& l, const at::Tensor& x) -> Tensors {
+         const at::Tensor y = Forward(l, x);
          return {y, y.narrow(1, 0, 2)};
        }},
       {"a view before its tensor",
-       [h](Linear& l, const at::Tensor& x) -> Tensors {
-         const at::Tensor y = h(l, x);
+       [](Linear& l, const at::Tensor& x) -> Tensors {
+         const at::Tensor y = Forward(l, x);
          return {y.narrow(1, 0, 2), y};
        }},
       {"a view alone",
-       [h](Linear& l, const at::Tensor& x) -> Tensors {
-         return {h(l, x).narrow(1, 0, 3)};
+       [](Linear& l, const at::Tensor& x) -> Tensors {
+         return {Forward(l, x).narrow(1, 0, 3)};
        }},
       {"a transposed view",
-       [h](Linear& l, const at::Tensor& x) -> Tensors {
-         return {h(l, x).t()};
+       [](Linear& l, const at::Tensor& x) -> Tensors {
+         return {Forward(l, x).t()};
        }},
       {"views that overlap",
-       [h](Linear& l, const at::Tensor& x) -> Tensors {
-         const at::Tensor y = h(l, x);
+       [](Linear& l, const at::Tensor& x) -> Tensors {
+         const at::Tensor y = Forward(l, x);
          return {y.narrow(1, 0, 3), y.narrow(1, 1, 3)};
        }},
       {"one twice",
-       [h](Linear& l, const at::Tensor& x) -> Tensors {
-         const at::Tensor y = h(l, x);
+       [](Linear& l, const at::Tensor& x) -> Tensors {
+         const at::Tensor y = Forward(l, x);
          return {y, y};
        }},
       {"views that LibTorch lets nobody modify",
-       [h](Linear& l, const at::Tensor& x) -> Tensors {
-         return h(l, x).unbind(/*dim=*/0);
+       [](Linear& l, const at::Tensor& x) -> Tensors {
+         return Forward(l, x).unbind(/*dim=*/0);
        }},
       {"its view modified inside",
-       [h](Linear& l, const at::Tensor& x) -> Tensors {
-         const at::Tensor y = h(l, x);
+       [](Linear& l, const at::Tensor& x) -> Tensors {
+         const at::Tensor y = Forward(l, x);
          const at::Tensor view = y.narrow(1, 0, 2);
          view.mul_(2);
          return {y, view};
        }},
+  };
+}
+
+std::vector<Body> BodiesThatUseTheirInput() {
+  return {
       {"its input",
-       [h](Linear& l, const at::Tensor& x) -> Tensors {
-         return {h(l, x), x};
+       [](Linear& l, const at::Tensor& x) -> Tensors {
+         return {Forward(l, x), x};
        },
        false, true},
       {"its input alone",
        [](Linear&, const at::Tensor& x) -> Tensors { return {x}; }, false,
        true},
       {"a view of its input",
-       [h](Linear& l, const at::Tensor& x) -> Tensors {
-         return {h(l, x), x.narrow(1, 1, 2)};
+       [](Linear& l, const at::Tensor& x) -> Tensors {
+         return {Forward(l, x), x.narrow(1, 1, 2)};
        },
        false, true},
       {"its input modified",
-       [h](Linear& l, const at::Tensor& x) -> Tensors {
+       [](Linear& l, const at::Tensor& x) -> Tensors {
          x.mul_(3);
-         return {h(l, x)};
+         return {Forward(l, x)};
        },
        true},
       {"its input modified by itself",
-       [h](Linear& l, const at::Tensor& x) -> Tensors {
-         const at::Tensor y = h(l, x).detach();
-         x.mul_(h(l, x * 2));
+       [](Linear& l, const at::Tensor& x) -> Tensors {
+         const at::Tensor y = Forward(l, x).detach();
+         x.mul_(Forward(l, x * 2));
          return {y};
        },
        true},
       {"its input modified and returned",
-       [h](Linear& l, const at::Tensor& x) -> Tensors {
+       [](Linear& l, const at::Tensor& x) -> Tensors {
          x.mul_(3);
-         return {h(l, x), x};
+         return {Forward(l, x), x};
        },
        true, true},
       {"a view of its input modified",
-       [h](Linear& l, const at::Tensor& x) -> Tensors {
+       [](Linear& l, const at::Tensor& x) -> Tensors {
          x.narrow(1, 0, 2).mul_(3);
-         return {h(l, x)};
+         return {Forward(l, x)};
        },
        true},
   };
+}
+
+std::vector<Body> Bodies() {
+  std::vector<Body> bodies = BodiesThatReturnTheirs();
+  for (Body& body : BodiesThatUseTheirInput()) {
+    bodies.push_back(std::move(body));
+  }
+  return bodies;
 }
 
 // What the caller does with what it gave and what it got.

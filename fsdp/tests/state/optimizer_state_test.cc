@@ -293,10 +293,11 @@ TEST(OptimizerStateTest, OnRank0Only) {
   }));
 }
 
-TEST(OptimizerStateTest, WhatDoesNotFitIsRefusedOnAllRanks) {
-  const Snapshot snapshot = TrainedOn(2, Kinds()[0], 1);
-  using Misuse = std::function<absl::Status(Model&)>;
-  const std::vector<std::pair<Misuse, const char*>> misuses = {
+// What is done to a model, and what the error says.
+using Misuse = std::pair<std::function<absl::Status(Model&)>, const char*>;
+
+std::vector<Misuse> WrongOptimizers(const OptimizerStateDict& state) {
+  return {
       {[](Model& model) {
          torch::optim::AdamW other(MakeNet(kDim, 1)->parameters());
          return model->GatherOptimizerState(other).status();
@@ -309,25 +310,30 @@ TEST(OptimizerStateTest, WhatDoesNotFitIsRefusedOnAllRanks) {
          return model->GatherOptimizerState(lbfgs).status();
        },
        "is not known"},
-      {[&](Model& model) {
+      {[state](Model& model) {
          torch::optim::AdamW one_group(model->Parameters());
-         return model->LoadOptimizerState(one_group, snapshot.optimizer);
+         return model->LoadOptimizerState(one_group, state);
        },
        "make its groups as they were"},
-      {[&](Model& model) {
+      {[state](Model& model) {
          const auto sgd = Kinds()[2].make(NamedLeaves(model));
-         return model->LoadOptimizerState(*sgd, snapshot.optimizer);
+         return model->LoadOptimizerState(*sgd, state);
        },
        "of another class of optimizer"},
-      {[&](Model& model) {
+  };
+}
+
+std::vector<Misuse> WrongStates(const OptimizerStateDict& state) {
+  return {
+      {[state](Model& model) {
          const auto adamw = Kinds()[0].make(NamedLeaves(model));
-         OptimizerStateDict wrong = snapshot.optimizer;
+         OptimizerStateDict wrong = state;
          wrong.tensors["head.bias.exp_avg"] = at::zeros({kDim + 1});
          return model->LoadOptimizerState(*adamw, wrong);
        },
        "head.bias.exp_avg: shape [4] instead of [3]"},
       // Nothing has a slot yet that could tell.
-      {[&](Model& model) {
+      {[](Model& model) {
          const auto adamw = Kinds()[0].make(NamedLeaves(model));
          const auto sgd = Kinds()[2].make(NamedLeaves(model));
          OptimizerStateDict other =
@@ -335,14 +341,14 @@ TEST(OptimizerStateTest, WhatDoesNotFitIsRefusedOnAllRanks) {
          return model->LoadOptimizerState(*adamw, other);
        },
        "of another class of optimizer"},
-      {[&](Model& model) {
+      {[state](Model& model) {
          const auto adamw = Kinds()[0].make(NamedLeaves(model));
-         OptimizerStateDict wrong = snapshot.optimizer;
+         OptimizerStateDict wrong = state;
          for (OptimizerGroup& group : wrong.groups) group.options = nullptr;
          return model->LoadOptimizerState(*adamw, wrong);
        },
        "of another class of optimizer"},
-      {[&](Model& model) {
+      {[](Model& model) {
          const auto adamw = Kinds()[0].make(NamedLeaves(model));
          const std::vector<ParameterPiece> transposed = {
              {"head.weight.exp_avg",
@@ -356,6 +362,14 @@ TEST(OptimizerStateTest, WhatDoesNotFitIsRefusedOnAllRanks) {
        },
        "strides [1, 3] instead of [3, 1]"},
   };
+}
+
+TEST(OptimizerStateTest, WhatDoesNotFitIsRefusedOnAllRanks) {
+  const Snapshot snapshot = TrainedOn(2, Kinds()[0], 1);
+  std::vector<Misuse> misuses = WrongOptimizers(snapshot.optimizer);
+  for (Misuse& misuse : WrongStates(snapshot.optimizer)) {
+    misuses.push_back(std::move(misuse));
+  }
   for (const auto& [misuse, text] : misuses) {
     const auto run = [&,
                       &misuse = misuse](Communicator& world) -> absl::Status {

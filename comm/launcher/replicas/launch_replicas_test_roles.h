@@ -1,6 +1,6 @@
 // What the processes that tests of LaunchReplicas() start do.
-#ifndef COMM_LAUNCHER_LAUNCH_REPLICAS_TEST_ROLES_H_
-#define COMM_LAUNCHER_LAUNCH_REPLICAS_TEST_ROLES_H_
+#ifndef COMM_LAUNCHER_REPLICAS_LAUNCH_REPLICAS_TEST_ROLES_H_
+#define COMM_LAUNCHER_REPLICAS_LAUNCH_REPLICAS_TEST_ROLES_H_
 
 #include <optional>
 #include <string>
@@ -24,4 +24,4 @@ std::optional<int> PlayReplicaRole();
 
 }  // namespace fsdp::comm
 
-#endif  // COMM_LAUNCHER_LAUNCH_REPLICAS_TEST_ROLES_H_
+#endif  // COMM_LAUNCHER_REPLICAS_LAUNCH_REPLICAS_TEST_ROLES_H_

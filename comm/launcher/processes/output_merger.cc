@@ -1,4 +1,4 @@
-#include "comm/launcher/launcher_output.h"
+#include "comm/launcher/processes/output_merger.h"
 
 #include <string>
 #include <utility>

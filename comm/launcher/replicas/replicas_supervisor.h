@@ -1,15 +1,15 @@
 // Runs the launchers of a job's replicas, and their keeper, to their end.
-#ifndef COMM_LAUNCHER_REPLICAS_SUPERVISOR_H_
-#define COMM_LAUNCHER_REPLICAS_SUPERVISOR_H_
+#ifndef COMM_LAUNCHER_REPLICAS_REPLICAS_SUPERVISOR_H_
+#define COMM_LAUNCHER_REPLICAS_REPLICAS_SUPERVISOR_H_
 
 #include <cstddef>
 #include <vector>
 
 #include "absl/time/time.h"
-#include "comm/launcher/launcher_process.h"
-#include "comm/launcher/output_pump.h"
-#include "comm/launcher/replicas_report.h"
-#include "comm/launcher/signal_queue.h"
+#include "comm/launcher/processes/child_process.h"
+#include "comm/launcher/processes/output_pump.h"
+#include "comm/launcher/processes/signal_queue.h"
+#include "comm/launcher/replicas/replicas_report.h"
 
 namespace fsdp::comm {
 
@@ -62,4 +62,4 @@ class ReplicasSupervisor {
 
 }  // namespace fsdp::comm
 
-#endif  // COMM_LAUNCHER_REPLICAS_SUPERVISOR_H_
+#endif  // COMM_LAUNCHER_REPLICAS_REPLICAS_SUPERVISOR_H_

@@ -1,4 +1,4 @@
-#include "comm/launcher/launch_replicas.h"
+#include "comm/launcher/replicas/launch_replicas.h"
 
 #include <unistd.h>
 
@@ -22,11 +22,11 @@
 #include "base/status_macros.h"
 #include "comm/launcher/launch_options.h"
 #include "comm/launcher/launcher.h"
-#include "comm/launcher/launcher_process.h"
 #include "comm/launcher/launcher_report.h"
-#include "comm/launcher/replicas_report.h"
-#include "comm/launcher/replicas_supervisor.h"
-#include "comm/launcher/signal_queue.h"
+#include "comm/launcher/processes/child_process.h"
+#include "comm/launcher/processes/signal_queue.h"
+#include "comm/launcher/replicas/replicas_report.h"
+#include "comm/launcher/replicas/replicas_supervisor.h"
 #include "comm/meeting/keeper.h"
 #include "comm/startup/bootstrap_fd.h"
 #include "comm/startup/bootstrap_socket.h"

@@ -1,4 +1,4 @@
-#include "comm/launcher/signal_queue.h"
+#include "comm/launcher/processes/signal_queue.h"
 
 #include <sys/signalfd.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-#include "comm/launcher/launch_replicas_test_roles.h"
+#include "comm/launcher/replicas/launch_replicas_test_roles.h"
 
 #include <poll.h>
 #include <signal.h>
@@ -23,9 +23,9 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "comm/launcher/launch_options.h"
-#include "comm/launcher/launch_replicas.h"
 #include "comm/launcher/launched_replica.h"
 #include "comm/launcher/launcher_stop_request.h"
+#include "comm/launcher/replicas/launch_replicas.h"
 #include "comm/meeting/store_connection.h"
 #include "comm/meeting/store_message.h"
 #include "comm/startup/environment.h"

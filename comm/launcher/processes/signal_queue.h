@@ -1,6 +1,6 @@
 // Signals to a launcher as something that poll() can wait for.
-#ifndef COMM_LAUNCHER_SIGNAL_QUEUE_H_
-#define COMM_LAUNCHER_SIGNAL_QUEUE_H_
+#ifndef COMM_LAUNCHER_PROCESSES_SIGNAL_QUEUE_H_
+#define COMM_LAUNCHER_PROCESSES_SIGNAL_QUEUE_H_
 
 #include <signal.h>
 
@@ -43,4 +43,4 @@ class SignalQueue {
 
 }  // namespace fsdp::comm
 
-#endif  // COMM_LAUNCHER_SIGNAL_QUEUE_H_
+#endif  // COMM_LAUNCHER_PROCESSES_SIGNAL_QUEUE_H_

@@ -1,6 +1,6 @@
 // Merges what ranks print into one readable stream.
-#ifndef COMM_LAUNCHER_LAUNCHER_OUTPUT_H_
-#define COMM_LAUNCHER_LAUNCHER_OUTPUT_H_
+#ifndef COMM_LAUNCHER_PROCESSES_OUTPUT_MERGER_H_
+#define COMM_LAUNCHER_PROCESSES_OUTPUT_MERGER_H_
 
 #include <array>
 #include <cstddef>
@@ -87,4 +87,4 @@ class OutputMerger {
 
 }  // namespace fsdp::comm
 
-#endif  // COMM_LAUNCHER_LAUNCHER_OUTPUT_H_
+#endif  // COMM_LAUNCHER_PROCESSES_OUTPUT_MERGER_H_

@@ -1,6 +1,6 @@
 // One rank, or one part of a launcher, as a child process.
-#ifndef COMM_LAUNCHER_LAUNCHER_PROCESS_H_
-#define COMM_LAUNCHER_LAUNCHER_PROCESS_H_
+#ifndef COMM_LAUNCHER_PROCESSES_CHILD_PROCESS_H_
+#define COMM_LAUNCHER_PROCESSES_CHILD_PROCESS_H_
 
 #include <sys/types.h>
 
@@ -12,7 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "comm/launcher/process_end.h"
+#include "comm/launcher/processes/process_end.h"
 #include "comm/startup/bootstrap_fd.h"
 
 namespace fsdp::comm {
@@ -88,4 +88,4 @@ class ChildProcess {
 
 }  // namespace fsdp::comm
 
-#endif  // COMM_LAUNCHER_LAUNCHER_PROCESS_H_
+#endif  // COMM_LAUNCHER_PROCESSES_CHILD_PROCESS_H_

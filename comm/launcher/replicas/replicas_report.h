@@ -1,11 +1,11 @@
 // What became of the replicas of a job.
-#ifndef COMM_LAUNCHER_REPLICAS_REPORT_H_
-#define COMM_LAUNCHER_REPLICAS_REPORT_H_
+#ifndef COMM_LAUNCHER_REPLICAS_REPLICAS_REPORT_H_
+#define COMM_LAUNCHER_REPLICAS_REPLICAS_REPORT_H_
 
 #include <string>
 #include <vector>
 
-#include "comm/launcher/process_end.h"
+#include "comm/launcher/processes/process_end.h"
 
 namespace fsdp::comm {
 
@@ -41,4 +41,4 @@ struct ReplicasReport {
 
 }  // namespace fsdp::comm
 
-#endif  // COMM_LAUNCHER_REPLICAS_REPORT_H_
+#endif  // COMM_LAUNCHER_REPLICAS_REPLICAS_REPORT_H_

@@ -1,4 +1,4 @@
-#include "comm/launcher/replicas_report.h"
+#include "comm/launcher/replicas/replicas_report.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "comm/launcher/launcher_report.h"
-#include "comm/launcher/process_end.h"
+#include "comm/launcher/processes/process_end.h"
 
 namespace fsdp::comm {
 

@@ -1,6 +1,6 @@
 // How a process ended.
-#ifndef COMM_LAUNCHER_PROCESS_END_H_
-#define COMM_LAUNCHER_PROCESS_END_H_
+#ifndef COMM_LAUNCHER_PROCESSES_PROCESS_END_H_
+#define COMM_LAUNCHER_PROCESSES_PROCESS_END_H_
 
 namespace fsdp::comm {
 
@@ -11,4 +11,4 @@ struct ProcessEnd {
 
 }  // namespace fsdp::comm
 
-#endif  // COMM_LAUNCHER_PROCESS_END_H_
+#endif  // COMM_LAUNCHER_PROCESSES_PROCESS_END_H_

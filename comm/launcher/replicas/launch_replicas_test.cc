@@ -1,5 +1,5 @@
 // Runs this program as launcher and as the ranks of replicas.
-#include "comm/launcher/launch_replicas.h"
+#include "comm/launcher/replicas/launch_replicas.h"
 
 #include <signal.h>
 #include <sys/mman.h>
@@ -22,11 +22,11 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
-#include "comm/launcher/launch_replicas_test_roles.h"
 #include "comm/launcher/launcher.h"
-#include "comm/launcher/launcher_process.h"
 #include "comm/launcher/launcher_test_processes.h"
-#include "comm/launcher/process_end.h"
+#include "comm/launcher/processes/child_process.h"
+#include "comm/launcher/processes/process_end.h"
+#include "comm/launcher/replicas/launch_replicas_test_roles.h"
 #include "comm/meeting/keeper.h"
 #include "comm/startup/bootstrap_fd.h"
 #include "comm/startup/bootstrap_socket.h"

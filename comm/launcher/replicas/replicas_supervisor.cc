@@ -1,4 +1,4 @@
-#include "comm/launcher/replicas_supervisor.h"
+#include "comm/launcher/replicas/replicas_supervisor.h"
 
 #include <signal.h>
 
@@ -11,13 +11,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "comm/launcher/launcher_output.h"
-#include "comm/launcher/launcher_process.h"
 #include "comm/launcher/launcher_report.h"
-#include "comm/launcher/output_pump.h"
-#include "comm/launcher/process_end.h"
-#include "comm/launcher/replicas_report.h"
-#include "comm/launcher/signal_queue.h"
+#include "comm/launcher/processes/child_process.h"
+#include "comm/launcher/processes/output_merger.h"
+#include "comm/launcher/processes/output_pump.h"
+#include "comm/launcher/processes/process_end.h"
+#include "comm/launcher/processes/signal_queue.h"
+#include "comm/launcher/replicas/replicas_report.h"
 
 namespace fsdp::comm {
 namespace {

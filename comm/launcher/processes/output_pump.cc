@@ -1,4 +1,4 @@
-#include "comm/launcher/output_pump.h"
+#include "comm/launcher/processes/output_pump.h"
 
 #include <poll.h>
 #include <unistd.h>

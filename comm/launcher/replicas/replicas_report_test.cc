@@ -1,4 +1,4 @@
-#include "comm/launcher/replicas_report.h"
+#include "comm/launcher/replicas/replicas_report.h"
 
 #include <signal.h>
 

@@ -1,6 +1,6 @@
 // Moves what ranks print from their pipes to where the launcher prints.
-#ifndef COMM_LAUNCHER_OUTPUT_PUMP_H_
-#define COMM_LAUNCHER_OUTPUT_PUMP_H_
+#ifndef COMM_LAUNCHER_PROCESSES_OUTPUT_PUMP_H_
+#define COMM_LAUNCHER_PROCESSES_OUTPUT_PUMP_H_
 
 #include <array>
 #include <string>
@@ -8,7 +8,7 @@
 
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "comm/launcher/launcher_output.h"
+#include "comm/launcher/processes/output_merger.h"
 
 namespace fsdp::comm {
 
@@ -61,4 +61,4 @@ class OutputPump {
 
 }  // namespace fsdp::comm
 
-#endif  // COMM_LAUNCHER_OUTPUT_PUMP_H_
+#endif  // COMM_LAUNCHER_PROCESSES_OUTPUT_PUMP_H_

@@ -1,0 +1,179 @@
+#include "comm/launcher/processes/child_process.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/check.h"
+#include "base/testing/status_matchers.h"
+#include "comm/launcher/processes/process_end.h"
+#include "comm/startup/bootstrap_fd.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::comm {
+namespace {
+
+using ::fsdp::testing::StatusIs;
+using ::testing::HasSubstr;
+
+// No test waits longer than this for something that is due at once.
+constexpr absl::Duration kLimit = absl::Seconds(20);
+
+bool WaitFor(int fd, int16_t events) {
+  pollfd state = {fd, events, 0};
+  return poll(&state, 1, static_cast<int>(absl::ToInt64Milliseconds(kLimit))) ==
+         1;
+}
+
+// Up to its end.
+std::string ReadAll(int fd) {
+  std::string text;
+  char buffer[256];
+  while (WaitFor(fd, POLLIN)) {
+    const ssize_t count = read(fd, buffer, sizeof(buffer));
+    if (count <= 0) return text;
+    text.append(buffer, static_cast<size_t>(count));
+  }
+  return text + " and no end";
+}
+
+bool IsSoon(const std::function<bool()>& is_true) {
+  const absl::Time deadline = absl::Now() + kLimit;
+  while (!is_true()) {
+    if (absl::Now() > deadline) return false;
+    poll(nullptr, 0, 1);
+  }
+  return true;
+}
+
+ProcessEnd EndOf(ChildProcess& child) {
+  std::optional<ProcessEnd> end;
+  FSDP_CHECK(IsSoon([&] { return (end = child.TryReap()).has_value(); }));
+  return *end;
+}
+
+ChildProcess::Options Shell(const std::string& script) {
+  ChildProcess::Options options;
+  options.program = "/bin/sh";
+  options.argv = {"sh", "-c", script};
+  return options;
+}
+
+// Tells whether any process has the other end.
+class Leash {
+ public:
+  Leash() {
+    int fds[2];
+    FSDP_CHECK(pipe2(fds, O_CLOEXEC) == 0);
+    read_.Reset(fds[0]);
+    write_.Reset(fds[1]);
+  }
+  int inherited_fd() const { return write_.get(); }
+  bool IsFreeSoon() {
+    write_.Reset();
+    return WaitFor(read_.get(), 0);
+  }
+
+ private:
+  UniqueFd read_;
+  UniqueFd write_;
+};
+
+TEST(ChildProcessTest, ItsOutputAndItsEndAreSeen) {
+  ASSERT_OK_AND_ASSIGN(
+      ChildProcess child,
+      ChildProcess::Start(Shell("cat; echo out; echo err >&2; exit 3")));
+  EXPECT_EQ(ReadAll(child.stdout_fd()), "out\n");
+  EXPECT_EQ(ReadAll(child.stderr_fd()), "err\n");
+  const ProcessEnd end = EndOf(child);
+  EXPECT_EQ(end.exit_code, 3);
+  EXPECT_EQ(end.signal, 0);
+  EXPECT_EQ(child.pid(), 0);
+  EXPECT_EQ(child.TryReap(), std::nullopt);
+}
+
+TEST(ChildProcessTest, HasTheEnvironmentThatItIsGivenAndNoOther) {
+  ChildProcess::Options options = Shell("");
+  options.program = "/usr/bin/env";
+  options.argv = {"env"};
+  options.environment = {"A=1", "B=two words"};
+  ASSERT_OK_AND_ASSIGN(ChildProcess child, ChildProcess::Start(options));
+  EXPECT_EQ(ReadAll(child.stdout_fd()), "A=1\nB=two words\n");
+}
+
+TEST(ChildProcessTest, SaysWhatCannotBeRun) {
+  ChildProcess::Options options = Shell("");
+  options.program = "/no/such/program";
+  EXPECT_THAT(ChildProcess::Start(options),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("cannot run /no/such/program: No such file")));
+}
+
+TEST(ChildProcessTest, ASignalThatKillsItIsSeen) {
+  ASSERT_OK_AND_ASSIGN(ChildProcess child,
+                       ChildProcess::Start(Shell("kill -TERM $$")));
+  const ProcessEnd end = EndOf(child);
+  EXPECT_EQ(end.exit_code, 0);
+  EXPECT_EQ(end.signal, SIGTERM);
+}
+
+TEST(ChildProcessTest, QuestionsDoNotEndIt) {
+  ASSERT_OK_AND_ASSIGN(
+      ChildProcess child,
+      ChildProcess::Start(Shell("kill -QUIT $$; kill -USR1 $$; exit 5")));
+  EXPECT_EQ(EndOf(child).exit_code, 5);
+}
+
+TEST(ChildProcessTest, NothingOutlivesTheObject) {
+  Leash leash;
+  {
+    ChildProcess::Options options = Shell("sleep 1000 & echo; wait");
+    options.inherited_fd = leash.inherited_fd();
+    ASSERT_OK_AND_ASSIGN(const ChildProcess child,
+                         ChildProcess::Start(options));
+    ASSERT_TRUE(WaitFor(child.stdout_fd(), POLLIN));
+  }
+  EXPECT_TRUE(leash.IsFreeSoon());
+}
+
+TEST(ChildProcessTest, WhatItLeavesBehindEndsWithIt) {
+  Leash leash;
+  ChildProcess::Options options = Shell("sleep 1000 & exit 0");
+  options.inherited_fd = leash.inherited_fd();
+  ASSERT_OK_AND_ASSIGN(ChildProcess child, ChildProcess::Start(options));
+  EXPECT_EQ(EndOf(child).exit_code, 0);
+  EXPECT_TRUE(leash.IsFreeSoon());
+}
+
+TEST(ChildProcessTest, ACopyOfThisProcessRunsAFunction) {
+  const int number = 42;
+  ASSERT_OK_AND_ASSIGN(ChildProcess child, ChildProcess::Fork([&] {
+                         return write(STDOUT_FILENO, "x", 1) == 1 ? number : 1;
+                       }));
+  EXPECT_EQ(ReadAll(child.stdout_fd()), "x");
+  EXPECT_EQ(EndOf(child).exit_code, number);
+}
+
+TEST(ChildProcessTest, StopsAreSeenOnce) {
+  ASSERT_OK_AND_ASSIGN(ChildProcess child, ChildProcess::Fork([] {
+                         raise(SIGSTOP);
+                         return 6;
+                       }));
+  EXPECT_TRUE(IsSoon([&] { return child.HasStopped(); }));
+  EXPECT_FALSE(child.HasStopped());
+  EXPECT_EQ(child.TryReap(), std::nullopt);
+  child.Signal(SIGCONT);
+  EXPECT_EQ(EndOf(child).exit_code, 6);
+}
+
+}  // namespace
+}  // namespace fsdp::comm
