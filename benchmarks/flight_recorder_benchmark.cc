@@ -1,6 +1,8 @@
 // What it costs that every operation is recorded: `ns_per_operation` from its
 // call to the end of its wait, beyond what the backend takes, `ns_per_note` of
-// a phase, and, with how many of both a training step has, `percent_of_step`.
+// a phase, `ns_per_wait` for a store, and, with how many of each a training
+// step has, `percent_of_step`; also of one whose parameters, gradients and
+// states rest in a store, here memory of the host.
 //   ./bazelw run -c opt //benchmarks:flight_recorder_benchmark
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/ones.h>
@@ -30,6 +32,11 @@
 #include "comm/rank_activity.h"
 #include "comm/work.h"
 #include "comm/wrappers/forwarding_communicator.h"
+#include "fsdp/options/offload_options.h"
+#include "fsdp/options/options.h"
+#include "offload/host_store.h"
+#include "offload/page_memory.h"
+#include "offload/param_store.h"
 
 namespace fsdp {
 namespace {
@@ -84,6 +91,7 @@ double NsPerAllReduce(comm::Communicator& ranks, const at::Tensor& tensor) {
 struct Costs {
   double ns_per_operation;
   double ns_per_note;
+  double ns_per_wait;
 };
 
 // In turn with the same without a recorder.
@@ -95,42 +103,59 @@ Costs Measure() {
   const double without = NsPerAllReduce(*plain, tensor);
   return {NsPerAllReduce(*inspected, tensor) - without, NsPerCall([&] {
             activity->Note(comm::Phase::kForward, "blocks.7.feed_forward", 1);
+          }),
+          NsPerCall([&] {
+            const comm::StoreWaitScope wait(activity.get(),
+                                            comm::StoreWait::kRead,
+                                            "unit blocks.7.feed_forward");
           })};
 }
 
 void BM_Operation(benchmark::State& state) {
-  Costs sum = {0, 0};
+  Costs sum = {0, 0, 0};
   for (auto _ : state) {
     const Costs costs = Measure();
     sum.ns_per_operation += costs.ns_per_operation;
     sum.ns_per_note += costs.ns_per_note;
+    sum.ns_per_wait += costs.ns_per_wait;
   }
   const auto rounds = static_cast<double>(state.iterations());
   state.counters["ns_per_operation"] = sum.ns_per_operation / rounds;
   state.counters["ns_per_note"] = sum.ns_per_note / rounds;
+  state.counters["ns_per_wait"] = sum.ns_per_wait / rounds;
 }
 BENCHMARK(BM_Operation)->Unit(benchmark::kMillisecond);
 
-// Counts the notes of all ranks.
+// Of all ranks.
+struct Counts {
+  std::atomic<int64_t> notes{0};
+  std::atomic<int64_t> waits{0};
+};
+
 class CountedActivity final : public comm::RankActivity {
  public:
-  explicit CountedActivity(std::atomic<int64_t>* notes) : notes_(notes) {}
+  explicit CountedActivity(Counts* counts) : counts_(counts) {}
   void Note(comm::Phase /*phase*/, absl::string_view /*unit*/,
             int64_t /*pool_bytes*/) override {
-    ++*notes_;
+    ++counts_->notes;
   }
+  uint64_t BeginWait(comm::StoreWait /*wait*/,
+                     absl::string_view /*what*/) override {
+    ++counts_->waits;
+    return 0;
+  }
+  void EndWait(uint64_t /*wait*/) override {}
   std::string Describe() const override { return ""; }
 
  private:
-  std::atomic<int64_t>* const notes_;
+  Counts* const counts_;
 };
 
 class CountedRanks final : public comm::ForwardingCommunicator {
  public:
-  CountedRanks(std::unique_ptr<comm::Communicator> base,
-               std::atomic<int64_t>* notes)
+  CountedRanks(std::unique_ptr<comm::Communicator> base, Counts* counts)
       : ForwardingCommunicator(std::move(base)),
-        activity_(std::make_shared<CountedActivity>(notes)) {}
+        activity_(std::make_shared<CountedActivity>(counts)) {}
   std::shared_ptr<comm::RankActivity> activity() const override {
     return activity_;
   }
@@ -139,9 +164,21 @@ class CountedRanks final : public comm::ForwardingCommunicator {
   const std::shared_ptr<comm::RankActivity> activity_;
 };
 
+Options Offloading() {
+  Options options;
+  OffloadOptions& offload = options.offload;
+  offload.parameters = offload.gradients = offload.optimizer = Tier::kSsd;
+  offload.make_store = [](RestingKind /*kind*/, int64_t capacity)
+      -> absl::StatusOr<std::unique_ptr<offload::ParamStore>> {
+    return offload::HostStore::Make(capacity, offload::PageAllocator::System(),
+                                    /*rollback=*/true);
+  };
+  return options;
+}
+
 // What a rank records in a step, over the time that the step takes.
 void BM_Step(benchmark::State& state) {
-  std::atomic<int64_t> notes{0};
+  Counts counts;
   std::vector<std::shared_ptr<comm::Inspector>> inspectors;
   inspectors.reserve(kRanks);
   std::vector<std::function<void()>> steps(kRanks);
@@ -150,7 +187,9 @@ void BM_Step(benchmark::State& state) {
   OnAllRanks(kRanks, [&](int rank) {
     steps[rank] = StepOf(
         ShardMlp(std::make_shared<CountedRanks>(
-            comm::Inspect(std::move(group[rank]), inspectors[rank]), &notes)),
+                     comm::Inspect(std::move(group[rank]), inspectors[rank]),
+                     &counts),
+                 state.range(1) == 0 ? Options() : Offloading()),
         state.range(0));
     steps[rank]();
   });
@@ -158,7 +197,8 @@ void BM_Step(benchmark::State& state) {
     return inspectors[0]->recorder().Read(0).num_operations;
   };
   const uint64_t operations_before = operations();
-  notes = 0;
+  counts.notes = 0;
+  counts.waits = 0;
   double seconds = 0;
   for (auto _ : state) {
     const absl::Time begin = absl::Now();
@@ -169,16 +209,27 @@ void BM_Step(benchmark::State& state) {
   const Costs costs = Measure();
   const double operations_per_step =
       static_cast<double>(operations() - operations_before) / rounds;
-  const double notes_per_step = static_cast<double>(notes) / kRanks / rounds;
+  const auto per_step = [&](int64_t all) {
+    return static_cast<double>(all) / kRanks / rounds;
+  };
+  const double notes_per_step = per_step(counts.notes);
+  const double waits_per_step = per_step(counts.waits);
   state.counters["operations"] = operations_per_step;
   state.counters["notes"] = notes_per_step;
+  state.counters["waits"] = waits_per_step;
   state.counters["percent_of_step"] =
       (operations_per_step * costs.ns_per_operation +
-       notes_per_step * costs.ns_per_note) *
+       notes_per_step * costs.ns_per_note +
+       waits_per_step * costs.ns_per_wait) *
       1e-9 / (seconds / rounds) * 100;
 }
-BENCHMARK(BM_Step)->Arg(64)->Arg(512)->UseRealTime()->Unit(
-    benchmark::kMillisecond);
+BENCHMARK(BM_Step)
+    ->ArgNames({"rows", "offloads"})
+    ->Args({64, 0})
+    ->Args({512, 0})
+    ->Args({64, 1})
+    ->UseRealTime()
+    ->Unit(benchmark::kMillisecond);
 
 }  // namespace
 }  // namespace fsdp

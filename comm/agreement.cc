@@ -14,11 +14,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
 #include "comm/communicator.h"
+#include "comm/rank_names.h"
 
 namespace fsdp::comm {
 namespace {
@@ -55,7 +55,9 @@ absl::StatusOr<std::vector<int64_t>> GatherNumbers(Communicator& communicator,
   return std::vector<int64_t>(numbers, numbers + out.numel());
 }
 
-std::string FirstDifference(absl::string_view a, absl::string_view b) {
+// Of rank 0's lines and those of another one, whose names these are.
+std::string FirstDifference(absl::string_view first, absl::string_view a,
+                            absl::string_view other, absl::string_view b) {
   const std::vector<absl::string_view> a_lines = absl::StrSplit(a, '\n');
   const std::vector<absl::string_view> b_lines = absl::StrSplit(b, '\n');
   const size_t common = std::min(a_lines.size(), b_lines.size());
@@ -65,8 +67,8 @@ std::string FirstDifference(absl::string_view a, absl::string_view b) {
     return i < lines.size() ? absl::StrCat("\"", Cut(lines[i], kMaxLine), "\"")
                             : std::string("nothing");
   };
-  return absl::StrCat("line ", i + 1, " is ", line(a_lines), " on rank 0 and ",
-                      line(b_lines));
+  return absl::StrCat("line ", i + 1, " is ", line(a_lines), " on ", first,
+                      " and ", line(b_lines), " on ", other);
 }
 
 }  // namespace
@@ -90,9 +92,9 @@ absl::StatusOr<std::string> BroadcastString(Communicator& communicator,
   const int64_t count = *size.const_data_ptr<int64_t>();
   if (count == 0) return std::string();
   if (count < 0 || count > kMaxText) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(what, ": rank ", root, " announces a text of ", count,
-                     " bytes, where ", kMaxText, " are the most"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        what, ": ", communicator.names().Name(root), " announces a text of ",
+        count, " bytes, where ", kMaxText, " are the most"));
   }
   // Where one rank plays all of them, the root's text is its own.
   const at::Tensor bytes = at::zeros({count}, at::kByte);
@@ -117,8 +119,9 @@ absl::Status Agree(Communicator& communicator, const absl::Status& mine,
   const absl::StatusOr<std::string> message = BroadcastString(
       communicator, Cut(mine.message(), kMaxMessage), rank, what, deadline);
   if (!message.ok()) return mine.ok() ? message.status() : mine;
-  return absl::Status(static_cast<absl::StatusCode>(*failed),
-                      absl::StrCat("rank ", rank, ": ", *message));
+  return absl::Status(
+      static_cast<absl::StatusCode>(*failed),
+      absl::StrCat(communicator.names().Name(rank), ": ", *message));
 }
 
 absl::Status CheckSame(Communicator& communicator, const std::string& text,
@@ -137,11 +140,12 @@ absl::Status CheckSame(Communicator& communicator, const std::string& text,
   FSDP_ASSIGN_OR_RETURN(
       const std::string actual,
       BroadcastString(communicator, text, different.front(), what, deadline));
+  const RankNames& names = communicator.names();
+  const std::string first = names.Name(0);
   return absl::InvalidArgumentError(absl::StrCat(
-      what,
-      " differ between ranks: ", different.size() == 1 ? "rank " : "ranks ",
-      absl::StrJoin(different, ", "), " from rank 0; ",
-      FirstDifference(expected, actual), " on rank ", different.front()));
+      what, " differ between ranks: ", names.List(different), " from ", first,
+      "; ",
+      FirstDifference(first, expected, names.Name(different.front()), actual)));
 }
 
 absl::StatusOr<std::vector<std::string>> GatherStrings(

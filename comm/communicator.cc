@@ -24,10 +24,9 @@ struct Check {
   absl::string_view label;
 
   absl::Status Error(absl::StatusCode code, absl::string_view why) const {
-    return absl::Status(code,
-                        absl::StrCat(CollectiveName(collective), " of ", label,
-                                     " on rank ", communicator.rank(), " of ",
-                                     communicator.world_size(), ": ", why));
+    return absl::Status(
+        code, absl::StrCat(CollectiveName(collective), " of ", label, " on ",
+                           communicator.Place(), ": ", why));
   }
   absl::Status Invalid(absl::string_view why) const {
     return Error(absl::StatusCode::kInvalidArgument, why);

@@ -15,6 +15,7 @@
 #include "comm/call.h"
 #include "comm/fence.h"
 #include "comm/rank_activity.h"
+#include "comm/rank_names.h"
 #include "comm/work.h"
 
 namespace fsdp::comm {
@@ -60,6 +61,12 @@ class Communicator {
 
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
+
+  // What errors call the ranks.
+  virtual const RankNames& names() const = 0;
+
+  // "rank 1 of 4", or "rank 1 of 4 (world rank 5)" of a part.
+  std::string Place() const { return names().Place(rank()); }
 
   // How long a wait may take where the caller has no deadline of its own.
   virtual absl::Duration default_timeout() const = 0;

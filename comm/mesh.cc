@@ -143,8 +143,8 @@ std::string Mesh::ToString() const {
     absl::StrAppend(&groups, "\n  ", axis.dimension.name, ": ",
                     DescribeGroups(axis));
   }
-  return absl::StrCat(absl::StrJoin(sizes, " x "), " ranks, this is rank ",
-                      world_->rank(), groups);
+  return absl::StrCat(absl::StrJoin(sizes, " x "), " ranks, this is ",
+                      world_->names().Name(world_->rank()), groups);
 }
 
 std::string Mesh::DescribeGroups(const Axis& axis) const {

@@ -2,7 +2,19 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+
 namespace fsdp::comm {
+namespace {
+
+// The address spares a thread that is told the same again any count.
+struct ToldActivity {
+  const RankActivity* address = nullptr;
+  std::weak_ptr<RankActivity> activity;
+};
+thread_local ToldActivity told;
+
+}  // namespace
 
 absl::string_view PhaseName(Phase phase) {
   switch (phase) {
@@ -16,8 +28,33 @@ absl::string_view PhaseName(Phase phase) {
       return "outside forward and backward";
     case Phase::kCheckpoint:
       return "checkpoint";
+    case Phase::kStep:
+      return "the optimizer's step";
   }
   return "no known phase";
+}
+
+std::string StoreWaitText(StoreWait wait, absl::string_view what) {
+  switch (wait) {
+    case StoreWait::kNothing:
+      break;
+    case StoreWait::kRead:
+      return absl::StrCat("waits for ", what, " to be read from its store");
+    case StoreWait::kRoom:
+      return absl::StrCat("waits for memory for ", what, ", or its store");
+    case StoreWait::kWrite:
+      return absl::StrCat("waits for ", what, " to be written to its store");
+  }
+  return "waits for no store";
+}
+
+std::shared_ptr<RankActivity> ActivityOfThread() {
+  return told.activity.lock();
+}
+
+void SetActivityOfThread(const std::shared_ptr<RankActivity>& activity) {
+  if (told.address == activity.get() && !told.activity.expired()) return;
+  told = {activity.get(), activity};
 }
 
 PhaseScope::PhaseScope(std::shared_ptr<RankActivity> activity, Phase phase,
@@ -30,6 +67,16 @@ PhaseScope::~PhaseScope() {
   if (activity_ != nullptr) {
     activity_->Note(Phase::kOutside, "", /*pool_bytes=*/-1);
   }
+}
+
+StoreWaitScope::StoreWaitScope(RankActivity* activity, StoreWait wait,
+                               absl::string_view what)
+    : activity_(activity) {
+  if (activity_ != nullptr) wait_ = activity_->BeginWait(wait, what);
+}
+
+StoreWaitScope::~StoreWaitScope() {
+  if (activity_ != nullptr) activity_->EndWait(wait_);
 }
 
 }  // namespace fsdp::comm

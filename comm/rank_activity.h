@@ -14,13 +14,27 @@ enum class Phase : uint8_t {
   kUnknown,
   kForward,
   kBackward,
-  kOutside,  // of both: the loss, the optimizer, data, all else
+  kOutside,  // of all others: the loss, data, what nobody has noted
   kCheckpoint,
+  kStep,  // of the optimizer
 };
-inline constexpr int kNumPhases = static_cast<int>(Phase::kCheckpoint) + 1;
+inline constexpr int kNumPhases = static_cast<int>(Phase::kStep) + 1;
 
 // "forward".
 absl::string_view PhaseName(Phase phase);
+
+// What a rank may wait for in a phase, besides other ranks: a store in which
+// something rests.
+enum class StoreWait : uint8_t {
+  kNothing,
+  kRead,   // until something has been read
+  kRoom,   // until there is memory for something, or it is written
+  kWrite,  // until something has been written
+};
+inline constexpr int kNumStoreWaits = static_cast<int>(StoreWait::kWrite) + 1;
+
+// "waits for `what` to be read from its store".
+std::string StoreWaitText(StoreWait wait, absl::string_view what);
 
 // One rank's. Thread-safe.
 class RankActivity {
@@ -36,9 +50,20 @@ class RankActivity {
   virtual void Note(Phase phase, absl::string_view unit,
                     int64_t pool_bytes) = 0;
 
+  // The rank waits for `wait` of `what` ("parameters of unit blocks.3") until
+  // EndWait(), for what this has returned; the phase stays. Of several waits
+  // at a time the last one is known. Neither waits nor allocates.
+  virtual uint64_t BeginWait(StoreWait wait, absl::string_view what) = 0;
+  virtual void EndWait(uint64_t wait) = 0;
+
   // For people: the phase, the last operations, the memory of the process.
   virtual std::string Describe() const = 0;
 };
+
+// The one that this thread has last been told, if that still is; null: none.
+// For code that gets tensors but no communicator, such as an optimizer.
+std::shared_ptr<RankActivity> ActivityOfThread();
+void SetActivityOfThread(const std::shared_ptr<RankActivity>& activity);
 
 // Notes `phase` of `what`, and that the rank is outside when it ends.
 // `activity` may be null.
@@ -52,6 +77,20 @@ class PhaseScope {
 
  private:
   const std::shared_ptr<RankActivity> activity_;
+};
+
+// A wait for as long as it lives. `activity` may be null.
+class StoreWaitScope {
+ public:
+  StoreWaitScope(RankActivity* activity, StoreWait wait,
+                 absl::string_view what);
+  ~StoreWaitScope();
+  StoreWaitScope(const StoreWaitScope&) = delete;
+  StoreWaitScope& operator=(const StoreWaitScope&) = delete;
+
+ private:
+  RankActivity* const activity_;
+  uint64_t wait_ = 0;
 };
 
 }  // namespace fsdp::comm

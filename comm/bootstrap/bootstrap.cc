@@ -36,6 +36,7 @@
 #include "comm/inspection/peer_records.h"
 #include "comm/local/local_communicator.h"
 #include "comm/meeting/meeting.h"
+#include "comm/rank_names.h"
 #include "comm/shared_memory/shared_memory_communicator.h"
 #include "comm/wrappers/forwarding_communicator.h"
 #include "comm/wrappers/paired_communicator.h"
@@ -148,8 +149,9 @@ std::string HostName(const ConnectOptions& options) {
 
 absl::StatusOr<CommunicatorPtr> ConnectSharedMemory(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
-    const ConnectOptions& options) {
+    const ConnectOptions& options, std::vector<int> world_ranks = {}) {
   SharedMemoryOptions shared_memory;
+  shared_memory.world_ranks = std::move(world_ranks);
   shared_memory.timeout = options.timeout;
   shared_memory.host = options.host;
   return CreateSharedMemoryCommunicator(store, rank, world_size, shared_memory);
@@ -158,8 +160,10 @@ absl::StatusOr<CommunicatorPtr> ConnectSharedMemory(
 absl::StatusOr<CommunicatorPtr> ConnectGloo(
     const Environment& environment, const ConnectOptions& options,
     const MeetingPlace& place, absl::Time deadline,
-    const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size) {
+    const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
+    std::vector<int> world_ranks = {}) {
   GlooOptions gloo;
+  gloo.world_ranks = std::move(world_ranks);
   gloo.timeout = options.timeout;
   gloo.connect_timeout =
       std::max(absl::Milliseconds(1), deadline - absl::Now());
@@ -184,15 +188,15 @@ absl::StatusOr<CommunicatorPtr> ConnectHierarchical(
     const MeetingPlace& place, const HostLayout& layout, absl::Time deadline) {
   const int rank = environment.rank;
   const int host = layout.host(rank);
-  auto inside =
-      ConnectSharedMemory(StoreOf(place, absl::StrCat("host", host)),
-                          layout.place(rank), layout.ranks_per_host, options);
+  const RankNames names(environment.world_size);
+  auto inside = ConnectSharedMemory(StoreOf(place, absl::StrCat("host", host)),
+                                    layout.place(rank), layout.ranks_per_host,
+                                    options, layout.HostRanks(rank));
   FSDP_ASSIGN_OR_RETURN(
       const std::vector<std::string> outcomes,
       ExchangeByStore(
-          StoreOf(place, "hosts"), "outcomes", rank, environment.world_size,
-          inside.ok() ? ""
-                      : layout.NameHostRanks(rank, inside.status().ToString()),
+          StoreOf(place, "hosts"), "outcomes", rank, names,
+          inside.ok() ? "" : names.Adopt(inside.status().ToString()),
           deadline));
   for (size_t peer = 0; peer < outcomes.size(); ++peer) {
     if (outcomes[peer].empty()) continue;
@@ -205,10 +209,10 @@ absl::StatusOr<CommunicatorPtr> ConnectHierarchical(
   auto rail =
       ConnectGloo(environment, options, place, deadline,
                   StoreOf(place, absl::StrCat("rail", layout.place(rank))),
-                  host, layout.num_hosts);
+                  host, layout.num_hosts, layout.RailRanks(rank));
   if (!rail.ok()) {
     return absl::Status(rail.status().code(),
-                        layout.NameRailRanks(rank, rail.status().message()));
+                        names.Adopt(rail.status().message()));
   }
   parts.rail = *std::move(rail);
   FSDP_ASSIGN_OR_RETURN(parts.network,
@@ -240,7 +244,8 @@ absl::StatusOr<CommunicatorPtr> ConnectAuto(const Environment& environment,
   FSDP_ASSIGN_OR_RETURN(
       const std::vector<std::string> hosts,
       ExchangeByStore(StoreOf(place, "hosts"), "names", environment.rank,
-                      environment.world_size, HostName(options), deadline));
+                      RankNames(environment.world_size), HostName(options),
+                      deadline));
   const absl::StatusOr<HostLayout> layout = ArrangeHosts(hosts);
   absl::StatusOr<CommunicatorPtr> sharing =
       absl::FailedPreconditionError("every host has one rank");
@@ -355,9 +360,9 @@ absl::StatusOr<CommunicatorPtr> ConnectProcesses(const Environment& environment,
   };
   WaitLimits slower = limits;
   slower.deadline += 2 * kSlack;
-  FSDP_RETURN_IF_ERROR(ConnectTogether(StoreOf(*place, "together"),
-                                       environment.rank, environment.world_size,
-                                       slower, connect));
+  FSDP_RETURN_IF_ERROR(
+      ConnectTogether(StoreOf(*place, "together"), environment.rank,
+                      RankNames(environment.world_size), slower, connect));
   return Inspected(std::move(connected->ranks), environment, options,
                    std::move(connected->peers));
 }

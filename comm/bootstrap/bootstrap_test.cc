@@ -20,6 +20,7 @@
 #include "comm/communicator.h"
 #include "comm/group/store_exchange.h"
 #include "comm/local/loopback_communicator.h"
+#include "comm/rank_names.h"
 #include "comm/startup/bootstrap_socket.h"
 #include "comm/startup/environment.h"
 #include "comm/testing/ranks_of_one_host.h"
@@ -68,11 +69,11 @@ TEST(ConnectTest, ADevicesBackendIsPairedWithTheHosts) {
           options.device = [&](const DeviceMeeting& meeting)
               -> absl::StatusOr<std::unique_ptr<Communicator>> {
             const int rank = meeting.host.rank();
-            FSDP_ASSIGN_OR_RETURN(
-                const std::vector<std::string> names,
-                ExchangeByStore(meeting.store, "names", rank, world_size,
-                                absl::StrCat("rank ", rank),
-                                absl::Now() + kLimit));
+            FSDP_ASSIGN_OR_RETURN(const std::vector<std::string> names,
+                                  ExchangeByStore(meeting.store, "names", rank,
+                                                  RankNames(world_size),
+                                                  absl::StrCat("rank ", rank),
+                                                  absl::Now() + kLimit));
             if (names.back() != absl::StrCat("rank ", world_size - 1)) {
               return absl::InternalError("another name");
             }

@@ -20,6 +20,7 @@
 #include "comm/c10d_backend/c10d_backend_group.h"
 #include "comm/call.h"
 #include "comm/group/stream_work.h"
+#include "comm/rank_names.h"
 #include "comm/unwinding.h"
 #include "comm/work.h"
 
@@ -66,10 +67,11 @@ class C10dBackendCommunicator final : public Communicator {
 
   int rank() const override { return group_->rank(); }
   int world_size() const override { return group_->world_size(); }
+  const RankNames& names() const override { return group_->names(); }
   absl::Duration default_timeout() const override { return options_.timeout; }
   std::string ToString() const override {
-    return absl::StrCat("c10d's ", name_, " on ", options_.device.str(),
-                        ", rank ", rank(), " of ", world_size());
+    return absl::StrCat("c10d's ", name_, " on ", options_.device.str(), ", ",
+                        Place());
   }
 
   // As with comm/nccl/nccl_communicator.h; on the CPU sums keep their bits.
@@ -133,6 +135,10 @@ class C10dBackendCommunicator final : public Communicator {
   const Unwinding unwinding_;
 };
 
+absl::StatusOr<std::unique_ptr<Communicator>> Create(
+    C10dConnection connection, const StorePtr& store, RankNames names,
+    C10dBackendOptions options);
+
 struct C10dBackendCommunicator::Member {
   int64_t color;
   int64_t key;
@@ -145,10 +151,10 @@ absl::StatusOr<std::unique_ptr<Work>> C10dBackendCommunicator::Launch(
   Call call{collective, std::string(label),
             std::string(DtypeName(counted.scalar_type())), counted.numel(), ""};
   if (counted.device() != options_.device) {
-    return absl::UnimplementedError(absl::StrCat(
-        comm::ToString(call), " on rank ", rank(), " of ", world_size(),
-        ": c10d's ", name_, " was created for tensors on ",
-        options_.device.str(), ", not ", counted.device().str()));
+    return absl::UnimplementedError(
+        absl::StrCat(comm::ToString(call), " on ", Place(), ": c10d's ", name_,
+                     " was created for tensors on ", options_.device.str(),
+                     ", not ", counted.device().str()));
   }
   const bool is_empty = counted.numel() == 0;
   const auto unless_empty = [&](c10d::Backend& backend) {
@@ -294,8 +300,7 @@ C10dBackendCommunicator::Members(int color, int key) {
 
 absl::StatusOr<std::unique_ptr<Communicator>> C10dBackendCommunicator::Split(
     int color, int key) {
-  const std::string what =
-      absl::StrCat("split on rank ", rank(), " of ", world_size());
+  const std::string what = absl::StrCat("split on ", Place());
   if (color < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat(what, ": color ", color, " is negative"));
@@ -320,9 +325,10 @@ absl::StatusOr<std::unique_ptr<Communicator>> C10dBackendCommunicator::Split(
   const StorePtr store = c10::make_intrusive<c10d::PrefixStore>(
       absl::StrCat("split", num_splits_++, "/color", color), store_);
   meeting.store = c10::make_intrusive<c10d::PrefixStore>("connect", store);
+  meeting.names = names().Part(meeting.ranks);
   auto connection = options_.connect(meeting);
   if (!connection.ok()) return Annotate(connection.status(), what);
-  return CreateC10dBackendCommunicator(*std::move(connection), store, options_);
+  return Create(*std::move(connection), store, meeting.names, options_);
 }
 
 // Whether Work::wait() of the backend `name` is over when the work is.
@@ -347,24 +353,15 @@ std::string NameOf(const c10d::Backend& backend) {
   return name;
 }
 
-}  // namespace
-
-absl::StatusOr<std::unique_ptr<Communicator>> CreateC10dBackendCommunicator(
-    C10dConnection connection, const StorePtr& store,
+// `connection` and `store` are there.
+absl::StatusOr<std::unique_ptr<Communicator>> Create(
+    C10dConnection connection, const StorePtr& store, RankNames names,
     C10dBackendOptions options) {
-  if (connection.backend == nullptr || store == nullptr) {
-    return absl::InvalidArgumentError(
-        "create a group of a c10d backend: there must be a backend and a "
-        "store");
-  }
-  if (!options.device.is_cpu() && !options.device.has_index()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("create a group of a c10d backend: the device ",
-                     options.device.str(), " has no index; say which one"));
-  }
   const auto backend = connection.backend;
   std::string name = NameOf(*backend);
+  const std::string place = names.Place(backend->getRank());
   C10dBackendGroup::Options group_options;
+  group_options.names = std::move(names);
   group_options.device = options.device;
   group_options.host_waits = HostWaits(name, options.device);
   group_options.timeout = options.timeout;
@@ -381,13 +378,33 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateC10dBackendCommunicator(
   auto group =
       C10dBackendGroup::Create(backend, store, std::move(group_options));
   if (!group.ok()) {
-    return Annotate(
-        group.status(),
-        absl::StrCat("create a group of c10d's ", name, " on rank ",
-                     backend->getRank(), " of ", backend->getSize()));
+    return Annotate(group.status(), absl::StrCat("create a group of c10d's ",
+                                                 name, " on ", place));
   }
   return std::make_unique<C10dBackendCommunicator>(
       std::move(name), *std::move(group), store, std::move(options));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Communicator>> CreateC10dBackendCommunicator(
+    C10dConnection connection, const StorePtr& store,
+    C10dBackendOptions options) {
+  if (connection.backend == nullptr || store == nullptr) {
+    return absl::InvalidArgumentError(
+        "create a group of a c10d backend: there must be a backend and a "
+        "store");
+  }
+  if (!options.device.is_cpu() && !options.device.has_index()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("create a group of a c10d backend: the device ",
+                     options.device.str(), " has no index; say which one"));
+  }
+  FSDP_ASSIGN_OR_RETURN(
+      RankNames names,
+      RankNames::Of(connection.backend->getSize(), options.world_ranks));
+  return Create(std::move(connection), store, std::move(names),
+                std::move(options));
 }
 
 }  // namespace fsdp::comm

@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "comm/communicator.h"
+#include "comm/rank_names.h"
 
 namespace fsdp::comm {
 
@@ -34,6 +35,7 @@ struct C10dMeeting {
   c10::intrusive_ptr<c10d::Store> store;  // of this group alone
   int rank = 0;
   std::vector<int> ranks;  // in the group that is split, by new rank
+  RankNames names;
 };
 using C10dConnect =
     std::function<absl::StatusOr<C10dConnection>(const C10dMeeting& meeting)>;
@@ -44,6 +46,8 @@ struct C10dBackendOptions {
   // Communicator::default_timeout. That of the backend has to be longer: NCCL's
   // ends the process.
   absl::Duration timeout = absl::Minutes(5);
+  // Of each rank, where the group is a part of another one.
+  std::vector<int> world_ranks = {};
   // How long a failed rank asks the others what they know.
   absl::Duration diagnosis_timeout = absl::Seconds(2);
   // Makes the backends of sub-groups; empty: Split() is Unimplemented.

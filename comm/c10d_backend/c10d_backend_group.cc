@@ -21,7 +21,7 @@ WatchedGroup::Options WatchedOptions(const c10d::Backend& backend,
                                      const C10dBackendGroup::Options& options) {
   WatchedGroup::Options result;
   result.rank = backend.getRank();
-  result.world_size = backend.getSize();
+  result.names = options.names;
   result.timeout = options.timeout;
   result.diagnosis_timeout = options.diagnosis_timeout;
   return result;
@@ -85,11 +85,10 @@ C10dBackendGroup::Launch(Call call, int64_t bytes, Start start, Finish finish) {
   FSDP_ASSIGN_OR_RETURN(auto entry, watched_.Begin(std::move(call), bytes));
   WorkPtr work;
   bool is_captured = false;
-  absl::Status started =
-      C10dToStatus(entry->Describe(rank(), world_size()), [&] {
-        is_captured = options_.is_capturing && options_.is_capturing();
-        work = start(*backend_);
-      });
+  absl::Status started = C10dToStatus(watched_.Describe(*entry), [&] {
+    is_captured = options_.is_capturing && options_.is_capturing();
+    work = start(*backend_);
+  });
   if (absl::IsUnimplemented(started)) {
     watched_.Launched(*entry, [] { return true; });
     return started;
@@ -110,7 +109,7 @@ absl::Status C10dBackendGroup::Wait(const Operation& operation,
                                     absl::Time deadline) {
   if (operation.is_captured_) {
     return absl::FailedPreconditionError(absl::StrCat(
-        operation.entry_->Describe(rank(), world_size()),
+        watched_.Describe(*operation.entry_),
         ": it is part of a graph and runs when that does; wait for the stream "
         "that the graph is launched on"));
   }

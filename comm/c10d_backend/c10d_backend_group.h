@@ -25,6 +25,7 @@
 #include "comm/call.h"
 #include "comm/group/report_exchange.h"
 #include "comm/group/watched_group.h"
+#include "comm/rank_names.h"
 
 namespace c10d {
 class Store;
@@ -38,6 +39,7 @@ namespace fsdp::comm {
 class C10dBackendGroup {
  public:
   struct Options {
+    RankNames names;
     c10::Device device = c10::Device(c10::DeviceType::CPU);
     bool host_waits = true;  // in the backend's Work::wait()
     absl::Duration timeout = absl::Minutes(5);
@@ -83,6 +85,7 @@ class C10dBackendGroup {
 
   int rank() const { return watched_.rank(); }
   int world_size() const { return watched_.world_size(); }
+  const RankNames& names() const { return watched_.names(); }
   c10::Device device() const { return options_.device; }
   absl::Duration timeout() const { return watched_.timeout(); }
 

@@ -18,6 +18,7 @@
 #include "comm/c10d_backend/c10d_backend_communicator.h"
 #include "comm/group/c10d_status.h"
 #include "comm/group/store_exchange.h"
+#include "comm/rank_names.h"
 #include "comm/startup/rank_gpu.h"
 
 namespace fsdp::comm {
@@ -51,10 +52,10 @@ void Shutdown(QuietNccl& nccl) {
 
 absl::StatusOr<C10dConnection> ConnectC10dNccl(const StorePtr& store,
                                                c10::Device device, int rank,
-                                               int world_size,
+                                               const RankNames& names,
                                                absl::Duration timeout) {
   // NCCL waits without a deadline for those that do not come.
-  FSDP_RETURN_IF_ERROR(ExchangeByStore(store, "c10d_nccl", rank, world_size,
+  FSDP_RETURN_IF_ERROR(ExchangeByStore(store, "c10d_nccl", rank, names,
                                        device.str(), absl::Now() + timeout)
                            .status());
   c10::intrusive_ptr<QuietNccl> nccl;
@@ -63,7 +64,7 @@ absl::StatusOr<C10dConnection> ConnectC10dNccl(const StorePtr& store,
     auto options = c10d::ProcessGroupNCCL::Options::create(
         /*is_high_priority_stream=*/true);
     options->timeout = kNoLimit;
-    nccl = c10::make_intrusive<QuietNccl>(store, rank, world_size, options);
+    nccl = c10::make_intrusive<QuietNccl>(store, rank, names.size(), options);
     nccl->setBoundDeviceId(device);
     nccl->eagerConnectSingleDevice(device);
   }));
@@ -81,16 +82,17 @@ absl::StatusOr<std::unique_ptr<Communicator>> Create(
       c10::make_intrusive<c10d::PrefixStore>("connect", store);
   FSDP_ASSIGN_OR_RETURN(
       C10dConnection connection,
-      ConnectC10dNccl(meeting, device, rank, world_size, options.timeout));
+      ConnectC10dNccl(meeting, device, rank, RankNames(world_size),
+                      options.timeout));
   C10dBackendOptions backend_options;
   backend_options.device = device;
   backend_options.timeout = options.timeout;
   backend_options.diagnosis_timeout = options.diagnosis_timeout;
-  backend_options.connect = [device, timeout = options.timeout](
-                                const C10dMeeting& sub_group) {
-    return ConnectC10dNccl(sub_group.store, device, sub_group.rank,
-                           static_cast<int>(sub_group.ranks.size()), timeout);
-  };
+  backend_options.connect =
+      [device, timeout = options.timeout](const C10dMeeting& sub_group) {
+        return ConnectC10dNccl(sub_group.store, device, sub_group.rank,
+                               sub_group.names, timeout);
+      };
   backend_options.is_capturing = [device] {
     const c10::DeviceGuard guard(device);
     return c10::cuda::currentStreamCaptureStatusMayInitCtx() !=

@@ -31,14 +31,17 @@ constexpr auto kNoLimit = std::chrono::hours(24 * 20);
 
 class C10dMessage final : public Message {
  public:
-  // `works` in the order of posting.
-  C10dMessage(int peer, std::vector<WorkPtr> works)
-      : peer_(peer), works_(std::move(works)) {}
+  // `works` in the order of posting; `names` outlives the message.
+  C10dMessage(const RankNames& names, int peer, std::vector<WorkPtr> works)
+      : names_(names), peer_(peer), works_(std::move(works)) {}
 
   absl::Status Wait() override {
     bool done = true;
-    const absl::Status status =
-        TorchToStatus(absl::StrCat("lost the connection to rank ", peer_), [&] {
+    const absl::Status status = TorchToStatus(
+        [&] {
+          return absl::StrCat("lost the connection to ", names_.Name(peer_));
+        },
+        [&] {
           for (auto work = works_.rbegin(); work != works_.rend(); ++work) {
             done = (*work)->wait(kNoLimit) && done;
           }
@@ -52,15 +55,18 @@ class C10dMessage final : public Message {
   }
 
  private:
+  const RankNames& names_;
   const int peer_;
   const std::vector<WorkPtr> works_;
 };
 
 class Transport final : public MessageTransport {
  public:
-  Transport(c10::intrusive_ptr<c10d::Backend> backend,
+  Transport(c10::intrusive_ptr<c10d::Backend> backend, RankNames names,
             std::function<void()> close)
-      : backend_(std::move(backend)), close_(std::move(close)) {}
+      : backend_(std::move(backend)),
+        names_(std::move(names)),
+        close_(std::move(close)) {}
 
   absl::StatusOr<std::shared_ptr<Message>> Send(int peer, int tag,
                                                 const void* data,
@@ -96,9 +102,8 @@ class Transport final : public MessageTransport {
  private:
   using Start = absl::FunctionRef<WorkPtr(std::vector<at::Tensor>&)>;
 
-  static absl::StatusOr<std::shared_ptr<Message>> Post(int peer, char* data,
-                                                       int64_t bytes,
-                                                       Start start) {
+  absl::StatusOr<std::shared_ptr<Message>> Post(int peer, char* data,
+                                                int64_t bytes, Start start) {
     const int64_t tail = bytes >= kLongBytes ? kTailBytes : 0;
     std::vector<WorkPtr> works;
     const auto post = [&](char* begin, int64_t size) {
@@ -106,24 +111,28 @@ class Transport final : public MessageTransport {
           at::from_blob(begin, {size}, at::TensorOptions().dtype(at::kByte))};
       works.push_back(start(tensors));
     };
-    const absl::Status status =
-        TorchToStatus(absl::StrCat("no connection to rank ", peer), [&] {
+    const absl::Status status = TorchToStatus(
+        [&] { return absl::StrCat("no connection to ", names_.Name(peer)); },
+        [&] {
           post(data, bytes - tail);
           if (tail > 0) post(data + (bytes - tail), tail);
         });
     if (!status.ok()) return ConnectionError(status);
-    return std::make_shared<C10dMessage>(peer, std::move(works));
+    return std::make_shared<C10dMessage>(names_, peer, std::move(works));
   }
 
   const c10::intrusive_ptr<c10d::Backend> backend_;
+  const RankNames names_;
   const std::function<void()> close_;
 };
 
 }  // namespace
 
 std::unique_ptr<MessageTransport> C10dTransport(
-    c10::intrusive_ptr<c10d::Backend> backend, std::function<void()> close) {
-  return std::make_unique<Transport>(std::move(backend), std::move(close));
+    c10::intrusive_ptr<c10d::Backend> backend, RankNames names,
+    std::function<void()> close) {
+  return std::make_unique<Transport>(std::move(backend), std::move(names),
+                                     std::move(close));
 }
 
 }  // namespace fsdp::comm

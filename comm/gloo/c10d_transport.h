@@ -7,14 +7,15 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "comm/gloo/message_transport.h"
+#include "comm/rank_names.h"
 
 namespace fsdp::comm {
 
 // Over `backend`, which must have send() and recv() for CPU tensors and no
-// other user. `close` breaks its connections; empty where backend->abort()
-// does.
+// other user; `names` are those of its ranks. `close` breaks its connections;
+// empty where backend->abort() does.
 std::unique_ptr<MessageTransport> C10dTransport(
-    c10::intrusive_ptr<c10d::Backend> backend,
+    c10::intrusive_ptr<c10d::Backend> backend, RankNames names,
     std::function<void()> close = nullptr);
 
 }  // namespace fsdp::comm

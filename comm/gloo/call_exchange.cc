@@ -5,6 +5,7 @@
 #include <functional>
 #include <string>
 #include <type_traits>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -51,11 +52,11 @@ struct CallExchange::Announcement {
   char label[128];
 };
 
-CallExchange::CallExchange(int rank, int world_size, PeerMessages* messages)
+CallExchange::CallExchange(int rank, RankNames names, PeerMessages* messages)
     : rank_(rank),
-      world_size_(world_size),
+      names_(std::move(names)),
       messages_(messages),
-      announcements_(world_size, Announcement{}),
+      announcements_(names_.size(), Announcement{}),
       receives_(messages),
       sends_(messages) {
   static_assert(std::has_unique_object_representations_v<Announcement>);
@@ -66,7 +67,7 @@ CallExchange::~CallExchange() = default;
 absl::Status CallExchange::Start() { return PostReceives(); }
 
 absl::Status CallExchange::PostReceives() {
-  for (int peer = 0; peer < world_size_; ++peer) {
+  for (int peer = 0; peer < names_.size(); ++peer) {
     if (peer == rank_) continue;
     FSDP_RETURN_IF_ERROR(messages_->Receive(peer, kAnnouncementTag,
                                             &announcements_[peer],
@@ -85,8 +86,8 @@ absl::Status CallExchange::Announce(int64_t sequence, const Call& call) {
   CopyText(call.dtype, own.dtype);
   CopyText(call.detail, own.detail);
   CopyText(call.label, own.label);
-  for (int step = 1; step < world_size_; ++step) {
-    FSDP_RETURN_IF_ERROR(messages_->Send((rank_ + step) % world_size_,
+  for (int step = 1; step < names_.size(); ++step) {
+    FSDP_RETURN_IF_ERROR(messages_->Send((rank_ + step) % names_.size(),
                                          kAnnouncementTag, &own, sizeof(own),
                                          &sends_));
   }
@@ -104,17 +105,18 @@ absl::Status CallExchange::Compare() const {
   const Announcement& own = announcements_[rank_];
   std::vector<std::string> calls;
   bool equal = true;
-  for (int peer = 0; peer < world_size_; ++peer) {
+  for (int peer = 0; peer < names_.size(); ++peer) {
     const Announcement& other = announcements_[peer];
     equal = equal && std::memcmp(&own, &other, sizeof(own)) == 0;
   }
   if (equal) return absl::OkStatus();
-  for (int peer = 0; peer < world_size_; ++peer) {
+  for (int peer = 0; peer < names_.size(); ++peer) {
     const Announcement& other = announcements_[peer];
     const Call call{static_cast<Collective>(other.collective),
                     TextOf(other.label), TextOf(other.dtype), other.count,
                     TextOf(other.detail)};
-    calls.push_back(absl::StrCat("rank ", peer, " called ", ToString(call)));
+    calls.push_back(
+        absl::StrCat(names_.Name(peer), " called ", ToString(call)));
   }
   return absl::InvalidArgumentError(
       absl::StrCat("the ranks' calls #", own.sequence,

@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "comm/call.h"
 #include "comm/gloo/peer_messages.h"
+#include "comm/rank_names.h"
 
 namespace fsdp::comm {
 
@@ -17,7 +18,7 @@ namespace fsdp::comm {
 // hang or, with some backends, write past a buffer. One thread at a time.
 class CallExchange {
  public:
-  CallExchange(int rank, int world_size, PeerMessages* messages);
+  CallExchange(int rank, RankNames names, PeerMessages* messages);
   ~CallExchange();
   CallExchange(const CallExchange&) = delete;
   CallExchange& operator=(const CallExchange&) = delete;
@@ -39,7 +40,7 @@ class CallExchange {
   absl::Status Compare() const;
 
   const int rank_;
-  const int world_size_;
+  const RankNames names_;
   PeerMessages* const messages_;
   std::vector<Announcement> announcements_;  // by rank
   PeerMessages::Batch receives_;

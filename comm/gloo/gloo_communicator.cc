@@ -19,9 +19,12 @@
 #include "comm/gloo/message_transport.h"
 #include "comm/gloo/sigpipe_block.h"
 #include "comm/group/c10d_status.h"
+#include "comm/rank_names.h"
 
 namespace fsdp::comm {
 namespace {
+
+constexpr char kName[] = "gloo";
 
 // Adds access to the connections.
 class ClosableGloo final : public c10d::ProcessGroupGloo {
@@ -81,29 +84,32 @@ std::string PlaceOf(const GlooOptions& options) {
 absl::StatusOr<std::unique_ptr<Communicator>> CreateGlooCommunicator(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
     const GlooOptions& options) {
+  FSDP_ASSIGN_OR_RETURN(
+      const RankNames names,
+      NamesOfMessageGroup(store, rank, world_size, kName, options));
   if (!options.hostname.empty() && !options.interface.empty()) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "gloo on rank ", rank, ": both a hostname (", options.hostname,
+        "gloo on ", names.Name(rank), ": both a hostname (", options.hostname,
         ") and an interface (", options.interface, ") are given"));
   }
   // Gloo forgets some memory when it does not find the interface.
   if (!options.interface.empty() &&
       if_nametoindex(options.interface.c_str()) == 0) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "gloo on rank ", rank, ": this host has no network interface named ",
-        options.interface));
+        "gloo on ", names.Name(rank),
+        ": this host has no network interface named ", options.interface));
   }
   // The device starts a thread.
   const SigpipeBlock no_sigpipe;
   std::shared_ptr<gloo::transport::Device> device;
   FSDP_RETURN_IF_ERROR(TorchToStatus(
       absl::StrCat(
-          "open a Gloo device on rank ", rank, " for ",
+          "open a Gloo device on ", names.Name(rank), " for ",
           options.hostname.empty() ? options.interface : options.hostname),
       [&] { device = CreateDevice(options); }));
   const auto factory =
       [device](const c10::intrusive_ptr<c10d::Store>& group_store,
-               int group_rank, int group_size, absl::Duration timeout)
+               int group_rank, const RankNames& group, absl::Duration timeout)
       -> absl::StatusOr<std::unique_ptr<MessageTransport>> {
     c10::intrusive_ptr<ClosableGloo> gloo;
     const absl::Status connected = C10dToStatus("it cannot connect", [&] {
@@ -112,16 +118,17 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateGlooCommunicator(
       gloo_options->devices = {device};
       gloo_options->threads = 1;  // sends and receives need none
       gloo = c10::make_intrusive<ClosableGloo>(group_store, group_rank,
-                                               group_size, gloo_options);
+                                               group.size(), gloo_options);
     });
     FSDP_RETURN_IF_ERROR(connected);
-    return C10dTransport(gloo, [raw = gloo.get()] { raw->CloseConnections(); });
+    return C10dTransport(gloo, group,
+                         [raw = gloo.get()] { raw->CloseConnections(); });
   };
   MessageOptions messages = options;
   messages.place = absl::StrCat(
       PlaceOf(options),
       ", which the others must reach: GLOO_SOCKET_IFNAME chooses an interface");
-  return CreateMessageCommunicator(store, rank, world_size, "gloo", factory,
+  return CreateMessageCommunicator(store, rank, world_size, kName, factory,
                                    messages);
 }
 

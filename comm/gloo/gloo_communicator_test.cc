@@ -21,6 +21,7 @@
 #include "base/testing/status_matchers.h"
 #include "comm/gloo/message_communicator.h"
 #include "comm/gloo/message_transport.h"
+#include "comm/rank_names.h"
 #include "comm/testing/communicator_contract.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -113,7 +114,7 @@ absl::Status ConnectTo(const TransportFactory& factory, absl::Duration limit,
 
 TEST(GlooCommunicatorTest, ARankThatCannotConnectTellsTheOthers) {
   const auto refused =
-      [](const c10::intrusive_ptr<c10d::Store>&, int, int,
+      [](const c10::intrusive_ptr<c10d::Store>&, int, const RankNames&,
          absl::Duration) -> absl::StatusOr<std::unique_ptr<MessageTransport>> {
     return absl::UnavailableError("connection refused");
   };
@@ -130,7 +131,7 @@ TEST(GlooCommunicatorTest, NamesTheInterfaceThatNobodyReached) {
   const auto never = std::make_shared<absl::Notification>();
   const auto hang =
       [never](
-          const c10::intrusive_ptr<c10d::Store>&, int, int,
+          const c10::intrusive_ptr<c10d::Store>&, int, const RankNames&,
           absl::Duration) -> absl::StatusOr<std::unique_ptr<MessageTransport>> {
     // Held by the call: its function may be gone before it returns.
     // NOLINTNEXTLINE(performance-unnecessary-copy-initialization)

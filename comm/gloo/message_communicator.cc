@@ -19,6 +19,7 @@
 #include "comm/gloo/sigpipe_block.h"
 #include "comm/group/connect_together.h"
 #include "comm/group/group_work.h"
+#include "comm/rank_names.h"
 #include "comm/unwinding.h"
 #include "comm/work.h"
 
@@ -57,11 +58,12 @@ class MessageCommunicator final : public Communicator {
 
   int rank() const override { return group_->rank(); }
   int world_size() const override { return group_->world_size(); }
+  const RankNames& names() const override { return group_->names(); }
   absl::Duration default_timeout() const override {
     return recipe_.options.timeout;
   }
   std::string ToString() const override {
-    return absl::StrCat(recipe_.name, ", rank ", rank(), " of ", world_size());
+    return absl::StrCat(recipe_.name, ", ", Place());
   }
 
   absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override {
@@ -140,8 +142,8 @@ class MessageCommunicator final : public Communicator {
               std::move(detail)};
     if (!counted.device().is_cpu()) {
       return absl::UnimplementedError(absl::StrCat(
-          comm::ToString(call), " on rank ", rank(), " of ", world_size(), ": ",
-          recipe_.name, " takes CPU tensors, not ", counted.device().str()));
+          comm::ToString(call), " on ", Place(), ": ", recipe_.name,
+          " takes CPU tensors, not ", counted.device().str()));
     }
     FSDP_ASSIGN_OR_RETURN(auto operation,
                           group_->Post(std::move(call), std::move(run)));
@@ -156,6 +158,10 @@ class MessageCommunicator final : public Communicator {
   const Unwinding unwinding_;
 };
 
+absl::StatusOr<std::unique_ptr<Communicator>> Create(const StorePtr& store,
+                                                     int rank, RankNames names,
+                                                     Recipe recipe);
+
 struct Membership {
   int32_t color;
   int32_t key;
@@ -165,8 +171,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> MessageCommunicator::Split(
     int color, int key) {
   if (color < 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("split on rank ", rank(), " of ", world_size(), ": color ",
-                     color, " is negative"));
+        absl::StrCat("split on ", Place(), ": color ", color, " is negative"));
   }
   const auto members = std::make_shared<std::vector<Membership>>(world_size());
   (*members)[rank()] = {color, key};
@@ -183,18 +188,18 @@ absl::StatusOr<std::unique_ptr<Communicator>> MessageCommunicator::Split(
       }));
   FSDP_RETURN_IF_ERROR(
       group_->Wait(*operation, absl::Now() + recipe_.options.timeout));
-  int new_rank = 0;
-  int new_size = 0;
+  std::vector<int> part;  // by new rank
   for (int peer = 0; peer < world_size(); ++peer) {
-    const Membership& member = (*members)[peer];
-    if (member.color != color) continue;
-    ++new_size;
-    if (member.key < key || (member.key == key && peer < rank())) ++new_rank;
+    if ((*members)[peer].color == color) part.push_back(peer);
   }
+  std::stable_sort(part.begin(), part.end(), [&](int a, int b) {
+    return (*members)[a].key < (*members)[b].key;
+  });
+  const auto new_rank = static_cast<int>(
+      std::find(part.begin(), part.end(), rank()) - part.begin());
   const auto store = c10::make_intrusive<c10d::PrefixStore>(
       absl::StrCat("split", num_splits_++, "/color", color), store_);
-  return CreateMessageCommunicator(store, new_rank, new_size, recipe_.name,
-                                   recipe_.factory, recipe_.options);
+  return Create(store, new_rank, names().Part(part), recipe_);
 }
 
 // The store of this rank's next group on `store`: groups made one after the
@@ -206,8 +211,9 @@ StorePtr StoreOfNextGroup(const StorePtr& store, int rank) {
 }
 
 // Waits until all ranks have come.
-absl::Status Meet(const StorePtr& store, int rank, int world_size,
+absl::Status Meet(const StorePtr& store, int rank, const RankNames& names,
                   absl::Duration timeout) {
+  const int world_size = names.size();
   std::vector<std::string> keys;
   keys.reserve(world_size);
   for (int peer = 0; peer < world_size; ++peer) {
@@ -224,12 +230,12 @@ absl::Status Meet(const StorePtr& store, int rank, int world_size,
   FSDP_RETURN_IF_ERROR(TorchToStatus("look who is in the store", [&] {
     for (int peer = 0; peer < world_size; ++peer) {
       if (!met.ok() && !store->check({keys[peer]})) {
-        missing.push_back(absl::StrCat("rank ", peer));
+        missing.push_back(names.Name(peer));
         continue;
       }
       const std::string size = store->get_to_str(keys[peer]);
       if (size != absl::StrCat(world_size)) {
-        other_sizes.push_back(absl::StrCat("rank ", peer, " says ", size));
+        other_sizes.push_back(absl::StrCat(names.Name(peer), " says ", size));
       }
     }
   }));
@@ -248,13 +254,13 @@ absl::Status Meet(const StorePtr& store, int rank, int world_size,
 
 // All ranks, or none.
 absl::StatusOr<std::unique_ptr<MessageTransport>> ConnectTransport(
-    const StorePtr& store, int rank, int world_size,
+    const StorePtr& store, int rank, const RankNames& names,
     const TransportFactory& factory, const std::string& place,
     absl::Time deadline) {
   using TransportPtr = std::unique_ptr<MessageTransport>;
   const auto transport = std::make_shared<TransportPtr>();
   const auto connect = [=]() -> absl::Status {
-    auto own = factory(store, rank, world_size, deadline - absl::Now());
+    auto own = factory(store, rank, names, deadline - absl::Now());
     if (!own.ok()) {
       return place.empty() ? own.status() : Annotate(own.status(), place);
     }
@@ -263,21 +269,16 @@ absl::StatusOr<std::unique_ptr<MessageTransport>> ConnectTransport(
   };
   FSDP_RETURN_IF_ERROR(
       ConnectTogether(c10::make_intrusive<c10d::PrefixStore>("together", store),
-                      rank, world_size, {deadline + kSlack}, connect));
+                      rank, names, {deadline + kSlack}, connect));
   return std::move(*transport);
 }
 
-}  // namespace
-
-absl::StatusOr<std::unique_ptr<Communicator>> CreateMessageCommunicator(
-    const StorePtr& store, int rank, int world_size, std::string name,
-    TransportFactory factory, const MessageOptions& options) {
-  const std::string what = absl::StrCat("create the ", name, " group on rank ",
-                                        rank, " of ", world_size);
-  if (store == nullptr || world_size < 1 || rank < 0 || rank >= world_size) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        what, ": there must be a store and 0 <= rank < world size"));
-  }
+absl::StatusOr<std::unique_ptr<Communicator>> Create(const StorePtr& store,
+                                                     int rank, RankNames names,
+                                                     Recipe recipe) {
+  const MessageOptions& options = recipe.options;
+  const std::string what =
+      absl::StrCat("create the ", recipe.name, " group on ", names.Place(rank));
   // For the threads that start below as well.
   const SigpipeBlock no_sigpipe;
   StorePtr group_store;
@@ -286,19 +287,42 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateMessageCommunicator(
   const absl::Duration limit =
       std::min(options.timeout, options.connect_timeout);
   const absl::Time deadline = absl::Now() + limit;
-  const absl::Status met = Meet(group_store, rank, world_size, limit);
+  const absl::Status met = Meet(group_store, rank, names, limit);
   if (!met.ok()) return Annotate(met, what);
-  auto transport = ConnectTransport(group_store, rank, world_size, factory,
+  auto transport = ConnectTransport(group_store, rank, names, recipe.factory,
                                     options.place, deadline);
   if (!transport.ok()) return Annotate(transport.status(), what);
   auto group =
-      MessageGroup::Create(group_store, rank, world_size, *std::move(transport),
-                           options.diagnosis_timeout);
+      MessageGroup::Create(group_store, rank, std::move(names),
+                           *std::move(transport), options.diagnosis_timeout);
   if (!group.ok()) return Annotate(group.status(), what);
-  Recipe recipe{std::move(name), std::move(factory), options};
   recipe.options.connect_timeout = absl::InfiniteDuration();
   return std::make_unique<MessageCommunicator>(*std::move(group), group_store,
                                                std::move(recipe));
+}
+
+}  // namespace
+
+absl::StatusOr<RankNames> NamesOfMessageGroup(const StorePtr& store, int rank,
+                                              int world_size,
+                                              absl::string_view name,
+                                              const MessageOptions& options) {
+  if (store == nullptr || world_size < 1 || rank < 0 || rank >= world_size) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "create the ", name, " group on rank ", rank, " of ", world_size,
+        ": there must be a store and 0 <= rank < world size"));
+  }
+  return RankNames::Of(world_size, options.world_ranks);
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> CreateMessageCommunicator(
+    const StorePtr& store, int rank, int world_size, std::string name,
+    TransportFactory factory, const MessageOptions& options) {
+  FSDP_ASSIGN_OR_RETURN(
+      RankNames names,
+      NamesOfMessageGroup(store, rank, world_size, name, options));
+  return Create(store, rank, std::move(names),
+                {std::move(name), std::move(factory), options});
 }
 
 }  // namespace fsdp::comm

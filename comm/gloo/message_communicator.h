@@ -7,11 +7,14 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "comm/communicator.h"
 #include "comm/gloo/message_transport.h"
+#include "comm/rank_names.h"
 
 namespace c10d {
 class Store;
@@ -26,19 +29,27 @@ struct MessageOptions {
   absl::Duration connect_timeout = absl::InfiniteDuration();
   // By which the others connect to this rank, for errors: "at 10.0.0.1".
   std::string place;
+  // Of each rank, where the group is a part of another one.
+  std::vector<int> world_ranks = {};
   // How long a failed rank asks the others what they know. A Wait() that fails
   // returns no later than this after the failure or its deadline.
   absl::Duration diagnosis_timeout = absl::Seconds(2);
 };
 
-// Connects `world_size` ranks that meet in `store`, which no other group uses.
+// Connects the ranks, which meet in `store`, which no other group uses.
 // Blocks as long as that takes, `timeout` at most if it can; runs on a thread
 // that is left behind where it does not. c10d_transport.h has one for any c10d
 // backend.
 using TransportFactory =
     std::function<absl::StatusOr<std::unique_ptr<MessageTransport>>(
-        const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
-        absl::Duration timeout)>;
+        const c10::intrusive_ptr<c10d::Store>& store, int rank,
+        const RankNames& names, absl::Duration timeout)>;
+
+// Of the ranks of a group named `name`. InvalidArgument where
+// CreateMessageCommunicator() refuses such arguments.
+absl::StatusOr<RankNames> NamesOfMessageGroup(
+    const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
+    absl::string_view name, const MessageOptions& options);
 
 // One rank of a group named `name` ("gloo"). All ranks create their groups on a
 // store in the same order. Blocks until all ranks have connected;

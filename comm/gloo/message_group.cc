@@ -15,24 +15,24 @@ constexpr absl::Duration kLetGo = absl::Seconds(5);
 
 }  // namespace
 
-MessageGroup::MessageGroup(int rank, int world_size,
+MessageGroup::MessageGroup(int rank, RankNames names,
                            std::unique_ptr<MessageTransport> transport,
                            absl::Duration diagnosis_timeout)
     : rank_(rank),
-      world_size_(world_size),
+      names_(std::move(names)),
       diagnosis_timeout_(diagnosis_timeout),
       messages_(std::make_unique<PeerMessages>(std::move(transport))),
-      calls_(std::make_unique<CallExchange>(rank, world_size, messages_.get())),
-      collectives_(rank, world_size, messages_.get()) {}
+      calls_(std::make_unique<CallExchange>(rank, names_, messages_.get())),
+      collectives_(rank, names_.size(), messages_.get()) {}
 
 absl::StatusOr<std::shared_ptr<MessageGroup>> MessageGroup::Create(
-    const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
+    const c10::intrusive_ptr<c10d::Store>& store, int rank, RankNames names,
     std::unique_ptr<MessageTransport> transport,
     absl::Duration diagnosis_timeout) {
   std::shared_ptr<MessageGroup> group(new MessageGroup(
-      rank, world_size, std::move(transport), diagnosis_timeout));
-  FSDP_ASSIGN_OR_RETURN(group->reports_,
-                        ReportExchange::Create(store, rank, world_size));
+      rank, std::move(names), std::move(transport), diagnosis_timeout));
+  FSDP_ASSIGN_OR_RETURN(group->reports_, ReportExchange::Create(
+                                             store, rank, group->world_size()));
   FSDP_RETURN_IF_ERROR(group->calls_->Start());
   FSDP_RETURN_IF_ERROR(group->reports_->Start([raw = group.get()] {
     raw->Fail(Cause::kEcho, "another rank has failed");
@@ -125,9 +125,9 @@ void MessageGroup::Fail(Cause cause, std::string text) {
 
 absl::Status MessageGroup::ErrorOf(absl::string_view name) {
   const absl::Status verdict = FindVerdict();
-  return absl::Status(verdict.code(),
-                      absl::StrCat(name, " on rank ", rank_, " of ",
-                                   world_size_, ": ", verdict.message()));
+  return absl::Status(
+      verdict.code(),
+      absl::StrCat(name, " on ", names_.Place(rank_), ": ", verdict.message()));
 }
 
 absl::Status MessageGroup::FindVerdict() {
@@ -141,7 +141,7 @@ absl::Status MessageGroup::FindVerdict() {
   absl::MutexLock lock(&mutex_);
   if (!verdict_) {
     findings.reports[rank_] = failure_;
-    verdict_ = Verdict(rank_, findings.reports, findings.store_answers);
+    verdict_ = Verdict(rank_, names_, findings.reports, findings.store_answers);
   }
   return *verdict_;
 }

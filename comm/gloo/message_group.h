@@ -25,6 +25,7 @@
 #include "comm/group/failure_report.h"
 #include "comm/group/operation_queue.h"
 #include "comm/group/report_exchange.h"
+#include "comm/rank_names.h"
 
 namespace c10d {
 class Store;
@@ -41,9 +42,9 @@ class MessageGroup {
       std::function<absl::Status(PeerCollectives&, PeerCollectives::Agree)>;
   using Operation = OperationQueue::Operation;
 
-  // `transport` connects the ranks that meet in `store`.
+  // `transport` connects the ranks, which meet in `store`.
   static absl::StatusOr<std::shared_ptr<MessageGroup>> Create(
-      const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
+      const c10::intrusive_ptr<c10d::Store>& store, int rank, RankNames names,
       std::unique_ptr<MessageTransport> transport,
       absl::Duration diagnosis_timeout);
 
@@ -51,7 +52,8 @@ class MessageGroup {
   ~MessageGroup();
 
   int rank() const { return rank_; }
-  int world_size() const { return world_size_; }
+  int world_size() const { return names_.size(); }
+  const RankNames& names() const { return names_; }
 
   // Queues an operation. Fails at once when the group has failed.
   absl::StatusOr<std::shared_ptr<Operation>> Post(Call call, Run run);
@@ -67,7 +69,7 @@ class MessageGroup {
   void Stop();
 
  private:
-  MessageGroup(int rank, int world_size,
+  MessageGroup(int rank, RankNames names,
                std::unique_ptr<MessageTransport> transport,
                absl::Duration diagnosis_timeout);
 
@@ -78,7 +80,7 @@ class MessageGroup {
   absl::Status FindVerdict();
 
   const int rank_;
-  const int world_size_;
+  const RankNames names_;
   const absl::Duration diagnosis_timeout_;
   // What is below uses what is above. Stop() ends calls_ and messages_.
   std::unique_ptr<ReportExchange> reports_;

@@ -44,11 +44,11 @@ struct Attempt {
 // What the ranks tell each other in the store.
 class Session {
  public:
-  Session(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,
-          const WaitLimits& limits)
+  Session(c10::intrusive_ptr<c10d::Store> store, int rank,
+          const RankNames& names, const WaitLimits& limits)
       : store_(std::move(store)),
         rank_(rank),
-        world_size_(world_size),
+        names_(names),
         limits_(limits),
         begin_(absl::Now()) {}
 
@@ -74,7 +74,7 @@ class Session {
 
   const c10::intrusive_ptr<c10d::Store> store_;
   const int rank_;
-  const int world_size_;
+  const RankNames& names_;
   const WaitLimits& limits_;
   const absl::Time begin_;
 };
@@ -100,7 +100,7 @@ absl::Status Session::AwaitOthers() {
   bool all = false;
   FSDP_RETURN_IF_ERROR(TorchToStatus("the store broke off", [&] {
     store_->set(ThroughKey(rank_), std::string("1"));
-    all = store_->add(kCountKey, 1) == world_size_;
+    all = store_->add(kCountKey, 1) == names_.size();
     if (all) store_->set(kAllKey, std::string("1"));
   }));
   while (!all) {
@@ -136,7 +136,7 @@ absl::Status Session::LookAround() {
   if (!failure.empty()) return ReadFailure(failure);
   if (limits_.stopped()) {
     return Tell(absl::CancelledError(
-        absl::StrCat("rank ", rank_, " was asked to stop")));
+        absl::StrCat(names_.Name(rank_), " was asked to stop")));
   }
   return limits_.passed() ? Tell(Late()) : absl::OkStatus();
 }
@@ -144,9 +144,9 @@ absl::Status Session::LookAround() {
 absl::Status Session::Late() {
   std::vector<std::string> missing;
   FSDP_RETURN_IF_ERROR(TorchToStatus("the store broke off", [&] {
-    for (int rank = 0; rank < world_size_; ++rank) {
+    for (int rank = 0; rank < names_.size(); ++rank) {
       if (!store_->check({ThroughKey(rank)})) {
-        missing.push_back(absl::StrCat("rank ", rank));
+        missing.push_back(names_.Name(rank));
       }
     }
   }));
@@ -160,12 +160,12 @@ absl::Status Session::ReadFailure(absl::string_view text) const {
   const size_t end = text.find(' ');
   int rank = 0;
   if (end != absl::string_view::npos &&
-      absl::SimpleAtoi(text.substr(0, end), &rank)) {
+      absl::SimpleAtoi(text.substr(0, end), &rank) && rank >= 0 &&
+      rank < names_.size()) {
     const std::optional<absl::Status> failure =
         DecodeStatus(text.substr(end + 1));
     if (failure.has_value() && !failure->ok()) {
-      return rank == rank_ ? *failure
-                           : Annotate(*failure, absl::StrCat("rank ", rank));
+      return rank == rank_ ? *failure : Annotate(*failure, names_.Name(rank));
     }
   }
   return absl::UnavailableError(
@@ -175,13 +175,14 @@ absl::Status Session::ReadFailure(absl::string_view text) const {
 }  // namespace
 
 absl::Status ConnectTogether(const c10::intrusive_ptr<c10d::Store>& store,
-                             int rank, int world_size, const WaitLimits& limits,
+                             int rank, const RankNames& names,
+                             const WaitLimits& limits,
                              std::function<absl::Status()> connect) {
   c10::intrusive_ptr<c10d::Store> own_store;
   // A client is for one thread at a time, and `connect` may use that of others.
   FSDP_RETURN_IF_ERROR(TorchToStatus("open one more connection to the store",
                                      [&] { own_store = store->clone(); }));
-  Session session(std::move(own_store), rank, world_size, limits);
+  Session session(std::move(own_store), rank, names, limits);
   const auto attempt = std::make_shared<Attempt>();
   absl::StatusOr<std::thread> thread = StartThread(
       "to connect", [attempt, connect = std::move(connect)]() mutable {

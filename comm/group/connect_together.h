@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "comm/group/wait_limits.h"
+#include "comm/rank_names.h"
 
 namespace c10d {
 class Store;
@@ -25,7 +26,8 @@ namespace fsdp::comm {
 //   Unavailable        the store broke off
 //   ResourceExhausted  no thread can be started
 absl::Status ConnectTogether(const c10::intrusive_ptr<c10d::Store>& store,
-                             int rank, int world_size, const WaitLimits& limits,
+                             int rank, const RankNames& names,
+                             const WaitLimits& limits,
                              std::function<absl::Status()> connect);
 
 }  // namespace fsdp::comm

@@ -13,6 +13,7 @@
 #include "base/testing/no_threads.h"
 #include "base/testing/status_matchers.h"
 #include "comm/group/wait_limits.h"
+#include "comm/rank_names.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -42,7 +43,7 @@ std::vector<absl::Status> RunRanks(int world_size, const Connect& connect,
     threads.emplace_back([&, rank] {
       // A thread that is left behind may begin after the end of this test.
       results[rank] =
-          ConnectTogether(store, rank, world_size, limits,
+          ConnectTogether(store, rank, RankNames(world_size), limits,
                           [connect, rank] { return connect(rank); });
     });
   }
@@ -89,13 +90,13 @@ TEST(ConnectTogetherTest, OneFailureEndsItOnAllRanks) {
 
 TEST(ConnectTogetherTest, TheFirstFailureIsTheCause) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
-  const absl::Status first = ConnectTogether(store, 1, 2, NoLimits(), [] {
-    return absl::ResourceExhaustedError("no memory");
-  });
+  const absl::Status first =
+      ConnectTogether(store, 1, RankNames(2), NoLimits(),
+                      [] { return absl::ResourceExhaustedError("no memory"); });
   EXPECT_THAT(first, StatusIs(absl::StatusCode::kResourceExhausted,
                               HasSubstr("no memory")));
   EXPECT_THAT(
-      ConnectTogether(store, 0, 2, NoLimits(),
+      ConnectTogether(store, 0, RankNames(2), NoLimits(),
                       [] { return absl::UnavailableError("rank 1 is gone"); }),
       StatusIs(absl::StatusCode::kResourceExhausted,
                HasSubstr("rank 1: no memory")));
@@ -115,9 +116,9 @@ TEST(ConnectTogetherTest, NamesWhoIsNotThroughAtTheDeadline) {
   threads.reserve(3);
   for (int rank = 0; rank < 3; ++rank) {
     threads.emplace_back([&, rank] {
-      results[rank] = ConnectTogether(store, rank, 3, limits, [hang, rank] {
-        return rank == 2 ? hang() : absl::OkStatus();
-      });
+      results[rank] = ConnectTogether(
+          store, rank, RankNames(3), limits,
+          [hang, rank] { return rank == 2 ? hang() : absl::OkStatus(); });
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -142,11 +143,11 @@ TEST(ConnectTogetherTest, ARankWithoutThreadsTellsTheOthers) {
   const auto connect = [] { return absl::OkStatus(); };
   {
     const NoThreads none;
-    EXPECT_THAT(ConnectTogether(store, 1, 2, NoLimits(), connect),
+    EXPECT_THAT(ConnectTogether(store, 1, RankNames(2), NoLimits(), connect),
                 StatusIs(absl::StatusCode::kResourceExhausted,
                          HasSubstr("cannot start a thread")));
   }
-  EXPECT_THAT(ConnectTogether(store, 0, 2, NoLimits(), connect),
+  EXPECT_THAT(ConnectTogether(store, 0, RankNames(2), NoLimits(), connect),
               StatusIs(absl::StatusCode::kResourceExhausted,
                        HasSubstr("rank 1: cannot start a thread")));
 }
@@ -158,7 +159,7 @@ TEST(ConnectTogetherTest, NobodysTextIsTrusted) {
     const auto store = c10::make_intrusive<c10d::HashStore>();
     store->c10d::Store::set("failure", text);
     EXPECT_THAT(
-        ConnectTogether(store, 0, 2, NoLimits(),
+        ConnectTogether(store, 0, RankNames(2), NoLimits(),
                         [] { return absl::OkStatus(); }),
         StatusIs(absl::StatusCode::kUnavailable, HasSubstr("cannot be read")))
         << text;

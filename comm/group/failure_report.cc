@@ -33,21 +33,21 @@ int RootCause(int rank, absl::Span<const std::optional<RankReport>> reports) {
 }
 
 // Where all the other ranks are.
-std::string Elsewhere(int rank,
+std::string Elsewhere(int rank, const RankNames& names,
                       absl::Span<const std::optional<RankReport>> reports,
                       bool store_answers) {
   std::vector<std::string> known;
   std::vector<std::string> silent;
-  for (size_t peer = 0; peer < reports.size(); ++peer) {
-    if (static_cast<int>(peer) == rank) continue;
+  for (int peer = 0; peer < names.size(); ++peer) {
+    if (peer == rank) continue;
     if (!reports[peer]) {
-      silent.push_back(absl::StrCat("rank ", peer));
+      silent.push_back(names.Name(peer));
     } else if (reports[peer]->cause == Cause::kLeft) {
-      known.push_back(absl::StrCat("rank ", peer, " has left the group: it ",
+      known.push_back(absl::StrCat(names.Name(peer), " has left the group: it ",
                                    reports[peer]->position));
     } else {
       known.push_back(
-          absl::StrCat("rank ", peer, " ", reports[peer]->position));
+          absl::StrCat(names.Name(peer), " ", reports[peer]->position));
     }
   }
   if (!silent.empty() && store_answers) {
@@ -58,7 +58,8 @@ std::string Elsewhere(int rank,
     known.push_back(absl::StrCat(
         "nothing is known of ", absl::StrJoin(silent, ", "),
         ", because the store does not answer: the process that serves it, "
-        "often rank 0, is dead, stopped or cut off"));
+        "often ",
+        names.NameInWorld(0), ", is dead, stopped or cut off"));
   }
   return absl::StrJoin(known, "; ");
 }
@@ -92,26 +93,28 @@ bool Explains(absl::Span<const std::optional<RankReport>> reports) {
   return complete;
 }
 
-absl::Status Verdict(int rank,
+absl::Status Verdict(int rank, const RankNames& names,
                      absl::Span<const std::optional<RankReport>> reports,
                      bool store_answers) {
   FSDP_CHECK(reports[rank].has_value());
+  FSDP_CHECK(static_cast<int>(reports.size()) == names.size());
   const int root = RootCause(rank, reports);
   const RankReport& why = *reports[root];
   switch (why.cause) {
     case Cause::kAbort:
       return absl::AbortedError(
-          absl::StrCat("rank ", root, " aborted: ", why.text));
+          absl::StrCat(names.Name(root), " aborted: ", why.text));
     case Cause::kMismatch:
       return absl::InvalidArgumentError(why.text);
     case Cause::kDeadline: {
-      const std::string elsewhere = Elsewhere(root, reports, store_answers);
+      const std::string elsewhere =
+          Elsewhere(root, names, reports, store_answers);
       if (root == rank) {
         return absl::DeadlineExceededError(
             absl::StrCat(why.text, "; ", elsewhere));
       }
       return absl::AbortedError(
-          absl::StrCat("rank ", root, ", which ", why.position,
+          absl::StrCat(names.Name(root), ", which ", why.position,
                        ", gave up: ", why.text, "; ", elsewhere));
     }
     case Cause::kLeft:
@@ -119,7 +122,7 @@ absl::Status Verdict(int rank,
     case Cause::kLost:
     case Cause::kEcho:
       return absl::UnavailableError(absl::StrCat(
-          why.text, "; ", Elsewhere(rank, reports, store_answers)));
+          why.text, "; ", Elsewhere(rank, names, reports, store_answers)));
   }
   return absl::InternalError("a cause that has no meaning");
 }

@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "comm/rank_names.h"
 
 namespace fsdp::comm {
 
@@ -39,7 +40,7 @@ bool Explains(absl::Span<const std::optional<RankReport>> reports);
 // The status of rank `rank`'s operations, with the codes of Work::Wait. By
 // rank, nullopt for a rank that did not answer; rank's own is there.
 // `store_answers` is false when no rank could have been heard.
-absl::Status Verdict(int rank,
+absl::Status Verdict(int rank, const RankNames& names,
                      absl::Span<const std::optional<RankReport>> reports,
                      bool store_answers);
 

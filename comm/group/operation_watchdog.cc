@@ -29,10 +29,10 @@ OperationWatchdog::Failure MissedDeadline() {
 
 }  // namespace
 
-std::string OperationWatchdog::Operation::Describe(int rank,
-                                                   int world_size) const {
-  return absl::StrCat(name(), " on rank ", rank, " of ", world_size, " (",
-                      call_.dtype, " x ", call_.count, ", ", bytes_, " bytes)");
+std::string OperationWatchdog::Operation::Describe(
+    absl::string_view place) const {
+  return absl::StrCat(name(), " on ", place, " (", call_.dtype, " x ",
+                      call_.count, ", ", bytes_, " bytes)");
 }
 
 OperationWatchdog::OperationWatchdog(Hooks hooks) : hooks_(std::move(hooks)) {}

@@ -16,6 +16,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "comm/call.h"
@@ -134,8 +135,9 @@ class OperationWatchdog::Operation {
   // "all-gather #17 of blocks.2".
   std::string name() const { return Name(call_, sequence_); }
 
-  // "all-gather #17 of blocks.2 on rank 1 of 4 (bfloat16 x 1024, 2048 bytes)".
-  std::string Describe(int rank, int world_size) const;
+  // "all-gather #17 of blocks.2 on rank 1 of 4 (bfloat16 x 1024, 2048 bytes)",
+  // where `place` is "rank 1 of 4".
+  std::string Describe(absl::string_view place) const;
 
  private:
   friend class OperationWatchdog;

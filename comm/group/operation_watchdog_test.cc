@@ -80,7 +80,7 @@ TEST_F(OperationWatchdogTest, WhatIsNotLaunchedYetRuns) {
 
 TEST_F(OperationWatchdogTest, DescribesAnOperation) {
   Launch();
-  EXPECT_EQ(Launch()->Describe(1, 4),
+  EXPECT_EQ(Launch()->Describe("rank 1 of 4"),
             "all-gather #1 of blocks.2 on rank 1 of 4 (bfloat16 x 1024, 2048 "
             "bytes)");
 }

@@ -38,15 +38,16 @@ bool AwaitKeys(c10d::Store& store, const std::vector<std::string>& keys,
 
 absl::StatusOr<std::vector<std::string>> ExchangeByStore(
     const c10::intrusive_ptr<c10d::Store>& store, absl::string_view topic,
-    int rank, int world_size, absl::string_view value, absl::Time deadline) {
+    int rank, const RankNames& names, absl::string_view value,
+    absl::Time deadline) {
   const std::string what =
-      absl::StrCat("exchanging ", topic, " on rank ", rank, " of ", world_size);
+      absl::StrCat("exchanging ", topic, " on ", names.Place(rank));
   FSDP_RETURN_IF_ERROR(TorchToStatus(what, [&] {
     store->set(Key(topic, rank),
                std::vector<uint8_t>(value.begin(), value.end()));
   }));
   std::vector<std::string> values;
-  for (int peer = 0; peer < world_size; ++peer) {
+  for (int peer = 0; peer < names.size(); ++peer) {
     bool has_come = false;
     std::vector<uint8_t> bytes;
     const absl::Status status = TorchToStatus(what, [&] {
@@ -56,7 +57,7 @@ absl::StatusOr<std::vector<std::string>> ExchangeByStore(
     if (!status.ok()) return absl::UnavailableError(status.message());
     if (!has_come) {
       return absl::DeadlineExceededError(
-          absl::StrCat(what, ": rank ", peer, " has not come"));
+          absl::StrCat(what, ": ", names.Name(peer), " has not come"));
     }
     values.emplace_back(bytes.begin(), bytes.end());
   }

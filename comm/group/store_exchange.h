@@ -11,6 +11,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "comm/group/wait_limits.h"
+#include "comm/rank_names.h"
 
 namespace c10d {
 class Store;
@@ -29,7 +30,8 @@ bool AwaitKeys(c10d::Store& store, const std::vector<std::string>& keys,
 // off.
 absl::StatusOr<std::vector<std::string>> ExchangeByStore(
     const c10::intrusive_ptr<c10d::Store>& store, absl::string_view topic,
-    int rank, int world_size, absl::string_view value, absl::Time deadline);
+    int rank, const RankNames& names, absl::string_view value,
+    absl::Time deadline);
 
 }  // namespace fsdp::comm
 

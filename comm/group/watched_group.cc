@@ -149,10 +149,12 @@ void WatchedGroup::StopAll(const OperationWatchdog::Failure& failure) {
 
 absl::Status WatchedGroup::ErrorOf(const Operation& operation) {
   const absl::Status verdict = FindVerdict();
-  return absl::Status(
-      verdict.code(),
-      absl::StrCat(operation.Describe(options_.rank, options_.world_size), ": ",
-                   verdict.message()));
+  return absl::Status(verdict.code(), absl::StrCat(Describe(operation), ": ",
+                                                   verdict.message()));
+}
+
+std::string WatchedGroup::Describe(const Operation& operation) const {
+  return operation.Describe(options_.names.Place(options_.rank));
 }
 
 absl::Status WatchedGroup::FindVerdict() {
@@ -167,7 +169,8 @@ absl::Status WatchedGroup::FindVerdict() {
   absl::MutexLock lock(&mutex_);
   if (!verdict_) {
     findings.reports[options_.rank] = failure.report;
-    verdict_ = Verdict(options_.rank, findings.reports, findings.store_answers);
+    verdict_ = Verdict(options_.rank, options_.names, findings.reports,
+                       findings.store_answers);
   }
   return *verdict_;
 }

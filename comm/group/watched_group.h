@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
@@ -16,6 +17,7 @@
 #include "comm/call.h"
 #include "comm/group/operation_watchdog.h"
 #include "comm/group/report_exchange.h"
+#include "comm/rank_names.h"
 
 namespace fsdp::comm {
 
@@ -29,7 +31,7 @@ class WatchedGroup {
 
   struct Options {
     int rank = 0;
-    int world_size = 1;
+    RankNames names;
     absl::Duration timeout = absl::Minutes(5);
     // How long a failed operation waits for what the peers have to say.
     absl::Duration diagnosis_timeout = absl::Seconds(2);
@@ -56,8 +58,12 @@ class WatchedGroup {
   absl::Status Start();
 
   int rank() const { return options_.rank; }
-  int world_size() const { return options_.world_size; }
+  int world_size() const { return options_.names.size(); }
+  const RankNames& names() const { return options_.names; }
   absl::Duration timeout() const { return options_.timeout; }
+
+  // "all-gather #17 of blocks.2 on rank 1 of 4 (bfloat16 x 1024, 2048 bytes)".
+  std::string Describe(const Operation& operation) const;
 
   // The next operation, due in timeout(); the error of a group that has failed.
   absl::StatusOr<std::shared_ptr<Operation>> Begin(Call call, int64_t bytes);

@@ -18,6 +18,7 @@
 #include "comm/hierarchical/hierarchical_collectives.h"
 #include "comm/hierarchical/hierarchical_split.h"
 #include "comm/hierarchical/host_layout.h"
+#include "comm/rank_names.h"
 #include "comm/unwinding.h"
 #include "comm/work.h"
 
@@ -35,9 +36,8 @@ std::string WithoutRank(const Communicator& part) {
 std::string NameOf(const HierarchicalParts& parts) {
   return absl::StrCat("hierarchical (", WithoutRank(*parts.host), " inside ",
                       parts.rail->world_size(), " hosts, ",
-                      WithoutRank(*parts.rail), " between them), rank ",
-                      parts.network->rank(), " of ",
-                      parts.network->world_size());
+                      WithoutRank(*parts.rail), " between them), ",
+                      parts.network->Place());
 }
 
 class HierarchicalCommunicator final : public Communicator {
@@ -57,6 +57,7 @@ class HierarchicalCommunicator final : public Communicator {
 
   int rank() const override { return group_->rank(); }
   int world_size() const override { return group_->world_size(); }
+  const RankNames& names() const override { return group_->names(); }
   absl::Duration default_timeout() const override { return timeout_; }
   std::string ToString() const override { return name_; }
 
@@ -134,7 +135,7 @@ absl::StatusOr<std::unique_ptr<Work>> HierarchicalCommunicator::Start(
   call.label = std::string(label);
   if (!tensor.device().is_cpu()) {
     return absl::UnimplementedError(absl::StrCat(
-        comm::ToString(call), " on rank ", rank(), " of ", world_size(),
+        comm::ToString(call), " on ", Place(),
         ": hierarchical groups take CPU tensors, not ", tensor.device().str()));
   }
   FSDP_ASSIGN_OR_RETURN(
@@ -201,8 +202,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> HierarchicalCommunicator::Split(
     int color, int key) {
   if (color < 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("split on rank ", rank(), " of ", world_size(), ": color ",
-                     color, " is negative"));
+        absl::StrCat("split on ", Place(), ": color ", color, " is negative"));
   }
   Call call;
   call.collective = Collective::kSplit;
@@ -226,6 +226,32 @@ absl::StatusOr<std::unique_ptr<Communicator>> HierarchicalCommunicator::Split(
   return std::move(*part);
 }
 
+// Whether the ranks of `part` are `members` of the network, as errors take it.
+absl::Status CheckMembers(const Communicator& network, const Communicator& part,
+                          const std::vector<int>& members) {
+  for (int rank = 0; rank < part.world_size(); ++rank) {
+    const int is = part.names().world_rank(rank);
+    const int expected = network.names().world_rank(members[rank]);
+    if (is == expected) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("a hierarchical group of which (", part.ToString(),
+                     ") is a part: its rank ", rank, " is rank ", is,
+                     " of the world, where that of all ranks has ", expected,
+                     "; tell the part its world_ranks"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckNames(const HierarchicalParts& parts) {
+  HostLayout layout;
+  layout.num_hosts = parts.rail->world_size();
+  layout.ranks_per_host = parts.host->world_size();
+  const int rank = parts.network->rank();
+  FSDP_RETURN_IF_ERROR(
+      CheckMembers(*parts.network, *parts.host, layout.HostRanks(rank)));
+  return CheckMembers(*parts.network, *parts.rail, layout.RailRanks(rank));
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Communicator>> CreateHierarchicalCommunicator(
@@ -241,6 +267,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateHierarchicalCommunicator(
         ") in all: the rank of all is that between hosts times the ranks of a "
         "host plus that inside the host"));
   }
+  FSDP_RETURN_IF_ERROR(CheckNames(parts));
   std::string name = NameOf(parts);
   const absl::Duration timeout = network.default_timeout();
   const bool has_all_to_all = host.HasAllToAll() && rail.HasAllToAll();

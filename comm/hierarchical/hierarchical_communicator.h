@@ -21,7 +21,8 @@ namespace fsdp::comm {
 //            what Split() falls back on
 //
 // Every rank calls this with such parts; it does not communicate.
-// InvalidArgument where they do not fit together.
+// InvalidArgument where they do not fit together, the ranks of the world that
+// they say to be included.
 //
 // Between hosts each rank sends and receives 1/L of what it would in a flat
 // group. All operations run in order on a thread of this group, so that they

@@ -40,8 +40,9 @@ using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-absl::StatusOr<Group> CreateLocal(int world_size, absl::Duration timeout) {
-  return CreateLocalGroup(world_size, {timeout});
+absl::StatusOr<Group> CreateLocal(int world_size, absl::Duration timeout,
+                                  std::vector<int> world_ranks) {
+  return CreateLocalGroup(world_size, {timeout, std::move(world_ranks)});
 }
 
 HostLayout Layout(int num_hosts, int ranks_per_host) {
@@ -164,11 +165,19 @@ TEST(HierarchicalTest, ReadsSymmetricMemoryInPlace) {
   EXPECT_OK(AllOk(RunRanks(*group, run)));
 }
 
+std::unique_ptr<Communicator> LocalPart(int size, int rank,
+                                        std::vector<int> world_ranks) {
+  LocalGroupOptions options;
+  options.world_ranks = std::move(world_ranks);
+  return std::move(CreateLocalGroup(size, options).value()[rank]);
+}
+
 TEST(HierarchicalTest, RefusesPartsThatDoNotFit) {
-  const auto make = [](int network_rank, int network_size) {
+  const auto make = [](int network_rank, int network_size,
+                       const std::vector<int>& host = {4, 5}) {
     HierarchicalParts parts;
-    parts.host = std::move(CreateLocalGroup(2).value()[1]);
-    parts.rail = std::move(CreateLocalGroup(3).value()[2]);
+    parts.host = LocalPart(2, 1, host);
+    parts.rail = LocalPart(3, 2, {1, 3, 5});
     parts.network =
         std::move(CreateLocalGroup(network_size).value()[network_rank]);
     return CreateHierarchicalCommunicator(std::move(parts)).status();
@@ -178,6 +187,10 @@ TEST(HierarchicalTest, RefusesPartsThatDoNotFit) {
                                    HasSubstr("local, rank 4 of 6")));
   EXPECT_THAT(make(5, 7), StatusIs(absl::StatusCode::kInvalidArgument,
                                    HasSubstr("local, rank 5 of 7")));
+  EXPECT_THAT(make(5, 6, {}), StatusIs(absl::StatusCode::kInvalidArgument,
+                                       HasSubstr("rank 0 is rank 0 of the "
+                                                 "world, where that of all "
+                                                 "ranks has 4")));
 }
 
 TEST(HierarchicalTest, SaysWhatItIsMadeOf) {

@@ -42,8 +42,7 @@ std::optional<absl::Status> Decode(absl::string_view text) {
 
 // Without the part's name of the operation.
 absl::string_view Reason(const Communicator& part, absl::string_view message) {
-  const std::string end =
-      absl::StrCat(" on rank ", part.rank(), " of ", part.world_size(), ": ");
+  const std::string end = absl::StrCat(" on ", part.Place(), ": ");
   const size_t found = message.find(end);
   if (found == absl::string_view::npos) return message;
   return message.substr(found + end.size());
@@ -62,7 +61,7 @@ HierarchicalGroup::HierarchicalGroup(HierarchicalParts parts)
     : parts_(std::move(parts)),
       layout_(LayoutOf(parts_)),
       rank_(parts_.network->rank()),
-      world_size_(parts_.network->world_size()) {
+      names_(parts_.network->names()) {
   listener_ = std::make_unique<AbortListener>(
       parts_.network.get(),
       [this](const absl::Status& status) { FailAsNetwork(status); });
@@ -128,7 +127,7 @@ void HierarchicalGroup::GiveUp(const Operation& operation) {
       const absl::string_view text = "not done at the deadline";
       return Fail({absl::DeadlineExceededError(text),
                    absl::AbortedError(
-                       absl::StrCat("rank ", rank_, " gave up: ", text))});
+                       absl::StrCat(names_.Name(rank_), " gave up: ", text))});
     }
     const absl::Status status = stage.work->Wait(absl::Now());
     if (!status.ok()) return FailWith(*stage.part, status);
@@ -144,7 +143,7 @@ void HierarchicalGroup::GiveUp(const Operation& operation) {
 
 void HierarchicalGroup::Abort(const absl::Status& reason) {
   const absl::Status aborted = absl::AbortedError(
-      absl::StrCat("rank ", rank_, " aborted: ", reason.message()));
+      absl::StrCat(names_.Name(rank_), " aborted: ", reason.message()));
   Fail({aborted, aborted});
 }
 
@@ -153,12 +152,12 @@ void HierarchicalGroup::Stop() {
   if (!left.has_value()) return;
   if (left->unfinished) {
     Fail({absl::UnavailableError("this rank has left the group"),
-          absl::UnavailableError(absl::StrCat("rank ", rank_, kHasLeft, " in ",
-                                              queue_.NameOfNext()))});
+          absl::UnavailableError(absl::StrCat(names_.Name(rank_), kHasLeft,
+                                              " in ", queue_.NameOfNext()))});
   }
   queue_.Join();
   parts_.network->Abort(
-      absl::AbortedError(absl::StrCat("rank ", rank_, kHasLeft)));
+      absl::AbortedError(absl::StrCat(names_.Name(rank_), kHasLeft)));
   listener_.reset();
   parts_ = HierarchicalParts();
 }
@@ -172,7 +171,7 @@ absl::Status HierarchicalGroup::Execute(absl::string_view name,
   // Does nothing where a part has failed, which has been told already.
   if (!status.ok()) {
     Fail({status, absl::AbortedError(absl::StrCat(
-                      "rank ", rank_, " failed: ", status.message()))});
+                      names_.Name(rank_), " failed: ", status.message()))});
   }
   return status;
 }
@@ -238,7 +237,8 @@ void HierarchicalGroup::FailWith(const Communicator& part,
   if (const auto told = Decode(status.message()); told.has_value()) {
     return Fail({*told, *told});
   }
-  const std::string text = InWorldRanks(part, Reason(part, status.message()));
+  // A part calls its ranks by other numbers.
+  const std::string text = names_.Adopt(Reason(part, status.message()));
   const absl::Status own(status.code(), text);
   switch (status.code()) {
     case absl::StatusCode::kAborted:
@@ -247,27 +247,19 @@ void HierarchicalGroup::FailWith(const Communicator& part,
       return Fail({own, own});
     case absl::StatusCode::kDeadlineExceeded:
       return Fail({own, absl::AbortedError(absl::StrCat(
-                            "rank ", rank_, " gave up waiting for ",
+                            names_.Name(rank_), " gave up waiting for ",
                             queue_.NameOfNext(), ": ", text))});
     default:
-      return Fail({own, absl::AbortedError(
-                            absl::StrCat("rank ", rank_, " failed: ", text))});
+      return Fail({own, absl::AbortedError(absl::StrCat(names_.Name(rank_),
+                                                        " failed: ", text))});
   }
-}
-
-std::string HierarchicalGroup::InWorldRanks(const Communicator& part,
-                                            absl::string_view text) const {
-  if (&part == parts_.host.get()) return layout_.NameHostRanks(rank_, text);
-  if (&part == parts_.rail.get()) return layout_.NameRailRanks(rank_, text);
-  return std::string(text);
 }
 
 absl::Status HierarchicalGroup::ErrorOf(absl::string_view name) {
   absl::MutexLock lock(&mutex_);
-  return absl::Status(
-      failure_->status.code(),
-      absl::StrCat(name, " on rank ", rank_, " of ", world_size_, ": ",
-                   failure_->status.message()));
+  return absl::Status(failure_->status.code(),
+                      absl::StrCat(name, " on ", names_.Place(rank_), ": ",
+                                   failure_->status.message()));
 }
 
 }  // namespace fsdp::comm

@@ -20,6 +20,7 @@
 #include "comm/group/abort_listener.h"
 #include "comm/group/operation_queue.h"
 #include "comm/hierarchical/host_layout.h"
+#include "comm/rank_names.h"
 #include "comm/work.h"
 
 namespace fsdp::comm {
@@ -49,7 +50,8 @@ class HierarchicalGroup {
   ~HierarchicalGroup();
 
   int rank() const { return rank_; }
-  int world_size() const { return world_size_; }
+  int world_size() const { return names_.size(); }
+  const RankNames& names() const { return names_; }
   const HostLayout& layout() const { return layout_; }
 
   // Queues an operation. Fails at once when the group has failed.
@@ -104,16 +106,13 @@ class HierarchicalGroup {
   void Fail(Failure failure);
   void FailAsNetwork(const absl::Status& status);
   void FailWith(const Communicator& part, const absl::Status& status);
-  // `text` of a part, whose ranks have other numbers than this group's.
-  std::string InWorldRanks(const Communicator& part,
-                           absl::string_view text) const;
   // That of the operation `name`, of a group that has failed.
   absl::Status ErrorOf(absl::string_view name) ABSL_LOCKS_EXCLUDED(mutex_);
 
   HierarchicalParts parts_;  // not changed before Stop() ends
   const HostLayout layout_;
   const int rank_;
-  const int world_size_;
+  const RankNames names_;
   std::unique_ptr<AbortListener>
       listener_;  // of the network; used by operations
 

@@ -1,68 +1,27 @@
 #include "comm/hierarchical/host_layout.h"
 
 #include <map>
+#include <numeric>
 #include <string>
+#include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
-#include "absl/strings/ascii.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
-#include "absl/strings/strip.h"
 
 namespace fsdp::comm {
-namespace {
 
-bool IsWord(char c) { return absl::ascii_isalnum(c) || c == '_'; }
-
-// Takes a number from the front of `text`; -1, and nothing, where there is
-// none.
-int ConsumeNumber(absl::string_view* text) {
-  size_t size = 0;
-  while (size < text->size() && absl::ascii_isdigit((*text)[size])) ++size;
-  int number = -1;
-  const bool ends = size == text->size() || !IsWord((*text)[size]);
-  if (!ends || !absl::SimpleAtoi(text->substr(0, size), &number)) return -1;
-  text->remove_prefix(size);
-  return number;
+std::vector<int> HostLayout::HostRanks(int rank) const {
+  std::vector<int> ranks(ranks_per_host);
+  std::iota(ranks.begin(), ranks.end(), rank - place(rank));
+  return ranks;
 }
 
-// Rank r of `size` is `name(r)` of `world_size`.
-std::string Renumber(absl::string_view text, int size, int world_size,
-                     absl::FunctionRef<int(int)> name) {
-  constexpr absl::string_view kRank = "rank ";
-  std::string result;
-  while (true) {
-    const size_t found = text.find(kRank);
-    if (found == absl::string_view::npos) break;
-    const bool is_word = found == 0 || !IsWord(text[found - 1]);
-    absl::StrAppend(&result, text.substr(0, found + kRank.size()));
-    text.remove_prefix(found + kRank.size());
-    absl::string_view rest = text;
-    const int rank = is_word ? ConsumeNumber(&rest) : -1;
-    if (rank < 0 || rank >= size) continue;
-    absl::StrAppend(&result, name(rank));
-    text = rest;
-    if (!absl::ConsumePrefix(&rest, " of ") || ConsumeNumber(&rest) != size) {
-      continue;
-    }
-    absl::StrAppend(&result, " of ", world_size);
-    text = rest;
+std::vector<int> HostLayout::RailRanks(int rank) const {
+  std::vector<int> ranks;
+  for (int h = 0; h < num_hosts; ++h) {
+    ranks.push_back(h * ranks_per_host + place(rank));
   }
-  return absl::StrCat(result, text);
-}
-
-}  // namespace
-
-std::string HostLayout::NameHostRanks(int rank, absl::string_view text) const {
-  return Renumber(text, ranks_per_host, num_hosts * ranks_per_host,
-                  [&](int p) { return host(rank) * ranks_per_host + p; });
-}
-
-std::string HostLayout::NameRailRanks(int rank, absl::string_view text) const {
-  return Renumber(text, num_hosts, num_hosts * ranks_per_host,
-                  [&](int h) { return h * ranks_per_host + place(rank); });
+  return ranks;
 }
 
 absl::StatusOr<HostLayout> ArrangeHosts(absl::Span<const std::string> hosts) {

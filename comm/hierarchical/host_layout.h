@@ -3,9 +3,9 @@
 #define COMM_HIERARCHICAL_HOST_LAYOUT_H_
 
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 
 namespace fsdp::comm {
@@ -19,11 +19,9 @@ struct HostLayout {
   int host(int rank) const { return rank / ranks_per_host; }
   int place(int rank) const { return rank % ranks_per_host; }
 
-  // `text`, which a group of the ranks of the host of `rank`, or of those in
-  // its place on every host, has written: "rank 1" and "rank 1 of 2" become
-  // what they are among all ranks.
-  std::string NameHostRanks(int rank, absl::string_view text) const;
-  std::string NameRailRanks(int rank, absl::string_view text) const;
+  // The ranks of the host of `rank`, and those in its place on every host.
+  std::vector<int> HostRanks(int rank) const;
+  std::vector<int> RailRanks(int rank) const;
 };
 
 // `hosts`, by rank: equal for ranks of one host. FailedPrecondition says why it

@@ -1,6 +1,7 @@
 #include "comm/hierarchical/host_layout.h"
 
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "base/testing/status_matchers.h"
@@ -49,22 +50,13 @@ TEST(HostLayoutTest, RefusesHostsOfDifferentSizes) {
                        HasSubstr("of 3 ranks on 2 hosts")));
 }
 
-TEST(HostLayoutTest, NamesRanksOfPartsAmongAll) {
+TEST(HostLayoutTest, SaysWhoIsOnAHostAndWhoIsInOnePlaceOfAll) {
   HostLayout layout;
   layout.num_hosts = 2;
   layout.ranks_per_host = 3;
-  const std::string text =
-      "grads on rank 1 of 3: rank 0 (last seen in w), rank 2 of 2, rank 3, "
-      "rank 1x, crank 1, rank; Rank 1, rank 1";
-  EXPECT_EQ(layout.NameHostRanks(4, text),
-            "grads on rank 4 of 6: rank 3 (last seen in w), rank 5 of 2, rank "
-            "3, rank 1x, crank 1, rank; Rank 1, rank 4");
-  EXPECT_EQ(layout.NameRailRanks(4, "rank 1 of 2 lacks rank 0, rank 2"),
-            "rank 4 of 6 lacks rank 1, rank 2");
-  EXPECT_EQ(layout.NameHostRanks(1, "rank 2"), "rank 2");
-  EXPECT_EQ(layout.NameHostRanks(4, ""), "");
-  EXPECT_EQ(layout.NameHostRanks(4, "rank 99999999999999"),
-            "rank 99999999999999");
+  EXPECT_EQ(layout.HostRanks(4), (std::vector<int>{3, 4, 5}));
+  EXPECT_EQ(layout.HostRanks(0), (std::vector<int>{0, 1, 2}));
+  EXPECT_EQ(layout.RailRanks(4), (std::vector<int>{1, 4}));
 }
 
 }  // namespace

@@ -80,12 +80,13 @@ struct Slot {
 };
 static_assert(sizeof(Slot) == 128, "two cache lines");
 
-struct PhaseNote {
+// What a rank is in: a phase, or a wait.
+struct NoteSlot {
   Word version;
-  Word meta;  // phase, label_size << 24
+  Word meta;  // kind, label_size << 24
   Word since_ns;
   Word pool_bytes;
-  TextWords<FlightRecorder::kLabelBytes> unit;
+  TextWords<FlightRecorder::kLabelBytes> text;
 };
 
 struct Group {
@@ -97,7 +98,8 @@ struct Block {
   Word tickets;  // handed out; the first is 1
   Word claimed;
   Word pid;
-  alignas(64) PhaseNote note;
+  alignas(64) NoteSlot phase;
+  alignas(64) NoteSlot wait;
   alignas(64) Group groups[FlightRecorder::kGroups];
   alignas(64) Slot slots[FlightRecorder::kOperations];
 };
@@ -186,22 +188,62 @@ std::optional<OperationRecord> ReadSlot(const Slot& slot, uint64_t ticket) {
   return std::nullopt;
 }
 
-// Nothing where it does not come to rest, as ReadSlot().
-void ReadNote(const PhaseNote& note, RankRecord& record) {
+struct NoteRecord {
+  uint64_t kind = 0;
+  int64_t since_ns = 0;
+  int64_t pool_bytes = 0;
+  std::string text;
+};
+
+// As nobody has written it where it does not come to rest, as ReadSlot().
+NoteRecord ReadNote(const NoteSlot& note) {
   for (int look = 0; look < kLooks; ++look) {
     const uint64_t before = note.version.load(kAcquire);
     const Meta meta = Unpack(note.meta.load(kAcquire));
-    record.phase = EnumOf<Phase>(meta.kind, kNumPhases);
-    record.phase_ns = static_cast<int64_t>(note.since_ns.load(kAcquire));
+    NoteRecord record;
+    record.kind = meta.kind;
+    record.since_ns = static_cast<int64_t>(note.since_ns.load(kAcquire));
     record.pool_bytes = static_cast<int64_t>(note.pool_bytes.load(kAcquire));
-    record.unit = note.unit.Get(meta.label_size);
-    if (before % 2 == 0 && note.version.load(kAcquire) == before) return;
+    record.text = note.text.Get(meta.label_size);
+    if (before % 2 == 0 && note.version.load(kAcquire) == before) return record;
     std::this_thread::yield();
   }
-  record.phase = Phase::kUnknown;
-  record.phase_ns = 0;
-  record.pool_bytes = 0;
-  record.unit.clear();
+  return {};
+}
+
+void ReadPhase(const NoteSlot& note, RankRecord& record) {
+  NoteRecord phase = ReadNote(note);
+  record.phase = EnumOf<Phase>(phase.kind, kNumPhases);
+  record.phase_ns = phase.since_ns;
+  record.pool_bytes = phase.pool_bytes;
+  record.unit = std::move(phase.text);
+}
+
+void ReadWait(const NoteSlot& note, RankRecord& record) {
+  NoteRecord wait = ReadNote(note);
+  record.wait = EnumOf<StoreWait>(wait.kind, kNumStoreWaits);
+  record.wait_ns = wait.since_ns;
+  record.wait_what = std::move(wait.text);
+}
+
+// The version that the note has now; 0 where somebody else writes it.
+uint64_t Write(NoteSlot& note, uint64_t kind, absl::string_view text,
+               int64_t now_ns, int64_t pool_bytes) {
+  uint64_t version = note.version.load(kRelaxed);
+  if (version % 2 != 0 ||
+      !note.version.compare_exchange_strong(version, version | 1, kAcquire)) {
+    return 0;
+  }
+  Meta meta = {};
+  meta.kind = kind;
+  meta.label_size = note.text.Set(text);
+  note.meta.store(Pack(meta), kRelease);
+  note.since_ns.store(static_cast<uint64_t>(now_ns), kRelease);
+  if (pool_bytes >= 0) {
+    note.pool_bytes.store(static_cast<uint64_t>(pool_bytes), kRelease);
+  }
+  note.version.store(version + 2, kRelease);
+  return version + 2;
 }
 
 std::shared_ptr<char> OwnMemory() {
@@ -290,20 +332,26 @@ void FlightRecorder::Ends(Ticket ticket, OperationState state, int64_t now_ns) {
 
 void FlightRecorder::Note(Phase phase, absl::string_view unit,
                           int64_t pool_bytes, int64_t now_ns) {
-  PhaseNote& note = BlockAt(memory_.get()).note;
-  uint64_t version = note.version.load(kRelaxed);
-  if (version % 2 != 0 ||
+  Write(BlockAt(memory_.get()).phase, static_cast<uint64_t>(phase), unit,
+        now_ns, pool_bytes);
+}
+
+uint64_t FlightRecorder::BeginWait(StoreWait wait, absl::string_view what,
+                                   int64_t now_ns) {
+  return Write(BlockAt(memory_.get()).wait, static_cast<uint64_t>(wait), what,
+               now_ns, /*pool_bytes=*/-1);
+}
+
+// Where another wait has begun since, that one is the one to be known.
+void FlightRecorder::EndWait(uint64_t wait) {
+  NoteSlot& note = BlockAt(memory_.get()).wait;
+  uint64_t version = wait;
+  if (wait == 0 ||
       !note.version.compare_exchange_strong(version, version | 1, kAcquire)) {
     return;
   }
-  Meta meta = {};
-  meta.kind = static_cast<uint64_t>(phase);
-  meta.label_size = note.unit.Set(unit);
-  note.meta.store(Pack(meta), kRelease);
-  note.since_ns.store(static_cast<uint64_t>(now_ns), kRelease);
-  if (pool_bytes >= 0) {
-    note.pool_bytes.store(static_cast<uint64_t>(pool_bytes), kRelease);
-  }
+  note.meta.store(0, kRelease);
+  note.since_ns.store(0, kRelease);
   note.version.store(version + 2, kRelease);
 }
 
@@ -316,7 +364,8 @@ RankRecord FlightRecorder::Read(const char* memory, int64_t now_ns) {
   RankRecord record;
   record.taken_ns = now_ns;
   record.pid = static_cast<int64_t>(block.pid.load(kAcquire));
-  ReadNote(block.note, record);
+  ReadPhase(block.phase, record);
+  ReadWait(block.wait, record);
   const uint64_t last = block.tickets.load(kAcquire);
   record.num_operations = last;
   const uint64_t first = last > kOperations ? last - kOperations : 0;

@@ -65,9 +65,12 @@ struct RankRecord {
   int64_t pid = 0;
   int64_t taken_ns = 0;  // when this was read
   Phase phase = Phase::kUnknown;
-  std::string unit;             // "" where the phase is of none
-  int64_t phase_ns = 0;         // since when
-  int64_t pool_bytes = 0;       // what the phase's owner holds in pools
+  std::string unit;        // "" where the phase is of none
+  int64_t phase_ns = 0;    // since when
+  int64_t pool_bytes = 0;  // what the phase's owner holds in pools
+  StoreWait wait = StoreWait::kNothing;
+  std::string wait_what;        // "" where it waits for no store
+  int64_t wait_ns = 0;          // since when
   uint64_t num_operations = 0;  // begun so far
   std::vector<GroupRecord> groups;
   std::vector<OperationRecord> operations;  // the last ones, oldest first
@@ -113,6 +116,10 @@ class FlightRecorder {
   // As RankActivity::Note().
   void Note(Phase phase, absl::string_view unit, int64_t pool_bytes,
             int64_t now_ns);
+
+  // As RankActivity::BeginWait() and EndWait(); 0: not recorded.
+  uint64_t BeginWait(StoreWait wait, absl::string_view what, int64_t now_ns);
+  void EndWait(uint64_t wait);
 
   RankRecord Read(int64_t now_ns) const;
 

@@ -151,6 +151,42 @@ TEST(FlightRecorderTest, NotesThePhase) {
   EXPECT_EQ(record.pid, getpid());
 }
 
+TEST(FlightRecorderTest, TellsWhatIsWaitedForUntilItEnds) {
+  FlightRecorder recorder;
+  EXPECT_EQ(recorder.Read(kNow).wait, StoreWait::kNothing);
+  recorder.Note(Phase::kBackward, "blocks.3", 4096, 16);
+  const uint64_t wait =
+      recorder.BeginWait(StoreWait::kRead, "unit blocks.2", 17);
+  RankRecord record = recorder.Read(kNow);
+  EXPECT_EQ(record.wait, StoreWait::kRead);
+  EXPECT_EQ(record.wait_what, "unit blocks.2");
+  EXPECT_EQ(record.wait_ns, 17);
+  EXPECT_EQ(record.phase, Phase::kBackward);
+  EXPECT_EQ(record.unit, "blocks.3");
+  recorder.EndWait(wait);
+  record = recorder.Read(kNow);
+  EXPECT_EQ(record.wait, StoreWait::kNothing);
+  EXPECT_EQ(record.wait_what, "");
+  EXPECT_EQ(record.phase, Phase::kBackward);
+}
+
+TEST(FlightRecorderTest, OfSeveralWaitsTheLastOneIsKnown) {
+  FlightRecorder recorder;
+  const uint64_t first = recorder.BeginWait(StoreWait::kRead, "a", 1);
+  const uint64_t second = recorder.BeginWait(StoreWait::kWrite, "b", 2);
+  recorder.EndWait(first);
+  EXPECT_EQ(recorder.Read(kNow).wait, StoreWait::kWrite);
+  EXPECT_EQ(recorder.Read(kNow).wait_what, "b");
+  recorder.EndWait(second);
+  EXPECT_EQ(recorder.Read(kNow).wait, StoreWait::kNothing);
+  const uint64_t third = recorder.BeginWait(StoreWait::kRoom, "c", 3);
+  recorder.EndWait(second);
+  recorder.EndWait(0);
+  EXPECT_EQ(recorder.Read(kNow).wait, StoreWait::kRoom);
+  recorder.EndWait(third);
+  EXPECT_EQ(recorder.Read(kNow).wait, StoreWait::kNothing);
+}
+
 TEST(FlightRecorderTest, CountsTheCallsOfEachGroup) {
   FlightRecorder recorder;
   for (int i = 0; i < FlightRecorder::kGroups; ++i) {
@@ -175,6 +211,8 @@ TEST(FlightRecorderTest, RecordingAllocatesNothing) {
   for (int i = 0; i < 1000; ++i) {
     RecordOne(recorder, group, i);
     recorder.Note(Phase::kForward, "blocks.0.attention.projection", 1, i);
+    recorder.EndWait(recorder.BeginWait(
+        StoreWait::kRead, "unit blocks.0.attention.projection", i));
   }
   EXPECT_EQ(Allocations::Largest(), 0);
 }
@@ -192,6 +230,7 @@ TEST(FlightRecorderTest, ReadersSeeWholeOperations) {
       for (int64_t i = 0; i < kEach; ++i) {
         RecordOne(recorder, group, i * 2 + writer);
         recorder.Note(Phase::kForward, LabelOf(i), i, i);
+        recorder.EndWait(recorder.BeginWait(StoreWait::kRead, LabelOf(i), i));
       }
       --writing;
     });
@@ -203,6 +242,9 @@ TEST(FlightRecorderTest, ReadersSeeWholeOperations) {
                                ? ""
                                : LabelOf(record.pool_bytes));
     EXPECT_EQ(record.phase_ns, record.pool_bytes);
+    if (record.wait != StoreWait::kNothing) {
+      EXPECT_EQ(record.wait_what, LabelOf(record.wait_ns));
+    }
     uint64_t last = 0;
     for (const OperationRecord& operation : record.operations) {
       const int64_t i = operation.bytes;
@@ -221,6 +263,7 @@ TEST(FlightRecorderTest, ReadersSeeWholeOperations) {
   const RankRecord record = recorder.Read(kNow);
   EXPECT_EQ(record.num_operations, 2 * kEach);
   EXPECT_EQ(record.groups[0].calls, 2 * kEach);
+  EXPECT_EQ(record.wait, StoreWait::kNothing);
 }
 
 TEST(FlightRecorderTest, WhatAnotherProcessHasInItsMemoryIsBounded) {
@@ -237,6 +280,8 @@ TEST(FlightRecorderTest, WhatAnotherProcessHasInItsMemoryIsBounded) {
     EXPECT_THAT(record.operations, SizeIs(Le(100)));
     EXPECT_THAT(record.groups, SizeIs(Le(FlightRecorder::kGroups)));
     EXPECT_LT(static_cast<int>(record.phase), kNumPhases);
+    EXPECT_LT(static_cast<int>(record.wait), kNumStoreWaits);
+    EXPECT_THAT(record.wait_what, SizeIs(Le(FlightRecorder::kLabelBytes)));
     EXPECT_THAT(record.unit, SizeIs(Le(FlightRecorder::kLabelBytes)));
     for (const OperationRecord& operation : record.operations) {
       EXPECT_LT(static_cast<int>(operation.kind), kNumOperationKinds);

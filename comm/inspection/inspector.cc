@@ -87,6 +87,12 @@ void Inspector::Note(Phase phase, absl::string_view unit, int64_t pool_bytes) {
   recorder_->Note(phase, unit, pool_bytes, NowNs());
 }
 
+uint64_t Inspector::BeginWait(StoreWait wait, absl::string_view what) {
+  return recorder_->BeginWait(wait, what, NowNs());
+}
+
+void Inspector::EndWait(uint64_t wait) { recorder_->EndWait(wait); }
+
 std::string Inspector::Describe() const {
   SeenRank own;
   own.record = recorder_->Read(NowNs());

@@ -52,6 +52,8 @@ class Inspector final : public RankActivity {
   FlightRecorder& recorder() const { return *recorder_; }
 
   void Note(Phase phase, absl::string_view unit, int64_t pool_bytes) override;
+  uint64_t BeginWait(StoreWait wait, absl::string_view what) override;
+  void EndWait(uint64_t wait) override;
   std::string Describe() const override;
 
   // The operation has failed, and with it the group. The first time, what the

@@ -18,6 +18,7 @@
 #include "comm/group/call_in_time.h"
 #include "comm/group/store_exchange.h"
 #include "comm/inspection/record_codec.h"
+#include "comm/rank_names.h"
 
 namespace fsdp::comm {
 namespace {
@@ -85,9 +86,10 @@ absl::StatusOr<std::unique_ptr<PeerRecords>> PeerRecords::Connect(
   auto own = SharedSegment::Create(FlightRecorder::Bytes());
   const SegmentAddress address =
       own.ok() ? (*own)->address() : SegmentAddress();
-  FSDP_ASSIGN_OR_RETURN(const std::vector<std::string> introductions,
-                        ExchangeByStore(store, "inspection", rank, world_size,
-                                        Introduction(host, address), deadline));
+  FSDP_ASSIGN_OR_RETURN(
+      const std::vector<std::string> introductions,
+      ExchangeByStore(store, "inspection", rank, RankNames(world_size),
+                      Introduction(host, address), deadline));
   std::unique_ptr<PeerRecords> records(
       new PeerRecords(rank, world_size, own.ok() ? *std::move(own) : nullptr));
   bool any_elsewhere = records->own_ == nullptr;

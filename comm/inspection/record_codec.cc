@@ -10,7 +10,7 @@ namespace fsdp::comm {
 namespace {
 
 // Changes with what follows it.
-constexpr uint32_t kFormat = 0x46445231;
+constexpr uint32_t kFormat = 0x46445232;
 
 template <typename T>
 void Put(std::string& bytes, T value) {
@@ -117,6 +117,9 @@ std::string EncodeRecord(const RankRecord& record) {
   PutText(bytes, record.unit);
   Put(bytes, record.phase_ns);
   Put(bytes, record.pool_bytes);
+  Put(bytes, static_cast<uint8_t>(record.wait));
+  PutText(bytes, record.wait_what);
+  Put(bytes, record.wait_ns);
   Put(bytes, record.num_operations);
   const size_t groups =
       std::min<size_t>(record.groups.size(), FlightRecorder::kGroups);
@@ -146,6 +149,9 @@ std::optional<RankRecord> DecodeRecord(absl::string_view bytes) {
   record.unit = reader.TakeText();
   record.phase_ns = reader.Take<int64_t>();
   record.pool_bytes = reader.Take<int64_t>();
+  record.wait = static_cast<StoreWait>(reader.TakeBelow(kNumStoreWaits));
+  record.wait_what = reader.TakeText();
+  record.wait_ns = reader.Take<int64_t>();
   record.num_operations = reader.Take<uint64_t>();
   const int groups = reader.TakeBelow(FlightRecorder::kGroups + 1);
   for (int i = 0; i < groups; ++i) {

@@ -27,6 +27,7 @@ RankRecord FullRecord() {
     recorder.AddGroup(id);
   }
   recorder.Note(Phase::kBackward, std::string(200, 'u'), 12345, 99);
+  recorder.BeginWait(StoreWait::kWrite, std::string(200, 'w'), 101);
   for (int i = 0; i < 150; ++i) {
     const FlightRecorder::Ticket ticket = recorder.Begin(
         {OperationKind::kAllToAll, 6, i % 32, i, std::string(200, 'b')}, i);
@@ -55,6 +56,9 @@ TEST(RecordCodecTest, AFullRecordFitsAndComesBack) {
   EXPECT_EQ(back->unit, full.unit);
   EXPECT_EQ(back->phase_ns, 99);
   EXPECT_EQ(back->pool_bytes, 12345);
+  EXPECT_EQ(back->wait, StoreWait::kWrite);
+  EXPECT_EQ(back->wait_what, full.wait_what);
+  EXPECT_EQ(back->wait_ns, 101);
   EXPECT_EQ(back->num_operations, 150);
   ASSERT_THAT(back->groups, SizeIs(32));
   EXPECT_EQ(back->groups[31].id, 32);
@@ -101,6 +105,7 @@ TEST(RecordCodecTest, OtherBytesGiveNothingOrWhatIsBounded) {
       continue;
     }
     EXPECT_LT(static_cast<int>(record->phase), kNumPhases);
+    EXPECT_LT(static_cast<int>(record->wait), kNumStoreWaits);
     EXPECT_THAT(record->operations, SizeIs(Le(kSentOperations)));
     for (const OperationRecord& operation : record->operations) {
       EXPECT_LT(static_cast<int>(operation.kind), kNumOperationKinds);

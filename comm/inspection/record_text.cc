@@ -259,6 +259,10 @@ std::string PositionOf(const RankRecord& record) {
   const std::string phase = PhaseText(record);
   const std::string in_phase =
       phase.empty() ? "" : absl::StrCat(" (", phase, ")");
+  if (record.wait != StoreWait::kNothing) {
+    return absl::StrCat(StoreWaitText(record.wait, record.wait_what), " for ",
+                        Span(Since(record.wait_ns, record.taken_ns)), in_phase);
+  }
   if (const OperationRecord* open = FirstOpen(record)) {
     const int64_t since = open->state == OperationState::kWaiting
                               ? open->waited_ns

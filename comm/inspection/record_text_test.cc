@@ -149,6 +149,42 @@ TEST(RecordTextTest, SaysWhereARankIs) {
       "is in all-reduce #4 of loss for 32 s (outside forward and backward)");
 }
 
+TEST(RecordTextTest, SaysThatARankIsInTheOptimizersStepOrWaitsForAStore) {
+  SeenRank seen = Rank(
+      Operation(OperationKind::kAllReduce, 4, "loss", OperationState::kDone));
+  RankRecord& record = *seen.record;
+  record.phase = Phase::kStep;
+  record.phase_ns = kNow - 4 * kSecond;
+  EXPECT_THAT(RecordText(1, seen, 0),
+              HasSubstr("; the optimizer's step since 4.0 s\n"));
+  record.unit = "blocks.3";
+  EXPECT_THAT(RecordText(1, seen, 0),
+              HasSubstr("; the optimizer's step of blocks.3 since 4.0 s\n"));
+  record.wait = StoreWait::kRead;
+  record.wait_what = "unit blocks.3 (parameters)";
+  record.wait_ns = kNow - 3 * kSecond;
+  EXPECT_EQ(PositionOf(record),
+            "waits for unit blocks.3 (parameters) to be read from its store "
+            "for 3.0 s (the optimizer's step of blocks.3)");
+  record.wait = StoreWait::kWrite;
+  EXPECT_THAT(PositionOf(record), HasSubstr("to be written to its store"));
+  record.wait = StoreWait::kRoom;
+  EXPECT_THAT(PositionOf(record), StartsWith("waits for memory for unit"));
+}
+
+// So whoever waits for it learns why it does not come.
+TEST(RecordTextTest, ARankThatWaitsForAStoreIsBehindForThatReason) {
+  std::vector<SeenRank> ranks = {InGather(17), InGather(16)};
+  ranks[1].record->operations[0].state = OperationState::kDone;
+  ranks[1].record->wait = StoreWait::kRead;
+  ranks[1].record->wait_what = "unit blocks.3 (parameters)";
+  ranks[1].record->wait_ns = kNow - 30 * kSecond;
+  EXPECT_THAT(StandingOfOthers(0, {kWorld, 17}, ranks),
+              HasSubstr("rank 1 is behind by 1 call: it waits for unit "
+                        "blocks.3 (parameters) to be read from its store for "
+                        "30 s"));
+}
+
 TEST(RecordTextTest, ErrorsAndTextsNameAnOperationAlike) {
   OperationRecord operation =
       Operation(OperationKind::kBroadcast, 4, "root", OperationState::kDone);

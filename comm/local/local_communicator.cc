@@ -15,6 +15,7 @@
 #include "base/status_macros.h"
 #include "comm/call.h"
 #include "comm/local/rendezvous.h"
+#include "comm/rank_names.h"
 #include "comm/reduction/reduction.h"
 #include "comm/unwinding.h"
 #include "comm/work.h"
@@ -107,22 +108,23 @@ struct SplitRequest {
   std::shared_ptr<Seat> seat;
 };
 
-void AssignSeats(Payloads payloads) {
-  std::map<int, std::vector<const SplitRequest*>> requests_of;  // by color
-  for (const std::any& payload : payloads) {
-    const auto* request = std::any_cast<SplitRequest>(&payload);
-    requests_of[request->color].push_back(request);
+// `names` of the group that is split.
+void AssignSeats(Payloads payloads, const RankNames& names) {
+  const auto request_of = [&](int rank) {
+    return std::any_cast<SplitRequest>(&payloads[rank]);
+  };
+  std::map<int, std::vector<int>> members_of;  // by color
+  for (int rank = 0; rank < names.size(); ++rank) {
+    members_of[request_of(rank)->color].push_back(rank);
   }
-  for (auto& [color, requests] : requests_of) {
+  for (auto& [color, members] : members_of) {
     // Stable: equal keys stay in the order of the ranks.
-    std::stable_sort(requests.begin(), requests.end(),
-                     [](const SplitRequest* a, const SplitRequest* b) {
-                       return a->key < b->key;
-                     });
-    const auto group =
-        std::make_shared<Rendezvous>(static_cast<int>(requests.size()));
-    for (size_t rank = 0; rank < requests.size(); ++rank) {
-      *requests[rank]->seat = {group, static_cast<int>(rank)};
+    std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
+      return request_of(a)->key < request_of(b)->key;
+    });
+    const auto group = std::make_shared<Rendezvous>(names.Part(members));
+    for (size_t rank = 0; rank < members.size(); ++rank) {
+      *request_of(members[rank])->seat = {group, static_cast<int>(rank)};
     }
   }
 }
@@ -160,9 +162,10 @@ class LocalCommunicator final : public Communicator {
 
   int rank() const override { return seat_.rank; }
   int world_size() const override { return seat_.group->world_size(); }
+  const RankNames& names() const override { return seat_.group->names(); }
   absl::Duration default_timeout() const override { return timeout_; }
   std::string ToString() const override {
-    return absl::StrCat("local, rank ", rank(), " of ", world_size());
+    return absl::StrCat("local, ", Place());
   }
 
   absl::StatusOr<at::Tensor> AllocateSymmetric(int64_t bytes) override {
@@ -172,9 +175,8 @@ class LocalCommunicator final : public Communicator {
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
                                                       int key) override {
     if (color < 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("split on rank ", rank(), " of ", world_size(),
-                       ": color ", color, " is negative"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "split on ", Place(), ": color ", color, " is negative"));
     }
     auto seat = std::make_shared<Seat>();
     Call call;
@@ -182,8 +184,9 @@ class LocalCommunicator final : public Communicator {
     call.label = "the group";
     FSDP_ASSIGN_OR_RETURN(
         auto operation,
-        seat_.group->Enter(seat_.rank, call, SplitRequest{color, key, seat},
-                           AssignSeats));
+        seat_.group->Enter(
+            seat_.rank, call, SplitRequest{color, key, seat},
+            [this](Payloads payloads) { AssignSeats(payloads, names()); }));
     FSDP_RETURN_IF_ERROR(
         seat_.group->Wait(seat_.rank, operation, absl::Now() + timeout_));
     return std::make_unique<LocalCommunicator>(*seat, timeout_);
@@ -242,7 +245,7 @@ class LocalCommunicator final : public Communicator {
                     counted.numel(), std::move(detail)};
     if (!counted.device().is_cpu()) {
       return absl::UnimplementedError(absl::StrCat(
-          comm::ToString(call), " on rank ", rank(), " of ", world_size(),
+          comm::ToString(call), " on ", Place(),
           ": local groups take CPU tensors, not ", counted.device().str()));
     }
     FSDP_ASSIGN_OR_RETURN(
@@ -264,7 +267,9 @@ absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> CreateLocalGroup(
     return absl::InvalidArgumentError(
         absl::StrCat("a local group of ", world_size, " ranks"));
   }
-  const auto group = std::make_shared<Rendezvous>(world_size);
+  FSDP_ASSIGN_OR_RETURN(RankNames names,
+                        RankNames::Of(world_size, options.world_ranks));
+  const auto group = std::make_shared<Rendezvous>(std::move(names));
   std::vector<std::unique_ptr<Communicator>> communicators;
   communicators.reserve(world_size);
   for (int rank = 0; rank < world_size; ++rank) {

@@ -13,6 +13,8 @@ namespace fsdp::comm {
 
 struct LocalGroupOptions {
   absl::Duration timeout = absl::Minutes(5);  // Communicator::default_timeout
+  // Of each rank, where the group is a part of another one.
+  std::vector<int> world_ranks = {};
 };
 
 // The communicators of `world_size` > 0 ranks, by rank. Calls never block: the

@@ -21,6 +21,7 @@
 #include "base/tensor_over.h"
 #include "base/torch_status.h"
 #include "comm/call.h"
+#include "comm/rank_names.h"
 #include "comm/work.h"
 
 namespace fsdp::comm {
@@ -179,18 +180,29 @@ void ReduceSliceScaled(const at::Tensor& out, const at::Tensor& slice,
   }
 }
 
+absl::Status CheckPlace(const LoopbackPlace& place) {
+  if (place.rank >= 0 && place.rank < place.world_size) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("a loopback group of ", place.world_size,
+                   " ranks has no rank ", place.rank));
+}
+
 class LoopbackCommunicator final : public Communicator {
  public:
-  explicit LoopbackCommunicator(LoopbackOptions options)
+  LoopbackCommunicator(LoopbackOptions options, RankNames names)
       : options_(std::move(options)),
+        names_(std::move(names)),
         stream_(options_.device, SideStream::Priority::kHigh),
         host_(c10::Device(c10::DeviceType::CPU)) {}
 
   int rank() const override { return options_.place.rank; }
   int world_size() const override { return options_.place.world_size; }
+  const RankNames& names() const override { return names_; }
   absl::Duration default_timeout() const override { return options_.timeout; }
   std::string ToString() const override {
-    return absl::StrCat("loopback, rank ", rank(), " of ", world_size());
+    return absl::StrCat("loopback, ", Place());
   }
 
   bool PrefersScaledInputs() const override {
@@ -218,14 +230,25 @@ class LoopbackCommunicator final : public Communicator {
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
                                                       int key) override {
     if (color < 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("split on rank ", rank(), " of ", world_size(),
-                       ": color ", color, " is negative"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "split on ", Place(), ": color ", color, " is negative"));
     }
     FSDP_RETURN_IF_ERROR(ledger_->aborted());
+    if (!options_.split) {
+      return std::make_unique<LoopbackCommunicator>(options_, names_);
+    }
     LoopbackOptions options = options_;
-    if (options.split) options.place = options.split(color, key);
-    return CreateLoopback(options);
+    options.place = options_.split(color, key);
+    FSDP_RETURN_IF_ERROR(CheckPlace(options.place));
+    // Of the peers nothing is known but that they are there.
+    std::vector<int> world_ranks(options.place.world_size,
+                                 RankNames::kNobodyKnows);
+    world_ranks[options.place.rank] = names_.world_rank(rank());
+    FSDP_ASSIGN_OR_RETURN(
+        RankNames names,
+        RankNames::Of(options.place.world_size, std::move(world_ranks)));
+    return std::make_unique<LoopbackCommunicator>(std::move(options),
+                                                  std::move(names));
   }
 
   void Abort(const absl::Status& reason) override { ledger_->Abort(reason); }
@@ -306,6 +329,7 @@ class LoopbackCommunicator final : public Communicator {
   }
 
   const LoopbackOptions options_;
+  const RankNames names_;
   const SideStream stream_;
   const SideStream host_;  // of tensors on the CPU: none
   const std::shared_ptr<Ledger> ledger_ = std::make_shared<Ledger>();
@@ -316,13 +340,9 @@ class LoopbackCommunicator final : public Communicator {
 
 absl::StatusOr<std::unique_ptr<Communicator>> CreateLoopback(
     const LoopbackOptions& options) {
-  const LoopbackPlace place = options.place;
-  if (place.rank < 0 || place.rank >= place.world_size) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a loopback group of ", place.world_size,
-                     " ranks has no rank ", place.rank));
-  }
-  return std::make_unique<LoopbackCommunicator>(options);
+  FSDP_RETURN_IF_ERROR(CheckPlace(options.place));
+  return std::make_unique<LoopbackCommunicator>(
+      options, RankNames(options.place.world_size));
 }
 
 }  // namespace fsdp::comm

@@ -24,17 +24,15 @@ class Rendezvous::Operation {
   bool failed = false;
 };
 
-Rendezvous::Rendezvous(int world_size)
-    : world_size_(world_size),
-      next_sequence_(world_size, 0),
-      last_call_(world_size),
-      left_(world_size, false) {
-  FSDP_CHECK(world_size > 0);
-}
+Rendezvous::Rendezvous(RankNames names)
+    : names_(std::move(names)),
+      next_sequence_(world_size(), 0),
+      last_call_(world_size()),
+      left_(world_size(), false) {}
 
 absl::StatusOr<std::shared_ptr<Rendezvous::Operation>> Rendezvous::Enter(
     int rank, const Call& call, std::any payload, const Action& action) {
-  FSDP_CHECK(rank >= 0 && rank < world_size_);
+  FSDP_CHECK(rank >= 0 && rank < world_size());
   std::shared_ptr<Operation> operation;
   {
     absl::MutexLock lock(&mutex_);
@@ -48,7 +46,7 @@ absl::StatusOr<std::shared_ptr<Rendezvous::Operation>> Rendezvous::Enter(
     FailOnMismatchLocked(rank, *operation);
     FailOnAbsenteesLocked(*operation);
     if (failure_) return ErrorLocked(rank, call, sequence);
-    if (operation->num_entered < world_size_) return operation;
+    if (operation->num_entered < world_size()) return operation;
     operation->running = true;
     open_.erase(sequence);
   }
@@ -70,7 +68,7 @@ absl::Status Rendezvous::Wait(int rank,
       mutex_.Await(is_done);
     } else {
       std::vector<std::string> missing;
-      for (int peer = 0; peer < world_size_; ++peer) {
+      for (int peer = 0; peer < world_size(); ++peer) {
         if (!operation->calls[peer]) missing.push_back(LastSeenLocked(peer));
       }
       const std::string text =
@@ -79,7 +77,7 @@ absl::Status Rendezvous::Wait(int rank,
       const std::string name =
           Name(*operation->calls[rank], operation->sequence);
       FailLocked({rank, absl::DeadlineExceededError(text),
-                  absl::StrCat("rank ", rank, " gave up waiting for ", name,
+                  absl::StrCat(names_.Name(rank), " gave up waiting for ", name,
                                ": ", text),
                   absl::StatusCode::kAborted});
     }
@@ -90,7 +88,7 @@ absl::Status Rendezvous::Wait(int rank,
 
 void Rendezvous::Abort(int rank, const absl::Status& reason) {
   const std::string text =
-      absl::StrCat("rank ", rank, " aborted: ", reason.message());
+      absl::StrCat(names_.Name(rank), " aborted: ", reason.message());
   absl::MutexLock lock(&mutex_);
   FailLocked(
       {rank, absl::AbortedError(text), text, absl::StatusCode::kAborted});
@@ -110,7 +108,7 @@ std::shared_ptr<Rendezvous::Operation> Rendezvous::FindOrAddLocked(
     int64_t sequence) {
   std::shared_ptr<Operation>& operation = open_[sequence];
   if (operation == nullptr) {
-    operation = std::make_shared<Operation>(sequence, world_size_);
+    operation = std::make_shared<Operation>(sequence, world_size());
   }
   return operation;
 }
@@ -118,10 +116,10 @@ std::shared_ptr<Rendezvous::Operation> Rendezvous::FindOrAddLocked(
 void Rendezvous::FailOnMismatchLocked(int rank, const Operation& operation) {
   bool equal = true;
   std::vector<std::string> calls;
-  for (int peer = 0; peer < world_size_; ++peer) {
+  for (int peer = 0; peer < world_size(); ++peer) {
     const std::optional<Call>& call = operation.calls[peer];
     if (call) equal = equal && *call == *operation.calls[rank];
-    calls.push_back(absl::StrCat("rank ", peer, " called ",
+    calls.push_back(absl::StrCat(names_.Name(peer), " called ",
                                  call ? ToString(*call) : "nothing yet"));
   }
   if (equal) return;
@@ -133,7 +131,7 @@ void Rendezvous::FailOnMismatchLocked(int rank, const Operation& operation) {
 }
 
 void Rendezvous::FailOnAbsenteesLocked(const Operation& operation) {
-  for (int peer = 0; peer < world_size_; ++peer) {
+  for (int peer = 0; peer < world_size(); ++peer) {
     if (!left_[peer] || operation.calls[peer]) continue;
     const std::string text = absl::StrCat(LastSeenLocked(peer), " is gone");
     FailLocked({peer, absl::UnavailableError(text), text,
@@ -154,8 +152,8 @@ void Rendezvous::FailLocked(Failure failure) {
 
 std::string Rendezvous::LastSeenLocked(int rank) const {
   const std::optional<LastCall>& last = last_call_[rank];
-  if (!last) return absl::StrCat("rank ", rank, " (no call so far)");
-  return absl::StrCat("rank ", rank, " (last seen in ",
+  if (!last) return absl::StrCat(names_.Name(rank), " (no call so far)");
+  return absl::StrCat(names_.Name(rank), " (last seen in ",
                       Name(last->call, last->sequence), ")");
 }
 
@@ -166,9 +164,8 @@ absl::Status Rendezvous::ErrorLocked(int rank, const Call& call,
       own ? failure_->status.code() : failure_->code_of_others;
   const absl::string_view text =
       own ? failure_->status.message() : failure_->text;
-  return absl::Status(
-      code, absl::StrCat(Name(call, sequence), " on rank ", rank, " of ",
-                         world_size_, ": ", text));
+  return absl::Status(code, absl::StrCat(Name(call, sequence), " on ",
+                                         names_.Place(rank), ": ", text));
 }
 
 }  // namespace fsdp::comm

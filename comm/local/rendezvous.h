@@ -19,6 +19,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "comm/call.h"
+#include "comm/rank_names.h"
 
 namespace fsdp::comm {
 
@@ -35,9 +36,11 @@ class Rendezvous {
   // One operation; shared by the ranks that entered it.
   class Operation;
 
-  explicit Rendezvous(int world_size);
+  // Of these ranks, whose names errors say.
+  explicit Rendezvous(RankNames names);
 
-  int world_size() const { return world_size_; }
+  int world_size() const { return names_.size(); }
+  const RankNames& names() const { return names_; }
 
   // Enters the next operation of `rank`. All ranks must pass an equal `call`,
   // payloads of one type and equivalent actions; the action of the last to
@@ -86,7 +89,7 @@ class Rendezvous {
   absl::Status ErrorLocked(int rank, const Call& call, int64_t sequence) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  const int world_size_;
+  const RankNames names_;
   absl::Mutex mutex_;
   // By rank.
   std::vector<int64_t> next_sequence_ ABSL_GUARDED_BY(mutex_);

@@ -7,6 +7,7 @@
 #include "absl/time/time.h"
 #include "base/testing/status_matchers.h"
 #include "comm/call.h"
+#include "comm/rank_names.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -41,7 +42,7 @@ absl::Time Soon() { return absl::Now() + absl::Seconds(20); }
 absl::Time Past() { return absl::InfinitePast(); }
 
 TEST(RendezvousTest, LastToEnterMovesForAll) {
-  Rendezvous group(3);
+  Rendezvous group(RankNames{3});
   int values[] = {1, 2, 3};
   std::vector<OperationPtr> operations;
   for (int rank : {2, 0, 1}) {
@@ -57,7 +58,7 @@ TEST(RendezvousTest, LastToEnterMovesForAll) {
 }
 
 TEST(RendezvousTest, OperationsMayBeWaitedForInAnyOrderOrNotAtAll) {
-  Rendezvous group(2);
+  Rendezvous group(RankNames{2});
   int values[2][3] = {{1, 2, 3}, {10, 20, 30}};
   std::vector<OperationPtr> operations;
   for (int rank : {0, 1}) {
@@ -74,7 +75,7 @@ TEST(RendezvousTest, OperationsMayBeWaitedForInAnyOrderOrNotAtAll) {
 }
 
 TEST(RendezvousTest, PayloadsAreDroppedBeforeTheOperationIsDone) {
-  Rendezvous group(2);
+  Rendezvous group(RankNames{2});
   const auto payload = std::make_shared<int>(1);
   const auto nothing = [](absl::Span<const std::any>) {};
   ASSERT_OK_AND_ASSIGN(OperationPtr first,
@@ -88,7 +89,7 @@ TEST(RendezvousTest, PayloadsAreDroppedBeforeTheOperationIsDone) {
 }
 
 TEST(RendezvousTest, MissedDeadlineNamesWhoIsMissingAndEndsTheGroup) {
-  Rendezvous group(3);
+  Rendezvous group(RankNames{3});
   int values[] = {1, 2, 3};
   for (int rank : {0, 1, 2}) ASSERT_OK(EnterSum(group, rank, &values[rank]));
   ASSERT_OK_AND_ASSIGN(OperationPtr operation,
@@ -111,7 +112,7 @@ TEST(RendezvousTest, MissedDeadlineNamesWhoIsMissingAndEndsTheGroup) {
 }
 
 TEST(RendezvousTest, DifferentCallsFailOnAllRanks) {
-  Rendezvous group(3);
+  Rendezvous group(RankNames{3});
   int values[] = {1, 2, 3};
   ASSERT_OK_AND_ASSIGN(OperationPtr operation, EnterSum(group, 0, &values[0]));
   const auto differ =
@@ -125,7 +126,7 @@ TEST(RendezvousTest, DifferentCallsFailOnAllRanks) {
 }
 
 TEST(RendezvousTest, TheFirstReasonToAbortStays) {
-  Rendezvous group(2);
+  Rendezvous group(RankNames{2});
   int value = 1;
   ASSERT_OK_AND_ASSIGN(OperationPtr operation, EnterSum(group, 0, &value));
   group.Abort(1, absl::ResourceExhaustedError("disk full"));
@@ -138,7 +139,7 @@ TEST(RendezvousTest, TheFirstReasonToAbortStays) {
 }
 
 TEST(RendezvousTest, WhatALeavingRankEnteredStaysValid) {
-  Rendezvous group(2);
+  Rendezvous group(RankNames{2});
   int values[] = {1, 2};
   ASSERT_OK(EnterSum(group, 0, &values[0]));
   group.Leave(0);
@@ -152,7 +153,7 @@ TEST(RendezvousTest, WhatALeavingRankEnteredStaysValid) {
 }
 
 TEST(RendezvousTest, LeavingFailsWhatPeersWaitFor) {
-  Rendezvous group(2);
+  Rendezvous group(RankNames{2});
   int value = 1;
   ASSERT_OK_AND_ASSIGN(OperationPtr operation, EnterSum(group, 0, &value));
   group.Leave(1);
@@ -165,7 +166,7 @@ TEST(RendezvousTest, LeavingFailsWhatPeersWaitFor) {
 TEST(RendezvousTest, ConcurrentRanksAgree) {
   constexpr int kRanks = 5;
   constexpr int kOperations = 300;
-  Rendezvous group(kRanks);
+  Rendezvous group(RankNames{kRanks});
   std::vector<std::string> errors(kRanks);
   std::vector<std::thread> threads;
   threads.reserve(kRanks);
@@ -187,7 +188,7 @@ TEST(RendezvousTest, ConcurrentRanksAgree) {
 
 TEST(RendezvousTest, AbortWakesEveryWaitingThread) {
   constexpr int kRanks = 4;
-  Rendezvous group(kRanks);
+  Rendezvous group(RankNames{kRanks});
   std::vector<absl::Status> results(kRanks);
   std::vector<std::thread> threads;
   for (int rank = 1; rank < kRanks; ++rank) {

@@ -8,18 +8,22 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
+#include <algorithm>
 #include <string>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "comm/call.h"
+#include "comm/group/store_exchange.h"
 #include "comm/group/stream_work.h"
 #include "comm/group/watched_group.h"
 #include "comm/nccl/nccl_connect.h"
@@ -28,6 +32,7 @@
 #include "comm/nccl/nccl_memory.h"
 #include "comm/nccl/nccl_status.h"
 #include "comm/nccl/window_agreement.h"
+#include "comm/rank_names.h"
 #include "comm/startup/rank_gpu.h"
 #include "comm/unwinding.h"
 #include "comm/work.h"
@@ -81,10 +86,10 @@ class NcclCommunicator final : public Communicator {
 
   int rank() const override { return group_->rank(); }
   int world_size() const override { return group_->world_size(); }
+  const RankNames& names() const override { return group_->names(); }
   absl::Duration default_timeout() const override { return options_.timeout; }
   std::string ToString() const override {
-    return absl::StrCat("nccl on ", group_->device().str(), ", rank ", rank(),
-                        " of ", world_size());
+    return absl::StrCat("nccl on ", group_->device().str(), ", ", Place());
   }
 
   // NVLink switches and symmetric kernels do plain sums alone.
@@ -178,6 +183,11 @@ class NcclCommunicator final : public Communicator {
 
   absl::Status RefuseCapture(absl::string_view what) const;
 
+  // The ranks that pass `color`, in the order of their keys, as NCCL has them.
+  // `topic` is used once.
+  absl::StatusOr<std::vector<int>> MembersOf(absl::string_view topic, int color,
+                                             int key);
+
   // Whether `mine` is true on every rank.
   absl::StatusOr<bool> TrueOnAll(bool mine, absl::string_view label);
 
@@ -196,10 +206,9 @@ absl::StatusOr<std::unique_ptr<Work>> NcclCommunicator::Start(
   Call call{collective, std::string(label),
             std::string(DtypeName(counted.scalar_type())), counted.numel(), ""};
   if (counted.device() != group_->device()) {
-    return absl::UnimplementedError(
-        absl::StrCat(comm::ToString(call), " on rank ", rank(), " of ",
-                     world_size(), ": nccl takes tensors on ",
-                     group_->device().str(), ", not ", counted.device().str()));
+    return absl::UnimplementedError(absl::StrCat(
+        comm::ToString(call), " on ", Place(), ": nccl takes tensors on ",
+        group_->device().str(), ", not ", counted.device().str()));
   }
   const auto bytes = static_cast<int64_t>(tensors[0].nbytes());
   const auto unless_empty = [&](ncclComm_t comm, cudaStream_t stream) {
@@ -304,11 +313,38 @@ absl::StatusOr<at::Tensor> NcclCommunicator::AllocateSymmetric(int64_t bytes) {
   return plain;
 }
 
-WatchedGroup::Options GroupOptions(int rank, int world_size,
+absl::StatusOr<std::vector<int>> NcclCommunicator::MembersOf(
+    absl::string_view topic, int color, int key) {
+  FSDP_ASSIGN_OR_RETURN(const std::vector<std::string> requests,
+                        ExchangeByStore(store_, topic, rank(), names(),
+                                        absl::StrCat(color, " ", key),
+                                        absl::Now() + options_.timeout));
+  std::vector<std::pair<int, int>> found;  // key and rank
+  for (int peer = 0; peer < world_size(); ++peer) {
+    const std::pair<absl::string_view, absl::string_view> request =
+        absl::StrSplit(requests[peer], ' ');
+    int its_color = 0;
+    int its_key = 0;
+    if (!absl::SimpleAtoi(request.first, &its_color) ||
+        !absl::SimpleAtoi(request.second, &its_key)) {
+      return absl::UnavailableError(
+          absl::StrCat("split on ", Place(), ": ", names().Name(peer),
+                       " has sent neither color nor key: another program, or "
+                       "another build of this"));
+    }
+    if (its_color == color) found.emplace_back(its_key, peer);
+  }
+  std::sort(found.begin(), found.end());
+  std::vector<int> members;
+  for (const auto& [its_key, peer] : found) members.push_back(peer);
+  return members;
+}
+
+WatchedGroup::Options GroupOptions(int rank, RankNames names,
                                    const NcclOptions& options) {
   WatchedGroup::Options result;
   result.rank = rank;
-  result.world_size = world_size;
+  result.names = std::move(names);
   result.timeout = options.timeout;
   result.diagnosis_timeout = options.diagnosis_timeout;
   return result;
@@ -318,26 +354,28 @@ absl::StatusOr<std::unique_ptr<Communicator>> NcclCommunicator::Split(int color,
                                                                       int key) {
   if (color < 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("split on rank ", rank(), " of ", world_size(), ": color ",
-                     color, " is negative"));
+        absl::StrCat("split on ", Place(), ": color ", color, " is negative"));
   }
   FSDP_RETURN_IF_ERROR(RefuseCapture("split"));
   // Nobody splits a group in which a rank has failed.
   FSDP_RETURN_IF_ERROR(TrueOnAll(true, "split").status());
+  const std::string what = absl::StrCat("split", num_splits_++);
+  FSDP_ASSIGN_OR_RETURN(const std::vector<int> members,
+                        MembersOf(what, color, key));
   auto handle =
       group_->handle().Split(color, key, absl::Now() + options_.timeout);
   if (!handle.ok()) {
     group_->Fail(handle.status());
     return handle.status();
   }
-  FSDP_ASSIGN_OR_RETURN(const int new_rank, (*handle)->Rank());
-  FSDP_ASSIGN_OR_RETURN(const int new_size, (*handle)->Size());
+  const auto new_rank = static_cast<int>(
+      std::find(members.begin(), members.end(), rank()) - members.begin());
   const auto store = c10::make_intrusive<c10d::PrefixStore>(
-      absl::StrCat("split", num_splits_++, "/color", color), store_);
+      absl::StrCat(what, "/color", color), store_);
   FSDP_ASSIGN_OR_RETURN(
-      auto group,
-      NcclGroup::Create(*std::move(handle), group_->device(), store,
-                        GroupOptions(new_rank, new_size, options_)));
+      auto group, NcclGroup::Create(
+                      *std::move(handle), group_->device(), store,
+                      GroupOptions(new_rank, names().Part(members), options_)));
   return std::make_unique<NcclCommunicator>(std::move(group), store, options_);
 }
 
@@ -349,8 +387,9 @@ absl::StatusOr<std::unique_ptr<Communicator>> Create(
   FSDP_ASSIGN_OR_RETURN(auto handle,
                         ConnectNccl(store, device, rank, world_size, deadline));
   FSDP_ASSIGN_OR_RETURN(
-      auto group, NcclGroup::Create(std::move(handle), device, store,
-                                    GroupOptions(rank, world_size, options)));
+      auto group,
+      NcclGroup::Create(std::move(handle), device, store,
+                        GroupOptions(rank, RankNames(world_size), options)));
   return std::make_unique<NcclCommunicator>(std::move(group), store, options);
 }
 

@@ -13,6 +13,7 @@
 #include "base/torch_status.h"
 #include "comm/group/store_exchange.h"
 #include "comm/nccl/nccl_status.h"
+#include "comm/rank_names.h"
 
 namespace fsdp::comm {
 namespace {
@@ -29,9 +30,9 @@ absl::StatusOr<ncclUniqueId> ShareId(
                         ncclGetLastError(nullptr));
     if (made.ok()) own.assign(id.internal, sizeof(id.internal));
   }
-  FSDP_ASSIGN_OR_RETURN(
-      const std::vector<std::string> shared,
-      ExchangeByStore(store, "nccl_id", rank, world_size, own, deadline));
+  FSDP_ASSIGN_OR_RETURN(const std::vector<std::string> shared,
+                        ExchangeByStore(store, "nccl_id", rank,
+                                        RankNames(world_size), own, deadline));
   FSDP_RETURN_IF_ERROR(made);
   if (shared[0].size() != sizeof(id.internal)) {
     return absl::UnavailableError(

@@ -35,7 +35,7 @@ absl::StatusOr<std::shared_ptr<NcclGroup>> NcclGroup::Create(
     const WatchedGroup::Options& options) {
   FSDP_ASSIGN_OR_RETURN(
       auto reports,
-      ReportExchange::Create(store, options.rank, options.world_size));
+      ReportExchange::Create(store, options.rank, options.names.size()));
   std::shared_ptr<NcclGroup> group(
       new NcclGroup(std::move(handle), device, std::move(reports), options));
   absl::Status created;
@@ -137,7 +137,7 @@ absl::StatusOr<bool> NcclGroup::IsBeingCaptured() const {
 absl::Status NcclGroup::Wait(const Operation& operation, absl::Time deadline) {
   if (operation.is_captured_) {
     return absl::FailedPreconditionError(absl::StrCat(
-        operation.entry_->Describe(rank(), world_size()),
+        watched_.Describe(*operation.entry_),
         ": it is part of a CUDA graph and runs when that does; wait for the "
         "stream that the graph is launched on"));
   }

@@ -71,6 +71,7 @@ class NcclGroup {
 
   int rank() const { return watched_.rank(); }
   int world_size() const { return watched_.world_size(); }
+  const RankNames& names() const { return watched_.names(); }
   c10::Device device() const { return device_; }
   absl::Duration timeout() const { return watched_.timeout(); }
   bool failed() const { return watched_.failed(); }

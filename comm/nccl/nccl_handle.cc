@@ -152,22 +152,6 @@ absl::StatusOr<std::unique_ptr<NcclHandle>> NcclHandle::Split(
   return status;
 }
 
-absl::StatusOr<int> NcclHandle::Rank() {
-  int rank = 0;
-  FSDP_RETURN_IF_ERROR(Enqueue("ask for a rank", [&](ncclComm_t comm) {
-    return ncclCommUserRank(comm, &rank);
-  }));
-  return rank;
-}
-
-absl::StatusOr<int> NcclHandle::Size() {
-  int size = 0;
-  FSDP_RETURN_IF_ERROR(Enqueue("ask for a size", [&](ncclComm_t comm) {
-    return ncclCommCount(comm, &size);
-  }));
-  return size;
-}
-
 absl::Status NcclHandle::Enqueue(
     absl::string_view what, absl::FunctionRef<ncclResult_t(ncclComm_t)> call) {
   FSDP_ASSIGN_OR_RETURN(const auto turn,

@@ -41,10 +41,6 @@ class NcclHandle {
   absl::StatusOr<std::unique_ptr<NcclHandle>> Split(int color, int key,
                                                     absl::Time deadline);
 
-  // This rank's place in the group.
-  absl::StatusOr<int> Rank();
-  absl::StatusOr<int> Size();
-
   // Gives the device an operation by `call`, in this thread. Has no deadline of
   // its own: whoever has one calls Abort(). One call at a time, here and below.
   // Aborted: Abort() was called.

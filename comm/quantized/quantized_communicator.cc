@@ -313,7 +313,7 @@ class QuantizedCommunicator final : public ForwardingCommunicator {
 
   std::string NameOf(Collective collective, absl::string_view label) const {
     return absl::StrCat("quantised ", CollectiveName(collective), " of ", label,
-                        " on rank ", rank(), " of ", world_size());
+                        " on ", Place());
   }
 
   template <typename Fn>

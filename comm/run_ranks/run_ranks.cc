@@ -1,7 +1,5 @@
 #include "comm/run_ranks/run_ranks.h"
 
-#include <signal.h>
-
 #include <cstdlib>
 #include <iostream>
 #include <memory>
@@ -17,6 +15,7 @@
 #include "comm/communicator.h"
 #include "comm/inspection/inspection_signals.h"
 #include "comm/launcher/launch_options.h"
+#include "comm/launcher/launch_signals.h"
 #include "comm/launcher/launcher.h"
 #include "comm/launcher/launcher_report.h"
 #include "comm/launcher/replicas/launch_replicas.h"
@@ -53,13 +52,7 @@ int LaunchSeveral(int replicas, const LaunchOptions& options) {
 
 int Launch(int argc, char** argv, const ReplicaCounts& counts,
            const RestartOptions& restarts) {
-  // Whoever asks what the ranks are doing may do so before there are any, and
-  // after they have ended.
-  for (const int question : {SIGQUIT, SIGUSR1}) {
-    struct sigaction action = {};
-    sigaction(question, nullptr, &action);
-    if (action.sa_handler == SIG_DFL) signal(question, SIG_IGN);
-  }
+  IgnoreQuestions();
   LaunchOptions launch;
   launch.restarts = restarts;
   launch.ranks = counts.ranks;

@@ -68,7 +68,8 @@ absl::StatusOr<std::unique_ptr<SharedSegment>> SharedGroup::CreateBlock() {
 
 absl::StatusOr<std::shared_ptr<SharedGroup>> SharedGroup::Create(
     std::shared_ptr<SharedHost> host, std::unique_ptr<SharedSegment> block,
-    const std::vector<SharedMember>& members, int rank) {
+    const std::vector<SharedMember>& members, RankNames names, int rank) {
+  FSDP_CHECK(names.size() == static_cast<int>(members.size()));
   std::shared_ptr<SharedSegment> own = std::move(block);
   std::vector<Peer> peers;
   for (size_t i = 0; i < members.size(); ++i) {
@@ -78,23 +79,26 @@ absl::StatusOr<std::shared_ptr<SharedGroup>> SharedGroup::Create(
       segment->Seal();
     }
     if (segment->bytes() < static_cast<int64_t>(sizeof(SharedRankBlock))) {
-      return absl::UnavailableError(
-          absl::StrCat("rank ", i, " has a block of ", segment->bytes(),
-                       " bytes: another program, or another build of this"));
+      return absl::UnavailableError(absl::StrCat(
+          names.Name(static_cast<int>(i)), " has a block of ", segment->bytes(),
+          " bytes: another program, or another build of this"));
     }
     auto* shown = reinterpret_cast<SharedRankBlock*>(segment->data());
     peers.push_back({members[i].world_rank, std::move(segment), shown});
   }
-  std::shared_ptr<SharedGroup> group(
-      new SharedGroup(std::move(host), std::move(peers), rank));
+  std::shared_ptr<SharedGroup> group(new SharedGroup(
+      std::move(host), std::move(peers), std::move(names), rank));
   absl::MutexLock lock(&group->host_->mutex());
   group->host_->Add(group);
   return group;
 }
 
 SharedGroup::SharedGroup(std::shared_ptr<SharedHost> host,
-                         std::vector<Peer> peers, int rank)
-    : host_(std::move(host)), peers_(std::move(peers)), rank_(rank) {
+                         std::vector<Peer> peers, RankNames names, int rank)
+    : host_(std::move(host)),
+      peers_(std::move(peers)),
+      names_(std::move(names)),
+      rank_(rank) {
   FSDP_CHECK(rank >= 0 && rank < world_size());
 }
 
@@ -248,7 +252,7 @@ bool SharedGroup::Match(Operation& operation) {
     calls.reserve(world_size());
     for (int peer = 0; peer < world_size(); ++peer) {
       calls.push_back(absl::StrCat(
-          "rank ", peer, " called ",
+          names_.Name(peer), " called ",
           comm::ToString(CallOf(peers_[peer].block->calls[index].call))));
     }
     const std::string text =
@@ -313,8 +317,8 @@ void SharedGroup::FailToRead(Operation& operation, int peer,
   if (HasLeft(peer) || HasEnded(peer)) {
     text = absl::StrCat(LastSeen(peer), " is gone");
   } else if (now - operation.unreadable_since > kTimeToDie) {
-    text = absl::StrCat("rank ", rank_, " cannot read the memory of rank ",
-                        peer, ": ", status.message());
+    text = absl::StrCat(names_.Name(rank_), " cannot read the memory of ",
+                        names_.Name(peer), ": ", status.message());
   } else {
     return;  // whoever waits tries again
   }

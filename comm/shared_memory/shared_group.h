@@ -25,12 +25,13 @@
 #include "comm/host/shared_host.h"
 #include "comm/host/shared_rank_block.h"
 #include "comm/host/shared_segment.h"
+#include "comm/rank_names.h"
 #include "comm/shared_memory/shared_operation.h"
 
 namespace fsdp::comm {
 
 struct SharedMember {
-  int world_rank;
+  int world_rank;  // on the host
   SegmentAddress block;
 };
 
@@ -45,13 +46,15 @@ class SharedGroup final : public ProgressSource,
   // The block that this rank will have in a group.
   static absl::StatusOr<std::unique_ptr<SharedSegment>> CreateBlock();
 
-  // `block` is this rank's, `members` those of all, by rank in the group.
+  // `block` is this rank's, `members` and `names` those of all, by rank in the
+  // group.
   static absl::StatusOr<std::shared_ptr<SharedGroup>> Create(
       std::shared_ptr<SharedHost> host, std::unique_ptr<SharedSegment> block,
-      const std::vector<SharedMember>& members, int rank);
+      const std::vector<SharedMember>& members, RankNames names, int rank);
 
   int rank() const { return rank_; }
   int world_size() const { return static_cast<int>(peers_.size()); }
+  const RankNames& names() const { return names_; }
   SharedHost& host() { return *host_; }
 
   // Posts a call and returns. Blocks only when many calls are posted that peers
@@ -103,7 +106,7 @@ class SharedGroup final : public ProgressSource,
   };
 
   SharedGroup(std::shared_ptr<SharedHost> host, std::vector<Peer> peers,
-              int rank);
+              RankNames names, int rank);
 
   absl::Status Await(const Awaited& awaited, absl::Time deadline);
   bool PassOrFail(const Awaited& awaited, absl::Time deadline)
@@ -147,6 +150,7 @@ class SharedGroup final : public ProgressSource,
 
   const std::shared_ptr<SharedHost> host_;
   const std::vector<Peer> peers_;
+  const RankNames names_;
   const int rank_;
 
   uint64_t num_calls_ ABSL_GUARDED_BY(host_->mutex()) = 0;

@@ -26,6 +26,7 @@
 #include "comm/host/shared_host.h"
 #include "comm/host/shared_rank_block.h"
 #include "comm/host/shared_segment.h"
+#include "comm/rank_names.h"
 #include "comm/shared_memory/shared_operation.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -72,9 +73,9 @@ std::vector<Rank> Connect(int world_size) {
       SharedSegment::Create(SharedGroup::FenceBytes(world_size)).value();
   for (int i = 0; i < world_size; ++i) {
     EXPECT_OK(ranks[i].host->Connect(mailboxes));
-    ranks[i].group =
-        SharedGroup::Create(ranks[i].host, std::move(blocks[i]), members, i)
-            .value();
+    ranks[i].group = SharedGroup::Create(ranks[i].host, std::move(blocks[i]),
+                                         members, RankNames(world_size), i)
+                         .value();
     ranks[i].fence = ranks[i].group->MakeFence(counters);
   }
   return ranks;
@@ -182,8 +183,9 @@ TEST(SharedGroupTest, WhoSleepsNoticesThatAProcessHasEnded) {
       SharedGroup::CreateBlock().value();
   const std::vector<SharedMember> members = {{0, own->address()},
                                              {1, of_peer->address()}};
-  ranks[0].group =
-      SharedGroup::Create(ranks[0].host, std::move(own), members, 0).value();
+  ranks[0].group = SharedGroup::Create(ranks[0].host, std::move(own), members,
+                                       RankNames(2), 0)
+                       .value();
   const auto hook = std::make_shared<Hook>([&](int calls) {
     if (calls == 2) sleeper.Kill();  // rank 0 has slept once
   });

@@ -56,8 +56,8 @@ bool SharedGroup::PassOrFail(const Awaited& awaited, absl::Time deadline) {
       "not done at the deadline; still missing: ",
       missing.empty() ? "nobody any more" : absl::StrJoin(missing, ", "));
   Fail({absl::DeadlineExceededError(text),
-        absl::StrCat("rank ", rank_, " gave up waiting for ", awaited.name(),
-                     ": ", text),
+        absl::StrCat(names_.Name(rank_), " gave up waiting for ",
+                     awaited.name(), ": ", text),
         absl::StatusCode::kAborted});
   return true;
 }
@@ -115,16 +115,15 @@ void SharedGroup::Fail(Failure failure) {
 }
 
 absl::Status SharedGroup::Error(absl::string_view name) const {
-  return absl::Status(
-      failure_->status.code(),
-      absl::StrCat(name, " on rank ", rank_, " of ", world_size(), ": ",
-                   failure_->status.message()));
+  return absl::Status(failure_->status.code(),
+                      absl::StrCat(name, " on ", names_.Place(rank_), ": ",
+                                   failure_->status.message()));
 }
 
 std::string SharedGroup::LastSeen(int peer) const {
   const SharedRankBlock& block = *peers_[peer].block;
   const uint64_t arrived = block.arrived.load(kAcquire);
-  std::string text = absl::StrCat("rank ", peer);
+  std::string text = names_.Name(peer);
   if (arrived == 0) {
     absl::StrAppend(&text, " (no call so far");
   } else {
@@ -149,7 +148,7 @@ void SharedGroup::RingPeers() {
 
 void SharedGroup::Abort(const absl::Status& reason) {
   const std::string text =
-      absl::StrCat("rank ", rank_, " aborted: ", reason.message());
+      absl::StrCat(names_.Name(rank_), " aborted: ", reason.message());
   absl::MutexLock lock(&host_->mutex());
   Fail({absl::AbortedError(text), text, absl::StatusCode::kAborted});
 }
@@ -158,7 +157,7 @@ void SharedGroup::Leave() {
   absl::MutexLock lock(&host_->mutex());
   if (!failure_) {
     const std::string text =
-        absl::StrCat("rank ", rank_, " has destroyed its communicator");
+        absl::StrCat(names_.Name(rank_), " has destroyed its communicator");
     failure_ =
         Failure{absl::AbortedError(text), text, absl::StatusCode::kUnavailable};
     own().status.store(SharedRankBlock::kLeft, kRelease);

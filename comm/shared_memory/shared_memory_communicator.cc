@@ -22,6 +22,7 @@
 #include "comm/host/shared_heap.h"
 #include "comm/host/shared_host.h"
 #include "comm/host/shared_segment.h"
+#include "comm/rank_names.h"
 #include "comm/shared_memory/shared_group.h"
 #include "comm/shared_memory/shared_operation.h"
 #include "comm/unwinding.h"
@@ -71,8 +72,8 @@ at::Tensor ToTensor(const T& value) {
 struct SplitRequest {
   int32_t color;
   int32_t key;
-  int32_t rank;  // in the group that is split
-  int32_t world_rank;
+  int32_t rank;        // in the group that is split
+  int32_t world_rank;  // on the host
   SegmentAddress block;
 };
 
@@ -116,9 +117,10 @@ class SharedMemoryCommunicator final : public Communicator {
 
   int rank() const override { return group_->rank(); }
   int world_size() const override { return group_->world_size(); }
+  const RankNames& names() const override { return group_->names(); }
   absl::Duration default_timeout() const override { return timeout_; }
   std::string ToString() const override {
-    return absl::StrCat("shared memory, rank ", rank(), " of ", world_size());
+    return absl::StrCat("shared memory, ", Place());
   }
 
   bool HasCommonMemory() const override { return true; }
@@ -177,7 +179,7 @@ class SharedMemoryCommunicator final : public Communicator {
               std::move(detail)};
     if (!counted.device().is_cpu()) {
       return absl::UnimplementedError(absl::StrCat(
-          comm::ToString(call), " on rank ", rank(), " of ", world_size(),
+          comm::ToString(call), " on ", Place(),
           ": shared memory takes CPU tensors, not ", counted.device().str()));
     }
     FSDP_ASSIGN_OR_RETURN(auto operation,
@@ -235,7 +237,7 @@ absl::StatusOr<CommonMemory> SharedMemoryCommunicator::AllocateCommon(
     segment = SharedSegment::Open(allocated[0].segment);
     if (segment.ok() && (*segment)->bytes() != header + bytes) {
       segment = absl::UnavailableError(
-          absl::StrCat("rank 0 has allocated ", (*segment)->bytes(),
+          absl::StrCat(names().Name(0), " has allocated ", (*segment)->bytes(),
                        " bytes of ", header + bytes));
     }
     own = OutcomeOf(segment);
@@ -256,8 +258,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> SharedMemoryCommunicator::Split(
     int color, int key) {
   if (color < 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("split on rank ", rank(), " of ", world_size(), ": color ",
-                     color, " is negative"));
+        absl::StrCat("split on ", Place(), ": color ", color, " is negative"));
   }
   FSDP_ASSIGN_OR_RETURN(auto block, SharedGroup::CreateBlock());
   const SplitRequest own{color, key, rank(), host_->world_rank(),
@@ -274,18 +275,21 @@ absl::StatusOr<std::unique_ptr<Communicator>> SharedMemoryCommunicator::Split(
                      return a.key < b.key;
                    });
   std::vector<SharedMember> members;
+  std::vector<int> ranks;  // of this group
   int new_rank = 0;
   for (const SplitRequest& request : requests) {
     if (request.world_rank < 0 || request.world_rank >= host_->num_ranks()) {
       return absl::UnavailableError(
-          absl::StrCat("split on rank ", rank(), " of ", world_size(),
-                       ": there is no rank ", request.world_rank));
+          absl::StrCat("split on ", Place(), ": there is no rank ",
+                       request.world_rank, " on the host"));
     }
     if (request.rank == rank()) new_rank = static_cast<int>(members.size());
     members.push_back({request.world_rank, request.block});
+    ranks.push_back(request.rank);
   }
-  FSDP_ASSIGN_OR_RETURN(auto group, SharedGroup::Create(host_, std::move(block),
-                                                        members, new_rank));
+  FSDP_ASSIGN_OR_RETURN(auto group,
+                        SharedGroup::Create(host_, std::move(block), members,
+                                            names().Part(ranks), new_rank));
   auto part =
       std::make_unique<SharedMemoryCommunicator>(host_, group, timeout_);
   // Once all have opened it, nobody else needs to.
@@ -300,21 +304,22 @@ struct Introduction {
   SegmentAddress block;
 };
 
-absl::Status CheckOneHost(const std::vector<std::string>& hosts) {
-  for (size_t rank = 1; rank < hosts.size(); ++rank) {
+absl::Status CheckOneHost(const std::vector<std::string>& hosts,
+                          const RankNames& names) {
+  for (int rank = 1; rank < names.size(); ++rank) {
     if (hosts[rank] == hosts[0]) continue;
     return absl::FailedPreconditionError(
-        absl::StrCat("ranks 0 and ", rank,
+        absl::StrCat(names.List({0, rank}),
                      " are not on one host, or are in containers that hide "
                      "their processes from each other"));
   }
   return absl::OkStatus();
 }
 
-// `introductions` as ranks have written them, by rank.
+// `introductions` as the ranks of these names have written them, by rank.
 absl::StatusOr<std::shared_ptr<SharedGroup>> OpenAll(
     std::shared_ptr<SharedHost> host, std::unique_ptr<SharedSegment> block,
-    const std::vector<std::string>& introductions) {
+    const std::vector<std::string>& introductions, const RankNames& names) {
   std::vector<SegmentAddress> mailboxes;
   std::vector<SharedMember> members;
   for (const std::string& bytes : introductions) {
@@ -322,8 +327,8 @@ absl::StatusOr<std::shared_ptr<SharedGroup>> OpenAll(
     Introduction introduction;
     if (bytes.size() != sizeof(introduction)) {
       return absl::UnavailableError(
-          absl::StrCat("rank ", rank, " introduces itself with ", bytes.size(),
-                       " bytes instead of ", sizeof(introduction),
+          absl::StrCat(names.Name(rank), " introduces itself with ",
+                       bytes.size(), " bytes instead of ", sizeof(introduction),
                        ": another program, or another build of this"));
     }
     std::memcpy(&introduction, bytes.data(), sizeof(introduction));
@@ -332,7 +337,8 @@ absl::StatusOr<std::shared_ptr<SharedGroup>> OpenAll(
   }
   FSDP_RETURN_IF_ERROR(host->Connect(mailboxes));
   const int rank = host->world_rank();
-  return SharedGroup::Create(std::move(host), std::move(block), members, rank);
+  return SharedGroup::Create(std::move(host), std::move(block), members, names,
+                             rank);
 }
 
 }  // namespace
@@ -341,12 +347,14 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateSharedMemoryCommunicator(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
     const SharedMemoryOptions& options) {
   const absl::Time deadline = absl::Now() + options.timeout;
+  FSDP_ASSIGN_OR_RETURN(const RankNames names,
+                        RankNames::Of(world_size, options.world_ranks));
   FSDP_ASSIGN_OR_RETURN(
       std::vector<std::string> hosts,
-      ExchangeByStore(store, "hosts", rank, world_size,
+      ExchangeByStore(store, "hosts", rank, names,
                       absl::StrCat(options.host, "/", HostIdentity()),
                       deadline));
-  FSDP_RETURN_IF_ERROR(CheckOneHost(hosts));
+  FSDP_RETURN_IF_ERROR(CheckOneHost(hosts, names));
   FSDP_ASSIGN_OR_RETURN(auto host, SharedHost::Create(rank));
   FSDP_ASSIGN_OR_RETURN(auto block, SharedGroup::CreateBlock());
   const Introduction own{host->mailbox_address(), block->address()};
@@ -354,16 +362,16 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateSharedMemoryCommunicator(
   std::memcpy(bytes.data(), &own, sizeof(own));
   FSDP_ASSIGN_OR_RETURN(
       std::vector<std::string> values,
-      ExchangeByStore(store, "segments", rank, world_size, bytes, deadline));
-  auto group = OpenAll(host, std::move(block), values);
+      ExchangeByStore(store, "segments", rank, names, bytes, deadline));
+  auto group = OpenAll(host, std::move(block), values, names);
   const std::string outcome(group.ok() ? "" : group.status().ToString());
   FSDP_ASSIGN_OR_RETURN(
       std::vector<std::string> outcomes,
-      ExchangeByStore(store, "outcomes", rank, world_size, outcome, deadline));
+      ExchangeByStore(store, "outcomes", rank, names, outcome, deadline));
   for (int peer = 0; peer < world_size; ++peer) {
     if (outcomes[peer].empty()) continue;
     return absl::FailedPreconditionError(
-        absl::StrCat("rank ", peer,
+        absl::StrCat(names.Name(peer),
                      " cannot share memory with the others: ", outcomes[peer]));
   }
   (*group)->Seal();

@@ -7,6 +7,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -24,6 +25,8 @@ struct SharedMemoryOptions {
   // Ranks with different names are never taken to be on one host, whatever the
   // kernel says.
   std::string host;
+  // Of each rank, where the group is a part of another one.
+  std::vector<int> world_ranks = {};
 };
 
 // One rank of a group that meets in `store`, which no other group uses; the

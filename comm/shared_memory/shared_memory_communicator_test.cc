@@ -41,7 +41,11 @@ using ::testing::HasSubstr;
 
 INSTANTIATE_TEST_SUITE_P(SharedMemory, CommunicatorContract,
                          ::testing::Values(ContractBackend{
-                             "shared_memory", CreateSharedMemoryGroup}),
+                             "shared_memory",
+                             [](int world_size, absl::Duration timeout) {
+                               return CreateSharedMemoryGroup(world_size,
+                                                              timeout);
+                             }}),
                          BackendName);
 
 Group Create(int world_size, absl::Duration timeout = absl::Seconds(30)) {

@@ -14,6 +14,7 @@
 #include "base/tensor_over.h"
 #include "base/torch_status.h"
 #include "comm/call.h"
+#include "comm/rank_names.h"
 #include "comm/staged/staged_queue.h"
 #include "comm/work.h"
 
@@ -55,7 +56,7 @@ class StagedCommunicator final : public Communicator {
   StagedCommunicator(std::unique_ptr<Communicator> host, c10::Device device)
       : device_(device),
         rank_(host->rank()),
-        world_size_(host->world_size()),
+        names_(host->names()),
         timeout_(host->default_timeout()),
         has_all_to_all_(host->HasAllToAll()),
         text_(absl::StrCat("staged on ", device.str(), " over ",
@@ -64,7 +65,8 @@ class StagedCommunicator final : public Communicator {
   ~StagedCommunicator() override { queue_->Leave(); }
 
   int rank() const override { return rank_; }
-  int world_size() const override { return world_size_; }
+  int world_size() const override { return names_.size(); }
+  const RankNames& names() const override { return names_; }
   absl::Duration default_timeout() const override { return timeout_; }
   std::string ToString() const override { return text_; }
 
@@ -87,9 +89,8 @@ class StagedCommunicator final : public Communicator {
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
                                                       int key) override {
     if (color < 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("split on rank ", rank_, " of ", world_size_, ": color ",
-                       color, " is negative"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "split on ", Place(), ": color ", color, " is negative"));
     }
     FSDP_ASSIGN_OR_RETURN(auto host, queue_->SplitHost(color, key));
     return CreateStagedCommunicator(std::move(host), device_);
@@ -117,8 +118,8 @@ class StagedCommunicator final : public Communicator {
   StagedCall CallOf(Collective collective, absl::string_view label,
                     const at::Tensor& in, int64_t begin, int64_t size) const {
     StagedCall call;
-    call.name = absl::StrCat(CollectiveName(collective), " of ", label,
-                             " on rank ", rank_, " of ", world_size_);
+    call.name = absl::StrCat(CollectiveName(collective), " of ", label, " on ",
+                             Place());
     call.dtype = in.scalar_type();
     call.size = size;
     call.source = {in, begin};
@@ -133,7 +134,7 @@ class StagedCommunicator final : public Communicator {
 
   const c10::Device device_;
   const int rank_;
-  const int world_size_;
+  const RankNames names_;
   const absl::Duration timeout_;
   const bool has_all_to_all_;
   const std::string text_;

@@ -35,7 +35,7 @@ bool Moves(const StagedCall::Part& part) {
 
 StagedQueue::StagedQueue(std::shared_ptr<Communicator> host, c10::Device device)
     : device_(device),
-      rank_(host->rank()),
+      own_name_(host->names().Name(host->rank())),
       timeout_(host->default_timeout()),
       stream_(device),
       host_(std::move(host)),
@@ -312,7 +312,7 @@ bool StagedQueue::HasFailed() {
 absl::Status StagedQueue::Aborted(absl::string_view what) {
   absl::MutexLock lock(&mutex_);
   return absl::AbortedError(
-      absl::StrCat(what, ": rank ", rank_, " aborted: ", failure_.message()));
+      absl::StrCat(what, ": ", own_name_, " aborted: ", failure_.message()));
 }
 
 void StagedQueue::NoteFailure(const absl::Status& status) {

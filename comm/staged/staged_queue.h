@@ -118,7 +118,7 @@ class StagedQueue {
   void NoteFailure(const absl::Status& status);
 
   const c10::Device device_;
-  const int rank_;
+  const std::string own_name_;  // "rank 1"
   const absl::Duration timeout_;
 
   // Of the thread alone.

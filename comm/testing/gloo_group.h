@@ -12,9 +12,10 @@
 
 namespace fsdp::comm::testing {
 
-// By rank.
+// By rank; `world_ranks` as MessageOptions has them.
 absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> CreateGlooGroup(
-    int world_size, absl::Duration timeout = absl::Seconds(30));
+    int world_size, absl::Duration timeout = absl::Seconds(30),
+    std::vector<int> world_ranks = {});
 
 }  // namespace fsdp::comm::testing
 

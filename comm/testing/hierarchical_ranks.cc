@@ -12,25 +12,41 @@
 
 namespace fsdp::comm::testing {
 
+namespace {
+
+// As options of groups take them: none where they are all.
+std::vector<int> PartOf(const HostLayout& layout, std::vector<int> ranks) {
+  const auto size = static_cast<int>(ranks.size());
+  if (size == layout.num_hosts * layout.ranks_per_host) ranks.clear();
+  return ranks;
+}
+
+}  // namespace
+
 absl::StatusOr<std::vector<std::unique_ptr<Communicator>>>
 CreateHierarchicalGroup(const HostLayout& layout, const GroupFactory& inside,
                         const GroupFactory& between, absl::Duration timeout) {
   const int world_size = layout.num_hosts * layout.ranks_per_host;
   std::vector<HierarchicalParts> parts(world_size);
   for (int host = 0; host < layout.num_hosts; ++host) {
-    FSDP_ASSIGN_OR_RETURN(auto group, inside(layout.ranks_per_host, timeout));
+    FSDP_ASSIGN_OR_RETURN(
+        auto group,
+        inside(layout.ranks_per_host, timeout,
+               PartOf(layout, layout.HostRanks(host * layout.ranks_per_host))));
     for (int place = 0; place < layout.ranks_per_host; ++place) {
       parts[host * layout.ranks_per_host + place].host =
           std::move(group[place]);
     }
   }
   for (int place = 0; place < layout.ranks_per_host; ++place) {
-    FSDP_ASSIGN_OR_RETURN(auto group, between(layout.num_hosts, timeout));
+    FSDP_ASSIGN_OR_RETURN(auto group,
+                          between(layout.num_hosts, timeout,
+                                  PartOf(layout, layout.RailRanks(place))));
     for (int host = 0; host < layout.num_hosts; ++host) {
       parts[host * layout.ranks_per_host + place].rail = std::move(group[host]);
     }
   }
-  FSDP_ASSIGN_OR_RETURN(auto network, between(world_size, timeout));
+  FSDP_ASSIGN_OR_RETURN(auto network, between(world_size, timeout, {}));
   std::vector<std::unique_ptr<Communicator>> ranks;
   for (int rank = 0; rank < world_size; ++rank) {
     parts[rank].network = std::move(network[rank]);

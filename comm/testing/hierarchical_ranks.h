@@ -14,10 +14,10 @@
 
 namespace fsdp::comm::testing {
 
-// Makes a group of so many ranks, by rank.
+// Makes a group of so many ranks, by rank, which are these of the world.
 using GroupFactory =
     std::function<absl::StatusOr<std::vector<std::unique_ptr<Communicator>>>(
-        int world_size, absl::Duration timeout)>;
+        int size, absl::Duration timeout, std::vector<int> world_ranks)>;
 
 // By rank; `inside` makes the groups of the hosts, `between` the others.
 absl::StatusOr<std::vector<std::unique_ptr<Communicator>>>

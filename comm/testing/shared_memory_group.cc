@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -12,10 +13,12 @@
 namespace fsdp::comm::testing {
 
 absl::StatusOr<std::vector<std::unique_ptr<Communicator>>>
-CreateSharedMemoryGroup(int world_size, absl::Duration timeout) {
+CreateSharedMemoryGroup(int world_size, absl::Duration timeout,
+                        std::vector<int> world_ranks) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   SharedMemoryOptions options;
   options.timeout = timeout;
+  options.world_ranks = std::move(world_ranks);
   return ConnectRanks(world_size, [&](int rank) {
     return CreateSharedMemoryCommunicator(store, rank, world_size, options);
   });

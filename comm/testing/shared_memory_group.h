@@ -12,10 +12,11 @@
 
 namespace fsdp::comm::testing {
 
-// By rank.
+// By rank; `world_ranks` as SharedMemoryOptions has them.
 absl::StatusOr<std::vector<std::unique_ptr<Communicator>>>
 CreateSharedMemoryGroup(int world_size,
-                        absl::Duration timeout = absl::Seconds(30));
+                        absl::Duration timeout = absl::Seconds(30),
+                        std::vector<int> world_ranks = {});
 
 }  // namespace fsdp::comm::testing
 

@@ -15,6 +15,7 @@
 #include "base/check.h"
 #include "comm/communicator.h"
 #include "comm/rank_activity.h"
+#include "comm/rank_names.h"
 #include "comm/work.h"
 
 namespace fsdp::comm {
@@ -32,6 +33,7 @@ class ForwardingCommunicator : public Communicator {
 
   int rank() const override { return base_->rank(); }
   int world_size() const override { return base_->world_size(); }
+  const RankNames& names() const override { return base_->names(); }
   absl::Duration default_timeout() const override {
     return base_->default_timeout();
   }

@@ -8,6 +8,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
+#include "comm/rank_names.h"
 #include "comm/work.h"
 
 namespace fsdp::comm {
@@ -59,6 +60,7 @@ class PairedCommunicator final : public Communicator {
 
   int rank() const override { return pair_->device->rank(); }
   int world_size() const override { return pair_->device->world_size(); }
+  const RankNames& names() const override { return pair_->device->names(); }
   absl::Duration default_timeout() const override {
     return pair_->device->default_timeout();
   }

@@ -24,6 +24,7 @@
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/communicator.h"
 #include "comm/inspection/inspection_signals.h"
+#include "comm/launcher/launch_signals.h"
 #include "comm/launcher/launcher.h"
 #include "comm/launcher/launcher_report.h"
 #include "comm/launcher/launcher_stop_request.h"
@@ -187,6 +188,7 @@ fsdp::comm::RestartOptions RestartsOf(const TrainOptions& options) {
 
 // Starts this program once more for every rank.
 int Launch(const TrainOptions& options, int argc, char** argv) {
+  fsdp::comm::IgnoreQuestions();
   if (options.max_restarts > 0) {
     // Restarted ranks take what is there for the job's own.
     const absl::Status exportable = CheckExport(options, options.ranks);

@@ -11,6 +11,7 @@
 #include "absl/types/span.h"
 #include "base/status_error.h"
 #include "base/status_macros.h"
+#include "comm/rank_activity.h"
 #include "flat_param/flat_parameter.h"
 #include "fsdp/autograd/autograd.h"
 #include "fsdp/memory/resting_memory.h"
@@ -90,8 +91,16 @@ absl::Status ShardedModel::StepInBackward(UnitStep step) {
   if (step != nullptr) {
     hooks.step = [this, step = std::move(step)](int unit) {
       const UnitState& state = units_[unit];
-      return step(absl::MakeConstSpan(named_shards_)
-                      .subspan(state.first_shard, state.slots.size()));
+      const auto note = [&](comm::Phase phase) {
+        if (activity_ == nullptr) return;
+        activity_->Note(phase, unit_name(unit), /*pool_bytes=*/-1);
+      };
+      note(comm::Phase::kStep);
+      absl::Status status =
+          step(absl::MakeConstSpan(named_shards_)
+                   .subspan(state.first_shard, state.slots.size()));
+      note(comm::Phase::kBackward);
+      return status;
     };
   }
   runtime_->SetHooks(std::move(hooks));

@@ -234,10 +234,10 @@ absl::Status ShardedModel::EndForward(int unit, bool expects_backward,
 }
 
 void ShardedModel::AbandonForward(int unit, const absl::Status& thrown) {
-  GiveUpIteration(absl::AbortedError(
-      absl::StrCat("the forward of unit ", unit_name(unit), " on rank ",
-                   communicator().rank(), " threw an exception",
-                   thrown.ok() ? "" : ": ", thrown.message())));
+  GiveUpIteration(absl::AbortedError(absl::StrCat(
+      "the forward of unit ", unit_name(unit), " on ",
+      communicator().names().Name(communicator().rank()), " threw an exception",
+      thrown.ok() ? "" : ": ", thrown.message())));
 }
 
 }  // namespace fsdp

@@ -24,6 +24,7 @@
 #include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
+#include "comm/rank_activity.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/model/named_shard.h"
 #include "fsdp/optim/fused_rule.h"
@@ -205,6 +206,8 @@ at::Tensor FusedOptimizer<Base, Options>::step(LossClosure closure) {
     const c10::AutoGradMode with_grad(true);
     loss = closure();
   }
+  const comm::PhaseScope phase(comm::ActivityOfThread(), comm::Phase::kStep,
+                               "");
   ThrowIfError(stepper_->Step(this->param_groups_, this->state_));
   return loss;
 }

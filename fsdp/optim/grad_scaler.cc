@@ -27,6 +27,7 @@
 #include "base/torch_status.h"
 #include "comm/call.h"
 #include "comm/communicator.h"
+#include "comm/rank_activity.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/model/named_shard.h"
 #include "fsdp/optim/shard_gradients.h"
@@ -124,6 +125,7 @@ absl::StatusOr<bool> ShardedGradScaler::Step(
     stage_ = Stage::kUnscaledByStep;
   }
   if (found_inf_) return false;
+  const comm::PhaseScope phase(world_->activity(), comm::Phase::kStep, "");
   FSDP_RETURN_IF_ERROR(TorchToStatus("optimizer step", step));
   return true;
 }

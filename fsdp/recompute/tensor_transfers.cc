@@ -20,6 +20,7 @@
 #include "base/device_streams.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
+#include "comm/rank_activity.h"
 #include "fsdp/recompute/device_stage.h"
 #include "fsdp/recompute/packed_form.h"
 #include "offload/host_store.h"
@@ -205,8 +206,16 @@ absl::Status TensorTransfers::Settle(const MovedTensorPtr& moved,
                                      absl::Time deadline) {
   const absl::Time begin = absl::Now();
   const bool writes = moved->IsBeingWritten();
-  absl::Status result =
-      writes ? FinishWrite(*moved, deadline) : moved->transfer->Wait(deadline);
+  absl::Status result;
+  {
+    const auto activity = comm::ActivityOfThread();
+    const comm::StoreWaitScope wait(
+        activity.get(),
+        writes ? comm::StoreWait::kWrite : comm::StoreWait::kRead,
+        moved->region);
+    result = writes ? FinishWrite(*moved, deadline)
+                    : moved->transfer->Wait(deadline);
+  }
   stats_.waited_seconds += absl::ToDoubleSeconds(absl::Now() - begin);
   if (absl::IsDeadlineExceeded(result)) return result;
   moved->transfer.reset();

@@ -105,6 +105,7 @@ OffloadSpace::OffloadSpace(std::vector<RestingFlat> flats, OffloadPlan plan,
       options_(WithPossibleRollback(options, plan_)),
       device_(device),
       world_(std::move(world)),
+      activity_(world_->activity()),
       timeout_(options.timeout.value_or(timeout)),
       step_on_(options.step_on),
       pages_(device),
@@ -231,15 +232,25 @@ absl::StatusOr<int> OffloadSpace::Take(int store, const std::string& region,
   return offloader_->Add(store, region, bytes);
 }
 
+std::string OffloadSpace::NotedAs(RestingKind kind, int flat) const {
+  return absl::StrCat("unit ", flats_[flat].name, " (", ToString(kind), ")");
+}
+
+std::string OffloadSpace::NotedAs(RestingKind kind) const {
+  return absl::StrCat("the model (", ToString(kind), ")");
+}
+
 absl::StatusOr<std::shared_ptr<RestingMemory>> OffloadSpace::Place(
-    RestingKind kind, Tier tier, const std::string& name, int64_t bytes,
+    RestingKind kind, int flat, const std::string& name, int64_t bytes,
     c10::Device device) {
+  const Tier tier = plan_.tier(flat, kind);
   std::unique_ptr<RestingPlace> place;
   if (tier == Tier::kSsd) {
     const int store = static_cast<int>(kind);
     FSDP_ASSIGN_OR_RETURN(const int entry, Take(stores_[store], name, bytes));
-    place = PlaceInStore(offloader_.get(), releases_.get(), entry,
-                         &changed_[store], shared_from_this());
+    place =
+        PlaceInStore(offloader_.get(), releases_.get(), entry, &changed_[store],
+                     {activity_, NotedAs(kind, flat)}, shared_from_this());
   } else {
     const std::string region = absl::StrCat(ToString(kind), " of ", name);
     FSDP_RETURN_IF_ERROR(host_->Create(region, bytes));
@@ -297,7 +308,7 @@ absl::StatusOr<std::shared_ptr<RestingMemory>> OffloadSpace::PlaceParameters(
                                              shared_from_this());
   } else {
     FSDP_ASSIGN_OR_RETURN(
-        memory, Place(RestingKind::kParameters, tier,
+        memory, Place(RestingKind::kParameters, flat,
                       RegionName(flat, flats_[flat].name), bytes, device));
   }
   shards_[flat] = memory.get();
@@ -308,7 +319,7 @@ absl::StatusOr<std::shared_ptr<RestingMemory>> OffloadSpace::PlaceGradients(
     int flat, int64_t bytes, c10::Device device) {
   const Tier tier = plan_.tier(flat, RestingKind::kGradients);
   if (tier == Tier::kDevice) return std::shared_ptr<RestingMemory>();
-  return Place(RestingKind::kGradients, tier,
+  return Place(RestingKind::kGradients, flat,
                RegionName(flat, flats_[flat].name), bytes, device);
 }
 
@@ -339,7 +350,7 @@ OffloadSpace::PlaceOptimizerState(const RestingMemory& shard,
   const std::string name =
       absl::StrCat(RegionName(flat, flats_[flat].name), ", ", what);
   absl::StatusOr<std::shared_ptr<RestingMemory>> memory =
-      Place(RestingKind::kOptimizer, tier, name, bytes, device);
+      Place(RestingKind::kOptimizer, flat, name, bytes, device);
   if (absl::IsAlreadyExists(memory.status())) {
     return Annotate(memory.status(),
                     "another optimizer has states of these parameters: let it "

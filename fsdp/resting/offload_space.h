@@ -19,6 +19,7 @@
 #include "absl/types/span.h"
 #include "base/device_streams.h"
 #include "comm/communicator.h"
+#include "comm/rank_activity.h"
 #include "fsdp/memory/device_copies.h"
 #include "fsdp/memory/locked_pages.h"
 #include "fsdp/memory/resting_memory.h"
@@ -127,8 +128,11 @@ class OffloadSpace : public std::enable_shared_from_this<OffloadSpace> {
   int64_t CapacityOf(RestingKind kind, Tier tier) const;
   absl::StatusOr<std::unique_ptr<offload::ParamStore>> MakeStore(
       RestingKind kind, int64_t capacity) const;
+  // Whose waits are noted: those for flat parameter `flat`, or all.
+  std::string NotedAs(RestingKind kind, int flat) const;
+  std::string NotedAs(RestingKind kind) const;
   absl::StatusOr<std::shared_ptr<RestingMemory>> Place(RestingKind kind,
-                                                       Tier tier,
+                                                       int flat,
                                                        const std::string& name,
                                                        int64_t bytes,
                                                        c10::Device device);
@@ -141,6 +145,7 @@ class OffloadSpace : public std::enable_shared_from_this<OffloadSpace> {
   const OffloadOptions options_;
   const c10::Device device_;
   const std::shared_ptr<comm::Communicator> world_;
+  const std::shared_ptr<comm::RankActivity> activity_;  // may be null
   const absl::Duration timeout_;
   StepOn step_on_;          // never kFaster
   std::string step_rates_;  // why; empty where that was not asked

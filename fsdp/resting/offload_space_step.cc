@@ -16,6 +16,7 @@
 #include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
+#include "comm/rank_activity.h"
 #include "fsdp/memory/device_copies.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/options/offload_options.h"
@@ -93,6 +94,8 @@ absl::Status OffloadSpace::FlushStepped() {
       FSDP_RETURN_IF_ERROR(
           WriteStage(*offloader_, stage_entries_[entry], stage_));
     }
+    const comm::StoreWaitScope wait(activity_.get(), comm::StoreWait::kWrite,
+                                    NotedAs(kind));
     FSDP_RETURN_IF_ERROR(offloader_->Flush(store));
     changed = false;
   }
@@ -126,8 +129,13 @@ absl::Status OffloadSpace::SaveBeforeStep(RestingMemory& shard) {
                    absl::StrCat(RegionName(flat, flats_[flat].name), ", undo"),
                    shard.bytes()));
   }
-  FSDP_ASSIGN_OR_RETURN(const absl::Span<char> bytes,
-                        releases_->Acquire(entry, Offloader::Use::kOverwrite));
+  absl::StatusOr<absl::Span<char>> room;
+  {
+    const comm::StoreWaitScope wait(activity_.get(), comm::StoreWait::kRoom,
+                                    NotedAs(RestingKind::kParameters, flat));
+    room = releases_->Acquire(entry, Offloader::Use::kOverwrite);
+  }
+  FSDP_ASSIGN_OR_RETURN(const absl::Span<char> bytes, room);
   const at::Tensor copy = at::from_blob(bytes.data(), {shard.bytes()},
                                         at::TensorOptions(at::kByte));
   SharedEvent copied;
@@ -190,6 +198,8 @@ absl::Status OffloadSpace::Rollback() {
   for (RestingKind kind : kSteppedKinds) {
     const int store = stores_[static_cast<int>(kind)];
     if (store < 0) continue;
+    const comm::StoreWaitScope wait(activity_.get(), comm::StoreWait::kRead,
+                                    NotedAs(kind));
     status.Update(offloader_->Rollback(store));
     changed_[static_cast<int>(kind)] = false;
   }

@@ -9,6 +9,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
+#include "comm/rank_activity.h"
 #include "fsdp/memory/device_copies.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/resting/deferred_releases.h"
@@ -32,14 +33,21 @@ Offloader::Use ToOffloaderUse(Use use) {
   return Offloader::Use::kUpdate;
 }
 
+comm::StoreWait WaitOf(Use use) {
+  return use == Use::kOverwrite ? comm::StoreWait::kRoom
+                                : comm::StoreWait::kRead;
+}
+
 class StorePlace final : public RestingPlace {
  public:
   StorePlace(Offloader* offloader, DeferredReleases* releases, int entry,
-             bool* changed, std::shared_ptr<const void> owner)
+             bool* changed, RestingNotes notes,
+             std::shared_ptr<const void> owner)
       : offloader_(offloader),
         releases_(releases),
         entry_(entry),
         changed_(changed),
+        notes_(std::move(notes)),
         owner_(std::move(owner)) {}
   ~StorePlace() override {
     *changed_ = true;
@@ -53,6 +61,8 @@ class StorePlace final : public RestingPlace {
   }
   absl::StatusOr<char*> Acquire(Use use) override {
     if (use != Use::kRead) *changed_ = true;
+    const comm::StoreWaitScope wait(notes_.activity.get(), WaitOf(use),
+                                    notes_.what);
     FSDP_ASSIGN_OR_RETURN(bytes_,
                           releases_->Acquire(entry_, ToOffloaderUse(use)));
     return bytes_.data();
@@ -71,6 +81,7 @@ class StorePlace final : public RestingPlace {
   const int entry_;
   absl::Span<char> bytes_;  // while acquired
   bool* const changed_;
+  const RestingNotes notes_;
   const std::shared_ptr<const void> owner_;
 };
 
@@ -108,9 +119,10 @@ std::string RegionName(int flat, absl::string_view unit) {
 std::unique_ptr<RestingPlace> PlaceInStore(Offloader* offloader,
                                            DeferredReleases* releases,
                                            int entry, bool* changed,
+                                           RestingNotes notes,
                                            std::shared_ptr<const void> owner) {
   return std::make_unique<StorePlace>(offloader, releases, entry, changed,
-                                      std::move(owner));
+                                      std::move(notes), std::move(owner));
 }
 
 std::unique_ptr<RestingPlace> PlaceOnHost(offload::HostStore* store,

@@ -6,12 +6,19 @@
 #include <string>
 
 #include "absl/strings/string_view.h"
+#include "comm/rank_activity.h"
 #include "fsdp/memory/resting_memory.h"
 #include "fsdp/resting/deferred_releases.h"
 #include "offload/host_store.h"
 #include "offload/offloader.h"
 
 namespace fsdp {
+
+// Whom to tell of waits for a place, and what they are waits for.
+struct RestingNotes {
+  std::shared_ptr<comm::RankActivity> activity;  // may be null
+  std::string what;                              // "unit blocks.3 (parameters)"
+};
 
 // What names a flat parameter in a store: its unit, cut where that is long, and
 // its number.
@@ -23,6 +30,7 @@ std::string RegionName(int flat, absl::string_view unit);
 std::unique_ptr<RestingPlace> PlaceInStore(offload::Offloader* offloader,
                                            DeferredReleases* releases,
                                            int entry, bool* changed,
+                                           RestingNotes notes,
                                            std::shared_ptr<const void> owner);
 
 // `memory`: that of `region`, which is erased with the place.

@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "comm/host/doorbell.h"
 #include "comm/host/shared_rank_block.h"
+#include "comm/rank_names.h"
 #include "testing/interleavings/machine.h"
 
 namespace fsdp::interleavings {
@@ -94,9 +95,9 @@ void RanksScenario::Connect(Machine& machine) {
     machine.set_rank(i);
     Rank& rank = ranks_[i];
     FSDP_CHECK(rank.host->Connect(mailboxes).ok());
-    rank.group =
-        SharedGroup::Create(rank.host, std::move(blocks[i]), members, i)
-            .value();
+    rank.group = SharedGroup::Create(rank.host, std::move(blocks[i]), members,
+                                     comm::RankNames(world_size), i)
+                     .value();
     const int64_t bytes = header + options_.common_bytes;
     rank.common =
         i == 0 ? SharedSegment::Create(bytes).value()

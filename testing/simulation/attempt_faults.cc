@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <regex>
 #include <string>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "testing/simulation/rank_training.h"
 
 namespace fsdp::simulation {
@@ -26,14 +28,22 @@ bool IsOfEvents(FaultKind kind) {
   }
 }
 
+// By its number in the world, which is not that in the group of "rank 1 of 2
+// (world rank 5)".
+bool NamesRank(absl::string_view text, int rank) {
+  return std::regex_search(
+      text.begin(), text.end(),
+      std::regex(
+          absl::StrCat("\\brank ", rank, "\\b(?!( of \\d+)? \\(world rank )")));
+}
+
 }  // namespace
 
 AttemptFaults::AttemptFaults(Simulation& simulation, Network& network,
-                             const Attempt& attempt, int mesh_rows)
+                             const Attempt& attempt)
     : simulation_(simulation),
       network_(network),
       attempt_(attempt),
-      mesh_rows_(mesh_rows),
       happened_(attempt.faults.size(), false),
       last_(absl::Nanoseconds(simulation.elapsed_nanos())) {
   simulation_.set_on_event(
@@ -172,20 +182,12 @@ bool AttemptFaults::power_is_lost() const {
   return false;
 }
 
-bool AttemptFaults::HasRank(absl::string_view text, int rank) const {
-  const int row = attempt_.world_size / mesh_rows_;
-  for (const int name : {rank, rank % row, rank / row}) {
-    if (absl::StrContains(text, absl::StrCat("rank ", name))) return true;
-  }
-  return false;
-}
-
 bool AttemptFaults::IsNamedBy(const absl::Status& status) const {
   const absl::string_view text = status.message();
   for (size_t i = 0; i < happened_.size(); ++i) {
     const Fault& fault = attempt_.faults[i];
     if (!happened_[i]) continue;
-    if (HasRank(text, fault.rank)) return true;
+    if (NamesRank(text, fault.rank)) return true;
     switch (fault.kind) {
       case FaultKind::kThrow:
         if (absl::StrContains(text, kUsersError)) return true;

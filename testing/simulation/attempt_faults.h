@@ -25,7 +25,7 @@ namespace fsdp::simulation {
 class AttemptFaults {
  public:
   AttemptFaults(Simulation& simulation, Network& network,
-                const Attempt& attempt, int mesh_rows);
+                const Attempt& attempt);
   AttemptFaults(const AttemptFaults&) = delete;
   AttemptFaults& operator=(const AttemptFaults&) = delete;
   ~AttemptFaults();
@@ -53,13 +53,10 @@ class AttemptFaults {
  private:
   void OnEvent(int rank, int64_t number);
   void Trigger(const Fault& fault);
-  // Whether a text has the rank, in any of its groups.
-  bool HasRank(absl::string_view text, int rank) const;
 
   Simulation& simulation_;
   Network& network_;
   const Attempt& attempt_;
-  const int mesh_rows_;
   std::vector<bool> happened_;  // by fault
   Rot rot_;
   absl::Duration last_;

@@ -25,14 +25,17 @@ void Network::ProcessDied(int process) {
   }
 }
 
-Group::Group(Network& network, std::vector<int> processes)
+Group::Group(Network& network, std::vector<int> processes,
+             comm::RankNames names)
     : network_(network),
       processes_(std::move(processes)),
+      names_(std::move(names)),
       members_(processes_.size()) {}
 
-std::shared_ptr<Group> Group::Make(Network& network,
-                                   std::vector<int> processes) {
-  std::shared_ptr<Group> group(new Group(network, std::move(processes)));
+std::shared_ptr<Group> Group::Make(Network& network, std::vector<int> processes,
+                                   comm::RankNames names) {
+  std::shared_ptr<Group> group(
+      new Group(network, std::move(processes), std::move(names)));
   network.groups.push_back(group);
   return group;
 }
@@ -66,7 +69,7 @@ absl::StatusOr<std::shared_ptr<Operation>> Group::Start(
     std::vector<std::string> calls;
     for (int any = 0; any < world_size(); ++any) {
       const std::optional<Call>& its = any == rank ? call : mine->call(any);
-      calls.push_back(absl::StrCat("rank ", any, " called ",
+      calls.push_back(absl::StrCat(names_.Name(any), " called ",
                                    its ? ToString(*its) : "nothing yet"));
     }
     const std::string text =
@@ -128,7 +131,8 @@ absl::Status Group::GiveUp(int rank, absl::string_view what,
           ? "all ranks have called"
           : absl::StrCat("still missing: ", absl::StrJoin(missing, ", ")));
   Fail({rank, absl::DeadlineExceededError(text),
-        absl::StrCat("rank ", rank, " gave up waiting for ", what, ": ", text),
+        absl::StrCat(names_.Name(rank), " gave up waiting for ", what, ": ",
+                     text),
         absl::StatusCode::kAborted},
        /*at_once=*/false);
   return Error(rank, what);
@@ -189,7 +193,7 @@ void Group::SeatAll(Meeting& meeting) {
     });
     std::vector<int> processes;
     for (const int rank : ranks) processes.push_back(processes_[rank]);
-    const auto group = Make(network_, processes);
+    const auto group = Make(network_, processes, names_.Part(ranks));
     for (size_t place = 0; place < ranks.size(); ++place) {
       meeting.seats[ranks[place]] = {group, static_cast<int>(place)};
     }
@@ -246,7 +250,7 @@ absl::Status Group::AwaitFence(int rank, int64_t fence, absl::Time deadline) {
 void Group::Abort(int rank, const absl::Status& reason) {
   if (IsDead(rank)) return;
   const std::string text =
-      absl::StrCat("rank ", rank, " aborted: ", reason.message());
+      absl::StrCat(names_.Name(rank), " aborted: ", reason.message());
   Fail({rank, absl::AbortedError(text), text, absl::StatusCode::kAborted},
        /*at_once=*/false);
 }
@@ -324,19 +328,18 @@ std::vector<std::shared_ptr<Operation>> Group::Open() {
 std::string Group::LastSeen(int rank) const {
   const Member& member = members_[rank];
   if (!member.last_call)
-    return absl::StrCat("rank ", rank, " (no call so far)");
-  return absl::StrCat("rank ", rank, " (last seen in ",
+    return absl::StrCat(names_.Name(rank), " (no call so far)");
+  return absl::StrCat(names_.Name(rank), " (last seen in ",
                       comm::Name(*member.last_call, member.next_sequence - 1),
                       ")");
 }
 
 absl::Status Group::Error(int rank, absl::string_view what) const {
   const bool own = failure_->rank == rank;
-  return absl::Status(
-      own ? failure_->own.code() : failure_->code_of_others,
-      absl::StrCat(
-          what, " on rank ", rank, " of ", world_size(), ": ",
-          own ? std::string(failure_->own.message()) : failure_->text));
+  return absl::Status(own ? failure_->own.code() : failure_->code_of_others,
+                      absl::StrCat(what, " on ", names_.Place(rank), ": ",
+                                   own ? std::string(failure_->own.message())
+                                       : failure_->text));
 }
 
 }  // namespace fsdp::simulation

@@ -16,6 +16,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "comm/call.h"
+#include "comm/rank_names.h"
 #include "testing/simulation/common_memories.h"
 #include "testing/simulation/network.h"
 #include "testing/simulation/operation.h"
@@ -43,10 +44,12 @@ class Group : public std::enable_shared_from_this<Group> {
  public:
   // Its ranks are those of `processes`, in this order.
   static std::shared_ptr<Group> Make(Network& network,
-                                     std::vector<int> processes);
+                                     std::vector<int> processes,
+                                     comm::RankNames names);
 
   int world_size() const { return static_cast<int>(processes_.size()); }
   Network& network() const { return network_; }
+  const comm::RankNames& names() const { return names_; }
   Simulation& simulation() const { return network_.simulation; }
   const std::vector<int>& processes() const { return processes_; }
   bool IsDead(int rank) const;
@@ -101,7 +104,7 @@ class Group : public std::enable_shared_from_this<Group> {
     std::vector<std::vector<CommonMemories::Clock>> clocks;  // by arrival
   };
 
-  Group(Network& network, std::vector<int> processes);
+  Group(Network& network, std::vector<int> processes, comm::RankNames names);
 
   absl::StatusOr<std::shared_ptr<Operation>> Meet(int rank,
                                                   const std::string& label,
@@ -120,6 +123,7 @@ class Group : public std::enable_shared_from_this<Group> {
 
   Network& network_;
   const std::vector<int> processes_;
+  const comm::RankNames names_;
   std::vector<Member> members_;
   // That not all ranks have called, by sequence; and all there have been.
   std::map<int64_t, std::shared_ptr<Operation>> operations_;

@@ -74,8 +74,7 @@ class SeedRun {
     std::vector<int> processes;
     for (int i = 0; i < attempt.world_size; ++i) processes.push_back(i);
     auto communicators = CreateSimulatedGroup(network, processes);
-    AttemptFaults faults(simulation_, network, attempt,
-                         scenario_.training.mesh_rows);
+    AttemptFaults faults(simulation_, network, attempt);
     faults.PlantRot(disk_);
     std::vector<std::function<void()>> bodies;
     for (int i = 0; i < attempt.world_size; ++i) {

@@ -18,6 +18,7 @@
 #include "base/status_macros.h"
 #include "comm/call.h"
 #include "comm/fence.h"
+#include "comm/rank_names.h"
 #include "comm/unwinding.h"
 #include "comm/work.h"
 
@@ -90,9 +91,10 @@ class SimulatedCommunicator final : public Communicator {
 
   int rank() const override { return rank_; }
   int world_size() const override { return group_->world_size(); }
+  const comm::RankNames& names() const override { return group_->names(); }
   absl::Duration default_timeout() const override { return options().timeout; }
   std::string ToString() const override {
-    return absl::StrCat("simulated, rank ", rank_, " of ", world_size());
+    return absl::StrCat("simulated, ", Place());
   }
   bool PrefersScaledInputs() const override {
     return options().prefers_scaled_inputs;
@@ -126,9 +128,8 @@ class SimulatedCommunicator final : public Communicator {
   absl::StatusOr<std::unique_ptr<Communicator>> Split(int color,
                                                       int key) override {
     if (color < 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("split on rank ", rank_, " of ", world_size(),
-                       ": color ", color, " is negative"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "split on ", Place(), ": color ", color, " is negative"));
     }
     FSDP_ASSIGN_OR_RETURN(auto seat, group_->Split(rank_, color, key));
     return std::make_unique<SimulatedCommunicator>(seat.first, seat.second);
@@ -217,8 +218,9 @@ class SimulatedCommunicator final : public Communicator {
 
 std::vector<std::unique_ptr<Communicator>> CreateSimulatedGroup(
     Network& network, std::vector<int> processes) {
+  const comm::RankNames names(static_cast<int>(processes.size()));
   const std::shared_ptr<Group> group =
-      Group::Make(network, std::move(processes));
+      Group::Make(network, std::move(processes), names);
   std::vector<std::unique_ptr<Communicator>> ranks;
   for (int rank = 0; rank < group->world_size(); ++rank) {
     ranks.push_back(std::make_unique<SimulatedCommunicator>(group, rank));

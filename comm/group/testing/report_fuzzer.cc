@@ -11,6 +11,7 @@
 #include "base/check.h"
 #include "comm/group/failure_report.h"
 #include "comm/group/status_text.h"
+#include "comm/rank_names.h"
 
 namespace fsdp::comm {
 namespace {
@@ -32,7 +33,7 @@ void CheckReport(absl::string_view text) {
   const std::vector<std::optional<RankReport>> reports = {RankReport{},
                                                           std::nullopt, report};
   for (const bool store_answers : {false, true}) {
-    FSDP_CHECK(!Verdict(/*rank=*/0, reports, store_answers).ok());
+    FSDP_CHECK(!Verdict(/*rank=*/0, RankNames(3), reports, store_answers).ok());
   }
 }
 

@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -36,8 +37,11 @@ namespace {
 using comm::Communicator;
 using Group = std::vector<std::unique_ptr<Communicator>>;
 
-absl::StatusOr<Group> LocalRanks(int ranks, absl::Duration) {
-  return comm::CreateLocalGroup(ranks);
+absl::StatusOr<Group> LocalRanks(int ranks, absl::Duration /*timeout*/,
+                                 std::vector<int> world_ranks) {
+  comm::LocalGroupOptions options;
+  options.world_ranks = std::move(world_ranks);
+  return comm::CreateLocalGroup(ranks, options);
 }
 
 absl::StatusOr<Group> MakeGroup(const Program& p) {

@@ -14,11 +14,13 @@
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
+#include "base/torch_status.h"
 #include "comm/communicator.h"
 #include "comm/rank_activity.h"
 #include "comm/testing/run_ranks.h"
 #include "comm/wrappers/forwarding_communicator.h"
 #include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/options/options.h"
 #include "fsdp/testing/toy_model.h"
 #include "gmock/gmock.h"
@@ -49,6 +51,11 @@ class Notes final : public comm::RankActivity {
     if (texts.empty() || texts.back() != text) texts.push_back(text);
     most_pool_bytes = std::max(most_pool_bytes, pool_bytes);
   }
+  uint64_t BeginWait(comm::StoreWait /*wait*/,
+                     absl::string_view /*what*/) override {
+    return 0;
+  }
+  void EndWait(uint64_t /*wait*/) override {}
   std::string Describe() const override { return ""; }
 
   std::vector<std::string> texts;
@@ -81,6 +88,8 @@ absl::Status NoteSteps(Communicator& ranks,
   notes->texts.emplace_back("loss");
   FSDP_RETURN_IF_ERROR(model->Backward(loss));
   notes->texts.emplace_back("step");
+  FSDP_RETURN_IF_ERROR(
+      TorchToStatus("step", [&] { FusedAdamW(model->Parameters()).step(); }));
   const MemoryStats memory = model->memory_stats();
   if (notes->most_pool_bytes !=
       memory.parameters.reserved_bytes + memory.gradients.reserved_bytes) {
@@ -105,9 +114,10 @@ TEST(ActivityTest, AStepIsNotedUnitByUnit) {
                     "forward of blocks.1", "outside forward and backward",
                     "loss", "backward of root", "backward of blocks.1",
                     "backward of blocks.0", "backward of root", "backward",
-                    "outside forward and backward", "step", "forward of root",
-                    "forward of blocks.0", "forward of blocks.1",
-                    "outside forward and backward"));
+                    "outside forward and backward", "step",
+                    "the optimizer's step", "outside forward and backward",
+                    "forward of root", "forward of blocks.0",
+                    "forward of blocks.1", "outside forward and backward"));
   }
 }
 

@@ -1,0 +1,92 @@
+#include "comm/rank_names.h"
+
+#include <vector>
+
+#include "absl/status/status.h"
+#include "base/testing/status_matchers.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::comm {
+namespace {
+
+using ::fsdp::testing::StatusIs;
+using ::testing::HasSubstr;
+
+TEST(RankNamesTest, TheWorldHasNumbersAlone) {
+  const RankNames world(4);
+  EXPECT_EQ(world.size(), 4);
+  EXPECT_EQ(world.world_rank(3), 3);
+  EXPECT_EQ(world.Name(1), "rank 1");
+  EXPECT_EQ(world.Place(1), "rank 1 of 4");
+  EXPECT_EQ(world.List({2}), "rank 2");
+  EXPECT_EQ(world.List({0, 3}), "ranks 0, 3");
+  EXPECT_EQ(world.NameInWorld(5), "rank 5");
+}
+
+TEST(RankNamesTest, APartSaysTheRankInTheWorldToo) {
+  const RankNames part = RankNames(8).Part({5, 1, 7});
+  EXPECT_EQ(part.size(), 3);
+  EXPECT_EQ(part.world_rank(0), 5);
+  EXPECT_EQ(part.Name(0), "rank 0 (world rank 5)");
+  EXPECT_EQ(part.Place(2), "rank 2 of 3 (world rank 7)");
+  EXPECT_EQ(part.List({1}), "rank 1 (world rank 1)");
+  EXPECT_EQ(part.List({0, 2}), "ranks 0, 2 (world ranks 5, 7)");
+  EXPECT_EQ(part.NameInWorld(5), "world rank 5");
+}
+
+TEST(RankNamesTest, APartOfAPartSaysTheRankInTheWorld) {
+  const RankNames part = RankNames(8).Part({1, 3, 5, 7}).Part({2, 3});
+  EXPECT_EQ(part.Place(0), "rank 0 of 2 (world rank 5)");
+  EXPECT_EQ(part.Name(1), "rank 1 (world rank 7)");
+}
+
+TEST(RankNamesTest, AllInTheirOrderAreTheGroup) {
+  EXPECT_EQ(RankNames(2).Part({0, 1}).Place(1), "rank 1 of 2");
+  EXPECT_EQ(RankNames(2).Part({1, 0}).Place(1), "rank 1 of 2 (world rank 0)");
+  EXPECT_EQ(RankNames(3).Part({0, 1}).Place(1), "rank 1 of 2 (world rank 1)");
+  const RankNames part = RankNames(8).Part({4, 6});
+  EXPECT_EQ(part.Part({0, 1}).Place(1), "rank 1 of 2 (world rank 6)");
+}
+
+TEST(RankNamesTest, AGroupMayBeToldWhoItsRanksAre) {
+  EXPECT_EQ(RankNames::Of(2, {4, 6})->Name(1), "rank 1 (world rank 6)");
+  EXPECT_EQ(RankNames::Of(2, {})->Name(1), "rank 1");
+  EXPECT_EQ(RankNames::Of(2, {RankNames::kNobodyKnows, 6})->Place(0),
+            "rank 0 of 2");
+  EXPECT_EQ(RankNames::Of(2, {RankNames::kNobodyKnows, 6})->List({0, 1}),
+            "ranks 0, 1");
+  EXPECT_THAT(RankNames::Of(2, {4, 5, 6}),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("a group of 2 ranks, and 3 ranks")));
+}
+
+TEST(RankNamesTest, AdoptsTheTextOfAPart) {
+  const RankNames world(6);
+  const RankNames part = world.Part({3, 5});
+  EXPECT_EQ(world.Adopt("grads on rank 1 of 2 (world rank 5): rank 0 (world "
+                        "rank 3) (last seen in w), rank 1, rank 1 of 2"),
+            "grads on rank 5 of 6: rank 3 (last seen in w), rank 1, rank 1 of "
+            "2");
+  EXPECT_EQ(part.Adopt("rank 0 of 1 (world rank 5)"),
+            "rank 1 of 2 (world rank 5)");
+  EXPECT_EQ(part.Adopt("rank 0 (world rank 3)"), "rank 0 (world rank 3)");
+}
+
+TEST(RankNamesTest, LeavesWhatIsNobodysName) {
+  const RankNames world(6);
+  for (const char* text :
+       {"", "rank", "rank ", "rank 1", "rank 1 of 2", "rank 1x (world rank 2)",
+        "crank 1 (world rank 2)", "Rank 1 (world rank 2)",
+        "rank 1 (world rank 6)", "rank 1 (world rank 2",
+        "rank 1 of (world "
+        "rank 2)",
+        "rank 1 (world rank x)", "world rank 2",
+        "rank 99999999999999 (world rank 2)",
+        "rank 1 (world rank 99999999999999)"}) {
+    EXPECT_EQ(world.Adopt(text), text);
+  }
+}
+
+}  // namespace
+}  // namespace fsdp::comm

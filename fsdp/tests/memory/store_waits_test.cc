@@ -1,0 +1,301 @@
+// What a rank answers that is stuck in a store or in the optimizer's step.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/ones.h>
+#include <torch/optim/adamw.h>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "base/status_error.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "base/torch_status.h"
+#include "comm/bootstrap/bootstrap.h"
+#include "comm/communicator.h"
+#include "comm/rank_activity.h"
+#include "comm/startup/environment.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/model/named_shard.h"
+#include "fsdp/optim/fused_optimizer.h"
+#include "fsdp/optim/grad_scaler.h"
+#include "fsdp/options/offload_options.h"
+#include "fsdp/options/options.h"
+#include "fsdp/recompute/activation_offload.h"
+#include "fsdp/testing/toy_model.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "offload/host_store.h"
+#include "offload/page_memory.h"
+#include "offload/param_store.h"
+#include "offload/testing/forwarding_store.h"
+#include "offload/transfer.h"
+
+namespace fsdp {
+namespace {
+
+using ::fsdp::comm::Communicator;
+using ::fsdp::testing::BlockUnits;
+using ::fsdp::testing::Loss;
+using ::fsdp::testing::MakeNet;
+using ::fsdp::testing::NetImpl;
+using ::fsdp::testing::Rows;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using Model = FullyShardedDataParallel<NetImpl>;
+
+constexpr int64_t kDim = 5;
+constexpr absl::Duration kLimit = absl::Seconds(60);
+
+// A place at which a rank stops, once, until the test lets it go on.
+class Stop {
+ public:
+  void Arm() { armed_ = true; }
+  // What is done at the place: `where` is for whoever asks what it was.
+  void Pass(absl::string_view where) {
+    if (!armed_.exchange(false)) return;
+    where_ = std::string(where);
+    stopped_.Notify();
+    go_on_.WaitForNotificationWithTimeout(kLimit);
+  }
+  bool AwaitStopped() {
+    return stopped_.WaitForNotificationWithTimeout(kLimit);
+  }
+  void GoOn() { go_on_.Notify(); }
+  // Once it has stopped.
+  const std::string& where() const { return where_; }
+
+ private:
+  std::atomic<bool> armed_{false};
+  std::string where_;
+  absl::Notification stopped_;
+  absl::Notification go_on_;
+};
+
+class StoppedTransfer final : public offload::Transfer {
+ public:
+  StoppedTransfer(std::unique_ptr<offload::Transfer> base, std::string region,
+                  Stop* stop)
+      : base_(std::move(base)), region_(std::move(region)), stop_(stop) {}
+
+  absl::Status Wait(absl::Time deadline) override {
+    if (deadline > absl::Now()) stop_->Pass(region_);
+    return base_->Wait(deadline);
+  }
+
+ private:
+  const std::unique_ptr<offload::Transfer> base_;
+  const std::string region_;
+  Stop* const stop_;
+};
+
+// Stops whoever waits for a read, or for a flush.
+class StoppingStore final : public offload::testing::ForwardingStore {
+ public:
+  StoppingStore(std::unique_ptr<offload::ParamStore> base, Stop* reads,
+                Stop* flushes)
+      : ForwardingStore(std::move(base)), reads_(reads), flushes_(flushes) {}
+
+  absl::StatusOr<std::unique_ptr<offload::Transfer>> Read(
+      absl::string_view region, int64_t offset, absl::Span<char> out) override {
+    FSDP_ASSIGN_OR_RETURN(auto read,
+                          ForwardingStore::Read(region, offset, out));
+    return std::make_unique<StoppedTransfer>(std::move(read),
+                                             std::string(region), reads_);
+  }
+  absl::StatusOr<std::unique_ptr<offload::Transfer>> Flush() override {
+    FSDP_ASSIGN_OR_RETURN(auto flush, ForwardingStore::Flush());
+    return std::make_unique<StoppedTransfer>(std::move(flush), "", flushes_);
+  }
+
+ private:
+  Stop* const reads_;
+  Stop* const flushes_;
+};
+
+std::unique_ptr<offload::ParamStore> HostStore(int64_t capacity) {
+  return offload::HostStore::Make(capacity, offload::PageAllocator::System(),
+                                  /*rollback=*/true)
+      .value();
+}
+
+class StoreWaitsTest : public ::testing::Test {
+ protected:
+  StoreWaitsTest()
+      : ranks_(comm::Connect(comm::Environment(), comm::ConnectOptions())
+                   .value()) {}
+
+  // Runs `run` in a thread of its own. What the rank answers while it has
+  // stopped; afterwards it waits for nothing.
+  std::string AnswerAt(Stop& stop, const std::function<void()>& run) {
+    absl::Status status;
+    std::thread rank([&] { status = TorchToStatus("a rank", run); });
+    const bool has_stopped = stop.AwaitStopped();
+    const std::string answer = ranks_->activity()->Describe();
+    stop.GoOn();
+    rank.join();
+    EXPECT_TRUE(has_stopped);
+    EXPECT_OK(status);
+    EXPECT_THAT(ranks_->activity()->Describe(),
+                AllOf(Not(HasSubstr("waits for")),
+                      HasSubstr("; outside forward and backward since")));
+    return answer;
+  }
+
+  // Where `kind` rests in a store that may stop, and all else in others.
+  Options Offloading(RestingKind kind) {
+    Options options = BlockUnits();
+    OffloadOptions& offload = options.offload;
+    offload.parameters = offload.gradients = offload.optimizer = Tier::kSsd;
+    // So few that every use is a transfer.
+    offload.buffer_bytes = 10 * offload::kPageBytes;
+    offload.make_store = [this, kind](RestingKind of, int64_t capacity)
+        -> absl::StatusOr<std::unique_ptr<offload::ParamStore>> {
+      if (of != kind) return HostStore(capacity);
+      return std::make_unique<StoppingStore>(HostStore(capacity), &reads_,
+                                             &flushes_);
+    };
+    return options;
+  }
+
+  Model Shard(const Options& options) {
+    return FullyShard(MakeNet(kDim, /*num_blocks=*/2), ranks_, options).value();
+  }
+
+  static void Backward(Model& model) {
+    const at::Tensor x = Rows(0, 3, kDim);
+    ThrowIfError(model->Backward(Loss(model->forward(x), x)));
+  }
+
+  // In the thread of the rank, since that is whom a model belongs to.
+  static void Train(Model& model, FusedAdamW& optimizer) {
+    Backward(model);
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+
+  const std::shared_ptr<Communicator> ranks_;
+  Stop reads_;
+  Stop flushes_;
+};
+
+// "blocks.1" of the region "blocks.1 #2, exp_avg".
+std::string UnitOf(const std::string& region) {
+  return region.substr(0, region.find(" #"));
+}
+
+TEST_F(StoreWaitsTest, ForwardThatWaitsForParameters) {
+  Model model = Shard(Offloading(RestingKind::kParameters));
+  const std::string answer = AnswerAt(reads_, [&] {
+    FusedAdamW optimizer(model->Parameters());
+    Train(model, optimizer);
+    reads_.Arm();
+    Backward(model);
+  });
+  EXPECT_THAT(UnitOf(reads_.where()), Not(::testing::IsEmpty()));
+  EXPECT_THAT(
+      answer,
+      AllOf(HasSubstr(absl::StrCat("waits for unit ", UnitOf(reads_.where()),
+                                   " (parameters) to be read from its "
+                                   "store for ")),
+            HasSubstr("; forward of ")));
+}
+
+TEST_F(StoreWaitsTest, StepThatWaitsForStates) {
+  Model model = Shard(Offloading(RestingKind::kOptimizer));
+  const std::string answer = AnswerAt(reads_, [&] {
+    FusedAdamW optimizer(model->Parameters());
+    Train(model, optimizer);
+    Backward(model);
+    reads_.Arm();
+    optimizer.step();
+  });
+  EXPECT_THAT(
+      answer,
+      AllOf(HasSubstr(absl::StrCat("waits for unit ", UnitOf(reads_.where()),
+                                   " (optimizer) to be read from its "
+                                   "store for ")),
+            HasSubstr("; the optimizer's step since ")));
+}
+
+TEST_F(StoreWaitsTest, StepThatWaitsForWrites) {
+  Model model = Shard(Offloading(RestingKind::kParameters));
+  const std::string answer = AnswerAt(flushes_, [&] {
+    FusedAdamW optimizer(model->Parameters());
+    Train(model, optimizer);
+    Backward(model);
+    flushes_.Arm();
+    optimizer.step();
+  });
+  EXPECT_THAT(answer, AllOf(HasSubstr("waits for the model (parameters) to be "
+                                      "written to its store for "),
+                            HasSubstr("; the optimizer's step since ")));
+}
+
+TEST_F(StoreWaitsTest, ActivationsThatAreWaitedFor) {
+  Model model = Shard(BlockUnits());
+  const std::string answer = AnswerAt(reads_, [&] {
+    Backward(model);
+    ActivationOffloadOptions options;
+    options.min_bytes = 1;
+    const auto offload = ValueOrThrow(ActivationOffload::Make(
+        std::make_unique<StoppingStore>(HostStore(1 << 20), &reads_, &flushes_),
+        options));
+    at::Tensor tensor = at::ones({1000});
+    const auto moved =
+        offload->MoveOut({&tensor}, "a checkpointed region in unit blocks.1");
+    ThrowIfError(moved == nullptr ? absl::InternalError("it has stayed")
+                                  : absl::OkStatus());
+    reads_.Arm();
+    ThrowIfError(moved->MoveIn().status());
+  });
+  EXPECT_THAT(answer, HasSubstr(absl::StrCat("waits for ", reads_.where(),
+                                             " to be read from its store")));
+  EXPECT_THAT(reads_.where(),
+              ::testing::EndsWith("of a checkpointed region in unit blocks.1"));
+}
+
+TEST_F(StoreWaitsTest, StepInBackward) {
+  Model model = Shard(BlockUnits());
+  Stop step;
+  step.Arm();
+  ASSERT_OK(model->StepInBackward([&](absl::Span<const NamedShard> shards) {
+    if (shards.front().name.find("blocks.1.") == 0) step.Pass("blocks.1");
+    return absl::OkStatus();
+  }));
+  EXPECT_THAT(AnswerAt(step, [&] { Backward(model); }),
+              HasSubstr("; the optimizer's step of blocks.1 since "));
+}
+
+TEST_F(StoreWaitsTest, StepOfAScaler) {
+  Model model = Shard(BlockUnits());
+  auto scaler = ShardedGradScaler::Create(*ranks_, {});
+  ASSERT_OK(scaler);
+  Stop step;
+  step.Arm();
+  EXPECT_THAT(AnswerAt(step,
+                       [&] {
+                         Backward(model);
+                         ThrowIfError(scaler
+                                          ->Step([&] { step.Pass("a step"); },
+                                                 model->NamedShards())
+                                          .status());
+                       }),
+              HasSubstr("; the optimizer's step since "));
+}
+
+}  // namespace
+}  // namespace fsdp
