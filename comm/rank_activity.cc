@@ -5,17 +5,6 @@
 #include "absl/strings/str_cat.h"
 
 namespace fsdp::comm {
-namespace {
-
-// The address spares a thread that is told the same again any count.
-struct ToldActivity {
-  const RankActivity* address = nullptr;
-  std::weak_ptr<RankActivity> activity;
-};
-thread_local ToldActivity told;
-
-}  // namespace
-
 absl::string_view PhaseName(Phase phase) {
   switch (phase) {
     case Phase::kUnknown:
@@ -46,15 +35,6 @@ std::string StoreWaitText(StoreWait wait, absl::string_view what) {
       return absl::StrCat("waits for ", what, " to be written to its store");
   }
   return "waits for no store";
-}
-
-std::shared_ptr<RankActivity> ActivityOfThread() {
-  return told.activity.lock();
-}
-
-void SetActivityOfThread(const std::shared_ptr<RankActivity>& activity) {
-  if (told.address == activity.get() && !told.activity.expired()) return;
-  told = {activity.get(), activity};
 }
 
 PhaseScope::PhaseScope(std::shared_ptr<RankActivity> activity, Phase phase,

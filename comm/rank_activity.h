@@ -60,11 +60,6 @@ class RankActivity {
   virtual std::string Describe() const = 0;
 };
 
-// The one that this thread has last been told, if that still is; null: none.
-// For code that gets tensors but no communicator, such as an optimizer.
-std::shared_ptr<RankActivity> ActivityOfThread();
-void SetActivityOfThread(const std::shared_ptr<RankActivity>& activity);
-
 // Notes `phase` of `what`, and that the rank is outside when it ends.
 // `activity` may be null.
 class PhaseScope {

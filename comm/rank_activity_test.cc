@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -46,26 +45,6 @@ TEST(RankActivityTest, ScopesNoteWhatTheyAre) {
                           "end of 7", "outside forward and backward "));
   const PhaseScope nobodys(nullptr, Phase::kStep, "");
   const StoreWaitScope wait(nullptr, StoreWait::kRead, "");
-}
-
-TEST(RankActivityTest, AThreadHasTheOneThatItWasToldAsLongAsItLives) {
-  EXPECT_EQ(ActivityOfThread(), nullptr);
-  auto first = std::make_shared<Notes>();
-  const auto second = std::make_shared<Notes>();
-  SetActivityOfThread(first);
-  EXPECT_EQ(ActivityOfThread(), first);
-  std::thread([&] {
-    EXPECT_EQ(ActivityOfThread(), nullptr);
-    SetActivityOfThread(second);
-    EXPECT_EQ(ActivityOfThread(), second);
-  }).join();
-  EXPECT_EQ(ActivityOfThread(), first);
-  first.reset();
-  EXPECT_EQ(ActivityOfThread(), nullptr);
-  SetActivityOfThread(second);
-  EXPECT_EQ(ActivityOfThread(), second);
-  SetActivityOfThread(nullptr);
-  EXPECT_EQ(ActivityOfThread(), nullptr);
 }
 
 }  // namespace

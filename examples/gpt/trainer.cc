@@ -33,6 +33,13 @@ using ::fsdp::comm::Communicator;
 using ::fsdp::comm::ReduceOp;
 using ::fsdp::comm::Work;
 
+// Whoever asks what the rank is doing hears of the optimizer's steps.
+fsdp::FusedOptions Noted(const Communicator& communicator) {
+  fsdp::FusedOptions options;
+  options.activity = communicator.activity();
+  return options;
+}
+
 // The sums over the ranks. Also a barrier.
 absl::StatusOr<std::vector<double>> SumOverRanks(
     const std::vector<double>& values, absl::string_view label,
@@ -78,7 +85,7 @@ class Training {
         model_(model),
         communicator_(communicator),
         optimizer_(model.OptimizerParameters(),
-                   torch::optim::AdamWOptions(options.lr)),
+                   torch::optim::AdamWOptions(options.lr), Noted(communicator)),
         done_(options.done) {
     run_.model = &model.module();
     run_.optimizer = &optimizer_;

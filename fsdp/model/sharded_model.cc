@@ -186,7 +186,6 @@ absl::Status ShardedModel::TransitionOrGiveUp(
 
 // For whoever asks what this rank is doing while it waits for others.
 void ShardedModel::NotePhase(const Event& event) {
-  comm::SetActivityOfThread(activity_);
   const MemoryStats memory = runtime_->memory_stats();
   const int64_t pools =
       memory.parameters.reserved_bytes + memory.gradients.reserved_bytes;

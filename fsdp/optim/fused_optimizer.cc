@@ -182,6 +182,7 @@ FusedOptimizer<Base, Options>::FusedOptimizer(
     const std::vector<OptimizerParamGroup>& groups, const Options& defaults,
     const FusedOptions& fused)
     : Base(groups, defaults),
+      activity_(fused.activity),
       stepper_(std::make_unique<FusedStepper>(MakeRule(defaults, fused))) {}
 
 template <typename Base, typename Options>
@@ -206,8 +207,7 @@ at::Tensor FusedOptimizer<Base, Options>::step(LossClosure closure) {
     const c10::AutoGradMode with_grad(true);
     loss = closure();
   }
-  const comm::PhaseScope phase(comm::ActivityOfThread(), comm::Phase::kStep,
-                               "");
+  const comm::PhaseScope phase(activity_, comm::Phase::kStep, "");
   ThrowIfError(stepper_->Step(this->param_groups_, this->state_));
   return loss;
 }

@@ -24,6 +24,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "comm/rank_activity.h"
 #include "fsdp/model/named_shard.h"
 #include "fsdp/optim/capturable_optimizer.h"
 #include "fsdp/resting/resting_states.h"
@@ -35,6 +36,8 @@ class FusedStepper;
 // What torch::optim's options lack. No part of states.
 struct FusedOptions {
   bool maximize = false;  // goes up the gradient
+  // The communicator's: that step() has begun and ended. Null: nobody is told.
+  std::shared_ptr<comm::RankActivity> activity = nullptr;
 };
 
 // States of parameters that share memory, such as those of a unit, share
@@ -86,6 +89,7 @@ class FusedOptimizer final : public Base,
   void save(torch::serialize::OutputArchive& archive) const override;
 
  private:
+  std::shared_ptr<comm::RankActivity> activity_;
   std::unique_ptr<FusedStepper> stepper_;
 };
 

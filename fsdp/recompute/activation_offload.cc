@@ -112,7 +112,7 @@ ActivationOffload::ActivationOffload(Place place,
       pages_(std::move(place.pages)),
       transfers_(absl::make_unique<TensorTransfers>(
           std::move(place.store), place.memory, options.window_bytes,
-          options.timeout)),
+          options.timeout, options.activity)),
       store_(transfers_->store()) {}
 
 ActivationOffload::~ActivationOffload() = default;

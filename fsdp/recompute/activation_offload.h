@@ -27,6 +27,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "comm/rank_activity.h"
 #include "fsdp/recompute/transfer_stats.h"
 #include "offload/host_store.h"
 #include "offload/page_memory.h"
@@ -51,6 +52,8 @@ struct ActivationOffloadOptions {
   int regions_ahead = 1;
   // Of each wait for the store, and for the device.
   absl::Duration timeout = absl::Minutes(5);
+  // The communicator's: for what the rank waits. Null: nobody is told.
+  std::shared_ptr<comm::RankActivity> activity = nullptr;
 };
 
 struct ActivationOffloadStats : TensorTransferStats {

@@ -52,11 +52,13 @@ bool MovedTensor::CanDrop() const {
 
 TensorTransfers::TensorTransfers(std::unique_ptr<offload::ParamStore> store,
                                  offload::HostStore* memory,
-                                 int64_t window_bytes, absl::Duration timeout)
+                                 int64_t window_bytes, absl::Duration timeout,
+                                 std::shared_ptr<comm::RankActivity> activity)
     : store_(std::move(store)),
       memory_(memory),
       window_bytes_(window_bytes),
-      timeout_(timeout) {}
+      timeout_(timeout),
+      activity_(std::move(activity)) {}
 
 // Copies and transfers wait for their end, before their memory and the store
 // go.
@@ -208,9 +210,8 @@ absl::Status TensorTransfers::Settle(const MovedTensorPtr& moved,
   const bool writes = moved->IsBeingWritten();
   absl::Status result;
   {
-    const auto activity = comm::ActivityOfThread();
     const comm::StoreWaitScope wait(
-        activity.get(),
+        activity_.get(),
         writes ? comm::StoreWait::kWrite : comm::StoreWait::kRead,
         moved->region);
     result = writes ? FinishWrite(*moved, deadline)

@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "comm/rank_activity.h"
 #include "fsdp/memory/device_copies.h"
 #include "fsdp/recompute/device_stage.h"
 #include "fsdp/recompute/packed_form.h"
@@ -78,10 +79,12 @@ class TensorTransfers {
  public:
   // At most `window_bytes` are being written, or one tensor. `memory` is the
   // store where that lies in memory of the host that devices may copy, if it is
-  // locked for them; or null. `timeout`: of each wait.
+  // locked for them; or null. `timeout`: of each wait. `activity` is told of
+  // waits and may be null.
   TensorTransfers(std::unique_ptr<offload::ParamStore> store,
                   offload::HostStore* memory, int64_t window_bytes,
-                  absl::Duration timeout);
+                  absl::Duration timeout,
+                  std::shared_ptr<comm::RankActivity> activity);
   TensorTransfers(const TensorTransfers&) = delete;
   TensorTransfers& operator=(const TensorTransfers&) = delete;
   // Waits for what is under way.
@@ -164,6 +167,7 @@ class TensorTransfers {
   offload::HostStore* const memory_;
   const int64_t window_bytes_;
   const absl::Duration timeout_;
+  const std::shared_ptr<comm::RankActivity> activity_;
   std::vector<std::unique_ptr<DeviceStage>> stages_;  // one for each device
   DeviceStage* direct_stage_ = nullptr;  // whose copies use `memory_`
   // They may also use regions that were erased since the last wait for them.

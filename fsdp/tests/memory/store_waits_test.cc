@@ -175,6 +175,12 @@ class StoreWaitsTest : public ::testing::Test {
     return FullyShard(MakeNet(kDim, /*num_blocks=*/2), ranks_, options).value();
   }
 
+  FusedAdamW MakeOptimizer(Model& model) {
+    FusedOptions fused;
+    fused.activity = ranks_->activity();
+    return FusedAdamW(model->Parameters(), torch::optim::AdamWOptions(), fused);
+  }
+
   static void Backward(Model& model) {
     const at::Tensor x = Rows(0, 3, kDim);
     ThrowIfError(model->Backward(Loss(model->forward(x), x)));
@@ -200,7 +206,7 @@ std::string UnitOf(const std::string& region) {
 TEST_F(StoreWaitsTest, ForwardThatWaitsForParameters) {
   Model model = Shard(Offloading(RestingKind::kParameters));
   const std::string answer = AnswerAt(reads_, [&] {
-    FusedAdamW optimizer(model->Parameters());
+    FusedAdamW optimizer = MakeOptimizer(model);
     Train(model, optimizer);
     reads_.Arm();
     Backward(model);
@@ -217,7 +223,7 @@ TEST_F(StoreWaitsTest, ForwardThatWaitsForParameters) {
 TEST_F(StoreWaitsTest, StepThatWaitsForStates) {
   Model model = Shard(Offloading(RestingKind::kOptimizer));
   const std::string answer = AnswerAt(reads_, [&] {
-    FusedAdamW optimizer(model->Parameters());
+    FusedAdamW optimizer = MakeOptimizer(model);
     Train(model, optimizer);
     Backward(model);
     reads_.Arm();
@@ -234,7 +240,7 @@ TEST_F(StoreWaitsTest, StepThatWaitsForStates) {
 TEST_F(StoreWaitsTest, StepThatWaitsForWrites) {
   Model model = Shard(Offloading(RestingKind::kParameters));
   const std::string answer = AnswerAt(flushes_, [&] {
-    FusedAdamW optimizer(model->Parameters());
+    FusedAdamW optimizer = MakeOptimizer(model);
     Train(model, optimizer);
     Backward(model);
     flushes_.Arm();
@@ -251,6 +257,7 @@ TEST_F(StoreWaitsTest, ActivationsThatAreWaitedFor) {
     Backward(model);
     ActivationOffloadOptions options;
     options.min_bytes = 1;
+    options.activity = ranks_->activity();
     const auto offload = ValueOrThrow(ActivationOffload::Make(
         std::make_unique<StoppingStore>(HostStore(1 << 20), &reads_, &flushes_),
         options));

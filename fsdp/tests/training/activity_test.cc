@@ -88,8 +88,11 @@ absl::Status NoteSteps(Communicator& ranks,
   notes->texts.emplace_back("loss");
   FSDP_RETURN_IF_ERROR(model->Backward(loss));
   notes->texts.emplace_back("step");
-  FSDP_RETURN_IF_ERROR(
-      TorchToStatus("step", [&] { FusedAdamW(model->Parameters()).step(); }));
+  FusedOptions fused;
+  fused.activity = notes;
+  FSDP_RETURN_IF_ERROR(TorchToStatus("step", [&] {
+    FusedAdamW(model->Parameters(), torch::optim::AdamWOptions(), fused).step();
+  }));
   const MemoryStats memory = model->memory_stats();
   if (notes->most_pool_bytes !=
       memory.parameters.reserved_bytes + memory.gradients.reserved_bytes) {
