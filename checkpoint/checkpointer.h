@@ -17,7 +17,8 @@
 // manifest.json, which has the size and the CRC32C of each MiB of all others.
 // The files do not depend on the number of ranks, and any number, with any
 // strategy and wrap policy, loads them. A folder step-N is whole or not there,
-// whatever is killed when.
+// whatever is killed when; with CommitBy::kManifest, one that has a manifest is
+// whole.
 #ifndef CHECKPOINT_CHECKPOINTER_H_
 #define CHECKPOINT_CHECKPOINTER_H_
 
@@ -34,6 +35,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "checkpoint/commit/commit_by.h"
 #include "checkpoint/run/run.h"
 #include "checkpoint/save/save_layout.h"
 #include "comm/communicator.h"
@@ -55,6 +57,9 @@ struct CheckpointerOptions {
   // Without random writes: kPerRank. Any layout loads at any number of ranks;
   // `checkpoint consolidate` makes a Hugging Face model of files of ranks.
   SaveLayout layout = SaveLayout::kShared;
+  // Where folders cannot be renamed: kManifest, with kPerRank and without
+  // `overwrite`. Ranks of an earlier run have to have ended.
+  CommitBy commit_by = CommitBy::kRename;
   int64_t max_file_bytes = 5'000'000'000;  // of kShared
   // Further small files beside the model's, by name: {"config.json", ...}.
   std::map<std::string, std::string> texts = {};
@@ -92,7 +97,8 @@ class Checkpointer {
   // Makes the folder where there is none; its parent has to exist. Removes what
   // killed runs have left half written. `ranks`: those of the model; null
   // without. Collective. FailedPrecondition: a folder that has other things in
-  // it, or that another run uses.
+  // it, or that another run uses. InvalidArgument: options that cannot be, or
+  // differ between ranks in how checkpoints are committed.
   static absl::StatusOr<std::unique_ptr<Checkpointer>> Open(
       const std::string& folder,
       const std::shared_ptr<comm::Communicator>& ranks,

@@ -31,17 +31,21 @@ class Save {
   Save(const SaveContext& context, const SaveJob& job)
       : context_(context),
         job_(job),
-        folder_(IncompletePath(context.root, job.step, context.token)) {
+        folder_(WrittenPath(context.root, job.step, context.token,
+                            context.commit_by)) {
     for (const SaveFile& file : job.plan.files) AddPath(file.name);
     for (const SaveFile& file : job.plan.own) AddPath(file.name);
   }
 
   absl::Status Run(const RangeFeed& feed) {
-    RankReport report;
-    report.plan = offload::Crc32c(Agreed());
-    report.whole_values = offload::Crc32c(job_.buffers_file);
-    report.status = WritePart(feed, &report);
-    absl::Status status = ExchangeAll(std::move(report));
+    absl::Status status;
+    if (context_.commit_by == CommitBy::kManifest) status = BeginTogether();
+    if (status.ok()) {
+      status = WriteTogether(feed);
+    } else {
+      // What feeds has to end.
+      feed(status).IgnoreError();
+    }
     if (context_.rank() == 0) status = Finish(status);
     return Share(status);
   }
@@ -55,6 +59,14 @@ class Save {
   int64_t AddPath(const std::string& name) {
     paths_.push_back(JoinPath(folder_, name));
     return static_cast<int64_t>(paths_.size()) - 1;
+  }
+
+  absl::Status WriteTogether(const RangeFeed& feed) {
+    RankReport report;
+    report.plan = offload::Crc32c(Agreed());
+    report.whole_values = offload::Crc32c(job_.buffers_file);
+    report.status = WritePart(feed, &report);
+    return ExchangeAll(std::move(report));
   }
 
   // --- This rank's part -----------------------------------------------------
@@ -88,12 +100,17 @@ class Save {
     return absl::OkStatus();
   }
 
+  absl::Status BeginFolder() {
+    FSDP_RETURN_IF_ERROR(job_.mine);
+    if (context_.rank() != 0) return absl::OkStatus();
+    return context_.folder->Begin(job_.step, context_.overwrite).status();
+  }
+
   absl::StatusOr<std::unique_ptr<RangeWriter>> Begin() {
     FSDP_RETURN_IF_ERROR(job_.mine);
     FileSystem& files = *context_.files;
-    if (context_.rank() == 0) {
-      FSDP_RETURN_IF_ERROR(
-          context_.folder->Begin(job_.step, context_.overwrite).status());
+    if (context_.commit_by == CommitBy::kRename) {
+      FSDP_RETURN_IF_ERROR(BeginFolder());
     }
     // Nobody waits for rank 0: whoever comes first makes the folders.
     FSDP_RETURN_IF_ERROR(files.MakeFolder(folder_).status());
@@ -124,6 +141,13 @@ class Save {
       reports_.push_back(std::move(report));
     }
     return absl::OkStatus();
+  }
+
+  // Until rank 0 has seen to it, what is in the folder is another checkpoint.
+  absl::Status BeginTogether() {
+    const absl::Status begun = BeginFolder();
+    if (context_.ranks == nullptr) return begun;
+    return comm::Agree(*context_.ranks, begun, kLabel, Deadline());
   }
 
   absl::Status ExchangeAll(RankReport mine) {

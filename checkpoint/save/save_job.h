@@ -11,6 +11,7 @@
 #include "absl/time/time.h"
 #include "checkpoint/commit/checkpoint_folder.h"
 #include "checkpoint/commit/checkpoint_list.h"
+#include "checkpoint/commit/commit_by.h"
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/range_writer.h"
 #include "checkpoint/save/save_plan.h"
@@ -23,7 +24,8 @@ struct SaveContext {
   FileSystem* files = nullptr;
   std::string root;
   std::string token;  // CheckpointFolder::token(), on all ranks
-  CheckpointFolder* folder = nullptr;  // of rank 0; null on the others
+  CheckpointFolder* folder = nullptr;      // of rank 0; null on the others
+  CommitBy commit_by = CommitBy::kRename;  // as the folder's
   // A group of its own, used by nobody else meanwhile; null: a single rank.
   comm::Communicator* ranks = nullptr;
   RangeWriterOptions writer;
@@ -54,8 +56,10 @@ using RangeFeed =
 // Writes this rank's part, tells the others, and returns when rank 0 has
 // committed all of it, or with the error of the lowest rank that has one, on
 // all ranks; then nothing of it is left. Calls `feed` once, whatever happens.
-// Two exchanges, one more where ranks' buffers differ, and one that finds the
-// difference where their plans do.
+// Two exchanges, one more where ranks' buffers differ, one that finds the
+// difference where their plans do, and one before anything is written where
+// checkpoints are committed by manifests: all wait there for rank 0, which
+// removes what has the folder's name.
 absl::Status RunSave(const SaveContext& context, const SaveJob& job,
                      const RangeFeed& feed);
 
