@@ -61,6 +61,7 @@ class Checkpointer::Impl {
     context_.files = &OrReal(options.files);
     context_.root = std::move(folder);
     context_.timeout = options.timeout;
+    context_.stall_timeout = options.stall_timeout;
     context_.commit_by = options.commit_by;
     context_.overwrite = options.overwrite;
     context_.retention.keep_last = options.keep_last.value_or(0);
@@ -258,8 +259,9 @@ class Checkpointer::Impl {
       values.emplace(*std::move(read));
       ThrowIfError(Plan(*values, run, &job));
     });
+    job.bytes_to_write = job.plan.BytesToWrite(context_.rank());
     if (options_.progress != nullptr) {
-      const int64_t all = job.plan.BytesToWrite(context_.rank());
+      const int64_t all = job.bytes_to_write;
       context_.writer.progress = [this, all](int64_t done) {
         options_.progress(done, all);
       };

@@ -73,10 +73,16 @@ struct CheckpointerOptions {
   std::function<void(int64_t done, int64_t all)> progress = nullptr;
   // Each rank writes no faster; unset: as fast as the disk.
   std::optional<int64_t> bytes_per_second = std::nullopt;
-  // Of each wait for other ranks, who may be writing for as long, and for the
-  // disk. After a wait that was too long saves and loads fail until the
+  // Of each wait for an answer of other ranks, who give one every second while
+  // they save, however long that takes, and of SaveAsync() for room for copies.
+  // After a wait for ranks that was too long, saves and loads fail until the
   // checkpointer is opened again.
   absl::Duration timeout = absl::Minutes(30);
+  // A save fails, on all ranks, by DeadlineExceeded that names the rank, when
+  // no call of a rank to its disk has come back for so long. Nobody waits for
+  // that disk any longer but a Save() of its own rank. The next saves fail,
+  // too, by Unavailable, until it has answered; the training may go on.
+  absl::Duration stall_timeout = absl::Minutes(30);
   // Null: the machine's. Outlives the checkpointer.
   FileSystem* files = nullptr;
 };
@@ -91,7 +97,7 @@ struct LoadRunOptions {
 // A folder of checkpoints, used by one run at a time. All ranks make the same
 // calls, between steps, from one thread; what one rank cannot do all return as
 // an error, "rank 2: " in front. Between ranks only these go: a save's and a
-// load's agreement that all is well.
+// load's agreement that all is well, and how far a save is.
 class Checkpointer {
  public:
   // Makes the folder where there is none; its parent has to exist. Removes what
