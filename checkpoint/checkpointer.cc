@@ -21,6 +21,7 @@
 #include "base/torch_status.h"
 #include "checkpoint/commit/checkpoint_folder.h"
 #include "checkpoint/commit/checkpoint_list.h"
+#include "checkpoint/commit/commit_by.h"
 #include "checkpoint/commit/manifest.h"
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/real_file_system.h"
@@ -60,6 +61,8 @@ class Checkpointer::Impl {
     context_.files = &OrReal(options.files);
     context_.root = std::move(folder);
     context_.timeout = options.timeout;
+    context_.stall_timeout = options.stall_timeout;
+    context_.commit_by = options.commit_by;
     context_.overwrite = options.overwrite;
     context_.retention.keep_last = options.keep_last.value_or(0);
     context_.retention.keep_every = options.keep_every.value_or(0);
@@ -75,6 +78,7 @@ class Checkpointer::Impl {
   }
 
   absl::Status Open(const std::shared_ptr<comm::Communicator>& ranks) {
+    FSDP_RETURN_IF_ERROR(CheckCommitBy());
     for (const auto& [name, text] : options_.texts) {
       FSDP_RETURN_IF_ERROR(CheckTextName(kTexts, name));
       if (!IsTaken(name)) continue;
@@ -85,10 +89,15 @@ class Checkpointer::Impl {
       // Saves run on a thread of their own, beside the ranks' other calls.
       FSDP_ASSIGN_OR_RETURN(ranks_, ranks->Split(/*color=*/0, ranks->rank()));
       context_.ranks = ranks_.get();
+      // Else they would not send the same messages.
+      FSDP_RETURN_IF_ERROR(comm::CheckSame(
+          *ranks_, absl::StrCat(static_cast<int>(options_.commit_by)),
+          "CheckpointerOptions::commit_by", absl::Now() + options_.timeout));
     }
     absl::Status claimed;
     if (context_.rank() == 0) {
-      auto folder = CheckpointFolder::Claim(*context_.files, context_.root);
+      auto folder = CheckpointFolder::Claim(*context_.files, context_.root,
+                                            options_.commit_by);
       claimed = folder.status();
       if (folder.ok()) folder_ = *std::move(folder);
       context_.folder = folder_.get();
@@ -169,6 +178,20 @@ class Checkpointer::Impl {
   }
 
  private:
+  absl::Status CheckCommitBy() const {
+    if (options_.commit_by == CommitBy::kRename) return absl::OkStatus();
+    if (options_.layout != SaveLayout::kPerRank) {
+      return absl::InvalidArgumentError(
+          "CheckpointerOptions::commit_by is kManifest, which is for storage "
+          "without random writes: set layout to SaveLayout::kPerRank");
+    }
+    if (!options_.overwrite) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        "CheckpointerOptions::overwrite with commit_by kManifest: the old "
+        "checkpoint could not stay until the new one is there; save another "
+        "step, or remove that one");
+  }
+
   // Null: nobody asks.
   std::shared_ptr<comm::RankActivity> Activity() const {
     return ranks_ == nullptr ? nullptr : ranks_->activity();
@@ -236,8 +259,9 @@ class Checkpointer::Impl {
       values.emplace(*std::move(read));
       ThrowIfError(Plan(*values, run, &job));
     });
+    job.bytes_to_write = job.plan.BytesToWrite(context_.rank());
     if (options_.progress != nullptr) {
-      const int64_t all = job.plan.BytesToWrite(context_.rank());
+      const int64_t all = job.bytes_to_write;
       context_.writer.progress = [this, all](int64_t done) {
         options_.progress(done, all);
       };

@@ -17,7 +17,8 @@
 // manifest.json, which has the size and the CRC32C of each MiB of all others.
 // The files do not depend on the number of ranks, and any number, with any
 // strategy and wrap policy, loads them. A folder step-N is whole or not there,
-// whatever is killed when.
+// whatever is killed when; with CommitBy::kManifest, one that has a manifest is
+// whole.
 #ifndef CHECKPOINT_CHECKPOINTER_H_
 #define CHECKPOINT_CHECKPOINTER_H_
 
@@ -34,6 +35,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "checkpoint/commit/commit_by.h"
 #include "checkpoint/run/run.h"
 #include "checkpoint/save/save_layout.h"
 #include "comm/communicator.h"
@@ -55,6 +57,9 @@ struct CheckpointerOptions {
   // Without random writes: kPerRank. Any layout loads at any number of ranks;
   // `checkpoint consolidate` makes a Hugging Face model of files of ranks.
   SaveLayout layout = SaveLayout::kShared;
+  // Where folders cannot be renamed: kManifest, with kPerRank and without
+  // `overwrite`. Ranks of an earlier run have to have ended.
+  CommitBy commit_by = CommitBy::kRename;
   int64_t max_file_bytes = 5'000'000'000;  // of kShared
   // Further small files beside the model's, by name: {"config.json", ...}.
   std::map<std::string, std::string> texts = {};
@@ -68,10 +73,16 @@ struct CheckpointerOptions {
   std::function<void(int64_t done, int64_t all)> progress = nullptr;
   // Each rank writes no faster; unset: as fast as the disk.
   std::optional<int64_t> bytes_per_second = std::nullopt;
-  // Of each wait for other ranks, who may be writing for as long, and for the
-  // disk. After a wait that was too long saves and loads fail until the
+  // Of each wait for an answer of other ranks, who give one every second while
+  // they save, however long that takes, and of SaveAsync() for room for copies.
+  // After a wait for ranks that was too long, saves and loads fail until the
   // checkpointer is opened again.
   absl::Duration timeout = absl::Minutes(30);
+  // A save fails, on all ranks, by DeadlineExceeded that names the rank, when
+  // no call of a rank to its disk has come back for so long. Nobody waits for
+  // that disk any longer but a Save() of its own rank. The next saves fail,
+  // too, by Unavailable, until it has answered; the training may go on.
+  absl::Duration stall_timeout = absl::Minutes(30);
   // Null: the machine's. Outlives the checkpointer.
   FileSystem* files = nullptr;
 };
@@ -86,13 +97,14 @@ struct LoadRunOptions {
 // A folder of checkpoints, used by one run at a time. All ranks make the same
 // calls, between steps, from one thread; what one rank cannot do all return as
 // an error, "rank 2: " in front. Between ranks only these go: a save's and a
-// load's agreement that all is well.
+// load's agreement that all is well, and how far a save is.
 class Checkpointer {
  public:
   // Makes the folder where there is none; its parent has to exist. Removes what
   // killed runs have left half written. `ranks`: those of the model; null
   // without. Collective. FailedPrecondition: a folder that has other things in
-  // it, or that another run uses.
+  // it, or that another run uses. InvalidArgument: options that cannot be, or
+  // differ between ranks in how checkpoints are committed.
   static absl::StatusOr<std::unique_ptr<Checkpointer>> Open(
       const std::string& folder,
       const std::shared_ptr<comm::Communicator>& ranks,

@@ -11,8 +11,9 @@
 namespace fsdp::checkpoint {
 
 // The step that Checkpointer::LoadLatest() would load from `folder`; none where
-// there is no checkpoint, or no folder. Reads names only, from any process,
-// also while a run saves; needs no LibTorch.
+// there is no checkpoint, or no folder. Reads names, and a manifest where
+// checkpoints are committed by them, from any process, also while a run saves;
+// needs no LibTorch.
 absl::StatusOr<std::optional<int64_t>> NewestStep(const std::string& folder);
 
 }  // namespace fsdp::checkpoint

@@ -14,7 +14,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
-#include "checkpoint/commit/checkpoint_names.h"
+#include "checkpoint/commit/by_manifest.h"
 #include "checkpoint/commit/verify.h"
 
 namespace fsdp::checkpoint {
@@ -45,28 +45,46 @@ absl::Status CheckIsOurs(const std::string& root,
       "may be written and removed there"));
 }
 
+// The lock, or null by manifest. Either makes the file that says whose folder
+// it is.
+absl::StatusOr<std::unique_ptr<FileLock>> Mark(
+    FileSystem& files, const std::string& root, CommitBy commit_by,
+    const std::vector<std::string>& names) {
+  const std::string marker = JoinPath(root, kMarkerName);
+  if (commit_by == CommitBy::kRename) return files.Lock(marker, Holder());
+  // Ours is not empty without it.
+  if (names.empty()) {
+    FSDP_RETURN_IF_ERROR(
+        WriteNewFile(files, marker, absl::StrCat(Holder(), "\n")));
+  }
+  return nullptr;
+}
+
 }  // namespace
 
 CheckpointFolder::CheckpointFolder(FileSystem& files, std::string root,
+                                   CommitBy commit_by,
                                    std::unique_ptr<FileLock> lock)
     : files_(files),
       root_(std::move(root)),
+      commit_by_(commit_by),
       lock_(std::move(lock)),
       token_(RandomToken()) {}
 
 absl::StatusOr<std::unique_ptr<CheckpointFolder>> CheckpointFolder::Claim(
-    FileSystem& files, const std::string& root) {
+    FileSystem& files, const std::string& root, CommitBy commit_by) {
   FSDP_ASSIGN_OR_RETURN(const bool made, files.MakeFolder(root));
   if (made) FSDP_RETURN_IF_ERROR(files.SyncFolder(FolderOf(root)));
   FSDP_ASSIGN_OR_RETURN(const std::vector<std::string> names, files.List(root));
   FSDP_RETURN_IF_ERROR(CheckIsOurs(root, names));
   FSDP_ASSIGN_OR_RETURN(std::unique_ptr<FileLock> lock,
-                        files.Lock(JoinPath(root, kMarkerName), Holder()));
+                        Mark(files, root, commit_by, names));
   // The marker is there before anything that it has to explain.
   FSDP_RETURN_IF_ERROR(files.SyncFolder(root));
-  auto folder =
-      absl::WrapUnique(new CheckpointFolder(files, root, std::move(lock)));
+  auto folder = absl::WrapUnique(
+      new CheckpointFolder(files, root, commit_by, std::move(lock)));
   FSDP_RETURN_IF_ERROR(folder->RemoveLeftovers());
+  FSDP_RETURN_IF_ERROR(folder->SettleCommitBy());
   return folder;
 }
 
@@ -86,6 +104,25 @@ absl::Status CheckpointFolder::RemoveLeftovers() {
       FSDP_RETURN_IF_ERROR(SettleReplaced(folder->step));
     }
   }
+  if (IsByManifest(names)) {
+    FSDP_RETURN_IF_ERROR(RemoveUnfinished(files_, root_));
+  }
+  return files_.SyncFolder(root_);
+}
+
+absl::Status CheckpointFolder::SettleCommitBy() {
+  FSDP_ASSIGN_OR_RETURN(const std::vector<std::string> names,
+                        files_.List(root_));
+  if (IsByManifest(names) == by_manifest()) return absl::OkStatus();
+  if (by_manifest()) return BeginByManifest(files_, root_);
+  // From now on `latest` has to be right.
+  FSDP_ASSIGN_OR_RETURN(const std::optional<Committed> latest,
+                        LatestCheckpoint(files_, root_));
+  if (latest.has_value()) {
+    FSDP_RETURN_IF_ERROR(WriteNext(latest->step));
+    FSDP_RETURN_IF_ERROR(Announce());
+  }
+  FSDP_RETURN_IF_ERROR(files_.RemoveFile(JoinPath(root_, kByManifestName)));
   return files_.SyncFolder(root_);
 }
 
@@ -113,16 +150,20 @@ absl::StatusOr<std::string> CheckpointFolder::Begin(int64_t step,
         absl::StrCat("save step ", step, " in ", root_, ": no such step"));
   }
   FSDP_RETURN_IF_ERROR(SettleReplaced(step));
-  FSDP_ASSIGN_OR_RETURN(const bool exists,
-                        Exists(files_, StepPath(root_, step)));
+  const std::string live = StepPath(root_, step);
+  FSDP_ASSIGN_OR_RETURN(
+      const bool exists,
+      Exists(files_, by_manifest() ? JoinPath(live, kManifestName) : live));
   if (exists && !overwrite) {
     return absl::AlreadyExistsError(absl::StrCat(
-        "save step ", step, ": ", StepPath(root_, step),
+        "save step ", step, ": ", live,
         " is there already; remove it, save with overwrite, or name another "
         "folder for this run"));
   }
-  std::string path = IncompletePath(root_, step, token_);
-  if (undiscarded_.count(step) > 0) {
+  std::string path = PathToWrite(step);
+  if (by_manifest()) {
+    FSDP_RETURN_IF_ERROR(RemoveByManifest(files_, path));
+  } else if (undiscarded_.count(step) > 0) {
     return absl::FailedPreconditionError(absl::StrCat(
         "save step ", step, ": ", path,
         " has what is left of a save that failed and could not be removed; "
@@ -139,7 +180,19 @@ absl::Status CheckpointFolder::Commit(int64_t step, const Manifest& manifest) {
         "commit step ", step, " in ", root_,
         ": it was not begun, or the manifest is of step ", manifest.step));
   }
-  const std::string path = IncompletePath(root_, step, token_);
+  FSDP_RETURN_IF_ERROR(CheckWritten(PathToWrite(step), manifest));
+  if (!by_manifest()) return CommitByRename(manifest);
+  const absl::Status committed = CommitByManifest(files_, root_, manifest);
+  FSDP_ASSIGN_OR_RETURN(
+      const bool is_there,
+      Exists(files_, JoinPath(StepPath(root_, step), kManifestName)));
+  // Then nothing of it is for Discard().
+  if (is_there) begun_.erase(step);
+  return committed;
+}
+
+absl::Status CheckpointFolder::CheckWritten(const std::string& path,
+                                            const Manifest& manifest) {
   std::set<std::string> folders;
   for (const auto& [name, sums] : manifest.files) {
     FSDP_RETURN_IF_ERROR(CheckFileName(name));
@@ -151,6 +204,12 @@ absl::Status CheckpointFolder::Commit(int64_t step, const Manifest& manifest) {
   for (const std::string& folder : folders) {
     FSDP_RETURN_IF_ERROR(files_.SyncFolder(JoinPath(path, folder)));
   }
+  return absl::OkStatus();
+}
+
+absl::Status CheckpointFolder::CommitByRename(const Manifest& manifest) {
+  const int64_t step = manifest.step;
+  const std::string path = PathToWrite(step);
   FSDP_RETURN_IF_ERROR(ReplaceFile(files_, JoinPath(path, kManifestName),
                                    FormatManifest(manifest)));
   FSDP_RETURN_IF_ERROR(WriteNext(step));
@@ -236,10 +295,15 @@ absl::Status CheckpointFolder::MoveAside(int64_t step) {
 }
 
 absl::Status CheckpointFolder::Discard(int64_t step) {
-  begun_.erase(step);
+  const bool was_begun = begun_.erase(step) > 0;
+  if (by_manifest()) {
+    // Otherwise what is there is another one.
+    return was_begun ? RemoveByManifest(files_, PathToWrite(step))
+                     : absl::OkStatus();
+  }
   // Before what shows that it was not committed.
   absl::Status removed = SettleNext();
-  removed.Update(RemoveTree(files_, IncompletePath(root_, step, token_)));
+  removed.Update(RemoveTree(files_, PathToWrite(step)));
   if (removed.ok()) {
     undiscarded_.erase(step);
   } else {
@@ -249,6 +313,7 @@ absl::Status CheckpointFolder::Discard(int64_t step) {
 }
 
 absl::Status CheckpointFolder::Remove(int64_t step, const std::string& path) {
+  if (by_manifest()) return RemoveByManifest(files_, path);
   const std::string deleted = StepPath(root_, step, Stage::kDeleted);
   FSDP_RETURN_IF_ERROR(RemoveTree(files_, deleted));
   FSDP_RETURN_IF_ERROR(files_.Rename(path, deleted));

@@ -12,24 +12,28 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/commit/checkpoint_list.h"
+#include "checkpoint/commit/checkpoint_names.h"
+#include "checkpoint/commit/commit_by.h"
 #include "checkpoint/commit/manifest.h"
 #include "checkpoint/files/file_system.h"
 
 namespace fsdp::checkpoint {
 
-// Rank 0 has it. The other ranks write into IncompletePath(root, step, token),
-// which whoever comes first makes, after Claim() and, for a step that was given
-// up, after Discard(); and before Commit(). At every
+// Rank 0 has it. The other ranks write into WrittenPath(root, step, token,
+// commit_by), which whoever comes first makes, after Claim() and, for a step
+// that was given up, after Discard(); and before Commit(). By manifest: after
+// Begin(), which removes what is there. At every
 // instant, whatever is killed, ListCheckpoints() has what was committed last.
 // Errors are those of FileSystem where none is named. Thread-compatible.
 class CheckpointFolder {
  public:
   // Makes the folder, in one that has to exist, or takes one that is ours, or
   // empty, and removes what dead runs have left half done. FailedPrecondition
-  // for a folder with other things in it, and while another run has it, which
-  // the text names.
+  // for a folder with other things in it, and, unless it is by manifest, while
+  // another run has it, which the text names.
   static absl::StatusOr<std::unique_ptr<CheckpointFolder>> Claim(
-      FileSystem& files, const std::string& root);
+      FileSystem& files, const std::string& root,
+      CommitBy commit_by = CommitBy::kRename);
   CheckpointFolder(const CheckpointFolder&) = delete;
   CheckpointFolder& operator=(const CheckpointFolder&) = delete;
   // Another run may have it then.
@@ -37,7 +41,8 @@ class CheckpointFolder {
 
   // The path of the folder to write to, which may be there already.
   // AlreadyExists for a step that there is, unless `overwrite`: then that one
-  // stays until the new one is committed. FailedPrecondition where an earlier
+  // stays until the new one is committed, or goes at once, by manifest.
+  // FailedPrecondition where an earlier
   // Discard() of the step has failed: something is left of that one.
   absl::StatusOr<std::string> Begin(int64_t step, bool overwrite = false);
 
@@ -54,14 +59,25 @@ class CheckpointFolder {
   absl::StatusOr<std::vector<int64_t>> Prune(const Retention& retention);
 
   const std::string& root() const { return root_; }
+  CommitBy commit_by() const { return commit_by_; }
   // Of this run; drawn by Claim().
   const std::string& token() const { return token_; }
 
  private:
-  CheckpointFolder(FileSystem& files, std::string root,
+  CheckpointFolder(FileSystem& files, std::string root, CommitBy commit_by,
                    std::unique_ptr<FileLock> lock);
 
+  std::string PathToWrite(int64_t step) const {
+    return WrittenPath(root_, step, token_, commit_by_);
+  }
+  bool by_manifest() const { return commit_by_ == CommitBy::kManifest; }
+
   absl::Status RemoveLeftovers();
+  // What says how checkpoints are committed here becomes commit_by_.
+  absl::Status SettleCommitBy();
+  // What is to be committed is there and synced.
+  absl::Status CheckWritten(const std::string& path, const Manifest& manifest);
+  absl::Status CommitByRename(const Manifest& manifest);
   // Of a replacement that was not finished: the old one is back, or gone.
   absl::Status SettleReplaced(int64_t step);
   absl::Status MoveAside(int64_t step);
@@ -81,7 +97,8 @@ class CheckpointFolder {
 
   FileSystem& files_;
   const std::string root_;
-  const std::unique_ptr<FileLock> lock_;
+  const CommitBy commit_by_;
+  const std::unique_ptr<FileLock> lock_;  // null by manifest
   const std::string token_;
   std::map<int64_t, bool> begun_;  // whether to overwrite
   std::set<int64_t> undiscarded_;  // steps of which something is left

@@ -1,5 +1,6 @@
 #include "checkpoint/commit/checkpoint_list.h"
 
+#include <algorithm>
 #include <map>
 
 #include "absl/status/status.h"
@@ -12,16 +13,49 @@
 namespace fsdp::checkpoint {
 namespace {
 
-// What `latest` says; empty where there is none.
+// What `latest` names; empty where there is none.
 absl::StatusOr<std::string> NamedLatest(FileSystem& files,
                                         const std::string& root) {
   absl::StatusOr<std::string> text =
       ReadFile(files, JoinPath(root, kLatestName), kMaxLatestBytes);
   if (absl::IsNotFound(text.status())) return std::string();
-  return text;
+  FSDP_RETURN_IF_ERROR(text.status());
+  return std::string(absl::StripSuffix(*text, "\n"));
+}
+
+// Written whole, or named by `latest`, which comes after that: whatever is
+// wrong with such a one later, whoever loads it has to hear.
+bool IsFinished(FileSystem& files, const Committed& one,
+                absl::string_view latest) {
+  if (latest == StepName(one.step)) return true;
+  const absl::Status manifest = ReadManifest(files, one.path).status();
+  return !absl::IsDataLoss(manifest) && !absl::IsNotFound(manifest);
+}
+
+// Of checkpoints that are committed by manifests: `latest` may be old. Paths of
+// newer ones that are torn go to `torn`.
+absl::StatusOr<std::optional<Committed>> NewestByManifest(
+    FileSystem& files, const std::vector<Committed>& list,
+    absl::string_view latest, std::vector<std::string>& torn) {
+  std::optional<Committed> given_up;
+  for (auto one = list.rbegin(); one != list.rend(); ++one) {
+    if (!IsFinished(files, *one, latest)) {
+      torn.push_back(one->path);
+      continue;
+    }
+    FSDP_ASSIGN_OR_RETURN(const bool is_given_up,
+                          Exists(files, JoinPath(one->path, kGivenUpName)));
+    if (!is_given_up) return *one;
+    if (!given_up.has_value()) given_up = *one;
+  }
+  return given_up;
 }
 
 }  // namespace
+
+bool IsByManifest(const std::vector<std::string>& names) {
+  return std::find(names.begin(), names.end(), kByManifestName) != names.end();
+}
 
 absl::StatusOr<std::vector<Committed>> ListCheckpoints(
     FileSystem& files, const std::string& root) {
@@ -52,11 +86,26 @@ absl::StatusOr<std::optional<Committed>> LatestCheckpoint(
   FSDP_ASSIGN_OR_RETURN(const std::vector<Committed> list,
                         ListCheckpoints(files, root));
   if (list.empty()) return std::nullopt;
-  FSDP_ASSIGN_OR_RETURN(const std::string text, NamedLatest(files, root));
+  FSDP_ASSIGN_OR_RETURN(const std::string latest, NamedLatest(files, root));
+  FSDP_ASSIGN_OR_RETURN(const std::vector<std::string> names, files.List(root));
+  if (IsByManifest(names)) {
+    std::vector<std::string> torn;
+    return NewestByManifest(files, list, latest, torn);
+  }
   for (const Committed& one : list) {
-    if (absl::StripSuffix(text, "\n") == StepName(one.step)) return one;
+    if (latest == StepName(one.step)) return one;
   }
   return list.back();
+}
+
+absl::StatusOr<std::vector<std::string>> TornCheckpoints(
+    FileSystem& files, const std::string& root) {
+  FSDP_ASSIGN_OR_RETURN(const std::vector<Committed> list,
+                        ListCheckpoints(files, root));
+  FSDP_ASSIGN_OR_RETURN(const std::string latest, NamedLatest(files, root));
+  std::vector<std::string> torn;
+  FSDP_RETURN_IF_ERROR(NewestByManifest(files, list, latest, torn).status());
+  return torn;
 }
 
 std::vector<int64_t> StepsToDelete(const std::vector<int64_t>& steps,

@@ -25,8 +25,18 @@ absl::StatusOr<std::vector<Committed>> ListCheckpoints(FileSystem& files,
 
 // What `latest` names if it is one of those, otherwise the newest; none if
 // there are none. Higher steps than `latest` are of a line of training that was
-// given up, because an older checkpoint was loaded.
+// given up, because an older checkpoint was loaded. Where checkpoints are
+// committed by manifests: the newest that is not marked as given up.
 absl::StatusOr<std::optional<Committed>> LatestCheckpoint(
+    FileSystem& files, const std::string& root);
+
+// Whether checkpoints are committed by manifests, by the names in a run's
+// folder.
+bool IsByManifest(const std::vector<std::string>& names);
+
+// Of a folder where they are: paths of those at whose manifests a run has died,
+// which LatestCheckpoint() passes over.
+absl::StatusOr<std::vector<std::string>> TornCheckpoints(
     FileSystem& files, const std::string& root);
 
 struct Retention {

@@ -35,6 +35,12 @@ std::string IncompletePath(absl::string_view root, int64_t step,
   return absl::StrCat(root, "/", kPrefix, step, kIncomplete, token);
 }
 
+std::string WrittenPath(absl::string_view root, int64_t step,
+                        absl::string_view token, CommitBy commit_by) {
+  return commit_by == CommitBy::kManifest ? StepPath(root, step)
+                                          : IncompletePath(root, step, token);
+}
+
 std::optional<StepFolder> ParseStepName(absl::string_view name) {
   absl::string_view digits = name;
   if (!absl::ConsumePrefix(&digits, kPrefix)) return std::nullopt;

@@ -1,4 +1,5 @@
 // A run that dies, or whose disk fails, at every call that changes the disk.
+#include <array>
 #include <cerrno>
 #include <cstdint>
 #include <iostream>
@@ -15,9 +16,11 @@
 #include "checkpoint/commit/checkpoint_folder.h"
 #include "checkpoint/commit/checkpoint_list.h"
 #include "checkpoint/commit/checkpoint_names.h"
+#include "checkpoint/commit/commit_by.h"
 #include "checkpoint/commit/testing/save_files.h"
 #include "checkpoint/files/file_system.h"
 #include "checkpoint/files/testing/faulty_file_system.h"
+#include "checkpoint/files/testing/object_store_mount.h"
 #include "checkpoint/files/testing/simulated_file_system.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -36,14 +39,46 @@ struct Saved {
   uint32_t version;
 };
 constexpr Saved kBefore[] = {{1, 1}, {2, 2}};
-// The last one replaces the one before.
-constexpr Saved kRun[] = {{3, 3}, {3, 4}};
 
-// What a run does; `done` becomes how many of kRun were committed.
-absl::Status RunOnce(FileSystem& files, size_t& done) {
+// What a run saves after that.
+using Run = std::array<Saved, 2>;
+
+Run RunOf(CommitBy commit_by) {
+  // By rename, the last one replaces the one before.
+  return commit_by == CommitBy::kRename ? Run{{{3, 3}, {3, 4}}}
+                                        : Run{{{3, 3}, {4, 4}}};
+}
+
+// A disk, and how its run sees it.
+struct Machine {
+  explicit Machine(CommitBy commit_by) : commit_by(commit_by) {}
+
+  FileSystem& files() {
+    if (commit_by == CommitBy::kRename) return disk;
+    return *mount;
+  }
+
+  // What the mount knew of open files is gone, too.
+  void KillProcess() {
+    disk.KillProcess();
+    mount = std::make_unique<ObjectStoreMount>(disk);
+  }
+  void LosePower(uint64_t seed) {
+    disk.LosePower(seed);
+    mount = std::make_unique<ObjectStoreMount>(disk);
+  }
+
+  const CommitBy commit_by;
+  SimulatedFileSystem disk;
+  std::unique_ptr<ObjectStoreMount> mount =
+      std::make_unique<ObjectStoreMount>(disk);
+};
+
+// What a run does; `done` becomes how many of RunOf() were committed.
+absl::Status RunOnce(FileSystem& files, CommitBy commit_by, size_t& done) {
   FSDP_ASSIGN_OR_RETURN(const std::unique_ptr<CheckpointFolder> folder,
-                        CheckpointFolder::Claim(files, kRoot));
-  for (const Saved& saved : kRun) {
+                        CheckpointFolder::Claim(files, kRoot, commit_by));
+  for (const Saved& saved : RunOf(commit_by)) {
     FSDP_RETURN_IF_ERROR(Save(files, *folder, saved.step,
                               ContentsOf(saved.version), /*overwrite=*/true));
     ++done;
@@ -53,15 +88,16 @@ absl::Status RunOnce(FileSystem& files, size_t& done) {
   return folder->Prune(retention).status();
 }
 
-// A disk with the checkpoints of an earlier run.
-std::unique_ptr<SimulatedFileSystem> Disk() {
-  auto disk = std::make_unique<SimulatedFileSystem>();
-  const auto folder = CheckpointFolder::Claim(*disk, kRoot);
+// With the checkpoints of an earlier run.
+std::unique_ptr<Machine> MakeMachine(CommitBy commit_by) {
+  auto machine = std::make_unique<Machine>(commit_by);
+  FileSystem& files = machine->files();
+  const auto folder = CheckpointFolder::Claim(files, kRoot, commit_by);
   EXPECT_OK(folder);
   for (const Saved& saved : kBefore) {
-    EXPECT_OK(Save(*disk, **folder, saved.step, ContentsOf(saved.version)));
+    EXPECT_OK(Save(files, **folder, saved.step, ContentsOf(saved.version)));
   }
-  return disk;
+  return machine;
 }
 
 // The version of a checkpoint that is sound; 0 for none.
@@ -74,10 +110,22 @@ uint32_t VersionOf(FileSystem& files, const std::string& path) {
   return 0;
 }
 
+// All that is left is checkpoints.
+void CheckIsTidy(FileSystem& files) {
+  ASSERT_OK_AND_ASSIGN(const std::vector<std::string> names, files.List(kRoot));
+  for (const std::string& name : names) {
+    const std::optional<StepFolder> step = ParseStepName(name);
+    if (!step.has_value()) continue;
+    EXPECT_EQ(step->stage, Stage::kCommitted) << name;
+    EXPECT_NE(VersionOf(files, JoinPath(kRoot, name)), 0) << name;
+  }
+}
+
 // After a run that had committed `done`: the latest is the last of them or the
 // one that was under way, to the bit; all else that claims to be one is sound;
 // the next run finds and leaves order.
-void Check(FileSystem& files, size_t done) {
+void Check(Machine& machine, size_t done) {
+  FileSystem& files = machine.files();
   ASSERT_OK_AND_ASSIGN(const std::optional<Committed> latest,
                        LatestCheckpoint(files, kRoot));
   ASSERT_TRUE(latest.has_value());
@@ -87,67 +135,79 @@ void Check(FileSystem& files, size_t done) {
   ASSERT_OK_AND_ASSIGN(const std::vector<Committed> list,
                        ListCheckpoints(files, kRoot));
   for (const Committed& one : list) {
+    // By manifest, one that it has died at is passed over.
+    if (machine.commit_by == CommitBy::kManifest && one.step > latest->step) {
+      continue;
+    }
     EXPECT_NE(VersionOf(files, one.path), 0) << one.path;
   }
-  const auto folder = CheckpointFolder::Claim(files, kRoot);
+  const auto folder = CheckpointFolder::Claim(files, kRoot, machine.commit_by);
   ASSERT_OK(folder);
   const auto again = LatestCheckpoint(files, kRoot);
   ASSERT_OK(again);
   // What was committed, if nobody has said so yet.
   EXPECT_GE(VersionOf(files, (*again)->path), version);
-  EXPECT_EQ((*again)->step, list.back().step);
+  EXPECT_EQ((*again)->step, (*ListCheckpoints(files, kRoot)).back().step);
   EXPECT_EQ((*again)->path, absl::StrCat(kRoot, "/step-", (*again)->step));
-  ASSERT_OK_AND_ASSIGN(const std::vector<std::string> names, files.List(kRoot));
-  for (const std::string& name : names) {
-    const std::optional<StepFolder> step = ParseStepName(name);
-    EXPECT_TRUE(!step.has_value() || step->stage == Stage::kCommitted) << name;
-  }
+  CheckIsTidy(files);
   EXPECT_OK(Save(files, **folder, 9, ContentsOf(1)));
   EXPECT_EQ((*LatestCheckpoint(files, kRoot))->step, 9);
 }
 
-int64_t CallsOfARun() {
-  const auto disk = Disk();
-  FaultyFileSystem files(*disk);
-  size_t done = 0;
-  EXPECT_OK(RunOnce(files, done));
-  EXPECT_EQ(done, 2);
-  return files.calls();
-}
+class CommitCrashTest : public ::testing::TestWithParam<CommitBy> {
+ protected:
+  static int64_t CallsOfARun() {
+    const auto machine = MakeMachine(GetParam());
+    FaultyFileSystem files(machine->files());
+    size_t done = 0;
+    EXPECT_OK(RunOnce(files, GetParam(), done));
+    EXPECT_EQ(done, 2);
+    return files.calls();
+  }
+};
 
-TEST(CommitCrashTest, AProcessIsKilledAtEveryCall) {
+INSTANTIATE_TEST_SUITE_P(, CommitCrashTest,
+                         ::testing::Values(CommitBy::kRename,
+                                           CommitBy::kManifest),
+                         [](const auto& test) {
+                           return test.param == CommitBy::kRename
+                                      ? std::string("ByRename")
+                                      : std::string("ByManifest");
+                         });
+
+TEST_P(CommitCrashTest, AProcessIsKilledAtEveryCall) {
   const int64_t calls = CallsOfARun();
   std::cout << "K = " << calls << " calls that change the disk" << std::endl;
   for (int64_t call = 0; call <= calls; ++call) {
     SCOPED_TRACE(absl::StrCat("killed at call ", call));
-    const auto disk = Disk();
-    FaultyFileSystem files(*disk);
+    const auto machine = MakeMachine(GetParam());
+    FaultyFileSystem files(machine->files());
     files.StopAtCall(call);
     size_t done = 0;
-    EXPECT_EQ(RunOnce(files, done).ok(), call == calls);
-    disk->KillProcess();
-    Check(*disk, done);
+    EXPECT_EQ(RunOnce(files, GetParam(), done).ok(), call == calls);
+    machine->KillProcess();
+    Check(*machine, done);
   }
 }
 
-TEST(CommitCrashTest, PowerIsLostAtEveryCall) {
+TEST_P(CommitCrashTest, PowerIsLostAtEveryCall) {
   const int64_t calls = CallsOfARun();
   for (int64_t call = 0; call <= calls; ++call) {
     for (int seed = 0; seed < kSeeds; ++seed) {
       SCOPED_TRACE(absl::StrCat("power lost at call ", call, ", seed ", seed));
-      const auto disk = Disk();
-      FaultyFileSystem files(*disk);
+      const auto machine = MakeMachine(GetParam());
+      FaultyFileSystem files(machine->files());
       files.StopAtCall(call);
       size_t done = 0;
-      EXPECT_EQ(RunOnce(files, done).ok(), call == calls);
-      disk->LosePower(seed);
-      Check(*disk, done);
+      EXPECT_EQ(RunOnce(files, GetParam(), done).ok(), call == calls);
+      machine->LosePower(seed);
+      Check(*machine, done);
       if (::testing::Test::HasFailure()) return;
     }
   }
 }
 
-TEST(CommitCrashTest, TheDiskFailsAtEveryCall) {
+TEST_P(CommitCrashTest, TheDiskFailsAtEveryCall) {
   const int64_t calls = CallsOfARun();
   const std::map<int, absl::StatusCode> codes = {
       {ENOSPC, absl::StatusCode::kResourceExhausted},
@@ -157,14 +217,14 @@ TEST(CommitCrashTest, TheDiskFailsAtEveryCall) {
     for (int64_t call = 0; call < calls; ++call) {
       for (const bool for_good : {false, true}) {
         SCOPED_TRACE(absl::StrCat("errno ", error, " at call ", call));
-        const auto disk = Disk();
-        FaultyFileSystem files(*disk);
+        const auto machine = MakeMachine(GetParam());
+        FaultyFileSystem files(machine->files());
         files.FailCall(call, error, for_good);
         size_t done = 0;
-        const absl::Status status = RunOnce(files, done);
+        const absl::Status status = RunOnce(files, GetParam(), done);
         EXPECT_EQ(status.code(), code);
         EXPECT_THAT(std::string(status.message()), HasSubstr(kRoot));
-        Check(*disk, done);
+        Check(*machine, done);
         if (::testing::Test::HasFailure()) return;
       }
     }

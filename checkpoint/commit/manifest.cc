@@ -144,6 +144,7 @@ absl::Status CheckFileName(absl::string_view name) {
   };
   if (name.size() > kMaxNameBytes) return bad("it is longer than 255 bytes");
   if (name == kManifestName) return bad("that is the manifest");
+  if (name == kGivenUpName) return bad("that is a mark beside the manifest");
   for (const char c : name) {
     if (absl::ascii_iscntrl(static_cast<unsigned char>(c)) || c == '\\') {
       return bad("it has a control character or a backslash");

@@ -15,6 +15,9 @@
 namespace fsdp::checkpoint {
 
 inline constexpr char kManifestName[] = "manifest.json";
+// Beside it where the checkpoint is of a line of training that was given up,
+// in folders that commit by manifests.
+inline constexpr char kGivenUpName[] = ".given-up";
 
 struct Manifest {
   int64_t step = 0;
@@ -28,7 +31,7 @@ struct Manifest {
 
 // InvalidArgument unless `name` can be a file of a checkpoint: one file name,
 // or one in one folder; no "..", nothing absolute, no control characters, no
-// backslash; not the manifest itself.
+// backslash; not the manifest itself, nor kGivenUpName.
 absl::Status CheckFileName(absl::string_view name);
 
 // One line of JSON:

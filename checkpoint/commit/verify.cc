@@ -32,7 +32,7 @@ absl::Status Find(FileSystem& files, const std::string& root,
                           files.Stat(JoinPath(root, relative)));
     if (info.kind == FileInfo::Kind::kFolder && inside.empty()) {
       FSDP_RETURN_IF_ERROR(Find(files, root, relative, found));
-    } else if (relative != kManifestName) {
+    } else if (relative != kManifestName && relative != kGivenUpName) {
       found[relative] = info;
     }
   }

@@ -26,7 +26,14 @@ absl::Status RemoveTree(FileSystem& files, const std::string& path, int depth) {
                              ? RemoveTree(files, inside, depth + 1)
                              : files.RemoveFile(inside));
   }
-  return files.RemoveFolder(path);
+  const absl::Status removed = files.RemoveFolder(path);
+  return absl::IsNotFound(removed) ? absl::OkStatus() : removed;
+}
+
+absl::Status WriteWhole(File& file, absl::string_view contents) {
+  FSDP_RETURN_IF_ERROR(
+      file.PWrite(0, absl::MakeConstSpan(contents.data(), contents.size())));
+  return file.Sync();
 }
 
 }  // namespace
@@ -80,9 +87,14 @@ absl::Status WriteFile(FileSystem& files, const std::string& path,
   FSDP_ASSIGN_OR_RETURN(const std::unique_ptr<File> file,
                         files.OpenForWriting(path, Caching::kCached));
   FSDP_RETURN_IF_ERROR(file->SetSize(0));
-  FSDP_RETURN_IF_ERROR(
-      file->PWrite(0, absl::MakeConstSpan(contents.data(), contents.size())));
-  return file->Sync();
+  return WriteWhole(*file, contents);
+}
+
+absl::Status WriteNewFile(FileSystem& files, const std::string& path,
+                          absl::string_view contents) {
+  FSDP_ASSIGN_OR_RETURN(const std::unique_ptr<File> file,
+                        files.OpenForWriting(path, Caching::kCached));
+  return WriteWhole(*file, contents);
 }
 
 absl::Status ReplaceFile(FileSystem& files, const std::string& path,

@@ -103,7 +103,8 @@ class FileSystem {
   // Locks the file `path`, which is created if there is none, against all other
   // processes and callers, and writes `holder` into it. FailedPrecondition,
   // with what the holder has written there, while somebody has it. The holder
-  // may remove the file, whoever comes then locks a new one.
+  // may remove the file, whoever comes then locks a new one. After an error
+  // there is no file that was not there before.
   virtual absl::StatusOr<std::unique_ptr<FileLock>> Lock(
       const std::string& path, absl::string_view holder) = 0;
 };
@@ -120,7 +121,8 @@ std::string FolderOf(absl::string_view path);
 absl::StatusOr<bool> Exists(FileSystem& files, const std::string& path);
 
 // The folder and all that is in it, which no link is followed for; OK if there
-// is none. InvalidArgument for more than 8 folders in each other.
+// is none, or if it goes with the last of its files, as in an object store.
+// InvalidArgument for more than 8 folders in each other.
 absl::Status RemoveTree(FileSystem& files, const std::string& path);
 
 // ResourceExhausted for more than `max_bytes`.
@@ -131,6 +133,11 @@ absl::StatusOr<std::string> ReadFile(FileSystem& files, const std::string& path,
 // once its folder is synced.
 absl::Status WriteFile(FileSystem& files, const std::string& path,
                        absl::string_view contents);
+
+// The same of a file that is not there yet: as storage takes it that writes no
+// byte twice and cannot change a size.
+absl::Status WriteNewFile(FileSystem& files, const std::string& path,
+                          absl::string_view contents);
 
 // `path` holds what it held before or all of `contents`, whatever happens, and
 // after OK the latter, on the disk. "`path`.tmp" may remain otherwise.

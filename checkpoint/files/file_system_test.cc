@@ -107,6 +107,27 @@ TEST(RealFileSystemTest, TheLimitOnFilesIsAnError) {
   EXPECT_OK(RealFileSystem().RemoveFile(path));
 }
 
+// As on a full disk: there is no room for who holds it.
+TEST(RealFileSystemTest, ALockThatCannotBeWrittenLeavesNoFile) {
+  FileSystem& files = RealFileSystem();
+  const std::string fresh = TempFolder("fresh_lock");
+  const std::string marker = TempFolder("marker_lock");
+  ASSERT_OK(WriteFile(files, marker, ""));
+  {
+    const FileSizeLimit limit(0);
+    for (const std::string& path : {fresh, marker}) {
+      EXPECT_THAT(files.Lock(path, "me"),
+                  StatusIs(Code::kResourceExhausted, HasSubstr(path)));
+    }
+  }
+  EXPECT_FALSE(*Exists(files, fresh));
+  EXPECT_TRUE(*Exists(files, marker));
+  ASSERT_OK(files.Lock(fresh, "me"));
+  ASSERT_OK(files.Lock(marker, "me"));
+  EXPECT_OK(files.RemoveFile(fresh));
+  EXPECT_OK(files.RemoveFile(marker));
+}
+
 TEST(RealFileSystemTest, ALinkIsNotFollowedWhereSomethingIsWritten) {
   FileSystem& files = RealFileSystem();
   const std::string folder = TempFolder("links");

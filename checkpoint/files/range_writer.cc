@@ -76,6 +76,7 @@ absl::StatusOr<File*> RangeWriter::Open(int64_t file) {
         open_[file], files_.OpenForWriting(
                          paths_[file], options_.in_order ? Caching::kCached
                                                          : Caching::kDirect));
+    CameBack(0);
   }
   return open_[file].get();
 }
@@ -162,13 +163,19 @@ void RangeWriter::WriteOut(Buffer* buffer) {
   absl::Status status = ForDirectParts(
       buffer->begin, buffer->end, buffer->file->direct_bytes(),
       [&](int64_t begin, int64_t end) {
-        return buffer->file->PWrite(
-            begin,
-            absl::MakeConstSpan(memory + (begin - buffer->begin), end - begin));
+        FSDP_RETURN_IF_ERROR(buffer->file->PWrite(
+            begin, absl::MakeConstSpan(memory + (begin - buffer->begin),
+                                       end - begin)));
+        CameBack(end - begin);
+        return absl::OkStatus();
       });
   absl::MutexLock lock(&mutex_);
   write_status_.Update(std::move(status));
   free_.push_back(buffer);
+}
+
+void RangeWriter::CameBack(int64_t bytes) const {
+  if (options_.came_back != nullptr) options_.came_back(bytes);
 }
 
 absl::Status RangeWriter::AwaitAll() {
@@ -182,7 +189,9 @@ absl::Status RangeWriter::FinishOnce() {
   FSDP_RETURN_IF_ERROR(AwaitAll());
   for (const std::unique_ptr<File>& file : open_) {
     FSDP_RETURN_IF_ERROR(pace_.CheckCancelled());
-    if (file != nullptr) FSDP_RETURN_IF_ERROR(file->Sync());
+    if (file == nullptr) continue;
+    FSDP_RETURN_IF_ERROR(file->Sync());
+    CameBack(0);
   }
   return absl::OkStatus();
 }

@@ -34,6 +34,9 @@ struct RangeWriterOptions {
   // Gets the bytes so far that are on their way to the disk, from the thread
   // that writes. May be null.
   std::function<void(int64_t bytes)> progress = nullptr;
+  // A call that opens, writes or syncs a file has come back, with so many bytes
+  // written. From any thread. May be null.
+  std::function<void(int64_t bytes)> came_back = nullptr;
 };
 
 // Ranks write their ranges of the same files at the same time. Whole pages go
@@ -96,6 +99,7 @@ class RangeWriter {
   // Starts to write current_, if there is one.
   absl::Status Dispatch();
   void WriteOut(Buffer* buffer);
+  void CameBack(int64_t bytes) const;
   absl::Status AwaitAll();
   absl::Status FinishOnce();
 

@@ -280,5 +280,28 @@ TEST(RangeWriterTest, WhatCannotBeIsRefused) {
   EXPECT_OK(writer->Finish());
 }
 
+// Whoever watches a disk hears of every byte and every other call, no sooner
+// than the disk is through with it.
+TEST(RangeWriterTest, SaysWhatHasComeBackFromTheDisk) {
+  SimulatedFileSystem disk;
+  FaultyFileSystem files(disk);
+  std::atomic<int64_t> bytes{0};
+  std::atomic<int64_t> calls{0};
+  RangeWriterOptions options = Small();
+  options.came_back = [&](int64_t more) {
+    bytes += more;
+    ++calls;
+    EXPECT_LE(calls, files.calls());
+  };
+  ASSERT_OK_AND_ASSIGN(const auto writer,
+                       RangeWriter::Create(files, {"/a", "/b"}, options));
+  const std::string contents = RandomBytes(3 * kBlockBytes + 5);
+  ASSERT_OK(writer->WriteBytes(0, 0, contents));
+  ASSERT_OK(writer->WriteBytes(1, 7, contents));
+  ASSERT_OK(writer->Finish());
+  EXPECT_EQ(bytes, 2 * static_cast<int64_t>(contents.size()));
+  EXPECT_EQ(calls, files.calls());
+}
+
 }  // namespace
 }  // namespace fsdp::checkpoint::testing

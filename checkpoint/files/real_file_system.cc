@@ -22,6 +22,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "base/file_size_errors.h"
 #include "base/status_macros.h"
 #include "checkpoint/files/file_error.h"
 #include "checkpoint/files/real_file.h"
@@ -85,8 +86,25 @@ absl::Status Held(const std::string& path, int descriptor) {
                    "; end that run first, or choose another folder"));
 }
 
+// -1 and an errno; `created`: there was none.
+int OpenLockFile(const std::string& path, bool* created) {
+  constexpr int kFlags = O_RDWR | O_NOFOLLOW | O_CLOEXEC;
+  int descriptor = -1;
+  // Somebody may remove it between the two.
+  for (int tries = 0; descriptor < 0 && tries < kMaxTries; ++tries) {
+    descriptor = open(path.c_str(), kFlags | O_CREAT | O_EXCL, 0666);
+    *created = descriptor >= 0;
+    if (descriptor >= 0 || errno != EEXIST) break;
+    descriptor = open(path.c_str(), kFlags);
+    if (errno != ENOENT) break;
+  }
+  return descriptor;
+}
+
 absl::Status WriteHolder(const std::string& path, int descriptor,
                          absl::string_view holder) {
+  const FileSizeErrors errors;
+  errno = 0;
   const std::string text =
       absl::StrCat(holder.substr(0, kMaxHolderBytes), "\n");
   const ssize_t count = pwrite(descriptor, text.data(), text.size(), 0);
@@ -188,6 +206,7 @@ class Real : public FileSystem {
       const std::string& path, absl::string_view holder) override {
     std::unique_ptr<Descriptor> file;
     bool locked = false;
+    bool created = false;
     // A holder may remove the file while we open it, and then we would have a
     // lock that nobody else meets.
     for (int tries = 0; file == nullptr || !IsAt(path, file->get()); ++tries) {
@@ -197,14 +216,17 @@ class Real : public FileSystem {
                          ": it is never the file that was opened; choose a "
                          "folder on another file system"));
       }
-      file = absl::make_unique<Descriptor>(
-          open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666));
+      file = absl::make_unique<Descriptor>(OpenLockFile(path, &created));
       if (file->get() < 0) return FileError(errno, "open", path);
       FSDP_ASSIGN_OR_RETURN(locked, TryLock(path, file->get()));
     }
     if (!locked) return Held(path, file->get());
-    errno = 0;
-    FSDP_RETURN_IF_ERROR(WriteHolder(path, file->get(), holder));
+    const absl::Status written = WriteHolder(path, file->get(), holder);
+    if (!written.ok()) {
+      // While it is locked: nobody else's.
+      if (created) unlink(path.c_str());
+      return written;
+    }
     return absl::make_unique<RealLock>(std::move(file));
   }
 };

@@ -1,11 +1,14 @@
 #include "checkpoint/save/save_job.h"
 
+#include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
@@ -16,8 +19,10 @@
 #include "checkpoint/commit/manifest.h"
 #include "checkpoint/files/checksums.h"
 #include "checkpoint/run/rank_values.h"
+#include "checkpoint/run/together.h"
 #include "checkpoint/save/plan_writer.h"
 #include "checkpoint/save/rank_report.h"
+#include "checkpoint/save/rounds.h"
 #include "comm/agreement.h"
 #include "offload/checksum.h"
 
@@ -25,25 +30,45 @@ namespace fsdp::checkpoint {
 namespace {
 
 constexpr char kLabel[] = "checkpoint";
+constexpr char kWhat[] = "writing a checkpoint";
 
 class Save {
  public:
-  Save(const SaveContext& context, const SaveJob& job)
+  Save(const SaveContext& context, const SaveJob& job,
+       const std::function<void(const absl::Status&)>& on_given_up)
       : context_(context),
         job_(job),
-        folder_(IncompletePath(context.root, job.step, context.token)) {
+        folder_(WrittenPath(context.root, job.step, context.token,
+                            context.commit_by)),
+        on_given_up_(on_given_up),
+        writer_options_(context.writer) {
     for (const SaveFile& file : job.plan.files) AddPath(file.name);
     for (const SaveFile& file : job.plan.own) AddPath(file.name);
+    writer_options_.pace.cancelled = &given_up_;
+    writer_options_.came_back = [this](int64_t bytes) {
+      progress_.CameBack(bytes);
+    };
   }
 
   absl::Status Run(const RangeFeed& feed) {
-    RankReport report;
-    report.plan = offload::Crc32c(Agreed());
-    report.whole_values = offload::Crc32c(job_.buffers_file);
-    report.status = WritePart(feed, &report);
-    absl::Status status = ExchangeAll(std::move(report));
-    if (context_.rank() == 0) status = Finish(status);
-    return Share(status);
+    absl::Status status;
+    if (context_.commit_by == CommitBy::kManifest) status = BeginTogether();
+    if (status.ok()) {
+      status = WriteTogether(feed);
+    } else {
+      // What feeds has to end.
+      feed(status).IgnoreError();
+    }
+    // Ranks that were left behind hear nothing any more.
+    if (given_up_) {
+      if (context_.rank() == 0) Finish(status).IgnoreError();
+      return status;
+    }
+    const absl::Status waited = Await([&] {
+      if (context_.rank() == 0) status = Finish(status);
+    });
+    if (waited.ok()) return Share(status);
+    return status.ok() ? MayBeSaved(waited) : status;
   }
 
  private:
@@ -55,6 +80,21 @@ class Save {
   int64_t AddPath(const std::string& name) {
     paths_.push_back(JoinPath(folder_, name));
     return static_cast<int64_t>(paths_.size()) - 1;
+  }
+
+  absl::Status WriteTogether(const RangeFeed& feed) {
+    RankReport report;
+    report.plan = offload::Crc32c(Agreed());
+    report.whole_values = offload::Crc32c(job_.buffers_file);
+    const absl::Status waited = Await([&] {
+      report.status = Caught(kWhat, [&] { return WritePart(feed, &report); });
+    });
+    if (waited.ok()) return ExchangeAll(std::move(report));
+    // What went wrong here says more than that the others could not be asked.
+    const bool says_more = !absl::IsDeadlineExceeded(waited) &&
+                           !report.status.ok() &&
+                           !absl::IsCancelled(report.status);
+    return says_more ? report.status : waited;
   }
 
   // --- This rank's part -----------------------------------------------------
@@ -88,12 +128,17 @@ class Save {
     return absl::OkStatus();
   }
 
+  absl::Status BeginFolder() {
+    FSDP_RETURN_IF_ERROR(job_.mine);
+    if (context_.rank() != 0) return absl::OkStatus();
+    return context_.folder->Begin(job_.step, context_.overwrite).status();
+  }
+
   absl::StatusOr<std::unique_ptr<RangeWriter>> Begin() {
     FSDP_RETURN_IF_ERROR(job_.mine);
     FileSystem& files = *context_.files;
-    if (context_.rank() == 0) {
-      FSDP_RETURN_IF_ERROR(
-          context_.folder->Begin(job_.step, context_.overwrite).status());
+    if (context_.commit_by == CommitBy::kRename) {
+      FSDP_RETURN_IF_ERROR(BeginFolder());
     }
     // Nobody waits for rank 0: whoever comes first makes the folders.
     FSDP_RETURN_IF_ERROR(files.MakeFolder(folder_).status());
@@ -102,12 +147,40 @@ class Save {
     }
     FSDP_RETURN_IF_ERROR(
         files.MakeFolder(JoinPath(folder_, kRanksFolder)).status());
-    return RangeWriter::Create(files, paths_, context_.writer);
+    return RangeWriter::Create(files, paths_, writer_options_);
   }
 
   // --- All ranks together ---------------------------------------------------
 
   absl::Time Deadline() const { return absl::Now() + context_.timeout; }
+
+  // Until all ranks have acted. After an error no rank waits for another one
+  // in this save.
+  absl::Status Await(absl::FunctionRef<void()> act) {
+    if (context_.ranks == nullptr) {
+      act();
+      return absl::OkStatus();
+    }
+    RoundOptions options;
+    options.timeout = context_.timeout;
+    options.stall_timeout = context_.stall_timeout;
+    options.what = absl::StrCat("saving step ", job_.step);
+    options.all_bytes = job_.bytes_to_write;
+    options.on_error = [this](const absl::Status& status) {
+      given_up_ = true;
+      // Otherwise what goes wrong here may say more.
+      if (on_given_up_ != nullptr && absl::IsDeadlineExceeded(status)) {
+        on_given_up_(status);
+      }
+    };
+    return ActInRounds(*context_.ranks, options, progress_, act);
+  }
+
+  absl::Status MayBeSaved(const absl::Status& why) const {
+    return absl::Status(why.code(),
+                        absl::StrCat(why.message(), "; step ", job_.step,
+                                     " may be saved all the same"));
+  }
 
   // What all ranks have to say, on all of them, in reports_.
   absl::Status Exchange(const RankReport& mine) {
@@ -124,6 +197,14 @@ class Save {
       reports_.push_back(std::move(report));
     }
     return absl::OkStatus();
+  }
+
+  // Until rank 0 has seen to it, what is in the folder is another checkpoint.
+  absl::Status BeginTogether() {
+    absl::Status begun;
+    FSDP_RETURN_IF_ERROR(Await([&] { begun = BeginFolder(); }));
+    if (context_.ranks == nullptr) return begun;
+    return comm::Agree(*context_.ranks, begun, kLabel, Deadline());
   }
 
   absl::Status ExchangeAll(RankReport mine) {
@@ -143,7 +224,9 @@ class Save {
       any_differs |= differs.back();
     }
     if (!any_differs) return absl::OkStatus();
-    if (differs[context_.rank()]) mine.status = AddBuffers(&mine);
+    FSDP_RETURN_IF_ERROR(Await([&] {
+      if (differs[context_.rank()]) mine.status = AddBuffers(&mine);
+    }));
     FSDP_RETURN_IF_ERROR(Exchange(mine));
     return CheckReports(reports_);
   }
@@ -151,7 +234,7 @@ class Save {
   absl::Status AddBuffers(RankReport* report) {
     const std::string name = BuffersFileName(context_.rank());
     const int64_t file = AddPath(name);
-    RangeWriterOptions options = context_.writer;
+    RangeWriterOptions options = writer_options_;
     options.progress = nullptr;  // of what was planned
     FSDP_ASSIGN_OR_RETURN(
         const auto writer,
@@ -167,7 +250,9 @@ class Save {
   absl::Status Finish(absl::Status status) {
     if (status.ok()) status = Commit();
     if (!status.ok()) {
-      context_.folder->Discard(job_.step).IgnoreError();
+      if (context_.folder != nullptr) {
+        context_.folder->Discard(job_.step).IgnoreError();
+      }
       return status;
     }
     absl::Status pruned = context_.folder->Prune(context_.retention).status();
@@ -209,15 +294,21 @@ class Save {
   const SaveContext& context_;
   const SaveJob& job_;
   const std::string folder_;
+  const std::function<void(const absl::Status&)>& on_given_up_;  // may be null
+  RangeWriterOptions writer_options_;
+  DiskProgress progress_;
+  // Nobody waits any longer: what writes ends as soon as it can.
+  std::atomic<bool> given_up_{false};
   std::vector<std::string> paths_;  // of the plan's files, and own ones
   std::vector<RankReport> reports_;
 };
 
 }  // namespace
 
-absl::Status RunSave(const SaveContext& context, const SaveJob& job,
-                     const RangeFeed& feed) {
-  return Save(context, job).Run(feed);
+absl::Status RunSave(
+    const SaveContext& context, const SaveJob& job, const RangeFeed& feed,
+    const std::function<void(const absl::Status&)>& on_given_up) {
+  return Save(context, job, on_given_up).Run(feed);
 }
 
 }  // namespace fsdp::checkpoint

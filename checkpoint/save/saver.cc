@@ -8,8 +8,12 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "base/start_thread.h"
 #include "base/status_error.h"
 #include "base/torch_status.h"
@@ -25,6 +29,8 @@ namespace fsdp::checkpoint {
 namespace {
 
 constexpr char kWhat[] = "writing a checkpoint";
+// What a save that was given up takes to end where the disk does answer.
+constexpr absl::Duration kSoon = absl::Seconds(5);
 
 // As large as it has to be, or `ring` if that will do; null where there is no
 // memory.
@@ -39,94 +45,185 @@ std::unique_ptr<StagingRing> RingOf(int64_t bytes,
 
 }  // namespace
 
-Saver::~Saver() {
-  if (writer_.joinable()) writer_.join();
+class Saver::Writing {
+ public:
+  Writing(const SaveContext& context, SaveJob job)
+      : context_(context), job_(std::move(job)) {}
+  Writing(const Writing&) = delete;
+  Writing& operator=(const Writing&) = delete;
+  ~Writing() {
+    if (writer_.joinable()) writer_.join();
+  }
+
+  int64_t step() const { return job_.step; }
+  int64_t bytes() const { return job_.plan.BytesOfRanges(); }
+
+  void WriteLive() {
+    End(TorchToStatus(kWhat, [this] {
+      ThrowIfError(RunSave(
+          context_, job_, [this](const absl::StatusOr<RangeWriter*>& writer) {
+            return writer.ok() ? checkpoint::WriteLive(job_.plan, **writer)
+                               : writer.status();
+          }));
+    }));
+  }
+
+  // By way of `ring`.
+  void WriteCopies(std::unique_ptr<StagingRing> ring) {
+    ring_ = std::move(ring);
+    feed_.emplace(*ring_);
+    const bool fits = ring_->capacity() >= bytes();
+    absl::Status staged;
+    if (fits) staged = Stage();
+    if (!StartWriter()) return;
+    if (!fits) staged = Stage();
+    // What goes wrong here is what the other thread tells all ranks.
+    if (!staged.ok()) feed_->Abandon(staged);
+    // Copies of parameters that are not row-major, for one.
+    std::vector<SaveRange>().swap(job_.plan.ranges);
+  }
+
+  // Until it has ended, or is given up.
+  absl::Status Wait() {
+    absl::MutexLock lock(&mutex_);
+    mutex_.Await(absl::Condition(
+        +[](std::optional<absl::Status>* result) {
+          return result->has_value();
+        },
+        &result_));
+    return *result_;
+  }
+  // Nothing of it is under way any more, or will be soon.
+  bool IsOver(absl::Duration soon = absl::ZeroDuration()) {
+    absl::MutexLock lock(&mutex_);
+    return mutex_.AwaitWithTimeout(absl::Condition(&is_over_), soon);
+  }
+  // After it is over; null: it had none.
+  std::unique_ptr<StagingRing> TakeRing() {
+    if (writer_.joinable()) writer_.join();
+    feed_.reset();
+    return std::move(ring_);
+  }
+
+ private:
+  // The first result counts.
+  void SetResult(const absl::Status& status, bool is_over) {
+    absl::MutexLock lock(&mutex_);
+    if (!result_.has_value()) result_ = status;
+    is_over_ = is_over;
+  }
+  void End(const absl::Status& status) { SetResult(status, /*is_over=*/true); }
+
+  absl::Status Stage() {
+    if (!job_.mine.ok()) return job_.mine;
+    return TorchToStatus("copying values for a checkpoint", [this] {
+      ThrowIfError(feed_->Stage(job_.plan, context_.timeout));
+    });
+  }
+
+  // False: the save has failed already.
+  bool StartWriter() {
+    absl::StatusOr<std::thread> thread =
+        StartThread("to write a checkpoint", [this] { WriteStaged(); });
+    if (thread.ok()) {
+      writer_ = *std::move(thread);
+      return true;
+    }
+    feed_.reset();
+    ring_.reset();  // may have copies in it
+    // The others wait for this rank's report.
+    job_.mine = thread.status();
+    WriteLive();
+    return false;
+  }
+
+  // On a thread of its own.
+  void WriteStaged() {
+    bool fed = false;
+    const auto feed = [&](const absl::StatusOr<RangeWriter*>& writer) {
+      fed = true;
+      return feed_->WriteTo(writer);
+    };
+    const absl::Status status = TorchToStatus(kWhat, [&] {
+      ThrowIfError(
+          RunSave(context_, job_, feed, [this](const absl::Status& why) {
+            SetResult(why, /*is_over=*/false);
+          }));
+    });
+    // Whoever stages must not wait.
+    if (!fed) feed(status).IgnoreError();
+    End(status);
+  }
+
+  const SaveContext context_;
+  SaveJob job_;
+  std::unique_ptr<StagingRing> ring_;
+  std::optional<StagedFeed> feed_;
+
+  absl::Mutex mutex_;
+  std::optional<absl::Status> result_ ABSL_GUARDED_BY(mutex_);
+  bool is_over_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread writer_;  // the last member: ends first
+};
+
+Saver::Saver() = default;
+Saver::~Saver() = default;
+
+void Saver::Begin(const SaveContext& context, SaveJob job) {
+  if (stuck_ != nullptr && stuck_->IsOver(kSoon)) {
+    stuck_.reset();
+    DiscardLeft(context);
+  }
+  SaveContext mine = context;
+  if (stuck_ != nullptr) {
+    left_.push_back(job.step);
+    job.mine = absl::UnavailableError(absl::StrCat(
+        "save step ", job.step, ": the save of step ", stuck_->step(),
+        ", which was given up, still waits for the disk; see what that disk "
+        "does, and save again"));
+    mine.folder = nullptr;  // that save has it
+  }
+  writing_ = std::make_unique<Writing>(mine, std::move(job));
+}
+
+void Saver::DiscardLeft(const SaveContext& context) {
+  for (const int64_t step : std::exchange(left_, {})) {
+    if (context.folder == nullptr) continue;
+    context.folder->Discard(step).IgnoreError();
+  }
 }
 
 void Saver::Save(const SaveContext& context, SaveJob job) {
-  context_ = context;
-  job_.emplace(std::move(job));
-  WriteLive();
+  Begin(context, std::move(job));
+  writing_->WriteLive();
 }
 
 void Saver::SaveCopies(const SaveContext& context, SaveJob job,
                        int64_t staging_bytes) {
-  context_ = context;
-  job_.emplace(std::move(job));
-  const int64_t bytes = std::max<int64_t>(1, job_->plan.BytesOfRanges());
-  if (staging_bytes > 0) {
+  Begin(context, std::move(job));
+  const int64_t bytes = std::max<int64_t>(1, writing_->bytes());
+  const bool copies = staging_bytes > 0 && stuck_ == nullptr;
+  if (copies) {
     ring_ = RingOf(std::min(bytes, staging_bytes), std::move(ring_));
   }
-  if (staging_bytes <= 0 || ring_ == nullptr) {
+  if (!copies || ring_ == nullptr) {
     // Without memory for copies there is nothing to do beside the training.
-    WriteLive();
+    writing_->WriteLive();
     return;
   }
-  feed_.emplace(*ring_);
-  const bool fits = ring_->capacity() >= bytes;
-  absl::Status staged;
-  if (fits) staged = Stage();
-  if (!StartWriter()) return;
-  if (!fits) staged = Stage();
-  // What goes wrong here is what the other thread tells all ranks.
-  if (!staged.ok()) feed_->Abandon(staged);
-  // Copies of parameters that are not row-major, for one.
-  std::vector<SaveRange>().swap(job_->plan.ranges);
+  writing_->WriteCopies(std::move(ring_));
 }
 
 std::optional<Saver::Ended> Saver::Wait() {
-  if (writer_.joinable()) writer_.join();
-  if (!job_.has_value()) return std::nullopt;
-  Ended ended{job_->step, std::exchange(result_, absl::OkStatus())};
-  feed_.reset();
-  job_.reset();
-  return ended;
-}
-
-void Saver::WriteLive() {
-  result_ = TorchToStatus(kWhat, [this] {
-    ThrowIfError(RunSave(
-        context_, *job_, [this](const absl::StatusOr<RangeWriter*>& writer) {
-          return writer.ok() ? checkpoint::WriteLive(job_->plan, **writer)
-                             : writer.status();
-        }));
-  });
-}
-
-absl::Status Saver::Stage() {
-  if (!job_->mine.ok()) return job_->mine;
-  return TorchToStatus("copying values for a checkpoint", [this] {
-    ThrowIfError(feed_->Stage(job_->plan, context_.timeout));
-  });
-}
-
-// False: the save has failed already.
-bool Saver::StartWriter() {
-  absl::StatusOr<std::thread> thread =
-      StartThread("to write a checkpoint", [this] { WriteStaged(); });
-  if (thread.ok()) {
-    writer_ = *std::move(thread);
-    return true;
+  if (writing_ == nullptr) return std::nullopt;
+  Ended ended{writing_->step(), writing_->Wait()};
+  if (writing_->IsOver()) {
+    ring_ = writing_->TakeRing();
+    writing_.reset();
+  } else {
+    stuck_ = std::move(writing_);
   }
-  feed_.reset();
-  ring_.reset();  // may have copies in it
-  // The others wait for this rank's report.
-  job_->mine = thread.status();
-  WriteLive();
-  return false;
-}
-
-// On a thread of its own.
-void Saver::WriteStaged() {
-  bool fed = false;
-  const auto feed = [&](const absl::StatusOr<RangeWriter*>& writer) {
-    fed = true;
-    return feed_->WriteTo(writer);
-  };
-  result_ = TorchToStatus(
-      kWhat, [&] { ThrowIfError(RunSave(context_, *job_, feed)); });
-  // Whoever stages must not wait.
-  if (!fed) feed(result_).IgnoreError();
+  return ended;
 }
 
 }  // namespace fsdp::checkpoint

@@ -6,17 +6,18 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <thread>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "checkpoint/save/save_job.h"
-#include "checkpoint/save/staged_feed.h"
 #include "checkpoint/save/staging_ring.h"
 
 namespace fsdp::checkpoint {
 
 // One save is under way at a time: Wait() comes before the next. What goes
-// wrong in a save is what Wait() returns, on all ranks.
+// wrong in a save is what Wait() returns, on all ranks. A save that was given
+// up while this rank's disk does not answer is over for Wait(), and goes on by
+// itself; until the disk has answered, the next ones fail.
 class Saver {
  public:
   struct Ended {
@@ -24,9 +25,10 @@ class Saver {
     absl::Status status;
   };
 
-  Saver() = default;
+  Saver();
   Saver(const Saver&) = delete;
   Saver& operator=(const Saver&) = delete;
+  // Waits for whatever is under way.
   ~Saver();
 
   // Returns when all is written.
@@ -42,17 +44,17 @@ class Saver {
   std::optional<Ended> Wait();
 
  private:
-  void WriteLive();
-  absl::Status Stage();
-  bool StartWriter();
-  void WriteStaged();
+  // A save, and all that its threads use.
+  class Writing;
 
-  SaveContext context_;
-  std::optional<SaveJob> job_;
-  absl::Status result_;  // of writer_, after it has ended
+  void Begin(const SaveContext& context, SaveJob job);
+  void DiscardLeft(const SaveContext& context);
+
+  std::unique_ptr<Writing> writing_;  // null: none since Wait()
+  std::unique_ptr<Writing> stuck_;    // given up, and not over yet
+  // Steps that have failed while stuck_ had the folder.
+  std::vector<int64_t> left_;
   std::unique_ptr<StagingRing> ring_;
-  std::optional<StagedFeed> feed_;
-  std::thread writer_;
 };
 
 }  // namespace fsdp::checkpoint

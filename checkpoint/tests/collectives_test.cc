@@ -118,10 +118,16 @@ MakeRun Stepped(const TrainingSetup& setup) {
   };
 }
 
+// Without the rounds in which ranks say that they are alive, of which there are
+// as many as a save takes seconds, and one for each wait.
 std::vector<std::string> NamesOf(const std::vector<CollectiveRecord>& trace) {
   std::vector<std::string> names;
   names.reserve(trace.size());
   for (const CollectiveRecord& record : trace) {
+    if (record.label == "progress of a save") {
+      EXPECT_LT(record.bytes, 200);
+      continue;
+    }
     names.push_back(absl::StrCat(comm::CollectiveName(record.collective),
                                  " of ", record.label));
   }

@@ -15,9 +15,12 @@
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/checkpointer.h"
+#include "checkpoint/commit/commit_by.h"
 #include "checkpoint/files/testing/faulty_file_system.h"
+#include "checkpoint/files/testing/object_store_mount.h"
 #include "checkpoint/files/testing/simulated_file_system.h"
 #include "checkpoint/run/run.h"
+#include "checkpoint/save/save_layout.h"
 #include "checkpoint/tests/sharded_training.h"
 #include "comm/agreement.h"
 #include "comm/communicator.h"
@@ -42,6 +45,26 @@ struct Scenario {
   bool async = false;
   bool replaces = false;  // step 1; otherwise it is step 2
   std::optional<int64_t> keep_last = std::nullopt;
+  // By manifest: on storage that renames nothing.
+  CommitBy commit_by = CommitBy::kRename;
+};
+
+// How runs see the disk.
+class Storage {
+ public:
+  Storage(const Scenario& scenario, SimulatedFileSystem& disk)
+      : by_rename_(scenario.commit_by == CommitBy::kRename),
+        disk_(disk),
+        mount_(disk) {}
+  FileSystem& files() {
+    if (by_rename_) return disk_;
+    return mount_;
+  }
+
+ private:
+  const bool by_rename_;
+  SimulatedFileSystem& disk_;
+  ObjectStoreMount mount_;
 };
 
 constexpr int kVersions = 3;  // of values, by steps taken; 0: none
@@ -53,6 +76,10 @@ CheckpointerOptions OptionsOf(const Scenario& scenario, FileSystem& files) {
   options.keep_last = scenario.keep_last;
   options.timeout = absl::Seconds(20);
   options.staging_bytes = 1000;  // less than there is
+  options.commit_by = scenario.commit_by;
+  if (options.commit_by == CommitBy::kManifest) {
+    options.layout = SaveLayout::kPerRank;
+  }
   return options;
 }
 
@@ -143,7 +170,8 @@ bool DieAndCheck(const Scenario& scenario, int64_t call,
                  std::optional<int> power_seed,
                  const std::map<int, Values>& expected) {
   SimulatedFileSystem disk;
-  FaultyFileSystem files(disk);
+  Storage before(scenario, disk);
+  FaultyFileSystem files(before.files());
   const auto statuses = RunRanks(scenario.ranks, [&](Communicator& world) {
     return RunAndDie(world, scenario, files, call);
   });
@@ -159,9 +187,10 @@ bool DieAndCheck(const Scenario& scenario, int64_t call,
     disk.KillProcess();
   }
   int found = 0;
+  Storage after(scenario, disk);
   EXPECT_OK(RunAllRanks(scenario.ranks, [&](Communicator& world) {
     const absl::StatusOr<int> steps =
-        LoadAndGoOn(world, scenario, disk, expected);
+        LoadAndGoOn(world, scenario, after.files(), expected);
     if (steps.ok() && world.rank() == 0) found = *steps;
     return steps.status();
   }));
@@ -185,7 +214,10 @@ void DieEverywhere(const Scenario& scenario) {
   }
   std::cout << "K = " << call - 1 << " calls that change the disk, "
             << scenario.ranks << " ranks" << (scenario.async ? ", async" : "")
-            << (scenario.replaces ? ", replacing" : "") << std::endl;
+            << (scenario.replaces ? ", replacing" : "")
+            << (scenario.commit_by == CommitBy::kManifest ? ", by manifest"
+                                                          : "")
+            << std::endl;
 }
 
 TEST(CheckpointCrashTest, Save) {
@@ -212,6 +244,23 @@ TEST(CheckpointCrashTest, TheOneBeforeIsRemoved) {
     scenario.keep_last = 1;
     DieEverywhere(scenario);
   }
+}
+
+void DieEverywhereByManifest(bool async) {
+  for (const int ranks : {1, 2}) {
+    Scenario scenario;
+    scenario.ranks = ranks;
+    scenario.async = async;
+    scenario.keep_last = 1;
+    scenario.commit_by = CommitBy::kManifest;
+    DieEverywhere(scenario);
+  }
+}
+
+TEST(CheckpointCrashTest, SaveByManifest) { DieEverywhereByManifest(false); }
+
+TEST(CheckpointCrashTest, SaveAsyncByManifest) {
+  DieEverywhereByManifest(true);
 }
 
 TEST(CheckpointCrashTest, TheOneBeforeIsReplaced) {

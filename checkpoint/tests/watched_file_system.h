@@ -37,9 +37,10 @@ class WatchedFileSystem : public ForwardingFileSystem {
                             const std::string& path) override {
     return on_change_(what, path);
   }
-  void BeforeWrite(const std::string& path, int64_t offset,
-                   int64_t bytes) override {
+  absl::Status BeforeWrite(const std::string& path, int64_t offset,
+                           int64_t bytes) override {
     if (on_write_ != nullptr) on_write_(path, offset, bytes);
+    return absl::OkStatus();
   }
 
   const OnChange on_change_;

@@ -46,11 +46,20 @@ absl::Status AddSize(FileSystem& files, const std::string& folder, int depth,
   return absl::OkStatus();
 }
 
+// What a run's folder says of all.
+struct RunState {
+  bool by_manifest = false;
+  std::optional<int64_t> latest;
+};
+
+constexpr char kIncomplete[] =
+    "incomplete: being written, or left by a run that ended";
+
 std::string MarkOf(FileSystem& files, const std::string& path,
-                   const StepFolder& folder, std::optional<int64_t> latest) {
+                   const StepFolder& folder, const RunState& run) {
   switch (folder.stage) {
     case Stage::kIncomplete:
-      return "incomplete: being written, or left by a run that ended";
+      return kIncomplete;
     case Stage::kDeleted:
       return "partly removed: the next run removes the rest";
     case Stage::kReplaced:
@@ -58,11 +67,10 @@ std::string MarkOf(FileSystem& files, const std::string& path,
     case Stage::kCommitted:
       break;
   }
-  const absl::StatusOr<Manifest> manifest = ReadManifest(files, path);
-  if (!manifest.ok()) {
-    return absl::StrCat("damaged: ", manifest.status().message());
-  }
-  return latest == folder.step ? "latest" : "";
+  const absl::Status manifest = ReadManifest(files, path).status();
+  if (run.by_manifest && absl::IsNotFound(manifest)) return kIncomplete;
+  if (!manifest.ok()) return absl::StrCat("damaged: ", manifest.message());
+  return run.latest == folder.step ? "latest" : "";
 }
 
 std::string TimeText(const std::optional<absl::Time>& time) {
@@ -74,6 +82,9 @@ absl::StatusOr<std::string> ListRun(FileSystem& files, const std::string& root,
                                     const std::vector<std::string>& names,
                                     const ModifiedAt& modified_at) {
   FSDP_ASSIGN_OR_RETURN(const auto latest, LatestCheckpoint(files, root));
+  RunState run;
+  run.by_manifest = IsByManifest(names);
+  if (latest.has_value()) run.latest = latest->step;
   std::vector<std::pair<StepFolder, std::string>> folders;
   for (const std::string& name : names) {
     const std::optional<StepFolder> folder = ParseStepName(name);
@@ -93,9 +104,7 @@ absl::StatusOr<std::string> ListRun(FileSystem& files, const std::string& root,
     rows.push_back(
         {absl::StrCat(folder.step), Thousands(size.files), SizeText(size.bytes),
          TimeText(modified_at(is_whole ? JoinPath(path, kManifestName) : path)),
-         MarkOf(files, path, folder,
-                latest.has_value() ? std::optional<int64_t>(latest->step)
-                                   : std::nullopt)});
+         MarkOf(files, path, folder, run)});
   }
   return absl::StrCat(
       Printable(root), ": checkpoints of a run\n",

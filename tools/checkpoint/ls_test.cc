@@ -49,6 +49,20 @@ TEST(LsTest, CheckpointsOfARun) {
   EXPECT_THAT(text, HasSubstr("partly removed"));
 }
 
+// Of a run that commits by manifests; otherwise a manifest has been lost.
+TEST(LsTest, WhatHasNoManifest) {
+  SimulatedFileSystem files;
+  ASSERT_OK(SaveRun(files, "/run", 3, SmallModel()));
+  ASSERT_OK(files.MakeFolder("/run/step-9"));
+  ASSERT_OK(ReplaceFile(files, "/run/step-9/x", "12345"));
+  ASSERT_OK_AND_ASSIGN(const std::string lost, List(files, "/run", Noon));
+  EXPECT_THAT(lost, ContainsRegex(" 9 +1 +5 B .*damaged: .*manifest.json"));
+  ASSERT_OK(ReplaceFile(files, "/run/.libtorch_fsdp-by-manifest", ""));
+  ASSERT_OK_AND_ASSIGN(const std::string text, List(files, "/run", Noon));
+  EXPECT_THAT(text, ContainsRegex(" 9 +1 +5 B .*incomplete: being"));
+  EXPECT_THAT(text, ContainsRegex(" 3 .*latest\n"));
+}
+
 TEST(LsTest, WhatIsDamaged) {
   SimulatedFileSystem files;
   ASSERT_OK(SaveRun(files, "/run", 3, SmallModel()));

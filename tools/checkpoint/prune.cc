@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "checkpoint/commit/by_manifest.h"
 #include "checkpoint/commit/checkpoint_folder.h"
 #include "checkpoint/commit/checkpoint_list.h"
 #include "checkpoint/commit/checkpoint_names.h"
@@ -25,7 +26,8 @@ struct Plan {
   std::vector<std::string> leftovers;
 };
 
-// Changes nothing.
+// Changes nothing. Where nothing can be locked, leftovers may be of a run that
+// is at work, and are left to the next one.
 absl::StatusOr<Plan> MakePlan(FileSystem& files, const std::string& root,
                               const Retention& retention,
                               const std::vector<std::string>& names) {
@@ -40,6 +42,7 @@ absl::StatusOr<Plan> MakePlan(FileSystem& files, const std::string& root,
   if (latest.has_value()) {
     plan.steps = StepsToDelete(steps, latest->step, retention);
   }
+  if (IsByManifest(names)) return plan;
   for (const std::string& name : names) {
     const std::optional<StepFolder> folder = ParseStepName(name);
     if (folder.has_value() && (folder->stage == Stage::kIncomplete ||
@@ -52,11 +55,14 @@ absl::StatusOr<Plan> MakePlan(FileSystem& files, const std::string& root,
 
 // What remains has to be good for something.
 absl::Status VerifyNewest(FileSystem& files, const std::string& root,
-                          const OnBytes& progress) {
+                          bool by_manifest, const OnBytes& progress) {
+  FSDP_ASSIGN_OR_RETURN(const std::optional<Committed> latest,
+                        LatestCheckpoint(files, root));
   FSDP_ASSIGN_OR_RETURN(const std::vector<Committed> list,
                         ListCheckpoints(files, root));
-  if (list.empty()) return absl::OkStatus();
-  const std::string& path = list.back().path;
+  if (!latest.has_value()) return absl::OkStatus();
+  // A torn one is none.
+  const std::string& path = by_manifest ? latest->path : list.back().path;
   FSDP_ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(files, path));
   FSDP_ASSIGN_OR_RETURN(const std::vector<Problem> problems,
                         VerifyFiles(files, path, manifest, progress));
@@ -103,9 +109,18 @@ absl::StatusOr<std::string> Prune(FileSystem& files, const std::string& root,
     return Text(plan, "would remove");
   }
   FSDP_ASSIGN_OR_RETURN(Plan plan, MakePlan(files, root, retention, names));
+  if (IsByManifest(names)) {
+    FSDP_RETURN_IF_ERROR(
+        VerifyNewest(files, root, /*by_manifest=*/true, options.progress));
+    for (const int64_t step : plan.steps) {
+      FSDP_RETURN_IF_ERROR(RemoveByManifest(files, StepPath(root, step)));
+    }
+    return Text(plan, "removed");
+  }
   FSDP_ASSIGN_OR_RETURN(const std::unique_ptr<CheckpointFolder> folder,
                         CheckpointFolder::Claim(files, root));
-  FSDP_RETURN_IF_ERROR(VerifyNewest(files, root, options.progress));
+  FSDP_RETURN_IF_ERROR(
+      VerifyNewest(files, root, /*by_manifest=*/false, options.progress));
   FSDP_ASSIGN_OR_RETURN(plan.steps, folder->Prune(retention));
   return Text(plan, "removed");
 }

@@ -21,7 +21,9 @@ struct PruneOptions {
 // Removes checkpoints of a run that need not be kept, and what dead runs have
 // left, after it has read the newest one and found it sound; says which. With
 // `dry_run` it only says. DataLoss, with all checkpoints left, where the newest
-// one is damaged; FailedPrecondition while a run uses the folder.
+// one is damaged; FailedPrecondition while a run uses the folder. Where
+// checkpoints are committed by manifests nobody knows whether one does: what
+// has no manifest is left to the next run.
 absl::StatusOr<std::string> Prune(FileSystem& files, const std::string& root,
                                   const PruneOptions& options);
 

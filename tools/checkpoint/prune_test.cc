@@ -10,7 +10,10 @@
 #include "base/testing/status_matchers.h"
 #include "checkpoint/commit/checkpoint_folder.h"
 #include "checkpoint/commit/checkpoint_list.h"
+#include "checkpoint/commit/commit_by.h"
+#include "checkpoint/commit/testing/save_files.h"
 #include "checkpoint/files/file_system.h"
+#include "checkpoint/files/testing/object_store_mount.h"
 #include "checkpoint/files/testing/simulated_file_system.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -19,6 +22,7 @@
 namespace fsdp::checkpoint::tool {
 namespace {
 
+using ::fsdp::checkpoint::testing::ObjectStoreMount;
 using ::fsdp::checkpoint::testing::SimulatedFileSystem;
 using ::fsdp::testing::StatusIs;
 using ::testing::ElementsAre;
@@ -74,6 +78,29 @@ TEST_F(PruneTest, RemovesWhatNeedNotBeKept) {
   EXPECT_THAT(Steps(), ElementsAre(10, 20, 25));
   ASSERT_OK_AND_ASSIGN(const std::string again, Prune(files_, "/run", options));
   EXPECT_EQ(again, "there is nothing to remove\n");
+}
+
+// By manifest: on storage that renames and locks nothing, beside a run.
+TEST(PruneByManifestTest, RemovesCheckpointsOnly) {
+  SimulatedFileSystem disk;
+  ObjectStoreMount files(disk);
+  ASSERT_OK_AND_ASSIGN(
+      const std::unique_ptr<CheckpointFolder> run,
+      CheckpointFolder::Claim(files, "/run", CommitBy::kManifest));
+  for (const int64_t step : {10, 15, 20}) {
+    ASSERT_OK(checkpoint::testing::Save(files, *run, step,
+                                        checkpoint::testing::ContentsOf(1)));
+  }
+  ASSERT_OK(run->Begin(30));
+  PruneOptions options;
+  options.keep_last = 1;
+  options.keep_every = 10;
+  ASSERT_OK_AND_ASSIGN(const std::string done, Prune(files, "/run", options));
+  EXPECT_EQ(done, "removed step-15\n");
+  ASSERT_OK_AND_ASSIGN(const auto names, files.List("/run"));
+  EXPECT_THAT(names,
+              ::testing::IsSupersetOf({"step-10", "step-20", "step-30"}));
+  EXPECT_THAT(names, ::testing::Not(::testing::Contains("step-15")));
 }
 
 TEST_F(PruneTest, OnlyWhenTheNewestIsSound) {

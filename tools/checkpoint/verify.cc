@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/status_macros.h"
+#include "checkpoint/commit/checkpoint_list.h"
 #include "checkpoint/commit/checkpoint_names.h"
 #include "checkpoint/commit/manifest.h"
 #include "checkpoint/commit/verify.h"
@@ -53,9 +54,12 @@ absl::Status VerifyRun(FileSystem& files, const std::string& root,
   std::vector<int64_t> steps;
   for (const std::string& name : names) {
     const std::optional<StepFolder> folder = ParseStepName(name);
-    if (folder.has_value() && folder->stage == Stage::kCommitted) {
-      steps.push_back(folder->step);
-    }
+    if (!folder.has_value() || folder->stage != Stage::kCommitted) continue;
+    FSDP_ASSIGN_OR_RETURN(
+        const bool has_manifest,
+        Exists(files, JoinPath(JoinPath(root, name), kManifestName)));
+    // Where its name alone commits it, it has lost one.
+    if (has_manifest || !IsByManifest(names)) steps.push_back(folder->step);
   }
   std::sort(steps.begin(), steps.end());
   for (const int64_t step : steps) {

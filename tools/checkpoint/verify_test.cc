@@ -35,6 +35,19 @@ TEST(VerifyTest, AllCheckpointsOfARun) {
   EXPECT_GT(calls, 0);
 }
 
+// One that is being written, where checkpoints are committed by manifests.
+TEST(VerifyTest, WhatHasNoManifest) {
+  SimulatedFileSystem files;
+  ASSERT_OK(SaveRun(files, "/run", 3, SmallModel()));
+  ASSERT_OK(files.MakeFolder("/run/step-9"));
+  ASSERT_OK_AND_ASSIGN(const VerifyResult lost, Verify(files, "/run", nullptr));
+  EXPECT_EQ(lost.problems, 1);
+  ASSERT_OK(ReplaceFile(files, "/run/.libtorch_fsdp-by-manifest", ""));
+  ASSERT_OK_AND_ASSIGN(const VerifyResult result,
+                       Verify(files, "/run", nullptr));
+  EXPECT_EQ(result.text, "/run/step-3\nsound\n");
+}
+
 TEST(VerifyTest, ListsAllProblems) {
   SimulatedFileSystem files;
   ASSERT_OK(SaveRun(files, "/run", 3, SmallModel()));

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
+#include "checkpoint/commit/commit_by.h"
 #include "checkpoint/commit/verify.h"
 #include "checkpoint/files/checksums.h"
 #include "checkpoint/files/range_writer.h"
@@ -33,7 +34,7 @@ Contents ContentsOf(uint32_t version) {
 
 absl::StatusOr<Manifest> WriteFiles(FileSystem& files,
                                     const std::string& folder, int64_t step,
-                                    const Contents& contents) {
+                                    const Contents& contents, bool in_order) {
   std::vector<std::string> paths;
   std::vector<NamedSize> sizes;
   for (const auto& [name, bytes] : contents) {
@@ -47,12 +48,13 @@ absl::StatusOr<Manifest> WriteFiles(FileSystem& files,
   RangeWriterOptions options;
   options.buffer_bytes = kBlockBytes;
   options.buffers = 2;
+  options.in_order = in_order;
   FSDP_ASSIGN_OR_RETURN(const std::unique_ptr<RangeWriter> writer,
                         RangeWriter::Create(files, paths, options));
   int64_t file = 0;
   for (const auto& [name, bytes] : contents) {
     const auto size = static_cast<int64_t>(bytes.size());
-    FSDP_RETURN_IF_ERROR(writer->SetSize(file, size));
+    if (!in_order) FSDP_RETURN_IF_ERROR(writer->SetSize(file, size));
     FSDP_RETURN_IF_ERROR(writer->WriteBytes(file, 0, bytes));
     ++file;
   }
@@ -71,7 +73,8 @@ absl::Status Save(FileSystem& files, CheckpointFolder& folder, int64_t step,
                   const Contents& contents, bool overwrite) {
   FSDP_ASSIGN_OR_RETURN(const std::string path, folder.Begin(step, overwrite));
   FSDP_ASSIGN_OR_RETURN(const Manifest manifest,
-                        WriteFiles(files, path, step, contents));
+                        WriteFiles(files, path, step, contents,
+                                   folder.commit_by() == CommitBy::kManifest));
   return folder.Commit(step, manifest);
 }
 

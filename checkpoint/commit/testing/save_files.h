@@ -22,10 +22,11 @@ using Contents = std::map<std::string, std::string>;
 Contents ContentsOf(uint32_t version);
 
 // Writes files into `folder`, which has to exist, by a RangeWriter, as a rank
-// does.
+// does. `in_order`: as RangeWriterOptions has it.
 absl::StatusOr<Manifest> WriteFiles(FileSystem& files,
                                     const std::string& folder, int64_t step,
-                                    const Contents& contents);
+                                    const Contents& contents,
+                                    bool in_order = false);
 
 // Begin(), the files, Commit().
 absl::Status Save(FileSystem& files, CheckpointFolder& folder, int64_t step,

@@ -28,7 +28,8 @@ class ForwardingFileSystem::OpenFile : public File {
   }
   absl::Status PWrite(int64_t offset, absl::Span<const char> bytes) override {
     FSDP_RETURN_IF_ERROR(files_.BeforeChange("write", path_));
-    files_.BeforeWrite(path_, offset, static_cast<int64_t>(bytes.size()));
+    FSDP_RETURN_IF_ERROR(
+        files_.BeforeWrite(path_, offset, static_cast<int64_t>(bytes.size())));
     return base_->PWrite(offset, bytes);
   }
   absl::Status SetSize(int64_t bytes) override {
@@ -53,6 +54,11 @@ class ForwardingFileSystem::OpenFile : public File {
 
 absl::Status ForwardingFileSystem::BeforeChange(absl::string_view,
                                                 const std::string&) {
+  return absl::OkStatus();
+}
+
+absl::Status ForwardingFileSystem::BeforeWrite(const std::string&, int64_t,
+                                               int64_t) {
   return absl::OkStatus();
 }
 

@@ -50,9 +50,9 @@ class ForwardingFileSystem : public FileSystem {
   // whose error it is, is not made.
   virtual absl::Status BeforeChange(absl::string_view what,
                                     const std::string& path);
-  // After that of "write": where and how much.
-  virtual void BeforeWrite(const std::string& /*path*/, int64_t /*offset*/,
-                           int64_t /*bytes*/) {}
+  // After that of "write", and as it: where and how much.
+  virtual absl::Status BeforeWrite(const std::string& path, int64_t offset,
+                                   int64_t bytes);
   // As BeforeChange(), in front of all others.
   virtual absl::Status BeforeReading(const std::string& path);
 

@@ -1,0 +1,33 @@
+// The folder of a run whose checkpoints are committed by their manifests
+// (CommitBy): nothing here renames, locks or writes over anything.
+#ifndef CHECKPOINT_COMMIT_BY_MANIFEST_H_
+#define CHECKPOINT_COMMIT_BY_MANIFEST_H_
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "checkpoint/commit/manifest.h"
+#include "checkpoint/files/file_system.h"
+
+namespace fsdp::checkpoint {
+
+// Makes `root`, whose `latest` is right until now, such a folder.
+absl::Status BeginByManifest(FileSystem& files, const std::string& root);
+
+// Removes folders of steps that have no manifest, or the torn one at which a
+// run has died.
+absl::Status RemoveUnfinished(FileSystem& files, const std::string& root);
+
+// The folder of a step, if there is one, which is no checkpoint from its first
+// change on. OK: nothing of it is left.
+absl::Status RemoveByManifest(FileSystem& files, const std::string& path);
+
+// The files that the manifest names are in StepPath(root, manifest.step) and
+// synced: from now on it is a checkpoint, and the newest one, as higher steps
+// are given up. After an error it is not one, unless the text says so.
+absl::Status CommitByManifest(FileSystem& files, const std::string& root,
+                              const Manifest& manifest);
+
+}  // namespace fsdp::checkpoint
+
+#endif  // CHECKPOINT_COMMIT_BY_MANIFEST_H_
