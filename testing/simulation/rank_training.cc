@@ -159,7 +159,7 @@ class RankRun {
           fsdp::testing::Loss(model_->forward(x).to(at::kFloat), x) /
           t_.backwards;
       const auto got = loss.item<float>();
-      const float wanted = expected_->losses[step][i][comm_.rank()];
+      const float wanted = expected_->Loss(step, i, comm_.rank());
       if (!(got == wanted)) {
         return Different(absl::StrCat("the loss of step ", step, ", backward ",
                                       i, " is ", got, ", not ", wanted));
@@ -209,7 +209,7 @@ class RankRun {
     Values values;
     for (const auto& item : dict) values[item.key()] = item.value();
     const std::string difference =
-        FirstDifference(values, expected_->values[step]);
+        FirstDifference(values, expected_->ValuesAfter(step));
     if (difference.empty()) return absl::OkStatus();
     return Different(absl::StrCat(what, " of step ", step, ": ", difference));
   }
@@ -221,7 +221,7 @@ class RankRun {
   FullyShardedDataParallel<SimulatedNetImpl> model_{nullptr};
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   std::unique_ptr<Checkpointer> checkpoints_;
-  const PlainRecord* expected_ = nullptr;
+  PlainTraining* expected_ = nullptr;
   int64_t forwards_ = 0;
   std::optional<int64_t> saving_;
 };

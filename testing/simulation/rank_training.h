@@ -34,7 +34,7 @@ struct RankWorld {
   std::optional<int64_t> throws_at;  // of its forwards, from 0
   // What plain LibTorch gives from a checkpoint of `step` on, with the ranks of
   // now; -1: from the start.
-  std::function<const PlainRecord&(int64_t step)> expected;
+  std::function<PlainTraining&(int64_t step)> expected;
   std::function<void(int64_t step)> save_begins;
 };
 

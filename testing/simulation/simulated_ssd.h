@@ -4,8 +4,11 @@
 #define TESTING_SIMULATION_SIMULATED_SSD_H_
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "offload/io_queue.h"
@@ -14,12 +17,16 @@
 
 namespace fsdp::simulation {
 
-// Bytes lie in a file of the system; requests are over in any order, and move
-// their bytes when they start, or when they are over. Outlives its queues.
+// In memory. Requests are over in any order, and move their bytes when they
+// start, or when they are over. Outlives its queues.
 class SimulatedSsd : public offload::SystemCalls {
  public:
   explicit SimulatedSsd(Simulation& simulation) : simulation_(simulation) {}
 
+  // A new file, whatever `path`.
+  int Open(const std::string& path, int flags) override;
+  int64_t FreeBytes(int descriptor) override;
+  int Allocate(int descriptor, int64_t bytes) override;
   absl::StatusOr<std::unique_ptr<offload::IoQueue>> MakeQueue(
       offload::QueueKind kind, int descriptor, int depth) override;
 
@@ -34,6 +41,8 @@ class SimulatedSsd : public offload::SystemCalls {
   class Queue;
 
   Simulation& simulation_;
+  // By descriptors of the system, which have nothing else in them.
+  std::map<int, std::shared_ptr<std::vector<char>>> files_;
   int64_t requests_ = 0;
   int64_t fails_at_ = -1;
   int64_t tears_at_ = -1;
