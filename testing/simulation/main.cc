@@ -1,7 +1,6 @@
 // Simulates training runs, one per seed:
 //   ./bazelw run //testing/simulation -- --seeds=1000 --jobs=8
 // Ends with 1 at the first seed that has a problem.
-#include <ATen/Parallel.h>
 #include <stdlib.h>
 
 #include <cstdint>
@@ -19,6 +18,7 @@
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "testing/simulation/process.h"
 #include "testing/simulation/program_seed.h"
 #include "testing/simulation/scenario.h"
 #include "testing/simulation/seed_run.h"
@@ -207,7 +207,6 @@ class Batch {
 int main(int argc, char** argv) {
   const auto flags = fsdp::simulation::ParseFlags(argc, argv);
   if (!flags.has_value()) return 2;
-  // Threads of LibTorch's would run beside.
-  at::set_num_threads(1);
+  fsdp::simulation::PrepareProcess();
   return fsdp::simulation::Batch(*flags).Run();
 }

@@ -82,7 +82,8 @@ class SeedRun {
       rank.communicator = Mutate(std::move(communicators[i]), options_.mutant);
       rank.disk =
           std::make_unique<DiskView>(simulation_, disk_, i, options_.mutant);
-      rank.ssd = std::make_unique<SimulatedSsd>(simulation_);
+      if (scenario_.training.moves_in_parts) rank.disk->MoveInParts();
+      rank.ssd = std::make_unique<SimulatedSsd>(simulation_, options_.mutant);
       faults.Plant(i, *rank.disk, *rank.ssd);
       bodies.emplace_back(
           [this, &rank, &faults, i] { RunRank(i, rank, faults); });
@@ -118,7 +119,7 @@ class SeedRun {
     world.communicator = rank.communicator.get();
     world.disk = rank.disk.get();
     world.ssd = rank.ssd.get();
-    world.scratch = options_.scratch;
+    world.mutant = options_.mutant;
     world.throws_at = faults.ThrowsAt(i);
     world.expected = [this](int64_t step) -> PlainTraining& {
       return Expected(step);

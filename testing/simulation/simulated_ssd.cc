@@ -25,23 +25,31 @@ class SimulatedSsd::Queue final : public IoQueue {
   void Start(IoRequest* request) override {
     const int64_t number = ssd_.requests_++;
     const bool fails = number == ssd_.fails_at_;
-    // The first write from then on.
+    // The first write from then on; the first request that moves something.
     const bool tears = ssd_.tears_at_ >= 0 && number >= ssd_.tears_at_ &&
                        request->kind == IoRequest::Kind::kWrite;
+    const bool shortens = ssd_.shortens_at_ >= 0 &&
+                          number >= ssd_.shortens_at_ &&
+                          request->kind != IoRequest::Kind::kSync;
     if (tears) ssd_.tears_at_ = -1;
-    if (fails || tears) {
+    if (shortens) ssd_.shortens_at_ = -1;
+    const bool lies =
+        tears || (shortens && ssd_.mutant_ == Mutant::kShortSsdMoves);
+    if (fails || tears || (shortens && !lies)) {
       ssd_.failed_at_ = ssd_.simulation_.elapsed_nanos();
-      ssd_.simulation_.Log(fails ? "a request of the SSD fails"
-                                 : "a write to the SSD is torn");
+      ssd_.simulation_.Log(fails   ? "a request of the SSD fails"
+                           : tears ? "a write to the SSD is torn"
+                                   : "a request of the SSD is done in part");
     }
     Simulation& simulation = ssd_.simulation_;
     const bool at_once = simulation.Chance(400);
-    const int64_t bytes = tears ? request->bytes / 2 : request->bytes;
+    const int64_t bytes =
+        tears || shortens ? request->bytes / 2 : request->bytes;
     if (at_once && !fails) Move(*request, bytes);
     simulation.After(simulation.RandomDelay(absl::Milliseconds(2)), [=] {
       if (!at_once && !fails) Move(*request, bytes);
       if (fails) request->result = -EIO;
-      if (tears) request->result = request->bytes;
+      if (lies) request->result = request->bytes;
       over_.push_back(request);
     });
   }
@@ -62,7 +70,8 @@ class SimulatedSsd::Queue final : public IoQueue {
   // As pread(2) and pwrite(2) of a file that has its size for good.
   void Move(IoRequest& request, int64_t bytes) const {
     const int64_t left = int64_t(file_->size()) - request.offset;
-    const int64_t moved = std::clamp<int64_t>(bytes, 0, std::max<int64_t>(left, 0));
+    const int64_t moved =
+        std::clamp<int64_t>(bytes, 0, std::max<int64_t>(left, 0));
     char* const place = file_->data() + request.offset;
     if (request.kind == IoRequest::Kind::kRead) {
       std::memcpy(request.data, place, moved);
@@ -100,5 +109,6 @@ absl::StatusOr<std::unique_ptr<IoQueue>> SimulatedSsd::MakeQueue(
 
 void SimulatedSsd::Fail(int64_t request) { fails_at_ = request; }
 void SimulatedSsd::Tear(int64_t request) { tears_at_ = request; }
+void SimulatedSsd::Shorten(int64_t request) { shortens_at_ = request; }
 
 }  // namespace fsdp::simulation

@@ -174,9 +174,9 @@ class Workers {
     if (status == 0) return;
     FSDP_CHECK(seed != kNone);  // a worker does nothing else that could fail
     SeedResult result;
-    result.problem = absl::StrCat(
-        "its process ", worker.too_long ? "does not end and " : "",
-        Describe(status));
+    result.problem =
+        absl::StrCat("its process ", worker.too_long ? "does not end and " : "",
+                     Describe(status));
     Take(seed, result);
     if (!shared_.stops) Start(slot);
   }
