@@ -11,6 +11,7 @@
 #include "absl/memory/memory.h"
 #include "base/file_size_errors.h"
 #include "checkpoint/files/file_error.h"
+#include "checkpoint/files/move_all.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -26,25 +27,6 @@ int OpenUninterrupted(const std::string& path, int flags) {
     const int descriptor = open(path.c_str(), flags | O_CLOEXEC, 0666);
     if (descriptor >= 0 || errno != EINTR) return descriptor;
   }
-}
-
-// Moves all `bytes` by `move(done)`, which is pread(2) or pwrite(2) of the
-// rest; returns how many it has moved and leaves an errno if those are not all.
-template <typename Move>
-int64_t MoveAll(int64_t bytes, Move move) {
-  int64_t done = 0;
-  while (done < bytes) {
-    const ssize_t count = move(done);
-    if (count > 0) {
-      done += count;
-    } else if (count == 0) {
-      errno = 0;
-      break;
-    } else if (errno != EINTR) {
-      break;
-    }
-  }
-  return done;
 }
 
 }  // namespace

@@ -21,6 +21,7 @@ bool IsOfEvents(FaultKind kind) {
     case FaultKind::kDiskError:
     case FaultKind::kSsdError:
     case FaultKind::kSsdTorn:
+    case FaultKind::kSsdShort:
     case FaultKind::kRot:
       return false;
     default:
@@ -67,6 +68,9 @@ void AttemptFaults::Plant(int rank, DiskView& disk, SimulatedSsd& ssd) {
         break;
       case FaultKind::kSsdTorn:
         ssd.Tear(fault.at);
+        break;
+      case FaultKind::kSsdShort:
+        ssd.Shorten(fault.at);
         break;
       default:
         break;
@@ -203,6 +207,7 @@ bool AttemptFaults::IsNamedBy(const absl::Status& status) const {
         break;
       case FaultKind::kSsdError:
       case FaultKind::kSsdTorn:
+      case FaultKind::kSsdShort:
         if (absl::IsDataLoss(status) || absl::IsUnavailable(status))
           return true;
         break;

@@ -1,7 +1,5 @@
 // A fixed batch of simulated trainings: none has a problem, each is the same
 // every time, and bugs that are planted are found.
-#include <ATen/Parallel.h>
-
 #include <cstdint>
 #include <iostream>
 #include <map>
@@ -11,6 +9,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "testing/simulation/mutant.h"
+#include "testing/simulation/process.h"
 #include "testing/simulation/program_seed.h"
 #include "testing/simulation/scenario.h"
 #include "testing/simulation/seed_run.h"
@@ -32,8 +31,7 @@ SeedResult Simulate(uint64_t seed, Mutant mutant = Mutant::kNone) {
 
 class BatchTest : public ::testing::Test {
  protected:
-  // Threads of LibTorch's would run beside.
-  void SetUp() override { at::set_num_threads(1); }
+  void SetUp() override { PrepareProcess(); }
 };
 
 TEST_F(BatchTest, TrainingsGiveTheBitsOfPlainLibTorchOrSayWhatHasHappened) {
@@ -62,6 +60,10 @@ TEST_F(BatchTest, TrainingsGiveTheBitsOfPlainLibTorchOrSayWhatHasHappened) {
                            "parameters rest",
                            "gradients rest",
                            "states rest",
+                           "rests in host memory",
+                           "rests in files",
+                           "CPU tier",
+                           "disk moves in parts",
                            "saves",
                            "saves beside",
                            "small staging",

@@ -31,15 +31,21 @@ class DiskView : public checkpoint::testing::ForwardingFileSystem {
   // Change number `call` of this rank, from 0, and all after it if `for_good`,
   // fail with `error`, an errno.
   void Fail(int64_t call, int error, bool for_good);
+  // Reads and writes are made in parts from now on, as by a system that moves
+  // less than it is asked to, or nothing as it is interrupted.
+  void MoveInParts() { in_parts_ = true; }
   // Simulation::elapsed_nanos() when the first one has.
   std::optional<int64_t> failed_at() const { return failed_at_; }
 
+  absl::StatusOr<std::unique_ptr<checkpoint::File>> OpenForReading(
+      const std::string& path, checkpoint::Caching caching) override;
   absl::StatusOr<std::unique_ptr<checkpoint::File>> OpenForWriting(
       const std::string& path, checkpoint::Caching caching) override;
   absl::Status SyncFolder(const std::string& path) override;
 
  private:
   class LyingFile;
+  class FileInParts;
 
   absl::Status BeforeChange(absl::string_view what,
                             const std::string& path) override;
@@ -48,6 +54,7 @@ class DiskView : public checkpoint::testing::ForwardingFileSystem {
   Simulation& simulation_;
   const int process_;
   const Mutant mutant_;
+  bool in_parts_ = false;
   bool is_late_write_ = false;
   int64_t changes_ = 0;
   int64_t fails_at_ = -1;

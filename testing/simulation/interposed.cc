@@ -140,8 +140,9 @@ int pthread_join(pthread_t thread, void** result) {
       simulation == nullptr ? nullptr : simulation->FindTask(thread);
   if (task == nullptr) return join(thread, result);
   simulation->AwaitTask(task);
+  const int error = join(thread, result);
   simulation->RemoveTask(task);
-  return join(thread, result);
+  return error;
 }
 
 // Abseil's threads wait for these semaphores alone; both are weak there.

@@ -1,14 +1,9 @@
 // Simulates training runs, one per seed:
-//   ./bazelw run //testing/simulation -- --seeds=1000
+//   ./bazelw run //testing/simulation -- --seeds=1000 --jobs=8
 // Ends with 1 at the first seed that has a problem.
-#include <ATen/Parallel.h>
 #include <stdlib.h>
-#include <unistd.h>
 
-#include <csignal>
 #include <cstdint>
-#include <cstdio>
-#include <cstring>
 #include <filesystem>
 #include <iostream>
 #include <map>
@@ -23,9 +18,11 @@
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "testing/simulation/process.h"
 #include "testing/simulation/program_seed.h"
 #include "testing/simulation/scenario.h"
 #include "testing/simulation/seed_run.h"
+#include "testing/simulation/workers.h"
 
 namespace fsdp::simulation {
 namespace {
@@ -34,7 +31,9 @@ constexpr char kUsage[] =
     "--seeds=N    seeds from --first on, 1000\n"
     "--first=N    the first seed, 0\n"
     "--minutes=N  as many seeds as there is time for\n"
+    "--jobs=N     processes, each of which simulates a seed at a time, 1\n"
     "--seed=N     one seed, with all that happens in it\n"
+    "--hashes     that of each seed, to compare two builds\n"
     "--programs   those of //fsdp/testing/program, without faults\n"
     "--mutant=N   with a planted bug (mutant.h): ends well where it is found\n"
     "--keep_going goes on behind a seed that has a problem\n";
@@ -44,7 +43,9 @@ struct Flags {
   int64_t first = 0;
   int64_t minutes = 0;
   int64_t mutant = 0;
+  int64_t jobs = 1;
   std::optional<int64_t> seed;
+  bool hashes = false;
   bool keep_going = false;
   bool programs = false;
 };
@@ -62,6 +63,10 @@ std::optional<Flags> ParseFlags(int argc, char** argv) {
       flags.programs = true;
       continue;
     }
+    if (text == "--hashes") {
+      flags.hashes = true;
+      continue;
+    }
     const auto number = [&text](absl::string_view name, int64_t* value) {
       absl::string_view rest = text;
       return absl::ConsumePrefix(&rest, name) && absl::SimpleAtoi(rest, value);
@@ -72,24 +77,17 @@ std::optional<Flags> ParseFlags(int argc, char** argv) {
     }
     if (number("--seeds=", &flags.seeds) || number("--first=", &flags.first) ||
         number("--minutes=", &flags.minutes) ||
-        number("--mutant=", &flags.mutant)) {
+        number("--jobs=", &flags.jobs) || number("--mutant=", &flags.mutant)) {
       continue;
     }
     std::cerr << "unknown: " << text << "\n" << kUsage;
     return std::nullopt;
   }
-  if (flags.mutant < 0 || flags.mutant >= kNumMutants) return std::nullopt;
+  if (flags.mutant < 0 || flags.mutant >= kNumMutants || flags.jobs < 1) {
+    std::cerr << kUsage;
+    return std::nullopt;
+  }
   return flags;
-}
-
-// What a crash tells: the seed that runs.
-char running[64] = "";
-
-void SayWhere(int signal) {
-  const ssize_t unused = write(STDERR_FILENO, running, std::strlen(running));
-  (void)unused;
-  std::signal(signal, SIG_DFL);
-  std::raise(signal);
 }
 
 // A folder of its own, removed at the end.
@@ -123,32 +121,34 @@ class Batch {
   int Run() {
     if (flags_.seed.has_value()) return RunOne(*flags_.seed);
     const absl::Time begin = absl::Now();
-    const absl::Time end = begin + absl::Minutes(flags_.minutes);
-    int64_t seed = flags_.first;
-    const auto goes_on = [&] {
-      return flags_.minutes > 0 ? absl::Now() < end
-                                : seed < flags_.first + flags_.seeds;
-    };
     absl::Time next_word = begin + absl::Seconds(10);
-    while (goes_on() && (problems_ == 0 || flags_.keep_going)) {
-      Count(seed++);
-      if (absl::Now() < next_word) continue;
-      next_word += absl::Seconds(10);
-      std::cout << Progress(seed - flags_.first, absl::Now() - begin)
-                << std::endl;
+    WorkersOptions workers;
+    workers.jobs = static_cast<int>(flags_.jobs);
+    workers.first = flags_.first;
+    if (flags_.minutes > 0) {
+      workers.until = begin + absl::Minutes(flags_.minutes);
+    } else {
+      workers.end = flags_.first + flags_.seeds;
     }
+    workers.simulate = [this](int64_t seed) { return Simulate(seed); };
+    workers.take = [&](int64_t seed, const SeedResult& result) {
+      Count(seed, result);
+      if (absl::Now() >= next_word) {
+        next_word += absl::Seconds(10);
+        std::cout << Progress(absl::Now() - begin) << std::endl;
+      }
+      return problems_ == 0 || flags_.keep_going;
+    };
+    RunWorkers(workers);
     for (const auto& [name, count] : features_) {
       std::cout << absl::StrFormat("%8d  %s\n", count, name);
     }
-    std::cout << Progress(seed - flags_.first, absl::Now() - begin)
-              << std::endl;
+    std::cout << Progress(absl::Now() - begin) << std::endl;
     return problems_ == 0 ? 0 : 1;
   }
 
  private:
   SeedResult Simulate(int64_t seed) {
-    std::snprintf(running, sizeof(running), "while seed %llu ran\n",
-                  static_cast<unsigned long long>(seed));
     return flags_.programs ? RunProgramSeed(seed, options_)
                            : RunSeed(DrawScenario(seed), options_);
   }
@@ -164,10 +164,14 @@ class Batch {
     return result.problem.empty() ? 0 : 1;
   }
 
-  void Count(int64_t seed) {
-    const SeedResult result = Simulate(seed);
-    for (const std::string& feature : result.features) ++features_[feature];
+  void Count(int64_t seed, const SeedResult& result) {
+    ++seeds_;
     events_ += result.events;
+    for (const std::string& feature : result.features) ++features_[feature];
+    if (flags_.hashes) {
+      std::cout << absl::StrFormat("seed %d log %016x, %d events\n", seed,
+                                   result.log_hash, result.events);
+    }
     if (result.problem.empty()) return;
     ++problems_;
     std::cout << Describe(seed) << "\nPROBLEM: " << result.problem
@@ -180,18 +184,19 @@ class Batch {
                            : ToString(DrawScenario(seed));
   }
 
-  std::string Progress(int64_t seeds, absl::Duration took) const {
+  std::string Progress(absl::Duration took) const {
     return absl::StrFormat(
         "%d seeds, %.1f a second, %d events each, %d "
         "problems",
-        seeds, seeds / absl::ToDoubleSeconds(took),
-        seeds == 0 ? 0 : events_ / seeds, problems_);
+        seeds_, seeds_ / absl::ToDoubleSeconds(took),
+        seeds_ == 0 ? 0 : events_ / seeds_, problems_);
   }
 
   const Flags flags_;
   const Scratch scratch_;
   SeedOptions options_;
   std::map<std::string, int64_t> features_;
+  int64_t seeds_ = 0;
   int64_t events_ = 0;
   int64_t problems_ = 0;
 };
@@ -202,10 +207,6 @@ class Batch {
 int main(int argc, char** argv) {
   const auto flags = fsdp::simulation::ParseFlags(argc, argv);
   if (!flags.has_value()) return 2;
-  // Threads of LibTorch's would run beside.
-  at::set_num_threads(1);
-  for (const int signal : {SIGABRT, SIGSEGV}) {
-    std::signal(signal, fsdp::simulation::SayWhere);
-  }
+  fsdp::simulation::PrepareProcess();
   return fsdp::simulation::Batch(*flags).Run();
 }

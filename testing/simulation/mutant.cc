@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <memory>
 #include <utility>
 
@@ -9,10 +10,14 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "base/status_macros.h"
 #include "comm/fence.h"
 #include "comm/work.h"
 #include "comm/wrappers/forwarding_communicator.h"
+#include "offload/param_store.h"
+#include "offload/testing/forwarding_store.h"
+#include "offload/transfer.h"
 
 namespace fsdp::simulation {
 namespace {
@@ -118,13 +123,38 @@ class MutantCommunicator final : public comm::ForwardingCommunicator {
   const Mutant mutant_;
 };
 
+class ForgetfulMemory final : public offload::testing::ForwardingStore {
+ public:
+  using ForwardingStore::ForwardingStore;
+
+  absl::StatusOr<std::unique_ptr<offload::Transfer>> Write(
+      absl::string_view region, int64_t offset,
+      absl::Span<const char> in) override {
+    if (++writes_ % 3 == 0) in = {};
+    return ForwardingStore::Write(region, offset, in);
+  }
+
+ private:
+  int64_t writes_ = 0;
+};
+
 }  // namespace
 
 const char* ToString(Mutant mutant) {
-  constexpr const char* kNames[] = {
-      "none",          "no gather wait", "no reduce wait", "no broadcast wait",
-      "no input wait", "no fence wait",  "no errors",      "no deadlines",
-      "no sync",       "no folder sync", "late writes"};
+  constexpr const char* kNames[] = {"none",
+                                    "no gather wait",
+                                    "no reduce wait",
+                                    "no broadcast wait",
+                                    "no input wait",
+                                    "no fence wait",
+                                    "no errors",
+                                    "no deadlines",
+                                    "no sync",
+                                    "no folder sync",
+                                    "late writes",
+                                    "short disk moves",
+                                    "short ssd moves",
+                                    "forgetful memory"};
   return kNames[static_cast<int>(mutant)];
 }
 
@@ -132,6 +162,12 @@ std::unique_ptr<Communicator> Mutate(std::unique_ptr<Communicator> base,
                                      Mutant mutant) {
   if (mutant == Mutant::kNone) return base;
   return std::make_unique<MutantCommunicator>(std::move(base), mutant);
+}
+
+std::unique_ptr<offload::ParamStore> MutateMemory(
+    std::unique_ptr<offload::ParamStore> base, Mutant mutant) {
+  if (mutant != Mutant::kForgetfulMemory) return base;
+  return std::make_unique<ForgetfulMemory>(std::move(base));
 }
 
 }  // namespace fsdp::simulation

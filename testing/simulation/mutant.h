@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "comm/communicator.h"
+#include "offload/param_store.h"
 
 namespace fsdp::simulation {
 
@@ -21,14 +22,21 @@ enum class Mutant {
   // Of checkpoints.
   kNoSync,  // of files
   kNoFolderSync,
-  kLateWrites,  // what ranks but 0 write comes after the commit
+  kLateWrites,      // what ranks but 0 write comes after the commit
+  kShortDiskMoves,  // the first part of a read or write is taken for all of it
+  // Of tiers.
+  kShortSsdMoves,    // the same
+  kForgetfulMemory,  // of the host: every third write does nothing
 };
-inline constexpr int kNumMutants = 11;
+inline constexpr int kNumMutants = 14;
 const char* ToString(Mutant mutant);
 
 // `base`, with the mutant's behaviour.
 std::unique_ptr<comm::Communicator> Mutate(
     std::unique_ptr<comm::Communicator> base, Mutant mutant);
+
+std::unique_ptr<offload::ParamStore> MutateMemory(
+    std::unique_ptr<offload::ParamStore> base, Mutant mutant);
 
 }  // namespace fsdp::simulation
 

@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -14,16 +15,17 @@
 namespace fsdp::simulation {
 namespace {
 
-using ::fsdp::testing::Loss;
 using ::fsdp::testing::MakeNet;
 using ::fsdp::testing::NetImpl;
 using ::fsdp::testing::Rows;
 
 using Tensors = std::vector<at::Tensor>;
 
-class PlainRun {
+}  // namespace
+
+class PlainTraining::Run {
  public:
-  PlainRun(const Training& training, const NetworkOptions& network)
+  Run(const Training& training, const NetworkOptions& network)
       : t_(training),
         network_(network),
         net_(MakeNet(t_.dim, t_.blocks)),
@@ -84,7 +86,7 @@ class PlainRun {
     const at::Tensor x = DataOf(t_, step, backward, rank, world_size);
     const at::Tensor in = t_.bfloat16 ? x.to(at::kBFloat16) : x;
     const at::Tensor loss =
-        Loss(net_->forward(in).to(at::kFloat), x) / t_.backwards;
+        fsdp::testing::Loss(net_->forward(in).to(at::kFloat), x) / t_.backwards;
     *loss_value = loss.item<float>();
     net_->zero_grad();
     loss.backward();
@@ -123,26 +125,35 @@ class PlainRun {
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
 };
 
-}  // namespace
+PlainTraining::PlainTraining(const Training& training,
+                             const NetworkOptions& network,
+                             std::vector<int> world_sizes)
+    : world_sizes_(std::move(world_sizes)),
+      run_(std::make_unique<Run>(training, network)) {
+  values_.push_back(run_->Snapshot());
+}
+
+PlainTraining::~PlainTraining() = default;
+
+float PlainTraining::Loss(int64_t step, int backward, int rank) {
+  ValuesAfter(step + 1);
+  return losses_[step][backward][rank];
+}
+
+const Values& PlainTraining::ValuesAfter(int64_t steps) {
+  while (static_cast<int64_t>(losses_.size()) < steps) {
+    const size_t step = losses_.size();
+    losses_.push_back(run_->Step(static_cast<int>(step), world_sizes_[step]));
+    values_.push_back(run_->Snapshot());
+  }
+  return values_[steps];
+}
 
 at::Tensor DataOf(const Training& training, int step, int backward, int rank,
                   int world_size) {
   const int64_t part =
       int64_t{step * training.backwards + backward} * world_size + rank;
   return Rows(part * training.rows, training.rows, training.dim);
-}
-
-PlainRecord TrainPlain(const Training& training, const NetworkOptions& network,
-                       const std::vector<int>& world_sizes) {
-  PlainRecord record;
-  PlainRun run(training, network);
-  record.values.push_back(run.Snapshot());
-  for (size_t step = 0; step < world_sizes.size(); ++step) {
-    record.losses.push_back(
-        run.Step(static_cast<int>(step), world_sizes[step]));
-    record.values.push_back(run.Snapshot());
-  }
-  return record;
 }
 
 std::string FirstDifference(const Values& actual, const Values& expected) {

@@ -20,6 +20,8 @@
 #include "fsdp/precision/mixed_precision.h"
 #include "fsdp/testing/toy_model.h"
 #include "offload/file_store.h"
+#include "offload/host_store.h"
+#include "offload/page_memory.h"
 #include "testing/simulation/optimizers.h"
 #include "testing/simulation/simulated_net.h"
 #include "testing/simulation/simulation.h"
@@ -110,8 +112,8 @@ class RankRun {
     options.share_memory = t_.share_memory;
     options.checks.order = t_.check_order;
     if (t_.divide > 0) options.gradients.divide_factor = t_.divide;
-    const auto tier = [](bool rests) {
-      return rests ? Tier::kSsd : Tier::kDevice;
+    const auto tier = [this](bool rests) {
+      return rests ? Tier::kSsd : t_.cpu_tier ? Tier::kCpu : Tier::kDevice;
     };
     OffloadOptions& offload = options.offload;
     offload.parameters = tier(t_.rest_parameters);
@@ -122,21 +124,35 @@ class RankRun {
     offload.checksums = t_.checksums;
     offload.prefetch_distance = t_.prefetch_distance;
     offload.block_bytes = 4096;
-    offload.make_store = [this](RestingKind, int64_t capacity)
-        -> absl::StatusOr<std::unique_ptr<ParamStore>> {
-      offload::FileStoreOptions file;
-      file.directory = world_.scratch;
-      file.capacity = capacity;
-      file.block_bytes = 4096;
-      file.queue_depth = 4;
-      file.queue = offload::FileStoreOptions::Queue::kThreads;
-      file.direct = false;
-      file.checksums = t_.checksums;
-      file.rollback = t_.rollback;
-      file.system = world_.ssd;
-      return offload::FileStore::Make(file);
+    offload.make_store = [this](RestingKind kind, int64_t capacity) {
+      const bool in_memory =
+          (t_.memory_kinds >> static_cast<unsigned>(kind) & 1U) != 0;
+      return in_memory ? MakeMemory(capacity) : MakeFile(capacity);
     };
     return options;
+  }
+
+  absl::StatusOr<std::unique_ptr<ParamStore>> MakeMemory(
+      int64_t capacity) const {
+    FSDP_ASSIGN_OR_RETURN(
+        std::unique_ptr<ParamStore> memory,
+        offload::HostStore::Make(capacity, offload::PageAllocator::System(),
+                                 t_.rollback));
+    return MutateMemory(std::move(memory), world_.mutant);
+  }
+
+  absl::StatusOr<std::unique_ptr<ParamStore>> MakeFile(int64_t capacity) const {
+    offload::FileStoreOptions file;
+    file.directory = "/ssd";
+    file.capacity = capacity;
+    file.block_bytes = 4096;
+    file.queue_depth = 4;
+    file.queue = offload::FileStoreOptions::Queue::kThreads;
+    file.direct = false;
+    file.checksums = t_.checksums;
+    file.rollback = t_.rollback;
+    file.system = world_.ssd;
+    return offload::FileStore::Make(file);
   }
 
   TrainingRun AsRun() {
@@ -159,7 +175,7 @@ class RankRun {
           fsdp::testing::Loss(model_->forward(x).to(at::kFloat), x) /
           t_.backwards;
       const auto got = loss.item<float>();
-      const float wanted = expected_->losses[step][i][comm_.rank()];
+      const float wanted = expected_->Loss(step, i, comm_.rank());
       if (!(got == wanted)) {
         return Different(absl::StrCat("the loss of step ", step, ", backward ",
                                       i, " is ", got, ", not ", wanted));
@@ -209,7 +225,7 @@ class RankRun {
     Values values;
     for (const auto& item : dict) values[item.key()] = item.value();
     const std::string difference =
-        FirstDifference(values, expected_->values[step]);
+        FirstDifference(values, expected_->ValuesAfter(step));
     if (difference.empty()) return absl::OkStatus();
     return Different(absl::StrCat(what, " of step ", step, ": ", difference));
   }
@@ -221,7 +237,7 @@ class RankRun {
   FullyShardedDataParallel<SimulatedNetImpl> model_{nullptr};
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   std::unique_ptr<Checkpointer> checkpoints_;
-  const PlainRecord* expected_ = nullptr;
+  PlainTraining* expected_ = nullptr;
   int64_t forwards_ = 0;
   std::optional<int64_t> saving_;
 };

@@ -13,6 +13,7 @@
 #include "checkpoint/files/file_system.h"
 #include "comm/communicator.h"
 #include "offload/system_calls.h"
+#include "testing/simulation/mutant.h"
 #include "testing/simulation/plain_training.h"
 #include "testing/simulation/scenario.h"
 
@@ -30,11 +31,11 @@ struct RankWorld {
   comm::Communicator* communicator;
   checkpoint::FileSystem* disk;
   offload::SystemCalls* ssd;
-  std::string scratch;  // a folder of the system, for the SSD's files
+  Mutant mutant = Mutant::kNone;
   std::optional<int64_t> throws_at;  // of its forwards, from 0
   // What plain LibTorch gives from a checkpoint of `step` on, with the ranks of
   // now; -1: from the start.
-  std::function<const PlainRecord&(int64_t step)> expected;
+  std::function<PlainTraining&(int64_t step)> expected;
   std::function<void(int64_t step)> save_begins;
 };
 

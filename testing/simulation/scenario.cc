@@ -91,6 +91,13 @@ void DrawSaves(Choices& choices, Training& t) {
   if (choices.Chance(40)) t.keep_last = choices.Int(1, 2);
 }
 
+// By choices of its own, so that seeds keep what they had before.
+void DrawPlaces(Choices choices, Training& t) {
+  if (choices.Chance(50)) t.memory_kinds = choices.Int(1, 7);
+  t.cpu_tier = t.fused && choices.Chance(30);
+  t.moves_in_parts = t.save_every > 0 && choices.Chance(30);
+}
+
 NetworkOptions DrawNetworkBy(Choices& choices) {
   NetworkOptions n;
   n.moves = static_cast<Moves>(choices.Int(0, 2));
@@ -112,7 +119,9 @@ Fault DrawFault(Choices& choices, const Training& t, int world_size,
   const bool rests = t.rest_parameters || t.rest_gradients || t.rest_states;
   int last = t.save_every > 0 ? 9 : 7;
   if (rests && choices.Chance(30)) {
-    fault.kind = static_cast<FaultKind>(choices.Int(10, 11));
+    constexpr FaultKind kOfSsds[] = {FaultKind::kSsdError, FaultKind::kSsdTorn,
+                                     FaultKind::kSsdShort};
+    fault.kind = kOfSsds[choices.Int(0, 2)];
   } else {
     fault.kind = static_cast<FaultKind>(choices.Int(0, last));
   }
@@ -148,6 +157,7 @@ Fault DrawFault(Choices& choices, const Training& t, int world_size,
     case FaultKind::kDiskError:
     case FaultKind::kSsdError:
     case FaultKind::kSsdTorn:
+    case FaultKind::kSsdShort:
       fault.at = choices.Event(80);
       break;
     case FaultKind::kRot:
@@ -166,7 +176,7 @@ const char* ToString(FaultKind kind) {
   constexpr const char* kNames[] = {
       "kill",      "silence",    "stop",       "long stop", "slow",
       "throw",     "clock jump", "lose power", "disk full", "disk error",
-      "ssd error", "ssd torn",   "rot"};
+      "ssd error", "ssd torn",   "rot",        "ssd short"};
   return kNames[static_cast<int>(kind)];
 }
 
@@ -185,6 +195,7 @@ Scenario DrawScenario(uint64_t seed, const DrawOptions& options) {
   DrawOptionsOf(choices, t);
   DrawRest(choices, t);
   if (options.saves) DrawSaves(choices, t);
+  DrawPlaces(Choices(~seed * 3), t);
   scenario.network = DrawNetwork(seed);
   const int with_faults =
       options.faults && choices.Chance(75) ? choices.Int(1, 2) : 0;
@@ -241,6 +252,13 @@ std::vector<std::string> FeaturesOf(const Scenario& scenario) {
   add(t.rest_parameters, "parameters rest");
   add(t.rest_gradients, "gradients rest");
   add(t.rest_states, "states rest");
+  const unsigned rests = (t.rest_parameters ? 1U : 0U) |
+                         (t.rest_gradients ? 2U : 0U) |
+                         (t.rest_states ? 4U : 0U);
+  add((rests & t.memory_kinds) != 0, "rests in host memory");
+  add((rests & ~t.memory_kinds) != 0, "rests in files");
+  add(t.cpu_tier && rests != 7, "CPU tier");
+  add(t.moves_in_parts, "disk moves in parts");
   add(t.rollback, "rollback");
   add(t.save_every > 0, t.save_async ? "saves beside" : "saves");
   add(t.save_async && t.small_staging, "small staging");

@@ -28,8 +28,9 @@ enum class FaultKind {
   kSsdError,   // a read or write of a tier's file fails
   kSsdTorn,    // half of it is written, and nobody says so
   kRot,        // a bit of the newest checkpoint, while the attempt lasts
+  kSsdShort,   // half of a read or write of a tier's file is done, and said so
 };
-inline constexpr int kNumFaultKinds = 13;
+inline constexpr int kNumFaultKinds = 14;
 const char* ToString(FaultKind kind);
 
 struct Fault {
@@ -63,18 +64,23 @@ struct Training {
   Optimizer optimizer = Optimizer::kSgd;
   bool fused = false;
 
-  // What rests in files of a simulated SSD.
+  // What rests in files of a simulated SSD, or in the host's memory.
   bool rest_parameters = false;
   bool rest_gradients = false;
   bool rest_states = false;
+  unsigned memory_kinds = 0;  // bits: each RestingKind that is in memory
+  // What does not rest has Tier::kCpu, which for a model on the CPU is the
+  // same.
+  bool cpu_tier = false;
   bool rollback = false;
   bool checksums = true;
   int prefetch_distance = 2;
 
   int save_every = 0;  // steps; 0: never
   bool save_async = false;
-  bool small_staging = false;  // less than is to be copied
-  int keep_last = 0;           // 0: all
+  bool small_staging = false;   // less than is to be copied
+  int keep_last = 0;            // 0: all
+  bool moves_in_parts = false;  // of the disk; see DiskView
 };
 
 // A start of the ranks, and what happens to them.

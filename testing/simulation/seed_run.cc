@@ -69,7 +69,6 @@ class SeedRun {
         absl::StrCat("an attempt of ", attempt.world_size, " ranks"));
     Network network(simulation_, NetworkOf(attempt));
     world_size_ = attempt.world_size;
-    expected_.clear();
     std::vector<Rank> ranks(attempt.world_size);
     std::vector<int> processes;
     for (int i = 0; i < attempt.world_size; ++i) processes.push_back(i);
@@ -82,7 +81,8 @@ class SeedRun {
       rank.communicator = Mutate(std::move(communicators[i]), options_.mutant);
       rank.disk =
           std::make_unique<DiskView>(simulation_, disk_, i, options_.mutant);
-      rank.ssd = std::make_unique<SimulatedSsd>(simulation_);
+      if (scenario_.training.moves_in_parts) rank.disk->MoveInParts();
+      rank.ssd = std::make_unique<SimulatedSsd>(simulation_, options_.mutant);
       faults.Plant(i, *rank.disk, *rank.ssd);
       bodies.emplace_back(
           [this, &rank, &faults, i] { RunRank(i, rank, faults); });
@@ -118,9 +118,9 @@ class SeedRun {
     world.communicator = rank.communicator.get();
     world.disk = rank.disk.get();
     world.ssd = rank.ssd.get();
-    world.scratch = options_.scratch;
+    world.mutant = options_.mutant;
     world.throws_at = faults.ThrowsAt(i);
-    world.expected = [this](int64_t step) -> const PlainRecord& {
+    world.expected = [this](int64_t step) -> PlainTraining& {
       return Expected(step);
     };
     world.save_begins = [this](int64_t step) { saved_by_[step] = worlds_; };
@@ -134,18 +134,17 @@ class SeedRun {
     rank.communicator.reset();
   }
 
-  // The record of a training that goes on from step `step`, by as many ranks as
-  // now.
-  const PlainRecord& Expected(int64_t step) {
-    const auto found = expected_.find(step);
-    if (found != expected_.end()) return found->second;
+  // A training that goes on from step `step`, by as many ranks as now.
+  PlainTraining& Expected(int64_t step) {
     worlds_ = step < 0 ? std::vector<int>() : saved_by_[step];
     worlds_.resize(std::max<int64_t>(step, 0));
     worlds_.resize(scenario_.training.steps, world_size_);
-    return expected_
-        .emplace(step,
-                 TrainPlain(scenario_.training, scenario_.network, worlds_))
-        .first->second;
+    std::unique_ptr<PlainTraining>& expected = expected_[worlds_];
+    if (expected == nullptr) {
+      expected = std::make_unique<PlainTraining>(scenario_.training,
+                                                 scenario_.network, worlds_);
+    }
+    return *expected;
   }
 
   // --- What has come of it --------------------------------------------------
@@ -230,7 +229,8 @@ class SeedRun {
   Simulation simulation_;
   SimulatedFileSystem disk_;
   int world_size_ = 0;
-  std::map<int64_t, PlainRecord> expected_;       // by the step they go on from
+  // By how many ranks each step had.
+  std::map<std::vector<int>, std::unique_ptr<PlainTraining>> expected_;
   std::vector<int> worlds_;                       // number of ranks, by step
   std::map<int64_t, std::vector<int>> saved_by_;  // worlds_ of saves
   std::optional<int64_t> newest_saved_;

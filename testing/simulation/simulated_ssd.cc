@@ -1,8 +1,10 @@
 #include "testing/simulation/simulated_ssd.h"
 
-#include <unistd.h>
+#include <fcntl.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
@@ -17,29 +19,37 @@ using offload::IoRequest;
 
 class SimulatedSsd::Queue final : public IoQueue {
  public:
-  Queue(SimulatedSsd& ssd, int descriptor, int depth)
-      : ssd_(ssd), descriptor_(descriptor), depth_(depth) {}
+  Queue(SimulatedSsd& ssd, std::shared_ptr<std::vector<char>> file, int depth)
+      : ssd_(ssd), file_(std::move(file)), depth_(depth) {}
 
   void Start(IoRequest* request) override {
     const int64_t number = ssd_.requests_++;
     const bool fails = number == ssd_.fails_at_;
-    // The first write from then on.
+    // The first write from then on; the first request that moves something.
     const bool tears = ssd_.tears_at_ >= 0 && number >= ssd_.tears_at_ &&
                        request->kind == IoRequest::Kind::kWrite;
+    const bool shortens = ssd_.shortens_at_ >= 0 &&
+                          number >= ssd_.shortens_at_ &&
+                          request->kind != IoRequest::Kind::kSync;
     if (tears) ssd_.tears_at_ = -1;
-    if (fails || tears) {
+    if (shortens) ssd_.shortens_at_ = -1;
+    const bool lies =
+        tears || (shortens && ssd_.mutant_ == Mutant::kShortSsdMoves);
+    if (fails || tears || (shortens && !lies)) {
       ssd_.failed_at_ = ssd_.simulation_.elapsed_nanos();
-      ssd_.simulation_.Log(fails ? "a request of the SSD fails"
-                                 : "a write to the SSD is torn");
+      ssd_.simulation_.Log(fails   ? "a request of the SSD fails"
+                           : tears ? "a write to the SSD is torn"
+                                   : "a request of the SSD is done in part");
     }
     Simulation& simulation = ssd_.simulation_;
     const bool at_once = simulation.Chance(400);
-    const int64_t bytes = tears ? request->bytes / 2 : request->bytes;
+    const int64_t bytes =
+        tears || shortens ? request->bytes / 2 : request->bytes;
     if (at_once && !fails) Move(*request, bytes);
     simulation.After(simulation.RandomDelay(absl::Milliseconds(2)), [=] {
       if (!at_once && !fails) Move(*request, bytes);
       if (fails) request->result = -EIO;
-      if (tears) request->result = request->bytes;
+      if (lies) request->result = request->bytes;
       over_.push_back(request);
     });
   }
@@ -57,30 +67,48 @@ class SimulatedSsd::Queue final : public IoQueue {
   std::string Describe() const override { return "simulated"; }
 
  private:
+  // As pread(2) and pwrite(2) of a file that has its size for good.
   void Move(IoRequest& request, int64_t bytes) const {
-    const auto size = static_cast<size_t>(bytes);
-    ssize_t moved = 0;
+    const int64_t left = int64_t(file_->size()) - request.offset;
+    const int64_t moved =
+        std::clamp<int64_t>(bytes, 0, std::max<int64_t>(left, 0));
+    char* const place = file_->data() + request.offset;
     if (request.kind == IoRequest::Kind::kRead) {
-      moved = pread(descriptor_, request.data, size, request.offset);
+      std::memcpy(request.data, place, moved);
     } else if (request.kind == IoRequest::Kind::kWrite) {
-      moved = pwrite(descriptor_, request.data, size, request.offset);
+      std::memcpy(place, request.data, moved);
     }
-    request.result = moved >= 0 ? moved : -errno;
+    request.result = request.kind == IoRequest::Kind::kSync ? 0 : moved;
   }
 
   SimulatedSsd& ssd_;
-  const int descriptor_;
+  const std::shared_ptr<std::vector<char>> file_;
   const int depth_;
   std::vector<IoRequest*> over_;
   bool woken_ = false;
 };
 
+int SimulatedSsd::Open(const std::string& /*path*/, int /*flags*/) {
+  const int descriptor = open("/dev/null", O_RDWR | O_CLOEXEC);
+  if (descriptor < 0) return -errno;
+  files_[descriptor] = std::make_shared<std::vector<char>>();
+  return descriptor;
+}
+
+int64_t SimulatedSsd::FreeBytes(int /*descriptor*/) { return int64_t{1} << 30; }
+
+int SimulatedSsd::Allocate(int descriptor, int64_t bytes) {
+  files_.at(descriptor)->resize(bytes);
+  return 0;
+}
+
 absl::StatusOr<std::unique_ptr<IoQueue>> SimulatedSsd::MakeQueue(
     offload::QueueKind /*kind*/, int descriptor, int depth) {
-  return std::make_unique<Queue>(*this, descriptor, depth);
+  return std::make_unique<Queue>(*this, files_.at(descriptor), depth);
 }
 
 void SimulatedSsd::Fail(int64_t request) { fails_at_ = request; }
 void SimulatedSsd::Tear(int64_t request) { tears_at_ = request; }
+void SimulatedSsd::Shorten(int64_t request) { shortens_at_ = request; }
 
 }  // namespace fsdp::simulation

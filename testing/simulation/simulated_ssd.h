@@ -4,29 +4,39 @@
 #define TESTING_SIMULATION_SIMULATED_SSD_H_
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "offload/io_queue.h"
 #include "offload/system_calls.h"
+#include "testing/simulation/mutant.h"
 #include "testing/simulation/simulation.h"
 
 namespace fsdp::simulation {
 
-// Bytes lie in a file of the system; requests are over in any order, and move
-// their bytes when they start, or when they are over. Outlives its queues.
+// In memory. Requests are over in any order, and move their bytes when they
+// start, or when they are over. Outlives its queues.
 class SimulatedSsd : public offload::SystemCalls {
  public:
-  explicit SimulatedSsd(Simulation& simulation) : simulation_(simulation) {}
+  SimulatedSsd(Simulation& simulation, Mutant mutant)
+      : simulation_(simulation), mutant_(mutant) {}
 
+  // A new file, whatever `path`.
+  int Open(const std::string& path, int flags) override;
+  int64_t FreeBytes(int descriptor) override;
+  int Allocate(int descriptor, int64_t bytes) override;
   absl::StatusOr<std::unique_ptr<offload::IoQueue>> MakeQueue(
       offload::QueueKind kind, int descriptor, int depth) override;
 
   // Request number `request` from 0 fails with EIO; or, a write, is half done
-  // and said to be whole.
+  // and said to be whole; or half of it is done, and said so.
   void Fail(int64_t request);
   void Tear(int64_t request);
+  void Shorten(int64_t request);
   // Simulation::elapsed_nanos() when it has.
   std::optional<int64_t> failed_at() const { return failed_at_; }
 
@@ -34,9 +44,13 @@ class SimulatedSsd : public offload::SystemCalls {
   class Queue;
 
   Simulation& simulation_;
+  const Mutant mutant_;
+  // By descriptors of the system, which have nothing else in them.
+  std::map<int, std::shared_ptr<std::vector<char>>> files_;
   int64_t requests_ = 0;
   int64_t fails_at_ = -1;
   int64_t tears_at_ = -1;
+  int64_t shortens_at_ = -1;
   std::optional<int64_t> failed_at_;
 };
 

@@ -1,9 +1,6 @@
 #include "testing/simulation/simulation.h"
 
-#include <semaphore.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
@@ -16,6 +13,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "base/check.h"
+#include "testing/simulation/baton.h"
 #include "testing/simulation/task.h"
 
 namespace fsdp::simulation {
@@ -28,10 +26,6 @@ constexpr int64_t kNever = -1;
 
 // Who this thread is: what its system calls have to know.
 thread_local Task* current_task = nullptr;
-
-void AwaitBaton(Task& task) {
-  while (sem_wait(&task.baton) != 0) FSDP_CHECK(errno == EINTR);
-}
 
 }  // namespace
 
@@ -53,7 +47,9 @@ struct Simulation::Timer {
 };
 
 Simulation::Simulation(const Options& options)
-    : options_(options), random_(options.seed) {}
+    : options_(options),
+      switches_(!options.threads_of_system && CanSwitchStacks()),
+      random_(options.seed) {}
 
 Simulation::~Simulation() { FSDP_CHECK(tasks_.empty()); }
 
@@ -158,7 +154,9 @@ Simulation::Process& Simulation::ProcessOf(int process) const {
 }
 
 Task* Simulation::StartTask(int process) {
-  tasks_.push_back(std::make_unique<Task>(this, next_task_++, process));
+  tasks_.push_back(std::make_unique<Task>(
+      this, next_task_++, process,
+      switches_ ? MakeSwitchingBaton() : MakeWakingBaton()));
   Task& task = *tasks_.back();
   task.runs_at = now_;
   task.tie = random_();
@@ -167,7 +165,7 @@ Task* Simulation::StartTask(int process) {
 
 void Simulation::BeginTask(Task* task) {
   current_task = task;
-  AwaitBaton(*task);
+  task->baton->Await();
 }
 
 void Simulation::EndTask(Task* task) {
@@ -175,12 +173,13 @@ void Simulation::EndTask(Task* task) {
   task->identity = nullptr;
   Task* const next = Next();
   current_task = nullptr;
-  sem_post(&next->baton);
+  task->baton->GiveForEver(*next->baton);
 }
 
-bool Simulation::AwaitTask(const Task* task) {
-  return Block([task] { return task->state == Task::State::kEnded; },
-               absl::InfiniteFuture());
+void Simulation::AwaitTask(Task* task) {
+  Block([task] { return task->state == Task::State::kEnded; },
+        absl::InfiniteFuture());
+  task->baton->Release();
 }
 
 Task* Simulation::FindTask(uint64_t thread) {
@@ -269,8 +268,7 @@ Task* Simulation::Next() {
 void Simulation::GiveBatonTo(Task* next) {
   Task& me = *current_task;
   if (next == &me) return;
-  sem_post(&next->baton);
-  AwaitBaton(me);
+  me.baton->GiveTo(*next->baton);
 }
 
 void Simulation::Switch() { GiveBatonTo(Next()); }

@@ -33,6 +33,9 @@ class Simulation {
     bool keep_log = false;
     // Beyond these the simulation counts as one that never ends.
     int64_t most_events = 2'000'000;
+    // Whether the system hands on the baton, which is slower and shows
+    // debuggers threads as they are.
+    bool threads_of_system = false;
   };
 
   explicit Simulation(const Options& options);
@@ -104,7 +107,7 @@ class Simulation {
   Task* StartTask(int process);  // of the thread that is about to be started
   void BeginTask(Task* task);    // in it; returns with the baton
   void EndTask(Task* task);      // last; gives the baton away
-  bool AwaitTask(const Task* task);
+  void AwaitTask(Task* task);    // then its thread can be joined
   Task* FindTask(uint64_t thread);
   void RemoveTask(Task* task);
   // Abseil's semaphore of a thread, by its identity: the calling one's.
@@ -130,6 +133,7 @@ class Simulation {
   [[noreturn]] void Hang(absl::string_view why) const;
 
   const Options options_;
+  const bool switches_;
   std::mt19937_64 random_;
   int64_t now_ = 0;
   int64_t jumped_ = 0;

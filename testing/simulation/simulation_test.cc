@@ -24,9 +24,10 @@ using ::testing::ElementsAre;
 struct Simulated {
   explicit Simulated(
       const std::vector<std::function<void(Simulation&)>>& bodies,
-      uint64_t seed = 0) {
+      uint64_t seed = 0, bool threads_of_system = false) {
     Simulation::Options options;
     options.seed = seed;
+    options.threads_of_system = threads_of_system;
     Simulation simulation(options);
     simulation.Enter();
     std::vector<std::function<void()>> processes;
@@ -107,7 +108,7 @@ TEST(SimulationTest, ThreadsThatTasksStartAreTasksOfTheirProcess) {
 }
 
 TEST(SimulationTest, TheOrderIsTheSeedsAlone) {
-  const auto order = [](uint64_t seed) {
+  const auto order = [](uint64_t seed, bool threads_of_system = false) {
     std::string text;
     std::vector<std::function<void(Simulation&)>> bodies;
     for (int i = 0; i < 4; ++i) {
@@ -118,10 +119,11 @@ TEST(SimulationTest, TheOrderIsTheSeedsAlone) {
         }
       });
     }
-    const Simulated run(bodies, seed);
+    const Simulated run(bodies, seed, threads_of_system);
     return absl::StrCat(text, " ", run.log_hash);
   };
   EXPECT_EQ(order(1), order(1));
+  EXPECT_EQ(order(1), order(1, /*threads_of_system=*/true));
   EXPECT_NE(order(1), order(2));
 }
 

@@ -3,12 +3,14 @@
 #define TESTING_SIMULATION_TASK_H_
 
 #include <pthread.h>
-#include <semaphore.h>
 
 #include <cstdint>
 #include <functional>
+#include <memory>
+#include <utility>
 
 #include "absl/time/time.h"
+#include "testing/simulation/baton.h"
 
 namespace fsdp::simulation {
 
@@ -17,18 +19,19 @@ class Simulation;
 struct Task {
   enum class State { kReady, kBlocked, kEnded };
 
-  Task(Simulation* of, int task_id, int of_process)
-      : simulation(of), id(task_id), process(of_process) {
-    sem_init(&baton, /*pshared=*/0, 0);
-  }
+  Task(Simulation* of, int task_id, int of_process,
+       std::unique_ptr<Baton> its_baton)
+      : simulation(of),
+        id(task_id),
+        process(of_process),
+        baton(std::move(its_baton)) {}
   Task(const Task&) = delete;
   Task& operator=(const Task&) = delete;
-  ~Task() { sem_destroy(&baton); }
 
   Simulation* const simulation;
   const int id;
   const int process;
-  sem_t baton;
+  const std::unique_ptr<Baton> baton;
   State state = State::kReady;
   int64_t runs_at = 0;  // of a ready one
   uint64_t tie = 0;     // among those of one time

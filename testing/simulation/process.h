@@ -1,0 +1,14 @@
+// A process that simulates.
+#ifndef TESTING_SIMULATION_PROCESS_H_
+#define TESTING_SIMULATION_PROCESS_H_
+
+namespace fsdp::simulation {
+
+// Once, before all else: LibTorch starts no threads of its own, which would run
+// beside, and what threads leave stays with the process, since a seed starts
+// tens of them.
+void PrepareProcess();
+
+}  // namespace fsdp::simulation
+
+#endif  // TESTING_SIMULATION_PROCESS_H_
