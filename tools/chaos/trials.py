@@ -9,7 +9,7 @@ import random
 import re
 import tempfile
 import time
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, Iterable, List, Optional, Tuple
 
 from faults import BEGUN, FOREVER, STEPS, Expect, Fault, Moment, Plan, Skipped, Trial
 from jobs import Job, Setup
@@ -40,6 +40,14 @@ class Result:
     left: List[str] = dataclasses.field(default_factory=list)
     defects: List[str] = dataclasses.field(default_factory=list)  # what should not have been
     output: str = ""  # of a trial with defects
+    took_s: float = 0
+
+    def outcome(self) -> str:
+        if self.skipped:
+            return "skipped"
+        if self.hang:
+            return "hangs"
+        return "survives" if self.codes and all(code == 0 for code in self.codes) else "fails"
 
 
 def without_numbers(text: str) -> str:
@@ -94,9 +102,25 @@ class Runner:
         return self._expected[ranks]
 
     def run(self, fault: Fault, backend: str, seed: int) -> Result:
+        begin = time.monotonic()
+        result = self._run(fault, backend, seed)
+        result.took_s = round(time.monotonic() - begin, 3)
+        return result
+
+    def _ranks(self, fault: Fault) -> int:
+        """Those on two hosts are as many on each."""
+        return self.ranks + self.ranks % 2 if fault.backends == {"gloo"} else self.ranks
+
+    def prepare(self, faults: Iterable[Fault]) -> None:
+        """Trains what these are compared with, once for all."""
+        for fault in faults:
+            if fault.expect in (Expect.SURVIVES, Expect.EITHER):
+                self.expected_losses(self._ranks(fault))
+
+    def _run(self, fault: Fault, backend: str, seed: int) -> Result:
         result = Result(fault.name, backend, seed)
         draw = random.Random(seed)
-        ranks = self.ranks if self.ranks % 2 == 0 or fault.backends != {"gloo"} else self.ranks + 1
+        ranks = self._ranks(fault)
         folder = self._folder()
         setup = self._setup(backend, ranks)
         # Before the job: a machine under load must not slow it down.
@@ -193,12 +217,21 @@ class Runner:
             result.defects.append(f"losses are others than those of a run without a fault, from step {where} on")
 
 
-def choose(faults: List[Tuple[Fault, str]], trials: int, seed: int) -> List[Tuple[Fault, str, int]]:
-    """So many, each of the faults as often as the others but for one, in a random order, with seeds."""
+Choice = Tuple[Fault, str, int]  # with which backend, and the seed of the trial
+
+
+def choose(faults: List[Tuple[Fault, str]], turns: int, seed: int) -> List[Choice]:
+    """Each of the faults once in every turn, in a random order, with seeds: more turns begin with fewer."""
     draw = random.Random(seed)
-    chosen: List[Tuple[Fault, str]] = []
-    while len(chosen) < trials:
+    chosen: List[Choice] = []
+    for _ in range(turns):
         turn = list(faults)
         draw.shuffle(turn)
-        chosen += turn
-    return [(fault, backend, draw.getrandbits(32)) for fault, backend in chosen[:trials]]
+        chosen += [(fault, backend, draw.getrandbits(32)) for fault, backend in turn]
+    return chosen
+
+
+def remaining(choices: List[Choice], results: List[Result]) -> List[Choice]:
+    """Those without a result yet."""
+    done = {(result.fault, result.backend, result.seed) for result in results}
+    return [choice for choice in choices if (choice[0].name, *choice[1:]) not in done]

@@ -95,12 +95,29 @@ class TrialsTest(unittest.TestCase):
 
     def test_every_fault_has_its_turn(self):
         some = [(fault, "gloo") for fault in list(faults.FAULTS.values())[:5]]
-        chosen = trials.choose(some, 12, seed=3)
-        self.assertEqual(len(chosen), 12)
-        for fault, _ in some:
-            self.assertIn(sum(one is fault for one, _, _ in chosen), (2, 3))
-        self.assertEqual(chosen, trials.choose(some, 12, seed=3))
-        self.assertNotEqual(chosen, trials.choose(some, 12, seed=4))
+        chosen = trials.choose(some, 3, seed=3)
+        self.assertEqual(len(chosen), 15)
+        for turn in (chosen[:5], chosen[5:10], chosen[10:]):
+            self.assertEqual({fault.name for fault, _, _ in turn}, {fault.name for fault, _ in some})
+        self.assertEqual(len({seed for _, _, seed in chosen}), 15)
+        self.assertEqual(chosen, trials.choose(some, 3, seed=3))
+        self.assertNotEqual(chosen, trials.choose(some, 3, seed=4))
+        self.assertEqual(chosen[:10], trials.choose(some, 2, seed=3))
+
+    def test_what_has_a_result_is_not_done_again(self):
+        chosen = trials.choose([(fault, "gloo") for fault in list(faults.FAULTS.values())[:3]], 2, seed=3)
+        results = [trials.Result(fault.name, backend, seed) for fault, backend, seed in chosen[1:4]]
+        self.assertEqual(trials.remaining(chosen, results), [chosen[0], *chosen[4:]])
+        results = [trials.Result(chosen[0][0].name, "gloo", chosen[0][2] + 1),
+                   trials.Result(chosen[0][0].name, "shared_memory", chosen[0][2])]
+        self.assertEqual(trials.remaining(chosen, results), chosen)
+
+    def test_outcomes(self):
+        self.assertEqual(self.run_trial(Expect.SURVIVES, "losses").outcome(), "survives")
+        self.assertEqual(self.run_trial(Expect.FAILS, "exit 3").outcome(), "fails")
+        self.assertEqual(trials.Result("kill", "gloo", 1, codes=[0, 1]).outcome(), "fails")
+        self.assertEqual(trials.Result("kill", "gloo", 1, codes=[None], hang=True).outcome(), "hangs")
+        self.assertEqual(trials.Result("loss", "gloo", 1, skipped="no netem").outcome(), "skipped")
 
     def test_a_soak_has_a_fault_in_each_attempt(self):
         entries = soak.fault_plan(trials.random.Random(1), 40, 3, 100).split(";")
