@@ -26,6 +26,7 @@ sys.path.insert(0, str(FOLDER))
 sys.dont_write_bytecode = True
 
 import pool  # noqa: E402  pylint: disable=wrong-import-position
+import replica_faults  # noqa: E402, F401  pylint: disable=wrong-import-position,unused-import
 import report  # noqa: E402  pylint: disable=wrong-import-position
 from faults import FAULTS, Fault  # noqa: E402  pylint: disable=wrong-import-position
 from soak import Soak  # noqa: E402  pylint: disable=wrong-import-position

@@ -19,6 +19,11 @@ from network import ADDRESSES, NoNetwork, TwoHosts
 
 FOREVER = "--steps=100000000"
 STEPS = 400  # of a run that is to survive
+# From a fault until all have noticed: who has ended is seen by its peers, or after the 10 s that the launcher waits for
+# them, or when they have waited 8 s to connect;
+NOTICED_S = 20
+# of who is silent the 5 s of a wait come first, and 3 s in which it does not obey SIGTERM.
+SILENT_S = 30
 BEGUN = "million parameters"  # what rank 0 prints before its first step
 OPERATIONS = ("any", "all_reduce", "reduce_scatter")
 
@@ -50,6 +55,9 @@ class Plan:
     says: str = ""  # a pattern of what a job prints that fails
     victims: Set[int] = dataclasses.field(default_factory=set)  # ranks that may say and end anything
     closers: List[Callable[[], None]] = dataclasses.field(default_factory=list)
+    # Set by strike(): what has gone wrong, and after how long others went on, where the job does not end.
+    defects: List[str] = dataclasses.field(default_factory=list)
+    detected_s: Optional[float] = None
 
     def close(self) -> None:
         for closer in self.closers:
@@ -76,16 +84,21 @@ class Fault:
     prepare: Callable[[Trial], Plan]
     backends: Set[str] = dataclasses.field(default_factory=lambda: {"shared_memory", "gloo"})
     steps: int = STEPS  # where it is to survive
+    within_s: float = NOTICED_S  # it has to be noticed, where it is
+    # What is wrong with a job that survived; without it its losses are compared with those of a run without the fault.
+    compare: Optional[Callable[[Job], List[str]]] = None
 
 
 FAULTS: Dict[str, Fault] = {}
 
 
-def fault(name: str, expect: Expect, backends: Optional[Set[str]] = None) -> Callable[..., Callable[[Trial], Plan]]:
+def fault(name: str, expect: Expect, backends: Optional[Set[str]] = None,
+          within_s: float = NOTICED_S,
+          compare: Optional[Callable[[Job], List[str]]] = None) -> Callable[..., Callable[[Trial], Plan]]:
     """Lists a function that prepares it; its docstring is what --help says."""
     def add(prepare: Callable[[Trial], Plan]) -> Callable[[Trial], Plan]:
         FAULTS[name] = Fault(name, expect, (prepare.__doc__ or "").strip(), prepare,
-                             backends or {"shared_memory", "gloo"})
+                             backends or {"shared_memory", "gloo"}, within_s=within_s, compare=compare)
         return prepare
     return add
 
@@ -142,7 +155,7 @@ def _stop_continue(trial: Trial) -> Plan:
     return Plan(f"rank {rank}, after {delay:.3f} s", strike)
 
 
-@fault("stop", Expect.FAILS)
+@fault("stop", Expect.FAILS, within_s=SILENT_S)
 def _stop(trial: Trial) -> Plan:
     """a rank is stopped for good: found at the deadline of a wait, 5 s here"""
     plan = _by_signal(trial, trial.rank(), signal.SIGSTOP)
@@ -188,7 +201,8 @@ for _kind, _expect, _says, _about in (
         ("nan", Expect.NAN, lambda rank: "", "gradients of a rank are NaN"),
         ("slow", Expect.SURVIVES, lambda rank: "", "steps of a rank take ten times as long")):
     FAULTS[f"step_{_kind}"] = Fault(f"step_{_kind}", _expect, _about, _in_program(_kind, _says),
-                                    steps=80 if _kind == "slow" else STEPS)
+                                    steps=80 if _kind == "slow" else STEPS,
+                                    within_s=SILENT_S if _kind == "stop" else NOTICED_S)
 
 
 @fault("port_taken", Expect.FAILS)
@@ -362,13 +376,13 @@ def _on_cable(trial: Trial, detail: str, act: Callable[[TwoHosts, Job], None], s
     return Plan(f"{detail}, after {delay:.3f} s", strike, says=says, closers=[hosts.close])
 
 
-@fault("partition", Expect.FAILS, {"gloo"})
+@fault("partition", Expect.FAILS, {"gloo"}, within_s=SILENT_S)
 def _partition(trial: Trial) -> Plan:
     """two hosts are cut off from each other: found at the deadline of a wait"""
     return _on_cable(trial, "the cable is cut", lambda hosts, job: hosts.set_cable(0, False), "rank")
 
 
-@fault("half_open", Expect.FAILS, {"gloo"})
+@fault("half_open", Expect.FAILS, {"gloo"}, within_s=SILENT_S)
 def _half_open(trial: Trial) -> Plan:
     """a host dies without a word: its peers' connections stay open"""
     victim = trial.setup.ranks - 1

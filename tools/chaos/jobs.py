@@ -143,7 +143,7 @@ class Setup:
     """How a job is started."""
     program: pathlib.Path
     flags: List[str]
-    ranks: int = 2
+    ranks: int = 2  # of each replica, where there are several
     environment: Dict[str, str] = dataclasses.field(default_factory=dict)
     # Commands before the program; of rank r where ranks are started one by one.
     prefix: Callable[[int], Sequence[str]] = lambda rank: ()
@@ -154,6 +154,7 @@ class Setup:
     limits: Dict[int, int] = dataclasses.field(default_factory=dict)  # RLIMIT_...: value
     stdout: Optional[int] = None  # a descriptor instead of a file
     ignored_signals: Tuple[int, ...] = ()
+    replicas: int = 0
     terminal: bool = False  # its standard streams, and its controlling terminal, are `stdout`
 
 
@@ -213,6 +214,7 @@ class Job:
         command = [*setup.prefix(rank), str(setup.program), *setup.flags]
         if not setup.one_by_one:
             command.append(f"--ranks={setup.ranks}")
+            command += [f"--replicas={setup.replicas}"] if setup.replicas else []
         with open(self.folder / f"out.{rank}", "wb") as out, open(self.folder / f"err.{rank}", "wb") as err:
             stdout: Union[IO[bytes], int] = out if setup.stdout is None else setup.stdout
             return subprocess.Popen(command, stdin=setup.stdout if setup.terminal else subprocess.DEVNULL,

@@ -59,6 +59,12 @@ class JobTest(unittest.TestCase):
         job.kill()
         self.assertEqual(job.left(), [])
 
+    def test_knows_ranks_of_replicas(self):
+        job = self.job(LAUNCHES, environment={"FSDP_REPLICA": "4", "TORCHELASTIC_RESTART_COUNT": "2"}, replicas=5)
+        self.assertIsNotNone(job.await_text("rank 1 began", 20))
+        self.assertIsNotNone(job.await_text("rank 0 began", 20))
+        self.assertEqual(sorted((one.rank, one.replica, one.restart) for one in job.members()), [(0, 4, 2), (1, 4, 2)])
+
     def test_ranks_are_started_one_by_one(self):
         job = self.job("#!/bin/sh\necho \"$RANK of $WORLD_SIZE at $MASTER_ADDR:$MASTER_PORT, $LOCAL_RANK, $1 $2\"\n",
                        ranks=3, one_by_one=True, ranks_per_host=2)
@@ -69,6 +75,9 @@ class JobTest(unittest.TestCase):
         job = self.job("#!/bin/sh\necho \"$@ $RANK\"\n", ranks=3)
         self.assertTrue(job.await_end(20))
         self.assertEqual(job.text(), "--flag --ranks=3 \n")
+        job = self.job("#!/bin/sh\necho \"$@\"\n", ranks=3, replicas=2)
+        self.assertTrue(job.await_end(20))
+        self.assertEqual(job.text(), "--flag --ranks=3 --replicas=2\n")
 
     def test_limits_and_ignored_signals_come_before_the_program(self):
         job = self.job("#!/bin/sh\nulimit -n\nkill -PIPE $$\necho on\n", limits={resource.RLIMIT_NOFILE: 77},

@@ -114,7 +114,7 @@ class Runner:
     def prepare(self, faults: Iterable[Fault]) -> None:
         """Trains what these are compared with, once for all."""
         for fault in faults:
-            if fault.expect in (Expect.SURVIVES, Expect.EITHER):
+            if fault.expect in (Expect.SURVIVES, Expect.EITHER) and fault.compare is None:
                 self.expected_losses(self._ranks(fault))
 
     def _run(self, fault: Fault, backend: str, seed: int) -> Result:
@@ -124,7 +124,7 @@ class Runner:
         folder = self._folder()
         setup = self._setup(backend, ranks)
         # Before the job: a machine under load must not slow it down.
-        survives = fault.expect in (Expect.SURVIVES, Expect.EITHER)
+        survives = fault.expect in (Expect.SURVIVES, Expect.EITHER) and fault.compare is None
         expected = self.expected_losses(ranks) if survives else []
         trial = Trial(setup, backend, draw, folder)
         try:
@@ -133,7 +133,8 @@ class Runner:
             result.skipped = str(why)
             return result
         result.detail = plan.detail
-        setup.flags.append(FOREVER if fault.expect is Expect.FAILS else f"--steps={fault.steps}")
+        if fault.compare is None:
+            setup.flags.append(FOREVER if fault.expect is Expect.FAILS else f"--steps={fault.steps}")
         setup.flags.append(f"--json={folder}/report.json")
         job = Job(setup, folder)
         try:
@@ -152,7 +153,7 @@ class Runner:
         struck = self._strike(job, plan, result)
         result.hang = not job.await_end(LIMIT_S if fault.expect is Expect.FAILS else 3 * LIMIT_S)
         if struck is not None and not result.hang:
-            result.detection_s = round(max(0.0, time.time() - struck), 3)
+            result.detection_s = round(max(0.0, time.time() - struck) if plan.detected_s is None else plan.detected_s, 3)
         result.codes = job.codes()
 
     def _strike(self, job: Job, plan: Plan, result: Result) -> Optional[float]:
@@ -189,6 +190,9 @@ class Runner:
         if result.hang:
             result.defects.append(f"it hangs: has not ended {LIMIT_S} s after the fault")
             return
+        result.defects += plan.defects
+        if (fault.expect is Expect.FAILS or fault.compare is not None) and (result.detection_s or 0) > fault.within_s:
+            result.defects.append(f"noticed after {result.detection_s} s instead of {fault.within_s} s")
         result.left = job.left()
         result.defects += [f"left behind: {what}" for what in result.left]
         result.defects += [f"crash: {line}" for line in crashes_of(text, plan)]
@@ -200,7 +204,9 @@ class Runner:
                 result.defects.append(f"nothing that it prints has {plan.says!r}")
         elif fault.expect is not Expect.EITHER and not ended_well:
             result.defects.append(f"it failed, with {result.codes}")
-        if ended_well and fault.expect is not Expect.FAILS:
+        if ended_well and fault.compare is not None:
+            result.defects += fault.compare(job)
+        elif ended_well and fault.expect is not Expect.FAILS:
             self._judge_losses(job, fault, result, expected)
         elif not ended_well and fault.expect is Expect.EITHER and not text.strip():
             result.defects.append("it failed without a word")

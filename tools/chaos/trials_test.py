@@ -30,14 +30,14 @@ class TrialsTest(unittest.TestCase):
         self.addCleanup(scratch.cleanup)
         self.folder = pathlib.Path(scratch.name)
 
-    def run_trial(self, expect, script, plan=None, **changes):
+    def run_trial(self, expect, script, plan=None, within_s=60, **changes):
         program = self.folder / "program"
         program.write_text(BEGINS + script)
         program.chmod(0o755)
         runner = trials.Runner(program, 2, self.folder)
         runner._expected[2] = [float(step) for step in range(faults.STEPS)]
         plan = plan or plan_now(**changes)
-        return runner.run(Fault("some", expect, "", lambda trial: plan), "gloo", 1)
+        return runner.run(Fault("some", expect, "", lambda trial: plan, within_s=within_s), "gloo", 1)
 
     def test_a_job_that_survives_has_the_losses_of_one_without_a_fault(self):
         self.assertEqual(self.run_trial(Expect.SURVIVES, "losses").defects, [])
@@ -82,6 +82,11 @@ class TrialsTest(unittest.TestCase):
         self.assertTrue(result.hang)
         self.assertIn("hangs", result.defects[0])
 
+    def test_late_is_a_defect(self):
+        self.assertEqual(self.run_trial(Expect.FAILS, "exit 1", within_s=20).defects, [])
+        result = self.run_trial(Expect.FAILS, "sleep 0.2; exit 1", within_s=0.1)
+        self.assertEqual(result.defects, [f"noticed after {result.detection_s} s instead of 0.1 s"])
+
     def test_nan_has_to_show(self):
         self.assertEqual(self.run_trial(Expect.NAN, "echo '{\"losses\": [1, null]}' > $json").defects, [])
         self.assertEqual(self.run_trial(Expect.NAN, "losses").defects, ["the last loss is 399"])
@@ -90,8 +95,8 @@ class TrialsTest(unittest.TestCase):
         result = self.run_trial(Expect.FAILS, "exit 1", Plan("by the program"))
         self.assertIn("the program has not come to the fault", result.defects)
         result = self.run_trial(Expect.FAILS, "echo 'injected kill into step 3 at 1000.5'; exit 1", Plan("by it"))
-        self.assertEqual(result.defects, [])
         self.assertGreater(result.detection_s, 1000)
+        self.assertEqual(len(result.defects), 1)  # late
 
     def test_every_fault_has_its_turn(self):
         some = [(fault, "gloo") for fault in list(faults.FAULTS.values())[:5]]
