@@ -54,8 +54,8 @@ def parse_flags(argv: List[str]) -> argparse.Namespace:
     parser.add_argument("--trials", type=int, default=30, help="how many, of all faults together (%(default)s)")
     parser.add_argument("--trials_each", type=int, default=0, metavar="N",
                         help="instead: so many of every fault with each backend that it is for")
-    parser.add_argument("--jobs", type=int, default=2 * (os.cpu_count() or 1), metavar="N",
-                        help="trials at the same time; most of them wait most of the time (%(default)s)")
+    parser.add_argument("--jobs", type=int, default=6 * (os.cpu_count() or 1), metavar="N",
+                        help="trials at the same time; of those that start or compute there is one for each core (%(default)s)")
     parser.add_argument("--resume", action="store_true",
                         help="keep what report.json in --out has, and make those trials of its seed that it lacks")
     parser.add_argument("--faults", default="all", help="all, or names with commas between them (%(default)s)")
@@ -156,7 +156,7 @@ def run_trials(flags: argparse.Namespace, program: pathlib.Path, scratch: pathli
     kept = Report(out, {"seed": str(seed), "ranks": str(flags.ranks), "at the same time": str(flags.jobs),
                         "machine": f"{platform.system()} {platform.release()}, {os.cpu_count()} CPU cores",
                         "planned": f"{len(plan)} trials"}, results)
-    runner = Runner(program, flags.ranks, scratch)
+    runner = Runner(program, flags.ranks, scratch, os.cpu_count() or 1)
     runner.prepare(fault for fault, _ in faults)
     begin = time.monotonic()
     try:

@@ -19,6 +19,7 @@ from network import ADDRESSES, NoNetwork, TwoHosts
 
 FOREVER = "--steps=100000000"
 STEPS = 400  # of a run that is to survive
+FEW_STEPS = 100  # where the fault is there from the start
 # From a fault until all have noticed: who has ended is seen by its peers, or after the 10 s that the launcher waits for
 # them, or when they have waited 8 s to connect;
 NOTICED_S = 20
@@ -93,12 +94,12 @@ FAULTS: Dict[str, Fault] = {}
 
 
 def fault(name: str, expect: Expect, backends: Optional[Set[str]] = None,
-          within_s: float = NOTICED_S,
+          within_s: float = NOTICED_S, steps: int = STEPS,
           compare: Optional[Callable[[Job], List[str]]] = None) -> Callable[..., Callable[[Trial], Plan]]:
     """Lists a function that prepares it; its docstring is what --help says."""
     def add(prepare: Callable[[Trial], Plan]) -> Callable[[Trial], Plan]:
         FAULTS[name] = Fault(name, expect, (prepare.__doc__ or "").strip(), prepare,
-                             backends or {"shared_memory", "gloo"}, within_s=within_s, compare=compare)
+                             backends or {"shared_memory", "gloo"}, steps, within_s, compare)
         return prepare
     return add
 
@@ -230,7 +231,7 @@ def _close_stdout(trial: Trial) -> Plan:
     return Plan(f"after {delay:.3f} s", strike, Moment.RANKS)
 
 
-@fault("stdout_closed", Expect.SURVIVES)
+@fault("stdout_closed", Expect.SURVIVES, steps=FEW_STEPS)
 def _stdout_closed(trial: Trial) -> Plan:
     """whoever reads the output goes away, of a job that ignores SIGPIPE"""
     trial.setup.ignored_signals = (signal.SIGPIPE,)
@@ -270,7 +271,7 @@ def _needs_mounts() -> None:
         raise Skipped("no mount namespaces")
 
 
-@fault("shm_full", Expect.SURVIVES)
+@fault("shm_full", Expect.SURVIVES, steps=FEW_STEPS)
 def _shm_full(trial: Trial) -> Plan:
     """/dev/shm has 64 KiB"""
     _needs_mounts()
@@ -299,7 +300,7 @@ def _file_size(trial: Trial) -> Plan:
     return Plan(f"{size} bytes", lambda job: time.time(), Moment.START, "too large|ulimit -f")
 
 
-@fault("open_files", Expect.EITHER)
+@fault("open_files", Expect.EITHER, steps=FEW_STEPS)
 def _open_files(trial: Trial) -> Plan:
     """a process may have so many files open (ulimit -n)"""
     number = trial.draw.randint(6, 48)
@@ -307,7 +308,7 @@ def _open_files(trial: Trial) -> Plan:
     return Plan(f"{number} files", lambda job: time.time(), Moment.START)
 
 
-@fault("memory", Expect.EITHER)
+@fault("memory", Expect.EITHER, steps=FEW_STEPS)
 def _memory(trial: Trial) -> Plan:
     """a process may have so much memory (ulimit -d)"""
     size = trial.draw.randint(96, 400)
@@ -414,7 +415,7 @@ def _with_quality(name: str, about: str, how: List[str]) -> None:
             hosts.close()
             raise Skipped(refused)
         return Plan(" ".join(how), lambda job: time.time(), closers=[hosts.close])
-    FAULTS[name] = Fault(name, Expect.SURVIVES, about, prepare, {"gloo"})
+    FAULTS[name] = Fault(name, Expect.SURVIVES, about, prepare, {"gloo"}, FEW_STEPS)
 
 
 _with_quality("loss", "a hundredth of the packets between two hosts is lost", ["netem", "loss", "1%"])

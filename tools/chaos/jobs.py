@@ -1,6 +1,7 @@
 """Jobs of the GPT example as processes: started, watched, and looked for when they are gone."""
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import fcntl
@@ -16,7 +17,7 @@ import subprocess
 import termios
 import time
 import uuid
-from typing import IO, Callable, Dict, List, Optional, Sequence, Set, Tuple, Union
+from typing import IO, Callable, ContextManager, Dict, List, Optional, Sequence, Set, Tuple, Union
 
 MARK = "CHAOS_MARK"  # in the environment of every process of a job
 LAUNCHER = ("RANK", "WORLD", "MASTER", "LOCAL_", "FSDP", "TORCHELASTIC", "OMPI", "SLURM", "GPT_")
@@ -155,6 +156,8 @@ class Setup:
     stdout: Optional[int] = None  # a descriptor instead of a file
     ignored_signals: Tuple[int, ...] = ()
     replicas: int = 0
+    # A turn at the machine: what starts or computes takes one, what only waits does not.
+    turn: Callable[[], ContextManager[None]] = contextlib.nullcontext
     terminal: bool = False  # its standard streams, and its controlling terminal, are `stdout`
 
 

@@ -1,14 +1,38 @@
 """Several things at the same time, each in a process of its own, which may start others and change what it likes."""
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import multiprocessing
 import multiprocessing.connection
 import multiprocessing.context
+import pathlib
 import signal
+import time
 import traceback
 from typing import Any, Callable, Dict, Iterable, Iterator, Tuple
 
 _FORK = multiprocessing.get_context("fork")
+
+
+class Turns:
+    """So many of the processes of run() at a time; a turn ends with its process at the latest."""
+
+    def __init__(self, folder: pathlib.Path, count: int):
+        self._files = [folder / f"turn.{number}" for number in range(count)]
+
+    @contextlib.contextmanager
+    def take(self) -> Iterator[None]:
+        while True:
+            for path in self._files:
+                with open(path, "wb") as file:
+                    try:
+                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    except BlockingIOError:
+                        continue
+                    yield
+                    return
+            time.sleep(0.02)
 
 
 class Failed(Exception):
@@ -21,6 +45,17 @@ def _call(function: Callable[[Any], Any], item: Any, sender: multiprocessing.con
         sender.send(function(item))
     except Exception:  # pylint: disable=broad-except
         sender.send(Failed(traceback.format_exc()))
+
+
+def _received(receiver: multiprocessing.connection.Connection, process: multiprocessing.context.ForkProcess) -> Any:
+    try:
+        result = receiver.recv()
+    except EOFError:
+        process.join()
+        result = Failed(f"its process ended with {process.exitcode}")
+    process.join()
+    receiver.close()
+    return result
 
 
 def run(function: Callable[[Any], Any], items: Iterable[Any], jobs: int) -> Iterator[Tuple[Any, Any]]:
@@ -46,14 +81,9 @@ def run(function: Callable[[Any], Any], items: Iterable[Any], jobs: int) -> Iter
                 return
             for receiver in multiprocessing.connection.wait(list(calls)):
                 item, process = calls[receiver]
-                try:
-                    result = receiver.recv()
-                except EOFError:
-                    result = None
-                process.join()
+                result = _received(receiver, process)
                 del calls[receiver]
-                receiver.close()
-                yield item, Failed(f"its process ended with {process.exitcode}") if result is None else result
+                yield item, result
     finally:
         for _, process in calls.values():
             process.terminate()

@@ -44,6 +44,31 @@ class PoolTest(unittest.TestCase):
             return number
         self.assertEqual([result for _, result in pool.run(alone, range(20), 1)], list(range(20)))
 
+    def test_takes_turns(self):
+        turns = pool.Turns(self.folder, 1)
+
+        def alone(number):
+            with turns.take():
+                (self.folder / "busy").mkdir()
+                if number == 3:
+                    os.kill(os.getpid(), signal.SIGKILL)  # its turn ends
+                (self.folder / "busy").rmdir()
+            return number
+        results = dict(pool.run(alone, range(3), 3))
+        self.assertEqual(results, {0: 0, 1: 1, 2: 2})
+        self.assertIsInstance(dict(pool.run(alone, [3], 1))[3], pool.Failed)
+        (self.folder / "busy").rmdir()
+        self.assertEqual(dict(pool.run(alone, [4], 1)), {4: 4})
+
+    def test_as_many_have_a_turn_as_there_are(self):
+        turns = pool.Turns(self.folder, 2)
+
+        def meet(number):
+            with turns.take():
+                (self.folder / str(number)).touch()
+                await_file(self.folder / str(1 - number))
+        self.assertEqual(dict(pool.run(meet, [0, 1], 2)), {0: None, 1: None})
+
     def test_what_fails_is_no_more_than_one_item(self):
         def fail(how):
             if how == "raise":

@@ -1,6 +1,7 @@
 """What can go wrong with replicas that outlive each other, and what has to become of the others."""
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -9,7 +10,7 @@ import signal
 import time
 from typing import Callable, Dict, List
 
-from faults import Expect, Plan, Trial, fault
+from faults import OPERATIONS, Expect, Plan, Trial, fault
 from jobs import Job, Member, children_of
 
 STEPS = 800  # in the slow ones, 50 ms each, who was lost comes back
@@ -89,7 +90,7 @@ def _replica_kill_in_step(trial: Trial) -> Plan:
     _begin(trial, 2, trial.setup.ranks)
     replica, rank, step = trial.draw.randrange(2), trial.rank(), trial.draw.randint(1, 40)
     detail = (f"fault=kill,replica={replica},rank={rank},step={step},"
-              f"operation={trial.draw.choice(['any', 'all_gather', 'reduce_scatter', 'all_reduce'])},"
+              f"operation={trial.draw.choice(OPERATIONS)},"
               f"when={trial.draw.choice(['start', 'wait'])}")
     trial.setup.environment["GPT_FAULT_PLAN"] = detail
     plan = Plan(detail, victims={rank})
@@ -181,17 +182,19 @@ def _replay(job: Job, folder: pathlib.Path) -> List[str]:
     flags = [flag for flag in setup.flags if not flag.startswith(("--replica_history", "--export", "--json"))]
     environment = {name: value for name, value in setup.environment.items() if name not in ("GPT_FAULT_PLAN", "GPT_SLOW_WHILE")}
     folder.mkdir()
-    again = Job(type(setup)(setup.program, [*flags, f"--replica_replay={job.folder}/history", f"--export={folder}/model",
-                                            f"--json={folder}/report.json"],
-                            setup.ranks, environment, replicas=setup.replicas), folder)
-    try:
-        if not again.await_end(REPLAY_S):
-            return ["its replay hangs"]
-        if again.codes() != [0]:
-            return [f"its replay failed, with {again.codes()}: {again.text()[-1500:]}"]
-        return [f"its replay has left behind: {what}" for what in again.left()]
-    finally:
-        again.kill()
+    again_setup = dataclasses.replace(
+        setup, environment=environment,
+        flags=[*flags, f"--replica_replay={job.folder}/history", f"--export={folder}/model", f"--json={folder}/report.json"])
+    with setup.turn():
+        again = Job(again_setup, folder)
+        try:
+            if not again.await_end(REPLAY_S):
+                return ["its replay hangs"]
+            if again.codes() != [0]:
+                return [f"its replay failed, with {again.codes()}: {again.text()[-1500:]}"]
+            return [f"its replay has left behind: {what}" for what in again.left()]
+        finally:
+            again.kill()
 
 
 def compare_with_replay(job: Job) -> List[str]:

@@ -1,6 +1,7 @@
 """One trial: a job, a fault, and what has become of both."""
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -11,6 +12,7 @@ import tempfile
 import time
 from typing import Dict, Iterable, List, Optional, Tuple
 
+import pool
 from faults import BEGUN, FOREVER, STEPS, Expect, Fault, Moment, Plan, Skipped, Trial
 from jobs import Job, Setup
 
@@ -75,14 +77,16 @@ def crashes_of(text: str, plan: Plan) -> List[str]:
 class Runner:
     """Runs trials of one program in folders of `scratch`."""
 
-    def __init__(self, program: pathlib.Path, ranks: int, scratch: pathlib.Path):
+    def __init__(self, program: pathlib.Path, ranks: int, scratch: pathlib.Path, busy: int = 1):
+        """`busy`: of trials at the same time so many may start or compute, while others wait for what follows."""
         self.program = program
         self.ranks = ranks
         self.scratch = scratch
+        self._turns = pool.Turns(scratch, busy)
         self._expected: Dict[int, List[float]] = {}
 
     def _setup(self, backend: str, ranks: int) -> Setup:
-        return Setup(self.program, [*MODEL, f"--backend={backend}"], ranks, dict(TIMEOUTS))
+        return Setup(self.program, [*MODEL, f"--backend={backend}"], ranks, dict(TIMEOUTS), turn=self._turns.take)
 
     def _folder(self) -> pathlib.Path:
         return pathlib.Path(tempfile.mkdtemp(prefix="trial.", dir=self.scratch))
@@ -136,21 +140,30 @@ class Runner:
         if fault.compare is None:
             setup.flags.append(FOREVER if fault.expect is Expect.FAILS else f"--steps={fault.steps}")
         setup.flags.append(f"--json={folder}/report.json")
+        turn = contextlib.ExitStack()
+        turn.enter_context(setup.turn())
         job = Job(setup, folder)
         try:
-            self._watch(job, plan, fault, result)
+            self._watch(job, plan, fault, result, turn)
             self._judge(job, plan, fault, result, expected)
         finally:
             job.kill()
+            turn.close()
             plan.close()
             if result.defects:
                 result.output = job.text()[-4000:]
             job.remove()
         return result
 
-    def _watch(self, job: Job, plan: Plan, fault: Fault, result: Result) -> None:
-        """From the start to the end of the job."""
-        struck = self._strike(job, plan, result)
+    def _watch(self, job: Job, plan: Plan, fault: Fault, result: Result, turn: contextlib.ExitStack) -> None:
+        """From the start to the end of the job, which no longer computes where it is to fail or its steps are slow."""
+        if plan.strike is not None and not self._await_moment(job, plan.at):
+            result.defects.append(f"it ended before {plan.at.value}")
+        if fault.compare is not None:
+            turn.close()
+        struck = None if result.defects else self._strike(job, plan, result)
+        if fault.expect is Expect.FAILS:
+            turn.close()
         result.hang = not job.await_end(LIMIT_S if fault.expect is Expect.FAILS else 3 * LIMIT_S)
         if struck is not None and not result.hang:
             result.detection_s = round(max(0.0, time.time() - struck) if plan.detected_s is None else plan.detected_s, 3)
@@ -163,9 +176,6 @@ class Runner:
             if match is None:
                 result.defects.append("the program has not come to the fault")
             return None if match is None else float(match[1])
-        if not self._await_moment(job, plan.at):
-            result.defects.append(f"it ended before {plan.at.value}")
-            return None
         job.note_ports()
         try:
             return plan.strike(job)
