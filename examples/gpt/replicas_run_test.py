@@ -17,7 +17,7 @@ import training_run
 from training_run import Run, committed_steps, sums
 
 KILLS = 2
-STEPS = 4000  # longer than it takes to come back so often
+STEPS = 2500  # longer than it takes to come back so often
 LIMIT_S = 120  # of any one wait
 MODEL = ["--layers=1", "--dim=32", "--heads=2", "--seq=8", "--vocab=64", "--batch=2", "--threads=1", "--data=count",
          "--warmup=0"]

@@ -23,8 +23,9 @@ FEW_STEPS = 100  # where the fault is there from the start
 # From a fault until all have noticed: who has ended is seen by its peers, or after the 10 s that the launcher waits for
 # them, or when they have waited 8 s to connect;
 NOTICED_S = 20
-# of who is silent the 5 s of a wait come first, and 3 s in which it does not obey SIGTERM.
-SILENT_S = 30
+# of who is silent 7 s come first until it is named, 30 s of last words where it serves the store that ranks meet in, and
+# 3 s in which it does not obey SIGTERM.
+SILENT_S = 55
 BEGUN = "million parameters"  # what rank 0 prints before its first step
 OPERATIONS = ("any", "all_reduce", "reduce_scatter")
 
@@ -202,7 +203,7 @@ for _kind, _expect, _says, _about in (
         ("nan", Expect.NAN, lambda rank: "", "gradients of a rank are NaN"),
         ("slow", Expect.SURVIVES, lambda rank: "", "steps of a rank take ten times as long")):
     FAULTS[f"step_{_kind}"] = Fault(f"step_{_kind}", _expect, _about, _in_program(_kind, _says),
-                                    steps=80 if _kind == "slow" else STEPS,
+                                    steps=80 if _kind == "slow" else FEW_STEPS,
                                     within_s=SILENT_S if _kind == "stop" else NOTICED_S)
 
 
@@ -407,18 +408,18 @@ def _cable_flaps(trial: Trial) -> Plan:
     return _on_cable(trial, "the cable is out for a second", act)
 
 
-def _with_quality(name: str, about: str, how: List[str]) -> None:
+def _with_quality(name: str, about: str, change: Callable[[TwoHosts], Optional[str]]) -> None:
     def prepare(trial: Trial) -> Plan:
         hosts = _on_two_hosts(trial)
-        refused = hosts.set_quality(how)
+        refused = change(hosts)
         if refused is not None:
             hosts.close()
             raise Skipped(refused)
-        return Plan(" ".join(how), lambda job: time.time(), closers=[hosts.close])
+        return Plan("from the start", lambda job: time.time(), closers=[hosts.close])
     FAULTS[name] = Fault(name, Expect.SURVIVES, about, prepare, {"gloo"}, FEW_STEPS)
 
 
-_with_quality("loss", "a hundredth of the packets between two hosts is lost", ["netem", "loss", "1%"])
-_with_quality("delay", "packets between two hosts take 1 ms more", ["netem", "delay", "1ms"])
+_with_quality("loss", "a hundredth of the packets between two hosts is lost", lambda hosts: hosts.set_netem(0.01, 0))
+_with_quality("delay", "packets between two hosts take 1 ms more", lambda hosts: hosts.set_netem(0, 0.001))
 _with_quality("narrow", "two hosts are 100 Mbit/s apart",
-              ["tbf", "rate", "100mbit", "burst", "32kbit", "latency", "400ms"])
+              lambda hosts: hosts.set_quality(["tbf", "rate", "100mbit", "burst", "32kbit", "latency", "400ms"]))

@@ -13,9 +13,9 @@ from typing import Callable, Dict, List
 from faults import OPERATIONS, Expect, Plan, Trial, fault
 from jobs import Job, Member, children_of
 
-STEPS = 800  # in the slow ones, 50 ms each, who was lost comes back
-LOSS_TIMEOUT_S = 2
-AWAY_S = 40  # until it is back
+STEPS = 900  # in the slow ones, 100 ms each, who was lost comes back
+LOSS_TIMEOUT_S = 4
+AWAY_S = 80  # until it is back: who was stopped is ended after SILENT_S
 REPLAY_S = 120
 SHARED_FLAGS = ["--max_restarts=20", f"--steps={STEPS}"]
 
@@ -177,6 +177,19 @@ def _losses(folder: pathlib.Path) -> Dict[str, List[float]]:
     return {path.name: json.loads(path.read_text())["losses"] for path in sorted(folder.glob("report.json.*"))}
 
 
+def _difference(losses: List[float], others: List[float]) -> str:
+    if len(losses) != len(others):
+        return f"{len(losses)} instead of {len(others)}"
+    where = next(number for number, (one, other) in enumerate(zip(losses, others)) if one != other)
+    return f"from number {where + 1} of {len(losses)} on, {losses[where]} instead of {others[where]}"
+
+
+def _history(folder: pathlib.Path) -> str:
+    """Who took part in what."""
+    return "; ".join(f"{path.name}: {' | '.join(path.read_text().splitlines())}"
+                     for path in sorted((folder / "history").glob("*.txt")))
+
+
 def _replay(job: Job, folder: pathlib.Path) -> List[str]:
     setup = job.setup
     flags = [flag for flag in setup.flags if not flag.startswith(("--replica_history", "--export", "--json"))]
@@ -207,7 +220,7 @@ def compare_with_replay(job: Job) -> List[str]:
         if name not in again:
             defects.append(f"{name}: not in the replay")
         elif again[name] != found:
-            defects.append(f"{name}: other losses than in the replay")
+            defects.append(f"{name}: other losses than in the replay, {_difference(found, again[name])}; {_history(job.folder)}")
     if STEPS not in map(len, losses.values()):
         defects.append(f"no replica has done {STEPS} steps, but {[len(found) for found in losses.values()]}")
     model = _files(job.folder / "model")

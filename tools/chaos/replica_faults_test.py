@@ -12,10 +12,11 @@ import replica_faults
 PROGRAM = """#!/bin/sh
 for flag; do case "$flag" in
   --json=*) json="${flag#--json=}";; --export=*) model="${flag#--export=}";; --replica_replay=*) replay=yes;;
-  --replica_history=*) history=yes;;
+  --replica_history=*) history=yes; history_folder="${flag#--replica_history=}";;
 esac; done
 [ -z "$REPLAY" ] || [ "$replay" ] || BREAK=
 [ "$history$replay" = yes ] || exit 9
+[ "$replay" ] || { mkdir "$history_folder" && printf '0 0.1\\n2 0.2\\n' > "$history_folder/replica-0.txt"; }
 [ "$BREAK" = fail ] && { echo "no history"; exit 3; }
 [ "$BREAK" = hang ] && sleep 600
 [ "$BREAK" = leave ] && touch "$TMPDIR/file"
@@ -57,7 +58,9 @@ class ReplicaFaultsTest(unittest.TestCase):
         self.assertEqual(self.defects("losses", False), [])  # in both
 
     def test_other_bits_are_defects(self):
-        self.assertEqual(self.defects("losses", True), ["report.json.0: other losses than in the replay"])
+        self.assertEqual(self.defects("losses", True), ["report.json.0: other losses than in the replay, from number 3 of 3 on,"
+                                                        " 3 instead of 4; replica-0.txt: 0 0.1 | 2 0.2"])
+        self.assertIn(" 3 instead of 2;", self.defects("fewer", True)[0])
         self.assertEqual(self.defects("bits", True), ["the model is another one than that of the replay"])
 
     def test_who_was_never_lost_has_done_all(self):
