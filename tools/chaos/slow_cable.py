@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """A cable between two network namespaces that loses packets and takes time, where the kernel has no netem.
 
 usage: slow_cable.py NAMESPACE NAMESPACE LOSS DELAY_S
