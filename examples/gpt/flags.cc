@@ -266,7 +266,8 @@ ABSL_FLAG(bool, resume, gpt::TrainOptions().resume,
           "checkpoint's then. Not with --keep.");
 ABSL_FLAG(int, max_restarts, gpt::TrainOptions().max_restarts,
           "With --save --resume, or --keep: start the ranks again when one has "
-          "failed, at most so often, to go on from the newest checkpoint. Not "
+          "failed, at most so often, to go on from the newest checkpoint; with "
+          "--replicas those of its replica. Not "
           "when the run is told to stop, when it was asked for what cannot be "
           "(exit code 2), or after three attempts in a row that have saved "
           "nothing new. Under torchrun its own --max-restarts decides.");
@@ -275,6 +276,19 @@ ABSL_FLAG(gpt::RestartRanks, restart_ranks, gpt::TrainOptions().restart_ranks,
           "that have failed (fewer): their batches are others then.");
 ABSL_FLAG(int, min_ranks, gpt::TrainOptions().min_ranks,
           "With --restart-ranks=fewer: with fewer than this the run ends.");
+ABSL_FLAG(int, replicas, gpt::TrainOptions().replicas,
+          "Start so many replicas of --ranks ranks each, which outlive each "
+          "other: each trains the whole model on its part of every step, and "
+          "one that loses a rank leaves. With --max-restarts it is started "
+          "again and takes model and optimizer from another one. What a "
+          "replica writes has its number: --json=x is x.0, --save=d is d.0. 0: "
+          "one run.");
+ABSL_FLAG(std::string, replica_history, gpt::TrainOptions().replica_history,
+          "With --replicas: write who took part in which steps to this "
+          "folder, of this run alone.");
+ABSL_FLAG(std::string, replica_replay, gpt::TrainOptions().replica_replay,
+          "With --replicas: train as the run did that has written such a "
+          "folder, losses of replicas included, to the same bits.");
 ABSL_FLAG(std::string, export, gpt::TrainOptions().export_dir,
           "Write the trained model to this new folder, as a Hugging Face model "
           "with a config.json. Not with --sharding=none on several ranks.");
@@ -346,6 +360,9 @@ absl::StatusOr<TrainOptions> ReadFlags() {
   options.max_restarts = absl::GetFlag(FLAGS_max_restarts);
   options.restart_ranks = absl::GetFlag(FLAGS_restart_ranks);
   options.min_ranks = absl::GetFlag(FLAGS_min_ranks);
+  options.replicas = absl::GetFlag(FLAGS_replicas);
+  options.replica_history = ResolvePath(absl::GetFlag(FLAGS_replica_history));
+  options.replica_replay = ResolvePath(absl::GetFlag(FLAGS_replica_replay));
   options.export_dir = ResolvePath(absl::GetFlag(FLAGS_export));
   options.trace = ResolvePath(absl::GetFlag(FLAGS_trace));
   options.trace_steps = absl::GetFlag(FLAGS_trace_steps);

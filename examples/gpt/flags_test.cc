@@ -32,8 +32,6 @@ TEST(FlagsTest, ReadsEveryFlag) {
   ASSERT_OK_AND_ASSIGN(TrainOptions options,
                        Parse({"--ranks=3",
                               "--backend=gloo",
-                              "--device=cuda",
-                              "--device-backend=staged",
                               "--sharding=optimizer",
                               "--layers=5",
                               "--dim=12",
@@ -57,8 +55,11 @@ TEST(FlagsTest, ReadsEveryFlag) {
                               "--keep-last=17",
                               "--resume",
                               "--max-restarts=18",
-                              "--restart-ranks=fewer",
+                              "--restart-ranks=same",
                               "--min-ranks=2",
+                              "--replicas=4",
+                              "--replica-history=h",
+                              "--replica-replay=i",
                               "--export=x",
                               "--sample=14",
                               "--precision=bf16",
@@ -71,8 +72,6 @@ TEST(FlagsTest, ReadsEveryFlag) {
                               "--memory-budget=16MiB"}));
   EXPECT_EQ(options.ranks, 3);
   EXPECT_EQ(options.backend, Backend::kGloo);
-  EXPECT_EQ(options.device, Device::kCuda);
-  EXPECT_EQ(options.device_backend, DeviceBackend::kStaged);
   EXPECT_EQ(options.sharding, Sharding::kOptimizer);
   EXPECT_EQ(options.precision, ComputeDtype::kBFloat16);
   EXPECT_TRUE(options.recompute);
@@ -97,7 +96,9 @@ TEST(FlagsTest, ReadsEveryFlag) {
   EXPECT_EQ(options.keep_last, 17);
   EXPECT_TRUE(options.resume);
   EXPECT_EQ(options.max_restarts, 18);
-  EXPECT_EQ(options.restart_ranks, RestartRanks::kFewer);
+  EXPECT_EQ(options.replicas, 4);
+  EXPECT_EQ(options.replica_history, "h");
+  EXPECT_EQ(options.replica_replay, "i");
   EXPECT_EQ(options.min_ranks, 2);
   EXPECT_EQ(options.export_dir, "x");
   EXPECT_EQ(options.sample, 14);
@@ -108,6 +109,16 @@ TEST(FlagsTest, ReadsEveryFlag) {
   EXPECT_EQ(options.offload.optimizer, fsdp::Tier::kSsd);
   EXPECT_EQ(options.offload.directory, "o");
   EXPECT_EQ(options.offload.memory_budget, 16 << 20);
+}
+
+TEST(FlagsTest, ReadsTheFlagsThatDoNotGoWithReplicas) {
+  ASSERT_OK_AND_ASSIGN(
+      const TrainOptions options,
+      Parse({"--device=cuda", "--device-backend=staged", "--save=s", "--resume",
+             "--max-restarts=1", "--restart-ranks=fewer"}));
+  EXPECT_EQ(options.device, Device::kCuda);
+  EXPECT_EQ(options.device_backend, DeviceBackend::kStaged);
+  EXPECT_EQ(options.restart_ranks, RestartRanks::kFewer);
 }
 
 TEST(FlagsTest, ThreadsMayBeLeftToTheProgram) {
@@ -123,7 +134,8 @@ TEST(FlagsTest, RelativePathsAreTheUsers) {
       TrainOptions options,
       Parse({"--data=text", "--json=/abs/report", "--init=sub/init",
              "--trace=t.json", "--offload=ssd", "--offload-dir=scratch",
-             "--save=runs", "--export=model"}));
+             "--save=runs", "--export=model", "--replicas=2",
+             "--replica-history=history", "--replica-replay=/abs/history"}));
   EXPECT_EQ(options.data, "/home/user/text");
   EXPECT_EQ(options.json, "/abs/report");
   EXPECT_EQ(options.init, "/home/user/sub/init");
@@ -131,6 +143,8 @@ TEST(FlagsTest, RelativePathsAreTheUsers) {
   EXPECT_EQ(options.offload.directory, "/home/user/scratch");
   EXPECT_EQ(options.save, "/home/user/runs");
   EXPECT_EQ(options.export_dir, "/home/user/model");
+  EXPECT_EQ(options.replica_history, "/home/user/history");
+  EXPECT_EQ(options.replica_replay, "/abs/history");
   EXPECT_EQ(options.save_init, "");
   ASSERT_OK_AND_ASSIGN(options, Parse({"--data=count"}));
   EXPECT_EQ(options.data, "count");

@@ -92,12 +92,30 @@ absl::Status CheckRestarts(const TrainOptions& options) {
         "--restart-ranks=fewer with --keep, whose files are for one number of "
         "ranks: --save --resume goes on with any");
   }
-  if (!keeps && !options.resume) {
+  // A replica takes from another one what it has not saved.
+  const bool takes = options.replicas > 0 && options.save.empty();
+  if (!keeps && !takes && !options.resume) {
     return absl::InvalidArgumentError(
-        "--max-restarts without --save and --resume, or --keep: there would be "
-        "nothing to go on from");
+        "--max-restarts without --save and --resume, or --keep, or --replicas: "
+        "there would be nothing to go on from");
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckReplicas(const TrainOptions& options) {
+  FSDP_RETURN_IF_ERROR(CheckRange("replicas", options.replicas, 0, 1024));
+  if (options.replicas == 0) return absl::OkStatus();
+  const absl::string_view flag =
+      options.backend == Backend::kLocal              ? "backend=local"
+      : options.device != Device::kCpu                ? "device=cuda"
+      : options.offload.keep                          ? "keep"
+      : options.restart_ranks == RestartRanks::kFewer ? "restart-ranks=fewer"
+                                                      : "";
+  if (flag.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--replicas with --", flag,
+      ": replicas are processes that train on the CPU, each with as many ranks "
+      "as the others, and take model and optimizer from each other"));
 }
 
 }  // namespace
@@ -120,6 +138,7 @@ absl::Status CheckOptions(const TrainOptions& options) {
   FSDP_RETURN_IF_ERROR(CheckDevice(options));
   FSDP_RETURN_IF_ERROR(CheckSaving(options));
   FSDP_RETURN_IF_ERROR(CheckRestarts(options));
+  FSDP_RETURN_IF_ERROR(CheckReplicas(options));
   if (options.sharding == Sharding::kNone &&
       options.precision != ComputeDtype::kFloat) {
     return absl::InvalidArgumentError(

@@ -67,10 +67,13 @@ struct TrainOptions {
   int max_restarts = 0;  // by the program that starts the ranks
   RestartRanks restart_ranks = RestartRanks::kSame;
   int min_ranks = 1;
-  std::string export_dir;   // a new folder; empty: none
-  std::string trace;        // likewise
-  int64_t trace_steps = 5;  // the last ones
-  int64_t sample = 300;     // bytes
+  int replicas = 0;             // that outlive each other; 0: none
+  std::string replica_history;  // a folder; empty: none
+  std::string replica_replay;   // likewise
+  std::string export_dir;       // a new folder; empty: none
+  std::string trace;            // likewise
+  int64_t trace_steps = 5;      // the last ones
+  int64_t sample = 300;         // bytes
 };
 
 // InvalidArgument, naming the flag, its value and what is expected.

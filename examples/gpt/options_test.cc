@@ -166,6 +166,49 @@ TEST(OptionsTest, RestartsNeedSomethingToGoOnFrom) {
               StatusIs(kInvalid, HasSubstr("--max-restarts=-1")));
 }
 
+TEST(OptionsTest, AReplicaGoesOnFromAnotherOne) {
+  TrainOptions options;
+  options.max_restarts = 3;
+  options.replicas = 2;
+  EXPECT_OK(CheckOptions(options));
+  // Whose checkpoints would be in the way.
+  options.save = "runs";
+  EXPECT_THAT(CheckOptions(options),
+              StatusIs(kInvalid, HasSubstr("nothing to go on from")));
+  options.resume = true;
+  EXPECT_OK(CheckOptions(options));
+}
+
+TEST(OptionsTest, ReplicasAreProcessesAlike) {
+  TrainOptions replicas;
+  replicas.replicas = 2;
+  EXPECT_OK(CheckOptions(replicas));
+  TrainOptions options = replicas;
+  options.backend = Backend::kLocal;
+  EXPECT_THAT(CheckOptions(options),
+              StatusIs(kInvalid, HasSubstr("--replicas with --backend=local")));
+  options = replicas;
+  options.device = Device::kCuda;
+  EXPECT_THAT(CheckOptions(options),
+              StatusIs(kInvalid, HasSubstr("--replicas with --device=cuda")));
+  options = replicas;
+  options.offload.optimizer = fsdp::Tier::kSsd;
+  EXPECT_OK(CheckOptions(options));
+  options.offload.keep = true;
+  EXPECT_THAT(CheckOptions(options),
+              StatusIs(kInvalid, HasSubstr("--replicas with --keep")));
+  options = replicas;
+  options.max_restarts = 1;
+  options.restart_ranks = RestartRanks::kFewer;
+  EXPECT_THAT(
+      CheckOptions(options),
+      StatusIs(kInvalid, HasSubstr("--replicas with --restart-ranks=fewer")));
+  options = {};
+  options.replicas = -1;
+  EXPECT_THAT(CheckOptions(options),
+              StatusIs(kInvalid, HasSubstr("--replicas=-1: expected 0")));
+}
+
 TEST(OptionsTest, KeptFilesAreForOneNumberOfRanks) {
   TrainOptions options;
   options.max_restarts = 3;

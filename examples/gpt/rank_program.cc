@@ -26,11 +26,13 @@
 #include "checkpoint/model_files.h"
 #include "comm/agreement.h"
 #include "comm/scalars.h"
+#include "examples/gpt/batch.h"
 #include "examples/gpt/checkpoints.h"
 #include "examples/gpt/count_data.h"
 #include "examples/gpt/device_batches.h"
 #include "examples/gpt/model.h"
 #include "examples/gpt/offload_traffic.h"
+#include "examples/gpt/part_batches.h"
 #include "examples/gpt/progress.h"
 #include "examples/gpt/rank_numbers.h"
 #include "examples/gpt/report.h"
@@ -74,15 +76,15 @@ class RankRun {
                           OpenCheckpoints(options_, context_.communicator));
     FSDP_RETURN_IF_ERROR(MakeModel());
     FSDP_RETURN_IF_ERROR(TrainModel());
-    if (!result_.stopped) FSDP_RETURN_IF_ERROR(Export());
+    if (result_.finished) FSDP_RETURN_IF_ERROR(Export());
     FSDP_RETURN_IF_ERROR(GatherPeakMemory());
-    if (!result_.stopped) FSDP_RETURN_IF_ERROR(ValidateModel());
+    if (result_.finished) FSDP_RETURN_IF_ERROR(ValidateModel());
     FSDP_RETURN_IF_ERROR(Agree(PublishReport(), "writing the report"));
     if (result_.stopped) {
       return absl::CancelledError(
           absl::StrCat("stopped after step ", result_.last_step));
     }
-    FSDP_RETURN_IF_ERROR(SampleText());
+    if (result_.finished) FSDP_RETURN_IF_ERROR(SampleText());
     return Agree(CheckPrinted(), "printing");
   }
 
@@ -116,7 +118,9 @@ class RankRun {
 
   // An attempt before this one may have come so far.
   absl::Status Export() {
-    if (options_.export_dir.empty()) return absl::OkStatus();
+    if (options_.export_dir.empty() || !result_.is_first) {
+      return absl::OkStatus();
+    }
     std::error_code ignored;
     const bool is_there = context_.is_restarted && IsFirst() &&
                           std::filesystem::exists(options_.export_dir, ignored);
@@ -200,18 +204,35 @@ class RankRun {
     return WriteInit();
   }
 
-  DeviceBatches MakeBatches() const {
-    const int rank = communicator_.rank();
-    std::unique_ptr<BatchSource> batches;
+  // Of a part of each step: ranks of other parts have other streams, those of
+  // a run without replicas and as many ranks.
+  std::unique_ptr<BatchSource> MakeStream(int part) const {
+    const int rank = part * communicator_.world_size() + communicator_.rank();
     if (corpus_ == nullptr) {
-      batches =
-          std::make_unique<CountData>(options_.model.vocab, Shape(), rank);
-    } else {
-      // Streams of different seeds must not share those of some ranks.
-      const uint64_t seed = (options_.seed << 16) + kDataSeed + rank;
-      batches = std::make_unique<RandomWindows>(corpus_->train, Shape(), seed);
+      return std::make_unique<CountData>(options_.model.vocab, Shape(), rank);
     }
-    return DeviceBatches(std::move(batches), context_.device);
+    // Streams of different seeds must not share those of some ranks.
+    const uint64_t seed = (options_.seed << 16) + kDataSeed + rank;
+    return std::make_unique<RandomWindows>(corpus_->train, Shape(), seed);
+  }
+
+  DeviceBatches MakeBatches(ReplicaHooks& replica) const {
+    if (!replica.join) return DeviceBatches(MakeStream(0), context_.device);
+    auto parts = std::make_unique<PartBatches>(
+        [this](int part) { return MakeStream(part); });
+    replica.on_part = [parts = parts.get()](int64_t step, int part) {
+      parts->Select(step, part);
+    };
+    return DeviceBatches(std::move(parts), context_.device);
+  }
+
+  ReplicaHooks Replica() const {
+    ReplicaHooks replica = context_.replica;
+    if (!IsFirst()) return replica;
+    replica.on_members = [this](int64_t step, const std::string& members) {
+      Out() << "from step " << step << " on replicas " << members << std::endl;
+    };
+    return replica;
   }
 
   absl::Status TrainModel() {
@@ -237,7 +258,8 @@ class RankRun {
         progress.Update(step, loss, absl::Now());
       };
     }
-    DeviceBatches batches = MakeBatches();
+    trainer.replica = Replica();
+    DeviceBatches batches = MakeBatches(trainer.replica);
     std::unique_ptr<fsdp::Trace> trace;
     if (!options_.trace.empty()) {
       FSDP_ASSIGN_OR_RETURN(trace, fsdp::Trace::Start({communicator_.rank()}));
@@ -409,7 +431,10 @@ int NumThreads(const TrainOptions& options, int ranks_on_host) {
 }  // namespace
 
 absl::Status RunRank(const TrainOptions& options, const RankContext& context) {
-  at::set_num_threads(NumThreads(options, context.ranks_on_host));
+  // Who starts replicas divides the host's cores among the ranks of all.
+  if (options.threads > 0 || !context.replica.join) {
+    at::set_num_threads(NumThreads(options, context.ranks_on_host));
+  }
   absl::Status status;
   const absl::Status guarded = fsdp::TorchToStatus("choosing a device", [&] {
     const c10::DeviceGuard guard(context.device);

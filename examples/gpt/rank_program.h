@@ -15,6 +15,7 @@
 #include "comm/wrappers/recording_communicator.h"
 #include "examples/gpt/options.h"
 #include "examples/gpt/text_corpus.h"
+#include "examples/gpt/trainer.h"
 
 namespace gpt {
 
@@ -34,6 +35,8 @@ struct RankContext {
   std::function<bool()> stop_requested;
   // The same job has run before, until a rank failed.
   bool is_restarted = false;
+  // Of a replica; only `number` and `join` are set.
+  ReplicaHooks replica;
 };
 
 // Trains, validates, samples, and reports. Collective. Cancelled when the ranks

@@ -21,13 +21,17 @@
 #include "base/status_macros.h"
 #include "base/torch_status.h"
 #include "checkpoint/newest_step.h"
+#include "checkpoint/run/run.h"
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/communicator.h"
 #include "comm/inspection/inspection_signals.h"
+#include "comm/launcher/launch_options.h"
 #include "comm/launcher/launch_signals.h"
 #include "comm/launcher/launcher.h"
 #include "comm/launcher/launcher_report.h"
 #include "comm/launcher/launcher_stop_request.h"
+#include "comm/launcher/replicas/launch_replicas.h"
+#include "comm/launcher/replicas/replicas_report.h"
 #include "comm/launcher/restart_options.h"
 #include "comm/local/local_communicator.h"
 #include "comm/startup/environment.h"
@@ -38,7 +42,10 @@
 #include "examples/gpt/flags.h"
 #include "examples/gpt/options.h"
 #include "examples/gpt/rank_program.h"
+#include "examples/gpt/replica_options.h"
 #include "examples/gpt/text_corpus.h"
+#include "examples/gpt/trainer.h"
+#include "replicas/replicas.h"
 
 namespace gpt {
 namespace {
@@ -67,6 +74,7 @@ struct Place {
   const StopRequest& stop;
   absl::StatusOr<std::shared_ptr<const TextCorpus>> corpus;
   bool is_restarted = false;
+  ReplicaHooks replica;
 };
 
 // Runs one rank in this thread.
@@ -80,6 +88,7 @@ absl::Status RunOne(const TrainOptions& options, const Place& place,
   context.ranks_on_host = place.ranks_on_host;
   context.corpus = place.corpus;
   context.is_restarted = place.is_restarted;
+  context.replica = place.replica;
   context.out = &std::cout;
   context.columns = fsdp::comm::TerminalColumns();
   context.stop_requested = [&place] { return place.stop.requested(); };
@@ -91,8 +100,9 @@ absl::Status RunThreads(const TrainOptions& options, const StopRequest& stop,
                         const std::string& argv0) {
   FSDP_ASSIGN_OR_RETURN(std::vector<std::unique_ptr<Communicator>> group,
                         fsdp::comm::CreateLocalGroup(options.ranks));
-  const Place place{c10::Device(c10::DeviceType::CPU), options.ranks, stop,
-                    ReadCorpus(options, argv0)};
+  const Place place{
+      c10::Device(c10::DeviceType::CPU), options.ranks,          stop,
+      ReadCorpus(options, argv0),        /*is_restarted=*/false, {}};
   std::vector<absl::Status> results(group.size());
   std::vector<std::thread> threads;
   for (size_t rank = 0; rank < group.size(); ++rank) {
@@ -139,6 +149,28 @@ absl::StatusOr<DeviceChoice> DeviceChoiceOf(const TrainOptions& options,
   return fsdp::Annotate(found.status(), "--device=cuda");
 }
 
+// `between`: how replicas are connected.
+ReplicaHooks ReplicaOf(const TrainOptions& options,
+                       const Environment& environment,
+                       const fsdp::comm::ConnectOptions& between,
+                       const TrainHooks& hooks) {
+  ReplicaHooks replica;
+  if (environment.replicas == 0) return replica;
+  fsdp::ReplicaOptions joining;
+  joining.history_folder = options.replica_history;
+  joining.replay = options.replica_replay;
+  joining.between = between;
+  if (hooks.joining) hooks.joining(joining);
+  replica.number = environment.replica;
+  replica.join = [joining, environment](fsdp::checkpoint::TrainingRun* run,
+                                        int64_t steps, int64_t done) mutable {
+    joining.steps = steps;
+    joining.first_step = done;
+    return fsdp::Replicas::Join(environment, run, joining);
+  };
+  return replica;
+}
+
 // This process as the only rank, or as one of those that somebody has started.
 absl::Status RunProcess(const TrainOptions& options,
                         const Environment& environment, const StopRequest& stop,
@@ -158,8 +190,12 @@ absl::Status RunProcess(const TrainOptions& options,
                         fsdp::comm::Connect(environment, connect));
   if (signals.ok()) (*signals)->Show(*communicator);
   if (hooks.connected) communicator = hooks.connected(std::move(communicator));
-  const Place place{device.device, environment.local_world_size, stop,
-                    ReadCorpus(options, argv0), environment.restart_count > 0};
+  const Place place{device.device,
+                    environment.local_world_size,
+                    stop,
+                    ReadCorpus(options, argv0),
+                    environment.restart_count > 0,
+                    ReplicaOf(options, environment, connect, hooks)};
   return RunOne(options, place, std::move(communicator));
 }
 
@@ -177,6 +213,11 @@ fsdp::comm::RestartOptions RestartsOf(const TrainOptions& options) {
   if (options.restart_ranks == RestartRanks::kFewer) {
     restarts.on_restart = fsdp::comm::RanksLeft;
   }
+  // What others train meanwhile is no progress of a replica's own.
+  if (options.replicas > 0) {
+    restarts.max_without_progress = restarts.max_restarts + 1;
+    return restarts;
+  }
   if (options.save.empty()) return restarts;
   restarts.progress = [folder = options.save]() -> int64_t {
     const absl::StatusOr<std::optional<int64_t>> newest =
@@ -186,8 +227,22 @@ fsdp::comm::RestartOptions RestartsOf(const TrainOptions& options) {
   return restarts;
 }
 
-// Starts this program once more for every rank.
-int Launch(const TrainOptions& options, int argc, char** argv) {
+// The exit code, once it has said what there is to say.
+template <typename Report>
+int Tell(const absl::StatusOr<Report>& report, bool had_failures) {
+  if (!report.ok()) {
+    std::cerr << report.status() << std::endl;
+    return EXIT_FAILURE;
+  }
+  if (report->exit_code() != 0 || had_failures) {
+    std::cerr << report->ToString() << std::endl;
+  }
+  return report->exit_code();
+}
+
+// Starts this program once more for every rank, of so many replicas; 0: there
+// are none, or this is one of them.
+int Launch(const TrainOptions& options, int replicas, int argc, char** argv) {
   fsdp::comm::IgnoreQuestions();
   if (options.max_restarts > 0) {
     // Restarted ranks take what is there for the job's own.
@@ -203,16 +258,12 @@ int Launch(const TrainOptions& options, int argc, char** argv) {
   launch.argv.assign(argv, argv + argc);
   // Ranks that are told to end save before they do.
   if (!options.save.empty()) launch.stop_period = absl::Minutes(2);
-  const absl::StatusOr<fsdp::comm::LaunchReport> report =
-      fsdp::comm::LaunchRanks(launch);
-  if (!report.ok()) {
-    std::cerr << report.status() << std::endl;
-    return EXIT_FAILURE;
+  if (replicas > 0) {
+    const auto report = fsdp::comm::LaunchReplicas(replicas, launch);
+    return Tell(report, report.ok() && report->last_failed_replica >= 0);
   }
-  if (report->exit_code() != 0 || !report->failed_attempts.empty()) {
-    std::cerr << report->ToString() << std::endl;
-  }
-  return report->exit_code();
+  const auto report = fsdp::comm::LaunchRanks(launch);
+  return Tell(report, report.ok() && !report->failed_attempts.empty());
 }
 
 }  // namespace
@@ -223,22 +274,27 @@ int TrainProgram(int argc, char** argv, const NcclOn& nccl_on,
   absl::SetProgramUsageMessage(
       "Trains a byte-level GPT with Fully Sharded Data Parallel.\n\n"
       "  bazel run //examples/gpt:train -- --data=my_text.txt --ranks=4");
-  const absl::StatusOr<TrainOptions> options = ParseFlags(argc, argv);
+  absl::StatusOr<TrainOptions> options = ParseFlags(argc, argv);
   const absl::StatusOr<Environment> environment =
       fsdp::comm::ReadEnvironment(std::getenv);
+  if (options.ok() && environment.ok()) {
+    options = OptionsOfReplica(*std::move(options), *environment);
+  }
   for (const absl::Status& status : {options.status(), environment.status()}) {
     if (status.ok()) continue;
     std::cerr << status << std::endl;
     return fsdp::comm::ExitCodeOf(status);
   }
+  const bool is_replica = environment->replicas > 0;
+  const int replicas = is_replica ? 0 : options->replicas;
   const bool is_alone = options->ranks == 1 && options->max_restarts == 0;
   const bool is_rank =
       environment->started_by != fsdp::comm::StartedBy::kNobody ||
-      (options->device == Device::kCuda && is_alone);
-  const bool threads = options->max_restarts == 0 &&
+      (is_alone && (is_replica || options->device == Device::kCuda));
+  const bool threads = options->max_restarts == 0 && replicas == 0 &&
                        (options->backend == Backend::kLocal ||
                         (options->backend == Backend::kAuto && is_alone));
-  if (!is_rank && !threads) return Launch(*options, argc, argv);
+  if (!is_rank && !threads) return Launch(*options, replicas, argc, argv);
   const StopRequest stop;
   return ExitCode(is_rank ? RunProcess(*options, *environment, stop, argv[0],
                                        nccl_on, hooks)

@@ -8,6 +8,7 @@
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/communicator.h"
 #include "examples/gpt/device_choice.h"
+#include "replicas/replicas.h"
 
 namespace gpt {
 
@@ -18,6 +19,7 @@ struct TrainHooks {
   std::function<std::unique_ptr<fsdp::comm::Communicator>(
       std::unique_ptr<fsdp::comm::Communicator>)>
       connected;
+  std::function<void(fsdp::ReplicaOptions&)> joining;
 };
 
 // What main() does, with NCCL where `nccl_on` is not empty. The exit code.

@@ -9,10 +9,12 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -25,6 +27,7 @@
 #include "examples/gpt/model.h"
 #include "fsdp/optim/fused_optimizer.h"
 #include "fsdp/trace/trace.h"
+#include "replicas/replicas.h"
 
 namespace gpt {
 namespace {
@@ -60,14 +63,16 @@ Batch NextBatch(BatchSource& data) {
 }
 
 // Forward, backward, and the optimizer's step; returns this rank's loss, which
-// a device may not have computed yet.
+// a device may not have computed yet. `replicas` may be null.
 absl::StatusOr<at::Tensor> TrainStep(const Batch& batch, TrainableModel& model,
-                                     fsdp::FusedAdamW& optimizer) {
+                                     fsdp::FusedAdamW& optimizer,
+                                     fsdp::Replicas* replicas) {
   at::Tensor loss;
   FSDP_RETURN_IF_ERROR(fsdp::TorchToStatus("forward", [&] {
     loss = NextTokenLoss(model.Forward(batch.inputs), batch.targets);
   }));
   FSDP_RETURN_IF_ERROR(model.Backward(loss));
+  if (replicas != nullptr) FSDP_RETURN_IF_ERROR(replicas->FinishStep());
   FSDP_RETURN_IF_ERROR(fsdp::TorchToStatus("optimizer", [&] {
     const fsdp::TraceSpan span("optimizer");
     optimizer.step();
@@ -93,33 +98,99 @@ class Training {
 
   absl::StatusOr<TrainingResult> Run(BatchSource& data) {
     FSDP_RETURN_IF_ERROR(Resume());
-    const int64_t last_step = options_.warmup + options_.steps;
-    const int64_t first_timed = std::max(options_.warmup, done_) + 1;
-    for (int64_t step = 1; step <= done_; ++step) data.Next();
-    for (int64_t step = done_ + 1; step <= last_step && !result_.stopped;
-         ++step) {
-      if (step == first_timed && options_.on_timed_begin) {
-        options_.on_timed_begin();
-      }
-      FSDP_RETURN_IF_ERROR(Step(step, data));
+    FSDP_RETURN_IF_ERROR(Join(data));
+    begun_ = done_;
+    while (!result_.stopped) {
+      FSDP_ASSIGN_OR_RETURN(const bool is_over, BeginStep());
+      if (is_over) break;
+      TellTimed(begun_);
+      FSDP_RETURN_IF_ERROR(Step(begun_, data));
       const int64_t every = options_.saving.every;
-      if (every > 0 && step % every == 0) FSDP_RETURN_IF_ERROR(Save(step));
+      if (every > 0 && begun_ % every == 0) {
+        FSDP_RETURN_IF_ERROR(Save(begun_));
+      }
     }
     while (losses_.size() > 0) FSDP_RETURN_IF_ERROR(EndStep());
     FSDP_RETURN_IF_ERROR(FinishSaving());
-    result_.stopped = result_.stopped && done_ < last_step;
+    result_.stopped = result_.stopped && done_ < last_step();
     result_.last_step = done_;
+    result_.finished = done_ >= last_step();
+    result_.is_first = IsFirst();
     return std::move(result_);
   }
 
  private:
+  int64_t last_step() const { return options_.warmup + options_.steps; }
+
+  // The others, where there are any; else `data` as far as it has been used.
+  absl::Status Join(BatchSource& data) {
+    if (!options_.replica.join) {
+      for (int64_t step = 1; step <= done_; ++step) data.Next();
+      return absl::OkStatus();
+    }
+    FSDP_ASSIGN_OR_RETURN(replicas_,
+                          options_.replica.join(&run_, last_step(), done_));
+    return absl::OkStatus();
+  }
+
+  // Whether there is none. Otherwise begun_ is the step.
+  absl::StatusOr<bool> BeginStep() {
+    if (replicas_ == nullptr) {
+      if (begun_ >= last_step()) return true;
+      ++begun_;
+      return false;
+    }
+    const auto part = replicas_->BeginStep();
+    FSDP_RETURN_IF_ERROR(UnlessStopped(part.status()));
+    if (!part->has_value()) return true;
+    const fsdp::Replicas::Step& step = **part;
+    // Where this replica has just come, by the state of another one.
+    done_ = step.step;
+    begun_ = step.step + 1;
+    options_.replica.on_part(step.step, step.index);
+    return false;
+  }
+
+  // Replicas stop one after the other, which breaks off what others have begun.
+  absl::Status UnlessStopped(const absl::Status& status) const {
+    if (status.ok() || replicas_ == nullptr || !StopRequested()) return status;
+    return absl::CancelledError(absl::StrCat("stopped: ", status.message()));
+  }
+
+  bool StopRequested() const {
+    return options_.stop_requested && options_.stop_requested();
+  }
+
+  bool IsFirst() const {
+    if (replicas_ == nullptr) return true;
+    const std::string members = replicas_->Members();
+    const int number = options_.replica.number;
+    return members.empty()
+               ? number == 0
+               : absl::StartsWith(members, absl::StrCat(number, "."));
+  }
+
+  void TellTimed(int64_t step) {
+    if (step <= options_.warmup || is_timed_) return;
+    is_timed_ = true;
+    if (options_.on_timed_begin) options_.on_timed_begin();
+  }
+
+  void TellMembers() {
+    if (replicas_ == nullptr || !options_.replica.on_members) return;
+    const std::string members = replicas_->Members();
+    if (members == members_) return;
+    members_ = members;
+    options_.replica.on_members(done_, members);
+  }
+
   absl::Status Step(int64_t step, BatchSource& data) {
     const fsdp::TraceStep traced(step);
     const Batch batch = NextBatch(data);
     begins_.push_back(absl::Now());
     const absl::StatusOr<at::Tensor> loss =
-        TrainStep(batch, model_, optimizer_);
-    if (!loss.ok()) return InStep(step, loss.status());
+        TrainStep(batch, model_, optimizer_, replicas_.get());
+    if (!loss.ok()) return InStep(step, UnlessStopped(loss.status()));
     FSDP_RETURN_IF_ERROR(InStep(
         step, fsdp::TorchToStatus("loss", [&] { losses_.Push(*loss); })));
     const size_t ahead = loss->is_cpu() ? 0 : 1;
@@ -144,7 +215,8 @@ class Training {
   // has computed it yet.
   absl::Status Save(int64_t step) {
     const SavingOptions& saving = options_.saving;
-    if (saving.checkpoints == nullptr) return absl::OkStatus();
+    const bool is_mine = IsFirst() || result_.stopped;
+    if (saving.checkpoints == nullptr || !is_mine) return absl::OkStatus();
     const fsdp::TraceSpan span("save");
     saved_ = step;
     return InStep(step, saving.async ? saving.checkpoints->SaveAsync(step, run_)
@@ -168,7 +240,7 @@ class Training {
     absl::StatusOr<double> loss =
         losses_.Pop(absl::Now() + communicator_.default_timeout());
     if (!loss.ok()) return InStep(step, loss.status());
-    const bool stop = options_.stop_requested && options_.stop_requested();
+    const bool stop = StopRequested();
     FSDP_ASSIGN_OR_RETURN(
         const std::vector<double> sums,
         SumOverRanks({*loss, stop ? 1.0 : 0.0}, "loss", communicator_));
@@ -180,6 +252,7 @@ class Training {
     begins_.pop_front();
     last_end_ = now;
     done_ = step;
+    TellMembers();
     result_.own_losses.push_back(*loss);
     result_.mean_losses.push_back(sums[0] / communicator_.world_size());
     result_.stopped = result_.stopped || sums[1] > 0;
@@ -195,7 +268,11 @@ class Training {
   std::deque<absl::Time> begins_;  // likewise
   absl::Time last_end_ = absl::InfinitePast();
   int64_t done_;
+  int64_t begun_ = 0;  // likewise, of the steps that have begun
+  bool is_timed_ = false;
   fsdp::checkpoint::TrainingRun run_;
+  std::unique_ptr<fsdp::Replicas> replicas_;  // or null
+  std::string members_;                       // of replicas_, as last told
   int64_t saved_ = 0;  // the last step of which there is a checkpoint
   TrainingResult result_;
 };

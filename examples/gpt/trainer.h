@@ -4,14 +4,18 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "checkpoint/checkpointer.h"
+#include "checkpoint/run/run.h"
 #include "comm/communicator.h"
 #include "examples/gpt/batch.h"
 #include "examples/gpt/trainable_model.h"
+#include "replicas/replicas.h"
 
 namespace gpt {
 
@@ -23,6 +27,20 @@ struct SavingOptions {
   bool resume = false;  // from the newest one, if there is one
   // That of this step was loaded.
   std::function<void(int64_t step)> on_resumed;
+};
+
+// Of a replica of several; not on a device.
+struct ReplicaHooks {
+  int number = 0;  // which one this is
+  // Joins the others in a run of `steps`, of which `done` are in `run`. Empty:
+  // there are no replicas.
+  std::function<absl::StatusOr<std::unique_ptr<fsdp::Replicas>>(
+      fsdp::checkpoint::TrainingRun* run, int64_t steps, int64_t done)>
+      join;
+  // The next batch is to be that of `step`, from 0, and of this part of it.
+  std::function<void(int64_t step, int part)> on_part;
+  // `step`, from 1, was the first that these have finished: Members().
+  std::function<void(int64_t step, const std::string& members)> on_members;
 };
 
 struct TrainerOptions {
@@ -37,7 +55,9 @@ struct TrainerOptions {
   std::function<void(int64_t step, double loss)> on_step;
   // Called before the first timed step.
   std::function<void()> on_timed_begin;
+  // Of replicas the first one saves, and each that is stopped.
   SavingOptions saving;
+  ReplicaHooks replica;
 };
 
 // Of the steps that were left, warm-up included, except where it says
@@ -48,6 +68,11 @@ struct TrainingResult {
   std::vector<double> step_seconds;  // of the timed steps
   bool stopped = false;              // before all steps were done
   int64_t last_step = 0;             // the last one that is done, of all
+  // The model has gone through all steps, in this run or before. Not where they
+  // were done without this replica.
+  bool finished = false;
+  // Alone, or the first of the replicas that have finished the last step.
+  bool is_first = true;
 };
 
 // Trains by AdamW with torch's defaults and a constant learning rate. A step is

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
+#include "checkpoint/run/run.h"
 #include "comm/communicator.h"
 #include "comm/testing/run_ranks.h"
 #include "examples/gpt/batch.h"
@@ -24,6 +26,7 @@
 #include "examples/gpt/trainable_model.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "replicas/replicas.h"
 
 namespace gpt {
 namespace {
@@ -116,8 +119,9 @@ TEST(TrainerTest, AllRanksStopAfterTheSameStep) {
     };
     FSDP_ASSIGN_OR_RETURN(TrainingResult result,
                           TrainSharded(options, communicator));
-    return result.stopped ? absl::OkStatus()
-                          : absl::InternalError("it did not stop");
+    return result.stopped && !result.finished
+               ? absl::OkStatus()
+               : absl::InternalError("it did not stop");
   }));
   EXPECT_THAT(steps, ::testing::Each(ElementsAre(1, 2)));
 }
@@ -135,6 +139,42 @@ class FailingModel final : public TrainableModel {
  private:
   torch::nn::Module module_;
 };
+
+TEST(TrainerTest, OneReplicaGivesTheBitsOfNone) {
+  TrainerOptions options;
+  options.steps = kSteps;
+  std::vector<std::pair<int64_t, int>> parts;
+  std::vector<std::string> members;
+  options.replica.join = [](fsdp::checkpoint::TrainingRun* run, int64_t steps,
+                            int64_t done) {
+    fsdp::ReplicaOptions joining;
+    joining.steps = steps;
+    joining.first_step = done;
+    return fsdp::Replicas::Join(/*environment=*/{}, run, joining);
+  };
+  options.replica.on_part = [&parts](int64_t step, int part) {
+    parts.emplace_back(step, part);
+  };
+  options.replica.on_members = [&members](int64_t step,
+                                          const std::string& who) {
+    members.push_back(absl::StrCat(step, ": ", who));
+  };
+  ASSERT_OK(RunAllRanks(1, [&](Communicator& communicator) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(const TrainingResult result,
+                          TrainSharded(options, communicator));
+    EXPECT_EQ(result.own_losses,
+              PlainLosses({kModel, kShape, /*ranks=*/1, kSteps, kSeed, 3e-4,
+                           Optimizer::kFused}));
+    EXPECT_TRUE(result.finished);
+    EXPECT_TRUE(result.is_first);
+    return absl::OkStatus();
+  }));
+  ASSERT_THAT(parts, SizeIs(kSteps));
+  for (int64_t step = 0; step < kSteps; ++step) {
+    EXPECT_EQ(parts[step], std::make_pair(step, 0));
+  }
+  EXPECT_THAT(members, ElementsAre("1: 0.0"));
+}
 
 TEST(TrainerTest, ErrorsNameTheStep) {
   FailingModel model;

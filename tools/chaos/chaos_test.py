@@ -27,21 +27,34 @@ class ChaosTest(unittest.TestCase):
         return code, said.getvalue()
 
     def test_nothing_is_wrong_and_nothing_is_left(self):
-        code, said = self.main("--trials=10", f"--faults={FAULTS}", "--seed=11")
+        code, said = self.main("--trials=8", f"--faults={FAULTS}", "--seed=11")
         self.assertEqual(code, 0, said)
+        before = json.loads((self.out / "report.json").read_text())["trials"]
+        code, said = self.main("--trials=10", f"--faults={FAULTS}", "--resume")
+        self.assertEqual(code, 0, said)
+        self.assertIn("--seed=11\n", said)
         data = json.loads((self.out / "report.json").read_text())
         self.assertEqual(len(data["trials"]), 10)
+        self.assertEqual(data["trials"][:8], before)
+        self.assertEqual(len({(trial["fault"], trial["backend"]) for trial in data["trials"]}), 10)
         for trial in data["trials"]:
             self.assertTrue(trial["skipped"] or trial["detection_s"] is not None, trial)
         self.assertIn("## Defects\n\nNone.\n", (self.out / "report.md").read_text())
 
+    def test_replicas_outlive_each_other(self):
+        code, said = self.main("--trials_each=1", "--faults=replica_kill,replica_join,keeper", "--backend=gloo", "--seed=13")
+        self.assertEqual(code, 0, said)
+        data = json.loads((self.out / "report.json").read_text())
+        self.assertEqual({trial["fault"]: [code == 0 for code in trial["codes"]] for trial in data["trials"]},
+                         {"replica_kill": [True], "replica_join": [True], "keeper": [False]})
+
     def test_a_run_that_restarts_ends_with_the_bits_of_an_unbroken_one(self):
-        code, said = self.main("--soak=120", "--every=30", "--backend=shared_memory", "--seed=12")
+        code, said = self.main("--soak=120", "--every=30", "--backend=gloo", "--seed=12")
         self.assertEqual(code, 0, said)
         self.assertIn("the bits of an unbroken run", said)
 
     def test_wrong_flags_are_refused(self):
-        for flags in (["--faults=flood"], ["--ranks=1"], ["--backend=pigeons"]):
+        for flags in (["--faults=flood"], ["--ranks=1"], ["--backend=pigeons"], ["--jobs=0"], ["--trials=0"]):
             with self.assertRaises(SystemExit) as raised:
                 self.main(*flags)
             self.assertEqual(raised.exception.code, 2)

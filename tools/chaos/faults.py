@@ -19,6 +19,13 @@ from network import ADDRESSES, NoNetwork, TwoHosts
 
 FOREVER = "--steps=100000000"
 STEPS = 400  # of a run that is to survive
+FEW_STEPS = 100  # where the fault is there from the start
+# From a fault until all have noticed: who has ended is seen by its peers, or after the 10 s that the launcher waits for
+# them, or when they have waited 8 s to connect;
+NOTICED_S = 20
+# of who is silent 7 s come first until it is named, 30 s of last words where it serves the store that ranks meet in, and
+# 3 s in which it does not obey SIGTERM.
+SILENT_S = 55
 BEGUN = "million parameters"  # what rank 0 prints before its first step
 OPERATIONS = ("any", "all_reduce", "reduce_scatter")
 
@@ -50,6 +57,9 @@ class Plan:
     says: str = ""  # a pattern of what a job prints that fails
     victims: Set[int] = dataclasses.field(default_factory=set)  # ranks that may say and end anything
     closers: List[Callable[[], None]] = dataclasses.field(default_factory=list)
+    # Set by strike(): what has gone wrong, and after how long others went on, where the job does not end.
+    defects: List[str] = dataclasses.field(default_factory=list)
+    detected_s: Optional[float] = None
 
     def close(self) -> None:
         for closer in self.closers:
@@ -76,16 +86,21 @@ class Fault:
     prepare: Callable[[Trial], Plan]
     backends: Set[str] = dataclasses.field(default_factory=lambda: {"shared_memory", "gloo"})
     steps: int = STEPS  # where it is to survive
+    within_s: float = NOTICED_S  # it has to be noticed, where it is
+    # What is wrong with a job that survived; without it its losses are compared with those of a run without the fault.
+    compare: Optional[Callable[[Job], List[str]]] = None
 
 
 FAULTS: Dict[str, Fault] = {}
 
 
-def fault(name: str, expect: Expect, backends: Optional[Set[str]] = None) -> Callable[..., Callable[[Trial], Plan]]:
+def fault(name: str, expect: Expect, backends: Optional[Set[str]] = None,
+          within_s: float = NOTICED_S, steps: int = STEPS,
+          compare: Optional[Callable[[Job], List[str]]] = None) -> Callable[..., Callable[[Trial], Plan]]:
     """Lists a function that prepares it; its docstring is what --help says."""
     def add(prepare: Callable[[Trial], Plan]) -> Callable[[Trial], Plan]:
         FAULTS[name] = Fault(name, expect, (prepare.__doc__ or "").strip(), prepare,
-                             backends or {"shared_memory", "gloo"})
+                             backends or {"shared_memory", "gloo"}, steps, within_s, compare)
         return prepare
     return add
 
@@ -142,7 +157,7 @@ def _stop_continue(trial: Trial) -> Plan:
     return Plan(f"rank {rank}, after {delay:.3f} s", strike)
 
 
-@fault("stop", Expect.FAILS)
+@fault("stop", Expect.FAILS, within_s=SILENT_S)
 def _stop(trial: Trial) -> Plan:
     """a rank is stopped for good: found at the deadline of a wait, 5 s here"""
     plan = _by_signal(trial, trial.rank(), signal.SIGSTOP)
@@ -188,7 +203,8 @@ for _kind, _expect, _says, _about in (
         ("nan", Expect.NAN, lambda rank: "", "gradients of a rank are NaN"),
         ("slow", Expect.SURVIVES, lambda rank: "", "steps of a rank take ten times as long")):
     FAULTS[f"step_{_kind}"] = Fault(f"step_{_kind}", _expect, _about, _in_program(_kind, _says),
-                                    steps=80 if _kind == "slow" else STEPS)
+                                    steps=80 if _kind == "slow" else FEW_STEPS,
+                                    within_s=SILENT_S if _kind == "stop" else NOTICED_S)
 
 
 @fault("port_taken", Expect.FAILS)
@@ -216,7 +232,7 @@ def _close_stdout(trial: Trial) -> Plan:
     return Plan(f"after {delay:.3f} s", strike, Moment.RANKS)
 
 
-@fault("stdout_closed", Expect.SURVIVES)
+@fault("stdout_closed", Expect.SURVIVES, steps=FEW_STEPS)
 def _stdout_closed(trial: Trial) -> Plan:
     """whoever reads the output goes away, of a job that ignores SIGPIPE"""
     trial.setup.ignored_signals = (signal.SIGPIPE,)
@@ -256,7 +272,7 @@ def _needs_mounts() -> None:
         raise Skipped("no mount namespaces")
 
 
-@fault("shm_full", Expect.SURVIVES)
+@fault("shm_full", Expect.SURVIVES, steps=FEW_STEPS)
 def _shm_full(trial: Trial) -> Plan:
     """/dev/shm has 64 KiB"""
     _needs_mounts()
@@ -285,7 +301,7 @@ def _file_size(trial: Trial) -> Plan:
     return Plan(f"{size} bytes", lambda job: time.time(), Moment.START, "too large|ulimit -f")
 
 
-@fault("open_files", Expect.EITHER)
+@fault("open_files", Expect.EITHER, steps=FEW_STEPS)
 def _open_files(trial: Trial) -> Plan:
     """a process may have so many files open (ulimit -n)"""
     number = trial.draw.randint(6, 48)
@@ -293,7 +309,7 @@ def _open_files(trial: Trial) -> Plan:
     return Plan(f"{number} files", lambda job: time.time(), Moment.START)
 
 
-@fault("memory", Expect.EITHER)
+@fault("memory", Expect.EITHER, steps=FEW_STEPS)
 def _memory(trial: Trial) -> Plan:
     """a process may have so much memory (ulimit -d)"""
     size = trial.draw.randint(96, 400)
@@ -362,13 +378,13 @@ def _on_cable(trial: Trial, detail: str, act: Callable[[TwoHosts, Job], None], s
     return Plan(f"{detail}, after {delay:.3f} s", strike, says=says, closers=[hosts.close])
 
 
-@fault("partition", Expect.FAILS, {"gloo"})
+@fault("partition", Expect.FAILS, {"gloo"}, within_s=SILENT_S)
 def _partition(trial: Trial) -> Plan:
     """two hosts are cut off from each other: found at the deadline of a wait"""
     return _on_cable(trial, "the cable is cut", lambda hosts, job: hosts.set_cable(0, False), "rank")
 
 
-@fault("half_open", Expect.FAILS, {"gloo"})
+@fault("half_open", Expect.FAILS, {"gloo"}, within_s=SILENT_S)
 def _half_open(trial: Trial) -> Plan:
     """a host dies without a word: its peers' connections stay open"""
     victim = trial.setup.ranks - 1
@@ -392,18 +408,18 @@ def _cable_flaps(trial: Trial) -> Plan:
     return _on_cable(trial, "the cable is out for a second", act)
 
 
-def _with_quality(name: str, about: str, how: List[str]) -> None:
+def _with_quality(name: str, about: str, change: Callable[[TwoHosts], Optional[str]]) -> None:
     def prepare(trial: Trial) -> Plan:
         hosts = _on_two_hosts(trial)
-        refused = hosts.set_quality(how)
+        refused = change(hosts)
         if refused is not None:
             hosts.close()
             raise Skipped(refused)
-        return Plan(" ".join(how), lambda job: time.time(), closers=[hosts.close])
-    FAULTS[name] = Fault(name, Expect.SURVIVES, about, prepare, {"gloo"})
+        return Plan("from the start", lambda job: time.time(), closers=[hosts.close])
+    FAULTS[name] = Fault(name, Expect.SURVIVES, about, prepare, {"gloo"}, FEW_STEPS)
 
 
-_with_quality("loss", "a hundredth of the packets between two hosts is lost", ["netem", "loss", "1%"])
-_with_quality("delay", "packets between two hosts take 1 ms more", ["netem", "delay", "1ms"])
+_with_quality("loss", "a hundredth of the packets between two hosts is lost", lambda hosts: hosts.set_netem(0.01, 0))
+_with_quality("delay", "packets between two hosts take 1 ms more", lambda hosts: hosts.set_netem(0, 0.001))
 _with_quality("narrow", "two hosts are 100 Mbit/s apart",
-              ["tbf", "rate", "100mbit", "burst", "32kbit", "latency", "400ms"])
+              lambda hosts: hosts.set_quality(["tbf", "rate", "100mbit", "burst", "32kbit", "latency", "400ms"]))

@@ -1,8 +1,11 @@
 """Jobs of the GPT example as processes: started, watched, and looked for when they are gone."""
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import dataclasses
 import fcntl
+import functools
 import os
 import pathlib
 import re
@@ -14,10 +17,11 @@ import subprocess
 import termios
 import time
 import uuid
-from typing import IO, Callable, Dict, List, Optional, Sequence, Set, Tuple, Union
+from typing import IO, Callable, ContextManager, Dict, List, Optional, Sequence, Set, Tuple, Union
 
 MARK = "CHAOS_MARK"  # in the environment of every process of a job
 LAUNCHER = ("RANK", "WORLD", "MASTER", "LOCAL_", "FSDP", "TORCHELASTIC", "OMPI", "SLURM", "GPT_")
+SHARED_MEMORY = "/dev/shm"
 
 
 def environment_of(pid: int) -> Dict[str, str]:
@@ -30,10 +34,22 @@ def environment_of(pid: int) -> Dict[str, str]:
 
 
 def children_of(pid: int) -> List[int]:
-    try:
-        return [int(child) for child in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
+    """Those of all its threads."""
+    found: List[int] = []
+    for path in pathlib.Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            found += map(int, path.read_text().split())
+        except OSError:
+            pass
+    return found
+
+
+def family_of(pid: int) -> List[int]:
+    """It and its descendants; much cheaper than marked(), but blind for those whose parents are gone."""
+    found = [pid]
+    for one in found:
+        found += children_of(one)
+    return found
 
 
 def is_alive(pid: int) -> bool:
@@ -50,9 +66,9 @@ def marked(mark: str) -> List[int]:
     return [pid for pid in pids if environment_of(pid).get(MARK) == mark and is_alive(pid)]
 
 
-def listening_ports(pids: Sequence[int]) -> Set[int]:
-    """Of TCP sockets that these processes listen on, in their own network namespaces."""
-    ports: Set[int] = set()
+def listening_sockets(pids: Sequence[int]) -> Set[Tuple[int, str]]:
+    """Port and inode of TCP sockets that these processes listen on, in their own network namespaces."""
+    sockets: Set[Tuple[int, str]] = set()
     for pid in pids:
         inodes = set()
         try:
@@ -62,8 +78,9 @@ def listening_ports(pids: Sequence[int]) -> Set[int]:
                     inodes.add(match[1])
         except OSError:
             pass
-        ports |= {port for port, inode in _listeners(pid) if inode in inodes}
-    return ports
+        if inodes:
+            sockets |= {(port, inode) for port, inode in _listeners(pid) if inode in inodes}
+    return sockets
 
 
 def _listeners(pid: int) -> List[Tuple[int, str]]:
@@ -81,9 +98,34 @@ def _listeners(pid: int) -> List[Tuple[int, str]]:
     return found
 
 
-def shared_memory() -> Set[str]:
-    """What has a name in /dev/shm, and segments of System V."""
-    names = {f"/dev/shm/{name}" for name in os.listdir("/dev/shm")} if os.path.isdir("/dev/shm") else set()
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_CLONE_NEWNS, _MS_BIND, _MS_REC, _MS_PRIVATE = 0x20000, 0x1000, 0x4000, 0x40000
+
+
+def _take_shared_memory(folder: bytes) -> None:
+    """From here on this process and those that it starts have `folder` for their /dev/shm."""
+    if (_LIBC.unshare(_CLONE_NEWNS) != 0
+            or _LIBC.mount(b"none", b"/", None, ctypes.c_ulong(_MS_REC | _MS_PRIVATE), None) != 0
+            or _LIBC.mount(folder, SHARED_MEMORY.encode(), None, ctypes.c_ulong(_MS_BIND), None) != 0):
+        raise OSError(ctypes.get_errno(), "a /dev/shm of its own")
+
+
+@functools.lru_cache(maxsize=None)
+def has_own_shared_memory() -> bool:
+    """Whether jobs can have a /dev/shm each: then what is left there is known to be theirs."""
+    child = os.fork()
+    if child == 0:
+        try:
+            _take_shared_memory(b"/tmp")
+            os._exit(0)
+        except OSError:
+            os._exit(1)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def shared_memory(folder: Union[str, pathlib.Path] = SHARED_MEMORY) -> Set[str]:
+    """What has a name there, and segments of System V."""
+    names = {f"{folder}/{name}" for name in os.listdir(folder)} if os.path.isdir(folder) else set()
     try:
         lines = pathlib.Path("/proc/sysvipc/shm").read_text().splitlines()[1:]
     except OSError:
@@ -102,7 +144,7 @@ class Setup:
     """How a job is started."""
     program: pathlib.Path
     flags: List[str]
-    ranks: int = 2
+    ranks: int = 2  # of each replica, where there are several
     environment: Dict[str, str] = dataclasses.field(default_factory=dict)
     # Commands before the program; of rank r where ranks are started one by one.
     prefix: Callable[[int], Sequence[str]] = lambda rank: ()
@@ -113,7 +155,19 @@ class Setup:
     limits: Dict[int, int] = dataclasses.field(default_factory=dict)  # RLIMIT_...: value
     stdout: Optional[int] = None  # a descriptor instead of a file
     ignored_signals: Tuple[int, ...] = ()
+    replicas: int = 0
+    # A turn at the machine: what starts or computes takes one, what only waits does not.
+    turn: Callable[[], ContextManager[None]] = contextlib.nullcontext
     terminal: bool = False  # its standard streams, and its controlling terminal, are `stdout`
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """A rank that runs."""
+    pid: int
+    rank: int
+    replica: int  # 0 where there are none
+    restart: int  # how often it has been started again
 
 
 class Job:
@@ -126,8 +180,12 @@ class Job:
         self.temporary = folder / "tmp"
         self.temporary.mkdir()
         self.port = setup.master[1] or (free_port() if setup.one_by_one else 0)
-        self.ports: Set[int] = set()
-        self._shared_before = shared_memory()
+        self._sockets: Set[Tuple[int, str]] = set()  # that it listened on
+        self._shared = pathlib.Path(SHARED_MEMORY)
+        if has_own_shared_memory():
+            self._shared = folder / "shm"
+            self._shared.mkdir()
+        self._shared_before = shared_memory(self._shared)
         self.processes = [self._start(rank) for rank in range(setup.ranks if setup.one_by_one else 1)]
 
     def _environment(self, rank: int) -> Dict[str, str]:
@@ -143,7 +201,9 @@ class Job:
         return environment
 
     def _prepare(self) -> None:
-        """In the child: signals as a terminal's shell leaves them, and limits."""
+        """In the child: its /dev/shm, signals as a terminal's shell leaves them, and limits."""
+        if has_own_shared_memory():
+            _take_shared_memory(bytes(self._shared))
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE):
             signal.signal(number, signal.SIG_IGN if number in self.setup.ignored_signals else signal.SIG_DFL)
         if self.setup.terminal:
@@ -157,25 +217,35 @@ class Job:
         command = [*setup.prefix(rank), str(setup.program), *setup.flags]
         if not setup.one_by_one:
             command.append(f"--ranks={setup.ranks}")
+            command += [f"--replicas={setup.replicas}"] if setup.replicas else []
         with open(self.folder / f"out.{rank}", "wb") as out, open(self.folder / f"err.{rank}", "wb") as err:
             stdout: Union[IO[bytes], int] = out if setup.stdout is None else setup.stdout
             return subprocess.Popen(command, stdin=setup.stdout if setup.terminal else subprocess.DEVNULL,
                                     stdout=stdout, stderr=err, env=self._environment(rank),
                                     preexec_fn=self._prepare, start_new_session=True)
 
+    def family(self) -> List[int]:
+        """Its processes, but for those whose parents are gone."""
+        return [pid for process in self.processes for pid in family_of(process.pid)]
+
     def ranks(self) -> Dict[int, int]:
         """Process ids by rank, of those that run."""
-        found = {}
-        for pid in marked(self.mark):
-            environment = environment_of(pid)
-            if "RANK" in environment:
-                found[int(environment["RANK"])] = pid
+        return {member.rank: member.pid for member in self.members()}
+
+    def members(self) -> List[Member]:
+        """The ranks that run, of all replicas."""
+        found = []
+        for pid in self.family():
+            variables = environment_of(pid)
+            if "RANK" in variables and is_alive(pid):
+                found.append(Member(pid, int(variables["RANK"]), int(variables.get("FSDP_REPLICA", 0)),
+                                    int(variables.get("TORCHELASTIC_RESTART_COUNT", 0))))
         return found
 
     def note_ports(self) -> Set[int]:
-        """Remembers on which it listens now; see left()."""
-        self.ports |= listening_ports(marked(self.mark))
-        return self.ports
+        """Remembers on which it listens now; see left(). All that it has listened on."""
+        self._sockets |= listening_sockets(self.family())
+        return {port for port, _ in self._sockets}
 
     def text(self) -> str:
         """What it has printed so far."""
@@ -228,9 +298,9 @@ class Job:
     def _remains(self) -> List[str]:
         found = [f"process {pid}: {' '.join(self._command(pid))}" for pid in marked(self.mark)]
         # Threads of a killed process may close its sockets a little later than it is gone.
-        open_ports = {port for port, _ in _listeners(os.getpid())}
-        found += [f"port {port}" for port in sorted(self.ports & open_ports)]
-        found += sorted(shared_memory() - self._shared_before)
+        # A port may be another job's by now, a socket cannot.
+        found += [f"port {port}" for port, _ in sorted(self._sockets & set(_listeners(os.getpid())))]
+        found += sorted(shared_memory(self._shared) - self._shared_before)
         return found + [str(path) for path in sorted(self.temporary.rglob("*"))]
 
     @staticmethod

@@ -35,10 +35,10 @@ class JobTest(unittest.TestCase):
         self.folder = pathlib.Path(scratch.name)
 
     def job(self, script, **changes):
-        program = self.folder / "program"
+        folder = pathlib.Path(tempfile.mkdtemp(dir=self.folder))
+        program = folder / "program"
         program.write_text(script)
         program.chmod(0o755)
-        folder = pathlib.Path(tempfile.mkdtemp(dir=self.folder))
         job = jobs.Job(jobs.Setup(program, ["--flag"], **changes), folder)
         self.addCleanup(job.kill)
         return job
@@ -48,6 +48,7 @@ class JobTest(unittest.TestCase):
         self.assertIsNotNone(job.await_text("rank 1 began", 20))
         self.assertIsNotNone(job.await_text("rank 0 began", 20))
         self.assertEqual(sorted(job.ranks()), [0, 1])
+        self.assertEqual(sorted(job.family()), sorted(jobs.marked(job.mark)))
         jobs.signal_rank(job, 1, signal.SIGKILL)
         job.processes[0].kill()
         self.assertTrue(job.await_end(20))
@@ -57,6 +58,12 @@ class JobTest(unittest.TestCase):
         self.assertIn("process", left[0])
         job.kill()
         self.assertEqual(job.left(), [])
+
+    def test_knows_ranks_of_replicas(self):
+        job = self.job(LAUNCHES, environment={"FSDP_REPLICA": "4", "TORCHELASTIC_RESTART_COUNT": "2"}, replicas=5)
+        self.assertIsNotNone(job.await_text("rank 1 began", 20))
+        self.assertIsNotNone(job.await_text("rank 0 began", 20))
+        self.assertEqual(sorted((one.rank, one.replica, one.restart) for one in job.members()), [(0, 4, 2), (1, 4, 2)])
 
     def test_ranks_are_started_one_by_one(self):
         job = self.job("#!/bin/sh\necho \"$RANK of $WORLD_SIZE at $MASTER_ADDR:$MASTER_PORT, $LOCAL_RANK, $1 $2\"\n",
@@ -68,6 +75,9 @@ class JobTest(unittest.TestCase):
         job = self.job("#!/bin/sh\necho \"$@ $RANK\"\n", ranks=3)
         self.assertTrue(job.await_end(20))
         self.assertEqual(job.text(), "--flag --ranks=3 \n")
+        job = self.job("#!/bin/sh\necho \"$@\"\n", ranks=3, replicas=2)
+        self.assertTrue(job.await_end(20))
+        self.assertEqual(job.text(), "--flag --ranks=3 --replicas=2\n")
 
     def test_limits_and_ignored_signals_come_before_the_program(self):
         job = self.job("#!/bin/sh\nulimit -n\nkill -PIPE $$\necho on\n", limits={resource.RLIMIT_NOFILE: 77},
@@ -90,11 +100,24 @@ class JobTest(unittest.TestCase):
         job.kill()
         (job.temporary / "file").unlink()
         self.assertEqual(job.left(), [])
-        # A port of others is none of the job's.
+        # A port of others is none of the job's, also where the job has had it before.
         with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(("127.0.0.1", int(match[1])))
             listener.listen()
-            self.assertEqual(job.left(), [])
+            self.assertEqual(job.left(seconds=0.1), [])
+
+    def test_shared_memory_is_of_the_job_that_has_left_it(self):
+        if not jobs.has_own_shared_memory():
+            self.skipTest("no mount namespaces")
+        name = f"chaos_test.{os.getpid()}"
+        careless, other = self.job(f"#!/bin/sh\ntouch /dev/shm/{name}\n"), self.job("#!/bin/sh\n")
+        for job in (careless, other):
+            self.assertTrue(job.await_end(20))
+            self.assertEqual(job.codes(), [0])
+        self.assertEqual(careless.left(seconds=0.1), [str(careless.folder / "shm" / name)])
+        self.assertEqual(other.left(seconds=0.1), [])
+        self.assertFalse(os.path.exists(f"/dev/shm/{name}"))
 
     def test_what_ends_says_nothing_more(self):
         job = self.job("#!/bin/sh\necho over\nexit 3\n")

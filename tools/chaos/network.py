@@ -2,11 +2,14 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import shutil
 import subprocess
+import sys
 import time
 from typing import List, Optional, Sequence
 
+CABLE = pathlib.Path(os.path.realpath(__file__)).parent / "slow_cable.py"
 ADDRESSES = ("10.78.0.1", "10.78.0.2")
 
 
@@ -22,7 +25,7 @@ def _run(command: Sequence[str]) -> None:
 
 
 class TwoHosts:
-    """Exists as long as two sleeping processes do, which close() ends."""
+    """Exists as long as two sleeping processes do, which close() ends, with what carries their packets."""
 
     def __init__(self) -> None:
         for tool in ("ip", "nsenter", "unshare"):
@@ -76,10 +79,36 @@ class TwoHosts:
             return str(error)
         return None
 
+    def set_netem(self, loss: float, delay_s: float) -> Optional[str]:
+        """So many of the packets are lost, and the others take so much longer; why not, where that cannot be."""
+        refused = self.set_quality(["netem", "loss", f"{100 * loss}%", "delay", f"{1000 * delay_s}ms"])
+        if refused is None or not os.path.exists("/dev/net/tun"):
+            return refused
+        try:
+            self._replace_cable(loss, delay_s)
+        except NoNetwork as error:
+            return str(error)
+        return None
+
+    def _replace_cable(self, loss: float, delay_s: float) -> None:
+        """By a process that carries packets."""
+        self.on(0, "ip", "link", "del", "cable0")
+        namespaces = [f"/proc/{holder.pid}/ns/net" for holder in self._holders]
+        carrier = subprocess.Popen([sys.executable, str(CABLE), *namespaces, str(loss), str(delay_s)],
+                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self._holders.append(carrier)
+        assert carrier.stdout is not None and carrier.stderr is not None
+        if carrier.stdout.readline() != b"connected\n":
+            raise NoNetwork(carrier.stderr.read().decode().strip().splitlines()[-1])
+        for host in range(2):
+            self.on(host, "ip", "address", "add", ADDRESSES[host], "peer", ADDRESSES[1 - host], "dev", "cable")
+            self.on(host, "ip", "link", "set", "cable", "up")
+
     def close(self) -> None:
         for holder in self._holders:
             holder.kill()
             holder.wait()
-            if holder.stderr is not None:
-                holder.stderr.close()
+            for stream in (holder.stdin, holder.stdout, holder.stderr):
+                if stream is not None:
+                    stream.close()
         self._holders = []

@@ -19,7 +19,9 @@ class Summary:
     hangs: int = 0
     left: int = 0  # trials that have left something
     defects: int = 0  # trials with defects
+    outcomes: Dict[str, int] = dataclasses.field(default_factory=dict)  # trials by what has become of the job
     detection_s: Optional[List[float]] = None  # least, median, most
+    took_s: float = 0  # a trial, as a mean
 
 
 def summarize(results: List[Result]) -> List[Summary]:
@@ -33,8 +35,15 @@ def summarize(results: List[Result]) -> List[Summary]:
         summaries.append(Summary(
             fault, backend, len(ran), len(group) - len(ran), sum(result.hang for result in ran),
             sum(bool(result.left) for result in ran), sum(bool(result.defects) for result in ran),
-            [times[0], statistics.median(times), times[-1]] if times else None))
+            dict(sorted(collections.Counter(result.outcome() for result in ran).items())),
+            [times[0], statistics.median(times), times[-1]] if times else None,
+            round(statistics.mean(result.took_s for result in ran), 2) if ran else 0))
     return summaries
+
+
+def from_json(data: Dict[str, Any]) -> List[Result]:
+    """The trials that to_json() has written."""
+    return [Result(**trial) for trial in data["trials"]]
 
 
 def to_json(results: List[Result], about: Dict[str, str]) -> Dict[str, Any]:
@@ -49,11 +58,16 @@ def _seconds(times: Optional[List[float]]) -> str:
 def to_markdown(results: List[Result], about: Dict[str, str]) -> str:
     lines = ["# Faults", ""] + [f"- {name}: {value}" for name, value in about.items()] + [
         "", "Seconds from the fault to the end of the job: least / median / most; of a job that survives until it is done.",
-        "", "| fault | backend | trials | seconds | hangs | left something | defects |", "|---|---|---|---|---|---|---|"]
+        "", "| fault | backend | trials | outcomes | seconds | hangs | left something | defects |",
+        "|---|---|---|---|---|---|---|---|"]
     for one in summarize(results):
         trials = f"{one.trials}" + (f" ({one.skipped} skipped)" if one.skipped else "")
-        lines.append(f"| {one.fault} | {one.backend} | {trials} | {_seconds(one.detection_s)} | {one.hangs} | {one.left} | "
-                     f"{one.defects} |")
+        outcomes = ", ".join(f"{outcome} {count}" for outcome, count in one.outcomes.items()) or "-"
+        lines.append(f"| {one.fault} | {one.backend} | {trials} | {outcomes} | {_seconds(one.detection_s)} | {one.hangs} | "
+                     f"{one.left} | {one.defects} |")
+    total = [sum(counts) for counts in zip(*((one.trials, one.hangs, one.left, one.defects) for one in summarize(results)))]
+    if total:
+        lines.append(f"| all | | {total[0]} | | | {total[1]} | {total[2]} | {total[3]} |")
     lines += ["", "## Defects", ""]
     wrong = [result for result in results if result.defects]
     for result in wrong:

@@ -1,6 +1,7 @@
 """One trial: a job, a fault, and what has become of both."""
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -9,8 +10,9 @@ import random
 import re
 import tempfile
 import time
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, Iterable, List, Optional, Tuple
 
+import pool
 from faults import BEGUN, FOREVER, STEPS, Expect, Fault, Moment, Plan, Skipped, Trial
 from jobs import Job, Setup
 
@@ -40,6 +42,14 @@ class Result:
     left: List[str] = dataclasses.field(default_factory=list)
     defects: List[str] = dataclasses.field(default_factory=list)  # what should not have been
     output: str = ""  # of a trial with defects
+    took_s: float = 0
+
+    def outcome(self) -> str:
+        if self.skipped:
+            return "skipped"
+        if self.hang:
+            return "hangs"
+        return "survives" if self.codes and all(code == 0 for code in self.codes) else "fails"
 
 
 def without_numbers(text: str) -> str:
@@ -67,14 +77,16 @@ def crashes_of(text: str, plan: Plan) -> List[str]:
 class Runner:
     """Runs trials of one program in folders of `scratch`."""
 
-    def __init__(self, program: pathlib.Path, ranks: int, scratch: pathlib.Path):
+    def __init__(self, program: pathlib.Path, ranks: int, scratch: pathlib.Path, busy: int = 1):
+        """`busy`: of trials at the same time so many may start or compute, while others wait for what follows."""
         self.program = program
         self.ranks = ranks
         self.scratch = scratch
+        self._turns = pool.Turns(scratch, busy)
         self._expected: Dict[int, List[float]] = {}
 
     def _setup(self, backend: str, ranks: int) -> Setup:
-        return Setup(self.program, [*MODEL, f"--backend={backend}"], ranks, dict(TIMEOUTS))
+        return Setup(self.program, [*MODEL, f"--backend={backend}"], ranks, dict(TIMEOUTS), turn=self._turns.take)
 
     def _folder(self) -> pathlib.Path:
         return pathlib.Path(tempfile.mkdtemp(prefix="trial.", dir=self.scratch))
@@ -94,13 +106,29 @@ class Runner:
         return self._expected[ranks]
 
     def run(self, fault: Fault, backend: str, seed: int) -> Result:
+        begin = time.monotonic()
+        result = self._run(fault, backend, seed)
+        result.took_s = round(time.monotonic() - begin, 3)
+        return result
+
+    def _ranks(self, fault: Fault) -> int:
+        """Those on two hosts are as many on each."""
+        return self.ranks + self.ranks % 2 if fault.backends == {"gloo"} else self.ranks
+
+    def prepare(self, faults: Iterable[Fault]) -> None:
+        """Trains what these are compared with, once for all."""
+        for fault in faults:
+            if fault.expect in (Expect.SURVIVES, Expect.EITHER) and fault.compare is None:
+                self.expected_losses(self._ranks(fault))
+
+    def _run(self, fault: Fault, backend: str, seed: int) -> Result:
         result = Result(fault.name, backend, seed)
         draw = random.Random(seed)
-        ranks = self.ranks if self.ranks % 2 == 0 or fault.backends != {"gloo"} else self.ranks + 1
+        ranks = self._ranks(fault)
         folder = self._folder()
         setup = self._setup(backend, ranks)
         # Before the job: a machine under load must not slow it down.
-        survives = fault.expect in (Expect.SURVIVES, Expect.EITHER)
+        survives = fault.expect in (Expect.SURVIVES, Expect.EITHER) and fault.compare is None
         expected = self.expected_losses(ranks) if survives else []
         trial = Trial(setup, backend, draw, folder)
         try:
@@ -109,26 +137,36 @@ class Runner:
             result.skipped = str(why)
             return result
         result.detail = plan.detail
-        setup.flags.append(FOREVER if fault.expect is Expect.FAILS else f"--steps={fault.steps}")
+        if fault.compare is None:
+            setup.flags.append(FOREVER if fault.expect is Expect.FAILS else f"--steps={fault.steps}")
         setup.flags.append(f"--json={folder}/report.json")
+        turn = contextlib.ExitStack()
+        turn.enter_context(setup.turn())
         job = Job(setup, folder)
         try:
-            self._watch(job, plan, fault, result)
+            self._watch(job, plan, fault, result, turn)
             self._judge(job, plan, fault, result, expected)
         finally:
             job.kill()
+            turn.close()
             plan.close()
             if result.defects:
                 result.output = job.text()[-4000:]
             job.remove()
         return result
 
-    def _watch(self, job: Job, plan: Plan, fault: Fault, result: Result) -> None:
-        """From the start to the end of the job."""
-        struck = self._strike(job, plan, result)
+    def _watch(self, job: Job, plan: Plan, fault: Fault, result: Result, turn: contextlib.ExitStack) -> None:
+        """From the start to the end of the job, which no longer computes where it is to fail or its steps are slow."""
+        if plan.strike is not None and not self._await_moment(job, plan.at):
+            result.defects.append(f"it ended before {plan.at.value}")
+        if fault.compare is not None:
+            turn.close()
+        struck = None if result.defects else self._strike(job, plan, result)
+        if fault.expect is Expect.FAILS:
+            turn.close()
         result.hang = not job.await_end(LIMIT_S if fault.expect is Expect.FAILS else 3 * LIMIT_S)
         if struck is not None and not result.hang:
-            result.detection_s = round(max(0.0, time.time() - struck), 3)
+            result.detection_s = round(max(0.0, time.time() - struck) if plan.detected_s is None else plan.detected_s, 3)
         result.codes = job.codes()
 
     def _strike(self, job: Job, plan: Plan, result: Result) -> Optional[float]:
@@ -138,9 +176,6 @@ class Runner:
             if match is None:
                 result.defects.append("the program has not come to the fault")
             return None if match is None else float(match[1])
-        if not self._await_moment(job, plan.at):
-            result.defects.append(f"it ended before {plan.at.value}")
-            return None
         job.note_ports()
         try:
             return plan.strike(job)
@@ -165,6 +200,9 @@ class Runner:
         if result.hang:
             result.defects.append(f"it hangs: has not ended {LIMIT_S} s after the fault")
             return
+        result.defects += plan.defects
+        if (fault.expect is Expect.FAILS or fault.compare is not None) and (result.detection_s or 0) > fault.within_s:
+            result.defects.append(f"noticed after {result.detection_s} s instead of {fault.within_s} s")
         result.left = job.left()
         result.defects += [f"left behind: {what}" for what in result.left]
         result.defects += [f"crash: {line}" for line in crashes_of(text, plan)]
@@ -176,7 +214,9 @@ class Runner:
                 result.defects.append(f"nothing that it prints has {plan.says!r}")
         elif fault.expect is not Expect.EITHER and not ended_well:
             result.defects.append(f"it failed, with {result.codes}")
-        if ended_well and fault.expect is not Expect.FAILS:
+        if ended_well and fault.compare is not None:
+            result.defects += fault.compare(job)
+        elif ended_well and fault.expect is not Expect.FAILS:
             self._judge_losses(job, fault, result, expected)
         elif not ended_well and fault.expect is Expect.EITHER and not text.strip():
             result.defects.append("it failed without a word")
@@ -193,12 +233,21 @@ class Runner:
             result.defects.append(f"losses are others than those of a run without a fault, from step {where} on")
 
 
-def choose(faults: List[Tuple[Fault, str]], trials: int, seed: int) -> List[Tuple[Fault, str, int]]:
-    """So many, each of the faults as often as the others but for one, in a random order, with seeds."""
+Choice = Tuple[Fault, str, int]  # with which backend, and the seed of the trial
+
+
+def choose(faults: List[Tuple[Fault, str]], turns: int, seed: int) -> List[Choice]:
+    """Each of the faults once in every turn, in a random order, with seeds: more turns begin with fewer."""
     draw = random.Random(seed)
-    chosen: List[Tuple[Fault, str]] = []
-    while len(chosen) < trials:
+    chosen: List[Choice] = []
+    for _ in range(turns):
         turn = list(faults)
         draw.shuffle(turn)
-        chosen += turn
-    return [(fault, backend, draw.getrandbits(32)) for fault, backend in chosen[:trials]]
+        chosen += [(fault, backend, draw.getrandbits(32)) for fault, backend in turn]
+    return chosen
+
+
+def remaining(choices: List[Choice], results: List[Result]) -> List[Choice]:
+    """Those without a result yet."""
+    done = {(result.fault, result.backend, result.seed) for result in results}
+    return [choice for choice in choices if (choice[0].name, *choice[1:]) not in done]

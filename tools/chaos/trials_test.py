@@ -30,14 +30,14 @@ class TrialsTest(unittest.TestCase):
         self.addCleanup(scratch.cleanup)
         self.folder = pathlib.Path(scratch.name)
 
-    def run_trial(self, expect, script, plan=None, **changes):
+    def run_trial(self, expect, script, plan=None, within_s=60, **changes):
         program = self.folder / "program"
         program.write_text(BEGINS + script)
         program.chmod(0o755)
         runner = trials.Runner(program, 2, self.folder)
         runner._expected[2] = [float(step) for step in range(faults.STEPS)]
         plan = plan or plan_now(**changes)
-        return runner.run(Fault("some", expect, "", lambda trial: plan), "gloo", 1)
+        return runner.run(Fault("some", expect, "", lambda trial: plan, within_s=within_s), "gloo", 1)
 
     def test_a_job_that_survives_has_the_losses_of_one_without_a_fault(self):
         self.assertEqual(self.run_trial(Expect.SURVIVES, "losses").defects, [])
@@ -82,6 +82,11 @@ class TrialsTest(unittest.TestCase):
         self.assertTrue(result.hang)
         self.assertIn("hangs", result.defects[0])
 
+    def test_late_is_a_defect(self):
+        self.assertEqual(self.run_trial(Expect.FAILS, "exit 1", within_s=20).defects, [])
+        result = self.run_trial(Expect.FAILS, "sleep 0.2; exit 1", within_s=0.1)
+        self.assertEqual(result.defects, [f"noticed after {result.detection_s} s instead of 0.1 s"])
+
     def test_nan_has_to_show(self):
         self.assertEqual(self.run_trial(Expect.NAN, "echo '{\"losses\": [1, null]}' > $json").defects, [])
         self.assertEqual(self.run_trial(Expect.NAN, "losses").defects, ["the last loss is 399"])
@@ -90,17 +95,34 @@ class TrialsTest(unittest.TestCase):
         result = self.run_trial(Expect.FAILS, "exit 1", Plan("by the program"))
         self.assertIn("the program has not come to the fault", result.defects)
         result = self.run_trial(Expect.FAILS, "echo 'injected kill into step 3 at 1000.5'; exit 1", Plan("by it"))
-        self.assertEqual(result.defects, [])
         self.assertGreater(result.detection_s, 1000)
+        self.assertEqual(len(result.defects), 1)  # late
 
     def test_every_fault_has_its_turn(self):
         some = [(fault, "gloo") for fault in list(faults.FAULTS.values())[:5]]
-        chosen = trials.choose(some, 12, seed=3)
-        self.assertEqual(len(chosen), 12)
-        for fault, _ in some:
-            self.assertIn(sum(one is fault for one, _, _ in chosen), (2, 3))
-        self.assertEqual(chosen, trials.choose(some, 12, seed=3))
-        self.assertNotEqual(chosen, trials.choose(some, 12, seed=4))
+        chosen = trials.choose(some, 3, seed=3)
+        self.assertEqual(len(chosen), 15)
+        for turn in (chosen[:5], chosen[5:10], chosen[10:]):
+            self.assertEqual({fault.name for fault, _, _ in turn}, {fault.name for fault, _ in some})
+        self.assertEqual(len({seed for _, _, seed in chosen}), 15)
+        self.assertEqual(chosen, trials.choose(some, 3, seed=3))
+        self.assertNotEqual(chosen, trials.choose(some, 3, seed=4))
+        self.assertEqual(chosen[:10], trials.choose(some, 2, seed=3))
+
+    def test_what_has_a_result_is_not_done_again(self):
+        chosen = trials.choose([(fault, "gloo") for fault in list(faults.FAULTS.values())[:3]], 2, seed=3)
+        results = [trials.Result(fault.name, backend, seed) for fault, backend, seed in chosen[1:4]]
+        self.assertEqual(trials.remaining(chosen, results), [chosen[0], *chosen[4:]])
+        results = [trials.Result(chosen[0][0].name, "gloo", chosen[0][2] + 1),
+                   trials.Result(chosen[0][0].name, "shared_memory", chosen[0][2])]
+        self.assertEqual(trials.remaining(chosen, results), chosen)
+
+    def test_outcomes(self):
+        self.assertEqual(self.run_trial(Expect.SURVIVES, "losses").outcome(), "survives")
+        self.assertEqual(self.run_trial(Expect.FAILS, "exit 3").outcome(), "fails")
+        self.assertEqual(trials.Result("kill", "gloo", 1, codes=[0, 1]).outcome(), "fails")
+        self.assertEqual(trials.Result("kill", "gloo", 1, codes=[None], hang=True).outcome(), "hangs")
+        self.assertEqual(trials.Result("loss", "gloo", 1, skipped="no netem").outcome(), "skipped")
 
     def test_a_soak_has_a_fault_in_each_attempt(self):
         entries = soak.fault_plan(trials.random.Random(1), 40, 3, 100).split(";")

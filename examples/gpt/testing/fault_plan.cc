@@ -68,11 +68,12 @@ absl::Status Set(absl::string_view key, absl::string_view value, Fault* fault) {
   }
   if (key == "when") return Look(kMoments, key, value, &fault->in_wait);
   if (key == "restart") return Count(key, value, 0, &fault->restart);
+  if (key == "replica") return Count(key, value, 0, &fault->replica);
   if (key == "rank") return Count(key, value, 0, &fault->rank);
   if (key == "step") return Count(key, value, int64_t{1}, &fault->step);
   if (key == "call") return Count(key, value, int64_t{0}, &fault->call);
   return Wrong(key, value,
-               "fault, restart, rank, step, operation, call or when");
+               "fault, restart, replica, rank, step, operation, call or when");
 }
 
 }  // namespace
@@ -95,9 +96,12 @@ absl::StatusOr<std::vector<Fault>> ParseFaultPlan(absl::string_view text) {
 }
 
 std::optional<Fault> FaultOf(const std::vector<Fault>& plan, int restart,
-                             int rank) {
+                             int replica, int rank) {
   for (const Fault& fault : plan) {
-    if (fault.restart == restart && fault.rank == rank) return fault;
+    if (fault.restart == restart && fault.replica == replica &&
+        fault.rank == rank) {
+      return fault;
+    }
   }
   return std::nullopt;
 }

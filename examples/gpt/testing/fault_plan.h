@@ -30,6 +30,7 @@ enum class Operation { kAny, kAllGather, kReduceScatter, kAllReduce };
 struct Fault {
   FaultKind kind = FaultKind::kKill;
   int restart = 0;
+  int replica = 0;  // also where there are none
   int rank = 0;
   int64_t step = 1;
   Operation operation = Operation::kAny;
@@ -41,9 +42,10 @@ struct Fault {
 // is left away is as in Fault. InvalidArgument names what is wrong.
 absl::StatusOr<std::vector<Fault>> ParseFaultPlan(absl::string_view text);
 
-// That of `plan` which is for this rank in this attempt, the first one of them.
+// That of `plan` which is for this rank in this attempt of its replica, the
+// first one of them.
 std::optional<Fault> FaultOf(const std::vector<Fault>& plan, int restart,
-                             int rank);
+                             int replica, int rank);
 
 // "kill".
 absl::string_view Name(FaultKind kind);

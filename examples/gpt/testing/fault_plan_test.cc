@@ -19,11 +19,12 @@ using ::testing::HasSubstr;
 TEST(FaultPlanTest, ReadsEveryField) {
   ASSERT_OK_AND_ASSIGN(
       const std::vector<Fault> plan,
-      ParseFaultPlan("fault=segv,restart=2,rank=3,step=40,"
+      ParseFaultPlan("fault=segv,restart=2,replica=4,rank=3,step=40,"
                      "operation=reduce_scatter,call=5,when=wait;fault=nan"));
   ASSERT_EQ(plan.size(), 2);
   EXPECT_EQ(plan[0].kind, FaultKind::kSegv);
   EXPECT_EQ(plan[0].restart, 2);
+  EXPECT_EQ(plan[0].replica, 4);
   EXPECT_EQ(plan[0].rank, 3);
   EXPECT_EQ(plan[0].step, 40);
   EXPECT_EQ(plan[0].operation, Operation::kReduceScatter);
@@ -52,11 +53,14 @@ TEST(FaultPlanTest, EveryNameIsRead) {
 TEST(FaultPlanTest, FindsTheFaultOfARankInAnAttempt) {
   ASSERT_OK_AND_ASSIGN(
       const std::vector<Fault> plan,
-      ParseFaultPlan("fault=kill,rank=1;fault=stop,rank=1,restart=1"));
-  EXPECT_EQ(FaultOf(plan, 0, 1)->kind, FaultKind::kKill);
-  EXPECT_EQ(FaultOf(plan, 1, 1)->kind, FaultKind::kStop);
-  EXPECT_FALSE(FaultOf(plan, 0, 0).has_value());
-  EXPECT_FALSE(FaultOf(plan, 2, 1).has_value());
+      ParseFaultPlan("fault=kill,rank=1;fault=stop,rank=1,restart=1;"
+                     "fault=segv,rank=1,replica=2"));
+  EXPECT_EQ(FaultOf(plan, 0, 0, 1)->kind, FaultKind::kKill);
+  EXPECT_EQ(FaultOf(plan, 1, 0, 1)->kind, FaultKind::kStop);
+  EXPECT_EQ(FaultOf(plan, 0, 2, 1)->kind, FaultKind::kSegv);
+  EXPECT_FALSE(FaultOf(plan, 0, 0, 0).has_value());
+  EXPECT_FALSE(FaultOf(plan, 2, 0, 1).has_value());
+  EXPECT_FALSE(FaultOf(plan, 0, 1, 1).has_value());
 }
 
 TEST(FaultPlanTest, NamesWhatIsWrong) {

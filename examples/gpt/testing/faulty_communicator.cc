@@ -167,11 +167,33 @@ class FaultyCommunicator final : public ForwardingCommunicator {
   absl::Time step_begin_ = absl::Now();
 };
 
+class SlowCommunicator final : public ForwardingCommunicator {
+ public:
+  SlowCommunicator(std::unique_ptr<Communicator> base, std::string path)
+      : ForwardingCommunicator(std::move(base)), path_(std::move(path)) {}
+
+ private:
+  absl::StatusOr<std::unique_ptr<Work>> DoAllReduce(
+      const at::Tensor& tensor, ReduceOp op, absl::string_view label) override {
+    if (label == kStepEnd && access(path_.c_str(), F_OK) == 0) {
+      absl::SleepFor(kSlowStep);
+    }
+    return base().AllReduce(tensor, op, label);
+  }
+
+  const std::string path_;
+};
+
 }  // namespace
 
 std::unique_ptr<Communicator> WithFault(std::unique_ptr<Communicator> base,
                                         const Fault& fault) {
   return std::make_unique<FaultyCommunicator>(std::move(base), fault);
+}
+
+std::unique_ptr<Communicator> SlowWhile(std::unique_ptr<Communicator> base,
+                                        const std::string& path) {
+  return std::make_unique<SlowCommunicator>(std::move(base), path);
 }
 
 }  // namespace gpt

@@ -3,7 +3,9 @@
 #define EXAMPLES_GPT_TESTING_FAULTY_COMMUNICATOR_H_
 
 #include <memory>
+#include <string>
 
+#include "absl/time/time.h"
 #include "comm/communicator.h"
 #include "examples/gpt/testing/fault_plan.h"
 
@@ -14,6 +16,11 @@ namespace gpt {
 // 1763900000.123456", the time by the clock of the host.
 std::unique_ptr<fsdp::comm::Communicator> WithFault(
     std::unique_ptr<fsdp::comm::Communicator> base, const Fault& fault);
+
+// Steps take kSlowStep longer as long as there is a file `path`.
+inline constexpr absl::Duration kSlowStep = absl::Milliseconds(100);
+std::unique_ptr<fsdp::comm::Communicator> SlowWhile(
+    std::unique_ptr<fsdp::comm::Communicator> base, const std::string& path);
 
 }  // namespace gpt
 

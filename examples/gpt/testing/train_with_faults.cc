@@ -3,10 +3,13 @@
 //   GPT_FAULT_PLAN       fault_plan.h
 //   GPT_TIMEOUT_S        ConnectOptions::timeout
 //   GPT_CONNECT_TIMEOUT_S
+//   GPT_LOSS_TIMEOUT_S   ReplicaOptions::loss_timeout
+//   GPT_SLOW_WHILE       SlowWhile(), a path
 #include <cstdlib>
 #include <iostream>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -18,6 +21,7 @@
 #include "examples/gpt/testing/fault_plan.h"
 #include "examples/gpt/testing/faulty_communicator.h"
 #include "examples/gpt/train_program.h"
+#include "replicas/replicas.h"
 
 namespace gpt {
 namespace {
@@ -25,6 +29,11 @@ namespace {
 const char* Variable(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr ? "" : value;
+}
+
+int Number(const char* name) {
+  int number = 0;
+  return absl::SimpleAtoi(Variable(name), &number) ? number : 0;
 }
 
 void ReadSeconds(const char* name, absl::Duration* duration) {
@@ -46,12 +55,15 @@ int Main(int argc, char** argv) {
     ReadSeconds("GPT_TIMEOUT_S", &options.timeout);
     ReadSeconds("GPT_CONNECT_TIMEOUT_S", &options.connect_timeout);
   };
+  hooks.joining = [](fsdp::ReplicaOptions& options) {
+    ReadSeconds("GPT_LOSS_TIMEOUT_S", &options.loss_timeout);
+  };
   hooks.connected = [&plan](std::unique_ptr<fsdp::comm::Communicator> ranks) {
-    int restart = 0;
-    if (!absl::SimpleAtoi(Variable("TORCHELASTIC_RESTART_COUNT"), &restart)) {
-      restart = 0;
-    }
-    const std::optional<Fault> fault = FaultOf(*plan, restart, ranks->rank());
+    const std::optional<Fault> fault =
+        FaultOf(*plan, Number("TORCHELASTIC_RESTART_COUNT"),
+                Number("FSDP_REPLICA"), ranks->rank());
+    const std::string slow_while = Variable("GPT_SLOW_WHILE");
+    if (!slow_while.empty()) ranks = SlowWhile(std::move(ranks), slow_while);
     return fault.has_value() ? WithFault(std::move(ranks), *fault)
                              : std::move(ranks);
   };
