@@ -52,24 +52,125 @@ bool IsTaken(const std::string& name) {
   return name == kTrainingName || name == kManifestName;
 }
 
+absl::Status CheckCommitBy(const CheckpointerOptions& options) {
+  if (options.commit_by == CommitBy::kRename) return absl::OkStatus();
+  if (options.layout != SaveLayout::kPerRank) {
+    return absl::InvalidArgumentError(
+        "CheckpointerOptions::commit_by is kManifest, which is for storage "
+        "without random writes: set layout to SaveLayout::kPerRank");
+  }
+  if (!options.overwrite) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "CheckpointerOptions::overwrite with commit_by kManifest: the old "
+      "checkpoint could not stay until the new one is there; save another "
+      "step, or remove that one");
+}
+
+absl::Status CheckTexts(const CheckpointerOptions& options) {
+  for (const auto& [name, text] : options.texts) {
+    FSDP_RETURN_IF_ERROR(CheckTextName(kTexts, name));
+    if (!IsTaken(name)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(kTexts, ": a checkpoint has a ", name, " of its own"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckOptions(const CheckpointerOptions& options) {
+  FSDP_RETURN_IF_ERROR(CheckCommitBy(options));
+  return CheckTexts(options);
+}
+
+SaveContext ContextOf(std::string folder, const CheckpointerOptions& options) {
+  SaveContext context;
+  context.files = &OrReal(options.files);
+  context.root = std::move(folder);
+  context.timeout = options.timeout;
+  context.stall_timeout = options.stall_timeout;
+  context.commit_by = options.commit_by;
+  context.overwrite = options.overwrite;
+  context.retention.keep_last = options.keep_last.value_or(0);
+  context.retention.keep_every = options.keep_every.value_or(0);
+  context.writer.in_order = options.layout == SaveLayout::kPerRank;
+  context.writer.pace.bytes_per_second = options.bytes_per_second.value_or(0);
+  return context;
+}
+
+// What a save of a run writes, once all ranks go on.
+class RunPlanner {
+ public:
+  RunPlanner(const CheckpointerOptions& options, const SaveContext& context)
+      : options_(options), context_(context) {}
+
+  // Whether all go on to Plan(). Where that takes no messages it is asked of
+  // this rank alone.
+  absl::Status AllGoOn(const TrainingRun& run, absl::string_view what,
+                       const absl::StatusOr<RunValues>& read,
+                       const absl::Status& mine) const {
+    bool is_collective = read.ok() && IsCollective(*read);
+    if (!read.ok()) {
+      TrainingRun model_only;
+      model_only.model = run.model;
+      const absl::StatusOr<RunValues> model = RunValues::Read(model_only, what);
+      is_collective = model.ok() && IsCollective(*model);
+    }
+    if (!is_collective || context_.ranks == nullptr) return mine;
+    const Together together(context_.ranks, kSaving, options_.timeout);
+    FSDP_RETURN_IF_ERROR(together.Agree(mine));
+    return CheckSameParts(together, *read, Parts());
+  }
+
+  // What is to be written, with the values where they are.
+  absl::Status Plan(const RunValues& values, const TrainingRun& run,
+                    SaveJob* job) const {
+    FSDP_ASSIGN_OR_RETURN(const std::vector<TensorGroup> groups,
+                          PartsToWrite(values, context_.rank(), Parts()));
+    std::map<std::string, std::string> texts = options_.texts;
+    TrainingRecord record =
+        RecordOf(run, values.optimizer(), job->step, context_.world_size());
+    FSDP_ASSIGN_OR_RETURN(texts[kTrainingName], ToText(record));
+    FSDP_ASSIGN_OR_RETURN(job->plan, PlanFiles(groups, texts));
+    // Numbers and options are those of all ranks, entries are rank 0's.
+    record.entries.clear();
+    FSDP_ASSIGN_OR_RETURN(const std::string numbers, ToText(record));
+    absl::StrAppend(&job->plan.text, numbers);
+    FSDP_ASSIGN_OR_RETURN(const SmallFile of_rank,
+                          TakeRankValues(run, values.device()));
+    FSDP_ASSIGN_OR_RETURN(std::string rank_file, Format(of_rank));
+    job->plan.own.push_back(
+        WholeFile(RankFileName(context_.rank()), std::move(rank_file)));
+    // Of a single rank they cannot differ from those of others.
+    if (context_.world_size() == 1) return absl::OkStatus();
+    return TorchToStatus("copying buffers", [&] {
+      job->buffers_file = ValueOrThrow(Format(TakeWholeValues(values.model())));
+    });
+  }
+
+ private:
+  PartOptions Parts() const {
+    PartOptions parts;
+    parts.model_dtype = options_.model_dtype;
+    return parts;
+  }
+
+  absl::StatusOr<SavePlan> PlanFiles(
+      absl::Span<const TensorGroup> groups,
+      const std::map<std::string, std::string>& texts) const {
+    return options_.layout == SaveLayout::kPerRank
+               ? PlanSavePerRank(groups, texts, context_.rank())
+               : PlanSave(groups, texts, options_.max_file_bytes);
+  }
+
+  const CheckpointerOptions& options_;
+  const SaveContext& context_;
+};
+
 }  // namespace
 
 class Checkpointer::Impl {
  public:
   Impl(std::string folder, const CheckpointerOptions& options)
-      : options_(options) {
-    context_.files = &OrReal(options.files);
-    context_.root = std::move(folder);
-    context_.timeout = options.timeout;
-    context_.stall_timeout = options.stall_timeout;
-    context_.commit_by = options.commit_by;
-    context_.overwrite = options.overwrite;
-    context_.retention.keep_last = options.keep_last.value_or(0);
-    context_.retention.keep_every = options.keep_every.value_or(0);
-    context_.writer.in_order = options.layout == SaveLayout::kPerRank;
-    context_.writer.pace.bytes_per_second =
-        options.bytes_per_second.value_or(0);
-  }
+      : options_(options), context_(ContextOf(std::move(folder), options)) {}
   ~Impl() {
     const absl::Status status = Wait();
     if (!status.ok()) {
@@ -78,13 +179,6 @@ class Checkpointer::Impl {
   }
 
   absl::Status Open(const std::shared_ptr<comm::Communicator>& ranks) {
-    FSDP_RETURN_IF_ERROR(CheckCommitBy());
-    for (const auto& [name, text] : options_.texts) {
-      FSDP_RETURN_IF_ERROR(CheckTextName(kTexts, name));
-      if (!IsTaken(name)) continue;
-      return absl::InvalidArgumentError(
-          absl::StrCat(kTexts, ": a checkpoint has a ", name, " of its own"));
-    }
     if (ranks != nullptr) {
       // Saves run on a thread of their own, beside the ranks' other calls.
       FSDP_ASSIGN_OR_RETURN(ranks_, ranks->Split(/*color=*/0, ranks->rank()));
@@ -94,8 +188,8 @@ class Checkpointer::Impl {
           *ranks_, absl::StrCat(static_cast<int>(options_.commit_by)),
           "CheckpointerOptions::commit_by", absl::Now() + options_.timeout));
     }
-    absl::Status claimed;
-    if (context_.rank() == 0) {
+    absl::Status claimed = CheckOptions(options_);
+    if (claimed.ok() && context_.rank() == 0) {
       auto folder = CheckpointFolder::Claim(*context_.files, context_.root,
                                             options_.commit_by);
       claimed = folder.status();
@@ -178,20 +272,6 @@ class Checkpointer::Impl {
   }
 
  private:
-  absl::Status CheckCommitBy() const {
-    if (options_.commit_by == CommitBy::kRename) return absl::OkStatus();
-    if (options_.layout != SaveLayout::kPerRank) {
-      return absl::InvalidArgumentError(
-          "CheckpointerOptions::commit_by is kManifest, which is for storage "
-          "without random writes: set layout to SaveLayout::kPerRank");
-    }
-    if (!options_.overwrite) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        "CheckpointerOptions::overwrite with commit_by kManifest: the old "
-        "checkpoint could not stay until the new one is there; save another "
-        "step, or remove that one");
-  }
-
   // Null: nobody asks.
   std::shared_ptr<comm::RankActivity> Activity() const {
     return ranks_ == nullptr ? nullptr : ranks_->activity();
@@ -248,16 +328,17 @@ class Checkpointer::Impl {
     job.step = step;
     context_.overwrite = options_.overwrite || abandoned_.count(step) > 0;
     context_.retention.ignore = abandoned_;
+    const RunPlanner planner(options_, context_);
     job.mine = TorchToStatus(what, [&] {
       absl::StatusOr<RunValues> read = RunValues::Read(run, what);
       const absl::Status mine =
           read.ok() ? read->CheckRanks(context_.rank(), context_.world_size())
                     : read.status();
-      job.others = AllGoOn(run, what, read, mine);
+      job.others = planner.AllGoOn(run, what, read, mine);
       ThrowIfError(mine);
       if (!job.others.ok()) return;
       values.emplace(*std::move(read));
-      ThrowIfError(Plan(*values, run, &job));
+      ThrowIfError(planner.Plan(*values, run, &job));
     });
     job.bytes_to_write = job.plan.BytesToWrite(context_.rank());
     if (options_.progress != nullptr) {
@@ -267,64 +348,6 @@ class Checkpointer::Impl {
       };
     }
     return job;
-  }
-
-  // Whether all go on to Plan(). Where that takes no messages it is asked of
-  // this rank alone.
-  absl::Status AllGoOn(const TrainingRun& run, absl::string_view what,
-                       const absl::StatusOr<RunValues>& read,
-                       const absl::Status& mine) {
-    bool is_collective = read.ok() && IsCollective(*read);
-    if (!read.ok()) {
-      TrainingRun model_only;
-      model_only.model = run.model;
-      const absl::StatusOr<RunValues> model = RunValues::Read(model_only, what);
-      is_collective = model.ok() && IsCollective(*model);
-    }
-    if (!is_collective || context_.ranks == nullptr) return mine;
-    const Together together(context_.ranks, kSaving, options_.timeout);
-    FSDP_RETURN_IF_ERROR(together.Agree(mine));
-    return CheckSameParts(together, *read, Parts());
-  }
-
-  PartOptions Parts() const {
-    PartOptions parts;
-    parts.model_dtype = options_.model_dtype;
-    return parts;
-  }
-
-  // What is to be written, with the values where they are.
-  absl::Status Plan(const RunValues& values, const TrainingRun& run,
-                    SaveJob* job) {
-    FSDP_ASSIGN_OR_RETURN(const std::vector<TensorGroup> groups,
-                          PartsToWrite(values, context_.rank(), Parts()));
-    std::map<std::string, std::string> texts = options_.texts;
-    TrainingRecord record =
-        RecordOf(run, values.optimizer(), job->step, context_.world_size());
-    FSDP_ASSIGN_OR_RETURN(texts[kTrainingName], ToText(record));
-    FSDP_ASSIGN_OR_RETURN(job->plan, PlanFiles(groups, texts));
-    // Numbers and options are those of all ranks, entries are rank 0's.
-    record.entries.clear();
-    FSDP_ASSIGN_OR_RETURN(const std::string numbers, ToText(record));
-    absl::StrAppend(&job->plan.text, numbers);
-    FSDP_ASSIGN_OR_RETURN(const SmallFile of_rank,
-                          TakeRankValues(run, values.device()));
-    FSDP_ASSIGN_OR_RETURN(std::string rank_file, Format(of_rank));
-    job->plan.own.push_back(
-        WholeFile(RankFileName(context_.rank()), std::move(rank_file)));
-    // Of a single rank they cannot differ from those of others.
-    if (context_.world_size() == 1) return absl::OkStatus();
-    return TorchToStatus("copying buffers", [&] {
-      job->buffers_file = ValueOrThrow(Format(TakeWholeValues(values.model())));
-    });
-  }
-
-  absl::StatusOr<SavePlan> PlanFiles(
-      absl::Span<const TensorGroup> groups,
-      const std::map<std::string, std::string>& texts) const {
-    return options_.layout == SaveLayout::kPerRank
-               ? PlanSavePerRank(groups, texts, context_.rank())
-               : PlanSave(groups, texts, options_.max_file_bytes);
   }
 
   const CheckpointerOptions options_;

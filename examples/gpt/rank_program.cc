@@ -61,7 +61,8 @@ std::string Prompt(absl::string_view text) {
   return std::string(text.substr(0, kPromptBytes));
 }
 
-// One rank's run; the steps of RunRank as methods on what they share.
+// One rank's run; the steps of RunRank as methods on what they share, from the
+// first to the last, which is why it is long.
 class RankRun {
  public:
   RankRun(const TrainOptions& options, const RankContext& context)
