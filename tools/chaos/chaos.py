@@ -19,7 +19,7 @@ import sys
 import tempfile
 import textwrap
 import time
-from typing import Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 FOLDER = pathlib.Path(os.path.realpath(__file__)).parent
 sys.path.insert(0, str(FOLDER))
@@ -187,12 +187,18 @@ def run_soak(flags: argparse.Namespace, program: pathlib.Path, scratch: pathlib.
     return 1 if wrong else 0
 
 
+def end(*_: Any) -> None:
+    """Once: a second signal, as `timeout` and terminals send it to all, must not break off what the first has begun."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(143)
+
+
 def main(argv: List[str]) -> int:
     flags = parse_flags(argv)
     program = find_program(flags)
     seed = random.SystemRandom().getrandbits(32) if flags.seed is None else flags.seed
     # Jobs and scratch files end with this program, however it is told to end.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGTERM, end)
     scratch = pathlib.Path(tempfile.mkdtemp(prefix="chaos.", dir=os.environ.get("TEST_TMPDIR")))
     try:
         return (run_soak if flags.soak else run_trials)(flags, program, scratch, seed)

@@ -5,10 +5,15 @@ import io
 import json
 import os
 import pathlib
+import signal
+import subprocess
+import sys
 import tempfile
+import time
 import unittest
 
 import chaos
+import jobs
 
 # The quick ones: none that has to wait for a deadline.
 FAULTS = "kill,step_segv,step_throw,step_exit,store_dead,kill_launcher,stop_continue,disk_full,file_size,shm_full"
@@ -52,6 +57,21 @@ class ChaosTest(unittest.TestCase):
         code, said = self.main("--soak=120", "--every=30", "--backend=gloo", "--seed=12")
         self.assertEqual(code, 0, said)
         self.assertIn("the bits of an unbroken run", said)
+
+    def test_who_ends_it_ends_its_jobs(self):
+        program = self.out / "program"
+        program.write_text(f"#!/bin/sh\ntouch {self.out}/begun\nexec sleep 600\n")
+        program.chmod(0o755)
+        process = subprocess.Popen([sys.executable, chaos.__file__, "--faults=kill", f"--program={program}", f"--out={self.out}"],
+                                   stderr=subprocess.DEVNULL, start_new_session=True, env={**os.environ, "OF_TEST": str(self.out)})
+        while not (self.out / "begun").exists():
+            self.assertIsNone(process.poll())
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGTERM)  # the trials, too, to which the program passes it on
+        self.assertEqual(process.wait(), 143)
+        of_jobs = [int(pid) for pid in os.listdir("/proc") if pid.isdigit()
+                   and jobs.environment_of(int(pid)).get("OF_TEST") == str(self.out) and jobs.is_alive(int(pid))]
+        self.assertEqual(of_jobs, [])
 
     def test_wrong_flags_are_refused(self):
         for flags in (["--faults=flood"], ["--ranks=1"], ["--backend=pigeons"], ["--jobs=0"], ["--trials=0"]):

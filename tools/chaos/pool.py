@@ -40,6 +40,7 @@ class Failed(Exception):
 
 
 def _call(function: Callable[[Any], Any], item: Any, sender: multiprocessing.connection.Connection) -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's, which the parent gets too and sees to
     try:
         sender.send(function(item))
@@ -74,9 +75,12 @@ def run(function: Callable[[Any], Any], items: Iterable[Any], jobs: int) -> Iter
                     break
                 receiver, sender = _FORK.Pipe(duplex=False)
                 process = _FORK.Process(target=_call, args=(function, item, sender))
+                # Not between its start and the knowledge of it.
+                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
                 process.start()
-                sender.close()
                 calls[receiver] = (item, process)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+                sender.close()
             if not calls:
                 return
             for receiver in multiprocessing.connection.wait(list(calls)):

@@ -13,9 +13,9 @@ from typing import Callable, Dict, List
 from faults import OPERATIONS, Expect, Plan, Trial, fault
 from jobs import Job, Member, children_of
 
-STEPS = 900  # in the slow ones, 100 ms each, who was lost comes back
+STEPS = 400  # in the slow ones, 200 ms each, who was lost comes back
 LOSS_TIMEOUT_S = 4
-AWAY_S = 80  # until it is back: who was stopped is ended after SILENT_S
+AWAY_S = 70  # until it is back: who was stopped is ended after SILENT_S
 REPLAY_S = 120
 SHARED_FLAGS = ["--max_restarts=20", f"--steps={STEPS}"]
 

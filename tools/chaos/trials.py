@@ -8,6 +8,7 @@ import math
 import pathlib
 import random
 import re
+import signal
 import tempfile
 import time
 from typing import Dict, Iterable, List, Optional, Tuple
@@ -142,8 +143,11 @@ class Runner:
         setup.flags.append(f"--json={folder}/report.json")
         turn = contextlib.ExitStack()
         turn.enter_context(setup.turn())
+        # Not between a job's start and the certainty that it is ended.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         job = Job(setup, folder)
         try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
             self._watch(job, plan, fault, result, turn)
             self._judge(job, plan, fault, result, expected)
         finally:

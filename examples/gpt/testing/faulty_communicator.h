@@ -18,7 +18,7 @@ std::unique_ptr<fsdp::comm::Communicator> WithFault(
     std::unique_ptr<fsdp::comm::Communicator> base, const Fault& fault);
 
 // Steps take kSlowStep longer as long as there is a file `path`.
-inline constexpr absl::Duration kSlowStep = absl::Milliseconds(100);
+inline constexpr absl::Duration kSlowStep = absl::Milliseconds(200);
 std::unique_ptr<fsdp::comm::Communicator> SlowWhile(
     std::unique_ptr<fsdp::comm::Communicator> base, const std::string& path);
 
