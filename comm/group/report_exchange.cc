@@ -20,6 +20,9 @@ namespace {
 constexpr absl::Duration kPollInterval = absl::Milliseconds(10);
 // How long the destructor waits for a thread before leaving it behind.
 constexpr absl::Duration kPatience = absl::Seconds(1);
+// How long whoever leaves waits for the store, which may be one that does not
+// answer any more.
+constexpr absl::Duration kGoodbyeTimeout = absl::Seconds(3);
 // How long one wait in the store may take. It has to be a number, and one that
 // fits poll()'s int of milliseconds.
 constexpr absl::Duration kOneWatch = absl::Hours(24 * 20);
@@ -38,6 +41,8 @@ struct ReportExchange::State {
   void Watch(const std::function<void()>& on_alarm);
   // Publishes `report` and polls for the others'.
   void Collect(const RankReport& report, absl::Time until);
+  // Publishes `report` of a rank that has not failed.
+  void SayGoodbye(const RankReport& report);
   // Looks once for the reports that are missing.
   absl::Status Poll();
   // Rings the bell of `peer`.
@@ -57,6 +62,7 @@ struct ReportExchange::State {
   bool store_answers ABSL_GUARDED_BY(mutex) = true;
   std::vector<std::optional<RankReport>> reports ABSL_GUARDED_BY(mutex);
   std::thread watcher;
+  // Or who says goodbye.
   std::thread collector ABSL_GUARDED_BY(mutex);
 };
 
@@ -128,6 +134,15 @@ void ReportExchange::State::Collect(const RankReport& report,
   collect_ended = true;
 }
 
+void ReportExchange::State::SayGoodbye(const RankReport& report) {
+  // A store that is gone cannot tell the peers: nothing to be done about it.
+  const absl::Status said = TorchToStatus(
+      "say goodbye", [&] { store->set(ReportKey(rank), Encode(report)); });
+  absl::MutexLock lock(&mutex);
+  store_answers = said.ok();
+  collect_ended = true;
+}
+
 absl::StatusOr<std::unique_ptr<ReportExchange>> ReportExchange::Create(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size) {
   auto state = std::make_shared<State>(rank, world_size);
@@ -147,11 +162,18 @@ void ReportExchange::Leave(const RankReport& report) {
     absl::MutexLock lock(&state_->mutex);
     if (state_->reports[state_->rank]) return;
     state_->reports[state_->rank] = report;
+    state_->collect_ended = false;
+    absl::StatusOr<std::thread> goodbye =
+        StartThread("to say goodbye",
+                    [state = state_, report] { state->SayGoodbye(report); });
+    if (goodbye.ok()) {
+      state_->collector = *std::move(goodbye);
+      state_->mutex.AwaitWithTimeout(absl::Condition(&state_->collect_ended),
+                                     kGoodbyeTimeout);
+      return;
+    }
   }
-  // A store that is gone cannot tell the peers: nothing to be done about it.
-  (void)TorchToStatus("say goodbye", [&] {
-    state_->store->set(ReportKey(state_->rank), Encode(report));
-  });
+  state_->SayGoodbye(report);
 }
 
 ReportExchange::~ReportExchange() { Stop(); }
@@ -183,7 +205,7 @@ void ReportExchange::Stop() {
   absl::MutexLock lock(&state_->mutex);
   state_->stopping = true;
   join(state_->collector, &state_->collect_ended);
-  const bool store_is_free = state_->collect_ended;
+  const bool store_is_free = state_->collect_ended && state_->store_answers;
   if (store_is_free && !state_->watch_ended) {
     state_->mutex.Unlock();
     (void)state_->Ring(state_->rank);  // wakes the watcher

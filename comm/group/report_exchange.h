@@ -44,10 +44,12 @@ class ReportExchange {
   // ResourceExhausted: no thread can be started.
   absl::Status Start(std::function<void()> on_alarm);
 
-  // Ends the threads within two seconds: no on_alarm runs afterwards.
+  // Ends the threads within seconds, also of a store that does not answer: no
+  // on_alarm runs afterwards.
   void Stop();
 
   // Says that this rank makes no more calls, unless it has reported a failure.
+  // Takes no longer than Stop().
   void Leave(const RankReport& report);
 
   // Starts to publish this rank's failure and to collect the others' reports

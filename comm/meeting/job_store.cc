@@ -127,7 +127,9 @@ StoreMessage JobStore::Ask(StoreAsk ask, std::vector<std::string> texts,
                            int64_t number,
                            std::chrono::milliseconds wait) const {
   const absl::Duration limit =
-      absl::FromChrono(std::max(wait, getTimeout())) + kAnswerTime;
+      wait.count() > 0
+          ? absl::FromChrono(std::max(wait, getTimeout())) + kAnswerTime
+          : absl::FromChrono(getTimeout());
   return ValueOrThrow(
       pool_->Call({static_cast<uint8_t>(ask), number, std::move(texts)},
                   absl::Now() + limit));

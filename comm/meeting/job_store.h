@@ -27,8 +27,9 @@ struct JobStorePlace {
 
 // A client of a StoreServer. Thread-safe: calls at the same time have
 // connections of their own, so that one that waits is in nobody's way. Every
-// call ends within its timeout, plus seconds, even if the process that serves
-// is stopped: getTimeout() is that of all that have none of their own. Errors
+// call ends within its timeout, plus seconds where it waits in the store, even
+// if the process that serves is stopped: getTimeout() is that of all that have
+// none of their own. Errors
 // are exceptions, as of every c10d::Store.
 class JobStore final : public c10d::Store {
  public:

@@ -1,7 +1,11 @@
 // As c10d's groups use it, beside c10d's own store.
 #include "comm/meeting/job_store.h"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <chrono>
+#include <csignal>
 #include <cstdint>
 #include <memory>
 #include <random>
@@ -11,8 +15,10 @@
 #include <utility>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/testing/status_matchers.h"
@@ -122,6 +128,41 @@ TEST(StoppedStoreTest, NobodyWaitsForEver) {
                         {absl::Now() + absl::Milliseconds(50)}),
       StatusIs(absl::StatusCode::kDeadlineExceeded,
                HasSubstr("does not answer")));
+}
+
+// A call that has nothing to wait for in the store is given up before one that
+// has, whose answer may come as much later.
+TEST(StoppedStoreTest, WhatWaitsForNothingIsGivenUpFirst) {
+  ASSERT_OK_AND_ASSIGN(Listener listener, Listen("127.0.0.1", 0));
+  const int port = listener.port;
+  const pid_t server = fork();
+  ASSERT_GE(server, 0);
+  if (server == 0) {
+    const auto serving = StoreServer::Start(std::move(listener.fd), "");
+    for (;;) pause();
+  }
+  const auto end = absl::MakeCleanup([server] {
+    kill(server, SIGKILL);
+    waitpid(server, nullptr, 0);
+  });
+  ASSERT_OK_AND_ASSIGN(
+      const auto store,
+      JobStore::Connect({"127.0.0.1", port, ""}, absl::Seconds(2),
+                        {absl::Now() + absl::Seconds(60)}));
+  store->set("a", "");
+  store->clone()->check({"a"});
+  ASSERT_EQ(kill(server, SIGSTOP), 0);
+  absl::Notification waited;
+  std::thread waits([&] {
+    TorchToStatus("wait", [&] {
+      store->wait({"b"}, std::chrono::milliseconds(100));
+    }).IgnoreError();
+    waited.Notify();
+  });
+  EXPECT_THAT(TorchToStatus("set", [&] { store->set("a", "b"); }),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, _));
+  EXPECT_FALSE(waited.HasBeenNotified());
+  waits.join();
 }
 
 TEST_F(JobStoreTest, ErrorsAreExceptions) {

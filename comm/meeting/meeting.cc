@@ -74,6 +74,7 @@ class PoliteStore final : public c10d::PrefixStore {
     // A peer that is gone cannot be waited for, nor told: an error here has no
     // consequence.
     TorchToStatus("goodbye", [this] {
+      setTimeout(absl::ToChronoMilliseconds(kGoodbyeTimeout));
       if (number_ > 0) set(GoodbyeKey(number_), std::vector<uint8_t>{1});
       if (server_ != nullptr) AwaitGoodbyes();
     }).IgnoreError();
