@@ -25,7 +25,7 @@ FEW_STEPS = 100  # where the fault is there from the start
 NOTICED_S = 20
 # of who is silent 7 s come first until it is named, 30 s of last words where it serves the store that ranks meet in, and
 # 3 s in which it does not obey SIGTERM.
-SILENT_S = 55
+SILENT_S = 30
 BEGUN = "million parameters"  # what rank 0 prints before its first step
 OPERATIONS = ("any", "all_reduce", "reduce_scatter")
 
