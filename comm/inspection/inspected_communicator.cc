@@ -77,6 +77,7 @@ class InspectedWork final : public Work {
                             const std::shared_ptr<WorkPool>& pool) {
     return WorkPool::Take(pool);
   }
+  // For a work of any size: NOLINTNEXTLINE(misc-new-delete-overloads)
   static void operator delete(void* memory) { WorkPool::Return(memory); }
   static void operator delete(void* memory,
                               const std::shared_ptr<WorkPool>& /*pool*/) {

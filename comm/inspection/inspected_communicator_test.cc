@@ -230,6 +230,7 @@ TEST(InspectedCommunicatorTest, APartOutlivesTheWhole) {
 class Ready final : public Work {
  public:
   static void* operator new(size_t /*size*/, Ready* place) { return place; }
+  // For a work of any size: NOLINTNEXTLINE(misc-new-delete-overloads)
   static void operator delete(void* /*memory*/) {}
   static void operator delete(void* /*memory*/, Ready* /*place*/) {}
   absl::Status Wait(absl::Time /*deadline*/) override {

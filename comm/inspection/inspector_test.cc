@@ -50,6 +50,7 @@ Peers ConnectPeers(const std::vector<std::string>& hosts,
                    const StorePtr& store) {
   Peers peers(hosts.size());
   std::vector<std::thread> threads;
+  threads.reserve(hosts.size());
   for (size_t rank = 0; rank < hosts.size(); ++rank) {
     threads.emplace_back([&, rank] {
       peers[rank] = *PeerRecords::Connect(store, static_cast<int>(rank),

@@ -127,6 +127,7 @@ std::string LaunchReport::ToString() const {
   }
   const std::string last = absl::StrJoin(parts, "; ");
   std::vector<std::string> lines;
+  lines.reserve(failed_attempts.size() + 1);
   for (const LaunchAttempt& attempt : failed_attempts) {
     lines.push_back(AttemptLine(lines.size() + 1, attempt, attempt.ToString()));
   }

@@ -47,7 +47,8 @@ class Fifo {
   // Whether all who opened it for writing since Watch() are gone, soon.
   bool WriterIsGone() const {
     pollfd state = {fd_.get(), 0, 0};
-    return poll(&state, 1, absl::ToInt64Milliseconds(kLimit)) == 1 &&
+    return poll(&state, 1,
+                static_cast<int>(absl::ToInt64Milliseconds(kLimit))) == 1 &&
            (state.revents & POLLHUP) != 0;
   }
 
@@ -75,8 +76,9 @@ class LauncherProcess {
     Start(std::move(environment));
   }
 
-  LauncherProcess(const std::string& role, const std::string& fifo = "",
-                  int ignored_signal = 0, int max_restarts = 0) {
+  explicit LauncherProcess(const std::string& role,
+                           const std::string& fifo = "", int ignored_signal = 0,
+                           int max_restarts = 0) {
     std::vector<std::string> environment = {
         absl::StrCat(kRole, "=launch_two"),
         absl::StrCat(kNestedRole, "=", role), absl::StrCat(kFifo, "=", fifo),

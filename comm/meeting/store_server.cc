@@ -37,6 +37,7 @@ namespace fsdp::comm {
 namespace {
 
 constexpr size_t kReadBytes = size_t{64} << 10;
+// As pollfd has it: NOLINTNEXTLINE(google-runtime-int)
 constexpr short kGone = POLLERR | POLLHUP | POLLRDHUP | POLLNVAL;
 
 }  // namespace

@@ -170,7 +170,8 @@ TEST_F(StoreServerTest, ManyStrangers) {
 // Three messages that make the server answer 40 MB, which nobody reads.
 TEST_F(StoreServerTest, ARankThatDoesNotReadIsInNobodysWay) {
   Start();
-  const std::string value(10'000'000, 'v');
+  std::string value;
+  value.resize(10'000'000, 'v');
   ASSERT_OK_AND_ASSIGN(const auto rank, Connect());
   ASSERT_OK(rank->Call(Ask(StoreAsk::kSet, {"large", value}), Soon()));
   ASSERT_OK_AND_ASSIGN(const auto lazy, Connect());
@@ -187,6 +188,7 @@ TEST_F(StoreServerTest, ManyRanksAtOnce) {
   constexpr int kRanks = 16;
   constexpr int kCalls = 100;
   std::vector<std::thread> ranks;
+  ranks.reserve(kRanks);
   for (int rank = 0; rank < kRanks; ++rank) {
     ranks.emplace_back([this] {
       const auto connection = Connect();

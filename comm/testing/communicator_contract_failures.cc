@@ -16,7 +16,6 @@
 namespace fsdp::comm::testing {
 namespace {
 
-using ::fsdp::testing::IsOk;
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;

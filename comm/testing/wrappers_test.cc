@@ -40,7 +40,6 @@ namespace {
 
 using ::fsdp::testing::FakeDevice;
 using ::fsdp::testing::StatusIs;
-using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 absl::Time Soon() { return absl::Now() + absl::Seconds(30); }

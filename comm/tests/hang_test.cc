@@ -83,7 +83,7 @@ absl::Status Stop(Communicator& ranks) {
                         Gather(ranks, getpid()));
   if (ranks.rank() == kVictim) raise(SIGSTOP);
   const at::Tensor in = at::zeros({8});
-  const at::Tensor out = at::zeros({8 * kRanks});
+  const at::Tensor out = at::zeros({int64_t{8} * kRanks});
   FSDP_ASSIGN_OR_RETURN(auto work, ranks.AllGather(out, in, "blocks.2"));
   const absl::Status status = work->Wait(absl::Now() + absl::Seconds(2));
   if (ranks.rank() == 0) {

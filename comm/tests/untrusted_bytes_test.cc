@@ -31,6 +31,7 @@
 #include "comm/host/shared_rank_block.h"
 #include "comm/host/shared_segment.h"
 #include "comm/local/local_communicator.h"
+#include "comm/rank_names.h"
 #include "comm/shared_memory/shared_memory_communicator.h"
 #include "comm/wrappers/forwarding_communicator.h"
 #include "gmock/gmock.h"
@@ -192,7 +193,7 @@ class OnesTransport final : public MessageTransport {
 
 TEST(UntrustedBytesTest, CallsThatPeersAnnounce) {
   PeerMessages messages(std::make_unique<OnesTransport>());
-  CallExchange calls(0, 2, &messages);
+  CallExchange calls(0, RankNames(2), &messages);
   ASSERT_OK(calls.Start());
   Call call;
   call.label = "grads";

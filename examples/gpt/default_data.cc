@@ -21,7 +21,7 @@ absl::StatusOr<std::string> DefaultDataPath(const std::string& argv0) {
   const std::unique_ptr<Runfiles> runfiles(Runfiles::Create(argv0, &why));
 #endif
   if (runfiles != nullptr) {
-    const std::string folder = runfiles->Rlocation("libtorch/include");
+    std::string folder = runfiles->Rlocation("libtorch/include");
     if (std::filesystem::is_directory(folder)) return folder;
     why = absl::StrCat("no folder ", folder);
   }

@@ -15,7 +15,6 @@
 
 namespace gpt {
 
-using torch::nn::EmbeddingOptions;
 using torch::nn::LayerNormOptions;
 using torch::nn::LinearOptions;
 

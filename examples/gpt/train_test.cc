@@ -39,7 +39,6 @@ using ::testing::AllOf;
 using ::testing::AnyOf;
 using testing::ChildProcess;
 using ::testing::Contains;
-using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::Gt;
 using ::testing::HasSubstr;
