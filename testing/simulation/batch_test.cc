@@ -63,6 +63,7 @@ TEST_F(BatchTest, TrainingsGiveTheBitsOfPlainLibTorchOrSayWhatHasHappened) {
                            "rests in host memory",
                            "rests in files",
                            "CPU tier",
+                           "little memory",
                            "disk moves in parts",
                            "saves",
                            "saves beside",

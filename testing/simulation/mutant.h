@@ -25,7 +25,7 @@ enum class Mutant {
   kLateWrites,      // what ranks but 0 write comes after the commit
   kShortDiskMoves,  // the first part of a read or write is taken for all of it
   // Of tiers.
-  kShortSsdMoves,    // the same
+  kShortSsdMoves,    // the same, of every eighth one
   kForgetfulMemory,  // of the host: every third write does nothing
 };
 inline constexpr int kNumMutants = 14;

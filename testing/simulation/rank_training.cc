@@ -22,6 +22,7 @@
 #include "offload/file_store.h"
 #include "offload/host_store.h"
 #include "offload/page_memory.h"
+#include "offload/param_store.h"
 #include "testing/simulation/optimizers.h"
 #include "testing/simulation/simulated_net.h"
 #include "testing/simulation/simulation.h"
@@ -124,6 +125,9 @@ class RankRun {
     offload.checksums = t_.checksums;
     offload.prefetch_distance = t_.prefetch_distance;
     offload.block_bytes = 4096;
+    if (t_.buffer_pages > 0) {
+      offload.buffer_bytes = t_.buffer_pages * offload::kPageBytes;
+    }
     offload.make_store = [this](RestingKind kind, int64_t capacity) {
       const bool in_memory =
           (t_.memory_kinds >> static_cast<unsigned>(kind) & 1U) != 0;

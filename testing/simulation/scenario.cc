@@ -95,6 +95,12 @@ void DrawSaves(Choices& choices, Training& t) {
 void DrawPlaces(Choices choices, Training& t) {
   if (choices.Chance(50)) t.memory_kinds = choices.Int(1, 7);
   t.cpu_tier = t.fused && choices.Chance(30);
+  // What is needed at once: the unit before is written while one is read, two
+  // gradients are summed at a time, a step has two states and what it may have
+  // to undo.
+  const int least = (t.rest_parameters ? 2 : 0) + (t.rest_gradients ? 2 : 0) +
+                    (t.rest_states ? 3 : 0);
+  if (choices.Chance(75)) t.buffer_pages = least + choices.Int(0, 2);
   t.moves_in_parts = t.save_every > 0 && choices.Chance(30);
 }
 
@@ -258,6 +264,7 @@ std::vector<std::string> FeaturesOf(const Scenario& scenario) {
   add((rests & t.memory_kinds) != 0, "rests in host memory");
   add((rests & ~t.memory_kinds) != 0, "rests in files");
   add(t.cpu_tier && rests != 7, "CPU tier");
+  add(rests != 0 && t.buffer_pages > 0, "little memory");
   add(t.moves_in_parts, "disk moves in parts");
   add(t.rollback, "rollback");
   add(t.save_every > 0, t.save_async ? "saves beside" : "saves");

@@ -26,9 +26,9 @@ enum class FaultKind {
   kDiskFull,   // for one rank, until the end
   kDiskError,  // one call of one rank fails
   kSsdError,   // a read or write of a tier's file fails
-  kSsdTorn,    // half of it is written, and nobody says so
+  kSsdTorn,    // a part of it is written, and nobody says so
   kRot,        // a bit of the newest checkpoint, while the attempt lasts
-  kSsdShort,   // half of a read or write of a tier's file is done, and said so
+  kSsdShort,   // a part of a read or write of it is done, and said so
 };
 inline constexpr int kNumFaultKinds = 14;
 const char* ToString(FaultKind kind);
@@ -72,6 +72,9 @@ struct Training {
   // What does not rest has Tier::kCpu, which for a model on the CPU is the
   // same.
   bool cpu_tier = false;
+  // In front of what rests: pages of memory, of which each unit's part of a
+  // kind takes one; 0: as the library plans, which holds all of a small model.
+  int buffer_pages = 0;
   bool rollback = false;
   bool checksums = true;
   int prefetch_distance = 2;

@@ -28,13 +28,14 @@ class SimulatedSsd::Queue final : public IoQueue {
     // The first write from then on; the first request that moves something.
     const bool tears = ssd_.tears_at_ >= 0 && number >= ssd_.tears_at_ &&
                        request->kind == IoRequest::Kind::kWrite;
-    const bool shortens = ssd_.shortens_at_ >= 0 &&
-                          number >= ssd_.shortens_at_ &&
+    const bool is_mutant =
+        ssd_.mutant_ == Mutant::kShortSsdMoves && number % 8 == 7;
+    const bool shortens = (is_mutant || (ssd_.shortens_at_ >= 0 &&
+                                         number >= ssd_.shortens_at_)) &&
                           request->kind != IoRequest::Kind::kSync;
     if (tears) ssd_.tears_at_ = -1;
     if (shortens) ssd_.shortens_at_ = -1;
-    const bool lies =
-        tears || (shortens && ssd_.mutant_ == Mutant::kShortSsdMoves);
+    const bool lies = tears || (shortens && is_mutant);
     if (fails || tears || (shortens && !lies)) {
       ssd_.failed_at_ = ssd_.simulation_.elapsed_nanos();
       ssd_.simulation_.Log(fails   ? "a request of the SSD fails"
@@ -43,8 +44,11 @@ class SimulatedSsd::Queue final : public IoQueue {
     }
     Simulation& simulation = ssd_.simulation_;
     const bool at_once = simulation.Chance(400);
-    const int64_t bytes =
-        tears || shortens ? request->bytes / 2 : request->bytes;
+    // What a small model has lies in the front of its pages.
+    const int64_t bytes = tears || shortens
+                              ? static_cast<int64_t>(simulation.Random(
+                                    std::min<int64_t>(request->bytes, 256)))
+                              : request->bytes;
     if (at_once && !fails) Move(*request, bytes);
     simulation.After(simulation.RandomDelay(absl::Milliseconds(2)), [=] {
       if (!at_once && !fails) Move(*request, bytes);

@@ -32,8 +32,8 @@ class SimulatedSsd : public offload::SystemCalls {
   absl::StatusOr<std::unique_ptr<offload::IoQueue>> MakeQueue(
       offload::QueueKind kind, int descriptor, int depth) override;
 
-  // Request number `request` from 0 fails with EIO; or, a write, is half done
-  // and said to be whole; or half of it is done, and said so.
+  // Request number `request` from 0 fails with EIO; or, a write, is done in
+  // part and said to be whole; or is done in part, and says so.
   void Fail(int64_t request);
   void Tear(int64_t request);
   void Shorten(int64_t request);
