@@ -44,13 +44,12 @@ absl::Status ReplayLog::HasNoStep(const Roster& end) const {
                            });
       });
   if (comes_later) {
-    return absl::AbortedError(
-        absl::StrCat(what, ", but of its later lives"));
+    return absl::AbortedError(absl::StrCat(what, ", but of its later lives"));
   }
   const Member* const last = FindMember(end, self_.replica);
   if (last == nullptr || last->id == self_) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        what, " before step ", steps_, ": it has nothing to do"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(what, " before step ", steps_, ": it has nothing to do"));
   }
   return absl::InvalidArgumentError(absl::StrCat(
       what, ": replica ", ToString(last->id),

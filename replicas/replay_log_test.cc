@@ -76,10 +76,10 @@ TEST(ReplayLogTest, ALifeAfterTheEndIsRefused) {
                                             Not(HasSubstr("took part")))));
   }
   // Its steps come later than this run's.
-  EXPECT_THAT(Enter({1, 3}, /*steps=*/5),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       AllOf(HasSubstr("before step 5"),
-                             Not(HasSubstr("took part")))));
+  EXPECT_THAT(
+      Enter({1, 3}, /*steps=*/5),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               AllOf(HasSubstr("before step 5"), Not(HasSubstr("took part")))));
 }
 
 TEST(ReplayLogTest, WhoIsLostIsToldSo) {
