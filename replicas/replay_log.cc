@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -25,6 +26,15 @@ absl::StatusOr<Roster> ReplayLog::Enter(int64_t first_step) {
          (roster.cause == Cause::kLost || !IsMember(roster, self_))) {
     roster = EntryAfter(history_, roster);
   }
+  if (roster.step < steps_) return roster;
+  return HasNoStep(roster);
+}
+
+// OK would say that the run has come to its end, of which this one knows
+// nothing: whoever took part may have ended with an error, in this replay.
+absl::Status ReplayLog::HasNoStep(const Roster& end) const {
+  const std::string what =
+      absl::StrCat("the history has no step of replica ", ToString(self_));
   const bool comes_later = std::any_of(
       history_.spans().begin(), history_.spans().end(), [this](const Span& s) {
         return std::any_of(s.replicas.begin(), s.replicas.end(),
@@ -33,10 +43,18 @@ absl::StatusOr<Roster> ReplayLog::Enter(int64_t first_step) {
                                     id.incarnation > self_.incarnation;
                            });
       });
-  if (roster.step < steps_ || !comes_later) return roster;
-  return absl::AbortedError(absl::StrCat("the history has no step of replica ",
-                                         ToString(self_),
-                                         ", but of its later lives"));
+  if (comes_later) {
+    return absl::AbortedError(absl::StrCat(what, ", but of its later lives"));
+  }
+  const Member* const last = FindMember(end, self_.replica);
+  if (last == nullptr || last->id == self_) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(what, " before step ", steps_, ": it has nothing to do"));
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      what, ": replica ", ToString(last->id),
+      " took part to the end, but has ended earlier now. What it ended with "
+      "is the error; this replay cannot go on: start it again"));
 }
 
 absl::StatusOr<Roster> ReplayLog::SkipLosses(const Roster& roster) {

@@ -24,6 +24,9 @@ class ReplayLog final : public StepLog {
       : history_(std::move(history)), self_(self), steps_(steps) {}
 
   // FailedPrecondition: the founder brought the state of another step.
+  // InvalidArgument: the history has no step of this life, nor of a later one:
+  // it comes after the end, or because an earlier one was lost that the history
+  // has not lost. Never the run's end: see HasNoStep().
   absl::StatusOr<Roster> Enter(int64_t first_step) override;
   absl::StatusOr<Roster> SkipLosses(const Roster& roster) override;
   absl::Status VoteFor(const Roster& roster) override;
@@ -31,6 +34,9 @@ class ReplayLog final : public StepLog {
                                    absl::Time deadline) override;
 
  private:
+  // Why this life cannot take part; `end`: of the run.
+  absl::Status HasNoStep(const Roster& end) const;
+
   const History history_;
   const ReplicaId self_;
   const int64_t steps_;

@@ -412,7 +412,8 @@ void Supervise(Stage& stage, int replica) {
   const absl::Time deadline = absl::Now() + kLimit;
   for (int incarnation = 1;; ++incarnation) {
     const absl::Status status = LiveOnce(stage, {replica, incarnation});
-    if (status.ok()) return;
+    // A replay refuses a life that came after the end.
+    if (status.ok() || absl::IsInvalidArgument(status)) return;
     if (absl::Now() < deadline) continue;
     stage.protocol.Fail(absl::InternalError(absl::StrCat(
         "replica ", replica, " did not get to the end: ", status.ToString())));

@@ -92,6 +92,19 @@ class ReplicasRunTest(unittest.TestCase):
         for replica in range(2):
             self.assertEqual(self.losses(f"json.{replica}"), self.losses(f"again.{replica}"))
 
+    def test_a_replay_that_loses_what_its_history_does_not_fails(self):
+        history = self.folder / "history"
+        history.mkdir()
+        (history / "replica-0.txt").write_text("epoch 0 founded at step 0 by 0.1: replicas 0.1 1.1\n")
+        run = Run([*MODEL, "--steps=1000000", "--replicas=2", "--ranks=2", "--max_restarts=20",
+                   f"--replica_replay={history}", f"--json={self.folder / 'json'}"])
+        self.await_text(run, r"from step 1 on replicas 0\.1 1\.1$")
+        os.kill(self.draw.choice(self.ranks_of(run, self.draw.randrange(2))), signal.SIGKILL)
+        self.assertEqual(run.wait(), 2, run.output)
+        for replica in range(2):
+            self.assertIn(f"the history has no step of replica {replica}.2: replica {replica}.1 took part to the end", run.output)
+            self.assertFalse((self.folder / f"json.{replica}").exists())
+
     def test_what_is_not_started_again_stays_away(self):
         run = Run([*MODEL, f"--steps={STEPS // 4}", "--replicas=2", "--ranks=1", f"--json={self.folder / 'json'}"])
         self.await_text(run, r"from step 1 on replicas 0\.1 1\.1$")
