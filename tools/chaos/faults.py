@@ -23,7 +23,7 @@ FEW_STEPS = 100  # where the fault is there from the start
 # From a fault until all have noticed: who has ended is seen by its peers, or after the 10 s that the launcher waits for
 # them, or when they have waited 8 s to connect;
 NOTICED_S = 20
-# of who is silent 7 s come first until it is named, 30 s of last words where it serves the store that ranks meet in, and
+# of who is silent 7 s come first until it is named, 15 s of last words where it serves the store that ranks meet in, and
 # 3 s in which it does not obey SIGTERM.
 SILENT_S = 30
 BEGUN = "million parameters"  # what rank 0 prints before its first step
