@@ -246,15 +246,15 @@ TEST_F(ByManifestTest, WhatOneRankRefusesAllRefuse) {
   constexpr int kRanks = 3;
   for (const int wrong : {0, kRanks - 1}) {
     EXPECT_THAT(
-        RunAllRanks(kRanks,
-                    [&](Communicator& world) {
-                      CheckpointerOptions options = Options();
-                      if (world.rank() == wrong) {
-                        options.texts["manifest.json"] = "{}";
-                      }
-                      return Checkpointer::Open(kRoot, Unowned(world), options)
-                          .status();
-                    }),
+        RunRanks(kRanks,
+                 [&](Communicator& world) {
+                   CheckpointerOptions options = Options();
+                   if (world.rank() == wrong) {
+                     options.texts["manifest.json"] = "{}";
+                   }
+                   return Checkpointer::Open(kRoot, Unowned(world), options)
+                       .status();
+                 }),
         Each(StatusIs(absl::StatusCode::kInvalidArgument,
                       HasSubstr("a checkpoint has a manifest.json of its "
                                 "own"))))
