@@ -52,7 +52,8 @@ class RankActivity {
 
   // The rank waits for `wait` of `what` ("parameters of unit blocks.3") until
   // EndWait(), for what this has returned; the phase stays. Of several waits
-  // at a time the last one is known. Neither waits nor allocates.
+  // at a time one is known, the last but for races. Neither waits nor
+  // allocates.
   virtual uint64_t BeginWait(StoreWait wait, absl::string_view what) = 0;
   virtual void EndWait(uint64_t wait) = 0;
 

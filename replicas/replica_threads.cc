@@ -413,7 +413,9 @@ void Supervise(Stage& stage, int replica) {
   for (int incarnation = 1;; ++incarnation) {
     const absl::Status status = LiveOnce(stage, {replica, incarnation});
     // A replay refuses a life that came after the end.
-    if (status.ok() || absl::IsInvalidArgument(status)) return;
+    const bool refused =
+        !stage.options.replay.empty() && absl::IsInvalidArgument(status);
+    if (status.ok() || refused) return;
     if (absl::Now() < deadline) continue;
     stage.protocol.Fail(absl::InternalError(absl::StrCat(
         "replica ", replica, " did not get to the end: ", status.ToString())));

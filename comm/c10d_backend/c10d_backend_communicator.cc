@@ -328,6 +328,13 @@ absl::StatusOr<std::unique_ptr<Communicator>> C10dBackendCommunicator::Split(
   meeting.names = names().Part(meeting.ranks);
   auto connection = options_.connect(meeting);
   if (!connection.ok()) return Annotate(connection.status(), what);
+  const c10d::Backend* const backend = connection->backend.get();
+  if (backend == nullptr || backend->getSize() != meeting.names.size() ||
+      backend->getRank() != meeting.rank) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        what, ": C10dBackendOptions::connect has not returned a backend of ",
+        meeting.names.Place(meeting.rank)));
+  }
   return Create(*std::move(connection), store, meeting.names, options_);
 }
 

@@ -41,8 +41,6 @@ struct ReportExchange::State {
   void Watch(const std::function<void()>& on_alarm);
   // Publishes `report` and polls for the others'.
   void Collect(const RankReport& report, absl::Time until);
-  // Publishes `report` of a rank that has not failed.
-  void SayGoodbye(const RankReport& report);
   // Looks once for the reports that are missing.
   absl::Status Poll();
   // Rings the bell of `peer`.
@@ -62,7 +60,7 @@ struct ReportExchange::State {
   bool store_answers ABSL_GUARDED_BY(mutex) = true;
   std::vector<std::optional<RankReport>> reports ABSL_GUARDED_BY(mutex);
   std::thread watcher;
-  // Or who says goodbye.
+  // Or the thread of CallBriefly().
   std::thread collector ABSL_GUARDED_BY(mutex);
 };
 
@@ -134,15 +132,6 @@ void ReportExchange::State::Collect(const RankReport& report,
   collect_ended = true;
 }
 
-void ReportExchange::State::SayGoodbye(const RankReport& report) {
-  // A store that is gone cannot tell the peers: nothing to be done about it.
-  const absl::Status said = TorchToStatus(
-      "say goodbye", [&] { store->set(ReportKey(rank), Encode(report)); });
-  absl::MutexLock lock(&mutex);
-  store_answers = said.ok();
-  collect_ended = true;
-}
-
 absl::StatusOr<std::unique_ptr<ReportExchange>> ReportExchange::Create(
     const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size) {
   auto state = std::make_shared<State>(rank, world_size);
@@ -157,23 +146,38 @@ absl::StatusOr<std::unique_ptr<ReportExchange>> ReportExchange::Create(
 ReportExchange::ReportExchange(std::shared_ptr<State> state)
     : state_(std::move(state)) {}
 
-void ReportExchange::Leave(const RankReport& report) {
-  {
-    absl::MutexLock lock(&state_->mutex);
-    if (state_->reports[state_->rank]) return;
-    state_->reports[state_->rank] = report;
-    state_->collect_ended = false;
-    absl::StatusOr<std::thread> goodbye =
-        StartThread("to say goodbye",
-                    [state = state_, report] { state->SayGoodbye(report); });
-    if (goodbye.ok()) {
-      state_->collector = *std::move(goodbye);
-      state_->mutex.AwaitWithTimeout(absl::Condition(&state_->collect_ended),
-                                     kGoodbyeTimeout);
-      return;
-    }
+void ReportExchange::CallBriefly(const std::function<absl::Status()>& call) {
+  state_->mutex.AssertHeld();
+  state_->collect_ended = false;
+  const auto run = [state = state_, call] {
+    const absl::Status status = call();
+    absl::MutexLock lock(&state->mutex);
+    state->store_answers = status.ok();
+    state->collect_ended = true;
+  };
+  absl::StatusOr<std::thread> thread = StartThread("to take leave", run);
+  if (thread.ok()) {
+    state_->collector = *std::move(thread);
+  } else {
+    // The others have to know all the same.
+    state_->mutex.Unlock();
+    run();
+    state_->mutex.Lock();
   }
-  state_->SayGoodbye(report);
+  state_->mutex.AwaitWithTimeout(absl::Condition(&state_->collect_ended),
+                                 kGoodbyeTimeout);
+}
+
+void ReportExchange::Leave(const RankReport& report) {
+  absl::MutexLock lock(&state_->mutex);
+  if (state_->reports[state_->rank]) return;
+  state_->reports[state_->rank] = report;
+  // A store that is gone cannot tell the peers: nothing to be done about it.
+  CallBriefly([state = state_, report] {
+    return TorchToStatus("say goodbye", [&] {
+      state->store->set(ReportKey(state->rank), Encode(report));
+    });
+  });
 }
 
 ReportExchange::~ReportExchange() { Stop(); }
@@ -205,11 +209,10 @@ void ReportExchange::Stop() {
   absl::MutexLock lock(&state_->mutex);
   state_->stopping = true;
   join(state_->collector, &state_->collect_ended);
-  const bool store_is_free = state_->collect_ended && state_->store_answers;
-  if (store_is_free && !state_->watch_ended) {
-    state_->mutex.Unlock();
-    (void)state_->Ring(state_->rank);  // wakes the watcher
-    state_->mutex.Lock();
+  if (state_->collect_ended && state_->store_answers && !state_->watch_ended) {
+    // Wakes the watcher.
+    CallBriefly([state = state_] { return state->Ring(state->rank); });
+    join(state_->collector, &state_->collect_ended);
   }
   state_->mutex.Await(absl::Condition(
       +[](State* state) { return !state->alarming; }, state_.get()));

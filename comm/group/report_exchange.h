@@ -67,6 +67,10 @@ class ReportExchange {
 
   explicit ReportExchange(std::shared_ptr<State> state);
 
+  // Makes a call of the store in a thread, for which whoever leaves waits for
+  // some seconds. With the state's mutex held, which is free in between.
+  void CallBriefly(const std::function<absl::Status()>& call);
+
   const std::shared_ptr<State> state_;
 };
 

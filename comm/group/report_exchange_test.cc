@@ -144,5 +144,17 @@ TEST(ReportExchangeTest, WhoFailsBesideASilentStoreIsNotHeldByIt) {
   store->LetGo();
 }
 
+// The store has answered so far: all is told, only the own watcher is not.
+TEST(ReportExchangeTest, AStoreThatFallsSilentAfterTheReportHoldsNobody) {
+  const auto store = c10::make_intrusive<HeldStore>();
+  auto exchanges = MakeExchanges(store, /*ranks=*/1);
+  exchanges[0]->Report(Failed(), absl::Milliseconds(1));
+  EXPECT_TRUE(exchanges[0]->Await(absl::Now() + kLimit).store_answers);
+  store->Hold();
+  exchanges.clear();
+  EXPECT_FALSE(store->somebody_waited());
+  store->LetGo();
+}
+
 }  // namespace
 }  // namespace fsdp::comm

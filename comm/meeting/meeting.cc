@@ -38,6 +38,8 @@ constexpr char kMasterAddressKey[] = "master_address";
 // In front of all keys, after the prefix of a store that rank 0 does not serve.
 constexpr char kPrefix[] = "/fsdp";
 
+// Also of a rank that has come in the last moment: it is for the whole job.
+constexpr absl::Duration kLeastAnswerTime = absl::Seconds(5);
 // How long rank 0 stays for the others' goodbyes.
 constexpr absl::Duration kGoodbyeTimeout = absl::Seconds(3);
 
@@ -264,7 +266,9 @@ absl::StatusOr<OpenedStore> OpenStore(const Environment& environment,
   }
   FSDP_ASSIGN_OR_RETURN(
       opened.client,
-      JobStore::Connect(place, StoreTimeout(limits.deadline), limits));
+      JobStore::Connect(
+          place, std::max(kLeastAnswerTime, limits.deadline - absl::Now()),
+          limits));
   return opened;
 }
 

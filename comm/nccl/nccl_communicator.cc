@@ -360,8 +360,13 @@ absl::StatusOr<std::unique_ptr<Communicator>> NcclCommunicator::Split(int color,
   // Nobody splits a group in which a rank has failed.
   FSDP_RETURN_IF_ERROR(TrueOnAll(true, "split").status());
   const std::string what = absl::StrCat("split", num_splits_++);
-  FSDP_ASSIGN_OR_RETURN(const std::vector<int> members,
-                        MembersOf(what, color, key));
+  const absl::StatusOr<std::vector<int>> found = MembersOf(what, color, key);
+  if (!found.ok()) {
+    // The others are on their way into the split.
+    group_->Fail(found.status());
+    return found.status();
+  }
+  const std::vector<int>& members = *found;
   auto handle =
       group_->handle().Split(color, key, absl::Now() + options_.timeout);
   if (!handle.ok()) {

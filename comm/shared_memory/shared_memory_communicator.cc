@@ -278,10 +278,11 @@ absl::StatusOr<std::unique_ptr<Communicator>> SharedMemoryCommunicator::Split(
   std::vector<int> ranks;  // of this group
   int new_rank = 0;
   for (const SplitRequest& request : requests) {
-    if (request.world_rank < 0 || request.world_rank >= host_->num_ranks()) {
-      return absl::UnavailableError(
-          absl::StrCat("split on ", Place(), ": there is no rank ",
-                       request.world_rank, " on the host"));
+    if (request.world_rank < 0 || request.world_rank >= host_->num_ranks() ||
+        request.rank < 0 || request.rank >= world_size()) {
+      return absl::UnavailableError(absl::StrCat(
+          "split on ", Place(), ": there is no rank ", request.world_rank,
+          " on the host, or no rank ", request.rank, " in the group"));
     }
     if (request.rank == rank()) new_rank = static_cast<int>(members.size());
     members.push_back({request.world_rank, request.block});

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
@@ -91,16 +92,16 @@ absl::Status ShardedModel::StepInBackward(UnitStep step) {
   if (step != nullptr) {
     hooks.step = [this, step = std::move(step)](int unit) {
       const UnitState& state = units_[unit];
-      const auto note = [&](comm::Phase phase) {
+      const auto note = [this](comm::Phase phase, absl::string_view name) {
         if (activity_ == nullptr) return;
-        activity_->Note(phase, unit_name(unit), /*pool_bytes=*/-1);
+        activity_->Note(phase, name, /*pool_bytes=*/-1);
       };
-      note(comm::Phase::kStep);
-      absl::Status status =
-          step(absl::MakeConstSpan(named_shards_)
-                   .subspan(state.first_shard, state.slots.size()));
-      note(comm::Phase::kBackward);
-      return status;
+      note(comm::Phase::kStep, unit_name(unit));
+      // Of which unit the next event will tell.
+      const auto back =
+          absl::MakeCleanup([&note] { note(comm::Phase::kBackward, ""); });
+      return step(absl::MakeConstSpan(named_shards_)
+                      .subspan(state.first_shard, state.slots.size()));
     };
   }
   runtime_->SetHooks(std::move(hooks));
