@@ -32,7 +32,7 @@ absl::StatusOr<Roster> ReplayLog::Enter(int64_t first_step) {
 
 // OK would say that the run has come to its end, of which this one knows
 // nothing: whoever took part may have ended with an error, in this replay.
-absl::Status ReplayLog::HasNoStep(const Roster& end) const {
+absl::Status ReplayLog::HasNoStep(const Roster& end) {
   const std::string what =
       absl::StrCat("the history has no step of replica ", ToString(self_));
   const bool comes_later = std::any_of(
@@ -44,12 +44,13 @@ absl::Status ReplayLog::HasNoStep(const Roster& end) const {
                            });
       });
   if (comes_later) {
-    return absl::AbortedError(absl::StrCat(what, ", but of its later lives"));
+    return AsRecorded(
+        absl::AbortedError(absl::StrCat(what, ", but of its later lives")));
   }
   const Member* const last = FindMember(end, self_.replica);
   if (last == nullptr || last->id == self_) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(what, " before step ", steps_, ": it has nothing to do"));
+    return AsRecorded(absl::InvalidArgumentError(
+        absl::StrCat(what, " before step ", steps_, ": it has nothing to do")));
   }
   return absl::InvalidArgumentError(absl::StrCat(
       what, ": replica ", ToString(last->id),
@@ -64,9 +65,9 @@ absl::StatusOr<Roster> ReplayLog::SkipLosses(const Roster& roster) {
     if (next.cause != Cause::kLost) return newest;
     newest = next;
     if (!IsMember(newest, self_)) {
-      return absl::AbortedError(absl::StrCat("replica ", ToString(self_),
-                                             " was lost in step ", roster.step,
-                                             ", as the history says"));
+      return AsRecorded(absl::AbortedError(
+          absl::StrCat("replica ", ToString(self_), " was lost in step ",
+                       roster.step, ", as the history says")));
     }
   }
 }
@@ -79,9 +80,14 @@ absl::StatusOr<Roster> ReplayLog::AwaitNext(const Roster& roster,
                                             absl::Time /*deadline*/) {
   const Roster next = EntryAfter(history_, roster);
   if (next.step >= steps_ || IsMember(next, self_)) return next;
-  return absl::AbortedError(absl::StrCat("replica ", ToString(self_),
-                                         " was lost after step ", roster.step,
-                                         ", as the history says"));
+  return AsRecorded(absl::AbortedError(
+      absl::StrCat("replica ", ToString(self_), " was lost after step ",
+                   roster.step, ", as the history says")));
+}
+
+absl::Status ReplayLog::AsRecorded(const absl::Status& status) {
+  ends_as_recorded_ = true;
+  return status;
 }
 
 }  // namespace fsdp::replicas

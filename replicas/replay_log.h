@@ -33,13 +33,19 @@ class ReplayLog final : public StepLog {
   absl::StatusOr<Roster> AwaitNext(const Roster& roster,
                                    absl::Time deadline) override;
 
+  // This life is over where the history has its end, too. Any other error ends
+  // the replay: the others may wait for this replica for ever.
+  bool ends_as_recorded() const { return ends_as_recorded_; }
+
  private:
   // Why this life cannot take part; `end`: of the run.
-  absl::Status HasNoStep(const Roster& end) const;
+  absl::Status HasNoStep(const Roster& end);
+  absl::Status AsRecorded(const absl::Status& status);
 
   const History history_;
   const ReplicaId self_;
   const int64_t steps_;
+  bool ends_as_recorded_ = false;
 };
 
 }  // namespace fsdp::replicas

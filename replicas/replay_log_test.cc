@@ -82,6 +82,19 @@ TEST(ReplayLogTest, ALifeAfterTheEndIsRefused) {
                AllOf(HasSubstr("before step 5"), Not(HasSubstr("took part")))));
 }
 
+TEST(ReplayLogTest, AnEndThatTheHistoryHasIsTold) {
+  ASSERT_OK_AND_ASSIGN(const History history, History::Parse(kHistory));
+  const auto as_recorded = [&](const ReplicaId& self, int64_t first_step) {
+    ReplayLog log(history, self, kSteps);
+    EXPECT_FALSE(log.Enter(first_step).ok());
+    return log.ends_as_recorded();
+  };
+  EXPECT_TRUE(as_recorded({1, 2}, 0));
+  EXPECT_TRUE(as_recorded({2, 2}, 0));
+  EXPECT_FALSE(as_recorded({0, 2}, 0));
+  EXPECT_FALSE(as_recorded({0, 1}, 4));
+}
+
 TEST(ReplayLogTest, WhoIsLostIsToldSo) {
   ASSERT_OK_AND_ASSIGN(const History history, History::Parse(kHistory));
   ReplayLog lost(history, {2, 1}, kSteps);
@@ -92,14 +105,17 @@ TEST(ReplayLogTest, WhoIsLostIsToldSo) {
     EXPECT_OK(lost.SkipLosses(roster));
     ASSERT_OK_AND_ASSIGN(roster, left.AwaitNext(roster, {}));
   }
+  EXPECT_FALSE(lost.ends_as_recorded());
   EXPECT_THAT(lost.SkipLosses(roster),
               StatusIs(absl::StatusCode::kAborted, HasSubstr("in step 8")));
+  EXPECT_TRUE(lost.ends_as_recorded());
   ASSERT_OK_AND_ASSIGN(roster, left.SkipLosses(roster));
   EXPECT_EQ(Describe(roster).substr(Describe(roster).find("): ")),
             "): 0.1 1.3");
   while (roster.step < kSteps) {
     ASSERT_OK_AND_ASSIGN(roster, left.AwaitNext(roster, {}));
   }
+  EXPECT_FALSE(left.ends_as_recorded());
 }
 
 }  // namespace

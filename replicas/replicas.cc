@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -56,6 +57,8 @@ constexpr absl::Duration kLongestBeat = absl::Milliseconds(200);
 constexpr int64_t kKeptEpochs = 4;
 
 constexpr absl::Duration kLongestReplay = absl::Hours(24 * 365);
+// In the keeper: why a replay cannot go on.
+constexpr char kReplayFailed[] = "replay/failed";
 
 absl::Status Check(const comm::Environment& environment,
                    const checkpoint::TrainingRun* run,
@@ -165,7 +168,7 @@ class Replicas::Impl::Joined final : public Impl {
         options_(options),
         run_(run),
         self_{environment.replica, environment.replica_incarnation},
-        column_(KeeperFor(environment), ColumnOptions(options)) {}
+        column_(KeeperFor(environment), ColumnOptions()) {}
 
   absl::Status Start() {
     FSDP_ASSIGN_OR_RETURN(log_, StartLog());
@@ -176,7 +179,7 @@ class Replicas::Impl::Joined final : public Impl {
     joined.first_step = options_.first_step;
     joined.timeout = options_.between.timeout;
     joined.patience = Patience();
-    joined.stop_requested = options_.between.stop_requested;
+    joined.stop_requested = StopRequested();
     replica_.emplace(joined, *log_, column_, run_);
     return absl::OkStatus();
   }
@@ -207,20 +210,41 @@ class Replicas::Impl::Joined final : public Impl {
     return keeper;
   }
 
-  static comm::ConnectOptions ColumnOptions(const ReplicaOptions& options) {
-    comm::ConnectOptions column = options.between;
+  comm::ConnectOptions ColumnOptions() const {
+    comm::ConnectOptions column = options_.between;
+    column.stop_requested = StopRequested();
     // Who comes back waits for the others to get that far.
-    if (!options.replay.empty()) column.connect_timeout = kLongestReplay;
+    if (!options_.replay.empty()) column.connect_timeout = kLongestReplay;
     return column;
   }
 
-  absl::StatusOr<std::unique_ptr<replicas::StepLog>> StartLog() {
-    if (!options_.replay.empty()) {
-      FSDP_ASSIGN_OR_RETURN(replicas::History history,
-                            replicas::ReadHistory(options_.replay));
-      return std::make_unique<ReplayLog>(std::move(history), self_,
-                                         options_.steps);
+  // Whether nobody is to be waited for any more.
+  std::function<bool()> StopRequested() const {
+    if (options_.replay.empty()) return options_.between.stop_requested;
+    return [this] {
+      const auto& stop_requested = options_.between.stop_requested;
+      return (stop_requested && stop_requested()) ||
+             registers_->HasAll({kReplayFailed}).value_or(false);
+    };
+  }
+
+  // A replay that has failed ends for all: others may wait for a life of this
+  // replica that does not come.
+  absl::Status EndReplay(const absl::Status& status) {
+    if (status.ok() || replay_ == nullptr || replay_->ends_as_recorded()) {
+      return status;
     }
+    const std::string mine =
+        absl::StrCat("replica ", ToString(self_), ": ", status.message());
+    const auto first =
+        registers_->CompareAndSet(kReplayFailed, /*expected=*/"", mine);
+    const bool is_told = first.ok() && *first != mine;
+    if (!is_told || !absl::IsCancelled(status)) return status;
+    return absl::InvalidArgumentError(
+        absl::StrCat("this replay has failed: ", *first));
+  }
+
+  absl::StatusOr<std::unique_ptr<replicas::StepLog>> StartLog() {
     FSDP_ASSIGN_OR_RETURN(
         auto registers,
         StoreRegisters::Connect({environment_.keeper_addr,
@@ -228,6 +252,15 @@ class Replicas::Impl::Joined final : public Impl {
                                 kPrefix,
                                 {absl::Now() + options_.between.connect_timeout,
                                  options_.between.stop_requested}));
+    if (!options_.replay.empty()) {
+      registers_ = std::move(registers);
+      FSDP_ASSIGN_OR_RETURN(replicas::History history,
+                            replicas::ReadHistory(options_.replay));
+      auto replay = std::make_unique<ReplayLog>(std::move(history), self_,
+                                                options_.steps);
+      replay_ = replay.get();
+      return replay;
+    }
     LiveLogOptions log;
     log.membership.self = self_;
     log.membership.rank = environment_.rank;
@@ -265,22 +298,25 @@ class Replicas::Impl::Joined final : public Impl {
   }
 
   absl::StatusOr<std::optional<Step>> Begin() override {
-    FSDP_ASSIGN_OR_RETURN(const std::optional<Roster> roster,
-                          replica_->BeginStep());
+    const absl::StatusOr<std::optional<Roster>> begun = replica_->BeginStep();
+    FSDP_RETURN_IF_ERROR(EndReplay(begun.status()));
+    const std::optional<Roster>& roster = *begun;
     if (!roster.has_value()) return std::nullopt;
     return Step{roster->step, IndexOf(*roster, self_.replica),
                 static_cast<int>(roster->members.size())};
   }
 
-  absl::Status Finish() override { return replica_->FinishStep(); }
+  absl::Status Finish() override { return EndReplay(replica_->FinishStep()); }
 
   const comm::Environment environment_;
   const ReplicaOptions options_;
   checkpoint::TrainingRun& run_;
   const ReplicaId self_;
+  std::unique_ptr<StoreRegisters> registers_;  // of a replay
   Column column_;
   std::unique_ptr<replicas::StepLog>
-      log_;  // whose thread ends what column_ has
+      log_;                      // whose thread ends what column_ has
+  ReplayLog* replay_ = nullptr;  // log_, where it is one
   std::optional<JoinedReplica> replica_;
   int64_t forgotten_ = 0;  // epochs before it; of the log's thread
 };

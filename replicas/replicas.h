@@ -65,9 +65,9 @@ struct ReplicaOptions {
   std::string history_folder;
   // Such a folder: replicas take part, and are lost, as they were in that run,
   // and end with its bits. One that is lost ends with Aborted, and has to be
-  // started again; else any loss is an error, and BeginStep() refuses a life
-  // that the history has no step of with InvalidArgument: who comes to the end
-  // of the run has gone through its steps. Empty: no replay.
+  // started again; any other loss ends all with an error, and BeginStep()
+  // refuses a life that the history has no step of with InvalidArgument: who
+  // comes to the end of the run has gone through its steps. Empty: no replay.
   std::string replay;
 
   // Of the groups between replicas: backend, device, timeouts.

@@ -6,6 +6,8 @@
 #include <torch/optim/sgd.h>
 
 #include <cstdint>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -20,6 +22,7 @@
 #include "base/status_error.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
+#include "checkpoint/files/testing/real_files.h"
 #include "checkpoint/run/run.h"
 #include "comm/communicator.h"
 #include "comm/meeting/store_server.h"
@@ -269,6 +272,36 @@ TEST_F(ReplicasTest, AKeeperThatDiesEndsAll) {
         EXPECT_EQ(replicas->BeginStep().status(), status);  // it lasts
         return absl::OkStatus();
       }));
+}
+
+// Replica 1 waits in its second life for one that is lost in the replay alone.
+TEST_F(ReplicasTest, AReplayThatHasFailedEndsForAll) {
+  const std::string history = checkpoint::testing::FreePath("history");
+  ASSERT_TRUE(std::filesystem::create_directory(history));
+  std::ofstream(history + "/replica-0.txt")
+      << "epoch 0 founded at step 0 by 0.1: replicas 0.1 1.1\n"
+         "epoch 1 within step 3: replicas 0.1\n"
+         "epoch 2 from step 5: replicas 0.1 1.2\n";
+  std::vector<absl::Status> ends(2);
+  EXPECT_OK(
+      RunReplicas(2, [&](int replica, Communicator& inside) -> absl::Status {
+        FSDP_ASSIGN_OR_RETURN(const auto training, Training::Make(inside, 0));
+        comm::Environment environment = EnvironmentOf(replica, 2);
+        environment.replica_incarnation = 2;
+        ReplicaOptions options;
+        options.steps = 10;
+        options.replay = history;
+        FSDP_ASSIGN_OR_RETURN(
+            const auto replicas,
+            Replicas::Join(environment, &training->run, options));
+        ends[replica] = replicas->BeginStep().status();
+        return absl::OkStatus();
+      }));
+  EXPECT_THAT(ends[0], StatusIs(absl::StatusCode::kInvalidArgument,
+                                HasSubstr("no step of replica 0.2")));
+  EXPECT_THAT(ends[1], StatusIs(absl::StatusCode::kInvalidArgument,
+                                HasSubstr("this replay has failed: "
+                                          "replica 0.2: ")));
 }
 
 TEST_F(ReplicasTest, AModelThatDiffersIsRefusedAndTheOthersGoOn) {

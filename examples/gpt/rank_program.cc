@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/output_file.h"
 #include "base/status_macros.h"
 #include "base/torch_status.h"
@@ -53,6 +54,8 @@ using ::fsdp::comm::Communicator;
 
 constexpr int64_t kValidationTokens = 1 << 15;
 constexpr int64_t kPromptBytes = 64;
+// Between looks whether another replica has written the model.
+constexpr absl::Duration kExportPause = absl::Milliseconds(100);
 
 // Up to kPromptBytes from the beginning of a line, where there is one.
 std::string Prompt(absl::string_view text) {
@@ -119,9 +122,8 @@ class RankRun {
 
   // An attempt before this one may have come so far.
   absl::Status Export() {
-    if (options_.export_dir.empty() || !result_.is_first) {
-      return absl::OkStatus();
-    }
+    if (options_.export_dir.empty()) return absl::OkStatus();
+    if (context_.replica.join) return ExportOnce();
     std::error_code ignored;
     const bool is_there = context_.is_restarted && IsFirst() &&
                           std::filesystem::exists(options_.export_dir, ignored);
@@ -129,6 +131,19 @@ class RankRun {
                           fsdp::comm::Max(communicator_, is_there ? 1 : 0));
     if (done > 0) return absl::OkStatus();
     return ExportTrained(options_, *model_, communicator_);
+  }
+
+  // All replicas have the same bits. Whichever comes first writes them; the
+  // others stay until they are there, since it may be lost before that.
+  absl::Status ExportOnce() {
+    // Not by the clock, by which ranks would differ.
+    auto tries = communicator_.default_timeout() / kExportPause;
+    absl::Status status = ExportTrained(options_, *model_, communicator_);
+    while (absl::IsFailedPrecondition(status) && tries-- > 0) {
+      absl::SleepFor(kExportPause);  // another one writes
+      status = ExportTrained(options_, *model_, communicator_);
+    }
+    return absl::IsAlreadyExists(status) ? absl::OkStatus() : status;
   }
 
   absl::Status CheckPrinted() const {

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs with --replicas: what they train, and what it costs them to lose ranks.
 
-The program is this test's runfile examples/gpt/train. The environment's REPLICAS_RUN_SEED draws other moments and victims.
+The program is this test's runfile examples/gpt/train, or testing/train_with_faults. The environment's REPLICAS_RUN_SEED draws other moments and victims.
 """
 import json
 import os
@@ -16,6 +16,7 @@ import unittest
 import training_run
 from training_run import Run, committed_steps, sums
 
+WITH_FAULTS = "examples/gpt/testing/train_with_faults"
 KILLS = 2
 STEPS = 2500  # longer than it takes to come back so often
 LIMIT_S = 120  # of any one wait
@@ -114,6 +115,18 @@ class ReplicasRunTest(unittest.TestCase):
         self.assertIn("replica 1 exited with code 137", run.output)
         self.assertEqual(len(self.losses("json.0")), STEPS // 4)
         self.assertFalse((self.folder / "json.1").exists())
+
+    def test_who_is_lost_after_the_last_step_takes_no_model_along(self):
+        # In the second all-reduce of the last step, that of the loss, at the end.
+        for replica in range(2):
+            fault = f"fault=kill,replica={replica},rank=0,step=30,operation=all_reduce,call=1"
+            run = Run([*MODEL, "--steps=30", "--replicas=2", "--ranks=2", f"--json={self.folder / f'json{replica}'}",
+                       f"--export={self.folder / f'model{replica}'}"], {"GPT_FAULT_PLAN": fault}, WITH_FAULTS)
+            self.assertEqual(run.wait(), 0, run.output)
+            self.assertIn("injected kill into step 30", run.output)
+            self.assertEqual(len(self.losses(f"json{replica}.{1 - replica}")), 30)
+            self.assertTrue(sums(self.folder / f"model{replica}"))
+        self.assertEqual(sums(self.folder / "model0"), sums(self.folder / "model1"))
 
     def test_goes_on_after_it_was_stopped(self):
         flags = ["--replicas=2", "--ranks=1", f"--save={self.folder / 'save'}", "--save_every=10", "--resume"]

@@ -115,7 +115,6 @@ class Training {
     result_.stopped = result_.stopped && done_ < last_step();
     result_.last_step = done_;
     result_.finished = done_ >= last_step();
-    result_.is_first = IsFirst();
     return std::move(result_);
   }
 

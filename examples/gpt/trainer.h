@@ -71,8 +71,6 @@ struct TrainingResult {
   // The model has gone through all steps, in this run or before. Not where they
   // were done without this replica.
   bool finished = false;
-  // Alone, or the first of the replicas that have finished the last step.
-  bool is_first = true;
 };
 
 // Trains by AdamW with torch's defaults and a constant learning rate. A step is

@@ -56,8 +56,8 @@ def sums(checkpoint):
 class Run:
     """A started program, whose output a thread reads."""
 
-    def __init__(self, flags, environment=None):
-        self.process = subprocess.Popen([PROGRAM, *flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    def __init__(self, flags, environment=None, program=PROGRAM):
+        self.process = subprocess.Popen([program, *flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                         env=None if environment is None else {**os.environ, **environment})
         self.output = ""
         self._reader = threading.Thread(target=self._read)
