@@ -64,6 +64,15 @@ absl::Status WriteLatest(FileSystem& files, const std::string& root,
   return files.SyncFolder(root);
 }
 
+// Removes `latest` if it names the folder `path`.
+absl::Status ForgetLatest(FileSystem& files, const std::string& path) {
+  const std::string root = FolderOf(path);
+  FSDP_ASSIGN_OR_RETURN(const std::string latest, NamedLatest(files, root));
+  if (latest.empty() || JoinPath(root, latest) != path) return absl::OkStatus();
+  FSDP_RETURN_IF_ERROR(files.RemoveFile(JoinPath(root, kLatestName)));
+  return files.SyncFolder(root);
+}
+
 }  // namespace
 
 absl::Status BeginByManifest(FileSystem& files, const std::string& root) {
@@ -96,6 +105,8 @@ absl::Status RemoveUnfinished(FileSystem& files, const std::string& root) {
 }
 
 absl::Status RemoveByManifest(FileSystem& files, const std::string& path) {
+  // Whoever finds a torn manifest of it later must not take it for whole.
+  FSDP_RETURN_IF_ERROR(ForgetLatest(files, path));
   FSDP_RETURN_IF_ERROR(RemoveManifest(files, path));
   FSDP_RETURN_IF_ERROR(RemoveTree(files, path));
   return files.SyncFolder(FolderOf(path));

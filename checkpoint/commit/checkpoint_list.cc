@@ -13,16 +13,6 @@
 namespace fsdp::checkpoint {
 namespace {
 
-// What `latest` names; empty where there is none.
-absl::StatusOr<std::string> NamedLatest(FileSystem& files,
-                                        const std::string& root) {
-  absl::StatusOr<std::string> text =
-      ReadFile(files, JoinPath(root, kLatestName), kMaxLatestBytes);
-  if (absl::IsNotFound(text.status())) return std::string();
-  FSDP_RETURN_IF_ERROR(text.status());
-  return std::string(absl::StripSuffix(*text, "\n"));
-}
-
 // Written whole, or named by `latest`, which comes after that: whatever is
 // wrong with such a one later, whoever loads it has to hear.
 bool IsFinished(FileSystem& files, const Committed& one,
@@ -52,6 +42,15 @@ absl::StatusOr<std::optional<Committed>> NewestByManifest(
 }
 
 }  // namespace
+
+absl::StatusOr<std::string> NamedLatest(FileSystem& files,
+                                        const std::string& root) {
+  absl::StatusOr<std::string> text =
+      ReadFile(files, JoinPath(root, kLatestName), kMaxLatestBytes);
+  if (absl::IsNotFound(text.status())) return std::string();
+  FSDP_RETURN_IF_ERROR(text.status());
+  return std::string(absl::StripSuffix(*text, "\n"));
+}
 
 bool IsByManifest(const std::vector<std::string>& names) {
   return std::find(names.begin(), names.end(), kByManifestName) != names.end();

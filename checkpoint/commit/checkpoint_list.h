@@ -23,6 +23,10 @@ struct Committed {
 absl::StatusOr<std::vector<Committed>> ListCheckpoints(FileSystem& files,
                                                        const std::string& root);
 
+// The name in `latest`; empty where there is no such file.
+absl::StatusOr<std::string> NamedLatest(FileSystem& files,
+                                        const std::string& root);
+
 // What `latest` names if it is one of those, otherwise the newest; none if
 // there are none. Higher steps than `latest` are of a line of training that was
 // given up, because an older checkpoint was loaded. Where checkpoints are

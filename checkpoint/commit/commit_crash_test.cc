@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -229,6 +230,43 @@ TEST_P(CommitCrashTest, TheDiskFailsAtEveryCall) {
       }
     }
   }
+}
+
+// By manifest there is a moment without the step that is replaced, which
+// `latest` names until then.
+absl::Status ReplaceStepTwo(FileSystem& files) {
+  FSDP_ASSIGN_OR_RETURN(
+      const std::unique_ptr<CheckpointFolder> folder,
+      CheckpointFolder::Claim(files, kRoot, CommitBy::kManifest));
+  return Save(files, *folder, 2, ContentsOf(3), /*overwrite=*/true);
+}
+
+TEST(ReplacedByManifestTest, TheNewestIsSoundWhereverTheRunDies) {
+  const auto whole = MakeMachine(CommitBy::kManifest);
+  FaultyFileSystem counting(whole->files());
+  ASSERT_OK(ReplaceStepTwo(counting));
+  std::set<uint32_t> versions;
+  for (int64_t call = 0; call <= counting.calls(); ++call) {
+    for (int seed = -1; seed < kSeeds; ++seed) {
+      SCOPED_TRACE(absl::StrCat("at call ", call, ", seed ", seed));
+      const auto machine = MakeMachine(CommitBy::kManifest);
+      FaultyFileSystem files(machine->files());
+      files.StopAtCall(call);
+      EXPECT_EQ(ReplaceStepTwo(files).ok(), call == counting.calls());
+      if (seed < 0) {
+        machine->KillProcess();
+      } else {
+        machine->LosePower(seed);
+      }
+      ASSERT_OK_AND_ASSIGN(const std::optional<Committed> latest,
+                           LatestCheckpoint(machine->files(), kRoot));
+      ASSERT_TRUE(latest.has_value());
+      versions.insert(VersionOf(machine->files(), latest->path));
+      ASSERT_FALSE(::testing::Test::HasFailure());
+    }
+  }
+  // That of step 2 before, of step 1 in between, and of step 2 after it.
+  EXPECT_THAT(versions, ::testing::ElementsAre(1, 2, 3));
 }
 
 }  // namespace

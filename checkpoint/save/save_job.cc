@@ -64,9 +64,13 @@ class Save {
       if (context_.rank() == 0) Finish(status).IgnoreError();
       return status;
     }
-    const absl::Status waited = Await([&] {
-      if (context_.rank() == 0) status = Finish(status);
-    });
+    const bool may_be_saved = status.ok();
+    const absl::Status waited = Await(
+        [&] {
+          if (context_.rank() != 0) return;
+          status = Caught(kWhat, [&] { return Finish(status); });
+        },
+        may_be_saved);
     if (waited.ok()) return Share(status);
     return status.ok() ? MayBeSaved(waited) : status;
   }
@@ -155,8 +159,8 @@ class Save {
   absl::Time Deadline() const { return absl::Now() + context_.timeout; }
 
   // Until all ranks have acted. After an error no rank waits for another one
-  // in this save.
-  absl::Status Await(absl::FunctionRef<void()> act) {
+  // in this save, which `may_be_saved` all the same.
+  absl::Status Await(absl::FunctionRef<void()> act, bool may_be_saved = false) {
     if (context_.ranks == nullptr) {
       act();
       return absl::OkStatus();
@@ -166,11 +170,11 @@ class Save {
     options.stall_timeout = context_.stall_timeout;
     options.what = absl::StrCat("saving step ", job_.step);
     options.all_bytes = job_.bytes_to_write;
-    options.on_error = [this](const absl::Status& status) {
+    options.on_error = [this, may_be_saved](const absl::Status& status) {
       given_up_ = true;
       // Otherwise what goes wrong here may say more.
       if (on_given_up_ != nullptr && absl::IsDeadlineExceeded(status)) {
-        on_given_up_(status);
+        on_given_up_(may_be_saved ? MayBeSaved(status) : status);
       }
     };
     return ActInRounds(*context_.ranks, options, progress_, act);
@@ -202,7 +206,8 @@ class Save {
   // Until rank 0 has seen to it, what is in the folder is another checkpoint.
   absl::Status BeginTogether() {
     absl::Status begun;
-    FSDP_RETURN_IF_ERROR(Await([&] { begun = BeginFolder(); }));
+    FSDP_RETURN_IF_ERROR(
+        Await([&] { begun = Caught(kWhat, [&] { return BeginFolder(); }); }));
     if (context_.ranks == nullptr) return begun;
     return comm::Agree(*context_.ranks, begun, kLabel, Deadline());
   }
@@ -225,7 +230,8 @@ class Save {
     }
     if (!any_differs) return absl::OkStatus();
     FSDP_RETURN_IF_ERROR(Await([&] {
-      if (differs[context_.rank()]) mine.status = AddBuffers(&mine);
+      if (!differs[context_.rank()]) return;
+      mine.status = Caught(kWhat, [&] { return AddBuffers(&mine); });
     }));
     FSDP_RETURN_IF_ERROR(Exchange(mine));
     return CheckReports(reports_);
@@ -255,6 +261,9 @@ class Save {
       }
       return status;
     }
+    // The run may have gone on from an older one, which it is not to lose.
+    if (given_up_) return absl::OkStatus();
+    progress_.CameBack(0);
     absl::Status pruned = context_.folder->Prune(context_.retention).status();
     if (pruned.ok()) return pruned;
     return absl::Status(

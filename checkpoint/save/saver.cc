@@ -102,6 +102,7 @@ class Saver::Writing {
   std::unique_ptr<StagingRing> TakeRing() {
     if (writer_.joinable()) writer_.join();
     feed_.reset();
+    if (ring_ != nullptr) ring_->Open();
     return std::move(ring_);
   }
 
@@ -148,6 +149,8 @@ class Saver::Writing {
       ThrowIfError(
           RunSave(context_, job_, feed, [this](const absl::Status& why) {
             SetResult(why, /*is_over=*/false);
+            // Nor does whoever stages wait for room.
+            ring_->Close(why);
           }));
     });
     // Whoever stages must not wait.
@@ -218,7 +221,8 @@ std::optional<Saver::Ended> Saver::Wait() {
   if (writing_ == nullptr) return std::nullopt;
   Ended ended{writing_->step(), writing_->Wait()};
   if (writing_->IsOver()) {
-    ring_ = writing_->TakeRing();
+    std::unique_ptr<StagingRing> ring = writing_->TakeRing();
+    if (ring != nullptr) ring_ = std::move(ring);
     writing_.reset();
   } else {
     stuck_ = std::move(writing_);

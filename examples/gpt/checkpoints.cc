@@ -76,6 +76,8 @@ absl::StatusOr<std::unique_ptr<Checkpointer>> OpenCheckpoints(
       CheckIsOneModel(options, communicator->world_size(), "save"));
   CheckpointerOptions checkpointer;
   if (options.keep_last > 0) checkpointer.keep_last = options.keep_last;
+  // A replica may have checkpoints of steps that the others go through again.
+  checkpointer.overwrite = options.replicas > 0;
   checkpointer.texts[kConfigName] = ConfigJson(options.model);
   FSDP_ASSIGN_OR_RETURN(
       std::unique_ptr<Checkpointer> checkpoints,

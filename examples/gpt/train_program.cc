@@ -160,6 +160,8 @@ ReplicaHooks ReplicaOf(const TrainOptions& options,
   joining.history_folder = options.replica_history;
   joining.replay = options.replica_replay;
   joining.between = between;
+  // Who has no checkpoint must not begin before who has one has loaded it.
+  if (options.resume) joining.found_timeout = absl::Minutes(10);
   if (hooks.joining) hooks.joining(joining);
   replica.number = environment.replica;
   replica.join = [joining, environment](fsdp::checkpoint::TrainingRun* run,

@@ -143,7 +143,9 @@ class Training {
     FSDP_RETURN_IF_ERROR(UnlessStopped(part.status()));
     if (!part->has_value()) return true;
     const fsdp::Replicas::Step& step = **part;
-    // Where this replica has just come, by the state of another one.
+    // Where this replica has just come, by the state of another one, maybe one
+    // of before its own checkpoint.
+    if (step.step < done_) saved_ = 0;
     done_ = step.step;
     begun_ = step.step + 1;
     options_.replica.on_part(step.step, step.index);
