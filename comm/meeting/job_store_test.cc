@@ -152,6 +152,7 @@ TEST(StoppedStoreTest, WhatWaitsForNothingIsGivenUpFirst) {
   store->set("a", "");
   store->clone()->check({"a"});
   ASSERT_EQ(kill(server, SIGSTOP), 0);
+  ASSERT_EQ(waitpid(server, nullptr, WUNTRACED), server);
   absl::Notification waited;
   std::thread waits([&] {
     TorchToStatus("wait", [&] {
