@@ -165,7 +165,7 @@ TEST_P(CommunicatorContract, PartsNameTheRanksOfTheWorldWhoseCallsDiffer) {
   if (!GetParam().compares_calls) return;
   for (const WorldAndPair& pair : MakePairs(Create(4), Create(4))) {
     auto first = StartSum(*pair.first, 4);
-    auto second = StartSum(*pair.second, 5);
+    auto second = StartSum(*pair.second, 6);
     for (auto* work : {&first, &second}) {
       EXPECT_THAT(Finish(std::move(*work)),
                   StatusIs(absl::StatusCode::kInvalidArgument,
