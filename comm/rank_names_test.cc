@@ -79,9 +79,7 @@ TEST(RankNamesTest, LeavesWhatIsNobodysName) {
        {"", "rank", "rank ", "rank 1", "rank 1 of 2", "rank 1x (world rank 2)",
         "crank 1 (world rank 2)", "Rank 1 (world rank 2)",
         "rank 1 (world rank 6)", "rank 1 (world rank 2",
-        "rank 1 of (world "
-        "rank 2)",
-        "rank 1 (world rank x)", "world rank 2",
+        "rank 1 of (world rank 2)", "rank 1 (world rank x)", "world rank 2",
         "rank 99999999999999 (world rank 2)",
         "rank 1 (world rank 99999999999999)"}) {
     EXPECT_EQ(world.Adopt(text), text);

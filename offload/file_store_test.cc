@@ -31,7 +31,6 @@ namespace {
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using ::testing::Not;
 
 using Queue = FileStoreOptions::Queue;
 

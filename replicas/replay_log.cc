@@ -78,7 +78,7 @@ absl::Status ReplayLog::VoteFor(const Roster& /*roster*/) {
 
 absl::StatusOr<Roster> ReplayLog::AwaitNext(const Roster& roster,
                                             absl::Time /*deadline*/) {
-  const Roster next = EntryAfter(history_, roster);
+  Roster next = EntryAfter(history_, roster);
   if (next.step >= steps_ || IsMember(next, self_)) return next;
   return AsRecorded(absl::AbortedError(
       absl::StrCat("replica ", ToString(self_), " was lost after step ",

@@ -172,6 +172,7 @@ class MortalLog final : public StepLog {
 
 std::vector<ReplicaId> IdsOf(const Roster& roster) {
   std::vector<ReplicaId> ids;
+  ids.reserve(roster.members.size());
   for (const Member& member : roster.members) ids.push_back(member.id);
   return ids;
 }

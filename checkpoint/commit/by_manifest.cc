@@ -10,6 +10,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/commit/checkpoint_list.h"
 #include "checkpoint/commit/checkpoint_names.h"
+#include "checkpoint/commit/may_be_saved.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -120,15 +121,12 @@ absl::Status CommitByManifest(FileSystem& files, const std::string& root,
   FSDP_RETURN_IF_ERROR(files.SyncFolder(path));
   FSDP_RETURN_IF_ERROR(files.SyncFolder(root));
   FSDP_RETURN_IF_ERROR(GiveUpAbove(files, root, manifest.step));
-  const absl::Status written = WriteManifest(files, path, manifest);
+  absl::Status written = WriteManifest(files, path, manifest);
   if (!written.ok()) {
     if (RemoveManifest(files, path).ok()) return written;
-    return absl::Status(
-        written.code(),
-        absl::StrCat(written.message(), "; step ", manifest.step,
-                     " may be saved all the same"));
+    return MayBeSaved(written, manifest.step);
   }
-  const absl::Status named = WriteLatest(files, root, manifest.step);
+  absl::Status named = WriteLatest(files, root, manifest.step);
   if (named.ok()) return named;
   return absl::Status(
       named.code(),

@@ -34,13 +34,6 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using Code = absl::StatusCode;
 
-// -1: none.
-int64_t LatestIn(FileSystem& files) {
-  const auto latest = LatestCheckpoint(files, "/r");
-  EXPECT_OK(latest);
-  return latest->has_value() ? (*latest)->step : -1;
-}
-
 absl::StatusOr<std::unique_ptr<CheckpointFolder>> ClaimOn(
     FileSystem& files, CommitBy commit_by = CommitBy::kManifest) {
   return CheckpointFolder::Claim(files, "/r", commit_by);
@@ -63,14 +56,8 @@ class ByManifestTest : public ::testing::Test {
     EXPECT_OK(folder);
     return *std::move(folder);
   }
-  std::vector<int64_t> Steps() {
-    std::vector<int64_t> steps;
-    const auto list = ListCheckpoints(files_, "/r");
-    EXPECT_OK(list);
-    for (const Committed& one : *list) steps.push_back(one.step);
-    return steps;
-  }
-  int64_t Latest() { return LatestIn(files_); }
+  std::vector<int64_t> Steps() { return StepsIn(files_, "/r"); }
+  int64_t Latest() { return LatestIn(files_, "/r"); }
 
   SimulatedFileSystem disk_;
   ObjectStoreMount files_{disk_};
@@ -226,15 +213,15 @@ TEST_F(ByManifestTest, DyingWhileALineIsGivenUp) {
     disk.KillProcess();
     ObjectStoreMount next(disk);
     if (saved.ok()) {
-      EXPECT_EQ(LatestIn(next), 5);
+      EXPECT_EQ(LatestIn(next, "/r"), 5);
       break;
     }
     // As before, the one that the run went on from, or the new one.
-    EXPECT_THAT(LatestIn(next), ::testing::AnyOf(7, 4, 5));
-    EXPECT_EQ(*Load(next, absl::StrCat("/r/step-", LatestIn(next))),
-              ContentsOf(LatestIn(next)));
+    EXPECT_THAT(LatestIn(next, "/r"), ::testing::AnyOf(7, 4, 5));
+    EXPECT_EQ(*Load(next, absl::StrCat("/r/step-", LatestIn(next, "/r"))),
+              ContentsOf(LatestIn(next, "/r")));
     ASSERT_OK(SaveSteps(next, {8}));
-    EXPECT_EQ(LatestIn(next), 8);
+    EXPECT_EQ(LatestIn(next, "/r"), 8);
   }
 }
 
@@ -242,22 +229,22 @@ TEST_F(ByManifestTest, DyingWhileALineIsGivenUp) {
 TEST_F(ByManifestTest, AFolderMayChangeItsWay) {
   ASSERT_OK(SaveSteps(disk_, {4, 6}, CommitBy::kRename));
   ASSERT_OK(SaveSteps(disk_, {5}, CommitBy::kRename));
-  EXPECT_EQ(LatestIn(disk_), 5);
+  EXPECT_EQ(LatestIn(disk_, "/r"), 5);
   ASSERT_OK(ClaimOn(disk_));
-  EXPECT_EQ(LatestIn(disk_), 5);
+  EXPECT_EQ(LatestIn(disk_, "/r"), 5);
   ASSERT_OK(files_.RemoveFile("/r/latest"));
-  EXPECT_EQ(LatestIn(disk_), 5);
+  EXPECT_EQ(LatestIn(disk_, "/r"), 5);
   ASSERT_OK(SaveSteps(files_, {7}));
   ASSERT_OK(WriteFile(disk_, "/r/latest", "step-4\n"));
-  EXPECT_EQ(LatestIn(disk_), 7);
+  EXPECT_EQ(LatestIn(disk_, "/r"), 7);
   // What is left is left no longer either way.
   ASSERT_OK(files_.MakeFolder("/r/step-8"));
   ASSERT_OK(ClaimOn(disk_, CommitBy::kRename));
-  EXPECT_EQ(LatestIn(disk_), 7);
+  EXPECT_EQ(LatestIn(disk_, "/r"), 7);
   EXPECT_THAT(*files_.List("/r"), ElementsAre(kMarkerName, "latest", "step-4",
                                               "step-5", "step-6", "step-7"));
   ASSERT_OK(SaveSteps(disk_, {9}, CommitBy::kRename));
-  EXPECT_EQ(LatestIn(disk_), 9);
+  EXPECT_EQ(LatestIn(disk_, "/r"), 9);
 }
 
 }  // namespace

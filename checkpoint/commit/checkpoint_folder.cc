@@ -15,6 +15,7 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "checkpoint/commit/by_manifest.h"
+#include "checkpoint/commit/may_be_saved.h"
 #include "checkpoint/commit/verify.h"
 
 namespace fsdp::checkpoint {
@@ -182,7 +183,7 @@ absl::Status CheckpointFolder::Commit(int64_t step, const Manifest& manifest) {
   }
   FSDP_RETURN_IF_ERROR(CheckWritten(PathToWrite(step), manifest));
   if (!by_manifest()) return CommitByRename(manifest);
-  const absl::Status committed = CommitByManifest(files_, root_, manifest);
+  absl::Status committed = CommitByManifest(files_, root_, manifest);
   FSDP_ASSIGN_OR_RETURN(
       const bool is_there,
       Exists(files_, JoinPath(StepPath(root_, step), kManifestName)));
@@ -280,8 +281,7 @@ absl::Status CheckpointFolder::Undo(int64_t step, const absl::Status& why) {
   absl::Status undone = Remove(step, StepPath(root_, step));
   undone.Update(SettleReplaced(step));
   if (undone.ok()) return why;
-  return absl::Status(why.code(), absl::StrCat(why.message(), "; step ", step,
-                                               " may be saved all the same"));
+  return MayBeSaved(why, step);
 }
 
 absl::Status CheckpointFolder::MoveAside(int64_t step) {

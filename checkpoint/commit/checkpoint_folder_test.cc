@@ -61,18 +61,8 @@ class CheckpointFolderTest : public ::testing::Test {
     EXPECT_OK(folder);
     return *std::move(folder);
   }
-  std::vector<int64_t> Steps() {
-    std::vector<int64_t> steps;
-    const auto list = ListCheckpoints(files_, "/r");
-    EXPECT_OK(list);
-    for (const Committed& one : *list) steps.push_back(one.step);
-    return steps;
-  }
-  int64_t Latest() {
-    const auto latest = LatestCheckpoint(files_, "/r");
-    EXPECT_OK(latest);
-    return latest->has_value() ? (*latest)->step : -1;
-  }
+  std::vector<int64_t> Steps() { return StepsIn(files_, "/r"); }
+  int64_t Latest() { return LatestIn(files_, "/r"); }
   void SaveSteps(const std::vector<int64_t>& steps) {
     const auto folder = Claim();
     for (const int64_t step : steps) {

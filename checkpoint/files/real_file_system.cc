@@ -221,7 +221,7 @@ class Real : public FileSystem {
       FSDP_ASSIGN_OR_RETURN(locked, TryLock(path, file->get()));
     }
     if (!locked) return Held(path, file->get());
-    const absl::Status written = WriteHolder(path, file->get(), holder);
+    absl::Status written = WriteHolder(path, file->get(), holder);
     if (!written.ok()) {
       // While it is locked: nobody else's.
       if (created) unlink(path.c_str());

@@ -17,6 +17,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/commit/checkpoint_names.h"
 #include "checkpoint/commit/manifest.h"
+#include "checkpoint/commit/may_be_saved.h"
 #include "checkpoint/files/checksums.h"
 #include "checkpoint/run/rank_values.h"
 #include "checkpoint/run/together.h"
@@ -72,7 +73,7 @@ class Save {
         },
         may_be_saved);
     if (waited.ok()) return Share(status);
-    return status.ok() ? MayBeSaved(waited) : status;
+    return status.ok() ? MayBeSaved(waited, job_.step) : status;
   }
 
  private:
@@ -94,11 +95,16 @@ class Save {
       report.status = Caught(kWhat, [&] { return WritePart(feed, &report); });
     });
     if (waited.ok()) return ExchangeAll(std::move(report));
-    // What went wrong here says more than that the others could not be asked.
+    // What went wrong here says more than that the others could not be asked;
+    // or it is what they have left to a rank that they gave up.
     const bool says_more = !absl::IsDeadlineExceeded(waited) &&
                            !report.status.ok() &&
                            !absl::IsCancelled(report.status);
-    return says_more ? report.status : waited;
+    if (!says_more) return waited;
+    return absl::Status(
+        report.status.code(),
+        absl::StrCat(report.status.message(),
+                     "; the save was over: ", waited.message()));
   }
 
   // --- This rank's part -----------------------------------------------------
@@ -174,16 +180,10 @@ class Save {
       given_up_ = true;
       // Otherwise what goes wrong here may say more.
       if (on_given_up_ != nullptr && absl::IsDeadlineExceeded(status)) {
-        on_given_up_(may_be_saved ? MayBeSaved(status) : status);
+        on_given_up_(may_be_saved ? MayBeSaved(status, job_.step) : status);
       }
     };
     return ActInRounds(*context_.ranks, options, progress_, act);
-  }
-
-  absl::Status MayBeSaved(const absl::Status& why) const {
-    return absl::Status(why.code(),
-                        absl::StrCat(why.message(), "; step ", job_.step,
-                                     " may be saved all the same"));
   }
 
   // What all ranks have to say, on all of them, in reports_.

@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <tuple>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -12,6 +13,7 @@
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "checkpoint/checkpointer.h"
+#include "checkpoint/commit/commit_by.h"
 #include "checkpoint/files/testing/simulated_file_system.h"
 #include "checkpoint/run/run.h"
 #include "checkpoint/tests/sharded_training.h"
@@ -28,6 +30,7 @@ namespace {
 
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
+using ::fsdp::comm::testing::RunRanks;
 using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::Unowned;
 using ::testing::AllOf;
@@ -40,14 +43,19 @@ constexpr int kRanks = 3;
 constexpr absl::Duration kLong = absl::Seconds(30);
 
 // The disk of one rank may be held.
-class StalledDiskTest : public ::testing::TestWithParam<int> {
+class StalledDiskTest
+    : public ::testing::TestWithParam<std::tuple<int, CommitBy>> {
  protected:
-  static int stalled() { return GetParam(); }
+  static int stalled() { return std::get<0>(GetParam()); }
 
   absl::StatusOr<std::unique_ptr<Checkpointer>> Open(Communicator& world) {
     CheckpointerOptions options;
     options.files = &disk_;
     if (world.rank() == stalled()) options.files = &held_;
+    options.commit_by = std::get<1>(GetParam());
+    if (options.commit_by == CommitBy::kManifest) {
+      options.layout = SaveLayout::kPerRank;
+    }
     options.timeout = kLong;
     options.stall_timeout = absl::Seconds(3);
     return Checkpointer::Open("/run", Unowned(world), options);
@@ -65,7 +73,10 @@ class StalledDiskTest : public ::testing::TestWithParam<int> {
                           }};
 };
 
-INSTANTIATE_TEST_SUITE_P(, StalledDiskTest, ::testing::Values(0, 2));
+INSTANTIATE_TEST_SUITE_P(, StalledDiskTest,
+                         ::testing::Values(std::tuple(0, CommitBy::kRename),
+                                           std::tuple(2, CommitBy::kRename),
+                                           std::tuple(2, CommitBy::kManifest)));
 
 std::string Names(int rank) {
   return absl::StrCat("rank ", rank, " has waited for its disk");
@@ -131,6 +142,30 @@ TEST_P(StalledDiskTest, ASaveBesideTheTraining) {
     EXPECT_THAT(*checkpoints->Steps(), ElementsAre(3));
     return CheckLatest(world, *checkpoints, {}, 3, values);
   }));
+}
+
+// As where the others have removed what a rank that they gave up writes.
+TEST(GivenUpRankTest, SaysWhatHasFailedAndThatTheSaveWasOver) {
+  SimulatedFileSystem disk;
+  const auto statuses = RunRanks(2, [&](Communicator& world) -> absl::Status {
+    FSDP_ASSIGN_OR_RETURN(const auto training,
+                          ShardedTraining::Make(world, {}, /*seed=*/1));
+    bool is_gone = false;
+    WatchedFileSystem files(disk, [&](absl::string_view, const std::string&) {
+      return is_gone ? absl::NotFoundError("it is gone") : absl::OkStatus();
+    });
+    CheckpointerOptions options;
+    options.files = &files;
+    FSDP_ASSIGN_OR_RETURN(const auto checkpoints,
+                          Checkpointer::Open("/run", Unowned(world), options));
+    if (world.rank() == 0) return absl::AbortedError("rank 0 has left");
+    is_gone = true;
+    return checkpoints->Save(1, training->AsRun());
+  });
+  EXPECT_THAT(statuses[1],
+              StatusIs(Code::kNotFound,
+                       AllOf(HasSubstr("it is gone; the save was over: "),
+                             HasSubstr("rank 0"))));
 }
 
 }  // namespace

@@ -17,9 +17,9 @@ std::vector<int> HostLayout::HostRanks(int rank) const {
 }
 
 std::vector<int> HostLayout::RailRanks(int rank) const {
-  std::vector<int> ranks;
+  std::vector<int> ranks(num_hosts);
   for (int h = 0; h < num_hosts; ++h) {
-    ranks.push_back(h * ranks_per_host + place(rank));
+    ranks[h] = h * ranks_per_host + place(rank);
   }
   return ranks;
 }

@@ -45,8 +45,8 @@ void RecordOne(FlightRecorder& recorder, int group, int64_t i) {
        absl::string_view(begin, static_cast<size_t>(end - begin))},
       kNow + i);
   recorder.Started(ticket, i);
-  recorder.Waits(ticket, kNow + 2 * i);
-  recorder.Ends(ticket, OperationState::kDone, kNow + 3 * i);
+  recorder.Waits(ticket, kNow + int64_t{2} * i);
+  recorder.Ends(ticket, OperationState::kDone, kNow + int64_t{3} * i);
 }
 
 // What RecordOne() writes as the label.
@@ -76,8 +76,8 @@ TEST_P(FlightRecorderSizeTest, KeepsTheLastHundred) {
     EXPECT_EQ(operation.number, i);
     EXPECT_EQ(operation.bytes, i);
     EXPECT_EQ(operation.started_ns, kNow + i);
-    EXPECT_EQ(operation.waited_ns, kNow + 2 * i);
-    EXPECT_EQ(operation.ended_ns, kNow + 3 * i);
+    EXPECT_EQ(operation.waited_ns, kNow + int64_t{2} * i);
+    EXPECT_EQ(operation.ended_ns, kNow + int64_t{3} * i);
     EXPECT_EQ(operation.label, LabelOf(i));
   }
   ASSERT_THAT(record.groups, SizeIs(1));
@@ -252,8 +252,9 @@ TEST(FlightRecorderTest, ReadersSeeWholeOperations) {
       ASSERT_EQ(operation.started_ns, kNow + i);
       ASSERT_EQ(operation.number,
                 operation.state == OperationState::kStarting ? -1 : i);
-      ASSERT_EQ(operation.ended_ns,
-                operation.state == OperationState::kDone ? kNow + 3 * i : 0);
+      ASSERT_EQ(operation.ended_ns, operation.state == OperationState::kDone
+                                        ? kNow + int64_t{3} * i
+                                        : 0);
       ASSERT_LT(last, operation.ticket);
       last = operation.ticket;
       ++seen;

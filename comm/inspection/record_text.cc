@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "comm/call.h"
 #include "comm/communicator.h"
 
@@ -98,9 +99,9 @@ std::string Span(int64_t ns) {
 std::string Ranks(const std::vector<int>& ranks, absl::string_view verb_of_one,
                   absl::string_view verb_of_many) {
   const size_t shown = std::min(ranks.size(), kMostNames);
-  std::string text =
-      absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ",
-                   absl::StrJoin(ranks.begin(), ranks.begin() + shown, ", "));
+  std::string text = absl::StrCat(
+      ranks.size() == 1 ? "rank " : "ranks ",
+      absl::StrJoin(absl::MakeConstSpan(ranks).first(shown), ", "));
   if (shown < ranks.size()) {
     absl::StrAppend(&text, " and ", ranks.size() - shown, " more");
   }

@@ -2,6 +2,7 @@
 
 #include <c10/core/ScalarType.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -107,10 +108,8 @@ TEST(RecordTextTest, TheOneThatIsBehindMostComesFirst) {
 }
 
 TEST(RecordTextTest, ManyRanksMakeNoLongText) {
-  std::vector<SeenRank> ranks;
-  for (int rank = 0; rank < 2000; ++rank) {
-    ranks.push_back(InGather(rank < 1000 ? 17 : 5));
-  }
+  std::vector<SeenRank> ranks(2000, InGather(17));
+  std::fill(ranks.begin() + 1000, ranks.end(), InGather(5));
   const std::string text = StandingOfOthers(0, {kWorld, 17}, ranks);
   EXPECT_THAT(text, HasSubstr("15, 16 and 983 more are in it"));
   EXPECT_THAT(text, HasSubstr("rank 1000 is behind by 12 calls"));

@@ -14,7 +14,6 @@
 namespace fsdp::comm {
 namespace {
 
-using ::fsdp::testing::IsOk;
 using ::fsdp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;

@@ -339,7 +339,8 @@ class QuantizedCommunicator final : public ForwardingCommunicator {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Communicator>> CreateQuantizedCommunicator(
-    std::shared_ptr<Communicator> base, const QuantizationOptions& options) {
+    const std::shared_ptr<Communicator>& base,
+    const QuantizationOptions& options) {
   if (options.block < 1 || options.block > device_ops::kMaxBlock ||
       options.min_bytes < 0 || options.exact_tail < 0) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -348,7 +349,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateQuantizedCommunicator(
         options.exact_tail, " exactly: blocks have from 1 to ",
         device_ops::kMaxBlock, " numbers, and nothing is negative"));
   }
-  return std::make_unique<QuantizedCommunicator>(std::move(base), options);
+  return std::make_unique<QuantizedCommunicator>(base, options);
 }
 
 int64_t GatherMessageBytes(int64_t numel, at::ScalarType dtype, int world_size,

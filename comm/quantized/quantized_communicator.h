@@ -56,7 +56,8 @@ struct QuantizationOptions {
 //
 // InvalidArgument: an option is out of range.
 absl::StatusOr<std::unique_ptr<Communicator>> CreateQuantizedCommunicator(
-    std::shared_ptr<Communicator> base, const QuantizationOptions& options);
+    const std::shared_ptr<Communicator>& base,
+    const QuantizationOptions& options);
 
 // What a rank of `world_size` allocates for the messages of one collective in
 // which each rank's part are `numel` elements of `dtype`; 0 where they travel

@@ -14,7 +14,7 @@ namespace {
 // 100 * part, 100 * part + 1, ...
 class Numbers final : public BatchSource {
  public:
-  explicit Numbers(int part) : next_(100 * part) {}
+  explicit Numbers(int part) : next_(int64_t{100} * part) {}
   Batch Next() override {
     const at::Tensor number = at::full({1, 1}, next_++, at::kLong);
     return {number, number};

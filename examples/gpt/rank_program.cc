@@ -49,7 +49,6 @@ namespace gpt {
 namespace {
 
 using ::fsdp::comm::Collective;
-using ::fsdp::comm::CollectiveLog;
 using ::fsdp::comm::Communicator;
 
 constexpr int64_t kValidationTokens = 1 << 15;

@@ -35,7 +35,6 @@ using ::fsdp::flat_param::FlatParameter;
 using ::fsdp::flat_param::ParameterSpec;
 using ::fsdp::flat_param::Slice;
 using torch::optim::Optimizer;
-using torch::optim::OptimizerParamState;
 
 std::string KeyOf(const std::string& parameter, const std::string& slot) {
   return absl::StrCat(parameter, ".", slot);

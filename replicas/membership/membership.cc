@@ -165,7 +165,7 @@ absl::StatusOr<Roster> Membership::AwaitMembership(absl::Time deadline) {
           "replica ", ToString(options_.self),
           " has not become a member in time: ", Describe(latest())));
     }
-    const absl::Status bell = log_.Await(
+    absl::Status bell = log_.Await(
         latest().number + 1, std::min(deadline, now + options_.poll_interval));
     if (!MayPass(bell) && !absl::IsDeadlineExceeded(bell)) return bell;
   }
@@ -235,11 +235,11 @@ absl::StatusOr<Roster> Membership::AwaitNext(const Roster& roster,
           absl::StrCat("no entry came in time after ", Describe(roster),
                        "; not all ranks have voted of: ", Join(missing)));
     }
-    const absl::Status bell = log_.Await(
+    absl::Status bell = log_.Await(
         roster.number + 1, std::min(deadline, now + options_.poll_interval));
     if (bell.ok()) continue;
     if (!MayPass(bell) && !absl::IsDeadlineExceeded(bell)) return bell;
-    const absl::Status polled = Poll().status();
+    absl::Status polled = Poll().status();
     if (!MayPass(polled)) return polled;
   }
 }

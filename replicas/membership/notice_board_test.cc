@@ -25,6 +25,7 @@ Notice Join(int replica) {
 
 std::vector<std::string> Texts(const NoticeBoard::Pending& pending) {
   std::vector<std::string> texts;
+  texts.reserve(pending.notices.size());
   for (const Notice& notice : pending.notices) texts.push_back(Encode(notice));
   return texts;
 }

@@ -32,13 +32,13 @@ Arena::Arena()
 }
 
 Arena::~Arena() {
-  munmap(reinterpret_cast<void*>(base_), kMaxRanks * kMappingBytes);
+  munmap(At(0), kMaxRanks * kMappingBytes);
   close(descriptor_);
 }
 
 void Arena::Reset() {
   for (uint64_t page : dirty_) {
-    std::memset(reinterpret_cast<char*>(base_) + page * kPage, 0, kPage);
+    std::memset(At(page * kPage), 0, kPage);
     is_dirty_[page] = false;
   }
   dirty_.clear();
@@ -89,7 +89,7 @@ const Arena::Segment* Arena::Around(uint64_t offset) const {
 }
 
 char* Arena::Data(int rank, const Segment& segment) const {
-  return reinterpret_cast<char*>(base_) + rank * kMappingBytes + segment.offset;
+  return At(rank * kMappingBytes + segment.offset);
 }
 
 void Arena::Name(uint64_t offset, int64_t bytes, std::string name) {

@@ -72,6 +72,11 @@ class Arena {
     std::string name;
   };
 
+  char* At(uint64_t distance) const {
+    // NOLINTNEXTLINE(performance-no-int-to-ptr)
+    return reinterpret_cast<char*>(base_ + distance);
+  }
+
   int descriptor_;
   uintptr_t base_;
   uint64_t next_[kMaxRanks];

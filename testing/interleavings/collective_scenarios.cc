@@ -21,7 +21,6 @@
 namespace fsdp::interleavings {
 namespace {
 
-using ::fsdp::comm::Call;
 using ::fsdp::comm::Collective;
 using ::fsdp::comm::ReduceOp;
 using ::fsdp::comm::SharedBuffers;
@@ -139,8 +138,9 @@ absl::Status StartCall(Rank& rank, Prepared& prepared) {
   auto operation = rank.group->Start(
       {buffers.collective, "unit", "float32", counted.numel(), ""}, buffers,
       rank.deadline);
-  if (operation.ok()) prepared.operation = *std::move(operation);
-  return operation.status();
+  if (!operation.ok()) return operation.status();
+  prepared.operation = *std::move(operation);
+  return absl::OkStatus();
 }
 
 void ExpectReceived(const Rank& rank, const Prepared& prepared, size_t call) {
@@ -186,7 +186,7 @@ absl::Status MakeCalls(Rank& rank, const CollectiveCalls& calls) {
 
 }  // namespace
 
-MakeScenario Calls(CollectiveCalls calls) {
+MakeScenario Calls(const CollectiveCalls& calls) {
   RanksScenario::Options options;
   options.world_size = calls.ranks;
   return OnAllRanks(options, [calls](Rank& rank) {

@@ -35,6 +35,7 @@ void Fiber::Start(std::function<void()> function) {
 // What a function that takes integers only is passed a pointer by.
 void Fiber::Enter(unsigned low, unsigned high) {
   const uintptr_t self = uintptr_t{high} << 32 | uintptr_t{low};
+  // NOLINTNEXTLINE(performance-no-int-to-ptr)
   reinterpret_cast<Fiber*>(self)->Loop();
 }
 

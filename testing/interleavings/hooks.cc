@@ -89,6 +89,8 @@ uint64_t Nand(uint64_t old, uint64_t operand) { return ~(old & operand); }
 
 #define SITE __builtin_return_address(0)
 
+// NOLINTBEGIN(bugprone-reserved-identifier,readability-identifier-naming)
+// NOLINTBEGIN(google-runtime-int): as compilers and the C library have them.
 extern "C" {
 
 void __tsan_init() {}
@@ -227,6 +229,7 @@ long __wrap_syscall(long number, ...) {
     machine->FutexWake(word, Address(SITE));
     return 0;
   }
+  // NOLINTNEXTLINE(performance-no-int-to-ptr)
   const auto* limit = reinterpret_cast<const timespec*>(arguments[3]);
   machine->FutexWait(
       word, static_cast<uint32_t>(arguments[2]),
@@ -273,3 +276,5 @@ ABSEIL(12lts_20240116)
 #undef ABSEIL
 
 }  // extern "C"
+// NOLINTEND(google-runtime-int)
+// NOLINTEND(bugprone-reserved-identifier,readability-identifier-naming)

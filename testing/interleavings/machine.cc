@@ -122,6 +122,7 @@ bool Machine::IsEnabled(int thread) const {
   const Thread& t = threads_[thread];
   if (is_dead_[t.rank]) return false;
   if (t.state != State::kLocking) return t.state == State::kReady;
+  // NOLINTNEXTLINE(performance-no-int-to-ptr)
   const auto mutex = mutexes_.find(reinterpret_cast<void*>(t.awaited));
   return mutex == mutexes_.end() || mutex->second.holder < 0;
 }

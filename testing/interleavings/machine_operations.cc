@@ -1,6 +1,7 @@
 // What the threads of a Machine do to shared memory and to each other.
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <limits>
 #include <optional>
 #include <string>
@@ -272,7 +273,8 @@ Machine::Order Machine::OrderAt(uintptr_t site, Order order,
   if (operation == Operation::kUpdate) {
     // Whom the update is for is not far from it.
     constexpr int kNear = 3;
-    const int near = std::min<int>(kNear, callers_end() - callers_begin());
+    const auto near =
+        std::min<ptrdiff_t>(kNear, callers_end() - callers_begin());
     for (const uintptr_t* it = callers_end() - near; it != callers_end();
          ++it) {
       if (sites_.count(*it) > 0) continue;

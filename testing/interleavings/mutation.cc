@@ -21,6 +21,7 @@ constexpr absl::string_view kWatchedNamespace = "fsdp::comm::";
 std::string Symbol(uintptr_t site) {
   char name[1024];
   // Of the call itself: what follows it may belong to another function.
+  // NOLINTNEXTLINE(performance-no-int-to-ptr)
   const void* call = reinterpret_cast<const void*>(site - 1);
   return absl::Symbolize(call, name, sizeof(name)) ? name : "?";
 }
@@ -135,6 +136,7 @@ std::vector<Mutation> AllMutations(const Sites& sites) {
     }
   }
   std::vector<Mutation> mutations;
+  mutations.reserve(found.size());
   for (auto& [name, mutation] : found) mutations.push_back(std::move(mutation));
   return mutations;
 }

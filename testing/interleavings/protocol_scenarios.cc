@@ -175,6 +175,7 @@ MakeScenario Fences(int ranks, int fences, Failures failures) {
   return [=] {
     const auto came = std::make_shared<Arrivals>(ranks);
     std::vector<RankThread> threads;
+    threads.reserve(ranks);
     for (int i = 0; i < ranks; ++i) {
       threads.push_back(
           {i, [=](Rank& rank) { PassFences(rank, fences, failures, *came); }});

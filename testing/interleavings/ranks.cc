@@ -16,7 +16,6 @@
 namespace fsdp::interleavings {
 namespace {
 
-using ::fsdp::comm::Doorbell;
 using ::fsdp::comm::SegmentAddress;
 using ::fsdp::comm::SharedGroup;
 using ::fsdp::comm::SharedHost;
@@ -116,10 +115,11 @@ void RanksScenario::Check(Machine& machine) {
   if (options_.after) options_.after(machine);
 }
 
-MakeScenario OnAllRanks(RanksScenario::Options options,
-                        std::function<void(Rank&)> body) {
+MakeScenario OnAllRanks(const RanksScenario::Options& options,
+                        const std::function<void(Rank&)>& body) {
   return [=] {
     std::vector<RankThread> threads;
+    threads.reserve(options.world_size);
     for (int i = 0; i < options.world_size; ++i) threads.push_back({i, body});
     return std::make_unique<RanksScenario>(options, std::move(threads));
   };

@@ -67,8 +67,8 @@ class RanksScenario final : public Scenario {
 };
 
 // The same on all ranks.
-MakeScenario OnAllRanks(RanksScenario::Options options,
-                        std::function<void(Rank&)> body);
+MakeScenario OnAllRanks(const RanksScenario::Options& options,
+                        const std::function<void(Rank&)>& body);
 
 // A violation unless the status is ok.
 void ExpectOk(const absl::Status& status, const Rank& rank, const char* what);

@@ -5,6 +5,7 @@ namespace {
 
 template <typename T>
 T* At(uintptr_t address) {
+  // NOLINTNEXTLINE(performance-no-int-to-ptr)
   return reinterpret_cast<T*>(address);
 }
 

@@ -71,7 +71,7 @@ struct CollectiveCalls {
   Failures failures = Failures::kNone;
 };
 // Every rank gets what all ranks sent, once and in the order of the calls.
-MakeScenario Calls(CollectiveCalls calls);
+MakeScenario Calls(const CollectiveCalls& calls);
 
 // The ranks' calls differ: everybody is told.
 MakeScenario Mismatch(int ranks);

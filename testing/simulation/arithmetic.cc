@@ -42,8 +42,10 @@ T Add(T a, T b) {
 template <typename T>
 T Combine(ReduceOp op, T a, T b) {
   if (op == ReduceOp::kSum) return Add(a, b);
-  if (a != a) return a;  // NaN
+  // NaN is unequal to itself. NOLINTBEGIN(misc-redundant-expression)
+  if (a != a) return a;
   if (b != b) return b;
+  // NOLINTEND(misc-redundant-expression)
   return (op == ReduceOp::kMin) == (b < a) ? b : a;
 }
 
@@ -60,6 +62,7 @@ void SetElement(std::vector<char>& data, int64_t index, T value) {
   std::memcpy(&data[index * sizeof(T)], &value, sizeof(T));
 }
 
+// NOLINTBEGIN(bugprone-branch-clone): of several types.
 template <typename Function>
 auto WithType(at::ScalarType dtype, const Function& function) {
   switch (dtype) {
@@ -82,6 +85,7 @@ auto WithType(at::ScalarType dtype, const Function& function) {
       return function(float());
   }
 }
+// NOLINTEND(bugprone-branch-clone)
 
 double AsDouble(at::ScalarType dtype, const char* data, int64_t index) {
   return WithType(dtype, [&](auto zero) {

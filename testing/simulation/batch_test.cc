@@ -76,6 +76,12 @@ TEST_F(BatchTest, TrainingsGiveTheBitsOfPlainLibTorchOrSayWhatHasHappened) {
   }
 }
 
+TEST_F(BatchTest, SeedsThatHaveFoundSomething) {
+  for (const uint64_t seed : {1820, 5127}) {
+    EXPECT_EQ(Simulate(seed).problem, "") << ToString(DrawScenario(seed));
+  }
+}
+
 TEST_F(BatchTest, ASeedIsTheSameEveryTime) {
   for (uint64_t seed = 0; seed < kSeedsSeenTwice; ++seed) {
     const SeedResult first = Simulate(seed);

@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <cstdint>
 #include <memory>
 
 #include "base/check.h"
@@ -146,7 +147,10 @@ class SwitchingBaton final : public Baton {
 
  private:
   // glibc's thread begins with what the base of fs is.
-  static void* Locals() { return reinterpret_cast<void*>(pthread_self()); }
+  static void* Locals() {
+    // NOLINTNEXTLINE(performance-no-int-to-ptr)
+    return reinterpret_cast<void*>(pthread_self());
+  }
 
   void AwaitArrival() {
     while (arrived_ == 0) syscall(SYS_futex, &arrived_, FUTEX_WAIT, 0, nullptr);
@@ -161,7 +165,7 @@ class SwitchingBaton final : public Baton {
 
 // Programs may set the base of fs since Linux 5.9.
 bool CanSwitchStacks() {
-  constexpr unsigned long kFsgsbase = 2;
+  constexpr uint64_t kFsgsbase = 2;
   return (getauxval(AT_HWCAP2) & kFsgsbase) != 0;
 }
 

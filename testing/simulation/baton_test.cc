@@ -38,6 +38,7 @@ class BatonTest : public ::testing::TestWithParam<bool> {
 TEST_P(BatonTest, EachThreadGoesOnWithAllThatItHad) {
   std::string order;
   std::vector<std::thread> threads;
+  threads.reserve(kThreads);
   for (int i = 0; i < kThreads; ++i) {
     threads.emplace_back([this, i, &order] {
       baton(i).Await();

@@ -59,14 +59,16 @@ class DiskView::FileInParts final : public File {
       : base_(std::move(base)), disk_(disk) {}
 
   absl::Status PRead(int64_t offset, absl::Span<char> out) override {
-    return Move(out.size(), [&](int64_t begin, int64_t bytes) {
-      return base_->PRead(offset + begin, out.subspan(begin, bytes));
-    });
+    return Move(
+        static_cast<int64_t>(out.size()), [&](int64_t begin, int64_t bytes) {
+          return base_->PRead(offset + begin, out.subspan(begin, bytes));
+        });
   }
   absl::Status PWrite(int64_t offset, absl::Span<const char> bytes) override {
-    return Move(bytes.size(), [&](int64_t begin, int64_t count) {
-      return base_->PWrite(offset + begin, bytes.subspan(begin, count));
-    });
+    return Move(
+        static_cast<int64_t>(bytes.size()), [&](int64_t begin, int64_t count) {
+          return base_->PWrite(offset + begin, bytes.subspan(begin, count));
+        });
   }
   absl::Status SetSize(int64_t bytes) override { return base_->SetSize(bytes); }
   absl::Status Sync() override { return base_->Sync(); }

@@ -61,7 +61,7 @@ absl::StatusOr<std::shared_ptr<Operation>> Group::Start(
                          processes_},
         sequence);
   }
-  const std::shared_ptr<Operation> mine = operation;
+  std::shared_ptr<Operation> mine = operation;
   member.last_call = call;
   for (int peer = 0; peer < world_size(); ++peer) {
     const std::optional<Call>& other = mine->call(peer);
@@ -86,7 +86,7 @@ absl::StatusOr<std::shared_ptr<Operation>> Group::Start(
       if (open->SumsInto(rank, buffers.out.const_data_ptr())) in_front = open;
     }
   }
-  mine->Enter(rank, call, op, root, std::move(buffers), std::move(in_front));
+  mine->Enter(rank, call, op, root, buffers, std::move(in_front));
   if (mine->all_entered()) operations_.erase(sequence);
   FailOnAbsentees(*mine);
   open_.push_back(mine);
@@ -147,7 +147,7 @@ absl::StatusOr<std::shared_ptr<Operation>> Group::Meet(int rank,
   call.collective = Collective::kSplit;
   call.label = label;
   call.detail = std::move(detail);
-  FSDP_ASSIGN_OR_RETURN(const std::shared_ptr<Operation> operation,
+  FSDP_ASSIGN_OR_RETURN(std::shared_ptr<Operation> operation,
                         Start(rank, call, comm::ReduceOp::kSum, 0, {}));
   FSDP_RETURN_IF_ERROR(Wait(rank, operation, /*result_only=*/false,
                             simulation().Now() + network_.options.timeout));

@@ -121,6 +121,7 @@ int pthread_create(pthread_t* thread, const pthread_attr_t* attributes,
   if (simulation == nullptr) return create(thread, attributes, body, argument);
   Task* const task =
       simulation->StartTask(simulation->process_of_new_threads());
+  // NOLINTNEXTLINE(bugprone-unhandled-exception-at-new): ends the process.
   auto* const start = new Start{task, body, argument};
   const int error = create(thread, attributes, RunTask, start);
   if (error != 0) {

@@ -15,6 +15,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -188,7 +189,7 @@ class Batch {
     return absl::StrFormat(
         "%d seeds, %.1f a second, %d events each, %d "
         "problems",
-        seeds_, seeds_ / absl::ToDoubleSeconds(took),
+        seeds_, static_cast<double>(seeds_) / absl::ToDoubleSeconds(took),
         seeds_ == 0 ? 0 : events_ / seeds_, problems_);
   }
 
@@ -205,6 +206,10 @@ class Batch {
 }  // namespace fsdp::simulation
 
 int main(int argc, char** argv) {
+  if (argc == 2 && absl::string_view(argv[1]) == "--help") {
+    std::cout << fsdp::simulation::kUsage;
+    return 0;
+  }
   const auto flags = fsdp::simulation::ParseFlags(argc, argv);
   if (!flags.has_value()) return 2;
   fsdp::simulation::PrepareProcess();

@@ -116,6 +116,16 @@ void Operation::Poison(Side& side) {
   if (IsSlice(side)) std::memcpy(side.in.data, own.data(), own.size());
 }
 
+// But for the result, where that is a part of it. Elsewhere the result is its
+// owner's, who may have given it up.
+void Operation::OverwriteInput(const Side& side) {
+  const bool has_result = IsSlice(side);
+  std::vector<char> kept;
+  if (has_result) kept.assign(side.out.data, side.out.data + side.out.bytes);
+  std::memset(side.in.data, kPoison, side.in.bytes);
+  if (has_result) std::memcpy(side.out.data, kept.data(), kept.size());
+}
+
 // Without what is also to be written.
 uint64_t Operation::HashInput(int rank) const {
   const Side& side = sides_[rank];
@@ -131,7 +141,7 @@ uint64_t Operation::HashInput(int rank) const {
 }
 
 void Operation::Enter(int rank, const comm::Call& call, comm::ReduceOp op,
-                      int root, Buffers buffers,
+                      int root, const Buffers& buffers,
                       std::shared_ptr<Operation> in_front) {
   op_ = op;
   root_ = root;
@@ -346,9 +356,7 @@ void Operation::MaybeDone(int rank) {
   if (side.call->collective == Collective::kReduceScatter &&
       context_.options->overwrites_inputs &&
       !context_.memories->Contains(side.in.data)) {
-    const std::vector<char> kept(side.out.data, side.out.data + side.out.bytes);
-    std::memset(side.in.data, kPoison, side.in.bytes);
-    std::memcpy(side.out.data, kept.data(), kept.size());
+    OverwriteInput(side);
   }
   side.done = true;
 }

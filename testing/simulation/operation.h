@@ -47,7 +47,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
   // `call` of this rank, once. Starts what can be started. `in_front`: an
   // operation that sums into the same output, or null.
   void Enter(int rank, const comm::Call& call, comm::ReduceOp op, int root,
-             Buffers buffers, std::shared_ptr<Operation> in_front);
+             const Buffers& buffers, std::shared_ptr<Operation> in_front);
   // Moves nothing from or to this rank any more.
   void Cancel(int rank);
   // Nobody gets what this rank has not sent yet.
@@ -98,6 +98,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
   static bool IsSlice(const Side& side);
   bool IsThereAlready(const Side& side) const;
   void Poison(Side& side);
+  static void OverwriteInput(const Side& side);
   uint64_t HashInput(int rank) const;
 
   bool CanLaunch(int rank) const;

@@ -81,6 +81,7 @@ SeedResult RunProgramSeed(uint64_t seed, const SeedOptions& options) {
     auto ranks = CreateSimulatedGroup(network, processes);
     std::vector<absl::Status> statuses(program.ranks);
     std::vector<std::function<void()>> bodies;
+    bodies.reserve(program.ranks);
     for (int rank = 0; rank < program.ranks; ++rank) {
       bodies.emplace_back([&, rank] {
         const std::unique_ptr<comm::Communicator> world =

@@ -157,7 +157,7 @@ Fault DrawFault(Choices& choices, const Training& t, int world_size,
   }
   switch (fault.kind) {
     case FaultKind::kThrow:
-      fault.at = choices.Event(t.steps * t.backwards * 2);
+      fault.at = choices.Event(int64_t{2} * t.steps * t.backwards);
       break;
     case FaultKind::kDiskFull:
     case FaultKind::kDiskError:

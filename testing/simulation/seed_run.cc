@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -70,8 +71,8 @@ class SeedRun {
     Network network(simulation_, NetworkOf(attempt));
     world_size_ = attempt.world_size;
     std::vector<Rank> ranks(attempt.world_size);
-    std::vector<int> processes;
-    for (int i = 0; i < attempt.world_size; ++i) processes.push_back(i);
+    std::vector<int> processes(attempt.world_size);
+    std::iota(processes.begin(), processes.end(), 0);
     auto communicators = CreateSimulatedGroup(network, processes);
     AttemptFaults faults(simulation_, network, attempt);
     faults.PlantRot(disk_);

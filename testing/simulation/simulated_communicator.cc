@@ -222,6 +222,7 @@ std::vector<std::unique_ptr<Communicator>> CreateSimulatedGroup(
   const std::shared_ptr<Group> group =
       Group::Make(network, std::move(processes), names);
   std::vector<std::unique_ptr<Communicator>> ranks;
+  ranks.reserve(group->world_size());
   for (int rank = 0; rank < group->world_size(); ++rank) {
     ranks.push_back(std::make_unique<SimulatedCommunicator>(group, rank));
   }

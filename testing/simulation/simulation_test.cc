@@ -111,6 +111,7 @@ TEST(SimulationTest, TheOrderIsTheSeedsAlone) {
   const auto order = [](uint64_t seed, bool threads_of_system = false) {
     std::string text;
     std::vector<std::function<void(Simulation&)>> bodies;
+    bodies.reserve(4);
     for (int i = 0; i < 4; ++i) {
       bodies.emplace_back([&text, i](Simulation& simulation) {
         for (int k = 0; k < 5; ++k) {

@@ -142,6 +142,7 @@ class Workers {
 
   void Listen() {
     std::vector<pollfd> polled;
+    polled.reserve(workers_.size());
     for (const Worker& worker : workers_) {
       polled.push_back({worker.descriptor, POLLIN, 0});  // -1 is passed over
     }

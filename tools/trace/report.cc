@@ -40,7 +40,7 @@ class Table {
         absl::StrAppend(&text, i == 0 ? "" : "  ", i == 0 ? "" : space, row[i],
                         i == 0 && row.size() > 1 ? space : "");
       }
-      text += "\n";
+      text += '\n';
     }
     return text;
   }
@@ -153,7 +153,7 @@ class Report {
       absl::StrAppend(&text_, "; to start collectives takes ", Ms(starts),
                       " more");
     }
-    text_ += "\n";
+    text_ += '\n';
   }
 
   void RankTable() {

@@ -7,10 +7,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "checkpoint/commit/checkpoint_list.h"
 #include "checkpoint/commit/commit_by.h"
 #include "checkpoint/commit/verify.h"
 #include "checkpoint/files/checksums.h"
 #include "checkpoint/files/range_writer.h"
+#include "gtest/gtest.h"
 
 namespace fsdp::checkpoint::testing {
 namespace {
@@ -89,6 +92,20 @@ absl::StatusOr<Contents> Load(FileSystem& files, const std::string& folder) {
                           ReadFile(files, JoinPath(folder, name), kMaxBytes));
   }
   return contents;
+}
+
+std::vector<int64_t> StepsIn(FileSystem& files, const std::string& root) {
+  std::vector<int64_t> steps;
+  const auto list = ListCheckpoints(files, root);
+  EXPECT_OK(list);
+  for (const Committed& one : *list) steps.push_back(one.step);
+  return steps;
+}
+
+int64_t LatestIn(FileSystem& files, const std::string& root) {
+  const auto latest = LatestCheckpoint(files, root);
+  EXPECT_OK(latest);
+  return latest->has_value() ? (*latest)->step : -1;
 }
 
 }  // namespace fsdp::checkpoint::testing

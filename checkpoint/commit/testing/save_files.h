@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -35,6 +36,13 @@ absl::Status Save(FileSystem& files, CheckpointFolder& folder, int64_t step,
 // What the files of a committed checkpoint hold, if that is what its manifest
 // says.
 absl::StatusOr<Contents> Load(FileSystem& files, const std::string& folder);
+
+// The steps of the checkpoints in `root`, in order; a failure of the test where
+// they cannot be listed.
+std::vector<int64_t> StepsIn(FileSystem& files, const std::string& root);
+
+// The step of the latest one; -1: there is none.
+int64_t LatestIn(FileSystem& files, const std::string& root);
 
 }  // namespace fsdp::checkpoint::testing
 

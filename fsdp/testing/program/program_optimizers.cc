@@ -79,10 +79,10 @@ void AddPlain(const Groups& groups, const Options& options,
 }
 
 template <typename Plain, typename Fused, typename Options>
-void AddEither(bool fused, Groups groups, const Options& options,
+void AddEither(bool fused, const Groups& groups, const Options& options,
                ProgramOptimizers* all) {
   if (!fused) return AddPlain<Plain>(groups, options, all);
-  auto optimizer = std::make_unique<Fused>(std::move(groups), options);
+  auto optimizer = std::make_unique<Fused>(groups, options);
   all->unit_steps.push_back(
       [raw = optimizer.get()](absl::Span<const NamedShard> unit) {
         return raw->StepUnit(unit);

@@ -63,7 +63,7 @@ struct Scenario {
   std::function<void(Net&)> prepare = [](Net&) {};
   ShardingStrategy strategy = ShardingStrategy::kFullShard;
   bool transparent = false;
-  std::string ignored = "";
+  std::string ignored = {};
   bool counts_matter = true;
   // The gradients have the same bits as without regions: they are added in the
   // same order.

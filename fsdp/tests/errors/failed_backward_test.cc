@@ -49,7 +49,6 @@ using ::fsdp::comm::testing::RunRanks;
 using ::fsdp::testing::BlockImpl;
 using ::fsdp::testing::BlockUnits;
 using ::fsdp::testing::FillParameters;
-using ::fsdp::testing::IsOk;
 using ::fsdp::testing::Loss;
 using ::fsdp::testing::Rows;
 using ::fsdp::testing::Unowned;

@@ -44,7 +44,6 @@ namespace {
 
 using ::fsdp::comm::Communicator;
 using ::fsdp::comm::testing::RunAllRanks;
-using ::fsdp::comm::testing::RunRanks;
 using ::fsdp::testing::BlockImpl;
 using ::fsdp::testing::BlockUnits;
 using ::fsdp::testing::CheckSameRecord;
@@ -55,14 +54,11 @@ using ::fsdp::testing::NetImpl;
 using ::fsdp::testing::Rows;
 using ::fsdp::testing::RunPlain;
 using ::fsdp::testing::RunSharded;
-using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::TaskRecord;
 using ::fsdp::testing::TensorFunction;
 using ::fsdp::testing::TrainingTask;
 using ::fsdp::testing::Unowned;
-using ::testing::AllOf;
 using ::testing::Each;
-using ::testing::HasSubstr;
 using Code = absl::StatusCode;
 using Model = FullyShardedDataParallel<NetImpl>;
 

@@ -11,7 +11,6 @@
 #include <memory>
 #include <ostream>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -209,11 +208,12 @@ const InMode kInMode[] = {
 
 // The parameters after three steps, before each of which `act` runs, inside an
 // InferenceMode or a NoGradGuard.
-absl::StatusOr<StateDict> TrainAround(Communicator& world, Options options,
+absl::StatusOr<StateDict> TrainAround(Communicator& world,
+                                      const Options& options,
                                       const InMode& mode, bool inference) {
-  FSDP_ASSIGN_OR_RETURN(Sharded model,
-                        FullyShard(std::make_shared<StatisticsNet>(),
-                                   Unowned(world), std::move(options)));
+  FSDP_ASSIGN_OR_RETURN(
+      Sharded model,
+      FullyShard(std::make_shared<StatisticsNet>(), Unowned(world), options));
   torch::optim::AdamW optimizer(model->Parameters(), 0.1);
   const at::Tensor x = Rows(world.rank(), 3, kDim);
   const auto step = [&]() -> absl::Status {

@@ -47,7 +47,6 @@ using ::fsdp::comm::testing::CreateSharedMemoryGroup;
 using ::fsdp::comm::testing::RankFunction;
 using ::fsdp::comm::testing::RunRanks;
 using ::fsdp::testing::BlockUnits;
-using ::fsdp::testing::CheckAgainstPlain;
 using ::fsdp::testing::CheckSameTraining;
 using ::fsdp::testing::Loss;
 using ::fsdp::testing::MakeNet;

@@ -157,6 +157,7 @@ absl::StatusOr<MoeRecord> TrainMixture(FullyShardedDataParallel<Net>& model,
   std::vector<NamedShard> all = model->NamedShards();
   all.insert(all.end(), expert.begin(), expert.end());
   std::vector<at::Tensor> tensors;
+  tensors.reserve(all.size());
   for (const NamedShard& named : all) tensors.push_back(named.shard);
   torch::optim::AdamW optimizer(tensors, 1e-2);
   ClipGradNormOptions clip;

@@ -193,7 +193,7 @@ void Freeze(torch::nn::Module& module) {
 TEST(NestedFreezingTest, AFrozenTrunkTrainsAsInOneProcessEitherWay) {
   TrainingTask drops = RowsTask();
   drops.before_step = [](const NamedTensors& named) {
-    for (auto [name, tensor] : named) {
+    for (const auto& [name, tensor] : named) {
       if (!absl::StartsWith(name, "last")) tensor.mutable_grad().reset();
     }
   };

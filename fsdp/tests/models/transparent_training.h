@@ -54,7 +54,7 @@ Training<Net> TrainingOf(Options options) {
 
 template <typename Net>
 void ExpectTrainsAsPlain(const Training<Net>& training,
-                         std::vector<int> world_sizes = {1, 2, 3}) {
+                         const std::vector<int>& world_sizes = {1, 2, 3}) {
   for (int world_size : world_sizes) {
     EXPECT_OK(RunAllRanks(world_size,
                           [&](Communicator& communicator) {
@@ -65,7 +65,7 @@ void ExpectTrainsAsPlain(const Training<Net>& training,
 }
 
 template <typename Net, typename... Units>
-void ExpectTrainsAsPlain(std::vector<int> world_sizes = {1, 2, 3}) {
+void ExpectTrainsAsPlain(const std::vector<int>& world_sizes = {1, 2, 3}) {
   ExpectTrainsAsPlain(TrainingOf<Net>(Transparent<Units...>()), world_sizes);
 }
 

@@ -13,6 +13,7 @@
 #include <torch/optim/adam.h>
 #include <torch/optim/sgd.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -45,7 +46,6 @@ using ::fsdp::testing::BlockUnits;
 using ::fsdp::testing::Check;
 using ::fsdp::testing::Loss;
 using ::fsdp::testing::MakeNet;
-using ::fsdp::testing::NetImpl;
 using ::fsdp::testing::Rows;
 using ::fsdp::testing::StatusIs;
 using ::fsdp::testing::Unowned;
@@ -58,7 +58,7 @@ using ::fsdp::testing::toy::Model;
 using ::testing::Each;
 using ::testing::HasSubstr;
 
-at::Tensor DataOf(int rank) { return Rows(3 * rank, 3, kDim); }
+at::Tensor DataOf(int rank) { return Rows(int64_t{3} * rank, 3, kDim); }
 
 absl::Status Backward(Model& model) {
   const at::Tensor x = DataOf(model->communicator().rank());

@@ -9,6 +9,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 
+#include <cstdint>
 #include <memory>
 #include <set>
 #include <vector>
@@ -52,7 +53,7 @@ using ::fsdp::testing::Unowned;
 using ::torch::nn::Linear;
 
 at::Tensor DataOf(int rank, int step) {
-  return InputOf(rank, Rows(4 * step, 3, kDim));
+  return InputOf(rank, Rows(int64_t{4} * step, 3, kDim));
 }
 
 // This rank's gradients are the means of those that `plain` has summed.
@@ -164,7 +165,7 @@ class UsesOf : public torch::nn::Module {
     const auto chain = [once](const at::Tensor& y) {
       return once(once(y).tanh());
     };
-    const at::Tensor y = head->forward(x);
+    at::Tensor y = head->forward(x);
     switch (kUses) {
       case Uses::kOne:
         return once(y);

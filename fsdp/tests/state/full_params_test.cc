@@ -195,8 +195,7 @@ TEST(ForEachFullParameterTest, EditsAreKeptWithWritebackOnly) {
         FSDP_RETURN_IF_ERROR(model->ForEachFullParameter(
             [&](const std::string&, const at::Tensor& value) {
               ++visited;
-              at::Tensor writable = value;
-              writable.fill_(4);
+              value.fill_(4);
               return absl::OkStatus();
             },
             VisitOptions{writeback, rank0_only}));

@@ -248,7 +248,7 @@ TEST(LoadStateDictTest, ListsAllDifferencesOnAllRanksAndChangesNothing) {
       LoadOptions options;
       options.rank0_only = rank0_only;
       const bool has_dict = !rank0_only || world.rank() == 0;
-      const absl::Status refused =
+      absl::Status refused =
           model->LoadStateDict(has_dict ? renamed : StateDict(), options);
       FSDP_ASSIGN_OR_RETURN(const StateDict dict, model->GatherStateDict());
       FSDP_RETURN_IF_ERROR(CheckSame(dict, PlainDict(VariedImpl())));

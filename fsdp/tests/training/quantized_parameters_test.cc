@@ -54,7 +54,7 @@ using ::fsdp::testing::Rows;
 using ::fsdp::testing::Unowned;
 
 absl::Status TrainOneStep(Net& model, torch::optim::Optimizer& optimizer) {
-  const at::Tensor x = Rows(model->communicator().rank() * 4, 4, kDim);
+  const at::Tensor x = Rows(int64_t{4} * model->communicator().rank(), 4, kDim);
   optimizer.zero_grad();
   FSDP_RETURN_IF_ERROR(model->Backward(Loss(model->forward(x), x)));
   optimizer.step();
@@ -303,13 +303,13 @@ TEST(QuantizedMemoryTest, MessagesAreInThePlanAndTheDescription) {
     }
     quantization.gather = true;
     FSDP_ASSIGN_OR_RETURN(plan, PlanOf(world, quantization, &text));
-    if (plan.messages != 2 * (2048 + 8 * 4) ||
+    if (plan.messages != int64_t{2} * (2048 + 8 * 4) ||
         !absl::StrContains(text, " int8 gathers\n")) {
       return absl::InternalError(text);
     }
     quantization.reduce = true;
     FSDP_ASSIGN_OR_RETURN(plan, PlanOf(world, quantization, &text));
-    if (plan.messages != 4 * (2048 + 8 * 4 + 16) ||
+    if (plan.messages != int64_t{4} * (2048 + 8 * 4 + 16) ||
         !absl::StrContains(text, " int8 gathers and sums\n") ||
         !absl::StrContains(text, "quantised messages, at most")) {
       return absl::InternalError(text);

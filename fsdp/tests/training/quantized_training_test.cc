@@ -241,7 +241,7 @@ TEST(QuantizeOptionTest, IsTheSameOnAllRanks) {
   for (const absl::Status& status : RunRanks(2, [](Communicator& world) {
          Options options = BlockUnits();
          options.quantize.gather = true;
-         options.quantize.block = 32 * (1 + world.rank());
+         options.quantize.block = int64_t{32} * (1 + world.rank());
          return FullyShard(MakeNet(kDim, 1), Unowned(world), options).status();
        })) {
     EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument,

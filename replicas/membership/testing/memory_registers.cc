@@ -36,7 +36,7 @@ absl::StatusOr<std::string> MemoryRegisters::CompareAndSet(
     const std::string& value) {
   const absl::MutexLock lock(&mutex_);
   const auto found = values_.find(key);
-  const std::string old = found == values_.end() ? "" : found->second;
+  std::string old = found == values_.end() ? "" : found->second;
   if (old != expected) return old;
   values_[key] = value;
   return value;
