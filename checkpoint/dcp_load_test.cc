@@ -80,7 +80,7 @@ struct Plain {
     return run;
   }
   AdamState& StateOf(const std::string& name) {
-    const at::Tensor& parameter = model->named_parameters()[name];
+    const at::Tensor parameter = model->named_parameters()[name];
     return dynamic_cast<AdamState&>(
         *optimizer.state().at(parameter.unsafeGetTensorImpl()));
   }

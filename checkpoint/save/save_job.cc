@@ -91,7 +91,7 @@ class Save {
     RankReport report;
     report.plan = offload::Crc32c(Agreed());
     report.whole_values = offload::Crc32c(job_.buffers_file);
-    const absl::Status waited = Await([&] {
+    absl::Status waited = Await([&] {
       report.status = Caught(kWhat, [&] { return WritePart(feed, &report); });
     });
     if (waited.ok()) return ExchangeAll(std::move(report));

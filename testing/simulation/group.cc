@@ -47,7 +47,8 @@ bool Group::IsDead(int rank) const {
 // --- Operations --------------------------------------------------------------
 
 absl::StatusOr<std::shared_ptr<Operation>> Group::Start(
-    int rank, const Call& call, comm::ReduceOp op, int root, Buffers buffers) {
+    int rank, const Call& call, comm::ReduceOp op, int root,
+    const Buffers& buffers) {
   Member& member = members_[rank];
   const std::string name = comm::Name(call, member.next_sequence);
   simulation().Event(absl::StrCat(name, " begins"));

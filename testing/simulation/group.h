@@ -59,7 +59,7 @@ class Group : public std::enable_shared_from_this<Group> {
   absl::StatusOr<std::shared_ptr<Operation>> Start(int rank,
                                                    const comm::Call& call,
                                                    comm::ReduceOp op, int root,
-                                                   Buffers buffers);
+                                                   const Buffers& buffers);
   // Blocks until the result is there, or all is done. Errors as Work::Wait().
   absl::Status Wait(int rank, const std::shared_ptr<Operation>& operation,
                     bool result_only, absl::Time deadline);
