@@ -15,6 +15,7 @@
 #include <torch/nn/modules/linear.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -167,8 +168,10 @@ double CopySeconds(Model& model, const Timed& timed) {
   });
 }
 
-// One of each; rank 0 keeps them.
-void Measure(comm::Communicator& world, Figures* figures) {
+enum class Measured { kFiles, kBesideTraining };
+
+// One of each that is measured; rank 0 keeps them.
+void Measure(comm::Communicator& world, Measured what, Figures* figures) {
   Model model = MakeModel(world);
   const Timed timed = [&](const std::function<void()>& work) {
     const absl::Time deadline = absl::Now() + absl::Minutes(10);
@@ -185,9 +188,13 @@ void Measure(comm::Communicator& world, Figures* figures) {
   checkpoint::TrainingRun run;
   run.model = model.get();
   Figures mine;
-  mine.save = {timed([&] { ThrowIfError(checkpoints->Save(0, run)); })};
-  if (world.rank() == 0) Forget(Directory());
-  mine.load = {timed([&] { ThrowIfError(checkpoints->Load(0, run)); })};
+  if (what == Measured::kFiles) {
+    mine.save = {timed([&] { ThrowIfError(checkpoints->Save(0, run)); })};
+    if (world.rank() == 0) Forget(Directory());
+    mine.load = {timed([&] { ThrowIfError(checkpoints->Load(0, run)); })};
+    if (world.rank() == 0) *figures = mine;
+    return;
+  }
   const auto save_async = [&](int64_t step) {
     return timed([&] { ThrowIfError(checkpoints->SaveAsync(step, run)); });
   };
@@ -213,59 +220,69 @@ void Report(benchmark::State& state, double seconds, double plain) {
   state.counters["of_plain"] = plain / seconds;
 }
 
-// All in one run, in turns, so that the disk is the same for all.
-const Figures& AllFigures(std::vector<double>* plain_writes,
-                          std::vector<double>* plain_reads) {
+// What one run has measured, in turns, so that the disk is the same for all.
+struct Run {
+  Figures figures;
+  std::vector<double> plain_writes;
+  std::vector<double> plain_reads;
+};
+
+void TakeTurn(Measured what, Run* run) {
+  fs::remove_all(Directory());
+  if (what == Measured::kFiles) {
+    run->plain_writes.push_back(PlainSeconds(/*writes=*/true));
+    run->plain_reads.push_back(PlainSeconds(/*writes=*/false));
+  }
+  Figures one;
+  ThrowIfError(comm::testing::AllOk(comm::testing::RunRanks(
+      kRanks,
+      [&](comm::Communicator& world) {
+        at::set_num_threads(1);
+        Measure(world, what, &one);
+        return absl::OkStatus();
+      },
+      absl::Minutes(20))));
+  for (const auto of :
+       {&Figures::save, &Figures::load, &Figures::blocked, &Figures::later,
+        &Figures::copy, &Figures::alone, &Figures::beside}) {
+    std::vector<double>& all = run->figures.*of;
+    all.insert(all.end(), (one.*of).begin(), (one.*of).end());
+  }
+  fs::remove_all(Directory());
+}
+
+// Measured once for all benchmarks that show something of it.
+template <Measured what>
+const Run& RunOf() {
   constexpr int kTurns = 3;
-  static std::vector<double> writes, reads;
-  static const Figures* const figures = [] {
-    auto* const all = new Figures;
-    for (int turn = 0; turn < kTurns; ++turn) {
-      fs::remove_all(Directory());
-      writes.push_back(PlainSeconds(/*writes=*/true));
-      reads.push_back(PlainSeconds(/*writes=*/false));
-      Figures one;
-      ThrowIfError(comm::testing::AllOk(comm::testing::RunRanks(
-          kRanks,
-          [&](comm::Communicator& world) {
-            at::set_num_threads(1);
-            Measure(world, &one);
-            return absl::OkStatus();
-          },
-          absl::Minutes(20))));
-      for (const auto of :
-           {&Figures::save, &Figures::load, &Figures::blocked, &Figures::later,
-            &Figures::copy, &Figures::alone, &Figures::beside}) {
-        (all->*of).push_back((one.*of).front());
-      }
-    }
-    fs::remove_all(Directory());
-    return all;
+  static const Run* const run = [] {
+    auto* const turns = new Run;
+    for (int turn = 0; turn < kTurns; ++turn) TakeTurn(what, turns);
+    return turns;
   }();
-  *plain_writes = writes;
-  *plain_reads = reads;
-  return *figures;
+  return *run;
 }
 
 void BM_Save(benchmark::State& state) {
-  std::vector<double> writes, reads;
-  const Figures& figures = AllFigures(&writes, &reads);
-  for (auto _ : state) Report(state, Median(figures.save), Median(writes));
+  const Run& run = RunOf<Measured::kFiles>();
+  for (auto _ : state) {
+    Report(state, Median(run.figures.save), Median(run.plain_writes));
+  }
 }
 BENCHMARK(BM_Save)->UseManualTime()->Iterations(1)->Unit(
     benchmark::kMillisecond);
 
 void BM_Load(benchmark::State& state) {
-  std::vector<double> writes, reads;
-  const Figures& figures = AllFigures(&writes, &reads);
-  for (auto _ : state) Report(state, Median(figures.load), Median(reads));
+  const Run& run = RunOf<Measured::kFiles>();
+  for (auto _ : state) {
+    Report(state, Median(run.figures.load), Median(run.plain_reads));
+  }
 }
 BENCHMARK(BM_Load)->UseManualTime()->Iterations(1)->Unit(
     benchmark::kMillisecond);
 
 void BM_SaveAsync(benchmark::State& state) {
-  std::vector<double> writes, reads;
-  const Figures& figures = AllFigures(&writes, &reads);
+  const Figures& figures = RunOf<Measured::kBesideTraining>().figures;
   for (auto _ : state) state.SetIterationTime(Median(figures.blocked));
   state.counters["blocked_ms"] = 1e3 * Median(figures.blocked);
   state.counters["later_ms"] = 1e3 * Median(figures.later);
@@ -277,8 +294,7 @@ BENCHMARK(BM_SaveAsync)
     ->Unit(benchmark::kMillisecond);
 
 void BM_StepsBesideSave(benchmark::State& state) {
-  std::vector<double> writes, reads;
-  const Figures& figures = AllFigures(&writes, &reads);
+  const Figures& figures = RunOf<Measured::kBesideTraining>().figures;
   for (auto _ : state) state.SetIterationTime(Median(figures.beside));
   state.counters["alone_ms"] = 1e3 * Median(figures.alone);
   state.counters["beside_ms"] = 1e3 * Median(figures.beside);

@@ -37,7 +37,7 @@ struct ReadRange {
 
 struct RangeReaderOptions {
   // All the memory that it takes is chunks * chunk_bytes.
-  int64_t chunk_bytes = int64_t{4} << 20;  // a multiple of kBlockBytes
+  int64_t chunk_bytes = int64_t{8} << 20;  // a multiple of kBlockBytes
   int chunks = 4;                          // at least 2
   Caching caching = Caching::kDirect;
   // The end of the text about a damaged file.

@@ -18,7 +18,7 @@ from training_run import Run, committed_steps, sums
 
 WITH_FAULTS = "examples/gpt/testing/train_with_faults"
 KILLS = 2
-STEPS = 2500  # longer than it takes to come back so often
+STEPS = 2500  # longer than it takes to be told of a line that a run has printed
 LIMIT_S = 120  # of any one wait
 MODEL = ["--layers=1", "--dim=32", "--heads=2", "--seq=8", "--vocab=64", "--batch=2", "--threads=1", "--data=count",
          "--warmup=0"]
@@ -29,6 +29,7 @@ class ReplicasRunTest(unittest.TestCase):
         temporary = tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR"))
         self.addCleanup(temporary.cleanup)
         self.folder = pathlib.Path(temporary.name)
+        self.slow = self.folder / "slow"
         self.draw = random.Random(int(os.environ.get("REPLICAS_RUN_SEED", "5")))
         training_run.adopt_orphans()
 
@@ -36,6 +37,10 @@ class ReplicasRunTest(unittest.TestCase):
         run = Run([*MODEL, *flags])
         self.assertEqual(run.wait(), 0, run.output)
         return run.output
+
+    def start_to_lose(self, flags):
+        """A run whose steps take long as long as there is `self.slow`: it does not end before what it lost is back."""
+        return Run([*MODEL, *flags], {"GPT_SLOW_WHILE": str(self.slow)}, WITH_FAULTS)
 
     def losses(self, name):
         return json.loads((self.folder / name).read_text())["losses"]
@@ -76,16 +81,19 @@ class ReplicasRunTest(unittest.TestCase):
 
     def test_what_is_lost_comes_back_and_a_replay_has_the_same_bits(self):
         flags = [f"--steps={STEPS}", "--replicas=2", "--ranks=2", "--max_restarts=20"]
-        run = Run([*MODEL, *flags, f"--replica_history={self.folder / 'history'}", f"--json={self.folder / 'json'}",
-                   f"--export={self.folder / 'model'}"])
+        run = self.start_to_lose([*flags, f"--replica_history={self.folder / 'history'}",
+                                  f"--json={self.folder / 'json'}", f"--export={self.folder / 'model'}"])
         lives = [1, 1]
         for _ in range(KILLS):
             self.await_text(run, rf"^\[.*from step \d+ on replicas 0\.{lives[0]} 1\.{lives[1]}$")
+            self.slow.unlink(missing_ok=True)
             replica = self.draw.randrange(2)
             time.sleep(self.draw.uniform(0, 0.02))
             os.kill(self.draw.choice(self.ranks_of(run, replica)), signal.SIGKILL)
+            self.slow.touch()
             lives[replica] += 1
         self.await_text(run, rf"^\[.*from step \d+ on replicas 0\.{lives[0]} 1\.{lives[1]}$")
+        self.slow.unlink()
         self.assertEqual(run.wait(), 0, run.output)
         self.finish(*flags, f"--replica_replay={self.folder / 'history'}", f"--json={self.folder / 'again'}",
                     f"--export={self.folder / 'again_model'}")
@@ -107,13 +115,15 @@ class ReplicasRunTest(unittest.TestCase):
             self.assertFalse((self.folder / f"json.{replica}").exists())
 
     def test_what_is_not_started_again_stays_away(self):
-        run = Run([*MODEL, f"--steps={STEPS // 4}", "--replicas=2", "--ranks=1", f"--json={self.folder / 'json'}"])
+        self.slow.touch()
+        run = self.start_to_lose(["--steps=500", "--replicas=2", "--ranks=1", f"--json={self.folder / 'json'}"])
         self.await_text(run, r"from step 1 on replicas 0\.1 1\.1$")
         os.kill(self.ranks_of(run, 1)[0], signal.SIGKILL)
+        self.slow.unlink()
         self.assertEqual(run.wait(), 0, run.output)
         self.assertRegex(run.output, r"\n\[0\.0\] from step \d+ on replicas 0\.1\n")
         self.assertIn("replica 1 exited with code 137", run.output)
-        self.assertEqual(len(self.losses("json.0")), STEPS // 4)
+        self.assertEqual(len(self.losses("json.0")), 500)
         self.assertFalse((self.folder / "json.1").exists())
 
     def test_who_is_lost_after_the_last_step_takes_no_model_along(self):
