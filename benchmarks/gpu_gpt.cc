@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "examples/gpt/model.h"
+#include "examples/gpt/model/model.h"
 #include "fsdp/model/forward.h"
 #include "fsdp/recompute/checkpoint.h"
 

@@ -12,7 +12,7 @@
 
 #include <cstdint>
 
-#include "examples/gpt/options.h"
+#include "examples/gpt/flags/options.h"
 
 namespace fsdp::benchmarks {
 

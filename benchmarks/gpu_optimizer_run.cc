@@ -12,7 +12,7 @@
 #include "base/status_error.h"
 #include "benchmarks/gpu_gpt.h"
 #include "benchmarks/gpu_module.h"
-#include "examples/gpt/model.h"
+#include "examples/gpt/model/model.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "fsdp/optim/fused_optimizer.h"
 

@@ -7,7 +7,7 @@
 #include <memory>
 
 #include "benchmarks/gpu_run.h"
-#include "examples/gpt/options.h"
+#include "examples/gpt/flags/options.h"
 #include "fsdp/options/offload_options.h"
 
 namespace fsdp::benchmarks {

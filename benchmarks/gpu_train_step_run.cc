@@ -17,7 +17,7 @@
 #include "base/status_macros.h"
 #include "benchmarks/gpu_gpt.h"
 #include "benchmarks/gpu_module.h"
-#include "examples/gpt/model.h"
+#include "examples/gpt/model/model.h"
 #include "fsdp/capture/step_capture.h"
 #include "fsdp/deferred/deferred_init.h"
 #include "fsdp/fully_sharded_data_parallel.h"

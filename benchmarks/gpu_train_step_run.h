@@ -9,7 +9,7 @@
 
 #include "base/device_graph.h"
 #include "benchmarks/gpu_run.h"
-#include "examples/gpt/options.h"
+#include "examples/gpt/flags/options.h"
 
 namespace fsdp::benchmarks {
 

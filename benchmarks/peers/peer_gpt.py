@@ -45,7 +45,7 @@ class Block(nn.Module):
 
 
 class Jitter:
-    """What examples/gpt/jitter.h does."""
+    """What examples/gpt/model/jitter.h does."""
 
     def __init__(self, share, seed):
         self.share = share

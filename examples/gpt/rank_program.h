@@ -13,9 +13,9 @@
 #include "absl/status/statusor.h"
 #include "comm/communicator.h"
 #include "comm/wrappers/recording_communicator.h"
-#include "examples/gpt/options.h"
-#include "examples/gpt/text_corpus.h"
-#include "examples/gpt/trainer.h"
+#include "examples/gpt/data/text_corpus.h"
+#include "examples/gpt/flags/options.h"
+#include "examples/gpt/training/trainer.h"
 
 namespace gpt {
 

@@ -7,7 +7,7 @@
 
 #include "comm/bootstrap/bootstrap.h"
 #include "comm/communicator.h"
-#include "examples/gpt/device_choice.h"
+#include "examples/gpt/flags/device_choice.h"
 #include "replicas/replicas.h"
 
 namespace gpt {

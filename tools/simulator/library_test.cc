@@ -15,7 +15,7 @@
 #include "comm/mesh.h"
 #include "comm/testing/run_ranks.h"
 #include "comm/wrappers/recording_communicator.h"
-#include "examples/gpt/model.h"
+#include "examples/gpt/model/model.h"
 #include "fsdp/fully_sharded_data_parallel.h"
 #include "gtest/gtest.h"
 #include "tools/simulator/cost_model.h"

@@ -5,8 +5,8 @@
 
 #include <vector>
 
-#include "examples/gpt/count_data.h"
-#include "examples/gpt/model.h"
+#include "examples/gpt/data/count_data.h"
+#include "examples/gpt/model/model.h"
 #include "fsdp/optim/fused_optimizer.h"
 
 namespace gpt::testing {

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "examples/gpt/batch.h"
-#include "examples/gpt/options.h"
+#include "examples/gpt/data/batch.h"
+#include "examples/gpt/flags/options.h"
 
 namespace gpt::testing {
 
