@@ -188,15 +188,17 @@ class Checkpointer::Impl {
           *ranks_, absl::StrCat(static_cast<int>(options_.commit_by)),
           "CheckpointerOptions::commit_by", absl::Now() + options_.timeout));
     }
-    absl::Status claimed = CheckOptions(options_);
-    if (claimed.ok() && context_.rank() == 0) {
+    constexpr char kOpening[] = "opening a folder of checkpoints";
+    FSDP_RETURN_IF_ERROR(Agree(CheckOptions(options_), kOpening));
+    absl::Status claimed;
+    if (context_.rank() == 0) {
       auto folder = CheckpointFolder::Claim(*context_.files, context_.root,
                                             options_.commit_by);
       claimed = folder.status();
       if (folder.ok()) folder_ = *std::move(folder);
       context_.folder = folder_.get();
     }
-    FSDP_RETURN_IF_ERROR(Agree(claimed, "opening a folder of checkpoints"));
+    FSDP_RETURN_IF_ERROR(Agree(claimed, kOpening));
     if (folder_ != nullptr) context_.token = folder_->token();
     return ShareText(&context_.token);
   }

@@ -259,6 +259,7 @@ TEST_F(ByManifestTest, WhatOneRankRefusesAllRefuse) {
                       HasSubstr("a checkpoint has a manifest.json of its "
                                 "own"))))
         << wrong;
+    EXPECT_THAT(*disk_.List("/"), IsEmpty());
   }
 }
 
