@@ -74,6 +74,10 @@ def diff(source, mutant):
     return "".join(difflib.unified_diff(source.splitlines(True), changed.splitlines(True), mutant.path, mutant.path, n=2))
 
 
+class WrongTargets(Exception):
+    """Tests are named for a source that they have nothing of."""
+
+
 class Commands:
     """How Bazel compiles `paths` and links `tests`; it has built what that takes."""
 
@@ -110,14 +114,25 @@ class Commands:
     def precompile(self, path, header):
         return self.compile(path, header, f"{header}.gch")
 
+    def _link_of(self, test):
+        original = next(name for name in self._link if name.endswith(test.lstrip("/").replace(":", "/")))
+        return original, self._link[original]
+
+    def _object(self, path):
+        arguments = self._compile.get(path, ["-o", None])  # compiled for none of the tests
+        return arguments[arguments.index("-o") + 1]
+
+    def check(self, targets):
+        """That each test has something of its source; `targets`: source -> tests."""
+        wrong = [f"{test} does not link {path}" for path, tests in targets.items() for test in tests
+                 if self._object(path) not in self._link_of(test)[1]]
+        if wrong:
+            raise WrongTargets("; ".join(wrong))
+
     def link(self, test, path, with_object, out):
         """The test with another object in the place of that of `path`."""
-        original = next(name for name in self._link if name.endswith(test.lstrip("/").replace(":", "/")))
-        arguments = list(self._link[original])
-        at = self._compile[path].index("-o") + 1
-        replaced = [str(with_object) if argument == self._compile[path][at] else argument for argument in arguments]
-        if replaced == arguments:
-            raise ValueError(f"{test} does not link {path}")
+        original, arguments = self._link_of(test)
+        replaced = [str(with_object) if argument == self._object(path) else argument for argument in arguments]
         replaced[replaced.index("-o") + 1] = str(out)
         return [argument.replace("$ORIGIN", str(self.root / pathlib.Path(original).parent)) for argument in replaced]
 
@@ -219,7 +234,9 @@ def run_mutants(todo, options, targets, scratch):
     """Yields results as they come."""
     paths = sorted({mutant.path for mutant in todo})
     tests = sorted({test for path in paths for test in targets[path]})
-    runner = Runner(Commands(options.bazel.split(), paths, tests), options, scratch)
+    commands = Commands(options.bazel.split(), paths, tests)
+    commands.check({path: targets[path] for path in paths})
+    runner = Runner(commands, options, scratch)
     deadline = time.monotonic() + 60 * options.budget
     sources = {path: (ROOT / path).read_text(encoding="utf-8") for path in paths}
     for path, source in sources.items():
@@ -276,4 +293,8 @@ def main(arguments):
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except WrongTargets as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)

@@ -167,9 +167,10 @@ class CommandsTest(unittest.TestCase):
                          ["gcc", "-o", "/s/test", "-Wl,-rpath,/base/of/out/d/../lib", "out/d/a_test.o", "/s/m.o"])
 
     def test_a_test_without_the_source_is_an_error(self):
+        self.commands.check({"d/a.cc": ["//d:a_test"]})
         self.commands._compile["d/b.cc"] = ["gcc", "-c", "d/b.cc", "-o", "out/d/b.o"]  # pylint: disable=protected-access
-        with self.assertRaisesRegex(ValueError, "//d:a_test does not link d/b.cc"):
-            self.commands.link("//d:a_test", "d/b.cc", "/s/m.o", "/s/test")
+        with self.assertRaisesRegex(mutate.WrongTargets, "^//d:a_test does not link d/b.cc; //d:a_test does not link d/c.cc$"):
+            self.commands.check({path: ["//d:a_test"] for path in ("d/a.cc", "d/b.cc", "d/c.cc")})
 
 
 class ReportTest(unittest.TestCase):
