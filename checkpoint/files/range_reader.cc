@@ -1,6 +1,7 @@
 #include "checkpoint/files/range_reader.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "absl/memory/memory.h"
@@ -120,9 +121,9 @@ absl::Status RangeReader::CheckRanges(absl::Span<const ReadRange> ranges) {
   return absl::OkStatus();
 }
 
-absl::Status RangeReader::TakeFrom(const Chunk& chunk,
+absl::Status RangeReader::TakeFrom(Chunk& chunk,
                                    absl::Span<const ReadRange> ranges,
-                                   Cursor& cursor, Take take) {
+                                   Cursor& cursor, Take take) const {
   while (cursor.range < ranges.size()) {
     const ReadRange& range = ranges[cursor.range];
     const int64_t at = range.offset + cursor.position;
@@ -130,8 +131,12 @@ absl::Status RangeReader::TakeFrom(const Chunk& chunk,
       const bool inside =
           range.file == chunk.source && at >= chunk.begin && at < chunk.end;
       if (!inside) break;
+      // One block after the other: what has been verified is taken out of the
+      // processor's cache.
       const int64_t size =
-          std::min(range.bytes - cursor.position, chunk.end - at);
+          std::min({range.bytes - cursor.position, chunk.end - at,
+                    kBlockBytes - at % kBlockBytes});
+      FSDP_RETURN_IF_ERROR(Verify(chunk, at + size));
       FSDP_RETURN_IF_ERROR(
           take(cursor.range, cursor.position,
                absl::MakeConstSpan(chunk.memory + (at - chunk.begin), size)));
@@ -149,6 +154,7 @@ void RangeReader::Plan(absl::Span<const ReadRange> ranges, Cursor& cursor,
   };
   chunk.source = ranges[cursor.range].file;
   chunk.read = false;
+  chunk.verified_end = std::numeric_limits<int64_t>::max();  // nothing is there
   const int64_t unit = UnitOf(sources_[chunk.source]);
   chunk.begin = (ranges[cursor.range].offset + cursor.position) / unit * unit;
   chunk.end = chunk.begin;
@@ -167,33 +173,35 @@ void RangeReader::Plan(absl::Span<const ReadRange> ranges, Cursor& cursor,
     chunk.end = std::min(chunk.end, sizes_[chunk.source]);
     static_cast<void>(TakeFrom(chunk, ranges, cursor, ignore));
   }
+  if (sources_[chunk.source].sums != nullptr) chunk.verified_end = chunk.begin;
 }
 
-absl::Status RangeReader::ReadChunk(const Chunk& chunk) const {
-  FSDP_RETURN_IF_ERROR(ForDirectParts(
+absl::Status RangeReader::ReadChunk(const Chunk& chunk) {
+  return ForDirectParts(
       chunk.begin, chunk.end, chunk.file->direct_bytes(),
       [&chunk](int64_t begin, int64_t end) {
         return chunk.file->PRead(
             begin,
             absl::MakeSpan(chunk.memory + (begin - chunk.begin), end - begin));
-      }));
-  return sources_[chunk.source].sums != nullptr ? Verify(chunk)
-                                                : absl::OkStatus();
+      });
 }
 
-absl::Status RangeReader::Verify(const Chunk& chunk) const {
+absl::Status RangeReader::Verify(Chunk& chunk, int64_t end) const {
   const SourceFile& source = sources_[chunk.source];
-  for (int64_t at = chunk.begin; at < chunk.end; at += kBlockBytes) {
+  while (chunk.verified_end < end) {
+    const int64_t at = chunk.verified_end;
     const int64_t size = std::min(kBlockBytes, chunk.end - at);
     const uint32_t found = offload::Crc32c(
         absl::string_view(chunk.memory + (at - chunk.begin), size));
     const uint32_t expected = source.sums->blocks[at / kBlockBytes];
-    if (found == expected) continue;
-    return absl::DataLossError(
-        absl::StrCat(source.path, ", bytes [", at, ", ", at + size,
-                     "): their CRC32C is ", absl::Hex(found, absl::kZeroPad8),
-                     " instead of ", absl::Hex(expected, absl::kZeroPad8),
-                     "; the file is damaged; ", options_.advice));
+    if (found != expected) {
+      return absl::DataLossError(
+          absl::StrCat(source.path, ", bytes [", at, ", ", at + size,
+                       "): their CRC32C is ", absl::Hex(found, absl::kZeroPad8),
+                       " instead of ", absl::Hex(expected, absl::kZeroPad8),
+                       "; the file is damaged; ", options_.advice));
+    }
+    chunk.verified_end = at + size;
   }
   return absl::OkStatus();
 }
@@ -233,8 +241,9 @@ absl::Status RangeReader::ReadAll(absl::Span<const ReadRange> ranges,
   FSDP_RETURN_IF_ERROR(CheckRanges(ranges));
   Cursor taken;
   // Passes over empty ranges, and what the call before has left.
+  Chunk nothing;
   FSDP_RETURN_IF_ERROR(
-      TakeFrom(current_ != nullptr ? *current_ : Chunk(), ranges, taken, take));
+      TakeFrom(current_ != nullptr ? *current_ : nothing, ranges, taken, take));
   Cursor planned = taken;
   while (taken.range < ranges.size()) {
     if (current_ != nullptr) free_.push_back(std::exchange(current_, nullptr));

@@ -37,7 +37,7 @@ struct ReadRange {
 
 struct RangeReaderOptions {
   // All the memory that it takes is chunks * chunk_bytes.
-  int64_t chunk_bytes = int64_t{8} << 20;  // a multiple of kBlockBytes
+  int64_t chunk_bytes = int64_t{4} << 20;  // a multiple of kBlockBytes
   int chunks = 4;                          // at least 2
   Caching caching = Caching::kDirect;
   // The end of the text about a damaged file.
@@ -93,6 +93,7 @@ class RangeReader {
     int64_t source = -1;
     int64_t begin = 0;
     int64_t end = 0;
+    int64_t verified_end = 0;  // before it, all is as its checksums say
     bool read = false;
     absl::Status status;
   };
@@ -106,15 +107,15 @@ class RangeReader {
   absl::Status CheckSize(int64_t source, int64_t bytes) const;
   absl::Status CheckRanges(absl::Span<const ReadRange> ranges);
   // Moves `cursor` past what is in `chunk`, and hands that to `take`.
-  static absl::Status TakeFrom(const Chunk& chunk,
-                               absl::Span<const ReadRange> ranges,
-                               Cursor& cursor, Take take);
+  absl::Status TakeFrom(Chunk& chunk, absl::Span<const ReadRange> ranges,
+                        Cursor& cursor, Take take) const;
   // Makes `chunk` what is to be read for `cursor`, and moves that past it.
   void Plan(absl::Span<const ReadRange> ranges, Cursor& cursor, Chunk& chunk);
   // Starts as many reads as there is memory for.
   absl::Status StartReads(absl::Span<const ReadRange> ranges, Cursor& cursor);
-  absl::Status ReadChunk(const Chunk& chunk) const;
-  absl::Status Verify(const Chunk& chunk) const;
+  static absl::Status ReadChunk(const Chunk& chunk);
+  // Before byte `end` of the file.
+  absl::Status Verify(Chunk& chunk, int64_t end) const;
   // The next one of pending_ becomes current_.
   absl::Status AwaitNext();
   absl::Status ReadAll(absl::Span<const ReadRange> ranges, Take take);
