@@ -11,6 +11,18 @@ namespace {
 
 absl::Status Broken() { return absl::CancelledError("the group is broken"); }
 
+// One that could not be posted.
+class FailedMessage final : public Message {
+ public:
+  explicit FailedMessage(absl::Status status) : status_(std::move(status)) {}
+
+  absl::Status Wait() override { return status_; }
+  void Abort() override {}
+
+ private:
+  const absl::Status status_;
+};
+
 }  // namespace
 
 PeerMessages::PeerMessages(std::unique_ptr<MessageTransport> transport)
@@ -27,7 +39,11 @@ absl::Status PeerMessages::Receive(int peer, int tag, void* data, int64_t bytes,
                                    Batch* batch) {
   if (bytes == 0) return absl::OkStatus();
   FSDP_RETURN_IF_ERROR(CheckNotAborted());
-  return Add(transport_->Receive(peer, tag, data, bytes), batch);
+  absl::StatusOr<std::shared_ptr<Message>> message =
+      transport_->Receive(peer, tag, data, bytes);
+  if (!message.ok())
+    message = std::make_shared<FailedMessage>(message.status());
+  return Add(std::move(message), batch);
 }
 
 absl::Status PeerMessages::Await(Batch* batch) {

@@ -36,7 +36,9 @@ class PeerMessages {
     std::vector<std::shared_ptr<Message>> posted_;
   };
 
-  // As MessageTransport; nothing happens for 0 bytes.
+  // As MessageTransport; nothing happens for 0 bytes. A receive fails when it
+  // is waited for, never before: a peer that is gone may have sent all that was
+  // posted earlier.
   absl::Status Send(int peer, int tag, const void* data, int64_t bytes,
                     Batch* batch);
   absl::Status Receive(int peer, int tag, void* data, int64_t bytes,
