@@ -115,9 +115,13 @@ void ReadRanges(const std::string& path, const FileSums* sums,
   for (int64_t at = 0; at < kBytes; at += kRange) {
     ranges.push_back({0, at, std::min(kRange, kBytes - at)});
   }
-  std::string shard(int64_t{4} << 20, '\0');
-  const auto take = [&shard](size_t, int64_t, absl::Span<const char> bytes) {
-    std::memcpy(&shard[0], bytes.data(), std::min(shard.size(), bytes.size()));
+  // Larger than the processor's caches, as a shard is.
+  std::string shard(int64_t{64} << 20, '\0');
+  size_t at = 0;
+  const auto take = [&](size_t, int64_t, absl::Span<const char> bytes) {
+    if (at + bytes.size() > shard.size()) at = 0;
+    std::memcpy(&shard[at], bytes.data(), bytes.size());
+    at += bytes.size();
     return absl::OkStatus();
   };
   FSDP_CHECK((*reader)->Read(ranges, take).ok());

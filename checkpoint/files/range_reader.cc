@@ -131,8 +131,8 @@ absl::Status RangeReader::TakeFrom(Chunk& chunk,
       const bool inside =
           range.file == chunk.source && at >= chunk.begin && at < chunk.end;
       if (!inside) break;
-      // One block after the other: what has been verified is taken out of the
-      // processor's cache.
+      // One block after the other, so that `take` finds in the processor's
+      // cache what was just verified.
       const int64_t size =
           std::min({range.bytes - cursor.position, chunk.end - at,
                     kBlockBytes - at % kBlockBytes});

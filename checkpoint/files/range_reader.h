@@ -46,7 +46,8 @@ struct RangeReaderOptions {
 
 // Reads whole blocks of kBlockBytes, where there are checksums, several ahead
 // of what is handed out. A block is read once while ranges come in the order of
-// their files and offsets, also those of several calls. Used by one thread.
+// their files and offsets, also those of several calls. Used by one thread,
+// which verifies what the others have read, block by block as it takes them.
 class RangeReader {
  public:
   // At a time, besides those of the chunks that are being read. Each has up to
@@ -93,7 +94,7 @@ class RangeReader {
     int64_t source = -1;
     int64_t begin = 0;
     int64_t end = 0;
-    int64_t verified_end = 0;  // before it, all is as its checksums say
+    int64_t verified_end = 0;  // nothing before it is left to verify
     bool read = false;
     absl::Status status;
   };
@@ -114,7 +115,7 @@ class RangeReader {
   // Starts as many reads as there is memory for.
   absl::Status StartReads(absl::Span<const ReadRange> ranges, Cursor& cursor);
   static absl::Status ReadChunk(const Chunk& chunk);
-  // Before byte `end` of the file.
+  // Verifies what is before byte `end` of the file.
   absl::Status Verify(Chunk& chunk, int64_t end) const;
   // The next one of pending_ becomes current_.
   absl::Status AwaitNext();

@@ -33,6 +33,19 @@ namespace {
 constexpr char kLabel[] = "checkpoint";
 constexpr char kWhat[] = "writing a checkpoint";
 
+// The error of a rank whose own act ended with `mine`, and whose wait for the
+// others with `waited`, an error: what went wrong here, where it is not a
+// consequence of that wait. A rank that the others gave up meets what they have
+// done to the folder meanwhile.
+absl::Status OwnOrWaited(const absl::Status& mine, const absl::Status& waited) {
+  const bool says_more = !absl::IsDeadlineExceeded(waited) && !mine.ok() &&
+                         !absl::IsCancelled(mine);
+  if (!says_more) return waited;
+  return absl::Status(
+      mine.code(),
+      absl::StrCat(mine.message(), "; the save was over: ", waited.message()));
+}
+
 class Save {
  public:
   Save(const SaveContext& context, const SaveJob& job,
@@ -95,16 +108,7 @@ class Save {
       report.status = Caught(kWhat, [&] { return WritePart(feed, &report); });
     });
     if (waited.ok()) return ExchangeAll(std::move(report));
-    // What went wrong here says more than that the others could not be asked;
-    // or it is what they have left to a rank that they gave up.
-    const bool says_more = !absl::IsDeadlineExceeded(waited) &&
-                           !report.status.ok() &&
-                           !absl::IsCancelled(report.status);
-    if (!says_more) return waited;
-    return absl::Status(
-        report.status.code(),
-        absl::StrCat(report.status.message(),
-                     "; the save was over: ", waited.message()));
+    return OwnOrWaited(report.status, waited);
   }
 
   // --- This rank's part -----------------------------------------------------
@@ -206,8 +210,9 @@ class Save {
   // Until rank 0 has seen to it, what is in the folder is another checkpoint.
   absl::Status BeginTogether() {
     absl::Status begun;
-    FSDP_RETURN_IF_ERROR(
-        Await([&] { begun = Caught(kWhat, [&] { return BeginFolder(); }); }));
+    const absl::Status waited =
+        Await([&] { begun = Caught(kWhat, [&] { return BeginFolder(); }); });
+    if (!waited.ok()) return OwnOrWaited(begun, waited);
     if (context_.ranks == nullptr) return begun;
     return comm::Agree(*context_.ranks, begun, kLabel, Deadline());
   }
@@ -229,10 +234,11 @@ class Save {
       any_differs |= differs.back();
     }
     if (!any_differs) return absl::OkStatus();
-    FSDP_RETURN_IF_ERROR(Await([&] {
+    const absl::Status waited = Await([&] {
       if (!differs[context_.rank()]) return;
       mine.status = Caught(kWhat, [&] { return AddBuffers(&mine); });
-    }));
+    });
+    if (!waited.ok()) return OwnOrWaited(mine.status, waited);
     FSDP_RETURN_IF_ERROR(Exchange(mine));
     return CheckReports(reports_);
   }
@@ -294,8 +300,11 @@ class Save {
     report.status = status;
     const absl::StatusOr<std::string> text = comm::BroadcastString(
         *context_.ranks, Encode(report), /*root=*/0, kLabel, Deadline());
-    // What went wrong here says more than that rank 0 could not be asked.
-    if (!text.ok()) return status.ok() ? text.status() : status;
+    // What went wrong here says more than that rank 0 could not be asked, which
+    // may have committed.
+    if (!text.ok()) {
+      return status.ok() ? MayBeSaved(text.status(), job_.step) : status;
+    }
     FSDP_ASSIGN_OR_RETURN(const RankReport result, Decode(*text));
     return result.status;
   }

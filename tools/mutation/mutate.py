@@ -115,8 +115,8 @@ class Commands:
         return self.compile(path, header, f"{header}.gch")
 
     def _link_of(self, test):
-        original = next(name for name in self._link if name.endswith(test.lstrip("/").replace(":", "/")))
-        return original, self._link[original]
+        name = test.lstrip("/").replace(":", "/")
+        return next((pair for pair in self._link.items() if pair[0].endswith(name)), (None, []))
 
     def _object(self, path):
         arguments = self._compile.get(path, ["-o", None])  # compiled for none of the tests

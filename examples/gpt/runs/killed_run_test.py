@@ -128,7 +128,6 @@ class KilledRunTest(unittest.TestCase):
         self.assertEqual(sums(save / f"step-{steps}"), expected)
         self.assertEqual(set(expected), {"model.safetensors", "optimizer/exp_avg.safetensors",
                                          "optimizer/exp_avg_sq.safetensors", "training.json", "config.json"})
-        self.assertEqual(sum(phases.values()), KILLS)
         for phase in (BEFORE, DURING, BETWEEN):
             self.assertGreaterEqual(phases[phase], 1, f"no kill came {phase}")
 

@@ -175,8 +175,11 @@ class SlowCommunicator final : public ForwardingCommunicator {
  private:
   absl::StatusOr<std::unique_ptr<Work>> DoAllReduce(
       const at::Tensor& tensor, ReduceOp op, absl::string_view label) override {
-    if (label == kStepEnd && access(path_.c_str(), F_OK) == 0) {
-      absl::SleepFor(kSlowStep);
+    if (label == kStepEnd) {
+      const absl::Time end = absl::Now() + kSlowStep;
+      while (absl::Now() < end && access(path_.c_str(), F_OK) == 0) {
+        absl::SleepFor(absl::Milliseconds(1));
+      }
     }
     return base().AllReduce(tensor, op, label);
   }

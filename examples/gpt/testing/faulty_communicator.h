@@ -17,7 +17,7 @@ namespace gpt {
 std::unique_ptr<fsdp::comm::Communicator> WithFault(
     std::unique_ptr<fsdp::comm::Communicator> base, const Fault& fault);
 
-// Steps take kSlowStep longer as long as there is a file `path`.
+// Steps take kSlowStep longer, or until there is no file `path` any more.
 inline constexpr absl::Duration kSlowStep = absl::Milliseconds(200);
 std::unique_ptr<fsdp::comm::Communicator> SlowWhile(
     std::unique_ptr<fsdp::comm::Communicator> base, const std::string& path);
