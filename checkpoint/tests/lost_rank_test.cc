@@ -11,7 +11,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "base/status_macros.h"
-#include "base/testing/status_matchers.h"
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/commit/commit_by.h"
 #include "checkpoint/commit/testing/save_files.h"
@@ -104,8 +103,11 @@ TEST_P(LostRankTest, ErrorsSayWhereTheCheckpointMayCount) {
     for (int rank = 0; rank < kRanks; ++rank) {
       const absl::Status& status = outcome.statuses[rank];
       all_ok = all_ok && status.ok();
-      if (status.ok()) EXPECT_TRUE(outcome.is_saved) << "call " << nth;
-      if (status.ok() || !outcome.is_saved) continue;
+      if (status.ok()) {
+        EXPECT_TRUE(outcome.is_saved) << "call " << nth;
+        continue;
+      }
+      if (!outcome.is_saved) continue;
       ++saved_with_errors;
       EXPECT_TRUE(absl::StrContains(status.message(),
                                     "; step 1 may be saved all the same"))
