@@ -79,7 +79,9 @@ Outcome SaveWhereOneIsLost(CommitBy commit_by, int victim, int64_t nth) {
                               Checkpointer::Open(kRoot, ranks, options));
         return checkpoints->Save(1, training->AsRun());
       });
-  outcome.is_saved = absl::c_linear_search(StepsIn(disk, kRoot), 1);
+  // Who is lost before the folder is made leaves none.
+  outcome.is_saved = disk.List(kRoot).ok() &&
+                     absl::c_linear_search(StepsIn(disk, kRoot), 1);
   return outcome;
 }
 
