@@ -80,8 +80,8 @@ Outcome SaveWhereOneIsLost(CommitBy commit_by, int victim, int64_t nth) {
         return checkpoints->Save(1, training->AsRun());
       });
   // Who is lost before the folder is made leaves none.
-  outcome.is_saved = disk.List(kRoot).ok() &&
-                     absl::c_linear_search(StepsIn(disk, kRoot), 1);
+  outcome.is_saved =
+      disk.List(kRoot).ok() && absl::c_linear_search(StepsIn(disk, kRoot), 1);
   return outcome;
 }
 
