@@ -2,6 +2,8 @@
 // and not, also in groups that are parts of others.
 #include <ATen/ops/empty.h>
 
+#include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -9,12 +11,14 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/testing/status_matchers.h"
 #include "base/torch_status.h"
 #include "comm/testing/communicator_contract.h"
 #include "comm/testing/contract_values.h"
 #include "comm/testing/run_ranks.h"
+#include "comm/work.h"
 
 namespace fsdp::comm::testing {
 namespace {
@@ -172,6 +176,51 @@ absl::Status OnAllMemory(Communicator& comm) {
     }
   }
   return Gather(comm, Kind::kSymmetric, Kind::kPlain, kLarge);
+}
+
+// Reads its result, and writes it, while peers may still read the inputs.
+absl::Status UseEarly(std::unique_ptr<Work> work, at::Tensor& out,
+                      ValueAt expected) {
+  const absl::Time deadline = absl::Now() + absl::Seconds(30);
+  FSDP_RETURN_IF_ERROR(work->WaitForResult(deadline));
+  FSDP_RETURN_IF_ERROR(CheckTensor(out, expected));
+  out.fill_(7);
+  FSDP_RETURN_IF_ERROR(work->Wait(deadline));
+  return CheckTensor(out, [](int64_t) { return 7; });
+}
+
+absl::Status UseResultsEarly(Communicator& comm, Kind from, Kind to,
+                             int64_t n) {
+  const int64_t size = n * comm.world_size();
+  FSDP_ASSIGN_OR_RETURN(const at::Tensor part, OwnValues(comm, from, n));
+  FSDP_ASSIGN_OR_RETURN(at::Tensor all, Own(comm, to, size, Unset));
+  FSDP_ASSIGN_OR_RETURN(auto work, comm.AllGather(all, part, "gather"));
+  FSDP_RETURN_IF_ERROR(UseEarly(std::move(work), all, [n](int64_t i) {
+    return Value(static_cast<int>(i / n), i % n);
+  }));
+  FSDP_ASSIGN_OR_RETURN(const at::Tensor terms, OwnValues(comm, from, size));
+  FSDP_ASSIGN_OR_RETURN(at::Tensor sum, Own(comm, to, n, Unset));
+  FSDP_ASSIGN_OR_RETURN(work,
+                        comm.ReduceScatter(sum, terms, ReduceOp::kSum, "sums"));
+  return UseEarly(std::move(work), sum, [&](int64_t i) {
+    return Reduced(ReduceOp::kSum, comm.world_size(), comm.rank() * n + i);
+  });
+}
+
+TEST_P(CommunicatorContract, AResultIsItsOwnersBeforeTheInputsAreFree) {
+  const auto run = [](Communicator& comm) -> absl::Status {
+    for (const Kind from : kKinds) {
+      for (const Kind to : kKinds) {
+        for (const int64_t n : {1, 1021}) {
+          FSDP_RETURN_IF_ERROR(UseResultsEarly(comm, from, to, n));
+        }
+      }
+    }
+    return UseResultsEarly(comm, Kind::kSymmetric, Kind::kPlain, kLarge);
+  };
+  for (const int world_size : {1, 2, 3}) {
+    EXPECT_OK(AllOk(RunRanks(Create(world_size), run))) << world_size;
+  }
 }
 
 TEST_P(CommunicatorContract, EveryKindOfMemoryWillDo) {

@@ -46,7 +46,8 @@ class Moment:
         # The first ones come before there is anything to go on from.
         self.kind = "start" if first else draw.choice(["start", "save", "save", "saved", "any"])
         longest = 0.2 if first else {"start": 0.5, "save": 0.01, "saved": 0.01, "any": 0.4}[self.kind]
-        self.delay = draw.uniform(0, longest)
+        # Half of the kills during a save come in its first millisecond: a fast machine has not finished it then.
+        self.delay = longest * draw.random() ** (3 if self.kind == "save" else 1)
         # Ranks that still look for each other wait for a dead one until their launcher ends them.
         self.victim = None if self.kind == "start" else draw.choice([None, None, draw.randrange(RANKS)])
         self.flag = draw.choice(["--save_async", "--save_async", "--nosave_async"])
