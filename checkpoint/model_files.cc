@@ -147,6 +147,8 @@ class ModelExport {
         together_.Agree(values.ok() ? CheckTexts() : values.status()));
     PartOptions parts;
     parts.model_dtype = options_.dtype;
+    parts.model_stem = options_.stem;
+    parts.names = options_.names;
     FSDP_RETURN_IF_ERROR(CheckSameParts(together_, *values, parts));
     FSDP_RETURN_IF_ERROR(together_.Agree(
         Caught(kExporting, [&] { return Plan(*values, parts); })));
@@ -163,6 +165,7 @@ class ModelExport {
   bool IsFirst() const { return together_.rank() == 0; }
 
   absl::Status CheckTexts() const {
+    FSDP_RETURN_IF_ERROR(CheckPlainFileName(options_.stem));
     for (const auto& [name, text] : options_.texts) {
       FSDP_RETURN_IF_ERROR(CheckTextName("ExportOptions::texts", name));
     }

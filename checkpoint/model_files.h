@@ -61,6 +61,12 @@ absl::Status LoadModel(const std::string& path, torch::nn::Module& module,
 struct ExportOptions {
   // Of floating-point parameters and buffers in the files; unset: their own.
   std::optional<c10::ScalarType> dtype = std::nullopt;
+  // The name in the files of a parameter or buffer; nothing: it is left out.
+  // Null: all, by their names.
+  std::function<std::optional<std::string>(const std::string& name)> names =
+      nullptr;
+  // What the names of a folder's files begin with.
+  std::string stem = "model";
   // Of a folder. A larger tensor has a file of its own.
   int64_t max_file_bytes = 5'000'000'000;
   // Of a folder: small files beside the model's, by name, of rank 0:
@@ -82,7 +88,7 @@ struct ExportOptions {
 // name is replaced. Collective; errors as those of LoadModel(), and then
 // nothing is left, or the text says that it is there (files/new_path.h).
 // AlreadyExists: there is something of that name. FailedPrecondition: another
-// call writes there.
+// call writes there. InvalidArgument: two tensors of one name in the files.
 absl::Status ExportModel(const std::string& folder, torch::nn::Module& module,
                          const ExportOptions& options = ExportOptions());
 

@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -127,26 +129,49 @@ absl::StatusOr<TensorGroup> SlotGroup(const std::string& key,
   return group;
 }
 
+std::optional<std::string> NameInFile(const std::string& name,
+                                      const PartOptions& options) {
+  return options.names == nullptr ? name : options.names(name);
+}
+
+absl::Status CheckNames(const TensorGroup& group) {
+  std::set<std::string> names;
+  for (const TensorPart& part : group.parts) {
+    if (names.insert(part.info.name).second) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("two tensors of the model have the name ", part.info.name,
+                     " in the files"));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<TensorGroup> ModelGroup(const RunValues& values, int rank,
                                        const PartOptions& options) {
-  TensorGroup group{"model", {}};
+  TensorGroup group{options.model_stem, {}};
   const bool is_sharded = values.sharded() != nullptr;
-  std::vector<ValueRange> ranges = values.model().parameters;
+  std::vector<ValueRange> ranges;
+  for (const ValueRange& range : values.model().parameters) {
+    if (NameInFile(range.name, options).has_value()) ranges.push_back(range);
+  }
   if (is_sharded) {
     FSDP_RETURN_IF_ERROR(MakeRowMajor(*values.sharded(), ranges));
   }
   for (const ValueRange& range : ranges) {
     FSDP_ASSIGN_OR_RETURN(
         TensorInfo info,
-        InfoOf(range.name, DtypeFor(range.values.scalar_type(), options),
-               range.sizes));
+        InfoOf(*NameInFile(range.name, options),
+               DtypeFor(range.values.scalar_type(), options), range.sizes));
     group.parts.push_back(
         PartOf(range, std::move(info), range.values, is_sharded, rank));
   }
   for (const WholeValue& other : values.model().others) {
+    const std::optional<std::string> name = NameInFile(other.name, options);
+    if (!name.has_value()) continue;
     FSDP_ASSIGN_OR_RETURN(TensorPart part, PartOf(other, rank, options));
+    part.info.name = *name;
     group.parts.push_back(std::move(part));
   }
+  FSDP_RETURN_IF_ERROR(CheckNames(group));
   return group;
 }
 
@@ -158,6 +183,13 @@ std::string TextOf(const RunValues& values, const PartOptions& options) {
                                       ? c10::toString(*options.model_dtype)
                                       : "the model's",
                                   "\n");
+  for (const ValueRange& range : values.model().parameters) {
+    const std::optional<std::string> name = NameInFile(range.name, options);
+    if (name != range.name) {
+      absl::StrAppend(&text, range.name, " is ", name.value_or("left out"),
+                      "\n");
+    }
+  }
   if (values.optimizer() == nullptr) return text + "no optimizer\n";
   for (const auto& [name, slots] : values.optimizer()->slots) {
     absl::StrAppend(&text, "optimizer of ", name, ":");

@@ -6,6 +6,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -30,9 +31,18 @@ struct TensorGroup {
   std::vector<TensorPart> parts;
 };
 
+// The name in the files of a parameter or buffer of the model; nothing: it is
+// left out.
+using NamesInFiles =
+    std::function<std::optional<std::string>(const std::string& name)>;
+
 struct PartOptions {
   // Of floating-point parameters and buffers; unset: their own.
   std::optional<c10::ScalarType> model_dtype = std::nullopt;
+  // Of the files of the model: "adapter_model".
+  std::string model_stem = "model";
+  // Null: all, by their names.
+  NamesInFiles names = nullptr;
 };
 
 // Whether PartsToWrite() is collective: a parameter's storage is not row-major.
@@ -49,7 +59,8 @@ absl::Status CheckSameParts(const Together& together, const RunValues& values,
 // whole on every rank is rank 0's. Tied parameters are there once, by their
 // first name. Collective only where IsCollective().
 // InvalidArgument: a dtype that no file has or a layout other than strided,
-// naming the tensor; a model_dtype that is not of floating point.
+// naming the tensor; a model_dtype that is not of floating point; two tensors
+// of one name in the files.
 absl::StatusOr<std::vector<TensorGroup>> PartsToWrite(
     const RunValues& values, int rank, const PartOptions& options);
 

@@ -1,0 +1,198 @@
+#include "adapters/lora.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
+#include <torch/nn/module.h>
+
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/algorithm/container.h"
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+#include "adapters/linear.h"
+#include "adapters/lora_config.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/state/model_values.h"
+
+namespace fsdp::adapters {
+namespace {
+
+constexpr absl::string_view kFactorA = ".lora_A.weight";
+constexpr absl::string_view kFactorB = ".lora_B.weight";
+constexpr absl::string_view kHead = "lm_head";
+
+using Layers = std::map<std::string, LinearImpl*>;
+
+// All of them, by name.
+Layers LayersOf(const torch::nn::Module& module) {
+  Layers layers;
+  for (const auto& item : module.named_modules("", /*include_self=*/false)) {
+    if (auto* const layer = item.value()->as<LinearImpl>()) {
+      layers[item.key()] = layer;
+    }
+  }
+  return layers;
+}
+
+Layers AdaptedLayers(const torch::nn::Module& module) {
+  Layers layers = LayersOf(module);
+  for (auto it = layers.begin(); it != layers.end();) {
+    it = it->second->has_low_rank() ? std::next(it) : layers.erase(it);
+  }
+  return layers;
+}
+
+// Those of `names` that name no module.
+std::vector<std::string> Strangers(const torch::nn::Module& module,
+                                   const std::vector<std::string>& names) {
+  std::vector<std::string> strangers;
+  const auto modules = module.named_modules("", /*include_self=*/false);
+  for (const std::string& name : names) {
+    const bool is_there = absl::c_any_of(modules, [&](const auto& item) {
+      return IsNamedBy(item.key(), {name});
+    });
+    if (!is_there) strangers.push_back(name);
+  }
+  return strangers;
+}
+
+absl::Status CheckNames(const torch::nn::Module& module,
+                        const std::vector<std::string>& names,
+                        absl::string_view what) {
+  const std::vector<std::string> strangers = Strangers(module, names);
+  if (strangers.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(what, " ", absl::StrJoin(strangers, ", "),
+                   ": the model has no module of that name"));
+}
+
+absl::StatusOr<Layers> TargetsOf(const torch::nn::Module& module,
+                                 const LoraConfig& config) {
+  const Layers all = LayersOf(module);
+  const bool takes_all = config.targets == std::vector<std::string>{kAllLinear};
+  if (!takes_all) {
+    FSDP_RETURN_IF_ERROR(CheckNames(module, config.targets, "adapters of"));
+  }
+  Layers targets;
+  for (const auto& item : module.named_modules("", /*include_self=*/false)) {
+    const std::string& name = item.key();
+    const auto layer = all.find(name);
+    const bool is_target =
+        takes_all ? layer != all.end() && !IsNamedBy(name, {std::string(kHead)})
+                  : IsNamedBy(name, config.targets);
+    if (!is_target) continue;
+    if (layer == all.end()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("an adapter of ", name, ", a ", item.value()->name(),
+                       ": only an fsdp::adapters::Linear can have one"));
+    }
+    targets.insert(*layer);
+  }
+  if (targets.empty()) {
+    return absl::InvalidArgumentError(
+        "the model has no fsdp::adapters::Linear that could have an adapter");
+  }
+  return targets;
+}
+
+bool IsSharded(const torch::nn::Module& module) {
+  return absl::c_any_of(module.parameters(), IsOfShardedModel);
+}
+
+absl::Status CheckCanBeAdapted(const torch::nn::Module& module) {
+  if (IsSharded(module)) {
+    return absl::FailedPreconditionError(
+        "the model is sharded: add adapters before FullyShard()");
+  }
+  if (AdaptedLayers(module).empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError("the model has adapters already");
+}
+
+absl::Status MergeSharded(ShardedModuleBase& model, const Layers& layers) {
+  const c10::NoGradGuard no_grad;
+  std::map<std::string, at::Tensor> factors;
+  FSDP_RETURN_IF_ERROR(model.ForEachFullParameter(
+      [&](const std::string& name, const at::Tensor& value) {
+        if (IsFactor(name)) factors[name] = value.detach().clone();
+        return absl::OkStatus();
+      }));
+  VisitOptions options;
+  options.writeback = true;
+  return model.ForEachFullParameter(
+      [&](const std::string& name, const at::Tensor& value) {
+        if (absl::EndsWith(name, kFactorB)) value.zero_();
+        absl::string_view layer_name = name;
+        if (!absl::ConsumeSuffix(&layer_name, ".weight")) {
+          return absl::OkStatus();
+        }
+        const auto layer = layers.find(std::string(layer_name));
+        if (layer == layers.end()) return absl::OkStatus();
+        return TorchToStatus("merging adapters", [&] {
+          AddProduct(value, factors.at(absl::StrCat(layer_name, kFactorA)),
+                     factors.at(absl::StrCat(layer_name, kFactorB)),
+                     layer->second->low_rank_scale());
+        });
+      },
+      options);
+}
+
+}  // namespace
+
+bool IsFactor(absl::string_view parameter) {
+  // Also of a layer by itself, whose names have nothing in front.
+  const std::string name = absl::StrCat(".", parameter);
+  return absl::EndsWith(name, kFactorA) || absl::EndsWith(name, kFactorB);
+}
+
+absl::Status AddLora(torch::nn::Module& module, const LoraConfig& config) {
+  FSDP_RETURN_IF_ERROR(Check(config));
+  FSDP_RETURN_IF_ERROR(CheckCanBeAdapted(module));
+  FSDP_RETURN_IF_ERROR(
+      CheckNames(module, config.trained_whole, "training whole"));
+  FSDP_ASSIGN_OR_RETURN(const Layers targets, TargetsOf(module, config));
+  LowRankOptions options;
+  options.rank = config.rank;
+  options.scale = config.Scale();
+  options.dropout = config.dropout;
+  return TorchToStatus("adding adapters", [&] {
+    for (const at::Tensor& parameter : module.parameters()) {
+      at::Tensor(parameter).set_requires_grad(false);
+    }
+    for (const auto& [name, layer] : targets) layer->AddLowRank(options);
+    for (const auto& item : module.named_modules("", /*include_self=*/false)) {
+      if (!IsNamedBy(item.key(), config.trained_whole)) continue;
+      for (const at::Tensor& parameter : item.value()->parameters()) {
+        at::Tensor(parameter).set_requires_grad(true);
+      }
+    }
+  });
+}
+
+absl::Status MergeLora(torch::nn::Module& module) {
+  auto* const sharded = dynamic_cast<ShardedModuleBase*>(&module);
+  const Layers layers =
+      AdaptedLayers(sharded != nullptr ? *module.children().front() : module);
+  if (layers.empty()) {
+    return absl::FailedPreconditionError("the model has no adapters");
+  }
+  if (sharded != nullptr) return MergeSharded(*sharded, layers);
+  if (IsSharded(module)) {
+    return absl::FailedPreconditionError(
+        "the module is part of a sharded model: merge what FullyShard() has "
+        "returned");
+  }
+  return TorchToStatus("merging adapters", [&] {
+    for (const auto& [name, layer] : layers) layer->Merge();
+  });
+}
+
+}  // namespace fsdp::adapters

@@ -1,0 +1,197 @@
+#include "adapters/lora_config.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/algorithm/container.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "base/json.h"
+#include "base/status_macros.h"
+
+namespace fsdp::adapters {
+namespace {
+
+constexpr char kFile[] = "adapter_config.json";
+
+absl::Status Wrong(absl::string_view key, absl::string_view what) {
+  return absl::InvalidArgumentError(absl::StrCat(kFile, ": ", key, " ", what));
+}
+
+// Of no consequence for what an adapter computes that comes from files.
+bool IsIgnored(absl::string_view key) {
+  static constexpr absl::string_view kIgnored[] = {
+      "task_type",       "auto_mapping",   "peft_version",
+      "revision",        "inference_mode", "megatron_core",
+      "megatron_config", "layers_pattern", "loftq_config",
+      "runtime_config",  "eva_config",     "qalora_group_size"};
+  return absl::c_linear_search(kIgnored, key);
+}
+
+// What PEFT writes for a feature that is not used.
+bool IsUnused(const Json& value) {
+  const auto* const flag = value.As<bool>();
+  const auto* const array = value.As<Json::Array>();
+  const auto* const object = value.As<Json::Object>();
+  return value == Json() || (flag != nullptr && !*flag) ||
+         (array != nullptr && array->empty()) ||
+         (object != nullptr && object->empty());
+}
+
+// Others change the base model's weights.
+bool IsPlainBeginning(const Json& value) {
+  const auto* const text = value.As<std::string>();
+  return value.As<bool>() != nullptr ||
+         (text != nullptr && *text == "gaussian");
+}
+
+absl::Status ReadNumber(absl::string_view key, const Json& value,
+                        double& number) {
+  if (value.As<int64_t>() == nullptr && value.As<double>() == nullptr) {
+    return Wrong(key, "is not a number");
+  }
+  number = value.NumberOr(0);
+  return absl::OkStatus();
+}
+
+absl::Status ReadNames(absl::string_view key, const Json& value,
+                       std::vector<std::string>& names) {
+  if (value == Json()) return absl::OkStatus();
+  if (const auto* const text = value.As<std::string>()) {
+    if (*text != kAllLinear || key != "target_modules") {
+      return Wrong(key, absl::StrCat("is a regular expression, ", *text,
+                                     ", which is not there: list the names"));
+    }
+    names = {*text};
+    return absl::OkStatus();
+  }
+  const auto* const array = value.As<Json::Array>();
+  if (array == nullptr) return Wrong(key, "is not a list of names");
+  for (const Json& one : *array) {
+    const auto* const name = one.As<std::string>();
+    if (name == nullptr) return Wrong(key, "is not a list of names");
+    names.push_back(*name);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Read(const std::string& key, const Json& value,
+                  LoraConfig& config) {
+  if (key == "r") {
+    const auto* const rank = value.As<int64_t>();
+    if (rank == nullptr) return Wrong(key, "is not a whole number");
+    config.rank = *rank;
+    return absl::OkStatus();
+  }
+  if (key == "lora_alpha") return ReadNumber(key, value, config.alpha);
+  if (key == "lora_dropout") return ReadNumber(key, value, config.dropout);
+  if (key == "use_rslora") {
+    const auto* const flag = value.As<bool>();
+    if (flag == nullptr) return Wrong(key, "is neither true nor false");
+    config.rank_stabilized = *flag;
+    return absl::OkStatus();
+  }
+  if (key == "target_modules") return ReadNames(key, value, config.targets);
+  if (key == "modules_to_save") {
+    return ReadNames(key, value, config.trained_whole);
+  }
+  if (key == "base_model_name_or_path") {
+    const auto* const name = value.As<std::string>();
+    if (name != nullptr) config.base_model = *name;
+    return absl::OkStatus();
+  }
+  const bool is_fine = key == "peft_type" ? value == Json("LORA")
+                       : key == "bias"    ? value == Json("none")
+                       : key == "init_lora_weights"
+                           ? IsPlainBeginning(value)
+                           : IsIgnored(key) || IsUnused(value);
+  if (is_fine) return absl::OkStatus();
+  return Wrong(key, absl::StrCat("is ", value.ToString(),
+                                 ", which is not there: the adapter would "
+                                 "compute something else"));
+}
+
+Json ListOf(std::vector<std::string> names) {
+  std::sort(names.begin(), names.end());
+  return Json(names);
+}
+
+}  // namespace
+
+double LoraConfig::Scale() const {
+  const auto size = static_cast<double>(rank);
+  return alpha / (rank_stabilized ? std::sqrt(size) : size);
+}
+
+bool IsNamedBy(absl::string_view name, const std::vector<std::string>& names) {
+  return absl::c_any_of(names, [name](const std::string& one) {
+    return name == one || absl::EndsWith(name, absl::StrCat(".", one));
+  });
+}
+
+absl::Status Check(const LoraConfig& config) {
+  if (config.rank < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("adapters of rank ", config.rank, ": take at least 1"));
+  }
+  if (!(config.dropout >= 0 && config.dropout < 1)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "adapters with dropout ", config.dropout, ": take one in [0, 1)"));
+  }
+  if (!std::isfinite(config.Scale())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("adapters with alpha ", config.alpha, ": take a number"));
+  }
+  if (config.targets.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "adapters of no layers: name some, such as q_proj, or ", kAllLinear));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<LoraConfig> ParseLoraConfig(absl::string_view json) {
+  FSDP_ASSIGN_OR_RETURN(const Json value, Json::Parse(json));
+  const auto* const members = value.As<Json::Object>();
+  if (members == nullptr || value.Find("peft_type") == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        kFile, ": there is no peft_type: it is not a file of PEFT's"));
+  }
+  LoraConfig config;
+  for (const auto& [key, member] : *members) {
+    FSDP_RETURN_IF_ERROR(Read(key, member, config));
+  }
+  FSDP_RETURN_IF_ERROR(Check(config));
+  return config;
+}
+
+std::string ToJson(const LoraConfig& config) {
+  const bool all = config.targets == std::vector<std::string>{kAllLinear};
+  Json::Object object;
+  object.emplace_back("peft_type", "LORA");
+  object.emplace_back("task_type", "CAUSAL_LM");
+  object.emplace_back("base_model_name_or_path",
+                      config.base_model.empty() ? Json() : config.base_model);
+  object.emplace_back("inference_mode", true);
+  object.emplace_back("r", config.rank);
+  object.emplace_back("lora_alpha", config.alpha);
+  object.emplace_back("lora_dropout", config.dropout);
+  object.emplace_back("use_rslora", config.rank_stabilized);
+  object.emplace_back("bias", "none");
+  object.emplace_back("fan_in_fan_out", false);
+  object.emplace_back("init_lora_weights", true);
+  object.emplace_back("target_modules",
+                      all ? Json(kAllLinear) : ListOf(config.targets));
+  object.emplace_back("modules_to_save", config.trained_whole.empty()
+                                             ? Json()
+                                             : ListOf(config.trained_whole));
+  return Json(std::move(object)).ToString();
+}
+
+}  // namespace fsdp::adapters

@@ -1,0 +1,51 @@
+// What low-rank adapters a model gets, as Python's PEFT writes it down in
+// adapter_config.json.
+#ifndef ADAPTERS_LORA_CONFIG_H_
+#define ADAPTERS_LORA_CONFIG_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace fsdp::adapters {
+
+struct LoraConfig {
+  int64_t rank = 8;
+  double alpha = 8;
+  double dropout = 0;
+  // Scale by alpha / sqrt(rank) instead of alpha / rank (Kalajdzievski 2023,
+  // arXiv:2312.03732).
+  bool rank_stabilized = false;
+  // Layers by their names or the ends of these, "q_proj" for
+  // "model.layers.0.self_attn.q_proj"; kAllLinear alone: all but "lm_head".
+  std::vector<std::string> targets = {};
+  // Modules that are trained whole, by the same rule.
+  std::vector<std::string> trained_whole = {};
+  // Where the base model comes from: for others to know.
+  std::string base_model = {};
+
+  double Scale() const;
+};
+
+inline constexpr char kAllLinear[] = "all-linear";
+
+// Whether a module of that name is one of `names`.
+bool IsNamedBy(absl::string_view name, const std::vector<std::string>& names);
+
+// InvalidArgument: a rank below 1, dropout outside [0, 1), a scale that is not
+// finite, no targets.
+absl::Status Check(const LoraConfig& config);
+
+// InvalidArgument: no such JSON; numbers that cannot be; what would compute
+// something else and is not there (DoRA, biases that are trained, ranks by
+// pattern, targets by a regular expression and so on), by its name.
+absl::StatusOr<LoraConfig> ParseLoraConfig(absl::string_view json);
+std::string ToJson(const LoraConfig& config);
+
+}  // namespace fsdp::adapters
+
+#endif  // ADAPTERS_LORA_CONFIG_H_

@@ -1,0 +1,152 @@
+#include "adapters/lora_config.h"
+
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/string_view.h"
+#include "base/testing/status_matchers.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace fsdp::adapters {
+namespace {
+
+using ::fsdp::testing::StatusIs;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+// A file with `members` beside what all have.
+std::string FileWith(absl::string_view members) {
+  return absl::StrCat(R"({"peft_type": "LORA", "r": 4, "lora_alpha": 6, )",
+                      R"("target_modules": ["q_proj"], )", members,
+                      R"("bias": "none"})");
+}
+
+TEST(LoraConfigTest, ReadsWhatPeftWrites) {
+  const auto config = ParseLoraConfig(R"({
+    "alpha_pattern": {}, "auto_mapping": null, "bias": "none",
+    "base_model_name_or_path": "some/model", "eva_config": null,
+    "exclude_modules": null, "fan_in_fan_out": false, "inference_mode": true,
+    "init_lora_weights": true, "layer_replication": null,
+    "layers_pattern": null, "layers_to_transform": null, "loftq_config": {},
+    "lora_alpha": 12.5, "lora_bias": false, "lora_dropout": 0.25,
+    "megatron_config": null, "megatron_core": "megatron.core",
+    "modules_to_save": ["lm_head"], "peft_type": "LORA",
+    "peft_version": "0.21.2", "qalora_group_size": 16, "r": 5,
+    "rank_pattern": {}, "revision": null,
+    "target_modules": ["v_proj", "q_proj"], "task_type": "CAUSAL_LM",
+    "use_dora": false, "use_rslora": true})");
+  ASSERT_OK(config);
+  EXPECT_EQ(config->rank, 5);
+  EXPECT_EQ(config->alpha, 12.5);
+  EXPECT_EQ(config->dropout, 0.25);
+  EXPECT_TRUE(config->rank_stabilized);
+  EXPECT_THAT(config->targets, ElementsAre("v_proj", "q_proj"));
+  EXPECT_THAT(config->trained_whole, ElementsAre("lm_head"));
+  EXPECT_EQ(config->base_model, "some/model");
+  EXPECT_DOUBLE_EQ(config->Scale(), 12.5 / std::sqrt(5.0));
+}
+
+TEST(LoraConfigTest, WhatIsWrittenIsRead) {
+  LoraConfig config;
+  config.rank = 3;
+  config.alpha = 7;
+  config.dropout = 0.5;
+  config.targets = {"b", "a"};
+  config.trained_whole = {"head"};
+  config.base_model = "m";
+  const auto again = ParseLoraConfig(ToJson(config));
+  ASSERT_OK(again);
+  EXPECT_EQ(again->rank, 3);
+  EXPECT_EQ(again->alpha, 7);
+  EXPECT_EQ(again->dropout, 0.5);
+  EXPECT_FALSE(again->rank_stabilized);
+  EXPECT_THAT(again->targets, ElementsAre("a", "b"));
+  EXPECT_THAT(again->trained_whole, ElementsAre("head"));
+  EXPECT_EQ(again->base_model, "m");
+  EXPECT_DOUBLE_EQ(again->Scale(), 7.0 / 3);
+}
+
+TEST(LoraConfigTest, AllLinearIsAText) {
+  LoraConfig config;
+  config.targets = {kAllLinear};
+  EXPECT_THAT(ToJson(config), HasSubstr(R"("target_modules": "all-linear")"));
+  const auto again = ParseLoraConfig(ToJson(config));
+  ASSERT_OK(again);
+  EXPECT_THAT(again->targets, ElementsAre(kAllLinear));
+  EXPECT_THAT(again->trained_whole, IsEmpty());
+  EXPECT_EQ(again->base_model, "");
+}
+
+TEST(LoraConfigTest, WhatWouldComputeSomethingElseIsRefusedByName) {
+  for (const char* const member :
+       {R"("use_dora": true)", R"("rank_pattern": {"q_proj": 8})",
+        R"("alpha_pattern": {"q_proj": 8})", R"("lora_bias": true)",
+        R"("fan_in_fan_out": true)", R"("layers_to_transform": [1])",
+        R"("init_lora_weights": "pissa")", R"("use_qalora": true)",
+        R"("something_new": 3)", R"("corda_config": {"rank": 3})"}) {
+    const std::string name(absl::string_view(member).substr(
+        1, absl::string_view(member).find('"', 1) - 1));
+    EXPECT_THAT(ParseLoraConfig(FileWith(absl::StrCat(member, ", "))),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(name)))
+        << member;
+  }
+  EXPECT_OK(ParseLoraConfig(FileWith("")));
+  const auto with = [](absl::string_view from, absl::string_view to) {
+    return absl::StrReplaceAll(FileWith(""), {{from, to}});
+  };
+  for (const auto& [from, to, said] :
+       {std::make_tuple("LORA", "IA3", "peft_type"),
+        std::make_tuple(R"("none")", R"("all")", "bias"),
+        std::make_tuple(R"(["q_proj"])", R"(".*q_proj")", "regular expression"),
+        std::make_tuple(R"(["q_proj"])", R"([3])", "target_modules"),
+        std::make_tuple(R"("r": 4)", R"("r": 4.5)", "r is not"),
+        std::make_tuple(R"("r": 4)", R"("r": 0)", "rank 0"),
+        std::make_tuple(R"("lora_alpha": 6)", R"("lora_alpha": "6")",
+                        "lora_alpha"),
+        std::make_tuple(R"("lora_alpha": 6)", R"("lora_dropout": 1)",
+                        "dropout 1"),
+        std::make_tuple(R"("peft_type")", R"("petf_type")", "peft_type")}) {
+    EXPECT_THAT(ParseLoraConfig(with(from, to)),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(said)))
+        << to;
+  }
+  EXPECT_THAT(ParseLoraConfig("[]"),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("PEFT")));
+}
+
+TEST(LoraConfigTest, ChecksWhatAUserMakes) {
+  LoraConfig config;
+  EXPECT_THAT(Check(config), StatusIs(absl::StatusCode::kInvalidArgument,
+                                      HasSubstr("no layers")));
+  config.targets = {"q"};
+  EXPECT_OK(Check(config));
+  config.dropout = -0.1;
+  EXPECT_THAT(Check(config), StatusIs(absl::StatusCode::kInvalidArgument,
+                                      HasSubstr("dropout -0.1")));
+  config.dropout = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_THAT(Check(config), StatusIs(absl::StatusCode::kInvalidArgument,
+                                      HasSubstr("dropout nan")));
+  config.dropout = 0;
+  config.alpha = std::numeric_limits<double>::infinity();
+  EXPECT_THAT(Check(config), StatusIs(absl::StatusCode::kInvalidArgument,
+                                      HasSubstr("alpha inf")));
+}
+
+TEST(LoraConfigTest, NamesAreWholeOnesOrTheirEnds) {
+  EXPECT_TRUE(IsNamedBy("model.layers.0.q_proj", {"x", "q_proj"}));
+  EXPECT_TRUE(IsNamedBy("model.layers.0.q_proj", {"0.q_proj"}));
+  EXPECT_TRUE(IsNamedBy("q_proj", {"q_proj"}));
+  EXPECT_FALSE(IsNamedBy("model.layers.0.eq_proj", {"q_proj"}));
+  EXPECT_FALSE(IsNamedBy("model.layers.10.q_proj", {"0.q_proj"}));
+  EXPECT_FALSE(IsNamedBy("q_proj.x", {"q_proj"}));
+  EXPECT_FALSE(IsNamedBy("q_proj", {}));
+}
+
+}  // namespace
+}  // namespace fsdp::adapters
