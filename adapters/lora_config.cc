@@ -102,9 +102,10 @@ absl::Status Read(const std::string& key, const Json& value,
   if (key == "modules_to_save") {
     return ReadNames(key, value, config.trained_whole);
   }
-  if (key == "base_model_name_or_path") {
-    const auto* const name = value.As<std::string>();
-    if (name != nullptr) config.base_model = *name;
+  if (key == "base_model_name_or_path" || key == "task_type") {
+    const auto* const text = value.As<std::string>();
+    if (text == nullptr) return absl::OkStatus();
+    (key == "task_type" ? config.task_type : config.base_model) = *text;
     return absl::OkStatus();
   }
   const bool is_fine = key == "peft_type" ? value == Json("LORA")
@@ -116,6 +117,10 @@ absl::Status Read(const std::string& key, const Json& value,
   return Wrong(key, absl::StrCat("is ", value.ToString(),
                                  ", which is not there: the adapter would "
                                  "compute something else"));
+}
+
+Json TextOrNull(const std::string& text) {
+  return text.empty() ? Json() : Json(text);
 }
 
 Json ListOf(std::vector<std::string> names) {
@@ -175,9 +180,8 @@ std::string ToJson(const LoraConfig& config) {
   const bool all = config.targets == std::vector<std::string>{kAllLinear};
   Json::Object object;
   object.emplace_back("peft_type", "LORA");
-  object.emplace_back("task_type", "CAUSAL_LM");
-  object.emplace_back("base_model_name_or_path",
-                      config.base_model.empty() ? Json() : config.base_model);
+  object.emplace_back("task_type", TextOrNull(config.task_type));
+  object.emplace_back("base_model_name_or_path", TextOrNull(config.base_model));
   object.emplace_back("inference_mode", true);
   object.emplace_back("r", config.rank);
   object.emplace_back("lora_alpha", config.alpha);

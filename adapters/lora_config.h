@@ -25,8 +25,10 @@ struct LoraConfig {
   std::vector<std::string> targets = {};
   // Modules that are trained whole, by the same rule.
   std::vector<std::string> trained_whole = {};
-  // Where the base model comes from: for others to know.
+  // For those who read the file: where the base model comes from, and what
+  // PEFT is to take it for, "CAUSAL_LM" where transformers generates by it.
   std::string base_model = {};
+  std::string task_type = {};
 
   double Scale() const;
 };

@@ -49,6 +49,7 @@ TEST(LoraConfigTest, ReadsWhatPeftWrites) {
   EXPECT_THAT(config->targets, ElementsAre("v_proj", "q_proj"));
   EXPECT_THAT(config->trained_whole, ElementsAre("lm_head"));
   EXPECT_EQ(config->base_model, "some/model");
+  EXPECT_EQ(config->task_type, "CAUSAL_LM");
   EXPECT_DOUBLE_EQ(config->Scale(), 12.5 / std::sqrt(5.0));
 }
 
@@ -60,6 +61,7 @@ TEST(LoraConfigTest, WhatIsWrittenIsRead) {
   config.targets = {"b", "a"};
   config.trained_whole = {"head"};
   config.base_model = "m";
+  config.task_type = "t";
   const auto again = ParseLoraConfig(ToJson(config));
   ASSERT_OK(again);
   EXPECT_EQ(again->rank, 3);
@@ -69,6 +71,7 @@ TEST(LoraConfigTest, WhatIsWrittenIsRead) {
   EXPECT_THAT(again->targets, ElementsAre("a", "b"));
   EXPECT_THAT(again->trained_whole, ElementsAre("head"));
   EXPECT_EQ(again->base_model, "m");
+  EXPECT_EQ(again->task_type, "t");
   EXPECT_DOUBLE_EQ(again->Scale(), 7.0 / 3);
 }
 
@@ -81,6 +84,7 @@ TEST(LoraConfigTest, AllLinearIsAText) {
   EXPECT_THAT(again->targets, ElementsAre(kAllLinear));
   EXPECT_THAT(again->trained_whole, IsEmpty());
   EXPECT_EQ(again->base_model, "");
+  EXPECT_EQ(again->task_type, "");
 }
 
 TEST(LoraConfigTest, WhatWouldComputeSomethingElseIsRefusedByName) {
