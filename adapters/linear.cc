@@ -21,7 +21,8 @@ FactorImpl::FactorImpl(int64_t in, int64_t out,
       weight(register_parameter("weight", at::empty({out, in}, options))) {}
 
 at::Tensor LinearImpl::forward(const at::Tensor& x) {
-  at::Tensor y = torch::nn::LinearImpl::forward(x);
+  // What Python computes: LibTorch's Linear rounds before it adds the bias.
+  at::Tensor y = at::linear(x, weight, bias);
   if (!has_low_rank()) return y;
   at::Tensor in = x.to(a_->weight.scalar_type());
   if (dropout_ > 0) in = at::dropout(in, dropout_, is_training());
