@@ -1,0 +1,46 @@
+// Grouped-query attention.
+#ifndef EXAMPLES_LLAMA_MODEL_ATTENTION_H_
+#define EXAMPLES_LLAMA_MODEL_ATTENTION_H_
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/pimpl.h>
+
+#include <cstdint>
+
+#include "examples/llama/model/documents.h"
+#include "examples/llama/model/llama_config.h"
+#include "examples/llama/model/rms_norm.h"
+#include "examples/llama/model/rotary.h"
+
+namespace llama {
+
+// Queries [batch, heads, tokens, head_dim], keys and values of fewer heads, of
+// which each is that of as many neighbouring queries -> like the queries. Each
+// token sees those before it and itself. With `starts`, which need a batch of
+// one, only those of its own document: documents are computed one by one, so
+// that no mask of tokens x tokens is made.
+at::Tensor CausalAttention(const at::Tensor& queries, const at::Tensor& keys,
+                           const at::Tensor& values,
+                           const DocumentStarts& starts);
+
+// q_proj, k_proj, v_proj, o_proj and, with qk_norm, q_norm and k_norm.
+class AttentionImpl : public torch::nn::Module {
+ public:
+  explicit AttentionImpl(const LlamaConfig& config);
+
+  // [batch, tokens, hidden_size] -> the same. `starts` as above.
+  at::Tensor forward(const at::Tensor& x, const RotaryTables& tables,
+                     const DocumentStarts& starts);
+
+ private:
+  const int64_t head_dim_;
+  torch::nn::Linear q_proj_, k_proj_, v_proj_, o_proj_;
+  RmsNorm q_norm_{nullptr}, k_norm_{nullptr};  // null without qk_norm
+};
+TORCH_MODULE(Attention);
+
+}  // namespace llama
+
+#endif  // EXAMPLES_LLAMA_MODEL_ATTENTION_H_

@@ -1,0 +1,104 @@
+#include "examples/llama/model/llama.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/tensor.h>
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status_error.h"
+#include "examples/llama/model/chunked_loss.h"
+#include "examples/llama/model/decoder_layer.h"
+#include "examples/llama/model/documents.h"
+#include "examples/llama/model/llama_config.h"
+#include "examples/llama/model/rotary.h"
+#include "fsdp/model/forward.h"
+
+namespace llama {
+namespace {
+
+using torch::nn::EmbeddingOptions;
+using torch::nn::LinearOptions;
+
+void CheckTokens(const at::Tensor& tokens, const DocumentStarts& starts,
+                 const at::Tensor& targets) {
+  if (tokens.dim() != 2 || tokens.scalar_type() != at::kLong) {
+    throw fsdp::StatusError(absl::InvalidArgumentError(
+        absl::StrCat("tokens are ", c10::toString(tokens.scalar_type()), " [",
+                     absl::StrJoin(tokens.sizes(), ", "),
+                     "]: they have to be int64 [batch, tokens]")));
+  }
+  if (targets.defined() && targets.sizes() != tokens.sizes()) {
+    throw fsdp::StatusError(absl::InvalidArgumentError(absl::StrCat(
+        "targets are [", absl::StrJoin(targets.sizes(), ", "), "] and tokens [",
+        absl::StrJoin(tokens.sizes(), ", "), "]: each token has to have one")));
+  }
+  fsdp::ThrowIfError(
+      CheckDocumentStarts(starts, tokens.size(0), tokens.size(1)));
+}
+
+EmbeddingOptions EmbeddingOf(const LlamaConfig& config) {
+  EmbeddingOptions options(config.vocab_size, config.hidden_size);
+  if (config.pad_token_id) options.padding_idx(*config.pad_token_id);
+  return options;
+}
+
+}  // namespace
+
+DecoderImpl::DecoderImpl(const LlamaConfig& config)
+    : rope_(config.rope),
+      head_dim_(config.head_dim),
+      embed_tokens_(EmbeddingOf(config)),
+      norm_(config.hidden_size, config.rms_norm_eps) {
+  for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
+    layers_->push_back(DecoderLayer(config));
+  }
+  register_module("embed_tokens", embed_tokens_);
+  register_module("layers", layers_);
+  register_module("norm", norm_);
+}
+
+at::Tensor DecoderImpl::forward(const at::Tensor& tokens,
+                                const DocumentStarts& starts) {
+  // Documents of all rows are laid out behind each other in one.
+  const at::Tensor rows = starts.empty() ? tokens : tokens.reshape({1, -1});
+  const at::Tensor positions =
+      starts.empty() ? at::arange(tokens.size(1), tokens.options())
+                     : at::tensor(DocumentPositions(starts, tokens.numel()))
+                           .to(tokens.device());
+  at::Tensor x = embed_tokens_->forward(rows);
+  const RotaryTables tables =
+      MakeRotaryTables(rope_, head_dim_, positions, x.scalar_type());
+  for (const auto& layer : *layers_) {
+    x = fsdp::Forward(*layer->as<DecoderLayerImpl>(), x, tables, starts);
+  }
+  return norm_->forward(x).view({tokens.size(0), tokens.size(1), -1});
+}
+
+CausalLmImpl::CausalLmImpl(const LlamaConfig& config) : model_(config) {
+  register_module("model", model_);
+  if (config.tie_word_embeddings) return;
+  lm_head_ = register_module(
+      "lm_head",
+      torch::nn::Linear(
+          LinearOptions(config.hidden_size, config.vocab_size).bias(false)));
+}
+
+at::Tensor CausalLmImpl::forward(const at::Tensor& tokens,
+                                 const DocumentStarts& starts,
+                                 const at::Tensor& targets) {
+  CheckTokens(tokens, starts, targets);
+  const at::Tensor x = model_->forward(tokens, starts);
+  if (!targets.defined()) return at::linear(x, HeadWeight());
+  return ChunkedCrossEntropy(x.flatten(0, 1), HeadWeight(), targets.flatten());
+}
+
+const at::Tensor& CausalLmImpl::HeadWeight() const {
+  return lm_head_.is_empty() ? model_->embedding() : lm_head_->weight;
+}
+
+}  // namespace llama

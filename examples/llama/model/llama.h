@@ -1,0 +1,70 @@
+// The decoder-only transformer of Llama, Qwen2 and Qwen3 with the parameters
+// that Hugging Face's have: same names, shapes and values.
+//
+//   FSDP_ASSIGN_OR_RETURN(const LlamaConfig config, ParseLlamaConfig(text));
+//   CausalLm model(config);
+//   status = fsdp::checkpoint::LoadModel(folder, *model);
+//   at::Tensor logits = model->forward(tokens);
+#ifndef EXAMPLES_LLAMA_MODEL_LLAMA_H_
+#define EXAMPLES_LLAMA_MODEL_LLAMA_H_
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/pimpl.h>
+
+#include "examples/llama/model/documents.h"
+#include "examples/llama/model/llama_config.h"
+#include "examples/llama/model/rms_norm.h"
+
+namespace llama {
+
+// embed_tokens, layers and norm. Calls its layers by fsdp::Forward.
+class DecoderImpl : public torch::nn::Module {
+ public:
+  explicit DecoderImpl(const LlamaConfig& config);
+
+  // As CausalLmImpl::forward() without targets, but -> [batch, tokens,
+  // hidden_size].
+  at::Tensor forward(const at::Tensor& tokens, const DocumentStarts& starts);
+
+  const at::Tensor& embedding() const { return embed_tokens_->weight; }
+
+ private:
+  const RopeConfig rope_;
+  const int64_t head_dim_;
+  torch::nn::Embedding embed_tokens_;
+  torch::nn::ModuleList layers_;
+  RmsNorm norm_;
+};
+TORCH_MODULE(Decoder);
+
+// model and, unless the config ties it to the embedding, lm_head: a tied head
+// is no parameter of its own, as in the files of such models.
+class CausalLmImpl : public torch::nn::Module {
+ public:
+  explicit CausalLmImpl(const LlamaConfig& config);
+
+  // tokens: int64 [batch, tokens] in [0, vocab_size). Without targets -> logits
+  // [batch, tokens, vocab_size]. With targets, of the shape of the tokens: what
+  // is behind each token, or kIgnoredTarget for padding and where a document
+  // ends -> their ChunkedCrossEntropy().
+  // Throws StatusError (InvalidArgument) for other shapes and dtypes, and what
+  // CheckDocumentStarts() refuses.
+  at::Tensor forward(const at::Tensor& tokens,
+                     const DocumentStarts& starts = {},
+                     const at::Tensor& targets = {});
+
+ private:
+  const at::Tensor& HeadWeight() const;
+
+  Decoder model_;
+  torch::nn::Linear lm_head_{nullptr};  // null where it is tied
+};
+TORCH_MODULE(CausalLm);
+
+}  // namespace llama
+
+#endif  // EXAMPLES_LLAMA_MODEL_LLAMA_H_
