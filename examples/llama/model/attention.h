@@ -4,12 +4,12 @@
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
 
 #include "examples/llama/model/documents.h"
+#include "examples/llama/model/linear.h"
 #include "examples/llama/model/llama_config.h"
 #include "examples/llama/model/rms_norm.h"
 #include "examples/llama/model/rotary.h"
@@ -36,7 +36,7 @@ class AttentionImpl : public torch::nn::Module {
 
  private:
   const int64_t head_dim_;
-  torch::nn::Linear q_proj_, k_proj_, v_proj_, o_proj_;
+  Linear q_proj_, k_proj_, v_proj_, o_proj_;
   RmsNorm q_norm_{nullptr}, k_norm_{nullptr};  // null without qk_norm
 };
 TORCH_MODULE(Attention);

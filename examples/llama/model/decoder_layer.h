@@ -4,11 +4,11 @@
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
 #include "examples/llama/model/attention.h"
 #include "examples/llama/model/documents.h"
+#include "examples/llama/model/linear.h"
 #include "examples/llama/model/llama_config.h"
 #include "examples/llama/model/rms_norm.h"
 #include "examples/llama/model/rotary.h"
@@ -24,7 +24,7 @@ class MlpImpl : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& x);
 
  private:
-  torch::nn::Linear gate_proj_, up_proj_, down_proj_;
+  Linear gate_proj_, up_proj_, down_proj_;
 };
 TORCH_MODULE(Mlp);
 

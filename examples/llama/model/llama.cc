@@ -84,8 +84,7 @@ CausalLmImpl::CausalLmImpl(const LlamaConfig& config) : model_(config) {
   if (config.tie_word_embeddings) return;
   lm_head_ = register_module(
       "lm_head",
-      torch::nn::Linear(
-          LinearOptions(config.hidden_size, config.vocab_size).bias(false)));
+      Linear(LinearOptions(config.hidden_size, config.vocab_size).bias(false)));
 }
 
 at::Tensor CausalLmImpl::forward(const at::Tensor& tokens,

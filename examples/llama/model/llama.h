@@ -12,10 +12,10 @@
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/embedding.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
 #include "examples/llama/model/documents.h"
+#include "examples/llama/model/linear.h"
 #include "examples/llama/model/llama_config.h"
 #include "examples/llama/model/rms_norm.h"
 
@@ -61,7 +61,7 @@ class CausalLmImpl : public torch::nn::Module {
   const at::Tensor& HeadWeight() const;
 
   Decoder model_;
-  torch::nn::Linear lm_head_{nullptr};  // null where it is tied
+  Linear lm_head_{nullptr};  // null where it is tied
 };
 TORCH_MODULE(CausalLm);
 

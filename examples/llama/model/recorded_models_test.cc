@@ -1,0 +1,199 @@
+// Models that transformers has made (examples/llama/testing/record_models.py),
+// and what it has computed with them.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/ScalarType.h>
+#include <torch/nn/module.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/json.h"
+#include "base/status_macros.h"
+#include "base/testing/status_matchers.h"
+#include "checkpoint/model_files.h"
+#include "examples/llama/model/chunked_loss.h"
+#include "examples/llama/model/documents.h"
+#include "examples/llama/model/llama.h"
+#include "examples/llama/model/llama_config.h"
+#include "fsdp/deferred/deferred_init.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace llama {
+namespace {
+
+using ::fsdp::Json;
+using ::fsdp::checkpoint::LoadModel;
+
+constexpr int64_t kBatch = 2, kTokens = 20, kVocab = 128;
+
+std::string ReadText(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+at::Tensor Integers(const Json& rows) {
+  std::vector<at::Tensor> tensors;
+  for (const Json& row : *rows.As<Json::Array>()) {
+    std::vector<int64_t> numbers;
+    for (const Json& number : *row.As<Json::Array>()) {
+      numbers.push_back(*number.As<int64_t>());
+    }
+    tensors.push_back(at::tensor(numbers));
+  }
+  return at::stack(tensors);
+}
+
+double MaxDifference(const at::Tensor& a, const at::Tensor& b) {
+  return (a - b).abs().max().item<double>();
+}
+
+// recorded.safetensors: files have what modules have.
+struct RecordedLogits : torch::nn::Module {
+  at::Tensor logits =
+      register_buffer("logits", at::zeros({kBatch, kTokens, kVocab}));
+  at::Tensor bfloat16_logits =
+      register_buffer("bfloat16_logits", at::zeros({kBatch, kTokens, kVocab}));
+};
+
+class RecordedModelsTest : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    ASSERT_OK_AND_ASSIGN(
+        recorded_,
+        Json::Parse(ReadText(absl::StrCat(folder_, "recorded.json"))));
+    tokens_ = Integers(*recorded_.Find("tokens"));
+    ASSERT_OK(
+        LoadModel(absl::StrCat(folder_, "recorded.safetensors"), logits_));
+  }
+
+  absl::StatusOr<CausalLm> Load(c10::ScalarType dtype = at::kFloat) const {
+    FSDP_ASSIGN_OR_RETURN(
+        const LlamaConfig config,
+        ParseLlamaConfig(ReadText(absl::StrCat(folder_, "config.json"))));
+    CausalLm model(config);
+    model->to(dtype);
+    FSDP_RETURN_IF_ERROR(
+        LoadModel(absl::StrCat(folder_, "model.safetensors"), *model));
+    return model;
+  }
+
+  // What is behind each token; the last one has nothing.
+  at::Tensor Targets() const {
+    return at::cat({tokens_.slice(1, 1),
+                    at::full({kBatch, 1}, kIgnoredTarget, tokens_.options())},
+                   1);
+  }
+
+  const std::string folder_ =
+      absl::StrCat("examples/llama/testing/recorded/", GetParam(), "/");
+  Json recorded_;
+  at::Tensor tokens_;
+  RecordedLogits logits_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Models, RecordedModelsTest,
+                         ::testing::Values("llama_scaled_rope", "llama_tied",
+                                           "qwen2", "qwen3"),
+                         [](const auto& info) { return info.param; });
+
+TEST_P(RecordedModelsTest, LogitsAreThoseOfTransformers) {
+  ASSERT_OK_AND_ASSIGN(CausalLm model, Load());
+  const c10::NoGradGuard no_grad;
+  const double difference =
+      MaxDifference(model->forward(tokens_), logits_.logits);
+  RecordProperty("difference", absl::StrCat(difference));
+  EXPECT_LT(difference, 1e-5);
+}
+
+TEST_P(RecordedModelsTest, LossAndGradientsAreThoseOfTransformers) {
+  ASSERT_OK_AND_ASSIGN(CausalLm model, Load());
+  const at::Tensor loss = model->forward(tokens_, {}, Targets());
+  EXPECT_NEAR(loss.item<double>(), recorded_.Find("loss")->NumberOr(0), 1e-5);
+  loss.backward();
+  std::map<std::string, double> norms;
+  for (const auto& item : model->named_parameters()) {
+    norms[item.key()] = item.value().grad().norm().item<double>();
+  }
+  const auto& expected = *recorded_.Find("gradients")->As<Json::Object>();
+  EXPECT_EQ(norms.size(), expected.size());
+  for (const auto& [name, norm] : expected) {
+    ASSERT_TRUE(norms.count(name) == 1) << name;
+    EXPECT_NEAR(norms[name] / norm.NumberOr(0), 1, 1e-4) << name;
+  }
+}
+
+TEST_P(RecordedModelsTest, GeneratesTheSameTokens) {
+  ASSERT_OK_AND_ASSIGN(CausalLm model, Load());
+  const c10::NoGradGuard no_grad;
+  at::Tensor all = tokens_;
+  const at::Tensor expected = Integers(*recorded_.Find("generated"));
+  for (int64_t i = 0; i < expected.size(1); ++i) {
+    const at::Tensor last = model->forward(all).select(1, -1);
+    all = at::cat({all, last.argmax(-1, /*keepdim=*/true)}, 1);
+  }
+  EXPECT_TRUE(all.slice(1, kTokens).equal(expected)) << all << expected;
+}
+
+TEST_P(RecordedModelsTest, LogitsInBfloat16AreWithinItsRounding) {
+  ASSERT_OK_AND_ASSIGN(CausalLm model, Load(at::kBFloat16));
+  const c10::NoGradGuard no_grad;
+  const at::Tensor logits = model->forward(tokens_);
+  EXPECT_EQ(logits.scalar_type(), at::kBFloat16);
+  const double difference =
+      MaxDifference(logits.to(at::kFloat), logits_.bfloat16_logits);
+  const double rounding =
+      MaxDifference(logits_.bfloat16_logits, logits_.logits);
+  RecordProperty("difference", absl::StrCat(difference));
+  RecordProperty("rounding", absl::StrCat(rounding));
+  EXPECT_LT(difference, rounding);
+}
+
+TEST_P(RecordedModelsTest, LoadsIntoADeferredModel) {
+  ASSERT_OK_AND_ASSIGN(
+      const LlamaConfig config,
+      ParseLlamaConfig(ReadText(absl::StrCat(folder_, "config.json"))));
+  CausalLm model{nullptr};
+  {
+    const fsdp::DeferredInit deferred({/*min_bytes=*/0});
+    model = CausalLm(config);
+  }
+  ASSERT_OK(LoadModel(absl::StrCat(folder_, "model.safetensors"), *model));
+  const c10::NoGradGuard no_grad;
+  EXPECT_LT(MaxDifference(model->forward(tokens_), logits_.logits), 1e-5);
+}
+
+TEST_P(RecordedModelsTest, PackedDocumentsAreThoseOfRowsOfTheirOwn) {
+  ASSERT_OK_AND_ASSIGN(CausalLm model, Load());
+  const c10::NoGradGuard no_grad;
+  const DocumentStarts starts = {0, 1, 9, 20, 33};
+  const at::Tensor packed = model->forward(tokens_, starts).view({-1, kVocab});
+  const at::Tensor row = tokens_.view({1, -1});
+  for (size_t i = 0; i < starts.size(); ++i) {
+    const int64_t begin = starts[i];
+    const int64_t end =
+        i + 1 < starts.size() ? starts[i + 1] : kBatch * kTokens;
+    const at::Tensor alone =
+        model->forward(row.slice(1, begin, end)).squeeze(0);
+    EXPECT_LT(MaxDifference(packed.slice(0, begin, end), alone), 1e-5) << i;
+  }
+  // Else there would be nothing to see.
+  EXPECT_GT(MaxDifference(packed.view({kBatch, kTokens, -1}), logits_.logits),
+            0.1);
+}
+
+}  // namespace
+}  // namespace llama
