@@ -31,10 +31,12 @@ class Sums {
   Sums(const at::Tensor& hidden, const at::Tensor& weight, bool hidden_gradient,
        bool weight_gradient)
       : hidden_(hidden), weight_(weight) {
-    const auto exact = hidden.options().dtype(Exact());
-    loss_ = at::zeros({}, exact);
+    const auto options = hidden.options();
+    loss_ = at::zeros({}, options.dtype(at::kDouble));
     if (hidden_gradient) hidden_gradient_ = at::empty_like(hidden);
-    if (weight_gradient) weight_gradient_ = at::zeros(weight.sizes(), exact);
+    if (weight_gradient) {
+      weight_gradient_ = at::zeros(weight.sizes(), options.dtype(Exact()));
+    }
   }
 
   // Rows `begin` to `end`, of which `counts` are those that are not ignored and
@@ -55,7 +57,9 @@ class Sums {
     AddGradients(begin, end, hidden, logits.to(hidden.scalar_type()));
   }
 
-  const at::Tensor& loss() const { return loss_; }
+  at::Tensor Loss(const at::Tensor& number) const {
+    return (loss_ / number).to(Exact());
+  }
   // Undefined where they are not wanted; divided by `number`, which is not 0,
   // in the dtype of what they are gradients of.
   at::Tensor HiddenGradient(const at::Tensor& number) {
@@ -112,7 +116,7 @@ class CrossEntropy : public torch::autograd::Function<CrossEntropy> {
     const at::Tensor divisor = number.clamp_min(1);
     context->save_for_backward(
         {sums.HiddenGradient(divisor), sums.WeightGradient(divisor)});
-    return sums.loss() / number;
+    return sums.Loss(number);
   }
 
   static variable_list backward(AutogradContext* context,

@@ -18,7 +18,7 @@ inline constexpr int64_t kIgnoredTarget = -100;
 //   hidden [tokens, dim], weight [vocab, dim], of one floating-point dtype
 //   targets int64 [tokens], in [0, vocab) or kIgnoredTarget
 // -> no dimensions, float64 for float64, otherwise float32, in which logits are
-// reduced and gradients summed over chunks.
+// reduced and gradients summed over chunks, losses in float64.
 //
 // The gradients are computed along with the loss, `chunk_rows` tokens at a
 // time, and only scaled in backward: it comes next, so that they are no longer

@@ -21,10 +21,11 @@ absl::Status CheckDocumentStarts(absl::Span<const int64_t> starts, int64_t rows,
         absl::StrCat("documents begin at ", starts[i - 1], " and then at ",
                      starts[i], ": starts have to ascend"));
   }
-  if (starts.back() >= rows * tokens) {
+  for (const int64_t start : {starts.front(), starts.back()}) {
+    if (start >= 0 && start < rows * tokens) continue;
     return absl::InvalidArgumentError(
-        absl::StrCat("a document begins at ", starts.back(), " of ", rows,
-                     " rows of ", tokens, " tokens"));
+        absl::StrCat("a document begins at ", start, " of ", rows, " rows of ",
+                     tokens, " tokens"));
   }
   for (int64_t row = 0; row < rows; ++row) {
     if (std::binary_search(starts.begin(), starts.end(), row * tokens)) {

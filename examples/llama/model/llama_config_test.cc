@@ -1,0 +1,303 @@
+#include "examples/llama/model/llama_config.h"
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/json.h"
+#include "base/testing/status_matchers.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace llama {
+namespace {
+
+using ::fsdp::Json;
+using ::fsdp::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+// A small configuration of that type in which `name` is `value`, JSON; an empty
+// value takes it away.
+std::string With(const std::string& type, const std::string& name = "",
+                 const std::string& value = "") {
+  Json::Object object = {{"model_type", type},      {"vocab_size", 100},
+                         {"hidden_size", 64},       {"intermediate_size", 96},
+                         {"num_hidden_layers", 3},  {"num_attention_heads", 8},
+                         {"num_key_value_heads", 4}};
+  Json::Object changed;
+  for (auto& member : object) {
+    if (member.first != name) changed.push_back(std::move(member));
+  }
+  if (!value.empty()) changed.emplace_back(name, *Json::Parse(value));
+  return Json(changed).ToString();
+}
+
+auto Refuses(absl::StatusCode code, const std::string& part) {
+  return StatusIs(code, HasSubstr(part));
+}
+
+TEST(LlamaConfigTest, ReadsSizesAndHasTheDefaultsOfTransformers) {
+  ASSERT_OK_AND_ASSIGN(const LlamaConfig config,
+                       ParseLlamaConfig(With("llama")));
+  EXPECT_EQ(config.vocab_size, 100);
+  EXPECT_EQ(config.hidden_size, 64);
+  EXPECT_EQ(config.intermediate_size, 96);
+  EXPECT_EQ(config.num_hidden_layers, 3);
+  EXPECT_EQ(config.num_attention_heads, 8);
+  EXPECT_EQ(config.num_key_value_heads, 4);
+  EXPECT_EQ(config.head_dim, 8);
+  EXPECT_EQ(config.max_position_embeddings, 2048);
+  EXPECT_EQ(config.rms_norm_eps, 1e-6);
+  EXPECT_EQ(config.initializer_range, 0.02);
+  EXPECT_EQ(config.rope.theta, 10000);
+  EXPECT_FALSE(config.tie_word_embeddings);
+  EXPECT_EQ(config.dtype, std::nullopt);
+  EXPECT_EQ(config.bos_token_id, std::nullopt);
+  EXPECT_EQ(config.pad_token_id, std::nullopt);
+  EXPECT_THAT(config.eos_token_ids, IsEmpty());
+}
+
+TEST(LlamaConfigTest, ReadsWhatIsThere) {
+  ASSERT_OK_AND_ASSIGN(const LlamaConfig config, ParseLlamaConfig(R"({
+    "model_type": "llama", "vocab_size": 128256, "hidden_size": 2048,
+    "intermediate_size": 8192, "num_hidden_layers": 16,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
+    "max_position_embeddings": 131072, "rms_norm_eps": 1e-05,
+    "initializer_range": 0.5, "hidden_act": "silu", "attention_dropout": 0.0,
+    "attention_bias": false, "mlp_bias": false, "pretraining_tp": 1,
+    "tie_word_embeddings": true, "torch_dtype": "bfloat16", "use_cache": true,
+    "bos_token_id": 128000, "eos_token_id": [128001, 128008],
+    "pad_token_id": 128004, "rope_theta": 500000.0, "rope_scaling": {
+      "factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+      "original_max_position_embeddings": 8192, "rope_type": "llama3"}})"));
+  EXPECT_EQ(config.max_position_embeddings, 131072);
+  EXPECT_EQ(config.rms_norm_eps, 1e-5);
+  EXPECT_EQ(config.initializer_range, 0.5);
+  EXPECT_TRUE(config.tie_word_embeddings);
+  EXPECT_EQ(config.dtype, at::kBFloat16);
+  EXPECT_EQ(config.bos_token_id, 128000);
+  EXPECT_EQ(config.pad_token_id, 128004);
+  EXPECT_THAT(config.eos_token_ids, ElementsAre(128001, 128008));
+  EXPECT_EQ(config.rope.theta, 500000);
+  ASSERT_TRUE(config.rope.scaling.has_value());
+  EXPECT_EQ(config.rope.scaling->factor, 32);
+}
+
+// qkv_bias, output_bias, mlp_bias, qk_norm.
+std::vector<bool> Differences(const std::string& text) {
+  const absl::StatusOr<LlamaConfig> config = ParseLlamaConfig(text);
+  if (!config.ok()) return {};
+  return {config->qkv_bias, config->output_bias, config->mlp_bias,
+          config->qk_norm};
+}
+
+TEST(LlamaConfigTest, ArchitecturesDifferInBiasesAndNorms) {
+  EXPECT_THAT(Differences(With("llama")), ElementsAre(0, 0, 0, 0));
+  EXPECT_THAT(Differences(With("llama", "attention_bias", "true")),
+              ElementsAre(1, 1, 0, 0));
+  EXPECT_THAT(Differences(With("llama", "mlp_bias", "true")),
+              ElementsAre(0, 0, 1, 0));
+  EXPECT_THAT(Differences(With("qwen2")), ElementsAre(1, 0, 0, 0));
+  EXPECT_THAT(Differences(With("qwen3")), ElementsAre(0, 0, 0, 1));
+  EXPECT_THAT(Differences(With("qwen3", "attention_bias", "true")),
+              ElementsAre(1, 1, 0, 1));
+  EXPECT_THAT(ParseLlamaConfig(With("qwen2", "attention_bias", "false")),
+              Refuses(absl::StatusCode::kUnimplemented, "attention_bias"));
+  for (const char* type : {"qwen2", "qwen3"}) {
+    EXPECT_THAT(ParseLlamaConfig(With(type, "mlp_bias", "true")),
+                Refuses(absl::StatusCode::kUnimplemented, "mlp_bias"));
+  }
+}
+
+TEST(LlamaConfigTest, SizesOfHeadsDefaultAsInTransformers) {
+  const auto heads = [](const std::string& text) {
+    const absl::StatusOr<LlamaConfig> config = ParseLlamaConfig(text);
+    return config.ok()
+               ? std::pair(config->num_key_value_heads, config->head_dim)
+               : std::pair<int64_t, int64_t>();
+  };
+  using Pair = std::pair<int64_t, int64_t>;
+  EXPECT_EQ(heads(With("llama", "num_key_value_heads")), Pair(8, 8));
+  EXPECT_EQ(heads(With("qwen2", "num_key_value_heads", "null")), Pair(8, 8));
+  EXPECT_EQ(heads(With("llama", "head_dim", "32")), Pair(4, 32));
+  EXPECT_EQ(heads(With("qwen2")), Pair(4, 8));
+  EXPECT_EQ(heads(With("qwen3")), Pair(4, 128));
+  // 32, of which 8 is no multiple.
+  EXPECT_THAT(ParseLlamaConfig(With("qwen2", "num_key_value_heads")),
+              Refuses(absl::StatusCode::kInvalidArgument, "which is 32"));
+  // What does not divide is only wrong where it is divided.
+  EXPECT_THAT(ParseLlamaConfig(With("llama", "hidden_size", "68")),
+              Refuses(absl::StatusCode::kInvalidArgument,
+                      "hidden_size is 68: without head_dim"));
+  EXPECT_EQ(heads(With("qwen3", "hidden_size", "68")), Pair(4, 128));
+  EXPECT_THAT(ParseLlamaConfig(With("llama", "head_dim", "7")),
+              Refuses(absl::StatusCode::kInvalidArgument, "7 elements"));
+  EXPECT_THAT(ParseLlamaConfig(With("llama", "hidden_size", "4")),
+              Refuses(absl::StatusCode::kInvalidArgument, "hidden_size"));
+}
+
+TEST(LlamaConfigTest, RefusesSizesThatCannotBe) {
+  for (const char* name :
+       {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+        "num_attention_heads", "num_key_value_heads", "head_dim",
+        "max_position_embeddings"}) {
+    for (const char* value : {"0", "-8", "8.0", "\"8\"", "2147483648"}) {
+      EXPECT_THAT(ParseLlamaConfig(With("llama", name, value)),
+                  StatusIs(absl::StatusCode::kInvalidArgument,
+                           AllOf(HasSubstr(name), HasSubstr(value))));
+    }
+  }
+  for (const char* name : {"vocab_size", "hidden_size", "intermediate_size",
+                           "num_hidden_layers", "num_attention_heads"}) {
+    EXPECT_THAT(ParseLlamaConfig(With("llama", name)),
+                Refuses(absl::StatusCode::kInvalidArgument,
+                        absl::StrCat(name, " is missing")));
+  }
+  for (const char* name : {"rms_norm_eps", "initializer_range"}) {
+    EXPECT_THAT(ParseLlamaConfig(With("llama", name, "0")),
+                Refuses(absl::StatusCode::kInvalidArgument, name));
+  }
+  EXPECT_THAT(ParseLlamaConfig(With("llama", "num_key_value_heads", "3")),
+              Refuses(absl::StatusCode::kInvalidArgument,
+                      "num_attention_heads is 8: it has to be a multiple"));
+}
+
+TEST(LlamaConfigTest, RefusesWhatWouldBeComputedOtherwise) {
+  const std::vector<std::pair<std::string, std::string>> changes = {
+      {"model_type", R"("qwen3_moe")"},
+      {"model_type", R"("mistral")"},
+      {"attention_dropout", "0.1"},
+      {"attention_dropout", R"("0")"},
+      {"hidden_dropout", "0.1"},
+      {"hidden_dropout_prob", "0.1"},
+      {"residual_dropout", "0.1"},
+      {"resid_pdrop", "0.1"},
+      {"embd_pdrop", "0.1"},
+      {"num_experts", "8"},
+      {"num_local_experts", "8"},
+      {"n_routed_experts", "8"},
+      {"partial_rotary_factor", "0.5"},
+      {"quantization_config", "{}"},
+      {"is_causal", "false"},
+      {"hidden_act", R"("gelu")"},
+      {"sliding_window", "4096"},
+      {"layer_types", R"(["full_attention", "sliding_attention"])"},
+      {"rope_scaling", R"({"type": "yarn"})"},
+      {"torch_dtype", R"("float8_e4m3fn")"}};
+  for (const auto& [name, value] : changes) {
+    EXPECT_THAT(ParseLlamaConfig(With("llama", name, value)),
+                StatusIs(absl::StatusCode::kUnimplemented,
+                         AllOf(HasSubstr(name), HasSubstr("support"))))
+        << value;
+  }
+}
+
+TEST(LlamaConfigTest, TakesTheSameWhereItChangesNothing) {
+  const std::vector<std::pair<std::string, std::string>> changes = {
+      {"attention_dropout", "0"},
+      {"attention_dropout", "null"},
+      {"num_experts", "0"},
+      {"partial_rotary_factor", "1.0"},
+      {"quantization_config", "null"},
+      {"is_causal", "true"},
+      {"hidden_act", R"("silu")"},
+      {"sliding_window", "null"},
+      {"use_sliding_window", "false"},
+      {"anything_else", "[1]"},
+      {"layer_types", R"(["full_attention", "full_attention"])"}};
+  for (const auto& [name, value] : changes) {
+    EXPECT_OK(ParseLlamaConfig(With("llama", name, value))) << name << value;
+  }
+}
+
+TEST(LlamaConfigTest, AWindowCountsWhereALayerHasIt) {
+  const auto parse = [](const std::string& window) {
+    const std::string text = With("qwen2");
+    return ParseLlamaConfig(
+        absl::StrCat(text.substr(0, text.size() - 1), ", ", window, "}"));
+  };
+  const auto is_refused =
+      Refuses(absl::StatusCode::kUnimplemented, "use_sliding_window is true");
+  EXPECT_OK(parse(R"("sliding_window": 32)"));
+  EXPECT_OK(parse(R"("sliding_window": 32, "use_sliding_window": false)"));
+  EXPECT_OK(parse(R"("sliding_window": null, "use_sliding_window": true,
+                     "max_window_layers": 0)"));
+  // Of three layers.
+  EXPECT_OK(parse(R"("sliding_window": 32, "use_sliding_window": true,
+                     "max_window_layers": 3)"));
+  EXPECT_OK(parse(R"("sliding_window": 32, "use_sliding_window": true)"));
+  EXPECT_THAT(parse(R"("sliding_window": 32, "use_sliding_window": true,
+                       "max_window_layers": 2)"),
+              is_refused);
+  EXPECT_THAT(parse(R"("use_sliding_window": true, "max_window_layers": 2)"),
+              is_refused);
+  EXPECT_THAT(parse(R"("layer_types": "full_attention")"),
+              Refuses(absl::StatusCode::kInvalidArgument, "layer_types"));
+}
+
+TEST(LlamaConfigTest, ReadsDtypesUnderBothNames) {
+  const std::vector<std::pair<std::string, c10::ScalarType>> dtypes = {
+      {"float32", at::kFloat},
+      {"bfloat16", at::kBFloat16},
+      {"float16", at::kHalf},
+      {"float64", at::kDouble}};
+  for (const char* name : {"dtype", "torch_dtype"}) {
+    for (const auto& [text, dtype] : dtypes) {
+      ASSERT_OK_AND_ASSIGN(const LlamaConfig config,
+                           ParseLlamaConfig(With(
+                               "llama", name, absl::StrCat("\"", text, "\""))));
+      EXPECT_EQ(config.dtype, dtype) << text;
+    }
+  }
+}
+
+TEST(LlamaConfigTest, TokensAreBelowTheVocabulary) {
+  for (const char* name : {"bos_token_id", "eos_token_id", "pad_token_id"}) {
+    EXPECT_OK(ParseLlamaConfig(With("llama", name, "99")));
+    EXPECT_OK(ParseLlamaConfig(With("llama", name, "0")));
+    for (const char* value : {"100", "-2", "1.5"}) {
+      EXPECT_THAT(ParseLlamaConfig(With("llama", name, value)),
+                  Refuses(absl::StatusCode::kInvalidArgument,
+                          absl::StrCat(name, " is ", value)));
+    }
+  }
+  ASSERT_OK_AND_ASSIGN(const LlamaConfig one,
+                       ParseLlamaConfig(With("llama", "eos_token_id", "7")));
+  EXPECT_THAT(one.eos_token_ids, ElementsAre(7));
+  EXPECT_THAT(ParseLlamaConfig(With("llama", "eos_token_id", "[7, 100]")),
+              Refuses(absl::StatusCode::kInvalidArgument, "[7, 100]"));
+  // As the first Llama's has it.
+  ASSERT_OK_AND_ASSIGN(const LlamaConfig last,
+                       ParseLlamaConfig(With("llama", "pad_token_id", "-1")));
+  EXPECT_EQ(last.pad_token_id, 99);
+}
+
+TEST(LlamaConfigTest, RefusesWhatIsNoConfiguration) {
+  EXPECT_THAT(ParseLlamaConfig(""),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("")));
+  EXPECT_THAT(ParseLlamaConfig("[]"),
+              Refuses(absl::StatusCode::kInvalidArgument, "object"));
+  EXPECT_THAT(ParseLlamaConfig("{}"),
+              Refuses(absl::StatusCode::kInvalidArgument,
+                      "model_type is missing: it has to be a string"));
+  EXPECT_THAT(ParseLlamaConfig(With("llama", "tie_word_embeddings", "1")),
+              Refuses(absl::StatusCode::kInvalidArgument,
+                      "tie_word_embeddings is 1: it has to be true or false"));
+  // A message is not as long as a file.
+  const absl::StatusOr<LlamaConfig> refused = ParseLlamaConfig(With(
+      "llama", "vocab_size", absl::StrCat("\"", std::string(9999, 'x'), "\"")));
+  EXPECT_LT(refused.status().message().size(), 200u);
+}
+
+}  // namespace
+}  // namespace llama
