@@ -1,8 +1,10 @@
 #include "examples/llama/model/llama.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/tensor.h>
+#include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
@@ -14,7 +16,9 @@
 #include "examples/llama/model/chunked_loss.h"
 #include "examples/llama/model/decoder_layer.h"
 #include "examples/llama/model/documents.h"
+#include "examples/llama/model/linear.h"
 #include "examples/llama/model/llama_config.h"
+#include "examples/llama/model/rms_norm.h"
 #include "examples/llama/model/rotary.h"
 #include "fsdp/model/forward.h"
 
@@ -98,6 +102,23 @@ at::Tensor CausalLmImpl::forward(const at::Tensor& tokens,
 
 const at::Tensor& CausalLmImpl::HeadWeight() const {
   return lm_head_.is_empty() ? model_->embedding() : lm_head_->weight;
+}
+
+void InitializeParameters(CausalLmImpl& model, uint64_t seed, double stddev) {
+  const c10::NoGradGuard no_grad;
+  at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(seed);
+  for (const auto& module : model.modules(/*include_self=*/false)) {
+    if (auto* embedding = module->as<torch::nn::EmbeddingImpl>()) {
+      embedding->weight.normal_(0, stddev, generator);
+      const auto padding = embedding->options.padding_idx();
+      if (padding) embedding->weight[*padding].zero_();
+    } else if (auto* linear = module->as<LinearImpl>()) {
+      linear->weight.normal_(0, stddev, generator);
+      if (linear->bias.defined()) linear->bias.zero_();
+    } else if (auto* norm = module->as<RmsNormImpl>()) {
+      norm->weight.fill_(1);
+    }
+  }
 }
 
 }  // namespace llama

@@ -14,6 +14,8 @@
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/pimpl.h>
 
+#include <cstdint>
+
 #include "examples/llama/model/documents.h"
 #include "examples/llama/model/linear.h"
 #include "examples/llama/model/llama_config.h"
@@ -64,6 +66,12 @@ class CausalLmImpl : public torch::nn::Module {
   Linear lm_head_{nullptr};  // null where it is tied
 };
 TORCH_MODULE(CausalLm);
+
+// For training from nothing: sets embeddings and weights of linear layers to
+// normal random numbers of mean 0 (`stddev`: LlamaConfig::initializer_range),
+// biases and the padding token's embedding to 0, weights of norms to 1. Depends
+// on `seed` and the model alone. Not for sharded models.
+void InitializeParameters(CausalLmImpl& model, uint64_t seed, double stddev);
 
 }  // namespace llama
 

@@ -10,12 +10,12 @@
 namespace llama {
 
 RmsNormImpl::RmsNormImpl(int64_t dim, double eps)
-    : eps_(eps), weight_(register_parameter("weight", at::ones({dim}))) {}
+    : weight(register_parameter("weight", at::ones({dim}))), eps_(eps) {}
 
 at::Tensor RmsNormImpl::forward(const at::Tensor& x) {
   const at::Tensor exact = x.to(at::kFloat);
   const at::Tensor mean_square = exact.square().mean(-1, /*keepdim=*/true);
-  return weight_ * (exact * (mean_square + eps_).rsqrt()).to(x.scalar_type());
+  return weight * (exact * (mean_square + eps_).rsqrt()).to(x.scalar_type());
 }
 
 }  // namespace llama

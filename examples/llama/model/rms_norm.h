@@ -10,7 +10,6 @@
 
 namespace llama {
 
-// Its parameter is "weight", [dim], ones at first.
 class RmsNormImpl : public torch::nn::Module {
  public:
   RmsNormImpl(int64_t dim, double eps);
@@ -20,9 +19,10 @@ class RmsNormImpl : public torch::nn::Module {
   // is another value in bfloat16.
   at::Tensor forward(const at::Tensor& x);
 
+  at::Tensor weight;  // [dim], ones at first
+
  private:
   const double eps_;
-  at::Tensor weight_;
 };
 TORCH_MODULE(RmsNorm);
 

@@ -19,7 +19,7 @@ TEST(RmsNormTest, DividesByTheRootOfTheMeanSquare) {
   RmsNorm norm(4, /*eps=*/0.25);
   EXPECT_TRUE(norm->forward(at::full({2, 4}, 3.0))
                   .allclose(at::full({2, 4}, 3 / std::sqrt(9.25))));
-  norm->named_parameters()["weight"].fill_(-2);
+  norm->weight.fill_(-2);
   EXPECT_TRUE(norm->forward(at::full({2, 4}, 3.0))
                   .allclose(at::full({2, 4}, -6 / std::sqrt(9.25))));
 }
@@ -29,17 +29,16 @@ TEST(RmsNormTest, RoundsBeforeItMultipliesByTheWeight) {
   at::manual_seed(0);
   RmsNorm norm(64, /*eps=*/1e-6);
   norm->to(at::kBFloat16);
-  at::Tensor weight = norm->named_parameters()["weight"];
-  weight.copy_(at::randn({64}));
+  norm->weight.copy_(at::randn({64}));
   const at::Tensor x = at::randn({8, 64}).to(at::kBFloat16);
   const at::Tensor exact = x.to(at::kDouble);
   const at::Tensor normalized =
       exact / (exact.square().mean(-1, /*keepdim=*/true) + 1e-6).sqrt();
   const at::Tensor y = norm->forward(x);
   EXPECT_EQ(y.scalar_type(), at::kBFloat16);
-  EXPECT_TRUE(y.equal(normalized.to(at::kBFloat16) * weight));
+  EXPECT_TRUE(y.equal(normalized.to(at::kBFloat16) * norm->weight));
   EXPECT_FALSE(
-      y.equal((normalized * weight.to(at::kDouble)).to(at::kBFloat16)));
+      y.equal((normalized * norm->weight.to(at::kDouble)).to(at::kBFloat16)));
 }
 
 // As where a sharded model keeps norms in full precision.

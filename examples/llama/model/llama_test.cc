@@ -1,0 +1,177 @@
+#include "examples/llama/model/llama.h"
+
+#include <ATen/Context.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/testing/status_matchers.h"
+#include "base/torch_status.h"
+#include "examples/llama/model/documents.h"
+#include "examples/llama/model/llama_config.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace llama {
+namespace {
+
+using ::fsdp::TorchToStatus;
+using ::fsdp::testing::StatusIs;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+LlamaConfig Small(const std::string& type, const std::string& more = "") {
+  const absl::StatusOr<LlamaConfig> config = ParseLlamaConfig(absl::StrCat(
+      R"({"vocab_size": 11, "hidden_size": 8, "intermediate_size": 12,
+          "num_hidden_layers": 1, "num_attention_heads": 2,
+          "num_key_value_heads": 1, "head_dim": 6, "model_type": ")",
+      type, "\"", more, "}"));
+  return config.ok() ? *config : LlamaConfig{};
+}
+
+std::vector<std::string> ShapesOf(const CausalLm& model) {
+  std::vector<std::string> shapes;
+  for (const auto& item : model->named_parameters()) {
+    shapes.push_back(absl::StrCat(item.key(), " ",
+                                  absl::StrJoin(item.value().sizes(), "x")));
+  }
+  return shapes;
+}
+
+TEST(LlamaTest, ParametersAreThoseOfHuggingFace) {
+  EXPECT_THAT(ShapesOf(CausalLm(Small("llama"))),
+              ElementsAre("model.embed_tokens.weight 11x8",
+                          "model.layers.0.self_attn.q_proj.weight 12x8",
+                          "model.layers.0.self_attn.k_proj.weight 6x8",
+                          "model.layers.0.self_attn.v_proj.weight 6x8",
+                          "model.layers.0.self_attn.o_proj.weight 8x12",
+                          "model.layers.0.mlp.gate_proj.weight 12x8",
+                          "model.layers.0.mlp.up_proj.weight 12x8",
+                          "model.layers.0.mlp.down_proj.weight 8x12",
+                          "model.layers.0.input_layernorm.weight 8",
+                          "model.layers.0.post_attention_layernorm.weight 8",
+                          "model.norm.weight 8", "lm_head.weight 11x8"));
+  EXPECT_TRUE(CausalLm(Small("qwen3"))->buffers().empty());
+}
+
+TEST(LlamaTest, ATiedHeadIsNoParameter) {
+  const std::vector<std::string> tied =
+      ShapesOf(CausalLm(Small("qwen2", R"(, "tie_word_embeddings": true)")));
+  EXPECT_EQ(tied.size(), 14u);  // with three biases
+  EXPECT_EQ(tied.back(), "model.norm.weight 8");
+}
+
+// That a token does not see those behind it, other rows, or other documents.
+TEST(LlamaTest, ATokenChangesWhatIsBehindItInItsDocument) {
+  CausalLm model(Small("qwen3"));
+  InitializeParameters(*model, /*seed=*/0, /*stddev=*/0.5);
+  const c10::NoGradGuard no_grad;
+  const at::Tensor tokens = at::arange(10).view({2, 5});
+  at::Tensor changed = tokens.clone();
+  changed[0][1] = 10;
+  const auto differs = [&](const DocumentStarts& starts) {
+    const at::Tensor same = model->forward(tokens, starts)
+                                .eq(model->forward(changed, starts))
+                                .all(-1);
+    std::vector<bool> result;
+    for (int64_t i = 0; i < 10; ++i) {
+      result.push_back(!same.view(-1)[i].item<bool>());
+    }
+    return result;
+  };
+  EXPECT_THAT(differs({}), ElementsAre(0, 1, 1, 1, 1, 0, 0, 0, 0, 0));
+  EXPECT_THAT(differs({0, 3, 5}), ElementsAre(0, 1, 1, 0, 0, 0, 0, 0, 0, 0));
+}
+
+TEST(LlamaTest, WithTargetsItIsTheLossOfTheLogits) {
+  for (const char* more : {"", R"(, "tie_word_embeddings": true)"}) {
+    CausalLm model(Small("llama", more));
+    const at::Tensor tokens = at::arange(8).view({2, 4});
+    at::Tensor targets = tokens + 1;
+    targets[1][3] = -100;
+    for (const auto& starts : {DocumentStarts(), {0, 2, 4}}) {
+      const at::Tensor logits = model->forward(tokens, starts);
+      EXPECT_EQ(logits.sizes(), (std::vector<int64_t>{2, 4, 11}));
+      const at::Tensor expected =
+          at::cross_entropy_loss(logits.view({8, 11}), targets.view({8}));
+      EXPECT_NEAR(model->forward(tokens, starts, targets).item<double>(),
+                  expected.item<double>(), 1e-5);
+    }
+  }
+}
+
+TEST(LlamaTest, EveryParameterGetsAGradient) {
+  CausalLm model(Small("qwen3", R"(, "attention_bias": true)"));
+  const at::Tensor tokens = at::arange(8).view({2, 4});
+  model->forward(tokens, {}, tokens).backward();
+  for (const auto& item : model->named_parameters()) {
+    EXPECT_TRUE(item.value().grad().defined()) << item.key();
+  }
+}
+
+TEST(LlamaTest, RefusesArgumentsThatDoNotFit) {
+  CausalLm model(Small("llama"));
+  const at::Tensor tokens = at::arange(8).view({2, 4});
+  const auto status = [&model](const at::Tensor& tokens,
+                               const DocumentStarts& starts,
+                               const at::Tensor& targets) {
+    return TorchToStatus("forward",
+                         [&] { model->forward(tokens, starts, targets); });
+  };
+  const auto refuses = [](const char* part) {
+    return StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(part));
+  };
+  EXPECT_THAT(status(tokens.view(-1), {}, {}), refuses("Long [8]"));
+  EXPECT_THAT(status(tokens.to(at::kInt), {}, {}), refuses("Int [2, 4]"));
+  EXPECT_THAT(status(tokens, {0, 3}, {}), refuses("row 1"));
+  EXPECT_THAT(status(tokens, {}, tokens.view({4, 2})),
+              refuses("targets are [4, 2] and tokens [2, 4]"));
+}
+
+TEST(LlamaTest, InitialParametersDependOnTheSeedAlone) {
+  CausalLm a(Small("qwen2", R"(, "pad_token_id": 3)"));
+  CausalLm b(Small("qwen2", R"(, "pad_token_id": 3)"));
+  InitializeParameters(*a, 7, 0.02);
+  at::manual_seed(1);
+  InitializeParameters(*b, 7, 0.02);
+  for (const auto& item : a->named_parameters()) {
+    EXPECT_TRUE(item.value().equal(b->named_parameters()[item.key()]))
+        << item.key();
+  }
+  InitializeParameters(*b, 8, 0.02);
+  EXPECT_FALSE(a->parameters()[0].equal(b->parameters()[0]));
+}
+
+TEST(LlamaTest, InitialParametersAreNormalOrZeroOrOne) {
+  LlamaConfig config = Small("qwen2", R"(, "pad_token_id": 3)");
+  config.vocab_size = 1000;
+  CausalLm model(config);
+  InitializeParameters(*model, 7, 0.25);
+  const auto parameters = model->named_parameters();
+  for (const char* name : {"model.embed_tokens.weight", "lm_head.weight"}) {
+    EXPECT_NEAR(parameters[name].mean().item<double>(), 0, 0.01) << name;
+    EXPECT_NEAR(parameters[name].std().item<double>(), 0.25, 0.01) << name;
+  }
+  const at::Tensor& embedding = parameters["model.embed_tokens.weight"];
+  EXPECT_EQ(embedding[3].abs().max().item<double>(), 0);
+  EXPECT_GT(embedding[2].abs().max().item<double>(), 0);
+  EXPECT_EQ(parameters["model.layers.0.self_attn.q_proj.bias"]
+                .abs()
+                .max()
+                .item<double>(),
+            0);
+  EXPECT_TRUE(parameters["model.norm.weight"].eq(1).all().item<bool>());
+}
+
+}  // namespace
+}  // namespace llama
