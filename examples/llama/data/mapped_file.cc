@@ -1,0 +1,48 @@
+#include "examples/llama/data/mapped_file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <memory>
+#include <string>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+
+namespace llama {
+
+absl::StatusOr<std::shared_ptr<const MappedFile>> MappedFile::Open(
+    const std::string& path) {
+  const auto error = [&path] {
+    return absl::ErrnoToStatus(errno, absl::StrCat("reading ", path));
+  };
+  // A FIFO would wait for whoever writes to it.
+  const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (descriptor < 0) return error();
+  const auto close_it = absl::MakeCleanup([descriptor] { close(descriptor); });
+  struct stat status;
+  if (fstat(descriptor, &status) != 0) return error();
+  if (!S_ISREG(status.st_mode)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("reading ", path, ": it is no regular file"));
+  }
+  absl::string_view bytes;
+  if (status.st_size > 0) {  // none cannot be mapped
+    const auto size = static_cast<size_t>(status.st_size);
+    void* const memory =
+        mmap(nullptr, size, PROT_READ, MAP_SHARED, descriptor, 0);
+    if (memory == MAP_FAILED) return error();
+    bytes = absl::string_view(static_cast<const char*>(memory), size);
+  }
+  return std::shared_ptr<const MappedFile>(new MappedFile(bytes));
+}
+
+MappedFile::~MappedFile() {
+  if (!bytes_.empty()) munmap(const_cast<char*>(bytes_.data()), bytes_.size());
+}
+
+}  // namespace llama

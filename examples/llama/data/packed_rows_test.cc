@@ -1,0 +1,269 @@
+#include "examples/llama/data/packed_rows.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "base/testing/status_matchers.h"
+#include "examples/llama/data/row_source.h"
+#include "examples/llama/data/token_file.h"
+#include "examples/llama/data/written_tokens.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace llama {
+namespace {
+
+using ::fsdp::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+using RowsPtr = std::shared_ptr<const PackedRows>;
+
+struct Values {
+  std::vector<int64_t> tokens;
+  std::vector<int64_t> targets;
+  std::vector<int64_t> documents;
+
+  friend bool operator==(const Values& a, const Values& b) {
+    return a.tokens == b.tokens && a.targets == b.targets &&
+           a.documents == b.documents;
+  }
+};
+
+Values Read(const RowSource& source, int64_t index) {
+  const auto seq = static_cast<size_t>(source.seq());
+  Values values = {
+      std::vector<int64_t>(seq, -1), std::vector<int64_t>(seq, -1), {}};
+  Row row = {absl::MakeSpan(values.tokens), absl::MakeSpan(values.targets), {}};
+  EXPECT_OK(source.Read(index, row));
+  values.documents = row.documents;
+  return values;
+}
+
+std::vector<Values> ReadAll(const RowSource& source) {
+  std::vector<Values> rows;
+  for (int64_t i = 0; i < source.num_rows(); ++i) {
+    rows.push_back(Read(source, i));
+  }
+  return rows;
+}
+
+// Documents of these lengths; token i of the file is i + 1.
+struct Text {
+  explicit Text(std::vector<int64_t> lengths) {
+    written.token_bytes = 4;
+    written.vocab_size = int64_t{1} << 32;
+    for (int64_t length : lengths) {
+      written.begins.push_back(written.tokens.size());
+      for (int64_t i = 0; i < length; ++i) {
+        written.tokens.push_back(written.tokens.size() + 1);
+      }
+    }
+  }
+
+  absl::StatusOr<TokenFile> File() const {
+    return TokenFile::Open(WriteTokens("text", written));
+  }
+  // The range of the document that a token is of, as tokens.
+  TokenRange DocumentOf(int64_t token) const {
+    const auto end = std::upper_bound(written.begins.begin(),
+                                      written.begins.end(), token - 1);
+    return {*(end - 1) + 1,
+            end == written.begins.end()
+                ? static_cast<int64_t>(written.tokens.size()) + 1
+                : *end + 1};
+  }
+
+  WrittenTokens written;
+};
+
+// Pieces of documents in the order in which rows have them, and in which row.
+struct Piece {
+  int64_t row;
+  TokenRange range;
+};
+
+// Of one row; whatever is wrong in it alone fails.
+void AppendPieces(const Text& text, int64_t index, const Values& row,
+                  std::vector<Piece>& pieces) {
+  const auto padding =
+      std::find(row.tokens.begin(), row.tokens.end(), kPadding);
+  const int64_t used = padding - row.tokens.begin();
+  EXPECT_TRUE(std::all_of(padding, row.tokens.end(),
+                          [](int64_t token) { return token == kPadding; }));
+  ASSERT_FALSE(row.documents.empty());
+  EXPECT_EQ(row.documents.front(), 0);
+  for (size_t d = 0; d < row.documents.size(); ++d) {
+    const bool is_last = d + 1 == row.documents.size();
+    const int64_t begin = row.documents[d];
+    const int64_t end = is_last ? used : row.documents[d + 1];
+    ASSERT_LT(begin, end);
+    const int64_t first = row.tokens[begin];
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t token = first + i - begin;
+      const bool has_next = token + 1 < text.DocumentOf(first).end;
+      EXPECT_EQ(row.tokens[i], token);
+      EXPECT_EQ(row.targets[i], has_next ? token + 1 : kNoTarget);
+    }
+    pieces.push_back({index, {first, first + end - begin}});
+  }
+  for (size_t i = used; i < row.targets.size(); ++i) {
+    EXPECT_EQ(row.targets[i], kNoTarget);
+  }
+}
+
+// Documents are there from begin to end, in one row or, where they are longer,
+// whole rows and the rest, without a last token that would be alone.
+void ExpectDocuments(const Text& text, int64_t seq,
+                     const std::vector<Piece>& pieces) {
+  std::map<int64_t, int64_t> ends;  // of what is there, by begin
+  for (const Piece& piece : pieces) {
+    const TokenRange document = text.DocumentOf(piece.range.begin);
+    const auto [end, is_new] = ends.emplace(document.begin, document.begin);
+    EXPECT_EQ(piece.range.begin, end->second);
+    end->second = piece.range.end;
+    EXPECT_LE(piece.range.end, document.end);
+    const bool is_last = piece.range.end + 1 >= document.end;
+    EXPECT_TRUE(is_last || piece.range.size() == seq);
+    EXPECT_GE(piece.range.end - (piece.range.end == document.end),
+              piece.range.begin + 1);
+  }
+  for (int64_t begin : text.written.begins) {
+    const TokenRange document = text.DocumentOf(begin + 1);
+    if (document.size() == 1) {
+      EXPECT_EQ(ends.count(document.begin), 0);
+    } else {
+      ASSERT_EQ(ends.count(document.begin), 1);
+      const int64_t alone = document.size() % seq == 1 || seq == 1 ? 1 : 0;
+      EXPECT_EQ(ends[document.begin], document.end - alone);
+    }
+  }
+}
+
+// A row ends where the next piece does not fit.
+void ExpectGreedy(int64_t seq, const std::vector<Piece>& pieces) {
+  int64_t used = 0;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const bool begins_row = i == 0 || pieces[i].row != pieces[i - 1].row;
+    if (i > 0) {
+      EXPECT_EQ(begins_row, used + pieces[i].range.size() > seq);
+    }
+    used = (begins_row ? 0 : used) + pieces[i].range.size();
+  }
+}
+
+std::vector<std::vector<int64_t>> RandomLengths(int64_t seq) {
+  std::vector<std::vector<int64_t>> texts = {
+      {2}, {seq + 1}, {1, 2}, {seq, seq, 2, seq}, {3 * seq + 1, 1, 2 * seq, 2}};
+  std::mt19937 random(seq);
+  for (int64_t count : {7, 30, 101}) {
+    std::vector<int64_t>& lengths = texts.emplace_back();
+    for (int64_t i = 0; i < count; ++i) {
+      lengths.push_back(1 + random() % (random() % 4 == 0 ? 3 * seq + 2 : seq));
+    }
+    lengths.push_back(2);
+  }
+  return texts;
+}
+
+TEST(PackedRowsTest, HaveAllDocumentsAsGreedilyAsTheyCome) {
+  for (int64_t seq : {1, 2, 3, 8, 31}) {
+    for (const std::vector<int64_t>& lengths : RandomLengths(seq)) {
+      const Text text(lengths);
+      ASSERT_OK_AND_ASSIGN(const TokenFile file, text.File());
+      ASSERT_OK_AND_ASSIGN(const RowsPtr rows,
+                           PackedRows::Create(file, seq, /*seed=*/3));
+      std::vector<Piece> pieces;
+      for (int64_t i = 0; i < rows->num_rows(); ++i) {
+        AppendPieces(text, i, Read(*rows, i), pieces);
+      }
+      ExpectDocuments(text, seq, pieces);
+      ExpectGreedy(seq, pieces);
+    }
+  }
+}
+
+TEST(PackedRowsTest, ARowIsTheSameInWhateverOrderRowsAreRead) {
+  const Text text(RandomLengths(8).back());
+  ASSERT_OK_AND_ASSIGN(const TokenFile file, text.File());
+  ASSERT_OK_AND_ASSIGN(const RowsPtr rows, PackedRows::Create(file, 8, 1));
+  const std::vector<Values> all = ReadAll(*rows);
+  for (int64_t i = rows->num_rows(); i-- > 0;) {
+    EXPECT_TRUE(Read(*rows, i) == all[i]);
+  }
+}
+
+TEST(PackedRowsTest, TheSeedShuffles) {
+  const Text text(std::vector<int64_t>(50, 4));
+  ASSERT_OK_AND_ASSIGN(const TokenFile file, text.File());
+  const auto first_tokens = [&file](uint64_t seed) {
+    std::vector<int64_t> tokens;
+    for (const Values& row : ReadAll(**PackedRows::Create(file, 4, seed))) {
+      tokens.push_back(row.tokens[0]);
+    }
+    return tokens;
+  };
+  EXPECT_EQ(first_tokens(1), first_tokens(1));
+  EXPECT_NE(first_tokens(1), first_tokens(2));
+  std::vector<int64_t> in_order(50);
+  for (int i = 0; i < 50; ++i) in_order[i] = 4 * i + 1;
+  EXPECT_NE(first_tokens(1), in_order);
+}
+
+TEST(PackedRowsTest, BytesAreOneDocument) {
+  WriteFile(PathFor("bytes"), "abcde");
+  ASSERT_OK_AND_ASSIGN(const TokenFile file,
+                       TokenFile::OpenBytes(PathFor("bytes")));
+  ASSERT_OK_AND_ASSIGN(const RowsPtr rows, PackedRows::Create(file, 3, 1));
+  ASSERT_EQ(rows->num_rows(), 2);
+  EXPECT_THAT(Read(*rows, 0).tokens, ElementsAre('a', 'b', 'c'));
+  EXPECT_THAT(Read(*rows, 0).targets, ElementsAre('b', 'c', 'd'));
+  EXPECT_THAT(Read(*rows, 1).tokens, ElementsAre('d', 'e', kPadding));
+  EXPECT_THAT(Read(*rows, 1).targets, ElementsAre('e', kNoTarget, kNoTarget));
+  EXPECT_THAT(Read(*rows, 1).documents, ElementsAre(0));
+}
+
+TEST(PackedRowsTest, WithoutAnythingToPredictThereAreNone) {
+  ASSERT_OK_AND_ASSIGN(const TokenFile single, Text({1, 1, 1}).File());
+  EXPECT_THAT(PackedRows::Create(single, 4, 1),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr(single.path()),
+                             HasSubstr("no document has two tokens"))));
+  ASSERT_OK_AND_ASSIGN(const TokenFile none,
+                       TokenFile::Open(WriteTokens("none", {})));
+  EXPECT_THAT(PackedRows::Create(none, 4, 1),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("")));
+  ASSERT_OK_AND_ASSIGN(const TokenFile good, Text({2}).File());
+  EXPECT_THAT(PackedRows::Create(good, 0, 1),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("rows of 0 tokens")));
+}
+
+TEST(PackedRowsTest, DamageIsFound) {
+  ASSERT_OK_AND_ASSIGN(
+      const TokenFile index,
+      TokenFile::Open(WriteTokens("index", {{1, 2, 3, 4}, {0, 3, 2}})));
+  EXPECT_THAT(PackedRows::Create(index, 4, 1),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("document 1")));
+  // As a token and, where a document was cut, as the target of a piece.
+  ASSERT_OK_AND_ASSIGN(
+      const TokenFile tokens,
+      TokenFile::Open(WriteTokens("tokens", {{1, 2, 3, 9, 5}, {0}, 2, 9})));
+  ASSERT_OK_AND_ASSIGN(const RowsPtr rows, PackedRows::Create(tokens, 3, 1));
+  for (int64_t i : {0, 1}) {
+    std::vector<int64_t> row(6);
+    Row out = {absl::MakeSpan(row).first(3), absl::MakeSpan(row).last(3), {}};
+    EXPECT_THAT(rows->Read(i, out), StatusIs(absl::StatusCode::kDataLoss,
+                                             HasSubstr("number 3 is 9")));
+  }
+}
+
+}  // namespace
+}  // namespace llama

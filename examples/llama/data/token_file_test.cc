@@ -1,0 +1,217 @@
+#include "examples/llama/data/token_file.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "base/testing/status_matchers.h"
+#include "examples/llama/data/written_tokens.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace llama {
+namespace {
+
+using ::fsdp::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+absl::StatusOr<std::vector<int64_t>> Read(const TokenFile& file, int64_t begin,
+                                          int64_t count) {
+  std::vector<int64_t> tokens(count);
+  const absl::Status status = file.Read(begin, absl::MakeSpan(tokens));
+  if (!status.ok()) return status;
+  return tokens;
+}
+
+std::vector<int64_t> All(const TokenFile& file) {
+  return Read(file, 0, file.num_tokens()).value();
+}
+
+TEST(TokenFileTest, ReadsTokensOfBothSizes) {
+  const std::vector<int64_t> small = {0, 1, 255, 256, 65535};
+  ASSERT_OK_AND_ASSIGN(
+      const TokenFile narrow,
+      TokenFile::Open(WriteTokens("narrow", {small, {}, 2, 65536})));
+  EXPECT_EQ(All(narrow), small);
+
+  const std::vector<int64_t> large = {65536, 0, 0x12345678, 0xFFFFFFFF};
+  ASSERT_OK_AND_ASSIGN(
+      const TokenFile wide,
+      TokenFile::Open(WriteTokens("wide", {large, {}, 4, int64_t{1} << 32})));
+  EXPECT_EQ(All(wide), large);
+  EXPECT_THAT(Read(wide, 1, 2).value(), ElementsAre(0, 0x12345678));
+  EXPECT_THAT(Read(wide, 4, 0).value(), ElementsAre());
+}
+
+TEST(TokenFileTest, ATokenThatTheVocabularyLacksIsNamed) {
+  ASSERT_OK_AND_ASSIGN(
+      const TokenFile file,
+      TokenFile::Open(WriteTokens("foreign", {{5, 9, 10, 3}, {}, 2, 10})));
+  EXPECT_OK(Read(file, 0, 2));
+  EXPECT_OK(Read(file, 3, 1));
+  EXPECT_THAT(Read(file, 1, 3), StatusIs(absl::StatusCode::kDataLoss,
+                                         AllOf(HasSubstr(file.path()),
+                                               HasSubstr("number 2 is 10"))));
+  EXPECT_THAT(
+      Read(file.Part({1, 4}), 1, 1),
+      StatusIs(absl::StatusCode::kDataLoss, HasSubstr("number 2 is 10")));
+}
+
+TEST(TokenFileTest, AnyFileIsBytes) {
+  WriteFile(PathFor("text"), "ab\xFF");
+  ASSERT_OK_AND_ASSIGN(const TokenFile file,
+                       TokenFile::OpenBytes(PathFor("text")));
+  EXPECT_THAT(All(file), ElementsAre('a', 'b', 255));
+  EXPECT_EQ(file.description().vocab_size, 256);
+  EXPECT_EQ(file.description().num_tokens, 3);
+  ASSERT_EQ(file.num_documents(), 1);
+  EXPECT_EQ(file.Document(0)->begin, 0);
+  EXPECT_EQ(file.Document(0)->end, 3);
+}
+
+TEST(TokenFileTest, PartsAreFilesOfTheirOwn) {
+  ASSERT_OK_AND_ASSIGN(
+      const TokenFile file,
+      TokenFile::Open(WriteTokens("whole", {{10, 11, 12, 13, 14}, {0, 2}})));
+  const TokenFile part = file.Part({1, 4});
+  EXPECT_THAT(All(part), ElementsAre(11, 12, 13));
+  ASSERT_EQ(part.num_documents(), 1);
+  EXPECT_EQ(part.Document(0)->size(), 3);
+  EXPECT_THAT(All(part.Part({1, 3})), ElementsAre(12, 13));
+  EXPECT_THAT(All(part.Part({3, 3})), ElementsAre());
+}
+
+TEST(TokenFileTest, KnowsItsDocuments) {
+  ASSERT_OK_AND_ASSIGN(
+      const TokenFile file,
+      TokenFile::Open(WriteTokens("documents", {{1, 2, 3, 4}, {0, 1, 3}})));
+  ASSERT_EQ(file.num_documents(), 3);
+  const std::vector<int64_t> begins = {0, 1, 3, 4};
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_OK_AND_ASSIGN(const TokenRange range, file.Document(i));
+    EXPECT_EQ(range.begin, begins[i]);
+    EXPECT_EQ(range.end, begins[i + 1]);
+  }
+}
+
+TEST(TokenFileTest, WithoutAnIndexThereIsOneDocument) {
+  ASSERT_OK_AND_ASSIGN(const TokenFile file, TokenFile::Open(WriteTokens(
+                                                 "unknown", {{1, 2, 3}, {}})));
+  ASSERT_EQ(file.num_documents(), 1);
+  EXPECT_EQ(file.Document(0)->size(), 3);
+}
+
+// Documents 0 and 2 of three, of which the second begins where it says.
+void ExpectDamaged(const std::string& name, std::vector<int64_t> begins,
+                   std::vector<int> damaged) {
+  ASSERT_OK_AND_ASSIGN(
+      const TokenFile file,
+      TokenFile::Open(WriteTokens(name, {{1, 2, 3, 4}, std::move(begins)})));
+  for (int i = 0; i < file.num_documents(); ++i) {
+    const bool is_damaged = std::count(damaged.begin(), damaged.end(), i) > 0;
+    EXPECT_EQ(!file.Document(i).ok(), is_damaged) << name << " " << i;
+    if (is_damaged) {
+      EXPECT_THAT(file.Document(i),
+                  StatusIs(absl::StatusCode::kDataLoss,
+                           HasSubstr(absl::StrCat("document ", i, " "))));
+    }
+  }
+}
+
+TEST(TokenFileTest, AnIndexThatIsOutOfOrderIsDamaged) {
+  ExpectDamaged("begins_late", {1, 2, 3}, {0});
+  ExpectDamaged("empty_document", {0, 2, 2}, {1});
+  ExpectDamaged("backwards", {0, 3, 2}, {1});
+  ExpectDamaged("at_the_end", {0, 1, 4}, {1, 2});
+  // As a signed number it would be less than the rest.
+  WrittenTokens written = {{1, 2, 3, 4}, {0, 1, 3}};
+  const std::string path = WriteTokens("huge", written);
+  WriteFile(PathFor("huge.idx"),
+            LittleEndian({0, 1}, 8) + std::string(8, '\xFF'));
+  ASSERT_OK_AND_ASSIGN(const TokenFile file, TokenFile::Open(path));
+  EXPECT_OK(file.Document(0));
+  EXPECT_FALSE(file.Document(1).ok());
+  EXPECT_FALSE(file.Document(2).ok());
+}
+
+TEST(TokenFileTest, AFileWithoutTokensIsOne) {
+  ASSERT_OK_AND_ASSIGN(const TokenFile file,
+                       TokenFile::Open(WriteTokens("none", {})));
+  EXPECT_EQ(file.num_tokens(), 0);
+  EXPECT_THAT(All(file), ElementsAre());
+}
+
+TEST(TokenFileTest, OnlyNamesOfTheFormatAreTaken) {
+  WriteFile(PathFor("book.txt"), "text");
+  EXPECT_THAT(TokenFile::Open(PathFor("book.txt")),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr(PathFor("book.txt")),
+                             HasSubstr("tools/tokenize_text.py"))));
+}
+
+TEST(TokenFileTest, WhatIsMissingIsNamed) {
+  for (const std::string kind : {"bin", "json", "idx"}) {
+    const std::string path = WriteTokens("missing", {{1, 2}, {0}});
+    std::remove(PathFor("missing." + kind).c_str());
+    EXPECT_THAT(TokenFile::Open(path),
+                StatusIs(absl::StatusCode::kNotFound,
+                         HasSubstr(PathFor("missing." + kind))));
+  }
+  WriteFile(PathFor("alone.bin"), "ab");
+  EXPECT_THAT(TokenFile::Open(PathFor("alone.bin")),
+              StatusIs(absl::StatusCode::kNotFound,
+                       HasSubstr("tools/tokenize_text.py makes")));
+}
+
+TEST(TokenFileTest, SizesHaveToBeThoseOfTheDescription) {
+  const WrittenTokens written = {{1, 2, 3}, {0, 2}};
+  const std::string tokens = LittleEndian(written.tokens, 2);
+  const std::string begins = LittleEndian(written.begins, 8);
+  for (const std::string& bytes :
+       {tokens.substr(0, 5), tokens.substr(0, 4), tokens + "a"}) {
+    const std::string path = WriteTokens("sizes", written);
+    WriteFile(path, bytes);
+    EXPECT_THAT(TokenFile::Open(path),
+                StatusIs(absl::StatusCode::kDataLoss,
+                         AllOf(HasSubstr(path),
+                               HasSubstr(absl::StrCat(bytes.size(), " bytes")),
+                               HasSubstr("3 times 2"))));
+  }
+  for (const std::string& bytes : {begins.substr(0, 15), begins + begins}) {
+    const std::string path = WriteTokens("sizes", written);
+    WriteFile(PathFor("sizes.idx"), bytes);
+    EXPECT_THAT(TokenFile::Open(path),
+                StatusIs(absl::StatusCode::kDataLoss,
+                         AllOf(HasSubstr(PathFor("sizes.idx")),
+                               HasSubstr("2 times 8"))));
+  }
+}
+
+TEST(TokenFileTest, ADescriptionThatIsNoneIsNamed) {
+  const std::string path = WriteTokens("undescribed", {{1, 2}});
+  for (const std::string& text :
+       {std::string("[1]"), std::string(2 << 20, ' ')}) {
+    WriteFile(PathFor("undescribed.json"), text);
+    EXPECT_THAT(TokenFile::Open(path),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         HasSubstr(PathFor("undescribed.json"))));
+  }
+}
+
+TEST(TokenFileTest, CopiesOutliveTheFirst) {
+  absl::StatusOr<TokenFile> file =
+      TokenFile::Open(WriteTokens("copied", {{1, 2, 3}}));
+  ASSERT_OK(file);
+  const TokenFile part = file->Part({1, 3});
+  file = absl::UnknownError("gone");
+  EXPECT_THAT(All(part), ElementsAre(2, 3));
+}
+
+}  // namespace
+}  // namespace llama
