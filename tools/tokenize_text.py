@@ -1,0 +1,413 @@
+#!/usr/bin/env python3
+"""Makes token files, which //examples/llama trains on, from text or JSON lines.
+
+  tools/tokenize_text.py --tokenizer=MODEL/tokenizer.json --out=data/books --validation=0.01 books/*.txt
+  tools/tokenize_text.py --tokenizer=MODEL/tokenizer.json --out=data/web --jsonl=text web.jsonl
+  zcat web.jsonl.gz | tools/tokenize_text.py --bytes --out=data/web --jsonl=text /dev/stdin
+
+Writes OUT.bin (tokens), OUT.idx (where documents begin) and OUT.json (what they are); with --validation all three of
+OUT.train and OUT.validation. examples/llama/data/README.md says to the byte what they hold. They get these names when
+all is written, OUT.json last.
+
+A text file is one document, or with --documents=paragraph each of its paragraphs; of JSON lines, each is one. Empty ones
+are left out. A text file may be larger than memory: what is longer than 1 MiB is tokenized in pieces, which end where a
+line does. A line of JSON lines has to fit into memory.
+
+The text of a special token ("<|endoftext|>") in a document becomes that token, as it does with transformers. Chats are
+texts here: apply the model's chat template before, and train on what it makes of them.
+"""
+
+import argparse
+import array
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+
+FORMAT, VERSION = "fsdp-tokens", 1
+TYPECODES = {"uint16": "H", "uint32": "I"}  # of array.array
+PIECE_BYTES = 1 << 20
+BATCH_BYTES = 2 << 20
+SECONDS_BETWEEN_REPORTS = 2
+
+
+class Failure(Exception):
+    """A text for the user."""
+
+
+class ByteTokenizer:
+    """Tokens are bytes of UTF-8."""
+
+    vocab_size = 256
+    bos = eos = sha256 = None
+
+    def encode_batch(self, texts):
+        return [list(text) for text in texts]
+
+
+class FileTokenizer:
+    """What a tokenizer.json says."""
+
+    def __init__(self, path, bos, eos):
+        try:
+            import tokenizers  # pylint: disable=import-outside-toplevel
+        except ImportError as error:
+            raise Failure(f"--tokenizer needs Python's package tokenizers ({error}): install it (pip install tokenizers), "
+                          "or make tokens of bytes with --bytes") from error
+        try:
+            with open(path, "rb") as file:
+                content = file.read()
+        except OSError as error:
+            raise Failure(f"--tokenizer={path}: {error.strerror}") from error
+        try:
+            self.tokenizer = tokenizers.Tokenizer.from_str(content.decode())
+        except Exception as error:  # pylint: disable=broad-except
+            raise Failure(f"--tokenizer={path} is no tokenizer.json that tokenizers {tokenizers.__version__} reads: "
+                          f"{error}") from error
+        # A file may have been written with those of a training that needed them.
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+        self.path = path
+        self.sha256 = hashlib.sha256(content).hexdigest()
+        # Ids may have gaps.
+        self.vocab_size = max(self.tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        self.eos = self.id_of("eos", eos if eos is not None else self.default_eos())
+        self.bos = self.default_bos() if bos is None else self.id_of("bos", bos)
+
+    def encode_batch(self, texts):
+        return [encoding.ids for encoding in self.tokenizer.encode_batch(texts, add_special_tokens=False)]
+
+    def id_of(self, flag, token):
+        if token == "none":
+            return None
+        found = self.tokenizer.token_to_id(token)
+        if found is None:
+            raise Failure(f"--{flag}={token}: {self.path} has no such token")
+        return found
+
+    def default_eos(self):
+        """eos_token of the file that transformers keeps beside tokenizer.json."""
+        path = os.path.join(os.path.dirname(self.path), "tokenizer_config.json")
+        try:
+            with open(path, encoding="utf-8") as file:
+                token = json.load(file).get("eos_token")
+        except (OSError, ValueError, AttributeError):
+            token = None
+        if isinstance(token, dict):  # an AddedToken
+            token = token.get("content")
+        if not isinstance(token, str):
+            raise Failure(f"{path} does not say which token ends a document: add --eos=TOKEN, or --eos=none")
+        return token
+
+    def default_bos(self):
+        """What the tokenizer itself puts before a text, which the model has seen there."""
+        added = [token for token in self.tokenizer.encode("").ids if token != self.eos]
+        if len(added) > 1:
+            raise Failure(f"{self.path} puts several tokens around a text: add --bos=TOKEN, or --bos=none")
+        return added[0] if added else None
+
+
+def place_to_cut(text):
+    """How many bytes of a text longer than PIECE_BYTES make a piece of it: where most tokenizers have a token end, which is
+    after a line that neither ends nor is followed by white space; else after a line, a word or a character."""
+    cut = text.rfind(b"\n", 0, PIECE_BYTES)
+    while cut > 0:
+        if not (text[cut - 1:cut].isspace() or text[cut + 1:cut + 2].isspace()):
+            return cut + 1
+        cut = text.rfind(b"\n", 0, cut)
+    for cut in (text.rfind(b"\n", 0, PIECE_BYTES) + 1, text.rfind(b" ", 0, PIECE_BYTES)):
+        if cut > 0:
+            return cut
+    cut = PIECE_BYTES
+    while cut > PIECE_BYTES - 3 and text[cut] & 0xC0 == 0x80:
+        cut -= 1
+    return cut
+
+
+def paragraph_blocks(file):
+    """Lines, and None after each paragraph."""
+    begins_line = True
+    while True:
+        line = file.readline(PIECE_BYTES)
+        if not line:
+            return
+        yield None if begins_line and not line.strip() else line
+        begins_line = line.endswith(b"\n")
+
+
+def text_pieces(file, paragraphs):
+    """(bytes, whether a document ends with them), in order."""
+    blocks = paragraph_blocks(file) if paragraphs else iter(lambda: file.read(PIECE_BYTES), b"")
+    rest = bytearray()
+    for block in blocks:
+        if block is None:
+            if rest:
+                yield bytes(rest), True
+            rest.clear()
+            continue
+        rest += block
+        while len(rest) > PIECE_BYTES:  # what ends the document is not empty
+            cut = place_to_cut(rest)
+            yield bytes(rest[:cut]), False
+            del rest[:cut]
+    if rest:
+        yield bytes(rest), True
+
+
+def jsonl_pieces(file, path, field):
+    for number, line in enumerate(file, 1):
+        if not line.strip():
+            continue
+        try:
+            text = json.loads(line)[field]
+            data = text.encode()
+        except UnicodeEncodeError as error:
+            raise Failure(f"{path}:{number}: \"{field}\" is no valid Unicode: {error}") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise Failure(f"{path}:{number}: is no JSON object with a text \"{field}\" in it ({error}); "
+                          "--jsonl names the field") from error
+        if data:
+            yield data, True
+
+
+def decoded(data, path):
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        around = data[max(error.start - 20, 0):error.start + 20]
+        raise Failure(f"{path}: is not UTF-8 at {around!r}: convert it, or make tokens of bytes with --bytes") from error
+
+
+def pieces_of(options):
+    """(text, whether a document ends with it), of all files: bytes with --bytes."""
+    for path in options.files:
+        try:
+            with open(path, "rb") as file:
+                if options.jsonl is not None:
+                    pieces = jsonl_pieces(file, path, options.jsonl)
+                else:
+                    pieces = text_pieces(file, options.documents == "paragraph")
+                for data, ends in pieces:
+                    yield data if options.bytes else decoded(data, path), ends
+        except OSError as error:
+            raise Failure(f"{path}: {error.strerror}") from error
+
+
+def encoded(tokenizer, pieces):
+    """(tokens, whether a document ends with them, how long they were as text), tokenized many at a time."""
+    batch, size = [], 0
+
+    def flush():
+        tokens = tokenizer.encode_batch([text for text, _ in batch])
+        return [(ids, ends, len(text)) for ids, (text, ends) in zip(tokens, batch)]
+
+    for piece in pieces:
+        batch.append(piece)
+        size += len(piece[0])
+        if size >= BATCH_BYTES:
+            yield from flush()
+            batch, size = [], 0
+    yield from flush()
+
+
+class TokenWriter:
+    """The three files of one name, which they get in publish()."""
+
+    def __init__(self, name, dtype):
+        self.name = name
+        self.dtype = dtype
+        self.num_tokens = 0
+        self.num_documents = 0
+        self.is_open = False  # a document
+        self.files = {}
+        try:
+            for kind in ("bin", "idx", "json"):
+                self.files[kind] = open(self.temporary(kind), "xb")  # pylint: disable=consider-using-with
+        except OSError as error:
+            self.discard()
+            raise Failure(f"{self.temporary(kind)}: {error.strerror}") from error
+
+    def temporary(self, kind):
+        return f"{self.name}.{kind}.part{os.getpid()}"
+
+    def put(self, kind, typecode, values):
+        values = array.array(typecode, values)
+        if sys.byteorder == "big":
+            values.byteswap()
+        try:
+            self.files[kind].write(memoryview(values).cast("B"))
+        except OSError as error:
+            raise Failure(f"{self.temporary(kind)}: {error.strerror}") from error
+
+    def add(self, tokens, ends):
+        """Of one document after the other; one without any is left out."""
+        if tokens and not self.is_open:
+            self.put("idx", "Q", [self.num_tokens])
+            self.num_documents += 1
+        self.put("bin", TYPECODES[self.dtype], tokens)
+        self.num_tokens += len(tokens)
+        self.is_open = not ends and (self.is_open or bool(tokens))
+
+    def publish(self, tokenizer):
+        description = {
+            "format": FORMAT,
+            "version": VERSION,
+            "dtype": self.dtype,
+            "num_tokens": self.num_tokens,
+            "num_documents": self.num_documents,
+            "vocab_size": tokenizer.vocab_size,
+            "bos_id": tokenizer.bos,
+            "eos_id": tokenizer.eos,
+            "tokenizer_sha256": tokenizer.sha256,
+        }
+        try:
+            self.files["json"].write(json.dumps(description, indent=1).encode() + b"\n")
+            for file in self.files.values():
+                file.flush()
+                os.fsync(file.fileno())
+                file.close()
+            # Nobody finds the description of one file beside another.
+            if os.path.exists(f"{self.name}.json"):
+                os.remove(f"{self.name}.json")
+            for kind in self.files:
+                os.replace(self.temporary(kind), f"{self.name}.{kind}")
+        except OSError as error:
+            raise Failure(f"{self.name}: {error.strerror}") from error
+
+    def discard(self):
+        """What has no name yet is gone."""
+        for kind, file in self.files.items():
+            try:
+                file.close()
+                os.remove(self.temporary(kind))
+            except OSError:
+                pass
+
+
+class Progress:
+    """A line on stderr now and then."""
+
+    def __init__(self, quiet):
+        self.quiet = quiet
+        self.begin = self.last = time.monotonic()
+        self.documents = self.tokens = self.text = 0
+
+    def add(self, tokens, ends, text):
+        self.documents += ends
+        self.tokens += tokens
+        self.text += text
+        now = time.monotonic()
+        if now - self.last >= SECONDS_BETWEEN_REPORTS and not self.quiet:
+            self.last = now
+            print(f"tokenize_text: {self.documents:,} documents, {self.tokens:,} tokens, {self.text / 1e6:,.1f} M "
+                  f"characters, {self.tokens / (now - self.begin):,.0f} tokens/s", file=sys.stderr, flush=True)
+
+
+def is_held_out(seed, document, fraction):
+    """Whether the document of that number is for validation: as likely as `fraction`, whatever the others are."""
+    digest = hashlib.sha256(f"{seed} {document}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") < fraction * 2**64
+
+
+def write_tokens(options, tokenizer, writers):
+    """Each document to one of `writers`: those to train on, and to validate with if there are two."""
+    progress = Progress(options.quiet)
+    begins = True
+    for tokens, ends, text in encoded(tokenizer, pieces_of(options)):
+        if begins and tokenizer.bos is not None:
+            tokens = [tokenizer.bos] + tokens
+        if ends and tokenizer.eos is not None:
+            tokens = tokens + [tokenizer.eos]
+        writers[is_held_out(options.seed, progress.documents, options.validation)].add(tokens, ends)
+        progress.add(len(tokens), ends, text)
+        begins = ends
+    for writer in writers:
+        if writer.num_tokens == 0:
+            raise Failure(f"no document for {writer.name}: there are {progress.documents} in all"
+                          + ("; with --documents=paragraph a text file has more than one, and another --seed or "
+                             "--validation draws others" if len(writers) > 1 else ""))
+
+
+def dtype_for(wanted, vocab_size):
+    if wanted == "uint16" and vocab_size > 1 << 16:
+        raise Failure(f"--dtype=uint16: the tokenizer has {vocab_size} tokens, which need uint32")
+    return wanted or ("uint16" if vocab_size <= 1 << 16 else "uint32")
+
+
+def tokenize(options):
+    if options.bytes:
+        tokenizer = ByteTokenizer()
+    else:
+        tokenizer = FileTokenizer(options.tokenizer, options.bos, options.eos)
+    names = [f"{options.out}.train", f"{options.out}.validation"] if options.validation else [options.out]
+    for name in names:
+        for path in (f"{name}.{kind}" for kind in ("bin", "idx", "json")):
+            if os.path.exists(path) and not options.force:
+                raise Failure(f"{path} is there already: remove it, or add --force")
+    writers = []
+    try:
+        for name in names:
+            writers.append(TokenWriter(name, dtype_for(options.dtype, tokenizer.vocab_size)))
+        write_tokens(options, tokenizer, writers)
+        for writer in writers:
+            writer.publish(tokenizer)
+            print(f"{writer.name}.bin: {writer.num_documents} documents, {writer.num_tokens} tokens ({writer.dtype}) of "
+                  f"{tokenizer.vocab_size}")
+    finally:
+        for writer in writers:
+            writer.discard()
+
+
+def fraction_of_documents(text):
+    value = float(text)
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError("has to be between 0 and 1")
+    return value
+
+
+def parse(arguments):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", metavar="FILE", help="text in UTF-8, or JSON lines; any bytes with --bytes")
+    how = parser.add_mutually_exclusive_group(required=True)
+    how.add_argument("--tokenizer", metavar="FILE", help="the model's tokenizer.json; needs Python's package tokenizers")
+    how.add_argument("--bytes", action="store_true", help="tokens are the bytes of the text, 0 to 255, without bos and eos")
+    parser.add_argument("--out", required=True, metavar="OUT", help="path of what is written, without .bin")
+    parser.add_argument("--jsonl", metavar="FIELD",
+                        help="each line of a file is a JSON object, a document, whose text is this field")
+    parser.add_argument("--documents", choices=["file", "paragraph"], default="file",
+                        help="what of a text file is a document; paragraphs are apart by blank lines (default: %(default)s)")
+    parser.add_argument("--bos", metavar="TOKEN",
+                        help="the token that begins each document, or none (default: what the tokenizer itself puts there)")
+    parser.add_argument("--eos", metavar="TOKEN",
+                        help="the token that ends each document, or none (default: eos_token of the tokenizer_config.json "
+                        "beside the tokenizer.json)")
+    parser.add_argument("--dtype", choices=sorted(TYPECODES), help="(default: uint16 for up to 65536 tokens)")
+    parser.add_argument("--validation", type=fraction_of_documents, metavar="FRACTION", default=0,
+                        help="documents to hold out: drawn one by one, so that about this part of them is")
+    parser.add_argument("--seed", type=int, default=0, help="of that draw (default: %(default)s)")
+    parser.add_argument("--force", action="store_true", help="replace files that are there")
+    parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
+    options = parser.parse_args(arguments)
+    if options.bytes and (options.bos is not None or options.eos is not None):
+        parser.error("--bos and --eos are tokens of a --tokenizer")
+    if options.jsonl is not None and options.documents != "file":
+        parser.error("--documents is about text files: of JSON lines each is a document")
+    if options.out.endswith(".bin") or not os.path.basename(options.out):
+        parser.error("--out is a path without .bin, such as data/books")
+    return options
+
+
+def main():
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # takes what was begun away
+    try:
+        tokenize(parse(sys.argv[1:]))
+    except Failure as failure:
+        print(f"tokenize_text: {failure}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

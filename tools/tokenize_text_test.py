@@ -1,0 +1,373 @@
+#!/usr/bin/env python3
+"""What tokenize_text.py writes, and what it says."""
+
+import array
+import glob
+import hashlib
+import io
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import tokenize_text  # pylint: disable=wrong-import-position
+
+try:
+    import tokenizers
+except ImportError:
+    tokenizers = None
+
+TOOL = str(pathlib.Path(__file__).resolve().parent / "tokenize_text.py")
+SAMPLES = pathlib.Path("examples/llama/data/samples")  # among this test's runfiles
+
+
+def lines(*objects):
+    return "".join(json.dumps(value) + "\n" for value in objects)
+
+
+class ToolTest(unittest.TestCase):
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()  # pylint: disable=consider-using-with
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.out = str(self.folder / "out")
+
+    def write(self, name, content):
+        path = self.folder / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return str(path)
+
+    def start(self, *arguments, **options):
+        return subprocess.Popen([sys.executable, TOOL, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                universal_newlines=True, **options)
+
+    def run_tool(self, *arguments):
+        process = self.start(*arguments)
+        output, errors = process.communicate()
+        return process.returncode, output, errors
+
+    def succeed(self, *arguments):
+        code, output, errors = self.run_tool(*arguments)
+        self.assertEqual(code, 0, errors)
+        return output
+
+    def fail_with(self, text, *arguments, code=1):
+        before = sorted(os.listdir(self.folder))
+        found, _, errors = self.run_tool(*arguments)
+        self.assertEqual(found, code, errors)
+        self.assertIn(text, errors)
+        self.assertNotIn("Traceback", errors)
+        self.assertEqual(sorted(os.listdir(self.folder)), before, "it leaves something")
+
+    def description(self, name=None):
+        with open(f"{name or self.out}.json", encoding="utf-8") as file:
+            return json.load(file)
+
+    def documents(self, name=None):
+        """Lists of tokens; reads by itself what the format says."""
+        name = name or self.out
+        said = self.description(name)
+        size = {"uint16": 2, "uint32": 4}[said["dtype"]]
+        data = pathlib.Path(f"{name}.bin").read_bytes()
+        tokens = [int.from_bytes(data[i:i + size], "little") for i in range(0, len(data), size)]
+        index = pathlib.Path(f"{name}.idx").read_bytes()
+        begins = [int.from_bytes(index[i:i + 8], "little") for i in range(0, len(index), 8)]
+        self.assertEqual(said["num_tokens"], len(tokens))
+        self.assertEqual(said["num_documents"], len(begins))
+        self.assertEqual(begins[0], 0)
+        return [tokens[begin:end] for begin, end in zip(begins, begins[1:] + [len(tokens)])]
+
+    def texts(self, name=None):
+        return [bytes(tokens).decode() for tokens in self.documents(name)]
+
+
+class BytesTest(ToolTest):
+
+    def test_each_file_is_a_document(self):
+        files = [self.write("a", b"one\xff\n\n"), self.write("empty", ""), self.write("b", "zwölf")]
+        output = self.succeed("--bytes", f"--out={self.out}", *files)
+        self.assertEqual(self.documents(), [list(b"one\xff\n\n"), list("zwölf".encode())])
+        self.assertEqual(self.description(), {
+            "format": "fsdp-tokens", "version": 1, "dtype": "uint16", "num_tokens": 12, "num_documents": 2,
+            "vocab_size": 256, "bos_id": None, "eos_id": None, "tokenizer_sha256": None})
+        self.assertIn("2 documents, 12 tokens", output)
+        self.assertEqual(len(os.listdir(self.folder)), 3 + 3)
+
+    def test_each_paragraph_is_a_document(self):
+        text = self.write("a", "\n\none\ntwo\n \t\n\nthree\n\n\nfour")
+        self.succeed("--bytes", "--documents=paragraph", f"--out={self.out}", text)
+        self.assertEqual(self.texts(), ["one\ntwo\n", "three\n", "four"])
+
+    def test_each_line_of_json_is_a_document(self):
+        text = self.write("a", lines({"text": "a", "body": "one\n"}, {"body": ""}) + "\n" + lines({"body": "zwölf"}))
+        self.succeed("--bytes", "--jsonl=body", "--dtype=uint32", f"--out={self.out}", text, text)
+        self.assertEqual(self.texts(), ["one\n", "zwölf"] * 2)
+        self.assertEqual(self.description()["dtype"], "uint32")
+
+    def test_a_text_longer_than_a_piece_is_one_document(self):
+        content = "".join(f"line {i} ö\n" for i in range(250000)).encode()
+        self.assertGreater(len(content), 3 * tokenize_text.PIECE_BYTES)
+        for how in ("file", "paragraph"):
+            self.succeed("--bytes", "--force", f"--documents={how}", f"--out={self.out}", self.write("a", content))
+            self.assertEqual([bytes(tokens) for tokens in self.documents()], [content])
+
+    def test_held_out_documents(self):
+        texts = [f"document {i}" for i in range(400)]
+        source = self.write("a", lines(*({"text": text} for text in texts)))
+
+        def split(out, seed, fraction):
+            self.succeed("--bytes", "--jsonl=text", f"--out={out}", f"--validation={fraction}", f"--seed={seed}", source)
+            return self.texts(f"{out}.train"), self.texts(f"{out}.validation")
+
+        train, held_out = split(self.out, 1, 0.25)
+        self.assertEqual(sorted(train + held_out), sorted(texts))
+        self.assertEqual(train, [text for text in texts if text in train])
+        self.assertAlmostEqual(len(held_out), 100, delta=35)
+        self.assertEqual(split(self.out + "same", 1, 0.25), (train, held_out))
+        self.assertNotEqual(split(self.out + "other", 2, 0.25)[1], held_out)
+        # More is held out, nothing goes back.
+        self.assertLess(set(held_out), set(split(self.out + "more", 1, 0.5)[1]))
+
+    def test_nothing_to_write_is_an_error(self):
+        self.fail_with("no document for", "--bytes", f"--out={self.out}", self.write("empty", ""))
+        self.fail_with(".validation: there are 1 in all; with --documents=paragraph", "--bytes", f"--out={self.out}",
+                       "--validation=0.001", self.write("a", "text"))
+
+    def test_files_are_replaced_only_if_asked_to(self):
+        text = self.write("a", "one")
+        for kind in ("bin", "idx", "json"):
+            present = self.write(f"out.{kind}", "old")
+            self.fail_with(f"{present} is there already", "--bytes", f"--out={self.out}", text)
+            os.remove(present)
+        self.succeed("--bytes", f"--out={self.out}", text)
+        self.succeed("--bytes", f"--out={self.out}", "--force", self.write("b", "other"))
+        self.assertEqual(self.texts(), ["other"])
+
+    def test_errors_say_where(self):
+        good = lines({"text": "a"})
+        for wrong in (lines({"body": "b"}), lines(["text"]), lines({"text": 1}), "{\n", "1\n"):
+            path = self.write("a", good + "\n" + wrong)
+            self.fail_with(f"{path}:3: is no JSON object", "--bytes", "--jsonl=text", f"--out={self.out}", path)
+        path = self.write("a", good + '{"text": "\\ud800"}\n')
+        self.fail_with(f"{path}:2: \"text\" is no valid Unicode", "--bytes", "--jsonl=text", f"--out={self.out}", path)
+        missing = str(self.folder / "missing")
+        self.fail_with(f"{missing}: No such file", "--bytes", f"--out={self.out}", missing)
+        self.fail_with("No such file", "--bytes", f"--out={missing}/out", self.write("a", "text"))
+
+    def test_flags_that_make_no_sense(self):
+        text = self.write("a", "text")
+        for text_of_error, flags in (("not allowed with", ["--bytes", "--tokenizer=a"]), ("is required", []),
+                                     ("--bos and --eos", ["--bytes", "--eos=none"]),
+                                     ("between 0 and 1", ["--bytes", "--validation=1"]),
+                                     ("about text files", ["--bytes", "--jsonl=text", "--documents=paragraph"])):
+            self.fail_with(text_of_error, f"--out={self.out}", *flags, text, code=2)
+        self.fail_with("without .bin", f"--out={self.out}.bin", "--bytes", text, code=2)
+
+    def test_help_names_every_flag(self):
+        output = self.succeed("--help")
+        for flag in ("tokenizer", "bytes", "out", "jsonl", "documents", "bos", "eos", "dtype", "validation", "seed", "force",
+                     "quiet"):
+            self.assertIn(f"--{flag}", output)
+
+    def test_a_run_that_is_ended_leaves_nothing(self):
+        os.mkfifo(self.folder / "fifo")
+        process = self.start("--bytes", f"--out={self.out}", str(self.folder / "fifo"))
+        self.addCleanup(process.communicate)
+        self.addCleanup(process.kill)
+        with open(self.folder / "fifo", "wb") as fifo:  # it has begun to read
+            fifo.write(b"text")
+            fifo.flush()
+            while len(glob.glob(f"{self.out}*")) < 3:
+                time.sleep(0.01)
+            process.send_signal(signal.SIGTERM)
+            self.assertEqual(process.wait(), 128 + signal.SIGTERM)
+        self.assertEqual(os.listdir(self.folder), ["fifo"])
+
+    def test_progress(self):
+        self.addCleanup(setattr, sys, "stderr", sys.stderr)
+        sys.stderr = io.StringIO()
+        for quiet in (False, True):
+            progress = tokenize_text.Progress(quiet)
+            progress.last -= tokenize_text.SECONDS_BETWEEN_REPORTS
+            progress.add(1234, True, 1500000)
+            progress.add(1, True, 1)
+        self.assertEqual(sys.stderr.getvalue().count("\n"), 1)
+        self.assertIn("1 documents, 1,234 tokens, 1.5 M characters", sys.stderr.getvalue())
+
+    def test_makes_the_samples(self):
+        self.succeed("--bytes", "--dtype=uint32", "--jsonl=text", f"--out={self.out}", str(SAMPLES / "text.jsonl"))
+        for kind in ("bin", "idx", "json"):
+            self.assertEqual(pathlib.Path(f"{self.out}.{kind}").read_bytes(), (SAMPLES / f"bytes.{kind}").read_bytes())
+
+
+class PiecesTest(unittest.TestCase):
+
+    def setUp(self):
+        self.addCleanup(setattr, tokenize_text, "PIECE_BYTES", tokenize_text.PIECE_BYTES)
+        tokenize_text.PIECE_BYTES = 16
+
+    def pieces(self, text, paragraphs=False):
+        found = list(tokenize_text.text_pieces(io.BytesIO(text.encode()), paragraphs))
+        return [data.decode() for data, _ in found], [ends for _, ends in found]
+
+    def test_pieces_end_where_tokens_do(self):
+        self.assertEqual(self.pieces("one two\nthree four five")[0], ["one two\n", "three four five"])
+        # Neither before a line that is indented, nor at a blank one.
+        self.assertEqual(self.pieces("one\ntwo\n  three four")[0], ["one\n", "two\n  three four"])
+        self.assertEqual(self.pieces("one\ntwo\n\nthree four")[0], ["one\n", "two\n\nthree four"])
+        # Where there is no such place.
+        self.assertEqual(self.pieces("one\r\ntwo\r\nthree four")[0], ["one\r\ntwo\r\n", "three four"])
+        self.assertEqual(self.pieces("one two three four five")[0], ["one two three", " four five"])
+        self.assertEqual(self.pieces("äöüäöüäöüäöü")[0], ["äöüäöüäö", "üäöü"])
+        self.assertEqual(self.pieces("aäöüäöüäöüäöü")[0], ["aäöüäöüä", "öüäöü"])
+        self.assertEqual(self.pieces("a🦊🦊🦊🦊🦊")[0], ["a🦊🦊🦊", "🦊🦊"])
+
+    def test_the_last_piece_ends_the_document(self):
+        for size in range(1, 70):
+            for paragraphs in (False, True):
+                pieces, ends = self.pieces("x" * size, paragraphs)
+                self.assertEqual("".join(pieces), "x" * size)
+                self.assertLessEqual(max(map(len, pieces)), 16)
+                self.assertEqual(ends, [False] * (len(pieces) - 1) + [True])
+
+    def test_a_blank_line_is_a_whole_line(self):
+        # Bytes 16 and on of the first line are white space.
+        pieces, ends = self.pieces("x" * 16 + "   \ny\n\nz", paragraphs=True)
+        self.assertEqual("".join(pieces), "x" * 16 + "   \ny\nz")
+        self.assertEqual(ends.count(True), 2)
+
+
+class WithoutTokenizersTest(ToolTest):
+
+    def test_says_what_is_missing(self):
+        self.write("tokenizers.py", "raise ImportError('not here')")
+        process = self.start(f"--tokenizer={SAMPLES}/tokenizer.json", f"--out={self.out}", self.write("a", "text"),
+                             env=dict(os.environ, PYTHONPATH=str(self.folder)))
+        _, errors = process.communicate()
+        self.assertEqual(process.returncode, 1)
+        self.assertIn("needs Python's package tokenizers (not here): install it", errors)
+        self.assertIn("--bytes", errors)
+
+
+@unittest.skipIf(tokenizers is None, "there is no package tokenizers")
+class TokenizerTest(ToolTest):
+
+    def setUp(self):
+        super().setUp()
+        self.tokenizer = self.write("tokenizer.json", (SAMPLES / "tokenizer.json").read_bytes())
+        self.oracle = tokenizers.Tokenizer.from_file(self.tokenizer)
+        self.oracle.no_truncation()
+        self.oracle.no_padding()
+
+    def tokenize(self, *arguments):
+        self.succeed(f"--tokenizer={self.tokenizer}", f"--out={self.out}", "--force", *arguments)
+        return self.documents()
+
+    def plain(self, text):
+        return self.oracle.encode(text, add_special_tokens=False).ids
+
+    def test_makes_the_samples(self):
+        self.succeed(f"--tokenizer={SAMPLES}/tokenizer.json", "--jsonl=text", f"--out={self.out}",
+                     str(SAMPLES / "text.jsonl"))
+        for kind in ("bin", "idx", "json"):
+            self.assertEqual(pathlib.Path(f"{self.out}.{kind}").read_bytes(), (SAMPLES / f"bpe.{kind}").read_bytes())
+
+    def test_documents_have_their_ends(self):
+        text = self.write("a", "The quick brown fox, and the lazy dog.")
+        plain = self.plain("The quick brown fox, and the lazy dog.")
+        self.assertGreater(len(plain), 12, "what the file says of truncation and padding would show")
+        self.assertEqual(self.tokenize("--eos=none", text), [[0] + plain])
+        self.assertEqual(self.tokenize("--eos=none", "--bos=none", text), [plain])
+        self.assertEqual(self.tokenize("--eos=<|end|>", text), [[0] + plain + [1]])
+        self.assertEqual(self.tokenize("--eos=<|end|>", "--bos=<|end|>", text), [[1] + plain + [1]])
+        said = self.description()
+        self.assertEqual((said["bos_id"], said["eos_id"], said["vocab_size"]), (1, 1, 290))
+        with open(self.tokenizer, "rb") as file:
+            self.assertEqual(said["tokenizer_sha256"], hashlib.sha256(file.read()).hexdigest())
+
+    def test_eos_is_that_of_the_configuration(self):
+        text = self.write("a", "fox")
+        for config in ('{"eos_token": "<|begin|>"}', '{"eos_token": {"content": "<|begin|>"}}'):
+            self.write("tokenizer_config.json", config)
+            self.assertEqual(self.tokenize("--bos=none", text), [self.plain("fox") + [0]])
+        for config in ("{}", "[]", "", '{"eos_token": null}'):
+            self.write("tokenizer_config.json", config)
+            code, _, errors = self.run_tool(f"--tokenizer={self.tokenizer}", f"--out={self.out}", "--force", text)
+            self.assertEqual(code, 1)
+            self.assertIn("add --eos=TOKEN, or --eos=none", errors)
+
+    def test_a_tokenizer_that_ends_texts_itself_has_no_bos_for_it(self):
+        self.oracle.post_processor = tokenizers.processors.TemplateProcessing(
+            single="$A <|end|>", special_tokens=[("<|end|>", 1)])
+        self.oracle.save(self.tokenizer)
+        text = self.write("a", "fox")
+        self.assertEqual(self.tokenize("--eos=<|end|>", text), [self.plain("fox") + [1]])
+        self.oracle.post_processor = tokenizers.processors.TemplateProcessing(
+            single="<|begin|> <|end|> $A", special_tokens=[("<|begin|>", 0), ("<|end|>", 1)])
+        self.oracle.save(self.tokenizer)
+        self.fail_with("add --bos=TOKEN", f"--tokenizer={self.tokenizer}", f"--out={self.out}2", "--eos=none", text)
+
+    def test_long_texts_are_tokenized_as_if_in_one(self):
+        content = "".join(f"line {i}: the lazy dog\n" for i in range(60000))
+        self.assertGreater(len(content), tokenize_text.PIECE_BYTES)
+        self.assertEqual(self.tokenize("--eos=<|end|>", self.write("a", content)), [[0] + self.plain(content) + [1]])
+
+    def test_many_documents_are_tokenized_in_order(self):
+        texts = [f"{i} " * 2000 for i in range(700)]
+        self.assertGreater(sum(map(len, texts)), tokenize_text.BATCH_BYTES)
+        source = self.write("a", lines(*({"text": text} for text in texts)))
+        self.assertEqual(self.tokenize("--eos=none", "--bos=none", "--jsonl=text", source), [self.plain(t) for t in texts])
+
+    def test_a_document_without_tokens_is_left_out(self):
+        self.oracle.normalizer = tokenizers.normalizers.Strip()
+        self.oracle.save(self.tokenizer)
+        source = self.write("a", lines(*({"text": text} for text in (" ", "fox", " ", "dog", " "))))
+        self.assertEqual(self.tokenize("--eos=none", "--bos=none", "--jsonl=text", source),
+                         [self.plain("fox"), self.plain("dog")])
+
+    def test_errors_say_what_to_do(self):
+        text = self.write("a", "text")
+        flags = [f"--out={self.out}", "--eos=none"]
+        self.fail_with("has no such token", f"--tokenizer={self.tokenizer}", f"--out={self.out}", "--eos=<|none|>", text)
+        self.fail_with("is no tokenizer.json", f"--tokenizer={text}", *flags, text)
+        self.fail_with("No such file", f"--tokenizer={text}.json", *flags, text)
+        wrong = self.write("b", b"good\xffbad")
+        self.fail_with(f"{wrong}: is not UTF-8 at b'good\\xffbad'", f"--tokenizer={self.tokenizer}", *flags, wrong)
+
+    def test_large_vocabularies_need_four_bytes(self):
+        vocab = {f"w{i}": i for i in range(65536)}
+        for size, dtype in ((65536, "uint16"), (65537, "uint32")):
+            vocab[f"w{size - 1}"] = size - 1
+            model = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token="w0"))
+            model.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+            model.save(self.tokenizer)
+            text = self.write("a", f"w0 w{size - 1}")
+            self.assertEqual(self.tokenize("--eos=none", text), [[0, size - 1]])
+            self.assertEqual(self.description()["dtype"], dtype)
+        self.fail_with("which need uint32", f"--tokenizer={self.tokenizer}", f"--out={self.out}2", "--eos=none",
+                       "--dtype=uint16", text)
+
+    def test_the_vocabulary_is_as_large_as_its_largest_token(self):
+        model = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 41}, unk_token="a"))
+        model.save(self.tokenizer)
+        self.tokenize("--eos=none", self.write("a", "b"))
+        self.assertEqual(self.description()["vocab_size"], 42)
+
+
+class WriterTest(unittest.TestCase):
+
+    def test_items_are_as_large_as_they_say(self):
+        for dtype, typecode in tokenize_text.TYPECODES.items():
+            self.assertEqual(8 * array.array(typecode).itemsize, int(dtype[4:]))
+        self.assertEqual(array.array("Q").itemsize, 8)
+
+
+if __name__ == "__main__":
+    unittest.main()
