@@ -8,8 +8,8 @@
 
 #include <cstdint>
 
+#include "adapters/linear.h"
 #include "examples/llama/model/documents.h"
-#include "examples/llama/model/linear.h"
 #include "examples/llama/model/llama_config.h"
 #include "examples/llama/model/rms_norm.h"
 #include "examples/llama/model/rotary.h"
@@ -36,7 +36,7 @@ class AttentionImpl : public torch::nn::Module {
 
  private:
   const int64_t head_dim_;
-  Linear q_proj_, k_proj_, v_proj_, o_proj_;
+  fsdp::adapters::Linear q_proj_, k_proj_, v_proj_, o_proj_;
   RmsNorm q_norm_{nullptr}, k_norm_{nullptr};  // null without qk_norm
 };
 TORCH_MODULE(Attention);

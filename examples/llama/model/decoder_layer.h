@@ -6,9 +6,9 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
+#include "adapters/linear.h"
 #include "examples/llama/model/attention.h"
 #include "examples/llama/model/documents.h"
-#include "examples/llama/model/linear.h"
 #include "examples/llama/model/llama_config.h"
 #include "examples/llama/model/rms_norm.h"
 #include "examples/llama/model/rotary.h"
@@ -24,7 +24,7 @@ class MlpImpl : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& x);
 
  private:
-  Linear gate_proj_, up_proj_, down_proj_;
+  fsdp::adapters::Linear gate_proj_, up_proj_, down_proj_;
 };
 TORCH_MODULE(Mlp);
 

@@ -12,11 +12,11 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "adapters/linear.h"
 #include "base/status_error.h"
 #include "examples/llama/model/chunked_loss.h"
 #include "examples/llama/model/decoder_layer.h"
 #include "examples/llama/model/documents.h"
-#include "examples/llama/model/linear.h"
 #include "examples/llama/model/llama_config.h"
 #include "examples/llama/model/rms_norm.h"
 #include "examples/llama/model/rotary.h"
@@ -88,7 +88,8 @@ CausalLmImpl::CausalLmImpl(const LlamaConfig& config) : model_(config) {
   if (config.tie_word_embeddings) return;
   lm_head_ = register_module(
       "lm_head",
-      Linear(LinearOptions(config.hidden_size, config.vocab_size).bias(false)));
+      fsdp::adapters::Linear(
+          LinearOptions(config.hidden_size, config.vocab_size).bias(false)));
 }
 
 at::Tensor CausalLmImpl::forward(const at::Tensor& tokens,
@@ -112,7 +113,7 @@ void InitializeParameters(CausalLmImpl& model, uint64_t seed, double stddev) {
       embedding->weight.normal_(0, stddev, generator);
       const auto padding = embedding->options.padding_idx();
       if (padding) embedding->weight[*padding].zero_();
-    } else if (auto* linear = module->as<LinearImpl>()) {
+    } else if (auto* linear = module->as<fsdp::adapters::LinearImpl>()) {
       linear->weight.normal_(0, stddev, generator);
       if (linear->bias.defined()) linear->bias.zero_();
     } else if (auto* norm = module->as<RmsNormImpl>()) {

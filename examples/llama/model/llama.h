@@ -16,8 +16,8 @@
 
 #include <cstdint>
 
+#include "adapters/linear.h"
 #include "examples/llama/model/documents.h"
-#include "examples/llama/model/linear.h"
 #include "examples/llama/model/llama_config.h"
 #include "examples/llama/model/rms_norm.h"
 
@@ -63,7 +63,7 @@ class CausalLmImpl : public torch::nn::Module {
   const at::Tensor& HeadWeight() const;
 
   Decoder model_;
-  Linear lm_head_{nullptr};  // null where it is tied
+  fsdp::adapters::Linear lm_head_{nullptr};  // null where it is tied
 };
 TORCH_MODULE(CausalLm);
 

@@ -1,4 +1,4 @@
-#include "examples/llama/model/linear.h"
+#include "adapters/linear.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/ones.h>
@@ -10,7 +10,7 @@
 
 #include "gtest/gtest.h"
 
-namespace llama {
+namespace fsdp::adapters {
 namespace {
 
 // 1 + 2^-8 is 1 in bfloat16, and 1 + 2^-8 + 2^-8 is not.
@@ -29,12 +29,5 @@ TEST(LinearTest, AddsTheBiasBeforeItRounds) {
   }
 }
 
-TEST(LinearTest, DoesWithoutABias) {
-  Linear linear(torch::nn::LinearOptions(2, 1).bias(false));
-  EXPECT_EQ(linear->parameters().size(), 1u);
-  EXPECT_TRUE(linear->forward(at::ones({1, 2}))
-                  .allclose(linear->weight.sum(1, /*keepdim=*/true)));
-}
-
 }  // namespace
-}  // namespace llama
+}  // namespace fsdp::adapters

@@ -1,0 +1,279 @@
+#include "examples/llama/flags/train_flags.h"
+
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
+#include "absl/flags/usage_config.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "adapters/lora_config.h"
+#include "base/status_macros.h"
+
+namespace llama {
+
+bool AbslParseFlag(absl::string_view text, Precision* precision,
+                   std::string* error) {
+  if (text != "fp32" && text != "bf16") {
+    *error = "expected fp32 or bf16";
+    return false;
+  }
+  *precision = text == "fp32" ? Precision::kFloat : Precision::kBFloat16;
+  return true;
+}
+
+std::string AbslUnparseFlag(Precision precision) {
+  return precision == Precision::kFloat ? "fp32" : "bf16";
+}
+
+bool AbslParseFlag(absl::string_view text, Rows* rows, std::string* error) {
+  if (text != "stream" && text != "packed") {
+    *error = "expected stream or packed";
+    return false;
+  }
+  *rows = text == "stream" ? Rows::kStream : Rows::kPacked;
+  return true;
+}
+
+std::string AbslUnparseFlag(Rows rows) {
+  return rows == Rows::kStream ? "stream" : "packed";
+}
+
+}  // namespace llama
+
+ABSL_FLAG(std::string, model, "",
+          "The folder of a Hugging Face model: config.json (Llama, Qwen2 or "
+          "Qwen3) and safetensors files.");
+ABSL_FLAG(bool, from_scratch, llama::TrainFlags().from_scratch,
+          "Begin with random parameters: only config.json of --model is read.");
+ABSL_FLAG(
+    std::string, data, "",
+    "What to train on: NAME.bin that tools/tokenize_text.py has made with "
+    "the model's tokenizer, or any other file, whose bytes are tokens "
+    "then.");
+ABSL_FLAG(std::string, eval_data, "", "The same, to measure with.");
+ABSL_FLAG(llama::Rows, rows, llama::TrainFlags().rows,
+          "stream: the file is one text, cut into rows. packed: rows of whole "
+          "documents, which do not see each other.");
+ABSL_FLAG(int, ranks, llama::TrainFlags().ranks,
+          "Ranks to start on this host. Under torchrun, Slurm and mpirun these "
+          "decide instead.");
+ABSL_FLAG(int, threads, llama::TrainFlags().threads,
+          "Compute threads per rank; 0: the host's cores divided among its "
+          "ranks.");
+ABSL_FLAG(int64_t, seq, llama::TrainFlags().seq, "Tokens per row.");
+ABSL_FLAG(int64_t, batch, llama::TrainFlags().batch,
+          "Rows of a backward, of all ranks together.");
+ABSL_FLAG(int64_t, micro_batches, llama::TrainFlags().micro_batches,
+          "Backwards per step, whose gradients are added up.");
+ABSL_FLAG(int64_t, steps, llama::TrainFlags().steps, "Steps of the optimizer.");
+ABSL_FLAG(uint64_t, seed, llama::TrainFlags().seed,
+          "Of the order of the data and of what is random in the model.");
+ABSL_FLAG(double, lr, llama::TrainFlags().lr, "The highest learning rate.");
+ABSL_FLAG(int64_t, warmup, llama::TrainFlags().warmup,
+          "Steps in which the learning rate rises to it.");
+ABSL_FLAG(
+    double, lr_floor, llama::TrainFlags().lr_floor,
+    "What it falls to, by half a cosine, as a part of --lr; 1: constant.");
+ABSL_FLAG(double, weight_decay, llama::TrainFlags().weight_decay,
+          "Of matrices; norms and biases do not decay.");
+ABSL_FLAG(double, clip, llama::TrainFlags().clip,
+          "The longest gradient, of all parameters together; 0: any.");
+ABSL_FLAG(llama::Precision, precision, llama::TrainFlags().precision,
+          "bf16: compute and gather in it; parameters, optimizer and "
+          "reductions are fp32, but for a base under adapters, which is bf16. "
+          "fp32: all of it.");
+ABSL_FLAG(bool, recompute, llama::TrainFlags().recompute,
+          "Backward runs each layer again instead of keeping its activations.");
+ABSL_FLAG(int64_t, lora_rank, 0,
+          "Train low-rank adapters (LoRA) of this rank, the rest frozen; 0: "
+          "train everything.");
+ABSL_FLAG(double, lora_alpha, 16, "With --lora_rank: scale by alpha / rank.");
+ABSL_FLAG(double, lora_dropout, 0, "With --lora_rank: of adapters' inputs.");
+ABSL_FLAG(std::string, lora_targets, fsdp::adapters::kAllLinear,
+          "With --lora_rank: the layers that get adapters, q_proj,v_proj for "
+          "example.");
+ABSL_FLAG(std::string, adapter, "",
+          "Go on with the adapters in this folder, which PEFT or "
+          "--save_adapter has written.");
+ABSL_FLAG(int64_t, log_every, llama::TrainFlags().log_every,
+          "Steps between two lines of progress.");
+ABSL_FLAG(int64_t, eval_every, llama::TrainFlags().eval_every,
+          "With --eval_data: steps between two measurements; 0: only at the "
+          "end.");
+ABSL_FLAG(std::string, metrics, "",
+          "Append a line of JSON for each step and measurement to this file.");
+ABSL_FLAG(std::string, save, "",
+          "Keep checkpoints in this folder, which other runs do not use: at "
+          "the end, and as --save_every says. Any number of ranks reads them.");
+ABSL_FLAG(int64_t, save_every, llama::TrainFlags().save_every,
+          "With --save: also after each so many steps, beside the next ones.");
+ABSL_FLAG(int64_t, keep_last, llama::TrainFlags().keep_last,
+          "With --save: remove all but the newest so many; 0: keep all.");
+ABSL_FLAG(
+    bool, resume, llama::TrainFlags().resume,
+    "With --save: go on from the newest checkpoint, or begin where there "
+    "is none. With as many ranks the steps are those of an unbroken run.");
+ABSL_FLAG(int, max_restarts, llama::TrainFlags().max_restarts,
+          "With --save --resume: start the ranks again when one has failed, at "
+          "most so often.");
+ABSL_FLAG(std::string, export, "",
+          "Write the trained model to this new folder, for transformers, vLLM "
+          "and whatever else reads such: bfloat16 with --precision=bf16. "
+          "Adapters are merged into it.");
+ABSL_FLAG(std::string, save_adapter, "",
+          "Write the trained adapters to this new folder, for PEFT.");
+
+namespace llama {
+namespace {
+
+std::string ResolvePath(const std::string& path) {
+  const char* const directory = std::getenv("BUILD_WORKING_DIRECTORY");
+  if (path.empty() || directory == nullptr) return path;
+  return std::filesystem::path(directory) / path;
+}
+
+void ReadLora(TrainFlags& flags) {
+  const int64_t rank = absl::GetFlag(FLAGS_lora_rank);
+  if (rank == 0) return;
+  fsdp::adapters::LoraConfig lora;
+  lora.rank = rank;
+  lora.alpha = absl::GetFlag(FLAGS_lora_alpha);
+  lora.dropout = absl::GetFlag(FLAGS_lora_dropout);
+  lora.targets =
+      absl::StrSplit(absl::GetFlag(FLAGS_lora_targets), ',', absl::SkipEmpty());
+  lora.base_model = flags.model;
+  lora.task_type = "CAUSAL_LM";
+  flags.lora = std::move(lora);
+}
+
+TrainFlags ReadAll() {
+  TrainFlags flags;
+  flags.model = ResolvePath(absl::GetFlag(FLAGS_model));
+  flags.from_scratch = absl::GetFlag(FLAGS_from_scratch);
+  flags.data = ResolvePath(absl::GetFlag(FLAGS_data));
+  flags.eval_data = ResolvePath(absl::GetFlag(FLAGS_eval_data));
+  flags.rows = absl::GetFlag(FLAGS_rows);
+  flags.ranks = absl::GetFlag(FLAGS_ranks);
+  flags.threads = absl::GetFlag(FLAGS_threads);
+  flags.seq = absl::GetFlag(FLAGS_seq);
+  flags.batch = absl::GetFlag(FLAGS_batch);
+  flags.micro_batches = absl::GetFlag(FLAGS_micro_batches);
+  flags.steps = absl::GetFlag(FLAGS_steps);
+  flags.seed = absl::GetFlag(FLAGS_seed);
+  flags.lr = absl::GetFlag(FLAGS_lr);
+  flags.warmup = absl::GetFlag(FLAGS_warmup);
+  flags.lr_floor = absl::GetFlag(FLAGS_lr_floor);
+  flags.weight_decay = absl::GetFlag(FLAGS_weight_decay);
+  flags.clip = absl::GetFlag(FLAGS_clip);
+  flags.precision = absl::GetFlag(FLAGS_precision);
+  flags.recompute = absl::GetFlag(FLAGS_recompute);
+  flags.adapter = ResolvePath(absl::GetFlag(FLAGS_adapter));
+  flags.log_every = absl::GetFlag(FLAGS_log_every);
+  flags.eval_every = absl::GetFlag(FLAGS_eval_every);
+  flags.metrics = ResolvePath(absl::GetFlag(FLAGS_metrics));
+  flags.save = ResolvePath(absl::GetFlag(FLAGS_save));
+  flags.save_every = absl::GetFlag(FLAGS_save_every);
+  flags.keep_last = absl::GetFlag(FLAGS_keep_last);
+  flags.resume = absl::GetFlag(FLAGS_resume);
+  flags.max_restarts = absl::GetFlag(FLAGS_max_restarts);
+  flags.export_dir = ResolvePath(absl::GetFlag(FLAGS_export));
+  flags.save_adapter = ResolvePath(absl::GetFlag(FLAGS_save_adapter));
+  ReadLora(flags);
+  return flags;
+}
+
+absl::Status Wrong(absl::string_view text) {
+  return absl::InvalidArgumentError(text);
+}
+
+absl::Status AtLeast(absl::string_view flag, int64_t value, int64_t least) {
+  if (value >= least) return absl::OkStatus();
+  return Wrong(absl::StrCat("--", flag, "=", value, ": take at least ", least));
+}
+
+absl::Status Within(absl::string_view flag, double value, double most) {
+  if (value >= 0 && value <= most) return absl::OkStatus();
+  return Wrong(
+      absl::StrCat("--", flag, "=", value, ": take one from 0 to ", most));
+}
+
+absl::Status CheckNumbers(const TrainFlags& flags) {
+  FSDP_RETURN_IF_ERROR(AtLeast("ranks", flags.ranks, 1));
+  FSDP_RETURN_IF_ERROR(AtLeast("threads", flags.threads, 0));
+  FSDP_RETURN_IF_ERROR(AtLeast("seq", flags.seq, 1));
+  FSDP_RETURN_IF_ERROR(AtLeast("batch", flags.batch, 1));
+  FSDP_RETURN_IF_ERROR(AtLeast("micro_batches", flags.micro_batches, 1));
+  FSDP_RETURN_IF_ERROR(AtLeast("steps", flags.steps, 1));
+  FSDP_RETURN_IF_ERROR(AtLeast("warmup", flags.warmup, 0));
+  FSDP_RETURN_IF_ERROR(AtLeast("log_every", flags.log_every, 1));
+  FSDP_RETURN_IF_ERROR(AtLeast("eval_every", flags.eval_every, 0));
+  FSDP_RETURN_IF_ERROR(AtLeast("save_every", flags.save_every, 0));
+  FSDP_RETURN_IF_ERROR(AtLeast("keep_last", flags.keep_last, 0));
+  FSDP_RETURN_IF_ERROR(AtLeast("max_restarts", flags.max_restarts, 0));
+  FSDP_RETURN_IF_ERROR(Within("lr", flags.lr, 1e3));
+  FSDP_RETURN_IF_ERROR(Within("lr_floor", flags.lr_floor, 1));
+  FSDP_RETURN_IF_ERROR(Within("weight_decay", flags.weight_decay, 1e3));
+  return Within("clip", flags.clip, 1e9);
+}
+
+}  // namespace
+
+absl::Status Check(const TrainFlags& flags) {
+  FSDP_RETURN_IF_ERROR(CheckNumbers(flags));
+  if (flags.model.empty()) {
+    return Wrong("name the folder of a model: --model=DIR");
+  }
+  if (flags.data.empty()) return Wrong("name what to train on: --data=FILE");
+  if (flags.eval_every > 0 && flags.eval_data.empty()) {
+    return Wrong("--eval_every needs --eval_data");
+  }
+  if (flags.save.empty() &&
+      (flags.resume || flags.save_every > 0 || flags.max_restarts > 0)) {
+    return Wrong("--resume, --save_every and --max_restarts need --save");
+  }
+  if (flags.max_restarts > 0 && !flags.resume) {
+    return Wrong("--max_restarts needs --resume");
+  }
+  if (!flags.save_adapter.empty() && !flags.lora.has_value() &&
+      flags.adapter.empty()) {
+    return Wrong("--save_adapter needs --lora_rank or --adapter");
+  }
+  if (flags.lora.has_value() && !flags.adapter.empty()) {
+    return Wrong("--lora_rank and --adapter: an adapter has its own rank");
+  }
+  return flags.lora.has_value() ? fsdp::adapters::Check(*flags.lora)
+                                : absl::OkStatus();
+}
+
+absl::StatusOr<TrainFlags> ReadTrainFlags(int argc, char** argv) {
+  absl::SetProgramUsageMessage(
+      "Trains a Llama, Qwen2 or Qwen3 from Hugging Face files, sharded over "
+      "ranks.\n\n  train --model=DIR --data=FILE --export=DIR");
+  absl::FlagsUsageConfig config;
+  config.contains_helpshort_flags = [](absl::string_view file) {
+    return absl::StrContains(file, "train_flags");
+  };
+  config.contains_help_flags = config.contains_helpshort_flags;
+  absl::SetFlagsUsageConfig(config);
+  const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
+  if (rest.size() > 1) {
+    return Wrong(absl::StrCat("what is ", rest[1], "? Flags begin with --"));
+  }
+  TrainFlags flags = ReadAll();
+  FSDP_RETURN_IF_ERROR(Check(flags));
+  return flags;
+}
+
+}  // namespace llama

@@ -1,0 +1,66 @@
+// The command line of //examples/llama:train.
+#ifndef EXAMPLES_LLAMA_FLAGS_TRAIN_FLAGS_H_
+#define EXAMPLES_LLAMA_FLAGS_TRAIN_FLAGS_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "adapters/lora_config.h"
+
+namespace llama {
+
+enum class Precision { kFloat, kBFloat16 };
+enum class Rows { kStream, kPacked };
+
+struct TrainFlags {
+  std::string model;
+  bool from_scratch = false;
+  std::string data;
+  std::string eval_data;
+  Rows rows = Rows::kStream;
+
+  int ranks = 2;
+  int threads = 0;  // 0: the host's cores divided among its ranks
+  int64_t seq = 256;
+  int64_t batch = 8;  // rows of all ranks
+  int64_t micro_batches = 1;
+  int64_t steps = 100;
+  uint64_t seed = 1;
+
+  double lr = 2e-5;
+  int64_t warmup = 10;
+  double lr_floor = 0.1;
+  double weight_decay = 0.1;
+  double clip = 1;
+  Precision precision = Precision::kBFloat16;
+  bool recompute = false;
+
+  std::optional<fsdp::adapters::LoraConfig> lora;
+  std::string adapter;  // a folder to begin from; `lora` is then its own
+
+  int64_t log_every = 10;
+  int64_t eval_every = 0;
+  std::string metrics;
+  std::string save;
+  int64_t save_every = 0;
+  int64_t keep_last = 2;
+  bool resume = false;
+  int max_restarts = 0;
+  std::string export_dir;
+  std::string save_adapter;
+};
+
+// Reads the flags and exits for --help and what cannot be parsed. Relative
+// paths become those the user meant, also under `bazel run`. InvalidArgument
+// for what Check() refuses.
+absl::StatusOr<TrainFlags> ReadTrainFlags(int argc, char** argv);
+
+// InvalidArgument: numbers that cannot be, flags that need each other.
+absl::Status Check(const TrainFlags& flags);
+
+}  // namespace llama
+
+#endif  // EXAMPLES_LLAMA_FLAGS_TRAIN_FLAGS_H_

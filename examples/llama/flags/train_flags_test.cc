@@ -1,0 +1,63 @@
+#include "examples/llama/flags/train_flags.h"
+
+#include <functional>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "adapters/lora_config.h"
+#include "base/testing/status_matchers.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace llama {
+namespace {
+
+using ::fsdp::testing::StatusIs;
+using ::testing::HasSubstr;
+
+TrainFlags Sound() {
+  TrainFlags flags;
+  flags.model = "m";
+  flags.data = "d";
+  return flags;
+}
+
+TEST(TrainFlagsTest, TheDefaultsAreSound) { EXPECT_OK(Check(Sound())); }
+
+TEST(TrainFlagsTest, SaysWhatCannotBe) {
+  using Change = std::function<void(TrainFlags&)>;
+  const std::pair<Change, std::string> cases[] = {
+      {[](TrainFlags& f) { f.model = ""; }, "--model=DIR"},
+      {[](TrainFlags& f) { f.data = ""; }, "--data=FILE"},
+      {[](TrainFlags& f) { f.ranks = 0; }, "--ranks=0"},
+      {[](TrainFlags& f) { f.threads = -1; }, "--threads=-1"},
+      {[](TrainFlags& f) { f.seq = 0; }, "--seq=0"},
+      {[](TrainFlags& f) { f.batch = 0; }, "--batch=0"},
+      {[](TrainFlags& f) { f.micro_batches = 0; }, "--micro_batches=0"},
+      {[](TrainFlags& f) { f.steps = 0; }, "--steps=0"},
+      {[](TrainFlags& f) { f.warmup = -1; }, "--warmup=-1"},
+      {[](TrainFlags& f) { f.lr = -1; }, "--lr=-1"},
+      {[](TrainFlags& f) { f.lr_floor = 2; }, "--lr_floor=2"},
+      {[](TrainFlags& f) { f.clip = -0.5; }, "--clip=-0.5"},
+      {[](TrainFlags& f) { f.eval_every = 3; }, "--eval_data"},
+      {[](TrainFlags& f) { f.resume = true; }, "need --save"},
+      {[](TrainFlags& f) { f.save_every = 3; }, "need --save"},
+      {[](TrainFlags& f) { f.save = "s", f.max_restarts = 1; }, "--resume"},
+      {[](TrainFlags& f) { f.save_adapter = "a"; }, "--lora_rank"},
+      {[](TrainFlags& f) { f.lora.emplace().targets = {}; }, "no layers"},
+      {[](TrainFlags& f) {
+         f.lora.emplace().targets = {"q_proj"};
+         f.adapter = "a";
+       },
+       "its own rank"}};
+  for (const auto& [change, text] : cases) {
+    TrainFlags flags = Sound();
+    change(flags);
+    EXPECT_THAT(Check(flags),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text)));
+  }
+}
+
+}  // namespace
+}  // namespace llama

@@ -1,0 +1,110 @@
+#include "examples/llama/report/progress.h"
+
+#include <cmath>
+#include <cstdint>
+#include <ios>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <utility>
+
+#include "absl/memory/memory.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/time.h"
+#include "base/json.h"
+#include "examples/llama/training/trainer.h"
+
+namespace llama {
+
+using ::fsdp::Json;
+
+absl::StatusOr<std::unique_ptr<Progress>> Progress::Open(
+    const ProgressOptions& options, std::ostream* out) {
+  auto progress = absl::WrapUnique(new Progress(options, out));
+  if (options.metrics.empty()) return progress;
+  progress->metrics_.open(options.metrics, std::ios::app);
+  if (progress->metrics_) return progress;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "open ", options.metrics, " to append to it: it cannot be written"));
+}
+
+Progress::Progress(const ProgressOptions& options, std::ostream* out)
+    : options_(options), out_(*out) {}
+
+void Progress::Begin(absl::Time now) { begin_ = last_end_ = now; }
+
+void Progress::Step(int64_t step, const StepResult& result, absl::Time now) {
+  const double seconds = absl::ToDoubleSeconds(now - last_end_);
+  last_end_ = now;
+  if (first_end_ == absl::InfinitePast()) {
+    first_end_ = now;
+    first_step_ = step;
+  }
+  const auto tokens = static_cast<double>(result.tokens);
+  const double rate = tokens / seconds;
+  const double tflops = rate * options_.flops_per_token / 1e12;
+  if (metrics_.is_open()) {
+    Json::Object line;
+    line.emplace_back("step", step);
+    line.emplace_back("loss", result.loss);
+    line.emplace_back("grad_norm", result.grad_norm);
+    line.emplace_back("lr", result.learning_rate);
+    line.emplace_back("targets", result.targets);
+    line.emplace_back("tokens", result.tokens);
+    line.emplace_back("seconds", seconds);
+    line.emplace_back("tokens_per_second", rate);
+    line.emplace_back("tflops", tflops);
+    metrics_ << Json(std::move(line)).ToString() << "\n" << std::flush;
+  }
+  if (step % options_.every != 0 && step != options_.steps) return;
+  const absl::Duration each =
+      step == first_step_
+          ? now - begin_
+          : (now - first_end_) / static_cast<double>(step - first_step_);
+  out_ << absl::StrFormat(
+              "step %d/%d  loss %.4f  grad %.3f  lr %.2e  %.0f tokens/s  %.3f "
+              "TFLOP/s  %s left\n",
+              step, options_.steps, result.loss, result.grad_norm,
+              result.learning_rate, tokens / absl::ToDoubleSeconds(each),
+              tokens / absl::ToDoubleSeconds(each) * options_.flops_per_token /
+                  1e12,
+              Clock(each * static_cast<double>(options_.steps - step)))
+       << std::flush;
+}
+
+void Progress::Evaluated(int64_t step, double loss) {
+  if (metrics_.is_open()) {
+    Json::Object line;
+    line.emplace_back("step", step);
+    line.emplace_back("eval_loss", loss);
+    line.emplace_back("perplexity", std::exp(loss));
+    metrics_ << Json(std::move(line)).ToString() << "\n" << std::flush;
+  }
+  out_ << absl::StrFormat("step %d: evaluation loss %.4f, perplexity %.2f\n",
+                          step, loss, std::exp(loss))
+       << std::flush;
+}
+
+absl::Status Progress::Finish() {
+  if (out_.flush() && (!metrics_.is_open() || metrics_.flush())) {
+    return absl::OkStatus();
+  }
+  return absl::ResourceExhaustedError(
+      absl::StrCat("not all could be written to standard output",
+                   options_.metrics.empty() ? "" : " and ", options_.metrics,
+                   ": is a disk full?"));
+}
+
+std::string Clock(absl::Duration duration) {
+  const int64_t seconds = absl::ToInt64Seconds(duration);
+  if (seconds < 3600) {
+    return absl::StrFormat("%d:%02d", seconds / 60, seconds % 60);
+  }
+  return absl::StrFormat("%d:%02d:%02d", seconds / 3600, seconds / 60 % 60,
+                         seconds % 60);
+}
+
+}  // namespace llama

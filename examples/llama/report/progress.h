@@ -1,0 +1,60 @@
+// What a run tells of itself: lines for people, and lines of JSON.
+#ifndef EXAMPLES_LLAMA_REPORT_PROGRESS_H_
+#define EXAMPLES_LLAMA_REPORT_PROGRESS_H_
+
+#include <cstdint>
+#include <fstream>
+#include <memory>
+#include <ostream>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "examples/llama/training/trainer.h"
+
+namespace llama {
+
+struct ProgressOptions {
+  int64_t steps = 1;  // of the run
+  int64_t every = 1;  // steps between two lines
+  double flops_per_token = 0;
+  // A file that lines of JSON are appended to; empty: none. A run that goes on
+  // repeats the steps behind its checkpoint.
+  std::string metrics;
+};
+
+// Of rank 0. Thread-compatible.
+class Progress {
+ public:
+  // `out` outlives it. What the system says of a file that cannot be written.
+  static absl::StatusOr<std::unique_ptr<Progress>> Open(
+      const ProgressOptions& options, std::ostream* out);
+
+  // A step begins at `now`, the first of this process.
+  void Begin(absl::Time now);
+  // `step`, from 1, has ended.
+  void Step(int64_t step, const StepResult& result, absl::Time now);
+  void Evaluated(int64_t step, double loss);
+  // ResourceExhausted: not all could be written.
+  absl::Status Finish();
+
+ private:
+  Progress(const ProgressOptions& options, std::ostream* out);
+
+  const ProgressOptions options_;
+  std::ostream& out_;
+  std::ofstream metrics_;
+  // Rates leave out the first step, which allocates.
+  absl::Time first_end_ = absl::InfinitePast();
+  absl::Time begin_ = absl::InfinitePast();
+  int64_t first_step_ = 0;
+  absl::Time last_end_ = absl::InfinitePast();
+};
+
+// "3:09" or "2:00:09".
+std::string Clock(absl::Duration duration);
+
+}  // namespace llama
+
+#endif  // EXAMPLES_LLAMA_REPORT_PROGRESS_H_

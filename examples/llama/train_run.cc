@@ -1,0 +1,253 @@
+#include "examples/llama/train_run.h"
+
+#include <ATen/Parallel.h>
+#include <c10/core/ScalarType.h>
+#include <torch/utils.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "adapters/peft_files.h"
+#include "base/status_macros.h"
+#include "checkpoint/checkpointer.h"
+#include "checkpoint/model_files.h"
+#include "checkpoint/run/run.h"
+#include "comm/agreement.h"
+#include "comm/communicator.h"
+#include "examples/llama/data/batch.h"
+#include "examples/llama/data/evaluation_batches.h"
+#include "examples/llama/data/token_batches.h"
+#include "examples/llama/data/token_file.h"
+#include "examples/llama/flags/train_flags.h"
+#include "examples/llama/model/llama_config.h"
+#include "examples/llama/report/flops.h"
+#include "examples/llama/report/progress.h"
+#include "examples/llama/training/data.h"
+#include "examples/llama/training/export.h"
+#include "examples/llama/training/model.h"
+#include "examples/llama/training/trainer.h"
+
+namespace llama {
+namespace {
+
+using ::fsdp::comm::Communicator;
+
+constexpr char kPosition[] = "rows of the data that were trained on";
+
+// The steps of TrainRank() as methods on what they share, from the first to the
+// last.
+class TrainRun {
+ public:
+  TrainRun(const TrainFlags& flags, std::shared_ptr<Communicator> ranks)
+      : flags_(flags), ranks_(std::move(ranks)) {}
+
+  absl::Status Run() {
+    FSDP_RETURN_IF_ERROR(Agree(Prepare(), "preparing"));
+    FSDP_ASSIGN_OR_RETURN(Model model, MakeModel(config_, model_, ranks_));
+    model_made_ = model;
+    trainer_.emplace(model, &*data_, ranks_, TrainerOptionsOf());
+    FSDP_RETURN_IF_ERROR(Begin());
+    FSDP_RETURN_IF_ERROR(Train());
+    return Agree(progress_ != nullptr ? progress_->Finish() : absl::OkStatus(),
+                 "printing");
+  }
+
+ private:
+  bool IsFirst() const { return ranks_->rank() == 0; }
+  bool HasAdapters() const { return model_.lora.has_value(); }
+  c10::ScalarType Dtype() const {
+    return flags_.precision == Precision::kFloat ? c10::kFloat : c10::kBFloat16;
+  }
+
+  absl::Status Agree(const absl::Status& mine, const std::string& what) {
+    return fsdp::comm::Agree(*ranks_, mine, what,
+                             absl::Now() + ranks_->default_timeout());
+  }
+
+  // --- What needs no other rank ---------------------------------------------
+
+  absl::Status Prepare() {
+    torch::manual_seed(flags_.seed);
+    FSDP_ASSIGN_OR_RETURN(const std::string text, ReadConfigText(flags_.model));
+    FSDP_ASSIGN_OR_RETURN(config_, ParseLlamaConfig(text));
+    model_.compute = Dtype();
+    model_.recompute = flags_.recompute;
+    model_.lora = flags_.lora;
+    if (!flags_.adapter.empty()) {
+      FSDP_ASSIGN_OR_RETURN(model_.lora,
+                            fsdp::adapters::ReadLoraConfig(flags_.adapter));
+    }
+    FSDP_RETURN_IF_ERROR(OpenData());
+    return IsFirst() ? OpenProgress() : absl::OkStatus();
+  }
+
+  absl::Status OpenData() {
+    const BatchShare share{flags_.batch, ranks_->rank(), ranks_->world_size()};
+    FSDP_ASSIGN_OR_RETURN(const TokenFile tokens,
+                          OpenTokens(flags_.data, flags_.model, config_));
+    FSDP_ASSIGN_OR_RETURN(
+        auto rows, TrainingRows(tokens, flags_.rows, flags_.seq, flags_.seed));
+    num_rows_ = rows->num_rows();
+    FSDP_ASSIGN_OR_RETURN(
+        TokenBatches data,
+        TokenBatches::Create(std::move(rows), share, flags_.seed));
+    data_.emplace(std::move(data));
+    if (flags_.eval_data.empty()) return absl::OkStatus();
+    FSDP_ASSIGN_OR_RETURN(const TokenFile eval,
+                          OpenTokens(flags_.eval_data, flags_.model, config_));
+    FSDP_ASSIGN_OR_RETURN(rows, EvaluationRows(eval, flags_.rows, flags_.seq));
+    FSDP_ASSIGN_OR_RETURN(EvaluationBatches batches,
+                          EvaluationBatches::Create(std::move(rows), share));
+    eval_.emplace(std::move(batches));
+    return absl::OkStatus();
+  }
+
+  absl::Status OpenProgress() {
+    ProgressOptions options;
+    options.steps = flags_.steps;
+    options.every = flags_.log_every;
+    options.flops_per_token = FlopsPerToken(config_, flags_.seq, HasAdapters());
+    options.metrics = flags_.metrics;
+    FSDP_ASSIGN_OR_RETURN(progress_, Progress::Open(options, &std::cout));
+    return absl::OkStatus();
+  }
+
+  TrainerOptions TrainerOptionsOf() const {
+    TrainerOptions options;
+    options.learning_rate = {flags_.lr, flags_.warmup, flags_.steps,
+                             flags_.lr_floor};
+    options.weight_decay = flags_.weight_decay;
+    options.max_grad_norm = flags_.clip;
+    options.micro_batches = flags_.micro_batches;
+    return options;
+  }
+
+  // --- Together -------------------------------------------------------------
+
+  // The values that training starts from: those of a checkpoint, or the files'.
+  absl::Status Begin() {
+    run_.model = model_made_.get();
+    run_.optimizer = &trainer_->optimizer();
+    FSDP_RETURN_IF_ERROR(OpenCheckpoints());
+    if (flags_.resume) {
+      FSDP_ASSIGN_OR_RETURN(const std::optional<int64_t> step,
+                            checkpoints_->LoadLatest(run_));
+      if (step.has_value()) return GoOn(*step);
+    }
+    if (!flags_.from_scratch) {
+      fsdp::checkpoint::LoadModelOptions options;
+      if (HasAdapters()) options.mapping = fsdp::adapters::OfBaseModel();
+      FSDP_RETURN_IF_ERROR(
+          fsdp::checkpoint::LoadModel(flags_.model, *model_made_, options));
+    }
+    if (flags_.adapter.empty()) return absl::OkStatus();
+    return fsdp::adapters::LoadAdapter(flags_.adapter, *model_made_,
+                                       *model_.lora);
+  }
+
+  absl::Status OpenCheckpoints() {
+    if (flags_.save.empty()) return absl::OkStatus();
+    fsdp::checkpoint::CheckpointerOptions options;
+    if (flags_.keep_last > 0) options.keep_last = flags_.keep_last;
+    FSDP_ASSIGN_OR_RETURN(options.texts["config.json"],
+                          ReadConfigText(flags_.model));
+    FSDP_ASSIGN_OR_RETURN(checkpoints_, fsdp::checkpoint::Checkpointer::Open(
+                                            flags_.save, ranks_, options));
+    return absl::OkStatus();
+  }
+
+  absl::Status GoOn(int64_t step) {
+    first_step_ = step;
+    int64_t position = 0;
+    const auto found = run_.entries.find(kPosition);
+    if (found == run_.entries.end() ||
+        !absl::SimpleAtoi(found->second, &position)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          flags_.save, ": step ", step, " does not say where it was in the ",
+          "data: it is of another program"));
+    }
+    if (IsFirst()) std::cout << "goes on after step " << step << std::endl;
+    return data_->Seek(position);
+  }
+
+  absl::Status Train() {
+    if (IsFirst()) {
+      std::cout << "trains on " << num_rows_ << " rows of " << flags_.seq
+                << " tokens, " << ranks_->world_size() << " ranks" << std::endl;
+      progress_->Begin(absl::Now());
+    }
+    for (int64_t step = first_step_; step < flags_.steps; ++step) {
+      FSDP_ASSIGN_OR_RETURN(const StepResult result, trainer_->Step(step));
+      if (IsFirst()) progress_->Step(step + 1, result, absl::Now());
+      FSDP_RETURN_IF_ERROR(AfterStep(step + 1));
+    }
+    if (checkpoints_ != nullptr) FSDP_RETURN_IF_ERROR(checkpoints_->Wait());
+    return Export();
+  }
+
+  absl::Status AfterStep(int64_t step) {
+    const bool is_last = step == flags_.steps;
+    const auto is_due = [&](int64_t every) {
+      return is_last || (every > 0 && step % every == 0);
+    };
+    if (eval_.has_value() && is_due(flags_.eval_every)) {
+      FSDP_ASSIGN_OR_RETURN(const double loss, trainer_->Evaluate(*eval_));
+      if (IsFirst()) progress_->Evaluated(step, loss);
+    }
+    if (checkpoints_ == nullptr || !is_due(flags_.save_every)) {
+      return absl::OkStatus();
+    }
+    run_.entries[kPosition] = absl::StrCat(data_->position());
+    return checkpoints_->SaveAsync(step, run_);
+  }
+
+  absl::Status Export() {
+    if (!flags_.save_adapter.empty()) {
+      FSDP_RETURN_IF_ERROR(fsdp::adapters::SaveAdapter(
+          flags_.save_adapter, *model_made_, *model_.lora));
+    }
+    if (flags_.export_dir.empty()) return absl::OkStatus();
+    FSDP_RETURN_IF_ERROR(ExportTrained(flags_.export_dir, flags_.model, Dtype(),
+                                       model_made_, HasAdapters()));
+    if (IsFirst()) std::cout << "wrote " << flags_.export_dir << std::endl;
+    return absl::OkStatus();
+  }
+
+  const TrainFlags& flags_;
+  const std::shared_ptr<Communicator> ranks_;
+  LlamaConfig config_{};
+  ModelOptions model_;
+  std::optional<TokenBatches> data_;
+  std::optional<EvaluationBatches> eval_;
+  int64_t num_rows_ = 0;
+  std::unique_ptr<Progress> progress_;  // null but on rank 0
+  Model model_made_{nullptr};
+  std::optional<Trainer> trainer_;
+  fsdp::checkpoint::TrainingRun run_;
+  std::unique_ptr<fsdp::checkpoint::Checkpointer> checkpoints_;
+  int64_t first_step_ = 0;
+};
+
+}  // namespace
+
+absl::Status TrainRank(const TrainFlags& flags,
+                       const std::shared_ptr<Communicator>& ranks) {
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  at::set_num_threads(flags.threads > 0
+                          ? flags.threads
+                          : std::max(1, cores / ranks->world_size()));
+  return TrainRun(flags, ranks).Run();
+}
+
+}  // namespace llama

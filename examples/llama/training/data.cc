@@ -1,0 +1,69 @@
+#include "examples/llama/training/data.h"
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <system_error>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "examples/llama/data/packed_rows.h"
+#include "examples/llama/data/row_source.h"
+#include "examples/llama/data/token_file.h"
+#include "examples/llama/data/tokenizer_check.h"
+#include "examples/llama/data/window_rows.h"
+#include "examples/llama/flags/train_flags.h"
+#include "examples/llama/model/llama_config.h"
+
+namespace llama {
+namespace {
+
+// Documents are packed as this has shuffled them: it is the same for all runs.
+constexpr uint64_t kEvaluationSeed = 0;
+
+absl::StatusOr<std::shared_ptr<const RowSource>> RowsOf(const TokenFile& tokens,
+                                                        Rows rows, int64_t seq,
+                                                        uint64_t seed,
+                                                        LastWindow last) {
+  if (rows == Rows::kPacked) return PackedRows::Create(tokens, seq, seed);
+  return WindowRows::Create(tokens, seq, last);
+}
+
+}  // namespace
+
+absl::StatusOr<TokenFile> OpenTokens(const std::string& path,
+                                     const std::string& model_folder,
+                                     const LlamaConfig& config) {
+  const bool are_tokens = absl::EndsWith(path, ".bin");
+  FSDP_ASSIGN_OR_RETURN(TokenFile tokens, are_tokens
+                                              ? TokenFile::Open(path)
+                                              : TokenFile::OpenBytes(path));
+  if (tokens.description().vocab_size > config.vocab_size) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        path, " has tokens up to ", tokens.description().vocab_size - 1,
+        ", the model's vocabulary has ", config.vocab_size,
+        ": make the tokens with the model's tokenizer"));
+  }
+  const std::string tokenizer = absl::StrCat(model_folder, "/tokenizer.json");
+  std::error_code ignored;
+  if (are_tokens && std::filesystem::exists(tokenizer, ignored)) {
+    FSDP_RETURN_IF_ERROR(CheckTokenizer(tokens, tokenizer));
+  }
+  return tokens;
+}
+
+absl::StatusOr<std::shared_ptr<const RowSource>> TrainingRows(
+    const TokenFile& tokens, Rows rows, int64_t seq, uint64_t seed) {
+  return RowsOf(tokens, rows, seq, seed, LastWindow::kLeftOut);
+}
+
+absl::StatusOr<std::shared_ptr<const RowSource>> EvaluationRows(
+    const TokenFile& tokens, Rows rows, int64_t seq) {
+  return RowsOf(tokens, rows, seq, kEvaluationSeed, LastWindow::kPadded);
+}
+
+}  // namespace llama

@@ -1,0 +1,35 @@
+// What a run trains on and is measured with.
+#ifndef EXAMPLES_LLAMA_TRAINING_DATA_H_
+#define EXAMPLES_LLAMA_TRAINING_DATA_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "examples/llama/data/row_source.h"
+#include "examples/llama/data/token_file.h"
+#include "examples/llama/flags/train_flags.h"
+#include "examples/llama/model/llama_config.h"
+
+namespace llama {
+
+// NAME.bin as a file of tokens, anything else as bytes. InvalidArgument: tokens
+// that the model's vocabulary lacks, or that another tokenizer has made than
+// `model_folder`/tokenizer.json, where there is one; errors of TokenFile.
+absl::StatusOr<TokenFile> OpenTokens(const std::string& path,
+                                     const std::string& model_folder,
+                                     const LlamaConfig& config);
+
+// To train on: windows of the stream, or packed documents in an order that
+// `seed` has chosen. Errors of WindowRows and PackedRows.
+absl::StatusOr<std::shared_ptr<const RowSource>> TrainingRows(
+    const TokenFile& tokens, Rows rows, int64_t seq, uint64_t seed);
+
+// To measure with: every token that follows another one.
+absl::StatusOr<std::shared_ptr<const RowSource>> EvaluationRows(
+    const TokenFile& tokens, Rows rows, int64_t seq);
+
+}  // namespace llama
+
+#endif  // EXAMPLES_LLAMA_TRAINING_DATA_H_

@@ -1,0 +1,89 @@
+#include "examples/llama/training/model.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "adapters/lora.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+#include "comm/communicator.h"
+#include "examples/llama/model/decoder_layer.h"
+#include "examples/llama/model/llama.h"
+#include "examples/llama/model/llama_config.h"
+#include "fsdp/deferred/deferred_init.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/model/named_shard.h"
+#include "fsdp/options/options.h"
+#include "fsdp/options/wrap_policy.h"
+#include "fsdp/precision/mixed_precision.h"
+
+namespace llama {
+namespace {
+
+std::vector<at::Tensor> Trained(const Model& model, bool decaying) {
+  std::vector<at::Tensor> shards;
+  for (const fsdp::NamedShard& named : model->NamedShards()) {
+    const bool is_matrix = named.sizes.size() >= 2;
+    if (named.shard.requires_grad() && is_matrix == decaying) {
+      shards.push_back(named.shard);
+    }
+  }
+  return shards;
+}
+
+}  // namespace
+
+absl::StatusOr<Model> MakeModel(
+    const LlamaConfig& config, const ModelOptions& options,
+    const std::shared_ptr<fsdp::comm::Communicator>& ranks) {
+  std::shared_ptr<CausalLmImpl> net;
+  absl::Status adapted;
+  FSDP_RETURN_IF_ERROR(fsdp::TorchToStatus("making the model", [&] {
+    const fsdp::DeferredInit deferred;
+    net = std::make_shared<CausalLmImpl>(config);
+    if (!options.lora.has_value()) return;
+    net->to(options.compute);
+    adapted = fsdp::adapters::AddLora(*net, *options.lora);
+  }));
+  FSDP_RETURN_IF_ERROR(adapted);
+  fsdp::Options sharding;
+  sharding.wrap_policy = fsdp::WrapModules<DecoderLayerImpl>();
+  sharding.unit.strategy = options.strategy;
+  if (options.compute != c10::kFloat) {
+    sharding.unit.precision = fsdp::ComputeIn(options.compute);
+  }
+  if (options.recompute) {
+    sharding.recompute.units = fsdp::WrapModules<DecoderLayerImpl>();
+  }
+  return fsdp::FullyShard(std::move(net), ranks, sharding);
+}
+
+absl::StatusOr<std::string> ReadConfigText(const std::string& folder) {
+  const std::string path = absl::StrCat(folder, "/config.json");
+  std::ifstream file(path);
+  if (!file) {
+    return absl::NotFoundError(absl::StrCat(
+        "there is no ", path, ": name a folder of a Hugging Face model"));
+  }
+  return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
+std::vector<at::Tensor> Decaying(const Model& model) {
+  return Trained(model, /*decaying=*/true);
+}
+
+std::vector<at::Tensor> NotDecaying(const Model& model) {
+  return Trained(model, /*decaying=*/false);
+}
+
+}  // namespace llama

@@ -1,0 +1,51 @@
+// The model that is trained: sharded, each decoder layer a unit.
+#ifndef EXAMPLES_LLAMA_TRAINING_MODEL_H_
+#define EXAMPLES_LLAMA_TRAINING_MODEL_H_
+
+#include <c10/core/ScalarType.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "adapters/lora_config.h"
+#include "comm/communicator.h"
+#include "examples/llama/model/llama.h"
+#include "examples/llama/model/llama_config.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/options/options.h"
+
+namespace llama {
+
+using Model = fsdp::FullyShardedDataParallel<CausalLmImpl>;
+
+struct ModelOptions {
+  fsdp::ShardingStrategy strategy = fsdp::ShardingStrategy::kFullShard;
+  // What it computes in; shards are float32, and reductions are.
+  c10::ScalarType compute = c10::kFloat;
+  // Backward runs each layer again instead of keeping what it has computed.
+  bool recompute = false;
+  // The base frozen, in `compute`, and adapters on it.
+  std::optional<fsdp::adapters::LoraConfig> lora;
+};
+
+// With random values, which no rank has as a whole. Collective; errors are
+// those of AddLora() and FullyShard().
+absl::StatusOr<Model> MakeModel(
+    const LlamaConfig& config, const ModelOptions& options,
+    const std::shared_ptr<fsdp::comm::Communicator>& ranks);
+
+// The text of FOLDER/config.json. What the system says of one that is not
+// there.
+absl::StatusOr<std::string> ReadConfigText(const std::string& folder);
+
+// The shards that are trained, as the optimizer's groups: matrices, whose
+// weights decay, and the rest, norms and biases, whose do not.
+std::vector<at::Tensor> Decaying(const Model& model);
+std::vector<at::Tensor> NotDecaying(const Model& model);
+
+}  // namespace llama
+
+#endif  // EXAMPLES_LLAMA_TRAINING_MODEL_H_

@@ -1,0 +1,177 @@
+#include "examples/llama/training/trainer.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/optimizer.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/algorithm/container.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/clock.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+#include "comm/agreement.h"
+#include "comm/communicator.h"
+#include "comm/scalars.h"
+#include "examples/llama/data/batch.h"
+#include "examples/llama/data/evaluation_batches.h"
+#include "examples/llama/data/row_source.h"
+#include "examples/llama/data/token_batches.h"
+#include "examples/llama/model/documents.h"
+#include "examples/llama/training/model.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/optim/fused_optimizer.h"
+
+namespace llama {
+namespace {
+
+using ::torch::optim::AdamWOptions;
+using ::torch::optim::OptimizerParamGroup;
+
+OptimizerParamGroup GroupOf(std::vector<at::Tensor> shards,
+                            const TrainerOptions& options, double decay) {
+  auto group = std::make_unique<AdamWOptions>(options.learning_rate.At(0));
+  group->betas({options.beta1, options.beta2}).weight_decay(decay);
+  return OptimizerParamGroup(std::move(shards), std::move(group));
+}
+
+std::vector<OptimizerParamGroup> GroupsOf(const Model& model,
+                                          const TrainerOptions& options) {
+  std::vector<OptimizerParamGroup> groups;
+  groups.push_back(GroupOf(Decaying(model), options, options.weight_decay));
+  groups.push_back(GroupOf(NotDecaying(model), options, /*decay=*/0));
+  return groups;
+}
+
+at::Tensor LossOf(Model& model, const Batch& batch) {
+  return model->forward(batch.tokens, StartsOf(batch), batch.targets);
+}
+
+}  // namespace
+
+DocumentStarts StartsOf(const Batch& batch) {
+  const bool none = absl::c_all_of(
+      batch.documents, [](const auto& begins) { return begins.empty(); });
+  DocumentStarts starts;
+  if (none) return starts;
+  int64_t row = 0;
+  for (const std::vector<int64_t>& begins : batch.documents) {
+    if (begins.empty()) starts.push_back(row);
+    for (const int64_t begin : begins) starts.push_back(row + begin);
+    row += batch.tokens.size(1);
+  }
+  return starts;
+}
+
+int64_t CountTargets(const Batch& batch) {
+  return batch.targets.ne(kNoTarget).sum().item<int64_t>();
+}
+
+Trainer::Trainer(Model model, TokenBatches* data,
+                 std::shared_ptr<fsdp::comm::Communicator> ranks,
+                 const TrainerOptions& options)
+    : model_(std::move(model)),
+      data_(*data),
+      ranks_(std::move(ranks)),
+      options_(options),
+      optimizer_(GroupsOf(model_, options),
+                 AdamWOptions(options.learning_rate.peak)) {}
+
+absl::StatusOr<StepResult> Trainer::Step(int64_t step) {
+  std::vector<Batch> batches;
+  absl::Status read;
+  for (int64_t i = 0; i < options_.micro_batches && read.ok(); ++i) {
+    absl::StatusOr<Batch> batch = data_.Next();
+    read = batch.status();
+    if (batch.ok()) batches.push_back(*std::move(batch));
+  }
+  FSDP_RETURN_IF_ERROR(
+      fsdp::comm::Agree(*ranks_, read, "reading a batch",
+                        absl::Now() + ranks_->default_timeout()));
+  StepResult result;
+  double targets = 0;
+  for (const Batch& batch : batches) {
+    targets += static_cast<double>(CountTargets(batch));
+    result.tokens += batch.tokens.numel() * ranks_->world_size();
+  }
+  FSDP_ASSIGN_OR_RETURN(targets, fsdp::comm::Sum(*ranks_, targets));
+  result.targets = static_cast<int64_t>(targets);
+  FSDP_ASSIGN_OR_RETURN(const double loss, Backward(batches, targets));
+  FSDP_ASSIGN_OR_RETURN(result.loss, fsdp::comm::Sum(*ranks_, loss));
+  FSDP_RETURN_IF_ERROR(ClipGradients(result));
+  result.learning_rate = options_.learning_rate.At(step);
+  SetLearningRate(result.learning_rate);
+  FSDP_RETURN_IF_ERROR(fsdp::TorchToStatus("a step of the optimizer", [this] {
+    optimizer_.step();
+    optimizer_.zero_grad();
+  }));
+  return result;
+}
+
+absl::StatusOr<double> Trainer::Backward(const std::vector<Batch>& batches,
+                                         double all_targets) {
+  double sum = 0;
+  for (size_t i = 0; i < batches.size(); ++i) {
+    std::optional<fsdp::NoSyncScope> no_sync;
+    if (i + 1 < batches.size()) no_sync.emplace(model_->NoSync());
+    const auto targets = static_cast<double>(CountTargets(batches[i]));
+    at::Tensor loss;
+    FSDP_RETURN_IF_ERROR(fsdp::TorchToStatus("forward", [&] {
+      // Gradients become the mean over ranks, and the sum is wanted.
+      loss = LossOf(model_, batches[i]) *
+             (targets / all_targets * ranks_->world_size());
+    }));
+    FSDP_RETURN_IF_ERROR(model_->Backward(loss));
+    // The mean over no targets is no number.
+    if (targets > 0) sum += loss.item<double>() / ranks_->world_size();
+  }
+  return sum;
+}
+
+absl::Status Trainer::ClipGradients(StepResult& result) {
+  if (options_.max_grad_norm <= 0) return absl::OkStatus();
+  FSDP_ASSIGN_OR_RETURN(const at::Tensor norm,
+                        model_->ClipGradNorm(options_.max_grad_norm));
+  result.grad_norm = norm.item<double>();
+  return absl::OkStatus();
+}
+
+void Trainer::SetLearningRate(double rate) {
+  for (OptimizerParamGroup& group : optimizer_.param_groups()) {
+    group.options().set_lr(rate);
+  }
+}
+
+absl::StatusOr<double> Trainer::Evaluate(const EvaluationBatches& data) {
+  const c10::NoGradGuard no_grad;
+  model_->eval();
+  double sum = 0;
+  double targets = 0;
+  absl::Status status;
+  for (int64_t i = 0; i < data.num_batches() && status.ok(); ++i) {
+    absl::StatusOr<Batch> batch = data.Read(i);
+    status = fsdp::comm::Agree(*ranks_, batch.status(), "reading a batch",
+                               absl::Now() + ranks_->default_timeout());
+    if (!status.ok()) break;
+    const auto count = static_cast<double>(CountTargets(*batch));
+    status = fsdp::TorchToStatus("evaluation", [&] {
+      const auto loss = LossOf(model_, *batch).item<double>();
+      if (count > 0) sum += loss * count;
+    });
+    targets += count;
+  }
+  model_->train();
+  FSDP_RETURN_IF_ERROR(status);
+  FSDP_ASSIGN_OR_RETURN(sum, fsdp::comm::Sum(*ranks_, sum));
+  FSDP_ASSIGN_OR_RETURN(targets, fsdp::comm::Sum(*ranks_, targets));
+  return sum / targets;
+}
+
+}  // namespace llama

@@ -1,0 +1,79 @@
+// Steps of the training, and how good the model is.
+#ifndef EXAMPLES_LLAMA_TRAINING_TRAINER_H_
+#define EXAMPLES_LLAMA_TRAINING_TRAINER_H_
+
+#include <torch/optim/adamw.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "comm/communicator.h"
+#include "examples/llama/data/evaluation_batches.h"
+#include "examples/llama/data/token_batches.h"
+#include "examples/llama/training/learning_rate.h"
+#include "examples/llama/training/model.h"
+#include "fsdp/optim/fused_optimizer.h"
+
+namespace llama {
+
+struct TrainerOptions {
+  LearningRate learning_rate;
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double weight_decay = 0.1;
+  double max_grad_norm = 1;   // 0: gradients are not clipped
+  int64_t micro_batches = 1;  // whose gradients make one step
+};
+
+// One step, the same on all ranks.
+struct StepResult {
+  double loss = 0;       // mean over the targets of all micro-batches and ranks
+  double grad_norm = 0;  // before it was clipped; 0 where it is not
+  double learning_rate = 0;
+  int64_t targets = 0;  // that count
+  int64_t tokens = 0;   // of all ranks, padding included
+};
+
+// Trains by AdamW. The loss of a step is the mean over all its targets,
+// however they are spread over ranks and micro-batches, as if there was one
+// large batch. Thread-compatible; what it borrows outlives it.
+class Trainer {
+ public:
+  Trainer(Model model, TokenBatches* data,
+          std::shared_ptr<fsdp::comm::Communicator> ranks,
+          const TrainerOptions& options);
+
+  // Step number `step`, from 0. Collective. Errors of one rank end the others'
+  // steps, too.
+  absl::StatusOr<StepResult> Step(int64_t step);
+
+  // The mean loss in nats over all targets of `data`. Collective.
+  absl::StatusOr<double> Evaluate(const EvaluationBatches& data);
+
+  fsdp::FusedAdamW& optimizer() { return optimizer_; }
+
+ private:
+  // The gradients of all micro-batches; their part of the loss on this rank.
+  absl::StatusOr<double> Backward(const std::vector<Batch>& batches,
+                                  double all_targets);
+  absl::Status ClipGradients(StepResult& result);
+  void SetLearningRate(double rate);
+
+  Model model_;
+  TokenBatches& data_;
+  const std::shared_ptr<fsdp::comm::Communicator> ranks_;
+  const TrainerOptions options_;
+  fsdp::FusedAdamW optimizer_;
+};
+
+// For CausalLmImpl::forward(): where documents begin in all rows together.
+DocumentStarts StartsOf(const Batch& batch);
+
+// How many targets count.
+int64_t CountTargets(const Batch& batch);
+
+}  // namespace llama
+
+#endif  // EXAMPLES_LLAMA_TRAINING_TRAINER_H_
