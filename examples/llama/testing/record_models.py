@@ -6,8 +6,8 @@ usage: record_models.py [FOLDER]
 Needs torch, transformers and safetensors; `recorded` is of torch 2.11.0, transformers 5.24.0. Each model has a folder:
 
   config.json, model.safetensors  the model, as save_pretrained() writes it
-  recorded.safetensors            float32: "logits" of "tokens" [batch, tokens], and "bfloat16_logits", those of the
-                                  model in bfloat16
+  recorded.safetensors            "logits" of "tokens" [batch, tokens], float32, and "bfloat16_logits", those of the model
+                                  in bfloat16
   recorded.json                   "tokens"; "loss", the mean over all tokens but the first of each row; "gradients", the
                                   2-norm of its gradient by parameter; "generated", 16 tokens behind each row, greedily
 
@@ -24,7 +24,7 @@ from transformers import (AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Q
                           Qwen3Config, Qwen3ForCausalLM)
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-BATCH, TOKENS, GENERATED = 2, 20, 16
+BATCH, TOKENS, GENERATED = 2, 16, 16
 PAD = 3
 SIZES = {"vocab_size": 128, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
          "num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": None}
@@ -75,7 +75,7 @@ def record(folder, model_class, config):
     output.loss.backward()
     rounded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
     with torch.no_grad():
-        bfloat16_logits = rounded(input_ids=tokens).logits.float()
+        bfloat16_logits = rounded(input_ids=tokens).logits
         generated = model.generate(tokens, attention_mask=torch.ones_like(tokens), do_sample=False,
                                    max_new_tokens=GENERATED, pad_token_id=0)[:, TOKENS:]
     assert generated.shape == (BATCH, GENERATED)
