@@ -1,0 +1,83 @@
+// Fine-tunes a Hugging Face model, sharded over two ranks, and hands it back:
+//   bazel run //examples/llama:finetune -- MODEL_FOLDER TOKENS.bin NEW_FOLDER
+// //examples/llama:train has all the choices; this is how little it takes.
+#include <torch/optim/adamw.h>
+#include <torch/types.h>
+
+#include <iostream>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "base/status_macros.h"
+#include "checkpoint/model_files.h"
+#include "comm/communicator.h"
+#include "comm/run_ranks/run_ranks.h"
+#include "comm/scalars.h"
+#include "examples/llama/data/token_batches.h"
+#include "examples/llama/data/token_file.h"
+#include "examples/llama/data/window_rows.h"
+#include "examples/llama/model/decoder_layer.h"
+#include "examples/llama/model/llama.h"
+#include "examples/llama/training/model.h"
+#include "fsdp/deferred/deferred_init.h"
+#include "fsdp/fully_sharded_data_parallel.h"
+#include "fsdp/optim/fused_optimizer.h"
+
+absl::Status FineTune(const std::string& folder, const std::string& tokens,
+                      const std::string& trained,
+                      const std::shared_ptr<fsdp::comm::Communicator>& ranks) {
+  FSDP_ASSIGN_OR_RETURN(const std::string json, llama::ReadConfigText(folder));
+  FSDP_ASSIGN_OR_RETURN(const auto config, llama::ParseLlamaConfig(json));
+  std::shared_ptr<llama::CausalLmImpl> net;
+  {
+    const fsdp::DeferredInit deferred;  // no rank ever has all of it
+    net = std::make_shared<llama::CausalLmImpl>(config);
+  }
+  fsdp::Options options;
+  options.wrap_policy = fsdp::WrapModules<llama::DecoderLayerImpl>();
+  options.unit.precision = fsdp::ComputeIn(torch::kBFloat16);
+  FSDP_ASSIGN_OR_RETURN(auto model, fsdp::FullyShard(net, ranks, options));
+  FSDP_RETURN_IF_ERROR(fsdp::checkpoint::LoadModel(folder, *model));
+
+  FSDP_ASSIGN_OR_RETURN(const auto file, llama::TokenFile::Open(tokens));
+  FSDP_ASSIGN_OR_RETURN(const auto rows,
+                        llama::WindowRows::Create(file, /*seq=*/256,
+                                                  llama::LastWindow::kLeftOut));
+  FSDP_ASSIGN_OR_RETURN(
+      auto batches,
+      llama::TokenBatches::Create(
+          rows, {/*rows=*/8, ranks->rank(), ranks->world_size()}, /*seed=*/1));
+  fsdp::FusedAdamW optimizer(model->Parameters(),
+                             torch::optim::AdamWOptions(2e-5));
+  for (int step = 0; step < 100; ++step) {
+    FSDP_ASSIGN_OR_RETURN(const llama::Batch batch, batches.Next());
+    const torch::Tensor loss =
+        model->forward(batch.tokens, llama::DocumentStarts(), batch.targets);
+    FSDP_RETURN_IF_ERROR(model->Backward(loss));
+    FSDP_RETURN_IF_ERROR(model->ClipGradNorm(1.0).status());
+    optimizer.step();
+    optimizer.zero_grad();
+    FSDP_ASSIGN_OR_RETURN(const double mean,
+                          fsdp::comm::Mean(*ranks, loss.item<double>()));
+    if (ranks->rank() == 0) {
+      std::cout << "step " << step << "  loss " << mean << std::endl;
+    }
+  }
+  fsdp::checkpoint::ExportOptions exported;
+  exported.dtype = torch::kBFloat16;
+  exported.texts["config.json"] = json;
+  return fsdp::checkpoint::ExportModel(trained, *model, exported);
+}
+
+int main(int argc, char** argv) {
+  if (argc != 4) {
+    std::cerr << "usage: finetune MODEL_FOLDER TOKENS.bin NEW_FOLDER\n";
+    return 2;
+  }
+  return fsdp::comm::RunRanks(
+      argc, argv, /*ranks=*/2,
+      [argv](std::shared_ptr<fsdp::comm::Communicator> ranks) {
+        return FineTune(argv[1], argv[2], argv[3], ranks);
+      });
+}
