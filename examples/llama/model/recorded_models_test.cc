@@ -195,5 +195,20 @@ TEST_P(RecordedModelsTest, PackedDocumentsAreThoseOfRowsOfTheirOwn) {
             0.1);
 }
 
+// In exact arithmetic only distances of positions count; in bfloat16, which
+// rounds cosines, positions do.
+TEST_P(RecordedModelsTest, PositionsBeginAnewWithEachDocument) {
+  ASSERT_OK_AND_ASSIGN(CausalLm model, Load(at::kBFloat16));
+  const c10::NoGradGuard no_grad;
+  const at::Tensor row = tokens_.view({1, -1});
+  const at::Tensor packed = model->forward(row, {0, 16}).slice(1, 16);
+  const double difference = MaxDifference(
+      packed.to(at::kFloat), model->forward(row.slice(1, 16)).to(at::kFloat));
+  const double rounding =
+      MaxDifference(logits_.bfloat16_logits, logits_.logits);
+  RecordProperty("difference", absl::StrCat(difference));
+  EXPECT_LT(difference, 0.25 * rounding);
+}
+
 }  // namespace
 }  // namespace llama
