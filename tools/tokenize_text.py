@@ -9,9 +9,9 @@ Writes OUT.bin (tokens), OUT.idx (where documents begin) and OUT.json (what they
 OUT.train and OUT.validation. examples/llama/data/README.md says to the byte what they hold. They get these names when
 all is written, OUT.json last.
 
-A text file is one document, or with --documents=paragraph each of its paragraphs; of JSON lines, each is one. Empty ones
-are left out. A text file may be larger than memory: what is longer than 1 MiB is tokenized in pieces, which end where a
-line does. A line of JSON lines has to fit into memory.
+A text file is one document, or with --documents=paragraph each of its paragraphs; of JSON lines, each is one. Empty
+ones are left out. A text file may be larger than memory: what is longer than 256 KiB is tokenized in pieces, which end
+where a line does. A line of JSON lines has to fit into memory.
 
 The text of a special token ("<|endoftext|>") in a document becomes that token, as it does with transformers. Chats are
 texts here: apply the model's chat template before, and train on what it makes of them.
@@ -28,7 +28,7 @@ import time
 
 FORMAT, VERSION = "fsdp-tokens", 1
 TYPECODES = {"uint16": "H", "uint32": "I"}  # of array.array
-PIECE_BYTES = 1 << 20
+PIECE_BYTES = 256 << 10
 BATCH_BYTES = 2 << 20
 SECONDS_BETWEEN_REPORTS = 2
 
@@ -54,8 +54,8 @@ class FileTokenizer:
         try:
             import tokenizers  # pylint: disable=import-outside-toplevel
         except ImportError as error:
-            raise Failure(f"--tokenizer needs Python's package tokenizers ({error}): install it (pip install tokenizers), "
-                          "or make tokens of bytes with --bytes") from error
+            raise Failure(f"--tokenizer needs Python's package tokenizers ({error}): install it (pip install "
+                          "tokenizers), or make tokens of bytes with --bytes") from error
         try:
             with open(path, "rb") as file:
                 content = file.read()
@@ -69,6 +69,8 @@ class FileTokenizer:
         # A file may have been written with those of a training that needed them.
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
+        # Newer versions can leave out where tokens come from.
+        self.encode = getattr(self.tokenizer, "encode_batch_fast", self.tokenizer.encode_batch)
         self.path = path
         self.sha256 = hashlib.sha256(content).hexdigest()
         # Ids may have gaps.
@@ -77,7 +79,7 @@ class FileTokenizer:
         self.bos = self.default_bos() if bos is None else self.id_of("bos", bos)
 
     def encode_batch(self, texts):
-        return [encoding.ids for encoding in self.tokenizer.encode_batch(texts, add_special_tokens=False)]
+        return [encoding.ids for encoding in self.encode(texts, add_special_tokens=False)]
 
     def id_of(self, flag, token):
         if token == "none":
@@ -110,8 +112,8 @@ class FileTokenizer:
 
 
 def place_to_cut(text):
-    """How many bytes of a text longer than PIECE_BYTES make a piece of it: where most tokenizers have a token end, which is
-    after a line that neither ends nor is followed by white space; else after a line, a word or a character."""
+    """How many bytes of a text longer than PIECE_BYTES make a piece of it. That is where most tokenizers have a token
+    end, after a line that neither ends nor is followed by white space; else after a line, a word or a character."""
     cut = text.rfind(b"\n", 0, PIECE_BYTES)
     while cut > 0:
         if not (text[cut - 1:cut].isspace() or text[cut + 1:cut + 2].isspace()):
@@ -177,7 +179,8 @@ def decoded(data, path):
         return data.decode()
     except UnicodeDecodeError as error:
         around = data[max(error.start - 20, 0):error.start + 20]
-        raise Failure(f"{path}: is not UTF-8 at {around!r}: convert it, or make tokens of bytes with --bytes") from error
+        raise Failure(f"{path}: is not UTF-8 at {around!r}: convert it, or make tokens of bytes with --bytes") \
+            from error
 
 
 def pieces_of(options):
@@ -353,8 +356,8 @@ def tokenize(options):
         write_tokens(options, tokenizer, writers)
         for writer in writers:
             writer.publish(tokenizer)
-            print(f"{writer.name}.bin: {writer.num_documents} documents, {writer.num_tokens} tokens ({writer.dtype}) of "
-                  f"{tokenizer.vocab_size}")
+            print(f"{writer.name}.bin: {writer.num_documents} documents, {writer.num_tokens} tokens ({writer.dtype}) "
+                  f"of {tokenizer.vocab_size}")
     finally:
         for writer in writers:
             writer.discard()
@@ -371,18 +374,22 @@ def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", metavar="FILE", help="text in UTF-8, or JSON lines; any bytes with --bytes")
     how = parser.add_mutually_exclusive_group(required=True)
-    how.add_argument("--tokenizer", metavar="FILE", help="the model's tokenizer.json; needs Python's package tokenizers")
-    how.add_argument("--bytes", action="store_true", help="tokens are the bytes of the text, 0 to 255, without bos and eos")
+    how.add_argument("--tokenizer", metavar="FILE",
+                     help="the model's tokenizer.json; needs Python's package tokenizers")
+    how.add_argument("--bytes", action="store_true",
+                     help="tokens are the bytes of the text, 0 to 255, without bos and eos")
     parser.add_argument("--out", required=True, metavar="OUT", help="path of what is written, without .bin")
     parser.add_argument("--jsonl", metavar="FIELD",
                         help="each line of a file is a JSON object, a document, whose text is this field")
     parser.add_argument("--documents", choices=["file", "paragraph"], default="file",
-                        help="what of a text file is a document; paragraphs are apart by blank lines (default: %(default)s)")
+                        help="what of a text file is a document; between paragraphs there are blank lines "
+                        "(default: %(default)s)")
     parser.add_argument("--bos", metavar="TOKEN",
-                        help="the token that begins each document, or none (default: what the tokenizer itself puts there)")
+                        help="the token that begins each document, or none (default: what the tokenizer itself puts "
+                        "there)")
     parser.add_argument("--eos", metavar="TOKEN",
-                        help="the token that ends each document, or none (default: eos_token of the tokenizer_config.json "
-                        "beside the tokenizer.json)")
+                        help="the token that ends each document, or none (default: eos_token of the "
+                        "tokenizer_config.json beside the tokenizer.json)")
     parser.add_argument("--dtype", choices=sorted(TYPECODES), help="(default: uint16 for up to 65536 tokens)")
     parser.add_argument("--validation", type=fraction_of_documents, metavar="FRACTION", default=0,
                         help="documents to hold out: drawn one by one, so that about this part of them is")

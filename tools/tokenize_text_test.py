@@ -123,7 +123,8 @@ class BytesTest(ToolTest):
         source = self.write("a", lines(*({"text": text} for text in texts)))
 
         def split(out, seed, fraction):
-            self.succeed("--bytes", "--jsonl=text", f"--out={out}", f"--validation={fraction}", f"--seed={seed}", source)
+            self.succeed("--bytes", "--jsonl=text", f"--out={out}", f"--validation={fraction}", f"--seed={seed}",
+                         source)
             return self.texts(f"{out}.train"), self.texts(f"{out}.validation")
 
         train, held_out = split(self.out, 1, 0.25)
@@ -172,8 +173,8 @@ class BytesTest(ToolTest):
 
     def test_help_names_every_flag(self):
         output = self.succeed("--help")
-        for flag in ("tokenizer", "bytes", "out", "jsonl", "documents", "bos", "eos", "dtype", "validation", "seed", "force",
-                     "quiet"):
+        for flag in ("tokenizer", "bytes", "out", "jsonl", "documents", "bos", "eos", "dtype", "validation", "seed",
+                     "force", "quiet"):
             self.assertIn(f"--{flag}", output)
 
     def test_a_run_that_is_ended_leaves_nothing(self):
@@ -228,6 +229,12 @@ class PiecesTest(unittest.TestCase):
         self.assertEqual(self.pieces("äöüäöüäöüäöü")[0], ["äöüäöüäö", "üäöü"])
         self.assertEqual(self.pieces("aäöüäöüäöüäöü")[0], ["aäöüäöüä", "öüäöü"])
         self.assertEqual(self.pieces("a🦊🦊🦊🦊🦊")[0], ["a🦊🦊🦊", "🦊🦊"])
+        self.assertEqual(self.pieces("a\nb" + "x" * 30)[0], ["a\n", "b" + "x" * 15, "x" * 15])
+
+    def test_bytes_that_are_no_text_have_pieces_too(self):
+        found = [data for data, _ in tokenize_text.text_pieces(io.BytesIO(b"\x80" * 40), False)]
+        self.assertEqual(b"".join(found), b"\x80" * 40)
+        self.assertLessEqual(max(map(len, found)), 16)
 
     def test_the_last_piece_ends_the_document(self):
         for size in range(1, 70):
@@ -237,11 +244,32 @@ class PiecesTest(unittest.TestCase):
                 self.assertLessEqual(max(map(len, pieces)), 16)
                 self.assertEqual(ends, [False] * (len(pieces) - 1) + [True])
 
+    def test_blank_lines_are_no_documents(self):
+        self.assertEqual(self.pieces("\n\na\n\n\nb\n\n", paragraphs=True), (["a\n", "b\n"], [True, True]))
+
     def test_a_blank_line_is_a_whole_line(self):
         # Bytes 16 and on of the first line are white space.
         pieces, ends = self.pieces("x" * 16 + "   \ny\n\nz", paragraphs=True)
         self.assertEqual("".join(pieces), "x" * 16 + "   \ny\nz")
         self.assertEqual(ends.count(True), 2)
+
+
+class EncodedTest(unittest.TestCase):
+
+    def test_few_texts_are_in_memory(self):
+        batches = []
+
+        class Tokenizer:
+            def encode_batch(self, texts):
+                batches.append(sum(map(len, texts)))
+                return [[len(text)] for text in texts]
+
+        sizes = [1, 100, 300000, tokenize_text.BATCH_BYTES] + [200000] * 50 + [1]
+        pieces = [("x" * size, True) for size in sizes]
+        found = list(tokenize_text.encoded(Tokenizer(), iter(pieces)))
+        self.assertEqual(found, [([size], True, size) for size in sizes])
+        self.assertLess(max(batches), tokenize_text.BATCH_BYTES + 300200)
+        self.assertGreater(min(batches[:-1]), tokenize_text.BATCH_BYTES - 1)
 
 
 class WithoutTokenizersTest(ToolTest):
@@ -320,10 +348,11 @@ class TokenizerTest(ToolTest):
         self.assertEqual(self.tokenize("--eos=<|end|>", self.write("a", content)), [[0] + self.plain(content) + [1]])
 
     def test_many_documents_are_tokenized_in_order(self):
-        texts = [f"{i} " * 2000 for i in range(700)]
+        texts = [str(i) + " the lazy dog sleeps" * 150 for i in range(720)]
         self.assertGreater(sum(map(len, texts)), tokenize_text.BATCH_BYTES)
         source = self.write("a", lines(*({"text": text} for text in texts)))
-        self.assertEqual(self.tokenize("--eos=none", "--bos=none", "--jsonl=text", source), [self.plain(t) for t in texts])
+        self.assertEqual(self.tokenize("--eos=none", "--bos=none", "--jsonl=text", source),
+                         [self.plain(text) for text in texts])
 
     def test_a_document_without_tokens_is_left_out(self):
         self.oracle.normalizer = tokenizers.normalizers.Strip()
@@ -335,7 +364,8 @@ class TokenizerTest(ToolTest):
     def test_errors_say_what_to_do(self):
         text = self.write("a", "text")
         flags = [f"--out={self.out}", "--eos=none"]
-        self.fail_with("has no such token", f"--tokenizer={self.tokenizer}", f"--out={self.out}", "--eos=<|none|>", text)
+        self.fail_with("has no such token", f"--tokenizer={self.tokenizer}", f"--out={self.out}", "--eos=<|none|>",
+                       text)
         self.fail_with("is no tokenizer.json", f"--tokenizer={text}", *flags, text)
         self.fail_with("No such file", f"--tokenizer={text}.json", *flags, text)
         wrong = self.write("b", b"good\xffbad")
@@ -359,6 +389,11 @@ class TokenizerTest(ToolTest):
         model.save(self.tokenizer)
         self.tokenize("--eos=none", self.write("a", "b"))
         self.assertEqual(self.description()["vocab_size"], 42)
+        model = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+        model.add_special_tokens(["<|extra|>"])
+        model.save(self.tokenizer)
+        self.assertEqual(self.tokenize("--eos=<|extra|>", self.write("a", "b")), [[1, 2]])
+        self.assertEqual(self.description()["vocab_size"], 3)
 
 
 class WriterTest(unittest.TestCase):
