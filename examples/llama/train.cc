@@ -1,10 +1,12 @@
 // Fine-tunes a Llama, Qwen2 or Qwen3, sharded over ranks.
 //   bazel run //examples/llama:train -- --help
+#include <cstdint>
 #include <iostream>
 #include <memory>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "checkpoint/newest_step.h"
 #include "comm/communicator.h"
 #include "comm/launcher/restart_options.h"
 #include "comm/run_ranks/run_ranks.h"
@@ -20,6 +22,10 @@ int main(int argc, char** argv) {
   }
   fsdp::comm::RestartOptions restarts;
   restarts.max_restarts = flags->max_restarts;
+  restarts.progress = [&flags]() -> int64_t {
+    const auto step = fsdp::checkpoint::NewestStep(flags->save);
+    return step.ok() ? step->value_or(0) : 0;
+  };
   return fsdp::comm::RunRanks(
       argc, argv, flags->ranks,
       [&flags](std::shared_ptr<fsdp::comm::Communicator> ranks) {

@@ -6,17 +6,21 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <filesystem>
 #include <iostream>
 #include <memory>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "adapters/peft_files.h"
 #include "base/status_macros.h"
@@ -89,7 +93,21 @@ class TrainRun {
                             fsdp::adapters::ReadLoraConfig(flags_.adapter));
     }
     FSDP_RETURN_IF_ERROR(OpenData());
-    return IsFirst() ? OpenProgress() : absl::OkStatus();
+    if (!IsFirst()) return absl::OkStatus();
+    FSDP_RETURN_IF_ERROR(CheckIsNew("export", flags_.export_dir));
+    FSDP_RETURN_IF_ERROR(CheckIsNew("save_adapter", flags_.save_adapter));
+    return OpenProgress();
+  }
+
+  // Before the training, not after it.
+  static absl::Status CheckIsNew(absl::string_view flag,
+                                 const std::string& path) {
+    std::error_code ignored;
+    if (path.empty() || !std::filesystem::exists(path, ignored)) {
+      return absl::OkStatus();
+    }
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--", flag, "=", path, " is there already: name a new folder"));
   }
 
   absl::Status OpenData() {

@@ -50,11 +50,11 @@ class ReadmeRunTest(unittest.TestCase):
         """Paths of the README are below the test's folder."""
         return re.sub(r"(^|=)/(models|data|runs)", rf"\1{self.root}/\2", argument)
 
-    def run_program(self, program, *arguments):
+    def run_program(self, program, *arguments, code=0):
         environment = {**os.environ, "HOME": str(self.root)}
         result = subprocess.run([*program, *map(self.here, arguments)], stdout=subprocess.PIPE,
                                 stderr=subprocess.STDOUT, text=True, timeout=240, check=False, env=environment)
-        self.assertEqual(result.returncode, 0, f"{program} {arguments}\n{result.stdout}")
+        self.assertEqual(result.returncode, code, f"{program} {arguments}\n{result.stdout}")
         return result.stdout
 
     def make_model(self):
@@ -103,6 +103,11 @@ class ReadmeRunTest(unittest.TestCase):
         self.make_model()
         losses, _ = self.train("unbroken", 2)
         self.assertEqual(len(losses), 8)
+        flags = ["--model=/models/qwen", "--data=/data/books.txt"]
+        self.assertIn("go on from them by --resume",
+                      self.run_program(["examples/llama/train"], *flags, "--save=/runs/unbroken", code=2))
+        self.assertIn("name a new folder",
+                      self.run_program(["examples/llama/train"], *flags, "--export=/models/unbroken", code=2))
         for ranks in (2, 3):
             save = self.root / f"runs/again_{ranks}"
             save.mkdir()
