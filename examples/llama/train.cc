@@ -24,7 +24,7 @@ int main(int argc, char** argv) {
   restarts.max_restarts = flags->max_restarts;
   restarts.progress = [&flags]() -> int64_t {
     const auto step = fsdp::checkpoint::NewestStep(flags->save);
-    return step.ok() ? step->value_or(0) : 0;
+    return step.ok() ? step->value_or(-1) : -1;
   };
   return fsdp::comm::RunRanks(
       argc, argv, flags->ranks,
