@@ -396,7 +396,14 @@ class TokenizerTest(ToolTest):
         self.assertEqual(self.description()["vocab_size"], 3)
 
 
-class WriterTest(unittest.TestCase):
+class WriterTest(ToolTest):
+
+    def test_a_document_begins_with_its_first_token(self):
+        writer = tokenize_text.TokenWriter(self.out, "uint16")
+        for tokens, ends in (([], False), ([5], False), ([], False), ([6], True), ([], True), ([7], True)):
+            writer.add(tokens, ends)
+        writer.publish(tokenize_text.ByteTokenizer())
+        self.assertEqual(self.documents(), [[5, 6], [7]])
 
     def test_items_are_as_large_as_they_say(self):
         for dtype, typecode in tokenize_text.TYPECODES.items():

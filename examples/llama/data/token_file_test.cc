@@ -87,6 +87,21 @@ TEST(TokenFileTest, PartsAreFilesOfTheirOwn) {
   EXPECT_THAT(All(part.Part({3, 3})), ElementsAre());
 }
 
+TEST(TokenFileTest, NothingIsReadOutsideOfThePart) {
+  ASSERT_OK_AND_ASSIGN(
+      const TokenFile file,
+      TokenFile::Open(WriteTokens("limits", {{10, 11, 12, 13, 14}, {0, 2}})));
+  const TokenFile part = file.Part({1, 4});
+  EXPECT_DEATH((void)Read(part, -1, 1), "broken invariant");
+  EXPECT_DEATH((void)Read(part, 2, 2), "broken invariant");
+  EXPECT_DEATH((void)Read(part, 4, 0), "broken invariant");
+  EXPECT_DEATH(part.Part({-1, 2}), "broken invariant");
+  EXPECT_DEATH(part.Part({2, 1}), "broken invariant");
+  EXPECT_DEATH(part.Part({0, 4}), "broken invariant");
+  EXPECT_DEATH((void)file.Document(-1), "broken invariant");
+  EXPECT_DEATH((void)file.Document(2), "broken invariant");
+}
+
 TEST(TokenFileTest, KnowsItsDocuments) {
   ASSERT_OK_AND_ASSIGN(
       const TokenFile file,
