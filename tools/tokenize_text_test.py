@@ -381,6 +381,7 @@ class TokenizerTest(ToolTest):
             text = self.write("a", f"w0 w{size - 1}")
             self.assertEqual(self.tokenize("--eos=none", text), [[0, size - 1]])
             self.assertEqual(self.description()["dtype"], dtype)
+            self.tokenize("--eos=none", f"--dtype={dtype}", text)
         self.fail_with("which need uint32", f"--tokenizer={self.tokenizer}", f"--out={self.out}2", "--eos=none",
                        "--dtype=uint16", text)
 

@@ -20,8 +20,8 @@ namespace llama {
 // the token that the next one begins with. The last token of a document has no
 // target; a piece of it alone, and so a document of one token, is left out.
 //
-// Takes a second per some ten million documents to create, on every rank, and
-// 16 bytes per row.
+// To create it takes some 0.3 us for each document of the file, on every rank,
+// and 16 bytes for each row; to read a row, as much for each document in it.
 class PackedRows final : public RowSource {
  public:
   // InvalidArgument: seq < 1, or no document of two tokens. DataLoss: where
