@@ -1,7 +1,9 @@
 #include "examples/llama/model/attention.h"
 
 #include <ATen/ops/cat.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
+#include <c10/core/ScalarType.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -10,6 +12,7 @@
 
 #include "base/check.h"
 #include "examples/llama/model/documents.h"
+#include "examples/llama/model/kv_cache.h"
 #include "examples/llama/model/llama_config.h"
 #include "examples/llama/model/rms_norm.h"
 #include "examples/llama/model/rotary.h"
@@ -19,17 +22,36 @@ namespace {
 
 using torch::nn::LinearOptions;
 
-at::Tensor OfOneDocument(const at::Tensor& queries, const at::Tensor& keys,
-                         const at::Tensor& values) {
+at::Tensor Attend(const at::Tensor& queries, const at::Tensor& keys,
+                  const at::Tensor& values,
+                  const std::optional<at::Tensor>& mask, bool is_causal) {
   // Some of LibTorch's kernels refuse to be asked for groups, even of one.
   return at::scaled_dot_product_attention(
-      queries, keys, values, /*attn_mask=*/std::nullopt, /*dropout_p=*/0.0,
-      /*is_causal=*/true, /*scale=*/std::nullopt,
+      queries, keys, values, mask, /*dropout_p=*/0.0, is_causal,
+      /*scale=*/std::nullopt,
       /*enable_gqa=*/queries.size(1) != keys.size(1));
 }
 
+at::Tensor OfOneDocument(const at::Tensor& queries, const at::Tensor& keys,
+                         const at::Tensor& values) {
+  return Attend(queries, keys, values, /*mask=*/std::nullopt,
+                /*is_causal=*/true);
+}
+
+// Of one token, which sees all: the queries that share a key are like tokens,
+// so that no kernel repeats keys for them.
+at::Tensor OfLastToken(const at::Tensor& queries, const at::Tensor& keys,
+                       const at::Tensor& values) {
+  const at::Tensor grouped =
+      queries.squeeze(2).unflatten(1, {keys.size(1), -1});
+  return Attend(grouped, keys, values, /*mask=*/std::nullopt,
+                /*is_causal=*/false)
+      .flatten(1, 2)
+      .unsqueeze(2);
+}
+
 // [batch, tokens, heads * head_dim] -> [batch, tokens, heads, head_dim].
-at::Tensor Heads(const at::Tensor& x, int64_t head_dim) {
+at::Tensor SplitHeads(const at::Tensor& x, int64_t head_dim) {
   return x.unflatten(-1, {-1, head_dim});
 }
 
@@ -51,6 +73,17 @@ at::Tensor CausalAttention(const at::Tensor& queries, const at::Tensor& keys,
     outputs.push_back(OfOneDocument(q[i], k[i], v[i]));
   }
   return at::cat(outputs, 2);
+}
+
+at::Tensor ContinuedAttention(const at::Tensor& queries, const at::Tensor& keys,
+                              const at::Tensor& values) {
+  const int64_t tokens = queries.size(2), all = keys.size(2);
+  if (tokens == all) return OfOneDocument(queries, keys, values);
+  if (tokens == 1) return OfLastToken(queries, keys, values);
+  const at::Tensor sees =
+      at::ones({tokens, all}, queries.options().dtype(at::kBool))
+          .tril(all - tokens);
+  return Attend(queries, keys, values, sees, /*is_causal=*/false);
 }
 
 AttentionImpl::AttentionImpl(const LlamaConfig& config)
@@ -81,17 +114,37 @@ AttentionImpl::AttentionImpl(const LlamaConfig& config)
 at::Tensor AttentionImpl::forward(const at::Tensor& x,
                                   const RotaryTables& tables,
                                   const DocumentStarts& starts) {
-  at::Tensor q = Heads(q_proj_->forward(x), head_dim_);
-  at::Tensor k = Heads(k_proj_->forward(x), head_dim_);
-  const at::Tensor v = Heads(v_proj_->forward(x), head_dim_);
+  const Heads heads = Project(x, tables);
+  return Output(
+      CausalAttention(heads.queries, heads.keys, heads.values, starts));
+}
+
+at::Tensor AttentionImpl::Continue(const at::Tensor& x,
+                                   const RotaryTables& tables,
+                                   const LayerCache& cache, int64_t past) {
+  const Heads heads = Project(x, tables);
+  const int64_t end = past + x.size(1);
+  cache.keys.slice(2, past, end).copy_(heads.keys);
+  cache.values.slice(2, past, end).copy_(heads.values);
+  return Output(ContinuedAttention(heads.queries, cache.keys.slice(2, 0, end),
+                                   cache.values.slice(2, 0, end)));
+}
+
+AttentionImpl::Heads AttentionImpl::Project(const at::Tensor& x,
+                                            const RotaryTables& tables) {
+  at::Tensor q = SplitHeads(q_proj_->forward(x), head_dim_);
+  at::Tensor k = SplitHeads(k_proj_->forward(x), head_dim_);
+  const at::Tensor v = SplitHeads(v_proj_->forward(x), head_dim_);
   if (!q_norm_.is_empty()) {
     q = q_norm_->forward(q);
     k = k_norm_->forward(k);
   }
-  const at::Tensor y = CausalAttention(Rotate(q.transpose(1, 2), tables),
-                                       Rotate(k.transpose(1, 2), tables),
-                                       v.transpose(1, 2), starts);
-  return o_proj_->forward(y.transpose(1, 2).flatten(2));
+  return {Rotate(q.transpose(1, 2), tables), Rotate(k.transpose(1, 2), tables),
+          v.transpose(1, 2)};
+}
+
+at::Tensor AttentionImpl::Output(const at::Tensor& heads) {
+  return o_proj_->forward(heads.transpose(1, 2).flatten(2));
 }
 
 }  // namespace llama

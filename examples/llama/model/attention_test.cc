@@ -77,6 +77,19 @@ TEST(AttentionTest, StaysInsideOfDocuments) {
   ExpectAsDefined(1, {0});
 }
 
+TEST(AttentionTest, ContinuesWithTheLastTokens) {
+  for (const int64_t batch : {1, 2}) {
+    const std::vector<at::Tensor> inputs = Inputs(batch, 11);
+    const at::Tensor expected = Expected(inputs, {});
+    for (const int64_t tokens : {1, 2, 7, 11}) {
+      const at::Tensor y = ContinuedAttention(inputs[0].slice(2, 11 - tokens),
+                                              inputs[1], inputs[2]);
+      EXPECT_TRUE(y.allclose(expected.slice(2, 11 - tokens), 1e-9, 1e-9))
+          << tokens << " of " << batch << " sequences";
+    }
+  }
+}
+
 int64_t PeakOf(int64_t tokens, const DocumentStarts& starts,
                c10::ScalarType dtype) {
   const std::vector<at::Tensor> inputs = Inputs(1, tokens, dtype);

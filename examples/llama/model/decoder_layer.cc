@@ -2,7 +2,10 @@
 
 #include <ATen/ops/silu.h>
 
+#include <cstdint>
+
 #include "examples/llama/model/documents.h"
+#include "examples/llama/model/kv_cache.h"
 #include "examples/llama/model/llama_config.h"
 #include "examples/llama/model/rotary.h"
 
@@ -41,9 +44,19 @@ DecoderLayerImpl::DecoderLayerImpl(const LlamaConfig& config)
 at::Tensor DecoderLayerImpl::forward(const at::Tensor& x,
                                      const RotaryTables& tables,
                                      const DocumentStarts& starts) {
-  const at::Tensor y =
-      x + self_attn_->forward(input_layernorm_->forward(x), tables, starts);
-  return y + mlp_->forward(post_attention_layernorm_->forward(y));
+  return AddMlp(
+      x + self_attn_->forward(input_layernorm_->forward(x), tables, starts));
+}
+
+at::Tensor DecoderLayerImpl::Continue(const at::Tensor& x,
+                                      const RotaryTables& tables,
+                                      const LayerCache& cache, int64_t past) {
+  return AddMlp(x + self_attn_->Continue(input_layernorm_->forward(x), tables,
+                                         cache, past));
+}
+
+at::Tensor DecoderLayerImpl::AddMlp(const at::Tensor& x) {
+  return x + mlp_->forward(post_attention_layernorm_->forward(x));
 }
 
 }  // namespace llama

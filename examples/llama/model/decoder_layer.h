@@ -6,9 +6,12 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
+#include <cstdint>
+
 #include "adapters/linear.h"
 #include "examples/llama/model/attention.h"
 #include "examples/llama/model/documents.h"
+#include "examples/llama/model/kv_cache.h"
 #include "examples/llama/model/llama_config.h"
 #include "examples/llama/model/rms_norm.h"
 #include "examples/llama/model/rotary.h"
@@ -36,8 +39,13 @@ class DecoderLayerImpl : public torch::nn::Module {
   // [batch, tokens, hidden_size] -> the same; see CausalAttention().
   at::Tensor forward(const at::Tensor& x, const RotaryTables& tables,
                      const DocumentStarts& starts);
+  // See AttentionImpl::Continue().
+  at::Tensor Continue(const at::Tensor& x, const RotaryTables& tables,
+                      const LayerCache& cache, int64_t past);
 
  private:
+  at::Tensor AddMlp(const at::Tensor& x);
+
   Attention self_attn_;
   Mlp mlp_;
   RmsNorm input_layernorm_, post_attention_layernorm_;

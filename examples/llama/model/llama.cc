@@ -7,6 +7,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 
+#include <cstddef>
 #include <cstdint>
 
 #include "absl/status/status.h"
@@ -17,6 +18,7 @@
 #include "examples/llama/model/chunked_loss.h"
 #include "examples/llama/model/decoder_layer.h"
 #include "examples/llama/model/documents.h"
+#include "examples/llama/model/kv_cache.h"
 #include "examples/llama/model/llama_config.h"
 #include "examples/llama/model/rms_norm.h"
 #include "examples/llama/model/rotary.h"
@@ -43,6 +45,17 @@ void CheckTokens(const at::Tensor& tokens, const DocumentStarts& starts,
   }
   fsdp::ThrowIfError(
       CheckDocumentStarts(starts, tokens.size(0), tokens.size(1)));
+}
+
+void CheckRoom(const at::Tensor& tokens, const KvCache& cache) {
+  if (tokens.size(0) == cache.batch && tokens.size(1) > 0 &&
+      tokens.size(1) <= cache.max_tokens - cache.tokens) {
+    return;
+  }
+  throw fsdp::StatusError(absl::InvalidArgumentError(absl::StrCat(
+      "tokens are [", absl::StrJoin(tokens.sizes(), ", "),
+      "]: the cache is for a batch of ", cache.batch, " and has room for ",
+      cache.max_tokens - cache.tokens, " more tokens")));
 }
 
 EmbeddingOptions EmbeddingOf(const LlamaConfig& config) {
@@ -83,6 +96,20 @@ at::Tensor DecoderImpl::forward(const at::Tensor& tokens,
   return norm_->forward(x).view({tokens.size(0), tokens.size(1), -1});
 }
 
+at::Tensor DecoderImpl::Continue(const at::Tensor& tokens, KvCache& cache) {
+  const int64_t end = cache.tokens + tokens.size(1);
+  at::Tensor x = embed_tokens_->forward(tokens);
+  const RotaryTables tables = MakeRotaryTables(
+      rope_, head_dim_, at::arange(cache.tokens, end, tokens.options()),
+      x.scalar_type());
+  for (size_t i = 0; i < layers_->size(); ++i) {
+    x = layers_->at<DecoderLayerImpl>(i).Continue(x, tables, cache.layers[i],
+                                                  cache.tokens);
+  }
+  cache.tokens = end;
+  return norm_->forward(x);
+}
+
 CausalLmImpl::CausalLmImpl(const LlamaConfig& config) : model_(config) {
   register_module("model", model_);
   if (config.tie_word_embeddings) return;
@@ -99,6 +126,15 @@ at::Tensor CausalLmImpl::forward(const at::Tensor& tokens,
   const at::Tensor x = model_->forward(tokens, starts);
   if (!targets.defined()) return at::linear(x, HeadWeight());
   return ChunkedCrossEntropy(x.flatten(0, 1), HeadWeight(), targets.flatten());
+}
+
+at::Tensor CausalLmImpl::Continue(const at::Tensor& tokens, KvCache& cache) {
+  const c10::NoGradGuard no_grad;
+  CheckTokens(tokens, /*starts=*/{}, /*targets=*/{});
+  CheckRoom(tokens, cache);
+  const at::Tensor x = model_->Continue(tokens, cache);
+  // A head for all tokens of a prompt would be larger than the model.
+  return at::linear(x.select(1, -1), HeadWeight());
 }
 
 const at::Tensor& CausalLmImpl::HeadWeight() const {

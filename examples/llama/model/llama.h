@@ -5,6 +5,11 @@
 //   CausalLm model(config);
 //   status = fsdp::checkpoint::LoadModel(folder, *model);
 //   at::Tensor logits = model->forward(tokens);
+//
+// To generate, tokens as they come:
+//   KvCache cache = MakeKvCache(config, /*batch=*/1, /*max_tokens=*/512, {});
+//   at::Tensor logits = model->Continue(prompt, cache);  // [1, vocab_size]
+//   logits = model->Continue(logits.argmax(-1, /*keepdim=*/true), cache);
 #ifndef EXAMPLES_LLAMA_MODEL_LLAMA_H_
 #define EXAMPLES_LLAMA_MODEL_LLAMA_H_
 
@@ -18,6 +23,7 @@
 
 #include "adapters/linear.h"
 #include "examples/llama/model/documents.h"
+#include "examples/llama/model/kv_cache.h"
 #include "examples/llama/model/llama_config.h"
 #include "examples/llama/model/rms_norm.h"
 
@@ -31,6 +37,8 @@ class DecoderImpl : public torch::nn::Module {
   // As CausalLmImpl::forward() without targets, but -> [batch, tokens,
   // hidden_size].
   at::Tensor forward(const at::Tensor& tokens, const DocumentStarts& starts);
+  // As CausalLmImpl::Continue(), but -> [batch, tokens, hidden_size].
+  at::Tensor Continue(const at::Tensor& tokens, KvCache& cache);
 
   const at::Tensor& embedding() const { return embed_tokens_->weight; }
 
@@ -59,6 +67,13 @@ class CausalLmImpl : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& tokens,
                      const DocumentStarts& starts = {},
                      const at::Tensor& targets = {});
+
+  // tokens: int64 [batch, tokens], at least one, that come behind those which
+  // `cache` has, and get into it -> the logits of the last one, [batch,
+  // vocab_size]: as forward() of all would give them, without gradients. Not
+  // for sharded models. Throws StatusError (InvalidArgument), with the cache
+  // as it was, for other shapes and dtypes, and if there is no room for them.
+  at::Tensor Continue(const at::Tensor& tokens, KvCache& cache);
 
  private:
   const at::Tensor& HeadWeight() const;

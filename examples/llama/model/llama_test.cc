@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 
@@ -18,6 +19,7 @@
 #include "base/testing/status_matchers.h"
 #include "base/torch_status.h"
 #include "examples/llama/model/documents.h"
+#include "examples/llama/model/kv_cache.h"
 #include "examples/llama/model/llama_config.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -171,6 +173,48 @@ TEST(LlamaTest, InitialParametersAreNormalOrZeroOrOne) {
                 .item<double>(),
             0);
   EXPECT_TRUE(parameters["model.norm.weight"].eq(1).all().item<bool>());
+}
+
+void ExpectNoContinuation(const at::Tensor& tokens, KvCache& cache,
+                          const std::string& text) {
+  CausalLm model(Small("llama"));
+  const int64_t before = cache.tokens;
+  EXPECT_THAT(
+      TorchToStatus("continuing", [&] { model->Continue(tokens, cache); }),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text)));
+  EXPECT_EQ(cache.tokens, before);
+}
+
+TEST(LlamaTest, ContinuesOnlyWhatItsCacheHasRoomFor) {
+  KvCache cache =
+      MakeKvCache(Small("llama"), /*batch=*/2, /*max_tokens=*/5, at::kFloat);
+  cache.tokens = 3;
+  const at::Tensor tokens = at::zeros({2, 2}, at::kLong);
+  ExpectNoContinuation(tokens.to(at::kInt), cache, "int64 [batch, tokens]");
+  ExpectNoContinuation(tokens[0], cache, "int64 [batch, tokens]");
+  ExpectNoContinuation(tokens.slice(0, 1), cache, "a batch of 2");
+  ExpectNoContinuation(tokens.slice(1, 2), cache, "[2, 0]");
+  ExpectNoContinuation(at::zeros({2, 3}, at::kLong), cache,
+                       "room for 2 more tokens");
+  EXPECT_EQ(CausalLm(Small("llama"))->Continue(tokens, cache).sizes(),
+            at::IntArrayRef({2, 11}));
+  EXPECT_EQ(cache.tokens, 5);
+}
+
+TEST(LlamaTest, ContinuesAnewAndFromBefore) {
+  const LlamaConfig config = Small("qwen3");
+  CausalLm model(config);
+  InitializeParameters(*model, 7, 0.5);
+  KvCache cache = MakeKvCache(config, 1, 5, at::kFloat);
+  const at::Tensor tokens = at::arange(5).view({1, 5});
+  const at::Tensor last = model->Continue(tokens, cache);
+  EXPECT_FALSE(last.requires_grad());
+  for (const int64_t kept : {3, 0}) {
+    cache.tokens = kept;
+    EXPECT_TRUE(last.allclose(model->Continue(tokens.slice(1, kept), cache),
+                              1e-5, 1e-6))
+        << kept;
+  }
 }
 
 }  // namespace

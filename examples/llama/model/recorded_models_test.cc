@@ -10,6 +10,7 @@
 #include <c10/core/ScalarType.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <fstream>
@@ -26,6 +27,7 @@
 #include "checkpoint/model_files.h"
 #include "examples/llama/model/chunked_loss.h"
 #include "examples/llama/model/documents.h"
+#include "examples/llama/model/kv_cache.h"
 #include "examples/llama/model/llama.h"
 #include "examples/llama/model/llama_config.h"
 #include "fsdp/deferred/deferred_init.h"
@@ -80,10 +82,12 @@ class RecordedModelsTest : public ::testing::TestWithParam<std::string> {
         LoadModel(absl::StrCat(folder_, "recorded.safetensors"), logits_));
   }
 
+  absl::StatusOr<LlamaConfig> Config() const {
+    return ParseLlamaConfig(ReadText(absl::StrCat(folder_, "config.json")));
+  }
+
   absl::StatusOr<CausalLm> Load(c10::ScalarType dtype = at::kFloat) const {
-    FSDP_ASSIGN_OR_RETURN(
-        const LlamaConfig config,
-        ParseLlamaConfig(ReadText(absl::StrCat(folder_, "config.json"))));
+    FSDP_ASSIGN_OR_RETURN(const LlamaConfig config, Config());
     CausalLm model(config);
     model->to(dtype);
     FSDP_RETURN_IF_ERROR(
@@ -148,6 +152,50 @@ TEST_P(RecordedModelsTest, GeneratesTheSameTokens) {
   EXPECT_TRUE(all.slice(1, kTokens).equal(expected)) << all << expected;
 }
 
+// All tokens behind the first ones, so many at a time; the logits of the last
+// one each time are those of the whole.
+void ContinueInChunks(CausalLm& model, const LlamaConfig& config,
+                      const at::Tensor& tokens, const at::Tensor& logits,
+                      int64_t first, int64_t chunk) {
+  KvCache cache = MakeKvCache(config, kBatch, kTokens, at::kFloat);
+  int64_t end = first;
+  for (int64_t begin = 0; begin < kTokens; begin = end, end += chunk) {
+    end = std::min(end, kTokens);
+    const at::Tensor last = model->Continue(tokens.slice(1, begin, end), cache);
+    EXPECT_EQ(cache.tokens, end);
+    EXPECT_LT(MaxDifference(last, logits.select(1, end - 1)), 1e-5)
+        << "tokens " << begin << " to " << end;
+  }
+}
+
+TEST_P(RecordedModelsTest, ContinuesWithTheLogitsOfTheWhole) {
+  ASSERT_OK_AND_ASSIGN(CausalLm model, Load());
+  ASSERT_OK_AND_ASSIGN(const LlamaConfig config, Config());
+  const c10::NoGradGuard no_grad;
+  const at::Tensor logits = model->forward(tokens_);
+  for (const int64_t chunk : {1, 3, 7}) {
+    // So that each token is the last of a chunk once.
+    for (int64_t first = 1; first <= chunk; ++first) {
+      SCOPED_TRACE(absl::StrCat(first, ", then ", chunk, " at a time"));
+      ContinueInChunks(model, config, tokens_, logits, first, chunk);
+    }
+  }
+  ContinueInChunks(model, config, tokens_, logits, kTokens, kTokens);
+}
+
+TEST_P(RecordedModelsTest, GeneratesTheSameTokensFromItsCache) {
+  ASSERT_OK_AND_ASSIGN(CausalLm model, Load());
+  ASSERT_OK_AND_ASSIGN(const LlamaConfig config, Config());
+  const at::Tensor expected = Integers(*recorded_.Find("generated"));
+  KvCache cache =
+      MakeKvCache(config, kBatch, kTokens + expected.size(1), at::kFloat);
+  at::Tensor last = tokens_;
+  for (int64_t i = 0; i < expected.size(1); ++i) {
+    last = model->Continue(last, cache).argmax(-1, /*keepdim=*/true);
+    EXPECT_TRUE(last.equal(expected.slice(1, i, i + 1))) << i;
+  }
+}
+
 TEST_P(RecordedModelsTest, LogitsInBfloat16AreWithinItsRounding) {
   ASSERT_OK_AND_ASSIGN(CausalLm model, Load(at::kBFloat16));
   const c10::NoGradGuard no_grad;
@@ -163,9 +211,7 @@ TEST_P(RecordedModelsTest, LogitsInBfloat16AreWithinItsRounding) {
 }
 
 TEST_P(RecordedModelsTest, LoadsIntoADeferredModel) {
-  ASSERT_OK_AND_ASSIGN(
-      const LlamaConfig config,
-      ParseLlamaConfig(ReadText(absl::StrCat(folder_, "config.json"))));
+  ASSERT_OK_AND_ASSIGN(const LlamaConfig config, Config());
   CausalLm model{nullptr};
   {
     const fsdp::DeferredInit deferred({/*min_bytes=*/0});
