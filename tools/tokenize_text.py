@@ -4,6 +4,8 @@
   tools/tokenize_text.py --tokenizer=MODEL/tokenizer.json --out=data/books --validation=0.01 books/*.txt
   tools/tokenize_text.py --tokenizer=MODEL/tokenizer.json --out=data/web --jsonl=text web.jsonl
   zcat web.jsonl.gz | tools/tokenize_text.py --bytes --out=data/web --jsonl=text /dev/stdin
+  tools/tokenize_text.py --tokenizer=MODEL --encode="Once upon a time" | generate --model=MODEL --tokens=- |
+      tools/tokenize_text.py --tokenizer=MODEL --decode
 
 Writes OUT.bin (tokens), OUT.idx (where documents begin) and OUT.json (what they are); with --validation all three of
 OUT.train and OUT.validation. examples/llama/data/README.md says to the byte what they hold. They get these names when
@@ -15,6 +17,9 @@ where a line does. A line of JSON lines has to fit into memory.
 
 The text of a special token ("<|endoftext|>") in a document becomes that token, as it does with transformers. Chats are
 texts here: apply the model's chat template before, and train on what it makes of them.
+
+--encode and --decode are for //examples/llama:generate: the first prints the tokens of one text, as it would begin a
+document; the second reads tokens and prints their text as it comes, special tokens included.
 """
 
 import argparse
@@ -46,11 +51,16 @@ class ByteTokenizer:
     def encode_batch(self, texts):
         return [list(text) for text in texts]
 
+    def decode(self, tokens):
+        return bytes(tokens).decode(errors="replace")
+
 
 class FileTokenizer:
     """What a tokenizer.json says."""
 
     def __init__(self, path, bos, eos):
+        if os.path.isdir(path):
+            path = os.path.join(path, "tokenizer.json")
         try:
             import tokenizers  # pylint: disable=import-outside-toplevel
         except ImportError as error:
@@ -80,6 +90,9 @@ class FileTokenizer:
 
     def encode_batch(self, texts):
         return [encoding.ids for encoding in self.encode(texts, add_special_tokens=False)]
+
+    def decode(self, tokens):
+        return self.tokenizer.decode(tokens, skip_special_tokens=False)
 
     def id_of(self, flag, token):
         if token == "none":
@@ -339,11 +352,48 @@ def dtype_for(wanted, vocab_size):
     return wanted or ("uint16" if vocab_size <= 1 << 16 else "uint32")
 
 
+def tokenizer_of(options, eos):
+    return ByteTokenizer() if options.bytes else FileTokenizer(options.tokenizer, options.bos, eos)
+
+
+def encode(options):
+    tokenizer = tokenizer_of(options, eos="none")
+    text = os.fsencode(options.encode)
+    tokens = tokenizer.encode_batch([text if options.bytes else decoded(text, "--encode")])[0]
+    print(*([] if tokenizer.bos is None else [tokenizer.bos]), *tokens)
+
+
+def tokens_of(lines, vocab_size):
+    """Numbers with commas or white space between."""
+    for word in (word for line in lines for word in line.replace(",", " ").split()):
+        if not word.isdecimal() or int(word) >= vocab_size:
+            raise Failure(f"\"{word}\" is no token: they are numbers from 0 to {vocab_size - 1}")
+        yield int(word)
+
+
+def text_as_it_comes(tokenizer, tokens):
+    """What each token adds to the text. What a token says may depend on the one before it, and a character may be of
+    several tokens: so the last ones that had some text are decoded again, with and without what has come since."""
+    before, new = [], []
+    for token in tokens:
+        new.append(token)
+        text = tokenizer.decode(before + new)
+        if text.endswith("\N{REPLACEMENT CHARACTER}"):
+            continue
+        yield text[len(tokenizer.decode(before)):]
+        before, new = new, []
+    yield tokenizer.decode(before + new)[len(tokenizer.decode(before)):]
+
+
+def decode(options):
+    tokenizer = tokenizer_of(options, eos="none")
+    for text in text_as_it_comes(tokenizer, tokens_of(sys.stdin, tokenizer.vocab_size)):
+        print(text, end="", flush=True)
+    print()
+
+
 def tokenize(options):
-    if options.bytes:
-        tokenizer = ByteTokenizer()
-    else:
-        tokenizer = FileTokenizer(options.tokenizer, options.bos, options.eos)
+    tokenizer = tokenizer_of(options, options.eos)
     names = [f"{options.out}.train", f"{options.out}.validation"] if options.validation else [options.out]
     for name in names:
         for path in (f"{name}.{kind}" for kind in ("bin", "idx", "json")):
@@ -372,13 +422,17 @@ def fraction_of_documents(text):
 
 def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="+", metavar="FILE", help="text in UTF-8, or JSON lines; any bytes with --bytes")
+    parser.add_argument("files", nargs="*", metavar="FILE", help="text in UTF-8, or JSON lines; any bytes with --bytes")
     how = parser.add_mutually_exclusive_group(required=True)
     how.add_argument("--tokenizer", metavar="FILE",
-                     help="the model's tokenizer.json; needs Python's package tokenizers")
+                     help="the model's tokenizer.json, or the folder it is in; needs Python's package tokenizers")
     how.add_argument("--bytes", action="store_true",
                      help="tokens are the bytes of the text, 0 to 255, without bos and eos")
-    parser.add_argument("--out", required=True, metavar="OUT", help="path of what is written, without .bin")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--out", metavar="OUT", help="path of what is written, without .bin")
+    what.add_argument("--encode", metavar="TEXT", help="print the tokens of this text, with bos before it, and no eos")
+    what.add_argument("--decode", action="store_true",
+                      help="print the text of the tokens on standard input, as they come")
     parser.add_argument("--jsonl", metavar="FIELD",
                         help="each line of a file is a JSON object, a document, whose text is this field")
     parser.add_argument("--documents", choices=["file", "paragraph"], default="file",
@@ -401,6 +455,14 @@ def parse(arguments):
         parser.error("--bos and --eos are tokens of a --tokenizer")
     if options.jsonl is not None and options.documents != "file":
         parser.error("--documents is about text files: of JSON lines each is a document")
+    if options.out is None:
+        only_files = ("jsonl", "documents", "eos", "dtype", "validation", "force")
+        given = [f"--{name}" for name in only_files if getattr(options, name) != parser.get_default(name)]
+        if options.files or given:
+            parser.error(f"--encode and --decode take no files and no flags of files: {' '.join(given + options.files)}")
+        return options
+    if not options.files:
+        parser.error("name the files to make tokens of")
     if options.out.endswith(".bin") or not os.path.basename(options.out):
         parser.error("--out is a path without .bin, such as data/books")
     return options
@@ -409,7 +471,13 @@ def parse(arguments):
 def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # takes what was begun away
     try:
-        tokenize(parse(sys.argv[1:]))
+        options = parse(sys.argv[1:])
+        if options.encode is not None:
+            encode(options)
+        elif options.decode:
+            decode(options)
+        else:
+            tokenize(options)
     except Failure as failure:
         print(f"tokenize_text: {failure}", file=sys.stderr)
         return 1

@@ -48,19 +48,19 @@ class ToolTest(unittest.TestCase):
         return subprocess.Popen([sys.executable, TOOL, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                 universal_newlines=True, **options)
 
-    def run_tool(self, *arguments):
-        process = self.start(*arguments)
-        output, errors = process.communicate()
+    def run_tool(self, *arguments, given=""):
+        process = self.start(*arguments, stdin=subprocess.PIPE)
+        output, errors = process.communicate(given)
         return process.returncode, output, errors
 
-    def succeed(self, *arguments):
-        code, output, errors = self.run_tool(*arguments)
+    def succeed(self, *arguments, given=""):
+        code, output, errors = self.run_tool(*arguments, given=given)
         self.assertEqual(code, 0, errors)
         return output
 
-    def fail_with(self, text, *arguments, code=1):
+    def fail_with(self, text, *arguments, code=1, given=""):
         before = sorted(os.listdir(self.folder))
-        found, _, errors = self.run_tool(*arguments)
+        found, _, errors = self.run_tool(*arguments, given=given)
         self.assertEqual(found, code, errors)
         self.assertIn(text, errors)
         self.assertNotIn("Traceback", errors)
@@ -170,11 +170,14 @@ class BytesTest(ToolTest):
                                      ("about text files", ["--bytes", "--jsonl=text", "--documents=paragraph"])):
             self.fail_with(text_of_error, f"--out={self.out}", *flags, text, code=2)
         self.fail_with("without .bin", f"--out={self.out}.bin", "--bytes", text, code=2)
+        self.fail_with("name the files", f"--out={self.out}", "--bytes", code=2)
+        for flags in (["--decode", text], ["--encode=x", "--force"]):
+            self.fail_with(f"no flags of files: {flags[1]}", "--bytes", *flags, code=2)
 
     def test_help_names_every_flag(self):
         output = self.succeed("--help")
-        for flag in ("tokenizer", "bytes", "out", "jsonl", "documents", "bos", "eos", "dtype", "validation", "seed",
-                     "force", "quiet"):
+        for flag in ("tokenizer", "bytes", "out", "encode", "decode", "jsonl", "documents", "bos", "eos", "dtype",
+                     "validation", "seed", "force", "quiet"):
             self.assertIn(f"--{flag}", output)
 
     def test_a_run_that_is_ended_leaves_nothing(self):
@@ -206,6 +209,29 @@ class BytesTest(ToolTest):
         self.succeed("--bytes", "--dtype=uint32", "--jsonl=text", f"--out={self.out}", str(SAMPLES / "text.jsonl"))
         for kind in ("bin", "idx", "json"):
             self.assertEqual(pathlib.Path(f"{self.out}.{kind}").read_bytes(), (SAMPLES / f"bytes.{kind}").read_bytes())
+
+
+    def test_bytes_of_a_text_and_back(self):
+        for text in ("", "two\nlines", "zwölf 🦊"):
+            tokens = self.succeed("--bytes", f"--encode={text}")
+            self.assertEqual(tokens, " ".join(map(str, text.encode())) + "\n")
+            self.assertEqual(self.succeed("--bytes", "--decode", given=tokens), text + "\n")
+        self.assertEqual(self.succeed("--bytes", "--decode", given="195\n97, 98,\n\n195"),
+                         "\N{REPLACEMENT CHARACTER}ab\N{REPLACEMENT CHARACTER}\n")
+
+    def test_what_is_no_token(self):
+        for word in ("256", "-1", "a", "1.0"):
+            self.fail_with(f'"{word}" is no token: they are numbers from 0 to 255', "--bytes", "--decode",
+                           given=f"1 {word}")
+
+    def test_decodes_as_tokens_come(self):
+        process = self.start("--bytes", "--decode", stdin=subprocess.PIPE)
+        self.addCleanup(process.communicate)
+        self.addCleanup(process.kill)
+        for byte in b"text":
+            process.stdin.write(f"{byte}\n")
+            process.stdin.flush()
+            self.assertEqual(process.stdout.read(1), chr(byte))
 
 
 class PiecesTest(unittest.TestCase):
@@ -370,6 +396,23 @@ class TokenizerTest(ToolTest):
         self.fail_with("No such file", f"--tokenizer={text}.json", *flags, text)
         wrong = self.write("b", b"good\xffbad")
         self.fail_with(f"{wrong}: is not UTF-8 at b'good\\xffbad'", f"--tokenizer={self.tokenizer}", *flags, wrong)
+
+    def test_tokens_of_a_text_and_back(self):
+        flags = [f"--tokenizer={self.folder}"]
+        text = "The quick zwölf 🦊<|end|> fox"
+        tokens = self.succeed(*flags, f"--encode={text}")
+        self.assertEqual([int(token) for token in tokens.split()], [0] + self.plain(text))
+        self.assertGreater(len(self.plain("🦊")), 1, "several tokens are one character")
+        self.assertEqual(self.succeed(*flags, "--decode", given=tokens), f"<|begin|>{text}\n")
+        self.assertEqual(self.succeed(*flags, "--bos=none", f"--encode={text}").split(), tokens.split()[1:])
+        self.fail_with('"290" is no token', *flags, "--decode", given="290")
+
+    def test_what_a_token_says_depends_on_the_one_before(self):
+        words = {"<unk>": 0, "▁one": 1, "▁two": 2, "s": 3}
+        model = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
+        model.decoder = tokenizers.decoders.Metaspace()
+        model.save(self.tokenizer)
+        self.assertEqual(self.succeed(f"--tokenizer={self.tokenizer}", "--decode", given="1 3 2 2"), "ones two two\n")
 
     def test_large_vocabularies_need_four_bytes(self):
         vocab = {f"w{i}": i for i in range(65536)}
