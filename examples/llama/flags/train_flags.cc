@@ -2,40 +2,21 @@
 
 #include <cmath>
 #include <cstdint>
-#include <cstdlib>
-#include <filesystem>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
-#include "absl/flags/usage.h"
-#include "absl/flags/usage_config.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "adapters/lora_config.h"
 #include "base/status_macros.h"
+#include "examples/llama/flags/command_line.h"
+#include "examples/llama/flags/precision.h"
 
 namespace llama {
-
-bool AbslParseFlag(absl::string_view text, Precision* precision,
-                   std::string* error) {
-  if (text != "fp32" && text != "bf16") {
-    *error = "expected fp32 or bf16";
-    return false;
-  }
-  *precision = text == "fp32" ? Precision::kFloat : Precision::kBFloat16;
-  return true;
-}
-
-std::string AbslUnparseFlag(Precision precision) {
-  return precision == Precision::kFloat ? "fp32" : "bf16";
-}
 
 bool AbslParseFlag(absl::string_view text, Rows* rows, std::string* error) {
   if (text != "stream" && text != "packed") {
@@ -137,12 +118,6 @@ ABSL_FLAG(std::string, save_adapter, "",
 
 namespace llama {
 namespace {
-
-std::string ResolvePath(const std::string& path) {
-  const char* const directory = std::getenv("BUILD_WORKING_DIRECTORY");
-  if (path.empty() || directory == nullptr) return path;
-  return std::filesystem::path(directory) / path;
-}
 
 void ReadLora(TrainFlags& flags) {
   const int64_t rank = absl::GetFlag(FLAGS_lora_rank);
@@ -258,19 +233,11 @@ absl::Status Check(const TrainFlags& flags) {
 }
 
 absl::StatusOr<TrainFlags> ReadTrainFlags(int argc, char** argv) {
-  absl::SetProgramUsageMessage(
+  FSDP_RETURN_IF_ERROR(ParseFlags(
+      argc, argv,
       "Trains a Llama, Qwen2 or Qwen3 from Hugging Face files, sharded over "
-      "ranks.\n\n  train --model=DIR --data=FILE --export=DIR");
-  absl::FlagsUsageConfig config;
-  config.contains_helpshort_flags = [](absl::string_view file) {
-    return absl::StrContains(file, "train_flags");
-  };
-  config.contains_help_flags = config.contains_helpshort_flags;
-  absl::SetFlagsUsageConfig(config);
-  const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
-  if (rest.size() > 1) {
-    return Wrong(absl::StrCat("what is ", rest[1], "? Flags begin with --"));
-  }
+      "ranks.\n\n  train --model=DIR --data=FILE --export=DIR",
+      "train_flags"));
   TrainFlags flags = ReadAll();
   FSDP_RETURN_IF_ERROR(Check(flags));
   return flags;

@@ -9,10 +9,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "adapters/lora_config.h"
+#include "examples/llama/flags/precision.h"
 
 namespace llama {
 
-enum class Precision { kFloat, kBFloat16 };
 enum class Rows { kStream, kPacked };
 
 struct TrainFlags {
