@@ -1,0 +1,119 @@
+#include "examples/llama/generation/generator.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/tensor.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "absl/algorithm/container.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "base/torch_status.h"
+#include "examples/llama/generation/sampler.h"
+#include "examples/llama/model/kv_cache.h"
+#include "examples/llama/model/llama.h"
+#include "examples/llama/model/llama_config.h"
+
+namespace llama {
+namespace {
+
+// A sequence and what the model has seen of it.
+class Sequence {
+ public:
+  Sequence(CausalLmImpl& model, const LlamaConfig& config,
+           const SamplingOptions& sampling)
+      : model_(model), config_(config), sampler_(sampling) {}
+
+  // Room for so many tokens.
+  absl::Status Reserve(int64_t tokens) {
+    return fsdp::TorchToStatus("making room for keys and values", [&] {
+      cache_ = MakeKvCache(config_, /*batch=*/1, tokens,
+                           model_.parameters().front().options());
+    });
+  }
+
+  // The token behind `tokens`, which come behind those of before.
+  absl::StatusOr<int64_t> Next(const std::vector<int64_t>& tokens) {
+    at::Tensor logits;
+    FSDP_RETURN_IF_ERROR(fsdp::TorchToStatus("computing logits", [&] {
+      logits = model_.Continue(at::tensor(tokens).unsqueeze(0), cache_)[0];
+    }));
+    return sampler_.Next(logits);
+  }
+
+  bool Ends(int64_t token) const {
+    return absl::c_linear_search(config_.eos_token_ids, token);
+  }
+
+ private:
+  CausalLmImpl& model_;
+  const LlamaConfig& config_;
+  Sampler sampler_;
+  KvCache cache_;
+};
+
+}  // namespace
+
+absl::Status CheckPrompt(const std::vector<int64_t>& prompt,
+                         const LlamaConfig& config) {
+  if (prompt.empty()) {
+    return absl::InvalidArgumentError(
+        "the prompt is empty: there has to be a token to begin with");
+  }
+  if (prompt.size() >= static_cast<uint64_t>(config.max_position_embeddings)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the prompt has ", prompt.size(), " tokens, and the model's ",
+        "max_position_embeddings is ", config.max_position_embeddings,
+        ": nothing can come behind it"));
+  }
+  for (const int64_t token : prompt) {
+    if (token >= 0 && token < config.vocab_size) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("token ", token, " of the prompt is outside of the ",
+                     "model's vocabulary of ", config.vocab_size));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Generated> Generate(CausalLmImpl& model,
+                                   const LlamaConfig& config,
+                                   const std::vector<int64_t>& prompt,
+                                   int64_t max_tokens,
+                                   const SamplingOptions& sampling,
+                                   const OnToken& on_token) {
+  FSDP_RETURN_IF_ERROR(Check(sampling));
+  FSDP_RETURN_IF_ERROR(CheckPrompt(prompt, config));
+  const auto prompt_tokens = static_cast<int64_t>(prompt.size());
+  const int64_t room = config.max_position_embeddings - prompt_tokens;
+  const int64_t most = std::min(max_tokens, room);
+  Sequence sequence(model, config, sampling);
+  FSDP_RETURN_IF_ERROR(sequence.Reserve(prompt_tokens + most));
+
+  Generated generated;
+  generated.ending =
+      room < max_tokens ? Ending::kMaxPositions : Ending::kMaxTokens;
+  const absl::Time begin = absl::Now();
+  absl::Time first = begin;
+  std::vector<int64_t> tokens = prompt;
+  while (generated.tokens < most) {
+    FSDP_ASSIGN_OR_RETURN(const int64_t token, sequence.Next(tokens));
+    if (++generated.tokens == 1) first = absl::Now();
+    FSDP_RETURN_IF_ERROR(on_token(token));
+    if (sequence.Ends(token)) {
+      generated.ending = Ending::kEos;
+      break;
+    }
+    tokens = {token};
+  }
+  generated.prompt_time = first - begin;
+  generated.time = absl::Now() - first;
+  return generated;
+}
+
+}  // namespace llama
