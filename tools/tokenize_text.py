@@ -459,7 +459,8 @@ def parse(arguments):
         only_files = ("jsonl", "documents", "eos", "dtype", "validation", "force")
         given = [f"--{name}" for name in only_files if getattr(options, name) != parser.get_default(name)]
         if options.files or given:
-            parser.error(f"--encode and --decode take no files and no flags of files: {' '.join(given + options.files)}")
+            parser.error("--encode and --decode take no files and no flags of files: "
+                         + " ".join(given + options.files))
         return options
     if not options.files:
         parser.error("name the files to make tokens of")

@@ -1,0 +1,106 @@
+#include "examples/llama/flags/generate_flags.h"
+
+#include <cstdint>
+#include <string>
+
+#include "absl/flags/flag.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "examples/llama/flags/command_line.h"
+#include "examples/llama/flags/precision.h"
+#include "examples/llama/generation/sampler.h"
+
+ABSL_FLAG(std::string, model, "",
+          "The folder of a model, with its config.json (Llama, Qwen2 or "
+          "Qwen3): a Hugging Face folder, what the program train has written "
+          "with --export, or one of the folders step-N of its --save.");
+ABSL_FLAG(std::string, adapter, "",
+          "Merge the adapters in this folder into the model, which PEFT or "
+          "the program train with --save_adapter has written for it.");
+ABSL_FLAG(std::string, prompt, "",
+          "The text to go on from, for models whose tokens are bytes. Prints "
+          "text.");
+ABSL_FLAG(std::string, tokens, "",
+          "The tokens to go on from: 1,2,3, or - for those on standard input, "
+          "with commas or white space between. Prints tokens, one a line, as "
+          "they come.");
+ABSL_FLAG(int64_t, max_tokens, llama::GenerateFlags().max_tokens,
+          "Stop after so many tokens, if not before: behind a token that the "
+          "config's eos_token_id names, and at its max_position_embeddings.");
+ABSL_FLAG(double, temperature, llama::GenerateFlags().sampling.temperature,
+          "Below 1, likely tokens become likelier. 0: always the likeliest.");
+ABSL_FLAG(int64_t, top_k, llama::GenerateFlags().sampling.top_k,
+          "Draw from only so many likeliest tokens; 0: from all.");
+ABSL_FLAG(double, top_p, llama::GenerateFlags().sampling.top_p,
+          "Draw from only the fewest likeliest tokens that are as probable "
+          "together; 1: from all.");
+ABSL_FLAG(uint64_t, seed, llama::GenerateFlags().sampling.seed,
+          "Of what is drawn.");
+ABSL_FLAG(llama::Precision, precision, llama::GenerateFlags().precision,
+          "Parameters and what is computed: fp32 or, in half the memory, "
+          "bf16.");
+ABSL_FLAG(int, threads, llama::GenerateFlags().threads,
+          "Compute threads; 0: as many as LibTorch takes.");
+
+namespace llama {
+namespace {
+
+constexpr char kUsage[] =
+    "Continues a text or tokens with a Llama, Qwen2 or Qwen3, in one process, "
+    "which needs memory for all of the model.\n\n"
+    "  generate --model=DIR --prompt=\"Once upon a time\"\n"
+    "  tools/tokenize_text.py --encode \"Once upon a time\" --tokenizer DIR |\n"
+    "      generate --model=DIR --tokens=- |\n"
+    "      tools/tokenize_text.py --decode --tokenizer DIR\n\n"
+    "Prints what comes behind the prompt on standard output, and on standard "
+    "error how fast it was.";
+
+GenerateFlags ReadAll() {
+  GenerateFlags flags;
+  flags.model = ResolvePath(absl::GetFlag(FLAGS_model));
+  flags.adapter = ResolvePath(absl::GetFlag(FLAGS_adapter));
+  flags.prompt = absl::GetFlag(FLAGS_prompt);
+  flags.tokens = absl::GetFlag(FLAGS_tokens);
+  flags.max_tokens = absl::GetFlag(FLAGS_max_tokens);
+  flags.sampling.temperature = absl::GetFlag(FLAGS_temperature);
+  flags.sampling.top_k = absl::GetFlag(FLAGS_top_k);
+  flags.sampling.top_p = absl::GetFlag(FLAGS_top_p);
+  flags.sampling.seed = absl::GetFlag(FLAGS_seed);
+  flags.precision = absl::GetFlag(FLAGS_precision);
+  flags.threads = absl::GetFlag(FLAGS_threads);
+  return flags;
+}
+
+}  // namespace
+
+absl::Status Check(const GenerateFlags& flags) {
+  if (flags.model.empty()) {
+    return absl::InvalidArgumentError(
+        "name the folder of a model: --model=DIR");
+  }
+  if (flags.prompt.empty() == flags.tokens.empty()) {
+    return absl::InvalidArgumentError(
+        "say what to go on from, either by --prompt=TEXT, for models whose "
+        "tokens are bytes, or by --tokens=1,2,3");
+  }
+  if (flags.max_tokens < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--max_tokens=", flags.max_tokens, ": take at least 1"));
+  }
+  if (flags.threads < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--threads=", flags.threads, ": take at least 0"));
+  }
+  return Check(flags.sampling);
+}
+
+absl::StatusOr<GenerateFlags> ReadGenerateFlags(int argc, char** argv) {
+  FSDP_RETURN_IF_ERROR(ParseFlags(argc, argv, kUsage, "generate_flags"));
+  GenerateFlags flags = ReadAll();
+  FSDP_RETURN_IF_ERROR(Check(flags));
+  return flags;
+}
+
+}  // namespace llama

@@ -1,0 +1,125 @@
+#include "examples/llama/generate_run.h"
+
+#include <ATen/Parallel.h>
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <fstream>
+#include <istream>
+#include <iterator>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "base/status_macros.h"
+#include "examples/llama/flags/generate_flags.h"
+#include "examples/llama/flags/precision.h"
+#include "examples/llama/generation/generator.h"
+#include "examples/llama/generation/loaded_model.h"
+#include "examples/llama/generation/token_text.h"
+#include "examples/llama/model/llama.h"
+#include "examples/llama/model/llama_config.h"
+
+namespace llama {
+namespace {
+
+constexpr int64_t kByteVocab = 256;
+
+// InvalidArgument: the model's tokens are no bytes.
+absl::Status CheckTokensAreBytes(const std::string& folder,
+                                 const LlamaConfig& config, std::ostream& log) {
+  if (config.vocab_size == kByteVocab) return absl::OkStatus();
+  const std::string tokenizer = absl::StrCat(folder, "/tokenizer.json");
+  if (std::ifstream(tokenizer).good()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--prompt is for models whose tokens are bytes, and there is ",
+        tokenizer, ": tools/tokenize_text.py --encode TEXT --tokenizer ",
+        folder, " makes tokens of a text, for --tokens=-"));
+  }
+  if (config.vocab_size > kByteVocab) {
+    log << "there is no " << tokenizer << ": takes the prompt's bytes for "
+        << "tokens" << std::endl;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<int64_t>> PromptOf(const GenerateFlags& flags,
+                                              std::istream& in) {
+  if (!flags.prompt.empty()) return BytesOf(flags.prompt);
+  if (flags.tokens != "-") return ParseTokens(flags.tokens);
+  return ParseTokens(std::string(std::istreambuf_iterator<char>(in), {}));
+}
+
+absl::Status Write(const std::string& text, std::ostream& out) {
+  if (out << text << std::flush) return absl::OkStatus();
+  return absl::DataLossError("standard output cannot be written");
+}
+
+std::string Rate(int64_t tokens, absl::Duration time) {
+  const double seconds = absl::ToDoubleSeconds(time);
+  return absl::StrFormat("%d tokens in %.2f s (%.4g tokens/s)", tokens, seconds,
+                         static_cast<double>(tokens) / seconds);
+}
+
+absl::string_view Reason(Ending ending) {
+  switch (ending) {
+    case Ending::kEos:
+      return "ended by eos_token_id";
+    case Ending::kMaxTokens:
+      return "ended by --max_tokens";
+    case Ending::kMaxPositions:
+      return "ended by the model's max_position_embeddings";
+  }
+  return "";
+}
+
+void Report(int64_t prompt_tokens, const Generated& generated,
+            std::ostream& log) {
+  log << "prompt: " << Rate(prompt_tokens, generated.prompt_time)
+      << ", which gives the first token\n";
+  if (generated.tokens > 1) {
+    log << "then: " << Rate(generated.tokens - 1, generated.time) << "\n";
+  }
+  log << Reason(generated.ending) << std::endl;
+}
+
+}  // namespace
+
+absl::Status RunGenerate(const GenerateFlags& flags, std::istream& in,
+                         std::ostream& out, std::ostream& log) {
+  if (flags.threads > 0) at::set_num_threads(flags.threads);
+  const bool is_text = !flags.prompt.empty();
+  FSDP_ASSIGN_OR_RETURN(const std::vector<int64_t> prompt, PromptOf(flags, in));
+  FSDP_ASSIGN_OR_RETURN(const LlamaConfig config, ReadConfig(flags.model));
+  if (is_text) {
+    FSDP_RETURN_IF_ERROR(CheckTokensAreBytes(flags.model, config, log));
+  }
+  FSDP_RETURN_IF_ERROR(CheckPrompt(prompt, config));
+  FSDP_ASSIGN_OR_RETURN(
+      CausalLm model,
+      LoadWholeModel(
+          flags.model, flags.adapter, config,
+          flags.precision == Precision::kFloat ? c10::kFloat : c10::kBFloat16));
+  PrintableText text;
+  FSDP_ASSIGN_OR_RETURN(const Generated generated,
+                        Generate(*model, config, prompt, flags.max_tokens,
+                                 flags.sampling, [&](int64_t token) {
+                                   return Write(is_text
+                                                    ? text.Add(token)
+                                                    : absl::StrCat(token, "\n"),
+                                                out);
+                                 }));
+  if (is_text) {
+    FSDP_RETURN_IF_ERROR(Write(absl::StrCat(text.Finish(), "\n"), out));
+  }
+  Report(static_cast<int64_t>(prompt.size()), generated, log);
+  return absl::OkStatus();
+}
+
+}  // namespace llama

@@ -1,0 +1,162 @@
+#!/usr/bin/env python3
+"""The program //examples/llama:generate: what it prints, from what, and what it refuses.
+
+The programs are this test's runfiles, below the directory that it starts in.
+"""
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import tempfile
+import unittest
+
+GENERATE, TRAIN = "examples/llama/generate", "examples/llama/train"
+RECORDED = pathlib.Path("examples/llama/testing/recorded")
+MODELS = ("llama_scaled_rope", "llama_tied", "qwen2", "qwen3")
+QWEN3 = RECORDED / "qwen3"
+GREEDY = ("--temperature=0", "--max_tokens=16", "--threads=1")
+PROMPT = "--tokens=5,6,7"
+
+
+class GenerateTest(unittest.TestCase):
+
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR"))
+        self.addCleanup(temporary.cleanup)
+        self.folder = pathlib.Path(temporary.name)
+
+    def run_program(self, *flags, given=None):
+        return subprocess.run([GENERATE, *flags], input=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                              text=True)
+
+    def succeed(self, *flags, given=None):
+        """Its output, and what it says besides."""
+        done = self.run_program(*flags, given=given)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout, done.stderr
+
+    def tokens(self, model, *flags, given=None):
+        return [int(line) for line in self.succeed(f"--model={model}", *flags, given=given)[0].splitlines()]
+
+    def refuse(self, text, *flags, code=1, given=None):
+        done = self.run_program(*flags, given=given)
+        self.assertEqual(done.returncode, code, done.stderr)
+        self.assertIn(text, done.stderr)
+        self.assertEqual(done.stdout, "")
+
+    def copy_of(self, model, name="copy", **changes):
+        """A folder of its own, with another config.json."""
+        folder = self.folder / name
+        shutil.copytree(model, folder)
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").unlink()
+        (folder / "config.json").write_text(json.dumps({**config, **changes}))
+        return folder
+
+    def train(self, *flags):
+        text = b"All that glitters is not gold.\n" * 20
+        (self.folder / "text.bin").write_bytes(b"".join(byte.to_bytes(2, "little") for byte in text))
+        (self.folder / "text.json").write_text(json.dumps({
+            "format": "fsdp-tokens", "version": 1, "dtype": "uint16", "num_tokens": len(text), "num_documents": 0,
+            "vocab_size": 128, "bos_id": None, "eos_id": None, "tokenizer_sha256": None}))
+        done = subprocess.run([TRAIN, f"--model={QWEN3}", f"--data={self.folder}/text.bin", "--seq=16", "--batch=2",
+                               "--steps=3", "--lr=0.05", "--warmup=1", "--threads=1", "--precision=fp32", *flags],
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.assertEqual(done.returncode, 0, done.stdout)
+
+    def test_tokens_are_those_of_transformers(self):
+        for model in MODELS:
+            recorded = json.loads((RECORDED / model / "recorded.json").read_text())
+            for prompt, expected in zip(recorded["tokens"], recorded["generated"]):
+                flag = "--tokens=" + ",".join(map(str, prompt))
+                self.assertEqual(self.tokens(RECORDED / model, flag, *GREEDY), expected, model)
+
+    def test_reads_tokens_from_standard_input(self):
+        expected = self.tokens(QWEN3, PROMPT, *GREEDY)
+        for given in ("5 6 7", "5,6,\n7\n", "5\n6\n7\n"):
+            self.assertEqual(self.tokens(QWEN3, "--tokens=-", *GREEDY, given=given), expected)
+
+    def test_seeds_and_limits_decide_what_is_drawn(self):
+        flags = (PROMPT, "--max_tokens=30", "--threads=1", "--temperature=2")
+        one = self.tokens(QWEN3, *flags, "--seed=1")
+        self.assertEqual(len(one), 30)
+        self.assertEqual(self.tokens(QWEN3, *flags, "--seed=1"), one)
+        self.assertNotEqual(self.tokens(QWEN3, *flags, "--seed=2"), one)
+        likeliest = self.tokens(QWEN3, PROMPT, *GREEDY)
+        for limit in ("--top_k=1", "--top_p=0.0001"):
+            self.assertEqual(self.tokens(QWEN3, *flags, limit)[:16], likeliest)
+
+    def test_bfloat16(self):
+        self.assertEqual(len(self.tokens(QWEN3, PROMPT, "--precision=bf16", *GREEDY)), 16)
+
+    def test_bytes_are_text(self):
+        output, said = self.succeed(f"--model={QWEN3}", "--prompt=Hello", *GREEDY)
+        expected = self.tokens(QWEN3, "--tokens=" + ",".join(str(byte) for byte in b"Hello"), *GREEDY)
+        shown = "".join(chr(token) if 32 <= token < 127 or token in b"\n\t" else "?" for token in expected)
+        self.assertEqual(output, shown + "\n")
+        self.assertRegex(said, r"prompt: 5 tokens in [\d.]+ s \([\de.+]+ tokens/s\)")
+        self.assertRegex(said, r"then: 15 tokens in [\d.]+ s \([\de.+]+ tokens/s\)\nended by --max_tokens")
+
+    def test_ends_where_the_model_does(self):
+        all_tokens = self.tokens(QWEN3, PROMPT, *GREEDY)
+        ends = self.copy_of(QWEN3, "ends", eos_token_id=all_tokens[3])
+        self.assertEqual(self.tokens(ends, PROMPT, *GREEDY), all_tokens[:all_tokens.index(all_tokens[3]) + 1])
+        self.assertIn("ended by eos_token_id", self.succeed(f"--model={ends}", PROMPT, *GREEDY)[1])
+        short = self.copy_of(QWEN3, "short", max_position_embeddings=8)
+        self.assertEqual(self.tokens(short, PROMPT, *GREEDY), all_tokens[:5])
+        _, said = self.succeed(f"--model={short}", PROMPT, *GREEDY)
+        self.assertIn("ended by the model's max_position_embeddings", said)
+        self.refuse("the prompt has 8 tokens, and the model's max_position_embeddings is 8", f"--model={short}",
+                    "--tokens=1,2,3,4,5,6,7,8")
+
+    def test_goes_on_from_checkpoints(self):
+        saved, exported = self.folder / "saved", self.folder / "exported"
+        self.train(f"--save={saved}", f"--export={exported}")
+        expected = self.tokens(exported, PROMPT, *GREEDY)
+        self.assertEqual(self.tokens(saved / "step-3", PROMPT, *GREEDY), expected)
+        self.assertNotEqual(self.tokens(QWEN3, PROMPT, *GREEDY), expected)
+
+    def test_merges_adapters(self):
+        adapter, exported = self.folder / "adapter", self.folder / "exported"
+        self.train("--lora_rank=4", f"--save_adapter={adapter}", f"--export={exported}")
+        merged = self.tokens(QWEN3, f"--adapter={adapter}", PROMPT, *GREEDY)
+        self.assertEqual(merged, self.tokens(exported, PROMPT, *GREEDY))
+        self.assertNotEqual(merged, self.tokens(QWEN3, PROMPT, *GREEDY))
+
+    def test_says_what_is_wrong_with_a_model(self):
+        self.refuse("there is no nowhere/config.json", "--model=nowhere", PROMPT)
+        self.refuse("no-adapter", f"--model={QWEN3}", "--adapter=no-adapter", PROMPT)
+        empty = self.copy_of(QWEN3)
+        (empty / "model.safetensors").unlink()
+        self.refuse(str(empty), f"--model={empty}", PROMPT)
+
+    def test_says_what_is_wrong_with_a_prompt(self):
+        model = f"--model={QWEN3}"
+        self.refuse("token 128 of the prompt is outside of the model's vocabulary of 128", model, "--tokens=1,128")
+        self.refuse("token 195 of the prompt", model, "--prompt=ö")
+        self.refuse('"x" is no token', model, "--tokens=1,x")
+        self.refuse("the prompt is empty", model, "--tokens=-", given=" \n")
+        with_tokenizer = self.copy_of(QWEN3)
+        (with_tokenizer / "tokenizer.json").write_text("{}")
+        self.refuse("--encode TEXT --tokenizer", f"--model={with_tokenizer}", "--prompt=Hello")
+
+    def test_says_what_is_wrong_with_flags(self):
+        model = f"--model={QWEN3}"
+        self.refuse("--model=DIR", PROMPT, code=2)
+        self.refuse("--prompt=TEXT", model, code=2)
+        self.refuse("--top_k=-1", model, PROMPT, "--top_k=-1", code=2)
+        self.refuse("what is 5?", model, PROMPT, "5", code=2)
+        self.refuse("expected fp32 or bf16", model, PROMPT, "--precision=fp8", code=1)
+
+    def test_help_names_every_flag_of_ours(self):
+        done = self.run_program("--help")
+        flags = set(re.findall(r"^ +--(\w+) ", done.stdout, re.MULTILINE))
+        self.assertEqual(flags, {"model", "adapter", "prompt", "tokens", "max_tokens", "temperature", "top_k", "top_p",
+                                 "seed", "precision", "threads"})
+        self.assertIn("in one process", done.stdout)
+
+
+if __name__ == "__main__":
+    unittest.main()
