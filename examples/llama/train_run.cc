@@ -87,6 +87,7 @@ class TrainRun {
     FSDP_ASSIGN_OR_RETURN(config_, ParseLlamaConfig(text));
     model_.compute = Dtype();
     model_.recompute = flags_.recompute;
+    model_.seed = flags_.seed;
     model_.lora = flags_.lora;
     if (!flags_.adapter.empty()) {
       FSDP_ASSIGN_OR_RETURN(model_.lora,
@@ -182,7 +183,15 @@ class TrainRun {
                           ReadConfigText(flags_.model));
     FSDP_ASSIGN_OR_RETURN(checkpoints_, fsdp::checkpoint::Checkpointer::Open(
                                             flags_.save, ranks_, options));
-    return absl::OkStatus();
+    if (flags_.resume) return absl::OkStatus();
+    const absl::StatusOr<std::vector<int64_t>> steps = checkpoints_->Steps();
+    return Agree(!steps.ok() || steps->empty()
+                     ? steps.status()
+                     : absl::InvalidArgumentError(absl::StrCat(
+                           "--save=", flags_.save,
+                           " has checkpoints: go on from them by --resume, or "
+                           "name a new folder")),
+                 "opening the checkpoints");
   }
 
   absl::Status GoOn(int64_t step) {

@@ -51,6 +51,7 @@ absl::StatusOr<Model> MakeModel(
   FSDP_RETURN_IF_ERROR(fsdp::TorchToStatus("making the model", [&] {
     const fsdp::DeferredInit deferred;
     net = std::make_shared<CausalLmImpl>(config);
+    InitializeParameters(*net, options.seed, config.initializer_range);
     if (!options.lora.has_value()) return;
     net->to(options.compute);
     adapted = fsdp::adapters::AddLora(*net, *options.lora);

@@ -4,6 +4,7 @@
 
 #include <c10/core/ScalarType.h>
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -27,11 +28,13 @@ struct ModelOptions {
   c10::ScalarType compute = c10::kFloat;
   // Backward runs each layer again instead of keeping what it has computed.
   bool recompute = false;
+  uint64_t seed = 0;  // of its initial values
   // The base frozen, in `compute`, and adapters on it.
   std::optional<fsdp::adapters::LoraConfig> lora;
 };
 
-// With random values, which no rank has as a whole. Collective; errors are
+// With the random values of InitializeParameters(), which no rank has as a
+// whole. Collective; errors are
 // those of AddLora() and FullyShard().
 absl::StatusOr<Model> MakeModel(
     const LlamaConfig& config, const ModelOptions& options,
