@@ -23,8 +23,8 @@ CONFIG = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_s
           "intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 6, "num_key_value_heads": 2,
           "max_position_embeddings": 4096, "tie_word_embeddings": False, "rms_norm_eps": 1e-5,
           "torch_dtype": "float32"}
-ROWS = ((64, 4), (128, 8), (512, 8), (1024, 8))  # tokens, rows of all ranks
-STEPS, WARMUP = 8, 3
+ROWS = ((32, 2), (64, 4), (256, 4), (512, 4))  # tokens, rows of all ranks
+STEPS, WARMUP = 6, 3
 
 
 def run(command, environment=None):

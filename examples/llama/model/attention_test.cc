@@ -1,6 +1,7 @@
 #include "examples/llama/model/attention.h"
 
 #include <ATen/Context.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/randn.h>

@@ -1,6 +1,7 @@
 #include "examples/llama/model/chunked_loss.h"
 
 #include <ATen/OpMathType.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>

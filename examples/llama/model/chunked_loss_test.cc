@@ -1,6 +1,7 @@
 #include "examples/llama/model/chunked_loss.h"
 
 #include <ATen/Context.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/core/Reduction.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/cross_entropy_loss.h>

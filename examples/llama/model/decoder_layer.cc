@@ -1,5 +1,6 @@
 #include "examples/llama/model/decoder_layer.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/silu.h>
 
 #include <cstdint>

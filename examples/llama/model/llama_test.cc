@@ -1,6 +1,7 @@
 #include "examples/llama/model/llama.h"
 
 #include <ATen/Context.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cross_entropy_loss.h>

@@ -1,5 +1,6 @@
 // Models that transformers has made (examples/llama/testing/record_models.py),
 // and what it has computed with them.
+#include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>

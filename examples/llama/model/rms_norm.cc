@@ -1,5 +1,6 @@
 #include "examples/llama/model/rms_norm.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/mean.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/rsqrt.h>

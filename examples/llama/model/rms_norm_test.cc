@@ -1,6 +1,7 @@
 #include "examples/llama/model/rms_norm.h"
 
 #include <ATen/Context.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/randn.h>

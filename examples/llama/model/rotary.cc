@@ -1,5 +1,6 @@
 #include "examples/llama/model/rotary.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/pow.h>

@@ -1,5 +1,6 @@
 #include "examples/llama/model/rotary.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/tensor.h>

@@ -1,4 +1,5 @@
 // The model as units of FullyShard(), against the same model on one rank.
+#include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <c10/core/GradMode.h>
