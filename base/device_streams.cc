@@ -46,8 +46,9 @@ void DeviceEvent::Block(const c10::Stream& stream) const {
 // On its device: CUDA sets up GPU 0 for a thread that has chosen none.
 bool DeviceEvent::Done() const {
   if (event_.device_type() == c10::kCPU) return true;
-  c10::OptionalDeviceGuard guard;
-  if (event_.device().has_index()) guard.reset_device(event_.device());
+  const c10::Device device = event_.device();
+  if (!device.has_index()) return event_.query();  // nothing was recorded
+  const c10::DeviceGuard guard(device);
   return event_.query();
 }
 

@@ -179,6 +179,7 @@ class TrainRun {
     if (flags_.save.empty()) return absl::OkStatus();
     fsdp::checkpoint::CheckpointerOptions options;
     if (flags_.keep_last > 0) options.keep_last = flags_.keep_last;
+    options.texts = TextsBeside(flags_.model);
     FSDP_ASSIGN_OR_RETURN(options.texts["config.json"],
                           ReadConfigText(flags_.model));
     FSDP_ASSIGN_OR_RETURN(checkpoints_, fsdp::checkpoint::Checkpointer::Open(

@@ -33,6 +33,8 @@ constexpr const char* kBesides[] = {"tokenizer.json",
                                     "generation_config.json",
                                     "chat_template.jinja"};
 
+}  // namespace
+
 std::map<std::string, std::string> TextsBeside(const std::string& base) {
   std::map<std::string, std::string> texts;
   for (const char* const name : kBesides) {
@@ -42,8 +44,6 @@ std::map<std::string, std::string> TextsBeside(const std::string& base) {
   }
   return texts;
 }
-
-}  // namespace
 
 absl::StatusOr<std::string> WithDtype(const std::string& config,
                                       c10::ScalarType dtype) {

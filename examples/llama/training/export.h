@@ -4,6 +4,7 @@
 
 #include <c10/core/ScalarType.h>
 
+#include <map>
 #include <string>
 
 #include "absl/status/status.h"
@@ -12,9 +13,13 @@
 
 namespace llama {
 
-// A new folder: the model in `dtype`, with config.json and what else the folder
-// `base` has besides weights: the tokenizer, above all. Adapters are merged
-// into the model, which has them merged from then on. Collective.
+// The files beside the weights in the folder `base` that others need to use the
+// model, by name: the tokenizer's, above all. Those that there are.
+std::map<std::string, std::string> TextsBeside(const std::string& base);
+
+// A new folder: the model in `dtype`, with config.json and TextsBeside(base).
+// Adapters are merged into the model, which has them merged from then on.
+// Collective.
 absl::Status ExportTrained(const std::string& folder, const std::string& base,
                            c10::ScalarType dtype, Model& model,
                            bool has_adapters);
