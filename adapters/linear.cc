@@ -57,7 +57,7 @@ void LinearImpl::Merge() {
 
 void AddProduct(const at::Tensor& weight, const at::Tensor& a,
                 const at::Tensor& b, double scale) {
-  weight.add_((at::matmul(b, a) * scale).to(weight.scalar_type()));
+  weight.add_(at::matmul(b, a) * scale);
 }
 
 }  // namespace fsdp::adapters

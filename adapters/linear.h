@@ -61,8 +61,8 @@ class LinearImpl : public torch::nn::LinearImpl {
 };
 TORCH_MODULE(Linear);
 
-// weight += scale * b a, the product in the factors' dtype, cast to the
-// weight's before it is added, as PEFT does.
+// weight += scale * b a, the product in the factors' dtype, and rounded once to
+// the weight's, as PEFT's merge_and_unload() does.
 void AddProduct(const at::Tensor& weight, const at::Tensor& a,
                 const at::Tensor& b, double scale);
 

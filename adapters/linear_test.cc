@@ -29,5 +29,14 @@ TEST(LinearTest, AddsTheBiasBeforeItRounds) {
   }
 }
 
+// In bfloat16 the product would be 2^-8, and 1 + 2^-8, in the middle of two
+// values, the even one: 1.
+TEST(LinearTest, AProductIsRoundedOnceWhenItIsAdded) {
+  const at::Tensor weight = at::ones({1, 1}, at::kBFloat16);
+  const at::Tensor factor = at::ones({1, 1});
+  AddProduct(weight, factor, factor * (1.0 / 256 + 1.0 / 131072), /*scale=*/1);
+  EXPECT_EQ(weight.item<float>(), 1 + 1.0f / 128);
+}
+
 }  // namespace
 }  // namespace fsdp::adapters
